@@ -1,0 +1,121 @@
+// The cache: one SQLite file of compiled artifacts, measurements and winners.
+//
+// Never in the way: when the file cannot be read, locked, written, or is newer than this program,
+// every call degrades to "nothing found" or "not stored", status() says why in one sentence, and no
+// call throws. Thread-safe; any number of processes may use one file at once. A connection is never
+// carried across fork(): the child sees a degraded cache that reopens on first use.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace wyvern {
+
+/// A compiled kernel as stored: opaque code and a JSON text that describes it.
+struct ArtifactRow {
+  std::string key;          ///< primary key: SHA-256 of all that the code depends on
+  std::string template_id;  ///< "fwd_h.portable"
+  std::string target;       ///< "sm_90a"
+  std::string config;       ///< "BT=64,num_warps=4"
+  std::string metadata;     ///< JSON: constants, entry point, resources
+  std::string code;         ///< blob; its SHA-256 is stored beside it and checked on load
+  double compile_ms = 0;
+  std::string created;      ///< UTC, ISO 8601; filled in by the cache
+};
+
+/// One (template, config) measured for a problem on a device. Unique by the first four.
+struct MeasurementRow {
+  std::int64_t id = 0;      ///< filled in by the cache
+  std::string device;       ///< device key: model and the figures that make it what it is
+  std::string problem;      ///< problem key
+  std::string template_id;
+  std::string config;
+  std::string artifact_key;
+  std::string driver;       ///< driver version; another one makes the row stale, not absent
+  std::string status;       ///< "ok", "wrong", "crashed", "timeout", "rejected", "illegal", "failed"
+  std::string detail;       ///< one sentence for a status other than "ok"
+  std::vector<double> samples_us;
+  double median_us = 0;
+  double error = 0;         ///< largest rms(x - ref) / rms(ref) over the outputs, of its check
+  std::string created;
+};
+
+/// The best known plan of a problem on a device, derived from its measurements.
+struct WinnerRow {
+  std::int64_t id = 0;
+  std::string device;
+  std::string family;      ///< problem key less its buckets
+  std::int64_t tokens = 0;     ///< bucket of T
+  std::int64_t sequences = 0;  ///< bucket of the number of sequences
+  std::string plan;        ///< JSON: [{"template": id, "config": "..."}...], in order
+  double median_us = 0;    ///< the whole operator, measured
+  double default_us = 0;   ///< the default config in the same run
+  std::string driver;
+  std::string created;
+};
+
+struct CacheStats {
+  std::int64_t artifacts = 0, measurements = 0, winners = 0;
+  std::int64_t code_bytes = 0;  ///< sum of blob sizes
+  std::int64_t file_bytes = 0;
+};
+
+class Cache {
+ public:
+  /// $WYVERN_CACHE_DIR, else $XDG_CACHE_HOME/wyvern, else ~/.cache/wyvern; empty if none is set.
+  static std::filesystem::path default_directory();
+
+  /// Opens (creating directory, mode 0700, and file as needed) `directory`/wyvern.db.
+  explicit Cache(std::filesystem::path directory = default_directory());
+  ~Cache();
+  Cache(const Cache&) = delete;
+  Cache& operator=(const Cache&) = delete;
+
+  std::filesystem::path file() const;
+  /// Empty while the cache works in full; else one sentence: what is wrong, what still works, and
+  /// the mend.
+  std::string status() const;
+  /// Called once, on the first degradation, from the thread that met it. Default: a line on stderr.
+  void on_degraded(std::function<void(const std::string&)> report);
+
+  std::optional<ArtifactRow> find_artifact(std::string_view key) const;
+  /// False when it was not stored. An existing row with the key is replaced.
+  bool store_artifact(const ArtifactRow& row);
+
+  /// By device, problem, template and config; a row of another driver is returned too (compare).
+  std::optional<MeasurementRow> find_measurement(std::string_view device, std::string_view problem,
+                                                 std::string_view template_id,
+                                                 std::string_view config) const;
+  bool store_measurement(const MeasurementRow& row);
+  std::vector<MeasurementRow> measurements(std::string_view device, std::string_view problem) const;
+
+  /// The winner with exactly these buckets.
+  std::optional<WinnerRow> find_winner(std::string_view device, std::string_view family,
+                                       std::int64_t tokens, std::int64_t sequences) const;
+  /// The winner of the same family whose buckets are nearest (sum of |log2| distances; ties: the
+  /// fewer tokens, then the fewer sequences).
+  std::optional<WinnerRow> nearest_winner(std::string_view device, std::string_view family,
+                                          std::int64_t tokens, std::int64_t sequences) const;
+  bool store_winner(const WinnerRow& row);
+
+  /// Everything, newest first; artifacts without their code.
+  std::vector<ArtifactRow> list_artifacts() const;
+  std::vector<MeasurementRow> list_measurements() const;
+  std::vector<WinnerRow> list_winners() const;
+
+  CacheStats stats() const;
+  /// Deletes every row and gives the space back; false when it could not.
+  bool clear();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace wyvern

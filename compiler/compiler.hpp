@@ -1,0 +1,110 @@
+// Template + constants + config + target -> loadable code.
+//
+// CUDA goes through NVRTC (libnvrtc opened on first use) to a cubin for a real architecture; the CPU
+// goes through Clang and LLVM in a plugin opened on first use to a shared object. Everything here is
+// thread-safe; compile() may be called from many threads at once.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "templates/template.hpp"
+
+namespace wyvern {
+
+/// What code is made for.
+struct Target {
+  DeviceKind device = DeviceKind::cpu;
+  std::string arch;      ///< "sm_90a"; on a CPU LLVM's name of it, e.g. "sapphirerapids"
+  std::string features;  ///< CPU: LLVM's "+avx2,-avx512f,..."; empty on CUDA
+  Limits limits;
+
+  /// "sm_90a", or "cpu-<arch>-<short hash of the features>".
+  std::string name() const;
+};
+
+/// The target of a CUDA architecture "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100a", ...;
+/// needs no GPU and no NVRTC. Throws Error(kBadInput) that lists the known ones.
+Target cuda_target(std::string_view arch);
+
+/// The processor this program runs on. Does not open the plugin.
+Target host_target();
+
+/// Parses "sm_*" or "native-cpu".
+Target parse_target(std::string_view text);
+
+/// What the compiler says a kernel takes.
+struct Resources {
+  int registers = 0;              ///< per thread (CUDA)
+  std::int64_t shared_bytes = 0;  ///< static shared memory per block (CUDA)
+  std::int64_t stack_bytes = 0;   ///< local memory per thread
+  std::int64_t spill_bytes = 0;   ///< spill stores plus spill loads
+  std::int64_t code_bytes = 0;
+};
+
+/// Compiled code and what it is. A plain value.
+struct Artifact {
+  std::string key;           ///< SHA-256 hex of everything the code depends on
+  std::string template_id;
+  std::string constants;     ///< Values::to_string()
+  std::string config;        ///< Values::to_string()
+  std::string target;        ///< Target::name()
+  std::string entry;         ///< symbol of the entry point inside `code`
+  std::string code;          ///< cubin, or the bytes of a shared object
+  Resources resources;
+  double compile_ms = 0;
+};
+
+struct CompileRequest {
+  const Template* source_template = nullptr;  ///< not owned; from all_templates()
+  Values constants;
+  Config config;
+  Target target;
+};
+
+/// The artifact key of a request: SHA-256 over the specialized source, the config, the target, the
+/// compiler's name and version, its options and the entry point. Compiles nothing, but asks the
+/// compiler for its version, so it throws Error(kUnavailable) where there is none.
+std::string artifact_key(const CompileRequest& request);
+
+/// Compiles. Throws Error(kCompile) with template, config and the compiler's message, or
+/// Error(kUnavailable) that says which library is missing and how to get it.
+Artifact compile(const CompileRequest& request);
+
+/// Compiles many in parallel on up to `jobs` threads (0: as many as there are cores). The result at
+/// i belongs to requests[i]; `done`, if given, is called after each, from one thread at a time.
+/// The first Error is thrown after all have ended.
+std::vector<Artifact> compile_all(std::span<const CompileRequest> requests, unsigned jobs = 0,
+                                  const std::function<void(std::size_t)>& done = {});
+
+enum class Emit : std::uint8_t { source, ptx, cubin, llvm_ir, assembly, object };
+/// "source", "ptx", "cubin", "llvm-ir", "asm", "object".
+std::string_view to_string(Emit emit) noexcept;
+
+struct Emitted {
+  std::string text;     ///< what was asked for
+  Resources resources;  ///< of the compiled kernel; zeros for Emit::source
+  double compile_ms = 0;
+};
+
+/// One stage of the compilation, for people to read. CUDA: source, ptx, cubin, asm (the PTX is not
+/// machine code, so asm is legal on a CPU only); CPU: source, llvm-ir, asm, object. Throws
+/// Error(kBadInput) for a pair that does not exist, naming what does.
+Emitted emit(const CompileRequest& request, Emit what);
+
+/// Whether a compiler for this kind of device can be opened here: empty if so, else one sentence
+/// that names what is missing and the mend.
+std::string compiler_problem(DeviceKind device);
+
+/// "NVRTC 13.0.88", "LLVM 19.1.7"; throws Error(kUnavailable) like artifact_key().
+std::string compiler_version(DeviceKind device);
+
+/// SHA-256 of `bytes` as 64 hexadecimal digits.
+std::string sha256_hex(std::string_view bytes);
+
+}  // namespace wyvern

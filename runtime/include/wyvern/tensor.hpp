@@ -1,0 +1,45 @@
+// A view of a tensor that somebody else owns.
+#pragma once
+
+#include <wyvern/dtype.hpp>
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+
+namespace wyvern {
+
+inline constexpr int kMaxRank = 5;
+
+/// Pointer, dtype, shape and strides; owns nothing. Fields follow DLPack's DLTensor: strides count
+/// elements, and the pointer is on the device the operator was prepared for. Wyvern asks for
+/// contiguous tensors (row-major strides; a dimension of size 1 may have any) aligned to 16 bytes.
+struct TensorView {
+  void* data = nullptr;  ///< null: the tensor is absent
+  DType dtype = DType::fp32;
+  int rank = 0;
+  std::array<std::int64_t, kMaxRank> shape{};
+  std::array<std::int64_t, kMaxRank> strides{};
+
+  TensorView() = default;
+  /// A contiguous tensor.
+  TensorView(void* pointer, DType type, std::initializer_list<std::int64_t> dims)
+      : data(pointer), dtype(type), rank(static_cast<int>(dims.size())) {
+    int i = 0;
+    for (const std::int64_t dim : dims) shape[static_cast<std::size_t>(i++)] = dim;
+    std::int64_t stride = 1;
+    for (i = rank - 1; i >= 0; --i) {
+      strides[static_cast<std::size_t>(i)] = stride;
+      stride *= shape[static_cast<std::size_t>(i)];
+    }
+  }
+
+  bool present() const noexcept { return data != nullptr; }
+  std::int64_t elements() const noexcept {
+    std::int64_t count = 1;
+    for (int i = 0; i < rank; ++i) count *= shape[static_cast<std::size_t>(i)];
+    return count;
+  }
+};
+
+}  // namespace wyvern

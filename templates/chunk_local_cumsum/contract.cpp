@@ -1,0 +1,26 @@
+#include "templates/template.hpp"
+
+namespace wyvern::chunk_local_cumsum {
+namespace {
+
+/// What every variant shares.
+Template stage() {
+  Template t;
+  t.name = "chunk_local_cumsum";
+  t.stages = {"chunk_local_cumsum"};
+  t.summary = "Running sum of the log decay inside each chunk.";
+  t.arguments = {
+      {"g", Access::in, "G_DTYPE", {"B", "T", "HV"}, ""},
+      {"seq_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
+      {"chunk_index", Access::in, "int32", {"NT", "2"}, "VARLEN"},
+      {"G", Access::out, "fp32", {"B", "T", "HV"}, ""},
+  };
+  t.constants = {"G_DTYPE", "HV", "VARLEN"};
+  return t;
+}
+
+}  // namespace
+
+std::vector<Template> contract() { return {}; }
+
+}  // namespace wyvern::chunk_local_cumsum

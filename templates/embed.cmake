@@ -1,0 +1,48 @@
+# Writes OUTPUT: the text of every file of SOURCES and a call of every folder's contract().
+# A string literal may be limited to 64 KiB, so a text is split into adjacent raw literals.
+string(REPLACE "," ";" sources "${SOURCES}")
+string(REPLACE "," ";" contracts "${CONTRACTS}")
+set(declarations "")
+set(calls "")
+foreach(contract ${contracts})
+  get_filename_component(folder ${contract} DIRECTORY)
+  string(APPEND declarations "namespace ${folder} { std::vector<Template> contract(); }\n")
+  string(APPEND calls "  for (Template& t : ${folder}::contract()) all.push_back(std::move(t));\n")
+endforeach()
+set(entries "")
+foreach(source ${sources})
+  file(READ ${ROOT}/${source} text)
+  string(LENGTH "${text}" length)
+  set(literals "")
+  set(start 0)
+  while(start LESS length)
+    string(SUBSTRING "${text}" ${start} 8000 piece)
+    string(APPEND literals "R\"wyvern(${piece})wyvern\"\n")
+    math(EXPR start "${start} + 8000")
+  endwhile()
+  string(APPEND entries "    {\"${source}\",\n${literals}},\n")
+endforeach()
+file(WRITE ${OUTPUT}
+"// Generated from templates/ by embed.cmake.
+#include \"templates/embedded.hpp\"
+
+#include <array>
+
+namespace wyvern {
+${declarations}
+namespace detail {
+
+std::span<const EmbeddedSource> embedded_sources() {
+  static constexpr auto kSources = std::to_array<EmbeddedSource>({
+${entries}  });
+  return kSources;
+}
+
+std::vector<Template> collect_templates() {
+  std::vector<Template> all;
+${calls}  return all;
+}
+
+}  // namespace detail
+}  // namespace wyvern
+")

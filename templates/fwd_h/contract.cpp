@@ -1,0 +1,32 @@
+#include "templates/template.hpp"
+
+namespace wyvern::fwd_h {
+namespace {
+
+/// What every variant shares.
+Template stage() {
+  Template t;
+  t.name = "fwd_h";
+  t.stages = {"fwd_h"};
+  t.summary = "The state scan: every chunk's entering state, V' = U - W S, and the final state.";
+  t.arguments = {
+      {"k", Access::in, "DTYPE", {"B", "T", "H", "K"}, ""},
+      {"w", Access::in, "DTYPE", {"B", "T", "HV", "K"}, ""},
+      {"u", Access::in, "DTYPE", {"B", "T", "HV", "V"}, ""},
+      {"G", Access::in, "fp32", {"B", "T", "HV"}, ""},
+      {"initial_state", Access::in, "STATE_DTYPE", {"N", "HV", "STATE_ROWS", "STATE_COLS"}, "INITIAL_STATE"},
+      {"seq_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
+      {"chunk_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
+      {"h", Access::out, "DTYPE", {"NT", "HV", "K", "V"}, ""},
+      {"v_new", Access::out, "DTYPE", {"B", "T", "HV", "V"}, ""},
+      {"final_state", Access::out, "fp32", {"N", "HV", "STATE_ROWS", "STATE_COLS"}, "FINAL_STATE"},
+  };
+  t.constants = {"DTYPE", "STATE_DTYPE", "H", "HV", "K", "V", "VARLEN", "INITIAL_STATE", "FINAL_STATE", "STATE_V_FIRST"};
+  return t;
+}
+
+}  // namespace
+
+std::vector<Template> contract() { return {}; }
+
+}  // namespace wyvern::fwd_h

@@ -1,0 +1,31 @@
+#include "templates/template.hpp"
+
+namespace wyvern::recompute_w_u {
+namespace {
+
+/// What every variant shares.
+Template stage() {
+  Template t;
+  t.name = "recompute_w_u";
+  t.stages = {"recompute_w_u"};
+  t.summary = "W = Tinv diag(beta) (exp(G) K) and U = Tinv diag(beta) V, per chunk.";
+  t.arguments = {
+      {"k", Access::in, "DTYPE", {"B", "T", "H", "K"}, ""},
+      {"v", Access::in, "DTYPE", {"B", "T", "HV", "V"}, ""},
+      {"beta", Access::in, "BETA_DTYPE", {"B", "T", "HV"}, ""},
+      {"Tinv", Access::in, "DTYPE", {"B", "T", "HV", "BT"}, ""},
+      {"G", Access::in, "fp32", {"B", "T", "HV"}, ""},
+      {"seq_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
+      {"chunk_index", Access::in, "int32", {"NT", "2"}, "VARLEN"},
+      {"w", Access::out, "DTYPE", {"B", "T", "HV", "K"}, ""},
+      {"u", Access::out, "DTYPE", {"B", "T", "HV", "V"}, ""},
+  };
+  t.constants = {"DTYPE", "BETA_DTYPE", "H", "HV", "K", "V", "VARLEN", "BETA_SIGMOID", "NEG_EIGVAL"};
+  return t;
+}
+
+}  // namespace
+
+std::vector<Template> contract() { return {}; }
+
+}  // namespace wyvern::recompute_w_u
