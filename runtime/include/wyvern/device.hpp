@@ -1,0 +1,65 @@
+// Devices: what is there, memory on it, waiting for it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace wyvern {
+
+/// A CUstream (null: the default stream). Ignored on the CPU, where every call is synchronous.
+using Stream = void*;
+
+struct DeviceInfo {
+  std::string name;    ///< "cpu", "cuda:0"
+  bool cuda = false;
+  std::string model;   ///< "NVIDIA H200", or the processor's name
+  std::string arch;    ///< "sm_90a", or "sapphirerapids"
+  std::string key;     ///< what measurements are kept under: model, units, clocks, memory
+  std::string driver;  ///< "13.0 (580.159)"; the compiler's version on the CPU
+  int units = 0;       ///< multiprocessors, or threads used
+  std::int64_t memory_bytes = 0;
+  double clock_ghz = 0;      ///< boost clock
+  double peak_bytes_per_s = 0;  ///< of device memory by its clock and width; 0: unknown
+  std::string problem;       ///< empty when usable, else one sentence with the mend
+};
+
+/// Every device of the machine, the CPU first. Never throws: a device or driver that is there but
+/// cannot be used is listed with its problem.
+std::vector<DeviceInfo> list_devices();
+
+class DeviceImpl;
+
+/// A device of this process. A cheap handle; copies share. Thread-safe. The CUDA side uses the
+/// device's primary context, the one PyTorch and the CUDA runtime use.
+class Device {
+ public:
+  /// "cpu" or "cuda:N"; throws Error(kBadInput) for another spelling and Error(kUnavailable) when
+  /// the device or its driver is missing.
+  static Device open(std::string_view name);
+  /// The first usable GPU, else the CPU.
+  static Device best();
+
+  const DeviceInfo& info() const;
+
+  /// Uninitialized memory, aligned to 256 bytes. Throws Error(kUnavailable) when there is too little.
+  std::shared_ptr<void> allocate(std::size_t bytes) const;
+  /// Synchronous copies between host and device memory.
+  void copy_in(void* device, const void* host, std::size_t bytes) const;
+  void copy_out(void* host, const void* device, std::size_t bytes) const;
+  /// Fills with a byte, ordered after `stream`.
+  void fill(void* device, unsigned char byte, std::size_t bytes, Stream stream = nullptr) const;
+  /// Waits for all work of the stream; throws Error(kUnavailable) when the device reports a fault.
+  void synchronize(Stream stream = nullptr) const;
+
+  DeviceImpl& impl() const { return *impl_; }
+  explicit Device(std::shared_ptr<DeviceImpl> impl) : impl_(std::move(impl)) {}
+
+ private:
+  std::shared_ptr<DeviceImpl> impl_;
+};
+
+}  // namespace wyvern

@@ -1,0 +1,83 @@
+// What to compute: operator, pass, shapes, dtypes and options.
+#pragma once
+
+#include <wyvern/dtype.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace wyvern {
+
+enum class Pass : std::uint8_t { forward };
+std::string_view to_string(Pass pass) noexcept;
+
+/// One operator at one shape. A plain value; validate() says whether it is legal.
+///
+/// Shapes: q, k [B,T,H,K]; v, o [B,T,HV,V]; beta, g [B,T,HV]; states [N,HV,K,V]. A packed batch has
+/// B = 1, T the sum of all lengths, and cu_seqlens [N+1]; else N = B.
+struct Problem {
+  std::string op = "gated_delta_rule";
+  Pass pass = Pass::forward;
+
+  std::int64_t B = 1, T = 0, H = 1, HV = 1, K = 128, V = 128;
+  std::int64_t N = 1;
+  bool packed = false;
+
+  DType dtype = DType::bf16;           ///< of q, k, v and o: bf16, fp16 or fp32
+  DType beta_dtype = DType::bf16;      ///< as dtype, or fp32
+  DType g_dtype = DType::fp32;         ///< as dtype, or fp32
+  DType state_dtype = DType::fp32;     ///< of initial_state: fp32 or bf16; final_state is fp32
+  DType seqlens_dtype = DType::int32;  ///< int32 or int64
+
+  std::optional<float> scale;           ///< factor on o; default K^-0.5
+  std::optional<Precision> precision;   ///< floor for fp32 products; default_precision() if unset
+  std::optional<float> lower_bound;     ///< of the gate; legal for kda
+  bool use_qk_l2norm = false;           ///< q, k <- x / sqrt(sum x^2 + 1e-6)
+  bool use_gate_in_kernel = false;      ///< g <- -exp(A_log) softplus(g + dt_bias)
+  bool has_dt_bias = false;             ///< dt_bias is given
+  bool use_beta_sigmoid = false;        ///< beta <- sigmoid(beta)
+  bool allow_neg_eigval = false;        ///< beta <- 2 sigmoid(beta); needs use_beta_sigmoid
+  bool initial_state = false;           ///< an initial state is given, else zero
+  bool output_final_state = false;      ///< the final state is wanted
+  bool state_v_first = false;           ///< states are [N,HV,V,K]
+};
+
+/// The floor that holds when a problem names none: tf32x3 for fp32 inputs, tf32 for 16-bit ones.
+Precision default_precision(DType dtype) noexcept;
+Precision precision_floor(const Problem& problem) noexcept;
+float scale_of(const Problem& problem) noexcept;
+
+/// Throws Error(kBadInput) that names the first wrong field, its value and what is legal.
+void validate(const Problem& problem);
+
+/// Throws Error(kBadInput) unless `cu_seqlens` has N + 1 entries, starts at 0, never decreases and
+/// ends at T; the message names the entry.
+void validate_seqlens(const Problem& problem, std::span<const std::int64_t> cu_seqlens);
+
+/// The key under which winners are kept: everything a plan may depend on but the buckets, and the
+/// buckets: powers of two at or above B*T and N (0 stays 0).
+struct ProblemKey {
+  std::string family;
+  std::int64_t tokens = 0, sequences = 0;
+  /// "family/tokens=8192/sequences=1"
+  std::string to_string() const;
+};
+ProblemKey problem_key(const Problem& problem);
+
+/// A model's shape, spec section 7. B, T and N are left at their defaults.
+struct Preset {
+  std::string_view name, op;
+  std::int64_t H, HV, K, V;
+};
+std::span<const Preset> presets();
+/// Throws Error(kBadInput) that lists the known names.
+const Preset& find_preset(std::string_view name);
+
+/// The operators of this build.
+std::span<const std::string_view> operators();
+
+}  // namespace wyvern

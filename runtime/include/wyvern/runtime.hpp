@@ -1,0 +1,156 @@
+// The runtime: problem in, prepared operator out, launches that allocate and lock nothing.
+//
+//   wyvern::Runtime runtime;
+//   wyvern::Operator op = runtime.prepare(wyvern::Device::open("cuda:0"), problem);
+//   auto workspace = device.allocate(op.workspace_bytes());
+//   op.launch(arguments, workspace.get(), stream);
+#pragma once
+
+#include <wyvern/config.hpp>
+#include <wyvern/device.hpp>
+#include <wyvern/error.hpp>
+#include <wyvern/problem.hpp>
+#include <wyvern/tensor.hpp>
+
+#include <cstddef>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace wyvern {
+
+class Cache;
+
+/// One kernel of a plan: a template and values for all its tunables.
+struct PlanStep {
+  std::string template_id;
+  Config config;
+  bool operator==(const PlanStep&) const = default;
+};
+
+/// The templates that carry out one operator pass, in order.
+using Plan = std::vector<PlanStep>;
+
+/// Where a prepared operator's plan came from.
+enum class Origin : std::uint8_t {
+  exact,     ///< the winner tuned for this problem key
+  nearest,   ///< the winner of the same family with the nearest token and sequence buckets
+  fallback,  ///< nothing tuned: the templates' default configs
+  given,     ///< the caller named the plan
+};
+/// "exact", "nearest", "default", "given".
+std::string_view to_string(Origin origin) noexcept;
+
+struct PlanChoice {
+  Plan plan;
+  Origin origin = Origin::fallback;
+};
+
+/// Answers "which plan for this problem on this device?". The cache is the usual one; a tuner that
+/// tunes on a miss is another. Implementations are thread-safe and return nothing when they have
+/// no answer; they do not throw.
+class PlanSource {
+ public:
+  virtual ~PlanSource() = default;
+  virtual std::optional<PlanChoice> find(const DeviceInfo& device, const ProblemKey& key) = 0;
+};
+
+/// The tensors of a launch, named as in the specification. A default-constructed view is an absent
+/// tensor. All pointers are on the operator's device and stay valid until the work is done.
+struct Arguments {
+  TensorView q, k;           ///< [B,T,H,K]
+  TensorView v;              ///< [B,T,HV,V]
+  TensorView beta, g;        ///< [B,T,HV]
+  TensorView initial_state;  ///< [N,HV,K,V], or [N,HV,V,K] with state_v_first
+  TensorView cu_seqlens;     ///< [N+1], packed batches
+  TensorView A_log, dt_bias; ///< [HV] fp32, with use_gate_in_kernel
+  TensorView o;              ///< out, [B,T,HV,V]
+  TensorView final_state;    ///< out, as initial_state, fp32
+
+  /// Optional host copy of cu_seqlens (N + 1 entries): checked in full before the launch. Without it a
+  /// device-resident cu_seqlens is clamped into [0, T] on the device, so that a bad one cannot make
+  /// a kernel read or write out of bounds; on the CPU cu_seqlens itself is always checked.
+  std::span<const std::int64_t> cu_seqlens_host;
+};
+
+class OperatorImpl;
+
+/// A prepared operator: compiled, loaded, ready. Immutable; copies share; thread-safe.
+class Operator {
+ public:
+  const Problem& problem() const;
+  const Plan& plan() const;
+  Origin origin() const;
+  /// Bytes a launch needs; the memory's content does not matter and need not outlive the launch.
+  std::size_t workspace_bytes() const;
+
+  /// Enqueues the pass on `stream` (runs it, on the CPU). `workspace` is aligned to 256 bytes, not
+  /// shared with a launch in flight, and may be null when workspace_bytes() is 0. Allocates nothing,
+  /// takes no lock, synchronizes nothing; legal inside CUDA graph capture. Throws Error(kBadInput)
+  /// that names a wrong tensor before anything is launched.
+  void launch(const Arguments& arguments, void* workspace, Stream stream = nullptr) const;
+
+  const OperatorImpl& impl() const { return *impl_; }
+  explicit Operator(std::shared_ptr<const OperatorImpl> impl) : impl_(std::move(impl)) {}
+
+ private:
+  std::shared_ptr<const OperatorImpl> impl_;
+};
+
+/// A stage of the specification on its own: one template, its tensors by their contract's names.
+class Stage {
+ public:
+  const PlanStep& step() const;
+  /// `tensors[i]` is the i-th argument of the template's contract (absent optional ones default).
+  /// Same promises as Operator::launch.
+  void launch(std::span<const TensorView> tensors, Stream stream = nullptr) const;
+
+  explicit Stage(std::shared_ptr<const OperatorImpl> impl) : impl_(std::move(impl)) {}
+
+ private:
+  std::shared_ptr<const OperatorImpl> impl_;
+};
+
+struct RuntimeOptions {
+  /// Null: the cache in its default directory. Give a Cache over another directory to use that.
+  std::shared_ptr<Cache> cache;
+  /// Null: winners from the cache.
+  std::shared_ptr<PlanSource> plans;
+  /// Threads that compile one plan's kernels; 0: one per core.
+  unsigned compile_jobs = 0;
+};
+
+/// Finds plans, compiles, loads. Thread-safe; keeps each loaded kernel for its own lifetime.
+class Runtime {
+ public:
+  explicit Runtime(RuntimeOptions options = {});
+  ~Runtime();
+
+  /// The operator for this problem by the best plan known. Compiles what the cache does not hold:
+  /// milliseconds to seconds the first time, microseconds when all is loaded. Throws Error.
+  Operator prepare(const Device& device, const Problem& problem);
+  /// The same by a given plan. Throws Error(kBadInput) when the plan does not carry out the problem
+  /// or a config is illegal on the device.
+  Operator prepare(const Device& device, const Problem& problem, const Plan& plan);
+
+  /// One template on its own. `constants` holds every constant its contract names and those its
+  /// shapes use (H, HV, K, V); `problem` gives B, T, N, packed, scale and the gate floor is -inf.
+  Stage prepare_stage(const Device& device, const PlanStep& step, const Problem& problem);
+
+  /// How many kernels were compiled by this runtime (not found loaded or in the cache).
+  std::int64_t compiled() const;
+  Cache& cache();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Every plan that carries out the problem on the device with chunk size BT, each step with its
+/// default config: all ways to cover the operator's stages by templates of the build.
+std::vector<Plan> plans(const Device& device, const Problem& problem, std::int64_t BT);
+
+}  // namespace wyvern
