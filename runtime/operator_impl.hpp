@@ -1,0 +1,73 @@
+// A prepared plan: kernels, launch geometry and where every kernel's pointers come from.
+#pragma once
+
+#include <wyvern/runtime.hpp>
+
+#include <array>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/device_impl.hpp"
+#include "templates/template.hpp"
+
+namespace wyvern {
+
+inline constexpr std::size_t kMaxArguments = 16;
+
+/// Where one pointer of a kernel comes from.
+struct Binding {
+  enum class From : std::uint8_t { absent, caller, workspace };
+  From from = From::absent;
+  std::size_t index = 0;  ///< caller: index among the caller's tensors; workspace: byte offset
+};
+
+/// One kernel of the plan, ready to launch.
+struct BoundStep {
+  const Template* source_template = nullptr;
+  PlanStep step;
+  Values constants;
+  std::string artifact_key;
+  Resources resources;
+  Geometry geometry;
+  Extents extents;
+  std::size_t argument_count = 0;
+  std::array<Binding, kMaxArguments> bindings{};
+  std::shared_ptr<const Kernel> kernel;
+};
+
+/// What a caller's tensor must be.
+struct ExpectedTensor {
+  std::string name;
+  DType dtype = DType::fp32;
+  int rank = 0;
+  std::array<std::int64_t, kMaxRank> shape{};
+  bool present = false;  ///< the problem asks for it
+};
+
+/// Immutable once built; shared by the copies of an Operator or Stage.
+class OperatorImpl {
+ public:
+  Device device;
+  Problem problem;
+  Plan plan;
+  Origin origin = Origin::fallback;
+  std::vector<BoundStep> steps;
+  std::vector<ExpectedTensor> expected;  ///< the caller's tensors, in binding order
+  std::size_t workspace_bytes = 0;
+
+  explicit OperatorImpl(Device on) : device(std::move(on)) {}
+
+  /// Throws Error(kBadInput) for the first of the caller's tensors that is not what is expected.
+  void check(std::span<const TensorView> tensors, const void* workspace) const;
+  /// Enqueues steps [first, last) without checks.
+  void enqueue(std::span<const TensorView> tensors, void* workspace, Stream stream,
+               std::size_t first, std::size_t last) const;
+};
+
+/// The fields of Arguments in binding order.
+inline constexpr std::size_t kOperatorTensors = 11;
+std::array<TensorView, kOperatorTensors> tensors_of(const Arguments& arguments);
+std::span<const std::string_view> operator_tensor_names();
+
+}  // namespace wyvern

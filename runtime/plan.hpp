@@ -1,0 +1,61 @@
+// Operators as sequences of stages, and plans: ways to cover those stages by templates.
+#pragma once
+
+#include <wyvern/problem.hpp>
+#include <wyvern/runtime.hpp>
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "templates/template.hpp"
+
+namespace wyvern {
+
+/// One use of a stage by an operator. Tensors are connected by logical name: an argument is known
+/// by its contract's name unless `rename` gives another, and a name written again (q by l2norm)
+/// stands for the newer tensor from then on.
+struct StageUse {
+  std::string stage;
+  std::map<std::string, std::string, std::less<>> rename;  ///< contract's name -> logical name
+  Values constants;  ///< where this use differs from the problem's constants
+};
+
+/// The stages of the problem's operator and pass, in order; those its options leave out are absent.
+std::vector<StageUse> stage_uses(const Problem& problem);
+
+/// Every constant of spec and shapes that the problem sets (templates/README.md lists them).
+Values problem_constants(const Problem& problem);
+
+/// The constants of one step: the problem's, with what its stage uses override.
+Values step_constants(const Problem& problem, std::span<const StageUse> covered);
+
+/// The templates for `device` whose stages are exactly uses[first], uses[first + 1], ...
+std::vector<const Template*> covers(std::span<const StageUse> uses, std::size_t first,
+                                    DeviceKind device);
+
+/// Which uses each step of the plan covers: step i starts at result[i]; result.back() is the number
+/// of uses. Throws Error(kBadInput) when the templates do not carry out the problem in order.
+std::vector<std::size_t> match(std::span<const StageUse> uses, const Plan& plan);
+
+/// All ways to cover the problem's stages on a target with this BT, default configs; fewest kernels
+/// first. Empty when some stage has no legal config.
+std::vector<Plan> enumerate_plans(const Problem& problem, const Target& target, std::int64_t BT);
+
+/// The plan for an untuned problem: the first of enumerate_plans for the preferred chunk size.
+/// Throws Error(kUnavailable) when there is none for any chunk size.
+Plan default_plan(const Problem& problem, const Target& target);
+
+/// Chunk sizes the templates of the build offer, preferred first.
+std::span<const std::int64_t> chunk_sizes();
+
+/// The plan's one BT.
+std::int64_t chunk_size(const Plan& plan);
+
+/// JSON text [{"template": id, "config": "BT=64,..."}...] and back; parsing gives nothing for a
+/// text that is not a plan of this build's templates.
+std::string plan_to_json(const Plan& plan);
+std::optional<Plan> plan_from_json(std::string_view text);
+
+}  // namespace wyvern
