@@ -5,6 +5,8 @@
 #include <wyvern/runtime.hpp>
 
 #include <map>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,7 +30,7 @@ std::vector<StageUse> stage_uses(const Problem& problem);
 /// Every constant of spec and shapes that the problem sets (templates/README.md lists them).
 Values problem_constants(const Problem& problem);
 
-/// The constants of one step: the problem's, with what its stage uses override.
+/// The constants of one step: the problem's, with what the first stage it covers overrides.
 Values step_constants(const Problem& problem, std::span<const StageUse> covered);
 
 /// The templates for `device` whose stages are exactly uses[first], uses[first + 1], ...

@@ -132,12 +132,13 @@ std::vector<Config> space(const Template& t, const Values& constants, const Limi
   return configs;
 }
 
-Config default_config(const Template& t, const Values& constants, const Limits& limits,
+std::optional<Config> default_config(const Template& t, const Values& constants, const Limits& limits,
                       Precision floor, std::int64_t BT) {
   Config config = t.fallback(constants, limits, BT);
   if (within(config, floor, BT) && t.illegal(constants, config, limits).empty()) return config;
   const std::vector<Config> legal = space(t, constants, limits, floor, BT);
-  return legal.empty() ? Config{} : legal.front();
+  if (legal.empty()) return {};
+  return legal.front();
 }
 
 std::string_view source_text(std::string_view path) {

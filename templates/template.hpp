@@ -11,6 +11,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -109,8 +110,8 @@ std::vector<Config> space(const Template& t, const Values& constants, const Limi
                           Precision floor = Precision::tf32, std::int64_t BT = 0);
 
 /// A complete, legal config: fallback() if it is legal and within `floor`, else the first of the
-/// space; empty when no config with this BT is legal on the target.
-Config default_config(const Template& t, const Values& constants, const Limits& limits,
+/// space; nothing when no config with this BT is legal on the target.
+std::optional<Config> default_config(const Template& t, const Values& constants, const Limits& limits,
                       Precision floor, std::int64_t BT);
 
 /// The embedded text of a file under templates/; throws Error(kBadInput) for an unknown name.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <wyvern/dtype.hpp>
+#include <wyvern/tensor.hpp>
 
 #include <cstdint>
 #include <optional>
@@ -57,6 +58,8 @@ void validate(const Problem& problem);
 /// Throws Error(kBadInput) unless `cu_seqlens` has N + 1 entries, starts at 0, never decreases and
 /// ends at T; the message names the entry.
 void validate_seqlens(const Problem& problem, std::span<const std::int64_t> cu_seqlens);
+/// The same for a host tensor [N+1] of int32 or int64.
+void validate_seqlens(const Problem& problem, const TensorView& cu_seqlens);
 
 /// The key under which winners are kept: everything a plan may depend on but the buckets, and the
 /// buckets: powers of two at or above B*T and N (0 stays 0).

@@ -136,8 +136,8 @@ class Runtime {
   /// or a config is illegal on the device.
   Operator prepare(const Device& device, const Problem& problem, const Plan& plan);
 
-  /// One template on its own. `constants` holds every constant its contract names and those its
-  /// shapes use (H, HV, K, V); `problem` gives B, T, N, packed, scale and the gate floor is -inf.
+  /// One template on its own, specialized on the problem's dims, dtypes and options, at its sizes
+  /// and scale. Gates are summed as they are (an operator bounds them at -32).
   Stage prepare_stage(const Device& device, const PlanStep& step, const Problem& problem);
 
   /// How many kernels were compiled by this runtime (not found loaded or in the cache).

@@ -1,0 +1,245 @@
+#include "runtime/bind.hpp"
+
+#include <wyvern/error.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <limits>
+
+namespace wyvern {
+namespace {
+
+// Below exp(-32) a decay is past fp32 resolution, while the sums of a chunk stay small enough that
+// their differences keep their digits.
+constexpr float kGateFloor = -32.0F;
+
+constexpr std::size_t kWorkspaceAlignment = 256;
+
+std::int64_t dimension(const std::string& text, const BoundStep& step) {
+  const Extents& e = step.extents;
+  if (text == "B") return e.B;
+  if (text == "T") return e.T;
+  if (text == "N") return e.N;
+  if (text == "N+1") return e.N + 1;
+  if (text == "NT") return e.NT;
+  if (step.constants.contains(text)) return step.constants.integer(text);
+  if (step.step.config.contains(text)) return step.step.config.integer(text);
+  std::int64_t number = 0;
+  std::from_chars(text.data(), text.data() + text.size(), number);
+  return number;
+}
+
+DType dtype_of(const Argument& argument, const BoundStep& step) {
+  const auto literal = parse_dtype(argument.dtype);
+  return literal ? *literal : step.constants.dtype(argument.dtype);
+}
+
+ExpectedTensor expected_tensor(const Argument& argument, const BoundStep& step) {
+  ExpectedTensor tensor;
+  tensor.name = argument.name;
+  tensor.dtype = dtype_of(argument, step);
+  tensor.rank = static_cast<int>(argument.shape.size());
+  for (std::size_t i = 0; i < argument.shape.size(); ++i)
+    tensor.shape[i] = dimension(argument.shape[i], step);
+  tensor.present = argument.present.empty() || step.constants.flag(argument.present);
+  return tensor;
+}
+
+std::size_t bytes_of(const ExpectedTensor& tensor) {
+  std::size_t bytes = size_of(tensor.dtype);
+  for (int i = 0; i < tensor.rank; ++i)
+    bytes *= static_cast<std::size_t>(tensor.shape[static_cast<std::size_t>(i)]);
+  return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+}
+
+Extents extents_of(const Problem& problem, std::int64_t BT, float gate_floor) {
+  Extents e;
+  e.B = problem.B;
+  e.T = problem.T;
+  e.N = problem.N;
+  e.NT = BT == 0 ? 0 : chunk_slots(problem.B, problem.T, problem.N, problem.packed, BT);
+  e.scale = scale_of(problem);
+  e.gate_floor = gate_floor;
+  return e;
+}
+
+/// Everything of a step but its bindings.
+BoundStep make_step(const Device& device, const PlanStep& plan_step, Values constants,
+                    const Extents& extents) {
+  BoundStep step;
+  step.source_template = find_template(plan_step.template_id);
+  if (step.source_template == nullptr)
+    throw Error(ErrorKind::kBadInput, fmt::format("template '{}' is not part of this build",
+                                                  plan_step.template_id));
+  const Template& t = *step.source_template;
+  const Target& target = device.impl().target();
+  if (t.device != target.device)
+    throw Error(ErrorKind::kBadInput, fmt::format("template {} is for {}, the device is {}",
+                                                  t.id(), to_string(t.device),
+                                                  device.info().name));
+  step.step = plan_step;
+  step.constants = std::move(constants);
+  step.extents = extents;
+  for (const Tunable& tunable : t.tunables)
+    if (!plan_step.config.contains(tunable.name))
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("config '{}' of {} has no {}", plan_step.config.to_string(), t.id(),
+                              tunable.name));
+  const std::string illegal = t.illegal(step.constants, plan_step.config, target.limits);
+  if (!illegal.empty())
+    throw Error(ErrorKind::kBadInput, fmt::format("config '{}' of {} is illegal on {}: {}",
+                                                  plan_step.config.to_string(), t.id(),
+                                                  device.info().name, illegal));
+  step.geometry = t.geometry(step.constants, plan_step.config, extents);
+  step.argument_count = t.arguments.size();
+  return step;
+}
+
+/// The caller's tensors of an operator: names, dtypes and shapes by the problem.
+std::vector<ExpectedTensor> operator_tensors(const Problem& p) {
+  const std::int64_t rows = p.state_v_first ? p.V : p.K;
+  const std::int64_t columns = p.state_v_first ? p.K : p.V;
+  return {
+      {"q", p.dtype, 4, {p.B, p.T, p.H, p.K}, true},
+      {"k", p.dtype, 4, {p.B, p.T, p.H, p.K}, true},
+      {"v", p.dtype, 4, {p.B, p.T, p.HV, p.V}, true},
+      {"beta", p.beta_dtype, 3, {p.B, p.T, p.HV}, true},
+      {"g", p.g_dtype, 3, {p.B, p.T, p.HV}, true},
+      {"initial_state", p.state_dtype, 4, {p.N, p.HV, rows, columns}, p.initial_state},
+      {"cu_seqlens", p.seqlens_dtype, 1, {p.N + 1}, p.packed},
+      {"A_log", DType::fp32, 1, {p.HV}, p.use_gate_in_kernel},
+      {"dt_bias", DType::fp32, 1, {p.HV}, p.has_dt_bias},
+      {"o", p.dtype, 4, {p.B, p.T, p.HV, p.V}, true},
+      {"final_state", DType::fp32, 4, {p.N, p.HV, rows, columns}, p.output_final_state},
+  };
+}
+
+/// An intermediate tensor and the steps between which its bytes are in use.
+struct Buffer {
+  std::size_t bytes = 0;
+  std::size_t first = 0, last = 0;
+  std::size_t offset = 0;
+};
+
+/// First fit: each buffer at the lowest offset that no buffer alive at the same time covers.
+std::size_t place(std::vector<Buffer>& buffers) {
+  std::size_t total = 0;
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    Buffer& buffer = buffers[i];
+    std::vector<const Buffer*> alive;
+    for (std::size_t j = 0; j < i; ++j)
+      if (buffers[j].last >= buffer.first) alive.push_back(&buffers[j]);
+    std::sort(alive.begin(), alive.end(),
+              [](const Buffer* a, const Buffer* b) { return a->offset < b->offset; });
+    for (const Buffer* other : alive)
+      if (buffer.offset + buffer.bytes > other->offset)
+        buffer.offset = std::max(buffer.offset, other->offset + other->bytes);
+    total = std::max(total, buffer.offset + buffer.bytes);
+  }
+  return total;
+}
+
+/// Connects the steps' arguments by logical name.
+class Wiring {
+ public:
+  explicit Wiring(OperatorImpl& op) : op_(op) {
+    for (std::size_t i = 0; i < op.expected.size(); ++i)
+      environment_[op.expected[i].name] = {Binding::From::caller, i};
+  }
+
+  void connect(std::size_t index, std::span<const StageUse> covered) {
+    BoundStep& step = op_.steps[index];
+    const std::vector<Argument>& arguments = step.source_template->arguments;
+    std::vector<std::pair<std::string, Binding>> written;
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      const ExpectedTensor tensor = expected_tensor(arguments[i], step);
+      if (!tensor.present) continue;
+      const std::string name = logical_name(arguments[i].name, covered);
+      if (arguments[i].access == Access::in) {
+        step.bindings[i] = read(name, index, step);
+      } else {
+        step.bindings[i] = write(name, tensor, index);
+        written.emplace_back(name, step.bindings[i]);
+      }
+    }
+    for (auto& [name, binding] : written) environment_[name] = binding;
+  }
+
+  /// Turns buffer numbers into workspace offsets.
+  void finish() {
+    op_.workspace_bytes = place(buffers_);
+    for (BoundStep& step : op_.steps)
+      for (Binding& binding : step.bindings)
+        if (binding.from == Binding::From::workspace)
+          binding.index = buffers_[binding.index].offset;
+  }
+
+ private:
+  static std::string logical_name(const std::string& name, std::span<const StageUse> covered) {
+    for (const StageUse& use : covered)
+      if (const auto it = use.rename.find(name); it != use.rename.end()) return it->second;
+    return name;
+  }
+
+  Binding read(const std::string& name, std::size_t index, const BoundStep& step) {
+    const auto it = environment_.find(name);
+    if (it == environment_.end())
+      throw Error(ErrorKind::kBadInput, fmt::format("{} reads {}, which no earlier step writes",
+                                                    step.source_template->id(), name));
+    if (it->second.from == Binding::From::workspace) buffers_[it->second.index].last = index;
+    return it->second;
+  }
+
+  Binding write(const std::string& name, const ExpectedTensor& tensor, std::size_t index) {
+    if (name == "o" || name == "final_state") return environment_.at(name);
+    buffers_.push_back({bytes_of(tensor), index, index, 0});
+    return {Binding::From::workspace, buffers_.size() - 1};
+  }
+
+  OperatorImpl& op_;
+  std::map<std::string, Binding, std::less<>> environment_;
+  std::vector<Buffer> buffers_;
+};
+
+}  // namespace
+
+std::shared_ptr<OperatorImpl> bind_operator(const Device& device, const Problem& problem,
+                                            const Plan& plan) {
+  const std::vector<StageUse> uses = stage_uses(problem);
+  const std::vector<std::size_t> starts = match(uses, plan);
+  auto op = std::make_shared<OperatorImpl>(device);
+  op->problem = problem;
+  op->plan = plan;
+  op->expected = operator_tensors(problem);
+  const Extents extents = extents_of(problem, chunk_size(plan), kGateFloor);
+  for (std::size_t i = 0; i < plan.size(); ++i) {
+    const auto covered = std::span(uses).subspan(starts[i], starts[i + 1] - starts[i]);
+    op->steps.push_back(make_step(device, plan[i], step_constants(problem, covered), extents));
+  }
+  Wiring wiring(*op);
+  for (std::size_t i = 0; i < plan.size(); ++i)
+    wiring.connect(i, std::span(uses).subspan(starts[i], starts[i + 1] - starts[i]));
+  wiring.finish();
+  return op;
+}
+
+std::shared_ptr<OperatorImpl> bind_stage(const Device& device, const Problem& problem,
+                                         const PlanStep& plan_step) {
+  auto op = std::make_shared<OperatorImpl>(device);
+  op->problem = problem;
+  op->plan = {plan_step};
+  op->origin = Origin::given;
+  op->steps.push_back(make_step(
+      device, plan_step, problem_constants(problem),
+      extents_of(problem, chunk_size(op->plan), -std::numeric_limits<float>::infinity())));
+  BoundStep& step = op->steps.front();
+  for (std::size_t i = 0; i < step.argument_count; ++i) {
+    op->expected.push_back(expected_tensor(step.source_template->arguments[i], step));
+    if (op->expected.back().present) step.bindings[i] = {Binding::From::caller, i};
+  }
+  return op;
+}
+
+}  // namespace wyvern

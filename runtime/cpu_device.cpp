@@ -1,0 +1,183 @@
+#include "runtime/device_impl.hpp"
+
+#include <wyvern/error.hpp>
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <new>
+
+#include "runtime/thread_pool.hpp"
+
+namespace wyvern {
+namespace {
+
+constexpr std::size_t kAlignment = 256;
+
+/// The value of the first line "name : value" of /proc/cpuinfo.
+std::string cpuinfo(std::string_view name) {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t colon = line.find(':');
+    if (colon == std::string::npos || line.compare(0, name.size(), name) != 0) continue;
+    const std::size_t start = line.find_first_not_of(" \t", colon + 1);
+    return start == std::string::npos ? std::string() : line.substr(start);
+  }
+  return {};
+}
+
+std::int64_t last_level_cache_bytes() {
+  for (const int level : {_SC_LEVEL3_CACHE_SIZE, _SC_LEVEL2_CACHE_SIZE})
+    if (const long bytes = sysconf(level); bytes > 0) return bytes;
+  return std::int64_t{32} << 20;
+}
+
+/// Code mapped from memory: the dynamic loader reads a file descriptor that no path leads to.
+class CpuKernel final : public Kernel {
+ public:
+  CpuKernel(std::shared_ptr<ThreadPool> pool, const Artifact& artifact)
+      : pool_(std::move(pool)) {
+    const int file = memfd_create("wyvern-kernel", MFD_CLOEXEC);
+    if (file < 0) fail(artifact, std::strerror(errno));
+    const bool written = ::write(file, artifact.code.data(), artifact.code.size()) ==
+                         static_cast<ssize_t>(artifact.code.size());
+    if (written)
+      library_ = dlopen(fmt::format("/proc/self/fd/{}", file).c_str(), RTLD_NOW | RTLD_LOCAL);
+    const char* reason = written ? dlerror() : "memory is full";
+    ::close(file);
+    if (library_ == nullptr) fail(artifact, reason);
+    entry_ = reinterpret_cast<Entry>(dlsym(library_, artifact.entry.c_str()));
+    if (entry_ == nullptr) {
+      dlclose(library_);
+      fail(artifact, "its entry point is missing");
+    }
+  }
+  ~CpuKernel() override { dlclose(library_); }
+  CpuKernel(const CpuKernel&) = delete;
+  CpuKernel& operator=(const CpuKernel&) = delete;
+
+  void launch(const Geometry& geometry, void* const* arguments, std::size_t /*count*/,
+              const Extents& extents, Stream /*stream*/) const override {
+    const Call call{entry_, &geometry, arguments, &extents};
+    pool_->run(geometry.grid[0] * geometry.grid[1] * geometry.grid[2],
+               static_cast<std::size_t>(geometry.shared_bytes), &CpuKernel::run_block, &call);
+  }
+
+ private:
+  using Entry = void (*)(void* const*, const Extents*, const long*, void*);
+  struct Call {
+    Entry entry;
+    const Geometry* geometry;
+    void* const* arguments;
+    const Extents* extents;
+  };
+
+  static void run_block(const void* context, std::int64_t index, void* scratch) {
+    const Call& call = *static_cast<const Call*>(context);
+    const auto& grid = call.geometry->grid;
+    const long block[3] = {index % grid[0], index / grid[0] % grid[1],
+                           index / (grid[0] * grid[1])};
+    call.entry(call.arguments, call.extents, block, scratch);
+  }
+
+  [[noreturn]] static void fail(const Artifact& artifact, const char* reason) {
+    throw Error(ErrorKind::kUnavailable,
+                fmt::format("{} with {} cannot be loaded: {}", artifact.template_id,
+                            artifact.config, reason == nullptr ? "unknown reason" : reason));
+  }
+
+  std::shared_ptr<ThreadPool> pool_;
+  void* library_ = nullptr;
+  Entry entry_ = nullptr;
+};
+
+class CpuTimer final : public Timer {
+ public:
+  void start(Stream) override { start_ = Clock::now(); }
+  void stop(Stream) override { stop_ = Clock::now(); }
+  double elapsed_us() override {
+    return std::chrono::duration<double, std::micro>(stop_ - start_).count();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point start_, stop_;
+};
+
+class CpuReplay final : public Replay {
+ public:
+  explicit CpuReplay(std::function<void(Stream)> record) : record_(std::move(record)) {}
+  void launch(Stream stream) override { record_(stream); }
+
+ private:
+  std::function<void(Stream)> record_;
+};
+
+class CpuDevice final : public DeviceImpl {
+ public:
+  CpuDevice() : pool_(std::make_shared<ThreadPool>(ThreadPool::available_threads())) {
+    info_ = cpu_device_info();
+    target_ = host_target();
+    cache_bytes_ = last_level_cache_bytes();
+  }
+
+  void* allocate(std::size_t bytes) override {
+    const std::size_t rounded = std::max<std::size_t>((bytes + kAlignment - 1) / kAlignment, 1);
+    void* pointer = std::aligned_alloc(kAlignment, rounded * kAlignment);
+    if (pointer == nullptr)
+      throw Error(ErrorKind::kUnavailable,
+                  fmt::format("{} bytes of memory cannot be allocated on the CPU", bytes));
+    return pointer;
+  }
+  void free(void* pointer) noexcept override { std::free(pointer); }
+  void copy_in(void* device, const void* host, std::size_t bytes) override {
+    if (bytes != 0) std::memcpy(device, host, bytes);
+  }
+  void copy_out(void* host, const void* device, std::size_t bytes) override {
+    if (bytes != 0) std::memcpy(host, device, bytes);
+  }
+  void fill(void* device, unsigned char byte, std::size_t bytes, Stream) override {
+    if (bytes != 0) std::memset(device, byte, bytes);
+  }
+  void synchronize(Stream) override {}
+  std::shared_ptr<const Kernel> load(const Artifact& artifact, const Geometry&) override {
+    return std::make_shared<CpuKernel>(pool_, artifact);
+  }
+  std::unique_ptr<Timer> make_timer() override { return std::make_unique<CpuTimer>(); }
+  std::shared_ptr<void> make_stream() override { return {}; }
+  std::unique_ptr<Replay> capture(const std::function<void(Stream)>& record) override {
+    return std::make_unique<CpuReplay>(record);
+  }
+  std::int64_t cache_bytes() const override { return cache_bytes_; }
+
+ private:
+  std::shared_ptr<ThreadPool> pool_;
+  std::int64_t cache_bytes_ = 0;
+};
+
+}  // namespace
+
+DeviceInfo cpu_device_info() {
+  DeviceInfo info;
+  info.name = "cpu";
+  info.model = cpuinfo("model name");
+  if (info.model.empty()) info.model = "CPU";
+  const Target target = host_target();
+  info.arch = target.arch;
+  info.units = static_cast<int>(ThreadPool::available_threads());
+  info.memory_bytes = static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  info.driver = target.name();
+  info.key = fmt::format("{}, {}, {} threads", info.model, target.name(), info.units);
+  return info;
+}
+
+std::shared_ptr<DeviceImpl> open_cpu_device() { return std::make_shared<CpuDevice>(); }
+
+}  // namespace wyvern

@@ -1,0 +1,130 @@
+#include "runtime/cuda_driver.hpp"
+
+#include <wyvern/error.hpp>
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <memory>
+
+namespace wyvern::cuda {
+namespace {
+
+struct Loaded {
+  std::unique_ptr<Driver> driver;
+  std::string problem;
+};
+
+// cuGetProcAddress_v2 returns the newest variant of an entry point that the version asked for has.
+using GetProcAddress = Result (*)(const char*, void**, int, std::uint64_t, int*);
+constexpr int kApiVersion = 12000;
+
+template <class F>
+bool bind(GetProcAddress get, const char* name, F& function) {
+  void* address = nullptr;
+  int status = 0;
+  if (get(name, &address, kApiVersion, 0, &status) != 0 || address == nullptr) return false;
+  function = reinterpret_cast<F>(address);
+  return true;
+}
+
+/// The name of the first entry point that is missing, or null.
+const char* bind_all(GetProcAddress get, Driver& d) {
+#define WYVERN_BIND(name) \
+  if (!bind(get, #name, d.name)) return #name
+  WYVERN_BIND(cuInit);
+  WYVERN_BIND(cuDriverGetVersion);
+  WYVERN_BIND(cuDeviceGetCount);
+  WYVERN_BIND(cuDeviceGet);
+  WYVERN_BIND(cuDeviceGetName);
+  WYVERN_BIND(cuDeviceTotalMem);
+  WYVERN_BIND(cuDeviceGetAttribute);
+  WYVERN_BIND(cuDevicePrimaryCtxRetain);
+  WYVERN_BIND(cuDevicePrimaryCtxRelease);
+  WYVERN_BIND(cuCtxGetCurrent);
+  WYVERN_BIND(cuCtxSetCurrent);
+  WYVERN_BIND(cuMemAlloc);
+  WYVERN_BIND(cuMemFree);
+  WYVERN_BIND(cuMemcpyHtoD);
+  WYVERN_BIND(cuMemcpyDtoH);
+  WYVERN_BIND(cuMemsetD8Async);
+  WYVERN_BIND(cuStreamCreate);
+  WYVERN_BIND(cuStreamDestroy);
+  WYVERN_BIND(cuStreamSynchronize);
+  WYVERN_BIND(cuStreamBeginCapture);
+  WYVERN_BIND(cuStreamEndCapture);
+  WYVERN_BIND(cuGraphInstantiateWithFlags);
+  WYVERN_BIND(cuGraphLaunch);
+  WYVERN_BIND(cuGraphExecDestroy);
+  WYVERN_BIND(cuGraphDestroy);
+  WYVERN_BIND(cuEventCreate);
+  WYVERN_BIND(cuEventDestroy);
+  WYVERN_BIND(cuEventRecord);
+  WYVERN_BIND(cuEventSynchronize);
+  WYVERN_BIND(cuEventElapsedTime);
+  WYVERN_BIND(cuLibraryLoadData);
+  WYVERN_BIND(cuLibraryUnload);
+  WYVERN_BIND(cuLibraryGetKernel);
+  WYVERN_BIND(cuKernelGetFunction);
+  WYVERN_BIND(cuFuncGetAttribute);
+  WYVERN_BIND(cuFuncSetAttribute);
+  WYVERN_BIND(cuLaunchKernel);
+  WYVERN_BIND(cuGetErrorName);
+  WYVERN_BIND(cuGetErrorString);
+#undef WYVERN_BIND
+  return nullptr;
+}
+
+Loaded load() {
+  Loaded loaded;
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    loaded.problem =
+        "libcuda.so.1, the NVIDIA driver, is not on this machine; install the driver for a GPU, or "
+        "use --device cpu";
+    return loaded;
+  }
+  const auto get = reinterpret_cast<GetProcAddress>(dlsym(library, "cuGetProcAddress_v2"));
+  if (get == nullptr) {
+    loaded.problem = "the NVIDIA driver is older than CUDA 12.0; update it";
+    return loaded;
+  }
+  auto driver = std::make_unique<Driver>();
+  if (const char* missing = bind_all(get, *driver)) {
+    loaded.problem = fmt::format("the NVIDIA driver has no {}; update it to CUDA 12.0 or newer",
+                                 missing);
+    return loaded;
+  }
+  if (const Result result = driver->cuInit(0); result != 0) {
+    loaded.problem = fmt::format(
+        "the NVIDIA driver does not start: {}; check that nvidia-smi lists a GPU",
+        driver->describe(result));
+    return loaded;
+  }
+  loaded.driver = std::move(driver);
+  return loaded;
+}
+
+}  // namespace
+
+std::string Driver::describe(Result result) const {
+  const char* name = nullptr;
+  const char* text = nullptr;
+  if (cuGetErrorName(result, &name) != 0 || cuGetErrorString(result, &text) != 0)
+    return fmt::format("CUDA error {}", result);
+  return fmt::format("{} ({})", name, text);
+}
+
+const Driver* driver(std::string* problem) {
+  static const Loaded loaded = load();
+  if (problem != nullptr) *problem = loaded.problem;
+  return loaded.driver.get();
+}
+
+void check(Result result, const char* what) {
+  if (result == 0) return;
+  throw Error(ErrorKind::kUnavailable,
+              fmt::format("{} failed: {}", what, driver()->describe(result)));
+}
+
+}  // namespace wyvern::cuda

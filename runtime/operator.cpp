@@ -1,0 +1,154 @@
+#include <wyvern/error.hpp>
+#include <wyvern/runtime.hpp>
+
+#include <fmt/format.h>
+
+#include "runtime/operator_impl.hpp"
+#include "runtime/plan.hpp"
+
+namespace wyvern {
+namespace {
+
+constexpr std::array<std::string_view, kOperatorTensors> kNames{
+    "q", "k", "v", "beta", "g", "initial_state", "cu_seqlens", "A_log", "dt_bias",
+    "o", "final_state"};
+constexpr std::size_t kSeqlens = 6;
+constexpr std::uintptr_t kTensorAlignment = 16;
+constexpr std::uintptr_t kWorkspaceAlignment = 256;
+
+template <class Shape>
+std::string shape_text(const Shape& shape, int rank) {
+  return fmt::format("[{}]", fmt::join(shape.begin(), shape.begin() + rank, ", "));
+}
+
+[[noreturn]] void bad(const ExpectedTensor& expected, const std::string& what) {
+  throw Error(ErrorKind::kBadInput, fmt::format("{} {}", expected.name, what));
+}
+
+bool contiguous(const TensorView& tensor) {
+  std::int64_t stride = 1;
+  for (int i = tensor.rank - 1; i >= 0; --i) {
+    const auto at = static_cast<std::size_t>(i);
+    if (tensor.shape[at] != 1 && tensor.strides[at] != stride) return false;
+    stride *= tensor.shape[at];
+  }
+  return true;
+}
+
+/// Whether everything is as expected; the slow path that says what is not is explain().
+bool fits(const ExpectedTensor& expected, const TensorView& tensor) {
+  if (!expected.present) return !tensor.present();
+  if (tensor.dtype != expected.dtype || tensor.rank != expected.rank) return false;
+  std::int64_t elements = 1;
+  for (int i = 0; i < tensor.rank; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    if (tensor.shape[at] != expected.shape[at]) return false;
+    elements *= tensor.shape[at];
+  }
+  if (elements == 0) return true;
+  return tensor.present() && contiguous(tensor) &&
+         reinterpret_cast<std::uintptr_t>(tensor.data) % kTensorAlignment == 0;
+}
+
+[[noreturn]] void explain(const ExpectedTensor& expected, const TensorView& tensor) {
+  if (!expected.present)
+    bad(expected, "was given, but the operator was prepared without it; leave it out");
+  const std::string wanted =
+      fmt::format("{} {}", to_string(expected.dtype), shape_text(expected.shape, expected.rank));
+  if (!tensor.present() && tensor.rank == 0)
+    bad(expected, fmt::format("is missing; it must be {}", wanted));
+  if (tensor.dtype != expected.dtype)
+    bad(expected, fmt::format("is {}; it must be {}", to_string(tensor.dtype), wanted));
+  if (tensor.rank != expected.rank || shape_text(tensor.shape, tensor.rank) !=
+                                          shape_text(expected.shape, expected.rank))
+    bad(expected, fmt::format("has shape {}; it must be {}",
+                              shape_text(tensor.shape, tensor.rank), wanted));
+  if (!tensor.present()) bad(expected, fmt::format("has no data; it must be {}", wanted));
+  if (!contiguous(tensor))
+    bad(expected, fmt::format("has strides {} for shape {}; it must be contiguous",
+                              shape_text(tensor.strides, tensor.rank),
+                              shape_text(tensor.shape, tensor.rank)));
+  bad(expected, fmt::format("starts at {}; it must be aligned to {} bytes",
+                            fmt::ptr(tensor.data), kTensorAlignment));
+}
+
+}  // namespace
+
+std::string_view to_string(Origin origin) noexcept {
+  switch (origin) {
+    case Origin::exact: return "exact";
+    case Origin::nearest: return "nearest";
+    case Origin::fallback: return "default";
+    case Origin::given: return "given";
+  }
+  return "?";
+}
+
+std::array<TensorView, kOperatorTensors> tensors_of(const Arguments& a) {
+  return {a.q, a.k, a.v, a.beta, a.g, a.initial_state, a.cu_seqlens, a.A_log, a.dt_bias, a.o,
+          a.final_state};
+}
+
+std::span<const std::string_view> operator_tensor_names() { return kNames; }
+
+void OperatorImpl::check(std::span<const TensorView> tensors, const void* workspace) const {
+  if (tensors.size() != expected.size())
+    throw Error(ErrorKind::kBadInput, fmt::format("{} tensors were given; {} takes {}",
+                                                  tensors.size(),
+                                                  steps.front().source_template->id(),
+                                                  expected.size()));
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    if (!fits(expected[i], tensors[i])) explain(expected[i], tensors[i]);
+  if (workspace_bytes != 0 &&
+      (workspace == nullptr ||
+       reinterpret_cast<std::uintptr_t>(workspace) % kWorkspaceAlignment != 0))
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("workspace is {}; it must be {} bytes aligned to {}",
+                            fmt::ptr(workspace), workspace_bytes, kWorkspaceAlignment));
+}
+
+void OperatorImpl::enqueue(std::span<const TensorView> tensors, void* workspace, Stream stream,
+                           std::size_t first, std::size_t last) const {
+  for (std::size_t i = first; i < last; ++i) {
+    const BoundStep& step = steps[i];
+    std::array<void*, kMaxArguments> pointers;
+    for (std::size_t a = 0; a < step.argument_count; ++a) {
+      const Binding& binding = step.bindings[a];
+      switch (binding.from) {
+        case Binding::From::absent: pointers[a] = nullptr; break;
+        case Binding::From::caller: pointers[a] = tensors[binding.index].data; break;
+        case Binding::From::workspace:
+          pointers[a] = static_cast<char*>(workspace) + binding.index;
+          break;
+      }
+    }
+    step.kernel->launch(step.geometry, pointers.data(), step.argument_count, step.extents, stream);
+  }
+}
+
+const Problem& Operator::problem() const { return impl_->problem; }
+const Plan& Operator::plan() const { return impl_->plan; }
+Origin Operator::origin() const { return impl_->origin; }
+std::size_t Operator::workspace_bytes() const { return impl_->workspace_bytes; }
+
+void Operator::launch(const Arguments& arguments, void* workspace, Stream stream) const {
+  const auto tensors = tensors_of(arguments);
+  impl_->check(tensors, workspace);
+  if (impl_->problem.packed) {
+    const TensorView& seqlens = tensors[kSeqlens];
+    if (!arguments.cu_seqlens_host.empty())
+      validate_seqlens(impl_->problem, arguments.cu_seqlens_host);
+    else if (!impl_->device.info().cuda)
+      validate_seqlens(impl_->problem, seqlens);
+  }
+  impl_->enqueue(tensors, workspace, stream, 0, impl_->steps.size());
+}
+
+const PlanStep& Stage::step() const { return impl_->plan.front(); }
+
+void Stage::launch(std::span<const TensorView> tensors, Stream stream) const {
+  impl_->check(tensors, nullptr);
+  impl_->enqueue(tensors, nullptr, stream, 0, 1);
+}
+
+}  // namespace wyvern

@@ -1,0 +1,197 @@
+#include "runtime/plan.hpp"
+
+#include <wyvern/error.hpp>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+
+namespace wyvern {
+namespace {
+
+// 64 is what the peers use everywhere; smaller ones fit small shared memories.
+constexpr std::array<std::int64_t, 4> kChunkSizes{64, 32, 128, 16};
+
+std::vector<StageUse> gated_delta_rule_forward(const Problem& problem) {
+  std::vector<StageUse> uses;
+  if (problem.packed) uses.push_back({"chunk_index", {}, {}});
+  if (problem.use_qk_l2norm) {
+    uses.push_back({"l2norm", {{"x", "q"}, {"y", "q"}}, {}});
+    uses.push_back({"l2norm", {{"x", "k"}, {"y", "k"}}, {}});
+  }
+  Values summed;
+  if (problem.use_gate_in_kernel) {
+    uses.push_back({"gate", {{"g_log", "g"}}, {}});
+    summed.set("G_DTYPE", DType::fp32);
+  }
+  uses.push_back({"chunk_local_cumsum", {}, summed});
+  for (const char* stage : {"scaled_dot_kkt", "solve_tril", "recompute_w_u", "fwd_h", "fwd_o"})
+    uses.push_back({stage, {}, {}});
+  return uses;
+}
+
+/// Appends every plan that starts with `plan` and covers uses[first] and what follows.
+void extend(const Problem& problem, std::span<const StageUse> uses, std::size_t first,
+            const Target& target, std::int64_t BT, Plan& plan, std::vector<Plan>& plans) {
+  if (first == uses.size()) {
+    plans.push_back(plan);
+    return;
+  }
+  for (const Template* t : covers(uses, first, target.device)) {
+    const Values constants = step_constants(problem, uses.subspan(first, t->stages.size()));
+    const auto config =
+        default_config(*t, constants, target.limits, precision_floor(problem), BT);
+    if (!config) continue;
+    plan.push_back({t->id(), *config});
+    extend(problem, uses, first + t->stages.size(), target, BT, plan, plans);
+    plan.pop_back();
+  }
+}
+
+}  // namespace
+
+std::vector<StageUse> stage_uses(const Problem& problem) {
+  if (problem.op == "gated_delta_rule" && problem.pass == Pass::forward)
+    return gated_delta_rule_forward(problem);
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("operator is '{}' ({}); it must be one of {}", problem.op,
+                          to_string(problem.pass), fmt::join(operators(), ", ")));
+}
+
+Values problem_constants(const Problem& problem) {
+  return {
+      {"H", problem.H},
+      {"HV", problem.HV},
+      {"K", problem.K},
+      {"V", problem.V},
+      {"STATE_ROWS", problem.state_v_first ? problem.V : problem.K},
+      {"STATE_COLS", problem.state_v_first ? problem.K : problem.V},
+      {"DTYPE", problem.dtype},
+      {"BETA_DTYPE", problem.beta_dtype},
+      {"G_DTYPE", problem.g_dtype},
+      {"STATE_DTYPE", problem.state_dtype},
+      {"SEQLENS_DTYPE", problem.seqlens_dtype},
+      {"VARLEN", problem.packed},
+      {"HAS_DT_BIAS", problem.has_dt_bias},
+      {"BETA_SIGMOID", problem.use_beta_sigmoid},
+      {"NEG_EIGVAL", problem.allow_neg_eigval},
+      {"INITIAL_STATE", problem.initial_state},
+      {"FINAL_STATE", problem.output_final_state},
+      {"STATE_V_FIRST", problem.state_v_first},
+  };
+}
+
+Values step_constants(const Problem& problem, std::span<const StageUse> covered) {
+  return problem_constants(problem).merged(covered.front().constants);
+}
+
+std::vector<const Template*> covers(std::span<const StageUse> uses, std::size_t first,
+                                    DeviceKind device) {
+  std::vector<const Template*> found;
+  for (const Template& t : all_templates()) {
+    if (t.device != device || t.stages.size() > uses.size() - first) continue;
+    const bool same = std::equal(t.stages.begin(), t.stages.end(), uses.begin() + first,
+                                 [](const std::string& stage, const StageUse& use) {
+                                   return stage == use.stage;
+                                 });
+    if (same) found.push_back(&t);
+  }
+  return found;
+}
+
+std::vector<std::size_t> match(std::span<const StageUse> uses, const Plan& plan) {
+  std::vector<std::size_t> starts{0};
+  for (const PlanStep& step : plan) {
+    const Template* t = find_template(step.template_id);
+    if (t == nullptr)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("template '{}' of the plan is not part of this build",
+                              step.template_id));
+    const auto candidates = covers(uses, starts.back(), t->device);
+    if (std::find(candidates.begin(), candidates.end(), t) == candidates.end())
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("template '{}' of the plan does not carry out the next stage, {}",
+                              step.template_id,
+                              starts.back() < uses.size() ? uses[starts.back()].stage : "(none)"));
+    starts.push_back(starts.back() + t->stages.size());
+  }
+  if (starts.back() != uses.size())
+    throw Error(ErrorKind::kBadInput, fmt::format("the plan ends before stage {}",
+                                                  uses[starts.back()].stage));
+  return starts;
+}
+
+std::vector<Plan> enumerate_plans(const Problem& problem, const Target& target, std::int64_t BT) {
+  const std::vector<StageUse> uses = stage_uses(problem);
+  std::vector<Plan> plans;
+  Plan plan;
+  extend(problem, uses, 0, target, BT, plan, plans);
+  std::stable_sort(plans.begin(), plans.end(),
+                   [](const Plan& a, const Plan& b) { return a.size() < b.size(); });
+  return plans;
+}
+
+Plan default_plan(const Problem& problem, const Target& target) {
+  for (const std::int64_t BT : kChunkSizes) {
+    std::vector<Plan> plans = enumerate_plans(problem, target, BT);
+    if (!plans.empty()) return std::move(plans.front());
+  }
+  throw Error(ErrorKind::kUnavailable,
+              fmt::format("{} with K = {}, V = {}, {} fits no template on {} ({} bytes of shared "
+                          "memory a block)",
+                          problem.op, problem.K, problem.V, to_string(problem.dtype),
+                          target.name(), target.limits.shared_bytes));
+}
+
+std::span<const std::int64_t> chunk_sizes() { return kChunkSizes; }
+
+std::int64_t chunk_size(const Plan& plan) {
+  std::int64_t BT = 0;
+  for (const PlanStep& step : plan) {
+    if (!step.config.contains("BT")) continue;
+    const std::int64_t own = step.config.integer("BT");
+    if (BT != 0 && own != BT)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("the plan mixes BT={} and BT={}; one operator has one chunk size",
+                              BT, own));
+    BT = own;
+  }
+  return BT;
+}
+
+std::vector<Plan> plans(const Device& device, const Problem& problem, std::int64_t BT) {
+  validate(problem);
+  return enumerate_plans(problem, device.impl().target(), BT);
+}
+
+std::string plan_to_json(const Plan& plan) {
+  auto json = nlohmann::json::array();
+  for (const PlanStep& step : plan)
+    json.push_back({{"template", step.template_id}, {"config", step.config.to_string()}});
+  return json.dump();
+}
+
+std::optional<Plan> plan_from_json(std::string_view text) {
+  const auto json = nlohmann::json::parse(text, nullptr, false);
+  if (!json.is_array()) return {};
+  Plan plan;
+  for (const auto& item : json) {
+    if (!item.is_object() || !item.contains("template") || !item["template"].is_string() ||
+        !item.contains("config") || !item["config"].is_string())
+      return {};
+    PlanStep step;
+    step.template_id = item["template"].get<std::string>();
+    if (find_template(step.template_id) == nullptr) return {};
+    try {
+      step.config = Values::parse(item["config"].get<std::string>());
+    } catch (const Error&) {
+      return {};
+    }
+    plan.push_back(std::move(step));
+  }
+  return plan;
+}
+
+}  // namespace wyvern

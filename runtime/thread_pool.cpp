@@ -1,0 +1,141 @@
+#include "runtime/thread_pool.hpp"
+
+#include <sched.h>
+
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <vector>
+
+namespace wyvern {
+namespace {
+
+/// The calling thread's scratch, grown to the largest size it was ever asked for.
+void* thread_scratch(std::size_t bytes) {
+  constexpr std::align_val_t kAlignment{64};
+  struct Free {
+    void operator()(void* p) const { ::operator delete(p, kAlignment); }
+  };
+  thread_local std::unique_ptr<void, Free> memory;
+  thread_local std::size_t capacity = 0;
+  if (bytes > capacity) {
+    memory.reset();
+    memory.reset(::operator new(bytes, kAlignment));
+    capacity = bytes;
+  }
+  return memory.get();
+}
+
+// A waiting thread spins this long before it sleeps: the gap between two stages of one launch is
+// shorter, a sleeper's wake-up longer.
+constexpr std::chrono::microseconds kSpin{30};
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+// The loop's state is one word: a generation and how many blocks are not yet claimed. A thread claims
+// a block by decrementing the count of the generation it saw; a thread that comes late finds nothing
+// left and harms nobody, so the caller waits for blocks, never for threads. The job's fields are read
+// only after a claim, which keeps the job alive until that block is done.
+class ThreadPool::Impl {
+ public:
+  explicit Impl(unsigned threads) {
+    for (unsigned i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+  }
+  ~Impl() {
+    stop_.store(true);
+    state_.fetch_add(kGeneration);
+    state_.notify_all();
+    for (std::thread& worker : workers_) worker.join();
+  }
+
+  unsigned threads() const { return static_cast<unsigned>(workers_.size()) + 1; }
+
+  void run(std::int64_t count, std::size_t scratch_bytes, Body body, const void* context) {
+    const std::unique_lock lock(busy_, std::try_to_lock);
+    if (!lock.owns_lock() || workers_.empty() || count == 1) {
+      void* scratch = thread_scratch(scratch_bytes);
+      for (std::int64_t i = 0; i < count; ++i) body(context, i, scratch);
+      return;
+    }
+    count_ = count;
+    scratch_bytes_ = scratch_bytes;
+    body_ = body;
+    context_ = context;
+    left_.store(count, std::memory_order_relaxed);
+    const std::uint64_t generation = (state_.load() & ~kCount) + kGeneration;
+    state_.store(generation | static_cast<std::uint64_t>(count));
+    state_.notify_all();
+    while (claim_and_run()) {
+    }
+    while (left_.load(std::memory_order_acquire) != 0) pause();
+  }
+
+ private:
+  static constexpr std::uint64_t kGeneration = std::uint64_t{1} << 40;
+  static constexpr std::uint64_t kCount = kGeneration - 1;
+
+  bool claim_and_run() {
+    std::uint64_t seen = state_.load(std::memory_order_acquire);
+    do {
+      if ((seen & kCount) == 0) return false;
+    } while (!state_.compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel));
+    const std::int64_t index = count_ - static_cast<std::int64_t>(seen & kCount);
+    body_(context_, index, thread_scratch(scratch_bytes_));
+    left_.fetch_sub(1, std::memory_order_release);
+    return true;
+  }
+
+  void work() {
+    std::uint64_t seen = 0;
+    while (!stop_.load(std::memory_order_relaxed)) {
+      while (claim_and_run()) {
+      }
+      seen = state_.load();
+      if ((seen & kCount) != 0) continue;
+      const auto end = std::chrono::steady_clock::now() + kSpin;
+      while (state_.load(std::memory_order_relaxed) == seen &&
+             std::chrono::steady_clock::now() < end)
+        pause();
+      if (!stop_.load(std::memory_order_relaxed)) state_.wait(seen);
+    }
+  }
+
+  std::mutex busy_;
+  std::atomic<std::uint64_t> state_{0};
+  std::atomic<std::int64_t> left_{0};
+  std::atomic<bool> stop_{false};
+  std::int64_t count_ = 0;
+  std::size_t scratch_bytes_ = 0;
+  Body body_ = nullptr;
+  const void* context_ = nullptr;
+  std::vector<std::thread> workers_;
+};
+
+ThreadPool::ThreadPool(unsigned threads) : impl_(std::make_unique<Impl>(threads)) {}
+ThreadPool::~ThreadPool() = default;
+
+unsigned ThreadPool::threads() const noexcept { return impl_->threads(); }
+
+void ThreadPool::run(std::int64_t count, std::size_t scratch_bytes, Body body,
+                     const void* context) {
+  if (count > 0) impl_->run(count, scratch_bytes, body, context);
+}
+
+unsigned ThreadPool::available_threads() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0)
+    return static_cast<unsigned>(CPU_COUNT(&set));
+  const unsigned cores = std::thread::hardware_concurrency();
+  return cores == 0 ? 1 : cores;
+}
+
+}  // namespace wyvern
