@@ -1,0 +1,178 @@
+#include <wyvern/error.hpp>
+#include <wyvern/problem.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+
+namespace wyvern {
+namespace {
+
+constexpr std::int64_t kMaxTokens = (std::int64_t{1} << 31) - 1;  // token indices are 32-bit
+constexpr std::int64_t kMaxHeads = 65535;                         // a CUDA grid's y and z
+constexpr std::int64_t kMaxKeyDim = 256;
+constexpr std::int64_t kMaxRow = (std::int64_t{1} << 31) - 1;  // elements of one token, all heads
+
+constexpr std::array<std::string_view, 1> kOperators{"gated_delta_rule"};
+
+constexpr std::array kPresets{
+    Preset{"qwen3-next-80b", "gated_delta_rule", 16, 32, 128, 128},
+    Preset{"qwen3.5-397b", "gated_delta_rule", 16, 64, 128, 128},
+    Preset{"qwen3.5-122b", "gated_delta_rule", 16, 64, 128, 128},
+    Preset{"qwen3.5-35b", "gated_delta_rule", 16, 32, 128, 128},
+    Preset{"qwen3.5-9b", "gated_delta_rule", 16, 32, 128, 128},
+    Preset{"qwen3.5-4b", "gated_delta_rule", 16, 32, 128, 128},
+    Preset{"qwen3.5-27b", "gated_delta_rule", 16, 48, 128, 128},
+    Preset{"qwen3.5-2b", "gated_delta_rule", 16, 16, 128, 128},
+    Preset{"qwen3.5-0.8b", "gated_delta_rule", 16, 16, 128, 128},
+    Preset{"fla-gdn-1.3b", "gated_delta_rule", 6, 6, 256, 512},
+};
+
+template <class T>
+[[noreturn]] void bad(std::string_view name, const T& value, std::string_view legal) {
+  throw Error(ErrorKind::kBadInput, fmt::format("{} is {}; it must be {}", name, value, legal));
+}
+
+void check_range(std::string_view name, std::int64_t value, std::int64_t low, std::int64_t high) {
+  if (value < low || value > high) bad(name, value, fmt::format("between {} and {}", low, high));
+}
+
+void check_dtype(std::string_view name, DType type, std::initializer_list<DType> legal) {
+  if (std::find(legal.begin(), legal.end(), type) != legal.end()) return;
+  std::string names;
+  for (const DType candidate : legal) {
+    if (!names.empty()) names += " or ";
+    names += to_string(candidate);
+  }
+  bad(name, to_string(type), names);
+}
+
+void check_sizes(const Problem& p) {
+  check_range("B", p.B, 0, kMaxTokens);
+  check_range("T", p.T, 0, kMaxTokens);
+  check_range("H", p.H, 1, kMaxHeads);
+  check_range("HV", p.HV, 1, kMaxHeads);
+  check_range("K", p.K, 1, kMaxKeyDim);
+  check_range("V", p.V, 1, kMaxRow / p.HV);
+  check_range("N", p.N, 0, kMaxTokens);
+  if (p.HV % p.H != 0) bad("HV", p.HV, fmt::format("a multiple of H, which is {}", p.H));
+  if (p.B * p.T > kMaxTokens)
+    bad("B*T", p.B * p.T, fmt::format("at most {}", kMaxTokens));
+  if (!p.packed) {
+    if (p.N != p.B) bad("N", p.N, fmt::format("equal to B, which is {}, unless packed", p.B));
+    return;
+  }
+  if (p.B != 1) bad("B", p.B, "1 for a packed batch");
+  if (p.N == 0 && p.T != 0) bad("T", p.T, "0 for a packed batch of N = 0 sequences");
+}
+
+void check_dtypes(const Problem& p) {
+  check_dtype("dtype", p.dtype, {DType::bf16, DType::fp16, DType::fp32});
+  // Listing fp32 twice would repeat it in the message.
+  if (p.dtype == DType::fp32) {
+    check_dtype("beta_dtype", p.beta_dtype, {DType::fp32});
+    check_dtype("g_dtype", p.g_dtype, {DType::fp32});
+  } else {
+    check_dtype("beta_dtype", p.beta_dtype, {p.dtype, DType::fp32});
+    check_dtype("g_dtype", p.g_dtype, {p.dtype, DType::fp32});
+  }
+  check_dtype("state_dtype", p.state_dtype, {DType::fp32, DType::bf16});
+  check_dtype("seqlens_dtype", p.seqlens_dtype, {DType::int32, DType::int64});
+}
+
+void check_options(const Problem& p) {
+  if (p.scale && !std::isfinite(*p.scale)) bad("scale", *p.scale, "finite");
+  if (p.lower_bound)
+    bad("lower_bound", *p.lower_bound,
+        fmt::format("absent for {}; only kda takes one, in [-5, 0)", p.op));
+  if (p.allow_neg_eigval && !p.use_beta_sigmoid)
+    bad("allow_neg_eigval", "true", "false unless use_beta_sigmoid is true");
+  if (p.has_dt_bias && !p.use_gate_in_kernel)
+    bad("has_dt_bias", "true", "false unless use_gate_in_kernel is true");
+}
+
+std::int64_t bucket(std::int64_t count) {
+  return count <= 0 ? 0
+                    : static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(count)));
+}
+
+}  // namespace
+
+std::string_view to_string(Pass) noexcept { return "forward"; }
+
+Precision default_precision(DType dtype) noexcept {
+  return dtype == DType::fp32 ? Precision::tf32x3 : Precision::tf32;
+}
+
+Precision precision_floor(const Problem& problem) noexcept {
+  return problem.precision.value_or(default_precision(problem.dtype));
+}
+
+float scale_of(const Problem& problem) noexcept {
+  if (problem.scale) return *problem.scale;
+  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(problem.K)));
+}
+
+void validate(const Problem& problem) {
+  if (std::find(kOperators.begin(), kOperators.end(), problem.op) == kOperators.end())
+    bad("op", fmt::format("'{}'", problem.op),
+        fmt::format("one of: {}", fmt::join(kOperators, ", ")));
+  check_sizes(problem);
+  check_dtypes(problem);
+  check_options(problem);
+}
+
+void validate_seqlens(const Problem& problem, std::span<const std::int64_t> cu_seqlens) {
+  const auto expected = static_cast<std::size_t>(problem.N) + 1;
+  if (cu_seqlens.size() != expected)
+    bad("the length of cu_seqlens", cu_seqlens.size(), fmt::format("N + 1 = {}", expected));
+  if (cu_seqlens.front() != 0) bad("cu_seqlens[0]", cu_seqlens.front(), "0");
+  for (std::size_t i = 1; i < expected; ++i)
+    if (cu_seqlens[i] < cu_seqlens[i - 1])
+      bad(fmt::format("cu_seqlens[{}]", i), cu_seqlens[i],
+          fmt::format("at least the entry before it, {}", cu_seqlens[i - 1]));
+  if (cu_seqlens.back() != problem.T)
+    bad(fmt::format("cu_seqlens[{}]", expected - 1), cu_seqlens.back(),
+        fmt::format("T = {}, the packed tokens", problem.T));
+}
+
+std::string ProblemKey::to_string() const {
+  return fmt::format("{}/tokens={}/sequences={}", family, tokens, sequences);
+}
+
+ProblemKey problem_key(const Problem& p) {
+  std::string family = fmt::format("{}/{}/H={},HV={},K={},V={}/{},beta={},g={}/floor={}", p.op,
+                                   to_string(p.pass), p.H, p.HV, p.K, p.V, to_string(p.dtype),
+                                   to_string(p.beta_dtype), to_string(p.g_dtype),
+                                   to_string(precision_floor(p)));
+  // A dtype of an absent tensor is left out: it makes no difference to any plan.
+  if (p.packed) family += fmt::format("/packed={}", to_string(p.seqlens_dtype));
+  if (p.initial_state) family += fmt::format("/initial_state={}", to_string(p.state_dtype));
+  if (p.output_final_state) family += "/final_state";
+  if (p.state_v_first && (p.initial_state || p.output_final_state)) family += "/state_v_first";
+  if (p.use_qk_l2norm) family += "/qk_l2norm";
+  if (p.use_gate_in_kernel) family += p.has_dt_bias ? "/gate,dt_bias" : "/gate";
+  if (p.use_beta_sigmoid) family += p.allow_neg_eigval ? "/beta_sigmoid,neg" : "/beta_sigmoid";
+  return {std::move(family), bucket(p.B * p.T), bucket(p.N)};
+}
+
+std::span<const Preset> presets() { return kPresets; }
+
+const Preset& find_preset(std::string_view name) {
+  const auto found = std::find_if(kPresets.begin(), kPresets.end(),
+                                  [&](const Preset& preset) { return preset.name == name; });
+  if (found != kPresets.end()) return *found;
+  std::string names;
+  for (const Preset& preset : kPresets) {
+    if (!names.empty()) names += ", ";
+    names += preset.name;
+  }
+  bad("preset", fmt::format("'{}'", name), fmt::format("one of: {}", names));
+}
+
+std::span<const std::string_view> operators() { return kOperators; }
+
+}  // namespace wyvern

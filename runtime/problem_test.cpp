@@ -1,0 +1,213 @@
+#include <wyvern/error.hpp>
+#include <wyvern/problem.hpp>
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <set>
+
+namespace wyvern {
+namespace {
+
+using ::testing::TestWithParam;
+using ::testing::Values;
+
+struct BadCase {
+  const char* name;
+  std::function<void(Problem&)> spoil;
+  std::vector<std::string> words;  // argument, value and legal range as the message spells them
+};
+
+class BadProblem : public TestWithParam<BadCase> {};
+
+TEST_P(BadProblem, IsNamed) {
+  Problem problem;
+  problem.T = 8;
+  ASSERT_NO_THROW(validate(problem));
+  GetParam().spoil(problem);
+  try {
+    validate(problem);
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kBadInput);
+    for (const std::string& word : GetParam().words)
+      EXPECT_NE(std::string(error.what()).find(word), std::string::npos)
+          << "'" << word << "' is not in: " << error.what();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Fields, BadProblem,
+    Values(
+        BadCase{"op", [](Problem& p) { p.op = "delta"; }, {"op", "'delta'", "gated_delta_rule"}},
+        BadCase{"B", [](Problem& p) { p.B = -1; }, {"B is -1", "between 0 and"}},
+        BadCase{"T", [](Problem& p) { p.T = -1; }, {"T is -1", "between 0 and"}},
+        BadCase{"H", [](Problem& p) { p.H = 0; }, {"H is 0", "between 1 and"}},
+        BadCase{"HV", [](Problem& p) { p.HV = 0; }, {"HV is 0", "between 1 and"}},
+        BadCase{"HVNotMultiple", [](Problem& p) { p.H = 4, p.HV = 6; },
+                {"HV is 6", "multiple of H", "4"}},
+        BadCase{"HVBelowH", [](Problem& p) { p.H = 4, p.HV = 2; }, {"HV is 2", "multiple of H"}},
+        BadCase{"KTooLarge", [](Problem& p) { p.K = 257; }, {"K is 257", "between 1 and 256"}},
+        BadCase{"KZero", [](Problem& p) { p.K = 0; }, {"K is 0", "between 1 and 256"}},
+        BadCase{"V", [](Problem& p) { p.V = 0; }, {"V is 0", "between 1 and"}},
+        BadCase{"TooManyTokens", [](Problem& p) { p.B = p.N = 1 << 16, p.T = 1 << 16; },
+                {"B*T is 4294967296", "at most 2147483647"}},
+        BadCase{"N", [](Problem& p) { p.N = 2; }, {"N is 2", "equal to B", "1"}},
+        BadCase{"PackedB", [](Problem& p) { p.packed = true, p.B = 2; }, {"B is 2", "packed"}},
+        BadCase{"PackedN", [](Problem& p) { p.packed = true, p.N = -1; }, {"N is -1"}},
+        BadCase{"PackedTokensOfNobody", [](Problem& p) { p.packed = true, p.N = 0; },
+                {"T is 8", "N = 0"}},
+        BadCase{"DType", [](Problem& p) { p.dtype = DType::int32; },
+                {"dtype is int32", "bf16 or fp16 or fp32"}},
+        BadCase{"BetaDType", [](Problem& p) { p.beta_dtype = DType::fp16; },
+                {"beta_dtype is fp16", "bf16 or fp32"}},
+        BadCase{"GDType", [](Problem& p) { p.g_dtype = DType::fp16; },
+                {"g_dtype is fp16", "bf16 or fp32"}},
+        BadCase{"GDTypeOfFp32",
+                [](Problem& p) { p.dtype = p.beta_dtype = DType::fp32, p.g_dtype = DType::bf16; },
+                {"g_dtype is bf16", "fp32"}},
+        BadCase{"StateDType", [](Problem& p) { p.state_dtype = DType::fp16; },
+                {"state_dtype is fp16", "fp32 or bf16"}},
+        BadCase{"SeqlensDType", [](Problem& p) { p.seqlens_dtype = DType::fp32; },
+                {"seqlens_dtype is fp32", "int32 or int64"}},
+        BadCase{"Scale", [](Problem& p) { p.scale = std::numeric_limits<float>::quiet_NaN(); },
+                {"scale is nan", "finite"}},
+        BadCase{"LowerBound", [](Problem& p) { p.lower_bound = -5.0F; },
+                {"lower_bound is -5", "kda", "[-5, 0)"}},
+        BadCase{"NegEigval", [](Problem& p) { p.allow_neg_eigval = true; },
+                {"allow_neg_eigval is true", "use_beta_sigmoid"}},
+        BadCase{"DtBias", [](Problem& p) { p.has_dt_bias = true; },
+                {"has_dt_bias is true", "use_gate_in_kernel"}}),
+    [](const auto& bad) { return std::string(bad.param.name); });
+
+TEST(Problem, EmptyIsLegal) {
+  Problem empty;
+  EXPECT_NO_THROW(validate(empty));  // T = 0
+  empty.B = empty.N = 0;
+  EXPECT_NO_THROW(validate(empty));
+  empty.B = 1, empty.packed = true;
+  EXPECT_NO_THROW(validate(empty));
+  EXPECT_NO_THROW(validate_seqlens(empty, std::array<std::int64_t, 1>{0}));
+}
+
+TEST(Problem, OddDimensionsAreLegal) {
+  Problem problem;
+  problem.T = 7, problem.K = 60, problem.V = 100, problem.H = 3, problem.HV = 9;
+  EXPECT_NO_THROW(validate(problem));
+  problem.K = 256, problem.V = 1;
+  EXPECT_NO_THROW(validate(problem));
+}
+
+void expect_bad_seqlens(const std::vector<std::int64_t>& seqlens, const char* entry) {
+  Problem problem;
+  problem.packed = true, problem.N = 3, problem.T = 10;
+  try {
+    validate_seqlens(problem, seqlens);
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kBadInput);
+    EXPECT_NE(std::string(error.what()).find(entry), std::string::npos) << error.what();
+  }
+}
+
+TEST(Problem, SeqlensAreCheckedEntryByEntry) {
+  Problem problem;
+  problem.packed = true, problem.N = 3, problem.T = 10;
+  EXPECT_NO_THROW(validate_seqlens(problem, std::vector<std::int64_t>{0, 4, 4, 10}));
+  expect_bad_seqlens({0, 4, 10}, "length of cu_seqlens is 3");
+  expect_bad_seqlens({}, "length of cu_seqlens is 0");
+  expect_bad_seqlens({1, 4, 4, 10}, "cu_seqlens[0] is 1");
+  expect_bad_seqlens({0, 5, 4, 10}, "cu_seqlens[2] is 4");
+  expect_bad_seqlens({0, 4, 4, 11}, "cu_seqlens[3] is 11");
+}
+
+TEST(Problem, KeyBucketsArePowersOfTwo) {
+  Problem problem;
+  problem.packed = true;
+  problem.T = 4097, problem.N = 9;
+  EXPECT_EQ(problem_key(problem).tokens, 8192);
+  EXPECT_EQ(problem_key(problem).sequences, 16);
+  problem.T = 4096, problem.N = 1;
+  EXPECT_EQ(problem_key(problem).tokens, 4096);
+  EXPECT_EQ(problem_key(problem).sequences, 1);
+  problem.T = 0, problem.N = 0;
+  EXPECT_EQ(problem_key(problem).tokens, 0);
+  EXPECT_EQ(problem_key(problem).sequences, 0);
+}
+
+TEST(Problem, KeyFamilyIgnoresWhatNoPlanDependsOn) {
+  Problem a;
+  a.T = 100;
+  Problem b = a;
+  b.T = 5000, b.scale = 0.25F, b.state_dtype = DType::bf16, b.seqlens_dtype = DType::int64;
+  b.state_v_first = true;  // without a state to lay out
+  EXPECT_EQ(problem_key(a).family, problem_key(b).family);
+}
+
+TEST(Problem, KeyFamilyTellsApartEverythingElse) {
+  const std::vector<std::function<void(Problem&)>> changes{
+      [](Problem&) {},
+      [](Problem& p) { p.HV = 2; },
+      [](Problem& p) { p.H = p.HV = 2; },
+      [](Problem& p) { p.K = 64; },
+      [](Problem& p) { p.V = 64; },
+      [](Problem& p) { p.dtype = p.beta_dtype = DType::fp16; },
+      [](Problem& p) { p.beta_dtype = DType::fp32; },
+      [](Problem& p) { p.g_dtype = DType::bf16; },
+      [](Problem& p) { p.packed = true; },
+      [](Problem& p) { p.packed = true, p.seqlens_dtype = DType::int64; },
+      [](Problem& p) { p.precision = Precision::ieee; },
+      [](Problem& p) { p.use_qk_l2norm = true; },
+      [](Problem& p) { p.use_gate_in_kernel = true; },
+      [](Problem& p) { p.use_gate_in_kernel = p.has_dt_bias = true; },
+      [](Problem& p) { p.use_beta_sigmoid = true; },
+      [](Problem& p) { p.use_beta_sigmoid = p.allow_neg_eigval = true; },
+      [](Problem& p) { p.initial_state = true; },
+      [](Problem& p) { p.initial_state = true, p.state_dtype = DType::bf16; },
+      [](Problem& p) { p.output_final_state = true; },
+      [](Problem& p) { p.output_final_state = p.state_v_first = true; },
+  };
+  std::set<std::string> families;
+  for (const auto& change : changes) {
+    Problem problem;
+    change(problem);
+    EXPECT_NO_THROW(validate(problem));
+    families.insert(problem_key(problem).family);
+  }
+  EXPECT_EQ(families.size(), changes.size());
+}
+
+TEST(Problem, DefaultsFollowTheDType) {
+  Problem problem;
+  EXPECT_EQ(precision_floor(problem), Precision::tf32);
+  problem.dtype = DType::fp32;
+  EXPECT_EQ(precision_floor(problem), Precision::tf32x3);
+  problem.precision = Precision::ieee;
+  EXPECT_EQ(precision_floor(problem), Precision::ieee);
+  problem.K = 64;
+  EXPECT_EQ(scale_of(problem), 0.125F);
+  problem.scale = 3.0F;
+  EXPECT_EQ(scale_of(problem), 3.0F);
+}
+
+TEST(Problem, PresetsAreLegalAndFound) {
+  for (const Preset& preset : presets()) {
+    Problem problem;
+    problem.op = preset.op;
+    problem.H = preset.H, problem.HV = preset.HV, problem.K = preset.K, problem.V = preset.V;
+    EXPECT_NO_THROW(validate(problem)) << preset.name;
+    EXPECT_EQ(&find_preset(preset.name), &preset);
+  }
+  EXPECT_EQ(find_preset("qwen3-next-80b").HV, 32);
+  try {
+    find_preset("qwen9");
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("fla-gdn-1.3b"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace wyvern
