@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "compiler/compiler.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern {

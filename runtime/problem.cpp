@@ -94,6 +94,21 @@ void check_options(const Problem& p) {
     bad("has_dt_bias", "true", "false unless use_gate_in_kernel is true");
 }
 
+template <class Integer>
+void check_seqlens(const Problem& problem, std::span<const Integer> cu_seqlens) {
+  const auto expected = static_cast<std::size_t>(problem.N) + 1;
+  if (cu_seqlens.size() != expected)
+    bad("the length of cu_seqlens", cu_seqlens.size(), fmt::format("N + 1 = {}", expected));
+  if (cu_seqlens.front() != 0) bad("cu_seqlens[0]", cu_seqlens.front(), "0");
+  for (std::size_t i = 1; i < expected; ++i)
+    if (cu_seqlens[i] < cu_seqlens[i - 1])
+      bad(fmt::format("cu_seqlens[{}]", i), cu_seqlens[i],
+          fmt::format("at least the entry before it, {}", cu_seqlens[i - 1]));
+  if (cu_seqlens.back() != problem.T)
+    bad(fmt::format("cu_seqlens[{}]", expected - 1), cu_seqlens.back(),
+        fmt::format("T = {}, the packed tokens", problem.T));
+}
+
 std::int64_t bucket(std::int64_t count) {
   return count <= 0 ? 0
                     : static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(count)));
@@ -126,17 +141,15 @@ void validate(const Problem& problem) {
 }
 
 void validate_seqlens(const Problem& problem, std::span<const std::int64_t> cu_seqlens) {
-  const auto expected = static_cast<std::size_t>(problem.N) + 1;
-  if (cu_seqlens.size() != expected)
-    bad("the length of cu_seqlens", cu_seqlens.size(), fmt::format("N + 1 = {}", expected));
-  if (cu_seqlens.front() != 0) bad("cu_seqlens[0]", cu_seqlens.front(), "0");
-  for (std::size_t i = 1; i < expected; ++i)
-    if (cu_seqlens[i] < cu_seqlens[i - 1])
-      bad(fmt::format("cu_seqlens[{}]", i), cu_seqlens[i],
-          fmt::format("at least the entry before it, {}", cu_seqlens[i - 1]));
-  if (cu_seqlens.back() != problem.T)
-    bad(fmt::format("cu_seqlens[{}]", expected - 1), cu_seqlens.back(),
-        fmt::format("T = {}, the packed tokens", problem.T));
+  check_seqlens(problem, cu_seqlens);
+}
+
+void validate_seqlens(const Problem& problem, const TensorView& cu_seqlens) {
+  const auto count = static_cast<std::size_t>(cu_seqlens.elements());
+  if (cu_seqlens.dtype == DType::int32)
+    check_seqlens(problem, std::span(static_cast<const std::int32_t*>(cu_seqlens.data), count));
+  else
+    check_seqlens(problem, std::span(static_cast<const std::int64_t*>(cu_seqlens.data), count));
 }
 
 std::string ProblemKey::to_string() const {
