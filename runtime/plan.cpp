@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <array>
 
+#include "runtime/device_impl.hpp"
+
 namespace wyvern {
 namespace {
 
