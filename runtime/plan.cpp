@@ -78,7 +78,7 @@ Values problem_constants(const Problem& problem) {
       {"VARLEN", problem.packed},
       {"HAS_DT_BIAS", problem.has_dt_bias},
       {"BETA_SIGMOID", problem.use_beta_sigmoid},
-      {"NEG_EIGVAL", problem.allow_neg_eigval},
+      {"NEG_EIGVAL", problem.use_beta_sigmoid && problem.allow_neg_eigval},
       {"INITIAL_STATE", problem.initial_state},
       {"FINAL_STATE", problem.output_final_state},
       {"STATE_V_FIRST", problem.state_v_first},

@@ -88,8 +88,6 @@ void check_options(const Problem& p) {
   if (p.lower_bound)
     bad("lower_bound", *p.lower_bound,
         fmt::format("absent for {}; only kda takes one, in [-5, 0)", p.op));
-  if (p.allow_neg_eigval && !p.use_beta_sigmoid)
-    bad("allow_neg_eigval", "true", "false unless use_beta_sigmoid is true");
   if (p.has_dt_bias && !p.use_gate_in_kernel)
     bad("has_dt_bias", "true", "false unless use_gate_in_kernel is true");
 }

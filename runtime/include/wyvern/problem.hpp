@@ -41,7 +41,7 @@ struct Problem {
   bool use_gate_in_kernel = false;      ///< g <- -exp(A_log) softplus(g + dt_bias)
   bool has_dt_bias = false;             ///< dt_bias is given
   bool use_beta_sigmoid = false;        ///< beta <- sigmoid(beta)
-  bool allow_neg_eigval = false;        ///< beta <- 2 sigmoid(beta); needs use_beta_sigmoid
+  bool allow_neg_eigval = false;        ///< with use_beta_sigmoid: beta <- 2 sigmoid(beta)
   bool initial_state = false;           ///< an initial state is given, else zero
   bool output_final_state = false;      ///< the final state is wanted
   bool state_v_first = false;           ///< states are [N,HV,V,K]
