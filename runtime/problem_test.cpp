@@ -76,8 +76,6 @@ INSTANTIATE_TEST_SUITE_P(
                 {"scale is nan", "finite"}},
         BadCase{"LowerBound", [](Problem& p) { p.lower_bound = -5.0F; },
                 {"lower_bound is -5", "kda", "[-5, 0)"}},
-        BadCase{"NegEigval", [](Problem& p) { p.allow_neg_eigval = true; },
-                {"allow_neg_eigval is true", "use_beta_sigmoid"}},
         BadCase{"DtBias", [](Problem& p) { p.has_dt_bias = true; },
                 {"has_dt_bias is true", "use_gate_in_kernel"}}),
     [](const auto& bad) { return std::string(bad.param.name); });
