@@ -1,0 +1,284 @@
+#include "cache/cache.hpp"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <optional>
+#include <set>
+#include <thread>
+
+#include <sys/stat.h>
+
+#include "cache/cache_testing.hpp"
+
+namespace wyvern::testing {
+namespace {
+
+void expect_same(const ArtifactRow& a, const ArtifactRow& b) {
+  EXPECT_EQ(a.key, b.key);
+  EXPECT_EQ(a.template_id, b.template_id);
+  EXPECT_EQ(a.target, b.target);
+  EXPECT_EQ(a.config, b.config);
+  EXPECT_EQ(a.metadata, b.metadata);
+  EXPECT_EQ(a.compile_ms, b.compile_ms);
+}
+
+TEST(Cache, CreatesPrivateDirectoryAndFile) {
+  const TempDirectory temp;
+  const auto directory = temp.path() / "a" / "b";
+  QuietCache cache(directory);
+  EXPECT_EQ(cache->status(), "");
+  EXPECT_EQ(cache->file(), directory / "wyvern.db");
+  struct stat info {};
+  ASSERT_EQ(::stat(directory.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777u, 0700u);
+  EXPECT_TRUE(std::filesystem::exists(cache->file()));
+}
+
+TEST(Cache, ArtifactsComeBackInAnotherConnection) {
+  const TempDirectory temp;
+  const ArtifactRow stored = artifact(1, 40000);
+  {
+    QuietCache cache(temp.path());
+    ASSERT_TRUE(cache->store_artifact(stored));
+  }
+  QuietCache cache(temp.path());
+  const auto found = cache->find_artifact(stored.key);
+  ASSERT_TRUE(found);
+  expect_same(*found, stored);
+  EXPECT_EQ(found->code, stored.code);
+  EXPECT_EQ(found->created.size(), std::string("2026-11-01T00:00:00.000Z").size());
+  EXPECT_FALSE(cache->find_artifact(artifact(2).key));
+  EXPECT_FALSE(cache->find_artifact(""));
+}
+
+TEST(Cache, StoringAnArtifactAgainReplacesIt) {
+  const TempDirectory temp;
+  QuietCache cache(temp.path());
+  ArtifactRow row = artifact(1);
+  ASSERT_TRUE(cache->store_artifact(row));
+  row.code = random_bytes(77, 5000);
+  row.compile_ms = 12;
+  ASSERT_TRUE(cache->store_artifact(row));
+  const auto found = cache->find_artifact(row.key);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->code, row.code);
+  EXPECT_EQ(found->compile_ms, 12);
+  EXPECT_EQ(cache->stats().artifacts, 1);
+  EXPECT_EQ(cache->stats().code_bytes, 5000);
+}
+
+TEST(Cache, EmptyCodeIsCode) {
+  const TempDirectory temp;
+  QuietCache cache(temp.path());
+  ArtifactRow row = artifact(1, 0);
+  ASSERT_TRUE(cache->store_artifact(row));
+  ASSERT_TRUE(cache->find_artifact(row.key));
+}
+
+TEST(Cache, MeasurementsAreUniqueByWhatWasMeasured) {
+  const TempDirectory temp;
+  QuietCache cache(temp.path());
+  const MeasurementRow first = measurement(1);
+  MeasurementRow again = first;
+  again.samples_us = {3.5, 1e-3, 1.0 / 3.0};
+  again.median_us = 3.5;
+  again.driver = "590.01";
+  const MeasurementRow other = measurement(2);
+  ASSERT_TRUE(cache->store_measurement(first));
+  ASSERT_TRUE(cache->store_measurement(other));
+  ASSERT_TRUE(cache->store_measurement(again));
+
+  const auto found =
+      cache->find_measurement(first.device, first.problem, first.template_id, first.config);
+  ASSERT_TRUE(found);
+  EXPECT_GT(found->id, 0);
+  EXPECT_EQ(found->samples_us, again.samples_us);
+  EXPECT_EQ(found->driver, "590.01");
+  EXPECT_EQ(found->error, first.error);
+  EXPECT_EQ(found->status, "ok");
+  EXPECT_EQ(cache->measurements(first.device, first.problem).size(), 2u);
+  EXPECT_TRUE(cache->measurements(first.device, "another problem").empty());
+  EXPECT_FALSE(cache->find_measurement("another device", first.problem, first.template_id,
+                                       first.config));
+}
+
+TEST(Cache, FailedMeasurementsMayHoldNoNumbers) {
+  const TempDirectory temp;
+  QuietCache cache(temp.path());
+  MeasurementRow row = measurement(1);
+  row.status = "wrong";
+  row.detail = "o differs from the reference by 0.3.";
+  row.samples_us.clear();
+  row.median_us = std::numeric_limits<double>::quiet_NaN();
+  row.error = std::numeric_limits<double>::infinity();
+  ASSERT_TRUE(cache->store_measurement(row));
+  const auto found = cache->find_measurement(row.device, row.problem, row.template_id, row.config);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->detail, row.detail);
+  EXPECT_TRUE(found->samples_us.empty());
+  EXPECT_TRUE(std::isnan(found->median_us));
+  EXPECT_TRUE(std::isinf(found->error));
+}
+
+TEST(Cache, WinnersAreFoundByExactBuckets) {
+  const TempDirectory temp;
+  QuietCache cache(temp.path());
+  ASSERT_TRUE(cache->store_winner(winner(8192, 1)));
+  WinnerRow better = winner(8192, 1);
+  better.median_us = 1.5;
+  ASSERT_TRUE(cache->store_winner(better));
+  const auto found = cache->find_winner(better.device, "gdn", 8192, 1);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->median_us, 1.5);
+  EXPECT_EQ(found->default_us, better.default_us);
+  EXPECT_EQ(found->plan, better.plan);
+  EXPECT_EQ(found->driver, better.driver);
+  EXPECT_FALSE(cache->find_winner(better.device, "gdn", 8192, 2));
+  EXPECT_FALSE(cache->find_winner(better.device, "gdn", 4096, 1));
+  EXPECT_FALSE(cache->find_winner(better.device, "kda", 8192, 1));
+  EXPECT_FALSE(cache->find_winner("cpu", "gdn", 8192, 1));
+  EXPECT_EQ(cache->stats().winners, 1);
+}
+
+struct Nearest {
+  std::int64_t tokens, sequences, found_tokens, found_sequences;
+};
+
+TEST(Cache, NearestWinnerByLogDistanceThenFewerTokensThenFewerSequences) {
+  const TempDirectory temp;
+  QuietCache cache(temp.path());
+  EXPECT_FALSE(cache->nearest_winner(winner(1, 1).device, "gdn", 1024, 1));
+  for (const auto& [tokens, sequences] : {std::pair<std::int64_t, std::int64_t>{8192, 4},
+                                          {1024, 1}, {2048, 8}, {8192, 1}, {3, 1}, {48, 1}}) {
+    ASSERT_TRUE(cache->store_winner(winner(tokens, sequences)));
+  }
+  ASSERT_TRUE(cache->store_winner(winner(4096, 1, "kda")));
+  for (const Nearest& n : {Nearest{8192, 4, 8192, 4},      // exact
+                           Nearest{16384, 1, 8192, 1},     // one step in T
+                           Nearest{4096, 1, 8192, 1},      // 1 step up beats 2 down
+                           Nearest{8192, 2, 8192, 1},      // tie of 1: the fewer sequences
+                           Nearest{4096, 8, 2048, 8},      // 1 beats 2
+                           Nearest{2048, 2, 1024, 1},      // tie of 2 with 2048x8: fewer tokens
+                           Nearest{12, 1, 3, 1},           // 3 and 48 are both 2 away, in rounding
+                           Nearest{1 << 20, 64, 8192, 4},  // far away
+                           Nearest{0, 0, 3, 1}}) {         // 0 counts as 1
+    const auto found = cache->nearest_winner(winner(1, 1).device, "gdn", n.tokens, n.sequences);
+    ASSERT_TRUE(found);
+    EXPECT_EQ(found->tokens, n.found_tokens) << n.tokens << "x" << n.sequences;
+    EXPECT_EQ(found->sequences, n.found_sequences) << n.tokens << "x" << n.sequences;
+  }
+  EXPECT_FALSE(cache->nearest_winner("cpu", "gdn", 1024, 1));
+}
+
+TEST(Cache, ListsNewestFirstAndArtifactsWithoutCode) {
+  const TempDirectory temp;
+  QuietCache cache(temp.path());
+  for (std::uint64_t i = 0; i < 5; ++i) {
+    ASSERT_TRUE(cache->store_artifact(artifact(i)));
+    ASSERT_TRUE(cache->store_measurement(measurement(i)));
+    ASSERT_TRUE(cache->store_winner(winner(std::int64_t{1} << i, 1)));
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  ASSERT_TRUE(cache->store_artifact(artifact(2)));
+  const auto artifacts = cache->list_artifacts();
+  ASSERT_EQ(artifacts.size(), 5u);
+  EXPECT_EQ(artifacts[0].key, artifact(2).key);
+  EXPECT_EQ(artifacts[1].key, artifact(4).key);
+  EXPECT_EQ(artifacts[4].key, artifact(0).key);
+  EXPECT_TRUE(artifacts[0].code.empty());
+  ASSERT_EQ(cache->list_measurements().size(), 5u);
+  EXPECT_EQ(cache->list_measurements()[0].config, measurement(4).config);
+  ASSERT_EQ(cache->list_winners().size(), 5u);
+  EXPECT_EQ(cache->list_winners()[0].tokens, 16);
+}
+
+TEST(Cache, ClearEmptiesAndGivesSpaceBack) {
+  const TempDirectory temp;
+  QuietCache cache(temp.path());
+  for (std::uint64_t i = 0; i < 50; ++i) ASSERT_TRUE(cache->store_artifact(artifact(i, 20000)));
+  ASSERT_TRUE(cache->store_measurement(measurement(1)));
+  ASSERT_TRUE(cache->store_winner(winner(1, 1)));
+  const CacheStats before = cache->stats();
+  EXPECT_EQ(before.artifacts, 50);
+  EXPECT_EQ(before.code_bytes, 50 * 20000);
+  EXPECT_GT(before.file_bytes, 50 * 20000);
+  ASSERT_TRUE(cache->clear());
+  const CacheStats after = cache->stats();
+  EXPECT_EQ(after.artifacts + after.measurements + after.winners + after.code_bytes, 0);
+  EXPECT_LT(after.file_bytes, 100000);
+  EXPECT_TRUE(cache->list_artifacts().empty());
+  EXPECT_TRUE(cache->store_artifact(artifact(1)));
+  QuietCache other(temp.path());
+  EXPECT_TRUE(other->find_artifact(artifact(1).key));
+}
+
+TEST(Cache, ThreadsShareOneCache) {
+  const TempDirectory temp;
+  QuietCache cache(temp.path());
+  constexpr std::uint64_t kThreads = 8;
+  constexpr std::uint64_t kEach = 25;
+  std::atomic<int> failures = 0;
+  std::vector<std::thread> threads;
+  for (std::uint64_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (std::uint64_t i = 0; i < kEach; ++i) {
+        const ArtifactRow row = artifact(t * kEach + i, 200);
+        if (!cache->store_artifact(row)) ++failures;
+        const auto found = cache->find_artifact(row.key);
+        if (!found || found->code != row.code) ++failures;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(failures, 0);
+  EXPECT_EQ(cache->stats().artifacts, static_cast<std::int64_t>(kThreads * kEach));
+}
+
+class DefaultDirectory : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    for (const char* name : kNames) {
+      const char* value = std::getenv(name);
+      saved_.push_back(value != nullptr ? std::optional<std::string>(value) : std::nullopt);
+      ::unsetenv(name);
+    }
+  }
+  void TearDown() override {
+    for (std::size_t i = 0; i < saved_.size(); ++i) {
+      if (saved_[i]) ::setenv(kNames[i], saved_[i]->c_str(), 1);
+      else ::unsetenv(kNames[i]);
+    }
+  }
+  static constexpr const char* kNames[] = {"WYVERN_CACHE_DIR", "XDG_CACHE_HOME", "HOME"};
+  std::vector<std::optional<std::string>> saved_;
+};
+
+TEST_F(DefaultDirectory, FollowsItsThreeVariablesInOrder) {
+  EXPECT_EQ(Cache::default_directory(), "");
+  ::setenv("HOME", "/home/someone", 1);
+  EXPECT_EQ(Cache::default_directory(), "/home/someone/.cache/wyvern");
+  ::setenv("XDG_CACHE_HOME", "relative", 1);
+  EXPECT_EQ(Cache::default_directory(), "/home/someone/.cache/wyvern");
+  ::setenv("XDG_CACHE_HOME", "/var/xdg", 1);
+  EXPECT_EQ(Cache::default_directory(), "/var/xdg/wyvern");
+  ::setenv("WYVERN_CACHE_DIR", "/data/wyvern", 1);
+  EXPECT_EQ(Cache::default_directory(), "/data/wyvern");
+  ::setenv("WYVERN_CACHE_DIR", "", 1);
+  EXPECT_EQ(Cache::default_directory(), "/var/xdg/wyvern");
+}
+
+TEST_F(DefaultDirectory, WithoutAnyTheCacheDoesNothing) {
+  QuietCache cache(Cache::default_directory());
+  EXPECT_EQ(cache->file(), "");
+  EXPECT_FALSE(cache->store_artifact(artifact(1)));
+  EXPECT_FALSE(cache->find_artifact(artifact(1).key));
+  EXPECT_NE(cache->status().find("WYVERN_CACHE_DIR"), std::string::npos);
+  EXPECT_EQ(cache.told, 1);
+}
+
+}  // namespace
+}  // namespace wyvern::testing

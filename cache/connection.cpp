@@ -1,0 +1,348 @@
+#include "cache/connection.hpp"
+
+#include <fmt/format.h>
+#include <sqlite3.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <pthread.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cache/repair.hpp"
+#include "cache/schema.hpp"
+
+namespace wyvern {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// How long work waits for other processes' locks, and how long once that has been in vain: one
+/// stopped process must not make each look-up of this one slow.
+constexpr std::chrono::milliseconds kPatience = 5s;
+constexpr std::chrono::milliseconds kShortPatience = 20ms;
+/// Between two attempts to open a file that could not be opened, or not for writing.
+constexpr auto kRetryEvery = 5s;
+/// A disk that damages the file again and again is not worth mending for.
+constexpr int kRepairs = 3;
+
+std::filesystem::path database_file(const std::filesystem::path& directory) {
+  return directory.empty() ? directory : directory / "wyvern.db";
+}
+
+/// Creates `directory` and what is missing above it, for its owner only.
+std::error_code make_private_directory(const std::filesystem::path& directory) {
+  std::error_code error;
+  if (std::filesystem::is_directory(directory, error)) return {};
+  const std::filesystem::path parent = directory.parent_path();
+  if (!parent.empty() && parent != directory) {
+    if (error = make_private_directory(parent); error) return error;
+  }
+  if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
+    return std::error_code(errno, std::generic_category());
+  }
+  return {};
+}
+
+bool is_damage(const DatabaseError& error) {
+  return error.primary() == SQLITE_CORRUPT || error.primary() == SQLITE_NOTADB;
+}
+
+constexpr const char* kElsewhere = "or set WYVERN_CACHE_DIR to another directory";
+
+/// What an error means to a user, as one sentence without its full stop.
+std::string explain(const DatabaseError& error, const std::filesystem::path& file) {
+  const std::string name = file.string();
+  switch (error.primary()) {
+    case SQLITE_BUSY:
+    case SQLITE_LOCKED:
+    case SQLITE_PROTOCOL:
+      return fmt::format("the cache {} is locked by another process, so the work goes on without "
+                         "it: end the process that holds it {}", name, kElsewhere);
+    case SQLITE_FULL:
+      return fmt::format("there is no space for the cache {}, so nothing is added to it: free some "
+                         "space {}", name, kElsewhere);
+    case SQLITE_READONLY:
+    case SQLITE_PERM:
+    case SQLITE_AUTH:
+    case SQLITE_CANTOPEN:
+      return fmt::format("the cache {} cannot be opened or written ({}), so the work goes on "
+                         "without it: make it and its directory readable and writable {}",
+                         name, error.what(), kElsewhere);
+    case SQLITE_CORRUPT:
+    case SQLITE_NOTADB:
+      return fmt::format("the cache {} is damaged ({}) and cannot be mended here, so the work goes "
+                         "on without it: delete it {}", name, error.what(), kElsewhere);
+    case SQLITE_CONSTRAINT:
+      return fmt::format("a row was not stored in the cache {}: it is malformed ({})", name,
+                         error.what());
+    default:
+      return fmt::format("the cache {} fails ({}), so the work goes on without it: see to its file "
+                         "system {}", name, error.what(), kElsewhere);
+  }
+}
+
+}  // namespace
+
+// fork() copies a connection into the child, where using or even closing it would harm the parent's
+// locks; so the child leaves it alone and opens its own. And fork() copies mutexes as they are: a
+// fork while another thread works would leave the child a mutex that nobody unlocks, and SQLite's
+// records in the middle of a change. So fork() waits until no connection is at work.
+class ForkGuard {
+ public:
+  static ForkGuard& instance() {
+    static ForkGuard* guard = new ForkGuard;  // never destroyed: fork() may come at any time
+    return *guard;
+  }
+
+  void add(Connection* connection) {
+    const std::lock_guard lock(mutex_);
+    connections_.push_back(connection);
+  }
+
+  void remove(Connection* connection) {
+    const std::lock_guard lock(mutex_);
+    std::erase(connections_, connection);
+  }
+
+  /// Keeps a connection of the parent process, unused, for the life of this one.
+  void abandon(std::unique_ptr<Database> database) {
+    const std::lock_guard lock(mutex_);
+    abandoned_.push_back(database.release());
+  }
+
+ private:
+  ForkGuard() {
+    pthread_atfork([] { instance().hold(); }, [] { instance().let_go(); },
+                   [] { instance().let_go(); });
+  }
+
+  void hold() {
+    mutex_.lock();
+    for (Connection* connection : connections_) connection->mutex_.lock();
+  }
+
+  void let_go() {
+    for (Connection* connection : connections_) connection->mutex_.unlock();
+    mutex_.unlock();
+  }
+
+  std::mutex mutex_;
+  std::vector<Connection*> connections_;
+  std::vector<Database*> abandoned_;
+};
+
+Connection::Connection(std::filesystem::path directory)
+    : file_(database_file(directory)),
+      patience_(kPatience),
+      repairs_left_(kRepairs),
+      report_([](const std::string& sentence) {
+        std::fprintf(stderr, "wyvern: %s.\n", sentence.c_str());
+      }) {
+  open();
+  ForkGuard::instance().add(this);
+}
+
+Connection::~Connection() {
+  ForkGuard::instance().remove(this);
+  drop_if_forked();
+}
+
+bool Connection::run(Access access, const Work& work) {
+  bool done = false;
+  {
+    const std::lock_guard lock(mutex_);
+    for (int attempt = 0; attempt < 2 && !done; ++attempt) {
+      if (!usable(access)) break;
+      try {
+        perform(access, work);
+        recovered(access);
+        done = true;
+      } catch (const DatabaseError& error) {
+        if (attempt > 0 || !mend(error, access)) {
+          degrade(access, explain(error, file_));
+          break;
+        }
+      } catch (const ForeignDatabase& error) {
+        database_.reset();
+        retry_at_ = std::chrono::steady_clock::now() + kRetryEvery;
+        notice(limits_ = error.what());
+        break;
+      } catch (const std::exception& error) {
+        degrade(access, fmt::format("the cache {} fails ({}), so the work goes on without it: set "
+                                    "WYVERN_CACHE_DIR to another directory",
+                                    file_.string(), error.what()));
+        break;
+      }
+    }
+  }
+  tell();
+  return done;
+}
+
+void Connection::perform(Access access, const Work& work) {
+  if (access != Access::write) {
+    work(*database_);
+    return;
+  }
+  Transaction transaction(*database_);
+  // A newer Wyvern may have changed the file since it was opened.
+  if (database_->integer("PRAGMA user_version") != kSchemaVersion) {
+    require_ours(identify(*database_), file_);
+  }
+  work(*database_);
+  transaction.commit();
+}
+
+// Whether there is a database for this access; (re)opens it when it is time to try.
+bool Connection::usable(Access access) {
+  drop_if_forked();
+  const auto good = [&] {
+    return database_ != nullptr && (access == Access::read || limits_.empty());
+  };
+  if (!good() && std::chrono::steady_clock::now() >= retry_at_) {
+    database_.reset();
+    open();
+  }
+  return good();
+}
+
+void Connection::drop_if_forked() {
+  if (database_ == nullptr || owner_ == ::getpid()) return;
+  ForkGuard::instance().abandon(std::move(database_));
+  retry_at_ = {};
+}
+
+// Leaves database_ open or null, and in limits_ what is wrong for as long as it stays like this.
+void Connection::open() {
+  owner_ = ::getpid();
+  limits_.clear();
+  try {
+    open_or_repair();
+  } catch (const DatabaseError& error) {
+    database_.reset();
+    if (error.primary() == SQLITE_BUSY) patience_ = kShortPatience;
+    limits_ = explain(error, file_);
+  } catch (const std::exception& error) {
+    database_.reset();
+    limits_ = error.what();
+  }
+  if (database_ != nullptr) database_->set_patience(patience_);
+  if (limits_.empty()) return;
+  retry_at_ = std::chrono::steady_clock::now() + kRetryEvery;
+  notice(limits_);
+}
+
+void Connection::open_or_repair() {
+  if (file_.empty()) {
+    throw Error(ErrorKind::kIo, "no directory for the cache is known, so nothing is cached: set "
+                                "WYVERN_CACHE_DIR, or HOME");
+  }
+  const std::filesystem::path directory = file_.parent_path();
+  if (const std::error_code error = make_private_directory(directory); error) {
+    throw Error(ErrorKind::kIo,
+                fmt::format("the cache's directory {} cannot be created ({}), so nothing is "
+                            "cached: mend that {}",
+                            directory.string(), error.message(), kElsewhere));
+  }
+  // Without writing to the directory there is no journal, so the file can only be read.
+  const bool writable = ::access(directory.c_str(), W_OK | X_OK) == 0;
+  const auto open_file = [&] {
+    return open_wyvern(file_, writable ? Database::Mode::create : Database::Mode::read_only);
+  };
+  try {
+    database_ = open_file();
+  } catch (const DatabaseError& error) {
+    if (!is_damage(error) || !writable) throw;
+    repair();
+    database_ = open_file();
+  }
+  if (database_->read_only()) {
+    limits_ = fmt::format("the cache {} is read-only, so what it holds is used and nothing is "
+                          "added: make it and its directory writable {}",
+                          file_.string(), kElsewhere);
+  }
+}
+
+void Connection::repair() {
+  if (repairs_left_ == 0) {
+    throw DatabaseError(SQLITE_CORRUPT, "mended several times already");
+  }
+  --repairs_left_;
+  if (const auto repaired = repair_database(file_, patience_)) {
+    notice(fmt::format("the cache {} was damaged: {} of its rows were saved into a new file, and "
+                       "the damaged one is kept as {}, which you may delete",
+                       file_.string(), repaired->rows, repaired->kept.string()));
+  }
+}
+
+// After `error`: true when the work should be tried once more.
+bool Connection::mend(const DatabaseError& error, Access access) {
+  const bool moved = error.code() == SQLITE_READONLY_DBMOVED;
+  const bool unreadable = error.primary() == SQLITE_IOERR && access == Access::read;
+  if (!moved && !unreadable && !(is_damage(error) && limits_.empty())) return false;
+  database_.reset();
+  retry_at_ = {};
+  if (is_damage(error)) {
+    try {
+      repair();
+    } catch (const std::exception&) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void Connection::degrade(Access access, const std::string& sentence) {
+  trouble_ = sentence;
+  trouble_in_ = access;
+  notice(sentence);
+  if (database_ == nullptr) retry_at_ = std::chrono::steady_clock::now() + kRetryEvery;
+}
+
+// A success proves that work of its own kind is possible again; a read proves nothing of writes.
+void Connection::recovered(Access access) {
+  if (trouble_.empty() || (access == Access::read && trouble_in_ != Access::read)) return;
+  trouble_.clear();
+  patience_ = kPatience;
+  database_->set_patience(patience_);
+}
+
+std::string Connection::status() const {
+  const std::lock_guard lock(mutex_);
+  return limits_.empty() ? trouble_ : limits_;
+}
+
+void Connection::on_degraded(std::function<void(const std::string&)> report) {
+  {
+    const std::lock_guard lock(mutex_);
+    report_ = std::move(report);
+  }
+  tell();
+}
+
+void Connection::notice(const std::string& sentence) {
+  if (!told_ && notice_.empty()) notice_ = sentence;
+}
+
+// Outside the lock: the report is the caller's code, and may use this cache.
+void Connection::tell() {
+  std::function<void(const std::string&)> report;
+  std::string sentence;
+  {
+    const std::lock_guard lock(mutex_);
+    if (told_ || notice_.empty()) return;
+    told_ = true;
+    sentence = std::exchange(notice_, {});
+    report = report_;
+  }
+  if (report) report(sentence);
+}
+
+}  // namespace wyvern

@@ -1,0 +1,170 @@
+#include "cache/database.hpp"
+
+#include <fmt/format.h>
+#include <sqlite3.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <thread>
+
+namespace wyvern {
+namespace {
+
+constexpr std::chrono::milliseconds kPatience{5000};
+
+[[noreturn]] void fail(sqlite3* handle, int code) {
+  std::string message = handle != nullptr ? sqlite3_errmsg(handle) : sqlite3_errstr(code);
+  const int primary = code & 0xff;
+  if (handle != nullptr && (primary == SQLITE_IOERR || primary == SQLITE_CANTOPEN)) {
+    message += fmt::format(" ({})", std::strerror(sqlite3_system_errno(handle)));
+  }
+  throw DatabaseError(code, message);
+}
+
+int open_flags(Database::Mode mode) {
+  // Every connection has one user at a time, so SQLite's own mutexes would only cost time.
+  const int common = SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_EXRESCODE | SQLITE_OPEN_PRIVATECACHE;
+  switch (mode) {
+    case Database::Mode::create: return common | SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE;
+    case Database::Mode::read_write: return common | SQLITE_OPEN_READWRITE;
+    case Database::Mode::read_only: return common | SQLITE_OPEN_READONLY;
+  }
+  return common;
+}
+
+}  // namespace
+
+Database::Database(const std::filesystem::path& file, Mode mode) : patience_(kPatience) {
+  if (const int code = sqlite3_open_v2(file.c_str(), &handle_, open_flags(mode), nullptr);
+      code != SQLITE_OK) {
+    const std::unique_ptr<sqlite3, decltype(&sqlite3_close)> owner(handle_, sqlite3_close);
+    fail(handle_, code);
+  }
+  sqlite3_busy_handler(handle_, &Database::wait, this);
+}
+
+Database::~Database() {
+  statements_.clear();
+  sqlite3_close(handle_);
+}
+
+void Database::Finalize::operator()(sqlite3_stmt* statement) const noexcept {
+  sqlite3_finalize(statement);
+}
+
+bool Database::read_only() const noexcept { return sqlite3_db_readonly(handle_, "main") == 1; }
+
+// SQLite's own busy timeout soon sleeps 100 ms between tries, and a process that polls so rarely
+// starves among others that write without pause. Short random sleeps share the lock fairly.
+int Database::wait(void* self, int tries) noexcept {
+  auto& database = *static_cast<Database*>(self);
+  const auto now = std::chrono::steady_clock::now();
+  if (tries == 0) database.give_up_ = now + database.patience_;
+  if (now >= database.give_up_) return 0;
+  thread_local std::minstd_rand random{static_cast<std::minstd_rand::result_type>(
+      now.time_since_epoch().count() ^ std::hash<std::thread::id>{}(std::this_thread::get_id()))};
+  const int ceiling_us = std::min(100 << std::min(tries, 5), 2000);
+  std::this_thread::sleep_for(std::chrono::microseconds(
+      std::uniform_int_distribution<int>(ceiling_us / 4, ceiling_us)(random)));
+  return 1;
+}
+
+void Database::execute(const char* sql) {
+  if (const int code = sqlite3_exec(handle_, sql, nullptr, nullptr, nullptr); code != SQLITE_OK) {
+    fail(handle_, code);
+  }
+}
+
+std::int64_t Database::integer(const char* sql) {
+  Query query(*this, sql);
+  return query.step() ? query.integer(0) : 0;
+}
+
+sqlite3_stmt* Database::prepared(const char* sql) {
+  for (const auto& [text, statement] : statements_) {
+    if (text == sql) return statement.get();
+  }
+  sqlite3_stmt* statement = nullptr;
+  if (const int code =
+          sqlite3_prepare_v3(handle_, sql, -1, SQLITE_PREPARE_PERSISTENT, &statement, nullptr);
+      code != SQLITE_OK) {
+    fail(handle_, code);
+  }
+  statements_.emplace_back(sql, statement);
+  return statement;
+}
+
+Query::Query(Database& database, const char* literal_sql)
+    : database_(database), statement_(database.prepared(literal_sql)) {}
+
+Query::~Query() {
+  sqlite3_reset(statement_);
+  sqlite3_clear_bindings(statement_);
+}
+
+void Query::check(int code) const {
+  if (code != SQLITE_OK) fail(database_.handle(), code);
+}
+
+Query& Query::bind(std::string_view text) {
+  // A null pointer would bind NULL; an empty view may hold one.
+  const char* data = text.empty() ? "" : text.data();
+  check(sqlite3_bind_text64(statement_, ++bound_, data, text.size(), SQLITE_STATIC, SQLITE_UTF8));
+  return *this;
+}
+
+Query& Query::bind(std::int64_t value) {
+  check(sqlite3_bind_int64(statement_, ++bound_, value));
+  return *this;
+}
+
+Query& Query::bind(double value) {
+  check(sqlite3_bind_double(statement_, ++bound_, value));
+  return *this;
+}
+
+Query& Query::bind_blob(std::string_view bytes) {
+  const char* data = bytes.empty() ? "" : bytes.data();
+  check(sqlite3_bind_blob64(statement_, ++bound_, data, bytes.size(), SQLITE_STATIC));
+  return *this;
+}
+
+bool Query::step() {
+  const int code = sqlite3_step(statement_);
+  if (code == SQLITE_ROW) return true;
+  if (code == SQLITE_DONE) return false;
+  fail(database_.handle(), code);
+}
+
+std::string Query::text(int column) const {
+  const void* data = sqlite3_column_blob(statement_, column);
+  const int size = sqlite3_column_bytes(statement_, column);
+  return size > 0 ? std::string(static_cast<const char*>(data), static_cast<std::size_t>(size))
+                  : std::string();
+}
+
+std::int64_t Query::integer(int column) const { return sqlite3_column_int64(statement_, column); }
+
+double Query::real(int column) const {
+  return sqlite3_column_type(statement_, column) == SQLITE_NULL
+             ? std::numeric_limits<double>::quiet_NaN()
+             : sqlite3_column_double(statement_, column);
+}
+
+Transaction::Transaction(Database& database, Kind kind) : database_(database) {
+  Query(database_, kind == Kind::write ? "BEGIN IMMEDIATE" : "BEGIN").step();
+}
+
+Transaction::~Transaction() {
+  // SQLite has already rolled back by itself after some errors (disk full, I/O).
+  if (sqlite3_get_autocommit(database_.handle()) == 0) {
+    sqlite3_exec(database_.handle(), "ROLLBACK", nullptr, nullptr, nullptr);
+  }
+}
+
+void Transaction::commit() { Query(database_, "COMMIT").step(); }
+
+}  // namespace wyvern

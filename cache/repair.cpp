@@ -1,0 +1,271 @@
+#include "cache/repair.hpp"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <sqlite3.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <string>
+#include <system_error>
+#include <thread>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "cache/database.hpp"
+#include "cache/schema.hpp"
+
+namespace wyvern {
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void fail_io(const char* what, const fs::path& path, int error) {
+  throw DatabaseError(error == ENOSPC ? SQLITE_FULL : SQLITE_IOERR,
+                      fmt::format("{} {}: {}", what, path.string(), std::strerror(error)));
+}
+
+fs::path with_suffix(fs::path path, const std::string& suffix) { return path += suffix; }
+
+/// The right to mend, among processes: an advisory lock on wyvern.db.repair, which stays behind
+/// empty, because removing a lock file lets two processes lock two files of one name.
+class RepairLock {
+ public:
+  RepairLock(const fs::path& file, std::chrono::milliseconds patience) {
+    const fs::path path = with_suffix(file, ".repair");
+    descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (descriptor_ < 0) fail_io("cannot open", path, errno);
+    const auto give_up = std::chrono::steady_clock::now() + patience;
+    while (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
+      const int error = errno;
+      const bool waiting = error == EWOULDBLOCK || error == EINTR;
+      if (waiting && std::chrono::steady_clock::now() < give_up) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        continue;
+      }
+      ::close(descriptor_);
+      if (waiting) throw DatabaseError(SQLITE_BUSY, "another process mends it");
+      fail_io("cannot lock", path, error);
+    }
+  }
+  ~RepairLock() { ::close(descriptor_); }
+  RepairLock(const RepairLock&) = delete;
+  RepairLock& operator=(const RepairLock&) = delete;
+
+ private:
+  int descriptor_;
+};
+
+bool is_healthy(const fs::path& file) {
+  try {
+    const auto database = open_wyvern(file, Database::Mode::create);
+    Query check(*database, "PRAGMA quick_check(1)");
+    return check.step() && check.text(0) == "ok";
+  } catch (const DatabaseError& error) {
+    if (error.primary() == SQLITE_CORRUPT || error.primary() == SQLITE_NOTADB) return false;
+    throw;
+  }
+}
+
+bool is_damage(int code) {
+  return (code & 0xff) == SQLITE_CORRUPT || (code & 0xff) == SQLITE_NOTADB;
+}
+
+/// Runs `step` and says whether the damaged file allowed it; errors that are not damage are thrown.
+template <class Step>
+bool readable(const Step& step) {
+  try {
+    step();
+    return true;
+  } catch (const DatabaseError& error) {
+    if (is_damage(error.code())) return false;
+    throw;
+  }
+}
+
+/// Copies one table's rows from a damaged database into a sound one with the same columns.
+class TableCopy {
+ public:
+  TableCopy(Database& from, Database& to, const char* table)
+      : to_(to), from_(from), table_(table) {}
+
+  /// Forward to the first unreadable row, backward to the last one, and one by one in between.
+  /// Returns the number of rows copied.
+  std::int64_t run() {
+    if (!prepare()) return 0;
+    std::int64_t low = 0;
+    std::int64_t high = 0;
+    if (scan(ascending_.get(), low) || scan(descending_.get(), high)) return rows_;
+    // With the last rows unreadable nothing says how far they reach; ids are given out densely.
+    constexpr std::int64_t kReach = 100000;
+    if (high == 0) high = low + kReach;
+    for (std::int64_t id = low + 1; id < high; ++id) {
+      readable([&] {
+        sqlite3_bind_int64(single_.get(), 1, id);
+        copy_rows(single_.get(), nullptr);
+      });
+      sqlite3_reset(single_.get());
+    }
+    return rows_;
+  }
+
+ private:
+  struct Finalize {
+    void operator()(sqlite3_stmt* statement) const noexcept { sqlite3_finalize(statement); }
+  };
+  using Statement = std::unique_ptr<sqlite3_stmt, Finalize>;
+
+  static Statement make(Database& database, const std::string& sql) {
+    sqlite3_stmt* statement = nullptr;
+    const int code = sqlite3_prepare_v2(database.handle(), sql.c_str(), -1, &statement, nullptr);
+    // A table that the damaged schema does not show is reported as SQLITE_ERROR.
+    if (code == SQLITE_ERROR) throw DatabaseError(SQLITE_CORRUPT, "no such table");
+    if (code != SQLITE_OK) throw DatabaseError(code, sqlite3_errmsg(database.handle()));
+    return Statement(statement);
+  }
+
+  bool prepare() {
+    const Statement columns = make(to_, fmt::format("SELECT * FROM {} LIMIT 0", table_));
+    std::string names;
+    std::string marks;
+    for (int i = 0; i < sqlite3_column_count(columns.get()); ++i) {
+      names += fmt::format("{}{}", i == 0 ? "" : ", ", sqlite3_column_name(columns.get(), i));
+      marks += i == 0 ? "?" : ", ?";
+    }
+    insert_ = make(to_, fmt::format("INSERT OR IGNORE INTO {} ({}) VALUES ({})", table_, names,
+                                    marks));
+    return readable([&] {
+      const std::string select = fmt::format("SELECT {} FROM {} NOT INDEXED ", names, table_);
+      ascending_ = make(from_, select + "ORDER BY id");
+      descending_ = make(from_, select + "ORDER BY id DESC");
+      single_ = make(from_, select + "WHERE id = ?");
+    });
+  }
+
+  /// True when the scan reached its end; else `last_good` is the last id it could read.
+  bool scan(sqlite3_stmt* select, std::int64_t& last_good) {
+    return readable([&] { copy_rows(select, &last_good); });
+  }
+
+  void copy_rows(sqlite3_stmt* select, std::int64_t* last_good) {
+    int code = SQLITE_OK;
+    while ((code = sqlite3_step(select)) == SQLITE_ROW) {
+      insert(select);
+      if (last_good != nullptr) *last_good = sqlite3_column_int64(select, 0);
+    }
+    if (code != SQLITE_DONE) throw DatabaseError(code, sqlite3_errmsg(from_.handle()));
+  }
+
+  /// A row that breaks a constraint was damaged where SQLite could not see it, and is left out.
+  void insert(sqlite3_stmt* select) {
+    for (int i = 0; i < sqlite3_column_count(select); ++i) {
+      sqlite3_bind_value(insert_.get(), i + 1, sqlite3_column_value(select, i));
+    }
+    const int code = sqlite3_step(insert_.get());
+    sqlite3_reset(insert_.get());
+    if (code == SQLITE_DONE) {
+      rows_ += sqlite3_changes64(to_.handle());
+    } else if ((code & 0xff) != SQLITE_CONSTRAINT) {
+      throw DatabaseError(code, sqlite3_errmsg(to_.handle()));
+    }
+  }
+
+  Database& to_;
+  Database& from_;
+  const char* table_;
+  Statement insert_, ascending_, descending_, single_;
+  std::int64_t rows_ = 0;
+};
+
+/// Opens the damaged file as far as it can be, with every other writer kept out.
+void open_damaged(Database& damaged, const fs::path& file, std::chrono::milliseconds patience,
+                  std::int64_t& version) {
+  damaged.set_patience(patience);
+  // Lets SQLite read a file shorter than its header says.
+  damaged.execute("PRAGMA writable_schema = ON");
+  readable([&] { damaged.execute("BEGIN EXCLUSIVE"); });
+  readable([&] {
+    const std::int64_t application = damaged.integer("PRAGMA application_id");
+    const std::int64_t found = damaged.integer("PRAGMA user_version");
+    if (application != kApplicationId) require_ours(Identity::foreign, file);
+    if (found > kSchemaVersion) require_ours(Identity::newer, file);
+    if (found > 0) version = found;
+  });
+}
+
+std::int64_t salvage(Database& damaged, const fs::path& into, std::int64_t version) {
+  Database fresh(into, Database::Mode::create);
+  fresh.execute("PRAGMA synchronous = FULL");
+  migrate(fresh, version);
+  Transaction transaction(fresh);
+  std::int64_t rows = 0;
+  for (const char* table : {"winners", "measurements", "artifacts"}) {
+    rows += TableCopy(damaged, fresh, table).run();
+  }
+  transaction.commit();
+  return rows;
+}
+
+/// A name for the damaged file that is not taken yet.
+fs::path keeping_name(const fs::path& file) {
+  const std::string base =
+      fmt::format("{}.corrupt-{:%Y%m%dT%H%M%SZ}", file.string(), fmt::gmtime(std::time(nullptr)));
+  fs::path name = base;
+  for (int i = 2; fs::exists(fs::symlink_status(name)); ++i) name = fmt::format("{}-{}", base, i);
+  return name;
+}
+
+/// `fresh` becomes `file`, and `file` stays as the result.
+fs::path swap_files(const fs::path& file, const fs::path& fresh) {
+  const fs::path kept = keeping_name(file);
+  // A second name and then a replacing rename: at no moment is there no `file`, which another
+  // process would take for a missing cache and create. Without hard links there is such a moment.
+  if (::link(file.c_str(), kept.c_str()) != 0 && ::rename(file.c_str(), kept.c_str()) != 0) {
+    fail_io("cannot keep the damaged file as", kept, errno);
+  }
+  // A journal that could not be played back belongs to the damaged file and would ruin the new one.
+  std::error_code absent;
+  fs::rename(with_suffix(file, "-journal"), with_suffix(kept, "-journal"), absent);
+  if (::rename(fresh.c_str(), file.c_str()) != 0) fail_io("cannot replace", file, errno);
+  if (const int directory = ::open(file.parent_path().c_str(), O_RDONLY | O_CLOEXEC);
+      directory >= 0) {
+    ::fsync(directory);
+    ::close(directory);
+  }
+  return kept;
+}
+
+/// Removes the half-made file wherever the work ends early.
+struct Scratch {
+  fs::path path;
+  ~Scratch() {
+    std::error_code ignored;
+    fs::remove(path, ignored);
+    fs::remove(with_suffix(path, "-journal"), ignored);
+  }
+};
+
+}  // namespace
+
+std::optional<Repair> repair_database(const fs::path& file, std::chrono::milliseconds patience) {
+  const RepairLock lock(file, patience);
+  if (is_healthy(file)) return std::nullopt;
+
+  // Open until the files have changed places: its lock keeps writers out. Those that wait for it
+  // find the file moved when they come to write, and open the new one.
+  Database damaged(file, Database::Mode::read_write);
+  std::int64_t version = kSchemaVersion;
+  open_damaged(damaged, file, patience, version);
+  const Scratch scratch{with_suffix(file, fmt::format(".new-{}", ::getpid()))};
+  Repair repair;
+  repair.rows = salvage(damaged, scratch.path, version);
+  repair.kept = swap_files(file, scratch.path);
+  return repair;
+}
+
+}  // namespace wyvern

@@ -1,0 +1,135 @@
+#include "cache/schema.hpp"
+
+#include <fmt/format.h>
+#include <sqlite3.h>
+
+#include <array>
+
+namespace wyvern {
+namespace {
+
+// STRICT: SQLite's types bind. `code` stands last so that listing rows never walks its pages.
+// NULL in a REAL column is a NaN, which SQLite cannot store.
+void to_version_1(Database& database) {
+  database.execute(R"sql(
+    CREATE TABLE artifacts (
+      id          INTEGER PRIMARY KEY,
+      key         TEXT NOT NULL UNIQUE,
+      template_id TEXT NOT NULL,
+      target      TEXT NOT NULL,
+      config      TEXT NOT NULL,
+      metadata    TEXT NOT NULL CHECK (json_valid(metadata)),
+      compile_ms  REAL,
+      created     TEXT NOT NULL,
+      sha256      TEXT NOT NULL,
+      code        BLOB NOT NULL
+    ) STRICT;
+    CREATE TABLE measurements (
+      id           INTEGER PRIMARY KEY,
+      device       TEXT NOT NULL,
+      problem      TEXT NOT NULL,
+      template_id  TEXT NOT NULL,
+      config       TEXT NOT NULL,
+      artifact_key TEXT NOT NULL,
+      driver       TEXT NOT NULL,
+      status       TEXT NOT NULL,
+      detail       TEXT NOT NULL,
+      samples_us   TEXT NOT NULL CHECK (json_valid(samples_us)),
+      median_us    REAL,
+      error        REAL,
+      created      TEXT NOT NULL,
+      UNIQUE (device, problem, template_id, config)
+    ) STRICT;
+    CREATE TABLE winners (
+      id         INTEGER PRIMARY KEY,
+      device     TEXT NOT NULL,
+      family     TEXT NOT NULL,
+      tokens     INTEGER NOT NULL,
+      sequences  INTEGER NOT NULL,
+      plan       TEXT NOT NULL CHECK (json_valid(plan)),
+      median_us  REAL,
+      default_us REAL,
+      driver     TEXT NOT NULL,
+      created    TEXT NOT NULL,
+      UNIQUE (device, family, tokens, sequences)
+    ) STRICT;
+  )sql");
+}
+
+// The step at i leads from version i to version i + 1.
+constexpr std::array<void (*)(Database&), kSchemaVersion> kSteps = {to_version_1};
+
+// Settings of the connection; none of them changes the file.
+//
+// A rollback journal and not a write-ahead log: SQLite 3.7.0 to 3.51.2 can corrupt a WAL database
+// under concurrent writers and checkpoints, and a WAL does not work on network file systems, which
+// many home directories are. TRUNCATE spares a directory update per commit. synchronous=NORMAL can,
+// in theory, lose to a power cut in the middle of a commit on old file systems; what is stored here
+// can be computed again, and damage is found and mended.
+void configure(Database& database) {
+  database.execute("PRAGMA synchronous = NORMAL; PRAGMA temp_store = MEMORY;"
+                   "PRAGMA cell_size_check = ON");
+  if (database.read_only()) return;
+  Query mode(database, "PRAGMA journal_mode = TRUNCATE");
+  if (!mode.step() || mode.text(0) != "truncate") {
+    throw DatabaseError(SQLITE_BUSY, "the rollback journal cannot be chosen now");
+  }
+}
+
+}  // namespace
+
+Identity identify(Database& database) {
+  const std::int64_t application = database.integer("PRAGMA application_id");
+  const std::int64_t version = database.integer("PRAGMA user_version");
+  if (application == kApplicationId) {
+    if (version == kSchemaVersion) return Identity::current;
+    return version > kSchemaVersion ? Identity::newer : Identity::older;
+  }
+  const bool empty = application == 0 && version == 0 &&
+                     database.integer("SELECT count(*) FROM sqlite_schema") == 0;
+  return empty ? Identity::empty : Identity::foreign;
+}
+
+Identity migrate(Database& database, std::int64_t version) {
+  Transaction transaction(database);
+  const Identity identity = identify(database);
+  if (identity == Identity::empty || identity == Identity::older) {
+    for (std::int64_t at = database.integer("PRAGMA user_version"); at < version; ++at) {
+      kSteps[static_cast<std::size_t>(at)](database);
+    }
+    database.execute(fmt::format("PRAGMA application_id = {}; PRAGMA user_version = {}",
+                                 kApplicationId, version)
+                         .c_str());
+  }
+  const Identity now = identify(database);
+  transaction.commit();
+  return now;
+}
+
+void require_ours(Identity identity, const std::filesystem::path& file) {
+  if (identity == Identity::newer) {
+    throw ForeignDatabase(
+        fmt::format("the cache {} was written by a newer Wyvern, so it is left alone and nothing "
+                    "is cached: update this Wyvern or set WYVERN_CACHE_DIR to another directory",
+                    file.string()));
+  }
+  if (identity == Identity::foreign) {
+    throw ForeignDatabase(
+        fmt::format("{} is another program's database, so it is left alone and nothing is cached: "
+                    "move it away or set WYVERN_CACHE_DIR to another directory",
+                    file.string()));
+  }
+}
+
+std::unique_ptr<Database> open_wyvern(const std::filesystem::path& file, Database::Mode mode) {
+  auto database = std::make_unique<Database>(file, mode);
+  Transaction look(*database, Transaction::Kind::read);
+  const Identity identity = identify(*database);
+  look.commit();
+  require_ours(identity, file);
+  configure(*database);
+  if (identity != Identity::current) require_ours(migrate(*database), file);
+  return database;
+}
+
+}  // namespace wyvern

@@ -1,0 +1,34 @@
+// What wyvern.db looks like, whose it is, and how an older one becomes a current one.
+#pragma once
+
+#include "cache/database.hpp"
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+
+namespace wyvern {
+
+/// Marks the file as Wyvern's in SQLite's header ("WYVN").
+inline constexpr std::int64_t kApplicationId = 0x5759564e;
+/// Kept in SQLite's user_version.
+inline constexpr std::int64_t kSchemaVersion = 1;
+
+enum class Identity { empty, current, older, newer, foreign };
+
+/// Reads whose file it is, inside the caller's transaction; changes nothing.
+Identity identify(Database& database);
+
+/// Brings an empty or older database to `version` in one transaction. Safe when many processes do
+/// it at once: the first does the work. Returns whose the file is then.
+Identity migrate(Database& database, std::int64_t version = kSchemaVersion);
+
+/// Opens `file` in `mode`, sees that it is Wyvern's and current, and sets the connection up.
+/// Throws DatabaseError, or ForeignDatabase when the file is another program's or a newer Wyvern's;
+/// the file is then untouched.
+std::unique_ptr<Database> open_wyvern(const std::filesystem::path& file, Database::Mode mode);
+
+/// Throws the ForeignDatabase error of an identity that must be left alone.
+void require_ours(Identity identity, const std::filesystem::path& file);
+
+}  // namespace wyvern
