@@ -20,8 +20,8 @@ namespace wyvern {
 /// What code is made for.
 struct Target {
   DeviceKind device = DeviceKind::cpu;
-  std::string arch;      ///< "sm_90a"; on a CPU LLVM's name of it, e.g. "sapphirerapids"
-  std::string features;  ///< CPU: LLVM's "+avx2,-avx512f,..."; empty on CUDA
+  std::string arch;      ///< "sm_90a"; on a CPU vendor, family and model: "genuineintel-6-143"
+  std::string features;  ///< CPU: its instruction sets as the kernel lists them; empty on CUDA
   Limits limits;
 
   /// "sm_90a", or "cpu-<arch>-<short hash of the features>".
@@ -32,10 +32,12 @@ struct Target {
 /// needs no GPU and no NVRTC. Throws Error(kBadInput) that lists the known ones.
 Target cuda_target(std::string_view arch);
 
-/// The processor this program runs on. Does not open the plugin.
-Target host_target();
+/// The processor this program runs on, from /proc/cpuinfo; does not open the plugin. Arch and
+/// features are its identity: whatever LLVM detects when it compiles is a function of them, so code
+/// under a key made of them fits. The only CPU that compile() and emit() accept.
+const Target& host_target();
 
-/// Parses "sm_*" or "native-cpu".
+/// Parses "sm_*" or "native-cpu"; throws Error(kBadInput) that lists what there is.
 Target parse_target(std::string_view text);
 
 /// What the compiler says a kernel takes.
@@ -68,8 +70,9 @@ struct CompileRequest {
 };
 
 /// The artifact key of a request: SHA-256 over the specialized source, the config, the target, the
-/// compiler's name and version, its options and the entry point. Compiles nothing, but asks the
-/// compiler for its version, so it throws Error(kUnavailable) where there is none.
+/// compiler's name and version, its options and the entry point. Compiles nothing, but opens NVRTC
+/// for its version (5 ms, once), so it throws Error(kUnavailable) where there is none; the CPU's
+/// compiler is known since the build and is not opened.
 std::string artifact_key(const CompileRequest& request);
 
 /// Compiles. Throws Error(kCompile) with template, config and the compiler's message, or
@@ -98,13 +101,10 @@ struct Emitted {
 Emitted emit(const CompileRequest& request, Emit what);
 
 /// Whether a compiler for this kind of device can be opened here: empty if so, else one sentence
-/// that names what is missing and the mend.
+/// that names what is missing and the mend. Opens it: on the CPU that loads LLVM.
 std::string compiler_problem(DeviceKind device);
 
 /// "NVRTC 13.0.88", "LLVM 19.1.7"; throws Error(kUnavailable) like artifact_key().
 std::string compiler_version(DeviceKind device);
-
-/// SHA-256 of `bytes` as 64 hexadecimal digits.
-std::string sha256_hex(std::string_view bytes);
 
 }  // namespace wyvern

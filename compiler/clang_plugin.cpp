@@ -1,0 +1,154 @@
+#include "compiler/clang_plugin.hpp"
+
+#include <wyvern/error.hpp>
+
+#include <fmt/format.h>
+
+#include <dlfcn.h>
+#include <link.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace wyvern::detail {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The address sanitizer forbids RTLD_DEEPBIND; without it a second Clang in the process would be
+// met by this one's symbols.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr int kOpenFlags = RTLD_NOW | RTLD_LOCAL;
+#else
+constexpr int kOpenFlags = RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND;
+#endif
+
+/// The folder of the executable or library that holds this function.
+fs::path own_folder() {
+  Dl_info info{};
+  link_map* map = nullptr;
+  const auto* self = reinterpret_cast<const void*>(&own_folder);
+  const bool found =
+      dladdr1(self, &info, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) != 0 && map != nullptr;
+  // The program itself has no name in the link map, and its argv[0] need not be a path.
+  const bool is_library = found && map->l_name != nullptr && map->l_name[0] != '\0';
+  std::error_code error;
+  const fs::path file = fs::canonical(is_library ? map->l_name : "/proc/self/exe", error);
+  return file.parent_path();
+}
+
+WyvernLlvmOutput to_abi(Output output) {
+  switch (output) {
+    case Output::llvm_ir: return kWyvernLlvmIr;
+    case Output::assembly: return kWyvernLlvmAssembly;
+    case Output::object: return kWyvernLlvmObject;
+    case Output::loadable:
+    case Output::ptx: break;
+  }
+  return kWyvernLlvmSharedObject;
+}
+
+void append(void* text, const char* bytes, std::size_t size) {
+  static_cast<std::string*>(text)->append(bytes, size);
+}
+
+[[noreturn]] void unavailable(const std::string& what) {
+  throw Error(ErrorKind::kUnavailable, what);
+}
+
+}  // namespace
+
+std::vector<fs::path> plugin_paths() {
+  const fs::path folder = own_folder();
+  std::vector<fs::path> paths;
+  for (const char* place : {"wyvern", WYVERN_PLUGIN_FROM_BIN, "../lib/wyvern", ".", "../lib"})
+    paths.push_back((folder / place / "libwyvern_llvm.so").lexically_normal());
+  return paths;
+}
+
+ClangPlugin::ClangPlugin(std::span<const fs::path> paths) {
+  const auto exists = [](const fs::path& path) {
+    std::error_code error;
+    return fs::exists(path, error);
+  };
+  const auto path = std::find_if(paths.begin(), paths.end(), exists);
+  if (path == paths.end())
+    unavailable(fmt::format("the plugin libwyvern_llvm.so, which compiles CPU kernels, is not at "
+                            "{}; build or install Wyvern with WYVERN_CPU=ON",
+                            paths.empty() ? "any place" : paths.front().string()));
+  void* library = dlopen(path->c_str(), kOpenFlags);
+  if (library == nullptr)
+    unavailable(fmt::format("the plugin that compiles CPU kernels does not load ({}); install "
+                            "Debian's packages libllvm19 and libclang-cpp19",
+                            dlerror()));
+  compile_ = reinterpret_cast<WyvernLlvmCompile*>(dlsym(library, kWyvernLlvmCompileSymbol));
+  const auto version =
+      reinterpret_cast<WyvernLlvmVersion*>(dlsym(library, kWyvernLlvmVersionSymbol));
+  if (compile_ == nullptr || version == nullptr || fmt::format("LLVM {}", version()) != llvm_version())
+    unavailable(fmt::format("{} belongs to another build of Wyvern than this program ({}); install "
+                            "both from the same build",
+                            path->string(), llvm_version()));
+}
+
+const ClangPlugin& ClangPlugin::instance() {
+  static const ClangPlugin plugin(plugin_paths());
+  return plugin;
+}
+
+Code ClangPlugin::compile(const std::string& source, const std::string& label,
+                          const Target& target, Output output) const {
+  const auto start = std::chrono::steady_clock::now();
+  const std::vector<std::string> options = cpu_options(target);
+  std::vector<const char*> arguments;
+  for (const std::string& option : options) arguments.push_back(option.c_str());
+  const std::string entry(kEntryPoint);
+  const WyvernLlvmInput input{source.c_str(),   source.size(),    "kernel.cpp",  entry.c_str(),
+                              arguments.data(), arguments.size(), to_abi(output)};
+  Code code;
+  std::uint64_t code_bytes = 0;
+  const WyvernLlvmStatus status = compile_(&input, &append, &code.bytes, &code_bytes);
+  if (status == kWyvernLlvmFailed)
+    throw Error(ErrorKind::kIo, fmt::format("{}: the linker {}; see that the folder for temporary "
+                                            "files ($TMPDIR, else /tmp) can be written",
+                                            label, code.bytes));
+  if (status != kWyvernLlvmOk)
+    throw Error(ErrorKind::kCompile, fmt::format("{} does not compile ({}):\n{}", label,
+                                                 llvm_version(), code.bytes));
+  code.resources.code_bytes = static_cast<std::int64_t>(code_bytes);
+  code.compile_ms =
+      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  return code;
+}
+
+std::string llvm_version() {
+#ifdef WYVERN_LLVM_VERSION
+  return "LLVM " WYVERN_LLVM_VERSION;
+#else
+  unavailable("this build of Wyvern cannot compile CPU kernels; build it with WYVERN_CPU=ON");
+#endif
+}
+
+std::vector<std::string> cpu_options(const Target& target) {
+  return {
+      "-x", "c++", "-std=c++20", "-O3", "-vectorize-loops", "-vectorize-slp",
+      // Clang prefers 256-bit vectors on AVX-512 machines, which halves a tile product.
+      fmt::format("-mprefer-vector-width={}", target.limits.vector_bits),
+      "-mrelocation-model", "pic", "-pic-level", "2", "-mcmodel=small", "-mframe-pointer=none",
+      // What speeds arithmetic up and keeps infinities, NaNs and the written order of sums.
+      "-ffp-contract=fast", "-fno-signed-zeros",
+      "-nostdsysteminc", "-nobuiltininc", "-Wno-psabi",
+  };
+}
+
+Code compile_cpu(const std::string& source, const std::string& label, const Target& target,
+                 Output output) {
+  const Target& host = host_target();
+  if (target.arch != host.arch || target.features != host.features)
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("target {} is not this machine's processor ({}); CPU kernels are "
+                            "compiled where they run",
+                            target.name(), host.name()));
+  return ClangPlugin::instance().compile(source, label, target, output);
+}
+
+}  // namespace wyvern::detail

@@ -1,0 +1,205 @@
+#include "compiler/compiler.hpp"
+
+#include <gtest/gtest.h>
+#include <wyvern/error.hpp>
+
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace wyvern {
+namespace {
+
+/// Keys need no code that compiles, only an embedded text. The prelude is one, and is put before
+/// every source; taken as a template's source as well it is the same types defined twice, which no
+/// compiler accepts.
+Template prelude_twice(DeviceKind device) {
+  Template t;
+  t.name = "prelude";
+  t.variant = device == DeviceKind::cuda ? "portable" : "cpu";
+  t.device = device;
+  t.constants = {"DTYPE", "K"};
+  t.tunables = {{"BT", {std::int64_t{32}, std::int64_t{64}}}};
+  t.source = device == DeviceKind::cuda ? "common/cuda/types.cuh" : "common/cpu/types.hpp";
+  return t;
+}
+
+Values constants() { return {{"DTYPE", DType::bf16}, {"K", std::int64_t{128}}}; }
+Config config() { return {{"BT", std::int64_t{64}}}; }
+
+CompileRequest request(const Template& t) {
+  const Target target = t.device == DeviceKind::cuda ? cuda_target("sm_90a") : host_target();
+  return {&t, constants(), config(), target};
+}
+
+void expect_has(const std::string& text, const std::string& piece) {
+  EXPECT_NE(text.find(piece), std::string::npos) << "'" << piece << "' is not in: " << text;
+}
+
+template <class Call>
+std::string bad_input(Call call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kBadInput);
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return {};
+}
+
+TEST(Target, CudaArchitectures) {
+  const Target hopper = cuda_target("sm_90a");
+  EXPECT_EQ(hopper.name(), "sm_90a");
+  EXPECT_EQ(hopper.device, DeviceKind::cuda);
+  EXPECT_EQ(hopper.limits.compute_capability, 90);
+  EXPECT_EQ(hopper.limits.shared_bytes, 227 * 1024);
+  EXPECT_EQ(cuda_target("sm_80").limits.shared_bytes, 163 * 1024);
+  EXPECT_EQ(cuda_target("sm_86").limits.shared_bytes, 99 * 1024);
+  EXPECT_EQ(cuda_target("sm_89").limits.shared_bytes, 99 * 1024);
+  EXPECT_EQ(cuda_target("sm_100a").limits.shared_bytes, 227 * 1024);
+  EXPECT_EQ(cuda_target("sm_120a").limits.shared_bytes, 99 * 1024);
+  EXPECT_EQ(cuda_target("sm_120a").limits.compute_capability, 120);
+  const std::string message = bad_input([] { cuda_target("sm_75"); });
+  expect_has(message, "sm_75");
+  expect_has(message, "sm_80, sm_86");
+}
+
+TEST(Target, Host) {
+  const Target& host = host_target();
+  EXPECT_EQ(host.device, DeviceKind::cpu);
+  EXPECT_FALSE(host.arch.empty());
+  EXPECT_GT(host.limits.shared_bytes, 0);
+  EXPECT_EQ(host.name().rfind("cpu-" + host.arch + "-", 0), 0U);
+#if defined(__x86_64__)
+  const int bits = __builtin_cpu_supports("avx512f") ? 512 : __builtin_cpu_supports("avx") ? 256 : 128;
+  EXPECT_EQ(host.limits.vector_bits, bits);
+#endif
+  EXPECT_EQ(parse_target("native-cpu").name(), host.name());
+  EXPECT_EQ(parse_target("sm_89").name(), "sm_89");
+  expect_has(bad_input([] { parse_target("gfx942"); }), "native-cpu");
+}
+
+class ArtifactKey : public testing::TestWithParam<DeviceKind> {
+ protected:
+  void SetUp() override {
+    const std::string problem = compiler_problem(GetParam());
+    if (!problem.empty()) GTEST_SKIP() << problem;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(, ArtifactKey, testing::Values(DeviceKind::cpu, DeviceKind::cuda),
+                         [](const auto& kind) { return std::string(to_string(kind.param)); });
+
+TEST_P(ArtifactKey, ChangesWithEachIngredient) {
+  const Template t = prelude_twice(GetParam());
+  const CompileRequest base = request(t);
+  std::set<std::string> keys{artifact_key(base)};
+
+  CompileRequest changed = base;
+  changed.config.set("BT", std::int64_t{32});
+  EXPECT_TRUE(keys.insert(artifact_key(changed)).second) << "tunable";
+  changed = base;
+  changed.constants.set("K", std::int64_t{64});
+  EXPECT_TRUE(keys.insert(artifact_key(changed)).second) << "constant";
+  changed = base;
+  changed.constants.set("DTYPE", DType::fp16);
+  EXPECT_TRUE(keys.insert(artifact_key(changed)).second) << "dtype";
+  changed = base;
+  changed.target.arch = "sm_80";
+  EXPECT_TRUE(keys.insert(artifact_key(changed)).second) << "architecture";
+  changed = base;
+  changed.target.features += " more";
+  EXPECT_TRUE(keys.insert(artifact_key(changed)).second) << "features";
+  Template other = t;
+  other.tunables.push_back({"BK", {std::int64_t{64}}});
+  changed = base;
+  changed.source_template = &other;
+  changed.config.set("BK", std::int64_t{64});
+  EXPECT_TRUE(keys.insert(artifact_key(changed)).second) << "source";
+
+  EXPECT_FALSE(keys.insert(artifact_key(base)).second) << "the same request has the same key";
+  changed = base;
+  changed.constants.set("UNUSED", std::int64_t{1});
+  EXPECT_EQ(artifact_key(changed), artifact_key(base)) << "what the source does not name";
+}
+
+TEST_P(ArtifactKey, IsHexadecimal) {
+  const Template t = prelude_twice(GetParam());
+  const std::string key = artifact_key(request(t));
+  EXPECT_EQ(key.size(), 64U);
+  EXPECT_EQ(key.find_first_not_of("0123456789abcdef"), std::string::npos);
+  std::printf("key=%s\n", key.c_str());  // what the next test reads from another process
+}
+
+TEST_P(ArtifactKey, IsTheSameInAnotherProcess) {
+  const Template t = prelude_twice(GetParam());
+  // The shell would be another /proc/self.
+  std::array<char, 4096> self{};
+  ASSERT_GT(readlink("/proc/self/exe", self.data(), self.size() - 1), 0);
+  const std::string command = "'" + std::string(self.data()) +
+                              "' --gtest_filter=ArtifactKey.IsHexadecimal/" +
+                              std::string(to_string(GetParam()));
+  const std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen(command.c_str(), "r"), pclose);
+  ASSERT_NE(pipe, nullptr);
+  std::string output;
+  for (int c = 0; (c = std::fgetc(pipe.get())) != EOF;) output += static_cast<char>(c);
+  expect_has(output, "key=" + artifact_key(request(t)));
+}
+
+class Compile : public ArtifactKey {};
+
+INSTANTIATE_TEST_SUITE_P(, Compile, testing::Values(DeviceKind::cpu, DeviceKind::cuda),
+                         [](const auto& kind) { return std::string(to_string(kind.param)); });
+
+TEST_P(Compile, ErrorShowsTemplateConfigAndMessage) {
+  const Template t = prelude_twice(GetParam());
+  try {
+    compile(request(t));
+    ADD_FAILURE() << "it compiled";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kCompile);
+    expect_has(error.what(), t.id());
+    expect_has(error.what(), "BT=64");
+    expect_has(error.what(), "DTYPE=bf16");
+    expect_has(error.what(), t.source);
+    expect_has(error.what(), "Extents");
+  }
+}
+
+TEST_P(Compile, AllThrowsTheFirstErrorAfterEveryRequestEnded) {
+  const Template t = prelude_twice(GetParam());
+  const std::vector<CompileRequest> requests(5, request(t));
+  int done = 0;
+  EXPECT_THROW(compile_all(requests, 3, [&done](std::size_t) { ++done; }), Error);
+  EXPECT_EQ(done, 0);
+  EXPECT_TRUE(compile_all({}).empty());
+}
+
+TEST_P(Compile, EmitsSourceAndRefusesForeignForms) {
+  const Template t = prelude_twice(GetParam());
+  expect_has(emit(request(t), Emit::source).text, "constexpr int BT = 64;");
+  const bool cuda = GetParam() == DeviceKind::cuda;
+  expect_has(bad_input([&] { emit(request(t), cuda ? Emit::assembly : Emit::cubin); }),
+             cuda ? "source, ptx, cubin" : "source, llvm-ir, asm, object");
+}
+
+TEST_P(Compile, TargetOfAnotherDeviceIsRefused) {
+  const Template t = prelude_twice(GetParam());
+  CompileRequest mixed = request(t);
+  mixed.target = GetParam() == DeviceKind::cuda ? host_target() : cuda_target("sm_80");
+  expect_has(bad_input([&] { compile(mixed); }), t.id());
+}
+
+TEST_P(Compile, VersionNamesTheCompiler) {
+  const std::string version = compiler_version(GetParam());
+  EXPECT_EQ(version.rfind(GetParam() == DeviceKind::cuda ? "NVRTC 1" : "LLVM 1", 0), 0U) << version;
+}
+
+}  // namespace
+}  // namespace wyvern

@@ -1,0 +1,50 @@
+// NVRTC, opened at run time. No header of CUDA's is needed to build this.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "compiler/backend.hpp"
+
+namespace wyvern::detail {
+
+/// The functions of one libnvrtc. Immutable after construction; every member is thread-safe. The
+/// library stays loaded for the life of the process.
+class Nvrtc {
+ public:
+  /// Opens the first of `names` that loads; throws Error(kUnavailable) when none does.
+  explicit Nvrtc(std::span<const char* const> names);
+
+  /// The one of this process, opened on first use; an Error is thrown anew by each call.
+  static const Nvrtc& instance();
+
+  /// "NVRTC 13.0"
+  std::string version() const;
+  /// version() and what tells two builds of it apart; part of the artifact key.
+  std::string identity() const;
+
+  /// What it is told for a target, besides the source.
+  std::vector<std::string> options(const Target& target) const;
+
+  /// Throws like compile_source; Output::loadable gives a cubin, Output::ptx its PTX.
+  Code compile(const std::string& source, const std::string& label, const Target& target,
+               Output output) const;
+
+ private:
+  struct Functions;
+  void require_arch(const Target& target) const;
+
+  const Functions* functions_;  ///< lives as long as the process, like the library
+  std::vector<int> archs_;
+  int major_ = 0;
+  int minor_ = 0;
+  std::int64_t build_ = 0;  ///< size of the library's file
+};
+
+/// Registers, memory and spills from what ptxas prints when it is verbose, summed over the functions
+/// that it did not inline.
+Resources parse_ptxas(const std::string& log);
+
+}  // namespace wyvern::detail

@@ -1,0 +1,160 @@
+#include <wyvern/error.hpp>
+#include <wyvern/sha256.hpp>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "compiler/compiler.hpp"
+
+namespace wyvern {
+namespace {
+
+constexpr std::int64_t kKiB = 1024;
+
+/// Shared memory that one block may opt into: CUDA programming guide, "Technical Specifications per
+/// Compute Capability". A name ending in "a" also allows what only that one model has.
+struct CudaArch {
+  std::string_view name;
+  int compute_capability;
+  std::int64_t shared_kib;
+};
+constexpr std::array kCudaArchs{
+    CudaArch{"sm_80", 80, 163},   CudaArch{"sm_86", 86, 99},    CudaArch{"sm_87", 87, 163},
+    CudaArch{"sm_89", 89, 99},    CudaArch{"sm_90", 90, 227},   CudaArch{"sm_90a", 90, 227},
+    CudaArch{"sm_100", 100, 227}, CudaArch{"sm_100a", 100, 227}, CudaArch{"sm_103", 103, 227},
+    CudaArch{"sm_103a", 103, 227}, CudaArch{"sm_110", 110, 227}, CudaArch{"sm_110a", 110, 227},
+    CudaArch{"sm_120", 120, 99},  CudaArch{"sm_120a", 120, 99}, CudaArch{"sm_121", 121, 99},
+    CudaArch{"sm_121a", 121, 99},
+};
+
+std::string known_archs() {
+  std::string names;
+  for (const CudaArch& arch : kCudaArchs)
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", arch.name);
+  return names;
+}
+
+/// Scratch of one CPU block. Every worker thread keeps this much, and past the second-level cache of
+/// current cores (1 to 2 MiB) a block only streams, so twice the larger is beyond any good config.
+constexpr std::int64_t kCpuScratch = 4096 * kKiB;
+
+/// The first processor's fields of /proc/cpuinfo.
+std::map<std::string, std::string> first_processor() {
+  std::map<std::string, std::string> fields;
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line) && !line.empty();) {
+    const std::size_t colon = line.find(':');
+    if (colon == std::string::npos) continue;
+    const std::size_t name_end = line.find_last_not_of(" \t", colon - 1);
+    const std::size_t value = std::min(line.find_first_not_of(" \t", colon + 1), line.size());
+    fields.emplace(line.substr(0, name_end + 1), line.substr(value));
+  }
+  return fields;
+}
+
+/// Whether a flag of /proc/cpuinfo is an instruction set that a compiler uses; the others tell of
+/// power, virtualization and mitigations, and change with microcode and kernel.
+bool is_instruction_set(std::string_view flag) {
+  constexpr std::array<std::string_view, 24> kPrefixes{
+      "sse",  "pni",  "avx",     "amx", "fma",  "f16c",      "bmi",  "abm",
+      "adx",  "aes",  "pclmul",  "sha", "vaes", "vpclmulqdq", "gfni", "popcnt",
+      "movbe", "lahf", "movdir", "cx16", "3dnowprefetch", "clwb", "prfchw", "xop"};
+  return flag.starts_with("ssse3") ||
+         std::any_of(kPrefixes.begin(), kPrefixes.end(),
+                     [flag](std::string_view prefix) { return flag.starts_with(prefix); });
+}
+
+/// Sorted, so that a kernel that lists them otherwise gives the same identity.
+std::string instruction_sets(const std::string& flags, bool every) {
+  std::vector<std::string> names;
+  std::istringstream words(flags);
+  for (std::string word; words >> word;)
+    if (every || is_instruction_set(word)) names.push_back(word);
+  std::sort(names.begin(), names.end());
+  return fmt::format("{}", fmt::join(names, " "));
+}
+
+bool has_word(const std::string& words, std::string_view word) {
+  std::istringstream stream(words);
+  for (std::string each; stream >> each;)
+    if (each == word) return true;
+  return false;
+}
+
+std::string lower_joined(const std::map<std::string, std::string>& fields,
+                         std::initializer_list<const char*> names) {
+  std::string text;
+  for (const char* name : names) {
+    const auto field = fields.find(name);
+    if (field == fields.end()) continue;
+    if (!text.empty()) text += '-';
+    for (const char c : field->second)
+      if (std::isalnum(static_cast<unsigned char>(c)) != 0)
+        text += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  }
+  return text;
+}
+
+Target describe_host() {
+  const std::map<std::string, std::string> cpu = first_processor();
+  Target target;
+  target.device = DeviceKind::cpu;
+  target.limits.shared_bytes = kCpuScratch;
+  target.limits.vector_bits = 128;
+#if defined(__x86_64__)
+  target.arch = lower_joined(cpu, {"vendor_id", "cpu family", "model"});
+  const auto flags = cpu.find("flags");
+  if (flags != cpu.end()) target.features = instruction_sets(flags->second, /*every=*/false);
+  if (has_word(target.features, "avx")) target.limits.vector_bits = 256;
+  if (has_word(target.features, "avx512f")) target.limits.vector_bits = 512;
+#else
+  target.arch = lower_joined(cpu, {"CPU implementer", "CPU part", "CPU variant"});
+  const auto flags = cpu.find("Features");
+  if (flags != cpu.end()) target.features = instruction_sets(flags->second, /*every=*/true);
+#endif
+  if (target.arch.empty()) target.arch = "unknown";
+  return target;
+}
+
+}  // namespace
+
+std::string Target::name() const {
+  if (device == DeviceKind::cuda) return arch;
+  return fmt::format("cpu-{}-{}", arch, sha256_hex(features).substr(0, 8));
+}
+
+Target cuda_target(std::string_view arch) {
+  for (const CudaArch& known : kCudaArchs) {
+    if (known.name != arch) continue;
+    Target target;
+    target.device = DeviceKind::cuda;
+    target.arch = arch;
+    target.limits.shared_bytes = known.shared_kib * kKiB;
+    target.limits.compute_capability = known.compute_capability;
+    return target;
+  }
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("arch '{}' is not known; it must be one of {}", arch, known_archs()));
+}
+
+const Target& host_target() {
+  static const Target target = describe_host();
+  return target;
+}
+
+Target parse_target(std::string_view text) {
+  if (text == "native-cpu") return host_target();
+  if (text.starts_with("sm_")) return cuda_target(text);
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("target '{}' is not known; it must be native-cpu or one of {}", text,
+                          known_archs()));
+}
+
+}  // namespace wyvern
