@@ -1,3 +1,4 @@
+#include "templates/cuda_sizes.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::chunk_index {
@@ -19,8 +20,22 @@ Template stage() {
   return t;
 }
 
+/// CUDA, sm_80 and up: one block builds all tables.
+Template portable() {
+  Template t = stage();
+  t.variant = "portable";
+  t.tunables = {{"BT", cuda::integers({64, 32, 16, 128})}};
+  t.source = "chunk_index/portable.cu";
+  t.illegal = [](const Values&, const Config&, const Limits&) { return std::string(); };
+  t.fallback = [](const Values&, const Limits&, std::int64_t BT) { return Config{{"BT", BT}}; };
+  t.geometry = [](const Values&, const Config&, const Extents&) {
+    return Geometry{{1, 1, 1}, 1024, 32 * 4};
+  };
+  return t;
+}
+
 }  // namespace
 
-std::vector<Template> contract() { return {}; }
+std::vector<Template> contract() { return {portable()}; }
 
 }  // namespace wyvern::chunk_index

@@ -1,3 +1,4 @@
+#include "templates/cuda_sizes.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::chunk_local_cumsum {
@@ -19,8 +20,26 @@ Template stage() {
   return t;
 }
 
+/// CUDA, sm_80 and up: one block a chunk and up to 32 heads.
+Template portable() {
+  Template t = stage();
+  t.variant = "portable";
+  t.tunables = {{"BT", cuda::integers({64, 32, 16, 128})}, {"num_warps", cuda::integers({4, 2, 8})}};
+  t.source = "chunk_local_cumsum/portable.cu";
+  t.illegal = [](const Values&, const Config&, const Limits&) { return std::string(); };
+  t.fallback = [](const Values&, const Limits&, std::int64_t BT) {
+    return Config{{"BT", BT}, {"num_warps", std::int64_t{4}}};
+  };
+  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
+    const std::int64_t threads = config.integer("num_warps") * 32;
+    const std::int64_t groups = cuda::ceil_div(constants.integer("HV"), 32);
+    return Geometry{{e.NT * groups, 1, 1}, threads, threads * 4};
+  };
+  return t;
+}
+
 }  // namespace
 
-std::vector<Template> contract() { return {}; }
+std::vector<Template> contract() { return {portable()}; }
 
 }  // namespace wyvern::chunk_local_cumsum

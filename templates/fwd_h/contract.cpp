@@ -1,3 +1,4 @@
+#include "templates/cuda_sizes.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::fwd_h {
@@ -25,8 +26,64 @@ Template stage() {
   return t;
 }
 
+std::int64_t shared_bytes(const Values& constants, const Config& config) {
+  const DType type = constants.dtype("DTYPE");
+  const std::int64_t BT = config.integer("BT");
+  return config.integer("num_stages") * (2 * cuda::tile_bytes(BT, constants.integer("K"), type) +
+                                         cuda::tile_bytes(BT, config.integer("BV"), type) +
+                                         cuda::column_bytes(BT));
+}
+
+std::string illegal(const Values& constants, const Config& config, const Limits& limits) {
+  const std::int64_t BV = config.integer("BV");
+  const std::int64_t warps = config.integer("num_warps");
+  if (std::string reason = cuda::exceeds_dimension("BV", BV, "V", constants.integer("V"));
+      !reason.empty())
+    return reason;
+  if (BV % (16 * warps) != 0)
+    return fmt::format("BV={} is not a multiple of 16 columns for each of {} warps", BV, warps);
+  const std::int64_t strips = BV / 16 / warps;
+  const std::int64_t columns = cuda::round_up(constants.integer("K"), 16) + config.integer("BT");
+  if (strips > 2 || strips * columns / 2 > cuda::kMaxAccumulators)
+    return fmt::format("num_warps={} keeps too much of the state in each thread", warps);
+  return cuda::exceeds_shared(shared_bytes(constants, config), limits);
+}
+
+/// CUDA, sm_80 and up: one block BV value columns of a sequence and value head.
+Template portable() {
+  Template t = stage();
+  t.variant = "portable";
+  t.tunables = {{"BT", cuda::integers({64, 32, 16, 128})},
+                {"BV", cuda::integers({64, 32, 128, 16})},
+                {"num_warps", cuda::integers({4, 2, 8, 1})},
+                {"num_stages", cuda::integers({2, 3, 1, 4})},
+                {"precision", cuda::kPrecisionValues}};
+  t.source = "fwd_h/portable.cu";
+  t.illegal = illegal;
+  t.redundant = cuda::repeats_precision;
+  t.fallback = [](const Values& constants, const Limits& limits, std::int64_t BT) {
+    const std::int64_t V = constants.integer("V");
+    const std::int64_t BV = V > 32 ? 64 : V > 16 ? 32 : 16;
+    Config config{{"BT", BT},
+                  {"BV", BV},
+                  {"num_warps", BV / 16},
+                  {"num_stages", std::int64_t{2}},
+                  {"precision", cuda::default_precision(constants)}};
+    if (shared_bytes(constants, config) > limits.shared_bytes)
+      config.set("num_stages", std::int64_t{1});
+    return config;
+  };
+  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
+    const std::int64_t tiles = cuda::ceil_div(constants.integer("V"), config.integer("BV"));
+    return Geometry{{e.N * constants.integer("HV") * tiles, 1, 1},
+                    config.integer("num_warps") * 32,
+                    shared_bytes(constants, config)};
+  };
+  return t;
+}
+
 }  // namespace
 
-std::vector<Template> contract() { return {}; }
+std::vector<Template> contract() { return {portable()}; }
 
 }  // namespace wyvern::fwd_h

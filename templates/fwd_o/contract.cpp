@@ -1,3 +1,6 @@
+#include <algorithm>
+
+#include "templates/cuda_sizes.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::fwd_o {
@@ -23,8 +26,72 @@ Template stage() {
   return t;
 }
 
+std::int64_t shared_bytes(const Values& constants, const Config& config) {
+  const DType type = constants.dtype("DTYPE");
+  const std::int64_t BT = config.integer("BT");
+  const std::int64_t BK = config.integer("BK");
+  const std::int64_t BV = config.integer("BV");
+  return config.integer("num_stages") *
+             (2 * cuda::tile_bytes(BT, BK, type) + cuda::tile_bytes(BK, BV, type)) +
+         cuda::tile_bytes(BT, BV, type) + cuda::column_bytes(BT);
+}
+
+std::string illegal(const Values& constants, const Config& config, const Limits& limits) {
+  const std::int64_t K = constants.integer("K");
+  const std::int64_t BT = config.integer("BT");
+  const std::int64_t BK = config.integer("BK");
+  const std::int64_t BV = config.integer("BV");
+  const std::int64_t warps = config.integer("num_warps");
+  const std::int64_t stages = config.integer("num_stages");
+  for (std::string reason : {cuda::exceeds_dimension("BK", BK, "K", K),
+                             cuda::exceeds_dimension("BV", BV, "V", constants.integer("V"))})
+    if (!reason.empty()) return reason;
+  if (stages > cuda::ceil_div(K, BK))
+    return fmt::format("num_stages={} is more than the {} tiles of K", stages,
+                       cuda::ceil_div(K, BK));
+  const std::int64_t strips = std::max<std::int64_t>(BT / 16 / warps, 1);
+  const std::int64_t across = warps * strips * 16 / BT;
+  if (BV % (across * 16) != 0)
+    return fmt::format("num_warps={} leaves warps without columns", warps);
+  if (strips > 2 || across > 4 || strips * (BV / across + BT) / 2 > cuda::kMaxAccumulators)
+    return fmt::format("num_warps={} does not suit a {} by {} tile", warps, BT, BV);
+  return cuda::exceeds_shared(shared_bytes(constants, config), limits);
+}
+
+/// CUDA, sm_80 and up: one block BV value columns of a chunk and value head.
+Template portable() {
+  Template t = stage();
+  t.variant = "portable";
+  t.tunables = {{"BT", cuda::integers({64, 32, 16, 128})},
+                {"BK", cuda::integers({64, 128, 32})},
+                {"BV", cuda::integers({128, 64, 32})},
+                {"num_warps", cuda::integers({4, 8, 2})},
+                {"num_stages", cuda::integers({2, 1})},
+                {"precision", cuda::kPrecisionValues}};
+  t.source = "fwd_o/portable.cu";
+  t.illegal = illegal;
+  t.redundant = cuda::repeats_precision;
+  t.fallback = [](const Values& constants, const Limits&, std::int64_t BT) {
+    const std::int64_t K = constants.integer("K");
+    const std::int64_t V = constants.integer("V");
+    return Config{{"BT", BT},
+                  {"BK", std::int64_t{K > 32 ? 64 : 32}},
+                  {"BV", std::int64_t{V > 64 && cuda::is_half(constants) ? 128 : V > 32 ? 64 : 32}},
+                  {"num_warps", std::int64_t{BT == 128 ? 8 : BT == 64 ? 4 : 2}},
+                  {"num_stages", std::int64_t{K > 64 && cuda::is_half(constants) ? 2 : 1}},
+                  {"precision", cuda::default_precision(constants)}};
+  };
+  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
+    const std::int64_t tiles = cuda::ceil_div(constants.integer("V"), config.integer("BV"));
+    return Geometry{{e.NT * constants.integer("HV") * tiles, 1, 1},
+                    config.integer("num_warps") * 32,
+                    shared_bytes(constants, config)};
+  };
+  return t;
+}
+
 }  // namespace
 
-std::vector<Template> contract() { return {}; }
+std::vector<Template> contract() { return {portable()}; }
 
 }  // namespace wyvern::fwd_o

@@ -1,3 +1,4 @@
+#include "templates/cuda_sizes.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::gate {
@@ -19,8 +20,26 @@ Template stage() {
   return t;
 }
 
+/// CUDA, sm_80 and up: four elements a thread.
+Template portable() {
+  Template t = stage();
+  t.variant = "portable";
+  t.tunables = {{"num_warps", cuda::integers({4, 8})}};
+  t.source = "gate/portable.cu";
+  t.illegal = [](const Values&, const Config&, const Limits&) { return std::string(); };
+  t.fallback = [](const Values&, const Limits&, std::int64_t) {
+    return Config{{"num_warps", std::int64_t{4}}};
+  };
+  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
+    const std::int64_t threads = config.integer("num_warps") * 32;
+    const std::int64_t count = e.B * e.T * constants.integer("HV");
+    return Geometry{{cuda::ceil_div(count, threads * 4), 1, 1}, threads, 0};
+  };
+  return t;
+}
+
 }  // namespace
 
-std::vector<Template> contract() { return {}; }
+std::vector<Template> contract() { return {portable()}; }
 
 }  // namespace wyvern::gate

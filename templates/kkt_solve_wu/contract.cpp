@@ -1,3 +1,4 @@
+#include "templates/cuda_sizes.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::kkt_solve_wu {
@@ -23,8 +24,61 @@ Template stage() {
   return t;
 }
 
+std::int64_t shared_bytes(const Values& constants, const Config& config) {
+  const DType type = constants.dtype("DTYPE");
+  const std::int64_t BT = config.integer("BT");
+  return cuda::tile_bytes(BT, constants.integer("K"), type) +
+         cuda::tile_bytes(BT, config.integer("BV"), type) + cuda::tile_bytes(BT, BT, DType::fp32) +
+         3 * cuda::column_bytes(BT);
+}
+
+std::string illegal(const Values& constants, const Config& config, const Limits& limits) {
+  const std::int64_t BT = config.integer("BT");
+  const std::int64_t BV = config.integer("BV");
+  const std::int64_t warps = config.integer("num_warps");
+  if (std::string reason = cuda::exceeds_dimension("BV", BV, "V", constants.integer("V"));
+      !reason.empty())
+    return reason;
+  if (warps * 32 < BT) return fmt::format("num_warps={} is less than BT/32={}", warps, BT / 32);
+  if (warps * 8 > BV) return fmt::format("num_warps={} leaves warps without columns", warps);
+  if (cuda::lower_operand_registers(BT, cuda::is_half(constants)) > cuda::kMaxAccumulators)
+    return fmt::format("BT={} takes more registers than a thread has", BT);
+  return cuda::exceeds_shared(shared_bytes(constants, config), limits);
+}
+
+/// CUDA, sm_80 and up: one block a chunk and value head.
+Template portable() {
+  Template t = stage();
+  t.variant = "portable";
+  t.tunables = {{"BT", cuda::integers({64, 32, 16, 128})},
+                {"BV", cuda::integers({128, 64, 32})},
+                {"num_warps", cuda::integers({4, 8, 2})},
+                {"precision", cuda::kPrecisionValues}};
+  t.source = "kkt_solve_wu/portable.cu";
+  t.illegal = illegal;
+  t.redundant = [](const Values& constants, const Config& config) {
+    return config.integer("BT") == 16 && cuda::repeats_precision(constants, config);
+  };
+  t.fallback = [](const Values& constants, const Limits&, std::int64_t BT) {
+    const std::int64_t V = constants.integer("V");
+    const bool half = cuda::is_half(constants);
+    return Config{{"BT", BT},
+                  {"BV", std::int64_t{V > 64 && half ? 128 : V > 32 ? 64 : 32}},
+                  {"num_warps", std::int64_t{BT >= 64 ? 4 : 2}},
+                  {"precision", !half      ? Precision::tf32x3
+                                : BT == 16 ? Precision::ieee
+                                           : Precision::tf32}};
+  };
+  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
+    return Geometry{{e.NT * constants.integer("HV"), 1, 1},
+                    config.integer("num_warps") * 32,
+                    shared_bytes(constants, config)};
+  };
+  return t;
+}
+
 }  // namespace
 
-std::vector<Template> contract() { return {}; }
+std::vector<Template> contract() { return {portable()}; }
 
 }  // namespace wyvern::kkt_solve_wu

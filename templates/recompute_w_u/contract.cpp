@@ -1,3 +1,6 @@
+#include <algorithm>
+
+#include "templates/cuda_sizes.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::recompute_w_u {
@@ -24,8 +27,59 @@ Template stage() {
   return t;
 }
 
+std::int64_t shared_bytes(const Values& constants, const Config& config) {
+  const DType type = constants.dtype("DTYPE");
+  const std::int64_t BT = config.integer("BT");
+  const std::int64_t width = std::max(config.integer("BK"), config.integer("BV"));
+  return cuda::tile_bytes(BT, BT, type) + cuda::column_bytes(BT) + cuda::tile_bytes(BT, width, type);
+}
+
+std::string illegal(const Values& constants, const Config& config, const Limits& limits) {
+  const std::int64_t BT = config.integer("BT");
+  const std::int64_t BK = config.integer("BK");
+  const std::int64_t BV = config.integer("BV");
+  for (std::string reason : {cuda::exceeds_dimension("BK", BK, "K", constants.integer("K")),
+                             cuda::exceeds_dimension("BV", BV, "V", constants.integer("V"))})
+    if (!reason.empty()) return reason;
+  if (config.integer("num_warps") * 16 > std::max(BK, BV))
+    return fmt::format("num_warps={} leaves warps without columns", config.integer("num_warps"));
+  if (cuda::lower_operand_registers(BT, cuda::is_half(constants)) > cuda::kMaxAccumulators)
+    return fmt::format("BT={} takes more registers than a thread has", BT);
+  return cuda::exceeds_shared(shared_bytes(constants, config), limits);
+}
+
+/// CUDA, sm_80 and up: one block a tile of columns of W or U.
+Template portable() {
+  Template t = stage();
+  t.variant = "portable";
+  t.tunables = {{"BT", cuda::integers({64, 32, 16, 128})},
+                {"BK", cuda::integers({64, 128, 32})},
+                {"BV", cuda::integers({64, 128, 32})},
+                {"num_warps", cuda::integers({4, 2, 8})},
+                {"precision", cuda::kPrecisionValues}};
+  t.source = "recompute_w_u/portable.cu";
+  t.illegal = illegal;
+  t.redundant = cuda::repeats_precision;
+  t.fallback = [](const Values& constants, const Limits&, std::int64_t BT) {
+    return Config{{"BT", BT},
+                  {"BK", std::int64_t{constants.integer("K") > 32 ? 64 : 32}},
+                  {"BV", std::int64_t{constants.integer("V") > 32 ? 64 : 32}},
+                  {"num_warps", std::int64_t{2}},
+                  {"precision", cuda::default_precision(constants)}};
+  };
+  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
+    const std::int64_t tiles =
+        cuda::ceil_div(constants.integer("K"), config.integer("BK")) +
+        cuda::ceil_div(constants.integer("V"), config.integer("BV"));
+    return Geometry{{e.NT * constants.integer("HV") * tiles, 1, 1},
+                    config.integer("num_warps") * 32,
+                    shared_bytes(constants, config)};
+  };
+  return t;
+}
+
 }  // namespace
 
-std::vector<Template> contract() { return {}; }
+std::vector<Template> contract() { return {portable()}; }
 
 }  // namespace wyvern::recompute_w_u

@@ -1,3 +1,6 @@
+#include <algorithm>
+
+#include "templates/cuda_sizes.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::scaled_dot_kkt {
@@ -21,8 +24,58 @@ Template stage() {
   return t;
 }
 
+std::int64_t shared_bytes(const Values& constants, const Config& config) {
+  const std::int64_t BT = config.integer("BT");
+  return config.integer("num_stages") *
+             cuda::tile_bytes(BT, config.integer("BK"), constants.dtype("DTYPE")) +
+         2 * cuda::column_bytes(BT);
+}
+
+std::string illegal(const Values& constants, const Config& config, const Limits& limits) {
+  const std::int64_t K = constants.integer("K");
+  const std::int64_t BK = config.integer("BK");
+  const std::int64_t stages = config.integer("num_stages");
+  if (std::string reason = cuda::exceeds_dimension("BK", BK, "K", K); !reason.empty())
+    return reason;
+  if (stages > cuda::ceil_div(K, BK))
+    return fmt::format("num_stages={} is more than the {} tiles of K", stages,
+                       cuda::ceil_div(K, BK));
+  if (config.integer("num_warps") * 16 > config.integer("BT"))
+    return fmt::format("num_warps={} is more than BT/16={}", config.integer("num_warps"),
+                       config.integer("BT") / 16);
+  return cuda::exceeds_shared(shared_bytes(constants, config), limits);
+}
+
+/// CUDA, sm_80 and up: one block a chunk and value head.
+Template portable() {
+  Template t = stage();
+  t.variant = "portable";
+  t.tunables = {{"BT", cuda::integers({64, 32, 16, 128})},
+                {"BK", cuda::integers({64, 128, 32})},
+                {"num_warps", cuda::integers({4, 2, 1, 8})},
+                {"num_stages", cuda::integers({2, 1})},
+                {"precision", cuda::kPrecisionValues}};
+  t.source = "scaled_dot_kkt/portable.cu";
+  t.illegal = illegal;
+  t.redundant = cuda::repeats_precision;
+  t.fallback = [](const Values& constants, const Limits&, std::int64_t BT) {
+    const std::int64_t K = constants.integer("K");
+    return Config{{"BT", BT},
+                  {"BK", std::int64_t{K > 32 ? 64 : 32}},
+                  {"num_warps", std::min<std::int64_t>(BT / 16, 4)},
+                  {"num_stages", std::int64_t{K > 64 ? 2 : 1}},
+                  {"precision", cuda::default_precision(constants)}};
+  };
+  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
+    return Geometry{{e.NT * constants.integer("HV"), 1, 1},
+                    config.integer("num_warps") * 32,
+                    shared_bytes(constants, config)};
+  };
+  return t;
+}
+
 }  // namespace
 
-std::vector<Template> contract() { return {}; }
+std::vector<Template> contract() { return {portable()}; }
 
 }  // namespace wyvern::scaled_dot_kkt

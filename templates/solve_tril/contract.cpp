@@ -1,3 +1,6 @@
+#include <algorithm>
+
+#include "templates/cuda_sizes.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::solve_tril {
@@ -19,8 +22,42 @@ Template stage() {
   return t;
 }
 
+/// CUDA, sm_80 and up: one block a chunk and value head, the inverse in fp32 in shared memory.
+Template portable() {
+  Template t = stage();
+  t.variant = "portable";
+  t.tunables = {{"BT", cuda::integers({64, 32, 16, 128})},
+                {"num_warps", cuda::integers({2, 1, 4})},
+                {"precision", cuda::kPrecisionValues}};
+  t.source = "solve_tril/portable.cu";
+  t.illegal = [](const Values&, const Config& config, const Limits& limits) {
+    const std::int64_t BT = config.integer("BT");
+    if (config.integer("num_warps") * 32 < BT)
+      return fmt::format("num_warps={} is less than BT/32={}", config.integer("num_warps"), BT / 32);
+    return cuda::exceeds_shared(cuda::tile_bytes(BT, BT, DType::fp32), limits);
+  };
+  t.redundant = [](const Values&, const Config& config) {
+    return config.integer("BT") == 16 && config.precision("precision") != Precision::ieee;
+  };
+  t.fallback = [](const Values& constants, const Limits&, std::int64_t BT) {
+    const Precision precision = BT == 16                   ? Precision::ieee
+                                : cuda::is_half(constants) ? Precision::tf32
+                                                           : Precision::tf32x3;
+    return Config{{"BT", BT},
+                  {"num_warps", std::max<std::int64_t>(BT / 32, 1)},
+                  {"precision", precision}};
+  };
+  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
+    const std::int64_t BT = config.integer("BT");
+    return Geometry{{e.NT * constants.integer("HV"), 1, 1},
+                    config.integer("num_warps") * 32,
+                    cuda::tile_bytes(BT, BT, DType::fp32)};
+  };
+  return t;
+}
+
 }  // namespace
 
-std::vector<Template> contract() { return {}; }
+std::vector<Template> contract() { return {portable()}; }
 
 }  // namespace wyvern::solve_tril

@@ -1,0 +1,109 @@
+// Tiles in shared memory and how they get there.
+#pragma once
+
+#include "common/cuda/ptx.cuh"
+
+WYVERN_DEVICE constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+WYVERN_DEVICE constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
+WYVERN_DEVICE constexpr int smaller(int a, int b) { return a < b ? a : b; }
+WYVERN_DEVICE constexpr int larger(int a, int b) { return a > b ? a : b; }
+
+template <class A, class B>
+inline constexpr bool kSame = false;
+template <class A>
+inline constexpr bool kSame<A, A> = true;
+
+/// 16-bit tensor-core products, as opposed to fp32 ones in a Precision.
+template <class T>
+inline constexpr bool kHalf = sizeof(T) == 2;
+
+/// The widest access that divides `elements` elements of T, 16 bytes at most.
+template <class T>
+WYVERN_DEVICE constexpr int vector_bytes(int elements) {
+  int bytes = 16;
+  while (elements * static_cast<int>(sizeof(T)) % bytes != 0) bytes /= 2;
+  return bytes;
+}
+
+/// N elements that move in one access of up to 16 bytes.
+template <class T, int N>
+struct alignas(N * sizeof(T)) Vector {
+  T at[N];
+};
+using Float2 = Vector<float, 2>;
+
+/// A row-major tile in shared memory. Eight elements of padding a row keep fragment loads free of
+/// bank conflicts: 16-byte rows of ldmatrix for 16-bit types, pairs of floats for fp32.
+template <class T, int Rows, int Cols>
+struct Tile {
+  static constexpr int kRows = Rows;
+  static constexpr int kCols = Cols;
+  static constexpr int kStride = round_up(Cols, 16) + 8;
+  static constexpr int kBytes = Rows * kStride * static_cast<int>(sizeof(T));
+  using Element = T;
+
+  T* data;
+
+  WYVERN_DEVICE T* at(int row, int col) const { return data + row * kStride + col; }
+};
+
+/// Hands out the launch's shared memory from its start, in multiples of 16 bytes. The contracts add
+/// up the same sizes (templates/cuda_sizes.hpp).
+struct SharedAllocator {
+  unsigned char* next;
+
+  WYVERN_DEVICE explicit SharedAllocator(int offset = 0) : next(shared_memory() + offset) {}
+  template <class T>
+  WYVERN_DEVICE T* take(int count) {
+    T* const result = reinterpret_cast<T*>(next);
+    next += round_up(count * static_cast<int>(sizeof(T)), 16);
+    return result;
+  }
+  template <class TileType>
+  WYVERN_DEVICE TileType tile() {
+    return TileType{take<typename TileType::Element>(TileType::kRows * TileType::kStride)};
+  }
+};
+
+/// Starts copying Rows x Cols elements, rows `row_stride` elements apart, into `tile`. Rows at or past
+/// `rows` and columns at or past `cols` become zeros. Every row starts at a multiple of Align
+/// elements from the tensor's 16-byte-aligned base, and `cols` is such a multiple or at least Cols.
+/// All Threads of the block take part; the tile is there after copy_async_wait and sync_block.
+template <int Threads, int Align, class T, int Rows, int Cols>
+WYVERN_DEVICE void load_tile(const Tile<T, Rows, Cols>& tile, const T* source, int64 row_stride,
+                             int rows, int cols) {
+  constexpr int kBytes = vector_bytes<T>(Align);
+  constexpr int kVector = kBytes / static_cast<int>(sizeof(T));
+  constexpr int kPerRow = round_up(Cols, 16) / kVector;
+  constexpr int kVectors = Rows * kPerRow;
+#pragma unroll
+  for (int first = 0; first < kVectors; first += Threads) {
+    const int i = first + thread_index();
+    if (kVectors % Threads != 0 && i >= kVectors) break;
+    const int row = i / kPerRow;
+    const int col = i % kPerRow * kVector;
+    const bool valid = row < rows && col < cols;
+    const T* const from = valid ? source + row * row_stride + col : source;
+    T* const to = tile.at(row, col);
+    if constexpr (kBytes >= 4)
+      copy_async<kBytes>(to, from, valid);
+    else
+      *to = valid ? *from : T{};
+  }
+}
+
+/// Starts copying `rows` elements `stride` apart, zeros up to Count.
+template <int Threads, int Count, class T>
+WYVERN_DEVICE void load_column(T* to, const T* source, int64 stride, int rows) {
+#pragma unroll
+  for (int first = 0; first < Count; first += Threads) {
+    const int i = first + thread_index();
+    if (Count % Threads != 0 && i >= Count) break;
+    const bool valid = i < rows;
+    const T* const from = valid ? source + i * stride : source;
+    if constexpr (sizeof(T) == 4)
+      copy_async<4>(to + i, from, valid);
+    else
+      to[i] = valid ? *from : T{};
+  }
+}

@@ -1,0 +1,69 @@
+// What the contracts of CUDA templates have in common: the sizes of the shared-memory tiles of
+// common/cuda/tile.cuh and a few judgements of configs.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <string>
+
+#include "templates/template.hpp"
+
+namespace wyvern::cuda {
+
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
+
+/// Bytes of a Tile<type, rows, cols>.
+constexpr std::int64_t tile_bytes(std::int64_t rows, std::int64_t cols, DType type) {
+  return rows * (round_up(cols, 16) + 8) * static_cast<std::int64_t>(size_of(type));
+}
+
+/// Bytes of `count` floats, one a row of a chunk.
+constexpr std::int64_t column_bytes(std::int64_t count) { return round_up(count * 4, 16); }
+
+inline bool is_half(const Values& constants) {
+  return constants.dtype("DTYPE") != DType::fp32;
+}
+
+/// For templates whose products of 16-bit inputs are all 16-bit: `precision` then means nothing, and
+/// the most accurate name is kept, which every floor admits.
+inline bool repeats_precision(const Values& constants, const Config& config) {
+  return is_half(constants) && config.precision("precision") != Precision::ieee;
+}
+inline Precision default_precision(const Values& constants) {
+  return is_half(constants) ? Precision::ieee : Precision::tf32x3;
+}
+
+inline const std::vector<Value> kPrecisionValues{Precision::tf32x3, Precision::tf32,
+                                                 Precision::ieee};
+
+inline std::vector<Value> integers(std::initializer_list<std::int64_t> values) {
+  return {values.begin(), values.end()};
+}
+
+/// Empty, or why `bytes` of shared memory are too many.
+inline std::string exceeds_shared(std::int64_t bytes, const Limits& limits) {
+  if (bytes <= limits.shared_bytes) return {};
+  return fmt::format("needs {} bytes of shared memory a block, the target has {}", bytes,
+                     limits.shared_bytes);
+}
+
+/// Empty, or why a tile of `width` columns is a waste for a dimension: the first width that covers
+/// it is the last that makes sense.
+inline std::string exceeds_dimension(const char* tunable, std::int64_t width, const char* name,
+                                     std::int64_t dimension) {
+  if (width <= 16 || width / 2 < dimension) return {};
+  return fmt::format("{}={} is more than twice {}={}", tunable, width, name, dimension);
+}
+
+/// Accumulator registers a thread may hold beside addresses and operands.
+inline constexpr std::int64_t kMaxAccumulators = 176;
+
+/// Registers of a LowerOperand (wy.cuh) of `size` rows and of the sums it is applied into.
+constexpr std::int64_t lower_operand_registers(std::int64_t size, bool half) {
+  const std::int64_t blocks = (size / 16) * (size / 16 + 1) / 2;
+  return blocks * (half ? 4 : 8) + size / 16 * 8;
+}
+
+}  // namespace wyvern::cuda

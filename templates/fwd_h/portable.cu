@@ -1,0 +1,199 @@
+// The state scan, one block BV value columns of one sequence and value head. Each warp keeps its
+// columns of the state in registers for the whole sequence; chunks of w, k, u and G stream through
+// num_stages buffers, one barrier a chunk.
+#include "common/cuda/chunk.cuh"
+#include "common/cuda/state.cuh"
+
+constexpr int kThreads = num_warps * 32;
+constexpr int kStrips = BV / 16 / num_warps;
+constexpr int kPaddedK = round_up(K, 16);
+constexpr int kTilesV = ceil_div(V, BV);
+
+/// One of the buffers that chunks pass through.
+struct Stage {
+  using Keys = Tile<DTYPE, BT, kPaddedK>;
+  using Values = Tile<DTYPE, BT, BV>;
+  static constexpr int kBytes = 2 * Keys::kBytes + Values::kBytes + BT * 4;
+
+  Keys w, k;
+  Values u;
+  float* G;
+
+  WYVERN_DEVICE explicit Stage(int chunk) {
+    SharedAllocator shared(chunk % num_stages * kBytes);
+    w = shared.tile<Keys>();
+    k = shared.tile<Keys>();
+    u = shared.tile<Values>();
+    G = shared.take<float>(BT);
+  }
+};
+
+/// Offset of element (k, v) in a state of initial_state or final_state.
+WYVERN_DEVICE int64 state_offset(int k, int v) {
+  return STATE_V_FIRST ? int64{v} * K + k : int64{k} * V + v;
+}
+
+/// The state of sixteen value columns, transposed.
+struct State {
+  Piece piece[kPaddedK / 8];
+
+  /// Calls visit(k, v, element), v relative to the strip.
+  template <class Visit>
+  WYVERN_DEVICE void for_each(Visit&& visit) {
+#pragma unroll
+    for (int n = 0; n < kPaddedK / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        visit(n * 8 + piece_col(i), strip_col(piece_row(i)), piece[n].x[i]);
+  }
+};
+
+/// V'^T = U^T - S^T W^T.
+WYVERN_DEVICE void subtract_prediction(Piece (&values)[kStrips][BT / 8],
+                                       const State (&state)[kStrips], const Stage& stage,
+                                       int first_col) {
+#pragma unroll
+  for (int step = 0; step < kPaddedK / kDepth<DTYPE>; ++step) {
+    Left<DTYPE> a[kStrips];
+#pragma unroll
+    for (int i = 0; i < kStrips; ++i) a[i] = left_from<DTYPE>(state[i].piece, step);
+#pragma unroll
+    for (int n = 0; n < BT / 8; n += 2) {
+      const auto b = load_right_transposed(stage.w, step * kDepth<DTYPE>, n * 8);
+#pragma unroll
+      for (int i = 0; i < kStrips; ++i)
+        multiply<precision>(values[i][n], values[i][n + 1], a[i], b);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kStrips; ++i)
+#pragma unroll
+    for (int n = 0; n < BT / 8; ++n) {
+      const Piece u = load_transposed(stage.u, n * 8, first_col + i * 16);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) values[i][n].x[j] = u.x[j] - values[i][n].x[j];
+    }
+}
+
+/// S^T <- exp(G_C) S^T + V'^T diag(exp(G_C - G)) K. Scales `values` in place.
+WYVERN_DEVICE void update_state(State (&state)[kStrips], Piece (&values)[kStrips][BT / 8],
+                                const Stage& stage, float G_last) {
+#pragma unroll
+  for (int n = 0; n < BT / 8; ++n)
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float factor = decay(G_last - stage.G[n * 8 + piece_col(j)]);
+#pragma unroll
+      for (int i = 0; i < kStrips; ++i) {
+        values[i][n].x[j] *= factor;
+        values[i][n].x[j + 2] *= factor;
+      }
+    }
+  const float factor = decay(G_last);
+#pragma unroll
+  for (int i = 0; i < kStrips; ++i)
+#pragma unroll
+    for (int n = 0; n < kPaddedK / 8; ++n)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) state[i].piece[n].x[j] *= factor;
+#pragma unroll
+  for (int step = 0; step < BT / kDepth<DTYPE>; ++step) {
+    Left<DTYPE> a[kStrips];
+#pragma unroll
+    for (int i = 0; i < kStrips; ++i) a[i] = left_from<DTYPE>(values[i], step);
+#pragma unroll
+    for (int n = 0; n < kPaddedK / 8; n += 2) {
+      const auto b = load_right(stage.k, step * kDepth<DTYPE>, n * 8);
+#pragma unroll
+      for (int i = 0; i < kStrips; ++i)
+        multiply<precision>(state[i].piece[n], state[i].piece[n + 1], a[i], b);
+    }
+  }
+}
+
+WYVERN_KERNEL(kThreads)
+(const DTYPE* k, const DTYPE* w, const DTYPE* u, const float* G, const STATE_DTYPE* initial_state,
+ const int32* seq_offsets, const int32* chunk_offsets, DTYPE* h, DTYPE* v_new, float* final_state,
+ Extents e) {
+  const int head = block_index() / kTilesV % HV;
+  const int sequence = block_index() / kTilesV / HV;
+  const int tile_v = block_index() % kTilesV * BV;
+  const int warp_col = warp_index() * kStrips * 16;  // of the tile
+  const int first_v = tile_v + warp_col;
+
+  int64 token = sequence * e.T;
+  int tokens = static_cast<int>(e.T);
+  int64 slot = int64{sequence} * ceil_div(tokens, BT);
+  if constexpr (VARLEN) {
+    token = seq_offsets[sequence];
+    tokens = seq_offsets[sequence + 1] - seq_offsets[sequence];
+    slot = chunk_offsets[sequence];
+  }
+  const int chunks = ceil_div(tokens, BT);
+
+  const auto load = [&](int chunk) {
+    if (chunk < chunks) {
+      const Stage stage(chunk);
+      const int64 first = token + int64{chunk} * BT;
+      const int64 row = first * HV + head;
+      const int rows = smaller(tokens - chunk * BT, BT);
+      load_tile<kThreads, K>(stage.w, w + row * K, HV * K, rows, K);
+      load_tile<kThreads, V>(stage.u, u + row * V + tile_v, HV * V, rows, V - tile_v);
+      load_column<kThreads, BT>(stage.G, G + row, HV, rows);
+      load_tile<kThreads, K>(stage.k, k + (first * H + head / (HV / H)) * K, H * K, rows, K);
+    }
+    copy_async_commit();
+  };
+  for (int i = 0; i < num_stages - 1; ++i) load(i);
+
+  State state[kStrips];
+  const int64 state_start = (int64{sequence} * HV + head) * K * V;
+  if constexpr (INITIAL_STATE) {
+#pragma unroll
+    for (int i = 0; i < kStrips; ++i)
+      state[i].for_each([&](int row, int col, float& x) {
+        const int v = first_v + i * 16 + col;
+        if (row < K && v < V) x = to_float(initial_state[state_start + state_offset(row, v)]);
+      });
+  }
+
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    if constexpr (num_stages == 1) {
+      if (chunk > 0) sync_block();
+      load(chunk);
+    }
+    copy_async_wait<larger(num_stages - 2, 0)>();
+    sync_block();
+    if constexpr (num_stages > 1) load(chunk + num_stages - 1);
+
+    const Stage stage(chunk);
+    const int rows = smaller(tokens - chunk * BT, BT);
+    const int64 row = (token + int64{chunk} * BT) * HV + head;
+    DTYPE* const h_chunk = h + ((slot + chunk) * HV + head) * K * V + first_v;
+    DTYPE* const v_chunk = v_new + row * V + first_v;
+    Piece values[kStrips][BT / 8];
+#pragma unroll
+    for (int i = 0; i < kStrips; ++i)
+#pragma unroll
+      for (int n = 0; n < kPaddedK / 8; ++n)
+        store_transposed<V>(h_chunk + n * 8 * V + i * 16, V, state[i].piece[n], K - n * 8,
+                            V - first_v - i * 16);
+    subtract_prediction(values, state, stage, warp_col);
+#pragma unroll
+    for (int i = 0; i < kStrips; ++i)
+#pragma unroll
+      for (int n = 0; n < BT / 8; ++n)
+        store_transposed<V>(v_chunk + n * 8 * (int64{HV} * V) + i * 16, int64{HV} * V,
+                            values[i][n], rows - n * 8, V - first_v - i * 16);
+    update_state(state, values, stage, stage.G[rows - 1]);
+  }
+
+  if constexpr (FINAL_STATE) {
+#pragma unroll
+    for (int i = 0; i < kStrips; ++i)
+      state[i].for_each([&](int row, int col, float& x) {
+        const int v = first_v + i * 16 + col;
+        if (row < K && v < V) final_state[state_start + state_offset(row, v)] = x;
+      });
+  }
+}
