@@ -1,3 +1,4 @@
+#include "templates/cpu_contract.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::chunk_local_cumsum {
@@ -19,8 +20,22 @@ Template stage() {
   return t;
 }
 
+/// One call: a chunk, all heads.
+Template cpu(Template t) {
+  t.variant = "cpu";
+  t.device = DeviceKind::cpu;
+  t.source = "chunk_local_cumsum/cpu.cpp";
+  t.tunables = {{"BT", {16, 32, 64}}};
+  t.illegal = [](const Values&, const Config&, const Limits&) { return std::string(); };
+  t.fallback = [](const Values&, const Limits&, std::int64_t BT) { return Config{{"BT", BT}}; };
+  t.geometry = [](const Values&, const Config&, const Extents& e) {
+    return Geometry{.grid = {e.NT, 1, 1}};
+  };
+  return t;
+}
+
 }  // namespace
 
-std::vector<Template> contract() { return {}; }
+std::vector<Template> contract() { return {cpu(stage())}; }
 
 }  // namespace wyvern::chunk_local_cumsum
