@@ -1,3 +1,4 @@
+#include "templates/cpu_contract.hpp"
 #include "templates/cuda_sizes.hpp"
 #include "templates/template.hpp"
 
@@ -34,8 +35,20 @@ Template portable() {
   return t;
 }
 
+/// All sequences in one call: there is little to do.
+Template cpu(Template t) {
+  t.variant = "cpu";
+  t.device = DeviceKind::cpu;
+  t.source = "chunk_index/cpu.cpp";
+  t.tunables = {{"BT", {16, 32, 64}}};
+  t.illegal = [](const Values&, const Config&, const Limits&) { return std::string(); };
+  t.fallback = [](const Values&, const Limits&, std::int64_t BT) { return Config{{"BT", BT}}; };
+  t.geometry = [](const Values&, const Config&, const Extents&) { return Geometry{}; };
+  return t;
+}
+
 }  // namespace
 
-std::vector<Template> contract() { return {portable()}; }
+std::vector<Template> contract() { return {portable(), cpu(stage())}; }
 
 }  // namespace wyvern::chunk_index

@@ -1,3 +1,4 @@
+#include "templates/cpu_contract.hpp"
 #include "templates/cuda_sizes.hpp"
 #include "templates/template.hpp"
 
@@ -82,8 +83,38 @@ Template portable() {
   return t;
 }
 
+/// Scratch of one block, as fwd_h/cpu.cpp hands it out.
+std::int64_t cpu_scratch(const Values& constants, const Config& config) {
+  const std::int64_t BT = config.integer("BT"), BV = config.integer("BV");
+  const std::int64_t K = constants.integer("K");
+  return fp32_bytes(scratch::tile(K, BV) + scratch::tile(BT, K) + scratch::tile(BT, BV) +
+                    2 * scratch::vector(BT) + scratch::vector(K));
+}
+
+/// One call: all chunks of one sequence, one value head, BV columns of the state.
+Template cpu(Template t) {
+  t.variant = "cpu";
+  t.device = DeviceKind::cpu;
+  t.source = "fwd_h/cpu.cpp";
+  t.tunables = {{"BT", {16, 32, 64}}, {"BV", {32, 64, 128}}};
+  t.illegal = [](const Values& constants, const Config& config, const Limits& limits) {
+    const std::string problem =
+        column_block_problem("BV", config.integer("BV"), constants.integer("V"));
+    return problem.empty() ? scratch_problem(cpu_scratch(constants, config), limits) : problem;
+  };
+  t.fallback = [](const Values& constants, const Limits&, std::int64_t BT) {
+    return Config{{"BT", BT}, {"BV", column_block(constants.integer("V"), 64)}};
+  };
+  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
+    const std::int64_t BV = config.integer("BV");
+    return Geometry{.grid = {(constants.integer("V") + BV - 1) / BV, constants.integer("HV"), e.N},
+                    .shared_bytes = cpu_scratch(constants, config)};
+  };
+  return t;
+}
+
 }  // namespace
 
-std::vector<Template> contract() { return {portable()}; }
+std::vector<Template> contract() { return {portable(), cpu(stage())}; }
 
 }  // namespace wyvern::fwd_h

@@ -1,3 +1,4 @@
+#include "templates/cpu_contract.hpp"
 #include <algorithm>
 
 #include "templates/cuda_sizes.hpp"
@@ -74,8 +75,32 @@ Template portable() {
   return t;
 }
 
+/// Scratch of one block, as scaled_dot_kkt/cpu.cpp hands it out.
+std::int64_t cpu_scratch(const Values& constants, const Config& config) {
+  const std::int64_t BT = config.integer("BT");
+  return fp32_bytes(scratch::tile(constants.integer("K"), BT) + 2 * scratch::tile(BT, BT) +
+                    2 * scratch::vector(BT));
+}
+
+/// One call: a chunk, the value heads of one key head.
+Template cpu(Template t) {
+  t.variant = "cpu";
+  t.device = DeviceKind::cpu;
+  t.source = "scaled_dot_kkt/cpu.cpp";
+  t.tunables = {{"BT", {16, 32, 64}}};
+  t.illegal = [](const Values& constants, const Config& config, const Limits& limits) {
+    return scratch_problem(cpu_scratch(constants, config), limits);
+  };
+  t.fallback = [](const Values&, const Limits&, std::int64_t BT) { return Config{{"BT", BT}}; };
+  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
+    return Geometry{.grid = {constants.integer("H"), e.NT, 1},
+                    .shared_bytes = cpu_scratch(constants, config)};
+  };
+  return t;
+}
+
 }  // namespace
 
-std::vector<Template> contract() { return {portable()}; }
+std::vector<Template> contract() { return {portable(), cpu(stage())}; }
 
 }  // namespace wyvern::scaled_dot_kkt

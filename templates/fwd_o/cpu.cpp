@@ -1,0 +1,52 @@
+// O of one chunk for every value head of one key head: their products of queries and keys are the
+// same.
+#include "common/cpu/chunk.hpp"
+#include "common/cpu/product.hpp"
+
+extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block,
+                              void* memory) {
+  const auto* q = static_cast<const DTYPE*>(a[0]);
+  const auto* k = static_cast<const DTYPE*>(a[1]);
+  const auto* v_new = static_cast<const DTYPE*>(a[2]);
+  const auto* h = static_cast<const DTYPE*>(a[3]);
+  const auto* G = static_cast<const float*>(a[4]);
+  auto* o = static_cast<DTYPE*>(a[7]);
+  const int64 head = block[0], slot = block[1];
+  const Chunk chunk = find_chunk<VARLEN>(slot, BT, *e, static_cast<const int32*>(a[5]),
+                                         static_cast<const int32*>(a[6]));
+  const int rows = chunk.rows;
+  if (rows <= 0) return;
+
+  Scratch scratch(memory);
+  float* queries = scratch.tile(BT, K);
+  float* keys = scratch.tile(K, BT);  // transposed
+  float* products = scratch.tile(BT, BT);
+  float* attention = scratch.tile(BT, BT);
+  float* state = scratch.tile(K > BT ? K : BT, BV);  // then V'
+  float* result = scratch.tile(BT, BV);
+  float* gate = scratch.vector(BT);
+  float* decay = scratch.vector(BT);
+  float* ones = scratch.vector(BT);
+  constexpr int64 kRow = row_stride(BT), kKeyRow = row_stride(K), kValueRow = row_stride(BV);
+
+  const int64 key_at = (chunk.token * H + head) * K;
+  load_tile(q + key_at, int64{H} * K, rows, K, queries, kKeyRow);
+  transpose<true>(k + key_at, int64{H} * K, rows, K, keys, kRow);
+  multiply<Layout::rows, Lower::c>(rows, rows, K, queries, kKeyRow, keys, kRow, products, kRow);
+  for (int r = 0; r < rows; r += kLanes) store(ones + r, splat(1.0F));
+  for (int64 hv = head * (HV / H); hv < (head + 1) * (HV / H); ++hv) {
+    const int64 at = chunk.token * HV + hv;
+    load_column(G + at, HV, rows, gate);
+    for (int r = 0; r < rows; r += kLanes) store(decay + r, exp(load(gate + r)));
+    decay_lower<0>(products, kRow, rows, gate, ones, attention);
+    for (int c = 0; c < V; c += BV) {
+      const int columns = V - c < BV ? V - c : BV;
+      load_tile(h + (slot * HV + hv) * K * V + c, V, K, columns, state, kValueRow);
+      multiply(rows, columns, K, queries, kKeyRow, state, kValueRow, result, kValueRow);
+      load_tile(v_new + at * V + c, int64{HV} * V, rows, columns, state, kValueRow);
+      multiply_add<Layout::rows, Lower::a>(rows, columns, rows, attention, kRow, state, kValueRow,
+                                           result, kValueRow, decay);
+      store_tile(result, kValueRow, rows, columns, o + at * V + c, int64{HV} * V, e->scale);
+    }
+  }
+}

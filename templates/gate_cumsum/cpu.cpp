@@ -1,0 +1,21 @@
+// The gate and its running sum over one chunk, all heads side by side in vectors.
+#include "common/cpu/gate.hpp"
+
+extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block, void*) {
+  const auto* g = static_cast<const G_DTYPE*>(a[0]);
+  const auto* A_log = static_cast<const float*>(a[1]);
+  const auto* dt_bias = static_cast<const float*>(a[2]);
+  auto* G = static_cast<float*>(a[5]);
+  const Chunk chunk = find_chunk<VARLEN>(block[0], BT, *e, static_cast<const int32*>(a[3]),
+                                         static_cast<const int32*>(a[4]));
+  const f32 floor = splat(e->gate_floor);
+  for_heads(HV, [&](int head, int count) {
+    const HeadGate gate = load_gate<HAS_DT_BIAS>(A_log, dt_bias, head, count);
+    f32 sum{};
+    for (int r = 0; r < chunk.rows; ++r) {
+      const int64 at = (chunk.token + r) * HV + head;
+      sum += at_least(apply(gate, load_heads(g + at, count)), floor);
+      store_heads(G + at, sum, count);
+    }
+  });
+}

@@ -1,0 +1,65 @@
+// W and U of one chunk for every value head of one key head: A and its inverse never leave scratch,
+// and the products of keys are computed once for all of them.
+#include "common/cpu/chunk.hpp"
+#include "common/cpu/inverse.hpp"
+
+/// dst = src with column c times scale[c]; n rows and columns.
+static void scale_columns(const float* src, int64 ld, int n, const float* scale, float* dst) {
+  for (int r = 0; r < n; ++r)
+    for (int c = 0; c < n; c += kLanes)
+      store(dst + r * ld + c, load(src + r * ld + c) * load(scale + c));
+}
+
+extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block,
+                              void* memory) {
+  const auto* k = static_cast<const DTYPE*>(a[0]);
+  const auto* v = static_cast<const DTYPE*>(a[1]);
+  const auto* beta = static_cast<const BETA_DTYPE*>(a[2]);
+  const auto* G = static_cast<const float*>(a[3]);
+  auto* w = static_cast<DTYPE*>(a[6]);
+  auto* u = static_cast<DTYPE*>(a[7]);
+  const Chunk chunk = find_chunk<VARLEN>(block[1], BT, *e, static_cast<const int32*>(a[4]),
+                                         static_cast<const int32*>(a[5]));
+  const int64 head = block[0];
+  const int rows = chunk.rows;
+  if (rows <= 0) return;
+
+  Scratch scratch(memory);
+  float* keys = scratch.tile(BT, K);
+  float* keys_t = scratch.tile(K, BT);
+  float* products = scratch.tile(BT, BT);
+  float* n = scratch.tile(BT, BT);
+  float* inverse = scratch.tile(BT, BT);
+  float* product_ = scratch.tile(kSolveBlock, BT);
+  float* values = scratch.tile(BT, BV);
+  float* result = scratch.tile(BT, K > BV ? K : BV);
+  float* decay = scratch.vector(BT);
+  float* rate = scratch.vector(BT);
+  constexpr int64 kRow = row_stride(BT), kKeyRow = row_stride(K), kValueRow = row_stride(BV);
+
+  const DTYPE* chunk_keys = k + (chunk.token * H + head) * K;
+  load_tile(chunk_keys, int64{H} * K, rows, K, keys, kKeyRow);
+  transpose<true>(keys, kKeyRow, rows, K, keys_t, kRow);
+  multiply<Layout::columns, Lower::c>(rows, rows, K, keys_t, kRow, keys_t, kRow, products, kRow);
+  for (int64 hv = head * (HV / H); hv < (head + 1) * (HV / H); ++hv) {
+    const int64 at = chunk.token * HV + hv;
+    load_column(G + at, HV, rows, decay);
+    load_beta<BETA_SIGMOID, NEG_EIGVAL>(beta + at, HV, rows, rate);
+    for (int r = 0; r < rows; r += kLanes) store(rate + r, -load(rate + r));
+    decay_lower<1>(products, kRow, rows, decay, rate, n);
+    for (int r = 0; r < rows; r += kLanes) store(rate + r, -load(rate + r));
+    invert_unit_lower(n, kRow, rows, inverse, product_);
+    for (int c = 0; c < V; c += BV) {
+      const int columns = V - c < BV ? V - c : BV;
+      load_tile<true>(v + at * V + c, int64{HV} * V, rows, columns, values, kValueRow, rate);
+      multiply<Layout::rows, Lower::a>(rows, columns, rows, inverse, kRow, values, kValueRow,
+                                       result, kValueRow);
+      store_tile(result, kValueRow, rows, columns, u + at * V + c, int64{HV} * V);
+    }
+    for (int r = 0; r < rows; r += kLanes)
+      store(rate + r, load(rate + r) * exp(load(decay + r)));
+    scale_columns(inverse, kRow, round_up(rows, kTileRows), rate, n);
+    multiply<Layout::rows, Lower::a>(rows, K, rows, n, kRow, keys, kKeyRow, result, kKeyRow);
+    store_tile(result, kKeyRow, rows, K, w + at * K, int64{HV} * K);
+  }
+}

@@ -1,0 +1,35 @@
+// A of one chunk for every value head of one key head: their products of keys are the same.
+#include "common/cpu/chunk.hpp"
+#include "common/cpu/product.hpp"
+
+extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block,
+                              void* memory) {
+  const auto* k = static_cast<const DTYPE*>(a[0]);
+  const auto* beta = static_cast<const BETA_DTYPE*>(a[1]);
+  const auto* G = static_cast<const float*>(a[2]);
+  auto* A = static_cast<float*>(a[5]);
+  const Chunk chunk = find_chunk<VARLEN>(block[1], BT, *e, static_cast<const int32*>(a[3]),
+                                         static_cast<const int32*>(a[4]));
+  const int64 head = block[0];
+  const int rows = chunk.rows;
+  if (rows <= 0) return;
+
+  Scratch scratch(memory);
+  float* keys = scratch.tile(K, BT);  // transposed
+  float* products = scratch.tile(BT, BT);
+  float* result = scratch.tile(BT, BT);
+  float* decay = scratch.vector(BT);
+  float* rate = scratch.vector(BT);
+  constexpr int64 kRow = row_stride(BT);
+
+  transpose<true>(k + (chunk.token * H + head) * K, int64{H} * K, rows, K, keys, kRow);
+  multiply<Layout::columns, Lower::c>(rows, rows, K, keys, kRow, keys, kRow, products, kRow);
+  if (rows < BT) clear_rows(result, kRow, 0, rows, BT);
+  for (int64 hv = head * (HV / H); hv < (head + 1) * (HV / H); ++hv) {
+    const int64 at = chunk.token * HV + hv;
+    load_column(G + at, HV, rows, decay);
+    load_beta<BETA_SIGMOID, NEG_EIGVAL>(beta + at, HV, rows, rate);
+    decay_lower<1>(products, kRow, rows, decay, rate, result);
+    store_tile(result, kRow, rows, BT, A + at * BT, int64{HV} * BT);
+  }
+}
