@@ -1,0 +1,158 @@
+#include "runtime/plan.hpp"
+
+#include <gtest/gtest.h>
+#include <wyvern/error.hpp>
+
+#include <algorithm>
+#include <set>
+
+#include "runtime/bind.hpp"
+
+namespace wyvern {
+namespace {
+
+Problem gated(bool packed = false) {
+  Problem p;
+  p.T = 300;
+  p.H = 2;
+  p.HV = 4;
+  p.K = p.V = 64;
+  p.packed = packed;
+  p.N = packed ? 3 : 1;
+  p.initial_state = p.output_final_state = true;
+  return p;
+}
+
+std::vector<std::string> names(const Plan& plan) {
+  std::vector<std::string> result;
+  for (const PlanStep& step : plan) result.push_back(find_template(step.template_id)->name);
+  return result;
+}
+
+TEST(Plans, CoverTheStagesStagedAndFused) {
+  const std::vector<Plan> found = enumerate_plans(gated(), cuda_target("sm_90a"), 64);
+  std::set<std::vector<std::string>> kinds;
+  for (const Plan& plan : found) kinds.insert(names(plan));
+  EXPECT_TRUE(kinds.contains({"chunk_local_cumsum", "scaled_dot_kkt", "solve_tril",
+                              "recompute_w_u", "fwd_h", "fwd_o"}));
+  EXPECT_TRUE(kinds.contains({"chunk_local_cumsum", "kkt_solve_wu", "fwd_h", "fwd_o"}));
+  for (std::size_t i = 1; i < found.size(); ++i)
+    EXPECT_LE(found[i - 1].size(), found[i].size());
+  for (const Plan& plan : found) EXPECT_EQ(chunk_size(plan), 64);
+}
+
+TEST(Plans, OptionsBringTheirStages) {
+  Problem p = gated(true);
+  p.use_qk_l2norm = p.use_gate_in_kernel = true;
+  const Plan plan = enumerate_plans(p, host_target(), 32).back();
+  EXPECT_EQ(names(plan),
+            (std::vector<std::string>{"chunk_index", "l2norm", "l2norm", "gate",
+                                      "chunk_local_cumsum", "scaled_dot_kkt", "solve_tril",
+                                      "recompute_w_u", "fwd_h", "fwd_o"}));
+}
+
+TEST(Plans, SumTheGateInFp32WhateverItsInput) {
+  Problem p = gated();
+  p.use_gate_in_kernel = true;
+  p.g_dtype = DType::bf16;
+  const std::vector<StageUse> uses = stage_uses(p);
+  const auto sum = std::find_if(uses.begin(), uses.end(),
+                                [](const StageUse& u) { return u.stage == "chunk_local_cumsum"; });
+  ASSERT_NE(sum, uses.end());
+  const auto at = static_cast<std::size_t>(sum - uses.begin());
+  EXPECT_EQ(step_constants(p, std::span(uses).subspan(at, 1)).dtype("G_DTYPE"), DType::fp32);
+  EXPECT_EQ(step_constants(p, std::span(uses).subspan(at - 1, 2)).dtype("G_DTYPE"), DType::bf16);
+}
+
+TEST(Plans, RoundTripThroughJson) {
+  const Plan plan = default_plan(gated(), cuda_target("sm_80"));
+  const auto parsed = plan_from_json(plan_to_json(plan));
+  ASSERT_TRUE(parsed.has_value());
+  EXPECT_EQ(*parsed, plan);
+  for (const char* text : {"", "{}", "[1]", "[{\"template\": \"fwd_h.portable\"}]",
+                           "[{\"template\": \"no.such\", \"config\": \"\"}]",
+                           "[{\"template\": \"fwd_h.portable\", \"config\": \"BT\"}]"})
+    EXPECT_FALSE(plan_from_json(text).has_value()) << text;
+}
+
+/// The message of the Error that `call` throws.
+template <class Call>
+std::string message_of(Call&& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kBadInput);
+    return error.what();
+  }
+  ADD_FAILURE() << "no Error was thrown";
+  return {};
+}
+
+TEST(Plans, ThatDoNotFitAreRefusedWithAReason) {
+  const Device cpu = Device::open("cpu");
+  const Problem p = gated();
+  const Plan good = default_plan(p, cpu.impl().target());
+  const auto refused = [&](const Plan& plan) {
+    return message_of([&] { bind_operator(cpu, p, plan); });
+  };
+  Plan shorter = good;
+  shorter.pop_back();
+  EXPECT_NE(refused(shorter).find("ends before stage fwd_o"), std::string::npos);
+  Plan twice = good;
+  twice.insert(twice.begin(), twice.front());
+  EXPECT_NE(refused(twice).find("does not carry out the next stage"), std::string::npos);
+  Plan unknown = good;
+  unknown[0].template_id = "no.such";
+  EXPECT_NE(refused(unknown).find("'no.such'"), std::string::npos);
+  Plan mixed = good;
+  mixed.back().config.set("BT", std::int64_t{16});
+  EXPECT_NE(refused(mixed).find("mixes BT="), std::string::npos);
+  Plan incomplete = good;
+  incomplete.back().config = Config{{"BT", good.back().config.integer("BT")}};
+  EXPECT_NE(refused(incomplete).find("has no BV"), std::string::npos);
+  const Plan foreign = default_plan(p, cuda_target("sm_90a"));
+  EXPECT_NE(refused(foreign).find("the device is cpu"), std::string::npos);
+}
+
+TEST(Binding, LaterStagesReadTheNormalizedTensors) {
+  Problem p = gated();
+  p.use_qk_l2norm = true;
+  const Device cpu = Device::open("cpu");
+  const auto op = bind_operator(cpu, p, enumerate_plans(p, cpu.impl().target(), 64).back());
+  const auto binding = [&](std::string_view stage, std::string_view argument,
+                           std::size_t nth = 0) -> const Binding& {
+    for (const BoundStep& step : op->steps) {
+      if (step.source_template->name != stage || nth-- != 0) continue;
+      for (std::size_t i = 0; i < step.argument_count; ++i)
+        if (step.source_template->arguments[i].name == argument) return step.bindings[i];
+    }
+    throw Error(ErrorKind::kBadInput, "no such argument");
+  };
+  EXPECT_EQ(binding("l2norm", "x", 0).from, Binding::From::caller);
+  EXPECT_EQ(binding("fwd_o", "q").index, binding("l2norm", "y", 0).index);
+  EXPECT_EQ(binding("scaled_dot_kkt", "k").index, binding("l2norm", "y", 1).index);
+  EXPECT_EQ(binding("scaled_dot_kkt", "k").from, Binding::From::workspace);
+  EXPECT_EQ(binding("fwd_o", "o").from, Binding::From::caller);
+  EXPECT_EQ(binding("fwd_h", "seq_offsets").from, Binding::From::absent);
+  // A is dead once it is solved, so the workspace is smaller than the sum of its tensors.
+  const std::size_t tokens = 300 * 4;
+  const std::size_t largest = tokens * 64 * 4 /*A*/ + tokens * 64 * 2 /*Tinv*/;
+  EXPECT_GT(op->workspace_bytes, largest);
+}
+
+TEST(Devices, UnknownAndMissingOnesAreNamed) {
+  EXPECT_NE(message_of([] { Device::open("gpu"); }).find("'gpu'"), std::string::npos);
+  const std::vector<DeviceInfo> devices = list_devices();
+  ASSERT_FALSE(devices.empty());
+  EXPECT_EQ(devices.front().name, "cpu");
+  try {
+    Device::open("cuda:99");
+    FAIL() << "cuda:99 opened";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUnavailable);
+    EXPECT_GT(std::string_view(error.what()).size(), 20U);
+  }
+}
+
+}  // namespace
+}  // namespace wyvern
