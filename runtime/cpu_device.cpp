@@ -39,27 +39,30 @@ std::int64_t last_level_cache_bytes() {
   return std::int64_t{32} << 20;
 }
 
-/// Code mapped from memory: the dynamic loader reads a file descriptor that no path leads to.
+/// Code mapped from memory: the dynamic loader reads a file descriptor that no path leads to. The
+/// descriptor stays open while the code is loaded: the loader knows libraries by name, and a second
+/// one under the number of a closed descriptor would be taken for the first.
 class CpuKernel final : public Kernel {
  public:
   CpuKernel(std::shared_ptr<ThreadPool> pool, const Artifact& artifact)
-      : pool_(std::move(pool)) {
-    const int file = memfd_create("wyvern-kernel", MFD_CLOEXEC);
-    if (file < 0) fail(artifact, std::strerror(errno));
-    const bool written = ::write(file, artifact.code.data(), artifact.code.size()) ==
+      : pool_(std::move(pool)), file_(memfd_create("wyvern-kernel", MFD_CLOEXEC)) {
+    if (file_ < 0) fail(artifact, std::strerror(errno));
+    const bool written = ::write(file_, artifact.code.data(), artifact.code.size()) ==
                          static_cast<ssize_t>(artifact.code.size());
     if (written)
-      library_ = dlopen(fmt::format("/proc/self/fd/{}", file).c_str(), RTLD_NOW | RTLD_LOCAL);
-    const char* reason = written ? dlerror() : "memory is full";
-    ::close(file);
-    if (library_ == nullptr) fail(artifact, reason);
+      library_ = dlopen(fmt::format("/proc/self/fd/{}", file_).c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library_ == nullptr) {
+      const char* reason = written ? dlerror() : "memory is full";
+      ::close(file_);
+      fail(artifact, reason);
+    }
     entry_ = reinterpret_cast<Entry>(dlsym(library_, artifact.entry.c_str()));
     if (entry_ == nullptr) {
-      dlclose(library_);
+      unload();
       fail(artifact, "its entry point is missing");
     }
   }
-  ~CpuKernel() override { dlclose(library_); }
+  ~CpuKernel() override { unload(); }
   CpuKernel(const CpuKernel&) = delete;
   CpuKernel& operator=(const CpuKernel&) = delete;
 
@@ -87,6 +90,11 @@ class CpuKernel final : public Kernel {
     call.entry(call.arguments, call.extents, block, scratch);
   }
 
+  void unload() noexcept {
+    dlclose(library_);
+    ::close(file_);
+  }
+
   [[noreturn]] static void fail(const Artifact& artifact, const char* reason) {
     throw Error(ErrorKind::kUnavailable,
                 fmt::format("{} with {} cannot be loaded: {}", artifact.template_id,
@@ -94,6 +102,7 @@ class CpuKernel final : public Kernel {
   }
 
   std::shared_ptr<ThreadPool> pool_;
+  int file_ = -1;
   void* library_ = nullptr;
   Entry entry_ = nullptr;
 };

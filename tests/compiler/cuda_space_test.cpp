@@ -1,0 +1,205 @@
+// Every CUDA template, over a sample of its space, compiled for five architectures without a GPU.
+//
+// The sample is the same in every run: for each architecture the default config of a common problem
+// and one config for each dtype, then as many more as it takes for every value of every tunable to
+// be compiled once. Spills are reported; what does not compile, or could not be launched, fails.
+
+#include <gtest/gtest.h>
+#include <wyvern/error.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "compiler/compiler.hpp"
+
+namespace wyvern {
+namespace {
+
+constexpr std::array kArchs{"sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a"};
+constexpr std::array kDTypes{DType::bf16, DType::fp16, DType::fp32};
+
+struct Heads {
+  std::int64_t H, HV, K, V;
+};
+constexpr std::array kHeads{Heads{16, 32, 128, 128}, Heads{6, 6, 256, 512}, Heads{2, 4, 100, 60},
+                            Heads{1, 3, 64, 64}};
+
+/// A problem's constants, all of them; options are drawn.
+Values draw_constants(const Heads& heads, DType dtype, std::mt19937& random) {
+  const auto flag = [&random] { return (random() >> 16) % 2 == 0; };
+  const bool state_v_first = flag();
+  return {{"H", heads.H},
+          {"HV", heads.HV},
+          {"K", heads.K},
+          {"V", heads.V},
+          {"STATE_ROWS", state_v_first ? heads.V : heads.K},
+          {"STATE_COLS", state_v_first ? heads.K : heads.V},
+          {"DTYPE", dtype},
+          {"BETA_DTYPE", flag() ? dtype : DType::fp32},
+          {"G_DTYPE", flag() ? dtype : DType::fp32},
+          {"STATE_DTYPE", flag() ? DType::bf16 : DType::fp32},
+          {"SEQLENS_DTYPE", flag() ? DType::int32 : DType::int64},
+          {"VARLEN", flag()},
+          {"HAS_DT_BIAS", flag()},
+          {"BETA_SIGMOID", flag()},
+          {"NEG_EIGVAL", flag()},
+          {"INITIAL_STATE", flag()},
+          {"FINAL_STATE", flag()},
+          {"STATE_V_FIRST", state_v_first}};
+}
+
+/// Chooses requests until every value of every tunable has been in one.
+class Sampler {
+ public:
+  explicit Sampler(const Template& t) : template_(t), random_(2026) {
+    for (const Tunable& tunable : t.tunables)
+      for (const Value& value : tunable.values) unseen_.emplace(tunable.name, value);
+  }
+
+  std::vector<CompileRequest> sample() {
+    for (const char* arch : kArchs) {
+      add_default(cuda_target(arch));
+      for (std::size_t i = 0; i < kDTypes.size(); ++i)
+        add(cuda_target(arch), kHeads[random_() % kHeads.size()], kDTypes[i], /*any=*/true);
+    }
+    for (const char* arch : kArchs)
+      for (const Heads& heads : kHeads)
+        for (const DType dtype : kDTypes)
+          while (!unseen_.empty() && add(cuda_target(arch), heads, dtype, /*any=*/false)) {
+          }
+    return std::move(requests_);
+  }
+
+  /// "BT=16": values that no config drawn has, legal for none of the problems and architectures.
+  std::string never_legal() const {
+    std::string names;
+    for (const auto& [name, value] : unseen_) names += name + "=" + to_string(value) + " ";
+    return names;
+  }
+
+ private:
+  std::size_t news(const Config& config) const {
+    return static_cast<std::size_t>(
+        std::count_if(config.items().begin(), config.items().end(),
+                      [this](const auto& item) { return unseen_.contains({item.first, item.second}); }));
+  }
+
+  void take(const Target& target, Values constants, const Config& config) {
+    for (const auto& [name, value] : config.items()) unseen_.erase({name, value});
+    requests_.push_back({&template_, std::move(constants), config, target});
+  }
+
+  void add_default(const Target& target) {
+    Values constants = draw_constants(kHeads[0], DType::bf16, random_);
+    const auto config =
+        default_config(template_, constants, target.limits, Precision::tf32, /*BT=*/64);
+    EXPECT_TRUE(config.has_value()) << template_.id() << " has no default for " << target.arch;
+    if (config) take(target, std::move(constants), *config);
+  }
+
+  /// Adds the config with the most unseen values; with `any`, also when it has none. Returns
+  /// whether it added one.
+  bool add(const Target& target, const Heads& heads, DType dtype, bool any) {
+    Values constants = draw_constants(heads, dtype, random_);
+    std::vector<Config> configs = space(template_, constants, target.limits);
+    if (configs.empty()) return false;
+    std::shuffle(configs.begin(), configs.end(), random_);
+    const auto best = std::max_element(
+        configs.begin(), configs.end(),
+        [this](const Config& a, const Config& b) { return news(a) < news(b); });
+    if (!any && news(*best) == 0) return false;
+    take(target, std::move(constants), *best);
+    return true;
+  }
+
+  const Template& template_;
+  std::mt19937 random_;
+  std::set<std::pair<std::string, Value>> unseen_;
+  std::vector<CompileRequest> requests_;
+};
+
+/// Whether a block of this kernel fits on a multiprocessor.
+void expect_launchable(const CompileRequest& request, const Resources& resources) {
+  Extents extents;
+  extents.B = extents.N = 1;
+  extents.T = 1024;
+  extents.NT = 64;
+  const Geometry geometry =
+      request.source_template->geometry(request.constants, request.config, extents);
+  EXPECT_LE(geometry.shared_bytes + resources.shared_bytes, request.target.limits.shared_bytes);
+  EXPECT_LE(geometry.threads, 1024);
+  // A multiprocessor has 65536 registers, given out to warps in groups of 8 for each thread.
+  EXPECT_LE((resources.registers + 7) / 8 * 8 * geometry.threads, 65536)
+      << "at " << resources.registers << " registers";
+}
+
+void report(const std::vector<CompileRequest>& requests, const std::vector<Artifact>& artifacts) {
+  int spilling = 0;
+  int registers = 0;
+  double ms = 0;
+  for (std::size_t i = 0; i < artifacts.size(); ++i) {
+    const Resources& resources = artifacts[i].resources;
+    registers = std::max(registers, resources.registers);
+    ms += artifacts[i].compile_ms;
+    if (resources.spill_bytes == 0) continue;
+    ++spilling;
+    const Values& constants = requests[i].constants;
+    fmt::print("{:<26} {:<8} {:<48} {:<5} K={:<3} V={:<3} {:>4} registers {:>6} bytes spilled\n",
+               artifacts[i].template_id, artifacts[i].target, artifacts[i].config,
+               to_string(constants.dtype("DTYPE")), constants.integer("K"),
+               constants.integer("V"), resources.registers, resources.spill_bytes);
+  }
+  fmt::print("{:<26} {} compiled, {:.0f} ms each, up to {} registers, {} spill\n",
+             requests.front().source_template->id(), artifacts.size(),
+             ms / static_cast<double>(artifacts.size()), registers, spilling);
+}
+
+class CudaSpace : public testing::TestWithParam<const Template*> {
+ protected:
+  void SetUp() override {
+    const std::string problem = compiler_problem(DeviceKind::cuda);
+    if (!problem.empty()) GTEST_SKIP() << problem;
+  }
+};
+
+TEST_P(CudaSpace, Compiles) {
+  Sampler sampler(*GetParam());
+  const std::vector<CompileRequest> requests = sampler.sample();
+  EXPECT_EQ(sampler.never_legal(), "") << "values that no config ever has";
+  ASSERT_FALSE(requests.empty());
+  std::vector<Artifact> artifacts;
+  try {
+    artifacts = compile_all(requests);
+  } catch (const Error& error) {
+    FAIL() << error.what();
+  }
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    SCOPED_TRACE(fmt::format("{} with {} ({}) for {}", artifacts[i].template_id,
+                             artifacts[i].config, artifacts[i].constants, artifacts[i].target));
+    EXPECT_GT(artifacts[i].resources.registers, 0);
+    expect_launchable(requests[i], artifacts[i].resources);
+  }
+  report(requests, artifacts);
+}
+
+std::vector<const Template*> cuda_templates() {
+  std::vector<const Template*> list;
+  for (const Template& t : all_templates())
+    if (t.device == DeviceKind::cuda) list.push_back(&t);
+  return list;
+}
+
+INSTANTIATE_TEST_SUITE_P(, CudaSpace, testing::ValuesIn(cuda_templates()), [](const auto& each) {
+  std::string name = each.param->id();
+  std::replace(name.begin(), name.end(), '.', '_');
+  return name;
+});
+
+}  // namespace
+}  // namespace wyvern
