@@ -108,9 +108,8 @@ Code ClangPlugin::compile(const std::string& source, const std::string& label,
   std::uint64_t code_bytes = 0;
   const WyvernLlvmStatus status = compile_(&input, &append, &code.bytes, &code_bytes);
   if (status == kWyvernLlvmFailed)
-    throw Error(ErrorKind::kIo, fmt::format("{}: the linker {}; see that the folder for temporary "
-                                            "files ($TMPDIR, else /tmp) can be written",
-                                            label, code.bytes));
+    throw Error(ErrorKind::kIo,
+                fmt::format("{} cannot be linked for want of {}", label, code.bytes));
   if (status != kWyvernLlvmOk)
     throw Error(ErrorKind::kCompile, fmt::format("{} does not compile ({}):\n{}", label,
                                                  llvm_version(), code.bytes));

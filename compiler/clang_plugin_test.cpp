@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <csignal>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <string>
@@ -158,6 +160,22 @@ TEST(ClangPlugin, EmitsEveryForm) {
   EXPECT_EQ(shared[16], 3) << "ET_DYN";
 }
 
+TEST(ClangPlugin, LargeObjectsComeBackWhole) {
+  // More than a pipe holds.
+  const std::string text = source("*(int*)a[0] = table[90000 + e->T];",
+                                  "extern const int table[100000];\n"
+                                  "const int table[100000] = {[90007] = 1234};");
+  const Code code = compile_source(text, "probe", host_target());
+  EXPECT_GT(code.bytes.size(), 400000U);
+  const Loaded loaded(code.bytes);
+  int result = 0;
+  void* arguments[] = {&result};
+  Extents extents;
+  extents.T = 7;
+  loaded.kernel()(arguments, &extents, nullptr, nullptr);
+  EXPECT_EQ(result, 1234);
+}
+
 TEST(ClangPlugin, TheSameSourceGivesTheSameBytes) {
   const std::string text = source("for (int i = 0; i < e->T; ++i) ((float*)a[0])[i] *= 2;");
   EXPECT_EQ(compile_source(text, "probe", host_target()).bytes,
@@ -190,6 +208,15 @@ TEST(ClangPlugin, BackEndErrorDoesNotEndTheProcess) {
 TEST(ClangPlugin, IncludesDoNotReachTheFileSystem) {
   expect_has(error_of("#include <stddef.h>\n" + source("")), "'stddef.h' file not found");
   expect_has(error_of("#include \"/etc/passwd\"\n" + source("")), "file not found");
+}
+
+TEST(ClangPlugin, LeavesSignalHandlersAlone) {
+  compile_source(source(""), "probe", host_target());
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGSEGV, SIGABRT, SIGPIPE}) {
+    struct sigaction action{};
+    ASSERT_EQ(sigaction(signal, nullptr, &action), 0);
+    EXPECT_EQ(action.sa_handler, SIG_DFL) << strsignal(signal);
+  }
 }
 
 TEST(ClangPlugin, EightThreadsCompileAtOnce) {

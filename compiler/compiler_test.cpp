@@ -181,6 +181,68 @@ TEST_P(Compile, AllThrowsTheFirstErrorAfterEveryRequestEnded) {
   EXPECT_TRUE(compile_all({}).empty());
 }
 
+/// Constants of a common problem, all that any template names.
+Values problem_constants() {
+  Values values{{"H", std::int64_t{2}},   {"HV", std::int64_t{4}},      {"K", std::int64_t{128}},
+                {"V", std::int64_t{128}}, {"DTYPE", DType::bf16},       {"BETA_DTYPE", DType::bf16},
+                {"G_DTYPE", DType::fp32}, {"STATE_DTYPE", DType::fp32}, {"SEQLENS_DTYPE", DType::int32}};
+  for (const char* flag : {"VARLEN", "HAS_DT_BIAS", "BETA_SIGMOID", "NEG_EIGVAL", "INITIAL_STATE",
+                           "FINAL_STATE", "STATE_V_FIRST"})
+    values.set(flag, true);
+  return values;
+}
+
+/// The default config of every template for this kind of device.
+std::vector<CompileRequest> defaults(DeviceKind device) {
+  const Target target = device == DeviceKind::cuda ? cuda_target("sm_90a") : host_target();
+  std::vector<CompileRequest> requests;
+  for (const Template& t : all_templates()) {
+    if (t.device != device) continue;
+    const auto chosen =
+        default_config(t, problem_constants(), target.limits, Precision::tf32, /*BT=*/64);
+    EXPECT_TRUE(chosen.has_value()) << t.id();
+    if (chosen) requests.push_back({&t, problem_constants(), *chosen, target});
+  }
+  return requests;
+}
+
+TEST_P(Compile, DefaultsOfEveryTemplateInParallel) {
+  const std::vector<CompileRequest> requests = defaults(GetParam());
+  ASSERT_FALSE(requests.empty());
+  std::multiset<std::size_t> done;
+  const std::vector<Artifact> artifacts =
+      compile_all(requests, 2, [&done](std::size_t i) { done.insert(i); });
+  ASSERT_EQ(artifacts.size(), requests.size());
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    const Artifact& artifact = artifacts[i];
+    EXPECT_EQ(done.count(i), 1U);
+    EXPECT_EQ(artifact.key, artifact_key(requests[i]));
+    EXPECT_EQ(artifact.template_id, requests[i].source_template->id());
+    EXPECT_EQ(artifact.config, requests[i].config.to_string());
+    EXPECT_EQ(artifact.constants, requests[i].constants.to_string());
+    EXPECT_EQ(artifact.target, requests[i].target.name());
+    EXPECT_EQ(artifact.entry, kEntryPoint);
+    EXPECT_EQ(artifact.code.substr(0, 4), "\x7f" "ELF");
+    EXPECT_GT(artifact.resources.code_bytes, 0);
+    EXPECT_GT(artifact.compile_ms, 0);
+  }
+}
+
+TEST_P(Compile, EmitsEveryFormOfARealTemplate) {
+  const CompileRequest one = defaults(GetParam()).front();
+  const std::vector<Emit> forms =
+      GetParam() == DeviceKind::cuda
+          ? std::vector<Emit>{Emit::source, Emit::ptx, Emit::cubin}
+          : std::vector<Emit>{Emit::source, Emit::llvm_ir, Emit::assembly, Emit::object};
+  std::set<std::string> texts;
+  for (const Emit form : forms) {
+    const Emitted emitted = emit(one, form);
+    expect_has(emitted.text, "wyvern_kernel");
+    texts.insert(emitted.text);
+  }
+  EXPECT_EQ(texts.size(), forms.size()) << "two forms are the same";
+}
+
 TEST_P(Compile, EmitsSourceAndRefusesForeignForms) {
   const Template t = prelude_twice(GetParam());
   expect_has(emit(request(t), Emit::source).text, "constexpr int BT = 64;");

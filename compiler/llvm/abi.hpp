@@ -17,7 +17,7 @@ enum WyvernLlvmOutput : int {
 enum WyvernLlvmStatus : int {
   kWyvernLlvmOk = 0,
   kWyvernLlvmRejected = 1,  ///< the source is at fault; the bytes are the diagnostics
-  kWyvernLlvmFailed = 2,    ///< the machine is at fault (temporary files); the bytes say how
+  kWyvernLlvmFailed = 2,    ///< the machine is at fault (memory, descriptors); the bytes say how
 };
 
 struct WyvernLlvmInput {

@@ -1,17 +1,21 @@
 #include "compiler/llvm/link.hpp"
 
 #include <lld/Common/Driver.h>
-#include <llvm/ADT/ScopeExit.h>
-#include <llvm/ADT/SmallString.h>
 #include <llvm/ADT/StringSwitch.h>
 #include <llvm/Object/ObjectFile.h>
-#include <llvm/Support/FileSystem.h>
-#include <llvm/Support/MemoryBuffer.h>
-#include <llvm/Support/Path.h>
 #include <llvm/Support/raw_ostream.h>
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
 #include <memory>
 #include <mutex>
+#include <thread>
+#include <utility>
 #include <vector>
 
 LLD_HAS_DRIVER(elf)
@@ -51,16 +55,54 @@ std::string symbol_problem(const std::string& object, const std::string& entry) 
   return has_entry ? "" : "it defines no function \"" + entry + "\" with C linkage";
 }
 
-Result io_failure(llvm::StringRef what, std::error_code error) {
-  return {kWyvernLlvmFailed, (what + ": " + error.message()).str()};
+/// A descriptor, and the path under which LLD can open what it stands for.
+class Descriptor {
+ public:
+  explicit Descriptor(int number) : number_(number) {}
+  ~Descriptor() { close(); }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+
+  int number() const { return number_; }
+  std::string path() const { return "/proc/self/fd/" + std::to_string(number_); }
+  void close() {
+    if (number_ >= 0) ::close(number_);
+    number_ = -1;
+  }
+
+ private:
+  int number_;
+};
+
+Result system_failure(const char* what) {
+  return {kWyvernLlvmFailed, std::string(what) + ": " + std::strerror(errno)};
+}
+
+bool write_all(const Descriptor& file, const std::string& bytes) {
+  for (std::size_t done = 0; done < bytes.size();) {
+    const ssize_t count = ::write(file.number(), bytes.data() + done, bytes.size() - done);
+    if (count < 0 && errno != EINTR) return false;
+    if (count > 0) done += static_cast<std::size_t>(count);
+  }
+  return true;
+}
+
+std::string read_all(const Descriptor& pipe) {
+  std::string bytes;
+  std::array<char, 65536> piece;
+  for (;;) {
+    const ssize_t count = ::read(pipe.number(), piece.data(), piece.size());
+    if (count > 0) bytes.append(piece.data(), static_cast<std::size_t>(count));
+    if (count == 0 || (count < 0 && errno != EINTR)) return bytes;
+  }
 }
 
 Result run_lld(const std::string& in, const std::string& out) {
   // --threads=1: a kernel is far too small for LLD's thread pool to pay.
   const std::vector<const char*> arguments{
-      "ld.lld",        "-shared",   "-nostdlib",          "-Bsymbolic",      "--threads=1",
-      "--strip-all",   "-z",        "noexecstack",        "-z",              "max-page-size=4096",
-      "--build-id=none", "-o",      out.c_str(),          in.c_str()};
+      "ld.lld", "-shared", "-nostdlib", "-Bsymbolic", "--strip-all", "--build-id=none",
+      "-z", "noexecstack", "-z", "max-page-size=4096", "--threads=1",
+      "-o", out.c_str(), in.c_str()};
   // LLD also resets LLVM's command-line options to their defaults. Compiles read those meanwhile,
   // which is safe as long as none is ever set: pass no -mllvm option, here or to Clang.
   std::string log;
@@ -85,25 +127,21 @@ std::uint64_t text_size(const std::string& object) {
 Result link_shared(const std::string& object, const std::string& entry) {
   if (const std::string problem = symbol_problem(object, entry); !problem.empty())
     return {kWyvernLlvmRejected, problem};
-  llvm::SmallString<128> folder;
-  if (const std::error_code error = llvm::sys::fs::createUniqueDirectory("wyvern", folder))
-    return io_failure("cannot create a temporary folder", error);
-  const auto cleanup = llvm::make_scope_exit([&] { llvm::sys::fs::remove_directories(folder); });
-  const std::string in = (folder + "/kernel.o").str();
-  const std::string out = (folder + "/kernel.so").str();
-  std::error_code error;
-  {
-    llvm::raw_fd_ostream stream(in, error);
-    if (!error) stream << object;
-    stream.close();
-    if (!error) error = stream.error();
-    stream.clear_error();
-  }
-  if (error) return io_failure("cannot write " + in, error);
-  if (Result linked = run_lld(in, out); linked.status != kWyvernLlvmOk) return linked;
-  const auto bytes = llvm::MemoryBuffer::getFile(out);
-  if (!bytes) return io_failure("cannot read " + out, bytes.getError());
-  return {kWyvernLlvmOk, (*bytes)->getBuffer().str()};
+  // No file is made: for an output file on a disk LLVM would install signal handlers in the process,
+  // to remove it when one arrives. A pipe it writes at the end and in one go.
+  const Descriptor in(memfd_create("kernel.o", MFD_CLOEXEC));
+  if (in.number() < 0 || !write_all(in, object)) return system_failure("memory for the object");
+  std::array<int, 2> ends{};
+  if (pipe2(ends.data(), O_CLOEXEC) != 0) return system_failure("a pipe from the linker");
+  const Descriptor from_linker(ends[0]);
+  Descriptor to_us(ends[1]);
+  std::string library;
+  std::thread reader([&] { library = read_all(from_linker); });
+  Result linked = run_lld(in.path(), to_us.path());
+  to_us.close();
+  reader.join();
+  if (linked.status == kWyvernLlvmOk) linked.bytes = std::move(library);
+  return linked;
 }
 
 }  // namespace wyvern::llvm_plugin

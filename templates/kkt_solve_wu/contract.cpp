@@ -53,7 +53,7 @@ std::string illegal(const Values& constants, const Config& config, const Limits&
 Template portable() {
   Template t = stage();
   t.variant = "portable";
-  t.tunables = {{"BT", cuda::integers({64, 32, 16, 128})},
+  t.tunables = {{"BT", cuda::integers({64, 32, 16})},
                 {"BV", cuda::integers({128, 64, 32})},
                 {"num_warps", cuda::integers({4, 8, 2})},
                 {"precision", cuda::kPrecisionValues}};

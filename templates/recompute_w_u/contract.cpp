@@ -53,7 +53,7 @@ std::string illegal(const Values& constants, const Config& config, const Limits&
 Template portable() {
   Template t = stage();
   t.variant = "portable";
-  t.tunables = {{"BT", cuda::integers({64, 32, 16, 128})},
+  t.tunables = {{"BT", cuda::integers({64, 32, 16})},
                 {"BK", cuda::integers({64, 128, 32})},
                 {"BV", cuda::integers({64, 128, 32})},
                 {"num_warps", cuda::integers({4, 2, 8})},
