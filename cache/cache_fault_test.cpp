@@ -74,6 +74,17 @@ int role_write(const std::string& directory, std::uint64_t first) {
   return failures == 0 && cache.told == 0 ? 0 : 1;
 }
 
+/// As role_write, on a damaged file: 10 when this process was the one that mended it.
+int role_write_damaged(const std::string& directory, std::uint64_t first) {
+  QuietCache cache(directory);
+  int failures = 0;
+  for (std::uint64_t i = first; i < first + kEach; ++i) {
+    failures += !cache->store_artifact(artifact(i));
+  }
+  if (failures != 0) std::fprintf(stderr, "%s\n", cache->status().c_str());
+  return failures != 0 ? 1 : cache.told == 1 ? 10 : 0;
+}
+
 int role_write_forever(const std::string& directory, std::uint64_t first) {
   Cache cache(directory);
   for (std::uint64_t i = first;; ++i) cache.store_artifact(artifact(i, 6000));
@@ -123,6 +134,7 @@ int role(int argc, char** argv) {
   const std::string directory = argv[3];
   const std::string last = argc > 4 ? argv[4] : "0";
   if (name == "write") return role_write(directory, std::stoull(last));
+  if (name == "write-damaged") return role_write_damaged(directory, std::stoull(last));
   if (name == "write-forever") return role_write_forever(directory, std::stoull(last));
   if (name == "read-only") return role_read_only(directory, last);
   if (name == "full") return role_full(directory);
@@ -156,6 +168,31 @@ TEST(CacheProcesses, SixteenAtOnceLoseNothing) {
   for (const pid_t pid : pids) EXPECT_EQ(finish(pid), 0);
   expect_all_written(temp.path() / "new", kProcesses);
   EXPECT_EQ(integrity(temp.path() / "new" / "wyvern.db"), "ok");
+}
+
+TEST(CacheProcesses, ManyWhoMeetDamageMendItOnce) {
+  const TempDirectory temp;
+  for (std::uint64_t i = 0; i < 40; ++i) {
+    ASSERT_TRUE(QuietCache(temp.path())->store_artifact(artifact(i)));
+  }
+  std::filesystem::resize_file(temp.file(), std::filesystem::file_size(temp.file()) / 2);
+  std::vector<pid_t> pids;
+  for (std::uint64_t i = 0; i < 8; ++i) {
+    pids.push_back(start({"write-damaged", temp.path().string(), std::to_string(1000 + i * kEach)}));
+  }
+  int menders = 0;
+  for (const pid_t pid : pids) {
+    const int result = finish(pid);
+    EXPECT_TRUE(result == 0 || result == 10) << result;
+    menders += result == 10;
+  }
+  EXPECT_EQ(menders, 1);
+  QuietCache cache(temp.path());
+  for (std::uint64_t i = 0; i < 8 * kEach; ++i) {
+    EXPECT_TRUE(cache->find_artifact(artifact(1000 + i).key)) << i;
+  }
+  EXPECT_TRUE(cache->find_artifact(artifact(0).key));
+  EXPECT_EQ(integrity(temp.file()), "ok");
 }
 
 TEST(CacheProcesses, KilledWritersLeaveASoundFile) {

@@ -204,9 +204,9 @@ class TableCopy {
 /// nothing in it, so that closing it has nothing to roll back.
 std::int64_t seize(Database& damaged, const fs::path& file) {
   if (!readable([&] { damaged.execute("BEGIN EXCLUSIVE"); })) {
-    // Nobody else can begin to write it either. Lets a file be read that is shorter than it says; set
-    // inside a transaction it would also correct the file's header.
-    damaged.execute("PRAGMA writable_schema = ON");
+    // Nobody else can begin to write it either. writable_schema lets a file be read that is shorter
+    // than it says; a transaction for writing would then correct its header, so this one only reads.
+    damaged.execute("PRAGMA writable_schema = ON; BEGIN");
   }
   std::int64_t version = kSchemaVersion;
   readable([&] {
