@@ -21,14 +21,12 @@ using Access = Connection::Access;
 // %f: seconds with milliseconds, so that "newest first" is not a tie.
 #define WYVERN_NOW "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')"
 
+// REPLACE deletes the old row first. An update in place would write into the old row's pages and keep
+// the links between them, which may be what is damaged.
 constexpr const char* kStoreArtifact =
-    "INSERT INTO artifacts"
+    "REPLACE INTO artifacts"
     " (key, template_id, target, config, metadata, compile_ms, sha256, code, created)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, " WYVERN_NOW ")"
-    " ON CONFLICT (key) DO UPDATE SET template_id = excluded.template_id,"
-    " target = excluded.target, config = excluded.config, metadata = excluded.metadata,"
-    " compile_ms = excluded.compile_ms, sha256 = excluded.sha256, code = excluded.code,"
-    " created = excluded.created";
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, " WYVERN_NOW ")";
 constexpr const char* kFindArtifact =
     "SELECT key, template_id, target, config, metadata, compile_ms, created, sha256, code"
     " FROM artifacts WHERE key = ?";

@@ -166,6 +166,7 @@ bool Connection::run(Access access, const Work& work) {
         done = true;
       } catch (const DatabaseError& error) {
         if (attempt > 0 || !mend(error, access)) {
+          if (error.primary() == SQLITE_BUSY) be_patient(kShortPatience);
           degrade(access, explain(error, file_));
           break;
         }
@@ -227,13 +228,13 @@ void Connection::open() {
     open_or_repair();
   } catch (const DatabaseError& error) {
     database_.reset();
-    if (error.primary() == SQLITE_BUSY) patience_ = kShortPatience;
+    if (error.primary() == SQLITE_BUSY) be_patient(kShortPatience);
     limits_ = explain(error, file_);
   } catch (const std::exception& error) {
     database_.reset();
     limits_ = error.what();
   }
-  if (database_ != nullptr) database_->set_patience(patience_);
+  if (database_ != nullptr) be_patient(kPatience);
   if (limits_.empty()) return;
   retry_at_ = std::chrono::steady_clock::now() + kRetryEvery;
   notice(limits_);
@@ -254,7 +255,8 @@ void Connection::open_or_repair() {
   // Without writing to the directory there is no journal, so the file can only be read.
   const bool writable = ::access(directory.c_str(), W_OK | X_OK) == 0;
   const auto open_file = [&] {
-    return open_wyvern(file_, writable ? Database::Mode::create : Database::Mode::read_only);
+    return open_wyvern(file_, writable ? Database::Mode::create : Database::Mode::read_only,
+                       patience_);
   };
   try {
     database_ = open_file();
@@ -310,8 +312,12 @@ void Connection::degrade(Access access, const std::string& sentence) {
 void Connection::recovered(Access access) {
   if (trouble_.empty() || (access == Access::read && trouble_in_ != Access::read)) return;
   trouble_.clear();
-  patience_ = kPatience;
-  database_->set_patience(patience_);
+  be_patient(kPatience);
+}
+
+void Connection::be_patient(std::chrono::milliseconds patience) {
+  patience_ = patience;
+  if (database_ != nullptr) database_->set_patience(patience);
 }
 
 std::string Connection::status() const {

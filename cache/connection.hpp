@@ -50,6 +50,7 @@ class Connection {
   void repair();
   void degrade(Access access, const std::string& sentence);
   void recovered(Access access);
+  void be_patient(std::chrono::milliseconds patience);
   void notice(const std::string& sentence);
   void tell();
 

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <system_error>
 #include <thread>
 
 namespace wyvern {
@@ -37,7 +38,8 @@ int open_flags(Database::Mode mode) {
 
 }  // namespace
 
-Database::Database(const std::filesystem::path& file, Mode mode) : patience_(kPatience) {
+Database::Database(const std::filesystem::path& file, Mode mode)
+    : file_(file), patience_(kPatience) {
   if (const int code = sqlite3_open_v2(file.c_str(), &handle_, open_flags(mode), nullptr);
       code != SQLITE_OK) {
     const std::unique_ptr<sqlite3, decltype(&sqlite3_close)> owner(handle_, sqlite3_close);
@@ -57,15 +59,29 @@ void Database::Finalize::operator()(sqlite3_stmt* statement) const noexcept {
 
 bool Database::read_only() const noexcept { return sqlite3_db_readonly(handle_, "main") == 1; }
 
+bool Database::worth_waiting(int tries) {
+  const auto now = std::chrono::steady_clock::now();
+  std::error_code ignored;
+  if (tries == 0) {
+    give_up_ = now + patience_;
+    give_up_all_ = now + kLongestWait * patience_;
+    written_ = std::filesystem::last_write_time(file_, ignored);
+  }
+  if (now < give_up_) return true;
+  const auto written = std::filesystem::last_write_time(file_, ignored);
+  if (written == written_ || now >= give_up_all_) return false;
+  written_ = written;
+  give_up_ = now + patience_;
+  return true;
+}
+
 // SQLite's own busy timeout soon sleeps 100 ms between tries, and a process that polls so rarely
 // starves among others that write without pause. Short random sleeps share the lock fairly.
 int Database::wait(void* self, int tries) noexcept {
-  auto& database = *static_cast<Database*>(self);
-  const auto now = std::chrono::steady_clock::now();
-  if (tries == 0) database.give_up_ = now + database.patience_;
-  if (now >= database.give_up_) return 0;
+  if (!static_cast<Database*>(self)->worth_waiting(tries)) return 0;
   thread_local std::minstd_rand random{static_cast<std::minstd_rand::result_type>(
-      now.time_since_epoch().count() ^ std::hash<std::thread::id>{}(std::this_thread::get_id()))};
+      std::chrono::steady_clock::now().time_since_epoch().count() ^
+      std::hash<std::thread::id>{}(std::this_thread::get_id()))};
   const int ceiling_us = std::min(100 << std::min(tries, 5), 2000);
   std::this_thread::sleep_for(std::chrono::microseconds(
       std::uniform_int_distribution<int>(ceiling_us / 4, ceiling_us)(random)));

@@ -41,6 +41,7 @@ class ForeignDatabase : public Error {
 
 class Database {
  public:
+  static constexpr int kLongestWait = 12;
   enum class Mode { create, read_write, read_only };
 
   /// Opens `file`; touches no content until the first statement.
@@ -53,7 +54,9 @@ class Database {
   /// True also when read and write were asked for and the file's mode allows reading only.
   bool read_only() const noexcept;
 
-  /// How long a call waits for another process's lock before it fails with SQLITE_BUSY.
+  /// How long a call waits for a lock before it fails with SQLITE_BUSY, counted from the last time
+  /// that anybody wrote the file: many writers on a slow disk are a queue, a lock that nobody
+  /// writes under is not. At most kLongestWait times as long in all.
   void set_patience(std::chrono::milliseconds patience) noexcept { patience_ = patience; }
 
   /// Runs statements that return nothing of interest.
@@ -70,10 +73,14 @@ class Database {
     void operator()(sqlite3_stmt* statement) const noexcept;
   };
   static int wait(void* self, int tries) noexcept;
+  bool worth_waiting(int tries);
 
+  const std::filesystem::path file_;
   sqlite3* handle_ = nullptr;
   std::chrono::milliseconds patience_;
-  std::chrono::steady_clock::time_point give_up_;
+  std::chrono::steady_clock::time_point give_up_;     ///< unless the file is written before
+  std::chrono::steady_clock::time_point give_up_all_;
+  std::filesystem::file_time_type written_;           ///< when give_up_ was set
   std::vector<std::pair<const char*, std::unique_ptr<sqlite3_stmt, Finalize>>> statements_;
 };
 

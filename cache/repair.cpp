@@ -32,6 +32,17 @@ namespace fs = std::filesystem;
 
 fs::path with_suffix(fs::path path, const std::string& suffix) { return path += suffix; }
 
+/// Brings a file or a directory to the disk. Not for a database that this process has open: closing
+/// a second descriptor of one drops the locks of the first.
+void sync(const fs::path& path) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) fail_io("cannot open", path, errno);
+  const int result = ::fsync(descriptor);
+  const int error = errno;
+  ::close(descriptor);
+  if (result != 0 && error != EINVAL) fail_io("cannot sync", path, error);
+}
+
 /// The right to mend, among processes: an advisory lock on wyvern.db.repair, which stays behind
 /// empty, because removing a lock file lets two processes lock two files of one name.
 class RepairLock {
@@ -61,9 +72,9 @@ class RepairLock {
   int descriptor_;
 };
 
-bool is_healthy(const fs::path& file) {
+bool is_healthy(const fs::path& file, std::chrono::milliseconds patience) {
   try {
-    const auto database = open_wyvern(file, Database::Mode::create);
+    const auto database = open_wyvern(file, Database::Mode::create, patience);
     Query check(*database, "PRAGMA quick_check(1)");
     return check.step() && check.text(0) == "ok";
   } catch (const DatabaseError& error) {
@@ -102,14 +113,10 @@ class TableCopy {
     std::int64_t high = 0;
     if (scan(ascending_.get(), low) || scan(descending_.get(), high)) return rows_;
     // With the last rows unreadable nothing says how far they reach; ids are given out densely.
-    constexpr std::int64_t kReach = 100000;
-    if (high == 0) high = low + kReach;
-    for (std::int64_t id = low + 1; id < high; ++id) {
-      readable([&] {
-        sqlite3_bind_int64(single_.get(), 1, id);
-        copy_rows(single_.get(), nullptr);
-      });
-      sqlite3_reset(single_.get());
+    constexpr std::int64_t kGap = 5000;
+    std::int64_t last = low;
+    for (std::int64_t id = low + 1; high == 0 ? id <= last + kGap : id < high; ++id) {
+      if (copy_one(id)) last = id;
     }
     return rows_;
   }
@@ -149,16 +156,27 @@ class TableCopy {
 
   /// True when the scan reached its end; else `last_good` is the last id it could read.
   bool scan(sqlite3_stmt* select, std::int64_t& last_good) {
-    return readable([&] { copy_rows(select, &last_good); });
-  }
-
-  void copy_rows(sqlite3_stmt* select, std::int64_t* last_good) {
     int code = SQLITE_OK;
     while ((code = sqlite3_step(select)) == SQLITE_ROW) {
       insert(select);
-      if (last_good != nullptr) *last_good = sqlite3_column_int64(select, 0);
+      last_good = sqlite3_column_int64(select, 0);
     }
-    if (code != SQLITE_DONE) throw DatabaseError(code, sqlite3_errmsg(from_.handle()));
+    if (code != SQLITE_DONE && !is_damage(code)) {
+      throw DatabaseError(code, sqlite3_errmsg(from_.handle()));
+    }
+    return code == SQLITE_DONE;
+  }
+
+  /// Whether the row could be read. Most cannot, so this does without exceptions for damage.
+  bool copy_one(std::int64_t id) {
+    sqlite3_bind_int64(single_.get(), 1, id);
+    const int code = sqlite3_step(single_.get());
+    if (code == SQLITE_ROW) insert(single_.get());
+    sqlite3_reset(single_.get());
+    if (code != SQLITE_ROW && code != SQLITE_DONE && !is_damage(code)) {
+      throw DatabaseError(code, sqlite3_errmsg(from_.handle()));
+    }
+    return code == SQLITE_ROW;
   }
 
   /// A row that breaks a constraint was damaged where SQLite could not see it, and is left out.
@@ -182,13 +200,15 @@ class TableCopy {
   std::int64_t rows_ = 0;
 };
 
-/// Opens the damaged file as far as it can be, with every other writer kept out.
-void open_damaged(Database& damaged, const fs::path& file, std::chrono::milliseconds patience,
-                  std::int64_t& version) {
-  damaged.set_patience(patience);
-  // Lets SQLite read a file shorter than its header says.
-  damaged.execute("PRAGMA writable_schema = ON");
-  readable([&] { damaged.execute("BEGIN EXCLUSIVE"); });
+/// Keeps every writer out of the damaged file and returns the version it was written as. Changes
+/// nothing in it, so that closing it has nothing to roll back.
+std::int64_t seize(Database& damaged, const fs::path& file) {
+  if (!readable([&] { damaged.execute("BEGIN EXCLUSIVE"); })) {
+    // Nobody else can begin to write it either. writable_schema lets a file be read that is shorter
+    // than it says; a transaction for writing would then correct its header, so this one only reads.
+    damaged.execute("PRAGMA writable_schema = ON; BEGIN");
+  }
+  std::int64_t version = kSchemaVersion;
   readable([&] {
     const std::int64_t application = damaged.integer("PRAGMA application_id");
     const std::int64_t found = damaged.integer("PRAGMA user_version");
@@ -196,18 +216,23 @@ void open_damaged(Database& damaged, const fs::path& file, std::chrono::millisec
     if (found > kSchemaVersion) require_ours(Identity::newer, file);
     if (found > 0) version = found;
   });
+  return version;
 }
 
+/// Makes the new file. It is nobody's until it has its name, so it is synced once, when complete.
 std::int64_t salvage(Database& damaged, const fs::path& into, std::int64_t version) {
-  Database fresh(into, Database::Mode::create);
-  fresh.execute("PRAGMA synchronous = FULL");
-  migrate(fresh, version);
-  Transaction transaction(fresh);
   std::int64_t rows = 0;
-  for (const char* table : {"winners", "measurements", "artifacts"}) {
-    rows += TableCopy(damaged, fresh, table).run();
+  {
+    Database fresh(into, Database::Mode::create);
+    fresh.execute("PRAGMA synchronous = OFF; PRAGMA journal_mode = MEMORY");
+    migrate(fresh, version);
+    Transaction transaction(fresh);
+    for (const char* table : {"winners", "measurements", "artifacts"}) {
+      rows += TableCopy(damaged, fresh, table).run();
+    }
+    transaction.commit();
   }
-  transaction.commit();
+  sync(into);
   return rows;
 }
 
@@ -229,14 +254,16 @@ fs::path swap_files(const fs::path& file, const fs::path& fresh) {
     fail_io("cannot keep the damaged file as", kept, errno);
   }
   // A journal that could not be played back belongs to the damaged file and would ruin the new one.
+  // An empty one is what a finished transaction leaves.
   std::error_code absent;
-  fs::rename(with_suffix(file, "-journal"), with_suffix(kept, "-journal"), absent);
-  if (::rename(fresh.c_str(), file.c_str()) != 0) fail_io("cannot replace", file, errno);
-  if (const int directory = ::open(file.parent_path().c_str(), O_RDONLY | O_CLOEXEC);
-      directory >= 0) {
-    ::fsync(directory);
-    ::close(directory);
+  const fs::path journal = with_suffix(file, "-journal");
+  if (fs::file_size(journal, absent) > 0 && !absent) {
+    if (::rename(journal.c_str(), with_suffix(kept, "-journal").c_str()) != 0) {
+      fail_io("cannot keep the damaged file's journal as", kept, errno);
+    }
   }
+  if (::rename(fresh.c_str(), file.c_str()) != 0) fail_io("cannot replace", file, errno);
+  sync(file.parent_path());
   return kept;
 }
 
@@ -246,7 +273,6 @@ struct Scratch {
   ~Scratch() {
     std::error_code ignored;
     fs::remove(path, ignored);
-    fs::remove(with_suffix(path, "-journal"), ignored);
   }
 };
 
@@ -254,13 +280,13 @@ struct Scratch {
 
 std::optional<Repair> repair_database(const fs::path& file, std::chrono::milliseconds patience) {
   const RepairLock lock(file, patience);
-  if (is_healthy(file)) return std::nullopt;
+  if (is_healthy(file, patience)) return std::nullopt;
 
   // Open until the files have changed places: its lock keeps writers out. Those that wait for it
   // find the file moved when they come to write, and open the new one.
   Database damaged(file, Database::Mode::read_write);
-  std::int64_t version = kSchemaVersion;
-  open_damaged(damaged, file, patience, version);
+  damaged.set_patience(patience);
+  const std::int64_t version = seize(damaged, file);
   const Scratch scratch{with_suffix(file, fmt::format(".new-{}", ::getpid()))};
   Repair repair;
   repair.rows = salvage(damaged, scratch.path, version);

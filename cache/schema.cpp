@@ -121,8 +121,10 @@ void require_ours(Identity identity, const std::filesystem::path& file) {
   }
 }
 
-std::unique_ptr<Database> open_wyvern(const std::filesystem::path& file, Database::Mode mode) {
+std::unique_ptr<Database> open_wyvern(const std::filesystem::path& file, Database::Mode mode,
+                                      std::chrono::milliseconds patience) {
   auto database = std::make_unique<Database>(file, mode);
+  database->set_patience(patience);
   Transaction look(*database, Transaction::Kind::read);
   const Identity identity = identify(*database);
   look.commit();

@@ -3,6 +3,7 @@
 
 #include "cache/database.hpp"
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -23,10 +24,12 @@ Identity identify(Database& database);
 /// it at once: the first does the work. Returns whose the file is then.
 Identity migrate(Database& database, std::int64_t version = kSchemaVersion);
 
-/// Opens `file` in `mode`, sees that it is Wyvern's and current, and sets the connection up.
+/// Opens `file` in `mode`, sees that it is Wyvern's and current, and sets the connection up; waits
+/// up to `patience` for each lock.
 /// Throws DatabaseError, or ForeignDatabase when the file is another program's or a newer Wyvern's;
 /// the file is then untouched.
-std::unique_ptr<Database> open_wyvern(const std::filesystem::path& file, Database::Mode mode);
+std::unique_ptr<Database> open_wyvern(const std::filesystem::path& file, Database::Mode mode,
+                                      std::chrono::milliseconds patience);
 
 /// Throws the ForeignDatabase error of an identity that must be left alone.
 void require_ours(Identity identity, const std::filesystem::path& file);

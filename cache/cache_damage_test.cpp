@@ -1,0 +1,312 @@
+// Damaged, foreign and newer files: what is kept, what is mended, what is left alone.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cache/cache.hpp"
+#include "cache/cache_testing.hpp"
+#include "cache/database.hpp"
+#include "cache/schema.hpp"
+
+namespace wyvern::testing {
+namespace {
+
+constexpr std::uint64_t kRows = 120;
+constexpr std::size_t kPage = 4096;
+
+/// A sound file of kRows artifacts, measurements and winners, as bytes.
+const std::string& sound_file() {
+  static const std::string bytes = [] {
+    const TempDirectory temp;
+    {
+      Cache cache(temp.path());
+      for (std::uint64_t i = 0; i < kRows; ++i) {
+        // Sizes on both sides of a page, so that some rows need pages of their own.
+        EXPECT_TRUE(cache.store_artifact(artifact(i, i % 4 == 0 ? 9000 : 300)));
+        EXPECT_TRUE(cache.store_measurement(measurement(i)));
+        EXPECT_TRUE(cache.store_winner(winner(static_cast<std::int64_t>(i) + 1, 1)));
+      }
+    }
+    return read_file(temp.file());
+  }();
+  return bytes;
+}
+
+struct Found {
+  int artifacts = 0, measurements = 0, winners = 0;
+};
+
+/// What can be found; anything found must be what was stored.
+Found look_up_all(Cache& cache) {
+  Found found;
+  for (std::uint64_t i = 0; i < kRows; ++i) {
+    const ArtifactRow a = artifact(i, i % 4 == 0 ? 9000 : 300);
+    if (const auto row = cache.find_artifact(a.key)) {
+      ++found.artifacts;
+      EXPECT_EQ(row->code, a.code);
+    }
+    const MeasurementRow m = measurement(i);
+    if (const auto row = cache.find_measurement(m.device, m.problem, m.template_id, m.config)) {
+      ++found.measurements;
+      EXPECT_EQ(row->samples_us.size(), m.samples_us.size());
+    }
+    if (cache.find_winner(m.device, "gdn", static_cast<std::int64_t>(i) + 1, 1)) ++found.winners;
+  }
+  return found;
+}
+
+std::vector<std::filesystem::path> kept_files(const std::filesystem::path& directory) {
+  std::vector<std::filesystem::path> kept;
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    if (entry.path().filename().string().starts_with("wyvern.db.corrupt-")) {
+      kept.push_back(entry.path());
+    }
+  }
+  return kept;
+}
+
+/// After damage the cache works in full again, alone and for the next process.
+void expect_works(const std::filesystem::path& directory, QuietCache& cache) {
+  const ArtifactRow row = artifact(999999);
+  EXPECT_TRUE(cache->store_artifact(row));
+  EXPECT_EQ(cache->status(), "");
+  QuietCache other(directory);
+  const auto found = other->find_artifact(row.key);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->code, row.code);
+  EXPECT_EQ(other.told, 0);
+  Database database(directory / "wyvern.db", Database::Mode::read_only);
+  Query check(database, "PRAGMA integrity_check");
+  EXPECT_TRUE(check.step());
+  EXPECT_EQ(check.text(0), "ok");
+}
+
+TEST(CacheDamage, TruncatedFileKeepsItsReadableRows) {
+  const TempDirectory temp;
+  const std::string cut = sound_file().substr(0, sound_file().size() * 6 / 10);
+  write_file(temp.file(), cut);
+  QuietCache cache(temp.path());
+  const Found found = look_up_all(cache.cache);
+  EXPECT_EQ(cache.told, 1);
+  EXPECT_NE(cache.said.find("damaged"), std::string::npos);
+  // Rows were stored in order, so the first half of each table lies in the part that is left.
+  EXPECT_GE(found.artifacts, static_cast<int>(kRows / 2));
+  EXPECT_GE(found.measurements, static_cast<int>(kRows / 2));
+  EXPECT_GE(found.winners, static_cast<int>(kRows / 2));
+  EXPECT_LT(found.artifacts, static_cast<int>(kRows));
+  const auto kept = kept_files(temp.path());
+  ASSERT_EQ(kept.size(), 1u);
+  EXPECT_EQ(read_file(kept[0]), cut);
+  expect_works(temp.path(), cache);
+}
+
+TEST(CacheDamage, CutAnywhereItWorksAgain) {
+  const std::size_t size = sound_file().size();
+  for (const std::size_t length : {std::size_t{0}, std::size_t{1}, std::size_t{15},
+                                   std::size_t{16}, std::size_t{99}, std::size_t{100},
+                                   std::size_t{512}, kPage - 1, kPage, kPage + 1, 2 * kPage,
+                                   5 * kPage + 7, size / 2, size - kPage, size - 1}) {
+    SCOPED_TRACE(length);
+    const TempDirectory temp;
+    write_file(temp.file(), sound_file().substr(0, length));
+    QuietCache cache(temp.path());
+    look_up_all(cache.cache);
+    // Too short to hold anything, or short of bytes that nothing uses: no reason to speak.
+    if (length >= 16 && length <= size - kPage) {
+      EXPECT_EQ(cache.told, 1);
+    }
+    expect_works(temp.path(), cache);
+  }
+}
+
+TEST(CacheDamage, GarbageIsKeptAside) {
+  const TempDirectory temp;
+  const std::string garbage = random_bytes(std::random_device{}(), 100000);
+  write_file(temp.file(), garbage);
+  QuietCache cache(temp.path());
+  EXPECT_EQ(look_up_all(cache.cache).artifacts, 0);
+  EXPECT_EQ(cache.told, 1);
+  const auto kept = kept_files(temp.path());
+  ASSERT_EQ(kept.size(), 1u);
+  EXPECT_EQ(read_file(kept[0]), garbage);
+  expect_works(temp.path(), cache);
+}
+
+TEST(CacheDamage, OneDamagedPageCostsItsRowsOnly) {
+  const std::size_t pages = sound_file().size() / kPage;
+  const std::uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  Found most;
+  for (int round = 0; round < 12; ++round) {
+    const std::size_t page = 1 + random() % (pages - 1);
+    SCOPED_TRACE(page);
+    const TempDirectory temp;
+    std::string bytes = sound_file();
+    bytes.replace(page * kPage, kPage, random_bytes(random(), kPage));
+    write_file(temp.file(), bytes);
+    QuietCache cache(temp.path());
+    look_up_all(cache.cache);
+    const Found found = look_up_all(cache.cache);
+    // A page is a leaf of one table or index, a piece of one row, or the root of one table or
+    // index. A lost root takes its whole table with it; nothing takes rows of two tables.
+    // The last page of a row's code is guarded by its digest alone: a miss, until stored again.
+    for (std::uint64_t i = 0; i < kRows; ++i) {
+      const ArtifactRow row = artifact(i, i % 4 == 0 ? 9000 : 300);
+      EXPECT_TRUE(cache->find_artifact(row.key) || cache->store_artifact(row)) << i;
+    }
+    const int whole = static_cast<int>(kRows);
+    const int damaged = (found.artifacts < whole) + (found.measurements < whole) +
+                        (found.winners < whole);
+    EXPECT_LE(damaged, 1);
+    most.artifacts = std::max(most.artifacts, found.artifacts);
+    expect_works(temp.path(), cache);
+  }
+  EXPECT_EQ(most.artifacts, static_cast<int>(kRows));
+}
+
+TEST(CacheDamage, DamageMetUnderWayIsMended) {
+  const TempDirectory temp;
+  write_file(temp.file(), sound_file());
+  QuietCache cache(temp.path());
+  EXPECT_EQ(look_up_all(cache.cache).artifacts, static_cast<int>(kRows));
+  // Written over in place, as a failing disk would do it.
+  std::fstream file(temp.file(), std::ios::in | std::ios::out | std::ios::binary);
+  for (std::size_t page = 20; page < 30; ++page) {
+    file.seekp(static_cast<std::streamoff>(page * kPage));
+    file << random_bytes(page, kPage);
+  }
+  file.close();
+  QuietCache other(temp.path());
+  look_up_all(other.cache);
+  expect_works(temp.path(), other);
+  // This one still has the damaged file open; its next store goes to the new one.
+  const ArtifactRow row = artifact(123456);
+  EXPECT_TRUE(cache->store_artifact(row));
+  EXPECT_TRUE(other->find_artifact(row.key));
+}
+
+TEST(CacheDamage, ManyWhoMeetItMendItOnce) {
+  const TempDirectory temp;
+  write_file(temp.file(), sound_file().substr(0, sound_file().size() / 2));
+  constexpr int kThreads = 8;
+  std::atomic<int> told = 0;
+  std::atomic<int> stored = 0;
+  std::vector<std::thread> threads;
+  for (std::uint64_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      QuietCache cache(temp.path());
+      for (std::uint64_t i = 5 * t; i < 5 * t + 5; ++i) {
+        stored += cache->store_artifact(artifact(5000 + i));
+      }
+      told += cache.told;
+      EXPECT_EQ(cache->status(), "");
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(stored, kThreads * 5);
+  EXPECT_EQ(told, 1);
+  EXPECT_EQ(kept_files(temp.path()).size(), 1u);
+  QuietCache cache(temp.path());
+  for (std::uint64_t i = 0; i < kThreads * 5; ++i) {
+    EXPECT_TRUE(cache->find_artifact(artifact(5000 + i).key)) << i;
+  }
+}
+
+TEST(CacheDamage, FlippedBitInCodeIsAMissUntilStoredAgain) {
+  const TempDirectory temp;
+  write_file(temp.file(), sound_file());
+  const ArtifactRow row = artifact(1, 300);
+  std::string bytes = sound_file();
+  const std::size_t at = bytes.find(row.code.substr(100, 50));
+  ASSERT_NE(at, std::string::npos);
+  bytes[at + 7] = static_cast<char>(bytes[at + 7] ^ 0x10);
+  write_file(temp.file(), bytes);
+  QuietCache cache(temp.path());
+  EXPECT_FALSE(cache->find_artifact(row.key));
+  EXPECT_TRUE(cache->find_artifact(artifact(2, 300).key));
+  EXPECT_EQ(cache->status(), "");
+  ASSERT_TRUE(cache->store_artifact(row));
+  const auto found = cache->find_artifact(row.key);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->code, row.code);
+  EXPECT_EQ(cache->stats().artifacts, static_cast<std::int64_t>(kRows));
+}
+
+// ---- Files that are not ours to touch
+
+void expect_left_alone(const TempDirectory& temp, const char* said) {
+  const std::string before = read_file(temp.file());
+  {
+    QuietCache cache(temp.path());
+    EXPECT_FALSE(cache->find_artifact(artifact(1, 300).key));
+    EXPECT_FALSE(cache->store_artifact(artifact(1)));
+    EXPECT_FALSE(cache->store_winner(winner(1, 1)));
+    EXPECT_FALSE(cache->clear());
+    EXPECT_EQ(cache->stats().artifacts, 0);
+    EXPECT_NE(cache->status().find(said), std::string::npos) << cache->status();
+    EXPECT_EQ(cache.told, 1);
+  }
+  EXPECT_EQ(read_file(temp.file()), before);
+  EXPECT_TRUE(kept_files(temp.path()).empty());
+}
+
+void alter(const std::filesystem::path& file, const char* sql) {
+  Database(file, Database::Mode::create).execute(sql);
+}
+
+TEST(CacheForeign, NewerFileIsLeftAlone) {
+  const TempDirectory temp;
+  write_file(temp.file(), sound_file());
+  alter(temp.file(), "PRAGMA user_version = 2");
+  expect_left_alone(temp, "newer");
+}
+
+TEST(CacheForeign, NewerAndTruncatedFileIsLeftAlone) {
+  const TempDirectory temp;
+  write_file(temp.file(), sound_file());
+  alter(temp.file(), "PRAGMA user_version = 2");
+  write_file(temp.file(), read_file(temp.file()).substr(0, 10 * kPage));
+  expect_left_alone(temp, "newer");
+}
+
+TEST(CacheForeign, AnotherProgramsDatabaseIsLeftAlone) {
+  const TempDirectory temp;
+  alter(temp.file(), "CREATE TABLE bookmarks (url TEXT); PRAGMA application_id = 12345");
+  expect_left_alone(temp, "another program");
+}
+
+TEST(CacheForeign, DatabaseOfNobodyIsLeftAlone) {
+  const TempDirectory temp;
+  alter(temp.file(), "CREATE TABLE artifacts (url TEXT)");
+  expect_left_alone(temp, "another program");
+}
+
+TEST(CacheForeign, FileThatBecomesNewerUnderWayIsWrittenNoMore) {
+  const TempDirectory temp;
+  QuietCache cache(temp.path());
+  ASSERT_TRUE(cache->store_artifact(artifact(1)));
+  alter(temp.file(), "PRAGMA user_version = 2");
+  const std::string before = read_file(temp.file());
+  EXPECT_FALSE(cache->store_artifact(artifact(2)));
+  EXPECT_FALSE(cache->store_artifact(artifact(3)));
+  EXPECT_NE(cache->status().find("newer"), std::string::npos);
+  EXPECT_EQ(cache.told, 1);
+  EXPECT_EQ(read_file(temp.file()), before);
+}
+
+TEST(CacheForeign, EmptyDatabaseIsTaken) {
+  const TempDirectory temp;
+  alter(temp.file(), "CREATE TABLE t (x); DROP TABLE t");
+  QuietCache cache(temp.path());
+  EXPECT_TRUE(cache->store_artifact(artifact(1)));
+  EXPECT_EQ(cache->status(), "");
+}
+
+}  // namespace
+}  // namespace wyvern::testing
