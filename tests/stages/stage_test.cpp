@@ -1,0 +1,312 @@
+// Every template of the build on its own against the float64 reference of the stages it carries
+// out. Cases are grouped as {Cpu,Gpu}/{Stage,StageSpace,StageSanitize,SolveTril}: Gpu ones skip
+// where there is no GPU; StageSanitize is the short subset for compute-sanitizer, without guard
+// bands, so that its memcheck sees the first stray byte.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "runtime/device_impl.hpp"
+#include "runtime/plan.hpp"
+#include "tests/support/stage_data.hpp"
+
+namespace wyvern::testing {
+namespace {
+
+using Lengths = std::vector<std::int64_t>;
+using Guards = DeviceTensor::Guards;
+
+std::vector<std::string> template_ids(DeviceKind kind) {
+  std::vector<std::string> ids;
+  for (const Template& t : all_templates())
+    if (t.device == kind) ids.push_back(t.id());
+  return ids;
+}
+
+std::string case_name(std::string text) {
+  std::replace(text.begin(), text.end(), '.', '_');
+  return text;
+}
+
+const Template& template_of(const std::string& id) { return *find_template(id); }
+
+bool depends_on(const Template& t, std::string_view constant) {
+  return std::find(t.constants.begin(), t.constants.end(), constant) != t.constants.end();
+}
+
+std::vector<std::int64_t> chunk_sizes_of(const Template& t) {
+  const Tunable* tunable = t.tunable("BT");
+  if (tunable == nullptr) return {64};
+  std::vector<std::int64_t> sizes;
+  for (const Value& value : tunable->values) sizes.push_back(std::get<std::int64_t>(value));
+  return sizes;
+}
+
+/// The default config, with the precision asked for where the template has one.
+std::optional<Config> config_for(const Template& t, const Problem& problem, const Limits& limits,
+                                 std::int64_t BT, Precision precision) {
+  const Values constants = problem_constants(problem);
+  const auto config = default_config(t, constants, limits, Precision::tf32, BT);
+  if (!config || !config->contains("precision")) return config;
+  Config wanted = *config;
+  wanted.set("precision", precision);
+  const bool fits = t.illegal(constants, wanted, limits).empty() &&
+                    !(t.redundant && t.redundant(constants, wanted));
+  return fits ? std::optional(wanted)
+              : default_config(t, constants, limits, precision, BT);
+}
+
+/// A problem for the template with the switches that it knows set by the bits of `switches`.
+Problem problem_for(const Template& t, DType dtype, unsigned switches) {
+  Problem p;
+  p.dtype = dtype;
+  const auto bit = [&](unsigned index) { return ((switches >> index) & 1U) != 0; };
+  p.packed = bit(0) || t.name == "chunk_index";
+  p.beta_dtype = bit(1) ? DType::fp32 : dtype;
+  p.g_dtype = bit(2) ? DType::fp32 : dtype;
+  p.use_beta_sigmoid = bit(1) != bit(3);
+  p.allow_neg_eigval = bit(3);
+  p.initial_state = bit(2);
+  p.state_dtype = bit(3) ? DType::bf16 : DType::fp32;
+  p.output_final_state = bit(0) || bit(3);
+  p.state_v_first = bit(1);
+  p.seqlens_dtype = bit(2) ? DType::int64 : DType::int32;
+  p.use_gate_in_kernel = t.covers("gate");
+  p.has_dt_bias = t.covers("gate") && bit(1);
+  return p;
+}
+
+class DeviceTest : public ::testing::Test {
+ protected:
+  /// False after marking the test as skipped.
+  bool open(DeviceKind kind) {
+    std::string why;
+    device_ = test_device(kind, &why);
+    if (!device_) skip_reason_ = why;
+    return device_.has_value();
+  }
+  const Device& device() const { return *device_; }
+  const Limits& limits() const { return device_->impl().target().limits; }
+
+  std::optional<Device> device_;
+  std::string skip_reason_;
+};
+
+#define WYVERN_OPEN_OR_SKIP(kind) \
+  if (!open(kind)) GTEST_SKIP() << skip_reason_
+
+// --- The spec's shapes, dtypes, precisions and switches -----------------------------------------
+
+struct Dimensions {
+  std::int64_t H, HV, K, V;
+};
+
+// GVA or not, dimensions that fill tiles, that miss them by little and by much, and the largest.
+constexpr Dimensions kDimensions[] = {
+    {2, 4, 64, 64}, {1, 2, 33, 60},  {2, 2, 60, 100}, {1, 3, 16, 16},  {2, 4, 128, 128},
+    {1, 1, 100, 16}, {1, 2, 256, 64}, {1, 1, 64, 512}, {2, 2, 128, 60}, {1, 1, 256, 512},
+};
+
+constexpr std::int64_t kTokens[] = {1, 15, 16, 17, 63, 64, 65, 130, 200};
+
+const Lengths kPackedLengths[] = {
+    {65, 0, 1, 17, 64, 0, 15, 38}, {0}, {130}, {0, 0, 3}, {1, 1, 1, 200, 1}, {16, 32, 64, 63}};
+
+constexpr Gate kGates[] = {Gate::typical, Gate::mixed, Gate::zero, Gate::very_negative};
+
+class Stage : public DeviceTest,
+              public ::testing::WithParamInterface<std::tuple<std::string, DType>> {
+ protected:
+  /// All lengths for one specialization; few for wide ones, where the reference takes longest.
+  void check(const PlanStep& step, Problem problem, std::int64_t BT, std::uint64_t seed) {
+    const bool wide = problem.K * problem.V > 128 * 128;
+    std::size_t index = seed;
+    if (problem.packed) {
+      for (const Lengths& lengths : kPackedLengths)
+        if (!wide || lengths.size() > 5)
+          expect_stage_matches(device(), step,
+                               make_stage_data(problem, BT, kGates[index++ % 4], seed, lengths));
+      return;
+    }
+    for (const std::int64_t T : kTokens) {
+      if (wide && T != 17 && T != 65) continue;
+      problem.T = T;
+      problem.B = problem.N = T < 64 ? 2 : 1;
+      expect_stage_matches(device(), step,
+                           make_stage_data(problem, BT, kGates[index++ % 4], seed));
+    }
+  }
+};
+
+TEST_P(Stage, MatchesFloat64) {
+  const auto& [id, dtype] = GetParam();
+  const Template& t = template_of(id);
+  WYVERN_OPEN_OR_SKIP(t.device);
+  const std::vector<std::int64_t> sizes = chunk_sizes_of(t);
+  constexpr Precision kPrecisions[] = {Precision::ieee, Precision::tf32x3, Precision::tf32};
+  unsigned checked = 0;
+  for (unsigned i = 0; i < std::size(kDimensions) * 2; ++i) {
+    const Dimensions& d = kDimensions[i % std::size(kDimensions)];
+    // A multiplier that is odd walks through all 16 switch settings.
+    Problem problem = problem_for(t, dtype, i * 7 + i / 10);
+    problem.H = d.H, problem.HV = d.HV, problem.K = d.K, problem.V = d.V;
+    const std::int64_t BT = sizes[(i + i / 10) % sizes.size()];
+    const auto config = config_for(t, problem, limits(), BT, kPrecisions[i % 3]);
+    if (!config) continue;  // too large for this target's shared memory at this BT
+    ++checked;
+    check({id, *config}, problem, BT, i);
+    if (HasFatalFailure()) return;
+  }
+  EXPECT_GE(checked, 10U) << "most shapes have no legal config";
+}
+
+// --- Every config of the space --------------------------------------------------------------------
+
+class StageSpace : public Stage {};
+
+TEST_P(StageSpace, EveryConfigMatches) {
+  const auto& [id, dtype] = GetParam();
+  const Template& t = template_of(id);
+  WYVERN_OPEN_OR_SKIP(t.device);
+  Problem problem = problem_for(t, dtype, 0b0101);
+  problem.H = 1, problem.HV = 2, problem.K = 100, problem.V = 60;
+  std::vector<Config> configs = space(t, problem_constants(problem), limits());
+  ASSERT_FALSE(configs.empty());
+  // A fixed sample keeps the time bounded; another dtype draws another one.
+  const std::size_t most = t.device == DeviceKind::cpu ? 8 : 64;
+  Engine engine(static_cast<std::uint64_t>(dtype) + 1);
+  std::shuffle(configs.begin(), configs.end(), engine);
+  configs.resize(std::min(configs.size(), most));
+  std::map<std::int64_t, StageData> by_chunk_size;
+  for (const Config& config : configs) {
+    const std::int64_t BT = config.contains("BT") ? config.integer("BT") : 64;
+    if (!by_chunk_size.contains(BT))
+      by_chunk_size[BT] = make_stage_data(problem, BT, Gate::mixed, 1, {65, 0, 17, 48});
+    expect_stage_matches(device(), {id, config}, by_chunk_size[BT]);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// --- The subset for compute-sanitizer -------------------------------------------------------------
+
+class StageSanitize : public Stage {};
+
+TEST_P(StageSanitize, SmallShapes) {
+  const auto& [id, dtype] = GetParam();
+  const Template& t = template_of(id);
+  WYVERN_OPEN_OR_SKIP(t.device);
+  for (const std::int64_t BT : chunk_sizes_of(t))
+    for (const unsigned switches : {0b1110U, 0b0101U}) {
+      Problem problem = problem_for(t, dtype, switches);
+      problem.H = 1, problem.HV = 2, problem.K = 60, problem.V = 33;
+      problem.T = 70;
+      const auto config = config_for(t, problem, limits(), BT, Precision::tf32x3);
+      ASSERT_TRUE(config.has_value());
+      expect_stage_matches(device(), {id, *config},
+                           make_stage_data(problem, BT, Gate::mixed, 2, {33, 0, 1, 36}),
+                           Guards::none);
+    }
+}
+
+// --- The inverse on its own row of the specification ----------------------------------------------
+
+class SolveTril : public Stage {};
+
+TEST_P(SolveTril, AnyEntriesWithinOne) {
+  const auto& [id, dtype] = GetParam();
+  const Template& t = template_of(id);
+  WYVERN_OPEN_OR_SKIP(t.device);
+  for (const std::int64_t BT : chunk_sizes_of(t))
+    for (const Precision precision : {Precision::ieee, Precision::tf32x3, Precision::tf32}) {
+      Problem problem = problem_for(t, dtype, 0);
+      problem.HV = 3, problem.T = 2 * BT + BT / 2 + 1;
+      const auto config = config_for(t, problem, limits(), BT, precision);
+      ASSERT_TRUE(config.has_value());
+      StageData data = make_stage_data(problem, BT, Gate::zero, 3);
+      Engine engine(static_cast<std::uint64_t>(BT));
+      HostTensor& A = data.tensors.at("A");
+      // The inverse of random signs grows with BT; this is as large as fp16's range lets it get.
+      const double largest = dtype == DType::fp16 && BT > 32 ? 0.5 : 1.0;
+      A = uniform(engine, DType::fp32, A.shape(), -largest, largest);
+      expect_stage_matches(device(), {id, *config}, data);
+    }
+}
+
+std::vector<std::string> solvers(DeviceKind kind) {
+  std::vector<std::string> ids = template_ids(kind);
+  std::erase_if(ids, [](const std::string& id) { return template_of(id).name != "solve_tril"; });
+  return ids;
+}
+
+// --- Tables of a bad cu_seqlens -------------------------------------------------------------------
+
+class ChunkIndex : public DeviceTest, public ::testing::WithParamInterface<std::string> {};
+
+TEST_P(ChunkIndex, BadLengthsStayInBounds) {
+  const Template& t = template_of(GetParam());
+  WYVERN_OPEN_OR_SKIP(t.device);
+  const std::int64_t T = 100;
+  for (const Lengths& seqlens : {Lengths{0, 200, 50, 100}, Lengths{-7, 30, 20, 10},
+                                 Lengths{90, 10, 100, 5}, Lengths{0, -1, 1 << 30, 100}}) {
+    Problem problem = problem_for(t, DType::bf16, 0);
+    problem.T = T;
+    StageData data = make_stage_data(problem, 16, Gate::zero, 1, {20, 30, 50});
+    data.tensors["cu_seqlens"] =
+        HostTensor(DType::int32, {4}, {seqlens.begin(), seqlens.end()});
+    const auto config = config_for(t, data.problem, limits(), 16, Precision::tf32);
+    ASSERT_TRUE(config.has_value());
+    const auto stage = test_runtime().prepare_stage(device(), {t.id(), *config}, data.problem);
+    const HostTensors out =
+        run_stage(device(), stage, problem_constants(data.problem), data.tensors);
+    const HostTensor& offsets = out.at("seq_offsets");
+    const HostTensor& starts = out.at("chunk_offsets");
+    const HostTensor& table = out.at("chunk_index");
+    const auto NT = table.shape()[0];
+    for (std::int64_t n = 0; n <= 3; ++n) {
+      EXPECT_GE(offsets.at(n), n == 0 ? 0 : offsets.at(n - 1));
+      EXPECT_LE(offsets.at(n), T);
+      EXPECT_GE(starts.at(n), n == 0 ? 0 : starts.at(n - 1));
+      EXPECT_LE(starts.at(n), NT);
+    }
+    for (std::int64_t c = 0; c < NT; ++c) {
+      const double sequence = table.at(2 * c);
+      ASSERT_GE(sequence, -1);
+      ASSERT_LT(sequence, 3);
+      if (sequence < 0) continue;
+      const auto n = static_cast<std::int64_t>(sequence);
+      EXPECT_GE(table.at(2 * c + 1), 0);
+      EXPECT_LT(offsets.at(n) + table.at(2 * c + 1) * 16, offsets.at(n + 1)) << "slot " << c;
+    }
+  }
+}
+
+// --- Instances ------------------------------------------------------------------------------------
+
+const auto kDTypes = ::testing::Values(DType::bf16, DType::fp16, DType::fp32);
+const auto kName = [](const auto& each) {
+  return case_name(std::get<0>(each.param)) + "_" + std::string(to_string(std::get<1>(each.param)));
+};
+const auto cpu = [] { return ::testing::ValuesIn(template_ids(DeviceKind::cpu)); };
+const auto gpu = [] { return ::testing::ValuesIn(template_ids(DeviceKind::cuda)); };
+
+INSTANTIATE_TEST_SUITE_P(Cpu, Stage, ::testing::Combine(cpu(), kDTypes), kName);
+INSTANTIATE_TEST_SUITE_P(Gpu, Stage, ::testing::Combine(gpu(), kDTypes), kName);
+INSTANTIATE_TEST_SUITE_P(Cpu, StageSpace, ::testing::Combine(cpu(), kDTypes), kName);
+INSTANTIATE_TEST_SUITE_P(Gpu, StageSpace, ::testing::Combine(gpu(), kDTypes), kName);
+INSTANTIATE_TEST_SUITE_P(Cpu, StageSanitize, ::testing::Combine(cpu(), kDTypes), kName);
+INSTANTIATE_TEST_SUITE_P(Gpu, StageSanitize, ::testing::Combine(gpu(), kDTypes), kName);
+INSTANTIATE_TEST_SUITE_P(Cpu, SolveTril,
+                         ::testing::Combine(::testing::ValuesIn(solvers(DeviceKind::cpu)), kDTypes),
+                         kName);
+INSTANTIATE_TEST_SUITE_P(Gpu, SolveTril,
+                         ::testing::Combine(::testing::ValuesIn(solvers(DeviceKind::cuda)),
+                                            kDTypes),
+                         kName);
+INSTANTIATE_TEST_SUITE_P(Cpu, ChunkIndex, ::testing::Values("chunk_index.cpu"),
+                         [](const auto&) { return "cpu"; });
+INSTANTIATE_TEST_SUITE_P(Gpu, ChunkIndex, ::testing::Values("chunk_index.portable"),
+                         [](const auto&) { return "portable"; });
+
+}  // namespace
+}  // namespace wyvern::testing

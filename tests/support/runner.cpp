@@ -1,0 +1,299 @@
+#include "tests/support/runner.hpp"
+
+#include <wyvern/reference.hpp>
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <set>
+
+#include "cache/cache.hpp"
+#include "compiler/compiler.hpp"
+
+namespace wyvern::testing {
+namespace {
+
+using Guards = DeviceTensor::Guards;
+
+// What lies around inputs is NaN, so that a value read past their end shows in the result.
+constexpr unsigned char kInputGuard = 0xFF;
+
+/// $WYVERN_TEST_CACHE, else a directory that lives as long as this object.
+class CacheDirectory {
+ public:
+  CacheDirectory() {
+    if (const char* given = std::getenv("WYVERN_TEST_CACHE")) {
+      path_ = given;
+      return;
+    }
+    std::string name = (std::filesystem::temp_directory_path() / "wyvern-test-XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary directory");
+    path_ = name;
+    owned_ = true;
+  }
+  ~CacheDirectory() {
+    std::error_code ignored;
+    if (owned_) std::filesystem::remove_all(path_, ignored);
+  }
+  CacheDirectory(const CacheDirectory&) = delete;
+  CacheDirectory& operator=(const CacheDirectory&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+  bool owned_ = false;
+};
+
+std::optional<Device> open_device(DeviceKind kind, std::string& why) {
+  if (kind == DeviceKind::cpu && WYVERN_TESTS_CPU) return Device::open("cpu");
+  why = compiler_problem(kind);
+  if (!why.empty()) return {};
+  try {
+    return Device::open(kind == DeviceKind::cpu ? "cpu" : "cuda:0");
+  } catch (const Error& error) {
+    why = error.what();
+    return {};
+  }
+}
+
+struct OpenedDevice {
+  explicit OpenedDevice(DeviceKind kind) : device(open_device(kind, why)) {}
+  std::string why;
+  std::optional<Device> device;
+};
+
+HostTensor poisoned(const HostTensor& like, unsigned char byte) {
+  HostTensor tensor(like.dtype(), like.shape());
+  tensor.poison(byte);
+  return tensor;
+}
+
+bool holds_poison(const HostTensor& tensor, std::int64_t element, unsigned char byte) {
+  const std::size_t size = size_of(tensor.dtype());
+  const unsigned char* at = tensor.data() + static_cast<std::size_t>(element) * size;
+  return std::all_of(at, at + size, [byte](unsigned char x) { return x == byte; });
+}
+
+bool same_element(const HostTensor& a, const HostTensor& b, std::int64_t element) {
+  const std::size_t size = size_of(a.dtype()), at = static_cast<std::size_t>(element) * size;
+  return std::equal(a.data() + at, a.data() + at + size, b.data() + at);
+}
+
+/// Compares an output of two launches that started from different poison.
+void expect_written(const std::string& name, const HostTensor& first, const HostTensor& second,
+                    const Written& written) {
+  for (std::int64_t i = 0; i < first.elements(); ++i) {
+    const bool untouched =
+        holds_poison(first, i, kNanPoison) && holds_poison(second, i, kFinitePoison);
+    if (written && !written(name, i)) {
+      if (untouched) continue;
+      ADD_FAILURE() << name << " element " << i << " was written, it must not be";
+      return;
+    }
+    if (untouched) {
+      ADD_FAILURE() << name << " element " << i << " was not written";
+      return;
+    }
+    if (!same_element(first, second, i)) {
+      ADD_FAILURE() << name << " element " << i << " differs between two launches: "
+                    << first.at(i) << " and " << second.at(i);
+      return;
+    }
+  }
+}
+
+void expect_intact(const std::string& name, const DeviceTensor& tensor) {
+  const std::string damage = tensor.guard_damage();
+  EXPECT_TRUE(damage.empty()) << name << " was written " << damage;
+}
+
+void expect_unchanged(const std::string& name, const DeviceTensor& tensor,
+                      const HostTensor& before) {
+  expect_intact(name, tensor);
+  EXPECT_TRUE(same_bytes(tensor.download(), before)) << "the input " << name << " was changed";
+}
+
+}  // namespace
+
+std::optional<Device> test_device(DeviceKind kind, std::string* why) {
+  static const OpenedDevice cpu(DeviceKind::cpu);
+  static const OpenedDevice cuda(DeviceKind::cuda);
+  const OpenedDevice& opened = kind == DeviceKind::cpu ? cpu : cuda;
+  if (why != nullptr) *why = opened.why;
+  return opened.device;
+}
+
+std::shared_ptr<Cache> test_cache() {
+  static const CacheDirectory directory;
+  return std::make_shared<Cache>(directory.path());
+}
+
+Runtime& test_runtime() {
+  static Runtime runtime([] {
+    RuntimeOptions options;
+    options.cache = test_cache();
+    return options;
+  }());
+  return runtime;
+}
+
+DeviceTensor::DeviceTensor(const Device& device, const HostTensor& content, Guards guards,
+                           unsigned char guard_byte)
+    : device_(device), like_(content), guards_(guards), guard_byte_(guard_byte),
+      memory_(device.allocate(std::max<std::size_t>(content.bytes() + 2 * band(), 1))) {
+  auto* const bytes = static_cast<unsigned char*>(memory_.get());
+  device_.fill(bytes, guard_byte, band());
+  device_.fill(bytes + band() + content.bytes(), guard_byte, band());
+  device_.copy_in(bytes + band(), content.data(), content.bytes());
+}
+
+TensorView DeviceTensor::view() const {
+  return like_.view_at(static_cast<unsigned char*>(memory_.get()) + band());
+}
+
+HostTensor DeviceTensor::download() const {
+  HostTensor content(like_.dtype(), like_.shape());
+  device_.copy_out(content.data(), view().data, content.bytes());
+  return content;
+}
+
+std::string DeviceTensor::guard_damage() const {
+  std::vector<unsigned char> bytes(like_.bytes() + 2 * band());
+  device_.copy_out(bytes.data(), memory_.get(), bytes.size());
+  for (std::size_t i = 0; i < band(); ++i) {
+    if (bytes[band() - 1 - i] != guard_byte_) return std::to_string(i + 1) + " bytes before its start";
+    if (bytes[band() + like_.bytes() + i] != guard_byte_)
+      return std::to_string(i) + " bytes past its end";
+  }
+  return {};
+}
+
+HostTensors run_stage(const Device& device, const Stage& stage, const Values& constants,
+                      const HostTensors& tensors, Guards guards, const Written& written) {
+  const Template& t = *find_template(stage.step().template_id);
+  std::array<HostTensors, 2> outputs;
+  for (std::size_t launch = 0; launch < outputs.size(); ++launch) {
+    const unsigned char poison = launch == 0 ? kNanPoison : kFinitePoison;
+    std::map<std::string, DeviceTensor> memory;
+    std::vector<TensorView> views;
+    for (const Argument& argument : t.arguments) {
+      views.emplace_back();
+      if (!argument.present.empty() && !constants.flag(argument.present)) continue;
+      const HostTensor& given = tensors.at(argument.name);
+      const bool in = argument.access == Access::in;
+      const auto [at, added] = memory.try_emplace(argument.name, device,
+                                                  in ? given : poisoned(given, poison), guards,
+                                                  in ? kInputGuard : kGuardByte);
+      views.back() = at->second.view();
+    }
+    device.synchronize();
+    stage.launch(views);
+    device.synchronize();
+    for (const Argument& argument : t.arguments) {
+      const auto at = memory.find(argument.name);
+      if (at == memory.end()) continue;
+      if (argument.access == Access::in) {
+        expect_unchanged(argument.name, at->second, tensors.at(argument.name));
+      } else {
+        expect_intact(argument.name, at->second);
+        outputs[launch][argument.name] = at->second.download();
+      }
+    }
+  }
+  for (const auto& [name, first] : outputs[0])
+    expect_written(name, first, outputs[1].at(name), written);
+  return std::move(outputs[0]);
+}
+
+namespace {
+
+/// The inputs of an operator on a device.
+class DeviceInputs {
+ public:
+  DeviceInputs(const Device& device, const OperatorData& data, Guards guards) {
+    add(device, "q", data.q, guards, &Arguments::q);
+    add(device, "k", data.k, guards, &Arguments::k);
+    add(device, "v", data.v, guards, &Arguments::v);
+    add(device, "beta", data.beta, guards, &Arguments::beta);
+    add(device, "g", data.g, guards, &Arguments::g);
+    add(device, "initial_state", data.initial_state, guards, &Arguments::initial_state);
+    add(device, "cu_seqlens", data.seqlens, guards, &Arguments::cu_seqlens);
+    add(device, "A_log", data.A_log, guards, &Arguments::A_log);
+    add(device, "dt_bias", data.dt_bias, guards, &Arguments::dt_bias);
+  }
+
+  const Arguments& arguments() const { return arguments_; }
+
+  void expect_all_unchanged() const {
+    for (const Input& input : inputs_) expect_unchanged(input.name, input.tensor, *input.before);
+  }
+
+ private:
+  struct Input {
+    const char* name;
+    const HostTensor* before;
+    DeviceTensor tensor;
+  };
+
+  void add(const Device& device, const char* name, const HostTensor& host, Guards guards,
+           TensorView Arguments::*field) {
+    if (host.shape().empty()) return;
+    inputs_.push_back({name, &host, DeviceTensor(device, host, guards, kInputGuard)});
+    arguments_.*field = inputs_.back().tensor.view();
+  }
+
+  std::vector<Input> inputs_;
+  Arguments arguments_;
+};
+
+}  // namespace
+
+OperatorOutputs run_operator(const Device& device, const Operator& op, const OperatorData& data,
+                             Guards guards) {
+  const Problem& p = data.problem;
+  const HostTensor o_like(p.dtype, {p.B, p.T, p.HV, p.V});
+  const HostTensor state_like(
+      DType::fp32, p.state_v_first ? Shape{p.N, p.HV, p.V, p.K} : Shape{p.N, p.HV, p.K, p.V});
+  const HostTensor workspace_like(DType::fp32,
+                                  {static_cast<std::int64_t>(op.workspace_bytes() / sizeof(float))});
+  EXPECT_EQ(op.workspace_bytes() % sizeof(float), 0U);
+  const DeviceInputs inputs(device, data, guards);
+  std::array<OperatorOutputs, 2> outputs;
+  for (std::size_t launch = 0; launch < outputs.size(); ++launch) {
+    const unsigned char poison = launch == 0 ? kNanPoison : kFinitePoison;
+    const DeviceTensor o(device, poisoned(o_like, poison), guards, kGuardByte);
+    const DeviceTensor state(device, poisoned(state_like, poison), guards, kGuardByte);
+    const DeviceTensor workspace(device, poisoned(workspace_like, poison), guards, kGuardByte);
+    Arguments arguments = inputs.arguments();
+    arguments.o = o.view();
+    if (p.output_final_state) arguments.final_state = state.view();
+    device.synchronize();
+    op.launch(arguments, workspace.view().data);
+    device.synchronize();
+    expect_intact("o", o);
+    expect_intact("final_state", state);
+    expect_intact("the workspace", workspace);
+    outputs[launch].o = o.download();
+    if (p.output_final_state) outputs[launch].final_state = state.download();
+  }
+  inputs.expect_all_unchanged();
+  expect_written("o", outputs[0].o, outputs[1].o, {});
+  if (p.output_final_state)
+    expect_written("final_state", outputs[0].final_state, outputs[1].final_state, {});
+  return std::move(outputs[0]);
+}
+
+void expect_matches_oracle(const OperatorData& data, const OperatorOutputs& outputs) {
+  const Reference reference = reference_forward(data.problem, data.arguments());
+  EXPECT_LE(relative_error(outputs.o.view(), reference.o), error_bound(data.problem, "o"));
+  if (!data.problem.output_final_state) return;
+  EXPECT_LE(relative_error(outputs.final_state.view(), reference.final_state),
+            error_bound(data.problem, "final_state"));
+}
+
+}  // namespace wyvern::testing

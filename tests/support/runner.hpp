@@ -1,0 +1,79 @@
+// Running stages and operators under suspicion: outputs and workspace poisoned, everything between
+// guard bands, each launch done twice.
+#pragma once
+
+#include <wyvern/runtime.hpp>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "templates/template.hpp"
+#include "tests/support/host_tensor.hpp"
+#include "tests/support/operator_data.hpp"
+
+namespace wyvern::testing {
+
+/// The device of this kind to test on (the CPU, or cuda:0), opened once per process. Nothing where
+/// it cannot be used: `why`, if given, then says why in one sentence, for GTEST_SKIP. A CPU whose
+/// kernels this build promises to compile is never skipped.
+std::optional<Device> test_device(DeviceKind kind, std::string* why = nullptr);
+
+/// The one Runtime of this process. Its cache is $WYVERN_TEST_CACHE (CTest gives all tests of a
+/// build tree the same), else a directory removed at exit; never the user's.
+Runtime& test_runtime();
+/// A new cache over the same directory.
+std::shared_ptr<Cache> test_cache();
+
+/// A tensor's memory on a device, between guard bands; or exactly its bytes without, so that a
+/// memory checker sees the first stray access.
+class DeviceTensor {
+ public:
+  enum class Guards { bands, none };
+  DeviceTensor(const Device& device, const HostTensor& content, Guards guards,
+               unsigned char guard_byte);
+
+  TensorView view() const;
+  /// The bytes there now.
+  HostTensor download() const;
+  /// Empty when both guard bands are intact, else where not.
+  std::string guard_damage() const;
+
+ private:
+  std::size_t band() const { return guards_ == Guards::bands ? kGuardBytes : 0; }
+
+  Device device_;
+  HostTensor like_;
+  Guards guards_;
+  unsigned char guard_byte_;
+  std::shared_ptr<void> memory_;
+};
+
+using HostTensors = std::map<std::string, HostTensor, std::less<>>;
+
+/// Which elements of an output a template must write; null: all.
+using Written = std::function<bool(const std::string& name, std::int64_t element)>;
+
+/// Launches `stage` twice, its outputs poisoned differently, and returns the outputs of the first
+/// launch. A test failure is recorded for a changed input, a damaged guard band, an element not
+/// written, an element written that must not be, and bytes that differ between the launches.
+/// `tensors` holds every tensor of the template's contract by name, outputs for their shape.
+HostTensors run_stage(const Device& device, const Stage& stage, const Values& constants,
+                      const HostTensors& tensors,
+                      DeviceTensor::Guards guards = DeviceTensor::Guards::bands,
+                      const Written& written = {});
+
+struct OperatorOutputs {
+  HostTensor o, final_state;
+};
+
+/// The same for an operator; the workspace is exactly workspace_bytes(), poisoned and guarded.
+OperatorOutputs run_operator(const Device& device, const Operator& op, const OperatorData& data,
+                             DeviceTensor::Guards guards = DeviceTensor::Guards::bands);
+
+/// Holds the outputs to the oracle and the specification's bounds; records test failures.
+void expect_matches_oracle(const OperatorData& data, const OperatorOutputs& outputs);
+
+}  // namespace wyvern::testing
