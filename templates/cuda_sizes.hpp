@@ -49,21 +49,15 @@ inline std::string exceeds_shared(std::int64_t bytes, const Limits& limits) {
                      limits.shared_bytes);
 }
 
-/// Empty, or why a tile of `width` columns is a waste for a dimension: the first width that covers
-/// it is the last that makes sense.
+/// Empty, or why a tile of `width` columns is a waste for a dimension: the first width (of 32, 64,
+/// ...) that covers it is the last that makes sense.
 inline std::string exceeds_dimension(const char* tunable, std::int64_t width, const char* name,
                                      std::int64_t dimension) {
-  if (width <= 16 || width / 2 < dimension) return {};
-  return fmt::format("{}={} is more than twice {}={}", tunable, width, name, dimension);
+  if (width <= 32 || width / 2 < dimension) return {};
+  return fmt::format("{}={} is too wide for {}={}", tunable, width, name, dimension);
 }
 
 /// Accumulator registers a thread may hold beside addresses and operands.
 inline constexpr std::int64_t kMaxAccumulators = 176;
-
-/// Registers of a LowerOperand (wy.cuh) of `size` rows and of the sums it is applied into.
-constexpr std::int64_t lower_operand_registers(std::int64_t size, bool half) {
-  const std::int64_t blocks = (size / 16) * (size / 16 + 1) / 2;
-  return blocks * (half ? 4 : 8) + size / 16 * 8;
-}
 
 }  // namespace wyvern::cuda

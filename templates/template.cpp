@@ -30,25 +30,42 @@ std::string_view included_name(std::string_view line) {
   return line.substr(0, line.find('"'));
 }
 
-/// Appends the file to `out`, each included file in its place the first time it is named.
-void expand(std::string_view path, std::set<std::string, std::less<>>& seen, std::string& out) {
-  seen.emplace(path);
-  fmt::format_to(std::back_inserter(out), "#line 1 \"{}\"\n", path);
-  std::string_view text = source_text(path);
-  for (int line_number = 1; !text.empty(); ++line_number) {
-    const std::size_t end = std::min(text.find('\n'), text.size());
-    const std::string_view line = text.substr(0, end);
-    text.remove_prefix(std::min(end + 1, text.size()));
-    const std::string_view name = included_name(line);
-    if (name.empty()) {
-      if (line.find("#pragma once") == std::string_view::npos) out.append(line);
-      out.push_back('\n');
-    } else {
-      if (!seen.contains(name)) expand(name, seen, out);
-      fmt::format_to(std::back_inserter(out), "#line {} \"{}\"\n", line_number + 1, path);
+/// Writes a template's files into one text, each file once.
+class Expansion {
+ public:
+  explicit Expansion(const SourceOverrides& overrides) : overrides_(overrides) {}
+
+  std::string text;
+
+  /// Appends the file, each file that it includes in its place the first time it is named.
+  void add(std::string_view path) {
+    seen_.emplace(path);
+    fmt::format_to(std::back_inserter(text), "#line 1 \"{}\"\n", path);
+    std::string_view rest = source(path);
+    for (int line_number = 1; !rest.empty(); ++line_number) {
+      const std::size_t end = std::min(rest.find('\n'), rest.size());
+      const std::string_view line = rest.substr(0, end);
+      rest.remove_prefix(std::min(end + 1, rest.size()));
+      const std::string_view name = included_name(line);
+      if (name.empty()) {
+        if (line.find("#pragma once") == std::string_view::npos) text.append(line);
+        text.push_back('\n');
+      } else {
+        if (!seen_.contains(name)) add(name);
+        fmt::format_to(std::back_inserter(text), "#line {} \"{}\"\n", line_number + 1, path);
+      }
     }
   }
-}
+
+ private:
+  std::string_view source(std::string_view path) const {
+    const auto it = overrides_.find(path);
+    return it == overrides_.end() ? source_text(path) : std::string_view(it->second);
+  }
+
+  const SourceOverrides& overrides_;
+  std::set<std::string, std::less<>> seen_;
+};
 
 std::string definition(const std::string& name, const Value& value) {
   struct Visitor {
@@ -149,29 +166,29 @@ std::string_view source_text(std::string_view path) {
   return source->text;
 }
 
-std::string specialize(const Template& t, const Values& constants, const Config& config) {
+std::string specialize(const Template& t, const Values& constants, const Config& config,
+                       const SourceOverrides& overrides) {
   const std::string_view prelude =
       t.device == DeviceKind::cuda ? "common/cuda/types.cuh" : "common/cpu/types.hpp";
-  std::set<std::string, std::less<>> seen;
-  std::string out;
-  expand(prelude, seen, out);
-  out += "#line 1 \"specialization\"\n";
+  Expansion out(overrides);
+  out.add(prelude);
+  out.text += "#line 1 \"specialization\"\n";
   for (const std::string& name : t.constants) {
     const Value* value = constants.find(name);
     if (value == nullptr)
       throw Error(ErrorKind::kBadInput,
                   fmt::format("template {} needs the constant {}", t.id(), name));
-    out += definition(name, *value);
+    out.text += definition(name, *value);
   }
   for (const Tunable& tunable : t.tunables) {
     const Value* value = config.find(tunable.name);
     if (value == nullptr)
       throw Error(ErrorKind::kBadInput,
                   fmt::format("template {} needs the tunable {}", t.id(), tunable.name));
-    out += definition(tunable.name, *value);
+    out.text += definition(tunable.name, *value);
   }
-  expand(t.source, seen, out);
-  return out;
+  out.add(t.source);
+  return std::move(out.text);
 }
 
 }  // namespace wyvern

@@ -11,6 +11,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -119,7 +120,11 @@ std::string_view source_text(std::string_view path);
 
 /// The source to compile: the template's file with its includes expanded once each (with #line, so
 /// that errors name the file), after a preamble that defines every constant and tunable.
-std::string specialize(const Template& t, const Values& constants, const Config& config);
+/// A file named in `overrides` has the text given there instead of its own: this is how the emulator
+/// of tests/emulator puts itself in the place of the hardware.
+using SourceOverrides = std::map<std::string, std::string, std::less<>>;
+std::string specialize(const Template& t, const Values& constants, const Config& config,
+                       const SourceOverrides& overrides = {});
 
 /// Every kernel's entry point.
 inline constexpr std::string_view kEntryPoint = "wyvern_kernel";

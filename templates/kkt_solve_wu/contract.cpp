@@ -44,8 +44,6 @@ std::string illegal(const Values& constants, const Config& config, const Limits&
     return reason;
   if (warps * 32 < BT) return fmt::format("num_warps={} is less than BT/32={}", warps, BT / 32);
   if (warps * 8 > BV) return fmt::format("num_warps={} leaves warps without columns", warps);
-  if (cuda::lower_operand_registers(BT, cuda::is_half(constants)) > cuda::kMaxAccumulators)
-    return fmt::format("BT={} takes more registers than a thread has", BT);
   return cuda::exceeds_shared(shared_bytes(constants, config), limits);
 }
 

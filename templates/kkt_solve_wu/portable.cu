@@ -31,10 +31,10 @@ WYVERN_KERNEL(kThreads)
   copy_async_commit();
   load_values(0);
   for (int r = thread_index(); r < BT; r += kThreads) {
-    const bool valid = r < chunk.rows;
-    const float G_r = valid ? G[row + r * HV] : 0.0f;
+    // Past the end beta is 0 and G goes on as it ended, so that A's rows are 0 there.
+    const float G_r = G[row + smaller(r, chunk.rows - 1) * HV];
     const float beta_r =
-        valid ? activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta[row + r * HV]) : 0.0f;
+        r < chunk.rows ? activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta[row + r * HV]) : 0.0f;
     G_tile[r] = G_r;
     beta_tile[r] = beta_r;
     scale_w[r] = beta_r * decay(G_r);

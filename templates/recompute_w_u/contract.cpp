@@ -36,7 +36,6 @@ std::int64_t shared_bytes(const Values& constants, const Config& config) {
 }
 
 std::string illegal(const Values& constants, const Config& config, const Limits& limits) {
-  const std::int64_t BT = config.integer("BT");
   const std::int64_t BK = config.integer("BK");
   const std::int64_t BV = config.integer("BV");
   for (std::string reason : {cuda::exceeds_dimension("BK", BK, "K", constants.integer("K")),
@@ -44,8 +43,6 @@ std::string illegal(const Values& constants, const Config& config, const Limits&
     if (!reason.empty()) return reason;
   if (config.integer("num_warps") * 16 > std::max(BK, BV))
     return fmt::format("num_warps={} leaves warps without columns", config.integer("num_warps"));
-  if (cuda::lower_operand_registers(BT, cuda::is_half(constants)) > cuda::kMaxAccumulators)
-    return fmt::format("BT={} takes more registers than a thread has", BT);
   return cuda::exceeds_shared(shared_bytes(constants, config), limits);
 }
 

@@ -1,0 +1,108 @@
+#include "tests/emulator/emulator.hpp"
+
+#include <dlfcn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <wyvern/error.hpp>
+#include <wyvern/sha256.hpp>
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <sstream>
+
+#include "tests/emulator/block.hpp"
+
+namespace wyvern::emulator {
+namespace {
+
+namespace fs = std::filesystem;
+
+using Entry = void (*)(void* const* arguments, const Extents& e);
+
+struct Kernel {
+  Machine** machine = nullptr;
+  Entry entry = nullptr;
+};
+
+std::string read_file(const fs::path& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+/// The kernel as host C++: the template with this folder's ptx.cuh, and a way in.
+std::string host_source(const Template& t, const Values& constants, const Config& config) {
+  const fs::path folder = WYVERN_EMULATOR_FOLDER;
+  const SourceOverrides overrides{
+      {"common/cuda/ptx.cuh", read_file(folder / "ptx.cuh")},
+      {"emulator/machine.hpp", read_file(folder / "machine.hpp")},
+  };
+  return specialize(t, constants, config, overrides) +
+         "\nextern \"C\" __attribute__((visibility(\"default\"))) void wyvern_emulated_kernel(\n"
+         "    void* const* arguments, const Extents& e) {\n"
+         "  call_kernel(wyvern_kernel, arguments, e);\n}\n";
+}
+
+/// Compiles into `library`, by way of a name of its own so that concurrent tests never see half a
+/// file.
+void compile(const std::string& source, const fs::path& library, const std::string& what) {
+  const std::string base = fmt::format("{}.{}", library.string(), getpid());
+  const std::string source_path = base + ".cpp";
+  const std::string log_path = base + ".log";
+  std::ofstream(source_path) << source;
+  const std::string command = fmt::format(
+      "'{}' -std=c++20 -O1 -w -shared -fPIC -fvisibility=hidden -fno-strict-aliasing "
+      "-ffp-contract=off -x c++ '{}' -o '{}.so' > '{}' 2>&1",
+      WYVERN_EMULATOR_COMPILER, source_path, base, log_path);
+  const int status = std::system(command.c_str());
+  if (status != 0)
+    throw Error(ErrorKind::kCompile, fmt::format("emulated {} does not compile:\n{}", what,
+                                                 read_file(log_path)));
+  fs::rename(base + ".so", library);
+  fs::remove(source_path);
+  fs::remove(log_path);
+}
+
+const Kernel& load(const Template& t, const Values& constants, const Config& config) {
+  static std::mutex mutex;
+  static std::map<std::string, Kernel> loaded;
+  const std::string source = host_source(t, constants, config);
+  const std::string key = sha256_hex(source);
+  const std::lock_guard lock(mutex);
+  Kernel& kernel = loaded[key];
+  if (kernel.entry != nullptr) return kernel;
+  const fs::path folder = fs::temp_directory_path() / fmt::format("wyvern-emulator-{}", getuid());
+  fs::create_directories(folder);
+  const fs::path library = folder / (key + ".so");
+  if (!fs::exists(library))
+    compile(source, library, fmt::format("{} {{{}}}", t.id(), config.to_string()));
+  void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) throw Error(ErrorKind::kCompile, dlerror());
+  kernel.machine = static_cast<Machine**>(dlsym(handle, "wyvern_machine"));
+  kernel.entry = reinterpret_cast<Entry>(dlsym(handle, "wyvern_emulated_kernel"));
+  return kernel;
+}
+
+}  // namespace
+
+void emulate(const Template& t, const Values& constants, const Config& config, const Extents& e,
+             std::span<void* const> arguments, Schedule schedule) {
+  static std::mutex one_launch;  // a loaded kernel has one machine
+  const Kernel& kernel = load(t, constants, config);
+  const Geometry geometry = t.geometry(constants, config, e);
+  const std::lock_guard lock(one_launch);
+  Block block(static_cast<int>(geometry.threads), geometry.shared_bytes, schedule);
+  *kernel.machine = &block.machine();
+  const std::int64_t blocks = geometry.grid[0] * geometry.grid[1] * geometry.grid[2];
+  for (std::int64_t i = 0; i < blocks; ++i)
+    block.run(i, [&] { kernel.entry(arguments.data(), e); });
+}
+
+}  // namespace wyvern::emulator

@@ -1,0 +1,182 @@
+// The emulator's stand-in for common/cuda/ptx.cuh: the same functions, on the host.
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "common/cuda/types.cuh"
+#include "emulator/machine.hpp"
+
+#define WYVERN_DEVICE inline
+#define WYVERN_KERNEL(threads) void wyvern_kernel
+
+extern "C" {
+__attribute__((visibility("default"))) wyvern::emulator::Machine* wyvern_machine = nullptr;
+}
+
+using wyvern::emulator::Collective;
+using wyvern::emulator::LaneOperands;
+
+inline int thread_index() { return wyvern_machine->thread; }
+inline int block_index() { return static_cast<int>(wyvern_machine->block); }
+inline int lane_index() { return wyvern_machine->thread % 32; }
+inline int warp_index() { return wyvern_machine->thread / 32; }
+inline unsigned char* shared_memory() { return wyvern_machine->shared; }
+inline void sync_block() { wyvern_machine->sync_block(); }
+inline void sync_warp() {
+  LaneOperands lane;
+  wyvern_machine->collective(Collective::sync_warp, lane);
+}
+
+// ---- numbers -------------------------------------------------------------------------------------
+
+template <class To, class From>
+To bits_as(From x) {
+  static_assert(sizeof(To) == sizeof(From));
+  To y;
+  std::memcpy(&y, &x, sizeof(y));
+  return y;
+}
+inline uint32 float_bits(float x) { return bits_as<uint32>(x); }
+inline float bits_float(uint32 x) { return bits_as<float>(x); }
+
+inline float to_float(float x) { return x; }
+inline float to_float(bf16 x) { return bits_float(static_cast<uint32>(x.bits) << 16U); }
+inline float to_float(fp16 x) { return static_cast<float>(bits_as<_Float16>(x.bits)); }
+
+template <class T>
+T from_float(float x);
+template <>
+inline float from_float<float>(float x) {
+  return x;
+}
+template <>
+inline bf16 from_float<bf16>(float x) {
+  if (std::isnan(x)) return bf16{0x7FFF};
+  const uint32 bits = float_bits(x);
+  return bf16{static_cast<uint16>((bits + 0x7FFFU + ((bits >> 16U) & 1U)) >> 16U)};
+}
+template <>
+inline fp16 from_float<fp16>(float x) {
+  return fp16{bits_as<uint16>(static_cast<_Float16>(x))};
+}
+template <class T>
+uint32 pack(float low, float high) {
+  return from_float<T>(low).bits | static_cast<uint32>(from_float<T>(high).bits) << 16U;
+}
+
+inline float to_tf32(float x) {
+  if (!std::isfinite(x)) return x;
+  return bits_float((float_bits(x) + 0x1000U) & 0xFFFFE000U);
+}
+inline float exp2_fast(float x) {
+  const float y = std::exp2(x);
+  return y < 0x1p-126f ? 0.0f : y;
+}
+inline float exponential(float x) { return std::exp(x); }
+inline float log_one_plus(float x) { return std::log1p(x); }
+inline float reciprocal_sqrt(float x) { return 1.0f / std::sqrt(x); }
+inline float fused_multiply_add(float a, float b, float c) { return std::fma(a, b, c); }
+inline float maximum(float a, float b) { return std::fmax(a, b); }
+
+// ---- warps -----------------------------------------------------------------------------------------
+
+inline uint32 exchange(uint32 x, int source_lane) {
+  LaneOperands lane;
+  uint32 result = 0;
+  lane.a[0] = x;
+  lane.b[0] = static_cast<unsigned>(source_lane);
+  lane.r = &result;
+  wyvern_machine->collective(Collective::shuffle, lane);
+  return result;
+}
+inline float shuffle(float x, int source_lane) {
+  return bits_float(exchange(float_bits(x), source_lane));
+}
+inline float shuffle_xor(float x, int mask) { return shuffle(x, lane_index() ^ mask); }
+inline uint32 shuffle_xor(uint32 x, int mask) { return exchange(x, lane_index() ^ mask); }
+inline int shuffle_up(int x, int distance) {
+  const int lane = lane_index();
+  return static_cast<int>(
+      exchange(static_cast<uint32>(x), lane >= distance ? lane - distance : lane));
+}
+inline uint32 transpose_8x8(uint32 x) {
+  LaneOperands lane;
+  uint32 result = 0;
+  lane.a[0] = x;
+  lane.r = &result;
+  wyvern_machine->collective(Collective::transpose_8x8, lane);
+  return result;
+}
+
+template <int Bytes>
+void copy_async(void* destination, const void* source, bool valid) {
+  static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16);
+  wyvern_machine->copy_async(destination, source, Bytes, valid);
+}
+inline void copy_async_commit() { wyvern_machine->copy_async_commit(); }
+template <int Pending>
+void copy_async_wait() {
+  wyvern_machine->copy_async_wait(Pending);
+}
+
+inline void load_matrix_x4(uint32 (&r)[4], const void* row) {
+  LaneOperands lane;
+  lane.row = row;
+  lane.r = r;
+  wyvern_machine->collective(Collective::load_matrix_x4, lane);
+}
+inline void load_matrix_x4_transposed(uint32 (&r)[4], const void* row) {
+  LaneOperands lane;
+  lane.row = row;
+  lane.r = r;
+  wyvern_machine->collective(Collective::load_matrix_x4_transposed, lane);
+}
+
+template <class T>
+inline constexpr Collective kMma = Collective::mma_bf16;
+template <>
+inline constexpr Collective kMma<fp16> = Collective::mma_fp16;
+
+template <class T>
+void mma_m16n8k16(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
+  LaneOperands lane;
+  for (int i = 0; i < 4; ++i) lane.a[i] = a[i];
+  lane.b[0] = b0;
+  lane.b[1] = b1;
+  lane.d = d;
+  wyvern_machine->collective(kMma<T>, lane);
+}
+inline void mma_m16n8k8_tf32(float (&d)[4], const float (&a)[4], float b0, float b1) {
+  LaneOperands lane;
+  for (int i = 0; i < 4; ++i) lane.a[i] = float_bits(a[i]);
+  lane.b[0] = float_bits(b0);
+  lane.b[1] = float_bits(b1);
+  lane.d = d;
+  wyvern_machine->collective(Collective::mma_tf32, lane);
+}
+
+// ---- the host's way in -------------------------------------------------------------------------------
+
+template <class Kernel>
+struct KernelCall;
+template <class... Arguments>
+struct KernelCall<void(Arguments...)> {
+  template <class Argument>
+  static Argument pick(void* const* arguments, const Extents& e, unsigned long i) {
+    if constexpr (std::is_pointer_v<Argument>)
+      return static_cast<Argument>(arguments[i]);
+    else
+      return e;
+  }
+  template <unsigned long... I>
+  static void run(void (*kernel)(Arguments...), void* const* arguments, const Extents& e,
+                  std::index_sequence<I...>) {
+    kernel(pick<Arguments>(arguments, e, I)...);
+  }
+};
+template <class... Arguments>
+void call_kernel(void (*kernel)(Arguments...), void* const* arguments, const Extents& e) {
+  KernelCall<void(Arguments...)>::run(
+      kernel, arguments, e, std::make_index_sequence<sizeof...(Arguments)>());
+}
