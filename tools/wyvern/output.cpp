@@ -50,7 +50,8 @@ std::string bytes_text(double bytes) {
     bytes /= 1024;
     ++unit;
   }
-  return fmt::format(unit == 0 ? "{:.0f} {}" : "{:.1f} {}", bytes, kUnits[unit]);
+  return unit == 0 ? fmt::format("{:.0f} {}", bytes, kUnits[unit])
+                   : fmt::format("{:.1f} {}", bytes, kUnits[unit]);
 }
 
 }  // namespace wyvern::cli

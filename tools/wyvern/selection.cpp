@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <map>
@@ -131,7 +132,9 @@ void require_operator(std::string_view op) {
     reject("OP is '{}'; it must be one of {}", op, fmt::join(all, ", "));
 }
 
-Problem parse_shape(std::string_view text, bool tokens_known) {
+Problem parse_shape(std::string_view text, Problem base,
+                    std::initializer_list<std::string_view> needed) {
+  constexpr std::array<std::string_view, 6> kNames{"B", "T", "H", "HV", "K", "V"};
   std::map<std::string_view, std::int64_t> given;
   for (const std::string_view piece : split(text)) {
     const std::size_t equals = piece.find('=');
@@ -139,33 +142,29 @@ Problem parse_shape(std::string_view text, bool tokens_known) {
     const auto value = equals == std::string_view::npos
                            ? std::nullopt
                            : number<std::int64_t>(piece.substr(equals + 1));
-    constexpr std::string_view kNames[] = {"B", "T", "H", "HV", "K", "V"};
-    if (!value || std::find(std::begin(kNames), std::end(kNames), name) == std::end(kNames))
-      reject("--shape has the piece '{}'; it must be a list of NAME=INTEGER with the names B, T, "
-             "H, HV, K, V",
-             piece);
+    if (!value || std::find(kNames.begin(), kNames.end(), name) == kNames.end())
+      reject("--shape has the piece '{}'; it must be a list of NAME=INTEGER with the names {}",
+             piece, fmt::join(kNames, ", "));
+    const std::int64_t least = name == "T" || name == "B" ? 0 : 1;
+    if (*value < least || *value > kMostTokens)
+      reject("{} is {} in --shape; it must be an integer from {} to {}", name, *value, least,
+             kMostTokens);
     if (!given.emplace(name, *value).second) reject("--shape names {} twice", name);
   }
-  for (const std::string_view needed : {"T", "H", "K"})
-    if (!given.contains(needed) && !(needed == "T" && tokens_known))
-      reject("--shape is '{}' and lacks {}; it must give T, H and K", text, needed);
+  for (const std::string_view name : needed)
+    if (!given.contains(name))
+      reject("--shape is '{}' and lacks {}; it must give {}", text, name, fmt::join(needed, ", "));
   const auto get = [&](std::string_view name, std::int64_t otherwise) {
     const auto found = given.find(name);
-    const std::int64_t value = found == given.end() ? otherwise : found->second;
-    const std::int64_t least = name == "T" || name == "B" ? 0 : 1;
-    if (value < least || value > kMostTokens)
-      reject("{} is {} in --shape; it must be an integer from {} to {}", name, value, least,
-             kMostTokens);
-    return value;
+    return found == given.end() ? otherwise : found->second;
   };
-  Problem problem;
-  problem.B = problem.N = get("B", 1);
-  problem.T = get("T", 0);
-  problem.H = get("H", 1);
-  problem.HV = get("HV", problem.H);
-  problem.K = get("K", 1);
-  problem.V = get("V", problem.K);
-  return problem;
+  base.B = base.N = get("B", base.B);
+  base.T = get("T", base.T);
+  base.H = get("H", base.H);
+  base.HV = get("HV", given.contains("H") ? base.H : base.HV);
+  base.K = get("K", base.K);
+  base.V = get("V", given.contains("K") ? base.K : base.V);
+  return base;
 }
 
 void apply(const OptionFlags& options, Problem& problem) {
@@ -194,8 +193,12 @@ Selection select(const SelectionFlags& flags, const OptionFlags& options) {
     reject("--tokens is {}; with --shape it must be left out, T is part of the shape",
            *flags.tokens);
   Selection selection;
-  selection.problem = flags.preset ? from_preset(flags)
-                                   : parse_shape(*flags.shape, flags.seqlens.has_value());
+  if (flags.preset)
+    selection.problem = from_preset(flags);
+  else if (flags.seqlens)
+    selection.problem = parse_shape(*flags.shape, Problem{}, {"H", "K"});
+  else
+    selection.problem = parse_shape(*flags.shape, Problem{}, {"T", "H", "K"});
   Problem& problem = selection.problem;
   problem.op = flags.op;
   problem.dtype = problem.beta_dtype = parse_element_type(flags.dtype);

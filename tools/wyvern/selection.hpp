@@ -6,6 +6,7 @@
 
 #include <CLI/App.hpp>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -54,9 +55,10 @@ Selection select(const SelectionFlags& flags, const OptionFlags& options);
 /// Lays the options over the problem; throws Error(kBadInput) for one that does not parse.
 void apply(const OptionFlags& options, Problem& problem);
 
-/// Parses --shape's B=..,T=..,H=..,HV=..,K=..,V=..: B is 1, HV is H, V is K where they are missing;
-/// H and K are needed, and T unless `tokens_known`.
-Problem parse_shape(std::string_view text, bool tokens_known);
+/// Parses --shape's B=..,T=..,H=..,HV=..,K=..,V=.. over the dimensions of `base`; HV follows a given H
+/// and V a given K. Throws Error(kBadInput), also when one of `needed` is missing.
+Problem parse_shape(std::string_view text, Problem base,
+                    std::initializer_list<std::string_view> needed);
 
 /// Throws Error(kBadInput) naming the operators of this build.
 void require_operator(std::string_view op);
