@@ -6,6 +6,8 @@
 // carried across fork(): the child sees a degraded cache that reopens on first use.
 #pragma once
 
+#include <wyvern/export.hpp>
+
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -15,7 +17,7 @@
 #include <string_view>
 #include <vector>
 
-namespace wyvern {
+namespace wyvern WYVERN_API {
 
 /// A compiled kernel as stored: opaque code and a JSON text that describes it.
 struct ArtifactRow {

@@ -1,6 +1,8 @@
 // Devices: what is there, memory on it, waiting for it.
 #pragma once
 
+#include <wyvern/export.hpp>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -8,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-namespace wyvern {
+namespace wyvern WYVERN_API {
 
 /// A CUstream (null: the default stream). Ignored on the CPU, where every call is synchronous.
 using Stream = void*;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <wyvern/dtype.hpp>
+#include <wyvern/export.hpp>
 #include <wyvern/tensor.hpp>
 
 #include <cstdint>
@@ -11,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-namespace wyvern {
+namespace wyvern WYVERN_API {
 
 enum class Pass : std::uint8_t { forward };
 std::string_view to_string(Pass pass) noexcept;

@@ -1,13 +1,14 @@
 // The float64 oracle and the error bounds every result is held to (specification, sections 2 and 5).
 #pragma once
 
+#include <wyvern/export.hpp>
 #include <wyvern/problem.hpp>
 #include <wyvern/runtime.hpp>
 
 #include <string_view>
 #include <vector>
 
-namespace wyvern {
+namespace wyvern WYVERN_API {
 
 /// Outputs of the oracle, row-major in the shapes of Arguments::o and ::final_state.
 struct Reference {

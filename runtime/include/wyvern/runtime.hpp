@@ -9,6 +9,7 @@
 #include <wyvern/config.hpp>
 #include <wyvern/device.hpp>
 #include <wyvern/error.hpp>
+#include <wyvern/export.hpp>
 #include <wyvern/problem.hpp>
 #include <wyvern/tensor.hpp>
 
@@ -20,7 +21,7 @@
 #include <string>
 #include <vector>
 
-namespace wyvern {
+namespace wyvern WYVERN_API {
 
 class Cache;
 

@@ -2,12 +2,13 @@
 #pragma once
 
 #include <wyvern/dtype.hpp>
+#include <wyvern/export.hpp>
 
 #include <array>
 #include <cstdint>
 #include <initializer_list>
 
-namespace wyvern {
+namespace wyvern WYVERN_API {
 
 inline constexpr int kMaxRank = 5;
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <wyvern/dtype.hpp>
+#include <wyvern/export.hpp>
 
 #include <cstdint>
 #include <initializer_list>
@@ -11,7 +12,7 @@
 #include <utility>
 #include <variant>
 
-namespace wyvern {
+namespace wyvern WYVERN_API {
 
 using Value = std::variant<bool, std::int64_t, DType, Precision>;
 

@@ -1,12 +1,14 @@
 // Element types, as they are spelled on the command line, in files and in problem keys.
 #pragma once
 
+#include <wyvern/export.hpp>
+
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string_view>
 
-namespace wyvern {
+namespace wyvern WYVERN_API {
 
 enum class DType : std::uint8_t { fp32, fp16, bf16, int32, int64 };
 

@@ -1,10 +1,12 @@
 // The one exception type of the public API.
 #pragma once
 
+#include <wyvern/export.hpp>
+
 #include <stdexcept>
 #include <string>
 
-namespace wyvern {
+namespace wyvern WYVERN_API {
 
 /// What kind of trouble an Error tells of; the `wyvern` command's exit codes follow it.
 enum class ErrorKind {

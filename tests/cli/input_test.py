@@ -1,0 +1,185 @@
+"""Inputs of `wyvern run` that must be refused: tensors that do not fit, files that are broken."""
+
+import json
+import struct
+import unittest
+from pathlib import Path
+
+from support import OP, Case, pack, read_file, write_file
+
+
+class Tensors(Case):
+    """Each case spoils one tensor of a sound input."""
+
+    def setUp(self):
+        super().setUp()
+        self.tensors = read_file(self.example("--shape", "T=6,H=2,HV=4,K=16,V=32"))
+
+    def rejects(self, *names, options=()):
+        write_file(self.path("bad.safetensors"), self.tensors)
+        self.refuses("run", OP, "--device", "cpu", "--input", self.path("bad.safetensors"),
+                     "--output", self.path("out.safetensors"), *options, names=names)
+        self.assertFalse(Path(self.path("out.safetensors")).exists())
+
+    def zeros(self, dtype, *shape):
+        count = 1
+        for dim in shape:
+            count *= dim
+        return (dtype, list(shape), bytes(count * {"F32": 4, "BF16": 2, "F16": 2, "I32": 4, "I64": 8}[dtype]))
+
+    def test_missing(self):
+        for name in ("q", "k", "v", "beta", "g"):
+            with self.subTest(name):
+                kept = self.tensors.pop(name)
+                self.rejects(name, "missing")
+                self.tensors[name] = kept
+
+    def test_rank(self):
+        self.tensors["q"] = self.zeros("BF16", 6, 2, 16)
+        self.rejects("q", "[6,2,16]", "[B,T,H,K]")
+
+    def test_too_many_dimensions(self):
+        self.tensors["k"] = self.zeros("BF16", 1, 6, 2, 16, 1, 1, 1)
+        self.rejects("k", "[1,6,2,16,1,1,1]")
+
+    def test_shape(self):
+        self.tensors["beta"] = self.zeros("BF16", 1, 6, 3)
+        self.rejects("beta", "[1,6,3]", "[1,6,4]")
+
+    def test_state_shape(self):
+        self.tensors["initial_state"] = self.zeros("F32", 1, 4, 32, 16)
+        self.rejects("initial_state", "[1,4,32,16]", "[1,4,16,32]")
+
+    def test_dtype(self):
+        self.tensors["k"] = self.zeros("F32", 1, 6, 2, 16)
+        self.rejects("k", "fp32", "bf16")
+        self.tensors["q"] = self.zeros("I32", 1, 6, 2, 16)
+        self.rejects("q", "int32", "bf16")
+
+    def test_head_counts(self):
+        self.tensors["v"] = self.zeros("BF16", 1, 6, 3, 32)
+        for name in ("beta", "g"):
+            self.tensors[name] = self.zeros("F32", 1, 6, 3)
+        del self.tensors["initial_state"]
+        self.rejects("HV", "3", "2")
+
+    def test_key_dimension(self):
+        for name in ("q", "k"):
+            self.tensors[name] = self.zeros("BF16", 1, 6, 2, 260)
+        del self.tensors["initial_state"]
+        self.rejects("K", "260", "256")
+
+    def test_gate(self):
+        del self.tensors["A_log"]
+        self.rejects("A_log", "missing", options=["--use-gate-in-kernel"])
+
+    def test_gate_shape(self):
+        self.tensors["A_log"] = self.zeros("F32", 5)
+        self.rejects("A_log", "[5]", "[4]", options=["--use-gate-in-kernel"])
+
+    def test_lower_bound(self):
+        self.rejects("lower_bound", "kda", options=["--lower-bound", "-5"])
+
+    def test_numbers(self):
+        self.rejects("--scale", "big", options=["--scale", "big"])
+        self.rejects("--precision", "fp8", "ieee", options=["--precision", "fp8"])
+
+    def test_device(self):
+        self.rejects("tpu", "cpu", options=["--device", "tpu"])
+
+    def test_cu_seqlens(self):
+        def boundaries(*values):
+            self.tensors["cu_seqlens"] = ("I64", [len(values)],
+                                          struct.pack(f"<{len(values)}q", *values))
+            self.tensors["initial_state"] = self.zeros("F32", len(values) - 1, 4, 16, 32)
+        for values in ((1, 6), (0, 5), (0, 4, 3, 6), (0, 7, 6), (0, -1, 6)):
+            with self.subTest(values):
+                boundaries(*values)
+                self.rejects("cu_seqlens")
+
+    def test_cu_seqlens_of_a_batch(self):
+        self.tensors["cu_seqlens"] = ("F32", [2], bytes(8))
+        self.rejects("cu_seqlens", "fp32", "int32")
+
+
+class BrokenFiles(Case):
+    """A file may hold anything; the answer is a sentence, never a crash or a huge allocation."""
+
+    def rejects(self, raw, *names):
+        Path(self.path("bad.safetensors")).write_bytes(raw)
+        self.refuses("run", OP, "--device", "cpu", "--input", self.path("bad.safetensors"),
+                     "--output", self.path("out.safetensors"), names=["bad.safetensors", *names])
+
+    def entry(self, begin, end, shape=(4,), dtype="F32"):
+        return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+
+    def test_missing_file(self):
+        self.refuses("run", OP, "--input", "/nowhere", "--output", "x", names=["/nowhere"])
+        self.refuses("run", OP, "--input", self.folder, "--output", "x", names=[str(self.folder)])
+
+    def test_missing_options(self):
+        self.refuses("run", OP, "--output", "x", names=["--input", "missing"])
+        self.refuses("run", OP, "--input", "x", names=["--output", "missing"])
+
+    def test_short(self):
+        for size in (0, 1, 7):
+            self.rejects(bytes(size), "8")
+
+    def test_header_length(self):
+        for length in (1, 2**32, 2**63, 2**64 - 1):
+            self.rejects(struct.pack("<Q", length), "header")
+
+    def test_header_text(self):
+        for text in (b"", b"{", b"[]", b"3", b"{\"a\":", b"\xff\xfe", b"[" * 100000, b'{"a":' * 50000):
+            self.rejects(pack(text))
+
+    def test_every_truncation(self):
+        raw = Path(self.example("--shape", "T=2,H=1,K=16")).read_bytes()
+        header = 8 + struct.unpack("<Q", raw[:8])[0]
+        for size in (*range(0, header, 97), header, header + 1, len(raw) - 1):
+            with self.subTest(size):
+                self.rejects(raw[:size])
+
+    def test_trailing_bytes(self):
+        self.rejects(pack({"q": self.entry(0, 16)}, bytes(17)), "16", "17")
+
+    def test_entries(self):
+        for entry in (3, {}, {"dtype": "F32"}, self.entry(0, 16, dtype="F8"),
+                      self.entry(0, 16, dtype=5), self.entry(0, 16, shape=["4"]),
+                      self.entry(0, 16, shape=[-4]), self.entry(0, 16, shape=[4.0]),
+                      self.entry(0, 16, shape=[1] * 40 + [4]), self.entry(-16, 0),
+                      {"dtype": "F32", "shape": [4], "data_offsets": [0]},
+                      {"dtype": "F32", "shape": 4, "data_offsets": [0, 16]}):
+            with self.subTest(entry):
+                self.rejects(pack({"q": entry}, bytes(16)), "q")
+
+    def test_offsets(self):
+        for begin, end in ((0, 15), (16, 0), (4, 16), (0, 2**63), (2**64 - 16, 2**64 - 1), (8, 24)):
+            with self.subTest((begin, end)):
+                self.rejects(pack({"q": self.entry(begin, end)}, bytes(16)), "q")
+
+    def test_overflowing_shapes(self):
+        for shape in ([2**32, 2**32], [2**62, 4], [2**61, 2**3, 2**3], [2**63], [2**70],
+                      [0, 2**62, 2**62]):
+            with self.subTest(shape):
+                self.rejects(pack({"q": self.entry(0, 16, shape=shape)}, bytes(16)), "q")
+
+    def test_overlap(self):
+        self.rejects(pack({"a": self.entry(0, 16), "b": self.entry(8, 24)}, bytes(24)), "b", "8")
+
+    def test_hole(self):
+        self.rejects(pack({"a": self.entry(0, 16), "b": self.entry(20, 36)}, bytes(36)), "b", "20")
+
+    def test_duplicate_names(self):
+        first, second = json.dumps(self.entry(0, 16)), json.dumps(self.entry(16, 32))
+        self.rejects(pack(f'{{"q":{first},"q":{second}}}'.encode(), bytes(32)), "q", "twice")
+
+    def test_empty_tensor(self):
+        raw = pack({"q": self.entry(0, 0, shape=[1, 0, 1, 16])})
+        Path(self.path("e.safetensors")).write_bytes(raw)
+        self.refuses("run", OP, "--input", self.path("e.safetensors"), "--output", "x",
+                     names=["k", "missing"])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,80 @@
+"""Starting the wyvern command from a test, and making safetensors files, sound and broken ones."""
+
+import json
+import os
+import struct
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+WYVERN = os.environ["WYVERN"]
+OP = "gated_delta_rule"
+
+
+class Case(unittest.TestCase):
+    """A test with a scratch folder and a cache of its own."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.cache = self.folder / "cache"
+
+    def path(self, name):
+        return str(self.folder / name)
+
+    def wyvern(self, *arguments, expect=0):
+        """Runs the command and checks its exit code."""
+        environment = dict(os.environ, WYVERN_CACHE_DIR=str(self.cache))
+        done = subprocess.run([WYVERN, *map(str, arguments)], env=environment, cwd=self.folder,
+                              capture_output=True, text=True, timeout=300, check=False)
+        self.assertEqual(done.returncode, expect,
+                         f"wyvern {arguments}\n{done.stdout}\n{done.stderr}")
+        return done
+
+    def document(self, *arguments, expect=0):
+        """The one JSON document that --json must leave on stdout."""
+        return json.loads(self.wyvern(*arguments, "--json", expect=expect).stdout)
+
+    def refuses(self, *arguments, names, code=2):
+        """One sentence on stderr with each of `names`, the same in JSON, and the exit code."""
+        done = self.wyvern(*arguments, expect=code)
+        self.assertEqual(done.stdout, "")
+        self.assertEqual(len(done.stderr.strip().splitlines()), 1, done.stderr)
+        error = self.document(*arguments, expect=code)["error"]
+        self.assertEqual(error["exit_code"], code)
+        self.assertEqual(done.stderr.strip(), "wyvern: " + error["message"])
+        for name in names:
+            self.assertIn(name, error["message"])
+
+    def example(self, *arguments):
+        """Writes in.safetensors and returns its path."""
+        self.wyvern("example", OP, *arguments, "-o", self.path("in.safetensors"))
+        return self.path("in.safetensors")
+
+
+def read_file(path):
+    """{name: (dtype, shape, bytes)} of a safetensors file."""
+    raw = Path(path).read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    header = json.loads(raw[8:8 + length])
+    data = raw[8 + length:]
+    return {name: (entry["dtype"], entry["shape"], data[slice(*entry["data_offsets"])])
+            for name, entry in header.items() if name != "__metadata__"}
+
+
+def pack(header, data=b""):
+    """A file from a header (object or text) and the bytes after it."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def write_file(path, tensors):
+    """Writes {name: (dtype, shape, bytes)}."""
+    header, data = {}, b""
+    for name, (dtype, shape, content) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape,
+                        "data_offsets": [len(data), len(data) + len(content)]}
+        data += content
+    Path(path).write_bytes(pack(header, data))

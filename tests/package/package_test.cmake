@@ -1,0 +1,34 @@
+# Installs the build into a fresh prefix, moves the prefix, and builds and runs an outside project that
+# finds the package there. Variables: BUILD, SOURCE (this folder), WORK (scratch), CXX.
+function(run what)
+  execute_process(COMMAND ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE text ERROR_VARIABLE text)
+  if(NOT status EQUAL 0)
+    message(FATAL_ERROR "${what} failed (${status}):\n${text}")
+  endif()
+endfunction()
+
+file(REMOVE_RECURSE ${WORK})
+run("installing" ${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/first)
+file(RENAME ${WORK}/first ${WORK}/prefix)  # a package that remembers its first place fails below
+run("configuring the app" ${CMAKE_COMMAND} -S ${SOURCE}/app -B ${WORK}/build -G Ninja
+    -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=${WORK}/prefix)
+run("building the app" ${CMAKE_COMMAND} --build ${WORK}/build)
+run("the app" ${WORK}/build/app ${WORK}/cache)
+run("the installed command" ${CMAKE_COMMAND} -E env WYVERN_CACHE_DIR=${WORK}/cache
+    ${WORK}/prefix/bin/wyvern compile fwd_o --arch native-cpu --emit object -o ${WORK}/fwd_o.so)
+
+# Nothing but Wyvern's own API is visible.
+find_program(nm NAMES nm REQUIRED)
+file(GLOB library ${WORK}/prefix/lib*/libwyvern.so ${WORK}/prefix/lib*/*/libwyvern.so)
+execute_process(COMMAND ${nm} -D -C --defined-only ${library} OUTPUT_VARIABLE symbols
+                COMMAND_ERROR_IS_FATAL ANY)
+string(REGEX MATCHALL "[0-9a-f]+ [A-Zi] [^\n]+" lines "${symbols}")
+if(NOT lines)
+  message(FATAL_ERROR "no symbols were found in '${library}'")
+endif()
+foreach(line ${lines})
+  if(NOT line MATCHES "wyvern")
+    message(FATAL_ERROR "${library} shows the symbol ${line}")
+  endif()
+endforeach()
+file(REMOVE_RECURSE ${WORK})

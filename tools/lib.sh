@@ -1,0 +1,85 @@
+# What tools/quickstart and tools/test share: packages, configuring, building. Sourced by bash.
+# shellcheck shell=bash
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+build="$root/build"
+log="$build/setup.log"
+
+# Everything the build needs; run-time needs follow from it.
+packages=(
+  g++ cmake ninja-build python3
+  libfmt-dev nlohmann-json3-dev libsqlite3-dev libcli11-dev
+  llvm-19-dev libclang-19-dev libclang-cpp19-dev clang-19 liblld-19-dev
+  libgtest-dev libbenchmark-dev
+)
+
+say() { printf '%s\n' "$*"; }
+fail() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; exit 3; }
+
+# Runs a command with its output in the log; shows the log's end only when it fails.
+quietly() {
+  local what=$1
+  shift
+  if ! "$@" >>"$log" 2>&1; then
+    tail -n 30 "$log" >&2
+    fail "$what failed; its whole output is in $log"
+  fi
+}
+
+as_root() {
+  if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
+}
+
+install_packages() {
+  local missing=() package
+  command -v dpkg-query >/dev/null ||
+    fail "this machine has no dpkg; install the equivalents of: ${packages[*]}, then use CMake as README.md shows"
+  for package in "${packages[@]}"; do
+    case $(dpkg-query -W -f='${db:Status-Abbrev}' "$package" 2>/dev/null) in
+      ii*) ;;
+      *) missing+=("$package") ;;
+    esac
+  done
+  [ ${#missing[@]} = 0 ] && return
+  if [ "$(id -u)" != 0 ] && ! command -v sudo >/dev/null; then
+    fail "packages are missing and neither root nor sudo is at hand; as root run: apt-get install --no-install-recommends ${missing[*]}"
+  fi
+  say "installing packages: ${missing[*]}"
+  quietly "apt-get update" as_root apt-get -qq update
+  quietly "apt-get install" as_root env DEBIAN_FRONTEND=noninteractive \
+    apt-get -qq install --yes --no-install-recommends "${missing[@]}"
+}
+
+# Whether NVRTC is where the program looks for it.
+has_nvrtc() {
+  local file
+  ldconfig -p 2>/dev/null | grep -q 'libnvrtc\.so\.1[23]' && return 0
+  for file in /usr/local/cuda/lib64/libnvrtc.so.1[23]; do [ -e "$file" ] && return 0; done
+  return 1
+}
+
+explain_nvrtc() {
+  has_nvrtc && return
+  say "no NVRTC here, so CUDA kernels cannot be compiled; going on with the CPU"
+  say "(to get it: the package cuda-nvrtc-13-0 of NVIDIA's repository, https://developer.nvidia.com/cuda-downloads,"
+  say " or 'pip install nvidia-cuda-nvrtc' with its lib folder in LD_LIBRARY_PATH)"
+}
+
+configure_and_build() {
+  quietly "configuring" cmake --preset default -S "$root"
+  # On a terminal ninja keeps one line up to date; elsewhere its lines go to the log.
+  if [ -t 1 ]; then
+    NINJA_STATUS='building [%f/%t, %w] ' cmake --build "$build" || fail "the build failed"
+  else
+    quietly "the build" cmake --build "$build"
+  fi
+}
+
+set_up() {
+  mkdir -p "$build"
+  : >"$log"
+  install_packages
+  explain_nvrtc
+  [ -x "$build/bin/wyvern" ] || say "building into build/ (a few minutes the first time)"
+  configure_and_build
+}

@@ -1,0 +1,38 @@
+# cmake --install: the wyvern command, the shared library with its public headers, the plugin, and a
+# CMake package whose target wyvern::runtime is all that an outside project links.
+include(CMakePackageConfigHelpers)
+
+# One shared library out of the rooms' static ones. SQLite is inside and hidden; Wyvern's own
+# symbols are visible where a public header says so.
+file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/empty.cpp "")
+add_library(wyvern_shared SHARED ${CMAKE_CURRENT_BINARY_DIR}/empty.cpp)
+target_link_libraries(wyvern_shared PRIVATE wyvern_templates wyvern_compiler wyvern_cache
+                                            wyvern_runtime)
+target_link_options(wyvern_shared PRIVATE
+                    -Wl,--version-script=${CMAKE_CURRENT_SOURCE_DIR}/exports.map)
+set_target_properties(wyvern_shared PROPERTIES
+                      OUTPUT_NAME wyvern EXPORT_NAME runtime VERSION ${PROJECT_VERSION}
+                      SOVERSION ${PROJECT_VERSION_MAJOR}
+                      LINK_LIBRARY_OVERRIDE "WHOLE_ARCHIVE,wyvern_templates,wyvern_compiler,wyvern_cache,wyvern_runtime"
+                      LINK_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/exports.map)
+target_include_directories(wyvern_shared INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+target_compile_features(wyvern_shared INTERFACE cxx_std_20)
+
+set(package ${CMAKE_INSTALL_LIBDIR}/cmake/wyvern)
+install(TARGETS wyvern RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(TARGETS wyvern_shared EXPORT wyvern
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_COMPONENT Development)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/templates/include/wyvern
+                  ${PROJECT_SOURCE_DIR}/runtime/include/wyvern
+        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} PATTERN sha256.hpp EXCLUDE)
+# The cache is part of the API: RuntimeOptions takes one.
+install(FILES ${PROJECT_SOURCE_DIR}/cache/cache.hpp
+        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/wyvern)
+install(EXPORT wyvern NAMESPACE wyvern:: FILE wyvern-targets.cmake DESTINATION ${package})
+file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/wyvern-config.cmake
+     "include(\${CMAKE_CURRENT_LIST_DIR}/wyvern-targets.cmake)\n")
+write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/wyvern-config-version.cmake
+                                 COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/wyvern-config.cmake
+              ${CMAKE_CURRENT_BINARY_DIR}/wyvern-config-version.cmake
+        DESTINATION ${package})

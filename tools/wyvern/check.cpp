@@ -1,0 +1,44 @@
+#include "tools/wyvern/check.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+namespace wyvern::cli {
+
+Oracle::Oracle(const Problem& problem, const Arguments& host)
+    : problem_(problem), reference_(reference_forward(problem, host)) {}
+
+Json Oracle::check(const Arguments& host) const {
+  Json checks = Json::array();
+  const auto compare = [&](std::string_view quantity, const TensorView& x,
+                           const std::vector<double>& wanted) {
+    const double error = relative_error(x, wanted);
+    const double bound = error_bound(problem_, quantity);
+    const bool finite = std::isfinite(error);
+    checks.push_back({{"quantity", quantity},
+                      {"error", finite ? Json(error) : Json(nullptr)},
+                      {"bound", bound},
+                      {"ok", finite && error <= bound}});
+  };
+  compare("o", host.o, reference_.o);
+  if (problem_.output_final_state)
+    compare("final_state", host.final_state, reference_.final_state);
+  return checks;
+}
+
+bool passed(const Json& checks) {
+  return std::all_of(checks.begin(), checks.end(),
+                     [](const Json& row) { return row["ok"].get<bool>(); });
+}
+
+std::string check_text(const Json& checks) {
+  Table table({"quantity", "error", "bound", "ok"});
+  for (const Json& row : checks)
+    table.row({row["quantity"], row["error"].is_null() ? "not finite" : fmt::format("{:.2e}", row["error"].get<double>()),
+               fmt::format("{:.0e}", row["bound"].get<double>()),
+               row["ok"].get<bool>() ? "yes" : "NO"});
+  return table.text();
+}
+
+}  // namespace wyvern::cli

@@ -1,0 +1,48 @@
+// The command line: verbs, how one is added, and what its errors become.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace wyvern::cli {
+
+/// Does a verb's work and returns the exit code; `json` asks for one JSON document on stdout.
+using Action = std::function<int(bool json)>;
+
+class Command {
+ public:
+  Command();
+
+  /// Adds a verb. Its options are added to the returned App and bound to what `action` captures.
+  CLI::App& verb(const std::string& name, const std::string& description, Action action);
+
+  /// Parses and runs. Every failure ends here: one sentence on stderr, {"error": ...} on stdout with
+  /// --json, and the exit code.
+  int run(int argc, char** argv);
+
+ private:
+  int dispatch(int argc, char** argv);
+  const CLI::App* parsed_verb() const;
+  void reject_leftovers(const CLI::App& app) const;
+
+  CLI::App app_;
+  bool json_ = false;
+  std::vector<std::pair<CLI::App*, Action>> verbs_;
+};
+
+// The verbs, one file each.
+void add_devices(Command& command);
+void add_stages(Command& command);
+void add_example(Command& command);
+void add_run(Command& command);
+void add_tune(Command& command);
+void add_bench(Command& command);
+void add_compile(Command& command);
+void add_cache(Command& command);
+
+}  // namespace wyvern::cli

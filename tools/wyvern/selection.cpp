@@ -1,0 +1,280 @@
+#include "tools/wyvern/selection.hpp"
+
+#include <wyvern/error.hpp>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <map>
+
+namespace wyvern::cli {
+namespace {
+
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
+
+template <class... Args>
+[[noreturn]] void reject(fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(ErrorKind::kBadInput, fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// The whole text as a number, or nothing.
+template <class T>
+std::optional<T> number(std::string_view text) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size() || text.empty()) return {};
+  return value;
+}
+
+std::vector<std::string_view> split(std::string_view text) {
+  std::vector<std::string_view> pieces;
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t end = std::min(text.find(',', at), text.size());
+    pieces.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return pieces;
+}
+
+/// Boundaries from lengths: "5,0,77" is 0,5,5,82.
+std::vector<std::int64_t> parse_seqlens(std::string_view text) {
+  std::vector<std::int64_t> boundaries{0};
+  for (const std::string_view piece : split(text)) {
+    const auto length = number<std::int64_t>(piece);
+    if (!length || *length < 0 || *length > kMostTokens)
+      reject("--seqlens has the length '{}'; it must be a list of integers from 0 to {}, as in "
+             "5,0,77",
+             piece, kMostTokens);
+    boundaries.push_back(boundaries.back() + *length);
+  }
+  return boundaries;
+}
+
+Problem from_preset(const SelectionFlags& flags) {
+  const Preset& preset = find_preset(*flags.preset);
+  if (preset.op != flags.op) {
+    std::vector<std::string_view> names;
+    for (const Preset& p : presets())
+      if (p.op == flags.op) names.push_back(p.name);
+    reject("--preset {} is a shape of {}; those of {} are {}", preset.name, preset.op, flags.op,
+           fmt::join(names, ", "));
+  }
+  Problem problem;
+  problem.H = preset.H;
+  problem.HV = preset.HV;
+  problem.K = preset.K;
+  problem.V = preset.V;
+  problem.T = kDefaultTokens;
+  return problem;
+}
+
+void apply_seqlens(std::string_view text, bool tokens_given, Selection& selection) {
+  Problem& problem = selection.problem;
+  selection.cu_seqlens = parse_seqlens(text);
+  const std::int64_t total = selection.cu_seqlens.back();
+  if (tokens_given && problem.T != total)
+    reject("T is {} but the lengths of --seqlens add up to {}; leave T out or make them equal",
+           problem.T, total);
+  if (problem.B != 1)
+    reject("B is {}; a packed batch (--seqlens) must have B=1", problem.B);
+  problem.T = total;
+  problem.N = static_cast<std::int64_t>(selection.cu_seqlens.size()) - 1;
+  problem.packed = true;
+}
+
+}  // namespace
+
+void add_operator(CLI::App& verb, std::string& op) {
+  verb.add_option("OP", op, fmt::format("operator: {}", fmt::join(operators(), ", ")));
+}
+
+void add_dtype(CLI::App& verb, std::string& dtype) {
+  verb.add_option("--dtype", dtype, "bf16 (default), fp16 or fp32");
+}
+
+void add_selection(CLI::App& verb, SelectionFlags& flags) {
+  add_operator(verb, flags.op);
+  verb.add_option("--preset", flags.preset, "a model's shape, such as qwen3-next-80b");
+  verb.add_option("--shape", flags.shape,
+                  "B=..,T=..,H=..,HV=..,K=..,V=.. (without them B=1, HV=H, V=K)");
+  verb.add_option("--seqlens", flags.seqlens, "lengths of a packed batch, such as 5,0,77");
+  verb.add_option("--tokens", flags.tokens,
+                  fmt::format("T of a preset (default {})", kDefaultTokens));
+  add_dtype(verb, flags.dtype);
+}
+
+void add_options(CLI::App& verb, OptionFlags& flags) {
+  verb.add_option("--scale", flags.scale, "factor on o (default K^-0.5)");
+  verb.add_option("--precision", flags.precision,
+                  "floor of fp32 products: ieee, tf32x3 (default for fp32) or tf32");
+  verb.add_option("--lower-bound", flags.lower_bound, "of the gate, in [-5, 0); kda only");
+  verb.add_flag("--use-qk-l2norm", flags.use_qk_l2norm, "normalize the rows of q and k");
+  verb.add_flag("--use-gate-in-kernel", flags.use_gate_in_kernel,
+                "g is the raw gate input; needs A_log");
+  verb.add_flag("--use-beta-sigmoid", flags.use_beta_sigmoid, "beta are logits");
+  verb.add_flag("--allow-neg-eigval", flags.allow_neg_eigval,
+                "beta is 2 sigmoid(beta); needs --use-beta-sigmoid");
+  verb.add_flag("--state-v-first", flags.state_v_first, "states are [N,HV,V,K]");
+}
+
+void add_device(CLI::App& verb, std::optional<std::string>& device) {
+  verb.add_option("--device", device, "cpu or cuda:N (default: the first GPU, else the CPU)");
+}
+
+void require_operator(std::string_view op) {
+  const auto all = operators();
+  if (op.empty()) reject("OP is missing; it must be one of {}", fmt::join(all, ", "));
+  if (std::find(all.begin(), all.end(), op) == all.end())
+    reject("OP is '{}'; it must be one of {}", op, fmt::join(all, ", "));
+}
+
+Problem parse_shape(std::string_view text, Problem base,
+                    std::initializer_list<std::string_view> needed) {
+  constexpr std::array<std::string_view, 6> kNames{"B", "T", "H", "HV", "K", "V"};
+  std::map<std::string_view, std::int64_t> given;
+  for (const std::string_view piece : split(text)) {
+    const std::size_t equals = piece.find('=');
+    const std::string_view name = piece.substr(0, equals);
+    const auto value = equals == std::string_view::npos
+                           ? std::nullopt
+                           : number<std::int64_t>(piece.substr(equals + 1));
+    if (!value || std::find(kNames.begin(), kNames.end(), name) == kNames.end())
+      reject("--shape has the piece '{}'; it must be a list of NAME=INTEGER with the names {}",
+             piece, fmt::join(kNames, ", "));
+    const std::int64_t least = name == "T" || name == "B" ? 0 : 1;
+    if (*value < least || *value > kMostTokens)
+      reject("{} is {} in --shape; it must be an integer from {} to {}", name, *value, least,
+             kMostTokens);
+    if (!given.emplace(name, *value).second) reject("--shape names {} twice", name);
+  }
+  for (const std::string_view name : needed)
+    if (!given.contains(name))
+      reject("--shape is '{}' and lacks {}; it must give {}", text, name, fmt::join(needed, ", "));
+  const auto get = [&](std::string_view name, std::int64_t otherwise) {
+    const auto found = given.find(name);
+    return found == given.end() ? otherwise : found->second;
+  };
+  base.B = base.N = get("B", base.B);
+  base.T = get("T", base.T);
+  base.H = get("H", base.H);
+  base.HV = get("HV", given.contains("H") ? base.H : base.HV);
+  base.K = get("K", base.K);
+  base.V = get("V", given.contains("K") ? base.K : base.V);
+  return base;
+}
+
+void apply(const OptionFlags& options, Problem& problem) {
+  if (options.scale) problem.scale = parse_float("--scale", *options.scale);
+  if (options.lower_bound)
+    problem.lower_bound = parse_float("--lower-bound", *options.lower_bound);
+  if (options.precision) {
+    problem.precision = parse_precision(*options.precision);
+    if (!problem.precision)
+      reject("--precision is '{}'; it must be one of ieee, tf32x3, tf32", *options.precision);
+  }
+  problem.use_qk_l2norm = options.use_qk_l2norm;
+  problem.use_gate_in_kernel = options.use_gate_in_kernel;
+  problem.use_beta_sigmoid = options.use_beta_sigmoid;
+  problem.allow_neg_eigval = options.allow_neg_eigval;
+  problem.state_v_first = options.state_v_first;
+}
+
+Selection select(const SelectionFlags& flags, const OptionFlags& options) {
+  require_operator(flags.op);
+  if (flags.preset && flags.shape)
+    reject("--preset and --shape are both given; only one of them may be");
+  if (!flags.preset && !flags.shape)
+    reject("--preset or --shape is missing; give one, as in --preset qwen3-next-80b");
+  if (flags.shape && flags.tokens)
+    reject("--tokens is {}; with --shape it must be left out, T is part of the shape",
+           *flags.tokens);
+  Selection selection;
+  if (flags.preset)
+    selection.problem = from_preset(flags);
+  else if (flags.seqlens)
+    selection.problem = parse_shape(*flags.shape, Problem{}, {"H", "K"});
+  else
+    selection.problem = parse_shape(*flags.shape, Problem{}, {"T", "H", "K"});
+  Problem& problem = selection.problem;
+  problem.op = flags.op;
+  problem.dtype = problem.beta_dtype = parse_element_type(flags.dtype);
+  problem.g_dtype = problem.state_dtype = DType::fp32;
+  problem.seqlens_dtype = DType::int64;
+  problem.initial_state = problem.output_final_state = true;
+  if (flags.tokens) problem.T = parse_integer("--tokens", *flags.tokens, 0, kMostTokens);
+  if (flags.seqlens) {
+    const bool tokens_given =
+        flags.tokens.has_value() ||
+        (flags.shape && (flags.shape->starts_with("T=") ||
+                         flags.shape->find(",T=") != std::string::npos));
+    apply_seqlens(*flags.seqlens, tokens_given, selection);
+  }
+  apply(options, problem);
+  problem.has_dt_bias = problem.use_gate_in_kernel;
+  validate(problem);
+  return selection;
+}
+
+Device open_device(const std::optional<std::string>& name) {
+  return name ? Device::open(*name) : Device::best();
+}
+
+std::string describe(const Problem& problem) {
+  const std::string tokens =
+      problem.packed ? fmt::format("T={} in {} sequences", problem.T, problem.N)
+                     : fmt::format("B={},T={}", problem.B, problem.T);
+  return fmt::format("{},H={},HV={},K={},V={} {}", tokens, problem.H, problem.HV, problem.K,
+                     problem.V, to_string(problem.dtype));
+}
+
+std::int64_t parse_integer(std::string_view option, std::string_view text, std::int64_t least,
+                           std::int64_t most) {
+  const auto value = number<std::int64_t>(text);
+  if (!value || *value < least || *value > most)
+    reject("{} is '{}'; it must be an integer from {} to {}", option, text, least, most);
+  return *value;
+}
+
+std::uint64_t parse_seed(std::string_view text) {
+  const auto value = number<std::uint64_t>(text);
+  if (!value) reject("--seed is '{}'; it must be an integer from 0 to {}", text, UINT64_MAX);
+  return *value;
+}
+
+float parse_float(std::string_view option, std::string_view text) {
+  const auto value = number<float>(text);
+  if (!value || !std::isfinite(*value))
+    reject("{} is '{}'; it must be a finite number", option, text);
+  return *value;
+}
+
+DType parse_element_type(std::string_view text) {
+  const auto type = parse_dtype(text);
+  if (!type || !is_floating(*type))
+    reject("--dtype is '{}'; it must be one of bf16, fp16, fp32", text);
+  return *type;
+}
+
+double parse_seconds(std::string_view option, std::string_view text) {
+  const std::size_t unit_at = std::min(text.find_first_not_of("0123456789."), text.size());
+  const auto value = number<double>(text.substr(0, unit_at));
+  const std::string_view unit = text.substr(unit_at);
+  const double factor = unit == "ms" ? 1e-3 : unit == "s" || unit.empty() ? 1.0
+                        : unit == "m" ? 60.0
+                                      : 0.0;
+  if (!value || factor == 0.0 || !(*value > 0.0) || *value * factor > 1e6)
+    reject("{} is '{}'; it must be a positive time such as 60s, 500ms or 2m", option, text);
+  return *value * factor;
+}
+
+const std::string& require(const std::optional<std::string>& value, std::string_view option,
+                           std::string_view what) {
+  if (!value || value->empty()) reject("{} is missing; it must be {}", option, what);
+  return *value;
+}
+
+}  // namespace wyvern::cli

@@ -1,0 +1,85 @@
+// Options that several verbs share: which problem, with which options, on which device.
+#pragma once
+
+#include <wyvern/device.hpp>
+#include <wyvern/problem.hpp>
+
+#include <CLI/App.hpp>
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace wyvern::cli {
+
+/// --preset, --shape, --seqlens, --tokens, --dtype as given.
+struct SelectionFlags {
+  std::string op;
+  std::optional<std::string> preset, shape, seqlens, tokens;
+  std::string dtype = "bf16";
+};
+
+/// The operator's options as given.
+struct OptionFlags {
+  std::optional<std::string> scale, precision, lower_bound;
+  bool use_qk_l2norm = false;
+  bool use_gate_in_kernel = false;
+  bool use_beta_sigmoid = false;
+  bool allow_neg_eigval = false;
+  bool state_v_first = false;
+};
+
+/// A problem and the sequence boundaries of its packed batch.
+struct Selection {
+  Problem problem;
+  std::vector<std::int64_t> cu_seqlens;  ///< empty unless problem.packed
+};
+
+inline constexpr std::int64_t kDefaultTokens = 2048;  ///< of a preset without --tokens
+
+void add_operator(CLI::App& verb, std::string& op);
+void add_selection(CLI::App& verb, SelectionFlags& flags);
+void add_dtype(CLI::App& verb, std::string& dtype);
+void add_options(CLI::App& verb, OptionFlags& flags);
+void add_device(CLI::App& verb, std::optional<std::string>& device);
+
+/// The problem that `wyvern example` writes an input for and that `wyvern run` then finds in that
+/// file: an initial state is given (fp32) and the final state wanted, beta has the dtype of q, g is
+/// fp32, cu_seqlens int64, and dt_bias is there where the gate is computed in the kernel. So the
+/// same selection and options name the same problem key for tune, bench and run. Throws
+/// Error(kBadInput).
+Selection select(const SelectionFlags& flags, const OptionFlags& options);
+
+/// Lays the options over the problem; throws Error(kBadInput) for one that does not parse.
+void apply(const OptionFlags& options, Problem& problem);
+
+/// Parses --shape's B=..,T=..,H=..,HV=..,K=..,V=.. over the dimensions of `base`; HV follows a given H
+/// and V a given K. Throws Error(kBadInput), also when one of `needed` is missing.
+Problem parse_shape(std::string_view text, Problem base,
+                    std::initializer_list<std::string_view> needed);
+
+/// Throws Error(kBadInput) naming the operators of this build.
+void require_operator(std::string_view op);
+
+/// The named device, else the first usable GPU, else the CPU.
+Device open_device(const std::optional<std::string>& name);
+
+/// "B=1,T=2048,H=16,HV=32,K=128,V=128 bf16", with the number of sequences of a packed batch.
+std::string describe(const Problem& problem);
+
+// Values of options; each throws Error(kBadInput) that names the option, the text and what is legal.
+std::int64_t parse_integer(std::string_view option, std::string_view text, std::int64_t least,
+                           std::int64_t most);
+std::uint64_t parse_seed(std::string_view text);
+float parse_float(std::string_view option, std::string_view text);
+DType parse_element_type(std::string_view text);
+/// "60s", "500ms", "2m", or a plain number of seconds; positive.
+double parse_seconds(std::string_view option, std::string_view text);
+
+/// Throws Error(kBadInput) when a needed option was not given: "--input is missing; ...".
+const std::string& require(const std::optional<std::string>& value, std::string_view option,
+                           std::string_view what);
+
+}  // namespace wyvern::cli

@@ -1,0 +1,206 @@
+#include <wyvern/error.hpp>
+
+#include <charconv>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "cache/cache.hpp"
+#include "tools/wyvern/command.hpp"
+#include "tools/wyvern/output.hpp"
+
+namespace wyvern::cli {
+namespace {
+
+struct Flags {
+  std::string action, id;
+};
+
+constexpr std::size_t kShortKey = 12;  // hexadecimal digits that lists show of an artifact's key
+
+template <class... Args>
+[[noreturn]] void reject(fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(ErrorKind::kBadInput, fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// A stored JSON text as JSON, or as the text it is.
+Json parsed(const std::string& text) {
+  Json json = Json::parse(text, nullptr, false);
+  return json.is_discarded() ? Json(text) : json;
+}
+
+Json to_json(const ArtifactRow& row) {
+  return {{"id", row.key},
+          {"template", row.template_id},
+          {"target", row.target},
+          {"config", row.config},
+          {"compile_ms", row.compile_ms},
+          {"created", row.created}};
+}
+
+Json to_json(const MeasurementRow& row) {
+  return {{"id", fmt::format("m{}", row.id)},
+          {"device", row.device},
+          {"problem", row.problem},
+          {"template", row.template_id},
+          {"config", row.config},
+          {"status", row.status},
+          {"median_us", row.median_us},
+          {"created", row.created}};
+}
+
+Json to_json(const WinnerRow& row) {
+  return {{"id", fmt::format("w{}", row.id)},
+          {"device", row.device},
+          {"problem", fmt::format("{}/tokens={}/sequences={}", row.family, row.tokens,
+                                  row.sequences)},
+          {"median_us", row.median_us},
+          {"default_us", row.default_us},
+          {"plan", parsed(row.plan)},
+          {"created", row.created}};
+}
+
+int print_path(const Cache& cache, bool json) {
+  const std::string path = cache.file().string();
+  if (json)
+    print_document({{"path", path}});
+  else
+    say("{}", path);
+  return kDone;
+}
+
+int print_list(const Cache& cache, bool json) {
+  const auto winners = cache.list_winners();
+  const auto measurements = cache.list_measurements();
+  const auto artifacts = cache.list_artifacts();
+  if (json) {
+    Json document{{"winners", Json::array()},
+                  {"measurements", Json::array()},
+                  {"artifacts", Json::array()}};
+    for (const auto& row : winners) document["winners"].push_back(to_json(row));
+    for (const auto& row : measurements) document["measurements"].push_back(to_json(row));
+    for (const auto& row : artifacts) document["artifacts"].push_back(to_json(row));
+    print_document(document);
+    return kDone;
+  }
+  if (winners.empty() && measurements.empty() && artifacts.empty()) {
+    say("the cache is empty");
+    return kDone;
+  }
+  Table table({"id", "what", "time", "of", "status"});
+  for (const auto& row : winners)
+    table.row({fmt::format("w{}", row.id), "winner", fmt::format("{:.1f} us", row.median_us),
+               fmt::format("{}/tokens={}/sequences={}", row.family, row.tokens, row.sequences),
+               row.device});
+  for (const auto& row : measurements)
+    table.row({fmt::format("m{}", row.id), "measurement", fmt::format("{:.1f} us", row.median_us),
+               fmt::format("{} {}", row.template_id, row.config), row.status});
+  for (const auto& row : artifacts)
+    table.row({row.key.substr(0, kShortKey), "artifact", fmt::format("{:.0f} ms", row.compile_ms),
+               fmt::format("{} {}", row.template_id, row.config), row.target});
+  fmt::print("{}", table.text());
+  return kDone;
+}
+
+/// The row's number of an id such as w12.
+std::optional<std::int64_t> row_number(const std::string& id, char kind) {
+  std::int64_t number = 0;
+  if (id.size() < 2 || id[0] != kind) return {};
+  const auto [end, error] = std::from_chars(id.data() + 1, id.data() + id.size(), number);
+  if (error != std::errc{} || end != id.data() + id.size()) return {};
+  return number;
+}
+
+Json show_artifact(const Cache& cache, const std::string& id) {
+  std::vector<std::string> keys;
+  for (const auto& row : cache.list_artifacts())
+    if (!id.empty() && row.key.starts_with(id)) keys.push_back(row.key);
+  if (keys.size() > 1)
+    reject("ID is '{}', the beginning of {} artifacts; give more of its digits", id, keys.size());
+  const auto row = keys.empty() ? std::nullopt : cache.find_artifact(keys.front());
+  if (!row) reject("ID is '{}'; `wyvern cache list` shows those that exist", id);
+  Json document = to_json(*row);
+  document["code_bytes"] = row->code.size();
+  document["metadata"] = parsed(row->metadata);
+  return document;
+}
+
+Json show(const Cache& cache, const std::string& id) {
+  if (id.empty()) reject("ID is missing; `wyvern cache list` shows them");
+  if (const auto number = row_number(id, 'w'))
+    for (const auto& row : cache.list_winners())
+      if (row.id == *number) {
+        Json document = to_json(row);
+        document["driver"] = row.driver;
+        return document;
+      }
+  if (const auto number = row_number(id, 'm'))
+    for (const auto& row : cache.list_measurements())
+      if (row.id == *number) {
+        Json document = to_json(row);
+        document["detail"] = row.detail;
+        document["samples_us"] = row.samples_us;
+        document["error"] = row.error;
+        document["artifact"] = row.artifact_key;
+        document["driver"] = row.driver;
+        return document;
+      }
+  return show_artifact(cache, id);
+}
+
+/// The fields of a document, one a line.
+int print_fields(const Json& document, bool json) {
+  if (json) {
+    print_document(document);
+    return kDone;
+  }
+  Table table({"field", "value"});
+  for (const auto& [name, value] : document.items())
+    table.row({name, value.is_string() ? value.get<std::string>() : value.dump()});
+  fmt::print("{}", table.text());
+  return kDone;
+}
+
+Json stats(const Cache& cache) {
+  const CacheStats s = cache.stats();
+  return {{"path", cache.file().string()}, {"artifacts", s.artifacts},
+          {"measurements", s.measurements}, {"winners", s.winners},
+          {"code_bytes", s.code_bytes},     {"file_bytes", s.file_bytes},
+          {"status", cache.status()}};
+}
+
+int clear(Cache& cache, bool json) {
+  if (!cache.clear())
+    throw Error(ErrorKind::kIo,
+                fmt::format("the cache {} could not be cleared: {}", cache.file().string(),
+                            cache.status()));
+  if (json)
+    print_document({{"cleared", cache.file().string()}});
+  else
+    say("cleared {}", cache.file().string());
+  return kDone;
+}
+
+int execute(const Flags& flags, bool json) {
+  if (!flags.id.empty() && flags.action != "show")
+    reject("ID is '{}'; only `wyvern cache show` takes one", flags.id);
+  Cache cache;
+  if (flags.action == "path") return print_path(cache, json);
+  if (flags.action == "list") return print_list(cache, json);
+  if (flags.action == "show") return print_fields(show(cache, flags.id), json);
+  if (flags.action == "stats") return print_fields(stats(cache), json);
+  if (flags.action == "clear") return clear(cache, json);
+  reject("the action is '{}'; it must be one of path, list, show ID, stats, clear", flags.action);
+}
+
+}  // namespace
+
+void add_cache(Command& command) {
+  const auto flags = std::make_shared<Flags>();
+  CLI::App& verb = command.verb("cache", "what is remembered: path, list, show ID, stats, clear",
+                                [flags](bool json) { return execute(*flags, json); });
+  verb.add_option("ACTION", flags->action, "path, list, show, stats or clear");
+  verb.add_option("ID", flags->id, "what to show, as list prints it");
+}
+
+}  // namespace wyvern::cli
