@@ -1,0 +1,216 @@
+#include "autotune/bench.hpp"
+
+#include <wyvern/error.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "autotune/choose.hpp"
+#include "autotune/statistics.hpp"
+#include "runtime/plan.hpp"
+
+namespace wyvern {
+namespace {
+
+/// A sample shorter than this is lost in the resolution of events and the cost of a graph launch.
+constexpr double kLeastSampleUs = 50;
+constexpr int kMostRepeats = 32;
+constexpr std::size_t kLeastSamples = 3;
+
+/// How much to spend on the samples of one step.
+struct SamplePlan {
+  std::size_t most;
+  double budget_us;
+};
+constexpr SamplePlan kCudaSamples{20, 20e3};
+constexpr SamplePlan kCpuSamples{7, 300e3};
+constexpr std::size_t kMostRounds = 100;
+
+RuntimeOptions options_for(std::shared_ptr<Cache> cache) {
+  RuntimeOptions options;
+  options.cache = std::move(cache);
+  return options;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+Bench::Bench(const Device& device, const Problem& problem, std::shared_ptr<Cache> cache,
+             std::uint64_t seed)
+    : device_(device), runtime_(options_for(std::move(cache))),
+      full_(device, problem, seed, false), small_(device, reduced(problem), seed + 1, true),
+      reference_(reference_forward(small_.problem(), small_.host())),
+      stream_(device.impl().make_stream()), timer_(device.impl().make_timer()) {
+  if (!device.info().cuda) return;
+  flush_bytes_ = static_cast<std::size_t>(2 * device.impl().cache_bytes());
+  flush_ = device.allocate(flush_bytes_);
+}
+
+Outcome Bench::measure(const Plan& plan, std::size_t step, double bar) {
+  Outcome outcome;
+  outcome.ran = true;
+  check(plan, outcome);
+  if (outcome.status != Status::ok) return outcome;
+  const auto op = prepare(full_.problem(), plan, outcome);
+  if (!op) return outcome;
+  run_before(*op, step);
+  bool rejected = false;
+  outcome.samples = sample_step(*op, step, bar, rejected);
+  if (rejected) {
+    outcome.status = Status::rejected;
+    outcome.detail = fmt::format("{:.1f} us where another config takes {:.1f} us",
+                                 outcome.samples.back(), bar);
+  }
+  return outcome;
+}
+
+/// The operator, or nothing with the outcome saying why.
+std::optional<Operator> Bench::prepare(const Problem& problem, const Plan& plan,
+                                       Outcome& outcome) {
+  try {
+    return runtime_.prepare(device_, problem, plan);
+  } catch (const Error& error) {
+    outcome.status = error.kind() == ErrorKind::kCompile ? Status::failed : Status::illegal;
+    outcome.detail = error.what();
+    return {};
+  }
+}
+
+/// Runs the plan on the reduced problem, outputs and workspace poisoned, against the oracle.
+void Bench::check(const Plan& plan, Outcome& outcome) {
+  const auto op = prepare(small_.problem(), plan, outcome);
+  if (!op) return;
+  grow(small_workspace_, device_, op->workspace_bytes());
+  void* const memory = small_workspace_.memory.get();
+  small_.poison();
+  if (op->workspace_bytes() != 0) device_.fill(memory, 0xFF, op->workspace_bytes());
+  device_.synchronize();
+  op->launch(small_.device(), memory, stream_.get());
+  device_.synchronize(stream_.get());
+  small_.fetch();
+  outcome.status = Status::ok;
+  const auto compare = [&](const char* name, const TensorView& got,
+                           const std::vector<double>& wanted) {
+    const double error = relative_error(got, wanted);
+    const double bound = error_bound(small_.problem(), name);
+    outcome.error = std::max(outcome.error, error);
+    if (error <= bound) return;
+    outcome.status = Status::wrong;
+    outcome.detail = fmt::format("{} is off by {:.2e}; the bound is {:.0e}", name, error, bound);
+  };
+  compare("o", small_.host().o, reference_.o);
+  if (small_.problem().output_final_state)
+    compare("final_state", small_.host().final_state, reference_.final_state);
+}
+
+/// Makes room; false when there was enough. New memory is touched once, so that no first launch
+/// pays for its pages.
+bool Bench::grow(Workspace& workspace, const Device& device, std::size_t bytes) {
+  if (bytes <= workspace.bytes) return false;
+  workspace.memory.reset();
+  workspace.memory = device.allocate(bytes);
+  workspace.bytes = bytes;
+  device.fill(workspace.memory.get(), 0, bytes);
+  device.synchronize();
+  return true;
+}
+
+/// Memory for the full problem's intermediates; what it held is lost only when it must grow.
+void* Bench::workspace(const Operator& op) {
+  if (grow(full_workspace_, device_, op.workspace_bytes())) prefix_.clear();
+  return full_workspace_.memory.get();
+}
+
+/// Makes sure the step finds its inputs: runs the steps before it, unless the workspace still holds
+/// their outputs from the last candidate. (A step writes nothing that it or its like reads.)
+void Bench::run_before(const Operator& op, std::size_t step) {
+  void* const memory = workspace(op);
+  std::string prefix =
+      canonical_text(Plan(op.plan().begin(), op.plan().begin() + static_cast<std::ptrdiff_t>(step)));
+  for (const Binding& binding : op.impl().steps[step].bindings)
+    prefix += fmt::format(" {}:{}", static_cast<int>(binding.from), binding.index);
+  if (prefix == prefix_) return;
+  op.impl().enqueue(tensors_of(full_.device()), memory, stream_.get(), 0, step);
+  device_.synchronize(stream_.get());
+  prefix_ = std::move(prefix);
+}
+
+std::unique_ptr<Replay> Bench::record(const Operator& op, std::size_t first, std::size_t last,
+                                      int repeats) {
+  const auto tensors = tensors_of(full_.device());
+  void* const memory = workspace(op);
+  return device_.impl().capture([&op, tensors, memory, first, last, repeats](Stream stream) {
+    for (int i = 0; i < repeats; ++i) op.impl().enqueue(tensors, memory, stream, first, last);
+  });
+}
+
+/// One replay in us, the cache cold on a GPU.
+double Bench::time_once(Replay& replay) {
+  if (flush_) device_.fill(flush_.get(), 0, flush_bytes_, stream_.get());
+  timer_->start(stream_.get());
+  replay.launch(stream_.get());
+  timer_->stop(stream_.get());
+  return timer_->elapsed_us();
+}
+
+std::vector<double> Bench::sample_step(const Operator& op, std::size_t step, double bar,
+                                       bool& rejected) {
+  auto replay = record(op, step, step + 1, 1);
+  const double first = time_once(*replay);
+  // Past twice twice the bar even a cold first launch tells enough.
+  if (bar > 0 && first > 4 * bar) {
+    rejected = true;
+    return {first};
+  }
+  const int repeats =
+      std::clamp(static_cast<int>(std::ceil(kLeastSampleUs / std::max(first, 0.1))), 1, kMostRepeats);
+  if (repeats > 1) replay = record(op, step, step + 1, repeats);
+  const SamplePlan& plan = device_.info().cuda ? kCudaSamples : kCpuSamples;
+  std::vector<double> samples;
+  double spent = first;
+  while (samples.size() < kLeastSamples || (samples.size() < plan.most && spent < plan.budget_us)) {
+    const double sample = time_once(*replay);
+    spent += sample;
+    samples.push_back(sample / repeats);
+    rejected = samples.size() < kLeastSamples && clearly_slower(samples, bar);
+    if (rejected) break;
+  }
+  return samples;
+}
+
+std::vector<Outcome> Bench::compare(const std::vector<Plan>& plans, double seconds,
+                                    const std::function<void(std::size_t)>& at) {
+  std::vector<Outcome> outcomes(plans.size());
+  std::vector<std::optional<Operator>> operators(plans.size());
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    at(i);
+    check(plans[i], outcomes[i]);
+    if (outcomes[i].status == Status::ok)
+      operators[i] = prepare(full_.problem(), plans[i], outcomes[i]);
+    if (!operators[i]) continue;
+    auto replay = record(*operators[i], 0, operators[i]->impl().steps.size(), 1);
+    time_once(*replay);
+  }
+  // Recorded again now that the workspace has its final size and place.
+  std::vector<std::unique_ptr<Replay>> replays(plans.size());
+  for (std::size_t i = 0; i < plans.size(); ++i)
+    if (operators[i]) replays[i] = record(*operators[i], 0, operators[i]->impl().steps.size(), 1);
+  const auto start = std::chrono::steady_clock::now();
+  for (std::size_t round = 0; round < kMostRounds; ++round) {
+    if (round >= kLeastSamples && seconds_since(start) >= seconds) break;
+    for (std::size_t i = 0; i < plans.size(); ++i) {
+      const std::size_t plan = (i + round) % plans.size();
+      if (replays[plan]) outcomes[plan].samples.push_back(time_once(*replays[plan]));
+    }
+  }
+  prefix_.clear();
+  return outcomes;
+}
+
+}  // namespace wyvern

@@ -1,0 +1,65 @@
+// Checking and timing plans of one problem on one device, inside a worker.
+#pragma once
+
+#include <wyvern/reference.hpp>
+#include <wyvern/runtime.hpp>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "autotune/inputs.hpp"
+#include "autotune/results.hpp"
+#include "runtime/operator_impl.hpp"
+
+namespace wyvern {
+
+/// Not thread-safe. Device faults come out as Error(kUnavailable); the device is lost then.
+class Bench {
+ public:
+  Bench(const Device& device, const Problem& problem, std::shared_ptr<Cache> cache,
+        std::uint64_t seed);
+
+  /// Checks the plan, then times its step `step` alone, unless clearly slower than `bar` us. The step's
+  /// inputs are what the steps before it computed.
+  Outcome measure(const Plan& plan, std::size_t step, double bar);
+
+  /// Checks each plan and times the whole operators in turn for about `seconds`. `at` is called
+  /// with a plan's index before anything is done with it for the first time.
+  std::vector<Outcome> compare(const std::vector<Plan>& plans, double seconds,
+                               const std::function<void(std::size_t)>& at);
+
+  std::int64_t compiled() const { return runtime_.compiled(); }
+
+ private:
+  std::optional<Operator> prepare(const Problem& problem, const Plan& plan, Outcome& outcome);
+  void check(const Plan& plan, Outcome& outcome);
+  void* workspace(const Operator& op);
+  void run_before(const Operator& op, std::size_t step);
+  std::vector<double> sample_step(const Operator& op, std::size_t step, double bar, bool& rejected);
+  double time_once(Replay& replay);
+  std::unique_ptr<Replay> record(const Operator& op, std::size_t first, std::size_t last,
+                                 int repeats);
+
+  Device device_;
+  Runtime runtime_;
+  ProblemTensors full_, small_;
+  Reference reference_;  ///< of small_
+  std::shared_ptr<void> stream_;
+  std::unique_ptr<Timer> timer_;
+  std::shared_ptr<void> flush_;  ///< larger than the cache; null on the CPU
+  std::size_t flush_bytes_ = 0;
+  struct Workspace {
+    std::shared_ptr<void> memory;
+    std::size_t bytes = 0;
+  };
+  static bool grow(Workspace& workspace, const Device& device, std::size_t bytes);
+  Workspace full_workspace_, small_workspace_;
+  /// Whose outputs the full workspace holds: the steps that ran last, empty for nothing known.
+  std::string prefix_;
+};
+
+}  // namespace wyvern

@@ -1,0 +1,135 @@
+#include "autotune/build.hpp"
+
+#include <algorithm>
+#include <chrono>
+
+#include "runtime/kernel_store.hpp"
+#include "templates/template.hpp"
+
+namespace wyvern {
+namespace {
+
+/// How often a wait looks whether it was interrupted.
+constexpr auto kGlance = std::chrono::milliseconds(100);
+
+unsigned threads_for(unsigned jobs) {
+  return jobs != 0 ? jobs : std::max(std::thread::hardware_concurrency(), 1U);
+}
+
+Extents extents_of(const Problem& problem, const Config& config) {
+  Extents extents;
+  extents.B = problem.B;
+  extents.T = problem.T;
+  extents.N = problem.N;
+  const std::int64_t BT = config.contains("BT") ? config.integer("BT") : 64;
+  extents.NT = chunk_slots(problem.B, problem.T, problem.N, problem.packed, BT);
+  return extents;
+}
+
+}  // namespace
+
+CompileRequest CompilingBuilder::request(const KernelSpec& spec) const {
+  return {find_template(spec.template_id), spec.constants, spec.config, target_};
+}
+
+std::string CompilingBuilder::key(const KernelSpec& spec) { return artifact_key(request(spec)); }
+
+Built CompilingBuilder::build(const KernelSpec& spec) {
+  const CompileRequest wanted = request(spec);
+  Built built;
+  built.threads = wanted.source_template
+                      ->geometry(spec.constants, spec.config, extents_of(problem_, spec.config))
+                      .threads;
+  built.artifact_key = artifact_key(wanted);
+  if (const auto row = cache_.find_artifact(built.artifact_key))
+    if (const auto artifact = from_row(*row)) {
+      built.resources = artifact->resources;
+      return built;
+    }
+  const Artifact artifact = compile(wanted);
+  // A cache that cannot store is no trouble here: the worker compiles what it does not find.
+  cache_.store_artifact(to_row(artifact));
+  built.resources = artifact.resources;
+  built.compiled = true;
+  return built;
+}
+
+CompileAhead::CompileAhead(Builder& builder, unsigned jobs, bool overlap)
+    : builder_(builder), overlap_(overlap), batch_(std::size_t{4} * threads_for(jobs)) {
+  for (unsigned i = 0; i < threads_for(jobs); ++i) threads_.emplace_back([this] { work(); });
+}
+
+CompileAhead::~CompileAhead() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void CompileAhead::announce(std::span<const KernelSpec> specs) {
+  const std::lock_guard lock(mutex_);
+  queue_.clear();
+  std::set<KernelSpec> queued;
+  for (const KernelSpec& spec : specs)
+    if (!done_.contains(spec) && !running_.contains(spec) && queued.insert(spec).second)
+      queue_.push_back(spec);
+  wake_.notify_all();
+}
+
+std::optional<BuildResult> CompileAhead::wait(const KernelSpec& spec,
+                                              const std::function<bool()>& interrupted) {
+  std::unique_lock lock(mutex_);
+  if (!done_.contains(spec)) allow_batch(spec);
+  const auto ready = [&] {
+    return done_.contains(spec) && (overlap_ || (running_.empty() && allowance_ == 0));
+  };
+  while (!finished_.wait_for(lock, kGlance, ready))
+    if (interrupted && interrupted()) return {};
+  return done_.at(spec);
+}
+
+void CompileAhead::allow_batch(const KernelSpec& first) {
+  if (!running_.contains(first)) {
+    std::erase(queue_, first);
+    queue_.push_front(first);
+  }
+  allowance_ = std::min(batch_, queue_.size());
+  wake_.notify_all();
+}
+
+std::int64_t CompileAhead::compiled() const {
+  const std::lock_guard lock(mutex_);
+  return compiled_;
+}
+
+void CompileAhead::work() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    wake_.wait(lock,
+               [&] { return stopping_ || (!queue_.empty() && (overlap_ || allowance_ > 0)); });
+    if (stopping_) return;
+    const KernelSpec spec = queue_.front();
+    queue_.pop_front();
+    running_.insert(spec);
+    if (allowance_ > 0) --allowance_;
+    lock.unlock();
+    BuildResult result;
+    try {
+      result.built = builder_.build(spec);
+    } catch (const Error& error) {
+      result.error = error.what();
+      result.kind = error.kind();
+    } catch (const std::exception& error) {
+      result.error = error.what();
+    }
+    lock.lock();
+    running_.erase(spec);
+    if (result.built && result.built->compiled) ++compiled_;
+    done_.emplace(spec, std::move(result));
+    finished_.notify_all();
+  }
+}
+
+}  // namespace wyvern

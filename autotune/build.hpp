@@ -1,0 +1,107 @@
+// Compiling candidates on threads of their own, ahead of their turn to be measured.
+#pragma once
+
+#include <wyvern/config.hpp>
+#include <wyvern/error.hpp>
+#include <wyvern/problem.hpp>
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cache/cache.hpp"
+#include "compiler/compiler.hpp"
+
+namespace wyvern {
+
+/// A kernel to be: what a CompileRequest says, by name.
+struct KernelSpec {
+  std::string template_id;
+  Values constants;
+  Config config;
+  auto operator<=>(const KernelSpec&) const = default;
+};
+
+struct Built {
+  std::string artifact_key;
+  Resources resources;
+  std::int64_t threads = 1;  ///< per block
+  bool compiled = false;     ///< false: it was in the cache
+};
+
+/// Turns specs into artifacts in the cache. Thread-safe. Both throw Error.
+class Builder {
+ public:
+  virtual ~Builder() = default;
+  virtual std::string key(const KernelSpec& spec) = 0;
+  virtual Built build(const KernelSpec& spec) = 0;
+};
+
+/// By the compiler, into `cache`; both outlive it.
+class CompilingBuilder final : public Builder {
+ public:
+  CompilingBuilder(Cache& cache, Target target, const Problem& problem)
+      : cache_(cache), target_(std::move(target)), problem_(problem) {}
+  std::string key(const KernelSpec& spec) override;
+  Built build(const KernelSpec& spec) override;
+
+ private:
+  CompileRequest request(const KernelSpec& spec) const;
+
+  Cache& cache_;
+  Target target_;
+  Problem problem_;
+};
+
+/// What a build came to: `built`, or the Error's text and kind.
+struct BuildResult {
+  std::optional<Built> built;
+  std::string error;
+  ErrorKind kind = ErrorKind::kCompile;
+};
+
+/// Builds queued specs on `jobs` threads. With `overlap`, as fast as they can, whatever else goes on. Without,
+/// only inside wait(), a batch at a time: on a CPU a compile would take the cores that are
+/// being measured. All calls from one thread.
+class CompileAhead {
+ public:
+  CompileAhead(Builder& builder, unsigned jobs, bool overlap);
+  ~CompileAhead();
+  CompileAhead(const CompileAhead&) = delete;
+  CompileAhead& operator=(const CompileAhead&) = delete;
+
+  /// The specs that will be wanted, soonest first; replaces what was queued and not yet begun.
+  void announce(std::span<const KernelSpec> specs);
+  /// Waits for the spec to be built; nothing when `interrupted` came true first.
+  std::optional<BuildResult> wait(const KernelSpec& spec,
+                                  const std::function<bool()>& interrupted);
+  std::int64_t compiled() const;
+
+ private:
+  void work();
+  void allow_batch(const KernelSpec& first);
+
+  Builder& builder_;
+  const bool overlap_;
+  const std::size_t batch_;
+  mutable std::mutex mutex_;
+  std::condition_variable wake_, finished_;
+  std::deque<KernelSpec> queue_;
+  std::set<KernelSpec> running_;
+  std::map<KernelSpec, BuildResult> done_;
+  std::size_t allowance_ = 0;  ///< builds that may begin, without overlap
+  std::int64_t compiled_ = 0;
+  bool stopping_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace wyvern

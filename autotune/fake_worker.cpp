@@ -1,0 +1,81 @@
+// For tests: a worker that speaks the protocol and does to its tuner what a config's tunables say.
+// x is the cost in us; y what becomes of it: 0 ok, 1 a crash, 2 a hang, 3 garbage, 4 wrong, 5 a device lost,
+// 6 an answer without samples, 7 a crash in comparisons only.
+#include <nlohmann/json.hpp>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <string>
+#include <unistd.h>
+
+namespace {
+
+using nlohmann::json;
+
+int value_of(const std::string& config, const std::string& name) {
+  const std::size_t at = config.find(name + "=");
+  return at == std::string::npos ? 0 : std::atoi(config.c_str() + at + name.size() + 1);
+}
+
+void say(const json& reply) { std::cout << reply.dump() << std::endl; }
+
+json timed(const char* status, double us) {
+  const json samples = us > 0 ? json{us, us, us} : json::array();
+  return {{"status", status}, {"detail", ""}, {"samples_us", samples}, {"error", 0.001}};
+}
+
+/// False when the process is to end.
+bool measure(const std::string& config) {
+  switch (value_of(config, "y")) {
+    case 1: std::fputs("about to crash\n", stderr); std::raise(SIGSEGV); break;
+    case 2: for (;;) pause();
+    case 3: std::cout << "Segfault imminent, or is it?" << std::endl; return true;
+    case 4: say(timed("wrong", 0)); return true;
+    case 5: say(timed("crashed", 0)); return false;
+    case 6: say({{"status", "ok"}}); return true;
+    default: break;
+  }
+  say(timed("ok", 10.0 + value_of(config, "x")));
+  return true;
+}
+
+void compare(const json& plans) {
+  json reply{{"plans", json::array()}};
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    say({{"at", i}});
+    double sum = 0;
+    for (const json& step : plans[i]) {
+      const std::string config = step["config"];
+      if (value_of(config, "y") == 7) std::abort();
+      sum += 10.0 + value_of(config, "x");
+    }
+    reply["plans"].push_back(timed("ok", sum));
+  }
+  say(reply);
+}
+
+}  // namespace
+
+/// Usage: fake_worker LOG [refuse]: appends a line to LOG for every start and request.
+int main(int argc, char** argv) {
+  if (argc < 2) return 2;
+  std::ofstream log(argv[1], std::ios::app);
+  log << "start" << std::endl;
+  for (std::string line; std::getline(std::cin, line);) {
+    const json request = json::parse(line);
+    log << request.begin().key() << std::endl;
+    if (request.contains("open")) {
+      if (argc > 2) say({{"error", "no such device"}, {"kind", "unavailable"}});
+      else say({{"ready", true}});
+    } else if (request.contains("measure")) {
+      const json& m = request["measure"];
+      if (!measure(m["plan"][m["step"].get<std::size_t>()]["config"])) return 3;
+    } else {
+      compare(request["compare"]["plans"]);
+    }
+  }
+  return 0;
+}

@@ -1,0 +1,32 @@
+// Where figures come from: the tuning loop asks, a laboratory answers.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "autotune/choose.hpp"
+#include "autotune/results.hpp"
+#include "autotune/space.hpp"
+
+namespace wyvern {
+
+/// Called from one thread.
+class Laboratory {
+ public:
+  virtual ~Laboratory() = default;
+  /// What is known of the candidate from an earlier tuning.
+  virtual std::optional<Outcome> recall(const Candidate& candidate) = 0;
+  /// These will be measured soon, in this order: time to compile them.
+  virtual void announce(std::span<const Candidate> candidates) = 0;
+  /// Compiles, checks and times; remembers. Never throws for what the candidate does. `bar` is the
+  /// best median of its group so far, 0 if none. Nothing when `interrupted` came true meanwhile.
+  virtual std::optional<Outcome> measure(const Candidate& candidate, double bar) = 0;
+  /// Times whole operators by these plans in turn, for about `seconds`.
+  virtual std::vector<PlanTiming> compare(std::span<const Plan> plans, double seconds) = 0;
+  /// Kernels compiled so far.
+  virtual std::int64_t compiled() const = 0;
+};
+
+}  // namespace wyvern

@@ -1,0 +1,287 @@
+// The laboratory against a worker that misbehaves on request, with builds that compile nothing.
+#include <gtest/gtest.h>
+
+#include <wyvern/error.hpp>
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "autotune/loop.hpp"
+#include "autotune/synthetic_space.hpp"
+#include "autotune/worker_laboratory.hpp"
+
+namespace wyvern {
+namespace {
+
+class FakeBuilder final : public Builder {
+ public:
+  std::string key(const KernelSpec& spec) override {
+    return version + spec.template_id + spec.config.to_string();
+  }
+  Built build(const KernelSpec& spec) override {
+    if (spec.config.to_string() == broken)
+      throw Error(ErrorKind::kCompile, spec.template_id + " does not compile");
+    Built built;
+    built.artifact_key = key(spec);
+    built.compiled = true;
+    built.threads = 128;
+    built.resources.registers = spec.config.to_string() == greedy ? 600 : 100;
+    built.resources.spill_bytes = spec.config.to_string() == spilling ? 4096 : 0;
+    ++builds;
+    return built;
+  }
+  std::string version = "1", broken, greedy, spilling;
+  std::atomic<int> builds{0};
+};
+
+class LaboratoryTest : public testing::Test {
+ protected:
+  LaboratoryTest() { std::filesystem::create_directories(directory_); }
+  ~LaboratoryTest() override { std::filesystem::remove_all(directory_); }
+
+  LaboratoryOptions options() const {
+    LaboratoryOptions options;
+    options.worker_command = {WYVERN_FAKE_WORKER, (directory_ / "log").string()};
+    options.open = {{"open", nlohmann::json::object()}};
+    options.device = "device";
+    options.driver = "1.0";
+    options.problem = "problem";
+    options.jobs = 2;
+    options.overlap = true;
+    options.registers_per_block = 65536;
+    options.first_timeout_s = options.least_timeout_s = 3.0;
+    return options;
+  }
+  WorkerLaboratory laboratory(LaboratoryOptions with) {
+    return WorkerLaboratory(space_, builder_, cache_, std::move(with));
+  }
+  /// Index of the config x, y in its group.
+  static Candidate at(std::size_t group, std::size_t x, std::size_t y) {
+    return {group, 4 * x + y};
+  }
+  Outcome measured(WorkerLaboratory& with, const Candidate& candidate) {
+    return with.measure(candidate, 0).value();
+  }
+  int logged(const std::string& word) const {
+    std::ifstream log(directory_ / "log");
+    int count = 0;
+    for (std::string line; std::getline(log, line);) count += line == word ? 1 : 0;
+    return count;
+  }
+  MeasurementRow row(const Candidate& candidate) const {
+    const Group& group = space_.groups[candidate.group];
+    return cache_
+        .find_measurement("device", "problem", group.template_id,
+                          group.configs[candidate.config].to_string())
+        .value();
+  }
+
+  std::filesystem::path directory_ =
+      std::filesystem::path(testing::TempDir()) /
+      fmt::format("wyvern-laboratory-{}-{}", getpid(),
+                  testing::UnitTest::GetInstance()->current_test_info()->name());
+  SearchSpace space_ = synthetic_space();
+  FakeBuilder builder_;
+  Cache cache_{directory_ / "cache"};
+};
+
+/// As synthetic_space(), with y up to 7, so that every misbehaviour has a config.
+SearchSpace wide_space() {
+  SearchSpace space = synthetic_space();
+  for (Group& group : space.groups)
+    for (std::int64_t y = 4; y < 8; ++y)
+      group.configs.push_back({{"BT", group.BT}, {"x", std::int64_t{0}}, {"y", y}});
+  return space;
+}
+constexpr std::size_t kWide = 16 - 4;  // index of y in the added ones, less 4
+
+TEST_F(LaboratoryTest, TimesAndStores) {
+  auto lab = laboratory(options());
+  const Outcome outcome = measured(lab, at(0, 2, 0));
+  EXPECT_EQ(outcome.status, Status::ok);
+  EXPECT_EQ(outcome.samples, (std::vector<double>{12, 12, 12}));
+  EXPECT_EQ(row(at(0, 2, 0)).status, "ok");
+  EXPECT_EQ(row(at(0, 2, 0)).median_us, 12);
+  EXPECT_EQ(row(at(0, 2, 0)).driver, "1.0");
+}
+
+TEST_F(LaboratoryTest, EachMisbehaviourCostsOneRowAndOneWorker) {
+  space_ = wide_space();
+  auto lab = laboratory(options());
+  const Outcome crash = measured(lab, at(0, 0, 1));
+  EXPECT_EQ(crash.status, Status::crashed);
+  EXPECT_NE(crash.detail.find("signal 11"), std::string::npos) << crash.detail;
+  EXPECT_NE(crash.detail.find("about to crash"), std::string::npos) << crash.detail;
+  EXPECT_EQ(measured(lab, at(0, 0, 0)).status, Status::ok);
+  EXPECT_EQ(logged("start"), 2);
+
+  const auto before = std::chrono::steady_clock::now();
+  EXPECT_EQ(measured(lab, at(0, 0, 2)).status, Status::timeout);
+  EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(30));
+  EXPECT_EQ(measured(lab, at(0, 1, 0)).status, Status::ok);
+  EXPECT_EQ(logged("start"), 3);
+
+  const Outcome garbage = measured(lab, at(0, 0, 3));
+  EXPECT_EQ(garbage.status, Status::crashed);
+  EXPECT_NE(garbage.detail.find("no JSON"), std::string::npos) << garbage.detail;
+  EXPECT_EQ(measured(lab, {0, kWide + 4}).status, Status::wrong);
+  EXPECT_EQ(logged("start"), 4);  // wrong needs no new worker
+  EXPECT_EQ(measured(lab, {0, kWide + 5}).status, Status::crashed);
+  EXPECT_EQ(measured(lab, {0, kWide + 6}).status, Status::crashed);
+  EXPECT_EQ(measured(lab, at(0, 2, 0)).status, Status::ok);
+  EXPECT_EQ(logged("start"), 6);
+
+  EXPECT_EQ(row(at(0, 0, 1)).status, "crashed");
+  EXPECT_EQ(row(at(0, 0, 2)).status, "timeout");
+  EXPECT_EQ(row({0, kWide + 4}).status, "wrong");
+  EXPECT_EQ(cache_.measurements("device", "problem").size(), 9U);
+}
+
+TEST_F(LaboratoryTest, WhatDoesNotCompileOrFitIsNotRun) {
+  builder_.broken = space_.groups[0].configs[4].to_string();
+  builder_.greedy = space_.groups[0].configs[8].to_string();
+  builder_.spilling = space_.groups[0].configs[12].to_string();
+  auto lab = laboratory(options());
+  EXPECT_EQ(measured(lab, {0, 4}).status, Status::failed);
+  EXPECT_EQ(measured(lab, {0, 8}).status, Status::illegal);
+  EXPECT_EQ(logged("start"), 0);
+  EXPECT_EQ(measured(lab, {0, 0}).status, Status::ok);
+  EXPECT_EQ(measured(lab, {0, 12}).status, Status::rejected);
+  EXPECT_EQ(logged("measure"), 1);
+  EXPECT_EQ(row({0, 4}).status, "failed");
+  EXPECT_NE(row({0, 12}).detail.find("4096"), std::string::npos);
+}
+
+TEST_F(LaboratoryTest, ASpillingConfigRunsWhereNoOtherIsKnownToDoWithout) {
+  builder_.spilling = space_.groups[0].configs[0].to_string();
+  auto lab = laboratory(options());
+  EXPECT_EQ(measured(lab, {0, 0}).status, Status::ok);
+}
+
+TEST_F(LaboratoryTest, RowsAreRecalledUnlessDriverOrKernelChanged) {
+  {
+    auto lab = laboratory(options());
+    measured(lab, at(0, 0, 0));
+    measured(lab, at(0, 0, 1));
+  }
+  auto lab = laboratory(options());
+  EXPECT_EQ(lab.recall(at(0, 0, 0))->samples.size(), 3U);
+  EXPECT_EQ(lab.recall(at(0, 0, 1))->status, Status::crashed);
+  EXPECT_FALSE(lab.recall(at(0, 1, 0)).has_value());
+  LaboratoryOptions newer = options();
+  newer.driver = "2.0";
+  EXPECT_FALSE(laboratory(newer).recall(at(0, 0, 0)).has_value());
+  builder_.version = "2";
+  EXPECT_FALSE(laboratory(options()).recall(at(0, 0, 0)).has_value());
+}
+
+TEST_F(LaboratoryTest, ASecondSearchStartsNoWorkerAndBuildsNothing) {
+  LoopLimits limits;
+  limits.elapsed_s = [] { return 0.0; };
+  limits.deadline_s = 1;
+  // Of the misbehaving, some crashes and one hang are enough.
+  for (Group& group : space_.groups)
+    std::erase_if(group.configs, [](const Config& config) { return config.integer("y") > 1; });
+  space_.groups[0].configs.push_back(
+      {{"BT", std::int64_t{64}}, {"x", std::int64_t{0}}, {"y", std::int64_t{2}}});
+  Results first(space_), second(space_);
+  {
+    auto lab = laboratory(options());
+    EXPECT_TRUE(run_search(space_, Search(space_, true), lab, limits, first).complete);
+  }
+  const TuneCounts counts = count(space_, first);
+  EXPECT_EQ(counts.timeout, 1);
+  EXPECT_EQ(counts.ok, 32);
+  EXPECT_EQ(counts.crashed, 32);
+  const int builds = builder_.builds, starts = logged("start");
+  auto lab = laboratory(options());
+  EXPECT_TRUE(run_search(space_, Search(space_, true), lab, limits, second).complete);
+  EXPECT_EQ(builder_.builds, builds);
+  EXPECT_EQ(logged("start"), starts);
+  EXPECT_EQ(count(space_, second).reused, counts.space);
+  EXPECT_EQ(best_plans(space_, second, 1)[0].plan, best_plans(space_, first, 1)[0].plan);
+}
+
+TEST_F(LaboratoryTest, ComparesAndLeavesOutThePlanThatCrashes) {
+  space_ = wide_space();
+  auto lab = laboratory(options());
+  const Config good{{"x", std::int64_t{1}}, {"y", std::int64_t{0}}};
+  const Config bad{{"x", std::int64_t{0}}, {"y", std::int64_t{7}}};
+  const std::vector<Plan> plans{{{"a", good}}, {{"a", good}, {"b", bad}}, {{"c", good}}};
+  const auto timings = lab.compare(plans, 0.1);
+  ASSERT_EQ(timings.size(), 3U);
+  EXPECT_EQ(timings[0].status, Status::ok);
+  EXPECT_EQ(timings[0].samples.front(), 11);
+  EXPECT_EQ(timings[1].status, Status::crashed);
+  EXPECT_NE(timings[1].detail.find("signal 6"), std::string::npos) << timings[1].detail;
+  EXPECT_EQ(timings[2].status, Status::ok);
+}
+
+TEST_F(LaboratoryTest, AWorkerThatCannotOpenIsAnError) {
+  LaboratoryOptions refused = options();
+  refused.worker_command.push_back("refuse");
+  auto lab = laboratory(refused);
+  try {
+    lab.measure(at(0, 0, 0), 0);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUnavailable);
+    EXPECT_NE(std::string(error.what()).find("no such device"), std::string::npos);
+  }
+  LaboratoryOptions absent = options();
+  absent.worker_command = {"/nonexistent/worker"};
+  auto other = laboratory(absent);
+  EXPECT_THROW(other.measure(at(0, 0, 0), 0), Error);
+}
+
+TEST_F(LaboratoryTest, AnInterruptionEndsAWaitAndStoresNothing) {
+  std::atomic<bool> flag{false};
+  LaboratoryOptions patient = options();
+  patient.first_timeout_s = 60;
+  patient.interrupted = [&] { return flag.load(); };
+  auto lab = laboratory(patient);
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    flag = true;
+  });
+  EXPECT_FALSE(lab.measure(at(0, 0, 2), 0).has_value());
+  later.join();
+  EXPECT_TRUE(cache_.measurements("device", "problem").empty());
+}
+
+TEST(CompileAheadTest, WithoutOverlapNothingIsBuiltOutsideAWait) {
+  FakeBuilder builder;
+  CompileAhead ahead(builder, 2, false);
+  std::vector<KernelSpec> specs;
+  for (std::int64_t i = 0; i < 20; ++i) specs.push_back({"a", {}, {{"x", i}}});
+  ahead.announce(specs);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_EQ(builder.builds, 0);
+  EXPECT_TRUE(ahead.wait(specs[0], {})->built.has_value());
+  EXPECT_EQ(builder.builds, 8);  // a batch
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_TRUE(ahead.wait(specs[7], {})->built.has_value());
+  EXPECT_EQ(builder.builds, 8);
+  EXPECT_TRUE(ahead.wait(specs[19], {})->built.has_value());
+  EXPECT_EQ(builder.builds, 16);
+  EXPECT_EQ(ahead.compiled(), 16);
+}
+
+TEST(CompileAheadTest, WithOverlapEverythingAnnouncedIsBuiltOnce) {
+  FakeBuilder builder;
+  CompileAhead ahead(builder, 4, true);
+  std::vector<KernelSpec> specs;
+  for (std::int64_t i = 0; i < 50; ++i) specs.push_back({"a", {}, {{"x", i % 25}}});
+  ahead.announce(specs);
+  for (const KernelSpec& spec : specs) EXPECT_TRUE(ahead.wait(spec, {})->built.has_value());
+  EXPECT_EQ(builder.builds, 25);
+}
+
+}  // namespace
+}  // namespace wyvern

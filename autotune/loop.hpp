@@ -1,0 +1,34 @@
+// The tuning loop: rounds of a search through a laboratory, within a budget.
+#pragma once
+
+#include <functional>
+
+#include "autotune/laboratory.hpp"
+#include "autotune/results.hpp"
+#include "autotune/search.hpp"
+#include "autotune/tuner.hpp"
+
+namespace wyvern {
+
+struct LoopLimits {
+  std::function<double()> elapsed_s;  ///< seconds since the tuning began
+  double deadline_s = 0;              ///< the search ends when elapsed_s() passes it
+  bool force = false;                 ///< recall nothing
+  std::function<bool()> interrupted;                   ///< may be empty
+  std::function<void(const TuneProgress&)> progress;   ///< may be empty
+};
+
+struct LoopEnd {
+  bool complete = false;     ///< the search had nothing left to ask
+  bool interrupted = false;
+};
+
+/// Runs `search` until its end, the deadline or an interruption; every outcome lands in `results` as it
+/// comes. Candidates already in `results` are not asked for again.
+LoopEnd run_search(const SearchSpace& space, const Search& search, Laboratory& laboratory,
+                   const LoopLimits& limits, Results& results);
+
+/// What `results` hold, counted; `compiled` is left at 0.
+TuneCounts count(const SearchSpace& space, const Results& results);
+
+}  // namespace wyvern

@@ -1,0 +1,198 @@
+#include "autotune/space.hpp"
+
+#include <wyvern/error.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <span>
+
+#include "runtime/plan.hpp"
+#include "templates/template.hpp"
+
+namespace wyvern {
+namespace {
+
+/// The constants a group's kernels and their sizes depend on.
+Values relevant(const Template& t, const Values& constants) {
+  std::set<std::string> names(t.constants.begin(), t.constants.end());
+  for (const Argument& argument : t.arguments)
+    names.insert(argument.shape.begin(), argument.shape.end());
+  Values result;
+  for (const auto& [name, value] : constants.items())
+    if (names.contains(name)) result.set(name, value);
+  return result;
+}
+
+class Builder {
+ public:
+  Builder(const Problem& problem, const Target& target)
+      : target_(target), floor_(precision_floor(problem)), problem_(problem),
+        uses_(stage_uses(problem)) {}
+
+  SearchSpace build() {
+    space_.uses = uses_.size();
+    for (const std::int64_t BT : chunk_sizes()) add_layer(BT);
+    if (space_.layers.empty())
+      throw Error(ErrorKind::kUnavailable,
+                  fmt::format("no chunk size has a legal config for every stage of {} on {}",
+                              problem_.op, target_.name()));
+    drop_unused_groups();
+    space_.default_plan = default_plan(problem_, target_);
+    return std::move(space_);
+  }
+
+ private:
+  void add_layer(std::int64_t BT) {
+    Layer layer{BT, {}};
+    for (std::size_t first = 0; first < uses_.size(); ++first)
+      for (const Template* t : covers(uses_, first, target_.device)) {
+        const std::size_t last = first + t->stages.size();
+        const Values constants =
+            step_constants(problem_, std::span(uses_).subspan(first, t->stages.size()));
+        if (const Group* group = group_of(*t, constants, BT))
+          layer.edges.push_back({first, last, static_cast<std::size_t>(group - space_.groups.data())});
+      }
+    if (keep_connected(layer)) {
+      set_contexts(layer);
+      space_.layers.push_back(std::move(layer));
+    }
+  }
+
+  /// The group, made on its first use; null when the template has no legal config with this BT.
+  const Group* group_of(const Template& t, const Values& constants, std::int64_t BT) {
+    const bool chunked = t.tunable("BT") != nullptr;
+    const std::string key = fmt::format("{} {} {}", t.id(), relevant(t, constants).to_string(),
+                                        chunked ? BT : 0);
+    if (const auto known = index_.find(key); known != index_.end())
+      return &space_.groups[known->second];
+    Group group{t.id(), constants, chunked ? BT : 0, {}, 0, {}, 0};
+    group.configs = wyvern::space(t, constants, target_.limits, floor_, BT);
+    if (group.configs.empty()) return nullptr;
+    const Config preferred =
+        default_config(t, constants, target_.limits, floor_, BT).value_or(group.configs.front());
+    const auto at = std::find(group.configs.begin(), group.configs.end(), preferred);
+    // A default that the space calls redundant is still what an untuned run uses: it takes part.
+    if (at == group.configs.end()) group.configs.insert(group.configs.begin(), preferred);
+    else group.default_config = static_cast<std::size_t>(at - group.configs.begin());
+    index_.emplace(key, space_.groups.size());
+    space_.groups.push_back(std::move(group));
+    return &space_.groups.back();
+  }
+
+  /// Drops edges that no cover from the first use to the last takes; false when none is left.
+  bool keep_connected(Layer& layer) const {
+    std::vector<char> from_start(uses_.size() + 1, 0), to_end(uses_.size() + 1, 0);
+    from_start.front() = to_end.back() = 1;
+    for (std::size_t use = 0; use < uses_.size(); ++use)
+      for (const Edge& edge : layer.edges)
+        if (edge.first == use && from_start[use] != 0) from_start[edge.last] = 1;
+    for (std::size_t use = uses_.size(); use > 0; --use)
+      for (const Edge& edge : layer.edges)
+        if (edge.last == use && to_end[use] != 0) to_end[edge.first] = 1;
+    std::erase_if(layer.edges, [&](const Edge& edge) {
+      return from_start[edge.first] == 0 || to_end[edge.last] == 0;
+    });
+    return !layer.edges.empty();
+  }
+
+  /// Gives each new group of the layer the plan it is measured in: single stages around it.
+  void set_contexts(const Layer& layer) {
+    for (const Edge& edge : layer.edges) {
+      Group& group = space_.groups[edge.group];
+      if (!group.context.empty()) continue;
+      group.context = path(layer, 0, edge.first);
+      group.step = group.context.size();
+      group.context.push_back(edge.group);
+      const std::vector<std::size_t> rest = path(layer, edge.last, uses_.size());
+      group.context.insert(group.context.end(), rest.begin(), rest.end());
+    }
+  }
+
+  /// Groups of a chunk size that has no cover were made before that was known.
+  void drop_unused_groups() {
+    std::vector<std::size_t> moved(space_.groups.size(), 0);
+    std::vector<Group> kept;
+    for (std::size_t i = 0; i < space_.groups.size(); ++i) {
+      moved[i] = kept.size();
+      if (!space_.groups[i].context.empty()) kept.push_back(std::move(space_.groups[i]));
+    }
+    for (Group& group : kept)
+      for (std::size_t& index : group.context) index = moved[index];
+    for (Layer& layer : space_.layers)
+      for (Edge& edge : layer.edges) edge.group = moved[edge.group];
+    space_.groups = std::move(kept);
+  }
+
+  /// Groups that lead from one use to another, shortest edges first; keep_connected() made sure
+  /// that every edge taken can be continued, but not that it ends at `to`, so it backtracks.
+  std::vector<std::size_t> path(const Layer& layer, std::size_t from, std::size_t to) const {
+    std::vector<std::size_t> groups;
+    extend(layer, from, to, groups);
+    return groups;
+  }
+
+  bool extend(const Layer& layer, std::size_t from, std::size_t to,
+              std::vector<std::size_t>& groups) const {
+    if (from == to) return true;
+    std::vector<Edge> next;
+    for (const Edge& edge : layer.edges)
+      if (edge.first == from && edge.last <= to) next.push_back(edge);
+    std::stable_sort(next.begin(), next.end(),
+                     [](const Edge& a, const Edge& b) { return a.last < b.last; });
+    for (const Edge& edge : next) {
+      groups.push_back(edge.group);
+      if (extend(layer, edge.last, to, groups)) return true;
+      groups.pop_back();
+    }
+    return false;
+  }
+
+  const Target& target_;
+  Precision floor_;
+  const Problem& problem_;
+  std::vector<StageUse> uses_;
+  SearchSpace space_;
+  std::map<std::string, std::size_t> index_;
+};
+
+}  // namespace
+
+std::size_t SearchSpace::size() const {
+  std::size_t count = 0;
+  for (const Group& group : groups) count += group.configs.size();
+  return count;
+}
+
+SearchSpace build_space(const Problem& problem, const Target& target) {
+  return Builder(problem, target).build();
+}
+
+Plan plan_of(const SearchSpace& space, const Candidate& candidate) {
+  const Group& own = space.groups[candidate.group];
+  Plan plan;
+  for (const std::size_t index : own.context) {
+    const Group& group = space.groups[index];
+    plan.push_back({group.template_id, group.configs[group.default_config]});
+  }
+  plan[own.step].config = own.configs[candidate.config];
+  return plan;
+}
+
+std::string describe(const SearchSpace& space, const Candidate& candidate) {
+  const Group& group = space.groups[candidate.group];
+  const std::string config = group.configs[candidate.config].to_string();
+  return config.empty() ? group.template_id : fmt::format("{} {}", group.template_id, config);
+}
+
+std::string canonical_text(const Plan& plan) {
+  std::string text;
+  for (const PlanStep& step : plan)
+    text += fmt::format("{}{} {}", text.empty() ? "" : "; ", step.template_id,
+                        step.config.to_string());
+  return text;
+}
+
+}  // namespace wyvern

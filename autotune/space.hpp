@@ -1,0 +1,72 @@
+// What there is to search: every way to cover an operator's stages, and every config of every template.
+//
+// Stage times add up, so each (template, config) is measured once, alone, and plans are put together from
+// those figures. A Group is one template at one chunk size; a Layer holds the covers of one chunk size, as a
+// graph whose edges are groups.
+#pragma once
+
+#include <wyvern/config.hpp>
+#include <wyvern/problem.hpp>
+#include <wyvern/runtime.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "compiler/compiler.hpp"
+
+namespace wyvern {
+
+/// Configs that compete with each other: of one template, for the same constants and chunk size.
+struct Group {
+  std::string template_id;
+  Values constants;
+  std::int64_t BT = 0;               ///< 0: the template has no BT, all layers share the group
+  std::vector<Config> configs;       ///< in tunable order; never empty
+  std::size_t default_config = 0;    ///< index in configs
+  std::vector<std::size_t> context;  ///< groups of the plan it is measured in, in order
+  std::size_t step = 0;              ///< context[step] is this group
+};
+
+/// A group in its place: it carries out stage uses [first, last).
+struct Edge {
+  std::size_t first = 0, last = 0;
+  std::size_t group = 0;
+};
+
+/// The covers with one chunk size.
+struct Layer {
+  std::int64_t BT = 0;
+  std::vector<Edge> edges;
+};
+
+struct SearchSpace {
+  std::size_t uses = 0;  ///< stage uses of the operator
+  std::vector<Group> groups;
+  std::vector<Layer> layers;  ///< preferred chunk size first
+  Plan default_plan;
+
+  std::size_t size() const;  ///< configs in all groups
+};
+
+/// One config of one group.
+struct Candidate {
+  std::size_t group = 0, config = 0;
+  auto operator<=>(const Candidate&) const = default;
+};
+
+/// The space of a problem on a target. Layers some stage of which has no legal config are left out; throws
+/// Error(kUnavailable) when none is left.
+SearchSpace build_space(const Problem& problem, const Target& target);
+
+/// The group's context with default configs and the candidate in its place.
+Plan plan_of(const SearchSpace& space, const Candidate& candidate);
+
+/// "fwd_h.portable BT=64,BV=32"
+std::string describe(const SearchSpace& space, const Candidate& candidate);
+
+/// "fwd_h.portable BT=64,BV=32; fwd_o.portable ...": one spelling per plan, to order ties by.
+std::string canonical_text(const Plan& plan);
+
+}  // namespace wyvern

@@ -1,0 +1,28 @@
+// What samples say: medians, spreads, and when two sets of them cannot be told apart.
+#pragma once
+
+#include <span>
+#include <vector>
+
+namespace wyvern {
+
+/// Samples of one quantity, in microseconds, summed up.
+struct Timing {
+  double median = 0;
+  double spread = 0;  ///< median absolute deviation from the median
+  double noise = 0;   ///< half width of the interval that holds the true median in most runs
+};
+
+/// Zeros for no samples.
+Timing summarize(std::span<const double> samples);
+
+/// Whether the slower of two medians may well be no slower: the difference is within either's noise,
+/// or below the one percent that repeats of a measurement differ by anyway.
+bool tied(const Timing& a, const Timing& b);
+
+/// Whether a config with these first samples is not worth more of them, with the group's best
+/// median at `bar`; a bar of 0 rejects nothing. The first sample alone must be twice the bar,
+/// since it may have been unlucky; later the fastest of them must be one and a half times the bar.
+bool clearly_slower(std::span<const double> samples, double bar);
+
+}  // namespace wyvern

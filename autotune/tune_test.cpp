@@ -1,0 +1,209 @@
+// A real tuning of a small problem on the CPU, end to end.
+#include <gtest/gtest.h>
+
+#include <wyvern/reference.hpp>
+
+#include <filesystem>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "autotune/inputs.hpp"
+#include "autotune/protocol.hpp"
+#include "autotune/space.hpp"
+#include "autotune/tuner.hpp"
+#include "cache/cache.hpp"
+#include "compiler/compiler.hpp"
+#include "runtime/device_impl.hpp"
+
+namespace wyvern {
+namespace {
+
+Problem small_problem() {
+  Problem problem;
+  problem.T = 100;
+  problem.H = 1;
+  problem.HV = 2;
+  problem.K = 32;
+  problem.V = 32;
+  problem.use_qk_l2norm = true;
+  problem.output_final_state = true;
+  return problem;
+}
+
+class TuneTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string problem = compiler_problem(DeviceKind::cpu); !problem.empty())
+      GTEST_SKIP() << problem;
+    std::filesystem::create_directories(directory_);
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+
+  TuneOptions options(double budget_s) const {
+    TuneOptions options;
+    options.budget = std::chrono::duration<double>(budget_s);
+    options.worker_command = {WYVERN_TEST_WORKER};
+    return options;
+  }
+  Runtime runtime() const {
+    RuntimeOptions options;
+    options.cache = std::make_shared<Cache>(directory_);
+    return Runtime(std::move(options));
+  }
+
+  std::filesystem::path directory_ =
+      std::filesystem::path(testing::TempDir()) /
+      fmt::format("wyvern-tune-{}-{}", getpid(),
+                  testing::UnitTest::GetInstance()->current_test_info()->name());
+};
+
+TEST_F(TuneTest, FindsStoresAndReusesAWinner) {
+  const Problem problem = small_problem();
+  const Device device = Device::open("cpu");
+  Runtime first = runtime();
+  const TuneResult tuned = tune(first, device, problem, options(600));
+  EXPECT_TRUE(tuned.complete);
+  EXPECT_TRUE(tuned.stored);
+  EXPECT_FALSE(tuned.interrupted);
+  EXPECT_GT(tuned.counts.ok, 0);
+  EXPECT_EQ(tuned.counts.reused, 0);
+  EXPECT_EQ(tuned.counts.wrong + tuned.counts.crashed + tuned.counts.timeout, 0);
+  EXPECT_GT(tuned.counts.compiled, 0);
+  EXPECT_GT(tuned.tuned_us, 0);
+  // The default took part in the comparison, so the winner is no slower than it beyond a tie.
+  EXPECT_LE(tuned.tuned_us, 1.05 * tuned.default_us);
+
+  Runtime second = runtime();
+  const TuneResult again = tune(second, device, problem, options(600));
+  EXPECT_EQ(again.plan, tuned.plan);
+  EXPECT_EQ(again.counts.measured, 0);
+  EXPECT_EQ(again.counts.compiled, 0);
+  EXPECT_EQ(again.counts.reused, tuned.counts.measured + tuned.counts.failed +
+                                     tuned.counts.illegal - tuned.counts.reused);
+  EXPECT_DOUBLE_EQ(again.tuned_us, tuned.tuned_us);
+
+  const Operator op = second.prepare(device, problem);
+  EXPECT_EQ(op.origin(), Origin::exact);
+  EXPECT_EQ(op.plan(), tuned.plan);
+  EXPECT_EQ(second.compiled(), 0);
+
+  const ProblemTensors tensors(device, problem, 7, true);
+  const auto workspace = device.allocate(op.workspace_bytes());
+  tensors.poison();
+  op.launch(tensors.device(), workspace.get());
+  tensors.fetch();
+  const Reference reference = reference_forward(problem, tensors.host());
+  EXPECT_LE(relative_error(tensors.host().o, reference.o), error_bound(problem, "o"));
+  EXPECT_LE(relative_error(tensors.host().final_state, reference.final_state),
+            error_bound(problem, "final_state"));
+}
+
+TEST_F(TuneTest, ResumesAfterAnInterruption) {
+  const Problem problem = small_problem();
+  const Device device = Device::open("cpu");
+  int measured = 0;
+  TuneOptions stopped = options(600);
+  stopped.progress = [&](const TuneProgress&) { ++measured; };
+  stopped.interrupted = [&] { return measured >= 3; };
+  Runtime first = runtime();
+  const TuneResult cut = tune(first, device, problem, stopped);
+  EXPECT_TRUE(cut.interrupted);
+  EXPECT_FALSE(cut.stored);
+  EXPECT_FALSE(cut.complete);
+  EXPECT_FALSE(cut.plan.empty());
+  EXPECT_NE(first.prepare(device, problem).origin(), Origin::exact);
+
+  Runtime second = runtime();
+  const TuneResult rest = tune(second, device, problem, options(600));
+  EXPECT_EQ(rest.counts.reused, 3);
+  EXPECT_TRUE(rest.stored);
+}
+
+TEST_F(TuneTest, ASpentBudgetStillStoresAWinner) {
+  const Problem problem = small_problem();
+  const Device device = Device::open("cpu");
+  Runtime own = runtime();
+  const TuneResult result = tune(own, device, problem, options(0.01));
+  EXPECT_FALSE(result.complete);
+  EXPECT_TRUE(result.stored);
+  EXPECT_GT(result.default_us, 0);
+  EXPECT_EQ(own.prepare(device, problem).origin(), Origin::exact);
+}
+
+TEST_F(TuneTest, RefusesWhatCannotBeTuned) {
+  const Device device = Device::open("cpu");
+  Runtime own = runtime();
+  Problem empty = small_problem();
+  empty.T = 0;
+  EXPECT_THROW(tune(own, device, empty, options(1)), Error);
+  TuneOptions without = options(1);
+  without.worker_command.clear();
+  EXPECT_THROW(tune(own, device, small_problem(), without), Error);
+}
+
+TEST(Space, CoversEveryStageWithItsDefaultsIncluded) {
+  for (const bool packed : {false, true}) {
+    Problem problem = small_problem();
+    problem.packed = packed;
+    problem.use_gate_in_kernel = true;
+    for (const Target& target : {host_target(), cuda_target("sm_90a")}) {
+      const SearchSpace space = build_space(problem, target);
+      ASSERT_FALSE(space.layers.empty());
+      for (const Group& group : space.groups) {
+        ASSERT_FALSE(group.configs.empty());
+        ASSERT_LT(group.default_config, group.configs.size());
+        ASSERT_LT(group.step, group.context.size());
+        EXPECT_EQ(space.groups[group.context[group.step]].template_id, group.template_id);
+        for (const std::size_t other : group.context) {
+          const std::int64_t BT = space.groups[other].BT;
+          EXPECT_TRUE(BT == 0 || group.BT == 0 || BT == group.BT);
+        }
+      }
+    }
+  }
+}
+
+TEST(Inputs, TheReducedProblemHasAnEmptySequenceAndARemainder) {
+  Problem problem = small_problem();
+  problem.packed = true;
+  problem.T = 5000;
+  problem.N = 9;
+  const Problem small = reduced(problem);
+  validate(small);
+  const ProblemTensors tensors(Device::open("cpu"), small, 3, true);
+  const auto offsets = tensors.host().cu_seqlens_host;
+  ASSERT_EQ(offsets.size(), 4U);
+  validate_seqlens(small, offsets);
+  EXPECT_EQ(offsets[1], offsets[2]);
+  EXPECT_NE((offsets[3] - offsets[2]) % 16, 0);
+}
+
+TEST(Protocol, ProblemsSurviveTheTrip) {
+  Problem problem = small_problem();
+  problem.B = 1;
+  problem.N = 4;
+  problem.packed = true;
+  problem.dtype = DType::fp16;
+  problem.beta_dtype = DType::fp32;
+  problem.g_dtype = DType::fp16;
+  problem.state_dtype = DType::bf16;
+  problem.seqlens_dtype = DType::int64;
+  problem.scale = 0.3F;
+  problem.precision = Precision::tf32x3;
+  problem.lower_bound = -5.0F;
+  problem.use_gate_in_kernel = problem.has_dt_bias = problem.use_beta_sigmoid = true;
+  problem.allow_neg_eigval = problem.initial_state = problem.state_v_first = true;
+  const Problem back = problem_from(nlohmann::json::parse(to_json(problem).dump()));
+  EXPECT_EQ(problem_key(back).to_string(), problem_key(problem).to_string());
+  EXPECT_EQ(back.T, problem.T);
+  EXPECT_EQ(back.N, problem.N);
+  EXPECT_EQ(back.scale, problem.scale);
+  EXPECT_EQ(back.precision, problem.precision);
+  EXPECT_EQ(back.lower_bound, problem.lower_bound);
+  EXPECT_EQ(back.seqlens_dtype, problem.seqlens_dtype);
+  EXPECT_EQ(to_json(back), to_json(problem));
+  EXPECT_THROW(problem_from(nlohmann::json{{"op", 3}}), Error);
+}
+
+}  // namespace
+}  // namespace wyvern

@@ -1,0 +1,226 @@
+#include "autotune/tuner.hpp"
+
+#include <wyvern/error.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+
+#include "autotune/choose.hpp"
+#include "autotune/loop.hpp"
+#include "autotune/protocol.hpp"
+#include "autotune/worker_laboratory.hpp"
+#include "cache/cache.hpp"
+#include "runtime/device_impl.hpp"
+#include "runtime/plan.hpp"
+
+namespace wyvern {
+namespace {
+
+/// What a block may take on every CUDA architecture.
+constexpr std::int64_t kCudaRegistersPerBlock = 65536;
+/// The candidates' tensors are the same in every tuning, so that two of them can be compared.
+constexpr std::uint64_t kSeed = 20;
+constexpr std::size_t kFinalists = 3;
+/// A chunk size whose best sum is within this of the best takes part in the comparison: what sums leave
+/// out (launches, what stays in cache between steps) is of this order.
+constexpr double kNear = 1.25;
+
+class Tuning {
+ public:
+  Tuning(Runtime& runtime, const Device& device, const Problem& problem,
+         const TuneOptions& options)
+      : cache_(runtime.cache()), info_(device.info()), key_(problem_key(problem)),
+        options_(options), space_(build_space(problem, device.impl().target())),
+        builder_(cache_, device.impl().target(), problem),
+        laboratory_(space_, builder_, cache_, laboratory_options(problem)),
+        results_(space_) {}
+
+  TuneResult run() {
+    const Search search(space_, options_.exhaustive);
+    LoopEnd end;
+    if (!options_.force) {
+      end = search_until(0, search);
+      if (const auto known = end.complete ? stored_winner() : std::nullopt) {
+        result_ = *known;
+        return finish(end);
+      }
+    }
+    end = search_until(options_.budget.count() - compare_seconds(), search);
+    if (end.interrupted) return finish(end);
+    compare_and_store();
+    return finish(end);
+  }
+
+ private:
+  LaboratoryOptions laboratory_options(const Problem& problem) const {
+    LaboratoryOptions options;
+    options.worker_command = options_.worker_command;
+    options.open = {{"open",
+                     {{"device", info_.name},
+                      {"problem", to_json(problem)},
+                      {"cache", cache_.file().parent_path().string()},
+                      {"seed", kSeed}}}};
+    options.device = info_.key;
+    options.driver = info_.driver;
+    options.problem = key_.to_string();
+    options.jobs = options_.jobs;
+    options.overlap = info_.cuda;
+    options.registers_per_block = info_.cuda ? kCudaRegistersPerBlock : 0;
+    options.interrupted = options_.interrupted;
+    return options;
+  }
+
+  double elapsed() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+  /// For the last word: a GPU needs a second; a CPU runs whole operators in tenths of one.
+  double compare_seconds() const {
+    return std::min(0.15 * options_.budget.count(), info_.cuda ? 1.0 : 6.0);
+  }
+
+  /// With a deadline of 0, only what is stored is looked up.
+  LoopEnd search_until(double deadline_s, const Search& search) {
+    LoopLimits limits;
+    limits.elapsed_s = [this] { return elapsed(); };
+    limits.deadline_s = deadline_s;
+    limits.force = options_.force;
+    limits.interrupted = options_.interrupted;
+    limits.progress = options_.progress;
+    return run_search(space_, search, laboratory_, limits, results_);
+  }
+
+  /// The winner of an earlier tuning, unless driver or kernels have changed since.
+  std::optional<TuneResult> stored_winner() {
+    const auto row =
+        cache_.find_winner(info_.key, key_.family, key_.tokens, key_.sequences);
+    if (!row || row->driver != info_.driver) return {};
+    const auto plan = plan_from_json(row->plan);
+    if (!plan || !std::all_of(plan->begin(), plan->end(),
+                              [&](const PlanStep& step) { return still_ok(step); }))
+      return {};
+    TuneResult result;
+    result.plan = *plan;
+    result.tuned_us = row->median_us;
+    result.default_us = row->default_us;
+    result.stored = true;
+    return result;
+  }
+
+  /// Whether a stored row of the same kernel says the step is ok.
+  bool still_ok(const PlanStep& step) {
+    for (std::size_t g = 0; g < space_.groups.size(); ++g) {
+      const Group& group = space_.groups[g];
+      if (group.template_id != step.template_id) continue;
+      const auto at = std::find(group.configs.begin(), group.configs.end(), step.config);
+      if (at == group.configs.end()) continue;
+      const auto outcome =
+          laboratory_.recall({g, static_cast<std::size_t>(at - group.configs.begin())});
+      return outcome && outcome->status == Status::ok;
+    }
+    return false;
+  }
+
+  std::vector<Plan> finalists() const {
+    std::vector<RankedPlan> ranked = best_plans(space_, results_, kFinalists);
+    const double limit = ranked.empty() ? 0 : kNear * ranked.front().sum_us;
+    for (const Layer& layer : space_.layers)
+      for (RankedPlan& plan : best_plans(space_, layer, results_, 1))
+        if (plan.sum_us <= limit) ranked.push_back(std::move(plan));
+    std::vector<Plan> plans{space_.default_plan};
+    for (RankedPlan& plan : ranked)
+      if (std::find(plans.begin(), plans.end(), plan.plan) == plans.end())
+        plans.push_back(std::move(plan.plan));
+    return plans;
+  }
+
+  void compare_and_store() {
+    const std::vector<Plan> plans = finalists();
+    report_comparing(plans.size());
+    const std::vector<PlanTiming> timings = laboratory_.compare(plans, compare_seconds());
+    const auto winner = choose_winner(timings, space_.default_plan);
+    if (!winner) {
+      if (options_.interrupted && options_.interrupted()) {
+        result_.interrupted = true;
+        return;
+      }
+      throw Error(ErrorKind::kUnavailable,
+                  fmt::format("no plan for {} passes its check on {}; the default one is {}: {}",
+                              key_.family, info_.name, to_string(timings.front().status),
+                              timings.front().detail));
+    }
+    const Timing timing = summarize(timings[*winner].samples);
+    result_.plan = timings[*winner].plan;
+    result_.tuned_us = timing.median;
+    result_.tuned_spread_us = timing.spread;
+    result_.default_us = summarize(timings.front().samples).median;
+    store();
+  }
+
+  void store() {
+    WinnerRow row;
+    row.device = info_.key;
+    row.family = key_.family;
+    row.tokens = key_.tokens;
+    row.sequences = key_.sequences;
+    row.plan = plan_to_json(result_.plan);
+    row.median_us = result_.tuned_us;
+    row.default_us = result_.default_us;
+    row.driver = info_.driver;
+    result_.stored = cache_.store_winner(row);
+  }
+
+  void report_comparing(std::size_t plans) const {
+    if (!options_.progress) return;
+    TuneProgress progress;
+    progress.phase = TuneProgress::Phase::comparing;
+    progress.total = static_cast<std::int64_t>(plans);
+    progress.elapsed_s = elapsed();
+    progress.remaining_s = compare_seconds();
+    options_.progress(progress);
+  }
+
+  TuneResult finish(const LoopEnd& end) {
+    result_.interrupted = result_.interrupted || end.interrupted;
+    result_.complete = end.complete && !result_.interrupted;
+    if (result_.plan.empty()) {
+      const std::vector<RankedPlan> best = best_plans(space_, results_, 1);
+      result_.plan = best.empty() ? space_.default_plan : best.front().plan;
+    }
+    result_.counts = count(space_, results_);
+    result_.counts.compiled = laboratory_.compiled();
+    result_.seconds = elapsed();
+    return std::move(result_);
+  }
+
+  Cache& cache_;
+  const DeviceInfo info_;
+  const ProblemKey key_;
+  const TuneOptions& options_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  const SearchSpace space_;
+  CompilingBuilder builder_;
+  WorkerLaboratory laboratory_;
+  Results results_;
+  TuneResult result_;
+};
+
+}  // namespace
+
+TuneResult tune(Runtime& runtime, const Device& device, const Problem& problem,
+                const TuneOptions& options) {
+  validate(problem);
+  if (problem.B * problem.T == 0)
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("B*T is 0 (B = {}, T = {}); there must be tokens to tune for",
+                            problem.B, problem.T));
+  if (options.worker_command.empty())
+    throw Error(ErrorKind::kBadInput,
+                "worker_command is empty; it must name the program that runs the candidates");
+  return Tuning(runtime, device, problem, options).run();
+}
+
+}  // namespace wyvern

@@ -1,0 +1,73 @@
+// The tuner: finds the fastest correct plan for a problem on a device and stores it as the winner.
+//
+// Every candidate is compiled here, but run and timed in a worker process (worker.hpp): one that crashes or
+// hangs costs one row that says so. Rows are stored as they come, so an interrupted tuning resumes.
+#pragma once
+
+#include <wyvern/runtime.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace wyvern {
+
+/// Where a tuning stands; reported from the thread that called tune(), after each candidate.
+struct TuneProgress {
+  enum class Phase : std::uint8_t { searching, comparing };
+  Phase phase = Phase::searching;
+  std::int64_t done = 0;   ///< candidates decided so far
+  std::int64_t total = 0;  ///< candidates known to be of interest; grows as the search goes on
+  double elapsed_s = 0;
+  double remaining_s = 0;  ///< estimate, never more than what is left of the budget
+  double best_us = 0;      ///< sum of the best plan's steps so far; 0 before the first
+  std::string candidate;   ///< "fwd_h.portable BT=64,..."; empty while comparing
+  std::string status;      ///< the candidate's, as in MeasurementRow
+};
+
+struct TuneOptions {
+  /// For the whole tuning. When it is spent the best plan so far is compared, stored and returned.
+  std::chrono::duration<double> budget = std::chrono::seconds(60);
+  unsigned jobs = 0;        ///< threads that compile; 0: one per core
+  bool force = false;       ///< measure again what the cache already holds
+  bool exhaustive = false;  ///< every config of every template instead of a local search
+  /// Program and arguments of the worker: a process whose whole work is worker_main(0, 1). Required.
+  std::vector<std::string> worker_command;
+  std::function<void(const TuneProgress&)> progress;
+  /// Asked often, from the calling thread; true stops the tuning within a second: rows stay, no winner is
+  /// stored, and the result says interrupted. Cheap and non-throwing, e.g. a read of a flag set by SIGINT.
+  std::function<bool()> interrupted;
+};
+
+/// (template, config) pairs by what became of them.
+struct TuneCounts {
+  std::int64_t space = 0;     ///< legal configs of all templates that could take part
+  std::int64_t measured = 0;  ///< run by a worker in this tuning, whatever came of it
+  std::int64_t reused = 0;    ///< taken from stored rows
+  std::int64_t compiled = 0;  ///< kernels compiled in this tuning
+  // Of measured, reused and those that never ran, how many ended as:
+  std::int64_t ok = 0, wrong = 0, crashed = 0, timeout = 0, rejected = 0, illegal = 0, failed = 0;
+};
+
+struct TuneResult {
+  Plan plan;
+  double tuned_us = 0;        ///< the whole operator by `plan`, median; 0 when interrupted
+  double tuned_spread_us = 0; ///< median absolute deviation of it
+  double default_us = 0;      ///< by the default plan, from the same comparison; 0: it did not run
+  TuneCounts counts;
+  double seconds = 0;
+  bool complete = false;     ///< the search reached its end before the budget did
+  bool interrupted = false;
+  bool stored = false;       ///< the winner is in the cache: prepare() answers with it
+};
+
+/// Tunes `problem` and stores the winner under its problem key. Where stored rows of the same driver and kernels leave
+/// the search nothing to ask, the stored winner is returned and nothing runs. Uses runtime's cache. Throws Error(kBadInput) for an
+/// illegal problem, one without tokens or a missing worker_command; Error(kUnavailable) when no compiler or worker
+/// can be had, or when no plan passes its check.
+TuneResult tune(Runtime& runtime, const Device& device, const Problem& problem,
+                const TuneOptions& options);
+
+}  // namespace wyvern

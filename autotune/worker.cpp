@@ -1,0 +1,167 @@
+#include "autotune/worker.hpp"
+
+#include <wyvern/error.hpp>
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "autotune/bench.hpp"
+#include "autotune/protocol.hpp"
+#include "cache/cache.hpp"
+
+namespace wyvern {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kBadRequest = 2;
+constexpr int kDeviceLost = 3;
+
+/// The two ends of the line to the tuner.
+class Channel {
+ public:
+  Channel(int in, int out) : in_(in), out_(out) {}
+
+  /// The next line, or nothing at the end of input.
+  std::optional<std::string> read_line() {
+    std::size_t newline = 0;
+    while ((newline = pending_.find('\n')) == std::string::npos) {
+      std::array<char, 4096> buffer;
+      const ssize_t got = read(in_, buffer.data(), buffer.size());
+      if (got < 0 && errno == EINTR) continue;
+      if (got <= 0) return {};
+      pending_.append(buffer.data(), static_cast<std::size_t>(got));
+    }
+    std::string line = pending_.substr(0, newline);
+    pending_.erase(0, newline + 1);
+    return line;
+  }
+
+  void write_line(const json& value) {
+    const std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace) + '\n';
+    for (std::size_t sent = 0; sent < text.size();) {
+      const ssize_t count = write(out_, text.data() + sent, text.size() - sent);
+      if (count > 0) sent += static_cast<std::size_t>(count);
+      else if (errno != EINTR) return;
+    }
+  }
+
+ private:
+  int in_, out_;
+  std::string pending_;
+};
+
+json json_of(const Outcome& outcome) {
+  return {{"status", to_string(outcome.status)},
+          {"detail", outcome.detail},
+          {"samples_us", outcome.samples},
+          {"error", outcome.error}};
+}
+
+class Worker {
+ public:
+  explicit Worker(Channel channel) : channel_(std::move(channel)) {}
+
+  int serve() {
+    while (const auto line = channel_.read_line()) {
+      const json request = json::parse(*line, nullptr, false);
+      if (!request.is_object()) return kBadRequest;
+      if (request.contains("open")) {
+        if (!open(request["open"])) return 0;
+      } else if (!bench_) {
+        return kBadRequest;
+      } else if (request.contains("measure")) {
+        if (!measure(request["measure"])) return kDeviceLost;
+      } else if (request.contains("compare")) {
+        compare(request["compare"]);
+      } else {
+        return kBadRequest;
+      }
+    }
+    return 0;
+  }
+
+ private:
+  bool open(const json& request) {
+    try {
+      const Problem problem = problem_from(request.at("problem"));
+      validate(problem);
+      const Device device = Device::open(request.at("device").get<std::string>());
+      auto cache = std::make_shared<Cache>(request.at("cache").get<std::string>());
+      bench_ = std::make_unique<Bench>(device, problem, std::move(cache),
+                                       request.at("seed").get<std::uint64_t>());
+      channel_.write_line({{"ready", true}});
+      return true;
+    } catch (const Error& error) {
+      const bool input = error.kind() == ErrorKind::kBadInput;
+      channel_.write_line({{"error", error.what()}, {"kind", input ? "input" : "unavailable"}});
+    }
+    return false;
+  }
+
+  /// False when the device is lost and with it this process.
+  bool measure(const json& request) {
+    const std::int64_t compiled = bench_->compiled();
+    Outcome outcome;
+    bool lost = false;
+    try {
+      outcome = bench_->measure(plan_from(request.at("plan")),
+                                request.at("step").get<std::size_t>(),
+                                request.at("bar_us").get<double>());
+    } catch (const Error& error) {
+      lost = true;
+      outcome.status = Status::crashed;
+      outcome.detail = error.what();
+    }
+    json reply = json_of(outcome);
+    reply["compiled"] = bench_->compiled() - compiled;
+    channel_.write_line(reply);
+    return !lost;
+  }
+
+  /// A fault in here ends the process with its message: the tuner knows which plan was at work.
+  void compare(const json& request) {
+    const std::int64_t compiled = bench_->compiled();
+    std::vector<Plan> plans;
+    for (const json& plan : request.at("plans")) plans.push_back(plan_from(plan));
+    const std::vector<Outcome> outcomes =
+        bench_->compare(plans, request.at("seconds").get<double>(),
+                        [&](std::size_t i) { channel_.write_line({{"at", i}}); });
+    json reply{{"plans", json::array()}, {"compiled", bench_->compiled() - compiled}};
+    for (const Outcome& outcome : outcomes) reply["plans"].push_back(json_of(outcome));
+    channel_.write_line(reply);
+  }
+
+  Channel channel_;
+  std::unique_ptr<Bench> bench_;
+};
+
+/// Takes the protocol's descriptor away from everything that prints.
+int turn_over(int out_fd) {
+  if (out_fd != STDOUT_FILENO) return out_fd;
+  const int own = dup(out_fd);
+  dup2(STDERR_FILENO, STDOUT_FILENO);
+  return own;
+}
+
+}  // namespace
+
+int worker_main(int in_fd, int out_fd) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  try {
+    return Worker(Channel(in_fd, turn_over(out_fd))).serve();
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "{}\n", error.what());
+    return kDeviceLost;
+  }
+}
+
+}  // namespace wyvern

@@ -1,0 +1,261 @@
+#include "autotune/worker_laboratory.hpp"
+
+#include <wyvern/error.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "autotune/protocol.hpp"
+
+namespace wyvern {
+namespace {
+
+using nlohmann::json;
+
+/// Spills below this are a few values kept aside outside the inner loops; they cost little.
+constexpr std::int64_t kBearableSpill = 512;
+/// Registers are given out to warps in steps of this many a thread.
+constexpr std::int64_t kRegisterStep = 8;
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// What a failure to answer makes of the candidate that was asked for.
+Outcome outcome_of(const Reply& reply) {
+  Outcome outcome;
+  outcome.status = reply.kind == Reply::Kind::timeout ? Status::timeout : Status::crashed;
+  outcome.detail = reply.detail;
+  outcome.ran = true;
+  return outcome;
+}
+
+/// Reads the fields every answer about a plan has; false when they are not there.
+bool read(const json& value, Status& status, std::string& detail, std::vector<double>& samples) {
+  try {
+    const auto parsed = parse_status(value.at("status").get<std::string>());
+    if (!parsed) return false;
+    status = *parsed;
+    detail = value.at("detail").get<std::string>();
+    samples = value.at("samples_us").get<std::vector<double>>();
+    return status != Status::ok || !samples.empty();
+  } catch (const json::exception&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+WorkerLaboratory::WorkerLaboratory(const SearchSpace& space, Builder& builder, Cache& cache,
+                                   LaboratoryOptions options)
+    : space_(space), builder_(builder), cache_(cache), options_(std::move(options)),
+      ahead_(builder, options_.jobs, options_.overlap), worker_(options_.worker_command),
+      spill_free_(space.groups.size(), 0) {}
+
+KernelSpec WorkerLaboratory::spec_of(std::size_t group, std::size_t config) const {
+  const Group& own = space_.groups[group];
+  return {own.template_id, own.constants, own.configs[config]};
+}
+
+/// The kernels of the plan the candidate is measured in, its own first.
+std::vector<KernelSpec> WorkerLaboratory::needs(const Candidate& candidate) const {
+  const Group& own = space_.groups[candidate.group];
+  std::vector<KernelSpec> specs{spec_of(candidate.group, candidate.config)};
+  for (std::size_t i = 0; i < own.context.size(); ++i)
+    if (i != own.step)
+      specs.push_back(spec_of(own.context[i], space_.groups[own.context[i]].default_config));
+  return specs;
+}
+
+const std::string& WorkerLaboratory::key_of(const Candidate& candidate) {
+  std::string& key = keys_[candidate];
+  if (key.empty()) key = builder_.key(spec_of(candidate.group, candidate.config));
+  return key;
+}
+
+std::optional<Outcome> WorkerLaboratory::recall(const Candidate& candidate) {
+  const Group& group = space_.groups[candidate.group];
+  const auto row = cache_.find_measurement(options_.device, options_.problem, group.template_id,
+                                           group.configs[candidate.config].to_string());
+  if (!row || row->driver != options_.driver || row->artifact_key != key_of(candidate)) return {};
+  const auto status = parse_status(row->status);
+  if (!status || (*status == Status::ok && row->samples_us.empty())) return {};
+  return Outcome{*status, row->detail, row->samples_us, row->error, true, false};
+}
+
+void WorkerLaboratory::announce(std::span<const Candidate> candidates) {
+  std::vector<KernelSpec> specs;
+  for (const Candidate& candidate : candidates)
+    for (KernelSpec& spec : needs(candidate)) specs.push_back(std::move(spec));
+  ahead_.announce(specs);
+}
+
+std::optional<Outcome> WorkerLaboratory::measure(const Candidate& candidate, double bar) {
+  const std::vector<KernelSpec> specs = needs(candidate);
+  std::vector<BuildResult> results;
+  for (const KernelSpec& spec : specs) {
+    std::optional<BuildResult> result = ahead_.wait(spec, options_.interrupted);
+    if (!result) return {};
+    if (!result->built && result->kind == ErrorKind::kUnavailable)
+      throw Error(ErrorKind::kUnavailable, result->error);
+    results.push_back(std::move(*result));
+  }
+  std::optional<Outcome> outcome;
+  if (!results.front().built) {
+    outcome = Outcome{Status::failed, results.front().error, {}, 0, false, false};
+  } else if (const auto bad = std::find_if(results.begin(), results.end(),
+                                           [](const BuildResult& r) { return !r.built; });
+             bad != results.end()) {
+    // No fault of the candidate's: nothing to remember.
+    return Outcome{Status::failed, bad->error, {}, 0, false, false};
+  } else {
+    outcome = unfit(candidate, *results.front().built);
+    if (!outcome) outcome = run(candidate, bar);
+  }
+  if (!outcome) return {};
+  if (outcome->status == Status::ok && results.front().built->resources.spill_bytes == 0)
+    spill_free_[candidate.group] = 1;
+  store(candidate, *outcome);
+  return outcome;
+}
+
+/// The outcome of a kernel that, compiled, need not be run; nothing for one that must.
+std::optional<Outcome> WorkerLaboratory::unfit(const Candidate& candidate,
+                                               const Built& built) const {
+  const std::int64_t registers =
+      (built.resources.registers + kRegisterStep - 1) / kRegisterStep * kRegisterStep *
+      built.threads;
+  if (options_.registers_per_block != 0 && registers > options_.registers_per_block)
+    return Outcome{Status::illegal,
+                   fmt::format("{} threads of {} registers are more than the {} a block may have",
+                               built.threads, built.resources.registers,
+                               options_.registers_per_block),
+                   {}, 0, false, false};
+  if (built.resources.spill_bytes > kBearableSpill && spill_free_[candidate.group] != 0)
+    return Outcome{Status::rejected,
+                   fmt::format("spills {} bytes where another config spills none",
+                               built.resources.spill_bytes),
+                   {}, 0, false, false};
+  return {};
+}
+
+std::optional<Outcome> WorkerLaboratory::run(const Candidate& candidate, double bar) {
+  if (!worker_.running() && !open_worker()) return {};
+  const json request{{"measure",
+                      {{"plan", to_json(plan_of(space_, candidate))},
+                       {"step", space_.groups[candidate.group].step},
+                       {"bar_us", bar}}}};
+  const auto start = std::chrono::steady_clock::now();
+  Reply reply = worker_.ask(request, timeout(), options_.interrupted);
+  if (reply.kind == Reply::Kind::interrupted) return {};
+  if (reply.kind != Reply::Kind::answer) return outcome_of(reply);
+  Outcome outcome;
+  outcome.ran = true;
+  if (!read(reply.value, outcome.status, outcome.detail, outcome.samples)) {
+    outcome = {Status::crashed, fmt::format("the worker answered {}", reply.value.dump()), {}, 0,
+               false, true};
+    worker_.kill();
+    return outcome;
+  }
+  outcome.error = reply.value.value("error", 0.0);
+  compiled_by_worker_ += reply.value.value("compiled", std::int64_t{0});
+  if (outcome.status == Status::crashed) worker_.kill();
+  slowest_answer_s_ = std::max(slowest_answer_s_, seconds_since(start));
+  return outcome;
+}
+
+/// Starts a worker; false when interrupted meanwhile. A worker that cannot even be opened is no
+/// candidate's fault: that throws.
+bool WorkerLaboratory::open_worker() {
+  worker_.start();
+  const Reply reply = worker_.ask(options_.open, options_.open_timeout_s, options_.interrupted);
+  if (reply.kind == Reply::Kind::interrupted) return false;
+  if (reply.kind == Reply::Kind::answer && reply.value.contains("ready")) return true;
+  worker_.kill();
+  if (reply.kind != Reply::Kind::answer || !reply.value.contains("error"))
+    throw Error(ErrorKind::kUnavailable,
+                fmt::format("the tuning worker '{}' does not start: {}",
+                            fmt::join(options_.worker_command, " "),
+                            reply.kind == Reply::Kind::answer ? reply.value.dump() : reply.detail));
+  throw Error(reply.value.value("kind", "") == "input" ? ErrorKind::kBadInput
+                                                       : ErrorKind::kUnavailable,
+              reply.value["error"].dump());
+}
+
+double WorkerLaboratory::timeout() const {
+  if (slowest_answer_s_ == 0) return options_.first_timeout_s;
+  return std::max(options_.least_timeout_s, 10 * slowest_answer_s_);
+}
+
+void WorkerLaboratory::store(const Candidate& candidate, const Outcome& outcome) {
+  const Group& group = space_.groups[candidate.group];
+  MeasurementRow row;
+  row.device = options_.device;
+  row.problem = options_.problem;
+  row.template_id = group.template_id;
+  row.config = group.configs[candidate.config].to_string();
+  row.artifact_key = key_of(candidate);
+  row.driver = options_.driver;
+  row.status = to_string(outcome.status);
+  row.detail = outcome.detail;
+  row.samples_us = outcome.samples;
+  row.median_us = summarize(outcome.samples).median;
+  row.error = outcome.error;
+  cache_.store_measurement(row);
+}
+
+std::vector<PlanTiming> WorkerLaboratory::compare(std::span<const Plan> plans, double seconds) {
+  std::vector<PlanTiming> timings;
+  for (const Plan& plan : plans) timings.push_back({plan, Status::ok, "", {}});
+  // Each plan that takes the worker down with it is left out of the next try.
+  for (bool settled = false; !settled;) {
+    std::vector<PlanTiming*> running;
+    for (PlanTiming& timing : timings)
+      if (timing.status == Status::ok) running.push_back(&timing);
+    settled = running.empty() || compare_once(running, seconds);
+  }
+  return timings;
+}
+
+/// One comparison. False when a plan ended the worker: it is marked. True when the answers are
+/// in, or when interrupted, which leaves no samples.
+bool WorkerLaboratory::compare_once(std::span<PlanTiming* const> running, double seconds) {
+  if (!worker_.running() && !open_worker()) return true;
+  json list = json::array();
+  for (const PlanTiming* timing : running) list.push_back(to_json(timing->plan));
+  json request{{"compare", {{"plans", std::move(list)}, {"seconds", seconds}}}};
+  const double patience = options_.first_timeout_s + 2 * seconds;
+  std::size_t at = 0;
+  Reply reply = worker_.ask(request, patience, options_.interrupted);
+  while (reply.kind == Reply::Kind::answer && reply.value.contains("at")) {
+    at = std::min(reply.value.value("at", std::size_t{0}), running.size() - 1);
+    reply = worker_.ask(nullptr, patience, options_.interrupted);
+  }
+  if (reply.kind == Reply::Kind::interrupted) return true;
+  if (reply.kind == Reply::Kind::answer && take_answers(reply.value, running)) return true;
+  if (reply.kind == Reply::Kind::answer) {
+    reply.detail = fmt::format("the worker answered {}", reply.value.dump());
+    worker_.kill();
+  }
+  const Outcome outcome = outcome_of(reply);
+  running[at]->status = outcome.status;
+  running[at]->detail = outcome.detail;
+  return false;
+}
+
+/// False when the reply does not hold an answer for each.
+bool WorkerLaboratory::take_answers(const json& value, std::span<PlanTiming* const> running) {
+  const json answers = value.value("plans", json::array());
+  if (answers.size() != running.size()) return false;
+  for (std::size_t i = 0; i < running.size(); ++i)
+    if (!read(answers[i], running[i]->status, running[i]->detail, running[i]->samples))
+      return false;
+  compiled_by_worker_ += value.value("compiled", std::int64_t{0});
+  return true;
+}
+
+std::int64_t WorkerLaboratory::compiled() const { return ahead_.compiled() + compiled_by_worker_; }
+
+}  // namespace wyvern
