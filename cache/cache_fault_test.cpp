@@ -1,14 +1,15 @@
 // What goes wrong around a cache: other processes, kills, forks, full and read-only disks, locks.
 // Other processes are this program started anew with "--role", never a bare fork of a test.
 #include <gtest/gtest.h>
-#include <sqlite3.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <cstring>
 #include <functional>
-#include <map>
-#include <optional>
+#include <random>
 #include <set>
 #include <string>
 #include <thread>
