@@ -183,7 +183,8 @@ struct LowerOperand {
       }
   }
 
-  /// Writes rows 0 .. rows-1 of this * x for sixteen columns, x's from `col`, to `to`.
+  /// Writes rows 0 .. rows-1 of this * x for sixteen columns, x's from `col`, to `to`: those before
+  /// `cols`, of which there is at least one. Align is the width of the tensor.
   template <Precision P, int Align, int Cols>
   WYVERN_DEVICE void apply(const Tile<T, Size, Cols>& x, int col, T* to, int64 stride, int rows,
                            int cols) const {
@@ -198,6 +199,6 @@ struct LowerOperand {
 #pragma unroll
     for (int strip = 0; strip < Size / 16; ++strip)
       store_pair<Align>(to + strip * 16 * stride, stride, sum[strip][0], sum[strip][1],
-                        rows - strip * 16, cols);
+                        rows - strip * 16, Align % 16 == 0 ? 16 : cols);
   }
 };
