@@ -135,13 +135,15 @@ WYVERN_DEVICE void merge_blocks(const Tile<float, Size, Size>& x) {
 /// warps; A must be visible to the block before, and the inverse is after.
 template <Precision P, int Size>
 WYVERN_DEVICE void invert_unit_lower(const Tile<float, Size, Size>& x) {
+  // Later merges amplify the errors of earlier ones, and earlier ones are small: tf32 is for the last.
+  constexpr Precision kInner = P == Precision::tf32 ? Precision::tf32x3 : P;
   invert_diagonal_blocks(x);
-  if constexpr (Size > 16) merge_blocks<P, 16>(x);
-  if constexpr (Size > 32) {
+  if constexpr (Size >= 32) merge_blocks<Size == 32 ? P : kInner, 16>(x);
+  if constexpr (Size >= 64) {
     sync_block();
-    merge_blocks<P, 32>(x);
+    merge_blocks<Size == 64 ? P : kInner, 32>(x);
   }
-  if constexpr (Size > 64) {
+  if constexpr (Size >= 128) {
     sync_block();
     merge_blocks<P, 64>(x);
   }
