@@ -51,9 +51,8 @@ WYVERN_DEVICE Left<T> load_left(const Tile<T, Rows, Cols>& tile, int row, int de
   if constexpr (kHalf<T>) {
     load_matrix_x4(a.r, tile.at(row + lane % 16, depth + lane / 16 * 8));
   } else {
-    const Float2 low = *reinterpret_cast<const Float2*>(tile.at(row + lane / 4, depth + lane % 4 * 2));
-    const Float2 high =
-        *reinterpret_cast<const Float2*>(tile.at(row + lane / 4 + 8, depth + lane % 4 * 2));
+    const Float2 low = load<2>(tile.at(row + lane / 4, depth + lane % 4 * 2));
+    const Float2 high = load<2>(tile.at(row + lane / 4 + 8, depth + lane % 4 * 2));
     a.r[0] = low.at[0];
     a.r[1] = high.at[0];
     a.r[2] = low.at[1];
@@ -117,8 +116,8 @@ WYVERN_DEVICE RightPair<T> load_right_transposed(const Tile<T, Rows, Cols>& tile
     load_matrix_x4(b.r, tile.at(col + lane % 8 + lane / 16 * 8, depth + lane / 8 % 2 * 8));
   } else {
     const T* const first = tile.at(col + lane / 4, depth + lane % 4 * 2);
-    const Float2 low = *reinterpret_cast<const Float2*>(first);
-    const Float2 high = *reinterpret_cast<const Float2*>(first + 8 * tile.kStride);
+    const Float2 low = load<2>(first);
+    const Float2 high = load<2>(first + 8 * tile.kStride);
     b.r[0] = low.at[0];
     b.r[1] = low.at[1];
     b.r[2] = high.at[0];

@@ -32,6 +32,12 @@ struct alignas(N * sizeof(T)) Vector {
 };
 using Float2 = Vector<float, 2>;
 
+/// N elements from `from`, which is a multiple of N elements from a 16-byte boundary.
+template <int N, class T>
+WYVERN_DEVICE Vector<T, N> load(const T* from) {
+  return *reinterpret_cast<const Vector<T, N>*>(from);
+}
+
 /// A row-major tile in shared memory. Eight elements of padding a row keep fragment loads free of
 /// bank conflicts: 16-byte rows of ldmatrix for 16-bit types, pairs of floats for fp32.
 template <class T, int Rows, int Cols>
