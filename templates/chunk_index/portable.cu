@@ -47,7 +47,7 @@ WYVERN_DEVICE int find_sequence(const int32* offsets, int count, int slot) {
   return low;
 }
 
-WYVERN_KERNEL(kThreads)
+WYVERN_KERNEL(kThreads, 0)
 (const SEQLENS_DTYPE* cu_seqlens, int32* seq_offsets, int32* chunk_offsets, int32* chunk_index,
  Extents e) {
   const int sequences = static_cast<int>(e.N);

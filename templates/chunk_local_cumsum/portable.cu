@@ -3,7 +3,7 @@
 
 constexpr int kThreads = num_warps * 32;
 
-WYVERN_KERNEL(kThreads)
+WYVERN_KERNEL(kThreads, 0)
 (const G_DTYPE* g, const int32* seq_offsets, const int32* chunk_index, float* G, Extents e) {
   constexpr int kGroups = CumsumShape<kThreads, BT, HV>::kGroups;
   const Chunk chunk =

@@ -35,6 +35,12 @@ std::int64_t shared_bytes(const Values& constants, const Config& config) {
                                          cuda::column_bytes(BT));
 }
 
+/// Registers of a thread that hold the state and V'.
+std::int64_t accumulators(const Values& constants, const Config& config) {
+  const std::int64_t strips = config.integer("BV") / 16 / config.integer("num_warps");
+  return strips * (cuda::round_up(constants.integer("K"), 16) + config.integer("BT")) / 2;
+}
+
 std::string illegal(const Values& constants, const Config& config, const Limits& limits) {
   const std::int64_t BV = config.integer("BV");
   const std::int64_t warps = config.integer("num_warps");
@@ -43,10 +49,18 @@ std::string illegal(const Values& constants, const Config& config, const Limits&
     return reason;
   if (BV % (16 * warps) != 0)
     return fmt::format("BV={} is not a multiple of 16 columns for each of {} warps", BV, warps);
-  const std::int64_t strips = BV / 16 / warps;
-  const std::int64_t columns = cuda::round_up(constants.integer("K"), 16) + config.integer("BT");
-  if (strips > 2 || strips * columns / 2 > cuda::kMaxAccumulators)
+  if (BV / 16 / warps > 2 || accumulators(constants, config) > cuda::kMaxAccumulators)
     return fmt::format("num_warps={} keeps too much of the state in each thread", warps);
+  // A minimum caps registers at 128, at the cost of a few spills, where the compiler takes more.
+  const std::int64_t blocks = config.integer("min_blocks");
+  if (blocks > 0 && blocks * warps != 16)
+    return fmt::format("min_blocks={} of {} warps is not the 16 warps that 128 registers allow",
+                       blocks, warps);
+  if (blocks > 0 && (accumulators(constants, config) < 80 || accumulators(constants, config) > 96))
+    return fmt::format("min_blocks={} does not change the {} registers of the state and V'", blocks,
+                       accumulators(constants, config));
+  if (blocks * shared_bytes(constants, config) > limits.shared_bytes)
+    return fmt::format("min_blocks={} do not fit into shared memory", blocks);
   return cuda::exceeds_shared(shared_bytes(constants, config), limits);
 }
 
@@ -58,6 +72,7 @@ Template portable() {
                 {"BV", cuda::integers({64, 32, 128, 16})},
                 {"num_warps", cuda::integers({4, 2, 8, 1})},
                 {"num_stages", cuda::integers({2, 3, 1, 4})},
+                {"min_blocks", cuda::integers({0, 2, 4})},
                 {"precision", cuda::kPrecisionValues}};
   t.source = "fwd_h/portable.cu";
   t.illegal = illegal;
@@ -69,6 +84,7 @@ Template portable() {
                   {"BV", BV},
                   {"num_warps", BV / 16},
                   {"num_stages", std::int64_t{2}},
+                  {"min_blocks", std::int64_t{0}},
                   {"precision", cuda::default_precision(constants)}};
     if (shared_bytes(constants, config) > limits.shared_bytes)
       config.set("num_stages", std::int64_t{1});

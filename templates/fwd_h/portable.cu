@@ -9,6 +9,9 @@ constexpr int kStrips = BV / 16 / num_warps;
 constexpr int kPaddedK = round_up(K, 16);
 constexpr int kTilesV = ceil_div(V, BV);
 
+/// Columns of V from `first` on, where that is not known to be enough for a strip.
+WYVERN_DEVICE int columns_from(int first) { return V % BV == 0 ? BV : V - first; }
+
 /// One of the buffers that chunks pass through.
 struct Stage {
   using Keys = Tile<DTYPE, BT, kPaddedK>;
@@ -111,7 +114,7 @@ WYVERN_DEVICE void update_state(State (&state)[kStrips], Piece (&values)[kStrips
   }
 }
 
-WYVERN_KERNEL(kThreads)
+WYVERN_KERNEL(kThreads, min_blocks)
 (const DTYPE* k, const DTYPE* w, const DTYPE* u, const float* G, const STATE_DTYPE* initial_state,
  const int32* seq_offsets, const int32* chunk_offsets, DTYPE* h, DTYPE* v_new, float* final_state,
  Extents e) {
@@ -138,7 +141,7 @@ WYVERN_KERNEL(kThreads)
       const int64 row = first * HV + head;
       const int rows = smaller(tokens - chunk * BT, BT);
       load_tile<kThreads, K>(stage.w, w + row * K, HV * K, rows, K);
-      load_tile<kThreads, V>(stage.u, u + row * V + tile_v, HV * V, rows, V - tile_v);
+      load_tile<kThreads, V>(stage.u, u + row * V + tile_v, HV * V, rows, columns_from(tile_v));
       load_column<kThreads, BT>(stage.G, G + row, HV, rows);
       load_tile<kThreads, K>(stage.k, k + (first * H + head / (HV / H)) * K, H * K, rows, K);
     }
@@ -177,14 +180,14 @@ WYVERN_KERNEL(kThreads)
 #pragma unroll
       for (int n = 0; n < kPaddedK / 8; ++n)
         store_transposed<V>(h_chunk + n * 8 * V + i * 16, V, state[i].piece[n], K - n * 8,
-                            V - first_v - i * 16);
+                            columns_from(first_v + i * 16));
     subtract_prediction(values, state, stage, warp_col);
 #pragma unroll
     for (int i = 0; i < kStrips; ++i)
 #pragma unroll
       for (int n = 0; n < BT / 8; ++n)
         store_transposed<V>(v_chunk + n * 8 * (int64{HV} * V) + i * 16, int64{HV} * V,
-                            values[i][n], rows - n * 8, V - first_v - i * 16);
+                            values[i][n], rows - n * 8, columns_from(first_v + i * 16));
     update_state(state, values, stage, stage.G[rows - 1]);
   }
 

@@ -11,6 +11,12 @@ constexpr int kCols = BV / (num_warps / kWarpsDown);            // per warp
 constexpr int kTilesK = ceil_div(K, BK);
 constexpr int kTilesV = ceil_div(V, BV);
 
+/// Rest of a dimension that tiles of Size columns cover, where that is not known to be enough.
+template <int Dimension, int Size>
+WYVERN_DEVICE int rest_from(int first) {
+  return Dimension % Size == 0 ? Size : Dimension - first;
+}
+
 /// One of the buffers that tiles of BK columns of q and k, and BK rows of the state, pass through.
 struct Stage {
   using Keys = Tile<DTYPE, BT, BK>;
@@ -74,7 +80,7 @@ WYVERN_DEVICE void apply_decay(Piece (&scores)[kStrips][BT / 8], Piece (&out)[kS
     }
 }
 
-WYVERN_KERNEL(kThreads)
+WYVERN_KERNEL(kThreads, 0)
 (const DTYPE* q, const DTYPE* k, const DTYPE* v_new, const DTYPE* h, const float* G,
  const int32* seq_offsets, const int32* chunk_index, DTYPE* o, Extents e) {
   const int first_v = block_index() % kTilesV * BV;
@@ -93,16 +99,17 @@ WYVERN_KERNEL(kThreads)
   const auto load = [&](int tile) {
     if (tile < kTilesK) {
       const Stage stage(tile);
-      const int cols = K - tile * BK;
+      const int cols = rest_from<K, BK>(tile * BK);
       load_tile<kThreads, K>(stage.q, q + row_k * K + tile * BK, H * K, chunk.rows, cols);
       load_tile<kThreads, K>(stage.k, k + row_k * K + tile * BK, H * K, chunk.rows, cols);
-      load_tile<kThreads, V>(stage.h, h_chunk + int64{tile} * BK * V, V, cols, V - first_v);
+      load_tile<kThreads, V>(stage.h, h_chunk + int64{tile} * BK * V, V, cols, rest_from<V, BV>(first_v));
     }
     copy_async_commit();
   };
   load_column<kThreads, BT>(G_tile, G + row, HV, chunk.rows);
   for (int i = 0; i < num_stages; ++i) load(i);
-  load_tile<kThreads, V>(values, v_new + row * V + first_v, HV * V, chunk.rows, V - first_v);
+  load_tile<kThreads, V>(values, v_new + row * V + first_v, HV * V, chunk.rows,
+                        rest_from<V, BV>(first_v));
   copy_async_commit();
 
   const int first_strip = warp_index() % kWarpsDown;
@@ -150,7 +157,7 @@ WYVERN_KERNEL(kThreads)
         out[i][n + 1].x[j] *= e.scale;
       }
       store_pair<V>(to + n * 8, int64{HV} * V, out[i][n], out[i][n + 1], chunk.rows - first_row,
-                    V - first_v - first_col - n * 8);
+                    rest_from<V, BV>(first_v + first_col + n * 8));
     }
   }
 }

@@ -4,7 +4,7 @@
 constexpr int kThreads = num_warps * 32;
 constexpr int kPerThread = 4;
 
-WYVERN_KERNEL(kThreads)
+WYVERN_KERNEL(kThreads, 0)
 (const G_DTYPE* g, const float* A_log, const float* dt_bias, float* g_log, Extents e) {
   const int64 count = e.B * e.T * HV;
   const int64 first = int64{block_index()} * (kThreads * kPerThread) + thread_index();

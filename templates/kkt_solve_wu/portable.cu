@@ -7,7 +7,7 @@ constexpr int kTilesV = ceil_div(V, BV);
 using Keys = Tile<DTYPE, BT, round_up(K, 16)>;
 using Values = Tile<DTYPE, BT, BV>;
 
-WYVERN_KERNEL(kThreads)
+WYVERN_KERNEL(kThreads, 0)
 (const DTYPE* k, const DTYPE* v, const BETA_DTYPE* beta, const float* G, const int32* seq_offsets,
  const int32* chunk_index, DTYPE* w, DTYPE* u, Extents e) {
   const int head = block_index() % HV;

@@ -13,7 +13,7 @@ WYVERN_DEVICE constexpr int lanes_per_row() {
 constexpr int kLanes = lanes_per_row();
 constexpr int kPerLane = ceil_div(kPerRow, kLanes);
 
-WYVERN_KERNEL(kThreads)
+WYVERN_KERNEL(kThreads, 0)
 (const DTYPE* x, DTYPE* y, Extents e) {
   const int64 row = int64{block_index()} * (kThreads / kLanes) + thread_index() / kLanes;
   const bool active = row < e.B * e.T * H;

@@ -35,7 +35,7 @@ WYVERN_DEVICE void apply_tile(SharedAllocator shared, const DTYPE* Tinv, const D
                                                cols - col);
 }
 
-WYVERN_KERNEL(kThreads)
+WYVERN_KERNEL(kThreads, 0)
 (const DTYPE* k, const DTYPE* v, const BETA_DTYPE* beta, const DTYPE* Tinv, const float* G,
  const int32* seq_offsets, const int32* chunk_index, DTYPE* w, DTYPE* u, Extents e) {
   const int tile = block_index() % (kTilesW + kTilesU);

@@ -5,7 +5,7 @@
 constexpr int kThreads = num_warps * 32;
 constexpr int kTiles = ceil_div(K, BK);
 
-WYVERN_KERNEL(kThreads)
+WYVERN_KERNEL(kThreads, 0)
 (const DTYPE* k, const BETA_DTYPE* beta, const float* G, const int32* seq_offsets,
  const int32* chunk_index, float* A, Extents e) {
   const int head = block_index() % HV;

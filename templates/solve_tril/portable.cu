@@ -3,7 +3,7 @@
 
 constexpr int kThreads = num_warps * 32;
 
-WYVERN_KERNEL(kThreads)
+WYVERN_KERNEL(kThreads, 0)
 (const float* A, const int32* seq_offsets, const int32* chunk_index, DTYPE* Tinv, Extents e) {
   const int head = block_index() % HV;
   const Chunk chunk = locate_chunk<VARLEN, BT>(block_index() / HV, e, seq_offsets, chunk_index);

@@ -8,7 +8,7 @@
 #include "emulator/machine.hpp"
 
 #define WYVERN_DEVICE inline
-#define WYVERN_KERNEL(threads) void wyvern_kernel
+#define WYVERN_KERNEL(threads, blocks) void wyvern_kernel
 
 extern "C" {
 __attribute__((visibility("default"))) wyvern::emulator::Machine* wyvern_machine = nullptr;

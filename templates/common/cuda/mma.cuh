@@ -51,9 +51,8 @@ WYVERN_DEVICE Left<T> load_left(const Tile<T, Rows, Cols>& tile, int row, int de
   if constexpr (kHalf<T>) {
     load_matrix_x4(a.r, tile.at(row + lane % 16, depth + lane / 16 * 8));
   } else {
-    const Float2 low = *reinterpret_cast<const Float2*>(tile.at(row + lane / 4, depth + lane % 4 * 2));
-    const Float2 high =
-        *reinterpret_cast<const Float2*>(tile.at(row + lane / 4 + 8, depth + lane % 4 * 2));
+    const Float2 low = load<2>(tile.at(row + lane / 4, depth + lane % 4 * 2));
+    const Float2 high = load<2>(tile.at(row + lane / 4 + 8, depth + lane % 4 * 2));
     a.r[0] = low.at[0];
     a.r[1] = high.at[0];
     a.r[2] = low.at[1];
@@ -117,8 +116,8 @@ WYVERN_DEVICE RightPair<T> load_right_transposed(const Tile<T, Rows, Cols>& tile
     load_matrix_x4(b.r, tile.at(col + lane % 8 + lane / 16 * 8, depth + lane / 8 % 2 * 8));
   } else {
     const T* const first = tile.at(col + lane / 4, depth + lane % 4 * 2);
-    const Float2 low = *reinterpret_cast<const Float2*>(first);
-    const Float2 high = *reinterpret_cast<const Float2*>(first + 8 * tile.kStride);
+    const Float2 low = load<2>(first);
+    const Float2 high = load<2>(first + 8 * tile.kStride);
     b.r[0] = low.at[0];
     b.r[1] = low.at[1];
     b.r[2] = high.at[0];
@@ -129,22 +128,25 @@ WYVERN_DEVICE RightPair<T> load_right_transposed(const Tile<T, Rows, Cols>& tile
 
 // ---- products ----------------------------------------------------------------------------------------
 
-/// One 16x8x8 step in fp32 FMAs. Operands come from their owners by shuffles.
+/// One 16x8x8 step in fp32 FMAs. Operands come from their owners by shuffles. A loop, because steps
+/// are unrolled by the hundred around it.
 WYVERN_DEVICE void multiply_ieee(float (&d)[4], const float (&a)[4], float b0, float b1) {
   const int lane = lane_index();
   const int quad = lane / 4 * 4;
   const int column = lane % 4 * 8;  // lane that owns (0, 2t) of the right operand
+#pragma unroll 1
+  for (int pair = 0; pair < 4; ++pair) {
 #pragma unroll
-  for (int k = 0; k < 8; ++k) {
-    const int odd = k % 2;
-    const float low = shuffle(a[2 * odd], quad + k / 2);
-    const float high = shuffle(a[2 * odd + 1], quad + k / 2);
-    const float left = shuffle(odd != 0 ? b1 : b0, column + k / 2);
-    const float right = shuffle(odd != 0 ? b1 : b0, column + 4 + k / 2);
-    d[0] = fused_multiply_add(low, left, d[0]);
-    d[1] = fused_multiply_add(low, right, d[1]);
-    d[2] = fused_multiply_add(high, left, d[2]);
-    d[3] = fused_multiply_add(high, right, d[3]);
+    for (int odd = 0; odd < 2; ++odd) {
+      const float low = shuffle(a[2 * odd], quad + pair);
+      const float high = shuffle(a[2 * odd + 1], quad + pair);
+      const float left = shuffle(odd != 0 ? b1 : b0, column + pair);
+      const float right = shuffle(odd != 0 ? b1 : b0, column + 4 + pair);
+      d[0] = fused_multiply_add(low, left, d[0]);
+      d[1] = fused_multiply_add(low, right, d[1]);
+      d[2] = fused_multiply_add(high, left, d[2]);
+      d[3] = fused_multiply_add(high, right, d[3]);
+    }
   }
 }
 

@@ -6,7 +6,10 @@
 #include "common/cuda/types.cuh"
 
 #define WYVERN_DEVICE __device__ __forceinline__
-#define WYVERN_KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads) wyvern_kernel
+/// Begins the definition of the entry point. A block has `threads`, and registers are so few that
+/// `blocks` of them fit on a multiprocessor; 0 leaves the number to the compiler.
+#define WYVERN_KERNEL(threads, blocks) \
+  extern "C" __global__ void __launch_bounds__(threads, blocks) wyvern_kernel
 
 WYVERN_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 WYVERN_DEVICE int block_index() { return static_cast<int>(blockIdx.x); }
@@ -117,8 +120,8 @@ WYVERN_DEVICE uint32 transpose_8x8(uint32 x) {
 
 // ---- asynchronous copies from global to shared memory ----------------------------------------------
 
-/// Copies Bytes (4, 8 or 16, both sides aligned to them), or writes zeros when not `valid`; `source`
-/// must be a legal address of the tensor even then.
+/// Copies Bytes (4, 8 or 16, both sides aligned to them), or writes zeros when not `valid` and reads
+/// nothing.
 template <int Bytes>
 WYVERN_DEVICE void copy_async(void* destination, const void* source, bool valid) {
   const int bytes = valid ? Bytes : 0;

@@ -32,6 +32,12 @@ struct alignas(N * sizeof(T)) Vector {
 };
 using Float2 = Vector<float, 2>;
 
+/// N elements from `from`, which is a multiple of N elements from a 16-byte boundary.
+template <int N, class T>
+WYVERN_DEVICE Vector<T, N> load(const T* from) {
+  return *reinterpret_cast<const Vector<T, N>*>(from);
+}
+
 /// A row-major tile in shared memory. Eight elements of padding a row keep fragment loads free of
 /// bank conflicts: 16-byte rows of ldmatrix for 16-bit types, pairs of floats for fp32.
 template <class T, int Rows, int Cols>
@@ -65,6 +71,15 @@ struct SharedAllocator {
   }
 };
 
+/// One vector of a tile: copied, or zeros when not `valid`.
+template <int Bytes, class T>
+WYVERN_DEVICE void load_vector(T* to, const T* from, bool valid) {
+  if constexpr (Bytes >= 4)
+    copy_async<Bytes>(to, from, valid);
+  else
+    *to = valid ? *from : T{};
+}
+
 /// Starts copying Rows x Cols elements, rows `row_stride` elements apart, into `tile`. Rows at or past
 /// `rows` and columns at or past `cols` become zeros. Every row starts at a multiple of Align
 /// elements from the tensor's 16-byte-aligned base, and `cols` is such a multiple or at least Cols.
@@ -75,20 +90,27 @@ WYVERN_DEVICE void load_tile(const Tile<T, Rows, Cols>& tile, const T* source, i
   constexpr int kBytes = vector_bytes<T>(Align);
   constexpr int kVector = kBytes / static_cast<int>(sizeof(T));
   constexpr int kPerRow = round_up(Cols, 16) / kVector;
-  constexpr int kVectors = Rows * kPerRow;
-#pragma unroll
-  for (int first = 0; first < kVectors; first += Threads) {
-    const int i = first + thread_index();
-    if (kVectors % Threads != 0 && i >= kVectors) break;
-    const int row = i / kPerRow;
-    const int col = i % kPerRow * kVector;
-    const bool valid = row < rows && col < cols;
-    const T* const from = valid ? source + row * row_stride + col : source;
+  if constexpr (Threads % kPerRow == 0) {
+    // A thread stays in its column: one address, and constant steps from it.
+    constexpr int kStep = Threads / kPerRow;
+    const int row = thread_index() / kPerRow;
+    const int col = thread_index() % kPerRow * kVector;
+    const T* const from = source + row * row_stride + col;
     T* const to = tile.at(row, col);
-    if constexpr (kBytes >= 4)
-      copy_async<kBytes>(to, from, valid);
-    else
-      *to = valid ? *from : T{};
+    const int valid_rows = col < cols ? rows - row : 0;
+#pragma unroll
+    for (int r = 0; r < Rows; r += kStep)
+      if (Rows % kStep == 0 || row + r < Rows)
+        load_vector<kBytes>(to + r * tile.kStride, from + r * row_stride, r < valid_rows);
+  } else {
+#pragma unroll
+    for (int first = 0; first < Rows * kPerRow; first += Threads) {
+      const int row = (first + thread_index()) / kPerRow;
+      const int col = (first + thread_index()) % kPerRow * kVector;
+      if (row < Rows)
+        load_vector<kBytes>(tile.at(row, col), source + row * row_stride + col,
+                            row < rows && col < cols);
+    }
   }
 }
 
@@ -99,11 +121,6 @@ WYVERN_DEVICE void load_column(T* to, const T* source, int64 stride, int rows) {
   for (int first = 0; first < Count; first += Threads) {
     const int i = first + thread_index();
     if (Count % Threads != 0 && i >= Count) break;
-    const bool valid = i < rows;
-    const T* const from = valid ? source + i * stride : source;
-    if constexpr (sizeof(T) == 4)
-      copy_async<4>(to + i, from, valid);
-    else
-      to[i] = valid ? *from : T{};
+    load_vector<sizeof(T)>(to + i, source + i * stride, i < rows);
   }
 }

@@ -51,9 +51,10 @@ WYVERN_DEVICE void for_each_decayed(const Strips<Size, Warps>& sum, const float*
       for (int n = 0; n < Size / 8; ++n) {
         if (n / 2 > strip) break;
         const int s = n * 8 + piece_col(0);
+        const Float2 G_s = load<2>(G + s);
         const float* const x = sum.piece[i][n].x + 2 * half;
-        put(r, s, r > s ? beta_r * decay(G_r - G[s]) * x[0] : 0.0f,
-            r > s + 1 ? beta_r * decay(G_r - G[s + 1]) * x[1] : 0.0f);
+        put(r, s, r > s ? beta_r * decay(G_r - G_s.at[0]) * x[0] : 0.0f,
+            r > s + 1 ? beta_r * decay(G_r - G_s.at[1]) * x[1] : 0.0f);
       }
     }
   }
@@ -76,9 +77,13 @@ WYVERN_DEVICE void invert_diagonal_blocks(const Tile<float, Size, Size>& x) {
     float even = r == column ? 1.0f : 0.0f;
     float odd = 0.0f;
 #pragma unroll
-    for (int s = 0; s < r; ++s) {
-      float& sum = s % 2 == 0 ? even : odd;
-      sum = fused_multiply_add(-*x.at(origin + r, origin + s), inverse[s], sum);
+    for (int s = 0; s < r; s += 4) {
+      const auto a = load<4>(x.at(origin + r, origin + s));
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        float& sum = j % 2 == 0 ? even : odd;
+        if (s + j < r) sum = fused_multiply_add(-a.at[j], inverse[s + j], sum);
+      }
     }
     inverse[r] = even + odd;
   }
@@ -135,13 +140,15 @@ WYVERN_DEVICE void merge_blocks(const Tile<float, Size, Size>& x) {
 /// warps; A must be visible to the block before, and the inverse is after.
 template <Precision P, int Size>
 WYVERN_DEVICE void invert_unit_lower(const Tile<float, Size, Size>& x) {
+  // Later merges amplify the errors of earlier ones, and earlier ones are small: tf32 is for the last.
+  constexpr Precision kInner = P == Precision::tf32 ? Precision::tf32x3 : P;
   invert_diagonal_blocks(x);
-  if constexpr (Size > 16) merge_blocks<P, 16>(x);
-  if constexpr (Size > 32) {
+  if constexpr (Size >= 32) merge_blocks<Size == 32 ? P : kInner, 16>(x);
+  if constexpr (Size >= 64) {
     sync_block();
-    merge_blocks<P, 32>(x);
+    merge_blocks<Size == 64 ? P : kInner, 32>(x);
   }
-  if constexpr (Size > 64) {
+  if constexpr (Size >= 128) {
     sync_block();
     merge_blocks<P, 64>(x);
   }
@@ -174,16 +181,21 @@ struct LowerOperand {
 #pragma unroll
         for (int n = 0; n < kDepth<T> / 8; ++n)
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const int r = strip * 16 + row + i / 2 * 8;
-            const int s = depth + n * 8 + col + i % 2;
-            piece[n].x[i] = r >= s ? to_float(*matrix.at(r, s)) * scale[s] : 0.0f;
+          for (int half = 0; half < 2; ++half) {
+            const int r = strip * 16 + row + half * 8;
+            const int s = depth + n * 8 + col;
+            const auto x = load<2>(matrix.at(r, s));
+            const Float2 factor = load<2>(scale + s);
+#pragma unroll
+            for (int j = 0; j < 2; ++j)
+              piece[n].x[2 * half + j] = r >= s + j ? to_float(x.at[j]) * factor.at[j] : 0.0f;
           }
         a[index(strip, depth)] = left_from<T>(piece[0], piece[1]);
       }
   }
 
-  /// Writes rows 0 .. rows-1 of this * x for sixteen columns, x's from `col`, to `to`.
+  /// Writes rows 0 .. rows-1 of this * x for sixteen columns, x's from `col`, to `to`: those before
+  /// `cols`, of which there is at least one. Align is the width of the tensor.
   template <Precision P, int Align, int Cols>
   WYVERN_DEVICE void apply(const Tile<T, Size, Cols>& x, int col, T* to, int64 stride, int rows,
                            int cols) const {
@@ -198,6 +210,6 @@ struct LowerOperand {
 #pragma unroll
     for (int strip = 0; strip < Size / 16; ++strip)
       store_pair<Align>(to + strip * 16 * stride, stride, sum[strip][0], sum[strip][1],
-                        rows - strip * 16, cols);
+                        rows - strip * 16, Align % 16 == 0 ? 16 : cols);
   }
 };

@@ -1,0 +1,250 @@
+// Every CUDA template against the float64 reference of its stages, on the emulator. Each launch runs
+// twice, with other warps first and outputs poisoned differently: the results must agree bit for bit,
+// and what a contract leaves alone must keep its poison.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/plan.hpp"
+#include "tests/emulator/block.hpp"
+#include "tests/emulator/emulator.hpp"
+#include "tests/support/stage_data.hpp"
+
+namespace wyvern {
+namespace {
+
+using emulator::GuardedMemory;
+using emulator::Schedule;
+using testing::Gate;
+using testing::HostTensor;
+using testing::StageData;
+
+constexpr Limits kHopper{.shared_bytes = 232448, .compute_capability = 90};
+
+Extents extents_of(const StageData& data) {
+  const Problem& p = data.problem;
+  return Extents{.B = p.B,
+                 .T = p.T,
+                 .N = p.N,
+                 .NT = static_cast<std::int64_t>(data.context.layout.slots.size()),
+                 .scale = static_cast<float>(data.context.scale),
+                 .gate_floor = static_cast<float>(data.context.gate_floor)};
+}
+
+/// The outputs of one emulated launch; every argument at the end of its own mapping.
+std::map<std::string, HostTensor, std::less<>> launch(const Template& t, const Config& config,
+                                                      const StageData& data, Schedule schedule,
+                                                      unsigned char poison) {
+  const Values constants = problem_constants(data.problem);
+  std::vector<std::unique_ptr<GuardedMemory>> memory;
+  std::vector<void*> pointers;
+  for (const Argument& argument : t.arguments) {
+    if (!argument.present.empty() && !constants.flag(argument.present)) {
+      pointers.push_back(nullptr);
+      continue;
+    }
+    const HostTensor& tensor = data.tensors.at(argument.name);
+    memory.push_back(std::make_unique<GuardedMemory>(tensor.bytes()));
+    pointers.push_back(memory.back()->data());
+    if (argument.access == Access::in)
+      std::memcpy(pointers.back(), tensor.data(), tensor.bytes());
+    else
+      std::memset(pointers.back(), poison, tensor.bytes());
+  }
+  emulator::emulate(t, constants, config, extents_of(data), pointers, schedule);
+
+  std::map<std::string, HostTensor, std::less<>> outputs;
+  for (std::size_t i = 0; i < pointers.size(); ++i) {
+    const Argument& argument = t.arguments[i];
+    if (argument.access != Access::out || pointers[i] == nullptr) continue;
+    HostTensor tensor = data.tensors.at(argument.name);
+    std::memcpy(tensor.data(), pointers[i], tensor.bytes());
+    outputs.emplace(argument.name, std::move(tensor));
+  }
+  return outputs;
+}
+
+/// Whether element i of both holds nothing but its poison.
+bool untouched(const HostTensor& tensor, std::int64_t i, unsigned char poison) {
+  const std::size_t size = size_of(tensor.dtype());
+  for (std::size_t byte = 0; byte < size; ++byte)
+    if (tensor.data()[static_cast<std::size_t>(i) * size + byte] != poison) return false;
+  return true;
+}
+
+bool same_element(const HostTensor& a, const HostTensor& b, std::int64_t i) {
+  const std::size_t size = size_of(a.dtype());
+  const std::size_t offset = static_cast<std::size_t>(i) * size;
+  return std::memcmp(a.data() + offset, b.data() + offset, size) == 0;
+}
+
+void expect_correct(const Template& t, const Config& config, const StageData& data) {
+  SCOPED_TRACE(t.id() + " {" + config.to_string() + "} " + testing::describe(data.problem));
+  const auto outputs = launch(t, config, data, Schedule::first_warp, testing::kNanPoison);
+  const auto again = launch(t, config, data, Schedule::last_warp, testing::kFinitePoison);
+  const testing::TensorMap expected = testing::reference_outputs(t, data);
+  const testing::Written written = testing::written_elements(data);
+  for (const auto& [name, actual] : outputs) {
+    const HostTensor& second = again.at(name);
+    std::int64_t unstable = 0;
+    std::int64_t stray = 0;
+    for (std::int64_t i = 0; i < actual.elements(); ++i) {
+      if (written(name, i))
+        unstable += same_element(actual, second, i) ? 0 : 1;
+      else
+        stray += untouched(actual, i, testing::kNanPoison) ? 0 : 1;
+    }
+    EXPECT_EQ(unstable, 0) << name << ": elements not written, or that depend on timing";
+    EXPECT_EQ(stray, 0) << name << ": elements written that are not the template's";
+    const testing::Vector& reference = expected.at(name);
+    const auto in_contract = [&, &tensor = name](std::int64_t i) { return written(tensor, i); };
+    if (actual.dtype() == DType::int32)
+      EXPECT_EQ(actual.values(), reference) << name;
+    else
+      EXPECT_LE(testing::rms_error(actual, reference, in_contract),
+                testing::stage_bound(data, config, name))
+          << name;
+  }
+}
+
+/// Whether the template is for a GPU, has this chunk size, and the problem what it reads and writes.
+bool applies(const Template& t, const Problem& problem, std::int64_t BT) {
+  if (t.device != DeviceKind::cuda) return false;
+  if (const Tunable* sizes = t.tunable("BT"); sizes != nullptr)
+    if (std::find(sizes->values.begin(), sizes->values.end(), Value{BT}) == sizes->values.end())
+      return false;
+  if (t.name == "chunk_index") return problem.packed;
+  if (t.name == "gate" || t.name == "gate_cumsum") return problem.use_gate_in_kernel;
+  if (t.name == "chunk_local_cumsum") return !problem.use_gate_in_kernel;
+  return true;
+}
+
+/// Every template's default config for the problem.
+void expect_all_correct(const Problem& problem, std::int64_t BT, Gate gate, std::uint64_t seed,
+                        const std::vector<std::int64_t>& lengths = {}) {
+  const StageData data = testing::make_stage_data(problem, BT, gate, seed, lengths);
+  const Values constants = problem_constants(data.problem);
+  for (const Template& t : all_templates()) {
+    if (!applies(t, data.problem, BT)) continue;
+    const auto config = default_config(t, constants, kHopper, precision_floor(data.problem), BT);
+    ASSERT_TRUE(config.has_value()) << t.id() << " has no legal config";
+    expect_correct(t, *config, data);
+  }
+}
+
+Problem problem(std::int64_t B, std::int64_t T, std::int64_t H, std::int64_t HV, std::int64_t K,
+                std::int64_t V) {
+  Problem p;
+  p.B = p.N = B;
+  p.T = T;
+  p.H = H;
+  p.HV = HV;
+  p.K = K;
+  p.V = V;
+  p.output_final_state = true;
+  return p;
+}
+
+TEST(Kernel, Bf16) {
+  Problem p = problem(2, 150, 2, 2, 128, 128);
+  expect_all_correct(p, 64, Gate::typical, 1);
+}
+
+TEST(Kernel, Fp16WithGroupedHeadsAndStates) {
+  Problem p = problem(1, 130, 1, 3, 64, 96);
+  p.dtype = p.beta_dtype = p.g_dtype = DType::fp16;
+  p.state_dtype = DType::bf16;
+  p.initial_state = p.state_v_first = true;
+  p.use_beta_sigmoid = p.allow_neg_eigval = true;
+  expect_all_correct(p, 64, Gate::mixed, 2);
+}
+
+TEST(Kernel, Fp32) {
+  Problem p = problem(2, 77, 1, 2, 64, 32);
+  p.dtype = p.beta_dtype = DType::fp32;
+  p.initial_state = true;
+  p.use_gate_in_kernel = p.has_dt_bias = true;
+  expect_all_correct(p, 64, Gate::typical, 3);
+}
+
+TEST(Kernel, PackedWithEmptySequences) {
+  Problem p = problem(1, 0, 2, 4, 64, 64);
+  p.initial_state = true;
+  p.seqlens_dtype = DType::int64;
+  p = testing::packed(p, {0, 5, 70, 0, 0, 64, 33, 0});
+  expect_all_correct(p, 32, Gate::typical, 4, {0, 5, 70, 0, 0, 64, 33, 0});
+}
+
+TEST(Kernel, OddDimensions) {
+  for (const auto& [K, V, dtype] : {std::tuple{60, 100, DType::bf16}, {100, 60, DType::fp16},
+                                    {33, 50, DType::bf16}, {33, 7, DType::fp32}}) {
+    Problem p = problem(1, 70, 1, 2, K, V);
+    p.dtype = dtype;
+    p.beta_dtype = DType::fp32;
+    p.initial_state = p.use_qk_l2norm = true;
+    expect_all_correct(p, 64, Gate::mixed, 5);
+  }
+}
+
+TEST(Kernel, SmallChunks) {
+  Problem p = problem(1, 45, 1, 1, 32, 32);
+  expect_all_correct(p, 16, Gate::zero, 6);
+}
+
+TEST(Kernel, LargeChunks) {
+  Problem p = problem(1, 140, 1, 1, 64, 64);
+  expect_all_correct(p, 128, Gate::typical, 7);
+}
+
+TEST(Kernel, GatesThatEraseEverything) {
+  Problem p = problem(1, 100, 1, 1, 32, 32);
+  p.initial_state = true;
+  expect_all_correct(p, 64, Gate::very_negative, 8);
+}
+
+/// The inverse with every A_rs in [-1, 1], where it is largest.
+TEST(Kernel, SolveTrilOfLargeEntries) {
+  const Template& t = *find_template("solve_tril.portable");
+  for (const DType dtype : {DType::fp32, DType::bf16})
+    for (const std::int64_t BT : {16, 32, 64, 128}) {
+      Problem p = problem(1, 2 * BT + 7, 1, 2, 16, 16);
+      p.dtype = dtype;
+      StageData data = testing::make_stage_data(p, BT, Gate::typical, 9);
+      testing::Engine engine(10);
+      HostTensor& A = data.tensors.at("A");
+      A = testing::uniform(engine, DType::fp32, A.shape(), -1, 1);
+      for (const Precision precision : {Precision::tf32, Precision::tf32x3, Precision::ieee})
+        expect_correct(t,
+                       Config{{"BT", BT},
+                              {"num_warps", std::max<std::int64_t>(BT / 32, 1)},
+                              {"precision", precision}},
+                       data);
+    }
+}
+
+/// A sample of every template's space, taken at a stride that meets all values of all tunables.
+TEST(Kernel, SampledSpace) {
+  for (const DType dtype : {DType::bf16, DType::fp32}) {
+    Problem p = problem(1, 90, 1, 2, 96, 80);
+    p.dtype = dtype;
+    p.precision = Precision::tf32;
+    const Values constants = problem_constants(p);
+    for (const std::int64_t BT : {32, 64}) {
+      const StageData data = testing::make_stage_data(p, BT, Gate::typical, 11);
+      for (const Template& t : all_templates()) {
+        if (!applies(t, p, BT)) continue;
+        const std::vector<Config> configs = space(t, constants, kHopper, Precision::tf32, BT);
+        ASSERT_FALSE(configs.empty()) << t.id();
+        for (std::size_t i = configs.size() / 8; i < configs.size(); i += configs.size() / 4 + 1)
+          expect_correct(t, configs[i], data);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace wyvern
