@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -21,19 +22,18 @@ inline std::string scratch_problem(std::int64_t bytes, const Limits& limits) {
                      limits.shared_bytes);
 }
 
-/// Empty when half a block of columns would not do for all of them, else the reason: wider blocks
-/// than needed only cost scratch. 32 is always legal.
-inline std::string column_block_problem(std::string_view name, std::int64_t block,
-                                        std::int64_t columns) {
-  if (block <= 32 || block / 2 < columns) return {};
-  return fmt::format("{}={} is wider than {} columns need", name, block, columns);
-}
-
-/// The narrowest legal block for so many columns, or `widest` if that is not enough.
+/// The narrowest of the blocks 64, 128, ... that takes all of so many columns, or `widest`.
 constexpr std::int64_t column_block(std::int64_t columns, std::int64_t widest) {
-  std::int64_t block = 32;
+  std::int64_t block = std::min<std::int64_t>(64, widest);
   while (block < columns && block < widest) block *= 2;
   return block;
+}
+
+/// Empty for a block no wider than the columns need, else the reason: wider ones only cost scratch.
+inline std::string column_block_problem(std::string_view name, std::int64_t block,
+                                        std::int64_t columns) {
+  if (block <= column_block(columns, block)) return {};
+  return fmt::format("{}={} is wider than {} columns need", name, block, columns);
 }
 
 }  // namespace wyvern

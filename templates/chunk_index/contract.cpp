@@ -40,7 +40,7 @@ Template cpu(Template t) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
   t.source = "chunk_index/cpu.cpp";
-  t.tunables = {{"BT", {16, 32, 64}}};
+  t.tunables = {{"BT", {64, 32, 16}}};
   t.illegal = [](const Values&, const Config&, const Limits&) { return std::string(); };
   t.fallback = [](const Values&, const Limits&, std::int64_t BT) { return Config{{"BT", BT}}; };
   t.geometry = [](const Values&, const Config&, const Extents&) { return Geometry{}; };

@@ -105,14 +105,14 @@ Template cpu(Template t) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
   t.source = "fwd_o/cpu.cpp";
-  t.tunables = {{"BT", {16, 32, 64}}, {"BV", {32, 64, 128}}};
+  t.tunables = {{"BT", {64, 32, 16}}, {"BV", {128, 64}}};
   t.illegal = [](const Values& constants, const Config& config, const Limits& limits) {
     const std::string problem =
         column_block_problem("BV", config.integer("BV"), constants.integer("V"));
     return problem.empty() ? scratch_problem(cpu_scratch(constants, config), limits) : problem;
   };
   t.fallback = [](const Values& constants, const Limits&, std::int64_t BT) {
-    return Config{{"BT", BT}, {"BV", column_block(constants.integer("V"), 64)}};
+    return Config{{"BT", BT}, {"BV", column_block(constants.integer("V"), 128)}};
   };
   t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
     return Geometry{.grid = {constants.integer("H"), e.NT, 1},

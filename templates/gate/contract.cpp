@@ -44,7 +44,7 @@ Template cpu(Template t) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
   t.source = "gate/cpu.cpp";
-  t.tunables = {{"ROWS", {64, 256}}};
+  t.tunables = {{"ROWS", {256, 64}}};
   t.illegal = [](const Values&, const Config&, const Limits&) { return std::string(); };
   t.fallback = [](const Values&, const Limits&, std::int64_t) { return Config{{"ROWS", 256}}; };
   t.geometry = [](const Values&, const Config& config, const Extents& e) {

@@ -46,7 +46,7 @@ Template cpu(Template t) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
   t.source = "gate_cumsum/cpu.cpp";
-  t.tunables = {{"BT", {16, 32, 64}}};
+  t.tunables = {{"BT", {64, 32, 16}}};
   t.illegal = [](const Values&, const Config&, const Limits&) { return std::string(); };
   t.fallback = [](const Values&, const Limits&, std::int64_t BT) { return Config{{"BT", BT}}; };
   t.geometry = [](const Values&, const Config&, const Extents& e) {

@@ -87,7 +87,7 @@ Template cpu(Template t) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
   t.source = "recompute_w_u/cpu.cpp";
-  t.tunables = {{"BT", {16, 32, 64}}, {"BV", {32, 64, 128}}};
+  t.tunables = {{"BT", {64, 32, 16}}, {"BV", {128, 64}}};
   t.illegal = [](const Values& constants, const Config& config, const Limits& limits) {
     const std::string problem =
         column_block_problem("BV", config.integer("BV"), std::max(constants.integer("K"), constants.integer("V")));

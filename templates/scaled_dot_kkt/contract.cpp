@@ -87,7 +87,7 @@ Template cpu(Template t) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
   t.source = "scaled_dot_kkt/cpu.cpp";
-  t.tunables = {{"BT", {16, 32, 64}}};
+  t.tunables = {{"BT", {64, 32, 16}}};
   t.illegal = [](const Values& constants, const Config& config, const Limits& limits) {
     return scratch_problem(cpu_scratch(constants, config), limits);
   };
