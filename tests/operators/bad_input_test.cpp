@@ -129,6 +129,7 @@ class Prepared {
 
  private:
   TensorView upload(const Device& device, const HostTensor& host) {
+    if (host.shape().empty()) return {};
     memory_.emplace_back(device, host, DeviceTensor::Guards::bands, kGuardByte);
     return memory_.back().view();
   }

@@ -31,10 +31,6 @@ std::string case_name(std::string text) {
 
 const Template& template_of(const std::string& id) { return *find_template(id); }
 
-bool depends_on(const Template& t, std::string_view constant) {
-  return std::find(t.constants.begin(), t.constants.end(), constant) != t.constants.end();
-}
-
 std::vector<std::int64_t> chunk_sizes_of(const Template& t) {
   const Tunable* tunable = t.tunable("BT");
   if (tunable == nullptr) return {64};

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "runtime/plan.hpp"
@@ -23,6 +24,16 @@ StageContext make_context(const OperatorData& data, std::int64_t BT) {
   c.neg_eigval = p.use_beta_sigmoid && p.allow_neg_eigval;
   c.state_v_first = p.state_v_first;
   return c;
+}
+
+/// A log decay matters through its exponential: next to 1, fp32 does not tell apart what differs by
+/// less than half a unit in the last place, so a gate that all but keeps everything (g near -1e-30)
+/// is held to that much beside the relative bound.
+double decay_resolution(std::string_view output, const Vector& reference) {
+  if (output != "g_log" && output != "G") return 0;
+  double norm = 0;
+  for (const double x : reference) norm += x * x;
+  return norm == 0 ? 0 : 6e-8 * std::sqrt(static_cast<double>(reference.size()) / norm);
 }
 
 /// Runs the references in order, storing each output as its contract does before the next reads it.
@@ -146,7 +157,8 @@ void expect_stage_matches(const Device& device, const PlanStep& step, const Stag
     if (actual.dtype() == DType::int32)
       EXPECT_EQ(actual.values(), reference) << name;
     else
-      EXPECT_LE(rms_error(actual, reference, select), stage_bound(data, step.config, name))
+      EXPECT_LE(rms_error(actual, reference, select),
+                stage_bound(data, step.config, name) + decay_resolution(name, reference))
           << name;
   }
 }
