@@ -15,9 +15,9 @@ class Tensors(Case):
         super().setUp()
         self.tensors = read_file(self.example("--shape", "T=6,H=2,HV=4,K=16,V=32"))
 
-    def rejects(self, *names, options=()):
+    def rejects(self, *names, options=("--device", "cpu")):
         write_file(self.path("bad.safetensors"), self.tensors)
-        self.refuses("run", OP, "--device", "cpu", "--input", self.path("bad.safetensors"),
+        self.refuses("run", OP, "--input", self.path("bad.safetensors"),
                      "--output", self.path("out.safetensors"), *options, names=names)
         self.assertFalse(Path(self.path("out.safetensors")).exists())
 

@@ -35,7 +35,8 @@ class Case(unittest.TestCase):
 
     def document(self, *arguments, expect=0):
         """The one JSON document that --json must leave on stdout."""
-        return json.loads(self.wyvern(*arguments, "--json", expect=expect).stdout)
+        verb, rest = arguments[:1], arguments[1:]
+        return json.loads(self.wyvern(*verb, "--json", *rest, expect=expect).stdout)
 
     def refuses(self, *arguments, names, code=2):
         """One sentence on stderr with each of `names`, the same in JSON, and the exit code."""

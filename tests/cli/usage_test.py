@@ -18,6 +18,10 @@ class Usage(Case):
 
     def test_option_without_value(self):
         self.refuses("run", OP, "--input", names=["--input"])
+        self.refuses("run", OP, "--input", "--output", "x", names=["--input", "--output"])
+
+    def test_option_twice(self):
+        self.refuses("run", OP, "--device", "cpu", "--device", "cpu", names=["--device"])
 
     def test_help(self):
         self.assertIn("devices", self.wyvern("--help").stdout)
@@ -33,7 +37,7 @@ class Usage(Case):
         self.refuses(*example, names=["--preset", "--shape"])
         self.refuses(*example, "--preset", "gpt-2", names=["gpt-2", "qwen3-next-80b"])
         self.refuses(*example, "--preset", "kimi-linear-48b",
-                     names=["kimi-linear-48b", "kda", "qwen3-next-80b"])
+                     names=["kimi-linear-48b", "qwen3-next-80b"])
         self.refuses(*example, "--preset", "qwen3-next-80b", "--tokens", "-1",
                      names=["--tokens", "-1"])
         self.refuses(*example, "--shape", "T=8,H=1", names=["--shape", "K"])
@@ -52,7 +56,7 @@ class Usage(Case):
         self.assertFalse((self.folder / "x.safetensors").exists())
 
     def test_too_large(self):
-        self.refuses("example", OP, "--shape", "B=1000000,T=1000000,H=1000,K=256", "-o",
+        self.refuses("example", OP, "--shape", "B=1000,T=1000000,H=1000,K=256", "-o",
                      "x.safetensors", names=["memory"])
 
     def test_unwritable_output(self):

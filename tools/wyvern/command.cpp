@@ -61,6 +61,7 @@ std::string option_names(const CLI::App& app) {
 Command::Command() : app_("Kernels for the chunked delta rule, compiled and tuned on this machine") {
   app_.name("wyvern");
   app_.set_version_flag("--version", "wyvern " WYVERN_VERSION);
+  app_.add_flag("--json", json_, "print one JSON document");
   app_.allow_extras();
 }
 
@@ -79,6 +80,12 @@ const CLI::App* Command::parsed_verb() const {
 }
 
 void Command::reject_leftovers(const CLI::App& app) const {
+  for (const CLI::Option* option : app.get_options())
+    for (const std::string& value : option->results())
+      if (value.starts_with("--"))
+        throw Error(ErrorKind::kBadInput,
+                    fmt::format("{} has no value, the option '{}' follows it; see `wyvern {} --help`",
+                                option->get_name(), value, app.get_name()));
   const std::vector<std::string> rest = app.remaining();
   if (rest.empty()) return;
   throw Error(ErrorKind::kBadInput,

@@ -13,7 +13,8 @@ inline Problem stage_problem(const Template& t) {
   problem.T = 2048;
   problem.H = 16;
   problem.HV = 32;
-  problem.initial_state = problem.output_final_state = problem.has_dt_bias = true;
+  problem.initial_state = problem.output_final_state = true;
+  problem.use_gate_in_kernel = problem.has_dt_bias = t.covers("gate");
   problem.packed = t.covers("chunk_index");  // which only packed batches have
   return problem;
 }

@@ -184,13 +184,15 @@ int clear(Cache& cache, bool json) {
 int execute(const Flags& flags, bool json) {
   if (!flags.id.empty() && flags.action != "show")
     reject("ID is '{}'; only `wyvern cache show` takes one", flags.id);
+  if (flags.action.empty())
+    reject("ACTION is missing; it must be one of path, list, show ID, stats, clear");
   Cache cache;
   if (flags.action == "path") return print_path(cache, json);
   if (flags.action == "list") return print_list(cache, json);
   if (flags.action == "show") return print_fields(show(cache, flags.id), json);
   if (flags.action == "stats") return print_fields(stats(cache), json);
   if (flags.action == "clear") return clear(cache, json);
-  reject("the action is '{}'; it must be one of path, list, show ID, stats, clear", flags.action);
+  reject("ACTION is '{}'; it must be one of path, list, show ID, stats, clear", flags.action);
 }
 
 }  // namespace

@@ -72,8 +72,11 @@ Json counts_json(const TuneCounts& c) {
 void print_text(const Device& device, const Problem& problem, const TuneResult& r) {
   say("{} on {} ({})", describe(problem), device.info().name, device.info().model);
   fmt::print("{}", plan_text(r.plan));
-  if (r.tuned_us > 0)
-    say("tuned {:.3f} ms, default {:.3f} ms", r.tuned_us / 1e3, r.default_us / 1e3);
+  const auto ms = [](double us) { return us > 0 ? fmt::format("{:.3f}", us / 1e3) : "-"; };
+  Table table({"plan", "ms", "spread"});
+  table.row({"tuned", ms(r.tuned_us), ms(r.tuned_spread_us)});
+  table.row({"default", ms(r.default_us), "-"});
+  fmt::print("{}", table.text());
   say("of {} configs {} measured, {} known before; {} wrong, {} failed; compiled {} kernels; {}",
       r.counts.space, r.counts.measured, r.counts.reused, r.counts.wrong,
       r.counts.crashed + r.counts.timeout + r.counts.failed, r.counts.compiled,

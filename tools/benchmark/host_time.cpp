@@ -1,0 +1,153 @@
+// What a caller waits for besides the kernels: the first call with nothing cached, the first call of a
+// process with a warm cache, and the host's share of every later call. On the best device and the CPU.
+//
+//   build/bin/host_time [--benchmark_filter=REGEX]
+#include <wyvern/runtime.hpp>
+
+#include <benchmark/benchmark.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cache/cache.hpp"
+
+namespace {
+
+using namespace wyvern;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// A folder that goes with its owner.
+class ScratchFolder {
+ public:
+  ScratchFolder()
+      : path_(std::filesystem::temp_directory_path() /
+              ("wyvern-host-time-" + std::to_string(getpid()) + "-" + std::to_string(next_++))) {}
+  ~ScratchFolder() {
+    std::error_code error;
+    std::filesystem::remove_all(path_, error);
+  }
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  static inline int next_ = 0;
+  std::filesystem::path path_;
+};
+
+/// qwen3-next-80b in bf16 with one chunk of tokens, so that the kernels take little.
+Problem small_problem() {
+  Problem problem;
+  problem.T = 64;
+  problem.H = 16;
+  problem.HV = 32;
+  problem.output_final_state = true;
+  return problem;
+}
+
+/// Memory for a launch; what is in it does not matter here but for being finite.
+class Launch {
+ public:
+  Launch(const Device& device, const Problem& p, std::size_t workspace_bytes)
+      : workspace_(device.allocate(workspace_bytes)) {
+    const auto place = [&](DType type, std::initializer_list<std::int64_t> shape) {
+      TensorView view(nullptr, type, shape);
+      const std::size_t bytes = static_cast<std::size_t>(view.elements()) * size_of(type);
+      memory_.push_back(device.allocate(bytes));
+      device.fill(memory_.back().get(), 0, bytes);
+      view.data = memory_.back().get();
+      return view;
+    };
+    arguments_.q = place(p.dtype, {p.B, p.T, p.H, p.K});
+    arguments_.k = place(p.dtype, {p.B, p.T, p.H, p.K});
+    arguments_.v = place(p.dtype, {p.B, p.T, p.HV, p.V});
+    arguments_.beta = place(p.beta_dtype, {p.B, p.T, p.HV});
+    arguments_.g = place(p.g_dtype, {p.B, p.T, p.HV});
+    arguments_.o = place(p.dtype, {p.B, p.T, p.HV, p.V});
+    arguments_.final_state = place(DType::fp32, {p.N, p.HV, p.K, p.V});
+    device.synchronize();
+  }
+  void run(const Operator& op) const { op.launch(arguments_, workspace_.get()); }
+
+ private:
+  std::shared_ptr<void> workspace_;
+  std::vector<std::shared_ptr<void>> memory_;
+  Arguments arguments_;
+};
+
+Runtime runtime_over(const std::filesystem::path& folder) {
+  return Runtime({.cache = std::make_shared<Cache>(folder), .plans = nullptr, .compile_jobs = 0});
+}
+
+/// Prepares and runs once; the memory is there before the clock starts.
+double first_call_seconds(const Device& device, const std::filesystem::path& cache) {
+  const Problem problem = small_problem();
+  constexpr std::size_t kWorkspace = std::size_t{64} << 20;  // more than one chunk needs
+  const Launch launch(device, problem, kWorkspace);
+  const Clock::time_point start = Clock::now();
+  Runtime runtime = runtime_over(cache);
+  const Operator op = runtime.prepare(device, problem);
+  launch.run(op);
+  device.synchronize();
+  return seconds_since(start);
+}
+
+void first_call_cold(benchmark::State& state, const Device& device) {
+  for (auto _ : state) {
+    const ScratchFolder cache;
+    state.SetIterationTime(first_call_seconds(device, cache.path()));
+  }
+}
+
+void first_call_warm(benchmark::State& state, const Device& device) {
+  const ScratchFolder cache;
+  first_call_seconds(device, cache.path());
+  for (auto _ : state) state.SetIterationTime(first_call_seconds(device, cache.path()));
+}
+
+/// On the CPU a launch runs the kernels, so this is the whole call there.
+void launch_host_time(benchmark::State& state, const Device& device) {
+  constexpr int kBatch = 32;  // few enough that a GPU's launch queue never fills
+  const ScratchFolder cache;
+  const Problem problem = small_problem();
+  Runtime runtime = runtime_over(cache.path());
+  const Operator op = runtime.prepare(device, problem);
+  const Launch launch(device, problem, op.workspace_bytes());
+  launch.run(op);
+  device.synchronize();
+  for (auto _ : state) {
+    const Clock::time_point start = Clock::now();
+    for (int i = 0; i < kBatch; ++i) launch.run(op);
+    state.SetIterationTime(seconds_since(start) / kBatch);
+    device.synchronize();
+  }
+}
+
+void add(const Device& device) {
+  const std::string& name = device.info().name;
+  benchmark::RegisterBenchmark((name + "/first_call_cold").c_str(), first_call_cold, device)
+      ->UseManualTime()->Unit(benchmark::kMillisecond)->Iterations(3);
+  benchmark::RegisterBenchmark((name + "/first_call_warm").c_str(), first_call_warm, device)
+      ->UseManualTime()->Unit(benchmark::kMillisecond)->Iterations(10);
+  benchmark::RegisterBenchmark((name + "/launch").c_str(), launch_host_time, device)
+      ->UseManualTime()->Unit(benchmark::kMicrosecond)->Iterations(200);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  const Device best = Device::best();
+  add(best);
+  if (best.info().cuda) add(Device::open("cpu"));
+  benchmark::RunSpecifiedBenchmarks();
+  return 0;
+}
