@@ -254,7 +254,7 @@ class DeviceInputs {
 }  // namespace
 
 OperatorOutputs run_operator(const Device& device, const Operator& op, const OperatorData& data,
-                             Guards guards) {
+                             Guards guards, const Launcher& launcher) {
   const Problem& p = data.problem;
   const HostTensor o_like(p.dtype, {p.B, p.T, p.HV, p.V});
   const HostTensor state_like(
@@ -273,7 +273,10 @@ OperatorOutputs run_operator(const Device& device, const Operator& op, const Ope
     arguments.o = o.view();
     if (p.output_final_state) arguments.final_state = state.view();
     device.synchronize();
-    op.launch(arguments, workspace.view().data);
+    if (launcher)
+      launcher(arguments, workspace.view().data);
+    else
+      op.launch(arguments, workspace.view().data);
     device.synchronize();
     expect_intact("o", o);
     expect_intact("final_state", state);

@@ -69,9 +69,14 @@ struct OperatorOutputs {
   HostTensor o, final_state;
 };
 
+/// How run_operator carries out one launch and waits for it; null: Operator::launch on the default
+/// stream.
+using Launcher = std::function<void(const Arguments& arguments, void* workspace)>;
+
 /// The same for an operator; the workspace is exactly workspace_bytes(), poisoned and guarded.
 OperatorOutputs run_operator(const Device& device, const Operator& op, const OperatorData& data,
-                             DeviceTensor::Guards guards = DeviceTensor::Guards::bands);
+                             DeviceTensor::Guards guards = DeviceTensor::Guards::bands,
+                             const Launcher& launcher = {});
 
 /// Holds the outputs to the oracle and the specification's bounds; records test failures.
 void expect_matches_oracle(const OperatorData& data, const OperatorOutputs& outputs);

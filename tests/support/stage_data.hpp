@@ -19,10 +19,11 @@ namespace wyvern::testing {
 struct StageData {
   Problem problem;       ///< sizes filled in for a packed batch
   StageContext context;  ///< gate_floor -infinity, as for stages on their own
-  HostTensors tensors;   ///< every tensor of every contract by name; x is q before normalization
+  HostTensors tensors;   ///< every tensor of every contract by name
 };
 
-/// `lengths` are the sequences of a packed problem.
+/// `lengths` are the sequences of a packed problem. q and k are taken as they are; x of l2norm is a
+/// tensor of its own.
 StageData make_stage_data(const Problem& problem, std::int64_t BT, Gate gate, std::uint64_t seed,
                           const std::vector<std::int64_t>& lengths = {});
 
