@@ -17,7 +17,7 @@ namespace {
 
 /// A sample shorter than this is lost in the resolution of events and the cost of a graph launch.
 constexpr double kLeastSampleUs = 50;
-constexpr int kMostRepeats = 32;
+constexpr double kMostRepeats = 32;
 constexpr std::size_t kLeastSamples = 3;
 
 /// How much to spend on the samples of one step.
@@ -113,7 +113,7 @@ void Bench::check(const Plan& plan, Outcome& outcome) {
 /// pays for its pages.
 bool Bench::grow(Workspace& workspace, const Device& device, std::size_t bytes) {
   if (bytes <= workspace.bytes) return false;
-  workspace.memory.reset();
+  workspace = {};
   workspace.memory = device.allocate(bytes);
   workspace.bytes = bytes;
   device.fill(workspace.memory.get(), 0, bytes);
@@ -131,8 +131,9 @@ void* Bench::workspace(const Operator& op) {
 /// their outputs from the last candidate. (A step writes nothing that it or its like reads.)
 void Bench::run_before(const Operator& op, std::size_t step) {
   void* const memory = workspace(op);
-  std::string prefix =
-      canonical_text(Plan(op.plan().begin(), op.plan().begin() + static_cast<std::ptrdiff_t>(step)));
+  Plan before = op.plan();
+  before.resize(step);
+  std::string prefix = canonical_text(before);
   for (const Binding& binding : op.impl().steps[step].bindings)
     prefix += fmt::format(" {}:{}", static_cast<int>(binding.from), binding.index);
   if (prefix == prefix_) return;
@@ -163,14 +164,17 @@ std::vector<double> Bench::sample_step(const Operator& op, std::size_t step, dou
                                        bool& rejected) {
   auto replay = record(op, step, step + 1, 1);
   const double first = time_once(*replay);
-  // Past twice twice the bar even a cold first launch tells enough.
+  // Beyond four times the bar even a cold first launch tells enough.
   if (bar > 0 && first > 4 * bar) {
     rejected = true;
     return {first};
   }
-  const int repeats =
-      std::clamp(static_cast<int>(std::ceil(kLeastSampleUs / std::max(first, 0.1))), 1, kMostRepeats);
-  if (repeats > 1) replay = record(op, step, step + 1, repeats);
+  const double wanted = std::ceil(kLeastSampleUs / std::max(first, 0.1));
+  const int repeats = static_cast<int>(std::clamp(wanted, 1.0, kMostRepeats));
+  if (repeats > 1) {
+    replay = record(op, step, step + 1, repeats);
+    time_once(*replay);  // the first launch of a graph uploads it
+  }
   const SamplePlan& plan = device_.info().cuda ? kCudaSamples : kCpuSamples;
   std::vector<double> samples;
   double spent = first;

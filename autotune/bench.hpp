@@ -23,8 +23,8 @@ class Bench {
   Bench(const Device& device, const Problem& problem, std::shared_ptr<Cache> cache,
         std::uint64_t seed);
 
-  /// Checks the plan, then times its step `step` alone, unless clearly slower than `bar` us. The step's
-  /// inputs are what the steps before it computed.
+  /// Checks the plan, then times its step `step` alone, unless clearly slower than `bar` us. The
+  /// step's inputs are what the steps before it computed.
   Outcome measure(const Plan& plan, std::size_t step, double bar);
 
   /// Checks each plan and times the whole operators in turn for about `seconds`. `at` is called

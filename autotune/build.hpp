@@ -69,9 +69,9 @@ struct BuildResult {
   ErrorKind kind = ErrorKind::kCompile;
 };
 
-/// Builds queued specs on `jobs` threads. With `overlap`, as fast as they can, whatever else goes on. Without,
-/// only inside wait(), a batch at a time: on a CPU a compile would take the cores that are
-/// being measured. All calls from one thread.
+/// Builds queued specs on `jobs` threads. With `overlap`, as fast as they can, whatever else goes
+/// on. Without, only inside wait(), a batch at a time: on a CPU a compile would take the cores that
+/// are being measured. All calls from one thread.
 class CompileAhead {
  public:
   CompileAhead(Builder& builder, unsigned jobs, bool overlap);

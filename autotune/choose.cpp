@@ -98,7 +98,8 @@ std::vector<double> costs_through(const SearchSpace& space, const Results& resul
   return through;
 }
 
-std::optional<std::size_t> choose_winner(std::span<const PlanTiming> timings, const Plan& fallback) {
+std::optional<std::size_t> choose_winner(std::span<const PlanTiming> timings,
+                                         const Plan& fallback) {
   std::vector<Timing> sums;
   std::optional<std::size_t> fastest;
   for (const PlanTiming& timing : timings) {
@@ -110,8 +111,8 @@ std::optional<std::size_t> choose_winner(std::span<const PlanTiming> timings, co
   if (!fastest) return {};
   std::size_t chosen = *fastest;
   for (std::size_t i = 0; i < timings.size(); ++i) {
-    if (timings[i].status != Status::ok || sums[i].median <= 0 || !tied(sums[i], sums[*fastest]))
-      continue;
+    if (timings[i].status != Status::ok || sums[i].median <= 0) continue;
+    if (i != *fastest && !tied_in_turn(timings[i].samples, timings[*fastest].samples)) continue;
     if (timings[i].plan == fallback) return i;
     if (canonical_text(timings[i].plan) < canonical_text(timings[chosen].plan)) chosen = i;
   }

@@ -1,5 +1,6 @@
-// From figures to a plan: the best config of a group, the best plans by sums, the winner of a comparison.
-// Ties within noise go the same way each time: the default first, then the least canonical text.
+// From figures to a plan: the best config of a group, the best plans by sums, the winner of a
+// comparison. Ties within noise go the same way each time: the default first, then the least
+// canonical text.
 #pragma once
 
 #include <optional>
@@ -11,8 +12,8 @@
 
 namespace wyvern {
 
-/// The group's config to use: of those tied with the fastest, the default, else the first by text. Nothing
-/// when no config is ok.
+/// The group's config to use: of those tied with the fastest, the default, else the first by text.
+/// Nothing when no config is ok.
 std::optional<std::size_t> best_config(const SearchSpace& space, const Results& results,
                                        std::size_t group);
 
@@ -31,11 +32,12 @@ std::vector<RankedPlan> best_plans(const SearchSpace& space, const Layer& layer,
 std::vector<RankedPlan> best_plans(const SearchSpace& space, const Results& results,
                                    std::size_t count);
 
-/// For each group, the least sum of a plan that uses it, by best medians; a group without an ok config counts
-/// as free, so that its figure is a bound. Infinite where no such plan is known to work.
+/// For each group, the least sum of a plan that uses it, by best medians; a group without an ok
+/// config counts as free, so that its figure is a bound. Infinite where no such plan is known to
+/// work.
 std::vector<double> costs_through(const SearchSpace& space, const Results& results);
 
-/// A plan run as a whole operator.
+/// A plan run as a whole operator, in turn with others: equal indices of samples are neighbours.
 struct PlanTiming {
   Plan plan;
   Status status = Status::failed;

@@ -1,6 +1,6 @@
 // For tests: a worker that speaks the protocol and does to its tuner what a config's tunables say.
-// x is the cost in us; y what becomes of it: 0 ok, 1 a crash, 2 a hang, 3 garbage, 4 wrong, 5 a device lost,
-// 6 an answer without samples, 7 a crash in comparisons only.
+// x is the cost in us; y what becomes of it: 0 ok, 1 a crash, 2 a hang, 3 garbage, 4 wrong, 5 a
+// device lost, 6 an answer without samples, 7 a crash in comparisons only.
 #include <nlohmann/json.hpp>
 
 #include <csignal>
@@ -33,7 +33,9 @@ bool measure(const std::string& config) {
     case 1: std::fputs("about to crash\n", stderr); std::raise(SIGSEGV); break;
     case 2: for (;;) pause();
     case 3: std::cout << "Segfault imminent, or is it?" << std::endl; return true;
-    case 4: say(timed("wrong", 0)); return true;
+    case 4: say({{"status", "wrong"}, {"detail", "NaN"}, {"samples_us", json::array()},
+                 {"error", nullptr}});
+      return true;
     case 5: say(timed("crashed", 0)); return false;
     case 6: say({{"status", "ok"}}); return true;
     default: break;

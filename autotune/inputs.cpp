@@ -164,8 +164,8 @@ ProblemTensors::ProblemTensors(const Device& device, const Problem& problem, std
     d.final_state = add(DType::fp32, {p.N, p.HV, rows, columns}, {}, h.final_state);
 }
 
-TensorView ProblemTensors::add(DType dtype, std::initializer_list<std::int64_t> shape, Bytes content,
-                               TensorView& host) {
+TensorView ProblemTensors::add(DType dtype, std::initializer_list<std::int64_t> shape,
+                               Bytes content, TensorView& host) {
   const TensorView sized(nullptr, dtype, shape);
   const std::size_t bytes = static_cast<std::size_t>(sized.elements()) * size_of(dtype);
   device_memory_.push_back(on_.allocate(bytes));

@@ -11,12 +11,12 @@
 
 namespace wyvern {
 
-/// A problem small enough to check against the oracle, compiled to the same kernels: a few chunks and a
-/// remainder of even the largest chunk size, and for a packed batch an empty sequence.
+/// A problem small enough to check against the oracle, compiled to the same kernels: a few chunks
+/// and a remainder of even the largest chunk size, and for a packed batch an empty sequence.
 Problem reduced(const Problem& problem);
 
-/// The tensors of one problem. Rows of k have length 1, beta is in (0, 1) or logits, g in [-0.5, 0] or raw
-/// gate inputs; past some megabytes the rows of a tensor repeat. Same seed, same values.
+/// The tensors of one problem. Rows of k have length 1, beta is in (0, 1) or logits, g in [-0.5, 0]
+/// or raw gate inputs; past some megabytes the rows of a tensor repeat. Same seed, same values.
 class ProblemTensors {
  public:
   /// Without `keep_host` there is no host copy, and host() and fetch() are not to be used.

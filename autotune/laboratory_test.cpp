@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -130,7 +131,10 @@ TEST_F(LaboratoryTest, EachMisbehaviourCostsOneRowAndOneWorker) {
   const Outcome garbage = measured(lab, at(0, 0, 3));
   EXPECT_EQ(garbage.status, Status::crashed);
   EXPECT_NE(garbage.detail.find("no JSON"), std::string::npos) << garbage.detail;
-  EXPECT_EQ(measured(lab, {0, kWide + 4}).status, Status::wrong);
+  const Outcome wrong = measured(lab, {0, kWide + 4});
+  EXPECT_EQ(wrong.status, Status::wrong);
+  EXPECT_EQ(wrong.detail, "NaN");
+  EXPECT_TRUE(std::isinf(wrong.error));
   EXPECT_EQ(logged("start"), 4);  // wrong needs no new worker
   EXPECT_EQ(measured(lab, {0, kWide + 5}).status, Status::crashed);
   EXPECT_EQ(measured(lab, {0, kWide + 6}).status, Status::crashed);

@@ -23,8 +23,8 @@ struct LoopEnd {
   bool interrupted = false;
 };
 
-/// Runs `search` until its end, the deadline or an interruption; every outcome lands in `results` as it
-/// comes. Candidates already in `results` are not asked for again.
+/// Runs `search` until its end, the deadline or an interruption; every outcome lands in `results`
+/// as it comes. Candidates already in `results` are not asked for again.
 LoopEnd run_search(const SearchSpace& space, const Search& search, Laboratory& laboratory,
                    const LoopLimits& limits, Results& results);
 

@@ -61,9 +61,10 @@ std::vector<Candidate> Search::neighbours(const Results& results, std::size_t gr
   for (std::size_t i = 0; i < own.configs.size(); ++i)
     if (exhaustive_ || !best || distance(own.configs[i], centre) == 1)
       candidates.push_back({group, i});
-  std::stable_sort(candidates.begin(), candidates.end(), [&](const Candidate& a, const Candidate& b) {
+  const auto nearer = [&](const Candidate& a, const Candidate& b) {
     return distance(own.configs[a.config], centre) < distance(own.configs[b.config], centre);
-  });
+  };
+  std::stable_sort(candidates.begin(), candidates.end(), nearer);
   return candidates;
 }
 

@@ -294,6 +294,23 @@ TEST(Statistics, MedianSpreadAndNoise) {
   EXPECT_DOUBLE_EQ(summarize(steady).noise, 0);
 }
 
+TEST(Statistics, TiesAreBoundedOnBothSides) {
+  const Timing quiet{100, 0, 0}, noisy{104, 20, 30}, far{106, 20, 30}, close{100.9, 0, 0};
+  EXPECT_TRUE(tied(quiet, close));
+  EXPECT_TRUE(tied(quiet, noisy));
+  EXPECT_FALSE(tied(quiet, far));
+  const Timing apart{102, 0, 0.5};
+  EXPECT_FALSE(tied(quiet, apart));
+}
+
+TEST(Statistics, DriftThatSlowsNeighboursAlikeHidesNoDifference) {
+  const std::vector<double> fastest{10, 20, 30, 15, 12}, slower{10.4, 20.8, 31.2, 15.6, 12.48};
+  EXPECT_TRUE(tied(summarize(fastest), summarize(slower)));
+  EXPECT_FALSE(tied_in_turn(slower, fastest));
+  const std::vector<double> same{10.1, 19.8, 30.2, 15, 11.9};
+  EXPECT_TRUE(tied_in_turn(same, fastest));
+}
+
 TEST(Statistics, ClearlySlowerNeedsTwiceAtFirstAndHalfAsMuchAgainLater) {
   const std::vector<double> one{1.9}, slow{2.1}, two{2.1, 1.6}, mended{2.1, 1.4};
   EXPECT_FALSE(clearly_slower(one, 1));

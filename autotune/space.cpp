@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <span>
 
@@ -52,8 +53,8 @@ class Builder {
         const std::size_t last = first + t->stages.size();
         const Values constants =
             step_constants(problem_, std::span(uses_).subspan(first, t->stages.size()));
-        if (const Group* group = group_of(*t, constants, BT))
-          layer.edges.push_back({first, last, static_cast<std::size_t>(group - space_.groups.data())});
+        if (const auto group = group_of(*t, constants, BT))
+          layer.edges.push_back({first, last, *group});
       }
     if (keep_connected(layer)) {
       set_contexts(layer);
@@ -61,16 +62,18 @@ class Builder {
     }
   }
 
-  /// The group, made on its first use; null when the template has no legal config with this BT.
-  const Group* group_of(const Template& t, const Values& constants, std::int64_t BT) {
+  /// The group's index, made on its first use; nothing when the template has no legal config with
+  /// this BT.
+  std::optional<std::size_t> group_of(const Template& t, const Values& constants,
+                                      std::int64_t BT) {
     const bool chunked = t.tunable("BT") != nullptr;
     const std::string key = fmt::format("{} {} {}", t.id(), relevant(t, constants).to_string(),
                                         chunked ? BT : 0);
     if (const auto known = index_.find(key); known != index_.end())
-      return &space_.groups[known->second];
+      return known->second;
     Group group{t.id(), constants, chunked ? BT : 0, {}, 0, {}, 0};
     group.configs = wyvern::space(t, constants, target_.limits, floor_, BT);
-    if (group.configs.empty()) return nullptr;
+    if (group.configs.empty()) return {};
     const Config preferred =
         default_config(t, constants, target_.limits, floor_, BT).value_or(group.configs.front());
     const auto at = std::find(group.configs.begin(), group.configs.end(), preferred);
@@ -79,7 +82,7 @@ class Builder {
     else group.default_config = static_cast<std::size_t>(at - group.configs.begin());
     index_.emplace(key, space_.groups.size());
     space_.groups.push_back(std::move(group));
-    return &space_.groups.back();
+    return space_.groups.size() - 1;
   }
 
   /// Drops edges that no cover from the first use to the last takes; false when none is left.

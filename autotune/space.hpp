@@ -1,8 +1,9 @@
-// What there is to search: every way to cover an operator's stages, and every config of every template.
+// What there is to search: every way to cover an operator's stages, and every config of every
+// template.
 //
-// Stage times add up, so each (template, config) is measured once, alone, and plans are put together from
-// those figures. A Group is one template at one chunk size; a Layer holds the covers of one chunk size, as a
-// graph whose edges are groups.
+// Stage times add up, so each (template, config) is measured once, alone, and plans are put
+// together from those figures. A Group is one template at one chunk size; a Layer holds the covers
+// of one chunk size, as a graph whose edges are groups.
 #pragma once
 
 #include <wyvern/config.hpp>
@@ -56,8 +57,8 @@ struct Candidate {
   auto operator<=>(const Candidate&) const = default;
 };
 
-/// The space of a problem on a target. Layers some stage of which has no legal config are left out; throws
-/// Error(kUnavailable) when none is left.
+/// The space of a problem on a target. Layers some stage of which has no legal config are left out;
+/// throws Error(kUnavailable) when none is left.
 SearchSpace build_space(const Problem& problem, const Target& target);
 
 /// The group's context with default configs and the candidate in its place.

@@ -6,6 +6,10 @@
 namespace wyvern {
 namespace {
 
+/// Relative differences below the first are always a tie, those above the second never.
+constexpr double kIndistinct = 0.01;
+constexpr double kDistinct = 0.05;
+
 double median_of(std::vector<double> values) {
   if (values.empty()) return 0;
   const std::size_t middle = values.size() / 2;
@@ -31,10 +35,18 @@ Timing summarize(std::span<const double> samples) {
 }
 
 bool tied(const Timing& a, const Timing& b) {
-  constexpr double kIndistinct = 0.01;
-  const double difference = std::fabs(a.median - b.median);
-  return difference <= std::max(a.noise, b.noise) ||
-         difference <= kIndistinct * std::min(a.median, b.median);
+  const double least = std::min(a.median, b.median);
+  const double noise = std::max(a.noise, b.noise);
+  return std::fabs(a.median - b.median) <=
+         std::clamp(noise, kIndistinct * least, kDistinct * least);
+}
+
+bool tied_in_turn(std::span<const double> other, std::span<const double> fastest) {
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < std::min(other.size(), fastest.size()); ++i)
+    if (fastest[i] > 0) ratios.push_back(other[i] / fastest[i]);
+  const Timing ratio = summarize(ratios);
+  return !ratios.empty() && ratio.median - 1 <= std::clamp(ratio.noise, kIndistinct, kDistinct);
 }
 
 bool clearly_slower(std::span<const double> samples, double bar) {

@@ -16,9 +16,14 @@ struct Timing {
 /// Zeros for no samples.
 Timing summarize(std::span<const double> samples);
 
-/// Whether the slower of two medians may well be no slower: the difference is within either's noise,
-/// or below the one percent that repeats of a measurement differ by anyway.
+/// Whether the slower of two medians may well be no slower: the difference is within either's
+/// noise, or below the one percent that repeats of a measurement differ by anyway. Medians five
+/// percent apart are never tied: on a machine that noisy, the lower one is still the better bet.
 bool tied(const Timing& a, const Timing& b);
+
+/// The same for samples taken in turn, one's i-th next to the other's i-th: what slowed both is
+/// left out. `fastest` is the one with the lower median.
+bool tied_in_turn(std::span<const double> other, std::span<const double> fastest);
 
 /// Whether a config with these first samples is not worth more of them, with the group's best
 /// median at `bar`; a bar of 0 rejects nothing. The first sample alone must be twice the bar,

@@ -5,8 +5,8 @@
 
 namespace wyvern {
 
-/// A space of three stage uses and chunk sizes 64 and 32: single templates "a", "b", "c" and "bc" for the last
-/// two together. Tunables x and y run from 0 to 3; the default is x=0,y=0.
+/// A space of three stage uses and chunk sizes 64 and 32: single templates "a", "b", "c" and "bc"
+/// for the last two together. Tunables x and y run from 0 to 3; the default is x=0,y=0.
 inline SearchSpace synthetic_space() {
   SearchSpace space;
   space.uses = 3;

@@ -24,8 +24,8 @@ constexpr std::int64_t kCudaRegistersPerBlock = 65536;
 /// The candidates' tensors are the same in every tuning, so that two of them can be compared.
 constexpr std::uint64_t kSeed = 20;
 constexpr std::size_t kFinalists = 3;
-/// A chunk size whose best sum is within this of the best takes part in the comparison: what sums leave
-/// out (launches, what stays in cache between steps) is of this order.
+/// A chunk size whose best sum is within this of the best takes part in the comparison: what sums
+/// leave out (launches, what stays in cache between steps) is of this order.
 constexpr double kNear = 1.25;
 
 class Tuning {

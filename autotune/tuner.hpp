@@ -1,7 +1,8 @@
 // The tuner: finds the fastest correct plan for a problem on a device and stores it as the winner.
 //
-// Every candidate is compiled here, but run and timed in a worker process (worker.hpp): one that crashes or
-// hangs costs one row that says so. Rows are stored as they come, so an interrupted tuning resumes.
+// Every candidate is compiled here, but run and timed in a worker process (worker.hpp): one that
+// crashes or hangs costs one row that says so. Rows are stored as they come, so an interrupted
+// tuning resumes.
 #pragma once
 
 #include <wyvern/runtime.hpp>
@@ -33,11 +34,13 @@ struct TuneOptions {
   unsigned jobs = 0;        ///< threads that compile; 0: one per core
   bool force = false;       ///< measure again what the cache already holds
   bool exhaustive = false;  ///< every config of every template instead of a local search
-  /// Program and arguments of the worker: a process whose whole work is worker_main(0, 1). Required.
+  /// Program and arguments of the worker: a process whose whole work is worker_main(0, 1).
+  /// Required.
   std::vector<std::string> worker_command;
   std::function<void(const TuneProgress&)> progress;
-  /// Asked often, from the calling thread; true stops the tuning within a second: rows stay, no winner is
-  /// stored, and the result says interrupted. Cheap and non-throwing, e.g. a read of a flag set by SIGINT.
+  /// Asked often, from the calling thread; true stops the tuning within a second: rows stay, no
+  /// winner is stored, and the result says interrupted. Cheap and non-throwing, e.g. a read of a
+  /// flag set by SIGINT.
   std::function<bool()> interrupted;
 };
 
@@ -63,10 +66,11 @@ struct TuneResult {
   bool stored = false;       ///< the winner is in the cache: prepare() answers with it
 };
 
-/// Tunes `problem` and stores the winner under its problem key. Where stored rows of the same driver and kernels leave
-/// the search nothing to ask, the stored winner is returned and nothing runs. Uses runtime's cache. Throws Error(kBadInput) for an
-/// illegal problem, one without tokens or a missing worker_command; Error(kUnavailable) when no compiler or worker
-/// can be had, or when no plan passes its check.
+/// Tunes `problem` and stores the winner under its problem key. Where stored rows of the same
+/// driver and kernels leave the search nothing to ask, the stored winner is returned and nothing
+/// runs. Uses runtime's cache. Throws Error(kBadInput) for an illegal problem, one without tokens
+/// or a missing worker_command; Error(kUnavailable) when no compiler or worker can be had, or when
+/// no plan passes its check.
 TuneResult tune(Runtime& runtime, const Device& device, const Problem& problem,
                 const TuneOptions& options);
 

@@ -1,16 +1,18 @@
 // The process that candidates run in, and how the tuner talks to it.
 //
-// One JSON document a line, requests on one descriptor, replies on the other, one request at a time.
-// A worker ends when its input does, and is killed with its parent.
+// One JSON document a line, requests on one descriptor, replies on the other, one request at a
+// time. A worker ends when its input does, and is killed with its parent.
 //
 //   {"open":{"device":"cuda:0","problem":{...},"cache":"/dir","seed":1}}
 //     -> {"ready":true} | {"error":"one sentence","kind":"input"|"unavailable"}
-//     Opens the device, builds the tensors, runs the float64 oracle on the reduced problem. Once, first.
+//     Opens the device, builds the tensors, runs the float64 oracle on the reduced problem. Once,
+//     first.
 //   {"measure":{"plan":[{"template":"fwd_h.cpu","config":"BT=64"},...],"step":3,"bar_us":12.5}}
 //     -> {"status":"ok","detail":"","samples_us":[...],"error":0.001,"compiled":0}
-//     Checks the plan on the reduced problem, then times step 3 alone. The status is "ok", "wrong", "rejected"
-//     (clearly slower than bar_us, 0: no bar), "failed" (did not compile), "illegal" (cannot be
-//     launched), or "crashed": the device reports a fault and the worker ends after this reply.
+//     Checks the plan on the reduced problem, then times step 3 alone. The status is "ok", "wrong",
+//     "rejected" (clearly slower than bar_us, 0: no bar), "failed" (did not compile), "illegal"
+//     (cannot be launched), or "crashed": the device reports a fault and the worker ends after this
+//     reply. "error" is null when an output holds a NaN or an infinity.
 //   {"compare":{"plans":[[...],...],"seconds":4.0}}
 //     -> {"at":0}, {"at":1}, ... before plan 0, 1, ... is prepared, checked or first run, then
 //     -> {"plans":[{"status":"ok","detail":"","samples_us":[...],"error":0.001},...],"compiled":0}
@@ -19,8 +21,8 @@
 
 namespace wyvern {
 
-/// Serves requests until `in_fd` ends; returns the process's exit code. To be called by a program that
-/// does nothing else: standard output is turned over to the protocol when out_fd is 1.
+/// Serves requests until `in_fd` ends; returns the process's exit code. To be called by a program
+/// that does nothing else: standard output is turned over to the protocol when out_fd is 1.
 int worker_main(int in_fd, int out_fd);
 
 }  // namespace wyvern

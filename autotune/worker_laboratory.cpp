@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 
 #include "autotune/protocol.hpp"
 
@@ -32,18 +33,43 @@ Outcome outcome_of(const Reply& reply) {
   return outcome;
 }
 
-/// Reads the fields every answer about a plan has; false when they are not there.
-bool read(const json& value, Status& status, std::string& detail, std::vector<double>& samples) {
+/// An answer about a plan, or nothing when it is not one.
+std::optional<Outcome> read(const json& value) {
+  Outcome outcome;
+  outcome.ran = true;
   try {
-    const auto parsed = parse_status(value.at("status").get<std::string>());
-    if (!parsed) return false;
-    status = *parsed;
-    detail = value.at("detail").get<std::string>();
-    samples = value.at("samples_us").get<std::vector<double>>();
-    return status != Status::ok || !samples.empty();
+    const auto status = parse_status(value.at("status").get<std::string>());
+    if (!status) return {};
+    outcome.status = *status;
+    outcome.detail = value.at("detail").get<std::string>();
+    outcome.samples = value.at("samples_us").get<std::vector<double>>();
+    const json& error = value.at("error");
+    outcome.error =
+        error.is_null() ? std::numeric_limits<double>::infinity() : error.get<double>();
   } catch (const json::exception&) {
-    return false;
+    return {};
   }
+  const bool timed = !outcome.samples.empty() &&
+                     std::all_of(outcome.samples.begin(), outcome.samples.end(),
+                                 [](double sample) { return sample > 0; });
+  if (outcome.status == Status::ok && !timed) return {};
+  return outcome;
+}
+
+/// The number under `name`, 0 when there is none.
+std::int64_t number(const json& value, const char* name) {
+  const auto at = value.find(name);
+  return at != value.end() && at->is_number_integer() ? at->get<std::int64_t>() : 0;
+}
+
+/// The text under `name`, empty when there is none.
+std::string text(const json& value, const char* name) {
+  const auto at = value.find(name);
+  return at != value.end() && at->is_string() ? at->get<std::string>() : std::string();
+}
+
+Outcome nonsense(const json& value) {
+  return {Status::crashed, fmt::format("the worker answered {}", value.dump()), {}, 0, false, true};
 }
 
 }  // namespace
@@ -148,19 +174,11 @@ std::optional<Outcome> WorkerLaboratory::run(const Candidate& candidate, double 
                        {"step", space_.groups[candidate.group].step},
                        {"bar_us", bar}}}};
   const auto start = std::chrono::steady_clock::now();
-  Reply reply = worker_.ask(request, timeout(), options_.interrupted);
+  const Reply reply = worker_.ask(request, timeout(), options_.interrupted);
   if (reply.kind == Reply::Kind::interrupted) return {};
   if (reply.kind != Reply::Kind::answer) return outcome_of(reply);
-  Outcome outcome;
-  outcome.ran = true;
-  if (!read(reply.value, outcome.status, outcome.detail, outcome.samples)) {
-    outcome = {Status::crashed, fmt::format("the worker answered {}", reply.value.dump()), {}, 0,
-               false, true};
-    worker_.kill();
-    return outcome;
-  }
-  outcome.error = reply.value.value("error", 0.0);
-  compiled_by_worker_ += reply.value.value("compiled", std::int64_t{0});
+  const Outcome outcome = read(reply.value).value_or(nonsense(reply.value));
+  compiled_by_worker_ += number(reply.value, "compiled");
   if (outcome.status == Status::crashed) worker_.kill();
   slowest_answer_s_ = std::max(slowest_answer_s_, seconds_since(start));
   return outcome;
@@ -174,14 +192,14 @@ bool WorkerLaboratory::open_worker() {
   if (reply.kind == Reply::Kind::interrupted) return false;
   if (reply.kind == Reply::Kind::answer && reply.value.contains("ready")) return true;
   worker_.kill();
-  if (reply.kind != Reply::Kind::answer || !reply.value.contains("error"))
-    throw Error(ErrorKind::kUnavailable,
-                fmt::format("the tuning worker '{}' does not start: {}",
-                            fmt::join(options_.worker_command, " "),
-                            reply.kind == Reply::Kind::answer ? reply.value.dump() : reply.detail));
-  throw Error(reply.value.value("kind", "") == "input" ? ErrorKind::kBadInput
-                                                       : ErrorKind::kUnavailable,
-              reply.value["error"].dump());
+  if (const std::string said = text(reply.value, "error"); !said.empty())
+    throw Error(text(reply.value, "kind") == "input" ? ErrorKind::kBadInput
+                                                     : ErrorKind::kUnavailable,
+                said);
+  throw Error(ErrorKind::kUnavailable,
+              fmt::format("the tuning worker '{}' does not start: {}",
+                          fmt::join(options_.worker_command, " "),
+                          reply.kind == Reply::Kind::answer ? reply.value.dump() : reply.detail));
 }
 
 double WorkerLaboratory::timeout() const {
@@ -230,16 +248,15 @@ bool WorkerLaboratory::compare_once(std::span<PlanTiming* const> running, double
   std::size_t at = 0;
   Reply reply = worker_.ask(request, patience, options_.interrupted);
   while (reply.kind == Reply::Kind::answer && reply.value.contains("at")) {
-    at = std::min(reply.value.value("at", std::size_t{0}), running.size() - 1);
+    const auto last = static_cast<std::int64_t>(running.size()) - 1;
+    at = static_cast<std::size_t>(std::clamp(number(reply.value, "at"), std::int64_t{0}, last));
     reply = worker_.ask(nullptr, patience, options_.interrupted);
   }
   if (reply.kind == Reply::Kind::interrupted) return true;
   if (reply.kind == Reply::Kind::answer && take_answers(reply.value, running)) return true;
-  if (reply.kind == Reply::Kind::answer) {
-    reply.detail = fmt::format("the worker answered {}", reply.value.dump());
-    worker_.kill();
-  }
-  const Outcome outcome = outcome_of(reply);
+  const Outcome outcome =
+      reply.kind == Reply::Kind::answer ? nonsense(reply.value) : outcome_of(reply);
+  worker_.kill();
   running[at]->status = outcome.status;
   running[at]->detail = outcome.detail;
   return false;
@@ -247,12 +264,21 @@ bool WorkerLaboratory::compare_once(std::span<PlanTiming* const> running, double
 
 /// False when the reply does not hold an answer for each.
 bool WorkerLaboratory::take_answers(const json& value, std::span<PlanTiming* const> running) {
-  const json answers = value.value("plans", json::array());
-  if (answers.size() != running.size()) return false;
-  for (std::size_t i = 0; i < running.size(); ++i)
-    if (!read(answers[i], running[i]->status, running[i]->detail, running[i]->samples))
-      return false;
-  compiled_by_worker_ += value.value("compiled", std::int64_t{0});
+  const auto answers = value.find("plans");
+  if (answers == value.end() || !answers->is_array() || answers->size() != running.size())
+    return false;
+  std::vector<Outcome> outcomes;
+  for (const json& answer : *answers) {
+    const auto outcome = read(answer);
+    if (!outcome) return false;
+    outcomes.push_back(*outcome);
+  }
+  for (std::size_t i = 0; i < running.size(); ++i) {
+    running[i]->status = outcomes[i].status;
+    running[i]->detail = outcomes[i].detail;
+    running[i]->samples = outcomes[i].samples;
+  }
+  compiled_by_worker_ += number(value, "compiled");
   return true;
 }
 

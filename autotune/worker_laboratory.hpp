@@ -1,5 +1,5 @@
-// The laboratory of a real tuning: compiles ahead, has a worker process check and time, keeps rows in
-// the cache.
+// The laboratory of a real tuning: compiles ahead, has a worker process check and time, keeps rows
+// in the cache.
 #pragma once
 
 #include <functional>

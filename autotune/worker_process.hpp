@@ -24,8 +24,8 @@ struct Reply {
   std::string detail;
 };
 
-/// Spawned, not forked: a fork would copy the locks of compiling threads and the state of drivers. In a process
-/// group of its own, so that ^C reaches the parent only. Used from one thread.
+/// Spawned, not forked: a fork would copy the locks of compiling threads and the state of drivers.
+/// In a process group of its own, so that ^C reaches the parent only. Used from one thread.
 class WorkerProcess {
  public:
   explicit WorkerProcess(std::vector<std::string> command) : command_(std::move(command)) {}
