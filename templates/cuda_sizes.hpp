@@ -26,8 +26,8 @@ inline bool is_half(const Values& constants) {
   return constants.dtype("DTYPE") != DType::fp32;
 }
 
-/// For templates whose products of 16-bit inputs are all 16-bit: `precision` then means nothing, and
-/// the most accurate name is kept, which every floor admits.
+/// For templates whose products of 16-bit inputs are all 16-bit: `precision` then means nothing,
+/// and the most accurate name is kept, which every floor admits.
 inline bool repeats_precision(const Values& constants, const Config& config) {
   return is_half(constants) && config.precision("precision") != Precision::ieee;
 }

@@ -102,7 +102,8 @@ WYVERN_KERNEL(kThreads, 0)
       const int cols = rest_from<K, BK>(tile * BK);
       load_tile<kThreads, K>(stage.q, q + row_k * K + tile * BK, H * K, chunk.rows, cols);
       load_tile<kThreads, K>(stage.k, k + row_k * K + tile * BK, H * K, chunk.rows, cols);
-      load_tile<kThreads, V>(stage.h, h_chunk + int64{tile} * BK * V, V, cols, rest_from<V, BV>(first_v));
+      load_tile<kThreads, V>(stage.h, h_chunk + int64{tile} * BK * V, V, cols,
+                             rest_from<V, BV>(first_v));
     }
     copy_async_commit();
   };

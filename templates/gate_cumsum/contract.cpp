@@ -27,7 +27,8 @@ Template stage() {
 Template portable() {
   Template t = stage();
   t.variant = "portable";
-  t.tunables = {{"BT", cuda::integers({64, 32, 16, 128})}, {"num_warps", cuda::integers({4, 2, 8})}};
+  t.tunables = {{"BT", cuda::integers({64, 32, 16, 128})},
+                {"num_warps", cuda::integers({4, 2, 8})}};
   t.source = "gate_cumsum/portable.cu";
   t.illegal = [](const Values&, const Config&, const Limits&) { return std::string(); };
   t.fallback = [](const Values&, const Limits&, std::int64_t BT) {

@@ -32,7 +32,8 @@ std::int64_t shared_bytes(const Values& constants, const Config& config) {
   const DType type = constants.dtype("DTYPE");
   const std::int64_t BT = config.integer("BT");
   const std::int64_t width = std::max(config.integer("BK"), config.integer("BV"));
-  return cuda::tile_bytes(BT, BT, type) + cuda::column_bytes(BT) + cuda::tile_bytes(BT, width, type);
+  return cuda::tile_bytes(BT, BT, type) + cuda::column_bytes(BT) +
+         cuda::tile_bytes(BT, width, type);
 }
 
 std::string illegal(const Values& constants, const Config& config, const Limits& limits) {

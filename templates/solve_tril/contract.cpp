@@ -34,7 +34,8 @@ Template portable() {
   t.illegal = [](const Values&, const Config& config, const Limits& limits) {
     const std::int64_t BT = config.integer("BT");
     if (config.integer("num_warps") * 32 < BT)
-      return fmt::format("num_warps={} is less than BT/32={}", config.integer("num_warps"), BT / 32);
+      return fmt::format("num_warps={} is less than BT/32={}", config.integer("num_warps"),
+                         BT / 32);
     return cuda::exceeds_shared(cuda::tile_bytes(BT, BT, DType::fp32), limits);
   };
   t.redundant = [](const Values&, const Config& config) {

@@ -6,8 +6,8 @@
 
 namespace wyvern::emulator {
 
-/// A suspended computation. Not thread-safe; a fiber that has not ended may be dropped, then nothing
-/// on its stack is destroyed.
+/// A suspended computation. Not thread-safe; a fiber that has not ended may be dropped, then
+/// nothing on its stack is destroyed.
 class Fiber {
  public:
   using Body = void (*)(void* argument);

@@ -1,6 +1,6 @@
-// Every CUDA template against the float64 reference of its stages, on the emulator. Each launch runs
-// twice, with other warps first and outputs poisoned differently: the results must agree bit for bit,
-// and what a contract leaves alone must keep its poison.
+// Every CUDA template against the float64 reference of its stages, on the emulator. Each launch
+// runs twice, with other warps first and outputs poisoned differently: the results must agree bit
+// for bit, and what a contract leaves alone must keep its poison.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -111,7 +111,8 @@ void expect_correct(const Template& t, const Config& config, const StageData& da
   }
 }
 
-/// Whether the template is for a GPU, has this chunk size, and the problem what it reads and writes.
+/// Whether the template is for a GPU, has this chunk size, and the problem what it reads and
+/// writes.
 bool applies(const Template& t, const Problem& problem, std::int64_t BT) {
   if (t.device != DeviceKind::cuda) return false;
   if (const Tunable* sizes = t.tunable("BT"); sizes != nullptr)

@@ -28,7 +28,7 @@ inline void sync_warp() {
   wyvern_machine->collective(Collective::sync_warp, lane);
 }
 
-// ---- numbers -------------------------------------------------------------------------------------
+// ---- numbers ------------------------------------------------------------------------------------
 
 template <class To, class From>
 To bits_as(From x) {
@@ -79,7 +79,7 @@ inline float reciprocal_sqrt(float x) { return 1.0f / std::sqrt(x); }
 inline float fused_multiply_add(float a, float b, float c) { return std::fma(a, b, c); }
 inline float maximum(float a, float b) { return std::fmax(a, b); }
 
-// ---- warps -----------------------------------------------------------------------------------------
+// ---- warps --------------------------------------------------------------------------------------
 
 inline uint32 exchange(uint32 x, int source_lane) {
   LaneOperands lane;
@@ -156,7 +156,7 @@ inline void mma_m16n8k8_tf32(float (&d)[4], const float (&a)[4], float b0, float
   wyvern_machine->collective(Collective::mma_tf32, lane);
 }
 
-// ---- the host's way in -------------------------------------------------------------------------------
+// ---- the host's way in --------------------------------------------------------------------------
 
 template <class Kernel>
 struct KernelCall;

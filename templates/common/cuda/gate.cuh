@@ -9,8 +9,8 @@ WYVERN_DEVICE float log_decay(float x, float A_log) {
   return -exponential(A_log) * softplus;
 }
 
-/// How a block of Threads covers one chunk of Size rows and a group of heads: lanes along the heads,
-/// and equal segments of rows.
+/// How a block of Threads covers one chunk of Size rows and a group of heads: lanes along the
+/// heads, and equal segments of rows.
 template <int Threads, int Size, int Heads>
 struct CumsumShape {
   WYVERN_DEVICE static constexpr int lanes() {
@@ -24,8 +24,8 @@ struct CumsumShape {
   static constexpr int kRows = Size / kSegments;
 };
 
-/// G(r) = sum over i <= r of load(i, head), for the block's chunk and group of heads. Needs 4 bytes of
-/// shared memory a thread.
+/// G(r) = sum over i <= r of load(i, head), for the block's chunk and group of heads. Needs 4 bytes
+/// of shared memory a thread.
 template <int Threads, int Size, int Heads, class Load>
 WYVERN_DEVICE void chunk_cumsum(const Chunk& chunk, int group, float* G, Load&& load) {
   using Shape = CumsumShape<Threads, Size, Heads>;

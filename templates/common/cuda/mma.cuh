@@ -1,7 +1,7 @@
-// Products of 16-row tiles on tensor cores. One accumulator layout serves every dtype and precision:
-// a lane owns (row g, columns 2t and 2t+1) and (row g+8, the same columns) of each 16x8 piece, where
-// g = lane / 4 and t = lane % 4. That layout is also the left operand's, so a product's result feeds
-// the next product without leaving registers.
+// Products of 16-row tiles on tensor cores. One accumulator layout serves every dtype and
+// precision: a lane owns (row g, columns 2t and 2t+1) and (row g+8, the same columns) of each 16x8
+// piece, where g = lane / 4 and t = lane % 4. That layout is also the left operand's, so a
+// product's result feeds the next product without leaving registers.
 #pragma once
 
 #include "common/cuda/tile.cuh"
@@ -41,7 +41,7 @@ struct RightPair<float> {
   float r[4];
 };
 
-// ---- left operands -------------------------------------------------------------------------------
+// ---- left operands ------------------------------------------------------------------------------
 
 /// Rows row..row+15, reduction indices depth..: stored row by row.
 template <class T, int Rows, int Cols>
@@ -88,7 +88,7 @@ WYVERN_DEVICE Left<T> left_from(const Piece (&pieces)[N], int step) {
     return left_from<T>(pieces[step], pieces[step]);
 }
 
-// ---- right operands --------------------------------------------------------------------------------
+// ---- right operands -----------------------------------------------------------------------------
 
 /// Stored as the reduction index runs down the rows: element (depth, col) at tile(depth, col).
 template <class T, int Rows, int Cols>
@@ -109,7 +109,8 @@ WYVERN_DEVICE RightPair<T> load_right(const Tile<T, Rows, Cols>& tile, int depth
 
 /// Stored transposed: element (depth, col) at tile(col, depth).
 template <class T, int Rows, int Cols>
-WYVERN_DEVICE RightPair<T> load_right_transposed(const Tile<T, Rows, Cols>& tile, int depth, int col) {
+WYVERN_DEVICE RightPair<T> load_right_transposed(const Tile<T, Rows, Cols>& tile, int depth,
+                                                 int col) {
   RightPair<T> b;
   const int lane = lane_index();
   if constexpr (kHalf<T>) {
@@ -126,7 +127,7 @@ WYVERN_DEVICE RightPair<T> load_right_transposed(const Tile<T, Rows, Cols>& tile
   return b;
 }
 
-// ---- products ----------------------------------------------------------------------------------------
+// ---- products -----------------------------------------------------------------------------------
 
 /// One 16x8x8 step in fp32 FMAs. Operands come from their owners by shuffles. A loop, because steps
 /// are unrolled by the hundred around it.
@@ -193,11 +194,12 @@ WYVERN_DEVICE void multiply(Piece& d0, Piece& d1, const Left<T>& a, const RightP
   }
 }
 
-// ---- results to memory ---------------------------------------------------------------------------------
+// ---- results to memory --------------------------------------------------------------------------
 
 /// Writes two neighbouring pieces, 16 rows x 16 columns, to rows `stride` elements apart, up to
 /// `rows` rows and `cols` columns. Rows start at multiples of Align elements from a 16-byte-aligned
-/// base. Where that allows, neighbouring lanes trade halves so that each writes four columns at once.
+/// base. Where that allows, neighbouring lanes trade halves so that each writes four columns at
+/// once.
 template <int Align, class T>
 WYVERN_DEVICE void store_pair(T* to, int64 stride, const Piece& left, const Piece& right, int rows,
                               int cols) {

@@ -1,6 +1,7 @@
 // The hardware: every PTX instruction and special register that CUDA templates use, and nothing
-// else. The rest of common/cuda is plain C++ over these functions, so the emulator of tests/emulator
-// replaces this one file. Fragment layouts are those of the PTX ISA's chapter on mma.
+// else. The rest of common/cuda is plain C++ over these functions, so the emulator of
+// tests/emulator replaces this one file. Fragment layouts are those of the PTX ISA's chapter on
+// mma.
 #pragma once
 
 #include "common/cuda/types.cuh"
@@ -29,7 +30,7 @@ WYVERN_DEVICE uint32 shared_address(const void* pointer) {
   return static_cast<uint32>(__cvta_generic_to_shared(pointer));
 }
 
-// ---- numbers -------------------------------------------------------------------------------------
+// ---- numbers ------------------------------------------------------------------------------------
 
 WYVERN_DEVICE uint32 float_bits(float x) { return __float_as_uint(x); }
 WYVERN_DEVICE float bits_float(uint32 x) { return __uint_as_float(x); }
@@ -97,7 +98,7 @@ WYVERN_DEVICE float reciprocal_sqrt(float x) { return 1.0f / sqrtf(x); }
 WYVERN_DEVICE float fused_multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 WYVERN_DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
 
-// ---- moving registers inside a warp; every lane must take part -------------------------------------
+// ---- moving registers inside a warp; every lane must take part ----------------------------------
 
 WYVERN_DEVICE float shuffle(float x, int source_lane) {
   return __shfl_sync(0xFFFFFFFFU, x, source_lane);
@@ -118,10 +119,10 @@ WYVERN_DEVICE uint32 transpose_8x8(uint32 x) {
   return y;
 }
 
-// ---- asynchronous copies from global to shared memory ----------------------------------------------
+// ---- asynchronous copies from global to shared memory -------------------------------------------
 
-/// Copies Bytes (4, 8 or 16, both sides aligned to them), or writes zeros when not `valid` and reads
-/// nothing.
+/// Copies Bytes (4, 8 or 16, both sides aligned to them), or writes zeros when not `valid` and
+/// reads nothing.
 template <int Bytes>
 WYVERN_DEVICE void copy_async(void* destination, const void* source, bool valid) {
   const int bytes = valid ? Bytes : 0;
@@ -141,7 +142,7 @@ WYVERN_DEVICE void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
 
-// ---- matrix fragments -------------------------------------------------------------------------------
+// ---- matrix fragments ---------------------------------------------------------------------------
 
 /// Four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
 WYVERN_DEVICE void load_matrix_x4(uint32 (&r)[4], const void* row) {

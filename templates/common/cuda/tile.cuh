@@ -80,8 +80,8 @@ WYVERN_DEVICE void load_vector(T* to, const T* from, bool valid) {
     *to = valid ? *from : T{};
 }
 
-/// Starts copying Rows x Cols elements, rows `row_stride` elements apart, into `tile`. Rows at or past
-/// `rows` and columns at or past `cols` become zeros. Every row starts at a multiple of Align
+/// Starts copying Rows x Cols elements, rows `row_stride` elements apart, into `tile`. Rows at or
+/// past `rows` and columns at or past `cols` become zeros. Every row starts at a multiple of Align
 /// elements from the tensor's 16-byte-aligned base, and `cols` is such a multiple or at least Cols.
 /// All Threads of the block take part; the tile is there after copy_async_wait and sync_block.
 template <int Threads, int Align, class T, int Rows, int Cols>

@@ -4,7 +4,7 @@
 #include "common/cuda/chunk.cuh"
 #include "common/cuda/mma.cuh"
 
-// ---- A = strictly lower part of beta_r exp(G_r - G_s) k_r . k_s --------------------------------------
+// ---- A = strictly lower part of beta_r exp(G_r - G_s) k_r . k_s ---------------------------------
 
 /// The 16-row strips of a Size x Size product that one warp of Warps owns: warp, warp + Warps, ...
 template <int Size, int Warps>
@@ -60,10 +60,10 @@ WYVERN_DEVICE void for_each_decayed(const Strips<Size, Warps>& sum, const float*
   }
 }
 
-// ---- (I + A)^-1 -----------------------------------------------------------------------------------------
+// ---- (I + A)^-1 ---------------------------------------------------------------------------------
 
-/// Replaces the diagonal 16x16 blocks of A by their inverses, by forward substitution: half a warp a
-/// block, one lane a column. Warp w owns blocks 2w and 2w + 1.
+/// Replaces the diagonal 16x16 blocks of A by their inverses, by forward substitution: half a warp
+/// a block, one lane a column. Warp w owns blocks 2w and 2w + 1.
 template <int Size>
 WYVERN_DEVICE void invert_diagonal_blocks(const Tile<float, Size, Size>& x) {
   if (warp_index() * 32 >= Size) return;
@@ -94,7 +94,8 @@ WYVERN_DEVICE void invert_diagonal_blocks(const Tile<float, Size, Size>& x) {
   sync_warp();
 }
 
-/// Joins neighbouring inverses X11, X22 of Half rows: X21 = -(X22 A21) X11. A warp computes 16 rows.
+/// Joins neighbouring inverses X11, X22 of Half rows: X21 = -(X22 A21) X11. A warp computes 16
+/// rows.
 template <Precision P, int Half, int Size>
 WYVERN_DEVICE void merge_blocks(const Tile<float, Size, Size>& x) {
   constexpr int kStripsPerPair = Half / 16;
@@ -136,11 +137,12 @@ WYVERN_DEVICE void merge_blocks(const Tile<float, Size, Size>& x) {
 }
 
 /// Replaces A, of which the strictly lower part is read, by (I + A)^-1: recursive doubling from
-/// inverted diagonal blocks. Blocks above the diagonal blocks are left as they are. At least Size/32
-/// warps; A must be visible to the block before, and the inverse is after.
+/// inverted diagonal blocks. Blocks above the diagonal blocks are left as they are. At least
+/// Size/32 warps; A must be visible to the block before, and the inverse is after.
 template <Precision P, int Size>
 WYVERN_DEVICE void invert_unit_lower(const Tile<float, Size, Size>& x) {
-  // Later merges amplify the errors of earlier ones, and earlier ones are small: tf32 is for the last.
+  // Later merges amplify the errors of earlier ones, and earlier ones are small: tf32 is for the
+  // last.
   constexpr Precision kInner = P == Precision::tf32 ? Precision::tf32x3 : P;
   invert_diagonal_blocks(x);
   if constexpr (Size >= 32) merge_blocks<Size == 32 ? P : kInner, 16>(x);
@@ -155,10 +157,10 @@ WYVERN_DEVICE void invert_unit_lower(const Tile<float, Size, Size>& x) {
   sync_block();
 }
 
-// ---- Tinv diag(scale) X ---------------------------------------------------------------------------------
+// ---- Tinv diag(scale) X -------------------------------------------------------------------------
 
-/// A unit lower triangular matrix with scaled columns, in registers as a left operand: its blocks on
-/// and below the diagonal.
+/// A unit lower triangular matrix with scaled columns, in registers as a left operand: its blocks
+/// on and below the diagonal.
 template <class T, int Size>
 struct LowerOperand {
   static constexpr int kSteps = 16 / kDepth<T>;  // per 16 columns
