@@ -2,18 +2,17 @@
 # CMake package whose target wyvern::runtime is all that an outside project links.
 include(CMakePackageConfigHelpers)
 
-# One shared library out of the rooms' static ones. SQLite is inside and hidden; Wyvern's own
-# symbols are visible where a public header says so.
-file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/empty.cpp "")
-add_library(wyvern_shared SHARED ${CMAKE_CURRENT_BINARY_DIR}/empty.cpp)
-target_link_libraries(wyvern_shared PRIVATE wyvern_templates wyvern_compiler wyvern_cache
-                                            wyvern_runtime)
+# One shared library out of the rooms' objects. SQLite is inside and hidden; Wyvern's own symbols
+# are visible where exports.map says so.
+add_library(wyvern_shared SHARED
+            $<TARGET_OBJECTS:wyvern_templates> $<TARGET_OBJECTS:wyvern_compiler>
+            $<TARGET_OBJECTS:wyvern_cache> $<TARGET_OBJECTS:wyvern_runtime>)
+target_link_libraries(wyvern_shared PRIVATE wyvern_options wyvern_sqlite ${CMAKE_DL_LIBS})
 target_link_options(wyvern_shared PRIVATE
                     -Wl,--version-script=${CMAKE_CURRENT_SOURCE_DIR}/exports.map)
 set_target_properties(wyvern_shared PROPERTIES
                       OUTPUT_NAME wyvern EXPORT_NAME runtime VERSION ${PROJECT_VERSION}
                       SOVERSION ${PROJECT_VERSION_MAJOR}
-                      LINK_LIBRARY_OVERRIDE "WHOLE_ARCHIVE,wyvern_templates,wyvern_compiler,wyvern_cache,wyvern_runtime"
                       LINK_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/exports.map)
 target_include_directories(wyvern_shared INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 target_compile_features(wyvern_shared INTERFACE cxx_std_20)
