@@ -83,6 +83,10 @@ std::int64_t cpu_scratch(const Values&, const Config& config) {
   return fp32_bytes(scratch::tile(BT, BT) + 2 * scratch::tile(BT, BV) + 2 * scratch::vector(BT));
 }
 
+std::int64_t widest_operand(const Values& constants) {
+  return std::max(constants.integer("K"), constants.integer("V"));
+}
+
 /// One call: a chunk, one value head, BV columns of V and then of K at a time.
 Template cpu(Template t) {
   t.variant = "cpu";
@@ -91,11 +95,11 @@ Template cpu(Template t) {
   t.tunables = {{"BT", {64, 32, 16}}, {"BV", {128, 64}}};
   t.illegal = [](const Values& constants, const Config& config, const Limits& limits) {
     const std::string problem =
-        column_block_problem("BV", config.integer("BV"), std::max(constants.integer("K"), constants.integer("V")));
+        column_block_problem("BV", config.integer("BV"), widest_operand(constants));
     return problem.empty() ? scratch_problem(cpu_scratch(constants, config), limits) : problem;
   };
   t.fallback = [](const Values& constants, const Limits&, std::int64_t BT) {
-    return Config{{"BT", BT}, {"BV", column_block(std::max(constants.integer("K"), constants.integer("V")), 128)}};
+    return Config{{"BT", BT}, {"BV", column_block(widest_operand(constants), 128)}};
   };
   t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
     return Geometry{.grid = {constants.integer("HV"), e.NT, 1},

@@ -139,7 +139,8 @@ TEST_F(CpuNumerics, SoftplusIsAccurateAtBothEnds) {
   EXPECT_EQ(result[0], -1000.0F);
   EXPECT_EQ(result[1], 0.0F);
   for (std::size_t t = 2; t < g.size(); ++t)
-    ASSERT_LE(ulps(-result[t], std::log1p(std::exp(double{g[t]}))), 4) << "softplus(" << g[t] << ")";
+    ASSERT_LE(ulps(-result[t], std::log1p(std::exp(double{g[t]}))), 4)
+        << "softplus(" << g[t] << ")";
 }
 
 class CpuConversions : public CpuNumerics, public ::testing::WithParamInterface<DType> {
@@ -159,7 +160,8 @@ TEST_P(CpuConversions, EveryFiniteValueComesBack) {
     v[i] = std::isfinite(widen(static_cast<std::uint16_t>(i))) ? static_cast<std::uint16_t>(i) : 0;
   std::vector<float> G(kPatterns / kWidth), beta(G.size(), 1.0F);
   run_identity(constants_of(GetParam()), narrow(1.0F), beta, G, v, w, u);
-  for (std::size_t i = 0; i < kPatterns; ++i) ASSERT_EQ(widen(u[i]), widen(v[i])) << "bits " << v[i];
+  for (std::size_t i = 0; i < kPatterns; ++i)
+    ASSERT_EQ(widen(u[i]), widen(v[i])) << "bits " << v[i];
 }
 
 TEST_P(CpuConversions, RoundsToNearestEven) {
