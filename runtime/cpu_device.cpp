@@ -20,6 +20,7 @@ namespace wyvern {
 namespace {
 
 constexpr std::size_t kAlignment = 256;
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 /// The value of the first line "name : value" of /proc/cpuinfo.
 std::string cpuinfo(std::string_view name) {
@@ -138,11 +139,14 @@ class CpuDevice final : public DeviceImpl {
   }
 
   void* allocate(std::size_t bytes) override {
-    const std::size_t rounded = std::max<std::size_t>((bytes + kAlignment - 1) / kAlignment, 1);
-    void* pointer = std::aligned_alloc(kAlignment, rounded * kAlignment);
+    const std::size_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
+    const std::size_t rounded = std::max<std::size_t>((bytes + alignment - 1) / alignment, 1);
+    void* pointer = std::aligned_alloc(alignment, rounded * alignment);
     if (pointer == nullptr)
       throw Error(ErrorKind::kUnavailable,
                   fmt::format("{} bytes of memory cannot be allocated on the CPU", bytes));
+    // Tiles of many rows touch many pages at once. Only advice: a kernel without it runs as well.
+    if (alignment == kHugePage) madvise(pointer, rounded * alignment, MADV_HUGEPAGE);
     return pointer;
   }
   void free(void* pointer) noexcept override { std::free(pointer); }

@@ -167,9 +167,10 @@ TEST(ChunkedFormCases, TheOperatorsGateFloorIsBelowFp32Resolution) {
   p.dtype = p.beta_dtype = DType::fp32;
   const OperatorData data = make_data(p, Gate::mixed, 9);
   const Reference oracle = reference_forward(p, data.arguments(), 2);
-  const TensorMap t = chunked_form(data, 64, -32);
-  EXPECT_LT(distance(t.at("o"), oracle.o), 1e-11);
-  EXPECT_LT(distance(t.at("final_state"), oracle.final_state), 1e-11);
+  const TensorMap t = chunked_form(data, 64, -24);
+  constexpr double kResolution = 6e-8;  // of fp32
+  EXPECT_LT(distance(t.at("o"), oracle.o), kResolution / 100);
+  EXPECT_LT(distance(t.at("final_state"), oracle.final_state), kResolution / 100);
 }
 
 }  // namespace

@@ -138,7 +138,7 @@ class Runtime {
   Operator prepare(const Device& device, const Problem& problem, const Plan& plan);
 
   /// One template on its own, specialized on the problem's dims, dtypes and options, at its sizes
-  /// and scale. Gates are summed as they are (an operator bounds them at -32).
+  /// and scale. Gates are summed as they are (an operator bounds them at -24).
   Stage prepare_stage(const Device& device, const PlanStep& step, const Problem& problem);
 
   /// How many kernels were compiled by this runtime (not found loaded or in the cache).
