@@ -16,6 +16,7 @@ Template stage() {
       {"w", Access::in, "DTYPE", {"B", "T", "HV", "K"}, ""},
       {"u", Access::in, "DTYPE", {"B", "T", "HV", "V"}, ""},
       {"G", Access::in, "fp32", {"B", "T", "HV"}, ""},
+      {"k_rstd", Access::in, "fp32", {"B", "T", "H"}, "QK_L2NORM"},
       {"initial_state", Access::in, "STATE_DTYPE", {"N", "HV", "STATE_ROWS", "STATE_COLS"}, "INITIAL_STATE"},
       {"seq_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
       {"chunk_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
@@ -23,7 +24,8 @@ Template stage() {
       {"v_new", Access::out, "DTYPE", {"B", "T", "HV", "V"}, ""},
       {"final_state", Access::out, "fp32", {"N", "HV", "STATE_ROWS", "STATE_COLS"}, "FINAL_STATE"},
   };
-  t.constants = {"DTYPE", "STATE_DTYPE", "H", "HV", "K", "V", "VARLEN", "INITIAL_STATE", "FINAL_STATE", "STATE_V_FIRST"};
+  t.constants = {"DTYPE", "STATE_DTYPE", "H", "HV", "K", "V", "VARLEN", "QK_L2NORM",
+                 "INITIAL_STATE", "FINAL_STATE", "STATE_V_FIRST"};
   return t;
 }
 
@@ -32,7 +34,8 @@ std::int64_t shared_bytes(const Values& constants, const Config& config) {
   const std::int64_t BT = config.integer("BT");
   return config.integer("num_stages") * (2 * cuda::tile_bytes(BT, constants.integer("K"), type) +
                                          cuda::tile_bytes(BT, config.integer("BV"), type) +
-                                         cuda::column_bytes(BT));
+                                         (constants.flag("QK_L2NORM") ? 2 : 1) *
+                                             cuda::column_bytes(BT));
 }
 
 /// Registers of a thread that hold the state and V'.
@@ -104,7 +107,7 @@ std::int64_t cpu_scratch(const Values& constants, const Config& config) {
   const std::int64_t BT = config.integer("BT"), BV = config.integer("BV");
   const std::int64_t K = constants.integer("K");
   return fp32_bytes(scratch::tile(K, BV) + scratch::tile(BT, K) + scratch::tile(BT, BV) +
-                    2 * scratch::vector(BT) + scratch::vector(K));
+                    3 * scratch::vector(BT) + scratch::vector(K));
 }
 
 /// One call: all chunks of one sequence, one value head, BV columns of the state.

@@ -6,7 +6,7 @@
 constexpr int64 kKeyRow = row_stride(K), kValueRow = row_stride(BV);
 
 /// V' = U - W S for one chunk, to v_new; what its rows add to the state at the chunk's end,
-/// exp(G_end - G_r) V'_r, replaces W S in `tile`.
+/// exp(G_end - G_r) V'_r (times the key's scale), replaces W S in `tile`.
 static void new_values(const DTYPE* u, DTYPE* v_new, int rows, int columns, const float* decay,
                        float* tile) {
   const int whole = columns / kLanes * kLanes;
@@ -33,12 +33,13 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
   const auto* w = static_cast<const DTYPE*>(a[1]);
   const auto* u = static_cast<const DTYPE*>(a[2]);
   const auto* G = static_cast<const float*>(a[3]);
-  const auto* initial_state = static_cast<const STATE_DTYPE*>(a[4]);
-  const auto* seq_offsets = static_cast<const int32*>(a[5]);
-  const auto* chunk_offsets = static_cast<const int32*>(a[6]);
-  auto* h = static_cast<DTYPE*>(a[7]);
-  auto* v_new = static_cast<DTYPE*>(a[8]);
-  auto* final_state = static_cast<float*>(a[9]);
+  const auto* k_rstd = static_cast<const float*>(a[4]);
+  const auto* initial_state = static_cast<const STATE_DTYPE*>(a[5]);
+  const auto* seq_offsets = static_cast<const int32*>(a[6]);
+  const auto* chunk_offsets = static_cast<const int32*>(a[7]);
+  auto* h = static_cast<DTYPE*>(a[8]);
+  auto* v_new = static_cast<DTYPE*>(a[9]);
+  auto* final_state = static_cast<float*>(a[10]);
 
   const int first_column = static_cast<int>(block[0]) * BV;
   const int columns = V - first_column < BV ? V - first_column : BV;
@@ -53,6 +54,7 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
   float* values = scratch.tile(BT, BV);
   float* gate = scratch.vector(BT);
   float* decay = scratch.vector(BT);
+  float* key_scale = scratch.vector(BT);
   float* end_decay = scratch.vector(round_up(K, kTileRows));
 
   const int64 state_at = (n * HV + hv) * K * V + (STATE_V_FIRST ? first_column * K : first_column);
@@ -72,6 +74,10 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
     load_column(G + at, HV, rows, gate);
     const float end = gate[rows - 1];
     for (int r = 0; r < rows; r += kLanes) store(decay + r, exp(end - load(gate + r)));
+    if constexpr (QK_L2NORM) {
+      load_column(k_rstd + token * H + head, H, rows, key_scale);
+      scale_column(decay, key_scale, rows);
+    }
     const f32 fade = exp(splat(end));
     for (int r = 0; r < K; r += kLanes) store(end_decay + r, fade);
 

@@ -19,11 +19,13 @@ Template stage() {
       {"v_new", Access::in, "DTYPE", {"B", "T", "HV", "V"}, ""},
       {"h", Access::in, "DTYPE", {"NT", "HV", "K", "V"}, ""},
       {"G", Access::in, "fp32", {"B", "T", "HV"}, ""},
+      {"q_rstd", Access::in, "fp32", {"B", "T", "H"}, "QK_L2NORM"},
+      {"k_rstd", Access::in, "fp32", {"B", "T", "H"}, "QK_L2NORM"},
       {"seq_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
       {"chunk_index", Access::in, "int32", {"NT", "2"}, "VARLEN"},
       {"o", Access::out, "DTYPE", {"B", "T", "HV", "V"}, ""},
   };
-  t.constants = {"DTYPE", "H", "HV", "K", "V", "VARLEN"};
+  t.constants = {"DTYPE", "H", "HV", "K", "V", "VARLEN", "QK_L2NORM"};
   return t;
 }
 
@@ -34,7 +36,8 @@ std::int64_t shared_bytes(const Values& constants, const Config& config) {
   const std::int64_t BV = config.integer("BV");
   return config.integer("num_stages") *
              (2 * cuda::tile_bytes(BT, BK, type) + cuda::tile_bytes(BK, BV, type)) +
-         cuda::tile_bytes(BT, BV, type) + cuda::column_bytes(BT);
+         cuda::tile_bytes(BT, BV, type) +
+         (constants.flag("QK_L2NORM") ? 3 : 1) * cuda::column_bytes(BT);
 }
 
 std::string illegal(const Values& constants, const Config& config, const Limits& limits) {
@@ -97,7 +100,7 @@ std::int64_t cpu_scratch(const Values& constants, const Config& config) {
   const std::int64_t K = constants.integer("K");
   return fp32_bytes(scratch::tile(BT, K) + scratch::tile(K, BT) + 2 * scratch::tile(BT, BT) +
                     scratch::tile(std::max(K, BT), BV) + scratch::tile(BT, BV) +
-                    3 * scratch::vector(BT));
+                    4 * scratch::vector(BT));
 }
 
 /// One call: a chunk, the value heads of one key head, BV columns of V at a time.

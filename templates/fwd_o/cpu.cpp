@@ -10,10 +10,12 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
   const auto* v_new = static_cast<const DTYPE*>(a[2]);
   const auto* h = static_cast<const DTYPE*>(a[3]);
   const auto* G = static_cast<const float*>(a[4]);
-  auto* o = static_cast<DTYPE*>(a[7]);
+  const auto* q_rstd = static_cast<const float*>(a[5]);
+  const auto* k_rstd = static_cast<const float*>(a[6]);
+  auto* o = static_cast<DTYPE*>(a[9]);
   const int64 head = block[0], slot = block[1];
-  const Chunk chunk = find_chunk<VARLEN>(slot, BT, *e, static_cast<const int32*>(a[5]),
-                                         static_cast<const int32*>(a[6]));
+  const Chunk chunk = find_chunk<VARLEN>(slot, BT, *e, static_cast<const int32*>(a[7]),
+                                         static_cast<const int32*>(a[8]));
   const int rows = chunk.rows;
   if (rows <= 0) return;
 
@@ -26,19 +28,25 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
   float* result = scratch.tile(BT, BV);
   float* gate = scratch.vector(BT);
   float* decay = scratch.vector(BT);
-  float* ones = scratch.vector(BT);
+  float* query_scale = scratch.vector(BT);
+  float* key_scale = scratch.vector(BT);
   constexpr int64 kRow = row_stride(BT), kKeyRow = row_stride(K), kValueRow = row_stride(BV);
 
   const int64 key_at = (chunk.token * H + head) * K;
   load_tile(q + key_at, int64{H} * K, rows, K, queries, kKeyRow);
   transpose<true>(k + key_at, int64{H} * K, rows, K, keys, kRow);
   multiply<Layout::rows, Lower::c>(rows, rows, K, queries, kKeyRow, keys, kRow, products, kRow);
-  for (int r = 0; r < rows; r += kLanes) store(ones + r, splat(1.0F));
+  for (int r = 0; r < rows; r += kLanes) store(query_scale + r, splat(1.0F));
+  if constexpr (QK_L2NORM) {
+    load_column(q_rstd + chunk.token * H + head, H, rows, query_scale);
+    load_column(k_rstd + chunk.token * H + head, H, rows, key_scale);
+  }
   for (int64 hv = head * (HV / H); hv < (head + 1) * (HV / H); ++hv) {
     const int64 at = chunk.token * HV + hv;
     load_column(G + at, HV, rows, gate);
-    for (int r = 0; r < rows; r += kLanes) store(decay + r, exp(load(gate + r)));
-    decay_lower<0>(products, kRow, rows, gate, ones, attention);
+    for (int r = 0; r < rows; r += kLanes)
+      store(decay + r, exp(load(gate + r)) * load(query_scale + r));
+    decay_lower<0, QK_L2NORM>(products, kRow, rows, gate, query_scale, key_scale, attention);
     for (int c = 0; c < V; c += BV) {
       const int columns = V - c < BV ? V - c : BV;
       load_tile(h + (slot * HV + hv) * K * V + c, V, K, columns, state, kValueRow);

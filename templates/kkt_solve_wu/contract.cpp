@@ -18,12 +18,14 @@ Template stage() {
       {"v", Access::in, "DTYPE", {"B", "T", "HV", "V"}, ""},
       {"beta", Access::in, "BETA_DTYPE", {"B", "T", "HV"}, ""},
       {"G", Access::in, "fp32", {"B", "T", "HV"}, ""},
+      {"k_rstd", Access::in, "fp32", {"B", "T", "H"}, "QK_L2NORM"},
       {"seq_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
       {"chunk_index", Access::in, "int32", {"NT", "2"}, "VARLEN"},
       {"w", Access::out, "DTYPE", {"B", "T", "HV", "K"}, ""},
       {"u", Access::out, "DTYPE", {"B", "T", "HV", "V"}, ""},
   };
-  t.constants = {"DTYPE", "BETA_DTYPE", "H", "HV", "K", "V", "VARLEN", "BETA_SIGMOID", "NEG_EIGVAL"};
+  t.constants = {"DTYPE", "BETA_DTYPE", "H", "HV", "K", "V", "VARLEN",
+                 "QK_L2NORM", "BETA_SIGMOID", "NEG_EIGVAL"};
   return t;
 }
 
@@ -32,7 +34,7 @@ std::int64_t shared_bytes(const Values& constants, const Config& config) {
   const std::int64_t BT = config.integer("BT");
   return cuda::tile_bytes(BT, constants.integer("K"), type) +
          cuda::tile_bytes(BT, config.integer("BV"), type) + cuda::tile_bytes(BT, BT, DType::fp32) +
-         3 * cuda::column_bytes(BT);
+         (constants.flag("QK_L2NORM") ? 4 : 3) * cuda::column_bytes(BT);
 }
 
 std::string illegal(const Values& constants, const Config& config, const Limits& limits) {
@@ -84,7 +86,7 @@ std::int64_t cpu_scratch(const Values& constants, const Config& config) {
   const std::int64_t K = constants.integer("K");
   return fp32_bytes(scratch::tile(BT, K) + scratch::tile(K, BT) + 3 * scratch::tile(BT, BT) +
                     scratch::tile(16, BT) + scratch::tile(BT, BV) +
-                    scratch::tile(BT, std::max(K, BV)) + 2 * scratch::vector(BT));
+                    scratch::tile(BT, std::max(K, BV)) + 4 * scratch::vector(BT));
 }
 
 /// One call: a chunk, the value heads of one key head, BV columns of V at a time.

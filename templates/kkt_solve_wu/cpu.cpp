@@ -16,10 +16,11 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
   const auto* v = static_cast<const DTYPE*>(a[1]);
   const auto* beta = static_cast<const BETA_DTYPE*>(a[2]);
   const auto* G = static_cast<const float*>(a[3]);
-  auto* w = static_cast<DTYPE*>(a[6]);
-  auto* u = static_cast<DTYPE*>(a[7]);
-  const Chunk chunk = find_chunk<VARLEN>(block[1], BT, *e, static_cast<const int32*>(a[4]),
-                                         static_cast<const int32*>(a[5]));
+  const auto* k_rstd = static_cast<const float*>(a[4]);
+  auto* w = static_cast<DTYPE*>(a[7]);
+  auto* u = static_cast<DTYPE*>(a[8]);
+  const Chunk chunk = find_chunk<VARLEN>(block[1], BT, *e, static_cast<const int32*>(a[5]),
+                                         static_cast<const int32*>(a[6]));
   const int64 head = block[0];
   const int rows = chunk.rows;
   if (rows <= 0) return;
@@ -35,19 +36,22 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
   float* result = scratch.tile(BT, K > BV ? K : BV);
   float* decay = scratch.vector(BT);
   float* rate = scratch.vector(BT);
+  float* factor = scratch.vector(BT);
+  float* key_scale = scratch.vector(BT);
   constexpr int64 kRow = row_stride(BT), kKeyRow = row_stride(K), kValueRow = row_stride(BV);
 
   const DTYPE* chunk_keys = k + (chunk.token * H + head) * K;
   load_tile(chunk_keys, int64{H} * K, rows, K, keys, kKeyRow);
   transpose<true>(keys, kKeyRow, rows, K, keys_t, kRow);
   multiply<Layout::columns, Lower::c>(rows, rows, K, keys_t, kRow, keys_t, kRow, products, kRow);
+  if constexpr (QK_L2NORM) load_column(k_rstd + chunk.token * H + head, H, rows, key_scale);
   for (int64 hv = head * (HV / H); hv < (head + 1) * (HV / H); ++hv) {
     const int64 at = chunk.token * HV + hv;
     load_column(G + at, HV, rows, decay);
     load_beta<BETA_SIGMOID, NEG_EIGVAL>(beta + at, HV, rows, rate);
-    for (int r = 0; r < rows; r += kLanes) store(rate + r, -load(rate + r));
-    decay_lower<1>(products, kRow, rows, decay, rate, n);
-    for (int r = 0; r < rows; r += kLanes) store(rate + r, -load(rate + r));
+    for (int r = 0; r < rows; r += kLanes) store(factor + r, -load(rate + r));
+    if constexpr (QK_L2NORM) scale_column(factor, key_scale, rows);
+    decay_lower<1, QK_L2NORM>(products, kRow, rows, decay, factor, key_scale, n);
     invert_unit_lower(n, kRow, rows, inverse, product_);
     for (int c = 0; c < V; c += BV) {
       const int columns = V - c < BV ? V - c : BV;
@@ -57,8 +61,9 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
       store_tile(result, kValueRow, rows, columns, u + at * V + c, int64{HV} * V);
     }
     for (int r = 0; r < rows; r += kLanes)
-      store(rate + r, load(rate + r) * exp(load(decay + r)));
-    scale_columns(inverse, kRow, round_up(rows, kTileRows), rate, n);
+      store(factor + r, load(rate + r) * exp(load(decay + r)));
+    if constexpr (QK_L2NORM) scale_column(factor, key_scale, rows);
+    scale_columns(inverse, kRow, round_up(rows, kTileRows), factor, n);
     multiply<Layout::rows, Lower::a>(rows, K, rows, n, kRow, keys, kKeyRow, result, kKeyRow);
     store_tile(result, kKeyRow, rows, K, w + at * K, int64{HV} * K);
   }

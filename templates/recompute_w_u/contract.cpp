@@ -19,12 +19,14 @@ Template stage() {
       {"beta", Access::in, "BETA_DTYPE", {"B", "T", "HV"}, ""},
       {"Tinv", Access::in, "DTYPE", {"B", "T", "HV", "BT"}, ""},
       {"G", Access::in, "fp32", {"B", "T", "HV"}, ""},
+      {"k_rstd", Access::in, "fp32", {"B", "T", "H"}, "QK_L2NORM"},
       {"seq_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
       {"chunk_index", Access::in, "int32", {"NT", "2"}, "VARLEN"},
       {"w", Access::out, "DTYPE", {"B", "T", "HV", "K"}, ""},
       {"u", Access::out, "DTYPE", {"B", "T", "HV", "V"}, ""},
   };
-  t.constants = {"DTYPE", "BETA_DTYPE", "H", "HV", "K", "V", "VARLEN", "BETA_SIGMOID", "NEG_EIGVAL"};
+  t.constants = {"DTYPE", "BETA_DTYPE", "H", "HV", "K", "V", "VARLEN",
+                 "QK_L2NORM", "BETA_SIGMOID", "NEG_EIGVAL"};
   return t;
 }
 
@@ -80,7 +82,7 @@ Template portable() {
 /// Scratch of one block, as recompute_w_u/cpu.cpp hands it out.
 std::int64_t cpu_scratch(const Values&, const Config& config) {
   const std::int64_t BT = config.integer("BT"), BV = config.integer("BV");
-  return fp32_bytes(scratch::tile(BT, BT) + 2 * scratch::tile(BT, BV) + 2 * scratch::vector(BT));
+  return fp32_bytes(scratch::tile(BT, BT) + 2 * scratch::tile(BT, BV) + 3 * scratch::vector(BT));
 }
 
 std::int64_t widest_operand(const Values& constants) {

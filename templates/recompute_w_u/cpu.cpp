@@ -9,10 +9,11 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
   const auto* beta = static_cast<const BETA_DTYPE*>(a[2]);
   const auto* Tinv = static_cast<const DTYPE*>(a[3]);
   const auto* G = static_cast<const float*>(a[4]);
-  auto* w = static_cast<DTYPE*>(a[7]);
-  auto* u = static_cast<DTYPE*>(a[8]);
-  const Chunk chunk = find_chunk<VARLEN>(block[1], BT, *e, static_cast<const int32*>(a[5]),
-                                         static_cast<const int32*>(a[6]));
+  const auto* k_rstd = static_cast<const float*>(a[5]);
+  auto* w = static_cast<DTYPE*>(a[8]);
+  auto* u = static_cast<DTYPE*>(a[9]);
+  const Chunk chunk = find_chunk<VARLEN>(block[1], BT, *e, static_cast<const int32*>(a[6]),
+                                         static_cast<const int32*>(a[7]));
   const int64 hv = block[0], head = hv / (HV / H);
   const int64 at = chunk.token * HV + hv;
   const int rows = chunk.rows;
@@ -24,6 +25,7 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
   float* result = scratch.tile(BT, BV);
   float* rate = scratch.vector(BT);
   float* decay = scratch.vector(BT);
+  float* key_scale = scratch.vector(BT);
   constexpr int64 kInverseRow = row_stride(BT), kRow = row_stride(BV);
 
   load_tile(Tinv + at * BT, int64{HV} * BT, rows, BT, inverse, kInverseRow);
@@ -38,6 +40,10 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
   }
   for (int r = 0; r < rows; r += kLanes)
     store(rate + r, load(rate + r) * exp(load(decay + r)));
+  if constexpr (QK_L2NORM) {
+    load_column(k_rstd + chunk.token * H + head, H, rows, key_scale);
+    scale_column(rate, key_scale, rows);
+  }
   for (int c = 0; c < K; c += BV) {
     const int columns = K - c < BV ? K - c : BV;
     load_tile<true>(k + (chunk.token * H + head) * K + c, int64{H} * K, rows, columns, factor,

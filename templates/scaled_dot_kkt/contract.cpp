@@ -17,11 +17,13 @@ Template stage() {
       {"k", Access::in, "DTYPE", {"B", "T", "H", "K"}, ""},
       {"beta", Access::in, "BETA_DTYPE", {"B", "T", "HV"}, ""},
       {"G", Access::in, "fp32", {"B", "T", "HV"}, ""},
+      {"k_rstd", Access::in, "fp32", {"B", "T", "H"}, "QK_L2NORM"},
       {"seq_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
       {"chunk_index", Access::in, "int32", {"NT", "2"}, "VARLEN"},
       {"A", Access::out, "fp32", {"B", "T", "HV", "BT"}, ""},
   };
-  t.constants = {"DTYPE", "BETA_DTYPE", "H", "HV", "K", "VARLEN", "BETA_SIGMOID", "NEG_EIGVAL"};
+  t.constants = {"DTYPE", "BETA_DTYPE", "H", "HV", "K", "VARLEN", "QK_L2NORM", "BETA_SIGMOID",
+                 "NEG_EIGVAL"};
   return t;
 }
 
@@ -29,7 +31,7 @@ std::int64_t shared_bytes(const Values& constants, const Config& config) {
   const std::int64_t BT = config.integer("BT");
   return config.integer("num_stages") *
              cuda::tile_bytes(BT, config.integer("BK"), constants.dtype("DTYPE")) +
-         2 * cuda::column_bytes(BT);
+         (constants.flag("QK_L2NORM") ? 3 : 2) * cuda::column_bytes(BT);
 }
 
 std::string illegal(const Values& constants, const Config& config, const Limits& limits) {
@@ -79,7 +81,7 @@ Template portable() {
 std::int64_t cpu_scratch(const Values& constants, const Config& config) {
   const std::int64_t BT = config.integer("BT");
   return fp32_bytes(scratch::tile(constants.integer("K"), BT) + 2 * scratch::tile(BT, BT) +
-                    2 * scratch::vector(BT));
+                    3 * scratch::vector(BT));
 }
 
 /// One call: a chunk, the value heads of one key head.

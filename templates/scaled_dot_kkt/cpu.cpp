@@ -7,9 +7,10 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
   const auto* k = static_cast<const DTYPE*>(a[0]);
   const auto* beta = static_cast<const BETA_DTYPE*>(a[1]);
   const auto* G = static_cast<const float*>(a[2]);
-  auto* A = static_cast<float*>(a[5]);
-  const Chunk chunk = find_chunk<VARLEN>(block[1], BT, *e, static_cast<const int32*>(a[3]),
-                                         static_cast<const int32*>(a[4]));
+  const auto* k_rstd = static_cast<const float*>(a[3]);
+  auto* A = static_cast<float*>(a[6]);
+  const Chunk chunk = find_chunk<VARLEN>(block[1], BT, *e, static_cast<const int32*>(a[4]),
+                                         static_cast<const int32*>(a[5]));
   const int64 head = block[0];
   const int rows = chunk.rows;
   if (rows <= 0) return;
@@ -20,16 +21,19 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
   float* result = scratch.tile(BT, BT);
   float* decay = scratch.vector(BT);
   float* rate = scratch.vector(BT);
+  float* key_scale = scratch.vector(BT);
   constexpr int64 kRow = row_stride(BT);
 
   transpose<true>(k + (chunk.token * H + head) * K, int64{H} * K, rows, K, keys, kRow);
   multiply<Layout::columns, Lower::c>(rows, rows, K, keys, kRow, keys, kRow, products, kRow);
+  if constexpr (QK_L2NORM) load_column(k_rstd + chunk.token * H + head, H, rows, key_scale);
   if (rows < BT) clear_rows(result, kRow, 0, rows, BT);
   for (int64 hv = head * (HV / H); hv < (head + 1) * (HV / H); ++hv) {
     const int64 at = chunk.token * HV + hv;
     load_column(G + at, HV, rows, decay);
     load_beta<BETA_SIGMOID, NEG_EIGVAL>(beta + at, HV, rows, rate);
-    decay_lower<1>(products, kRow, rows, decay, rate, result);
+    if constexpr (QK_L2NORM) scale_column(rate, key_scale, rows);
+    decay_lower<1, QK_L2NORM>(products, kRow, rows, decay, rate, key_scale, result);
     store_tile(result, kRow, rows, BT, A + at * BT, int64{HV} * BT);
   }
 }

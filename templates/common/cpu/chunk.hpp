@@ -44,17 +44,24 @@ inline void load_beta(const T* src, int64 stride, int rows, float* dst) {
   }
 }
 
+/// Multiplies `rows` values of dst, in whole vectors.
+inline void scale_column(float* dst, const float* factor, int rows) {
+  for (int r = 0; r < rows; r += kLanes) store(dst + r, load(dst + r) * load(factor + r));
+}
+
 /// dst = exp(src - from) over `rows` values, in whole vectors.
 inline void exp_of(const float* src, float from, int rows, float* dst) {
   for (int r = 0; r < rows; r += kLanes) store(dst + r, exp(load(src + r) - from));
 }
 
-/// dst_rs = row_scale_r exp(G_r - G_s) src_rs at and below diagonal `Below` (0: the main one, 1:
-/// the one under it), 0 elsewhere in a square of `rows` rounded up to whole 16. What lies above the
-/// diagonal is selected away, so that no overflow there can reach the result.
-template <int Below>
+/// dst_rs = row_scale_r exp(G_r - G_s) column_scale_s src_rs at and below diagonal `Below` (0: the
+/// main one, 1: the one under it), 0 elsewhere in a square of `rows` rounded up to whole 16. What
+/// lies above the diagonal is selected away, so that no overflow there can reach the result.
+/// column_scale counts, and is read, where `Scaled`.
+template <int Below, bool Scaled>
 [[gnu::noinline]] static void decay_lower(const float* src, int64 ld, int rows, const float* G,
-                                          const float* row_scale, float* dst) {
+                                          const float* row_scale, const float* column_scale,
+                                          float* dst) {
   const i32 lanes = lane_numbers();
   const int columns = round_up(rows, 16);
   for (int r = 0; r < rows; ++r) {
@@ -63,8 +70,9 @@ template <int Below>
         store(dst + r * ld + c, f32{});
         continue;
       }
-      const f32 decayed =
-          load(src + r * ld + c) * (exp(G[r] - load(G + c)) * row_scale[r]);
+      f32 factor = exp(G[r] - load(G + c)) * row_scale[r];
+      if constexpr (Scaled) factor *= load(column_scale + c);
+      const f32 decayed = load(src + r * ld + c) * factor;
       store(dst + r * ld + c, lanes <= r - Below - c ? decayed : f32{});
     }
   }
