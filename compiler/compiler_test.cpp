@@ -186,8 +186,8 @@ Values problem_constants() {
   Values values{{"H", std::int64_t{2}},   {"HV", std::int64_t{4}},      {"K", std::int64_t{128}},
                 {"V", std::int64_t{128}}, {"DTYPE", DType::bf16},       {"BETA_DTYPE", DType::bf16},
                 {"G_DTYPE", DType::fp32}, {"STATE_DTYPE", DType::fp32}, {"SEQLENS_DTYPE", DType::int32}};
-  for (const char* flag : {"VARLEN", "HAS_DT_BIAS", "BETA_SIGMOID", "NEG_EIGVAL", "INITIAL_STATE",
-                           "FINAL_STATE", "STATE_V_FIRST"})
+  for (const char* flag : {"VARLEN", "HAS_DT_BIAS", "QK_L2NORM", "BETA_SIGMOID", "NEG_EIGVAL",
+                           "INITIAL_STATE", "FINAL_STATE", "STATE_V_FIRST"})
     values.set(flag, true);
   return values;
 }

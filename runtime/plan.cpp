@@ -20,8 +20,8 @@ std::vector<StageUse> gated_delta_rule_forward(const Problem& problem) {
   std::vector<StageUse> uses;
   if (problem.packed) uses.push_back({"chunk_index", {}, {}});
   if (problem.use_qk_l2norm) {
-    uses.push_back({"l2norm", {{"x", "q"}, {"y", "q"}}, {}});
-    uses.push_back({"l2norm", {{"x", "k"}, {"y", "k"}}, {}});
+    uses.push_back({"l2norm_rstd", {{"x", "q"}, {"rstd", "q_rstd"}}, {}});
+    uses.push_back({"l2norm_rstd", {{"x", "k"}, {"rstd", "k_rstd"}}, {}});
   }
   Values summed;
   if (problem.use_gate_in_kernel) {
@@ -77,6 +77,7 @@ Values problem_constants(const Problem& problem) {
       {"SEQLENS_DTYPE", problem.seqlens_dtype},
       {"VARLEN", problem.packed},
       {"HAS_DT_BIAS", problem.has_dt_bias},
+      {"QK_L2NORM", problem.use_qk_l2norm},
       {"BETA_SIGMOID", problem.use_beta_sigmoid},
       {"NEG_EIGVAL", problem.use_beta_sigmoid && problem.allow_neg_eigval},
       {"INITIAL_STATE", problem.initial_state},

@@ -17,7 +17,7 @@
 namespace wyvern {
 
 /// One use of a stage by an operator. Tensors are connected by logical name: an argument is known
-/// by its contract's name unless `rename` gives another, and a name written again (q by l2norm)
+/// by its contract's name unless `rename` gives another, and a name written again
 /// stands for the newer tensor from then on.
 struct StageUse {
   std::string stage;

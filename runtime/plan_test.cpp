@@ -46,7 +46,7 @@ TEST(Plans, OptionsBringTheirStages) {
   p.use_qk_l2norm = p.use_gate_in_kernel = true;
   const Plan plan = enumerate_plans(p, host_target(), 32).back();
   EXPECT_EQ(names(plan),
-            (std::vector<std::string>{"chunk_index", "l2norm", "l2norm", "gate",
+            (std::vector<std::string>{"chunk_index", "l2norm_rstd", "l2norm_rstd", "gate",
                                       "chunk_local_cumsum", "scaled_dot_kkt", "solve_tril",
                                       "recompute_w_u", "fwd_h", "fwd_o"}));
 }
@@ -114,7 +114,7 @@ TEST(Plans, ThatDoNotFitAreRefusedWithAReason) {
   EXPECT_NE(refused(foreign).find("the device is cpu"), std::string::npos);
 }
 
-TEST(Binding, LaterStagesReadTheNormalizedTensors) {
+TEST(Binding, LaterStagesReadTheNormsBesideTheTensors) {
   Problem p = gated();
   p.use_qk_l2norm = true;
   const Device cpu = Device::open("cpu");
@@ -128,10 +128,17 @@ TEST(Binding, LaterStagesReadTheNormalizedTensors) {
     }
     throw Error(ErrorKind::kBadInput, "no such argument");
   };
-  EXPECT_EQ(binding("l2norm", "x", 0).from, Binding::From::caller);
-  EXPECT_EQ(binding("fwd_o", "q").index, binding("l2norm", "y", 0).index);
-  EXPECT_EQ(binding("scaled_dot_kkt", "k").index, binding("l2norm", "y", 1).index);
-  EXPECT_EQ(binding("scaled_dot_kkt", "k").from, Binding::From::workspace);
+  const Binding& q_rstd = binding("l2norm_rstd", "rstd", 0);
+  const Binding& k_rstd = binding("l2norm_rstd", "rstd", 1);
+  EXPECT_EQ(q_rstd.from, Binding::From::workspace);
+  EXPECT_NE(q_rstd.index, k_rstd.index);
+  EXPECT_EQ(binding("fwd_o", "q_rstd").index, q_rstd.index);
+  for (const char* stage : {"scaled_dot_kkt", "recompute_w_u", "fwd_h", "fwd_o"}) {
+    EXPECT_EQ(binding(stage, "k_rstd").from, Binding::From::workspace) << stage;
+    EXPECT_EQ(binding(stage, "k_rstd").index, k_rstd.index) << stage;
+    EXPECT_EQ(binding(stage, "k").from, Binding::From::caller) << stage;
+    EXPECT_EQ(binding(stage, "k").index, binding("l2norm_rstd", "x", 1).index) << stage;
+  }
   EXPECT_EQ(binding("fwd_o", "o").from, Binding::From::caller);
   EXPECT_EQ(binding("fwd_h", "seq_offsets").from, Binding::From::absent);
   // A is dead once it is solved, so the workspace is smaller than the sum of its tensors.

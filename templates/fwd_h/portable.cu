@@ -16,11 +16,12 @@ WYVERN_DEVICE int columns_from(int first) { return V % BV == 0 ? BV : V - first;
 struct Stage {
   using Keys = Tile<DTYPE, BT, kPaddedK>;
   using Values = Tile<DTYPE, BT, BV>;
-  static constexpr int kBytes = 2 * Keys::kBytes + Values::kBytes + BT * 4;
+  static constexpr int kBytes = 2 * Keys::kBytes + Values::kBytes + (QK_L2NORM ? 2 : 1) * BT * 4;
 
   Keys w, k;
   Values u;
   float* G;
+  float* k_rstd;
 
   WYVERN_DEVICE explicit Stage(int chunk) {
     SharedAllocator shared(chunk % num_stages * kBytes);
@@ -28,6 +29,7 @@ struct Stage {
     k = shared.tile<Keys>();
     u = shared.tile<Values>();
     G = shared.take<float>(BT);
+    if constexpr (QK_L2NORM) k_rstd = shared.take<float>(BT);
   }
 };
 
@@ -78,18 +80,23 @@ WYVERN_DEVICE void subtract_prediction(Piece (&values)[kStrips][BT / 8],
     }
 }
 
-/// S^T <- exp(G_C) S^T + V'^T diag(exp(G_C - G)) K. Scales `values` in place.
+/// S^T <- exp(G_C) S^T + V'^T diag(exp(G_C - G)) K, K's rows times their scale. Scales `values` in
+/// place.
 WYVERN_DEVICE void update_state(State (&state)[kStrips], Piece (&values)[kStrips][BT / 8],
                                 const Stage& stage, float G_last) {
 #pragma unroll
   for (int n = 0; n < BT / 8; ++n)
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const float factor = decay(G_last - stage.G[n * 8 + piece_col(j)]);
+      float factor = decay(G_last - stage.G[n * 8 + piece_col(j)]);
+      if constexpr (QK_L2NORM) factor *= stage.k_rstd[n * 8 + piece_col(j)];
 #pragma unroll
       for (int i = 0; i < kStrips; ++i) {
-        values[i][n].x[j] *= factor;
-        values[i][n].x[j + 2] *= factor;
+#pragma unroll
+        for (int half = 0; half < 4; half += 2) {
+          float& x = values[i][n].x[j + half];
+          x = QK_L2NORM ? within_range<DTYPE>(x * factor) : x * factor;
+        }
       }
     }
   const float factor = decay(G_last);
@@ -115,9 +122,9 @@ WYVERN_DEVICE void update_state(State (&state)[kStrips], Piece (&values)[kStrips
 }
 
 WYVERN_KERNEL(kThreads, min_blocks)
-(const DTYPE* k, const DTYPE* w, const DTYPE* u, const float* G, const STATE_DTYPE* initial_state,
- const int32* seq_offsets, const int32* chunk_offsets, DTYPE* h, DTYPE* v_new, float* final_state,
- Extents e) {
+(const DTYPE* k, const DTYPE* w, const DTYPE* u, const float* G, const float* k_rstd,
+ const STATE_DTYPE* initial_state, const int32* seq_offsets, const int32* chunk_offsets, DTYPE* h,
+ DTYPE* v_new, float* final_state, Extents e) {
   const int head = block_index() / kTilesV % HV;
   const int sequence = block_index() / kTilesV / HV;
   const int tile_v = block_index() % kTilesV * BV;
@@ -143,7 +150,10 @@ WYVERN_KERNEL(kThreads, min_blocks)
       load_tile<kThreads, K>(stage.w, w + row * K, HV * K, rows, K);
       load_tile<kThreads, V>(stage.u, u + row * V + tile_v, HV * V, rows, columns_from(tile_v));
       load_column<kThreads, BT>(stage.G, G + row, HV, rows);
-      load_tile<kThreads, K>(stage.k, k + (first * H + head / (HV / H)) * K, H * K, rows, K);
+      const int64 row_k = first * H + head / (HV / H);
+      if constexpr (QK_L2NORM)
+        load_column<kThreads, BT>(stage.k_rstd, k_rstd + row_k, H, rows);
+      load_tile<kThreads, K>(stage.k, k + row_k * K, H * K, rows, K);
     }
     copy_async_commit();
   };

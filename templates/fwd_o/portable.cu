@@ -60,29 +60,43 @@ WYVERN_DEVICE void accumulate(Piece (&scores)[kStrips][BT / 8], Piece (&out)[kSt
   }
 }
 
-/// out <- exp(G) out, scores <- exp(G_r - G_s) scores on and below the diagonal, else 0.
+/// Per-row factors of the chunk in shared memory.
+struct Rows {
+  float* G;
+  float* q_rstd;
+  float* k_rstd;
+};
+
+/// out <- exp(G) out, scores <- exp(G_r - G_s) scores on and below the diagonal, else 0; both with
+/// the scales of queries and keys.
 WYVERN_DEVICE void apply_decay(Piece (&scores)[kStrips][BT / 8], Piece (&out)[kStrips][kCols / 8],
-                               const float* G, int first_strip) {
+                               const Rows& rows, int first_strip) {
 #pragma unroll
   for (int i = 0; i < kStrips; ++i)
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int r = (first_strip + i * kWarpsDown) * 16 + piece_row(j);
-      const float G_r = G[r];
-      const float factor = decay(G_r);
+      const float G_r = rows.G[r];
+      float q_scale = 1.0f;
+      if constexpr (QK_L2NORM) q_scale = rows.q_rstd[r];
+      const float factor = decay(G_r) * q_scale;
 #pragma unroll
       for (int n = 0; n < kCols / 8; ++n) out[i][n].x[j] *= factor;
 #pragma unroll
       for (int n = 0; n < BT / 8; ++n) {
         const int s = n * 8 + piece_col(j);
-        scores[i][n].x[j] = r >= s ? scores[i][n].x[j] * decay(G_r - G[s]) : 0.0f;
+        float scale = q_scale;
+        if constexpr (QK_L2NORM) scale *= rows.k_rstd[s];
+        scores[i][n].x[j] =
+            r >= s ? scores[i][n].x[j] * (decay(G_r - rows.G[s]) * scale) : 0.0f;
       }
     }
 }
 
 WYVERN_KERNEL(kThreads, 0)
 (const DTYPE* q, const DTYPE* k, const DTYPE* v_new, const DTYPE* h, const float* G,
- const int32* seq_offsets, const int32* chunk_index, DTYPE* o, Extents e) {
+ const float* q_rstd, const float* k_rstd, const int32* seq_offsets, const int32* chunk_index,
+ DTYPE* o, Extents e) {
   const int first_v = block_index() % kTilesV * BV;
   const int head = block_index() / kTilesV % HV;
   const int slot = block_index() / kTilesV / HV;
@@ -94,7 +108,8 @@ WYVERN_KERNEL(kThreads, 0)
 
   SharedAllocator shared(num_stages * Stage::kBytes);
   const auto values = shared.tile<Tile<DTYPE, BT, BV>>();
-  float* const G_tile = shared.take<float>(BT);
+  Rows rows{shared.take<float>(BT), nullptr, nullptr};
+  if constexpr (QK_L2NORM) rows = {rows.G, shared.take<float>(BT), shared.take<float>(BT)};
 
   const auto load = [&](int tile) {
     if (tile < kTilesK) {
@@ -107,7 +122,11 @@ WYVERN_KERNEL(kThreads, 0)
     }
     copy_async_commit();
   };
-  load_column<kThreads, BT>(G_tile, G + row, HV, chunk.rows);
+  load_column<kThreads, BT>(rows.G, G + row, HV, chunk.rows);
+  if constexpr (QK_L2NORM) {
+    load_column<kThreads, BT>(rows.q_rstd, q_rstd + row_k, H, chunk.rows);
+    load_column<kThreads, BT>(rows.k_rstd, k_rstd + row_k, H, chunk.rows);
+  }
   for (int i = 0; i < num_stages; ++i) load(i);
   load_tile<kThreads, V>(values, v_new + row * V + first_v, HV * V, chunk.rows,
                         rest_from<V, BV>(first_v));
@@ -129,20 +148,28 @@ WYVERN_KERNEL(kThreads, 0)
     if (tile + num_stages < kTilesK) sync_block();
     load(tile + num_stages);
   }
-  apply_decay(scores, out, G_tile, first_strip);
+  apply_decay(scores, out, rows, first_strip);
   copy_async_wait<0>();
   sync_block();
 #pragma unroll
   for (int step = 0; step < BT / kDepth<DTYPE>; ++step) {
     if (step * kDepth<DTYPE> >= (first_strip + (kStrips - 1) * kWarpsDown + 1) * 16) break;
-    Left<DTYPE> a[kStrips];
+    // P enters as head and rest: its rounding would be the largest error of short sequences, and
+    // the kernel waits for memory, not for products.
+    Left<DTYPE> a[kStrips], rest[kStrips];
 #pragma unroll
-    for (int i = 0; i < kStrips; ++i) a[i] = left_from<DTYPE>(scores[i], step);
+    for (int i = 0; i < kStrips; ++i) {
+      a[i] = left_from<DTYPE>(scores[i], step);
+      if constexpr (kHalf<DTYPE>) rest[i] = left_rest(scores[i], step, a[i]);
+    }
 #pragma unroll
     for (int n = 0; n < kCols / 8; n += 2) {
       const auto b = load_right(values, step * kDepth<DTYPE>, first_col + n * 8);
 #pragma unroll
-      for (int i = 0; i < kStrips; ++i) multiply<precision>(out[i][n], out[i][n + 1], a[i], b);
+      for (int i = 0; i < kStrips; ++i) {
+        if constexpr (kHalf<DTYPE>) multiply<precision>(out[i][n], out[i][n + 1], rest[i], b);
+        multiply<precision>(out[i][n], out[i][n + 1], a[i], b);
+      }
     }
   }
 

@@ -8,12 +8,13 @@ using Keys = Tile<DTYPE, BT, round_up(K, 16)>;
 using Values = Tile<DTYPE, BT, BV>;
 
 WYVERN_KERNEL(kThreads, 0)
-(const DTYPE* k, const DTYPE* v, const BETA_DTYPE* beta, const float* G, const int32* seq_offsets,
- const int32* chunk_index, DTYPE* w, DTYPE* u, Extents e) {
+(const DTYPE* k, const DTYPE* v, const BETA_DTYPE* beta, const float* G, const float* k_rstd,
+ const int32* seq_offsets, const int32* chunk_index, DTYPE* w, DTYPE* u, Extents e) {
   const int head = block_index() % HV;
   const Chunk chunk = locate_chunk<VARLEN, BT>(block_index() / HV, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
   const int64 row = chunk.token * HV + head;
+  const int64 row_k = chunk.token * H + head / (HV / H);
 
   SharedAllocator shared;
   const auto keys = shared.tile<Keys>();
@@ -22,12 +23,13 @@ WYVERN_KERNEL(kThreads, 0)
   float* const G_tile = shared.take<float>(BT);
   float* const beta_tile = shared.take<float>(BT);
   float* const scale_w = shared.take<float>(BT);
+  float* const rstd_tile = QK_L2NORM ? shared.take<float>(BT) : nullptr;
 
   const auto load_values = [&](int tile) {
     load_tile<kThreads, V>(values, v + row * V + tile * BV, HV * V, chunk.rows, V - tile * BV);
     copy_async_commit();
   };
-  load_tile<kThreads, K>(keys, k + (chunk.token * H + head / (HV / H)) * K, H * K, chunk.rows, K);
+  load_tile<kThreads, K>(keys, k + row_k * K, H * K, chunk.rows, K);
   copy_async_commit();
   load_values(0);
   for (int r = thread_index(); r < BT; r += kThreads) {
@@ -38,15 +40,21 @@ WYVERN_KERNEL(kThreads, 0)
     G_tile[r] = G_r;
     beta_tile[r] = beta_r;
     scale_w[r] = beta_r * decay(G_r);
+    if constexpr (QK_L2NORM) {
+      const float rstd_r = r < chunk.rows ? k_rstd[row_k + r * H] : 0.0f;
+      rstd_tile[r] = rstd_r;
+      scale_w[r] *= rstd_r;
+    }
   }
   copy_async_wait<1>();
   sync_block();
 
   Strips<BT, num_warps> gram;
   accumulate_gram<precision>(gram, keys);
-  for_each_decayed(gram, G_tile, beta_tile, [&](int r, int s, float a, float b) {
-    *reinterpret_cast<Float2*>(x.at(r, s)) = Float2{{a, b}};
-  });
+  for_each_decayed<QK_L2NORM>(
+      gram, G_tile, beta_tile, rstd_tile, [&](int r, int s, float a, float b) {
+        *reinterpret_cast<Float2*>(x.at(r, s)) = Float2{{a, b}};
+      });
   sync_block();
   invert_unit_lower<precision>(x);
 

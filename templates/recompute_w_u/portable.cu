@@ -5,11 +5,12 @@ constexpr int kThreads = num_warps * 32;
 constexpr int kTilesW = ceil_div(K, BK);
 constexpr int kTilesU = ceil_div(V, BV);
 
-/// Tinv diag(scale) x for one tile: `from` and `to` point at its first element.
+/// Tinv diag(beta) x for one tile, W's with exp(G) and the scale of keys on top where G is given:
+/// `from` and `to` point at its first element.
 template <int Width, int Columns>
 WYVERN_DEVICE void apply_tile(SharedAllocator shared, const DTYPE* Tinv, const DTYPE* from,
-                              int64 from_stride, const BETA_DTYPE* beta, const float* G, DTYPE* to,
-                              int rows, int cols) {
+                              int64 from_stride, const BETA_DTYPE* beta, const float* G,
+                              const float* k_rstd, DTYPE* to, int rows, int cols) {
   const auto inverse = shared.tile<Tile<DTYPE, BT, BT>>();
   float* const scale = shared.take<float>(BT);
   const auto x = shared.tile<Tile<DTYPE, BT, Width>>();
@@ -21,7 +22,10 @@ WYVERN_DEVICE void apply_tile(SharedAllocator shared, const DTYPE* Tinv, const D
     float factor = 0.0f;
     if (r < rows) {
       factor = activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta[r * HV]);
-      if (G != nullptr) factor *= decay(G[r * HV]);
+      if (G != nullptr) {
+        factor *= decay(G[r * HV]);
+        if constexpr (QK_L2NORM) factor *= k_rstd[r * H];
+      }
     }
     scale[r] = factor;
   }
@@ -37,21 +41,23 @@ WYVERN_DEVICE void apply_tile(SharedAllocator shared, const DTYPE* Tinv, const D
 
 WYVERN_KERNEL(kThreads, 0)
 (const DTYPE* k, const DTYPE* v, const BETA_DTYPE* beta, const DTYPE* Tinv, const float* G,
- const int32* seq_offsets, const int32* chunk_index, DTYPE* w, DTYPE* u, Extents e) {
+ const float* k_rstd, const int32* seq_offsets, const int32* chunk_index, DTYPE* w, DTYPE* u,
+ Extents e) {
   const int tile = block_index() % (kTilesW + kTilesU);
   const int head = block_index() / (kTilesW + kTilesU) % HV;
   const int slot = block_index() / (kTilesW + kTilesU) / HV;
   const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
   const int64 row = chunk.token * HV + head;
+  const int64 row_k = chunk.token * H + head / (HV / H);
   if (tile < kTilesW) {
     const int col = tile * BK;
-    const DTYPE* const from = k + (chunk.token * H + head / (HV / H)) * K + col;
+    const DTYPE* const from = k + row_k * K + col;
     apply_tile<BK, K>(SharedAllocator(), Tinv + row * BT, from, H * K, beta + row, G + row,
-                      w + row * K + col, chunk.rows, K - col);
+                      k_rstd + row_k, w + row * K + col, chunk.rows, K - col);
   } else {
     const int col = (tile - kTilesW) * BV;
     apply_tile<BV, V>(SharedAllocator(), Tinv + row * BT, v + row * V + col, HV * V, beta + row,
-                      nullptr, u + row * V + col, chunk.rows, V - col);
+                      nullptr, nullptr, u + row * V + col, chunk.rows, V - col);
   }
 }

@@ -6,8 +6,8 @@ constexpr int kThreads = num_warps * 32;
 constexpr int kTiles = ceil_div(K, BK);
 
 WYVERN_KERNEL(kThreads, 0)
-(const DTYPE* k, const BETA_DTYPE* beta, const float* G, const int32* seq_offsets,
- const int32* chunk_index, float* A, Extents e) {
+(const DTYPE* k, const BETA_DTYPE* beta, const float* G, const float* k_rstd,
+ const int32* seq_offsets, const int32* chunk_index, float* A, Extents e) {
   const int head = block_index() % HV;
   const Chunk chunk = locate_chunk<VARLEN, BT>(block_index() / HV, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
@@ -21,6 +21,7 @@ WYVERN_KERNEL(kThreads, 0)
   };
   float* const G_tile = shared.take<float>(BT);
   float* const beta_tile = shared.take<float>(BT);
+  float* const rstd_tile = QK_L2NORM ? shared.take<float>(BT) : nullptr;
 
   const DTYPE* const k_chunk = k + (chunk.token * H + head / (HV / H)) * K;
   const auto load = [&](int tile) {
@@ -30,6 +31,8 @@ WYVERN_KERNEL(kThreads, 0)
     copy_async_commit();
   };
   load_column<kThreads, BT>(G_tile, G + row, HV, chunk.rows);
+  if constexpr (QK_L2NORM)
+    load_column<kThreads, BT>(rstd_tile, k_rstd + chunk.token * H + head / (HV / H), H, chunk.rows);
   for (int i = 0; i < num_stages; ++i) load(i);
   for (int r = thread_index(); r < BT; r += kThreads)
     beta_tile[r] = r < chunk.rows ? activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta[row + r * HV])
@@ -45,10 +48,11 @@ WYVERN_KERNEL(kThreads, 0)
   }
 
   float* const A_chunk = A + row * BT;
-  for_each_decayed(gram, G_tile, beta_tile, [&](int r, int s, float x, float y) {
-    if (r < chunk.rows)
-      *reinterpret_cast<Float2*>(A_chunk + r * (HV * int64{BT}) + s) = Float2{{x, y}};
-  });
+  for_each_decayed<QK_L2NORM>(
+      gram, G_tile, beta_tile, rstd_tile, [&](int r, int s, float x, float y) {
+        if (r < chunk.rows)
+          *reinterpret_cast<Float2*>(A_chunk + r * (HV * int64{BT}) + s) = Float2{{x, y}};
+      });
   constexpr int kBlocks = BT / 16;
   for (int i = thread_index(); i < BT * kBlocks; i += kThreads) {
     const int r = i / kBlocks;

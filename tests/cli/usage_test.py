@@ -71,8 +71,8 @@ class Usage(Case):
 
     def test_stages(self):
         stages = {s["name"]: s["templates"] for s in self.document("stages")["stages"]}
-        needed = {"chunk_local_cumsum", "l2norm", "gate", "scaled_dot_kkt", "solve_tril",
-                  "recompute_w_u", "fwd_h", "fwd_o", "kkt_solve_wu"}
+        needed = {"chunk_local_cumsum", "l2norm", "l2norm_rstd", "gate", "scaled_dot_kkt",
+                  "solve_tril", "recompute_w_u", "fwd_h", "fwd_o", "kkt_solve_wu"}
         self.assertLessEqual(needed, set(stages))
         for templates in stages.values():
             for template in templates:

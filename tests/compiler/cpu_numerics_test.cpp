@@ -26,7 +26,8 @@ Values constants_of(DType dtype) {
           {"V", kWidth},             {"DTYPE", dtype},          {"BETA_DTYPE", DType::fp32},
           {"G_DTYPE", DType::fp32},  {"STATE_DTYPE", DType::fp32}, {"VARLEN", false},
           {"HAS_DT_BIAS", false},    {"BETA_SIGMOID", false},   {"NEG_EIGVAL", false},
-          {"INITIAL_STATE", true},   {"FINAL_STATE", false},    {"STATE_V_FIRST", false}};
+          {"INITIAL_STATE", true},   {"FINAL_STATE", false},    {"STATE_V_FIRST", false},
+          {"QK_L2NORM", false}};
 }
 
 /// Compiles a stage for this processor and runs all its blocks over one sequence of T tokens.

@@ -47,6 +47,7 @@ Values draw_constants(const Heads& heads, DType dtype, std::mt19937& random) {
           {"SEQLENS_DTYPE", flag() ? DType::int32 : DType::int64},
           {"VARLEN", flag()},
           {"HAS_DT_BIAS", flag()},
+          {"QK_L2NORM", flag()},
           {"BETA_SIGMOID", flag()},
           {"NEG_EIGVAL", flag()},
           {"INITIAL_STATE", flag()},

@@ -160,7 +160,7 @@ TEST(Kernel, Fp16WithGroupedHeadsAndStates) {
   p.dtype = p.beta_dtype = p.g_dtype = DType::fp16;
   p.state_dtype = DType::bf16;
   p.initial_state = p.state_v_first = true;
-  p.use_beta_sigmoid = p.allow_neg_eigval = true;
+  p.use_beta_sigmoid = p.allow_neg_eigval = p.use_qk_l2norm = true;
   expect_all_correct(p, 64, Gate::mixed, 2);
 }
 
@@ -176,6 +176,7 @@ TEST(Kernel, PackedWithEmptySequences) {
   Problem p = problem(1, 0, 2, 4, 64, 64);
   p.initial_state = true;
   p.seqlens_dtype = DType::int64;
+  p.use_qk_l2norm = true;
   p = testing::packed(p, {0, 5, 70, 0, 0, 64, 33, 0});
   expect_all_correct(p, 32, Gate::typical, 4, {0, 5, 70, 0, 0, 64, 33, 0});
 }
@@ -233,6 +234,7 @@ TEST(Kernel, SampledSpace) {
     Problem p = problem(1, 90, 1, 2, 96, 80);
     p.dtype = dtype;
     p.precision = Precision::tf32;
+    p.use_qk_l2norm = true;
     const Values constants = problem_constants(p);
     for (const std::int64_t BT : {32, 64}) {
       const StageData data = testing::make_stage_data(p, BT, Gate::typical, 11);

@@ -102,8 +102,8 @@ TensorMap chunked_form(const OperatorData& data, std::int64_t BT, double gate_fl
   for (const char* name : {"q", "k"}) {
     if (!p.use_qk_l2norm) break;
     t["x"] = t[name];
-    run_reference("l2norm", context, t);
-    t[name] = t["y"];
+    run_reference("l2norm_rstd", context, t);
+    t[std::string(name) + "_rstd"] = t["rstd"];
   }
   if (p.use_gate_in_kernel) run_reference("gate", context, t);
   for (const char* stage : {"chunk_local_cumsum", "scaled_dot_kkt", "solve_tril",

@@ -61,6 +61,7 @@ Problem problem_for(const Template& t, DType dtype, unsigned switches) {
   p.packed = bit(0) || t.name == "chunk_index";
   p.beta_dtype = bit(1) ? DType::fp32 : dtype;
   p.g_dtype = bit(2) ? DType::fp32 : dtype;
+  p.use_qk_l2norm = bit(0) != bit(2);
   p.use_beta_sigmoid = bit(1) != bit(3);
   p.allow_neg_eigval = bit(3);
   p.initial_state = bit(2);

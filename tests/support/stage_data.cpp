@@ -62,6 +62,12 @@ class Chain {
     add("x", rows_of_many_lengths());
     run("l2norm");
     store("y", p_.dtype, {p_.B, p_.T, p_.H, p_.K});
+    run("l2norm_rstd");
+    store("rstd", DType::fp32, {p_.B, p_.T, p_.H});
+    for (const std::string name : {"q", "k"})
+      if (p_.use_qk_l2norm)
+        add(name + "_rstd", HostTensor(DType::fp32, {p_.B, p_.T, p_.H},
+                                       l2norm_rstd(values_.at(name), p_.K)));
     if (p_.use_gate_in_kernel) {
       run("gate");
       store("g_log", DType::fp32, scalars);
@@ -142,11 +148,11 @@ double stage_bound(const StageData& data, const Config& config, std::string_view
   // A running sum of up to 128 terms of one sign: each addition rounds to half a unit (6e-8) and
   // the roundings add up as a random walk, below 128^0.5 * 6e-8 = 7e-7.
   if (output == "G" && !data.problem.use_gate_in_kernel) return 1e-6;
-  const bool scalar = output == "G" || output == "g_log" || output == "y";
+  const bool scalar = output == "G" || output == "g_log" || output == "y" || output == "rstd";
   const Value* precision = config.find("precision");
   const bool tf32 = precision != nullptr && std::get<Precision>(*precision) == Precision::tf32;
   if (data.problem.dtype != DType::fp32)
-    return output == "A" || output == "G" || output == "g_log" ? 1e-5 : 5e-3;
+    return output == "A" || (scalar && output != "y") ? 1e-5 : 5e-3;
   return tf32 && !scalar ? 1e-3 : 1e-5;
 }
 

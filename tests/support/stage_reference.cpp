@@ -80,6 +80,21 @@ Vector l2norm(const Vector& x, std::int64_t K) {
   return y;
 }
 
+Vector l2norm_rstd(const Vector& x, std::int64_t K) {
+  Vector rstd;
+  for (std::size_t start = 0; start < x.size(); start += size(K))
+    rstd.push_back(1 / std::sqrt(dot(&x[start], &x[start], K) + 1e-6));
+  return rstd;
+}
+
+Vector scaled_rows(const Vector& x, const Vector& scale) {
+  if (scale.empty()) return x;
+  Vector y(x.size());
+  const std::size_t K = x.size() / scale.size();
+  for (std::size_t i = 0; i < x.size(); ++i) y[i] = x[i] * scale[i / K];
+  return y;
+}
+
 Vector gate(const Vector& g, const Vector& A_log, const Vector& dt_bias) {
   Vector g_log(g.size());
   for (std::size_t i = 0; i < g.size(); ++i) {
@@ -291,32 +306,36 @@ Vector optional(const TensorMap& t, std::string_view name) {
 
 void run_reference(std::string_view stage, const StageContext& c, TensorMap& t) {
   const auto in = [&](const char* name) -> const Vector& { return t.at(name); };
+  const auto q = [&] { return scaled_rows(in("q"), optional(t, "q_rstd")); };
+  const auto k = [&] { return scaled_rows(in("k"), optional(t, "k_rstd")); };
   const auto beta = [&] { return beta_factor(in("beta"), c.beta_sigmoid, c.neg_eigval); };
   if (stage == "chunk_index") {
     run_chunk_index(c.layout, t);
   } else if (stage == "l2norm") {
     t["y"] = l2norm(in("x"), c.dims.K);
+  } else if (stage == "l2norm_rstd") {
+    t["rstd"] = l2norm_rstd(in("x"), c.dims.K);
   } else if (stage == "gate") {
     t["g_log"] = gate(in("g"), in("A_log"), optional(t, "dt_bias"));
   } else if (stage == "chunk_local_cumsum") {
     t["G"] = chunk_local_cumsum(c.layout, c.dims.HV, t.contains("g_log") ? in("g_log") : in("g"),
                                 c.gate_floor);
   } else if (stage == "scaled_dot_kkt") {
-    t["A"] = scaled_dot_kkt(c.layout, c.dims, in("k"), beta(), in("G"));
+    t["A"] = scaled_dot_kkt(c.layout, c.dims, k(), beta(), in("G"));
   } else if (stage == "solve_tril") {
     t["Tinv"] = solve_tril(c.layout, c.dims.HV, in("A"));
   } else if (stage == "recompute_w_u") {
-    WU out = recompute_w_u(c.layout, c.dims, in("k"), in("v"), beta(), in("Tinv"), in("G"));
+    WU out = recompute_w_u(c.layout, c.dims, k(), in("v"), beta(), in("Tinv"), in("G"));
     t["w"] = std::move(out.w);
     t["u"] = std::move(out.u);
   } else if (stage == "fwd_h") {
-    States out = fwd_h(c.layout, c.dims, in("k"), in("w"), in("u"), in("G"),
+    States out = fwd_h(c.layout, c.dims, k(), in("w"), in("u"), in("G"),
                        optional(t, "initial_state"), c.state_v_first);
     t["h"] = std::move(out.h);
     t["v_new"] = std::move(out.v_new);
     t["final_state"] = std::move(out.final_state);
   } else if (stage == "fwd_o") {
-    t["o"] = fwd_o(c.layout, c.dims, c.scale, in("q"), in("k"), in("v_new"), in("h"), in("G"));
+    t["o"] = fwd_o(c.layout, c.dims, c.scale, q(), k(), in("v_new"), in("h"), in("G"));
   } else {
     throw std::invalid_argument("no reference for the stage " + std::string(stage));
   }

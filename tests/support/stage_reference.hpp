@@ -43,6 +43,10 @@ struct Dims {
 
 /// x [rows, K] -> y [rows, K].
 Vector l2norm(const Vector& x, std::int64_t K);
+/// x [rows, K] -> rstd [rows].
+Vector l2norm_rstd(const Vector& x, std::int64_t K);
+/// x [rows, K] with row r times scale[r]; as it is where `scale` is empty.
+Vector scaled_rows(const Vector& x, const Vector& scale);
 /// g [tokens, HV], A_log [HV], dt_bias [HV] or empty -> g_log [tokens, HV].
 Vector gate(const Vector& g, const Vector& A_log, const Vector& dt_bias);
 /// The factor that beta stands for: itself, its sigmoid, or twice that.

@@ -15,6 +15,13 @@ struct Piece {
 WYVERN_DEVICE int piece_row(int i) { return lane_index() / 4 + (i / 2) * 8; }
 WYVERN_DEVICE int piece_col(int i) { return lane_index() % 4 * 2 + i % 2; }
 
+/// `x` kept within the range of T: a factor may be large only because what it meets is small.
+template <class T>
+WYVERN_DEVICE float within_range(float x) {
+  if constexpr (kSame<T, fp16>) return maximum(-65504.0f, -maximum(-65504.0f, -x));
+  return x;
+}
+
 /// Depth of one step of the reduction.
 template <class T>
 inline constexpr int kDepth = kHalf<T> ? 16 : 8;
@@ -86,6 +93,20 @@ WYVERN_DEVICE Left<T> left_from(const Piece (&pieces)[N], int step) {
     return left_from<T>(pieces[2 * step], pieces[2 * step + 1]);
   else
     return left_from<T>(pieces[step], pieces[step]);
+}
+
+/// What rounding dropped from step `step` of such a 16-bit operand: the two together hold twice the
+/// digits.
+template <class T, int N>
+WYVERN_DEVICE Left<T> left_rest(const Piece (&pieces)[N], int step, const Left<T>& head) {
+  Left<T> rest;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float* const x = pieces[2 * step + i / 2].x + i % 2 * 2;
+    rest.r[i] = pack<T>(x[0] - to_float(T{static_cast<uint16>(head.r[i] & 0xFFFFU)}),
+                        x[1] - to_float(T{static_cast<uint16>(head.r[i] >> 16U)}));
+  }
+  return rest;
 }
 
 // ---- right operands -----------------------------------------------------------------------------

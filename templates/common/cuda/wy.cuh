@@ -34,10 +34,11 @@ WYVERN_DEVICE void accumulate_gram(Strips<Size, Warps>& sum, const Tile<T, Size,
 }
 
 /// Calls put(row, col, A_rs, A_r,s+1) for every pair of neighbouring columns of the blocks on and
-/// below the diagonal; entries on and above the diagonal are 0.
-template <int Warps, int Size, class Put>
+/// below the diagonal; entries on and above the diagonal are 0. Keys count with their factor of
+/// `k_rstd` where `Scaled`.
+template <bool Scaled, int Warps, int Size, class Put>
 WYVERN_DEVICE void for_each_decayed(const Strips<Size, Warps>& sum, const float* G,
-                                    const float* beta, Put&& put) {
+                                    const float* beta, const float* k_rstd, Put&& put) {
 #pragma unroll
   for (int i = 0; i < sum.kCount; ++i) {
     const int strip = warp_index() + i * Warps;
@@ -46,15 +47,17 @@ WYVERN_DEVICE void for_each_decayed(const Strips<Size, Warps>& sum, const float*
     for (int half = 0; half < 2; ++half) {
       const int r = strip * 16 + piece_row(2 * half);
       const float G_r = G[r];
-      const float beta_r = beta[r];
+      const float beta_r = Scaled ? beta[r] * k_rstd[r] : beta[r];
 #pragma unroll
       for (int n = 0; n < Size / 8; ++n) {
         if (n / 2 > strip) break;
         const int s = n * 8 + piece_col(0);
         const Float2 G_s = load<2>(G + s);
+        Float2 scale{{1.0f, 1.0f}};
+        if constexpr (Scaled) scale = load<2>(k_rstd + s);
         const float* const x = sum.piece[i][n].x + 2 * half;
-        put(r, s, r > s ? beta_r * decay(G_r - G_s.at[0]) * x[0] : 0.0f,
-            r > s + 1 ? beta_r * decay(G_r - G_s.at[1]) * x[1] : 0.0f);
+        put(r, s, r > s ? beta_r * decay(G_r - G_s.at[0]) * scale.at[0] * x[0] : 0.0f,
+            r > s + 1 ? beta_r * decay(G_r - G_s.at[1]) * scale.at[1] * x[1] : 0.0f);
       }
     }
   }
@@ -159,20 +162,24 @@ WYVERN_DEVICE void invert_unit_lower(const Tile<float, Size, Size>& x) {
 
 // ---- Tinv diag(scale) X -------------------------------------------------------------------------
 
-/// A unit lower triangular matrix with scaled columns, in registers as a left operand: its blocks
-/// on and below the diagonal.
+/// A unit lower triangular matrix with scaled columns. What lies below the diagonal is in registers
+/// as a left operand. The diagonal, the scale itself, is applied in fp32: it is the largest term,
+/// and of short chunks all there is.
 template <class T, int Size>
 struct LowerOperand {
   static constexpr int kSteps = 16 / kDepth<T>;  // per 16 columns
   Left<T> a[Size / 16 * (Size / 16 + 1) / 2 * kSteps];
+  const float* diagonal;
 
   WYVERN_DEVICE static constexpr int index(int strip, int depth) {
     return strip * (strip + 1) / 2 * kSteps + depth / kDepth<T>;
   }
 
-  /// matrix(r, s) * scale(s), for r >= s; what the tile holds above the diagonal is not used.
+  /// matrix(r, s) * scale(s), for r >= s; the tile is read below the diagonal only. `scale`
+  /// must outlive this.
   template <class S>
-  WYVERN_DEVICE LowerOperand(const Tile<S, Size, Size>& matrix, const float* scale) {
+  WYVERN_DEVICE LowerOperand(const Tile<S, Size, Size>& matrix, const float* scale)
+      : diagonal(scale) {
     const int row = lane_index() / 4;
     const int col = lane_index() % 4 * 2;
 #pragma unroll
@@ -190,7 +197,8 @@ struct LowerOperand {
             const Float2 factor = load<2>(scale + s);
 #pragma unroll
             for (int j = 0; j < 2; ++j)
-              piece[n].x[2 * half + j] = r >= s + j ? to_float(x.at[j]) * factor.at[j] : 0.0f;
+              piece[n].x[2 * half + j] =
+                  r > s + j ? within_range<T>(to_float(x.at[j]) * factor.at[j]) : 0.0f;
           }
         a[index(strip, depth)] = left_from<T>(piece[0], piece[1]);
       }
@@ -202,6 +210,19 @@ struct LowerOperand {
   WYVERN_DEVICE void apply(const Tile<T, Size, Cols>& x, int col, T* to, int64 stride, int rows,
                            int cols) const {
     Piece sum[Size / 16][2];
+#pragma unroll
+    for (int strip = 0; strip < Size / 16; ++strip)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int r = strip * 16 + piece_row(2 * half);
+        const float scale = diagonal[r];
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          const auto x_r = load<2>(x.at(r, col + n * 8 + piece_col(0)));
+          sum[strip][n].x[2 * half] = scale * to_float(x_r.at[0]);
+          sum[strip][n].x[2 * half + 1] = scale * to_float(x_r.at[1]);
+        }
+      }
 #pragma unroll
     for (int depth = 0; depth < Size; depth += kDepth<T>) {
       const RightPair<T> b = load_right(x, depth, col);
