@@ -219,12 +219,13 @@ TEST(Kernel, SolveTrilOfLargeEntries) {
       testing::Engine engine(10);
       HostTensor& A = data.tensors.at("A");
       A = testing::uniform(engine, DType::fp32, A.shape(), -1, 1);
-      for (const Precision precision : {Precision::tf32, Precision::tf32x3, Precision::ieee})
-        expect_correct(t,
-                       Config{{"BT", BT},
-                              {"num_warps", std::max<std::int64_t>(BT / 32, 1)},
-                              {"precision", precision}},
-                       data);
+      for (const Precision precision : {Precision::tf32, Precision::tf32x3, Precision::ieee}) {
+        const Config config{{"BT", BT},
+                            {"num_warps", std::max<std::int64_t>(BT / 32, 1)},
+                            {"precision", precision}};
+        if (t.illegal(problem_constants(p), config, kHopper).empty())
+          expect_correct(t, config, data);
+      }
     }
 }
 
