@@ -162,9 +162,9 @@ WYVERN_DEVICE void invert_unit_lower(const Tile<float, Size, Size>& x) {
 
 // ---- Tinv diag(scale) X -------------------------------------------------------------------------
 
-/// A unit lower triangular matrix with scaled columns. What lies below the diagonal is in registers
-/// as a left operand. The diagonal, the scale itself, is applied in fp32: it is the largest term,
-/// and of short chunks all there is.
+/// A unit lower triangular matrix with scaled columns, in registers as a left operand: its blocks
+/// on and below the diagonal. The diagonal of a 16-bit one, the scale itself, is left out and
+/// applied in fp32: it is the largest term, and of short chunks all there is.
 template <class T, int Size>
 struct LowerOperand {
   static constexpr int kSteps = 16 / kDepth<T>;  // per 16 columns
@@ -175,8 +175,8 @@ struct LowerOperand {
     return strip * (strip + 1) / 2 * kSteps + depth / kDepth<T>;
   }
 
-  /// matrix(r, s) * scale(s), for r >= s; the tile is read below the diagonal only. `scale`
-  /// must outlive this.
+  /// matrix(r, s) * scale(s), for r >= s; what the tile holds above the diagonal is not used.
+  /// `scale` must outlive this.
   template <class S>
   WYVERN_DEVICE LowerOperand(const Tile<S, Size, Size>& matrix, const float* scale)
       : diagonal(scale) {
@@ -198,7 +198,9 @@ struct LowerOperand {
 #pragma unroll
             for (int j = 0; j < 2; ++j)
               piece[n].x[2 * half + j] =
-                  r > s + j ? within_range<T>(to_float(x.at[j]) * factor.at[j]) : 0.0f;
+                  r >= s + j + (kHalf<T> ? 1 : 0)
+                      ? within_range<T>(to_float(x.at[j]) * factor.at[j])
+                      : 0.0f;
           }
         a[index(strip, depth)] = left_from<T>(piece[0], piece[1]);
       }
@@ -210,6 +212,24 @@ struct LowerOperand {
   WYVERN_DEVICE void apply(const Tile<T, Size, Cols>& x, int col, T* to, int64 stride, int rows,
                            int cols) const {
     Piece sum[Size / 16][2];
+    if constexpr (kHalf<T>) apply_diagonal(sum, x, col);
+#pragma unroll
+    for (int depth = 0; depth < Size; depth += kDepth<T>) {
+      const RightPair<T> b = load_right(x, depth, col);
+#pragma unroll
+      for (int strip = depth / 16; strip < Size / 16; ++strip)
+        multiply<P>(sum[strip][0], sum[strip][1], a[index(strip, depth)], b);
+    }
+#pragma unroll
+    for (int strip = 0; strip < Size / 16; ++strip)
+      store_pair<Align>(to + strip * 16 * stride, stride, sum[strip][0], sum[strip][1],
+                        rows - strip * 16, Align % 16 == 0 ? 16 : cols);
+  }
+
+  /// sum = the diagonal's part of this * x.
+  template <int Cols>
+  WYVERN_DEVICE void apply_diagonal(Piece (&sum)[Size / 16][2], const Tile<T, Size, Cols>& x,
+                                    int col) const {
 #pragma unroll
     for (int strip = 0; strip < Size / 16; ++strip)
 #pragma unroll
@@ -223,16 +243,5 @@ struct LowerOperand {
           sum[strip][n].x[2 * half + 1] = scale * to_float(x_r.at[1]);
         }
       }
-#pragma unroll
-    for (int depth = 0; depth < Size; depth += kDepth<T>) {
-      const RightPair<T> b = load_right(x, depth, col);
-#pragma unroll
-      for (int strip = depth / 16; strip < Size / 16; ++strip)
-        multiply<P>(sum[strip][0], sum[strip][1], a[index(strip, depth)], b);
-    }
-#pragma unroll
-    for (int strip = 0; strip < Size / 16; ++strip)
-      store_pair<Align>(to + strip * 16 * stride, stride, sum[strip][0], sum[strip][1],
-                        rows - strip * 16, Align % 16 == 0 ? 16 : cols);
   }
 };
