@@ -37,8 +37,9 @@ int list(bool json) {
   }
   Table devices({"device", "model", "arch", "units", "memory", "driver or compiler"});
   for (const Json& d : document["devices"])
-    devices.row({d["name"], d["model"], d["arch"], std::to_string(d["units"].get<int>()),
-                 bytes_text(d["memory_bytes"].get<double>()), d["driver"]});
+    if (d["usable"].get<bool>())
+      devices.row({d["name"], d["model"], d["arch"], std::to_string(d["units"].get<int>()),
+                   bytes_text(d["memory_bytes"].get<double>()), d["driver"]});
   fmt::print("{}", devices.text());
   for (const Json& d : document["devices"])
     if (!d["usable"].get<bool>())
