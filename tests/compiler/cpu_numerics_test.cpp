@@ -80,8 +80,8 @@ class CpuNumerics : public ::testing::Test {
     w.resize(k.size());
     u.resize(k.size());
     run("recompute_w_u", constants, static_cast<std::int64_t>(tokens),
-        {k.data(), v.data(), beta.data(), inverse.data(), G.data(), nullptr, nullptr, w.data(),
-         u.data()});
+        {k.data(), v.data(), beta.data(), inverse.data(), G.data(), nullptr, nullptr, nullptr,
+         w.data(), u.data()});
   }
 };
 
@@ -183,8 +183,8 @@ TEST_P(CpuConversions, RoundsToNearestEven) {
   std::vector<std::uint16_t> zeros(kWidth), h(state.size()), v_new(kWidth);
   float G = 0;
   run("fwd_h", constants_of(GetParam()), 1,
-      {zeros.data(), zeros.data(), zeros.data(), &G, state.data(), nullptr, nullptr, h.data(),
-       v_new.data(), nullptr});
+      {zeros.data(), zeros.data(), zeros.data(), &G, nullptr, state.data(), nullptr, nullptr,
+       h.data(), v_new.data(), nullptr});
   for (std::size_t i = 0; i < state.size(); ++i) {
     if (std::isnan(state[i]))
       ASSERT_TRUE(std::isnan(widen(h[i])));
