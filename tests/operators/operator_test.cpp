@@ -71,10 +71,17 @@ TEST_P(OperatorPlan, MatchesOracle) {
       EXPECT_GE(all.size(), 2U) << "a plan is a real choice";
     }
     for (Plan plan : all) {
-      // Default configs may be more accurate than the floor; here its own products are on trial.
-      for (PlanStep& step : plan)
-        if (dtype == DType::fp32 && step.config.contains("precision"))
-          step.config.set("precision", floor);
+      // Default configs may be more accurate than the floor; here its own products are on trial,
+      // wherever a template admits them.
+      for (PlanStep& step : plan) {
+        if (dtype != DType::fp32 || !step.config.contains("precision")) continue;
+        Config exact = step.config;
+        exact.set("precision", floor);
+        const std::string reason = find_template(step.template_id)
+                                       ->illegal(problem_constants(floored.problem), exact,
+                                                 device().impl().target().limits);
+        if (reason.empty()) step.config = exact;
+      }
       check(test_runtime().prepare(device(), floored.problem, plan), floored);
     }
   }
