@@ -1,5 +1,4 @@
-#include "templates/cpu_contract.hpp"
-#include "templates/cuda_sizes.hpp"
+#include "templates/row_contract.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::l2norm_rstd {
@@ -19,52 +18,8 @@ Template stage() {
   return t;
 }
 
-/// Lanes that share a row in portable.cu: a power of two, one 16-byte (or narrower) vector each.
-std::int64_t lanes_per_row(const Values& constants) {
-  const std::int64_t K = constants.integer("K");
-  const auto size = static_cast<std::int64_t>(size_of(constants.dtype("DTYPE")));
-  std::int64_t bytes = 16;
-  while (K * size % bytes != 0) bytes /= 2;
-  std::int64_t lanes = 1;
-  while (lanes < K * size / bytes && lanes < 32) lanes *= 2;
-  return lanes;
-}
-
-/// CUDA, sm_80 and up: a few lanes of a warp a row.
-Template portable() {
-  Template t = stage();
-  t.variant = "portable";
-  t.tunables = {{"num_warps", cuda::integers({4, 8, 2})}};
-  t.source = "l2norm_rstd/portable.cu";
-  t.illegal = [](const Values&, const Config&, const Limits&) { return std::string(); };
-  t.fallback = [](const Values&, const Limits&, std::int64_t) {
-    return Config{{"num_warps", std::int64_t{4}}};
-  };
-  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
-    const std::int64_t threads = config.integer("num_warps") * 32;
-    const std::int64_t rows = e.B * e.T * constants.integer("H");
-    return Geometry{{cuda::ceil_div(rows, threads / lanes_per_row(constants)), 1, 1}, threads, 0};
-  };
-  return t;
-}
-
-/// One call: ROWS vectors of K.
-Template cpu(Template t) {
-  t.variant = "cpu";
-  t.device = DeviceKind::cpu;
-  t.source = "l2norm_rstd/cpu.cpp";
-  t.tunables = {{"ROWS", {256, 64}}};
-  t.illegal = [](const Values&, const Config&, const Limits&) { return std::string(); };
-  t.fallback = [](const Values&, const Limits&, std::int64_t) { return Config{{"ROWS", 256}}; };
-  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
-    const std::int64_t rows = config.integer("ROWS");
-    return Geometry{.grid = {(e.B * e.T * constants.integer("H") + rows - 1) / rows, 1, 1}};
-  };
-  return t;
-}
-
 }  // namespace
 
-std::vector<Template> contract() { return {portable(), cpu(stage())}; }
+std::vector<Template> contract() { return {rows::portable(stage()), rows::cpu(stage())}; }
 
 }  // namespace wyvern::l2norm_rstd
