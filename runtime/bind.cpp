@@ -25,6 +25,8 @@ std::int64_t dimension(const std::string& text, const BoundStep& step) {
   if (text == "N") return e.N;
   if (text == "N+1") return e.N + 1;
   if (text == "NT") return e.NT;
+  if (text == "NS") return e.NS;
+  if (text == "S") return e.S;
   if (step.constants.contains(text)) return step.constants.integer(text);
   if (step.step.config.contains(text)) return step.step.config.integer(text);
   std::int64_t number = 0;
@@ -44,7 +46,7 @@ ExpectedTensor expected_tensor(const Argument& argument, const BoundStep& step) 
   tensor.rank = static_cast<int>(argument.shape.size());
   for (std::size_t i = 0; i < argument.shape.size(); ++i)
     tensor.shape[i] = dimension(argument.shape[i], step);
-  tensor.present = argument.present.empty() || step.constants.flag(argument.present);
+  tensor.present = is_present(argument, step.constants);
   return tensor;
 }
 

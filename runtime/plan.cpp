@@ -63,7 +63,25 @@ std::vector<StageUse> stage_uses(const Problem& problem) {
 }
 
 Values problem_constants(const Problem& problem) {
+  const GateKind gate = gate_kind(problem);
+  const std::int64_t gate_K = gate == GateKind::vector ? problem.K : 1;
+  const bool gate_in_kernel = problem.use_gate_in_kernel && gate != GateKind::none;
   return {
+      {"SCALAR_GATE", gate == GateKind::scalar},
+      {"VECTOR_GATE", gate == GateKind::vector},
+      {"GATED", gate != GateKind::none},
+      {"GATE_K", gate_K},
+      {"GATE_HEADS", problem.HV * gate_K},
+      {"GATE_IN_KERNEL", gate_in_kernel},
+      {"HAS_A_LOG", gate_in_kernel && problem.has_A_log},
+      {"LOWER_BOUND", gate_in_kernel && problem.lower_bound.has_value()},
+      {"SAFE_GATE", gate_is_bounded(problem)},
+      {"DG_DTYPE", gate_in_kernel ? DType::fp32 : problem.g_dtype},
+      {"KEEP_INVERSE", problem.pass == Pass::backward || problem.disable_recompute},
+      {"KEEP_STATES", problem.disable_recompute || problem.return_intermediate_states},
+      {"INPLACE_STATE", problem.inplace_state},
+      {"STATE_INDEX", problem.state_index},
+      {"INDEX_DTYPE", problem.index_dtype},
       {"H", problem.H},
       {"HV", problem.HV},
       {"K", problem.K},

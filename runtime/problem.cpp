@@ -114,7 +114,23 @@ std::int64_t bucket(std::int64_t count) {
 
 }  // namespace
 
-std::string_view to_string(Pass) noexcept { return "forward"; }
+std::string_view to_string(Pass pass) noexcept {
+  switch (pass) {
+    case Pass::forward: return "forward";
+    case Pass::backward: return "backward";
+    case Pass::recurrent: return "recurrent";
+  }
+  return "?";
+}
+
+GateKind gate_kind(const Problem& problem) noexcept {
+  if (problem.op == "kda") return GateKind::vector;
+  return problem.op == "delta_rule" ? GateKind::none : GateKind::scalar;
+}
+
+bool gate_is_bounded(const Problem& problem) noexcept {
+  return problem.lower_bound && (problem.safe_gate || problem.use_gate_in_kernel);
+}
 
 Precision default_precision(DType dtype) noexcept {
   return dtype == DType::fp32 ? Precision::tf32x3 : Precision::tf32;

@@ -103,6 +103,17 @@ std::int64_t chunk_slots(std::int64_t B, std::int64_t T, std::int64_t N, bool pa
   return packed ? T / BT + N : B * ((T + BT - 1) / BT);
 }
 
+bool is_present(const Argument& argument, const Values& constants) {
+  std::string_view flags = argument.present;
+  while (!flags.empty()) {
+    const std::size_t end = std::min(flags.find(','), flags.size());
+    const bool wanted = flags.front() != '!';
+    if (constants.flag(flags.substr(wanted ? 0 : 1, end - (wanted ? 0 : 1))) != wanted) return false;
+    flags.remove_prefix(std::min(end + 1, flags.size()));
+  }
+  return true;
+}
+
 bool Template::covers(std::string_view stage) const {
   return std::find(stages.begin(), stages.end(), stage) != stages.end();
 }

@@ -37,8 +37,11 @@ struct Extents {
   std::int64_t T = 0;       ///< tokens per sequence; total tokens of a packed batch
   std::int64_t N = 0;       ///< sequences
   std::int64_t NT = 0;      ///< chunk slots over all sequences; an upper bound for a packed batch
+  std::int64_t NS = 0;      ///< segment slots over all sequences, as NT
+  std::int64_t S = 0;       ///< slots of the pool of states that `recurrent` reads and writes
   float scale = 0.0F;       ///< factor on o
   float gate_floor = 0.0F;  ///< chunk_local_cumsum raises each g to at least this; -inf: leaves it
+  float lower_bound = 0.0F; ///< of the bounded gate, spec section 4
 };
 
 /// Chunk slots: exact for equal lengths, an upper bound computed without reading cu_seqlens for a
@@ -46,7 +49,7 @@ struct Extents {
 std::int64_t chunk_slots(std::int64_t B, std::int64_t T, std::int64_t N, bool packed,
                          std::int64_t BT);
 
-enum class Access : std::uint8_t { in, out };
+enum class Access : std::uint8_t { in, out, inout };
 
 /// One tensor of a template's contract, in the order of the kernel's parameters. Kernels receive
 /// a null pointer for an absent optional argument.
@@ -54,9 +57,15 @@ struct Argument {
   std::string name;                ///< canonical tensor name; plans connect stages by it
   Access access = Access::in;
   std::string dtype;               ///< "fp32", ..., or the name of a dtype constant such as "DTYPE"
-  std::vector<std::string> shape;  ///< "B", "T", "N", "NT", "N+1", a constant, a tunable or a number
-  std::string present;             ///< name of the flag that says it is there; empty: always
+  /// "B", "T", "N", "NT", "NS", "S", "N+1", a constant, a tunable or a number.
+  std::vector<std::string> shape;
+  /// Flags that must all hold for it to be there: "INITIAL_STATE", "QK_L2NORM,!VECTOR_GATE" (not a
+  /// vector gate); empty: always.
+  std::string present;
 };
+
+/// Whether the flags of `argument.present` hold.
+bool is_present(const Argument& argument, const Values& constants);
 
 /// The launch of one kernel: CUDA's grid and block, or the CPU's grid of block-function calls.
 struct Geometry {

@@ -43,7 +43,7 @@ std::map<std::string, HostTensor, std::less<>> launch(const Template& t, const C
   std::vector<std::unique_ptr<GuardedMemory>> memory;
   std::vector<void*> pointers;
   for (const Argument& argument : t.arguments) {
-    if (!argument.present.empty() && !constants.flag(argument.present)) {
+    if (!is_present(argument, constants)) {
       pointers.push_back(nullptr);
       continue;
     }

@@ -201,7 +201,7 @@ HostTensors run_stage(const Device& device, const Stage& stage, const Values& co
     std::vector<TensorView> views;
     for (const Argument& argument : t.arguments) {
       views.emplace_back();
-      if (!argument.present.empty() && !constants.flag(argument.present)) continue;
+      if (!is_present(argument, constants)) continue;
       const HostTensor& given = tensors.at(argument.name);
       const bool in = argument.access == Access::in;
       const auto [at, added] = memory.try_emplace(argument.name, device,

@@ -14,13 +14,17 @@
 
 namespace wyvern WYVERN_API {
 
-enum class Pass : std::uint8_t { forward };
+/// `recurrent` is the forward pass of a few tokens per sequence (decode), token by token.
+enum class Pass : std::uint8_t { forward, backward, recurrent };
 std::string_view to_string(Pass pass) noexcept;
 
 /// One operator at one shape. A plain value; validate() says whether it is legal.
 ///
-/// Shapes: q, k [B,T,H,K]; v, o [B,T,HV,V]; beta, g [B,T,HV]; states [N,HV,K,V]. A packed batch has
-/// B = 1, T the sum of all lengths, and cu_seqlens [N+1]; else N = B.
+/// Shapes: q, k [B,T,H,K]; v, o [B,T,HV,V]; beta [B,T,HV]; g [B,T,HV] (gated_delta_rule) or
+/// [B,T,HV,K] (kda), absent for delta_rule; states [N,HV,K,V]. A packed batch has B = 1, T the sum of
+/// all lengths, and cu_seqlens [N+1]; else N = B. The backward pass of a forward problem is the same
+/// problem with `pass` changed: it takes do, dht where output_final_state is set, and gives the
+/// gradient of every input that the options name.
 struct Problem {
   std::string op = "gated_delta_rule";
   Pass pass = Pass::forward;
@@ -37,16 +41,37 @@ struct Problem {
 
   std::optional<float> scale;           ///< factor on o; default K^-0.5
   std::optional<Precision> precision;   ///< floor for fp32 products; default_precision() if unset
-  std::optional<float> lower_bound;     ///< of the gate; legal for kda
+  std::optional<float> lower_bound;     ///< of the gate, in [-5, 0); kda only
+  bool safe_gate = false;               ///< promises g >= lower_bound
   bool use_qk_l2norm = false;           ///< q, k <- x / sqrt(sum x^2 + 1e-6)
-  bool use_gate_in_kernel = false;      ///< g <- -exp(A_log) softplus(g + dt_bias)
+  /// g <- -exp(A_log) softplus(g + dt_bias), or lower_bound sigmoid(exp(A_log) (g + dt_bias))
+  bool use_gate_in_kernel = false;
+  bool has_A_log = true;                ///< A_log is given; may be false with lower_bound: 0 then
   bool has_dt_bias = false;             ///< dt_bias is given
   bool use_beta_sigmoid = false;        ///< beta <- sigmoid(beta)
   bool allow_neg_eigval = false;        ///< with use_beta_sigmoid: beta <- 2 sigmoid(beta)
   bool initial_state = false;           ///< an initial state is given, else zero
   bool output_final_state = false;      ///< the final state is wanted
   bool state_v_first = false;           ///< states are [N,HV,V,K]
+
+  std::optional<std::int64_t> chunk_size;  ///< 16, 32, 64 or 128; unset: tuned, or 64 where a shape needs it
+  bool disable_recompute = false;  ///< the forward pass returns what the backward pass would rebuild
+  bool return_intermediate_states = false;  ///< forward: the state entering every chunk
+
+  // The recurrent pass only.
+  bool inplace_state = false;         ///< the state is read from and written to `state`
+  bool state_index = false;           ///< sequence n's state is slot state_index[n]; negative: skipped
+  std::int64_t state_slots = 0;       ///< slots of the pool with state_index; else N slots
+  DType index_dtype = DType::int32;   ///< of state_index: int32 or int64
 };
+
+/// How an operator's decay looks: none (delta_rule), one a head (gated_delta_rule), one a key channel
+/// (kda).
+enum class GateKind : std::uint8_t { none, scalar, vector };
+GateKind gate_kind(const Problem& problem) noexcept;
+
+/// Whether intra-chunk products may count on g >= lower_bound: promised, or so by the gate's form.
+bool gate_is_bounded(const Problem& problem) noexcept;
 
 /// The floor that holds when a problem names none: tf32x3 for fp32 inputs, tf32 for 16-bit ones.
 Precision default_precision(DType dtype) noexcept;

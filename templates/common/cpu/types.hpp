@@ -20,6 +20,6 @@ enum class Precision { tf32, tf32x3, ieee };
 
 /// Same layout as wyvern::Extents on the host.
 struct Extents {
-  int64 B, T, N, NT;
-  float scale, gate_floor;
+  int64 B, T, N, NT, NS, S;
+  float scale, gate_floor, lower_bound;
 };
