@@ -47,6 +47,8 @@ Bench::Bench(const Device& device, const Problem& problem, std::shared_ptr<Cache
       full_(device, problem, seed, false), small_(device, reduced(problem), seed + 1, true),
       reference_(reference_forward(small_.problem(), small_.host())),
       stream_(device.impl().make_stream()), timer_(device.impl().make_timer()) {
+  full_.keep(runtime_);
+  small_.keep(runtime_);
   if (!device.info().cuda) return;
   flush_bytes_ = static_cast<std::size_t>(2 * device.impl().cache_bytes());
   flush_ = device.allocate(flush_bytes_);

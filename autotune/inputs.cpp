@@ -1,6 +1,7 @@
 #include "autotune/inputs.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -62,8 +63,10 @@ std::vector<std::int64_t> offsets(std::int64_t N, std::int64_t T, std::mt19937_6
   return result;
 }
 
+}  // namespace
+
 /// Sources of values, each from its own place in the seed's stream.
-class Source {
+class ProblemTensors::Source {
  public:
   explicit Source(std::uint64_t seed) : random_(seed) {}
   std::mt19937_64& engine() { return random_; }
@@ -96,7 +99,25 @@ class Source {
   std::normal_distribution<float> normal_;
 };
 
-Bytes seqlens_bytes(const std::vector<std::int64_t>& values, DType dtype) {
+namespace {
+
+/// Tokens of a sequence that a recurrent pass is checked on.
+constexpr std::int64_t kDecodedTokens = 3;
+
+/// How the values of an input are drawn; `cu_seqlens` and `state_index` are not.
+template <class Source>
+std::function<void(std::span<float>)> values_of(std::string_view name, const Problem& p,
+                                                Source& source) {
+  if (name == "q" || name == "k") return p.use_qk_l2norm ? source.normal(1) : source.unit();
+  if (name == "beta")
+    return p.use_beta_sigmoid ? source.normal(1) : source.uniform(0.05F, 0.95F);
+  if (name == "g") return p.use_gate_in_kernel ? source.normal(1) : source.uniform(-0.5F, 0.0F);
+  if (name == "A_log") return source.uniform(-3, 0);
+  if (name == "initial_state" || name == "state" || name == "dht") return source.normal(0.1F);
+  return source.normal(1);
+}
+
+Bytes integer_bytes(const std::vector<std::int64_t>& values, DType dtype) {
   Bytes bytes(values.size() * size_of(dtype));
   for (std::size_t i = 0; i < values.size(); ++i) {
     const auto narrow = static_cast<std::int32_t>(values[i]);
@@ -106,92 +127,131 @@ Bytes seqlens_bytes(const std::vector<std::int64_t>& values, DType dtype) {
   return bytes;
 }
 
+/// Distinct slots in no order for N sequences; one sequence of a few is padding.
+std::vector<std::int64_t> slots(const Problem& p, std::mt19937_64& random) {
+  std::vector<std::int64_t> all(static_cast<std::size_t>(std::max(p.N, p.state_slots)));
+  for (std::size_t i = 0; i < all.size(); ++i)
+    all[i] = static_cast<std::int64_t>(i) < p.state_slots ? static_cast<std::int64_t>(i) : -1;
+  std::shuffle(all.begin(), all.end(), random);
+  all.resize(static_cast<std::size_t>(p.N));
+  if (all.size() >= 3) all[1] = -1;
+  return all;
+}
+
+std::size_t bytes_of(const TensorView& view) {
+  return static_cast<std::size_t>(view.elements()) * size_of(view.dtype);
+}
+
+/// A contiguous tensor of the spec's shape, without memory.
+TensorView shaped(const TensorSpec& spec) {
+  TensorView view;
+  view.dtype = spec.dtype;
+  view.rank = spec.rank;
+  view.shape = spec.shape;
+  std::int64_t stride = 1;
+  for (int i = spec.rank - 1; i >= 0; --i) {
+    view.strides[static_cast<std::size_t>(i)] = stride;
+    stride *= spec.shape[static_cast<std::size_t>(i)];
+  }
+  return view;
+}
+
+/// What the forward pass keeps for the backward pass.
+bool is_kept(const TensorSpec& spec) {
+  constexpr std::array<std::string_view, 7> kKept{"Tinv", "Aqk", "w", "qg", "kg", "h", "v_new"};
+  return std::find(kKept.begin(), kKept.end(), spec.name) != kKept.end();
+}
+
 }  // namespace
 
 Problem reduced(const Problem& problem) {
-  const auto sizes = chunk_sizes();
-  const std::int64_t largest = *std::max_element(sizes.begin(), sizes.end());
   Problem small = problem;
   small.B = 1;
   small.N = problem.packed ? 3 : 1;
-  small.T = 2 * largest + 17;
+  if (problem.pass == Pass::recurrent) {
+    small.B = problem.packed ? 1 : 3;
+    small.N = 3;
+    small.T = problem.packed ? 3 * kDecodedTokens : kDecodedTokens;
+    small.state_slots = problem.state_index ? 5 : 0;
+    return small;
+  }
+  const auto sizes = chunk_sizes(problem);
+  small.T = 2 * *std::max_element(sizes.begin(), sizes.end()) + 17;
   return small;
 }
 
 ProblemTensors::ProblemTensors(const Device& device, const Problem& problem, std::uint64_t seed,
                                bool keep_host)
-    : on_(device), problem_(problem), keep_host_(keep_host) {
-  const Problem& p = problem_;
+    : on_(device), problem_(problem), keep_host_(keep_host), specs_(tensor_specs(problem)) {
+  std::erase_if(specs_, [](const TensorSpec& spec) { return !spec.present; });
   Source source(seed);
-  Arguments& d = device_arguments_;
-  Arguments& h = host_arguments_;
-  const std::int64_t tokens = p.B * p.T;
-  const auto qk = p.use_qk_l2norm ? source.normal(1) : source.unit();
-  d.q = add(p.dtype, {p.B, p.T, p.H, p.K}, rows_of(tokens * p.H, p.K, p.dtype, qk), h.q);
-  d.k = add(p.dtype, {p.B, p.T, p.H, p.K}, rows_of(tokens * p.H, p.K, p.dtype, qk), h.k);
-  d.v = add(p.dtype, {p.B, p.T, p.HV, p.V},
-            rows_of(tokens * p.HV, p.V, p.dtype, source.normal(1)), h.v);
-  d.beta = add(p.beta_dtype, {p.B, p.T, p.HV},
-               rows_of(tokens, p.HV, p.beta_dtype,
-                       p.use_beta_sigmoid ? source.normal(1) : source.uniform(0.05F, 0.95F)),
-               h.beta);
-  d.g = add(p.g_dtype, {p.B, p.T, p.HV},
-            rows_of(tokens, p.HV, p.g_dtype,
-                    p.use_gate_in_kernel ? source.normal(1) : source.uniform(-0.5F, 0.0F)),
-            h.g);
-  if (p.use_gate_in_kernel) {
-    d.A_log = add(DType::fp32, {p.HV}, rows_of(1, p.HV, DType::fp32, source.uniform(-3, 0)),
-                  h.A_log);
-    if (p.has_dt_bias)
-      d.dt_bias = add(DType::fp32, {p.HV}, rows_of(1, p.HV, DType::fp32, source.normal(1)),
-                      h.dt_bias);
-  }
-  const std::int64_t rows = p.state_v_first ? p.V : p.K;
-  const std::int64_t columns = p.state_v_first ? p.K : p.V;
-  if (p.initial_state)
-    d.initial_state =
-        add(p.state_dtype, {p.N, p.HV, rows, columns},
-            rows_of(p.N * p.HV * rows, columns, p.state_dtype, source.normal(0.1F)),
-            h.initial_state);
-  if (p.packed) {
-    cu_seqlens_ = offsets(p.N, p.T, source.engine());
-    d.cu_seqlens = add(p.seqlens_dtype, {p.N + 1}, seqlens_bytes(cu_seqlens_, p.seqlens_dtype),
-                       h.cu_seqlens);
-    d.cu_seqlens_host = h.cu_seqlens_host = cu_seqlens_;
-  }
-  d.o = add(p.dtype, {p.B, p.T, p.HV, p.V}, {}, h.o);
-  if (p.output_final_state)
-    d.final_state = add(DType::fp32, {p.N, p.HV, rows, columns}, {}, h.final_state);
+  for (const TensorSpec& spec : specs_) add(spec, content_of(spec, source));
+  device_arguments_.cu_seqlens_host = host_arguments_.cu_seqlens_host = cu_seqlens_;
 }
 
-TensorView ProblemTensors::add(DType dtype, std::initializer_list<std::int64_t> shape,
-                               Bytes content, TensorView& host) {
-  const TensorView sized(nullptr, dtype, shape);
-  const std::size_t bytes = static_cast<std::size_t>(sized.elements()) * size_of(dtype);
-  device_memory_.push_back(on_.allocate(bytes));
-  on_.copy_in(device_memory_.back().get(), content.data(), content.size());
-  if (keep_host_) {
-    content.resize(bytes);
-    host_memory_.push_back(std::move(content));
-    host = TensorView(host_memory_.back().data(), dtype, shape);
+/// The bytes of an input; none for what kernels write.
+Bytes ProblemTensors::content_of(const TensorSpec& spec, Source& source) {
+  if (spec.access == TensorAccess::out || is_kept(spec)) return {};
+  if (spec.name == "cu_seqlens") {
+    cu_seqlens_ = offsets(problem_.N, problem_.T, source.engine());
+    return integer_bytes(cu_seqlens_, spec.dtype);
   }
-  return TensorView(device_memory_.back().get(), dtype, shape);
+  if (spec.name == "state_index")
+    return integer_bytes(slots(problem_, source.engine()), spec.dtype);
+  const std::int64_t elements = shaped(spec).elements();
+  const std::int64_t width = spec.shape[static_cast<std::size_t>(spec.rank - 1)];
+  return rows_of(width == 0 ? 0 : elements / width, width, spec.dtype,
+                 values_of(spec.name, problem_, source));
+}
+
+void ProblemTensors::add(const TensorSpec& spec, Bytes content) {
+  TensorView view = shaped(spec);
+  const std::size_t bytes = bytes_of(view);
+  device_memory_.push_back(on_.allocate(bytes));
+  view.data = device_memory_.back().get();
+  on_.copy_in(view.data, content.data(), content.size());
+  device_arguments_.tensor(spec.name) = view;
+  if (!keep_host_) return;
+  if (spec.access == TensorAccess::inout) originals_[spec.name] = content;
+  content.resize(bytes);
+  host_memory_.push_back(std::move(content));
+  view.data = host_memory_.back().data();
+  host_arguments_.tensor(spec.name) = view;
+}
+
+void ProblemTensors::keep(Runtime& runtime) {
+  if (problem_.pass != Pass::backward || !problem_.disable_recompute) return;
+  Problem forward = problem_;
+  forward.pass = Pass::forward;
+  forward.output_final_state = false;
+  const Operator op = runtime.prepare(on_, forward);
+  Arguments arguments = device_arguments_;
+  for (const TensorSpec& spec : specs_)
+    if (spec.access == TensorAccess::out || spec.name == "do" || spec.name == "dht")
+      arguments.tensor(spec.name) = {};
+  const std::shared_ptr<void> workspace = on_.allocate(op.workspace_bytes());
+  const TensorView o(nullptr, problem_.dtype, {problem_.B, problem_.T, problem_.HV, problem_.V});
+  const std::shared_ptr<void> o_memory = on_.allocate(bytes_of(o));
+  arguments.o = o;
+  arguments.o.data = o_memory.get();
+  op.launch(arguments, workspace.get());
+  on_.synchronize();
 }
 
 void ProblemTensors::poison() const {
-  for (const TensorView& out : {device_arguments_.o, device_arguments_.final_state})
-    if (out.present())
-      on_.fill(out.data, 0xFF, static_cast<std::size_t>(out.elements()) * size_of(out.dtype));
+  for (const TensorSpec& spec : specs_) {
+    const TensorView& view = device_arguments_.tensor(spec.name);
+    if (spec.access == TensorAccess::out) on_.fill(view.data, 0xFF, bytes_of(view));
+    if (const auto original = originals_.find(spec.name); original != originals_.end())
+      on_.copy_in(view.data, original->second.data(), original->second.size());
+  }
 }
 
 void ProblemTensors::fetch() const {
-  const auto copy = [&](const TensorView& to, const TensorView& from) {
-    if (from.present())
-      on_.copy_out(to.data, from.data,
-                   static_cast<std::size_t>(from.elements()) * size_of(from.dtype));
-  };
-  copy(host_arguments_.o, device_arguments_.o);
-  copy(host_arguments_.final_state, device_arguments_.final_state);
+  for (const TensorSpec& spec : specs_)
+    if (spec.access != TensorAccess::in)
+      on_.copy_out(host_arguments_.tensor(spec.name).data, device_arguments_.tensor(spec.name).data,
+                   bytes_of(host_arguments_.tensor(spec.name)));
 }
 
 }  // namespace wyvern

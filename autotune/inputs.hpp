@@ -6,7 +6,9 @@
 #include <wyvern/runtime.hpp>
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 namespace wyvern {
@@ -25,24 +27,32 @@ class ProblemTensors {
 
   const Problem& problem() const { return problem_; }
   const Arguments& device() const { return device_arguments_; }
-  /// The inputs again, in host memory; o and final_state are where fetch() puts them.
+  /// The inputs again, in host memory; outputs are where fetch() puts them.
   const Arguments& host() const { return host_arguments_; }
 
-  /// Fills the outputs with bytes that are NaN in every dtype.
+  /// What the backward pass of a problem with disable_recompute reads, from a forward pass.
+  void keep(Runtime& runtime);
+
+  /// Fills the outputs with bytes that are NaN in every dtype, and gives what is in and out its first
+  /// content back (where there is a host copy).
   void poison() const;
   /// Copies the outputs to host().
   void fetch() const;
 
  private:
-  TensorView add(DType dtype, std::initializer_list<std::int64_t> shape,
-                 std::vector<unsigned char> content, TensorView& host);
+  using Bytes = std::vector<unsigned char>;
+  class Source;
+  Bytes content_of(const TensorSpec& spec, Source& source);
+  void add(const TensorSpec& spec, Bytes content);
 
   Device on_;
   Problem problem_;
   bool keep_host_;
+  std::vector<TensorSpec> specs_;  ///< those that are present
   Arguments device_arguments_, host_arguments_;
   std::vector<std::shared_ptr<void>> device_memory_;
-  std::vector<std::vector<unsigned char>> host_memory_;
+  std::vector<Bytes> host_memory_;
+  std::map<std::string_view, Bytes> originals_;  ///< of what is in and out
   std::vector<std::int64_t> cu_seqlens_;
 };
 

@@ -35,7 +35,7 @@ class Builder {
 
   SearchSpace build() {
     space_.uses = uses_.size();
-    for (const std::int64_t BT : chunk_sizes()) add_layer(BT);
+    for (const std::int64_t BT : chunk_sizes(problem_)) add_layer(BT);
     if (space_.layers.empty())
       throw Error(ErrorKind::kUnavailable,
                   fmt::format("no chunk size has a legal config for every stage of {} on {}",

@@ -39,9 +39,12 @@ DType dtype_of(const Argument& argument, const BoundStep& step) {
   return literal ? *literal : step.constants.dtype(argument.dtype);
 }
 
-ExpectedTensor expected_tensor(const Argument& argument, const BoundStep& step) {
-  ExpectedTensor tensor;
+TensorSpec expected_tensor(const Argument& argument, const BoundStep& step) {
+  TensorSpec tensor;
   tensor.name = argument.name;
+  tensor.access = argument.access == Access::in    ? TensorAccess::in
+                  : argument.access == Access::out ? TensorAccess::out
+                                                   : TensorAccess::inout;
   tensor.dtype = dtype_of(argument, step);
   tensor.rank = static_cast<int>(argument.shape.size());
   for (std::size_t i = 0; i < argument.shape.size(); ++i)
@@ -50,11 +53,16 @@ ExpectedTensor expected_tensor(const Argument& argument, const BoundStep& step) 
   return tensor;
 }
 
-std::size_t bytes_of(const ExpectedTensor& tensor) {
+std::size_t bytes_of(const TensorSpec& tensor) {
   std::size_t bytes = size_of(tensor.dtype);
   for (int i = 0; i < tensor.rank; ++i)
     bytes *= static_cast<std::size_t>(tensor.shape[static_cast<std::size_t>(i)]);
   return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+}
+
+/// A broken promise of g >= lower_bound costs accuracy, but no overflow: gates are kept a little below it.
+float gate_floor_of(const Problem& problem) {
+  return gate_is_bounded(problem) ? 1.2F * *problem.lower_bound : kGateFloor;
 }
 
 Extents extents_of(const Problem& problem, std::int64_t BT, float gate_floor) {
@@ -63,7 +71,9 @@ Extents extents_of(const Problem& problem, std::int64_t BT, float gate_floor) {
   e.T = problem.T;
   e.N = problem.N;
   e.NT = BT == 0 ? 0 : chunk_slots(problem.B, problem.T, problem.N, problem.packed, BT);
+  e.S = problem.state_index ? problem.state_slots : problem.N;
   e.scale = scale_of(problem);
+  e.lower_bound = problem.lower_bound.value_or(0.0F);
   e.gate_floor = gate_floor;
   return e;
 }
@@ -100,25 +110,6 @@ BoundStep make_step(const Device& device, const PlanStep& plan_step, Values cons
   return step;
 }
 
-/// The caller's tensors of an operator: names, dtypes and shapes by the problem.
-std::vector<ExpectedTensor> operator_tensors(const Problem& p) {
-  const std::int64_t rows = p.state_v_first ? p.V : p.K;
-  const std::int64_t columns = p.state_v_first ? p.K : p.V;
-  return {
-      {"q", p.dtype, 4, {p.B, p.T, p.H, p.K}, true},
-      {"k", p.dtype, 4, {p.B, p.T, p.H, p.K}, true},
-      {"v", p.dtype, 4, {p.B, p.T, p.HV, p.V}, true},
-      {"beta", p.beta_dtype, 3, {p.B, p.T, p.HV}, true},
-      {"g", p.g_dtype, 3, {p.B, p.T, p.HV}, true},
-      {"initial_state", p.state_dtype, 4, {p.N, p.HV, rows, columns}, p.initial_state},
-      {"cu_seqlens", p.seqlens_dtype, 1, {p.N + 1}, p.packed},
-      {"A_log", DType::fp32, 1, {p.HV}, p.use_gate_in_kernel},
-      {"dt_bias", DType::fp32, 1, {p.HV}, p.has_dt_bias},
-      {"o", p.dtype, 4, {p.B, p.T, p.HV, p.V}, true},
-      {"final_state", DType::fp32, 4, {p.N, p.HV, rows, columns}, p.output_final_state},
-  };
-}
-
 /// An intermediate tensor and the steps between which its bytes are in use.
 struct Buffer {
   std::size_t bytes = 0;
@@ -148,8 +139,16 @@ std::size_t place(std::vector<Buffer>& buffers) {
 class Wiring {
  public:
   explicit Wiring(OperatorImpl& op) : op_(op) {
-    for (std::size_t i = 0; i < op.expected.size(); ++i)
-      environment_[op.expected[i].name] = {Binding::From::caller, i};
+    for (std::size_t i = 0; i < op.expected.size(); ++i) {
+      const TensorSpec& tensor = op.expected[i];
+      if (!tensor.present) continue;
+      const Binding binding{Binding::From::caller, i};
+      // Outputs take no part until a step writes them.
+      if (tensor.access != TensorAccess::in) outputs_[tensor.name] = binding;
+      if (tensor.access == TensorAccess::out) continue;
+      environment_[std::string(tensor.name)] = binding;
+      environment_[fmt::format("{}{}", kCallers, tensor.name)] = binding;
+    }
   }
 
   void connect(std::size_t index, std::span<const StageUse> covered) {
@@ -157,10 +156,10 @@ class Wiring {
     const std::vector<Argument>& arguments = step.source_template->arguments;
     std::vector<std::pair<std::string, Binding>> written;
     for (std::size_t i = 0; i < arguments.size(); ++i) {
-      const ExpectedTensor tensor = expected_tensor(arguments[i], step);
+      const TensorSpec tensor = expected_tensor(arguments[i], step);
       if (!tensor.present) continue;
       const std::string name = logical_name(arguments[i].name, covered);
-      if (arguments[i].access == Access::in) {
+      if (arguments[i].access != Access::out) {
         step.bindings[i] = read(name, index, step);
       } else {
         step.bindings[i] = write(name, tensor, index);
@@ -195,14 +194,15 @@ class Wiring {
     return it->second;
   }
 
-  Binding write(const std::string& name, const ExpectedTensor& tensor, std::size_t index) {
-    if (name == "o" || name == "final_state") return environment_.at(name);
+  Binding write(const std::string& name, const TensorSpec& tensor, std::size_t index) {
+    if (const auto output = outputs_.find(name); output != outputs_.end()) return output->second;
     buffers_.push_back({bytes_of(tensor), index, index, 0});
     return {Binding::From::workspace, buffers_.size() - 1};
   }
 
   OperatorImpl& op_;
   std::map<std::string, Binding, std::less<>> environment_;
+  std::map<std::string_view, Binding, std::less<>> outputs_;
   std::vector<Buffer> buffers_;
 };
 
@@ -215,8 +215,8 @@ std::shared_ptr<OperatorImpl> bind_operator(const Device& device, const Problem&
   auto op = std::make_shared<OperatorImpl>(device);
   op->problem = problem;
   op->plan = plan;
-  op->expected = operator_tensors(problem);
-  const Extents extents = extents_of(problem, chunk_size(plan), kGateFloor);
+  op->expected = tensor_specs(problem);
+  const Extents extents = extents_of(problem, chunk_size(plan), gate_floor_of(problem));
   for (std::size_t i = 0; i < plan.size(); ++i) {
     const auto covered = std::span(uses).subspan(starts[i], starts[i + 1] - starts[i]);
     op->steps.push_back(make_step(device, plan[i], step_constants(problem, covered), extents));

@@ -3,16 +3,62 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "runtime/operator_impl.hpp"
 #include "runtime/plan.hpp"
 
 namespace wyvern {
 namespace {
 
-constexpr std::array<std::string_view, kOperatorTensors> kNames{
-    "q", "k", "v", "beta", "g", "initial_state", "cu_seqlens", "A_log", "dt_bias",
-    "o", "final_state"};
+/// A field of Arguments by its name in the specification.
+struct Field {
+  std::string_view name;
+  TensorView Arguments::*member;
+};
+
+constexpr std::array<Field, kOperatorTensors> kFields{{
+    {"q", &Arguments::q},
+    {"k", &Arguments::k},
+    {"v", &Arguments::v},
+    {"beta", &Arguments::beta},
+    {"g", &Arguments::g},
+    {"initial_state", &Arguments::initial_state},
+    {"cu_seqlens", &Arguments::cu_seqlens},
+    {"A_log", &Arguments::A_log},
+    {"dt_bias", &Arguments::dt_bias},
+    {"do", &Arguments::do_},
+    {"dht", &Arguments::dht},
+    {"state_index", &Arguments::state_index},
+    {"Tinv", &Arguments::Tinv},
+    {"Aqk", &Arguments::Aqk},
+    {"w", &Arguments::w},
+    {"qg", &Arguments::qg},
+    {"kg", &Arguments::kg},
+    {"h", &Arguments::h},
+    {"v_new", &Arguments::v_new},
+    {"state", &Arguments::state},
+    {"o", &Arguments::o},
+    {"final_state", &Arguments::final_state},
+    {"intermediate_states", &Arguments::intermediate_states},
+    {"dq", &Arguments::dq},
+    {"dk", &Arguments::dk},
+    {"dv", &Arguments::dv},
+    {"dbeta", &Arguments::dbeta},
+    {"dg", &Arguments::dg},
+    {"dA_log", &Arguments::dA_log},
+    {"ddt_bias", &Arguments::ddt_bias},
+    {"dinitial_state", &Arguments::dinitial_state},
+}};
 constexpr std::size_t kSeqlens = 6;
+
+const Field& field_of(std::string_view name) {
+  const auto found = std::find_if(kFields.begin(), kFields.end(),
+                                  [&](const Field& field) { return field.name == name; });
+  if (found != kFields.end()) return *found;
+  throw Error(ErrorKind::kBadInput, fmt::format("'{}' is not the name of an operator's tensor", name));
+}
+
 constexpr std::uintptr_t kTensorAlignment = 16;
 constexpr std::uintptr_t kWorkspaceAlignment = 256;
 
@@ -21,7 +67,7 @@ std::string shape_text(const Shape& shape, int rank) {
   return fmt::format("[{}]", fmt::join(shape.begin(), shape.begin() + rank, ", "));
 }
 
-[[noreturn]] void bad(const ExpectedTensor& expected, const std::string& what) {
+[[noreturn]] void bad(const TensorSpec& expected, const std::string& what) {
   throw Error(ErrorKind::kBadInput, fmt::format("{} {}", expected.name, what));
 }
 
@@ -36,7 +82,7 @@ bool contiguous(const TensorView& tensor) {
 }
 
 /// Whether everything is as expected; the slow path that says what is not is explain().
-bool fits(const ExpectedTensor& expected, const TensorView& tensor) {
+bool fits(const TensorSpec& expected, const TensorView& tensor) {
   if (!expected.present) return !tensor.present();
   if (tensor.dtype != expected.dtype || tensor.rank != expected.rank) return false;
   std::int64_t elements = 1;
@@ -50,7 +96,7 @@ bool fits(const ExpectedTensor& expected, const TensorView& tensor) {
          reinterpret_cast<std::uintptr_t>(tensor.data) % kTensorAlignment == 0;
 }
 
-[[noreturn]] void explain(const ExpectedTensor& expected, const TensorView& tensor) {
+[[noreturn]] void explain(const TensorSpec& expected, const TensorView& tensor) {
   if (!expected.present)
     bad(expected, "was given, but the operator was prepared without it; leave it out");
   const std::string wanted =
@@ -84,21 +130,25 @@ std::string_view to_string(Origin origin) noexcept {
   return "?";
 }
 
-std::array<TensorView, kOperatorTensors> tensors_of(const Arguments& a) {
-  return {a.q, a.k, a.v, a.beta, a.g, a.initial_state, a.cu_seqlens, a.A_log, a.dt_bias, a.o,
-          a.final_state};
+TensorView& Arguments::tensor(std::string_view name) { return this->*field_of(name).member; }
+const TensorView& Arguments::tensor(std::string_view name) const {
+  return this->*field_of(name).member;
 }
 
-std::span<const std::string_view> operator_tensor_names() { return kNames; }
+std::array<const TensorView*, kOperatorTensors> tensors_of(const Arguments& a) {
+  std::array<const TensorView*, kOperatorTensors> tensors;
+  for (std::size_t i = 0; i < kOperatorTensors; ++i) tensors[i] = &(a.*kFields[i].member);
+  return tensors;
+}
 
-void OperatorImpl::check(std::span<const TensorView> tensors, const void* workspace) const {
+void OperatorImpl::check(std::span<const TensorView* const> tensors, const void* workspace) const {
   if (tensors.size() != expected.size())
     throw Error(ErrorKind::kBadInput, fmt::format("{} tensors were given; {} takes {}",
                                                   tensors.size(),
                                                   steps.front().source_template->id(),
                                                   expected.size()));
   for (std::size_t i = 0; i < expected.size(); ++i)
-    if (!fits(expected[i], tensors[i])) explain(expected[i], tensors[i]);
+    if (!fits(expected[i], *tensors[i])) explain(expected[i], *tensors[i]);
   if (workspace_bytes != 0 &&
       (workspace == nullptr ||
        reinterpret_cast<std::uintptr_t>(workspace) % kWorkspaceAlignment != 0))
@@ -107,8 +157,8 @@ void OperatorImpl::check(std::span<const TensorView> tensors, const void* worksp
                             fmt::ptr(workspace), workspace_bytes, kWorkspaceAlignment));
 }
 
-void OperatorImpl::enqueue(std::span<const TensorView> tensors, void* workspace, Stream stream,
-                           std::size_t first, std::size_t last) const {
+void OperatorImpl::enqueue(std::span<const TensorView* const> tensors, void* workspace,
+                           Stream stream, std::size_t first, std::size_t last) const {
   for (std::size_t i = first; i < last; ++i) {
     const BoundStep& step = steps[i];
     std::array<void*, kMaxArguments> pointers;
@@ -116,7 +166,7 @@ void OperatorImpl::enqueue(std::span<const TensorView> tensors, void* workspace,
       const Binding& binding = step.bindings[a];
       switch (binding.from) {
         case Binding::From::absent: pointers[a] = nullptr; break;
-        case Binding::From::caller: pointers[a] = tensors[binding.index].data; break;
+        case Binding::From::caller: pointers[a] = tensors[binding.index]->data; break;
         case Binding::From::workspace:
           pointers[a] = static_cast<char*>(workspace) + binding.index;
           break;
@@ -135,7 +185,7 @@ void Operator::launch(const Arguments& arguments, void* workspace, Stream stream
   const auto tensors = tensors_of(arguments);
   impl_->check(tensors, workspace);
   if (impl_->problem.packed) {
-    const TensorView& seqlens = tensors[kSeqlens];
+    const TensorView& seqlens = *tensors[kSeqlens];
     if (!arguments.cu_seqlens_host.empty())
       validate_seqlens(impl_->problem, arguments.cu_seqlens_host);
     // Kernels read this one: a good host copy does not excuse it where it can be checked.
@@ -147,8 +197,12 @@ void Operator::launch(const Arguments& arguments, void* workspace, Stream stream
 const PlanStep& Stage::step() const { return impl_->plan.front(); }
 
 void Stage::launch(std::span<const TensorView> tensors, Stream stream) const {
-  impl_->check(tensors, nullptr);
-  impl_->enqueue(tensors, nullptr, stream, 0, 1);
+  std::array<const TensorView*, kMaxArguments> pointers;
+  const std::size_t count = std::min(tensors.size(), kMaxArguments);
+  for (std::size_t i = 0; i < count; ++i) pointers[i] = &tensors[i];
+  const std::span<const TensorView* const> given(pointers.data(), count);
+  impl_->check(given, nullptr);
+  impl_->enqueue(given, nullptr, stream, 0, 1);
 }
 
 }  // namespace wyvern

@@ -13,7 +13,7 @@
 
 namespace wyvern {
 
-inline constexpr std::size_t kMaxArguments = 16;
+inline constexpr std::size_t kMaxArguments = 32;
 
 /// Where one pointer of a kernel comes from.
 struct Binding {
@@ -36,15 +36,6 @@ struct BoundStep {
   std::shared_ptr<const Kernel> kernel;
 };
 
-/// What a caller's tensor must be.
-struct ExpectedTensor {
-  std::string name;
-  DType dtype = DType::fp32;
-  int rank = 0;
-  std::array<std::int64_t, kMaxRank> shape{};
-  bool present = false;  ///< the problem asks for it
-};
-
 /// Immutable once built; shared by the copies of an Operator or Stage.
 class OperatorImpl {
  public:
@@ -53,21 +44,20 @@ class OperatorImpl {
   Plan plan;
   Origin origin = Origin::fallback;
   std::vector<BoundStep> steps;
-  std::vector<ExpectedTensor> expected;  ///< the caller's tensors, in binding order
+  std::vector<TensorSpec> expected;  ///< the caller's tensors, in binding order
   std::size_t workspace_bytes = 0;
 
   explicit OperatorImpl(Device on) : device(std::move(on)) {}
 
   /// Throws Error(kBadInput) for the first of the caller's tensors that is not what is expected.
-  void check(std::span<const TensorView> tensors, const void* workspace) const;
+  void check(std::span<const TensorView* const> tensors, const void* workspace) const;
   /// Enqueues steps [first, last) without checks.
-  void enqueue(std::span<const TensorView> tensors, void* workspace, Stream stream,
+  void enqueue(std::span<const TensorView* const> tensors, void* workspace, Stream stream,
                std::size_t first, std::size_t last) const;
 };
 
-/// The fields of Arguments in binding order.
-inline constexpr std::size_t kOperatorTensors = 11;
-std::array<TensorView, kOperatorTensors> tensors_of(const Arguments& arguments);
-std::span<const std::string_view> operator_tensor_names();
+/// The fields of Arguments in binding order, that of tensor_specs().
+inline constexpr std::size_t kOperatorTensors = 31;
+std::array<const TensorView*, kOperatorTensors> tensors_of(const Arguments& arguments);
 
 }  // namespace wyvern

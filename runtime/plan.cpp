@@ -16,24 +16,6 @@ namespace {
 // 64 is what the peers use everywhere; smaller ones fit small shared memories.
 constexpr std::array<std::int64_t, 4> kChunkSizes{64, 32, 128, 16};
 
-std::vector<StageUse> gated_delta_rule_forward(const Problem& problem) {
-  std::vector<StageUse> uses;
-  if (problem.packed) uses.push_back({"chunk_index", {}, {}});
-  if (problem.use_qk_l2norm) {
-    uses.push_back({"l2norm_rstd", {{"x", "q"}, {"rstd", "q_rstd"}}, {}});
-    uses.push_back({"l2norm_rstd", {{"x", "k"}, {"rstd", "k_rstd"}}, {}});
-  }
-  Values summed;
-  if (problem.use_gate_in_kernel) {
-    uses.push_back({"gate", {{"g_log", "g"}}, {}});
-    summed.set("G_DTYPE", DType::fp32);
-  }
-  uses.push_back({"chunk_local_cumsum", {}, summed});
-  for (const char* stage : {"scaled_dot_kkt", "solve_tril", "recompute_w_u", "fwd_h", "fwd_o"})
-    uses.push_back({stage, {}, {}});
-  return uses;
-}
-
 /// Appends every plan that starts with `plan` and covers uses[first] and what follows.
 void extend(const Problem& problem, std::span<const StageUse> uses, std::size_t first,
             const Target& target, std::int64_t BT, Plan& plan, std::vector<Plan>& plans) {
@@ -53,14 +35,6 @@ void extend(const Problem& problem, std::span<const StageUse> uses, std::size_t 
 }
 
 }  // namespace
-
-std::vector<StageUse> stage_uses(const Problem& problem) {
-  if (problem.op == "gated_delta_rule" && problem.pass == Pass::forward)
-    return gated_delta_rule_forward(problem);
-  throw Error(ErrorKind::kBadInput,
-              fmt::format("operator is '{}' ({}); it must be one of {}", problem.op,
-                          to_string(problem.pass), fmt::join(operators(), ", ")));
-}
 
 Values problem_constants(const Problem& problem) {
   const GateKind gate = gate_kind(problem);
@@ -155,18 +129,28 @@ std::vector<Plan> enumerate_plans(const Problem& problem, const Target& target, 
 }
 
 Plan default_plan(const Problem& problem, const Target& target) {
-  for (const std::int64_t BT : kChunkSizes) {
+  const std::span<const std::int64_t> sizes = chunk_sizes(problem);
+  for (const std::int64_t BT : sizes) {
     std::vector<Plan> plans = enumerate_plans(problem, target, BT);
     if (!plans.empty()) return std::move(plans.front());
   }
   throw Error(ErrorKind::kUnavailable,
-              fmt::format("{} with K = {}, V = {}, {} fits no template on {} ({} bytes of shared "
-                          "memory a block)",
-                          problem.op, problem.K, problem.V, to_string(problem.dtype),
+              fmt::format("{} ({}) with K = {}, V = {}, {}{} fits no template on {} ({} bytes of "
+                          "shared memory a block)",
+                          problem.op, to_string(problem.pass), problem.K, problem.V,
+                          to_string(problem.dtype),
+                          sizes.size() == 1 ? fmt::format(", chunk_size = {}", sizes.front()) : "",
                           target.name(), target.limits.shared_bytes));
 }
 
-std::span<const std::int64_t> chunk_sizes() { return kChunkSizes; }
+std::span<const std::int64_t> chunk_sizes(const Problem& problem) {
+  const std::span<const std::int64_t> all(kChunkSizes);
+  if (problem.pass == Pass::recurrent) return all.first(1);  // no template has a chunk size
+  const bool kept = problem.disable_recompute || problem.return_intermediate_states;
+  if (!problem.chunk_size && !kept) return all;
+  const auto wanted = std::find(all.begin(), all.end(), kept_chunk_size(problem));
+  return {wanted, wanted == all.end() ? 0U : 1U};
+}
 
 std::int64_t chunk_size(const Plan& plan) {
   std::int64_t BT = 0;

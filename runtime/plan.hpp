@@ -25,6 +25,9 @@ struct StageUse {
   Values constants;  ///< where this use differs from the problem's constants
 };
 
+/// Before an input's name: the caller's tensor, whatever a step wrote under that name since.
+inline constexpr std::string_view kCallers = "caller.";
+
 /// The stages of the problem's operator and pass, in order; those its options leave out are absent.
 std::vector<StageUse> stage_uses(const Problem& problem);
 
@@ -50,8 +53,9 @@ std::vector<Plan> enumerate_plans(const Problem& problem, const Target& target, 
 /// Throws Error(kUnavailable) when there is none for any chunk size.
 Plan default_plan(const Problem& problem, const Target& target);
 
-/// Chunk sizes the templates of the build offer, preferred first.
-std::span<const std::int64_t> chunk_sizes();
+/// Chunk sizes a plan of the problem may have, preferred first: all that the templates offer, or the one
+/// that the problem names or its tensors' shapes need.
+std::span<const std::int64_t> chunk_sizes(const Problem& problem);
 
 /// The plan's one BT.
 std::int64_t chunk_size(const Plan& plan);

@@ -16,7 +16,7 @@ constexpr std::int64_t kMaxHeads = 65535;                         // a CUDA grid
 constexpr std::int64_t kMaxKeyDim = 256;
 constexpr std::int64_t kMaxRow = (std::int64_t{1} << 31) - 1;  // elements of one token, all heads
 
-constexpr std::array<std::string_view, 1> kOperators{"gated_delta_rule"};
+constexpr std::array<std::string_view, 3> kOperators{"delta_rule", "gated_delta_rule", "kda"};
 
 constexpr std::array kPresets{
     Preset{"qwen3-next-80b", "gated_delta_rule", 16, 32, 128, 128},
@@ -28,6 +28,10 @@ constexpr std::array kPresets{
     Preset{"qwen3.5-27b", "gated_delta_rule", 16, 48, 128, 128},
     Preset{"qwen3.5-2b", "gated_delta_rule", 16, 16, 128, 128},
     Preset{"qwen3.5-0.8b", "gated_delta_rule", 16, 16, 128, 128},
+    Preset{"kimi-linear-48b", "kda", 32, 32, 128, 128, -5.0F},
+    Preset{"kda-h64", "kda", 64, 64, 128, 128, -5.0F},
+    Preset{"kda-h96", "kda", 96, 96, 128, 128, -5.0F},
+    Preset{"fla-deltanet-1.3b", "delta_rule", 16, 16, 128, 128},
     Preset{"fla-gdn-1.3b", "gated_delta_rule", 6, 6, 256, 512},
 };
 
@@ -72,24 +76,71 @@ void check_sizes(const Problem& p) {
 void check_dtypes(const Problem& p) {
   check_dtype("dtype", p.dtype, {DType::bf16, DType::fp16, DType::fp32});
   // Listing fp32 twice would repeat it in the message.
-  if (p.dtype == DType::fp32) {
+  if (p.dtype == DType::fp32)
     check_dtype("beta_dtype", p.beta_dtype, {DType::fp32});
-    check_dtype("g_dtype", p.g_dtype, {DType::fp32});
-  } else {
+  else
     check_dtype("beta_dtype", p.beta_dtype, {p.dtype, DType::fp32});
+  if (gate_kind(p) == GateKind::vector)
+    check_dtype("g_dtype", p.g_dtype, {DType::fp32, DType::bf16, DType::fp16});
+  else if (gate_kind(p) == GateKind::scalar && p.dtype == DType::fp32)
+    check_dtype("g_dtype", p.g_dtype, {DType::fp32});
+  else if (gate_kind(p) == GateKind::scalar)
     check_dtype("g_dtype", p.g_dtype, {p.dtype, DType::fp32});
-  }
   check_dtype("state_dtype", p.state_dtype, {DType::fp32, DType::bf16});
   check_dtype("seqlens_dtype", p.seqlens_dtype, {DType::int32, DType::int64});
+  check_dtype("index_dtype", p.index_dtype, {DType::int32, DType::int64});
+}
+
+/// Options that mean something for some operators only.
+void check_gate(const Problem& p) {
+  const GateKind gate = gate_kind(p);
+  if (p.use_gate_in_kernel && gate == GateKind::none)
+    bad("use_gate_in_kernel", "true", fmt::format("false for {}, which has no gate", p.op));
+  if (p.has_dt_bias && !p.use_gate_in_kernel)
+    bad("has_dt_bias", "true", "false unless use_gate_in_kernel is true");
+  if (p.lower_bound && gate != GateKind::vector)
+    bad("lower_bound", *p.lower_bound,
+        fmt::format("absent for {}; only kda takes one, in [-5, 0)", p.op));
+  if (p.lower_bound && !(*p.lower_bound >= -5.0F && *p.lower_bound < 0.0F))
+    bad("lower_bound", *p.lower_bound, "in [-5, 0)");
+  if (p.lower_bound && !p.use_gate_in_kernel && !p.safe_gate)
+    bad("lower_bound", *p.lower_bound,
+        "absent unless use_gate_in_kernel is true (it shapes the gate) or safe_gate is (it is "
+        "promised)");
+  if (p.safe_gate && !p.lower_bound)
+    bad("safe_gate", "true", "false unless lower_bound says what is promised (kda only)");
+  if (!p.has_A_log && p.use_gate_in_kernel && !p.lower_bound)
+    bad("has_A_log", "false", "true unless lower_bound is given; A_log is missing");
+}
+
+void check_recurrent(const Problem& p) {
+  const bool recurrent = p.pass == Pass::recurrent;
+  if (p.inplace_state && !recurrent)
+    bad("inplace_state", "true", "false but for the recurrent pass");
+  if (p.inplace_state && p.output_final_state)
+    bad("output_final_state", "true", "false with inplace_state, which returns the state in place");
+  if (p.state_index && !recurrent) bad("state_index", "true", "false but for the recurrent pass");
+  if (p.state_index && !p.initial_state && !p.inplace_state)
+    bad("state_index", "true", "false unless initial_state or inplace_state is true");
+  if (p.state_index) check_range("state_slots", p.state_slots, 0, kMaxTokens);
 }
 
 void check_options(const Problem& p) {
   if (p.scale && !std::isfinite(*p.scale)) bad("scale", *p.scale, "finite");
-  if (p.lower_bound)
-    bad("lower_bound", *p.lower_bound,
-        fmt::format("absent for {}; only kda takes one, in [-5, 0)", p.op));
-  if (p.has_dt_bias && !p.use_gate_in_kernel)
-    bad("has_dt_bias", "true", "false unless use_gate_in_kernel is true");
+  if (p.chunk_size && *p.chunk_size != 16 && *p.chunk_size != 32 && *p.chunk_size != 64 &&
+      *p.chunk_size != 128)
+    bad("chunk_size", *p.chunk_size, "16, 32, 64 or 128");
+  check_gate(p);
+  check_recurrent(p);
+  if (p.pass != Pass::recurrent) {
+    if (p.disable_recompute && p.return_intermediate_states)
+      bad("return_intermediate_states", "true",
+          "false with disable_recompute, which returns the states as h");
+    return;
+  }
+  if (p.disable_recompute) bad("disable_recompute", "true", "false for the recurrent pass");
+  if (p.return_intermediate_states)
+    bad("return_intermediate_states", "true", "false for the recurrent pass");
 }
 
 template <class Integer>
@@ -126,6 +177,10 @@ std::string_view to_string(Pass pass) noexcept {
 GateKind gate_kind(const Problem& problem) noexcept {
   if (problem.op == "kda") return GateKind::vector;
   return problem.op == "delta_rule" ? GateKind::none : GateKind::scalar;
+}
+
+std::int64_t kept_chunk_size(const Problem& problem) noexcept {
+  return problem.chunk_size.value_or(64);
 }
 
 bool gate_is_bounded(const Problem& problem) noexcept {
@@ -171,18 +226,31 @@ std::string ProblemKey::to_string() const {
 }
 
 ProblemKey problem_key(const Problem& p) {
-  std::string family = fmt::format("{}/{}/H={},HV={},K={},V={}/{},beta={},g={}/floor={}", p.op,
+  const bool gated = gate_kind(p) != GateKind::none;
+  std::string family = fmt::format("{}/{}/H={},HV={},K={},V={}/{},beta={}", p.op,
                                    to_string(p.pass), p.H, p.HV, p.K, p.V, to_string(p.dtype),
-                                   to_string(p.beta_dtype), to_string(p.g_dtype),
-                                   to_string(precision_floor(p)));
+                                   to_string(p.beta_dtype));
+  if (gated) family += fmt::format(",g={}", to_string(p.g_dtype));
+  family += fmt::format("/floor={}", to_string(precision_floor(p)));
   // A dtype of an absent tensor is left out: it makes no difference to any plan.
   if (p.packed) family += fmt::format("/packed={}", to_string(p.seqlens_dtype));
   if (p.initial_state) family += fmt::format("/initial_state={}", to_string(p.state_dtype));
   if (p.output_final_state) family += "/final_state";
-  if (p.state_v_first && (p.initial_state || p.output_final_state)) family += "/state_v_first";
+  if (p.state_v_first && (p.initial_state || p.output_final_state || p.inplace_state ||
+                          p.return_intermediate_states)) family += "/state_v_first";
   if (p.use_qk_l2norm) family += "/qk_l2norm";
-  if (p.use_gate_in_kernel) family += p.has_dt_bias ? "/gate,dt_bias" : "/gate";
+  if (p.use_gate_in_kernel) {
+    family += p.has_dt_bias ? "/gate,dt_bias" : "/gate";
+    if (p.lower_bound) family += p.has_A_log ? ",bounded" : ",bounded,no_A_log";
+  } else if (gate_is_bounded(p)) {
+    family += "/safe_gate";
+  }
   if (p.use_beta_sigmoid) family += p.allow_neg_eigval ? "/beta_sigmoid,neg" : "/beta_sigmoid";
+  if (p.chunk_size) family += fmt::format("/chunk_size={}", *p.chunk_size);
+  if (p.disable_recompute) family += "/kept";
+  if (p.return_intermediate_states) family += "/intermediate_states";
+  if (p.inplace_state) family += fmt::format("/inplace={}", to_string(p.state_dtype));
+  if (p.state_index) family += fmt::format("/state_index={}", to_string(p.index_dtype));
   return {std::move(family), bucket(p.B * p.T), bucket(p.N)};
 }
 

@@ -73,7 +73,8 @@ void check_tunables(const Template& t, const Config& given) {
 Config complete(const Template& t, const Values& constants, const Target& target,
                 const Config& given) {
   check_tunables(t, given);
-  std::vector<std::int64_t> sizes(chunk_sizes().begin(), chunk_sizes().end());
+  const auto all = chunk_sizes(Problem{});
+  std::vector<std::int64_t> sizes(all.begin(), all.end());
   if (given.contains("BT")) sizes = {given.integer("BT")};
   std::string reason;
   for (const std::int64_t BT : sizes) {

@@ -70,6 +70,9 @@ struct Problem {
 enum class GateKind : std::uint8_t { none, scalar, vector };
 GateKind gate_kind(const Problem& problem) noexcept;
 
+/// The chunk size of tensors that one shows in (h, Tinv, intermediate_states): chunk_size, or 64.
+std::int64_t kept_chunk_size(const Problem& problem) noexcept;
+
 /// Whether intra-chunk products may count on g >= lower_bound: promised, or so by the gate's form.
 bool gate_is_bounded(const Problem& problem) noexcept;
 
@@ -101,6 +104,7 @@ ProblemKey problem_key(const Problem& problem);
 struct Preset {
   std::string_view name, op;
   std::int64_t H, HV, K, V;
+  float lower_bound = 0;  ///< 0: none
 };
 std::span<const Preset> presets();
 /// Throws Error(kBadInput) that lists the known names.

@@ -59,17 +59,58 @@ class PlanSource {
   virtual std::optional<PlanChoice> find(const DeviceInfo& device, const ProblemKey& key) = 0;
 };
 
+enum class TensorAccess : std::uint8_t { in, out, inout };
+
+/// What a launch does with a tensor, and what it must be.
+struct TensorSpec {
+  std::string_view name;
+  TensorAccess access = TensorAccess::in;
+  DType dtype = DType::fp32;
+  int rank = 0;
+  std::array<std::int64_t, kMaxRank> shape{};
+  bool present = false;  ///< the problem asks for it; else it must be absent
+};
+
+/// Every tensor of Arguments for a valid problem, in the order of Arguments.
+std::vector<TensorSpec> tensor_specs(const Problem& problem);
+
 /// The tensors of a launch, named as in the specification. A default-constructed view is an absent
 /// tensor. All pointers are on the operator's device and stay valid until the work is done.
+///
+/// A state is [N,HV,K,V], or [N,HV,V,K] with state_v_first. NT is chunk_slots() of the problem's
+/// chunk_size (64 when unset): ceil(T / C) a sequence, or for a packed batch the upper bound
+/// the upper bound of chunk_slots() that needs no look at cu_seqlens; slots that no chunk uses hold zeros.
 struct Arguments {
-  TensorView q, k;           ///< [B,T,H,K]
-  TensorView v;              ///< [B,T,HV,V]
-  TensorView beta, g;        ///< [B,T,HV]
-  TensorView initial_state;  ///< [N,HV,K,V], or [N,HV,V,K] with state_v_first
-  TensorView cu_seqlens;     ///< [N+1], packed batches
-  TensorView A_log, dt_bias; ///< [HV] fp32, with use_gate_in_kernel
-  TensorView o;              ///< out, [B,T,HV,V]
-  TensorView final_state;    ///< out, as initial_state, fp32
+  TensorView q, k;            ///< [B,T,H,K]
+  TensorView v;               ///< [B,T,HV,V]
+  TensorView beta;            ///< [B,T,HV]
+  TensorView g;               ///< [B,T,HV], or [B,T,HV,K] for kda; absent for delta_rule
+  TensorView initial_state;   ///< a state; with state_index [state_slots,HV,...]
+  TensorView cu_seqlens;      ///< [N+1], packed batches
+  TensorView A_log;           ///< [HV] fp32, with use_gate_in_kernel
+  TensorView dt_bias;         ///< [HV], or [HV,K] for kda; fp32
+  TensorView do_;             ///< backward: "do", the gradient of o
+  TensorView dht;             ///< backward: the gradient of the final state, fp32
+  TensorView state_index;     ///< recurrent: [N], the slot of each sequence's state
+
+  /// What disable_recompute keeps: outputs of the forward pass, inputs of the backward pass.
+  TensorView Tinv;            ///< [B,T,HV,C]
+  TensorView Aqk;             ///< kda: [B,T,HV,C] fp32
+  TensorView w, qg, kg;       ///< [B,T,HV,K]; qg and kg for kda
+  TensorView h;               ///< [NT,HV,K,V], the state entering every chunk
+  TensorView v_new;           ///< [B,T,HV,V]
+
+  TensorView state;           ///< recurrent, in and out: the pool of states, with inplace_state
+  TensorView o;               ///< out, [B,T,HV,V]
+  TensorView final_state;     ///< out, a state, fp32
+  TensorView intermediate_states;  ///< out, [NT,HV,K,V] or [NT,HV,V,K], of the inputs' dtype
+  TensorView dq, dk, dv, dbeta, dg;  ///< out, each as its input
+  TensorView dA_log, ddt_bias;       ///< out, each as its input
+  TensorView dinitial_state;         ///< out, a state, fp32
+
+  /// The tensor of that name ("do" for do_). Throws Error(kBadInput) for an unknown one.
+  TensorView& tensor(std::string_view name);
+  const TensorView& tensor(std::string_view name) const;
 
   /// Optional host copy of cu_seqlens (N + 1 entries): checked in full before the launch. Without it a
   /// device-resident cu_seqlens is clamped into [0, T] on the device, so that a bad one cannot make
