@@ -77,9 +77,9 @@ std::vector<TensorSpec> tensor_specs(const Problem& problem);
 /// The tensors of a launch, named as in the specification. A default-constructed view is an absent
 /// tensor. All pointers are on the operator's device and stay valid until the work is done.
 ///
-/// A state is [N,HV,K,V], or [N,HV,V,K] with state_v_first. NT is chunk_slots() of the problem's
-/// chunk_size (64 when unset): ceil(T / C) a sequence, or for a packed batch the upper bound
-/// the upper bound of chunk_slots() that needs no look at cu_seqlens; slots that no chunk uses hold zeros.
+/// A state is [N,HV,K,V], or [N,HV,V,K] with state_v_first. C is the problem's chunk_size, 64 when
+/// unset. NT counts chunk slots: B ceil(T / C), or T / C + N for a packed batch, an upper bound
+/// that needs no look at cu_seqlens; slots that no chunk uses hold zeros.
 struct Arguments {
   TensorView q, k;            ///< [B,T,H,K]
   TensorView v;               ///< [B,T,HV,V]
