@@ -16,6 +16,9 @@
 namespace wyvern {
 namespace {
 
+/// Serial chains, sequences times value heads, that keep a large GPU busy.
+constexpr std::int64_t kManyChains = 128;
+
 /// The constants a group's kernels and their sizes depend on.
 Values relevant(const Template& t, const Values& constants) {
   std::set<std::string> names(t.constants.begin(), t.constants.end());
@@ -35,7 +38,10 @@ class Builder {
 
   SearchSpace build() {
     space_.uses = uses_.size();
-    for (const std::int64_t BT : chunk_sizes(problem_)) add_layer(BT);
+    for (const std::int64_t BT : chunk_sizes(problem_)) {
+      add_layer({BT, 0});
+      for (const std::int64_t SEG : segment_lengths(BT)) add_layer({BT, SEG});
+    }
     if (space_.layers.empty())
       throw Error(ErrorKind::kUnavailable,
                   fmt::format("no chunk size has a legal config for every stage of {} on {}",
@@ -46,14 +52,32 @@ class Builder {
   }
 
  private:
-  void add_layer(std::int64_t BT) {
-    Layer layer{BT, {}};
+  /// Chunks a segment worth trying: splitting pays where there are too few chains to fill a device,
+  /// and sequences of several segments.
+  std::vector<std::int64_t> segment_lengths(std::int64_t BT) const {
+    std::vector<std::int64_t> lengths;
+    if (problem_.N == 0 || problem_.N * problem_.HV > kManyChains) return lengths;
+    for (const Template& t : all_templates()) {
+      const Tunable* tunable = t.device == target_.device ? t.tunable("SEG") : nullptr;
+      if (tunable == nullptr) continue;
+      for (const Value& value : tunable->values)
+        if (const auto SEG = std::get<std::int64_t>(value);
+            problem_.B * problem_.T >= 2 * SEG * BT * problem_.N)
+          lengths.push_back(SEG);
+      break;  // they all have the same
+    }
+    return lengths;
+  }
+
+  void add_layer(PlanShape shape) {
+    Layer layer{shape.BT, shape.SEG, {}};
     for (std::size_t first = 0; first < uses_.size(); ++first)
       for (const Template* t : covers(uses_, first, target_.device)) {
+        if (!belongs(*t, first, shape)) continue;
         const std::size_t last = first + t->stages.size();
         const Values constants =
             step_constants(problem_, std::span(uses_).subspan(first, t->stages.size()));
-        if (const auto group = group_of(*t, constants, BT))
+        if (const auto group = group_of(*t, constants, shape))
           layer.edges.push_back({first, last, *group});
       }
     if (keep_connected(layer)) {
@@ -62,20 +86,31 @@ class Builder {
     }
   }
 
+  /// A split layer holds split scans only, an unsplit one none: no plan is in two layers.
+  bool belongs(const Template& t, std::size_t first, PlanShape shape) const {
+    if (t.tunable("SEG") != nullptr) return shape.SEG != 0;
+    if (shape.SEG == 0) return true;
+    const std::vector<const Template*> all = covers(uses_, first, target_.device);
+    return std::none_of(all.begin(), all.end(), [](const Template* other) {
+      return other->tunable("SEG") != nullptr;
+    });
+  }
+
   /// The group's index, made on its first use; nothing when the template has no legal config with
-  /// this BT.
+  /// this shape.
   std::optional<std::size_t> group_of(const Template& t, const Values& constants,
-                                      std::int64_t BT) {
-    const bool chunked = t.tunable("BT") != nullptr;
-    const std::string key = fmt::format("{} {} {}", t.id(), relevant(t, constants).to_string(),
-                                        chunked ? BT : 0);
+                                      PlanShape shape) {
+    const std::int64_t BT = t.tunable("BT") != nullptr ? shape.BT : 0;
+    const std::int64_t SEG = t.tunable("SEG") != nullptr ? shape.SEG : 0;
+    const std::string key =
+        fmt::format("{} {} {} {}", t.id(), relevant(t, constants).to_string(), BT, SEG);
     if (const auto known = index_.find(key); known != index_.end())
       return known->second;
-    Group group{t.id(), constants, chunked ? BT : 0, {}, 0, {}, 0};
-    group.configs = wyvern::space(t, constants, target_.limits, floor_, BT);
+    Group group{t.id(), constants, BT, SEG, {}, 0, {}, 0};
+    group.configs = wyvern::space(t, constants, target_.limits, floor_, shape);
     if (group.configs.empty()) return {};
     const Config preferred =
-        default_config(t, constants, target_.limits, floor_, BT).value_or(group.configs.front());
+        default_config(t, constants, target_.limits, floor_, shape).value_or(group.configs.front());
     const auto at = std::find(group.configs.begin(), group.configs.end(), preferred);
     // A default that the space calls redundant is still what an untuned run uses: it takes part.
     if (at == group.configs.end()) group.configs.insert(group.configs.begin(), preferred);

@@ -2,8 +2,8 @@
 // template.
 //
 // Stage times add up, so each (template, config) is measured once, alone, and plans are put
-// together from those figures. A Group is one template at one chunk size; a Layer holds the covers
-// of one chunk size, as a graph whose edges are groups.
+// together from those figures. A Group is one template at one chunk size (and segment length); a
+// Layer holds the covers of one of these, as a graph whose edges are groups.
 #pragma once
 
 #include <wyvern/config.hpp>
@@ -24,6 +24,7 @@ struct Group {
   std::string template_id;
   Values constants;
   std::int64_t BT = 0;               ///< 0: the template has no BT, all layers share the group
+  std::int64_t SEG = 0;              ///< the same for SEG
   std::vector<Config> configs;       ///< in tunable order; never empty
   std::size_t default_config = 0;    ///< index in configs
   std::vector<std::size_t> context;  ///< groups of the plan it is measured in, in order
@@ -36,16 +37,17 @@ struct Edge {
   std::size_t group = 0;
 };
 
-/// The covers with one chunk size.
+/// The covers with one chunk size and one segment length.
 struct Layer {
   std::int64_t BT = 0;
+  std::int64_t SEG = 0;  ///< 0: no scan is split
   std::vector<Edge> edges;
 };
 
 struct SearchSpace {
   std::size_t uses = 0;  ///< stage uses of the operator
   std::vector<Group> groups;
-  std::vector<Layer> layers;  ///< preferred chunk size first
+  std::vector<Layer> layers;  ///< preferred chunk size first, unsplit first
   Plan default_plan;
 
   std::size_t size() const;  ///< configs in all groups

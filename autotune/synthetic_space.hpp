@@ -16,9 +16,9 @@ inline SearchSpace synthetic_space() {
   } templates[] = {{"a", 0, 1}, {"b", 1, 2}, {"bc", 1, 3}, {"c", 2, 3}};
   for (const std::int64_t BT : {std::int64_t{64}, std::int64_t{32}}) {
     const std::size_t base = space.groups.size();
-    Layer layer{BT, {}};
+    Layer layer{BT, 0, {}};
     for (const auto& t : templates) {
-      Group group{t.name, {}, BT, {}, 0, {}, t.first};
+      Group group{t.name, {}, BT, 0, {}, 0, {}, t.first};
       for (std::int64_t x = 0; x < 4; ++x)
         for (std::int64_t y = 0; y < 4; ++y)
           group.configs.push_back({{"BT", BT}, {"x", x}, {"y", y}});

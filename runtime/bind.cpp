@@ -65,12 +65,16 @@ float gate_floor_of(const Problem& problem) {
   return gate_is_bounded(problem) ? 1.2F * *problem.lower_bound : kGateFloor;
 }
 
-Extents extents_of(const Problem& problem, std::int64_t BT, float gate_floor) {
+Extents extents_of(const Problem& problem, PlanShape shape, float gate_floor) {
   Extents e;
   e.B = problem.B;
   e.T = problem.T;
   e.N = problem.N;
-  e.NT = BT == 0 ? 0 : chunk_slots(problem.B, problem.T, problem.N, problem.packed, BT);
+  const auto slots = [&](std::int64_t tokens) {
+    return tokens == 0 ? 0 : chunk_slots(problem.B, problem.T, problem.N, problem.packed, tokens);
+  };
+  e.NT = slots(shape.BT);
+  e.NS = slots(shape.BT * shape.SEG);
   e.S = problem.state_index ? problem.state_slots : problem.N;
   e.scale = scale_of(problem);
   e.lower_bound = problem.lower_bound.value_or(0.0F);
@@ -216,7 +220,7 @@ std::shared_ptr<OperatorImpl> bind_operator(const Device& device, const Problem&
   op->problem = problem;
   op->plan = plan;
   op->expected = tensor_specs(problem);
-  const Extents extents = extents_of(problem, chunk_size(plan), gate_floor_of(problem));
+  const Extents extents = extents_of(problem, shape_of(plan), gate_floor_of(problem));
   for (std::size_t i = 0; i < plan.size(); ++i) {
     const auto covered = std::span(uses).subspan(starts[i], starts[i + 1] - starts[i]);
     op->steps.push_back(make_step(device, plan[i], step_constants(problem, covered), extents));
@@ -236,7 +240,7 @@ std::shared_ptr<OperatorImpl> bind_stage(const Device& device, const Problem& pr
   op->origin = Origin::given;
   op->steps.push_back(make_step(
       device, plan_step, problem_constants(problem),
-      extents_of(problem, chunk_size(op->plan), -std::numeric_limits<float>::infinity())));
+      extents_of(problem, shape_of(op->plan), -std::numeric_limits<float>::infinity())));
   BoundStep& step = op->steps.front();
   for (std::size_t i = 0; i < step.argument_count; ++i) {
     op->expected.push_back(expected_tensor(step.source_template->arguments[i], step));

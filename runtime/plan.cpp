@@ -34,6 +34,32 @@ void extend(const Problem& problem, std::span<const StageUse> uses, std::size_t 
   }
 }
 
+/// The plan with the fewest kernels, of equals the first that enumerate_plans lists.
+std::optional<Plan> shortest_plan(const Problem& problem, std::span<const StageUse> uses,
+                                  const Target& target, std::int64_t BT) {
+  struct Best {
+    std::size_t kernels = 0, next = 0;  // kernels 0: no way to the end
+    PlanStep step;
+  };
+  std::vector<Best> best(uses.size());
+  for (std::size_t first = uses.size(); first-- > 0;)
+    for (const Template* t : covers(uses, first, target.device)) {
+      const std::size_t next = first + t->stages.size();
+      if (next < uses.size() && best[next].kernels == 0) continue;
+      const std::size_t kernels = 1 + (next < uses.size() ? best[next].kernels : 0);
+      if (best[first].kernels != 0 && best[first].kernels <= kernels) continue;
+      const Values constants = step_constants(problem, uses.subspan(first, t->stages.size()));
+      const auto config =
+          default_config(*t, constants, target.limits, precision_floor(problem), BT);
+      if (config) best[first] = {kernels, next, {t->id(), *config}};
+    }
+  if (best.front().kernels == 0) return {};
+  Plan plan;
+  for (std::size_t use = 0; use < uses.size(); use = best[use].next)
+    plan.push_back(best[use].step);
+  return plan;
+}
+
 }  // namespace
 
 Values problem_constants(const Problem& problem) {
@@ -130,10 +156,9 @@ std::vector<Plan> enumerate_plans(const Problem& problem, const Target& target, 
 
 Plan default_plan(const Problem& problem, const Target& target) {
   const std::span<const std::int64_t> sizes = chunk_sizes(problem);
-  for (const std::int64_t BT : sizes) {
-    std::vector<Plan> plans = enumerate_plans(problem, target, BT);
-    if (!plans.empty()) return std::move(plans.front());
-  }
+  const std::vector<StageUse> uses = stage_uses(problem);
+  for (const std::int64_t BT : sizes)
+    if (std::optional<Plan> plan = shortest_plan(problem, uses, target, BT)) return *plan;
   throw Error(ErrorKind::kUnavailable,
               fmt::format("{} ({}) with K = {}, V = {}, {}{} fits no template on {} ({} bytes of "
                           "shared memory a block)",
@@ -152,18 +177,22 @@ std::span<const std::int64_t> chunk_sizes(const Problem& problem) {
   return {wanted, wanted == all.end() ? 0U : 1U};
 }
 
-std::int64_t chunk_size(const Plan& plan) {
-  std::int64_t BT = 0;
+static std::int64_t shared_tunable(const Plan& plan, std::string_view name) {
+  std::int64_t shared = 0;
   for (const PlanStep& step : plan) {
-    if (!step.config.contains("BT")) continue;
-    const std::int64_t own = step.config.integer("BT");
-    if (BT != 0 && own != BT)
+    if (!step.config.contains(name)) continue;
+    const std::int64_t own = step.config.integer(name);
+    if (shared != 0 && own != shared)
       throw Error(ErrorKind::kBadInput,
-                  fmt::format("the plan mixes BT={} and BT={}; one operator has one chunk size",
-                              BT, own));
-    BT = own;
+                  fmt::format("the plan mixes {0}={1} and {0}={2}; one operator has one {0}", name,
+                              shared, own));
+    shared = own;
   }
-  return BT;
+  return shared;
+}
+
+PlanShape shape_of(const Plan& plan) {
+  return {shared_tunable(plan, "BT"), shared_tunable(plan, "SEG")};
 }
 
 std::vector<Plan> plans(const Device& device, const Problem& problem, std::int64_t BT) {

@@ -57,8 +57,9 @@ Plan default_plan(const Problem& problem, const Target& target);
 /// that the problem names or its tensors' shapes need.
 std::span<const std::int64_t> chunk_sizes(const Problem& problem);
 
-/// The plan's one BT.
-std::int64_t chunk_size(const Plan& plan);
+/// The BT and SEG that the plan's steps agree on, 0 where no step has one. Throws Error(kBadInput) when
+/// they do not agree.
+PlanShape shape_of(const Plan& plan);
 
 /// JSON text [{"template": id, "config": "BT=64,..."}...] and back; parsing gives nothing for a
 /// text that is not a plan of this build's templates.

@@ -38,7 +38,7 @@ TEST(Plans, CoverTheStagesStagedAndFused) {
   EXPECT_TRUE(kinds.contains({"chunk_local_cumsum", "kkt_solve_wu", "fwd_h", "fwd_o"}));
   for (std::size_t i = 1; i < found.size(); ++i)
     EXPECT_LE(found[i - 1].size(), found[i].size());
-  for (const Plan& plan : found) EXPECT_EQ(chunk_size(plan), 64);
+  for (const Plan& plan : found) EXPECT_EQ(shape_of(plan).BT, 64);
 }
 
 TEST(Plans, OptionsBringTheirStages) {

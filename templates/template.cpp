@@ -86,10 +86,14 @@ std::string definition(const std::string& name, const Value& value) {
   return std::visit(Visitor{name}, value);
 }
 
-bool within(const Config& config, Precision floor, std::int64_t BT) {
+bool agrees(const Config& config, std::string_view name, std::int64_t wanted) {
+  return wanted == 0 || !config.contains(name) || config.integer(name) == wanted;
+}
+
+bool within(const Config& config, Precision floor, PlanShape shape) {
   const Value* precision = config.find("precision");
   if (precision != nullptr && std::get<Precision>(*precision) < floor) return false;
-  return BT == 0 || !config.contains("BT") || config.integer("BT") == BT;
+  return agrees(config, "BT", shape.BT) && agrees(config, "SEG", shape.SEG);
 }
 
 }  // namespace
@@ -141,7 +145,7 @@ const Template* find_template(std::string_view id) {
 }
 
 std::vector<Config> space(const Template& t, const Values& constants, const Limits& limits,
-                          Precision floor, std::int64_t BT) {
+                          Precision floor, PlanShape shape) {
   std::vector<Config> configs{Config{}};
   for (const Tunable& tunable : t.tunables) {
     std::vector<Config> extended;
@@ -154,17 +158,17 @@ std::vector<Config> space(const Template& t, const Values& constants, const Limi
     configs = std::move(extended);
   }
   std::erase_if(configs, [&](const Config& config) {
-    return !within(config, floor, BT) || !t.illegal(constants, config, limits).empty() ||
+    return !within(config, floor, shape) || !t.illegal(constants, config, limits).empty() ||
            (t.redundant && t.redundant(constants, config));
   });
   return configs;
 }
 
-std::optional<Config> default_config(const Template& t, const Values& constants, const Limits& limits,
-                      Precision floor, std::int64_t BT) {
-  Config config = t.fallback(constants, limits, BT);
-  if (within(config, floor, BT) && t.illegal(constants, config, limits).empty()) return config;
-  const std::vector<Config> legal = space(t, constants, limits, floor, BT);
+std::optional<Config> default_config(const Template& t, const Values& constants,
+                                     const Limits& limits, Precision floor, PlanShape shape) {
+  Config config = t.fallback(constants, limits, shape.BT);
+  if (within(config, floor, shape) && t.illegal(constants, config, limits).empty()) return config;
+  const std::vector<Config> legal = space(t, constants, limits, floor, shape);
   if (legal.empty()) return {};
   return legal.front();
 }

@@ -114,15 +114,23 @@ const std::vector<Template>& all_templates();
 /// The template with this id, or null.
 const Template* find_template(std::string_view id);
 
-/// All legal, non-redundant configs of `t` for these constants and limits, in tunable order; with
-/// `floor`, those whose `precision` is at least as accurate; with BT not 0, those with that BT.
-std::vector<Config> space(const Template& t, const Values& constants, const Limits& limits,
-                          Precision floor = Precision::tf32, std::int64_t BT = 0);
+/// Tunables that all templates of a plan agree on; 0: any.
+struct PlanShape {
+  std::int64_t BT = 0;   ///< tokens a chunk
+  std::int64_t SEG = 0;  ///< chunks a segment, where long sequences are split
 
-/// A complete, legal config: fallback() if it is legal and within `floor`, else the first of the
-/// space; nothing when no config with this BT is legal on the target.
-std::optional<Config> default_config(const Template& t, const Values& constants, const Limits& limits,
-                      Precision floor, std::int64_t BT);
+  PlanShape(std::int64_t chunk = 0, std::int64_t segment = 0) : BT(chunk), SEG(segment) {}
+};
+
+/// All legal, non-redundant configs of `t` for these constants and limits, in tunable order; with
+/// `floor`, those whose `precision` is at least as accurate; those that have the shape's values.
+std::vector<Config> space(const Template& t, const Values& constants, const Limits& limits,
+                          Precision floor = Precision::tf32, PlanShape shape = {});
+
+/// A complete, legal config: fallback() if it is legal, within `floor` and of the shape, else the
+/// first of the space; nothing when no config of this shape is legal on the target.
+std::optional<Config> default_config(const Template& t, const Values& constants,
+                                     const Limits& limits, Precision floor, PlanShape shape);
 
 /// The embedded text of a file under templates/; throws Error(kBadInput) for an unknown name.
 std::string_view source_text(std::string_view path);
