@@ -20,7 +20,7 @@ inline Template portable(Template t) {
   };
   t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
     const std::int64_t threads = config.integer("num_warps") * 32;
-    const std::int64_t groups = cuda::ceil_div(constants.integer("HV"), 32);
+    const std::int64_t groups = cuda::ceil_div(constants.integer("GATE_HEADS"), 32);
     return Geometry{{e.NT * groups, 1, 1}, threads, threads * 4};
   };
   return t;

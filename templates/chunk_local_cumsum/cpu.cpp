@@ -7,12 +7,11 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
   const Chunk chunk = find_chunk<VARLEN>(block[0], BT, *e, static_cast<const int32*>(a[1]),
                                          static_cast<const int32*>(a[2]));
   const f32 floor = splat(e->gate_floor);
-  for_heads(HV, [&](int head, int count) {
-    f32 sum{};
-    for (int r = 0; r < chunk.rows; ++r) {
-      const int64 at = (chunk.token + r) * HV + head;
-      sum += at_least(load_heads(g + at, count), floor);
-      store_heads(G + at, sum, count);
-    }
-  });
+  // Row by row, as a vector gate's rows are long: the sum so far is the row before.
+  for (int r = 0; r < chunk.rows; ++r)
+    for_heads(GATE_HEADS, [&](int head, int count) {
+      const int64 at = (chunk.token + r) * GATE_HEADS + head;
+      const f32 term = at_least(load_heads(g + at, count), floor);
+      store_heads(G + at, r == 0 ? term : term + load_heads(G + at - GATE_HEADS, count), count);
+    });
 }

@@ -5,11 +5,11 @@ constexpr int kThreads = num_warps * 32;
 
 WYVERN_KERNEL(kThreads, 0)
 (const G_DTYPE* g, const int32* seq_offsets, const int32* chunk_index, float* G, Extents e) {
-  constexpr int kGroups = CumsumShape<kThreads, BT, HV>::kGroups;
+  constexpr int kGroups = CumsumShape<kThreads, BT, GATE_HEADS>::kGroups;
   const Chunk chunk =
       locate_chunk<VARLEN, BT>(block_index() / kGroups, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
-  chunk_cumsum<kThreads, BT, HV>(chunk, block_index() % kGroups, G, [&](int row, int head) {
-    return maximum(to_float(g[(chunk.token + row) * HV + head]), e.gate_floor);
+  chunk_cumsum<kThreads, BT, GATE_HEADS>(chunk, block_index() % kGroups, G, [&](int row, int head) {
+    return maximum(to_float(g[(chunk.token + row) * GATE_HEADS + head]), e.gate_floor);
   });
 }

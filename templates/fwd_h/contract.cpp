@@ -12,21 +12,34 @@ Template stage() {
   t.stages = {"fwd_h"};
   t.summary = "The state scan: every chunk's entering state, V' = U - W S, and the final state.";
   t.arguments = {
-      {"k", Access::in, "DTYPE", {"B", "T", "H", "K"}, ""},
+      {"k", Access::in, "DTYPE", {"B", "T", "H", "K"}, "!VECTOR_GATE"},
+      {"kg", Access::in, "DTYPE", {"B", "T", "HV", "K"}, "VECTOR_GATE"},
       {"w", Access::in, "DTYPE", {"B", "T", "HV", "K"}, ""},
       {"u", Access::in, "DTYPE", {"B", "T", "HV", "V"}, ""},
-      {"G", Access::in, "fp32", {"B", "T", "HV"}, ""},
-      {"k_rstd", Access::in, "fp32", {"B", "T", "H"}, "QK_L2NORM"},
-      {"initial_state", Access::in, "STATE_DTYPE", {"N", "HV", "STATE_ROWS", "STATE_COLS"}, "INITIAL_STATE"},
+      {"G", Access::in, "fp32", {"B", "T", "HV"}, "SCALAR_GATE"},
+      {"Gk", Access::in, "fp32", {"B", "T", "HV", "K"}, "VECTOR_GATE"},
+      {"k_rstd", Access::in, "fp32", {"B", "T", "H"}, "QK_L2NORM,!VECTOR_GATE"},
+      {"initial_state", Access::in, "STATE_DTYPE", {"N", "HV", "STATE_ROWS", "STATE_COLS"},
+       "INITIAL_STATE"},
       {"seq_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
       {"chunk_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
       {"h", Access::out, "DTYPE", {"NT", "HV", "K", "V"}, ""},
       {"v_new", Access::out, "DTYPE", {"B", "T", "HV", "V"}, ""},
       {"final_state", Access::out, "fp32", {"N", "HV", "STATE_ROWS", "STATE_COLS"}, "FINAL_STATE"},
   };
-  t.constants = {"DTYPE", "STATE_DTYPE", "H", "HV", "K", "V", "VARLEN", "QK_L2NORM",
-                 "INITIAL_STATE", "FINAL_STATE", "STATE_V_FIRST"};
+  t.constants = {"DTYPE", "STATE_DTYPE", "H", "HV", "K", "V", "VARLEN", "SCALAR_GATE",
+                 "VECTOR_GATE", "QK_L2NORM", "INITIAL_STATE", "FINAL_STATE", "STATE_V_FIRST",
+                 "KEEP_STATES"};
   return t;
+}
+
+/// The gate and the scales of keys of one chunk.
+std::int64_t gate_bytes(const Values& constants, std::int64_t BT) {
+  if (constants.flag("VECTOR_GATE"))
+    return cuda::column_bytes(cuda::round_up(constants.integer("K"), 16));
+  return (static_cast<int>(constants.flag("SCALAR_GATE")) +
+          static_cast<int>(constants.flag("QK_L2NORM"))) *
+         cuda::column_bytes(BT);
 }
 
 std::int64_t shared_bytes(const Values& constants, const Config& config) {
@@ -34,8 +47,7 @@ std::int64_t shared_bytes(const Values& constants, const Config& config) {
   const std::int64_t BT = config.integer("BT");
   return config.integer("num_stages") * (2 * cuda::tile_bytes(BT, constants.integer("K"), type) +
                                          cuda::tile_bytes(BT, config.integer("BV"), type) +
-                                         (constants.flag("QK_L2NORM") ? 2 : 1) *
-                                             cuda::column_bytes(BT));
+                                         gate_bytes(constants, BT));
 }
 
 /// Registers of a thread that hold the state and V'.
@@ -107,7 +119,7 @@ std::int64_t cpu_scratch(const Values& constants, const Config& config) {
   const std::int64_t BT = config.integer("BT"), BV = config.integer("BV");
   const std::int64_t K = constants.integer("K");
   return fp32_bytes(scratch::tile(K, BV) + scratch::tile(BT, K) + scratch::tile(BT, BV) +
-                    3 * scratch::vector(BT) + scratch::vector(K));
+                    scratch::vector(BT) + scratch::vector(K));
 }
 
 /// One call: all chunks of one sequence, one value head, BV columns of the state.

@@ -1,6 +1,6 @@
 // The state scan, one block BV value columns of one sequence and value head. Each warp keeps its
-// columns of the state in registers for the whole sequence; chunks of w, k, u and G stream through
-// num_stages buffers, one barrier a chunk.
+// columns of the state in registers for the whole sequence; chunks of w, k, u and the gate stream
+// through num_stages buffers, one barrier a chunk.
 #include "common/cuda/chunk.cuh"
 #include "common/cuda/state.cuh"
 
@@ -8,6 +8,8 @@ constexpr int kThreads = num_warps * 32;
 constexpr int kStrips = BV / 16 / num_warps;
 constexpr int kPaddedK = round_up(K, 16);
 constexpr int kTilesV = ceil_div(V, BV);
+constexpr int kKeyHeads = VECTOR_GATE ? HV : H;  // kg has the value heads
+constexpr bool kScaledKeys = QK_L2NORM && !VECTOR_GATE;
 
 /// Columns of V from `first` on, where that is not known to be enough for a strip.
 WYVERN_DEVICE int columns_from(int first) { return V % BV == 0 ? BV : V - first; }
@@ -16,11 +18,14 @@ WYVERN_DEVICE int columns_from(int first) { return V % BV == 0 ? BV : V - first;
 struct Stage {
   using Keys = Tile<DTYPE, BT, kPaddedK>;
   using Values = Tile<DTYPE, BT, BV>;
-  static constexpr int kBytes = 2 * Keys::kBytes + Values::kBytes + (QK_L2NORM ? 2 : 1) * BT * 4;
+  static constexpr int kGateBytes =
+      VECTOR_GATE ? kPaddedK * 4 : (SCALAR_GATE ? BT * 4 : 0) + (QK_L2NORM ? BT * 4 : 0);
+  static constexpr int kBytes = 2 * Keys::kBytes + Values::kBytes + kGateBytes;
 
   Keys w, k;
   Values u;
-  float* G;
+  float* G;       // of the chunk's rows
+  float* Gk_end;  // of the chunk's last row
   float* k_rstd;
 
   WYVERN_DEVICE explicit Stage(int chunk) {
@@ -28,8 +33,9 @@ struct Stage {
     w = shared.tile<Keys>();
     k = shared.tile<Keys>();
     u = shared.tile<Values>();
-    G = shared.take<float>(BT);
-    if constexpr (QK_L2NORM) k_rstd = shared.take<float>(BT);
+    if constexpr (SCALAR_GATE) G = shared.take<float>(BT);
+    if constexpr (VECTOR_GATE) Gk_end = shared.take<float>(kPaddedK);
+    if constexpr (kScaledKeys) k_rstd = shared.take<float>(BT);
   }
 };
 
@@ -80,32 +86,55 @@ WYVERN_DEVICE void subtract_prediction(Piece (&values)[kStrips][BT / 8],
     }
 }
 
-/// S^T <- exp(G_C) S^T + V'^T diag(exp(G_C - G)) K, K's rows times their scale. Scales `values` in
-/// place.
-WYVERN_DEVICE void update_state(State (&state)[kStrips], Piece (&values)[kStrips][BT / 8],
-                                const Stage& stage, float G_last) {
+/// V'^T <- V'^T diag(exp(G_C - G)), with the scales of keys. kg's rows have both factors already.
+WYVERN_DEVICE void decay_to_end(Piece (&values)[kStrips][BT / 8], const Stage& stage, int last) {
+  if constexpr (SCALAR_GATE || kScaledKeys) {
 #pragma unroll
-  for (int n = 0; n < BT / 8; ++n)
+    for (int n = 0; n < BT / 8; ++n)
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      float factor = decay(G_last - stage.G[n * 8 + piece_col(j)]);
-      if constexpr (QK_L2NORM) factor *= stage.k_rstd[n * 8 + piece_col(j)];
+      for (int j = 0; j < 2; ++j) {
+        const int r = n * 8 + piece_col(j);
+        float factor = 1.0f;
+        if constexpr (SCALAR_GATE) factor = decay(stage.G[last] - stage.G[r]);
+        if constexpr (kScaledKeys) factor *= stage.k_rstd[r];
 #pragma unroll
-      for (int i = 0; i < kStrips; ++i) {
+        for (int i = 0; i < kStrips; ++i) {
 #pragma unroll
-        for (int half = 0; half < 4; half += 2) {
-          float& x = values[i][n].x[j + half];
-          x = QK_L2NORM ? within_range<DTYPE>(x * factor) : x * factor;
+          for (int half = 0; half < 4; half += 2) {
+            float& x = values[i][n].x[j + half];
+            x = kScaledKeys ? within_range<DTYPE>(x * factor) : x * factor;
+          }
         }
       }
+  }
+}
+
+/// S^T <- S^T diag(exp(G_C)).
+WYVERN_DEVICE void decay_state(State (&state)[kStrips], const Stage& stage, int last) {
+  if constexpr (SCALAR_GATE || VECTOR_GATE) {
+    float factor[2];
+    if constexpr (SCALAR_GATE) factor[0] = factor[1] = decay(stage.G[last]);
+#pragma unroll
+    for (int n = 0; n < kPaddedK / 8; ++n) {
+      if constexpr (VECTOR_GATE) {
+        const Float2 end = load<2>(stage.Gk_end + n * 8 + piece_col(0));
+        factor[0] = decay(end.at[0]);
+        factor[1] = decay(end.at[1]);
+      }
+#pragma unroll
+      for (int i = 0; i < kStrips; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) state[i].piece[n].x[j] *= factor[j % 2];
     }
-  const float factor = decay(G_last);
-#pragma unroll
-  for (int i = 0; i < kStrips; ++i)
-#pragma unroll
-    for (int n = 0; n < kPaddedK / 8; ++n)
-#pragma unroll
-      for (int j = 0; j < 4; ++j) state[i].piece[n].x[j] *= factor;
+  }
+}
+
+/// S^T <- exp(G_C) S^T + V'^T diag(exp(G_C - G)) K; `last` is the chunk's last row. Scales `values`
+/// in place.
+WYVERN_DEVICE void update_state(State (&state)[kStrips], Piece (&values)[kStrips][BT / 8],
+                                const Stage& stage, int last) {
+  decay_to_end(values, stage, last);
+  decay_state(state, stage, last);
 #pragma unroll
   for (int step = 0; step < BT / kDepth<DTYPE>; ++step) {
     Left<DTYPE> a[kStrips];
@@ -121,10 +150,21 @@ WYVERN_DEVICE void update_state(State (&state)[kStrips], Piece (&values)[kStrips
   }
 }
 
+/// Zeros in BV value columns of one head of the chunk slots that no sequence has, which the
+/// sequences share out.
+WYVERN_DEVICE void clear_unused_slots(DTYPE* h, int sequence, int head, int tile_v,
+                                      const int32* chunk_offsets, const Extents& e) {
+  for (int64 slot = chunk_offsets[e.N] + sequence; slot < e.NT; slot += e.N) {
+    DTYPE* const h_chunk = h + (slot * HV + head) * K * V + tile_v;
+    for (int i = thread_index(); i < K * BV; i += kThreads)
+      if (tile_v + i % BV < V) h_chunk[int64{i / BV} * V + i % BV] = from_float<DTYPE>(0.0f);
+  }
+}
+
 WYVERN_KERNEL(kThreads, min_blocks)
-(const DTYPE* k, const DTYPE* w, const DTYPE* u, const float* G, const float* k_rstd,
- const STATE_DTYPE* initial_state, const int32* seq_offsets, const int32* chunk_offsets, DTYPE* h,
- DTYPE* v_new, float* final_state, Extents e) {
+(const DTYPE* k, const DTYPE* kg, const DTYPE* w, const DTYPE* u, const float* G, const float* Gk,
+ const float* k_rstd, const STATE_DTYPE* initial_state, const int32* seq_offsets,
+ const int32* chunk_offsets, DTYPE* h, DTYPE* v_new, float* final_state, Extents e) {
   const int head = block_index() / kTilesV % HV;
   const int sequence = block_index() / kTilesV / HV;
   const int tile_v = block_index() % kTilesV * BV;
@@ -149,11 +189,13 @@ WYVERN_KERNEL(kThreads, min_blocks)
       const int rows = smaller(tokens - chunk * BT, BT);
       load_tile<kThreads, K>(stage.w, w + row * K, HV * K, rows, K);
       load_tile<kThreads, V>(stage.u, u + row * V + tile_v, HV * V, rows, columns_from(tile_v));
-      load_column<kThreads, BT>(stage.G, G + row, HV, rows);
-      const int64 row_k = first * H + head / (HV / H);
-      if constexpr (QK_L2NORM)
+      if constexpr (SCALAR_GATE) load_column<kThreads, BT>(stage.G, G + row, HV, rows);
+      if constexpr (VECTOR_GATE)
+        load_column<kThreads, kPaddedK>(stage.Gk_end, Gk + (row + int64{rows - 1} * HV) * K, 1, K);
+      const int64 row_k = first * kKeyHeads + head / (HV / kKeyHeads);
+      if constexpr (kScaledKeys)
         load_column<kThreads, BT>(stage.k_rstd, k_rstd + row_k, H, rows);
-      load_tile<kThreads, K>(stage.k, k + row_k * K, H * K, rows, K);
+      load_tile<kThreads, K>(stage.k, (VECTOR_GATE ? kg : k) + row_k * K, kKeyHeads * K, rows, K);
     }
     copy_async_commit();
   };
@@ -198,8 +240,10 @@ WYVERN_KERNEL(kThreads, min_blocks)
       for (int n = 0; n < BT / 8; ++n)
         store_transposed<V>(v_chunk + n * 8 * (int64{HV} * V) + i * 16, int64{HV} * V,
                             values[i][n], rows - n * 8, columns_from(first_v + i * 16));
-    update_state(state, values, stage, stage.G[rows - 1]);
+    update_state(state, values, stage, rows - 1);
   }
+  if constexpr (VARLEN && KEEP_STATES)
+    clear_unused_slots(h, sequence, head, tile_v, chunk_offsets, e);
 
   if constexpr (FINAL_STATE) {
 #pragma unroll

@@ -18,14 +18,14 @@ Template stage() {
       {"k", Access::in, "DTYPE", {"B", "T", "H", "K"}, ""},
       {"v_new", Access::in, "DTYPE", {"B", "T", "HV", "V"}, ""},
       {"h", Access::in, "DTYPE", {"NT", "HV", "K", "V"}, ""},
-      {"G", Access::in, "fp32", {"B", "T", "HV"}, ""},
+      {"G", Access::in, "fp32", {"B", "T", "HV"}, "SCALAR_GATE"},
       {"q_rstd", Access::in, "fp32", {"B", "T", "H"}, "QK_L2NORM"},
       {"k_rstd", Access::in, "fp32", {"B", "T", "H"}, "QK_L2NORM"},
       {"seq_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
       {"chunk_index", Access::in, "int32", {"NT", "2"}, "VARLEN"},
       {"o", Access::out, "DTYPE", {"B", "T", "HV", "V"}, ""},
   };
-  t.constants = {"DTYPE", "H", "HV", "K", "V", "VARLEN", "QK_L2NORM"};
+  t.constants = {"DTYPE", "H", "HV", "K", "V", "VARLEN", "SCALAR_GATE", "QK_L2NORM"};
   return t;
 }
 

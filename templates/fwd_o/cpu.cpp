@@ -43,7 +43,7 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
   }
   for (int64 hv = head * (HV / H); hv < (head + 1) * (HV / H); ++hv) {
     const int64 at = chunk.token * HV + hv;
-    load_column(G + at, HV, rows, gate);
+    load_gates<SCALAR_GATE>(G + at, HV, rows, gate);
     for (int r = 0; r < rows; r += kLanes)
       store(decay + r, exp(load(gate + r)) * load(query_scale + r));
     decay_lower<0, QK_L2NORM>(products, kRow, rows, gate, query_scale, key_scale, attention);

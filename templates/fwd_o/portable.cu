@@ -122,7 +122,7 @@ WYVERN_KERNEL(kThreads, 0)
     }
     copy_async_commit();
   };
-  load_column<kThreads, BT>(rows.G, G + row, HV, chunk.rows);
+  load_gates<SCALAR_GATE, kThreads, BT>(rows.G, G + row, HV, chunk.rows);
   if constexpr (QK_L2NORM) {
     load_column<kThreads, BT>(rows.q_rstd, q_rstd + row_k, H, chunk.rows);
     load_column<kThreads, BT>(rows.k_rstd, k_rstd + row_k, H, chunk.rows);

@@ -19,6 +19,7 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
   const auto* k_rstd = static_cast<const float*>(a[4]);
   auto* w = static_cast<DTYPE*>(a[7]);
   auto* u = static_cast<DTYPE*>(a[8]);
+  auto* Tinv = static_cast<DTYPE*>(a[9]);
   const Chunk chunk = find_chunk<VARLEN>(block[1], BT, *e, static_cast<const int32*>(a[5]),
                                          static_cast<const int32*>(a[6]));
   const int64 head = block[0];
@@ -45,14 +46,17 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
   transpose<true>(keys, kKeyRow, rows, K, keys_t, kRow);
   multiply<Layout::columns, Lower::c>(rows, rows, K, keys_t, kRow, keys_t, kRow, products, kRow);
   if constexpr (QK_L2NORM) load_column(k_rstd + chunk.token * H + head, H, rows, key_scale);
+  if (KEEP_INVERSE && rows < BT) clear_rows(inverse, kRow, 0, rows, BT);
   for (int64 hv = head * (HV / H); hv < (head + 1) * (HV / H); ++hv) {
     const int64 at = chunk.token * HV + hv;
-    load_column(G + at, HV, rows, decay);
+    load_gates<SCALAR_GATE>(G + at, HV, rows, decay);
     load_beta<BETA_SIGMOID, NEG_EIGVAL>(beta + at, HV, rows, rate);
     for (int r = 0; r < rows; r += kLanes) store(factor + r, -load(rate + r));
     if constexpr (QK_L2NORM) scale_column(factor, key_scale, rows);
     decay_lower<1, QK_L2NORM>(products, kRow, rows, decay, factor, key_scale, n);
     invert_unit_lower(n, kRow, rows, inverse, product_);
+    if constexpr (KEEP_INVERSE)
+      store_tile(inverse, kRow, rows, BT, Tinv + at * BT, int64{HV} * BT);
     for (int c = 0; c < V; c += BV) {
       const int columns = V - c < BV ? V - c : BV;
       load_tile<true>(v + at * V + c, int64{HV} * V, rows, columns, values, kValueRow, rate);

@@ -9,7 +9,8 @@ using Values = Tile<DTYPE, BT, BV>;
 
 WYVERN_KERNEL(kThreads, 0)
 (const DTYPE* k, const DTYPE* v, const BETA_DTYPE* beta, const float* G, const float* k_rstd,
- const int32* seq_offsets, const int32* chunk_index, DTYPE* w, DTYPE* u, Extents e) {
+ const int32* seq_offsets, const int32* chunk_index, DTYPE* w, DTYPE* u, DTYPE* Tinv,
+ Extents e) {
   const int head = block_index() % HV;
   const Chunk chunk = locate_chunk<VARLEN, BT>(block_index() / HV, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
@@ -34,7 +35,7 @@ WYVERN_KERNEL(kThreads, 0)
   load_values(0);
   for (int r = thread_index(); r < BT; r += kThreads) {
     // Past the end beta is 0 and G goes on as it ended, so that A's rows are 0 there.
-    const float G_r = G[row + smaller(r, chunk.rows - 1) * HV];
+    const float G_r = SCALAR_GATE ? G[row + smaller(r, chunk.rows - 1) * HV] : 0.0f;
     const float beta_r =
         r < chunk.rows ? activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta[row + r * HV]) : 0.0f;
     G_tile[r] = G_r;
@@ -57,6 +58,8 @@ WYVERN_KERNEL(kThreads, 0)
       });
   sync_block();
   invert_unit_lower<precision>(x);
+  if constexpr (KEEP_INVERSE)
+    store_inverse<kThreads>(x, Tinv + row * BT, int64{HV} * BT, chunk.rows);
 
   constexpr int kHalf = num_warps / 2;
   const bool computes_w = warp_index() < kHalf;

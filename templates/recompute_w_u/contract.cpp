@@ -18,7 +18,7 @@ Template stage() {
       {"v", Access::in, "DTYPE", {"B", "T", "HV", "V"}, ""},
       {"beta", Access::in, "BETA_DTYPE", {"B", "T", "HV"}, ""},
       {"Tinv", Access::in, "DTYPE", {"B", "T", "HV", "BT"}, ""},
-      {"G", Access::in, "fp32", {"B", "T", "HV"}, ""},
+      {"G", Access::in, "fp32", {"B", "T", "HV"}, "SCALAR_GATE"},
       {"k_rstd", Access::in, "fp32", {"B", "T", "H"}, "QK_L2NORM"},
       {"seq_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
       {"chunk_index", Access::in, "int32", {"NT", "2"}, "VARLEN"},
@@ -26,7 +26,7 @@ Template stage() {
       {"u", Access::out, "DTYPE", {"B", "T", "HV", "V"}, ""},
   };
   t.constants = {"DTYPE", "BETA_DTYPE", "H", "HV", "K", "V", "VARLEN",
-                 "QK_L2NORM", "BETA_SIGMOID", "NEG_EIGVAL"};
+                 "SCALAR_GATE", "QK_L2NORM", "BETA_SIGMOID", "NEG_EIGVAL"};
   return t;
 }
 

@@ -30,7 +30,7 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
 
   load_tile(Tinv + at * BT, int64{HV} * BT, rows, BT, inverse, kInverseRow);
   load_beta<BETA_SIGMOID, NEG_EIGVAL>(beta + at, HV, rows, rate);
-  load_column(G + at, HV, rows, decay);
+  load_gates<SCALAR_GATE>(G + at, HV, rows, decay);
   for (int c = 0; c < V; c += BV) {
     const int columns = V - c < BV ? V - c : BV;
     load_tile<true>(v + at * V + c, int64{HV} * V, rows, columns, factor, kRow, rate);

@@ -5,9 +5,9 @@ constexpr int kThreads = num_warps * 32;
 constexpr int kTilesW = ceil_div(K, BK);
 constexpr int kTilesU = ceil_div(V, BV);
 
-/// Tinv diag(beta) x for one tile, W's with exp(G) and the scale of keys on top where G is given:
+/// Tinv diag(beta) x for one tile, W's (where `Keys`) with exp(G) and the scale of keys on top:
 /// `from` and `to` point at its first element.
-template <int Width, int Columns>
+template <bool Keys, int Width, int Columns>
 WYVERN_DEVICE void apply_tile(SharedAllocator shared, const DTYPE* Tinv, const DTYPE* from,
                               int64 from_stride, const BETA_DTYPE* beta, const float* G,
                               const float* k_rstd, DTYPE* to, int rows, int cols) {
@@ -22,10 +22,8 @@ WYVERN_DEVICE void apply_tile(SharedAllocator shared, const DTYPE* Tinv, const D
     float factor = 0.0f;
     if (r < rows) {
       factor = activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta[r * HV]);
-      if (G != nullptr) {
-        factor *= decay(G[r * HV]);
-        if constexpr (QK_L2NORM) factor *= k_rstd[r * H];
-      }
+      if constexpr (Keys && SCALAR_GATE) factor *= decay(G[r * HV]);
+      if constexpr (Keys && QK_L2NORM) factor *= k_rstd[r * H];
     }
     scale[r] = factor;
   }
@@ -53,11 +51,11 @@ WYVERN_KERNEL(kThreads, 0)
   if (tile < kTilesW) {
     const int col = tile * BK;
     const DTYPE* const from = k + row_k * K + col;
-    apply_tile<BK, K>(SharedAllocator(), Tinv + row * BT, from, H * K, beta + row, G + row,
-                      k_rstd + row_k, w + row * K + col, chunk.rows, K - col);
+    apply_tile<true, BK, K>(SharedAllocator(), Tinv + row * BT, from, H * K, beta + row, G + row,
+                             k_rstd + row_k, w + row * K + col, chunk.rows, K - col);
   } else {
     const int col = (tile - kTilesW) * BV;
-    apply_tile<BV, V>(SharedAllocator(), Tinv + row * BT, v + row * V + col, HV * V, beta + row,
-                      nullptr, nullptr, u + row * V + col, chunk.rows, V - col);
+    apply_tile<false, BV, V>(SharedAllocator(), Tinv + row * BT, v + row * V + col, HV * V,
+                             beta + row, nullptr, nullptr, u + row * V + col, chunk.rows, V - col);
   }
 }

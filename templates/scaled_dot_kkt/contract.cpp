@@ -16,14 +16,14 @@ Template stage() {
   t.arguments = {
       {"k", Access::in, "DTYPE", {"B", "T", "H", "K"}, ""},
       {"beta", Access::in, "BETA_DTYPE", {"B", "T", "HV"}, ""},
-      {"G", Access::in, "fp32", {"B", "T", "HV"}, ""},
+      {"G", Access::in, "fp32", {"B", "T", "HV"}, "SCALAR_GATE"},
       {"k_rstd", Access::in, "fp32", {"B", "T", "H"}, "QK_L2NORM"},
       {"seq_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
       {"chunk_index", Access::in, "int32", {"NT", "2"}, "VARLEN"},
       {"A", Access::out, "fp32", {"B", "T", "HV", "BT"}, ""},
   };
-  t.constants = {"DTYPE", "BETA_DTYPE", "H", "HV", "K", "VARLEN", "QK_L2NORM", "BETA_SIGMOID",
-                 "NEG_EIGVAL"};
+  t.constants = {"DTYPE", "BETA_DTYPE", "H", "HV", "K", "VARLEN", "SCALAR_GATE", "QK_L2NORM",
+                 "BETA_SIGMOID", "NEG_EIGVAL"};
   return t;
 }
 

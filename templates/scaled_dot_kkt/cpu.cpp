@@ -30,7 +30,7 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
   if (rows < BT) clear_rows(result, kRow, 0, rows, BT);
   for (int64 hv = head * (HV / H); hv < (head + 1) * (HV / H); ++hv) {
     const int64 at = chunk.token * HV + hv;
-    load_column(G + at, HV, rows, decay);
+    load_gates<SCALAR_GATE>(G + at, HV, rows, decay);
     load_beta<BETA_SIGMOID, NEG_EIGVAL>(beta + at, HV, rows, rate);
     if constexpr (QK_L2NORM) scale_column(rate, key_scale, rows);
     decay_lower<1, QK_L2NORM>(products, kRow, rows, decay, rate, key_scale, result);

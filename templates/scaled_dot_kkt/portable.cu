@@ -30,7 +30,7 @@ WYVERN_KERNEL(kThreads, 0)
                              K - tile * BK);
     copy_async_commit();
   };
-  load_column<kThreads, BT>(G_tile, G + row, HV, chunk.rows);
+  load_gates<SCALAR_GATE, kThreads, BT>(G_tile, G + row, HV, chunk.rows);
   if constexpr (QK_L2NORM)
     load_column<kThreads, BT>(rstd_tile, k_rstd + chunk.token * H + head / (HV / H), H, chunk.rows);
   for (int i = 0; i < num_stages; ++i) load(i);

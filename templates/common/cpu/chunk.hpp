@@ -34,6 +34,15 @@ template <class T>
   for (int r = rows; r < round_up(rows, kLanes); ++r) dst[r] = 0.0F;
 }
 
+/// As load_column for the summed gate: zeros, and G is not read, for an operator that is not Gated.
+template <bool Gated>
+inline void load_gates(const float* G, int64 stride, int rows, float* dst) {
+  if constexpr (Gated)
+    load_column(G, stride, rows, dst);
+  else
+    for (int r = 0; r < rows; r += kLanes) store(dst + r, f32{});
+}
+
 /// As load_column, with the sigmoid (twice it where `Negative`) of each value where `Sigmoid`.
 template <bool Sigmoid, bool Negative, class T>
 inline void load_beta(const T* src, int64 stride, int rows, float* dst) {

@@ -34,6 +34,16 @@ WYVERN_DEVICE Chunk locate_chunk(int slot, const Extents& e, const int32* seq_of
   return chunk;
 }
 
+/// Starts copying the summed gate of a chunk's rows, zeros up to Count; only zeros, and G is not
+/// read, for an operator that is not Gated.
+template <bool Gated, int Threads, int Count>
+WYVERN_DEVICE void load_gates(float* to, const float* G, int64 stride, int rows) {
+  if constexpr (Gated)
+    load_column<Threads, Count>(to, G, stride, rows);
+  else
+    for (int i = thread_index(); i < Count; i += Threads) to[i] = 0.0f;
+}
+
 /// beta as the recurrence uses it, from what the tensor holds.
 template <bool Sigmoid, bool Negative, class T>
 WYVERN_DEVICE float activate_beta(T raw) {

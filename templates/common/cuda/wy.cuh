@@ -245,3 +245,22 @@ struct LowerOperand {
       }
   }
 };
+
+// ---- the inverse as a tensor --------------------------------------------------------------------
+
+/// Writes rows 0 .. rows-1 of an inverse, zeros above its diagonal: what the tile holds there is
+/// not used.
+template <int Threads, class T, int Size>
+WYVERN_DEVICE void store_inverse(const Tile<float, Size, Size>& x, T* to, int64 stride, int rows) {
+  constexpr int kVector = 16 / static_cast<int>(sizeof(T));
+  for (int i = thread_index(); i < Size * (Size / kVector); i += Threads) {
+    const int r = i / (Size / kVector);
+    const int s = i % (Size / kVector) * kVector;
+    if (r >= rows) break;
+    Vector<T, kVector> out;
+#pragma unroll
+    for (int j = 0; j < kVector; ++j)
+      out.at[j] = from_float<T>(s + j <= r ? *x.at(r, s + j) : 0.0f);
+    *reinterpret_cast<Vector<T, kVector>*>(to + r * stride + s) = out;
+  }
+}
