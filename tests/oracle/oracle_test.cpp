@@ -35,16 +35,16 @@ OperatorData by_hand(const Problem& p, const Doubles& q, const Doubles& k, const
                      const Doubles& beta, const Doubles& g) {
   OperatorData data;
   data.problem = p;
-  data.q = HostTensor(p.dtype, {p.B, p.T, p.H, p.K}, q);
-  data.k = HostTensor(p.dtype, {p.B, p.T, p.H, p.K}, k);
-  data.v = HostTensor(p.dtype, {p.B, p.T, p.HV, p.V}, v);
-  data.beta = HostTensor(p.beta_dtype, {p.B, p.T, p.HV}, beta);
-  data.g = HostTensor(p.g_dtype, {p.B, p.T, p.HV}, g);
+  data.tensors["q"] = HostTensor(p.dtype, {p.B, p.T, p.H, p.K}, q);
+  data.tensors["k"] = HostTensor(p.dtype, {p.B, p.T, p.H, p.K}, k);
+  data.tensors["v"] = HostTensor(p.dtype, {p.B, p.T, p.HV, p.V}, v);
+  data.tensors["beta"] = HostTensor(p.beta_dtype, {p.B, p.T, p.HV}, beta);
+  data.tensors["g"] = HostTensor(p.g_dtype, {p.B, p.T, p.HV}, g);
   return data;
 }
 
 Reference oracle(const OperatorData& data) {
-  return reference_forward(data.problem, data.arguments(), 2);
+  return reference(data.problem, data.arguments(), 2);
 }
 
 TEST(Oracle, OneToken) {
@@ -52,20 +52,20 @@ TEST(Oracle, OneToken) {
   p.scale = 2.0F;
   const Reference r = oracle(by_hand(p, {1, 3}, {2, 1}, {4, -2}, {0.5}, {-1}));
   // u = 0.5 v = (2, -1); S = k u^T; o = 2 (q.k) u with q.k = 5.
-  expect_near(r.o, {20, -10});
-  expect_near(r.final_state, {4, -2, 2, -1});
+  expect_near(r.at("o"), {20, -10});
+  expect_near(r.at("final_state"), {4, -2, 2, -1});
 }
 
 TEST(Oracle, ScalarsOverThreeTokens) {
   Problem p = fp32_problem(3, 1, 1);
   p.use_gate_in_kernel = true;  // A_log = 0, g = 0: the decay is exactly exp(-ln 2) = 1/2
   OperatorData data = by_hand(p, {1, 1, 2}, {1, 2, 1}, {8, 4, 1}, {1, 0.5, 0.25}, {0, 0, 0});
-  data.A_log = HostTensor(DType::fp32, {1}, {0});
+  data.tensors["A_log"] = HostTensor(DType::fp32, {1}, {0});
   // t=0: u = 8, S = 8, o = 8.  t=1: S~ = 4, u = 0.5 (4 - 8) = -2, S = 4 - 4 = 0, o = 0.
   // t=2: S~ = 0, u = 0.25, S = 0.25, o = 0.5.
   const Reference r = oracle(data);
-  expect_near(r.o, {8, 0, 0.5});
-  expect_near(r.final_state, {0.25});
+  expect_near(r.at("o"), {8, 0, 0.5});
+  expect_near(r.at("final_state"), {0.25});
 }
 
 TEST(Oracle, DecayToNothingForgetsThePast) {
@@ -73,18 +73,18 @@ TEST(Oracle, DecayToNothingForgetsThePast) {
       by_hand(fp32_problem(2, 2, 1), {1, 1, 1, 2}, {1, 0, 3, 1}, {5, 7}, {1, 0.5},
               {-1000, -1e30});
   const Reference r = oracle(data);
-  expect_near(r.o, {5, 5 * 3.5});  // the second token sees only itself: (q.k) beta v
-  expect_near(r.final_state, {3 * 3.5, 3.5});
+  expect_near(r.at("o"), {5, 5 * 3.5});  // the second token sees only itself: (q.k) beta v
+  expect_near(r.at("final_state"), {3 * 3.5, 3.5});
 }
 
 TEST(Oracle, ZeroBetaOnlyDecaysTheState) {
   Problem p = fp32_problem(2, 2, 1);
   p.initial_state = true;
   OperatorData data = by_hand(p, {1, 0, 1, 1}, {1, 2, 3, 4}, {9, 9}, {0, 0}, {-0.5, -1});
-  data.initial_state = HostTensor(DType::fp32, {1, 1, 2, 1}, {2, 6});
+  data.tensors["initial_state"] = HostTensor(DType::fp32, {1, 1, 2, 1}, {2, 6});
   const Reference r = oracle(data);
-  expect_near(r.o, {2 * std::exp(-0.5), 8 * std::exp(-1.5)});
-  expect_near(r.final_state, {2 * std::exp(-1.5), 6 * std::exp(-1.5)});
+  expect_near(r.at("o"), {2 * std::exp(-0.5), 8 * std::exp(-1.5)});
+  expect_near(r.at("final_state"), {2 * std::exp(-1.5), 6 * std::exp(-1.5)});
 }
 
 TEST(Oracle, UnitBetaAndUnitKeyOverwrite) {
@@ -92,20 +92,20 @@ TEST(Oracle, UnitBetaAndUnitKeyOverwrite) {
   const OperatorData data = by_hand(fp32_problem(2, 2, 2), {1, 0, 1, 0}, {1, 0, 1, 0},
                                     {3, 4, -1, 2}, {1, 1}, {0, 0});
   const Reference r = oracle(data);
-  expect_near(r.o, {3, 4, -1, 2});
-  expect_near(r.final_state, {-1, 2, 0, 0});
+  expect_near(r.at("o"), {3, 4, -1, 2});
+  expect_near(r.at("final_state"), {-1, 2, 0, 0});
 }
 
 TEST(Oracle, BetaLogits) {
   Problem p = fp32_problem(1, 1, 1);
   p.use_beta_sigmoid = true;
   const OperatorData logits = by_hand(p, {1}, {1}, {8}, {0}, {0});
-  expect_near(oracle(logits).o, {4});
+  expect_near(oracle(logits).at("o"), {4});
   OperatorData doubled = logits;
   doubled.problem.allow_neg_eigval = true;
-  expect_near(oracle(doubled).o, {8});
+  expect_near(oracle(doubled).at("o"), {8});
   const OperatorData extreme = by_hand(p, {1}, {1}, {8}, {-1000}, {0});
-  expect_near(oracle(extreme).o, {0});
+  expect_near(oracle(extreme).at("o"), {0});
 }
 
 TEST(Oracle, NormalizesQueriesAndKeys) {
@@ -113,25 +113,25 @@ TEST(Oracle, NormalizesQueriesAndKeys) {
   p.use_qk_l2norm = true;
   const double norm = 1 / std::sqrt(25 + 1e-6);
   const Reference r = oracle(by_hand(p, {3, 4}, {4, 3}, {10}, {1}, {0}));
-  expect_near(r.o, {24 * 10 * norm * norm});
-  expect_near(r.final_state, {40 * norm, 30 * norm});
+  expect_near(r.at("o"), {24 * 10 * norm * norm});
+  expect_near(r.at("final_state"), {40 * norm, 30 * norm});
 }
 
 TEST(Oracle, GateWithBias) {
   Problem p = fp32_problem(1, 1, 1);
   p.use_gate_in_kernel = p.has_dt_bias = p.initial_state = true;
   OperatorData data = by_hand(p, {1}, {1}, {0}, {0}, {1});
-  data.initial_state = HostTensor(DType::fp32, {1, 1, 1, 1}, {1});
-  data.A_log = HostTensor(DType::fp32, {1}, {0.5});
-  data.dt_bias = HostTensor(DType::fp32, {1}, {-3});
+  data.tensors["initial_state"] = HostTensor(DType::fp32, {1, 1, 1, 1}, {1});
+  data.tensors["A_log"] = HostTensor(DType::fp32, {1}, {0.5});
+  data.tensors["dt_bias"] = HostTensor(DType::fp32, {1}, {-3});
   const double decay = std::exp(-std::exp(0.5) * std::log1p(std::exp(-2.0)));
-  expect_near(oracle(data).o, {decay});
+  expect_near(oracle(data).at("o"), {decay});
 }
 
 TEST(Oracle, DefaultScale) {
   Problem p = fp32_problem(1, 4, 1);
   p.scale.reset();
-  expect_near(oracle(by_hand(p, {1, 1, 1, 1}, {1, 1, 1, 1}, {1}, {1}, {0})).o, {2});
+  expect_near(oracle(by_hand(p, {1, 1, 1, 1}, {1, 1, 1, 1}, {1}, {1}, {0})).at("o"), {2});
 }
 
 TEST(Oracle, ValueHeadsReadTheirGroupsKeyHead) {
@@ -139,7 +139,7 @@ TEST(Oracle, ValueHeadsReadTheirGroupsKeyHead) {
   p.H = 2, p.HV = 4;
   const Reference r = oracle(by_hand(p, {1, 10}, {2, 3}, {1, 1, 1, 1}, {1, 1, 1, 1},
                                      {0, 0, 0, 0}));
-  expect_near(r.o, {2, 2, 30, 30});
+  expect_near(r.at("o"), {2, 2, 30, 30});
 }
 
 TEST(Oracle, StateVFirstIsTheTranspose) {
@@ -148,17 +148,19 @@ TEST(Oracle, StateVFirstIsTheTranspose) {
   const OperatorData a = make_data(p, Gate::typical, 11);
   OperatorData b = a;
   b.problem.state_v_first = true;
-  b.initial_state = HostTensor(DType::fp32, {1, 2, 2, 3});
+  b.tensors["initial_state"] = HostTensor(DType::fp32, {1, 2, 2, 3});
   for (std::int64_t head = 0; head < 2; ++head)
     for (std::int64_t i = 0; i < 3; ++i)
       for (std::int64_t j = 0; j < 2; ++j)
-        b.initial_state.set(head * 6 + j * 3 + i, a.initial_state.at(head * 6 + i * 2 + j));
+        b.tensors["initial_state"].set(
+            head * 6 + j * 3 + i, a.tensors.at("initial_state").at(head * 6 + i * 2 + j));
   const Reference x = oracle(a), y = oracle(b);
-  EXPECT_EQ(x.o, y.o);
+  EXPECT_EQ(x.at("o"), y.at("o"));
   for (std::size_t head = 0; head < 2; ++head)
     for (std::size_t i = 0; i < 3; ++i)
       for (std::size_t j = 0; j < 2; ++j)
-        EXPECT_EQ(x.final_state[head * 6 + i * 2 + j], y.final_state[head * 6 + j * 3 + i]);
+        EXPECT_EQ(x.at("final_state")[head * 6 + i * 2 + j],
+                  y.at("final_state")[head * 6 + j * 3 + i]);
 }
 
 /// Elements [first, first + count) of the T dimension of a [1, T, heads, dim] tensor.
@@ -176,11 +178,8 @@ OperatorData slice(const OperatorData& data, std::int64_t first, std::int64_t co
   part.problem.packed = false;
   part.problem.T = count;
   part.problem.N = 1;
-  part.q = tokens_of(data.q, first, count);
-  part.k = tokens_of(data.k, first, count);
-  part.v = tokens_of(data.v, first, count);
-  part.beta = tokens_of(data.beta, first, count);
-  part.g = tokens_of(data.g, first, count);
+  for (const char* name : {"q", "k", "v", "beta", "g"})
+    part.tensors[name] = tokens_of(data.tensors.at(name), first, count);
   return part;
 }
 
@@ -194,12 +193,12 @@ TEST(Oracle, SplittingASequenceAndPassingTheStateChangesNothing) {
   const Reference first = oracle(head);
   tail.problem.initial_state = true;
   // The state passes through fp32, so the tail agrees to fp32's resolution only.
-  tail.initial_state = HostTensor(DType::fp32, {1, 4, 12, 10}, first.final_state);
+  tail.tensors["initial_state"] = HostTensor(DType::fp32, {1, 4, 12, 10}, first.at("final_state"));
   const Reference second = oracle(tail);
-  Doubles joined = first.o;
-  joined.insert(joined.end(), second.o.begin(), second.o.end());
-  expect_near(joined, expected.o, 1e-6);
-  expect_near(second.final_state, expected.final_state, 1e-6);
+  Doubles joined = first.at("o");
+  joined.insert(joined.end(), second.at("o").begin(), second.at("o").end());
+  expect_near(joined, expected.at("o"), 1e-6);
+  expect_near(second.at("final_state"), expected.at("final_state"), 1e-6);
 }
 
 TEST(Oracle, PackedEqualsSeparate) {
@@ -208,18 +207,20 @@ TEST(Oracle, PackedEqualsSeparate) {
   p.HV = 2, p.packed = p.initial_state = true;
   const OperatorData batch = make_data(p, Gate::mixed, 3, lengths);
   const Reference all = oracle(batch);
-  ASSERT_EQ(all.final_state.size(), 5U * 2 * 8 * 6);
+  ASSERT_EQ(all.at("final_state").size(), 5U * 2 * 8 * 6);
   for (std::size_t n = 0; n < lengths.size(); ++n) {
     OperatorData one = slice(batch, batch.cu_seqlens[n], lengths[n]);
-    one.initial_state = HostTensor(DType::fp32, {1, 2, 8, 6});
+    one.tensors["initial_state"] = HostTensor(DType::fp32, {1, 2, 8, 6});
     const std::size_t start = n * 96;
     for (std::int64_t i = 0; i < 96; ++i)
-      one.initial_state.set(i, batch.initial_state.at(static_cast<std::int64_t>(start) + i));
+      one.tensors["initial_state"].set(
+          i, batch.tensors.at("initial_state").at(static_cast<std::int64_t>(start) + i));
     const Reference alone = oracle(one);
-    for (std::size_t i = 0; i < alone.o.size(); ++i)
-      EXPECT_EQ(alone.o[i], all.o[static_cast<std::size_t>(batch.cu_seqlens[n]) * 12 + i]);
+    for (std::size_t i = 0; i < alone.at("o").size(); ++i)
+      EXPECT_EQ(alone.at("o")[i],
+                all.at("o")[static_cast<std::size_t>(batch.cu_seqlens[n]) * 12 + i]);
     for (std::size_t i = 0; i < 96; ++i)
-      EXPECT_EQ(alone.final_state[i], all.final_state[start + i]);
+      EXPECT_EQ(alone.at("final_state")[i], all.at("final_state")[start + i]);
   }
 }
 
@@ -227,10 +228,10 @@ TEST(Oracle, BatchEqualsSeparateAndThreadsDoNotMatter) {
   Problem p = fp32_problem(9, 5, 4);
   p.B = p.N = 3;
   const OperatorData data = make_data(p, Gate::typical, 8);
-  const Reference one = reference_forward(p, data.arguments(), 1);
-  const Reference many = reference_forward(p, data.arguments(), 7);
-  EXPECT_EQ(one.o, many.o);
-  EXPECT_EQ(one.final_state, many.final_state);
+  const Reference one = reference(p, data.arguments(), 1);
+  const Reference many = reference(p, data.arguments(), 7);
+  EXPECT_EQ(one.at("o"), many.at("o"));
+  EXPECT_EQ(one.at("final_state"), many.at("final_state"));
 }
 
 TEST(Oracle, NoTokensGiveTheInitialStateBack) {
@@ -239,18 +240,126 @@ TEST(Oracle, NoTokensGiveTheInitialStateBack) {
   p.state_dtype = DType::bf16;
   const OperatorData data = make_data(p, Gate::typical, 2);
   const Reference r = oracle(data);
-  EXPECT_TRUE(r.o.empty());
-  EXPECT_EQ(r.final_state, data.initial_state.values());
+  EXPECT_TRUE(r.at("o").empty());
+  EXPECT_EQ(r.at("final_state"), data.tensors.at("initial_state").values());
   OperatorData without = data;
   without.problem.initial_state = false;
-  EXPECT_EQ(oracle(without).final_state, Doubles(6, 0.0));
+  EXPECT_EQ(oracle(without).at("final_state"), Doubles(6, 0.0));
+}
+
+TEST(Oracle, DecayPerChannelActsOnRowsOfTheState) {
+  Problem p = fp32_problem(1, 2, 2);
+  p.op = "kda", p.initial_state = true;
+  OperatorData data = by_hand(p, {1, 1}, {0, 0}, {0, 0}, {0}, {0});
+  data.tensors["g"] = HostTensor(DType::fp32, {1, 1, 1, 2}, {-1, -2});
+  data.tensors["initial_state"] = HostTensor(DType::fp32, {1, 1, 2, 2}, {1, 2, 3, 4});
+  const double a = std::exp(-1), b = std::exp(-2);
+  expect_near(oracle(data).at("final_state"), {a, 2 * a, 3 * b, 4 * b});
+}
+
+TEST(Oracle, BoundedGateWithAndWithoutItsRate) {
+  Problem p = fp32_problem(1, 1, 1);
+  p.op = "kda", p.lower_bound = -4.0F;
+  p.use_gate_in_kernel = p.has_dt_bias = p.initial_state = true;
+  OperatorData data = by_hand(p, {1}, {1}, {0}, {0}, {3});
+  data.tensors["g"] = HostTensor(DType::fp32, {1, 1, 1, 1}, {3});
+  data.tensors["dt_bias"] = HostTensor(DType::fp32, {1, 1}, {-1});
+  data.tensors["A_log"] = HostTensor(DType::fp32, {1}, {0.5});
+  data.tensors["initial_state"] = HostTensor(DType::fp32, {1, 1, 1, 1}, {1});
+  expect_near(oracle(data).at("o"), {std::exp(-4 / (1 + std::exp(-2 * std::exp(0.5))))});
+  data.problem.has_A_log = false;
+  expect_near(oracle(data).at("o"), {std::exp(-4 / (1 + std::exp(-2.0)))});
+}
+
+TEST(Oracle, WithoutAGateNothingDecays) {
+  Problem p = fp32_problem(2, 1, 1);
+  p.op = "delta_rule";
+  OperatorData data = by_hand(p, {1, 1}, {1, 1}, {8, 4}, {0.5, 0.5}, {0, 0});
+  data.tensors.erase("g");
+  expect_near(oracle(data).at("o"), {4, 4});
+}
+
+TEST(Oracle, StatesEnterEveryChunk) {
+  Problem p = fp32_problem(0, 3, 2);
+  p.packed = p.return_intermediate_states = p.initial_state = true;
+  p.HV = 2, p.chunk_size = 16;
+  for (const bool v_first : {false, true}) {
+    p.state_v_first = v_first;
+    const OperatorData data = make_data(p, Gate::typical, 31, {20, 0, 16, 1});
+    const Doubles states = oracle(data).at("intermediate_states");
+    const std::size_t one = 2 * 3 * 2;
+    // Slots: two of the first sequence, one each of the third and fourth; 37 / 16 + 4 in all.
+    ASSERT_EQ(states.size(), 6 * one);
+    const auto slot = [&](std::size_t c) {
+      return Doubles(states.begin() + static_cast<std::ptrdiff_t>(c * one),
+                     states.begin() + static_cast<std::ptrdiff_t>((c + 1) * one));
+    };
+    const Doubles initial = data.tensors.at("initial_state").values();
+    EXPECT_EQ(slot(0), Doubles(initial.begin(), initial.begin() + one));
+    EXPECT_EQ(slot(2), Doubles(initial.begin() + 2 * one, initial.begin() + 3 * one));
+    EXPECT_EQ(slot(3), Doubles(initial.begin() + 3 * one, initial.end()));
+    EXPECT_EQ(slot(4), Doubles(one, 0.0));
+    EXPECT_EQ(slot(5), Doubles(one, 0.0));
+    OperatorData head = slice(data, 0, 16);
+    head.tensors["initial_state"] =
+        HostTensor(DType::fp32, {1, 2, 3, 2}, Doubles(initial.begin(), initial.begin() + one));
+    EXPECT_EQ(oracle(head).at("final_state"), slot(1));
+  }
+}
+
+/// Two heads, three sequences of two tokens, a pool of four states.
+Problem decode_problem() {
+  Problem p = fp32_problem(2, 3, 2);
+  p.pass = Pass::recurrent;
+  p.B = p.N = 3, p.HV = 2;
+  p.state_index = p.initial_state = true;
+  p.state_slots = 4;
+  return p;
+}
+
+TEST(Oracle, RecurrentTakesStatesThroughTheIndexAndSkips) {
+  OperatorData pool = make_data(decode_problem(), Gate::typical, 41);
+  pool.tensors["state_index"] = HostTensor(DType::int32, {3}, {3, -1, 0});
+  const Reference indexed = oracle(pool);
+  OperatorData plain = pool;
+  plain.problem.state_index = false;
+  const Doubles states = pool.tensors.at("initial_state").values();
+  Doubles gathered(states.begin() + 36, states.end());
+  gathered.insert(gathered.end(), 12, 0.0);
+  gathered.insert(gathered.end(), states.begin(), states.begin() + 12);
+  plain.tensors["initial_state"] = HostTensor(DType::fp32, {3, 2, 3, 2}, gathered);
+  const Reference direct = oracle(plain);
+  for (std::size_t i = 0; i < 24; ++i)
+    EXPECT_EQ(indexed.at("o")[i], i / 8 == 1 ? 0 : direct.at("o")[i]);
+  for (std::size_t i = 0; i < 36; ++i)
+    EXPECT_EQ(indexed.at("final_state")[i], i / 12 == 1 ? 0 : direct.at("final_state")[i]);
+}
+
+TEST(Oracle, RecurrentUpdatesThePoolInPlace) {
+  OperatorData outside = make_data(decode_problem(), Gate::typical, 42);
+  outside.tensors["state_index"] = HostTensor(DType::int32, {3}, {2, 4, 1});
+  OperatorData inplace = outside;
+  inplace.problem.inplace_state = true;
+  inplace.problem.output_final_state = false;
+  inplace.tensors["state"] = outside.tensors.at("initial_state");
+  inplace.tensors.erase("initial_state");
+  const Reference expected = oracle(outside), r = oracle(inplace);
+  EXPECT_EQ(r.at("o"), expected.at("o"));
+  EXPECT_FALSE(r.contains("final_state"));
+  const Doubles before = outside.tensors.at("initial_state").values();
+  for (std::size_t i = 0; i < 12; ++i) {
+    EXPECT_EQ(r.at("state")[i], before[i]);
+    EXPECT_EQ(r.at("state")[36 + i], before[36 + i]);
+    EXPECT_EQ(r.at("state")[24 + i], expected.at("final_state")[i]);
+    EXPECT_EQ(r.at("state")[12 + i], expected.at("final_state")[24 + i]);
+  }
 }
 
 TEST(Oracle, SequenceLengthsAreChecked) {
   Problem p = fp32_problem(0, 2, 2);
   p.packed = true;
   OperatorData data = make_data(p, Gate::zero, 1, {3, 4});
-  data.seqlens.set(1, 8);
+  data.tensors["cu_seqlens"].set(1, 8);
   EXPECT_THROW(oracle(data), Error);
 }
 
@@ -258,7 +367,7 @@ TEST(Oracle, MissingInputsAreNamed) {
   Problem p = fp32_problem(2, 2, 2);
   p.use_gate_in_kernel = true;
   OperatorData data = make_data(p, Gate::zero, 1);
-  data.A_log = {};
+  data.tensors.erase("A_log");
   try {
     oracle(data);
     FAIL() << "accepted";
@@ -296,7 +405,19 @@ TEST(ErrorBound, FollowsTheSpecification) {
   EXPECT_EQ(error_bound(p, "o"), 1e-5);
   p.precision = Precision::tf32;
   EXPECT_EQ(error_bound(p, "final_state"), 1e-3);
-  EXPECT_THROW(error_bound(p, "dq"), Error);
+  EXPECT_EQ(error_bound(p, "dinitial_state"), 2e-3);
+  EXPECT_EQ(error_bound(p, "ddt_bias"), 4e-3);
+  EXPECT_EQ(error_bound(p, "state"), 1e-3);
+  p.state_dtype = DType::bf16;
+  EXPECT_EQ(error_bound(p, "state"), 5e-3);
+  EXPECT_EQ(error_bound(p, "intermediate_states"), 1e-3);
+  p.precision.reset();
+  EXPECT_EQ(error_bound(p, "dk"), 2e-5);
+  EXPECT_EQ(error_bound(p, "dA_log"), 5e-5);
+  p.dtype = DType::bf16;
+  EXPECT_EQ(error_bound(p, "dq"), 8e-3);
+  EXPECT_EQ(error_bound(p, "dbeta"), 2e-2);
+  EXPECT_THROW(error_bound(p, "Tinv"), Error);
 }
 
 }  // namespace

@@ -2,43 +2,99 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 
 namespace wyvern::testing {
 namespace {
 
-/// Raw gate inputs that give the decays of `gate` after -exp(A_log) softplus(g + dt_bias).
-HostTensor raw_gates(Engine& engine, DType dtype, Shape shape, Gate gate) {
-  std::normal_distribution<double> typical(-3, 1);
-  std::uniform_int_distribution<int> eighth(0, 7);
-  HostTensor tensor(dtype, std::move(shape));
-  tensor.fill([&]() -> double {
-    if (gate == Gate::zero) return -200;
-    if (gate == Gate::very_negative) return 1000;
-    if (gate == Gate::mixed && eighth(engine) == 0) return 1000;
-    return typical(engine);
-  });
-  return tensor;
+Shape shape_of(const TensorSpec& spec) {
+  return {spec.shape.begin(), spec.shape.begin() + spec.rank};
 }
 
-TensorView view_of(const HostTensor& tensor) {
-  return tensor.shape().empty() ? TensorView{} : tensor.view();
-}
+/// Makes the inputs of one problem.
+class Maker {
+ public:
+  Maker(OperatorData& data, Gate gate, std::uint64_t seed)
+      : p_(data.problem), data_(data), gate_(gate), engine_(seed) {}
+
+  HostTensor make(const TensorSpec& spec) {
+    const std::string_view name = spec.name;
+    const Shape shape = shape_of(spec);
+    if (name == "q" || name == "k")
+      return p_.use_qk_l2norm ? normal(engine_, spec.dtype, shape)
+                              : unit_rows(engine_, spec.dtype, shape);
+    if (name == "beta" && !p_.use_beta_sigmoid) return uniform(engine_, spec.dtype, shape, 0, 1);
+    if (name == "g" && p_.use_gate_in_kernel) return raw_gates(spec);
+    if (name == "g") return bounded_gates(spec);
+    if (name == "A_log") return uniform(engine_, spec.dtype, shape, 0, std::log(16.0));
+    if (name == "dt_bias") return uniform(engine_, spec.dtype, shape, -2, 0);
+    if (name == "initial_state" || name == "state") return normal(engine_, spec.dtype, shape, 0.5);
+    if (name == "cu_seqlens")
+      return HostTensor(spec.dtype, shape, {data_.cu_seqlens.begin(), data_.cu_seqlens.end()});
+    if (name == "state_index") return slots(spec);
+    return normal(engine_, spec.dtype, shape);
+  }
+
+ private:
+  /// Raw gate inputs that give the decays of gate_ after -exp(A_log) softplus(g + dt_bias); with a
+  /// lower bound, those at -1000 lie at the bound instead.
+  HostTensor raw_gates(const TensorSpec& spec) {
+    std::normal_distribution<double> typical(-3, 1);
+    std::uniform_int_distribution<int> eighth(0, 7);
+    HostTensor tensor(spec.dtype, shape_of(spec));
+    tensor.fill([&]() -> double {
+      if (gate_ == Gate::zero) return -200;
+      if (gate_ == Gate::very_negative) return 1000;
+      if (gate_ == Gate::mixed && eighth(engine_) == 0) return 1000;
+      return typical(engine_);
+    });
+    return tensor;
+  }
+
+  HostTensor bounded_gates(const TensorSpec& spec) {
+    HostTensor tensor = gates(engine_, spec.dtype, shape_of(spec), gate_);
+    if (!p_.safe_gate || !p_.lower_bound) return tensor;
+    // Rounding the bound itself to 16 bits could break the promise.
+    const double bound = static_cast<double>(*p_.lower_bound);
+    HostTensor least(spec.dtype, {1}, {bound});
+    if (least.at(0) < bound) least.set(0, bound * (1 - 1.0 / 128));
+    for (std::int64_t i = 0; i < tensor.elements(); ++i)
+      tensor.set(i, std::max(tensor.at(i), least.at(0)));
+    return tensor;
+  }
+
+  /// Distinct slots in no order; a quarter of the sequences, and those past the pool's size, get an
+  /// index that says to skip them.
+  HostTensor slots(const TensorSpec& spec) {
+    std::vector<std::int64_t> all(static_cast<std::size_t>(p_.state_slots));
+    std::iota(all.begin(), all.end(), 0);
+    std::shuffle(all.begin(), all.end(), engine_);
+    std::uniform_int_distribution<int> quarter(0, 3);
+    HostTensor tensor(spec.dtype, shape_of(spec));
+    tensor.fill([&]() -> double {
+      if (all.empty() || quarter(engine_) == 0)
+        return quarter(engine_) == 0 ? static_cast<double>(p_.state_slots) : -1.0;
+      const std::int64_t slot = all.back();
+      all.pop_back();
+      return static_cast<double>(slot);
+    });
+    return tensor;
+  }
+
+  const Problem& p_;
+  const OperatorData& data_;
+  Gate gate_;
+  Engine engine_;
+};
 
 }  // namespace
 
 Arguments OperatorData::arguments() const {
   Arguments a;
-  a.q = view_of(q);
-  a.k = view_of(k);
-  a.v = view_of(v);
-  a.beta = view_of(beta);
-  a.g = view_of(g);
-  a.initial_state = view_of(initial_state);
-  a.cu_seqlens = view_of(seqlens);
-  a.A_log = view_of(A_log);
-  a.dt_bias = view_of(dt_bias);
+  for (const auto& [name, tensor] : tensors) a.tensor(name) = tensor.view();
   return a;
 }
 
@@ -50,38 +106,26 @@ Problem packed(Problem problem, const std::vector<std::int64_t>& lengths) {
   return problem;
 }
 
+bool is_kept(std::string_view name) {
+  constexpr std::array<std::string_view, 7> kKept{"Tinv", "Aqk", "w", "qg", "kg", "h", "v_new"};
+  return std::find(kKept.begin(), kKept.end(), name) != kKept.end();
+}
+
+HostTensor host_tensor(const TensorSpec& spec) { return HostTensor(spec.dtype, shape_of(spec)); }
+
 OperatorData make_data(const Problem& problem, Gate gate, std::uint64_t seed,
                        const std::vector<std::int64_t>& lengths) {
-  Engine engine(seed);
   OperatorData data;
   data.problem = problem.packed ? packed(problem, lengths) : problem;
-  const Problem& p = data.problem;
-  const Shape qk{p.B, p.T, p.H, p.K}, scalars{p.B, p.T, p.HV};
-  if (p.use_qk_l2norm) {
-    data.q = normal(engine, p.dtype, qk);
-    data.k = normal(engine, p.dtype, qk);
-  } else {
-    data.q = unit_rows(engine, p.dtype, qk);
-    data.k = unit_rows(engine, p.dtype, qk);
-  }
-  data.v = normal(engine, p.dtype, {p.B, p.T, p.HV, p.V});
-  data.beta = p.use_beta_sigmoid ? normal(engine, p.beta_dtype, scalars)
-                                 : uniform(engine, p.beta_dtype, scalars, 0, 1);
-  data.g = p.use_gate_in_kernel ? raw_gates(engine, p.g_dtype, scalars, gate)
-                                : gates(engine, p.g_dtype, scalars, gate);
-  if (p.use_gate_in_kernel) data.A_log = uniform(engine, DType::fp32, {p.HV}, 0, std::log(16.0));
-  if (p.has_dt_bias) data.dt_bias = uniform(engine, DType::fp32, {p.HV}, -2, 0);
-  if (p.initial_state)
-    data.initial_state =
-        normal(engine, p.state_dtype,
-               p.state_v_first ? Shape{p.N, p.HV, p.V, p.K} : Shape{p.N, p.HV, p.K, p.V}, 0.5);
-  if (p.packed) {
+  if (data.problem.packed) {
     data.cu_seqlens = {0};
     for (const std::int64_t length : lengths)
       data.cu_seqlens.push_back(data.cu_seqlens.back() + length);
-    data.seqlens = HostTensor(p.seqlens_dtype, {p.N + 1},
-                              {data.cu_seqlens.begin(), data.cu_seqlens.end()});
   }
+  Maker maker(data, gate, seed);
+  for (const TensorSpec& spec : tensor_specs(data.problem))
+    if (spec.present && spec.access != TensorAccess::out && !is_kept(spec.name))
+      data.tensors[std::string(spec.name)] = maker.make(spec);
   return data;
 }
 

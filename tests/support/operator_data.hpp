@@ -1,33 +1,45 @@
-// Random inputs of the gated delta rule for any Problem.
+// Random inputs of any operator and pass.
 #pragma once
 
 #include <wyvern/problem.hpp>
 #include <wyvern/runtime.hpp>
 
-#include "tests/support/host_tensor.hpp"
-
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
+#include "tests/support/host_tensor.hpp"
+
 namespace wyvern::testing {
 
-/// The inputs of one problem on the host; an absent tensor has no elements and a null view.
+using HostTensors = std::map<std::string, HostTensor, std::less<>>;
+
+/// The inputs of one problem on the host.
 struct OperatorData {
   Problem problem;
   std::vector<std::int64_t> cu_seqlens;  ///< empty unless packed
-  HostTensor q, k, v, beta, g, initial_state, seqlens, A_log, dt_bias;
+  /// By their names in the specification. A tensor that is in and out holds its first content.
+  HostTensors tensors;
 
-  /// Views of the inputs; outputs are left absent. The views live as long as this object.
+  /// Views of the tensors; all others are left absent. The views live as long as this object.
   Arguments arguments() const;
 };
 
 /// Turns `problem` into a packed batch of these lengths.
 Problem packed(Problem problem, const std::vector<std::int64_t>& lengths);
 
-/// Inputs in the range of trained models: k rows of length 1 (unless use_qk_l2norm makes them so),
-/// beta in (0, 1), gates as `gate` says (through the raw gate input with use_gate_in_kernel). For a
-/// packed problem `lengths` are its sequences; their sum is T and their count N.
+/// Whether the tensor is one that disable_recompute hands from the forward to the backward pass.
+bool is_kept(std::string_view name);
+
+/// A tensor of zeros as the spec wants it.
+HostTensor host_tensor(const TensorSpec& spec);
+
+/// Every input in the range of trained models but the kept ones: k rows of length 1 (unless
+/// use_qk_l2norm makes them so), beta in (0, 1), gates as `gate` says (through the raw gate input
+/// with use_gate_in_kernel, at the bound and not below it where one is promised), gradients and
+/// states normal, state indices distinct with some sequences skipped. For a packed problem
+/// `lengths` are its sequences; their sum is T and their count N.
 OperatorData make_data(const Problem& problem, Gate gate, std::uint64_t seed,
                        const std::vector<std::int64_t>& lengths = {});
 

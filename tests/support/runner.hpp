@@ -4,7 +4,7 @@
 
 #include <wyvern/runtime.hpp>
 
-#include <map>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -51,8 +51,6 @@ class DeviceTensor {
   std::shared_ptr<void> memory_;
 };
 
-using HostTensors = std::map<std::string, HostTensor, std::less<>>;
-
 /// Which elements of an output a template must write; null: all.
 using Written = std::function<bool(const std::string& name, std::int64_t element)>;
 
@@ -65,20 +63,25 @@ HostTensors run_stage(const Device& device, const Stage& stage, const Values& co
                       DeviceTensor::Guards guards = DeviceTensor::Guards::bands,
                       const Written& written = {});
 
-struct OperatorOutputs {
-  HostTensor o, final_state;
-};
-
 /// How run_operator carries out one launch and waits for it; null: Operator::launch on the default
 /// stream.
 using Launcher = std::function<void(const Arguments& arguments, void* workspace)>;
 
-/// The same for an operator; the workspace is exactly workspace_bytes(), poisoned and guarded.
-OperatorOutputs run_operator(const Device& device, const Operator& op, const OperatorData& data,
-                             DeviceTensor::Guards guards = DeviceTensor::Guards::bands,
-                             const Launcher& launcher = {});
+/// The same for an operator, by tensor_specs() of its problem; the workspace is exactly
+/// workspace_bytes(), poisoned and guarded. What is in and out starts every launch from its content
+/// in `data` and must keep the slots that no sequence names. `launches` (at least 2) must agree bit by bit.
+HostTensors run_operator(const Device& device, const Operator& op, const OperatorData& data,
+                         DeviceTensor::Guards guards = DeviceTensor::Guards::bands,
+                         const Launcher& launcher = {}, int launches = 2);
 
-/// Holds the outputs to the oracle and the specification's bounds; records test failures.
-void expect_matches_oracle(const OperatorData& data, const OperatorOutputs& outputs);
+/// Holds every output that the oracle knows to it and to the specification's bounds; records test
+/// failures.
+void expect_matches_oracle(const OperatorData& data, const HostTensors& outputs);
+
+/// `data` of a backward pass with what the forward pass of disable_recompute keeps, from one such
+/// launch of `forward` (an operator of the same problem with that pass), whose outputs are held to the
+/// oracle too.
+OperatorData with_kept(const Device& device, const Operator& forward, const OperatorData& data,
+                       DeviceTensor::Guards guards = DeviceTensor::Guards::bands);
 
 }  // namespace wyvern::testing

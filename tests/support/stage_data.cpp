@@ -42,11 +42,7 @@ class Chain {
   Chain(const OperatorData& data, std::int64_t BT) : p_(data.problem) {
     out_.problem = p_;
     out_.context = make_context(data, BT);
-    for (const auto& [name, tensor] :
-         {std::pair{"q", &data.q}, {"k", &data.k}, {"v", &data.v}, {"beta", &data.beta},
-          {"g", &data.g}, {"initial_state", &data.initial_state}, {"cu_seqlens", &data.seqlens},
-          {"A_log", &data.A_log}, {"dt_bias", &data.dt_bias}})
-      if (!tensor->shape().empty()) add(name, *tensor);
+    for (const auto& [name, tensor] : data.tensors) add(name, tensor);
   }
 
   StageData run() {

@@ -5,26 +5,31 @@
 #include <wyvern/problem.hpp>
 #include <wyvern/runtime.hpp>
 
+#include <functional>
+#include <map>
+#include <string>
 #include <string_view>
 #include <vector>
 
 namespace wyvern WYVERN_API {
 
-/// Outputs of the oracle, row-major in the shapes of Arguments::o and ::final_state.
-struct Reference {
-  std::vector<double> o;
-  std::vector<double> final_state;  ///< empty unless problem.output_final_state
-};
+/// Outputs of the oracle by their names in the specification ("o", "dq", ...), row-major in the
+/// shapes of Arguments. What the problem's options leave out is absent.
+using Reference = std::map<std::string, std::vector<double>, std::less<>>;
 
-/// Runs the recurrence token by token in float64 on host tensors (already rounded to their dtypes).
-/// One (sequence, value head) per task on up to `threads` threads (0: all cores).
-Reference reference_forward(const Problem& problem, const Arguments& host, unsigned threads = 0);
+/// Carries out the problem's pass token by token in float64 on host tensors (already rounded to their
+/// dtypes): the recurrence, or its adjoint. What disable_recompute keeps is neither made nor
+/// read. `host.state` is the pool as it was before the launch. One (sequence, value head) per task
+/// on up to `threads` threads (0: all cores), whose number makes no difference to the result.
+/// Throws Error(kBadInput) that names a missing input or one of a wrong size.
+Reference reference(const Problem& problem, const Arguments& host, unsigned threads = 0);
 
 /// rms(x - reference) / rms(reference); infinity when x holds a NaN or Inf, rms(x) when the reference is
 /// all zero. `x` is a contiguous host tensor of as many elements.
 double relative_error(const TensorView& x, const std::vector<double>& reference);
 
-/// The bound of the specification for "o", "final_state", for this problem's dtype and floor.
-double error_bound(const Problem& problem, std::string_view quantity);
+/// The specification's bound on the relative error of the output `name`, by the problem's dtypes and
+/// floor. Throws Error(kBadInput) for a name that Reference never holds.
+double error_bound(const Problem& problem, std::string_view name);
 
 }  // namespace wyvern

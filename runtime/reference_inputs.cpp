@@ -1,0 +1,183 @@
+#include "runtime/reference_inputs.hpp"
+
+#include <wyvern/error.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace wyvern {
+namespace {
+
+template <class T, class Convert>
+void convert_row(const TensorView& view, std::int64_t index, std::span<double> row,
+                 const Convert& convert) {
+  const char* at = static_cast<const char*>(view.data) + index * static_cast<std::int64_t>(sizeof(T));
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    T value;
+    std::memcpy(&value, at + i * sizeof(T), sizeof(T));
+    row[i] = static_cast<double>(convert(value));
+  }
+}
+
+void require(const TensorView& view, std::string_view name, std::int64_t elements) {
+  if (elements == 0) return;
+  if (!view.present())
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("{} is absent; it must be given with {} elements", name, elements));
+  if (view.elements() != elements)
+    throw Error(ErrorKind::kBadInput, fmt::format("{} has {} elements; it must have {}", name,
+                                                  view.elements(), elements));
+}
+
+double softplus(double x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::fabs(x))); }
+
+double squared_length(std::span<const double> x) {
+  double sum = 0;
+  for (const double value : x) sum += value * value;
+  return sum;
+}
+
+constexpr double kNormEpsilon = 1e-6;
+
+}  // namespace
+
+double load(const TensorView& view, std::int64_t index) {
+  double value = 0;
+  load_row(view, index, {&value, 1});
+  return value;
+}
+
+void load_row(const TensorView& view, std::int64_t index, std::span<double> row) {
+  const auto plain = [](auto value) { return value; };
+  switch (view.dtype) {
+    case DType::fp32: return convert_row<float>(view, index, row, plain);
+    case DType::fp16: return convert_row<std::uint16_t>(view, index, row, fp16_to_float);
+    case DType::bf16: return convert_row<std::uint16_t>(view, index, row, bf16_to_float);
+    case DType::int32: return convert_row<std::int32_t>(view, index, row, plain);
+    case DType::int64: return convert_row<std::int64_t>(view, index, row, plain);
+  }
+}
+
+void require_inputs(const Problem& p, const Arguments& a) {
+  const std::int64_t tokens = p.B * p.T, one = p.HV * p.K * p.V;
+  const std::int64_t slots = p.pass == Pass::recurrent && p.state_index ? p.state_slots : p.N;
+  require(a.q, "q", tokens * p.H * p.K);
+  require(a.k, "k", tokens * p.H * p.K);
+  require(a.v, "v", tokens * p.HV * p.V);
+  require(a.beta, "beta", tokens * p.HV);
+  require(a.g, "g", tokens * p.HV * gate_width(p));
+  if (p.packed) require(a.cu_seqlens, "cu_seqlens", p.N + 1);
+  if (p.use_gate_in_kernel && p.has_A_log) require(a.A_log, "A_log", p.HV);
+  if (p.has_dt_bias) require(a.dt_bias, "dt_bias", p.HV * gate_width(p));
+  if (p.pass == Pass::recurrent && p.state_index) require(a.state_index, "state_index", p.N);
+  if (p.pass == Pass::recurrent && p.inplace_state)
+    require(a.state, "state", slots * one);
+  else if (p.initial_state)
+    require(a.initial_state, "initial_state", slots * one);
+  if (p.pass != Pass::backward) return;
+  require(a.do_, "do", tokens * p.HV * p.V);
+  if (p.output_final_state) require(a.dht, "dht", p.N * one);
+}
+
+std::vector<std::int64_t> sequence_offsets(const Problem& p, const Arguments& a) {
+  std::vector<std::int64_t> offsets(static_cast<std::size_t>(p.N) + 1);
+  for (std::int64_t n = 0; n <= p.N; ++n)
+    offsets[static_cast<std::size_t>(n)] =
+        p.packed ? static_cast<std::int64_t>(load(a.cu_seqlens, n)) : n * p.T;
+  if (p.packed) validate_seqlens(p, offsets);
+  return offsets;
+}
+
+double sigmoid(double x) {
+  return x >= 0 ? 1 / (1 + std::exp(-x)) : std::exp(x) / (1 + std::exp(x));
+}
+
+double beta_of(const Problem& p, double x) {
+  if (!p.use_beta_sigmoid) return x;
+  return (p.allow_neg_eigval ? 2 : 1) * sigmoid(x);
+}
+
+double beta_slope(const Problem& p, double x) {
+  if (!p.use_beta_sigmoid) return 1;
+  return (p.allow_neg_eigval ? 2 : 1) * sigmoid(x) * sigmoid(-x);
+}
+
+void normalize(const Problem& p, std::span<double> x) {
+  if (!p.use_qk_l2norm) return;
+  const double length = std::sqrt(squared_length(x) + kNormEpsilon);
+  for (double& value : x) value /= length;
+}
+
+void normalize_backward(const Problem& p, std::span<const double> x, std::span<double> dx) {
+  if (!p.use_qk_l2norm) return;
+  const double squares = squared_length(x) + kNormEpsilon, length = std::sqrt(squares);
+  double along = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) along += x[i] * dx[i];
+  for (std::size_t i = 0; i < x.size(); ++i) dx[i] = (dx[i] - x[i] * (along / squares)) / length;
+}
+
+std::int64_t gate_width(const Problem& p) {
+  switch (gate_kind(p)) {
+    case GateKind::none: return 0;
+    case GateKind::scalar: return 1;
+    case GateKind::vector: return p.K;
+  }
+  return 0;
+}
+
+GateForm::GateForm(const Problem& p, const Arguments& a, std::int64_t head)
+    : in_kernel_(p.use_gate_in_kernel) {
+  if (p.lower_bound) lower_bound_ = static_cast<double>(*p.lower_bound);
+  if (in_kernel_ && p.has_A_log) rate_ = std::exp(wyvern::load(a.A_log, head));
+}
+
+double GateForm::log_decay(double x) const {
+  if (!in_kernel_) return x;
+  return lower_bound_ ? *lower_bound_ * sigmoid(rate_ * x) : -rate_ * softplus(x);
+}
+
+double GateForm::slope(double x) const {
+  if (!in_kernel_) return 1;
+  if (!lower_bound_) return -rate_ * sigmoid(x);
+  return *lower_bound_ * sigmoid(rate_ * x) * sigmoid(-rate_ * x) * rate_;
+}
+
+double GateForm::rate_slope(double x) const {
+  return lower_bound_ ? slope(x) * x : log_decay(x);
+}
+
+Token::Token(std::int64_t K, std::int64_t V)
+    : q(static_cast<std::size_t>(K)), k(q.size()), decay(q.size(), 1.0),
+      v(static_cast<std::size_t>(V)) {}
+
+HeadReader::HeadReader(const Problem& p, const Arguments& a, std::int64_t head)
+    : problem_(p), host_(a), head_(head), gate_(p, a, head),
+      bias_(static_cast<std::size_t>(gate_width(p))) {
+  if (p.has_dt_bias) load_row(a.dt_bias, head * gate_width(p), bias_);
+}
+
+void HeadReader::load(std::int64_t at, Token& token) const {
+  const Problem& p = problem_;
+  const std::int64_t key_row = (at * p.H + head_ / (p.HV / p.H)) * p.K, row = at * p.HV + head_;
+  load_row(host_.q, key_row, token.q);
+  load_row(host_.k, key_row, token.k);
+  normalize(p, token.q);
+  normalize(p, token.k);
+  load_row(host_.v, row * p.V, token.v);
+  token.beta = beta_of(p, wyvern::load(host_.beta, row));
+  const std::span<double> gate(token.decay.data(), bias_.size());
+  load_gate(at, gate);
+  for (double& x : gate) x = std::exp(gate_.log_decay(x));
+  if (gate.size() == 1) std::fill(token.decay.begin(), token.decay.end(), gate[0]);
+}
+
+void HeadReader::load_gate(std::int64_t at, std::span<double> x) const {
+  if (x.empty()) return;
+  load_row(host_.g, (at * problem_.HV + head_) * static_cast<std::int64_t>(x.size()), x);
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] += bias_[i];
+}
+
+}  // namespace wyvern
