@@ -74,7 +74,8 @@ Extents extents_of(const Problem& problem, PlanShape shape, float gate_floor) {
     return tokens == 0 ? 0 : chunk_slots(problem.B, problem.T, problem.N, problem.packed, tokens);
   };
   e.NT = slots(shape.BT);
-  e.NS = slots(shape.BT * shape.SEG);
+  // Every sequence has a segment, however short it is.
+  e.NS = std::max(slots(shape.BT * shape.SEG), shape.SEG == 0 ? 0 : problem.N);
   e.S = problem.state_index ? problem.state_slots : problem.N;
   e.scale = scale_of(problem);
   e.lower_bound = problem.lower_bound.value_or(0.0F);

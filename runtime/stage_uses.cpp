@@ -50,6 +50,9 @@ void add_states(const Problem& p, Uses& uses) {
   if (states_name(p) != "h") scan.rename.emplace("h", states_name(p));
   // FINAL_STATE of a backward problem says that its gradient is given.
   if (p.pass == Pass::backward) scan.constants.set("FINAL_STATE", false);
+  // Templates cover all three, or each: then segments of long sequences are scanned at once.
+  uses.push_back({"fwd_h_segment", {}, scan.constants});
+  uses.push_back({"fwd_h_combine", {}, {}});
   uses.push_back(std::move(scan));
 }
 

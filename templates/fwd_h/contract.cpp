@@ -1,6 +1,4 @@
-#include "templates/cpu_contract.hpp"
-#include "templates/cuda_sizes.hpp"
-#include "templates/template.hpp"
+#include "templates/scan_contract.hpp"
 
 namespace wyvern::fwd_h {
 namespace {
@@ -9,145 +7,48 @@ namespace {
 Template stage() {
   Template t;
   t.name = "fwd_h";
-  t.stages = {"fwd_h"};
+  t.stages = {"fwd_h_segment", "fwd_h_combine", "fwd_h"};
   t.summary = "The state scan: every chunk's entering state, V' = U - W S, and the final state.";
-  t.arguments = {
-      {"k", Access::in, "DTYPE", {"B", "T", "H", "K"}, "!VECTOR_GATE"},
-      {"kg", Access::in, "DTYPE", {"B", "T", "HV", "K"}, "VECTOR_GATE"},
-      {"w", Access::in, "DTYPE", {"B", "T", "HV", "K"}, ""},
-      {"u", Access::in, "DTYPE", {"B", "T", "HV", "V"}, ""},
-      {"G", Access::in, "fp32", {"B", "T", "HV"}, "SCALAR_GATE"},
-      {"Gk", Access::in, "fp32", {"B", "T", "HV", "K"}, "VECTOR_GATE"},
-      {"k_rstd", Access::in, "fp32", {"B", "T", "H"}, "QK_L2NORM,!VECTOR_GATE"},
-      {"initial_state", Access::in, "STATE_DTYPE", {"N", "HV", "STATE_ROWS", "STATE_COLS"},
-       "INITIAL_STATE"},
-      {"seq_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
-      {"chunk_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
-      {"h", Access::out, "DTYPE", {"NT", "HV", "K", "V"}, ""},
-      {"v_new", Access::out, "DTYPE", {"B", "T", "HV", "V"}, ""},
-      {"final_state", Access::out, "fp32", {"N", "HV", "STATE_ROWS", "STATE_COLS"}, "FINAL_STATE"},
-  };
-  t.constants = {"DTYPE", "STATE_DTYPE", "H", "HV", "K", "V", "VARLEN", "SCALAR_GATE",
-                 "VECTOR_GATE", "QK_L2NORM", "INITIAL_STATE", "FINAL_STATE", "STATE_V_FIRST",
-                 "KEEP_STATES"};
+  t.arguments = scan::joined(
+      scan::kInputs,
+      {
+          {"initial_state", Access::in, "STATE_DTYPE", {"N", "HV", "STATE_ROWS", "STATE_COLS"},
+           "INITIAL_STATE"},
+          {"seq_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
+          {"chunk_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
+          {"h", Access::out, "DTYPE", {"NT", "HV", "K", "V"}, ""},
+          {"v_new", Access::out, "DTYPE", {"B", "T", "HV", "V"}, ""},
+          {"final_state", Access::out, "fp32", {"N", "HV", "STATE_ROWS", "STATE_COLS"},
+           "FINAL_STATE"},
+      });
+  t.constants = scan::joined(scan::kConstants, {"STATE_DTYPE", "INITIAL_STATE", "FINAL_STATE",
+                                                "STATE_V_FIRST", "KEEP_STATES"});
   return t;
-}
-
-/// The gate and the scales of keys of one chunk.
-std::int64_t gate_bytes(const Values& constants, std::int64_t BT) {
-  if (constants.flag("VECTOR_GATE"))
-    return cuda::column_bytes(cuda::round_up(constants.integer("K"), 16));
-  return (static_cast<int>(constants.flag("SCALAR_GATE")) +
-          static_cast<int>(constants.flag("QK_L2NORM"))) *
-         cuda::column_bytes(BT);
-}
-
-std::int64_t shared_bytes(const Values& constants, const Config& config) {
-  const DType type = constants.dtype("DTYPE");
-  const std::int64_t BT = config.integer("BT");
-  return config.integer("num_stages") * (2 * cuda::tile_bytes(BT, constants.integer("K"), type) +
-                                         cuda::tile_bytes(BT, config.integer("BV"), type) +
-                                         gate_bytes(constants, BT));
-}
-
-/// Registers of a thread that hold the state and V'.
-std::int64_t accumulators(const Values& constants, const Config& config) {
-  const std::int64_t strips = config.integer("BV") / 16 / config.integer("num_warps");
-  return strips * (cuda::round_up(constants.integer("K"), 16) + config.integer("BT")) / 2;
-}
-
-std::string illegal(const Values& constants, const Config& config, const Limits& limits) {
-  const std::int64_t BV = config.integer("BV");
-  const std::int64_t warps = config.integer("num_warps");
-  if (std::string reason = cuda::exceeds_dimension("BV", BV, "V", constants.integer("V"));
-      !reason.empty())
-    return reason;
-  if (BV % (16 * warps) != 0)
-    return fmt::format("BV={} is not a multiple of 16 columns for each of {} warps", BV, warps);
-  if (BV / 16 / warps > 2 || accumulators(constants, config) > cuda::kMaxAccumulators)
-    return fmt::format("num_warps={} keeps too much of the state in each thread", warps);
-  // A minimum caps registers at 128, at the cost of a few spills, where the compiler takes more.
-  const std::int64_t blocks = config.integer("min_blocks");
-  if (blocks > 0 && blocks * warps != 16)
-    return fmt::format("min_blocks={} of {} warps is not the 16 warps that 128 registers allow",
-                       blocks, warps);
-  if (blocks > 0 && (accumulators(constants, config) < 80 || accumulators(constants, config) > 96))
-    return fmt::format("min_blocks={} does not change the {} registers of the state and V'", blocks,
-                       accumulators(constants, config));
-  if (blocks * shared_bytes(constants, config) > limits.shared_bytes)
-    return fmt::format("min_blocks={} do not fit into shared memory", blocks);
-  return cuda::exceeds_shared(shared_bytes(constants, config), limits);
 }
 
 /// CUDA, sm_80 and up: one block BV value columns of a sequence and value head.
 Template portable() {
-  Template t = stage();
-  t.variant = "portable";
-  t.tunables = {{"BT", cuda::integers({64, 32, 16, 128})},
-                {"BV", cuda::integers({64, 32, 128, 16})},
-                {"num_warps", cuda::integers({4, 2, 8, 1})},
-                {"num_stages", cuda::integers({2, 3, 1, 4})},
-                {"min_blocks", cuda::integers({0, 2, 4})},
-                {"precision", cuda::kPrecisionValues}};
-  t.source = "fwd_h/portable.cu";
-  t.illegal = illegal;
-  t.redundant = cuda::repeats_precision;
-  t.fallback = [](const Values& constants, const Limits& limits, std::int64_t BT) {
-    const std::int64_t V = constants.integer("V");
-    const std::int64_t BV = V > 32 ? 64 : V > 16 ? 32 : 16;
-    Config config{{"BT", BT},
-                  {"BV", BV},
-                  {"num_warps", BV / 16},
-                  {"num_stages", std::int64_t{2}},
-                  {"min_blocks", std::int64_t{0}},
-                  {"precision", cuda::default_precision(constants)}};
-    if (shared_bytes(constants, config) > limits.shared_bytes)
-      config.set("num_stages", std::int64_t{1});
-    return config;
-  };
+  Template t = scan::portable(stage());
   t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
     const std::int64_t tiles = cuda::ceil_div(constants.integer("V"), config.integer("BV"));
-    return Geometry{{e.N * constants.integer("HV") * tiles, 1, 1},
-                    config.integer("num_warps") * 32,
-                    shared_bytes(constants, config)};
+    return scan::cuda_geometry(constants, config, e.N * constants.integer("HV") * tiles);
   };
   return t;
 }
 
-/// Scratch of one block, as fwd_h/cpu.cpp hands it out.
-std::int64_t cpu_scratch(const Values& constants, const Config& config) {
-  const std::int64_t BT = config.integer("BT"), BV = config.integer("BV");
-  const std::int64_t K = constants.integer("K");
-  return fp32_bytes(scratch::tile(K, BV) + scratch::tile(BT, K) + scratch::tile(BT, BV) +
-                    scratch::vector(BT) + scratch::vector(K));
-}
-
 /// One call: all chunks of one sequence, one value head, BV columns of the state.
-Template cpu(Template t) {
-  t.variant = "cpu";
-  t.device = DeviceKind::cpu;
-  t.source = "fwd_h/cpu.cpp";
-  t.tunables = {{"BT", {64, 32, 16}}, {"BV", {128, 64, 32}}};
-  t.illegal = [](const Values& constants, const Config& config, const Limits& limits) {
-    const std::string problem =
-        column_block_problem("BV", config.integer("BV"), constants.integer("V"));
-    return problem.empty() ? scratch_problem(cpu_scratch(constants, config), limits) : problem;
-  };
-  // The scan has only heads and columns to spread over the cores: narrower blocks for few heads.
-  t.fallback = [](const Values& constants, const Limits&, std::int64_t BT) {
-    const std::int64_t widest = constants.integer("HV") < 16 ? 64 : 128;
-    return Config{{"BT", BT}, {"BV", column_block(constants.integer("V"), widest)}};
-  };
+Template cpu() {
+  Template t = scan::cpu(stage());
   t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
-    const std::int64_t BV = config.integer("BV");
-    return Geometry{.grid = {(constants.integer("V") + BV - 1) / BV, constants.integer("HV"), e.N},
-                    .shared_bytes = cpu_scratch(constants, config)};
+    const std::int64_t tiles = cuda::ceil_div(constants.integer("V"), config.integer("BV"));
+    return Geometry{.grid = {tiles, constants.integer("HV"), e.N},
+                    .shared_bytes = scan::cpu_scratch(constants, config)};
   };
   return t;
 }
 
 }  // namespace
 
-std::vector<Template> contract() { return {portable(), cpu(stage())}; }
+std::vector<Template> contract() { return {portable(), cpu()}; }
 
 }  // namespace wyvern::fwd_h

@@ -21,13 +21,13 @@ WYVERN_KERNEL(kThreads, min_blocks)
                  [&] {
                    if constexpr (INITIAL_STATE)
                      for_each_element(state, tile_v, V, [&](int row, int v, float& x) {
-                       x = to_float(initial_state[state_start + state_offset(row, v)]);
+                       x = to_float(initial_state[state_start + state_offset<STATE_V_FIRST, K, V>(row, v)]);
                      });
                  });
   if constexpr (VARLEN && KEEP_STATES)
     clear_unused_slots(h, sequence, head, tile_v, chunk_offsets, e);
   if constexpr (FINAL_STATE)
     for_each_element(state, tile_v, V, [&](int row, int v, float& x) {
-      final_state[state_start + state_offset(row, v)] = x;
+      final_state[state_start + state_offset<STATE_V_FIRST, K, V>(row, v)] = x;
     });
 }

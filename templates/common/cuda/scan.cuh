@@ -42,11 +42,6 @@ struct Stage {
   }
 };
 
-/// Offset of element (k, v) in a state of initial_state or final_state.
-WYVERN_DEVICE int64 state_offset(int k, int v) {
-  return STATE_V_FIRST ? int64{v} * K + k : int64{k} * V + v;
-}
-
 /// The state of sixteen value columns, transposed.
 struct State {
   Piece piece[kPaddedK / 8];

@@ -9,6 +9,12 @@
 /// row of other strips; this one gives a lane four neighbouring columns after transpose_8x8.
 WYVERN_DEVICE int strip_col(int row) { return row % 8 / 2 * 4 + row / 8 * 2 + row % 2; }
 
+/// Offset of element (k, v) in a caller's state of KeyDim x ValueDim.
+template <bool ValuesFirst, int KeyDim, int ValueDim>
+WYVERN_DEVICE int64 state_offset(int k, int v) {
+  return ValuesFirst ? int64{v} * KeyDim + k : int64{k} * ValueDim + v;
+}
+
 /// Writes the eight rows of a transposed piece: element (value column c, j) goes to
 /// to[j * stride + c], for j < rows and c < cols. Rows of the output start at multiples of Align
 /// elements from a 16-byte-aligned base.

@@ -1,0 +1,52 @@
+#include "templates/scan_contract.hpp"
+
+namespace wyvern::fwd_h_resume {
+namespace {
+
+/// What every variant shares.
+Template stage() {
+  Template t;
+  t.name = "fwd_h_resume";
+  t.stages = {"fwd_h"};
+  t.summary = "The state scan of all segments at once, from the states that enter them.";
+  t.arguments = scan::joined(
+      scan::kInputs,
+      {
+          {"segment_state", Access::in, "fp32", {"NS", "HV", "K", "V"}, ""},
+          {"seq_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
+          {"chunk_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
+          {"h", Access::out, "DTYPE", {"NT", "HV", "K", "V"}, ""},
+          {"v_new", Access::out, "DTYPE", {"B", "T", "HV", "V"}, ""},
+          {"final_state", Access::out, "fp32", {"N", "HV", "STATE_ROWS", "STATE_COLS"},
+           "FINAL_STATE"},
+      });
+  t.constants = scan::joined(scan::kConstants, {"FINAL_STATE", "STATE_V_FIRST", "KEEP_STATES"});
+  return t;
+}
+
+/// CUDA, sm_80 and up: one block BV value columns of a segment and value head.
+Template portable() {
+  Template t = scan::split(scan::portable(stage()));
+  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
+    const std::int64_t tiles = cuda::ceil_div(constants.integer("V"), config.integer("BV"));
+    return scan::cuda_geometry(constants, config, e.NS * constants.integer("HV") * tiles);
+  };
+  return t;
+}
+
+/// One call: one segment, one value head, BV columns of the state.
+Template cpu() {
+  Template t = scan::split(scan::cpu(stage()));
+  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
+    const std::int64_t tiles = cuda::ceil_div(constants.integer("V"), config.integer("BV"));
+    return Geometry{.grid = {tiles, constants.integer("HV"), e.NS},
+                    .shared_bytes = scan::cpu_scratch(constants, config)};
+  };
+  return t;
+}
+
+}  // namespace
+
+std::vector<Template> contract() { return {portable(), cpu()}; }
+
+}  // namespace wyvern::fwd_h_resume
