@@ -77,61 +77,150 @@ TEST(StageReference, SolveTrilInverts) {
 TEST(StageReference, CumsumRestartsAtChunksAndHonoursTheFloor) {
   const ChunkLayout layout = equal_layout(1, 5, 2);
   const Vector g{-1, -2, -1000, -4, -5};
-  EXPECT_EQ(chunk_local_cumsum(layout, 1, g, -std::numeric_limits<double>::infinity()),
+  EXPECT_EQ(chunk_local_cumsum(layout, g, -std::numeric_limits<double>::infinity()),
             (Vector{-1, -3, -1000, -1004, -5}));
-  EXPECT_EQ(chunk_local_cumsum(layout, 1, g, -32), (Vector{-1, -3, -32, -36, -5}));
+  EXPECT_EQ(chunk_local_cumsum(layout, g, -32), (Vector{-1, -3, -32, -36, -5}));
 }
 
 /// The chunked form of section 3: every stage in order, on the inputs the oracle gets.
-TensorMap chunked_form(const OperatorData& data, std::int64_t BT, double gate_floor) {
-  const Problem& p = data.problem;
-  StageContext context;
-  context.layout = p.packed ? packed_layout(data.cu_seqlens, BT, p.T / BT + p.N)
-                            : equal_layout(p.B, p.T, BT);
-  context.dims = {p.H, p.HV, p.K, p.V};
-  context.scale = scale_of(p);
-  context.gate_floor = gate_floor;
-  context.beta_sigmoid = p.use_beta_sigmoid;
-  context.neg_eigval = p.allow_neg_eigval;
-  context.state_v_first = p.state_v_first;
-  TensorMap t;
-  for (const auto& [name, tensor] : data.tensors) t[name] = tensor.values();
-  for (const char* name : {"q", "k"}) {
-    if (!p.use_qk_l2norm) break;
-    t["x"] = t[name];
-    run_reference("l2norm_rstd", context, t);
-    t[std::string(name) + "_rstd"] = t["rstd"];
+class StageChain {
+ public:
+  StageChain(const OperatorData& data, std::int64_t BT, double gate_floor) : p_(data.problem) {
+    c_.layout = p_.packed ? packed_layout(data.cu_seqlens, BT, p_.T / BT + p_.N)
+                          : equal_layout(p_.B, p_.T, BT);
+    c_.dims = {p_.H, p_.HV, p_.K, p_.V};
+    c_.scale = scale_of(p_);
+    c_.gate_floor = gate_floor;
+    if (p_.lower_bound) c_.lower_bound = *p_.lower_bound;
+    c_.gate_in_kernel = p_.use_gate_in_kernel;
+    c_.qk_l2norm = p_.use_qk_l2norm;
+    c_.beta_sigmoid = p_.use_beta_sigmoid;
+    c_.neg_eigval = p_.allow_neg_eigval;
+    c_.state_v_first = p_.state_v_first;
+    c_.state_slots = p_.state_index ? p_.state_slots : p_.N;
+    for (const auto& [name, tensor] : data.tensors) t_[name] = tensor.values();
   }
-  if (p.use_gate_in_kernel) run_reference("gate", context, t);
-  for (const char* stage : {"chunk_local_cumsum", "scaled_dot_kkt", "solve_tril",
-                            "recompute_w_u", "fwd_h", "fwd_o"})
-    run_reference(stage, context, t);
-  return t;
+
+  /// Everything the pass makes, by the stages' names; gradients of inputs by the specification's.
+  TensorMap run() {
+    if (p_.pass == Pass::recurrent) return run("recurrent"), t_;
+    forward();
+    if (p_.pass == Pass::backward) backward();
+    return t_;
+  }
+
+ private:
+  void run(std::string_view stage) { run_reference(stage, c_, t_); }
+
+  void forward() {
+    for (const char* name : {"q", "k"}) {
+      if (!p_.use_qk_l2norm) break;
+      t_["x"] = t_[name];
+      run("l2norm_rstd");
+      t_[std::string(name) + "_rstd"] = t_["rstd"];
+    }
+    const bool kda = gate_kind(p_) == GateKind::vector;
+    if (p_.use_gate_in_kernel) run(kda ? "kda_gate" : "gate");
+    if (gate_kind(p_) != GateKind::none) run("chunk_local_cumsum");
+    if (!kda) t_.erase("Gk");
+    run(kda ? "kda_intra" : "scaled_dot_kkt");
+    run("solve_tril");
+    run(kda ? "kda_recompute_w_u" : "recompute_w_u");
+    run("fwd_h");
+    run(kda ? "kda_fwd_o" : "fwd_o");
+  }
+
+  void backward() {
+    const bool kda = gate_kind(p_) == GateKind::vector;
+    run(kda ? "kda_bwd_dv_local" : "bwd_dv_local");
+    run("bwd_dhu");
+    run(kda ? "kda_bwd_dqkg" : "bwd_dqkwg");
+    run(kda ? "kda_intra_bwd" : "wy_bwd");
+    if (kda) t_.erase("dG");
+    if (gate_kind(p_) != GateKind::none) run("chunk_local_reverse_cumsum");
+    if (p_.use_gate_in_kernel) {
+      run(kda ? "kda_gate_bwd" : "gate_bwd");
+      run("gate_param_sum");
+      t_["dg"] = t_["dg_raw"];
+    }
+    for (const std::string name : {"q", "k"}) {
+      t_["dy_heads"] = t_["d" + name];
+      run("head_sum");
+      t_["d" + name] = t_["dy"];
+      if (!p_.use_qk_l2norm) continue;
+      t_["x"] = t_[name];
+      t_["rstd"] = t_[name + "_rstd"];
+      run("l2norm_bwd");
+      t_["d" + name] = t_["dx"];
+    }
+  }
+
+  const Problem& p_;
+  StageContext c_;
+  TensorMap t_;
+};
+
+/// Holds the chained stages to the oracle. A gate's gradient is what is left of larger terms, and that
+/// of A_log multiplies it by decays of many thousands.
+void expect_equals_oracle(const OperatorData& data) {
+  const Reference oracle = reference(data.problem, data.arguments(), 2);
+  for (const std::int64_t BT : {16, 64}) {
+    SCOPED_TRACE(fmt::format("BT={} {}", BT, describe(data.problem)));
+    const TensorMap t = StageChain(data, BT, -std::numeric_limits<double>::infinity()).run();
+    for (const auto& [name, expected] : oracle)
+      EXPECT_LT(distance(t.at(name), expected),
+                name == "dA_log" ? 1e-9 : name == "dg" ? 1e-10 : 1e-11)
+          << name;
+  }
 }
 
 /// T, gate, options (bits: l2norm, gate in kernel with bias, beta logits, doubled, initial state, v
 /// first).
-class ChunkedForm : public ::testing::TestWithParam<std::tuple<std::int64_t, Gate, int>> {};
-
-TEST_P(ChunkedForm, EqualsTheRecurrence) {
-  const auto [T, gate, options] = GetParam();
-  Problem p;
-  p.T = T, p.B = p.N = 2, p.H = 2, p.HV = 4, p.K = 20, p.V = 12;
-  p.dtype = p.beta_dtype = DType::fp32;
-  p.use_qk_l2norm = (options & 1) != 0;
-  p.use_gate_in_kernel = p.has_dt_bias = (options & 2) != 0;
-  p.use_beta_sigmoid = (options & 4) != 0;
-  p.allow_neg_eigval = (options & 8) != 0;
-  p.initial_state = (options & 16) != 0;
-  p.state_v_first = (options & 32) != 0;
-  p.output_final_state = true;
-  const OperatorData data = make_data(p, gate, static_cast<std::uint64_t>(T * 64 + options));
-  const Reference oracle = reference(p, data.arguments(), 2);
-  for (const std::int64_t BT : {16, 32, 64, 128}) {
-    const TensorMap t = chunked_form(data, BT, -std::numeric_limits<double>::infinity());
-    EXPECT_LT(distance(t.at("o"), oracle.at("o")), 1e-11) << "BT=" << BT;
-    EXPECT_LT(distance(t.at("final_state"), oracle.at("final_state")), 1e-11) << "BT=" << BT;
+class ChunkedForm : public ::testing::TestWithParam<std::tuple<std::int64_t, Gate, int>> {
+ protected:
+  Problem problem() const {
+    const auto [T, gate, options] = GetParam();
+    Problem p;
+    p.T = T, p.B = p.N = 2, p.H = 2, p.HV = 4, p.K = 20, p.V = 12;
+    p.dtype = p.beta_dtype = DType::fp32;
+    p.use_qk_l2norm = (options & 1) != 0;
+    p.use_gate_in_kernel = p.has_dt_bias = (options & 2) != 0;
+    p.use_beta_sigmoid = (options & 4) != 0;
+    p.allow_neg_eigval = (options & 8) != 0;
+    p.initial_state = (options & 16) != 0;
+    p.state_v_first = (options & 32) != 0;
+    p.output_final_state = true;
+    return p;
   }
+
+  void check(Problem p) const {
+    const auto [T, gate, options] = GetParam();
+    for (p.pass = Pass::forward; p.pass != Pass::recurrent;
+         p.pass = p.pass == Pass::forward ? Pass::backward : Pass::recurrent)
+      expect_equals_oracle(make_data(p, gate, static_cast<std::uint64_t>(T * 64 + options)));
+    p.output_final_state = !(p.inplace_state = p.initial_state);
+    p.state_index = p.inplace_state && p.use_qk_l2norm;
+    p.state_slots = p.N + 1;
+    expect_equals_oracle(make_data(p, gate, static_cast<std::uint64_t>(T * 64 + options)));
+  }
+};
+
+TEST_P(ChunkedForm, OfScalarGatesEqualsTheRecurrence) {
+  Problem p = problem();
+  check(p);
+  p.op = "delta_rule";
+  p.use_gate_in_kernel = p.has_dt_bias = false;
+  if (std::get<1>(GetParam()) == Gate::zero) check(p);
+}
+
+TEST_P(ChunkedForm, OfKdaEqualsTheRecurrence) {
+  Problem p = problem();
+  p.op = "kda";
+  check(p);
+  p.lower_bound = -5.0F;
+  p.safe_gate = true;
+  p.has_A_log = p.use_qk_l2norm;
+  check(p);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -149,25 +238,26 @@ TEST(ChunkedFormCases, HoldsForAPackedBatch) {
   Problem p;
   p.HV = 2, p.K = 9, p.V = 7, p.packed = p.initial_state = p.output_final_state = true;
   p.dtype = p.beta_dtype = DType::fp32;
-  const OperatorData data = make_data(p, Gate::mixed, 4, {0, 33, 1, 0, 64, 130, 0});
-  const Reference oracle = reference(data.problem, data.arguments(), 2);
-  for (const std::int64_t BT : {16, 64}) {
-    const TensorMap t = chunked_form(data, BT, -std::numeric_limits<double>::infinity());
-    EXPECT_LT(distance(t.at("o"), oracle.at("o")), 1e-11);
-    EXPECT_LT(distance(t.at("final_state"), oracle.at("final_state")), 1e-11);
-  }
+  for (const char* op : {"delta_rule", "gated_delta_rule", "kda"})
+    for (const Pass pass : {Pass::forward, Pass::backward, Pass::recurrent}) {
+      p.op = op, p.pass = pass;
+      expect_equals_oracle(make_data(p, Gate::mixed, 4, {0, 33, 1, 0, 64, 130, 0}));
+    }
 }
 
 TEST(ChunkedFormCases, TheOperatorsGateFloorIsBelowFp32Resolution) {
   Problem p;
   p.T = 200, p.HV = 2, p.K = p.V = 16, p.output_final_state = true;
   p.dtype = p.beta_dtype = DType::fp32;
-  const OperatorData data = make_data(p, Gate::mixed, 9);
-  const Reference oracle = reference(p, data.arguments(), 2);
-  const TensorMap t = chunked_form(data, 64, -24);
   constexpr double kResolution = 6e-8;  // of fp32
-  EXPECT_LT(distance(t.at("o"), oracle.at("o")), kResolution / 100);
-  EXPECT_LT(distance(t.at("final_state"), oracle.at("final_state")), kResolution / 100);
+  for (const char* op : {"gated_delta_rule", "kda"})
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      p.op = op, p.pass = pass;
+      const OperatorData data = make_data(p, Gate::mixed, 9);
+      const TensorMap t = StageChain(data, 64, -24).run();
+      for (const auto& [name, expected] : reference(p, data.arguments(), 2))
+        EXPECT_LT(distance(t.at(name), expected), kResolution / 100) << op << " " << name;
+    }
 }
 
 }  // namespace
