@@ -31,6 +31,8 @@ Extents extents_of(const StageData& data) {
                  .T = p.T,
                  .N = p.N,
                  .NT = static_cast<std::int64_t>(data.context.layout.slots.size()),
+                 .NS = static_cast<std::int64_t>(
+                     data.context.layout.segments(data.context.SEG).size()),
                  .S = data.context.state_slots,
                  .scale = static_cast<float>(data.context.scale),
                  .gate_floor = static_cast<float>(data.context.gate_floor),
@@ -128,7 +130,8 @@ void expect_all_correct(const Problem& problem, std::int64_t BT, Gate gate, std:
   const Values constants = problem_constants(data.problem);
   for (const Template& t : all_templates()) {
     if (!applies(t, data)) continue;
-    const auto config = default_config(t, constants, kHopper, precision_floor(data.problem), BT);
+    const auto config = default_config(t, constants, kHopper, precision_floor(data.problem),
+                                       {BT, data.context.SEG});
     ASSERT_TRUE(config.has_value()) << t.id() << " has no legal config";
     expect_correct(t, *config, data);
   }
@@ -205,6 +208,22 @@ TEST(Kernel, GatesThatEraseEverything) {
   expect_all_correct(p, 64, Gate::very_negative, 8);
 }
 
+/// Scans in segments: several of them, an exact number, an empty sequence.
+TEST(Kernel, Segments) {
+  Problem p = problem(1, 0, 1, 2, 40, 48);
+  p.initial_state = p.disable_recompute = true;
+  const std::vector<std::int64_t> lengths{300, 0, 128, 5, 129};
+  const StageData data =
+      testing::make_stage_data(testing::packed(p, lengths), 16, Gate::typical, 12, lengths);
+  for (const Template& t : all_templates()) {
+    if (t.device != DeviceKind::cuda || t.tunable("SEG") == nullptr) continue;
+    const auto config = default_config(t, problem_constants(data.problem), kHopper,
+                                       precision_floor(data.problem), {16, data.context.SEG});
+    ASSERT_TRUE(config.has_value()) << t.id();
+    expect_correct(t, *config, data);
+  }
+}
+
 /// The inverse with every A_rs in [-1, 1], where it is largest.
 TEST(Kernel, SolveTrilOfLargeEntries) {
   const Template& t = *find_template("solve_tril.portable");
@@ -238,7 +257,7 @@ TEST(Kernel, SampledSpace) {
       const StageData data = testing::make_stage_data(p, BT, Gate::typical, 11);
       for (const Template& t : all_templates()) {
         if (!applies(t, data)) continue;
-        const std::vector<Config> configs = space(t, constants, kHopper, Precision::tf32, BT);
+        const std::vector<Config> configs = space(t, constants, kHopper, Precision::tf32, {BT, data.context.SEG});
         ASSERT_FALSE(configs.empty()) << t.id();
         for (std::size_t i = configs.size() / 8; i < configs.size(); i += configs.size() / 4 + 1)
           expect_correct(t, configs[i], data);

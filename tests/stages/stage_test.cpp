@@ -15,6 +15,10 @@ namespace wyvern::testing {
 namespace {
 
 using Lengths = std::vector<std::int64_t>;
+
+/// Chunks a segment in the references' data.
+const std::int64_t kSegment = StageContext{}.SEG;
+
 using Guards = DeviceTensor::Guards;
 
 std::vector<std::string> template_ids(DeviceKind kind) {
@@ -43,14 +47,14 @@ std::vector<std::int64_t> chunk_sizes_of(const Template& t) {
 std::optional<Config> config_for(const Template& t, const Problem& problem, const Limits& limits,
                                  std::int64_t BT, Precision precision) {
   const Values constants = problem_constants(problem);
-  const auto config = default_config(t, constants, limits, Precision::tf32, BT);
+  const auto config = default_config(t, constants, limits, Precision::tf32, {BT, kSegment});
   if (!config || !config->contains("precision")) return config;
   Config wanted = *config;
   wanted.set("precision", precision);
   const bool fits = t.illegal(constants, wanted, limits).empty() &&
                     !(t.redundant && t.redundant(constants, wanted));
   return fits ? std::optional(wanted)
-              : default_config(t, constants, limits, precision, BT);
+              : default_config(t, constants, limits, precision, {BT, kSegment});
 }
 
 Pass pass_of(const Template& t) {
@@ -220,7 +224,8 @@ TEST_P(StageSpace, EveryConfigMatches) {
   WYVERN_OPEN_OR_SKIP(t);
   Problem problem = *problem_for(t, dtype, 0b0101);
   problem.H = 1, problem.HV = 2, problem.K = 100, problem.V = 60;
-  std::vector<Config> configs = space(t, problem_constants(problem), limits());
+  std::vector<Config> configs =
+      space(t, problem_constants(problem), limits(), Precision::tf32, {0, kSegment});
   ASSERT_FALSE(configs.empty());
   // A fixed sample keeps the time bounded; another dtype draws another one.
   const std::size_t most = t.device == DeviceKind::cpu ? 8 : 64;

@@ -117,6 +117,12 @@ class Chain {
     store("u", p_.dtype, heads(p_.HV, p_.V));
     for (const char* name : {"qg", "kg"})
       if (vector()) store(name, p_.dtype, heads(p_.HV, p_.K));
+    const auto NS = static_cast<std::int64_t>(out_.context.layout.segments(out_.context.SEG).size());
+    run("fwd_h_segment");
+    store("segment_M", DType::fp32, {NS, p_.HV, p_.K, p_.K});
+    store("segment_R", DType::fp32, {NS, p_.HV, p_.K, p_.V});
+    run("fwd_h_combine");
+    store("segment_state", DType::fp32, {NS, p_.HV, p_.K, p_.V});
     run("fwd_h");
     store("h", p_.dtype, {NT_, p_.HV, p_.K, p_.V});
     store("v_new", p_.dtype, heads(p_.HV, p_.V));
@@ -296,7 +302,15 @@ Written written_elements(const StageData& data) {
   const Problem& p = data.problem;
   const std::int64_t one = p.HV * p.K * p.V;
   const bool keeps = p.disable_recompute || p.return_intermediate_states;
-  return [&slots = data.context.layout.slots, one, keeps](const std::string& name, std::int64_t i) {
+  const ChunkLayout& layout = data.context.layout;
+  const std::int64_t square = p.HV * p.K * p.K;
+  return [&slots = layout.slots, segments = layout.segments(data.context.SEG), one, square, keeps](
+             const std::string& name, std::int64_t i) {
+    if (name.starts_with("segment_")) {
+      const auto& segment =
+          segments[static_cast<std::size_t>(i / (name == "segment_M" ? square : one))];
+      return segment.sequence >= 0 && (name == "segment_state" || !segment.last);
+    }
     if (name != "dh" && (name != "h" || keeps)) return true;
     return slots[static_cast<std::size_t>(i / one)].sequence >= 0;
   };

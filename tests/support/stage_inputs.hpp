@@ -18,6 +18,7 @@ const StageReferences& forward_references();
 const StageReferences& backward_references();
 const StageReferences& kda_references();
 const StageReferences& recurrent_references();
+const StageReferences& segment_references();  ///< of split scans
 
 /// The tensor of this name, empty where it is missing.
 const Vector& optional(const TensorMap& tensors, std::string_view name);

@@ -35,6 +35,7 @@ ChunkLayout packed_layout(std::span<const std::int64_t> cu_seqlens, std::int64_t
                           std::int64_t NT) {
   ChunkLayout layout;
   layout.BT = BT;
+  layout.packed = true;
   layout.offsets.assign(cu_seqlens.begin(), cu_seqlens.end());
   append_chunks(layout);
   if (static_cast<std::int64_t>(layout.slots.size()) > NT)
@@ -43,10 +44,27 @@ ChunkLayout packed_layout(std::span<const std::int64_t> cu_seqlens, std::int64_t
   return layout;
 }
 
+std::vector<ChunkLayout::Segment> ChunkLayout::segments(std::int64_t SEG) const {
+  const std::int64_t length = SEG * BT;
+  std::vector<Segment> result;
+  for (std::int64_t n = 0; n < sequences(); ++n) {
+    // In a packed batch a sequence's segments start where they would without a table of them.
+    if (packed) result.resize(size(offsets[size(n)] / length + n));
+    std::int64_t slot = chunk_offsets[size(n)];
+    const std::int64_t end = chunk_offsets[size(n) + 1];
+    do {
+      result.push_back({n, slot, std::min(SEG, end - slot), slot + SEG >= end});
+      slot += SEG;
+    } while (slot < end);
+  }
+  if (packed) result.resize(size(tokens() / length + sequences()));
+  return result;
+}
+
 void run_reference(std::string_view stage, const StageContext& context, TensorMap& tensors) {
   for (const StageReferences* group :
        {&row_references(), &forward_references(), &backward_references(), &kda_references(),
-        &recurrent_references()})
+        &recurrent_references(), &segment_references()})
     if (const auto found = group->find(stage); found != group->end())
       return found->second(context, tensors);
   throw std::invalid_argument("no reference for the stage " + std::string(stage));

@@ -23,13 +23,23 @@ struct ChunkLayout {
     std::int64_t begin = 0;      ///< its first token
     std::int64_t rows = 0;       ///< its tokens, at most BT
   };
+  /// A run of SEG chunks of one sequence, its last run maybe shorter.
+  struct Segment {
+    std::int64_t sequence = -1;  ///< -1: an unused slot
+    std::int64_t slot = 0;       ///< its first chunk slot
+    std::int64_t chunks = 0;
+    bool last = false;  ///< of its sequence
+  };
   std::int64_t BT = 0;
+  bool packed = false;
   std::vector<std::int64_t> offsets;        ///< [N+1] first token of each sequence, and the end
   std::vector<std::int64_t> chunk_offsets;  ///< [N+1] first slot of each sequence, and the end
   std::vector<Slot> slots;                  ///< [NT]
 
   std::int64_t sequences() const { return static_cast<std::int64_t>(offsets.size()) - 1; }
   std::int64_t tokens() const { return offsets.back(); }
+  /// [NS] with SEG chunks a segment.
+  std::vector<Segment> segments(std::int64_t SEG) const;
 };
 
 /// B sequences of T tokens each.
@@ -52,6 +62,7 @@ struct StageContext {
   ChunkLayout layout;
   Dims dims;
   double scale = 1;
+  std::int64_t SEG = 8;   ///< chunks a segment
   double gate_floor = 0;  ///< of chunk_local_cumsum; -infinity leaves g alone
   std::optional<double> lower_bound;  ///< of kda's gate
   std::int64_t state_slots = 0;       ///< recurrent: of the pool of states

@@ -54,13 +54,25 @@ Matrix leaving_keys(const TensorMap& t, const Vector& k, const Chunk& chunk, con
   return t.contains("kg") ? chunk.wide_keys(t.at("kg")) : decay.leaving(chunk.keys(k));
 }
 
+/// The state that enters sequence n: the first of its segments' states where there are such.
+Matrix entering_state(const StageContext& c, const TensorMap& t, std::int64_t n,
+                      std::int64_t head) {
+  if (!t.contains("segment_state")) return read_state(c, optional(t, "initial_state"), n, head);
+  const std::vector<ChunkLayout::Segment> segments = c.layout.segments(c.SEG);
+  std::int64_t first = 0;
+  while (segments[static_cast<std::size_t>(first)].sequence != n) ++first;
+  StageContext key_first = c;
+  key_first.state_v_first = false;
+  return read_state(key_first, t.at("segment_state"), first, head);
+}
+
 void fwd_h(const StageContext& c, TensorMap& t) {
   const Vector k = t.contains("kg") ? Vector{} : keys(t);
   Vector h = zero_states(c, c.layout.slots.size()), v_new = zeros(c, c.dims.V);
   Vector final_state = zero_states(c, static_cast<std::size_t>(c.layout.sequences()));
   for (std::int64_t n = 0; n < c.layout.sequences(); ++n)
     for (std::int64_t head = 0; head < c.dims.HV; ++head) {
-      Matrix S = read_state(c, optional(t, "initial_state"), n, head);
+      Matrix S = entering_state(c, t, n, head);
       const auto first = static_cast<std::size_t>(n);
       for (std::int64_t slot = c.layout.chunk_offsets[first];
            slot < c.layout.chunk_offsets[first + 1]; ++slot) {

@@ -1,0 +1,87 @@
+// References of the scans that work on segments of long sequences at once.
+#include "tests/support/stage_inputs.hpp"
+
+namespace wyvern::testing {
+namespace {
+
+using Segment = ChunkLayout::Segment;
+
+/// (exp(G_C - G) * K) of one chunk: kda's kg already is that.
+Matrix leaving_keys(const TensorMap& t, const Vector& k, const Chunk& chunk, const Decay& decay) {
+  return t.contains("kg") ? chunk.wide_keys(t.at("kg")) : decay.leaving(chunk.keys(k));
+}
+
+/// Copies a matrix to (segment, head) of a tensor [NS, HV, rows, columns], or back.
+void put(Vector& tensor, std::size_t at, const Matrix& m) {
+  for (std::int64_t r = 0; r < m.rows(); ++r)
+    for (std::int64_t c = 0; c < m.cols(); ++c)
+      tensor[at * static_cast<std::size_t>(m.rows() * m.cols()) +
+             static_cast<std::size_t>(r * m.cols() + c)] = m[r][c];
+}
+Matrix get(const Vector& tensor, std::size_t at, std::int64_t rows, std::int64_t columns) {
+  Matrix m(rows, columns);
+  for (std::int64_t r = 0; r < rows; ++r)
+    for (std::int64_t c = 0; c < columns; ++c)
+      m[r][c] = tensor[at * static_cast<std::size_t>(rows * columns) +
+                       static_cast<std::size_t>(r * columns + c)];
+  return m;
+}
+
+void fwd_h_segment(const StageContext& c, TensorMap& t) {
+  const Vector k = t.contains("kg") ? Vector{} : keys(t);
+  const auto [H, HV, K, V] = c.dims;
+  const std::vector<Segment> segments = c.layout.segments(c.SEG);
+  Vector M(segments.size() * static_cast<std::size_t>(HV * K * K));
+  Vector R(segments.size() * static_cast<std::size_t>(HV * K * V));
+  for (std::size_t s = 0; s < segments.size(); ++s)
+    for (std::int64_t head = 0; head < HV; ++head) {
+      if (segments[s].sequence < 0 || segments[s].last) continue;
+      Matrix m(K, K), r(K, V);
+      for (std::int64_t i = 0; i < K; ++i) m[i][i] = 1;
+      for (std::int64_t i = 0; i < segments[s].chunks; ++i) {
+        const Chunk chunk(c.layout, c.dims, static_cast<std::size_t>(segments[s].slot + i), head);
+        const Decay decay(chunk, decays(t));
+        const Matrix W = chunk.wide_keys(t.at("w"));
+        const Matrix out = transposed(leaving_keys(t, k, chunk, decay));
+        r = decay.through(r) + out * (chunk.values(t.at("u")) + -1.0 * (W * r));
+        m = decay.through(m) + -1.0 * (out * (W * m));
+      }
+      const std::size_t at = s * static_cast<std::size_t>(HV) + static_cast<std::size_t>(head);
+      put(M, at, m);
+      put(R, at, r);
+    }
+  t["segment_M"] = M;
+  t["segment_R"] = R;
+}
+
+void fwd_h_combine(const StageContext& c, TensorMap& t) {
+  const auto [H, HV, K, V] = c.dims;
+  const std::vector<Segment> segments = c.layout.segments(c.SEG);
+  Vector states(segments.size() * static_cast<std::size_t>(HV * K * V));
+  for (std::int64_t head = 0; head < HV; ++head) {
+    Matrix state(K, V);
+    std::int64_t sequence = -1;
+    for (std::size_t s = 0; s < segments.size(); ++s) {
+      if (segments[s].sequence < 0) continue;
+      if (segments[s].sequence != sequence) {
+        sequence = segments[s].sequence;
+        state = read_state(c, optional(t, "initial_state"), sequence, head);
+      }
+      const std::size_t at = s * static_cast<std::size_t>(HV) + static_cast<std::size_t>(head);
+      put(states, at, state);
+      if (!segments[s].last)
+        state = get(t.at("segment_M"), at, K, K) * state + get(t.at("segment_R"), at, K, V);
+    }
+  }
+  t["segment_state"] = states;
+}
+
+}  // namespace
+
+const StageReferences& segment_references() {
+  static const StageReferences references{{"fwd_h_segment", fwd_h_segment},
+                                          {"fwd_h_combine", fwd_h_combine}};
+  return references;
+}
+
+}  // namespace wyvern::testing
