@@ -8,7 +8,8 @@ enum class Layout { rows, columns };
 
 /// What is known to be zero or not wanted above a diagonal: nothing, A's part (p > i), B's part
 /// (j > p), or the result's (j > i), which is then left unwritten outside the diagonal's blocks.
-enum class Lower { none, a, b, c };
+/// a_transposed: A is a lower triangle's transpose, its part below the diagonal (p < i) is zero.
+enum class Lower { none, a, a_transposed, b, c };
 
 namespace detail {
 
@@ -50,16 +51,17 @@ template <Layout L, Lower Zero, bool Accumulate>
   for (int j = 0; j < columns; j += 2 * kLanes) {
     const int begin = Zero == Lower::b ? j : 0;
     for (int i = Zero == Lower::c ? j / kTileRows * kTileRows : 0; i < rows; i += kTileRows) {
+      const int first = Zero == Lower::a_transposed ? i : begin;
       const int end = Zero == Lower::a && i + kTileRows < depth ? i + kTileRows : depth;
       const int wanted = Zero == Lower::c && i + kTileRows < columns ? i + kTileRows : columns;
       const float* tile_a = a + (L == Layout::rows ? i * lda : i);
       float* tile_c = c + i * ldc + j;
       const float* scale = Accumulate ? row_scale + i : nullptr;
       if (wanted - j > kLanes)
-        detail::product_block<L, 2, Accumulate>(begin, end, tile_a, lda, b + j, ldb, tile_c, ldc,
+        detail::product_block<L, 2, Accumulate>(first, end, tile_a, lda, b + j, ldb, tile_c, ldc,
                                                 scale);
       else
-        detail::product_block<L, 1, Accumulate>(begin, end, tile_a, lda, b + j, ldb, tile_c, ldc,
+        detail::product_block<L, 1, Accumulate>(first, end, tile_a, lda, b + j, ldb, tile_c, ldc,
                                                 scale);
     }
   }

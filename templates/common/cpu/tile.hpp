@@ -118,9 +118,9 @@ inline void transpose_square(f32 (&m)[kLanes]) {
 
 /// dst (columns x rows) = src^T (src is rows x columns); strides count elements. `Pad`: dst is a
 /// tile, whose columns from `rows` to the next whole vector become 0; else nothing else is written.
-template <bool Pad, class From>
+template <bool Pad, class From, class To>
 [[gnu::noinline]] static void transpose(const From* src, int64 stride, int rows, int columns,
-                                        float* dst, int64 ld) {
+                                        To* dst, int64 ld) {
   for (int r = 0; r < rows; r += kLanes)
     for (int c = 0; c < columns; c += kLanes) {
       const int height = rows - r < kLanes ? rows - r : kLanes;

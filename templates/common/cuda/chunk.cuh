@@ -34,6 +34,23 @@ WYVERN_DEVICE Chunk locate_chunk(int slot, const Extents& e, const int32* seq_of
   return chunk;
 }
 
+/// Rows token .. token + tokens - 1 of a sequence, and the slot of its first chunk.
+struct Sequence {
+  int64 token;
+  int tokens;
+  int64 slot;
+};
+
+/// Sequence n, for chunks of Size tokens.
+template <bool Packed, int Size>
+WYVERN_DEVICE Sequence locate_sequence(int n, const Extents& e, const int32* seq_offsets,
+                                       const int32* chunk_offsets) {
+  if constexpr (Packed)
+    return {seq_offsets[n], seq_offsets[n + 1] - seq_offsets[n], chunk_offsets[n]};
+  const int tokens = static_cast<int>(e.T);
+  return {n * e.T, tokens, int64{n} * ceil_div(tokens, Size)};
+}
+
 /// Starts copying the summed gate of a chunk's rows, zeros up to Count; only zeros, and G is not
 /// read, for an operator that is not Gated.
 template <bool Gated, int Threads, int Count>

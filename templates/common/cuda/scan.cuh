@@ -42,38 +42,13 @@ struct Stage {
   }
 };
 
-/// The state of sixteen value columns, transposed.
-struct State {
-  Piece piece[kPaddedK / 8];
-
-  /// Calls visit(k, v, element), v relative to the strip.
-  template <class Visit>
-  WYVERN_DEVICE void for_each(Visit&& visit) {
-#pragma unroll
-    for (int n = 0; n < kPaddedK / 8; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        visit(n * 8 + piece_col(i), strip_col(piece_row(i)), piece[n].x[i]);
-  }
-};
+using State = StateStrip<kPaddedK>;
 
 /// V'^T = U^T - S^T W^T.
 WYVERN_DEVICE void subtract_prediction(Piece (&values)[kStrips][BT / 8],
                                        const State (&state)[kStrips], const Stage& stage,
                                        int first_col) {
-#pragma unroll
-  for (int step = 0; step < kPaddedK / kDepth<DTYPE>; ++step) {
-    Left<DTYPE> a[kStrips];
-#pragma unroll
-    for (int i = 0; i < kStrips; ++i) a[i] = left_from<DTYPE>(state[i].piece, step);
-#pragma unroll
-    for (int n = 0; n < BT / 8; n += 2) {
-      const auto b = load_right_transposed(stage.w, step * kDepth<DTYPE>, n * 8);
-#pragma unroll
-      for (int i = 0; i < kStrips; ++i)
-        multiply<precision>(values[i][n], values[i][n + 1], a[i], b);
-    }
-  }
+  multiply_rows<precision>(values, state, stage.w);
 #pragma unroll
   for (int i = 0; i < kStrips; ++i)
 #pragma unroll
@@ -107,44 +82,19 @@ WYVERN_DEVICE void decay_to_end(Piece (&values)[kStrips][BT / 8], const Stage& s
   }
 }
 
-/// S^T <- S^T diag(exp(G_C)).
-WYVERN_DEVICE void decay_state(State (&state)[kStrips], const Stage& stage, int last) {
-  if constexpr (SCALAR_GATE || VECTOR_GATE) {
-    float factor[2];
-    if constexpr (SCALAR_GATE) factor[0] = factor[1] = decay(stage.G[last]);
-#pragma unroll
-    for (int n = 0; n < kPaddedK / 8; ++n) {
-      if constexpr (VECTOR_GATE) {
-        const Float2 end = load<2>(stage.Gk_end + n * 8 + piece_col(0));
-        factor[0] = decay(end.at[0]);
-        factor[1] = decay(end.at[1]);
-      }
-#pragma unroll
-      for (int i = 0; i < kStrips; ++i)
-#pragma unroll
-        for (int j = 0; j < 4; ++j) state[i].piece[n].x[j] *= factor[j % 2];
-    }
-  }
-}
-
 /// S^T <- exp(G_C) S^T + V'^T diag(exp(G_C - G)) K; `last` is the chunk's last row. Scales `values`
 /// in place.
 WYVERN_DEVICE void update_state(State (&state)[kStrips], Piece (&values)[kStrips][BT / 8],
                                 const Stage& stage, int last) {
   decay_to_end(values, stage, last);
-  decay_state(state, stage, last);
+  if constexpr (SCALAR_GATE) decay_state<false>(state, stage.G + last);
+  if constexpr (VECTOR_GATE) decay_state<true>(state, stage.Gk_end);
 #pragma unroll
   for (int step = 0; step < BT / kDepth<DTYPE>; ++step) {
     Left<DTYPE> a[kStrips];
 #pragma unroll
     for (int i = 0; i < kStrips; ++i) a[i] = left_from<DTYPE>(values[i], step);
-#pragma unroll
-    for (int n = 0; n < kPaddedK / 8; n += 2) {
-      const auto b = load_right(stage.k, step * kDepth<DTYPE>, n * 8);
-#pragma unroll
-      for (int i = 0; i < kStrips; ++i)
-        multiply<precision>(state[i].piece[n], state[i].piece[n + 1], a[i], b);
-    }
+    add_rows<precision>(state, a, stage.k, step);
   }
 }
 
@@ -245,23 +195,13 @@ WYVERN_DEVICE void scan_and_store(State (&state)[kStrips], const ScanInputs& in,
   scan_chunks(
       state, in, walk, Columns{tile_v}, begin,
       [&](int chunk, const State(&entering)[kStrips]) {
-        DTYPE* const h_chunk = out.h + ((slot + chunk) * HV + walk.head) * K * V + first_v;
-#pragma unroll
-        for (int i = 0; i < kStrips; ++i)
-#pragma unroll
-          for (int n = 0; n < kPaddedK / 8; ++n)
-            store_transposed<V>(h_chunk + n * 8 * V + i * 16, V, entering[i].piece[n], K - n * 8,
-                                columns_from(first_v + i * 16));
+        store_state<K, V>(out.h + ((slot + chunk) * HV + walk.head) * K * V + first_v, entering,
+                          columns_from(first_v));
       },
       [&](int chunk, int rows, const Piece(&values)[kStrips][BT / 8]) {
         const int64 row = (walk.token + int64{chunk} * BT) * HV + walk.head;
-        DTYPE* const v_chunk = out.v_new + row * V + first_v;
-#pragma unroll
-        for (int i = 0; i < kStrips; ++i)
-#pragma unroll
-          for (int n = 0; n < BT / 8; ++n)
-            store_transposed<V>(v_chunk + n * 8 * (int64{HV} * V) + i * 16, int64{HV} * V,
-                                values[i][n], rows - n * 8, columns_from(first_v + i * 16));
+        store_rows<V>(out.v_new + row * V + first_v, int64{HV} * V, values, rows,
+                      columns_from(first_v));
       });
 }
 
