@@ -303,9 +303,9 @@ OperatorCase random_case(std::uint64_t seed) {
     return p.pass == Pass::recurrent ? draw.below(9) : draw.of(kTokens);
   };
   if (p.packed)
-    for (std::int64_t n = draw.below(6); n > 0; --n) one.lengths.push_back(tokens());
+    for (std::int64_t n = 1 + draw.below(5); n > 0; --n) one.lengths.push_back(tokens());
   else
-    p.T = tokens(), p.B = p.N = draw.below(4);
+    p.T = tokens(), p.B = p.N = 1 + draw.below(3);
   one.gate = static_cast<Gate>(draw.below(4));
   return one;
 }
