@@ -1,5 +1,5 @@
 // Every way to carry out an operator's pass by templates of the build, at every chunk size and
-// precision. Cases are {Cpu,Gpu}/{OperatorPlan,OperatorSanitize}.
+// precision. Cases are {Cpu,Gpu}/{OperatorPlan,OperatorSegments,OperatorSanitize}.
 #include <fmt/format.h>
 
 #include <set>
@@ -88,6 +88,30 @@ TEST_P(OperatorPlan, MatchesOracle) {
   }
 }
 
+/// Splitting long sequences into segments is exact: the bounds hold at any gate, however weak, and for
+/// sequences of one segment, of several, and of none.
+class OperatorSegments : public PlanTest, public ::testing::WithParamInterface<PlanCase> {};
+
+TEST_P(OperatorSegments, MatchesOracle) {
+  const auto [kind, which, dtype, BT] = GetParam();
+  WYVERN_OPEN_OR_SKIP(kind);
+  Problem p = base(which, dtype);
+  p.H = p.HV = 1;
+  p.packed = p.initial_state = true;
+  int segmented = 0;
+  for (const Gate gate : {Gate::zero, Gate::typical, Gate::mixed}) {
+    const OperatorData data = make_data(p, gate, 77, {1500, 0, 17, 600});
+    std::vector<Plan> all = plans(device(), data.problem, BT);
+    std::erase_if(all, [](const Plan& plan) { return shape_of(plan).SEG == 0; });
+    for (const Plan& plan : neighbourhoods(all)) {
+      ++segmented;
+      check(test_runtime().prepare(device(), data.problem, plan), data);
+    }
+    if (gate_kind(p) == GateKind::none) break;
+  }
+  EXPECT_GT(segmented, 0);
+}
+
 class OperatorSanitize : public PlanTest, public ::testing::WithParamInterface<PlanCase> {};
 
 TEST_P(OperatorSanitize, SmallPlans) {
@@ -119,6 +143,13 @@ std::vector<PlanCase> plan_cases(DeviceKind kind, const std::vector<DType>& dtyp
   return all;
 }
 
+std::vector<PlanCase> chunked_cases(DeviceKind kind, const std::vector<DType>& dtypes,
+                                    std::int64_t BT) {
+  std::vector<PlanCase> all = plan_cases(kind, dtypes, {BT});
+  std::erase_if(all, [](const PlanCase& c) { return c.which.pass == Pass::recurrent; });
+  return all;
+}
+
 const std::vector<DType> kDTypes{DType::bf16, DType::fp16, DType::fp32};
 
 const auto kName = [](const auto& each) {
@@ -132,6 +163,12 @@ INSTANTIATE_TEST_SUITE_P(Cpu, OperatorPlan,
                          ValuesIn(plan_cases(DeviceKind::cpu, kDTypes, {16, 32, 64, 128})), kName);
 INSTANTIATE_TEST_SUITE_P(Gpu, OperatorPlan,
                          ValuesIn(plan_cases(DeviceKind::cuda, kDTypes, {16, 32, 64, 128})),
+                         kName);
+INSTANTIATE_TEST_SUITE_P(Cpu, OperatorSegments,
+                         ValuesIn(chunked_cases(DeviceKind::cpu, {DType::bf16, DType::fp32}, 16)),
+                         kName);
+INSTANTIATE_TEST_SUITE_P(Gpu, OperatorSegments,
+                         ValuesIn(chunked_cases(DeviceKind::cuda, {DType::bf16, DType::fp32}, 16)),
                          kName);
 INSTANTIATE_TEST_SUITE_P(Cpu, OperatorSanitize,
                          ValuesIn(plan_cases(DeviceKind::cpu, {DType::bf16, DType::fp32}, {16, 64})),
