@@ -20,8 +20,6 @@ namespace {
 
 using Doubles = std::vector<double>;
 
-constexpr std::int64_t kDefaultChunk = 64;  // of intermediate_states, as tensor_specs() has it
-
 Doubles zeros(std::int64_t count) { return Doubles(static_cast<std::size_t>(count)); }
 
 std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
@@ -68,7 +66,7 @@ struct Context {
   StateLayout layout;
   double scale;
 
-  std::int64_t chunk() const { return p.chunk_size.value_or(kDefaultChunk); }
+  std::int64_t chunk() const { return kept_chunk_size(p); }
 
   Context(const Problem& problem, const Arguments& arguments)
       : p(problem), host(arguments), offsets(sequence_offsets(problem, arguments)),
@@ -367,9 +365,10 @@ double error_bound(const Problem& problem, std::string_view name) {
       {{"dq", "dk", "dv", "dinitial_state"}, 8e-3, 2e-5, 2e-3},
       {{"dbeta", "dg", "dA_log", "ddt_bias"}, 2e-2, 5e-5, 4e-3},
   };
-  // A pool of bf16 states is stored in it, whatever the inputs are.
+  // What is stored in 16 bits is held to their bound, whatever the inputs are.
   const bool bits16 = problem.dtype != DType::fp32 ||
-                      (name == "state" && problem.state_dtype != DType::fp32);
+                      (name == "state" && problem.state_dtype != DType::fp32) ||
+                      (name == "dg" && problem.g_dtype != DType::fp32);
   for (const Row& row : kRows) {
     if (std::find(row.names.begin(), row.names.end(), name) == row.names.end()) continue;
     if (bits16) return row.bits16;

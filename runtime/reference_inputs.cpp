@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
+#include <numeric>
 
 namespace wyvern {
 namespace {
@@ -20,16 +22,6 @@ void convert_row(const TensorView& view, std::int64_t index, std::span<double> r
     std::memcpy(&value, at + i * sizeof(T), sizeof(T));
     row[i] = static_cast<double>(convert(value));
   }
-}
-
-void require(const TensorView& view, std::string_view name, std::int64_t elements) {
-  if (elements == 0) return;
-  if (!view.present())
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("{} is absent; it must be given with {} elements", name, elements));
-  if (view.elements() != elements)
-    throw Error(ErrorKind::kBadInput, fmt::format("{} has {} elements; it must have {}", name,
-                                                  view.elements(), elements));
 }
 
 double softplus(double x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::fabs(x))); }
@@ -61,25 +53,23 @@ void load_row(const TensorView& view, std::int64_t index, std::span<double> row)
   }
 }
 
-void require_inputs(const Problem& p, const Arguments& a) {
-  const std::int64_t tokens = p.B * p.T, one = p.HV * p.K * p.V;
-  const std::int64_t slots = p.pass == Pass::recurrent && p.state_index ? p.state_slots : p.N;
-  require(a.q, "q", tokens * p.H * p.K);
-  require(a.k, "k", tokens * p.H * p.K);
-  require(a.v, "v", tokens * p.HV * p.V);
-  require(a.beta, "beta", tokens * p.HV);
-  require(a.g, "g", tokens * p.HV * gate_width(p));
-  if (p.packed) require(a.cu_seqlens, "cu_seqlens", p.N + 1);
-  if (p.use_gate_in_kernel && p.has_A_log) require(a.A_log, "A_log", p.HV);
-  if (p.has_dt_bias) require(a.dt_bias, "dt_bias", p.HV * gate_width(p));
-  if (p.pass == Pass::recurrent && p.state_index) require(a.state_index, "state_index", p.N);
-  if (p.pass == Pass::recurrent && p.inplace_state)
-    require(a.state, "state", slots * one);
-  else if (p.initial_state)
-    require(a.initial_state, "initial_state", slots * one);
-  if (p.pass != Pass::backward) return;
-  require(a.do_, "do", tokens * p.HV * p.V);
-  if (p.output_final_state) require(a.dht, "dht", p.N * one);
+void require_inputs(const Problem& problem, const Arguments& host) {
+  Problem unkept = problem;
+  unkept.disable_recompute = false;
+  for (const TensorSpec& spec : tensor_specs(unkept)) {
+    if (!spec.present || spec.access == TensorAccess::out) continue;
+    const TensorView& view = host.tensor(spec.name);
+    const std::int64_t elements =
+        std::accumulate(spec.shape.begin(), spec.shape.begin() + spec.rank, std::int64_t{1},
+                        std::multiplies<>());
+    if (elements == 0) continue;
+    if (!view.present())
+      throw Error(ErrorKind::kBadInput, fmt::format("{} is absent; it must be given with {} elements",
+                                                    spec.name, elements));
+    if (view.elements() != elements)
+      throw Error(ErrorKind::kBadInput, fmt::format("{} has {} elements; it must have {}",
+                                                    spec.name, view.elements(), elements));
+  }
 }
 
 std::vector<std::int64_t> sequence_offsets(const Problem& p, const Arguments& a) {

@@ -16,7 +16,8 @@ double load(const TensorView& view, std::int64_t index);
 /// Elements [index, index + row.size()).
 void load_row(const TensorView& view, std::int64_t index, std::span<double> row);
 
-/// Throws Error(kBadInput) unless every input that the pass needs is there with its size.
+/// Throws Error(kBadInput) unless every input that the recurrence or its adjoint reads is there with its
+/// size.
 void require_inputs(const Problem& problem, const Arguments& host);
 
 /// First token of each sequence in the flattened [B*T] order, and the end of the last.

@@ -5,8 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <limits>
 
-#include "tests/support/runner.hpp"
+#include "tests/operators/fixture.hpp"
 
 namespace wyvern::testing {
 namespace {
@@ -80,7 +81,7 @@ const std::vector<BadCase>& bad_cases() {
   return cases;
 }
 
-class BadInput : public ::testing::TestWithParam<DeviceKind> {
+class BadInput : public OperatorTest, public ::testing::WithParamInterface<DeviceKind> {
  protected:
   static Problem problem() {
     Problem p;
@@ -91,46 +92,38 @@ class BadInput : public ::testing::TestWithParam<DeviceKind> {
   }
 };
 
-/// Device copies of everything a launch takes, outputs poisoned.
+/// Device copies of everything a launch takes, outputs poisoned. What a forward pass would hand
+/// over is zeros.
 class Prepared {
  public:
-  Prepared(const Device& device, const Problem& problem,
-           const std::vector<std::int64_t>& lengths)
+  Prepared(const Device& device, const Problem& problem, const Lengths& lengths)
       : data_(make_data(problem, Gate::typical, 1, lengths)),
         op_(test_runtime().prepare(device, data_.problem)) {
-    const Problem& p = data_.problem;
-    Arguments& a = good_.arguments;
-    a.q = upload(device, data_.q);
-    a.k = upload(device, data_.k);
-    a.v = upload(device, data_.v);
-    a.beta = upload(device, data_.beta);
-    a.g = upload(device, data_.g);
-    a.initial_state = upload(device, data_.initial_state);
-    a.cu_seqlens = upload(device, data_.seqlens);
-    a.A_log = upload(device, data_.A_log);
-    a.dt_bias = upload(device, data_.dt_bias);
-    HostTensor o(p.dtype, {p.B, p.T, p.HV, p.V}), state(DType::fp32, {p.N, p.HV, p.K, p.V});
+    for (const TensorSpec& spec : tensor_specs(data_.problem)) {
+      if (!spec.present) continue;
+      const auto given = data_.tensors.find(spec.name);
+      HostTensor content = given != data_.tensors.end() ? given->second : host_tensor(spec);
+      const bool in = spec.access == TensorAccess::in;
+      if (spec.access == TensorAccess::out) content.poison(kNanPoison);
+      good_.arguments.tensor(spec.name) = upload(device, content, !in);
+    }
     HostTensor workspace(DType::int64, {static_cast<std::int64_t>(op_.workspace_bytes() / 8)});
-    for (HostTensor* output : {&o, &state, &workspace}) output->poison(kNanPoison);
-    a.o = upload(device, o);
-    a.final_state = upload(device, state);
-    good_.workspace = upload(device, workspace).data;
-    outputs_ = {{memory_.size() - 3, o}, {memory_.size() - 2, state},
-                {memory_.size() - 1, workspace}};
+    workspace.poison(kNanPoison);
+    good_.workspace = upload(device, workspace, true).data;
   }
 
   Launch good() const { return good_; }
   const Operator& op() const { return op_; }
 
   void expect_nothing_written() const {
-    for (const auto& [index, before] : outputs_)
-      EXPECT_TRUE(same_bytes(memory_[index].download(), before)) << "an output was written";
+    for (const auto& [tensor, before] : outputs_)
+      EXPECT_TRUE(same_bytes(tensor.download(), before)) << "an output was written";
   }
 
  private:
-  TensorView upload(const Device& device, const HostTensor& host) {
-    if (host.shape().empty()) return {};
+  TensorView upload(const Device& device, const HostTensor& host, bool output) {
     memory_.emplace_back(device, host, DeviceTensor::Guards::bands, kGuardByte);
+    if (output) outputs_.emplace_back(memory_.back(), host);
     return memory_.back().view();
   }
 
@@ -138,7 +131,7 @@ class Prepared {
   Operator op_;
   std::vector<DeviceTensor> memory_;
   Launch good_;
-  std::vector<std::pair<std::size_t, HostTensor>> outputs_;
+  std::vector<std::pair<DeviceTensor, HostTensor>> outputs_;
 };
 
 void expect_rejected(const Prepared& prepared, const Launch& launch, const std::string& name,
@@ -156,29 +149,24 @@ void expect_rejected(const Prepared& prepared, const Launch& launch, const std::
   prepared.expect_nothing_written();
 }
 
-#define WYVERN_OPEN_OR_SKIP()                                     \
-  std::string why;                                                \
-  const std::optional<Device> device = test_device(GetParam(), &why); \
-  if (!device) GTEST_SKIP() << why
-
 TEST_P(BadInput, IsNamedAndNothingIsWritten) {
-  WYVERN_OPEN_OR_SKIP();
-  const Prepared prepared(*device, problem(), {20, 30});
+  WYVERN_OPEN_OR_SKIP(GetParam());
+  const Prepared prepared(device(), problem(), {20, 30});
   for (const BadCase& bad : bad_cases()) {
     Launch launch = prepared.good();
     bad.spoil(launch);
     expect_rejected(prepared, launch, bad.name, bad.words);
   }
-  device->synchronize();
+  device().synchronize();
   EXPECT_NO_THROW(prepared.op().launch(prepared.good().arguments, prepared.good().workspace));
-  device->synchronize();
+  device().synchronize();
 }
 
 TEST_P(BadInput, WhatTheOperatorWasPreparedWithoutIsRejected) {
-  WYVERN_OPEN_OR_SKIP();
+  WYVERN_OPEN_OR_SKIP(GetParam());
   Problem plain = problem();
   plain.use_gate_in_kernel = plain.has_dt_bias = plain.initial_state = false;
-  const Prepared prepared(*device, plain, {20, 30});
+  const Prepared prepared(device(), plain, {20, 30});
   const Launch good = prepared.good();
   const TensorView spare(good.arguments.q.data, DType::fp32, {4});
   Launch launch = good;
@@ -190,8 +178,8 @@ TEST_P(BadInput, WhatTheOperatorWasPreparedWithoutIsRejected) {
 }
 
 TEST_P(BadInput, HostLengthsAreCheckedInFull) {
-  WYVERN_OPEN_OR_SKIP();
-  const Prepared prepared(*device, problem(), {20, 30});
+  WYVERN_OPEN_OR_SKIP(GetParam());
+  const Prepared prepared(device(), problem(), {20, 30});
   const std::vector<std::pair<std::vector<std::int64_t>, std::string>> bad{
       {{0, 50}, "cu_seqlens"},       {{1, 20, 50}, "cu_seqlens[0]"},
       {{0, 60, 50}, "cu_seqlens[2]"}, {{0, 20, 51}, "cu_seqlens[2]"},
@@ -206,20 +194,18 @@ TEST_P(BadInput, HostLengthsAreCheckedInFull) {
 /// Lengths that only the device holds: the CPU checks them; a GPU cannot without waiting, so its
 /// kernels clamp them and stay within their tensors.
 TEST_P(BadInput, LengthsInDeviceMemoryCannotLeadAstray) {
-  WYVERN_OPEN_OR_SKIP();
+  WYVERN_OPEN_OR_SKIP(GetParam());
   const std::vector<std::vector<std::int64_t>> bad{
       {0, 60, 50}, {0, 20, 1000000}, {-40, 20, 50}, {7, 3, 9}};
   for (const auto& seqlens : bad) {
-    OperatorData data = make_data(problem(), Gate::typical, 1, {20, 30});
-    data.seqlens = HostTensor(DType::int32, {3}, {seqlens.begin(), seqlens.end()});
-    const Operator op = test_runtime().prepare(*device, data.problem);
-    const Prepared prepared(*device, problem(), {20, 30});
+    const HostTensor host_lengths(DType::int32, {3}, {seqlens.begin(), seqlens.end()});
+    const Prepared prepared(device(), problem(), {20, 30});
     Launch launch = prepared.good();
-    const DeviceTensor lengths(*device, data.seqlens, DeviceTensor::Guards::bands, kGuardByte);
+    const DeviceTensor lengths(device(), host_lengths, DeviceTensor::Guards::bands, kGuardByte);
     launch.arguments.cu_seqlens = lengths.view();
-    if (device->info().cuda) {
+    if (device().info().cuda) {
       EXPECT_NO_THROW(prepared.op().launch(launch.arguments, launch.workspace));
-      EXPECT_NO_THROW(device->synchronize());
+      EXPECT_NO_THROW(device().synchronize());
       continue;
     }
     expect_rejected(prepared, launch, "cu_seqlens", {"cu_seqlens["});
@@ -230,40 +216,94 @@ TEST_P(BadInput, LengthsInDeviceMemoryCannotLeadAstray) {
   }
 }
 
-TEST_P(BadInput, BadProblemsAreNotPrepared) {
-  WYVERN_OPEN_OR_SKIP();
-  const std::vector<std::pair<std::function<void(Problem&)>, std::string>> bad{
-      {[](Problem& p) { p.HV = 3; }, "HV"},
-      {[](Problem& p) { p.K = 257; }, "K is 257"},
-      {[](Problem& p) { p.lower_bound = -6.0F; }, "lower_bound is -6"},
-      {[](Problem& p) { p.op = "softmax"; }, "softmax"},
-      {[](Problem& p) { p.g_dtype = DType::fp16; }, "g_dtype"},
+struct BadProblem {
+  const char* word;  // the field, its value and part of what is legal, in this order, by " .. "
+  std::function<void(Problem&)> spoil;
+};
+
+void expect_words(std::string_view message, std::string_view words) {
+  std::size_t at = 0;
+  while (!words.empty()) {
+    const std::size_t end = std::min(words.find(" .. "), words.size());
+    const std::size_t found = message.find(words.substr(0, end), at);
+    EXPECT_NE(found, std::string_view::npos)
+        << "'" << words.substr(0, end) << "' is not in its place in: " << message;
+    at = found == std::string_view::npos ? at : found + end;
+    words.remove_prefix(std::min(end + 4, words.size()));
+  }
+}
+
+const std::vector<BadProblem>& bad_problems() {
+  const auto decode = [](Problem& p) {
+    p.pass = Pass::recurrent, p.use_gate_in_kernel = p.has_dt_bias = false;
   };
-  for (const auto& [spoil, word] : bad) {
+  const auto kda = [](Problem& p) { p.op = "kda", p.has_dt_bias = false; };
+  static const std::vector<BadProblem> all{
+      {"HV is 3 .. multiple of H, which is 2", [](Problem& p) { p.HV = 3; }},
+      {"K is 257 .. 256", [](Problem& p) { p.K = 257; }},
+      {"softmax .. delta_rule, gated_delta_rule, kda", [](Problem& p) { p.op = "softmax"; }},
+      {"g_dtype is fp16 .. bf16 or fp32", [](Problem& p) { p.g_dtype = DType::fp16; }},
+      {"g_dtype is int32", [=](Problem& p) { kda(p), p.g_dtype = DType::int32; }},
+      {"lower_bound is -2 .. kda", [](Problem& p) { p.lower_bound = -2.0F; }},
+      {"lower_bound is -6 .. [-5, 0)", [=](Problem& p) { kda(p), p.lower_bound = -6.0F; }},
+      {"lower_bound is 0 .. [-5, 0)", [=](Problem& p) { kda(p), p.lower_bound = 0.0F; }},
+      {"lower_bound is -1 .. use_gate_in_kernel",
+       [=](Problem& p) { kda(p), p.use_gate_in_kernel = false, p.lower_bound = -1.0F; }},
+      {"safe_gate is true .. lower_bound", [=](Problem& p) { kda(p), p.safe_gate = true; }},
+      {"has_A_log is false .. lower_bound", [=](Problem& p) { kda(p), p.has_A_log = false; }},
+      {"has_dt_bias is true .. use_gate_in_kernel",
+       [](Problem& p) { p.use_gate_in_kernel = false; }},
+      {"use_gate_in_kernel is true .. delta_rule",
+       [](Problem& p) { p.op = "delta_rule", p.has_dt_bias = false; }},
+      {"chunk_size is 48 .. 16, 32, 64 or 128", [](Problem& p) { p.chunk_size = 48; }},
+      {"scale is inf .. finite",
+       [](Problem& p) { p.scale = std::numeric_limits<float>::infinity(); }},
+      {"return_intermediate_states is true .. disable_recompute",
+       [](Problem& p) { p.disable_recompute = p.return_intermediate_states = true; }},
+      {"disable_recompute is true .. recurrent",
+       [=](Problem& p) { decode(p), p.disable_recompute = true; }},
+      {"return_intermediate_states is true .. recurrent",
+       [=](Problem& p) { decode(p), p.return_intermediate_states = true; }},
+      {"inplace_state is true .. recurrent", [](Problem& p) { p.inplace_state = true; }},
+      {"output_final_state is true .. inplace_state",
+       [=](Problem& p) { decode(p), p.inplace_state = true; }},
+      {"state_index is true .. recurrent", [](Problem& p) { p.state_index = true; }},
+      {"state_index is true .. initial_state or inplace_state",
+       [=](Problem& p) { decode(p), p.state_index = true, p.initial_state = false; }},
+      {"state_slots is -1 .. between 0",
+       [=](Problem& p) { decode(p), p.state_index = true, p.state_slots = -1; }},
+      {"index_dtype is fp32 .. int32 or int64", [](Problem& p) { p.index_dtype = DType::fp32; }},
+  };
+  return all;
+}
+
+TEST_P(BadInput, BadProblemsAreNotPrepared) {
+  WYVERN_OPEN_OR_SKIP(GetParam());
+  for (const BadProblem& bad : bad_problems()) {
     Problem p = problem();
     p.packed = false;
     p.T = 8;
-    spoil(p);
+    bad.spoil(p);
     try {
-      test_runtime().prepare(*device, p);
-      ADD_FAILURE() << "accepted: " << word;
+      test_runtime().prepare(device(), p);
+      ADD_FAILURE() << "accepted: " << bad.word;
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kBadInput);
-      EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+      expect_words(error.what(), bad.word);
     }
   }
 }
 
 TEST_P(BadInput, PlansThatDoNotFitAreNotPrepared) {
-  WYVERN_OPEN_OR_SKIP();
+  WYVERN_OPEN_OR_SKIP(GetParam());
   Problem p = problem();
   p.packed = false;
   p.T = 64;
-  const std::vector<Plan> all = plans(*device, p, 64);
+  const std::vector<Plan> all = plans(device(), p, 64);
   ASSERT_FALSE(all.empty());
   const auto expect_bad = [&](Plan plan, const std::string& word) {
     try {
-      test_runtime().prepare(*device, p, plan);
+      test_runtime().prepare(device(), p, plan);
       ADD_FAILURE() << "accepted: " << word;
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kBadInput);
@@ -289,6 +329,84 @@ TEST_P(BadInput, PlansThatDoNotFitAreNotPrepared) {
   expect_bad({}, "");
 }
 
+/// Every tensor of every operator and pass, spoiled in every way.
+struct TensorCase {
+  DeviceKind kind;
+  OperatorPass which;
+};
+
+void PrintTo(const TensorCase& c, std::ostream* out) { *out << name_of(c.which); }
+
+class BadTensor : public OperatorTest, public ::testing::WithParamInterface<TensorCase> {
+ protected:
+  static Problem problem() {
+    const OperatorPass& which = GetParam().which;
+    Problem p = base(which);
+    p.packed = p.initial_state = true;
+    p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
+    p.disable_recompute = which.pass != Pass::recurrent;
+    if (which.pass != Pass::recurrent) return p;
+    p.state_index = p.inplace_state = true, p.state_slots = 3;
+    p.output_final_state = false;
+    return p;
+  }
+};
+
+std::string spec_text(const TensorSpec& spec) {
+  std::string text = std::string(to_string(spec.dtype)) + " [";
+  for (int i = 0; i < spec.rank; ++i)
+    text += (i == 0 ? "" : ", ") + std::to_string(spec.shape[static_cast<std::size_t>(i)]);
+  return text + "]";
+}
+
+TEST_P(BadTensor, IsNamedAndNothingIsWritten) {
+  WYVERN_OPEN_OR_SKIP(GetParam().kind);
+  const Prepared prepared(device(), problem(), {20, 30});
+  const auto expect = [&](const TensorSpec& spec, const TensorView& bad,
+                          std::vector<std::string> words) {
+    Launch launch = prepared.good();
+    launch.arguments.tensor(spec.name) = bad;
+    words.push_back(std::string(spec.name) + " ");
+    expect_rejected(prepared, launch, std::string(spec.name), words);
+  };
+  for (const TensorSpec& spec : tensor_specs(prepared.op().problem())) {
+    const TensorView good = prepared.good().arguments.tensor(spec.name);
+    if (!spec.present) {
+      expect(spec, prepared.good().arguments.q, {"leave it out"});
+      continue;
+    }
+    const std::string legal = spec_text(spec);
+    TensorView bad = good;
+    expect(spec, {}, {"missing", legal});
+    bad.dtype = good.dtype == DType::fp32 ? DType::int32 : DType::fp32;
+    expect(spec, bad, {std::string(to_string(bad.dtype)), legal});
+    bad = good;
+    ++bad.shape[0];
+    expect(spec, bad, {"shape [" + std::to_string(bad.shape[0]), legal});
+    bad = good;
+    ++bad.rank;
+    bad.shape[static_cast<std::size_t>(good.rank)] = 1;
+    expect(spec, bad, {"shape", legal});
+    bad = good;
+    bad.strides[static_cast<std::size_t>(good.rank - 1)] = 2;
+    expect(spec, bad, {"strides", "contiguous"});
+    bad = good;
+    bad.data = shifted(good.data, 8);
+    expect(spec, bad, {"aligned to 16"});
+  }
+}
+
+std::vector<TensorCase> tensor_cases(DeviceKind kind) {
+  std::vector<TensorCase> all;
+  for (const OperatorPass& which : all_passes()) all.push_back({kind, which});
+  return all;
+}
+
+const auto kPass = [](const auto& each) { return name_of(each.param.which); };
+
+INSTANTIATE_TEST_SUITE_P(Cpu, BadTensor, ::testing::ValuesIn(tensor_cases(DeviceKind::cpu)), kPass);
+INSTANTIATE_TEST_SUITE_P(Gpu, BadTensor, ::testing::ValuesIn(tensor_cases(DeviceKind::cuda)),
+                         kPass);
 INSTANTIATE_TEST_SUITE_P(Cpu, BadInput, ::testing::Values(DeviceKind::cpu),
                          [](const auto&) { return "cpu"; });
 INSTANTIATE_TEST_SUITE_P(Gpu, BadInput, ::testing::Values(DeviceKind::cuda),

@@ -414,6 +414,9 @@ TEST(ErrorBound, FollowsTheSpecification) {
   p.precision.reset();
   EXPECT_EQ(error_bound(p, "dk"), 2e-5);
   EXPECT_EQ(error_bound(p, "dA_log"), 5e-5);
+  EXPECT_EQ(error_bound(p, "dg"), 5e-5);
+  p.g_dtype = DType::bf16;
+  EXPECT_EQ(error_bound(p, "dg"), 2e-2);
   p.dtype = DType::bf16;
   EXPECT_EQ(error_bound(p, "dq"), 8e-3);
   EXPECT_EQ(error_bound(p, "dbeta"), 2e-2);

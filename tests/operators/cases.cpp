@@ -1,0 +1,313 @@
+#include <fmt/format.h>
+
+#include "tests/operators/fixture.hpp"
+
+namespace wyvern::testing {
+namespace {
+
+/// Collects variations of one base problem.
+class Cases {
+ public:
+  explicit Cases(const OperatorPass& which) : which_(which) {}
+
+  template <class Vary>
+  void add(std::string name, const Vary& vary, Gate gate = Gate::typical, Lengths lengths = {}) {
+    OperatorCase one{std::move(name), base(which_), gate, std::move(lengths)};
+    vary(one.problem);
+    cases_.push_back(std::move(one));
+  }
+
+  bool recurrent() const { return which_.pass == Pass::recurrent; }
+  GateKind gate() const { return gate_kind(base(which_)); }
+  std::vector<OperatorCase> take() { return std::move(cases_); }
+
+ private:
+  OperatorPass which_;
+  std::vector<OperatorCase> cases_;
+};
+
+void states(Problem& p) { p.initial_state = p.output_final_state = true; }
+
+void add_shapes(Cases& cases) {
+  const bool recurrent = cases.recurrent();
+  const auto dims = [](std::int64_t K, std::int64_t V) {
+    return [=](Problem& p) { p.K = K, p.V = V; };
+  };
+  cases.add("Plain", [](Problem&) {});
+  cases.add("WideGroups", [](Problem& p) { p.H = 2, p.HV = 6; });
+  cases.add("EqualHeads", [](Problem& p) { p.H = p.HV = 3; });
+  cases.add("K60V33", dims(60, 33));
+  cases.add("K33V100", dims(33, 100));
+  cases.add("K100V60", dims(100, 60));
+  cases.add("K128V128", dims(128, 128));
+  cases.add("K256V512", [=](Problem& p) {
+    p.H = p.HV = 1, p.K = 256, p.V = 512, p.T = recurrent ? 3 : 70;
+  });
+  cases.add("Batch", [=](Problem& p) { p.B = p.N = 3, p.T = recurrent ? 8 : 50; });
+  cases.add("OneToken", [](Problem& p) { p.T = 1, states(p); });
+  cases.add("NoTokens", [](Problem& p) { p.T = 0, states(p); });
+  cases.add("NoSequences", [](Problem& p) { p.B = p.N = 0, states(p); });
+  const auto ragged = [](Problem& p) { p.packed = true, states(p); };
+  const Lengths lengths = recurrent ? Lengths{1, 0, 3, 8, 0} : Lengths{65, 0, 1, 64, 130, 0};
+  cases.add("Packed", ragged, Gate::mixed, lengths);
+  cases.add("PackedInt64",
+            [](Problem& p) { p.packed = true, p.seqlens_dtype = DType::int64; }, Gate::typical,
+            lengths);
+  cases.add("PackedAllEmpty", ragged, Gate::typical, {0, 0, 0});
+  cases.add("PackedOfNone", ragged, Gate::typical, {});
+}
+
+void add_states(Cases& cases) {
+  cases.add("InitialState", [](Problem& p) { p.initial_state = true, p.output_final_state = false; });
+  cases.add("NoStates", [](Problem& p) { p.output_final_state = false; });
+  cases.add("States", states);
+  cases.add("StatesVFirst", [](Problem& p) { states(p), p.state_v_first = true, p.V = 40; });
+  cases.add("StatesBf16", [](Problem& p) { states(p), p.state_dtype = DType::bf16; });
+}
+
+void add_numbers(Cases& cases) {
+  const auto all = [](DType dtype) {
+    return [=](Problem& p) { p.dtype = p.beta_dtype = dtype, states(p); };
+  };
+  cases.add("Fp16", all(DType::fp16));
+  for (const Precision floor : {Precision::tf32, Precision::tf32x3, Precision::ieee})
+    cases.add(fmt::format("Fp32_{}", to_string(floor)),
+              [&](Problem& p) { all(DType::fp32)(p), p.precision = floor; });
+  cases.add("BetaFp32", [](Problem& p) { p.beta_dtype = DType::fp32; });
+  if (cases.gate() == GateKind::none) return;
+  cases.add("GatesBf16", [](Problem& p) { p.g_dtype = DType::bf16; });
+  if (cases.gate() == GateKind::vector)
+    cases.add("Fp32GatesFp16",
+              [&](Problem& p) { all(DType::fp32)(p), p.g_dtype = DType::fp16; });
+}
+
+void add_gates(Cases& cases) {
+  if (cases.gate() == GateKind::none) return;
+  for (const Gate gate : {Gate::zero, Gate::typical, Gate::mixed, Gate::very_negative}) {
+    for (const DType dtype : {DType::bf16, DType::fp32})
+      cases.add(fmt::format("Gate_{}_{}", to_string(gate), to_string(dtype)),
+                [=](Problem& p) { p.dtype = p.beta_dtype = dtype, states(p); }, gate);
+    cases.add(fmt::format("GateInKernel_{}", to_string(gate)),
+              [](Problem& p) { p.use_gate_in_kernel = p.has_dt_bias = true, states(p); }, gate);
+    if (cases.gate() != GateKind::vector) continue;
+    cases.add(fmt::format("SafeGate_{}", to_string(gate)),
+              [](Problem& p) { p.safe_gate = true, p.lower_bound = -5.0F, states(p); }, gate);
+    cases.add(fmt::format("BoundedGate_{}", to_string(gate)),
+              [](Problem& p) {
+                p.use_gate_in_kernel = p.has_dt_bias = true, p.lower_bound = -5.0F, states(p);
+              },
+              gate);
+  }
+  cases.add("GateInKernelWithoutBias", [](Problem& p) { p.use_gate_in_kernel = true; });
+  if (cases.gate() != GateKind::vector) return;
+  cases.add("BoundedGateWithoutRate", [](Problem& p) {
+    p.use_gate_in_kernel = p.has_dt_bias = true, p.has_A_log = false, p.lower_bound = -2.0F;
+  });
+  cases.add("BoundedGateAlone", [](Problem& p) {
+    p.use_gate_in_kernel = true, p.has_A_log = false, p.lower_bound = -2.0F;
+  });
+}
+
+void add_options(Cases& cases) {
+  cases.add("Normalized", [](Problem& p) { p.use_qk_l2norm = true; });
+  cases.add("NormalizedEqualHeads", [](Problem& p) { p.use_qk_l2norm = true, p.H = p.HV = 2; });
+  cases.add("BetaLogits", [](Problem& p) { p.use_beta_sigmoid = true; });
+  cases.add("BetaLogitsDoubled",
+            [](Problem& p) { p.use_beta_sigmoid = p.allow_neg_eigval = true; });
+  cases.add("Scale", [](Problem& p) { p.scale = 0.5F; });
+  cases.add("Everything", [](Problem& p) {
+    p.use_qk_l2norm = p.use_beta_sigmoid = p.allow_neg_eigval = p.state_v_first = true;
+    p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
+    states(p);
+  });
+}
+
+void add_chunks(Cases& cases, Pass pass) {
+  for (const std::int64_t size : {16, 32, 64}) {
+    cases.add(fmt::format("Chunk{}", size), [=](Problem& p) { p.chunk_size = size, states(p); },
+              Gate::mixed);
+    const auto kept = [=](Problem& p) {
+      p.disable_recompute = true, p.chunk_size = size, states(p);
+    };
+    cases.add(fmt::format("Kept{}", size), kept, Gate::mixed);
+    cases.add(fmt::format("Kept{}Packed", size),
+              [=](Problem& p) { kept(p), p.packed = p.use_qk_l2norm = true; }, Gate::typical,
+              {size + 1, 0, 2 * size, 1});
+  }
+  if (pass != Pass::forward) return;
+  for (const bool v_first : {false, true}) {
+    const auto every = [=](Problem& p) {
+      p.return_intermediate_states = true, p.state_v_first = v_first, p.V = 40, states(p);
+    };
+    const std::string order = v_first ? "VFirst" : "KFirst";
+    cases.add("EveryState" + order, every);
+    cases.add("EveryStatePacked" + order,
+              [=](Problem& p) { every(p), p.packed = true, p.chunk_size = 32; }, Gate::mixed,
+              {33, 0, 64, 1, 0});
+  }
+}
+
+void add_pools(Cases& cases) {
+  const auto indexed = [](Problem& p) {
+    p.B = p.N = 6, p.state_index = p.initial_state = true, p.state_slots = 9;
+  };
+  const auto inplace = [](Problem& p) { p.inplace_state = true, p.output_final_state = false; };
+  cases.add("Indexed", indexed);
+  cases.add("IndexedInt64", [=](Problem& p) { indexed(p), p.index_dtype = DType::int64; });
+  cases.add("IndexedFewSlots", [=](Problem& p) { indexed(p), p.state_slots = 2; });
+  cases.add("IndexedNoSlots", [=](Problem& p) { indexed(p), p.state_slots = 0; });
+  cases.add("InPlace", inplace);
+  cases.add("InPlaceBf16", [=](Problem& p) { inplace(p), p.state_dtype = DType::bf16; });
+  for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
+    cases.add(fmt::format("InPlaceIndexed_{}", to_string(dtype)), [=](Problem& p) {
+      indexed(p), inplace(p), p.dtype = p.beta_dtype = dtype;
+    }, Gate::mixed);
+  cases.add("InPlaceIndexedVFirst", [=](Problem& p) {
+    indexed(p), inplace(p), p.state_v_first = true, p.V = 40, p.T = 1;
+  });
+  cases.add("InPlaceIndexedPacked", [=](Problem& p) {
+    indexed(p), inplace(p), p.packed = p.use_qk_l2norm = true;
+  }, Gate::typical, {1, 8, 0, 2, 1, 3});
+}
+
+}  // namespace
+
+std::string name_of(const OperatorPass& which) {
+  return fmt::format("{}_{}", which.op, to_string(which.pass));
+}
+
+std::vector<OperatorPass> chunked_passes() {
+  std::vector<OperatorPass> all;
+  for (const std::string_view op : operators())
+    for (const Pass pass : {Pass::forward, Pass::backward}) all.push_back({std::string(op), pass});
+  return all;
+}
+
+std::vector<OperatorPass> all_passes() {
+  std::vector<OperatorPass> all = chunked_passes();
+  for (const std::string_view op : operators()) all.push_back({std::string(op), Pass::recurrent});
+  return all;
+}
+
+Problem base(const OperatorPass& which, DType dtype) {
+  Problem p;
+  p.op = which.op, p.pass = which.pass;
+  p.dtype = p.beta_dtype = dtype;
+  p.H = 2, p.HV = 4, p.K = p.V = 64;
+  p.T = 130;
+  if (which.pass == Pass::recurrent) p.T = 3, p.B = p.N = 2;
+  p.output_final_state = true;
+  return p;
+}
+
+std::vector<OperatorCase> listed_cases(const OperatorPass& which) {
+  Cases cases(which);
+  add_shapes(cases);
+  add_states(cases);
+  add_numbers(cases);
+  add_gates(cases);
+  add_options(cases);
+  if (which.pass == Pass::recurrent)
+    add_pools(cases);
+  else
+    add_chunks(cases, which.pass);
+  return cases.take();
+}
+
+namespace {
+
+/// Draws for random_case. Few values for what kernels are specialized on, so that compiled kernels are
+/// met again.
+class Draw {
+ public:
+  explicit Draw(std::uint64_t seed) : engine_(seed * 7919 + 13) {}
+
+  std::int64_t below(std::int64_t count) {
+    return std::uniform_int_distribution<std::int64_t>(0, count - 1)(engine_);
+  }
+  bool flip() { return below(2) == 1; }
+  bool rarely() { return below(4) == 0; }
+  template <class T, std::size_t N>
+  const T& of(const T (&values)[N]) {
+    return values[below(static_cast<std::int64_t>(N))];
+  }
+
+ private:
+  Engine engine_;
+};
+
+void draw_numbers(Draw& draw, Problem& p) {
+  constexpr DType kDTypes[] = {DType::bf16, DType::fp16, DType::fp32};
+  constexpr std::int64_t kHeads[][2] = {{2, 4}, {1, 1}};
+  constexpr std::int64_t kDims[][2] = {{64, 64}, {60, 100}, {33, 16}, {128, 128}};
+  p.dtype = draw.of(kDTypes);
+  p.beta_dtype = draw.flip() ? DType::fp32 : p.dtype;
+  p.g_dtype = draw.flip() ? DType::fp32 : p.dtype;
+  const auto& heads = draw.of(kHeads);
+  const auto& dims = draw.of(kDims);
+  p.H = heads[0], p.HV = heads[1], p.K = dims[0], p.V = dims[1];
+  if (p.dtype == DType::fp32 && draw.flip())
+    p.precision = draw.flip() ? Precision::tf32 : Precision::ieee;
+  if (draw.flip()) p.scale = 0.5F;
+}
+
+void draw_gate(Draw& draw, Problem& p) {
+  if (gate_kind(p) == GateKind::none) return;
+  p.use_gate_in_kernel = draw.flip();
+  p.has_dt_bias = p.use_gate_in_kernel && draw.flip();
+  if (gate_kind(p) != GateKind::vector || draw.flip()) return;
+  p.safe_gate = !p.use_gate_in_kernel || draw.flip();
+  p.lower_bound = draw.flip() ? -5.0F : -1.5F;
+  p.has_A_log = !p.use_gate_in_kernel || draw.flip();
+}
+
+void draw_states(Draw& draw, Problem& p) {
+  p.initial_state = draw.flip();
+  p.state_dtype = draw.flip() ? DType::bf16 : DType::fp32;
+  p.output_final_state = draw.flip();
+  p.state_v_first = draw.flip();
+  if (p.pass == Pass::recurrent) {
+    p.inplace_state = draw.flip();
+    if (p.inplace_state) p.output_final_state = false;
+    p.state_index = (p.inplace_state || p.initial_state) && draw.flip();
+    p.state_slots = p.state_index ? draw.below(8) : 0;
+    p.index_dtype = draw.flip() ? DType::int64 : DType::int32;
+    return;
+  }
+  constexpr std::int64_t kChunks[] = {16, 32, 64};
+  if (draw.rarely()) p.chunk_size = draw.of(kChunks);
+  p.disable_recompute = draw.rarely();
+  p.return_intermediate_states =
+      p.pass == Pass::forward && !p.disable_recompute && draw.rarely();
+}
+
+}  // namespace
+
+OperatorCase random_case(std::uint64_t seed) {
+  Draw draw(seed);
+  constexpr std::int64_t kTokens[] = {0, 1, 15, 16, 17, 63, 64, 65, 100, 130};
+  constexpr Pass kPasses[] = {Pass::forward, Pass::backward, Pass::backward, Pass::recurrent};
+  OperatorCase one{fmt::format("seed {}", seed), {}, Gate::zero, {}};
+  Problem& p = one.problem;
+  p.op = operators()[static_cast<std::size_t>(draw.below(std::ssize(operators())))];
+  p.pass = draw.of(kPasses);
+  draw_numbers(draw, p);
+  draw_gate(draw, p);
+  draw_states(draw, p);
+  p.use_qk_l2norm = draw.flip();
+  p.use_beta_sigmoid = draw.flip();
+  p.allow_neg_eigval = draw.flip();
+  p.packed = draw.flip();
+  p.seqlens_dtype = draw.flip() ? DType::int64 : DType::int32;
+  const auto tokens = [&] {
+    return p.pass == Pass::recurrent ? draw.below(9) : draw.of(kTokens);
+  };
+  if (p.packed)
+    for (std::int64_t n = 1 + draw.below(5); n > 0; --n) one.lengths.push_back(tokens());
+  else
+    p.T = tokens(), p.B = p.N = 1 + draw.below(3);
+  one.gate = static_cast<Gate>(draw.below(4));
+  return one;
+}
+
+}  // namespace wyvern::testing

@@ -1,0 +1,79 @@
+// What the tests of operators share: a device to run on, and a launch held to the oracle.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "runtime/plan.hpp"
+#include "tests/support/runner.hpp"
+
+namespace wyvern::testing {
+
+using Lengths = std::vector<std::int64_t>;
+using Guards = DeviceTensor::Guards;
+
+class OperatorTest : public ::testing::Test {
+ protected:
+  void open(DeviceKind kind) { device_ = test_device(kind, &skip_reason_); }
+  const Device& device() const { return *device_; }
+
+  Operator prepare(const Problem& problem) {
+    return test_runtime().prepare(device(), problem);
+  }
+
+  /// `data` ready for a launch: with what the forward pass hands over, where the problem says so.
+  OperatorData complete(const OperatorData& data, Guards guards = Guards::bands) {
+    if (data.problem.pass != Pass::backward || !data.problem.disable_recompute) return data;
+    Problem forward = data.problem;
+    forward.pass = Pass::forward;
+    return with_kept(device(), prepare(forward), data, guards);
+  }
+
+  void check(const Operator& op, const OperatorData& data, Guards guards = Guards::bands) {
+    SCOPED_TRACE(describe(data.problem));
+    SCOPED_TRACE(plan_to_json(op.plan()));
+    const OperatorData inputs = complete(data, guards);
+    expect_matches_oracle(inputs, run_operator(device(), op, inputs, guards));
+  }
+
+  void check(const OperatorData& data) { check(prepare(data.problem), data); }
+
+  std::optional<Device> device_;
+  std::string skip_reason_;
+};
+
+#define WYVERN_OPEN_OR_SKIP(kind) \
+  open(kind);                     \
+  if (!device_) GTEST_SKIP() << skip_reason_
+
+/// An operator and a pass, as a test's name has them: "kda_backward".
+struct OperatorPass {
+  std::string op;
+  Pass pass;
+};
+std::string name_of(const OperatorPass& which);
+/// Every operator with the chunked passes; and with the recurrent pass too.
+std::vector<OperatorPass> chunked_passes();
+std::vector<OperatorPass> all_passes();
+
+/// A small problem of grouped heads, K = V = 64 and 130 tokens (3 a sequence for the recurrent pass),
+/// with a final state.
+Problem base(const OperatorPass& which, DType dtype = DType::bf16);
+
+/// Inputs of one listed or random problem.
+struct OperatorCase {
+  std::string name;
+  Problem problem;
+  Gate gate = Gate::typical;
+  Lengths lengths;  ///< of a packed problem
+};
+
+/// The shapes, dtypes, gates and options that every operator and pass must carry out, by name.
+std::vector<OperatorCase> listed_cases(const OperatorPass& which);
+
+/// Small shapes over every operator, pass and option, repeatable from the seed.
+OperatorCase random_case(std::uint64_t seed);
+
+}  // namespace wyvern::testing

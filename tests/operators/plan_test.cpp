@@ -1,0 +1,181 @@
+// Every way to carry out an operator's pass by templates of the build, at every chunk size and
+// precision. Cases are {Cpu,Gpu}/{OperatorPlan,OperatorSegments,OperatorSanitize}.
+#include <fmt/format.h>
+
+#include <set>
+
+#include "runtime/device_impl.hpp"
+#include "tests/operators/fixture.hpp"
+
+namespace wyvern::testing {
+namespace {
+
+/// Plans among `all` that hold every template beside every neighbour it has in any of them.
+std::vector<Plan> neighbourhoods(const std::vector<Plan>& all) {
+  std::set<std::pair<std::string, std::string>> seen;
+  std::vector<Plan> chosen;
+  for (const Plan& plan : all) {
+    bool is_new = false;
+    std::string before;
+    for (const PlanStep& step : plan) {
+      is_new |= seen.emplace(before, step.template_id).second;
+      before = step.template_id;
+    }
+    if (is_new) chosen.push_back(plan);
+  }
+  return chosen;
+}
+
+class PlanTest : public OperatorTest {
+ protected:
+  /// Default configs may be more accurate than the floor; here its own products are on trial,
+  /// wherever a template admits them.
+  Plan at_floor(Plan plan, const Problem& p) {
+    const std::vector<StageUse> uses = stage_uses(p);
+    const std::vector<std::size_t> starts = match(uses, plan);
+    for (std::size_t i = 0; i < plan.size(); ++i) {
+      if (p.dtype != DType::fp32 || !plan[i].config.contains("precision")) continue;
+      Config exact = plan[i].config;
+      exact.set("precision", precision_floor(p));
+      const Values constants =
+          step_constants(p, std::span(uses).subspan(starts[i], starts[i + 1] - starts[i]));
+      const std::string reason = find_template(plan[i].template_id)
+                                     ->illegal(constants, exact, device().impl().target().limits);
+      if (reason.empty()) plan[i].config = exact;
+    }
+    return plan;
+  }
+
+  void check_plans(const OperatorData& data, std::int64_t BT, Guards guards = Guards::bands) {
+    const std::vector<Plan> all = plans(device(), data.problem, BT);
+    if (BT <= 64) {
+      EXPECT_FALSE(all.empty()) << describe(data.problem);
+    }
+    for (const Plan& plan : neighbourhoods(all))
+      check(test_runtime().prepare(device(), data.problem, at_floor(plan, data.problem)), data,
+            guards);
+  }
+};
+
+Problem with_all_options(const OperatorPass& which, DType dtype) {
+  Problem p = base(which, dtype);
+  p.use_qk_l2norm = p.initial_state = p.packed = true;
+  p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
+  return p;
+}
+
+struct PlanCase {
+  DeviceKind kind;
+  OperatorPass which;
+  DType dtype;
+  std::int64_t BT;
+};
+
+void PrintTo(const PlanCase& c, std::ostream* out) { *out << name_of(c.which); }
+
+class OperatorPlan : public PlanTest, public ::testing::WithParamInterface<PlanCase> {};
+
+TEST_P(OperatorPlan, MatchesOracle) {
+  const auto [kind, which, dtype, BT] = GetParam();
+  WYVERN_OPEN_OR_SKIP(kind);
+  const Lengths lengths =
+      which.pass == Pass::recurrent ? Lengths{2, 0, 1, 5} : Lengths{65, 0, 1, 64};
+  OperatorData data = make_data(with_all_options(which, dtype), Gate::mixed, 1, lengths);
+  for (const Precision floor : {Precision::tf32, Precision::tf32x3, Precision::ieee}) {
+    if (dtype != DType::fp32 && floor != Precision::tf32) continue;
+    data.problem.precision = floor;
+    check_plans(data, BT);
+  }
+}
+
+/// Splitting long sequences into segments is exact: the bounds hold at any gate, however weak, and for
+/// sequences of one segment, of several, and of none.
+class OperatorSegments : public PlanTest, public ::testing::WithParamInterface<PlanCase> {};
+
+TEST_P(OperatorSegments, MatchesOracle) {
+  const auto [kind, which, dtype, BT] = GetParam();
+  WYVERN_OPEN_OR_SKIP(kind);
+  Problem p = base(which, dtype);
+  p.H = p.HV = 1;
+  p.packed = p.initial_state = true;
+  int segmented = 0;
+  for (const Gate gate : {Gate::zero, Gate::typical, Gate::mixed}) {
+    const OperatorData data = make_data(p, gate, 77, {1500, 0, 17, 600});
+    std::vector<Plan> all = plans(device(), data.problem, BT);
+    std::erase_if(all, [](const Plan& plan) { return shape_of(plan).SEG == 0; });
+    for (const Plan& plan : neighbourhoods(all)) {
+      ++segmented;
+      check(test_runtime().prepare(device(), data.problem, plan), data);
+    }
+    if (gate_kind(p) == GateKind::none) break;
+  }
+  EXPECT_GT(segmented, 0);
+}
+
+class OperatorSanitize : public PlanTest, public ::testing::WithParamInterface<PlanCase> {};
+
+TEST_P(OperatorSanitize, SmallPlans) {
+  const auto [kind, which, dtype, BT] = GetParam();
+  WYVERN_OPEN_OR_SKIP(kind);
+  Problem p = with_all_options(which, dtype);
+  p.K = 60, p.V = 33, p.H = 1, p.HV = 2;
+  p.use_beta_sigmoid = true;
+  Lengths lengths{33, 0, 1, 36};
+  if (which.pass == Pass::recurrent) {
+    p.state_index = true, p.state_slots = 5;
+    lengths = {2, 0, 1, 5};
+  }
+  check_plans(make_data(p, Gate::mixed, 8, lengths), BT, Guards::none);
+}
+
+std::vector<PlanCase> plan_cases(DeviceKind kind, const std::vector<DType>& dtypes,
+                                 const std::vector<std::int64_t>& chunks) {
+  std::vector<PlanCase> all;
+  for (const DType dtype : dtypes) {
+    for (const OperatorPass& which : all_passes()) {
+      if (which.pass == Pass::recurrent) {
+        all.push_back({kind, which, dtype, 64});
+        continue;
+      }
+      for (const std::int64_t BT : chunks) all.push_back({kind, which, dtype, BT});
+    }
+  }
+  return all;
+}
+
+std::vector<PlanCase> chunked_cases(DeviceKind kind, const std::vector<DType>& dtypes,
+                                    std::int64_t BT) {
+  std::vector<PlanCase> all = plan_cases(kind, dtypes, {BT});
+  std::erase_if(all, [](const PlanCase& c) { return c.which.pass == Pass::recurrent; });
+  return all;
+}
+
+const std::vector<DType> kDTypes{DType::bf16, DType::fp16, DType::fp32};
+
+const auto kName = [](const auto& each) {
+  const PlanCase& c = each.param;
+  return fmt::format("{}_{}_BT{}", name_of(c.which), to_string(c.dtype), c.BT);
+};
+
+using ::testing::ValuesIn;
+
+INSTANTIATE_TEST_SUITE_P(Cpu, OperatorPlan,
+                         ValuesIn(plan_cases(DeviceKind::cpu, kDTypes, {16, 32, 64, 128})), kName);
+INSTANTIATE_TEST_SUITE_P(Gpu, OperatorPlan,
+                         ValuesIn(plan_cases(DeviceKind::cuda, kDTypes, {16, 32, 64, 128})),
+                         kName);
+INSTANTIATE_TEST_SUITE_P(Cpu, OperatorSegments,
+                         ValuesIn(chunked_cases(DeviceKind::cpu, {DType::bf16, DType::fp32}, 16)),
+                         kName);
+INSTANTIATE_TEST_SUITE_P(Gpu, OperatorSegments,
+                         ValuesIn(chunked_cases(DeviceKind::cuda, {DType::bf16, DType::fp32}, 16)),
+                         kName);
+INSTANTIATE_TEST_SUITE_P(Cpu, OperatorSanitize,
+                         ValuesIn(plan_cases(DeviceKind::cpu, {DType::bf16, DType::fp32}, {16, 64})),
+                         kName);
+INSTANTIATE_TEST_SUITE_P(Gpu, OperatorSanitize,
+                         ValuesIn(plan_cases(DeviceKind::cuda, {DType::bf16, DType::fp32}, {16, 64})),
+                         kName);
+
+}  // namespace
+}  // namespace wyvern::testing

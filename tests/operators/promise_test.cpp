@@ -1,0 +1,199 @@
+// What a launch promises besides its numbers: it repeats bit by bit, from any thread and from a
+// capture, and keeps its bounds at the sizes models have. Cases are {Cpu,Gpu}/Operator{Promise,
+// Split}.
+#include <fmt/format.h>
+
+#include <thread>
+
+#include "runtime/device_impl.hpp"
+#include "tests/operators/fixture.hpp"
+
+namespace wyvern::testing {
+namespace {
+
+struct PassCase {
+  DeviceKind kind;
+  OperatorPass which;
+};
+
+void PrintTo(const PassCase& c, std::ostream* out) { *out << name_of(c.which); }
+
+void expect_same(const HostTensors& a, const HostTensors& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (const auto& [name, tensor] : a) EXPECT_TRUE(same_bytes(tensor, b.at(name))) << name;
+}
+
+/// Every operator and pass.
+class OperatorPromise : public OperatorTest, public ::testing::WithParamInterface<PassCase> {
+ protected:
+  const OperatorPass& which() const { return GetParam().which; }
+  bool recurrent() const { return which().pass == Pass::recurrent; }
+
+  /// Packed, with every option that takes part in a sum over tokens or heads.
+  OperatorData rich_data(std::uint64_t seed) {
+    Problem p = base(which());
+    p.packed = p.initial_state = p.use_qk_l2norm = true;
+    p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
+    return make_data(p, Gate::typical, seed,
+                     recurrent() ? Lengths{1, 8, 0, 3} : Lengths{150, 0, 33, 200});
+  }
+};
+
+TEST_P(OperatorPromise, BitwiseRepeat) {
+  WYVERN_OPEN_OR_SKIP(GetParam().kind);
+  constexpr int kRuns = 20;
+  const OperatorData data = rich_data(31);
+  run_operator(device(), prepare(data.problem), data, Guards::bands, {}, kRuns);
+}
+
+TEST_P(OperatorPromise, ReplaysFromACapture) {
+  WYVERN_OPEN_OR_SKIP(GetParam().kind);
+  const OperatorData data = rich_data(14);
+  const Operator op = prepare(data.problem);
+  const HostTensors direct = run_operator(device(), op, data);
+  const std::shared_ptr<void> stream = device().impl().make_stream();
+  const HostTensors replayed = run_operator(
+      device(), op, data, Guards::bands, [&](const Arguments& arguments, void* workspace) {
+        const auto graph = device().impl().capture(
+            [&](Stream recording) { op.launch(arguments, workspace, recording); });
+        for (int i = 0; i < 3; ++i) graph->launch(stream.get());
+        device().synchronize(stream.get());
+      });
+  expect_same(replayed, direct);
+}
+
+TEST_P(OperatorPromise, HostLengthsAreAcceptedBesideTheDevices) {
+  WYVERN_OPEN_OR_SKIP(GetParam().kind);
+  const OperatorData data = rich_data(3);
+  const Operator op = prepare(data.problem);
+  const auto launch = [&](Arguments arguments, void* workspace) {
+    arguments.cu_seqlens_host = data.cu_seqlens;
+    op.launch(arguments, workspace);
+  };
+  expect_matches_oracle(data, run_operator(device(), op, data, Guards::bands, launch));
+}
+
+TEST_P(OperatorPromise, TwoThreadsShareOneRuntime) {
+  WYVERN_OPEN_OR_SKIP(GetParam().kind);
+  Problem p = base(which());
+  p.K = 48;  // kernels that no other test compiles: both threads ask for them at once
+  const OperatorData data = make_data(p, Gate::typical, 21);
+  RuntimeOptions options;
+  options.cache = test_cache();
+  Runtime runtime(options);
+  std::vector<HostTensors> outputs(2);
+  std::vector<std::jthread> threads;
+  for (HostTensors& out : outputs)
+    threads.emplace_back([&, &result = out] {
+      result = run_operator(device(), runtime.prepare(device(), p), data);
+    });
+  threads.clear();
+  expect_matches_oracle(data, outputs[0]);
+  expect_same(outputs[0], outputs[1]);
+}
+
+TEST_P(OperatorPromise, TrainedShapesInSmall) {
+  WYVERN_OPEN_OR_SKIP(GetParam().kind);
+  for (const std::string_view name :
+       {"qwen3-next-80b", "kimi-linear-48b", "fla-gdn-1.3b", "fla-deltanet-1.3b"}) {
+    const Preset& preset = find_preset(name);
+    if (preset.op != which().op) continue;
+    Problem p = base(which());
+    p.H = preset.H / 2, p.HV = preset.HV / 2, p.K = preset.K, p.V = preset.V;
+    if (!recurrent()) p.T = 300;
+    p.use_qk_l2norm = p.use_beta_sigmoid = true;
+    p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
+    if (gate_kind(p) == GateKind::vector) p.lower_bound = -5.0F;
+    check(make_data(p, Gate::typical, 6));
+  }
+}
+
+TEST_P(OperatorPromise, LongSequencesKeepTheBound) {
+  WYVERN_OPEN_OR_SKIP(GetParam().kind);
+  if (recurrent()) GTEST_SKIP() << "a few tokens a sequence";
+  for (const Gate gate : {Gate::zero, Gate::typical}) {
+    Problem p = base(which());
+    p.H = p.HV = 1, p.T = 4000;
+    check(make_data(p, gate, 12));
+  }
+}
+
+TEST_P(OperatorPromise, EmptySequencesPassStatesOnExactly) {
+  WYVERN_OPEN_OR_SKIP(GetParam().kind);
+  const bool backward = which().pass == Pass::backward;
+  for (const bool v_first : {false, true})
+    for (const bool packed : {false, true}) {
+      Problem p = base(which());
+      p.T = 0, p.B = p.N = 2, p.V = 40;
+      p.initial_state = true, p.state_v_first = v_first, p.packed = packed;
+      const OperatorData data = make_data(p, Gate::zero, 5, {0, 0, 0});
+      const HostTensors out = run_operator(device(), prepare(data.problem), data);
+      EXPECT_EQ(out.at(backward ? "dinitial_state" : "final_state").values(),
+                data.tensors.at(backward ? "dht" : "initial_state").values());
+    }
+}
+
+/// One sequence in two parts, the state handed over, gives what the whole does.
+class OperatorSplit : public OperatorTest,
+                      public ::testing::WithParamInterface<std::tuple<DeviceKind, std::string>> {};
+
+/// Tokens [first, first + count) of every tensor of one sequence of T tokens.
+OperatorData tokens_of(const OperatorData& whole, std::int64_t first, std::int64_t count) {
+  OperatorData part = whole;
+  part.problem.T = count;
+  for (const char* name : {"q", "k", "v", "beta", "g"}) {
+    if (!whole.tensors.contains(name)) continue;
+    const HostTensor& tensor = whole.tensors.at(name);
+    Shape shape = tensor.shape();
+    const std::int64_t width = tensor.elements() / shape[1];
+    shape[1] = count;
+    HostTensor slice(tensor.dtype(), shape);
+    for (std::int64_t i = 0; i < slice.elements(); ++i) slice.set(i, tensor.at(first * width + i));
+    part.tensors[name] = slice;
+  }
+  return part;
+}
+
+TEST_P(OperatorSplit, ChangesLittle) {
+  WYVERN_OPEN_OR_SKIP(std::get<0>(GetParam()));
+  const OperatorPass which{std::get<1>(GetParam()), Pass::forward};
+  const OperatorData whole = make_data(base(which, DType::fp32), Gate::typical, 9);
+  const auto run = [&](const OperatorData& data) {
+    return run_operator(device(), prepare(data.problem), data);
+  };
+  const HostTensors expected = run(whole);
+  const HostTensors first = run(tokens_of(whole, 0, 70));
+  OperatorData tail = tokens_of(whole, 70, 60);
+  tail.problem.initial_state = true;
+  tail.tensors["initial_state"] = first.at("final_state");
+  EXPECT_LE(rms_error(run(tail).at("final_state"), expected.at("final_state").values()), 2e-5);
+  // The same sixty tokens by the recurrent pass.
+  OperatorData decoded = tail;
+  decoded.problem.pass = Pass::recurrent;
+  EXPECT_LE(rms_error(run(decoded).at("final_state"), expected.at("final_state").values()), 2e-5);
+}
+
+std::vector<PassCase> pass_cases(DeviceKind kind) {
+  std::vector<PassCase> all;
+  for (const OperatorPass& which : all_passes()) all.push_back({kind, which});
+  return all;
+}
+
+const auto kPass = [](const auto& each) { return name_of(each.param.which); };
+const auto kOperator = [](const auto& each) { return std::get<1>(each.param); };
+
+using ::testing::Combine;
+using ::testing::Values;
+using ::testing::ValuesIn;
+
+const auto kOperators = Values("delta_rule", "gated_delta_rule", "kda");
+
+INSTANTIATE_TEST_SUITE_P(Cpu, OperatorPromise, ValuesIn(pass_cases(DeviceKind::cpu)), kPass);
+INSTANTIATE_TEST_SUITE_P(Gpu, OperatorPromise, ValuesIn(pass_cases(DeviceKind::cuda)), kPass);
+INSTANTIATE_TEST_SUITE_P(Cpu, OperatorSplit, Combine(Values(DeviceKind::cpu), kOperators),
+                         kOperator);
+INSTANTIATE_TEST_SUITE_P(Gpu, OperatorSplit, Combine(Values(DeviceKind::cuda), kOperators),
+                         kOperator);
+
+}  // namespace
+}  // namespace wyvern::testing
