@@ -45,21 +45,6 @@ class Random {
   std::uint64_t state_;
 };
 
-void store(HostTensor& tensor, std::int64_t index, double value) {
-  const auto rounded = static_cast<float>(value);
-  switch (tensor.dtype) {
-    case DType::fp32: static_cast<float*>(tensor.data.get())[index] = rounded; break;
-    case DType::bf16:
-      static_cast<std::uint16_t*>(tensor.data.get())[index] = float_to_bf16(rounded);
-      break;
-    case DType::fp16:
-      static_cast<std::uint16_t*>(tensor.data.get())[index] = float_to_fp16(rounded);
-      break;
-    case DType::int32:
-    case DType::int64: break;  // not made from real numbers
-  }
-}
-
 /// The streams of random numbers, one per tensor, so that none depends on another's size.
 enum class Stream : std::uint64_t {
   q = 1, k, v, beta, g, initial_state, A_log, dt_bias, output_gradient, state_gradient, state_index

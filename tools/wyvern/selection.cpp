@@ -145,6 +145,17 @@ void add_selection(CLI::App& verb, SelectionFlags& flags) {
   verb.add_flag("--no-dt-bias", flags.no_dt_bias, "dt_bias is absent");
 }
 
+namespace {
+
+/// A flag that remembers whether it was given, as --name or --name=false.
+void add_switch(CLI::App& verb, const std::string& name, std::optional<bool>& value,
+                const std::string& description) {
+  verb.add_flag_function(
+      name, [&value](std::int64_t count) { value = count > 0; }, description);
+}
+
+}  // namespace
+
 void add_pass(CLI::App& verb, std::optional<std::string>& pass, const std::string& otherwise) {
   verb.add_option("--pass", pass,
                   fmt::format("forward, backward or recurrent (default {})", otherwise));
@@ -158,10 +169,10 @@ void add_options(CLI::App& verb, OptionFlags& flags) {
   verb.add_option("--lower-bound", flags.lower_bound,
                   "of the gate, in [-5, 0); kda only; none: not even a preset's");
   verb.add_flag("--safe-gate", flags.safe_gate, "promises g >= the lower bound");
-  verb.add_flag("--use-qk-l2norm", flags.use_qk_l2norm,
-                "normalize the rows of q and k (=false where a preset would)");
-  verb.add_flag("--use-gate-in-kernel", flags.use_gate_in_kernel,
-                "g is the raw gate input; needs A_log (=false where a preset would)");
+  add_switch(verb, "--use-qk-l2norm", flags.use_qk_l2norm,
+             "normalize the rows of q and k (=false where a preset would)");
+  add_switch(verb, "--use-gate-in-kernel", flags.use_gate_in_kernel,
+             "g is the raw gate input; needs A_log (=false where a preset would)");
   verb.add_flag("--use-beta-sigmoid", flags.use_beta_sigmoid, "beta are logits");
   verb.add_flag("--allow-neg-eigval", flags.allow_neg_eigval,
                 "beta is 2 sigmoid(beta); needs --use-beta-sigmoid");
