@@ -40,6 +40,7 @@ void add_devices(Command& command);
 void add_stages(Command& command);
 void add_example(Command& command);
 void add_run(Command& command);
+void add_verify(Command& command);
 void add_tune(Command& command);
 void add_bench(Command& command);
 void add_compile(Command& command);

@@ -38,12 +38,21 @@ Json to_json(const Problem& p) {
             {"precision", to_string(precision_floor(p))},
             {"use_qk_l2norm", p.use_qk_l2norm},
             {"use_gate_in_kernel", p.use_gate_in_kernel},
+            {"has_A_log", p.use_gate_in_kernel && p.has_A_log},
             {"has_dt_bias", p.has_dt_bias},
+            {"lower_bound", p.lower_bound ? Json(*p.lower_bound) : Json(nullptr)},
+            {"safe_gate", p.safe_gate},
             {"use_beta_sigmoid", p.use_beta_sigmoid},
             {"allow_neg_eigval", p.allow_neg_eigval},
             {"initial_state", p.initial_state},
             {"output_final_state", p.output_final_state},
-            {"state_v_first", p.state_v_first}};
+            {"state_v_first", p.state_v_first},
+            {"chunk_size", p.chunk_size ? Json(*p.chunk_size) : Json(nullptr)},
+            {"disable_recompute", p.disable_recompute},
+            {"return_intermediate_states", p.return_intermediate_states},
+            {"inplace_state", p.inplace_state},
+            {"state_index", p.state_index},
+            {"state_slots", p.state_index ? Json(p.state_slots) : Json(nullptr)}};
   json["key"] = problem_key(p).to_string();
   return json;
 }

@@ -1,5 +1,7 @@
 #include "tools/wyvern/example.hpp"
 
+#include <wyvern/runtime.hpp>
+
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -43,26 +45,26 @@ class Random {
   std::uint64_t state_;
 };
 
-void store(HostTensor& tensor, std::int64_t index, double value) {
-  const auto rounded = static_cast<float>(value);
-  switch (tensor.dtype) {
-    case DType::fp32: static_cast<float*>(tensor.data.get())[index] = rounded; break;
-    case DType::bf16:
-      static_cast<std::uint16_t*>(tensor.data.get())[index] = float_to_bf16(rounded);
-      break;
-    case DType::fp16:
-      static_cast<std::uint16_t*>(tensor.data.get())[index] = float_to_fp16(rounded);
-      break;
-    case DType::int32:
-    case DType::int64: break;  // not made from real numbers
-  }
+/// The streams of random numbers, one per tensor, so that none depends on another's size.
+enum class Stream : std::uint64_t {
+  q = 1, k, v, beta, g, initial_state, A_log, dt_bias, output_gradient, state_gradient, state_index
+};
+
+using Shape = std::vector<std::int64_t>;
+
+/// A 1-D tensor of int32 or int64.
+HostTensor integer_tensor(DType dtype, const std::vector<std::int64_t>& values) {
+  HostTensor tensor = HostTensor::make(dtype, {static_cast<std::int64_t>(values.size())});
+  if (dtype == DType::int64)
+    std::copy(values.begin(), values.end(), static_cast<std::int64_t*>(tensor.data.get()));
+  else
+    std::transform(values.begin(), values.end(), static_cast<std::int32_t*>(tensor.data.get()),
+                   [](std::int64_t value) { return static_cast<std::int32_t>(value); });
+  return tensor;
 }
 
-/// The streams of random numbers, one per tensor, so that none depends on another's size.
-enum class Stream : std::uint64_t { q = 1, k, v, beta, g, initial_state, A_log, dt_bias };
-
 template <class Draw>
-HostTensor filled(DType dtype, std::vector<std::int64_t> shape, std::uint64_t seed, Stream stream,
+HostTensor filled(DType dtype, Shape shape, std::uint64_t seed, Stream stream,
                   const Draw& draw) {
   HostTensor tensor = HostTensor::make(dtype, std::move(shape));
   Random random(seed, static_cast<std::uint64_t>(stream));
@@ -72,8 +74,7 @@ HostTensor filled(DType dtype, std::vector<std::int64_t> shape, std::uint64_t se
 }
 
 /// Rows of unit length: k so that the recurrence is stable without use_qk_l2norm.
-HostTensor unit_rows(DType dtype, std::vector<std::int64_t> shape, std::uint64_t seed,
-                     Stream stream) {
+HostTensor unit_rows(DType dtype, Shape shape, std::uint64_t seed, Stream stream) {
   HostTensor tensor = HostTensor::make(dtype, std::move(shape));
   Random random(seed, static_cast<std::uint64_t>(stream));
   const std::int64_t width = tensor.shape.back();
@@ -93,55 +94,81 @@ HostTensor unit_rows(DType dtype, std::vector<std::int64_t> shape, std::uint64_t
   return tensor;
 }
 
-/// Log decay: head h reaches down to a depth of its own, at most log 2, most tokens far above it.
-HostTensor log_decay(const Problem& p, std::uint64_t seed) {
+/// Log decay: every head, or key channel of a head, reaches down to a depth of its own, at most log 2,
+/// most tokens far above it. A promised bound is kept.
+HostTensor log_decay(const Problem& p, const Shape& shape, std::uint64_t seed) {
   constexpr double kLeast = 0.0010005;  // exp(-kLeast) is 0.999
   constexpr double kMost = 0.6931;
-  std::vector<double> depth(static_cast<std::size_t>(p.HV));
+  const std::int64_t gates = gate_kind(p) == GateKind::vector ? p.HV * p.K : p.HV;
+  const double bound = p.safe_gate && !p.use_gate_in_kernel ? *p.lower_bound : -1.0;
+  std::vector<double> depth(static_cast<std::size_t>(gates));
   Random heads(seed ^ 0x6865616473U, static_cast<std::uint64_t>(Stream::g));
   for (double& d : depth) {
     const double u = heads.uniform();
     d = (kMost - kLeast) * (0.05 + 0.95 * u);
   }
-  return filled(p.g_dtype, {p.B, p.T, p.HV}, seed, Stream::g, [&](Random& random, std::int64_t i) {
+  return filled(p.g_dtype, shape, seed, Stream::g, [&](Random& random, std::int64_t i) {
     const double u = random.uniform();
-    return -(kLeast + depth[static_cast<std::size_t>(i % p.HV)] * (u * u));
+    const double g = -(kLeast + depth[static_cast<std::size_t>(i % gates)] * (u * u));
+    return std::max(g, bound);
   });
+}
+
+/// Slots of a pool of states in no order, all different; where there are three sequences or more the
+/// second is padding, as are those that no slot is left for.
+HostTensor slots(const Problem& p, std::uint64_t seed) {
+  Random random(seed, static_cast<std::uint64_t>(Stream::state_index));
+  std::vector<std::int64_t> all(static_cast<std::size_t>(p.state_slots));
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    all[i] = static_cast<std::int64_t>(i);
+    std::swap(all[i], all[random.next() % (i + 1)]);
+  }
+  all.resize(static_cast<std::size_t>(p.N), -1);
+  if (all.size() >= 3) all[1] = -1;
+  return integer_tensor(p.index_dtype, all);
+}
+
+/// One input.
+HostTensor make_input(std::string_view name, DType dtype, const Shape& shape,
+                      const Selection& selection, std::uint64_t seed) {
+  const Problem& p = selection.problem;
+  const auto normal = [](double deviation) {
+    return [deviation](Random& random, std::int64_t) { return deviation * random.normal(); };
+  };
+  const auto uniform = [](double least, double width) {
+    return [least, width](Random& random, std::int64_t) {
+      const double scaled = width * random.uniform();
+      return least + scaled;
+    };
+  };
+  if (name == "q") return unit_rows(dtype, shape, seed, Stream::q);
+  if (name == "k") return unit_rows(dtype, shape, seed, Stream::k);
+  if (name == "v") return filled(dtype, shape, seed, Stream::v, normal(1));
+  if (name == "beta") return filled(dtype, shape, seed, Stream::beta, uniform(0.02, 0.96));
+  if (name == "g") return log_decay(p, shape, seed);
+  if (name == "A_log") return filled(dtype, shape, seed, Stream::A_log, uniform(-1.0, 3.5));
+  if (name == "dt_bias") return filled(dtype, shape, seed, Stream::dt_bias, uniform(-6.0, 4.0));
+  if (name == "do") return filled(dtype, shape, seed, Stream::output_gradient, normal(1));
+  if (name == "dht") return filled(dtype, shape, seed, Stream::state_gradient, normal(0.25));
+  if (name == "cu_seqlens") return integer_tensor(dtype, selection.cu_seqlens);
+  if (name == "state_index") return slots(p, seed);
+  return filled(dtype, shape, seed, Stream::initial_state, normal(0.25));
 }
 
 }  // namespace
 
 Tensors make_example(const Selection& selection, std::uint64_t seed) {
-  const Problem& p = selection.problem;
-  const auto normal = [](Random& random, std::int64_t) { return random.normal(); };
+  // The parameters of a gate in the kernel are there for whoever runs the file with that option.
+  Problem problem = selection.problem;
+  problem.disable_recompute = false;  // what it keeps is no input of a user's
+  if (gate_kind(problem) != GateKind::none && !problem.use_gate_in_kernel)
+    problem.use_gate_in_kernel = problem.has_dt_bias = true;
   Tensors tensors;
-  tensors["q"] = unit_rows(p.dtype, {p.B, p.T, p.H, p.K}, seed, Stream::q);
-  tensors["k"] = unit_rows(p.dtype, {p.B, p.T, p.H, p.K}, seed, Stream::k);
-  tensors["v"] = filled(p.dtype, {p.B, p.T, p.HV, p.V}, seed, Stream::v, normal);
-  tensors["beta"] = filled(p.beta_dtype, {p.B, p.T, p.HV}, seed, Stream::beta,
-                           [](Random& random, std::int64_t) {
-                             return 0.02 + 0.96 * random.uniform();
-                           });
-  tensors["g"] = log_decay(p, seed);
-  std::vector<std::int64_t> state{p.N, p.HV, p.K, p.V};
-  if (p.state_v_first) std::swap(state[2], state[3]);
-  tensors["initial_state"] =
-      filled(p.state_dtype, std::move(state), seed, Stream::initial_state,
-             [](Random& random, std::int64_t) { return 0.25 * random.normal(); });
-  tensors["A_log"] = filled(DType::fp32, {p.HV}, seed, Stream::A_log,
-                            [](Random& random, std::int64_t) {
-                              return -1.0 + 3.5 * random.uniform();
-                            });
-  tensors["dt_bias"] = filled(DType::fp32, {p.HV}, seed, Stream::dt_bias,
-                              [](Random& random, std::int64_t) {
-                                return -6.0 + 4.0 * random.uniform();
-                              });
-  if (p.packed) {
-    HostTensor boundaries = HostTensor::make(DType::int64, {p.N + 1});
-    std::copy(selection.cu_seqlens.begin(), selection.cu_seqlens.end(),
-              static_cast<std::int64_t*>(boundaries.data.get()));
-    tensors["cu_seqlens"] = std::move(boundaries);
-  }
+  for (const TensorSpec& spec : tensor_specs(problem))
+    if (spec.present && spec.access != TensorAccess::out)
+      tensors[std::string(spec.name)] =
+          make_input(spec.name, spec.dtype, {spec.shape.begin(), spec.shape.begin() + spec.rank},
+                     selection, seed);
   return tensors;
 }
 

@@ -13,6 +13,7 @@ int main(int argc, char** argv) {
   add_stages(command);
   add_example(command);
   add_run(command);
+  add_verify(command);
   add_tune(command);
   add_bench(command);
   add_compile(command);

@@ -1,12 +1,14 @@
 #include "tools/wyvern/operands.hpp"
 
 #include <wyvern/error.hpp>
+#include <wyvern/runtime.hpp>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <utility>
 
 namespace wyvern::cli {
@@ -39,13 +41,6 @@ void need_rank(const HostTensor& tensor, std::string_view name, std::size_t rank
            shape);
 }
 
-void need_shape(const HostTensor& tensor, std::string_view name, const Shape& wanted,
-                std::string_view symbols) {
-  if (tensor.shape != wanted)
-    reject("{} has shape {}; it must be {} = {}", name, shape_text(tensor.shape), symbols,
-           shape_text(wanted));
-}
-
 void need_dtype(const HostTensor& tensor, std::string_view name, std::vector<DType> legal) {
   if (std::find(legal.begin(), legal.end(), tensor.dtype) != legal.end()) return;
   std::sort(legal.begin(), legal.end());
@@ -55,8 +50,25 @@ void need_dtype(const HostTensor& tensor, std::string_view name, std::vector<DTy
   reject("{} is {}; it must be {}", name, to_string(tensor.dtype), fmt::join(names, " or "));
 }
 
-/// q, k, v, beta and g: they set the dimensions.
-void infer_main(const Tensors& tensors, Problem& p) {
+/// An input's shape in the specification's letters.
+std::string symbols_of(std::string_view name, const Problem& p) {
+  const bool kda = gate_kind(p) == GateKind::vector;
+  if (name == "q" || name == "k") return "[B,T,H,K]";
+  if (name == "w" || name == "qg" || name == "kg") return "[B,T,HV,K]";
+  if (name == "v" || name == "do" || name == "v_new") return "[B,T,HV,V]";
+  if (name == "beta") return "[B,T,HV]";
+  if (name == "g") return kda ? "[B,T,HV,K]" : "[B,T,HV]";
+  if (name == "A_log") return "[HV]";
+  if (name == "dt_bias") return kda ? "[HV,K]" : "[HV]";
+  if (name == "cu_seqlens") return "[N+1]";
+  if (name == "state_index") return "[N]";
+  if (name == "Tinv" || name == "Aqk") return "[B,T,HV,C]";
+  if (name == "h") return "[NT,HV,K,V]";
+  const bool pool = p.state_index && name != "dht";
+  return fmt::format("[{},HV,{}]", pool ? "S" : "N", p.state_v_first ? "V,K" : "K,V");
+}
+
+void infer_dimensions(const Tensors& tensors, Problem& p) {
   const HostTensor& q = need(tensors, "q", "[B,T,H,K]");
   need_rank(q, "q", 4, "[B,T,H,K]");
   need_dtype(q, "q", {DType::bf16, DType::fp16, DType::fp32});
@@ -65,157 +77,132 @@ void infer_main(const Tensors& tensors, Problem& p) {
   p.H = q.shape[2];
   p.K = q.shape[3];
   p.dtype = q.dtype;
-  const HostTensor& k = need(tensors, "k", "[B,T,H,K]");
-  need_shape(k, "k", q.shape, "[B,T,H,K]");
-  need_dtype(k, "k", {p.dtype});
+  need(tensors, "k", "[B,T,H,K]");
   const HostTensor& v = need(tensors, "v", "[B,T,HV,V]");
   need_rank(v, "v", 4, "[B,T,HV,V]");
   p.HV = v.shape[2];
   p.V = v.shape[3];
-  need_shape(v, "v", {p.B, p.T, p.HV, p.V}, "[B,T,HV,V]");
-  need_dtype(v, "v", {p.dtype});
-  const Shape per_head{p.B, p.T, p.HV};
-  const HostTensor& beta = need(tensors, "beta", "[B,T,HV]");
-  need_shape(beta, "beta", per_head, "[B,T,HV]");
-  need_dtype(beta, "beta", {p.dtype, DType::fp32});
-  p.beta_dtype = beta.dtype;
-  const HostTensor& g = need(tensors, "g", "[B,T,HV]");
-  need_shape(g, "g", per_head, "[B,T,HV]");
-  need_dtype(g, "g", {p.dtype, DType::fp32});
-  p.g_dtype = g.dtype;
 }
 
-void infer_seqlens(const HostTensor& tensor, Selection& selection) {
+/// beta and g: their dtypes are the caller's choice.
+void infer_dtypes(const Tensors& tensors, Problem& p) {
+  p.beta_dtype = p.dtype;
+  if (const HostTensor* beta = find(tensors, "beta")) {
+    need_dtype(*beta, "beta", {p.dtype, DType::fp32});
+    p.beta_dtype = beta->dtype;
+  }
+  const HostTensor* g = find(tensors, "g");
+  if (g == nullptr || gate_kind(p) == GateKind::none) return;
+  if (gate_kind(p) == GateKind::vector)
+    need_dtype(*g, "g", {DType::bf16, DType::fp16, DType::fp32});
+  else
+    need_dtype(*g, "g", {p.dtype, DType::fp32});
+  p.g_dtype = g->dtype;
+}
+
+/// The values of a 1-D tensor of int32 or int64.
+std::vector<std::int64_t> integers(const HostTensor& tensor) {
+  std::vector<std::int64_t> values(static_cast<std::size_t>(tensor.elements()));
+  if (tensor.dtype == DType::int64) {
+    std::memcpy(values.data(), tensor.data.get(), tensor.bytes());
+  } else {
+    const auto* narrow = static_cast<const std::int32_t*>(tensor.data.get());
+    std::copy(narrow, narrow + values.size(), values.begin());
+  }
+  return values;
+}
+
+void infer_seqlens(const Tensors& tensors, Selection& selection) {
+  const HostTensor* seqlens = find(tensors, "cu_seqlens");
+  if (seqlens == nullptr) return;
   Problem& p = selection.problem;
-  need_rank(tensor, "cu_seqlens", 1, "[N+1]");
-  need_dtype(tensor, "cu_seqlens", {DType::int32, DType::int64});
-  if (tensor.shape[0] < 1) reject("cu_seqlens has shape [0]; it must be [N+1]");
+  need_rank(*seqlens, "cu_seqlens", 1, "[N+1]");
+  need_dtype(*seqlens, "cu_seqlens", {DType::int32, DType::int64});
+  if (seqlens->shape[0] < 1) reject("cu_seqlens has shape [0]; it must be [N+1]");
   if (p.B != 1) reject("B is {}; with cu_seqlens it must be 1", p.B);
   p.packed = true;
-  p.N = tensor.shape[0] - 1;
-  p.seqlens_dtype = tensor.dtype;
-  selection.cu_seqlens.resize(static_cast<std::size_t>(p.N + 1));
-  if (tensor.dtype == DType::int64) {
-    std::memcpy(selection.cu_seqlens.data(), tensor.data.get(), tensor.bytes());
-  } else {
-    const auto* values = static_cast<const std::int32_t*>(tensor.data.get());
-    std::copy(values, values + p.N + 1, selection.cu_seqlens.begin());
-  }
+  p.N = seqlens->shape[0] - 1;
+  p.seqlens_dtype = seqlens->dtype;
+  selection.cu_seqlens = integers(*seqlens);
 }
 
-void infer_state(const HostTensor& tensor, Problem& p) {
-  need_dtype(tensor, "initial_state", {DType::fp32, DType::bf16});
-  if (p.state_v_first)
-    need_shape(tensor, "initial_state", {p.N, p.HV, p.V, p.K}, "[N,HV,V,K]");
-  else
-    need_shape(tensor, "initial_state", {p.N, p.HV, p.K, p.V}, "[N,HV,K,V]");
-  p.initial_state = true;
-  p.state_dtype = tensor.dtype;
+/// The state that is read, the one that is updated, the gradient of the final one, and the index.
+void infer_states(Tensors& tensors, Problem& p) {
+  if (p.inplace_state && !tensors.contains("state") && tensors.contains("initial_state"))
+    tensors.insert({"state", tensors.at("initial_state")});
+  const std::string name = p.inplace_state ? "state" : "initial_state";
+  const HostTensor* state = find(tensors, name);
+  if (state != nullptr) {
+    need_dtype(*state, name, {DType::fp32, DType::bf16});
+    p.state_dtype = state->dtype;
+  }
+  p.initial_state = state != nullptr && !p.inplace_state;
+  p.output_final_state = p.pass == Pass::backward ? tensors.contains("dht") : !p.inplace_state;
+
+  const HostTensor* index = find(tensors, "state_index");
+  if (index == nullptr || p.pass != Pass::recurrent) return;
+  need_dtype(*index, "state_index", {DType::int32, DType::int64});
+  p.state_index = true;
+  p.index_dtype = index->dtype;
+  const HostTensor& pool = need(tensors, name, symbols_of(name, p));
+  need_rank(pool, name, 4, symbols_of(name, p));
+  p.state_slots = pool.shape[0];
 }
 
 void infer_gate(const Tensors& tensors, Problem& p) {
   if (!p.use_gate_in_kernel) return;
-  const HostTensor* A_log = find(tensors, "A_log");
-  if (A_log == nullptr)
-    reject("A_log is missing from the input; --use-gate-in-kernel needs it as fp32 [HV] = [{}]",
-           p.HV);
-  need_shape(*A_log, "A_log", {p.HV}, "[HV]");
-  need_dtype(*A_log, "A_log", {DType::fp32});
-  if (const HostTensor* dt_bias = find(tensors, "dt_bias")) {
-    need_shape(*dt_bias, "dt_bias", {p.HV}, "[HV]");
-    need_dtype(*dt_bias, "dt_bias", {DType::fp32});
-    p.has_dt_bias = true;
+  p.has_A_log = tensors.contains("A_log") || !p.lower_bound;
+  p.has_dt_bias = tensors.contains("dt_bias");
+}
+
+/// Every input of the problem is there with its dtype and shape.
+void check_inputs(const Tensors& tensors, const Problem& p) {
+  for (const TensorSpec& spec : tensor_specs(p)) {
+    if (!spec.present || spec.access == TensorAccess::out) continue;
+    const std::string name(spec.name);
+    const Shape wanted(spec.shape.begin(), spec.shape.begin() + spec.rank);
+    const std::string legal =
+        fmt::format("{} = {}", symbols_of(name, p), shape_text(wanted));
+    const HostTensor& tensor = need(tensors, name, legal);
+    if (tensor.shape != wanted)
+      reject("{} has shape {}; it must be {}", name, shape_text(tensor.shape), legal);
+    need_dtype(tensor, name, {spec.dtype});
   }
 }
 
-TensorView view_of(const Tensors& tensors, const std::string& name, bool used) {
-  const HostTensor* tensor = used ? find(tensors, name) : nullptr;
-  return tensor != nullptr ? tensor->view() : TensorView{};
+/// A state that two sequences update at once would be neither's.
+void check_slots(const Tensors& tensors, const Problem& p) {
+  if (!p.state_index || !p.inplace_state) return;
+  std::map<std::int64_t, std::size_t> owner;
+  const std::vector<std::int64_t> slots = integers(tensors.at("state_index"));
+  for (std::size_t n = 0; n < slots.size(); ++n) {
+    if (slots[n] < 0) continue;
+    const auto [held, fresh] = owner.emplace(slots[n], n);
+    if (!fresh)
+      reject("state_index[{}] is {}, as state_index[{}] is; with --inplace-state every sequence "
+             "must have a slot of its own",
+             n, slots[n], held->second);
+  }
 }
-
-std::size_t bytes_of(const TensorView& view) {
-  return static_cast<std::size_t>(view.elements()) * size_of(view.dtype);
-}
-
-constexpr TensorView Arguments::*kInputs[] = {
-    &Arguments::q,          &Arguments::k,     &Arguments::v,
-    &Arguments::beta,       &Arguments::g,     &Arguments::initial_state,
-    &Arguments::cu_seqlens, &Arguments::A_log, &Arguments::dt_bias};
-constexpr TensorView Arguments::*kOutputs[] = {&Arguments::o, &Arguments::final_state};
 
 }  // namespace
 
-Selection infer(const std::string& op, const Tensors& tensors, const OptionFlags& options) {
+Selection infer(const std::string& op, Tensors& tensors, const OptionFlags& options) {
   require_operator(op);
   Selection selection;
   Problem& p = selection.problem;
   p.op = op;
-  p.output_final_state = true;
   apply(options, p);
-  infer_main(tensors, p);
-  if (const HostTensor* seqlens = find(tensors, "cu_seqlens")) infer_seqlens(*seqlens, selection);
-  if (const HostTensor* state = find(tensors, "initial_state")) infer_state(*state, p);
+  infer_dimensions(tensors, p);
+  infer_dtypes(tensors, p);
+  infer_seqlens(tensors, selection);
+  infer_states(tensors, p);
   infer_gate(tensors, p);
   validate(p);
+  check_inputs(tensors, p);
   if (p.packed) validate_seqlens(p, selection.cu_seqlens);
+  check_slots(tensors, p);
   return selection;
-}
-
-Tensors make_outputs(const Problem& p) {
-  Tensors outputs;
-  outputs["o"] = HostTensor::make(p.dtype, {p.B, p.T, p.HV, p.V});
-  Shape state{p.N, p.HV, p.K, p.V};
-  if (p.state_v_first) std::swap(state[2], state[3]);
-  if (p.output_final_state)
-    outputs["final_state"] = HostTensor::make(DType::fp32, std::move(state));
-  for (auto& [name, tensor] : outputs) std::memset(tensor.data.get(), kPoison, tensor.bytes());
-  return outputs;
-}
-
-Arguments host_arguments(const Selection& selection, const Tensors& inputs,
-                         const Tensors& outputs) {
-  const Problem& p = selection.problem;
-  Arguments a;
-  a.q = view_of(inputs, "q", true);
-  a.k = view_of(inputs, "k", true);
-  a.v = view_of(inputs, "v", true);
-  a.beta = view_of(inputs, "beta", true);
-  a.g = view_of(inputs, "g", true);
-  a.initial_state = view_of(inputs, "initial_state", p.initial_state);
-  a.cu_seqlens = view_of(inputs, "cu_seqlens", p.packed);
-  a.A_log = view_of(inputs, "A_log", p.use_gate_in_kernel);
-  a.dt_bias = view_of(inputs, "dt_bias", p.has_dt_bias);
-  a.o = view_of(outputs, "o", true);
-  a.final_state = view_of(outputs, "final_state", p.output_final_state);
-  if (p.packed) a.cu_seqlens_host = selection.cu_seqlens;
-  return a;
-}
-
-DeviceArguments::DeviceArguments(const Device& device, const Arguments& host)
-    : on_(device), host_(host), device_(host) {
-  const auto place = [&](TensorView& view) {
-    if (!view.present()) return;
-    memory_.push_back(on_.allocate(std::max<std::size_t>(bytes_of(view), 1)));
-    view.data = memory_.back().get();
-  };
-  for (const auto field : kInputs) {
-    place(device_.*field);
-    if ((host_.*field).present() && bytes_of(host_.*field) > 0)
-      on_.copy_in((device_.*field).data, (host_.*field).data, bytes_of(host_.*field));
-  }
-  for (const auto field : kOutputs) place(device_.*field);
-}
-
-void DeviceArguments::poison() const {
-  for (const auto field : kOutputs)
-    if (const TensorView& view = device_.*field; view.present() && bytes_of(view) > 0)
-      on_.fill(view.data, kPoison, bytes_of(view));
-}
-
-void DeviceArguments::fetch_outputs() const {
-  for (const auto field : kOutputs)
-    if (const TensorView& view = device_.*field; view.present() && bytes_of(view) > 0)
-      on_.copy_out((host_.*field).data, view.data, bytes_of(view));
 }
 
 }  // namespace wyvern::cli

@@ -242,6 +242,21 @@ TensorView HostTensor::view() const {
   return view;
 }
 
+void store(HostTensor& tensor, std::int64_t index, double value) {
+  const auto rounded = static_cast<float>(value);
+  switch (tensor.dtype) {
+    case DType::fp32: static_cast<float*>(tensor.data.get())[index] = rounded; break;
+    case DType::bf16:
+      static_cast<std::uint16_t*>(tensor.data.get())[index] = float_to_bf16(rounded);
+      break;
+    case DType::fp16:
+      static_cast<std::uint16_t*>(tensor.data.get())[index] = float_to_fp16(rounded);
+      break;
+    case DType::int32:
+    case DType::int64: break;  // not made from real numbers
+  }
+}
+
 std::string shape_text(const std::vector<std::int64_t>& shape) {
   return fmt::format("[{}]", fmt::join(shape, ","));
 }

@@ -33,6 +33,9 @@ struct HostTensor {
   TensorView view() const;
 };
 
+/// Writes one element of a floating tensor, rounded to its dtype.
+void store(HostTensor& tensor, std::int64_t index, double value);
+
 using Tensors = std::map<std::string, HostTensor>;
 
 /// "[1,2048,16,128]".

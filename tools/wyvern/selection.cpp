@@ -54,7 +54,7 @@ std::vector<std::int64_t> parse_seqlens(std::string_view text) {
   return boundaries;
 }
 
-Problem from_preset(const SelectionFlags& flags) {
+Problem from_preset(const SelectionFlags& flags, Pass pass) {
   const Preset& preset = find_preset(*flags.preset);
   if (preset.op != flags.op) {
     std::vector<std::string_view> names;
@@ -68,8 +68,23 @@ Problem from_preset(const SelectionFlags& flags) {
   problem.HV = preset.HV;
   problem.K = preset.K;
   problem.V = preset.V;
-  problem.T = kDefaultTokens;
+  problem.T = pass == Pass::recurrent ? kDecodedTokens : kDefaultTokens;
+  if (flags.batch) problem.B = problem.N = parse_integer("--batch", *flags.batch, 0, kMostTokens);
+  if (preset.lower_bound != 0) {
+    problem.lower_bound = preset.lower_bound;
+    problem.use_gate_in_kernel = problem.use_qk_l2norm = true;
+  }
   return problem;
+}
+
+Problem from_shape(const SelectionFlags& flags) {
+  if (flags.tokens)
+    reject("--tokens is {}; with --shape it must be left out, T is part of the shape",
+           *flags.tokens);
+  if (flags.batch)
+    reject("--batch is {}; with --shape it must be left out, B is part of the shape", *flags.batch);
+  return flags.seqlens ? parse_shape(*flags.shape, Problem{}, {"H", "K"})
+                       : parse_shape(*flags.shape, Problem{}, {"T", "H", "K"});
 }
 
 void apply_seqlens(std::string_view text, bool tokens_given, Selection& selection) {
@@ -84,6 +99,22 @@ void apply_seqlens(std::string_view text, bool tokens_given, Selection& selectio
   problem.T = total;
   problem.N = static_cast<std::int64_t>(selection.cu_seqlens.size()) - 1;
   problem.packed = true;
+}
+
+/// What is given and wanted of states.
+void apply_states(const SelectionFlags& flags, Problem& problem) {
+  problem.initial_state = problem.output_final_state = !problem.inplace_state;
+  if (!flags.state_index) return;
+  problem.state_index = true;
+  problem.state_slots = parse_integer("--state-index", *flags.state_index, 1, kMostTokens);
+}
+
+/// A preset's bound goes with the gate that it shapes; one that is given stays, to be judged.
+void apply_gate(const SelectionFlags& flags, const OptionFlags& options, Problem& problem) {
+  if (!problem.use_gate_in_kernel && !problem.safe_gate && !options.lower_bound)
+    problem.lower_bound.reset();
+  problem.has_A_log = !flags.no_A_log;
+  problem.has_dt_bias = problem.use_gate_in_kernel && !flags.no_dt_bias;
 }
 
 }  // namespace
@@ -103,22 +134,56 @@ void add_selection(CLI::App& verb, SelectionFlags& flags) {
                   "B=..,T=..,H=..,HV=..,K=..,V=.. (without them B=1, HV=H, V=K)");
   verb.add_option("--seqlens", flags.seqlens, "lengths of a packed batch, such as 5,0,77");
   verb.add_option("--tokens", flags.tokens,
-                  fmt::format("T of a preset (default {})", kDefaultTokens));
+                  fmt::format("T of a preset (default {}, {} for the recurrent pass)",
+                              kDefaultTokens, kDecodedTokens));
+  verb.add_option("--batch", flags.batch, "B of a preset (default 1)");
   add_dtype(verb, flags.dtype);
+  verb.add_option("--g-dtype", flags.g_dtype, "of g: bf16, fp16 or fp32 (default)");
+  verb.add_option("--state-index", flags.state_index,
+                  "slots of a pool of states that an index tensor points into; recurrent only");
+  verb.add_flag("--no-A-log", flags.no_A_log, "A_log is absent; needs --lower-bound");
+  verb.add_flag("--no-dt-bias", flags.no_dt_bias, "dt_bias is absent");
+}
+
+namespace {
+
+/// A flag that remembers whether it was given, as --name or --name=false.
+void add_switch(CLI::App& verb, const std::string& name, std::optional<bool>& value,
+                const std::string& description) {
+  verb.add_flag_function(
+      name, [&value](std::int64_t count) { value = count > 0; }, description);
+}
+
+}  // namespace
+
+void add_pass(CLI::App& verb, std::optional<std::string>& pass, const std::string& otherwise) {
+  verb.add_option("--pass", pass,
+                  fmt::format("forward, backward or recurrent (default {})", otherwise));
 }
 
 void add_options(CLI::App& verb, OptionFlags& flags) {
+  add_pass(verb, flags.pass, "forward");
   verb.add_option("--scale", flags.scale, "factor on o (default K^-0.5)");
   verb.add_option("--precision", flags.precision,
                   "floor of fp32 products: ieee, tf32x3 (default for fp32) or tf32");
-  verb.add_option("--lower-bound", flags.lower_bound, "of the gate, in [-5, 0); kda only");
-  verb.add_flag("--use-qk-l2norm", flags.use_qk_l2norm, "normalize the rows of q and k");
-  verb.add_flag("--use-gate-in-kernel", flags.use_gate_in_kernel,
-                "g is the raw gate input; needs A_log");
+  verb.add_option("--lower-bound", flags.lower_bound,
+                  "of the gate, in [-5, 0); kda only; none: not even a preset's");
+  verb.add_flag("--safe-gate", flags.safe_gate, "promises g >= the lower bound");
+  add_switch(verb, "--use-qk-l2norm", flags.use_qk_l2norm,
+             "normalize the rows of q and k (=false where a preset would)");
+  add_switch(verb, "--use-gate-in-kernel", flags.use_gate_in_kernel,
+             "g is the raw gate input; needs A_log (=false where a preset would)");
   verb.add_flag("--use-beta-sigmoid", flags.use_beta_sigmoid, "beta are logits");
   verb.add_flag("--allow-neg-eigval", flags.allow_neg_eigval,
                 "beta is 2 sigmoid(beta); needs --use-beta-sigmoid");
   verb.add_flag("--state-v-first", flags.state_v_first, "states are [N,HV,V,K]");
+  verb.add_option("--chunk-size", flags.chunk_size, "16, 32, 64 or 128 (default: tuned)");
+  verb.add_flag("--disable-recompute", flags.disable_recompute,
+                "the forward pass returns what the backward pass would rebuild");
+  verb.add_flag("--return-intermediate-states", flags.return_intermediate_states,
+                "the forward pass returns the state that enters every chunk");
+  verb.add_flag("--inplace-state", flags.inplace_state,
+                "the recurrent pass reads and writes `state`");
 }
 
 void add_device(CLI::App& verb, std::optional<std::string>& device) {
@@ -168,19 +233,28 @@ Problem parse_shape(std::string_view text, Problem base,
 }
 
 void apply(const OptionFlags& options, Problem& problem) {
+  if (options.pass) problem.pass = parse_pass(*options.pass);
   if (options.scale) problem.scale = parse_float("--scale", *options.scale);
-  if (options.lower_bound)
+  if (options.lower_bound == "none")
+    problem.lower_bound.reset();
+  else if (options.lower_bound)
     problem.lower_bound = parse_float("--lower-bound", *options.lower_bound);
   if (options.precision) {
     problem.precision = parse_precision(*options.precision);
     if (!problem.precision)
       reject("--precision is '{}'; it must be one of ieee, tf32x3, tf32", *options.precision);
   }
-  problem.use_qk_l2norm = options.use_qk_l2norm;
-  problem.use_gate_in_kernel = options.use_gate_in_kernel;
+  if (options.chunk_size)
+    problem.chunk_size = parse_integer("--chunk-size", *options.chunk_size, 16, 128);
+  problem.use_qk_l2norm = options.use_qk_l2norm.value_or(problem.use_qk_l2norm);
+  problem.use_gate_in_kernel = options.use_gate_in_kernel.value_or(problem.use_gate_in_kernel);
+  problem.safe_gate = options.safe_gate;
   problem.use_beta_sigmoid = options.use_beta_sigmoid;
   problem.allow_neg_eigval = options.allow_neg_eigval;
   problem.state_v_first = options.state_v_first;
+  problem.disable_recompute = options.disable_recompute;
+  problem.return_intermediate_states = options.return_intermediate_states;
+  problem.inplace_state = options.inplace_state;
 }
 
 Selection select(const SelectionFlags& flags, const OptionFlags& options) {
@@ -189,22 +263,15 @@ Selection select(const SelectionFlags& flags, const OptionFlags& options) {
     reject("--preset and --shape are both given; only one of them may be");
   if (!flags.preset && !flags.shape)
     reject("--preset or --shape is missing; give one, as in --preset qwen3-next-80b");
-  if (flags.shape && flags.tokens)
-    reject("--tokens is {}; with --shape it must be left out, T is part of the shape",
-           *flags.tokens);
+  const Pass pass = options.pass ? parse_pass(*options.pass) : Pass::forward;
   Selection selection;
-  if (flags.preset)
-    selection.problem = from_preset(flags);
-  else if (flags.seqlens)
-    selection.problem = parse_shape(*flags.shape, Problem{}, {"H", "K"});
-  else
-    selection.problem = parse_shape(*flags.shape, Problem{}, {"T", "H", "K"});
   Problem& problem = selection.problem;
+  problem = flags.preset ? from_preset(flags, pass) : from_shape(flags);
   problem.op = flags.op;
-  problem.dtype = problem.beta_dtype = parse_element_type(flags.dtype);
-  problem.g_dtype = problem.state_dtype = DType::fp32;
+  problem.dtype = problem.beta_dtype = parse_element_type("--dtype", flags.dtype);
+  problem.g_dtype = flags.g_dtype ? parse_element_type("--g-dtype", *flags.g_dtype) : DType::fp32;
+  problem.state_dtype = DType::fp32;
   problem.seqlens_dtype = DType::int64;
-  problem.initial_state = problem.output_final_state = true;
   if (flags.tokens) problem.T = parse_integer("--tokens", *flags.tokens, 0, kMostTokens);
   if (flags.seqlens) {
     const bool tokens_given =
@@ -214,9 +281,32 @@ Selection select(const SelectionFlags& flags, const OptionFlags& options) {
     apply_seqlens(*flags.seqlens, tokens_given, selection);
   }
   apply(options, problem);
-  problem.has_dt_bias = problem.use_gate_in_kernel;
+  apply_states(flags, problem);
+  apply_gate(flags, options, problem);
   validate(problem);
   return selection;
+}
+
+std::vector<std::string> run_options(const Problem& p) {
+  std::vector<std::string> options;
+  const auto add = [&](bool given, std::string text) {
+    if (given) options.push_back(std::move(text));
+  };
+  add(p.pass != Pass::forward, fmt::format("--pass {}", to_string(p.pass)));
+  add(p.scale.has_value(), fmt::format("--scale {}", p.scale.value_or(0)));
+  add(p.precision.has_value(), fmt::format("--precision {}", to_string(precision_floor(p))));
+  add(p.lower_bound.has_value(), fmt::format("--lower-bound {}", p.lower_bound.value_or(0)));
+  add(p.safe_gate, "--safe-gate");
+  add(p.use_qk_l2norm, "--use-qk-l2norm");
+  add(p.use_gate_in_kernel, "--use-gate-in-kernel");
+  add(p.use_beta_sigmoid, "--use-beta-sigmoid");
+  add(p.allow_neg_eigval, "--allow-neg-eigval");
+  add(p.state_v_first, "--state-v-first");
+  add(p.chunk_size.has_value(), fmt::format("--chunk-size {}", p.chunk_size.value_or(0)));
+  add(p.disable_recompute, "--disable-recompute");
+  add(p.return_intermediate_states, "--return-intermediate-states");
+  add(p.inplace_state, "--inplace-state");
+  return options;
 }
 
 Device open_device(const std::optional<std::string>& name) {
@@ -227,8 +317,10 @@ std::string describe(const Problem& problem) {
   const std::string tokens =
       problem.packed ? fmt::format("T={} in {} sequences", problem.T, problem.N)
                      : fmt::format("B={},T={}", problem.B, problem.T);
-  return fmt::format("{},H={},HV={},K={},V={} {}", tokens, problem.H, problem.HV, problem.K,
-                     problem.V, to_string(problem.dtype));
+  const std::string pass =
+      problem.pass == Pass::forward ? "" : fmt::format("{} ", to_string(problem.pass));
+  return fmt::format("{}{},H={},HV={},K={},V={} {}", pass, tokens, problem.H, problem.HV,
+                     problem.K, problem.V, to_string(problem.dtype));
 }
 
 std::int64_t parse_integer(std::string_view option, std::string_view text, std::int64_t least,
@@ -252,11 +344,17 @@ float parse_float(std::string_view option, std::string_view text) {
   return *value;
 }
 
-DType parse_element_type(std::string_view text) {
+DType parse_element_type(std::string_view option, std::string_view text) {
   const auto type = parse_dtype(text);
   if (!type || !is_floating(*type))
-    reject("--dtype is '{}'; it must be one of bf16, fp16, fp32", text);
+    reject("{} is '{}'; it must be one of bf16, fp16, fp32", option, text);
   return *type;
+}
+
+Pass parse_pass(std::string_view text) {
+  for (const Pass pass : {Pass::forward, Pass::backward, Pass::recurrent})
+    if (text == to_string(pass)) return pass;
+  reject("--pass is '{}'; it must be one of forward, backward, recurrent", text);
 }
 
 double parse_seconds(std::string_view option, std::string_view text) {

@@ -14,21 +14,26 @@
 
 namespace wyvern::cli {
 
-/// --preset, --shape, --seqlens, --tokens, --dtype as given.
+/// What a synthetic problem is made from, as given: --preset, --shape, --seqlens, ...
 struct SelectionFlags {
   std::string op;
-  std::optional<std::string> preset, shape, seqlens, tokens;
+  std::optional<std::string> preset, shape, seqlens, tokens, batch, state_index, g_dtype;
   std::string dtype = "bf16";
+  bool no_A_log = false;
+  bool no_dt_bias = false;
 };
 
-/// The operator's options as given.
+/// The pass and the operator's options as given. Those that a preset may set are optional.
 struct OptionFlags {
-  std::optional<std::string> scale, precision, lower_bound;
-  bool use_qk_l2norm = false;
-  bool use_gate_in_kernel = false;
+  std::optional<std::string> pass, scale, precision, lower_bound, chunk_size;
+  std::optional<bool> use_qk_l2norm, use_gate_in_kernel;
+  bool safe_gate = false;
   bool use_beta_sigmoid = false;
   bool allow_neg_eigval = false;
   bool state_v_first = false;
+  bool disable_recompute = false;
+  bool return_intermediate_states = false;
+  bool inplace_state = false;
 };
 
 /// A problem and the sequence boundaries of its packed batch.
@@ -38,19 +43,26 @@ struct Selection {
 };
 
 inline constexpr std::int64_t kDefaultTokens = 2048;  ///< of a preset without --tokens
+inline constexpr std::int64_t kDecodedTokens = 1;     ///< the same for the recurrent pass
 
 void add_operator(CLI::App& verb, std::string& op);
 void add_selection(CLI::App& verb, SelectionFlags& flags);
 void add_dtype(CLI::App& verb, std::string& dtype);
+void add_pass(CLI::App& verb, std::optional<std::string>& pass, const std::string& otherwise);
 void add_options(CLI::App& verb, OptionFlags& flags);
 void add_device(CLI::App& verb, std::optional<std::string>& device);
 
 /// The problem that `wyvern example` writes an input for and that `wyvern run` then finds in that
-/// file: an initial state is given (fp32) and the final state wanted, beta has the dtype of q, g is
-/// fp32, cu_seqlens int64, and dt_bias is there where the gate is computed in the kernel. So the
-/// same selection and options name the same problem key for tune, bench and run. Throws
+/// file: an initial state is given (fp32) and the final state wanted, or updated in place, beta has
+/// the dtype of q, g is fp32 unless --g-dtype says otherwise, cu_seqlens int64, and A_log and dt_bias
+/// are there where the gate is computed in the kernel. So the same selection and options name the
+/// same problem key for tune, bench and run. A preset of kda is run with a bounded gate in the kernel
+/// and normalized q and k, as its models are, unless the options say otherwise. Throws
 /// Error(kBadInput).
 Selection select(const SelectionFlags& flags, const OptionFlags& options);
+
+/// The options that make `wyvern run` compute this problem: "--use-qk-l2norm", ...
+std::vector<std::string> run_options(const Problem& problem);
 
 /// Lays the options over the problem; throws Error(kBadInput) for one that does not parse.
 void apply(const OptionFlags& options, Problem& problem);
@@ -66,7 +78,8 @@ void require_operator(std::string_view op);
 /// The named device, else the first usable GPU, else the CPU.
 Device open_device(const std::optional<std::string>& name);
 
-/// "B=1,T=2048,H=16,HV=32,K=128,V=128 bf16", with the number of sequences of a packed batch.
+/// "backward B=1,T=2048,H=16,HV=32,K=128,V=128 bf16", with the number of sequences of a packed
+/// batch, and without the pass where that is forward.
 std::string describe(const Problem& problem);
 
 // Values of options; each throws Error(kBadInput) that names the option, the text and what is legal.
@@ -74,7 +87,8 @@ std::int64_t parse_integer(std::string_view option, std::string_view text, std::
                            std::int64_t most);
 std::uint64_t parse_seed(std::string_view text);
 float parse_float(std::string_view option, std::string_view text);
-DType parse_element_type(std::string_view text);
+DType parse_element_type(std::string_view option, std::string_view text);
+Pass parse_pass(std::string_view text);
 /// "60s", "500ms", "2m", or a plain number of seconds; positive.
 double parse_seconds(std::string_view option, std::string_view text);
 

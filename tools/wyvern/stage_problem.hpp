@@ -3,20 +3,58 @@
 
 #include <wyvern/problem.hpp>
 
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "runtime/plan.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::cli {
 
-/// gated_delta_rule, bf16, H=16, HV=32, K=V=128, T=2048, with initial and final state.
+/// bf16, H=16, HV=32, K=V=128, T=2048, with initial and final state; every option set that brings a
+/// stage of its own. Pass by pass and operator by operator, the gated delta rule first.
+inline std::vector<Problem> stage_problems() {
+  std::vector<Problem> problems;
+  for (const Pass pass : {Pass::forward, Pass::backward, Pass::recurrent})
+    for (const char* op : {"gated_delta_rule", "kda", "delta_rule"})
+      for (const bool everything : {false, true}) {
+        Problem p;
+        p.op = op;
+        p.pass = pass;
+        p.T = 2048;
+        p.H = 16;
+        p.HV = 32;
+        p.initial_state = p.output_final_state = true;
+        p.packed = p.use_qk_l2norm = everything;
+        p.use_gate_in_kernel = p.has_dt_bias = everything && gate_kind(p) != GateKind::none;
+        p.return_intermediate_states = p.state_v_first = everything && pass == Pass::forward;
+        problems.push_back(p);
+      }
+  return problems;
+}
+
+/// The first of them whose pass has all stages of the template, without the options that these stages
+/// do not need; the first of all for a stage that no pass uses.
 inline Problem stage_problem(const Template& t) {
-  Problem problem;
-  problem.T = 2048;
-  problem.H = 16;
-  problem.HV = 32;
-  problem.initial_state = problem.output_final_state = true;
-  problem.use_gate_in_kernel = problem.has_dt_bias = t.covers("gate");
-  problem.packed = t.covers("chunk_index");  // which only packed batches have
-  return problem;
+  const std::vector<Problem> problems = stage_problems();
+  for (const Problem& problem : problems) {
+    const std::vector<StageUse> uses = stage_uses(problem);
+    const auto used = [&](const std::string& stage) {
+      return std::any_of(uses.begin(), uses.end(),
+                         [&](const StageUse& use) { return use.stage == stage; });
+    };
+    if (!std::all_of(t.stages.begin(), t.stages.end(), used)) continue;
+    Problem chosen = problem;
+    const bool gate = t.covers("gate") || t.covers("kda_gate") || t.covers("gate_bwd") ||
+                      t.covers("kda_gate_bwd") || t.covers("gate_param_sum");
+    chosen.use_gate_in_kernel = chosen.has_dt_bias = gate;
+    chosen.packed = t.covers("chunk_index");
+    chosen.use_qk_l2norm = false;
+    chosen.return_intermediate_states = chosen.state_v_first = t.covers("transpose_states");
+    return chosen;
+  }
+  return problems.front();
 }
 
 }  // namespace wyvern::cli

@@ -16,7 +16,7 @@
 #include "tools/wyvern/describe.hpp"
 #include "tools/wyvern/example.hpp"
 #include "tools/wyvern/floor.hpp"
-#include "tools/wyvern/operands.hpp"
+#include "tools/wyvern/launch.hpp"
 #include "tools/wyvern/progress.hpp"
 #include "tools/wyvern/selection.hpp"
 
@@ -102,10 +102,11 @@ void measure(const Device& device, const Arguments& arguments, std::vector<Entra
 /// The selection, or its first tokens where the oracle would take long on all of it. Heads and
 /// dimensions stay, so the very same kernels are checked.
 Selection checked_selection(const Selection& whole) {
-  constexpr double kMostUpdates = 4e10;  // of elements of a state; seconds
   const Problem& p = whole.problem;
+  // Updates of a state's elements; seconds.
+  const double most_updates = p.pass == Pass::backward ? 8e9 : 4e10;
   const double per_token = static_cast<double>(p.HV * p.K * p.V);
-  const double most_tokens = kMostUpdates / per_token;
+  const double most_tokens = most_updates / per_token;
   if (static_cast<double>(p.B) * static_cast<double>(p.T) <= most_tokens) return whole;
   Selection part = whole;
   Problem& q = part.problem;
@@ -125,11 +126,12 @@ Selection checked_selection(const Selection& whole) {
 /// Runs each entrant's plan on the checked selection and compares with the oracle.
 void verify(Runtime& runtime, const Device& device, const Selection& selection,
             std::vector<Entrant>& entrants) {
-  const Tensors inputs = make_example(selection, 1);
-  const Tensors outputs = make_outputs(selection.problem);
+  Tensors inputs = make_example(selection, 1);
+  add_kept(runtime, device, selection, inputs);
+  const Tensors outputs = make_outputs(selection.problem, inputs);
   const Arguments host = host_arguments(selection, inputs, outputs);
-  const DeviceArguments placed(device, host);
-  const Oracle oracle(selection.problem, host);
+  const DeviceArguments placed(device, selection.problem, host);
+  const Oracle oracle(selection.problem, host_inputs(selection, inputs));
   for (Entrant& entrant : entrants) {
     const Operator op = runtime.prepare(device, selection.problem, entrant.op.plan());
     const std::shared_ptr<void> workspace = device.allocate(op.workspace_bytes());
@@ -141,7 +143,8 @@ void verify(Runtime& runtime, const Device& device, const Selection& selection,
   }
 }
 
-Json entrant_json(const Entrant& entrant, const Work& work, double floor_s) {
+Json entrant_json(const Entrant& entrant, const Work& work, const Peak& peak) {
+  const double floor_s = floor_time(work, peak);
   const double ms = median(entrant.samples_us) / 1e3;
   return {{"name", entrant.name},
           {"origin", to_string(entrant.origin)},
@@ -152,24 +155,30 @@ Json entrant_json(const Entrant& entrant, const Work& work, double floor_s) {
           {"tb_per_s", work.bytes / ms / 1e9},
           {"tflop_per_s", work.flops / ms / 1e9},
           {"percent_of_floor", 100 * floor_s * 1e3 / ms},
+          {"percent_of_peak_flops", 100 * work.flops / ms * 1e3 / peak.flops_per_s},
+          {"workspace_bytes", entrant.op.workspace_bytes()},
           {"checks", entrant.checks},
           {"verified", passed(entrant.checks)}};
 }
 
 void print_text(const Json& document, const Device& device, const Selection& selection) {
   say("{} on {} ({})", describe(selection.problem), device.info().name, device.info().model);
-  Table table({"plan", "from", "ms", "spread", "TB/s", "TFLOP/s", "% of floor", "correct"});
+  Table table({"plan", "from", "ms", "spread", "TB/s", "TFLOP/s", "% of FLOPs", "% of floor",
+               "workspace", "correct"});
   for (const Json& row : document["plans"])
     table.row({row["name"], row["origin"], fmt::format("{:.4f}", row["ms"].get<double>()),
                fmt::format("{:.4f}", row["spread_ms"].get<double>()),
                fmt::format("{:.3f}", row["tb_per_s"].get<double>()),
                fmt::format("{:.2f}", row["tflop_per_s"].get<double>()),
+               fmt::format("{:.1f}", row["percent_of_peak_flops"].get<double>()),
                fmt::format("{:.1f}", row["percent_of_floor"].get<double>()),
+               bytes_text(row["workspace_bytes"].get<double>()),
                row["verified"].get<bool>() ? "yes" : "NO"});
   const Json& floor = document["floor"];
   table.row({"floor", "-", fmt::format("{:.4f}", floor["ms"].get<double>()), "-",
              fmt::format("{:.3f}", floor["bytes_per_s"].get<double>() / 1e12),
-             fmt::format("{:.2f}", floor["flops_per_s"].get<double>() / 1e12), "100.0", "-"});
+             fmt::format("{:.2f}", floor["flops_per_s"].get<double>() / 1e12), "-", "100.0", "-",
+             "-"});
   fmt::print("{}", table.text());
   say("floor: {:.1f} MB to move, {:.2f} GFLOP; {}", floor["bytes"].get<double>() / 1e6,
       floor["flops"].get<double>() / 1e9, floor["basis"].get<std::string>());
@@ -194,12 +203,13 @@ int execute(const Flags& flags, bool json) {
   // A CPU's peaks are measured on both sides of the timing: a shared machine has slow spells.
   Peak peak = device_peak(device, problem);
   {
-    const Tensors inputs = make_example(selection, 2);
-    const Tensors outputs = make_outputs(problem);
-    const DeviceArguments placed(device, host_arguments(selection, inputs, outputs));
+    Tensors inputs = make_example(selection, 2);
+    add_kept(runtime, device, selection, inputs);
+    const Tensors outputs = make_outputs(problem, inputs);
+    const DeviceArguments placed(device, problem, host_arguments(selection, inputs, outputs));
     measure(device, placed.arguments(), entrants);
   }
-  const Work work = forward_work(problem);
+  const Work work = work_of(problem);
   const Peak after = device_peak(device, problem);
   peak.bytes_per_s = std::max(peak.bytes_per_s, after.bytes_per_s);
   peak.flops_per_s = std::max(peak.flops_per_s, after.flops_per_s);
@@ -222,7 +232,7 @@ int execute(const Flags& flags, bool json) {
                                 : describe(checked.problem)}};
   bool good = true;
   for (const Entrant& entrant : entrants) {
-    document["plans"].push_back(entrant_json(entrant, work, floor_s));
+    document["plans"].push_back(entrant_json(entrant, work, peak));
     good = good && passed(entrant.checks);
   }
   if (json)

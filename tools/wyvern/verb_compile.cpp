@@ -132,7 +132,7 @@ int execute(const Flags& flags, bool json) {
   const std::string& file = require(flags.output, "--output", "the file to write");
   const Template& t = choose_template(flags.stage, target.device);
   Problem problem = stage_problem(t);
-  problem.dtype = problem.beta_dtype = parse_element_type(flags.dtype);
+  problem.dtype = problem.beta_dtype = parse_element_type("--dtype", flags.dtype);
   if (flags.shape) problem = parse_shape(*flags.shape, problem, {});
   if (problem.packed) problem.B = problem.N = 1;
   validate(problem);

@@ -9,6 +9,7 @@
 #include "tools/wyvern/check.hpp"
 #include "tools/wyvern/command.hpp"
 #include "tools/wyvern/describe.hpp"
+#include "tools/wyvern/launch.hpp"
 #include "tools/wyvern/operands.hpp"
 
 namespace wyvern::cli {
@@ -33,7 +34,7 @@ Outcome execute(Runtime& runtime, const Device& device, const Selection& selecti
   const auto since = [](Clock::time_point start) {
     return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
   };
-  const DeviceArguments arguments(device, host);
+  const DeviceArguments arguments(device, selection.problem, host);
   arguments.poison();
   Outcome outcome;
   const Clock::time_point first = Clock::now();
@@ -68,10 +69,10 @@ int execute_verb(const Flags& flags, bool json) {
   require_operator(flags.op);
   const std::string& input = require(flags.input, "--input", "a safetensors file to read");
   const std::string& output = require(flags.output, "--output", "a safetensors file to write");
-  const Tensors inputs = read_safetensors(input);
+  Tensors inputs = read_safetensors(input);
   const Selection selection = infer(flags.op, inputs, flags.options);
   const Device device = open_device(flags.device);
-  const Tensors outputs = make_outputs(selection.problem);
+  const Tensors outputs = make_outputs(selection.problem, inputs);
   const Arguments host = host_arguments(selection, inputs, outputs);
 
   Runtime runtime;
@@ -93,7 +94,7 @@ int execute_verb(const Flags& flags, bool json) {
                 {"cache", runtime.cache().file().string()}};
   bool good = true;
   if (flags.verify) {
-    document["checks"] = Oracle(selection.problem, host).check(host);
+    document["checks"] = Oracle(selection.problem, host_inputs(selection, inputs)).check(host);
     good = passed(document["checks"]);
     document["verified"] = good;
   }
@@ -113,8 +114,8 @@ void add_run(Command& command) {
   CLI::App& verb = command.verb("run", "run an operator on the tensors of a file",
                                 [flags](bool json) { return execute_verb(*flags, json); });
   add_operator(verb, flags->op);
-  verb.add_option("--input", flags->input, "safetensors file: q k v beta g ...");
-  verb.add_option("--output", flags->output, "safetensors file to write: o final_state");
+  verb.add_option("--input", flags->input, "safetensors file: q k v beta g ...; do dht for the backward pass");
+  verb.add_option("--output", flags->output, "safetensors file to write: o final_state, or dq dk dv ...");
   add_device(verb, flags->device);
   verb.add_flag("--verify", flags->verify, "compare with the float64 oracle");
   add_options(verb, flags->options);

@@ -50,9 +50,8 @@ Json collect() {
   const auto add = [&](const std::string& name) {
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
   };
-  Problem everything;
-  everything.packed = everything.use_qk_l2norm = everything.use_gate_in_kernel = true;
-  for (const StageUse& use : stage_uses(everything)) add(use.stage);
+  for (const Problem& problem : stage_problems())
+    for (const StageUse& use : stage_uses(problem)) add(use.stage);
   for (const Template& t : all_templates()) add(t.name);
 
   Json stages = Json::array();

@@ -1,0 +1,307 @@
+#include "tools/wyvern/sweep.hpp"
+
+#include <wyvern/error.hpp>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <array>
+#include <numeric>
+#include <random>
+
+#include "tools/wyvern/example.hpp"
+
+namespace wyvern::cli {
+namespace {
+
+using Lengths = std::vector<std::int64_t>;
+
+void pack(Case& c, const Lengths& lengths) {
+  Problem& p = c.selection.problem;
+  p.packed = true;
+  p.B = 1;
+  p.N = static_cast<std::int64_t>(lengths.size());
+  c.selection.cu_seqlens.assign(1, 0);
+  for (const std::int64_t length : lengths)
+    c.selection.cu_seqlens.push_back(c.selection.cu_seqlens.back() + length);
+  p.T = c.selection.cu_seqlens.back();
+}
+
+void size(Problem& p, std::int64_t B, std::int64_t T, std::int64_t H, std::int64_t HV,
+          std::int64_t K, std::int64_t V) {
+  p.B = p.N = B;
+  p.T = T;
+  p.H = H;
+  p.HV = HV;
+  p.K = K;
+  p.V = V;
+}
+
+void states(Problem& p) { p.initial_state = p.output_final_state = true; }
+
+/// The gate in the kernel, for an operator that has one.
+void gate_in_kernel(Problem& p) {
+  p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
+}
+
+/// Several options meet in each case, so that a few cases have them all.
+std::vector<Case> chunked_cases(const Problem& base) {
+  std::vector<Case> cases(8, Case{{base, {}}, Gates::typical, 0});
+  const auto problem = [&](std::size_t i) -> Problem& { return cases[i].selection.problem; };
+  size(problem(0), 2, 100, 2, 2, 64, 64);
+  size(problem(1), 1, 130, 2, 4, 60, 100);
+  states(problem(1));
+  problem(1).scale = 0.5F;
+  size(problem(2), 1, 0, 1, 2, 33, 48);
+  pack(cases[2], {5, 0, 77, 64, 1});
+  states(problem(2));
+  problem(2).state_v_first = true;
+  problem(2).state_dtype = DType::bf16;
+  size(problem(3), 1, 150, 2, 4, 64, 32);
+  states(problem(3));
+  gate_in_kernel(problem(3));
+  problem(3).use_qk_l2norm = problem(3).use_beta_sigmoid = true;
+  size(problem(4), 1, 90, 1, 3, 48, 64);
+  problem(4).use_beta_sigmoid = problem(4).allow_neg_eigval = true;
+  problem(4).chunk_size = 16;
+  problem(4).initial_state = true;
+  cases[4].gates = Gates::strong;
+  size(problem(5), 1, 0, 2, 4, 32, 64);
+  pack(cases[5], {40, 0, 97});
+  states(problem(5));
+  problem(5).disable_recompute = true;
+  problem(5).chunk_size = 32;
+  problem(5).use_qk_l2norm = true;
+  size(problem(6), 1, 140, 1, 2, 128, 64);
+  problem(6).return_intermediate_states = base.pass == Pass::forward;
+  problem(6).state_v_first = problem(6).output_final_state = true;
+  cases[6].gates = Gates::zero;
+  size(problem(7), 1, 70, 1, 1, 256, 40);
+  states(problem(7));
+  return cases;
+}
+
+/// The bounded gate of kda: shaped in the kernel with and without A_log, and promised.
+void add_bounded_cases(const Problem& base, std::vector<Case>& cases) {
+  if (gate_kind(base) != GateKind::vector) return;
+  const bool recurrent = base.pass == Pass::recurrent;
+  for (int i = 0; i < 3; ++i) {
+    Case c{{base, {}}, Gates::typical, 0};
+    Problem& p = c.selection.problem;
+    size(p, recurrent ? 3 : 1, recurrent ? 2 : 110, 4, 4, 64, 32);
+    states(p);
+    p.lower_bound = i == 1 ? -1.0F : -5.0F;
+    p.safe_gate = i == 2;
+    p.use_gate_in_kernel = i != 2;
+    p.has_A_log = p.has_dt_bias = i == 0;
+    p.use_qk_l2norm = i == 0;
+    p.g_dtype = i == 0 ? base.dtype : DType::fp32;
+    cases.push_back(std::move(c));
+  }
+}
+
+std::vector<Case> recurrent_cases(const Problem& base) {
+  std::vector<Case> cases(6, Case{{base, {}}, Gates::typical, 0});
+  const auto problem = [&](std::size_t i) -> Problem& { return cases[i].selection.problem; };
+  size(problem(0), 3, 1, 2, 2, 64, 64);
+  states(problem(0));
+  size(problem(1), 2, 8, 2, 4, 60, 100);
+  problem(1).output_final_state = true;
+  problem(1).scale = 0.5F;
+  cases[1].gates = Gates::strong;
+  size(problem(2), 1, 0, 1, 2, 33, 48);
+  pack(cases[2], {2, 0, 5, 1});
+  states(problem(2));
+  problem(2).state_v_first = true;
+  problem(2).state_dtype = DType::bf16;
+  size(problem(3), 5, 1, 2, 4, 128, 64);
+  problem(3).inplace_state = problem(3).state_index = true;
+  problem(3).state_slots = 9;
+  gate_in_kernel(problem(3));
+  problem(3).use_qk_l2norm = problem(3).use_beta_sigmoid = true;
+  size(problem(4), 4, 3, 1, 3, 48, 40);
+  states(problem(4));
+  problem(4).state_index = true;
+  problem(4).state_slots = 6;
+  problem(4).index_dtype = DType::int64;
+  problem(4).use_beta_sigmoid = problem(4).allow_neg_eigval = true;
+  size(problem(5), 2, 4, 1, 1, 256, 40);
+  problem(5).inplace_state = problem(5).state_v_first = true;
+  cases[5].gates = Gates::zero;
+  return cases;
+}
+
+/// Draws that are the same on every machine.
+class Draw {
+ public:
+  explicit Draw(std::uint64_t seed) : random_(seed) {}
+  std::int64_t below(std::int64_t count) {
+    return static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(count));
+  }
+  bool chance(std::int64_t in) { return below(in) == 0; }
+  template <std::size_t N>
+  std::int64_t one_of(const std::array<std::int64_t, N>& values) {
+    return values[static_cast<std::size_t>(below(N))];
+  }
+  std::uint64_t seed() { return random_(); }
+
+ private:
+  std::mt19937_64 random_;
+};
+
+void draw_shape(Draw& draw, Case& c) {
+  Problem& p = c.selection.problem;
+  const bool recurrent = p.pass == Pass::recurrent;
+  const std::int64_t H = 1 + draw.below(3);
+  const std::int64_t most = recurrent ? 8 : 200;
+  size(p, 1 + draw.below(2), 1 + draw.below(most), H, H * (1 + draw.below(3)),
+       draw.one_of<9>({16, 24, 33, 60, 64, 72, 100, 128, 192}),
+       draw.one_of<8>({16, 31, 48, 64, 80, 100, 128, 160}));
+  if (!draw.chance(3)) return;
+  Lengths lengths(static_cast<std::size_t>(1 + draw.below(5)));
+  for (std::int64_t& length : lengths)
+    length = draw.chance(4) ? 0 : 1 + draw.below(recurrent ? 8 : 100);
+  pack(c, lengths);
+}
+
+void draw_states(Draw& draw, Problem& p) {
+  p.initial_state = draw.chance(2);
+  p.output_final_state = draw.chance(2);
+  p.state_v_first = draw.chance(2);
+  p.state_dtype = draw.chance(4) ? DType::bf16 : DType::fp32;
+  if (p.pass != Pass::recurrent) return;
+  p.inplace_state = draw.chance(2);
+  if (p.inplace_state) p.initial_state = p.output_final_state = false;
+  p.state_index = (p.inplace_state || p.initial_state) && draw.chance(2);
+  if (p.state_index) p.state_slots = p.N + draw.below(4);
+}
+
+void draw_gate(Draw& draw, Case& c) {
+  Problem& p = c.selection.problem;
+  const bool kda = gate_kind(p) == GateKind::vector;
+  c.gates = draw.chance(3) ? (draw.chance(2) ? Gates::zero : Gates::strong) : Gates::typical;
+  if (gate_kind(p) == GateKind::none) return;
+  // dA_log is a sum over all tokens: of one head it may nearly vanish, of four it seldom does.
+  p.use_gate_in_kernel = (p.HV >= 4 || p.pass != Pass::backward) && draw.chance(2);
+  p.has_dt_bias = p.use_gate_in_kernel && draw.chance(2);
+  if (kda && draw.chance(2)) {
+    p.lower_bound = -static_cast<float>(1 + draw.below(5));
+    p.safe_gate = !p.use_gate_in_kernel || draw.chance(2);
+    p.has_A_log = !p.use_gate_in_kernel || draw.chance(2);
+  }
+  if (draw.chance(3)) p.g_dtype = p.dtype;
+}
+
+Case random_case(const Problem& base, Draw& draw) {
+  Case c{{base, {}}, Gates::typical, draw.seed()};
+  Problem& p = c.selection.problem;
+  draw_shape(draw, c);
+  draw_states(draw, p);
+  draw_gate(draw, c);
+  if (draw.chance(2)) p.beta_dtype = DType::fp32;
+  p.use_qk_l2norm = draw.chance(2);
+  p.use_beta_sigmoid = draw.chance(2);
+  p.allow_neg_eigval = p.use_beta_sigmoid && draw.chance(2);
+  if (p.pass == Pass::recurrent) return c;
+  if (draw.chance(2)) p.chunk_size = draw.one_of<3>({16, 32, 64});
+  p.disable_recompute = draw.chance(3);
+  p.return_intermediate_states =
+      p.pass == Pass::forward && !p.disable_recompute && draw.chance(3);
+  return c;
+}
+
+Problem base_problem(std::string_view op, Pass pass, const Number& number) {
+  Problem p;
+  p.op = op;
+  p.pass = pass;
+  p.dtype = p.beta_dtype = number.dtype;
+  p.precision = number.precision;
+  p.g_dtype = DType::fp32;
+  return p;
+}
+
+/// The same case with other numbers. What was of the inputs' dtype stays so.
+void set_number(Problem& p, const Number& number) {
+  if (p.beta_dtype == p.dtype) p.beta_dtype = number.dtype;
+  if (p.g_dtype == p.dtype) p.g_dtype = number.dtype;
+  p.dtype = number.dtype;
+  p.precision = number.precision;
+}
+
+/// A gate input that gives exp(g) = 0, or one that gives 1, as far as the gate's form has one.
+double extreme_gate(const Problem& p, bool erases) {
+  if (!p.use_gate_in_kernel) return erases ? -1000 : 0;
+  return erases ? 1000 : -200;
+}
+
+}  // namespace
+
+std::vector<Number> numbers(const std::optional<std::string>& dtype,
+                            const std::optional<std::string>& precision) {
+  const std::optional<DType> only =
+      dtype ? std::optional(parse_element_type("--dtype", *dtype)) : std::nullopt;
+  OptionFlags options;
+  options.precision = precision;
+  Problem parsed;
+  apply(options, parsed);
+  std::vector<Number> chosen;
+  for (const Number& number : {Number{DType::bf16, {}}, Number{DType::fp16, {}},
+                               Number{DType::fp32, Precision::tf32x3},
+                               Number{DType::fp32, Precision::tf32},
+                               Number{DType::fp32, Precision::ieee}}) {
+    if (only && number.dtype != *only) continue;
+    // A floor says nothing about 16-bit inputs.
+    if (precision && number.dtype == DType::fp32 && number.precision != parsed.precision) continue;
+    chosen.push_back(number);
+  }
+  return chosen;
+}
+
+std::vector<Case> make_sweep(std::string_view op, Pass pass, const std::vector<Number>& numbers,
+                             std::int64_t extra, std::uint64_t seed) {
+  const Problem base = base_problem(op, pass, {DType::bf16, {}});
+  std::vector<Case> cases =
+      pass == Pass::recurrent ? recurrent_cases(base) : chunked_cases(base);
+  add_bounded_cases(base, cases);
+  Draw draw(seed);
+  for (Case& c : cases) c.seed = draw.seed();
+  for (std::int64_t i = 0; i < extra; ++i) cases.push_back(random_case(base, draw));
+  for (std::size_t i = 0; i < cases.size(); ++i)
+    set_number(cases[i].selection.problem, numbers[i % numbers.size()]);
+  return cases;
+}
+
+Tensors make_inputs(const Case& c) {
+  const Problem& p = c.selection.problem;
+  Tensors tensors = make_example(c.selection, c.seed);
+  if (c.gates == Gates::typical || gate_kind(p) == GateKind::none) return tensors;
+  // A promised bound holds for every gate.
+  const bool erases = c.gates == Gates::strong && !(p.safe_gate && !p.use_gate_in_kernel);
+  HostTensor& g = tensors.at("g");
+  std::mt19937_64 random(c.seed);
+  for (std::int64_t i = 0; i < g.elements(); ++i)
+    if (c.gates == Gates::zero)
+      store(g, i, extreme_gate(p, false));
+    else if (erases && random() % 8 == 0)
+      store(g, i, extreme_gate(p, true));
+  return tensors;
+}
+
+std::string describe(const Case& c) {
+  constexpr std::array<std::string_view, 3> kGates{"", " gates=0", " strong gates"};
+  const Problem& p = c.selection.problem;
+  std::string text = describe(p);
+  if (p.packed)
+    text += fmt::format(" cu_seqlens={}", fmt::join(c.selection.cu_seqlens, ","));
+  for (const std::string& option : run_options(p))
+    if (!option.starts_with("--pass")) text += " " + option;
+  if (p.initial_state) text += fmt::format(" initial_state={}", to_string(p.state_dtype));
+  if (p.output_final_state) text += p.pass == Pass::backward ? " dht" : " final_state";
+  if (p.state_index) text += fmt::format(" state_index of {} slots", p.state_slots);
+  if (!p.has_A_log) text += " no A_log";
+  if (p.has_dt_bias) text += " dt_bias";
+  if (gate_kind(p) == GateKind::none) return text;
+  return text + std::string(kGates[static_cast<std::size_t>(c.gates)]);
+}
+
+}  // namespace wyvern::cli
