@@ -31,8 +31,10 @@ Extents extents_of(const StageData& data) {
                  .T = p.T,
                  .N = p.N,
                  .NT = static_cast<std::int64_t>(data.context.layout.slots.size()),
+                 .S = data.context.state_slots,
                  .scale = static_cast<float>(data.context.scale),
-                 .gate_floor = static_cast<float>(data.context.gate_floor)};
+                 .gate_floor = static_cast<float>(data.context.gate_floor),
+                 .lower_bound = p.lower_bound.value_or(0.0F)};
 }
 
 /// The outputs of one emulated launch; every argument at the end of its own mapping.
@@ -111,17 +113,12 @@ void expect_correct(const Template& t, const Config& config, const StageData& da
   }
 }
 
-/// Whether the template is for a GPU, has this chunk size, and the problem what it reads and
-/// writes.
-bool applies(const Template& t, const Problem& problem, std::int64_t BT) {
-  if (t.device != DeviceKind::cuda) return false;
-  if (const Tunable* sizes = t.tunable("BT"); sizes != nullptr)
-    if (std::find(sizes->values.begin(), sizes->values.end(), Value{BT}) == sizes->values.end())
-      return false;
-  if (t.name == "chunk_index") return problem.packed;
-  if (t.name == "gate" || t.name == "gate_cumsum") return problem.use_gate_in_kernel;
-  if (t.name == "chunk_local_cumsum") return !problem.use_gate_in_kernel;
-  return true;
+/// Whether the template is for a GPU, has this chunk size, and the problem uses it.
+bool applies(const Template& t, const StageData& data) {
+  if (t.device != DeviceKind::cuda || !testing::exercises(t, data)) return false;
+  const Tunable* sizes = t.tunable("BT");
+  return sizes == nullptr || std::find(sizes->values.begin(), sizes->values.end(),
+                                       Value{data.context.layout.BT}) != sizes->values.end();
 }
 
 /// Every template's default config for the problem.
@@ -130,7 +127,7 @@ void expect_all_correct(const Problem& problem, std::int64_t BT, Gate gate, std:
   const StageData data = testing::make_stage_data(problem, BT, gate, seed, lengths);
   const Values constants = problem_constants(data.problem);
   for (const Template& t : all_templates()) {
-    if (!applies(t, data.problem, BT)) continue;
+    if (!applies(t, data)) continue;
     const auto config = default_config(t, constants, kHopper, precision_floor(data.problem), BT);
     ASSERT_TRUE(config.has_value()) << t.id() << " has no legal config";
     expect_correct(t, *config, data);
@@ -240,7 +237,7 @@ TEST(Kernel, SampledSpace) {
     for (const std::int64_t BT : {32, 64}) {
       const StageData data = testing::make_stage_data(p, BT, Gate::typical, 11);
       for (const Template& t : all_templates()) {
-        if (!applies(t, p, BT)) continue;
+        if (!applies(t, data)) continue;
         const std::vector<Config> configs = space(t, constants, kHopper, Precision::tf32, BT);
         ASSERT_FALSE(configs.empty()) << t.id();
         for (std::size_t i = configs.size() / 8; i < configs.size(); i += configs.size() / 4 + 1)

@@ -77,9 +77,9 @@ TEST(StageReference, SolveTrilInverts) {
 TEST(StageReference, CumsumRestartsAtChunksAndHonoursTheFloor) {
   const ChunkLayout layout = equal_layout(1, 5, 2);
   const Vector g{-1, -2, -1000, -4, -5};
-  EXPECT_EQ(chunk_local_cumsum(layout, 1, g, -std::numeric_limits<double>::infinity()),
+  EXPECT_EQ(chunk_local_cumsum(layout, g, -std::numeric_limits<double>::infinity()),
             (Vector{-1, -3, -1000, -1004, -5}));
-  EXPECT_EQ(chunk_local_cumsum(layout, 1, g, -32), (Vector{-1, -3, -32, -36, -5}));
+  EXPECT_EQ(chunk_local_cumsum(layout, g, -32), (Vector{-1, -3, -32, -36, -5}));
 }
 
 /// The chunked form of section 3: every stage in order, on the inputs the oracle gets.

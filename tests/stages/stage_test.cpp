@@ -53,9 +53,47 @@ std::optional<Config> config_for(const Template& t, const Problem& problem, cons
               : default_config(t, constants, limits, precision, BT);
 }
 
-/// A problem for the template with the switches that it knows set by the bits of `switches`.
-Problem problem_for(const Template& t, DType dtype, unsigned switches) {
+Pass pass_of(const Template& t) {
+  if (t.covers("recurrent")) return Pass::recurrent;
+  for (const std::string& stage : t.stages)
+    if (stage.find("bwd") != std::string::npos || stage == "head_sum" ||
+        stage == "gate_param_sum" || stage == "chunk_local_reverse_cumsum")
+      return Pass::backward;
+  return Pass::forward;
+}
+
+/// Options of the operator `op` by the bits of `switches`, as far as the template knows them.
+void set_gate(Problem& p, const Template& t, std::string_view op, unsigned switches) {
+  const auto bit = [&](unsigned index) { return ((switches >> index) & 1U) != 0; };
+  const auto covers_any = [&](auto... stages) { return (t.covers(stages) || ...); };
+  p.op = op;
+  const bool gated = gate_kind(p) != GateKind::none, kda = gate_kind(p) == GateKind::vector;
+  p.use_gate_in_kernel =
+      covers_any("gate", "kda_gate", "gate_bwd", "kda_gate_bwd", "gate_param_sum") ||
+      (gated && bit(0) && covers_any("chunk_local_reverse_cumsum", "recurrent"));
+  p.has_dt_bias = p.use_gate_in_kernel && bit(1);
+  p.lower_bound = kda && bit(3) ? std::optional(-5.0F) : std::nullopt;
+  p.safe_gate = p.lower_bound && (!p.use_gate_in_kernel || !bit(0));
+  p.has_A_log = !p.lower_bound || bit(0) || !bit(1);
+}
+
+/// The operators of this build that use the template with these options.
+std::vector<std::string> operators_of(const Template& t, const Problem& like, unsigned switches) {
+  std::vector<std::string> found;
+  for (const std::string_view op : operators()) {
+    Problem p = like;
+    p.T = 1, p.K = p.V = 4;
+    set_gate(p, t, op, switches);
+    if (exercises(t, make_stage_data(p, 16, Gate::typical, 1, {1}))) found.emplace_back(op);
+  }
+  return found;
+}
+
+/// A problem for the template with the switches that it knows set by the bits of `switches`; the
+/// operators that use it take turns. Nothing where none does.
+std::optional<Problem> problem_for(const Template& t, DType dtype, unsigned switches) {
   Problem p;
+  p.pass = pass_of(t);
   p.dtype = dtype;
   const auto bit = [&](unsigned index) { return ((switches >> index) & 1U) != 0; };
   p.packed = bit(0) || t.name == "chunk_index";
@@ -69,19 +107,31 @@ Problem problem_for(const Template& t, DType dtype, unsigned switches) {
   p.output_final_state = bit(0) || bit(3);
   p.state_v_first = bit(1);
   p.seqlens_dtype = bit(2) ? DType::int64 : DType::int32;
-  p.use_gate_in_kernel = t.covers("gate");
-  p.has_dt_bias = t.covers("gate") && bit(1);
+  p.return_intermediate_states = t.covers("transpose_states");
+  p.disable_recompute = bit(1) == bit(2) && !p.return_intermediate_states;
+  if (p.pass == Pass::recurrent) {
+    p.inplace_state = bit(0) != bit(3);
+    p.state_index = bit(1) != bit(2);
+    p.index_dtype = bit(3) ? DType::int64 : DType::int32;
+    p.initial_state = !p.inplace_state && (bit(2) || p.state_index);
+    p.output_final_state = !p.inplace_state;
+    p.disable_recompute = false;
+  }
+  const std::vector<std::string> ops = operators_of(t, p, switches);
+  if (ops.empty()) return {};
+  set_gate(p, t, ops[(switches / 3) % ops.size()], switches);
   return p;
 }
 
 class DeviceTest : public ::testing::Test {
  protected:
   /// False after marking the test as skipped.
-  bool open(DeviceKind kind) {
+  bool open(const Template& t) {
     std::string why;
-    device_ = test_device(kind, &why);
+    device_ = test_device(t.device, &why);
     if (!device_) skip_reason_ = why;
-    return device_.has_value();
+    if (device_ && !problem_for(t, DType::bf16, 0) && !problem_for(t, DType::bf16, 0b1111)) skip_reason_ = "no operator of this build uses it";
+    return skip_reason_.empty();
   }
   const Device& device() const { return *device_; }
   const Limits& limits() const { return device_->impl().target().limits; }
@@ -90,8 +140,8 @@ class DeviceTest : public ::testing::Test {
   std::string skip_reason_;
 };
 
-#define WYVERN_OPEN_OR_SKIP(kind) \
-  if (!open(kind)) GTEST_SKIP() << skip_reason_
+#define WYVERN_OPEN_OR_SKIP(t) \
+  if (!open(t)) GTEST_SKIP() << skip_reason_
 
 // --- The spec's shapes, dtypes, precisions and switches -----------------------------------------
 
@@ -139,14 +189,16 @@ class Stage : public DeviceTest,
 TEST_P(Stage, MatchesFloat64) {
   const auto& [id, dtype] = GetParam();
   const Template& t = template_of(id);
-  WYVERN_OPEN_OR_SKIP(t.device);
+  WYVERN_OPEN_OR_SKIP(t);
   const std::vector<std::int64_t> sizes = chunk_sizes_of(t);
   constexpr Precision kPrecisions[] = {Precision::ieee, Precision::tf32x3, Precision::tf32};
   unsigned checked = 0;
   for (unsigned i = 0; i < std::size(kDimensions) * 2; ++i) {
     const Dimensions& d = kDimensions[i % std::size(kDimensions)];
     // A multiplier that is odd walks through all 16 switch settings.
-    Problem problem = problem_for(t, dtype, i * 7 + i / 10);
+    const auto chosen = problem_for(t, dtype, i * 7 + i / 10);
+    if (!chosen) continue;  // no operator uses it with these options
+    Problem problem = *chosen;
     problem.H = d.H, problem.HV = d.HV, problem.K = d.K, problem.V = d.V;
     const std::int64_t BT = sizes[(i + i / 10) % sizes.size()];
     const auto config = config_for(t, problem, limits(), BT, kPrecisions[i % 3]);
@@ -165,8 +217,8 @@ class StageSpace : public Stage {};
 TEST_P(StageSpace, EveryConfigMatches) {
   const auto& [id, dtype] = GetParam();
   const Template& t = template_of(id);
-  WYVERN_OPEN_OR_SKIP(t.device);
-  Problem problem = problem_for(t, dtype, 0b0101);
+  WYVERN_OPEN_OR_SKIP(t);
+  Problem problem = *problem_for(t, dtype, 0b0101);
   problem.H = 1, problem.HV = 2, problem.K = 100, problem.V = 60;
   std::vector<Config> configs = space(t, problem_constants(problem), limits());
   ASSERT_FALSE(configs.empty());
@@ -192,11 +244,11 @@ class StageSanitize : public Stage {};
 TEST_P(StageSanitize, SmallShapes) {
   const auto& [id, dtype] = GetParam();
   const Template& t = template_of(id);
-  WYVERN_OPEN_OR_SKIP(t.device);
+  WYVERN_OPEN_OR_SKIP(t);
   unsigned checked = 0;
   for (const std::int64_t BT : chunk_sizes_of(t))
     for (const unsigned switches : {0b1110U, 0b0101U}) {
-      Problem problem = problem_for(t, dtype, switches);
+      Problem problem = *problem_for(t, dtype, switches);
       problem.H = 1, problem.HV = 2, problem.K = 60, problem.V = 33;
       problem.T = 70;
       const auto config = config_for(t, problem, limits(), BT, Precision::tf32x3);
@@ -216,10 +268,10 @@ class SolveTril : public Stage {};
 TEST_P(SolveTril, AnyEntriesWithinOne) {
   const auto& [id, dtype] = GetParam();
   const Template& t = template_of(id);
-  WYVERN_OPEN_OR_SKIP(t.device);
+  WYVERN_OPEN_OR_SKIP(t);
   for (const std::int64_t BT : chunk_sizes_of(t))
     for (const Precision precision : {Precision::ieee, Precision::tf32x3, Precision::tf32}) {
-      Problem problem = problem_for(t, dtype, 0);
+      Problem problem = *problem_for(t, dtype, 0);
       problem.HV = 3, problem.T = 2 * BT + BT / 2 + 1;
       const auto config = config_for(t, problem, limits(), BT, precision);
       if (!config) continue;
@@ -245,11 +297,11 @@ class ChunkIndex : public DeviceTest, public ::testing::WithParamInterface<std::
 
 TEST_P(ChunkIndex, BadLengthsStayInBounds) {
   const Template& t = template_of(GetParam());
-  WYVERN_OPEN_OR_SKIP(t.device);
+  WYVERN_OPEN_OR_SKIP(t);
   const std::int64_t T = 100;
   for (const Lengths& seqlens : {Lengths{0, 200, 50, 100}, Lengths{-7, 30, 20, 10},
                                  Lengths{90, 10, 100, 5}, Lengths{0, -1, 1 << 30, 100}}) {
-    Problem problem = problem_for(t, DType::bf16, 0);
+    Problem problem = *problem_for(t, DType::bf16, 0);
     problem.T = T;
     StageData data = make_stage_data(problem, 16, Gate::zero, 1, {20, 30, 50});
     data.tensors["cu_seqlens"] =

@@ -22,19 +22,28 @@ struct StageData {
   HostTensors tensors;   ///< every tensor of every contract by name
 };
 
-/// `lengths` are the sequences of a packed problem. q and k are taken as they are; x of l2norm is a
-/// tensor of its own.
+/// The tensors of the problem's operator and pass; a backward problem has those of the forward stages
+/// too. `lengths` are the sequences of a packed problem. q and k are taken as they are; x and dy_heads
+/// are tensors of their own, and so is what is made of them. state_slots of 0 with state_index become
+/// N + 3.
 StageData make_stage_data(const Problem& problem, std::int64_t BT, Gate gate, std::uint64_t seed,
                           const std::vector<std::int64_t>& lengths = {});
 
 /// The float64 outputs of the template's stages on the stored inputs of `data`.
 TensorMap reference_outputs(const Template& t, const StageData& data);
 
-/// False for what contracts leave alone: elements of h in unused chunk slots.
+/// Whether every stage of the template is one that the problem's operator, pass and options use.
+bool exercises(const Template& t, const Problem& problem);
+/// The same, and all that it takes and at least one tensor that it gives is there, with as many
+/// dimensions.
+bool exercises(const Template& t, const StageData& data);
+
+/// False for what contracts leave alone: elements of h and dh in unused chunk slots.
 Written written_elements(const StageData& data);
 
-/// The bound that holds for an output: exact (0) for tables; the specification's row of o by the
-/// dtype of the problem, fp32 outputs of scalar stages and A from 16-bit inputs by fp32's.
+/// The bound that holds for an output: exact (0) for tables and copies; else the specification's row of
+/// o, dq or dg by the dtype of the problem; fp32 outputs of scalar stages and A without a vector gate
+/// by fp32's, outputs stored in 16 bits by 16 bits'.
 double stage_bound(const StageData& data, const Config& config, std::string_view output);
 
 /// Launches the step's template on `data` under run_stage's suspicion and holds every output to

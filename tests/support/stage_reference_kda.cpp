@@ -1,0 +1,156 @@
+// References of kda's own stages, whose gate decays every key channel by itself; gradients by the
+// full formulas of section 3 of the specification.
+#include "tests/support/stage_inputs.hpp"
+
+namespace wyvern::testing {
+namespace {
+
+constexpr bool kStrict = true;
+
+void kda_intra(const StageContext& c, TensorMap& t) {
+  const Vector q = queries(t), k = keys(t), beta = beta_factors(c, t);
+  Vector Aqk = zeros(c, c.layout.BT), A = Aqk;
+  for_each_chunk(c.layout, c.dims, [&](const Chunk& chunk) {
+    const Decay decay(chunk, decays(t));
+    const Matrix Q = chunk.keys(q), K = chunk.keys(k);
+    chunk.write(Aqk, decay.product(Q, K, !kStrict));
+    chunk.write(A, scaled(chunk.scalars(beta), decay.product(K, K, kStrict)));
+  });
+  t["Aqk"] = Aqk;
+  t["A"] = A;
+}
+
+void kda_recompute_w_u(const StageContext& c, TensorMap& t) {
+  const Vector q = queries(t), k = keys(t), betas = beta_factors(c, t);
+  Vector w = zeros(c, c.dims.K), qg = w, kg = w, u = zeros(c, c.dims.V);
+  for_each_chunk(c.layout, c.dims, [&](const Chunk& chunk) {
+    const Decay decay(chunk, decays(t));
+    const Vector beta = chunk.scalars(betas);
+    const Matrix Tinv = lower(chunk.square(t.at("Tinv")), !kStrict), K = chunk.keys(k);
+    chunk.write(w, Tinv * scaled(beta, decay.entering(K)));
+    chunk.write(u, Tinv * scaled(beta, chunk.values(t.at("v"))));
+    chunk.write(qg, decay.entering(chunk.keys(q)));
+    chunk.write(kg, decay.leaving(K));
+  });
+  t["w"] = w;
+  t["u"] = u;
+  t["qg"] = qg;
+  t["kg"] = kg;
+}
+
+void kda_fwd_o(const StageContext& c, TensorMap& t) {
+  Vector o = zeros(c, c.dims.V);
+  for_each_chunk(c.layout, c.dims, [&](const Chunk& chunk) {
+    const Matrix P = lower(chunk.square(t.at("Aqk")), !kStrict);
+    chunk.write(o, c.scale * (chunk.wide_keys(t.at("qg")) * chunk.state(t.at("h")) +
+                              P * chunk.values(t.at("v_new"))));
+  });
+  t["o"] = o;
+}
+
+void kda_bwd_dv_local(const StageContext& c, TensorMap& t) {
+  Vector dv_local = zeros(c, c.dims.V);
+  for_each_chunk(c.layout, c.dims, [&](const Chunk& chunk) {
+    const Matrix P = lower(chunk.square(t.at("Aqk")), !kStrict);
+    chunk.write(dv_local, c.scale * (transposed(P) * chunk.values(t.at("do"))));
+  });
+  t["dv_local"] = dv_local;
+}
+
+/// Gradients of the gates from K and from the state that leave the chunk; the last row's own term
+/// cancels and is left out.
+Matrix leaving_gates(const Matrix& K, const Matrix& dK_leaving, const Matrix& dS,
+                     const Matrix& S_through) {
+  const Matrix leaving = hadamard(K, dK_leaving);
+  Matrix dG(K.rows(), K.cols());
+  const std::int64_t last = K.rows() - 1;
+  const Vector states = row_dots(dS, S_through);
+  add(dG[last], 1, states.data(), K.cols());
+  for (std::int64_t r = 0; r < last; ++r) {
+    add(dG[r], -1, leaving[r], K.cols());
+    add(dG[last], 1, leaving[r], K.cols());
+  }
+  return dG;
+}
+
+void kda_bwd_dqkg(const StageContext& c, TensorMap& t) {
+  const Vector q = queries(t), k = keys(t), betas = beta_factors(c, t);
+  Vector dq = zeros(c, c.dims.K), dk = dq, dG = dq, dv = zeros(c, c.dims.V), dbeta = zeros(c, 1);
+  Vector dAqk = zeros(c, c.layout.BT), dA = dAqk;
+  for_each_chunk(c.layout, c.dims, [&](const Chunk& chunk) {
+    const Decay decay(chunk, decays(t));
+    const Vector beta = chunk.scalars(betas);
+    const Matrix Q = chunk.keys(q), K = chunk.keys(k), expK = decay.entering(K);
+    const Matrix V = chunk.values(t.at("v")), V_new = chunk.values(t.at("v_new"));
+    const Matrix S = chunk.state(t.at("h")), dS = chunk.state(t.at("dh"));
+    const Matrix dO = chunk.values(t.at("do")), dU = chunk.values(t.at("du"));
+    const Matrix Tinv = lower(chunk.square(t.at("Tinv")), !kStrict), dW = -1.0 * (dU * transposed(S));
+    const Matrix dTinv = dU * transposed(scaled(beta, V)) + dW * transposed(scaled(beta, expK));
+    const Matrix X = transposed(Tinv) * dU, Y = transposed(Tinv) * dW;
+
+    const Matrix dQ = c.scale * decay.entering(dO * transposed(S));
+    const Matrix dK_leaving = decay.leaving(V_new * transposed(dS));
+    const Matrix dK_W = scaled(beta, decay.entering(Y));
+    chunk.write(dq, dQ);
+    chunk.write(dk, dK_leaving + dK_W);
+    chunk.write(dG, hadamard(Q, dQ) + hadamard(K, dK_W) +
+                        leaving_gates(K, dK_leaving, dS, decay.through(S)));
+    chunk.write(dv, scaled(beta, X));
+    Vector dbeta_rows = row_dots(X, V);
+    add(dbeta_rows.data(), 1, row_dots(Y, expK).data(), chunk.rows());
+    chunk.write(dbeta, dbeta_rows);
+    chunk.write(dAqk, c.scale * lower(dO * transposed(V_new), !kStrict));
+    chunk.write(dA, -1.0 * lower(transposed(Tinv) * dTinv * transposed(Tinv), kStrict));
+  });
+  t["dq_inter"] = dq;
+  t["dk_inter"] = dk;
+  t["dGk_inter"] = dG;
+  t["dv"] = dv;
+  t["dbeta_inter"] = dbeta;
+  t["dAqk"] = dAqk;
+  t["dA"] = dA;
+}
+
+void kda_intra_bwd(const StageContext& c, TensorMap& t) {
+  const Vector q = queries(t), k = keys(t), betas = beta_factors(c, t), slopes = beta_slopes(c, t);
+  Vector dq = zeros(c, c.dims.K), dk = dq, dG = dq, dbeta = zeros(c, 1);
+  for_each_chunk(c.layout, c.dims, [&](const Chunk& chunk) {
+    const Decay decay(chunk, decays(t));
+    const Matrix Q = chunk.keys(q), K = chunk.keys(k);
+    const Matrix dP = lower(chunk.square(t.at("dAqk")), !kStrict);
+    const Matrix dA = lower(chunk.square(t.at("dA")), kStrict);
+    const Matrix M = scaled(chunk.scalars(betas), dA);
+    const Matrix by_row = decay.row_sums(M, K, kStrict), by_column = decay.column_sums(M, K, kStrict);
+    chunk.write(dq, chunk.wide_keys(t.at("dq_inter")) + decay.row_sums(dP, K, !kStrict));
+    chunk.write(dk, chunk.wide_keys(t.at("dk_inter")) + decay.column_sums(dP, Q, !kStrict) + by_row +
+                        by_column);
+    // A row's terms with itself cancel between Q and K.
+    chunk.write(dG, chunk.wide_keys(t.at("dGk_inter")) +
+                        hadamard(Q, decay.row_sums(dP, K, kStrict)) +
+                        -1.0 * hadamard(K, decay.column_sums(dP, Q, kStrict)) +
+                        hadamard(K, by_row) + -1.0 * hadamard(K, by_column));
+    Vector dbeta_rows = chunk.scalars(t.at("dbeta_inter"));
+    add(dbeta_rows.data(), 1, row_dots(dA, decay.product(K, K, kStrict)).data(), chunk.rows());
+    const Vector slope = chunk.scalars(slopes);
+    for (std::size_t r = 0; r < dbeta_rows.size(); ++r) dbeta_rows[r] *= slope[r];
+    chunk.write(dbeta, dbeta_rows);
+  });
+  t["dq"] = dq;
+  t["dk"] = dk;
+  t["dGk"] = dG;
+  t["dbeta"] = dbeta;
+}
+
+}  // namespace
+
+const StageReferences& kda_references() {
+  static const StageReferences references{{"kda_intra", kda_intra},
+                                          {"kda_recompute_w_u", kda_recompute_w_u},
+                                          {"kda_fwd_o", kda_fwd_o},
+                                          {"kda_bwd_dv_local", kda_bwd_dv_local},
+                                          {"kda_bwd_dqkg", kda_bwd_dqkg},
+                                          {"kda_intra_bwd", kda_intra_bwd}};
+  return references;
+}
+
+}  // namespace wyvern::testing

@@ -1,0 +1,98 @@
+// Reference of the decode stage: the recurrence of section 2 of the specification, token by token.
+#include <cmath>
+
+#include "tests/support/stage_inputs.hpp"
+
+namespace wyvern::testing {
+namespace {
+
+std::size_t size(std::int64_t count) { return static_cast<std::size_t>(count); }
+
+Vector normalized(const Vector& x, std::int64_t K, bool wanted) {
+  Vector y = x;
+  for (std::size_t start = 0; start < x.size() && wanted; start += size(K)) {
+    const double length = std::sqrt(dot(&x[start], &x[start], K) + 1e-6);
+    for (std::size_t i = start; i < start + size(K); ++i) y[i] /= length;
+  }
+  return y;
+}
+
+/// The log decays [tokens, HV] or [tokens, HV, K]; empty: none.
+Vector log_decays(const StageContext& c, const TensorMap& t) {
+  Vector g = optional(t, "g");
+  if (g.empty() || !c.gate_in_kernel) return g;
+  const Vector &A_log = optional(t, "A_log"), &bias = optional(t, "dt_bias");
+  const std::size_t columns = g.size() / size(c.layout.tokens());
+  for (std::size_t i = 0; i < g.size(); ++i) {
+    const std::size_t column = i % columns;
+    g[i] = gate_value(g[i] + (bias.empty() ? 0 : bias[column]),
+                      A_log.empty() ? 0 : A_log[column / (columns / size(c.dims.HV))],
+                      c.lower_bound)
+               .g_log;
+  }
+  return g;
+}
+
+/// One value head of one sequence.
+class Recurrence {
+ public:
+  Recurrence(const StageContext& c, const TensorMap& t)
+      : c_(c), q_(normalized(t.at("q"), c.dims.K, c.qk_l2norm)),
+        k_(normalized(t.at("k"), c.dims.K, c.qk_l2norm)), beta_(beta_factors(c, t)),
+        g_(log_decays(c, t)), v_(t.at("v")) {}
+
+  /// Updates the state by one token and writes its row of o.
+  void step(std::int64_t token, std::int64_t head, Matrix& S, double* o) const {
+    const auto [H, HV, K, V] = c_.dims;
+    const std::int64_t row = token * HV + head, key_row = (token * H + head / (HV / H)) * K;
+    const std::int64_t width = g_.empty() ? 0 : static_cast<std::int64_t>(g_.size()) /
+                                                    (c_.layout.tokens() * HV);
+    for (std::int64_t i = 0; i < K && width > 0; ++i)
+      for (std::int64_t j = 0; j < V; ++j)
+        S[i][j] *= std::exp(g_[size(row * width + (width == 1 ? 0 : i))]);
+    Vector u(v_.begin() + row * V, v_.begin() + (row + 1) * V);
+    for (std::int64_t i = 0; i < K; ++i) add(u.data(), -k_[size(key_row + i)], S[i], V);
+    for (std::int64_t i = 0; i < K; ++i) {
+      add(S[i], k_[size(key_row + i)] * beta_[size(row)], u.data(), V);
+      add(o + row * V, c_.scale * q_[size(key_row + i)], S[i], V);
+    }
+  }
+
+ private:
+  const StageContext& c_;
+  Vector q_, k_, beta_, g_;
+  const Vector& v_;
+};
+
+void recurrent(const StageContext& c, TensorMap& t) {
+  const Recurrence recurrence(c, t);
+  const bool in_place = t.contains("state");
+  Vector pool = in_place ? t.at("state") : optional(t, "initial_state");
+  Vector o = zeros(c, c.dims.V);
+  Vector final_state = zero_states(c, size(c.layout.sequences()));
+  const Vector& index = optional(t, "state_index");
+  for (std::int64_t n = 0; n < c.layout.sequences(); ++n) {
+    const std::int64_t slot = index.empty() ? n : static_cast<std::int64_t>(index[size(n)]);
+    if (slot < 0 || slot >= c.state_slots) continue;
+    for (std::int64_t head = 0; head < c.dims.HV; ++head) {
+      Matrix S = read_state(c, pool, slot, head);
+      for (std::int64_t token = c.layout.offsets[size(n)]; token < c.layout.offsets[size(n) + 1];
+           ++token)
+        recurrence.step(token, head, S, o.data());
+      write_state(c, final_state, n, head, S);
+      if (in_place) write_state(c, pool, slot, head, S);
+    }
+  }
+  t["o"] = o;
+  t["final_state"] = final_state;
+  if (in_place) t["state"] = pool;
+}
+
+}  // namespace
+
+const StageReferences& recurrent_references() {
+  static const StageReferences references{{"recurrent", recurrent}};
+  return references;
+}
+
+}  // namespace wyvern::testing

@@ -1,0 +1,179 @@
+// References of the stages that work on rows, gates and tables alone.
+#include <algorithm>
+#include <cmath>
+
+#include "tests/support/stage_inputs.hpp"
+
+namespace wyvern::testing {
+namespace {
+
+using Slot = ChunkLayout::Slot;
+
+std::size_t size(std::int64_t count) { return static_cast<std::size_t>(count); }
+
+void chunk_index(const StageContext& c, TensorMap& t) {
+  const ChunkLayout& layout = c.layout;
+  t["seq_offsets"] = Vector(layout.offsets.begin(), layout.offsets.end());
+  t["chunk_offsets"] = Vector(layout.chunk_offsets.begin(), layout.chunk_offsets.end());
+  Vector table;
+  for (const Slot& slot : layout.slots) {
+    table.push_back(static_cast<double>(slot.sequence));
+    table.push_back(static_cast<double>(slot.chunk));
+  }
+  t["chunk_index"] = table;
+}
+
+void l2norm_rstd(const StageContext& c, TensorMap& t) {
+  const Vector& x = t.at("x");
+  Vector rstd;
+  for (std::size_t start = 0; start < x.size(); start += size(c.dims.K))
+    rstd.push_back(1 / std::sqrt(dot(&x[start], &x[start], c.dims.K) + 1e-6));
+  t["rstd"] = rstd;
+}
+
+void l2norm(const StageContext& c, TensorMap& t) {
+  const Vector& x = t.at("x");
+  Vector y(x.size());
+  for (std::size_t start = 0; start < x.size(); start += size(c.dims.K)) {
+    const double length = std::sqrt(dot(&x[start], &x[start], c.dims.K) + 1e-6);
+    for (std::size_t i = start; i < start + size(c.dims.K); ++i) y[i] = x[i] / length;
+  }
+  t["y"] = y;
+}
+
+void l2norm_bwd(const StageContext& c, TensorMap& t) {
+  const Vector &x = t.at("x"), &rstd = t.at("rstd"), &dy = t.at("dy");
+  Vector dx(x.size());
+  const std::size_t K = size(c.dims.K);
+  for (std::size_t row = 0; row < rstd.size(); ++row) {
+    const double along = dot(&x[row * K], &dy[row * K], c.dims.K) * rstd[row] * rstd[row];
+    for (std::size_t i = row * K; i < (row + 1) * K; ++i)
+      dx[i] = rstd[row] * (dy[i] - along * x[i]);
+  }
+  t["dx"] = dx;
+}
+
+void head_sum(const StageContext& c, TensorMap& t) {
+  const Vector& heads = t.at("dy_heads");
+  const std::int64_t K = c.dims.K, HV = c.dims.HV, group = HV / c.dims.H;
+  Vector sums(heads.size() / size(group));
+  for (std::size_t i = 0; i < heads.size(); ++i) {
+    const std::int64_t head = static_cast<std::int64_t>(i) / K % HV;
+    const std::int64_t token = static_cast<std::int64_t>(i) / (K * HV);
+    sums[size((token * c.dims.H + head / group) * K) + i % size(K)] += heads[i];
+  }
+  t["dy"] = sums;
+}
+
+/// Calls visit(i, x, A_log) for every element of g [tokens, HV] or [tokens, HV, width].
+template <class Visit>
+void for_each_gate(const StageContext& c, const TensorMap& t, Visit visit) {
+  const Vector &g = t.at("g"), &A_log = optional(t, "A_log"), &bias = optional(t, "dt_bias");
+  const std::size_t heads = size(c.dims.HV);
+  const std::size_t tokens = size(c.layout.tokens());
+  const std::size_t width = tokens == 0 ? 1 : g.size() / (heads * tokens);
+  for (std::size_t i = 0; i < g.size(); ++i) {
+    const std::size_t column = i % (heads * width);
+    visit(i, g[i] + (bias.empty() ? 0 : bias[column]), A_log.empty() ? 0 : A_log[column / width]);
+  }
+}
+
+void gate(const StageContext& c, TensorMap& t) {
+  Vector g_log(t.at("g").size());
+  for_each_gate(c, t, [&](std::size_t i, double x, double A_log) {
+    g_log[i] = gate_value(x, A_log, c.lower_bound).g_log;
+  });
+  t["g_log"] = g_log;
+}
+
+/// The gradient of g, and of A_log and dt_bias as sums over each chunk slot's rows.
+void gate_bwd(const StageContext& c, TensorMap& t) {
+  const Vector& dg = either(t, "dg_log", "dg");
+  Vector dg_raw(dg.size()), dA(dg.size());
+  for_each_gate(c, t, [&](std::size_t i, double x, double A_log) {
+    const GateValue value = gate_value(x, A_log, c.lower_bound);
+    dg_raw[i] = dg[i] * value.by_x;
+    dA[i] = dg[i] * value.by_A_log;
+  });
+  const std::size_t heads = size(c.dims.HV), tokens = size(c.layout.tokens());
+  const std::size_t columns = tokens == 0 ? heads : dg.size() / tokens, width = columns / heads;
+  Vector dA_part(c.layout.slots.size() * heads), dbias_part(c.layout.slots.size() * columns);
+  for (std::size_t slot = 0; slot < c.layout.slots.size(); ++slot)
+    for (std::size_t i = size(c.layout.slots[slot].begin) * columns;
+         i < size(c.layout.slots[slot].begin + c.layout.slots[slot].rows) * columns; ++i) {
+      dA_part[slot * heads + i % columns / width] += dA[i];
+      dbias_part[slot * columns + i % columns] += dg_raw[i];
+    }
+  t["dg_raw"] = dg_raw;
+  t["dA_part"] = dA_part;
+  t["dbias_part"] = dbias_part;
+}
+
+Vector column_sums(const Vector& parts, std::size_t rows) {
+  Vector sums(rows == 0 ? 0 : parts.size() / rows);
+  for (std::size_t i = 0; i < parts.size(); ++i) sums[i % sums.size()] += parts[i];
+  return sums;
+}
+
+void gate_param_sum(const StageContext& c, TensorMap& t) {
+  for (const auto& [part, sum] : {std::pair{"dA_part", "dA_log"}, {"dbias_part", "ddt_bias"}})
+    if (t.contains(part)) t[sum] = column_sums(t.at(part), c.layout.slots.size());
+}
+
+void cumsum(const StageContext& c, TensorMap& t) {
+  t["G"] = chunk_local_cumsum(c.layout, either(t, "g_log", "g"), c.gate_floor);
+  if (t.at("G").size() == zeros(c, c.dims.K).size()) t["Gk"] = t.at("G");
+}
+
+/// Gradients of what the floor raised are 0.
+void reverse_cumsum(const StageContext& c, TensorMap& t) {
+  const Vector &dG = either(t, "dG", "dGk"), &G = either(t, "G", "Gk");
+  Vector dg(dG.size());
+  const std::size_t columns = dG.size() / std::max<std::size_t>(size(c.layout.tokens()), 1);
+  for (const Slot& slot : c.layout.slots)
+    for (std::size_t column = 0; column < columns; ++column) {
+      double sum = 0;
+      for (std::int64_t r = slot.rows - 1; r >= 0; --r) {
+        const std::size_t at = size(slot.begin + r) * columns + column;
+        sum += dG[at];
+        const double g = G[at] - (r == 0 ? 0 : G[at - columns]);
+        dg[at] = g <= 0.9999 * c.gate_floor ? 0 : sum;
+      }
+    }
+  t["dg"] = dg;
+}
+
+}  // namespace
+
+Vector chunk_local_cumsum(const ChunkLayout& layout, const Vector& g, double floor) {
+  Vector G(g.size());
+  const std::size_t columns = g.size() / std::max<std::size_t>(size(layout.tokens()), 1);
+  for (const Slot& slot : layout.slots)
+    for (std::size_t column = 0; column < columns; ++column) {
+      double sum = 0;
+      for (std::int64_t r = 0; r < slot.rows; ++r) {
+        const std::size_t at = size(slot.begin + r) * columns + column;
+        sum += std::max(g[at], floor);
+        G[at] = sum;
+      }
+    }
+  return G;
+}
+
+const StageReferences& row_references() {
+  static const StageReferences references{{"chunk_index", chunk_index},
+                                          {"l2norm", l2norm},
+                                          {"l2norm_rstd", l2norm_rstd},
+                                          {"l2norm_bwd", l2norm_bwd},
+                                          {"head_sum", head_sum},
+                                          {"gate", gate},
+                                          {"kda_gate", gate},
+                                          {"gate_bwd", gate_bwd},
+                                          {"kda_gate_bwd", gate_bwd},
+                                          {"gate_param_sum", gate_param_sum},
+                                          {"chunk_local_cumsum", cumsum},
+                                          {"chunk_local_reverse_cumsum", reverse_cumsum}};
+  return references;
+}
+
+}  // namespace wyvern::testing
