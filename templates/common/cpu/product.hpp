@@ -7,8 +7,9 @@
 enum class Layout { rows, columns };
 
 /// What is known to be zero or not wanted above a diagonal: nothing, A's part (p > i), B's part
-/// (j > p), or the result's (j > i), which is then left unwritten outside the diagonal's blocks.
-enum class Lower { none, a, b, c };
+/// (j > p), the result's (j > i), which is then left unwritten outside the diagonal's blocks, or the
+/// part of what A is the transpose of (p < i).
+enum class Lower { none, a, b, c, transposed_a };
 
 namespace detail {
 
@@ -48,8 +49,8 @@ template <Layout L, Lower Zero, bool Accumulate>
                                       const float* b, int64 ldb, float* c, int64 ldc,
                                       const float* row_scale) {
   for (int j = 0; j < columns; j += 2 * kLanes) {
-    const int begin = Zero == Lower::b ? j : 0;
     for (int i = Zero == Lower::c ? j / kTileRows * kTileRows : 0; i < rows; i += kTileRows) {
+      const int begin = Zero == Lower::b ? j : Zero == Lower::transposed_a ? i : 0;
       const int end = Zero == Lower::a && i + kTileRows < depth ? i + kTileRows : depth;
       const int wanted = Zero == Lower::c && i + kTileRows < columns ? i + kTileRows : columns;
       const float* tile_a = a + (L == Layout::rows ? i * lda : i);
