@@ -48,9 +48,9 @@ WYVERN_KERNEL(kThreads, 0)
 
   constexpr int kPartBytes = kPartFloats<BT, kSplit> * 4;
   SharedAllocator shared(larger(num_stages * Stage::kBytes, kPartBytes));
-  IntraRows rows{shared.take<float>(BT), nullptr, nullptr};
+  RowFactors rows{shared.take<float>(BT), nullptr, nullptr};
   if constexpr (QK_L2NORM) rows = {rows.beta, shared.take<float>(BT), shared.take<float>(BT)};
-  load_intra_rows<kThreads, BT, QK_L2NORM>(
+  load_row_factors<kThreads, BT, QK_L2NORM>(
       rows, q_rstd + row_k, k_rstd + row_k, H, chunk.rows,
       [&](int r) { return activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta[row + r * HV]); });
 

@@ -7,8 +7,7 @@
 // take half of the error budget, and fp16 has no range for them.
 #pragma once
 
-#include "common/cuda/chunk.cuh"
-#include "common/cuda/mma.cuh"
+#include "common/cuda/wy.cuh"
 
 // ---- the decay around an anchor -----------------------------------------------------------------
 
@@ -246,9 +245,8 @@ WYVERN_DEVICE void join_parts(IntraStrip<Size>& sum, float* memory, int strip, i
   }
 }
 
-/// Factors of a chunk's rows in shared memory: the scales of queries and keys where there are any,
-/// and beta, times the scale of its key.
-struct IntraRows {
+/// Factors of a chunk's rows in shared memory; the scales of queries and keys where there are any.
+struct RowFactors {
   float* beta;
   float* q_rstd;
   float* k_rstd;
@@ -256,31 +254,31 @@ struct IntraRows {
 
 /// Fills in the factors, beta from load_beta(r); 0 past the chunk's end.
 template <int Threads, int Size, bool Scaled, class Beta>
-WYVERN_DEVICE void load_intra_rows(const IntraRows& to, const float* q_rstd, const float* k_rstd,
+WYVERN_DEVICE void load_row_factors(const RowFactors& to, const float* q_rstd, const float* k_rstd,
                                    int64 stride, int rows, Beta&& load_beta) {
   for (int r = thread_index(); r < Size; r += Threads) {
-    float beta = r < rows ? load_beta(r) : 0.0f;
+    to.beta[r] = r < rows ? load_beta(r) : 0.0f;
     if constexpr (Scaled) {
       to.q_rstd[r] = r < rows ? q_rstd[r * stride] : 0.0f;
-      const float scale = r < rows ? k_rstd[r * stride] : 0.0f;
-      to.k_rstd[r] = scale;
-      beta *= scale;
+      to.k_rstd[r] = r < rows ? k_rstd[r * stride] : 0.0f;
     }
-    to.beta[r] = beta;
   }
 }
 
 /// Calls put(r, s, Aqk_rs, Aqk_r,s+1, A_rs, A_r,s+1) for all pairs of neighbouring columns of a
 /// strip; 0 above the diagonal (A: on it too).
 template <bool Scaled, int Size, class Put>
-WYVERN_DEVICE void for_each_intra(const IntraStrip<Size>& sum, const IntraRows& rows, int strip,
+WYVERN_DEVICE void for_each_intra(const IntraStrip<Size>& sum, const RowFactors& rows, int strip,
                                   Put&& put) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int r = strip * 16 + piece_row(2 * half);
-    const float beta_r = rows.beta[r];
+    float beta_r = rows.beta[r];
     float q_r = 1.0f;
-    if constexpr (Scaled) q_r = rows.q_rstd[r];
+    if constexpr (Scaled) {
+      beta_r *= rows.k_rstd[r];
+      q_r = rows.q_rstd[r];
+    }
 #pragma unroll
     for (int n = 0; n < Size / 8; ++n) {
       const int s = n * 8 + piece_col(0);
@@ -295,4 +293,124 @@ WYVERN_DEVICE void for_each_intra(const IntraStrip<Size>& sum, const IntraRows& 
       put(r, s, P[0], P[1], A[0], A[1]);
     }
   }
+}
+
+// ---- W, qg and kg -------------------------------------------------------------------------------
+
+/// Where a chunk and value head's rows of W, qg and kg begin, K elements a row, `stride` apart.
+template <class T>
+struct KeyOutputs {
+  T* w;
+  T* qg;
+  T* kg;
+  int64 stride;
+};
+
+/// What a piece of sixteen rows and eight columns of W, qg and kg comes from.
+struct KeyPieces {
+  Piece k_decayed, qg, kg;
+};
+
+/// Rows row..row+15, columns col..col+7: exp(G) k, exp(G) q and exp(G_last - G) k, with the scales
+/// of rows where `Scaled`. Rows after `last` are 0.
+template <bool Scaled, class T, int Size, int Cols>
+WYVERN_DEVICE KeyPieces decay_keys(const Tile<T, Size, Cols>& q, const Tile<T, Size, Cols>& k,
+                                   const Tile<float, Size, Cols>& G, const RowFactors& rows, int row,
+                                   int col, int last) {
+  KeyPieces to;
+  const int c = col + piece_col(0);
+  const Float2 G_last = load<2>(G.at(last, c));
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int r = row + piece_row(2 * half);
+    const Float2 G_r = load<2>(G.at(r, c));
+    Float2 q_r = scaled_pair(q.at(r, c), Float2{{1.0f, 1.0f}});
+    Float2 k_r = scaled_pair(k.at(r, c), Float2{{1.0f, 1.0f}});
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      if constexpr (Scaled) {
+        q_r.at[j] *= rows.q_rstd[r];
+        k_r.at[j] *= rows.k_rstd[r];
+      }
+      const float decay_r = decay(G_r.at[j]);
+      to.k_decayed.x[2 * half + j] = k_r.at[j] * decay_r;
+      to.qg.x[2 * half + j] = q_r.at[j] * decay_r;
+      to.kg.x[2 * half + j] = k_r.at[j] * decay(r <= last ? G_last.at[j] - G_r.at[j] : 0.0f);
+    }
+  }
+  return to;
+}
+
+/// Two pieces side by side as right operands whose reduction runs down the sixteen rows.
+template <class T>
+WYVERN_DEVICE RightPair<T> right_from(const Piece& left, const Piece& right) {
+  RightPair<T> b;
+  b.r[0] = transpose_8x8(pack<T>(left.x[0], left.x[1]));
+  b.r[1] = transpose_8x8(pack<T>(left.x[2], left.x[3]));
+  b.r[2] = transpose_8x8(pack<T>(right.x[0], right.x[1]));
+  b.r[3] = transpose_8x8(pack<T>(right.x[2], right.x[3]));
+  return b;
+}
+
+/// Rows depth..depth+7 of exp(G) k as a right operand of a step, columns col..col+15.
+template <bool Scaled, int Size, int Cols>
+WYVERN_DEVICE RightPair<float> decayed_right(const Tile<float, Size, Cols>& k,
+                                             const Tile<float, Size, Cols>& G,
+                                             const RowFactors& rows, int depth, int col) {
+  RightPair<float> b;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int s = depth + lane_index() % 4 * 2 + i % 2;
+    const int c = col + i / 2 * 8 + lane_index() / 4;
+    b.r[i] = *k.at(s, c) * decay(*G.at(s, c));
+    if constexpr (Scaled) b.r[i] *= rows.k_rstd[s];
+  }
+  return b;
+}
+
+/// Writes columns first..first+15 of W = inverse (exp(G) K), qg and kg, for a chunk of `chunk_rows`:
+/// those before `cols`, of which there is at least one. `inverse` carries beta. The tiles hold the
+/// columns from `first` at `col`.
+template <Precision P, bool Scaled, int Align, class T, int Size, int Cols>
+WYVERN_DEVICE void write_keys(const LowerOperand<T, Size>& inverse,
+                              const Tile<T, Size, Cols>& q, const Tile<T, Size, Cols>& k,
+                              const Tile<float, Size, Cols>& G, const RowFactors& rows,
+                              const KeyOutputs<T>& to, int first, int col, int chunk_rows,
+                              int cols) {
+  Piece w[Size / 16][2];
+#pragma unroll
+  for (int depth = 0; depth < Size / 16; ++depth) {
+    if (depth * 16 >= chunk_rows) break;
+    const KeyPieces left =
+        decay_keys<Scaled>(q, k, G, rows, depth * 16, col, chunk_rows - 1);
+    const KeyPieces right =
+        decay_keys<Scaled>(q, k, G, rows, depth * 16, col + 8, chunk_rows - 1);
+    const int64 at = depth * 16 * to.stride + first;
+    store_pair<Align>(to.qg + at, to.stride, left.qg, right.qg, chunk_rows - depth * 16, cols);
+    store_pair<Align>(to.kg + at, to.stride, left.kg, right.kg, chunk_rows - depth * 16, cols);
+    if constexpr (kHalf<T>) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float beta_r = rows.beta[depth * 16 + piece_row(i)];
+        w[depth][0].x[i] += beta_r * left.k_decayed.x[i];
+        w[depth][1].x[i] += beta_r * right.k_decayed.x[i];
+      }
+      const RightPair<T> b = right_from<T>(left.k_decayed, right.k_decayed);
+#pragma unroll
+      for (int strip = depth; strip < Size / 16; ++strip)
+        multiply<P>(w[strip][0], w[strip][1], inverse.a[inverse.index(strip, depth * 16)], b);
+    } else {
+#pragma unroll
+      for (int step = depth * 16; step < depth * 16 + 16; step += 8) {
+        const auto b = decayed_right<Scaled>(k, G, rows, step, col);
+#pragma unroll
+        for (int strip = depth; strip < Size / 16; ++strip)
+          multiply<P>(w[strip][0], w[strip][1], inverse.a[inverse.index(strip, step)], b);
+      }
+    }
+  }
+#pragma unroll
+  for (int strip = 0; strip < Size / 16; ++strip)
+    store_pair<Align>(to.w + strip * 16 * to.stride + first, to.stride, w[strip][0], w[strip][1],
+                      chunk_rows - strip * 16, cols);
 }
