@@ -84,8 +84,35 @@ Template portable() {
   return t;
 }
 
+/// Scratch of one block, as kda_intra/cpu.cpp hands it out.
+std::int64_t cpu_scratch(const Values& constants, const Config& config) {
+  const std::int64_t BT = config.integer("BT");
+  const std::int64_t K = constants.integer("K");
+  const std::int64_t strip = constants.flag("SAFE_GATE") ? 16 : 8;
+  return fp32_bytes(3 * scratch::tile(BT, K) + 3 * scratch::tile(K, BT) +
+                    scratch::tile(2 * strip, K) + scratch::tile(2 * strip, BT) +
+                    2 * scratch::vector(BT));
+}
+
+/// One call: a chunk, one value head.
+Template cpu(Template t) {
+  t.variant = "cpu";
+  t.device = DeviceKind::cpu;
+  t.source = "kda_intra/cpu.cpp";
+  t.tunables = {{"BT", {64, 32, 16}}};
+  t.illegal = [](const Values& constants, const Config& config, const Limits& limits) {
+    return scratch_problem(cpu_scratch(constants, config), limits);
+  };
+  t.fallback = [](const Values&, const Limits&, std::int64_t BT) { return Config{{"BT", BT}}; };
+  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
+    return Geometry{.grid = {constants.integer("HV"), e.NT, 1},
+                    .shared_bytes = cpu_scratch(constants, config)};
+  };
+  return t;
+}
+
 }  // namespace
 
-std::vector<Template> contract() { return {portable()}; }
+std::vector<Template> contract() { return {portable(), cpu(stage())}; }
 
 }  // namespace wyvern::kda_intra

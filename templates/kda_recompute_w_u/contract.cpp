@@ -85,8 +85,39 @@ Template portable() {
   return t;
 }
 
+/// Scratch of one block, as kda_recompute_w_u/cpu.cpp hands it out.
+std::int64_t cpu_scratch(const Values&, const Config& config) {
+  const std::int64_t BT = config.integer("BT"), BV = config.integer("BV");
+  return fp32_bytes(scratch::tile(BT, BT) + 4 * scratch::tile(BT, BV) + 3 * scratch::vector(BT));
+}
+
+std::int64_t widest_operand(const Values& constants) {
+  return std::max(constants.integer("K"), constants.integer("V"));
+}
+
+/// One call: a chunk, one value head, BV columns of V and then of K at a time.
+Template cpu(Template t) {
+  t.variant = "cpu";
+  t.device = DeviceKind::cpu;
+  t.source = "kda_recompute_w_u/cpu.cpp";
+  t.tunables = {{"BT", {64, 32, 16}}, {"BV", {128, 64}}};
+  t.illegal = [](const Values& constants, const Config& config, const Limits& limits) {
+    const std::string problem =
+        column_block_problem("BV", config.integer("BV"), widest_operand(constants));
+    return problem.empty() ? scratch_problem(cpu_scratch(constants, config), limits) : problem;
+  };
+  t.fallback = [](const Values& constants, const Limits&, std::int64_t BT) {
+    return Config{{"BT", BT}, {"BV", column_block(widest_operand(constants), 128)}};
+  };
+  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
+    return Geometry{.grid = {constants.integer("HV"), e.NT, 1},
+                    .shared_bytes = cpu_scratch(constants, config)};
+  };
+  return t;
+}
+
 }  // namespace
 
-std::vector<Template> contract() { return {portable()}; }
+std::vector<Template> contract() { return {portable(), cpu(stage())}; }
 
 }  // namespace wyvern::kda_recompute_w_u
