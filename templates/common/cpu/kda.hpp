@@ -71,16 +71,49 @@ template <bool Bounded>
 struct IntraTiles {
   float *q, *k, *G;
   float *k_t, *G_t;
-  float* left;   ///< 2 kAnchorRows rows of row_stride(K)
-  float* right;  ///< K rows of row_stride(chunk size)
+  float* left;      ///< 2 kAnchorRows rows of row_stride(K)
+  float* right;     ///< K rows of row_stride(chunk size)
+  float* products;  ///< 2 kAnchorRows rows of row_stride(chunk size): of queries, then of keys
+
+  IntraTiles(Scratch& scratch, int chunk, int channels, int strip)
+      : q(scratch.tile(chunk, channels)),
+        k(scratch.tile(chunk, channels)),
+        G(scratch.tile(chunk, channels)),
+        k_t(scratch.tile(channels, chunk)),
+        G_t(scratch.tile(channels, chunk)),
+        left(scratch.tile(2 * strip, channels)),
+        right(scratch.tile(channels, chunk)),
+        products(scratch.tile(2 * strip, chunk)) {}
 };
 
+/// Where a chunk of one value head's rows are: `row` counts heads of tokens, key heads for `key_row`.
+struct IntraRows {
+  int64 row, key_row;
+  int rows;
+};
+
+/// Fills in the tiles of a chunk, Chunk_ rows long at most, queries and keys with their scales where
+/// `Scaled`. `scale` is scratch of a value a row.
+template <bool Scaled, int H_, int HV_, int K_, int Chunk_, class T>
+static void load_intra(const IntraTiles& to, const IntraRows& from, const T* q, const T* k,
+                       const float* Gk, const float* q_rstd, const float* k_rstd, float* scale) {
+  constexpr int64 kKeyRow = row_stride(K_), kRow = row_stride(Chunk_), kStride = int64{H_} * K_;
+  const int rows = from.rows;
+  if constexpr (Scaled) load_column(q_rstd + from.key_row, H_, rows, scale);
+  load_tile<Scaled>(q + from.key_row * K_, kStride, rows, K_, to.q, kKeyRow, scale);
+  if constexpr (Scaled) load_column(k_rstd + from.key_row, H_, rows, scale);
+  load_tile<Scaled>(k + from.key_row * K_, kStride, rows, K_, to.k, kKeyRow, scale);
+  load_tile(Gk + from.row * K_, int64{HV_} * K_, rows, K_, to.G, kKeyRow);
+  transpose<true>(to.k, kKeyRow, rows, K_, to.k_t, kRow);
+  transpose<true>(to.G, kKeyRow, rows, K_, to.G_t, kRow);
+}
+
 /// Products with the keys up to their own, for a strip of rows from `first`: rows of queries, then
-/// as many of keys, to `products`, `ld` floats a row. Its rows number at most kAnchorRows, and are
-/// returned. What lies above the diagonal may be anything.
+/// as many of keys, to `products`. Its rows number at most kAnchorRows, and are returned. What lies
+/// above the diagonal may be anything.
 template <bool Bounded>
-static int strip_products(const IntraTiles& tiles, int64 ld_K, int64 ld, int K_, int first,
-                          int chunk_rows, float* products) {
+static int strip_products(const IntraTiles& tiles, int64 ld_K, int64 ld, int channels, int first,
+                          int chunk_rows) {
   constexpr int kRows = kAnchorRows<Bounded>;
   const int rows = chunk_rows - first < kRows ? chunk_rows - first : kRows;
   const int keys = Bounded ? first + rows : first;
@@ -90,14 +123,15 @@ static int strip_products(const IntraTiles& tiles, int64 ld_K, int64 ld, int K_,
   const float* G = tiles.G + first * ld_K;
   if (keys > 0) {
     const float* anchor = tiles.G + n * ld_K;
-    decay_after<Bounded>(q, G, ld_K, anchor, rows, K_, tiles.left);
-    decay_after<Bounded>(k, G, ld_K, anchor, rows, K_, tiles.left + rows * ld_K);
-    clear_rows(tiles.left, ld_K, 2 * rows, round_up(2 * rows, kTileRows), K_);
-    decay_before_transposed<Bounded>(tiles.k_t, tiles.G_t, ld, n, K_, keys, tiles.right);
-    multiply(2 * rows, keys, K_, tiles.left, ld_K, tiles.right, ld, products, ld);
+    decay_after<Bounded>(q, G, ld_K, anchor, rows, channels, tiles.left);
+    decay_after<Bounded>(k, G, ld_K, anchor, rows, channels, tiles.left + rows * ld_K);
+    clear_rows(tiles.left, ld_K, 2 * rows, round_up(2 * rows, kTileRows), channels);
+    decay_before_transposed<Bounded>(tiles.k_t, tiles.G_t, ld, n, channels, keys, tiles.right);
+    multiply(2 * rows, keys, channels, tiles.left, ld_K, tiles.right, ld, tiles.products, ld);
   }
   if constexpr (!Bounded)
-    pair_products(q, k, G, ld_K, rows, K_, products + first, products + rows * ld + first, ld);
+    pair_products(q, k, G, ld_K, rows, channels, tiles.products + first,
+                  tiles.products + rows * ld + first, ld);
   return rows;
 }
 
