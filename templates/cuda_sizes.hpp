@@ -57,6 +57,12 @@ inline std::string exceeds_dimension(const char* tunable, std::int64_t width, co
   return fmt::format("{}={} is too wide for {}={}", tunable, width, name, dimension);
 }
 
+/// Bytes in which `warps` warps of common/cuda/kda.cuh join their shares of the products of a chunk.
+constexpr std::int64_t intra_part_bytes(std::int64_t BT, std::int64_t warps) {
+  const std::int64_t strips = BT / 16;
+  return (warps / strips - 1) * strips * (BT / 8) * 2 * 512;
+}
+
 /// Accumulator registers a thread may hold beside addresses and operands.
 inline constexpr std::int64_t kMaxAccumulators = 176;
 

@@ -266,5 +266,84 @@ TEST(Kernel, SampledSpace) {
   }
 }
 
+// ---- a decay per key channel --------------------------------------------------------------------
+
+/// Every template of the problem, with a bounded gate and without a bound.
+void expect_kda_correct(Problem p, std::int64_t BT, Gate gate, std::uint64_t seed,
+                        const std::vector<std::int64_t>& lengths = {}) {
+  p.op = "kda";
+  expect_all_correct(p, BT, gate, seed, lengths);
+  if (gate == Gate::very_negative) return;
+  p.safe_gate = true;
+  p.lower_bound = -5.0F;
+  expect_all_correct(p, BT, gate, seed, lengths);
+}
+
+TEST(KernelKda, Bf16) { expect_kda_correct(problem(1, 150, 1, 2, 128, 128), 64, Gate::typical, 21); }
+
+TEST(KernelKda, Fp16WithNormsAndSmallGates) {
+  Problem p = problem(1, 70, 1, 2, 64, 96);
+  p.dtype = p.beta_dtype = DType::fp16;
+  p.use_qk_l2norm = p.use_beta_sigmoid = p.initial_state = true;
+  expect_kda_correct(p, 32, Gate::mixed, 22);
+}
+
+TEST(KernelKda, Fp32) {
+  Problem p = problem(1, 77, 1, 2, 64, 32);
+  p.dtype = p.beta_dtype = DType::fp32;
+  p.use_gate_in_kernel = p.has_dt_bias = p.use_qk_l2norm = true;
+  expect_kda_correct(p, 64, Gate::typical, 23);
+}
+
+TEST(KernelKda, PackedBackward) {
+  Problem p = problem(1, 0, 1, 2, 32, 64);
+  p.pass = Pass::backward;
+  p.use_qk_l2norm = true;
+  p = testing::packed(p, {0, 5, 70, 0, 64, 33, 0});
+  expect_kda_correct(p, 32, Gate::typical, 24, {0, 5, 70, 0, 64, 33, 0});
+}
+
+TEST(KernelKda, OddDimensions) {
+  for (const auto& [K, V, dtype] :
+       {std::tuple{60, 100, DType::bf16}, {33, 50, DType::fp16}, {33, 7, DType::fp32}}) {
+    Problem p = problem(1, 40, 1, 1, K, V);
+    p.dtype = dtype;
+    expect_kda_correct(p, 16, Gate::mixed, 25);
+  }
+}
+
+TEST(KernelKda, GatesThatEraseEverything) {
+  for (const DType dtype : {DType::bf16, DType::fp32}) {
+    Problem p = problem(1, 100, 1, 1, 32, 32);
+    p.dtype = dtype;
+    expect_kda_correct(p, 64, Gate::very_negative, 26);
+  }
+}
+
+/// As SampledSpace.
+TEST(KernelKda, SampledSpace) {
+  for (const DType dtype : {DType::bf16, DType::fp32})
+    for (const bool bounded : {false, true}) {
+      Problem p = problem(1, 90, 1, 1, 96, 80);
+      p.op = "kda";
+      p.dtype = dtype;
+      p.precision = Precision::tf32;
+      p.use_qk_l2norm = p.safe_gate = bounded;
+      if (bounded) p.lower_bound = -5.0F;
+      const Values constants = problem_constants(p);
+      for (const std::int64_t BT : {32, 64}) {
+        const StageData data = testing::make_stage_data(p, BT, Gate::typical, 27);
+        for (const Template& t : all_templates()) {
+          if (!applies(t, data)) continue;
+          const std::vector<Config> configs = space(t, constants, kHopper, Precision::tf32, BT);
+          ASSERT_FALSE(configs.empty()) << t.id();
+          for (std::size_t i = configs.size() / 8; i < configs.size();
+               i += configs.size() / 4 + 1)
+            expect_correct(t, configs[i], data);
+        }
+      }
+    }
+}
+
 }  // namespace
 }  // namespace wyvern

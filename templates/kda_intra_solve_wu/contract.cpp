@@ -1,0 +1,125 @@
+#include <algorithm>
+
+#include "templates/cpu_contract.hpp"
+#include "templates/cuda_sizes.hpp"
+#include "templates/template.hpp"
+
+namespace wyvern::kda_intra_solve_wu {
+namespace {
+
+/// What every variant shares.
+Template stage() {
+  Template t;
+  t.name = "kda_intra_solve_wu";
+  t.stages = {"kda_intra", "solve_tril", "kda_recompute_w_u"};
+  t.summary = "Aqk, W, U, qg and kg from q, k, v, beta and Gk: A and its inverse stay on chip.";
+  t.arguments = {
+      {"q", Access::in, "DTYPE", {"B", "T", "H", "K"}, ""},
+      {"k", Access::in, "DTYPE", {"B", "T", "H", "K"}, ""},
+      {"v", Access::in, "DTYPE", {"B", "T", "HV", "V"}, ""},
+      {"beta", Access::in, "BETA_DTYPE", {"B", "T", "HV"}, ""},
+      {"Gk", Access::in, "fp32", {"B", "T", "HV", "K"}, ""},
+      {"q_rstd", Access::in, "fp32", {"B", "T", "H"}, "QK_L2NORM"},
+      {"k_rstd", Access::in, "fp32", {"B", "T", "H"}, "QK_L2NORM"},
+      {"seq_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
+      {"chunk_index", Access::in, "int32", {"NT", "2"}, "VARLEN"},
+      {"Aqk", Access::out, "fp32", {"B", "T", "HV", "BT"}, ""},
+      {"w", Access::out, "DTYPE", {"B", "T", "HV", "K"}, ""},
+      {"qg", Access::out, "DTYPE", {"B", "T", "HV", "K"}, ""},
+      {"kg", Access::out, "DTYPE", {"B", "T", "HV", "K"}, ""},
+      {"u", Access::out, "DTYPE", {"B", "T", "HV", "V"}, ""},
+      {"Tinv", Access::out, "DTYPE", {"B", "T", "HV", "BT"}, "KEEP_INVERSE"},
+  };
+  t.constants = {"DTYPE",     "BETA_DTYPE", "H",            "HV",         "K",
+                 "V",         "VARLEN",     "SAFE_GATE",    "QK_L2NORM",  "BETA_SIGMOID",
+                 "NEG_EIGVAL", "KEEP_INVERSE"};
+  return t;
+}
+
+std::int64_t shared_bytes(const Values& constants, const Config& config) {
+  const DType type = constants.dtype("DTYPE");
+  const std::int64_t BT = config.integer("BT");
+  const std::int64_t K = constants.integer("K");
+  return 2 * cuda::tile_bytes(BT, K, type) + cuda::tile_bytes(BT, K, DType::fp32) +
+         (constants.flag("QK_L2NORM") ? 3 : 1) * cuda::column_bytes(BT) +
+         std::max(cuda::tile_bytes(BT, BT, DType::fp32) +
+                      cuda::tile_bytes(BT, config.integer("BV"), type),
+                  cuda::intra_part_bytes(BT, config.integer("num_warps")));
+}
+
+std::string illegal(const Values& constants, const Config& config, const Limits& limits) {
+  const std::int64_t BT = config.integer("BT");
+  const std::int64_t BV = config.integer("BV");
+  const std::int64_t warps = config.integer("num_warps");
+  if (std::string reason = cuda::exceeds_dimension("BV", BV, "V", constants.integer("V"));
+      !reason.empty())
+    return reason;
+  if (warps < BT / 16 || warps > BT / 4)
+    return fmt::format("num_warps={} is not between BT/16={} and BT/4={}", warps, BT / 16, BT / 4);
+  if (warps * 8 > BV) return fmt::format("num_warps={} leaves warps without columns", warps);
+  return cuda::exceeds_shared(shared_bytes(constants, config), limits);
+}
+
+/// CUDA, sm_80 and up: one block a chunk and value head.
+Template portable() {
+  Template t = stage();
+  t.variant = "portable";
+  t.tunables = {{"BT", cuda::integers({64, 32, 16})},
+                {"BV", cuda::integers({128, 64, 32})},
+                {"num_warps", cuda::integers({8, 4, 2})},
+                {"precision", cuda::kPrecisionValues}};
+  t.source = "kda_intra_solve_wu/portable.cu";
+  t.illegal = illegal;
+  t.fallback = [](const Values& constants, const Limits&, std::int64_t BT) {
+    const std::int64_t V = constants.integer("V");
+    const bool half = cuda::is_half(constants);
+    return Config{{"BT", BT},
+                  {"BV", std::int64_t{V > 64 && half ? 128 : V > 32 ? 64 : 32}},
+                  {"num_warps", std::int64_t{BT == 64 && V > 32 ? 8 : BT == 64 ? 4 : 2}},
+                  {"precision", half ? Precision::tf32 : Precision::tf32x3}};
+  };
+  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
+    return Geometry{{e.NT * constants.integer("HV"), 1, 1},
+                    config.integer("num_warps") * 32,
+                    shared_bytes(constants, config)};
+  };
+  return t;
+}
+
+/// Scratch of one block, as kda_intra_solve_wu/cpu.cpp hands it out.
+std::int64_t cpu_scratch(const Values& constants, const Config& config) {
+  const std::int64_t BT = config.integer("BT"), BV = config.integer("BV");
+  const std::int64_t K = constants.integer("K");
+  const std::int64_t strip = constants.flag("SAFE_GATE") ? 16 : 8;
+  return fp32_bytes(3 * scratch::tile(BT, K) + 3 * scratch::tile(K, BT) +
+                    scratch::tile(2 * strip, K) + scratch::tile(2 * strip, BT) +
+                    2 * scratch::tile(BT, BT) + scratch::tile(16, BT) +
+                    2 * scratch::tile(BT, std::max(K, BV)) + 2 * scratch::vector(BT));
+}
+
+/// One call: a chunk, one value head, BV columns of V at a time.
+Template cpu(Template t) {
+  t.variant = "cpu";
+  t.device = DeviceKind::cpu;
+  t.source = "kda_intra_solve_wu/cpu.cpp";
+  t.tunables = {{"BT", {64, 32, 16}}, {"BV", {128, 64}}};
+  t.illegal = [](const Values& constants, const Config& config, const Limits& limits) {
+    const std::string problem =
+        column_block_problem("BV", config.integer("BV"), constants.integer("V"));
+    return problem.empty() ? scratch_problem(cpu_scratch(constants, config), limits) : problem;
+  };
+  t.fallback = [](const Values& constants, const Limits&, std::int64_t BT) {
+    return Config{{"BT", BT}, {"BV", column_block(constants.integer("V"), 128)}};
+  };
+  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
+    return Geometry{.grid = {constants.integer("HV"), e.NT, 1},
+                    .shared_bytes = cpu_scratch(constants, config)};
+  };
+  return t;
+}
+
+}  // namespace
+
+std::vector<Template> contract() { return {portable(), cpu(stage())}; }
+
+}  // namespace wyvern::kda_intra_solve_wu
