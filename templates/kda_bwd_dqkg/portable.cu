@@ -135,7 +135,7 @@ WYVERN_KERNEL(kThreads, 0)
     copy_async_wait<num_stages - 1>();
     sync_block();
     KeyGradients d[kCols / 16];
-    inter.set(d, dbeta_r, column_sums + strip * BK, strip, first_col, e.scale);
+    inter.set(d, dbeta_r, column_sums + strip * BK, strip, first_col, chunk.rows - 1, e.scale);
     chunk_end_products<kThreads>(inter.states, inter.tile.G, end);
     sync_block();
     load(tile + num_stages);

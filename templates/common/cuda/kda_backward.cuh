@@ -174,12 +174,12 @@ struct InterBackward {
   StateTile<T, Cols, Values> states;
   Tile<T, Size, Values> dO, values, X;
 
-  /// Sets the gradients of rows of `strip` in N pairs of sixteen columns from `col`, the chunk-end
-  /// term left out; sums[c] is what column c gives to that: sum of k exp(G_C - G) (V' dS'^T) over
-  /// the strip's rows.
+  /// Sets the gradients of rows of `strip` in N times sixteen columns from `col`, the chunk-end term
+  /// left out; sums[c] is what column c gives to that: the sum of k exp(G_C - G) (V' dS'^T) over
+  /// the strip's rows but the chunk's `last`, which gives and takes the same.
   template <int N>
   WYVERN_DEVICE void set(KeyGradients (&d)[N], float (&dbeta)[2], float* sums, int strip, int col,
-                         float scale) const {
+                         int last, float scale) const {
     multiply_states(d, strip, col);
 #pragma unroll
     for (int pair = 0; pair < N; ++pair)
@@ -192,7 +192,7 @@ struct InterBackward {
         for (int half = 0; half < 2; ++half)
           finish(d[pair].dq[n].x + 2 * half, d[pair].dk[n].x + 2 * half,
                  d[pair].dG[n].x + 2 * half, dbeta[half], end, G_end,
-                 strip * 16 + piece_row(2 * half), c, scale);
+                 strip * 16 + piece_row(2 * half), c, last, scale);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           for (int mask = 4; mask < 32; mask *= 2) end[j] += shuffle_xor(end[j], mask);
@@ -223,7 +223,7 @@ struct InterBackward {
 
   /// Two neighbouring columns c, c + 1 of row r.
   WYVERN_DEVICE void finish(float* dq, float* dk, float* dG, float& dbeta, float (&end)[2],
-                            const Float2& G_end, int r, int c, float scale) const {
+                            const Float2& G_end, int r, int c, int last, float scale) const {
     const Float2 G = load_two(tile.G, r, c);
     const Float2 q = load_two(tile.q, r, c);
     const Float2 k = load_two(tile.k, r, c);
@@ -239,8 +239,9 @@ struct InterBackward {
       const float through_w = beta * dw;
       dbeta += k_r * dw;
       dk[j] = to_end + through_w;
-      dG[j] = q_r * dq[j] + k_r * through_w - k_r * to_end;
-      end[j] += k_r * to_end;
+      const float given = r == last ? 0.0f : k_r * to_end;
+      dG[j] = q_r * dq[j] + k_r * through_w - given;
+      end[j] += given;
     }
   }
 };
