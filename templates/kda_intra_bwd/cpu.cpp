@@ -1,0 +1,71 @@
+// The products inside a chunk of one value head, their gradients added to those through the states,
+// BK columns of K at a time.
+#include "common/cpu/kda_backward.hpp"
+
+extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block,
+                              void* memory) {
+  const auto* q = static_cast<const DTYPE*>(a[0]);
+  const auto* k = static_cast<const DTYPE*>(a[1]);
+  const auto* beta = static_cast<const BETA_DTYPE*>(a[2]);
+  const auto* Gk = static_cast<const float*>(a[3]);
+  const auto* q_rstd = static_cast<const float*>(a[4]);
+  const auto* k_rstd = static_cast<const float*>(a[5]);
+  const auto* dAqk = static_cast<const float*>(a[6]);
+  const auto* dA = static_cast<const float*>(a[7]);
+  const auto* dq_inter = static_cast<const float*>(a[8]);
+  const auto* dk_inter = static_cast<const float*>(a[9]);
+  const auto* dbeta_inter = static_cast<const float*>(a[10]);
+  const auto* dGk_inter = static_cast<const float*>(a[11]);
+  auto* dq = static_cast<DTYPE*>(a[14]);
+  auto* dk = static_cast<DTYPE*>(a[15]);
+  auto* dbeta = static_cast<BETA_DTYPE*>(a[16]);
+  auto* dGk = static_cast<float*>(a[17]);
+  const Chunk chunk = find_chunk<VARLEN>(block[1], BT, *e, static_cast<const int32*>(a[12]),
+                                         static_cast<const int32*>(a[13]));
+  const int64 hv = block[0], head = hv / (HV / H);
+  const int64 at = chunk.token * HV + hv, key_at = chunk.token * H + head;
+  const int rows = chunk.rows;
+  if (rows <= 0) return;
+
+  using Intra = IntraBackward<BT, BK, SAFE_GATE>;
+  constexpr int64 kRow = Intra::kRow, kKeys = int64{H} * K, kWide = int64{HV} * K;
+  Scratch scratch(memory);
+  const auto wide = [&] { return scratch.tile(BT, BK); };
+  const auto strip = [&] { return scratch.tile(16, BK); };
+  const IntraTiles tiles{.q = wide(), .k = wide(), .G = wide(),
+                         .dq = wide(), .dk = wide(), .dG = wide(),
+                         .late_q = strip(), .late_k = strip(),
+                         .sum_q = strip(), .sum_k = strip(),
+                         .early = wide(), .sum = wide()};
+  const ProductGradients d{scratch.tile(BT, BT), scratch.tile(BT, BT), scratch.vector(BT)};
+  float* rate = scratch.vector(BT);
+  float* q_scale = scratch.vector(BT);
+  float* k_scale = scratch.vector(BT);
+  float* row_sums = scratch.vector(BT * 16);
+
+  load_product_gradients<BT>(dAqk + at * BT, dA + at * BT, int64{HV} * BT, rows, d);
+  load_beta<BETA_SIGMOID, NEG_EIGVAL>(beta + at, HV, rows, rate);
+  if constexpr (QK_L2NORM) {
+    load_column(q_rstd + key_at, H, rows, q_scale);
+    load_column(k_rstd + key_at, H, rows, k_scale);
+  }
+  clear_rows(row_sums, kLanes, 0, rows, kLanes);
+  for (int c = 0; c < K; c += BK) {
+    const int columns = K - c < BK ? K - c : BK;
+    load_tile<QK_L2NORM>(q + key_at * K + c, kKeys, rows, columns, tiles.q, kRow, q_scale);
+    load_tile<QK_L2NORM>(k + key_at * K + c, kKeys, rows, columns, tiles.k, kRow, k_scale);
+    load_tile(Gk + at * K + c, kWide, rows, columns, tiles.G, kRow);
+    load_tile(dq_inter + at * K + c, kWide, rows, columns, tiles.dq, kRow);
+    load_tile(dk_inter + at * K + c, kWide, rows, columns, tiles.dk, kRow);
+    load_tile(dGk_inter + at * K + c, kWide, rows, columns, tiles.dG, kRow);
+    Intra{tiles, d, rate, row_sums, rows, columns}.run();
+    store_tile(tiles.dq, kRow, rows, columns, dq + at * K + c, kWide);
+    store_tile(tiles.dk, kRow, rows, columns, dk + at * K + c, kWide);
+    store_tile(tiles.dG, kRow, rows, columns, dGk + at * K + c, kWide);
+  }
+  for (int r = 0; r < rows; ++r) {
+    float total = dbeta_inter[at + r * HV] + sum(load(row_sums + r * kLanes));
+    if constexpr (BETA_SIGMOID) total *= rate[r] * (1.0F - (NEG_EIGVAL ? 0.5F : 1.0F) * rate[r]);
+    store_part(dbeta + at + r * HV, splat(total), 1);
+  }
+}
