@@ -107,22 +107,6 @@ void gather(const Json& checked, Json& rows) {
   }
 }
 
-/// Runs every case; whether all are good.
-bool run_cases(Runtime& runtime, const Device& device, const std::vector<Case>& cases,
-               Json& document) {
-  Progress progress("verifying");
-  bool good = true;
-  for (std::size_t i = 0; i < cases.size(); ++i) {
-    document["cases"].push_back(run_case(runtime, device, cases[i]));
-    const Json& checked = document["cases"].back();
-    gather(checked, document["rows"]);
-    good = good && checked["ok"].get<bool>();
-    progress.update(i + 1, cases.size(), "");
-  }
-  sort_rows(document["rows"]);
-  return good;
-}
-
 /// By pass, dtype and floor, in the order in which they are swept.
 void sort_rows(Json& rows) {
   constexpr std::array<std::string_view, 9> kOrder{"forward", "backward", "recurrent",
@@ -138,6 +122,22 @@ void sort_rows(Json& rows) {
   };
   std::stable_sort(rows.begin(), rows.end(),
                    [&](const Json& a, const Json& b) { return key(a) < key(b); });
+}
+
+/// Runs every case; whether all are good.
+bool run_cases(Runtime& runtime, const Device& device, const std::vector<Case>& cases,
+               Json& document) {
+  Progress progress("verifying");
+  bool good = true;
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    document["cases"].push_back(run_case(runtime, device, cases[i]));
+    const Json& checked = document["cases"].back();
+    gather(checked, document["rows"]);
+    good = good && checked["ok"].get<bool>();
+    progress.update(i + 1, cases.size(), "");
+  }
+  sort_rows(document["rows"]);
+  return good;
 }
 
 std::string reason(const Json& checked) {
