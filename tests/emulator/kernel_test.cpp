@@ -54,17 +54,17 @@ std::map<std::string, HostTensor, std::less<>> launch(const Template& t, const C
     const HostTensor& tensor = data.tensors.at(argument.name);
     memory.push_back(std::make_unique<GuardedMemory>(tensor.bytes()));
     pointers.push_back(memory.back()->data());
-    if (argument.access == Access::in)
-      std::memcpy(pointers.back(), tensor.data(), tensor.bytes());
-    else
+    if (argument.access == Access::out)
       std::memset(pointers.back(), poison, tensor.bytes());
+    else
+      std::memcpy(pointers.back(), tensor.data(), tensor.bytes());
   }
   emulator::emulate(t, constants, config, extents_of(data), pointers, schedule);
 
   std::map<std::string, HostTensor, std::less<>> outputs;
   for (std::size_t i = 0; i < pointers.size(); ++i) {
     const Argument& argument = t.arguments[i];
-    if (argument.access != Access::out || pointers[i] == nullptr) continue;
+    if (argument.access == Access::in || pointers[i] == nullptr) continue;
     HostTensor tensor = data.tensors.at(argument.name);
     std::memcpy(tensor.data(), pointers[i], tensor.bytes());
     outputs.emplace(argument.name, std::move(tensor));
@@ -123,18 +123,24 @@ bool applies(const Template& t, const StageData& data) {
                                        Value{data.context.layout.BT}) != sizes->values.end();
 }
 
-/// Every template's default config for the problem.
+/// Every template's default config for the problem; `only` those of a stage, where one is named.
 void expect_all_correct(const Problem& problem, std::int64_t BT, Gate gate, std::uint64_t seed,
-                        const std::vector<std::int64_t>& lengths = {}) {
+                        const std::vector<std::int64_t>& lengths = {},
+                        const std::vector<std::string_view>& only = {}) {
   const StageData data = testing::make_stage_data(problem, BT, gate, seed, lengths);
   const Values constants = problem_constants(data.problem);
+  int checked = 0;
   for (const Template& t : all_templates()) {
     if (!applies(t, data)) continue;
+    if (!only.empty() && std::find(only.begin(), only.end(), t.stages.front()) == only.end())
+      continue;
     const auto config = default_config(t, constants, kHopper, precision_floor(data.problem),
                                        {BT, data.context.SEG});
     ASSERT_TRUE(config.has_value()) << t.id() << " has no legal config";
     expect_correct(t, *config, data);
+    ++checked;
   }
+  EXPECT_GT(checked, 0) << testing::describe(data.problem);
 }
 
 Problem problem(std::int64_t B, std::int64_t T, std::int64_t H, std::int64_t HV, std::int64_t K,
@@ -222,6 +228,72 @@ TEST(Kernel, Segments) {
     ASSERT_TRUE(config.has_value()) << t.id();
     expect_correct(t, *config, data);
   }
+}
+
+constexpr std::string_view kRowStages[] = {
+    "l2norm_bwd", "head_sum", "chunk_local_reverse_cumsum", "gate_bwd", "kda_gate", "kda_gate_bwd",
+    "gate_param_sum"};
+
+/// Work on rows and gates, the backward passes above all, for every kind of gate.
+TEST(Kernel, RowsAndGates) {
+  const std::vector<std::string_view> only(std::begin(kRowStages), std::end(kRowStages));
+  const std::vector<std::int64_t> lengths{0, 5, 70, 0, 64, 33};
+  std::uint64_t seed = 20;
+  for (const auto& [H, HV, K] : {std::tuple{2, 4, 64}, {1, 3, 33}, {1, 6, 50}, {2, 2, 100}, {1, 1, 256}})
+    for (const char* op : {"delta_rule", "gated_delta_rule", "kda"})
+      for (const bool bounded : {false, true}) {
+        Problem p = problem(1, 90, H, HV, K, 8);
+        p.op = op;
+        p.pass = Pass::backward;
+        p.dtype = p.g_dtype = seed % 3 == 0 ? DType::fp32 : seed % 3 == 1 ? DType::bf16 : DType::fp16;
+        p.beta_dtype = DType::fp32;
+        const GateKind kind = gate_kind(p);
+        if (bounded && kind == GateKind::none) continue;
+        p.use_gate_in_kernel = kind == GateKind::vector || bounded;
+        p.has_dt_bias = p.use_gate_in_kernel && seed % 2 == 0;
+        if (bounded && kind == GateKind::vector) {
+          p.lower_bound = -5.0F;
+          p.has_A_log = seed % 4 < 2;
+        }
+        p.use_qk_l2norm = true;
+        p = testing::packed(p, lengths);
+        expect_all_correct(p, seed % 2 == 0 ? 64 : 16, Gate::mixed, seed, lengths, only);
+        ++seed;
+      }
+}
+
+/// Every switch of the decode stage, over dimensions of all alignments.
+TEST(Kernel, Recurrent) {
+  std::uint64_t seed = 40;
+  for (const auto& [K, V] : {std::tuple{128, 128}, {33, 60}, {60, 33}, {256, 40}, {100, 7}, {16, 512}})
+    for (const char* op : {"delta_rule", "gated_delta_rule", "kda"})
+      for (const unsigned switches : {0U, 1U, 2U, 3U}) {
+        Problem p = problem(2, 3, 1, 2, K, V);
+        p.op = op;
+        p.pass = Pass::recurrent;
+        p.dtype = p.g_dtype = seed % 3 == 0 ? DType::fp32 : seed % 3 == 1 ? DType::bf16 : DType::fp16;
+        p.beta_dtype = DType::fp32;
+        p.state_v_first = switches % 2 != 0;
+        p.state_dtype = seed % 5 < 2 ? DType::bf16 : DType::fp32;
+        p.inplace_state = switches / 2 != 0;
+        p.initial_state = !p.inplace_state && seed % 5 != 0;
+        p.output_final_state = !p.inplace_state;
+        p.state_index = p.inplace_state || p.initial_state;
+        p.index_dtype = seed % 2 == 0 ? DType::int32 : DType::int64;
+        p.use_qk_l2norm = seed % 2 == 0;
+        p.use_beta_sigmoid = p.allow_neg_eigval = seed % 3 == 0;
+        p.use_gate_in_kernel = gate_kind(p) != GateKind::none && seed % 4 != 0;
+        p.has_dt_bias = p.use_gate_in_kernel && seed % 3 != 0;
+        if (p.use_gate_in_kernel && gate_kind(p) == GateKind::vector && seed % 2 == 0) {
+          p.lower_bound = -4.0F;
+          p.has_A_log = seed % 4 == 2;
+        }
+        const std::vector<std::int64_t> lengths{2, 0, 8, 1};
+        const bool packed = seed % 3 != 1;
+        if (packed) p = testing::packed(p, lengths);
+        expect_all_correct(p, 64, Gate::mixed, seed, packed ? lengths : std::vector<std::int64_t>{});
+        ++seed;
+      }
 }
 
 /// The inverse with every A_rs in [-1, 1], where it is largest.

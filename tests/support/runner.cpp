@@ -191,6 +191,21 @@ std::string DeviceTensor::guard_damage() const {
   return {};
 }
 
+namespace {
+
+/// The same memory with its last dimensions taken together, where the contract counts them so.
+TensorView with_rank(TensorView view, int rank) {
+  for (; view.rank > rank; --view.rank) {
+    const auto last = static_cast<std::size_t>(view.rank) - 1;
+    view.shape[last - 1] *= view.shape[last];
+    view.strides[last - 1] = view.strides[last];
+    view.shape[last] = view.strides[last] = 0;
+  }
+  return view;
+}
+
+}  // namespace
+
 HostTensors run_stage(const Device& device, const Stage& stage, const Values& constants,
                       const HostTensors& tensors, Guards guards, const Written& written) {
   const Template& t = *find_template(stage.step().template_id);
@@ -203,11 +218,13 @@ HostTensors run_stage(const Device& device, const Stage& stage, const Values& co
       views.emplace_back();
       if (!is_present(argument, constants)) continue;
       const HostTensor& given = tensors.at(argument.name);
+      // What is read and written starts every launch as given.
+      const bool out = argument.access == Access::out;
       const bool in = argument.access == Access::in;
       const auto [at, added] = memory.try_emplace(argument.name, device,
-                                                  in ? given : poisoned(given, poison), guards,
+                                                  out ? poisoned(given, poison) : given, guards,
                                                   in ? kInputGuard : kGuardByte);
-      views.back() = at->second.view();
+      views.back() = with_rank(at->second.view(), static_cast<int>(argument.shape.size()));
     }
     device.synchronize();
     launch_apart(device, [&] { stage.launch(views); });

@@ -257,6 +257,12 @@ bool uses_stage(const Problem& p, std::string_view stage) {
   return !stage.starts_with("kda_") || kind == GateKind::vector;
 }
 
+/// Whether a tensor has the contract's rank; GATE_HEADS counts heads and keys in one.
+bool has_rank(const HostTensor& tensor, const Argument& argument) {
+  const std::size_t rank = tensor.shape().size(), wanted = argument.shape.size();
+  return rank == wanted || (rank == wanted + 1 && argument.shape.back() == "GATE_HEADS");
+}
+
 }  // namespace
 
 bool exercises(const Template& t, const Problem& problem) {
@@ -274,7 +280,7 @@ bool exercises(const Template& t, const StageData& data) {
     if (!is_present(argument, constants)) continue;
     const auto tensor = data.tensors.find(argument.name);
     if (tensor == data.tensors.end()) return false;
-    if (tensor->second.shape().size() != argument.shape.size()) return false;
+    if (!has_rank(tensor->second, argument)) return false;
     writes |= argument.access != Access::in;
   }
   return writes;

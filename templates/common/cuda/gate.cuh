@@ -51,3 +51,30 @@ WYVERN_DEVICE void chunk_cumsum(const Chunk& chunk, int group, float* G, Load&& 
     if (active && first + i < chunk.rows)
       G[(chunk.token + first + i) * Heads + head] = before + sum[i];
 }
+
+WYVERN_DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
+
+/// The log decay of a gate's raw input x, which includes dt_bias, with rate = exp(A_log), or 1
+/// without A_log: -rate softplus(x), or lower_bound sigmoid(rate x) where `Bounded`.
+template <bool Bounded>
+WYVERN_DEVICE float log_decay(float x, float rate, float lower_bound) {
+  if constexpr (Bounded) return lower_bound * sigmoid(rate * x);
+  return -rate * (x > 20.0f ? x : log_one_plus(exponential(x)));
+}
+
+/// The derivatives of log_decay.
+struct GateSlopes {
+  float by_x, by_A_log;
+};
+template <bool Bounded>
+WYVERN_DEVICE GateSlopes gate_slopes(float x, float rate, float lower_bound) {
+  if constexpr (Bounded) {
+    // sigmoid(z) (1 - sigmoid(z)), the same for z and -z
+    const float z = rate * x;
+    const float small = exponential(z < 0.0f ? z : -z);
+    const float slope = lower_bound * rate * (small / ((1.0f + small) * (1.0f + small)));
+    return {slope, slope * x};
+  } else {
+    return {-rate * sigmoid(x), log_decay<false>(x, rate, lower_bound)};
+  }
+}

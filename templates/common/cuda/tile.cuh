@@ -124,3 +124,10 @@ WYVERN_DEVICE void load_column(T* to, const T* source, int64 stride, int rows) {
     load_vector<sizeof(T)>(to + i, source + i * stride, i < rows);
   }
 }
+
+/// The least power of two that is not below n.
+WYVERN_DEVICE constexpr int power_of_two(int n) {
+  int power = 1;
+  while (power < n) power *= 2;
+  return power;
+}

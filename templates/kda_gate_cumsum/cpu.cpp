@@ -1,0 +1,24 @@
+// The gate per key channel and its running sum over one chunk of one head.
+#include "common/cpu/gate.hpp"
+
+extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block, void*) {
+  const auto* g = static_cast<const G_DTYPE*>(a[0]);
+  const auto* A_log = static_cast<const float*>(a[1]);
+  const auto* dt_bias = static_cast<const float*>(a[2]);
+  auto* G = static_cast<float*>(a[5]);
+  const Chunk chunk = find_chunk<VARLEN>(block[0], BT, *e, static_cast<const int32*>(a[3]),
+                                         static_cast<const int32*>(a[4]));
+  const int64 head = block[1];
+  const f32 floor = splat(e->gate_floor);
+  for_heads(K, [&](int key, int count) {
+    const auto gate =
+        load_columns<HAS_A_LOG, HAS_DT_BIAS>(A_log, head, dt_bias, head * K + key, count);
+    f32 sum{};
+    for (int r = 0; r < chunk.rows; ++r) {
+      const int64 at = ((chunk.token + r) * HV + head) * K + key;
+      const f32 x = load_heads(g + at, count) + gate.bias;
+      sum += at_least(log_decay<LOWER_BOUND>(x, gate.rate, e->lower_bound), floor);
+      store_heads(G + at, sum, count);
+    }
+  });
+}
