@@ -1,0 +1,190 @@
+"""The operators in Python's float64, straight from their recurrence; gradients by differences.
+
+Nothing here is shared with the implementation or with its oracle. Tensors are Tensor objects: a shape
+and a flat list of floats, row-major.
+"""
+
+import math
+import struct
+from dataclasses import dataclass, field
+
+
+class Tensor:
+    def __init__(self, shape, values):
+        self.shape, self.values = list(shape), list(values)
+
+    def row(self, *index):
+        """The values under the leading indices, a list."""
+        width = math.prod(self.shape[len(index):])
+        at = 0
+        for i, dim in zip(index, self.shape):
+            at = at * dim + i
+        return self.values[at * width:(at + 1) * width]
+
+
+@dataclass
+class Options:
+    op: str
+    scale: float | None = None
+    qk_l2norm: bool = False
+    beta_sigmoid: bool = False
+    neg_eigval: bool = False
+    gate_in_kernel: bool = False
+    lower_bound: float | None = None
+    v_first: bool = False
+    lengths: list = field(default_factory=list)
+
+    def flags(self):
+        """The same for the command line."""
+        return [text for given, text in (
+            (self.scale, f"--scale={self.scale}"), (self.qk_l2norm, "--use-qk-l2norm"),
+            (self.beta_sigmoid, "--use-beta-sigmoid"), (self.neg_eigval, "--allow-neg-eigval"),
+            (self.gate_in_kernel, "--use-gate-in-kernel"), (self.v_first, "--state-v-first"),
+            (self.lower_bound, f"--lower-bound={self.lower_bound}")) if given]
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
+
+
+def softplus(x):
+    return max(x, 0) + math.log1p(math.exp(-abs(x)))
+
+
+def log_decay(options, x, g, head, width):
+    """A token's decay of one head, `width` numbers, from the gate as given."""
+    if not options.gate_in_kernel:
+        return g
+    rate = math.exp(x["A_log"].values[head]) if "A_log" in x else 1.0
+    bias = x["dt_bias"].row(head) if "dt_bias" in x else [0.0] * width
+    if options.lower_bound is not None:
+        return [options.lower_bound * sigmoid(rate * (a + b)) for a, b in zip(g, bias)]
+    return [-rate * softplus(a + b) for a, b in zip(g, bias)]
+
+
+def normalized(options, row):
+    if not options.qk_l2norm:
+        return row
+    norm = math.sqrt(sum(a * a for a in row) + 1e-6)
+    return [a / norm for a in row]
+
+
+def transposed(rows):
+    return [list(column) for column in zip(*rows)]
+
+
+def sequences(options, x):
+    """(batch, first token, past the last) of every sequence."""
+    B, T = x["q"].shape[:2]
+    if not options.lengths:
+        return [(b, 0, T) for b in range(B)]
+    ends = [sum(options.lengths[:n]) for n in range(len(options.lengths) + 1)]
+    return [(0, ends[n], ends[n + 1]) for n in range(len(options.lengths))]
+
+
+def head_pass(options, x, b, first, last, head, S):
+    """Runs one value head over a sequence; S is [K][V]. Returns rows of o, states after each token."""
+    K, group = x["q"].shape[3], x["v"].shape[2] // x["q"].shape[2]
+    scale = options.scale if options.scale is not None else K ** -0.5
+    outputs, states = [], []
+    for t in range(first, last):
+        q = normalized(options, x["q"].row(b, t, head // group))
+        k = normalized(options, x["k"].row(b, t, head // group))
+        beta = x["beta"].row(b, t, head)[0]
+        if options.beta_sigmoid:
+            beta = sigmoid(beta) * (2 if options.neg_eigval else 1)
+        if "g" in x:
+            g = log_decay(options, x, x["g"].row(b, t, head), head, len(x["g"].row(b, t, head)))
+            decay = [math.exp(a) for a in g] * (K if len(g) == 1 else 1)
+            S = [[a * s for s in row] for a, row in zip(decay, S)]
+        read = [sum(c) for c in zip(*[[a * s for s in row] for a, row in zip(k, S)])]
+        u = [beta * (a - r) for a, r in zip(x["v"].row(b, t, head), read)]
+        S = [[s + a * w for s, w in zip(row, u)] for a, row in zip(k, S)]
+        outputs.append([scale * sum(c) for c in zip(*[[a * s for s in row]
+                                                      for a, row in zip(q, S)])])
+        states.append(S)
+    return outputs, states
+
+
+def state_rows(options, tensor, *index):
+    """A state [K][V] out of a tensor of states."""
+    values, (_, _, rows, columns) = tensor.row(*index), tensor.shape
+    matrix = [values[i * columns:(i + 1) * columns] for i in range(rows)]
+    return transposed(matrix) if options.v_first else matrix
+
+
+def flat(options, S):
+    rows = transposed(S) if options.v_first else S
+    return [s for row in rows for s in row]
+
+
+def forward(options, x, slots=None, chunk=0):
+    """{"o", "final_state"}, with a chunk size also "intermediate_states" by sequence, head and chunk.
+    Sequence n starts from state slots[n] (n without slots); a negative slot is skipped."""
+    B, T, HV, V = x["v"].shape
+    K = x["q"].shape[3]
+    o = [[0.0] * V for _ in range(B * T * HV)]
+    final, entering = [], {}
+    for n, (b, first, last) in enumerate(sequences(options, x)):
+        slot = n if slots is None else slots[n]
+        for head in range(HV):
+            S = [[0.0] * V for _ in range(K)]
+            if slot >= 0 and "initial_state" in x:
+                S = state_rows(options, x["initial_state"], slot, head)
+            if slot < 0:
+                final += flat(options, S)
+                continue
+            outputs, states = head_pass(options, x, b, first, last, head, S)
+            for t, row in enumerate(outputs, first):
+                o[(b * T + t) * HV + head] = row
+            final += flat(options, states[-1] if states else S)
+            for c in range(0, last - first, chunk or last - first + 1):
+                entering[n, head, c] = flat(options, states[c - 1] if c else S)
+    result = {"o": [a for row in o for a in row], "final_state": final}
+    if chunk:
+        result["intermediate_states"] = entering
+    return result
+
+
+def gradients(options, x, do, dht):
+    """{"dq": [...], ...} of sum(o do) + sum(final_state dht), by central differences."""
+    def loss():
+        out = forward(options, x)
+        return (sum(a * b for a, b in zip(out["o"], do)) +
+                sum(a * b for a, b in zip(out["final_state"], dht)))
+    found = {}
+    for name, tensor in x.items():
+        found["d" + name] = []
+        for i, value in enumerate(tensor.values):
+            step = 1e-4 * max(1.0, abs(value))
+            tensor.values[i] = value + step
+            above = loss()
+            tensor.values[i] = value - step
+            below = loss()
+            tensor.values[i] = value
+            found["d" + name].append((above - below) / (2 * step))
+    return found
+
+
+def error(got, wanted):
+    """rms(got - wanted) / rms(wanted)."""
+    assert len(got) == len(wanted), (len(got), len(wanted))
+    if not all(math.isfinite(a) for a in got):
+        return math.inf
+    difference = math.sqrt(sum((a - b) ** 2 for a, b in zip(got, wanted)))
+    size = math.sqrt(sum(b * b for b in wanted))
+    return difference / size if size else difference
+
+
+def numbers(entry):
+    """The values of one tensor of support.read_file()."""
+    dtype, shape, raw = entry
+    count = math.prod(shape)
+    if dtype == "BF16":
+        return list(struct.unpack(f"<{count}f", b"".join(
+            b"\0\0" + raw[i:i + 2] for i in range(0, len(raw), 2))))
+    return list(struct.unpack(f"<{count}{dict(F32='f', F16='e', I32='i', I64='q')[dtype]}", raw))
+
+
+def tensor(entry):
+    return Tensor(entry[1], numbers(entry))
