@@ -53,7 +53,8 @@ inline std::int64_t accumulators(const Values& constants, const Config& config) 
   return strips * (cuda::round_up(constants.integer("K"), 16) + config.integer("BT")) / 2;
 }
 
-inline std::string illegal(const Values& constants, const Config& config, const Limits& limits) {
+/// Empty, or why the warps of a block cannot share out its columns of the state.
+inline std::string strip_problem(const Values& constants, const Config& config) {
   const std::int64_t BV = config.integer("BV");
   const std::int64_t warps = config.integer("num_warps");
   if (std::string reason = cuda::exceeds_dimension("BV", BV, "V", constants.integer("V"));
@@ -63,6 +64,12 @@ inline std::string illegal(const Values& constants, const Config& config, const 
     return fmt::format("BV={} is not a multiple of 16 columns for each of {} warps", BV, warps);
   if (BV / 16 / warps > 2 || accumulators(constants, config) > cuda::kMaxAccumulators)
     return fmt::format("num_warps={} keeps too much of the state in each thread", warps);
+  return {};
+}
+
+inline std::string illegal(const Values& constants, const Config& config, const Limits& limits) {
+  if (std::string reason = strip_problem(constants, config); !reason.empty()) return reason;
+  const std::int64_t warps = config.integer("num_warps");
   // A minimum caps registers at 128, at the cost of a few spills, where the compiler takes more.
   const std::int64_t blocks = config.integer("min_blocks");
   if (blocks > 0 && blocks * warps != 16)

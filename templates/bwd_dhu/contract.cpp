@@ -1,6 +1,4 @@
-#include "templates/cpu_contract.hpp"
-#include "templates/cuda_sizes.hpp"
-#include "templates/template.hpp"
+#include "templates/scan_contract.hpp"
 
 namespace wyvern::bwd_dhu {
 namespace {
@@ -31,9 +29,8 @@ Template stage() {
       {"dinitial_state", Access::out, "fp32", {"N", "HV", "STATE_ROWS", "STATE_COLS"},
        "INITIAL_STATE"},
   };
-  t.constants = {"DTYPE",       "H",           "HV",          "K",
-                 "V",           "VARLEN",      "SCALAR_GATE", "VECTOR_GATE",
-                 "QK_L2NORM",   "INITIAL_STATE", "FINAL_STATE", "STATE_V_FIRST"};
+  t.constants =
+      scan::joined(scan::kConstants, {"INITIAL_STATE", "FINAL_STATE", "STATE_V_FIRST"});
   return t;
 }
 
@@ -53,25 +50,6 @@ std::int64_t shared_bytes(const Values& constants, const Config& config) {
                                          gate_bytes(constants, BT));
 }
 
-/// Registers of a thread that hold the state's gradient and dU.
-std::int64_t accumulators(const Values& constants, const Config& config) {
-  const std::int64_t strips = config.integer("BV") / 16 / config.integer("num_warps");
-  return strips * (cuda::round_up(constants.integer("K"), 16) + config.integer("BT")) / 2;
-}
-
-std::string illegal(const Values& constants, const Config& config, const Limits& limits) {
-  const std::int64_t BV = config.integer("BV");
-  const std::int64_t warps = config.integer("num_warps");
-  if (std::string reason = cuda::exceeds_dimension("BV", BV, "V", constants.integer("V"));
-      !reason.empty())
-    return reason;
-  if (BV % (16 * warps) != 0)
-    return fmt::format("BV={} is not a multiple of 16 columns for each of {} warps", BV, warps);
-  if (BV / 16 / warps > 2 || accumulators(constants, config) > cuda::kMaxAccumulators)
-    return fmt::format("num_warps={} keeps too much of the state in each thread", warps);
-  return cuda::exceeds_shared(shared_bytes(constants, config), limits);
-}
-
 /// CUDA, sm_80 and up: one block BV value columns of a sequence and value head.
 Template portable() {
   Template t = stage();
@@ -82,7 +60,11 @@ Template portable() {
                 {"num_stages", cuda::integers({2, 1, 3})},
                 {"precision", cuda::kPrecisionValues}};
   t.source = "bwd_dhu/portable.cu";
-  t.illegal = illegal;
+  t.illegal = [](const Values& constants, const Config& config, const Limits& limits) {
+    const std::string problem = scan::strip_problem(constants, config);
+    return problem.empty() ? cuda::exceeds_shared(shared_bytes(constants, config), limits)
+                           : problem;
+  };
   t.redundant = cuda::repeats_precision;
   t.fallback = [](const Values& constants, const Limits& limits, std::int64_t BT) {
     const std::int64_t V = constants.integer("V");

@@ -73,6 +73,25 @@ WYVERN_DEVICE void value_gradient(Piece (&values)[kStrips][BT / 8], const State 
   }
 }
 
+/// From dU^T to the left operands of -dU^T W. In 16 bits they fit into registers; in fp32 they take
+/// dv_local's place in shared memory, where every lane puts back what it read, so that the update is
+/// a loop and not thousands of instructions.
+WYVERN_DEVICE void negate_gradient(Piece (&values)[kStrips][BT / 8], const Stage& stage,
+                                   int first_col) {
+#pragma unroll
+  for (int i = 0; i < kStrips; ++i)
+#pragma unroll
+    for (int n = 0; n < BT / 8; ++n)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        float& x = values[i][n].x[j];
+        x = -x;
+        if constexpr (!kHalf<DTYPE>)
+          *stage.dv.at(n * 8 + piece_col(j), first_col + i * 16 + strip_col(piece_row(j))) =
+              from_float<DTYPE>(x);
+      }
+}
+
 /// Eight rows of scale exp(G) dO, with the scales of queries, transposed.
 WYVERN_DEVICE Piece load_output_gradient(const Stage& stage, int row, int col, float scale) {
   Piece piece = load_transposed(stage.dO, row, col);
@@ -88,18 +107,18 @@ WYVERN_DEVICE Piece load_output_gradient(const Stage& stage, int row, int col, f
   return piece;
 }
 
-/// dS^T <- exp(G_C) dS^T + scale (exp(G) dO)^T Q - dU^T W, where `values` holds -dU^T.
+/// dS^T <- exp(G_C) dS^T + scale (exp(G) dO)^T Q - dU^T W, after negate_gradient.
 WYVERN_DEVICE void update_state(State (&state)[kStrips], const Piece (&values)[kStrips][BT / 8],
                                 const Stage& stage, int first_col, int last, float scale) {
   if constexpr (SCALAR_GATE) decay_state<false>(state, stage.G + last);
   if constexpr (VECTOR_GATE) decay_state<true>(state, stage.Gk_end);
-#pragma unroll
+#pragma unroll(kHalf<DTYPE> ? BT / 16 : 1)
   for (int step = 0; step < BT / kDepth<DTYPE>; ++step) {
+    const int row = step * kDepth<DTYPE>;
     Left<DTYPE> a[kStrips];
 #pragma unroll
     for (int i = 0; i < kStrips; ++i) {
       const int col = first_col + i * 16;
-      const int row = step * kDepth<DTYPE>;
       const Piece first = load_output_gradient(stage, row, col, scale);
       if constexpr (kHalf<DTYPE>)
         a[i] = left_from<DTYPE>(first, load_output_gradient(stage, row + 8, col, scale));
@@ -108,7 +127,14 @@ WYVERN_DEVICE void update_state(State (&state)[kStrips], const Piece (&values)[k
     }
     add_rows<precision>(state, a, stage.q, step);
 #pragma unroll
-    for (int i = 0; i < kStrips; ++i) a[i] = left_from<DTYPE>(values[i], step);
+    for (int i = 0; i < kStrips; ++i) {
+      if constexpr (kHalf<DTYPE>) {
+        a[i] = left_from<DTYPE>(values[i], step);
+      } else {
+        const Piece dU = load_transposed(stage.dv, row, first_col + i * 16);
+        a[i] = left_from<DTYPE>(dU, dU);
+      }
+    }
     add_rows<precision>(state, a, stage.w, step);
   }
 }
@@ -177,12 +203,7 @@ WYVERN_KERNEL(kThreads, 0)
                       columns_from(first_v));
     value_gradient(values, state, stage, warp_col, rows - 1);
     store_rows<V>(du + row * V + first_v, int64{HV} * V, values, rows, columns_from(first_v));
-#pragma unroll
-    for (int i = 0; i < kStrips; ++i)
-#pragma unroll
-      for (int n = 0; n < BT / 8; ++n)
-#pragma unroll
-        for (int j = 0; j < 4; ++j) values[i][n].x[j] = -values[i][n].x[j];
+    negate_gradient(values, stage, warp_col);
     update_state(state, values, stage, warp_col, rows - 1, e.scale);
   }
 
