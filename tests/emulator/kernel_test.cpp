@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -123,24 +124,48 @@ bool applies(const Template& t, const StageData& data) {
                                        Value{data.context.layout.BT}) != sizes->values.end();
 }
 
-/// Every template's default config for the problem; `only` those of a stage, where one is named.
+/// Everything that decides what a template is compiled to.
+std::string specialization(const Template& t, const Values& constants, const Config& config) {
+  Values known;
+  for (const std::string& name : t.constants)
+    if (const Value* value = constants.find(name); value != nullptr) known.set(name, *value);
+  return t.id() + " " + known.merged(config).to_string();
+}
+
+/// Every template's default config for the problem, and for its backward pass where it is a forward
+/// one; what both compile alike runs once. `only` those of a stage, where one is named.
 void expect_all_correct(const Problem& problem, std::int64_t BT, Gate gate, std::uint64_t seed,
                         const std::vector<std::int64_t>& lengths = {},
                         const std::vector<std::string_view>& only = {}) {
-  const StageData data = testing::make_stage_data(problem, BT, gate, seed, lengths);
-  const Values constants = problem_constants(data.problem);
-  int checked = 0;
-  for (const Template& t : all_templates()) {
-    if (!applies(t, data)) continue;
-    if (!only.empty() && std::find(only.begin(), only.end(), t.stages.front()) == only.end())
-      continue;
-    const auto config = default_config(t, constants, kHopper, precision_floor(data.problem),
-                                       {BT, data.context.SEG});
-    ASSERT_TRUE(config.has_value()) << t.id() << " has no legal config";
-    expect_correct(t, *config, data);
-    ++checked;
+  std::set<std::string> done;
+  std::vector<Pass> passes{problem.pass};
+  if (problem.pass == Pass::forward) passes.push_back(Pass::backward);
+  for (const Pass pass : passes) {
+    Problem p = problem;
+    p.pass = pass;
+    const StageData data = testing::make_stage_data(p, BT, gate, seed, lengths);
+    const Values constants = problem_constants(data.problem);
+    for (const Template& t : all_templates()) {
+      if (!applies(t, data)) continue;
+      if (!only.empty() && std::find(only.begin(), only.end(), t.stages.front()) == only.end())
+        continue;
+      const auto config = default_config(t, constants, kHopper, precision_floor(data.problem),
+                                         {BT, data.context.SEG});
+      ASSERT_TRUE(config.has_value()) << t.id() << " has no legal config";
+      if (done.insert(specialization(t, constants, *config)).second)
+        expect_correct(t, *config, data);
+    }
   }
-  EXPECT_GT(checked, 0) << testing::describe(data.problem);
+  EXPECT_FALSE(done.empty()) << testing::describe(problem);
+}
+
+/// The same with a gate per head and without one.
+void expect_scalar_correct(Problem problem, std::int64_t BT, Gate gate, std::uint64_t seed,
+                           const std::vector<std::int64_t>& lengths = {}) {
+  expect_all_correct(problem, BT, gate, seed, lengths);
+  problem.op = "delta_rule";
+  problem.use_gate_in_kernel = problem.has_dt_bias = false;
+  expect_all_correct(problem, BT, gate, seed, lengths);
 }
 
 Problem problem(std::int64_t B, std::int64_t T, std::int64_t H, std::int64_t HV, std::int64_t K,
@@ -158,7 +183,7 @@ Problem problem(std::int64_t B, std::int64_t T, std::int64_t H, std::int64_t HV,
 
 TEST(Kernel, Bf16) {
   Problem p = problem(2, 150, 2, 2, 128, 128);
-  expect_all_correct(p, 64, Gate::typical, 1);
+  expect_scalar_correct(p, 64, Gate::typical, 1);
 }
 
 TEST(Kernel, Fp16WithGroupedHeadsAndStates) {
@@ -167,7 +192,7 @@ TEST(Kernel, Fp16WithGroupedHeadsAndStates) {
   p.state_dtype = DType::bf16;
   p.initial_state = p.state_v_first = true;
   p.use_beta_sigmoid = p.allow_neg_eigval = p.use_qk_l2norm = true;
-  expect_all_correct(p, 64, Gate::mixed, 2);
+  expect_scalar_correct(p, 64, Gate::mixed, 2);
 }
 
 TEST(Kernel, Fp32) {
@@ -175,7 +200,7 @@ TEST(Kernel, Fp32) {
   p.dtype = p.beta_dtype = DType::fp32;
   p.initial_state = true;
   p.use_gate_in_kernel = p.has_dt_bias = true;
-  expect_all_correct(p, 64, Gate::typical, 3);
+  expect_scalar_correct(p, 64, Gate::typical, 3);
 }
 
 TEST(Kernel, PackedWithEmptySequences) {
@@ -184,7 +209,7 @@ TEST(Kernel, PackedWithEmptySequences) {
   p.seqlens_dtype = DType::int64;
   p.use_qk_l2norm = true;
   p = testing::packed(p, {0, 5, 70, 0, 0, 64, 33, 0});
-  expect_all_correct(p, 32, Gate::typical, 4, {0, 5, 70, 0, 0, 64, 33, 0});
+  expect_scalar_correct(p, 32, Gate::typical, 4, {0, 5, 70, 0, 0, 64, 33, 0});
 }
 
 TEST(Kernel, OddDimensions) {
@@ -194,24 +219,24 @@ TEST(Kernel, OddDimensions) {
     p.dtype = dtype;
     p.beta_dtype = DType::fp32;
     p.initial_state = p.use_qk_l2norm = true;
-    expect_all_correct(p, 64, Gate::mixed, 5);
+    expect_scalar_correct(p, 64, Gate::mixed, 5);
   }
 }
 
 TEST(Kernel, SmallChunks) {
   Problem p = problem(1, 45, 1, 1, 32, 32);
-  expect_all_correct(p, 16, Gate::zero, 6);
+  expect_scalar_correct(p, 16, Gate::zero, 6);
 }
 
 TEST(Kernel, LargeChunks) {
   Problem p = problem(1, 140, 1, 1, 64, 64);
-  expect_all_correct(p, 128, Gate::typical, 7);
+  expect_scalar_correct(p, 128, Gate::typical, 7);
 }
 
 TEST(Kernel, GatesThatEraseEverything) {
   Problem p = problem(1, 100, 1, 1, 32, 32);
   p.initial_state = true;
-  expect_all_correct(p, 64, Gate::very_negative, 8);
+  expect_scalar_correct(p, 64, Gate::very_negative, 8);
 }
 
 /// Scans in segments: several of them, an exact number, an empty sequence.
@@ -317,10 +342,12 @@ TEST(Kernel, SolveTrilOfLargeEntries) {
     }
 }
 
-/// A sample of every template's space, taken at a stride that meets all values of all tunables.
+/// A sample of every template's space, taken at a stride that meets all values of all tunables. A
+/// backward problem has the forward stages too.
 TEST(Kernel, SampledSpace) {
   for (const DType dtype : {DType::bf16, DType::fp32}) {
     Problem p = problem(1, 90, 1, 2, 96, 80);
+    p.pass = Pass::backward;
     p.dtype = dtype;
     p.precision = Precision::tf32;
     p.use_qk_l2norm = true;
@@ -329,7 +356,8 @@ TEST(Kernel, SampledSpace) {
       const StageData data = testing::make_stage_data(p, BT, Gate::typical, 11);
       for (const Template& t : all_templates()) {
         if (!applies(t, data)) continue;
-        const std::vector<Config> configs = space(t, constants, kHopper, Precision::tf32, {BT, data.context.SEG});
+        const std::vector<Config> configs =
+            space(t, constants, kHopper, Precision::tf32, {BT, data.context.SEG});
         ASSERT_FALSE(configs.empty()) << t.id();
         for (std::size_t i = configs.size() / 8; i < configs.size(); i += configs.size() / 4 + 1)
           expect_correct(t, configs[i], data);

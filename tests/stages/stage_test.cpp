@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <stdexcept>
 #include <tuple>
 
 #include "runtime/device_impl.hpp"
@@ -41,6 +42,11 @@ std::vector<std::int64_t> chunk_sizes_of(const Template& t) {
   std::vector<std::int64_t> sizes;
   for (const Value& value : tunable->values) sizes.push_back(std::get<std::int64_t>(value));
   return sizes;
+}
+
+/// Tokens of a segment; 0 where the template does not split scans.
+std::int64_t segment_tokens(const Template& t, std::int64_t BT) {
+  return t.tunable("SEG") == nullptr ? 0 : BT * kSegment;
 }
 
 /// The default config, with the precision asked for where the template has one.
@@ -94,8 +100,8 @@ std::vector<std::string> operators_of(const Template& t, const Problem& like, un
 }
 
 /// A problem for the template with the switches that it knows set by the bits of `switches`; the
-/// operators that use it take turns. Nothing where none does.
-std::optional<Problem> problem_for(const Template& t, DType dtype, unsigned switches) {
+/// operators that use it take turns.
+Problem problem_for(const Template& t, DType dtype, unsigned switches) {
   Problem p;
   p.pass = pass_of(t);
   p.dtype = dtype;
@@ -122,7 +128,7 @@ std::optional<Problem> problem_for(const Template& t, DType dtype, unsigned swit
     p.disable_recompute = false;
   }
   const std::vector<std::string> ops = operators_of(t, p, switches);
-  if (ops.empty()) return {};
+  if (ops.empty()) throw std::logic_error("no operator uses " + t.id());
   set_gate(p, t, ops[(switches / 3) % ops.size()], switches);
   return p;
 }
@@ -134,8 +140,7 @@ class DeviceTest : public ::testing::Test {
     std::string why;
     device_ = test_device(t.device, &why);
     if (!device_) skip_reason_ = why;
-    if (device_ && !problem_for(t, DType::bf16, 0) && !problem_for(t, DType::bf16, 0b1111)) skip_reason_ = "no operator of this build uses it";
-    return skip_reason_.empty();
+    return device_.has_value();
   }
   const Device& device() const { return *device_; }
   const Limits& limits() const { return device_->impl().target().limits; }
@@ -169,19 +174,26 @@ constexpr Gate kGates[] = {Gate::typical, Gate::mixed, Gate::zero, Gate::very_ne
 class Stage : public DeviceTest,
               public ::testing::WithParamInterface<std::tuple<std::string, DType>> {
  protected:
-  /// All lengths for one specialization; few for wide ones, where the reference takes longest.
+  /// All lengths for one specialization; few for wide ones, where the reference takes longest, and long
+  /// ones for scans in segments.
   void check(const PlanStep& step, Problem problem, std::int64_t BT, std::uint64_t seed) {
+    const std::int64_t segment = segment_tokens(*find_template(step.template_id), BT);
     const bool wide = problem.K * problem.V > 128 * 128;
+    const bool few = wide || problem.pass == Pass::backward || segment > 0;
     std::size_t index = seed;
     if (problem.packed) {
-      for (const Lengths& lengths : kPackedLengths)
-        if (!wide || lengths.size() > 5)
-          expect_stage_matches(device(), step,
-                               make_stage_data(problem, BT, kGates[index++ % 4], seed, lengths));
+      for (Lengths lengths : kPackedLengths) {
+        if (few && lengths.size() <= 5) continue;
+        if (segment > 0) lengths.insert(lengths.begin() + 1, {segment + 17, 0, segment});
+        expect_stage_matches(device(), step,
+                             make_stage_data(problem, BT, kGates[index++ % 4], seed, lengths));
+      }
       return;
     }
-    for (const std::int64_t T : kTokens) {
-      if (wide && T != 17 && T != 65) continue;
+    Lengths tokens(std::begin(kTokens), std::end(kTokens));
+    if (few) tokens = wide ? Lengths{17, 65} : Lengths{1, 17, 64, 130};
+    if (segment > 0) tokens = {17, segment, wide ? segment + 1 : 2 * segment + 5};
+    for (const std::int64_t T : tokens) {
       problem.T = T;
       problem.B = problem.N = T < 64 ? 2 : 1;
       expect_stage_matches(device(), step,
@@ -200,9 +212,7 @@ TEST_P(Stage, MatchesFloat64) {
   for (unsigned i = 0; i < std::size(kDimensions) * 2; ++i) {
     const Dimensions& d = kDimensions[i % std::size(kDimensions)];
     // A multiplier that is odd walks through all 16 switch settings.
-    const auto chosen = problem_for(t, dtype, i * 7 + i / 10);
-    if (!chosen) continue;  // no operator uses it with these options
-    Problem problem = *chosen;
+    Problem problem = problem_for(t, dtype, i * 7 + i / 10);
     problem.H = d.H, problem.HV = d.HV, problem.K = d.K, problem.V = d.V;
     const std::int64_t BT = sizes[(i + i / 10) % sizes.size()];
     const auto config = config_for(t, problem, limits(), BT, kPrecisions[i % 3]);
@@ -222,7 +232,7 @@ TEST_P(StageSpace, EveryConfigMatches) {
   const auto& [id, dtype] = GetParam();
   const Template& t = template_of(id);
   WYVERN_OPEN_OR_SKIP(t);
-  Problem problem = *problem_for(t, dtype, 0b0101);
+  Problem problem = problem_for(t, dtype, 0b0101);
   problem.H = 1, problem.HV = 2, problem.K = 100, problem.V = 60;
   std::vector<Config> configs =
       space(t, problem_constants(problem), limits(), Precision::tf32, {0, kSegment});
@@ -236,7 +246,8 @@ TEST_P(StageSpace, EveryConfigMatches) {
   for (const Config& config : configs) {
     const std::int64_t BT = config.contains("BT") ? config.integer("BT") : 64;
     if (!by_chunk_size.contains(BT))
-      by_chunk_size[BT] = make_stage_data(problem, BT, Gate::mixed, 1, {65, 0, 17, 48});
+      by_chunk_size[BT] =
+          make_stage_data(problem, BT, Gate::mixed, 1, {segment_tokens(t, BT) + 65, 0, 17, 48});
     expect_stage_matches(device(), {id, config}, by_chunk_size[BT]);
     if (HasFatalFailure()) return;
   }
@@ -253,14 +264,15 @@ TEST_P(StageSanitize, SmallShapes) {
   unsigned checked = 0;
   for (const std::int64_t BT : chunk_sizes_of(t))
     for (const unsigned switches : {0b1110U, 0b0101U}) {
-      Problem problem = *problem_for(t, dtype, switches);
+      Problem problem = problem_for(t, dtype, switches);
       problem.H = 1, problem.HV = 2, problem.K = 60, problem.V = 33;
-      problem.T = 70;
+      problem.T = segment_tokens(t, BT) + 70;
       const auto config = config_for(t, problem, limits(), BT, Precision::tf32x3);
       if (!config) continue;
       ++checked;
       expect_stage_matches(device(), {id, *config},
-                           make_stage_data(problem, BT, Gate::mixed, 2, {33, 0, 1, 36}),
+                           make_stage_data(problem, BT, Gate::mixed, 2,
+                                           {segment_tokens(t, BT) + 33, 0, 1, 36}),
                            Guards::none);
     }
   EXPECT_GE(checked, 2U);
@@ -276,7 +288,7 @@ TEST_P(SolveTril, AnyEntriesWithinOne) {
   WYVERN_OPEN_OR_SKIP(t);
   for (const std::int64_t BT : chunk_sizes_of(t))
     for (const Precision precision : {Precision::ieee, Precision::tf32x3, Precision::tf32}) {
-      Problem problem = *problem_for(t, dtype, 0);
+      Problem problem = problem_for(t, dtype, 0);
       problem.HV = 3, problem.T = 2 * BT + BT / 2 + 1;
       const auto config = config_for(t, problem, limits(), BT, precision);
       if (!config) continue;
@@ -306,7 +318,7 @@ TEST_P(ChunkIndex, BadLengthsStayInBounds) {
   const std::int64_t T = 100;
   for (const Lengths& seqlens : {Lengths{0, 200, 50, 100}, Lengths{-7, 30, 20, 10},
                                  Lengths{90, 10, 100, 5}, Lengths{0, -1, 1 << 30, 100}}) {
-    Problem problem = *problem_for(t, DType::bf16, 0);
+    Problem problem = problem_for(t, DType::bf16, 0);
     problem.T = T;
     StageData data = make_stage_data(problem, 16, Gate::zero, 1, {20, 30, 50});
     data.tensors["cu_seqlens"] =
