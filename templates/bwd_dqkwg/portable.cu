@@ -128,6 +128,7 @@ WYVERN_KERNEL(kThreads, 0)
     P.store_diagonal(chunk.diagonal, e.scale);
   }
   Sums sums;
+#pragma unroll 1
   for (int tile = 0; tile < kTilesK; ++tile) {
     copy_async_wait<num_stages - 1>();
     sync_block();

@@ -153,6 +153,7 @@ WYVERN_KERNEL(kThreads, 0)
   }
   Blocks(chunk.x, chunk.v_new).store_decayed(chunk.N, -1.0f, chunk.columns, chunk.columns.k_rstd);
   Sums sums;
+#pragma unroll 1
   for (int tile = 0; tile < kTilesK; ++tile) {
     copy_async_wait<num_stages - 1>();
     sync_block();

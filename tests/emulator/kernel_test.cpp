@@ -287,6 +287,34 @@ TEST(Kernel, RowsAndGates) {
       }
 }
 
+/// Gradients inside chunks, with a scalar gate and without one.
+TEST(Kernel, ChunkGradients) {
+  const std::vector<std::string_view> only{"bwd_dqkwg", "wy_bwd", "wy_dqkg"};
+  const std::vector<std::int64_t> lengths{0, 5, 70, 0, 64, 33};
+  std::uint64_t seed = 60;
+  for (const auto& [H, HV, K, V, BT] :
+       {std::tuple{1, 2, 128, 128, 64}, {1, 2, 60, 100, 64}, {1, 3, 33, 50, 32},
+        {1, 1, 100, 16, 16}, {1, 1, 33, 7, 64}, {1, 1, 256, 512, 16}})
+    for (const char* op : {"delta_rule", "gated_delta_rule"})
+      for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32}) {
+        Problem p = problem(1, BT + 6, H, HV, K, V);
+        p.op = op;
+        p.pass = Pass::backward;
+        p.dtype = dtype;
+        p.beta_dtype = seed % 2 == 0 ? DType::fp32 : dtype;
+        p.use_qk_l2norm = seed % 2 == 0;
+        p.use_beta_sigmoid = seed % 3 != 0;
+        p.allow_neg_eigval = seed % 3 == 1;
+        p.precision = seed % 4 == 0 ? Precision::ieee : Precision::tf32x3;
+        const Gate gates[] = {Gate::typical, Gate::mixed, Gate::zero, Gate::very_negative};
+        const bool packed = seed % 2 != 0 && V < 200;
+        if (packed) p = testing::packed(p, lengths);
+        expect_all_correct(p, BT, gates[seed % 4], seed,
+                           packed ? lengths : std::vector<std::int64_t>{}, only);
+        ++seed;
+      }
+}
+
 /// Every switch of the decode stage, over dimensions of all alignments.
 TEST(Kernel, Recurrent) {
   std::uint64_t seed = 40;

@@ -20,6 +20,9 @@ constexpr int kCols = BK / kAcross;           // columns of a tile of K that a w
 constexpr int kTilesK = ceil_div(K, BK);
 constexpr int kPaddedV = round_up(V, 16);
 
+/// Steps of a reduction that are laid out one after the other. fp32 ones are long as they are.
+constexpr int kUnroll = kHalf<DTYPE> ? 4 : 1;
+
 using Square = Tile<DTYPE, BT, BT>;
 using Keys = Tile<DTYPE, BT, BK>;
 using Values = Tile<DTYPE, BT, kPaddedV>;
@@ -171,7 +174,7 @@ struct Blocks {
 
   /// this = left right^T.
   WYVERN_DEVICE Blocks(const Values& left, const Values& right) {
-#pragma unroll 4
+#pragma unroll kUnroll
     for (int depth = 0; depth < kPaddedV; depth += kDepth<DTYPE>) {
       const auto a = load_left(left, own_strip() * 16, depth);
 #pragma unroll
@@ -219,67 +222,68 @@ struct Blocks {
   }
 };
 
+/// The sum over the four lanes that share rows of a piece.
+WYVERN_DEVICE float sum_of_quad(float x) {
+  x += shuffle_xor(x, 1);
+  return x + shuffle_xor(x, 2);
+}
+
 // ---- X = Tinv^T dU ------------------------------------------------------------------------------
 
-/// Replaces dU by X, sixteen columns a warp at a time, and calls visit(row, col, x) for the fp32
-/// sums, two neighbouring pieces of sixteen rows each.
-template <class Visit>
-WYVERN_DEVICE void apply_inverse_transposed(const Square& Tinv, const Values& x, Visit&& visit) {
-  for (int col = warp_index() * 16; col < kPaddedV; col += num_warps * 16) {
-    Piece sum[kStrips][2];
+/// Columns col..col+15 of sixteen rows of X, from dU.
+WYVERN_DEVICE void apply_inverse_transposed(Piece (&sum)[2], const Square& Tinv, const Values& du,
+                                            int strip, int col) {
+#pragma unroll 1
+  for (int depth = strip * 16; depth < BT; depth += kDepth<DTYPE>)
+    multiply<precision>(sum[0], sum[1], load_left_of_transpose(Tinv, strip * 16, depth),
+                        load_right(du, depth, col));
+}
+
+/// Sixteen rows and columns of X to where dU was; `sums` += this lane's part of rowsum(X V); and
+/// what holds X becomes dV = beta X.
+WYVERN_DEVICE void finish_x(Piece (&sum)[2], const Values& x, const Values& v, const float* beta,
+                            int strip, int col, float (&sums)[2]) {
 #pragma unroll
-    for (int depth = 0; depth < BT; depth += kDepth<DTYPE>) {
-      const auto b = load_right(x, depth, col);
+  for (int half = 0; half < 2; ++half) {
+    const int r = strip * 16 + piece_row(2 * half);
 #pragma unroll
-      for (int strip = 0; strip <= depth / 16; ++strip)
-        multiply<precision>(sum[strip][0], sum[strip][1],
-                            load_left_of_transpose(Tinv, strip * 16, depth), b);
-    }
-    sync_warp();
+    for (int n = 0; n < 2; ++n) {
+      float* const x_r = sum[n].x + 2 * half;
+      const int c = col + n * 8 + piece_col(0);
+      const auto v_r = load<2>(v.at(r, c));
+      store_two(x.at(r, c), x_r[0], x_r[1]);
 #pragma unroll
-    for (int strip = 0; strip < kStrips; ++strip) {
-#pragma unroll
-      for (int j = 0; j < 8; j += 2)
-        store_two(x.at(strip * 16 + piece_row(j % 4), col + j / 4 * 8 + piece_col(0)),
-                  sum[strip][j / 4].x[j % 4], sum[strip][j / 4].x[j % 4 + 1]);
-      visit(strip, col, sum[strip][0], sum[strip][1]);
+      for (int j = 0; j < 2; ++j) {
+        sums[half] += x_r[j] * to_float(v_r.at[j]);
+        x_r[j] *= beta[r];
+      }
     }
   }
 }
 
-/// dV = beta X to memory and, for each row, this warp's part of rowsum(X V) to `sums` (of BT), while
-/// X takes the place of dU. v, beta and Tinv are in shared memory.
+/// X in the place of dU, dV = beta X to memory and, for each row, this warp's part of rowsum(X V) to
+/// `sums` (of BT). v, beta and Tinv are in shared memory. A warp takes sixteen columns from the top
+/// down: no row of X needs a row of dU above it.
 WYVERN_DEVICE void make_x(const Square& Tinv, const Values& x, const Values& v, const float* beta,
                           DTYPE* dv, int rows, float* sums) {
-  float products[kStrips][2] = {};
-  apply_inverse_transposed(Tinv, x, [&](int strip, int col, Piece left, Piece right) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int r = strip * 16 + piece_row(2 * half);
-      const float beta_r = beta[r];
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        Piece& piece = n == 0 ? left : right;
-        const auto v_r = load<2>(v.at(r, col + n * 8 + piece_col(0)));
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          products[strip][half] += piece.x[2 * half + j] * to_float(v_r.at[j]);
-          piece.x[2 * half + j] *= beta_r;
-        }
-      }
+#pragma unroll 1
+  for (int strip = 0; strip < kStrips; ++strip) {
+    float products[2] = {};
+#pragma unroll 1
+    for (int col = warp_index() * 16; col < kPaddedV; col += num_warps * 16) {
+      Piece sum[2];
+      apply_inverse_transposed(sum, Tinv, x, strip, col);
+      sync_warp();
+      finish_x(sum, x, v, beta, strip, col, products);
+      store_pair<V>(dv + strip * 16 * (int64{HV} * V) + col, int64{HV} * V, sum[0], sum[1],
+                    rows - strip * 16, V % 16 == 0 ? 16 : V - col);
     }
-    store_pair<V>(dv + strip * 16 * (int64{HV} * V) + col, int64{HV} * V, left, right,
-                  rows - strip * 16, V % 16 == 0 ? 16 : V - col);
-  });
-#pragma unroll
-  for (int strip = 0; strip < kStrips; ++strip)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float sum = products[strip][half];
-      sum += shuffle_xor(sum, 1);
-      sum += shuffle_xor(sum, 2);
+      const float sum = sum_of_quad(products[half]);
       if (lane_index() % 4 == 0) sums[warp_index() * BT + strip * 16 + piece_row(2 * half)] = sum;
     }
+  }
 }
 
 /// The sum of what make_x left for a row.
@@ -298,7 +302,7 @@ WYVERN_DEVICE int own_col() { return own_share() * kCols; }
 template <int N>
 WYVERN_DEVICE void accumulate_states(Part (&out)[N], const Values (&rows)[N],
                                      const States& states) {
-#pragma unroll 4
+#pragma unroll kUnroll
   for (int depth = 0; depth < kPaddedV; depth += kDepth<DTYPE>) {
     Left<DTYPE> a[N];
 #pragma unroll
@@ -317,7 +321,7 @@ WYVERN_DEVICE void accumulate_states(Part (&out)[N], const Values (&rows)[N],
 template <int M, int N>
 WYVERN_DEVICE void accumulate_lower(Part (&out)[M], const Square (&lower)[N], const Keys& keys) {
   static_assert(N <= M);
-#pragma unroll
+#pragma unroll kUnroll
   for (int depth = 0; depth < BT; depth += kDepth<DTYPE>) {
     if (depth >= own_strip() * 16 + 16) break;
     Left<DTYPE> a[N];
@@ -336,7 +340,7 @@ WYVERN_DEVICE void accumulate_lower(Part (&out)[M], const Square (&lower)[N], co
 template <bool Scaled>
 WYVERN_DEVICE void accumulate_transposed(Part& out, const Square& lower, const Keys& keys,
                                          const float* factor = nullptr) {
-#pragma unroll
+#pragma unroll kUnroll
   for (int depth = 0; depth < BT; depth += kDepth<DTYPE>) {
     if (depth < own_strip() * 16) continue;
     auto a = load_left_of_transpose(lower, own_strip() * 16, depth);
@@ -436,9 +440,7 @@ struct RowSums {
   WYVERN_DEVICE void put(const float (&own)[2]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float sum = own[half];
-      sum += shuffle_xor(sum, 1);
-      sum += shuffle_xor(sum, 2);
+      const float sum = sum_of_quad(own[half]);
       if (lane_index() % 4 == 0) at[own_share() * BT + own_row(half)] = sum;
     }
   }
