@@ -22,7 +22,7 @@ Template stage() {
       {"chunk_index", Access::in, "int32", {"NT", "2"}, "VARLEN"},
       {"o", Access::out, "DTYPE", {"B", "T", "HV", "V"}, ""},
   };
-  t.constants = {"DTYPE", "H", "HV", "K", "V", "VARLEN", "SCALAR_GATE", "QK_L2NORM"};
+  t.constants = {"DTYPE", "HV", "K", "V", "VARLEN"};
   return t;
 }
 

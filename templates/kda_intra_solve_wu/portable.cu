@@ -74,7 +74,7 @@ WYVERN_KERNEL(kThreads, 0)
   if constexpr (KEEP_INVERSE)
     store_inverse<kThreads>(x, Tinv + row * BT, int64{HV} * BT, chunk.rows);
 
-  const LowerOperand<DTYPE, BT> inverse(x, rows.beta);
+  const InverseOperand<DTYPE, BT> inverse(x, rows.beta);
   const KeyOutputs<DTYPE> to{w + row * K, qg + row * K, kg + row * K, int64{HV} * K};
   const int first = warp_index() * 16;
   for (int col = first; col < K; col += num_warps * 16)

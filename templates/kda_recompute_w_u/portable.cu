@@ -17,7 +17,7 @@ WYVERN_DEVICE void write_values(SharedAllocator shared, const Inverse& inverse,
   copy_async_commit();
   copy_async_wait<1>();
   sync_block();
-  const LowerOperand<DTYPE, BT> operand(inverse, rows.beta);
+  const InverseOperand<DTYPE, BT> operand(inverse, rows.beta);
   copy_async_wait<0>();
   sync_block();
   for (int col = warp_index() * 16; col < smaller(BV, cols); col += num_warps * 16)
@@ -61,7 +61,7 @@ WYVERN_KERNEL(kThreads, 0)
   copy_async_commit();
   copy_async_wait<0>();
   sync_block();
-  const LowerOperand<DTYPE, BT> operand(inverse, rows.beta);
+  const InverseOperand<DTYPE, BT> operand(inverse, rows.beta);
   const KeyOutputs<DTYPE> to{w + row * K, qg + row * K, kg + row * K, int64{HV} * K};
   for (int col = warp_index() * 16; col < smaller(BK, K - first); col += num_warps * 16)
     write_keys<precision, QK_L2NORM, K>(operand, queries, keys, gates, rows, to, first + col, col,

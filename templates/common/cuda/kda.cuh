@@ -32,11 +32,23 @@ WYVERN_DEVICE Float2 decay_before(const Float2& G, const Float2& anchor) {
   return {{decay_before(G.at[0], anchor.at[0]), decay_before(G.at[1], anchor.at[1])}};
 }
 
-/// Two neighbouring elements as floats, times a factor each.
+/// Two neighbouring elements as floats.
+template <class T>
+WYVERN_DEVICE Float2 load_pair(const T* from) {
+  if constexpr (kSame<T, bf16>) {
+    const uint32 pair = *reinterpret_cast<const uint32*>(from);
+    return {{bits_float(pair << 16U), bits_float(pair & 0xFFFF0000U)}};
+  } else {
+    const Vector<T, 2> x = load<2>(from);
+    return {{to_float(x.at[0]), to_float(x.at[1])}};
+  }
+}
+
+/// The same, times a factor each.
 template <class T>
 WYVERN_DEVICE Float2 scaled_pair(const T* from, const Float2& factor) {
-  const Vector<T, 2> x = load<2>(from);
-  return {{to_float(x.at[0]) * factor.at[0], to_float(x.at[1]) * factor.at[1]}};
+  const Float2 x = load_pair(from);
+  return {{x.at[0] * factor.at[0], x.at[1] * factor.at[1]}};
 }
 
 /// The anchor of a 16-row strip, in a chunk of `rows`. Bounded gates: its middle row, for the strip
@@ -136,12 +148,11 @@ WYVERN_DEVICE void add_diagonal_block(IntraStrip<Size>& sum, const Tile<T, Size,
 #pragma unroll 1
   for (int c = 2 * part; c < Cols; c += 2 * Split) {
     Float2 q_r[2], k_r[2], G_r[2];
-    constexpr Float2 kOne{{1.0f, 1.0f}};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int r = first + piece_row(2 * half);
-      q_r[half] = scaled_pair(q.at(r, c), kOne);
-      k_r[half] = scaled_pair(k.at(r, c), kOne);
+      q_r[half] = load_pair(q.at(r, c));
+      k_r[half] = load_pair(k.at(r, c));
       G_r[half] = load<2>(G.at(r, c));
     }
 #pragma unroll
@@ -149,7 +160,7 @@ WYVERN_DEVICE void add_diagonal_block(IntraStrip<Size>& sum, const Tile<T, Size,
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int s = first + n * 8 + piece_col(j);
-        const Float2 k_s = scaled_pair(k.at(s, c), kOne);
+        const Float2 k_s = load_pair(k.at(s, c));
         const Float2 G_s = load<2>(G.at(s, c));
 #pragma unroll
         for (int half = n; half < 2; ++half) {
@@ -324,8 +335,8 @@ WYVERN_DEVICE KeyPieces decay_keys(const Tile<T, Size, Cols>& q, const Tile<T, S
   for (int half = 0; half < 2; ++half) {
     const int r = row + piece_row(2 * half);
     const Float2 G_r = load<2>(G.at(r, c));
-    Float2 q_r = scaled_pair(q.at(r, c), Float2{{1.0f, 1.0f}});
-    Float2 k_r = scaled_pair(k.at(r, c), Float2{{1.0f, 1.0f}});
+    Float2 q_r = load_pair(q.at(r, c));
+    Float2 k_r = load_pair(k.at(r, c));
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       if constexpr (Scaled) {
@@ -352,7 +363,7 @@ WYVERN_DEVICE RightPair<T> right_from(const Piece& left, const Piece& right) {
   return b;
 }
 
-/// Rows depth..depth+7 of exp(G) k as a right operand of a step, columns col..col+15.
+/// Rows depth..depth+7 of beta exp(G) k as a right operand of a step, columns col..col+15.
 template <bool Scaled, int Size, int Cols>
 WYVERN_DEVICE RightPair<float> decayed_right(const Tile<float, Size, Cols>& k,
                                              const Tile<float, Size, Cols>& G,
@@ -362,17 +373,63 @@ WYVERN_DEVICE RightPair<float> decayed_right(const Tile<float, Size, Cols>& k,
   for (int i = 0; i < 4; ++i) {
     const int s = depth + lane_index() % 4 * 2 + i % 2;
     const int c = col + i / 2 * 8 + lane_index() / 4;
-    b.r[i] = *k.at(s, c) * decay(*G.at(s, c));
+    b.r[i] = *k.at(s, c) * decay(*G.at(s, c)) * rows.beta[s];
     if constexpr (Scaled) b.r[i] *= rows.k_rstd[s];
   }
   return b;
 }
 
-/// Writes columns first..first+15 of W = inverse (exp(G) K), qg and kg, for a chunk of `chunk_rows`:
-/// those before `cols`, of which there is at least one. `inverse` carries beta. The tiles hold the
-/// columns from `first` at `col`.
+/// Tinv diag(beta) as a left operand, from a tile that must outlive it. 16-bit ones are in
+/// registers; there are too few for fp32 ones, which are loaded when used, while beta goes to the
+/// right operand.
+template <class T, int Size>
+struct InverseOperand : LowerOperand<T, Size> {
+  using LowerOperand<T, Size>::LowerOperand;
+};
+template <int Size>
+struct InverseOperand<float, Size> {
+  Tile<float, Size, Size> tile;
+  const float* beta;
+
+  WYVERN_DEVICE InverseOperand(const Tile<float, Size, Size>& inverse, const float* factor)
+      : tile(inverse), beta(factor) {}
+
+  /// sum += tile * right(depth), right giving eight rows of sixteen columns.
+  template <Precision P, class Right>
+  WYVERN_DEVICE void add(Piece (&sum)[Size / 16][2], Right&& right) const {
+#pragma unroll 1
+    for (int depth = 0; depth < Size; depth += 8) {
+      const RightPair<float> b = right(depth);
+#pragma unroll
+      for (int strip = 0; strip < Size / 16; ++strip)
+        if (strip >= depth / 16)
+          multiply<P>(sum[strip][0], sum[strip][1], load_left(tile, strip * 16, depth), b);
+    }
+  }
+
+  /// As LowerOperand's.
+  template <Precision P, int Align, int Cols>
+  WYVERN_DEVICE void apply(const Tile<float, Size, Cols>& x, int col, float* to, int64 stride,
+                           int rows, int cols) const {
+    Piece sum[Size / 16][2];
+    add<P>(sum, [&](int depth) {
+      RightPair<float> b = load_right(x, depth, col);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) b.r[i] *= beta[depth + lane_index() % 4 * 2 + i % 2];
+      return b;
+    });
+#pragma unroll
+    for (int strip = 0; strip < Size / 16; ++strip)
+      store_pair<Align>(to + strip * 16 * stride, stride, sum[strip][0], sum[strip][1],
+                        rows - strip * 16, cols);
+  }
+};
+
+/// Writes columns first..first+15 of W = Tinv diag(beta) (exp(G) K), qg and kg, for a chunk of
+/// `chunk_rows`: those before `cols`, of which there is at least one. The tiles hold the columns
+/// from `first` at `col`.
 template <Precision P, bool Scaled, int Align, class T, int Size, int Cols>
-WYVERN_DEVICE void write_keys(const LowerOperand<T, Size>& inverse,
+WYVERN_DEVICE void write_keys(const InverseOperand<T, Size>& inverse,
                               const Tile<T, Size, Cols>& q, const Tile<T, Size, Cols>& k,
                               const Tile<float, Size, Cols>& G, const RowFactors& rows,
                               const KeyOutputs<T>& to, int first, int col, int chunk_rows,
@@ -399,16 +456,11 @@ WYVERN_DEVICE void write_keys(const LowerOperand<T, Size>& inverse,
 #pragma unroll
       for (int strip = depth; strip < Size / 16; ++strip)
         multiply<P>(w[strip][0], w[strip][1], inverse.a[inverse.index(strip, depth * 16)], b);
-    } else {
-#pragma unroll
-      for (int step = depth * 16; step < depth * 16 + 16; step += 8) {
-        const auto b = decayed_right<Scaled>(k, G, rows, step, col);
-#pragma unroll
-        for (int strip = depth; strip < Size / 16; ++strip)
-          multiply<P>(w[strip][0], w[strip][1], inverse.a[inverse.index(strip, step)], b);
-      }
     }
   }
+  if constexpr (!kHalf<T>)
+    inverse.template add<P>(
+        w, [&](int depth) { return decayed_right<Scaled>(k, G, rows, depth, col); });
 #pragma unroll
   for (int strip = 0; strip < Size / 16; ++strip)
     store_pair<Align>(to.w + strip * 16 * to.stride + first, to.stride, w[strip][0], w[strip][1],
