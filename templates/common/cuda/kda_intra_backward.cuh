@@ -34,23 +34,40 @@ WYVERN_DEVICE float as_operand(float x) {
   return P == Precision::tf32 ? to_tf32(x) : x;
 }
 
-/// `raw` with every element x of (depth, col) replaced by change(depth, col, x), depth and col
-/// counted from the operand's corner.
-template <class To, class From, class Change>
-WYVERN_DEVICE RightPair<To> changed(const RightPair<From>& raw, Change&& change) {
+/// One number for each element of a right operand that this lane holds.
+template <class T>
+struct RightFactors {
+  static constexpr int kCount = kHalf<T> ? 8 : 4;
+  float at[kCount];
+
+  /// From of(depth, col), counted from the operand's corner.
+  template <class Of>
+  WYVERN_DEVICE explicit RightFactors(Of&& of) {
+    const int depth = lane_index() % 4 * 2;
+    const int col = lane_index() / 4;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      at[i] = kHalf<T> ? of(depth + i % 2 + i / 2 % 2 * 8, col + i / 4 * 8)
+                       : of(depth + i % 2, col + i / 2 * 8);
+  }
+};
+
+/// `raw` as `To`: scale(depth, x) of every element x, times its factor.
+template <class To, class From, class Scale>
+WYVERN_DEVICE RightPair<To> scaled(const RightPair<From>& raw, const RightFactors<To>& factors,
+                                   Scale&& scale) {
   RightPair<To> b;
   const int depth = lane_index() % 4 * 2;
-  const int col = lane_index() / 4;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if constexpr (kHalf<From>) {
       const int d = depth + i % 2 * 8;
-      const int c = col + i / 2 * 8;
-      b.r[i] =
-          pack<To>(change(d, c, to_float(From{static_cast<uint16>(raw.r[i] & 0xFFFFU)})),
-                   change(d + 1, c, to_float(From{static_cast<uint16>(raw.r[i] >> 16U)})));
+      const float low = to_float(From{static_cast<uint16>(raw.r[i] & 0xFFFFU)});
+      const float high = to_float(From{static_cast<uint16>(raw.r[i] >> 16U)});
+      b.r[i] = pack<To>(factors.at[2 * i] * scale(d, low),
+                        factors.at[2 * i + 1] * scale(d + 1, high));
     } else {
-      b.r[i] = change(depth + i % 2, col + i / 2 * 8, raw.r[i]);
+      b.r[i] = factors.at[i] * scale(depth + i % 2, raw.r[i]);
     }
   }
   return b;
@@ -202,11 +219,12 @@ struct IntraBackward {
 #pragma unroll
     for (int depth = 0; depth < 16; depth += kDepth<Factor>) {
       const int first = earlier * 16 + depth;
-      const auto b = changed<Factor>(load_right(tile.k, first, col), [&](int s, int c, float k) {
-        const float E =
-            before<Inside>(*tile.G.at(anchor, col + c), *tile.G.at(first + s, col + c), first + s);
-        return E * (k * key_scale(first + s));
+      const RightFactors<Factor> E([&](int s, int c) {
+        return before<Inside>(*tile.G.at(anchor, col + c), *tile.G.at(first + s, col + c),
+                              first + s);
       });
+      const auto b = scaled(load_right(tile.k, first, col), E,
+                            [&](int s, float k) { return k * key_scale(first + s); });
       multiply<P>(queries[0], queries[1], load_left(dAqk, strip * 16, first), b);
       multiply<P>(keys[0], keys[1], load_left(dA, strip * 16, first), b);
     }
@@ -250,16 +268,15 @@ struct IntraBackward {
 #pragma unroll
     for (int depth = 0; depth < 16; depth += kDepth<Factor>) {
       const int first = later * 16 + depth;
-      const auto q = changed<Factor>(load_right(tile.q, first, col), [&](int r, int c, float x) {
-        const float E =
-            after<Inside>(*tile.G.at(anchor, col + c), *tile.G.at(first + r, col + c), first + r);
-        return E * (x * query_scale(first + r));
+      const RightFactors<Factor> E([&](int r, int c) {
+        return after<Inside>(*tile.G.at(anchor, col + c), *tile.G.at(first + r, col + c),
+                             first + r);
       });
+      const auto q = scaled(load_right(tile.q, first, col), E,
+                            [&](int r, float x) { return x * query_scale(first + r); });
       multiply<P>(sum[0], sum[1], load_left_transposed(dAqk, first, strip * 16), q);
-      const auto k = changed<Factor>(load_right(tile.k, first, col), [&](int r, int c, float x) {
-        const float E =
-            after<Inside>(*tile.G.at(anchor, col + c), *tile.G.at(first + r, col + c), first + r);
-        return E * (rows.beta[first + r] * (x * key_scale(first + r)));
+      const auto k = scaled(load_right(tile.k, first, col), E, [&](int r, float x) {
+        return rows.beta[first + r] * (x * key_scale(first + r));
       });
       multiply<P>(sum[0], sum[1], load_left_transposed(dA, first, strip * 16), k);
     }
