@@ -1,9 +1,10 @@
-// What the contracts of kda_bwd_dqkg and kda_wy_dqkg share: the inputs, and how a CUDA block of
-// common/cuda/kda_backward.cuh is laid out.
+// What the contracts of kda_bwd_dqkg, kda_intra_bwd and kda_wy_dqkg share: inputs, and the sizes of
+// what blocks of common/cuda/kda_backward.cuh and common/cpu/kda_*backward.hpp lay out.
 #pragma once
 
 #include <algorithm>
 
+#include "templates/common/cpu/scratch.hpp"
 #include "templates/cuda_sizes.hpp"
 #include "templates/template.hpp"
 
@@ -67,6 +68,18 @@ inline std::string unsuitable(const Values& constants, const Config& config) {
     return fmt::format("num_stages={} is more than the {} tiles of K", stages,
                        cuda::ceil_div(K, BK));
   return uneven_warps(config);
+}
+
+/// Floats of common/cpu/kda_backward.hpp's IntraScratch.
+constexpr std::int64_t intra_scratch(std::int64_t BT, std::int64_t BK) {
+  return 5 * scratch::tile(16, BK) + 3 * scratch::tile(BT, BK);
+}
+
+/// Floats of common/cpu/kda_state_backward.hpp's StateBackward.
+constexpr std::int64_t state_scratch(std::int64_t BT, std::int64_t BK, std::int64_t V) {
+  return 3 * scratch::tile(BT, V) + scratch::tile(V, BT) + 2 * scratch::tile(V, BK) +
+         scratch::tile(BT, BT) + 6 * scratch::tile(BT, BK) + scratch::vector(BK) +
+         4 * scratch::vector(BT);
 }
 
 }  // namespace wyvern::kda_backward

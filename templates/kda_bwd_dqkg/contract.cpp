@@ -65,10 +65,7 @@ Template portable() {
 /// Scratch of one block, as kda_bwd_dqkg/cpu.cpp hands it out.
 std::int64_t cpu_scratch(const Values& constants, const Config& config) {
   const std::int64_t BT = config.integer("BT"), BK = config.integer("BK");
-  const std::int64_t V = constants.integer("V");
-  return fp32_bytes(3 * scratch::tile(BT, V) + scratch::tile(V, BT) + 2 * scratch::tile(V, BK) +
-                    scratch::tile(BT, BT) + 6 * scratch::tile(BT, BK) + scratch::vector(BK) +
-                    4 * scratch::vector(BT));
+  return fp32_bytes(kda_backward::state_scratch(BT, BK, constants.integer("V")));
 }
 
 /// One call: a chunk, one value head, BK columns of K at a time.

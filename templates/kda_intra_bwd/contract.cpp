@@ -84,8 +84,8 @@ Template portable() {
 /// Scratch of one block, as kda_intra_bwd/cpu.cpp hands it out.
 std::int64_t cpu_scratch(const Values&, const Config& config) {
   const std::int64_t BT = config.integer("BT"), BK = config.integer("BK");
-  return fp32_bytes(8 * scratch::tile(BT, BK) + 4 * scratch::tile(16, BK) +
-                    2 * scratch::tile(BT, BT) + 4 * scratch::vector(BT) +
+  return fp32_bytes(6 * scratch::tile(BT, BK) + kda_backward::intra_scratch(BT, BK) +
+                    2 * scratch::tile(BT, BT) + 5 * scratch::vector(BT) +
                     scratch::vector(BT * 16));
 }
 

@@ -1,3 +1,4 @@
+#include "templates/cpu_contract.hpp"
 #include "templates/kda_backward_contract.hpp"
 #include "templates/template.hpp"
 
@@ -74,8 +75,37 @@ Template portable() {
   return t;
 }
 
+/// Scratch of one block, as kda_wy_dqkg/cpu.cpp hands it out.
+std::int64_t cpu_scratch(const Values& constants, const Config& config) {
+  const std::int64_t BT = config.integer("BT"), BK = config.integer("BK");
+  return fp32_bytes(kda_backward::state_scratch(BT, BK, constants.integer("V")) +
+                    kda_backward::intra_scratch(BT, BK) + 2 * scratch::tile(BT, BT) +
+                    2 * scratch::vector(BT) + scratch::vector(BT * 16));
+}
+
+/// One call: a chunk, one value head, BK columns of K at a time.
+Template cpu(Template t) {
+  t.variant = "cpu";
+  t.device = DeviceKind::cpu;
+  t.source = "kda_wy_dqkg/cpu.cpp";
+  t.tunables = {{"BT", {64, 32, 16}}, {"BK", {128, 64}}};
+  t.illegal = [](const Values& constants, const Config& config, const Limits& limits) {
+    const std::string problem =
+        column_block_problem("BK", config.integer("BK"), constants.integer("K"));
+    return problem.empty() ? scratch_problem(cpu_scratch(constants, config), limits) : problem;
+  };
+  t.fallback = [](const Values& constants, const Limits&, std::int64_t BT) {
+    return Config{{"BT", BT}, {"BK", column_block(constants.integer("K"), 128)}};
+  };
+  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
+    return Geometry{.grid = {constants.integer("HV"), e.NT, 1},
+                    .shared_bytes = cpu_scratch(constants, config)};
+  };
+  return t;
+}
+
 }  // namespace
 
-std::vector<Template> contract() { return {portable()}; }
+std::vector<Template> contract() { return {portable(), cpu(stage())}; }
 
 }  // namespace wyvern::kda_wy_dqkg
