@@ -1,7 +1,5 @@
-#include <algorithm>
-
 #include "templates/cpu_contract.hpp"
-#include "templates/cuda_sizes.hpp"
+#include "templates/kda_backward_contract.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::kda_intra_bwd {
@@ -41,7 +39,7 @@ Template stage() {
 
 std::int64_t shared_bytes(const Values& constants, const Config& config) {
   const DType type = constants.dtype("DTYPE");
-  const DType factor = type == DType::fp32 ? DType::fp32 : DType::bf16;
+  const DType factor = cuda::is_half(constants) ? DType::bf16 : DType::fp32;
   const std::int64_t BT = config.integer("BT"), BK = config.integer("BK");
   const std::int64_t groups = config.integer("num_warps") * 16 / BT;
   return 2 * cuda::tile_bytes(BT, BT, factor) + 2 * cuda::tile_bytes(BT, BK, type) +
@@ -51,16 +49,10 @@ std::int64_t shared_bytes(const Values& constants, const Config& config) {
 }
 
 std::string illegal(const Values& constants, const Config& config, const Limits& limits) {
-  const std::int64_t BK = config.integer("BK"), BT = config.integer("BT");
-  const std::int64_t warps = config.integer("num_warps");
-  if (std::string reason = cuda::exceeds_dimension("BK", BK, "K", constants.integer("K"));
-      !reason.empty())
-    return reason;
-  if (warps % (BT / 16) != 0)
-    return fmt::format("num_warps={} does not share out the {} strips of BT={}", warps, BT / 16,
-                       BT);
-  if (BK % (warps * 256 / BT) != 0)
-    return fmt::format("num_warps={} leaves warps without 16 columns of BK={}", warps, BK);
+  for (std::string reason : {cuda::exceeds_dimension("BK", config.integer("BK"), "K",
+                                                     constants.integer("K")),
+                             kda_backward::uneven_warps(config)})
+    if (!reason.empty()) return reason;
   return cuda::exceeds_shared(shared_bytes(constants, config), limits);
 }
 
@@ -92,8 +84,8 @@ Template portable() {
 /// Scratch of one block, as kda_intra_bwd/cpu.cpp hands it out.
 std::int64_t cpu_scratch(const Values&, const Config& config) {
   const std::int64_t BT = config.integer("BT"), BK = config.integer("BK");
-  return fp32_bytes(8 * scratch::tile(BT, BK) + 4 * scratch::tile(16, BK) +
-                    2 * scratch::tile(BT, BT) + 4 * scratch::vector(BT) +
+  return fp32_bytes(6 * scratch::tile(BT, BK) + kda_backward::intra_scratch(BT, BK) +
+                    2 * scratch::tile(BT, BT) + 5 * scratch::vector(BT) +
                     scratch::vector(BT * 16));
 }
 

@@ -30,25 +30,26 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
   using Intra = IntraBackward<BT, BK, SAFE_GATE>;
   constexpr int64 kRow = Intra::kRow, kKeys = int64{H} * K, kWide = int64{HV} * K;
   Scratch scratch(memory);
-  const auto wide = [&] { return scratch.tile(BT, BK); };
-  const auto strip = [&] { return scratch.tile(16, BK); };
-  const IntraTiles tiles{.q = wide(), .k = wide(), .G = wide(),
-                         .dq = wide(), .dk = wide(), .dG = wide(),
-                         .late_q = strip(), .late_k = strip(),
-                         .sum_q = strip(), .sum_k = strip(),
-                         .early = wide(), .sum = wide()};
+  const auto tile = [&] { return scratch.tile(BT, BK); };
+  const KeyTiles tiles{.q = tile(), .k = tile(), .G = tile(),
+                       .dq = tile(), .dk = tile(), .dG = tile()};
+  const IntraScratch work = take_intra_scratch<BT, BK>(scratch);
   const ProductGradients d{scratch.tile(BT, BT), scratch.tile(BT, BT), scratch.vector(BT)};
   float* rate = scratch.vector(BT);
   float* q_scale = scratch.vector(BT);
   float* k_scale = scratch.vector(BT);
+  float* ones = scratch.vector(BT);
   float* row_sums = scratch.vector(BT * 16);
 
-  load_product_gradients<BT>(dAqk + at * BT, dA + at * BT, int64{HV} * BT, rows, d);
+  load_tile(dAqk + at * BT, int64{HV} * BT, rows, BT, d.dAqk, Intra::kSquare);
+  load_tile(dA + at * BT, int64{HV} * BT, rows, BT, d.dA, Intra::kSquare);
+  take_diagonal<BT>(d, rows);
   load_beta<BETA_SIGMOID, NEG_EIGVAL>(beta + at, HV, rows, rate);
   if constexpr (QK_L2NORM) {
     load_column(q_rstd + key_at, H, rows, q_scale);
     load_column(k_rstd + key_at, H, rows, k_scale);
   }
+  for (int r = 0; r < BT; ++r) ones[r] = 1.0F;
   clear_rows(row_sums, kLanes, 0, rows, kLanes);
   for (int c = 0; c < K; c += BK) {
     const int columns = K - c < BK ? K - c : BK;
@@ -58,14 +59,14 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
     load_tile(dq_inter + at * K + c, kWide, rows, columns, tiles.dq, kRow);
     load_tile(dk_inter + at * K + c, kWide, rows, columns, tiles.dk, kRow);
     load_tile(dGk_inter + at * K + c, kWide, rows, columns, tiles.dG, kRow);
-    Intra{tiles, d, rate, row_sums, rows, columns}.run();
+    Intra{tiles, work, d, rate, ones, row_sums, rows, columns}.run();
     store_tile(tiles.dq, kRow, rows, columns, dq + at * K + c, kWide);
     store_tile(tiles.dk, kRow, rows, columns, dk + at * K + c, kWide);
     store_tile(tiles.dG, kRow, rows, columns, dGk + at * K + c, kWide);
   }
-  for (int r = 0; r < rows; ++r) {
-    float total = dbeta_inter[at + r * HV] + sum(load(row_sums + r * kLanes));
-    if constexpr (BETA_SIGMOID) total *= rate[r] * (1.0F - (NEG_EIGVAL ? 0.5F : 1.0F) * rate[r]);
-    store_part(dbeta + at + r * HV, splat(total), 1);
-  }
+  for (int r = 0; r < rows; ++r)
+    store_part(dbeta + at + r * HV,
+               splat((dbeta_inter[at + r * HV] + sum(load(row_sums + r * kLanes))) *
+                     beta_slope<BETA_SIGMOID, NEG_EIGVAL>(rate[r])),
+               1);
 }

@@ -1,6 +1,6 @@
 // The products inside a chunk, their gradients added to those through the states: one block a chunk
 // and value head, BK columns of K at a time.
-#include "common/cuda/kda_backward.cuh"
+#include "common/cuda/kda_intra_backward.cuh"
 
 constexpr int kThreads = num_warps * 32;
 constexpr int kStrips = BT / 16;             // one a warp

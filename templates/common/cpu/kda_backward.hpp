@@ -12,37 +12,53 @@
 #include "common/cpu/chunk.hpp"
 #include "common/cpu/product.hpp"
 
-/// Rows of q and k (with their scales), of the gate, and of the gradients that are added to. Tiles
-/// of the same number of columns.
-struct IntraTiles {
+/// A chunk's rows of q and k (with their scales), of the gate, and of the gradients: tiles of the
+/// same number of columns.
+struct KeyTiles {
   float *q, *k, *G;
   float *dq, *dk, *dG;
-  float *late_q, *late_k;  ///< 16 rows: exp(G_r - G_n) q_r, exp(G_r - G_n) beta_r k_r
-  float *sum_q, *sum_k;    ///< 16 rows of products with earlier rows
-  float *early;            ///< a chunk's rows: exp(G_n - G_s) k_s
-  float *sum;              ///< a chunk's rows of products with later rows
 };
+
+/// What IntraBackward works in.
+struct IntraScratch {
+  float* after;            ///< 16 rows: exp(G_r - G_n)
+  float *late_q, *late_k;  ///< 16 rows: that times q_r, and times beta_r k_r
+  float *sum_q, *sum_k;    ///< 16 rows of products with earlier rows
+  float* before;           ///< a chunk's rows: exp(G_n - G_s)
+  float* early;            ///< that times k_s
+  float* sum;              ///< a chunk's rows of products with later rows
+};
+
+/// Scratch for chunks of Size rows and Cols columns.
+template <int Size, int Cols>
+inline IntraScratch take_intra_scratch(Scratch& scratch) {
+  const auto strip = [&] { return scratch.tile(16, Cols); };
+  const auto chunk = [&] { return scratch.tile(Size, Cols); };
+  return {.after = strip(), .late_q = strip(), .late_k = strip(), .sum_q = strip(),
+          .sum_k = strip(), .before = chunk(), .early = chunk(), .sum = chunk()};
+}
 
 /// Strictly lower parts of dAqk and dA as tiles, zeros elsewhere, and dAqk's diagonal.
 struct ProductGradients {
   float *dAqk, *dA, *diagonal;
 };
 
-/// dAqk and dA as the tensors hold them, `stride` floats between rows of `Size`, to tiles.
+/// Makes `d` of tiles that hold dAqk and dA on and below the diagonal, and zeros above it.
 template <int Size>
-static void load_product_gradients(const float* dAqk, const float* dA, int64 stride, int rows,
-                                   const ProductGradients& to) {
+static void take_diagonal(const ProductGradients& d, int rows) {
   constexpr int64 kRow = row_stride(Size);
-  const i32 lanes = lane_numbers();
   for (int r = 0; r < rows; ++r) {
-    to.diagonal[r] = dAqk[r * stride + r];
-    for (int s = 0; s < Size; s += kLanes) {
-      store(to.dAqk + r * kRow + s, lanes < r - s ? load(dAqk + r * stride + s) : f32{});
-      store(to.dA + r * kRow + s, lanes < r - s ? load(dA + r * stride + s) : f32{});
-    }
+    d.diagonal[r] = d.dAqk[r * kRow + r];
+    d.dAqk[r * kRow + r] = 0.0F;
   }
-  clear_rows(to.dAqk, kRow, rows, round_up(rows, 16), Size);
-  clear_rows(to.dA, kRow, rows, round_up(rows, 16), Size);
+  clear_rows(d.dAqk, kRow, rows, round_up(rows, 16), Size);
+  clear_rows(d.dA, kRow, rows, round_up(rows, 16), Size);
+}
+
+/// The derivative of what load_beta applies to beta, from its result.
+template <bool Sigmoid, bool Negative>
+inline float beta_slope(float beta) {
+  return Sigmoid ? beta * (1.0F - (Negative ? 0.5F : 1.0F) * beta) : 1.0F;
 }
 
 /// The walk over one chunk's pairs of rows, Cols columns at a time.
@@ -50,10 +66,12 @@ template <int Size, int Cols, bool Bounded>
 struct IntraBackward {
   static constexpr int64 kRow = row_stride(Cols), kSquare = row_stride(Size);
 
-  IntraTiles tiles;
+  KeyTiles tiles;
+  IntraScratch work;
   ProductGradients d;
   const float* beta;
-  float* dbeta;  ///< kLanes partial sums a row
+  const float* ones;  ///< as many as the chunk's rows at most
+  float* dbeta;       ///< kLanes partial sums a row
   int rows, columns;
 
   /// All pairs with r in [r0, r0 + late), s in [s0, s0 + early) and s < r; `anchor` is the row n.
@@ -61,16 +79,14 @@ struct IntraBackward {
     scale_operands(r0, late, s0, early, tiles.G + anchor * kRow);
     const float* dAqk = d.dAqk + r0 * kSquare + s0;
     const float* dA = d.dA + r0 * kSquare + s0;
-    multiply(late, columns, early, dAqk, kSquare, tiles.early, kRow, tiles.sum_q, kRow);
-    multiply(late, columns, early, dA, kSquare, tiles.early, kRow, tiles.sum_k, kRow);
-    multiply<Layout::columns>(early, columns, late, dAqk, kSquare, tiles.late_q, kRow, tiles.sum,
+    multiply(late, columns, early, dAqk, kSquare, work.early, kRow, work.sum_q, kRow);
+    multiply(late, columns, early, dA, kSquare, work.early, kRow, work.sum_k, kRow);
+    multiply<Layout::columns>(early, columns, late, dAqk, kSquare, work.late_q, kRow, work.sum,
                               kRow);
-    float ones[Size];
-    for (int s = 0; s < Size; ++s) ones[s] = 1.0F;
-    multiply_add<Layout::columns>(early, columns, late, dA, kSquare, tiles.late_k, kRow, tiles.sum,
+    multiply_add<Layout::columns>(early, columns, late, dA, kSquare, work.late_k, kRow, work.sum,
                                   kRow, ones);
-    add_late(r0, late, tiles.G + anchor * kRow);
-    add_early(s0, early, tiles.G + anchor * kRow);
+    add_late(r0, late);
+    add_early(s0, early);
   }
 
   void scale_operands(int r0, int late, int s0, int early, const float* G_n) const {
@@ -78,43 +94,44 @@ struct IntraBackward {
       for (int c = 0; c < columns; c += kLanes) {
         const int64 i = (r0 + r) * kRow + c;
         const f32 E = exp(load(tiles.G + i) - load(G_n + c));
-        store(tiles.late_q + r * kRow + c, E * load(tiles.q + i));
-        store(tiles.late_k + r * kRow + c, E * (beta[r0 + r] * load(tiles.k + i)));
+        store(work.after + r * kRow + c, E);
+        store(work.late_q + r * kRow + c, E * load(tiles.q + i));
+        store(work.late_k + r * kRow + c, E * (beta[r0 + r] * load(tiles.k + i)));
       }
     for (int s = 0; s < early; ++s)
       for (int c = 0; c < columns; c += kLanes) {
         const int64 i = (s0 + s) * kRow + c;
-        store(tiles.early + s * kRow + c,
-              exp(load(G_n + c) - load(tiles.G + i)) * load(tiles.k + i));
+        const f32 E = exp(load(G_n + c) - load(tiles.G + i));
+        store(work.before + s * kRow + c, E);
+        store(work.early + s * kRow + c, E * load(tiles.k + i));
       }
   }
 
-  void add_late(int r0, int late, const float* G_n) const {
+  void add_late(int r0, int late) const {
     for (int r = 0; r < late; ++r) {
       f32 row_sum = load(dbeta + (r0 + r) * kLanes);
       for (int c = 0; c < columns; c += kLanes) {
         const int64 i = (r0 + r) * kRow + c, j = r * kRow + c;
-        const f32 E = exp(load(tiles.G + i) - load(G_n + c));
-        const f32 sum_q = load(tiles.sum_q + j), sum_k = load(tiles.sum_k + j);
+        const f32 E = load(work.after + j);
+        const f32 sum_q = load(work.sum_q + j), sum_k = load(work.sum_k + j);
         const f32 p = E * sum_k;
         row_sum += load(tiles.k + i) * p;
         store(tiles.dq + i, load(tiles.dq + i) + E * sum_q);
         store(tiles.dk + i, load(tiles.dk + i) + beta[r0 + r] * p);
-        store(tiles.dG + i, load(tiles.dG + i) + (load(tiles.late_q + j) * sum_q +
-                                                  load(tiles.late_k + j) * sum_k));
+        store(tiles.dG + i, load(tiles.dG + i) + (load(work.late_q + j) * sum_q +
+                                                  load(work.late_k + j) * sum_k));
       }
       store(dbeta + (r0 + r) * kLanes, row_sum);
     }
   }
 
-  void add_early(int s0, int early, const float* G_n) const {
+  void add_early(int s0, int early) const {
     for (int s = 0; s < early; ++s)
       for (int c = 0; c < columns; c += kLanes) {
         const int64 i = (s0 + s) * kRow + c, j = s * kRow + c;
-        const f32 sum = load(tiles.sum + j);
-        store(tiles.dk + i,
-              load(tiles.dk + i) + exp(load(G_n + c) - load(tiles.G + i)) * sum);
-        store(tiles.dG + i, load(tiles.dG + i) - load(tiles.early + j) * sum);
+        const f32 sum = load(work.sum + j);
+        store(tiles.dk + i, load(tiles.dk + i) + load(work.before + j) * sum);
+        store(tiles.dG + i, load(tiles.dG + i) - load(work.early + j) * sum);
       }
   }
 

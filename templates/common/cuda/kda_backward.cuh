@@ -4,73 +4,6 @@
 
 #include "common/cuda/kda_intra_backward.cuh"
 
-/// Starts copying Rows x Cols gates; rows from `rows` on repeat the last one, so that differences
-/// of a chunk's rows are never above 0. Other terms as load_tile's.
-template <int Threads, int Align, int Rows, int Cols>
-WYVERN_DEVICE void load_gates(const Tile<float, Rows, Cols>& tile, const float* source,
-                              int64 row_stride, int rows, int cols) {
-  constexpr int kBytes = vector_bytes<float>(Align);
-  constexpr int kVector = kBytes / 4;
-  constexpr int kPerRow = round_up(Cols, 16) / kVector;
-#pragma unroll
-  for (int first = 0; first < Rows * kPerRow; first += Threads) {
-    const int row = (first + thread_index()) / kPerRow;
-    const int col = (first + thread_index()) % kPerRow * kVector;
-    if (row < Rows)
-      load_vector<kBytes>(tile.at(row, col), source + smaller(row, rows - 1) * row_stride + col,
-                          col < cols);
-  }
-}
-
-/// Starts copying a chunk's K tile: `rows` rows, `cols` columns that count.
-template <int Threads, int Key, int KeyHeads, int ValueHeads, class T, int Size, int Cols>
-WYVERN_DEVICE void load_key_tile(const KeyTile<T, Size, Cols>& tile, const T* q, const T* k,
-                                 const float* Gk, int rows, int cols) {
-  load_tile<Threads, Key>(tile.q, q, int64{KeyHeads} * Key, rows, cols);
-  load_tile<Threads, Key>(tile.k, k, int64{KeyHeads} * Key, rows, cols);
-  load_gates<Threads, Key>(tile.G, Gk, int64{ValueHeads} * Key, rows, cols);
-}
-
-/// Fills the factors of Size rows, 0 past `rows`. `beta` as the tensor holds it.
-template <int Threads, int Size, bool Scaled, bool Sigmoid, bool Negative, class Beta>
-WYVERN_DEVICE void fill_factors(const RowFactors& to, const Beta* beta, int64 beta_stride,
-                                const float* q_rstd, const float* k_rstd, int64 rstd_stride,
-                                int rows) {
-  for (int r = thread_index(); r < Size; r += Threads) {
-    to.beta[r] =
-        r < rows ? activate_beta<Sigmoid, Negative>(beta[r * beta_stride]) : 0.0f;
-    if constexpr (Scaled) {
-      to.q_rstd[r] = r < rows ? q_rstd[r * rstd_stride] : 0.0f;
-      to.k_rstd[r] = r < rows ? k_rstd[r * rstd_stride] : 0.0f;
-    }
-  }
-}
-
-/// Reads what store_pair writes: 16 rows x 16 columns, zeros past `rows` and `cols`.
-template <int Align, class T>
-WYVERN_DEVICE void load_pair(const T* from, int64 stride, Piece& left, Piece& right, int rows,
-                             int cols) {
-#pragma unroll
-  for (int i = 0; i < 8; i += 2) {
-    Piece& piece = i < 4 ? left : right;
-    const int r = piece_row(i % 4);
-    const int col = i / 4 * 8 + piece_col(0);
-    const T* const at = from + r * stride + col;
-    piece.x[i % 4] = piece.x[i % 4 + 1] = 0.0f;
-    if (r >= rows) continue;
-    if constexpr (Align % 2 == 0) {
-      if (col < cols) {
-        const auto x = load<2>(at);
-        piece.x[i % 4] = to_float(x.at[0]);
-        piece.x[i % 4 + 1] = to_float(x.at[1]);
-      }
-    } else {
-      if (col < cols) piece.x[i % 4] = to_float(at[0]);
-      if (col + 1 < cols) piece.x[i % 4 + 1] = to_float(at[1]);
-    }
-  }
-}
-
 /// Calls put(strip, col, left, right) with X = Tinv^T dU, sixteen columns a warp at a time and
 /// sixteen rows a call, and leaves X in dU's place.
 template <Precision P, int Warps, class T, int Size, int Cols, class Put>
@@ -262,20 +195,159 @@ WYVERN_DEVICE void add_chunk_end(KeyGradients& d, const float* end, const float*
     }
 }
 
-/// Writes the sums over rows of what four lanes hold of each: sum[half] is this lane's part of row
-/// lane / 4 + 8 * half.
-WYVERN_DEVICE void store_row_sums(float (&sum)[2], float* to) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    sum[half] += shuffle_xor(sum[half], 1);
-    sum[half] += shuffle_xor(sum[half], 2);
-    if (lane_index() % 4 == 0) to[piece_row(2 * half)] = sum[half];
-  }
-}
+// ---- what blocks of kda_bwd_dqkg and kda_wy_dqkg share: one block a chunk and value head --------
 
-/// The derivative of activate_beta, from its result.
-template <bool Sigmoid, bool Negative>
-WYVERN_DEVICE float beta_slope(float beta) {
-  if constexpr (!Sigmoid) return 1.0f;
-  return beta * (1.0f - (Negative ? 0.5f : 1.0f) * beta);
-}
+constexpr int kThreads = num_warps * 32;
+constexpr int kStrips = BT / 16;              // one a warp
+constexpr int kGroups = num_warps / kStrips;  // warps side by side
+constexpr int kCols = BK / kGroups;
+constexpr int kTilesK = ceil_div(K, BK);
+constexpr int kPaddedV = round_up(V, 16);
+
+using Values = Tile<DTYPE, BT, kPaddedV>;
+using Square = Tile<DTYPE, BT, BT>;
+using Inter = InterBackward<DTYPE, precision, BT, BK, kPaddedV, QK_L2NORM>;
+
+/// One of the buffers that K tiles pass through.
+struct Stage {
+  using States = Tile<DTYPE, BK, kPaddedV>;
+  using Keys = Tile<DTYPE, BT, BK>;
+  static constexpr int kBytes = 2 * States::kBytes + 2 * Keys::kBytes + Tile<float, BT, BK>::kBytes;
+
+  StateTile<DTYPE, BK, kPaddedV> states;
+  KeyTile<DTYPE, BT, BK> tile;
+
+  WYVERN_DEVICE explicit Stage(int index) {
+    SharedAllocator shared(index % num_stages * kBytes);
+    states.h = shared.tile<States>();
+    states.dh = shared.tile<States>();
+    tile.q = shared.tile<Keys>();
+    tile.k = shared.tile<Keys>();
+    tile.G = shared.tile<Tile<float, BT, BK>>();
+  }
+};
+
+// Tinv is done with before the first K tile arrives, and lies in its place.
+constexpr int kStagesBytes = larger(num_stages * Stage::kBytes, Square::kBytes);
+
+/// Inputs of the block's chunk and value head, from the chunk's first row on.
+struct Inputs {
+  const DTYPE *q, *k, *v, *v_new;
+  const BETA_DTYPE* beta;
+  const DTYPE* Tinv;
+  const float *Gk, *q_rstd, *k_rstd;
+  const DTYPE *h, *dh, *dO, *dU;
+  int rows;
+
+  /// Starts copying a K tile, if there is one, as one group.
+  WYVERN_DEVICE void load(int index) const {
+    if (index < kTilesK) {
+      const Stage stage(index);
+      const int first = index * BK;
+      load_tile<kThreads, V>(stage.states.h, h + int64{first} * V, V, K - first, V);
+      load_tile<kThreads, V>(stage.states.dh, dh + int64{first} * V, V, K - first, V);
+      load_key_tile<kThreads, K, H, HV>(stage.tile, q + first, k + first, Gk + first, rows,
+                                        K - first);
+    }
+    copy_async_commit();
+  }
+};
+
+/// Shared memory of a block.
+struct Block {
+  Inter inter;
+  float* row_sums;     ///< num_warps times BT
+  float* end;          ///< BK
+  float* column_sums;  ///< kStrips times BK
+
+  WYVERN_DEVICE explicit Block(SharedAllocator& shared) {
+    inter.dO = shared.tile<Values>();
+    inter.values = shared.tile<Values>();
+    inter.X = shared.tile<Values>();
+    inter.rows.beta = shared.take<float>(BT);
+    if constexpr (QK_L2NORM) {
+      inter.rows.q_rstd = shared.take<float>(BT);
+      inter.rows.k_rstd = shared.take<float>(BT);
+    }
+    row_sums = shared.take<float>(num_warps * BT);
+    end = shared.take<float>(BK);
+    column_sums = shared.take<float>(kStrips * BK);
+  }
+
+  /// Brings dO, V' and X to shared memory, starts on the first K tiles, writes dv and returns what
+  /// X gives to dbeta of row thread_index().
+  WYVERN_DEVICE float begin(const Inputs& in, DTYPE* dv) const {
+    const auto inverse = SharedAllocator().tile<Square>();
+    load_tile<kThreads, BT>(inverse, in.Tinv, int64{HV} * BT, in.rows, BT);
+    load_tile<kThreads, V>(inter.X, in.dU, int64{HV} * V, in.rows, V);
+    copy_async_commit();
+    load_tile<kThreads, V>(inter.dO, in.dO, int64{HV} * V, in.rows, V);
+    load_tile<kThreads, V>(inter.values, in.v_new, int64{HV} * V, in.rows, V);
+    copy_async_commit();
+    fill_factors<kThreads, BT, QK_L2NORM, BETA_SIGMOID, NEG_EIGVAL>(
+        inter.rows, in.beta, HV, in.q_rstd, in.k_rstd, H, in.rows);
+    copy_async_wait<1>();
+    sync_block();
+
+    float x_dot_v[kStrips][2] = {};
+    solve_transposed<precision, num_warps>(
+        inverse, inter.X, [&](int strip, int col, Piece& left, Piece& right) {
+          const int rows = in.rows - strip * 16;
+          const int64 at = int64{strip} * 16 * HV * V + col;
+          Piece v_left, v_right;
+          load_pair<V>(in.v + at, int64{HV} * V, v_left, v_right, rows, V - col);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            x_dot_v[strip][i / 2] += left.x[i] * v_left.x[i] + right.x[i] * v_right.x[i];
+            const float rate = inter.rows.beta[strip * 16 + piece_row(i)];
+            left.x[i] *= rate;
+            right.x[i] *= rate;
+          }
+          store_pair<V>(dv + at, int64{HV} * V, left, right, rows, V - col);
+        });
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip)
+      store_row_sums(x_dot_v[strip], row_sums + warp_index() * BT + strip * 16);
+    copy_async_wait<0>();
+    sync_block();
+    for (int i = 0; i < num_stages; ++i) in.load(i);
+    return sum_of_rows(num_warps);
+  }
+
+  /// Sets this warp's gradients in K tile `index`, once it is there. All of it but their own q, k
+  /// and Gk has then been read.
+  WYVERN_DEVICE void set(KeyGradients (&d)[kCols / 16], float (&dbeta)[2], int index,
+                         const Inputs& in, float scale) {
+    const int strip = warp_index() % kStrips;
+    const int col = warp_index() / kStrips * kCols;
+    const Stage stage(index);
+    inter.tile = stage.tile;
+    inter.states = stage.states;
+    copy_async_wait<num_stages - 1>();
+    sync_block();
+    inter.set(d, dbeta, column_sums + strip * BK, strip, col, in.rows - 1, scale);
+    chunk_end_products<kThreads>(inter.states, inter.tile.G, end);
+    sync_block();
+    const int last = in.rows - 1 - strip * 16;
+    if (last < 0 || last >= 16) return;
+#pragma unroll
+    for (int pair = 0; pair < kCols / 16; ++pair)
+      add_chunk_end<kStrips, BK>(d[pair], end + col + pair * 16, column_sums + col + pair * 16,
+                                 last);
+  }
+
+  /// Joins what warps hold of dbeta: the sum for row thread_index().
+  WYVERN_DEVICE float join(float (&dbeta)[2]) const {
+    store_row_sums(dbeta, row_sums + warp_index() / kStrips * BT + warp_index() % kStrips * 16);
+    sync_block();
+    return sum_of_rows(kGroups);
+  }
+
+ private:
+  WYVERN_DEVICE float sum_of_rows(int parts) const {
+    float sum = 0.0f;
+    if (thread_index() < BT)
+      for (int i = 0; i < parts; ++i) sum += row_sums[i * BT + thread_index()];
+    return sum;
+  }
+};

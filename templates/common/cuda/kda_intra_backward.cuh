@@ -34,23 +34,40 @@ WYVERN_DEVICE float as_operand(float x) {
   return P == Precision::tf32 ? to_tf32(x) : x;
 }
 
-/// `raw` with every element x of (depth, col) replaced by change(depth, col, x), depth and col
-/// counted from the operand's corner.
-template <class To, class From, class Change>
-WYVERN_DEVICE RightPair<To> changed(const RightPair<From>& raw, Change&& change) {
+/// One number for each element of a right operand that this lane holds.
+template <class T>
+struct RightFactors {
+  static constexpr int kCount = kHalf<T> ? 8 : 4;
+  float at[kCount];
+
+  /// From of(depth, col), counted from the operand's corner.
+  template <class Of>
+  WYVERN_DEVICE explicit RightFactors(Of&& of) {
+    const int depth = lane_index() % 4 * 2;
+    const int col = lane_index() / 4;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      at[i] = kHalf<T> ? of(depth + i % 2 + i / 2 % 2 * 8, col + i / 4 * 8)
+                       : of(depth + i % 2, col + i / 2 * 8);
+  }
+};
+
+/// `raw` as `To`: scale(depth, x) of every element x, times its factor.
+template <class To, class From, class Scale>
+WYVERN_DEVICE RightPair<To> scaled(const RightPair<From>& raw, const RightFactors<To>& factors,
+                                   Scale&& scale) {
   RightPair<To> b;
   const int depth = lane_index() % 4 * 2;
-  const int col = lane_index() / 4;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if constexpr (kHalf<From>) {
       const int d = depth + i % 2 * 8;
-      const int c = col + i / 2 * 8;
-      b.r[i] =
-          pack<To>(change(d, c, to_float(From{static_cast<uint16>(raw.r[i] & 0xFFFFU)})),
-                   change(d + 1, c, to_float(From{static_cast<uint16>(raw.r[i] >> 16U)})));
+      const float low = to_float(From{static_cast<uint16>(raw.r[i] & 0xFFFFU)});
+      const float high = to_float(From{static_cast<uint16>(raw.r[i] >> 16U)});
+      b.r[i] = pack<To>(factors.at[2 * i] * scale(d, low),
+                        factors.at[2 * i + 1] * scale(d + 1, high));
     } else {
-      b.r[i] = change(depth + i % 2, col + i / 2 * 8, raw.r[i]);
+      b.r[i] = factors.at[i] * scale(depth + i % 2, raw.r[i]);
     }
   }
   return b;
@@ -101,6 +118,73 @@ struct KeyGradients {
   Piece dq[2], dk[2], dG[2];
 };
 
+/// Starts copying Rows x Cols gates; rows from `rows` on repeat the last one, so that differences
+/// of a chunk's rows are never above 0. Other terms as load_tile's.
+template <int Threads, int Align, int Rows, int Cols>
+WYVERN_DEVICE void load_gates(const Tile<float, Rows, Cols>& tile, const float* source,
+                              int64 row_stride, int rows, int cols) {
+  constexpr int kBytes = vector_bytes<float>(Align);
+  constexpr int kVector = kBytes / 4;
+  constexpr int kPerRow = round_up(Cols, 16) / kVector;
+#pragma unroll
+  for (int first = 0; first < Rows * kPerRow; first += Threads) {
+    const int row = (first + thread_index()) / kPerRow;
+    const int col = (first + thread_index()) % kPerRow * kVector;
+    if (row < Rows)
+      load_vector<kBytes>(tile.at(row, col), source + smaller(row, rows - 1) * row_stride + col,
+                          col < cols);
+  }
+}
+
+/// Starts copying a chunk's K tile: `rows` rows, `cols` columns that count.
+template <int Threads, int Key, int KeyHeads, int ValueHeads, class T, int Size, int Cols>
+WYVERN_DEVICE void load_key_tile(const KeyTile<T, Size, Cols>& tile, const T* q, const T* k,
+                                 const float* Gk, int rows, int cols) {
+  load_tile<Threads, Key>(tile.q, q, int64{KeyHeads} * Key, rows, cols);
+  load_tile<Threads, Key>(tile.k, k, int64{KeyHeads} * Key, rows, cols);
+  load_gates<Threads, Key>(tile.G, Gk, int64{ValueHeads} * Key, rows, cols);
+}
+
+/// Fills the factors of Size rows, 0 past `rows`. `beta` as the tensor holds it.
+template <int Threads, int Size, bool Scaled, bool Sigmoid, bool Negative, class Beta>
+WYVERN_DEVICE void fill_factors(const RowFactors& to, const Beta* beta, int64 beta_stride,
+                                const float* q_rstd, const float* k_rstd, int64 rstd_stride,
+                                int rows) {
+  for (int r = thread_index(); r < Size; r += Threads) {
+    to.beta[r] =
+        r < rows ? activate_beta<Sigmoid, Negative>(beta[r * beta_stride]) : 0.0f;
+    if constexpr (Scaled) {
+      to.q_rstd[r] = r < rows ? q_rstd[r * rstd_stride] : 0.0f;
+      to.k_rstd[r] = r < rows ? k_rstd[r * rstd_stride] : 0.0f;
+    }
+  }
+}
+
+/// Reads what store_pair writes: 16 rows x 16 columns, zeros past `rows` and `cols`.
+template <int Align, class T>
+WYVERN_DEVICE void load_pair(const T* from, int64 stride, Piece& left, Piece& right, int rows,
+                             int cols) {
+#pragma unroll
+  for (int i = 0; i < 8; i += 2) {
+    Piece& piece = i < 4 ? left : right;
+    const int r = piece_row(i % 4);
+    const int col = i / 4 * 8 + piece_col(0);
+    const T* const at = from + r * stride + col;
+    piece.x[i % 4] = piece.x[i % 4 + 1] = 0.0f;
+    if (r >= rows) continue;
+    if constexpr (Align % 2 == 0) {
+      if (col < cols) {
+        const auto x = load<2>(at);
+        piece.x[i % 4] = to_float(x.at[0]);
+        piece.x[i % 4 + 1] = to_float(x.at[1]);
+      }
+    } else {
+      if (col < cols) piece.x[i % 4] = to_float(at[0]);
+      if (col + 1 < cols) piece.x[i % 4 + 1] = to_float(at[1]);
+    }
+  }
+}
+
 /// The products inside a chunk, over one K tile. Strictly lower parts of dAqk and dA, whose other
 /// elements are 0, and dAqk's diagonal.
 template <class T, Precision P, int Size, int Cols, bool Safe, bool Scaled>
@@ -135,11 +219,12 @@ struct IntraBackward {
 #pragma unroll
     for (int depth = 0; depth < 16; depth += kDepth<Factor>) {
       const int first = earlier * 16 + depth;
-      const auto b = changed<Factor>(load_right(tile.k, first, col), [&](int s, int c, float k) {
-        const float E =
-            before<Inside>(*tile.G.at(anchor, col + c), *tile.G.at(first + s, col + c), first + s);
-        return E * (k * key_scale(first + s));
+      const RightFactors<Factor> E([&](int s, int c) {
+        return before<Inside>(*tile.G.at(anchor, col + c), *tile.G.at(first + s, col + c),
+                              first + s);
       });
+      const auto b = scaled(load_right(tile.k, first, col), E,
+                            [&](int s, float k) { return k * key_scale(first + s); });
       multiply<P>(queries[0], queries[1], load_left(dAqk, strip * 16, first), b);
       multiply<P>(keys[0], keys[1], load_left(dA, strip * 16, first), b);
     }
@@ -183,16 +268,15 @@ struct IntraBackward {
 #pragma unroll
     for (int depth = 0; depth < 16; depth += kDepth<Factor>) {
       const int first = later * 16 + depth;
-      const auto q = changed<Factor>(load_right(tile.q, first, col), [&](int r, int c, float x) {
-        const float E =
-            after<Inside>(*tile.G.at(anchor, col + c), *tile.G.at(first + r, col + c), first + r);
-        return E * (x * query_scale(first + r));
+      const RightFactors<Factor> E([&](int r, int c) {
+        return after<Inside>(*tile.G.at(anchor, col + c), *tile.G.at(first + r, col + c),
+                             first + r);
       });
+      const auto q = scaled(load_right(tile.q, first, col), E,
+                            [&](int r, float x) { return x * query_scale(first + r); });
       multiply<P>(sum[0], sum[1], load_left_transposed(dAqk, first, strip * 16), q);
-      const auto k = changed<Factor>(load_right(tile.k, first, col), [&](int r, int c, float x) {
-        const float E =
-            after<Inside>(*tile.G.at(anchor, col + c), *tile.G.at(first + r, col + c), first + r);
-        return E * (rows.beta[first + r] * (x * key_scale(first + r)));
+      const auto k = scaled(load_right(tile.k, first, col), E, [&](int r, float x) {
+        return rows.beta[first + r] * (x * key_scale(first + r));
       });
       multiply<P>(sum[0], sum[1], load_left_transposed(dA, first, strip * 16), k);
     }
@@ -306,3 +390,21 @@ struct IntraBackward {
     add_diagonal(d, strip, col);
   }
 };
+
+/// Writes the sums over rows of what four lanes hold of each: sum[half] is this lane's part of row
+/// lane / 4 + 8 * half.
+WYVERN_DEVICE void store_row_sums(float (&sum)[2], float* to) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    sum[half] += shuffle_xor(sum[half], 1);
+    sum[half] += shuffle_xor(sum[half], 2);
+    if (lane_index() % 4 == 0) to[piece_row(2 * half)] = sum[half];
+  }
+}
+
+/// The derivative of activate_beta, from its result.
+template <bool Sigmoid, bool Negative>
+WYVERN_DEVICE float beta_slope(float beta) {
+  if constexpr (!Sigmoid) return 1.0f;
+  return beta * (1.0f - (Negative ? 0.5f : 1.0f) * beta);
+}
