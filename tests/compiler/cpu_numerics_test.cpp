@@ -56,7 +56,12 @@ class CpuNumerics : public ::testing::Test {
     const auto entry = reinterpret_cast<Entry>(dlsym(library, artifact.entry.c_str()));
     ASSERT_NE(entry, nullptr);
 
-    const Extents extents{1, T, 1, chunk_slots(1, T, 1, false, kBT), 1.0F, -24.0F};
+    const Extents extents{.B = 1,
+                          .T = T,
+                          .N = 1,
+                          .NT = chunk_slots(1, T, 1, false, kBT),
+                          .scale = 1.0F,
+                          .gate_floor = -24.0F};
     const Geometry geometry = t->geometry(constants, *config, extents);
     std::vector<float> scratch(static_cast<std::size_t>(geometry.shared_bytes) / 4 + 16);
     const auto start = (reinterpret_cast<std::uintptr_t>(scratch.data()) + 63) / 64 * 64;
