@@ -205,5 +205,32 @@ TEST(Protocol, ProblemsSurviveTheTrip) {
   EXPECT_THROW(problem_from(nlohmann::json{{"op", 3}}), Error);
 }
 
+TEST(Protocol, PassesAndTheirOptionsSurviveTheTrip) {
+  Problem backward = small_problem();
+  backward.op = "kda";
+  backward.pass = Pass::backward;
+  backward.lower_bound = -5.0F;
+  backward.use_gate_in_kernel = backward.safe_gate = backward.disable_recompute = true;
+  backward.has_A_log = false;
+  backward.chunk_size = 32;
+  Problem decode = small_problem();
+  decode.pass = Pass::recurrent;
+  decode.output_final_state = false;
+  decode.inplace_state = decode.state_index = true;
+  decode.state_slots = 7;
+  decode.index_dtype = DType::int64;
+  Problem forward = small_problem();
+  forward.return_intermediate_states = true;
+  for (const Problem& problem : {backward, decode, forward}) {
+    const Problem back = problem_from(nlohmann::json::parse(to_json(problem).dump()));
+    EXPECT_EQ(problem_key(back).to_string(), problem_key(problem).to_string());
+    EXPECT_EQ(back.safe_gate, problem.safe_gate);
+    EXPECT_EQ(back.state_slots, problem.state_slots);
+  }
+  nlohmann::json unknown = to_json(forward);
+  unknown["pass"] = "sideways";
+  EXPECT_THROW(problem_from(unknown), Error);
+}
+
 }  // namespace
 }  // namespace wyvern

@@ -102,6 +102,91 @@ class Tensors(Case):
         self.rejects("cu_seqlens", "fp32", "int32")
 
 
+class Passes(Case):
+    """The tensors of the other operators and passes."""
+
+    def setUp(self):
+        super().setUp()
+        self.op, self.options = OP, []
+
+    def given(self, op, *options, shape="B=3,T=6,H=2,HV=4,K=16,V=32"):
+        """A sound input of that pass."""
+        self.op, self.options = op, list(options)
+        self.wyvern("example", op, "--shape", shape, *options, "-o", self.path("in.safetensors"))
+        self.options = [o for o in options if o not in ("--state-index", "7")]
+        self.tensors = read_file(self.path("in.safetensors"))
+
+    def rejects(self, *names):
+        write_file(self.path("bad.safetensors"), self.tensors)
+        self.refuses("run", self.op, "--device", "cpu", "--input", self.path("bad.safetensors"),
+                     "--output", self.path("out.safetensors"), *self.options, names=names)
+        self.assertFalse(Path(self.path("out.safetensors")).exists())
+
+    def spoiled(self, name, dtype, shape, *names):
+        """Refused with that tensor in another dtype or shape."""
+        sizes = {"F32": 4, "BF16": 2, "I32": 4, "I64": 8}
+        count = 1
+        for dim in shape:
+            count *= dim
+        kept = self.tensors[name]
+        self.tensors[name] = (dtype, list(shape), bytes(count * sizes[dtype]))
+        self.rejects(name, *names)
+        self.tensors[name] = kept
+
+    def test_backward(self):
+        self.given("kda", "--pass", "backward")
+        self.spoiled("do", "BF16", [3, 6, 4, 16], "[3,6,4,16]", "[B,T,HV,V]", "[3,6,4,32]")
+        self.spoiled("do", "F32", [3, 6, 4, 32], "fp32", "bf16")
+        self.spoiled("dht", "F32", [3, 4, 32, 16], "[3,4,32,16]", "[N,HV,K,V]")
+        self.spoiled("dht", "BF16", [3, 4, 16, 32], "bf16", "fp32")
+        del self.tensors["do"]
+        self.rejects("do", "missing", "[B,T,HV,V]")
+
+    def test_vector_gate(self):
+        self.given("kda")
+        self.spoiled("g", "F32", [3, 6, 4], "[3,6,4]", "[B,T,HV,K]")
+        self.spoiled("g", "I32", [3, 6, 4, 16], "int32", "fp32")
+        self.options = ["--use-gate-in-kernel"]
+        self.spoiled("dt_bias", "F32", [4], "[4]", "[HV,K] = [4,16]")
+        del self.tensors["A_log"]
+        self.rejects("A_log", "missing")
+        self.options += ["--lower-bound", "0"]
+        self.rejects("lower_bound", "[-5, 0)")
+        del self.tensors["g"]
+        self.options = []
+        self.rejects("g", "missing", "[B,T,HV,K]")
+
+    def test_kept(self):
+        self.given(OP, "--pass", "backward", "--disable-recompute")
+        self.rejects("Tinv", "missing", "[B,T,HV,C]")
+        self.tensors["Tinv"] = ("BF16", [3, 6, 4, 32], bytes(3 * 6 * 4 * 32 * 2))
+        self.rejects("Tinv", "[3,6,4,32]", "[3,6,4,64]")
+
+    def test_recurrent(self):
+        self.given(OP, "--pass", "recurrent", "--state-index", "7")
+        self.spoiled("state_index", "F32", [3], "fp32", "int32")
+        self.spoiled("state_index", "I32", [4], "[4]", "[N] = [3]")
+        self.spoiled("initial_state", "F32", [7, 4, 32, 16], "[7,4,32,16]", "[S,HV,K,V]")
+        del self.tensors["initial_state"]
+        self.rejects("initial_state", "missing")
+
+    def test_inplace_state(self):
+        self.given(OP, "--pass", "recurrent", "--state-index", "7", "--inplace-state")
+        self.tensors["state_index"] = ("I32", [3], struct.pack("<3i", 2, -1, 2))
+        self.rejects("state_index[2]", "2", "slot")
+        del self.tensors["state"]
+        self.rejects("state", "missing", "[S,HV,K,V]")
+
+    def test_options_of_another_pass(self):
+        self.given(OP)
+        self.options = ["--inplace-state"]
+        self.rejects("state")
+        self.options = ["--pass", "recurrent", "--disable-recompute"]
+        self.rejects("disable_recompute", "recurrent")
+        self.options = ["--pass", "around"]
+        self.rejects("--pass", "around")
+
+
 class BrokenFiles(Case):
     """A file may hold anything; the answer is a sentence, never a crash or a huge allocation."""
 

@@ -28,7 +28,7 @@ class Usage(Case):
         self.assertIn("--verify", self.wyvern("run", "--help").stdout)
 
     def test_unknown_operator(self):
-        for verb in ("example", "run", "tune", "bench"):
+        for verb in ("example", "run", "tune", "bench", "verify"):
             self.refuses(verb, "softmax", names=["softmax", OP])
             self.refuses(verb, names=["OP", "missing", OP])
 
@@ -55,6 +55,40 @@ class Usage(Case):
         self.refuses("example", OP, "--shape", "T=8,H=1,K=16", names=["--output", "missing"])
         self.assertFalse((self.folder / "x.safetensors").exists())
 
+    def test_passes_and_options(self):
+        def refuses(op, *options, names):
+            self.refuses("example", op, "-o", "x.safetensors", "--shape", "T=8,H=1,K=16", *options,
+                         names=names)
+        gdn, decode = OP, ("--pass", "recurrent")
+        refuses(gdn, "--pass", "sideways", names=["--pass", "sideways", "backward"])
+        refuses(gdn, "--chunk-size", "17", names=["chunk_size", "17", "64"])
+        refuses(gdn, "--chunk-size", "many", names=["--chunk-size", "many"])
+        refuses(gdn, "--lower-bound", "-5", names=["lower_bound", "kda"])
+        refuses("kda", "--lower-bound", "-6", "--safe-gate", names=["lower_bound", "-6", "-5"])
+        refuses("kda", "--lower-bound", "-5", names=["lower_bound", "use_gate_in_kernel"])
+        refuses("kda", "--safe-gate", names=["safe_gate", "lower_bound"])
+        refuses("kda", "--use-gate-in-kernel", "--no-A-log", names=["A_log"])
+        refuses("delta_rule", "--use-gate-in-kernel", names=["use_gate_in_kernel", "delta_rule"])
+        refuses(gdn, "--inplace-state", names=["inplace_state", "recurrent"])
+        refuses(gdn, "--state-index", "4", names=["state_index", "recurrent"])
+        refuses(gdn, *decode, "--state-index", "0", names=["--state-index", "0", "1"])
+        refuses(gdn, *decode, "--disable-recompute", names=["disable_recompute", "recurrent"])
+        refuses(gdn, *decode, "--return-intermediate-states",
+                names=["return_intermediate_states", "recurrent"])
+        refuses(gdn, "--disable-recompute", "--return-intermediate-states",
+                names=["return_intermediate_states", "disable_recompute"])
+        refuses(gdn, "--batch", "2", names=["--batch", "2", "--shape"])
+        refuses(gdn, "--g-dtype", "int8", names=["--g-dtype", "int8"])
+        self.assertFalse((self.folder / "x.safetensors").exists())
+
+    def test_verify_options(self):
+        self.refuses("verify", OP, "--pass", "up", names=["--pass", "up", "recurrent"])
+        self.refuses("verify", OP, "--dtype", "int4", names=["--dtype", "int4", "bf16"])
+        self.refuses("verify", OP, "--precision", "fp8", names=["--precision", "fp8", "ieee"])
+        self.refuses("verify", OP, "--count", "-1", names=["--count", "-1"])
+        self.refuses("verify", OP, "--seed", "pi", names=["--seed", "pi"])
+        self.refuses("verify", OP, "--device", "tpu", names=["tpu", "cpu"])
+
     def test_too_large(self):
         self.refuses("example", OP, "--shape", "B=1000,T=1000000,H=1000,K=256", "-o",
                      "x.safetensors", names=["memory"])
@@ -72,7 +106,11 @@ class Usage(Case):
     def test_stages(self):
         stages = {s["name"]: s["templates"] for s in self.document("stages")["stages"]}
         needed = {"chunk_local_cumsum", "l2norm", "l2norm_rstd", "gate", "scaled_dot_kkt",
-                  "solve_tril", "recompute_w_u", "fwd_h", "fwd_o", "kkt_solve_wu"}
+                  "solve_tril", "recompute_w_u", "fwd_h", "fwd_o", "kkt_solve_wu", "kda_gate",
+                  "kda_intra", "kda_recompute_w_u", "kda_fwd_o", "bwd_dv_local", "bwd_dhu",
+                  "bwd_dqkwg", "wy_bwd", "kda_bwd_dv_local", "kda_bwd_dqkg", "kda_intra_bwd",
+                  "chunk_local_reverse_cumsum", "gate_bwd", "kda_gate_bwd", "gate_param_sum",
+                  "head_sum", "l2norm_bwd", "transpose_states", "recurrent"}
         self.assertLessEqual(needed, set(stages))
         for templates in stages.values():
             for template in templates:
@@ -93,6 +131,64 @@ class Example(Case):
             "v": ("BF16", [2, 5, 4, 100]), "beta": ("BF16", [2, 5, 4]), "g": ("F32", [2, 5, 4]),
             "initial_state": ("F32", [2, 4, 60, 100]), "A_log": ("F32", [4]),
             "dt_bias": ("F32", [4])})
+
+    def shapes(self, op, *arguments):
+        self.wyvern("example", op, *arguments, "-o", self.path("in.safetensors"))
+        return {name: (dtype, shape) for name, (dtype, shape, _)
+                in read_file(self.path("in.safetensors")).items()}
+
+    def test_operators(self):
+        shape = ("--shape", "T=5,H=2,HV=4,K=6,V=10")
+        plain = {"q": ("BF16", [1, 5, 2, 6]), "k": ("BF16", [1, 5, 2, 6]),
+                 "v": ("BF16", [1, 5, 4, 10]), "beta": ("BF16", [1, 5, 4]),
+                 "initial_state": ("F32", [1, 4, 6, 10])}
+        self.assertEqual(self.shapes("delta_rule", *shape), plain)
+        gates = {"g": ("F32", [1, 5, 4, 6]), "A_log": ("F32", [4]), "dt_bias": ("F32", [4, 6])}
+        self.assertEqual(self.shapes("kda", *shape), {**plain, **gates})
+        without = self.shapes("kda", *shape, "--use-gate-in-kernel", "--lower-bound", "-5",
+                              "--no-A-log", "--no-dt-bias", "--g-dtype", "bf16")
+        self.assertEqual(without, {**plain, "g": ("BF16", [1, 5, 4, 6])})
+
+    def test_passes(self):
+        shape = ("--shape", "B=3,T=2,H=1,HV=2,K=6,V=10", "--state-v-first")
+        forward = self.shapes("delta_rule", *shape)
+        self.assertEqual(forward["initial_state"], ("F32", [3, 2, 10, 6]))
+        self.assertEqual(self.shapes("delta_rule", *shape, "--pass", "backward"),
+                         {**forward, "do": ("BF16", [3, 2, 2, 10]),
+                          "dht": ("F32", [3, 2, 10, 6])})
+        decode = self.shapes("delta_rule", *shape, "--pass", "recurrent", "--inplace-state",
+                             "--state-index", "9")
+        wanted = {**forward, "state": ("F32", [9, 2, 10, 6]), "state_index": ("I32", [3])}
+        del wanted["initial_state"]
+        self.assertEqual(decode, wanted)
+        raw = read_file(self.path("in.safetensors"))["state_index"][2]
+        slots = memoryview(raw).cast("i").tolist()
+        self.assertEqual(slots[1], -1)
+        self.assertEqual(len(set(slots)), 3)
+        self.assertTrue(all(0 <= slot < 9 for slot in slots[::2]))
+
+    def test_kda_preset(self):
+        """As its models run: a bounded gate in the kernel and normalized q and k, unless flags differ."""
+        def problem(*options):
+            return self.document("example", "kda", "--preset", "kimi-linear-48b", "--tokens", "2",
+                                 "-o", self.path("x"), *options)
+        document = problem()
+        for name in ("use_gate_in_kernel", "use_qk_l2norm", "has_A_log", "has_dt_bias"):
+            self.assertTrue(document["problem"][name], name)
+        self.assertEqual(document["problem"]["lower_bound"], -5)
+        self.assertEqual(document["options"],
+                         ["--lower-bound -5", "--use-qk-l2norm", "--use-gate-in-kernel"])
+        self.assertEqual(problem("--lower-bound", "-2")["problem"]["lower_bound"], -2)
+        self.assertIsNone(problem("--lower-bound", "none")["problem"]["lower_bound"])
+        self.assertFalse(problem("--use-qk-l2norm=false")["problem"]["use_qk_l2norm"])
+        plain = problem("--use-gate-in-kernel=false")["problem"]
+        self.assertFalse(plain["use_gate_in_kernel"])
+        self.assertIsNone(plain["lower_bound"])
+
+    def test_decode_preset(self):
+        document = self.document("example", OP, "--preset", "qwen3-next-80b", "--pass", "recurrent",
+                                 "--batch", "4", "-o", self.path("x"))
+        self.assertEqual((document["problem"]["B"], document["problem"]["T"]), (4, 1))
 
     def test_packed(self):
         tensors = read_file(self.example("--shape", "H=1,K=16", "--seqlens", "5,0,77"))

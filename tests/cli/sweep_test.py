@@ -1,0 +1,86 @@
+"""Tuning, timing and sweeping of every operator and pass, on the CPU."""
+
+import unittest
+
+from support import Case
+
+OPERATORS = ("delta_rule", "gated_delta_rule", "kda")
+
+
+class Sweep(Case):
+    def test_tune_then_run(self):
+        for op, pass_, more in (("kda", "backward", ()), ("delta_rule", "forward", ()),
+                                ("gated_delta_rule", "recurrent",
+                                 ("--state-index", "5", "--inplace-state"))):
+            with self.subTest((op, pass_)):
+                select = (op, "--shape", "B=3,T=4,H=1,HV=2,K=16,V=16", "--dtype", "bf16",
+                          "--pass", pass_, *more)
+                tuned = self.document("tune", *select, "--device", "cpu", "--budget", "10s")
+                self.assertTrue(tuned["stored"])
+                self.assertEqual(tuned["counts"]["wrong"], 0)
+                self.wyvern("example", *select, "-o", self.path("in.safetensors"))
+                flags = ("--inplace-state",) if more else ()
+                document = self.document("run", op, "--pass", pass_, "--device", "cpu", "--verify",
+                                         "--input", self.path("in.safetensors"), "--output",
+                                         self.path("o"), *flags)
+                self.assertEqual(document["origin"], "exact")
+                self.assertEqual(document["problem"]["key"], tuned["problem"]["key"])
+
+    def test_bench(self):
+        """Every plan is checked, and the floor counts each tensor of the pass."""
+        tokens, state = 40, 2 * 16 * 32 * 4
+        q, k, v, beta, g = 32, 32, 128, 4, 8  # bytes of a token in 16 bits, g in 32
+        sizes = {"forward": tokens * (q + k + 2 * v + beta + g) + 2 * state,
+                 "backward": tokens * (2 * (q + k + v + beta + g) + v) + 2 * state +
+                             2 * 2 * 16 * 32 * 2,  # states of the one chunk, written and read
+                 "recurrent": tokens * (q + k + 2 * v + beta + g) + 2 * state}
+        for pass_, wanted in sizes.items():
+            with self.subTest(pass_):
+                document = self.document("bench", "gated_delta_rule", "--shape",
+                                         "T=40,H=1,HV=2,K=16,V=32", "--pass", pass_, "--device",
+                                         "cpu")
+                extra = state if pass_ == "backward" else 0  # initial state, dht, dinitial_state
+                self.assertEqual(document["floor"]["bytes"], wanted + extra)
+                for plan in document["plans"]:
+                    self.assertTrue(plan["verified"])
+                    self.assertGreater(plan["percent_of_peak_flops"], 0)
+                    self.assertGreaterEqual(plan["workspace_bytes"], 0)
+
+    def test_useful_flops(self):
+        def flops(op, pass_, *shape):
+            return self.document("bench", op, "--shape", *shape, "--pass", pass_, "--dtype", "fp32",
+                                 "--device", "cpu")["floor"]["flops"]
+        shape = "T=64,H=1,K=128"
+        self.assertEqual(flops("gated_delta_rule", "forward", shape), 64 * 172032)
+        self.assertEqual(flops("gated_delta_rule", "backward", shape), 64 * 483328)
+        self.assertEqual(flops("kda", "recurrent", "T=2,H=1,K=128"), 2 * 6 * 128 * 128)
+
+    def test_verify(self):
+        for op in OPERATORS:
+            with self.subTest(op):
+                document = self.document("verify", op, "--device", "cpu", "--count", "1",
+                                         "--seed", "3")
+                self.assertTrue(document["verified"])
+                quantities = {(r["pass"], r["quantity"]) for r in document["rows"]}
+                wanted = {("forward", "o"), ("forward", "final_state"), ("backward", "dq"),
+                          ("backward", "dinitial_state"), ("recurrent", "state")}
+                if op != "delta_rule":
+                    wanted |= {("backward", "dg"), ("backward", "dA_log"),
+                               ("backward", "ddt_bias")}
+                self.assertLessEqual(wanted, quantities)
+                for row in document["rows"]:
+                    self.assertLessEqual(row["error"], row["bound"])
+                self.assertEqual({r["dtype"] for r in document["rows"]}, {"bf16", "fp16", "fp32"})
+                for case in document["cases"]:
+                    self.assertTrue(case["ok"] and case["repeatable"], case["case"])
+
+    def test_verify_text(self):
+        done = self.wyvern("verify", "delta_rule", "--pass", "forward", "--dtype", "fp32",
+                           "--precision", "ieee", "--device", "cpu")
+        for word in ("largest error", "bound", "final_state", "ieee", "0 failed"):
+            self.assertIn(word, done.stdout)
+        self.assertNotIn("bf16", done.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()
