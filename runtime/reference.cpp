@@ -337,6 +337,20 @@ Reference reference(const Problem& problem, const Arguments& host, unsigned thre
   return problem.pass == Pass::backward ? backward(context, threads) : forward(context, threads);
 }
 
+namespace {
+
+/// What rounding to the nearest can cost a value next to zero: half the least positive one.
+double least_resolution(DType dtype) {
+  switch (dtype) {
+    case DType::fp32: return std::ldexp(1.0, -150);
+    case DType::fp16: return std::ldexp(1.0, -25);
+    case DType::bf16: return std::ldexp(1.0, -134);
+    default: return 0;
+  }
+}
+
+}  // namespace
+
 double relative_error(const TensorView& x, const std::vector<double>& reference) {
   if (reference.empty()) return 0;
   if (!x.present() || x.elements() != std::ssize(reference))
@@ -351,8 +365,10 @@ double relative_error(const TensorView& x, const std::vector<double>& reference)
     difference += (values[i] - reference[i]) * (values[i] - reference[i]);
     norm += reference[i] * reference[i];
   }
-  return std::sqrt(norm == 0 ? difference / static_cast<double>(reference.size())
-                             : difference / norm);
+  const auto count = static_cast<double>(reference.size());
+  const double rms = std::sqrt(difference / count);
+  if (norm == 0) return rms;
+  return std::max(0.0, rms - least_resolution(x.dtype)) / std::sqrt(norm / count);
 }
 
 double error_bound(const Problem& problem, std::string_view name) {

@@ -387,6 +387,14 @@ TEST(RelativeError, IsTheRatioOfRms) {
   }
 }
 
+TEST(RelativeError, WhatIsTooSmallForTheDTypeIsZero) {
+  const HostTensor fp32(DType::fp32, {2}, {0, 0}), fp16(DType::fp16, {2}, {0, 0});
+  EXPECT_EQ(relative_error(fp32.view(), {1e-60, -1e-60}), 0);
+  EXPECT_NEAR(relative_error(fp32.view(), {1e-40, -1e-40}), 1, 1e-5);
+  EXPECT_EQ(relative_error(fp16.view(), {2e-8, 2e-8}), 0);
+  EXPECT_NEAR(relative_error(fp16.view(), {1e-5, 1e-5}), 1, 1e-2);
+}
+
 TEST(RelativeError, ReadsEveryDType) {
   for (const DType type : {DType::bf16, DType::fp16, DType::fp32}) {
     const HostTensor x(type, {3}, {0.5, -2, 1024});

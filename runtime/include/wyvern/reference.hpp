@@ -25,7 +25,9 @@ using Reference = std::map<std::string, std::vector<double>, std::less<>>;
 Reference reference(const Problem& problem, const Arguments& host, unsigned threads = 0);
 
 /// rms(x - reference) / rms(reference); infinity when x holds a NaN or Inf, rms(x) when the reference is
-/// all zero. `x` is a contiguous host tensor of as many elements.
+/// all zero. Half the least positive value of x's dtype is taken off the difference, so that a
+/// reference too small for the dtype (the gradient of a gate at -200) is rightly stored as zero. `x`
+/// is a contiguous host tensor of as many elements.
 double relative_error(const TensorView& x, const std::vector<double>& reference);
 
 /// The specification's bound on the relative error of the output `name`, by the problem's dtypes and
