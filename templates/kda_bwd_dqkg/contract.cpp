@@ -23,8 +23,8 @@ Template stage() {
            Argument{"dA", Access::out, "fp32", squares, ""},
        })
     t.arguments.push_back(std::move(output));
-  t.constants = {"DTYPE", "BETA_DTYPE", "H", "HV", "K", "V", "VARLEN",
-                 "QK_L2NORM", "BETA_SIGMOID", "NEG_EIGVAL"};
+  t.constants = {"DTYPE", "BETA_DTYPE", "H",         "HV",           "K",
+                 "V",     "VARLEN",     "QK_L2NORM", "BETA_SIGMOID", "NEG_EIGVAL"};
   return t;
 }
 

@@ -2,8 +2,7 @@
 // K at a time.
 #include "common/cpu/kda_state_backward.hpp"
 
-extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block,
-                              void* memory) {
+extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block, void* memory) {
   auto* dq_inter = static_cast<float*>(a[15]);
   auto* dk_inter = static_cast<float*>(a[16]);
   auto* dGk_inter = static_cast<float*>(a[17]);

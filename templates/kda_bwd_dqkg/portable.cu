@@ -15,9 +15,9 @@ WYVERN_KERNEL(kThreads, 0)
   const int64 row = chunk.token * HV + head;
   const int64 row_k = chunk.token * H + head / (HV / H);
   const int64 state = (int64{slot} * HV + head) * K * V;
-  const Inputs in{q + row_k * K,  k + row_k * K,  v + row * V,    v_new + row * V,  beta + row,
-                  Tinv + row * BT, Gk + row * K,   q_rstd + row_k, k_rstd + row_k,   h + state,
-                  dh + state,      d_o + row * V,  du + row * V,   chunk.rows};
+  const Inputs in{q + row_k * K,   k + row_k * K, v + row * V,    v_new + row * V, beta + row,
+                  Tinv + row * BT, Gk + row * K,  q_rstd + row_k, k_rstd + row_k,  h + state,
+                  dh + state,      d_o + row * V, du + row * V,   chunk.rows};
 
   SharedAllocator shared(kStagesBytes);
   Block block(shared);

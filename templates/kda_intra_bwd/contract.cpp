@@ -32,8 +32,8 @@ Template stage() {
       {"dbeta", Access::out, "BETA_DTYPE", heads, ""},
       {"dGk", Access::out, "fp32", keys, ""},
   };
-  t.constants = {"DTYPE", "BETA_DTYPE", "H", "HV", "K", "VARLEN", "SAFE_GATE",
-                 "QK_L2NORM", "BETA_SIGMOID", "NEG_EIGVAL"};
+  t.constants = {"DTYPE",  "BETA_DTYPE", "H",         "HV",           "K",
+                 "VARLEN", "SAFE_GATE",  "QK_L2NORM", "BETA_SIGMOID", "NEG_EIGVAL"};
   return t;
 }
 
@@ -49,9 +49,9 @@ std::int64_t shared_bytes(const Values& constants, const Config& config) {
 }
 
 std::string illegal(const Values& constants, const Config& config, const Limits& limits) {
-  for (std::string reason : {cuda::exceeds_dimension("BK", config.integer("BK"), "K",
-                                                     constants.integer("K")),
-                             kda_backward::uneven_warps(config)})
+  for (std::string reason :
+       {cuda::exceeds_dimension("BK", config.integer("BK"), "K", constants.integer("K")),
+        kda_backward::uneven_warps(config)})
     if (!reason.empty()) return reason;
   return cuda::exceeds_shared(shared_bytes(constants, config), limits);
 }
@@ -85,8 +85,7 @@ Template portable() {
 std::int64_t cpu_scratch(const Values&, const Config& config) {
   const std::int64_t BT = config.integer("BT"), BK = config.integer("BK");
   return fp32_bytes(6 * scratch::tile(BT, BK) + kda_backward::intra_scratch(BT, BK) +
-                    2 * scratch::tile(BT, BT) + 5 * scratch::vector(BT) +
-                    scratch::vector(BT * 16));
+                    2 * scratch::tile(BT, BT) + 5 * scratch::vector(BT) + scratch::vector(BT * 16));
 }
 
 /// One call: a chunk, one value head, BK columns of K at a time.

@@ -2,8 +2,7 @@
 // BK columns of K at a time.
 #include "common/cpu/kda_backward.hpp"
 
-extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block,
-                              void* memory) {
+extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block, void* memory) {
   const auto* q = static_cast<const DTYPE*>(a[0]);
   const auto* k = static_cast<const DTYPE*>(a[1]);
   const auto* beta = static_cast<const BETA_DTYPE*>(a[2]);
@@ -31,8 +30,8 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
   constexpr int64 kRow = Intra::kRow, kKeys = int64{H} * K, kWide = int64{HV} * K;
   Scratch scratch(memory);
   const auto tile = [&] { return scratch.tile(BT, BK); };
-  const KeyTiles tiles{.q = tile(), .k = tile(), .G = tile(),
-                       .dq = tile(), .dk = tile(), .dG = tile()};
+  const KeyTiles tiles{
+      .q = tile(), .k = tile(), .G = tile(), .dq = tile(), .dk = tile(), .dG = tile()};
   const IntraScratch work = take_intra_scratch<BT, BK>(scratch);
   const ProductGradients d{scratch.tile(BT, BT), scratch.tile(BT, BT), scratch.vector(BT)};
   float* rate = scratch.vector(BT);

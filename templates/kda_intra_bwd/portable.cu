@@ -3,7 +3,7 @@
 #include "common/cuda/kda_intra_backward.cuh"
 
 constexpr int kThreads = num_warps * 32;
-constexpr int kStrips = BT / 16;             // one a warp
+constexpr int kStrips = BT / 16;              // one a warp
 constexpr int kGroups = num_warps / kStrips;  // warps side by side
 constexpr int kCols = BK / kGroups;
 constexpr int kTilesK = ceil_div(K, BK);

@@ -21,8 +21,8 @@ Template stage() {
            Argument{"dGk", Access::out, "fp32", keys, ""},
        })
     t.arguments.push_back(std::move(output));
-  t.constants = {"DTYPE", "BETA_DTYPE", "H", "HV", "K", "V", "VARLEN",
-                 "SAFE_GATE", "QK_L2NORM", "BETA_SIGMOID", "NEG_EIGVAL"};
+  t.constants = {"DTYPE",  "BETA_DTYPE", "H",         "HV",           "K",         "V",
+                 "VARLEN", "SAFE_GATE",  "QK_L2NORM", "BETA_SIGMOID", "NEG_EIGVAL"};
   return t;
 }
 
@@ -50,12 +50,9 @@ std::string illegal(const Values& constants, const Config& config, const Limits&
 Template portable() {
   Template t = stage();
   t.variant = "portable";
-  t.tunables = {{"BT", cuda::integers({64, 32, 16})},
-                {"BK", cuda::integers({32, 64, 16})},
-                {"num_warps", cuda::integers({4, 8, 2, 1})},
-                {"num_stages", cuda::integers({1, 2})},
-                {"min_blocks", cuda::integers({0, 2, 4})},
-                {"precision", cuda::kPrecisionValues}};
+  t.tunables = {{"BT", cuda::integers({64, 32, 16})},        {"BK", cuda::integers({32, 64, 16})},
+                {"num_warps", cuda::integers({4, 8, 2, 1})}, {"num_stages", cuda::integers({1, 2})},
+                {"min_blocks", cuda::integers({0, 2, 4})},   {"precision", cuda::kPrecisionValues}};
   t.source = "kda_wy_dqkg/portable.cu";
   t.illegal = illegal;
   t.redundant = cuda::repeats_precision;

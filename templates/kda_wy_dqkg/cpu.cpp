@@ -2,8 +2,7 @@
 // passes between the stages stays in scratch.
 #include "common/cpu/kda_state_backward.hpp"
 
-extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block,
-                              void* memory) {
+extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block, void* memory) {
   auto* dq = static_cast<DTYPE*>(a[15]);
   auto* dk = static_cast<DTYPE*>(a[16]);
   auto* dv = static_cast<DTYPE*>(a[17]);
@@ -30,8 +29,9 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
   for (int c = 0; c < K; c += BK) {
     const int columns = K - c < BK ? K - c : BK;
     state.tile(in, c, columns, e->scale);
-    IntraBackward<BT, BK, SAFE_GATE>{state.tiles, work, d, state.rate, ones, row_sums, in.rows,
-                                     columns}.run();
+    IntraBackward<BT, BK, SAFE_GATE>{state.tiles, work,     d,       state.rate,
+                                     ones,        row_sums, in.rows, columns}
+        .run();
     store_tile(state.tiles.dq, kKeyRow, in.rows, columns, dq + at * K + c, kKeys);
     store_tile(state.tiles.dk, kKeyRow, in.rows, columns, dk + at * K + c, kKeys);
     store_tile(state.tiles.dG, kKeyRow, in.rows, columns, dGk + at * K + c, kKeys);

@@ -34,8 +34,14 @@ template <int Size, int Cols>
 inline IntraScratch take_intra_scratch(Scratch& scratch) {
   const auto strip = [&] { return scratch.tile(16, Cols); };
   const auto chunk = [&] { return scratch.tile(Size, Cols); };
-  return {.after = strip(), .late_q = strip(), .late_k = strip(), .sum_q = strip(),
-          .sum_k = strip(), .before = chunk(), .early = chunk(), .sum = chunk()};
+  return {.after = strip(),
+          .late_q = strip(),
+          .late_k = strip(),
+          .sum_q = strip(),
+          .sum_k = strip(),
+          .before = chunk(),
+          .early = chunk(),
+          .sum = chunk()};
 }
 
 /// Strictly lower parts of dAqk and dA as tiles, zeros elsewhere, and dAqk's diagonal.
@@ -118,8 +124,8 @@ struct IntraBackward {
         row_sum += load(tiles.k + i) * p;
         store(tiles.dq + i, load(tiles.dq + i) + E * sum_q);
         store(tiles.dk + i, load(tiles.dk + i) + beta[r0 + r] * p);
-        store(tiles.dG + i, load(tiles.dG + i) + (load(work.late_q + j) * sum_q +
-                                                  load(work.late_k + j) * sum_k));
+        store(tiles.dG + i,
+              load(tiles.dG + i) + (load(work.late_q + j) * sum_q + load(work.late_k + j) * sum_k));
       }
       store(dbeta + (r0 + r) * kLanes, row_sum);
     }

@@ -12,13 +12,12 @@ constexpr int64 kValues = int64{HV} * V, kKeys = int64{HV} * K;
 static void solve_transposed(const float* Tinv, const float* dU, int rows, float* X) {
   for (int s = 0; s < rows; s += 16)
     multiply<Layout::columns>(rows - s < 16 ? rows - s : 16, V, rows - s, Tinv + s * kSquare + s,
-                              kSquare, dU + s * kValueRow, kValueRow, X + s * kValueRow,
-                              kValueRow);
+                              kSquare, dU + s * kValueRow, kValueRow, X + s * kValueRow, kValueRow);
 }
 
 /// dv = beta X, and dbeta = rowsum(X V).
-static void values_gradient(const float* X, const DTYPE* v, const float* beta, int rows,
-                            DTYPE* dv, float* dbeta) {
+static void values_gradient(const float* X, const DTYPE* v, const float* beta, int rows, DTYPE* dv,
+                            float* dbeta) {
   constexpr int kWhole = V / kLanes * kLanes;
   for (int r = 0; r < rows; ++r) {
     const float* from = X + r * kValueRow;
@@ -35,8 +34,8 @@ static void values_gradient(const float* X, const DTYPE* v, const float* beta, i
   }
 }
 
-/// factor left values^T below diagonal `Below` (0: from the main one on), zeros above, to rows of BT
-/// floats, `stride` apart.
+/// factor left values^T below diagonal `Below` (0: from the main one on), zeros above, to rows of
+/// BT floats, `stride` apart.
 template <int Below>
 static void store_products(const float* left, const float* values_t, int rows, float factor,
                            float* products, float* to, int64 stride) {
@@ -50,13 +49,12 @@ static void store_products(const float* left, const float* values_t, int rows, f
     }
 }
 
-/// Of dO S^T, V' dS'^T and X S^T, in place, the gradients dq, dk and dG; of end[c], the sum of dS' S
-/// over values, the chunk-end term.
+/// Of dO S^T, V' dS'^T and X S^T, in place, the gradients dq, dk and dG; of end[c], the sum of dS'
+/// S over values, the chunk-end term.
 static void finish(const KeyTiles& tiles, float* end, int rows, int columns, float scale,
                    const float* beta, float* dbeta) {
   const float* G_end = tiles.G + (rows - 1) * kKeyRow;
-  for (int c = 0; c < columns; c += kLanes)
-    store(end + c, load(end + c) * exp(load(G_end + c)));
+  for (int c = 0; c < columns; c += kLanes) store(end + c, load(end + c) * exp(load(G_end + c)));
   for (int r = 0; r < rows; ++r) {
     f32 row_sum{};
     for (int c = 0; c < columns; c += kLanes) {
@@ -77,8 +75,7 @@ static void finish(const KeyTiles& tiles, float* end, int rows, int columns, flo
     dbeta[r] += sum(row_sum);
   }
   float* last = tiles.dG + (rows - 1) * kKeyRow;
-  for (int c = 0; c < columns; c += kLanes)
-    store(last + c, load(last + c) + load(end + c));
+  for (int c = 0; c < columns; c += kLanes) store(last + c, load(last + c) + load(end + c));
 }
 
 /// end[c] = sum over v of a_vc b_vc.
@@ -130,10 +127,18 @@ struct StateBackward {
   float *end, *rate, *dbeta, *q_scale, *k_scale;
 
   explicit StateBackward(Scratch& scratch)
-      : dO(scratch.tile(BT, V)), values(scratch.tile(BT, V)), X(scratch.tile(BT, V)),
-        values_t(scratch.tile(V, BT)), h_t(scratch.tile(V, BK)), dh_t(scratch.tile(V, BK)),
-        square(scratch.tile(BT, BT)), end(scratch.vector(BK)), rate(scratch.vector(BT)),
-        dbeta(scratch.vector(BT)), q_scale(scratch.vector(BT)), k_scale(scratch.vector(BT)) {
+      : dO(scratch.tile(BT, V)),
+        values(scratch.tile(BT, V)),
+        X(scratch.tile(BT, V)),
+        values_t(scratch.tile(V, BT)),
+        h_t(scratch.tile(V, BK)),
+        dh_t(scratch.tile(V, BK)),
+        square(scratch.tile(BT, BT)),
+        end(scratch.vector(BK)),
+        rate(scratch.vector(BT)),
+        dbeta(scratch.vector(BT)),
+        q_scale(scratch.vector(BT)),
+        k_scale(scratch.vector(BT)) {
     const auto tile = [&] { return scratch.tile(BT, BK); };
     tiles = {.q = tile(), .k = tile(), .G = tile(), .dq = tile(), .dk = tile(), .dG = tile()};
   }

@@ -26,9 +26,8 @@ WYVERN_DEVICE void solve_transposed(const Tile<T, Size, Size>& Tinv, const Tile<
 #pragma unroll
         for (int half = 0; half < 2; ++half)
           *reinterpret_cast<Vector<T, 2>*>(
-              dU.at(strip * 16 + piece_row(2 * half), col + n * 8 + piece_col(0))) =
-              Vector<T, 2>{{from_float<T>(x[strip][n].x[2 * half]),
-                            from_float<T>(x[strip][n].x[2 * half + 1])}};
+              dU.at(strip * 16 + piece_row(2 * half), col + n * 8 + piece_col(0))) = Vector<T, 2>{
+              {from_float<T>(x[strip][n].x[2 * half]), from_float<T>(x[strip][n].x[2 * half + 1])}};
       put(strip, col, x[strip][0], x[strip][1]);
     }
   }
@@ -58,8 +57,7 @@ WYVERN_DEVICE void gradients_of_products(const Tile<T, Size, Cols>& dO,
     const int i = task / 2 / kBlocks;
     const int j = task / 2 % kBlocks;
     Piece piece[2];
-    if (j <= i)
-      multiply_rows<P>(piece[0], piece[1], is_dA ? X : dO, i * 16, values, j * 16);
+    if (j <= i) multiply_rows<P>(piece[0], piece[1], is_dA ? X : dO, i * 16, values, j * 16);
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -107,9 +105,9 @@ struct InterBackward {
   StateTile<T, Cols, Values> states;
   Tile<T, Size, Values> dO, values, X;
 
-  /// Sets the gradients of rows of `strip` in N times sixteen columns from `col`, the chunk-end term
-  /// left out; sums[c] is what column c gives to that: the sum of k exp(G_C - G) (V' dS'^T) over
-  /// the strip's rows but the chunk's `last`, which gives and takes the same.
+  /// Sets the gradients of rows of `strip` in N times sixteen columns from `col`, the chunk-end
+  /// term left out; sums[c] is what column c gives to that: the sum of k exp(G_C - G) (V' dS'^T)
+  /// over the strip's rows but the chunk's `last`, which gives and takes the same.
   template <int N>
   WYVERN_DEVICE void set(KeyGradients (&d)[N], float (&dbeta)[2], float* sums, int strip, int col,
                          int last, float scale) const {
@@ -123,9 +121,8 @@ struct InterBackward {
         float end[2] = {0.0f, 0.0f};
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-          finish(d[pair].dq[n].x + 2 * half, d[pair].dk[n].x + 2 * half,
-                 d[pair].dG[n].x + 2 * half, dbeta[half], end, G_end,
-                 strip * 16 + piece_row(2 * half), c, last, scale);
+          finish(d[pair].dq[n].x + 2 * half, d[pair].dk[n].x + 2 * half, d[pair].dG[n].x + 2 * half,
+                 dbeta[half], end, G_end, strip * 16 + piece_row(2 * half), c, last, scale);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           for (int mask = 4; mask < 32; mask *= 2) end[j] += shuffle_xor(end[j], mask);

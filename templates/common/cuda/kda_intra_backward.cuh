@@ -64,8 +64,8 @@ WYVERN_DEVICE RightPair<To> scaled(const RightPair<From>& raw, const RightFactor
       const int d = depth + i % 2 * 8;
       const float low = to_float(From{static_cast<uint16>(raw.r[i] & 0xFFFFU)});
       const float high = to_float(From{static_cast<uint16>(raw.r[i] >> 16U)});
-      b.r[i] = pack<To>(factors.at[2 * i] * scale(d, low),
-                        factors.at[2 * i + 1] * scale(d + 1, high));
+      b.r[i] =
+          pack<To>(factors.at[2 * i] * scale(d, low), factors.at[2 * i + 1] * scale(d + 1, high));
     } else {
       b.r[i] = factors.at[i] * scale(depth + i % 2, raw.r[i]);
     }
@@ -80,8 +80,8 @@ WYVERN_DEVICE Left<T> load_left_transposed(const Tile<T, Rows, Cols>& tile, int 
   Left<T> a;
   const int lane = lane_index();
   if constexpr (kHalf<T>) {
-    load_matrix_x4_transposed(
-        a.r, tile.at(depth + lane % 8 + lane / 16 * 8, row + lane / 8 % 2 * 8));
+    load_matrix_x4_transposed(a.r,
+                              tile.at(depth + lane % 8 + lane / 16 * 8, row + lane / 8 % 2 * 8));
   } else {
     const T* const first = tile.at(depth + lane % 4 * 2, row + lane / 4);
     a.r[0] = first[0];
@@ -151,8 +151,7 @@ WYVERN_DEVICE void fill_factors(const RowFactors& to, const Beta* beta, int64 be
                                 const float* q_rstd, const float* k_rstd, int64 rstd_stride,
                                 int rows) {
   for (int r = thread_index(); r < Size; r += Threads) {
-    to.beta[r] =
-        r < rows ? activate_beta<Sigmoid, Negative>(beta[r * beta_stride]) : 0.0f;
+    to.beta[r] = r < rows ? activate_beta<Sigmoid, Negative>(beta[r * beta_stride]) : 0.0f;
     if constexpr (Scaled) {
       to.q_rstd[r] = r < rows ? q_rstd[r * rstd_stride] : 0.0f;
       to.k_rstd[r] = r < rows ? k_rstd[r * rstd_stride] : 0.0f;
@@ -253,9 +252,8 @@ struct IntraBackward {
           d.dq[n].x[i] += E * queries[n].x[i];
           d.dk[n].x[i] += beta * p;
           dbeta[half] += k_r * p;
-          d.dG[n].x[i] +=
-              as_operand<Factor, P>(E * (q.at[j] * query_scale(r))) * queries[n].x[i] +
-              as_operand<Factor, P>(E * (beta * k_r)) * keys[n].x[i];
+          d.dG[n].x[i] += as_operand<Factor, P>(E * (q.at[j] * query_scale(r))) * queries[n].x[i] +
+                          as_operand<Factor, P>(E * (beta * k_r)) * keys[n].x[i];
         }
       }
     }
