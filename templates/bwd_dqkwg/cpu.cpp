@@ -1,5 +1,5 @@
-// dQ, the part of dK that attention and state make, dW and their part of the gate's gradient, of one
-// chunk and value head.
+// dQ, the part of dK that attention and state make, dW and their part of the gate's gradient, of
+// one chunk and value head.
 #include "common/cpu/backward.hpp"
 
 extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block,

@@ -1,5 +1,5 @@
-// The gradients behind W, U and A of one chunk and value head, added to what bwd_dqkwg made: dK, dV,
-// dbeta and dG.
+// The gradients behind W, U and A of one chunk and value head, added to what bwd_dqkwg made: dK,
+// dV, dbeta and dG.
 #include "common/cpu/backward.hpp"
 
 extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block,

@@ -1,6 +1,6 @@
-// Every gradient of a chunk and value head from the state's gradients, one block each: bwd_dqkwg and
-// wy_bwd in one, so that the states are read once. With X = Tinv^T dU in shared memory beside dO and
-// V', Tinv^T dW is -X S^T, and dW is never formed.
+// Every gradient of a chunk and value head from the state's gradients, one block each: bwd_dqkwg
+// and wy_bwd in one, so that the states are read once. With X = Tinv^T dU in shared memory beside
+// dO and V', Tinv^T dW is -X S^T, and dW is never formed.
 #include "common/cuda/backward.cuh"
 
 /// One of the buffers that tiles of BK columns of q and k, and BK rows of the states, pass through.

@@ -34,8 +34,8 @@ WYVERN_DEVICE int own_share() { return warp_index() / kStrips; }
 /// Row of the chunk of elements 0 and 1 (half 0) and 2 and 3 (half 1) of this lane's pieces.
 WYVERN_DEVICE int own_row(int half) { return own_strip() * 16 + piece_row(2 * half); }
 
-/// A power of two near K, factor on operands that hold two scales of normalized rows: keeps those of
-/// rows with elements near 1 near 1, as fp16 wants it.
+/// A power of two near K, factor on operands that hold two scales of normalized rows: keeps those
+/// of rows with elements near 1 near 1, as fp16 wants it.
 WYVERN_DEVICE constexpr float balance() {
   float factor = 1.0f;
   if (QK_L2NORM)
@@ -261,9 +261,9 @@ WYVERN_DEVICE void finish_x(Piece (&sum)[2], const Values& x, const Values& v, c
   }
 }
 
-/// X in the place of dU, dV = beta X to memory and, for each row, this warp's part of rowsum(X V) to
-/// `sums` (of BT). v, beta and Tinv are in shared memory. A warp takes sixteen columns from the top
-/// down: no row of X needs a row of dU above it.
+/// X in the place of dU, dV = beta X to memory and, for each row, this warp's part of rowsum(X V)
+/// to `sums` (of BT). v, beta and Tinv are in shared memory. A warp takes sixteen columns from the
+/// top down: no row of X needs a row of dU above it.
 WYVERN_DEVICE void make_x(const Square& Tinv, const Values& x, const Values& v, const float* beta,
                           DTYPE* dv, int rows, float* sums) {
 #pragma unroll 1
@@ -401,7 +401,7 @@ WYVERN_DEVICE void add_rows(Part& out, const Part& other, const float (&factor)[
     for (int j = 0; j < 4; ++j) out[n].x[j] += factor[j / 2] * other[n].x[j];
 }
 
-/// Writes this warp's share of tile `tile` to rows of [B,T,HV,K], of which `to` is the chunk's first.
+/// Writes this warp's share of tile `tile` to rows of [B,T,HV,K]; `to` is the chunk's first.
 template <class T>
 WYVERN_DEVICE void store_part(T* to, int tile, const Part& out, int rows) {
   const int first_row = own_strip() * 16;
