@@ -239,9 +239,12 @@ std::shared_ptr<OperatorImpl> bind_stage(const Device& device, const Problem& pr
   op->problem = problem;
   op->plan = {plan_step};
   op->origin = Origin::given;
+  // A stage that does not depend on BT may still take a tensor with a row for each chunk slot.
+  PlanShape shape = shape_of(op->plan);
+  if (shape.BT == 0) shape.BT = kept_chunk_size(problem);
   op->steps.push_back(make_step(
       device, plan_step, problem_constants(problem),
-      extents_of(problem, shape_of(op->plan), -std::numeric_limits<float>::infinity())));
+      extents_of(problem, shape, -std::numeric_limits<float>::infinity())));
   BoundStep& step = op->steps.front();
   for (std::size_t i = 0; i < step.argument_count; ++i) {
     op->expected.push_back(expected_tensor(step.source_template->arguments[i], step));
