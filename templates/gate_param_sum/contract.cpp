@@ -5,7 +5,7 @@
 namespace wyvern::gate_param_sum {
 namespace {
 
-/// What every variant shares.
+/// What every variant shares. BT says how many chunk slots there are, and nothing else.
 Template stage() {
   Template t;
   t.name = "gate_param_sum";
@@ -32,13 +32,15 @@ std::int64_t tiles(const Values& constants, const Config& config) {
 Template portable() {
   Template t = stage();
   t.variant = "portable";
-  t.tunables = {{"BC", cuda::integers({32, 8})}, {"num_warps", cuda::integers({16, 8, 32, 4})}};
+  t.tunables = {{"BT", cuda::integers({64, 32, 16, 128})},
+                {"BC", cuda::integers({32, 8})},
+                {"num_warps", cuda::integers({16, 8, 32, 4})}};
   t.source = "gate_param_sum/portable.cu";
   t.illegal = [](const Values&, const Config&, const Limits&) { return std::string(); };
   // Few columns, as those of a scalar gate, give few blocks: narrow ones then.
-  t.fallback = [](const Values& constants, const Limits&, std::int64_t) {
+  t.fallback = [](const Values& constants, const Limits&, std::int64_t BT) {
     const std::int64_t BC = constants.integer("GATE_HEADS") >= 1024 ? 32 : 8;
-    return Config{{"BC", BC}, {"num_warps", std::int64_t{16}}};
+    return Config{{"BT", BT}, {"BC", BC}, {"num_warps", std::int64_t{16}}};
   };
   t.geometry = [](const Values& constants, const Config& config, const Extents&) {
     const std::int64_t warps = config.integer("num_warps");
@@ -53,9 +55,11 @@ Template cpu(Template t) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
   t.source = "gate_param_sum/cpu.cpp";
-  t.tunables = {{"BC", {64, 256}}};
+  t.tunables = {{"BT", {64, 32, 16}}, {"BC", {64, 256}}};
   t.illegal = [](const Values&, const Config&, const Limits&) { return std::string(); };
-  t.fallback = [](const Values&, const Limits&, std::int64_t) { return Config{{"BC", 64}}; };
+  t.fallback = [](const Values&, const Limits&, std::int64_t BT) {
+    return Config{{"BT", BT}, {"BC", 64}};
+  };
   t.geometry = [](const Values& constants, const Config& config, const Extents&) {
     return Geometry{.grid = {tiles(constants, config), 1, 1}};
   };
