@@ -17,6 +17,8 @@
 #include <vector>
 
 #include "compiler/compiler.hpp"
+#include "runtime/plan.hpp"
+#include "tests/support/stage_data.hpp"
 
 namespace wyvern {
 namespace {
@@ -30,29 +32,44 @@ struct Heads {
 constexpr std::array kHeads{Heads{16, 32, 128, 128}, Heads{6, 6, 256, 512}, Heads{2, 4, 100, 60},
                             Heads{1, 3, 64, 64}};
 
-/// A problem's constants, all of them; options are drawn.
-Values draw_constants(const Heads& heads, DType dtype, std::mt19937& random) {
+/// A problem with the options that are drawn.
+Problem draw_problem(const Template& t, const Heads& heads, DType dtype, std::mt19937& random) {
   const auto flag = [&random] { return (random() >> 16) % 2 == 0; };
-  const bool state_v_first = flag();
-  return {{"H", heads.H},
-          {"HV", heads.HV},
-          {"K", heads.K},
-          {"V", heads.V},
-          {"STATE_ROWS", state_v_first ? heads.V : heads.K},
-          {"STATE_COLS", state_v_first ? heads.K : heads.V},
-          {"DTYPE", dtype},
-          {"BETA_DTYPE", flag() ? dtype : DType::fp32},
-          {"G_DTYPE", flag() ? dtype : DType::fp32},
-          {"STATE_DTYPE", flag() ? DType::bf16 : DType::fp32},
-          {"SEQLENS_DTYPE", flag() ? DType::int32 : DType::int64},
-          {"VARLEN", flag()},
-          {"HAS_DT_BIAS", flag()},
-          {"QK_L2NORM", flag()},
-          {"BETA_SIGMOID", flag()},
-          {"NEG_EIGVAL", flag()},
-          {"INITIAL_STATE", flag()},
-          {"FINAL_STATE", flag()},
-          {"STATE_V_FIRST", state_v_first}};
+  Problem p;
+  p.op = operators()[(random() >> 16) % operators().size()];
+  p.pass = t.covers("recurrent") ? Pass::recurrent : Pass::backward;
+  p.H = heads.H, p.HV = heads.HV, p.K = heads.K, p.V = heads.V;
+  p.dtype = dtype;
+  p.beta_dtype = flag() ? dtype : DType::fp32;
+  p.g_dtype = flag() ? dtype : DType::fp32;
+  p.state_dtype = flag() ? DType::bf16 : DType::fp32;
+  p.seqlens_dtype = flag() ? DType::int32 : DType::int64;
+  p.index_dtype = flag() ? DType::int32 : DType::int64;
+  p.packed = flag();
+  p.use_qk_l2norm = flag();
+  p.use_beta_sigmoid = flag();
+  p.allow_neg_eigval = flag();
+  p.initial_state = flag();
+  p.output_final_state = flag();
+  p.state_v_first = flag();
+  p.disable_recompute = flag();
+  p.return_intermediate_states = flag();
+  p.inplace_state = flag();
+  p.state_index = flag();
+  p.use_gate_in_kernel = flag();
+  p.has_dt_bias = p.use_gate_in_kernel && flag();
+  if (gate_kind(p) == GateKind::vector && flag()) p.lower_bound = -5.0F;
+  p.safe_gate = p.lower_bound && flag();
+  p.has_A_log = !p.lower_bound || flag();
+  return p;
+}
+
+/// The constants of a problem that uses the template; options are drawn.
+Values draw_constants(const Template& t, const Heads& heads, DType dtype, std::mt19937& random) {
+  for (int tries = 0; tries < 1000; ++tries)
+    if (const Problem p = draw_problem(t, heads, dtype, random); testing::exercises(t, p))
+      return problem_constants(p);
+  throw std::logic_error("no problem uses " + t.id());
 }
 
 /// Chooses requests until every value of every tunable has been in one.
@@ -97,7 +114,7 @@ class Sampler {
   }
 
   void add_default(const Target& target) {
-    Values constants = draw_constants(kHeads[0], DType::bf16, random_);
+    Values constants = draw_constants(template_, kHeads[0], DType::bf16, random_);
     const auto config =
         default_config(template_, constants, target.limits, Precision::tf32, /*BT=*/64);
     EXPECT_TRUE(config.has_value()) << template_.id() << " has no default for " << target.arch;
@@ -107,7 +124,7 @@ class Sampler {
   /// Adds the config with the most unseen values; with `any`, also when it has none. Returns
   /// whether it added one.
   bool add(const Target& target, const Heads& heads, DType dtype, bool any) {
-    Values constants = draw_constants(heads, dtype, random_);
+    Values constants = draw_constants(template_, heads, dtype, random_);
     std::vector<Config> configs = space(template_, constants, target.limits);
     if (configs.empty()) return false;
     std::shuffle(configs.begin(), configs.end(), random_);
@@ -130,7 +147,7 @@ void expect_launchable(const CompileRequest& request, const Resources& resources
   Extents extents;
   extents.B = extents.N = 1;
   extents.T = 1024;
-  extents.NT = 64;
+  extents.NT = extents.NS = 64;
   const Geometry geometry =
       request.source_template->geometry(request.constants, request.config, extents);
   EXPECT_LE(geometry.shared_bytes + resources.shared_bytes, request.target.limits.shared_bytes);
@@ -161,7 +178,7 @@ void report(const std::vector<CompileRequest>& requests, const std::vector<Artif
              ms / static_cast<double>(artifacts.size()), registers, spilling);
 }
 
-class CudaSpace : public testing::TestWithParam<std::string> {
+class CudaSpace : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
     const std::string problem = compiler_problem(DeviceKind::cuda);
@@ -196,7 +213,7 @@ std::vector<std::string> cuda_templates() {
   return ids;
 }
 
-INSTANTIATE_TEST_SUITE_P(, CudaSpace, testing::ValuesIn(cuda_templates()), [](const auto& id) {
+INSTANTIATE_TEST_SUITE_P(, CudaSpace, ::testing::ValuesIn(cuda_templates()), [](const auto& id) {
   std::string name = id.param;
   std::replace(name.begin(), name.end(), '.', '_');
   return name;
