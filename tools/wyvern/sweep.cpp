@@ -69,6 +69,7 @@ std::vector<Case> chunked_cases(const Problem& base) {
   size(problem(5), 1, 0, 2, 4, 32, 64);
   pack(cases[5], {40, 0, 97});
   states(problem(5));
+  gate_in_kernel(problem(5));
   problem(5).disable_recompute = true;
   problem(5).chunk_size = 32;
   problem(5).use_qk_l2norm = true;
