@@ -50,7 +50,7 @@ class Loaded {
 
 /// A kernel's body between the lines that every template has.
 std::string source(const std::string& body, const std::string& before = "") {
-  return "struct Extents { long B, T, N, NT; float scale, gate_floor; };\n" + before +
+  return "struct Extents { long B, T, N, NT, NS, S; float scale, gate_floor, lower_bound; };\n" + before +
          "\nextern \"C\" void wyvern_kernel(void* const* a, const Extents* e, const long* block, "
          "void* scratch) {\n" +
          body + "\n}\n";

@@ -186,7 +186,15 @@ Values problem_constants() {
   Values values{{"H", std::int64_t{2}},   {"HV", std::int64_t{4}},      {"K", std::int64_t{128}},
                 {"V", std::int64_t{128}}, {"DTYPE", DType::bf16},       {"BETA_DTYPE", DType::bf16},
                 {"G_DTYPE", DType::fp32}, {"STATE_DTYPE", DType::fp32}, {"SEQLENS_DTYPE", DType::int32}};
-  for (const char* flag : {"VARLEN", "HAS_DT_BIAS", "QK_L2NORM", "BETA_SIGMOID", "NEG_EIGVAL",
+  values.set("DG_DTYPE", DType::fp32);
+  values.set("INDEX_DTYPE", DType::int32);
+  values.set("GATE_K", std::int64_t{1});
+  values.set("GATE_HEADS", std::int64_t{4});
+  for (const char* flag : {"VECTOR_GATE", "SAFE_GATE", "LOWER_BOUND", "KEEP_INVERSE", "KEEP_STATES",
+                           "INPLACE_STATE", "STATE_INDEX"})
+    values.set(flag, false);
+  for (const char* flag : {"SCALAR_GATE", "GATED", "GATE_IN_KERNEL", "HAS_A_LOG", "VARLEN",
+                           "HAS_DT_BIAS", "QK_L2NORM", "BETA_SIGMOID", "NEG_EIGVAL",
                            "INITIAL_STATE", "FINAL_STATE", "STATE_V_FIRST"})
     values.set(flag, true);
   return values;

@@ -27,7 +27,8 @@ Values constants_of(DType dtype) {
           {"G_DTYPE", DType::fp32},  {"STATE_DTYPE", DType::fp32}, {"VARLEN", false},
           {"HAS_DT_BIAS", false},    {"BETA_SIGMOID", false},   {"NEG_EIGVAL", false},
           {"INITIAL_STATE", true},   {"FINAL_STATE", false},    {"STATE_V_FIRST", false},
-          {"QK_L2NORM", false}};
+          {"QK_L2NORM", false},      {"SCALAR_GATE", true},    {"VECTOR_GATE", false},
+          {"KEEP_STATES", false}};
 }
 
 /// Compiles a stage for this processor and runs all its blocks over one sequence of T tokens.
@@ -188,8 +189,8 @@ TEST_P(CpuConversions, RoundsToNearestEven) {
   std::vector<std::uint16_t> zeros(kWidth), h(state.size()), v_new(kWidth);
   float G = 0;
   run("fwd_h", constants_of(GetParam()), 1,
-      {zeros.data(), zeros.data(), zeros.data(), &G, nullptr, state.data(), nullptr, nullptr,
-       h.data(), v_new.data(), nullptr});
+      {zeros.data(), nullptr, zeros.data(), zeros.data(), &G, nullptr, nullptr, state.data(),
+       nullptr, nullptr, h.data(), v_new.data(), nullptr});
   for (std::size_t i = 0; i < state.size(); ++i) {
     if (std::isnan(state[i]))
       ASSERT_TRUE(std::isnan(widen(h[i])));
