@@ -18,7 +18,7 @@ WYVERN_KERNEL(kThreads, 0)
   const int64 row = int64{block_index()} * (kThreads / kLanes) + thread_index() / kLanes;
   const bool active = row < e.B * e.T * H;
   const int lane = thread_index() % kLanes;
-  Vector<DTYPE, kVector> in[kPerLane];
+  Vector<DTYPE, kVector> in[kPerLane] = {};
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {

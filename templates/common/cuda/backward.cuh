@@ -27,7 +27,15 @@ using Square = Tile<DTYPE, BT, BT>;
 using Keys = Tile<DTYPE, BT, BK>;
 using Values = Tile<DTYPE, BT, kPaddedV>;
 using States = Tile<DTYPE, BK, kPaddedV>;
-using Part = Piece[kCols / 8];  ///< a warp's share of a BT x BK result
+
+/// A warp's share of a BT x BK result. A class, since NVRTC 13.0 gives members of an array of arrays
+/// their initial values only in the first row when the row's type is an alias.
+struct Part {
+  Piece piece[kCols / 8];
+
+  WYVERN_DEVICE Piece& operator[](int n) { return piece[n]; }
+  WYVERN_DEVICE const Piece& operator[](int n) const { return piece[n]; }
+};
 
 WYVERN_DEVICE int own_strip() { return warp_index() % kStrips; }
 WYVERN_DEVICE int own_share() { return warp_index() / kStrips; }
