@@ -124,7 +124,7 @@ WYVERN_KERNEL(kThreads, 0)
   const OwnRows own(chunk.columns);
   {
     const Blocks P(chunk.dO, chunk.v_new);
-    P.store_decayed(chunk.P, e.scale, chunk.columns, chunk.columns.q_rstd);
+    P.store_decayed(chunk.P, [&](int) { return e.scale; }, chunk.columns, chunk.columns.q_rstd);
     P.store_diagonal(chunk.diagonal, e.scale);
   }
   Sums sums;

@@ -7,6 +7,9 @@ constexpr int kTilesV = ceil_div(V, BV);
 using Keys = Tile<DTYPE, BT, round_up(K, 16)>;
 using Values = Tile<DTYPE, BT, BV>;
 
+/// With beta up to 2 the state need not decay, and neither do the errors that it takes up.
+constexpr int kInverseParts = kHalf<DTYPE> && NEG_EIGVAL ? 2 : 1;
+
 WYVERN_KERNEL(kThreads, 0)
 (const DTYPE* k, const DTYPE* v, const BETA_DTYPE* beta, const float* G, const float* k_rstd,
  const int32* seq_offsets, const int32* chunk_index, DTYPE* w, DTYPE* u, DTYPE* Tinv,
@@ -61,12 +64,12 @@ WYVERN_KERNEL(kThreads, 0)
   if constexpr (KEEP_INVERSE)
     store_inverse<kThreads>(x, Tinv + row * BT, int64{HV} * BT, chunk.rows);
 
-  constexpr int kHalf = num_warps / 2;
-  const bool computes_w = warp_index() < kHalf;
-  const int first = warp_index() % kHalf * 16;
-  const LowerOperand<DTYPE, BT> inverse(x, computes_w ? scale_w : beta_tile);
+  constexpr int kSide = num_warps / 2;
+  const bool computes_w = warp_index() < kSide;
+  const int first = warp_index() % kSide * 16;
+  const LowerOperand<DTYPE, BT, kInverseParts> inverse(x, computes_w ? scale_w : beta_tile);
   if (computes_w)
-    for (int col = first; col < K; col += kHalf * 16)
+    for (int col = first; col < K; col += kSide * 16)
       inverse.template apply<precision, K>(keys, col, w + row * K + col, int64{HV} * K, chunk.rows,
                                            K - col);
   for (int tile = 0; tile < kTilesV; ++tile) {
@@ -74,7 +77,7 @@ WYVERN_KERNEL(kThreads, 0)
     sync_block();
     const int cols = smaller(V - tile * BV, BV);
     if (!computes_w)
-      for (int col = first; col < cols; col += kHalf * 16)
+      for (int col = first; col < cols; col += kSide * 16)
         inverse.template apply<precision, V>(values, col, u + row * V + tile * BV + col,
                                              int64{HV} * V, chunk.rows, cols - col);
     if (tile + 1 < kTilesV) {

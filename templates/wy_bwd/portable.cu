@@ -22,7 +22,7 @@ struct Resident {
 
   Values v, v_new, x;
   Square Tinv;
-  Square N;  ///< dA exp(G_r - G_s), scaled
+  Square N;  ///< inside(beta_r) dA exp(G_r - G_s), scaled
   float* beta;
   float* values;  ///< rowsum(X V), a part for each warp
   Columns columns;
@@ -44,7 +44,7 @@ struct Resident {
 /// A lane's sums over all tiles, of its two rows.
 struct Sums {
   float gate[2] = {};  ///< -rowsum((M decay)^T K * K)
-  float keys[2] = {};  ///< rowsum((exp(G) Y + (dA decay) K) * K)
+  float keys[2] = {};  ///< inside(beta) rowsum((exp(G) Y + (dA decay) K) * K)
 };
 
 /// Adds this lane's part of dk_qk to dk.
@@ -63,14 +63,14 @@ WYVERN_DEVICE void process(const Stage& stage, const Resident& chunk, const OwnR
                            int rows, Sums& sums, const float* dk_qk, DTYPE* dk) {
   Part y[1];
   accumulate_transposed<false>(y[0], chunk.Tinv, stage.dw);
-  scale_rows(y[0], {own.since_start[0] * own.k_unit[0], own.since_start[1] * own.k_unit[1]});
+  scale_rows(y[0], {own.since_start[0] * own.k_unit[0] * inside(chunk.beta[own_row(0)]),
+                    own.since_start[1] * own.k_unit[1] * inside(chunk.beta[own_row(1)])});
   accumulate_lower(y, {chunk.N}, stage.k);
   Part result;
   accumulate_transposed<true>(result, chunk.N, stage.k, chunk.beta);
   add_row_products(sums.keys, 1.0f, y[0], stage.k);
   if constexpr (SCALAR_GATE) add_row_products(sums.gate, -1.0f, result, stage.k);
-  const float beta[2] = {chunk.beta[own_row(0)], chunk.beta[own_row(1)]};
-  add_rows(result, y[0], beta);
+  add_rows(result, y[0], {beside(chunk.beta[own_row(0)]), beside(chunk.beta[own_row(1)])});
   scale_rows(result, {1.0f / own.k_unit[0], 1.0f / own.k_unit[1]});
   add_given(result, dk_qk, tile, rows);
   store_part(dk, tile, result, rows);
@@ -114,7 +114,10 @@ WYVERN_KERNEL(kThreads, 0)
 
   for (int i = 0; i < num_stages; ++i) load(i);
   const OwnRows own(chunk.columns);
-  Blocks(chunk.x, chunk.v_new).store_decayed(chunk.N, -1.0f, chunk.columns, chunk.columns.k_rstd);
+  Blocks(chunk.x, chunk.v_new)
+      .store_decayed(
+          chunk.N, [&](int r) { return -inside(chunk.beta[r]); }, chunk.columns,
+          chunk.columns.k_rstd);
   Sums sums;
 #pragma unroll 1
   for (int tile = 0; tile < kTilesK; ++tile) {
@@ -131,9 +134,10 @@ WYVERN_KERNEL(kThreads, 0)
   for (int r = thread_index(); r < at.rows; r += kThreads) {
     const int64 to = row + r * HV;
     const float of_keys = chunk.keys.get(r) * kUnbalance;
-    dbeta[to] = from_float<BETA_DTYPE>((of_keys + sum_of_warps(chunk.values, r)) *
+    const float rate = chunk.beta[r];
+    dbeta[to] = from_float<BETA_DTYPE>((of_keys / inside(rate) + sum_of_warps(chunk.values, r)) *
                                        beta_slope<BETA_SIGMOID, NEG_EIGVAL>(beta[to]));
     if constexpr (SCALAR_GATE)
-      dG[to] = dG_qk[to] + chunk.gate.get(r) * kUnbalance + chunk.beta[r] * of_keys;
+      dG[to] = dG_qk[to] + chunk.gate.get(r) * kUnbalance + beside(rate) * of_keys;
   }
 }

@@ -25,7 +25,7 @@ struct Resident {
 
   Values v, dO, v_new, x;
   Square P;         ///< scale dO V'^T exp(G_r - G_s) below the diagonal, scaled
-  Square N;         ///< Tinv, then dA exp(G_r - G_s), scaled
+  Square N;         ///< Tinv, then inside(beta_r) dA exp(G_r - G_s), scaled
   float* diagonal;  ///< scale dO_r V'_r
   float* beta;
   float* values;  ///< rowsum(X V), a part for each warp
@@ -52,7 +52,7 @@ struct Resident {
 /// A lane's sums over all tiles.
 struct Sums {
   float gate[2] = {};  ///< rowsum(dQ Q) - rowsum(dK K) of its rows, without the terms with beta
-  float keys[2] = {};  ///< rowsum((exp(G) Y + (dA decay) K) * K)
+  float keys[2] = {};  ///< inside(beta) rowsum((exp(G) Y + (dA decay) K) * K)
   float end = 0.0f;    ///< sum of exp(G_C - G) K (V' dS'^T)
   float state = 0.0f;  ///< sum of S dS'
 };
@@ -65,8 +65,7 @@ WYVERN_DEVICE void finish(const Stage& stage, const Resident& chunk, const OwnRo
   add_scaled_rows(dq, stage.k, {diagonal[0] * own.k_scale[0], diagonal[1] * own.k_scale[1]});
   store_part(to_q, tile, dq, rows);
 
-  const float beta[2] = {chunk.beta[own_row(0)], chunk.beta[own_row(1)]};
-  add_rows(dk, y, beta);
+  add_rows(dk, y, {beside(chunk.beta[own_row(0)]), beside(chunk.beta[own_row(1)])});
   scale_rows(dk, {1.0f / own.k_unit[0], 1.0f / own.k_unit[1]});
   add_scaled_rows(dk, stage.q, {diagonal[0] * own.q_scale[0], diagonal[1] * own.q_scale[1]});
   store_part(to_k, tile, dk, rows);
@@ -75,14 +74,15 @@ WYVERN_DEVICE void finish(const Stage& stage, const Resident& chunk, const OwnRo
 WYVERN_DEVICE void process(const Stage& stage, const Resident& chunk, const OwnRows& own,
                            float scale, int tile, int rows, Sums& sums, DTYPE* to_q,
                            DTYPE* to_k) {
-  Part by_state[2];  // dQ, exp(G) Y + (dA decay) K
+  Part by_state[2];  // dQ, inside(beta) (exp(G) Y + (dA decay) K)
   Part dk[1];
   accumulate_states(by_state, {chunk.dO, chunk.x}, stage.h);
   accumulate_states(dk, {chunk.v_new}, stage.dh);
   scale_rows(by_state[0], {scale * own.since_start[0] * own.q_unit[0],
                            scale * own.since_start[1] * own.q_unit[1]});
-  scale_rows(by_state[1], {-own.since_start[0] * own.k_unit[0],
-                           -own.since_start[1] * own.k_unit[1]});
+  scale_rows(by_state[1],
+             {-own.since_start[0] * own.k_unit[0] * inside(chunk.beta[own_row(0)]),
+              -own.since_start[1] * own.k_unit[1] * inside(chunk.beta[own_row(1)])});
   scale_rows(dk[0], {own.until_end[0] * own.k_unit[0], own.until_end[1] * own.k_unit[1]});
   if constexpr (SCALAR_GATE) {
     float end[2] = {};
@@ -148,10 +148,13 @@ WYVERN_KERNEL(kThreads, 0)
   const OwnRows own(chunk.columns);
   {
     const Blocks P(chunk.dO, chunk.v_new);
-    P.store_decayed(chunk.P, e.scale, chunk.columns, chunk.columns.q_rstd);
+    P.store_decayed(chunk.P, [&](int) { return e.scale; }, chunk.columns, chunk.columns.q_rstd);
     P.store_diagonal(chunk.diagonal, e.scale);
   }
-  Blocks(chunk.x, chunk.v_new).store_decayed(chunk.N, -1.0f, chunk.columns, chunk.columns.k_rstd);
+  Blocks(chunk.x, chunk.v_new)
+      .store_decayed(
+          chunk.N, [&](int r) { return -inside(chunk.beta[r]); }, chunk.columns,
+          chunk.columns.k_rstd);
   Sums sums;
 #pragma unroll 1
   for (int tile = 0; tile < kTilesK; ++tile) {
@@ -171,10 +174,11 @@ WYVERN_KERNEL(kThreads, 0)
   for (int r = thread_index(); r < at.rows; r += kThreads) {
     const int64 to = row + r * HV;
     const float of_keys = chunk.keys.get(r) * kUnbalance;
-    dbeta[to] = from_float<BETA_DTYPE>((of_keys + sum_of_warps(chunk.values, r)) *
+    const float rate = chunk.beta[r];
+    dbeta[to] = from_float<BETA_DTYPE>((of_keys / inside(rate) + sum_of_warps(chunk.values, r)) *
                                        beta_slope<BETA_SIGMOID, NEG_EIGVAL>(beta[to]));
     if constexpr (SCALAR_GATE)
-      dG[to] = chunk.gate.get(r) * kUnbalance + chunk.beta[r] * of_keys +
+      dG[to] = chunk.gate.get(r) * kUnbalance + beside(rate) * of_keys +
                (r == at.rows - 1 ? chunk.end.get() : 0.0f);
   }
 }

@@ -19,7 +19,7 @@ class OperatorTest : public ::testing::Test {
   void open(DeviceKind kind) { device_ = test_device(kind, &skip_reason_); }
   const Device& device() const { return *device_; }
 
-  Operator prepare(const Problem& problem) {
+  virtual Operator prepare(const Problem& problem) {
     return test_runtime().prepare(device(), problem);
   }
 

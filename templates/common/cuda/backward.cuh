@@ -146,13 +146,26 @@ WYVERN_DEVICE uint32 scale_packed(uint32 x, const Float2& factor) {
                  to_float(T{static_cast<uint16>(x >> 16U)}) * factor.at[1]);
 }
 
-/// `a` with reduction index i times factor[i].
+/// beta is the product of a factor that the operand N holds and one beside it. Both uses of N then
+/// see the same rounded numbers, as sums that make the gate's gradient need it: one sums over a row
+/// and counts beta of its row, the other over a column. Only a beta so small that N could not hold
+/// it stays outside, where what its use rounds is small too.
+constexpr float kLeastInside = 1.0f / 64;
+WYVERN_DEVICE bool is_inside(float beta) { return maximum(beta, -beta) >= kLeastInside; }
+WYVERN_DEVICE float inside(float beta) { return is_inside(beta) ? beta : 1.0f; }
+WYVERN_DEVICE float beside(float beta) { return is_inside(beta) ? 1.0f : beta; }
+
+WYVERN_DEVICE Float2 beside(const Float2& beta) {
+  return {{beside(beta.at[0]), beside(beta.at[1])}};
+}
+
+/// `a` with reduction index i times what is beside beta[i].
 template <class T>
-WYVERN_DEVICE Left<T> scale_depth(const Left<T>& a, const float* factor) {
+WYVERN_DEVICE Left<T> scale_depth(const Left<T>& a, const float* beta) {
   Left<T> scaled;
-  const Float2 first = load<2>(factor + lane_index() % 4 * 2);
+  const Float2 first = beside(load<2>(beta + lane_index() % 4 * 2));
   if constexpr (kHalf<T>) {
-    const Float2 second = load<2>(factor + 8 + lane_index() % 4 * 2);
+    const Float2 second = beside(load<2>(beta + 8 + lane_index() % 4 * 2));
 #pragma unroll
     for (int i = 0; i < 4; ++i) scaled.r[i] = scale_packed<T>(a.r[i], i < 2 ? first : second);
   } else {
@@ -205,12 +218,13 @@ struct Blocks {
                 piece[i][j / 4].x[j % 4], piece[i][j / 4].x[j % 4 + 1]);
   }
 
-  /// to_rs = factor exp(G_r - G_s) this_rs below the diagonal, 0 on and above it, in these blocks;
-  /// times the scales of rows and of keys.
-  WYVERN_DEVICE void store_decayed(const Square& to, float factor, const Columns& columns,
+  /// to_rs = factor(r) exp(G_r - G_s) this_rs below the diagonal, 0 on and above it, in these
+  /// blocks; times the scales of rows and of keys.
+  template <class Factor>
+  WYVERN_DEVICE void store_decayed(const Square& to, Factor&& factor, const Columns& columns,
                                    const float* row_rstd) const {
     for_each_pair([&](int r, int s, float first, float second) {
-      float weight[2] = {factor, factor};
+      float weight[2] = {factor(r), factor(r)};
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         if constexpr (QK_L2NORM) weight[j] *= row_rstd[r] * kBalance * columns.k_rstd[s + j];
@@ -344,15 +358,15 @@ WYVERN_DEVICE void accumulate_lower(Part (&out)[M], const Square (&lower)[N], co
   }
 }
 
-/// out += (diag(factor) lower)^T keys; no factor where `Scaled` is false.
+/// out += (diag(what is beside beta) lower)^T keys; no factor where `Scaled` is false.
 template <bool Scaled>
 WYVERN_DEVICE void accumulate_transposed(Part& out, const Square& lower, const Keys& keys,
-                                         const float* factor = nullptr) {
+                                         const float* beta = nullptr) {
 #pragma unroll kUnroll
   for (int depth = 0; depth < BT; depth += kDepth<DTYPE>) {
     if (depth < own_strip() * 16) continue;
     auto a = load_left_of_transpose(lower, own_strip() * 16, depth);
-    if constexpr (Scaled) a = scale_depth(a, factor + depth);
+    if constexpr (Scaled) a = scale_depth(a, beta + depth);
 #pragma unroll
     for (int n = 0; n < kCols / 8; n += 2)
       multiply<precision>(out[n], out[n + 1], a, load_right(keys, depth, own_col() + n * 8));

@@ -455,7 +455,7 @@ WYVERN_DEVICE void write_keys(const InverseOperand<T, Size>& inverse,
       const RightPair<T> b = right_from<T>(left.k_decayed, right.k_decayed);
 #pragma unroll
       for (int strip = depth; strip < Size / 16; ++strip)
-        multiply<P>(w[strip][0], w[strip][1], inverse.a[inverse.index(strip, depth * 16)], b);
+        multiply<P>(w[strip][0], w[strip][1], inverse.a[0][inverse.index(strip, depth * 16)], b);
     }
   }
   if constexpr (!kHalf<T>)

@@ -162,13 +162,24 @@ WYVERN_DEVICE void invert_unit_lower(const Tile<float, Size, Size>& x) {
 
 // ---- Tinv diag(scale) X -------------------------------------------------------------------------
 
+/// What is left of `x` when it is rounded to T.
+template <class T>
+WYVERN_DEVICE Piece rounded_off(const Piece& x) {
+  Piece rest;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) rest.x[i] = x.x[i] - to_float(from_float<T>(x.x[i]));
+  return rest;
+}
+
 /// A unit lower triangular matrix with scaled columns, in registers as a left operand: its blocks
 /// on and below the diagonal. The diagonal of a 16-bit one, the scale itself, is left out and
-/// applied in fp32: it is the largest term, and of short chunks all there is.
-template <class T, int Size>
+/// applied in fp32: it is the largest term, and of short chunks all there is. With two Parts the
+/// rest is the sum of two 16-bit numbers each: a matrix with large elements needs their digits.
+template <class T, int Size, int Parts = 1>
 struct LowerOperand {
+  static_assert(kHalf<T> || Parts == 1);
   static constexpr int kSteps = 16 / kDepth<T>;  // per 16 columns
-  Left<T> a[Size / 16 * (Size / 16 + 1) / 2 * kSteps];
+  Left<T> a[Parts][Size / 16 * (Size / 16 + 1) / 2 * kSteps];
   const float* diagonal;
 
   WYVERN_DEVICE static constexpr int index(int strip, int depth) {
@@ -202,7 +213,10 @@ struct LowerOperand {
                       ? within_range<T>(to_float(x.at[j]) * factor.at[j])
                       : 0.0f;
           }
-        a[index(strip, depth)] = left_from<T>(piece[0], piece[1]);
+        a[0][index(strip, depth)] = left_from<T>(piece[0], piece[1]);
+        if constexpr (Parts == 2)
+          a[1][index(strip, depth)] =
+              left_from<T>(rounded_off<T>(piece[0]), rounded_off<T>(piece[1]));
       }
   }
 
@@ -217,8 +231,11 @@ struct LowerOperand {
     for (int depth = 0; depth < Size; depth += kDepth<T>) {
       const RightPair<T> b = load_right(x, depth, col);
 #pragma unroll
-      for (int strip = depth / 16; strip < Size / 16; ++strip)
-        multiply<P>(sum[strip][0], sum[strip][1], a[index(strip, depth)], b);
+      for (int strip = depth / 16; strip < Size / 16; ++strip) {
+#pragma unroll
+        for (int part = 0; part < Parts; ++part)
+          multiply<P>(sum[strip][0], sum[strip][1], a[part][index(strip, depth)], b);
+      }
     }
 #pragma unroll
     for (int strip = 0; strip < Size / 16; ++strip)

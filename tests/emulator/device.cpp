@@ -1,0 +1,93 @@
+#include "tests/emulator/device.hpp"
+
+#include <wyvern/error.hpp>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "runtime/bind.hpp"
+#include "runtime/plan.hpp"
+#include "runtime/device_impl.hpp"
+#include "tests/emulator/emulator.hpp"
+
+namespace wyvern::emulator {
+namespace {
+
+class EmulatedKernel final : public Kernel {
+ public:
+  EmulatedKernel(const Template& source, Values constants, Config config)
+      : source_(source), constants_(std::move(constants)), config_(std::move(config)) {}
+
+  void launch(const Geometry& /*geometry*/, void* const* arguments, std::size_t count,
+              const Extents& extents, Stream /*stream*/) const override {
+    emulate(source_, constants_, config_, extents, {arguments, count});
+  }
+
+ private:
+  const Template& source_;
+  Values constants_;
+  Config config_;
+};
+
+[[noreturn]] void unsupported(const char* what) {
+  throw Error(ErrorKind::kUnavailable, std::string("the emulated device ") + what);
+}
+
+class EmulatedDevice final : public DeviceImpl {
+ public:
+  EmulatedDevice() {
+    target_ = cuda_target("sm_90a");
+    info_.name = "cuda:0";
+    info_.cuda = true;
+    info_.model = "emulated GPU";
+    info_.arch = target_.arch;
+    info_.units = 1;
+  }
+
+  void* allocate(std::size_t bytes) override {
+    constexpr std::size_t kAlignment = 256;
+    const std::size_t rounded = std::max<std::size_t>((bytes + kAlignment - 1) / kAlignment, 1);
+    return std::aligned_alloc(kAlignment, rounded * kAlignment);
+  }
+  void free(void* pointer) noexcept override { std::free(pointer); }
+  void copy_in(void* device, const void* host, std::size_t bytes) override {
+    if (bytes != 0) std::memcpy(device, host, bytes);
+  }
+  void copy_out(void* host, const void* device, std::size_t bytes) override {
+    if (bytes != 0) std::memcpy(host, device, bytes);
+  }
+  void fill(void* device, unsigned char byte, std::size_t bytes, Stream) override {
+    if (bytes != 0) std::memset(device, byte, bytes);
+  }
+  void synchronize(Stream) override {}
+  std::shared_ptr<const Kernel> load(const Artifact&, const Geometry&) override {
+    unsupported("loads no artifacts");
+  }
+  std::unique_ptr<Timer> make_timer() override { unsupported("has no clock"); }
+  std::shared_ptr<void> make_stream() override { return {}; }
+  std::unique_ptr<Replay> capture(const std::function<void(Stream)>&) override {
+    unsupported("has no graphs");
+  }
+  std::int64_t cache_bytes() const override { return 0; }
+};
+
+}  // namespace
+
+Device open_emulated_device() { return Device(std::make_shared<EmulatedDevice>()); }
+
+Operator prepare(const Device& device, const Problem& problem) {
+  return prepare(device, problem, default_plan(problem, device.impl().target()));
+}
+
+Operator prepare(const Device& device, const Problem& problem, const Plan& plan) {
+  const std::shared_ptr<OperatorImpl> op = bind_operator(device, problem, plan);
+  for (BoundStep& step : op->steps)
+    step.kernel = std::make_shared<EmulatedKernel>(*step.source_template, step.constants,
+                                                   step.step.config);
+  return Operator(op);
+}
+
+}  // namespace wyvern::emulator
