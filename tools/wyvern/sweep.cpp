@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include <array>
+#include <iterator>
 #include <numeric>
 #include <random>
 
@@ -46,7 +47,7 @@ void gate_in_kernel(Problem& p) {
 
 /// Several options meet in each case, so that a few cases have them all.
 std::vector<Case> chunked_cases(const Problem& base) {
-  std::vector<Case> cases(8, Case{{base, {}}, Gates::typical, 0});
+  std::vector<Case> cases(8, Case{{base, {}}});
   const auto problem = [&](std::size_t i) -> Problem& { return cases[i].selection.problem; };
   size(problem(0), 2, 100, 2, 2, 64, 64);
   size(problem(1), 1, 130, 2, 4, 60, 100);
@@ -82,12 +83,39 @@ std::vector<Case> chunked_cases(const Problem& base) {
   return cases;
 }
 
+/// What the first cases leave: the other chunk sizes and dtypes, and the largest dimensions.
+void add_more_chunked_cases(const Problem& base, std::vector<Case>& cases) {
+  std::vector<Case> more(4, Case{{base, {}}});
+  const auto problem = [&](std::size_t i) -> Problem& { return more[i].selection.problem; };
+  size(problem(0), 1, 0, 2, 4, 72, 48);
+  pack(more[0], {66, 0, 31});
+  states(problem(0));
+  gate_in_kernel(problem(0));
+  problem(0).has_dt_bias = false;
+  problem(0).seqlens_dtype = DType::int64;
+  problem(0).beta_dtype = DType::fp32;
+  problem(0).chunk_size = 64;
+  problem(0).return_intermediate_states = base.pass == Pass::forward;
+  size(problem(1), 2, 75, 2, 2, 100, 60);
+  states(problem(1));
+  problem(1).state_v_first = problem(1).disable_recompute = true;
+  problem(1).beta_dtype = DType::fp32;
+  problem(1).g_dtype = base.dtype;
+  size(problem(2), 1, 200, 1, 2, 64, 64);
+  states(problem(2));
+  problem(2).chunk_size = 128;
+  size(problem(3), 1, 40, 1, 1, 256, 512);
+  states(problem(3));
+  more[2].large = more[3].large = true;
+  std::move(more.begin(), more.end(), std::back_inserter(cases));
+}
+
 /// The bounded gate of kda: shaped in the kernel with and without A_log, and promised.
 void add_bounded_cases(const Problem& base, std::vector<Case>& cases) {
   if (gate_kind(base) != GateKind::vector) return;
   const bool recurrent = base.pass == Pass::recurrent;
   for (int i = 0; i < 3; ++i) {
-    Case c{{base, {}}, Gates::typical, 0};
+    Case c{{base, {}}};
     Problem& p = c.selection.problem;
     size(p, recurrent ? 3 : 1, recurrent ? 2 : 110, 4, 4, 64, 32);
     states(p);
@@ -102,7 +130,7 @@ void add_bounded_cases(const Problem& base, std::vector<Case>& cases) {
 }
 
 std::vector<Case> recurrent_cases(const Problem& base) {
-  std::vector<Case> cases(6, Case{{base, {}}, Gates::typical, 0});
+  std::vector<Case> cases(7, Case{{base, {}}});
   const auto problem = [&](std::size_t i) -> Problem& { return cases[i].selection.problem; };
   size(problem(0), 3, 1, 2, 2, 64, 64);
   states(problem(0));
@@ -126,9 +154,16 @@ std::vector<Case> recurrent_cases(const Problem& base) {
   problem(4).state_slots = 6;
   problem(4).index_dtype = DType::int64;
   problem(4).use_beta_sigmoid = problem(4).allow_neg_eigval = true;
-  size(problem(5), 2, 4, 1, 1, 256, 40);
+  size(problem(5), 2, 4, 1, 1, 256, 512);
   problem(5).inplace_state = problem(5).state_v_first = true;
   cases[5].gates = Gates::zero;
+  size(problem(6), 1, 0, 2, 4, 72, 48);
+  pack(cases[6], {1, 8, 0});
+  problem(6).seqlens_dtype = DType::int64;
+  problem(6).inplace_state = true;
+  problem(6).state_dtype = DType::bf16;
+  problem(6).beta_dtype = DType::fp32;
+  problem(6).g_dtype = base.dtype;
   return cases;
 }
 
@@ -194,7 +229,8 @@ void draw_gate(Draw& draw, Case& c) {
 }
 
 Case random_case(const Problem& base, Draw& draw) {
-  Case c{{base, {}}, Gates::typical, draw.seed()};
+  Case c{{base, {}}};
+  c.seed = draw.seed();
   Problem& p = c.selection.problem;
   draw_shape(draw, c);
   draw_states(draw, p);
@@ -235,6 +271,12 @@ double extreme_gate(const Problem& p, bool erases) {
   return erases ? 1000 : -200;
 }
 
+/// A promised bound holds for every gate.
+bool has_strong_gates(const Case& c) {
+  const Problem& p = c.selection.problem;
+  return c.gates == Gates::strong && (!p.safe_gate || p.use_gate_in_kernel);
+}
+
 }  // namespace
 
 std::vector<Number> numbers(const std::optional<std::string>& dtype,
@@ -263,6 +305,7 @@ std::vector<Case> make_sweep(std::string_view op, Pass pass, const std::vector<N
   const Problem base = base_problem(op, pass, {DType::bf16, {}});
   std::vector<Case> cases =
       pass == Pass::recurrent ? recurrent_cases(base) : chunked_cases(base);
+  if (pass != Pass::recurrent) add_more_chunked_cases(base, cases);
   add_bounded_cases(base, cases);
   Draw draw(seed);
   for (Case& c : cases) c.seed = draw.seed();
@@ -276,8 +319,7 @@ Tensors make_inputs(const Case& c) {
   const Problem& p = c.selection.problem;
   Tensors tensors = make_example(c.selection, c.seed);
   if (c.gates == Gates::typical || gate_kind(p) == GateKind::none) return tensors;
-  // A promised bound holds for every gate.
-  const bool erases = c.gates == Gates::strong && !(p.safe_gate && !p.use_gate_in_kernel);
+  const bool erases = has_strong_gates(c);
   HostTensor& g = tensors.at("g");
   std::mt19937_64 random(c.seed);
   for (std::int64_t i = 0; i < g.elements(); ++i)
@@ -288,12 +330,53 @@ Tensors make_inputs(const Case& c) {
   return tensors;
 }
 
+std::vector<std::string> options_of(const Case& c) {
+  const Problem& p = c.selection.problem;
+  const bool gated = gate_kind(p) != GateKind::none;
+  const bool states = p.initial_state || p.inplace_state;
+  std::vector<std::string> options;
+  const auto add = [&](bool used, std::string name) {
+    if (used) options.push_back(std::move(name));
+  };
+  const auto uneven = [](std::int64_t x) { return (x & (x - 1)) != 0; };
+  add(p.HV > p.H, "GVA");
+  add(uneven(p.K) || uneven(p.V), "K or V no power of two");
+  add(p.K == 256 && p.V == 512, "K = 256, V = 512");
+  add(p.scale.has_value(), "scale");
+  add(p.beta_dtype != p.dtype, "beta in fp32");
+  add(gated && p.g_dtype != DType::fp32, "g in 16 bits");
+  add(p.packed, fmt::format("cu_seqlens {}", to_string(p.seqlens_dtype)));
+  add(states, fmt::format("initial_state {}", to_string(p.state_dtype)));
+  add(p.output_final_state || p.inplace_state, "output_final_state");
+  add(p.state_v_first, "state_v_first");
+  add(p.use_qk_l2norm, "use_qk_l2norm");
+  add(p.use_beta_sigmoid, "use_beta_sigmoid");
+  add(p.allow_neg_eigval, "allow_neg_eigval");
+  add(p.use_gate_in_kernel, "use_gate_in_kernel");
+  add(p.use_gate_in_kernel && !p.has_dt_bias, "no dt_bias");
+  add(p.lower_bound && p.use_gate_in_kernel, "lower_bound");
+  add(p.use_gate_in_kernel && !p.has_A_log, "no A_log");
+  add(p.safe_gate, "safe_gate");
+  add(gated && c.gates == Gates::zero, "no decay");
+  add(gated && has_strong_gates(c), "strong gates");
+  add(p.chunk_size.has_value(), fmt::format("chunk_size {}", p.chunk_size.value_or(0)));
+  add(p.disable_recompute, "disable_recompute");
+  add(p.return_intermediate_states, "return_intermediate_states");
+  add(p.inplace_state, "inplace_state");
+  add(p.state_index, fmt::format("state_index {}", to_string(p.index_dtype)));
+  return options;
+}
+
 std::string describe(const Case& c) {
   constexpr std::array<std::string_view, 3> kGates{"", " gates=0", " strong gates"};
   const Problem& p = c.selection.problem;
   std::string text = describe(p);
+  if (p.beta_dtype != p.dtype) text += fmt::format(" beta={}", to_string(p.beta_dtype));
+  if (gate_kind(p) != GateKind::none && p.g_dtype != DType::fp32)
+    text += fmt::format(" g={}", to_string(p.g_dtype));
   if (p.packed)
-    text += fmt::format(" cu_seqlens={}", fmt::join(c.selection.cu_seqlens, ","));
+    text += fmt::format(" {} cu_seqlens={}", to_string(p.seqlens_dtype),
+                        fmt::join(c.selection.cu_seqlens, ","));
   for (const std::string& option : run_options(p))
     if (!option.starts_with("--pass")) text += " " + option;
   if (p.initial_state) text += fmt::format(" initial_state={}", to_string(p.state_dtype));

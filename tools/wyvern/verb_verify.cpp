@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/device_impl.hpp"
+#include "runtime/plan.hpp"
 #include "tools/wyvern/check.hpp"
 #include "tools/wyvern/command.hpp"
 #include "tools/wyvern/describe.hpp"
@@ -55,7 +57,10 @@ bool launch_twice(const Device& device, const Operator& op, const DeviceArgument
 /// Runs one case against the oracle.
 Json run_case(Runtime& runtime, const Device& device, const Case& c) {
   const Problem& problem = c.selection.problem;
-  Json row{{"case", describe(c)}, {"seed", c.seed}, {"problem", to_json(problem)}};
+  Json row{{"case", describe(c)},
+           {"seed", c.seed},
+           {"options", options_of(c)},
+           {"problem", to_json(problem)}};
   try {
     validate(problem);
     Tensors inputs = make_inputs(c);
@@ -73,6 +78,16 @@ Json run_case(Runtime& runtime, const Device& device, const Case& c) {
     row["ok"] = false;
   }
   return row;
+}
+
+/// Whether some plan carries out the problem on the device.
+bool has_plan(const Device& device, const Problem& problem) {
+  try {
+    return !default_plan(problem, device.impl().target()).empty();
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kUnavailable) return false;
+    throw;
+  }
 }
 
 /// The largest error of a quantity over the cases of a pass, dtype and floor.
@@ -191,6 +206,9 @@ int execute(const Flags& flags, bool json) {
   std::vector<Case> cases;
   for (const Pass pass : passes)
     for (Case& c : make_sweep(flags.op, pass, chosen, count, seed)) cases.push_back(std::move(c));
+  std::erase_if(cases, [&](const Case& c) {
+    return c.large && !has_plan(device, c.selection.problem);
+  });
   Json document{{"operator", flags.op},      {"device", device.info().name},
                 {"model", device.info().model}, {"seed", seed},
                 {"rows", Json::array()},     {"cases", Json::array()}};
