@@ -7,6 +7,21 @@ from support import Case
 OPERATORS = ("delta_rule", "gated_delta_rule", "kda")
 
 
+def options_of(op):
+    """What the listed cases of each pass must use, by pass."""
+    shared = {"GVA", "K or V no power of two", "K = 256, V = 512", "scale", "beta in fp32",
+              "cu_seqlens int32", "cu_seqlens int64", "initial_state fp32", "initial_state bf16",
+              "output_final_state", "state_v_first", "use_qk_l2norm", "use_beta_sigmoid",
+              "allow_neg_eigval"}
+    if op != "delta_rule":
+        shared |= {"g in 16 bits", "use_gate_in_kernel", "no dt_bias", "no decay", "strong gates"}
+    if op == "kda":
+        shared |= {"lower_bound", "no A_log", "safe_gate"}
+    chunked = shared | {"disable_recompute"} | {f"chunk_size {C}" for C in (16, 32, 64, 128)}
+    return {"forward": chunked | {"return_intermediate_states"}, "backward": chunked,
+            "recurrent": shared | {"inplace_state", "state_index int32", "state_index int64"}}
+
+
 class Sweep(Case):
     def test_tune_then_run(self):
         for op, pass_, more in (("kda", "backward", ()), ("delta_rule", "forward", ()),
@@ -73,6 +88,10 @@ class Sweep(Case):
                 self.assertEqual({r["dtype"] for r in document["rows"]}, {"bf16", "fp16", "fp32"})
                 for case in document["cases"]:
                     self.assertTrue(case["ok"] and case["repeatable"], case["case"])
+                for pass_, options in options_of(op).items():
+                    met = {option for case in document["cases"]
+                           if case["problem"]["pass"] == pass_ for option in case["options"]}
+                    self.assertLessEqual(options, met, pass_)
 
     def test_verify_text(self):
         done = self.wyvern("verify", "delta_rule", "--pass", "forward", "--dtype", "fp32",
