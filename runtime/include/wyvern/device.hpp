@@ -19,9 +19,9 @@ struct DeviceInfo {
   std::string name;    ///< "cpu", "cuda:0"
   bool cuda = false;
   std::string model;   ///< "NVIDIA H200", or the processor's name
-  std::string arch;    ///< "sm_90a", or "sapphirerapids"
+  std::string arch;    ///< "sm_90a"; on the CPU vendor, family and model: "genuineintel-6-143"
   std::string key;     ///< what measurements are kept under: model, units, clocks, memory
-  std::string driver;  ///< "13.0 (580.159)"; the compiler's version on the CPU
+  std::string driver;  ///< CUDA version and driver's: "13.0 (580.159)"; the CPU's target name
   int units = 0;       ///< multiprocessors, or threads used
   std::int64_t memory_bytes = 0;
   double clock_ghz = 0;      ///< boost clock
@@ -47,9 +47,11 @@ class Device {
 
   const DeviceInfo& info() const;
 
-  /// Uninitialized memory, aligned to 256 bytes. Throws Error(kUnavailable) when there is too little.
+  /// Uninitialized memory, aligned to 256 bytes, freed with the last copy of the pointer, which
+  /// keeps the device open. Throws Error(kUnavailable) when there is too little.
   std::shared_ptr<void> allocate(std::size_t bytes) const;
-  /// Synchronous copies between host and device memory.
+  /// Synchronous copies between host and device memory. They wait for no stream that was made not
+  /// to wait for the default one: synchronize() it first.
   void copy_in(void* device, const void* host, std::size_t bytes) const;
   void copy_out(void* host, const void* device, std::size_t bytes) const;
   /// Fills with a byte, ordered after `stream`.

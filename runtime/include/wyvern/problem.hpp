@@ -20,11 +20,19 @@ std::string_view to_string(Pass pass) noexcept;
 
 /// One operator at one shape. A plain value; validate() says whether it is legal.
 ///
+/// A state S (K x V, one per sequence and value head; value head h reads key head h / (HV / H))
+/// goes through the tokens, with the decay a_t = exp(g_t), g the natural logarithm, at most 0:
+///   S~ = a_t S;  u = beta_t (v_t - S~^T k_t);  S = S~ + k_t u^T;  o_t = scale S^T q_t
+/// `delta_rule` has a_t = 1 (DeltaNet; its parallel form is arXiv 2406.06484), `gated_delta_rule` a
+/// scalar per value head (Gated DeltaNet, arXiv 2412.06464), `kda` a value per key channel (Kimi
+/// Linear, arXiv 2510.26692).
+///
 /// Shapes: q, k [B,T,H,K]; v, o [B,T,HV,V]; beta [B,T,HV]; g [B,T,HV] (gated_delta_rule) or
-/// [B,T,HV,K] (kda), absent for delta_rule; states [N,HV,K,V]. A packed batch has B = 1, T the sum of
-/// all lengths, and cu_seqlens [N+1]; else N = B. The backward pass of a forward problem is the same
-/// problem with `pass` changed: it takes do, dht where output_final_state is set, and gives the
-/// gradient of every input that the options name.
+/// [B,T,HV,K] (kda), absent for delta_rule; states [N,HV,K,V]. A packed batch has B = 1, T the sum
+/// of all lengths, and cu_seqlens [N+1]; else N = B. K is at most 256, HV a multiple of H, B T
+/// below 2^31; B, T and N may be 0. The backward pass of a forward problem is the same problem with
+/// `pass` changed: it takes do, dht where output_final_state is set, and gives the gradient of
+/// every input that the options name.
 struct Problem {
   std::string op = "gated_delta_rule";
   Pass pass = Pass::forward;
@@ -35,14 +43,14 @@ struct Problem {
 
   DType dtype = DType::bf16;           ///< of q, k, v and o: bf16, fp16 or fp32
   DType beta_dtype = DType::bf16;      ///< as dtype, or fp32
-  DType g_dtype = DType::fp32;         ///< as dtype, or fp32
-  DType state_dtype = DType::fp32;     ///< of initial_state: fp32 or bf16; final_state is fp32
+  DType g_dtype = DType::fp32;         ///< as dtype, or fp32; of kda any of the three
+  DType state_dtype = DType::fp32;     ///< of initial_state and state: fp32 or bf16
   DType seqlens_dtype = DType::int32;  ///< int32 or int64
 
   std::optional<float> scale;           ///< factor on o; default K^-0.5
   std::optional<Precision> precision;   ///< floor for fp32 products; default_precision() if unset
   std::optional<float> lower_bound;     ///< of the gate, in [-5, 0); kda only
-  bool safe_gate = false;               ///< promises g >= lower_bound
+  bool safe_gate = false;               ///< promises g >= lower_bound, which must be given
   bool use_qk_l2norm = false;           ///< q, k <- x / sqrt(sum x^2 + 1e-6)
   /// g <- -exp(A_log) softplus(g + dt_bias), or lower_bound sigmoid(exp(A_log) (g + dt_bias))
   bool use_gate_in_kernel = false;
@@ -51,10 +59,13 @@ struct Problem {
   bool use_beta_sigmoid = false;        ///< beta <- sigmoid(beta)
   bool allow_neg_eigval = false;        ///< with use_beta_sigmoid: beta <- 2 sigmoid(beta)
   bool initial_state = false;           ///< an initial state is given, else zero
-  bool output_final_state = false;      ///< the final state is wanted
+  bool output_final_state = false;      ///< the final state is wanted; backward: dht is given
   bool state_v_first = false;           ///< states are [N,HV,V,K]
 
-  std::optional<std::int64_t> chunk_size;  ///< 16, 32, 64 or 128; unset: tuned, or 64 where a shape needs it
+  // The forward and backward pass only.
+  /// 16, 32, 64 or 128; unset: tuned, or 64 where a tensor's shape depends on it. A device may have
+  /// no template of that size for the operator, K, V and dtype: prepare() throws then.
+  std::optional<std::int64_t> chunk_size;
   bool disable_recompute = false;  ///< the forward pass returns what the backward pass would rebuild
   bool return_intermediate_states = false;  ///< forward: the state entering every chunk
 
@@ -65,12 +76,13 @@ struct Problem {
   DType index_dtype = DType::int32;   ///< of state_index: int32 or int64
 };
 
-/// How an operator's decay looks: none (delta_rule), one a head (gated_delta_rule), one a key channel
-/// (kda).
+/// How an operator's decay looks: none (delta_rule), one a head (gated_delta_rule), one a key
+/// channel (kda).
 enum class GateKind : std::uint8_t { none, scalar, vector };
 GateKind gate_kind(const Problem& problem) noexcept;
 
-/// The chunk size of tensors that one shows in (h, Tinv, intermediate_states): chunk_size, or 64.
+/// The chunk size of tensors whose shape depends on it (h, Tinv, Aqk, intermediate_states):
+/// chunk_size, or 64.
 std::int64_t kept_chunk_size(const Problem& problem) noexcept;
 
 /// Whether intra-chunk products may count on g >= lower_bound: promised, or so by the gate's form.

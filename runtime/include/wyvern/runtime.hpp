@@ -1,7 +1,8 @@
 // The runtime: problem in, prepared operator out, launches that allocate and lock nothing.
 //
 //   wyvern::Runtime runtime;
-//   wyvern::Operator op = runtime.prepare(wyvern::Device::open("cuda:0"), problem);
+//   wyvern::Device device = wyvern::Device::open("cuda:0");
+//   wyvern::Operator op = runtime.prepare(device, problem);
 //   auto workspace = device.allocate(op.workspace_bytes());
 //   op.launch(arguments, workspace.get(), stream);
 #pragma once
@@ -75,11 +76,12 @@ struct TensorSpec {
 std::vector<TensorSpec> tensor_specs(const Problem& problem);
 
 /// The tensors of a launch, named as in the specification. A default-constructed view is an absent
-/// tensor. All pointers are on the operator's device and stay valid until the work is done.
+/// tensor; which must be present tensor_specs() says. All pointers are on the operator's device and
+/// stay valid until the work is done; no output overlaps another tensor.
 ///
 /// A state is [N,HV,K,V], or [N,HV,V,K] with state_v_first. C is the problem's chunk_size, 64 when
-/// unset. NT counts chunk slots: B ceil(T / C), or T / C + N for a packed batch, an upper bound
-/// that needs no look at cu_seqlens; slots that no chunk uses hold zeros.
+/// unset. NT counts chunk slots: B ceil(T / C), or floor(T / C) + N for a packed batch, an upper
+/// bound that needs no look at cu_seqlens; slots that no chunk uses hold zeros.
 struct Arguments {
   TensorView q, k;            ///< [B,T,H,K]
   TensorView v;               ///< [B,T,HV,V]
@@ -87,13 +89,17 @@ struct Arguments {
   TensorView g;               ///< [B,T,HV], or [B,T,HV,K] for kda; absent for delta_rule
   TensorView initial_state;   ///< a state; with state_index [state_slots,HV,...]
   TensorView cu_seqlens;      ///< [N+1], packed batches
-  TensorView A_log;           ///< [HV] fp32, with use_gate_in_kernel
-  TensorView dt_bias;         ///< [HV], or [HV,K] for kda; fp32
+  TensorView A_log;           ///< [HV] fp32, with use_gate_in_kernel and has_A_log
+  TensorView dt_bias;         ///< [HV], or [HV,K] for kda; fp32; with has_dt_bias
   TensorView do_;             ///< backward: "do", the gradient of o
   TensorView dht;             ///< backward: the gradient of the final state, fp32
-  TensorView state_index;     ///< recurrent: [N], the slot of each sequence's state
+  /// Recurrent: [N], the slot of each sequence's state; one outside [0, state_slots), such as -1,
+  /// skips the sequence: its rows of o and its final_state are 0, no slot is touched. With
+  /// inplace_state no two sequences may share a slot; that is not checked.
+  TensorView state_index;
 
-  /// What disable_recompute keeps: outputs of the forward pass, inputs of the backward pass.
+  /// What disable_recompute keeps: outputs of the forward pass, inputs of the backward pass with
+  /// the same chunk_size. Of the inputs' dtype but for Aqk.
   TensorView Tinv;            ///< [B,T,HV,C]
   TensorView Aqk;             ///< kda: [B,T,HV,C] fp32
   TensorView w, qg, kg;       ///< [B,T,HV,K]; qg and kg for kda
@@ -112,15 +118,17 @@ struct Arguments {
   TensorView& tensor(std::string_view name);
   const TensorView& tensor(std::string_view name) const;
 
-  /// Optional host copy of cu_seqlens (N + 1 entries): checked in full before the launch. Without it a
-  /// device-resident cu_seqlens is clamped into [0, T] on the device, so that a bad one cannot make
-  /// a kernel read or write out of bounds; on the CPU cu_seqlens itself is always checked.
+  /// Optional host copy of cu_seqlens (N + 1 entries), not owned: checked in full before the
+  /// launch. Without it a device-resident cu_seqlens is clamped into [0, T] on the device, so that
+  /// a bad one cannot make a kernel read or write out of bounds; on the CPU cu_seqlens itself is
+  /// always checked.
   std::span<const std::int64_t> cu_seqlens_host;
 };
 
 class OperatorImpl;
 
-/// A prepared operator: compiled, loaded, ready. Immutable; copies share; thread-safe.
+/// A prepared operator: compiled, loaded, ready. Immutable; copies share; thread-safe. It may
+/// outlive the Runtime that made it.
 class Operator {
  public:
   const Problem& problem() const;
@@ -130,9 +138,11 @@ class Operator {
   std::size_t workspace_bytes() const;
 
   /// Enqueues the pass on `stream` (runs it, on the CPU). `workspace` is aligned to 256 bytes, not
-  /// shared with a launch in flight, and may be null when workspace_bytes() is 0. Allocates nothing,
-  /// takes no lock, synchronizes nothing; legal inside CUDA graph capture. Throws Error(kBadInput)
-  /// that names a wrong tensor before anything is launched.
+  /// shared with a launch in flight, and may be null when workspace_bytes() is 0. Allocates nothing
+  /// (on the CPU a thread keeps the scratch memory that its first launches ask for), waits for no
+  /// lock, synchronizes nothing; legal inside CUDA graph capture. Same inputs and plan, same
+  /// device: bitwise the same outputs. Throws Error(kBadInput) that names a wrong tensor before
+  /// anything is launched, Error(kUnavailable) when the driver refuses a launch.
   void launch(const Arguments& arguments, void* workspace, Stream stream = nullptr) const;
 
   const OperatorImpl& impl() const { return *impl_; }
@@ -142,12 +152,13 @@ class Operator {
   std::shared_ptr<const OperatorImpl> impl_;
 };
 
-/// A stage of the specification on its own: one template, its tensors by their contract's names.
+/// A stage of the chunked form on its own: one template, its tensors by their contract's names
+/// (templates/README.md lists them). Immutable; copies share; thread-safe.
 class Stage {
  public:
   const PlanStep& step() const;
   /// `tensors[i]` is the i-th argument of the template's contract (absent optional ones default).
-  /// Same promises as Operator::launch.
+  /// It has no workspace. Same promises as Operator::launch.
   void launch(std::span<const TensorView> tensors, Stream stream = nullptr) const;
 
   explicit Stage(std::shared_ptr<const OperatorImpl> impl) : impl_(std::move(impl)) {}
@@ -172,7 +183,9 @@ class Runtime {
   ~Runtime();
 
   /// The operator for this problem by the best plan known. Compiles what the cache does not hold:
-  /// milliseconds to seconds the first time, microseconds when all is loaded. Throws Error.
+  /// milliseconds to seconds the first time, microseconds when all is loaded. Throws Error:
+  /// kBadInput for an illegal problem, kUnavailable when a compiler is missing or no template fits
+  /// the device.
   Operator prepare(const Device& device, const Problem& problem);
   /// The same by a given plan. Throws Error(kBadInput) when the plan does not carry out the problem
   /// or a config is illegal on the device.
@@ -184,7 +197,7 @@ class Runtime {
 
   /// How many kernels were compiled by this runtime (not found loaded or in the cache).
   std::int64_t compiled() const;
-  Cache& cache();
+  Cache& cache();  ///< lives as long as the runtime
 
  private:
   class Impl;
@@ -192,7 +205,8 @@ class Runtime {
 };
 
 /// Every plan that carries out the problem on the device with chunk size BT, each step with its
-/// default config: all ways to cover the operator's stages by templates of the build.
+/// default config: all ways to cover the operator's stages by templates of the build. Empty when
+/// some stage has no legal config. Throws Error(kBadInput) for an illegal problem.
 std::vector<Plan> plans(const Device& device, const Problem& problem, std::int64_t BT);
 
 }  // namespace wyvern
