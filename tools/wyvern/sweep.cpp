@@ -103,7 +103,7 @@ void add_more_chunked_cases(const Problem& base, std::vector<Case>& cases) {
   problem(2).beta_dtype = DType::fp32;
   problem(2).chunk_size = 64;
   problem(2).return_intermediate_states = base.pass == Pass::forward;
-  size(problem(3), 2, 75, 2, 2, 100, 60);
+  size(problem(3), 2, 75, 2, 2, 40, 60);
   states(problem(3));
   problem(3).state_v_first = problem(3).disable_recompute = true;
   problem(3).beta_dtype = DType::fp32;
