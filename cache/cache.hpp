@@ -53,11 +53,11 @@ struct WinnerRow {
   std::int64_t id = 0;
   std::string device;
   std::string family;      ///< problem key less its buckets
-  std::int64_t tokens = 0;     ///< bucket of T
-  std::int64_t sequences = 0;  ///< bucket of the number of sequences
+  std::int64_t tokens = 0;     ///< bucket of B T
+  std::int64_t sequences = 0;  ///< bucket of N
   std::string plan;        ///< JSON: [{"template": id, "config": "..."}...], in order
   double median_us = 0;    ///< the whole operator, measured
-  double default_us = 0;   ///< the default config in the same run
+  double default_us = 0;   ///< the default plan in the same run; 0: it did not run
   std::string driver;
   std::string created;
 };
