@@ -19,7 +19,7 @@ inline const std::vector<Argument> kInputs{
 };
 inline const std::vector<std::string> kConstants{"DTYPE",       "H",           "HV",       "K", "V",
                                                  "VARLEN",      "SCALAR_GATE", "VECTOR_GATE",
-                                                 "QK_L2NORM"};
+                                                 "QK_L2NORM",   "NEG_EIGVAL"};
 
 template <class T>
 std::vector<T> joined(std::vector<T> first, const std::vector<T>& second) {

@@ -15,6 +15,15 @@ struct Piece {
 WYVERN_DEVICE int piece_row(int i) { return lane_index() / 4 + (i / 2) * 8; }
 WYVERN_DEVICE int piece_col(int i) { return lane_index() % 4 * 2 + i % 2; }
 
+/// What is left of `x` when it is rounded to T.
+template <class T>
+WYVERN_DEVICE Piece rounded_off(const Piece& x) {
+  Piece rest;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) rest.x[i] = x.x[i] - to_float(from_float<T>(x.x[i]));
+  return rest;
+}
+
 /// `x` kept within the range of T: a factor may be large only because what it meets is small.
 template <class T>
 WYVERN_DEVICE float within_range(float x) {

@@ -14,6 +14,10 @@ constexpr int kTilesV = ceil_div(V, BV);
 constexpr int kKeyHeads = VECTOR_GATE ? HV : H;  // kg has the value heads
 constexpr bool kScaledKeys = QK_L2NORM && !VECTOR_GATE;
 
+/// 16-bit numbers whose sum V' is where it enters the state. With beta up to 2 the state need not
+/// decay, and neither does what rounding V' does to it.
+constexpr int kUpdateParts = kHalf<DTYPE> && NEG_EIGVAL ? 2 : 1;
+
 /// Columns of V from `first` on, where that is not known to be enough for a strip.
 WYVERN_DEVICE int columns_from(int first) { return V % BV == 0 ? BV : V - first; }
 
@@ -93,8 +97,17 @@ WYVERN_DEVICE void update_state(State (&state)[kStrips], Piece (&values)[kStrips
   for (int step = 0; step < BT / kDepth<DTYPE>; ++step) {
     Left<DTYPE> a[kStrips];
 #pragma unroll
-    for (int i = 0; i < kStrips; ++i) a[i] = left_from<DTYPE>(values[i], step);
-    add_rows<precision>(state, a, stage.k, step);
+    for (int part = 0; part < kUpdateParts; ++part) {
+#pragma unroll
+      for (int i = 0; i < kStrips; ++i) {
+        a[i] = left_from<DTYPE>(values[i], step);
+        if (part + 1 < kUpdateParts)
+#pragma unroll
+          for (int n = 2 * step; n < 2 * step + 2; ++n)
+            values[i][n] = rounded_off<DTYPE>(values[i][n]);
+      }
+      add_rows<precision>(state, a, stage.k, step);
+    }
   }
 }
 

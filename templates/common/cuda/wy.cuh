@@ -162,15 +162,6 @@ WYVERN_DEVICE void invert_unit_lower(const Tile<float, Size, Size>& x) {
 
 // ---- Tinv diag(scale) X -------------------------------------------------------------------------
 
-/// What is left of `x` when it is rounded to T.
-template <class T>
-WYVERN_DEVICE Piece rounded_off(const Piece& x) {
-  Piece rest;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) rest.x[i] = x.x[i] - to_float(from_float<T>(x.x[i]));
-  return rest;
-}
-
 /// A unit lower triangular matrix with scaled columns, in registers as a left operand: its blocks
 /// on and below the diagonal. The diagonal of a 16-bit one, the scale itself, is left out and
 /// applied in fp32: it is the largest term, and of short chunks all there is. With two Parts the
