@@ -33,14 +33,19 @@ Values relevant(const Template& t, const Values& constants) {
 class Builder {
  public:
   Builder(const Problem& problem, const Target& target)
-      : target_(target), floor_(precision_floor(problem)), problem_(problem),
-        uses_(stage_uses(problem)) {}
+      : target_(target),
+        floor_(precision_floor(problem)),
+        problem_(problem),
+        uses_(stage_uses(problem)),
+        scans_(find_scans()) {}
 
   SearchSpace build() {
     space_.uses = uses_.size();
+    const std::vector<std::set<std::size_t>> choices = split_choices();
     for (const std::int64_t BT : chunk_sizes(problem_)) {
-      add_layer({BT, 0});
-      for (const std::int64_t SEG : segment_lengths(BT)) add_layer({BT, SEG});
+      add_layer({BT, 0}, {});
+      for (const std::int64_t SEG : segment_lengths(BT))
+        for (const std::set<std::size_t>& split : choices) add_layer({BT, SEG}, split);
     }
     if (space_.layers.empty())
       throw Error(ErrorKind::kUnavailable,
@@ -69,11 +74,34 @@ class Builder {
     return lengths;
   }
 
-  void add_layer(PlanShape shape) {
+  /// The first uses of scans that templates carry out whole as well as in segments.
+  std::vector<std::size_t> find_scans() const {
+    std::vector<std::size_t> found;
+    for (std::size_t first = 0; first < uses_.size(); ++first) {
+      const std::vector<const Template*> all = covers(uses_, first, target_.device);
+      const auto whole = std::count_if(
+          all.begin(), all.end(), [](const Template* t) { return t->tunable("SEG") == nullptr; });
+      if (whole > 0 && std::ssize(all) > whole) found.push_back(first);
+    }
+    return found;
+  }
+
+  /// Every way to split at least one scan, all of them first.
+  std::vector<std::set<std::size_t>> split_choices() const {
+    std::vector<std::set<std::size_t>> choices;
+    for (std::size_t chosen = (std::size_t{1} << scans_.size()) - 1; chosen > 0; --chosen) {
+      choices.emplace_back();
+      for (std::size_t i = 0; i < scans_.size(); ++i)
+        if ((chosen >> i & 1U) != 0) choices.back().insert(scans_[i]);
+    }
+    return choices;
+  }
+
+  void add_layer(PlanShape shape, const std::set<std::size_t>& split) {
     Layer layer{shape.BT, shape.SEG, {}};
     for (std::size_t first = 0; first < uses_.size(); ++first)
       for (const Template* t : covers(uses_, first, target_.device)) {
-        if (!belongs(*t, first, shape)) continue;
+        if (!belongs(*t, first, split)) continue;
         const std::size_t last = first + t->stages.size();
         const Values constants =
             step_constants(problem_, std::span(uses_).subspan(first, t->stages.size()));
@@ -86,14 +114,12 @@ class Builder {
     }
   }
 
-  /// A split layer holds split scans only, an unsplit one none: no plan is in two layers.
-  bool belongs(const Template& t, std::size_t first, PlanShape shape) const {
-    if (t.tunable("SEG") != nullptr) return shape.SEG != 0;
-    if (shape.SEG == 0) return true;
-    const std::vector<const Template*> all = covers(uses_, first, target_.device);
-    return std::none_of(all.begin(), all.end(), [](const Template* other) {
-      return other->tunable("SEG") != nullptr;
-    });
+  /// A layer splits the scans that start at `split` and no other: no plan is in two layers.
+  bool belongs(const Template& t, std::size_t first, const std::set<std::size_t>& split) const {
+    if (t.tunable("SEG") == nullptr)
+      return split.lower_bound(first) == split.lower_bound(first + t.stages.size());
+    const auto after = std::upper_bound(scans_.begin(), scans_.end(), first);
+    return after != scans_.begin() && split.contains(*std::prev(after));
   }
 
   /// The group's index, made on its first use; nothing when the template has no legal config with
@@ -192,6 +218,7 @@ class Builder {
   Precision floor_;
   const Problem& problem_;
   std::vector<StageUse> uses_;
+  std::vector<std::size_t> scans_;  ///< first uses of scans that can be split
   SearchSpace space_;
   std::map<std::string, std::size_t> index_;
 };

@@ -37,7 +37,7 @@ struct Edge {
   std::size_t group = 0;
 };
 
-/// The covers with one chunk size and one segment length.
+/// The covers with one chunk size and one segment length that split the same scans.
 struct Layer {
   std::int64_t BT = 0;
   std::int64_t SEG = 0;  ///< 0: no scan is split

@@ -4,6 +4,8 @@
 #include <wyvern/reference.hpp>
 
 #include <filesystem>
+#include <map>
+#include <set>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -161,6 +163,29 @@ TEST(Space, CoversEveryStageWithItsDefaultsIncluded) {
       }
     }
   }
+}
+
+TEST(Space, SplitsEitherScanOfABackwardPassOrBoth) {
+  Problem problem = small_problem();
+  problem.pass = Pass::backward;
+  problem.T = 16384;
+  const SearchSpace space = build_space(problem, cuda_target("sm_90a"));
+  std::map<std::pair<std::int64_t, std::int64_t>, std::multiset<std::pair<bool, bool>>> layers;
+  for (const Layer& layer : space.layers) {
+    std::set<std::string> names;
+    for (const Edge& edge : layer.edges) names.insert(space.groups[edge.group].template_id);
+    for (const std::string scan : {"fwd_h", "bwd_dhu"})
+      for (const char* part : {"_segment.portable", "_combine.portable", "_resume.portable"})
+        EXPECT_NE(names.contains(scan + ".portable"), names.contains(scan + part));
+    layers[{layer.BT, layer.SEG}].emplace(names.contains("fwd_h_resume.portable"),
+                                          names.contains("bwd_dhu_resume.portable"));
+  }
+  for (const auto& [shape, split] : layers) {
+    const std::multiset<std::pair<bool, bool>> unsplit{{false, false}};
+    const std::multiset<std::pair<bool, bool>> every{{false, true}, {true, false}, {true, true}};
+    EXPECT_EQ(split, shape.second == 0 ? unsplit : every);
+  }
+  EXPECT_TRUE((layers.contains({64, 8})));
 }
 
 TEST(Inputs, TheReducedProblemHasAnEmptySequenceAndARemainder) {

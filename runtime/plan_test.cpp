@@ -52,6 +52,27 @@ TEST(Plans, OptionsBringTheirStages) {
                                       "fwd_h_resume", "fwd_o"}));
 }
 
+TEST(Plans, SplitEitherScanOfABackwardPassOrBoth) {
+  Problem p = gated();
+  p.pass = Pass::backward;
+  const Target target = cuda_target("sm_90a");
+  std::set<std::pair<bool, bool>> split;
+  for (const Plan& plan : enumerate_plans(p, target, 64)) {
+    const std::vector<std::string> steps = names(plan);
+    const auto has = [&](const std::string& name) {
+      return std::find(steps.begin(), steps.end(), name) != steps.end();
+    };
+    for (const std::string scan : {"fwd_h", "bwd_dhu"})
+      for (const char* part : {"_segment", "_combine", "_resume"})
+        EXPECT_NE(has(scan), has(scan + part));
+    split.emplace(has("fwd_h_resume"), has("bwd_dhu_resume"));
+    EXPECT_EQ(shape_of(plan).SEG != 0, has("fwd_h_resume") || has("bwd_dhu_resume"));
+  }
+  EXPECT_EQ(split.size(), 4U);
+  for (const Target& any : {target, host_target()})
+    EXPECT_EQ(shape_of(default_plan(p, any)).SEG, 0);
+}
+
 TEST(Plans, SumTheGateInFp32WhateverItsInput) {
   Problem p = gated();
   p.use_gate_in_kernel = true;

@@ -103,7 +103,8 @@ Uses backward(const Problem& p) {
   add_preparation(p, uses);
   if (!p.disable_recompute) add_states(p, uses);
   uses.push_back({vector ? "kda_bwd_dv_local" : "bwd_dv_local", {}, {}});
-  uses.push_back({"bwd_dhu", {}, {}});
+  for (const char* stage : {"bwd_dhu_segment", "bwd_dhu_combine", "bwd_dhu"})
+    uses.push_back({stage, {}, {}});
   StageUse first{vector ? "kda_bwd_dqkg" : "bwd_dqkwg", {}, {}};
   StageUse second{vector ? "kda_intra_bwd" : "wy_bwd", {}, {}};
   const bool per_head = p.HV != p.H || p.use_qk_l2norm;

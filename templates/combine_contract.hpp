@@ -1,4 +1,5 @@
-// What the templates share that carry states from segment to segment: fwd_h_combine.
+// What the templates share that carry states, or gradients of them, from segment to segment:
+// fwd_h_combine, bwd_dhu_combine.
 #pragma once
 
 #include "templates/scan_contract.hpp"

@@ -1,4 +1,5 @@
-// What the templates of the forward state scan share: fwd_h, fwd_h_segment, fwd_h_resume.
+// What the templates of the forward state scan share: fwd_h, fwd_h_segment, fwd_h_resume; and what
+// those of the reverse one share with them (reverse_scan_contract.hpp).
 #pragma once
 
 #include "templates/cpu_contract.hpp"
@@ -29,6 +30,12 @@ std::vector<T> joined(std::vector<T> first, const std::vector<T>& second) {
 
 /// Chunks a segment, where a scan is split.
 inline std::vector<Value> segment_lengths() { return cuda::integers({16, 8, 32, 64}); }
+
+/// Tiles of BV columns of what a segment does to a state: of M and of R.
+inline std::int64_t segment_tiles(const Values& constants, const Config& config) {
+  const std::int64_t BV = config.integer("BV");
+  return cuda::ceil_div(constants.integer("K"), BV) + cuda::ceil_div(constants.integer("V"), BV);
+}
 
 /// The gate and the scales of keys of one chunk.
 inline std::int64_t gate_bytes(const Values& constants, std::int64_t BT) {

@@ -19,18 +19,12 @@ Template stage() {
   return t;
 }
 
-/// Tiles of BV columns of M and of R.
-std::int64_t tiles_of(const Values& constants, const Config& config) {
-  const std::int64_t BV = config.integer("BV");
-  return cuda::ceil_div(constants.integer("K"), BV) + cuda::ceil_div(constants.integer("V"), BV);
-}
-
 /// CUDA, sm_80 and up: one block BV columns of a segment's M or R, for one value head.
 Template portable() {
   Template t = scan::split(scan::portable(stage()));
   t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
-    return scan::cuda_geometry(constants, config,
-                               e.NS * constants.integer("HV") * tiles_of(constants, config));
+    const std::int64_t tiles = scan::segment_tiles(constants, config);
+    return scan::cuda_geometry(constants, config, e.NS * constants.integer("HV") * tiles);
   };
   return t;
 }
@@ -39,7 +33,7 @@ Template portable() {
 Template cpu() {
   Template t = scan::split(scan::cpu(stage()));
   t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
-    return Geometry{.grid = {tiles_of(constants, config), constants.integer("HV"), e.NS},
+    return Geometry{.grid = {scan::segment_tiles(constants, config), constants.integer("HV"), e.NS},
                     .shared_bytes = scan::cpu_scratch(constants, config)};
   };
   return t;

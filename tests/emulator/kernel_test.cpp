@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -239,20 +240,36 @@ TEST(Kernel, GatesThatEraseEverything) {
   expect_scalar_correct(p, 64, Gate::very_negative, 8);
 }
 
-/// Scans in segments: several of them, an exact number, an empty sequence.
+/// Scans in segments, forwards and backwards: several of them, an exact number, an empty sequence.
 TEST(Kernel, Segments) {
-  Problem p = problem(1, 0, 1, 2, 40, 48);
-  p.initial_state = p.disable_recompute = true;
   const std::vector<std::int64_t> lengths{300, 0, 128, 5, 129};
-  const StageData data =
-      testing::make_stage_data(testing::packed(p, lengths), 16, Gate::typical, 12, lengths);
-  for (const Template& t : all_templates()) {
-    if (t.device != DeviceKind::cuda || t.tunable("SEG") == nullptr) continue;
-    const auto config = default_config(t, problem_constants(data.problem), kHopper,
-                                       precision_floor(data.problem), {16, data.context.SEG});
-    ASSERT_TRUE(config.has_value()) << t.id();
-    expect_correct(t, *config, data);
-  }
+  std::map<std::string, int> checked;  // by template
+  std::uint64_t seed = 12;
+  for (const char* op : {"gated_delta_rule", "kda", "delta_rule"})
+    for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
+      for (const Pass pass : {Pass::forward, Pass::backward}) {
+        Problem p = problem(1, 0, 1, 2, 40, 48);
+        p.op = op;
+        p.pass = pass;
+        p.dtype = dtype;
+        p.initial_state = p.disable_recompute = true;
+        p.use_qk_l2norm = p.state_v_first = seed % 2 == 0;
+        p.output_final_state = seed++ % 4 != 0;
+        const StageData data =
+            testing::make_stage_data(testing::packed(p, lengths), 16, Gate::typical, seed, lengths);
+        for (const Template& t : all_templates()) {
+          const bool backward = t.stages.front().starts_with("bwd");
+          if (t.tunable("SEG") == nullptr || !applies(t, data)) continue;
+          if (backward != (pass == Pass::backward)) continue;
+          const auto config = default_config(t, problem_constants(data.problem), kHopper,
+                                             precision_floor(data.problem), {16, data.context.SEG});
+          ASSERT_TRUE(config.has_value()) << t.id();
+          ++checked[t.id()];
+          expect_correct(t, *config, data);
+        }
+      }
+  EXPECT_EQ(checked.size(), 6U);
+  for (const auto& [id, count] : checked) EXPECT_EQ(count, 9) << id;
 }
 
 constexpr std::string_view kRowStages[] = {

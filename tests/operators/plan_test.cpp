@@ -2,6 +2,7 @@
 // precision. Cases are {Cpu,Gpu}/{OperatorPlan,OperatorSegments,OperatorSanitize}.
 #include <fmt/format.h>
 
+#include <map>
 #include <set>
 
 #include "runtime/device_impl.hpp"
@@ -92,24 +93,104 @@ TEST_P(OperatorPlan, MatchesOracle) {
 /// sequences of one segment, of several, and of none.
 class OperatorSegments : public PlanTest, public ::testing::WithParamInterface<PlanCase> {};
 
+/// The scans that a plan splits.
+std::set<std::string> split_scans(const Plan& plan) {
+  std::set<std::string> scans;
+  for (const PlanStep& step : plan)
+    if (const std::string name = find_template(step.template_id)->name; name.ends_with("_resume"))
+      scans.insert(name);
+  return scans;
+}
+
+/// Plans among `all` for every choice of scans to split, with the neighbours each template has
+/// there.
+std::vector<Plan> split_plans(const std::vector<Plan>& all) {
+  std::map<std::set<std::string>, std::vector<Plan>> by_choice;
+  for (const Plan& plan : all)
+    if (shape_of(plan).SEG != 0) by_choice[split_scans(plan)].push_back(plan);
+  std::vector<Plan> chosen;
+  for (const auto& [scans, plans] : by_choice)
+    for (Plan& plan : neighbourhoods(plans)) chosen.push_back(std::move(plan));
+  return chosen;
+}
+
 TEST_P(OperatorSegments, MatchesOracle) {
   const auto [kind, which, dtype, BT] = GetParam();
   WYVERN_OPEN_OR_SKIP(kind);
   Problem p = base(which, dtype);
   p.H = p.HV = 1;
   p.packed = p.initial_state = true;
-  int segmented = 0;
   for (const Gate gate : {Gate::zero, Gate::typical, Gate::mixed}) {
     const OperatorData data = make_data(p, gate, 77, {1500, 0, 17, 600});
-    std::vector<Plan> all = plans(device(), data.problem, BT);
-    std::erase_if(all, [](const Plan& plan) { return shape_of(plan).SEG == 0; });
-    for (const Plan& plan : neighbourhoods(all)) {
-      ++segmented;
+    std::set<std::set<std::string>> choices;
+    for (const Plan& plan : split_plans(plans(device(), data.problem, BT))) {
+      choices.insert(split_scans(plan));
       check(test_runtime().prepare(device(), data.problem, plan), data);
     }
+    // The forward scan, the backward scan, or both.
+    EXPECT_EQ(choices.size(), which.pass == Pass::backward ? 3U : 1U);
     if (gate_kind(p) == GateKind::none) break;
   }
-  EXPECT_GT(segmented, 0);
+}
+
+/// The same over the states that operators may begin and end with, and equal sequences.
+TEST_P(OperatorSegments, StatesAtTheEnds) {
+  const auto [kind, which, dtype, BT] = GetParam();
+  WYVERN_OPEN_OR_SKIP(kind);
+  for (const unsigned options : {0U, 1U, 2U, 3U}) {
+    Problem p = base(which, dtype);
+    p.H = 1, p.HV = 2, p.K = 40, p.V = 33;
+    p.initial_state = (options & 1U) != 0;
+    p.output_final_state = (options & 2U) != 0;
+    p.state_v_first = options == 3;
+    p.use_qk_l2norm = options == 1;
+    p.disable_recompute = options == 2;
+    p.B = p.N = p.disable_recompute ? 1 : 2;
+    p.T = p.disable_recompute ? 1300
+                              : 700;  // what the forward pass keeps has a chunk size of its own
+    const OperatorData data = make_data(p, Gate::typical, 5 + options);
+    const std::int64_t size = p.disable_recompute ? kept_chunk_size(p) : BT;
+    const std::vector<Plan> all = split_plans(plans(device(), data.problem, size));
+    ASSERT_FALSE(all.empty());
+    for (const Plan& plan : {all.front(), all.back()})
+      check(test_runtime().prepare(device(), data.problem, plan), data);
+  }
+}
+
+TEST_P(OperatorSegments, EmptySequencesPassStatesOnExactly) {
+  const auto [kind, which, dtype, BT] = GetParam();
+  WYVERN_OPEN_OR_SKIP(kind);
+  const bool backward = which.pass == Pass::backward;
+  for (const bool v_first : {false, true})
+    for (const bool packed : {false, true}) {
+      Problem p = base(which, dtype);
+      p.T = 0, p.B = p.N = 2, p.V = 40;
+      p.initial_state = true, p.state_v_first = v_first, p.packed = packed;
+      const OperatorData data = make_data(p, Gate::zero, 5, {0, 0, 0});
+      const std::vector<Plan> all = split_plans(plans(device(), data.problem, BT));
+      ASSERT_FALSE(all.empty());
+      for (const Plan& plan : {all.front(), all.back()}) {
+        const HostTensors out =
+            run_operator(device(), test_runtime().prepare(device(), data.problem, plan), data);
+        EXPECT_EQ(out.at(backward ? "dinitial_state" : "final_state").values(),
+                  data.tensors.at(backward ? "dht" : "initial_state").values());
+      }
+    }
+}
+
+TEST_P(OperatorSegments, BitwiseRepeat) {
+  const auto [kind, which, dtype, BT] = GetParam();
+  WYVERN_OPEN_OR_SKIP(kind);
+  constexpr int kRuns = 5;
+  Problem p = base(which, dtype);
+  p.packed = p.initial_state = true;
+  const OperatorData data = make_data(p, Gate::typical, 31, {700, 0, 33});
+  for (const Plan& plan : split_plans(plans(device(), data.problem, BT))) {
+    if (split_scans(plan).size() != (which.pass == Pass::backward ? 2U : 1U)) continue;
+    run_operator(device(), test_runtime().prepare(device(), data.problem, plan), data,
+                 Guards::bands, {}, kRuns);
+    break;
+  }
 }
 
 class OperatorSanitize : public PlanTest, public ::testing::WithParamInterface<PlanCase> {};

@@ -141,7 +141,7 @@ class OperatorSplit : public OperatorTest,
 OperatorData tokens_of(const OperatorData& whole, std::int64_t first, std::int64_t count) {
   OperatorData part = whole;
   part.problem.T = count;
-  for (const char* name : {"q", "k", "v", "beta", "g"}) {
+  for (const char* name : {"q", "k", "v", "beta", "g", "do"}) {
     if (!whole.tensors.contains(name)) continue;
     const HostTensor& tensor = whole.tensors.at(name);
     Shape shape = tensor.shape();
@@ -171,6 +171,24 @@ TEST_P(OperatorSplit, ChangesLittle) {
   OperatorData decoded = tail;
   decoded.problem.pass = Pass::recurrent;
   EXPECT_LE(rms_error(run(decoded).at("final_state"), expected.at("final_state").values()), 2e-5);
+}
+
+TEST_P(OperatorSplit, ChangesGradientsLittle) {
+  WYVERN_OPEN_OR_SKIP(std::get<0>(GetParam()));
+  Problem p = base({std::get<1>(GetParam()), Pass::backward}, DType::fp32);
+  p.initial_state = true;
+  const OperatorData whole = make_data(p, Gate::typical, 10);
+  const auto run = [&](const OperatorData& data) {
+    return run_operator(device(), prepare(data.problem), data);
+  };
+  OperatorData entering = tokens_of(whole, 0, 70);
+  entering.problem.pass = Pass::forward;
+  OperatorData tail = tokens_of(whole, 70, 60);
+  tail.tensors["initial_state"] = run(entering).at("final_state");
+  OperatorData head = tokens_of(whole, 0, 70);
+  head.tensors["dht"] = run(tail).at("dinitial_state");
+  EXPECT_LE(rms_error(run(head).at("dinitial_state"), run(whole).at("dinitial_state").values()),
+            2e-5);
 }
 
 std::vector<PassCase> pass_cases(DeviceKind kind) {

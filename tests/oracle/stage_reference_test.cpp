@@ -82,10 +82,13 @@ TEST(StageReference, CumsumRestartsAtChunksAndHonoursTheFloor) {
   EXPECT_EQ(chunk_local_cumsum(layout, g, -32), (Vector{-1, -3, -32, -36, -5}));
 }
 
-/// The chunked form of section 3: every stage in order, on the inputs the oracle gets.
+/// The chunked form of section 3: every stage in order, on the inputs the oracle gets; those of
+/// segments of SEG chunks too where that is not 0.
 class StageChain {
  public:
-  StageChain(const OperatorData& data, std::int64_t BT, double gate_floor) : p_(data.problem) {
+  StageChain(const OperatorData& data, std::int64_t BT, double gate_floor, std::int64_t SEG = 0)
+      : p_(data.problem) {
+    c_.SEG = SEG;
     c_.layout = p_.packed ? packed_layout(data.cu_seqlens, BT, p_.T / BT + p_.N)
                           : equal_layout(p_.B, p_.T, BT);
     c_.dims = {p_.H, p_.HV, p_.K, p_.V};
@@ -109,8 +112,15 @@ class StageChain {
     return t_;
   }
 
+  const StageContext& context() const { return c_; }
+
  private:
   void run(std::string_view stage) { run_reference(stage, c_, t_); }
+  void run_segments(const std::string& scan) {
+    if (c_.SEG == 0) return;
+    run(scan + "_segment");
+    run(scan + "_combine");
+  }
 
   void forward() {
     for (const char* name : {"q", "k"}) {
@@ -126,6 +136,7 @@ class StageChain {
     run(kda ? "kda_intra" : "scaled_dot_kkt");
     run("solve_tril");
     run(kda ? "kda_recompute_w_u" : "recompute_w_u");
+    run_segments("fwd_h");
     run("fwd_h");
     run(kda ? "kda_fwd_o" : "fwd_o");
   }
@@ -133,6 +144,7 @@ class StageChain {
   void backward() {
     const bool kda = gate_kind(p_) == GateKind::vector;
     run(kda ? "kda_bwd_dv_local" : "bwd_dv_local");
+    run_segments("bwd_dhu");
     run("bwd_dhu");
     run(kda ? "kda_bwd_dqkg" : "bwd_dqkwg");
     run(kda ? "kda_intra_bwd" : "wy_bwd");
@@ -243,6 +255,37 @@ TEST(ChunkedFormCases, HoldsForAPackedBatch) {
       p.op = op, p.pass = pass;
       expect_equals_oracle(make_data(p, Gate::mixed, 4, {0, 33, 1, 0, 64, 130, 0}));
     }
+}
+
+/// State or segment `at` of a tensor with `size` elements each.
+Vector part(const Vector& tensor, std::int64_t at, std::int64_t size) {
+  return {tensor.begin() + at * size, tensor.begin() + (at + 1) * size};
+}
+
+TEST(ChunkedFormCases, SegmentsMeetAtTheStatesOfTheWholeScans) {
+  Problem p;
+  p.HV = 2, p.K = 9, p.V = 7, p.packed = p.initial_state = p.output_final_state = true;
+  p.dtype = p.beta_dtype = DType::fp32, p.pass = Pass::backward;
+  for (const char* op : {"delta_rule", "gated_delta_rule", "kda"}) {
+    p.op = op;
+    const OperatorData data = make_data(p, Gate::mixed, 4, {0, 33, 1, 0, 64, 130, 0});
+    StageChain chain(data, 16, -std::numeric_limits<double>::infinity(), /*SEG=*/2);
+    const TensorMap t = chain.run();
+    const std::vector<ChunkLayout::Segment> segments = chain.context().layout.segments(2);
+    const std::int64_t size = p.HV * p.K * p.V;
+    int compared = 0;
+    for (std::int64_t s = 0; s < std::ssize(segments); ++s) {
+      const auto& segment = segments[static_cast<std::size_t>(s)];
+      if (segment.sequence < 0 || segment.chunks == 0) continue;
+      ++compared;
+      EXPECT_LT(distance(part(t.at("segment_state"), s, size), part(t.at("h"), segment.slot, size)),
+                1e-12);
+      EXPECT_LT(distance(part(t.at("segment_dstate"), s, size),
+                         part(t.at("dh"), segment.slot + segment.chunks - 1, size)),
+                1e-12);
+    }
+    EXPECT_EQ(compared, 2 + 1 + 2 + 5);
+  }
 }
 
 TEST(ChunkedFormCases, TheOperatorsGateFloorIsBelowFp32Resolution) {

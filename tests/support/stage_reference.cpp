@@ -50,10 +50,10 @@ std::vector<ChunkLayout::Segment> ChunkLayout::segments(std::int64_t SEG) const 
   for (std::int64_t n = 0; n < sequences(); ++n) {
     // In a packed batch a sequence's segments start where they would without a table of them.
     if (packed) result.resize(size(offsets[size(n)] / length + n));
-    std::int64_t slot = chunk_offsets[size(n)];
-    const std::int64_t end = chunk_offsets[size(n) + 1];
+    const std::int64_t begin = chunk_offsets[size(n)], end = chunk_offsets[size(n) + 1];
+    std::int64_t slot = begin;
     do {
-      result.push_back({n, slot, std::min(SEG, end - slot), slot + SEG >= end});
+      result.push_back({n, slot, std::min(SEG, end - slot), slot == begin, slot + SEG >= end});
       slot += SEG;
     } while (slot < end);
   }

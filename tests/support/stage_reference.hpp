@@ -28,7 +28,7 @@ struct ChunkLayout {
     std::int64_t sequence = -1;  ///< -1: an unused slot
     std::int64_t slot = 0;       ///< its first chunk slot
     std::int64_t chunks = 0;
-    bool last = false;  ///< of its sequence
+    bool first = false, last = false;  ///< of its sequence
   };
   std::int64_t BT = 0;
   bool packed = false;

@@ -44,13 +44,25 @@ class ReverseScan {
   Vector q_, k_;
 };
 
+/// The gradient of the state that leaves sequence n: of its last segment where there are such.
+Matrix leaving_gradient(const StageContext& c, const TensorMap& t, std::int64_t n,
+                        std::int64_t head) {
+  if (!t.contains("segment_dstate")) return read_state(c, optional(t, "dht"), n, head);
+  const std::vector<ChunkLayout::Segment> segments = c.layout.segments(c.SEG);
+  std::int64_t last = std::ssize(segments) - 1;
+  while (segments[static_cast<std::size_t>(last)].sequence != n) --last;
+  StageContext key_first = c;
+  key_first.state_v_first = false;
+  return read_state(key_first, t.at("segment_dstate"), last, head);
+}
+
 void bwd_dhu(const StageContext& c, TensorMap& t) {
   const ReverseScan scan(c, t);
   Vector dh = zero_states(c, c.layout.slots.size()), du = zeros(c, c.dims.V);
   Vector dinitial = zero_states(c, static_cast<std::size_t>(c.layout.sequences()));
   for (std::int64_t n = 0; n < c.layout.sequences(); ++n)
     for (std::int64_t head = 0; head < c.dims.HV; ++head) {
-      Matrix dS = read_state(c, optional(t, "dht"), n, head);
+      Matrix dS = leaving_gradient(c, t, n, head);
       const auto first = static_cast<std::size_t>(n);
       for (std::int64_t slot = c.layout.chunk_offsets[first + 1] - 1;
            slot >= c.layout.chunk_offsets[first]; --slot) {

@@ -10,6 +10,11 @@ using Segment = ChunkLayout::Segment;
 Matrix leaving_keys(const TensorMap& t, const Vector& k, const Chunk& chunk, const Decay& decay) {
   return t.contains("kg") ? chunk.wide_keys(t.at("kg")) : decay.leaving(chunk.keys(k));
 }
+/// (exp(G) * Q) of one chunk: kda's qg already is that.
+Matrix entering_queries(const TensorMap& t, const Vector& q, const Chunk& chunk,
+                        const Decay& decay) {
+  return t.contains("qg") ? chunk.wide_keys(t.at("qg")) : decay.entering(chunk.keys(q));
+}
 
 /// Copies a matrix to (segment, head) of a tensor [NS, HV, rows, columns], or back.
 void put(Vector& tensor, std::size_t at, const Matrix& m) {
@@ -76,11 +81,63 @@ void fwd_h_combine(const StageContext& c, TensorMap& t) {
   t["segment_state"] = states;
 }
 
+/// dS -> dM dS + dR over a segment, from its last chunk to its first.
+void bwd_dhu_segment(const StageContext& c, TensorMap& t) {
+  const Vector q = t.contains("qg") ? Vector{} : queries(t);
+  const Vector k = t.contains("kg") ? Vector{} : keys(t);
+  const auto [H, HV, K, V] = c.dims;
+  const std::vector<Segment> segments = c.layout.segments(c.SEG);
+  Vector dM(segments.size() * static_cast<std::size_t>(HV * K * K));
+  Vector dR(segments.size() * static_cast<std::size_t>(HV * K * V));
+  for (std::size_t s = 0; s < segments.size(); ++s)
+    for (std::int64_t head = 0; head < HV; ++head) {
+      if (segments[s].sequence < 0 || segments[s].first) continue;
+      Matrix m(K, K), r(K, V);
+      for (std::int64_t i = 0; i < K; ++i) m[i][i] = 1;
+      for (std::int64_t i = segments[s].chunks - 1; i >= 0; --i) {
+        const Chunk chunk(c.layout, c.dims, static_cast<std::size_t>(segments[s].slot + i), head);
+        const Decay decay(chunk, decays(t));
+        const Matrix into = transposed(chunk.wide_keys(t.at("w")));
+        const Matrix out = leaving_keys(t, k, chunk, decay);
+        const Matrix outputs = transposed(entering_queries(t, q, chunk, decay));
+        r = decay.through(r) + c.scale * (outputs * chunk.values(t.at("do"))) +
+            -1.0 * (into * (chunk.values(t.at("dv_local")) + out * r));
+        m = decay.through(m) + -1.0 * (into * (out * m));
+      }
+      const std::size_t at = s * static_cast<std::size_t>(HV) + static_cast<std::size_t>(head);
+      put(dM, at, m);
+      put(dR, at, r);
+    }
+  t["segment_dM"] = dM;
+  t["segment_dR"] = dR;
+}
+
+void bwd_dhu_combine(const StageContext& c, TensorMap& t) {
+  const auto [H, HV, K, V] = c.dims;
+  const std::vector<Segment> segments = c.layout.segments(c.SEG);
+  Vector gradients(segments.size() * static_cast<std::size_t>(HV * K * V));
+  for (std::int64_t head = 0; head < HV; ++head) {
+    Matrix gradient(K, V);
+    for (std::size_t s = segments.size(); s-- > 0;) {
+      if (segments[s].sequence < 0) continue;
+      if (segments[s].last)
+        gradient = read_state(c, optional(t, "dht"), segments[s].sequence, head);
+      const std::size_t at = s * static_cast<std::size_t>(HV) + static_cast<std::size_t>(head);
+      put(gradients, at, gradient);
+      if (!segments[s].first)
+        gradient = get(t.at("segment_dM"), at, K, K) * gradient + get(t.at("segment_dR"), at, K, V);
+    }
+  }
+  t["segment_dstate"] = gradients;
+}
+
 }  // namespace
 
 const StageReferences& segment_references() {
   static const StageReferences references{{"fwd_h_segment", fwd_h_segment},
-                                          {"fwd_h_combine", fwd_h_combine}};
+                                          {"fwd_h_combine", fwd_h_combine},
+                                          {"bwd_dhu_segment", bwd_dhu_segment},
+                                          {"bwd_dhu_combine", bwd_dhu_combine}};
   return references;
 }
 

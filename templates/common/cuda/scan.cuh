@@ -1,25 +1,13 @@
 // The state scan's walk through chunks, for the templates that scan whole sequences, segments for
-// their effect on a state, and segments from a known state. A block has BV columns of the state of
-// one value head; each warp keeps its columns in registers, and chunks of w, k, u and the gate
-// stream through num_stages buffers, one barrier a chunk.
+// their effect on a state, and segments from a known state. Chunks of w, k, u and the gate stream
+// through num_stages buffers, one barrier a chunk.
 #pragma once
 
-#include "common/cuda/chunk.cuh"
-#include "common/cuda/state.cuh"
-
-constexpr int kThreads = num_warps * 32;
-constexpr int kStrips = BV / 16 / num_warps;
-constexpr int kPaddedK = round_up(K, 16);
-constexpr int kTilesV = ceil_div(V, BV);
-constexpr int kKeyHeads = VECTOR_GATE ? HV : H;  // kg has the value heads
-constexpr bool kScaledKeys = QK_L2NORM && !VECTOR_GATE;
+#include "common/cuda/walk.cuh"
 
 /// 16-bit numbers whose sum V' is where it enters the state. With beta up to 2 the state need not
 /// decay, and neither does what rounding V' does to it.
 constexpr int kUpdateParts = kHalf<DTYPE> && NEG_EIGVAL ? 2 : 1;
-
-/// Columns of V from `first` on, where that is not known to be enough for a strip.
-WYVERN_DEVICE int columns_from(int first) { return V % BV == 0 ? BV : V - first; }
 
 /// One of the buffers that chunks pass through.
 struct Stage {
@@ -45,8 +33,6 @@ struct Stage {
     if constexpr (kScaledKeys) k_rstd = shared.take<float>(BT);
   }
 };
-
-using State = StateStrip<kPaddedK>;
 
 /// V'^T = U^T - S^T W^T.
 WYVERN_DEVICE void subtract_prediction(Piece (&values)[kStrips][BT / 8],
@@ -121,19 +107,6 @@ struct ScanInputs {
   const float* k_rstd;
 };
 
-/// A run of one sequence's tokens, which starts at a chunk.
-struct Walk {
-  int64 token;
-  int tokens;
-  int head;  // value head
-};
-
-/// The state's columns that a block has, counted from `first`: of U's, or of no values at all.
-struct Columns {
-  int first;
-  bool values = true;
-};
-
 /// Takes `state` through the chunks of the walk. `begin` sets it, once the first loads are on their
 /// way; `before(chunk, state)` sees the state that enters each chunk, `found(chunk, rows, values)`
 /// the chunk's V'^T.
@@ -180,18 +153,6 @@ WYVERN_DEVICE void scan_chunks(State (&state)[kStrips], const ScanInputs& in, co
     found(chunk, rows, values);
     update_state(state, values, stage, rows - 1);
   }
-}
-
-/// Calls visit(k, v, element) for every element of the state that the lane holds and the tensor has
-/// (`width` columns), v counted over the tensor.
-template <class Visit>
-WYVERN_DEVICE void for_each_element(State (&state)[kStrips], int tile, int width, Visit&& visit) {
-#pragma unroll
-  for (int i = 0; i < kStrips; ++i)
-    state[i].for_each([&](int row, int col, float& x) {
-      const int v = tile + (warp_index() * kStrips + i) * 16 + col;
-      if (row < K && v < width) visit(row, v, x);
-    });
 }
 
 /// Where a scan's results for whole chunks go.
