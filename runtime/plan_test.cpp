@@ -136,6 +136,20 @@ TEST(Plans, ThatDoNotFitAreRefusedWithAReason) {
   EXPECT_NE(refused(foreign).find("the device is cpu"), std::string::npos);
 }
 
+TEST(Plans, WideHeadsHaveOneWithWhatTheForwardPassKeeps) {
+  for (const char* op : {"delta_rule", "gated_delta_rule", "kda"})
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      Problem p;
+      p.op = op, p.pass = pass;
+      p.H = p.HV = 4, p.K = 256, p.V = 512;
+      p.disable_recompute = true;
+      for (const char* arch : {"sm_80", "sm_90a"})
+        EXPECT_NO_THROW(default_plan(p, cuda_target(arch))) << op << " " << arch;
+      p.dtype = p.beta_dtype = DType::fp32;
+      EXPECT_NO_THROW(default_plan(p, cuda_target("sm_90a"))) << op;
+    }
+}
+
 TEST(Binding, LaterStagesReadTheNormsBesideTheTensors) {
   Problem p = gated();
   p.use_qk_l2norm = true;

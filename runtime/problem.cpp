@@ -180,7 +180,12 @@ GateKind gate_kind(const Problem& problem) noexcept {
 }
 
 std::int64_t kept_chunk_size(const Problem& problem) noexcept {
-  return problem.chunk_size.value_or(64);
+  if (problem.chunk_size) return *problem.chunk_size;
+  if (!problem.disable_recompute) return 64;
+  // The backward kernels have a chunk's rows of V in shared memory: 32 KiB of them fit everywhere
+  // that 164 KB are.
+  const auto row = static_cast<std::int64_t>(size_of(problem.dtype)) * problem.V;
+  return row <= 512 ? 64 : row <= 1024 ? 32 : 16;
 }
 
 bool gate_is_bounded(const Problem& problem) noexcept {

@@ -190,6 +190,22 @@ TEST(Problem, DefaultsFollowTheDType) {
   EXPECT_EQ(scale_of(problem), 3.0F);
 }
 
+TEST(Problem, KeptChunksAreSmallerWhereRowsAreWide) {
+  Problem problem;
+  problem.V = 512;
+  problem.return_intermediate_states = true;
+  EXPECT_EQ(kept_chunk_size(problem), 64);
+  problem.return_intermediate_states = false;
+  problem.disable_recompute = true;
+  EXPECT_EQ(kept_chunk_size(problem), 32);
+  problem.dtype = DType::fp32;
+  EXPECT_EQ(kept_chunk_size(problem), 16);
+  problem.V = 128;
+  EXPECT_EQ(kept_chunk_size(problem), 64);
+  problem.chunk_size = 128;
+  EXPECT_EQ(kept_chunk_size(problem), 128);
+}
+
 TEST(Problem, PresetsAreLegalAndFound) {
   for (const Preset& preset : presets()) {
     Problem problem;

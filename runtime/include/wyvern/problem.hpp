@@ -63,8 +63,8 @@ struct Problem {
   bool state_v_first = false;           ///< states are [N,HV,V,K]
 
   // The forward and backward pass only.
-  /// 16, 32, 64 or 128; unset: tuned, or 64 where a tensor's shape depends on it. A device may have
-  /// no template of that size for the operator, K, V and dtype: prepare() throws then.
+  /// 16, 32, 64 or 128; unset: tuned, or kept_chunk_size() where a tensor's shape depends on it. A
+  /// device may have no template of that size for the operator, K, V and dtype: prepare() throws then.
   std::optional<std::int64_t> chunk_size;
   bool disable_recompute = false;  ///< the forward pass returns what the backward pass would rebuild
   bool return_intermediate_states = false;  ///< forward: the state entering every chunk
@@ -82,7 +82,8 @@ enum class GateKind : std::uint8_t { none, scalar, vector };
 GateKind gate_kind(const Problem& problem) noexcept;
 
 /// The chunk size of tensors whose shape depends on it (h, Tinv, Aqk, intermediate_states):
-/// chunk_size, or 64.
+/// chunk_size, or 64; with disable_recompute and rows of v of more than 512 bytes 32, of more than
+/// 1024 bytes 16.
 std::int64_t kept_chunk_size(const Problem& problem) noexcept;
 
 /// Whether intra-chunk products may count on g >= lower_bound: promised, or so by the gate's form.
