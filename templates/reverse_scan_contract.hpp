@@ -19,6 +19,9 @@ inline const std::vector<Argument> kInputs{
     {"q_rstd", Access::in, "fp32", {"B", "T", "H"}, "QK_L2NORM,!VECTOR_GATE"},
     {"k_rstd", Access::in, "fp32", {"B", "T", "H"}, "QK_L2NORM,!VECTOR_GATE"},
 };
+inline const std::vector<std::string> kConstants{"DTYPE",       "H",           "HV",       "K", "V",
+                                                 "VARLEN",      "SCALAR_GATE", "VECTOR_GATE",
+                                                 "QK_L2NORM"};
 
 /// The gate and the scales of queries and keys of one chunk.
 inline std::int64_t gate_bytes(const Values& constants, std::int64_t BT) {

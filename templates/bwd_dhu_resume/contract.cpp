@@ -20,7 +20,7 @@ Template stage() {
           {"dinitial_state", Access::out, "fp32", {"N", "HV", "STATE_ROWS", "STATE_COLS"},
            "INITIAL_STATE"},
       });
-  t.constants = scan::joined(scan::kConstants, {"INITIAL_STATE", "STATE_V_FIRST"});
+  t.constants = scan::joined(reverse_scan::kConstants, {"INITIAL_STATE", "STATE_V_FIRST"});
   return t;
 }
 

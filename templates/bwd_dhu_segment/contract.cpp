@@ -16,7 +16,7 @@ Template stage() {
           {"segment_dM", Access::out, "fp32", {"NS", "HV", "K", "K"}, ""},
           {"segment_dR", Access::out, "fp32", {"NS", "HV", "K", "V"}, ""},
       });
-  t.constants = scan::kConstants;
+  t.constants = reverse_scan::kConstants;
   return t;
 }
 
