@@ -2,6 +2,8 @@
 // CUDA kernels are connected, and what their rounding adds up to.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tests/emulator/device.hpp"
 #include "tests/operators/fixture.hpp"
 
@@ -23,6 +25,32 @@ TEST_P(EmulatedRandom, MatchesOracle) {
   SCOPED_TRACE(one.name);
   check(make_data(one.problem, one.gate, 7, one.lengths));
 }
+
+class EmulatedSegments : public EmulatedOperator,
+                         public ::testing::WithParamInterface<OperatorPass> {};
+
+/// A plan's scans, all of them split, meet at the right states.
+TEST_P(EmulatedSegments, MatchesOracle) {
+  Problem p = base(GetParam());
+  p.H = p.HV = 1, p.K = 40, p.V = 48;
+  p.packed = p.initial_state = true;
+  const OperatorData data = make_data(p, Gate::mixed, 3, {300, 0, 128, 17});
+  const auto parts = [](const Plan& plan) {
+    return std::count_if(plan.begin(), plan.end(),
+                         [](const PlanStep& step) { return step.config.contains("SEG"); });
+  };
+  const std::vector<Plan> all = plans(device(), data.problem, 16);
+  Plan plan = *std::max_element(all.begin(), all.end(), [&](const Plan& a, const Plan& b) {
+    return parts(a) < parts(b);
+  });
+  ASSERT_EQ(parts(plan), p.pass == Pass::backward ? 6 : 3);
+  for (PlanStep& step : plan)
+    if (step.config.contains("SEG")) step.config.set("SEG", std::int64_t{8});
+  check(emulator::prepare(device(), data.problem, plan), data);
+}
+
+INSTANTIATE_TEST_SUITE_P(, EmulatedSegments, ::testing::ValuesIn(chunked_passes()),
+                         [](const auto& each) { return name_of(each.param); });
 
 const auto kSeed = [](const auto& each) { return "seed" + std::to_string(each.param); };
 
