@@ -73,7 +73,7 @@ WYVERN_KERNEL(kThreads, 0)
       sum, rows, strip, [&](int r, int s, float P_0, float P_1, float A_0, float A_1) {
         if (r >= chunk.rows) return;
         const int64 at = (row + r * HV) * BT + s;
-        *reinterpret_cast<Float2*>(Aqk + at) = Float2{{P_0, P_1}};
-        *reinterpret_cast<Float2*>(A + at) = Float2{{A_0, A_1}};
+        store_vector(Aqk + at, Float2{{P_0, P_1}});
+        store_vector(A + at, Float2{{A_0, A_1}});
       });
 }

@@ -60,7 +60,7 @@ WYVERN_KERNEL(kThreads, 0)
             *reinterpret_cast<Float2*>(x.at(r, s)) =
                 Float2{{valid ? A_0 : 0.0f, valid ? A_1 : 0.0f}};
             if (valid)
-              *reinterpret_cast<Float2*>(Aqk + (row + r * HV) * BT + s) = Float2{{P_0, P_1}};
+              store_vector(Aqk + (row + r * HV) * BT + s, Float2{{P_0, P_1}});
           });
   }
   const auto load_values = [&](int tile) {

@@ -41,6 +41,6 @@ WYVERN_KERNEL(kThreads, 0)
 #pragma unroll
     for (int j = 0; j < kVector; ++j)
       in[i].at[j] = from_float<DTYPE>(to_float(in[i].at[j]) * factor);
-    *reinterpret_cast<Vector<DTYPE, kVector>*>(y + row * K + vector * kVector) = in[i];
+    store_vector(y + row * K + vector * kVector, in[i]);
   }
 }

@@ -78,7 +78,7 @@ WYVERN_DEVICE void store_run(T* to, const T (&from)[N]) {
     Vector<T, kPart> part;
 #pragma unroll
     for (int j = 0; j < kPart; ++j) part.at[j] = from[i + j];
-    *reinterpret_cast<Vector<T, kPart>*>(to + i) = part;
+    store_vector(to + i, part);
   }
 }
 

@@ -51,7 +51,7 @@ WYVERN_KERNEL(kThreads, 0)
   for_each_decayed<QK_L2NORM>(
       gram, G_tile, beta_tile, rstd_tile, [&](int r, int s, float x, float y) {
         if (r < chunk.rows)
-          *reinterpret_cast<Float2*>(A_chunk + r * (HV * int64{BT}) + s) = Float2{{x, y}};
+          store_vector(A_chunk + r * (HV * int64{BT}) + s, Float2{{x, y}});
       });
   constexpr int kBlocks = BT / 16;
   for (int i = thread_index(); i < BT * kBlocks; i += kThreads) {
@@ -59,6 +59,6 @@ WYVERN_KERNEL(kThreads, 0)
     const int block = i % kBlocks;
     if (r >= chunk.rows || block * 16 <= r) continue;
     for (int s = block * 16; s < block * 16 + 16; s += 4)
-      *reinterpret_cast<Vector<float, 4>*>(A_chunk + r * (HV * int64{BT}) + s) = {};
+      store_vector(A_chunk + r * (HV * int64{BT}) + s, Vector<float, 4>{});
   }
 }

@@ -45,6 +45,7 @@ Block::Block(int threads, std::int64_t shared_bytes, Schedule schedule)
       warps_(static_cast<std::size_t>(threads) / 32) {
   for (int i = 0; i < threads; ++i) threads_.push_back(std::make_unique<Thread>());
   machine_.shared = shared_.data();
+  machine_.shared_bytes = static_cast<long>(shared_bytes_);
   machine_.sync_block = sync_block;
   machine_.collective = collective;
   machine_.copy_async = copy_async;

@@ -31,6 +31,7 @@ struct Machine {
   int thread = 0;
   long block = 0;
   unsigned char* shared = nullptr;
+  long shared_bytes = 0;
   void (*sync_block)() = nullptr;
   void (*collective)(Collective, LaneOperands&) = nullptr;
   void (*copy_async)(void* destination, const void* source, int bytes, bool valid) = nullptr;

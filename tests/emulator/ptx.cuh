@@ -109,6 +109,17 @@ inline uint32 transpose_8x8(uint32 x) {
   return result;
 }
 
+template <int N>
+void store_words(void* to, const uint32 (&x)[N]) {
+  static_assert(N == 2 || N == 4);
+  // The instruction takes aligned addresses of global memory only.
+  const long in_shared = static_cast<unsigned char*>(to) - shared_memory();
+  if (reinterpret_cast<unsigned long>(to) % sizeof(x) != 0 ||
+      (in_shared >= 0 && in_shared < wyvern_machine->shared_bytes))
+    __builtin_trap();
+  __builtin_memcpy(to, x, sizeof(x));
+}
+
 template <int Bytes>
 void copy_async(void* destination, const void* source, bool valid) {
   static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16);

@@ -39,12 +39,13 @@ WYVERN_DEVICE void load_columns(float (&x)[Shape::kVector], const T* from, bool 
 #pragma unroll
   for (int j = 0; j < Shape::kVector; ++j) x[j] = to_float(in.at[j]);
 }
+/// To global memory.
 template <class Shape, class T>
 WYVERN_DEVICE void store_columns(T* to, const float (&x)[Shape::kVector]) {
   Vector<T, Shape::kVector> out;
 #pragma unroll
   for (int j = 0; j < Shape::kVector; ++j) out.at[j] = from_float<T>(x[j]);
-  *reinterpret_cast<Vector<T, Shape::kVector>*>(to) = out;
+  store_vector(to, out);
 }
 
 /// What a thread holds of a chunk.
@@ -81,7 +82,8 @@ template <Segments Which, class Shape, class Add>
 WYVERN_DEVICE void for_segments(const float (&x)[Shape::kVector], int segment, Add&& add) {
   float* const vectors = SharedAllocator().take<float>(Shape::kThreads * Shape::kVector);
   sync_block();  // the last call's vectors have been read
-  store_columns<Shape>(vectors + thread_index() * Shape::kVector, x);
+#pragma unroll
+  for (int j = 0; j < Shape::kVector; ++j) vectors[thread_index() * Shape::kVector + j] = x[j];
   sync_block();
   constexpr bool kBack = Which == Segments::after;
   const int first = kBack ? Shape::kSegments - 1 : 0;

@@ -244,8 +244,7 @@ WYVERN_DEVICE void store_pair(T* to, int64 stride, const Piece& left, const Piec
       const uint32 b = pack<T>(right.x[2 * half], right.x[2 * half + 1]);
       const uint32 other = shuffle_xor(odd ? a : b, 1);
       if (row + 8 * half < rows && col < cols)
-        *reinterpret_cast<Vector<uint32, 2>*>(to + (row + 8 * half) * stride + col) =
-            odd ? Vector<uint32, 2>{{other, b}} : Vector<uint32, 2>{{a, other}};
+        store_words(to + (row + 8 * half) * stride + col, {odd ? other : a, odd ? b : other});
     }
   } else {
 #pragma unroll
@@ -257,7 +256,7 @@ WYVERN_DEVICE void store_pair(T* to, int64 stride, const Piece& left, const Piec
       T* const at = to + r * stride + col;
       if constexpr (sizeof(T) == 4 && Align % 2 == 0) {
         if (col < cols)
-          *reinterpret_cast<Float2*>(at) = Float2{{piece.x[i % 4], piece.x[i % 4 + 1]}};
+          store_vector(at, Float2{{piece.x[i % 4], piece.x[i % 4 + 1]}});
       } else {
         if (col < cols) at[0] = from_float<T>(piece.x[i % 4]);
         if (col + 1 < cols) at[1] = from_float<T>(piece.x[i % 4 + 1]);

@@ -98,6 +98,21 @@ WYVERN_DEVICE float reciprocal_sqrt(float x) { return 1.0f / sqrtf(x); }
 WYVERN_DEVICE float fused_multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 WYVERN_DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
 
+// ---- wide stores --------------------------------------------------------------------------------
+
+/// Eight or sixteen bytes to global memory, aligned to their number, in one access. The compiler
+/// takes assignments of structs apart and does not always join the pieces again.
+WYVERN_DEVICE void store_words(void* to, const uint32 (&x)[2]) {
+  asm volatile("st.global.v2.b32 [%0], {%1,%2};" ::"l"(__cvta_generic_to_global(to)), "r"(x[0]),
+               "r"(x[1])
+               : "memory");
+}
+WYVERN_DEVICE void store_words(void* to, const uint32 (&x)[4]) {
+  asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(__cvta_generic_to_global(to)),
+               "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+               : "memory");
+}
+
 // ---- moving registers inside a warp; every lane must take part ----------------------------------
 
 WYVERN_DEVICE float shuffle(float x, int source_lane) {

@@ -38,7 +38,7 @@ struct RowPart {
       Vector<T, Shape::kVector> out;
 #pragma unroll
       for (int j = 0; j < Shape::kVector; ++j) out.at[j] = from_float<T>(x[i][j]);
-      *reinterpret_cast<Vector<T, Shape::kVector>*>(row + element) = out;
+      store_vector(row + element, out);
     });
   }
 };

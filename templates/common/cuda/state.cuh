@@ -26,8 +26,7 @@ WYVERN_DEVICE void store_transposed(T* to, int64 stride, const Piece& piece, int
     const uint32 high = transpose_8x8(pack<T>(piece.x[2], piece.x[3]));
     const int row = lane_index() / 4;
     const int col = lane_index() % 4 * 4;
-    if (row < rows && col < cols)
-      *reinterpret_cast<Vector<uint32, 2>*>(to + row * stride + col) = {{low, high}};
+    if (row < rows && col < cols) store_words(to + row * stride + col, {low, high});
   } else {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

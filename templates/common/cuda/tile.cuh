@@ -38,6 +38,32 @@ WYVERN_DEVICE Vector<T, N> load(const T* from) {
   return *reinterpret_cast<const Vector<T, N>*>(from);
 }
 
+WYVERN_DEVICE uint32 word_of(float x) { return float_bits(x); }
+WYVERN_DEVICE uint32 word_of(uint32 x) { return x; }
+
+/// Writes N elements to global memory at `to`, which is a multiple of N elements from a 16-byte
+/// boundary.
+template <class T, int N>
+WYVERN_DEVICE void store_vector(T* to, const Vector<T, N>& x) {
+  constexpr int kWords = N * static_cast<int>(sizeof(T)) / 4;
+  if constexpr (kWords == 0) {
+    *to = x.at[0];
+  } else {
+    uint32 words[kWords];
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      if constexpr (sizeof(T) == 2)
+        words[i] = x.at[2 * i].bits | static_cast<uint32>(x.at[2 * i + 1].bits) << 16U;
+      else
+        words[i] = word_of(x.at[i]);
+    }
+    if constexpr (kWords == 1)
+      *reinterpret_cast<uint32*>(to) = words[0];
+    else
+      store_words(to, words);
+  }
+}
+
 /// A row-major tile in shared memory. Eight elements of padding a row keep fragment loads free of
 /// bank conflicts: 16-byte rows of ldmatrix for 16-bit types, pairs of floats for fp32.
 template <class T, int Rows, int Cols>

@@ -269,6 +269,6 @@ WYVERN_DEVICE void store_inverse(const Tile<float, Size, Size>& x, T* to, int64 
 #pragma unroll
     for (int j = 0; j < kVector; ++j)
       out.at[j] = from_float<T>(s + j <= r ? *x.at(r, s + j) : 0.0f);
-    *reinterpret_cast<Vector<T, kVector>*>(to + r * stride + s) = out;
+    store_vector(to + r * stride + s, out);
   }
 }
