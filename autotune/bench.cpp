@@ -41,14 +41,19 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 }  // namespace
 
+Bench::Trial::Trial(const Device& device, const Problem& problem, std::uint64_t seed,
+                    Runtime& runtime)
+    : tensors(device, problem, seed, true), reference(wyvern::reference(problem, tensors.host())) {
+  tensors.keep(runtime);
+}
+
 Bench::Bench(const Device& device, const Problem& problem, std::shared_ptr<Cache> cache,
              std::uint64_t seed)
     : device_(device), runtime_(options_for(std::move(cache))),
-      full_(device, problem, seed, false), small_(device, reduced(problem), seed + 1, true),
-      reference_(reference(small_.problem(), small_.host())),
+      full_(device, problem, seed, false), seed_(seed),
+      small_(device, reduced(problem), seed + 1, runtime_),
       stream_(device.impl().make_stream()), timer_(device.impl().make_timer()) {
   full_.keep(runtime_);
-  small_.keep(runtime_);
   if (!device.info().cuda) return;
   flush_bytes_ = static_cast<std::size_t>(2 * device.impl().cache_bytes());
   flush_ = device.allocate(flush_bytes_);
@@ -57,7 +62,7 @@ Bench::Bench(const Device& device, const Problem& problem, std::shared_ptr<Cache
 Outcome Bench::measure(const Plan& plan, std::size_t step, double bar) {
   Outcome outcome;
   outcome.ran = true;
-  check(plan, outcome);
+  check(small_, plan, outcome);
   if (outcome.status != Status::ok) return outcome;
   const auto op = prepare(full_.problem(), plan, outcome);
   if (!op) return outcome;
@@ -84,27 +89,39 @@ std::optional<Operator> Bench::prepare(const Problem& problem, const Plan& plan,
   }
 }
 
-/// Runs the plan on the reduced problem, outputs and workspace poisoned, against the oracle.
-void Bench::check(const Plan& plan, Outcome& outcome) {
-  const auto op = prepare(small_.problem(), plan, outcome);
+/// Runs the plan on the trial's problem, outputs and workspace poisoned, against the oracle.
+void Bench::check(Trial& trial, const Plan& plan, Outcome& outcome) {
+  const ProblemTensors& tensors = trial.tensors;
+  const auto op = prepare(tensors.problem(), plan, outcome);
   if (!op) return;
   grow(small_workspace_, device_, op->workspace_bytes());
   void* const memory = small_workspace_.memory.get();
-  small_.poison();
+  tensors.poison();
   if (op->workspace_bytes() != 0) device_.fill(memory, 0xFF, op->workspace_bytes());
   device_.synchronize();
-  op->launch(small_.device(), memory, stream_.get());
+  op->launch(tensors.device(), memory, stream_.get());
   device_.synchronize(stream_.get());
-  small_.fetch();
+  tensors.fetch();
   outcome.status = Status::ok;
-  for (const auto& [name, wanted] : reference_) {
-    const double error = relative_error(small_.host().tensor(name), wanted);
-    const double bound = error_bound(small_.problem(), name);
+  for (const auto& [name, wanted] : trial.reference) {
+    const double error = relative_error(tensors.host().tensor(name), wanted);
+    const double bound = error_bound(tensors.problem(), name);
     outcome.error = std::max(outcome.error, error);
     if (error <= bound) continue;
     outcome.status = Status::wrong;
     outcome.detail = fmt::format("{} is off by {:.2e}; the bound is {:.0e}", name, error, bound);
   }
+}
+
+/// The same on sequences of several segments, where the reduced problem's have one. It takes the
+/// oracle seconds, so that only plans that have come far are worth it.
+void Bench::check_segments(const Plan& plan, Outcome& outcome) {
+  const PlanShape shape = shape_of(plan);
+  const std::int64_t segment = shape.BT * shape.SEG;
+  if (2 * segment <= small_.tensors.problem().T) return;
+  const auto [at, is_new] = long_.try_emplace(
+      segment, device_, reduced(full_.problem(), segment), seed_ + 2, runtime_);
+  check(at->second, plan, outcome);
 }
 
 /// Makes room; false when there was enough. New memory is touched once, so that no first launch
@@ -192,7 +209,8 @@ std::vector<Outcome> Bench::compare(const std::vector<Plan>& plans, double secon
   std::vector<std::optional<Operator>> operators(plans.size());
   for (std::size_t i = 0; i < plans.size(); ++i) {
     at(i);
-    check(plans[i], outcomes[i]);
+    check(small_, plans[i], outcomes[i]);
+    if (outcomes[i].status == Status::ok) check_segments(plans[i], outcomes[i]);
     if (outcomes[i].status == Status::ok)
       operators[i] = prepare(full_.problem(), plans[i], outcomes[i]);
     if (!operators[i]) continue;

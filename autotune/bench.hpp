@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -23,20 +24,29 @@ class Bench {
   Bench(const Device& device, const Problem& problem, std::shared_ptr<Cache> cache,
         std::uint64_t seed);
 
-  /// Checks the plan, then times its step `step` alone, unless clearly slower than `bar` us. The
+  /// Checks the plan on the reduced problem, then times its step `step` alone, unless clearly slower than `bar` us. The
   /// step's inputs are what the steps before it computed.
   Outcome measure(const Plan& plan, std::size_t step, double bar);
 
-  /// Checks each plan and times the whole operators in turn for about `seconds`. `at` is called
-  /// with a plan's index before anything is done with it for the first time.
+  /// Checks each plan, one that splits scans on sequences of several segments too, and times the
+  /// whole operators in turn for about `seconds`. `at` is called with a plan's index before anything
+  /// is done with it for the first time.
   std::vector<Outcome> compare(const std::vector<Plan>& plans, double seconds,
                                const std::function<void(std::size_t)>& at);
 
   std::int64_t compiled() const { return runtime_.compiled(); }
 
  private:
+  /// A problem to check plans on, and what its outputs are.
+  struct Trial {
+    ProblemTensors tensors;
+    Reference reference;
+    Trial(const Device& device, const Problem& problem, std::uint64_t seed, Runtime& runtime);
+  };
+
   std::optional<Operator> prepare(const Problem& problem, const Plan& plan, Outcome& outcome);
-  void check(const Plan& plan, Outcome& outcome);
+  void check(Trial& trial, const Plan& plan, Outcome& outcome);
+  void check_segments(const Plan& plan, Outcome& outcome);
   void* workspace(const Operator& op);
   void run_before(const Operator& op, std::size_t step);
   std::vector<double> sample_step(const Operator& op, std::size_t step, double bar, bool& rejected);
@@ -46,8 +56,10 @@ class Bench {
 
   Device device_;
   Runtime runtime_;
-  ProblemTensors full_, small_;
-  Reference reference_;  ///< of small_
+  ProblemTensors full_;
+  std::uint64_t seed_;
+  Trial small_;
+  std::map<std::int64_t, Trial> long_;  ///< by the tokens of a segment
   std::shared_ptr<void> stream_;
   std::unique_ptr<Timer> timer_;
   std::shared_ptr<void> flush_;  ///< larger than the cache; null on the CPU

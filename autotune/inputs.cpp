@@ -164,7 +164,7 @@ bool is_kept(const TensorSpec& spec) {
 
 }  // namespace
 
-Problem reduced(const Problem& problem) {
+Problem reduced(const Problem& problem, std::int64_t segment) {
   Problem small = problem;
   small.B = 1;
   small.N = problem.packed ? 3 : 1;
@@ -176,7 +176,7 @@ Problem reduced(const Problem& problem) {
     return small;
   }
   const auto sizes = chunk_sizes(problem);
-  small.T = 2 * *std::max_element(sizes.begin(), sizes.end()) + 17;
+  small.T = 2 * std::max(*std::max_element(sizes.begin(), sizes.end()), segment) + 17;
   return small;
 }
 

@@ -14,8 +14,9 @@
 namespace wyvern {
 
 /// A problem small enough to check against the oracle, compiled to the same kernels: a few chunks
-/// and a remainder of even the largest chunk size, and for a packed batch an empty sequence.
-Problem reduced(const Problem& problem);
+/// and a remainder of even the largest chunk size, and for a packed batch an empty sequence. Where
+/// scans are split every `segment` tokens, a sequence of several segments.
+Problem reduced(const Problem& problem, std::int64_t segment = 0);
 
 /// The tensors of one problem. Rows of k have length 1, beta is in (0, 1) or logits, g in [-0.5, 0]
 /// or raw gate inputs; past some megabytes the rows of a tensor repeat. Same seed, same values.

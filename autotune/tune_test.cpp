@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "autotune/bench.hpp"
 #include "autotune/inputs.hpp"
 #include "autotune/protocol.hpp"
 #include "autotune/space.hpp"
@@ -16,6 +17,7 @@
 #include "cache/cache.hpp"
 #include "compiler/compiler.hpp"
 #include "runtime/device_impl.hpp"
+#include "runtime/plan.hpp"
 
 namespace wyvern {
 namespace {
@@ -188,6 +190,19 @@ TEST(Space, SplitsEitherScanOfABackwardPassOrBoth) {
   EXPECT_TRUE((layers.contains({64, 8})));
 }
 
+TEST_F(TuneTest, SplitPlansAreCheckedOnSeveralSegments) {
+  const Device device = Device::open("cpu");
+  Problem problem = small_problem();
+  problem.T = 5000;
+  std::vector<Plan> plans = enumerate_plans(problem, device.impl().target(), 16);
+  std::erase_if(plans, [](const Plan& plan) { return shape_of(plan).SEG == 0; });
+  ASSERT_FALSE(plans.empty());
+  Bench bench(device, problem, std::make_shared<Cache>(directory_), 5);
+  const Outcome outcome = bench.compare({plans.front()}, 0.01, [](std::size_t) {}).front();
+  EXPECT_EQ(outcome.status, Status::ok) << outcome.detail;
+  EXPECT_FALSE(outcome.samples.empty());
+}
+
 TEST(Inputs, TheReducedProblemHasAnEmptySequenceAndARemainder) {
   Problem problem = small_problem();
   problem.packed = true;
@@ -201,6 +216,18 @@ TEST(Inputs, TheReducedProblemHasAnEmptySequenceAndARemainder) {
   validate_seqlens(small, offsets);
   EXPECT_EQ(offsets[1], offsets[2]);
   EXPECT_NE((offsets[3] - offsets[2]) % 16, 0);
+}
+
+TEST(Inputs, TheReducedProblemHasSegmentsWhereScansAreSplit) {
+  Problem problem = small_problem();
+  problem.T = 50000;
+  EXPECT_GT(reduced(problem, 1024).T, 2 * 1024);
+  EXPECT_EQ(reduced(problem, 8).T, reduced(problem).T);
+  problem.packed = true;
+  problem.N = 9;
+  const ProblemTensors tensors(Device::open("cpu"), reduced(problem, 1024), 3, true);
+  const auto offsets = tensors.host().cu_seqlens_host;
+  EXPECT_GT(std::max(offsets[1] - offsets[0], offsets[3] - offsets[2]), 1024);
 }
 
 TEST(Protocol, ProblemsSurviveTheTrip) {
