@@ -42,8 +42,9 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 }  // namespace
 
 Bench::Trial::Trial(const Device& device, const Problem& problem, std::uint64_t seed,
-                    Runtime& runtime)
-    : tensors(device, problem, seed, true), reference(wyvern::reference(problem, tensors.host())) {
+                    Runtime& runtime, float gates)
+    : tensors(device, problem, seed, true, gates),
+      reference(wyvern::reference(problem, tensors.host())) {
   tensors.keep(runtime);
 }
 
@@ -113,14 +114,16 @@ void Bench::check(Trial& trial, const Plan& plan, Outcome& outcome) {
   }
 }
 
-/// The same on sequences of several segments, where the reduced problem's have one. It takes the
-/// oracle seconds, so that only plans that have come far are worth it.
+/// The same on sequences of several segments, where the reduced problem's have one, with gates so
+/// weak that a segment passes its state on. It takes the oracle seconds, so that only plans that have
+/// come far are worth it.
 void Bench::check_segments(const Plan& plan, Outcome& outcome) {
   const PlanShape shape = shape_of(plan);
   const std::int64_t segment = shape.BT * shape.SEG;
   if (2 * segment <= small_.tensors.problem().T) return;
-  const auto [at, is_new] = long_.try_emplace(
-      segment, device_, reduced(full_.problem(), segment), seed_ + 2, runtime_);
+  const auto [at, is_new] =
+      long_.try_emplace(segment, device_, reduced(full_.problem(), segment), seed_ + 2, runtime_,
+                        6.0F / static_cast<float>(segment));
   check(at->second, plan, outcome);
 }
 

@@ -41,7 +41,8 @@ class Bench {
   struct Trial {
     ProblemTensors tensors;
     Reference reference;
-    Trial(const Device& device, const Problem& problem, std::uint64_t seed, Runtime& runtime);
+    Trial(const Device& device, const Problem& problem, std::uint64_t seed, Runtime& runtime,
+          float gates = 1);
   };
 
   std::optional<Operator> prepare(const Problem& problem, const Plan& plan, Outcome& outcome);

@@ -71,9 +71,9 @@ class ProblemTensors::Source {
   explicit Source(std::uint64_t seed) : random_(seed) {}
   std::mt19937_64& engine() { return random_; }
 
-  std::function<void(std::span<float>)> normal(float deviation) {
-    return [this, deviation](std::span<float> row) {
-      for (float& value : row) value = deviation * normal_(random_);
+  std::function<void(std::span<float>)> normal(float deviation, float mean = 0) {
+    return [this, deviation, mean](std::span<float> row) {
+      for (float& value : row) value = mean + deviation * normal_(random_);
     };
   }
   std::function<void(std::span<float>)> unit() {
@@ -107,11 +107,13 @@ constexpr std::int64_t kDecodedTokens = 3;
 /// How the values of an input are drawn; `cu_seqlens` and `state_index` are not.
 template <class Source>
 std::function<void(std::span<float>)> values_of(std::string_view name, const Problem& p,
-                                                Source& source) {
+                                                float gates, Source& source) {
   if (name == "q" || name == "k") return p.use_qk_l2norm ? source.normal(1) : source.unit();
   if (name == "beta")
     return p.use_beta_sigmoid ? source.normal(1) : source.uniform(0.05F, 0.95F);
-  if (name == "g") return p.use_gate_in_kernel ? source.normal(1) : source.uniform(-0.5F, 0.0F);
+  if (name == "g")  // softplus and sigmoid are all but exp where they are small
+    return p.use_gate_in_kernel ? source.normal(1, std::log(gates))
+                                : source.uniform(-0.5F * gates, 0.0F);
   if (name == "A_log") return source.uniform(-3, 0);
   if (name == "initial_state" || name == "state" || name == "dht") return source.normal(0.1F);
   return source.normal(1);
@@ -181,8 +183,9 @@ Problem reduced(const Problem& problem, std::int64_t segment) {
 }
 
 ProblemTensors::ProblemTensors(const Device& device, const Problem& problem, std::uint64_t seed,
-                               bool keep_host)
-    : on_(device), problem_(problem), keep_host_(keep_host), specs_(tensor_specs(problem)) {
+                               bool keep_host, float gates)
+    : on_(device), problem_(problem), keep_host_(keep_host), gates_(gates),
+      specs_(tensor_specs(problem)) {
   std::erase_if(specs_, [](const TensorSpec& spec) { return !spec.present; });
   Source source(seed);
   for (const TensorSpec& spec : specs_) add(spec, content_of(spec, source));
@@ -201,7 +204,7 @@ Bytes ProblemTensors::content_of(const TensorSpec& spec, Source& source) {
   const std::int64_t elements = shaped(spec).elements();
   const std::int64_t width = spec.shape[static_cast<std::size_t>(spec.rank - 1)];
   return rows_of(width == 0 ? 0 : elements / width, width, spec.dtype,
-                 values_of(spec.name, problem_, source));
+                 values_of(spec.name, problem_, gates_, source));
 }
 
 void ProblemTensors::add(const TensorSpec& spec, Bytes content) {

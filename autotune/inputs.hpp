@@ -19,12 +19,12 @@ namespace wyvern {
 Problem reduced(const Problem& problem, std::int64_t segment = 0);
 
 /// The tensors of one problem. Rows of k have length 1, beta is in (0, 1) or logits, g in [-0.5, 0]
-/// or raw gate inputs; past some megabytes the rows of a tensor repeat. Same seed, same values.
+/// or raw gate inputs, or `gates` times that; past some megabytes the rows of a tensor repeat. Same seed, same values.
 class ProblemTensors {
  public:
   /// Without `keep_host` there is no host copy, and host() and fetch() are not to be used.
   ProblemTensors(const Device& device, const Problem& problem, std::uint64_t seed,
-                 bool keep_host);
+                 bool keep_host, float gates = 1);
 
   const Problem& problem() const { return problem_; }
   const Arguments& device() const { return device_arguments_; }
@@ -49,6 +49,7 @@ class ProblemTensors {
   Device on_;
   Problem problem_;
   bool keep_host_;
+  float gates_;
   std::vector<TensorSpec> specs_;  ///< those that are present
   Arguments device_arguments_, host_arguments_;
   std::vector<std::shared_ptr<void>> device_memory_;
