@@ -115,8 +115,8 @@ void Bench::check(Trial& trial, const Plan& plan, Outcome& outcome) {
 }
 
 /// The same on sequences of several segments, where the reduced problem's have one, with gates so
-/// weak that a segment passes its state on. It takes the oracle seconds, so that only plans that have
-/// come far are worth it.
+/// weak that a segment passes its state on. It takes the oracle seconds, so that only plans that
+/// have come far are worth it.
 void Bench::check_segments(const Plan& plan, Outcome& outcome) {
   const PlanShape shape = shape_of(plan);
   const std::int64_t segment = shape.BT * shape.SEG;

@@ -24,13 +24,13 @@ class Bench {
   Bench(const Device& device, const Problem& problem, std::shared_ptr<Cache> cache,
         std::uint64_t seed);
 
-  /// Checks the plan on the reduced problem, then times its step `step` alone, unless clearly slower than `bar` us. The
-  /// step's inputs are what the steps before it computed.
+  /// Checks the plan on the reduced problem, then times its step `step` alone, unless clearly
+  /// slower than `bar` us. The step's inputs are what the steps before it computed.
   Outcome measure(const Plan& plan, std::size_t step, double bar);
 
-  /// Checks each plan, one that splits scans on sequences of several segments too, and times the
-  /// whole operators in turn for about `seconds`. `at` is called with a plan's index before anything
-  /// is done with it for the first time.
+  /// Checks each plan, one that splits scans on sequences of several segments too, and times whole
+  /// operators in turn for about `seconds`. `at` is called with a plan's index before anything is
+  /// done with it for the first time.
   std::vector<Outcome> compare(const std::vector<Plan>& plans, double seconds,
                                const std::function<void(std::size_t)>& at);
 

@@ -19,7 +19,8 @@ namespace wyvern {
 Problem reduced(const Problem& problem, std::int64_t segment = 0);
 
 /// The tensors of one problem. Rows of k have length 1, beta is in (0, 1) or logits, g in [-0.5, 0]
-/// or raw gate inputs, or `gates` times that; past some megabytes the rows of a tensor repeat. Same seed, same values.
+/// or raw gate inputs, or `gates` times that; past some megabytes the rows of a tensor repeat. Same
+/// seed, same values.
 class ProblemTensors {
  public:
   /// Without `keep_host` there is no host copy, and host() and fetch() are not to be used.
@@ -34,8 +35,8 @@ class ProblemTensors {
   /// What the backward pass of a problem with disable_recompute reads, from a forward pass.
   void keep(Runtime& runtime);
 
-  /// Fills the outputs with bytes that are NaN in every dtype, and gives what is in and out its first
-  /// content back (where there is a host copy).
+  /// Fills the outputs with bytes that are NaN in every dtype, and gives what is in and out its
+  /// first content back (where there is a host copy).
   void poison() const;
   /// Copies the outputs to host().
   void fetch() const;
