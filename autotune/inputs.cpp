@@ -177,7 +177,7 @@ Problem reduced(const Problem& problem, std::int64_t segment) {
     small.state_slots = problem.state_index ? 5 : 0;
     return small;
   }
-  const auto sizes = chunk_sizes(problem);
+  const auto sizes = chunk_sizes(problem, DeviceKind::cuda);  // in any order
   small.T = 2 * std::max(*std::max_element(sizes.begin(), sizes.end()), segment) + 17;
   return small;
 }

@@ -37,14 +37,14 @@ class Builder {
         floor_(precision_floor(problem)),
         problem_(problem),
         uses_(stage_uses(problem)),
-        scans_(find_scans()) {}
+        scans_(splittable_scans(uses_, target.device)) {}
 
   SearchSpace build() {
     space_.uses = uses_.size();
     const std::vector<std::set<std::size_t>> choices = split_choices();
-    for (const std::int64_t BT : chunk_sizes(problem_)) {
+    for (const std::int64_t BT : chunk_sizes(problem_, target_.device)) {
       add_layer({BT, 0}, {});
-      for (const std::int64_t SEG : segment_lengths(BT))
+      for (const std::int64_t SEG : lengths_to_try(BT))
         for (const std::set<std::size_t>& split : choices) add_layer({BT, SEG}, split);
     }
     if (space_.layers.empty())
@@ -59,31 +59,13 @@ class Builder {
  private:
   /// Chunks a segment worth trying: splitting pays where there are too few chains to fill a device,
   /// and sequences of several segments.
-  std::vector<std::int64_t> segment_lengths(std::int64_t BT) const {
-    std::vector<std::int64_t> lengths;
-    if (problem_.N == 0 || problem_.N * problem_.HV > kManyChains) return lengths;
-    for (const Template& t : all_templates()) {
-      const Tunable* tunable = t.device == target_.device ? t.tunable("SEG") : nullptr;
-      if (tunable == nullptr) continue;
-      for (const Value& value : tunable->values)
-        if (const auto SEG = std::get<std::int64_t>(value);
-            problem_.B * problem_.T >= 2 * SEG * BT * problem_.N)
-          lengths.push_back(SEG);
-      break;  // they all have the same
-    }
+  std::vector<std::int64_t> lengths_to_try(std::int64_t BT) const {
+    if (problem_.N == 0 || problem_.N * problem_.HV > kManyChains) return {};
+    std::vector<std::int64_t> lengths = segment_lengths(target_.device);
+    std::erase_if(lengths, [&](std::int64_t SEG) {
+      return problem_.B * problem_.T < 2 * SEG * BT * problem_.N;
+    });
     return lengths;
-  }
-
-  /// The first uses of scans that templates carry out whole as well as in segments.
-  std::vector<std::size_t> find_scans() const {
-    std::vector<std::size_t> found;
-    for (std::size_t first = 0; first < uses_.size(); ++first) {
-      const std::vector<const Template*> all = covers(uses_, first, target_.device);
-      const auto whole = std::count_if(
-          all.begin(), all.end(), [](const Template* t) { return t->tunable("SEG") == nullptr; });
-      if (whole > 0 && std::ssize(all) > whole) found.push_back(first);
-    }
-    return found;
   }
 
   /// Every way to split at least one scan, all of them first.

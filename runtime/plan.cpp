@@ -15,6 +15,9 @@ namespace {
 
 // 64 is what the peers use everywhere; smaller ones fit small shared memories.
 constexpr std::array<std::int64_t, 4> kChunkSizes{64, 32, 128, 16};
+// kda's backward pass on a GPU: its kernels hold gates per channel, and with half as many rows twice
+// as many blocks fit on a multiprocessor (one H200, 2026-11-21: 64 heads, 8192 tokens 13% faster).
+constexpr std::array<std::int64_t, 4> kSmallChunksFirst{32, 64, 128, 16};
 
 /// Appends every plan that starts with `plan` and covers uses[first] and what follows.
 void extend(const Problem& problem, std::span<const StageUse> uses, std::size_t first,
@@ -34,23 +37,30 @@ void extend(const Problem& problem, std::span<const StageUse> uses, std::size_t 
   }
 }
 
-/// The plan with the fewest kernels, of equals the first that enumerate_plans lists.
+/// The plan with the fewest kernels, of equals the first that enumerate_plans lists. With a SEG all scans
+/// are split, without none.
 std::optional<Plan> shortest_plan(const Problem& problem, std::span<const StageUse> uses,
-                                  const Target& target, std::int64_t BT) {
+                                  const Target& target, PlanShape shape) {
   struct Best {
     std::size_t kernels = 0, next = 0;  // kernels 0: no way to the end
     PlanStep step;
   };
+  const std::vector<std::size_t> scans = splittable_scans(uses, target.device);
   std::vector<Best> best(uses.size());
   for (std::size_t first = uses.size(); first-- > 0;)
     for (const Template* t : covers(uses, first, target.device)) {
       const std::size_t next = first + t->stages.size();
+      const bool split = t->tunable("SEG") != nullptr;
+      const bool whole = !split && std::any_of(scans.begin(), scans.end(), [&](std::size_t scan) {
+        return first <= scan && scan < next;
+      });
+      if (shape.SEG == 0 ? split : whole) continue;
       if (next < uses.size() && best[next].kernels == 0) continue;
       const std::size_t kernels = 1 + (next < uses.size() ? best[next].kernels : 0);
       if (best[first].kernels != 0 && best[first].kernels <= kernels) continue;
       const Values constants = step_constants(problem, uses.subspan(first, t->stages.size()));
       const auto config =
-          default_config(*t, constants, target.limits, precision_floor(problem), BT);
+          default_config(*t, constants, target.limits, precision_floor(problem), shape);
       if (config) best[first] = {kernels, next, {t->id(), *config}};
     }
   if (best.front().kernels == 0) return {};
@@ -58,6 +68,40 @@ std::optional<Plan> shortest_plan(const Problem& problem, std::span<const StageU
   for (std::size_t use = 0; use < uses.size(); use = best[use].next)
     plan.push_back(best[use].step);
   return plan;
+}
+
+/// Chunks a segment for the default plan, 0: better not split. The unit of time is a chunk in one block of
+/// a scan. Blocks beyond one a multiprocessor take turns: on an H200 a chunk of D = 128 takes 2.3 us as
+/// long as every block has a multiprocessor to itself, and as much again for every further block. A
+/// split scan walks its chunks twice, first for what segments do to a state, M (K columns) and R (V
+/// columns), then from the states that combine carried past them, about a chunk's time each.
+std::int64_t default_segment(const Problem& problem, const Target& target, std::int64_t BT) {
+  if (target.multiprocessors == 0 || problem.pass == Pass::recurrent || problem.N == 0) return 0;
+  constexpr std::int64_t kColumns = 64;  // of the state in a block, as the scans' defaults have it
+  const auto tiles = [](std::int64_t columns) { return (columns + kColumns - 1) / kColumns; };
+  const auto turns = [&](std::int64_t blocks) {
+    return std::max(1.0, static_cast<double>(blocks) / target.multiprocessors);
+  };
+  const std::int64_t chains = problem.N * problem.HV;
+  const std::int64_t chunks = problem.B * problem.T / problem.N / BT;
+  // Kernels are added, and the estimate is rough: only a clear gain counts. On one H200, 2026-11-21, an
+  // estimate of 0.43 brought a forward pass from 0.349 to 0.204 ms, one of 0.38 another from 1.458 to
+  // 0.833, and one of 0.74 nothing (0.130 and 0.134).
+  double best = 0.6 * static_cast<double>(chunks) * turns(chains * tiles(problem.V));
+  std::int64_t length = 0;
+  for (const std::int64_t SEG : segment_lengths(target.device)) {
+    if (chunks < 2 * SEG) continue;
+    const std::int64_t segments = (chunks + SEG - 1) / SEG;
+    const double first = turns(chains * segments * (tiles(problem.K) + tiles(problem.V)));
+    const double second = turns(chains * segments * tiles(problem.V));
+    const double time =
+        static_cast<double>(SEG) * (first + second) + static_cast<double>(segments);
+    if (time < best) {
+      best = time;
+      length = SEG;
+    }
+  }
+  return length;
 }
 
 }  // namespace
@@ -122,6 +166,29 @@ std::vector<const Template*> covers(std::span<const StageUse> uses, std::size_t 
   return found;
 }
 
+std::vector<std::size_t> splittable_scans(std::span<const StageUse> uses, DeviceKind device) {
+  std::vector<std::size_t> found;
+  for (std::size_t first = 0; first < uses.size(); ++first) {
+    const std::vector<const Template*> all = covers(uses, first, device);
+    const auto whole = std::count_if(all.begin(), all.end(), [](const Template* t) {
+      return t->tunable("SEG") == nullptr;
+    });
+    if (whole > 0 && std::ssize(all) > whole) found.push_back(first);
+  }
+  return found;
+}
+
+std::vector<std::int64_t> segment_lengths(DeviceKind device) {
+  std::vector<std::int64_t> lengths;
+  for (const Template& t : all_templates()) {
+    const Tunable* tunable = t.device == device ? t.tunable("SEG") : nullptr;
+    if (tunable == nullptr) continue;
+    for (const Value& value : tunable->values) lengths.push_back(std::get<std::int64_t>(value));
+    break;  // they all have the same
+  }
+  return lengths;
+}
+
 std::vector<std::size_t> match(std::span<const StageUse> uses, const Plan& plan) {
   std::vector<std::size_t> starts{0};
   for (const PlanStep& step : plan) {
@@ -155,10 +222,13 @@ std::vector<Plan> enumerate_plans(const Problem& problem, const Target& target, 
 }
 
 Plan default_plan(const Problem& problem, const Target& target) {
-  const std::span<const std::int64_t> sizes = chunk_sizes(problem);
+  const std::span<const std::int64_t> sizes = chunk_sizes(problem, target.device);
   const std::vector<StageUse> uses = stage_uses(problem);
-  for (const std::int64_t BT : sizes)
+  for (const std::int64_t BT : sizes) {
+    if (const std::int64_t SEG = default_segment(problem, target, BT); SEG != 0)
+      if (std::optional<Plan> plan = shortest_plan(problem, uses, target, {BT, SEG})) return *plan;
     if (std::optional<Plan> plan = shortest_plan(problem, uses, target, BT)) return *plan;
+  }
   throw Error(ErrorKind::kUnavailable,
               fmt::format("{} ({}) with K = {}, V = {}, {}{} fits no template on {} ({} bytes of "
                           "shared memory a block)",
@@ -168,8 +238,10 @@ Plan default_plan(const Problem& problem, const Target& target) {
                           target.name(), target.limits.shared_bytes));
 }
 
-std::span<const std::int64_t> chunk_sizes(const Problem& problem) {
-  const std::span<const std::int64_t> all(kChunkSizes);
+std::span<const std::int64_t> chunk_sizes(const Problem& problem, DeviceKind device) {
+  const bool small_first =
+      device == DeviceKind::cuda && problem.op == "kda" && problem.pass == Pass::backward;
+  const std::span<const std::int64_t> all(small_first ? kSmallChunksFirst : kChunkSizes);
   if (problem.pass == Pass::recurrent) return all.first(1);  // no template has a chunk size
   const bool kept = problem.disable_recompute || problem.return_intermediate_states;
   if (!problem.chunk_size && !kept) return all;

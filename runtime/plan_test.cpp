@@ -69,8 +69,41 @@ TEST(Plans, SplitEitherScanOfABackwardPassOrBoth) {
     EXPECT_EQ(shape_of(plan).SEG != 0, has("fwd_h_resume") || has("bwd_dhu_resume"));
   }
   EXPECT_EQ(split.size(), 4U);
-  for (const Target& any : {target, host_target()})
-    EXPECT_EQ(shape_of(default_plan(p, any)).SEG, 0);
+}
+
+TEST(Plans, SplitScansByDefaultWhereFewChainsWouldLeaveAGpuIdle) {
+  Target target = cuda_target("sm_90a");
+  Problem p = gated();
+  p.K = p.V = 128;
+  const auto segment = [&](std::int64_t B, std::int64_t T, std::int64_t HV) {
+    p.B = p.N = B, p.T = T, p.H = p.HV = HV;
+    return shape_of(default_plan(p, target)).SEG;
+  };
+  EXPECT_EQ(segment(1, 8192, 8), 0);  // an architecture alone says nothing of how many wait
+  target.multiprocessors = 132;
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    p.pass = pass;
+    EXPECT_GE(segment(1, 8192, 8), 8);
+    EXPECT_GE(segment(1, 32768, 4), segment(1, 8192, 4));
+    EXPECT_EQ(segment(1, 8192, 64), 0);
+    EXPECT_EQ(segment(16, 8192, 8), 0);
+    EXPECT_EQ(segment(1, 512, 8), 0);
+    EXPECT_EQ(segment(1, 2048, 12), 0);
+    EXPECT_EQ(segment(0, 8192, 8), 0);
+    segment(1, 8192, 8);
+    const std::vector<std::string> steps = names(default_plan(p, target));
+    const std::size_t scans = pass == Pass::backward ? 2 : 1;
+    EXPECT_EQ(std::count(steps.begin(), steps.end(), "fwd_h_combine") +
+                  std::count(steps.begin(), steps.end(), "bwd_dhu_combine"),
+              std::ptrdiff_t(scans));
+    for (const char* whole : {"fwd_h", "bwd_dhu"})
+      EXPECT_EQ(std::count(steps.begin(), steps.end(), whole), 0);
+  }
+  p.packed = true;
+  p.B = 1, p.N = 2, p.T = 2 * 8192;
+  p.H = p.HV = 4;
+  EXPECT_GE(shape_of(default_plan(p, target)).SEG, 8);
+  EXPECT_EQ(shape_of(default_plan(p, host_target())).SEG, 0);
 }
 
 TEST(Plans, SumTheGateInFp32WhateverItsInput) {

@@ -167,6 +167,7 @@ std::vector<Config> space(const Template& t, const Values& constants, const Limi
 std::optional<Config> default_config(const Template& t, const Values& constants,
                                      const Limits& limits, Precision floor, PlanShape shape) {
   Config config = t.fallback(constants, limits, shape.BT);
+  if (shape.SEG != 0 && t.tunable("SEG") != nullptr) config.set("SEG", shape.SEG);
   if (within(config, floor, shape) && t.illegal(constants, config, limits).empty()) return config;
   const std::vector<Config> legal = space(t, constants, limits, floor, shape);
   if (legal.empty()) return {};

@@ -73,7 +73,7 @@ void check_tunables(const Template& t, const Config& given) {
 Config complete(const Template& t, const Values& constants, const Target& target,
                 const Config& given) {
   check_tunables(t, given);
-  const auto all = chunk_sizes(Problem{});
+  const auto all = chunk_sizes(Problem{}, target.device);
   std::vector<std::int64_t> sizes(all.begin(), all.end());
   if (given.contains("BT")) sizes = {given.integer("BT")};
   std::string reason;
