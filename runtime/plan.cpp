@@ -37,8 +37,8 @@ void extend(const Problem& problem, std::span<const StageUse> uses, std::size_t 
   }
 }
 
-/// The plan with the fewest kernels, of equals the first that enumerate_plans lists. With a SEG all scans
-/// are split, without none.
+/// The plan with the fewest kernels, of equals the first that enumerate_plans lists. With a SEG all
+/// scans are split, without none.
 std::optional<Plan> shortest_plan(const Problem& problem, std::span<const StageUse> uses,
                                   const Target& target, PlanShape shape) {
   struct Best {
@@ -70,8 +70,8 @@ std::optional<Plan> shortest_plan(const Problem& problem, std::span<const StageU
   return plan;
 }
 
-/// Chunks a segment for the default plan, 0: better not split. The unit of time is a chunk in one block of
-/// a scan. Blocks beyond one a multiprocessor take turns: on an H200 a chunk of D = 128 takes 2.3 us as
+/// Chunks a segment for the default plan, 0: better not split. The unit of time is a chunk in one
+/// block of a scan. Blocks beyond one a multiprocessor take turns: on an H200 a chunk of D = 128 takes 2.3 us as
 /// long as every block has a multiprocessor to itself, and as much again for every further block. A
 /// split scan walks its chunks twice, first for what segments do to a state, M (K columns) and R (V
 /// columns), then from the states that combine carried past them, about a chunk's time each.

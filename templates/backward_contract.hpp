@@ -74,34 +74,7 @@ inline Template portable(Template t,
     }
     return config;
   };
-  t.geometry = [shared_bytes](const Values& constants, const Config& config, const Extents& e) {
-    return Geometry{{e.NT * constants.integer("HV"), 1, 1},
-                    config.integer("num_warps") * 32,
-                    shared_bytes(constants, config)};
-  };
-  return t;
-}
-
-/// The same for the CPU: one call is a chunk and value head, BK columns of K at a time.
-inline Template cpu(Template t, std::int64_t (*scratch_floats)(const Values&, const Config&)) {
-  t.variant = "cpu";
-  t.device = DeviceKind::cpu;
-  t.source = t.name + "/cpu.cpp";
-  t.tunables = {{"BT", {64, 32, 16}}, {"BK", {128, 64}}};
-  t.illegal = [scratch_floats](const Values& constants, const Config& config,
-                               const Limits& limits) {
-    const std::string problem =
-        column_block_problem("BK", config.integer("BK"), constants.integer("K"));
-    if (!problem.empty()) return problem;
-    return scratch_problem(fp32_bytes(scratch_floats(constants, config)), limits);
-  };
-  t.fallback = [](const Values& constants, const Limits&, std::int64_t BT) {
-    return Config{{"BT", BT}, {"BK", column_block(constants.integer("K"), 128)}};
-  };
-  t.geometry = [scratch_floats](const Values& constants, const Config& config, const Extents& e) {
-    return Geometry{.grid = {constants.integer("HV"), e.NT, 1},
-                    .shared_bytes = fp32_bytes(scratch_floats(constants, config))};
-  };
+  t.geometry = cuda::chunk_blocks(shared_bytes);
   return t;
 }
 

@@ -45,9 +45,8 @@ inline Template portable(Template t) {
   };
   t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
     const std::int64_t tiles = cuda::ceil_div(constants.integer("V"), config.integer("BV"));
-    return Geometry{{e.N * constants.integer("HV") * tiles, 1, 1},
-                    config.integer("num_warps") * 32,
-                    shared_bytes(constants, config)};
+    return cuda::launch(e.N * constants.integer("HV") * tiles, config,
+                        shared_bytes(constants, config));
   };
   return t;
 }

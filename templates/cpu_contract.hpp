@@ -36,4 +36,29 @@ inline std::string column_block_problem(std::string_view name, std::int64_t bloc
   return fmt::format("{}={} is wider than {} columns need", name, block, columns);
 }
 
+/// Tunables, legality, defaults and launch where one call is a chunk and value head, BK columns of K
+/// at a time; `scratch_floats` counts what the template's cpu.cpp hands out.
+inline Template cpu_chunks(Template t,
+                           std::int64_t (*scratch_floats)(const Values&, const Config&)) {
+  t.variant = "cpu";
+  t.device = DeviceKind::cpu;
+  t.source = t.name + "/cpu.cpp";
+  t.tunables = {{"BT", {64, 32, 16}}, {"BK", {128, 64}}};
+  t.illegal = [scratch_floats](const Values& constants, const Config& config,
+                               const Limits& limits) {
+    const std::string problem =
+        column_block_problem("BK", config.integer("BK"), constants.integer("K"));
+    if (!problem.empty()) return problem;
+    return scratch_problem(fp32_bytes(scratch_floats(constants, config)), limits);
+  };
+  t.fallback = [](const Values& constants, const Limits&, std::int64_t BT) {
+    return Config{{"BT", BT}, {"BK", column_block(constants.integer("K"), 128)}};
+  };
+  t.geometry = [scratch_floats](const Values& constants, const Config& config, const Extents& e) {
+    return Geometry{.grid = {constants.integer("HV"), e.NT, 1},
+                    .shared_bytes = fp32_bytes(scratch_floats(constants, config))};
+  };
+  return t;
+}
+
 }  // namespace wyvern

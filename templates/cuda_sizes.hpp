@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "templates/template.hpp"
@@ -55,6 +56,32 @@ inline std::string exceeds_dimension(const char* tunable, std::int64_t width, co
                                      std::int64_t dimension) {
   if (width <= 32 || width / 2 < dimension) return {};
   return fmt::format("{}={} is too wide for {}={}", tunable, width, name, dimension);
+}
+
+/// Empty, or why a minimum of blocks a multiprocessor, which caps a thread's registers at 128, means
+/// nothing with so many warps or cannot be met.
+inline std::string min_blocks_problem(const Config& config, std::int64_t bytes,
+                                      const Limits& limits) {
+  const std::int64_t blocks = config.integer("min_blocks");
+  if (blocks > 0 && blocks * config.integer("num_warps") != 16)
+    return fmt::format("min_blocks={} of {} warps is not the 16 warps that 128 registers allow",
+                       blocks, config.integer("num_warps"));
+  if (blocks * bytes > limits.shared_bytes)
+    return fmt::format("min_blocks={} do not fit into shared memory", blocks);
+  return {};
+}
+
+/// A launch of that many blocks of the config's warps.
+inline Geometry launch(std::int64_t blocks, const Config& config, std::int64_t shared_bytes) {
+  return Geometry{{blocks, 1, 1}, config.integer("num_warps") * 32, shared_bytes};
+}
+
+/// The geometry of one block a chunk and value head.
+inline std::function<Geometry(const Values&, const Config&, const Extents&)> chunk_blocks(
+    std::int64_t (*shared_bytes)(const Values&, const Config&)) {
+  return [shared_bytes](const Values& constants, const Config& config, const Extents& e) {
+    return launch(e.NT * constants.integer("HV"), config, shared_bytes(constants, config));
+  };
 }
 
 /// Bytes in which `warps` warps of common/cuda/kda.cuh join their shares of the products of a chunk.

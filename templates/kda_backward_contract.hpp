@@ -70,6 +70,32 @@ inline std::string unsuitable(const Values& constants, const Config& config) {
   return uneven_warps(config);
 }
 
+/// CUDA, sm_80 and up: one block a chunk and value head, tiles of BK columns of K. `bytes` counts the
+/// template's own shared memory.
+inline Template portable(Template t, std::int64_t (*bytes)(const Values&, const Config&)) {
+  t.variant = "portable";
+  t.tunables = {{"BT", cuda::integers({64, 32, 16})},
+                {"BK", cuda::integers({32, 64, 16})},
+                {"num_warps", cuda::integers({4, 8, 2, 1})},
+                {"num_stages", cuda::integers({1, 2})},
+                {"precision", cuda::kPrecisionValues}};
+  t.source = t.name + "/portable.cu";
+  t.illegal = [bytes](const Values& constants, const Config& config, const Limits& limits) {
+    const std::string reason = unsuitable(constants, config);
+    return reason.empty() ? cuda::exceeds_shared(bytes(constants, config), limits) : reason;
+  };
+  t.redundant = cuda::repeats_precision;
+  t.fallback = [](const Values& constants, const Limits&, std::int64_t BT) {
+    return Config{{"BT", BT},
+                  {"BK", std::int64_t{32}},
+                  {"num_warps", BT / 8},
+                  {"num_stages", std::int64_t{1}},
+                  {"precision", cuda::default_precision(constants)}};
+  };
+  t.geometry = cuda::chunk_blocks(bytes);
+  return t;
+}
+
 /// Floats of common/cpu/kda_backward.hpp's IntraScratch.
 constexpr std::int64_t intra_scratch(std::int64_t BT, std::int64_t BK) {
   return 5 * scratch::tile(16, BK) + 3 * scratch::tile(BT, BK);

@@ -39,42 +39,6 @@ inline std::int64_t shared_bytes(const Values& constants, const Config& config) 
                                          gate_bytes(constants, BT));
 }
 
-/// Tunables, legality and defaults of a CUDA scan; geometry and source are the template's own.
-inline Template portable(Template t) {
-  t.variant = "portable";
-  t.tunables = {{"BT", cuda::integers({64, 32, 16, 128})},
-                {"BV", cuda::integers({64, 32, 128, 16})},
-                {"num_warps", cuda::integers({4, 2, 8, 1})},
-                {"num_stages", cuda::integers({2, 1, 3})},
-                {"precision", cuda::kPrecisionValues}};
-  t.source = t.name + "/portable.cu";
-  t.illegal = [](const Values& constants, const Config& config, const Limits& limits) {
-    const std::string problem = scan::strip_problem(constants, config);
-    return problem.empty() ? cuda::exceeds_shared(shared_bytes(constants, config), limits)
-                           : problem;
-  };
-  t.redundant = cuda::repeats_precision;
-  t.fallback = [](const Values& constants, const Limits& limits, std::int64_t BT) {
-    const std::int64_t V = constants.integer("V");
-    const std::int64_t BV = V > 32 ? 64 : V > 16 ? 32 : 16;
-    Config config{{"BT", BT},
-                  {"BV", BV},
-                  {"num_warps", BV / 16},
-                  {"num_stages", std::int64_t{2}},
-                  {"precision", cuda::default_precision(constants)}};
-    if (shared_bytes(constants, config) > limits.shared_bytes)
-      config.set("num_stages", std::int64_t{1});
-    return config;
-  };
-  return t;
-}
-
-/// A launch of that many blocks.
-inline Geometry cuda_geometry(const Values& constants, const Config& config, std::int64_t blocks) {
-  return Geometry{
-      {blocks, 1, 1}, config.integer("num_warps") * 32, shared_bytes(constants, config)};
-}
-
 /// Scratch of one block, as common/cpu/reverse_scan.hpp hands it out.
 inline std::int64_t cpu_scratch(const Values& constants, const Config& config) {
   const std::int64_t BT = config.integer("BT"), BV = config.integer("BV");
@@ -83,23 +47,7 @@ inline std::int64_t cpu_scratch(const Values& constants, const Config& config) {
                     scratch::tile(2 * BT, BV) + 2 * scratch::vector(BT) + scratch::vector(K));
 }
 
-/// The same on the CPU; geometry is the template's own.
-inline Template cpu(Template t) {
-  t.variant = "cpu";
-  t.device = DeviceKind::cpu;
-  t.source = t.name + "/cpu.cpp";
-  t.tunables = {{"BT", {64, 32, 16}}, {"BV", {128, 64, 32}}};
-  t.illegal = [](const Values& constants, const Config& config, const Limits& limits) {
-    const std::string problem =
-        column_block_problem("BV", config.integer("BV"), constants.integer("V"));
-    return problem.empty() ? scratch_problem(cpu_scratch(constants, config), limits) : problem;
-  };
-  // The scan has only heads and columns to spread over the cores: narrower blocks for few heads.
-  t.fallback = [](const Values& constants, const Limits&, std::int64_t BT) {
-    const std::int64_t widest = constants.integer("HV") < 16 ? 64 : 128;
-    return Config{{"BT", BT}, {"BV", column_block(constants.integer("V"), widest)}};
-  };
-  return t;
-}
+inline const scan::Direction kReverse{
+    shared_bytes, cpu_scratch, {{"num_stages", cuda::integers({2, 1, 3})}}};
 
 }  // namespace wyvern::reverse_scan

@@ -31,12 +31,6 @@ std::vector<T> joined(std::vector<T> first, const std::vector<T>& second) {
 /// Chunks a segment, where a scan is split.
 inline std::vector<Value> segment_lengths() { return cuda::integers({16, 8, 32, 64}); }
 
-/// Tiles of BV columns of what a segment does to a state: of M and of R.
-inline std::int64_t segment_tiles(const Values& constants, const Config& config) {
-  const std::int64_t BV = config.integer("BV");
-  return cuda::ceil_div(constants.integer("K"), BV) + cuda::ceil_div(constants.integer("V"), BV);
-}
-
 /// The gate and the scales of keys of one chunk.
 inline std::int64_t gate_bytes(const Values& constants, std::int64_t BT) {
   if (constants.flag("VECTOR_GATE"))
@@ -52,6 +46,39 @@ inline std::int64_t shared_bytes(const Values& constants, const Config& config) 
   return config.integer("num_stages") * (2 * cuda::tile_bytes(BT, constants.integer("K"), type) +
                                          cuda::tile_bytes(BT, config.integer("BV"), type) +
                                          gate_bytes(constants, BT));
+}
+
+/// Scratch of one block, as common/cpu/scan.hpp hands it out.
+inline std::int64_t cpu_scratch(const Values& constants, const Config& config) {
+  const std::int64_t BT = config.integer("BT"), BV = config.integer("BV");
+  const std::int64_t K = constants.integer("K");
+  return fp32_bytes(scratch::tile(K, BV) + scratch::tile(BT, K) + scratch::tile(BT, BV) +
+                    scratch::vector(BT) + scratch::vector(K));
+}
+
+/// A direction: what a block keeps on chip, in bytes, and what its CUDA templates may be tuned by.
+struct Direction {
+  std::int64_t (*shared_bytes)(const Values&, const Config&);
+  std::int64_t (*cpu_scratch)(const Values&, const Config&);
+  std::vector<Tunable> tunables;  ///< beside BT, BV, num_warps and precision
+};
+inline const Direction kForward{
+    shared_bytes,
+    cpu_scratch,
+    {{"num_stages", cuda::integers({2, 3, 1, 4})}, {"min_blocks", cuda::integers({0, 2, 4})}}};
+
+/// What a block walks through: a sequence, a segment, or a segment for what it does to any state,
+/// of which a block has columns of M or of R.
+enum class Walk { sequence, segment, effect };
+
+/// Blocks' columns and walks beside each other: BV columns of the state, or of M and of R.
+inline std::int64_t tiles(Walk walk, const Values& constants, const Config& config) {
+  const std::int64_t BV = config.integer("BV");
+  const std::int64_t values = cuda::ceil_div(constants.integer("V"), BV);
+  return walk == Walk::effect ? values + cuda::ceil_div(constants.integer("K"), BV) : values;
+}
+inline std::int64_t walks(Walk walk, const Extents& e) {
+  return walk == Walk::sequence ? e.N : e.NS;
 }
 
 /// Registers of a thread that hold the state and V'.
@@ -74,79 +101,80 @@ inline std::string strip_problem(const Values& constants, const Config& config) 
   return {};
 }
 
-inline std::string illegal(const Values& constants, const Config& config, const Limits& limits) {
-  if (std::string reason = strip_problem(constants, config); !reason.empty()) return reason;
-  const std::int64_t warps = config.integer("num_warps");
-  // A minimum caps registers at 128, at the cost of a few spills, where the compiler takes more.
-  const std::int64_t blocks = config.integer("min_blocks");
-  if (blocks > 0 && blocks * warps != 16)
-    return fmt::format("min_blocks={} of {} warps is not the 16 warps that 128 registers allow",
-                       blocks, warps);
-  if (blocks > 0 && (accumulators(constants, config) < 80 || accumulators(constants, config) > 96))
+/// Empty, or why so many blocks a multiprocessor are not to be had. The minimum caps registers at
+/// 128, at the cost of a few spills, where the compiler takes more.
+inline std::string min_blocks_problem(const Values& constants, const Config& config,
+                                      std::int64_t bytes, const Limits& limits) {
+  const std::int64_t blocks = config.contains("min_blocks") ? config.integer("min_blocks") : 0;
+  if (blocks == 0) return {};
+  const std::int64_t registers = accumulators(constants, config);
+  if (registers < 80 || registers > 96)
     return fmt::format("min_blocks={} does not change the {} registers of the state and V'", blocks,
-                       accumulators(constants, config));
-  if (blocks * shared_bytes(constants, config) > limits.shared_bytes)
-    return fmt::format("min_blocks={} do not fit into shared memory", blocks);
-  return cuda::exceeds_shared(shared_bytes(constants, config), limits);
+                       registers);
+  return cuda::min_blocks_problem(config, bytes, limits);
 }
 
-/// Tunables, legality and defaults of a CUDA scan; geometry and source are the template's own.
-inline Template portable(Template t) {
+/// CUDA, sm_80 and up: one block BV columns of a walk, for one value head.
+inline Template portable(Template t, const Direction& direction, Walk walk) {
   t.variant = "portable";
   t.tunables = {{"BT", cuda::integers({64, 32, 16, 128})},
                 {"BV", cuda::integers({64, 32, 128, 16})},
-                {"num_warps", cuda::integers({4, 2, 8, 1})},
-                {"num_stages", cuda::integers({2, 3, 1, 4})},
-                {"min_blocks", cuda::integers({0, 2, 4})},
-                {"precision", cuda::kPrecisionValues}};
+                {"num_warps", cuda::integers({4, 2, 8, 1})}};
+  t.tunables = joined(t.tunables, direction.tunables);
+  t.tunables.push_back({"precision", cuda::kPrecisionValues});
   t.source = t.name + "/portable.cu";
-  t.illegal = illegal;
+  const auto bytes = direction.shared_bytes;
+  t.illegal = [bytes](const Values& constants, const Config& config, const Limits& limits) {
+    const std::int64_t needed = bytes(constants, config);
+    for (std::string reason : {strip_problem(constants, config),
+                               min_blocks_problem(constants, config, needed, limits)})
+      if (!reason.empty()) return reason;
+    return cuda::exceeds_shared(needed, limits);
+  };
   t.redundant = cuda::repeats_precision;
-  t.fallback = [](const Values& constants, const Limits& limits, std::int64_t BT) {
+  const bool has_minimum = t.tunable("min_blocks") != nullptr;
+  t.fallback = [bytes, has_minimum](const Values& constants, const Limits& limits,
+                                    std::int64_t BT) {
     const std::int64_t V = constants.integer("V");
     const std::int64_t BV = V > 32 ? 64 : V > 16 ? 32 : 16;
     Config config{{"BT", BT},
                   {"BV", BV},
                   {"num_warps", BV / 16},
                   {"num_stages", std::int64_t{2}},
-                  {"min_blocks", std::int64_t{0}},
                   {"precision", cuda::default_precision(constants)}};
-    if (shared_bytes(constants, config) > limits.shared_bytes)
-      config.set("num_stages", std::int64_t{1});
+    if (has_minimum) config.set("min_blocks", std::int64_t{0});
+    if (bytes(constants, config) > limits.shared_bytes) config.set("num_stages", std::int64_t{1});
     return config;
+  };
+  t.geometry = [bytes, walk](const Values& constants, const Config& config, const Extents& e) {
+    return cuda::launch(
+        walks(walk, e) * constants.integer("HV") * tiles(walk, constants, config), config,
+        bytes(constants, config));
   };
   return t;
 }
 
-/// The launch of `blocks` times the tiles of V.
-inline Geometry cuda_geometry(const Values& constants, const Config& config, std::int64_t blocks) {
-  return Geometry{
-      {blocks, 1, 1}, config.integer("num_warps") * 32, shared_bytes(constants, config)};
-}
-
-/// Scratch of one block, as common/cpu/scan.hpp hands it out.
-inline std::int64_t cpu_scratch(const Values& constants, const Config& config) {
-  const std::int64_t BT = config.integer("BT"), BV = config.integer("BV");
-  const std::int64_t K = constants.integer("K");
-  return fp32_bytes(scratch::tile(K, BV) + scratch::tile(BT, K) + scratch::tile(BT, BV) +
-                    scratch::vector(BT) + scratch::vector(K));
-}
-
-/// The same on the CPU; geometry is the template's own.
-inline Template cpu(Template t) {
+/// The same on the CPU: one call is a block.
+inline Template cpu(Template t, const Direction& direction, Walk walk) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
   t.source = t.name + "/cpu.cpp";
   t.tunables = {{"BT", {64, 32, 16}}, {"BV", {128, 64, 32}}};
-  t.illegal = [](const Values& constants, const Config& config, const Limits& limits) {
+  const auto bytes = direction.cpu_scratch;
+  t.illegal = [bytes](const Values& constants, const Config& config, const Limits& limits) {
     const std::string problem =
         column_block_problem("BV", config.integer("BV"), constants.integer("V"));
-    return problem.empty() ? scratch_problem(cpu_scratch(constants, config), limits) : problem;
+    return problem.empty() ? scratch_problem(bytes(constants, config), limits) : problem;
   };
   // The scan has only heads and columns to spread over the cores: narrower blocks for few heads.
   t.fallback = [](const Values& constants, const Limits&, std::int64_t BT) {
     const std::int64_t widest = constants.integer("HV") < 16 ? 64 : 128;
     return Config{{"BT", BT}, {"BV", column_block(constants.integer("V"), widest)}};
+  };
+  t.geometry = [bytes, walk](const Values& constants, const Config& config, const Extents& e) {
+    return Geometry{
+        .grid = {tiles(walk, constants, config), constants.integer("HV"), walks(walk, e)},
+        .shared_bytes = bytes(constants, config)};
   };
   return t;
 }
@@ -161,6 +189,15 @@ inline Template split(Template t) {
     return config;
   };
   return t;
+}
+
+/// The templates of a stage over these walks, for every device.
+inline std::vector<Template> templates(const Template& stage, const Direction& direction,
+                                       Walk walk) {
+  std::vector<Template> all{portable(stage, direction, walk), cpu(stage, direction, walk)};
+  if (walk != Walk::sequence)
+    for (Template& t : all) t = split(std::move(t));
+  return all;
 }
 
 }  // namespace wyvern::scan

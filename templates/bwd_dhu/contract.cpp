@@ -25,29 +25,10 @@ Template stage() {
   return t;
 }
 
-/// CUDA, sm_80 and up: one block BV value columns of a sequence and value head.
-Template portable() {
-  Template t = reverse_scan::portable(stage());
-  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
-    const std::int64_t tiles = cuda::ceil_div(constants.integer("V"), config.integer("BV"));
-    return reverse_scan::cuda_geometry(constants, config, e.N * constants.integer("HV") * tiles);
-  };
-  return t;
-}
-
-/// One call: all chunks of one sequence, one value head, BV columns of the state.
-Template cpu() {
-  Template t = reverse_scan::cpu(stage());
-  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
-    const std::int64_t tiles = cuda::ceil_div(constants.integer("V"), config.integer("BV"));
-    return Geometry{.grid = {tiles, constants.integer("HV"), e.N},
-                    .shared_bytes = reverse_scan::cpu_scratch(constants, config)};
-  };
-  return t;
-}
-
 }  // namespace
 
-std::vector<Template> contract() { return {portable(), cpu()}; }
+std::vector<Template> contract() {
+  return scan::templates(stage(), reverse_scan::kReverse, scan::Walk::sequence);
+}
 
 }  // namespace wyvern::bwd_dhu

@@ -20,29 +20,10 @@ Template stage() {
   return t;
 }
 
-/// CUDA, sm_80 and up: one block BV columns of a segment's dM or dR, for one value head.
-Template portable() {
-  Template t = scan::split(reverse_scan::portable(stage()));
-  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
-    const std::int64_t tiles = scan::segment_tiles(constants, config);
-    return reverse_scan::cuda_geometry(constants, config, e.NS * constants.integer("HV") * tiles);
-  };
-  return t;
-}
-
-/// One call: BV columns of a segment's dM or dR, for one value head.
-Template cpu() {
-  Template t = scan::split(reverse_scan::cpu(stage()));
-  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
-    const std::int64_t tiles = scan::segment_tiles(constants, config);
-    return Geometry{.grid = {tiles, constants.integer("HV"), e.NS},
-                    .shared_bytes = reverse_scan::cpu_scratch(constants, config)};
-  };
-  return t;
-}
-
 }  // namespace
 
-std::vector<Template> contract() { return {portable(), cpu()}; }
+std::vector<Template> contract() {
+  return scan::templates(stage(), reverse_scan::kReverse, scan::Walk::effect);
+}
 
 }  // namespace wyvern::bwd_dhu_segment

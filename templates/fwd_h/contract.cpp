@@ -26,29 +26,10 @@ Template stage() {
   return t;
 }
 
-/// CUDA, sm_80 and up: one block BV value columns of a sequence and value head.
-Template portable() {
-  Template t = scan::portable(stage());
-  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
-    const std::int64_t tiles = cuda::ceil_div(constants.integer("V"), config.integer("BV"));
-    return scan::cuda_geometry(constants, config, e.N * constants.integer("HV") * tiles);
-  };
-  return t;
-}
-
-/// One call: all chunks of one sequence, one value head, BV columns of the state.
-Template cpu() {
-  Template t = scan::cpu(stage());
-  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
-    const std::int64_t tiles = cuda::ceil_div(constants.integer("V"), config.integer("BV"));
-    return Geometry{.grid = {tiles, constants.integer("HV"), e.N},
-                    .shared_bytes = scan::cpu_scratch(constants, config)};
-  };
-  return t;
-}
-
 }  // namespace
 
-std::vector<Template> contract() { return {portable(), cpu()}; }
+std::vector<Template> contract() {
+  return scan::templates(stage(), scan::kForward, scan::Walk::sequence);
+}
 
 }  // namespace wyvern::fwd_h

@@ -24,29 +24,10 @@ Template stage() {
   return t;
 }
 
-/// CUDA, sm_80 and up: one block BV value columns of a segment and value head.
-Template portable() {
-  Template t = scan::split(scan::portable(stage()));
-  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
-    const std::int64_t tiles = cuda::ceil_div(constants.integer("V"), config.integer("BV"));
-    return scan::cuda_geometry(constants, config, e.NS * constants.integer("HV") * tiles);
-  };
-  return t;
-}
-
-/// One call: one segment, one value head, BV columns of the state.
-Template cpu() {
-  Template t = scan::split(scan::cpu(stage()));
-  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
-    const std::int64_t tiles = cuda::ceil_div(constants.integer("V"), config.integer("BV"));
-    return Geometry{.grid = {tiles, constants.integer("HV"), e.NS},
-                    .shared_bytes = scan::cpu_scratch(constants, config)};
-  };
-  return t;
-}
-
 }  // namespace
 
-std::vector<Template> contract() { return {portable(), cpu()}; }
+std::vector<Template> contract() {
+  return scan::templates(stage(), scan::kForward, scan::Walk::segment);
+}
 
 }  // namespace wyvern::fwd_h_resume

@@ -19,28 +19,10 @@ Template stage() {
   return t;
 }
 
-/// CUDA, sm_80 and up: one block BV columns of a segment's M or R, for one value head.
-Template portable() {
-  Template t = scan::split(scan::portable(stage()));
-  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
-    const std::int64_t tiles = scan::segment_tiles(constants, config);
-    return scan::cuda_geometry(constants, config, e.NS * constants.integer("HV") * tiles);
-  };
-  return t;
-}
-
-/// One call: BV columns of a segment's M or R, for one value head.
-Template cpu() {
-  Template t = scan::split(scan::cpu(stage()));
-  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
-    return Geometry{.grid = {scan::segment_tiles(constants, config), constants.integer("HV"), e.NS},
-                    .shared_bytes = scan::cpu_scratch(constants, config)};
-  };
-  return t;
-}
-
 }  // namespace
 
-std::vector<Template> contract() { return {portable(), cpu()}; }
+std::vector<Template> contract() {
+  return scan::templates(stage(), scan::kForward, scan::Walk::effect);
+}
 
 }  // namespace wyvern::fwd_h_segment

@@ -87,9 +87,8 @@ Template portable() {
   };
   t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
     const std::int64_t tiles = cuda::ceil_div(constants.integer("V"), config.integer("BV"));
-    return Geometry{{e.NT * constants.integer("HV") * tiles, 1, 1},
-                    config.integer("num_warps") * 32,
-                    shared_bytes(constants, config)};
+    return cuda::launch(e.NT * constants.integer("HV") * tiles, config,
+                        shared_bytes(constants, config));
   };
   return t;
 }

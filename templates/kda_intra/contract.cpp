@@ -76,11 +76,7 @@ Template portable() {
                   {"num_stages", std::int64_t{K > 64 && half ? 2 : 1}},
                   {"precision", half ? Precision::tf32 : Precision::tf32x3}};
   };
-  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
-    return Geometry{{e.NT * constants.integer("HV"), 1, 1},
-                    config.integer("num_warps") * 32,
-                    shared_bytes(constants, config)};
-  };
+  t.geometry = cuda::chunk_blocks(shared_bytes);
   return t;
 }
 

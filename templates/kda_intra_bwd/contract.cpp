@@ -73,44 +73,19 @@ Template portable() {
                   {"num_warps", BT / 16},
                   {"precision", cuda::default_precision(constants)}};
   };
-  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
-    return Geometry{{e.NT * constants.integer("HV"), 1, 1},
-                    config.integer("num_warps") * 32,
-                    shared_bytes(constants, config)};
-  };
+  t.geometry = cuda::chunk_blocks(shared_bytes);
   return t;
 }
 
 /// Scratch of one block, as kda_intra_bwd/cpu.cpp hands it out.
-std::int64_t cpu_scratch(const Values&, const Config& config) {
+std::int64_t scratch_floats(const Values&, const Config& config) {
   const std::int64_t BT = config.integer("BT"), BK = config.integer("BK");
-  return fp32_bytes(6 * scratch::tile(BT, BK) + kda_backward::intra_scratch(BT, BK) +
-                    2 * scratch::tile(BT, BT) + 5 * scratch::vector(BT) + scratch::vector(BT * 16));
-}
-
-/// One call: a chunk, one value head, BK columns of K at a time.
-Template cpu(Template t) {
-  t.variant = "cpu";
-  t.device = DeviceKind::cpu;
-  t.source = "kda_intra_bwd/cpu.cpp";
-  t.tunables = {{"BT", {64, 32, 16}}, {"BK", {128, 64}}};
-  t.illegal = [](const Values& constants, const Config& config, const Limits& limits) {
-    const std::string problem =
-        column_block_problem("BK", config.integer("BK"), constants.integer("K"));
-    return problem.empty() ? scratch_problem(cpu_scratch(constants, config), limits) : problem;
-  };
-  t.fallback = [](const Values& constants, const Limits&, std::int64_t BT) {
-    return Config{{"BT", BT}, {"BK", column_block(constants.integer("K"), 128)}};
-  };
-  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
-    return Geometry{.grid = {constants.integer("HV"), e.NT, 1},
-                    .shared_bytes = cpu_scratch(constants, config)};
-  };
-  return t;
+  return 6 * scratch::tile(BT, BK) + kda_backward::intra_scratch(BT, BK) +
+         2 * scratch::tile(BT, BT) + 5 * scratch::vector(BT) + scratch::vector(BT * 16);
 }
 
 }  // namespace
 
-std::vector<Template> contract() { return {portable(), cpu(stage())}; }
+std::vector<Template> contract() { return {portable(), cpu_chunks(stage(), scratch_floats)}; }
 
 }  // namespace wyvern::kda_intra_bwd

@@ -78,11 +78,7 @@ Template portable() {
                   {"num_warps", std::int64_t{BT == 64 && V > 32 ? 8 : BT == 64 ? 4 : 2}},
                   {"precision", half ? Precision::tf32 : Precision::tf32x3}};
   };
-  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
-    return Geometry{{e.NT * constants.integer("HV"), 1, 1},
-                    config.integer("num_warps") * 32,
-                    shared_bytes(constants, config)};
-  };
+  t.geometry = cuda::chunk_blocks(shared_bytes);
   return t;
 }
 

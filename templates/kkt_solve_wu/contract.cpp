@@ -73,11 +73,7 @@ Template portable() {
                                 : BT == 16 ? Precision::ieee
                                            : Precision::tf32}};
   };
-  t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
-    return Geometry{{e.NT * constants.integer("HV"), 1, 1},
-                    config.integer("num_warps") * 32,
-                    shared_bytes(constants, config)};
-  };
+  t.geometry = cuda::chunk_blocks(shared_bytes);
   return t;
 }
 

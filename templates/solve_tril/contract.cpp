@@ -53,9 +53,8 @@ Template portable() {
   };
   t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
     const std::int64_t BT = config.integer("BT");
-    return Geometry{{e.NT * constants.integer("HV"), 1, 1},
-                    config.integer("num_warps") * 32,
-                    cuda::tile_bytes(BT, BT, DType::fp32)};
+    return cuda::launch(e.NT * constants.integer("HV"), config,
+                        cuda::tile_bytes(BT, BT, DType::fp32));
   };
   return t;
 }

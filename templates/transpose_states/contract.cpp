@@ -33,9 +33,8 @@ Template portable(Template t) {
   t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
     const std::int64_t squares = cuda::ceil_div(constants.integer("K"), kSquare) *
                                  cuda::ceil_div(constants.integer("V"), kSquare);
-    return Geometry{{e.NT * constants.integer("HV") * squares, 1, 1},
-                    config.integer("num_warps") * 32,
-                    cuda::tile_bytes(kSquare, kSquare, constants.dtype("DTYPE"))};
+    return cuda::launch(e.NT * constants.integer("HV") * squares, config,
+                        cuda::tile_bytes(kSquare, kSquare, constants.dtype("DTYPE")));
   };
   return t;
 }

@@ -50,7 +50,7 @@ std::int64_t scratch_floats(const Values& constants, const Config& config) {
 }  // namespace
 
 std::vector<Template> contract() {
-  return {backward::portable(stage(), shared_bytes), backward::cpu(stage(), scratch_floats)};
+  return {backward::portable(stage(), shared_bytes), cpu_chunks(stage(), scratch_floats)};
 }
 
 }  // namespace wyvern::wy_bwd
