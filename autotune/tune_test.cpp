@@ -17,6 +17,7 @@
 #include "cache/cache.hpp"
 #include "compiler/compiler.hpp"
 #include "runtime/device_impl.hpp"
+#include "runtime/kernel_store.hpp"
 #include "runtime/plan.hpp"
 
 namespace wyvern {
@@ -190,17 +191,50 @@ TEST(Space, SplitsEitherScanOfABackwardPassOrBoth) {
   EXPECT_TRUE((layers.contains({64, 8})));
 }
 
-TEST_F(TuneTest, SplitPlansAreCheckedOnSeveralSegments) {
-  const Device device = Device::open("cpu");
+/// A problem with a split plan of which the reduced problem fills but one segment.
+std::pair<Problem, Plan> split_problem(const Device& device) {
   Problem problem = small_problem();
   problem.T = 5000;
-  std::vector<Plan> plans = enumerate_plans(problem, device.impl().target(), 16);
+  std::vector<Plan> plans = enumerate_plans(problem, device.impl().target(), 64);
   std::erase_if(plans, [](const Plan& plan) { return shape_of(plan).SEG == 0; });
-  ASSERT_FALSE(plans.empty());
+  return {problem, plans.at(0)};
+}
+
+TEST_F(TuneTest, SplitPlansAreCheckedOnSeveralSegments) {
+  const Device device = Device::open("cpu");
+  const auto [problem, plan] = split_problem(device);
   Bench bench(device, problem, std::make_shared<Cache>(directory_), 5);
-  const Outcome outcome = bench.compare({plans.front()}, 0.01, [](std::size_t) {}).front();
+  const Outcome outcome = bench.compare({plan}, 0.01, [](std::size_t) {}).front();
   EXPECT_EQ(outcome.status, Status::ok) << outcome.detail;
   EXPECT_FALSE(outcome.samples.empty());
+}
+
+// The cache hands out, as the kernel that carries states from segment to segment, the one that carries
+// their gradients the other way round: right for one segment, wrong for several.
+TEST_F(TuneTest, SplitPlansThatAreWrongOnSeveralSegmentsDoNotPass) {
+  const Device device = Device::open("cpu");
+  const auto [problem, plan] = split_problem(device);
+  const auto combine = std::find_if(plan.begin(), plan.end(), [](const PlanStep& step) {
+    return step.template_id == "fwd_h_combine.cpu";
+  });
+  ASSERT_NE(combine, plan.end());
+  Values constants = problem_constants(problem);
+  CompileRequest request{find_template(combine->template_id), constants, combine->config,
+                         device.impl().target()};
+  const std::string key = artifact_key(request);
+  request.source_template = find_template("bwd_dhu_combine.cpu");
+  request.constants.set("FINAL_STATE", false);
+  Artifact reversed = compile(request);
+  reversed.key = key;
+  const auto cache = std::make_shared<Cache>(directory_);
+  ASSERT_TRUE(cache->store_artifact(to_row(reversed)));
+
+  Bench bench(device, problem, cache, 5);
+  const auto step = static_cast<std::size_t>(combine - plan.begin());
+  EXPECT_EQ(bench.measure(plan, step, 1e9).status, Status::ok) << "not on one segment";
+  const Outcome outcome = bench.compare({plan}, 0.01, [](std::size_t) {}).front();
+  EXPECT_EQ(outcome.status, Status::wrong);
+  EXPECT_NE(outcome.detail.find("is off by"), std::string::npos) << outcome.detail;
 }
 
 TEST(Inputs, TheReducedProblemHasAnEmptySequenceAndARemainder) {
