@@ -68,6 +68,23 @@ struct CacheStats {
   std::int64_t file_bytes = 0;
 };
 
+/// The right to make an artifact, which one holder at a time has among all processes that use the
+/// file. It ends with this object, or with its process, however that ends.
+class ArtifactClaim {
+ public:
+  ArtifactClaim(ArtifactClaim&& other) noexcept;
+  ArtifactClaim& operator=(ArtifactClaim&& other) noexcept;
+  ~ArtifactClaim();
+  /// Whether somebody else had it at first.
+  bool waited() const noexcept { return waited_; }
+
+ private:
+  friend class Cache;
+  ArtifactClaim() = default;
+  int descriptor_ = -1;  ///< of the locked file; -1: of nothing
+  bool waited_ = false;
+};
+
 class Cache {
  public:
   /// $WYVERN_CACHE_DIR, else $XDG_CACHE_HOME/wyvern, else ~/.cache/wyvern; empty if none is set.
@@ -89,6 +106,10 @@ class Cache {
   std::optional<ArtifactRow> find_artifact(std::string_view key) const;
   /// False when it was not stored. An existing row with the key is replaced.
   bool store_artifact(const ArtifactRow& row);
+  /// Waits while another holds the claim to this key, but no longer than a minute, then goes on without;
+  /// so it does at once where there can be no lock. Look the artifact up (again) once it is yours.
+  /// To hold several at a time, claim in the order of the keys: nobody waits in a circle then.
+  ArtifactClaim claim_artifact(std::string_view key) const;
 
   /// By device, problem, template and config; a row of another driver is returned too (compare).
   std::optional<MeasurementRow> find_measurement(std::string_view device, std::string_view problem,

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
+#include <csignal>
 #include <cstdlib>
 #include <limits>
 #include <optional>
@@ -11,6 +13,8 @@
 #include <thread>
 
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "cache/cache_testing.hpp"
 
@@ -278,6 +282,59 @@ TEST_F(DefaultDirectory, WithoutAnyTheCacheDoesNothing) {
   EXPECT_FALSE(cache->find_artifact(artifact(1).key));
   EXPECT_NE(cache->status().find("WYVERN_CACHE_DIR"), std::string::npos);
   EXPECT_EQ(cache.told, 1);
+}
+
+TEST(Claim, OneHasItAtATimeAndOthersWait) {
+  const TempDirectory temp;
+  QuietCache first(temp.path()), second(temp.path());
+  std::optional<ArtifactClaim> held = first->claim_artifact("key");
+  EXPECT_FALSE(held->waited());
+  EXPECT_FALSE(second->claim_artifact("another key").waited());
+  std::atomic<bool> has_it = false;
+  std::thread other([&] {
+    const ArtifactClaim claim = second->claim_artifact("key");
+    has_it = true;
+    EXPECT_TRUE(claim.waited());
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_FALSE(has_it);
+  held.reset();
+  other.join();
+  EXPECT_TRUE(has_it);
+  EXPECT_FALSE(first->claim_artifact("key").waited());
+}
+
+TEST(Claim, EndsWithItsProcess) {
+  const TempDirectory temp;
+  int ready[2];
+  ASSERT_EQ(::pipe(ready), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    QuietCache cache(temp.path());
+    const ArtifactClaim claim = cache->claim_artifact("key");
+    if (::write(ready[1], "x", 1) == 1) ::pause();
+    ::_exit(1);
+  }
+  ASSERT_GT(child, 0);
+  char byte = 0;
+  ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+  QuietCache cache(temp.path());
+  std::thread killer([child] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    ::kill(child, SIGKILL);
+  });
+  EXPECT_TRUE(cache->claim_artifact("key").waited());
+  killer.join();
+  ::waitpid(child, nullptr, 0);
+  ::close(ready[0]);
+  ::close(ready[1]);
+}
+
+TEST(Claim, IsOfNothingWhereThereIsNoDirectory) {
+  QuietCache cache("/dev/null/nowhere");
+  const ArtifactClaim one = cache->claim_artifact("key");
+  EXPECT_FALSE(one.waited());
+  EXPECT_FALSE(cache->claim_artifact("key").waited());
 }
 
 }  // namespace

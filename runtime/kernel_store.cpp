@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+
 namespace wyvern {
 namespace {
 
@@ -61,50 +63,64 @@ std::optional<Artifact> from_row(const ArtifactRow& row) {
   return artifact;
 }
 
-std::optional<Artifact> KernelStore::from_cache(const std::string& key) const {
-  const std::optional<ArtifactRow> row = cache_->find_artifact(key);
-  return row ? from_row(*row) : std::nullopt;
+/// What the operator needs and is not loaded, each kernel once.
+std::vector<KernelStore::Missing> KernelStore::missing_from(const OperatorImpl& op) const {
+  std::vector<Missing> missing;
+  for (const BoundStep& step : op.steps) {
+    std::string local = local_key(op, step);
+    const bool repeated = std::any_of(missing.begin(), missing.end(),
+                                      [&](const Missing& m) { return m.local == local; });
+    if (repeated || loaded_.contains(local)) continue;
+    CompileRequest request{step.source_template, step.constants, step.step.config,
+                           op.device.impl().target()};
+    std::string key = artifact_key(request);
+    missing.push_back({std::move(local), std::move(key), std::move(request), &step});
+  }
+  return missing;
 }
 
-void KernelStore::to_cache(const Artifact& artifact) { cache_->store_artifact(to_row(artifact)); }
+void KernelStore::add(DeviceImpl& device, const Missing& missing, const Artifact& artifact) {
+  loaded_[missing.local] = {artifact.key, artifact.resources,
+                            device.load(artifact, missing.step->geometry)};
+}
+
+bool KernelStore::add_from_cache(DeviceImpl& device, const Missing& missing) {
+  const std::optional<ArtifactRow> row = cache_->find_artifact(missing.key);
+  const std::optional<Artifact> artifact = row ? from_row(*row) : std::nullopt;
+  if (artifact) add(device, missing, *artifact);
+  return artifact.has_value();
+}
+
+/// Compiles what no other process is compiling; what others are, is awaited and taken from the cache.
+void KernelStore::compile(DeviceImpl& device, std::vector<Missing> missing) {
+  std::sort(missing.begin(), missing.end(),
+            [](const Missing& a, const Missing& b) { return a.key < b.key; });
+  std::vector<ArtifactClaim> claims;
+  std::vector<CompileRequest> requests;
+  std::vector<const Missing*> compiled;
+  for (const Missing& m : missing) {
+    ArtifactClaim claim = cache_->claim_artifact(m.key);
+    if (add_from_cache(device, m)) continue;
+    // Whoever had the claim before could not store the artifact. Nor may this process: holding the
+    // claim would make all that wait for it compile one after the other.
+    if (!claim.waited()) claims.push_back(std::move(claim));
+    requests.push_back(m.request);
+    compiled.push_back(&m);
+  }
+  const std::vector<Artifact> artifacts = compile_all(requests, jobs_);
+  for (std::size_t i = 0; i < artifacts.size(); ++i) {
+    ++compiled_;
+    cache_->store_artifact(to_row(artifacts[i]));
+    add(device, *compiled[i], artifacts[i]);
+  }
+}
 
 void KernelStore::load(OperatorImpl& op) {
   const std::lock_guard lock(mutex_);
   DeviceImpl& device = op.device.impl();
-  struct Missing {
-    std::string local;
-    std::string key;
-    const BoundStep* step;
-  };
-  std::vector<Missing> missing;
-  std::vector<CompileRequest> requests;
-  const auto add = [&](const std::string& local, const Artifact& artifact, const Geometry& block) {
-    loaded_[local] = {artifact.key, artifact.resources, device.load(artifact, block)};
-  };
-  for (const BoundStep& step : op.steps) {
-    const std::string local = local_key(op, step);
-    if (loaded_.contains(local)) continue;
-    const bool repeated = std::any_of(missing.begin(), missing.end(),
-                                      [&](const Missing& m) { return m.local == local; });
-    if (repeated) continue;
-    CompileRequest request{step.source_template, step.constants, step.step.config,
-                           device.target()};
-    std::string key = artifact_key(request);
-    if (const auto artifact = from_cache(key)) {
-      add(local, *artifact, step.geometry);
-    } else {
-      missing.push_back({local, std::move(key), &step});
-      requests.push_back(std::move(request));
-    }
-  }
-  if (!requests.empty()) {
-    const std::vector<Artifact> artifacts = compile_all(requests, jobs_);
-    for (std::size_t i = 0; i < artifacts.size(); ++i) {
-      ++compiled_;
-      to_cache(artifacts[i]);
-      add(missing[i].local, artifacts[i], missing[i].step->geometry);
-    }
-  }
+  std::vector<Missing> missing = missing_from(op);
+  std::erase_if(missing, [&](const Missing& m) { return add_from_cache(device, m); });
+  if (!missing.empty()) compile(device, std::move(missing));
   for (BoundStep& step : op.steps) {
     const Entry& entry = loaded_.at(local_key(op, step));
     step.artifact_key = entry.artifact_key;

@@ -7,14 +7,18 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "cache/cache.hpp"
+#include "compiler/compiler.hpp"
+#include "runtime/device_impl.hpp"
 #include "runtime/operator_impl.hpp"
 
 namespace wyvern {
 
 /// Thread-safe. A kernel found loaded costs a hash look-up under a mutex; what is missing is
-/// compiled in parallel, once per process even when several threads ask at the same time.
+/// compiled in parallel, once even when several threads or processes that share a cache ask at the
+/// same time.
 class KernelStore {
  public:
   KernelStore(std::shared_ptr<Cache> cache, unsigned jobs)
@@ -31,8 +35,17 @@ class KernelStore {
     Resources resources;
     std::shared_ptr<const Kernel> kernel;
   };
-  std::optional<Artifact> from_cache(const std::string& key) const;
-  void to_cache(const Artifact& artifact);
+  /// A kernel that is not loaded, and for which step.
+  struct Missing {
+    std::string local;
+    std::string key;
+    CompileRequest request;
+    const BoundStep* step;
+  };
+  std::vector<Missing> missing_from(const OperatorImpl& op) const;
+  void add(DeviceImpl& device, const Missing& missing, const Artifact& artifact);
+  bool add_from_cache(DeviceImpl& device, const Missing& missing);
+  void compile(DeviceImpl& device, std::vector<Missing> missing);
 
   std::shared_ptr<Cache> cache_;
   unsigned jobs_;

@@ -2,6 +2,7 @@
 
 import struct
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from support import OP, Case, read_file, write_file
@@ -47,6 +48,16 @@ class Work(Case):
 
         self.check_cache()
         self.check_bench()
+
+    def test_many_cold_processes_compile_each_kernel_once(self):
+        self.example("--shape", SHAPE)
+        with ThreadPoolExecutor(max_workers=8) as threads:
+            runs = list(threads.map(lambda i: self.run_verb(output=f"out{i}.safetensors"), range(8)))
+        artifacts = self.document("cache", "stats")["artifacts"]
+        self.assertGreater(artifacts, 0)
+        self.assertEqual(sum(run["compiled"] for run in runs), artifacts)
+        self.assertEqual(len({Path(self.path(f"out{i}.safetensors")).read_bytes()
+                              for i in range(8)}), 1)
 
     def check_cache(self):
         listed = self.document("cache", "list")
