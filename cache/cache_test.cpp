@@ -335,6 +335,14 @@ TEST(Claim, IsOfNothingWhereThereIsNoDirectory) {
   const ArtifactClaim one = cache->claim_artifact("key");
   EXPECT_FALSE(one.waited());
   EXPECT_FALSE(cache->claim_artifact("key").waited());
+
+  const TempDirectory elsewhere;
+  const auto here = std::filesystem::current_path();
+  std::filesystem::current_path(elsewhere.path());
+  QuietCache none{std::filesystem::path()};  // as without a home directory
+  EXPECT_FALSE(none->claim_artifact("key").waited());
+  std::filesystem::current_path(here);
+  EXPECT_TRUE(std::filesystem::is_empty(elsewhere.path()));
 }
 
 }  // namespace

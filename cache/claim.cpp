@@ -55,6 +55,7 @@ ArtifactClaim::~ArtifactClaim() {
 
 ArtifactClaim Cache::claim_artifact(std::string_view key) const {
   ArtifactClaim claim;
+  if (file().empty()) return claim;
   const std::string path = file().string() + ".claims";
   claim.descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (claim.descriptor_ < 0) return claim;
