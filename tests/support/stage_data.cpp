@@ -406,9 +406,9 @@ double stage_bound(const StageData& data, const Config& config, std::string_view
   const auto bound = [&](double narrow_bound, double fp32, double fp32_by_tf32) {
     return narrow ? narrow_bound : tf32 && !is_scalar(output) ? fp32_by_tf32 : fp32;
   };
-  // A product of the chunks of a segment, to which no chunk adds anything fresh: what each may be
-  // off by adds up as a random walk.
-  const double walk = std::sqrt(data.context.SEG);
+  // A product of the chunks of a segment, to which no chunk adds anything fresh: their rounding
+  // errors, each at most half of what a chunk's result may have, add up as a random walk.
+  const double walk = std::sqrt(data.context.SEG) / 2;
   if (output == "segment_M") return walk * bound(5e-3, 1e-5, 1e-3) + fp16_resolution(data, output);
   if (output == "segment_dM") return walk * bound(8e-3, 2e-5, 2e-3) + fp16_resolution(data, output);
   switch (row_of(output)) {
