@@ -1,10 +1,9 @@
-// What the contracts of the templates over common/cuda/backward.cuh and common/cpu/backward.hpp
-// share: bwd_dqkwg, wy_bwd, wy_dqkg.
+// What the contracts of the templates over common/cuda/backward.cuh share: bwd_dqkwg, wy_bwd,
+// wy_dqkg.
 #pragma once
 
 #include <algorithm>
 
-#include "templates/cpu_contract.hpp"
 #include "templates/cuda_sizes.hpp"
 #include "templates/template.hpp"
 

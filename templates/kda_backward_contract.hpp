@@ -1,5 +1,6 @@
-// What the contracts of kda_bwd_dqkg, kda_intra_bwd and kda_wy_dqkg share: inputs, and the sizes of
-// what blocks of common/cuda/kda_backward.cuh and common/cpu/kda_*backward.hpp lay out.
+// What the contracts of kda_bwd_dqkg, kda_intra_bwd and kda_wy_dqkg share: inputs, the sizes of what
+// blocks of common/cuda/kda_backward.cuh and common/cpu/kda_*backward.hpp lay out, and the CUDA
+// templates of a chunk's whole gradients.
 #pragma once
 
 #include <algorithm>

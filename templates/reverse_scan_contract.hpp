@@ -19,6 +19,15 @@ inline const std::vector<Argument> kInputs{
     {"q_rstd", Access::in, "fp32", {"B", "T", "H"}, "QK_L2NORM,!VECTOR_GATE"},
     {"k_rstd", Access::in, "fp32", {"B", "T", "H"}, "QK_L2NORM,!VECTOR_GATE"},
 };
+/// What a walk writes, whole or resumed, and the tables it needs for that.
+inline const std::vector<Argument> kOutputs{
+    {"seq_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
+    {"chunk_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
+    {"dh", Access::out, "DTYPE", {"NT", "HV", "K", "V"}, ""},
+    {"du", Access::out, "DTYPE", {"B", "T", "HV", "V"}, ""},
+    {"dinitial_state", Access::out, "fp32", {"N", "HV", "STATE_ROWS", "STATE_COLS"},
+     "INITIAL_STATE"},
+};
 inline const std::vector<std::string> kConstants{"DTYPE",       "H",           "HV",       "K", "V",
                                                  "VARLEN",      "SCALAR_GATE", "VECTOR_GATE",
                                                  "QK_L2NORM"};

@@ -22,6 +22,15 @@ inline const std::vector<std::string> kConstants{"DTYPE",       "H",           "
                                                  "VARLEN",      "SCALAR_GATE", "VECTOR_GATE",
                                                  "QK_L2NORM",   "NEG_EIGVAL"};
 
+/// What a walk writes, whole or resumed, and the tables it needs for that.
+inline const std::vector<Argument> kOutputs{
+    {"seq_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
+    {"chunk_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
+    {"h", Access::out, "DTYPE", {"NT", "HV", "K", "V"}, ""},
+    {"v_new", Access::out, "DTYPE", {"B", "T", "HV", "V"}, ""},
+    {"final_state", Access::out, "fp32", {"N", "HV", "STATE_ROWS", "STATE_COLS"}, "FINAL_STATE"},
+};
+
 template <class T>
 std::vector<T> joined(std::vector<T> first, const std::vector<T>& second) {
   first.insert(first.end(), second.begin(), second.end());

@@ -15,8 +15,9 @@ WYVERN_KERNEL(kThreads, 0)
   State state[kStrips];
   scan_and_store(
       state,
-      {VECTOR_GATE ? qg : q, VECTOR_GATE ? kg : k, w, dO, dv_local, G, Gk, q_rstd, k_rstd, e.scale},
-      Walk{place.token, place.tokens, head}, place.slot, tile_v, {dh, du}, [&] {
+      ScanInputs{VECTOR_GATE ? qg : q, VECTOR_GATE ? kg : k, w, dO, dv_local, G, Gk, q_rstd, k_rstd,
+                 e.scale},
+      Walk{place.token, place.tokens, head}, place.slot, tile_v, dh, du, [&] {
         if constexpr (FINAL_STATE)
           visit_state<STATE_V_FIRST, K, V>(
               state, first_v, [&](int64 offset, float& x) { x = dht[state_start + offset]; });

@@ -9,17 +9,8 @@ Template stage() {
   t.name = "bwd_dhu_resume";
   t.stages = {"bwd_dhu"};
   t.summary = "The reverse state scan of all segments at once, from the gradients at their ends.";
-  t.arguments = scan::joined(
-      reverse_scan::kInputs,
-      {
-          {"segment_dstate", Access::in, "fp32", {"NS", "HV", "K", "V"}, ""},
-          {"seq_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
-          {"chunk_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
-          {"dh", Access::out, "DTYPE", {"NT", "HV", "K", "V"}, ""},
-          {"du", Access::out, "DTYPE", {"B", "T", "HV", "V"}, ""},
-          {"dinitial_state", Access::out, "fp32", {"N", "HV", "STATE_ROWS", "STATE_COLS"},
-           "INITIAL_STATE"},
-      });
+  const Argument start{"segment_dstate", Access::in, "fp32", {"NS", "HV", "K", "V"}, ""};
+  t.arguments = scan::joined(scan::joined(reverse_scan::kInputs, {start}), reverse_scan::kOutputs);
   t.constants = scan::joined(reverse_scan::kConstants, {"INITIAL_STATE", "STATE_V_FIRST"});
   return t;
 }

@@ -19,9 +19,10 @@ WYVERN_KERNEL(kThreads, 0)
   State state[kStrips];
   scan_and_store(
       state,
-      {VECTOR_GATE ? qg : q, VECTOR_GATE ? kg : k, w, dO, dv_local, G, Gk, q_rstd, k_rstd, e.scale},
+      ScanInputs{VECTOR_GATE ? qg : q, VECTOR_GATE ? kg : k, w, dO, dv_local, G, Gk, q_rstd, k_rstd,
+                 e.scale},
       Walk{segment.token, segment.tokens, head}, first_chunk + segment.index * SEG, tile_v,
-      {dh, du}, [&] {
+      dh, du, [&] {
         for_each_element(state, tile_v, V,
                          [&](int row, int v, float& x) { x = leaving[row * V + v]; });
       });

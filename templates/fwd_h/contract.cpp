@@ -9,18 +9,12 @@ Template stage() {
   t.name = "fwd_h";
   t.stages = {"fwd_h_segment", "fwd_h_combine", "fwd_h"};
   t.summary = "The state scan: every chunk's entering state, V' = U - W S, and the final state.";
-  t.arguments = scan::joined(
-      scan::kInputs,
-      {
-          {"initial_state", Access::in, "STATE_DTYPE", {"N", "HV", "STATE_ROWS", "STATE_COLS"},
-           "INITIAL_STATE"},
-          {"seq_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
-          {"chunk_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
-          {"h", Access::out, "DTYPE", {"NT", "HV", "K", "V"}, ""},
-          {"v_new", Access::out, "DTYPE", {"B", "T", "HV", "V"}, ""},
-          {"final_state", Access::out, "fp32", {"N", "HV", "STATE_ROWS", "STATE_COLS"},
-           "FINAL_STATE"},
-      });
+  const Argument start{"initial_state",
+                       Access::in,
+                       "STATE_DTYPE",
+                       {"N", "HV", "STATE_ROWS", "STATE_COLS"},
+                       "INITIAL_STATE"};
+  t.arguments = scan::joined(scan::joined(scan::kInputs, {start}), scan::kOutputs);
   t.constants = scan::joined(scan::kConstants, {"STATE_DTYPE", "INITIAL_STATE", "FINAL_STATE",
                                                 "STATE_V_FIRST", "KEEP_STATES"});
   return t;

@@ -14,8 +14,8 @@ WYVERN_KERNEL(kThreads, min_blocks)
   const int first_v = tile_v + warp_index() * kStrips * 16;
   State state[kStrips];
   scan_and_store(
-      state, {VECTOR_GATE ? kg : k, w, u, G, Gk, k_rstd}, walk, place.slot, tile_v, {h, v_new},
-      [&] {
+      state, ScanInputs{VECTOR_GATE ? kg : k, w, u, G, Gk, k_rstd}, walk, place.slot, tile_v, h,
+      v_new, [&] {
         if constexpr (INITIAL_STATE)
           visit_state<STATE_V_FIRST, K, V>(state, first_v, [&](int64 offset, float& x) {
             x = to_float(initial_state[state_start + offset]);

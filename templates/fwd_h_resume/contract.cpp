@@ -9,17 +9,8 @@ Template stage() {
   t.name = "fwd_h_resume";
   t.stages = {"fwd_h"};
   t.summary = "The state scan of all segments at once, from the states that enter them.";
-  t.arguments = scan::joined(
-      scan::kInputs,
-      {
-          {"segment_state", Access::in, "fp32", {"NS", "HV", "K", "V"}, ""},
-          {"seq_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
-          {"chunk_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
-          {"h", Access::out, "DTYPE", {"NT", "HV", "K", "V"}, ""},
-          {"v_new", Access::out, "DTYPE", {"B", "T", "HV", "V"}, ""},
-          {"final_state", Access::out, "fp32", {"N", "HV", "STATE_ROWS", "STATE_COLS"},
-           "FINAL_STATE"},
-      });
+  const Argument start{"segment_state", Access::in, "fp32", {"NS", "HV", "K", "V"}, ""};
+  t.arguments = scan::joined(scan::joined(scan::kInputs, {start}), scan::kOutputs);
   t.constants = scan::joined(scan::kConstants, {"FINAL_STATE", "STATE_V_FIRST", "KEEP_STATES"});
   return t;
 }

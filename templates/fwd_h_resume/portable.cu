@@ -15,9 +15,9 @@ WYVERN_KERNEL(kThreads, min_blocks)
   if constexpr (VARLEN) first_chunk = chunk_offsets[segment.sequence];
   const float* const entering = segment_state + (int64{slot} * HV + head) * K * V;
   State state[kStrips];
-  scan_and_store(state, {VECTOR_GATE ? kg : k, w, u, G, Gk, k_rstd},
+  scan_and_store(state, ScanInputs{VECTOR_GATE ? kg : k, w, u, G, Gk, k_rstd},
                  Walk{segment.token, segment.tokens, head}, first_chunk + segment.index * SEG,
-                 tile_v, {h, v_new}, [&] {
+                 tile_v, h, v_new, [&] {
                    for_each_element(state, tile_v, V, [&](int row, int v, float& x) {
                      x = entering[row * V + v];
                    });

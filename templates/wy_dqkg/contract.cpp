@@ -1,4 +1,5 @@
 #include "templates/backward_contract.hpp"
+#include "templates/cpu_contract.hpp"
 
 namespace wyvern::wy_dqkg {
 namespace {

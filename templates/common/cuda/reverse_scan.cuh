@@ -206,28 +206,3 @@ WYVERN_DEVICE void scan_chunks(State (&state)[kStrips], const ScanInputs& in, co
     update_state(state, values, stage, warp_col, rows - 1, in.scale, columns.values);
   }
 }
-
-/// Where a scan's results for whole chunks go.
-struct ScanOutputs {
-  DTYPE* dh;
-  DTYPE* du;
-};
-
-/// A walk that writes the gradient of the state leaving every chunk, from chunk slot `slot` on, and
-/// dU.
-template <class Begin>
-WYVERN_DEVICE void scan_and_store(State (&state)[kStrips], const ScanInputs& in, const Walk& walk,
-                                  int64 slot, int tile_v, const ScanOutputs& out, Begin&& begin) {
-  const int first_v = tile_v + warp_index() * kStrips * 16;
-  scan_chunks(
-      state, in, walk, Columns{tile_v}, begin,
-      [&](int chunk, const State(&leaving)[kStrips]) {
-        store_state<K, V>(out.dh + ((slot + chunk) * HV + walk.head) * K * V + first_v, leaving,
-                          columns_from(first_v));
-      },
-      [&](int chunk, int rows, const Piece(&values)[kStrips][BT / 8]) {
-        const int64 row = (walk.token + int64{chunk} * BT) * HV + walk.head;
-        store_rows<V>(out.du + row * V + first_v, int64{HV} * V, values, rows,
-                      columns_from(first_v));
-      });
-}

@@ -155,30 +155,6 @@ WYVERN_DEVICE void scan_chunks(State (&state)[kStrips], const ScanInputs& in, co
   }
 }
 
-/// Where a scan's results for whole chunks go.
-struct ScanOutputs {
-  DTYPE* h;
-  DTYPE* v_new;
-};
-
-/// A walk that writes the state entering every chunk, from chunk slot `slot` on, and V'.
-template <class Begin>
-WYVERN_DEVICE void scan_and_store(State (&state)[kStrips], const ScanInputs& in, const Walk& walk,
-                                  int64 slot, int tile_v, const ScanOutputs& out, Begin&& begin) {
-  const int first_v = tile_v + warp_index() * kStrips * 16;
-  scan_chunks(
-      state, in, walk, Columns{tile_v}, begin,
-      [&](int chunk, const State(&entering)[kStrips]) {
-        store_state<K, V>(out.h + ((slot + chunk) * HV + walk.head) * K * V + first_v, entering,
-                          columns_from(first_v));
-      },
-      [&](int chunk, int rows, const Piece(&values)[kStrips][BT / 8]) {
-        const int64 row = (walk.token + int64{chunk} * BT) * HV + walk.head;
-        store_rows<V>(out.v_new + row * V + first_v, int64{HV} * V, values, rows,
-                      columns_from(first_v));
-      });
-}
-
 /// Zeros in BV value columns of one head of the chunk slots that no sequence has, which the
 /// sequences share out.
 WYVERN_DEVICE void clear_unused_slots(DTYPE* h, int sequence, int head, int tile_v,

@@ -42,3 +42,24 @@ WYVERN_DEVICE void for_each_element(State (&state)[kStrips], int tile, int width
       if (row < K && v < width) visit(row, v, x);
     });
 }
+
+/// A walk by the scan's own scan_chunks that writes what it finds at whole chunks: the state that
+/// enters each, or the gradient of the one that leaves it, from chunk slot `slot` on, and rows of
+/// values, V' or dU.
+template <class Inputs, class Begin>
+WYVERN_DEVICE void scan_and_store(State (&state)[kStrips], const Inputs& in, const Walk& walk,
+                                  int64 slot, int tile_v, DTYPE* states, DTYPE* rows_of_values,
+                                  Begin&& begin) {
+  const int first_v = tile_v + warp_index() * kStrips * 16;
+  scan_chunks(
+      state, in, walk, Columns{tile_v}, begin,
+      [&](int chunk, const State(&at_border)[kStrips]) {
+        store_state<K, V>(states + ((slot + chunk) * HV + walk.head) * K * V + first_v, at_border,
+                          columns_from(first_v));
+      },
+      [&](int chunk, int rows, const Piece(&values)[kStrips][BT / 8]) {
+        const int64 row = (walk.token + int64{chunk} * BT) * HV + walk.head;
+        store_rows<V>(rows_of_values + row * V + first_v, int64{HV} * V, values, rows,
+                      columns_from(first_v));
+      });
+}
