@@ -45,16 +45,19 @@ std::optional<Plan> shortest_plan(const Problem& problem, std::span<const StageU
     std::size_t kernels = 0, next = 0;  // kernels 0: no way to the end
     PlanStep step;
   };
-  const std::vector<std::size_t> scans = splittable_scans(uses, target.device);
+  const bool splits = shape.SEG != 0;
+  const std::vector<std::size_t> scans =
+      splits ? splittable_scans(uses, target.device) : std::vector<std::size_t>();
+  const auto is_whole_scan = [&](std::size_t first, std::size_t next) {
+    return std::any_of(scans.begin(), scans.end(),
+                       [&](std::size_t scan) { return first <= scan && scan < next; });
+  };
   std::vector<Best> best(uses.size());
   for (std::size_t first = uses.size(); first-- > 0;)
     for (const Template* t : covers(uses, first, target.device)) {
       const std::size_t next = first + t->stages.size();
       const bool split = t->tunable("SEG") != nullptr;
-      const bool whole = !split && std::any_of(scans.begin(), scans.end(), [&](std::size_t scan) {
-        return first <= scan && scan < next;
-      });
-      if (shape.SEG == 0 ? split : whole) continue;
+      if (split ? !splits : is_whole_scan(first, next)) continue;
       if (next < uses.size() && best[next].kernels == 0) continue;
       const std::size_t kernels = 1 + (next < uses.size() ? best[next].kernels : 0);
       if (best[first].kernels != 0 && best[first].kernels <= kernels) continue;
@@ -71,10 +74,11 @@ std::optional<Plan> shortest_plan(const Problem& problem, std::span<const StageU
 }
 
 /// Chunks a segment for the default plan, 0: better not split. The unit of time is a chunk in one
-/// block of a scan. Blocks beyond one a multiprocessor take turns: on an H200 a chunk of D = 128 takes 2.3 us as
-/// long as every block has a multiprocessor to itself, and as much again for every further block. A
-/// split scan walks its chunks twice, first for what segments do to a state, M (K columns) and R (V
-/// columns), then from the states that combine carried past them, about a chunk's time each.
+/// block of a scan: as long as every block has a multiprocessor to itself all walk side by side,
+/// and blocks beyond that take turns, as times of forward passes of 8 to 256 chains on an H200 have
+/// it (2026-11-21; D = 128). A split scan walks its chunks twice, first for what segments do to a
+/// state, M (K columns) and R (V columns), then from the states that combine carried past them,
+/// about a chunk's time each.
 std::int64_t default_segment(const Problem& problem, const Target& target, std::int64_t BT) {
   if (target.multiprocessors == 0 || problem.pass == Pass::recurrent || problem.N == 0) return 0;
   constexpr std::int64_t kColumns = 64;  // of the state in a block, as the scans' defaults have it
@@ -84,9 +88,9 @@ std::int64_t default_segment(const Problem& problem, const Target& target, std::
   };
   const std::int64_t chains = problem.N * problem.HV;
   const std::int64_t chunks = problem.B * problem.T / problem.N / BT;
-  // Kernels are added, and the estimate is rough: only a clear gain counts. On one H200, 2026-11-21, an
-  // estimate of 0.43 brought a forward pass from 0.349 to 0.204 ms, one of 0.38 another from 1.458 to
-  // 0.833, and one of 0.74 nothing (0.130 and 0.134).
+  // Kernels are added, and the estimate is rough: only a clear gain counts. On one H200, 2026-11-21,
+  // an estimate of 0.43 brought a forward pass from 0.349 to 0.204 ms, one of 0.38 another from
+  // 1.458 to 0.833, and one of 0.74 nothing (0.130 and 0.134).
   double best = 0.6 * static_cast<double>(chunks) * turns(chains * tiles(problem.V));
   std::int64_t length = 0;
   for (const std::int64_t SEG : segment_lengths(target.device)) {
