@@ -218,9 +218,8 @@ TEST_F(TuneTest, SplitPlansThatAreWrongOnSeveralSegmentsDoNotPass) {
     return step.template_id == "fwd_h_combine.cpu";
   });
   ASSERT_NE(combine, plan.end());
-  Values constants = problem_constants(problem);
-  CompileRequest request{find_template(combine->template_id), constants, combine->config,
-                         device.impl().target()};
+  CompileRequest request{find_template(combine->template_id), problem_constants(problem),
+                         combine->config, device.impl().target()};
   const std::string key = artifact_key(request);
   request.source_template = find_template("bwd_dhu_combine.cpu");
   request.constants.set("FINAL_STATE", false);

@@ -2,6 +2,7 @@
 // precision. Cases are {Cpu,Gpu}/{OperatorPlan,OperatorSegments,OperatorSanitize}.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -185,12 +186,13 @@ TEST_P(OperatorSegments, BitwiseRepeat) {
   Problem p = base(which, dtype);
   p.packed = p.initial_state = true;
   const OperatorData data = make_data(p, Gate::typical, 31, {700, 0, 33});
-  for (const Plan& plan : split_plans(plans(device(), data.problem, BT))) {
-    if (split_scans(plan).size() != (which.pass == Pass::backward ? 2U : 1U)) continue;
-    run_operator(device(), test_runtime().prepare(device(), data.problem, plan), data,
-                 Guards::bands, {}, kRuns);
-    break;
-  }
+  const std::vector<Plan> all = split_plans(plans(device(), data.problem, BT));
+  const auto every = std::find_if(all.begin(), all.end(), [&](const Plan& plan) {
+    return split_scans(plan).size() == (which.pass == Pass::backward ? 2U : 1U);
+  });
+  ASSERT_NE(every, all.end());
+  run_operator(device(), test_runtime().prepare(device(), data.problem, *every), data,
+               Guards::bands, {}, kRuns);
 }
 
 class OperatorSanitize : public PlanTest, public ::testing::WithParamInterface<PlanCase> {};
