@@ -50,10 +50,13 @@ Bench::Trial::Trial(const Device& device, const Problem& problem, std::uint64_t 
 
 Bench::Bench(const Device& device, const Problem& problem, std::shared_ptr<Cache> cache,
              std::uint64_t seed)
-    : device_(device), runtime_(options_for(std::move(cache))),
-      full_(device, problem, seed, false), seed_(seed),
+    : device_(device),
+      runtime_(options_for(std::move(cache))),
+      full_(device, problem, seed, false),
+      seed_(seed),
       small_(device, reduced(problem), seed + 1, runtime_),
-      stream_(device.impl().make_stream()), timer_(device.impl().make_timer()) {
+      stream_(device.impl().make_stream()),
+      timer_(device.impl().make_timer()) {
   full_.keep(runtime_);
   if (!device.info().cuda) return;
   flush_bytes_ = static_cast<std::size_t>(2 * device.impl().cache_bytes());
@@ -72,15 +75,14 @@ Outcome Bench::measure(const Plan& plan, std::size_t step, double bar) {
   outcome.samples = sample_step(*op, step, bar, rejected);
   if (rejected) {
     outcome.status = Status::rejected;
-    outcome.detail = fmt::format("{:.1f} us where another config takes {:.1f} us",
-                                 outcome.samples.back(), bar);
+    outcome.detail =
+        fmt::format("{:.1f} us where another config takes {:.1f} us", outcome.samples.back(), bar);
   }
   return outcome;
 }
 
 /// The operator, or nothing with the outcome saying why.
-std::optional<Operator> Bench::prepare(const Problem& problem, const Plan& plan,
-                                       Outcome& outcome) {
+std::optional<Operator> Bench::prepare(const Problem& problem, const Plan& plan, Outcome& outcome) {
   try {
     return runtime_.prepare(device_, problem, plan);
   } catch (const Error& error) {

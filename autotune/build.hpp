@@ -82,8 +82,7 @@ class CompileAhead {
   /// The specs that will be wanted, soonest first; replaces what was queued and not yet begun.
   void announce(std::span<const KernelSpec> specs);
   /// Waits for the spec to be built; nothing when `interrupted` came true first.
-  std::optional<BuildResult> wait(const KernelSpec& spec,
-                                  const std::function<bool()>& interrupted);
+  std::optional<BuildResult> wait(const KernelSpec& spec, const std::function<bool()>& interrupted);
   std::int64_t compiled() const;
 
  private:

@@ -3,13 +3,13 @@
 // device lost, 6 an answer without samples, 7 a crash in comparisons only.
 #include <nlohmann/json.hpp>
 
+#include <unistd.h>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
 #include <string>
-#include <unistd.h>
 
 namespace {
 
@@ -30,11 +30,18 @@ json timed(const char* status, double us) {
 /// False when the process is to end.
 bool measure(const std::string& config) {
   switch (value_of(config, "y")) {
-    case 1: std::fputs("about to crash\n", stderr); std::raise(SIGSEGV); break;
-    case 2: for (;;) pause();
+    case 1:
+      std::fputs("about to crash\n", stderr);
+      std::raise(SIGSEGV);
+      break;
+    case 2:
+      for (;;) pause();
     case 3: std::cout << "Segfault imminent, or is it?" << std::endl; return true;
-    case 4: say({{"status", "wrong"}, {"detail", "NaN"}, {"samples_us", json::array()},
-                 {"error", nullptr}});
+    case 4:
+      say({{"status", "wrong"},
+           {"detail", "NaN"},
+           {"samples_us", json::array()},
+           {"error", nullptr}});
       return true;
     case 5: say(timed("crashed", 0)); return false;
     case 6: say({{"status", "ok"}}); return true;
@@ -70,8 +77,10 @@ int main(int argc, char** argv) {
     const json request = json::parse(line);
     log << request.begin().key() << std::endl;
     if (request.contains("open")) {
-      if (argc > 2) say({{"error", "no such device"}, {"kind", "unavailable"}});
-      else say({{"ready", true}});
+      if (argc > 2)
+        say({{"error", "no such device"}, {"kind", "unavailable"}});
+      else
+        say({{"ready", true}});
     } else if (request.contains("measure")) {
       const json& m = request["measure"];
       if (!measure(m["plan"][m["step"].get<std::size_t>()]["config"])) return 3;

@@ -109,8 +109,7 @@ template <class Source>
 std::function<void(std::span<float>)> values_of(std::string_view name, const Problem& p,
                                                 float gates, Source& source) {
   if (name == "q" || name == "k") return p.use_qk_l2norm ? source.normal(1) : source.unit();
-  if (name == "beta")
-    return p.use_beta_sigmoid ? source.normal(1) : source.uniform(0.05F, 0.95F);
+  if (name == "beta") return p.use_beta_sigmoid ? source.normal(1) : source.uniform(0.05F, 0.95F);
   if (name == "g")  // softplus and sigmoid are all but exp where they are small
     return p.use_gate_in_kernel ? source.normal(1, std::log(gates))
                                 : source.uniform(-0.5F * gates, 0.0F);
@@ -123,8 +122,10 @@ Bytes integer_bytes(const std::vector<std::int64_t>& values, DType dtype) {
   Bytes bytes(values.size() * size_of(dtype));
   for (std::size_t i = 0; i < values.size(); ++i) {
     const auto narrow = static_cast<std::int32_t>(values[i]);
-    if (dtype == DType::int32) std::memcpy(bytes.data() + i * 4, &narrow, 4);
-    else std::memcpy(bytes.data() + i * 8, &values[i], 8);
+    if (dtype == DType::int32)
+      std::memcpy(bytes.data() + i * 4, &narrow, 4);
+    else
+      std::memcpy(bytes.data() + i * 8, &values[i], 8);
   }
   return bytes;
 }
@@ -184,7 +185,10 @@ Problem reduced(const Problem& problem, std::int64_t segment) {
 
 ProblemTensors::ProblemTensors(const Device& device, const Problem& problem, std::uint64_t seed,
                                bool keep_host, float gates)
-    : on_(device), problem_(problem), keep_host_(keep_host), gates_(gates),
+    : on_(device),
+      problem_(problem),
+      keep_host_(keep_host),
+      gates_(gates),
       specs_(tensor_specs(problem)) {
   std::erase_if(specs_, [](const TensorSpec& spec) { return !spec.present; });
   Source source(seed);

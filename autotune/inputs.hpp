@@ -24,8 +24,8 @@ Problem reduced(const Problem& problem, std::int64_t segment = 0);
 class ProblemTensors {
  public:
   /// Without `keep_host` there is no host copy, and host() and fetch() are not to be used.
-  ProblemTensors(const Device& device, const Problem& problem, std::uint64_t seed,
-                 bool keep_host, float gates = 1);
+  ProblemTensors(const Device& device, const Problem& problem, std::uint64_t seed, bool keep_host,
+                 float gates = 1);
 
   const Problem& problem() const { return problem_; }
   const Arguments& device() const { return device_arguments_; }

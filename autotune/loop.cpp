@@ -40,10 +40,11 @@ LoopEnd run_search(const SearchSpace& space, const Search& search, Laboratory& l
     if (round.empty()) return {true, false};
     std::vector<Candidate> unknown;
     for (const Candidate& candidate : round) {
-      std::optional<Outcome> outcome =
-          limits.force ? std::nullopt : laboratory.recall(candidate);
-      if (outcome) results.put(candidate, std::move(*outcome));
-      else unknown.push_back(candidate);
+      std::optional<Outcome> outcome = limits.force ? std::nullopt : laboratory.recall(candidate);
+      if (outcome)
+        results.put(candidate, std::move(*outcome));
+      else
+        unknown.push_back(candidate);
     }
     if (!unknown.empty() && limits.elapsed_s() < limits.deadline_s) laboratory.announce(unknown);
     for (std::size_t i = 0; i < unknown.size(); ++i) {

@@ -14,12 +14,12 @@ struct LoopLimits {
   std::function<double()> elapsed_s;  ///< seconds since the tuning began
   double deadline_s = 0;              ///< the search ends when elapsed_s() passes it
   bool force = false;                 ///< recall nothing
-  std::function<bool()> interrupted;                   ///< may be empty
-  std::function<void(const TuneProgress&)> progress;   ///< may be empty
+  std::function<bool()> interrupted;  ///< may be empty
+  std::function<void(const TuneProgress&)> progress;  ///< may be empty
 };
 
 struct LoopEnd {
-  bool complete = false;     ///< the search had nothing left to ask
+  bool complete = false;  ///< the search had nothing left to ask
   bool interrupted = false;
 };
 

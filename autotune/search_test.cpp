@@ -89,8 +89,8 @@ double exhaustive_best(const SearchSpace& space, const Cost& cost) {
   };
   double best = INFINITY;
   for (const std::size_t base : {0, 4})
-    best = std::min(best, least(base) + std::min(least(base + 1) + least(base + 3),
-                                                 least(base + 2)));
+    best =
+        std::min(best, least(base) + std::min(least(base + 1) + least(base + 3), least(base + 2)));
   return best;
 }
 
@@ -119,8 +119,7 @@ TEST(Search, ExhaustiveFindsTheBestPlanOfARandomSpace) {
     };
     SyntheticLaboratory laboratory(space, cost);
     Results results(space);
-    EXPECT_TRUE(
-        run_search(space, Search(space, true), laboratory, unlimited(), results).complete);
+    EXPECT_TRUE(run_search(space, Search(space, true), laboratory, unlimited(), results).complete);
     EXPECT_EQ(laboratory.measured, space.size());
     // A tie within one percent may go to the default or to the first by text.
     EXPECT_LE(best_plans(space, results, 1)[0].sum_us, 1.01 * exhaustive_best(space, cost));
@@ -215,8 +214,7 @@ TEST(Loop, ResumesWhatWasInterruptedAndMeasuresNothingTwice) {
   LoopLimits limits = unlimited();
   limits.interrupted = [&] { return halved.measured >= 13; };
   Results first(space), second(space), third(space);
-  EXPECT_TRUE(
-      run_search(space, Search(space, false), halved, limits, first).interrupted);
+  EXPECT_TRUE(run_search(space, Search(space, false), halved, limits, first).interrupted);
   EXPECT_EQ(halved.measured, 13U);
   limits.interrupted = nullptr;
   EXPECT_TRUE(run_search(space, Search(space, false), halved, limits, second).complete);

@@ -106,14 +106,12 @@ class Builder {
 
   /// The group's index, made on its first use; nothing when the template has no legal config with
   /// this shape.
-  std::optional<std::size_t> group_of(const Template& t, const Values& constants,
-                                      PlanShape shape) {
+  std::optional<std::size_t> group_of(const Template& t, const Values& constants, PlanShape shape) {
     const std::int64_t BT = t.tunable("BT") != nullptr ? shape.BT : 0;
     const std::int64_t SEG = t.tunable("SEG") != nullptr ? shape.SEG : 0;
     const std::string key =
         fmt::format("{} {} {} {}", t.id(), relevant(t, constants).to_string(), BT, SEG);
-    if (const auto known = index_.find(key); known != index_.end())
-      return known->second;
+    if (const auto known = index_.find(key); known != index_.end()) return known->second;
     Group group{t.id(), constants, BT, SEG, {}, 0, {}, 0};
     group.configs = wyvern::space(t, constants, target_.limits, floor_, shape);
     if (group.configs.empty()) return {};
@@ -121,8 +119,10 @@ class Builder {
         default_config(t, constants, target_.limits, floor_, shape).value_or(group.configs.front());
     const auto at = std::find(group.configs.begin(), group.configs.end(), preferred);
     // A default that the space calls redundant is still what an untuned run uses: it takes part.
-    if (at == group.configs.end()) group.configs.insert(group.configs.begin(), preferred);
-    else group.default_config = static_cast<std::size_t>(at - group.configs.begin());
+    if (at == group.configs.end())
+      group.configs.insert(group.configs.begin(), preferred);
+    else
+      group.default_config = static_cast<std::size_t>(at - group.configs.begin());
     index_.emplace(key, space_.groups.size());
     space_.groups.push_back(std::move(group));
     return space_.groups.size() - 1;
@@ -237,8 +237,8 @@ std::string describe(const SearchSpace& space, const Candidate& candidate) {
 std::string canonical_text(const Plan& plan) {
   std::string text;
   for (const PlanStep& step : plan)
-    text += fmt::format("{}{} {}", text.empty() ? "" : "; ", step.template_id,
-                        step.config.to_string());
+    text +=
+        fmt::format("{}{} {}", text.empty() ? "" : "; ", step.template_id, step.config.to_string());
   return text;
 }
 

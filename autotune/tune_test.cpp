@@ -3,11 +3,11 @@
 
 #include <wyvern/reference.hpp>
 
+#include <fmt/format.h>
+#include <unistd.h>
 #include <filesystem>
 #include <map>
 #include <set>
-#include <fmt/format.h>
-#include <unistd.h>
 
 #include "autotune/bench.hpp"
 #include "autotune/inputs.hpp"
@@ -209,8 +209,8 @@ TEST_F(TuneTest, SplitPlansAreCheckedOnSeveralSegments) {
   EXPECT_FALSE(outcome.samples.empty());
 }
 
-// The cache hands out, as the kernel that carries states from segment to segment, the one that carries
-// their gradients the other way round: right for one segment, wrong for several.
+// The cache hands out, as the kernel that carries states from segment to segment, the one that
+// carries their gradients the other way round: right for one segment, wrong for several.
 TEST_F(TuneTest, SplitPlansThatAreWrongOnSeveralSegmentsDoNotPass) {
   const Device device = Device::open("cpu");
   const auto [problem, plan] = split_problem(device);

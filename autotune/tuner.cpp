@@ -30,10 +30,12 @@ constexpr double kNear = 1.25;
 
 class Tuning {
  public:
-  Tuning(Runtime& runtime, const Device& device, const Problem& problem,
-         const TuneOptions& options)
-      : cache_(runtime.cache()), info_(device.info()), key_(problem_key(problem)),
-        options_(options), space_(build_space(problem, device.impl().target())),
+  Tuning(Runtime& runtime, const Device& device, const Problem& problem, const TuneOptions& options)
+      : cache_(runtime.cache()),
+        info_(device.info()),
+        key_(problem_key(problem)),
+        options_(options),
+        space_(build_space(problem, device.impl().target())),
         builder_(cache_, device.impl().target(), problem),
         laboratory_(space_, builder_, cache_, laboratory_options(problem)),
         results_(space_) {}
@@ -95,8 +97,7 @@ class Tuning {
 
   /// The winner of an earlier tuning, unless driver or kernels have changed since.
   std::optional<TuneResult> stored_winner() {
-    const auto row =
-        cache_.find_winner(info_.key, key_.family, key_.tokens, key_.sequences);
+    const auto row = cache_.find_winner(info_.key, key_.family, key_.tokens, key_.sequences);
     if (!row || row->driver != info_.driver) return {};
     const auto plan = plan_from_json(row->plan);
     if (!plan || !std::all_of(plan->begin(), plan->end(),

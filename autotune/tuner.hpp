@@ -56,14 +56,14 @@ struct TuneCounts {
 
 struct TuneResult {
   Plan plan;
-  double tuned_us = 0;        ///< the whole operator by `plan`, median; 0 when interrupted
-  double tuned_spread_us = 0; ///< median absolute deviation of it
-  double default_us = 0;      ///< by the default plan, from the same comparison; 0: it did not run
+  double tuned_us = 0;         ///< the whole operator by `plan`, median; 0 when interrupted
+  double tuned_spread_us = 0;  ///< median absolute deviation of it
+  double default_us = 0;       ///< by the default plan, from the same comparison; 0: it did not run
   TuneCounts counts;
   double seconds = 0;
-  bool complete = false;     ///< the search reached its end before the budget did
+  bool complete = false;  ///< the search reached its end before the budget did
   bool interrupted = false;
-  bool stored = false;       ///< the winner is in the cache: prepare() answers with it
+  bool stored = false;  ///< the winner is in the cache: prepare() answers with it
 };
 
 /// Tunes `problem` and stores the winner under its problem key. Where stored rows of the same

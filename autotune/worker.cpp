@@ -49,8 +49,10 @@ class Channel {
     const std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace) + '\n';
     for (std::size_t sent = 0; sent < text.size();) {
       const ssize_t count = write(out_, text.data() + sent, text.size() - sent);
-      if (count > 0) sent += static_cast<std::size_t>(count);
-      else if (errno != EINTR) return;
+      if (count > 0)
+        sent += static_cast<std::size_t>(count);
+      else if (errno != EINTR)
+        return;
     }
   }
 
@@ -113,9 +115,9 @@ class Worker {
     Outcome outcome;
     bool lost = false;
     try {
-      outcome = bench_->measure(plan_from(request.at("plan")),
-                                request.at("step").get<std::size_t>(),
-                                request.at("bar_us").get<double>());
+      outcome =
+          bench_->measure(plan_from(request.at("plan")), request.at("step").get<std::size_t>(),
+                          request.at("bar_us").get<double>());
     } catch (const Error& error) {
       lost = true;
       outcome.status = Status::crashed;

@@ -44,14 +44,13 @@ std::optional<Outcome> read(const json& value) {
     outcome.detail = value.at("detail").get<std::string>();
     outcome.samples = value.at("samples_us").get<std::vector<double>>();
     const json& error = value.at("error");
-    outcome.error =
-        error.is_null() ? std::numeric_limits<double>::infinity() : error.get<double>();
+    outcome.error = error.is_null() ? std::numeric_limits<double>::infinity() : error.get<double>();
   } catch (const json::exception&) {
     return {};
   }
-  const bool timed = !outcome.samples.empty() &&
-                     std::all_of(outcome.samples.begin(), outcome.samples.end(),
-                                 [](double sample) { return sample > 0; });
+  const bool timed =
+      !outcome.samples.empty() && std::all_of(outcome.samples.begin(), outcome.samples.end(),
+                                              [](double sample) { return sample > 0; });
   if (outcome.status == Status::ok && !timed) return {};
   return outcome;
 }
@@ -76,8 +75,12 @@ Outcome nonsense(const json& value) {
 
 WorkerLaboratory::WorkerLaboratory(const SearchSpace& space, Builder& builder, Cache& cache,
                                    LaboratoryOptions options)
-    : space_(space), builder_(builder), cache_(cache), options_(std::move(options)),
-      ahead_(builder, options_.jobs, options_.overlap), worker_(options_.worker_command),
+    : space_(space),
+      builder_(builder),
+      cache_(cache),
+      options_(std::move(options)),
+      ahead_(builder, options_.jobs, options_.overlap),
+      worker_(options_.worker_command),
       spill_free_(space.groups.size(), 0) {}
 
 KernelSpec WorkerLaboratory::spec_of(std::size_t group, std::size_t config) const {
@@ -150,20 +153,25 @@ std::optional<Outcome> WorkerLaboratory::measure(const Candidate& candidate, dou
 /// The outcome of a kernel that, compiled, need not be run; nothing for one that must.
 std::optional<Outcome> WorkerLaboratory::unfit(const Candidate& candidate,
                                                const Built& built) const {
-  const std::int64_t registers =
-      (built.resources.registers + kRegisterStep - 1) / kRegisterStep * kRegisterStep *
-      built.threads;
+  const std::int64_t registers = (built.resources.registers + kRegisterStep - 1) / kRegisterStep *
+                                 kRegisterStep * built.threads;
   if (options_.registers_per_block != 0 && registers > options_.registers_per_block)
-    return Outcome{Status::illegal,
-                   fmt::format("{} threads of {} registers are more than the {} a block may have",
-                               built.threads, built.resources.registers,
-                               options_.registers_per_block),
-                   {}, 0, false, false};
+    return Outcome{
+        Status::illegal,
+        fmt::format("{} threads of {} registers are more than the {} a block may have",
+                    built.threads, built.resources.registers, options_.registers_per_block),
+        {},
+        0,
+        false,
+        false};
   if (built.resources.spill_bytes > kBearableSpill && spill_free_[candidate.group] != 0)
     return Outcome{Status::rejected,
                    fmt::format("spills {} bytes where another config spills none",
                                built.resources.spill_bytes),
-                   {}, 0, false, false};
+                   {},
+                   0,
+                   false,
+                   false};
   return {};
 }
 
@@ -193,9 +201,9 @@ bool WorkerLaboratory::open_worker() {
   if (reply.kind == Reply::Kind::answer && reply.value.contains("ready")) return true;
   worker_.kill();
   if (const std::string said = text(reply.value, "error"); !said.empty())
-    throw Error(text(reply.value, "kind") == "input" ? ErrorKind::kBadInput
-                                                     : ErrorKind::kUnavailable,
-                said);
+    throw Error(
+        text(reply.value, "kind") == "input" ? ErrorKind::kBadInput : ErrorKind::kUnavailable,
+        said);
   throw Error(ErrorKind::kUnavailable,
               fmt::format("the tuning worker '{}' does not start: {}",
                           fmt::join(options_.worker_command, " "),

@@ -16,16 +16,16 @@ namespace wyvern {
 
 struct LaboratoryOptions {
   std::vector<std::string> worker_command;
-  nlohmann::json open;             ///< the worker's first request
-  std::string device, driver;      ///< DeviceInfo's key and driver, as rows have them
-  std::string problem;             ///< ProblemKey's text
+  nlohmann::json open;         ///< the worker's first request
+  std::string device, driver;  ///< DeviceInfo's key and driver, as rows have them
+  std::string problem;         ///< ProblemKey's text
   unsigned jobs = 0;
-  bool overlap = false;            ///< compile while measuring
+  bool overlap = false;                  ///< compile while measuring
   std::int64_t registers_per_block = 0;  ///< what a block may take in all; 0: no limit
   std::function<bool()> interrupted;
-  double open_timeout_s = 120;     ///< a driver's start and the oracle
-  double first_timeout_s = 60;     ///< for an answer, before any came
-  double least_timeout_s = 10;     ///< later: ten times the slowest answer, but not less than this
+  double open_timeout_s = 120;  ///< a driver's start and the oracle
+  double first_timeout_s = 60;  ///< for an answer, before any came
+  double least_timeout_s = 10;  ///< later: ten times the slowest answer, but not less than this
 };
 
 class WorkerLaboratory final : public Laboratory {

@@ -84,9 +84,8 @@ void WorkerProcess::start() {
   if (failure == 0) return;
   pid_ = -1;
   kill();
-  throw Error(ErrorKind::kUnavailable,
-              fmt::format("the tuning worker '{}' cannot be started: {}", command_.front(),
-                          std::strerror(failure)));
+  throw Error(ErrorKind::kUnavailable, fmt::format("the tuning worker '{}' cannot be started: {}",
+                                                   command_.front(), std::strerror(failure)));
 }
 
 void WorkerProcess::kill() {
@@ -112,9 +111,9 @@ Reply WorkerProcess::ask(const nlohmann::json& request, double timeout_s,
       pending_.erase(0, newline + 1);
       auto value = nlohmann::json::parse(line, nullptr, false);
       if (value.is_object()) return {Reply::Kind::answer, std::move(value), {}};
-      return end(Reply::Kind::garbage,
-                 fmt::format("the worker answered '{}', which is no JSON object",
-                             line.substr(0, 80)));
+      return end(
+          Reply::Kind::garbage,
+          fmt::format("the worker answered '{}', which is no JSON object", line.substr(0, 80)));
     }
     if (interrupted && interrupted()) return end(Reply::Kind::interrupted, "interrupted");
     if (Clock::now() >= deadline)
@@ -123,18 +122,21 @@ Reply WorkerProcess::ask(const nlohmann::json& request, double timeout_s,
     if (poll(&ready, 1, kGlanceMs) <= 0) continue;
     std::array<char, 4096> buffer;
     const ssize_t got = recv(socket_, buffer.data(), buffer.size(), 0);
-    if (got > 0) pending_.append(buffer.data(), static_cast<std::size_t>(got));
-    else if (got == 0 || errno != EINTR) return end(Reply::Kind::ended, {});
+    if (got > 0)
+      pending_.append(buffer.data(), static_cast<std::size_t>(got));
+    else if (got == 0 || errno != EINTR)
+      return end(Reply::Kind::ended, {});
   }
 }
 
 bool WorkerProcess::send(const std::string& text) {
   std::size_t sent = 0;
   while (sent < text.size()) {
-    const ssize_t count =
-        ::send(socket_, text.data() + sent, text.size() - sent, MSG_NOSIGNAL);
-    if (count > 0) sent += static_cast<std::size_t>(count);
-    else if (errno != EINTR) return false;
+    const ssize_t count = ::send(socket_, text.data() + sent, text.size() - sent, MSG_NOSIGNAL);
+    if (count > 0)
+      sent += static_cast<std::size_t>(count);
+    else if (errno != EINTR)
+      return false;
   }
   return true;
 }
@@ -157,8 +159,8 @@ Reply WorkerProcess::end(Reply::Kind kind, std::string detail) {
 
 std::string WorkerProcess::how_it_ended(int status) const {
   std::string text = WIFSIGNALED(status)
-                         ? fmt::format("the worker was killed by signal {} ({})",
-                                       WTERMSIG(status), strsignal(WTERMSIG(status)))
+                         ? fmt::format("the worker was killed by signal {} ({})", WTERMSIG(status),
+                                       strsignal(WTERMSIG(status)))
                          : fmt::format("the worker exited with {}", WEXITSTATUS(status));
   if (const std::string said = errors_ >= 0 ? last_line(errors_) : ""; !said.empty())
     text += ": " + said;

@@ -21,8 +21,8 @@ using Access = Connection::Access;
 // %f: seconds with milliseconds, so that "newest first" is not a tie.
 #define WYVERN_NOW "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')"
 
-// REPLACE deletes the old row first. An update in place would write into the old row's pages and keep
-// the links between them, which may be what is damaged.
+// REPLACE deletes the old row first. An update in place would write into the old row's pages and
+// keep the links between them, which may be what is damaged.
 constexpr const char* kStoreArtifact =
     "REPLACE INTO artifacts"
     " (key, template_id, target, config, metadata, compile_ms, sha256, code, created)"
@@ -40,29 +40,31 @@ constexpr const char* kListArtifacts =
 constexpr const char* kStoreMeasurement =
     "INSERT INTO measurements (device, problem, template_id, config, artifact_key, driver, status,"
     " detail, samples_us, median_us, error, created)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, " WYVERN_NOW ")"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, " WYVERN_NOW
+    ")"
     " ON CONFLICT (device, problem, template_id, config) DO UPDATE SET"
     " artifact_key = excluded.artifact_key, driver = excluded.driver, status = excluded.status,"
     " detail = excluded.detail, samples_us = excluded.samples_us, median_us = excluded.median_us,"
     " error = excluded.error, created = excluded.created";
-constexpr const char* kFindMeasurement = WYVERN_MEASUREMENT
-    "WHERE device = ? AND problem = ? AND template_id = ? AND config = ?";
-constexpr const char* kMeasurementsOf = WYVERN_MEASUREMENT
-    "WHERE device = ? AND problem = ? ORDER BY template_id, config";
+constexpr const char* kFindMeasurement =
+    WYVERN_MEASUREMENT "WHERE device = ? AND problem = ? AND template_id = ? AND config = ?";
+constexpr const char* kMeasurementsOf =
+    WYVERN_MEASUREMENT "WHERE device = ? AND problem = ? ORDER BY template_id, config";
 constexpr const char* kListMeasurements = WYVERN_MEASUREMENT "ORDER BY created DESC, id DESC";
 
-#define WYVERN_WINNER                                                                    \
+#define WYVERN_WINNER                                                                   \
   "SELECT id, device, family, tokens, sequences, plan, median_us, default_us, driver, " \
   "created FROM winners "
 constexpr const char* kStoreWinner =
     "INSERT INTO winners"
     " (device, family, tokens, sequences, plan, median_us, default_us, driver, created)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, " WYVERN_NOW ")"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, " WYVERN_NOW
+    ")"
     " ON CONFLICT (device, family, tokens, sequences) DO UPDATE SET plan = excluded.plan,"
     " median_us = excluded.median_us, default_us = excluded.default_us, driver = excluded.driver,"
     " created = excluded.created";
-constexpr const char* kFindWinner = WYVERN_WINNER
-    "WHERE device = ? AND family = ? AND tokens = ? AND sequences = ?";
+constexpr const char* kFindWinner =
+    WYVERN_WINNER "WHERE device = ? AND family = ? AND tokens = ? AND sequences = ?";
 constexpr const char* kWinnerById = WYVERN_WINNER "WHERE id = ?";
 constexpr const char* kListWinners = WYVERN_WINNER "ORDER BY created DESC, id DESC";
 // Answered from the unique index alone, in the order in which ties are broken.
@@ -207,8 +209,14 @@ bool Cache::store_artifact(const ArtifactRow& row) {
   const std::string digest = sha256_hex(row.code);
   return impl_->connection.run(Access::write, [&](Database& database) {
     Query(database, kStoreArtifact)
-        .bind(row.key).bind(row.template_id).bind(row.target).bind(row.config).bind(row.metadata)
-        .bind(row.compile_ms).bind(digest).bind_blob(row.code)
+        .bind(row.key)
+        .bind(row.template_id)
+        .bind(row.target)
+        .bind(row.config)
+        .bind(row.metadata)
+        .bind(row.compile_ms)
+        .bind(digest)
+        .bind_blob(row.code)
         .step();
   });
 }
@@ -232,9 +240,17 @@ bool Cache::store_measurement(const MeasurementRow& row) {
   const std::string samples = nlohmann::json(row.samples_us).dump();
   return impl_->connection.run(Access::write, [&](Database& database) {
     Query(database, kStoreMeasurement)
-        .bind(row.device).bind(row.problem).bind(row.template_id).bind(row.config)
-        .bind(row.artifact_key).bind(row.driver).bind(row.status).bind(row.detail)
-        .bind(samples).bind(row.median_us).bind(row.error)
+        .bind(row.device)
+        .bind(row.problem)
+        .bind(row.template_id)
+        .bind(row.config)
+        .bind(row.artifact_key)
+        .bind(row.driver)
+        .bind(row.status)
+        .bind(row.detail)
+        .bind(samples)
+        .bind(row.median_us)
+        .bind(row.error)
         .step();
   });
 }
@@ -280,8 +296,14 @@ std::optional<WinnerRow> Cache::nearest_winner(std::string_view device, std::str
 bool Cache::store_winner(const WinnerRow& row) {
   return impl_->connection.run(Access::write, [&](Database& database) {
     Query(database, kStoreWinner)
-        .bind(row.device).bind(row.family).bind(row.tokens).bind(row.sequences).bind(row.plan)
-        .bind(row.median_us).bind(row.default_us).bind(row.driver)
+        .bind(row.device)
+        .bind(row.family)
+        .bind(row.tokens)
+        .bind(row.sequences)
+        .bind(row.plan)
+        .bind(row.median_us)
+        .bind(row.default_us)
+        .bind(row.driver)
         .step();
   });
 }
@@ -332,9 +354,8 @@ bool Cache::clear() {
   const bool deleted = impl_->connection.run(Access::write, [](Database& database) {
     database.execute("DELETE FROM artifacts; DELETE FROM measurements; DELETE FROM winners");
   });
-  return deleted && impl_->connection.run(Access::alone, [](Database& database) {
-    database.execute("VACUUM");
-  });
+  return deleted && impl_->connection.run(Access::alone,
+                                          [](Database& database) { database.execute("VACUUM"); });
 }
 
 }  // namespace wyvern

@@ -28,23 +28,23 @@ struct ArtifactRow {
   std::string metadata;     ///< JSON: constants, entry point, resources
   std::string code;         ///< blob; its SHA-256 is stored beside it and checked on load
   double compile_ms = 0;
-  std::string created;      ///< UTC, ISO 8601; filled in by the cache
+  std::string created;  ///< UTC, ISO 8601; filled in by the cache
 };
 
 /// One (template, config) measured for a problem on a device. Unique by the first four.
 struct MeasurementRow {
-  std::int64_t id = 0;      ///< filled in by the cache
-  std::string device;       ///< device key: model and the figures that make it what it is
-  std::string problem;      ///< problem key
+  std::int64_t id = 0;  ///< filled in by the cache
+  std::string device;   ///< device key: model and the figures that make it what it is
+  std::string problem;  ///< problem key
   std::string template_id;
   std::string config;
   std::string artifact_key;
-  std::string driver;       ///< driver version; another one makes the row stale, not absent
-  std::string status;       ///< "ok", "wrong", "crashed", "timeout", "rejected", "illegal", "failed"
-  std::string detail;       ///< one sentence for a status other than "ok"
+  std::string driver;  ///< driver version; another one makes the row stale, not absent
+  std::string status;  ///< "ok", "wrong", "crashed", "timeout", "rejected", "illegal", "failed"
+  std::string detail;  ///< one sentence for a status other than "ok"
   std::vector<double> samples_us;
   double median_us = 0;
-  double error = 0;         ///< largest rms(x - ref) / rms(ref) over the outputs, of its check
+  double error = 0;  ///< largest rms(x - ref) / rms(ref) over the outputs, of its check
   std::string created;
 };
 
@@ -52,12 +52,12 @@ struct MeasurementRow {
 struct WinnerRow {
   std::int64_t id = 0;
   std::string device;
-  std::string family;      ///< problem key less its buckets
+  std::string family;          ///< problem key less its buckets
   std::int64_t tokens = 0;     ///< bucket of B T
   std::int64_t sequences = 0;  ///< bucket of N
-  std::string plan;        ///< JSON: [{"template": id, "config": "..."}...], in order
-  double median_us = 0;    ///< the whole operator, measured
-  double default_us = 0;   ///< the default plan in the same run; 0: it did not run
+  std::string plan;            ///< JSON: [{"template": id, "config": "..."}...], in order
+  double median_us = 0;        ///< the whole operator, measured
+  double default_us = 0;       ///< the default plan in the same run; 0: it did not run
   std::string driver;
   std::string created;
 };
@@ -106,9 +106,10 @@ class Cache {
   std::optional<ArtifactRow> find_artifact(std::string_view key) const;
   /// False when it was not stored. An existing row with the key is replaced.
   bool store_artifact(const ArtifactRow& row);
-  /// Waits while another holds the claim to this key, but no longer than a minute, then goes on without;
-  /// so it does at once where there can be no lock. Look the artifact up (again) once it is yours.
-  /// To hold several at a time, claim in the order of the keys: nobody waits in a circle then.
+  /// Waits while another holds the claim to this key, but no longer than a minute, then goes on
+  /// without; so it does at once where there can be no lock. Look the artifact up (again) once it
+  /// is yours. To hold several at a time, claim in the order of the keys: nobody waits in a circle
+  /// then.
   ArtifactClaim claim_artifact(std::string_view key) const;
 
   /// By device, problem, template and config; a row of another driver is returned too (compare).
@@ -141,4 +142,4 @@ class Cache {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace wyvern
+}  // namespace wyvern WYVERN_API

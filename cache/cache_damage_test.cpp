@@ -108,10 +108,10 @@ TEST(CacheDamage, TruncatedFileKeepsItsReadableRows) {
 
 TEST(CacheDamage, CutAnywhereItWorksAgain) {
   const std::size_t size = sound_file().size();
-  for (const std::size_t length : {std::size_t{0}, std::size_t{1}, std::size_t{15},
-                                   std::size_t{16}, std::size_t{99}, std::size_t{100},
-                                   std::size_t{512}, kPage - 1, kPage, kPage + 1, 2 * kPage,
-                                   5 * kPage + 7, size / 2, size - kPage, size - 1}) {
+  for (const std::size_t length :
+       {std::size_t{0}, std::size_t{1}, std::size_t{15}, std::size_t{16}, std::size_t{99},
+        std::size_t{100}, std::size_t{512}, kPage - 1, kPage, kPage + 1, 2 * kPage, 5 * kPage + 7,
+        size / 2, size - kPage, size - 1}) {
     SCOPED_TRACE(length);
     const TempDirectory temp;
     write_file(temp.file(), sound_file().substr(0, length));
@@ -139,8 +139,8 @@ TEST(CacheDamage, GarbageIsKeptAside) {
 }
 
 /// How many rows may be lost with a page of the sound file, from its kind (SQLite's file format,
-/// section 1.6): a table's leaf takes the rows on it, a row's overflow page that row, an index nothing,
-/// since it can be made anew; a table's inner page may take the whole table.
+/// section 1.6): a table's leaf takes the rows on it, a row's overflow page that row, an index
+/// nothing, since it can be made anew; a table's inner page may take the whole table.
 int rows_at_stake(std::size_t page) {
   const auto byte = [&](std::size_t at) {
     return static_cast<unsigned char>(sound_file()[page * kPage + at]);

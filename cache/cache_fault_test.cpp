@@ -92,9 +92,7 @@ int role_write_forever(const std::string& directory, std::uint64_t first) {
 }
 
 /// Lets the mode bits bind when the tests run as root.
-bool become_nobody() {
-  return ::geteuid() != 0 || (::setgid(65534) == 0 && ::setuid(65534) == 0);
-}
+bool become_nobody() { return ::geteuid() != 0 || (::setgid(65534) == 0 && ::setuid(65534) == 0); }
 
 int role_read_only(const std::string& directory, const std::string& expectation) {
   if (!become_nobody()) return 77;
@@ -179,7 +177,8 @@ TEST(CacheProcesses, ManyWhoMeetDamageMendItOnce) {
   std::filesystem::resize_file(temp.file(), std::filesystem::file_size(temp.file()) / 2);
   std::vector<pid_t> pids;
   for (std::uint64_t i = 0; i < 8; ++i) {
-    pids.push_back(start({"write-damaged", temp.path().string(), std::to_string(1000 + i * kEach)}));
+    pids.push_back(
+        start({"write-damaged", temp.path().string(), std::to_string(1000 + i * kEach)}));
   }
   int menders = 0;
   for (const pid_t pid : pids) {
@@ -293,10 +292,11 @@ TEST(CacheFork, ChildOpensItsOwnConnection) {
   QuietCache cache(temp.path());
   ASSERT_TRUE(cache->store_artifact(artifact(1)));
   EXPECT_EQ(child_result([&] {
-    if (!cache->find_artifact(artifact(1).key)) return 1;
-    if (!cache->store_artifact(artifact(2))) return 2;
-    return cache->status().empty() && cache.told == 0 ? 0 : 3;
-  }), 0);
+              if (!cache->find_artifact(artifact(1).key)) return 1;
+              if (!cache->store_artifact(artifact(2))) return 2;
+              return cache->status().empty() && cache.told == 0 ? 0 : 3;
+            }),
+            0);
   EXPECT_TRUE(cache->find_artifact(artifact(2).key));
   EXPECT_TRUE(cache->store_artifact(artifact(3)));
   EXPECT_EQ(child_result([&] { return cache->find_artifact(artifact(3).key) ? 0 : 1; }), 0);
@@ -313,10 +313,11 @@ TEST(CacheFork, ChildOfAProcessWhoseThreadsAreWriting) {
   });
   for (std::uint64_t i = 0; i < 20; ++i) {
     EXPECT_EQ(child_result([&] {
-      ::alarm(60);  // a child that inherits a held mutex would wait for ever
-      if (!cache->find_artifact(artifact(1).key)) return 1;
-      return cache->store_artifact(artifact(100 + i)) ? 0 : 2;
-    }), 0);
+                ::alarm(60);  // a child that inherits a held mutex would wait for ever
+                if (!cache->find_artifact(artifact(1).key)) return 1;
+                return cache->store_artifact(artifact(100 + i)) ? 0 : 2;
+              }),
+              0);
   }
   stop = true;
   writer.join();

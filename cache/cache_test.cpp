@@ -36,7 +36,7 @@ TEST(Cache, CreatesPrivateDirectoryAndFile) {
   QuietCache cache(directory);
   EXPECT_EQ(cache->status(), "");
   EXPECT_EQ(cache->file(), directory / "wyvern.db");
-  struct stat info {};
+  struct stat info{};
   ASSERT_EQ(::stat(directory.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777u, 0700u);
   EXPECT_TRUE(std::filesystem::exists(cache->file()));
@@ -106,8 +106,8 @@ TEST(Cache, MeasurementsAreUniqueByWhatWasMeasured) {
   EXPECT_EQ(found->status, "ok");
   EXPECT_EQ(cache->measurements(first.device, first.problem).size(), 2u);
   EXPECT_TRUE(cache->measurements(first.device, "another problem").empty());
-  EXPECT_FALSE(cache->find_measurement("another device", first.problem, first.template_id,
-                                       first.config));
+  EXPECT_FALSE(
+      cache->find_measurement("another device", first.problem, first.template_id, first.config));
 }
 
 TEST(Cache, FailedMeasurementsMayHoldNoNumbers) {
@@ -157,7 +157,11 @@ TEST(Cache, NearestWinnerByLogDistanceThenFewerTokensThenFewerSequences) {
   QuietCache cache(temp.path());
   EXPECT_FALSE(cache->nearest_winner(winner(1, 1).device, "gdn", 1024, 1));
   for (const auto& [tokens, sequences] : {std::pair<std::int64_t, std::int64_t>{8192, 4},
-                                          {1024, 1}, {2048, 8}, {8192, 1}, {3, 1}, {48, 1}}) {
+                                          {1024, 1},
+                                          {2048, 8},
+                                          {8192, 1},
+                                          {3, 1},
+                                          {48, 1}}) {
     ASSERT_TRUE(cache->store_winner(winner(tokens, sequences)));
   }
   ASSERT_TRUE(cache->store_winner(winner(4096, 1, "kda")));
@@ -253,8 +257,10 @@ class DefaultDirectory : public ::testing::Test {
   }
   void TearDown() override {
     for (std::size_t i = 0; i < saved_.size(); ++i) {
-      if (saved_[i]) ::setenv(kNames[i], saved_[i]->c_str(), 1);
-      else ::unsetenv(kNames[i]);
+      if (saved_[i])
+        ::setenv(kNames[i], saved_[i]->c_str(), 1);
+      else
+        ::unsetenv(kNames[i]);
     }
   }
   static constexpr const char* kNames[] = {"WYVERN_CACHE_DIR", "XDG_CACHE_HOME", "HOME"};

@@ -1,8 +1,8 @@
 // Claims: one lock file for all artifacts, a byte for each.
 //
-// Locks are of the open file description (fcntl's OFD locks), so that they hold among the threads of
-// a process as among processes and end when the last descriptor closes, even by SIGKILL. The file
-// stays behind empty: removing a lock file lets two processes lock two files of one name.
+// Locks are of the open file description (fcntl's OFD locks), so that they hold among the threads
+// of a process as among processes and end when the last descriptor closes, even by SIGKILL. The
+// file stays behind empty: removing a lock file lets two processes lock two files of one name.
 #include <wyvern/sha256.hpp>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ off_t place_of(std::string_view key) {
 }
 
 bool lock(int descriptor, off_t place) {
-  struct flock range {};
+  struct flock range{};
   range.l_type = F_WRLCK;
   range.l_whence = SEEK_SET;
   range.l_start = place;

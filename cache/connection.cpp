@@ -63,28 +63,37 @@ std::string explain(const DatabaseError& error, const std::filesystem::path& fil
     case SQLITE_BUSY:
     case SQLITE_LOCKED:
     case SQLITE_PROTOCOL:
-      return fmt::format("the cache {} is locked by another process, so the work goes on without "
-                         "it: end the process that holds it {}", name, kElsewhere);
+      return fmt::format(
+          "the cache {} is locked by another process, so the work goes on without "
+          "it: end the process that holds it {}",
+          name, kElsewhere);
     case SQLITE_FULL:
-      return fmt::format("there is no space for the cache {}, so nothing is added to it: free some "
-                         "space {}", name, kElsewhere);
+      return fmt::format(
+          "there is no space for the cache {}, so nothing is added to it: free some "
+          "space {}",
+          name, kElsewhere);
     case SQLITE_READONLY:
     case SQLITE_PERM:
     case SQLITE_AUTH:
     case SQLITE_CANTOPEN:
-      return fmt::format("the cache {} cannot be opened or written ({}), so the work goes on "
-                         "without it: make it and its directory readable and writable {}",
-                         name, error.what(), kElsewhere);
+      return fmt::format(
+          "the cache {} cannot be opened or written ({}), so the work goes on "
+          "without it: make it and its directory readable and writable {}",
+          name, error.what(), kElsewhere);
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB:
-      return fmt::format("the cache {} is damaged ({}) and cannot be mended here, so the work goes "
-                         "on without it: delete it {}", name, error.what(), kElsewhere);
+      return fmt::format(
+          "the cache {} is damaged ({}) and cannot be mended here, so the work goes "
+          "on without it: delete it {}",
+          name, error.what(), kElsewhere);
     case SQLITE_CONSTRAINT:
       return fmt::format("a row was not stored in the cache {}: it is malformed ({})", name,
                          error.what());
     default:
-      return fmt::format("the cache {} fails ({}), so the work goes on without it: see to its file "
-                         "system {}", name, error.what(), kElsewhere);
+      return fmt::format(
+          "the cache {} fails ({}), so the work goes on without it: see to its file "
+          "system {}",
+          name, error.what(), kElsewhere);
   }
 }
 
@@ -242,8 +251,9 @@ void Connection::open() {
 
 void Connection::open_or_repair() {
   if (file_.empty()) {
-    throw Error(ErrorKind::kIo, "no directory for the cache is known, so nothing is cached: set "
-                                "WYVERN_CACHE_DIR, or HOME");
+    throw Error(ErrorKind::kIo,
+                "no directory for the cache is known, so nothing is cached: set "
+                "WYVERN_CACHE_DIR, or HOME");
   }
   const std::filesystem::path directory = file_.parent_path();
   if (const std::error_code error = make_private_directory(directory); error) {
@@ -266,9 +276,10 @@ void Connection::open_or_repair() {
     database_ = open_file();
   }
   if (database_->read_only()) {
-    limits_ = fmt::format("the cache {} is read-only, so what it holds is used and nothing is "
-                          "added: make it and its directory writable {}",
-                          file_.string(), kElsewhere);
+    limits_ = fmt::format(
+        "the cache {} is read-only, so what it holds is used and nothing is "
+        "added: make it and its directory writable {}",
+        file_.string(), kElsewhere);
   }
 }
 
@@ -278,9 +289,10 @@ void Connection::repair() {
   }
   --repairs_left_;
   if (const auto repaired = repair_database(file_, patience_)) {
-    notice(fmt::format("the cache {} was damaged: {} of its rows were saved into a new file, and "
-                       "the damaged one is kept as {}, which you may delete",
-                       file_.string(), repaired->rows, repaired->kept.string()));
+    notice(
+        fmt::format("the cache {} was damaged: {} of its rows were saved into a new file, and "
+                    "the damaged one is kept as {}, which you may delete",
+                    file_.string(), repaired->rows, repaired->kept.string()));
   }
 }
 

@@ -64,7 +64,7 @@ class Connection {
   std::string limits_;   ///< why the file is not open, or open for reading only
   std::string trouble_;  ///< why the last work failed
   Access trouble_in_ = Access::read;
-  std::string notice_;   ///< first sentence of this cache's life, until it is told
+  std::string notice_;  ///< first sentence of this cache's life, until it is told
   bool told_ = false;
   std::function<void(const std::string&)> report_;
 };

@@ -78,9 +78,9 @@ class Database {
   const std::filesystem::path file_;
   sqlite3* handle_ = nullptr;
   std::chrono::milliseconds patience_;
-  std::chrono::steady_clock::time_point give_up_;     ///< unless the file is written before
+  std::chrono::steady_clock::time_point give_up_;  ///< unless the file is written before
   std::chrono::steady_clock::time_point give_up_all_;
-  std::filesystem::file_time_type written_;           ///< when give_up_ was set
+  std::filesystem::file_time_type written_;  ///< when give_up_ was set
   std::vector<std::pair<const char*, std::unique_ptr<sqlite3_stmt, Finalize>>> statements_;
 };
 

@@ -144,8 +144,8 @@ class TableCopy {
       names += fmt::format("{}{}", i == 0 ? "" : ", ", sqlite3_column_name(columns.get(), i));
       marks += i == 0 ? "?" : ", ?";
     }
-    insert_ = make(to_, fmt::format("INSERT OR IGNORE INTO {} ({}) VALUES ({})", table_, names,
-                                    marks));
+    insert_ =
+        make(to_, fmt::format("INSERT OR IGNORE INTO {} ({}) VALUES ({})", table_, names, marks));
     return readable([&] {
       const std::string select = fmt::format("SELECT {} FROM {} NOT INDEXED ", names, table_);
       ascending_ = make(from_, select + "ORDER BY id");
@@ -205,7 +205,8 @@ class TableCopy {
 std::int64_t seize(Database& damaged, const fs::path& file) {
   if (!readable([&] { damaged.execute("BEGIN EXCLUSIVE"); })) {
     // Nobody else can begin to write it either. writable_schema lets a file be read that is shorter
-    // than it says; a transaction for writing would then correct its header, so this one only reads.
+    // than it says; a transaction for writing would then correct its header, so this one only
+    // reads.
     damaged.execute("PRAGMA writable_schema = ON; BEGIN");
   }
   std::int64_t version = kSchemaVersion;

@@ -67,8 +67,9 @@ constexpr std::array<void (*)(Database&), kSchemaVersion> kSteps = {to_version_1
 // in theory, lose to a power cut in the middle of a commit on old file systems; what is stored here
 // can be computed again, and damage is found and mended.
 void configure(Database& database) {
-  database.execute("PRAGMA synchronous = NORMAL; PRAGMA temp_store = MEMORY;"
-                   "PRAGMA cell_size_check = ON");
+  database.execute(
+      "PRAGMA synchronous = NORMAL; PRAGMA temp_store = MEMORY;"
+      "PRAGMA cell_size_check = ON");
   if (database.read_only()) return;
   Query mode(database, "PRAGMA journal_mode = TRUNCATE");
   if (!mode.step() || mode.text(0) != "truncate") {
@@ -97,9 +98,9 @@ Identity migrate(Database& database, std::int64_t version) {
     for (std::int64_t at = database.integer("PRAGMA user_version"); at < version; ++at) {
       kSteps[static_cast<std::size_t>(at)](database);
     }
-    database.execute(fmt::format("PRAGMA application_id = {}; PRAGMA user_version = {}",
-                                 kApplicationId, version)
-                         .c_str());
+    database.execute(
+        fmt::format("PRAGMA application_id = {}; PRAGMA user_version = {}", kApplicationId, version)
+            .c_str());
   }
   const Identity now = identify(database);
   transaction.commit();

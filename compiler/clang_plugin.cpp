@@ -73,21 +73,25 @@ ClangPlugin::ClangPlugin(std::span<const fs::path> paths) {
   };
   const auto path = std::find_if(paths.begin(), paths.end(), exists);
   if (path == paths.end())
-    unavailable(fmt::format("the plugin libwyvern_llvm.so, which compiles CPU kernels, is not at "
-                            "{}; build or install Wyvern with WYVERN_CPU=ON",
-                            paths.empty() ? "any place" : paths.front().string()));
+    unavailable(
+        fmt::format("the plugin libwyvern_llvm.so, which compiles CPU kernels, is not at "
+                    "{}; build or install Wyvern with WYVERN_CPU=ON",
+                    paths.empty() ? "any place" : paths.front().string()));
   void* library = dlopen(path->c_str(), kOpenFlags);
   if (library == nullptr)
-    unavailable(fmt::format("the plugin that compiles CPU kernels does not load ({}); install "
-                            "Debian's packages libllvm19 and libclang-cpp19",
-                            dlerror()));
+    unavailable(
+        fmt::format("the plugin that compiles CPU kernels does not load ({}); install "
+                    "Debian's packages libllvm19 and libclang-cpp19",
+                    dlerror()));
   compile_ = reinterpret_cast<WyvernLlvmCompile*>(dlsym(library, kWyvernLlvmCompileSymbol));
   const auto version =
       reinterpret_cast<WyvernLlvmVersion*>(dlsym(library, kWyvernLlvmVersionSymbol));
-  if (compile_ == nullptr || version == nullptr || fmt::format("LLVM {}", version()) != llvm_version())
-    unavailable(fmt::format("{} belongs to another build of Wyvern than this program ({}); install "
-                            "both from the same build",
-                            path->string(), llvm_version()));
+  if (compile_ == nullptr || version == nullptr ||
+      fmt::format("LLVM {}", version()) != llvm_version())
+    unavailable(
+        fmt::format("{} belongs to another build of Wyvern than this program ({}); install "
+                    "both from the same build",
+                    path->string(), llvm_version()));
 }
 
 const ClangPlugin& ClangPlugin::instance() {
@@ -95,8 +99,8 @@ const ClangPlugin& ClangPlugin::instance() {
   return plugin;
 }
 
-Code ClangPlugin::compile(const std::string& source, const std::string& label,
-                          const Target& target, Output output) const {
+Code ClangPlugin::compile(const std::string& source, const std::string& label, const Target& target,
+                          Output output) const {
   const auto start = std::chrono::steady_clock::now();
   const std::vector<std::string> options = cpu_options(target);
   std::vector<const char*> arguments;
@@ -111,8 +115,8 @@ Code ClangPlugin::compile(const std::string& source, const std::string& label,
     throw Error(ErrorKind::kIo,
                 fmt::format("{} cannot be linked for want of {}", label, code.bytes));
   if (status != kWyvernLlvmOk)
-    throw Error(ErrorKind::kCompile, fmt::format("{} does not compile ({}):\n{}", label,
-                                                 llvm_version(), code.bytes));
+    throw Error(ErrorKind::kCompile,
+                fmt::format("{} does not compile ({}):\n{}", label, llvm_version(), code.bytes));
   code.resources.code_bytes = static_cast<std::int64_t>(code_bytes);
   code.compile_ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
@@ -129,15 +133,28 @@ std::string llvm_version() {
 
 std::vector<std::string> cpu_options(const Target& target) {
   return {
-      "-x", "c++", "-std=c++20", "-O3", "-vectorize-loops", "-vectorize-slp",
+      "-x",
+      "c++",
+      "-std=c++20",
+      "-O3",
+      "-vectorize-loops",
+      "-vectorize-slp",
       // Templates say which loops to unroll; unrolling the others makes a third more to compile.
       "-fno-unroll-loops",
       // Clang prefers 256-bit vectors on AVX-512 machines, which halves a tile product.
       fmt::format("-mprefer-vector-width={}", target.limits.vector_bits),
-      "-mrelocation-model", "pic", "-pic-level", "2", "-mcmodel=small", "-mframe-pointer=none",
+      "-mrelocation-model",
+      "pic",
+      "-pic-level",
+      "2",
+      "-mcmodel=small",
+      "-mframe-pointer=none",
       // What speeds arithmetic up and keeps infinities, NaNs and the written order of sums.
-      "-ffp-contract=fast", "-fno-signed-zeros",
-      "-nostdsysteminc", "-nobuiltininc", "-Wno-psabi",
+      "-ffp-contract=fast",
+      "-fno-signed-zeros",
+      "-nostdsysteminc",
+      "-nobuiltininc",
+      "-Wno-psabi",
   };
 }
 

@@ -50,7 +50,8 @@ class Loaded {
 
 /// A kernel's body between the lines that every template has.
 std::string source(const std::string& body, const std::string& before = "") {
-  return "struct Extents { long B, T, N, NT, NS, S; float scale, gate_floor, lower_bound; };\n" + before +
+  return "struct Extents { long B, T, N, NT, NS, S; float scale, gate_floor, lower_bound; };\n" +
+         before +
          "\nextern \"C\" void wyvern_kernel(void* const* a, const Extents* e, const long* block, "
          "void* scratch) {\n" +
          body + "\n}\n";
@@ -133,8 +134,7 @@ TEST(ClangPlugin, UsesTheWidestVectorsOfTheHost) {
     float* x = (float*)a[0];
     const float* y = (const float*)a[1];
     for (long i = 0; i < 4096; ++i) x[i] = x[i] * 3 + y[i];)");
-  const std::string assembly =
-      compile_source(text, "probe", host_target(), Output::assembly).bytes;
+  const std::string assembly = compile_source(text, "probe", host_target(), Output::assembly).bytes;
   const int bits = host_target().limits.vector_bits;
 #if defined(__x86_64__)
   expect_has(assembly, bits == 512 ? "%zmm" : bits == 256 ? "%ymm" : "%xmm");
@@ -154,9 +154,13 @@ TEST(ClangPlugin, EmitsEveryForm) {
   expect_has(form(Output::assembly), "wyvern_kernel:");
   const std::string object = form(Output::object);
   const std::string shared = form(Output::loadable);
-  EXPECT_EQ(object.substr(0, 4), "\x7f" "ELF");
+  EXPECT_EQ(object.substr(0, 4),
+            "\x7f"
+            "ELF");
   EXPECT_EQ(object[16], 1) << "ET_REL";
-  EXPECT_EQ(shared.substr(0, 4), "\x7f" "ELF");
+  EXPECT_EQ(shared.substr(0, 4),
+            "\x7f"
+            "ELF");
   EXPECT_EQ(shared[16], 3) << "ET_DYN";
 }
 
@@ -183,7 +187,8 @@ TEST(ClangPlugin, TheSameSourceGivesTheSameBytes) {
 }
 
 TEST(ClangPlugin, SyntaxErrorShowsLabelPlaceAndMessage) {
-  const std::string message = error_of("#line 7 \"fwd_h/cpu.cpp\"\nextern \"C\" void f() { int 3x; }");
+  const std::string message =
+      error_of("#line 7 \"fwd_h/cpu.cpp\"\nextern \"C\" void f() { int 3x; }");
   expect_has(message, "template probe.cpu with BT=64");
   expect_has(message, "fwd_h/cpu.cpp:7:");
   expect_has(message, "error: ");
@@ -191,8 +196,8 @@ TEST(ClangPlugin, SyntaxErrorShowsLabelPlaceAndMessage) {
 }
 
 TEST(ClangPlugin, UndefinedSymbolsAreNamedWhenCompiling) {
-  const std::string message = error_of(source(
-      "((float*)a[0])[0] = nowhere_to_be_found(1.0f);", "extern \"C\" float nowhere_to_be_found(float);"));
+  const std::string message = error_of(source("((float*)a[0])[0] = nowhere_to_be_found(1.0f);",
+                                              "extern \"C\" float nowhere_to_be_found(float);"));
   expect_has(message, "undefined symbol: nowhere_to_be_found");
   expect_has(error_of(source("((float*)a[0])[0] = __builtin_expf(((float*)a[0])[1]);")), "expf");
 }
@@ -226,9 +231,8 @@ TEST(ClangPlugin, EightThreadsCompileAtOnce) {
   for (int i = 0; i < kThreads; ++i)
     threads.emplace_back([i, &results] {
       for (int round = 0; round < 4; ++round) {
-        const std::string text =
-            source("*(float*)a[0] = N * 10 + " + std::to_string(round) + ";",
-                   "constexpr int N = " + std::to_string(i) + ";");
+        const std::string text = source("*(float*)a[0] = N * 10 + " + std::to_string(round) + ";",
+                                        "constexpr int N = " + std::to_string(i) + ";");
         const Loaded loaded(compile_source(text, "probe", host_target()).bytes);
         void* arguments[] = {&results[static_cast<std::size_t>(i)]};
         loaded.kernel()(arguments, nullptr, nullptr, nullptr);

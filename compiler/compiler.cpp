@@ -24,10 +24,10 @@ using detail::Output;
 std::string specialized(const CompileRequest& request) {
   const Template& t = *request.source_template;
   if (t.device != request.target.device)
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("template {} is for {}, but the target {} is for {}", t.id(),
-                            to_string(t.device), request.target.name(),
-                            to_string(request.target.device)));
+    throw Error(
+        ErrorKind::kBadInput,
+        fmt::format("template {} is for {}, but the target {} is for {}", t.id(),
+                    to_string(t.device), request.target.name(), to_string(request.target.device)));
   return specialize(t, request.constants, request.config);
 }
 
@@ -81,10 +81,10 @@ Output output_for(DeviceKind device, Emit what) {
       break;
     case Emit::source: break;
   }
-  throw Error(ErrorKind::kBadInput,
-              fmt::format("emit '{}' does not exist for {}; it must be one of {}", to_string(what),
-                          to_string(device),
-                          cuda ? "source, ptx, cubin" : "source, llvm-ir, asm, object"));
+  throw Error(
+      ErrorKind::kBadInput,
+      fmt::format("emit '{}' does not exist for {}; it must be one of {}", to_string(what),
+                  to_string(device), cuda ? "source, ptx, cubin" : "source, llvm-ir, asm, object"));
 }
 
 }  // namespace

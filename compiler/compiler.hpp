@@ -1,8 +1,8 @@
 // Template + constants + config + target -> loadable code.
 //
-// CUDA goes through NVRTC (libnvrtc opened on first use) to a cubin for a real architecture; the CPU
-// goes through Clang and LLVM in a plugin opened on first use to a shared object. Everything here is
-// thread-safe; compile() may be called from many threads at once.
+// CUDA goes through NVRTC (libnvrtc opened on first use) to a cubin for a real architecture; the
+// CPU goes through Clang and LLVM in a plugin opened on first use to a shared object. Everything
+// here is thread-safe; compile() may be called from many threads at once.
 #pragma once
 
 #include <cstdint>
@@ -52,13 +52,13 @@ struct Resources {
 
 /// Compiled code and what it is. A plain value.
 struct Artifact {
-  std::string key;           ///< SHA-256 hex of everything the code depends on
+  std::string key;  ///< SHA-256 hex of everything the code depends on
   std::string template_id;
-  std::string constants;     ///< Values::to_string()
-  std::string config;        ///< Values::to_string()
-  std::string target;        ///< Target::name()
-  std::string entry;         ///< symbol of the entry point inside `code`
-  std::string code;          ///< cubin, or the bytes of a shared object
+  std::string constants;  ///< Values::to_string()
+  std::string config;     ///< Values::to_string()
+  std::string target;     ///< Target::name()
+  std::string entry;      ///< symbol of the entry point inside `code`
+  std::string code;       ///< cubin, or the bytes of a shared object
   Resources resources;
   double compile_ms = 0;
 };

@@ -77,7 +77,9 @@ TEST(Target, Host) {
   EXPECT_GT(host.limits.shared_bytes, 0);
   EXPECT_EQ(host.name().rfind("cpu-" + host.arch + "-", 0), 0U);
 #if defined(__x86_64__)
-  const int bits = __builtin_cpu_supports("avx512f") ? 512 : __builtin_cpu_supports("avx") ? 256 : 128;
+  const int bits = __builtin_cpu_supports("avx512f") ? 512
+                   : __builtin_cpu_supports("avx")   ? 256
+                                                     : 128;
   EXPECT_EQ(host.limits.vector_bits, bits);
 #endif
   EXPECT_EQ(parse_target("native-cpu").name(), host.name());
@@ -183,9 +185,10 @@ TEST_P(Compile, AllThrowsTheFirstErrorAfterEveryRequestEnded) {
 
 /// Constants of a common problem, all that any template names.
 Values problem_constants() {
-  Values values{{"H", std::int64_t{2}},   {"HV", std::int64_t{4}},      {"K", std::int64_t{128}},
-                {"V", std::int64_t{128}}, {"DTYPE", DType::bf16},       {"BETA_DTYPE", DType::bf16},
-                {"G_DTYPE", DType::fp32}, {"STATE_DTYPE", DType::fp32}, {"SEQLENS_DTYPE", DType::int32}};
+  Values values{
+      {"H", std::int64_t{2}},   {"HV", std::int64_t{4}},      {"K", std::int64_t{128}},
+      {"V", std::int64_t{128}}, {"DTYPE", DType::bf16},       {"BETA_DTYPE", DType::bf16},
+      {"G_DTYPE", DType::fp32}, {"STATE_DTYPE", DType::fp32}, {"SEQLENS_DTYPE", DType::int32}};
   values.set("DG_DTYPE", DType::fp32);
   values.set("INDEX_DTYPE", DType::int32);
   values.set("GATE_K", std::int64_t{1});
@@ -193,9 +196,9 @@ Values problem_constants() {
   for (const char* flag : {"VECTOR_GATE", "SAFE_GATE", "LOWER_BOUND", "KEEP_INVERSE", "KEEP_STATES",
                            "INPLACE_STATE", "STATE_INDEX"})
     values.set(flag, false);
-  for (const char* flag : {"SCALAR_GATE", "GATED", "GATE_IN_KERNEL", "HAS_A_LOG", "VARLEN",
-                           "HAS_DT_BIAS", "QK_L2NORM", "BETA_SIGMOID", "NEG_EIGVAL",
-                           "INITIAL_STATE", "FINAL_STATE", "STATE_V_FIRST"})
+  for (const char* flag :
+       {"SCALAR_GATE", "GATED", "GATE_IN_KERNEL", "HAS_A_LOG", "VARLEN", "HAS_DT_BIAS", "QK_L2NORM",
+        "BETA_SIGMOID", "NEG_EIGVAL", "INITIAL_STATE", "FINAL_STATE", "STATE_V_FIRST"})
     values.set(flag, true);
   return values;
 }
@@ -230,7 +233,9 @@ TEST_P(Compile, DefaultsOfEveryTemplateInParallel) {
     EXPECT_EQ(artifact.constants, requests[i].constants.to_string());
     EXPECT_EQ(artifact.target, requests[i].target.name());
     EXPECT_EQ(artifact.entry, kEntryPoint);
-    EXPECT_EQ(artifact.code.substr(0, 4), "\x7f" "ELF");
+    EXPECT_EQ(artifact.code.substr(0, 4),
+              "\x7f"
+              "ELF");
     EXPECT_GT(artifact.resources.code_bytes, 0);
     EXPECT_GT(artifact.compile_ms, 0);
   }

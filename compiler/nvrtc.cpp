@@ -21,8 +21,10 @@ namespace {
 /// Newest first; by plain name the loader knows the toolkit's, a Python wheel's that is loaded
 /// already, and whatever its configuration adds; the toolkit's own folder is not always in it.
 constexpr std::array kLibraryNames{
-    "libnvrtc.so.13", "/usr/local/cuda/lib64/libnvrtc.so.13",
-    "libnvrtc.so.12", "/usr/local/cuda/lib64/libnvrtc.so.12",
+    "libnvrtc.so.13",
+    "/usr/local/cuda/lib64/libnvrtc.so.13",
+    "libnvrtc.so.12",
+    "/usr/local/cuda/lib64/libnvrtc.so.12",
 };
 
 constexpr int kSuccess = 0;
@@ -63,20 +65,21 @@ std::int64_t library_file_size(const void* symbol) {
 void* open_first(std::span<const char* const> names) {
   for (const char* name : names)
     if (void* library = dlopen(name, RTLD_LAZY | RTLD_LOCAL)) return library;
-  throw Error(ErrorKind::kUnavailable,
-              fmt::format("NVRTC, which compiles CUDA kernels, was not found as {}; install it with "
-                          "`pip install nvidia-cuda-nvrtc` or from the CUDA toolkit, and put the "
-                          "folder of its libnvrtc.so on the loader's path",
-                          fmt::join(names, ", ")));
+  throw Error(
+      ErrorKind::kUnavailable,
+      fmt::format("NVRTC, which compiles CUDA kernels, was not found as {}; install it with "
+                  "`pip install nvidia-cuda-nvrtc` or from the CUDA toolkit, and put the "
+                  "folder of its libnvrtc.so on the loader's path",
+                  fmt::join(names, ", ")));
 }
 
 template <class Function>
 void resolve(void* library, const char* name, Function& function) {
   function = reinterpret_cast<Function>(dlsym(library, name));
   if (function == nullptr)
-    throw Error(ErrorKind::kUnavailable,
-                fmt::format("the libnvrtc on the loader's path lacks {}; install NVRTC 12 or 13",
-                            name));
+    throw Error(
+        ErrorKind::kUnavailable,
+        fmt::format("the libnvrtc on the loader's path lacks {}; install NVRTC 12 or 13", name));
 }
 
 /// The number after which `label` stands in `line`, as in "12 bytes spill stores".
@@ -208,8 +211,8 @@ Code Nvrtc::compile(const std::string& source, const std::string& label, const T
   Program program = nullptr;
   const auto check = [this, &label](int result) {
     if (result != kSuccess)
-      throw Error(ErrorKind::kCompile, fmt::format("{}: NVRTC failed: {}", label,
-                                                   functions_->error_string(result)));
+      throw Error(ErrorKind::kCompile,
+                  fmt::format("{}: NVRTC failed: {}", label, functions_->error_string(result)));
   };
   check(functions_->create(&program, source.c_str(), "kernel.cu", 0, nullptr, nullptr));
   const auto destroy = [this](Program made) { functions_->destroy(&made); };
@@ -228,8 +231,8 @@ Code Nvrtc::compile(const std::string& source, const std::string& label, const T
   Code code;
   code.resources = parse_ptxas(log);
   code.resources.code_bytes = static_cast<std::int64_t>(cubin.size());
-  code.bytes = output == Output::ptx ? read_text(program, functions_->ptx_size, functions_->ptx)
-                                     : cubin;
+  code.bytes =
+      output == Output::ptx ? read_text(program, functions_->ptx_size, functions_->ptx) : cubin;
   if (code.bytes.empty())
     throw Error(ErrorKind::kCompile, fmt::format("{}: {} gave no code", label, version()));
   code.compile_ms =

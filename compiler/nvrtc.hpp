@@ -43,8 +43,8 @@ class Nvrtc {
   std::int64_t build_ = 0;  ///< size of the library's file
 };
 
-/// Registers, memory and spills from what ptxas prints when it is verbose, summed over the functions
-/// that it did not inline.
+/// Registers, memory and spills from what ptxas prints when it is verbose, summed over the
+/// functions that it did not inline.
 Resources parse_ptxas(const std::string& log);
 
 }  // namespace wyvern::detail

@@ -50,7 +50,9 @@ class NvrtcArch : public NvrtcTest, public testing::WithParamInterface<const cha
 
 TEST_P(NvrtcArch, CompilesWithoutAGpu) {
   const Code code = compile_source(kSource, "probe", cuda_target(GetParam()));
-  EXPECT_EQ(code.bytes.substr(0, 4), "\x7f" "ELF");
+  EXPECT_EQ(code.bytes.substr(0, 4),
+            "\x7f"
+            "ELF");
   expect_has(code.bytes, ".text.wyvern_kernel");
   EXPECT_GT(code.resources.registers, 8);
   EXPECT_LE(code.resources.registers, 255);
@@ -166,10 +168,11 @@ TEST_F(NvrtcTest, EightThreadsCompileAtOnce) {
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < kThreads; ++i)
     threads.emplace_back([i, &codes] {
-      const std::string text = "extern \"C\" __global__ void wyvern_kernel(float* x) { __shared__ "
-                               "float s[" +
-                               std::to_string(1024 + 256 * i) +
-                               "]; s[threadIdx.x] = x[0]; __syncthreads(); x[1] = s[0]; }";
+      const std::string text =
+          "extern \"C\" __global__ void wyvern_kernel(float* x) { __shared__ "
+          "float s[" +
+          std::to_string(1024 + 256 * i) +
+          "]; s[threadIdx.x] = x[0]; __syncthreads(); x[1] = s[0]; }";
       codes[i] = compile_source(text, "probe", cuda_target(i % 2 == 0 ? "sm_80" : "sm_89"));
     });
   for (std::thread& thread : threads) thread.join();

@@ -26,11 +26,11 @@ struct CudaArch {
   std::int64_t shared_kib;
 };
 constexpr std::array kCudaArchs{
-    CudaArch{"sm_80", 80, 163},   CudaArch{"sm_86", 86, 99},    CudaArch{"sm_87", 87, 163},
-    CudaArch{"sm_89", 89, 99},    CudaArch{"sm_90", 90, 227},   CudaArch{"sm_90a", 90, 227},
-    CudaArch{"sm_100", 100, 227}, CudaArch{"sm_100a", 100, 227}, CudaArch{"sm_103", 103, 227},
-    CudaArch{"sm_103a", 103, 227}, CudaArch{"sm_110", 110, 227}, CudaArch{"sm_110a", 110, 227},
-    CudaArch{"sm_120", 120, 99},  CudaArch{"sm_120a", 120, 99}, CudaArch{"sm_121", 121, 99},
+    CudaArch{"sm_80", 80, 163},    CudaArch{"sm_86", 86, 99},     CudaArch{"sm_87", 87, 163},
+    CudaArch{"sm_89", 89, 99},     CudaArch{"sm_90", 90, 227},    CudaArch{"sm_90a", 90, 227},
+    CudaArch{"sm_100", 100, 227},  CudaArch{"sm_100a", 100, 227}, CudaArch{"sm_103", 103, 227},
+    CudaArch{"sm_103a", 103, 227}, CudaArch{"sm_110", 110, 227},  CudaArch{"sm_110a", 110, 227},
+    CudaArch{"sm_120", 120, 99},   CudaArch{"sm_120a", 120, 99},  CudaArch{"sm_121", 121, 99},
     CudaArch{"sm_121a", 121, 99},
 };
 
@@ -41,8 +41,9 @@ std::string known_archs() {
   return names;
 }
 
-/// Scratch of one CPU block. Every worker thread keeps this much, and past the second-level cache of
-/// current cores (1 to 2 MiB) a block only streams, so twice the larger is beyond any good config.
+/// Scratch of one CPU block. Every worker thread keeps this much, and past the second-level cache
+/// of current cores (1 to 2 MiB) a block only streams, so twice the larger is beyond any good
+/// config.
 constexpr std::int64_t kCpuScratch = 4096 * kKiB;
 
 /// The first processor's fields of /proc/cpuinfo.
@@ -63,9 +64,9 @@ std::map<std::string, std::string> first_processor() {
 /// power, virtualization and mitigations, and change with microcode and kernel.
 bool is_instruction_set(std::string_view flag) {
   constexpr std::array<std::string_view, 24> kPrefixes{
-      "sse",  "pni",  "avx",     "amx", "fma",  "f16c",      "bmi",  "abm",
-      "adx",  "aes",  "pclmul",  "sha", "vaes", "vpclmulqdq", "gfni", "popcnt",
-      "movbe", "lahf", "movdir", "cx16", "3dnowprefetch", "clwb", "prfchw", "xop"};
+      "sse",   "pni",  "avx",    "amx",  "fma",           "f16c",       "bmi",    "abm",
+      "adx",   "aes",  "pclmul", "sha",  "vaes",          "vpclmulqdq", "gfni",   "popcnt",
+      "movbe", "lahf", "movdir", "cx16", "3dnowprefetch", "clwb",       "prfchw", "xop"};
   return flag.starts_with("ssse3") ||
          std::any_of(kPrefixes.begin(), kPrefixes.end(),
                      [flag](std::string_view prefix) { return flag.starts_with(prefix); });

@@ -11,9 +11,9 @@
 namespace wyvern {
 namespace {
 
-// exp(-24) is 4e-11, far below fp32's resolution of 6e-8: what such a gate lets through is lost in the
-// rounding of what comes after it. A lower floor would cost the chunk's other gates digits, as they
-// are differences of sums that hold this one.
+// exp(-24) is 4e-11, far below fp32's resolution of 6e-8: what such a gate lets through is lost in
+// the rounding of what comes after it. A lower floor would cost the chunk's other gates digits, as
+// they are differences of sums that hold this one.
 constexpr float kGateFloor = -24.0F;
 
 constexpr std::size_t kWorkspaceAlignment = 256;
@@ -60,7 +60,8 @@ std::size_t bytes_of(const TensorSpec& tensor) {
   return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
 }
 
-/// A broken promise of g >= lower_bound costs accuracy, but no overflow: gates are kept a little below it.
+/// A broken promise of g >= lower_bound costs accuracy, but no overflow: gates are kept a little
+/// below it.
 float gate_floor_of(const Problem& problem) {
   return gate_is_bounded(problem) ? 1.2F * *problem.lower_bound : kGateFloor;
 }
@@ -89,14 +90,13 @@ BoundStep make_step(const Device& device, const PlanStep& plan_step, Values cons
   BoundStep step;
   step.source_template = find_template(plan_step.template_id);
   if (step.source_template == nullptr)
-    throw Error(ErrorKind::kBadInput, fmt::format("template '{}' is not part of this build",
-                                                  plan_step.template_id));
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("template '{}' is not part of this build", plan_step.template_id));
   const Template& t = *step.source_template;
   const Target& target = device.impl().target();
   if (t.device != target.device)
-    throw Error(ErrorKind::kBadInput, fmt::format("template {} is for {}, the device is {}",
-                                                  t.id(), to_string(t.device),
-                                                  device.info().name));
+    throw Error(ErrorKind::kBadInput, fmt::format("template {} is for {}, the device is {}", t.id(),
+                                                  to_string(t.device), device.info().name));
   step.step = plan_step;
   step.constants = std::move(constants);
   step.extents = extents;
@@ -107,9 +107,9 @@ BoundStep make_step(const Device& device, const PlanStep& plan_step, Values cons
                               tunable.name));
   const std::string illegal = t.illegal(step.constants, plan_step.config, target.limits);
   if (!illegal.empty())
-    throw Error(ErrorKind::kBadInput, fmt::format("config '{}' of {} is illegal on {}: {}",
-                                                  plan_step.config.to_string(), t.id(),
-                                                  device.info().name, illegal));
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("config '{}' of {} is illegal on {}: {}", plan_step.config.to_string(),
+                            t.id(), device.info().name, illegal));
   step.geometry = t.geometry(step.constants, plan_step.config, extents);
   step.argument_count = t.arguments.size();
   return step;
@@ -242,9 +242,9 @@ std::shared_ptr<OperatorImpl> bind_stage(const Device& device, const Problem& pr
   // A stage that does not depend on BT may still take a tensor with a row for each chunk slot.
   PlanShape shape = shape_of(op->plan);
   if (shape.BT == 0) shape.BT = kept_chunk_size(problem);
-  op->steps.push_back(make_step(
-      device, plan_step, problem_constants(problem),
-      extents_of(problem, shape, -std::numeric_limits<float>::infinity())));
+  op->steps.push_back(
+      make_step(device, plan_step, problem_constants(problem),
+                extents_of(problem, shape, -std::numeric_limits<float>::infinity())));
   BoundStep& step = op->steps.front();
   for (std::size_t i = 0; i < step.argument_count; ++i) {
     op->expected.push_back(expected_tensor(step.source_template->arguments[i], step));

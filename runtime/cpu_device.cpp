@@ -86,8 +86,7 @@ class CpuKernel final : public Kernel {
   static void run_block(const void* context, std::int64_t index, void* scratch) {
     const Call& call = *static_cast<const Call*>(context);
     const auto& grid = call.geometry->grid;
-    const long block[3] = {index % grid[0], index / grid[0] % grid[1],
-                           index / (grid[0] * grid[1])};
+    const long block[3] = {index % grid[0], index / grid[0] % grid[1], index / (grid[0] * grid[1])};
     call.entry(call.arguments, call.extents, block, scratch);
   }
 

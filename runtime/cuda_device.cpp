@@ -60,8 +60,8 @@ DeviceInfo describe(const cuda::Driver& d, int ordinal) {
                          info.model, info.units, info.clock_ghz * 1e3, memory_clock_hz * 1e-6,
                          bus_bytes * 8, bytes >> 30);
   if (capability < 80)
-    info.problem = fmt::format("{} is {}; CUDA templates need sm_80 or newer", info.model,
-                               info.arch);
+    info.problem =
+        fmt::format("{} is {}; CUDA templates need sm_80 or newer", info.model, info.arch);
   return info;
 }
 
@@ -137,12 +137,11 @@ class CudaKernel final : public Kernel {
     parameters[count] = const_cast<Extents*>(&extents);
     const cuda::Driver& d = context_->driver;
     const Current current(d, context_->context);
-    check(d.cuLaunchKernel(function_, static_cast<unsigned>(geometry.grid[0]),
-                           static_cast<unsigned>(geometry.grid[1]),
-                           static_cast<unsigned>(geometry.grid[2]),
-                           static_cast<unsigned>(geometry.threads), 1, 1,
-                           static_cast<unsigned>(geometry.shared_bytes), stream,
-                           parameters.data(), nullptr),
+    check(d.cuLaunchKernel(
+              function_, static_cast<unsigned>(geometry.grid[0]),
+              static_cast<unsigned>(geometry.grid[1]), static_cast<unsigned>(geometry.grid[2]),
+              static_cast<unsigned>(geometry.threads), 1, 1,
+              static_cast<unsigned>(geometry.shared_bytes), stream, parameters.data(), nullptr),
           "cuLaunchKernel");
   }
 
@@ -161,8 +160,8 @@ class CudaKernel final : public Kernel {
                   fmt::format("{} with {} asks for {} threads a block; its registers allow {}",
                               artifact.template_id, artifact.config, block.threads, threads));
     if (block.shared_bytes > 0) {
-      const cuda::Result result = d.cuFuncSetAttribute(
-          function_, cuda::kMaxDynamicSharedBytes, static_cast<int>(block.shared_bytes));
+      const cuda::Result result = d.cuFuncSetAttribute(function_, cuda::kMaxDynamicSharedBytes,
+                                                       static_cast<int>(block.shared_bytes));
       if (result != 0)
         throw Error(ErrorKind::kUnavailable,
                     fmt::format("{} with {} asks for {} bytes of shared memory a block: {}",
@@ -253,8 +252,8 @@ class CudaDevice final : public DeviceImpl {
     const cuda::Result result = driver_.cuMemAlloc(&pointer, bytes == 0 ? 1 : bytes);
     if (result != 0)
       throw Error(ErrorKind::kUnavailable,
-                  fmt::format("{} bytes of memory cannot be allocated on {}: {}", bytes,
-                              info_.name, driver_.describe(result)));
+                  fmt::format("{} bytes of memory cannot be allocated on {}: {}", bytes, info_.name,
+                              driver_.describe(result)));
     return reinterpret_cast<void*>(pointer);
   }
   void free(void* pointer) noexcept override {

@@ -91,14 +91,14 @@ Loaded load() {
   }
   auto driver = std::make_unique<Driver>();
   if (const char* missing = bind_all(get, *driver)) {
-    loaded.problem = fmt::format("the NVIDIA driver has no {}; update it to CUDA 12.0 or newer",
-                                 missing);
+    loaded.problem =
+        fmt::format("the NVIDIA driver has no {}; update it to CUDA 12.0 or newer", missing);
     return loaded;
   }
   if (const Result result = driver->cuInit(0); result != 0) {
-    loaded.problem = fmt::format(
-        "the NVIDIA driver does not start: {}; check that nvidia-smi lists a GPU",
-        driver->describe(result));
+    loaded.problem =
+        fmt::format("the NVIDIA driver does not start: {}; check that nvidia-smi lists a GPU",
+                    driver->describe(result));
     return loaded;
   }
   loaded.driver = std::move(driver);

@@ -28,14 +28,16 @@ ArtifactRow to_row(const Artifact& artifact) {
   row.config = artifact.config;
   row.code = artifact.code;
   row.compile_ms = artifact.compile_ms;
-  row.metadata = nlohmann::json{
-      {"constants", artifact.constants},
-      {"entry", artifact.entry},
-      {"registers", artifact.resources.registers},
-      {"shared_bytes", artifact.resources.shared_bytes},
-      {"stack_bytes", artifact.resources.stack_bytes},
-      {"spill_bytes", artifact.resources.spill_bytes},
-  }.dump();
+  row.metadata =
+      nlohmann::json{
+          {"constants", artifact.constants},
+          {"entry", artifact.entry},
+          {"registers", artifact.resources.registers},
+          {"shared_bytes", artifact.resources.shared_bytes},
+          {"stack_bytes", artifact.resources.stack_bytes},
+          {"spill_bytes", artifact.resources.spill_bytes},
+      }
+          .dump();
   return row;
 }
 
@@ -91,7 +93,8 @@ bool KernelStore::add_from_cache(DeviceImpl& device, const Missing& missing) {
   return artifact.has_value();
 }
 
-/// Compiles what no other process is compiling; what others are, is awaited and taken from the cache.
+/// Compiles what no other process is compiling; what others are, is awaited and taken from the
+/// cache.
 void KernelStore::compile(DeviceImpl& device, std::vector<Missing> missing) {
   std::sort(missing.begin(), missing.end(),
             [](const Missing& a, const Missing& b) { return a.key < b.key; });

@@ -14,7 +14,7 @@ namespace {
 /// A field of Arguments by its name in the specification.
 struct Field {
   std::string_view name;
-  TensorView Arguments::*member;
+  TensorView Arguments::* member;
 };
 
 constexpr std::array<Field, kOperatorTensors> kFields{{
@@ -56,7 +56,8 @@ const Field& field_of(std::string_view name) {
   const auto found = std::find_if(kFields.begin(), kFields.end(),
                                   [&](const Field& field) { return field.name == name; });
   if (found != kFields.end()) return *found;
-  throw Error(ErrorKind::kBadInput, fmt::format("'{}' is not the name of an operator's tensor", name));
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("'{}' is not the name of an operator's tensor", name));
 }
 
 constexpr std::uintptr_t kTensorAlignment = 16;
@@ -105,17 +106,17 @@ bool fits(const TensorSpec& expected, const TensorView& tensor) {
     bad(expected, fmt::format("is missing; it must be {}", wanted));
   if (tensor.dtype != expected.dtype)
     bad(expected, fmt::format("is {}; it must be {}", to_string(tensor.dtype), wanted));
-  if (tensor.rank != expected.rank || shape_text(tensor.shape, tensor.rank) !=
-                                          shape_text(expected.shape, expected.rank))
-    bad(expected, fmt::format("has shape {}; it must be {}",
-                              shape_text(tensor.shape, tensor.rank), wanted));
+  if (tensor.rank != expected.rank ||
+      shape_text(tensor.shape, tensor.rank) != shape_text(expected.shape, expected.rank))
+    bad(expected,
+        fmt::format("has shape {}; it must be {}", shape_text(tensor.shape, tensor.rank), wanted));
   if (!tensor.present()) bad(expected, fmt::format("has no data; it must be {}", wanted));
   if (!contiguous(tensor))
     bad(expected, fmt::format("has strides {} for shape {}; it must be contiguous",
                               shape_text(tensor.strides, tensor.rank),
                               shape_text(tensor.shape, tensor.rank)));
-  bad(expected, fmt::format("starts at {}; it must be aligned to {} bytes",
-                            fmt::ptr(tensor.data), kTensorAlignment));
+  bad(expected, fmt::format("starts at {}; it must be aligned to {} bytes", fmt::ptr(tensor.data),
+                            kTensorAlignment));
 }
 
 }  // namespace
@@ -143,10 +144,9 @@ std::array<const TensorView*, kOperatorTensors> tensors_of(const Arguments& a) {
 
 void OperatorImpl::check(std::span<const TensorView* const> tensors, const void* workspace) const {
   if (tensors.size() != expected.size())
-    throw Error(ErrorKind::kBadInput, fmt::format("{} tensors were given; {} takes {}",
-                                                  tensors.size(),
-                                                  steps.front().source_template->id(),
-                                                  expected.size()));
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("{} tensors were given; {} takes {}", tensors.size(),
+                            steps.front().source_template->id(), expected.size()));
   for (std::size_t i = 0; i < expected.size(); ++i)
     if (!fits(expected[i], *tensors[i])) explain(expected[i], *tensors[i]);
   if (workspace_bytes != 0 &&

@@ -15,8 +15,9 @@ namespace {
 
 // 64 is what the peers use everywhere; smaller ones fit small shared memories.
 constexpr std::array<std::int64_t, 4> kChunkSizes{64, 32, 128, 16};
-// kda's backward pass on a GPU: its kernels hold gates per channel, and with half as many rows twice
-// as many blocks fit on a multiprocessor (one H200, 2026-11-21: 64 heads, 8192 tokens 13% faster).
+// kda's backward pass on a GPU: its kernels hold gates per channel, and with half as many rows
+// twice as many blocks fit on a multiprocessor (one H200, 2026-11-21: 64 heads, 8192 tokens 13%
+// faster).
 constexpr std::array<std::int64_t, 4> kSmallChunksFirst{32, 64, 128, 16};
 
 /// Appends every plan that starts with `plan` and covers uses[first] and what follows.
@@ -28,8 +29,7 @@ void extend(const Problem& problem, std::span<const StageUse> uses, std::size_t 
   }
   for (const Template* t : covers(uses, first, target.device)) {
     const Values constants = step_constants(problem, uses.subspan(first, t->stages.size()));
-    const auto config =
-        default_config(*t, constants, target.limits, precision_floor(problem), BT);
+    const auto config = default_config(*t, constants, target.limits, precision_floor(problem), BT);
     if (!config) continue;
     plan.push_back({t->id(), *config});
     extend(problem, uses, first + t->stages.size(), target, BT, plan, plans);
@@ -68,8 +68,7 @@ std::optional<Plan> shortest_plan(const Problem& problem, std::span<const StageU
     }
   if (best.front().kernels == 0) return {};
   Plan plan;
-  for (std::size_t use = 0; use < uses.size(); use = best[use].next)
-    plan.push_back(best[use].step);
+  for (std::size_t use = 0; use < uses.size(); use = best[use].next) plan.push_back(best[use].step);
   return plan;
 }
 
@@ -88,9 +87,9 @@ std::int64_t default_segment(const Problem& problem, const Target& target, std::
   };
   const std::int64_t chains = problem.N * problem.HV;
   const std::int64_t chunks = problem.B * problem.T / problem.N / BT;
-  // Kernels are added, and the estimate is rough: only a clear gain counts. On one H200, 2026-11-21,
-  // an estimate of 0.43 brought a forward pass from 0.349 to 0.204 ms, one of 0.38 another from
-  // 1.458 to 0.833, and one of 0.74 nothing (0.130 and 0.134).
+  // Kernels are added, and the estimate is rough: only a clear gain counts. On one H200,
+  // 2026-11-21, an estimate of 0.43 brought a forward pass from 0.349 to 0.204 ms, one of 0.38
+  // another from 1.458 to 0.833, and one of 0.74 nothing (0.130 and 0.134).
   double best = 0.6 * static_cast<double>(chunks) * turns(chains * tiles(problem.V));
   std::int64_t length = 0;
   for (const std::int64_t SEG : segment_lengths(target.device)) {
@@ -98,8 +97,7 @@ std::int64_t default_segment(const Problem& problem, const Target& target, std::
     const std::int64_t segments = (chunks + SEG - 1) / SEG;
     const double first = turns(chains * segments * (tiles(problem.K) + tiles(problem.V)));
     const double second = turns(chains * segments * tiles(problem.V));
-    const double time =
-        static_cast<double>(SEG) * (first + second) + static_cast<double>(segments);
+    const double time = static_cast<double>(SEG) * (first + second) + static_cast<double>(segments);
     if (time < best) {
       best = time;
       length = SEG;
@@ -161,10 +159,9 @@ std::vector<const Template*> covers(std::span<const StageUse> uses, std::size_t 
   std::vector<const Template*> found;
   for (const Template& t : all_templates()) {
     if (t.device != device || t.stages.size() > uses.size() - first) continue;
-    const bool same = std::equal(t.stages.begin(), t.stages.end(), uses.begin() + first,
-                                 [](const std::string& stage, const StageUse& use) {
-                                   return stage == use.stage;
-                                 });
+    const bool same = std::equal(
+        t.stages.begin(), t.stages.end(), uses.begin() + first,
+        [](const std::string& stage, const StageUse& use) { return stage == use.stage; });
     if (same) found.push_back(&t);
   }
   return found;
@@ -174,9 +171,8 @@ std::vector<std::size_t> splittable_scans(std::span<const StageUse> uses, Device
   std::vector<std::size_t> found;
   for (std::size_t first = 0; first < uses.size(); ++first) {
     const std::vector<const Template*> all = covers(uses, first, device);
-    const auto whole = std::count_if(all.begin(), all.end(), [](const Template* t) {
-      return t->tunable("SEG") == nullptr;
-    });
+    const auto whole = std::count_if(
+        all.begin(), all.end(), [](const Template* t) { return t->tunable("SEG") == nullptr; });
     if (whole > 0 && std::ssize(all) > whole) found.push_back(first);
   }
   return found;
@@ -198,9 +194,9 @@ std::vector<std::size_t> match(std::span<const StageUse> uses, const Plan& plan)
   for (const PlanStep& step : plan) {
     const Template* t = find_template(step.template_id);
     if (t == nullptr)
-      throw Error(ErrorKind::kBadInput,
-                  fmt::format("template '{}' of the plan is not part of this build",
-                              step.template_id));
+      throw Error(
+          ErrorKind::kBadInput,
+          fmt::format("template '{}' of the plan is not part of this build", step.template_id));
     const auto candidates = covers(uses, starts.back(), t->device);
     if (std::find(candidates.begin(), candidates.end(), t) == candidates.end())
       throw Error(ErrorKind::kBadInput,
@@ -210,8 +206,8 @@ std::vector<std::size_t> match(std::span<const StageUse> uses, const Plan& plan)
     starts.push_back(starts.back() + t->stages.size());
   }
   if (starts.back() != uses.size())
-    throw Error(ErrorKind::kBadInput, fmt::format("the plan ends before stage {}",
-                                                  uses[starts.back()].stage));
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("the plan ends before stage {}", uses[starts.back()].stage));
   return starts;
 }
 

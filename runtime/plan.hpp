@@ -49,9 +49,9 @@ std::vector<std::size_t> match(std::span<const StageUse> uses, const Plan& plan)
 /// first. Empty when some stage has no legal config.
 std::vector<Plan> enumerate_plans(const Problem& problem, const Target& target, std::int64_t BT);
 
-/// The plan for an untuned problem: the fewest kernels for the first chunk size that has a plan; with
-/// its scans split where few chains of many chunks would leave most of a GPU's multiprocessors idle.
-/// Throws Error(kUnavailable) when there is none for any chunk size.
+/// The plan for an untuned problem: the fewest kernels for the first chunk size that has a plan;
+/// with its scans split where few chains of many chunks would leave most of a GPU's multiprocessors
+/// idle. Throws Error(kUnavailable) when there is none for any chunk size.
 Plan default_plan(const Problem& problem, const Target& target);
 
 /// Chunk sizes a plan of the problem may have, those to try first in front: all that the templates
@@ -64,8 +64,8 @@ std::vector<std::size_t> splittable_scans(std::span<const StageUse> uses, Device
 /// The chunks a segment may have where a scan is split, those to try first in front.
 std::vector<std::int64_t> segment_lengths(DeviceKind device);
 
-/// The BT and SEG that the plan's steps agree on, 0 where no step has one. Throws Error(kBadInput) when
-/// they do not agree.
+/// The BT and SEG that the plan's steps agree on, 0 where no step has one. Throws Error(kBadInput)
+/// when they do not agree.
 PlanShape shape_of(const Plan& plan);
 
 /// JSON text [{"template": id, "config": "BT=64,..."}...] and back; parsing gives nothing for a

@@ -33,11 +33,10 @@ TEST(Plans, CoverTheStagesStagedAndFused) {
   const std::vector<Plan> found = enumerate_plans(gated(), cuda_target("sm_90a"), 64);
   std::set<std::vector<std::string>> kinds;
   for (const Plan& plan : found) kinds.insert(names(plan));
-  EXPECT_TRUE(kinds.contains({"chunk_local_cumsum", "scaled_dot_kkt", "solve_tril",
-                              "recompute_w_u", "fwd_h", "fwd_o"}));
+  EXPECT_TRUE(kinds.contains(
+      {"chunk_local_cumsum", "scaled_dot_kkt", "solve_tril", "recompute_w_u", "fwd_h", "fwd_o"}));
   EXPECT_TRUE(kinds.contains({"chunk_local_cumsum", "kkt_solve_wu", "fwd_h", "fwd_o"}));
-  for (std::size_t i = 1; i < found.size(); ++i)
-    EXPECT_LE(found[i - 1].size(), found[i].size());
+  for (std::size_t i = 1; i < found.size(); ++i) EXPECT_LE(found[i - 1].size(), found[i].size());
   for (const Plan& plan : found) EXPECT_EQ(shape_of(plan).BT, 64);
 }
 
@@ -45,11 +44,10 @@ TEST(Plans, OptionsBringTheirStages) {
   Problem p = gated(true);
   p.use_qk_l2norm = p.use_gate_in_kernel = true;
   const Plan plan = enumerate_plans(p, host_target(), 32).back();
-  EXPECT_EQ(names(plan),
-            (std::vector<std::string>{"chunk_index", "l2norm_rstd", "l2norm_rstd", "gate",
-                                      "chunk_local_cumsum", "scaled_dot_kkt", "solve_tril",
-                                      "recompute_w_u", "fwd_h_segment", "fwd_h_combine",
-                                      "fwd_h_resume", "fwd_o"}));
+  EXPECT_EQ(names(plan), (std::vector<std::string>{"chunk_index", "l2norm_rstd", "l2norm_rstd",
+                                                   "gate", "chunk_local_cumsum", "scaled_dot_kkt",
+                                                   "solve_tril", "recompute_w_u", "fwd_h_segment",
+                                                   "fwd_h_combine", "fwd_h_resume", "fwd_o"}));
 }
 
 TEST(Plans, SplitEitherScanOfABackwardPassOrBoth) {

@@ -63,8 +63,7 @@ void check_sizes(const Problem& p) {
   check_range("V", p.V, 1, kMaxRow / p.HV);
   check_range("N", p.N, 0, kMaxTokens);
   if (p.HV % p.H != 0) bad("HV", p.HV, fmt::format("a multiple of H, which is {}", p.H));
-  if (p.B * p.T > kMaxTokens)
-    bad("B*T", p.B * p.T, fmt::format("at most {}", kMaxTokens));
+  if (p.B * p.T > kMaxTokens) bad("B*T", p.B * p.T, fmt::format("at most {}", kMaxTokens));
   if (!p.packed) {
     if (p.N != p.B) bad("N", p.N, fmt::format("equal to B, which is {}, unless packed", p.B));
     return;
@@ -232,17 +231,18 @@ std::string ProblemKey::to_string() const {
 
 ProblemKey problem_key(const Problem& p) {
   const bool gated = gate_kind(p) != GateKind::none;
-  std::string family = fmt::format("{}/{}/H={},HV={},K={},V={}/{},beta={}", p.op,
-                                   to_string(p.pass), p.H, p.HV, p.K, p.V, to_string(p.dtype),
-                                   to_string(p.beta_dtype));
+  std::string family =
+      fmt::format("{}/{}/H={},HV={},K={},V={}/{},beta={}", p.op, to_string(p.pass), p.H, p.HV, p.K,
+                  p.V, to_string(p.dtype), to_string(p.beta_dtype));
   if (gated) family += fmt::format(",g={}", to_string(p.g_dtype));
   family += fmt::format("/floor={}", to_string(precision_floor(p)));
   // A dtype of an absent tensor is left out: it makes no difference to any plan.
   if (p.packed) family += fmt::format("/packed={}", to_string(p.seqlens_dtype));
   if (p.initial_state) family += fmt::format("/initial_state={}", to_string(p.state_dtype));
   if (p.output_final_state) family += "/final_state";
-  if (p.state_v_first && (p.initial_state || p.output_final_state || p.inplace_state ||
-                          p.return_intermediate_states)) family += "/state_v_first";
+  if (p.state_v_first &&
+      (p.initial_state || p.output_final_state || p.inplace_state || p.return_intermediate_states))
+    family += "/state_v_first";
   if (p.use_qk_l2norm) family += "/qk_l2norm";
   if (p.use_gate_in_kernel) {
     family += p.has_dt_bias ? "/gate,dt_bias" : "/gate";

@@ -48,8 +48,7 @@ class StateLayout {
     if (!v_first_) return x;
     Doubles y(x.size());
     for (std::int64_t i = 0; i < rows; ++i)
-      for (std::int64_t j = 0; j < columns; ++j)
-        y[index(j * rows + i)] = x[index(i * columns + j)];
+      for (std::int64_t j = 0; j < columns; ++j) y[index(j * rows + i)] = x[index(i * columns + j)];
     return y;
   }
 
@@ -69,8 +68,11 @@ struct Context {
   std::int64_t chunk() const { return kept_chunk_size(p); }
 
   Context(const Problem& problem, const Arguments& arguments)
-      : p(problem), host(arguments), offsets(sequence_offsets(problem, arguments)),
-        layout(problem), scale(scale_of(problem)) {
+      : p(problem),
+        host(arguments),
+        offsets(sequence_offsets(problem, arguments)),
+        layout(problem),
+        scale(scale_of(problem)) {
     chunk_offsets.push_back(0);
     for (std::size_t n = 0; n + 1 < offsets.size(); ++n)
       chunk_offsets.push_back(chunk_offsets.back() +
@@ -100,11 +102,15 @@ void for_each_task(const Problem& p, unsigned threads, const Work& work) {
 class Scan {
  public:
   Scan(const Context& c, std::int64_t head, Doubles state)
-      : reader_(c.p, c.host, head), S(std::move(state)), token(c.p.K, c.p.V),
-        u(zeros(c.p.V)), residual(u), out(u) {}
+      : reader_(c.p, c.host, head),
+        S(std::move(state)),
+        token(c.p.K, c.p.V),
+        u(zeros(c.p.V)),
+        residual(u),
+        out(u) {}
 
-  /// One step; `at` counts tokens over the flattened batch. `decayed` receives the state after decay and
-  /// before the write; it may be S.
+  /// One step; `at` counts tokens over the flattened batch. `decayed` receives the state after
+  /// decay and before the write; it may be S.
   void step(std::int64_t at, Doubles& decayed) {
     reader_.load(at, token);
     decay_and_read(S.data(), decayed.data(), token.decay, token.k, residual);
@@ -122,9 +128,9 @@ class Scan {
   HeadReader reader_;
 
  public:
-  Doubles S;                ///< [K,V] after the last step
-  Token token;              ///< of the last step
-  Doubles u, residual, out; ///< [V] of the last step; out is not scaled
+  Doubles S;                 ///< [K,V] after the last step
+  Token token;               ///< of the last step
+  Doubles u, residual, out;  ///< [V] of the last step; out is not scaled
 };
 
 // --- Forward and recurrent -----------------------------------------------------------------------
@@ -143,8 +149,10 @@ void run_forward(const Context& c, Task task, Reference& result) {
   const std::int64_t slot = state_slot(c, task.n);
   if (slot < 0) return;
   Doubles initial = zeros(c.layout.size());
-  if (inplace) initial = c.layout.read(c.host.state, slot * p.HV + task.head);
-  else if (p.initial_state) initial = c.layout.read(c.host.initial_state, slot * p.HV + task.head);
+  if (inplace)
+    initial = c.layout.read(c.host.state, slot * p.HV + task.head);
+  else if (p.initial_state)
+    initial = c.layout.read(c.host.initial_state, slot * p.HV + task.head);
   Scan scan(c, task.head, std::move(initial));
   const bool every_chunk = !recurrent && p.return_intermediate_states;
   Doubles& o = result.at("o");
@@ -184,15 +192,15 @@ Reference forward(const Context& c, unsigned threads) {
 
 /// Gradients that tasks write apart and that are summed in a fixed order afterwards.
 struct Partial {
-  Doubles dq, dk;         ///< [B,T,HV,K], of normalized rows
-  Doubles dA_log;         ///< [N,HV]
-  Doubles ddt_bias;       ///< [N,HV,gate_width]
+  Doubles dq, dk;    ///< [B,T,HV,K], of normalized rows
+  Doubles dA_log;    ///< [N,HV]
+  Doubles ddt_bias;  ///< [N,HV,gate_width]
 };
 
 /// One step of the scan kept for the walk back.
 struct Kept {
-  explicit Kept(const Problem& p) : token(p.K, p.V), u(zeros(p.V)), residual(u),
-                                    decayed(zeros(p.K * p.V)) {}
+  explicit Kept(const Problem& p)
+      : token(p.K, p.V), u(zeros(p.V)), residual(u), decayed(zeros(p.K * p.V)) {}
   Token token;
   Doubles u, residual, decayed;
 };
@@ -202,9 +210,17 @@ struct Kept {
 class Adjoint {
  public:
   Adjoint(const Context& c, Task task, Reference& result, Partial& partial)
-      : c_(c), p_(c.p), task_(task), result_(result), partial_(partial),
-        scan_(c, task.head, initial()), dS_(zeros(c.layout.size())), du_(zeros(p_.V)),
-        d_o_(du_), dlog_(zeros(p_.K)), gate_(zeros(gate_width(p_))) {
+      : c_(c),
+        p_(c.p),
+        task_(task),
+        result_(result),
+        partial_(partial),
+        scan_(c, task.head, initial()),
+        dS_(zeros(c.layout.size())),
+        du_(zeros(p_.V)),
+        d_o_(du_),
+        dlog_(zeros(p_.K)),
+        gate_(zeros(gate_width(p_))) {
     if (p_.output_final_state) dS_ = c.layout.read(c.host.dht, which());
   }
 
@@ -255,8 +271,7 @@ class Adjoint {
                  dlog_);
     const double written = std::inner_product(kept.u.begin(), kept.u.end(), d_o_.begin(), 0.0);
     for (std::size_t i = 0; i < dq.size(); ++i) dq[i] += t.k[i] * written;
-    const double dbeta =
-        std::inner_product(du_.begin(), du_.end(), kept.residual.begin(), 0.0);
+    const double dbeta = std::inner_product(du_.begin(), du_.end(), kept.residual.begin(), 0.0);
     result_.at("dbeta")[index(row)] = dbeta * beta_slope(p_, load(c_.host.beta, row));
     double* const dv = result_.at("dv").data() + row * p_.V;
     for (std::size_t j = 0; j < du_.size(); ++j) dv[j] = t.beta * du_[j];
@@ -354,9 +369,9 @@ double least_resolution(DType dtype) {
 double relative_error(const TensorView& x, const std::vector<double>& reference) {
   if (reference.empty()) return 0;
   if (!x.present() || x.elements() != std::ssize(reference))
-    throw Error(ErrorKind::kBadInput, fmt::format("x has {} elements; it must have {}",
-                                                  x.present() ? x.elements() : 0,
-                                                  reference.size()));
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("x has {} elements; it must have {}", x.present() ? x.elements() : 0,
+                            reference.size()));
   Doubles values(reference.size());
   load_row(x, 0, values);
   double difference = 0, norm = 0;

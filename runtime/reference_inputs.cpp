@@ -16,7 +16,8 @@ namespace {
 template <class T, class Convert>
 void convert_row(const TensorView& view, std::int64_t index, std::span<double> row,
                  const Convert& convert) {
-  const char* at = static_cast<const char*>(view.data) + index * static_cast<std::int64_t>(sizeof(T));
+  const char* at =
+      static_cast<const char*>(view.data) + index * static_cast<std::int64_t>(sizeof(T));
   for (std::size_t i = 0; i < row.size(); ++i) {
     T value;
     std::memcpy(&value, at + i * sizeof(T), sizeof(T));
@@ -59,13 +60,13 @@ void require_inputs(const Problem& problem, const Arguments& host) {
   for (const TensorSpec& spec : tensor_specs(unkept)) {
     if (!spec.present || spec.access == TensorAccess::out) continue;
     const TensorView& view = host.tensor(spec.name);
-    const std::int64_t elements =
-        std::accumulate(spec.shape.begin(), spec.shape.begin() + spec.rank, std::int64_t{1},
-                        std::multiplies<>());
+    const std::int64_t elements = std::accumulate(
+        spec.shape.begin(), spec.shape.begin() + spec.rank, std::int64_t{1}, std::multiplies<>());
     if (elements == 0) continue;
     if (!view.present())
-      throw Error(ErrorKind::kBadInput, fmt::format("{} is absent; it must be given with {} elements",
-                                                    spec.name, elements));
+      throw Error(
+          ErrorKind::kBadInput,
+          fmt::format("{} is absent; it must be given with {} elements", spec.name, elements));
     if (view.elements() != elements)
       throw Error(ErrorKind::kBadInput, fmt::format("{} has {} elements; it must have {}",
                                                     spec.name, view.elements(), elements));
@@ -135,16 +136,19 @@ double GateForm::slope(double x) const {
   return *lower_bound_ * sigmoid(rate_ * x) * sigmoid(-rate_ * x) * rate_;
 }
 
-double GateForm::rate_slope(double x) const {
-  return lower_bound_ ? slope(x) * x : log_decay(x);
-}
+double GateForm::rate_slope(double x) const { return lower_bound_ ? slope(x) * x : log_decay(x); }
 
 Token::Token(std::int64_t K, std::int64_t V)
-    : q(static_cast<std::size_t>(K)), k(q.size()), decay(q.size(), 1.0),
+    : q(static_cast<std::size_t>(K)),
+      k(q.size()),
+      decay(q.size(), 1.0),
       v(static_cast<std::size_t>(V)) {}
 
 HeadReader::HeadReader(const Problem& p, const Arguments& a, std::int64_t head)
-    : problem_(p), host_(a), head_(head), gate_(p, a, head),
+    : problem_(p),
+      host_(a),
+      head_(head),
+      gate_(p, a, head),
       bias_(static_cast<std::size_t>(gate_width(p))) {
   if (p.has_dt_bias) load_row(a.dt_bias, head * gate_width(p), bias_);
 }

@@ -16,8 +16,8 @@ double load(const TensorView& view, std::int64_t index);
 /// Elements [index, index + row.size()).
 void load_row(const TensorView& view, std::int64_t index, std::span<double> row);
 
-/// Throws Error(kBadInput) unless every input that the recurrence or its adjoint reads is there with its
-/// size.
+/// Throws Error(kBadInput) unless every input that the recurrence or its adjoint reads is there
+/// with its size.
 void require_inputs(const Problem& problem, const Arguments& host);
 
 /// First token of each sequence in the flattened [B*T] order, and the end of the last.
@@ -28,8 +28,8 @@ double sigmoid(double x);
 double beta_of(const Problem& problem, double x);
 double beta_slope(const Problem& problem, double x);
 
-/// Replaces q or k row x by x / sqrt(sum x^2 + 1e-6); and turns the gradient of the result into that of
-/// x. Both leave the row alone unless the problem normalizes.
+/// Replaces q or k row x by x / sqrt(sum x^2 + 1e-6); and turns the gradient of the result into
+/// that of x. Both leave the row alone unless the problem normalizes.
 void normalize(const Problem& problem, std::span<double> x);
 void normalize_backward(const Problem& problem, std::span<const double> x, std::span<double> dx);
 

@@ -11,12 +11,11 @@ class Runtime::Impl {
  public:
   explicit Impl(RuntimeOptions options)
       : cache(options.cache ? std::move(options.cache) : std::make_shared<Cache>()),
-        plans(options.plans ? std::move(options.plans)
-                            : std::make_shared<CachePlanSource>(cache)),
+        plans(options.plans ? std::move(options.plans) : std::make_shared<CachePlanSource>(cache)),
         kernels(cache, options.compile_jobs) {}
 
-  /// The operator bound by the best plan known. A remembered plan that this build or device no longer
-  /// accepts is passed over.
+  /// The operator bound by the best plan known. A remembered plan that this build or device no
+  /// longer accepts is passed over.
   std::shared_ptr<OperatorImpl> bind(const Device& device, const Problem& problem) {
     if (const auto choice = plans->find(device.info(), problem_key(problem))) {
       try {

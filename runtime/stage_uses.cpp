@@ -16,8 +16,7 @@ bool has_gate_in_kernel(const Problem& p) {
 
 /// The name that a scan's states go by.
 std::string states_name(const Problem& p) {
-  const bool returned =
-      p.pass == Pass::forward && p.return_intermediate_states && !p.state_v_first;
+  const bool returned = p.pass == Pass::forward && p.return_intermediate_states && !p.state_v_first;
   return returned ? "intermediate_states" : "h";
 }
 

@@ -27,10 +27,14 @@ struct Sizes {
   bool backward, kda, gated, gate_in_kernel;
 
   explicit Sizes(const Problem& p)
-      : chunk(kept_chunk_size(p)), NT(chunk_slots(p.B, p.T, p.N, p.packed, chunk)),
-        rows(p.state_v_first ? p.V : p.K), columns(p.state_v_first ? p.K : p.V),
-        slots(p.state_index ? p.state_slots : p.N), backward(p.pass == Pass::backward),
-        kda(gate_kind(p) == GateKind::vector), gated(gate_kind(p) != GateKind::none),
+      : chunk(kept_chunk_size(p)),
+        NT(chunk_slots(p.B, p.T, p.N, p.packed, chunk)),
+        rows(p.state_v_first ? p.V : p.K),
+        columns(p.state_v_first ? p.K : p.V),
+        slots(p.state_index ? p.state_slots : p.N),
+        backward(p.pass == Pass::backward),
+        kda(gate_kind(p) == GateKind::vector),
+        gated(gate_kind(p) != GateKind::none),
         gate_in_kernel(gated && p.use_gate_in_kernel) {}
 };
 

@@ -40,10 +40,10 @@ void pause() {
 
 }  // namespace
 
-// The loop's state is one word: a generation and how many blocks are not yet claimed. A thread claims
-// a block by decrementing the count of the generation it saw; a thread that comes late finds nothing
-// left and harms nobody, so the caller waits for blocks, never for threads. The job's fields are read
-// only after a claim, which keeps the job alive until that block is done.
+// The loop's state is one word: a generation and how many blocks are not yet claimed. A thread
+// claims a block by decrementing the count of the generation it saw; a thread that comes late finds
+// nothing left and harms nobody, so the caller waits for blocks, never for threads. The job's
+// fields are read only after a claim, which keeps the job alive until that block is done.
 class ThreadPool::Impl {
  public:
   explicit Impl(unsigned threads) {

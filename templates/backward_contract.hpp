@@ -24,8 +24,8 @@ struct Sizes {
     states = cuda::tile_bytes(BK, V, type);
     square = cuda::tile_bytes(BT, BT, type);
     column = cuda::column_bytes(BT);
-    columns = ((constants.flag("SCALAR_GATE") ? 1 : 0) + (constants.flag("QK_L2NORM") ? 2 : 0)) *
-              column;
+    columns =
+        ((constants.flag("SCALAR_GATE") ? 1 : 0) + (constants.flag("QK_L2NORM") ? 2 : 0)) * column;
     row_sums = warps / (BT / 16) * column;
     warp_rows = warps * column;
     block_sum = cuda::column_bytes(warps);
@@ -34,8 +34,7 @@ struct Sizes {
 
 /// What portable templates have in common: tunables, legality and launch; `shared_bytes` counts
 /// the template's own shared memory.
-inline Template portable(Template t,
-                         std::int64_t (*shared_bytes)(const Values&, const Config&)) {
+inline Template portable(Template t, std::int64_t (*shared_bytes)(const Values&, const Config&)) {
   t.variant = "portable";
   t.tunables = {{"BT", cuda::integers({64, 32, 16})},
                 {"BK", cuda::integers({32, 64, 16})},

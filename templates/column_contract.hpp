@@ -66,8 +66,7 @@ inline Template portable(Template t, const std::string& size, const CoverOf& cov
                 {"num_warps", cuda::integers({4, 8, 2, 16})}};
   t.source = t.name + "/portable.cu";
   t.illegal = [size, cover](const Values& constants, const Config& config, const Limits&) {
-    const Shape s =
-        shape(config.integer("num_warps") * 32, config.integer(size), cover(constants));
+    const Shape s = shape(config.integer("num_warps") * 32, config.integer(size), cover(constants));
     if (s.rows * s.vector <= 64) return std::string();
     return fmt::format("{}={} with num_warps={} gives a thread {} rows of {} columns", size,
                        config.integer(size), config.integer("num_warps"), s.rows, s.vector);
@@ -102,8 +101,8 @@ inline Template cpu(Template t, const std::string& size) {
   };
   t.geometry = [size](const Values& constants, const Config& config, const Extents& e) {
     const bool by_head = constants.flag("VECTOR_GATE");
-    return Geometry{.grid = {row_blocks(size, config, e),
-                             by_head ? constants.integer("HV") : 1, 1}};
+    return Geometry{
+        .grid = {row_blocks(size, config, e), by_head ? constants.integer("HV") : 1, 1}};
   };
   return t;
 }

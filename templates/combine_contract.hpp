@@ -12,16 +12,13 @@ inline std::int64_t shared_bytes(const Values& constants, const Config& config) 
          2 * cuda::tile_bytes(config.integer("BK"), K, DType::fp32);
 }
 
-/// CUDA, sm_80 and up: one block BV value columns of a sequence and value head; each warp sixteen of
-/// the BK rows of M that are on chip at a time.
+/// CUDA, sm_80 and up: one block BV value columns of a sequence and value head; each warp sixteen
+/// of the BK rows of M that are on chip at a time.
 inline Template portable(Template t) {
   t.variant = "portable";
-  t.tunables = {{"BT", cuda::integers({64, 32, 16, 128})},
-                {"BV", cuda::integers({16, 32})},
-                {"BK", cuda::integers({64, 32, 128})},
-                {"num_warps", cuda::integers({4, 2, 8})},
-                {"precision", cuda::kPrecisionValues},
-                {"SEG", scan::segment_lengths()}};
+  t.tunables = {{"BT", cuda::integers({64, 32, 16, 128})}, {"BV", cuda::integers({16, 32})},
+                {"BK", cuda::integers({64, 32, 128})},     {"num_warps", cuda::integers({4, 2, 8})},
+                {"precision", cuda::kPrecisionValues},     {"SEG", scan::segment_lengths()}};
   t.source = t.name + "/portable.cu";
   t.illegal = [](const Values& constants, const Config& config, const Limits& limits) {
     if (config.integer("BK") != 16 * config.integer("num_warps"))
@@ -62,8 +59,7 @@ inline Template cpu(Template t) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
   t.source = t.name + "/cpu.cpp";
-  t.tunables = {
-      {"BT", {64, 32, 16}}, {"BV", {128, 64, 32}}, {"SEG", scan::segment_lengths()}};
+  t.tunables = {{"BT", {64, 32, 16}}, {"BV", {128, 64, 32}}, {"SEG", scan::segment_lengths()}};
   t.illegal = [](const Values& constants, const Config& config, const Limits& limits) {
     const std::string problem =
         column_block_problem("BV", config.integer("BV"), constants.integer("V"));

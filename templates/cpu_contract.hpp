@@ -18,8 +18,7 @@ constexpr std::int64_t fp32_bytes(std::int64_t count) { return count * 4; }
 /// Empty when a block may take this much scratch memory, else the reason why not.
 inline std::string scratch_problem(std::int64_t bytes, const Limits& limits) {
   if (bytes <= limits.shared_bytes) return {};
-  return fmt::format("a block needs {} bytes of scratch, more than {}", bytes,
-                     limits.shared_bytes);
+  return fmt::format("a block needs {} bytes of scratch, more than {}", bytes, limits.shared_bytes);
 }
 
 /// The narrowest of the blocks 64, 128, ... that takes all of so many columns, or `widest`.
@@ -36,8 +35,8 @@ inline std::string column_block_problem(std::string_view name, std::int64_t bloc
   return fmt::format("{}={} is wider than {} columns need", name, block, columns);
 }
 
-/// Tunables, legality, defaults and launch where one call is a chunk and value head, BK columns of K
-/// at a time; `scratch_floats` counts what the template's cpu.cpp hands out.
+/// Tunables, legality, defaults and launch where one call is a chunk and value head, BK columns of
+/// K at a time; `scratch_floats` counts what the template's cpu.cpp hands out.
 inline Template cpu_chunks(Template t,
                            std::int64_t (*scratch_floats)(const Values&, const Config&)) {
   t.variant = "cpu";

@@ -23,9 +23,7 @@ constexpr std::int64_t tile_bytes(std::int64_t rows, std::int64_t cols, DType ty
 /// Bytes of `count` floats, one a row of a chunk.
 constexpr std::int64_t column_bytes(std::int64_t count) { return round_up(count * 4, 16); }
 
-inline bool is_half(const Values& constants) {
-  return constants.dtype("DTYPE") != DType::fp32;
-}
+inline bool is_half(const Values& constants) { return constants.dtype("DTYPE") != DType::fp32; }
 
 /// For templates whose products of 16-bit inputs are all 16-bit: `precision` then means nothing,
 /// and the most accurate name is kept, which every floor admits.
@@ -58,8 +56,8 @@ inline std::string exceeds_dimension(const char* tunable, std::int64_t width, co
   return fmt::format("{}={} is too wide for {}={}", tunable, width, name, dimension);
 }
 
-/// Empty, or why a minimum of blocks a multiprocessor, which caps a thread's registers at 128, means
-/// nothing with so many warps or cannot be met.
+/// Empty, or why a minimum of blocks a multiprocessor, which caps a thread's registers at 128,
+/// means nothing with so many warps or cannot be met.
 inline std::string min_blocks_problem(const Config& config, std::int64_t bytes,
                                       const Limits& limits) {
   const std::int64_t blocks = config.integer("min_blocks");
@@ -84,7 +82,8 @@ inline std::function<Geometry(const Values&, const Config&, const Extents&)> chu
   };
 }
 
-/// Bytes in which `warps` warps of common/cuda/kda.cuh join their shares of the products of a chunk.
+/// Bytes in which `warps` warps of common/cuda/kda.cuh join their shares of the products of a
+/// chunk.
 constexpr std::int64_t intra_part_bytes(std::int64_t BT, std::int64_t warps) {
   const std::int64_t strips = BT / 16;
   return (warps / strips - 1) * strips * (BT / 8) * 2 * 512;

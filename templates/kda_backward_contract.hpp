@@ -1,6 +1,6 @@
-// What the contracts of kda_bwd_dqkg, kda_intra_bwd and kda_wy_dqkg share: inputs, the sizes of what
-// blocks of common/cuda/kda_backward.cuh and common/cpu/kda_*backward.hpp lay out, and the CUDA
-// templates of a chunk's whole gradients.
+// What the contracts of kda_bwd_dqkg, kda_intra_bwd and kda_wy_dqkg share: inputs, the sizes of
+// what blocks of common/cuda/kda_backward.cuh and common/cpu/kda_*backward.hpp lay out, and the
+// CUDA templates of a chunk's whole gradients.
 #pragma once
 
 #include <algorithm>
@@ -71,8 +71,8 @@ inline std::string unsuitable(const Values& constants, const Config& config) {
   return uneven_warps(config);
 }
 
-/// CUDA, sm_80 and up: one block a chunk and value head, tiles of BK columns of K. `bytes` counts the
-/// template's own shared memory.
+/// CUDA, sm_80 and up: one block a chunk and value head, tiles of BK columns of K. `bytes` counts
+/// the template's own shared memory.
 inline Template portable(Template t, std::int64_t (*bytes)(const Values&, const Config&)) {
   t.variant = "portable";
   t.tunables = {{"BT", cuda::integers({64, 32, 16})},

@@ -25,12 +25,14 @@ inline const std::vector<Argument> kOutputs{
     {"chunk_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
     {"dh", Access::out, "DTYPE", {"NT", "HV", "K", "V"}, ""},
     {"du", Access::out, "DTYPE", {"B", "T", "HV", "V"}, ""},
-    {"dinitial_state", Access::out, "fp32", {"N", "HV", "STATE_ROWS", "STATE_COLS"},
+    {"dinitial_state",
+     Access::out,
+     "fp32",
+     {"N", "HV", "STATE_ROWS", "STATE_COLS"},
      "INITIAL_STATE"},
 };
-inline const std::vector<std::string> kConstants{"DTYPE",       "H",           "HV",       "K", "V",
-                                                 "VARLEN",      "SCALAR_GATE", "VECTOR_GATE",
-                                                 "QK_L2NORM"};
+inline const std::vector<std::string> kConstants{
+    "DTYPE", "H", "HV", "K", "V", "VARLEN", "SCALAR_GATE", "VECTOR_GATE", "QK_L2NORM"};
 
 /// The gate and the scales of queries and keys of one chunk.
 inline std::int64_t gate_bytes(const Values& constants, std::int64_t BT) {
@@ -43,17 +45,17 @@ inline std::int64_t gate_bytes(const Values& constants, std::int64_t BT) {
 inline std::int64_t shared_bytes(const Values& constants, const Config& config) {
   const DType type = constants.dtype("DTYPE");
   const std::int64_t BT = config.integer("BT");
-  return config.integer("num_stages") * (3 * cuda::tile_bytes(BT, constants.integer("K"), type) +
-                                         2 * cuda::tile_bytes(BT, config.integer("BV"), type) +
-                                         gate_bytes(constants, BT));
+  return config.integer("num_stages") *
+         (3 * cuda::tile_bytes(BT, constants.integer("K"), type) +
+          2 * cuda::tile_bytes(BT, config.integer("BV"), type) + gate_bytes(constants, BT));
 }
 
 /// Scratch of one block, as common/cpu/reverse_scan.hpp hands it out.
 inline std::int64_t cpu_scratch(const Values& constants, const Config& config) {
   const std::int64_t BT = config.integer("BT"), BV = config.integer("BV");
   const std::int64_t K = constants.integer("K");
-  return fp32_bytes(scratch::tile(K, BV) + scratch::tile(2 * BT, K) +
-                    scratch::tile(2 * BT, BV) + 2 * scratch::vector(BT) + scratch::vector(K));
+  return fp32_bytes(scratch::tile(K, BV) + scratch::tile(2 * BT, K) + scratch::tile(2 * BT, BV) +
+                    2 * scratch::vector(BT) + scratch::vector(K));
 }
 
 inline const scan::Direction kReverse{

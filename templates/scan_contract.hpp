@@ -18,9 +18,9 @@ inline const std::vector<Argument> kInputs{
     {"Gk", Access::in, "fp32", {"B", "T", "HV", "K"}, "VECTOR_GATE"},
     {"k_rstd", Access::in, "fp32", {"B", "T", "H"}, "QK_L2NORM,!VECTOR_GATE"},
 };
-inline const std::vector<std::string> kConstants{"DTYPE",       "H",           "HV",       "K", "V",
-                                                 "VARLEN",      "SCALAR_GATE", "VECTOR_GATE",
-                                                 "QK_L2NORM",   "NEG_EIGVAL"};
+inline const std::vector<std::string> kConstants{
+    "DTYPE",  "H",           "HV",          "K",         "V",
+    "VARLEN", "SCALAR_GATE", "VECTOR_GATE", "QK_L2NORM", "NEG_EIGVAL"};
 
 /// What a walk writes, whole or resumed, and the tables it needs for that.
 inline const std::vector<Argument> kOutputs{
@@ -52,9 +52,9 @@ inline std::int64_t gate_bytes(const Values& constants, std::int64_t BT) {
 inline std::int64_t shared_bytes(const Values& constants, const Config& config) {
   const DType type = constants.dtype("DTYPE");
   const std::int64_t BT = config.integer("BT");
-  return config.integer("num_stages") * (2 * cuda::tile_bytes(BT, constants.integer("K"), type) +
-                                         cuda::tile_bytes(BT, config.integer("BV"), type) +
-                                         gate_bytes(constants, BT));
+  return config.integer("num_stages") *
+         (2 * cuda::tile_bytes(BT, constants.integer("K"), type) +
+          cuda::tile_bytes(BT, config.integer("BV"), type) + gate_bytes(constants, BT));
 }
 
 /// Scratch of one block, as common/cpu/scan.hpp hands it out.
@@ -135,8 +135,8 @@ inline Template portable(Template t, const Direction& direction, Walk walk) {
   const auto bytes = direction.shared_bytes;
   t.illegal = [bytes](const Values& constants, const Config& config, const Limits& limits) {
     const std::int64_t needed = bytes(constants, config);
-    for (std::string reason : {strip_problem(constants, config),
-                               min_blocks_problem(constants, config, needed, limits)})
+    for (std::string reason :
+         {strip_problem(constants, config), min_blocks_problem(constants, config, needed, limits)})
       if (!reason.empty()) return reason;
     return cuda::exceeds_shared(needed, limits);
   };
@@ -156,9 +156,8 @@ inline Template portable(Template t, const Direction& direction, Walk walk) {
     return config;
   };
   t.geometry = [bytes, walk](const Values& constants, const Config& config, const Extents& e) {
-    return cuda::launch(
-        walks(walk, e) * constants.integer("HV") * tiles(walk, constants, config), config,
-        bytes(constants, config));
+    return cuda::launch(walks(walk, e) * constants.integer("HV") * tiles(walk, constants, config),
+                        config, bytes(constants, config));
   };
   return t;
 }

@@ -112,7 +112,8 @@ bool is_present(const Argument& argument, const Values& constants) {
   while (!flags.empty()) {
     const std::size_t end = std::min(flags.find(','), flags.size());
     const bool wanted = flags.front() != '!';
-    if (constants.flag(flags.substr(wanted ? 0 : 1, end - (wanted ? 0 : 1))) != wanted) return false;
+    if (constants.flag(flags.substr(wanted ? 0 : 1, end - (wanted ? 0 : 1))) != wanted)
+      return false;
     flags.remove_prefix(std::min(end + 1, flags.size()));
   }
   return true;

@@ -33,15 +33,15 @@ struct Limits {
 /// CUDA kernel and by pointer to every CPU block function; templates/common declares the same
 /// layout for device code.
 struct Extents {
-  std::int64_t B = 0;       ///< batch size; 1 for a packed batch
-  std::int64_t T = 0;       ///< tokens per sequence; total tokens of a packed batch
-  std::int64_t N = 0;       ///< sequences
-  std::int64_t NT = 0;      ///< chunk slots over all sequences; an upper bound for a packed batch
-  std::int64_t NS = 0;      ///< segment slots over all sequences, as NT
-  std::int64_t S = 0;       ///< slots of the pool of states that `recurrent` reads and writes
-  float scale = 0.0F;       ///< factor on o
-  float gate_floor = 0.0F;  ///< chunk_local_cumsum raises each g to at least this; -inf: leaves it
-  float lower_bound = 0.0F; ///< of the bounded gate, spec section 4
+  std::int64_t B = 0;        ///< batch size; 1 for a packed batch
+  std::int64_t T = 0;        ///< tokens per sequence; total tokens of a packed batch
+  std::int64_t N = 0;        ///< sequences
+  std::int64_t NT = 0;       ///< chunk slots over all sequences; an upper bound for a packed batch
+  std::int64_t NS = 0;       ///< segment slots over all sequences, as NT
+  std::int64_t S = 0;        ///< slots of the pool of states that `recurrent` reads and writes
+  float scale = 0.0F;        ///< factor on o
+  float gate_floor = 0.0F;   ///< chunk_local_cumsum raises each g to at least this; -inf: leaves it
+  float lower_bound = 0.0F;  ///< of the bounded gate, spec section 4
 };
 
 /// Chunk slots: exact for equal lengths, an upper bound computed without reading cu_seqlens for a
@@ -54,9 +54,9 @@ enum class Access : std::uint8_t { in, out, inout };
 /// One tensor of a template's contract, in the order of the kernel's parameters. Kernels receive
 /// a null pointer for an absent optional argument.
 struct Argument {
-  std::string name;                ///< canonical tensor name; plans connect stages by it
+  std::string name;  ///< canonical tensor name; plans connect stages by it
   Access access = Access::in;
-  std::string dtype;               ///< "fp32", ..., or the name of a dtype constant such as "DTYPE"
+  std::string dtype;  ///< "fp32", ..., or the name of a dtype constant such as "DTYPE"
   /// "B", "T", "N", "NT", "NS", "S", "N+1", a constant, a tunable or a number.
   std::vector<std::string> shape;
   /// Flags that must all hold for it to be there: "INITIAL_STATE", "QK_L2NORM,!VECTOR_GATE" (not a
@@ -81,15 +81,15 @@ struct Tunable {
 };
 
 struct Template {
-  std::string name;                     ///< the folder: a stage, or a fused group's name
-  std::string variant;                  ///< "portable" (CUDA, sm_80 and up), "cpu", ...
+  std::string name;     ///< the folder: a stage, or a fused group's name
+  std::string variant;  ///< "portable" (CUDA, sm_80 and up), "cpu", ...
   DeviceKind device = DeviceKind::cuda;
-  std::vector<std::string> stages;      ///< the stages it carries out, in order
-  std::string summary;                  ///< one line for `wyvern stages`
+  std::vector<std::string> stages;  ///< the stages it carries out, in order
+  std::string summary;              ///< one line for `wyvern stages`
   std::vector<Argument> arguments;
-  std::vector<std::string> constants;   ///< problem constants its source is specialized on
+  std::vector<std::string> constants;  ///< problem constants its source is specialized on
   std::vector<Tunable> tunables;
-  std::string source;                   ///< file under templates/, e.g. "fwd_h/portable.cu"
+  std::string source;  ///< file under templates/, e.g. "fwd_h/portable.cu"
 
   /// Empty when the config is legal for these constants on a target with these limits, else the
   /// reason. Every tunable is present in the config when this is called.
@@ -137,8 +137,8 @@ std::string_view source_text(std::string_view path);
 
 /// The source to compile: the template's file with its includes expanded once each (with #line, so
 /// that errors name the file), after a preamble that defines every constant and tunable.
-/// A file named in `overrides` has the text given there instead of its own: this is how the emulator
-/// of tests/emulator puts itself in the place of the hardware.
+/// A file named in `overrides` has the text given there instead of its own: this is how the
+/// emulator of tests/emulator puts itself in the place of the hardware.
 using SourceOverrides = std::map<std::string, std::string, std::less<>>;
 std::string specialize(const Template& t, const Values& constants, const Config& config,
                        const SourceOverrides& overrides = {});

@@ -90,8 +90,7 @@ std::uint16_t float_to_fp16(float value) noexcept {
     const float aligned = magnitude + 0.5F;
     return static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(aligned) - 0x3F000000U));
   }
-  const std::uint32_t rounded =
-      (bits & 0x7FFFFFFFU) + 0xFFFU + ((bits >> 13) & 1U) - (112U << 23);
+  const std::uint32_t rounded = (bits & 0x7FFFFFFFU) + 0xFFFU + ((bits >> 13) & 1U) - (112U << 23);
   return static_cast<std::uint16_t>(sign | (rounded >> 13));
 }
 
@@ -125,9 +124,7 @@ const Value* Values::find(std::string_view name) const {
 std::int64_t Values::integer(std::string_view name) const {
   return get<std::int64_t>(*this, name, "an integer");
 }
-bool Values::flag(std::string_view name) const {
-  return get<bool>(*this, name, "true or false");
-}
+bool Values::flag(std::string_view name) const { return get<bool>(*this, name, "true or false"); }
 DType Values::dtype(std::string_view name) const {
   return get<DType>(*this, name, "one of fp32, fp16, bf16, int32, int64");
 }

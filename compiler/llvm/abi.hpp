@@ -21,7 +21,7 @@ enum WyvernLlvmStatus : int {
 };
 
 struct WyvernLlvmInput {
-  const char* source;          ///< C++ text, `source_size` bytes; a zero byte follows it
+  const char* source;  ///< C++ text, `source_size` bytes; a zero byte follows it
   std::size_t source_size;
   const char* file_name;       ///< what diagnostics call the source
   const char* entry;           ///< the function that must be there, with C linkage

@@ -100,17 +100,16 @@ std::string read_all(const Descriptor& pipe) {
 Result run_lld(const std::string& in, const std::string& out) {
   // --threads=1: a kernel is far too small for LLD's thread pool to pay.
   const std::vector<const char*> arguments{
-      "ld.lld", "-shared", "-nostdlib", "-Bsymbolic", "--strip-all", "--build-id=none",
-      "-z", "noexecstack", "-z", "max-page-size=4096", "--threads=1",
-      "-o", out.c_str(), in.c_str()};
+      "ld.lld",          "-shared", "-nostdlib",   "-Bsymbolic", "--strip-all",
+      "--build-id=none", "-z",      "noexecstack", "-z",         "max-page-size=4096",
+      "--threads=1",     "-o",      out.c_str(),   in.c_str()};
   // LLD also resets LLVM's command-line options to their defaults. Compiles read those meanwhile,
   // which is safe as long as none is ever set: pass no -mllvm option, here or to Clang.
   std::string log;
   llvm::raw_string_ostream stream(log);
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  const lld::Result result =
-      lld::lldMain(arguments, stream, stream, {{lld::Gnu, &lld::elf::link}});
+  const lld::Result result = lld::lldMain(arguments, stream, stream, {{lld::Gnu, &lld::elf::link}});
   return {result.retCode == 0 ? kWyvernLlvmOk : kWyvernLlvmRejected, log};
 }
 
@@ -127,8 +126,8 @@ std::uint64_t text_size(const std::string& object) {
 Result link_shared(const std::string& object, const std::string& entry) {
   if (const std::string problem = symbol_problem(object, entry); !problem.empty())
     return {kWyvernLlvmRejected, problem};
-  // No file is made: for an output file on a disk LLVM would install signal handlers in the process,
-  // to remove it when one arrives. A pipe it writes at the end and in one go.
+  // No file is made: for an output file on a disk LLVM would install signal handlers in the
+  // process, to remove it when one arrives. A pipe it writes at the end and in one go.
   const Descriptor in(memfd_create("kernel.o", MFD_CLOEXEC));
   if (in.number() < 0 || !write_all(in, object)) return system_failure("memory for the object");
   std::array<int, 2> ends{};

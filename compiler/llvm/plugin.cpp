@@ -11,10 +11,12 @@ extern "C" {
 WyvernLlvmVersion wyvern_llvm_version;
 WyvernLlvmCompile wyvern_llvm_compile;
 
-__attribute__((visibility("default"))) const char* wyvern_llvm_version() { return LLVM_VERSION_STRING; }
+__attribute__((visibility("default"))) const char* wyvern_llvm_version() {
+  return LLVM_VERSION_STRING;
+}
 
-__attribute__((visibility("default"))) WyvernLlvmStatus wyvern_llvm_compile(const WyvernLlvmInput* input, WyvernLlvmSink sink,
-                                     void* context, std::uint64_t* code_bytes) {
+__attribute__((visibility("default"))) WyvernLlvmStatus wyvern_llvm_compile(
+    const WyvernLlvmInput* input, WyvernLlvmSink sink, void* context, std::uint64_t* code_bytes) {
   using namespace wyvern::llvm_plugin;
   *code_bytes = 0;
   Result result = run_clang(*input);

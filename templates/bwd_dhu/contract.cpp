@@ -12,8 +12,8 @@ Template stage() {
   const Argument start{
       "dht", Access::in, "fp32", {"N", "HV", "STATE_ROWS", "STATE_COLS"}, "FINAL_STATE"};
   t.arguments = scan::joined(scan::joined(reverse_scan::kInputs, {start}), reverse_scan::kOutputs);
-  t.constants = scan::joined(reverse_scan::kConstants,
-                             {"INITIAL_STATE", "FINAL_STATE", "STATE_V_FIRST"});
+  t.constants =
+      scan::joined(reverse_scan::kConstants, {"INITIAL_STATE", "FINAL_STATE", "STATE_V_FIRST"});
   return t;
 }
 

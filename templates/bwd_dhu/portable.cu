@@ -13,17 +13,16 @@ WYVERN_KERNEL(kThreads, 0)
   const int64 state_start = (int64{sequence} * HV + head) * K * V;
   const int first_v = tile_v + warp_index() * kStrips * 16;
   State state[kStrips];
-  scan_and_store(
-      state,
-      ScanInputs{VECTOR_GATE ? qg : q, VECTOR_GATE ? kg : k, w, dO, dv_local, G, Gk, q_rstd, k_rstd,
-                 e.scale},
-      Walk{place.token, place.tokens, head}, place.slot, tile_v, dh, du, [&] {
-        if constexpr (FINAL_STATE)
-          visit_state<STATE_V_FIRST, K, V>(
-              state, first_v, [&](int64 offset, float& x) { x = dht[state_start + offset]; });
-      });
+  scan_and_store(state,
+                 ScanInputs{VECTOR_GATE ? qg : q, VECTOR_GATE ? kg : k, w, dO, dv_local, G, Gk,
+                            q_rstd, k_rstd, e.scale},
+                 Walk{place.token, place.tokens, head}, place.slot, tile_v, dh, du, [&] {
+                   if constexpr (FINAL_STATE)
+                     visit_state<STATE_V_FIRST, K, V>(state, first_v, [&](int64 offset, float& x) {
+                       x = dht[state_start + offset];
+                     });
+                 });
   if constexpr (INITIAL_STATE)
-    visit_state<STATE_V_FIRST, K, V>(state, first_v, [&](int64 offset, float& x) {
-      dinitial_state[state_start + offset] = x;
-    });
+    visit_state<STATE_V_FIRST, K, V>(
+        state, first_v, [&](int64 offset, float& x) { dinitial_state[state_start + offset] = x; });
 }

@@ -17,15 +17,14 @@ WYVERN_KERNEL(kThreads, 0)
   if constexpr (VARLEN) first_chunk = chunk_offsets[segment.sequence];
   const float* const leaving = segment_dstate + (int64{slot} * HV + head) * K * V;
   State state[kStrips];
-  scan_and_store(
-      state,
-      ScanInputs{VECTOR_GATE ? qg : q, VECTOR_GATE ? kg : k, w, dO, dv_local, G, Gk, q_rstd, k_rstd,
-                 e.scale},
-      Walk{segment.token, segment.tokens, head}, first_chunk + segment.index * SEG, tile_v,
-      dh, du, [&] {
-        for_each_element(state, tile_v, V,
-                         [&](int row, int v, float& x) { x = leaving[row * V + v]; });
-      });
+  scan_and_store(state,
+                 ScanInputs{VECTOR_GATE ? qg : q, VECTOR_GATE ? kg : k, w, dO, dv_local, G, Gk,
+                            q_rstd, k_rstd, e.scale},
+                 Walk{segment.token, segment.tokens, head}, first_chunk + segment.index * SEG,
+                 tile_v, dh, du, [&] {
+                   for_each_element(state, tile_v, V,
+                                    [&](int row, int v, float& x) { x = leaving[row * V + v]; });
+                 });
   if constexpr (INITIAL_STATE) {
     if (segment.index != 0) return;
     const int64 state_start = (int64{segment.sequence} * HV + head) * K * V;

@@ -9,13 +9,12 @@ Template stage() {
   t.name = "bwd_dhu_segment";
   t.stages = {"bwd_dhu_segment"};
   t.summary = "What each segment but a first one does to a state's gradient: dS -> dM dS + dR.";
-  t.arguments = scan::joined(
-      reverse_scan::kInputs,
-      {
-          {"seq_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
-          {"segment_dM", Access::out, "fp32", {"NS", "HV", "K", "K"}, ""},
-          {"segment_dR", Access::out, "fp32", {"NS", "HV", "K", "V"}, ""},
-      });
+  t.arguments = scan::joined(reverse_scan::kInputs,
+                             {
+                                 {"seq_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
+                                 {"segment_dM", Access::out, "fp32", {"NS", "HV", "K", "K"}, ""},
+                                 {"segment_dR", Access::out, "fp32", {"NS", "HV", "K", "V"}, ""},
+                             });
   t.constants = reverse_scan::kConstants;
   return t;
 }

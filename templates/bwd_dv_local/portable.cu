@@ -7,7 +7,7 @@
 constexpr int kThreads = num_warps * 32;
 constexpr int kStrips = larger(BT / 16 / num_warps, 1);  // per warp
 constexpr int kWarpsDown = BT / 16 / kStrips;
-constexpr int kCols = BV / (num_warps / kWarpsDown);     // per warp
+constexpr int kCols = BV / (num_warps / kWarpsDown);  // per warp
 constexpr int kTilesK = ceil_div(K, BK);
 constexpr int kTilesV = ceil_div(V, BV);
 

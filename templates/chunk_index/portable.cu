@@ -63,8 +63,7 @@ WYVERN_KERNEL(kThreads, 0)
   carry = 0;
   for (int first = 0; first < sequences; first += kThreads) {
     const int i = first + thread_index();
-    const int chunks =
-        i < sequences ? ceil_div(seq_offsets[i + 1] - seq_offsets[i], BT) : 0;
+    const int chunks = i < sequences ? ceil_div(seq_offsets[i + 1] - seq_offsets[i], BT) : 0;
     const int end = scan_block<Sum>(chunks, carry);
     if (i < sequences) chunk_offsets[i + 1] = end;
   }

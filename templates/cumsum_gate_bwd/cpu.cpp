@@ -1,5 +1,5 @@
-// Reverse sums of the gradient of G and the backward pass of the gate over one chunk, all heads side
-// by side in vectors.
+// Reverse sums of the gradient of G and the backward pass of the gate over one chunk, all heads
+// side by side in vectors.
 #include "common/cpu/gate.hpp"
 
 extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block, void*) {

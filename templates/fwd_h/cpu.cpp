@@ -2,8 +2,7 @@
 #include "common/cpu/scan.hpp"
 #include "common/cpu/state.hpp"
 
-extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block,
-                              void* memory) {
+extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block, void* memory) {
   const auto* initial_state = static_cast<const STATE_DTYPE*>(a[7]);
   const auto* seq_offsets = static_cast<const int32*>(a[8]);
   const auto* chunk_offsets = static_cast<const int32*>(a[9]);

@@ -13,18 +13,16 @@ WYVERN_KERNEL(kThreads, min_blocks)
   const int64 state_start = (int64{sequence} * HV + head) * K * V;
   const int first_v = tile_v + warp_index() * kStrips * 16;
   State state[kStrips];
-  scan_and_store(
-      state, ScanInputs{VECTOR_GATE ? kg : k, w, u, G, Gk, k_rstd}, walk, place.slot, tile_v, h,
-      v_new, [&] {
-        if constexpr (INITIAL_STATE)
-          visit_state<STATE_V_FIRST, K, V>(state, first_v, [&](int64 offset, float& x) {
-            x = to_float(initial_state[state_start + offset]);
-          });
-      });
+  scan_and_store(state, ScanInputs{VECTOR_GATE ? kg : k, w, u, G, Gk, k_rstd}, walk, place.slot,
+                 tile_v, h, v_new, [&] {
+                   if constexpr (INITIAL_STATE)
+                     visit_state<STATE_V_FIRST, K, V>(state, first_v, [&](int64 offset, float& x) {
+                       x = to_float(initial_state[state_start + offset]);
+                     });
+                 });
   if constexpr (VARLEN && KEEP_STATES)
     clear_unused_slots(h, sequence, head, tile_v, chunk_offsets, e);
   if constexpr (FINAL_STATE)
-    visit_state<STATE_V_FIRST, K, V>(state, first_v, [&](int64 offset, float& x) {
-      final_state[state_start + offset] = x;
-    });
+    visit_state<STATE_V_FIRST, K, V>(
+        state, first_v, [&](int64 offset, float& x) { final_state[state_start + offset] = x; });
 }

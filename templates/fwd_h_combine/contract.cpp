@@ -12,7 +12,10 @@ Template stage() {
   t.arguments = {
       {"segment_M", Access::in, "fp32", {"NS", "HV", "K", "K"}, ""},
       {"segment_R", Access::in, "fp32", {"NS", "HV", "K", "V"}, ""},
-      {"initial_state", Access::in, "STATE_DTYPE", {"N", "HV", "STATE_ROWS", "STATE_COLS"},
+      {"initial_state",
+       Access::in,
+       "STATE_DTYPE",
+       {"N", "HV", "STATE_ROWS", "STATE_COLS"},
        "INITIAL_STATE"},
       {"seq_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
       {"segment_state", Access::out, "fp32", {"NS", "HV", "K", "V"}, ""},

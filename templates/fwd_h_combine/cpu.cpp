@@ -2,8 +2,7 @@
 #include "common/cpu/combine.hpp"
 #include "common/cpu/state.hpp"
 
-extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block,
-                              void* memory) {
+extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block, void* memory) {
   const auto* initial_state = static_cast<const STATE_DTYPE*>(a[2]);
   const int first_column = static_cast<int>(block[0]) * BV;
   const int columns = V - first_column < BV ? V - first_column : BV;

@@ -1,11 +1,10 @@
-// The state scan of one segment, value head and block of BV state columns, from the state that enters
-// the segment.
+// The state scan of one segment, value head and block of BV state columns, from the state that
+// enters the segment.
 #include "common/cpu/scan.hpp"
 #include "common/cpu/segment.hpp"
 #include "common/cpu/state.hpp"
 
-extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block,
-                              void* memory) {
+extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block, void* memory) {
   const auto* segment_state = static_cast<const float*>(a[7]);
   const auto* seq_offsets = static_cast<const int32*>(a[8]);
   const auto* chunk_offsets = static_cast<const int32*>(a[9]);
@@ -19,8 +18,7 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
   const Segment segment = find_segment<VARLEN, SEG * BT>(block[2], *e, seq_offsets);
   if (!segment.used) return;
   const int64 n = segment.sequence;
-  const int64 slot =
-      (VARLEN ? chunk_offsets[n] : n * ((e->T + BT - 1) / BT)) + segment.index * SEG;
+  const int64 slot = (VARLEN ? chunk_offsets[n] : n * ((e->T + BT - 1) / BT)) + segment.index * SEG;
 
   const ScanScratch scratch(memory);
   load_tile(segment_state + (block[2] * HV + hv) * K * V + first_column, V, K, columns,

@@ -18,9 +18,8 @@ WYVERN_KERNEL(kThreads, min_blocks)
   scan_and_store(state, ScanInputs{VECTOR_GATE ? kg : k, w, u, G, Gk, k_rstd},
                  Walk{segment.token, segment.tokens, head}, first_chunk + segment.index * SEG,
                  tile_v, h, v_new, [&] {
-                   for_each_element(state, tile_v, V, [&](int row, int v, float& x) {
-                     x = entering[row * V + v];
-                   });
+                   for_each_element(state, tile_v, V,
+                                    [&](int row, int v, float& x) { x = entering[row * V + v]; });
                  });
   if (!segment.last) return;
   if constexpr (VARLEN && KEEP_STATES)

@@ -9,12 +9,12 @@ Template stage() {
   t.name = "fwd_h_segment";
   t.stages = {"fwd_h_segment"};
   t.summary = "What each segment but a sequence's last does to a state: S -> M S + R.";
-  t.arguments = scan::joined(
-      scan::kInputs, {
-                         {"seq_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
-                         {"segment_M", Access::out, "fp32", {"NS", "HV", "K", "K"}, ""},
-                         {"segment_R", Access::out, "fp32", {"NS", "HV", "K", "V"}, ""},
-                     });
+  t.arguments = scan::joined(scan::kInputs,
+                             {
+                                 {"seq_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
+                                 {"segment_M", Access::out, "fp32", {"NS", "HV", "K", "K"}, ""},
+                                 {"segment_R", Access::out, "fp32", {"NS", "HV", "K", "V"}, ""},
+                             });
   t.constants = scan::kConstants;
   return t;
 }

@@ -3,8 +3,7 @@
 #include "common/cpu/scan.hpp"
 #include "common/cpu/segment.hpp"
 
-extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block,
-                              void* memory) {
+extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block, void* memory) {
   auto* segment_M = static_cast<float*>(a[8]);
   auto* segment_R = static_cast<float*>(a[9]);
   constexpr int kTilesK = (K + BV - 1) / BV;

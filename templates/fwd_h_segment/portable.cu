@@ -17,8 +17,8 @@ WYVERN_KERNEL(kThreads, min_blocks)
   const int first = (finds_M ? tile : tile - kTilesK) * BV;
   State state[kStrips];
   scan_chunks(
-      state, {VECTOR_GATE ? kg : k, w, u, G, Gk, k_rstd},
-      Walk{segment.token, segment.tokens, head}, Columns{first, !finds_M},
+      state, {VECTOR_GATE ? kg : k, w, u, G, Gk, k_rstd}, Walk{segment.token, segment.tokens, head},
+      Columns{first, !finds_M},
       [&] {
         if (finds_M)
           for_each_element(state, first, K,

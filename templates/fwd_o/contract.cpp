@@ -66,12 +66,9 @@ std::string illegal(const Values& constants, const Config& config, const Limits&
 Template portable() {
   Template t = stage();
   t.variant = "portable";
-  t.tunables = {{"BT", cuda::integers({64, 32, 16, 128})},
-                {"BK", cuda::integers({64, 128, 32})},
-                {"BV", cuda::integers({128, 64, 32})},
-                {"num_warps", cuda::integers({4, 8, 2})},
-                {"num_stages", cuda::integers({2, 1})},
-                {"precision", cuda::kPrecisionValues}};
+  t.tunables = {{"BT", cuda::integers({64, 32, 16, 128})}, {"BK", cuda::integers({64, 128, 32})},
+                {"BV", cuda::integers({128, 64, 32})},     {"num_warps", cuda::integers({4, 8, 2})},
+                {"num_stages", cuda::integers({2, 1})},    {"precision", cuda::kPrecisionValues}};
   t.source = "fwd_o/portable.cu";
   t.illegal = illegal;
   t.redundant = cuda::repeats_precision;
@@ -80,8 +77,12 @@ Template portable() {
     const std::int64_t V = constants.integer("V");
     return Config{{"BT", BT},
                   {"BK", std::int64_t{K > 32 ? 64 : 32}},
-                  {"BV", std::int64_t{V > 64 && cuda::is_half(constants) ? 128 : V > 32 ? 64 : 32}},
-                  {"num_warps", std::int64_t{BT == 128 ? 8 : BT == 64 ? 4 : 2}},
+                  {"BV", std::int64_t{V > 64 && cuda::is_half(constants) ? 128
+                                      : V > 32                           ? 64
+                                                                         : 32}},
+                  {"num_warps", std::int64_t{BT == 128  ? 8
+                                             : BT == 64 ? 4
+                                                        : 2}},
                   {"num_stages", std::int64_t{K > 64 && cuda::is_half(constants) ? 2 : 1}},
                   {"precision", cuda::default_precision(constants)}};
   };

@@ -5,9 +5,9 @@
 #include "common/cuda/mma.cuh"
 
 constexpr int kThreads = num_warps * 32;
-constexpr int kStrips = larger(BT / 16 / num_warps, 1);         // per warp
+constexpr int kStrips = larger(BT / 16 / num_warps, 1);  // per warp
 constexpr int kWarpsDown = BT / 16 / kStrips;
-constexpr int kCols = BV / (num_warps / kWarpsDown);            // per warp
+constexpr int kCols = BV / (num_warps / kWarpsDown);  // per warp
 constexpr int kTilesK = ceil_div(K, BK);
 constexpr int kTilesV = ceil_div(V, BV);
 
@@ -87,8 +87,7 @@ WYVERN_DEVICE void apply_decay(Piece (&scores)[kStrips][BT / 8], Piece (&out)[kS
         const int s = n * 8 + piece_col(j);
         float scale = q_scale;
         if constexpr (QK_L2NORM) scale *= rows.k_rstd[s];
-        scores[i][n].x[j] =
-            r >= s ? scores[i][n].x[j] * (decay(G_r - rows.G[s]) * scale) : 0.0f;
+        scores[i][n].x[j] = r >= s ? scores[i][n].x[j] * (decay(G_r - rows.G[s]) * scale) : 0.0f;
       }
     }
 }
@@ -129,7 +128,7 @@ WYVERN_KERNEL(kThreads, 0)
   }
   for (int i = 0; i < num_stages; ++i) load(i);
   load_tile<kThreads, V>(values, v_new + row * V + first_v, HV * V, chunk.rows,
-                        rest_from<V, BV>(first_v));
+                         rest_from<V, BV>(first_v));
   copy_async_commit();
 
   const int first_strip = warp_index() % kWarpsDown;

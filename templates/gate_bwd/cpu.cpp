@@ -15,9 +15,7 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
     const int64 start = chunk.token * HV + head;
     const GateColumns gate{exp(load_heads(A_log + head, count)),
                            HAS_DT_BIAS ? load_heads(dt_bias + head, count) : f32{}};
-    const auto gradient = [&](int r) {
-      return load_heads(dg_log + start + int64{r} * HV, count);
-    };
+    const auto gradient = [&](int r) { return load_heads(dg_log + start + int64{r} * HV, count); };
     const GateSlopes sums = gate_backward<false>(g + start, dg_raw + start, HV, chunk.rows, count,
                                                  gate, 0.0F, gradient);
     store_heads(dA_part + block[0] * HV + head, sums.by_A_log, count);

@@ -44,8 +44,7 @@ Template portable() {
   };
   t.geometry = [](const Values& constants, const Config& config, const Extents&) {
     const std::int64_t warps = config.integer("num_warps");
-    return Geometry{{tiles(constants, config), 1, 1}, warps * 32,
-                    warps * config.integer("BC") * 4};
+    return Geometry{{tiles(constants, config), 1, 1}, warps * 32, warps * config.integer("BC") * 4};
   };
   return t;
 }

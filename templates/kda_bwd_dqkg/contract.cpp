@@ -36,7 +36,9 @@ std::int64_t scratch_floats(const Values& constants, const Config& config) {
 
 }  // namespace
 
-std::vector<Template> contract() { return {kda_backward::portable(stage(), kda_backward::shared_bytes),
-          cpu_chunks(stage(), scratch_floats)}; }
+std::vector<Template> contract() {
+  return {kda_backward::portable(stage(), kda_backward::shared_bytes),
+          cpu_chunks(stage(), scratch_floats)};
+}
 
 }  // namespace wyvern::kda_bwd_dqkg

@@ -60,7 +60,9 @@ Template portable() {
   t.fallback = [](const Values& constants, const Limits&, std::int64_t BT) {
     const std::int64_t V = constants.integer("V");
     return Config{{"BT", BT},
-                  {"BV", std::int64_t{V > 64 ? 128 : V > 32 ? 64 : 32}},
+                  {"BV", std::int64_t{V > 64   ? 128
+                                      : V > 32 ? 64
+                                               : 32}},
                   {"num_warps", std::int64_t{BT == 64 ? 4 : 2}},
                   {"precision", cuda::default_precision(constants)}};
   };

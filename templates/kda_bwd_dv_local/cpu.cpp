@@ -5,8 +5,7 @@
 /// Rows of a product that starts at the diagonal: what is left of it is zero.
 constexpr int kStrip = 16;
 
-extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block,
-                              void* memory) {
+extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block, void* memory) {
   const auto* Aqk = static_cast<const float*>(a[0]);
   const auto* d_o = static_cast<const DTYPE*>(a[1]);
   auto* dv_local = static_cast<DTYPE*>(a[4]);
@@ -28,8 +27,8 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
     load_tile(d_o + at * V + c, int64{HV} * V, rows, columns, gradient, kValueRow);
     for (int s = 0; s < rows; s += kStrip)
       multiply<Layout::columns>(rows - s < kStrip ? rows - s : kStrip, columns, rows - s,
-                                attention + s * kRow + s, kRow, gradient + s * kValueRow,
-                                kValueRow, result + s * kValueRow, kValueRow);
+                                attention + s * kRow + s, kRow, gradient + s * kValueRow, kValueRow,
+                                result + s * kValueRow, kValueRow);
     store_tile(result, kValueRow, rows, columns, dv_local + at * V + c, int64{HV} * V, e->scale);
   }
 }

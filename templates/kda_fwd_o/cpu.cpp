@@ -2,8 +2,7 @@
 #include "common/cpu/chunk.hpp"
 #include "common/cpu/product.hpp"
 
-extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block,
-                              void* memory) {
+extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block, void* memory) {
   const auto* qg = static_cast<const DTYPE*>(a[0]);
   const auto* Aqk = static_cast<const float*>(a[1]);
   const auto* v_new = static_cast<const DTYPE*>(a[2]);

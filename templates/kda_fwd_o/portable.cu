@@ -5,9 +5,9 @@
 #include "common/cuda/mma.cuh"
 
 constexpr int kThreads = num_warps * 32;
-constexpr int kStrips = larger(BT / 16 / num_warps, 1);         // per warp
+constexpr int kStrips = larger(BT / 16 / num_warps, 1);  // per warp
 constexpr int kWarpsDown = BT / 16 / kStrips;
-constexpr int kCols = BV / (num_warps / kWarpsDown);            // per warp
+constexpr int kCols = BV / (num_warps / kWarpsDown);  // per warp
 constexpr int kTilesK = ceil_div(K, BK);
 constexpr int kTilesV = ceil_div(V, BV);
 
@@ -49,8 +49,8 @@ WYVERN_DEVICE void load_scores(Piece (&scores)[BT / 8], const float* from, int s
 }
 
 /// out += q h over one tile of K.
-WYVERN_DEVICE void accumulate(Piece (&out)[kStrips][kCols / 8], const Stage& stage,
-                              int first_strip, int first_col) {
+WYVERN_DEVICE void accumulate(Piece (&out)[kStrips][kCols / 8], const Stage& stage, int first_strip,
+                              int first_col) {
 #pragma unroll
   for (int depth = 0; depth < BK; depth += kDepth<DTYPE>) {
     Left<DTYPE> q[kStrips];

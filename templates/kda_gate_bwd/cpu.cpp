@@ -19,9 +19,8 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
     const auto gate =
         load_columns<HAS_A_LOG, HAS_DT_BIAS>(A_log, block[1], dt_bias, block[1] * K + key, count);
     const auto gradient = [&](int r) { return load_heads(dg_log + start + r * kStride, count); };
-    const GateSlopes sums =
-        gate_backward<LOWER_BOUND>(g + start, dg_raw + start, kStride, chunk.rows, count, gate,
-                                   e->lower_bound, gradient);
+    const GateSlopes sums = gate_backward<LOWER_BOUND>(
+        g + start, dg_raw + start, kStride, chunk.rows, count, gate, e->lower_bound, gradient);
     dA += sums.by_A_log;
     if constexpr (HAS_DT_BIAS) store_heads(dbias_part + part * K + key, sums.by_x, count);
   });

@@ -12,7 +12,8 @@ Template stage() {
   Template t;
   t.name = "kda_intra";
   t.stages = {"kda_intra"};
-  t.summary = "Aqk = lower part of q_r . exp(Gk_r - Gk_s) k_s, A the same of beta_r k_r, per chunk.";
+  t.summary =
+      "Aqk = lower part of q_r . exp(Gk_r - Gk_s) k_s, A the same of beta_r k_r, per chunk.";
   t.arguments = {
       {"q", Access::in, "DTYPE", {"B", "T", "H", "K"}, ""},
       {"k", Access::in, "DTYPE", {"B", "T", "H", "K"}, ""},
@@ -25,17 +26,17 @@ Template stage() {
       {"Aqk", Access::out, "fp32", {"B", "T", "HV", "BT"}, ""},
       {"A", Access::out, "fp32", {"B", "T", "HV", "BT"}, ""},
   };
-  t.constants = {"DTYPE",     "BETA_DTYPE", "H",            "HV",        "K", "VARLEN",
-                 "SAFE_GATE", "QK_L2NORM",  "BETA_SIGMOID", "NEG_EIGVAL"};
+  t.constants = {"DTYPE",  "BETA_DTYPE", "H",         "HV",           "K",
+                 "VARLEN", "SAFE_GATE",  "QK_L2NORM", "BETA_SIGMOID", "NEG_EIGVAL"};
   return t;
 }
 
 std::int64_t shared_bytes(const Values& constants, const Config& config) {
   const std::int64_t BT = config.integer("BT");
   const std::int64_t BK = config.integer("BK");
-  const std::int64_t tiles = config.integer("num_stages") *
-                             (2 * cuda::tile_bytes(BT, BK, constants.dtype("DTYPE")) +
-                              cuda::tile_bytes(BT, BK, DType::fp32));
+  const std::int64_t tiles =
+      config.integer("num_stages") * (2 * cuda::tile_bytes(BT, BK, constants.dtype("DTYPE")) +
+                                      cuda::tile_bytes(BT, BK, DType::fp32));
   return std::max(tiles, cuda::intra_part_bytes(BT, config.integer("num_warps"))) +
          (constants.flag("QK_L2NORM") ? 3 : 1) * cuda::column_bytes(BT);
 }

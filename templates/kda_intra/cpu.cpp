@@ -1,8 +1,7 @@
 // Aqk and A of one chunk and value head.
 #include "common/cpu/kda.hpp"
 
-extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block,
-                              void* memory) {
+extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block, void* memory) {
   const auto* q = static_cast<const DTYPE*>(a[0]);
   const auto* k = static_cast<const DTYPE*>(a[1]);
   const auto* beta = static_cast<const BETA_DTYPE*>(a[2]);

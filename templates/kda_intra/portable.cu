@@ -69,11 +69,11 @@ WYVERN_KERNEL(kThreads, 0)
   }
   join_parts<kSplit>(sum, SharedAllocator().take<float>(kPartFloats<BT, kSplit>), strip, part);
   if (part > 0) return;
-  for_each_intra<QK_L2NORM>(
-      sum, rows, strip, [&](int r, int s, float P_0, float P_1, float A_0, float A_1) {
-        if (r >= chunk.rows) return;
-        const int64 at = (row + r * HV) * BT + s;
-        store_vector(Aqk + at, Float2{{P_0, P_1}});
-        store_vector(A + at, Float2{{A_0, A_1}});
-      });
+  for_each_intra<QK_L2NORM>(sum, rows, strip,
+                            [&](int r, int s, float P_0, float P_1, float A_0, float A_1) {
+                              if (r >= chunk.rows) return;
+                              const int64 at = (row + r * HV) * BT + s;
+                              store_vector(Aqk + at, Float2{{P_0, P_1}});
+                              store_vector(A + at, Float2{{A_0, A_1}});
+                            });
 }

@@ -30,9 +30,8 @@ Template stage() {
       {"u", Access::out, "DTYPE", {"B", "T", "HV", "V"}, ""},
       {"Tinv", Access::out, "DTYPE", {"B", "T", "HV", "BT"}, "KEEP_INVERSE"},
   };
-  t.constants = {"DTYPE",     "BETA_DTYPE", "H",            "HV",         "K",
-                 "V",         "VARLEN",     "SAFE_GATE",    "QK_L2NORM",  "BETA_SIGMOID",
-                 "NEG_EIGVAL", "KEEP_INVERSE"};
+  t.constants = {"DTYPE",  "BETA_DTYPE", "H",         "HV",           "K",          "V",
+                 "VARLEN", "SAFE_GATE",  "QK_L2NORM", "BETA_SIGMOID", "NEG_EIGVAL", "KEEP_INVERSE"};
   return t;
 }
 
@@ -74,8 +73,12 @@ Template portable() {
     const std::int64_t V = constants.integer("V");
     const bool half = cuda::is_half(constants);
     return Config{{"BT", BT},
-                  {"BV", std::int64_t{V > 64 && half ? 128 : V > 32 ? 64 : 32}},
-                  {"num_warps", std::int64_t{BT == 64 && V > 32 ? 8 : BT == 64 ? 4 : 2}},
+                  {"BV", std::int64_t{V > 64 && half ? 128
+                                      : V > 32       ? 64
+                                                     : 32}},
+                  {"num_warps", std::int64_t{BT == 64 && V > 32 ? 8
+                                             : BT == 64         ? 4
+                                                                : 2}},
                   {"precision", half ? Precision::tf32 : Precision::tf32x3}};
   };
   t.geometry = cuda::chunk_blocks(shared_bytes);

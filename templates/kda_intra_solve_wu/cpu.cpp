@@ -13,16 +13,14 @@ static void split_strips(const IntraTiles& tiles, const IntraRows& at, const flo
     const int strip = strip_products<SAFE_GATE>(tiles, kKeyRow, kRow, K, first, at.rows);
     for (int i = 0; i < strip; ++i) {
       const int r = first + i;
-      masked_row(tiles.products + i * kRow, 1.0F, r + 1, BT,
-                 Aqk + (at.row + int64{r} * HV) * BT);
+      masked_row(tiles.products + i * kRow, 1.0F, r + 1, BT, Aqk + (at.row + int64{r} * HV) * BT);
       masked_row(tiles.products + (strip + i) * kRow, -rate[r], r, columns, n + r * kRow);
     }
   }
   clear_rows(n, kRow, at.rows, columns, columns);
 }
 
-extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block,
-                              void* memory) {
+extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block, void* memory) {
   const auto* q = static_cast<const DTYPE*>(a[0]);
   const auto* k = static_cast<const DTYPE*>(a[1]);
   const auto* v = static_cast<const DTYPE*>(a[2]);

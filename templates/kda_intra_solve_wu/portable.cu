@@ -54,14 +54,14 @@ WYVERN_KERNEL(kThreads, 0)
     if constexpr (kSplit > 1) sync_block();
     // Rows past the end may hold anything: they become rows of the unit matrix.
     if (part == 0)
-      for_each_intra<QK_L2NORM>(
-          sum, rows, strip, [&](int r, int s, float P_0, float P_1, float A_0, float A_1) {
-            const bool valid = r < chunk.rows;
-            *reinterpret_cast<Float2*>(x.at(r, s)) =
-                Float2{{valid ? A_0 : 0.0f, valid ? A_1 : 0.0f}};
-            if (valid)
-              store_vector(Aqk + (row + r * HV) * BT + s, Float2{{P_0, P_1}});
-          });
+      for_each_intra<QK_L2NORM>(sum, rows, strip,
+                                [&](int r, int s, float P_0, float P_1, float A_0, float A_1) {
+                                  const bool valid = r < chunk.rows;
+                                  *reinterpret_cast<Float2*>(x.at(r, s)) =
+                                      Float2{{valid ? A_0 : 0.0f, valid ? A_1 : 0.0f}};
+                                  if (valid)
+                                    store_vector(Aqk + (row + r * HV) * BT + s, Float2{{P_0, P_1}});
+                                });
   }
   const auto load_values = [&](int tile) {
     load_tile<kThreads, V>(values, v + row * V + tile * BV, int64{HV} * V, chunk.rows,

@@ -29,8 +29,8 @@ Template stage() {
       {"kg", Access::out, "DTYPE", {"B", "T", "HV", "K"}, ""},
       {"u", Access::out, "DTYPE", {"B", "T", "HV", "V"}, ""},
   };
-  t.constants = {"DTYPE", "BETA_DTYPE", "H", "HV", "K", "V", "VARLEN",
-                 "QK_L2NORM", "BETA_SIGMOID", "NEG_EIGVAL"};
+  t.constants = {"DTYPE", "BETA_DTYPE", "H",         "HV",           "K",
+                 "V",     "VARLEN",     "QK_L2NORM", "BETA_SIGMOID", "NEG_EIGVAL"};
   return t;
 }
 
@@ -75,9 +75,8 @@ Template portable() {
                   {"precision", cuda::default_precision(constants)}};
   };
   t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
-    const std::int64_t tiles =
-        cuda::ceil_div(constants.integer("K"), config.integer("BK")) +
-        cuda::ceil_div(constants.integer("V"), config.integer("BV"));
+    const std::int64_t tiles = cuda::ceil_div(constants.integer("K"), config.integer("BK")) +
+                               cuda::ceil_div(constants.integer("V"), config.integer("BV"));
     return cuda::launch(e.NT * constants.integer("HV") * tiles, config,
                         shared_bytes(constants, config));
   };

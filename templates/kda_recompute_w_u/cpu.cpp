@@ -1,8 +1,7 @@
 // W, qg, kg and U of one chunk and value head, BV columns at a time.
 #include "common/cpu/kda.hpp"
 
-extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block,
-                              void* memory) {
+extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block, void* memory) {
   const auto* q = static_cast<const DTYPE*>(a[0]);
   const auto* k = static_cast<const DTYPE*>(a[1]);
   const auto* v = static_cast<const DTYPE*>(a[2]);

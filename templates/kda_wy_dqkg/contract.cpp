@@ -45,8 +45,7 @@ Template portable() {
                ? cuda::min_blocks_problem(config, shared_bytes(constants, config), limits)
                : reason;
   };
-  t.fallback = [rest = t.fallback](const Values& constants, const Limits& limits,
-                                   std::int64_t BT) {
+  t.fallback = [rest = t.fallback](const Values& constants, const Limits& limits, std::int64_t BT) {
     Config config = rest(constants, limits, BT);
     config.set("min_blocks", std::int64_t{0});
     return config;
@@ -58,8 +57,8 @@ Template portable() {
 std::int64_t scratch_floats(const Values& constants, const Config& config) {
   const std::int64_t BT = config.integer("BT"), BK = config.integer("BK");
   return kda_backward::state_scratch(BT, BK, constants.integer("V")) +
-         kda_backward::intra_scratch(BT, BK) + 2 * scratch::tile(BT, BT) +
-         2 * scratch::vector(BT) + scratch::vector(BT * 16);
+         kda_backward::intra_scratch(BT, BK) + 2 * scratch::tile(BT, BT) + 2 * scratch::vector(BT) +
+         scratch::vector(BT * 16);
 }
 
 }  // namespace

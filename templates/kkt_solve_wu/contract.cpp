@@ -25,8 +25,9 @@ Template stage() {
       {"u", Access::out, "DTYPE", {"B", "T", "HV", "V"}, ""},
       {"Tinv", Access::out, "DTYPE", {"B", "T", "HV", "BT"}, "KEEP_INVERSE"},
   };
-  t.constants = {"DTYPE", "BETA_DTYPE", "H", "HV", "K", "V", "VARLEN",
-                 "SCALAR_GATE", "QK_L2NORM", "BETA_SIGMOID", "NEG_EIGVAL", "KEEP_INVERSE"};
+  t.constants = {"DTYPE",      "BETA_DTYPE",  "H",           "HV",        "K",
+                 "V",          "VARLEN",      "SCALAR_GATE", "QK_L2NORM", "BETA_SIGMOID",
+                 "NEG_EIGVAL", "KEEP_INVERSE"};
   return t;
 }
 
@@ -67,7 +68,9 @@ Template portable() {
     const std::int64_t V = constants.integer("V");
     const bool half = cuda::is_half(constants);
     return Config{{"BT", BT},
-                  {"BV", std::int64_t{V > 64 && half ? 128 : V > 32 ? 64 : 32}},
+                  {"BV", std::int64_t{V > 64 && half ? 128
+                                      : V > 32       ? 64
+                                                     : 32}},
                   {"num_warps", std::int64_t{BT >= 64 ? 4 : 2}},
                   {"precision", !half      ? Precision::tf32x3
                                 : BT == 16 ? Precision::ieee

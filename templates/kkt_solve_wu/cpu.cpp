@@ -10,8 +10,7 @@ static void scale_columns(const float* src, int64 ld, int n, const float* scale,
       store(dst + r * ld + c, load(src + r * ld + c) * load(scale + c));
 }
 
-extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block,
-                              void* memory) {
+extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block, void* memory) {
   const auto* k = static_cast<const DTYPE*>(a[0]);
   const auto* v = static_cast<const DTYPE*>(a[1]);
   const auto* beta = static_cast<const BETA_DTYPE*>(a[2]);
@@ -55,8 +54,7 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
     if constexpr (QK_L2NORM) scale_column(factor, key_scale, rows);
     decay_lower<1, QK_L2NORM>(products, kRow, rows, decay, factor, key_scale, n);
     invert_unit_lower(n, kRow, rows, inverse, product_);
-    if constexpr (KEEP_INVERSE)
-      store_tile(inverse, kRow, rows, BT, Tinv + at * BT, int64{HV} * BT);
+    if constexpr (KEEP_INVERSE) store_tile(inverse, kRow, rows, BT, Tinv + at * BT, int64{HV} * BT);
     for (int c = 0; c < V; c += BV) {
       const int columns = V - c < BV ? V - c : BV;
       load_tile<true>(v + at * V + c, int64{HV} * V, rows, columns, values, kValueRow, rate);
@@ -64,8 +62,7 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
                                        result, kValueRow);
       store_tile(result, kValueRow, rows, columns, u + at * V + c, int64{HV} * V);
     }
-    for (int r = 0; r < rows; r += kLanes)
-      store(factor + r, load(rate + r) * exp(load(decay + r)));
+    for (int r = 0; r < rows; r += kLanes) store(factor + r, load(rate + r) * exp(load(decay + r)));
     if constexpr (QK_L2NORM) scale_column(factor, key_scale, rows);
     scale_columns(inverse, kRow, round_up(rows, kTileRows), factor, n);
     multiply<Layout::rows, Lower::a>(rows, K, rows, n, kRow, keys, kKeyRow, result, kKeyRow);

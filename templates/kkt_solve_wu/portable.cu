@@ -12,8 +12,7 @@ constexpr int kInverseParts = kHalf<DTYPE> && NEG_EIGVAL ? 2 : 1;
 
 WYVERN_KERNEL(kThreads, 0)
 (const DTYPE* k, const DTYPE* v, const BETA_DTYPE* beta, const float* G, const float* k_rstd,
- const int32* seq_offsets, const int32* chunk_index, DTYPE* w, DTYPE* u, DTYPE* Tinv,
- Extents e) {
+ const int32* seq_offsets, const int32* chunk_index, DTYPE* w, DTYPE* u, DTYPE* Tinv, Extents e) {
   const int head = block_index() % HV;
   const Chunk chunk = locate_chunk<VARLEN, BT>(block_index() / HV, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
@@ -55,10 +54,10 @@ WYVERN_KERNEL(kThreads, 0)
 
   Strips<BT, num_warps> gram;
   accumulate_gram<precision>(gram, keys);
-  for_each_decayed<QK_L2NORM>(
-      gram, G_tile, beta_tile, rstd_tile, [&](int r, int s, float a, float b) {
-        *reinterpret_cast<Float2*>(x.at(r, s)) = Float2{{a, b}};
-      });
+  for_each_decayed<QK_L2NORM>(gram, G_tile, beta_tile, rstd_tile,
+                              [&](int r, int s, float a, float b) {
+                                *reinterpret_cast<Float2*>(x.at(r, s)) = Float2{{a, b}};
+                              });
   sync_block();
   invert_unit_lower<precision>(x);
   if constexpr (KEEP_INVERSE)

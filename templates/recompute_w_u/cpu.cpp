@@ -2,8 +2,7 @@
 #include "common/cpu/chunk.hpp"
 #include "common/cpu/product.hpp"
 
-extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block,
-                              void* memory) {
+extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block, void* memory) {
   const auto* k = static_cast<const DTYPE*>(a[0]);
   const auto* v = static_cast<const DTYPE*>(a[1]);
   const auto* beta = static_cast<const BETA_DTYPE*>(a[2]);
@@ -38,16 +37,15 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
                                      result, kRow);
     store_tile(result, kRow, rows, columns, u + at * V + c, int64{HV} * V);
   }
-  for (int r = 0; r < rows; r += kLanes)
-    store(rate + r, load(rate + r) * exp(load(decay + r)));
+  for (int r = 0; r < rows; r += kLanes) store(rate + r, load(rate + r) * exp(load(decay + r)));
   if constexpr (QK_L2NORM) {
     load_column(k_rstd + chunk.token * H + head, H, rows, key_scale);
     scale_column(rate, key_scale, rows);
   }
   for (int c = 0; c < K; c += BV) {
     const int columns = K - c < BV ? K - c : BV;
-    load_tile<true>(k + (chunk.token * H + head) * K + c, int64{H} * K, rows, columns, factor,
-                    kRow, rate);
+    load_tile<true>(k + (chunk.token * H + head) * K + c, int64{H} * K, rows, columns, factor, kRow,
+                    rate);
     multiply<Layout::rows, Lower::a>(rows, columns, rows, inverse, kInverseRow, factor, kRow,
                                      result, kRow);
     store_tile(result, kRow, rows, columns, w + at * K + c, int64{HV} * K);

@@ -52,7 +52,7 @@ WYVERN_KERNEL(kThreads, 0)
     const int col = tile * BK;
     const DTYPE* const from = k + row_k * K + col;
     apply_tile<true, BK, K>(SharedAllocator(), Tinv + row * BT, from, H * K, beta + row, G + row,
-                             k_rstd + row_k, w + row * K + col, chunk.rows, K - col);
+                            k_rstd + row_k, w + row * K + col, chunk.rows, K - col);
   } else {
     const int col = (tile - kTilesW) * BV;
     apply_tile<false, BV, V>(SharedAllocator(), Tinv + row * BT, v + row * V + col, HV * V,

@@ -27,11 +27,33 @@ Template stage() {
       {"final_state", Access::out, "fp32", {"N", "HV", "STATE_ROWS", "STATE_COLS"}, "FINAL_STATE"},
       {"state", Access::inout, "STATE_DTYPE", pool, "INPLACE_STATE"},
   };
-  t.constants = {"DTYPE", "BETA_DTYPE", "G_DTYPE", "STATE_DTYPE", "SEQLENS_DTYPE", "INDEX_DTYPE",
-                 "H", "HV", "K", "V", "GATE_K", "VARLEN", "GATED", "SCALAR_GATE", "VECTOR_GATE",
-                 "GATE_IN_KERNEL", "HAS_A_LOG", "HAS_DT_BIAS", "LOWER_BOUND", "QK_L2NORM",
-                 "BETA_SIGMOID", "NEG_EIGVAL", "INITIAL_STATE", "FINAL_STATE", "STATE_V_FIRST",
-                 "INPLACE_STATE", "STATE_INDEX"};
+  t.constants = {"DTYPE",
+                 "BETA_DTYPE",
+                 "G_DTYPE",
+                 "STATE_DTYPE",
+                 "SEQLENS_DTYPE",
+                 "INDEX_DTYPE",
+                 "H",
+                 "HV",
+                 "K",
+                 "V",
+                 "GATE_K",
+                 "VARLEN",
+                 "GATED",
+                 "SCALAR_GATE",
+                 "VECTOR_GATE",
+                 "GATE_IN_KERNEL",
+                 "HAS_A_LOG",
+                 "HAS_DT_BIAS",
+                 "LOWER_BOUND",
+                 "QK_L2NORM",
+                 "BETA_SIGMOID",
+                 "NEG_EIGVAL",
+                 "INITIAL_STATE",
+                 "FINAL_STATE",
+                 "STATE_V_FIRST",
+                 "INPLACE_STATE",
+                 "STATE_INDEX"};
   return t;
 }
 
@@ -93,8 +115,8 @@ Template portable() {
   t.source = "recurrent/portable.cu";
   t.illegal = illegal;
   // A warp moves 64 bytes of each row where its registers hold so much of the state, else 32, the
-  // least that memory moves (one H200, 2026-11-21, 128 sequences, fp32 states of 128 x 128: 0.137 ms
-  // and 0.155). Of states with rows of K it has whole rows.
+  // least that memory moves (one H200, 2026-11-21, 128 sequences, fp32 states of 128 x 128: 0.137
+  // ms and 0.155). Of states with rows of K it has whole rows.
   t.fallback = [](const Values& constants, const Limits& limits, std::int64_t) {
     const auto size = static_cast<std::int64_t>(size_of(constants.dtype("STATE_DTYPE")));
     const Config wide{{"BV", 32}, {"num_warps", 2}};
@@ -114,9 +136,9 @@ Template portable() {
 /// Scratch of one block, as recurrent/cpu.cpp hands it out: the state, and a token's vectors.
 std::int64_t cpu_scratch(const Values& constants, const Config& config) {
   const std::int64_t BV = config.integer("BV"), K = constants.integer("K");
-  return fp32_bytes((constants.flag("STATE_V_FIRST") ? scratch::tile(BV, K)
-                                                     : scratch::tile(K, BV)) +
-                    3 * scratch::vector(K) + 4 * scratch::vector(BV));
+  return fp32_bytes(
+      (constants.flag("STATE_V_FIRST") ? scratch::tile(BV, K) : scratch::tile(K, BV)) +
+      3 * scratch::vector(K) + 4 * scratch::vector(BV));
 }
 
 /// One call: all tokens of one sequence, one value head, BV columns of the state.

@@ -158,8 +158,7 @@ static int64 sequence_start(const SEQLENS_DTYPE* cu_seqlens, int64 i, const Exte
   return start < 0 ? 0 : start > e.T ? e.T : start;
 }
 
-extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block,
-                              void* memory) {
+extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block, void* memory) {
   const auto* q = static_cast<const DTYPE*>(a[0]);
   const auto* k = static_cast<const DTYPE*>(a[1]);
   const auto* v = static_cast<const DTYPE*>(a[2]);
@@ -187,7 +186,9 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
 
   Scratch scratch(memory);
   float* state = scratch.tile(kStateRows, STATE_V_FIRST ? K : BV);
-  Token t{.k = scratch.vector(K), .q = scratch.vector(K), .decay = scratch.vector(K),
+  Token t{.k = scratch.vector(K),
+          .q = scratch.vector(K),
+          .decay = scratch.vector(K),
           .u = scratch.vector(BV)};
   float* out = scratch.vector(BV);
   float* with_k = scratch.vector(BV);

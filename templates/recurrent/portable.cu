@@ -19,9 +19,8 @@ struct KeyFirst {
   static constexpr int kValueLanes = Columns / kVector;
   static constexpr int kKeyLanes = 32 / kValueLanes;
   static constexpr int kFirstKeyLane = kValueLanes;
-  static constexpr int kKeyRun =
-      smaller(vector_bytes<DTYPE>(K) / static_cast<int>(sizeof(DTYPE)),
-              power_of_two(ceil_div(K, kKeyLanes)));
+  static constexpr int kKeyRun = smaller(vector_bytes<DTYPE>(K) / static_cast<int>(sizeof(DTYPE)),
+                                         power_of_two(ceil_div(K, kKeyLanes)));
   static constexpr int kKeys = round_up(ceil_div(K, kKeyLanes), kKeyRun);
   static constexpr int kValues = kVector;
   static constexpr int kValueRun = kVector;
@@ -237,8 +236,8 @@ struct Products {
   }
 };
 
-WYVERN_DEVICE void decay_and_multiply(State& S, Products& sums, const Token& now,
-                                      const Decay& gate, float lower_bound) {
+WYVERN_DEVICE void decay_and_multiply(State& S, Products& sums, const Token& now, const Decay& gate,
+                                      float lower_bound) {
   float scalar = 1.0f;
   if constexpr (SCALAR_GATE) scalar = gate.of(to_float(now.gate), 0, lower_bound);
 #pragma unroll
@@ -287,8 +286,7 @@ WYVERN_DEVICE void step(State& S, const Token& now, const Decay& gate, DTYPE* o,
 #pragma unroll
   for (int i = 0; i < kKeys; ++i)
 #pragma unroll
-    for (int j = 0; j < kValues; ++j)
-      S.x[i][j] = fused_multiply_add(now.k[i], u[j], S.x[i][j]);
+    for (int j = 0; j < kValues; ++j) S.x[i][j] = fused_multiply_add(now.k[i], u[j], S.x[i][j]);
 }
 
 /// A sequence without a slot: zeros for its outputs.

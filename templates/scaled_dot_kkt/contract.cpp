@@ -1,5 +1,5 @@
-#include "templates/cpu_contract.hpp"
 #include <algorithm>
+#include "templates/cpu_contract.hpp"
 
 #include "templates/cuda_sizes.hpp"
 #include "templates/template.hpp"
@@ -22,8 +22,8 @@ Template stage() {
       {"chunk_index", Access::in, "int32", {"NT", "2"}, "VARLEN"},
       {"A", Access::out, "fp32", {"B", "T", "HV", "BT"}, ""},
   };
-  t.constants = {"DTYPE", "BETA_DTYPE", "H", "HV", "K", "VARLEN", "SCALAR_GATE", "QK_L2NORM",
-                 "BETA_SIGMOID", "NEG_EIGVAL"};
+  t.constants = {"DTYPE",  "BETA_DTYPE",  "H",         "HV",           "K",
+                 "VARLEN", "SCALAR_GATE", "QK_L2NORM", "BETA_SIGMOID", "NEG_EIGVAL"};
   return t;
 }
 

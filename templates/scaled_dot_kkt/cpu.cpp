@@ -2,8 +2,7 @@
 #include "common/cpu/chunk.hpp"
 #include "common/cpu/product.hpp"
 
-extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block,
-                              void* memory) {
+extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block, void* memory) {
   const auto* k = static_cast<const DTYPE*>(a[0]);
   const auto* beta = static_cast<const BETA_DTYPE*>(a[1]);
   const auto* G = static_cast<const float*>(a[2]);

@@ -26,8 +26,7 @@ WYVERN_KERNEL(kThreads, 0)
   const DTYPE* const k_chunk = k + (chunk.token * H + head / (HV / H)) * K;
   const auto load = [&](int tile) {
     if (tile < kTiles)
-      load_tile<kThreads, K>(keys(tile), k_chunk + tile * BK, H * K, chunk.rows,
-                             K - tile * BK);
+      load_tile<kThreads, K>(keys(tile), k_chunk + tile * BK, H * K, chunk.rows, K - tile * BK);
     copy_async_commit();
   };
   load_gates<SCALAR_GATE, kThreads, BT>(G_tile, G + row, HV, chunk.rows);
@@ -35,8 +34,8 @@ WYVERN_KERNEL(kThreads, 0)
     load_column<kThreads, BT>(rstd_tile, k_rstd + chunk.token * H + head / (HV / H), H, chunk.rows);
   for (int i = 0; i < num_stages; ++i) load(i);
   for (int r = thread_index(); r < BT; r += kThreads)
-    beta_tile[r] = r < chunk.rows ? activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta[row + r * HV])
-                                  : 0.0f;
+    beta_tile[r] =
+        r < chunk.rows ? activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta[row + r * HV]) : 0.0f;
 
   Strips<BT, num_warps> gram;
   for (int tile = 0; tile < kTiles; ++tile) {
@@ -48,11 +47,11 @@ WYVERN_KERNEL(kThreads, 0)
   }
 
   float* const A_chunk = A + row * BT;
-  for_each_decayed<QK_L2NORM>(
-      gram, G_tile, beta_tile, rstd_tile, [&](int r, int s, float x, float y) {
-        if (r < chunk.rows)
-          store_vector(A_chunk + r * (HV * int64{BT}) + s, Float2{{x, y}});
-      });
+  for_each_decayed<QK_L2NORM>(gram, G_tile, beta_tile, rstd_tile,
+                              [&](int r, int s, float x, float y) {
+                                if (r < chunk.rows)
+                                  store_vector(A_chunk + r * (HV * int64{BT}) + s, Float2{{x, y}});
+                              });
   constexpr int kBlocks = BT / 16;
   for (int i = thread_index(); i < BT * kBlocks; i += kThreads) {
     const int r = i / kBlocks;

@@ -1,5 +1,5 @@
-#include "templates/cpu_contract.hpp"
 #include <algorithm>
+#include "templates/cpu_contract.hpp"
 
 #include "templates/cuda_sizes.hpp"
 #include "templates/template.hpp"
@@ -47,9 +47,8 @@ Template portable() {
     const Precision precision = BT == 16                   ? Precision::ieee
                                 : cuda::is_half(constants) ? Precision::tf32
                                                            : Precision::tf32x3;
-    return Config{{"BT", BT},
-                  {"num_warps", std::max<std::int64_t>(BT / 32, 1)},
-                  {"precision", precision}};
+    return Config{
+        {"BT", BT}, {"num_warps", std::max<std::int64_t>(BT / 32, 1)}, {"precision", precision}};
   };
   t.geometry = [](const Values& constants, const Config& config, const Extents& e) {
     const std::int64_t BT = config.integer("BT");

@@ -13,8 +13,7 @@ static void load_negated(const float* A, int rows, float* dst, int64 ld) {
   clear_rows(dst, ld, rows, round_up(rows, kSolveBlock), BT);
 }
 
-extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block,
-                              void* memory) {
+extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block, void* memory) {
   const auto* A = static_cast<const float*>(a[0]);
   auto* Tinv = static_cast<DTYPE*>(a[3]);
   const Chunk chunk = find_chunk<VARLEN>(block[1], BT, *e, static_cast<const int32*>(a[1]),

@@ -24,8 +24,7 @@ Template stage() {
 /// CUDA, sm_80 and up: one block a square of a state.
 Template portable(Template t) {
   t.variant = "portable";
-  t.tunables = {{"BT", cuda::integers({64, 32, 16, 128})},
-                {"num_warps", cuda::integers({8, 4})}};
+  t.tunables = {{"BT", cuda::integers({64, 32, 16, 128})}, {"num_warps", cuda::integers({8, 4})}};
   t.source = "transpose_states/portable.cu";
   t.fallback = [](const Values&, const Limits&, std::int64_t BT) {
     return Config{{"BT", BT}, {"num_warps", std::int64_t{8}}};

@@ -2,8 +2,7 @@
 // dV, dbeta and dG.
 #include "common/cpu/backward.hpp"
 
-extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block,
-                              void* memory) {
+extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block, void* memory) {
   const auto* k = static_cast<const DTYPE*>(a[0]);
   const auto* v = static_cast<const DTYPE*>(a[1]);
   const auto* v_new = static_cast<const DTYPE*>(a[2]);

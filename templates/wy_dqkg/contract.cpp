@@ -32,8 +32,8 @@ Template stage() {
       {"dbeta", Access::out, "BETA_DTYPE", {"B", "T", "HV"}, ""},
       {"dG", Access::out, "fp32", {"B", "T", "HV"}, "SCALAR_GATE"},
   };
-  t.constants = {"DTYPE", "BETA_DTYPE", "H", "HV", "K", "V", "VARLEN",
-                 "SCALAR_GATE", "QK_L2NORM", "BETA_SIGMOID", "NEG_EIGVAL"};
+  t.constants = {"DTYPE",  "BETA_DTYPE",  "H",         "HV",           "K",         "V",
+                 "VARLEN", "SCALAR_GATE", "QK_L2NORM", "BETA_SIGMOID", "NEG_EIGVAL"};
   return t;
 }
 

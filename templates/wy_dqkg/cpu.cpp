@@ -2,8 +2,7 @@
 // one. With X = Tinv^T dU, Tinv^T dW is -X S^T, and dW is never formed.
 #include "common/cpu/backward.hpp"
 
-extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block,
-                              void* memory) {
+extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* block, void* memory) {
   const auto* q = static_cast<const DTYPE*>(a[0]);
   const auto* k = static_cast<const DTYPE*>(a[1]);
   const auto* v = static_cast<const DTYPE*>(a[2]);
@@ -99,8 +98,7 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
     if constexpr (SCALAR_GATE)
       end += end_of_chunk(result_k, keys, state_t, gradient_t, decay, rows, columns, row_sums);
     multiply_add<Layout::columns, Lower::a_transposed>(rows, columns, rows, P, kRow, queries,
-                                                       kKeyRow, result_k, kKeyRow,
-                                                       decay.until_end);
+                                                       kKeyRow, result_k, kKeyRow, decay.until_end);
     multiply_add<Layout::columns, Lower::a_transposed>(rows, columns, rows, M, kRow, keys, kKeyRow,
                                                        result_k, kKeyRow, ones);
     add_row_products(y, keys, 1.0F, rows, columns, of_keys);

@@ -72,17 +72,15 @@ WYVERN_DEVICE void finish(const Stage& stage, const Resident& chunk, const OwnRo
 }
 
 WYVERN_DEVICE void process(const Stage& stage, const Resident& chunk, const OwnRows& own,
-                           float scale, int tile, int rows, Sums& sums, DTYPE* to_q,
-                           DTYPE* to_k) {
+                           float scale, int tile, int rows, Sums& sums, DTYPE* to_q, DTYPE* to_k) {
   Part by_state[2];  // dQ, inside(beta) (exp(G) Y + (dA decay) K)
   Part dk[1];
   accumulate_states(by_state, {chunk.dO, chunk.x}, stage.h);
   accumulate_states(dk, {chunk.v_new}, stage.dh);
   scale_rows(by_state[0], {scale * own.since_start[0] * own.q_unit[0],
                            scale * own.since_start[1] * own.q_unit[1]});
-  scale_rows(by_state[1],
-             {-own.since_start[0] * own.k_unit[0] * inside(chunk.beta[own_row(0)]),
-              -own.since_start[1] * own.k_unit[1] * inside(chunk.beta[own_row(1)])});
+  scale_rows(by_state[1], {-own.since_start[0] * own.k_unit[0] * inside(chunk.beta[own_row(0)]),
+                           -own.since_start[1] * own.k_unit[1] * inside(chunk.beta[own_row(1)])});
   scale_rows(dk[0], {own.until_end[0] * own.k_unit[0], own.until_end[1] * own.k_unit[1]});
   if constexpr (SCALAR_GATE) {
     float end[2] = {};

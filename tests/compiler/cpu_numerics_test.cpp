@@ -22,12 +22,24 @@ constexpr std::int64_t kBT = 64;
 constexpr std::int64_t kWidth = 16;  ///< K and V
 
 Values constants_of(DType dtype) {
-  return {{"H", std::int64_t{1}},    {"HV", std::int64_t{1}},   {"K", kWidth},
-          {"V", kWidth},             {"DTYPE", dtype},          {"BETA_DTYPE", DType::fp32},
-          {"G_DTYPE", DType::fp32},  {"STATE_DTYPE", DType::fp32}, {"VARLEN", false},
-          {"HAS_DT_BIAS", false},    {"BETA_SIGMOID", false},   {"NEG_EIGVAL", false},
-          {"INITIAL_STATE", true},   {"FINAL_STATE", false},    {"STATE_V_FIRST", false},
-          {"QK_L2NORM", false},      {"SCALAR_GATE", true},    {"VECTOR_GATE", false},
+  return {{"H", std::int64_t{1}},
+          {"HV", std::int64_t{1}},
+          {"K", kWidth},
+          {"V", kWidth},
+          {"DTYPE", dtype},
+          {"BETA_DTYPE", DType::fp32},
+          {"G_DTYPE", DType::fp32},
+          {"STATE_DTYPE", DType::fp32},
+          {"VARLEN", false},
+          {"HAS_DT_BIAS", false},
+          {"BETA_SIGMOID", false},
+          {"NEG_EIGVAL", false},
+          {"INITIAL_STATE", true},
+          {"FINAL_STATE", false},
+          {"STATE_V_FIRST", false},
+          {"QK_L2NORM", false},
+          {"SCALAR_GATE", true},
+          {"VECTOR_GATE", false},
           {"KEEP_STATES", false}};
 }
 

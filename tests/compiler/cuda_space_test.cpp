@@ -113,11 +113,9 @@ class Sampler {
 
  private:
   std::size_t news(const Config& config) const {
-    return static_cast<std::size_t>(
-        std::count_if(config.items().begin(), config.items().end(),
-                      [this](const auto& item) {
-                        return unseen_.contains({item.first, item.second});
-                      }));
+    return static_cast<std::size_t>(std::count_if(
+        config.items().begin(), config.items().end(),
+        [this](const auto& item) { return unseen_.contains({item.first, item.second}); }));
   }
 
   void take(const Target& target, Values constants, const Config& config) {
@@ -140,9 +138,9 @@ class Sampler {
     std::vector<Config> configs = space(template_, constants, target.limits);
     if (configs.empty()) return false;
     std::shuffle(configs.begin(), configs.end(), random_);
-    const auto best = std::max_element(
-        configs.begin(), configs.end(),
-        [this](const Config& a, const Config& b) { return news(a) < news(b); });
+    const auto best =
+        std::max_element(configs.begin(), configs.end(),
+                         [this](const Config& a, const Config& b) { return news(a) < news(b); });
     if (!any && news(*best) == 0) return false;
     take(target, std::move(constants), *best);
     return true;
@@ -182,8 +180,8 @@ void report(const std::vector<CompileRequest>& requests, const std::vector<Artif
     const Values& constants = requests[i].constants;
     fmt::print("{:<26} {:<8} {:<48} {:<5} K={:<3} V={:<3} {:>4} registers {:>6} bytes spilled\n",
                artifacts[i].template_id, artifacts[i].target, artifacts[i].config,
-               to_string(constants.dtype("DTYPE")), constants.integer("K"),
-               constants.integer("V"), resources.registers, resources.spill_bytes);
+               to_string(constants.dtype("DTYPE")), constants.integer("K"), constants.integer("V"),
+               resources.registers, resources.spill_bytes);
   }
   fmt::print("{:<26} {} compiled, {:.0f} ms each, up to {} registers, {} spill\n",
              requests.front().source_template->id(), artifacts.size(),

@@ -12,10 +12,10 @@ using Registers = std::set<std::string, std::less<>>;
 
 struct Instruction {
   Registers reads, writes;
-  bool packs = false;        ///< makes a register from two
-  std::string target;        ///< label that it may branch to
+  bool packs = false;  ///< makes a register from two
+  std::string target;  ///< label that it may branch to
   bool falls_through = true;
-  Registers live;            ///< before it
+  Registers live;  ///< before it
 };
 
 std::string_view trimmed(std::string_view text) {
@@ -115,15 +115,15 @@ struct Kernel {
     Registers written;
     for (const Instruction& i : code) written.insert(i.writes.begin(), i.writes.end());
     for (Instruction& i : code)
-      if (i.packs) std::erase_if(i.reads, [&](const auto& name) { return !written.contains(name); });
+      if (i.packs)
+        std::erase_if(i.reads, [&](const auto& name) { return !written.contains(name); });
   }
 
   /// What is live after instruction i.
   Registers live_after(std::size_t i) const {
     Registers live;
     if (code[i].falls_through && i + 1 < code.size()) live = code[i + 1].live;
-    if (const auto at = labels.find(code[i].target);
-        at != labels.end() && at->second < code.size())
+    if (const auto at = labels.find(code[i].target); at != labels.end() && at->second < code.size())
       live.insert(code[at->second].live.begin(), code[at->second].live.end());
     return live;
   }

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "runtime/bind.hpp"
-#include "runtime/plan.hpp"
 #include "runtime/device_impl.hpp"
+#include "runtime/plan.hpp"
 #include "tests/emulator/emulator.hpp"
 
 namespace wyvern::emulator {
@@ -85,8 +85,8 @@ Operator prepare(const Device& device, const Problem& problem) {
 Operator prepare(const Device& device, const Problem& problem, const Plan& plan) {
   const std::shared_ptr<OperatorImpl> op = bind_operator(device, problem, plan);
   for (BoundStep& step : op->steps)
-    step.kernel = std::make_shared<EmulatedKernel>(*step.source_template, step.constants,
-                                                   step.step.config);
+    step.kernel =
+        std::make_shared<EmulatedKernel>(*step.source_template, step.constants, step.step.config);
   return Operator(op);
 }
 

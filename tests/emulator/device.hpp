@@ -6,8 +6,8 @@
 
 namespace wyvern::emulator {
 
-/// A Hopper GPU as far as plans, legality and shapes of launches go. It loads no artifacts: operators
-/// come from prepare() below.
+/// A Hopper GPU as far as plans, legality and shapes of launches go. It loads no artifacts:
+/// operators come from prepare() below.
 Device open_emulated_device();
 
 /// The operator by `plan`, or by the device's default plan, each kernel run by emulate().

@@ -63,8 +63,8 @@ void compile(const std::string& source, const fs::path& library, const std::stri
       WYVERN_EMULATOR_COMPILER, source_path, base, log_path);
   const int status = std::system(command.c_str());
   if (status != 0)
-    throw Error(ErrorKind::kCompile, fmt::format("emulated {} does not compile:\n{}", what,
-                                                 read_file(log_path)));
+    throw Error(ErrorKind::kCompile,
+                fmt::format("emulated {} does not compile:\n{}", what, read_file(log_path)));
   fs::rename(base + ".so", library);
   fs::remove(source_path);
   fs::remove(log_path);

@@ -112,9 +112,9 @@ TEST(Block, MisuseIsAnError) {
                       LaneOperands lane;
                       unsigned result = 0;
                       lane.r = &result;
-                      machine.collective(machine.thread < 16 ? Collective::sync_warp
-                                                             : Collective::transpose_8x8,
-                                         lane);
+                      machine.collective(
+                          machine.thread < 16 ? Collective::sync_warp : Collective::transpose_8x8,
+                          lane);
                     })
                 .find("different instructions"),
             std::string::npos);

@@ -29,16 +29,16 @@ constexpr Limits kHopper{.shared_bytes = 232448, .compute_capability = 90};
 
 Extents extents_of(const StageData& data) {
   const Problem& p = data.problem;
-  return Extents{.B = p.B,
-                 .T = p.T,
-                 .N = p.N,
-                 .NT = static_cast<std::int64_t>(data.context.layout.slots.size()),
-                 .NS = static_cast<std::int64_t>(
-                     data.context.layout.segments(data.context.SEG).size()),
-                 .S = data.context.state_slots,
-                 .scale = static_cast<float>(data.context.scale),
-                 .gate_floor = static_cast<float>(data.context.gate_floor),
-                 .lower_bound = p.lower_bound.value_or(0.0F)};
+  return Extents{
+      .B = p.B,
+      .T = p.T,
+      .N = p.N,
+      .NT = static_cast<std::int64_t>(data.context.layout.slots.size()),
+      .NS = static_cast<std::int64_t>(data.context.layout.segments(data.context.SEG).size()),
+      .S = data.context.state_slots,
+      .scale = static_cast<float>(data.context.scale),
+      .gate_floor = static_cast<float>(data.context.gate_floor),
+      .lower_bound = p.lower_bound.value_or(0.0F)};
 }
 
 /// The outputs of one emulated launch; every argument at the end of its own mapping.
@@ -214,8 +214,10 @@ TEST(Kernel, PackedWithEmptySequences) {
 }
 
 TEST(Kernel, OddDimensions) {
-  for (const auto& [K, V, dtype] : {std::tuple{60, 100, DType::bf16}, {100, 60, DType::fp16},
-                                    {33, 50, DType::bf16}, {33, 7, DType::fp32}}) {
+  for (const auto& [K, V, dtype] : {std::tuple{60, 100, DType::bf16},
+                                    {100, 60, DType::fp16},
+                                    {33, 50, DType::bf16},
+                                    {33, 7, DType::fp32}}) {
     Problem p = problem(1, 70, 1, 2, K, V);
     p.dtype = dtype;
     p.beta_dtype = DType::fp32;
@@ -273,21 +275,24 @@ TEST(Kernel, Segments) {
 }
 
 constexpr std::string_view kRowStages[] = {
-    "l2norm_bwd", "head_sum", "chunk_local_reverse_cumsum", "gate_bwd", "kda_gate", "kda_gate_bwd",
-    "gate_param_sum"};
+    "l2norm_bwd",   "head_sum",      "chunk_local_reverse_cumsum", "gate_bwd", "kda_gate",
+    "kda_gate_bwd", "gate_param_sum"};
 
 /// Work on rows and gates, the backward passes above all, for every kind of gate.
 TEST(Kernel, RowsAndGates) {
   const std::vector<std::string_view> only(std::begin(kRowStages), std::end(kRowStages));
   const std::vector<std::int64_t> lengths{0, 5, 70, 0, 64, 33};
   std::uint64_t seed = 20;
-  for (const auto& [H, HV, K] : {std::tuple{2, 4, 64}, {1, 3, 33}, {1, 6, 50}, {2, 2, 100}, {1, 1, 256}})
+  for (const auto& [H, HV, K] :
+       {std::tuple{2, 4, 64}, {1, 3, 33}, {1, 6, 50}, {2, 2, 100}, {1, 1, 256}})
     for (const char* op : {"delta_rule", "gated_delta_rule", "kda"})
       for (const bool bounded : {false, true}) {
         Problem p = problem(1, 90, H, HV, K, 8);
         p.op = op;
         p.pass = Pass::backward;
-        p.dtype = p.g_dtype = seed % 3 == 0 ? DType::fp32 : seed % 3 == 1 ? DType::bf16 : DType::fp16;
+        p.dtype = p.g_dtype = seed % 3 == 0   ? DType::fp32
+                              : seed % 3 == 1 ? DType::bf16
+                                              : DType::fp16;
         p.beta_dtype = DType::fp32;
         const GateKind kind = gate_kind(p);
         if (bounded && kind == GateKind::none) continue;
@@ -309,9 +314,12 @@ TEST(Kernel, ChunkGradients) {
   const std::vector<std::string_view> only{"bwd_dqkwg", "wy_bwd", "wy_dqkg"};
   const std::vector<std::int64_t> lengths{0, 5, 70, 0, 64, 33};
   std::uint64_t seed = 60;
-  for (const auto& [H, HV, K, V, BT] :
-       {std::tuple{1, 2, 128, 128, 64}, {1, 2, 60, 100, 64}, {1, 3, 33, 50, 32},
-        {1, 1, 100, 16, 16}, {1, 1, 33, 7, 64}, {1, 1, 256, 512, 16}})
+  for (const auto& [H, HV, K, V, BT] : {std::tuple{1, 2, 128, 128, 64},
+                                        {1, 2, 60, 100, 64},
+                                        {1, 3, 33, 50, 32},
+                                        {1, 1, 100, 16, 16},
+                                        {1, 1, 33, 7, 64},
+                                        {1, 1, 256, 512, 16}})
     for (const char* op : {"delta_rule", "gated_delta_rule"})
       for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32}) {
         Problem p = problem(1, BT + 6, H, HV, K, V);
@@ -335,13 +343,16 @@ TEST(Kernel, ChunkGradients) {
 /// Every switch of the decode stage, over dimensions of all alignments.
 TEST(Kernel, Recurrent) {
   std::uint64_t seed = 40;
-  for (const auto& [K, V] : {std::tuple{128, 128}, {33, 60}, {60, 33}, {256, 40}, {100, 7}, {16, 512}})
+  for (const auto& [K, V] :
+       {std::tuple{128, 128}, {33, 60}, {60, 33}, {256, 40}, {100, 7}, {16, 512}})
     for (const char* op : {"delta_rule", "gated_delta_rule", "kda"})
       for (const unsigned switches : {0U, 1U, 2U, 3U}) {
         Problem p = problem(2, 3, 1, 2, K, V);
         p.op = op;
         p.pass = Pass::recurrent;
-        p.dtype = p.g_dtype = seed % 3 == 0 ? DType::fp32 : seed % 3 == 1 ? DType::bf16 : DType::fp16;
+        p.dtype = p.g_dtype = seed % 3 == 0   ? DType::fp32
+                              : seed % 3 == 1 ? DType::bf16
+                                              : DType::fp16;
         p.beta_dtype = DType::fp32;
         p.state_v_first = switches % 2 != 0;
         p.state_dtype = seed % 5 < 2 ? DType::bf16 : DType::fp32;
@@ -361,7 +372,8 @@ TEST(Kernel, Recurrent) {
         const std::vector<std::int64_t> lengths{2, 0, 8, 1};
         const bool packed = seed % 3 != 1;
         if (packed) p = testing::packed(p, lengths);
-        expect_all_correct(p, 64, Gate::mixed, seed, packed ? lengths : std::vector<std::int64_t>{});
+        expect_all_correct(p, 64, Gate::mixed, seed,
+                           packed ? lengths : std::vector<std::int64_t>{});
         ++seed;
       }
 }
@@ -424,7 +436,9 @@ void expect_kda_correct(Problem p, std::int64_t BT, Gate gate, std::uint64_t see
   expect_all_correct(p, BT, gate, seed, lengths);
 }
 
-TEST(KernelKda, Bf16) { expect_kda_correct(problem(1, 150, 1, 2, 128, 128), 64, Gate::typical, 21); }
+TEST(KernelKda, Bf16) {
+  expect_kda_correct(problem(1, 150, 1, 2, 128, 128), 64, Gate::typical, 21);
+}
 
 TEST(KernelKda, Fp16WithNormsAndSmallGates) {
   Problem p = problem(1, 70, 1, 2, 64, 96);
@@ -482,8 +496,7 @@ TEST(KernelKda, SampledSpace) {
           if (!applies(t, data)) continue;
           const std::vector<Config> configs = space(t, constants, kHopper, Precision::tf32, BT);
           ASSERT_FALSE(configs.empty()) << t.id();
-          for (std::size_t i = configs.size() / 8; i < configs.size();
-               i += configs.size() / 4 + 1)
+          for (std::size_t i = configs.size() / 8; i < configs.size(); i += configs.size() / 4 + 1)
             expect_correct(t, configs[i], data);
         }
       }

@@ -13,9 +13,7 @@ namespace {
 class EmulatedOperator : public OperatorTest {
  protected:
   EmulatedOperator() { device_ = emulator::open_emulated_device(); }
-  Operator prepare(const Problem& problem) override {
-    return emulator::prepare(device(), problem);
-  }
+  Operator prepare(const Problem& problem) override { return emulator::prepare(device(), problem); }
 };
 
 class EmulatedRandom : public EmulatedOperator, public ::testing::WithParamInterface<int> {};
@@ -40,9 +38,8 @@ TEST_P(EmulatedSegments, MatchesOracle) {
                          [](const PlanStep& step) { return step.config.contains("SEG"); });
   };
   const std::vector<Plan> all = plans(device(), data.problem, 16);
-  Plan plan = *std::max_element(all.begin(), all.end(), [&](const Plan& a, const Plan& b) {
-    return parts(a) < parts(b);
-  });
+  Plan plan = *std::max_element(all.begin(), all.end(),
+                                [&](const Plan& a, const Plan& b) { return parts(a) < parts(b); });
   ASSERT_EQ(parts(plan), p.pass == Pass::backward ? 6 : 3);
   for (PlanStep& step : plan)
     if (step.config.contains("SEG")) step.config.set("SEG", std::int64_t{8});

@@ -188,6 +188,6 @@ struct KernelCall<void(Arguments...)> {
 };
 template <class... Arguments>
 void call_kernel(void (*kernel)(Arguments...), void* const* arguments, const Extents& e) {
-  KernelCall<void(Arguments...)>::run(
-      kernel, arguments, e, std::make_index_sequence<sizeof...(Arguments)>());
+  KernelCall<void(Arguments...)>::run(kernel, arguments, e,
+                                      std::make_index_sequence<sizeof...(Arguments)>());
 }

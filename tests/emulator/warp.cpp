@@ -22,9 +22,8 @@ void transpose(const Lanes& lanes) {
   std::array<unsigned, 32> result{};
   for (int row = 0; row < 8; ++row)
     for (int col = 0; col < 8; col += 2)
-      result[lane_of(row, col)] =
-          word_of(half_of(lanes[lane_of(col, row)]->a[0], row % 2),
-                  half_of(lanes[lane_of(col + 1, row)]->a[0], row % 2));
+      result[lane_of(row, col)] = word_of(half_of(lanes[lane_of(col, row)]->a[0], row % 2),
+                                          half_of(lanes[lane_of(col + 1, row)]->a[0], row % 2));
   for (int lane = 0; lane < 32; ++lane) *lanes[lane]->r = result[lane];
 }
 
@@ -39,9 +38,8 @@ std::string load_matrix(const Lanes& lanes, bool transposed) {
     for (int lane = 0; lane < 32; ++lane) {
       const int row = lane / 4;
       const int col = lane % 4 * 2;
-      lanes[lane]->r[matrix] = transposed
-                                   ? word_of(element[col][row], element[col + 1][row])
-                                   : word_of(element[row][col], element[row][col + 1]);
+      lanes[lane]->r[matrix] = transposed ? word_of(element[col][row], element[col + 1][row])
+                                          : word_of(element[row][col], element[row][col + 1]);
     }
   }
   return {};

@@ -42,9 +42,8 @@ void add_shapes(Cases& cases) {
   cases.add("K33V100", dims(33, 100));
   cases.add("K100V60", dims(100, 60));
   cases.add("K128V128", dims(128, 128));
-  cases.add("K256V512", [=](Problem& p) {
-    p.H = p.HV = 1, p.K = 256, p.V = 512, p.T = recurrent ? 3 : 70;
-  });
+  cases.add("K256V512",
+            [=](Problem& p) { p.H = p.HV = 1, p.K = 256, p.V = 512, p.T = recurrent ? 3 : 70; });
   cases.add("Batch", [=](Problem& p) { p.B = p.N = 3, p.T = recurrent ? 8 : 50; });
   cases.add("OneToken", [](Problem& p) { p.T = 1, states(p); });
   cases.add("NoTokens", [](Problem& p) { p.T = 0, states(p); });
@@ -52,15 +51,16 @@ void add_shapes(Cases& cases) {
   const auto ragged = [](Problem& p) { p.packed = true, states(p); };
   const Lengths lengths = recurrent ? Lengths{1, 0, 3, 8, 0} : Lengths{65, 0, 1, 64, 130, 0};
   cases.add("Packed", ragged, Gate::mixed, lengths);
-  cases.add("PackedInt64",
-            [](Problem& p) { p.packed = true, p.seqlens_dtype = DType::int64; }, Gate::typical,
-            lengths);
+  cases.add(
+      "PackedInt64", [](Problem& p) { p.packed = true, p.seqlens_dtype = DType::int64; },
+      Gate::typical, lengths);
   cases.add("PackedAllEmpty", ragged, Gate::typical, {0, 0, 0});
   cases.add("PackedOfNone", ragged, Gate::typical, {});
 }
 
 void add_states(Cases& cases) {
-  cases.add("InitialState", [](Problem& p) { p.initial_state = true, p.output_final_state = false; });
+  cases.add("InitialState",
+            [](Problem& p) { p.initial_state = true, p.output_final_state = false; });
   cases.add("NoStates", [](Problem& p) { p.output_final_state = false; });
   cases.add("States", states);
   cases.add("StatesVFirst", [](Problem& p) { states(p), p.state_v_first = true, p.V = 40; });
@@ -79,26 +79,29 @@ void add_numbers(Cases& cases) {
   if (cases.gate() == GateKind::none) return;
   cases.add("GatesBf16", [](Problem& p) { p.g_dtype = DType::bf16; });
   if (cases.gate() == GateKind::vector)
-    cases.add("Fp32GatesFp16",
-              [&](Problem& p) { all(DType::fp32)(p), p.g_dtype = DType::fp16; });
+    cases.add("Fp32GatesFp16", [&](Problem& p) { all(DType::fp32)(p), p.g_dtype = DType::fp16; });
 }
 
 void add_gates(Cases& cases) {
   if (cases.gate() == GateKind::none) return;
   for (const Gate gate : {Gate::zero, Gate::typical, Gate::mixed, Gate::very_negative}) {
     for (const DType dtype : {DType::bf16, DType::fp32})
-      cases.add(fmt::format("Gate_{}_{}", to_string(gate), to_string(dtype)),
-                [=](Problem& p) { p.dtype = p.beta_dtype = dtype, states(p); }, gate);
-    cases.add(fmt::format("GateInKernel_{}", to_string(gate)),
-              [](Problem& p) { p.use_gate_in_kernel = p.has_dt_bias = true, states(p); }, gate);
+      cases.add(
+          fmt::format("Gate_{}_{}", to_string(gate), to_string(dtype)),
+          [=](Problem& p) { p.dtype = p.beta_dtype = dtype, states(p); }, gate);
+    cases.add(
+        fmt::format("GateInKernel_{}", to_string(gate)),
+        [](Problem& p) { p.use_gate_in_kernel = p.has_dt_bias = true, states(p); }, gate);
     if (cases.gate() != GateKind::vector) continue;
-    cases.add(fmt::format("SafeGate_{}", to_string(gate)),
-              [](Problem& p) { p.safe_gate = true, p.lower_bound = -5.0F, states(p); }, gate);
-    cases.add(fmt::format("BoundedGate_{}", to_string(gate)),
-              [](Problem& p) {
-                p.use_gate_in_kernel = p.has_dt_bias = true, p.lower_bound = -5.0F, states(p);
-              },
-              gate);
+    cases.add(
+        fmt::format("SafeGate_{}", to_string(gate)),
+        [](Problem& p) { p.safe_gate = true, p.lower_bound = -5.0F, states(p); }, gate);
+    cases.add(
+        fmt::format("BoundedGate_{}", to_string(gate)),
+        [](Problem& p) {
+          p.use_gate_in_kernel = p.has_dt_bias = true, p.lower_bound = -5.0F, states(p);
+        },
+        gate);
   }
   cases.add("GateInKernelWithoutBias", [](Problem& p) { p.use_gate_in_kernel = true; });
   if (cases.gate() != GateKind::vector) return;
@@ -126,8 +129,9 @@ void add_options(Cases& cases) {
 
 void add_chunks(Cases& cases, Pass pass) {
   for (const std::int64_t size : {16, 32, 64}) {
-    cases.add(fmt::format("Chunk{}", size), [=](Problem& p) { p.chunk_size = size, states(p); },
-              Gate::mixed);
+    cases.add(
+        fmt::format("Chunk{}", size), [=](Problem& p) { p.chunk_size = size, states(p); },
+        Gate::mixed);
     const auto kept = [=](Problem& p) {
       p.disable_recompute = true, p.chunk_size = size, states(p);
     };
@@ -161,15 +165,14 @@ void add_pools(Cases& cases) {
   cases.add("InPlace", inplace);
   cases.add("InPlaceBf16", [=](Problem& p) { inplace(p), p.state_dtype = DType::bf16; });
   for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
-    cases.add(fmt::format("InPlaceIndexed_{}", to_string(dtype)), [=](Problem& p) {
-      indexed(p), inplace(p), p.dtype = p.beta_dtype = dtype;
-    }, Gate::mixed);
-  cases.add("InPlaceIndexedVFirst", [=](Problem& p) {
-    indexed(p), inplace(p), p.state_v_first = true, p.V = 40, p.T = 1;
-  });
-  cases.add("InPlaceIndexedPacked", [=](Problem& p) {
-    indexed(p), inplace(p), p.packed = p.use_qk_l2norm = true;
-  }, Gate::typical, {1, 8, 0, 2, 1, 3});
+    cases.add(
+        fmt::format("InPlaceIndexed_{}", to_string(dtype)),
+        [=](Problem& p) { indexed(p), inplace(p), p.dtype = p.beta_dtype = dtype; }, Gate::mixed);
+  cases.add("InPlaceIndexedVFirst",
+            [=](Problem& p) { indexed(p), inplace(p), p.state_v_first = true, p.V = 40, p.T = 1; });
+  cases.add("InPlaceIndexedPacked",
+            [=](Problem& p) { indexed(p), inplace(p), p.packed = p.use_qk_l2norm = true; },
+            Gate::typical, {1, 8, 0, 2, 1, 3});
 }
 
 }  // namespace
@@ -218,8 +221,8 @@ std::vector<OperatorCase> listed_cases(const OperatorPass& which) {
 
 namespace {
 
-/// Draws for random_case. Few values for what kernels are specialized on, so that compiled kernels are
-/// met again.
+/// Draws for random_case. Few values for what kernels are specialized on, so that compiled kernels
+/// are met again.
 class Draw {
  public:
   explicit Draw(std::uint64_t seed) : engine_(seed * 7919 + 13) {}
@@ -279,8 +282,7 @@ void draw_states(Draw& draw, Problem& p) {
   constexpr std::int64_t kChunks[] = {16, 32, 64};
   if (draw.rarely()) p.chunk_size = draw.of(kChunks);
   p.disable_recompute = draw.rarely();
-  p.return_intermediate_states =
-      p.pass == Pass::forward && !p.disable_recompute && draw.rarely();
+  p.return_intermediate_states = p.pass == Pass::forward && !p.disable_recompute && draw.rarely();
 }
 
 }  // namespace
@@ -301,21 +303,18 @@ OperatorCase random_case(std::uint64_t seed) {
   p.allow_neg_eigval = draw.flip();
   p.packed = draw.flip();
   p.seqlens_dtype = draw.flip() ? DType::int64 : DType::int32;
-  const auto tokens = [&] {
-    return p.pass == Pass::recurrent ? draw.below(9) : draw.of(kTokens);
-  };
+  const auto tokens = [&] { return p.pass == Pass::recurrent ? draw.below(9) : draw.of(kTokens); };
   if (p.packed)
     for (std::int64_t n = 1 + draw.below(5); n > 0; --n) one.lengths.push_back(tokens());
   else
     p.T = tokens(), p.B = p.N = 1 + draw.below(3);
-  // dA_log and ddt_bias are sums of terms of either sign over all tokens, dbeta and dg over columns.
-  // A single one may all but cancel, and its relative error then says nothing; the rms over several
-  // does not.
+  // dA_log and ddt_bias are sums of terms of either sign over all tokens, dbeta and dg over
+  // columns. A single one may all but cancel, and its relative error then says nothing; the rms
+  // over several does not.
   const std::int64_t count =
       p.packed ? std::accumulate(one.lengths.begin(), one.lengths.end(), std::int64_t{0})
                : p.B * p.T;
-  if (p.pass == Pass::backward && p.HV == 1 && (p.use_gate_in_kernel || count < 4))
-    p.H = p.HV = 4;
+  if (p.pass == Pass::backward && p.HV == 1 && (p.use_gate_in_kernel || count < 4)) p.H = p.HV = 4;
   one.gate = static_cast<Gate>(draw.below(4));
   return one;
 }

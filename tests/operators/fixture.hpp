@@ -58,8 +58,8 @@ std::string name_of(const OperatorPass& which);
 std::vector<OperatorPass> chunked_passes();
 std::vector<OperatorPass> all_passes();
 
-/// A small problem of grouped heads, K = V = 64 and 130 tokens (3 a sequence for the recurrent pass),
-/// with a final state.
+/// A small problem of grouped heads, K = V = 64 and 130 tokens (3 a sequence for the recurrent
+/// pass), with a final state.
 Problem base(const OperatorPass& which, DType dtype = DType::bf16);
 
 /// Inputs of one listed or random problem.

@@ -90,8 +90,8 @@ TEST_P(OperatorPlan, MatchesOracle) {
   }
 }
 
-/// Splitting long sequences into segments is exact: the bounds hold at any gate, however weak, and for
-/// sequences of one segment, of several, and of none.
+/// Splitting long sequences into segments is exact: the bounds hold at any gate, however weak, and
+/// for sequences of one segment, of several, and of none.
 class OperatorSegments : public PlanTest, public ::testing::WithParamInterface<PlanCase> {};
 
 /// The scans that a plan splits.
@@ -245,8 +245,7 @@ using ::testing::ValuesIn;
 INSTANTIATE_TEST_SUITE_P(Cpu, OperatorPlan,
                          ValuesIn(plan_cases(DeviceKind::cpu, kDTypes, {16, 32, 64, 128})), kName);
 INSTANTIATE_TEST_SUITE_P(Gpu, OperatorPlan,
-                         ValuesIn(plan_cases(DeviceKind::cuda, kDTypes, {16, 32, 64, 128})),
-                         kName);
+                         ValuesIn(plan_cases(DeviceKind::cuda, kDTypes, {16, 32, 64, 128})), kName);
 INSTANTIATE_TEST_SUITE_P(Cpu, OperatorSegments,
                          ValuesIn(chunked_cases(DeviceKind::cpu, {DType::bf16, DType::fp32}, 16)),
                          kName);
@@ -254,10 +253,12 @@ INSTANTIATE_TEST_SUITE_P(Gpu, OperatorSegments,
                          ValuesIn(chunked_cases(DeviceKind::cuda, {DType::bf16, DType::fp32}, 16)),
                          kName);
 INSTANTIATE_TEST_SUITE_P(Cpu, OperatorSanitize,
-                         ValuesIn(plan_cases(DeviceKind::cpu, {DType::bf16, DType::fp32}, {16, 64})),
+                         ValuesIn(plan_cases(DeviceKind::cpu, {DType::bf16, DType::fp32},
+                                             {16, 64})),
                          kName);
 INSTANTIATE_TEST_SUITE_P(Gpu, OperatorSanitize,
-                         ValuesIn(plan_cases(DeviceKind::cuda, {DType::bf16, DType::fp32}, {16, 64})),
+                         ValuesIn(plan_cases(DeviceKind::cuda, {DType::bf16, DType::fp32},
+                                             {16, 64})),
                          kName);
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The adjoint of the float64 oracle against central differences of its forward pass, every element of
-// every input and every option, and against arithmetic done by hand.
+// The adjoint of the float64 oracle against central differences of its forward pass, every element
+// of every input and every option, and against arithmetic done by hand.
 #include <wyvern/reference.hpp>
 
 #include <fmt/format.h>
@@ -189,7 +189,9 @@ TEST(Adjoint, OneTokenByHand) {
   set("initial_state", 4), set("do", 1), set("dht", 10);
   // S~ = 4, v - S~ k = -3, u = -1.5, S = 4 - 3 = 1; dS = 10 + 2 * 3 = 16, du = 32.
   const Reference r = reference(p, data.arguments());
-  const auto expect = [&](const char* name, double x) { EXPECT_EQ(r.at(name), Doubles{x}) << name; };
+  const auto expect = [&](const char* name, double x) {
+    EXPECT_EQ(r.at(name), Doubles{x}) << name;
+  };
   expect("dq", 2);
   expect("dk", 16 * -1.5 - 0.5 * 4 * 32);
   expect("dv", 16);

@@ -43,9 +43,7 @@ OperatorData by_hand(const Problem& p, const Doubles& q, const Doubles& k, const
   return data;
 }
 
-Reference oracle(const OperatorData& data) {
-  return reference(data.problem, data.arguments(), 2);
-}
+Reference oracle(const OperatorData& data) { return reference(data.problem, data.arguments(), 2); }
 
 TEST(Oracle, OneToken) {
   Problem p = fp32_problem(1, 2, 2);
@@ -70,8 +68,7 @@ TEST(Oracle, ScalarsOverThreeTokens) {
 
 TEST(Oracle, DecayToNothingForgetsThePast) {
   const OperatorData data =
-      by_hand(fp32_problem(2, 2, 1), {1, 1, 1, 2}, {1, 0, 3, 1}, {5, 7}, {1, 0.5},
-              {-1000, -1e30});
+      by_hand(fp32_problem(2, 2, 1), {1, 1, 1, 2}, {1, 0, 3, 1}, {5, 7}, {1, 0.5}, {-1000, -1e30});
   const Reference r = oracle(data);
   expect_near(r.at("o"), {5, 5 * 3.5});  // the second token sees only itself: (q.k) beta v
   expect_near(r.at("final_state"), {3 * 3.5, 3.5});
@@ -89,8 +86,8 @@ TEST(Oracle, ZeroBetaOnlyDecaysTheState) {
 
 TEST(Oracle, UnitBetaAndUnitKeyOverwrite) {
   // The delta rule's point: writing v under the same unit key twice leaves the second v alone.
-  const OperatorData data = by_hand(fp32_problem(2, 2, 2), {1, 0, 1, 0}, {1, 0, 1, 0},
-                                    {3, 4, -1, 2}, {1, 1}, {0, 0});
+  const OperatorData data =
+      by_hand(fp32_problem(2, 2, 2), {1, 0, 1, 0}, {1, 0, 1, 0}, {3, 4, -1, 2}, {1, 1}, {0, 0});
   const Reference r = oracle(data);
   expect_near(r.at("o"), {3, 4, -1, 2});
   expect_near(r.at("final_state"), {-1, 2, 0, 0});
@@ -137,8 +134,7 @@ TEST(Oracle, DefaultScale) {
 TEST(Oracle, ValueHeadsReadTheirGroupsKeyHead) {
   Problem p = fp32_problem(1, 1, 1);
   p.H = 2, p.HV = 4;
-  const Reference r = oracle(by_hand(p, {1, 10}, {2, 3}, {1, 1, 1, 1}, {1, 1, 1, 1},
-                                     {0, 0, 0, 0}));
+  const Reference r = oracle(by_hand(p, {1, 10}, {2, 3}, {1, 1, 1, 1}, {1, 1, 1, 1}, {0, 0, 0, 0}));
   expect_near(r.at("o"), {2, 2, 30, 30});
 }
 
@@ -152,8 +148,8 @@ TEST(Oracle, StateVFirstIsTheTranspose) {
   for (std::int64_t head = 0; head < 2; ++head)
     for (std::int64_t i = 0; i < 3; ++i)
       for (std::int64_t j = 0; j < 2; ++j)
-        b.tensors["initial_state"].set(
-            head * 6 + j * 3 + i, a.tensors.at("initial_state").at(head * 6 + i * 2 + j));
+        b.tensors["initial_state"].set(head * 6 + j * 3 + i,
+                                       a.tensors.at("initial_state").at(head * 6 + i * 2 + j));
   const Reference x = oracle(a), y = oracle(b);
   EXPECT_EQ(x.at("o"), y.at("o"));
   for (std::size_t head = 0; head < 2; ++head)

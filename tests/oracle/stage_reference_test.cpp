@@ -172,16 +172,17 @@ class StageChain {
   TensorMap t_;
 };
 
-/// Holds the chained stages to the oracle. A gate's gradient is what is left of larger terms, and that
-/// of A_log multiplies it by decays of many thousands.
+/// Holds the chained stages to the oracle. A gate's gradient is what is left of larger terms, and
+/// that of A_log multiplies it by decays of many thousands.
 void expect_equals_oracle(const OperatorData& data) {
   const Reference oracle = reference(data.problem, data.arguments(), 2);
   for (const std::int64_t BT : {16, 64}) {
     SCOPED_TRACE(fmt::format("BT={} {}", BT, describe(data.problem)));
     const TensorMap t = StageChain(data, BT, -std::numeric_limits<double>::infinity()).run();
     for (const auto& [name, expected] : oracle)
-      EXPECT_LT(distance(t.at(name), expected),
-                name == "dA_log" ? 1e-9 : name == "dg" ? 1e-10 : 1e-11)
+      EXPECT_LT(distance(t.at(name), expected), name == "dA_log" ? 1e-9
+                                                : name == "dg"   ? 1e-10
+                                                                 : 1e-11)
           << name;
   }
 }
@@ -235,16 +236,17 @@ TEST_P(ChunkedForm, OfKdaEqualsTheRecurrence) {
   check(p);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, ChunkedForm,
-    ::testing::Combine(::testing::Values(1, 15, 16, 17, 63, 65, 130),
-                       ::testing::Values(Gate::zero, Gate::typical, Gate::very_negative,
-                                         Gate::mixed),
-                       ::testing::Values(0, 1, 2, 4 + 8, 16, 1 + 2 + 4 + 16 + 32)),
-    [](const auto& each) {
-      return fmt::format("T{}_{}_{}", std::get<0>(each.param), to_string(std::get<1>(each.param)),
-                         std::get<2>(each.param));
-    });
+INSTANTIATE_TEST_SUITE_P(All, ChunkedForm,
+                         ::testing::Combine(::testing::Values(1, 15, 16, 17, 63, 65, 130),
+                                            ::testing::Values(Gate::zero, Gate::typical,
+                                                              Gate::very_negative, Gate::mixed),
+                                            ::testing::Values(0, 1, 2, 4 + 8, 16,
+                                                              1 + 2 + 4 + 16 + 32)),
+                         [](const auto& each) {
+                           return fmt::format("T{}_{}_{}", std::get<0>(each.param),
+                                              to_string(std::get<1>(each.param)),
+                                              std::get<2>(each.param));
+                         });
 
 TEST(ChunkedFormCases, HoldsForAPackedBatch) {
   Problem p;

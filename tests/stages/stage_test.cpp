@@ -160,7 +160,7 @@ struct Dimensions {
 
 // GVA or not, dimensions that fill tiles, that miss them by little and by much, and the largest.
 constexpr Dimensions kDimensions[] = {
-    {2, 4, 64, 64}, {1, 2, 33, 60},  {2, 2, 60, 100}, {1, 3, 16, 16},  {2, 4, 128, 128},
+    {2, 4, 64, 64},  {1, 2, 33, 60},  {2, 2, 60, 100}, {1, 3, 16, 16},  {2, 4, 128, 128},
     {1, 1, 100, 16}, {1, 2, 256, 64}, {1, 1, 64, 512}, {2, 2, 128, 60}, {1, 1, 256, 512},
 };
 
@@ -174,8 +174,8 @@ constexpr Gate kGates[] = {Gate::typical, Gate::mixed, Gate::zero, Gate::very_ne
 class Stage : public DeviceTest,
               public ::testing::WithParamInterface<std::tuple<std::string, DType>> {
  protected:
-  /// All lengths for one specialization; few for wide ones, where the reference takes longest, and long
-  /// ones for scans in segments.
+  /// All lengths for one specialization; few for wide ones, where the reference takes longest, and
+  /// long ones for scans in segments.
   void check(const PlanStep& step, Problem problem, std::int64_t BT, std::uint64_t seed) {
     const std::int64_t segment = segment_tokens(*find_template(step.template_id), BT);
     const bool wide = problem.K * problem.V > 128 * 128;
@@ -196,8 +196,7 @@ class Stage : public DeviceTest,
     for (const std::int64_t T : tokens) {
       problem.T = T;
       problem.B = problem.N = T < 64 ? 2 : 1;
-      expect_stage_matches(device(), step,
-                           make_stage_data(problem, BT, kGates[index++ % 4], seed));
+      expect_stage_matches(device(), step, make_stage_data(problem, BT, kGates[index++ % 4], seed));
     }
   }
 };
@@ -224,7 +223,8 @@ TEST_P(Stage, MatchesFloat64) {
   EXPECT_GE(checked, 10U) << "most shapes have no legal config";
 }
 
-// --- Every config of the space --------------------------------------------------------------------
+// --- Every config of the space
+// --------------------------------------------------------------------
 
 class StageSpace : public Stage {};
 
@@ -253,7 +253,8 @@ TEST_P(StageSpace, EveryConfigMatches) {
   }
 }
 
-// --- The subset for compute-sanitizer -------------------------------------------------------------
+// --- The subset for compute-sanitizer
+// -------------------------------------------------------------
 
 class StageSanitize : public Stage {};
 
@@ -270,15 +271,16 @@ TEST_P(StageSanitize, SmallShapes) {
       const auto config = config_for(t, problem, limits(), BT, Precision::tf32x3);
       if (!config) continue;
       ++checked;
-      expect_stage_matches(device(), {id, *config},
-                           make_stage_data(problem, BT, Gate::mixed, 2,
-                                           {segment_tokens(t, BT) + 33, 0, 1, 36}),
-                           Guards::none);
+      expect_stage_matches(
+          device(), {id, *config},
+          make_stage_data(problem, BT, Gate::mixed, 2, {segment_tokens(t, BT) + 33, 0, 1, 36}),
+          Guards::none);
     }
   EXPECT_GE(checked, 2U);
 }
 
-// --- The inverse on its own row of the specification ----------------------------------------------
+// --- The inverse on its own row of the specification
+// ----------------------------------------------
 
 class SolveTril : public Stage {};
 
@@ -308,7 +310,8 @@ std::vector<std::string> solvers(DeviceKind kind) {
   return ids;
 }
 
-// --- Tables of a bad cu_seqlens -------------------------------------------------------------------
+// --- Tables of a bad cu_seqlens
+// -------------------------------------------------------------------
 
 class ChunkIndex : public DeviceTest, public ::testing::WithParamInterface<std::string> {};
 
@@ -321,8 +324,7 @@ TEST_P(ChunkIndex, BadLengthsStayInBounds) {
     Problem problem = problem_for(t, DType::bf16, 0);
     problem.T = T;
     StageData data = make_stage_data(problem, 16, Gate::zero, 1, {20, 30, 50});
-    data.tensors["cu_seqlens"] =
-        HostTensor(DType::int32, {4}, {seqlens.begin(), seqlens.end()});
+    data.tensors["cu_seqlens"] = HostTensor(DType::int32, {4}, {seqlens.begin(), seqlens.end()});
     const auto config = config_for(t, data.problem, limits(), 16, Precision::tf32);
     ASSERT_TRUE(config.has_value());
     const auto stage = test_runtime().prepare_stage(device(), {t.id(), *config}, data.problem);
@@ -350,7 +352,8 @@ TEST_P(ChunkIndex, BadLengthsStayInBounds) {
   }
 }
 
-// --- Instances ------------------------------------------------------------------------------------
+// --- Instances
+// ------------------------------------------------------------------------------------
 
 const auto kDTypes = ::testing::Values(DType::bf16, DType::fp16, DType::fp32);
 const auto kName = [](const auto& each) {

@@ -29,9 +29,10 @@ void write(unsigned char* at, T value) {
 }  // namespace
 
 HostTensor::HostTensor(DType dtype, Shape shape)
-    : dtype_(dtype), shape_(std::move(shape)),
-      elements_(std::accumulate(shape_.begin(), shape_.end(), std::int64_t{1},
-                                std::multiplies<>())),
+    : dtype_(dtype),
+      shape_(std::move(shape)),
+      elements_(
+          std::accumulate(shape_.begin(), shape_.end(), std::int64_t{1}, std::multiplies<>())),
       capacity_(bytes() + 2 * kGuardBytes + kAlignment),
       storage_(std::make_unique<unsigned char[]>(capacity_)) {
   const auto start = reinterpret_cast<std::uintptr_t>(storage_.get()) + kGuardBytes;

@@ -51,8 +51,8 @@ class CacheDirectory {
   bool owned_ = false;
 };
 
-/// Calls `launch`; on the CPU from a new thread, so that the scratch memory of its blocks is new too
-/// and full of huge numbers (open_device sees to that), not zeros or what an earlier test left.
+/// Calls `launch`; on the CPU from a new thread, so that the scratch memory of its blocks is new
+/// too and full of huge numbers (open_device sees to that), not zeros or what an earlier test left.
 void launch_apart(const Device& device, const std::function<void()>& launch) {
   if (device.info().cuda) return launch();
   std::exception_ptr error;
@@ -118,8 +118,8 @@ void expect_written(const std::string& name, const HostTensor& first, const Host
       return;
     }
     if (!same_element(first, second, i)) {
-      ADD_FAILURE() << name << " element " << i << " differs between two launches: "
-                    << first.at(i) << " and " << second.at(i);
+      ADD_FAILURE() << name << " element " << i << " differs between two launches: " << first.at(i)
+                    << " and " << second.at(i);
       return;
     }
   }
@@ -162,7 +162,10 @@ Runtime& test_runtime() {
 
 DeviceTensor::DeviceTensor(const Device& device, const HostTensor& content, Guards guards,
                            unsigned char guard_byte)
-    : device_(device), like_(content), guards_(guards), guard_byte_(guard_byte),
+    : device_(device),
+      like_(content),
+      guards_(guards),
+      guard_byte_(guard_byte),
       memory_(device.allocate(std::max<std::size_t>(content.bytes() + 2 * band(), 1))) {
   auto* const bytes = static_cast<unsigned char*>(memory_.get());
   device_.fill(bytes, guard_byte, band());
@@ -184,7 +187,8 @@ std::string DeviceTensor::guard_damage() const {
   std::vector<unsigned char> bytes(like_.bytes() + 2 * band());
   device_.copy_out(bytes.data(), memory_.get(), bytes.size());
   for (std::size_t i = 0; i < band(); ++i) {
-    if (bytes[band() - 1 - i] != guard_byte_) return std::to_string(i + 1) + " bytes before its start";
+    if (bytes[band() - 1 - i] != guard_byte_)
+      return std::to_string(i + 1) + " bytes before its start";
     if (bytes[band() + like_.bytes() + i] != guard_byte_)
       return std::to_string(i) + " bytes past its end";
   }
@@ -221,9 +225,9 @@ HostTensors run_stage(const Device& device, const Stage& stage, const Values& co
       // What is read and written starts every launch as given.
       const bool out = argument.access == Access::out;
       const bool in = argument.access == Access::in;
-      const auto [at, added] = memory.try_emplace(argument.name, device,
-                                                  out ? poisoned(given, poison) : given, guards,
-                                                  in ? kInputGuard : kGuardByte);
+      const auto [at, added] =
+          memory.try_emplace(argument.name, device, out ? poisoned(given, poison) : given, guards,
+                             in ? kInputGuard : kGuardByte);
       views.back() = with_rank(at->second.view(), static_cast<int>(argument.shape.size()));
     }
     device.synchronize();
@@ -282,9 +286,8 @@ class OperatorMemory {
       if (spec.access == TensorAccess::in)
         add(inputs_, name, data.tensors.at(name), kInputGuard);
       else
-        outputs_like_.emplace_back(name, spec.access == TensorAccess::inout
-                                             ? data.tensors.at(name)
-                                             : host_tensor(spec));
+        outputs_like_.emplace_back(
+            name, spec.access == TensorAccess::inout ? data.tensors.at(name) : host_tensor(spec));
     }
   }
 
@@ -334,8 +337,8 @@ class OperatorMemory {
 HostTensors run_operator(const Device& device, const Operator& op, const OperatorData& data,
                          Guards guards, const Launcher& launcher, int launches) {
   EXPECT_EQ(op.workspace_bytes() % sizeof(float), 0U);
-  const HostTensor workspace_like(DType::fp32,
-                                  {static_cast<std::int64_t>(op.workspace_bytes() / sizeof(float))});
+  const HostTensor workspace_like(
+      DType::fp32, {static_cast<std::int64_t>(op.workspace_bytes() / sizeof(float))});
   OperatorMemory memory(device, data, guards);
   HostTensors first;
   for (int launch = 0; launch < launches; ++launch) {
@@ -360,7 +363,8 @@ HostTensors run_operator(const Device& device, const Operator& op, const Operato
       if (launch == 1 && !memory.in_and_out(name))
         expect_written(name, tensor, outputs.at(name), {});
       else
-        EXPECT_TRUE(same_bytes(tensor, outputs.at(name))) << name << " differs in launch " << launch;
+        EXPECT_TRUE(same_bytes(tensor, outputs.at(name)))
+            << name << " differs in launch " << launch;
     }
   }
   memory.expect_inputs_unchanged();

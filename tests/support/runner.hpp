@@ -69,7 +69,8 @@ using Launcher = std::function<void(const Arguments& arguments, void* workspace)
 
 /// The same for an operator, by tensor_specs() of its problem; the workspace is exactly
 /// workspace_bytes(), poisoned and guarded. What is in and out starts every launch from its content
-/// in `data` and must keep the slots that no sequence names. `launches` (at least 2) must agree bit by bit.
+/// in `data` and must keep the slots that no sequence names. `launches` (at least 2) must agree bit
+/// by bit.
 HostTensors run_operator(const Device& device, const Operator& op, const OperatorData& data,
                          DeviceTensor::Guards guards = DeviceTensor::Guards::bands,
                          const Launcher& launcher = {}, int launches = 2);
@@ -79,8 +80,8 @@ HostTensors run_operator(const Device& device, const Operator& op, const Operato
 void expect_matches_oracle(const OperatorData& data, const HostTensors& outputs);
 
 /// `data` of a backward pass with what the forward pass of disable_recompute keeps, from one such
-/// launch of `forward` (an operator of the same problem with that pass), whose outputs are held to the
-/// oracle too.
+/// launch of `forward` (an operator of the same problem with that pass), whose outputs are held to
+/// the oracle too.
 OperatorData with_kept(const Device& device, const Operator& forward, const OperatorData& data,
                        DeviceTensor::Guards guards = DeviceTensor::Guards::bands);
 

@@ -14,8 +14,7 @@ namespace {
 StageContext make_context(const OperatorData& data, std::int64_t BT) {
   const Problem& p = data.problem;
   StageContext c;
-  c.layout = p.packed ? packed_layout(data.cu_seqlens, BT,
-                                      chunk_slots(p.B, p.T, p.N, p.packed, BT))
+  c.layout = p.packed ? packed_layout(data.cu_seqlens, BT, chunk_slots(p.B, p.T, p.N, p.packed, BT))
                       : equal_layout(p.B, p.T, BT);
   c.dims = {p.H, p.HV, p.K, p.V};
   c.scale = scale_of(p);
@@ -197,8 +196,8 @@ class Chain {
     store("ddt_bias", DType::fp32, parameters);
   }
 
-  /// The gradient of a row grows with its scale; incoming rows that much smaller make all rows of dx
-  /// count alike.
+  /// The gradient of a row grows with its scale; incoming rows that much smaller make all rows of
+  /// dx count alike.
   void row_gradients() {
     HostTensor dy = normal(engine_, p_.dtype, heads(p_.HV, p_.K));
     const Vector& rstd = values_.at("rstd");
@@ -260,8 +259,8 @@ bool uses_stage(const Problem& p, std::string_view stage) {
   if (stage == "gate_param_sum") return in_kernel;
   if (stage == "chunk_local_cumsum" || stage == "chunk_local_reverse_cumsum")
     return kind != GateKind::none;
-  for (const std::string_view scalar : {"scaled_dot_kkt", "recompute_w_u", "fwd_o", "bwd_dv_local",
-                                        "bwd_dqkwg", "wy_bwd"})
+  for (const std::string_view scalar :
+       {"scaled_dot_kkt", "recompute_w_u", "fwd_o", "bwd_dv_local", "bwd_dqkwg", "wy_bwd"})
     if (stage == scalar) return kind != GateKind::vector;
   return !stage.starts_with("kda_") || kind == GateKind::vector;
 }
@@ -298,7 +297,8 @@ bool exercises(const Template& t, const StageData& data) {
 StageData make_stage_data(const Problem& problem, std::int64_t BT, Gate gate, std::uint64_t seed,
                           const std::vector<std::int64_t>& lengths) {
   Problem p = problem;
-  if (p.state_index && p.state_slots == 0) p.state_slots = 3 + (p.packed ? std::ssize(lengths) : p.N);
+  if (p.state_index && p.state_slots == 0)
+    p.state_slots = 3 + (p.packed ? std::ssize(lengths) : p.N);
   const OperatorData data = make_data(p, gate, seed, lengths);
   return Chain(data, BT, seed).run();
 }
@@ -310,8 +310,8 @@ TensorMap reference_outputs(const Template& t, const StageData& data) {
       if (const auto at = data.tensors.find(argument.name); at != data.tensors.end())
         values[argument.name] = at->second.values();
   for (const std::string& stage : t.stages) run_reference(stage, data.context, values);
-  // Where a gate is all but closed its gradients are too small for fp32's normal numbers: they count
-  // as the 0 that they may be computed as.
+  // Where a gate is all but closed its gradients are too small for fp32's normal numbers: they
+  // count as the 0 that they may be computed as.
   for (const Argument& argument : t.arguments)
     if (argument.access != Access::in)
       if (const auto at = values.find(argument.name); at != values.end())
@@ -359,8 +359,8 @@ Row row_of(std::string_view output) {
 /// Whether an fp32 output of a 16-bit problem comes from sums and functions in fp32 alone.
 bool is_computed_in_fp32(const StageData& data, std::string_view output) {
   if (output == "A") return gate_kind(data.problem) != GateKind::vector;
-  for (const std::string_view name : {"G", "Gk", "g_log", "rstd", "dg", "dg_raw", "dA_part",
-                                      "dbias_part", "dA_log", "ddt_bias"})
+  for (const std::string_view name :
+       {"G", "Gk", "g_log", "rstd", "dg", "dg_raw", "dA_part", "dbias_part", "dA_log", "ddt_bias"})
     if (output == name) return true;
   return false;
 }
@@ -421,13 +421,12 @@ double stage_bound(const StageData& data, const Config& config, std::string_view
 
 void expect_stage_matches(const Device& device, const PlanStep& step, const StageData& data,
                           DeviceTensor::Guards guards) {
-  SCOPED_TRACE(step.template_id + " {" + step.config.to_string() + "} " +
-               describe(data.problem));
+  SCOPED_TRACE(step.template_id + " {" + step.config.to_string() + "} " + describe(data.problem));
   const Template& t = *find_template(step.template_id);
   const Written written = written_elements(data);
   const Stage stage = test_runtime().prepare_stage(device, step, data.problem);
-  const HostTensors outputs = run_stage(device, stage, problem_constants(data.problem),
-                                        data.tensors, guards, written);
+  const HostTensors outputs =
+      run_stage(device, stage, problem_constants(data.problem), data.tensors, guards, written);
   const TensorMap expected = reference_outputs(t, data);
   for (const auto& [name, actual] : outputs) {
     const auto select = [&, &tensor = name](std::int64_t i) { return written(tensor, i); };

@@ -22,10 +22,10 @@ struct StageData {
   HostTensors tensors;   ///< every tensor of every contract by name
 };
 
-/// The tensors of the problem's operator and pass; a backward problem has those of the forward stages
-/// too. `lengths` are the sequences of a packed problem. q and k are taken as they are; x and dy_heads
-/// are tensors of their own, and so is what is made of them. state_slots of 0 with state_index become
-/// N + 3.
+/// The tensors of the problem's operator and pass; a backward problem has those of the forward
+/// stages too. `lengths` are the sequences of a packed problem. q and k are taken as they are; x
+/// and dy_heads are tensors of their own, and so is what is made of them. state_slots of 0 with
+/// state_index become N + 3.
 StageData make_stage_data(const Problem& problem, std::int64_t BT, Gate gate, std::uint64_t seed,
                           const std::vector<std::int64_t>& lengths = {});
 
@@ -41,9 +41,9 @@ bool exercises(const Template& t, const StageData& data);
 /// False for what contracts leave alone: elements of h and dh in unused chunk slots.
 Written written_elements(const StageData& data);
 
-/// The bound that holds for an output: exact (0) for tables and copies; else the specification's row of
-/// o, dq or dg by the dtype of the problem; fp32 outputs of scalar stages and A without a vector gate
-/// by fp32's, outputs stored in 16 bits by 16 bits'.
+/// The bound that holds for an output: exact (0) for tables and copies; else the specification's
+/// row of o, dq or dg by the dtype of the problem; fp32 outputs of scalar stages and A without a
+/// vector gate by fp32's, outputs stored in 16 bits by 16 bits'.
 double stage_bound(const StageData& data, const Config& config, std::string_view output);
 
 /// Launches the step's template on `data` under run_stage's suspicion and holds every output to

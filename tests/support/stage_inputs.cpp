@@ -69,16 +69,14 @@ Vector zero_states(const StageContext& c, std::size_t count) {
 Matrix read_state(const StageContext& c, const Vector& tensor, std::int64_t n, std::int64_t head) {
   Matrix state(c.dims.K, c.dims.V);
   for (std::int64_t i = 0; i < c.dims.K && !tensor.empty(); ++i)
-    for (std::int64_t j = 0; j < c.dims.V; ++j)
-      state[i][j] = tensor[state_index(c, n, head, i, j)];
+    for (std::int64_t j = 0; j < c.dims.V; ++j) state[i][j] = tensor[state_index(c, n, head, i, j)];
   return state;
 }
 
 void write_state(const StageContext& c, Vector& tensor, std::int64_t n, std::int64_t head,
                  const Matrix& state) {
   for (std::int64_t i = 0; i < c.dims.K; ++i)
-    for (std::int64_t j = 0; j < c.dims.V; ++j)
-      tensor[state_index(c, n, head, i, j)] = state[i][j];
+    for (std::int64_t j = 0; j < c.dims.V; ++j) tensor[state_index(c, n, head, i, j)] = state[i][j];
 }
 
 GateValue gate_value(double x, double A_log, const std::optional<double>& lower_bound) {

@@ -13,7 +13,7 @@ namespace wyvern::testing {
 using StageReference = void (*)(const StageContext&, TensorMap&);
 using StageReferences = std::map<std::string_view, StageReference>;
 
-const StageReferences& row_references();        ///< work on rows and gates alone
+const StageReferences& row_references();  ///< work on rows and gates alone
 const StageReferences& forward_references();
 const StageReferences& backward_references();
 const StageReferences& kda_references();

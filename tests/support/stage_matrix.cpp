@@ -99,12 +99,13 @@ void Chunk::write(Vector& tensor, const Vector& scalars) const {
 
 void Chunk::write_state(Vector& tensor, const Matrix& state) const {
   const auto index = static_cast<std::int64_t>(slot_) * dims_.HV + head_;
-  std::copy(state.data().begin(), state.data().end(),
-            tensor.begin() + index * dims_.K * dims_.V);
+  std::copy(state.data().begin(), state.data().end(), tensor.begin() + index * dims_.K * dims_.V);
 }
 
 Decay::Decay(const Chunk& chunk, const Vector& G)
-    : rows_(chunk.rows()), width_(G.empty() ? 1 : chunk.width_of(G)), G_(rows_, width_),
+    : rows_(chunk.rows()),
+      width_(G.empty() ? 1 : chunk.width_of(G)),
+      G_(rows_, width_),
       factors_(static_cast<std::size_t>(rows_ * rows_ * width_)) {
   if (!G.empty()) G_ = chunk.own(G);
   for (std::int64_t r = 0; r < rows_; ++r)

@@ -1,5 +1,5 @@
-// Small dense matrices in float64 and the decays of one chunk: what the stage references are written
-// with, so that they read as section 3 of the specification does.
+// Small dense matrices in float64 and the decays of one chunk: what the stage references are
+// written with, so that they read as section 3 of the specification does.
 #pragma once
 
 #include <cstdint>
@@ -48,8 +48,13 @@ void add(double* y, double factor, const double* x, std::int64_t count);
 class Chunk {
  public:
   Chunk(const ChunkLayout& layout, const Dims& dims, std::size_t slot, std::int64_t head)
-      : dims_(dims), BT_(layout.BT), tokens_(layout.tokens()), slot_(slot),
-        begin_(layout.slots[slot].begin), rows_(layout.slots[slot].rows), head_(head) {}
+      : dims_(dims),
+        BT_(layout.BT),
+        tokens_(layout.tokens()),
+        slot_(slot),
+        begin_(layout.slots[slot].begin),
+        rows_(layout.slots[slot].rows),
+        head_(head) {}
 
   std::int64_t rows() const { return rows_; }
   std::int64_t head() const { return head_; }

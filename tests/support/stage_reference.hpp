@@ -62,8 +62,8 @@ struct StageContext {
   ChunkLayout layout;
   Dims dims;
   double scale = 1;
-  std::int64_t SEG = 8;   ///< chunks a segment
-  double gate_floor = 0;  ///< of chunk_local_cumsum; -infinity leaves g alone
+  std::int64_t SEG = 8;               ///< chunks a segment
+  double gate_floor = 0;              ///< of chunk_local_cumsum; -infinity leaves g alone
   std::optional<double> lower_bound;  ///< of kda's gate
   std::int64_t state_slots = 0;       ///< recurrent: of the pool of states
   bool gate_in_kernel = false;        ///< recurrent: g is the gate's raw input
@@ -76,10 +76,11 @@ using TensorMap = std::map<std::string, Vector, std::less<>>;
 
 /// Runs one stage by name: reads its inputs from `tensors` (an absent optional one is missing
 /// there) and adds its outputs. Stages run one after another compose as fused templates do, where
-/// a plan connects them under other names: chunk_local_cumsum takes g_log before g and makes Gk too,
-/// chunk_local_reverse_cumsum takes dGk for a missing dG, the gates' backward dg for a missing dg_log.
-/// `recurrent` gives the whole pool as `state`, what it leaves alone included, where there is one.
-/// Throws std::out_of_range for a missing input and std::invalid_argument for an unknown stage.
+/// a plan connects them under other names: chunk_local_cumsum takes g_log before g and makes Gk
+/// too, chunk_local_reverse_cumsum takes dGk for a missing dG, the gates' backward dg for a missing
+/// dg_log. `recurrent` gives the whole pool as `state`, what it leaves alone included, where there
+/// is one. Throws std::out_of_range for a missing input and std::invalid_argument for an unknown
+/// stage.
 void run_reference(std::string_view stage, const StageContext& context, TensorMap& tensors);
 
 }  // namespace wyvern::testing

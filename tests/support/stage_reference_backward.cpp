@@ -5,8 +5,8 @@
 namespace wyvern::testing {
 namespace {
 
-/// In gradients of gates, terms that cancel in exact arithmetic (a row against itself) are left out of
-/// both sums, so that what must be 0 is 0.
+/// In gradients of gates, terms that cancel in exact arithmetic (a row against itself) are left out
+/// of both sums, so that what must be 0 is 0.
 constexpr bool kStrict = true;
 
 void bwd_dv_local(const StageContext& c, TensorMap& t) {
@@ -23,15 +23,15 @@ void bwd_dv_local(const StageContext& c, TensorMap& t) {
 class ReverseScan {
  public:
   ReverseScan(const StageContext& c, const TensorMap& t)
-      : c_(c), t_(t), q_(t.contains("qg") ? Vector{} : queries(t)),
+      : c_(c),
+        t_(t),
+        q_(t.contains("qg") ? Vector{} : queries(t)),
         k_(t.contains("kg") ? Vector{} : keys(t)) {}
 
   void step(const Chunk& chunk, Matrix& dS, Vector& du) const {
     const Decay decay(chunk, decays(t_));
-    const Matrix Q =
-        q_.empty() ? chunk.wide_keys(t_.at("qg")) : decay.entering(chunk.keys(q_));
-    const Matrix K =
-        k_.empty() ? chunk.wide_keys(t_.at("kg")) : decay.leaving(chunk.keys(k_));
+    const Matrix Q = q_.empty() ? chunk.wide_keys(t_.at("qg")) : decay.entering(chunk.keys(q_));
+    const Matrix K = k_.empty() ? chunk.wide_keys(t_.at("kg")) : decay.leaving(chunk.keys(k_));
     const Matrix dV = chunk.values(t_.at("dv_local")) + K * dS;
     chunk.write(du, dV);
     dS = decay.through(dS) + c_.scale * (transposed(Q) * chunk.values(t_.at("do"))) +
@@ -127,7 +127,8 @@ void wy_bwd(const StageContext& c, TensorMap& t) {
     const Matrix dTinv = dU * transposed(scaled(beta, V)) + dW * transposed(scaled(beta, expK));
     const Matrix dA = inverse_gradient(Tinv, dTinv), M = scaled(beta, dA);
     const Matrix X = transposed(Tinv) * dU, Y = transposed(Tinv) * dW;
-    const Matrix by_row = decay.row_sums(M, K, kStrict), by_column = decay.column_sums(M, K, kStrict);
+    const Matrix by_row = decay.row_sums(M, K, kStrict),
+                 by_column = decay.column_sums(M, K, kStrict);
     const Matrix dK_W = scaled(beta, decay.entering(Y));
     chunk.write(dk, chunk.wide_keys(t.at("dk_qk")) + dK_W + by_row + by_column);
     chunk.write(dv, scaled(beta, X));
@@ -140,7 +141,8 @@ void wy_bwd(const StageContext& c, TensorMap& t) {
       dbeta_rows[r] = slope[r] * (dbeta_rows[r] + from_W[r] + from_A[r]);
       dG_rows[r] += rows[r] - columns[r];
     }
-    if (t.contains("dG_qk")) add(dG_rows.data(), 1, chunk.scalars(t.at("dG_qk")).data(), chunk.rows());
+    if (t.contains("dG_qk"))
+      add(dG_rows.data(), 1, chunk.scalars(t.at("dG_qk")).data(), chunk.rows());
     chunk.write(dbeta, dbeta_rows);
     chunk.write(dG, dG_rows);
   });

@@ -11,8 +11,7 @@ Vector solve_tril(const ChunkLayout& layout, std::int64_t HV, const Vector& A) {
     Matrix inverse(chunk.rows(), chunk.rows());
     for (std::int64_t r = 0; r < chunk.rows(); ++r) {
       // Row r of (I + A) X = I by forward substitution.
-      for (std::int64_t s = 0; s < r; ++s)
-        add(inverse[r], -lower_part[r][s], inverse[s], s + 1);
+      for (std::int64_t s = 0; s < r; ++s) add(inverse[r], -lower_part[r][s], inverse[s], s + 1);
       inverse[r][r] = 1;
     }
     chunk.write(Tinv, inverse);

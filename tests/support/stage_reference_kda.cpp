@@ -84,7 +84,8 @@ void kda_bwd_dqkg(const StageContext& c, TensorMap& t) {
     const Matrix V = chunk.values(t.at("v")), V_new = chunk.values(t.at("v_new"));
     const Matrix S = chunk.state(t.at("h")), dS = chunk.state(t.at("dh"));
     const Matrix dO = chunk.values(t.at("do")), dU = chunk.values(t.at("du"));
-    const Matrix Tinv = lower(chunk.square(t.at("Tinv")), !kStrict), dW = -1.0 * (dU * transposed(S));
+    const Matrix Tinv = lower(chunk.square(t.at("Tinv")), !kStrict),
+                 dW = -1.0 * (dU * transposed(S));
     const Matrix dTinv = dU * transposed(scaled(beta, V)) + dW * transposed(scaled(beta, expK));
     const Matrix X = transposed(Tinv) * dU, Y = transposed(Tinv) * dW;
 
@@ -120,10 +121,11 @@ void kda_intra_bwd(const StageContext& c, TensorMap& t) {
     const Matrix dP = lower(chunk.square(t.at("dAqk")), !kStrict);
     const Matrix dA = lower(chunk.square(t.at("dA")), kStrict);
     const Matrix M = scaled(chunk.scalars(betas), dA);
-    const Matrix by_row = decay.row_sums(M, K, kStrict), by_column = decay.column_sums(M, K, kStrict);
+    const Matrix by_row = decay.row_sums(M, K, kStrict),
+                 by_column = decay.column_sums(M, K, kStrict);
     chunk.write(dq, chunk.wide_keys(t.at("dq_inter")) + decay.row_sums(dP, K, !kStrict));
-    chunk.write(dk, chunk.wide_keys(t.at("dk_inter")) + decay.column_sums(dP, Q, !kStrict) + by_row +
-                        by_column);
+    chunk.write(dk, chunk.wide_keys(t.at("dk_inter")) + decay.column_sums(dP, Q, !kStrict) +
+                        by_row + by_column);
     // A row's terms with itself cancel between Q and K.
     chunk.write(dG, chunk.wide_keys(t.at("dGk_inter")) +
                         hadamard(Q, decay.row_sums(dP, K, kStrict)) +
@@ -144,12 +146,10 @@ void kda_intra_bwd(const StageContext& c, TensorMap& t) {
 }  // namespace
 
 const StageReferences& kda_references() {
-  static const StageReferences references{{"kda_intra", kda_intra},
-                                          {"kda_recompute_w_u", kda_recompute_w_u},
-                                          {"kda_fwd_o", kda_fwd_o},
-                                          {"kda_bwd_dv_local", kda_bwd_dv_local},
-                                          {"kda_bwd_dqkg", kda_bwd_dqkg},
-                                          {"kda_intra_bwd", kda_intra_bwd}};
+  static const StageReferences references{
+      {"kda_intra", kda_intra},       {"kda_recompute_w_u", kda_recompute_w_u},
+      {"kda_fwd_o", kda_fwd_o},       {"kda_bwd_dv_local", kda_bwd_dv_local},
+      {"kda_bwd_dqkg", kda_bwd_dqkg}, {"kda_intra_bwd", kda_intra_bwd}};
   return references;
 }
 

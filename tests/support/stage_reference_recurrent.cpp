@@ -25,10 +25,10 @@ Vector log_decays(const StageContext& c, const TensorMap& t) {
   const std::size_t columns = g.size() / size(c.layout.tokens());
   for (std::size_t i = 0; i < g.size(); ++i) {
     const std::size_t column = i % columns;
-    g[i] = gate_value(g[i] + (bias.empty() ? 0 : bias[column]),
-                      A_log.empty() ? 0 : A_log[column / (columns / size(c.dims.HV))],
-                      c.lower_bound)
-               .g_log;
+    g[i] =
+        gate_value(g[i] + (bias.empty() ? 0 : bias[column]),
+                   A_log.empty() ? 0 : A_log[column / (columns / size(c.dims.HV))], c.lower_bound)
+            .g_log;
   }
   return g;
 }
@@ -37,16 +37,19 @@ Vector log_decays(const StageContext& c, const TensorMap& t) {
 class Recurrence {
  public:
   Recurrence(const StageContext& c, const TensorMap& t)
-      : c_(c), q_(normalized(t.at("q"), c.dims.K, c.qk_l2norm)),
-        k_(normalized(t.at("k"), c.dims.K, c.qk_l2norm)), beta_(beta_factors(c, t)),
-        g_(log_decays(c, t)), v_(t.at("v")) {}
+      : c_(c),
+        q_(normalized(t.at("q"), c.dims.K, c.qk_l2norm)),
+        k_(normalized(t.at("k"), c.dims.K, c.qk_l2norm)),
+        beta_(beta_factors(c, t)),
+        g_(log_decays(c, t)),
+        v_(t.at("v")) {}
 
   /// Updates the state by one token and writes its row of o.
   void step(std::int64_t token, std::int64_t head, Matrix& S, double* o) const {
     const auto [H, HV, K, V] = c_.dims;
     const std::int64_t row = token * HV + head, key_row = (token * H + head / (HV / H)) * K;
-    const std::int64_t width = g_.empty() ? 0 : static_cast<std::int64_t>(g_.size()) /
-                                                    (c_.layout.tokens() * HV);
+    const std::int64_t width =
+        g_.empty() ? 0 : static_cast<std::int64_t>(g_.size()) / (c_.layout.tokens() * HV);
     for (std::int64_t i = 0; i < K && width > 0; ++i)
       for (std::int64_t j = 0; j < V; ++j)
         S[i][j] *= std::exp(g_[size(row * width + (width == 1 ? 0 : i))]);

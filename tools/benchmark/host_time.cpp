@@ -1,5 +1,6 @@
-// What a caller waits for besides the kernels: the first call with nothing cached, the first call of a
-// process with a warm cache, and the host's share of every later call. On the best device and the CPU.
+// What a caller waits for besides the kernels: the first call with nothing cached, the first call
+// of a process with a warm cache, and the host's share of every later call. On the best device and
+// the CPU.
 //
 //   build/bin/host_time [--benchmark_filter=REGEX]
 #include <wyvern/runtime.hpp>
@@ -138,11 +139,17 @@ void launch_host_time(benchmark::State& state, const Device& device) {
 void add(const Device& device) {
   const std::string& name = device.info().name;
   benchmark::RegisterBenchmark((name + "/first_call_cold").c_str(), first_call_cold, device)
-      ->UseManualTime()->Unit(benchmark::kMillisecond)->Iterations(3);
+      ->UseManualTime()
+      ->Unit(benchmark::kMillisecond)
+      ->Iterations(3);
   benchmark::RegisterBenchmark((name + "/first_call_warm").c_str(), first_call_warm, device)
-      ->UseManualTime()->Unit(benchmark::kMillisecond)->Iterations(10);
+      ->UseManualTime()
+      ->Unit(benchmark::kMillisecond)
+      ->Iterations(10);
   benchmark::RegisterBenchmark((name + "/launch").c_str(), launch_host_time, device)
-      ->UseManualTime()->Unit(benchmark::kMicrosecond)->Iterations(200);
+      ->UseManualTime()
+      ->Unit(benchmark::kMicrosecond)
+      ->Iterations(200);
 }
 
 }  // namespace

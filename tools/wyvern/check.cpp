@@ -33,9 +33,10 @@ bool passed(const Json& checks) {
 std::string check_text(const Json& checks) {
   Table table({"quantity", "error", "bound", "ok"});
   for (const Json& row : checks)
-    table.row({row["quantity"], row["error"].is_null() ? "not finite" : fmt::format("{:.2e}", row["error"].get<double>()),
-               fmt::format("{:.0e}", row["bound"].get<double>()),
-               row["ok"].get<bool>() ? "yes" : "NO"});
+    table.row(
+        {row["quantity"],
+         row["error"].is_null() ? "not finite" : fmt::format("{:.2e}", row["error"].get<double>()),
+         fmt::format("{:.0e}", row["bound"].get<double>()), row["ok"].get<bool>() ? "yes" : "NO"});
   return table.text();
 }
 

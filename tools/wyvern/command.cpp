@@ -58,7 +58,8 @@ std::string option_names(const CLI::App& app) {
 
 }  // namespace
 
-Command::Command() : app_("Kernels for the chunked delta rule, compiled and tuned on this machine") {
+Command::Command()
+    : app_("Kernels for the chunked delta rule, compiled and tuned on this machine") {
   app_.name("wyvern");
   app_.set_version_flag("--version", "wyvern " WYVERN_VERSION);
   app_.add_flag("--json", json_, "print one JSON document");
@@ -83,14 +84,14 @@ void Command::reject_leftovers(const CLI::App& app) const {
   for (const CLI::Option* option : app.get_options())
     for (const std::string& value : option->results())
       if (value.starts_with("--"))
-        throw Error(ErrorKind::kBadInput,
-                    fmt::format("{} has no value, the option '{}' follows it; see `wyvern {} --help`",
-                                option->get_name(), value, app.get_name()));
+        throw Error(
+            ErrorKind::kBadInput,
+            fmt::format("{} has no value, the option '{}' follows it; see `wyvern {} --help`",
+                        option->get_name(), value, app.get_name()));
   const std::vector<std::string> rest = app.remaining();
   if (rest.empty()) return;
-  throw Error(ErrorKind::kBadInput,
-              fmt::format("argument '{}' is not known; `wyvern {}` takes {}", rest.front(),
-                          app.get_name(), option_names(app)));
+  throw Error(ErrorKind::kBadInput, fmt::format("argument '{}' is not known; `wyvern {}` takes {}",
+                                                rest.front(), app.get_name(), option_names(app)));
 }
 
 int Command::dispatch(int argc, char** argv) {
@@ -117,8 +118,7 @@ int Command::run(int argc, char** argv) {
                                 [](std::string_view argument) { return argument == "--json"; });
   try {
     const int code = dispatch(argc, argv);
-    if (std::fflush(stdout) != 0)
-      throw Error(ErrorKind::kIo, "cannot write to standard output");
+    if (std::fflush(stdout) != 0) throw Error(ErrorKind::kIo, "cannot write to standard output");
     return code;
   } catch (const CLI::Success& help) {
     return app_.exit(help);

@@ -21,7 +21,8 @@ class Command {
   /// Adds a verb. Its options are added to the returned App and bound to what `action` captures.
   CLI::App& verb(const std::string& name, const std::string& description, Action action);
 
-  /// Parses and runs. Every failure ends here: one sentence on stderr, {"error": ...} on stdout with
+  /// Parses and runs. Every failure ends here: one sentence on stderr, {"error": ...} on stdout
+  /// with
   /// --json, and the exit code.
   int run(int argc, char** argv);
 

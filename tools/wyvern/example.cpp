@@ -47,7 +47,17 @@ class Random {
 
 /// The streams of random numbers, one per tensor, so that none depends on another's size.
 enum class Stream : std::uint64_t {
-  q = 1, k, v, beta, g, initial_state, A_log, dt_bias, output_gradient, state_gradient, state_index
+  q = 1,
+  k,
+  v,
+  beta,
+  g,
+  initial_state,
+  A_log,
+  dt_bias,
+  output_gradient,
+  state_gradient,
+  state_index
 };
 
 using Shape = std::vector<std::int64_t>;
@@ -64,8 +74,7 @@ HostTensor integer_tensor(DType dtype, const std::vector<std::int64_t>& values) 
 }
 
 template <class Draw>
-HostTensor filled(DType dtype, Shape shape, std::uint64_t seed, Stream stream,
-                  const Draw& draw) {
+HostTensor filled(DType dtype, Shape shape, std::uint64_t seed, Stream stream, const Draw& draw) {
   HostTensor tensor = HostTensor::make(dtype, std::move(shape));
   Random random(seed, static_cast<std::uint64_t>(stream));
   const std::int64_t count = tensor.elements();
@@ -94,8 +103,8 @@ HostTensor unit_rows(DType dtype, Shape shape, std::uint64_t seed, Stream stream
   return tensor;
 }
 
-/// Log decay: every head, or key channel of a head, reaches down to a depth of its own, at most log 2,
-/// most tokens far above it. A promised bound is kept.
+/// Log decay: every head, or key channel of a head, reaches down to a depth of its own, at most log
+/// 2, most tokens far above it. A promised bound is kept.
 HostTensor log_decay(const Problem& p, const Shape& shape, std::uint64_t seed) {
   constexpr double kLeast = 0.0010005;  // exp(-kLeast) is 0.999
   constexpr double kMost = 0.6931;
@@ -114,8 +123,8 @@ HostTensor log_decay(const Problem& p, const Shape& shape, std::uint64_t seed) {
   });
 }
 
-/// Slots of a pool of states in no order, all different; where there are three sequences or more the
-/// second is padding, as are those that no slot is left for.
+/// Slots of a pool of states in no order, all different; where there are three sequences or more
+/// the second is padding, as are those that no slot is left for.
 HostTensor slots(const Problem& p, std::uint64_t seed) {
   Random random(seed, static_cast<std::uint64_t>(Stream::state_index));
   std::vector<std::int64_t> all(static_cast<std::size_t>(p.state_slots));

@@ -44,11 +44,11 @@ double copy_rate(int threads) {
   double best = 1e9;
   for (int run = 0; run < 10; ++run)
     best = std::min(best, seconds_of([&] {
-             on_threads(threads, [&](int i) {
-               const auto t = static_cast<std::size_t>(i);
-               std::memcpy(to[t].get(), from[t].get(), kBytes);
-             });
-           }));
+                      on_threads(threads, [&](int i) {
+                        const auto t = static_cast<std::size_t>(i);
+                        std::memcpy(to[t].get(), from[t].get(), kBytes);
+                      });
+                    }));
   return 2.0 * static_cast<double>(kBytes) * threads / best;
 }
 
@@ -123,8 +123,7 @@ double dtype_factor(const Problem& problem) {
 Peak cuda_peak(const DeviceInfo& info, const Problem& problem) {
   const bool h200 = info.model.find("H200") != std::string::npos;
   const double clock_hz = info.clock_ghz * 1e9;
-  const double dense =
-      h200 ? 780e12 : operations_per_clock(info.arch) * info.units * clock_hz;
+  const double dense = h200 ? 780e12 : operations_per_clock(info.arch) * info.units * clock_hz;
   const double factor = dtype_factor(problem);
   const double scalar = 256.0 * info.units * clock_hz;  // 128 fp32 FMA units a multiprocessor
   return {h200 ? 4.25e12 : info.peak_bytes_per_s, factor == 0 ? scalar : dense / factor,
@@ -135,14 +134,14 @@ double real(std::int64_t count) { return static_cast<double>(count); }
 
 double tokens_of(const Problem& p) { return real(p.B) * real(p.T); }
 
-/// Every tensor once, what is read and written twice; of a pool of states only what the sequences use.
+/// Every tensor once, what is read and written twice; of a pool of states only what the sequences
+/// use.
 double bytes_of(const Problem& p) {
   double bytes = 0;
   for (const TensorSpec& spec : tensor_specs(p)) {
     if (!spec.present) continue;
     double elements = 1;
-    for (int i = 0; i < spec.rank; ++i)
-      elements *= real(spec.shape[static_cast<std::size_t>(i)]);
+    for (int i = 0; i < spec.rank; ++i) elements *= real(spec.shape[static_cast<std::size_t>(i)]);
     const bool pool = p.state_index && (spec.name == "initial_state" || spec.name == "state");
     if (pool && p.state_slots > p.N) elements *= real(p.N) / real(p.state_slots);
     const double times = spec.access == TensorAccess::inout ? 2 : 1;
@@ -157,8 +156,8 @@ double bytes_of(const Problem& p) {
   return bytes;
 }
 
-/// FLOPs of a token and value head as multiples of K V, C V, C K (of which some are shared by the value
-/// heads of a group where the gate is no vector) and C^2.
+/// FLOPs of a token and value head as multiples of K V, C V, C K (of which some are shared by the
+/// value heads of a group where the gate is no vector) and C^2.
 struct Products {
   double KV, CV, CK, shared_CK, CC;
 };
@@ -182,9 +181,7 @@ double flops_of(const Problem& p) {
 
 }  // namespace
 
-Work work_of(const Problem& problem) {
-  return {bytes_of(problem), flops_of(problem)};
-}
+Work work_of(const Problem& problem) { return {bytes_of(problem), flops_of(problem)}; }
 
 Peak device_peak(const Device& device, const Problem& problem) {
   const DeviceInfo& info = device.info();

@@ -42,9 +42,9 @@ struct Peak {
 /// backward 483 kFLOP and 2828 bytes (HV = H).
 Work work_of(const Problem& problem);
 
-/// On an H200 4.25 TB/s (device copy) and 780 TFLOP/s (dense bf16), both measured; on other GPUs what
-/// the driver tells of memory and the architecture's dense rate at boost clock; on a CPU memory copy
-/// and FMA rates measured now on all threads (about half a second).
+/// On an H200 4.25 TB/s (device copy) and 780 TFLOP/s (dense bf16), both measured; on other GPUs
+/// what the driver tells of memory and the architecture's dense rate at boost clock; on a CPU
+/// memory copy and FMA rates measured now on all threads (about half a second).
 Peak device_peak(const Device& device, const Problem& problem);
 
 /// Seconds.

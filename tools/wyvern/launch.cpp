@@ -86,8 +86,7 @@ void DeviceArguments::fetch_outputs() const {
   }
 }
 
-void add_kept(Runtime& runtime, const Device& device, const Selection& selection,
-              Tensors& inputs) {
+void add_kept(Runtime& runtime, const Device& device, const Selection& selection, Tensors& inputs) {
   if (selection.problem.pass != Pass::backward || !selection.problem.disable_recompute) return;
   Selection forward = selection;
   forward.problem.pass = Pass::forward;

@@ -161,8 +161,7 @@ void check_inputs(const Tensors& tensors, const Problem& p) {
     if (!spec.present || spec.access == TensorAccess::out) continue;
     const std::string name(spec.name);
     const Shape wanted(spec.shape.begin(), spec.shape.begin() + spec.rank);
-    const std::string legal =
-        fmt::format("{} = {}", symbols_of(name, p), shape_text(wanted));
+    const std::string legal = fmt::format("{} = {}", symbols_of(name, p), shape_text(wanted));
     const HostTensor& tensor = need(tensors, name, legal);
     if (tensor.shape != wanted)
       reject("{} has shape {}; it must be {}", name, shape_text(tensor.shape), legal);
@@ -179,9 +178,10 @@ void check_slots(const Tensors& tensors, const Problem& p) {
     if (slots[n] < 0) continue;
     const auto [held, fresh] = owner.emplace(slots[n], n);
     if (!fresh)
-      reject("state_index[{}] is {}, as state_index[{}] is; with --inplace-state every sequence "
-             "must have a slot of its own",
-             n, slots[n], held->second);
+      reject(
+          "state_index[{}] is {}, as state_index[{}] is; with --inplace-state every sequence "
+          "must have a slot of its own",
+          n, slots[n], held->second);
   }
 }
 

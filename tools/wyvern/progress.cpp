@@ -45,8 +45,7 @@ void Progress::update(std::size_t done, std::size_t total, std::string_view note
   printed_ = now;
   const double fraction =
       total == 0 ? 0 : std::min(1.0, static_cast<double>(done) / static_cast<double>(total));
-  if (seconds_left < 0 && fraction > 0)
-    seconds_left = elapsed.count() * (1 - fraction) / fraction;
+  if (seconds_left < 0 && fraction > 0) seconds_left = elapsed.count() * (1 - fraction) / fraction;
   std::string text = fmt::format("{}/{}", done, total);
   if (seconds_left >= 0) text += fmt::format(", {} left", duration_text(seconds_left));
   if (!note.empty()) text += fmt::format("  {}", note);

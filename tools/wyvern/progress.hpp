@@ -19,10 +19,9 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// `done` of `total` pieces are ready; `note` says what goes on. `seconds_left` below 0: estimated
-  /// from the time so far.
-  void update(std::size_t done, std::size_t total, std::string_view note,
-              double seconds_left = -1);
+  /// `done` of `total` pieces are ready; `note` says what goes on. `seconds_left` below 0:
+  /// estimated from the time so far.
+  void update(std::size_t done, std::size_t total, std::string_view note, double seconds_left = -1);
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -72,8 +72,7 @@ class Reader {
       throw Error(ErrorKind::kIo, fmt::format("cannot read '{}': it is a directory", path_));
     stream_.open(file, std::ios::binary);
     if (!stream_)
-      throw Error(ErrorKind::kIo,
-                  fmt::format("cannot read '{}': {}", path_, std::strerror(errno)));
+      throw Error(ErrorKind::kIo, fmt::format("cannot read '{}': {}", path_, std::strerror(errno)));
     stream_.seekg(0, std::ios::end);
     const std::streamoff size = stream_.tellg();
     if (size < 0) throw Error(ErrorKind::kIo, fmt::format("cannot read '{}'", path_));
@@ -110,9 +109,10 @@ class Reader {
     std::uint64_t length = 0;
     read_bytes(&length, 8);
     if (length > kLongestHeader || length > size_ - 8)
-      reject(fmt::format("its header claims {} bytes; the file has {} after the length, and the "
-                         "limit is {}",
-                         length, size_ - 8, kLongestHeader));
+      reject(
+          fmt::format("its header claims {} bytes; the file has {} after the length, and the "
+                      "limit is {}",
+                      length, size_ - 8, kLongestHeader));
     std::string text(length, '\0');
     read_bytes(text.data(), text.size());
     data_start_ = 8 + length;
@@ -145,8 +145,9 @@ class Reader {
       return dtype.is_string() && dtype.get_ref<const std::string&>() == pair.first;
     });
     if (known == kDTypeNames.end())
-      reject(fmt::format("the dtype of tensor '{}' is {}; it must be one of F32, F16, BF16, I32, I64",
-                         name, printable(dtype)));
+      reject(
+          fmt::format("the dtype of tensor '{}' is {}; it must be one of F32, F16, BF16, I32, I64",
+                      name, printable(dtype)));
     entry.dtype = known->second;
 
     const auto& shape = value["shape"];
@@ -189,9 +190,10 @@ class Reader {
     std::uint64_t at = 0;
     for (const Entry& entry : entries) {
       if (entry.begin != at)
-        reject(fmt::format("tensor '{}' starts at byte {} where byte {} is next, so the data "
-                           "overlap or have a hole",
-                           entry.name, entry.begin, at));
+        reject(
+            fmt::format("tensor '{}' starts at byte {} where byte {} is next, so the data "
+                        "overlap or have a hole",
+                        entry.name, entry.begin, at));
       at = entry.end;
     }
     if (at != size_ - data_start_)

@@ -46,9 +46,10 @@ std::vector<std::int64_t> parse_seqlens(std::string_view text) {
   for (const std::string_view piece : split(text)) {
     const auto length = number<std::int64_t>(piece);
     if (!length || *length < 0 || *length > kMostTokens)
-      reject("--seqlens has the length '{}'; it must be a list of integers from 0 to {}, as in "
-             "5,0,77",
-             piece, kMostTokens);
+      reject(
+          "--seqlens has the length '{}'; it must be a list of integers from 0 to {}, as in "
+          "5,0,77",
+          piece, kMostTokens);
     boundaries.push_back(boundaries.back() + *length);
   }
   return boundaries;
@@ -94,8 +95,7 @@ void apply_seqlens(std::string_view text, bool tokens_given, Selection& selectio
   if (tokens_given && problem.T != total)
     reject("T is {} but the lengths of --seqlens add up to {}; leave T out or make them equal",
            problem.T, total);
-  if (problem.B != 1)
-    reject("B is {}; a packed batch (--seqlens) must have B=1", problem.B);
+  if (problem.B != 1) reject("B is {}; a packed batch (--seqlens) must have B=1", problem.B);
   problem.T = total;
   problem.N = static_cast<std::int64_t>(selection.cu_seqlens.size()) - 1;
   problem.packed = true;
@@ -150,8 +150,7 @@ namespace {
 /// A flag that remembers whether it was given, as --name or --name=false.
 void add_switch(CLI::App& verb, const std::string& name, std::optional<bool>& value,
                 const std::string& description) {
-  verb.add_flag_function(
-      name, [&value](std::int64_t count) { value = count > 0; }, description);
+  verb.add_flag_function(name, [&value](std::int64_t count) { value = count > 0; }, description);
 }
 
 }  // namespace
@@ -274,10 +273,9 @@ Selection select(const SelectionFlags& flags, const OptionFlags& options) {
   problem.seqlens_dtype = DType::int64;
   if (flags.tokens) problem.T = parse_integer("--tokens", *flags.tokens, 0, kMostTokens);
   if (flags.seqlens) {
-    const bool tokens_given =
-        flags.tokens.has_value() ||
-        (flags.shape && (flags.shape->starts_with("T=") ||
-                         flags.shape->find(",T=") != std::string::npos));
+    const bool tokens_given = flags.tokens.has_value() ||
+                              (flags.shape && (flags.shape->starts_with("T=") ||
+                                               flags.shape->find(",T=") != std::string::npos));
     apply_seqlens(*flags.seqlens, tokens_given, selection);
   }
   apply(options, problem);
@@ -314,13 +312,13 @@ Device open_device(const std::optional<std::string>& name) {
 }
 
 std::string describe(const Problem& problem) {
-  const std::string tokens =
-      problem.packed ? fmt::format("T={} in {} sequences", problem.T, problem.N)
-                     : fmt::format("B={},T={}", problem.B, problem.T);
+  const std::string tokens = problem.packed
+                                 ? fmt::format("T={} in {} sequences", problem.T, problem.N)
+                                 : fmt::format("B={},T={}", problem.B, problem.T);
   const std::string pass =
       problem.pass == Pass::forward ? "" : fmt::format("{} ", to_string(problem.pass));
-  return fmt::format("{}{},H={},HV={},K={},V={} {}", pass, tokens, problem.H, problem.HV,
-                     problem.K, problem.V, to_string(problem.dtype));
+  return fmt::format("{}{},H={},HV={},K={},V={} {}", pass, tokens, problem.H, problem.HV, problem.K,
+                     problem.V, to_string(problem.dtype));
 }
 
 std::int64_t parse_integer(std::string_view option, std::string_view text, std::int64_t least,
@@ -361,9 +359,10 @@ double parse_seconds(std::string_view option, std::string_view text) {
   const std::size_t unit_at = std::min(text.find_first_not_of("0123456789."), text.size());
   const auto value = number<double>(text.substr(0, unit_at));
   const std::string_view unit = text.substr(unit_at);
-  const double factor = unit == "ms" ? 1e-3 : unit == "s" || unit.empty() ? 1.0
-                        : unit == "m" ? 60.0
-                                      : 0.0;
+  const double factor = unit == "ms"                  ? 1e-3
+                        : unit == "s" || unit.empty() ? 1.0
+                        : unit == "m"                 ? 60.0
+                                                      : 0.0;
   if (!value || factor == 0.0 || !(*value > 0.0) || *value * factor > 1e6)
     reject("{} is '{}'; it must be a positive time such as 60s, 500ms or 2m", option, text);
   return *value * factor;

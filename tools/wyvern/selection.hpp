@@ -54,10 +54,10 @@ void add_device(CLI::App& verb, std::optional<std::string>& device);
 
 /// The problem that `wyvern example` writes an input for and that `wyvern run` then finds in that
 /// file: an initial state is given (fp32) and the final state wanted, or updated in place, beta has
-/// the dtype of q, g is fp32 unless --g-dtype says otherwise, cu_seqlens int64, and A_log and dt_bias
-/// are there where the gate is computed in the kernel. So the same selection and options name the
-/// same problem key for tune, bench and run. A preset of kda is run with a bounded gate in the kernel
-/// and normalized q and k, as its models are, unless the options say otherwise. Throws
+/// the dtype of q, g is fp32 unless --g-dtype says otherwise, cu_seqlens int64, and A_log and
+/// dt_bias are there where the gate is computed in the kernel. So the same selection and options
+/// name the same problem key for tune, bench and run. A preset of kda is run with a bounded gate in
+/// the kernel and normalized q and k, as its models are, unless the options say otherwise. Throws
 /// Error(kBadInput).
 Selection select(const SelectionFlags& flags, const OptionFlags& options);
 
@@ -67,8 +67,8 @@ std::vector<std::string> run_options(const Problem& problem);
 /// Lays the options over the problem; throws Error(kBadInput) for one that does not parse.
 void apply(const OptionFlags& options, Problem& problem);
 
-/// Parses --shape's B=..,T=..,H=..,HV=..,K=..,V=.. over the dimensions of `base`; HV follows a given H
-/// and V a given K. Throws Error(kBadInput), also when one of `needed` is missing.
+/// Parses --shape's B=..,T=..,H=..,HV=..,K=..,V=.. over the dimensions of `base`; HV follows a
+/// given H and V a given K. Throws Error(kBadInput), also when one of `needed` is missing.
 Problem parse_shape(std::string_view text, Problem base,
                     std::initializer_list<std::string_view> needed);
 
@@ -82,7 +82,8 @@ Device open_device(const std::optional<std::string>& name);
 /// batch, and without the pass where that is forward.
 std::string describe(const Problem& problem);
 
-// Values of options; each throws Error(kBadInput) that names the option, the text and what is legal.
+// Values of options; each throws Error(kBadInput) that names the option, the text and what is
+// legal.
 std::int64_t parse_integer(std::string_view option, std::string_view text, std::int64_t least,
                            std::int64_t most);
 std::uint64_t parse_seed(std::string_view text);

@@ -34,8 +34,8 @@ inline std::vector<Problem> stage_problems() {
   return problems;
 }
 
-/// The first of them whose pass has all stages of the template, without the options that these stages
-/// do not need; the first of all for a stage that no pass uses.
+/// The first of them whose pass has all stages of the template, without the options that these
+/// stages do not need; the first of all for a stage that no pass uses.
 inline Problem stage_problem(const Template& t) {
   const std::vector<Problem> problems = stage_problems();
   for (const Problem& problem : problems) {

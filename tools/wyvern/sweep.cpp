@@ -83,8 +83,9 @@ std::vector<Case> chunked_cases(const Problem& base) {
   return cases;
 }
 
-/// What the first cases leave: the largest chunk and dimensions, the other chunk size and dtypes. The
-/// last two stand where make_sweep() has 16-bit numbers, so that fp32 betas are not all of them.
+/// What the first cases leave: the largest chunk and dimensions, the other chunk size and dtypes.
+/// The last two stand where make_sweep() has 16-bit numbers, so that fp32 betas are not all of
+/// them.
 void add_more_chunked_cases(const Problem& base, std::vector<Case>& cases) {
   std::vector<Case> more(4, Case{{base, {}}});
   const auto problem = [&](std::size_t i) -> Problem& { return more[i].selection.problem; };
@@ -245,8 +246,7 @@ Case random_case(const Problem& base, Draw& draw) {
   if (p.pass == Pass::recurrent) return c;
   if (draw.chance(2)) p.chunk_size = draw.one_of<3>({16, 32, 64});
   p.disable_recompute = draw.chance(3);
-  p.return_intermediate_states =
-      p.pass == Pass::forward && !p.disable_recompute && draw.chance(3);
+  p.return_intermediate_states = p.pass == Pass::forward && !p.disable_recompute && draw.chance(3);
   return c;
 }
 
@@ -291,10 +291,9 @@ std::vector<Number> numbers(const std::optional<std::string>& dtype,
   Problem parsed;
   apply(options, parsed);
   std::vector<Number> chosen;
-  for (const Number& number : {Number{DType::bf16, {}}, Number{DType::fp16, {}},
-                               Number{DType::fp32, Precision::tf32x3},
-                               Number{DType::fp32, Precision::tf32},
-                               Number{DType::fp32, Precision::ieee}}) {
+  for (const Number& number :
+       {Number{DType::bf16, {}}, Number{DType::fp16, {}}, Number{DType::fp32, Precision::tf32x3},
+        Number{DType::fp32, Precision::tf32}, Number{DType::fp32, Precision::ieee}}) {
     if (only && number.dtype != *only) continue;
     // A floor says nothing about 16-bit inputs.
     if (precision && number.dtype == DType::fp32 && number.precision != parsed.precision) continue;
@@ -306,8 +305,7 @@ std::vector<Number> numbers(const std::optional<std::string>& dtype,
 std::vector<Case> make_sweep(std::string_view op, Pass pass, const std::vector<Number>& numbers,
                              std::int64_t extra, std::uint64_t seed) {
   const Problem base = base_problem(op, pass, {DType::bf16, {}});
-  std::vector<Case> cases =
-      pass == Pass::recurrent ? recurrent_cases(base) : chunked_cases(base);
+  std::vector<Case> cases = pass == Pass::recurrent ? recurrent_cases(base) : chunked_cases(base);
   if (pass != Pass::recurrent) add_more_chunked_cases(base, cases);
   add_bounded_cases(base, cases);
   Draw draw(seed);

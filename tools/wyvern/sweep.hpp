@@ -26,7 +26,7 @@ struct Case {
   Selection selection;
   Gates gates = Gates::typical;
   std::uint64_t seed = 0;  ///< of its inputs
-  bool large = false;      ///< no device need have a plan for it: it is left out where there is none
+  bool large = false;  ///< no device need have a plan for it: it is left out where there is none
 };
 
 /// The dtypes and floors that a sweep goes through in turn.
@@ -40,17 +40,18 @@ struct Number {
 std::vector<Number> numbers(const std::optional<std::string>& dtype,
                             const std::optional<std::string>& precision);
 
-/// Cases that between them have every option of the operator and pass, then `extra` random ones drawn
-/// from the seed: GVA, dimensions that are no power of two, packed batches with empty sequences.
+/// Cases that between them have every option of the operator and pass, then `extra` random ones
+/// drawn from the seed: GVA, dimensions that are no power of two, packed batches with empty
+/// sequences.
 std::vector<Case> make_sweep(std::string_view op, Pass pass, const std::vector<Number>& numbers,
                              std::int64_t extra, std::uint64_t seed);
 
 /// The inputs of a case.
 Tensors make_inputs(const Case& c);
 
-/// The options of the specification that the case uses, in its order, with the kinds of input that a
-/// table of support names ("GVA", "cu_seqlens int64", "no decay"); dtypes of q, k, v and floors are
-/// not among them.
+/// The options of the specification that the case uses, in its order, with the kinds of input that
+/// a table of support names ("GVA", "cu_seqlens int64", "no decay"); dtypes of q, k, v and floors
+/// are not among them.
 std::vector<std::string> options_of(const Case& c);
 
 /// One line that tells the case from all others.

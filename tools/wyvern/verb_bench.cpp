@@ -65,8 +65,8 @@ constexpr std::size_t kMostRuns = 100;
 constexpr double kSecondsEach = 3;
 constexpr std::int64_t kLargestFlush = std::int64_t{256} << 20;
 
-/// Times the entrants in turn: replayed launches (a graph on CUDA), caches displaced before each one,
-/// outside the timed region.
+/// Times the entrants in turn: replayed launches (a graph on CUDA), caches displaced before each
+/// one, outside the timed region.
 void measure(const Device& device, const Arguments& arguments, std::vector<Entrant>& entrants) {
   DeviceImpl& impl = device.impl();
   const std::shared_ptr<void> stream = impl.make_stream();
@@ -75,9 +75,8 @@ void measure(const Device& device, const Arguments& arguments, std::vector<Entra
       static_cast<std::size_t>(std::min(2 * impl.cache_bytes(), kLargestFlush));
   const std::shared_ptr<void> flushed = device.allocate(flush_bytes);
   for (Entrant& entrant : entrants) {
-    entrant.replay = impl.capture([&](Stream on) {
-      entrant.op.launch(arguments, entrant.workspace.get(), on);
-    });
+    entrant.replay =
+        impl.capture([&](Stream on) { entrant.op.launch(arguments, entrant.workspace.get(), on); });
     entrant.replay->launch(stream.get());
   }
   device.synchronize(stream.get());

@@ -30,34 +30,25 @@ Json parsed(const std::string& text) {
 }
 
 Json to_json(const ArtifactRow& row) {
-  return {{"id", row.key},
-          {"template", row.template_id},
-          {"target", row.target},
-          {"config", row.config},
-          {"compile_ms", row.compile_ms},
-          {"created", row.created}};
+  return {{"id", row.key},        {"template", row.template_id},  {"target", row.target},
+          {"config", row.config}, {"compile_ms", row.compile_ms}, {"created", row.created}};
 }
 
 Json to_json(const MeasurementRow& row) {
-  return {{"id", fmt::format("m{}", row.id)},
-          {"device", row.device},
-          {"problem", row.problem},
-          {"template", row.template_id},
-          {"config", row.config},
-          {"status", row.status},
-          {"median_us", row.median_us},
-          {"created", row.created}};
+  return {{"id", fmt::format("m{}", row.id)}, {"device", row.device},  {"problem", row.problem},
+          {"template", row.template_id},      {"config", row.config},  {"status", row.status},
+          {"median_us", row.median_us},       {"created", row.created}};
 }
 
 Json to_json(const WinnerRow& row) {
-  return {{"id", fmt::format("w{}", row.id)},
-          {"device", row.device},
-          {"problem", fmt::format("{}/tokens={}/sequences={}", row.family, row.tokens,
-                                  row.sequences)},
-          {"median_us", row.median_us},
-          {"default_us", row.default_us},
-          {"plan", parsed(row.plan)},
-          {"created", row.created}};
+  return {
+      {"id", fmt::format("w{}", row.id)},
+      {"device", row.device},
+      {"problem", fmt::format("{}/tokens={}/sequences={}", row.family, row.tokens, row.sequences)},
+      {"median_us", row.median_us},
+      {"default_us", row.default_us},
+      {"plan", parsed(row.plan)},
+      {"created", row.created}};
 }
 
 int print_path(const Cache& cache, bool json) {
@@ -74,9 +65,8 @@ int print_list(const Cache& cache, bool json) {
   const auto measurements = cache.list_measurements();
   const auto artifacts = cache.list_artifacts();
   if (json) {
-    Json document{{"winners", Json::array()},
-                  {"measurements", Json::array()},
-                  {"artifacts", Json::array()}};
+    Json document{
+        {"winners", Json::array()}, {"measurements", Json::array()}, {"artifacts", Json::array()}};
     for (const auto& row : winners) document["winners"].push_back(to_json(row));
     for (const auto& row : measurements) document["measurements"].push_back(to_json(row));
     for (const auto& row : artifacts) document["artifacts"].push_back(to_json(row));
@@ -163,7 +153,7 @@ int print_fields(const Json& document, bool json) {
 
 Json stats(const Cache& cache) {
   const CacheStats s = cache.stats();
-  return {{"path", cache.file().string()}, {"artifacts", s.artifacts},
+  return {{"path", cache.file().string()},  {"artifacts", s.artifacts},
           {"measurements", s.measurements}, {"winners", s.winners},
           {"code_bytes", s.code_bytes},     {"file_bytes", s.file_bytes},
           {"status", cache.status()}};
@@ -171,9 +161,8 @@ Json stats(const Cache& cache) {
 
 int clear(Cache& cache, bool json) {
   if (!cache.clear())
-    throw Error(ErrorKind::kIo,
-                fmt::format("the cache {} could not be cleared: {}", cache.file().string(),
-                            cache.status()));
+    throw Error(ErrorKind::kIo, fmt::format("the cache {} could not be cleared: {}",
+                                            cache.file().string(), cache.status()));
   if (json)
     print_document({{"cleared", cache.file().string()}});
   else

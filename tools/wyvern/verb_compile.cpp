@@ -126,9 +126,10 @@ Extents extents_of(const Problem& p, const Config& config) {
 
 int execute(const Flags& flags, bool json) {
   if (flags.stage.empty()) reject("STAGE is missing; `wyvern stages` lists them");
-  const Target target = parse_target(require(flags.arch, "--arch", "sm_80, sm_90a, ... or native-cpu"));
-  const Emit what = parse_emit(
-      require(flags.emit, "--emit", "one of source, ptx, cubin, llvm-ir, asm, object"));
+  const Target target =
+      parse_target(require(flags.arch, "--arch", "sm_80, sm_90a, ... or native-cpu"));
+  const Emit what =
+      parse_emit(require(flags.emit, "--emit", "one of source, ptx, cubin, llvm-ir, asm, object"));
   const std::string& file = require(flags.output, "--output", "the file to write");
   const Template& t = choose_template(flags.stage, target.device);
   Problem problem = stage_problem(t);

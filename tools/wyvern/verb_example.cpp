@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "tools/wyvern/command.hpp"
-#include "tools/wyvern/example.hpp"
 #include "tools/wyvern/describe.hpp"
+#include "tools/wyvern/example.hpp"
 
 namespace wyvern::cli {
 namespace {

@@ -54,13 +54,13 @@ Outcome execute(Runtime& runtime, const Device& device, const Selection& selecti
   return outcome;
 }
 
-void print_text(const Flags& flags, const Operator& op, const Device& device, const Json& document) {
+void print_text(const Flags& flags, const Operator& op, const Device& device,
+                const Json& document) {
   say("{} on {} ({})", describe(op.problem()), device.info().name, device.info().model);
   say("plan: {}", origin_text(op.origin()));
   fmt::print("{}", plan_text(op.plan()));
-  say("one run {:.3f} ms, first call {:.1f} ms, compiled {} kernels",
-      document["ms"].get<double>(), document["first_call_ms"].get<double>(),
-      document["compiled"].get<std::int64_t>());
+  say("one run {:.3f} ms, first call {:.1f} ms, compiled {} kernels", document["ms"].get<double>(),
+      document["first_call_ms"].get<double>(), document["compiled"].get<std::int64_t>());
   say("wrote {}", *flags.output);
   if (flags.verify) fmt::print("{}", check_text(document["checks"]));
 }
@@ -114,8 +114,10 @@ void add_run(Command& command) {
   CLI::App& verb = command.verb("run", "run an operator on the tensors of a file",
                                 [flags](bool json) { return execute_verb(*flags, json); });
   add_operator(verb, flags->op);
-  verb.add_option("--input", flags->input, "safetensors file: q k v beta g ...; do dht for the backward pass");
-  verb.add_option("--output", flags->output, "safetensors file to write: o final_state, or dq dk dv ...");
+  verb.add_option("--input", flags->input,
+                  "safetensors file: q k v beta g ...; do dht for the backward pass");
+  verb.add_option("--output", flags->output,
+                  "safetensors file to write: o final_state, or dq dk dv ...");
   add_device(verb, flags->device);
   verb.add_flag("--verify", flags->verify, "compare with the float64 oracle");
   add_options(verb, flags->options);

@@ -82,8 +82,8 @@ int list(bool json) {
           texts.push_back(value.is_string() ? value.get<std::string>() : value.dump());
         tunables += fmt::format(" {}={}", name, fmt::join(texts, "|"));
       }
-      say("  {:<28} {:>5} configs {}", t["id"].get<std::string>(), t["space_size"].get<std::size_t>(),
-          tunables);
+      say("  {:<28} {:>5} configs {}", t["id"].get<std::string>(),
+          t["space_size"].get<std::size_t>(), tunables);
     }
   }
   say("({})", kSpaceOf);

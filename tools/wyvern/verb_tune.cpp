@@ -32,7 +32,7 @@ volatile std::sig_atomic_t stop_asked = 0;
 class StopOnInterrupt {
  public:
   StopOnInterrupt() {
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_handler = [](int) { stop_asked = 1; };
     action.sa_flags = static_cast<int>(SA_RESETHAND);
     sigaction(SIGINT, &action, &before_);
@@ -42,7 +42,7 @@ class StopOnInterrupt {
   StopOnInterrupt& operator=(const StopOnInterrupt&) = delete;
 
  private:
-  struct sigaction before_ {};
+  struct sigaction before_{};
 };
 
 TuneResult tune_with_progress(Runtime& runtime, const Device& device, const Problem& problem,
@@ -52,8 +52,7 @@ TuneResult tune_with_progress(Runtime& runtime, const Device& device, const Prob
   options.worker_command = worker_command();
   options.interrupted = [] { return stop_asked != 0; };
   options.progress = [&](const TuneProgress& at) {
-    const std::string note = at.phase == TuneProgress::Phase::comparing
-                                 ? "comparing the best plans"
+    const std::string note = at.phase == TuneProgress::Phase::comparing ? "comparing the best plans"
                              : at.best_us > 0 ? fmt::format("best {:.3f} ms", at.best_us / 1e3)
                                               : "";
     progress.update(static_cast<std::size_t>(at.done), static_cast<std::size_t>(at.total), note,
@@ -63,10 +62,17 @@ TuneResult tune_with_progress(Runtime& runtime, const Device& device, const Prob
 }
 
 Json counts_json(const TuneCounts& c) {
-  return {{"space", c.space},       {"measured", c.measured}, {"reused", c.reused},
-          {"compiled", c.compiled}, {"ok", c.ok},             {"wrong", c.wrong},
-          {"crashed", c.crashed},   {"timeout", c.timeout},   {"rejected", c.rejected},
-          {"illegal", c.illegal},   {"failed", c.failed}};
+  return {{"space", c.space},
+          {"measured", c.measured},
+          {"reused", c.reused},
+          {"compiled", c.compiled},
+          {"ok", c.ok},
+          {"wrong", c.wrong},
+          {"crashed", c.crashed},
+          {"timeout", c.timeout},
+          {"rejected", c.rejected},
+          {"illegal", c.illegal},
+          {"failed", c.failed}};
 }
 
 void print_text(const Device& device, const Problem& problem, const TuneResult& r) {
@@ -81,7 +87,8 @@ void print_text(const Device& device, const Problem& problem, const TuneResult& 
       r.counts.space, r.counts.measured, r.counts.reused, r.counts.wrong,
       r.counts.crashed + r.counts.timeout + r.counts.failed, r.counts.compiled,
       duration_text(r.seconds));
-  if (!r.complete) say("the budget ended before the search did; the same command goes on from here");
+  if (!r.complete)
+    say("the budget ended before the search did; the same command goes on from here");
   if (!r.stored) say("the winner could not be stored; the cache says why above");
 }
 

@@ -124,9 +124,8 @@ void gather(const Json& checked, Json& rows) {
 
 /// By pass, dtype and floor, in the order in which they are swept.
 void sort_rows(Json& rows) {
-  constexpr std::array<std::string_view, 9> kOrder{"forward", "backward", "recurrent",
-                                                   "bf16",    "fp16",     "fp32",
-                                                   "tf32x3",  "tf32",     "ieee"};
+  constexpr std::array<std::string_view, 9> kOrder{
+      "forward", "backward", "recurrent", "bf16", "fp16", "fp32", "tf32x3", "tf32", "ieee"};
   const auto key = [&](const Json& row) {
     std::array<std::ptrdiff_t, 3> places{};
     constexpr std::array<const char*, 3> kFields{"pass", "dtype", "precision"};
@@ -177,12 +176,10 @@ void print_text(const Json& document, const Device& device) {
       device.info().model);
   Table table({"pass", "dtype", "precision", "quantity", "cases", "largest error", "bound", "ok"});
   for (const Json& row : document["rows"])
-    table.row({row["pass"], row["dtype"], row["precision"], row["quantity"],
-               row["cases"].dump(),
-               row["error"].is_null() ? "not finite"
-                                      : fmt::format("{:.2e}", row["error"].get<double>()),
-               fmt::format("{:.0e}", row["bound"].get<double>()),
-               row["ok"].get<bool>() ? "yes" : "NO"});
+    table.row(
+        {row["pass"], row["dtype"], row["precision"], row["quantity"], row["cases"].dump(),
+         row["error"].is_null() ? "not finite" : fmt::format("{:.2e}", row["error"].get<double>()),
+         fmt::format("{:.0e}", row["bound"].get<double>()), row["ok"].get<bool>() ? "yes" : "NO"});
   fmt::print("{}", table.text());
   std::size_t failed = 0;
   for (const Json& checked : document["cases"]) {
@@ -206,12 +203,11 @@ int execute(const Flags& flags, bool json) {
   std::vector<Case> cases;
   for (const Pass pass : passes)
     for (Case& c : make_sweep(flags.op, pass, chosen, count, seed)) cases.push_back(std::move(c));
-  std::erase_if(cases, [&](const Case& c) {
-    return c.large && !has_plan(device, c.selection.problem);
-  });
-  Json document{{"operator", flags.op},      {"device", device.info().name},
+  std::erase_if(cases,
+                [&](const Case& c) { return c.large && !has_plan(device, c.selection.problem); });
+  Json document{{"operator", flags.op},         {"device", device.info().name},
                 {"model", device.info().model}, {"seed", seed},
-                {"rows", Json::array()},     {"cases", Json::array()}};
+                {"rows", Json::array()},        {"cases", Json::array()}};
   const bool good = run_cases(runtime, device, cases, document);
   document["compiled"] = runtime.compiled();
   document["verified"] = good;

@@ -16,7 +16,7 @@ namespace wyvern WYVERN_API {
 using Stream = void*;
 
 struct DeviceInfo {
-  std::string name;    ///< "cpu", "cuda:0"
+  std::string name;  ///< "cpu", "cuda:0"
   bool cuda = false;
   std::string model;   ///< "NVIDIA H200", or the processor's name
   std::string arch;    ///< "sm_90a"; on the CPU vendor, family and model: "genuineintel-6-143"
@@ -24,9 +24,9 @@ struct DeviceInfo {
   std::string driver;  ///< CUDA version and driver's: "13.0 (580.159)"; the CPU's target name
   int units = 0;       ///< multiprocessors, or threads used
   std::int64_t memory_bytes = 0;
-  double clock_ghz = 0;      ///< boost clock
+  double clock_ghz = 0;         ///< boost clock
   double peak_bytes_per_s = 0;  ///< of device memory by its clock and width; 0: unknown
-  std::string problem;       ///< empty when usable, else one sentence with the mend
+  std::string problem;          ///< empty when usable, else one sentence with the mend
 };
 
 /// Every device of the machine, the CPU first. Never throws: a device or driver that is there but
@@ -66,4 +66,4 @@ class Device {
   std::shared_ptr<DeviceImpl> impl_;
 };
 
-}  // namespace wyvern
+}  // namespace wyvern WYVERN_API

@@ -47,33 +47,35 @@ struct Problem {
   DType state_dtype = DType::fp32;     ///< of initial_state and state: fp32 or bf16
   DType seqlens_dtype = DType::int32;  ///< int32 or int64
 
-  std::optional<float> scale;           ///< factor on o; default K^-0.5
-  std::optional<Precision> precision;   ///< floor for fp32 products; default_precision() if unset
-  std::optional<float> lower_bound;     ///< of the gate, in [-5, 0); kda only
-  bool safe_gate = false;               ///< promises g >= lower_bound, which must be given
-  bool use_qk_l2norm = false;           ///< q, k <- x / sqrt(sum x^2 + 1e-6)
+  std::optional<float> scale;          ///< factor on o; default K^-0.5
+  std::optional<Precision> precision;  ///< floor for fp32 products; default_precision() if unset
+  std::optional<float> lower_bound;    ///< of the gate, in [-5, 0); kda only
+  bool safe_gate = false;              ///< promises g >= lower_bound, which must be given
+  bool use_qk_l2norm = false;          ///< q, k <- x / sqrt(sum x^2 + 1e-6)
   /// g <- -exp(A_log) softplus(g + dt_bias), or lower_bound sigmoid(exp(A_log) (g + dt_bias))
   bool use_gate_in_kernel = false;
-  bool has_A_log = true;                ///< A_log is given; may be false with lower_bound: 0 then
-  bool has_dt_bias = false;             ///< dt_bias is given
-  bool use_beta_sigmoid = false;        ///< beta <- sigmoid(beta)
-  bool allow_neg_eigval = false;        ///< with use_beta_sigmoid: beta <- 2 sigmoid(beta)
-  bool initial_state = false;           ///< an initial state is given, else zero
-  bool output_final_state = false;      ///< the final state is wanted; backward: dht is given
-  bool state_v_first = false;           ///< states are [N,HV,V,K]
+  bool has_A_log = true;            ///< A_log is given; may be false with lower_bound: 0 then
+  bool has_dt_bias = false;         ///< dt_bias is given
+  bool use_beta_sigmoid = false;    ///< beta <- sigmoid(beta)
+  bool allow_neg_eigval = false;    ///< with use_beta_sigmoid: beta <- 2 sigmoid(beta)
+  bool initial_state = false;       ///< an initial state is given, else zero
+  bool output_final_state = false;  ///< the final state is wanted; backward: dht is given
+  bool state_v_first = false;       ///< states are [N,HV,V,K]
 
   // The forward and backward pass only.
   /// 16, 32, 64 or 128; unset: tuned, or kept_chunk_size() where a tensor's shape depends on it. A
-  /// device may have no template of that size for the operator, K, V and dtype: prepare() throws then.
+  /// device may have no template of that size for the operator, K, V and dtype: prepare() throws
+  /// then.
   std::optional<std::int64_t> chunk_size;
-  bool disable_recompute = false;  ///< the forward pass returns what the backward pass would rebuild
+  bool disable_recompute =
+      false;  ///< the forward pass returns what the backward pass would rebuild
   bool return_intermediate_states = false;  ///< forward: the state entering every chunk
 
   // The recurrent pass only.
-  bool inplace_state = false;         ///< the state is read from and written to `state`
-  bool state_index = false;           ///< sequence n's state is slot state_index[n]; negative: skipped
-  std::int64_t state_slots = 0;       ///< slots of the pool with state_index; else N slots
-  DType index_dtype = DType::int32;   ///< of state_index: int32 or int64
+  bool inplace_state = false;    ///< the state is read from and written to `state`
+  bool state_index = false;      ///< sequence n's state is slot state_index[n]; negative: skipped
+  std::int64_t state_slots = 0;  ///< slots of the pool with state_index; else N slots
+  DType index_dtype = DType::int32;  ///< of state_index: int32 or int64
 };
 
 /// How an operator's decay looks: none (delta_rule), one a head (gated_delta_rule), one a key
@@ -126,4 +128,4 @@ const Preset& find_preset(std::string_view name);
 /// The operators of this build.
 std::span<const std::string_view> operators();
 
-}  // namespace wyvern
+}  // namespace wyvern WYVERN_API

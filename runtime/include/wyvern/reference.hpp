@@ -37,4 +37,4 @@ double relative_error(const TensorView& x, const std::vector<double>& reference)
 /// stored in 16 bits has the first. Throws Error(kBadInput) for a name that Reference never holds.
 double error_bound(const Problem& problem, std::string_view name);
 
-}  // namespace wyvern
+}  // namespace wyvern WYVERN_API

@@ -83,16 +83,16 @@ std::vector<TensorSpec> tensor_specs(const Problem& problem);
 /// unset. NT counts chunk slots: B ceil(T / C), or floor(T / C) + N for a packed batch, an upper
 /// bound that needs no look at cu_seqlens; slots that no chunk uses hold zeros.
 struct Arguments {
-  TensorView q, k;            ///< [B,T,H,K]
-  TensorView v;               ///< [B,T,HV,V]
-  TensorView beta;            ///< [B,T,HV]
-  TensorView g;               ///< [B,T,HV], or [B,T,HV,K] for kda; absent for delta_rule
-  TensorView initial_state;   ///< a state; with state_index [state_slots,HV,...]
-  TensorView cu_seqlens;      ///< [N+1], packed batches
-  TensorView A_log;           ///< [HV] fp32, with use_gate_in_kernel and has_A_log
-  TensorView dt_bias;         ///< [HV], or [HV,K] for kda; fp32; with has_dt_bias
-  TensorView do_;             ///< backward: "do", the gradient of o
-  TensorView dht;             ///< backward: the gradient of the final state, fp32
+  TensorView q, k;           ///< [B,T,H,K]
+  TensorView v;              ///< [B,T,HV,V]
+  TensorView beta;           ///< [B,T,HV]
+  TensorView g;              ///< [B,T,HV], or [B,T,HV,K] for kda; absent for delta_rule
+  TensorView initial_state;  ///< a state; with state_index [state_slots,HV,...]
+  TensorView cu_seqlens;     ///< [N+1], packed batches
+  TensorView A_log;          ///< [HV] fp32, with use_gate_in_kernel and has_A_log
+  TensorView dt_bias;        ///< [HV], or [HV,K] for kda; fp32; with has_dt_bias
+  TensorView do_;            ///< backward: "do", the gradient of o
+  TensorView dht;            ///< backward: the gradient of the final state, fp32
   /// Recurrent: [N], the slot of each sequence's state; one outside [0, state_slots), such as -1,
   /// skips the sequence: its rows of o and its final_state are 0, no slot is touched. With
   /// inplace_state no two sequences may share a slot; that is not checked.
@@ -100,16 +100,16 @@ struct Arguments {
 
   /// What disable_recompute keeps: outputs of the forward pass, inputs of the backward pass with
   /// the same chunk_size. Of the inputs' dtype but for Aqk.
-  TensorView Tinv;            ///< [B,T,HV,C]
-  TensorView Aqk;             ///< kda: [B,T,HV,C] fp32
-  TensorView w, qg, kg;       ///< [B,T,HV,K]; qg and kg for kda
-  TensorView h;               ///< [NT,HV,K,V], the state entering every chunk
-  TensorView v_new;           ///< [B,T,HV,V]
+  TensorView Tinv;       ///< [B,T,HV,C]
+  TensorView Aqk;        ///< kda: [B,T,HV,C] fp32
+  TensorView w, qg, kg;  ///< [B,T,HV,K]; qg and kg for kda
+  TensorView h;          ///< [NT,HV,K,V], the state entering every chunk
+  TensorView v_new;      ///< [B,T,HV,V]
 
-  TensorView state;           ///< recurrent, in and out: the pool of states, with inplace_state
-  TensorView o;               ///< out, [B,T,HV,V]
-  TensorView final_state;     ///< out, a state, fp32
-  TensorView intermediate_states;  ///< out, [NT,HV,K,V] or [NT,HV,V,K], of the inputs' dtype
+  TensorView state;        ///< recurrent, in and out: the pool of states, with inplace_state
+  TensorView o;            ///< out, [B,T,HV,V]
+  TensorView final_state;  ///< out, a state, fp32
+  TensorView intermediate_states;    ///< out, [NT,HV,K,V] or [NT,HV,V,K], of the inputs' dtype
   TensorView dq, dk, dv, dbeta, dg;  ///< out, each as its input
   TensorView dA_log, ddt_bias;       ///< out, each as its input
   TensorView dinitial_state;         ///< out, a state, fp32
@@ -209,4 +209,4 @@ class Runtime {
 /// some stage has no legal config. Throws Error(kBadInput) for an illegal problem.
 std::vector<Plan> plans(const Device& device, const Problem& problem, std::int64_t BT);
 
-}  // namespace wyvern
+}  // namespace wyvern WYVERN_API

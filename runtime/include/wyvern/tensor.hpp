@@ -43,4 +43,4 @@ struct TensorView {
   }
 };
 
-}  // namespace wyvern
+}  // namespace wyvern WYVERN_API

@@ -1,5 +1,5 @@
-// The states at the borders of segments, in order: S <- M S + R. One block has BV columns of the state
-// of one sequence and value head.
+// The states at the borders of segments, in order: S <- M S + R. One block has BV columns of the
+// state of one sequence and value head.
 #pragma once
 
 #include "common/cpu/product.hpp"

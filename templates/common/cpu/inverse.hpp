@@ -15,8 +15,7 @@ namespace detail {
     const i32 columns = lane_numbers() + c;
     f32 row[kSolveBlock];
 #pragma clang loop unroll(full)
-    for (int r = 0; r < kSolveBlock; ++r)
-      row[r] = columns == r ? splat(1.0F) : f32{};
+    for (int r = 0; r < kSolveBlock; ++r) row[r] = columns == r ? splat(1.0F) : f32{};
 #pragma clang loop unroll(full)
     for (int s = 0; s < kSolveBlock; ++s) {
 #pragma clang loop unroll(full)

@@ -56,8 +56,8 @@ template <bool Bounded>
     for (int s = 0; s <= r; ++s) {
       f32 sum_q{}, sum_k{};
       for (int c = 0; c < columns; c += kLanes) {
-        const f32 x = load(k + s * ld + c) *
-                      anchored_exp<false>(load(G + r * ld + c) - load(G + s * ld + c));
+        const f32 x =
+            load(k + s * ld + c) * anchored_exp<false>(load(G + r * ld + c) - load(G + s * ld + c));
         sum_q += load(q + r * ld + c) * x;
         sum_k += load(k + r * ld + c) * x;
       }
@@ -86,14 +86,15 @@ struct IntraTiles {
         products(scratch.tile(2 * strip, chunk)) {}
 };
 
-/// Where a chunk of one value head's rows are: `row` counts heads of tokens, key heads for `key_row`.
+/// Where a chunk of one value head's rows are: `row` counts heads of tokens, key heads for
+/// `key_row`.
 struct IntraRows {
   int64 row, key_row;
   int rows;
 };
 
-/// Fills in the tiles of a chunk, Chunk_ rows long at most, queries and keys with their scales where
-/// `Scaled`. `scale` is scratch of a value a row.
+/// Fills in the tiles of a chunk, Chunk_ rows long at most, queries and keys with their scales
+/// where `Scaled`. `scale` is scratch of a value a row.
 template <bool Scaled, int H_, int HV_, int K_, int Chunk_, class T>
 static void load_intra(const IntraTiles& to, const IntraRows& from, const T* q, const T* k,
                        const float* Gk, const float* q_rstd, const float* k_rstd, float* scale) {

@@ -39,9 +39,7 @@ inline f32 log1p_unit(f32 y) {
 }
 
 /// log(1 + e^x), at any x.
-inline f32 softplus(f32 x) {
-  return at_least(x, f32{}) + log1p_unit(exp(x < 0.0F ? x : -x));
-}
+inline f32 softplus(f32 x) { return at_least(x, f32{}) + log1p_unit(exp(x < 0.0F ? x : -x)); }
 
 inline f32 sigmoid(f32 x) { return 1.0F / (exp(-x) + 1.0F); }
 

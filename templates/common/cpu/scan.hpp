@@ -9,8 +9,8 @@
 constexpr int64 kKeyRow = row_stride(K), kValueRow = row_stride(BV);
 constexpr int kKeyHeads = VECTOR_GATE ? HV : H;  // kg has the value heads
 
-/// Tensors that a walk reads, at its first token and its head; `k` is kg with a vector gate, and `u`
-/// starts at the block's first column.
+/// Tensors that a walk reads, at its first token and its head; `k` is kg with a vector gate, and
+/// `u` starts at the block's first column.
 struct ScanInputs {
   const DTYPE* k;
   const DTYPE* w;
@@ -110,8 +110,8 @@ static void scan_chunks(const ScanScratch& s, const ScanInputs& in, int64 length
 
 /// Zeros in the block's columns of the chunk slots that no sequence has, which the sequences share
 /// out.
-static void clear_unused_slots(DTYPE* h, int64 n, int64 hv, int columns,
-                               const int32* chunk_offsets, const Extents& e) {
+static void clear_unused_slots(DTYPE* h, int64 n, int64 hv, int columns, const int32* chunk_offsets,
+                               const Extents& e) {
   for (int64 slot = chunk_offsets[e.N] + n; slot < e.NT; slot += e.N) {
     DTYPE* to = h + (slot * HV + hv) * K * V;
     for (int r = 0; r < K; ++r)

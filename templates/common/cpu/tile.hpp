@@ -75,8 +75,7 @@ template <class T>
     const float* from = src + r * ld;
     T* to = dst + r * stride;
     for (int c = 0; c < whole; c += kLanes) store(to + c, load(from + c) * factor);
-    if (whole < columns)
-      store_part(to + whole, load(from + whole) * factor, columns - whole);
+    if (whole < columns) store_part(to + whole, load(from + whole) * factor, columns - whole);
   }
 }
 

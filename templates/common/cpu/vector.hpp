@@ -94,7 +94,5 @@ inline void store_part(T* p, f32 v, int n) {
 
 /// One element as fp32.
 inline float load_one(const float* p) { return *p; }
-inline float load_one(const bf16* p) {
-  return bits_as<float>(static_cast<uint32>(p->bits) << 16);
-}
+inline float load_one(const bf16* p) { return bits_as<float>(static_cast<uint32>(p->bits) << 16); }
 inline float load_one(const fp16* p) { return static_cast<float>(bits_as<_Float16>(p->bits)); }

@@ -28,8 +28,8 @@ using Keys = Tile<DTYPE, BT, BK>;
 using Values = Tile<DTYPE, BT, kPaddedV>;
 using States = Tile<DTYPE, BK, kPaddedV>;
 
-/// A warp's share of a BT x BK result. A class, since NVRTC 13.0 gives members of an array of arrays
-/// their initial values only in the first row when the row's type is an alias.
+/// A warp's share of a BT x BK result. A class, since NVRTC 13.0 gives members of an array of
+/// arrays their initial values only in the first row when the row's type is an alias.
 struct Part {
   Piece piece[kCols / 8];
 
@@ -72,8 +72,7 @@ struct Columns {
 
   WYVERN_DEVICE void load_gate(const float* from, int rows) const {
     if constexpr (SCALAR_GATE)
-      for (int r = thread_index(); r < BT; r += kThreads)
-        G[r] = from[smaller(r, rows - 1) * HV];
+      for (int r = thread_index(); r < BT; r += kThreads) G[r] = from[smaller(r, rows - 1) * HV];
   }
   WYVERN_DEVICE static void load_scale(float* to, const float* from, int rows) {
     if constexpr (QK_L2NORM)
@@ -101,9 +100,9 @@ struct Columns {
 
 /// Factors of this lane's two rows.
 struct OwnRows {
-  float q_scale[2], k_scale[2];          ///< of normalized rows
-  float q_unit[2], k_unit[2];            ///< what accumulators of dQ and dK are multiples of
-  float since_start[2], until_end[2];    ///< exp(G_r), exp(G_C - G_r)
+  float q_scale[2], k_scale[2];        ///< of normalized rows
+  float q_unit[2], k_unit[2];          ///< what accumulators of dQ and dK are multiples of
+  float since_start[2], until_end[2];  ///< exp(G_r), exp(G_C - G_r)
 
   WYVERN_DEVICE explicit OwnRows(const Columns& columns) {
 #pragma unroll
@@ -127,8 +126,8 @@ WYVERN_DEVICE Left<T> load_left_of_transpose(const Tile<T, Rows, Cols>& tile, in
   Left<T> a;
   const int lane = lane_index();
   if constexpr (kHalf<T>) {
-    load_matrix_x4_transposed(a.r, tile.at(depth + lane % 8 + lane / 16 * 8,
-                                           row + lane / 8 % 2 * 8));
+    load_matrix_x4_transposed(a.r,
+                              tile.at(depth + lane % 8 + lane / 16 * 8, row + lane / 8 % 2 * 8));
   } else {
     const T* const first = tile.at(depth + lane % 4 * 2, row + lane / 4);
     a.r[0] = first[0];
@@ -214,8 +213,8 @@ struct Blocks {
       if (column(i) <= own_strip() * 16)
 #pragma unroll
         for (int j = 0; j < 8; j += 2)
-          visit(own_row(j / 2 % 2), column(i) + j / 4 * 8 + piece_col(0),
-                piece[i][j / 4].x[j % 4], piece[i][j / 4].x[j % 4 + 1]);
+          visit(own_row(j / 2 % 2), column(i) + j / 4 * 8 + piece_col(0), piece[i][j / 4].x[j % 4],
+                piece[i][j / 4].x[j % 4 + 1]);
   }
 
   /// to_rs = factor(r) exp(G_r - G_s) this_rs below the diagonal, 0 on and above it, in these

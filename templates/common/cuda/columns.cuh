@@ -12,7 +12,7 @@ struct ColumnShape {
   static constexpr int kColumns = Columns;
   static constexpr int kVector = Unit % 4 == 0 ? 4 : Unit % 2 == 0 ? 2 : 1;
   static constexpr int kLanes = smaller(power_of_two(ceil_div(Columns, kVector)), 32);
-  static constexpr int kGroups = ceil_div(Columns, kLanes * kVector);
+  static constexpr int kGroups = ceil_div(Columns, kLanes* kVector);
   static constexpr int kSegments = smaller(Threads / kLanes, Size);
   static constexpr int kRows = Size / kSegments;
 };
@@ -94,8 +94,8 @@ WYVERN_DEVICE void for_segments(const float (&x)[Shape::kVector], int segment, A
     const int other = kBack ? first - i : i;
     float vector[Shape::kVector];
     load_columns<Shape>(
-        vector,
-        vectors + (other * Shape::kLanes + thread_index() % Shape::kLanes) * Shape::kVector, true);
+        vector, vectors + (other * Shape::kLanes + thread_index() % Shape::kLanes) * Shape::kVector,
+        true);
     add(vector);
   }
 }
@@ -106,7 +106,7 @@ WYVERN_DEVICE void sum_segments(const float (&x)[Shape::kVector], int segment,
                                 float (&sum)[Shape::kVector]) {
 #pragma unroll
   for (int j = 0; j < Shape::kVector; ++j) sum[j] = 0.0f;
-  for_segments<Which, Shape>(x, segment, [&](const float (&other)[Shape::kVector]) {
+  for_segments<Which, Shape>(x, segment, [&](const float(&other)[Shape::kVector]) {
 #pragma unroll
     for (int j = 0; j < Shape::kVector; ++j) sum[j] += other[j];
   });
@@ -152,7 +152,7 @@ WYVERN_DEVICE void sum_backward(ColumnTile<Shape>& tile, const ColumnPlace<Shape
   float part[Shape::kVector];
 #pragma unroll
   for (int j = 0; j < Shape::kVector; ++j) part[j] = own[j].sum;
-  const auto add = [&](const float (&other)[Shape::kVector]) {
+  const auto add = [&](const float(&other)[Shape::kVector]) {
 #pragma unroll
     for (int j = 0; j < Shape::kVector; ++j) after[j].add(other[j]);
   };

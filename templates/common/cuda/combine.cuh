@@ -1,5 +1,5 @@
-// The states at the borders of segments, in order: S <- M S + R, all in fp32. One block BV columns of
-// the state of one sequence and value head.
+// The states at the borders of segments, in order: S <- M S + R, all in fp32. One block BV columns
+// of the state of one sequence and value head.
 #pragma once
 
 #include "common/cuda/mma.cuh"
@@ -47,8 +47,8 @@ WYVERN_DEVICE void apply_rows(const Transposed& next, const Transposed& state, c
     }
 }
 
-/// Walks the segments of the block's sequence, forwards or backwards: writes the state at each one's
-/// near border and takes it through the segment. `begin(k, v)` is the state at the start.
+/// Walks the segments of the block's sequence, forwards or backwards: writes the state at each
+/// one's near border and takes it through the segment. `begin(k, v)` is the state at the start.
 template <bool Backwards, class Begin>
 WYVERN_DEVICE void combine_segments(const float* segment_M, const float* segment_R,
                                     const int32* seq_offsets, float* segment_state,
@@ -57,8 +57,8 @@ WYVERN_DEVICE void combine_segments(const float* segment_M, const float* segment
   const int tile_v = block_index() % kTilesV * BV;
   const int head = block_index() / kTilesV % HV;
   const int sequence = block_index() / kTilesV / HV;
-  const int tokens = VARLEN ? seq_offsets[sequence + 1] - seq_offsets[sequence]
-                            : static_cast<int>(e.T);
+  const int tokens =
+      VARLEN ? seq_offsets[sequence + 1] - seq_offsets[sequence] : static_cast<int>(e.T);
   const int segments = larger(ceil_div(tokens, kLength), 1);
   const int64 first = first_segment<VARLEN, kLength>(sequence, e, seq_offsets);
   const auto slot_of = [&](int step) {

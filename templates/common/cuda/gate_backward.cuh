@@ -74,8 +74,8 @@ WYVERN_DEVICE void scalar_gate_backward(ColumnTile<Shape>& dg, const T* g, const
 #pragma unroll
   for (int j = 0; j < Shape::kVector; ++j) rate[j] = exponential(rate[j]);
   if constexpr (HasBias) load_columns<Shape>(bias, dt_bias + at.column, at.active);
-  const ParameterParts<Shape> parts = raw_gate_gradient<false>(
-      dg, g + chunk.token * kHeads, kHeads, rate, bias, 0.0f, chunk, at);
+  const ParameterParts<Shape> parts =
+      raw_gate_gradient<false>(dg, g + chunk.token * kHeads, kHeads, rate, bias, 0.0f, chunk, at);
   dg.store(dg_raw + chunk.token * kHeads, kHeads, chunk, at);
   float sum[Shape::kVector];
   sum_segments<Segments::all, Shape>(parts.A_log, at.segment, sum);
@@ -107,15 +107,14 @@ WYVERN_DEVICE float sum_block(float x) {
 template <class Shape, bool HasALog, bool HasBias, bool Bounded, int Heads, class T, class Load>
 WYVERN_DEVICE void vector_gate_backward(const T* g, const float* A_log, const float* dt_bias,
                                         T* dg_raw, float* dA_part, float* dbias_part,
-                                        float lower_bound, int64 slot, int head,
-                                        const Chunk& chunk, Load&& load) {
+                                        float lower_bound, int64 slot, int head, const Chunk& chunk,
+                                        Load&& load) {
   constexpr int kKeys = Shape::kColumns;
   constexpr int64 kStride = int64{Heads} * kKeys;
   const int64 start = chunk.token * kStride + head * kKeys;
   float rate[Shape::kVector];
 #pragma unroll
-  for (int j = 0; j < Shape::kVector; ++j)
-    rate[j] = HasALog ? exponential(A_log[head]) : 1.0f;
+  for (int j = 0; j < Shape::kVector; ++j) rate[j] = HasALog ? exponential(A_log[head]) : 1.0f;
   float dA = 0.0f;
   for (int group = 0; group < Shape::kGroups; ++group) {
     const ColumnPlace<Shape> at(group);
@@ -123,8 +122,8 @@ WYVERN_DEVICE void vector_gate_backward(const T* g, const float* A_log, const fl
     load(dg, at);
     float bias[Shape::kVector] = {};
     if constexpr (HasBias) load_columns<Shape>(bias, dt_bias + head * kKeys + at.column, at.active);
-    const ParameterParts<Shape> parts = raw_gate_gradient<Bounded>(
-        dg, g + start, kStride, rate, bias, lower_bound, chunk, at);
+    const ParameterParts<Shape> parts =
+        raw_gate_gradient<Bounded>(dg, g + start, kStride, rate, bias, lower_bound, chunk, at);
     dg.store(dg_raw + start, kStride, chunk, at);
 #pragma unroll
     for (int j = 0; j < Shape::kVector; ++j) dA += parts.A_log[j];

@@ -12,9 +12,7 @@
 // ---- the decay around an anchor -----------------------------------------------------------------
 
 /// G of an anchor row in base 2. Products of both sides around it are exact where it is rounded.
-WYVERN_DEVICE Float2 anchor_from(const Float2& G) {
-  return {{G.at[0] * kLog2E, G.at[1] * kLog2E}};
-}
+WYVERN_DEVICE Float2 anchor_from(const Float2& G) { return {{G.at[0] * kLog2E, G.at[1] * kLog2E}}; }
 
 /// exp(G - anchor): the factor of a row at or after the anchor.
 WYVERN_DEVICE float decay_after(float G, float anchor) {
@@ -74,8 +72,7 @@ template <int Rows, int Cols>
 WYVERN_DEVICE LeftDecay decay_left(const Tile<float, Rows, Cols>& G, const Float2& anchor, int row,
                                    int depth) {
   const float* const first = G.at(row + lane_index() / 4, depth + lane_index() % 4 * 2);
-  return {decay_after(load<2>(first), anchor),
-          decay_after(load<2>(first + 8 * G.kStride), anchor)};
+  return {decay_after(load<2>(first), anchor), decay_after(load<2>(first + 8 * G.kStride), anchor)};
 }
 
 /// x_rc times its decay, rows row..row+15, the reduction running over columns depth..depth+7.
@@ -93,12 +90,11 @@ WYVERN_DEVICE Left<float> anchored_left(const Tile<T, Rows, Cols>& x, const Left
 template <class T, int Rows, int Cols>
 WYVERN_DEVICE RightPair<float> anchored_right_transposed(const Tile<T, Rows, Cols>& k,
                                                          const Tile<float, Rows, Cols>& G,
-                                                         const Float2& anchor, int row,
-                                                         int depth) {
+                                                         const Float2& anchor, int row, int depth) {
   const int first_row = row + lane_index() / 4;
   const int col = depth + lane_index() % 4 * 2;
-  const Float2 low = scaled_pair(k.at(first_row, col),
-                                 decay_before(load<2>(G.at(first_row, col)), anchor));
+  const Float2 low =
+      scaled_pair(k.at(first_row, col), decay_before(load<2>(G.at(first_row, col)), anchor));
   const Float2 high = scaled_pair(k.at(first_row + 8, col),
                                   decay_before(load<2>(G.at(first_row + 8, col)), anchor));
   return {{low.at[0], low.at[1], high.at[0], high.at[1]}};
@@ -191,9 +187,8 @@ WYVERN_DEVICE void add_diagonal_block(IntraStrip<Size>& sum, const Tile<T, Size,
 /// Rows at or past `rows`, and what lies above the diagonal, may become anything.
 template <Precision P, bool Bounded, int Split, class T, int Size, int Cols>
 WYVERN_DEVICE void accumulate_intra(IntraStrip<Size>& sum, const Tile<T, Size, Cols>& q,
-                                    const Tile<T, Size, Cols>& k,
-                                    const Tile<float, Size, Cols>& G, int strip, int rows,
-                                    int part) {
+                                    const Tile<T, Size, Cols>& k, const Tile<float, Size, Cols>& G,
+                                    int strip, int rows, int part) {
   const int n = anchor_row<Bounded>(strip, rows);
   if (Bounded || strip > 0) {
 #pragma unroll 1
@@ -218,8 +213,8 @@ WYVERN_DEVICE void accumulate_intra(IntraStrip<Size>& sum, const Tile<T, Size, C
 template <int Size, int Split>
 inline constexpr int kPartFloats = (Split - 1) * (Size / 16) * (Size / 8) * 2 * 128;
 
-/// Adds the other parts' sums to part 0's, always in the same order. `memory` is shared, kPartFloats
-/// long, and free. Every warp of the block takes part.
+/// Adds the other parts' sums to part 0's, always in the same order. `memory` is shared,
+/// kPartFloats long, and free. Every warp of the block takes part.
 template <int Split, int Size>
 WYVERN_DEVICE void join_parts(IntraStrip<Size>& sum, float* memory, int strip, int part) {
   if constexpr (Split > 1) {
@@ -266,7 +261,7 @@ struct RowFactors {
 /// Fills in the factors, beta from load_beta(r); 0 past the chunk's end.
 template <int Threads, int Size, bool Scaled, class Beta>
 WYVERN_DEVICE void load_row_factors(const RowFactors& to, const float* q_rstd, const float* k_rstd,
-                                   int64 stride, int rows, Beta&& load_beta) {
+                                    int64 stride, int rows, Beta&& load_beta) {
   for (int r = thread_index(); r < Size; r += Threads) {
     to.beta[r] = r < rows ? load_beta(r) : 0.0f;
     if constexpr (Scaled) {
@@ -326,8 +321,8 @@ struct KeyPieces {
 /// of rows where `Scaled`. Rows after `last` are 0.
 template <bool Scaled, class T, int Size, int Cols>
 WYVERN_DEVICE KeyPieces decay_keys(const Tile<T, Size, Cols>& q, const Tile<T, Size, Cols>& k,
-                                   const Tile<float, Size, Cols>& G, const RowFactors& rows, int row,
-                                   int col, int last) {
+                                   const Tile<float, Size, Cols>& G, const RowFactors& rows,
+                                   int row, int col, int last) {
   KeyPieces to;
   const int c = col + piece_col(0);
   const Float2 G_last = load<2>(G.at(last, c));
@@ -429,19 +424,16 @@ struct InverseOperand<float, Size> {
 /// `chunk_rows`: those before `cols`, of which there is at least one. The tiles hold the columns
 /// from `first` at `col`.
 template <Precision P, bool Scaled, int Align, class T, int Size, int Cols>
-WYVERN_DEVICE void write_keys(const InverseOperand<T, Size>& inverse,
-                              const Tile<T, Size, Cols>& q, const Tile<T, Size, Cols>& k,
-                              const Tile<float, Size, Cols>& G, const RowFactors& rows,
-                              const KeyOutputs<T>& to, int first, int col, int chunk_rows,
-                              int cols) {
+WYVERN_DEVICE void write_keys(const InverseOperand<T, Size>& inverse, const Tile<T, Size, Cols>& q,
+                              const Tile<T, Size, Cols>& k, const Tile<float, Size, Cols>& G,
+                              const RowFactors& rows, const KeyOutputs<T>& to, int first, int col,
+                              int chunk_rows, int cols) {
   Piece w[Size / 16][2];
 #pragma unroll
   for (int depth = 0; depth < Size / 16; ++depth) {
     if (depth * 16 >= chunk_rows) break;
-    const KeyPieces left =
-        decay_keys<Scaled>(q, k, G, rows, depth * 16, col, chunk_rows - 1);
-    const KeyPieces right =
-        decay_keys<Scaled>(q, k, G, rows, depth * 16, col + 8, chunk_rows - 1);
+    const KeyPieces left = decay_keys<Scaled>(q, k, G, rows, depth * 16, col, chunk_rows - 1);
+    const KeyPieces right = decay_keys<Scaled>(q, k, G, rows, depth * 16, col + 8, chunk_rows - 1);
     const int64 at = depth * 16 * to.stride + first;
     store_pair<Align>(to.qg + at, to.stride, left.qg, right.qg, chunk_rows - depth * 16, cols);
     store_pair<Align>(to.kg + at, to.stride, left.kg, right.kg, chunk_rows - depth * 16, cols);

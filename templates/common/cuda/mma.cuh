@@ -255,8 +255,7 @@ WYVERN_DEVICE void store_pair(T* to, int64 stride, const Piece& left, const Piec
       if (r >= rows) continue;
       T* const at = to + r * stride + col;
       if constexpr (sizeof(T) == 4 && Align % 2 == 0) {
-        if (col < cols)
-          store_vector(at, Float2{{piece.x[i % 4], piece.x[i % 4 + 1]}});
+        if (col < cols) store_vector(at, Float2{{piece.x[i % 4], piece.x[i % 4 + 1]}});
       } else {
         if (col < cols) at[0] = from_float<T>(piece.x[i % 4]);
         if (col + 1 < cols) at[1] = from_float<T>(piece.x[i % 4 + 1]);

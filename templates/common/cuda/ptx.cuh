@@ -197,6 +197,6 @@ WYVERN_DEVICE void mma_m16n8k8_tf32(float (&d)[4], const float (&a)[4], float b0
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
       "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(float_bits(a[0])), "r"(float_bits(a[1])), "r"(float_bits(a[2])),
-        "r"(float_bits(a[3])), "r"(float_bits(b0)), "r"(float_bits(b1)));
+      : "r"(float_bits(a[0])), "r"(float_bits(a[1])), "r"(float_bits(a[2])), "r"(float_bits(a[3])),
+        "r"(float_bits(b0)), "r"(float_bits(b1)));
 }

@@ -112,8 +112,7 @@ WYVERN_DEVICE void add_rows(StateStrip<Keys> (&state)[Strips], const Left<T> (&a
   for (int n = 0; n < Keys / 8; n += 2) {
     const auto b = load_right(x, step * kDepth<T>, n * 8);
 #pragma unroll
-    for (int i = 0; i < Strips; ++i)
-      multiply<P>(state[i].piece[n], state[i].piece[n + 1], a[i], b);
+    for (int i = 0; i < Strips; ++i) multiply<P>(state[i].piece[n], state[i].piece[n + 1], a[i], b);
   }
 }
 

@@ -199,10 +199,9 @@ struct LowerOperand {
             const Float2 factor = load<2>(scale + s);
 #pragma unroll
             for (int j = 0; j < 2; ++j)
-              piece[n].x[2 * half + j] =
-                  r >= s + j + (kHalf<T> ? 1 : 0)
-                      ? within_range<T>(to_float(x.at[j]) * factor.at[j])
-                      : 0.0f;
+              piece[n].x[2 * half + j] = r >= s + j + (kHalf<T> ? 1 : 0)
+                                             ? within_range<T>(to_float(x.at[j]) * factor.at[j])
+                                             : 0.0f;
           }
         a[0][index(strip, depth)] = left_from<T>(piece[0], piece[1]);
         if constexpr (Parts == 2)

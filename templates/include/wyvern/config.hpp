@@ -32,7 +32,8 @@ class Values {
   const Value* find(std::string_view name) const;
   void set(std::string name, Value value) { items_.insert_or_assign(std::move(name), value); }
 
-  /// The value under `name`; throws Error(kBadInput) naming it when it is absent or of another kind.
+  /// The value under `name`; throws Error(kBadInput) naming it when it is absent or of another
+  /// kind.
   std::int64_t integer(std::string_view name) const;
   bool flag(std::string_view name) const;
   DType dtype(std::string_view name) const;
@@ -57,4 +58,4 @@ class Values {
 /// Values for a template's tunables.
 using Config = Values;
 
-}  // namespace wyvern
+}  // namespace wyvern WYVERN_API

@@ -45,4 +45,4 @@ float bf16_to_float(std::uint16_t bits) noexcept;
 std::uint16_t float_to_fp16(float value) noexcept;
 float fp16_to_float(std::uint16_t bits) noexcept;
 
-}  // namespace wyvern
+}  // namespace wyvern WYVERN_API

@@ -26,4 +26,4 @@ class Error : public std::runtime_error {
   ErrorKind kind_;
 };
 
-}  // namespace wyvern
+}  // namespace wyvern WYVERN_API

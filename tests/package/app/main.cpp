@@ -1,5 +1,5 @@
-// Runs two tokens of the gated delta rule on the CPU through the installed library and compares with
-// values worked out by hand.
+// Runs two tokens of the gated delta rule on the CPU through the installed library and compares
+// with values worked out by hand.
 #include <wyvern/cache.hpp>
 #include <wyvern/runtime.hpp>
 
