@@ -38,7 +38,8 @@ Built CompilingBuilder::build(const KernelSpec& spec) {
   const CompileRequest wanted = request(spec);
   Built built;
   built.threads = wanted.source_template
-                      ->geometry(spec.constants, spec.config, extents_of(problem_, spec.config))
+                      ->geometry(Spec(spec.constants, spec.config),
+                                 extents_of(problem_, spec.config), target_.limits)
                       .threads;
   built.artifact_key = artifact_key(wanted);
   if (const auto row = cache_.find_artifact(built.artifact_key))

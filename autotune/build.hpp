@@ -26,7 +26,7 @@ namespace wyvern {
 /// A kernel to be: what a CompileRequest says, by name.
 struct KernelSpec {
   std::string template_id;
-  Values constants;
+  Constants constants;
   Config config;
   auto operator<=>(const KernelSpec&) const = default;
 };

@@ -20,13 +20,15 @@ namespace {
 constexpr std::int64_t kManyChains = 128;
 
 /// The constants a group's kernels and their sizes depend on.
-Values relevant(const Template& t, const Values& constants) {
-  std::set<std::string> names(t.constants.begin(), t.constants.end());
-  for (const Argument& argument : t.arguments)
-    names.insert(argument.shape.begin(), argument.shape.end());
+Values relevant(const Template& t, const Constants& constants) {
+  std::set<std::string, std::less<>> names;
+  for (const AnyConstant& constant : t.constants) names.emplace(name_of(constant));
+  for (const Parameter& parameter : t.parameters)
+    for (const Dim& dim : parameter.shape) names.insert(dim.text());
   Values result;
-  for (const auto& [name, value] : constants.items())
-    if (names.contains(name)) result.set(name, value);
+  for (const AnyConstant& constant : all_constants())
+    if (names.contains(name_of(constant)))
+      result.set(std::string(name_of(constant)), value_of(constant, constants));
   return result;
 }
 
@@ -82,11 +84,11 @@ class Builder {
   void add_layer(PlanShape shape, const std::set<std::size_t>& split) {
     Layer layer{shape.BT, shape.SEG, {}};
     for (std::size_t first = 0; first < uses_.size(); ++first)
-      for (const Template* t : covers(uses_, first, target_.device)) {
-        if (!belongs(*t, first, split)) continue;
-        const std::size_t last = first + t->stages.size();
-        const Values constants =
-            step_constants(problem_, std::span(uses_).subspan(first, t->stages.size()));
+      for (const auto& [t, count] : covers(uses_, first, target_.device)) {
+        const std::size_t last = first + count;
+        if (!belongs(*t, first, last, split)) continue;
+        const Constants constants =
+            step_constants(problem_, std::span(uses_).subspan(first, count));
         if (const auto group = group_of(*t, constants, shape))
           layer.edges.push_back({first, last, *group});
       }
@@ -97,16 +99,16 @@ class Builder {
   }
 
   /// A layer splits the scans that start at `split` and no other: no plan is in two layers.
-  bool belongs(const Template& t, std::size_t first, const std::set<std::size_t>& split) const {
-    if (t.tunable("SEG") == nullptr)
-      return split.lower_bound(first) == split.lower_bound(first + t.stages.size());
+  bool belongs(const Template& t, std::size_t first, std::size_t last,
+               const std::set<std::size_t>& split) const {
+    if (t.tunable("SEG") == nullptr) return split.lower_bound(first) == split.lower_bound(last);
     const auto after = std::upper_bound(scans_.begin(), scans_.end(), first);
     return after != scans_.begin() && split.contains(*std::prev(after));
   }
 
   /// The group's index, made on its first use; nothing when the template has no legal config with
   /// this shape.
-  std::optional<std::size_t> group_of(const Template& t, const Values& constants, PlanShape shape) {
+  std::optional<std::size_t> group_of(const Template& t, const Constants& constants, PlanShape shape) {
     const std::int64_t BT = t.tunable("BT") != nullptr ? shape.BT : 0;
     const std::int64_t SEG = t.tunable("SEG") != nullptr ? shape.SEG : 0;
     const std::string key =

@@ -22,7 +22,7 @@ namespace wyvern {
 /// Configs that compete with each other: of one template, for the same constants and chunk size.
 struct Group {
   std::string template_id;
-  Values constants;
+  Constants constants;
   std::int64_t BT = 0;               ///< 0: the template has no BT, all layers share the group
   std::int64_t SEG = 0;              ///< the same for SEG
   std::vector<Config> configs;       ///< in tunable order; never empty

@@ -222,7 +222,7 @@ TEST_F(TuneTest, SplitPlansThatAreWrongOnSeveralSegmentsDoNotPass) {
                          combine->config, device.impl().target()};
   const std::string key = artifact_key(request);
   request.source_template = find_template("bwd_dhu_combine.cpu");
-  request.constants.set("FINAL_STATE", false);
+  request.constants.FINAL_STATE = false;
   Artifact reversed = compile(request);
   reversed.key = key;
   const auto cache = std::make_shared<Cache>(directory_);

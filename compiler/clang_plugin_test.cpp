@@ -1,4 +1,5 @@
 #include "compiler/clang_plugin.hpp"
+#include "templates/source.hpp"
 
 #include <gtest/gtest.h>
 #include <wyvern/error.hpp>

@@ -14,6 +14,7 @@
 #include "compiler/backend.hpp"
 #include "compiler/clang_plugin.hpp"
 #include "compiler/nvrtc.hpp"
+#include "templates/source.hpp"
 
 namespace wyvern {
 namespace {
@@ -34,7 +35,7 @@ std::string specialized(const CompileRequest& request) {
 /// What the request is, for messages.
 std::string label(const CompileRequest& request) {
   return fmt::format("template {} with {} ({}) for {}", request.source_template->id(),
-                     request.config.to_string(), request.constants.to_string(),
+                     request.config.to_string(), request.constants.values().to_string(),
                      request.target.name());
 }
 
@@ -99,7 +100,7 @@ Artifact compile(const CompileRequest& request) {
   Artifact artifact;
   artifact.key = key_of(request, source);
   artifact.template_id = request.source_template->id();
-  artifact.constants = request.constants.to_string();
+  artifact.constants = request.constants.values().to_string();
   artifact.config = request.config.to_string();
   artifact.target = request.target.name();
   artifact.entry = kEntryPoint;

@@ -23,7 +23,6 @@ struct Target {
   std::string arch;      ///< "sm_90a"; on a CPU vendor, family and model: "genuineintel-6-143"
   std::string features;  ///< CPU: its instruction sets as the kernel lists them; empty on CUDA
   Limits limits;
-  int multiprocessors = 0;  ///< of a GPU that is present; 0 for an architecture, and on a CPU
 
   /// "sm_90a", or "cpu-<arch>-<short hash of the features>".
   std::string name() const;
@@ -65,7 +64,7 @@ struct Artifact {
 
 struct CompileRequest {
   const Template* source_template = nullptr;  ///< not owned; from all_templates()
-  Values constants;
+  Constants constants;
   Config config;
   Target target;
 };

@@ -1,4 +1,5 @@
 #include "compiler/compiler.hpp"
+#include "templates/source.hpp"
 
 #include <gtest/gtest.h>
 #include <wyvern/error.hpp>
@@ -23,13 +24,18 @@ Template prelude_twice(DeviceKind device) {
   t.name = "prelude";
   t.variant = device == DeviceKind::cuda ? "portable" : "cpu";
   t.device = device;
-  t.constants = {"DTYPE", "K"};
-  t.tunables = {{"BT", {std::int64_t{32}, std::int64_t{64}}}};
-  t.source = device == DeviceKind::cuda ? "common/cuda/types.cuh" : "common/cpu/types.hpp";
+  t.constants = {constant::DTYPE, constant::K};
+  t.tunables = {{tunable::BT, {std::int64_t{32}, std::int64_t{64}}}};
+  t.source = device == DeviceKind::cuda ? "device/cuda/types.cuh" : "device/cpu/types.hpp";
   return t;
 }
 
-Values constants() { return {{"DTYPE", DType::bf16}, {"K", std::int64_t{128}}}; }
+Constants constants() {
+  Constants c;
+  c.DTYPE = DType::bf16;
+  c.K = 128;
+  return c;
+}
 Config config() { return {{"BT", std::int64_t{64}}}; }
 
 CompileRequest request(const Template& t) {
@@ -107,10 +113,10 @@ TEST_P(ArtifactKey, ChangesWithEachIngredient) {
   changed.config.set("BT", std::int64_t{32});
   EXPECT_TRUE(keys.insert(artifact_key(changed)).second) << "tunable";
   changed = base;
-  changed.constants.set("K", std::int64_t{64});
+  changed.constants.K = 64;
   EXPECT_TRUE(keys.insert(artifact_key(changed)).second) << "constant";
   changed = base;
-  changed.constants.set("DTYPE", DType::fp16);
+  changed.constants.DTYPE = DType::fp16;
   EXPECT_TRUE(keys.insert(artifact_key(changed)).second) << "dtype";
   changed = base;
   changed.target.arch = "sm_80";
@@ -119,7 +125,7 @@ TEST_P(ArtifactKey, ChangesWithEachIngredient) {
   changed.target.features += " more";
   EXPECT_TRUE(keys.insert(artifact_key(changed)).second) << "features";
   Template other = t;
-  other.tunables.push_back({"BK", {std::int64_t{64}}});
+  other.tunables.push_back({tunable::BK, {std::int64_t{64}}});
   changed = base;
   changed.source_template = &other;
   changed.config.set("BK", std::int64_t{64});
@@ -127,7 +133,7 @@ TEST_P(ArtifactKey, ChangesWithEachIngredient) {
 
   EXPECT_FALSE(keys.insert(artifact_key(base)).second) << "the same request has the same key";
   changed = base;
-  changed.constants.set("UNUSED", std::int64_t{1});
+  changed.constants.V = 1;
   EXPECT_EQ(artifact_key(changed), artifact_key(base)) << "what the source does not name";
 }
 
@@ -183,24 +189,17 @@ TEST_P(Compile, AllThrowsTheFirstErrorAfterEveryRequestEnded) {
   EXPECT_TRUE(compile_all({}).empty());
 }
 
-/// Constants of a common problem, all that any template names.
-Values problem_constants() {
-  Values values{
-      {"H", std::int64_t{2}},   {"HV", std::int64_t{4}},      {"K", std::int64_t{128}},
-      {"V", std::int64_t{128}}, {"DTYPE", DType::bf16},       {"BETA_DTYPE", DType::bf16},
-      {"G_DTYPE", DType::fp32}, {"STATE_DTYPE", DType::fp32}, {"SEQLENS_DTYPE", DType::int32}};
-  values.set("DG_DTYPE", DType::fp32);
-  values.set("INDEX_DTYPE", DType::int32);
-  values.set("GATE_K", std::int64_t{1});
-  values.set("GATE_HEADS", std::int64_t{4});
-  for (const char* flag : {"VECTOR_GATE", "SAFE_GATE", "LOWER_BOUND", "KEEP_INVERSE", "KEEP_STATES",
-                           "INPLACE_STATE", "STATE_INDEX"})
-    values.set(flag, false);
-  for (const char* flag :
-       {"SCALAR_GATE", "GATED", "GATE_IN_KERNEL", "HAS_A_LOG", "VARLEN", "HAS_DT_BIAS", "QK_L2NORM",
-        "BETA_SIGMOID", "NEG_EIGVAL", "INITIAL_STATE", "FINAL_STATE", "STATE_V_FIRST"})
-    values.set(flag, true);
-  return values;
+/// Constants of a common problem.
+Constants problem_constants() {
+  Constants c;
+  c.H = 2, c.HV = 4, c.K = c.V = 128, c.GATE_K = 1, c.GATE_HEADS = 4, c.STEPS = 1;
+  c.STATE_ROWS = c.STATE_COLS = 128;
+  c.DTYPE = c.BETA_DTYPE = DType::bf16;
+  c.SEQLENS_DTYPE = c.INDEX_DTYPE = DType::int32;
+  c.SCALAR_GATE = c.GATED = c.GATE_IN_KERNEL = c.HAS_A_LOG = c.VARLEN = c.HAS_DT_BIAS = true;
+  c.QK_L2NORM = c.BETA_SIGMOID = c.NEG_EIGVAL = true;
+  c.INITIAL_STATE = c.FINAL_STATE = c.STATE_V_FIRST = true;
+  return c;
 }
 
 /// The default config of every template for this kind of device.
@@ -230,7 +229,7 @@ TEST_P(Compile, DefaultsOfEveryTemplateInParallel) {
     EXPECT_EQ(artifact.key, artifact_key(requests[i]));
     EXPECT_EQ(artifact.template_id, requests[i].source_template->id());
     EXPECT_EQ(artifact.config, requests[i].config.to_string());
-    EXPECT_EQ(artifact.constants, requests[i].constants.to_string());
+    EXPECT_EQ(artifact.constants, requests[i].constants.values().to_string());
     EXPECT_EQ(artifact.target, requests[i].target.name());
     EXPECT_EQ(artifact.entry, kEntryPoint);
     EXPECT_EQ(artifact.code.substr(0, 4),

@@ -139,6 +139,8 @@ Target cuda_target(std::string_view arch) {
     target.arch = arch;
     target.limits.shared_bytes = known.shared_kib * kKiB;
     target.limits.compute_capability = known.compute_capability;
+    target.limits.wgmma = arch == "sm_90a";
+    target.limits.tensor_copies = target.limits.clusters = known.compute_capability >= 90;
     return target;
   }
   throw Error(ErrorKind::kBadInput,

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <limits>
 
 namespace wyvern {
@@ -18,37 +17,17 @@ constexpr float kGateFloor = -24.0F;
 
 constexpr std::size_t kWorkspaceAlignment = 256;
 
-std::int64_t dimension(const std::string& text, const BoundStep& step) {
-  const Extents& e = step.extents;
-  if (text == "B") return e.B;
-  if (text == "T") return e.T;
-  if (text == "N") return e.N;
-  if (text == "N+1") return e.N + 1;
-  if (text == "NT") return e.NT;
-  if (text == "NS") return e.NS;
-  if (text == "S") return e.S;
-  if (step.constants.contains(text)) return step.constants.integer(text);
-  if (step.step.config.contains(text)) return step.step.config.integer(text);
-  std::int64_t number = 0;
-  std::from_chars(text.data(), text.data() + text.size(), number);
-  return number;
-}
-
-DType dtype_of(const Argument& argument, const BoundStep& step) {
-  const auto literal = parse_dtype(argument.dtype);
-  return literal ? *literal : step.constants.dtype(argument.dtype);
-}
-
 TensorSpec expected_tensor(const Argument& argument, const BoundStep& step) {
+  const Spec spec(step.constants, step.step.config);
   TensorSpec tensor;
   tensor.name = argument.name;
   tensor.access = argument.access == Access::in    ? TensorAccess::in
                   : argument.access == Access::out ? TensorAccess::out
                                                    : TensorAccess::inout;
-  tensor.dtype = dtype_of(argument, step);
+  tensor.dtype = argument.type.of(step.constants);
   tensor.rank = static_cast<int>(argument.shape.size());
   for (std::size_t i = 0; i < argument.shape.size(); ++i)
-    tensor.shape[i] = dimension(argument.shape[i], step);
+    tensor.shape[i] = argument.shape[i].value(spec, step.extents);
   tensor.present = is_present(argument, step.constants);
   return tensor;
 }
@@ -85,7 +64,7 @@ Extents extents_of(const Problem& problem, PlanShape shape, float gate_floor) {
 }
 
 /// Everything of a step but its bindings.
-BoundStep make_step(const Device& device, const PlanStep& plan_step, Values constants,
+BoundStep make_step(const Device& device, const PlanStep& plan_step, const Constants& constants,
                     const Extents& extents) {
   BoundStep step;
   step.source_template = find_template(plan_step.template_id);
@@ -98,20 +77,21 @@ BoundStep make_step(const Device& device, const PlanStep& plan_step, Values cons
     throw Error(ErrorKind::kBadInput, fmt::format("template {} is for {}, the device is {}", t.id(),
                                                   to_string(t.device), device.info().name));
   step.step = plan_step;
-  step.constants = std::move(constants);
+  step.constants = constants;
   step.extents = extents;
   for (const Tunable& tunable : t.tunables)
     if (!plan_step.config.contains(tunable.name))
       throw Error(ErrorKind::kBadInput,
                   fmt::format("config '{}' of {} has no {}", plan_step.config.to_string(), t.id(),
                               tunable.name));
-  const std::string illegal = t.illegal(step.constants, plan_step.config, target.limits);
+  const Spec spec(step.constants, plan_step.config);
+  const std::string illegal = t.problem(spec, target.limits);
   if (!illegal.empty())
     throw Error(ErrorKind::kBadInput,
                 fmt::format("config '{}' of {} is illegal on {}: {}", plan_step.config.to_string(),
                             t.id(), device.info().name, illegal));
-  step.geometry = t.geometry(step.constants, plan_step.config, extents);
-  step.argument_count = t.arguments.size();
+  step.geometry = t.geometry(spec, extents, target.limits);
+  step.argument_count = t.parameters.size();
   return step;
 }
 
@@ -156,15 +136,22 @@ class Wiring {
     }
   }
 
-  void connect(std::size_t index, std::span<const StageUse> covered) {
+  /// `uses` are the operator's; the step carries out those from `first` on.
+  void connect(std::size_t index, std::span<const StageUse> uses, std::size_t first) {
     BoundStep& step = op_.steps[index];
-    const std::vector<Argument>& arguments = step.source_template->arguments;
+    const Template& t = *step.source_template;
+    const Coverage covered = *coverage(t, uses, first);
     std::vector<std::pair<std::string, Binding>> written;
-    for (std::size_t i = 0; i < arguments.size(); ++i) {
-      const TensorSpec tensor = expected_tensor(arguments[i], step);
+    for (std::size_t i = 0; i < t.parameters.size(); ++i) {
+      const Parameter& parameter = t.parameters[i];
+      const TensorSpec tensor = expected_tensor(parameter, step);
       if (!tensor.present) continue;
-      const std::string name = logical_name(arguments[i].name, covered);
-      if (arguments[i].access != Access::out) {
+      if (parameter.access == Access::scratch) {
+        step.bindings[i] = scratch(tensor, index);
+        continue;
+      }
+      const std::string name = logical_name(parameter, covered, uses);
+      if (parameter.access != Access::out) {
         step.bindings[i] = read(name, index, step);
       } else {
         step.bindings[i] = write(name, tensor, index);
@@ -178,16 +165,27 @@ class Wiring {
   void finish() {
     op_.workspace_bytes = place(buffers_);
     for (BoundStep& step : op_.steps)
-      for (Binding& binding : step.bindings)
-        if (binding.from == Binding::From::workspace)
-          binding.index = buffers_[binding.index].offset;
+      for (std::size_t i = 0; i < step.argument_count; ++i) {
+        Binding& binding = step.bindings[i];
+        if (binding.from != Binding::From::workspace) continue;
+        const Buffer& buffer = buffers_[binding.index];
+        binding.index = buffer.offset;
+        if (step.source_template->parameters[i].access == Access::scratch)
+          step.zeroed.push_back({buffer.offset, buffer.bytes});
+      }
   }
 
  private:
-  static std::string logical_name(const std::string& name, std::span<const StageUse> covered) {
-    for (const StageUse& use : covered)
-      if (const auto it = use.rename.find(name); it != use.rename.end()) return it->second;
-    return name;
+  /// What the operator calls the tensor of a parameter.
+  static std::string logical_name(const Parameter& parameter, const Coverage& covered,
+                                  std::span<const StageUse> uses) {
+    if (parameter.cover == covered.use_of.size()) return std::string(parameter.name);
+    const std::size_t use = covered.use_of[parameter.cover];
+    if (use != Coverage::kNone)
+      if (const auto it = uses[use].rename.find(parameter.stage_name);
+          it != uses[use].rename.end())
+        return it->second;
+    return std::string(parameter.stage_name);
   }
 
   Binding read(const std::string& name, std::size_t index, const BoundStep& step) {
@@ -201,6 +199,11 @@ class Wiring {
 
   Binding write(const std::string& name, const TensorSpec& tensor, std::size_t index) {
     if (const auto output = outputs_.find(name); output != outputs_.end()) return output->second;
+    buffers_.push_back({bytes_of(tensor), index, index, 0});
+    return {Binding::From::workspace, buffers_.size() - 1};
+  }
+
+  Binding scratch(const TensorSpec& tensor, std::size_t index) {
     buffers_.push_back({bytes_of(tensor), index, index, 0});
     return {Binding::From::workspace, buffers_.size() - 1};
   }
@@ -227,8 +230,7 @@ std::shared_ptr<OperatorImpl> bind_operator(const Device& device, const Problem&
     op->steps.push_back(make_step(device, plan[i], step_constants(problem, covered), extents));
   }
   Wiring wiring(*op);
-  for (std::size_t i = 0; i < plan.size(); ++i)
-    wiring.connect(i, std::span(uses).subspan(starts[i], starts[i + 1] - starts[i]));
+  for (std::size_t i = 0; i < plan.size(); ++i) wiring.connect(i, uses, starts[i]);
   wiring.finish();
   return op;
 }
@@ -247,7 +249,12 @@ std::shared_ptr<OperatorImpl> bind_stage(const Device& device, const Problem& pr
                 extents_of(problem, shape, -std::numeric_limits<float>::infinity())));
   BoundStep& step = op->steps.front();
   for (std::size_t i = 0; i < step.argument_count; ++i) {
-    op->expected.push_back(expected_tensor(step.source_template->arguments[i], step));
+    const Parameter& parameter = step.source_template->parameters[i];
+    if (parameter.access == Access::scratch)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("template {} needs scratch memory, which a stage on its own has not",
+                              step.source_template->id()));
+    op->expected.push_back(expected_tensor(parameter, step));
     if (op->expected.back().present) step.bindings[i] = {Binding::From::caller, i};
   }
   return op;

@@ -240,7 +240,7 @@ class CudaDevice final : public DeviceImpl {
     if (!info_.problem.empty()) throw Error(ErrorKind::kUnavailable, info_.problem);
     context_ = std::make_shared<PrimaryContext>(driver_, ordinal);
     target_ = cuda_target(info_.arch);
-    target_.multiprocessors = info_.units;
+    target_.limits.multiprocessors = info_.units;
     target_.limits.shared_bytes =
         attribute(driver_, context_->device, cuda::kMaxSharedMemoryPerBlockOptin);
     cache_bytes_ = attribute(driver_, context_->device, cuda::kL2CacheBytes);

@@ -13,8 +13,8 @@ namespace {
 std::string local_key(const OperatorImpl& op, const BoundStep& step) {
   std::string key = op.device.info().name + '|' + step.step.template_id + '|' +
                     step.step.config.to_string() + '|';
-  for (const std::string& name : step.source_template->constants)
-    key += name + '=' + to_string(*step.constants.find(name)) + ',';
+  for (const AnyConstant& constant : step.source_template->constants)
+    key += fmt::format("{}={},", name_of(constant), to_string(value_of(constant, step.constants)));
   return key;
 }
 

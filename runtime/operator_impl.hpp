@@ -6,6 +6,7 @@
 #include <array>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/device_impl.hpp"
@@ -26,13 +27,15 @@ struct Binding {
 struct BoundStep {
   const Template* source_template = nullptr;
   PlanStep step;
-  Values constants;
+  Constants constants;
   std::string artifact_key;
   Resources resources;
   Geometry geometry;
   Extents extents;
   std::size_t argument_count = 0;
   std::array<Binding, kMaxArguments> bindings{};
+  /// Runs of the workspace, as offset and bytes, that are zeros when the kernel starts.
+  std::vector<std::pair<std::size_t, std::size_t>> zeroed;
   std::shared_ptr<const Kernel> kernel;
 };
 

@@ -27,17 +27,17 @@ void extend(const Problem& problem, std::span<const StageUse> uses, std::size_t 
     plans.push_back(plan);
     return;
   }
-  for (const Template* t : covers(uses, first, target.device)) {
-    const Values constants = step_constants(problem, uses.subspan(first, t->stages.size()));
+  for (const auto& [t, count] : covers(uses, first, target.device)) {
+    const Constants constants = step_constants(problem, uses.subspan(first, count));
     const auto config = default_config(*t, constants, target.limits, precision_floor(problem), BT);
     if (!config) continue;
     plan.push_back({t->id(), *config});
-    extend(problem, uses, first + t->stages.size(), target, BT, plan, plans);
+    extend(problem, uses, first + count, target, BT, plan, plans);
     plan.pop_back();
   }
 }
 
-/// The plan with the fewest kernels, of equals the first that enumerate_plans lists. With a SEG all
+/// The plan with the fewest kernels, of equals the one whose templates rank first. With a SEG all
 /// scans are split, without none.
 std::optional<Plan> shortest_plan(const Problem& problem, std::span<const StageUse> uses,
                                   const Target& target, PlanShape shape) {
@@ -54,14 +54,14 @@ std::optional<Plan> shortest_plan(const Problem& problem, std::span<const StageU
   };
   std::vector<Best> best(uses.size());
   for (std::size_t first = uses.size(); first-- > 0;)
-    for (const Template* t : covers(uses, first, target.device)) {
-      const std::size_t next = first + t->stages.size();
+    for (const auto& [t, count] : covers(uses, first, target.device)) {
+      const std::size_t next = first + count;
       const bool split = t->tunable("SEG") != nullptr;
       if (split ? !splits : is_whole_scan(first, next)) continue;
       if (next < uses.size() && best[next].kernels == 0) continue;
       const std::size_t kernels = 1 + (next < uses.size() ? best[next].kernels : 0);
       if (best[first].kernels != 0 && best[first].kernels <= kernels) continue;
-      const Values constants = step_constants(problem, uses.subspan(first, t->stages.size()));
+      const Constants constants = step_constants(problem, uses.subspan(first, count));
       const auto config =
           default_config(*t, constants, target.limits, precision_floor(problem), shape);
       if (config) best[first] = {kernels, next, {t->id(), *config}};
@@ -79,11 +79,11 @@ std::optional<Plan> shortest_plan(const Problem& problem, std::span<const StageU
 /// state, M (K columns) and R (V columns), then from the states that combine carried past them,
 /// about a chunk's time each.
 std::int64_t default_segment(const Problem& problem, const Target& target, std::int64_t BT) {
-  if (target.multiprocessors == 0 || problem.pass == Pass::recurrent || problem.N == 0) return 0;
+  if (target.limits.multiprocessors == 0 || problem.pass == Pass::recurrent || problem.N == 0) return 0;
   constexpr std::int64_t kColumns = 64;  // of the state in a block, as the scans' defaults have it
   const auto tiles = [](std::int64_t columns) { return (columns + kColumns - 1) / kColumns; };
   const auto turns = [&](std::int64_t blocks) {
-    return std::max(1.0, static_cast<double>(blocks) / target.multiprocessors);
+    return std::max(1.0, static_cast<double>(blocks) / target.limits.multiprocessors);
   };
   const std::int64_t chains = problem.N * problem.HV;
   const std::int64_t chunks = problem.B * problem.T / problem.N / BT;
@@ -108,71 +108,104 @@ std::int64_t default_segment(const Problem& problem, const Target& target, std::
 
 }  // namespace
 
-Values problem_constants(const Problem& problem) {
+Constants problem_constants(const Problem& problem) {
   const GateKind gate = gate_kind(problem);
   const std::int64_t gate_K = gate == GateKind::vector ? problem.K : 1;
   const bool gate_in_kernel = problem.use_gate_in_kernel && gate != GateKind::none;
-  return {
-      {"SCALAR_GATE", gate == GateKind::scalar},
-      {"VECTOR_GATE", gate == GateKind::vector},
-      {"GATED", gate != GateKind::none},
-      {"GATE_K", gate_K},
-      {"GATE_HEADS", problem.HV * gate_K},
-      {"GATE_IN_KERNEL", gate_in_kernel},
-      {"HAS_A_LOG", gate_in_kernel && problem.has_A_log},
-      {"LOWER_BOUND", gate_in_kernel && problem.lower_bound.has_value()},
-      {"SAFE_GATE", gate_is_bounded(problem)},
-      {"DG_DTYPE", gate_in_kernel ? DType::fp32 : problem.g_dtype},
-      {"KEEP_INVERSE", problem.pass == Pass::backward || problem.disable_recompute},
-      {"KEEP_STATES", problem.disable_recompute || problem.return_intermediate_states},
-      {"INPLACE_STATE", problem.inplace_state},
-      {"STATE_INDEX", problem.state_index},
-      {"INDEX_DTYPE", problem.index_dtype},
-      {"H", problem.H},
-      {"HV", problem.HV},
-      {"K", problem.K},
-      {"V", problem.V},
-      {"STATE_ROWS", problem.state_v_first ? problem.V : problem.K},
-      {"STATE_COLS", problem.state_v_first ? problem.K : problem.V},
-      {"DTYPE", problem.dtype},
-      {"BETA_DTYPE", problem.beta_dtype},
-      {"G_DTYPE", problem.g_dtype},
-      {"STATE_DTYPE", problem.state_dtype},
-      {"SEQLENS_DTYPE", problem.seqlens_dtype},
-      {"VARLEN", problem.packed},
-      {"HAS_DT_BIAS", problem.has_dt_bias},
-      {"QK_L2NORM", problem.use_qk_l2norm},
-      {"BETA_SIGMOID", problem.use_beta_sigmoid},
-      {"NEG_EIGVAL", problem.use_beta_sigmoid && problem.allow_neg_eigval},
-      {"INITIAL_STATE", problem.initial_state},
-      {"FINAL_STATE", problem.output_final_state},
-      {"STATE_V_FIRST", problem.state_v_first},
-  };
+  Constants c;
+  c.STEPS = 1;
+  c.SCALAR_GATE = gate == GateKind::scalar;
+  c.VECTOR_GATE = gate == GateKind::vector;
+  c.GATED = gate != GateKind::none;
+  c.GATE_K = gate_K;
+  c.GATE_HEADS = problem.HV * gate_K;
+  c.GATE_IN_KERNEL = gate_in_kernel;
+  c.HAS_A_LOG = gate_in_kernel && problem.has_A_log;
+  c.LOWER_BOUND = gate_in_kernel && problem.lower_bound.has_value();
+  c.SAFE_GATE = gate_is_bounded(problem);
+  c.DG_DTYPE = gate_in_kernel ? DType::fp32 : problem.g_dtype;
+  c.KEEP_INVERSE = problem.pass == Pass::backward || problem.disable_recompute;
+  c.KEEP_STATES = problem.disable_recompute || problem.return_intermediate_states;
+  c.INPLACE_STATE = problem.inplace_state;
+  c.STATE_INDEX = problem.state_index;
+  c.INDEX_DTYPE = problem.index_dtype;
+  c.H = problem.H;
+  c.HV = problem.HV;
+  c.K = problem.K;
+  c.V = problem.V;
+  c.STATE_ROWS = problem.state_v_first ? problem.V : problem.K;
+  c.STATE_COLS = problem.state_v_first ? problem.K : problem.V;
+  c.DTYPE = problem.dtype;
+  c.BETA_DTYPE = problem.beta_dtype;
+  c.G_DTYPE = problem.g_dtype;
+  c.STATE_DTYPE = problem.state_dtype;
+  c.SEQLENS_DTYPE = problem.seqlens_dtype;
+  c.VARLEN = problem.packed;
+  c.HAS_DT_BIAS = problem.has_dt_bias;
+  c.QK_L2NORM = problem.use_qk_l2norm;
+  c.BETA_SIGMOID = problem.use_beta_sigmoid;
+  c.NEG_EIGVAL = problem.use_beta_sigmoid && problem.allow_neg_eigval;
+  c.INITIAL_STATE = problem.initial_state;
+  c.FINAL_STATE = problem.output_final_state;
+  c.STATE_V_FIRST = problem.state_v_first;
+  return c;
 }
 
-Values step_constants(const Problem& problem, std::span<const StageUse> covered) {
-  return problem_constants(problem).merged(covered.front().constants);
+Constants step_constants(const Problem& problem, std::span<const StageUse> covered) {
+  const Constants constants = problem_constants(problem);
+  const Values& own = covered.front().constants;
+  return own.empty() ? constants : constants.with(own);
 }
 
-std::vector<const Template*> covers(std::span<const StageUse> uses, std::size_t first,
-                                    DeviceKind device) {
-  std::vector<const Template*> found;
-  for (const Template& t : all_templates()) {
-    if (t.device != device || t.stages.size() > uses.size() - first) continue;
-    const bool same = std::equal(
-        t.stages.begin(), t.stages.end(), uses.begin() + first,
-        [](const std::string& stage, const StageUse& use) { return stage == use.stage; });
-    if (same) found.push_back(&t);
+namespace {
+
+/// How many uses from `first` on the template carries out; 0: it does not. `found`, if given, gets
+/// the use of each covered stage. An optional stage is the next use or none.
+std::size_t covered_uses(const Template& t, std::span<const StageUse> uses, std::size_t first,
+                         std::vector<std::size_t>* found = nullptr) {
+  std::size_t next = first;
+  for (const Cover& cover : t.covers) {
+    if (next < uses.size() && uses[next].stage == cover.stage->name) {
+      if (found != nullptr) found->push_back(next);
+      ++next;
+    } else if (cover.only_when) {
+      if (found != nullptr) found->push_back(Coverage::kNone);
+    } else {
+      return 0;
+    }
   }
+  return next - first;
+}
+
+}  // namespace
+
+std::optional<Coverage> coverage(const Template& t, std::span<const StageUse> uses,
+                                 std::size_t first) {
+  Coverage result;
+  result.count = covered_uses(t, uses, first, &result.use_of);
+  if (result.count == 0) return {};
+  return result;
+}
+
+std::vector<Covering> covers(std::span<const StageUse> uses, std::size_t first,
+                              DeviceKind device) {
+  std::vector<Covering> found;
+  for (const Template& t : all_templates()) {
+    if (t.device != device) continue;
+    if (const std::size_t count = covered_uses(t, uses, first); count != 0)
+      found.push_back({&t, count});
+  }
+  std::ranges::stable_sort(found, {}, [](const Covering& c) { return c.source_template->rank; });
   return found;
 }
 
 std::vector<std::size_t> splittable_scans(std::span<const StageUse> uses, DeviceKind device) {
   std::vector<std::size_t> found;
   for (std::size_t first = 0; first < uses.size(); ++first) {
-    const std::vector<const Template*> all = covers(uses, first, device);
-    const auto whole = std::count_if(
-        all.begin(), all.end(), [](const Template* t) { return t->tunable("SEG") == nullptr; });
+    const std::vector<Covering> all = covers(uses, first, device);
+    const auto whole = std::count_if(all.begin(), all.end(), [](const Covering& c) {
+      return c.source_template->tunable("SEG") == nullptr;
+    });
     if (whole > 0 && std::ssize(all) > whole) found.push_back(first);
   }
   return found;
@@ -197,13 +230,13 @@ std::vector<std::size_t> match(std::span<const StageUse> uses, const Plan& plan)
       throw Error(
           ErrorKind::kBadInput,
           fmt::format("template '{}' of the plan is not part of this build", step.template_id));
-    const auto candidates = covers(uses, starts.back(), t->device);
-    if (std::find(candidates.begin(), candidates.end(), t) == candidates.end())
+    const std::size_t count = covered_uses(*t, uses, starts.back());
+    if (count == 0)
       throw Error(ErrorKind::kBadInput,
                   fmt::format("template '{}' of the plan does not carry out the next stage, {}",
                               step.template_id,
                               starts.back() < uses.size() ? uses[starts.back()].stage : "(none)"));
-    starts.push_back(starts.back() + t->stages.size());
+    starts.push_back(starts.back() + count);
   }
   if (starts.back() != uses.size())
     throw Error(ErrorKind::kBadInput,

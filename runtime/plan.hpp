@@ -32,14 +32,29 @@ inline constexpr std::string_view kCallers = "caller.";
 std::vector<StageUse> stage_uses(const Problem& problem);
 
 /// Every constant of spec and shapes that the problem sets (templates/README.md lists them).
-Values problem_constants(const Problem& problem);
+Constants problem_constants(const Problem& problem);
 
 /// The constants of one step: the problem's, with what the first stage it covers overrides.
-Values step_constants(const Problem& problem, std::span<const StageUse> covered);
+Constants step_constants(const Problem& problem, std::span<const StageUse> covered);
 
-/// The templates for `device` whose stages are exactly uses[first], uses[first + 1], ...
-std::vector<const Template*> covers(std::span<const StageUse> uses, std::size_t first,
-                                    DeviceKind device);
+/// Which use each of a template's covered stages is, and how many uses that makes: optional stages
+/// that the operator leaves out are none.
+struct Coverage {
+  static constexpr std::size_t kNone = ~std::size_t{0};
+  std::vector<std::size_t> use_of;  ///< for each of the template's covers: an index of `uses`, or none
+  std::size_t count = 0;            ///< uses in a row, from the first
+};
+/// Nothing unless the template carries out uses[first] and what follows it.
+std::optional<Coverage> coverage(const Template& t, std::span<const StageUse> uses,
+                                 std::size_t first);
+
+/// A template that carries out `count` uses in a row.
+struct Covering {
+  const Template* source_template = nullptr;
+  std::size_t count = 0;
+};
+/// The templates for `device` that carry out uses[first] and what follows it, by rank, then name.
+std::vector<Covering> covers(std::span<const StageUse> uses, std::size_t first, DeviceKind device);
 
 /// Which uses each step of the plan covers: step i starts at result[i]; result.back() is the number
 /// of uses. Throws Error(kBadInput) when the templates do not carry out the problem in order.

@@ -78,7 +78,7 @@ TEST(Plans, SplitScansByDefaultWhereFewChainsWouldLeaveAGpuIdle) {
     return shape_of(default_plan(p, target)).SEG;
   };
   EXPECT_EQ(segment(1, 8192, 8), 0);  // an architecture alone says nothing of how many wait
-  target.multiprocessors = 132;
+  target.limits.multiprocessors = 132;
   for (const Pass pass : {Pass::forward, Pass::backward}) {
     p.pass = pass;
     EXPECT_GE(segment(1, 8192, 8), 8);
@@ -113,8 +113,8 @@ TEST(Plans, SumTheGateInFp32WhateverItsInput) {
                                 [](const StageUse& u) { return u.stage == "chunk_local_cumsum"; });
   ASSERT_NE(sum, uses.end());
   const auto at = static_cast<std::size_t>(sum - uses.begin());
-  EXPECT_EQ(step_constants(p, std::span(uses).subspan(at, 1)).dtype("G_DTYPE"), DType::fp32);
-  EXPECT_EQ(step_constants(p, std::span(uses).subspan(at - 1, 2)).dtype("G_DTYPE"), DType::bf16);
+  EXPECT_EQ(step_constants(p, std::span(uses).subspan(at, 1)).G_DTYPE, DType::fp32);
+  EXPECT_EQ(step_constants(p, std::span(uses).subspan(at - 1, 2)).G_DTYPE, DType::bf16);
 }
 
 TEST(Plans, RoundTripThroughJson) {
@@ -193,7 +193,7 @@ TEST(Binding, LaterStagesReadTheNormsBesideTheTensors) {
     for (const BoundStep& step : op->steps) {
       if (step.source_template->name != stage || nth-- != 0) continue;
       for (std::size_t i = 0; i < step.argument_count; ++i)
-        if (step.source_template->arguments[i].name == argument) return step.bindings[i];
+        if (step.source_template->parameters[i].name == argument) return step.bindings[i];
     }
     throw Error(ErrorKind::kBadInput, "no such argument");
   };

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 
-#include "templates/common/cpu/scratch.hpp"
+#include "templates/device/cpu/scratch.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern {
@@ -37,25 +37,19 @@ inline std::string column_block_problem(std::string_view name, std::int64_t bloc
 
 /// Tunables, legality, defaults and launch where one call is a chunk and value head, BK columns of
 /// K at a time; `scratch_floats` counts what the template's cpu.cpp hands out.
-inline Template cpu_chunks(Template t,
-                           std::int64_t (*scratch_floats)(const Values&, const Config&)) {
+inline Template cpu_chunks(Template t, std::int64_t (*scratch_floats)(const Spec&)) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
   t.source = t.name + "/cpu.cpp";
-  t.tunables = {{"BT", {64, 32, 16}}, {"BK", {128, 64}}};
-  t.illegal = [scratch_floats](const Values& constants, const Config& config,
-                               const Limits& limits) {
-    const std::string problem =
-        column_block_problem("BK", config.integer("BK"), constants.integer("K"));
+  t.tunables = {{tunable::BT, {64, 32, 16}}, {tunable::BK, {128, 64}}};
+  t.illegal = [scratch_floats](const Spec& s, const Limits& limits) {
+    const std::string problem = column_block_problem("BK", s.BK, s.K);
     if (!problem.empty()) return problem;
-    return scratch_problem(fp32_bytes(scratch_floats(constants, config)), limits);
+    return scratch_problem(fp32_bytes(scratch_floats(s)), limits);
   };
-  t.fallback = [](const Values& constants, const Limits&, std::int64_t BT) {
-    return Config{{"BT", BT}, {"BK", column_block(constants.integer("K"), 128)}};
-  };
-  t.geometry = [scratch_floats](const Values& constants, const Config& config, const Extents& e) {
-    return Geometry{.grid = {constants.integer("HV"), e.NT, 1},
-                    .shared_bytes = fp32_bytes(scratch_floats(constants, config))};
+  t.fallback = [](Spec& s, const Limits&) { s.BK = column_block(s.K, 128); };
+  t.geometry = [scratch_floats](const Spec& s, const Extents& e, const Limits&) {
+    return Geometry{.grid = {s.HV, e.NT, 1}, .shared_bytes = fp32_bytes(scratch_floats(s))};
   };
   return t;
 }

@@ -1,5 +1,5 @@
 // What the contracts of CUDA templates have in common: the sizes of the shared-memory tiles of
-// common/cuda/tile.cuh and a few judgements of configs.
+// device/cuda/tile.cuh and a few judgements of configs.
 #pragma once
 
 #include <fmt/format.h>
@@ -23,15 +23,15 @@ constexpr std::int64_t tile_bytes(std::int64_t rows, std::int64_t cols, DType ty
 /// Bytes of `count` floats, one a row of a chunk.
 constexpr std::int64_t column_bytes(std::int64_t count) { return round_up(count * 4, 16); }
 
-inline bool is_half(const Values& constants) { return constants.dtype("DTYPE") != DType::fp32; }
+inline bool is_half(const Spec& s) { return s.DTYPE != DType::fp32; }
 
 /// For templates whose products of 16-bit inputs are all 16-bit: `precision` then means nothing,
 /// and the most accurate name is kept, which every floor admits.
-inline bool repeats_precision(const Values& constants, const Config& config) {
-  return is_half(constants) && config.precision("precision") != Precision::ieee;
+inline bool repeats_precision(const Spec& s) {
+  return is_half(s) && s.precision != Precision::ieee;
 }
-inline Precision default_precision(const Values& constants) {
-  return is_half(constants) ? Precision::ieee : Precision::tf32x3;
+inline Precision default_precision(const Spec& s) {
+  return is_half(s) ? Precision::ieee : Precision::tf32x3;
 }
 
 inline const std::vector<Value> kPrecisionValues{Precision::tf32x3, Precision::tf32,
@@ -58,31 +58,30 @@ inline std::string exceeds_dimension(const char* tunable, std::int64_t width, co
 
 /// Empty, or why a minimum of blocks a multiprocessor, which caps a thread's registers at 128,
 /// means nothing with so many warps or cannot be met.
-inline std::string min_blocks_problem(const Config& config, std::int64_t bytes,
-                                      const Limits& limits) {
-  const std::int64_t blocks = config.integer("min_blocks");
-  if (blocks > 0 && blocks * config.integer("num_warps") != 16)
+inline std::string min_blocks_problem(const Spec& s, std::int64_t bytes, const Limits& limits) {
+  const std::int64_t blocks = s.min_blocks;
+  if (blocks > 0 && blocks * s.num_warps != 16)
     return fmt::format("min_blocks={} of {} warps is not the 16 warps that 128 registers allow",
-                       blocks, config.integer("num_warps"));
+                       blocks, s.num_warps);
   if (blocks * bytes > limits.shared_bytes)
     return fmt::format("min_blocks={} do not fit into shared memory", blocks);
   return {};
 }
 
 /// A launch of that many blocks of the config's warps.
-inline Geometry launch(std::int64_t blocks, const Config& config, std::int64_t shared_bytes) {
-  return Geometry{{blocks, 1, 1}, config.integer("num_warps") * 32, shared_bytes};
+inline Geometry launch(std::int64_t blocks, const Spec& s, std::int64_t shared_bytes) {
+  return Geometry{{blocks, 1, 1}, s.num_warps * 32, shared_bytes};
 }
 
 /// The geometry of one block a chunk and value head.
-inline std::function<Geometry(const Values&, const Config&, const Extents&)> chunk_blocks(
-    std::int64_t (*shared_bytes)(const Values&, const Config&)) {
-  return [shared_bytes](const Values& constants, const Config& config, const Extents& e) {
-    return launch(e.NT * constants.integer("HV"), config, shared_bytes(constants, config));
+inline std::function<Geometry(const Spec&, const Extents&, const Limits&)> chunk_blocks(
+    std::int64_t (*shared_bytes)(const Spec&)) {
+  return [shared_bytes](const Spec& s, const Extents& e, const Limits&) {
+    return launch(e.NT * s.HV, s, shared_bytes(s));
   };
 }
 
-/// Bytes in which `warps` warps of common/cuda/kda.cuh join their shares of the products of a
+/// Bytes in which `warps` warps of device/cuda/kda.cuh join their shares of the products of a
 /// chunk.
 constexpr std::int64_t intra_part_bytes(std::int64_t BT, std::int64_t warps) {
   const std::int64_t strips = BT / 16;

@@ -1,9 +1,10 @@
-// What a template is: its contract as data and functions, and the registry of all of them.
+// What a template is: the stages it covers, its configs, its launch, as data and functions; and the
+// registry of all of them.
 //
-// A template is a folder of templates/: contract.cpp, which defines the Template objects below, and
-// one source file per kind of device. Adding a folder is all it takes: the build embeds its sources
-// and registers its contract, and plans, tuner, command, tests and benchmarks find it through
-// all_templates().
+// A template is a folder of a family of templates/: contract.cpp, which defines the Template
+// objects below, and one source file for each kind of device. Adding a folder is all it takes: the
+// build embeds its sources and registers its contract, and plans, tuner, command, tests and
+// benchmarks find it through all_templates().
 #pragma once
 
 #include <wyvern/config.hpp>
@@ -17,31 +18,32 @@
 #include <string_view>
 #include <vector>
 
+#include "templates/signature.hpp"
+
 namespace wyvern {
 
 enum class DeviceKind : std::uint8_t { cpu, cuda };
 std::string_view to_string(DeviceKind kind) noexcept;
 
-/// The figures of a target that decide which configs are legal on it.
+/// The facts of a target that decide which configs are legal on it and how they are launched.
 struct Limits {
   std::int64_t shared_bytes = 0;  ///< shared memory one block may take (CUDA); scratch (CPU)
-  int compute_capability = 0;     ///< 90 for sm_90a; 0 on a CPU
+  int compute_capability = 0;     ///< 90 for sm_90 and sm_90a; 0 on a CPU
   int vector_bits = 0;            ///< widest vector register (CPU); 0 on CUDA
+  int multiprocessors = 0;        ///< of a GPU that is present; 0 for an architecture, and on a CPU
+  bool wgmma = false;             ///< warpgroup products: sm_90a alone
+  bool tensor_copies = false;     ///< copies through tensor maps: sm_90 and later
+  bool clusters = false;          ///< thread block clusters: sm_90 and later
 };
 
-/// What a launch knows and a compilation does not. Passed by value as the last argument of every
-/// CUDA kernel and by pointer to every CPU block function; templates/common declares the same
-/// layout for device code.
-struct Extents {
-  std::int64_t B = 0;        ///< batch size; 1 for a packed batch
-  std::int64_t T = 0;        ///< tokens per sequence; total tokens of a packed batch
-  std::int64_t N = 0;        ///< sequences
-  std::int64_t NT = 0;       ///< chunk slots over all sequences; an upper bound for a packed batch
-  std::int64_t NS = 0;       ///< segment slots over all sequences, as NT
-  std::int64_t S = 0;        ///< slots of the pool of states that `recurrent` reads and writes
-  float scale = 0.0F;        ///< factor on o
-  float gate_floor = 0.0F;   ///< chunk_local_cumsum raises each g to at least this; -inf: leaves it
-  float lower_bound = 0.0F;  ///< of the bounded gate, spec section 4
+/// What a template cannot do without.
+struct Needs {
+  bool wgmma = false;
+  bool tensor_copies = false;
+  bool clusters = false;
+
+  /// Empty where the target has it all, else one sentence that names what is missing.
+  std::string missing(const Limits& limits) const;
 };
 
 /// Chunk slots: exact for equal lengths, an upper bound computed without reading cu_seqlens for a
@@ -49,70 +51,128 @@ struct Extents {
 std::int64_t chunk_slots(std::int64_t B, std::int64_t T, std::int64_t N, bool packed,
                          std::int64_t BT);
 
-enum class Access : std::uint8_t { in, out, inout };
+/// A stage that a template carries out.
+struct Cover {
+  const StageDefinition* stage = nullptr;
+  /// Names that the template gives the stage's tensors, where it covers several stages: an output
+  /// under the name of a later stage's input is that input.
+  std::map<std::string, std::string, std::less<>> rename{};
+  /// The operator may leave the stage out; it does so exactly where these flags are not as wanted,
+  /// and the stage's tensors are then absent.
+  std::optional<Condition> only_when{};
 
-/// One tensor of a template's contract, in the order of the kernel's parameters. Kernels receive
-/// a null pointer for an absent optional argument.
-struct Argument {
-  std::string name;  ///< canonical tensor name; plans connect stages by it
-  Access access = Access::in;
-  std::string dtype;  ///< "fp32", ..., or the name of a dtype constant such as "DTYPE"
-  /// "B", "T", "N", "NT", "NS", "S", "N+1", a constant, a tunable or a number.
-  std::vector<std::string> shape;
-  /// Flags that must all hold for it to be there: "INITIAL_STATE", "QK_L2NORM,!VECTOR_GATE" (not a
-  /// vector gate); empty: always.
-  std::string present;
+  Cover(const StageDefinition& of) : stage(&of) {}
+  Cover(const StageDefinition& of, std::map<std::string, std::string, std::less<>> names)
+      : stage(&of), rename(std::move(names)) {}
+
+  /// The template's name of one of the stage's tensors.
+  std::string_view local(std::string_view argument) const;
 };
 
-/// Whether the flags of `argument.present` hold.
-bool is_present(const Argument& argument, const Values& constants);
+/// An output of a covered stage that a later one reads, but that is written all the same.
+struct Keep {
+  std::string_view name;
+  Condition when{};
+};
+
+/// One argument of a template's kernel, under the template's name for it, and where it comes from.
+struct Parameter : Argument {
+  std::size_t cover = 0;  ///< which covered stage brought it; covers.size(): none, additional
+  std::string_view stage_name{};  ///< its name in that stage's signature
+};
+
+/// How a tensor copy sees a tensor: the innermost dimension first, in elements.
+struct TensorView5 {
+  int rank = 0;
+  std::array<std::int64_t, 5> size{};    ///< of the tensor; what lies outside reads as 0
+  std::array<std::int64_t, 5> stride{};  ///< elements; of the innermost dimension 1
+  std::array<std::int64_t, 5> box{};     ///< what one copy moves
+  int swizzle_bytes = 0;                 ///< 0, 32, 64 or 128
+};
+
+/// A tensor map: a kernel parameter before the pointers that describes one of the arguments.
+struct TensorMapUse {
+  std::string_view parameter;  ///< name in the kernel
+  std::string_view argument;   ///< the tensor it describes
+  std::function<TensorView5(const Spec&, const Extents&)> view;
+};
 
 /// The launch of one kernel: CUDA's grid and block, or the CPU's grid of block-function calls.
 struct Geometry {
   std::array<std::int64_t, 3> grid{1, 1, 1};
-  std::int64_t threads = 1;       ///< per block (CUDA); 1 on the CPU
-  std::int64_t shared_bytes = 0;  ///< dynamic shared memory (CUDA); scratch per block (CPU)
+  std::int64_t threads = 1;                      ///< per block (CUDA); 1 on the CPU
+  std::int64_t shared_bytes = 0;                 ///< dynamic shared memory; scratch on the CPU
+  std::array<std::int64_t, 3> cluster{1, 1, 1};  ///< blocks a cluster (CUDA)
+  bool programmatic = false;  ///< may start before the kernel in front of it has ended (CUDA)
 };
 
 /// The values a tunable may take, in the order the tuner tries them.
 struct Tunable {
   std::string name;
   std::vector<Value> values;
+
+  Tunable(const TunableName& tunable, std::vector<Value> of)
+      : name(tunable.name), values(std::move(of)) {}
+  /// For spaces that no kernel has, in tests of the search.
+  Tunable(std::string tunable, std::vector<Value> of)
+      : name(std::move(tunable)), values(std::move(of)) {}
 };
 
 struct Template {
   std::string name;     ///< the folder: a stage, or a fused group's name
-  std::string variant;  ///< "portable" (CUDA, sm_80 and up), "cpu", ...
+  std::string variant;  ///< "portable" (CUDA, sm_80 and up), "hopper", "cpu"
   DeviceKind device = DeviceKind::cuda;
-  std::vector<std::string> stages;  ///< the stages it carries out, in order
-  std::string summary;              ///< one line for `wyvern stages`
-  std::vector<Argument> arguments;
-  std::vector<std::string> constants;  ///< problem constants its source is specialized on
+  std::vector<Cover> covers;           ///< the stages it carries out, in order
+  std::vector<Keep> keeps;             ///< of what its stages hand to each other
+  std::vector<Argument> additional;    ///< what it needs beside its stages' tensors
+  std::string summary;                 ///< one line for `wyvern stages`
+  std::vector<AnyConstant> constants;  ///< what its source is specialized on
   std::vector<Tunable> tunables;
-  std::string source;  ///< file under templates/, e.g. "fwd_h/portable.cu"
+  std::vector<TensorMapUse> tensor_maps;
+  Needs needs;
+  int rank = 0;        ///< default plans take the lower of two that cover the same stages
+  std::string source;  ///< file under templates/, e.g. "scan/fwd_h/portable.cu"
 
   /// Empty when the config is legal for these constants on a target with these limits, else the
-  /// reason. Every tunable is present in the config when this is called.
-  std::function<std::string(const Values& constants, const Config&, const Limits&)> illegal;
+  /// reason. Needs are checked before; every tunable has a value when this is called.
+  std::function<std::string(const Spec&, const Limits&)> illegal;
   /// True when the config is legal but compiles to what another config of the space also compiles
   /// to (precision of a product that runs on 16-bit tensor cores): the tuner skips it.
-  std::function<bool(const Values& constants, const Config&)> redundant;
-  /// The config to use when nothing is tuned, for the given BT; may be illegal on a small target,
-  /// then the first legal config with that BT is used.
-  std::function<Config(const Values& constants, const Limits&, std::int64_t BT)> fallback;
-  std::function<Geometry(const Values& constants, const Config&, const Extents&)> geometry;
+  std::function<bool(const Spec&)> redundant;
+  /// Sets every tunable but BT and SEG, which are set, to what is used when nothing is tuned; may
+  /// be illegal on a small target, then the first legal config with that BT is used.
+  std::function<void(Spec&, const Limits&)> fallback;
+  /// The launch, from the sizes and the device's facts (`limits.multiprocessors` is 0 where no
+  /// device is present).
+  std::function<Geometry(const Spec&, const Extents&, const Limits&)> geometry;
+
+  /// The kernel's arguments in order: what the covered stages read and write and do not keep to
+  /// themselves, index tables after the other inputs, outputs last. Set by registration.
+  std::vector<Parameter> parameters;
 
   /// "fwd_h.portable": unique, and what measurements and plans are stored under.
   std::string id() const { return name + "." + variant; }
-  bool covers(std::string_view stage) const;
+  bool carries_out(std::string_view stage) const;
   const Tunable* tunable(std::string_view name) const;
+  /// Empty when the target has what the template needs and the config is legal, else the reason.
+  std::string problem(const Spec& spec, const Limits& limits) const;
 };
 
-/// Every template of the build, by name then variant. Built on first use; thread-safe.
+/// Derives the template's parameters and checks it. Throws Error(kBadInput) that names the template
+/// and what is wrong with it: a name that no covered stage has, an argument without a producer, a
+/// type or flag that its source is not specialized on, ...
+void register_template(Template& t);
+
+/// Every template of the build, by name then variant. Built and checked on first use; thread-safe.
+/// Throws Error(kBadInput) as register_template() does, and where two templates for one kind of
+/// device cover the same stages with the same rank.
 const std::vector<Template>& all_templates();
 
 /// The template with this id, or null.
 const Template* find_template(std::string_view id);
+
+/// Every stage that a template of the build carries out, by name.
+const std::vector<const StageDefinition*>& all_stages();
 
 /// Tunables that all templates of a plan agree on; 0: any.
 struct PlanShape {
@@ -124,26 +184,13 @@ struct PlanShape {
 
 /// All legal, non-redundant configs of `t` for these constants and limits, in tunable order; with
 /// `floor`, those whose `precision` is at least as accurate; those that have the shape's values.
-std::vector<Config> space(const Template& t, const Values& constants, const Limits& limits,
+/// Empty on a target that lacks what the template needs.
+std::vector<Config> space(const Template& t, const Constants& constants, const Limits& limits,
                           Precision floor = Precision::tf32, PlanShape shape = {});
 
 /// A complete, legal config: fallback() if it is legal, within `floor` and of the shape, else the
 /// first of the space; nothing when no config of this shape is legal on the target.
-std::optional<Config> default_config(const Template& t, const Values& constants,
+std::optional<Config> default_config(const Template& t, const Constants& constants,
                                      const Limits& limits, Precision floor, PlanShape shape);
-
-/// The embedded text of a file under templates/; throws Error(kBadInput) for an unknown name.
-std::string_view source_text(std::string_view path);
-
-/// The source to compile: the template's file with its includes expanded once each (with #line, so
-/// that errors name the file), after a preamble that defines every constant and tunable.
-/// A file named in `overrides` has the text given there instead of its own: this is how the
-/// emulator of tests/emulator puts itself in the place of the hardware.
-using SourceOverrides = std::map<std::string, std::string, std::less<>>;
-std::string specialize(const Template& t, const Values& constants, const Config& config,
-                       const SourceOverrides& overrides = {});
-
-/// Every kernel's entry point.
-inline constexpr std::string_view kEntryPoint = "wyvern_kernel";
 
 }  // namespace wyvern

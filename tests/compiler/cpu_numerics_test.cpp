@@ -21,26 +21,14 @@ namespace {
 constexpr std::int64_t kBT = 64;
 constexpr std::int64_t kWidth = 16;  ///< K and V
 
-Values constants_of(DType dtype) {
-  return {{"H", std::int64_t{1}},
-          {"HV", std::int64_t{1}},
-          {"K", kWidth},
-          {"V", kWidth},
-          {"DTYPE", dtype},
-          {"BETA_DTYPE", DType::fp32},
-          {"G_DTYPE", DType::fp32},
-          {"STATE_DTYPE", DType::fp32},
-          {"VARLEN", false},
-          {"HAS_DT_BIAS", false},
-          {"BETA_SIGMOID", false},
-          {"NEG_EIGVAL", false},
-          {"INITIAL_STATE", true},
-          {"FINAL_STATE", false},
-          {"STATE_V_FIRST", false},
-          {"QK_L2NORM", false},
-          {"SCALAR_GATE", true},
-          {"VECTOR_GATE", false},
-          {"KEEP_STATES", false}};
+Constants constants_of(DType dtype) {
+  Constants c;
+  c.H = c.HV = 1;
+  c.K = c.V = kWidth;
+  c.DTYPE = dtype;
+  c.INITIAL_STATE = true;
+  c.SCALAR_GATE = true;
+  return c;
 }
 
 /// Compiles a stage for this processor and runs all its blocks over one sequence of T tokens.
@@ -51,7 +39,7 @@ class CpuNumerics : public ::testing::Test {
       GTEST_SKIP() << problem;
   }
 
-  static void run(const std::string& stage, const Values& constants, std::int64_t T,
+  static void run(const std::string& stage, const Constants& constants, std::int64_t T,
                   std::vector<void*> arguments) {
     const Template* t = find_template(stage + ".cpu");
     ASSERT_NE(t, nullptr);
@@ -75,7 +63,7 @@ class CpuNumerics : public ::testing::Test {
                           .NT = chunk_slots(1, T, 1, false, kBT),
                           .scale = 1.0F,
                           .gate_floor = -24.0F};
-    const Geometry geometry = t->geometry(constants, *config, extents);
+    const Geometry geometry = t->geometry(Spec(constants, *config), extents, target.limits);
     std::vector<float> scratch(static_cast<std::size_t>(geometry.shared_bytes) / 4 + 16);
     const auto start = (reinterpret_cast<std::uintptr_t>(scratch.data()) + 63) / 64 * 64;
     for (long x = 0; x < geometry.grid[0]; ++x)
@@ -89,7 +77,7 @@ class CpuNumerics : public ::testing::Test {
 
   /// W and U where Tinv is the identity and all keys are 1: w = beta exp(G), u = beta v.
   template <class T>
-  static void run_identity(const Values& constants, T one, std::vector<float>& beta,
+  static void run_identity(const Constants& constants, T one, std::vector<float>& beta,
                            std::vector<float>& G, std::vector<T>& v, std::vector<T>& w,
                            std::vector<T>& u) {
     const std::size_t tokens = G.size();
@@ -137,8 +125,8 @@ TEST_F(CpuNumerics, SigmoidIsAccurateAndSaturates) {
   beta[0] = 0;
   beta[1] = 1000;
   beta[2] = -1000;
-  Values constants = constants_of(DType::fp32);
-  constants.set("BETA_SIGMOID", true);
+  Constants constants = constants_of(DType::fp32);
+  constants.BETA_SIGMOID = true;
   run_identity(constants, 1.0F, beta, G, v, w, u);
   EXPECT_EQ(u[0], 0.5F);
   EXPECT_EQ(u[kWidth], 1.0F);

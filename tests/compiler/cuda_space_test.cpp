@@ -38,7 +38,7 @@ Problem draw_problem(const Template& t, const Heads& heads, DType dtype, std::mt
   const auto flag = [&random] { return (random() >> 16) % 2 == 0; };
   Problem p;
   p.op = operators()[(random() >> 16) % operators().size()];
-  p.pass = t.covers("recurrent") ? Pass::recurrent : Pass::backward;
+  p.pass = t.carries_out("recurrent") ? Pass::recurrent : Pass::backward;
   p.H = heads.H, p.HV = heads.HV, p.K = heads.K, p.V = heads.V;
   p.dtype = dtype;
   p.beta_dtype = flag() ? dtype : DType::fp32;
@@ -66,7 +66,7 @@ Problem draw_problem(const Template& t, const Heads& heads, DType dtype, std::mt
 }
 
 /// The constants of a problem that uses the template; options are drawn.
-Values draw_constants(const Template& t, const Heads& heads, DType dtype, std::mt19937& random) {
+Constants draw_constants(const Template& t, const Heads& heads, DType dtype, std::mt19937& random) {
   for (int tries = 0; tries < 1000; ++tries)
     if (const Problem p = draw_problem(t, heads, dtype, random); testing::exercises(t, p))
       return problem_constants(p);
@@ -118,13 +118,13 @@ class Sampler {
         [this](const auto& item) { return unseen_.contains({item.first, item.second}); }));
   }
 
-  void take(const Target& target, Values constants, const Config& config) {
+  void take(const Target& target, Constants constants, const Config& config) {
     for (const auto& [name, value] : config.items()) unseen_.erase({name, value});
     requests_.push_back({&template_, std::move(constants), config, target});
   }
 
   void add_default(const Target& target) {
-    Values constants = draw_constants(template_, kHeads[0], DType::bf16, random_);
+    Constants constants = draw_constants(template_, kHeads[0], DType::bf16, random_);
     const auto config =
         default_config(template_, constants, target.limits, Precision::tf32, /*BT=*/64);
     EXPECT_TRUE(config.has_value()) << template_.id() << " has no default for " << target.arch;
@@ -134,7 +134,7 @@ class Sampler {
   /// Adds the config with the most unseen values; with `any`, also when it has none. Returns
   /// whether it added one.
   bool add(const Target& target, const Heads& heads, DType dtype, bool any) {
-    Values constants = draw_constants(template_, heads, dtype, random_);
+    Constants constants = draw_constants(template_, heads, dtype, random_);
     std::vector<Config> configs = space(template_, constants, target.limits);
     if (configs.empty()) return false;
     std::shuffle(configs.begin(), configs.end(), random_);
@@ -159,7 +159,8 @@ void expect_launchable(const CompileRequest& request, const Resources& resources
   extents.T = 1024;
   extents.NT = extents.NS = 64;
   const Geometry geometry =
-      request.source_template->geometry(request.constants, request.config, extents);
+      request.source_template->geometry(Spec(request.constants, request.config), extents,
+                                            request.target.limits);
   EXPECT_LE(geometry.shared_bytes + resources.shared_bytes, request.target.limits.shared_bytes);
   EXPECT_LE(geometry.threads, 1024);
   // A multiprocessor has 65536 registers, given out to warps in groups of 8 for each thread.
@@ -177,10 +178,10 @@ void report(const std::vector<CompileRequest>& requests, const std::vector<Artif
     ms += artifacts[i].compile_ms;
     if (resources.spill_bytes == 0) continue;
     ++spilling;
-    const Values& constants = requests[i].constants;
+    const Constants& constants = requests[i].constants;
     fmt::print("{:<26} {:<8} {:<48} {:<5} K={:<3} V={:<3} {:>4} registers {:>6} bytes spilled\n",
                artifacts[i].template_id, artifacts[i].target, artifacts[i].config,
-               to_string(constants.dtype("DTYPE")), constants.integer("K"), constants.integer("V"),
+               to_string(constants.DTYPE), constants.K, constants.V,
                resources.registers, resources.spill_bytes);
   }
   fmt::print("{:<26} {} compiled, {:.0f} ms each, up to {} registers, {} spill\n",
@@ -222,7 +223,7 @@ TEST_P(CudaSpace, SetsRegistersBeforeReadingThem) {
   Sampler sampler(*find_template(GetParam()));
   for (const CompileRequest& request : sampler.sample_newest()) {
     SCOPED_TRACE(request.source_template->id() + " with " + request.config.to_string() + " (" +
-                 request.constants.to_string() + ")");
+                 request.constants.values().to_string() + ")");
     EXPECT_EQ(testing::registers_read_unset(emit(request, Emit::ptx).text),
               std::vector<std::string>{});
   }

@@ -18,7 +18,7 @@ namespace {
 
 class EmulatedKernel final : public Kernel {
  public:
-  EmulatedKernel(const Template& source, Values constants, Config config)
+  EmulatedKernel(const Template& source, Constants constants, Config config)
       : source_(source), constants_(std::move(constants)), config_(std::move(config)) {}
 
   void launch(const Geometry& /*geometry*/, void* const* arguments, std::size_t count,
@@ -28,7 +28,7 @@ class EmulatedKernel final : public Kernel {
 
  private:
   const Template& source_;
-  Values constants_;
+  Constants constants_;
   Config config_;
 };
 

@@ -16,6 +16,7 @@
 #include <mutex>
 #include <sstream>
 
+#include "templates/source.hpp"
 #include "tests/emulator/block.hpp"
 
 namespace wyvern::emulator {
@@ -38,10 +39,10 @@ std::string read_file(const fs::path& path) {
 }
 
 /// The kernel as host C++: the template with this folder's ptx.cuh, and a way in.
-std::string host_source(const Template& t, const Values& constants, const Config& config) {
+std::string host_source(const Template& t, const Constants& constants, const Config& config) {
   const fs::path folder = WYVERN_EMULATOR_FOLDER;
   const SourceOverrides overrides{
-      {"common/cuda/ptx.cuh", read_file(folder / "ptx.cuh")},
+      {"device/cuda/ptx.cuh", read_file(folder / "ptx.cuh")},
       {"emulator/machine.hpp", read_file(folder / "machine.hpp")},
   };
   return specialize(t, constants, config, overrides) +
@@ -70,7 +71,7 @@ void compile(const std::string& source, const fs::path& library, const std::stri
   fs::remove(log_path);
 }
 
-const Kernel& load(const Template& t, const Values& constants, const Config& config) {
+const Kernel& load(const Template& t, const Constants& constants, const Config& config) {
   static std::mutex mutex;
   static std::map<std::string, Kernel> loaded;
   const std::string source = host_source(t, constants, config);
@@ -92,11 +93,11 @@ const Kernel& load(const Template& t, const Values& constants, const Config& con
 
 }  // namespace
 
-void emulate(const Template& t, const Values& constants, const Config& config, const Extents& e,
+void emulate(const Template& t, const Constants& constants, const Config& config, const Extents& e,
              std::span<void* const> arguments, Schedule schedule) {
   static std::mutex one_launch;  // a loaded kernel has one machine
   const Kernel& kernel = load(t, constants, config);
-  const Geometry geometry = t.geometry(constants, config, e);
+  const Geometry geometry = t.geometry(Spec(constants, config), e, Limits{});
   const std::lock_guard lock(one_launch);
   Block block(static_cast<int>(geometry.threads), geometry.shared_bytes, schedule);
   *kernel.machine = &block.machine();

@@ -1,7 +1,7 @@
 // Runs CUDA templates on the host, so that their logic is tested where there is no GPU.
 //
 // The template's own source is compiled by the host's C++ compiler with one file exchanged:
-// common/cuda/ptx.cuh, for which ptx.cuh of this folder stands in. Blocks run one after another,
+// device/cuda/ptx.cuh, for which ptx.cuh of this folder stands in. Blocks run one after another,
 // each CUDA thread as a fiber; barriers and warp-wide instructions are meeting points, with the
 // fragment layouts of the PTX ISA. What a GPU leaves to chance is made to fail here:
 // * shared memory starts as NaNs and ends at an unmapped page;
@@ -24,7 +24,7 @@ enum class Schedule { first_warp, last_warp };
 /// the order of its contract, null where absent. Throws std::runtime_error that says what the
 /// kernel did wrong, Error(kCompile) with the compiler's message. Compiled kernels are kept in a
 /// temporary folder under the hash of their source. Thread-safe.
-void emulate(const Template& t, const Values& constants, const Config& config, const Extents& e,
+void emulate(const Template& t, const Constants& constants, const Config& config, const Extents& e,
              std::span<void* const> arguments, Schedule schedule = Schedule::first_warp);
 
 }  // namespace wyvern::emulator

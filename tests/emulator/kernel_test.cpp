@@ -45,15 +45,15 @@ Extents extents_of(const StageData& data) {
 std::map<std::string, HostTensor, std::less<>> launch(const Template& t, const Config& config,
                                                       const StageData& data, Schedule schedule,
                                                       unsigned char poison) {
-  const Values constants = problem_constants(data.problem);
+  const Constants constants = problem_constants(data.problem);
   std::vector<std::unique_ptr<GuardedMemory>> memory;
   std::vector<void*> pointers;
-  for (const Argument& argument : t.arguments) {
+  for (const Argument& argument : t.parameters) {
     if (!is_present(argument, constants)) {
       pointers.push_back(nullptr);
       continue;
     }
-    const HostTensor& tensor = data.tensors.at(argument.name);
+    const HostTensor& tensor = data.tensors.at(std::string(argument.name));
     memory.push_back(std::make_unique<GuardedMemory>(tensor.bytes()));
     pointers.push_back(memory.back()->data());
     if (argument.access == Access::out)
@@ -65,9 +65,9 @@ std::map<std::string, HostTensor, std::less<>> launch(const Template& t, const C
 
   std::map<std::string, HostTensor, std::less<>> outputs;
   for (std::size_t i = 0; i < pointers.size(); ++i) {
-    const Argument& argument = t.arguments[i];
+    const Argument& argument = t.parameters[i];
     if (argument.access == Access::in || pointers[i] == nullptr) continue;
-    HostTensor tensor = data.tensors.at(argument.name);
+    HostTensor tensor = data.tensors.at(std::string(argument.name));
     std::memcpy(tensor.data(), pointers[i], tensor.bytes());
     outputs.emplace(argument.name, std::move(tensor));
   }
@@ -126,10 +126,10 @@ bool applies(const Template& t, const StageData& data) {
 }
 
 /// Everything that decides what a template is compiled to.
-std::string specialization(const Template& t, const Values& constants, const Config& config) {
+std::string specialization(const Template& t, const Constants& constants, const Config& config) {
   Values known;
-  for (const std::string& name : t.constants)
-    if (const Value* value = constants.find(name); value != nullptr) known.set(name, *value);
+  for (const AnyConstant& constant : t.constants)
+    known.set(std::string(name_of(constant)), value_of(constant, constants));
   return t.id() + " " + known.merged(config).to_string();
 }
 
@@ -145,10 +145,10 @@ void expect_all_correct(const Problem& problem, std::int64_t BT, Gate gate, std:
     Problem p = problem;
     p.pass = pass;
     const StageData data = testing::make_stage_data(p, BT, gate, seed, lengths);
-    const Values constants = problem_constants(data.problem);
+    const Constants constants = problem_constants(data.problem);
     for (const Template& t : all_templates()) {
       if (!applies(t, data)) continue;
-      if (!only.empty() && std::find(only.begin(), only.end(), t.stages.front()) == only.end())
+      if (!only.empty() && std::find(only.begin(), only.end(), t.covers.front().stage->name) == only.end())
         continue;
       const auto config = default_config(t, constants, kHopper, precision_floor(data.problem),
                                          {BT, data.context.SEG});
@@ -260,7 +260,7 @@ TEST(Kernel, Segments) {
         const StageData data =
             testing::make_stage_data(testing::packed(p, lengths), 16, Gate::typical, seed, lengths);
         for (const Template& t : all_templates()) {
-          const bool backward = t.stages.front().starts_with("bwd");
+          const bool backward = t.covers.front().stage->name.starts_with("bwd");
           if (t.tunable("SEG") == nullptr || !applies(t, data)) continue;
           if (backward != (pass == Pass::backward)) continue;
           const auto config = default_config(t, problem_constants(data.problem), kHopper,
@@ -393,7 +393,7 @@ TEST(Kernel, SolveTrilOfLargeEntries) {
         const Config config{{"BT", BT},
                             {"num_warps", std::max<std::int64_t>(BT / 32, 1)},
                             {"precision", precision}};
-        if (t.illegal(problem_constants(p), config, kHopper).empty())
+        if (t.illegal(Spec(problem_constants(p), config), kHopper).empty())
           expect_correct(t, config, data);
       }
     }
@@ -408,7 +408,7 @@ TEST(Kernel, SampledSpace) {
     p.dtype = dtype;
     p.precision = Precision::tf32;
     p.use_qk_l2norm = true;
-    const Values constants = problem_constants(p);
+    const Constants constants = problem_constants(p);
     for (const std::int64_t BT : {32, 64}) {
       const StageData data = testing::make_stage_data(p, BT, Gate::typical, 11);
       for (const Template& t : all_templates()) {
@@ -489,7 +489,7 @@ TEST(KernelKda, SampledSpace) {
       p.precision = Precision::tf32;
       p.use_qk_l2norm = p.safe_gate = bounded;
       if (bounded) p.lower_bound = -5.0F;
-      const Values constants = problem_constants(p);
+      const Constants constants = problem_constants(p);
       for (const std::int64_t BT : {32, 64}) {
         const StageData data = testing::make_stage_data(p, BT, Gate::typical, 27);
         for (const Template& t : all_templates()) {

@@ -1,14 +1,14 @@
-// The emulator's stand-in for common/cuda/ptx.cuh: the same functions, on the host.
+// The emulator's stand-in for device/cuda/ptx.cuh: the same functions, on the host.
 #include <cmath>
 #include <cstring>
 #include <type_traits>
 #include <utility>
 
-#include "common/cuda/types.cuh"
+#include "device/cuda/types.cuh"
 #include "emulator/machine.hpp"
 
 #define WYVERN_DEVICE inline
-#define WYVERN_KERNEL(threads, blocks) void wyvern_kernel
+#define WYVERN_KERNEL(threads, blocks) void wyvern_kernel(WYVERN_PARAMETERS)
 
 extern "C" {
 __attribute__((visibility("default"))) wyvern::emulator::Machine* wyvern_machine = nullptr;

@@ -39,10 +39,10 @@ class PlanTest : public OperatorTest {
       if (p.dtype != DType::fp32 || !plan[i].config.contains("precision")) continue;
       Config exact = plan[i].config;
       exact.set("precision", precision_floor(p));
-      const Values constants =
+      const Constants constants =
           step_constants(p, std::span(uses).subspan(starts[i], starts[i + 1] - starts[i]));
       const std::string reason = find_template(plan[i].template_id)
-                                     ->illegal(constants, exact, device().impl().target().limits);
+                                     ->illegal(Spec(constants, exact), device().impl().target().limits);
       if (reason.empty()) plan[i].config = exact;
     }
     return plan;

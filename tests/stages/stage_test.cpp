@@ -52,30 +52,32 @@ std::int64_t segment_tokens(const Template& t, std::int64_t BT) {
 /// The default config, with the precision asked for where the template has one.
 std::optional<Config> config_for(const Template& t, const Problem& problem, const Limits& limits,
                                  std::int64_t BT, Precision precision) {
-  const Values constants = problem_constants(problem);
+  const Constants constants = problem_constants(problem);
   const auto config = default_config(t, constants, limits, Precision::tf32, {BT, kSegment});
   if (!config || !config->contains("precision")) return config;
   Config wanted = *config;
   wanted.set("precision", precision);
-  const bool fits = t.illegal(constants, wanted, limits).empty() &&
-                    !(t.redundant && t.redundant(constants, wanted));
+  const bool fits = t.illegal(Spec(constants, wanted), limits).empty() &&
+                    !(t.redundant && t.redundant(Spec(constants, wanted)));
   return fits ? std::optional(wanted)
               : default_config(t, constants, limits, precision, {BT, kSegment});
 }
 
 Pass pass_of(const Template& t) {
-  if (t.covers("recurrent")) return Pass::recurrent;
-  for (const std::string& stage : t.stages)
-    if (stage.find("bwd") != std::string::npos || stage == "head_sum" ||
+  if (t.carries_out("recurrent")) return Pass::recurrent;
+  for (const Cover& cover : t.covers) {
+    const std::string_view stage = cover.stage->name;
+    if (stage.find("bwd") != std::string_view::npos || stage == "head_sum" ||
         stage == "gate_param_sum" || stage == "chunk_local_reverse_cumsum")
       return Pass::backward;
+  }
   return Pass::forward;
 }
 
 /// Options of the operator `op` by the bits of `switches`, as far as the template knows them.
 void set_gate(Problem& p, const Template& t, std::string_view op, unsigned switches) {
   const auto bit = [&](unsigned index) { return ((switches >> index) & 1U) != 0; };
-  const auto covers_any = [&](auto... stages) { return (t.covers(stages) || ...); };
+  const auto covers_any = [&](auto... stages) { return (t.carries_out(stages) || ...); };
   p.op = op;
   const bool gated = gate_kind(p) != GateKind::none, kda = gate_kind(p) == GateKind::vector;
   p.use_gate_in_kernel =
@@ -117,7 +119,7 @@ Problem problem_for(const Template& t, DType dtype, unsigned switches) {
   p.output_final_state = bit(0) || bit(3);
   p.state_v_first = bit(1);
   p.seqlens_dtype = bit(2) ? DType::int64 : DType::int32;
-  p.return_intermediate_states = t.covers("transpose_states");
+  p.return_intermediate_states = t.carries_out("transpose_states");
   p.disable_recompute = bit(1) == bit(2) && !p.return_intermediate_states;
   if (p.pass == Pass::recurrent) {
     p.inplace_state = bit(0) != bit(3);

@@ -210,7 +210,7 @@ TensorView with_rank(TensorView view, int rank) {
 
 }  // namespace
 
-HostTensors run_stage(const Device& device, const Stage& stage, const Values& constants,
+HostTensors run_stage(const Device& device, const Stage& stage, const Constants& constants,
                       const HostTensors& tensors, Guards guards, const Written& written) {
   const Template& t = *find_template(stage.step().template_id);
   std::array<HostTensors, 2> outputs;
@@ -218,29 +218,31 @@ HostTensors run_stage(const Device& device, const Stage& stage, const Values& co
     const unsigned char poison = launch == 0 ? kNanPoison : kFinitePoison;
     std::map<std::string, DeviceTensor> memory;
     std::vector<TensorView> views;
-    for (const Argument& argument : t.arguments) {
+    for (const Argument& argument : t.parameters) {
       views.emplace_back();
       if (!is_present(argument, constants)) continue;
-      const HostTensor& given = tensors.at(argument.name);
+      const std::string name(argument.name);
+      const HostTensor& given = tensors.at(name);
       // What is read and written starts every launch as given.
       const bool out = argument.access == Access::out;
       const bool in = argument.access == Access::in;
       const auto [at, added] =
-          memory.try_emplace(argument.name, device, out ? poisoned(given, poison) : given, guards,
+          memory.try_emplace(name, device, out ? poisoned(given, poison) : given, guards,
                              in ? kInputGuard : kGuardByte);
       views.back() = with_rank(at->second.view(), static_cast<int>(argument.shape.size()));
     }
     device.synchronize();
     launch_apart(device, [&] { stage.launch(views); });
     device.synchronize();
-    for (const Argument& argument : t.arguments) {
-      const auto at = memory.find(argument.name);
+    for (const Argument& argument : t.parameters) {
+      const std::string name(argument.name);
+      const auto at = memory.find(name);
       if (at == memory.end()) continue;
       if (argument.access == Access::in) {
-        expect_unchanged(argument.name, at->second, tensors.at(argument.name));
+        expect_unchanged(name, at->second, tensors.at(name));
       } else {
-        expect_intact(argument.name, at->second);
-        outputs[launch][argument.name] = at->second.download();
+        expect_intact(name, at->second);
+        outputs[launch][name] = at->second.download();
       }
     }
   }

@@ -268,23 +268,23 @@ bool uses_stage(const Problem& p, std::string_view stage) {
 /// Whether a tensor has the contract's rank; GATE_HEADS counts heads and keys in one.
 bool has_rank(const HostTensor& tensor, const Argument& argument) {
   const std::size_t rank = tensor.shape().size(), wanted = argument.shape.size();
-  return rank == wanted || (rank == wanted + 1 && argument.shape.back() == "GATE_HEADS");
+  return rank == wanted || (rank == wanted + 1 && argument.shape[wanted - 1].text() == "GATE_HEADS");
 }
 
 }  // namespace
 
 bool exercises(const Template& t, const Problem& problem) {
-  for (const std::string& stage : t.stages)
-    if (!uses_stage(problem, stage)) return false;
+  for (const Cover& cover : t.covers)
+    if (!uses_stage(problem, std::string(cover.stage->name))) return false;
   // A gate's raw inputs are not log decays.
-  return t.stages.front() != "chunk_local_cumsum" || !problem.use_gate_in_kernel;
+  return t.covers.front().stage->name != "chunk_local_cumsum" || !problem.use_gate_in_kernel;
 }
 
 bool exercises(const Template& t, const StageData& data) {
   if (!exercises(t, data.problem)) return false;
-  const Values constants = problem_constants(data.problem);
+  const Constants constants = problem_constants(data.problem);
   bool writes = false;
-  for (const Argument& argument : t.arguments) {
+  for (const Argument& argument : t.parameters) {
     if (!is_present(argument, constants)) continue;
     const auto tensor = data.tensors.find(argument.name);
     if (tensor == data.tensors.end()) return false;
@@ -305,14 +305,15 @@ StageData make_stage_data(const Problem& problem, std::int64_t BT, Gate gate, st
 
 TensorMap reference_outputs(const Template& t, const StageData& data) {
   TensorMap values;
-  for (const Argument& argument : t.arguments)
+  for (const Argument& argument : t.parameters)
     if (argument.access != Access::out)
       if (const auto at = data.tensors.find(argument.name); at != data.tensors.end())
-        values[argument.name] = at->second.values();
-  for (const std::string& stage : t.stages) run_reference(stage, data.context, values);
+        values[std::string(argument.name)] = at->second.values();
+  for (const Cover& cover : t.covers)
+    run_reference(std::string(cover.stage->name), data.context, values);
   // Where a gate is all but closed its gradients are too small for fp32's normal numbers: they
   // count as the 0 that they may be computed as.
-  for (const Argument& argument : t.arguments)
+  for (const Argument& argument : t.parameters)
     if (argument.access != Access::in)
       if (const auto at = values.find(argument.name); at != values.end())
         for (double& x : at->second)

@@ -40,18 +40,18 @@ inline Problem stage_problem(const Template& t) {
   const std::vector<Problem> problems = stage_problems();
   for (const Problem& problem : problems) {
     const std::vector<StageUse> uses = stage_uses(problem);
-    const auto used = [&](const std::string& stage) {
+    const auto used = [&](const Cover& cover) {
       return std::any_of(uses.begin(), uses.end(),
-                         [&](const StageUse& use) { return use.stage == stage; });
+                         [&](const StageUse& use) { return use.stage == cover.stage->name; });
     };
-    if (!std::all_of(t.stages.begin(), t.stages.end(), used)) continue;
+    if (!std::all_of(t.covers.begin(), t.covers.end(), used)) continue;
     Problem chosen = problem;
-    const bool gate = t.covers("gate") || t.covers("kda_gate") || t.covers("gate_bwd") ||
-                      t.covers("kda_gate_bwd") || t.covers("gate_param_sum");
+    const bool gate = t.carries_out("gate") || t.carries_out("kda_gate") || t.carries_out("gate_bwd") ||
+                      t.carries_out("kda_gate_bwd") || t.carries_out("gate_param_sum");
     chosen.use_gate_in_kernel = chosen.has_dt_bias = gate;
-    chosen.packed = t.covers("chunk_index");
+    chosen.packed = t.carries_out("chunk_index");
     chosen.use_qk_l2norm = false;
-    chosen.return_intermediate_states = chosen.state_v_first = t.covers("transpose_states");
+    chosen.return_intermediate_states = chosen.state_v_first = t.carries_out("transpose_states");
     return chosen;
   }
   return problems.front();

@@ -70,7 +70,7 @@ void check_tunables(const Template& t, const Config& given) {
 }
 
 /// The given values over the template's default for their chunk size.
-Config complete(const Template& t, const Values& constants, const Target& target,
+Config complete(const Template& t, const Constants& constants, const Target& target,
                 const Config& given) {
   check_tunables(t, given);
   const auto all = chunk_sizes(Problem{}, target.device);
@@ -81,7 +81,7 @@ Config complete(const Template& t, const Values& constants, const Target& target
     const auto base = default_config(t, constants, target.limits, Precision::tf32, BT);
     if (!base) continue;
     const Config config = base->merged(given);
-    reason = t.illegal(constants, config, target.limits);
+    reason = t.problem(Spec(constants, config), target.limits);
     if (reason.empty()) return config;
     reason = fmt::format("--config {} is illegal for {} on {}: {}", config.to_string(), t.id(),
                          target.name(), reason);
@@ -141,7 +141,7 @@ int execute(const Flags& flags, bool json) {
   CompileRequest request{&t, problem_constants(problem), {}, target};
   request.config = complete(t, request.constants, target, Values::parse(flags.config.value_or("")));
   const Geometry geometry =
-      t.geometry(request.constants, request.config, extents_of(problem, request.config));
+      t.geometry(Spec(request.constants, request.config), extents_of(problem, request.config), target.limits);
   const Emitted emitted = emit(request, what);
   write_file(file, emitted.text);
 
@@ -149,7 +149,7 @@ int execute(const Flags& flags, bool json) {
   if (json)
     print_document({{"template", t.id()},
                     {"target", target.name()},
-                    {"constants", to_json(request.constants)},
+                    {"constants", to_json(request.constants.values())},
                     {"config", to_json(request.config)},
                     {"emit", to_string(what)},
                     {"output", file},

@@ -33,11 +33,13 @@ Json template_json(const Template& t) {
     }
     tunables[tunable.name] = std::move(values);
   }
-  const Values constants = problem_constants(stage_problem(t));
+  Json stages = Json::array();
+  for (const Cover& cover : t.covers) stages.push_back(cover.stage->name);
+  const Constants constants = problem_constants(stage_problem(t));
   return {{"id", t.id()},
           {"variant", t.variant},
           {"device", to_string(t.device)},
-          {"stages", t.stages},
+          {"stages", std::move(stages)},
           {"summary", t.summary},
           {"tunables", std::move(tunables)},
           {"space_size", space(t, constants, limits_of(t.device)).size()}};
@@ -60,7 +62,7 @@ Json collect() {
     for (const Template& t : all_templates())
       if (t.name == name) templates.push_back(template_json(t));
     for (const Template& t : all_templates())
-      if (t.name != name && t.covers(name)) templates.push_back(template_json(t));
+      if (t.name != name && t.carries_out(name)) templates.push_back(template_json(t));
     if (!templates.empty()) stages.push_back({{"name", name}, {"templates", std::move(templates)}});
   }
   return {{"stages", std::move(stages)}, {"space_of", kSpaceOf}};

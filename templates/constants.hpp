@@ -1,0 +1,157 @@
+// The compile-time values of kernels, each described once: the constants that a problem sets and
+// the tunables that a config sets. Kernel sources see them under these names; stage signatures,
+// legality and launches use the same names here, as members of a struct, so that a misspelled one
+// does not compile.
+#pragma once
+
+#include <wyvern/config.hpp>
+
+#include <compare>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <variant>
+
+// clang-format off
+#define WYVERN_INTEGER_CONSTANTS(X)                                                         \
+  X(H, "query and key heads")                                                               \
+  X(HV, "value heads, a multiple of H")                                                     \
+  X(K, "key dimension")                                                                     \
+  X(V, "value dimension")                                                                   \
+  X(GATE_K, "gates a value head: K with a gate per key channel, else 1")                    \
+  X(GATE_HEADS, "gates a token: HV GATE_K")                                                 \
+  X(STATE_ROWS, "rows of a state as the caller has it: K, or V with STATE_V_FIRST")         \
+  X(STATE_COLS, "columns of a state as the caller has it: V, or K with STATE_V_FIRST")      \
+  X(STEPS, "Householder steps a token; rows of k, v and beta are tokens times steps")
+#define WYVERN_TYPE_CONSTANTS(X)                                                            \
+  X(DTYPE, "element type of q, k, v, o and of 16-bit intermediates")                        \
+  X(BETA_DTYPE, "element type of beta")                                                     \
+  X(G_DTYPE, "element type of the gate's input")                                            \
+  X(DG_DTYPE, "element type of the gate's gradient where it is summed")                     \
+  X(STATE_DTYPE, "element type of the initial state and of a pool of states")               \
+  X(SEQLENS_DTYPE, "element type of cu_seqlens")                                            \
+  X(INDEX_DTYPE, "element type of state_index")
+#define WYVERN_FLAG_CONSTANTS(X)                                                            \
+  X(VARLEN, "a packed batch: sequences by cu_seqlens")                                      \
+  X(SCALAR_GATE, "a decay per value head")                                                  \
+  X(VECTOR_GATE, "a decay per key channel")                                                 \
+  X(GATED, "any decay")                                                                     \
+  X(GATE_IN_KERNEL, "g is the gate's raw input")                                            \
+  X(HAS_A_LOG, "A_log is given")                                                            \
+  X(HAS_DT_BIAS, "dt_bias is given")                                                        \
+  X(LOWER_BOUND, "the gate's form is the bounded one")                                      \
+  X(SAFE_GATE, "g >= -5, promised or by the gate's form")                                   \
+  X(QK_L2NORM, "rows of q and k count times q_rstd and k_rstd")                             \
+  X(BETA_SIGMOID, "beta is given as logits")                                                \
+  X(NEG_EIGVAL, "with BETA_SIGMOID: twice the sigmoid")                                     \
+  X(INITIAL_STATE, "an initial state is given")                                             \
+  X(FINAL_STATE, "the final state is wanted; backward: its gradient is given")              \
+  X(STATE_V_FIRST, "the caller's states are V by K")                                        \
+  X(KEEP_INVERSE, "fused templates that cover solve_tril also write Tinv")                  \
+  X(KEEP_STATES, "slots of h that no chunk uses are written, as 0")                         \
+  X(INPLACE_STATE, "states are read from and written to one pool")                          \
+  X(STATE_INDEX, "state_index says which slot of the pool a sequence has")
+#define WYVERN_INTEGER_TUNABLES(X)                                                          \
+  X(BT, "tokens a chunk")                                                                   \
+  X(BK, "columns of K a tile")                                                              \
+  X(BV, "columns of V a tile or block")                                                     \
+  X(BC, "rows a block where chunks mean nothing")                                           \
+  X(ROWS, "rows a call on the CPU")                                                         \
+  X(SEG, "chunks a segment of a split scan")                                                \
+  X(num_warps, "warps a block")                                                             \
+  X(num_stages, "pipeline stages: buffers that tiles pass through")                         \
+  X(min_blocks, "blocks a multiprocessor that registers must leave room for; 0: any")
+// clang-format on
+
+namespace wyvern {
+
+/// What a problem sets. A plain value.
+struct Constants {
+#define WYVERN_MEMBER(name, meaning) std::int64_t name = 0;
+  WYVERN_INTEGER_CONSTANTS(WYVERN_MEMBER)
+#undef WYVERN_MEMBER
+#define WYVERN_MEMBER(name, meaning) DType name = DType::fp32;
+  WYVERN_TYPE_CONSTANTS(WYVERN_MEMBER)
+#undef WYVERN_MEMBER
+#define WYVERN_MEMBER(name, meaning) bool name = false;
+  WYVERN_FLAG_CONSTANTS(WYVERN_MEMBER)
+#undef WYVERN_MEMBER
+
+  /// These with the named values in the place of their own; throws Error(kBadInput) for a name or
+  /// kind that the table does not have.
+  Constants with(const Values& values) const;
+  /// All of them by name, for messages, JSON and artifacts.
+  Values values() const;
+
+  auto operator<=>(const Constants&) const = default;
+};
+
+/// The constants and the tunables of one specialized kernel. Tunables that its template does not
+/// have are 0. Layouts of shared memory are functions of this on the host, and of a type with the
+/// same members in the kernel.
+struct Spec : Constants {
+#define WYVERN_MEMBER(name, meaning) std::int64_t name = 0;
+  WYVERN_INTEGER_TUNABLES(WYVERN_MEMBER)
+#undef WYVERN_MEMBER
+  Precision precision = Precision::ieee;
+
+  Spec() = default;
+  explicit Spec(const Constants& constants) : Constants(constants) {}
+  Spec(const Constants& constants, const Config& config) : Constants(constants) { set(config); }
+
+  /// Takes over the config's values; names that are no tunables are passed over.
+  void set(const Config& config);
+};
+
+/// One constant of type T by name.
+template <class T>
+struct Constant {
+  std::string_view name;
+  T Constants::* member;
+  std::string_view meaning;
+};
+using AnyConstant = std::variant<Constant<std::int64_t>, Constant<DType>, Constant<bool>>;
+
+namespace constant {
+#define WYVERN_CONSTANT(name, meaning) \
+  inline constexpr Constant<std::int64_t> name{#name, &Constants::name, meaning};
+WYVERN_INTEGER_CONSTANTS(WYVERN_CONSTANT)
+#undef WYVERN_CONSTANT
+#define WYVERN_CONSTANT(name, meaning) \
+  inline constexpr Constant<DType> name{#name, &Constants::name, meaning};
+WYVERN_TYPE_CONSTANTS(WYVERN_CONSTANT)
+#undef WYVERN_CONSTANT
+#define WYVERN_CONSTANT(name, meaning) \
+  inline constexpr Constant<bool> name{#name, &Constants::name, meaning};
+WYVERN_FLAG_CONSTANTS(WYVERN_CONSTANT)
+#undef WYVERN_CONSTANT
+}  // namespace constant
+
+/// Every constant, in the order of the table.
+std::span<const AnyConstant> all_constants();
+std::string_view name_of(const AnyConstant& constant);
+Value value_of(const AnyConstant& constant, const Constants& constants);
+
+/// One integer tunable by name; `precision` is the only other.
+struct TunableName {
+  std::string_view name;
+  std::int64_t Spec::* member = nullptr;  ///< null for `precision`
+  std::string_view meaning;
+};
+
+namespace tunable {
+#define WYVERN_TUNABLE(name, meaning) \
+  inline constexpr TunableName name{#name, &Spec::name, meaning};
+WYVERN_INTEGER_TUNABLES(WYVERN_TUNABLE)
+#undef WYVERN_TUNABLE
+inline constexpr TunableName precision{"precision", nullptr,
+                                       "of fp32 products and the triangular inverse"};
+}  // namespace tunable
+
+/// Every tunable that a template may have.
+std::span<const TunableName> all_tunables();
+
+/// The value of a tunable in a spec.
+Value value_of(const TunableName& tunable, const Spec& spec);
+
+}  // namespace wyvern

@@ -1,0 +1,26 @@
+// Stages that go token by token.
+#pragma once
+
+#include "templates/tensors.hpp"
+
+namespace wyvern::stages {
+
+// clang-format off
+inline constexpr StageDefinition recurrent{
+    "recurrent", "The recurrence token by token, for a few tokens a sequence.",
+    {tensor::q,
+     tensor::k,
+     tensor::v,
+     tensor::beta,
+     {"g", Access::in, constant::G_DTYPE, {extent::B, extent::T, constant::GATE_HEADS}, {constant::GATED}},
+     tensor::A_log.when({constant::HAS_A_LOG}),
+     {"dt_bias", Access::in, DType::fp32, {constant::GATE_HEADS}, {constant::GATE_IN_KERNEL, constant::HAS_DT_BIAS}},
+     tensor::cu_seqlens.when({constant::VARLEN}),
+     {"state_index", Access::in, constant::INDEX_DTYPE, {extent::N}, {constant::STATE_INDEX}},
+     {"initial_state", Access::in, constant::STATE_DTYPE, {extent::S, constant::HV, constant::STATE_ROWS, constant::STATE_COLS}, {constant::INITIAL_STATE, !constant::INPLACE_STATE}},
+     tensor::o,
+     tensor::final_state.when({constant::FINAL_STATE}),
+     {"state", Access::inout, constant::STATE_DTYPE, {extent::S, constant::HV, constant::STATE_ROWS, constant::STATE_COLS}, {constant::INPLACE_STATE}}}};
+// clang-format on
+
+}  // namespace wyvern::stages

@@ -1,0 +1,80 @@
+// The gate and its running sum.
+#pragma once
+
+#include "device/cuda/chunk.cuh"
+
+/// -exp(A_log) * softplus(x), the log decay of the gated delta rule; x includes dt_bias.
+WYVERN_DEVICE float log_decay(float x, float A_log) {
+  const float softplus = x > 20.0f ? x : log_one_plus(exponential(x));
+  return -exponential(A_log) * softplus;
+}
+
+/// How a block of Threads covers one chunk of Size rows and a group of heads: lanes along the
+/// heads, and equal segments of rows.
+template <int Threads, int Size, int Heads>
+struct CumsumShape {
+  WYVERN_DEVICE static constexpr int lanes() {
+    int lanes = 1;
+    while (lanes < Heads && lanes < 32) lanes *= 2;
+    return lanes;
+  }
+  static constexpr int kLanes = lanes();
+  static constexpr int kGroups = ceil_div(Heads, kLanes);
+  static constexpr int kSegments = smaller(Threads / kLanes, Size);
+  static constexpr int kRows = Size / kSegments;
+};
+
+/// G(r) = sum over i <= r of load(i, head), for the block's chunk and group of heads. Needs 4 bytes
+/// of shared memory a thread.
+template <int Threads, int Size, int Heads, class Load>
+WYVERN_DEVICE void chunk_cumsum(const Chunk& chunk, int group, float* G, Load&& load) {
+  using Shape = CumsumShape<Threads, Size, Heads>;
+  float* const totals = SharedAllocator().take<float>(Threads);
+  const int lane = thread_index() % Shape::kLanes;
+  const int segment = thread_index() / Shape::kLanes;
+  const int head = group * Shape::kLanes + lane;
+  const bool active = head < Heads && segment < Shape::kSegments;
+  const int first = segment * Shape::kRows;
+  float sum[Shape::kRows];
+  float running = 0.0f;
+#pragma unroll
+  for (int i = 0; i < Shape::kRows; ++i)
+    sum[i] = active && first + i < chunk.rows ? load(first + i, head) : 0.0f;
+#pragma unroll
+  for (int i = 0; i < Shape::kRows; ++i) sum[i] = running += sum[i];
+  totals[thread_index()] = running;
+  sync_block();
+  float before = 0.0f;
+  for (int i = lane; i < segment * Shape::kLanes; i += Shape::kLanes) before += totals[i];
+#pragma unroll
+  for (int i = 0; i < Shape::kRows; ++i)
+    if (active && first + i < chunk.rows)
+      G[(chunk.token + first + i) * Heads + head] = before + sum[i];
+}
+
+WYVERN_DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
+
+/// The log decay of a gate's raw input x, which includes dt_bias, with rate = exp(A_log), or 1
+/// without A_log: -rate softplus(x), or lower_bound sigmoid(rate x) where `Bounded`.
+template <bool Bounded>
+WYVERN_DEVICE float log_decay(float x, float rate, float lower_bound) {
+  if constexpr (Bounded) return lower_bound * sigmoid(rate * x);
+  return -rate * (x > 20.0f ? x : log_one_plus(exponential(x)));
+}
+
+/// The derivatives of log_decay.
+struct GateSlopes {
+  float by_x, by_A_log;
+};
+template <bool Bounded>
+WYVERN_DEVICE GateSlopes gate_slopes(float x, float rate, float lower_bound) {
+  if constexpr (Bounded) {
+    // sigmoid(z) (1 - sigmoid(z)), the same for z and -z
+    const float z = rate * x;
+    const float small = exponential(z < 0.0f ? z : -z);
+    const float slope = lower_bound * rate * (small / ((1.0f + small) * (1.0f + small)));
+    return {slope, slope * x};
+  } else {
+    return {-rate * sigmoid(x), log_decay<false>(x, rate, lower_bound)};
+  }
+}

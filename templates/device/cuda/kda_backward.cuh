@@ -1,0 +1,350 @@
+// The gradients of kda through the state and the WY representation, per chunk. X = Tinv^T dU is
+// the gradient of diag(beta) (V - (exp(G) K) S), S the entering state; dS' that of the leaving one.
+#pragma once
+
+#include "device/cuda/kda_intra_backward.cuh"
+
+/// Calls put(strip, col, left, right) with X = Tinv^T dU, sixteen columns a warp at a time and
+/// sixteen rows a call, and leaves X in dU's place.
+template <Precision P, int Warps, class T, int Size, int Cols, class Put>
+WYVERN_DEVICE void solve_transposed(const Tile<T, Size, Size>& Tinv, const Tile<T, Size, Cols>& dU,
+                                    Put&& put) {
+  for (int col = warp_index() * 16; col < Cols; col += Warps * 16) {
+    Piece x[Size / 16][2];
+#pragma unroll
+    for (int depth = 0; depth < Size; depth += kDepth<T>) {
+      const auto b = load_right(dU, depth, col);
+#pragma unroll
+      for (int strip = 0; strip <= depth / 16; ++strip)
+        multiply<P>(x[strip][0], x[strip][1], load_left_transposed(Tinv, depth, strip * 16), b);
+    }
+    sync_warp();
+#pragma unroll
+    for (int strip = 0; strip < Size / 16; ++strip) {
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          *reinterpret_cast<Vector<T, 2>*>(
+              dU.at(strip * 16 + piece_row(2 * half), col + n * 8 + piece_col(0))) = Vector<T, 2>{
+              {from_float<T>(x[strip][n].x[2 * half]), from_float<T>(x[strip][n].x[2 * half + 1])}};
+      put(strip, col, x[strip][0], x[strip][1]);
+    }
+  }
+}
+
+/// left right^T over sixteen rows of each, added to 16 x 16 elements.
+template <Precision P, class T, int Size, int Cols>
+WYVERN_DEVICE void multiply_rows(Piece& d0, Piece& d1, const Tile<T, Size, Cols>& left, int row,
+                                 const Tile<T, Size, Cols>& right, int col) {
+#pragma unroll 4
+  for (int depth = 0; depth < Cols; depth += kDepth<T>)
+    multiply<P>(d0, d1, load_left(left, row, depth), load_right_transposed(right, depth, col));
+}
+
+/// Calls put(i, j, is_dA, left, right) with the 16 x 16 blocks of scale dO V'^T and -X V'^T on and
+/// below the diagonal, what is above it selected away (dA's: what is on it too), and zeros for the
+/// others.
+template <Precision P, int Warps, class T, int Size, int Cols, class Put>
+WYVERN_DEVICE void gradients_of_products(const Tile<T, Size, Cols>& dO,
+                                         const Tile<T, Size, Cols>& X,
+                                         const Tile<T, Size, Cols>& values, float scale,
+                                         Put&& put) {
+  constexpr int kBlocks = Size / 16;
+#pragma unroll 1
+  for (int task = warp_index(); task < 2 * kBlocks * kBlocks; task += Warps) {
+    const bool is_dA = task % 2 != 0;
+    const int i = task / 2 / kBlocks;
+    const int j = task / 2 % kBlocks;
+    Piece piece[2];
+    if (j <= i) multiply_rows<P>(piece[0], piece[1], is_dA ? X : dO, i * 16, values, j * 16);
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const int distance = (i - j) * 16 + piece_row(k) - n * 8 - piece_col(k);
+        const float x = piece[n].x[k] * (is_dA ? -1.0f : scale);
+        piece[n].x[k] = distance > 0 || (distance == 0 && !is_dA) ? x : 0.0f;
+      }
+    put(i, j, is_dA, piece[0], piece[1]);
+  }
+}
+
+/// A K tile of the entering state and of the gradient of the leaving one; shared memory.
+template <class T, int Rows, int Cols>
+struct StateTile {
+  Tile<T, Rows, Cols> h, dh;
+};
+
+/// end[c] = exp(G_C) dS' . S over the values of key channel c.
+template <int Threads, class T, int Size, int Rows, int Cols>
+WYVERN_DEVICE void chunk_end_products(const StateTile<T, Rows, Cols>& states,
+                                      const Tile<float, Size, Rows>& G, float* end) {
+  const int part = lane_index() % 8;
+#pragma unroll
+  for (int first = 0; first < Rows; first += Threads / 8) {
+    const int c = first + thread_index() / 8;
+    float sum = 0.0f;
+    if (c < Rows)
+      for (int v = 2 * part; v < Cols; v += 16) {
+        const Float2 a = load_two(states.h, c, v);
+        const Float2 b = load_two(states.dh, c, v);
+        sum = fused_multiply_add(a.at[0], b.at[0], sum);
+        sum = fused_multiply_add(a.at[1], b.at[1], sum);
+      }
+    for (int mask = 1; mask < 8; mask *= 2) sum += shuffle_xor(sum, mask);
+    if (c < Rows && part == 0) end[c] = decay(*G.at(Size - 1, c)) * sum;
+  }
+}
+
+/// The parts of gradients of keys and queries that go through states.
+template <class T, Precision P, int Size, int Cols, int Values, bool Scaled>
+struct InterBackward {
+  KeyTile<T, Size, Cols> tile;
+  RowFactors rows;
+  StateTile<T, Cols, Values> states;
+  Tile<T, Size, Values> dO, values, X;
+
+  /// Sets the gradients of rows of `strip` in N times sixteen columns from `col`, the chunk-end
+  /// term left out; sums[c] is what column c gives to that: the sum of k exp(G_C - G) (V' dS'^T)
+  /// over the strip's rows but the chunk's `last`, which gives and takes the same.
+  template <int N>
+  WYVERN_DEVICE void set(KeyGradients (&d)[N], float (&dbeta)[2], float* sums, int strip, int col,
+                         int last, float scale) const {
+    multiply_states(d, strip, col);
+#pragma unroll
+    for (int pair = 0; pair < N; ++pair)
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const int c = col + pair * 16 + n * 8 + piece_col(0);
+        const Float2 G_end = load_two(tile.G, Size - 1, c);
+        float end[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          finish(d[pair].dq[n].x + 2 * half, d[pair].dk[n].x + 2 * half, d[pair].dG[n].x + 2 * half,
+                 dbeta[half], end, G_end, strip * 16 + piece_row(2 * half), c, last, scale);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          for (int mask = 4; mask < 32; mask *= 2) end[j] += shuffle_xor(end[j], mask);
+          if (lane_index() < 4) sums[c + j] = end[j];
+        }
+      }
+  }
+
+ private:
+  /// dq = dO S^T, dk = V' dS'^T, dG = X S^T.
+  template <int N>
+  WYVERN_DEVICE void multiply_states(KeyGradients (&d)[N], int strip, int col) const {
+#pragma unroll 4
+    for (int depth = 0; depth < Values; depth += kDepth<T>) {
+      const auto a_o = load_left(dO, strip * 16, depth);
+      const auto a_v = load_left(values, strip * 16, depth);
+      const auto a_x = load_left(X, strip * 16, depth);
+#pragma unroll
+      for (int pair = 0; pair < N; ++pair) {
+        const auto h = load_right_transposed(states.h, depth, col + pair * 16);
+        const auto dh = load_right_transposed(states.dh, depth, col + pair * 16);
+        multiply<P>(d[pair].dq[0], d[pair].dq[1], a_o, h);
+        multiply<P>(d[pair].dG[0], d[pair].dG[1], a_x, h);
+        multiply<P>(d[pair].dk[0], d[pair].dk[1], a_v, dh);
+      }
+    }
+  }
+
+  /// Two neighbouring columns c, c + 1 of row r.
+  WYVERN_DEVICE void finish(float* dq, float* dk, float* dG, float& dbeta, float (&end)[2],
+                            const Float2& G_end, int r, int c, int last, float scale) const {
+    const Float2 G = load_two(tile.G, r, c);
+    const Float2 q = load_two(tile.q, r, c);
+    const Float2 k = load_two(tile.k, r, c);
+    const float beta = rows.beta[r];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float q_r = Scaled ? q.at[j] * rows.q_rstd[r] : q.at[j];
+      const float k_r = Scaled ? k.at[j] * rows.k_rstd[r] : k.at[j];
+      const float from_start = decay(G.at[j]);
+      const float dw = -from_start * dG[j];  // gradient of beta k, through W
+      dq[j] *= scale * from_start;
+      const float to_end = dk[j] * decay(G_end.at[j] - G.at[j]);
+      const float through_w = beta * dw;
+      dbeta += k_r * dw;
+      dk[j] = to_end + through_w;
+      const float given = r == last ? 0.0f : k_r * to_end;
+      dG[j] = q_r * dq[j] + k_r * through_w - given;
+      end[j] += given;
+    }
+  }
+};
+
+/// Adds the chunk-end term of sixteen columns to row `last` of the strip: `end`, and the sums of
+/// all strips in their order.
+template <int Strips, int Cols>
+WYVERN_DEVICE void add_chunk_end(KeyGradients& d, const float* end, const float* sums, int last) {
+#pragma unroll
+  for (int n = 0; n < 2; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (piece_row(i) != last) continue;
+      const int c = n * 8 + piece_col(i);
+      float sum = end[c];
+      for (int strip = 0; strip < Strips; ++strip) sum += sums[strip * Cols + c];
+      d.dG[n].x[i] += sum;
+    }
+}
+
+// ---- what blocks of kda_bwd_dqkg and kda_wy_dqkg share: one block a chunk and value head --------
+
+constexpr int kThreads = num_warps * 32;
+constexpr int kStrips = BT / 16;              // one a warp
+constexpr int kGroups = num_warps / kStrips;  // warps side by side
+constexpr int kCols = BK / kGroups;
+constexpr int kTilesK = ceil_div(K, BK);
+constexpr int kPaddedV = round_up(V, 16);
+
+using Values = Tile<DTYPE, BT, kPaddedV>;
+using Square = Tile<DTYPE, BT, BT>;
+using Inter = InterBackward<DTYPE, precision, BT, BK, kPaddedV, QK_L2NORM>;
+
+/// One of the buffers that K tiles pass through.
+struct Stage {
+  using States = Tile<DTYPE, BK, kPaddedV>;
+  using Keys = Tile<DTYPE, BT, BK>;
+  static constexpr int kBytes = 2 * States::kBytes + 2 * Keys::kBytes + Tile<float, BT, BK>::kBytes;
+
+  StateTile<DTYPE, BK, kPaddedV> states;
+  KeyTile<DTYPE, BT, BK> tile;
+
+  WYVERN_DEVICE explicit Stage(int index) {
+    SharedAllocator shared(index % num_stages * kBytes);
+    states.h = shared.tile<States>();
+    states.dh = shared.tile<States>();
+    tile.q = shared.tile<Keys>();
+    tile.k = shared.tile<Keys>();
+    tile.G = shared.tile<Tile<float, BT, BK>>();
+  }
+};
+
+// Tinv is done with before the first K tile arrives, and lies in its place.
+constexpr int kStagesBytes = larger(num_stages * Stage::kBytes, Square::kBytes);
+
+/// Inputs of the block's chunk and value head, from the chunk's first row on.
+struct Inputs {
+  const DTYPE *q, *k, *v, *v_new;
+  const BETA_DTYPE* beta;
+  const DTYPE* Tinv;
+  const float *Gk, *q_rstd, *k_rstd;
+  const DTYPE *h, *dh, *dO, *dU;
+  int rows;
+
+  /// Starts copying a K tile, if there is one, as one group.
+  WYVERN_DEVICE void load(int index) const {
+    if (index < kTilesK) {
+      const Stage stage(index);
+      const int first = index * BK;
+      load_tile<kThreads, V>(stage.states.h, h + int64{first} * V, V, K - first, V);
+      load_tile<kThreads, V>(stage.states.dh, dh + int64{first} * V, V, K - first, V);
+      load_key_tile<kThreads, K, H, HV>(stage.tile, q + first, k + first, Gk + first, rows,
+                                        K - first);
+    }
+    copy_async_commit();
+  }
+};
+
+/// Shared memory of a block.
+struct Block {
+  Inter inter;
+  float* row_sums;     ///< num_warps times BT
+  float* end;          ///< BK
+  float* column_sums;  ///< kStrips times BK
+
+  WYVERN_DEVICE explicit Block(SharedAllocator& shared) {
+    inter.dO = shared.tile<Values>();
+    inter.values = shared.tile<Values>();
+    inter.X = shared.tile<Values>();
+    inter.rows.beta = shared.take<float>(BT);
+    if constexpr (QK_L2NORM) {
+      inter.rows.q_rstd = shared.take<float>(BT);
+      inter.rows.k_rstd = shared.take<float>(BT);
+    }
+    row_sums = shared.take<float>(num_warps * BT);
+    end = shared.take<float>(BK);
+    column_sums = shared.take<float>(kStrips * BK);
+  }
+
+  /// Brings dO, V' and X to shared memory, starts on the first K tiles, writes dv and returns what
+  /// X gives to dbeta of row thread_index().
+  WYVERN_DEVICE float begin(const Inputs& in, DTYPE* dv) const {
+    const auto inverse = SharedAllocator().tile<Square>();
+    load_tile<kThreads, BT>(inverse, in.Tinv, int64{HV} * BT, in.rows, BT);
+    load_tile<kThreads, V>(inter.X, in.dU, int64{HV} * V, in.rows, V);
+    copy_async_commit();
+    load_tile<kThreads, V>(inter.dO, in.dO, int64{HV} * V, in.rows, V);
+    load_tile<kThreads, V>(inter.values, in.v_new, int64{HV} * V, in.rows, V);
+    copy_async_commit();
+    fill_factors<kThreads, BT, QK_L2NORM, BETA_SIGMOID, NEG_EIGVAL>(
+        inter.rows, in.beta, HV, in.q_rstd, in.k_rstd, H, in.rows);
+    copy_async_wait<1>();
+    sync_block();
+
+    float x_dot_v[kStrips][2] = {};
+    solve_transposed<precision, num_warps>(
+        inverse, inter.X, [&](int strip, int col, Piece& left, Piece& right) {
+          const int rows = in.rows - strip * 16;
+          const int64 at = int64{strip} * 16 * HV * V + col;
+          Piece v_left, v_right;
+          load_pair<V>(in.v + at, int64{HV} * V, v_left, v_right, rows, V - col);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            x_dot_v[strip][i / 2] += left.x[i] * v_left.x[i] + right.x[i] * v_right.x[i];
+            const float rate = inter.rows.beta[strip * 16 + piece_row(i)];
+            left.x[i] *= rate;
+            right.x[i] *= rate;
+          }
+          store_pair<V>(dv + at, int64{HV} * V, left, right, rows, V - col);
+        });
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip)
+      store_row_sums(x_dot_v[strip], row_sums + warp_index() * BT + strip * 16);
+    copy_async_wait<0>();
+    sync_block();
+    for (int i = 0; i < num_stages; ++i) in.load(i);
+    return sum_of_rows(num_warps);
+  }
+
+  /// Sets this warp's gradients in K tile `index`, once it is there. All of it but their own q, k
+  /// and Gk has then been read.
+  WYVERN_DEVICE void set(KeyGradients (&d)[kCols / 16], float (&dbeta)[2], int index,
+                         const Inputs& in, float scale) {
+    const int strip = warp_index() % kStrips;
+    const int col = warp_index() / kStrips * kCols;
+    const Stage stage(index);
+    inter.tile = stage.tile;
+    inter.states = stage.states;
+    copy_async_wait<num_stages - 1>();
+    sync_block();
+    inter.set(d, dbeta, column_sums + strip * BK, strip, col, in.rows - 1, scale);
+    chunk_end_products<kThreads>(inter.states, inter.tile.G, end);
+    sync_block();
+    const int last = in.rows - 1 - strip * 16;
+    if (last < 0 || last >= 16) return;
+#pragma unroll
+    for (int pair = 0; pair < kCols / 16; ++pair)
+      add_chunk_end<kStrips, BK>(d[pair], end + col + pair * 16, column_sums + col + pair * 16,
+                                 last);
+  }
+
+  /// Joins what warps hold of dbeta: the sum for row thread_index().
+  WYVERN_DEVICE float join(float (&dbeta)[2]) const {
+    store_row_sums(dbeta, row_sums + warp_index() / kStrips * BT + warp_index() % kStrips * 16);
+    sync_block();
+    return sum_of_rows(kGroups);
+  }
+
+ private:
+  WYVERN_DEVICE float sum_of_rows(int parts) const {
+    float sum = 0.0f;
+    if (thread_index() < BT)
+      for (int i = 0; i < parts; ++i) sum += row_sums[i * BT + thread_index()];
+    return sum;
+  }
+};

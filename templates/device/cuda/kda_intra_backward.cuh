@@ -1,0 +1,408 @@
+// The gradients of kda's products inside a chunk. With E_rs,c = exp(G_rc - G_sc) for rows r >= s:
+//
+//   dq_r += sum_s dAqk_rs E_rs k_s      dk_s += sum_r (dAqk_rs q_r + dA_rs beta_r k_r) E_rs
+//   dk_r += beta_r p_r,  dbeta_r += k_r . p_r,  with p_r = sum_s dA_rs E_rs k_s
+//
+// by blocks of sixteen rows. E is split at an anchor row between r and s, so that each factor rides
+// on one operand of a product: the later block's first row, or, inside a block, its middle row.
+//
+// What a pair (r, s) adds to the gate's gradient in row r it takes away in row s, and the sum over
+// later rows that follows cancels most of it. So both see the same rounded operands, and the
+// diagonal, where r = s, counts in dq and dk only.
+#pragma once
+
+#include "device/cuda/chunk.cuh"
+#include "device/cuda/mma.cuh"
+
+/// What 16-bit products inside a chunk are made of: bf16, as neither the decays around a middle row
+/// nor gradients keep to fp16's range.
+template <class T>
+struct OperandOf {
+  using Type = bf16;
+};
+template <>
+struct OperandOf<float> {
+  using Type = float;
+};
+template <class T>
+using Operand = typename OperandOf<T>::Type;
+
+/// `x` as a product in T and P sees it.
+template <class T, Precision P>
+WYVERN_DEVICE float as_operand(float x) {
+  if constexpr (kHalf<T>) return to_float(from_float<T>(x));
+  return P == Precision::tf32 ? to_tf32(x) : x;
+}
+
+/// One number for each element of a right operand that this lane holds.
+template <class T>
+struct RightFactors {
+  static constexpr int kCount = kHalf<T> ? 8 : 4;
+  float at[kCount];
+
+  /// From of(depth, col), counted from the operand's corner.
+  template <class Of>
+  WYVERN_DEVICE explicit RightFactors(Of&& of) {
+    const int depth = lane_index() % 4 * 2;
+    const int col = lane_index() / 4;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      at[i] = kHalf<T> ? of(depth + i % 2 + i / 2 % 2 * 8, col + i / 4 * 8)
+                       : of(depth + i % 2, col + i / 2 * 8);
+  }
+};
+
+/// `raw` as `To`: scale(depth, x) of every element x, times its factor.
+template <class To, class From, class Scale>
+WYVERN_DEVICE RightPair<To> scaled(const RightPair<From>& raw, const RightFactors<To>& factors,
+                                   Scale&& scale) {
+  RightPair<To> b;
+  const int depth = lane_index() % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (kHalf<From>) {
+      const int d = depth + i % 2 * 8;
+      const float low = to_float(From{static_cast<uint16>(raw.r[i] & 0xFFFFU)});
+      const float high = to_float(From{static_cast<uint16>(raw.r[i] >> 16U)});
+      b.r[i] =
+          pack<To>(factors.at[2 * i] * scale(d, low), factors.at[2 * i + 1] * scale(d + 1, high));
+    } else {
+      b.r[i] = factors.at[i] * scale(depth + i % 2, raw.r[i]);
+    }
+  }
+  return b;
+}
+
+/// Rows row..row+15 of a transposed tile, reduction indices depth..: element (row, depth) at
+/// tile(depth, row).
+template <class T, int Rows, int Cols>
+WYVERN_DEVICE Left<T> load_left_transposed(const Tile<T, Rows, Cols>& tile, int depth, int row) {
+  Left<T> a;
+  const int lane = lane_index();
+  if constexpr (kHalf<T>) {
+    load_matrix_x4_transposed(a.r,
+                              tile.at(depth + lane % 8 + lane / 16 * 8, row + lane / 8 % 2 * 8));
+  } else {
+    const T* const first = tile.at(depth + lane % 4 * 2, row + lane / 4);
+    a.r[0] = first[0];
+    a.r[1] = first[8];
+    a.r[2] = first[tile.kStride];
+    a.r[3] = first[tile.kStride + 8];
+  }
+  return a;
+}
+
+/// Elements (row, col) and (row, col + 1) of a tile, col even.
+template <class T, int Rows, int Cols>
+WYVERN_DEVICE Float2 load_two(const Tile<T, Rows, Cols>& tile, int row, int col) {
+  const auto x = load<2>(tile.at(row, col));
+  return {{to_float(x.at[0]), to_float(x.at[1])}};
+}
+
+/// The q, k and Gk of a chunk's K tile; shared memory.
+template <class T, int Size, int Cols>
+struct KeyTile {
+  Tile<T, Size, Cols> q, k;
+  Tile<float, Size, Cols> G;  ///< rows past the chunk's end repeat its last one
+};
+
+/// Factors of a chunk's rows; shared memory. The scales are there with QK_L2NORM.
+struct RowFactors {
+  float* beta;
+  float* q_rstd;
+  float* k_rstd;
+};
+
+/// Gradients of sixteen rows and sixteen columns.
+struct KeyGradients {
+  Piece dq[2], dk[2], dG[2];
+};
+
+/// Starts copying Rows x Cols gates; rows from `rows` on repeat the last one, so that differences
+/// of a chunk's rows are never above 0. Other terms as load_tile's.
+template <int Threads, int Align, int Rows, int Cols>
+WYVERN_DEVICE void load_gates(const Tile<float, Rows, Cols>& tile, const float* source,
+                              int64 row_stride, int rows, int cols) {
+  constexpr int kBytes = vector_bytes<float>(Align);
+  constexpr int kVector = kBytes / 4;
+  constexpr int kPerRow = round_up(Cols, 16) / kVector;
+#pragma unroll
+  for (int first = 0; first < Rows * kPerRow; first += Threads) {
+    const int row = (first + thread_index()) / kPerRow;
+    const int col = (first + thread_index()) % kPerRow * kVector;
+    if (row < Rows)
+      load_vector<kBytes>(tile.at(row, col), source + smaller(row, rows - 1) * row_stride + col,
+                          col < cols);
+  }
+}
+
+/// Starts copying a chunk's K tile: `rows` rows, `cols` columns that count.
+template <int Threads, int Key, int KeyHeads, int ValueHeads, class T, int Size, int Cols>
+WYVERN_DEVICE void load_key_tile(const KeyTile<T, Size, Cols>& tile, const T* q, const T* k,
+                                 const float* Gk, int rows, int cols) {
+  load_tile<Threads, Key>(tile.q, q, int64{KeyHeads} * Key, rows, cols);
+  load_tile<Threads, Key>(tile.k, k, int64{KeyHeads} * Key, rows, cols);
+  load_gates<Threads, Key>(tile.G, Gk, int64{ValueHeads} * Key, rows, cols);
+}
+
+/// Fills the factors of Size rows, 0 past `rows`. `beta` as the tensor holds it.
+template <int Threads, int Size, bool Scaled, bool Sigmoid, bool Negative, class Beta>
+WYVERN_DEVICE void fill_factors(const RowFactors& to, const Beta* beta, int64 beta_stride,
+                                const float* q_rstd, const float* k_rstd, int64 rstd_stride,
+                                int rows) {
+  for (int r = thread_index(); r < Size; r += Threads) {
+    to.beta[r] = r < rows ? activate_beta<Sigmoid, Negative>(beta[r * beta_stride]) : 0.0f;
+    if constexpr (Scaled) {
+      to.q_rstd[r] = r < rows ? q_rstd[r * rstd_stride] : 0.0f;
+      to.k_rstd[r] = r < rows ? k_rstd[r * rstd_stride] : 0.0f;
+    }
+  }
+}
+
+/// Reads what store_pair writes: 16 rows x 16 columns, zeros past `rows` and `cols`.
+template <int Align, class T>
+WYVERN_DEVICE void load_pair(const T* from, int64 stride, Piece& left, Piece& right, int rows,
+                             int cols) {
+#pragma unroll
+  for (int i = 0; i < 8; i += 2) {
+    Piece& piece = i < 4 ? left : right;
+    const int r = piece_row(i % 4);
+    const int col = i / 4 * 8 + piece_col(0);
+    const T* const at = from + r * stride + col;
+    piece.x[i % 4] = piece.x[i % 4 + 1] = 0.0f;
+    if (r >= rows) continue;
+    if constexpr (Align % 2 == 0) {
+      if (col < cols) {
+        const auto x = load<2>(at);
+        piece.x[i % 4] = to_float(x.at[0]);
+        piece.x[i % 4 + 1] = to_float(x.at[1]);
+      }
+    } else {
+      if (col < cols) piece.x[i % 4] = to_float(at[0]);
+      if (col + 1 < cols) piece.x[i % 4 + 1] = to_float(at[1]);
+    }
+  }
+}
+
+/// The products inside a chunk, over one K tile. Strictly lower parts of dAqk and dA, whose other
+/// elements are 0, and dAqk's diagonal.
+template <class T, Precision P, int Size, int Cols, bool Safe, bool Scaled>
+struct IntraBackward {
+  using Factor = Operand<T>;
+
+  KeyTile<T, Size, Cols> tile;
+  RowFactors rows;
+  Tile<Factor, Size, Size> dAqk, dA;
+  const float* diagonal;
+
+  WYVERN_DEVICE float query_scale(int r) const { return Scaled ? rows.q_rstd[r] : 1.0f; }
+  WYVERN_DEVICE float key_scale(int r) const { return Scaled ? rows.k_rstd[r] : 1.0f; }
+
+  /// Decay from the anchor row to row r, and from row s to the anchor. Without a bound on the gate
+  /// only rows on their own side of an anchor inside their block count: the other pairs of that
+  /// block meet in add_halves.
+  template <bool Inside>
+  WYVERN_DEVICE float after(float G_anchor, float G_r, int r) const {
+    return Inside && !Safe && r % 16 < 8 ? 0.0f : decay(G_r - G_anchor);
+  }
+  template <bool Inside>
+  WYVERN_DEVICE float before(float G_anchor, float G_s, int s) const {
+    return Inside && !Safe && s % 16 >= 8 ? 0.0f : decay(G_anchor - G_s);
+  }
+
+  /// queries += dAqk E k and keys += dA E k, of rows of `strip` with those of block `earlier`; the
+  /// decay from the anchor on is left to finish_later.
+  template <bool Inside>
+  WYVERN_DEVICE void gather_earlier(Piece (&queries)[2], Piece (&keys)[2], int strip, int earlier,
+                                    int anchor, int col) const {
+#pragma unroll
+    for (int depth = 0; depth < 16; depth += kDepth<Factor>) {
+      const int first = earlier * 16 + depth;
+      const RightFactors<Factor> E([&](int s, int c) {
+        return before<Inside>(*tile.G.at(anchor, col + c), *tile.G.at(first + s, col + c),
+                              first + s);
+      });
+      const auto b = scaled(load_right(tile.k, first, col), E,
+                            [&](int s, float k) { return k * key_scale(first + s); });
+      multiply<P>(queries[0], queries[1], load_left(dAqk, strip * 16, first), b);
+      multiply<P>(keys[0], keys[1], load_left(dA, strip * 16, first), b);
+    }
+  }
+
+  template <bool Inside>
+  WYVERN_DEVICE void finish_later(KeyGradients& d, float (&dbeta)[2], const Piece (&queries)[2],
+                                  const Piece (&keys)[2], int strip, int anchor, int col) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = strip * 16 + piece_row(2 * half);
+      const float beta = rows.beta[r];
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const int c = col + n * 8 + piece_col(0);
+        const Float2 G_r = load_two(tile.G, r, c);
+        const Float2 G_anchor = load_two(tile.G, anchor, c);
+        const Float2 q = load_two(tile.q, r, c);
+        const Float2 k = load_two(tile.k, r, c);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const int i = 2 * half + j;
+          const float E = after<Inside>(G_anchor.at[j], G_r.at[j], r);
+          const float k_r = k.at[j] * key_scale(r);
+          const float p = E * keys[n].x[i];
+          d.dq[n].x[i] += E * queries[n].x[i];
+          d.dk[n].x[i] += beta * p;
+          dbeta[half] += k_r * p;
+          d.dG[n].x[i] += as_operand<Factor, P>(E * (q.at[j] * query_scale(r))) * queries[n].x[i] +
+                          as_operand<Factor, P>(E * (beta * k_r)) * keys[n].x[i];
+        }
+      }
+    }
+  }
+
+  /// What rows of block `later` give to the earlier rows of `strip`.
+  template <bool Inside>
+  WYVERN_DEVICE void add_later(KeyGradients& d, int strip, int later, int anchor, int col) const {
+    Piece sum[2];
+#pragma unroll
+    for (int depth = 0; depth < 16; depth += kDepth<Factor>) {
+      const int first = later * 16 + depth;
+      const RightFactors<Factor> E([&](int r, int c) {
+        return after<Inside>(*tile.G.at(anchor, col + c), *tile.G.at(first + r, col + c),
+                             first + r);
+      });
+      const auto q = scaled(load_right(tile.q, first, col), E,
+                            [&](int r, float x) { return x * query_scale(first + r); });
+      multiply<P>(sum[0], sum[1], load_left_transposed(dAqk, first, strip * 16), q);
+      const auto k = scaled(load_right(tile.k, first, col), E, [&](int r, float x) {
+        return rows.beta[first + r] * (x * key_scale(first + r));
+      });
+      multiply<P>(sum[0], sum[1], load_left_transposed(dA, first, strip * 16), k);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int s = strip * 16 + piece_row(2 * half);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const int c = col + n * 8 + piece_col(0);
+        const Float2 G_s = load_two(tile.G, s, c);
+        const Float2 G_anchor = load_two(tile.G, anchor, c);
+        const Float2 k = load_two(tile.k, s, c);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const float E = before<Inside>(G_anchor.at[j], G_s.at[j], s);
+          const float x = sum[n].x[2 * half + j];
+          d.dk[n].x[2 * half + j] += E * x;
+          d.dG[n].x[2 * half + j] -= as_operand<Factor, P>(E * (k.at[j] * key_scale(s))) * x;
+        }
+      }
+    }
+  }
+
+  /// Pairs of rows within eight of a diagonal block: element by element, with the exp of their own
+  /// difference.
+  WYVERN_DEVICE void add_halves(KeyGradients& d, float (&dbeta)[2], int strip, int col) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int first = strip * 16 + 8 * half;
+      const int r = strip * 16 + piece_row(2 * half);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const int c = col + n * 8 + piece_col(0);
+        const Float2 G_r = load_two(tile.G, r, c);
+        float queries[2] = {}, keys[2] = {}, sum[2] = {};
+#pragma unroll 2
+        for (int x = first; x < first + 8; ++x) {
+          // Of each pair of elements one is above the diagonal and 0: x comes before r, or after.
+          const float dAqk_rx = to_float(*dAqk.at(r, x));
+          const float dA_rx = to_float(*dA.at(r, x));
+          const float dAqk_xr = to_float(*dAqk.at(x, r));
+          const float dA_xr = to_float(*dA.at(x, r));
+          const Float2 G_x = load_two(tile.G, x, c);
+          const Float2 q_x = load_two(tile.q, x, c);
+          const Float2 k_x = load_two(tile.k, x, c);
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            const float E = decay(x < r ? G_r.at[j] - G_x.at[j] : G_x.at[j] - G_r.at[j]);
+            const float k = k_x.at[j] * key_scale(x);
+            queries[j] += dAqk_rx * (E * k);
+            keys[j] += dA_rx * (E * k);
+            sum[j] += E * (dAqk_xr * (q_x.at[j] * query_scale(x)) + dA_xr * (rows.beta[x] * k));
+          }
+        }
+        const Float2 q_r = load_two(tile.q, r, c);
+        const Float2 k_r = load_two(tile.k, r, c);
+        const float beta = rows.beta[r];
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const int i = 2 * half + j;
+          const float q = q_r.at[j] * query_scale(r);
+          const float k = k_r.at[j] * key_scale(r);
+          d.dq[n].x[i] += queries[j];
+          d.dk[n].x[i] += beta * keys[j] + sum[j];
+          dbeta[half] += k * keys[j];
+          d.dG[n].x[i] += q * queries[j] + k * (beta * keys[j]) - k * sum[j];
+        }
+      }
+    }
+  }
+
+  WYVERN_DEVICE void add_diagonal(KeyGradients& d, int strip, int col) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = strip * 16 + piece_row(2 * half);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const Float2 q = load_two(tile.q, r, col + n * 8 + piece_col(0));
+        const Float2 k = load_two(tile.k, r, col + n * 8 + piece_col(0));
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          d.dq[n].x[2 * half + j] += diagonal[r] * (k.at[j] * key_scale(r));
+          d.dk[n].x[2 * half + j] += diagonal[r] * (q.at[j] * query_scale(r));
+        }
+      }
+    }
+  }
+
+  /// Adds the gradients of rows of `strip` in columns col .. col + 15 of the tile; dbeta[half] gets
+  /// this lane's part of rows lane / 4 + 8 * half.
+  WYVERN_DEVICE void add(KeyGradients& d, float (&dbeta)[2], int strip, int col) const {
+    const int first = strip * 16;
+    const int middle = first + 8;
+    {
+      Piece queries[2], keys[2];
+#pragma unroll 1
+      for (int earlier = 0; earlier < strip; ++earlier)
+        gather_earlier<false>(queries, keys, strip, earlier, first, col);
+      finish_later<false>(d, dbeta, queries, keys, strip, first, col);
+    }
+    {
+      Piece queries[2], keys[2];
+      gather_earlier<true>(queries, keys, strip, strip, middle, col);
+      finish_later<true>(d, dbeta, queries, keys, strip, middle, col);
+    }
+    add_later<true>(d, strip, strip, middle, col);
+#pragma unroll 1
+    for (int later = strip + 1; later < Size / 16; ++later)
+      add_later<false>(d, strip, later, later * 16, col);
+    if constexpr (!Safe) add_halves(d, dbeta, strip, col);
+    add_diagonal(d, strip, col);
+  }
+};
+
+/// Writes the sums over rows of what four lanes hold of each: sum[half] is this lane's part of row
+/// lane / 4 + 8 * half.
+WYVERN_DEVICE void store_row_sums(float (&sum)[2], float* to) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    sum[half] += shuffle_xor(sum[half], 1);
+    sum[half] += shuffle_xor(sum[half], 2);
+    if (lane_index() % 4 == 0) to[piece_row(2 * half)] = sum[half];
+  }
+}
+
+/// The derivative of activate_beta, from its result.
+template <bool Sigmoid, bool Negative>
+WYVERN_DEVICE float beta_slope(float beta) {
+  if constexpr (!Sigmoid) return 1.0f;
+  return beta * (1.0f - (Negative ? 0.5f : 1.0f) * beta);
+}

@@ -1,0 +1,53 @@
+// Segments of long sequences, which scans work on at once.
+#pragma once
+
+#include "device/cuda/tile.cuh"
+
+/// One segment slot. Every sequence has at least one segment, an empty sequence an empty one.
+struct Segment {
+  int sequence = 0;
+  int index = 0;  ///< of its sequence's segments
+  int64 token = 0;
+  int tokens = 0;
+  bool used = false;
+  bool last = false;
+};
+
+/// The first slot of a sequence's segments, of Length tokens each. In a packed batch it is found
+/// without a table: floor(offset / Length) + n leaves room for every sequence's segments.
+template <bool Packed, int Length>
+WYVERN_DEVICE int64 first_segment(int sequence, const Extents& e, const int32* seq_offsets) {
+  if constexpr (Packed) return seq_offsets[sequence] / Length + sequence;
+  return int64{sequence} * larger(ceil_div(static_cast<int>(e.T), Length), 1);
+}
+
+/// The segment in `slot`, for segments of Length tokens.
+template <bool Packed, int Length>
+WYVERN_DEVICE Segment locate_segment(int slot, const Extents& e, const int32* seq_offsets) {
+  Segment segment;
+  int length = static_cast<int>(e.T);
+  int64 token = 0;
+  if constexpr (Packed) {
+    int high = static_cast<int>(e.N);
+    while (high - segment.sequence > 1) {
+      const int middle = (segment.sequence + high) / 2;
+      if (first_segment<Packed, Length>(middle, e, seq_offsets) <= slot)
+        segment.sequence = middle;
+      else
+        high = middle;
+    }
+    token = seq_offsets[segment.sequence];
+    length = seq_offsets[segment.sequence + 1] - static_cast<int>(token);
+  } else {
+    segment.sequence = slot / larger(ceil_div(length, Length), 1);
+    token = segment.sequence * e.T;
+  }
+  segment.index =
+      static_cast<int>(slot - first_segment<Packed, Length>(segment.sequence, e, seq_offsets));
+  const int first = segment.index * Length;
+  segment.used = segment.index == 0 || first < length;
+  segment.last = first + Length >= length;
+  segment.token = token + first;
+  segment.tokens = smaller(length - first, Length);
+  return segment;
+}

@@ -1,0 +1,20 @@
+// What a launch knows and a compilation does not. Compiled by the host and by every kernel, so that
+// both have one layout of it.
+#pragma once
+
+namespace wyvern {
+
+/// Sizes of a launch; passed to every kernel after its tensors.
+struct Extents {
+  long long B = 0;           ///< batch size; 1 for a packed batch
+  long long T = 0;           ///< tokens per sequence; total tokens of a packed batch
+  long long N = 0;           ///< sequences
+  long long NT = 0;          ///< chunk slots over all sequences; an upper bound for a packed batch
+  long long NS = 0;          ///< segment slots over all sequences, as NT
+  long long S = 0;           ///< slots of the pool of states that `recurrent` reads and writes
+  float scale = 0.0F;        ///< factor on o
+  float gate_floor = 0.0F;   ///< chunk_local_cumsum raises each g to at least this; -inf: leaves it
+  float lower_bound = 0.0F;  ///< of the bounded gate, spec section 4
+};
+
+}  // namespace wyvern

@@ -1,0 +1,22 @@
+// Reverse sums of the gradient of G and the backward pass of the gate per key channel over one
+// chunk of one head.
+#include "device/cpu/gate.hpp"
+
+WYVERN_BLOCK {
+  const Chunk chunk = find_chunk<VARLEN>(block[0], BT, e, seq_offsets,
+                                         chunk_index);
+  constexpr int64 kStride = int64{HV} * K;
+  const int64 part = block[0] * HV + block[1];
+  f32 dA{};
+  for_heads(K, [&](int key, int count) {
+    const int64 start = chunk.token * kStride + block[1] * K + key;
+    const auto gate =
+        load_columns<HAS_A_LOG, HAS_DT_BIAS>(A_log, block[1], dt_bias, block[1] * K + key, count);
+    LogDecayGradient gradient{dG + start, G + start, kStride, count, e.gate_floor};
+    const GateSlopes sums = gate_backward<LOWER_BOUND>(
+        g + start, dg_raw + start, kStride, chunk.rows, count, gate, e.lower_bound, gradient);
+    dA += sums.by_A_log;
+    if constexpr (HAS_DT_BIAS) store_heads(dbias_part + part * K + key, sums.by_x, count);
+  });
+  if constexpr (HAS_A_LOG) dA_part[part] = sum(dA);
+}

@@ -1,0 +1,18 @@
+// The backward pass of the gate per key channel, one block a chunk and
+// value head.
+#include "device/cuda/gate_backward.cuh"
+
+constexpr int kThreads = num_warps * 32;
+using Shape = ColumnShape<kThreads, BT, K>;
+
+WYVERN_KERNEL(kThreads, 0) {
+  const int slot = block_index() / HV;
+  const int head = block_index() % HV;
+  const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
+  const int64 start = (chunk.token * HV + head) * K;
+  vector_gate_backward<Shape, HAS_A_LOG, HAS_DT_BIAS, LOWER_BOUND, HV>(
+      g, A_log, dt_bias, dg_raw, dA_part, dbias_part, e.lower_bound, slot, head, chunk,
+      [&](ColumnTile<Shape>& dg, const ColumnPlace<Shape>& at) {
+        dg.load(dg_log + start, HV * K, chunk, at);
+      });
+}

@@ -1,0 +1,76 @@
+// What the contracts of the templates over device/cuda/backward.cuh share: bwd_dqkwg, wy_bwd,
+// wy_dqkg.
+#pragma once
+
+#include <algorithm>
+
+#include "templates/cuda_sizes.hpp"
+#include "templates/template.hpp"
+
+namespace wyvern::backward {
+
+/// The sizes in shared memory of what portable.cu keeps there, in bytes.
+struct Sizes {
+  std::int64_t keys, values, states, square, column, columns, row_sums, warp_rows, block_sum;
+
+  Sizes(const Spec& s) {
+    const DType type = s.DTYPE;
+    const std::int64_t BT = s.BT;
+    const std::int64_t BK = s.BK;
+    const std::int64_t V = s.V;
+    const std::int64_t warps = s.num_warps;
+    keys = cuda::tile_bytes(BT, BK, type);
+    values = cuda::tile_bytes(BT, V, type);
+    states = cuda::tile_bytes(BK, V, type);
+    square = cuda::tile_bytes(BT, BT, type);
+    column = cuda::column_bytes(BT);
+    columns = ((s.SCALAR_GATE ? 1 : 0) + (s.QK_L2NORM ? 2 : 0)) * column;
+    row_sums = warps / (BT / 16) * column;
+    warp_rows = warps * column;
+    block_sum = cuda::column_bytes(warps);
+  }
+};
+
+/// What portable templates have in common: tunables, legality and launch; `shared_bytes` counts
+/// the template's own shared memory.
+inline Template portable(Template t, std::int64_t (*shared_bytes)(const Spec&)) {
+  t.variant = "portable";
+  t.tunables = {{tunable::BT, cuda::integers({64, 32, 16})},
+                {tunable::BK, cuda::integers({32, 64, 16})},
+                {tunable::num_warps, cuda::integers({4, 8, 2, 1})},
+                {tunable::num_stages, cuda::integers({1, 2})},
+                {tunable::precision, cuda::kPrecisionValues}};
+  t.source = "gradient/" + t.name + "/portable.cu";
+  t.illegal = [shared_bytes](const Spec& s, const Limits& limits) {
+    const std::int64_t K = s.K;
+    const std::int64_t BT = s.BT;
+    const std::int64_t BK = s.BK;
+    const std::int64_t warps = s.num_warps;
+    const std::int64_t stages = s.num_stages;
+    if (std::string reason = cuda::exceeds_dimension("BK", BK, "K", K); !reason.empty())
+      return reason;
+    if (stages > cuda::ceil_div(K, BK))
+      return fmt::format("num_stages={} is more than the {} tiles of K", stages,
+                         cuda::ceil_div(K, BK));
+    const std::int64_t across = warps / (BT / 16);
+    if (across == 0) return fmt::format("num_warps={} is less than BT/16={}", warps, BT / 16);
+    if (BK % (across * 16) != 0)
+      return fmt::format("num_warps={} leaves warps without columns", warps);
+    return cuda::exceeds_shared(shared_bytes(s), limits);
+  };
+  t.redundant = cuda::repeats_precision;
+  t.fallback = [shared_bytes](Spec& s, const Limits& limits) {
+    s.BK = 32;
+    s.num_warps = std::max<std::int64_t>(s.BT / 16, 2);
+    s.num_stages = 1;
+    s.precision = cuda::default_precision(s);
+    if (shared_bytes(s) > limits.shared_bytes) {
+      s.BK = 16;
+      s.num_warps = s.BT / 16;
+    }
+  };
+  t.geometry = cuda::chunk_blocks(shared_bytes);
+  return t;
+}
+
+}  // namespace wyvern::backward

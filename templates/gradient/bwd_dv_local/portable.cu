@@ -1,0 +1,173 @@
+// dv_local, one block BV value columns of one chunk and value head. A warp owns 16-row strips of
+// the chunk (and with more warps than strips a share of the columns); k q^T stays in its registers
+// and is the left operand of the product with dO.
+#include "device/cuda/chunk.cuh"
+#include "device/cuda/mma.cuh"
+
+constexpr int kThreads = num_warps * 32;
+constexpr int kStrips = larger(BT / 16 / num_warps, 1);  // per warp
+constexpr int kWarpsDown = BT / 16 / kStrips;
+constexpr int kCols = BV / (num_warps / kWarpsDown);  // per warp
+constexpr int kTilesK = ceil_div(K, BK);
+constexpr int kTilesV = ceil_div(V, BV);
+
+/// Rest of a dimension that tiles of Size columns cover, where that is not known to be enough.
+template <int Dimension, int Size>
+WYVERN_DEVICE int rest_from(int first) {
+  return Dimension % Size == 0 ? Size : Dimension - first;
+}
+
+/// One of the buffers that tiles of BK columns of q and k pass through.
+struct Stage {
+  using Keys = Tile<DTYPE, BT, BK>;
+  static constexpr int kBytes = 2 * Keys::kBytes;
+
+  Keys q, k;
+
+  WYVERN_DEVICE explicit Stage(int tile) {
+    SharedAllocator shared(tile % num_stages * kBytes);
+    q = shared.tile<Keys>();
+    k = shared.tile<Keys>();
+  }
+};
+
+/// scores += k q^T over one tile of K, on and above the diagonal: rows s, columns r.
+WYVERN_DEVICE void accumulate(Piece (&scores)[kStrips][BT / 8], const Stage& stage,
+                              int first_strip) {
+#pragma unroll
+  for (int depth = 0; depth < BK; depth += kDepth<DTYPE>) {
+    Left<DTYPE> k[kStrips];
+#pragma unroll
+    for (int i = 0; i < kStrips; ++i)
+      k[i] = load_left(stage.k, (first_strip + i * kWarpsDown) * 16, depth);
+#pragma unroll
+    for (int n = 0; n < BT / 8; n += 2) {
+      if (n / 2 < first_strip) continue;
+      const auto b = load_right_transposed(stage.q, depth, n * 8);
+#pragma unroll
+      for (int i = 0; i < kStrips; ++i)
+        multiply<precision>(scores[i][n], scores[i][n + 1], k[i], b);
+    }
+  }
+}
+
+/// Per-row factors of the chunk in shared memory.
+struct Rows {
+  float* G;
+  float* q_rstd;
+  float* k_rstd;
+};
+
+/// scores <- exp(G_r - G_s) scores, with the scales of queries and keys, where s <= r < rows, else
+/// 0: past the chunk's end the exponent may overflow.
+WYVERN_DEVICE void apply_decay(Piece (&scores)[kStrips][BT / 8], const Rows& factors,
+                               int first_strip, int rows) {
+#pragma unroll
+  for (int i = 0; i < kStrips; ++i)
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int s = (first_strip + i * kWarpsDown) * 16 + piece_row(j);
+      const float G_s = factors.G[s];
+      float k_scale = 1.0f;
+      if constexpr (QK_L2NORM) k_scale = factors.k_rstd[s];
+#pragma unroll
+      for (int n = 0; n < BT / 8; ++n) {
+        const int r = n * 8 + piece_col(j);
+        float scale = k_scale;
+        if constexpr (QK_L2NORM) scale *= factors.q_rstd[r];
+        if constexpr (SCALAR_GATE) scale *= decay(factors.G[r] - G_s);
+        scores[i][n].x[j] = s <= r && r < rows ? scores[i][n].x[j] * scale : 0.0f;
+      }
+    }
+}
+
+WYVERN_KERNEL(kThreads, 0) {
+  const int first_v = block_index() % kTilesV * BV;
+  const int head = block_index() / kTilesV % HV;
+  const int slot = block_index() / kTilesV / HV;
+  const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
+  if (chunk.rows <= 0) return;
+  const int64 row = chunk.token * HV + head;
+  const int64 row_k = chunk.token * H + head / (HV / H);
+
+  SharedAllocator shared(num_stages * Stage::kBytes);
+  const auto gradients = shared.tile<Tile<DTYPE, BT, BV>>();
+  Rows rows{shared.take<float>(BT), nullptr, nullptr};
+  if constexpr (QK_L2NORM) rows = {rows.G, shared.take<float>(BT), shared.take<float>(BT)};
+
+  const auto load = [&](int tile) {
+    if (tile < kTilesK) {
+      const Stage stage(tile);
+      const int cols = rest_from<K, BK>(tile * BK);
+      load_tile<kThreads, K>(stage.k, k + row_k * K + tile * BK, H * K, chunk.rows, cols);
+      load_tile<kThreads, K>(stage.q, q + row_k * K + tile * BK, H * K, chunk.rows, cols);
+    }
+    copy_async_commit();
+  };
+  load_gates<SCALAR_GATE, kThreads, BT>(rows.G, G + row, HV, chunk.rows);
+  if constexpr (QK_L2NORM) {
+    load_column<kThreads, BT>(rows.q_rstd, q_rstd + row_k, H, chunk.rows);
+    load_column<kThreads, BT>(rows.k_rstd, k_rstd + row_k, H, chunk.rows);
+  }
+  for (int i = 0; i < num_stages; ++i) load(i);
+  load_tile<kThreads, V>(gradients, dO + row * V + first_v, HV * V, chunk.rows,
+                         rest_from<V, BV>(first_v));
+  copy_async_commit();
+
+  const int first_strip = warp_index() % kWarpsDown;
+  const int first_col = warp_index() / kWarpsDown * kCols;
+  Piece scores[kStrips][BT / 8];
+#pragma unroll
+  for (int tile = 0; tile < kTilesK; ++tile) {
+    // dO was committed after the first num_stages tiles and before the others.
+    if (tile < num_stages)
+      copy_async_wait<num_stages>();
+    else
+      copy_async_wait<num_stages - 1>();
+    sync_block();
+    accumulate(scores, Stage(tile), first_strip);
+    if (tile + num_stages < kTilesK) sync_block();
+    load(tile + num_stages);
+  }
+  apply_decay(scores, rows, first_strip, chunk.rows);
+  copy_async_wait<0>();
+  sync_block();
+
+  Piece out[kStrips][kCols / 8];
+#pragma unroll
+  for (int step = 0; step < BT / kDepth<DTYPE>; ++step) {
+    if ((step + 1) * kDepth<DTYPE> <= first_strip * 16) continue;
+    // P enters as head and rest, as in fwd_o.
+    Left<DTYPE> a[kStrips], rest[kStrips];
+#pragma unroll
+    for (int i = 0; i < kStrips; ++i) {
+      a[i] = left_from<DTYPE>(scores[i], step);
+      if constexpr (kHalf<DTYPE>) rest[i] = left_rest(scores[i], step, a[i]);
+    }
+#pragma unroll
+    for (int n = 0; n < kCols / 8; n += 2) {
+      const auto b = load_right(gradients, step * kDepth<DTYPE>, first_col + n * 8);
+#pragma unroll
+      for (int i = 0; i < kStrips; ++i) {
+        if constexpr (kHalf<DTYPE>) multiply<precision>(out[i][n], out[i][n + 1], rest[i], b);
+        multiply<precision>(out[i][n], out[i][n + 1], a[i], b);
+      }
+    }
+  }
+
+#pragma unroll
+  for (int i = 0; i < kStrips; ++i) {
+    const int first_row = (first_strip + i * kWarpsDown) * 16;
+    DTYPE* const to = dv_local + (row + int64{first_row} * HV) * V + first_v + first_col;
+#pragma unroll
+    for (int n = 0; n < kCols / 8; n += 2) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        out[i][n].x[j] *= e.scale;
+        out[i][n + 1].x[j] *= e.scale;
+      }
+      store_pair<V>(to + n * 8, int64{HV} * V, out[i][n], out[i][n + 1], chunk.rows - first_row,
+                    rest_from<V, BV>(first_v + first_col + n * 8));
+    }
+  }
+}

@@ -1,0 +1,89 @@
+// What the contracts of kda_bwd_dqkg, kda_intra_bwd and kda_wy_dqkg share: inputs, the sizes of
+// what blocks of device/cuda/kda_backward.cuh and device/cpu/kda_*backward.hpp lay out, and the
+// CUDA templates of a chunk's whole gradients.
+#pragma once
+
+#include <algorithm>
+
+#include "templates/cuda_sizes.hpp"
+#include "templates/device/cpu/scratch.hpp"
+#include "templates/template.hpp"
+
+namespace wyvern::kda_backward {
+
+/// Shared memory of a block, without what a template keeps beside it.
+inline std::int64_t shared_bytes(const Spec& s) {
+  const DType type = s.DTYPE;
+  const std::int64_t BT = s.BT, BK = s.BK;
+  const std::int64_t V = s.V;
+  const std::int64_t buffer = 2 * cuda::tile_bytes(BK, V, type) +
+                              2 * cuda::tile_bytes(BT, BK, type) +
+                              cuda::tile_bytes(BT, BK, DType::fp32);
+  return std::max(s.num_stages * buffer, cuda::tile_bytes(BT, BT, type)) +
+         3 * cuda::tile_bytes(BT, V, type) + (s.QK_L2NORM ? 3 : 1) * cuda::column_bytes(BT) +
+         cuda::column_bytes(s.num_warps * BT) + cuda::column_bytes(BK) +
+         cuda::column_bytes(BT / 16 * BK);
+}
+
+/// Empty, or why warps cannot share out the strips and columns of K tiles.
+inline std::string uneven_warps(const Spec& s) {
+  const std::int64_t BK = s.BK, BT = s.BT;
+  const std::int64_t warps = s.num_warps;
+  if (warps % (BT / 16) != 0)
+    return fmt::format("num_warps={} does not share out the {} strips of BT={}", warps, BT / 16,
+                       BT);
+  if (BK % (warps * 256 / BT) != 0)
+    return fmt::format("num_warps={} leaves warps without 16 columns of BK={}", warps, BK);
+  return {};
+}
+
+/// Empty, or why the tiles of K or the warps do not suit the problem.
+inline std::string unsuitable(const Spec& s) {
+  const std::int64_t K = s.K, BK = s.BK;
+  const std::int64_t stages = s.num_stages;
+  if (std::string reason = cuda::exceeds_dimension("BK", BK, "K", K); !reason.empty())
+    return reason;
+  if (stages > cuda::ceil_div(K, BK))
+    return fmt::format("num_stages={} is more than the {} tiles of K", stages,
+                       cuda::ceil_div(K, BK));
+  return uneven_warps(s);
+}
+
+/// CUDA, sm_80 and up: one block a chunk and value head, tiles of BK columns of K. `bytes` counts
+/// the template's own shared memory.
+inline Template portable(Template t, std::int64_t (*bytes)(const Spec&)) {
+  t.variant = "portable";
+  t.tunables = {{tunable::BT, cuda::integers({64, 32, 16})},
+                {tunable::BK, cuda::integers({32, 64, 16})},
+                {tunable::num_warps, cuda::integers({4, 8, 2, 1})},
+                {tunable::num_stages, cuda::integers({1, 2})},
+                {tunable::precision, cuda::kPrecisionValues}};
+  t.source = "gradient/" + t.name + "/portable.cu";
+  t.illegal = [bytes](const Spec& s, const Limits& limits) {
+    const std::string reason = unsuitable(s);
+    return reason.empty() ? cuda::exceeds_shared(bytes(s), limits) : reason;
+  };
+  t.redundant = cuda::repeats_precision;
+  t.fallback = [](Spec& s, const Limits&) {
+    s.BK = 32;
+    s.num_warps = s.BT / 8;
+    s.num_stages = 1;
+    s.precision = cuda::default_precision(s);
+  };
+  t.geometry = cuda::chunk_blocks(bytes);
+  return t;
+}
+
+/// Floats of device/cpu/kda_backward.hpp's IntraScratch.
+constexpr std::int64_t intra_scratch(std::int64_t BT, std::int64_t BK) {
+  return 5 * scratch::tile(16, BK) + 3 * scratch::tile(BT, BK);
+}
+
+/// Floats of device/cpu/kda_state_backward.hpp's StateBackward.
+constexpr std::int64_t state_scratch(std::int64_t BT, std::int64_t BK, std::int64_t V) {
+  return 3 * scratch::tile(BT, V) + scratch::tile(V, BT) + 2 * scratch::tile(V, BK) +
+         scratch::tile(BT, BT) + 6 * scratch::tile(BT, BK) + scratch::vector(BK) +
+         4 * scratch::vector(BT);
+}
+
+}  // namespace wyvern::kda_backward

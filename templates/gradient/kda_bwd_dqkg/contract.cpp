@@ -1,0 +1,34 @@
+#include "templates/cpu_contract.hpp"
+#include "templates/gradient/kda_backward_contract.hpp"
+#include "templates/gradient/stages.hpp"
+#include "templates/template.hpp"
+
+namespace wyvern::kda_bwd_dqkg {
+namespace {
+
+/// What every variant shares.
+Template stage() {
+  Template t;
+  t.name = "kda_bwd_dqkg";
+  t.covers = {stages::kda_bwd_dqkg};
+  t.constants = {constant::DTYPE,     constant::BETA_DTYPE, constant::H,
+                 constant::HV,        constant::K,          constant::V,
+                 constant::VARLEN,    constant::QK_L2NORM,  constant::BETA_SIGMOID,
+                 constant::NEG_EIGVAL};
+  return t;
+}
+
+/// Scratch of one block, as kda_bwd_dqkg/cpu.cpp hands it out.
+std::int64_t scratch_floats(const Spec& s) {
+  const std::int64_t BT = s.BT, BK = s.BK;
+  return kda_backward::state_scratch(BT, BK, s.V);
+}
+
+}  // namespace
+
+std::vector<Template> contract() {
+  return {kda_backward::portable(stage(), kda_backward::shared_bytes),
+          cpu_chunks(stage(), scratch_floats)};
+}
+
+}  // namespace wyvern::kda_bwd_dqkg

@@ -1,0 +1,25 @@
+// The gradients through states and the WY representation of one chunk and value head, BK columns of
+// K at a time.
+#include "device/cpu/kda_state_backward.hpp"
+
+WYVERN_BLOCK {
+  const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets,
+                                         chunk_index);
+  if (chunk.rows <= 0) return;
+  const int64 hv = block[0], at = chunk.token * HV + hv;
+  const Inputs in = Inputs{q, k, v, v_new, beta, Tinv, Gk, q_rstd, k_rstd, h, dh, dO, du}.at(
+        chunk, block[1], hv);
+
+  Scratch scratch(memory);
+  const StateBackward state(scratch);
+  state.begin(in, dv + at * V);
+  state.products(in.rows, e.scale, dAqk + at * BT, dA + at * BT, int64{HV} * BT);
+  for (int c = 0; c < K; c += BK) {
+    const int columns = K - c < BK ? K - c : BK;
+    state.tile(in, c, columns, e.scale);
+    store_tile(state.tiles.dq, kKeyRow, in.rows, columns, dq_inter + at * K + c, kKeys);
+    store_tile(state.tiles.dk, kKeyRow, in.rows, columns, dk_inter + at * K + c, kKeys);
+    store_tile(state.tiles.dG, kKeyRow, in.rows, columns, dGk_inter + at * K + c, kKeys);
+  }
+  for (int r = 0; r < in.rows; ++r) dbeta_inter[at + r * HV] = state.dbeta[r];
+}

@@ -1,0 +1,49 @@
+// The gradients through states and the WY representation, one block a chunk and value head: dO, V'
+// and X = Tinv^T dU stay in shared memory while tiles of K stream past them.
+#include "device/cuda/kda_backward.cuh"
+
+WYVERN_KERNEL(kThreads, 0) {
+  const int head = block_index() % HV;
+  const int slot = block_index() / HV;
+  const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
+  if (chunk.rows <= 0) return;
+  const int64 row = chunk.token * HV + head;
+  const int64 row_k = chunk.token * H + head / (HV / H);
+  const int64 state = (int64{slot} * HV + head) * K * V;
+  const Inputs in{q + row_k * K,   k + row_k * K, v + row * V,    v_new + row * V, beta + row,
+                  Tinv + row * BT, Gk + row * K,  q_rstd + row_k, k_rstd + row_k,  h + state,
+                  dh + state,      dO + row * V, du + row * V,   chunk.rows};
+
+  SharedAllocator shared(kStagesBytes);
+  Block block(shared);
+  float dbeta = block.begin(in, dv + row * V);
+  gradients_of_products<precision, num_warps>(
+      block.inter.dO, block.inter.X, block.inter.values, e.scale,
+      [&](int i, int j, bool is_dA, const Piece& left, const Piece& right) {
+        store_pair<BT>((is_dA ? dA : dAqk) + (row + int64{i} * 16 * HV) * BT + j * 16,
+                       int64{HV} * BT, left, right, chunk.rows - i * 16, 16);
+      });
+
+  const int first_row = warp_index() % kStrips * 16;
+  const int first_col = warp_index() / kStrips * kCols;
+  const int rows = chunk.rows - first_row;
+  float dbeta_r[2] = {0.0f, 0.0f};
+#pragma unroll 1
+  for (int tile = 0; tile < kTilesK; ++tile) {
+    KeyGradients d[kCols / 16];
+    block.set(d, dbeta_r, tile, in, e.scale);
+    in.load(tile + num_stages);
+#pragma unroll
+    for (int pair = 0; pair < kCols / 16; ++pair) {
+      const int col = tile * BK + first_col + pair * 16;
+      if (col >= K) break;
+      const int64 at = (row + int64{first_row} * HV) * K + col;
+      constexpr int64 kStride = int64{HV} * K;
+      store_pair<K>(dq_inter + at, kStride, d[pair].dq[0], d[pair].dq[1], rows, K - col);
+      store_pair<K>(dk_inter + at, kStride, d[pair].dk[0], d[pair].dk[1], rows, K - col);
+      store_pair<K>(dGk_inter + at, kStride, d[pair].dG[0], d[pair].dG[1], rows, K - col);
+    }
+  }
+  dbeta += block.join(dbeta_r);
+  if (thread_index() < chunk.rows) dbeta_inter[row + int64{thread_index()} * HV] = dbeta;
+}

@@ -1,0 +1,90 @@
+#include <algorithm>
+
+#include "templates/cpu_contract.hpp"
+#include "templates/cuda_sizes.hpp"
+#include "templates/gradient/stages.hpp"
+#include "templates/template.hpp"
+
+namespace wyvern::kda_bwd_dv_local {
+namespace {
+
+/// What every variant shares.
+Template stage() {
+  Template t;
+  t.name = "kda_bwd_dv_local";
+  t.covers = {stages::kda_bwd_dv_local};
+  t.constants = {constant::DTYPE, constant::HV, constant::V, constant::VARLEN};
+  return t;
+}
+
+std::int64_t shared_bytes(const Spec& s) {
+  const std::int64_t BT = s.BT;
+  return cuda::tile_bytes(BT, BT, DType::fp32) + cuda::tile_bytes(BT, s.BV, s.DTYPE);
+}
+
+std::string illegal(const Spec& s, const Limits& limits) {
+  const std::int64_t BT = s.BT;
+  const std::int64_t BV = s.BV;
+  const std::int64_t warps = s.num_warps;
+  if (std::string reason = cuda::exceeds_dimension("BV", BV, "V", s.V); !reason.empty())
+    return reason;
+  const std::int64_t strips = std::max<std::int64_t>(BT / 16 / warps, 1);
+  const std::int64_t across = warps * strips * 16 / BT;
+  if (BV % (across * 16) != 0)
+    return fmt::format("num_warps={} leaves warps without columns", warps);
+  if (strips > 2 || across > 4)
+    return fmt::format("num_warps={} does not suit a {} by {} tile", warps, BT, BV);
+  return cuda::exceeds_shared(shared_bytes(s), limits);
+}
+
+/// CUDA, sm_80 and up: one block BV value columns of a chunk and value head.
+Template portable() {
+  Template t = stage();
+  t.variant = "portable";
+  t.tunables = {{tunable::BT, cuda::integers({64, 32, 16})},
+                {tunable::BV, cuda::integers({128, 64, 32})},
+                {tunable::num_warps, cuda::integers({4, 8, 2})},
+                {tunable::precision, cuda::kPrecisionValues}};
+  t.source = "gradient/kda_bwd_dv_local/portable.cu";
+  t.illegal = illegal;
+  t.redundant = cuda::repeats_precision;
+  t.fallback = [](Spec& s, const Limits&) {
+    s.BV = s.V > 64 ? 128 : s.V > 32 ? 64 : 32;
+    s.num_warps = s.BT == 64 ? 4 : 2;
+    s.precision = cuda::default_precision(s);
+  };
+  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
+    const std::int64_t tiles = cuda::ceil_div(s.V, s.BV);
+    return cuda::launch(e.NT * s.HV * tiles, s, shared_bytes(s));
+  };
+  return t;
+}
+
+/// Scratch of one block, as kda_bwd_dv_local/cpu.cpp hands it out.
+std::int64_t cpu_scratch(const Spec& s) {
+  const std::int64_t BT = s.BT, BV = s.BV;
+  return fp32_bytes(scratch::tile(BT, BT) + 2 * scratch::tile(BT, BV));
+}
+
+/// One call: a chunk, one value head, BV columns of V at a time.
+Template cpu(Template t) {
+  t.variant = "cpu";
+  t.device = DeviceKind::cpu;
+  t.source = "gradient/kda_bwd_dv_local/cpu.cpp";
+  t.tunables = {{tunable::BT, {64, 32, 16}}, {tunable::BV, {128, 64}}};
+  t.illegal = [](const Spec& s, const Limits& limits) {
+    const std::string problem = column_block_problem("BV", s.BV, s.V);
+    return problem.empty() ? scratch_problem(cpu_scratch(s), limits) : problem;
+  };
+  t.fallback = [](Spec& s, const Limits&) { s.BV = column_block(s.V, 128); };
+  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
+    return Geometry{.grid = {s.HV, e.NT, 1}, .shared_bytes = cpu_scratch(s)};
+  };
+  return t;
+}
+
+}  // namespace
+
+std::vector<Template> contract() { return {portable(), cpu(stage())}; }
+
+}  // namespace wyvern::kda_bwd_dv_local

@@ -1,0 +1,84 @@
+// dv_local = scale Aqk^T dO, one block BV value columns of one chunk and value head. A warp owns
+// 16-row strips of the result, or with more warps than strips a share of their columns.
+#include "device/cuda/chunk.cuh"
+#include "device/cuda/mma.cuh"
+
+constexpr int kThreads = num_warps * 32;
+constexpr int kStrips = larger(BT / 16 / num_warps, 1);  // per warp
+constexpr int kWarpsDown = BT / 16 / kStrips;
+constexpr int kCols = BV / (num_warps / kWarpsDown);  // per warp
+constexpr int kTilesV = ceil_div(V, BV);
+
+/// Rows first..first+7 and the eight columns after them, transposed, as a piece of the transpose:
+/// its row is a column of `x` from `col`, its column a row of `x` from `row`.
+WYVERN_DEVICE Piece load_transposed(const Tile<float, BT, BT>& x, int row, int col) {
+  Piece piece;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) piece.x[i] = *x.at(row + piece_col(i), col + piece_row(i));
+  return piece;
+}
+
+WYVERN_KERNEL(kThreads, 0) {
+  const int first_v = block_index() % kTilesV * BV;
+  const int head = block_index() / kTilesV % HV;
+  const int slot = block_index() / kTilesV / HV;
+  const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
+  if (chunk.rows <= 0) return;
+  const int64 row = chunk.token * HV + head;
+
+  SharedAllocator shared;
+  const auto scores = shared.tile<Tile<float, BT, BT>>();
+  const auto gradients = shared.tile<Tile<DTYPE, BT, BV>>();
+  load_tile<kThreads, BT>(scores, Aqk + row * BT, int64{HV} * BT, chunk.rows, BT);
+  load_tile<kThreads, V>(gradients, dO + row * V + first_v, int64{HV} * V, chunk.rows,
+                         V - first_v);
+  copy_async_commit();
+  copy_async_wait<0>();
+  sync_block();
+
+  const int first_strip = warp_index() % kWarpsDown;
+  const int first_col = warp_index() / kWarpsDown * kCols;
+  Piece out[kStrips][kCols / 8];
+#pragma unroll
+  for (int step = 0; step < BT / kDepth<DTYPE>; ++step) {
+    const int depth = step * kDepth<DTYPE>;
+    if (depth + kDepth<DTYPE> <= first_strip * 16) continue;
+    // As in kda_fwd_o, Aqk enters as head and rest.
+    Left<DTYPE> a[kStrips], rest[kStrips];
+#pragma unroll
+    for (int i = 0; i < kStrips; ++i) {
+      const int col = (first_strip + i * kWarpsDown) * 16;
+      Piece pieces[kDepth<DTYPE> / 8];
+#pragma unroll
+      for (int n = 0; n < kDepth<DTYPE> / 8; ++n)
+        pieces[n] = load_transposed(scores, depth + n * 8, col);
+      a[i] = left_from<DTYPE>(pieces, 0);
+      if constexpr (kHalf<DTYPE>) rest[i] = left_rest(pieces, 0, a[i]);
+    }
+#pragma unroll
+    for (int n = 0; n < kCols / 8; n += 2) {
+      const auto b = load_right(gradients, depth, first_col + n * 8);
+#pragma unroll
+      for (int i = 0; i < kStrips; ++i) {
+        if constexpr (kHalf<DTYPE>) multiply<precision>(out[i][n], out[i][n + 1], rest[i], b);
+        multiply<precision>(out[i][n], out[i][n + 1], a[i], b);
+      }
+    }
+  }
+
+#pragma unroll
+  for (int i = 0; i < kStrips; ++i) {
+    const int first_row = (first_strip + i * kWarpsDown) * 16;
+    DTYPE* const to = dv_local + (row + int64{first_row} * HV) * V + first_v + first_col;
+#pragma unroll
+    for (int n = 0; n < kCols / 8; n += 2) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        out[i][n].x[j] *= e.scale;
+        out[i][n + 1].x[j] *= e.scale;
+      }
+      store_pair<V>(to + n * 8, int64{HV} * V, out[i][n], out[i][n + 1], chunk.rows - first_row,
+                    V - first_v - first_col - n * 8);
+    }
+  }
+}

@@ -1,0 +1,70 @@
+#include "templates/cpu_contract.hpp"
+#include "templates/gradient/kda_backward_contract.hpp"
+#include "templates/gradient/stages.hpp"
+#include "templates/template.hpp"
+
+namespace wyvern::kda_intra_bwd {
+namespace {
+
+/// What every variant shares.
+Template stage() {
+  Template t;
+  t.name = "kda_intra_bwd";
+  t.covers = {stages::kda_intra_bwd};
+  const std::vector<std::string> keys{"B", "T", "HV", "K"}, heads{"B", "T", "HV"};
+  t.constants = {constant::DTYPE,     constant::BETA_DTYPE, constant::H,
+                 constant::HV,        constant::K,          constant::VARLEN,
+                 constant::SAFE_GATE, constant::QK_L2NORM,  constant::BETA_SIGMOID,
+                 constant::NEG_EIGVAL};
+  return t;
+}
+
+std::int64_t shared_bytes(const Spec& s) {
+  const DType type = s.DTYPE;
+  const DType factor = cuda::is_half(s) ? DType::bf16 : DType::fp32;
+  const std::int64_t BT = s.BT, BK = s.BK;
+  const std::int64_t groups = s.num_warps * 16 / BT;
+  return 2 * cuda::tile_bytes(BT, BT, factor) + 2 * cuda::tile_bytes(BT, BK, type) +
+         cuda::tile_bytes(BT, BK, DType::fp32) + (s.QK_L2NORM ? 4 : 2) * cuda::column_bytes(BT) +
+         cuda::column_bytes(groups * BT);
+}
+
+std::string illegal(const Spec& s, const Limits& limits) {
+  for (std::string reason :
+       {cuda::exceeds_dimension("BK", s.BK, "K", s.K), kda_backward::uneven_warps(s)})
+    if (!reason.empty()) return reason;
+  return cuda::exceeds_shared(shared_bytes(s), limits);
+}
+
+/// CUDA, sm_80 and up: one block a chunk and value head.
+Template portable() {
+  Template t = stage();
+  t.variant = "portable";
+  t.tunables = {{tunable::BT, cuda::integers({64, 32, 16, 128})},
+                {tunable::BK, cuda::integers({32, 64, 128})},
+                {tunable::num_warps, cuda::integers({4, 8, 2, 1})},
+                {tunable::precision, cuda::kPrecisionValues}};
+  t.source = "gradient/kda_intra_bwd/portable.cu";
+  t.illegal = illegal;
+  t.redundant = cuda::repeats_precision;
+  t.fallback = [](Spec& s, const Limits&) {
+    s.BK = 32;
+    s.num_warps = s.BT / 16;
+    s.precision = cuda::default_precision(s);
+  };
+  t.geometry = cuda::chunk_blocks(shared_bytes);
+  return t;
+}
+
+/// Scratch of one block, as kda_intra_bwd/cpu.cpp hands it out.
+std::int64_t scratch_floats(const Spec& s) {
+  const std::int64_t BT = s.BT, BK = s.BK;
+  return 6 * scratch::tile(BT, BK) + kda_backward::intra_scratch(BT, BK) +
+         2 * scratch::tile(BT, BT) + 5 * scratch::vector(BT) + scratch::vector(BT * 16);
+}
+
+}  // namespace
+
+std::vector<Template> contract() { return {portable(), cpu_chunks(stage(), scratch_floats)}; }
+
+}  // namespace wyvern::kda_intra_bwd

@@ -1,0 +1,82 @@
+// All gradients of a chunk and value head but the gate's sum, one block for each: dO, V' and
+// X = Tinv^T dU stay in shared memory, and so do dAqk and dA, while tiles of K stream past them.
+#include "device/cuda/kda_backward.cuh"
+
+using Intra = IntraBackward<DTYPE, precision, BT, BK, SAFE_GATE, QK_L2NORM>;
+using Products = Tile<Operand<DTYPE>, BT, BT>;
+
+/// Puts 16 x 16 elements of dAqk or dA to shared memory, with dAqk's diagonal by itself.
+WYVERN_DEVICE void put_products(const Intra& intra, float* diagonal, int i, int j, bool is_dA,
+                                const Piece& left, const Piece& right) {
+  const Products& to = is_dA ? intra.dA : intra.dAqk;
+#pragma unroll
+  for (int n = 0; n < 2; ++n)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = i * 16 + piece_row(2 * half);
+      const int s = j * 16 + n * 8 + piece_col(0);
+      const float* const x = (n == 0 ? left : right).x + 2 * half;
+      using Factor = Operand<DTYPE>;
+      *reinterpret_cast<Vector<Factor, 2>*>(to.at(r, s)) = Vector<Factor, 2>{
+          {from_float<Factor>(r == s ? 0.0f : x[0]), from_float<Factor>(r == s + 1 ? 0.0f : x[1])}};
+      if (!is_dA && r == s) diagonal[r] = x[0];
+      if (!is_dA && r == s + 1) diagonal[r] = x[1];
+    }
+}
+
+WYVERN_KERNEL(kThreads, min_blocks) {
+  const int head = block_index() % HV;
+  const int slot = block_index() / HV;
+  const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
+  if (chunk.rows <= 0) return;
+  const int64 row = chunk.token * HV + head;
+  const int64 row_k = chunk.token * H + head / (HV / H);
+  const int64 state = (int64{slot} * HV + head) * K * V;
+  const Inputs in{q + row_k * K,   k + row_k * K, v + row * V,    v_new + row * V, beta + row,
+                  Tinv + row * BT, Gk + row * K,  q_rstd + row_k, k_rstd + row_k,  h + state,
+                  dh + state,      dO + row * V, du + row * V,   chunk.rows};
+
+  SharedAllocator shared(kStagesBytes);
+  Block block(shared);
+  Intra intra;
+  intra.rows = block.inter.rows;
+  intra.dAqk = shared.tile<Products>();
+  intra.dA = shared.tile<Products>();
+  float* const diagonal = shared.take<float>(BT);
+  intra.diagonal = diagonal;
+  float dbeta_sum = block.begin(in, dv + row * V);
+  gradients_of_products<precision, num_warps>(
+      block.inter.dO, block.inter.X, block.inter.values, e.scale,
+      [&](int i, int j, bool is_dA, const Piece& left, const Piece& right) {
+        put_products(intra, diagonal, i, j, is_dA, left, right);
+      });
+
+  const int strip = warp_index() % kStrips;
+  const int first_col = warp_index() / kStrips * kCols;
+  const int rows = chunk.rows - strip * 16;
+  float dbeta_r[2] = {0.0f, 0.0f};
+#pragma unroll 1
+  for (int tile = 0; tile < kTilesK; ++tile) {
+    KeyGradients d[kCols / 16];
+    block.set(d, dbeta_r, tile, in, e.scale);
+    intra.tile = block.inter.tile;
+#pragma unroll
+    for (int pair = 0; pair < kCols / 16; ++pair) {
+      const int col = tile * BK + first_col + pair * 16;
+      if (col >= K) break;
+      intra.add(d[pair], dbeta_r, strip, first_col + pair * 16);
+      const int64 at = (row + int64{strip} * 16 * HV) * K + col;
+      constexpr int64 kStride = int64{HV} * K;
+      store_pair<K>(dq + at, kStride, d[pair].dq[0], d[pair].dq[1], rows, K - col);
+      store_pair<K>(dk + at, kStride, d[pair].dk[0], d[pair].dk[1], rows, K - col);
+      store_pair<K>(dGk + at, kStride, d[pair].dG[0], d[pair].dG[1], rows, K - col);
+    }
+    sync_block();
+    in.load(tile + num_stages);
+  }
+  dbeta_sum += block.join(dbeta_r);
+  if (thread_index() < chunk.rows) {
+    dbeta_sum *= beta_slope<BETA_SIGMOID, NEG_EIGVAL>(block.inter.rows.beta[thread_index()]);
+    dbeta[row + int64{thread_index()} * HV] = from_float<BETA_DTYPE>(dbeta_sum);
+  }
+}

@@ -1,0 +1,102 @@
+#include <algorithm>
+
+#include "templates/cpu_contract.hpp"
+#include "templates/cuda_sizes.hpp"
+#include "templates/intra/stages.hpp"
+#include "templates/template.hpp"
+
+namespace wyvern::kda_intra {
+namespace {
+
+/// What every variant shares.
+Template stage() {
+  Template t;
+  t.name = "kda_intra";
+  t.covers = {stages::kda_intra};
+  t.summary =
+      "Aqk = lower part of q_r . exp(Gk_r - Gk_s) k_s, A the same of beta_r k_r, per chunk.";
+  t.constants = {constant::DTYPE,     constant::BETA_DTYPE, constant::H,
+                 constant::HV,        constant::K,          constant::VARLEN,
+                 constant::SAFE_GATE, constant::QK_L2NORM,  constant::BETA_SIGMOID,
+                 constant::NEG_EIGVAL};
+  return t;
+}
+
+std::int64_t shared_bytes(const Spec& s) {
+  const std::int64_t BT = s.BT;
+  const std::int64_t BK = s.BK;
+  const std::int64_t tiles = s.num_stages * (2 * cuda::tile_bytes(BT, BK, s.DTYPE) +
+                                             cuda::tile_bytes(BT, BK, DType::fp32));
+  return std::max(tiles, cuda::intra_part_bytes(BT, s.num_warps)) +
+         (s.QK_L2NORM ? 3 : 1) * cuda::column_bytes(BT);
+}
+
+std::string illegal(const Spec& s, const Limits& limits) {
+  const std::int64_t K = s.K;
+  const std::int64_t BT = s.BT;
+  const std::int64_t BK = s.BK;
+  const std::int64_t warps = s.num_warps;
+  const std::int64_t stages = s.num_stages;
+  if (std::string reason = cuda::exceeds_dimension("BK", BK, "K", K); !reason.empty())
+    return reason;
+  if (stages > cuda::ceil_div(K, BK))
+    return fmt::format("num_stages={} is more than the {} tiles of K", stages,
+                       cuda::ceil_div(K, BK));
+  if (warps < BT / 16 || warps > BT / 4)
+    return fmt::format("num_warps={} is not between BT/16={} and BT/4={}", warps, BT / 16, BT / 4);
+  return cuda::exceeds_shared(shared_bytes(s), limits);
+}
+
+/// CUDA, sm_80 and up: one block a chunk and value head.
+Template portable() {
+  Template t = stage();
+  t.variant = "portable";
+  t.tunables = {{tunable::BT, cuda::integers({64, 32, 16})},
+                {tunable::BK, cuda::integers({64, 128, 32})},
+                {tunable::num_warps, cuda::integers({4, 8, 2, 1})},
+                {tunable::num_stages, cuda::integers({2, 1})},
+                {tunable::precision, cuda::kPrecisionValues}};
+  t.source = "intra/kda_intra/portable.cu";
+  t.illegal = illegal;
+  t.fallback = [](Spec& s, const Limits&) {
+    const bool half = cuda::is_half(s);
+    s.BK = s.K > 32 ? 64 : 32;
+    s.num_warps = std::max<std::int64_t>(s.BT / 16, 2);
+    s.num_stages = s.K > 64 && half ? 2 : 1;
+    s.precision = half ? Precision::tf32 : Precision::tf32x3;
+  };
+  t.geometry = cuda::chunk_blocks(shared_bytes);
+  return t;
+}
+
+/// Scratch of one block, as kda_intra/cpu.cpp hands it out.
+std::int64_t cpu_scratch(const Spec& s) {
+  const std::int64_t BT = s.BT;
+  const std::int64_t K = s.K;
+  const std::int64_t strip = s.SAFE_GATE ? 16 : 8;
+  return fp32_bytes(3 * scratch::tile(BT, K) + 3 * scratch::tile(K, BT) +
+                    scratch::tile(2 * strip, K) + scratch::tile(2 * strip, BT) +
+                    2 * scratch::vector(BT));
+}
+
+/// One call: a chunk, one value head.
+Template cpu(Template t) {
+  t.variant = "cpu";
+  t.device = DeviceKind::cpu;
+  t.source = "intra/kda_intra/cpu.cpp";
+  t.tunables = {{tunable::BT, {64, 32, 16}}};
+  t.illegal = [](const Spec& s, const Limits& limits) {
+    return scratch_problem(cpu_scratch(s), limits);
+  };
+  t.fallback = [](Spec&, const Limits&) {};
+  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
+    return Geometry{.grid = {s.HV, e.NT, 1}, .shared_bytes = cpu_scratch(s)};
+  };
+  return t;
+}
+
+}  // namespace
+
+std::vector<Template> contract() { return {portable(), cpu(stage())}; }
+
+}  // namespace wyvern::kda_intra

@@ -1,0 +1,99 @@
+#include <algorithm>
+
+#include "templates/cpu_contract.hpp"
+#include "templates/cuda_sizes.hpp"
+#include "templates/intra/stages.hpp"
+#include "templates/template.hpp"
+
+namespace wyvern::kda_intra_solve_wu {
+namespace {
+
+/// What every variant shares.
+Template stage() {
+  Template t;
+  t.name = "kda_intra_solve_wu";
+  t.covers = {stages::kda_intra, stages::solve_tril, stages::kda_recompute_w_u};
+  t.keeps = {{"Tinv", {constant::KEEP_INVERSE}}};
+  t.summary = "Aqk, W, U, qg and kg from q, k, v, beta and Gk: A and its inverse stay on chip.";
+  t.constants = {constant::DTYPE,        constant::BETA_DTYPE, constant::H,
+                 constant::HV,           constant::K,          constant::V,
+                 constant::VARLEN,       constant::SAFE_GATE,  constant::QK_L2NORM,
+                 constant::BETA_SIGMOID, constant::NEG_EIGVAL, constant::KEEP_INVERSE};
+  return t;
+}
+
+std::int64_t shared_bytes(const Spec& s) {
+  const DType type = s.DTYPE;
+  const std::int64_t BT = s.BT;
+  const std::int64_t K = s.K;
+  return 2 * cuda::tile_bytes(BT, K, type) + cuda::tile_bytes(BT, K, DType::fp32) +
+         (s.QK_L2NORM ? 3 : 1) * cuda::column_bytes(BT) +
+         std::max(cuda::tile_bytes(BT, BT, DType::fp32) + cuda::tile_bytes(BT, s.BV, type),
+                  cuda::intra_part_bytes(BT, s.num_warps));
+}
+
+std::string illegal(const Spec& s, const Limits& limits) {
+  const std::int64_t BT = s.BT;
+  const std::int64_t BV = s.BV;
+  const std::int64_t warps = s.num_warps;
+  if (std::string reason = cuda::exceeds_dimension("BV", BV, "V", s.V); !reason.empty())
+    return reason;
+  if (warps < BT / 16 || warps > BT / 4)
+    return fmt::format("num_warps={} is not between BT/16={} and BT/4={}", warps, BT / 16, BT / 4);
+  if (warps * 8 > BV) return fmt::format("num_warps={} leaves warps without columns", warps);
+  return cuda::exceeds_shared(shared_bytes(s), limits);
+}
+
+/// CUDA, sm_80 and up: one block a chunk and value head.
+Template portable() {
+  Template t = stage();
+  t.variant = "portable";
+  t.tunables = {{tunable::BT, cuda::integers({64, 32, 16})},
+                {tunable::BV, cuda::integers({128, 64, 32})},
+                {tunable::num_warps, cuda::integers({8, 4, 2})},
+                {tunable::precision, cuda::kPrecisionValues}};
+  t.source = "intra/kda_intra_solve_wu/portable.cu";
+  t.illegal = illegal;
+  t.fallback = [](Spec& s, const Limits&) {
+    const bool half = cuda::is_half(s);
+    s.BV = s.V > 64 && half ? 128 : s.V > 32 ? 64 : 32;
+    s.num_warps = s.BT == 64 && s.V > 32 ? 8 : s.BT == 64 ? 4 : 2;
+    s.precision = half ? Precision::tf32 : Precision::tf32x3;
+  };
+  t.geometry = cuda::chunk_blocks(shared_bytes);
+  return t;
+}
+
+/// Scratch of one block, as kda_intra_solve_wu/cpu.cpp hands it out.
+std::int64_t cpu_scratch(const Spec& s) {
+  const std::int64_t BT = s.BT, BV = s.BV;
+  const std::int64_t K = s.K;
+  const std::int64_t strip = s.SAFE_GATE ? 16 : 8;
+  return fp32_bytes(3 * scratch::tile(BT, K) + 3 * scratch::tile(K, BT) +
+                    scratch::tile(2 * strip, K) + scratch::tile(2 * strip, BT) +
+                    2 * scratch::tile(BT, BT) + scratch::tile(16, BT) +
+                    2 * scratch::tile(BT, std::max(K, BV)) + 2 * scratch::vector(BT));
+}
+
+/// One call: a chunk, one value head, BV columns of V at a time.
+Template cpu(Template t) {
+  t.variant = "cpu";
+  t.device = DeviceKind::cpu;
+  t.source = "intra/kda_intra_solve_wu/cpu.cpp";
+  t.tunables = {{tunable::BT, {64, 32, 16}}, {tunable::BV, {128, 64}}};
+  t.illegal = [](const Spec& s, const Limits& limits) {
+    const std::string problem = column_block_problem("BV", s.BV, s.V);
+    return problem.empty() ? scratch_problem(cpu_scratch(s), limits) : problem;
+  };
+  t.fallback = [](Spec& s, const Limits&) { s.BV = column_block(s.V, 128); };
+  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
+    return Geometry{.grid = {s.HV, e.NT, 1}, .shared_bytes = cpu_scratch(s)};
+  };
+  return t;
+}
+
+}  // namespace
+
+std::vector<Template> contract() { return {portable(), cpu(stage())}; }
+
+}  // namespace wyvern::kda_intra_solve_wu

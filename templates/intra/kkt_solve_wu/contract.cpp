@@ -1,0 +1,94 @@
+#include <algorithm>
+
+#include "templates/cpu_contract.hpp"
+#include "templates/cuda_sizes.hpp"
+#include "templates/intra/stages.hpp"
+#include "templates/template.hpp"
+
+namespace wyvern::kkt_solve_wu {
+namespace {
+
+/// What every variant shares.
+Template stage() {
+  Template t;
+  t.name = "kkt_solve_wu";
+  t.covers = {stages::scaled_dot_kkt, stages::solve_tril, stages::recompute_w_u};
+  t.keeps = {{"Tinv", {constant::KEEP_INVERSE}}};
+  t.summary = "W and U from k, v, beta and G in one kernel: A and its inverse stay on chip.";
+  t.constants = {constant::DTYPE,        constant::BETA_DTYPE,  constant::H,
+                 constant::HV,           constant::K,           constant::V,
+                 constant::VARLEN,       constant::SCALAR_GATE, constant::QK_L2NORM,
+                 constant::BETA_SIGMOID, constant::NEG_EIGVAL,  constant::KEEP_INVERSE};
+  return t;
+}
+
+std::int64_t shared_bytes(const Spec& s) {
+  const DType type = s.DTYPE;
+  const std::int64_t BT = s.BT;
+  return cuda::tile_bytes(BT, s.K, type) + cuda::tile_bytes(BT, s.BV, type) +
+         cuda::tile_bytes(BT, BT, DType::fp32) + (s.QK_L2NORM ? 4 : 3) * cuda::column_bytes(BT);
+}
+
+std::string illegal(const Spec& s, const Limits& limits) {
+  const std::int64_t BT = s.BT;
+  const std::int64_t BV = s.BV;
+  const std::int64_t warps = s.num_warps;
+  if (std::string reason = cuda::exceeds_dimension("BV", BV, "V", s.V); !reason.empty())
+    return reason;
+  if (warps * 32 < BT) return fmt::format("num_warps={} is less than BT/32={}", warps, BT / 32);
+  if (warps * 8 > BV) return fmt::format("num_warps={} leaves warps without columns", warps);
+  return cuda::exceeds_shared(shared_bytes(s), limits);
+}
+
+/// CUDA, sm_80 and up: one block a chunk and value head.
+Template portable() {
+  Template t = stage();
+  t.variant = "portable";
+  t.tunables = {{tunable::BT, cuda::integers({64, 32, 16})},
+                {tunable::BV, cuda::integers({128, 64, 32})},
+                {tunable::num_warps, cuda::integers({4, 8, 2})},
+                {tunable::precision, cuda::kPrecisionValues}};
+  t.source = "intra/kkt_solve_wu/portable.cu";
+  t.illegal = illegal;
+  t.redundant = [](const Spec& s) { return s.BT == 16 && cuda::repeats_precision(s); };
+  t.fallback = [](Spec& s, const Limits&) {
+    const bool half = cuda::is_half(s);
+    s.BV = s.V > 64 && half ? 128 : s.V > 32 ? 64 : 32;
+    s.num_warps = s.BT >= 64 ? 4 : 2;
+    s.precision = !half ? Precision::tf32x3 : s.BT == 16 ? Precision::ieee : Precision::tf32;
+  };
+  t.geometry = cuda::chunk_blocks(shared_bytes);
+  return t;
+}
+
+/// Scratch of one block, as kkt_solve_wu/cpu.cpp hands it out.
+std::int64_t cpu_scratch(const Spec& s) {
+  const std::int64_t BT = s.BT, BV = s.BV;
+  const std::int64_t K = s.K;
+  return fp32_bytes(scratch::tile(BT, K) + scratch::tile(K, BT) + 3 * scratch::tile(BT, BT) +
+                    scratch::tile(16, BT) + scratch::tile(BT, BV) +
+                    scratch::tile(BT, std::max(K, BV)) + 4 * scratch::vector(BT));
+}
+
+/// One call: a chunk, the value heads of one key head, BV columns of V at a time.
+Template cpu(Template t) {
+  t.variant = "cpu";
+  t.device = DeviceKind::cpu;
+  t.source = "intra/kkt_solve_wu/cpu.cpp";
+  t.tunables = {{tunable::BT, {64, 32, 16}}, {tunable::BV, {128, 64}}};
+  t.illegal = [](const Spec& s, const Limits& limits) {
+    const std::string problem = column_block_problem("BV", s.BV, s.V);
+    return problem.empty() ? scratch_problem(cpu_scratch(s), limits) : problem;
+  };
+  t.fallback = [](Spec& s, const Limits&) { s.BV = column_block(s.V, 128); };
+  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
+    return Geometry{.grid = {s.H, e.NT, 1}, .shared_bytes = cpu_scratch(s)};
+  };
+  return t;
+}
+
+}  // namespace
+
+std::vector<Template> contract() { return {portable(), cpu(stage())}; }
+
+}  // namespace wyvern::kkt_solve_wu

@@ -1,0 +1,85 @@
+// W and U straight from k, v, beta and G, one block a chunk and value head. A and its inverse stay
+// in shared memory. Half of the warps then compute W, the other half U, tile by tile of BV columns.
+#include "device/cuda/wy.cuh"
+
+constexpr int kThreads = num_warps * 32;
+constexpr int kTilesV = ceil_div(V, BV);
+using Keys = Tile<DTYPE, BT, round_up(K, 16)>;
+using Values = Tile<DTYPE, BT, BV>;
+
+/// With beta up to 2 the state need not decay, and neither do the errors that it takes up.
+constexpr int kInverseParts = kHalf<DTYPE> && NEG_EIGVAL ? 2 : 1;
+
+WYVERN_KERNEL(kThreads, 0) {
+  const int head = block_index() % HV;
+  const Chunk chunk = locate_chunk<VARLEN, BT>(block_index() / HV, e, seq_offsets, chunk_index);
+  if (chunk.rows <= 0) return;
+  const int64 row = chunk.token * HV + head;
+  const int64 row_k = chunk.token * H + head / (HV / H);
+
+  SharedAllocator shared;
+  const auto keys = shared.tile<Keys>();
+  const auto values = shared.tile<Values>();
+  const auto x = shared.tile<Tile<float, BT, BT>>();
+  float* const G_tile = shared.take<float>(BT);
+  float* const beta_tile = shared.take<float>(BT);
+  float* const scale_w = shared.take<float>(BT);
+  float* const rstd_tile = QK_L2NORM ? shared.take<float>(BT) : nullptr;
+
+  const auto load_values = [&](int tile) {
+    load_tile<kThreads, V>(values, v + row * V + tile * BV, HV * V, chunk.rows, V - tile * BV);
+    copy_async_commit();
+  };
+  load_tile<kThreads, K>(keys, k + row_k * K, H * K, chunk.rows, K);
+  copy_async_commit();
+  load_values(0);
+  for (int r = thread_index(); r < BT; r += kThreads) {
+    // Past the end beta is 0 and G goes on as it ended, so that A's rows are 0 there.
+    const float G_r = SCALAR_GATE ? G[row + smaller(r, chunk.rows - 1) * HV] : 0.0f;
+    const float beta_r =
+        r < chunk.rows ? activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta[row + r * HV]) : 0.0f;
+    G_tile[r] = G_r;
+    beta_tile[r] = beta_r;
+    scale_w[r] = beta_r * decay(G_r);
+    if constexpr (QK_L2NORM) {
+      const float rstd_r = r < chunk.rows ? k_rstd[row_k + r * H] : 0.0f;
+      rstd_tile[r] = rstd_r;
+      scale_w[r] *= rstd_r;
+    }
+  }
+  copy_async_wait<1>();
+  sync_block();
+
+  Strips<BT, num_warps> gram;
+  accumulate_gram<precision>(gram, keys);
+  for_each_decayed<QK_L2NORM>(gram, G_tile, beta_tile, rstd_tile,
+                              [&](int r, int s, float a, float b) {
+                                *reinterpret_cast<Float2*>(x.at(r, s)) = Float2{{a, b}};
+                              });
+  sync_block();
+  invert_unit_lower<precision>(x);
+  if constexpr (KEEP_INVERSE)
+    store_inverse<kThreads>(x, Tinv + row * BT, int64{HV} * BT, chunk.rows);
+
+  constexpr int kSide = num_warps / 2;
+  const bool computes_w = warp_index() < kSide;
+  const int first = warp_index() % kSide * 16;
+  const LowerOperand<DTYPE, BT, kInverseParts> inverse(x, computes_w ? scale_w : beta_tile);
+  if (computes_w)
+    for (int col = first; col < K; col += kSide * 16)
+      inverse.template apply<precision, K>(keys, col, w + row * K + col, int64{HV} * K, chunk.rows,
+                                           K - col);
+  for (int tile = 0; tile < kTilesV; ++tile) {
+    copy_async_wait<0>();
+    sync_block();
+    const int cols = smaller(V - tile * BV, BV);
+    if (!computes_w)
+      for (int col = first; col < cols; col += kSide * 16)
+        inverse.template apply<precision, V>(values, col, u + row * V + tile * BV + col,
+                                             int64{HV} * V, chunk.rows, cols - col);
+    if (tile + 1 < kTilesV) {
+      sync_block();
+      load_values(tile + 1);
+    }
+  }
+}

@@ -1,0 +1,96 @@
+#include <algorithm>
+
+#include "templates/cpu_contract.hpp"
+#include "templates/cuda_sizes.hpp"
+#include "templates/intra/stages.hpp"
+#include "templates/template.hpp"
+
+namespace wyvern::recompute_w_u {
+namespace {
+
+/// What every variant shares.
+Template stage() {
+  Template t;
+  t.name = "recompute_w_u";
+  t.covers = {stages::recompute_w_u};
+  t.constants = {constant::DTYPE,        constant::BETA_DTYPE,  constant::H,
+                 constant::HV,           constant::K,           constant::V,
+                 constant::VARLEN,       constant::SCALAR_GATE, constant::QK_L2NORM,
+                 constant::BETA_SIGMOID, constant::NEG_EIGVAL};
+  return t;
+}
+
+std::int64_t shared_bytes(const Spec& s) {
+  const DType type = s.DTYPE;
+  const std::int64_t BT = s.BT;
+  const std::int64_t width = std::max(s.BK, s.BV);
+  return cuda::tile_bytes(BT, BT, type) + cuda::column_bytes(BT) +
+         cuda::tile_bytes(BT, width, type);
+}
+
+std::string illegal(const Spec& s, const Limits& limits) {
+  const std::int64_t BK = s.BK;
+  const std::int64_t BV = s.BV;
+  for (std::string reason :
+       {cuda::exceeds_dimension("BK", BK, "K", s.K), cuda::exceeds_dimension("BV", BV, "V", s.V)})
+    if (!reason.empty()) return reason;
+  if (s.num_warps * 16 > std::max(BK, BV))
+    return fmt::format("num_warps={} leaves warps without columns", s.num_warps);
+  return cuda::exceeds_shared(shared_bytes(s), limits);
+}
+
+/// CUDA, sm_80 and up: one block a tile of columns of W or U.
+Template portable() {
+  Template t = stage();
+  t.variant = "portable";
+  t.tunables = {{tunable::BT, cuda::integers({64, 32, 16})},
+                {tunable::BK, cuda::integers({64, 128, 32})},
+                {tunable::BV, cuda::integers({64, 128, 32})},
+                {tunable::num_warps, cuda::integers({4, 2, 8})},
+                {tunable::precision, cuda::kPrecisionValues}};
+  t.source = "intra/recompute_w_u/portable.cu";
+  t.illegal = illegal;
+  t.redundant = cuda::repeats_precision;
+  t.fallback = [](Spec& s, const Limits&) {
+    s.BK = s.K > 32 ? 64 : 32;
+    s.BV = s.V > 32 ? 64 : 32;
+    s.num_warps = 2;
+    s.precision = cuda::default_precision(s);
+  };
+  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
+    const std::int64_t tiles = cuda::ceil_div(s.K, s.BK) + cuda::ceil_div(s.V, s.BV);
+    return cuda::launch(e.NT * s.HV * tiles, s, shared_bytes(s));
+  };
+  return t;
+}
+
+/// Scratch of one block, as recompute_w_u/cpu.cpp hands it out.
+std::int64_t cpu_scratch(const Spec& s) {
+  const std::int64_t BT = s.BT, BV = s.BV;
+  return fp32_bytes(scratch::tile(BT, BT) + 2 * scratch::tile(BT, BV) + 3 * scratch::vector(BT));
+}
+
+std::int64_t widest_operand(const Spec& s) { return std::max(s.K, s.V); }
+
+/// One call: a chunk, one value head, BV columns of V and then of K at a time.
+Template cpu(Template t) {
+  t.variant = "cpu";
+  t.device = DeviceKind::cpu;
+  t.source = "intra/recompute_w_u/cpu.cpp";
+  t.tunables = {{tunable::BT, {64, 32, 16}}, {tunable::BV, {128, 64}}};
+  t.illegal = [](const Spec& s, const Limits& limits) {
+    const std::string problem = column_block_problem("BV", s.BV, widest_operand(s));
+    return problem.empty() ? scratch_problem(cpu_scratch(s), limits) : problem;
+  };
+  t.fallback = [](Spec& s, const Limits&) { s.BV = column_block(widest_operand(s), 128); };
+  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
+    return Geometry{.grid = {s.HV, e.NT, 1}, .shared_bytes = cpu_scratch(s)};
+  };
+  return t;
+}
+
+}  // namespace
+
+std::vector<Template> contract() { return {portable(), cpu(stage())}; }
+
+}  // namespace wyvern::recompute_w_u

@@ -1,0 +1,45 @@
+// W and U of one chunk and value head.
+#include "device/cpu/chunk.hpp"
+#include "device/cpu/product.hpp"
+
+WYVERN_BLOCK {
+  const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets,
+                                         chunk_index);
+  const int64 hv = block[0], head = hv / (HV / H);
+  const int64 at = chunk.token * HV + hv;
+  const int rows = chunk.rows;
+  if (rows <= 0) return;
+
+  Scratch scratch(memory);
+  float* inverse = scratch.tile(BT, BT);
+  float* factor = scratch.tile(BT, BV);
+  float* result = scratch.tile(BT, BV);
+  float* rate = scratch.vector(BT);
+  float* decay = scratch.vector(BT);
+  float* key_scale = scratch.vector(BT);
+  constexpr int64 kInverseRow = row_stride(BT), kRow = row_stride(BV);
+
+  load_tile(Tinv + at * BT, int64{HV} * BT, rows, BT, inverse, kInverseRow);
+  load_beta<BETA_SIGMOID, NEG_EIGVAL>(beta + at, HV, rows, rate);
+  load_gates<SCALAR_GATE>(G + at, HV, rows, decay);
+  for (int c = 0; c < V; c += BV) {
+    const int columns = V - c < BV ? V - c : BV;
+    load_tile<true>(v + at * V + c, int64{HV} * V, rows, columns, factor, kRow, rate);
+    multiply<Layout::rows, Lower::a>(rows, columns, rows, inverse, kInverseRow, factor, kRow,
+                                     result, kRow);
+    store_tile(result, kRow, rows, columns, u + at * V + c, int64{HV} * V);
+  }
+  for (int r = 0; r < rows; r += kLanes) store(rate + r, load(rate + r) * exp(load(decay + r)));
+  if constexpr (QK_L2NORM) {
+    load_column(k_rstd + chunk.token * H + head, H, rows, key_scale);
+    scale_column(rate, key_scale, rows);
+  }
+  for (int c = 0; c < K; c += BV) {
+    const int columns = K - c < BV ? K - c : BV;
+    load_tile<true>(k + (chunk.token * H + head) * K + c, int64{H} * K, rows, columns, factor, kRow,
+                    rate);
+    multiply<Layout::rows, Lower::a>(rows, columns, rows, inverse, kInverseRow, factor, kRow,
+                                     result, kRow);
+    store_tile(result, kRow, rows, columns, w + at * K + c, int64{HV} * K);
+  }
+}

@@ -1,0 +1,58 @@
+// W and U from the inverse, one block a tile of BK columns of W or BV columns of U.
+#include "device/cuda/wy.cuh"
+
+constexpr int kThreads = num_warps * 32;
+constexpr int kTilesW = ceil_div(K, BK);
+constexpr int kTilesU = ceil_div(V, BV);
+
+/// Tinv diag(beta) x for one tile, W's (where `Keys`) with exp(G) and the scale of keys on top:
+/// `from` and `to` point at its first element.
+template <bool Keys, int Width, int Columns>
+WYVERN_DEVICE void apply_tile(SharedAllocator shared, const DTYPE* Tinv, const DTYPE* from,
+                              int64 from_stride, const BETA_DTYPE* beta, const float* G,
+                              const float* k_rstd, DTYPE* to, int rows, int cols) {
+  const auto inverse = shared.tile<Tile<DTYPE, BT, BT>>();
+  float* const scale = shared.take<float>(BT);
+  const auto x = shared.tile<Tile<DTYPE, BT, Width>>();
+  load_tile<kThreads, BT>(inverse, Tinv, HV * BT, rows, BT);
+  copy_async_commit();
+  load_tile<kThreads, Columns>(x, from, from_stride, rows, cols);
+  copy_async_commit();
+  for (int r = thread_index(); r < BT; r += kThreads) {
+    float factor = 0.0f;
+    if (r < rows) {
+      factor = activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta[r * HV]);
+      if constexpr (Keys && SCALAR_GATE) factor *= decay(G[r * HV]);
+      if constexpr (Keys && QK_L2NORM) factor *= k_rstd[r * H];
+    }
+    scale[r] = factor;
+  }
+  copy_async_wait<1>();
+  sync_block();
+  const LowerOperand<DTYPE, BT> operand(inverse, scale);
+  copy_async_wait<0>();
+  sync_block();
+  for (int col = warp_index() * 16; col < smaller(Width, cols); col += num_warps * 16)
+    operand.template apply<precision, Columns>(x, col, to + col, int64{HV} * Columns, rows,
+                                               cols - col);
+}
+
+WYVERN_KERNEL(kThreads, 0) {
+  const int tile = block_index() % (kTilesW + kTilesU);
+  const int head = block_index() / (kTilesW + kTilesU) % HV;
+  const int slot = block_index() / (kTilesW + kTilesU) / HV;
+  const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
+  if (chunk.rows <= 0) return;
+  const int64 row = chunk.token * HV + head;
+  const int64 row_k = chunk.token * H + head / (HV / H);
+  if (tile < kTilesW) {
+    const int col = tile * BK;
+    const DTYPE* const from = k + row_k * K + col;
+    apply_tile<true, BK, K>(SharedAllocator(), Tinv + row * BT, from, H * K, beta + row, G + row,
+                            k_rstd + row_k, w + row * K + col, chunk.rows, K - col);
+  } else {
+    const int col = (tile - kTilesW) * BV;
+    apply_tile<false, BV, V>(SharedAllocator(), Tinv + row * BT, v + row * V + col, HV * V,
+                             beta + row, nullptr, nullptr, u + row * V + col, chunk.rows, V - col);
+  }
+}

@@ -1,0 +1,20 @@
+// Tinv = (I + A)^-1, one block a chunk and value head.
+#include "device/cuda/wy.cuh"
+
+constexpr int kThreads = num_warps * 32;
+
+WYVERN_KERNEL(kThreads, 0) {
+  const int head = block_index() % HV;
+  const Chunk chunk = locate_chunk<VARLEN, BT>(block_index() / HV, e, seq_offsets, chunk_index);
+  if (chunk.rows <= 0) return;
+  const int64 offset = (chunk.token * HV + head) * BT;
+
+  SharedAllocator shared;
+  const auto x = shared.tile<Tile<float, BT, BT>>();
+  load_tile<kThreads, BT>(x, A + offset, HV * BT, chunk.rows, BT);
+  copy_async_commit();
+  copy_async_wait<0>();
+  sync_block();
+  invert_unit_lower<precision>(x);
+  store_inverse<kThreads>(x, Tinv + offset, int64{HV} * BT, chunk.rows);
+}

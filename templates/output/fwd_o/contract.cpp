@@ -1,0 +1,109 @@
+#include <algorithm>
+
+#include "templates/cpu_contract.hpp"
+#include "templates/cuda_sizes.hpp"
+#include "templates/output/stages.hpp"
+#include "templates/template.hpp"
+
+namespace wyvern::fwd_o {
+namespace {
+
+/// What every variant shares.
+Template stage() {
+  Template t;
+  t.name = "fwd_o";
+  t.covers = {stages::fwd_o};
+  t.constants = {constant::DTYPE, constant::H,      constant::HV,          constant::K,
+                 constant::V,     constant::VARLEN, constant::SCALAR_GATE, constant::QK_L2NORM};
+  return t;
+}
+
+std::int64_t shared_bytes(const Spec& s) {
+  const DType type = s.DTYPE;
+  const std::int64_t BT = s.BT;
+  const std::int64_t BK = s.BK;
+  const std::int64_t BV = s.BV;
+  return s.num_stages * (2 * cuda::tile_bytes(BT, BK, type) + cuda::tile_bytes(BK, BV, type)) +
+         cuda::tile_bytes(BT, BV, type) + (s.QK_L2NORM ? 3 : 1) * cuda::column_bytes(BT);
+}
+
+std::string illegal(const Spec& s, const Limits& limits) {
+  const std::int64_t K = s.K;
+  const std::int64_t BT = s.BT;
+  const std::int64_t BK = s.BK;
+  const std::int64_t BV = s.BV;
+  const std::int64_t warps = s.num_warps;
+  const std::int64_t stages = s.num_stages;
+  for (std::string reason :
+       {cuda::exceeds_dimension("BK", BK, "K", K), cuda::exceeds_dimension("BV", BV, "V", s.V)})
+    if (!reason.empty()) return reason;
+  if (stages > cuda::ceil_div(K, BK))
+    return fmt::format("num_stages={} is more than the {} tiles of K", stages,
+                       cuda::ceil_div(K, BK));
+  const std::int64_t strips = std::max<std::int64_t>(BT / 16 / warps, 1);
+  const std::int64_t across = warps * strips * 16 / BT;
+  if (BV % (across * 16) != 0)
+    return fmt::format("num_warps={} leaves warps without columns", warps);
+  if (strips > 2 || across > 4 || strips * (BV / across + BT) / 2 > cuda::kMaxAccumulators)
+    return fmt::format("num_warps={} does not suit a {} by {} tile", warps, BT, BV);
+  return cuda::exceeds_shared(shared_bytes(s), limits);
+}
+
+/// CUDA, sm_80 and up: one block BV value columns of a chunk and value head.
+Template portable() {
+  Template t = stage();
+  t.variant = "portable";
+  t.tunables = {{tunable::BT, cuda::integers({64, 32, 16, 128})},
+                {tunable::BK, cuda::integers({64, 128, 32})},
+                {tunable::BV, cuda::integers({128, 64, 32})},
+                {tunable::num_warps, cuda::integers({4, 8, 2})},
+                {tunable::num_stages, cuda::integers({2, 1})},
+                {tunable::precision, cuda::kPrecisionValues}};
+  t.source = "output/fwd_o/portable.cu";
+  t.illegal = illegal;
+  t.redundant = cuda::repeats_precision;
+  t.fallback = [](Spec& s, const Limits&) {
+    s.BK = s.K > 32 ? 64 : 32;
+    s.BV = s.V > 64 && cuda::is_half(s) ? 128 : s.V > 32 ? 64 : 32;
+    s.num_warps = s.BT == 128 ? 8 : s.BT == 64 ? 4 : 2;
+    s.num_stages = s.K > 64 && cuda::is_half(s) ? 2 : 1;
+    s.precision = cuda::default_precision(s);
+  };
+  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
+    const std::int64_t tiles = cuda::ceil_div(s.V, s.BV);
+    return cuda::launch(e.NT * s.HV * tiles, s, shared_bytes(s));
+  };
+  return t;
+}
+
+/// Scratch of one block, as fwd_o/cpu.cpp hands it out.
+std::int64_t cpu_scratch(const Spec& s) {
+  const std::int64_t BT = s.BT, BV = s.BV;
+  const std::int64_t K = s.K;
+  return fp32_bytes(scratch::tile(BT, K) + scratch::tile(K, BT) + 2 * scratch::tile(BT, BT) +
+                    scratch::tile(std::max(K, BT), BV) + scratch::tile(BT, BV) +
+                    4 * scratch::vector(BT));
+}
+
+/// One call: a chunk, the value heads of one key head, BV columns of V at a time.
+Template cpu(Template t) {
+  t.variant = "cpu";
+  t.device = DeviceKind::cpu;
+  t.source = "output/fwd_o/cpu.cpp";
+  t.tunables = {{tunable::BT, {64, 32, 16}}, {tunable::BV, {128, 64}}};
+  t.illegal = [](const Spec& s, const Limits& limits) {
+    const std::string problem = column_block_problem("BV", s.BV, s.V);
+    return problem.empty() ? scratch_problem(cpu_scratch(s), limits) : problem;
+  };
+  t.fallback = [](Spec& s, const Limits&) { s.BV = column_block(s.V, 128); };
+  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
+    return Geometry{.grid = {s.H, e.NT, 1}, .shared_bytes = cpu_scratch(s)};
+  };
+  return t;
+}
+
+}  // namespace
+
+std::vector<Template> contract() { return {portable(), cpu(stage())}; }
+
+}  // namespace wyvern::fwd_o

@@ -1,0 +1,167 @@
+// From the stages that a template covers to its kernel's parameters.
+#include <wyvern/error.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "templates/template.hpp"
+
+namespace wyvern {
+namespace {
+
+template <class... Parts>
+[[noreturn]] void reject(const Template& t, fmt::format_string<Parts...> format, Parts&&... parts) {
+  throw Error(
+      ErrorKind::kBadInput,
+      fmt::format("template {}: {}", t.id(), fmt::format(format, std::forward<Parts>(parts)...)));
+}
+
+/// Both conditions at once.
+Condition both(Condition a, const Condition& b) {
+  for (const FlagIs& flag : b)
+    if (std::find(a.begin(), a.end(), flag) == a.end()) a.push_back(flag);
+  return a;
+}
+
+class Derivation {
+ public:
+  explicit Derivation(const Template& t) : t_(t) {}
+
+  std::vector<Parameter> parameters() {
+    find_read_later();
+    for (std::size_t i = 0; i < t_.covers.size(); ++i) take(i);
+    for (const Argument& argument : t_.additional) {
+      if (find(argument.name) != nullptr)
+        reject(t_, "{} is additional, but a covered stage has it", argument.name);
+      parameters_.push_back({argument, t_.covers.size(), argument.name});
+    }
+    for (const Keep& keep : t_.keeps)
+      if (!inner_.contains(keep.name))
+        reject(t_, "it keeps {}, which no covered stage hands to a later one", keep.name);
+    std::stable_sort(parameters_.begin(), parameters_.end(),
+                     [](const Parameter& a, const Parameter& b) { return place(a) < place(b); });
+    return std::move(parameters_);
+  }
+
+ private:
+  static int place(const Parameter& p) {
+    return p.access == Access::in ? (p.table ? 1 : 0) : p.access == Access::scratch ? 3 : 2;
+  }
+
+  /// inner_: outputs that a later covered stage reads.
+  void find_read_later() {
+    std::set<std::string_view> written;
+    for (const Cover& cover : t_.covers) {
+      for (const auto& [argument, name] : cover.rename)
+        if (cover.stage->find(argument) == nullptr)
+          reject(t_, "stage {} has no tensor {} to be renamed to {}", cover.stage->name, argument,
+                 name);
+      for (const Argument& argument : cover.stage->arguments)
+        if (argument.access != Access::out && written.contains(cover.local(argument.name)))
+          inner_.insert(cover.local(argument.name));
+      for (const Argument& argument : cover.stage->arguments)
+        if (argument.access != Access::in) written.insert(cover.local(argument.name));
+    }
+  }
+
+  Parameter* find(std::string_view name) {
+    const auto found = std::find_if(parameters_.begin(), parameters_.end(),
+                                    [&](const Parameter& p) { return p.name == name; });
+    return found == parameters_.end() ? nullptr : &*found;
+  }
+
+  void take(std::size_t index) {
+    const Cover& cover = t_.covers[index];
+    std::vector<std::string_view> written;
+    for (const Argument& argument : cover.stage->arguments) {
+      Parameter p{argument, index, argument.name};
+      p.name = cover.local(argument.name);
+      if (cover.only_when) p.present = both(p.present, *cover.only_when);
+      if (argument.access == Access::in) {
+        if (!made_.contains(p.name)) read(p);
+        continue;
+      }
+      written.push_back(p.name);
+      if (inner_.contains(p.name)) {
+        const auto keep = std::find_if(t_.keeps.begin(), t_.keeps.end(),
+                                       [&](const Keep& k) { return k.name == p.name; });
+        if (keep == t_.keeps.end()) continue;
+        p.present = both(p.present, keep->when);
+      }
+      if (const Parameter* other = find(p.name); other != nullptr)
+        reject(t_, "{} is both read and written; rename one of them", p.name);
+      parameters_.push_back(p);
+    }
+    made_.insert(written.begin(), written.end());
+  }
+
+  /// One parameter for a tensor that several covered stages read.
+  void read(const Parameter& p) {
+    Parameter* known = find(p.name);
+    if (known == nullptr) {
+      parameters_.push_back(p);
+      return;
+    }
+    if (!(known->type == p.type))
+      reject(t_, "{} is {} for {} and {} for {}", p.name, known->type.text(),
+             t_.covers[known->cover].stage->name, p.type.text(), t_.covers[p.cover].stage->name);
+    if (known->present == p.present || known->present.empty()) return;
+    if (!p.present.empty())
+      reject(t_, "{} is there with [{}] for {} and with [{}] for {}", p.name,
+             to_string(known->present), t_.covers[known->cover].stage->name, to_string(p.present),
+             t_.covers[p.cover].stage->name);
+    *known = p;
+  }
+
+  const Template& t_;
+  std::set<std::string_view> inner_;  // outputs that a later covered stage reads
+  std::set<std::string_view> made_;   // what earlier covered stages wrote
+  std::vector<Parameter> parameters_;
+};
+
+bool has_constant(const Template& t, std::string_view name) {
+  return std::any_of(t.constants.begin(), t.constants.end(),
+                     [&](const AnyConstant& c) { return name_of(c) == name; });
+}
+
+/// What the source must know to declare and use its parameters.
+void check_constants(const Template& t) {
+  for (const Parameter& p : t.parameters) {
+    if (const Constant<DType>* type = p.type.constant(); type && !has_constant(t, type->name))
+      reject(t, "{} is of type {}, which is not among its constants", p.name, type->name);
+    for (const FlagIs& f : p.present)
+      if (!has_constant(t, f.flag.name))
+        reject(t, "{} is there with {}, which is not among its constants", p.name, f.flag.name);
+  }
+}
+
+void check_launch(const Template& t) {
+  if (!t.geometry) reject(t, "it has no launch");
+  if (!t.fallback) reject(t, "it has no default config");
+  for (const TensorMapUse& map : t.tensor_maps) {
+    const bool known = std::any_of(t.parameters.begin(), t.parameters.end(),
+                                   [&](const Parameter& p) { return p.name == map.argument; });
+    if (!known)
+      reject(t, "tensor map {} describes {}, which it has not", map.parameter, map.argument);
+    if (!t.needs.tensor_copies) reject(t, "it has tensor maps, but does not need tensor copies");
+  }
+}
+
+}  // namespace
+
+std::string_view Cover::local(std::string_view argument) const {
+  const auto it = rename.find(argument);
+  return it == rename.end() ? argument : std::string_view(it->second);
+}
+
+void register_template(Template& t) {
+  if (t.covers.empty()) reject(t, "it covers no stage");
+  t.parameters = Derivation(t).parameters();
+  check_constants(t);
+  check_launch(t);
+  if (t.summary.empty()) t.summary = t.covers.front().stage->summary;
+}
+
+}  // namespace wyvern

@@ -1,0 +1,45 @@
+// y = x / sqrt(sum(x^2) + 1e-6): a row of K elements to a power of two of lanes.
+#include "device/cuda/tile.cuh"
+
+constexpr int kThreads = num_warps * 32;
+constexpr int kVector = vector_bytes<DTYPE>(K) / static_cast<int>(sizeof(DTYPE));
+constexpr int kPerRow = K / kVector;
+
+WYVERN_DEVICE constexpr int lanes_per_row() {
+  int lanes = 1;
+  while (lanes < kPerRow && lanes < 32) lanes *= 2;
+  return lanes;
+}
+constexpr int kLanes = lanes_per_row();
+constexpr int kPerLane = ceil_div(kPerRow, kLanes);
+
+WYVERN_KERNEL(kThreads, 0) {
+  const int64 row = int64{block_index()} * (kThreads / kLanes) + thread_index() / kLanes;
+  const bool active = row < e.B * e.T * H;
+  const int lane = thread_index() % kLanes;
+  Vector<DTYPE, kVector> in[kPerLane] = {};
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int vector = i * kLanes + lane;
+    if (!active || vector >= kPerRow) continue;
+    in[i] = *reinterpret_cast<const Vector<DTYPE, kVector>*>(x + row * K + vector * kVector);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      const float value = to_float(in[i].at[j]);
+      sum = fused_multiply_add(value, value, sum);
+    }
+  }
+#pragma unroll
+  for (int mask = kLanes / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+  const float factor = reciprocal_sqrt(sum + 1e-6f);
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int vector = i * kLanes + lane;
+    if (!active || vector >= kPerRow) continue;
+#pragma unroll
+    for (int j = 0; j < kVector; ++j)
+      in[i].at[j] = from_float<DTYPE>(to_float(in[i].at[j]) * factor);
+    store_vector(y + row * K + vector * kVector, in[i]);
+  }
+}

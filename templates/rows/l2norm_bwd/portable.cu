@@ -1,0 +1,15 @@
+// The gradient of x from that of y = x rstd: a row of K elements to a power of two of lanes.
+#include "device/cuda/rows.cuh"
+
+constexpr int kThreads = num_warps * 32;
+constexpr int kLanes = RowShape<DTYPE, K>::kLanes;
+
+WYVERN_KERNEL(kThreads, 0) {
+  const int64 row = int64{block_index()} * (kThreads / kLanes) + thread_index() / kLanes;
+  const bool active = row < e.B * e.T * H;
+  RowPart<DTYPE, K> in, gradient;
+  in.add(x + row * K, active);
+  gradient.add(dy + row * K, active);
+  l2norm_gradient(in, active ? rstd[row] : 0.0f, gradient);
+  gradient.store(dx + row * K, active);
+}

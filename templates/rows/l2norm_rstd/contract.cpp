@@ -1,0 +1,21 @@
+#include "templates/rows/rows_contract.hpp"
+#include "templates/rows/stages.hpp"
+#include "templates/template.hpp"
+
+namespace wyvern::l2norm_rstd {
+namespace {
+
+/// What every variant shares.
+Template stage() {
+  Template t;
+  t.name = "l2norm_rstd";
+  t.covers = {stages::l2norm_rstd};
+  t.constants = {constant::DTYPE, constant::H, constant::K};
+  return t;
+}
+
+}  // namespace
+
+std::vector<Template> contract() { return {rows::portable(stage()), rows::cpu(stage())}; }
+
+}  // namespace wyvern::l2norm_rstd

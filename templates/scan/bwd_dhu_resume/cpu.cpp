@@ -1,0 +1,27 @@
+// The reverse state scan of one segment, value head and block of BV state columns, from the
+// gradient of the state that leaves the segment.
+#include "device/cpu/reverse_scan.hpp"
+#include "device/cpu/segment.hpp"
+#include "device/cpu/state.hpp"
+
+WYVERN_BLOCK {
+  const ScanInputs tensors{VECTOR_GATE ? qg : q, VECTOR_GATE ? kg : k, w, dO, dv_local, G, Gk,
+                           q_rstd, k_rstd};
+  const int first_column = static_cast<int>(block[0]) * BV;
+  const int columns = V - first_column < BV ? V - first_column : BV;
+  const int64 hv = block[1];
+  const Segment segment = find_segment<VARLEN, SEG * BT>(block[2], e, seq_offsets);
+  if (!segment.used) return;
+  const int64 n = segment.sequence;
+  const int64 slot = (VARLEN ? chunk_offsets[n] : n * ((e.T + BT - 1) / BT)) + segment.index * SEG;
+
+  const ScanScratch scratch(memory);
+  load_tile(segment_dstate + (block[2] * HV + hv) * K * V + first_column, V, K, columns,
+            scratch.state, kValueRow);
+  scan_chunks<true, true>(scratch, tensors.at(segment.token, hv, first_column), segment.tokens,
+                          columns, e.scale, dh + (slot * HV + hv) * K * V + first_column,
+                          du + (segment.token * HV + hv) * V + first_column);
+  if constexpr (INITIAL_STATE)
+    if (segment.index == 0)
+      store_state(scratch.state, columns, dinitial_state + state_start(n, hv, first_column));
+}

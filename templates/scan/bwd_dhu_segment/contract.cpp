@@ -1,0 +1,22 @@
+#include "templates/scan/reverse_scan_contract.hpp"
+#include "templates/scan/stages.hpp"
+
+namespace wyvern::bwd_dhu_segment {
+namespace {
+
+/// What every variant shares.
+Template stage() {
+  Template t;
+  t.name = "bwd_dhu_segment";
+  t.covers = {stages::bwd_dhu_segment};
+  t.constants = reverse_scan::kConstants;
+  return t;
+}
+
+}  // namespace
+
+std::vector<Template> contract() {
+  return scan::templates(stage(), reverse_scan::kReverse, scan::Walk::effect);
+}
+
+}  // namespace wyvern::bwd_dhu_segment

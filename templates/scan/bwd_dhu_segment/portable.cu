@@ -1,0 +1,32 @@
+// What a segment does to the gradient of a state, dS -> dM dS + dR: dR is what the reverse scan
+// makes of zeros, and dM what it makes of the identity when there are no values. One block BV
+// columns of dM or of dR.
+#include "device/cuda/reverse_scan.cuh"
+#include "device/cuda/segment.cuh"
+
+constexpr int kTilesK = ceil_div(K, BV);
+
+WYVERN_KERNEL(kThreads, 0) {
+  const int tile = block_index() % (kTilesK + kTilesV);
+  const int head = block_index() / (kTilesK + kTilesV) % HV;
+  const int slot = block_index() / (kTilesK + kTilesV) / HV;
+  const Segment segment = locate_segment<VARLEN, SEG * BT>(slot, e, seq_offsets);
+  if (!segment.used || segment.index == 0) return;
+  const bool finds_dM = tile < kTilesK;
+  const int first = (finds_dM ? tile : tile - kTilesK) * BV;
+  State state[kStrips];
+  scan_chunks(
+      state,
+      {VECTOR_GATE ? qg : q, VECTOR_GATE ? kg : k, w, dO, dv_local, G, Gk, q_rstd, k_rstd, e.scale},
+      Walk{segment.token, segment.tokens, head}, Columns{first, !finds_dM},
+      [&] {
+        if (finds_dM)
+          for_each_element(state, first, K,
+                           [](int row, int col, float& x) { x = row == col ? 1.0f : 0.0f; });
+      },
+      [](int, const State(&)[kStrips]) {}, [](int, int, const Piece(&)[kStrips][BT / 8]) {});
+  const int width = finds_dM ? K : V;
+  float* const to = (finds_dM ? segment_dM : segment_dR) + (int64{slot} * HV + head) * K * width;
+  for_each_element(state, first, width,
+                   [&](int row, int col, float& x) { to[row * width + col] = x; });
+}

@@ -1,0 +1,74 @@
+// What the templates share that carry states, or gradients of them, from segment to segment:
+// fwd_h_combine, bwd_dhu_combine.
+#pragma once
+
+#include "templates/scan/scan_contract.hpp"
+
+namespace wyvern::combine {
+
+inline std::int64_t shared_bytes(const Spec& s) {
+  const std::int64_t K = s.K;
+  return 2 * cuda::tile_bytes(s.BV, K, DType::fp32) + 2 * cuda::tile_bytes(s.BK, K, DType::fp32);
+}
+
+/// CUDA, sm_80 and up: one block BV value columns of a sequence and value head; each warp sixteen
+/// of the BK rows of M that are on chip at a time.
+inline Template portable(Template t) {
+  t.variant = "portable";
+  t.tunables = {{tunable::BT, cuda::integers({64, 32, 16, 128})},
+                {tunable::BV, cuda::integers({16, 32})},
+                {tunable::BK, cuda::integers({64, 32, 128})},
+                {tunable::num_warps, cuda::integers({4, 2, 8})},
+                {tunable::precision, cuda::kPrecisionValues},
+                {tunable::SEG, scan::segment_lengths()}};
+  t.source = "scan/" + t.name + "/portable.cu";
+  t.illegal = [](const Spec& s, const Limits& limits) {
+    if (s.BK != 16 * s.num_warps)
+      return fmt::format("BK={} is not 16 rows for each of {} warps", s.BK, s.num_warps);
+    return cuda::exceeds_shared(shared_bytes(s), limits);
+  };
+  t.redundant = [](const Spec&) { return false; };
+  t.fallback = [](Spec& s, const Limits& limits) {
+    s.BV = 16;
+    s.BK = 64;
+    s.num_warps = 4;
+    s.precision = cuda::is_half(s) ? Precision::tf32 : Precision::tf32x3;
+    if (shared_bytes(s) > limits.shared_bytes) {
+      s.BK = 32;
+      s.num_warps = 2;
+    }
+  };
+  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
+    const std::int64_t tiles = cuda::ceil_div(s.V, s.BV);
+    return cuda::launch(e.N * s.HV * tiles, s, shared_bytes(s));
+  };
+  return t;
+}
+
+/// Scratch of one block, as device/cpu/combine.hpp hands it out.
+inline std::int64_t cpu_scratch(const Spec& s) {
+  const std::int64_t K = s.K, BV = s.BV;
+  return fp32_bytes(2 * scratch::tile(K, BV) + scratch::tile(K, K) + scratch::vector(K + 8));
+}
+
+/// One call: all segments of one sequence, one value head, BV columns of the state.
+inline Template cpu(Template t) {
+  t.variant = "cpu";
+  t.device = DeviceKind::cpu;
+  t.source = "scan/" + t.name + "/cpu.cpp";
+  t.tunables = {{tunable::BT, {64, 32, 16}},
+                {tunable::BV, {128, 64, 32}},
+                {tunable::SEG, scan::segment_lengths()}};
+  t.illegal = [](const Spec& s, const Limits& limits) {
+    const std::string problem = column_block_problem("BV", s.BV, s.V);
+    return problem.empty() ? scratch_problem(cpu_scratch(s), limits) : problem;
+  };
+  t.fallback = [](Spec& s, const Limits&) { s.BV = column_block(s.V, 64); };
+  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
+    const std::int64_t tiles = cuda::ceil_div(s.V, s.BV);
+    return Geometry{.grid = {tiles, s.HV, e.N}, .shared_bytes = cpu_scratch(s)};
+  };
+  return t;
+}
+
+}  // namespace wyvern::combine

@@ -1,0 +1,25 @@
+#include "templates/scan/scan_contract.hpp"
+#include "templates/scan/stages.hpp"
+
+namespace wyvern::fwd_h {
+namespace {
+
+/// What every variant shares.
+Template stage() {
+  Template t;
+  t.name = "fwd_h";
+  t.covers = {stages::fwd_h_segment, stages::fwd_h_combine, stages::fwd_h};
+  t.summary = "The state scan: every chunk's entering state, V' = U - W S, and the final state.";
+  t.constants = scan::joined(scan::kConstants,
+                             {constant::STATE_DTYPE, constant::INITIAL_STATE, constant::FINAL_STATE,
+                              constant::STATE_V_FIRST, constant::KEEP_STATES});
+  return t;
+}
+
+}  // namespace
+
+std::vector<Template> contract() {
+  return scan::templates(stage(), scan::kForward, scan::Walk::sequence);
+}
+
+}  // namespace wyvern::fwd_h

@@ -1,0 +1,22 @@
+#include "templates/scan/combine_contract.hpp"
+#include "templates/scan/stages.hpp"
+
+namespace wyvern::fwd_h_combine {
+namespace {
+
+/// What every variant shares.
+Template stage() {
+  Template t;
+  t.name = "fwd_h_combine";
+  t.covers = {stages::fwd_h_combine};
+  t.constants = {
+      constant::DTYPE,  constant::STATE_DTYPE,   constant::HV,           constant::K, constant::V,
+      constant::VARLEN, constant::INITIAL_STATE, constant::STATE_V_FIRST};
+  return t;
+}
+
+}  // namespace
+
+std::vector<Template> contract() { return {combine::portable(stage()), combine::cpu(stage())}; }
+
+}  // namespace wyvern::fwd_h_combine

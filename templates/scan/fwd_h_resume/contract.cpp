@@ -1,0 +1,23 @@
+#include "templates/scan/scan_contract.hpp"
+#include "templates/scan/stages.hpp"
+
+namespace wyvern::fwd_h_resume {
+namespace {
+
+/// What every variant shares.
+Template stage() {
+  Template t;
+  t.name = "fwd_h_resume";
+  t.covers = {stages::fwd_h};
+  t.constants = scan::joined(
+      scan::kConstants, {constant::FINAL_STATE, constant::STATE_V_FIRST, constant::KEEP_STATES});
+  return t;
+}
+
+}  // namespace
+
+std::vector<Template> contract() {
+  return scan::templates(stage(), scan::kForward, scan::Walk::segment);
+}
+
+}  // namespace wyvern::fwd_h_resume

@@ -1,0 +1,28 @@
+// The state scan of one segment, value head and block of BV state columns, from the state that
+// enters the segment.
+#include "device/cpu/scan.hpp"
+#include "device/cpu/segment.hpp"
+#include "device/cpu/state.hpp"
+
+WYVERN_BLOCK {
+  const ScanInputs tensors{VECTOR_GATE ? kg : k, w, u, G, Gk, k_rstd};
+  const int first_column = static_cast<int>(block[0]) * BV;
+  const int columns = V - first_column < BV ? V - first_column : BV;
+  const int64 hv = block[1];
+  const Segment segment = find_segment<VARLEN, SEG * BT>(block[2], e, seq_offsets);
+  if (!segment.used) return;
+  const int64 n = segment.sequence;
+  const int64 slot = (VARLEN ? chunk_offsets[n] : n * ((e.T + BT - 1) / BT)) + segment.index * SEG;
+
+  const ScanScratch scratch(memory);
+  load_tile(segment_state + (block[2] * HV + hv) * K * V + first_column, V, K, columns,
+            scratch.state, kValueRow);
+  scan_chunks<true, true>(scratch, tensors.at(segment.token, hv, first_column), segment.tokens,
+                          columns, h + (slot * HV + hv) * K * V + first_column,
+                          v_new + (segment.token * HV + hv) * V + first_column);
+  if (!segment.last) return;
+  if constexpr (VARLEN && KEEP_STATES)
+    clear_unused_slots(h + first_column, n, hv, columns, chunk_offsets, e);
+  if constexpr (FINAL_STATE)
+    store_state(scratch.state, columns, final_state + state_start(n, hv, first_column));
+}

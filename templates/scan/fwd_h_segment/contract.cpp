@@ -1,0 +1,22 @@
+#include "templates/scan/scan_contract.hpp"
+#include "templates/scan/stages.hpp"
+
+namespace wyvern::fwd_h_segment {
+namespace {
+
+/// What every variant shares.
+Template stage() {
+  Template t;
+  t.name = "fwd_h_segment";
+  t.covers = {stages::fwd_h_segment};
+  t.constants = scan::kConstants;
+  return t;
+}
+
+}  // namespace
+
+std::vector<Template> contract() {
+  return scan::templates(stage(), scan::kForward, scan::Walk::effect);
+}
+
+}  // namespace wyvern::fwd_h_segment

@@ -1,0 +1,29 @@
+// What a segment does to a state, S -> M S + R: R is what the scan makes of a state of zeros, and M
+// what it makes of the identity when there are no values. One call is BV columns of M or of R.
+#include "device/cpu/scan.hpp"
+#include "device/cpu/segment.hpp"
+
+WYVERN_BLOCK {
+  const ScanInputs tensors{VECTOR_GATE ? kg : k, w, u, G, Gk, k_rstd};
+  constexpr int kTilesK = (K + BV - 1) / BV;
+  const int64 hv = block[1];
+  const Segment segment =
+      find_segment<VARLEN, SEG * BT>(block[2], e, seq_offsets);
+  if (!segment.used || segment.last) return;
+  const bool finds_M = block[0] < kTilesK;
+  const int width = finds_M ? K : V;
+  const int first = static_cast<int>(finds_M ? block[0] : block[0] - kTilesK) * BV;
+  const int columns = width - first < BV ? width - first : BV;
+
+  const ScanScratch scratch(memory);
+  clear_rows(scratch.state, kValueRow, 0, K, columns);
+  const ScanInputs inputs = tensors.at(segment.token, hv, finds_M ? 0 : first);
+  if (finds_M) {
+    for (int c = 0; c < columns; ++c) scratch.state[(first + c) * kValueRow + c] = 1.0F;
+    scan_chunks<false, false>(scratch, inputs, segment.tokens, columns, nullptr, nullptr);
+  } else {
+    scan_chunks<true, false>(scratch, inputs, segment.tokens, columns, nullptr, nullptr);
+  }
+  store_tile(scratch.state, kValueRow, K, columns,
+             (finds_M ? segment_M : segment_R) + (block[2] * HV + hv) * K * width + first, width);
+}

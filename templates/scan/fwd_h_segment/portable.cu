@@ -1,0 +1,30 @@
+// What a segment does to a state, S -> M S + R: R is what the scan makes of a state of zeros, and M
+// what it makes of the identity when there are no values. One block BV columns of M or of R.
+#include "device/cuda/scan.cuh"
+#include "device/cuda/segment.cuh"
+
+constexpr int kTilesK = ceil_div(K, BV);
+
+WYVERN_KERNEL(kThreads, min_blocks) {
+  const int tile = block_index() % (kTilesK + kTilesV);
+  const int head = block_index() / (kTilesK + kTilesV) % HV;
+  const int slot = block_index() / (kTilesK + kTilesV) / HV;
+  const Segment segment = locate_segment<VARLEN, SEG * BT>(slot, e, seq_offsets);
+  if (!segment.used || segment.last) return;
+  const bool finds_M = tile < kTilesK;
+  const int first = (finds_M ? tile : tile - kTilesK) * BV;
+  State state[kStrips];
+  scan_chunks(
+      state, {VECTOR_GATE ? kg : k, w, u, G, Gk, k_rstd}, Walk{segment.token, segment.tokens, head},
+      Columns{first, !finds_M},
+      [&] {
+        if (finds_M)
+          for_each_element(state, first, K,
+                           [](int row, int col, float& x) { x = row == col ? 1.0f : 0.0f; });
+      },
+      [](int, const State(&)[kStrips]) {}, [](int, int, const Piece(&)[kStrips][BT / 8]) {});
+  const int width = finds_M ? K : V;
+  float* const to = (finds_M ? segment_M : segment_R) + (int64{slot} * HV + head) * K * width;
+  for_each_element(state, first, width,
+                   [&](int row, int col, float& x) { to[row * width + col] = x; });
+}

@@ -1,0 +1,170 @@
+// What the templates of the forward state scan share: fwd_h, fwd_h_segment, fwd_h_resume; and what
+// those of the reverse one share with them (reverse_scan_contract.hpp).
+#pragma once
+
+#include "templates/cpu_contract.hpp"
+#include "templates/cuda_sizes.hpp"
+#include "templates/template.hpp"
+
+namespace wyvern::scan {
+
+/// What the sources of all walks are specialized on.
+inline const std::vector<AnyConstant> kConstants{
+    constant::DTYPE,     constant::H,         constant::HV,          constant::K,
+    constant::V,         constant::VARLEN,    constant::SCALAR_GATE, constant::VECTOR_GATE,
+    constant::QK_L2NORM, constant::NEG_EIGVAL};
+
+template <class T>
+std::vector<T> joined(std::vector<T> first, const std::vector<T>& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
+/// Chunks a segment, where a scan is split.
+inline std::vector<Value> segment_lengths() { return cuda::integers({16, 8, 32, 64}); }
+
+/// The gate and the scales of keys of one chunk.
+inline std::int64_t gate_bytes(const Spec& s, std::int64_t BT) {
+  if (s.VECTOR_GATE) return cuda::column_bytes(cuda::round_up(s.K, 16));
+  return (static_cast<int>(s.SCALAR_GATE) + static_cast<int>(s.QK_L2NORM)) * cuda::column_bytes(BT);
+}
+
+inline std::int64_t shared_bytes(const Spec& s) {
+  const DType type = s.DTYPE;
+  const std::int64_t BT = s.BT;
+  return s.num_stages * (2 * cuda::tile_bytes(BT, s.K, type) + cuda::tile_bytes(BT, s.BV, type) +
+                         gate_bytes(s, BT));
+}
+
+/// Scratch of one block, as device/cpu/scan.hpp hands it out.
+inline std::int64_t cpu_scratch(const Spec& s) {
+  const std::int64_t BT = s.BT, BV = s.BV;
+  const std::int64_t K = s.K;
+  return fp32_bytes(scratch::tile(K, BV) + scratch::tile(BT, K) + scratch::tile(BT, BV) +
+                    scratch::vector(BT) + scratch::vector(K));
+}
+
+/// A direction: what a block keeps on chip, in bytes, and what its CUDA templates may be tuned by.
+struct Direction {
+  std::int64_t (*shared_bytes)(const Spec&);
+  std::int64_t (*cpu_scratch)(const Spec&);
+  std::vector<Tunable> tunables;  ///< beside BT, BV, num_warps and precision
+};
+inline const Direction kForward{shared_bytes,
+                                cpu_scratch,
+                                {{tunable::num_stages, cuda::integers({2, 3, 1, 4})},
+                                 {tunable::min_blocks, cuda::integers({0, 2, 4})}}};
+
+/// What a block walks through: a sequence, a segment, or a segment for what it does to any state,
+/// of which a block has columns of M or of R.
+enum class Walk { sequence, segment, effect };
+
+/// Blocks' columns and walks beside each other: BV columns of the state, or of M and of R.
+inline std::int64_t tiles(Walk walk, const Spec& s) {
+  const std::int64_t BV = s.BV;
+  const std::int64_t values = cuda::ceil_div(s.V, BV);
+  return walk == Walk::effect ? values + cuda::ceil_div(s.K, BV) : values;
+}
+inline std::int64_t walks(Walk walk, const Extents& e) {
+  return walk == Walk::sequence ? e.N : e.NS;
+}
+
+/// Registers of a thread that hold the state and V'.
+inline std::int64_t accumulators(const Spec& s) {
+  const std::int64_t strips = s.BV / 16 / s.num_warps;
+  return strips * (cuda::round_up(s.K, 16) + s.BT) / 2;
+}
+
+/// Empty, or why the warps of a block cannot share out its columns of the state.
+inline std::string strip_problem(const Spec& s) {
+  const std::int64_t BV = s.BV;
+  const std::int64_t warps = s.num_warps;
+  if (std::string reason = cuda::exceeds_dimension("BV", BV, "V", s.V); !reason.empty())
+    return reason;
+  if (BV % (16 * warps) != 0)
+    return fmt::format("BV={} is not a multiple of 16 columns for each of {} warps", BV, warps);
+  if (BV / 16 / warps > 2 || accumulators(s) > cuda::kMaxAccumulators)
+    return fmt::format("num_warps={} keeps too much of the state in each thread", warps);
+  return {};
+}
+
+/// Empty, or why so many blocks a multiprocessor are not to be had. The minimum caps registers at
+/// 128, at the cost of a few spills, where the compiler takes more.
+inline std::string min_blocks_problem(const Spec& s, std::int64_t bytes, const Limits& limits) {
+  const std::int64_t blocks = s.min_blocks;
+  if (blocks == 0) return {};
+  const std::int64_t registers = accumulators(s);
+  if (registers < 80 || registers > 96)
+    return fmt::format("min_blocks={} does not change the {} registers of the state and V'", blocks,
+                       registers);
+  return cuda::min_blocks_problem(s, bytes, limits);
+}
+
+/// CUDA, sm_80 and up: one block BV columns of a walk, for one value head.
+inline Template portable(Template t, const Direction& direction, Walk walk) {
+  t.variant = "portable";
+  t.tunables = {{tunable::BT, cuda::integers({64, 32, 16, 128})},
+                {tunable::BV, cuda::integers({64, 32, 128, 16})},
+                {tunable::num_warps, cuda::integers({4, 2, 8, 1})}};
+  t.tunables = joined(t.tunables, direction.tunables);
+  t.tunables.push_back({tunable::precision, cuda::kPrecisionValues});
+  t.source = "scan/" + t.name + "/portable.cu";
+  const auto bytes = direction.shared_bytes;
+  t.illegal = [bytes](const Spec& s, const Limits& limits) {
+    const std::int64_t needed = bytes(s);
+    for (std::string reason : {strip_problem(s), min_blocks_problem(s, needed, limits)})
+      if (!reason.empty()) return reason;
+    return cuda::exceeds_shared(needed, limits);
+  };
+  t.redundant = cuda::repeats_precision;
+  t.fallback = [bytes](Spec& s, const Limits& limits) {
+    s.BV = s.V > 32 ? 64 : s.V > 16 ? 32 : 16;
+    s.num_warps = s.BV / 16;
+    s.num_stages = 2;
+    s.precision = cuda::default_precision(s);
+    if (bytes(s) > limits.shared_bytes) s.num_stages = 1;
+  };
+  t.geometry = [bytes, walk](const Spec& s, const Extents& e, const Limits&) {
+    return cuda::launch(walks(walk, e) * s.HV * tiles(walk, s), s, bytes(s));
+  };
+  return t;
+}
+
+/// The same on the CPU: one call is a block.
+inline Template cpu(Template t, const Direction& direction, Walk walk) {
+  t.variant = "cpu";
+  t.device = DeviceKind::cpu;
+  t.source = "scan/" + t.name + "/cpu.cpp";
+  t.tunables = {{tunable::BT, {64, 32, 16}}, {tunable::BV, {128, 64, 32}}};
+  const auto bytes = direction.cpu_scratch;
+  t.illegal = [bytes](const Spec& s, const Limits& limits) {
+    const std::string problem = column_block_problem("BV", s.BV, s.V);
+    return problem.empty() ? scratch_problem(bytes(s), limits) : problem;
+  };
+  // The scan has only heads and columns to spread over the cores: narrower blocks for few heads.
+  t.fallback = [](Spec& s, const Limits&) {
+    const std::int64_t widest = s.HV < 16 ? 64 : 128;
+    s.BV = column_block(s.V, widest);
+  };
+  t.geometry = [bytes, walk](const Spec& s, const Extents& e, const Limits&) {
+    return Geometry{.grid = {tiles(walk, s), s.HV, walks(walk, e)}, .shared_bytes = bytes(s)};
+  };
+  return t;
+}
+
+/// Adds the segment length to a scan's tunables.
+inline Template split(Template t) {
+  t.tunables.push_back({tunable::SEG, segment_lengths()});
+  return t;
+}
+
+/// The templates of a stage over these walks, for every device.
+inline std::vector<Template> templates(const Template& stage, const Direction& direction,
+                                       Walk walk) {
+  std::vector<Template> all{portable(stage, direction, walk), cpu(stage, direction, walk)};
+  if (walk != Walk::sequence)
+    for (Template& t : all) t = split(std::move(t));
+  return all;
+}
+
+}  // namespace wyvern::scan

@@ -1,0 +1,93 @@
+// The state scan and its reverse, whole and by segments. A template that walks a sequence from end
+// to end covers segment, combine and resume at once.
+#pragma once
+
+#include "templates/tensors.hpp"
+
+namespace wyvern::stages {
+
+// clang-format off
+inline constexpr StageDefinition fwd_h_segment{
+    "fwd_h_segment", "What each segment but a sequence's last does to a state: S -> M S + R.",
+    {tensor::k.when({!constant::VECTOR_GATE}),
+     tensor::kg.when({constant::VECTOR_GATE}),
+     tensor::w,
+     tensor::u,
+     tensor::G.when({constant::SCALAR_GATE}),
+     tensor::Gk.when({constant::VECTOR_GATE}),
+     tensor::k_rstd.when({constant::QK_L2NORM, !constant::VECTOR_GATE}),
+     tensor::seq_offsets.when({constant::VARLEN}),
+     tensor::segment_M.out(),
+     tensor::segment_R.out()}};
+
+inline constexpr StageDefinition fwd_h_combine{
+    "fwd_h_combine", "The states that enter segments, from what each segment does to a state.",
+    {tensor::segment_M,
+     tensor::segment_R,
+     tensor::initial_state.when({constant::INITIAL_STATE}),
+     tensor::seq_offsets.when({constant::VARLEN}),
+     tensor::segment_state.out()}};
+
+inline constexpr StageDefinition fwd_h{
+    "fwd_h", "The state scan of all segments at once, from the states that enter them.",
+    {tensor::k.when({!constant::VECTOR_GATE}),
+     tensor::kg.when({constant::VECTOR_GATE}),
+     tensor::w,
+     tensor::u,
+     tensor::G.when({constant::SCALAR_GATE}),
+     tensor::Gk.when({constant::VECTOR_GATE}),
+     tensor::k_rstd.when({constant::QK_L2NORM, !constant::VECTOR_GATE}),
+     tensor::segment_state,
+     tensor::seq_offsets.when({constant::VARLEN}),
+     tensor::chunk_offsets.when({constant::VARLEN}),
+     tensor::h.out(),
+     tensor::v_new.out(),
+     tensor::final_state.when({constant::FINAL_STATE})}};
+
+inline constexpr StageDefinition bwd_dhu_segment{
+    "bwd_dhu_segment", "What each segment but a first one does to a state's gradient: dS -> dM dS + dR.",
+    {tensor::q.when({!constant::VECTOR_GATE}),
+     tensor::qg.when({constant::VECTOR_GATE}),
+     tensor::k.when({!constant::VECTOR_GATE}),
+     tensor::kg.when({constant::VECTOR_GATE}),
+     tensor::w,
+     tensor::do_,
+     tensor::dv_local,
+     tensor::G.when({constant::SCALAR_GATE}),
+     tensor::Gk.when({constant::VECTOR_GATE}),
+     tensor::q_rstd.when({constant::QK_L2NORM, !constant::VECTOR_GATE}),
+     tensor::k_rstd.when({constant::QK_L2NORM, !constant::VECTOR_GATE}),
+     tensor::seq_offsets.when({constant::VARLEN}),
+     tensor::segment_dM.out(),
+     tensor::segment_dR.out()}};
+
+inline constexpr StageDefinition bwd_dhu_combine{
+    "bwd_dhu_combine", "The gradients of the states that leave segments, from what each does to them.",
+    {tensor::segment_dM,
+     tensor::segment_dR,
+     tensor::dht.when({constant::FINAL_STATE}),
+     tensor::seq_offsets.when({constant::VARLEN}),
+     tensor::segment_dstate.out()}};
+
+inline constexpr StageDefinition bwd_dhu{
+    "bwd_dhu", "The reverse state scan of all segments at once, from the gradients at their ends.",
+    {tensor::q.when({!constant::VECTOR_GATE}),
+     tensor::qg.when({constant::VECTOR_GATE}),
+     tensor::k.when({!constant::VECTOR_GATE}),
+     tensor::kg.when({constant::VECTOR_GATE}),
+     tensor::w,
+     tensor::do_,
+     tensor::dv_local,
+     tensor::G.when({constant::SCALAR_GATE}),
+     tensor::Gk.when({constant::VECTOR_GATE}),
+     tensor::q_rstd.when({constant::QK_L2NORM, !constant::VECTOR_GATE}),
+     tensor::k_rstd.when({constant::QK_L2NORM, !constant::VECTOR_GATE}),
+     tensor::segment_dstate,
+     tensor::seq_offsets.when({constant::VARLEN}),
+     tensor::chunk_offsets.when({constant::VARLEN}),
+     tensor::dh.out(),
+     tensor::du.out(),
+     tensor::dinitial_state.when({constant::INITIAL_STATE})}};
+// clang-format on
+
+}  // namespace wyvern::stages

@@ -1,0 +1,146 @@
+#include "templates/source.hpp"
+
+#include <wyvern/error.hpp>
+
+#include <fmt/format.h>
+
+#include <set>
+
+#include "templates/embedded.hpp"
+
+namespace wyvern {
+namespace {
+
+using detail::EmbeddedSource;
+
+const EmbeddedSource* find_source(std::string_view path) {
+  for (const EmbeddedSource& source : detail::embedded_sources())
+    if (source.path == path) return &source;
+  return nullptr;
+}
+
+/// The quoted name of an #include line, or empty.
+std::string_view included_name(std::string_view line) {
+  const std::size_t start = line.find_first_not_of(" \t");
+  constexpr std::string_view kDirective = "#include \"";
+  if (start == std::string_view::npos || line.substr(start, kDirective.size()) != kDirective)
+    return {};
+  line.remove_prefix(start + kDirective.size());
+  return line.substr(0, line.find('"'));
+}
+
+/// Writes a template's files into one text, each file once.
+class Expansion {
+ public:
+  explicit Expansion(const SourceOverrides& overrides) : overrides_(overrides) {}
+
+  std::string text;
+
+  /// Appends the file, each file that it includes in its place the first time it is named.
+  void add(std::string_view path) {
+    seen_.emplace(path);
+    fmt::format_to(std::back_inserter(text), "#line 1 \"{}\"\n", path);
+    std::string_view rest = source(path);
+    for (int line_number = 1; !rest.empty(); ++line_number) {
+      const std::size_t end = std::min(rest.find('\n'), rest.size());
+      const std::string_view line = rest.substr(0, end);
+      rest.remove_prefix(std::min(end + 1, rest.size()));
+      const std::string_view name = included_name(line);
+      if (name.empty()) {
+        if (line.find("#pragma once") == std::string_view::npos) text.append(line);
+        text.push_back('\n');
+      } else {
+        if (!seen_.contains(name)) add(name);
+        fmt::format_to(std::back_inserter(text), "#line {} \"{}\"\n", line_number + 1, path);
+      }
+    }
+  }
+
+ private:
+  std::string_view source(std::string_view path) const {
+    const auto it = overrides_.find(path);
+    return it == overrides_.end() ? source_text(path) : std::string_view(it->second);
+  }
+
+  const SourceOverrides& overrides_;
+  std::set<std::string, std::less<>> seen_;
+};
+
+std::string definition(std::string_view name, const Value& value) {
+  struct Visitor {
+    std::string_view name;
+    std::string operator()(bool v) const {
+      return fmt::format("constexpr bool {} = {};\n", name, v);
+    }
+    std::string operator()(std::int64_t v) const {
+      return fmt::format("constexpr int {} = {};\n", name, v);
+    }
+    std::string operator()(DType v) const {
+      return fmt::format("using {} = {};\n", name, to_string(v));
+    }
+    std::string operator()(Precision v) const {
+      return fmt::format("constexpr Precision {} = Precision::{};\n", name, to_string(v));
+    }
+  };
+  return std::visit(Visitor{name}, value);
+}
+
+/// "const DTYPE* q": how the kernel declares a tensor. `do` is a word of C++, so it is dO there.
+std::string declaration(const Parameter& p) {
+  const std::string name = p.name == "do" ? "dO" : std::string(p.name);
+  const std::string_view type = p.type.text();
+  return fmt::format("{}{}* {}", p.access == Access::in ? "const " : "",
+                     type == "fp32" ? "float" : type, name);
+}
+
+/// The kernel's parameters in order, and on the CPU, whose entry point takes an array of pointers,
+/// what unpacks it.
+std::string parameter_list(const Template& t) {
+  std::string text = "#define WYVERN_PARAMETERS";
+  for (const TensorMapUse& map : t.tensor_maps)
+    fmt::format_to(std::back_inserter(text), " const __grid_constant__ TensorMap {},",
+                   map.parameter);
+  for (const Parameter& p : t.parameters)
+    fmt::format_to(std::back_inserter(text), " {},", declaration(p));
+  if (t.device == DeviceKind::cuda) return text + " Extents e\n";
+  text += " const Extents& e\n#define WYVERN_UNPACK(a, e)";
+  for (std::size_t i = 0; i < t.parameters.size(); ++i) {
+    const std::string pointer = declaration(t.parameters[i]);
+    fmt::format_to(std::back_inserter(text), " static_cast<{}>((a)[{}]),",
+                   pointer.substr(0, pointer.rfind(' ')), i);
+  }
+  return text + " *(e)\n";
+}
+
+}  // namespace
+
+std::string_view source_text(std::string_view path) {
+  const EmbeddedSource* source = find_source(path);
+  if (source == nullptr)
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("template source '{}' is not part of this build", path));
+  return source->text;
+}
+
+std::string specialize(const Template& t, const Constants& constants, const Config& config,
+                       const SourceOverrides& overrides) {
+  const std::string_view prelude =
+      t.device == DeviceKind::cuda ? "device/cuda/types.cuh" : "device/cpu/types.hpp";
+  Expansion out(overrides);
+  out.add(prelude);
+  out.text += "#line 1 \"specialization\"\n";
+  for (const AnyConstant& constant : t.constants)
+    out.text += definition(name_of(constant), value_of(constant, constants));
+  for (const Tunable& tunable : t.tunables) {
+    const Value* value = config.find(tunable.name);
+    if (value == nullptr)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("template {} needs the tunable {}", t.id(), tunable.name));
+    out.text += definition(tunable.name, *value);
+  }
+  out.text += parameter_list(t);
+  out.add(t.source);
+  return std::move(out.text);
+}
+
+}  // namespace wyvern

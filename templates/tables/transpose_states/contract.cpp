@@ -1,0 +1,51 @@
+#include "templates/cuda_sizes.hpp"
+#include "templates/tables/stages.hpp"
+#include "templates/template.hpp"
+
+namespace wyvern::transpose_states {
+namespace {
+
+constexpr std::int64_t kSquare = 64;
+
+/// What every variant shares. BT says how many chunk slots there are, and nothing else.
+Template stage() {
+  Template t;
+  t.name = "transpose_states";
+  t.covers = {stages::transpose_states};
+  t.constants = {constant::DTYPE, constant::HV, constant::K, constant::V};
+  t.illegal = [](const Spec&, const Limits&) { return std::string(); };
+  return t;
+}
+
+/// CUDA, sm_80 and up: one block a square of a state.
+Template portable(Template t) {
+  t.variant = "portable";
+  t.tunables = {{tunable::BT, cuda::integers({64, 32, 16, 128})},
+                {tunable::num_warps, cuda::integers({8, 4})}};
+  t.source = "tables/transpose_states/portable.cu";
+  t.fallback = [](Spec& s, const Limits&) { s.num_warps = 8; };
+  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
+    const std::int64_t squares = cuda::ceil_div(s.K, kSquare) * cuda::ceil_div(s.V, kSquare);
+    return cuda::launch(e.NT * s.HV * squares, s, cuda::tile_bytes(kSquare, kSquare, s.DTYPE));
+  };
+  return t;
+}
+
+/// One call: a state.
+Template cpu(Template t) {
+  t.variant = "cpu";
+  t.device = DeviceKind::cpu;
+  t.source = "tables/transpose_states/cpu.cpp";
+  t.tunables = {{tunable::BT, {64, 32, 16}}};
+  t.fallback = [](Spec&, const Limits&) {};
+  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
+    return Geometry{.grid = {s.HV, e.NT, 1}};
+  };
+  return t;
+}
+
+}  // namespace
+
+std::vector<Template> contract() { return {portable(stage()), cpu(stage())}; }
+
+}  // namespace wyvern::transpose_states

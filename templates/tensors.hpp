@@ -1,0 +1,81 @@
+// The tensors that stages exchange, each described once: name, element type, shape. Signatures say
+// where one is an output and which options it depends on. Token-major, contiguous, row-major; the
+// meaning of each is in README.md.
+#pragma once
+
+#include "templates/signature.hpp"
+
+namespace wyvern::tensor {
+
+// Names of constants, extents and tunables, for this file and the signatures.
+using namespace constant;  // NOLINT(google-build-using-namespace)
+using extent::B, extent::T, extent::N, extent::N1, extent::NT, extent::NS, extent::S;
+using tunable::BT;
+
+// clang-format off
+// Inputs of operators.
+inline constexpr Argument q{"q", Access::in, DTYPE, {B, T, H, K}};
+inline constexpr Argument k{"k", Access::in, DTYPE, {B, T, H, K}};
+inline constexpr Argument v{"v", Access::in, DTYPE, {B, T, HV, V}};
+inline constexpr Argument beta{"beta", Access::in, BETA_DTYPE, {B, T, HV}};
+inline constexpr Argument initial_state{"initial_state", Access::in, STATE_DTYPE, {N, HV, STATE_ROWS, STATE_COLS}};
+inline constexpr Argument cu_seqlens{"cu_seqlens", Access::in, SEQLENS_DTYPE, {N1}};
+inline constexpr Argument A_log{"A_log", Access::in, DType::fp32, {HV}};
+inline constexpr Argument do_{"do", Access::in, DTYPE, {B, T, HV, V}};
+inline constexpr Argument dht{"dht", Access::in, DType::fp32, {N, HV, STATE_ROWS, STATE_COLS}};
+
+// Index tables of a packed batch.
+inline constexpr Argument seq_offsets{"seq_offsets", Access::in, DType::int32, {N1}, {}, true};
+inline constexpr Argument chunk_offsets{"chunk_offsets", Access::in, DType::int32, {N1}, {}, true};
+inline constexpr Argument chunk_index{"chunk_index", Access::in, DType::int32, {NT, 2}, {}, true};
+
+// Scales of rows, and gates summed inside chunks.
+inline constexpr Argument q_rstd{"q_rstd", Access::in, DType::fp32, {B, T, H}};
+inline constexpr Argument k_rstd{"k_rstd", Access::in, DType::fp32, {B, T, H}};
+inline constexpr Argument G{"G", Access::in, DType::fp32, {B, T, HV}};
+inline constexpr Argument Gk{"Gk", Access::in, DType::fp32, {B, T, HV, K}};
+
+// Inside chunks.
+inline constexpr Argument A{"A", Access::in, DType::fp32, {B, T, HV, BT}};
+inline constexpr Argument Tinv{"Tinv", Access::in, DTYPE, {B, T, HV, BT}};
+inline constexpr Argument Aqk{"Aqk", Access::in, DType::fp32, {B, T, HV, BT}};
+inline constexpr Argument w{"w", Access::in, DTYPE, {B, T, HV, K}};
+inline constexpr Argument u{"u", Access::in, DTYPE, {B, T, HV, V}};
+inline constexpr Argument qg{"qg", Access::in, DTYPE, {B, T, HV, K}};
+inline constexpr Argument kg{"kg", Access::in, DTYPE, {B, T, HV, K}};
+
+// States.
+inline constexpr Argument h{"h", Access::in, DTYPE, {NT, HV, K, V}};
+inline constexpr Argument v_new{"v_new", Access::in, DTYPE, {B, T, HV, V}};
+inline constexpr Argument final_state{"final_state", Access::out, DType::fp32, {N, HV, STATE_ROWS, STATE_COLS}};
+inline constexpr Argument segment_M{"segment_M", Access::in, DType::fp32, {NS, HV, K, K}};
+inline constexpr Argument segment_R{"segment_R", Access::in, DType::fp32, {NS, HV, K, V}};
+inline constexpr Argument segment_state{"segment_state", Access::in, DType::fp32, {NS, HV, K, V}};
+inline constexpr Argument o{"o", Access::out, DTYPE, {B, T, HV, V}};
+
+// Gradients.
+inline constexpr Argument dv_local{"dv_local", Access::in, DTYPE, {B, T, HV, V}};
+inline constexpr Argument dh{"dh", Access::in, DTYPE, {NT, HV, K, V}};
+inline constexpr Argument du{"du", Access::in, DTYPE, {B, T, HV, V}};
+inline constexpr Argument segment_dM{"segment_dM", Access::in, DType::fp32, {NS, HV, K, K}};
+inline constexpr Argument segment_dR{"segment_dR", Access::in, DType::fp32, {NS, HV, K, V}};
+inline constexpr Argument segment_dstate{"segment_dstate", Access::in, DType::fp32, {NS, HV, K, V}};
+inline constexpr Argument dinitial_state{"dinitial_state", Access::out, DType::fp32, {N, HV, STATE_ROWS, STATE_COLS}};
+inline constexpr Argument dq{"dq", Access::out, DTYPE, {B, T, HV, K}};
+inline constexpr Argument dk{"dk", Access::out, DTYPE, {B, T, HV, K}};
+inline constexpr Argument dv{"dv", Access::out, DTYPE, {B, T, HV, V}};
+inline constexpr Argument dbeta{"dbeta", Access::out, BETA_DTYPE, {B, T, HV}};
+inline constexpr Argument dw{"dw", Access::in, DTYPE, {B, T, HV, K}};
+inline constexpr Argument dk_qk{"dk_qk", Access::in, DType::fp32, {B, T, HV, K}};
+inline constexpr Argument dG_qk{"dG_qk", Access::in, DType::fp32, {B, T, HV}};
+inline constexpr Argument dG{"dG", Access::out, DType::fp32, {B, T, HV}};
+inline constexpr Argument dq_inter{"dq_inter", Access::in, DType::fp32, {B, T, HV, K}};
+inline constexpr Argument dk_inter{"dk_inter", Access::in, DType::fp32, {B, T, HV, K}};
+inline constexpr Argument dGk_inter{"dGk_inter", Access::in, DType::fp32, {B, T, HV, K}};
+inline constexpr Argument dbeta_inter{"dbeta_inter", Access::in, DType::fp32, {B, T, HV}};
+inline constexpr Argument dAqk{"dAqk", Access::in, DType::fp32, {B, T, HV, BT}};
+inline constexpr Argument dA{"dA", Access::in, DType::fp32, {B, T, HV, BT}};
+inline constexpr Argument dGk{"dGk", Access::out, DType::fp32, {B, T, HV, K}};
+// clang-format on
+
+}  // namespace wyvern::tensor
