@@ -1,12 +1,12 @@
 #include "autotune/inputs.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <random>
 
+#include "runtime/operators/operator.hpp"
 #include "runtime/plan.hpp"
 
 namespace wyvern {
@@ -104,18 +104,22 @@ namespace {
 /// Tokens of a sequence that a recurrent pass is checked on.
 constexpr std::int64_t kDecodedTokens = 3;
 
-/// How the values of an input are drawn; `cu_seqlens` and `state_index` are not.
+/// How the values of an input are drawn; integers are not.
 template <class Source>
-std::function<void(std::span<float>)> values_of(std::string_view name, const Problem& p,
-                                                float gates, Source& source) {
-  if (name == "q" || name == "k") return p.use_qk_l2norm ? source.normal(1) : source.unit();
-  if (name == "beta") return p.use_beta_sigmoid ? source.normal(1) : source.uniform(0.05F, 0.95F);
-  if (name == "g")  // softplus and sigmoid are all but exp where they are small
-    return p.use_gate_in_kernel ? source.normal(1, std::log(gates))
-                                : source.uniform(-0.5F * gates, 0.0F);
-  if (name == "A_log") return source.uniform(-3, 0);
-  if (name == "initial_state" || name == "state" || name == "dht") return source.normal(0.1F);
-  return source.normal(1);
+std::function<void(std::span<float>)> values_of(Quantity holds, const Problem& p, float gates,
+                                                Source& source) {
+  switch (holds) {
+    case Quantity::directions: return p.use_qk_l2norm ? source.normal(1) : source.unit();
+    case Quantity::rates:
+      return p.use_beta_sigmoid ? source.normal(1) : source.uniform(0.05F, 0.95F);
+    case Quantity::gates:  // softplus and sigmoid are all but exp where they are small
+      return p.use_gate_in_kernel ? source.normal(1, std::log(gates))
+                                  : source.uniform(-0.5F * gates, 0.0F);
+    case Quantity::gate_rates: return source.uniform(-3, 0);
+    case Quantity::states:
+    case Quantity::state_gradient: return source.normal(0.1F);
+    default: return source.normal(1);
+  }
 }
 
 Bytes integer_bytes(const std::vector<std::int64_t>& values, DType dtype) {
@@ -159,12 +163,6 @@ TensorView shaped(const TensorSpec& spec) {
   return view;
 }
 
-/// What the forward pass keeps for the backward pass.
-bool is_kept(const TensorSpec& spec) {
-  constexpr std::array<std::string_view, 7> kKept{"Tinv", "Aqk", "w", "qg", "kg", "h", "v_new"};
-  return std::find(kKept.begin(), kKept.end(), spec.name) != kKept.end();
-}
-
 }  // namespace
 
 Problem reduced(const Problem& problem, std::int64_t segment) {
@@ -198,17 +196,18 @@ ProblemTensors::ProblemTensors(const Device& device, const Problem& problem, std
 
 /// The bytes of an input; none for what kernels write.
 Bytes ProblemTensors::content_of(const TensorSpec& spec, Source& source) {
-  if (spec.access == TensorAccess::out || is_kept(spec)) return {};
-  if (spec.name == "cu_seqlens") {
+  const TensorRule& rule = definition_of(problem_).rule(spec.name);
+  if (spec.access == TensorAccess::out || rule.role == TensorRole::kept) return {};
+  if (rule.holds == Quantity::seqlens) {
     cu_seqlens_ = offsets(problem_.N, problem_.T, source.engine());
     return integer_bytes(cu_seqlens_, spec.dtype);
   }
-  if (spec.name == "state_index")
+  if (rule.holds == Quantity::state_slots)
     return integer_bytes(slots(problem_, source.engine()), spec.dtype);
   const std::int64_t elements = shaped(spec).elements();
   const std::int64_t width = spec.shape[static_cast<std::size_t>(spec.rank - 1)];
   return rows_of(width == 0 ? 0 : elements / width, width, spec.dtype,
-                 values_of(spec.name, problem_, gates_, source));
+                 values_of(rule.holds, problem_, gates_, source));
 }
 
 void ProblemTensors::add(const TensorSpec& spec, Bytes content) {

@@ -11,51 +11,11 @@
 namespace wyvern {
 namespace {
 
-/// A field of Arguments by its name in the specification.
-struct Field {
-  std::string_view name;
-  TensorView Arguments::* member;
-};
+constexpr std::size_t kSeqlens = argument_index("cu_seqlens");
 
-constexpr std::array<Field, kOperatorTensors> kFields{{
-    {"q", &Arguments::q},
-    {"k", &Arguments::k},
-    {"v", &Arguments::v},
-    {"beta", &Arguments::beta},
-    {"g", &Arguments::g},
-    {"initial_state", &Arguments::initial_state},
-    {"cu_seqlens", &Arguments::cu_seqlens},
-    {"A_log", &Arguments::A_log},
-    {"dt_bias", &Arguments::dt_bias},
-    {"do", &Arguments::do_},
-    {"dht", &Arguments::dht},
-    {"state_index", &Arguments::state_index},
-    {"Tinv", &Arguments::Tinv},
-    {"Aqk", &Arguments::Aqk},
-    {"w", &Arguments::w},
-    {"qg", &Arguments::qg},
-    {"kg", &Arguments::kg},
-    {"h", &Arguments::h},
-    {"v_new", &Arguments::v_new},
-    {"state", &Arguments::state},
-    {"o", &Arguments::o},
-    {"final_state", &Arguments::final_state},
-    {"intermediate_states", &Arguments::intermediate_states},
-    {"dq", &Arguments::dq},
-    {"dk", &Arguments::dk},
-    {"dv", &Arguments::dv},
-    {"dbeta", &Arguments::dbeta},
-    {"dg", &Arguments::dg},
-    {"dA_log", &Arguments::dA_log},
-    {"ddt_bias", &Arguments::ddt_bias},
-    {"dinitial_state", &Arguments::dinitial_state},
-}};
-constexpr std::size_t kSeqlens = 6;
-
-const Field& field_of(std::string_view name) {
-  const auto found = std::find_if(kFields.begin(), kFields.end(),
-                                  [&](const Field& field) { return field.name == name; });
-  if (found != kFields.end()) return *found;
+TensorView Arguments::* member_of(std::string_view name) {
+  const std::size_t at = argument_index(name);
+  if (at < kOperatorTensors) return kArguments[at].member;
   throw Error(ErrorKind::kBadInput,
               fmt::format("'{}' is not the name of an operator's tensor", name));
 }
@@ -131,14 +91,12 @@ std::string_view to_string(Origin origin) noexcept {
   return "?";
 }
 
-TensorView& Arguments::tensor(std::string_view name) { return this->*field_of(name).member; }
-const TensorView& Arguments::tensor(std::string_view name) const {
-  return this->*field_of(name).member;
-}
+TensorView& Arguments::tensor(std::string_view name) { return this->*member_of(name); }
+const TensorView& Arguments::tensor(std::string_view name) const { return this->*member_of(name); }
 
 std::array<const TensorView*, kOperatorTensors> tensors_of(const Arguments& a) {
   std::array<const TensorView*, kOperatorTensors> tensors;
-  for (std::size_t i = 0; i < kOperatorTensors; ++i) tensors[i] = &(a.*kFields[i].member);
+  for (std::size_t i = 0; i < kOperatorTensors; ++i) tensors[i] = &(a.*kArguments[i].member);
   return tensors;
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/arguments.hpp"
 #include "runtime/device_impl.hpp"
 #include "templates/template.hpp"
 
@@ -59,8 +60,7 @@ class OperatorImpl {
                std::size_t first, std::size_t last) const;
 };
 
-/// The fields of Arguments in binding order, that of tensor_specs().
-inline constexpr std::size_t kOperatorTensors = 31;
+/// The tensors of Arguments in binding order, that of tensor_specs().
 std::array<const TensorView*, kOperatorTensors> tensors_of(const Arguments& arguments);
 
 }  // namespace wyvern

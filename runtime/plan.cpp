@@ -6,19 +6,12 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <array>
 
 #include "runtime/device_impl.hpp"
+#include "runtime/operators/operator.hpp"
 
 namespace wyvern {
 namespace {
-
-// 64 is what the peers use everywhere; smaller ones fit small shared memories.
-constexpr std::array<std::int64_t, 4> kChunkSizes{64, 32, 128, 16};
-// kda's backward pass on a GPU: its kernels hold gates per channel, and with half as many rows
-// twice as many blocks fit on a multiprocessor (one H200, 2026-11-21: 64 heads, 8192 tokens 13%
-// faster).
-constexpr std::array<std::int64_t, 4> kSmallChunksFirst{32, 64, 128, 16};
 
 /// Appends every plan that starts with `plan` and covers uses[first] and what follows.
 void extend(const Problem& problem, std::span<const StageUse> uses, std::size_t first,
@@ -109,11 +102,12 @@ std::int64_t default_segment(const Problem& problem, const Target& target, std::
 }  // namespace
 
 Constants problem_constants(const Problem& problem) {
-  const GateKind gate = gate_kind(problem);
+  const OperatorDefinition& definition = definition_of(problem);
+  const GateKind gate = problem.has_g ? definition.facts().gate : GateKind::none;
   const std::int64_t gate_K = gate == GateKind::vector ? problem.K : 1;
   const bool gate_in_kernel = problem.use_gate_in_kernel && gate != GateKind::none;
   Constants c;
-  c.STEPS = 1;
+  c.STEPS = problem.num_householder;
   c.SCALAR_GATE = gate == GateKind::scalar;
   c.VECTOR_GATE = gate == GateKind::vector;
   c.GATED = gate != GateKind::none;
@@ -148,7 +142,8 @@ Constants problem_constants(const Problem& problem) {
   c.INITIAL_STATE = problem.initial_state;
   c.FINAL_STATE = problem.output_final_state;
   c.STATE_V_FIRST = problem.state_v_first;
-  return c;
+  const Values own = definition.constants(problem);
+  return own.empty() ? c : c.with(own);
 }
 
 Constants step_constants(const Problem& problem, std::span<const StageUse> covered) {
@@ -272,9 +267,7 @@ Plan default_plan(const Problem& problem, const Target& target) {
 }
 
 std::span<const std::int64_t> chunk_sizes(const Problem& problem, DeviceKind device) {
-  const bool small_first =
-      device == DeviceKind::cuda && problem.op == "kda" && problem.pass == Pass::backward;
-  const std::span<const std::int64_t> all(small_first ? kSmallChunksFirst : kChunkSizes);
+  const std::span<const std::int64_t> all = definition_of(problem).chunk_sizes(problem, device);
   if (problem.pass == Pass::recurrent) return all.first(1);  // no template has a chunk size
   const bool kept = problem.disable_recompute || problem.return_intermediate_states;
   if (!problem.chunk_size && !kept) return all;

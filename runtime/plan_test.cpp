@@ -168,7 +168,7 @@ TEST(Plans, ThatDoNotFitAreRefusedWithAReason) {
 }
 
 TEST(Plans, WideHeadsHaveOneWithWhatTheForwardPassKeeps) {
-  for (const char* op : {"delta_rule", "gated_delta_rule", "kda"})
+  for (const std::string_view op : operators())
     for (const Pass pass : {Pass::forward, Pass::backward}) {
       Problem p;
       p.op = op, p.pass = pass;

@@ -2,38 +2,22 @@
 #include <wyvern/problem.hpp>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <cmath>
+#include <vector>
+
+#include "runtime/operators/operator.hpp"
 
 namespace wyvern {
 namespace {
 
 constexpr std::int64_t kMaxTokens = (std::int64_t{1} << 31) - 1;  // token indices are 32-bit
+constexpr std::int64_t kMaxSteps = 1024;                          // of one token
 constexpr std::int64_t kMaxHeads = 65535;                         // a CUDA grid's y and z
 constexpr std::int64_t kMaxKeyDim = 256;
 constexpr std::int64_t kMaxRow = (std::int64_t{1} << 31) - 1;  // elements of one token, all heads
-
-constexpr std::array<std::string_view, 3> kOperators{"delta_rule", "gated_delta_rule", "kda"};
-
-constexpr std::array kPresets{
-    Preset{"qwen3-next-80b", "gated_delta_rule", 16, 32, 128, 128},
-    Preset{"qwen3.5-397b", "gated_delta_rule", 16, 64, 128, 128},
-    Preset{"qwen3.5-122b", "gated_delta_rule", 16, 64, 128, 128},
-    Preset{"qwen3.5-35b", "gated_delta_rule", 16, 32, 128, 128},
-    Preset{"qwen3.5-9b", "gated_delta_rule", 16, 32, 128, 128},
-    Preset{"qwen3.5-4b", "gated_delta_rule", 16, 32, 128, 128},
-    Preset{"qwen3.5-27b", "gated_delta_rule", 16, 48, 128, 128},
-    Preset{"qwen3.5-2b", "gated_delta_rule", 16, 16, 128, 128},
-    Preset{"qwen3.5-0.8b", "gated_delta_rule", 16, 16, 128, 128},
-    Preset{"kimi-linear-48b", "kda", 32, 32, 128, 128, -5.0F},
-    Preset{"kda-h64", "kda", 64, 64, 128, 128, -5.0F},
-    Preset{"kda-h96", "kda", 96, 96, 128, 128, -5.0F},
-    Preset{"fla-deltanet-1.3b", "delta_rule", 16, 16, 128, 128},
-    Preset{"fla-gdn-1.3b", "gated_delta_rule", 6, 6, 256, 512},
-};
 
 template <class T>
 [[noreturn]] void bad(std::string_view name, const T& value, std::string_view legal) {
@@ -72,34 +56,51 @@ void check_sizes(const Problem& p) {
   if (p.N == 0 && p.T != 0) bad("T", p.T, "0 for a packed batch of N = 0 sequences");
 }
 
-void check_dtypes(const Problem& p) {
+void check_householder(const Problem& p, const OperatorFacts& op) {
+  if (p.num_householder != 1 && !op.householder)
+    bad("num_householder", p.num_householder,
+        fmt::format("1 for {}, whose tokens take one step each", op.name));
+  check_range("num_householder", p.num_householder, 1, kMaxSteps);
+  if (p.B * p.T * p.num_householder > kMaxTokens)
+    bad("B*T*num_householder", p.B * p.T * p.num_householder,
+        fmt::format("at most {}", kMaxTokens));
+}
+
+void check_dtypes(const Problem& p, const OperatorFacts& op) {
+  const GateKind gate = p.has_g ? op.gate : GateKind::none;
   check_dtype("dtype", p.dtype, {DType::bf16, DType::fp16, DType::fp32});
   // Listing fp32 twice would repeat it in the message.
   if (p.dtype == DType::fp32)
     check_dtype("beta_dtype", p.beta_dtype, {DType::fp32});
   else
     check_dtype("beta_dtype", p.beta_dtype, {p.dtype, DType::fp32});
-  if (gate_kind(p) == GateKind::vector)
+  if (gate == GateKind::vector)
     check_dtype("g_dtype", p.g_dtype, {DType::fp32, DType::bf16, DType::fp16});
-  else if (gate_kind(p) == GateKind::scalar && p.dtype == DType::fp32)
+  else if (gate == GateKind::scalar && p.dtype == DType::fp32)
     check_dtype("g_dtype", p.g_dtype, {DType::fp32});
-  else if (gate_kind(p) == GateKind::scalar)
+  else if (gate == GateKind::scalar)
     check_dtype("g_dtype", p.g_dtype, {p.dtype, DType::fp32});
   check_dtype("state_dtype", p.state_dtype, {DType::fp32, DType::bf16});
   check_dtype("seqlens_dtype", p.seqlens_dtype, {DType::int32, DType::int64});
   check_dtype("index_dtype", p.index_dtype, {DType::int32, DType::int64});
 }
 
+std::string bounded_operators() {
+  return operators_with([](const OperatorFacts& op) { return op.lower_bound; });
+}
+
 /// Options that mean something for some operators only.
-void check_gate(const Problem& p) {
-  const GateKind gate = gate_kind(p);
-  if (p.use_gate_in_kernel && gate == GateKind::none)
-    bad("use_gate_in_kernel", "true", fmt::format("false for {}, which has no gate", p.op));
+void check_gate(const Problem& p, const OperatorFacts& op) {
+  if (!p.has_g && op.gated() && !op.optional_gate)
+    bad("has_g", "false", fmt::format("true for {}; g is missing", op.name));
+  if (p.use_gate_in_kernel && !op.gated())
+    bad("use_gate_in_kernel", "true", fmt::format("false for {}, which has no gate", op.name));
+  if (p.use_gate_in_kernel && !p.has_g) bad("use_gate_in_kernel", "true", "false without g");
   if (p.has_dt_bias && !p.use_gate_in_kernel)
     bad("has_dt_bias", "true", "false unless use_gate_in_kernel is true");
-  if (p.lower_bound && gate != GateKind::vector)
+  if (p.lower_bound && !op.lower_bound)
     bad("lower_bound", *p.lower_bound,
-        fmt::format("absent for {}; only kda takes one, in [-5, 0)", p.op));
+        fmt::format("absent for {}; only {} takes one, in [-5, 0)", op.name, bounded_operators()));
   if (p.lower_bound && !(*p.lower_bound >= -5.0F && *p.lower_bound < 0.0F))
     bad("lower_bound", *p.lower_bound, "in [-5, 0)");
   if (p.lower_bound && !p.use_gate_in_kernel && !p.safe_gate)
@@ -107,9 +108,18 @@ void check_gate(const Problem& p) {
         "absent unless use_gate_in_kernel is true (it shapes the gate) or safe_gate is (it is "
         "promised)");
   if (p.safe_gate && !p.lower_bound)
-    bad("safe_gate", "true", "false unless lower_bound says what is promised (kda only)");
+    bad("safe_gate", "true",
+        fmt::format("false unless lower_bound says what is promised ({} only)",
+                    bounded_operators()));
   if (!p.has_A_log && p.use_gate_in_kernel && !p.lower_bound)
     bad("has_A_log", "false", "true unless lower_bound is given; A_log is missing");
+}
+
+void check_beta(const Problem& p, const OperatorFacts& op) {
+  if (op.beta) return;
+  const std::string legal = fmt::format("false for {}, which has no beta", op.name);
+  if (p.use_beta_sigmoid) bad("use_beta_sigmoid", "true", legal);
+  if (p.allow_neg_eigval) bad("allow_neg_eigval", "true", legal);
 }
 
 void check_recurrent(const Problem& p) {
@@ -124,12 +134,13 @@ void check_recurrent(const Problem& p) {
   if (p.state_index) check_range("state_slots", p.state_slots, 0, kMaxTokens);
 }
 
-void check_options(const Problem& p) {
+void check_options(const Problem& p, const OperatorFacts& op) {
   if (p.scale && !std::isfinite(*p.scale)) bad("scale", *p.scale, "finite");
   if (p.chunk_size && *p.chunk_size != 16 && *p.chunk_size != 32 && *p.chunk_size != 64 &&
       *p.chunk_size != 128)
     bad("chunk_size", *p.chunk_size, "16, 32, 64 or 128");
-  check_gate(p);
+  check_gate(p, op);
+  check_beta(p, op);
   check_recurrent(p);
   if (p.pass != Pass::recurrent) {
     if (p.disable_recompute && p.return_intermediate_states)
@@ -157,11 +168,6 @@ void check_seqlens(const Problem& problem, std::span<const Integer> cu_seqlens) 
         fmt::format("T = {}, the packed tokens", problem.T));
 }
 
-std::int64_t bucket(std::int64_t count) {
-  return count <= 0 ? 0
-                    : static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(count)));
-}
-
 }  // namespace
 
 std::string_view to_string(Pass pass) noexcept {
@@ -171,11 +177,6 @@ std::string_view to_string(Pass pass) noexcept {
     case Pass::recurrent: return "recurrent";
   }
   return "?";
-}
-
-GateKind gate_kind(const Problem& problem) noexcept {
-  if (problem.op == "kda") return GateKind::vector;
-  return problem.op == "delta_rule" ? GateKind::none : GateKind::scalar;
 }
 
 std::int64_t kept_chunk_size(const Problem& problem) noexcept {
@@ -205,12 +206,12 @@ float scale_of(const Problem& problem) noexcept {
 }
 
 void validate(const Problem& problem) {
-  if (std::find(kOperators.begin(), kOperators.end(), problem.op) == kOperators.end())
-    bad("op", fmt::format("'{}'", problem.op),
-        fmt::format("one of: {}", fmt::join(kOperators, ", ")));
+  const OperatorDefinition& op = definition_of(problem);
   check_sizes(problem);
-  check_dtypes(problem);
-  check_options(problem);
+  check_householder(problem, op.facts());
+  check_dtypes(problem, op.facts());
+  check_options(problem, op.facts());
+  op.check(problem);
 }
 
 void validate_seqlens(const Problem& problem, std::span<const std::int64_t> cu_seqlens) {
@@ -225,54 +226,14 @@ void validate_seqlens(const Problem& problem, const TensorView& cu_seqlens) {
     check_seqlens(problem, std::span(static_cast<const std::int64_t*>(cu_seqlens.data), count));
 }
 
-std::string ProblemKey::to_string() const {
-  return fmt::format("{}/tokens={}/sequences={}", family, tokens, sequences);
-}
-
-ProblemKey problem_key(const Problem& p) {
-  const bool gated = gate_kind(p) != GateKind::none;
-  std::string family =
-      fmt::format("{}/{}/H={},HV={},K={},V={}/{},beta={}", p.op, to_string(p.pass), p.H, p.HV, p.K,
-                  p.V, to_string(p.dtype), to_string(p.beta_dtype));
-  if (gated) family += fmt::format(",g={}", to_string(p.g_dtype));
-  family += fmt::format("/floor={}", to_string(precision_floor(p)));
-  // A dtype of an absent tensor is left out: it makes no difference to any plan.
-  if (p.packed) family += fmt::format("/packed={}", to_string(p.seqlens_dtype));
-  if (p.initial_state) family += fmt::format("/initial_state={}", to_string(p.state_dtype));
-  if (p.output_final_state) family += "/final_state";
-  if (p.state_v_first &&
-      (p.initial_state || p.output_final_state || p.inplace_state || p.return_intermediate_states))
-    family += "/state_v_first";
-  if (p.use_qk_l2norm) family += "/qk_l2norm";
-  if (p.use_gate_in_kernel) {
-    family += p.has_dt_bias ? "/gate,dt_bias" : "/gate";
-    if (p.lower_bound) family += p.has_A_log ? ",bounded" : ",bounded,no_A_log";
-  } else if (gate_is_bounded(p)) {
-    family += "/safe_gate";
-  }
-  if (p.use_beta_sigmoid) family += p.allow_neg_eigval ? "/beta_sigmoid,neg" : "/beta_sigmoid";
-  if (p.chunk_size) family += fmt::format("/chunk_size={}", *p.chunk_size);
-  if (p.disable_recompute) family += "/kept";
-  if (p.return_intermediate_states) family += "/intermediate_states";
-  if (p.inplace_state) family += fmt::format("/inplace={}", to_string(p.state_dtype));
-  if (p.state_index) family += fmt::format("/state_index={}", to_string(p.index_dtype));
-  return {std::move(family), bucket(p.B * p.T), bucket(p.N)};
-}
-
-std::span<const Preset> presets() { return kPresets; }
-
 const Preset& find_preset(std::string_view name) {
-  const auto found = std::find_if(kPresets.begin(), kPresets.end(),
+  const std::span<const Preset> all = presets();
+  const auto found = std::find_if(all.begin(), all.end(),
                                   [&](const Preset& preset) { return preset.name == name; });
-  if (found != kPresets.end()) return *found;
-  std::string names;
-  for (const Preset& preset : kPresets) {
-    if (!names.empty()) names += ", ";
-    names += preset.name;
-  }
-  bad("preset", fmt::format("'{}'", name), fmt::format("one of: {}", names));
+  if (found != all.end()) return *found;
+  std::vector<std::string_view> names;
+  for (const Preset& preset : all) names.push_back(preset.name);
+  bad("preset", fmt::format("'{}'", name), fmt::format("one of: {}", fmt::join(names, ", ")));
 }
-
-std::span<const std::string_view> operators() { return kOperators; }
 
 }  // namespace wyvern

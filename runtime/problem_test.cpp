@@ -91,6 +91,17 @@ INSTANTIATE_TEST_SUITE_P(
                    {"has_dt_bias is true", "use_gate_in_kernel"}}),
     [](const auto& bad) { return std::string(bad.param.name); });
 
+INSTANTIATE_TEST_SUITE_P(
+    Operators, BadProblem,
+    Values(BadCase{"num_householder",
+                   [](Problem& p) { p.num_householder = 2; },
+                   {"num_householder is 2", "1 for gated_delta_rule"}},
+           BadCase{"no_steps", [](Problem& p) { p.num_householder = 0; }, {"num_householder is 0"}},
+           BadCase{"has_g",
+                   [](Problem& p) { p.has_g = false; },
+                   {"has_g is false", "true for gated_delta_rule"}}),
+    [](const auto& bad) { return std::string(bad.param.name); });
+
 TEST(Problem, EmptyIsLegal) {
   Problem empty;
   EXPECT_NO_THROW(validate(empty));  // T = 0

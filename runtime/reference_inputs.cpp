@@ -138,38 +138,65 @@ double GateForm::slope(double x) const {
 
 double GateForm::rate_slope(double x) const { return lower_bound_ ? slope(x) * x : log_decay(x); }
 
-Token::Token(std::int64_t K, std::int64_t V)
-    : q(static_cast<std::size_t>(K)),
-      k(q.size()),
-      decay(q.size(), 1.0),
-      v(static_cast<std::size_t>(V)) {}
-
 HeadReader::HeadReader(const Problem& p, const Arguments& a, std::int64_t head)
     : problem_(p),
       host_(a),
       head_(head),
+      key_head_(head / (p.HV / p.H)),
       gate_(p, a, head),
       bias_(static_cast<std::size_t>(gate_width(p))) {
   if (p.has_dt_bias) load_row(a.dt_bias, head * gate_width(p), bias_);
 }
 
-void HeadReader::load(std::int64_t at, Token& token) const {
-  const Problem& p = problem_;
-  const std::int64_t key_row = (at * p.H + head_ / (p.HV / p.H)) * p.K, row = at * p.HV + head_;
-  load_row(host_.q, key_row, token.q);
-  load_row(host_.k, key_row, token.k);
-  normalize(p, token.q);
-  normalize(p, token.k);
-  load_row(host_.v, row * p.V, token.v);
-  token.beta = beta_of(p, wyvern::load(host_.beta, row));
-  const std::span<double> gate(token.decay.data(), bias_.size());
+void HeadReader::load_query(std::int64_t at, std::span<double> q) const {
+  load_row(host_.q, (at * problem_.H + key_head_) * problem_.K, q);
+  normalize(problem_, q);
+}
+
+void HeadReader::load_key(std::int64_t row, std::span<double> k) const {
+  load_row(host_.k, (row * problem_.H + key_head_) * problem_.K, k);
+  normalize(problem_, k);
+}
+
+void HeadReader::load_value(std::int64_t row, std::span<double> v) const {
+  load_row(host_.v, (row * problem_.HV + head_) * problem_.V, v);
+}
+
+double HeadReader::beta(std::int64_t row) const {
+  return beta_of(problem_, load(host_.beta, row * problem_.HV + head_));
+}
+
+double HeadReader::beta_slope(std::int64_t row) const {
+  return wyvern::beta_slope(problem_, load(host_.beta, row * problem_.HV + head_));
+}
+
+void HeadReader::load_decay(std::int64_t at, std::span<double> decay) const {
+  if (bias_.empty()) {
+    std::fill(decay.begin(), decay.end(), 1.0);
+    return;
+  }
+  const std::span<double> gate = decay.first(bias_.size());
   load_gate(at, gate);
   for (double& x : gate) x = std::exp(gate_.log_decay(x));
-  if (gate.size() == 1) std::fill(token.decay.begin(), token.decay.end(), gate[0]);
+  if (gate.size() == 1) std::fill(decay.begin(), decay.end(), gate[0]);
+}
+
+void HeadReader::gate_back(std::int64_t at, std::int64_t parameter_row, std::span<double> dlog,
+                           std::span<double> x, GradientRows& gradients) const {
+  if (x.empty()) return;
+  if (x.size() == 1) dlog[0] = std::accumulate(dlog.begin(), dlog.end(), 0.0);
+  load_gate(at, x);
+  const std::span<double> dg = gradients.row("dg", at * problem_.HV + head_);
+  const std::span<double> bias = gradients.row("ddt_bias", parameter_row);
+  const std::span<double> rate = gradients.row("dA_log", parameter_row);
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    dg[i] = dlog[i] * gate_.slope(x[i]);
+    if (!bias.empty()) bias[i] += dg[i];
+    if (!rate.empty()) rate[0] += dlog[i] * gate_.rate_slope(x[i]);
+  }
 }
 
 void HeadReader::load_gate(std::int64_t at, std::span<double> x) const {
-  if (x.empty()) return;
   load_row(host_.g, (at * problem_.HV + head_) * static_cast<std::int64_t>(x.size()), x);
   for (std::size_t i = 0; i < x.size(); ++i) x[i] += bias_[i];
 }

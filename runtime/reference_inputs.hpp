@@ -9,6 +9,8 @@
 #include <span>
 #include <vector>
 
+#include "runtime/operators/recurrence.hpp"
+
 namespace wyvern {
 
 /// Element `index` of a contiguous host tensor.
@@ -51,27 +53,36 @@ class GateForm {
   double rate_ = 1;  ///< exp(A_log)
 };
 
-/// One token of one value head.
-struct Token {
-  Token(std::int64_t K, std::int64_t V);
-  std::vector<double> q, k, decay;  ///< [K]; a scalar decay repeated
-  std::vector<double> v;            ///< [V]
-  double beta = 0;
-};
-
+/// The inputs of one value head, token by token, as its recurrence reads them. `at` counts tokens
+/// over the flattened batch; `row` is `at`, or the row of a tensor that has several rows a token.
 class HeadReader {
  public:
+  /// Refers to the problem and the host tensors.
   HeadReader(const Problem& problem, const Arguments& host, std::int64_t head);
-  /// `at` counts tokens over the flattened batch.
-  void load(std::int64_t at, Token& token) const;
-  /// x = g + dt_bias of a token, [gate_width]; and the form that makes it a decay.
-  void load_gate(std::int64_t at, std::span<double> x) const;
-  const GateForm& gate() const { return gate_; }
+
+  // Rows of q and k [K], normalized where the problem says so, and of v [V].
+  void load_query(std::int64_t at, std::span<double> q) const;
+  void load_key(std::int64_t row, std::span<double> k) const;
+  void load_value(std::int64_t row, std::span<double> v) const;
+  /// beta, and its derivative by the tensor's element.
+  double beta(std::int64_t row) const;
+  double beta_slope(std::int64_t row) const;
+  /// The decay of every row of the state [K]; 1 without a gate.
+  void load_decay(std::int64_t at, std::span<double> decay) const;
+
+  /// From the gradient of the log decay, row by row of the state [K], to dg of the token and to
+  /// what it adds to dA_log and ddt_bias, whose row is `parameter_row`. `dlog` is used up; `x`
+  /// is room for [gate_width].
+  void gate_back(std::int64_t at, std::int64_t parameter_row, std::span<double> dlog,
+                 std::span<double> x, GradientRows& gradients) const;
 
  private:
+  /// x = g + dt_bias of a token, [gate_width].
+  void load_gate(std::int64_t at, std::span<double> x) const;
+
   const Problem& problem_;
   const Arguments& host_;
-  std::int64_t head_;
+  std::int64_t head_, key_head_;
   GateForm gate_;
   std::vector<double> bias_;
 };

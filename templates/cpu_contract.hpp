@@ -40,7 +40,7 @@ inline std::string column_block_problem(std::string_view name, std::int64_t bloc
 inline Template cpu_chunks(Template t, std::int64_t (*scratch_floats)(const Spec&)) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
-  t.source = t.name + "/cpu.cpp";
+  t.source = "cpu.cpp";
   t.tunables = {{tunable::BT, {64, 32, 16}}, {tunable::BK, {128, 64}}};
   t.illegal = [scratch_floats](const Spec& s, const Limits& limits) {
     const std::string problem = column_block_problem("BK", s.BK, s.K);

@@ -5,10 +5,10 @@ string(REPLACE "," ";" contracts "${CONTRACTS}")
 set(declarations "")
 set(calls "")
 foreach(contract ${contracts})
-  get_filename_component(folder ${contract} DIRECTORY)
-  get_filename_component(folder ${folder} NAME)
+  get_filename_component(path ${contract} DIRECTORY)
+  get_filename_component(folder ${path} NAME)
   string(APPEND declarations "namespace ${folder} { std::vector<Template> contract(); }\n")
-  string(APPEND calls "  for (Template& t : ${folder}::contract()) all.push_back(std::move(t));\n")
+  string(APPEND calls "  add(all, \"${path}/\", ${folder}::contract());\n")
 endforeach()
 set(entries "")
 foreach(source ${sources})
@@ -38,6 +38,16 @@ std::span<const EmbeddedSource> embedded_sources() {
 ${entries}  });
   return kSources;
 }
+
+namespace {
+/// A contract names its sources as they are called in its folder.
+void add(std::vector<Template>& all, std::string_view folder, std::vector<Template> contract) {
+  for (Template& t : contract) {
+    t.source.insert(0, folder);
+    all.push_back(std::move(t));
+  }
+}
+}  // namespace
 
 std::vector<Template> collect_templates() {
   std::vector<Template> all;

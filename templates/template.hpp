@@ -131,7 +131,7 @@ struct Template {
   std::vector<TensorMapUse> tensor_maps;
   Needs needs;
   int rank = 0;        ///< default plans take the lower of two that cover the same stages
-  std::string source;  ///< file under templates/, e.g. "scan/fwd_h/portable.cu"
+  std::string source;  ///< file under templates/; a contract names it as in its own folder
 
   /// Empty when the config is legal for these constants on a target with these limits, else the
   /// reason. Needs are checked before; every tunable has a value when this is called.

@@ -67,7 +67,7 @@ inline Template portable(Template t, const TunableName& size, const CoverOf& cov
   t.variant = "portable";
   t.tunables = {{size, cuda::integers({64, 32, 16, 128})},
                 {tunable::num_warps, cuda::integers({4, 8, 2, 16})}};
-  t.source = "gate/" + t.name + "/portable.cu";
+  t.source = "portable.cu";
   t.illegal = [size, cover](const Spec& s, const Limits&) {
     const std::int64_t rows = s.*size.member;
     const Shape held = shape(s.num_warps * 32, rows, cover(s));
@@ -98,7 +98,7 @@ inline Template portable(Template t, const TunableName& size, const CoverOf& cov
 inline Template cpu(Template t, const TunableName& size) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
-  t.source = "gate/" + t.name + "/cpu.cpp";
+  t.source = "cpu.cpp";
   t.tunables = {{size, {64, 32, 16}}};
   t.illegal = [](const Spec&, const Limits&) { return std::string(); };
   t.fallback = [size](Spec& s, const Limits&) {

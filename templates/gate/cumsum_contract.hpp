@@ -13,7 +13,7 @@ inline Template portable(Template t) {
   t.variant = "portable";
   t.tunables = {{tunable::BT, cuda::integers({64, 32, 16, 128})},
                 {tunable::num_warps, cuda::integers({4, 2, 8})}};
-  t.source = "gate/" + t.name + "/portable.cu";
+  t.source = "portable.cu";
   t.illegal = [](const Spec&, const Limits&) { return std::string(); };
   t.fallback = [](Spec& s, const Limits&) { s.num_warps = 4; };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
@@ -28,7 +28,7 @@ inline Template portable(Template t) {
 inline Template cpu(Template t) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
-  t.source = "gate/" + t.name + "/cpu.cpp";
+  t.source = "cpu.cpp";
   t.tunables = {{tunable::BT, {64, 32, 16}}};
   t.illegal = [](const Spec&, const Limits&) { return std::string(); };
   t.fallback = [](Spec&, const Limits&) {};

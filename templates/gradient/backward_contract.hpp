@@ -40,7 +40,7 @@ inline Template portable(Template t, std::int64_t (*shared_bytes)(const Spec&)) 
                 {tunable::num_warps, cuda::integers({4, 8, 2, 1})},
                 {tunable::num_stages, cuda::integers({1, 2})},
                 {tunable::precision, cuda::kPrecisionValues}};
-  t.source = "gradient/" + t.name + "/portable.cu";
+  t.source = "portable.cu";
   t.illegal = [shared_bytes](const Spec& s, const Limits& limits) {
     const std::int64_t K = s.K;
     const std::int64_t BT = s.BT;

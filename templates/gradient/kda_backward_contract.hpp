@@ -58,7 +58,7 @@ inline Template portable(Template t, std::int64_t (*bytes)(const Spec&)) {
                 {tunable::num_warps, cuda::integers({4, 8, 2, 1})},
                 {tunable::num_stages, cuda::integers({1, 2})},
                 {tunable::precision, cuda::kPrecisionValues}};
-  t.source = "gradient/" + t.name + "/portable.cu";
+  t.source = "portable.cu";
   t.illegal = [bytes](const Spec& s, const Limits& limits) {
     const std::string reason = unsuitable(s);
     return reason.empty() ? cuda::exceeds_shared(bytes(s), limits) : reason;

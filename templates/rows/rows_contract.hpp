@@ -22,7 +22,7 @@ inline std::int64_t lanes_per_row(const Spec& s) {
 inline Template portable(Template t) {
   t.variant = "portable";
   t.tunables = {{tunable::num_warps, cuda::integers({4, 8, 2})}};
-  t.source = "rows/" + t.name + "/portable.cu";
+  t.source = "portable.cu";
   t.illegal = [](const Spec&, const Limits&) { return std::string(); };
   t.fallback = [](Spec& s, const Limits&) { s.num_warps = 4; };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
@@ -37,7 +37,7 @@ inline Template portable(Template t) {
 inline Template cpu(Template t) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
-  t.source = "rows/" + t.name + "/cpu.cpp";
+  t.source = "cpu.cpp";
   t.tunables = {{tunable::ROWS, {256, 64}}};
   t.illegal = [](const Spec&, const Limits&) { return std::string(); };
   t.fallback = [](Spec& s, const Limits&) { s.ROWS = 256; };

@@ -21,7 +21,7 @@ inline Template portable(Template t) {
                 {tunable::num_warps, cuda::integers({4, 2, 8})},
                 {tunable::precision, cuda::kPrecisionValues},
                 {tunable::SEG, scan::segment_lengths()}};
-  t.source = "scan/" + t.name + "/portable.cu";
+  t.source = "portable.cu";
   t.illegal = [](const Spec& s, const Limits& limits) {
     if (s.BK != 16 * s.num_warps)
       return fmt::format("BK={} is not 16 rows for each of {} warps", s.BK, s.num_warps);
@@ -55,7 +55,7 @@ inline std::int64_t cpu_scratch(const Spec& s) {
 inline Template cpu(Template t) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
-  t.source = "scan/" + t.name + "/cpu.cpp";
+  t.source = "cpu.cpp";
   t.tunables = {{tunable::BT, {64, 32, 16}},
                 {tunable::BV, {128, 64, 32}},
                 {tunable::SEG, scan::segment_lengths()}};

@@ -108,7 +108,7 @@ inline Template portable(Template t, const Direction& direction, Walk walk) {
                 {tunable::num_warps, cuda::integers({4, 2, 8, 1})}};
   t.tunables = joined(t.tunables, direction.tunables);
   t.tunables.push_back({tunable::precision, cuda::kPrecisionValues});
-  t.source = "scan/" + t.name + "/portable.cu";
+  t.source = "portable.cu";
   const auto bytes = direction.shared_bytes;
   t.illegal = [bytes](const Spec& s, const Limits& limits) {
     const std::int64_t needed = bytes(s);
@@ -134,7 +134,7 @@ inline Template portable(Template t, const Direction& direction, Walk walk) {
 inline Template cpu(Template t, const Direction& direction, Walk walk) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
-  t.source = "scan/" + t.name + "/cpu.cpp";
+  t.source = "cpu.cpp";
   t.tunables = {{tunable::BT, {64, 32, 16}}, {tunable::BV, {128, 64, 32}}};
   const auto bytes = direction.cpu_scratch;
   t.illegal = [bytes](const Spec& s, const Limits& limits) {

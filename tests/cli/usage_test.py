@@ -1,5 +1,6 @@
 """Verbs that need no tuning: what they print, and what they refuse."""
 
+import re
 import unittest
 from pathlib import Path
 
@@ -26,6 +27,38 @@ class Usage(Case):
     def test_help(self):
         self.assertIn("devices", self.wyvern("--help").stdout)
         self.assertIn("--verify", self.wyvern("run", "--help").stdout)
+
+    def test_options_are_documented(self):
+        """tools/README.md names the options that select a problem, and no others."""
+        page = (Path(__file__).parents[2] / "tools" / "README.md").read_text()
+        section = page.split("## Selecting a problem")[1].split("\n## ")[0]
+        shown = set(re.findall(r"--[A-Za-z][-A-Za-z0-9]*", self.wyvern("example", "--help").stdout))
+        named = set(re.findall(r"--[A-Za-z][-A-Za-z0-9]*", section))
+        general = {"--help", "--json", "--seed", "--output"}
+        self.assertLessEqual({"--pass", "--num-householder", "--no-A-log"}, shown)
+        self.assertEqual(shown - general - named, set(), "not in tools/README.md")
+        self.assertEqual({name for name in named if not name.endswith("-")} - shown - {"--help"},
+                         set(), "no option of this build")
+
+    def test_help_says_where_an_option_applies(self):
+        text = " ".join(self.wyvern("example", "--help").stdout.split())
+        self.assertRegex(text, r"--lower-bound .{,80}; kda\b[a-z0-9_, ]* only")
+        self.assertRegex(text, r"--inplace-state .{,80}; recurrent only")
+
+    def test_every_field_is_shown(self):
+        document = self.document("example", OP, "--shape", "T=8,H=1,K=16", "-o",
+                                 self.path("x.safetensors"))
+        for field in ("operator", "seqlens_dtype", "index_dtype", "state_dtype", "num_householder",
+                      "has_g", "key"):
+            self.assertIn(field, document["problem"])
+
+    def test_num_householder(self):
+        self.refuses("example", OP, "-o", "x", "--shape", "T=8,H=1,K=16", "--num-householder", "2",
+                     names=["num_householder", "2", OP])
+        self.refuses("example", OP, "-o", "x", "--shape", "T=8,H=1,K=16", "--num-householder", "0",
+                     names=["--num-householder", "0", "1"])
+        self.refuses("example", OP, "-o", "x", "--shape", "T=8,H=1,K=16", "--no-g",
+                     names=["has_g", OP])
 
     def test_unknown_operator(self):
         for verb in ("example", "run", "tune", "bench", "verify"):

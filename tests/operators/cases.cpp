@@ -2,10 +2,13 @@
 
 #include <numeric>
 
+#include "runtime/operators/operator.hpp"
 #include "tests/operators/fixture.hpp"
 
 namespace wyvern::testing {
 namespace {
+
+const OperatorFacts& facts_of(const Problem& p) { return definition_of(p).facts(); }
 
 /// Collects variations of one base problem.
 class Cases {
@@ -21,6 +24,7 @@ class Cases {
 
   bool recurrent() const { return which_.pass == Pass::recurrent; }
   GateKind gate() const { return gate_kind(base(which_)); }
+  const OperatorFacts& facts() const { return facts_of(base(which_)); }
   std::vector<OperatorCase> take() { return std::move(cases_); }
 
  private:
@@ -92,7 +96,7 @@ void add_gates(Cases& cases) {
     cases.add(
         fmt::format("GateInKernel_{}", to_string(gate)),
         [](Problem& p) { p.use_gate_in_kernel = p.has_dt_bias = true, states(p); }, gate);
-    if (cases.gate() != GateKind::vector) continue;
+    if (!cases.facts().lower_bound) continue;
     cases.add(
         fmt::format("SafeGate_{}", to_string(gate)),
         [](Problem& p) { p.safe_gate = true, p.lower_bound = -5.0F, states(p); }, gate);
@@ -104,7 +108,8 @@ void add_gates(Cases& cases) {
         gate);
   }
   cases.add("GateInKernelWithoutBias", [](Problem& p) { p.use_gate_in_kernel = true; });
-  if (cases.gate() != GateKind::vector) return;
+  if (cases.facts().optional_gate) cases.add("NoGate", [](Problem& p) { p.has_g = false; });
+  if (!cases.facts().lower_bound) return;
   cases.add("BoundedGateWithoutRate", [](Problem& p) {
     p.use_gate_in_kernel = p.has_dt_bias = true, p.has_A_log = false, p.lower_bound = -2.0F;
   });
@@ -116,12 +121,20 @@ void add_gates(Cases& cases) {
 void add_options(Cases& cases) {
   cases.add("Normalized", [](Problem& p) { p.use_qk_l2norm = true; });
   cases.add("NormalizedEqualHeads", [](Problem& p) { p.use_qk_l2norm = true, p.H = p.HV = 2; });
-  cases.add("BetaLogits", [](Problem& p) { p.use_beta_sigmoid = true; });
-  cases.add("BetaLogitsDoubled",
-            [](Problem& p) { p.use_beta_sigmoid = p.allow_neg_eigval = true; });
+  if (cases.facts().beta) {
+    cases.add("BetaLogits", [](Problem& p) { p.use_beta_sigmoid = true; });
+    cases.add("BetaLogitsDoubled",
+              [](Problem& p) { p.use_beta_sigmoid = p.allow_neg_eigval = true; });
+  }
+  if (cases.facts().householder)
+    for (const std::int64_t steps : {2, 3})
+      cases.add(fmt::format("Steps{}", steps),
+                [=](Problem& p) { p.num_householder = steps, states(p); });
   cases.add("Scale", [](Problem& p) { p.scale = 0.5F; });
   cases.add("Everything", [](Problem& p) {
-    p.use_qk_l2norm = p.use_beta_sigmoid = p.allow_neg_eigval = p.state_v_first = true;
+    p.use_qk_l2norm = p.state_v_first = true;
+    p.use_beta_sigmoid = p.allow_neg_eigval = facts_of(p).beta;
+    if (facts_of(p).householder) p.num_householder = 2;
     p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
     states(p);
   });
@@ -257,10 +270,11 @@ void draw_numbers(Draw& draw, Problem& p) {
 }
 
 void draw_gate(Draw& draw, Problem& p) {
+  if (facts_of(p).optional_gate) p.has_g = !draw.rarely();
   if (gate_kind(p) == GateKind::none) return;
   p.use_gate_in_kernel = draw.flip();
   p.has_dt_bias = p.use_gate_in_kernel && draw.flip();
-  if (gate_kind(p) != GateKind::vector || draw.flip()) return;
+  if (!facts_of(p).lower_bound || draw.flip()) return;
   p.safe_gate = !p.use_gate_in_kernel || draw.flip();
   p.lower_bound = draw.flip() ? -5.0F : -1.5F;
   p.has_A_log = !p.use_gate_in_kernel || draw.flip();
@@ -299,8 +313,11 @@ OperatorCase random_case(std::uint64_t seed) {
   draw_gate(draw, p);
   draw_states(draw, p);
   p.use_qk_l2norm = draw.flip();
-  p.use_beta_sigmoid = draw.flip();
-  p.allow_neg_eigval = draw.flip();
+  if (facts_of(p).beta) {
+    p.use_beta_sigmoid = draw.flip();
+    p.allow_neg_eigval = draw.flip();
+  }
+  if (facts_of(p).householder) p.num_householder = 1 + draw.below(3);
   p.packed = draw.flip();
   p.seqlens_dtype = draw.flip() ? DType::int64 : DType::int32;
   const auto tokens = [&] { return p.pass == Pass::recurrent ? draw.below(9) : draw.of(kTokens); };

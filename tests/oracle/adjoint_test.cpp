@@ -160,8 +160,8 @@ INSTANTIATE_TEST_SUITE_P(All, AdjointOption, ::testing::ValuesIn(cases()),
                          [](const auto& each) { return each.param.name; });
 
 TEST(Adjoint, HoldsForAPackedBatch) {
-  for (const char* op : {"delta_rule", "gated_delta_rule", "kda"}) {
-    Problem p = tiny(op);
+  for (const std::string_view op : operators()) {
+    Problem p = tiny(std::string(op));
     p.packed = p.initial_state = p.output_final_state = true;
     p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
     expect_differences(on_grid(p, Gate::typical, 23, {0, 4, 1, 0, 6}));

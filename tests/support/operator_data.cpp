@@ -3,9 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <numeric>
+
+#include "runtime/operators/operator.hpp"
 
 namespace wyvern::testing {
 namespace {
@@ -20,22 +21,24 @@ class Maker {
   Maker(OperatorData& data, Gate gate, std::uint64_t seed)
       : p_(data.problem), data_(data), gate_(gate), engine_(seed) {}
 
-  HostTensor make(const TensorSpec& spec) {
-    const std::string_view name = spec.name;
+  HostTensor make(const TensorSpec& spec, Quantity holds) {
     const Shape shape = shape_of(spec);
-    if (name == "q" || name == "k")
-      return p_.use_qk_l2norm ? normal(engine_, spec.dtype, shape)
-                              : unit_rows(engine_, spec.dtype, shape);
-    if (name == "beta" && !p_.use_beta_sigmoid) return uniform(engine_, spec.dtype, shape, 0, 1);
-    if (name == "g" && p_.use_gate_in_kernel) return raw_gates(spec);
-    if (name == "g") return bounded_gates(spec);
-    if (name == "A_log") return uniform(engine_, spec.dtype, shape, 0, std::log(16.0));
-    if (name == "dt_bias") return uniform(engine_, spec.dtype, shape, -2, 0);
-    if (name == "initial_state" || name == "state") return normal(engine_, spec.dtype, shape, 0.5);
-    if (name == "cu_seqlens")
-      return HostTensor(spec.dtype, shape, {data_.cu_seqlens.begin(), data_.cu_seqlens.end()});
-    if (name == "state_index") return slots(spec);
-    return normal(engine_, spec.dtype, shape);
+    switch (holds) {
+      case Quantity::directions:
+        return p_.use_qk_l2norm ? normal(engine_, spec.dtype, shape)
+                                : unit_rows(engine_, spec.dtype, shape);
+      case Quantity::rates:
+        return p_.use_beta_sigmoid ? normal(engine_, spec.dtype, shape)
+                                   : uniform(engine_, spec.dtype, shape, 0, 1);
+      case Quantity::gates: return p_.use_gate_in_kernel ? raw_gates(spec) : bounded_gates(spec);
+      case Quantity::gate_rates: return uniform(engine_, spec.dtype, shape, 0, std::log(16.0));
+      case Quantity::gate_biases: return uniform(engine_, spec.dtype, shape, -2, 0);
+      case Quantity::states: return normal(engine_, spec.dtype, shape, 0.5);
+      case Quantity::seqlens:
+        return HostTensor(spec.dtype, shape, {data_.cu_seqlens.begin(), data_.cu_seqlens.end()});
+      case Quantity::state_slots: return slots(spec);
+      default: return normal(engine_, spec.dtype, shape);
+    }
   }
 
  private:
@@ -106,9 +109,8 @@ Problem packed(Problem problem, const std::vector<std::int64_t>& lengths) {
   return problem;
 }
 
-bool is_kept(std::string_view name) {
-  constexpr std::array<std::string_view, 7> kKept{"Tinv", "Aqk", "w", "qg", "kg", "h", "v_new"};
-  return std::find(kKept.begin(), kKept.end(), name) != kKept.end();
+bool is_kept(const Problem& problem, std::string_view name) {
+  return definition_of(problem).rule(name).role == TensorRole::kept;
 }
 
 HostTensor host_tensor(const TensorSpec& spec) { return HostTensor(spec.dtype, shape_of(spec)); }
@@ -124,8 +126,9 @@ OperatorData make_data(const Problem& problem, Gate gate, std::uint64_t seed,
   }
   Maker maker(data, gate, seed);
   for (const TensorSpec& spec : tensor_specs(data.problem))
-    if (spec.present && spec.access != TensorAccess::out && !is_kept(spec.name))
-      data.tensors[std::string(spec.name)] = maker.make(spec);
+    if (spec.present && spec.access != TensorAccess::out && !is_kept(data.problem, spec.name))
+      data.tensors[std::string(spec.name)] =
+          maker.make(spec, definition_of(data.problem).rule(spec.name).holds);
   return data;
 }
 

@@ -30,7 +30,7 @@ struct OperatorData {
 Problem packed(Problem problem, const std::vector<std::int64_t>& lengths);
 
 /// Whether the tensor is one that disable_recompute hands from the forward to the backward pass.
-bool is_kept(std::string_view name);
+bool is_kept(const Problem& problem, std::string_view name);
 
 /// A tensor of zeros as the spec wants it.
 HostTensor host_tensor(const TensorSpec& spec);

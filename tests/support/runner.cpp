@@ -395,7 +395,7 @@ OperatorData with_kept(const Device& device, const Operator& forward, const Oper
   expect_matches_oracle(inputs, outputs);
   OperatorData result = data;
   for (auto& [name, tensor] : outputs)
-    if (is_kept(name)) result.tensors[name] = std::move(tensor);
+    if (is_kept(data.problem, name)) result.tensors[name] = std::move(tensor);
   return result;
 }
 

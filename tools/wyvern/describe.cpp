@@ -1,6 +1,12 @@
 #include "tools/wyvern/describe.hpp"
 
 #include <algorithm>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <variant>
+
+#include "runtime/problem_fields.hpp"
 
 namespace wyvern::cli {
 namespace {
@@ -9,6 +15,20 @@ Json to_json(const Value& value) {
   if (const bool* flag = std::get_if<bool>(&value)) return *flag;
   if (const std::int64_t* number = std::get_if<std::int64_t>(&value)) return *number;
   return to_string(value);
+}
+
+// A field's value as a document has it.
+Json plain(std::monostate) { return nullptr; }
+template <class T>
+Json plain(const T& value) {
+  if constexpr (std::is_enum_v<T>)
+    return to_string(value);
+  else
+    return value;
+}
+template <class T>
+Json plain(const std::optional<T>& value) {
+  return value ? plain(*value) : Json(nullptr);
 }
 
 }  // namespace
@@ -20,39 +40,14 @@ Json to_json(const Values& values) {
 }
 
 Json to_json(const Problem& p) {
-  Json json{{"operator", p.op},
-            {"pass", to_string(p.pass)},
-            {"B", p.B},
-            {"T", p.T},
-            {"H", p.H},
-            {"HV", p.HV},
-            {"K", p.K},
-            {"V", p.V},
-            {"N", p.N},
-            {"packed", p.packed},
-            {"dtype", to_string(p.dtype)},
-            {"beta_dtype", to_string(p.beta_dtype)},
-            {"g_dtype", to_string(p.g_dtype)},
-            {"state_dtype", to_string(p.state_dtype)},
-            {"scale", scale_of(p)},
-            {"precision", to_string(precision_floor(p))},
-            {"use_qk_l2norm", p.use_qk_l2norm},
-            {"use_gate_in_kernel", p.use_gate_in_kernel},
-            {"has_A_log", p.use_gate_in_kernel && p.has_A_log},
-            {"has_dt_bias", p.has_dt_bias},
-            {"lower_bound", p.lower_bound ? Json(*p.lower_bound) : Json(nullptr)},
-            {"safe_gate", p.safe_gate},
-            {"use_beta_sigmoid", p.use_beta_sigmoid},
-            {"allow_neg_eigval", p.allow_neg_eigval},
-            {"initial_state", p.initial_state},
-            {"output_final_state", p.output_final_state},
-            {"state_v_first", p.state_v_first},
-            {"chunk_size", p.chunk_size ? Json(*p.chunk_size) : Json(nullptr)},
-            {"disable_recompute", p.disable_recompute},
-            {"return_intermediate_states", p.return_intermediate_states},
-            {"inplace_state", p.inplace_state},
-            {"state_index", p.state_index},
-            {"state_slots", p.state_index ? Json(p.state_slots) : Json(nullptr)}};
+  Json json = Json::object();
+  for (const ProblemField& field : problem_fields()) {
+    const std::string name(field.shown_name.empty() ? field.name : field.shown_name);
+    if (field.shown != nullptr)
+      json[name] = std::visit([](const auto& value) { return plain(value); }, field.shown(p));
+    else
+      json[name] = visit_field(field, p, [](const auto& value) { return plain(value); });
+  }
   json["key"] = problem_key(p).to_string();
   return json;
 }

@@ -1,10 +1,17 @@
 #include "tools/wyvern/example.hpp"
 
+#include <wyvern/error.hpp>
 #include <wyvern/runtime.hpp>
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
+#include <utility>
 #include <vector>
+
+#include "runtime/operators/operator.hpp"
 
 namespace wyvern::cli {
 namespace {
@@ -57,8 +64,32 @@ enum class Stream : std::uint64_t {
   dt_bias,
   output_gradient,
   state_gradient,
-  state_index
+  state_index,
+  erase,
+  write
 };
+
+/// The stream of an input that is drawn; a state updated in place has that of an initial state.
+Stream stream_of(std::string_view name) {
+  constexpr std::pair<std::string_view, Stream> kStreams[] = {
+      {"q", Stream::q},
+      {"k", Stream::k},
+      {"v", Stream::v},
+      {"beta", Stream::beta},
+      {"g", Stream::g},
+      {"initial_state", Stream::initial_state},
+      {"state", Stream::initial_state},
+      {"A_log", Stream::A_log},
+      {"dt_bias", Stream::dt_bias},
+      {"do", Stream::output_gradient},
+      {"dht", Stream::state_gradient},
+      {"state_index", Stream::state_index},
+      {"erase", Stream::erase},
+      {"write", Stream::write}};
+  for (const auto& [known, stream] : kStreams)
+    if (known == name) return stream;
+  throw Error(ErrorKind::kBadInput, fmt::format("{} is not an input that is drawn", name));
+}
 
 using Shape = std::vector<std::int64_t>;
 
@@ -138,30 +169,33 @@ HostTensor slots(const Problem& p, std::uint64_t seed) {
 }
 
 /// One input.
-HostTensor make_input(std::string_view name, DType dtype, const Shape& shape,
+HostTensor make_input(const TensorRule& rule, DType dtype, const Shape& shape,
                       const Selection& selection, std::uint64_t seed) {
   const Problem& p = selection.problem;
-  const auto normal = [](double deviation) {
-    return [deviation](Random& random, std::int64_t) { return deviation * random.normal(); };
+  if (rule.holds == Quantity::seqlens) return integer_tensor(dtype, selection.cu_seqlens);
+  const Stream stream = stream_of(rule.name);
+  const auto normal = [&](double deviation) {
+    return filled(dtype, shape, seed, stream, [deviation](Random& random, std::int64_t) {
+      return deviation * random.normal();
+    });
   };
-  const auto uniform = [](double least, double width) {
-    return [least, width](Random& random, std::int64_t) {
+  const auto uniform = [&](double least, double width) {
+    return filled(dtype, shape, seed, stream, [least, width](Random& random, std::int64_t) {
       const double scaled = width * random.uniform();
       return least + scaled;
-    };
+    });
   };
-  if (name == "q") return unit_rows(dtype, shape, seed, Stream::q);
-  if (name == "k") return unit_rows(dtype, shape, seed, Stream::k);
-  if (name == "v") return filled(dtype, shape, seed, Stream::v, normal(1));
-  if (name == "beta") return filled(dtype, shape, seed, Stream::beta, uniform(0.02, 0.96));
-  if (name == "g") return log_decay(p, shape, seed);
-  if (name == "A_log") return filled(dtype, shape, seed, Stream::A_log, uniform(-1.0, 3.5));
-  if (name == "dt_bias") return filled(dtype, shape, seed, Stream::dt_bias, uniform(-6.0, 4.0));
-  if (name == "do") return filled(dtype, shape, seed, Stream::output_gradient, normal(1));
-  if (name == "dht") return filled(dtype, shape, seed, Stream::state_gradient, normal(0.25));
-  if (name == "cu_seqlens") return integer_tensor(dtype, selection.cu_seqlens);
-  if (name == "state_index") return slots(p, seed);
-  return filled(dtype, shape, seed, Stream::initial_state, normal(0.25));
+  switch (rule.holds) {
+    case Quantity::directions: return unit_rows(dtype, shape, seed, stream);
+    case Quantity::rates: return uniform(0.02, 0.96);
+    case Quantity::gates: return log_decay(p, shape, seed);
+    case Quantity::gate_rates: return uniform(-1.0, 3.5);
+    case Quantity::gate_biases: return uniform(-6.0, 4.0);
+    case Quantity::states:
+    case Quantity::state_gradient: return normal(0.25);
+    case Quantity::state_slots: return slots(p, seed);
+    default: return normal(1);
+  }
 }
 
 }  // namespace
@@ -172,12 +206,13 @@ Tensors make_example(const Selection& selection, std::uint64_t seed) {
   problem.disable_recompute = false;  // what it keeps is no input of a user's
   if (gate_kind(problem) != GateKind::none && !problem.use_gate_in_kernel)
     problem.use_gate_in_kernel = problem.has_dt_bias = true;
+  const OperatorDefinition& definition = definition_of(problem);
   Tensors tensors;
   for (const TensorSpec& spec : tensor_specs(problem))
     if (spec.present && spec.access != TensorAccess::out)
       tensors[std::string(spec.name)] =
-          make_input(spec.name, spec.dtype, {spec.shape.begin(), spec.shape.begin() + spec.rank},
-                     selection, seed);
+          make_input(definition.rule(spec.name), spec.dtype,
+                     {spec.shape.begin(), spec.shape.begin() + spec.rank}, selection, seed);
   return tensors;
 }
 

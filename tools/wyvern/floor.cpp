@@ -1,13 +1,10 @@
 #include "tools/wyvern/floor.hpp"
 
-#include <wyvern/runtime.hpp>
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cmath>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -130,58 +127,7 @@ Peak cuda_peak(const DeviceInfo& info, const Problem& problem) {
           h200 ? "measured on an H200" : "the driver's figures and the architecture's rates"};
 }
 
-double real(std::int64_t count) { return static_cast<double>(count); }
-
-double tokens_of(const Problem& p) { return real(p.B) * real(p.T); }
-
-/// Every tensor once, what is read and written twice; of a pool of states only what the sequences
-/// use.
-double bytes_of(const Problem& p) {
-  double bytes = 0;
-  for (const TensorSpec& spec : tensor_specs(p)) {
-    if (!spec.present) continue;
-    double elements = 1;
-    for (int i = 0; i < spec.rank; ++i) elements *= real(spec.shape[static_cast<std::size_t>(i)]);
-    const bool pool = p.state_index && (spec.name == "initial_state" || spec.name == "state");
-    if (pool && p.state_slots > p.N) elements *= real(p.N) / real(p.state_slots);
-    const double times = spec.access == TensorAccess::inout ? 2 : 1;
-    bytes += times * elements * real(static_cast<std::int64_t>(size_of(spec.dtype)));
-  }
-  if (p.pass == Pass::backward && !p.disable_recompute) {
-    const double chunks = std::max(tokens_of(p) / real(kept_chunk_size(p)), real(p.N));
-    if (tokens_of(p) > 0)
-      bytes += 2 * chunks * real(p.HV * p.K) * real(p.V) *
-               real(static_cast<std::int64_t>(size_of(p.dtype)));
-  }
-  return bytes;
-}
-
-/// FLOPs of a token and value head as multiples of K V, C V, C K (of which some are shared by the
-/// value heads of a group where the gate is no vector) and C^2.
-struct Products {
-  double KV, CV, CK, shared_CK, CC;
-};
-
-Products products_of(const Problem& p) {
-  if (p.pass == Pass::recurrent) return {6, 0, 0, 0, 0};
-  if (p.pass == Pass::forward) return {6, 4, 0, 4, 2};
-  return p.disable_recompute ? Products{12, 8, 10, 4, 0} : Products{16, 10, 12, 4, 2};
-}
-
-double flops_of(const Problem& p) {
-  const Products n = products_of(p);
-  const double K = real(p.K), V = real(p.V);
-  const double longest = p.N > 0 ? std::ceil(tokens_of(p) / real(p.N)) : 0;
-  const double C = std::min(real(kept_chunk_size(p)), longest);
-  const double shared =
-      gate_kind(p) == GateKind::vector ? n.shared_CK : n.shared_CK * real(p.H) / real(p.HV);
-  return tokens_of(p) * real(p.HV) *
-         (n.KV * K * V + n.CV * C * V + (n.CK + shared) * C * K + n.CC * C * C);
-}
-
 }  // namespace
-
-Work work_of(const Problem& problem) { return {bytes_of(problem), flops_of(problem)}; }
 
 Peak device_peak(const Device& device, const Problem& problem) {
   const DeviceInfo& info = device.info();

@@ -11,6 +11,8 @@
 #include <map>
 #include <utility>
 
+#include "runtime/operators/operator.hpp"
+
 namespace wyvern::cli {
 namespace {
 
@@ -52,20 +54,7 @@ void need_dtype(const HostTensor& tensor, std::string_view name, std::vector<DTy
 
 /// An input's shape in the specification's letters.
 std::string symbols_of(std::string_view name, const Problem& p) {
-  const bool kda = gate_kind(p) == GateKind::vector;
-  if (name == "q" || name == "k") return "[B,T,H,K]";
-  if (name == "w" || name == "qg" || name == "kg") return "[B,T,HV,K]";
-  if (name == "v" || name == "do" || name == "v_new") return "[B,T,HV,V]";
-  if (name == "beta") return "[B,T,HV]";
-  if (name == "g") return kda ? "[B,T,HV,K]" : "[B,T,HV]";
-  if (name == "A_log") return "[HV]";
-  if (name == "dt_bias") return kda ? "[HV,K]" : "[HV]";
-  if (name == "cu_seqlens") return "[N+1]";
-  if (name == "state_index") return "[N]";
-  if (name == "Tinv" || name == "Aqk") return "[B,T,HV,C]";
-  if (name == "h") return "[NT,HV,K,V]";
-  const bool pool = p.state_index && name != "dht";
-  return fmt::format("[{},HV,{}]", pool ? "S" : "N", p.state_v_first ? "V,K" : "K,V");
+  return wyvern::symbols_of(definition_of(p).rule(name), p);
 }
 
 void infer_dimensions(const Tensors& tensors, Problem& p) {
@@ -84,20 +73,23 @@ void infer_dimensions(const Tensors& tensors, Problem& p) {
   p.V = v.shape[3];
 }
 
-/// beta and g: their dtypes are the caller's choice.
+/// Those of rates and gates are the caller's choice.
 void infer_dtypes(const Tensors& tensors, Problem& p) {
   p.beta_dtype = p.dtype;
-  if (const HostTensor* beta = find(tensors, "beta")) {
-    need_dtype(*beta, "beta", {p.dtype, DType::fp32});
-    p.beta_dtype = beta->dtype;
+  for (const TensorRule& rule : definition_of(p).tensors()) {
+    const HostTensor* tensor = find(tensors, std::string(rule.name));
+    if (tensor == nullptr) continue;
+    if (rule.holds == Quantity::rates) {
+      need_dtype(*tensor, rule.name, {p.dtype, DType::fp32});
+      p.beta_dtype = tensor->dtype;
+    } else if (rule.holds == Quantity::gates) {
+      if (gate_kind(p) == GateKind::vector)
+        need_dtype(*tensor, rule.name, {DType::bf16, DType::fp16, DType::fp32});
+      else
+        need_dtype(*tensor, rule.name, {p.dtype, DType::fp32});
+      p.g_dtype = tensor->dtype;
+    }
   }
-  const HostTensor* g = find(tensors, "g");
-  if (g == nullptr || gate_kind(p) == GateKind::none) return;
-  if (gate_kind(p) == GateKind::vector)
-    need_dtype(*g, "g", {DType::bf16, DType::fp16, DType::fp32});
-  else
-    need_dtype(*g, "g", {p.dtype, DType::fp32});
-  p.g_dtype = g->dtype;
 }
 
 /// The values of a 1-D tensor of int32 or int64.
@@ -150,6 +142,7 @@ void infer_states(Tensors& tensors, Problem& p) {
 }
 
 void infer_gate(const Tensors& tensors, Problem& p) {
+  if (definition_of(p).facts().optional_gate) p.has_g = tensors.contains("g");
   if (!p.use_gate_in_kernel) return;
   p.has_A_log = tensors.contains("A_log") || !p.lower_bound;
   p.has_dt_bias = tensors.contains("dt_bias");

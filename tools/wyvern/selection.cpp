@@ -10,6 +10,8 @@
 #include <charconv>
 #include <cmath>
 #include <map>
+#include <type_traits>
+#include <variant>
 
 namespace wyvern::cli {
 namespace {
@@ -104,18 +106,69 @@ void apply_seqlens(std::string_view text, bool tokens_given, Selection& selectio
 /// What is given and wanted of states.
 void apply_states(const SelectionFlags& flags, Problem& problem) {
   problem.initial_state = problem.output_final_state = !problem.inplace_state;
-  if (!flags.state_index) return;
-  problem.state_index = true;
-  problem.state_slots = parse_integer("--state-index", *flags.state_index, 1, kMostTokens);
+  problem.state_index = flags.fields.find("state_slots") != nullptr;
 }
 
 /// A preset's bound goes with the gate that it shapes; one that is given stays, to be judged.
 void apply_gate(const SelectionFlags& flags, const OptionFlags& options, Problem& problem) {
-  if (!problem.use_gate_in_kernel && !problem.safe_gate && !options.lower_bound)
+  if (!problem.use_gate_in_kernel && !problem.safe_gate && options.find("lower_bound") == nullptr)
     problem.lower_bound.reset();
-  problem.has_A_log = !flags.no_A_log;
-  problem.has_dt_bias = problem.use_gate_in_kernel && !flags.no_dt_bias;
+  problem.has_dt_bias = problem.use_gate_in_kernel && flags.fields.find("has_dt_bias") == nullptr;
 }
+
+/// Sets a field to what its option was given.
+struct FieldSetter {
+  const FieldOption& option;
+  const std::string& text;
+
+  void operator()(std::int64_t& value) const {
+    value = parse_integer(option.name, text, option.least, option.most);
+  }
+  void operator()(std::optional<std::int64_t>& value) const {
+    value = parse_integer(option.name, text, option.least, option.most);
+  }
+  void operator()(std::optional<float>& value) const {
+    if (text == "none")
+      value.reset();
+    else
+      value = parse_float(option.name, text);
+  }
+  void operator()(std::optional<Precision>& value) const {
+    value = parse_precision(text);
+    if (!value) reject("{} is '{}'; it must be one of ieee, tf32x3, tf32", option.name, text);
+  }
+  void operator()(bool& value) const {
+    value = (text == "true") != option.name.starts_with("--no-");
+  }
+  void operator()(DType& value) const { value = parse_element_type(option.name, text); }
+  void operator()(Pass& value) const { value = parse_pass(text); }
+  void operator()(std::string& value) const { value = text; }
+};
+
+/// The option that gives a field the value it has; empty for the value that it has without one.
+struct OptionWriter {
+  const FieldOption& option;
+
+  std::string operator()(const auto& value, const auto& otherwise) const {
+    return value == otherwise ? "" : fmt::format("{} {}", option.name, text(value));
+  }
+  std::string operator()(bool value, bool otherwise) const {
+    return value == otherwise ? "" : std::string(option.name);
+  }
+
+ private:
+  template <class T>
+  static std::string text(const T& value) {
+    if constexpr (std::is_enum_v<T>)
+      return std::string(to_string(value));
+    else
+      return fmt::format("{}", value);
+  }
+  template <class T>
+  static std::string text(const std::optional<T>& value) {
+    return value ? text(*value) : "none";
+  }
+};
 
 }  // namespace
 
@@ -138,51 +191,38 @@ void add_selection(CLI::App& verb, SelectionFlags& flags) {
                               kDefaultTokens, kDecodedTokens));
   verb.add_option("--batch", flags.batch, "B of a preset (default 1)");
   add_dtype(verb, flags.dtype);
-  verb.add_option("--g-dtype", flags.g_dtype, "of g: bf16, fp16 or fp32 (default)");
-  verb.add_option("--state-index", flags.state_index,
-                  "slots of a pool of states that an index tensor points into; recurrent only");
-  verb.add_flag("--no-A-log", flags.no_A_log, "A_log is absent; needs --lower-bound");
-  verb.add_flag("--no-dt-bias", flags.no_dt_bias, "dt_bias is absent");
+  flags.fields.add(verb, FieldOption::For::synthetic);
 }
-
-namespace {
-
-/// A flag that remembers whether it was given, as --name or --name=false.
-void add_switch(CLI::App& verb, const std::string& name, std::optional<bool>& value,
-                const std::string& description) {
-  verb.add_flag_function(name, [&value](std::int64_t count) { value = count > 0; }, description);
-}
-
-}  // namespace
 
 void add_pass(CLI::App& verb, std::optional<std::string>& pass, const std::string& otherwise) {
   verb.add_option("--pass", pass,
                   fmt::format("forward, backward or recurrent (default {})", otherwise));
 }
 
-void add_options(CLI::App& verb, OptionFlags& flags) {
-  add_pass(verb, flags.pass, "forward");
-  verb.add_option("--scale", flags.scale, "factor on o (default K^-0.5)");
-  verb.add_option("--precision", flags.precision,
-                  "floor of fp32 products: ieee, tf32x3 (default for fp32) or tf32");
-  verb.add_option("--lower-bound", flags.lower_bound,
-                  "of the gate, in [-5, 0); kda only; none: not even a preset's");
-  verb.add_flag("--safe-gate", flags.safe_gate, "promises g >= the lower bound");
-  add_switch(verb, "--use-qk-l2norm", flags.use_qk_l2norm,
-             "normalize the rows of q and k (=false where a preset would)");
-  add_switch(verb, "--use-gate-in-kernel", flags.use_gate_in_kernel,
-             "g is the raw gate input; needs A_log (=false where a preset would)");
-  verb.add_flag("--use-beta-sigmoid", flags.use_beta_sigmoid, "beta are logits");
-  verb.add_flag("--allow-neg-eigval", flags.allow_neg_eigval,
-                "beta is 2 sigmoid(beta); needs --use-beta-sigmoid");
-  verb.add_flag("--state-v-first", flags.state_v_first, "states are [N,HV,V,K]");
-  verb.add_option("--chunk-size", flags.chunk_size, "16, 32, 64 or 128 (default: tuned)");
-  verb.add_flag("--disable-recompute", flags.disable_recompute,
-                "the forward pass returns what the backward pass would rebuild");
-  verb.add_flag("--return-intermediate-states", flags.return_intermediate_states,
-                "the forward pass returns the state that enters every chunk");
-  verb.add_flag("--inplace-state", flags.inplace_state,
-                "the recurrent pass reads and writes `state`");
+void add_options(CLI::App& verb, OptionFlags& flags) { flags.add(verb, FieldOption::For::every); }
+
+void FieldFlags::add(CLI::App& verb, FieldOption::For verbs) {
+  for (const ProblemField& field : problem_fields()) {
+    if (field.option.verbs != verbs) continue;
+    std::string help(field.help);
+    if (const std::string scope = scope_text(field.scope); !scope.empty()) help += "; " + scope;
+    std::optional<std::string>& text = texts_[field.name];
+    const std::string name(field.option.name);
+    if (std::holds_alternative<bool Problem::*>(field.member))
+      verb.add_flag_function(
+          name, [&text](std::int64_t count) { text = count > 0 ? "true" : "false"; }, help);
+    else
+      verb.add_option(name, text, help);
+  }
+}
+
+const std::string* FieldFlags::find(std::string_view field) const {
+  const auto found = texts_.find(field);
+  return found == texts_.end() || !found->second ? nullptr : &*found->second;
+}
+
+void FieldFlags::set(std::string_view field, const std::string& text) {
+  texts_[problem_field(field).name] = text;
 }
 
 void add_device(CLI::App& verb, std::optional<std::string>& device) {
@@ -231,29 +271,10 @@ Problem parse_shape(std::string_view text, Problem base,
   return base;
 }
 
-void apply(const OptionFlags& options, Problem& problem) {
-  if (options.pass) problem.pass = parse_pass(*options.pass);
-  if (options.scale) problem.scale = parse_float("--scale", *options.scale);
-  if (options.lower_bound == "none")
-    problem.lower_bound.reset();
-  else if (options.lower_bound)
-    problem.lower_bound = parse_float("--lower-bound", *options.lower_bound);
-  if (options.precision) {
-    problem.precision = parse_precision(*options.precision);
-    if (!problem.precision)
-      reject("--precision is '{}'; it must be one of ieee, tf32x3, tf32", *options.precision);
-  }
-  if (options.chunk_size)
-    problem.chunk_size = parse_integer("--chunk-size", *options.chunk_size, 16, 128);
-  problem.use_qk_l2norm = options.use_qk_l2norm.value_or(problem.use_qk_l2norm);
-  problem.use_gate_in_kernel = options.use_gate_in_kernel.value_or(problem.use_gate_in_kernel);
-  problem.safe_gate = options.safe_gate;
-  problem.use_beta_sigmoid = options.use_beta_sigmoid;
-  problem.allow_neg_eigval = options.allow_neg_eigval;
-  problem.state_v_first = options.state_v_first;
-  problem.disable_recompute = options.disable_recompute;
-  problem.return_intermediate_states = options.return_intermediate_states;
-  problem.inplace_state = options.inplace_state;
+void apply(const FieldFlags& flags, Problem& problem) {
+  for (const ProblemField& field : problem_fields())
+    if (const std::string* text = flags.find(field.name))
+      visit_field(field, problem, FieldSetter{field.option, *text});
 }
 
 Selection select(const SelectionFlags& flags, const OptionFlags& options) {
@@ -262,13 +283,13 @@ Selection select(const SelectionFlags& flags, const OptionFlags& options) {
     reject("--preset and --shape are both given; only one of them may be");
   if (!flags.preset && !flags.shape)
     reject("--preset or --shape is missing; give one, as in --preset qwen3-next-80b");
-  const Pass pass = options.pass ? parse_pass(*options.pass) : Pass::forward;
+  const std::string* const given_pass = options.find("pass");
+  const Pass pass = given_pass != nullptr ? parse_pass(*given_pass) : Pass::forward;
   Selection selection;
   Problem& problem = selection.problem;
   problem = flags.preset ? from_preset(flags, pass) : from_shape(flags);
   problem.op = flags.op;
   problem.dtype = problem.beta_dtype = parse_element_type("--dtype", flags.dtype);
-  problem.g_dtype = flags.g_dtype ? parse_element_type("--g-dtype", *flags.g_dtype) : DType::fp32;
   problem.state_dtype = DType::fp32;
   problem.seqlens_dtype = DType::int64;
   if (flags.tokens) problem.T = parse_integer("--tokens", *flags.tokens, 0, kMostTokens);
@@ -278,6 +299,7 @@ Selection select(const SelectionFlags& flags, const OptionFlags& options) {
                                                flags.shape->find(",T=") != std::string::npos));
     apply_seqlens(*flags.seqlens, tokens_given, selection);
   }
+  apply(flags.fields, problem);
   apply(options, problem);
   apply_states(flags, problem);
   apply_gate(flags, options, problem);
@@ -286,24 +308,15 @@ Selection select(const SelectionFlags& flags, const OptionFlags& options) {
 }
 
 std::vector<std::string> run_options(const Problem& p) {
+  const Problem plain;
   std::vector<std::string> options;
-  const auto add = [&](bool given, std::string text) {
-    if (given) options.push_back(std::move(text));
-  };
-  add(p.pass != Pass::forward, fmt::format("--pass {}", to_string(p.pass)));
-  add(p.scale.has_value(), fmt::format("--scale {}", p.scale.value_or(0)));
-  add(p.precision.has_value(), fmt::format("--precision {}", to_string(precision_floor(p))));
-  add(p.lower_bound.has_value(), fmt::format("--lower-bound {}", p.lower_bound.value_or(0)));
-  add(p.safe_gate, "--safe-gate");
-  add(p.use_qk_l2norm, "--use-qk-l2norm");
-  add(p.use_gate_in_kernel, "--use-gate-in-kernel");
-  add(p.use_beta_sigmoid, "--use-beta-sigmoid");
-  add(p.allow_neg_eigval, "--allow-neg-eigval");
-  add(p.state_v_first, "--state-v-first");
-  add(p.chunk_size.has_value(), fmt::format("--chunk-size {}", p.chunk_size.value_or(0)));
-  add(p.disable_recompute, "--disable-recompute");
-  add(p.return_intermediate_states, "--return-intermediate-states");
-  add(p.inplace_state, "--inplace-state");
+  for (const ProblemField& field : problem_fields()) {
+    if (field.option.verbs != FieldOption::For::every) continue;
+    std::string text = std::visit(
+        [&](auto member) { return OptionWriter{field.option}(p.*member, plain.*member); },
+        field.member);
+    if (!text.empty()) options.push_back(std::move(text));
+  }
   return options;
 }
 

@@ -7,34 +7,40 @@
 #include <CLI/App.hpp>
 #include <cstdint>
 #include <initializer_list>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "runtime/problem_fields.hpp"
+
 namespace wyvern::cli {
+
+/// Options that set fields of Problem, as given: what a row of problem_fields() is set to by the
+/// option that it names.
+class FieldFlags {
+ public:
+  /// Adds the options for these verbs to the verb.
+  void add(CLI::App& verb, FieldOption::For verbs);
+  /// The text given for a field; null where its option was not given. A flag is "true" or "false".
+  const std::string* find(std::string_view field) const;
+  void set(std::string_view field, const std::string& text);
+
+ private:
+  std::map<std::string_view, std::optional<std::string>> texts_;  ///< by the field's name
+};
 
 /// What a synthetic problem is made from, as given: --preset, --shape, --seqlens, ...
 struct SelectionFlags {
   std::string op;
-  std::optional<std::string> preset, shape, seqlens, tokens, batch, state_index, g_dtype;
+  std::optional<std::string> preset, shape, seqlens, tokens, batch;
   std::string dtype = "bf16";
-  bool no_A_log = false;
-  bool no_dt_bias = false;
+  FieldFlags fields;  ///< of what a file's tensors would say
 };
 
-/// The pass and the operator's options as given. Those that a preset may set are optional.
-struct OptionFlags {
-  std::optional<std::string> pass, scale, precision, lower_bound, chunk_size;
-  std::optional<bool> use_qk_l2norm, use_gate_in_kernel;
-  bool safe_gate = false;
-  bool use_beta_sigmoid = false;
-  bool allow_neg_eigval = false;
-  bool state_v_first = false;
-  bool disable_recompute = false;
-  bool return_intermediate_states = false;
-  bool inplace_state = false;
-};
+/// The pass and the operator's options as given.
+using OptionFlags = FieldFlags;
 
 /// A problem and the sequence boundaries of its packed batch.
 struct Selection {
@@ -65,7 +71,7 @@ Selection select(const SelectionFlags& flags, const OptionFlags& options);
 std::vector<std::string> run_options(const Problem& problem);
 
 /// Lays the options over the problem; throws Error(kBadInput) for one that does not parse.
-void apply(const OptionFlags& options, Problem& problem);
+void apply(const FieldFlags& options, Problem& problem);
 
 /// Parses --shape's B=..,T=..,H=..,HV=..,K=..,V=.. over the dimensions of `base`; HV follows a
 /// given H and V a given K. Throws Error(kBadInput), also when one of `needed` is missing.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "runtime/plan.hpp"
@@ -13,11 +14,14 @@
 namespace wyvern::cli {
 
 /// bf16, H=16, HV=32, K=V=128, T=2048, with initial and final state; every option set that brings a
-/// stage of its own. Pass by pass and operator by operator, the gated delta rule first.
+/// stage of its own. Pass by pass and operator by operator, Problem's own operator first.
 inline std::vector<Problem> stage_problems() {
+  std::vector<std::string> names{Problem{}.op};
+  for (const std::string_view op : operators())
+    if (op != names.front()) names.emplace_back(op);
   std::vector<Problem> problems;
   for (const Pass pass : {Pass::forward, Pass::backward, Pass::recurrent})
-    for (const char* op : {"gated_delta_rule", "kda", "delta_rule"})
+    for (const std::string& op : names)
       for (const bool everything : {false, true}) {
         Problem p;
         p.op = op;
@@ -34,27 +38,33 @@ inline std::vector<Problem> stage_problems() {
   return problems;
 }
 
+/// Whether the problem's pass has all stages of the template.
+inline bool has_stages(const Problem& problem, const Template& t) {
+  const std::vector<StageUse> uses = stage_uses(problem);
+  return std::all_of(t.covers.begin(), t.covers.end(), [&](const Cover& cover) {
+    return std::any_of(uses.begin(), uses.end(),
+                       [&](const StageUse& use) { return use.stage == cover.stage->name; });
+  });
+}
+
 /// The first of them whose pass has all stages of the template, without the options that these
 /// stages do not need; the first of all for a stage that no pass uses.
 inline Problem stage_problem(const Template& t) {
   const std::vector<Problem> problems = stage_problems();
-  for (const Problem& problem : problems) {
-    const std::vector<StageUse> uses = stage_uses(problem);
-    const auto used = [&](const Cover& cover) {
-      return std::any_of(uses.begin(), uses.end(),
-                         [&](const StageUse& use) { return use.stage == cover.stage->name; });
-    };
-    if (!std::all_of(t.covers.begin(), t.covers.end(), used)) continue;
-    Problem chosen = problem;
-    const bool gate = t.carries_out("gate") || t.carries_out("kda_gate") || t.carries_out("gate_bwd") ||
-                      t.carries_out("kda_gate_bwd") || t.carries_out("gate_param_sum");
-    chosen.use_gate_in_kernel = chosen.has_dt_bias = gate;
-    chosen.packed = t.carries_out("chunk_index");
-    chosen.use_qk_l2norm = false;
-    chosen.return_intermediate_states = chosen.state_v_first = t.carries_out("transpose_states");
-    return chosen;
-  }
-  return problems.front();
+  const auto found = std::find_if(problems.begin(), problems.end(),
+                                  [&](const Problem& problem) { return has_stages(problem, t); });
+  if (found == problems.end()) return problems.front();
+  Problem chosen = *found;
+  const auto drop = [&](bool Problem::* option, bool Problem::* with) {
+    Problem without = chosen;
+    without.*option = without.*with = false;
+    if (has_stages(without, t)) chosen = without;
+  };
+  drop(&Problem::use_gate_in_kernel, &Problem::has_dt_bias);
+  drop(&Problem::packed, &Problem::packed);
+  drop(&Problem::return_intermediate_states, &Problem::state_v_first);
+  chosen.use_qk_l2norm = false;
+  return chosen;
 }
 
 }  // namespace wyvern::cli

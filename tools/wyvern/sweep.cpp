@@ -10,6 +10,7 @@
 #include <numeric>
 #include <random>
 
+#include "runtime/operators/operator.hpp"
 #include "tools/wyvern/example.hpp"
 
 namespace wyvern::cli {
@@ -38,11 +39,29 @@ void size(Problem& p, std::int64_t B, std::int64_t T, std::int64_t H, std::int64
   p.V = V;
 }
 
+const OperatorFacts& facts_of(const Problem& p) { return definition_of(p).facts(); }
+
 void states(Problem& p) { p.initial_state = p.output_final_state = true; }
 
 /// The gate in the kernel, for an operator that has one.
 void gate_in_kernel(Problem& p) {
   p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
+}
+
+/// beta as logits, for an operator that has one.
+void beta_sigmoid(Problem& p, bool allow_neg_eigval) {
+  p.use_beta_sigmoid = facts_of(p).beta;
+  p.allow_neg_eigval = p.use_beta_sigmoid && allow_neg_eigval;
+}
+
+/// One to three steps a token in turn, for an operator that has several; the gate left out of every
+/// fifth case where it may be.
+void vary_operator(std::vector<Case>& cases) {
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    Problem& p = cases[i].selection.problem;
+    if (facts_of(p).householder) p.num_householder = 1 + static_cast<std::int64_t>(i + 1) % 3;
+    if (facts_of(p).optional_gate && i % 5 == 0 && !p.use_gate_in_kernel) p.has_g = false;
+  }
 }
 
 /// Several options meet in each case, so that a few cases have them all.
@@ -61,9 +80,10 @@ std::vector<Case> chunked_cases(const Problem& base) {
   size(problem(3), 1, 150, 2, 4, 64, 32);
   states(problem(3));
   gate_in_kernel(problem(3));
-  problem(3).use_qk_l2norm = problem(3).use_beta_sigmoid = true;
+  problem(3).use_qk_l2norm = true;
+  beta_sigmoid(problem(3), false);
   size(problem(4), 1, 90, 1, 3, 48, 64);
-  problem(4).use_beta_sigmoid = problem(4).allow_neg_eigval = true;
+  beta_sigmoid(problem(4), true);
   problem(4).chunk_size = 16;
   problem(4).initial_state = true;
   cases[4].gates = Gates::strong;
@@ -112,9 +132,9 @@ void add_more_chunked_cases(const Problem& base, std::vector<Case>& cases) {
   std::move(more.begin(), more.end(), std::back_inserter(cases));
 }
 
-/// The bounded gate of kda: shaped in the kernel with and without A_log, and promised.
+/// The bounded gate: shaped in the kernel with and without A_log, and promised.
 void add_bounded_cases(const Problem& base, std::vector<Case>& cases) {
-  if (gate_kind(base) != GateKind::vector) return;
+  if (!facts_of(base).lower_bound) return;
   const bool recurrent = base.pass == Pass::recurrent;
   for (int i = 0; i < 3; ++i) {
     Case c{{base, {}}};
@@ -149,13 +169,14 @@ std::vector<Case> recurrent_cases(const Problem& base) {
   problem(3).inplace_state = problem(3).state_index = true;
   problem(3).state_slots = 9;
   gate_in_kernel(problem(3));
-  problem(3).use_qk_l2norm = problem(3).use_beta_sigmoid = true;
+  problem(3).use_qk_l2norm = true;
+  beta_sigmoid(problem(3), false);
   size(problem(4), 4, 3, 1, 3, 48, 40);
   states(problem(4));
   problem(4).state_index = true;
   problem(4).state_slots = 6;
   problem(4).index_dtype = DType::int64;
-  problem(4).use_beta_sigmoid = problem(4).allow_neg_eigval = true;
+  beta_sigmoid(problem(4), true);
   size(problem(5), 2, 4, 1, 1, 256, 512);
   problem(5).inplace_state = problem(5).state_v_first = true;
   cases[5].gates = Gates::zero;
@@ -218,13 +239,12 @@ void draw_states(Draw& draw, Problem& p) {
 
 void draw_gate(Draw& draw, Case& c) {
   Problem& p = c.selection.problem;
-  const bool kda = gate_kind(p) == GateKind::vector;
   c.gates = draw.chance(3) ? (draw.chance(2) ? Gates::zero : Gates::strong) : Gates::typical;
   if (gate_kind(p) == GateKind::none) return;
   // dA_log is a sum over all tokens: of one head it may nearly vanish, of four it seldom does.
   p.use_gate_in_kernel = (p.HV >= 4 || p.pass != Pass::backward) && draw.chance(2);
   p.has_dt_bias = p.use_gate_in_kernel && draw.chance(2);
-  if (kda && draw.chance(2)) {
+  if (facts_of(p).lower_bound && draw.chance(2)) {
     p.lower_bound = -static_cast<float>(1 + draw.below(5));
     p.safe_gate = !p.use_gate_in_kernel || draw.chance(2);
     p.has_A_log = !p.use_gate_in_kernel || draw.chance(2);
@@ -236,13 +256,17 @@ Case random_case(const Problem& base, Draw& draw) {
   Case c{{base, {}}};
   c.seed = draw.seed();
   Problem& p = c.selection.problem;
+  if (facts_of(p).optional_gate) p.has_g = !draw.chance(4);
   draw_shape(draw, c);
   draw_states(draw, p);
   draw_gate(draw, c);
   if (draw.chance(2)) p.beta_dtype = DType::fp32;
   p.use_qk_l2norm = draw.chance(2);
-  p.use_beta_sigmoid = draw.chance(2);
-  p.allow_neg_eigval = p.use_beta_sigmoid && draw.chance(2);
+  if (facts_of(p).beta) {
+    p.use_beta_sigmoid = draw.chance(2);
+    p.allow_neg_eigval = p.use_beta_sigmoid && draw.chance(2);
+  }
+  if (facts_of(p).householder) p.num_householder = 1 + draw.below(3);
   if (p.pass == Pass::recurrent) return c;
   if (draw.chance(2)) p.chunk_size = draw.one_of<3>({16, 32, 64});
   p.disable_recompute = draw.chance(3);
@@ -287,7 +311,7 @@ std::vector<Number> numbers(const std::optional<std::string>& dtype,
   const std::optional<DType> only =
       dtype ? std::optional(parse_element_type("--dtype", *dtype)) : std::nullopt;
   OptionFlags options;
-  options.precision = precision;
+  if (precision) options.set("precision", *precision);
   Problem parsed;
   apply(options, parsed);
   std::vector<Number> chosen;
@@ -308,6 +332,7 @@ std::vector<Case> make_sweep(std::string_view op, Pass pass, const std::vector<N
   std::vector<Case> cases = pass == Pass::recurrent ? recurrent_cases(base) : chunked_cases(base);
   if (pass != Pass::recurrent) add_more_chunked_cases(base, cases);
   add_bounded_cases(base, cases);
+  vary_operator(cases);
   Draw draw(seed);
   for (Case& c : cases) c.seed = draw.seed();
   for (std::int64_t i = 0; i < extra; ++i) cases.push_back(random_case(base, draw));
@@ -344,7 +369,8 @@ std::vector<std::string> options_of(const Case& c) {
   add(uneven(p.K) || uneven(p.V), "K or V no power of two");
   add(p.K == 256 && p.V == 512, "K = 256, V = 512");
   add(p.scale.has_value(), "scale");
-  add(p.beta_dtype != p.dtype, "beta in fp32");
+  add(p.num_householder > 1, "num_householder");
+  add(p.beta_dtype != p.dtype, facts_of(p).beta ? "beta in fp32" : "erase and write in fp32");
   add(gated && p.g_dtype != DType::fp32, "g in 16 bits");
   add(p.packed, fmt::format("cu_seqlens {}", to_string(p.seqlens_dtype)));
   add(states, fmt::format("initial_state {}", to_string(p.state_dtype)));
@@ -358,6 +384,7 @@ std::vector<std::string> options_of(const Case& c) {
   add(p.lower_bound && p.use_gate_in_kernel, "lower_bound");
   add(p.use_gate_in_kernel && !p.has_A_log, "no A_log");
   add(p.safe_gate, "safe_gate");
+  add(!p.has_g, "no g");
   add(gated && c.gates == Gates::zero, "no decay");
   add(gated && has_strong_gates(c), "strong gates");
   add(p.chunk_size.has_value(), fmt::format("chunk_size {}", p.chunk_size.value_or(0)));
@@ -383,6 +410,7 @@ std::string describe(const Case& c) {
   if (p.initial_state) text += fmt::format(" initial_state={}", to_string(p.state_dtype));
   if (p.output_final_state) text += p.pass == Pass::backward ? " dht" : " final_state";
   if (p.state_index) text += fmt::format(" state_index of {} slots", p.state_slots);
+  if (!p.has_g) text += " no g";
   if (!p.has_A_log) text += " no A_log";
   if (p.has_dt_bias) text += " dt_bias";
   if (gate_kind(p) == GateKind::none) return text;

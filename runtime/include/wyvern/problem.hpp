@@ -28,7 +28,8 @@ std::string_view to_string(Pass pass) noexcept;
 /// Linear, arXiv 2510.26692).
 ///
 /// Shapes: q, k [B,T,H,K]; v, o [B,T,HV,V]; beta [B,T,HV]; g [B,T,HV] (gated_delta_rule) or
-/// [B,T,HV,K] (kda), absent for delta_rule; states [N,HV,K,V]. A packed batch has B = 1, T the sum
+/// [B,T,HV,K] (kda), absent for delta_rule; states [N,HV,K,V]. An operator of several steps a token
+/// has num_householder rows of k, v and beta for each. A packed batch has B = 1, T the sum
 /// of all lengths, and cu_seqlens [N+1]; else N = B. K is at most 256, HV a multiple of H, B T
 /// below 2^31; B, T and N may be 0. The backward pass of a forward problem is the same problem with
 /// `pass` changed: it takes do, dht where output_final_state is set, and gives the gradient of
@@ -40,9 +41,10 @@ struct Problem {
   std::int64_t B = 1, T = 0, H = 1, HV = 1, K = 128, V = 128;
   std::int64_t N = 1;
   bool packed = false;
+  std::int64_t num_householder = 1;  ///< steps of a token; above 1 where the operator has them
 
   DType dtype = DType::bf16;           ///< of q, k, v and o: bf16, fp16 or fp32
-  DType beta_dtype = DType::bf16;      ///< as dtype, or fp32
+  DType beta_dtype = DType::bf16;      ///< of beta, or of erase and write: as dtype, or fp32
   DType g_dtype = DType::fp32;         ///< as dtype, or fp32; of kda any of the three
   DType state_dtype = DType::fp32;     ///< of initial_state and state: fp32 or bf16
   DType seqlens_dtype = DType::int32;  ///< int32 or int64
@@ -54,6 +56,7 @@ struct Problem {
   bool use_qk_l2norm = false;          ///< q, k <- x / sqrt(sum x^2 + 1e-6)
   /// g <- -exp(A_log) softplus(g + dt_bias), or lower_bound sigmoid(exp(A_log) (g + dt_bias))
   bool use_gate_in_kernel = false;
+  bool has_g = true;                ///< g is given; may be false where the decay is optional
   bool has_A_log = true;            ///< A_log is given; may be false with lower_bound: 0 then
   bool has_dt_bias = false;         ///< dt_bias is given
   bool use_beta_sigmoid = false;    ///< beta <- sigmoid(beta)
@@ -78,8 +81,8 @@ struct Problem {
   DType index_dtype = DType::int32;  ///< of state_index: int32 or int64
 };
 
-/// How an operator's decay looks: none (delta_rule), one a head (gated_delta_rule), one a key
-/// channel (kda).
+/// How a problem's decay looks: none (delta_rule, or without has_g), one a head (gated_delta_rule),
+/// one a key channel (kda). None for an operator that this build has not.
 enum class GateKind : std::uint8_t { none, scalar, vector };
 GateKind gate_kind(const Problem& problem) noexcept;
 
@@ -125,7 +128,7 @@ std::span<const Preset> presets();
 /// Throws Error(kBadInput) that lists the known names.
 const Preset& find_preset(std::string_view name);
 
-/// The operators of this build.
+/// The operators of this build, by name.
 std::span<const std::string_view> operators();
 
 }  // namespace wyvern WYVERN_API

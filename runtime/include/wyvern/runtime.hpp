@@ -86,6 +86,8 @@ struct Arguments {
   TensorView q, k;           ///< [B,T,H,K]
   TensorView v;              ///< [B,T,HV,V]
   TensorView beta;           ///< [B,T,HV]
+  TensorView erase;          ///< [B,T,HV,K], of an operator with an erase gate
+  TensorView write;          ///< [B,T,HV,V], of an operator with a write gate
   TensorView g;              ///< [B,T,HV], or [B,T,HV,K] for kda; absent for delta_rule
   TensorView initial_state;  ///< a state; with state_index [state_slots,HV,...]
   TensorView cu_seqlens;     ///< [N+1], packed batches
@@ -109,10 +111,11 @@ struct Arguments {
   TensorView state;        ///< recurrent, in and out: the pool of states, with inplace_state
   TensorView o;            ///< out, [B,T,HV,V]
   TensorView final_state;  ///< out, a state, fp32
-  TensorView intermediate_states;    ///< out, [NT,HV,K,V] or [NT,HV,V,K], of the inputs' dtype
-  TensorView dq, dk, dv, dbeta, dg;  ///< out, each as its input
-  TensorView dA_log, ddt_bias;       ///< out, each as its input
-  TensorView dinitial_state;         ///< out, a state, fp32
+  TensorView intermediate_states;  ///< out, [NT,HV,K,V] or [NT,HV,V,K], of the inputs' dtype
+  TensorView dq, dk, dv, dbeta;    ///< out, each as its input
+  TensorView derase, dwrite, dg;   ///< out, each as its input
+  TensorView dA_log, ddt_bias;     ///< out, each as its input
+  TensorView dinitial_state;       ///< out, a state, fp32
 
   /// The tensor of that name ("do" for do_). Throws Error(kBadInput) for an unknown one.
   TensorView& tensor(std::string_view name);

@@ -95,7 +95,7 @@ Template portable() {
   t.variant = "portable";
   t.tunables = {{tunable::BV, cuda::integers({32, 64, 16, 8, 128})},
                 {tunable::num_warps, cuda::integers({4, 2, 1, 8})}};
-  t.source = "decode/recurrent/portable.cu";
+  t.source = "portable.cu";
   t.illegal = illegal;
   // A warp moves 64 bytes of each row where its registers hold so much of the state, else 32, the
   // least that memory moves (one H200, 2026-11-21, 128 sequences, fp32 states of 128 x 128: 0.137
@@ -127,7 +127,7 @@ std::int64_t cpu_scratch(const Spec& s) {
 Template cpu(Template t) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
-  t.source = "decode/recurrent/cpu.cpp";
+  t.source = "cpu.cpp";
   t.tunables = {{tunable::BV, {128, 64}}};
   t.illegal = [](const Spec& s, const Limits& limits) {
     const std::string problem = column_block_problem("BV", s.BV, s.V);

@@ -20,7 +20,7 @@ Template portable() {
   Template t = stage();
   t.variant = "portable";
   t.tunables = {{tunable::num_warps, cuda::integers({4, 8})}};
-  t.source = "gate/gate/portable.cu";
+  t.source = "portable.cu";
   t.illegal = [](const Spec&, const Limits&) { return std::string(); };
   t.fallback = [](Spec& s, const Limits&) { s.num_warps = 4; };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
@@ -35,7 +35,7 @@ Template portable() {
 Template cpu(Template t) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
-  t.source = "gate/gate/cpu.cpp";
+  t.source = "cpu.cpp";
   t.tunables = {{tunable::ROWS, {256, 64}}};
   t.illegal = [](const Spec&, const Limits&) { return std::string(); };
   t.fallback = [](Spec& s, const Limits&) { s.ROWS = 256; };

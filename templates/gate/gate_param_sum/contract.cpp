@@ -29,7 +29,7 @@ Template portable() {
   t.tunables = {{tunable::BT, cuda::integers({64, 32, 16, 128})},
                 {tunable::BC, cuda::integers({32, 8})},
                 {tunable::num_warps, cuda::integers({16, 8, 32, 4})}};
-  t.source = "gate/gate_param_sum/portable.cu";
+  t.source = "portable.cu";
   t.illegal = [](const Spec&, const Limits&) { return std::string(); };
   // Few columns, as those of a scalar gate, give few blocks: narrow ones then.
   t.fallback = [](Spec& s, const Limits&) {
@@ -48,7 +48,7 @@ Template portable() {
 Template cpu(Template t) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
-  t.source = "gate/gate_param_sum/cpu.cpp";
+  t.source = "cpu.cpp";
   t.tunables = {{tunable::BT, {64, 32, 16}}, {tunable::BC, {64, 256}}};
   t.illegal = [](const Spec&, const Limits&) { return std::string(); };
   t.fallback = [](Spec& s, const Limits&) { s.BC = 64; };

@@ -59,7 +59,7 @@ Template portable() {
                 {tunable::num_warps, cuda::integers({4, 8, 2})},
                 {tunable::num_stages, cuda::integers({2, 1})},
                 {tunable::precision, cuda::kPrecisionValues}};
-  t.source = "gradient/bwd_dv_local/portable.cu";
+  t.source = "portable.cu";
   t.illegal = illegal;
   t.redundant = cuda::repeats_precision;
   t.fallback = [](Spec& s, const Limits&) {
@@ -88,7 +88,7 @@ std::int64_t cpu_scratch(const Spec& s) {
 Template cpu(Template t) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
-  t.source = "gradient/bwd_dv_local/cpu.cpp";
+  t.source = "cpu.cpp";
   t.tunables = {{tunable::BT, {64, 32, 16}}, {tunable::BV, {128, 64}}};
   t.illegal = [](const Spec& s, const Limits& limits) {
     const std::string problem = column_block_problem("BV", s.BV, s.V);

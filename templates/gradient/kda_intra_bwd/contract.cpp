@@ -44,7 +44,7 @@ Template portable() {
                 {tunable::BK, cuda::integers({32, 64, 128})},
                 {tunable::num_warps, cuda::integers({4, 8, 2, 1})},
                 {tunable::precision, cuda::kPrecisionValues}};
-  t.source = "gradient/kda_intra_bwd/portable.cu";
+  t.source = "portable.cu";
   t.illegal = illegal;
   t.redundant = cuda::repeats_precision;
   t.fallback = [](Spec& s, const Limits&) {

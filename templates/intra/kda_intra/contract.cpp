@@ -56,7 +56,7 @@ Template portable() {
                 {tunable::num_warps, cuda::integers({4, 8, 2, 1})},
                 {tunable::num_stages, cuda::integers({2, 1})},
                 {tunable::precision, cuda::kPrecisionValues}};
-  t.source = "intra/kda_intra/portable.cu";
+  t.source = "portable.cu";
   t.illegal = illegal;
   t.fallback = [](Spec& s, const Limits&) {
     const bool half = cuda::is_half(s);
@@ -83,7 +83,7 @@ std::int64_t cpu_scratch(const Spec& s) {
 Template cpu(Template t) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
-  t.source = "intra/kda_intra/cpu.cpp";
+  t.source = "cpu.cpp";
   t.tunables = {{tunable::BT, {64, 32, 16}}};
   t.illegal = [](const Spec& s, const Limits& limits) {
     return scratch_problem(cpu_scratch(s), limits);

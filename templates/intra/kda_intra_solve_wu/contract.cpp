@@ -52,7 +52,7 @@ Template portable() {
                 {tunable::BV, cuda::integers({128, 64, 32})},
                 {tunable::num_warps, cuda::integers({8, 4, 2})},
                 {tunable::precision, cuda::kPrecisionValues}};
-  t.source = "intra/kda_intra_solve_wu/portable.cu";
+  t.source = "portable.cu";
   t.illegal = illegal;
   t.fallback = [](Spec& s, const Limits&) {
     const bool half = cuda::is_half(s);
@@ -79,7 +79,7 @@ std::int64_t cpu_scratch(const Spec& s) {
 Template cpu(Template t) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
-  t.source = "intra/kda_intra_solve_wu/cpu.cpp";
+  t.source = "cpu.cpp";
   t.tunables = {{tunable::BT, {64, 32, 16}}, {tunable::BV, {128, 64}}};
   t.illegal = [](const Spec& s, const Limits& limits) {
     const std::string problem = column_block_problem("BV", s.BV, s.V);

@@ -49,7 +49,7 @@ Template portable() {
                 {tunable::BV, cuda::integers({64, 128, 32})},
                 {tunable::num_warps, cuda::integers({4, 2, 8})},
                 {tunable::precision, cuda::kPrecisionValues}};
-  t.source = "intra/kda_recompute_w_u/portable.cu";
+  t.source = "portable.cu";
   t.illegal = illegal;
   t.redundant = cuda::repeats_precision;
   t.fallback = [](Spec& s, const Limits&) {
@@ -77,7 +77,7 @@ std::int64_t widest_operand(const Spec& s) { return std::max(s.K, s.V); }
 Template cpu(Template t) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
-  t.source = "intra/kda_recompute_w_u/cpu.cpp";
+  t.source = "cpu.cpp";
   t.tunables = {{tunable::BT, {64, 32, 16}}, {tunable::BV, {128, 64}}};
   t.illegal = [](const Spec& s, const Limits& limits) {
     const std::string problem = column_block_problem("BV", s.BV, widest_operand(s));

@@ -48,7 +48,7 @@ Template portable() {
                 {tunable::BV, cuda::integers({128, 64, 32})},
                 {tunable::num_warps, cuda::integers({4, 8, 2})},
                 {tunable::precision, cuda::kPrecisionValues}};
-  t.source = "intra/kkt_solve_wu/portable.cu";
+  t.source = "portable.cu";
   t.illegal = illegal;
   t.redundant = [](const Spec& s) { return s.BT == 16 && cuda::repeats_precision(s); };
   t.fallback = [](Spec& s, const Limits&) {
@@ -74,7 +74,7 @@ std::int64_t cpu_scratch(const Spec& s) {
 Template cpu(Template t) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
-  t.source = "intra/kkt_solve_wu/cpu.cpp";
+  t.source = "cpu.cpp";
   t.tunables = {{tunable::BT, {64, 32, 16}}, {tunable::BV, {128, 64}}};
   t.illegal = [](const Spec& s, const Limits& limits) {
     const std::string problem = column_block_problem("BV", s.BV, s.V);

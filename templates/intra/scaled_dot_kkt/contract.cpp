@@ -49,7 +49,7 @@ Template portable() {
                 {tunable::num_warps, cuda::integers({4, 2, 1, 8})},
                 {tunable::num_stages, cuda::integers({2, 1})},
                 {tunable::precision, cuda::kPrecisionValues}};
-  t.source = "intra/scaled_dot_kkt/portable.cu";
+  t.source = "portable.cu";
   t.illegal = illegal;
   t.redundant = cuda::repeats_precision;
   t.fallback = [](Spec& s, const Limits&) {
@@ -72,7 +72,7 @@ std::int64_t cpu_scratch(const Spec& s) {
 Template cpu(Template t) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
-  t.source = "intra/scaled_dot_kkt/cpu.cpp";
+  t.source = "cpu.cpp";
   t.tunables = {{tunable::BT, {64, 32, 16}}};
   t.illegal = [](const Spec& s, const Limits& limits) {
     return scratch_problem(cpu_scratch(s), limits);

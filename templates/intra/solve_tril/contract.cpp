@@ -24,7 +24,7 @@ Template portable() {
   t.tunables = {{tunable::BT, cuda::integers({64, 32, 16, 128})},
                 {tunable::num_warps, cuda::integers({2, 1, 4})},
                 {tunable::precision, cuda::kPrecisionValues}};
-  t.source = "intra/solve_tril/portable.cu";
+  t.source = "portable.cu";
   t.illegal = [](const Spec& s, const Limits& limits) {
     const std::int64_t BT = s.BT;
     if (s.num_warps * 32 < BT)
@@ -57,7 +57,7 @@ std::int64_t cpu_scratch(const Spec& s) {
 Template cpu(Template t) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
-  t.source = "intra/solve_tril/cpu.cpp";
+  t.source = "cpu.cpp";
   t.tunables = {{tunable::BT, {64, 32, 16}}};
   t.illegal = [](const Spec& s, const Limits& limits) {
     return scratch_problem(cpu_scratch(s), limits);

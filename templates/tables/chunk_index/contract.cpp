@@ -20,7 +20,7 @@ Template portable() {
   Template t = stage();
   t.variant = "portable";
   t.tunables = {{tunable::BT, cuda::integers({64, 32, 16, 128})}};
-  t.source = "tables/chunk_index/portable.cu";
+  t.source = "portable.cu";
   t.illegal = [](const Spec&, const Limits&) { return std::string(); };
   t.fallback = [](Spec&, const Limits&) {};
   t.geometry = [](const Spec&, const Extents&, const Limits&) {
@@ -33,7 +33,7 @@ Template portable() {
 Template cpu(Template t) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
-  t.source = "tables/chunk_index/cpu.cpp";
+  t.source = "cpu.cpp";
   t.tunables = {{tunable::BT, {64, 32, 16}}};
   t.illegal = [](const Spec&, const Limits&) { return std::string(); };
   t.fallback = [](Spec&, const Limits&) {};

@@ -22,7 +22,7 @@ Template portable(Template t) {
   t.variant = "portable";
   t.tunables = {{tunable::BT, cuda::integers({64, 32, 16, 128})},
                 {tunable::num_warps, cuda::integers({8, 4})}};
-  t.source = "tables/transpose_states/portable.cu";
+  t.source = "portable.cu";
   t.fallback = [](Spec& s, const Limits&) { s.num_warps = 8; };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     const std::int64_t squares = cuda::ceil_div(s.K, kSquare) * cuda::ceil_div(s.V, kSquare);
@@ -35,7 +35,7 @@ Template portable(Template t) {
 Template cpu(Template t) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
-  t.source = "tables/transpose_states/cpu.cpp";
+  t.source = "cpu.cpp";
   t.tunables = {{tunable::BT, {64, 32, 16}}};
   t.fallback = [](Spec&, const Limits&) {};
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {

@@ -1,0 +1,70 @@
+// The tensors of Arguments as a table: their names, in the order of the struct.
+#pragma once
+
+#include <wyvern/runtime.hpp>
+
+#include <array>
+#include <cstddef>
+#include <string_view>
+
+namespace wyvern {
+
+/// A tensor of Arguments by its name in the specification.
+struct ArgumentTensor {
+  std::string_view name;
+  TensorView Arguments::* member;
+};
+
+/// Every tensor of Arguments, in binding order, which is that of tensor_specs().
+inline constexpr auto kArguments = std::to_array<ArgumentTensor>({
+    {"q", &Arguments::q},
+    {"k", &Arguments::k},
+    {"v", &Arguments::v},
+    {"beta", &Arguments::beta},
+    {"erase", &Arguments::erase},
+    {"write", &Arguments::write},
+    {"g", &Arguments::g},
+    {"initial_state", &Arguments::initial_state},
+    {"cu_seqlens", &Arguments::cu_seqlens},
+    {"A_log", &Arguments::A_log},
+    {"dt_bias", &Arguments::dt_bias},
+    {"do", &Arguments::do_},
+    {"dht", &Arguments::dht},
+    {"state_index", &Arguments::state_index},
+    {"Tinv", &Arguments::Tinv},
+    {"Aqk", &Arguments::Aqk},
+    {"w", &Arguments::w},
+    {"qg", &Arguments::qg},
+    {"kg", &Arguments::kg},
+    {"h", &Arguments::h},
+    {"v_new", &Arguments::v_new},
+    {"state", &Arguments::state},
+    {"o", &Arguments::o},
+    {"final_state", &Arguments::final_state},
+    {"intermediate_states", &Arguments::intermediate_states},
+    {"dq", &Arguments::dq},
+    {"dk", &Arguments::dk},
+    {"dv", &Arguments::dv},
+    {"dbeta", &Arguments::dbeta},
+    {"derase", &Arguments::derase},
+    {"dwrite", &Arguments::dwrite},
+    {"dg", &Arguments::dg},
+    {"dA_log", &Arguments::dA_log},
+    {"ddt_bias", &Arguments::ddt_bias},
+    {"dinitial_state", &Arguments::dinitial_state},
+});
+
+inline constexpr std::size_t kOperatorTensors = kArguments.size();
+
+// A tensor that joins Arguments joins the table.
+static_assert(sizeof(Arguments) ==
+              kOperatorTensors * sizeof(TensorView) + sizeof(Arguments::cu_seqlens_host));
+
+/// The place of a tensor in the table; kOperatorTensors for a name that is not in it.
+constexpr std::size_t argument_index(std::string_view name) noexcept {
+  std::size_t i = 0;
+  while (i < kOperatorTensors && kArguments[i].name != name) ++i;
+  return i;
+}
+
+}  // namespace wyvern

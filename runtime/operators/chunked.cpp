@@ -1,0 +1,189 @@
+#include "runtime/operators/chunked.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace wyvern {
+namespace {
+
+bool has_gate(const Problem& p) { return gate_kind(p) != GateKind::none; }
+
+/// The name that a scan's states go by.
+std::string states_name(const Problem& p) {
+  const bool returned = p.pass == Pass::forward && p.return_intermediate_states && !p.state_v_first;
+  return returned ? "intermediate_states" : "h";
+}
+
+/// Whether the gradients of q and k pass through a tensor with a row for every value head.
+bool per_value_head(const Problem& p) { return p.HV != p.H || p.use_qk_l2norm; }
+
+double real(std::int64_t count) { return static_cast<double>(count); }
+double tokens_of(const Problem& p) { return real(p.B) * real(p.T); }
+
+/// FLOPs of a token and value head as multiples of K V, C V, C K (of which some are shared by the
+/// value heads of a group where the gate is no vector) and C^2.
+struct Products {
+  double KV, CV, CK, shared_CK, CC;
+};
+
+Products products_of(const Problem& p) {
+  if (p.pass == Pass::recurrent) return {6, 0, 0, 0, 0};
+  if (p.pass == Pass::forward) return {6, 4, 0, 4, 2};
+  return p.disable_recompute ? Products{12, 8, 10, 4, 0} : Products{16, 10, 12, 4, 2};
+}
+
+}  // namespace
+
+const ChunkedStages& scalar_gate_stages() {
+  static const ChunkedStages stages{.gate = "gate",
+                                    .intra = "scaled_dot_kkt",
+                                    .recompute = "recompute_w_u",
+                                    .output = "fwd_o",
+                                    .dv_local = "bwd_dv_local",
+                                    .d_first = "bwd_dqkwg",
+                                    .d_second = "wy_bwd",
+                                    .gate_bwd = "gate_bwd"};
+  return stages;
+}
+
+const ChunkedStages& vector_gate_stages() {
+  static const ChunkedStages stages{.gate = "kda_gate",
+                                    .intra = "kda_intra",
+                                    .recompute = "kda_recompute_w_u",
+                                    .output = "kda_fwd_o",
+                                    .dv_local = "kda_bwd_dv_local",
+                                    .d_first = "kda_bwd_dqkg",
+                                    .d_second = "kda_intra_bwd",
+                                    .gate_bwd = "kda_gate_bwd",
+                                    .sums = "Gk",
+                                    .d_sums = "dGk",
+                                    .second_has_dq = true};
+  return stages;
+}
+
+void add_row_preparation(const Problem& p, Uses& uses) {
+  if (p.packed) uses.push_back({"chunk_index", {}, {}});
+  if (!p.use_qk_l2norm) return;
+  uses.push_back({"l2norm_rstd", {{"x", "q"}, {"rstd", "q_rstd"}}, {}});
+  uses.push_back({"l2norm_rstd", {{"x", "k"}, {"rstd", "k_rstd"}}, {}});
+}
+
+void add_gate_sums(const Problem& p, const ChunkedStages& stages, Uses& uses) {
+  if (!has_gate(p)) return;
+  StageUse sums{"chunk_local_cumsum", {}, {}};
+  if (p.use_gate_in_kernel) {
+    uses.push_back({stages.gate, {{"g_log", "g"}}, {}});
+    sums.constants.set("G_DTYPE", DType::fp32);
+  }
+  if (stages.sums != "G") sums.rename.emplace("G", stages.sums);
+  uses.push_back(std::move(sums));
+}
+
+void add_intra(const ChunkedStages& stages, Uses& uses) {
+  uses.push_back({stages.intra, {}, {}});
+  uses.push_back({"solve_tril", {}, {}});
+  uses.push_back({stages.recompute, {}, {}});
+}
+
+void add_forward_scan(const Problem& p, Uses& uses) {
+  StageUse scan{"fwd_h", {}, {}};
+  if (states_name(p) != "h") scan.rename.emplace("h", states_name(p));
+  // FINAL_STATE of a backward problem says that its gradient is given.
+  if (p.pass == Pass::backward) scan.constants.set("FINAL_STATE", false);
+  // Templates cover all three, or each: then segments of long sequences are scanned at once.
+  uses.push_back({"fwd_h_segment", {}, scan.constants});
+  uses.push_back({"fwd_h_combine", {}, {}});
+  uses.push_back(std::move(scan));
+}
+
+void add_output(const Problem& p, const ChunkedStages& stages, Uses& uses) {
+  StageUse output{stages.output, {}, {}};
+  if (states_name(p) != "h") output.rename.emplace("h", states_name(p));
+  uses.push_back(std::move(output));
+  if (p.return_intermediate_states && p.state_v_first)
+    uses.push_back({"transpose_states", {{"h_v_first", "intermediate_states"}}, {}});
+}
+
+void add_reverse_scan(const ChunkedStages& stages, Uses& uses) {
+  uses.push_back({stages.dv_local, {}, {}});
+  for (const char* stage : {"bwd_dhu_segment", "bwd_dhu_combine", "bwd_dhu"})
+    uses.push_back({stage, {}, {}});
+}
+
+void add_chunk_gradients(const Problem& p, const ChunkedStages& stages, Uses& uses) {
+  StageUse first{stages.d_first, {}, {}}, second{stages.d_second, {}, {}};
+  if (per_value_head(p)) {
+    (stages.second_has_dq ? second : first).rename.emplace("dq", "dq_heads");
+    second.rename.emplace("dk", "dk_heads");
+  }
+  uses.push_back(std::move(first));
+  uses.push_back(std::move(second));
+}
+
+void add_row_gradient(const Problem& p, const std::string& x, Uses& uses) {
+  if (!per_value_head(p)) return;
+  const bool grouped = p.HV != p.H;
+  const std::string gradient = "d" + x;
+  const std::string scaled = p.use_qk_l2norm ? gradient + "_scaled" : gradient;
+  if (grouped)
+    uses.push_back({"head_sum", {{"dy_heads", gradient + "_heads"}, {"dy", scaled}}, {}});
+  if (p.use_qk_l2norm)
+    uses.push_back({"l2norm_bwd",
+                    {{"x", x},
+                     {"rstd", x + "_rstd"},
+                     {"dy", grouped ? scaled : gradient + "_heads"},
+                     {"dx", gradient}},
+                    {}});
+}
+
+void add_gate_gradient(const Problem& p, const ChunkedStages& stages, Uses& uses) {
+  if (!has_gate(p)) return;
+  StageUse sums{"chunk_local_reverse_cumsum", {}, {}};
+  if (stages.sums != "G") sums.rename = {{"G", stages.sums}, {"dG", stages.d_sums}};
+  if (p.use_gate_in_kernel) sums.rename.emplace("dg", "dg_log");
+  uses.push_back(std::move(sums));
+  if (!p.use_gate_in_kernel) return;
+  uses.push_back({stages.gate_bwd, {{"g", std::string(kCallers) + "g"}, {"dg_raw", "dg"}}, {}});
+  if (p.has_A_log || p.has_dt_bias) uses.push_back({"gate_param_sum", {}, {}});
+}
+
+Uses chunked_stages(const Problem& p, const ChunkedStages& stages) {
+  if (p.pass == Pass::recurrent) return {{stages.recurrent, {}, {}}};
+  Uses uses;
+  add_row_preparation(p, uses);
+  add_gate_sums(p, stages, uses);
+  if (p.pass == Pass::forward || !p.disable_recompute) {
+    add_intra(stages, uses);
+    add_forward_scan(p, uses);
+  }
+  if (p.pass == Pass::forward) {
+    add_output(p, stages, uses);
+    return uses;
+  }
+  add_reverse_scan(stages, uses);
+  add_chunk_gradients(p, stages, uses);
+  add_row_gradient(p, "q", uses);
+  add_row_gradient(p, "k", uses);
+  add_gate_gradient(p, stages, uses);
+  return uses;
+}
+
+double chunked_flops(const Problem& p) {
+  const Products n = products_of(p);
+  const double K = real(p.K), V = real(p.V);
+  const double longest = p.N > 0 ? std::ceil(tokens_of(p) / real(p.N)) : 0;
+  const double C = std::min(real(kept_chunk_size(p)), longest);
+  const double shared =
+      gate_kind(p) == GateKind::vector ? n.shared_CK : n.shared_CK * real(p.H) / real(p.HV);
+  return tokens_of(p) * real(p.HV) *
+         (n.KV * K * V + n.CV * C * V + (n.CK + shared) * C * K + n.CC * C * C);
+}
+
+double chunked_rebuilt_bytes(const Problem& p) {
+  if (p.pass != Pass::backward || p.disable_recompute || tokens_of(p) == 0) return 0;
+  const double chunks = std::max(tokens_of(p) / real(kept_chunk_size(p)), real(p.N));
+  return 2 * chunks * real(p.HV * p.K) * real(p.V) *
+         real(static_cast<std::int64_t>(size_of(p.dtype)));
+}
+
+}  // namespace wyvern

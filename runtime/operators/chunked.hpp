@@ -1,0 +1,99 @@
+// What members of the chunked delta rule share: parts of their stage lists, and their useful work.
+// A member's stages() puts parts together, or replaces one by its own.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/operators/operator.hpp"
+
+namespace wyvern {
+
+using Uses = std::vector<StageUse>;
+
+/// The stages whose form hangs on the gate, and the names that some of their tensors go by.
+struct ChunkedStages {
+  std::string gate, intra, recompute, output, dv_local, d_first, d_second, gate_bwd;
+  /// The sums of gates in a chunk, and their gradient.
+  std::string sums = "G", d_sums = "dG";
+  /// Whether the gradient of q is finished by d_second (else by d_first).
+  bool second_has_dq = false;
+  std::string recurrent = "recurrent";
+};
+
+/// For no gate and for one value a head: intra-chunk products decay by one factor an element.
+const ChunkedStages& scalar_gate_stages();
+/// For one value a key channel: queries and keys decay before they are multiplied.
+const ChunkedStages& vector_gate_stages();
+
+// Parts, in the order in which a pass has them. Each appends to `uses`.
+
+/// Tables of chunks, and norms of the rows of q and k.
+void add_row_preparation(const Problem& problem, Uses& uses);
+/// The gate and its sums, where there is a gate.
+void add_gate_sums(const Problem& problem, const ChunkedStages& stages, Uses& uses);
+/// The intra-chunk part, up to W and U.
+void add_intra(const ChunkedStages& stages, Uses& uses);
+/// The forward scan over chunks; templates cover its three stages at once, or each.
+void add_forward_scan(const Problem& problem, Uses& uses);
+void add_output(const Problem& problem, const ChunkedStages& stages, Uses& uses);
+/// dv of a chunk, and the reverse scan.
+void add_reverse_scan(const ChunkedStages& stages, Uses& uses);
+/// Gradients of q, k, v, beta and the summed gates.
+void add_chunk_gradients(const Problem& problem, const ChunkedStages& stages, Uses& uses);
+/// From the gradient of every value head's scaled row of `x` (q or k) to that of x, where value
+/// heads share key heads or rows are normalized.
+void add_row_gradient(const Problem& problem, const std::string& x, Uses& uses);
+/// From the gradient of summed gates to those of the gates and of what they are made from.
+void add_gate_gradient(const Problem& problem, const ChunkedStages& stages, Uses& uses);
+
+/// The whole list of a member whose parts all are those above.
+Uses chunked_stages(const Problem& problem, const ChunkedStages& stages);
+
+/// Useful FLOPs, per token and value head, C the chunk size, 64 when the problem names none:
+///   forward, the W-free form
+///     6 K V              K S, Q S and the update K^T V'
+///     + 4 C V            Tinv (V - K S) and P V'
+///     + 4 C K / (HV/H)   K K^T and Q K^T, shared by the value heads of a group (by none where the
+///                        gate is a vector)
+///     + 2 C^2            the triangular inverse
+///   backward
+///     16 K V             W S, K^T V'; K dS', Q^T dO, W^T dV'; dO S^T, V' dS'^T, dV' S^T
+///     + 10 C V           U; P^T dO, dO V'^T, Tinv^T dU, X V'^T
+///     + 4 C K / (HV/H)   K K^T, Q K^T
+///     + 12 C K           W; dP K, dP^T Q, Tinv^T dW, M K, M^T K
+///     + 2 C^2            the inverse
+///     less W S, K^T V', U, W and the inverse where the forward pass kept them
+///   recurrent
+///     6 K V              S^T k, k u^T, S^T q
+/// K = V = 128, bf16, HV/H = 1, 2, 4: forward 172, 156 and 147 kFLOP and 1030, 774 and 646 bytes,
+/// backward 483 kFLOP and 2828 bytes (HV = H).
+double chunked_flops(const Problem& problem);
+
+/// A backward pass that rebuilds the states writes and reads those of every chunk.
+double chunked_rebuilt_bytes(const Problem& problem);
+
+/// A member with beta whose parts all are those above; what differs is data.
+class ChunkedDeltaRule : public OperatorDefinition {
+ public:
+  ChunkedDeltaRule(const OperatorFacts& facts, TensorRules tensors, const ChunkedStages& stages)
+      : OperatorDefinition(facts, std::move(tensors)), stages_(stages) {}
+
+  std::vector<StageUse> stages(const Problem& problem) const override {
+    return chunked_stages(problem, stages_);
+  }
+  std::unique_ptr<Recurrence> recurrence(const Problem& problem, const Arguments& host,
+                                         std::int64_t sequence, std::int64_t head) const override {
+    return delta_recurrence(problem, host, sequence, head);
+  }
+  double flops(const Problem& problem) const override { return chunked_flops(problem); }
+  double rebuilt_bytes(const Problem& problem) const override {
+    return chunked_rebuilt_bytes(problem);
+  }
+
+ private:
+  const ChunkedStages& stages_;
+};
+
+}  // namespace wyvern

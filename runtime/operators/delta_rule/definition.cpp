@@ -1,0 +1,25 @@
+// DeltaNet: S = S + k u^T with u = beta (v - S^T k), no decay.
+#include "runtime/operators/chunked.hpp"
+
+namespace wyvern::delta_rule {
+namespace {
+
+constexpr std::array kPresets{
+    Preset{"fla-deltanet-1.3b", "delta_rule", 16, 16, 128, 128},
+};
+
+}  // namespace
+
+const OperatorDefinition& definition() {
+  static const ChunkedDeltaRule definition(
+      {.name = "delta_rule",
+       .summary = "the delta rule without decay (DeltaNet)",
+       .source = "arXiv 2406.06484",
+       .gate = GateKind::none,
+       .beta = true,
+       .presets = kPresets},
+      join({row_tensors(), beta_tensors(), state_tensors(), kept_tensors()}), scalar_gate_stages());
+  return definition;
+}
+
+}  // namespace wyvern::delta_rule

@@ -1,0 +1,177 @@
+// Every operator's definition: what holds for all of them, whichever they are.
+#include "runtime/operators/operator.hpp"
+
+#include <wyvern/error.hpp>
+#include <wyvern/reference.hpp>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <stdexcept>
+
+#include "runtime/operators/chunked.hpp"
+#include "runtime/problem_fields.hpp"
+
+namespace wyvern {
+namespace {
+
+constexpr Pass kPasses[] = {Pass::forward, Pass::backward, Pass::recurrent};
+
+Problem problem_of(const OperatorFacts& op, Pass pass) {
+  Problem p;
+  p.op = op.name, p.pass = pass;
+  p.T = 100, p.H = 2, p.HV = 4;
+  return p;
+}
+
+/// Problems with every option that brings a tensor or a stage.
+std::vector<Problem> problems_of(const OperatorFacts& op) {
+  std::vector<Problem> problems;
+  for (const Pass pass : kPasses)
+    for (const bool everything : {false, true}) {
+      Problem p = problem_of(op, pass);
+      p.packed = p.use_qk_l2norm = p.initial_state = p.output_final_state = everything;
+      p.use_gate_in_kernel = p.has_dt_bias = everything && op.gated();
+      problems.push_back(p);
+      if (pass == Pass::recurrent) continue;
+      p.disable_recompute = true;
+      problems.push_back(p);
+    }
+  return problems;
+}
+
+class EveryOperator : public ::testing::TestWithParam<const OperatorDefinition*> {
+ protected:
+  const OperatorFacts& facts() const { return GetParam()->facts(); }
+};
+
+TEST_P(EveryOperator, IsFoundByItsName) {
+  EXPECT_EQ(find_operator(facts().name), GetParam());
+  EXPECT_EQ(&definition_of(problem_of(facts(), Pass::forward)), GetParam());
+  EXPECT_FALSE(facts().summary.empty());
+  EXPECT_FALSE(facts().source.empty());
+  for (const Preset& preset : facts().presets) EXPECT_EQ(preset.op, facts().name);
+}
+
+TEST_P(EveryOperator, EveryTensorThatIsThereHasAShape) {
+  for (const Problem& p : problems_of(facts())) {
+    ASSERT_NO_THROW(validate(p));
+    const std::vector<TensorSpec> specs = tensor_specs(p);
+    ASSERT_EQ(specs.size(), kOperatorTensors);
+    for (std::size_t i = 0; i < specs.size(); ++i) {
+      EXPECT_EQ(specs[i].name, kArguments[i].name);
+      EXPECT_EQ(specs[i].rank > 0, GetParam()->rule(i) != nullptr) << specs[i].name;
+      EXPECT_LE(specs[i].present, specs[i].rank > 0) << specs[i].name;
+    }
+  }
+}
+
+/// Every input but integers has a gradient of its shape where the pass is backward.
+TEST_P(EveryOperator, GradientsLookLikeTheirInputs) {
+  for (const Problem& p : problems_of(facts())) {
+    if (p.pass != Pass::backward) continue;
+    for (const TensorSpec& spec : tensor_specs(p)) {
+      if (!spec.present || spec.access != TensorAccess::out) continue;
+      const TensorRule& input = GetParam()->rule(spec.name.substr(1));
+      EXPECT_EQ(input.role, TensorRole::input) << spec.name;
+      EXPECT_TRUE(input.present(p)) << spec.name;
+      EXPECT_EQ(symbols_of(input, p), symbols_of(GetParam()->rule(spec.name), p)) << spec.name;
+      EXPECT_NO_THROW(error_bound(p, spec.name));
+    }
+    for (const TensorRule& rule : GetParam()->tensors()) {
+      const bool differentiable = rule.role == TensorRole::input && rule.present(p) &&
+                                  is_floating(rule.dtype(p)) && rule.name != "do" &&
+                                  rule.name != "dht";
+      if (!differentiable) continue;
+      EXPECT_TRUE(GetParam()->rule("d" + std::string(rule.name)).present(p)) << rule.name;
+    }
+  }
+}
+
+TEST_P(EveryOperator, EveryPassHasStagesAndWork) {
+  for (const Problem& p : problems_of(facts())) {
+    EXPECT_FALSE(stage_uses(p).empty());
+    const Work work = work_of(p);
+    EXPECT_GT(work.bytes, 0);
+    EXPECT_GT(work.flops, 0);
+    for (const DeviceKind device : {DeviceKind::cpu, DeviceKind::cuda}) {
+      const auto sizes = GetParam()->chunk_sizes(p, device);
+      EXPECT_EQ(std::set(sizes.begin(), sizes.end()), (std::set<std::int64_t>{16, 32, 64, 128}));
+    }
+  }
+}
+
+/// What a field's scope leaves out is refused, or makes no difference to any plan.
+TEST_P(EveryOperator, OptionsOutOfScopeDoNothing) {
+  for (const Pass pass : kPasses)
+    for (const ProblemField& field : problem_fields()) {
+      if (applies(field, facts(), pass)) continue;
+      Problem p = problem_of(facts(), pass);
+      const std::string key = problem_key(p).to_string();
+      visit_field(field, p, [](auto& value) {
+        using T = std::decay_t<decltype(value)>;
+        if constexpr (std::is_same_v<T, bool>) value = !value;
+        if constexpr (std::is_same_v<T, std::int64_t>) value += 1;
+        if constexpr (std::is_same_v<T, DType>) value = DType::bf16;
+        if constexpr (std::is_same_v<T, std::optional<float>>) value = -1.0F;
+      });
+      try {
+        validate(p);
+        EXPECT_EQ(problem_key(p).to_string(), key) << field.name;
+      } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find(field.name), std::string::npos) << error.what();
+      }
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(, EveryOperator,
+                         ::testing::ValuesIn(operator_definitions().begin(),
+                                             operator_definitions().end()),
+                         [](const auto& each) { return std::string(each.param->facts().name); });
+
+TEST(OperatorDefinition, RulesMustNameTensorsOnce) {
+  const OperatorFacts facts{.name = "test", .summary = "", .source = ""};
+  const auto make = [&](const TensorRules& rules) {
+    ChunkedDeltaRule definition(facts, rules, scalar_gate_stages());
+  };
+  EXPECT_NO_THROW(make(row_tensors()));
+  TensorRules rules = row_tensors();
+  rules.push_back(rules.front());
+  EXPECT_THROW(make(rules), std::logic_error);
+  rules.back().name = "qq";
+  EXPECT_THROW(make(rules), std::logic_error);
+}
+
+TEST(OperatorDefinition, UnknownOperatorsAreNamed) {
+  Problem p;
+  p.op = "softmax";
+  EXPECT_EQ(gate_kind(p), GateKind::none);
+  try {
+    definition_of(p);
+    FAIL() << "found";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kBadInput);
+    for (const char* word : {"op is 'softmax'", "delta_rule", "gated_delta_rule", "kda"})
+      EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+  }
+}
+
+/// Rows of several steps a token, and the gate left out: what no operator of the build has yet.
+TEST(TensorRules, StepsMultiplyRows) {
+  Problem p;
+  p.B = p.N = 2, p.T = 5, p.H = 1, p.HV = 3, p.K = 7, p.V = 11, p.num_householder = 4;
+  const TensorRules rules = row_tensors(Dim::nT);
+  const auto symbols = [&](std::string_view name) {
+    for (const TensorRule& rule : rules)
+      if (rule.name == name) return symbols_of(rule, p);
+    return std::string();
+  };
+  EXPECT_EQ(symbols("q"), "[B,T,H,K]");
+  EXPECT_EQ(symbols("k"), "[B,nT,H,K]");
+  EXPECT_EQ(symbols("dv"), "[B,nT,HV,V]");
+  EXPECT_EQ(symbols("o"), "[B,T,HV,V]");
+}
+
+}  // namespace
+}  // namespace wyvern

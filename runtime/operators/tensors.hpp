@@ -1,0 +1,107 @@
+// The tensors of an operator as data: which there are, of what shape and dtype, and what they hold.
+#pragma once
+
+#include <wyvern/runtime.hpp>
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace wyvern {
+
+/// A dimension of a tensor, by its symbol in the specification.
+enum class Dim : std::uint8_t {
+  B,
+  T,
+  nT,  ///< num_householder T: a row for each step of each token
+  H,
+  HV,
+  K,
+  V,
+  N,
+  N_plus_1,
+  NT,             ///< chunk slots of kept_chunk_size() tokens
+  C,              ///< kept_chunk_size()
+  slots,          ///< state_slots with state_index, else N
+  state_rows,     ///< K, or V with state_v_first
+  state_columns,  ///< V, or K with state_v_first
+};
+inline constexpr std::size_t kDims = 14;
+
+/// A shape in symbols.
+struct Dims {
+  std::array<Dim, kMaxRank> at{};
+  int rank = 0;
+
+  Dims(std::initializer_list<Dim> dims) {
+    for (const Dim dim : dims) at[static_cast<std::size_t>(rank++)] = dim;
+  }
+  bool has(Dim dim) const noexcept;
+};
+
+enum class TensorRole : std::uint8_t {
+  input,
+  kept,     ///< of disable_recompute: the forward pass writes it, the backward pass reads it
+  output,   ///< gradients too
+  updated,  ///< read and written
+};
+
+/// What a tensor holds. It says how random inputs are drawn: every maker of inputs (the tuner's,
+/// the command's, the tests') has its own distribution for each.
+enum class Quantity : std::uint8_t {
+  directions,      ///< rows of q or k: of length 1 unless use_qk_l2norm makes them so
+  values,          ///< about normal: v, do
+  rates,           ///< in (0, 1), or logits with use_beta_sigmoid: beta, erase, write
+  gates,           ///< natural-log decay, or the raw gate input with use_gate_in_kernel
+  gate_rates,      ///< A_log
+  gate_biases,     ///< dt_bias
+  states,          ///< initial_state, state
+  state_gradient,  ///< dht
+  seqlens,         ///< cu_seqlens
+  state_slots,     ///< state_index
+  computed,        ///< written by a pass; no input but where a forward pass kept it
+};
+
+/// One tensor of an operator. A gradient's name is its input's after a "d".
+struct TensorRule {
+  std::string_view name;  ///< of Arguments
+  TensorRole role = TensorRole::input;
+  Quantity holds = Quantity::computed;
+  Dims dims;
+  DType (*dtype)(const Problem&) = nullptr;
+  bool (*present)(const Problem&) = nullptr;  ///< for a problem of the operator
+};
+using TensorRules = std::vector<TensorRule>;
+
+// Dtypes and presences that rules share.
+DType dtype_of_rows(const Problem& problem);   ///< Problem::dtype
+DType dtype_of_rates(const Problem& problem);  ///< Problem::beta_dtype
+DType always_fp32(const Problem& problem);
+bool always(const Problem& problem);
+bool in_backward(const Problem& problem);
+bool with_kept(const Problem& problem);  ///< disable_recompute
+
+// Groups of rules that members of the family put together. Each is a whole subject: what is
+// different in a new member replaces the group.
+
+/// q, k, v, o, do and the gradients of q, k and v. `rows` is the dimension of tokens in k and v: T,
+/// or nT for an operator of several steps a token.
+TensorRules row_tensors(Dim rows = Dim::T);
+/// beta and its gradient.
+TensorRules beta_tensors(Dim rows = Dim::T);
+/// g, A_log, dt_bias and their gradients; the shape of a token's gate is [HV, dims...].
+TensorRules gate_tensors(std::initializer_list<Dim> channels = {});
+/// States, their index and gradients, cu_seqlens.
+TensorRules state_tensors();
+/// Of disable_recompute: Tinv, w, h, v_new.
+TensorRules kept_tensors();
+
+TensorRules join(std::initializer_list<TensorRules> groups);
+
+/// A tensor's shape in symbols for a message: "[B,T,HV,K]".
+std::string symbols_of(const TensorRule& rule, const Problem& problem);
+
+}  // namespace wyvern

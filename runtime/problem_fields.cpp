@@ -1,0 +1,336 @@
+#include "runtime/problem_fields.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <stdexcept>
+#include <vector>
+
+namespace wyvern {
+namespace {
+
+using For = FieldOption::For;
+
+constexpr std::int64_t kMostCount = std::int64_t{1} << 40;
+
+constexpr FieldOption kNoOption{};
+constexpr FieldScope kEverywhere{}, kChunked{0b011}, kRecurrent{0b100};
+constexpr FieldScope kGated{0b111, [](const OperatorFacts& f) { return f.gated(); }};
+constexpr FieldScope kOptionalGate{0b111, [](const OperatorFacts& f) { return f.optional_gate; }};
+constexpr FieldScope kBounded{0b111, [](const OperatorFacts& f) { return f.lower_bound; }};
+constexpr FieldScope kBeta{0b111, [](const OperatorFacts& f) { return f.beta; }};
+constexpr FieldScope kHouseholder{0b111, [](const OperatorFacts& f) { return f.householder; }};
+
+/// Appends a label and what it labels.
+void append(std::string& key, std::string_view label, std::string_view value) {
+  key += label;
+  key += value;
+}
+void append(std::string& key, std::string_view label, std::int64_t value) {
+  const fmt::format_int digits(value);
+  append(key, label, std::string_view(digits.data(), digits.size()));
+}
+
+bool has_states(const Problem& p) {
+  return p.initial_state || p.output_final_state || p.inplace_state || p.return_intermediate_states;
+}
+
+using Key = std::string&;
+
+/// The rows are in the order of Problem; a piece of the key stands where its place says, so that
+/// keys stay what they are when a field joins.
+const std::array kFields{
+    ProblemField{"op", &Problem::op, "the operator", kEverywhere, kNoOption, 1,
+                 [](const Problem& p, Key key) { key += p.op; }, "operator"},
+    ProblemField{"pass",
+                 &Problem::pass,
+                 "forward, backward or recurrent (default forward)",
+                 kEverywhere,
+                 {"--pass", For::every},
+                 2,
+                 [](const Problem& p, Key key) { append(key, "/", to_string(p.pass)); }},
+    ProblemField{"B", &Problem::B, "batch size"},
+    ProblemField{"T", &Problem::T, "tokens of a sequence, or of a packed batch"},
+    ProblemField{"H", &Problem::H, "query and key heads", kEverywhere, kNoOption, 3,
+                 [](const Problem& p, Key key) { append(key, "/H=", p.H); }},
+    ProblemField{"HV", &Problem::HV, "value heads", kEverywhere, kNoOption, 4,
+                 [](const Problem& p, Key key) { append(key, ",HV=", p.HV); }},
+    ProblemField{"K", &Problem::K, "key dimension", kEverywhere, kNoOption, 5,
+                 [](const Problem& p, Key key) { append(key, ",K=", p.K); }},
+    ProblemField{"V", &Problem::V, "value dimension", kEverywhere, kNoOption, 6,
+                 [](const Problem& p, Key key) { append(key, ",V=", p.V); }},
+    ProblemField{"N", &Problem::N, "sequences"},
+    // With the dtype of cu_seqlens: that of an absent tensor makes no difference to any plan.
+    ProblemField{"packed", &Problem::packed, "sequences are packed, cu_seqlens is given",
+                 kEverywhere, kNoOption, 12,
+                 [](const Problem& p, Key key) {
+                   if (p.packed) append(key, "/packed=", to_string(p.seqlens_dtype));
+                 }},
+    ProblemField{"num_householder",
+                 &Problem::num_householder,
+                 "steps of a token (default 1)",
+                 kHouseholder,
+                 {"--num-householder", For::every, 1, 1024},
+                 7,
+                 [](const Problem& p, Key key) {
+                   if (p.num_householder != 1) append(key, ",n=", p.num_householder);
+                 }},
+    ProblemField{"dtype", &Problem::dtype, "of q, k, v and o: bf16, fp16 or fp32", kEverywhere,
+                 kNoOption, 8,
+                 [](const Problem& p, Key key) { append(key, "/", to_string(p.dtype)); }},
+    ProblemField{"beta_dtype", &Problem::beta_dtype, "of beta, or of erase and write", kEverywhere,
+                 kNoOption, 9,
+                 [](const Problem& p, Key key) { append(key, ",beta=", to_string(p.beta_dtype)); }},
+    ProblemField{"g_dtype",
+                 &Problem::g_dtype,
+                 "of g: bf16, fp16 or fp32 (default)",
+                 kGated,
+                 {"--g-dtype", For::synthetic},
+                 10,
+                 [](const Problem& p, Key key) {
+                   if (gate_kind(p) != GateKind::none) append(key, ",g=", to_string(p.g_dtype));
+                 }},
+    ProblemField{"state_dtype", &Problem::state_dtype, "of initial_state and state"},
+    ProblemField{"seqlens_dtype", &Problem::seqlens_dtype, "of cu_seqlens"},
+    ProblemField{"scale",
+                 &Problem::scale,
+                 "factor on o (default K^-0.5)",
+                 kEverywhere,
+                 {"--scale", For::every},
+                 0,
+                 nullptr,
+                 {},
+                 [](const Problem& p) -> FieldValue { return scale_of(p); }},
+    ProblemField{
+        "precision",
+        &Problem::precision,
+        "floor of fp32 products: ieee, tf32x3 (default for fp32) or tf32",
+        kEverywhere,
+        {"--precision", For::every},
+        11,
+        [](const Problem& p, Key key) { append(key, "/floor=", to_string(precision_floor(p))); },
+        {},
+        [](const Problem& p) -> FieldValue { return std::string(to_string(precision_floor(p))); }},
+    ProblemField{"lower_bound",
+                 &Problem::lower_bound,
+                 "of the gate, in [-5, 0); none: not even a preset's",
+                 kBounded,
+                 {"--lower-bound", For::every},
+                 19,
+                 [](const Problem& p, Key key) {
+                   if (p.use_gate_in_kernel && p.lower_bound) key += ",bounded";
+                 }},
+    ProblemField{"safe_gate",
+                 &Problem::safe_gate,
+                 "promises g >= the lower bound",
+                 kBounded,
+                 {"--safe-gate", For::every},
+                 21,
+                 [](const Problem& p, Key key) {
+                   if (!p.use_gate_in_kernel && gate_is_bounded(p)) key += "/safe_gate";
+                 }},
+    ProblemField{"use_qk_l2norm",
+                 &Problem::use_qk_l2norm,
+                 "normalize the rows of q and k (=false where a preset would)",
+                 kEverywhere,
+                 {"--use-qk-l2norm", For::every},
+                 16,
+                 [](const Problem& p, Key key) {
+                   if (p.use_qk_l2norm) key += "/qk_l2norm";
+                 }},
+    ProblemField{"use_gate_in_kernel",
+                 &Problem::use_gate_in_kernel,
+                 "g is the raw gate input; needs A_log (=false where a preset would)",
+                 kGated,
+                 {"--use-gate-in-kernel", For::every},
+                 17,
+                 [](const Problem& p, Key key) {
+                   if (p.use_gate_in_kernel) key += "/gate";
+                 }},
+    ProblemField{"has_g",
+                 &Problem::has_g,
+                 "g is absent: no decay",
+                 kOptionalGate,
+                 {"--no-g", For::synthetic},
+                 0,
+                 nullptr,
+                 {},
+                 [](const Problem& p) -> FieldValue { return gate_kind(p) != GateKind::none; }},
+    ProblemField{
+        "has_A_log",
+        &Problem::has_A_log,
+        "A_log is absent; needs --lower-bound",
+        kGated,
+        {"--no-A-log", For::synthetic},
+        20,
+        [](const Problem& p, Key key) {
+          if (p.use_gate_in_kernel && p.lower_bound && !p.has_A_log) key += ",no_A_log";
+        },
+        {},
+        [](const Problem& p) -> FieldValue { return p.use_gate_in_kernel && p.has_A_log; }},
+    ProblemField{"has_dt_bias",
+                 &Problem::has_dt_bias,
+                 "dt_bias is absent",
+                 kGated,
+                 {"--no-dt-bias", For::synthetic},
+                 18,
+                 [](const Problem& p, Key key) {
+                   if (p.use_gate_in_kernel && p.has_dt_bias) key += ",dt_bias";
+                 }},
+    ProblemField{"use_beta_sigmoid",
+                 &Problem::use_beta_sigmoid,
+                 "beta are logits",
+                 kBeta,
+                 {"--use-beta-sigmoid", For::every},
+                 22,
+                 [](const Problem& p, Key key) {
+                   if (p.use_beta_sigmoid) key += "/beta_sigmoid";
+                 }},
+    ProblemField{"allow_neg_eigval",
+                 &Problem::allow_neg_eigval,
+                 "beta is 2 sigmoid(beta); needs --use-beta-sigmoid",
+                 kBeta,
+                 {"--allow-neg-eigval", For::every},
+                 23,
+                 [](const Problem& p, Key key) {
+                   if (p.use_beta_sigmoid && p.allow_neg_eigval) key += ",neg";
+                 }},
+    ProblemField{"initial_state", &Problem::initial_state, "an initial state is given", kEverywhere,
+                 kNoOption, 13,
+                 [](const Problem& p, Key key) {
+                   if (p.initial_state) append(key, "/initial_state=", to_string(p.state_dtype));
+                 }},
+    ProblemField{"output_final_state", &Problem::output_final_state,
+                 "the final state is wanted; backward: dht is given", kEverywhere, kNoOption, 14,
+                 [](const Problem& p, Key key) {
+                   if (p.output_final_state) key += "/final_state";
+                 }},
+    ProblemField{"state_v_first",
+                 &Problem::state_v_first,
+                 "states are [N,HV,V,K]",
+                 kEverywhere,
+                 {"--state-v-first", For::every},
+                 15,
+                 [](const Problem& p, Key key) {
+                   if (p.state_v_first && has_states(p)) key += "/state_v_first";
+                 }},
+    ProblemField{"chunk_size",
+                 &Problem::chunk_size,
+                 "16, 32, 64 or 128 (default: tuned)",
+                 kEverywhere,
+                 {"--chunk-size", For::every, 16, 128},
+                 24,
+                 [](const Problem& p, Key key) {
+                   if (p.chunk_size) append(key, "/chunk_size=", *p.chunk_size);
+                 }},
+    ProblemField{"disable_recompute",
+                 &Problem::disable_recompute,
+                 "the forward pass returns what the backward pass would rebuild",
+                 kChunked,
+                 {"--disable-recompute", For::every},
+                 25,
+                 [](const Problem& p, Key key) {
+                   if (p.disable_recompute) key += "/kept";
+                 }},
+    ProblemField{"return_intermediate_states",
+                 &Problem::return_intermediate_states,
+                 "the forward pass returns the state that enters every chunk",
+                 kChunked,
+                 {"--return-intermediate-states", For::every},
+                 26,
+                 [](const Problem& p, Key key) {
+                   if (p.return_intermediate_states) key += "/intermediate_states";
+                 }},
+    ProblemField{"inplace_state",
+                 &Problem::inplace_state,
+                 "the state is read from and written to `state`",
+                 kRecurrent,
+                 {"--inplace-state", For::every},
+                 27,
+                 [](const Problem& p, Key key) {
+                   if (p.inplace_state) append(key, "/inplace=", to_string(p.state_dtype));
+                 }},
+    ProblemField{"state_index", &Problem::state_index, "states are slots of a pool", kRecurrent,
+                 kNoOption, 28,
+                 [](const Problem& p, Key key) {
+                   if (p.state_index) append(key, "/state_index=", to_string(p.index_dtype));
+                 }},
+    ProblemField{"state_slots",
+                 &Problem::state_slots,
+                 "slots of a pool of states that an index tensor points into",
+                 kRecurrent,
+                 {"--state-index", For::synthetic, 1, kMostCount},
+                 0,
+                 nullptr,
+                 {},
+                 [](const Problem& p) -> FieldValue {
+                   return p.state_index ? FieldValue(p.state_slots) : FieldValue();
+                 }},
+    ProblemField{"index_dtype", &Problem::index_dtype, "of state_index", kRecurrent},
+};
+
+/// The pieces of the key, in their places.
+std::vector<const ProblemField*> key_fields() {
+  std::vector<const ProblemField*> fields;
+  for (const ProblemField& field : kFields)
+    if (field.key_place != 0) fields.push_back(&field);
+  std::sort(fields.begin(), fields.end(), [](const ProblemField* a, const ProblemField* b) {
+    return a->key_place < b->key_place;
+  });
+  return fields;
+}
+
+/// The least power of two at or above; 0 stays 0.
+std::int64_t bucket(std::int64_t count) {
+  return count <= 0 ? 0
+                    : static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(count)));
+}
+
+}  // namespace
+
+std::span<const ProblemField> problem_fields() { return kFields; }
+
+const ProblemField& problem_field(std::string_view name) {
+  const auto found = std::find_if(kFields.begin(), kFields.end(),
+                                  [&](const ProblemField& field) { return field.name == name; });
+  if (found == kFields.end()) throw std::out_of_range(fmt::format("no field '{}'", name));
+  return *found;
+}
+
+bool applies(const ProblemField& field, const OperatorFacts& op, Pass pass) {
+  const bool has_pass = ((field.scope.passes >> static_cast<int>(pass)) & 1) != 0;
+  return has_pass && (field.scope.has == nullptr || field.scope.has(op));
+}
+
+std::string scope_text(const FieldScope& scope) {
+  std::vector<std::string_view> passes, names;
+  for (const Pass pass : {Pass::forward, Pass::backward, Pass::recurrent})
+    if (((scope.passes >> static_cast<int>(pass)) & 1) != 0) passes.push_back(to_string(pass));
+  for (const OperatorDefinition* definition : operator_definitions())
+    if (scope.has == nullptr || scope.has(definition->facts()))
+      names.push_back(definition->facts().name);
+  std::string text;
+  if (names.empty()) return "of no operator of this build";
+  if (names.size() < operator_definitions().size())
+    text = fmt::format("{} only", fmt::join(names, ", "));
+  if (passes.size() < 3)
+    text += fmt::format("{}{} only", text.empty() ? "" : "; ", fmt::join(passes, ", "));
+  return text;
+}
+
+std::string ProblemKey::to_string() const {
+  return fmt::format("{}/tokens={}/sequences={}", family, tokens, sequences);
+}
+
+ProblemKey problem_key(const Problem& problem) {
+  static const std::vector<const ProblemField*> fields = key_fields();
+  std::string family;
+  family.reserve(160);
+  for (const ProblemField* field : fields) field->add_key(problem, family);
+  return {std::move(family), bucket(problem.B * problem.T), bucket(problem.N)};
+}
+
+}  // namespace wyvern
