@@ -34,6 +34,7 @@ Json to_json(const Problem& p) {
             {"beta_dtype", to_string(p.beta_dtype)},
             {"g_dtype", to_string(p.g_dtype)},
             {"state_dtype", to_string(p.state_dtype)},
+            {"seqlens_dtype", to_string(p.seqlens_dtype)},
             {"scale", scale_of(p)},
             {"precision", to_string(precision_floor(p))},
             {"use_qk_l2norm", p.use_qk_l2norm},
@@ -52,7 +53,8 @@ Json to_json(const Problem& p) {
             {"return_intermediate_states", p.return_intermediate_states},
             {"inplace_state", p.inplace_state},
             {"state_index", p.state_index},
-            {"state_slots", p.state_index ? Json(p.state_slots) : Json(nullptr)}};
+            {"state_slots", p.state_index ? Json(p.state_slots) : Json(nullptr)},
+            {"index_dtype", to_string(p.index_dtype)}};
   json["key"] = problem_key(p).to_string();
   return json;
 }
