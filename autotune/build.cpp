@@ -62,7 +62,7 @@ CompileAhead::CompileAhead(Builder& builder, unsigned jobs, bool overlap)
 
 CompileAhead::~CompileAhead() {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_all();
@@ -70,7 +70,7 @@ CompileAhead::~CompileAhead() {
 }
 
 void CompileAhead::announce(std::span<const KernelSpec> specs) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   queue_.clear();
   std::set<KernelSpec> queued;
   for (const KernelSpec& spec : specs)
@@ -81,15 +81,20 @@ void CompileAhead::announce(std::span<const KernelSpec> specs) {
 
 std::optional<BuildResult> CompileAhead::wait(const KernelSpec& spec,
                                               const std::function<bool()>& interrupted) {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   if (!done_.contains(spec)) allow_batch(spec);
-  const auto ready = [&] {
-    return done_.contains(spec) && (overlap_ || (running_.empty() && allowance_ == 0));
-  };
-  while (!finished_.wait_for(lock, kGlance, ready))
-    if (interrupted && interrupted()) return {};
+  while (!ready(spec)) {
+    finished_.wait_for(lock, kGlance);
+    if (!ready(spec) && interrupted && interrupted()) return {};
+  }
   return done_.at(spec);
 }
+
+bool CompileAhead::ready(const KernelSpec& spec) const {
+  return done_.contains(spec) && (overlap_ || (running_.empty() && allowance_ == 0));
+}
+
+bool CompileAhead::may_begin() const { return !queue_.empty() && (overlap_ || allowance_ > 0); }
 
 void CompileAhead::allow_batch(const KernelSpec& first) {
   if (!running_.contains(first)) {
@@ -101,15 +106,14 @@ void CompileAhead::allow_batch(const KernelSpec& first) {
 }
 
 std::int64_t CompileAhead::compiled() const {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return compiled_;
 }
 
 void CompileAhead::work() {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   for (;;) {
-    wake_.wait(lock,
-               [&] { return stopping_ || (!queue_.empty() && (overlap_ || allowance_ > 0)); });
+    while (!stopping_ && !may_begin()) wake_.wait(lock);
     if (stopping_) return;
     const KernelSpec spec = queue_.front();
     queue_.pop_front();

@@ -5,12 +5,10 @@
 #include <wyvern/error.hpp>
 #include <wyvern/problem.hpp>
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <span>
@@ -19,6 +17,7 @@
 #include <vector>
 
 #include "cache/cache.hpp"
+#include "cache/mutex.hpp"
 #include "compiler/compiler.hpp"
 
 namespace wyvern {
@@ -80,26 +79,31 @@ class CompileAhead {
   CompileAhead& operator=(const CompileAhead&) = delete;
 
   /// The specs that will be wanted, soonest first; replaces what was queued and not yet begun.
-  void announce(std::span<const KernelSpec> specs);
+  void announce(std::span<const KernelSpec> specs) WYVERN_EXCLUDES(mutex_);
   /// Waits for the spec to be built; nothing when `interrupted` came true first.
-  std::optional<BuildResult> wait(const KernelSpec& spec, const std::function<bool()>& interrupted);
-  std::int64_t compiled() const;
+  [[nodiscard]] std::optional<BuildResult> wait(const KernelSpec& spec,
+                                                const std::function<bool()>& interrupted)
+      WYVERN_EXCLUDES(mutex_);
+  [[nodiscard]] std::int64_t compiled() const WYVERN_EXCLUDES(mutex_);
 
  private:
-  void work();
-  void allow_batch(const KernelSpec& first);
+  void work() WYVERN_EXCLUDES(mutex_);
+  void allow_batch(const KernelSpec& first) WYVERN_REQUIRES(mutex_);
+  bool ready(const KernelSpec& spec) const WYVERN_REQUIRES(mutex_);
+  bool may_begin() const WYVERN_REQUIRES(mutex_);
 
   Builder& builder_;
   const bool overlap_;
   const std::size_t batch_;
-  mutable std::mutex mutex_;
-  std::condition_variable wake_, finished_;
-  std::deque<KernelSpec> queue_;
-  std::set<KernelSpec> running_;
-  std::map<KernelSpec, BuildResult> done_;
-  std::size_t allowance_ = 0;  ///< builds that may begin, without overlap
-  std::int64_t compiled_ = 0;
-  bool stopping_ = false;
+  mutable Mutex mutex_;
+  Condition wake_, finished_;
+  std::deque<KernelSpec> queue_ WYVERN_GUARDED_BY(mutex_);
+  std::set<KernelSpec> running_ WYVERN_GUARDED_BY(mutex_);
+  std::map<KernelSpec, BuildResult> done_ WYVERN_GUARDED_BY(mutex_);
+  /// Builds that may begin, without overlap.
+  std::size_t allowance_ WYVERN_GUARDED_BY(mutex_) = 0;
+  std::int64_t compiled_ WYVERN_GUARDED_BY(mutex_) = 0;
+  bool stopping_ WYVERN_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
 };
 

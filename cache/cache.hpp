@@ -70,13 +70,13 @@ struct CacheStats {
 
 /// The right to make an artifact, which one holder at a time has among all processes that use the
 /// file. It ends with this object, or with its process, however that ends.
-class ArtifactClaim {
+class [[nodiscard]] ArtifactClaim {
  public:
   ArtifactClaim(ArtifactClaim&& other) noexcept;
   ArtifactClaim& operator=(ArtifactClaim&& other) noexcept;
   ~ArtifactClaim();
   /// Whether somebody else had it at first.
-  bool waited() const noexcept { return waited_; }
+  [[nodiscard]] bool waited() const noexcept { return waited_; }
 
  private:
   friend class Cache;
@@ -88,7 +88,7 @@ class ArtifactClaim {
 class Cache {
  public:
   /// $WYVERN_CACHE_DIR, else $XDG_CACHE_HOME/wyvern, else ~/.cache/wyvern; empty if none is set.
-  static std::filesystem::path default_directory();
+  [[nodiscard]] static std::filesystem::path default_directory();
 
   /// Opens (creating directory, mode 0700, and file as needed) `directory`/wyvern.db.
   explicit Cache(std::filesystem::path directory = default_directory());
@@ -96,46 +96,51 @@ class Cache {
   Cache(const Cache&) = delete;
   Cache& operator=(const Cache&) = delete;
 
-  std::filesystem::path file() const;
+  [[nodiscard]] std::filesystem::path file() const;
   /// Empty while the cache works in full; else one sentence: what is wrong, what still works, and
   /// the mend.
-  std::string status() const;
+  [[nodiscard]] std::string status() const;
   /// Called once, on the first degradation, from the thread that met it. Default: a line on stderr.
   void on_degraded(std::function<void(const std::string&)> report);
 
-  std::optional<ArtifactRow> find_artifact(std::string_view key) const;
+  [[nodiscard]] std::optional<ArtifactRow> find_artifact(std::string_view key) const;
   /// False when it was not stored. An existing row with the key is replaced.
   bool store_artifact(const ArtifactRow& row);
   /// Waits while another holds the claim to this key, but no longer than a minute, then goes on
   /// without; so it does at once where there can be no lock. Look the artifact up (again) once it
   /// is yours. To hold several at a time, claim in the order of the keys: nobody waits in a circle
   /// then.
-  ArtifactClaim claim_artifact(std::string_view key) const;
+  [[nodiscard]] ArtifactClaim claim_artifact(std::string_view key) const;
 
   /// By device, problem, template and config; a row of another driver is returned too (compare).
-  std::optional<MeasurementRow> find_measurement(std::string_view device, std::string_view problem,
-                                                 std::string_view template_id,
-                                                 std::string_view config) const;
+  [[nodiscard]] std::optional<MeasurementRow> find_measurement(std::string_view device,
+                                                               std::string_view problem,
+                                                               std::string_view template_id,
+                                                               std::string_view config) const;
   bool store_measurement(const MeasurementRow& row);
-  std::vector<MeasurementRow> measurements(std::string_view device, std::string_view problem) const;
+  [[nodiscard]] std::vector<MeasurementRow> measurements(std::string_view device,
+                                                         std::string_view problem) const;
 
   /// The winner with exactly these buckets.
-  std::optional<WinnerRow> find_winner(std::string_view device, std::string_view family,
-                                       std::int64_t tokens, std::int64_t sequences) const;
+  [[nodiscard]] std::optional<WinnerRow> find_winner(std::string_view device,
+                                                     std::string_view family, std::int64_t tokens,
+                                                     std::int64_t sequences) const;
   /// The winner of the same family whose buckets are nearest (sum of |log2| distances; ties: the
   /// fewer tokens, then the fewer sequences).
-  std::optional<WinnerRow> nearest_winner(std::string_view device, std::string_view family,
-                                          std::int64_t tokens, std::int64_t sequences) const;
+  [[nodiscard]] std::optional<WinnerRow> nearest_winner(std::string_view device,
+                                                        std::string_view family,
+                                                        std::int64_t tokens,
+                                                        std::int64_t sequences) const;
   bool store_winner(const WinnerRow& row);
 
   /// Everything, newest first; artifacts without their code.
-  std::vector<ArtifactRow> list_artifacts() const;
-  std::vector<MeasurementRow> list_measurements() const;
-  std::vector<WinnerRow> list_winners() const;
+  [[nodiscard]] std::vector<ArtifactRow> list_artifacts() const;
+  [[nodiscard]] std::vector<MeasurementRow> list_measurements() const;
+  [[nodiscard]] std::vector<WinnerRow> list_winners() const;
 
-  CacheStats stats() const;
+  [[nodiscard]] CacheStats stats() const;
   /// Deletes every row and gives the space back; false when it could not.
-  bool clear();
+  [[nodiscard]] bool clear();
 
  private:
   class Impl;

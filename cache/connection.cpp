@@ -111,18 +111,18 @@ class ForkGuard {
   }
 
   void add(Connection* connection) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     connections_.push_back(connection);
   }
 
   void remove(Connection* connection) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     std::erase(connections_, connection);
   }
 
   /// Keeps a connection of the parent process, unused, for the life of this one.
   void abandon(std::unique_ptr<Database> database) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     abandoned_.push_back(database.release());
   }
 
@@ -132,19 +132,20 @@ class ForkGuard {
                    [] { instance().let_go(); });
   }
 
-  void hold() {
+  // How many mutexes these take is known only when they run.
+  void hold() WYVERN_UNCHECKED_LOCKING {
     mutex_.lock();
     for (Connection* connection : connections_) connection->mutex_.lock();
   }
 
-  void let_go() {
+  void let_go() WYVERN_UNCHECKED_LOCKING {
     for (Connection* connection : connections_) connection->mutex_.unlock();
     mutex_.unlock();
   }
 
-  std::mutex mutex_;
-  std::vector<Connection*> connections_;
-  std::vector<Database*> abandoned_;
+  Mutex mutex_;
+  std::vector<Connection*> connections_ WYVERN_GUARDED_BY(mutex_);
+  std::vector<Database*> abandoned_ WYVERN_GUARDED_BY(mutex_);
 };
 
 Connection::Connection(std::filesystem::path directory)
@@ -166,7 +167,7 @@ Connection::~Connection() {
 bool Connection::run(Access access, const Work& work) {
   bool done = false;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     for (int attempt = 0; attempt < 2 && !done; ++attempt) {
       if (!usable(access)) break;
       try {
@@ -213,7 +214,7 @@ void Connection::perform(Access access, const Work& work) {
 // Whether there is a database for this access; (re)opens it when it is time to try.
 bool Connection::usable(Access access) {
   drop_if_forked();
-  const auto good = [&] {
+  const auto good = [&]() WYVERN_REQUIRES(mutex_) {
     return database_ != nullptr && (access == Access::read || limits_.empty());
   };
   if (!good() && std::chrono::steady_clock::now() >= retry_at_) {
@@ -264,7 +265,7 @@ void Connection::open_or_repair() {
   }
   // Without writing to the directory there is no journal, so the file can only be read.
   const bool writable = ::access(directory.c_str(), W_OK | X_OK) == 0;
-  const auto open_file = [&] {
+  const auto open_file = [&]() WYVERN_REQUIRES(mutex_) {
     return open_wyvern(file_, writable ? Database::Mode::create : Database::Mode::read_only,
                        patience_);
   };
@@ -333,13 +334,13 @@ void Connection::be_patient(std::chrono::milliseconds patience) {
 }
 
 std::string Connection::status() const {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return limits_.empty() ? trouble_ : limits_;
 }
 
 void Connection::on_degraded(std::function<void(const std::string&)> report) {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     report_ = std::move(report);
   }
   tell();
@@ -354,7 +355,7 @@ void Connection::tell() {
   std::function<void(const std::string&)> report;
   std::string sentence;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (told_ || notice_.empty()) return;
     told_ = true;
     sentence = std::exchange(notice_, {});

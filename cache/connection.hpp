@@ -5,12 +5,12 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include <sys/types.h>
 
 #include "cache/database.hpp"
+#include "cache/mutex.hpp"
 
 namespace wyvern {
 
@@ -32,41 +32,45 @@ class Connection {
 
   /// Runs `work`; false when there is no database for this access or it failed. `work` may run
   /// twice: again after the file was found moved or damaged and has been replaced.
-  bool run(Access access, const Work& work);
+  bool run(Access access, const Work& work) WYVERN_EXCLUDES(mutex_);
 
   const std::filesystem::path& file() const noexcept { return file_; }
-  std::string status() const;
-  void on_degraded(std::function<void(const std::string&)> report);
+  [[nodiscard]] std::string status() const WYVERN_EXCLUDES(mutex_);
+  void on_degraded(std::function<void(const std::string&)> report) WYVERN_EXCLUDES(mutex_);
 
  private:
   friend class ForkGuard;
 
-  bool usable(Access access);
-  void open();
-  void open_or_repair();
-  void drop_if_forked();
-  void perform(Access access, const Work& work);
-  bool mend(const DatabaseError& error, Access access);
-  void repair();
-  void degrade(Access access, const std::string& sentence);
-  void recovered(Access access);
-  void be_patient(std::chrono::milliseconds patience);
-  void notice(const std::string& sentence);
-  void tell();
+  bool usable(Access access) WYVERN_REQUIRES(mutex_);
+  void open() WYVERN_REQUIRES(mutex_);
+  void open_or_repair() WYVERN_REQUIRES(mutex_);
+  void drop_if_forked() WYVERN_REQUIRES(mutex_);
+  void perform(Access access, const Work& work) WYVERN_REQUIRES(mutex_);
+  bool mend(const DatabaseError& error, Access access) WYVERN_REQUIRES(mutex_);
+  void repair() WYVERN_REQUIRES(mutex_);
+  void degrade(Access access, const std::string& sentence) WYVERN_REQUIRES(mutex_);
+  void recovered(Access access) WYVERN_REQUIRES(mutex_);
+  void be_patient(std::chrono::milliseconds patience) WYVERN_REQUIRES(mutex_);
+  void notice(const std::string& sentence) WYVERN_REQUIRES(mutex_);
+  void tell() WYVERN_EXCLUDES(mutex_);
 
   const std::filesystem::path file_;
-  mutable std::mutex mutex_;  ///< guards everything below
-  std::unique_ptr<Database> database_;
-  pid_t owner_ = 0;  ///< the process that opened database_
-  std::chrono::steady_clock::time_point retry_at_{};
-  std::chrono::milliseconds patience_;
-  int repairs_left_;
-  std::string limits_;   ///< why the file is not open, or open for reading only
-  std::string trouble_;  ///< why the last work failed
-  Access trouble_in_ = Access::read;
-  std::string notice_;  ///< first sentence of this cache's life, until it is told
-  bool told_ = false;
-  std::function<void(const std::string&)> report_;
+  mutable Mutex mutex_;
+  std::unique_ptr<Database> database_ WYVERN_GUARDED_BY(mutex_);
+  /// The process that opened database_.
+  pid_t owner_ WYVERN_GUARDED_BY(mutex_) = 0;
+  std::chrono::steady_clock::time_point retry_at_ WYVERN_GUARDED_BY(mutex_){};
+  std::chrono::milliseconds patience_ WYVERN_GUARDED_BY(mutex_);
+  int repairs_left_ WYVERN_GUARDED_BY(mutex_);
+  /// Why the file is not open, or open for reading only.
+  std::string limits_ WYVERN_GUARDED_BY(mutex_);
+  /// Why the last work failed.
+  std::string trouble_ WYVERN_GUARDED_BY(mutex_);
+  Access trouble_in_ WYVERN_GUARDED_BY(mutex_) = Access::read;
+  /// First sentence of this cache's life, until it is told.
+  std::string notice_ WYVERN_GUARDED_BY(mutex_);
+  bool told_ WYVERN_GUARDED_BY(mutex_) = false;
+  std::function<void(const std::string&)> report_ WYVERN_GUARDED_BY(mutex_);
 };
 
 }  // namespace wyvern

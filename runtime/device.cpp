@@ -5,8 +5,8 @@
 
 #include <charconv>
 #include <map>
-#include <mutex>
 
+#include "cache/mutex.hpp"
 #include "runtime/device_impl.hpp"
 
 namespace wyvern {
@@ -25,9 +25,9 @@ int cuda_ordinal(std::string_view name) {
 
 /// One DeviceImpl per device and process, for as long as anything uses it.
 std::shared_ptr<DeviceImpl> shared_device(int ordinal) {
-  static std::mutex mutex;
-  static std::map<int, std::weak_ptr<DeviceImpl>> devices;
-  const std::lock_guard lock(mutex);
+  static Mutex mutex;
+  static std::map<int, std::weak_ptr<DeviceImpl>> devices WYVERN_GUARDED_BY(mutex);
+  const Lock lock(mutex);
   std::weak_ptr<DeviceImpl>& slot = devices[ordinal];
   std::shared_ptr<DeviceImpl> device = slot.lock();
   if (!device) {

@@ -1,9 +1,13 @@
 #include "runtime/kernel_store.hpp"
 
-#include <fmt/format.h>
+#include <wyvern/error.hpp>
+
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <functional>
+#include <thread>
+#include <utility>
 
 namespace wyvern {
 namespace {
@@ -16,6 +20,19 @@ std::string local_key(const OperatorImpl& op, const BoundStep& step) {
   for (const AnyConstant& constant : step.source_template->constants)
     key += fmt::format("{}={},", name_of(constant), to_string(value_of(constant, step.constants)));
   return key;
+}
+
+/// Calls work(i) once for each i in [0, count), on up to `jobs` threads (0: one per core), the
+/// caller's among them.
+void in_parallel(std::size_t count, unsigned jobs, const std::function<void(std::size_t)>& work) {
+  std::atomic<std::size_t> next = 0;
+  const auto run = [&] {
+    for (std::size_t i = next++; i < count; i = next++) work(i);
+  };
+  if (jobs == 0) jobs = std::max(1U, std::thread::hardware_concurrency());
+  std::vector<std::jthread> threads;
+  for (std::size_t i = 1; i < std::min<std::size_t>(jobs, count); ++i) threads.emplace_back(run);
+  run();
 }
 
 }  // namespace
@@ -65,70 +82,108 @@ std::optional<Artifact> from_row(const ArtifactRow& row) {
   return artifact;
 }
 
-/// What the operator needs and is not loaded, each kernel once.
-std::vector<KernelStore::Missing> KernelStore::missing_from(const OperatorImpl& op) const {
-  std::vector<Missing> missing;
-  for (const BoundStep& step : op.steps) {
-    std::string local = local_key(op, step);
-    const bool repeated = std::any_of(missing.begin(), missing.end(),
-                                      [&](const Missing& m) { return m.local == local; });
-    if (repeated || loaded_.contains(local)) continue;
-    CompileRequest request{step.source_template, step.constants, step.step.config,
-                           op.device.impl().target()};
-    std::string key = artifact_key(request);
-    missing.push_back({std::move(local), std::move(key), std::move(request), &step});
+/// The kernel of every step, loaded or to come. Those that nobody makes become this thread's tasks.
+std::vector<KernelStore::Future> KernelStore::futures_of(const OperatorImpl& op,
+                                                         std::vector<Task>& tasks) {
+  std::vector<std::string> keys;
+  keys.reserve(op.steps.size());
+  for (const BoundStep& step : op.steps) keys.push_back(local_key(op, step));
+  std::vector<Future> futures;
+  futures.reserve(op.steps.size());
+  const Lock lock(mutex_);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    auto found = kernels_.find(keys[i]);
+    if (found == kernels_.end()) {
+      Task& task = tasks.emplace_back(Task{.local_key = keys[i], .step = &op.steps[i]});
+      found = kernels_.emplace(keys[i], task.promise.get_future().share()).first;
+    }
+    futures.push_back(found->second);
   }
-  return missing;
+  return futures;
 }
 
-void KernelStore::add(DeviceImpl& device, const Missing& missing, const Artifact& artifact) {
-  loaded_[missing.local] = {artifact.key, artifact.resources,
-                            device.load(artifact, missing.step->geometry)};
+/// Ends the task when `attempt` returns an entry or throws: all who wait for the kernel get either.
+template <class Attempt>
+void KernelStore::settle(Task& task, Attempt&& attempt) {
+  try {
+    if (std::optional<Entry> entry = attempt()) {
+      task.promise.set_value(std::move(*entry));
+      task.settled = true;
+    }
+  } catch (...) {
+    fail(task, std::current_exception());
+  }
 }
 
-bool KernelStore::add_from_cache(DeviceImpl& device, const Missing& missing) {
-  const std::optional<ArtifactRow> row = cache_->find_artifact(missing.key);
+void KernelStore::fail(Task& task, std::exception_ptr error) {
+  {
+    // First, so that who hears of the failure and tries again starts anew.
+    const Lock lock(mutex_);
+    kernels_.erase(task.local_key);
+  }
+  task.promise.set_exception(std::move(error));
+  task.settled = true;
+}
+
+/// Nothing for an artifact that does not load: compiling it anew replaces its row.
+std::optional<KernelStore::Entry> KernelStore::from_cache(DeviceImpl& device, const Task& task) {
+  const std::optional<ArtifactRow> row = cache_->find_artifact(task.artifact_key);
   const std::optional<Artifact> artifact = row ? from_row(*row) : std::nullopt;
-  if (artifact) add(device, missing, *artifact);
-  return artifact.has_value();
+  if (!artifact) return {};
+  try {
+    return Entry{artifact->key, artifact->resources, device.load(*artifact, task.step->geometry)};
+  } catch (const Error&) {
+    return {};
+  }
 }
 
-/// Compiles what no other process is compiling; what others are, is awaited and taken from the
-/// cache.
-void KernelStore::compile(DeviceImpl& device, std::vector<Missing> missing) {
-  std::sort(missing.begin(), missing.end(),
-            [](const Missing& a, const Missing& b) { return a.key < b.key; });
-  std::vector<ArtifactClaim> claims;
-  std::vector<CompileRequest> requests;
-  std::vector<const Missing*> compiled;
-  for (const Missing& m : missing) {
-    ArtifactClaim claim = cache_->claim_artifact(m.key);
-    if (add_from_cache(device, m)) continue;
-    // Whoever had the claim before could not store the artifact. Nor may this process: holding the
-    // claim would make all that wait for it compile one after the other.
-    if (!claim.waited()) claims.push_back(std::move(claim));
-    requests.push_back(m.request);
-    compiled.push_back(&m);
+/// Compiles what no other process is compiling; what another is, is awaited and taken from the
+/// cache. Holds one claim at most, and none while it waits, so that nobody waits in a circle.
+KernelStore::Entry KernelStore::compiled_once(DeviceImpl& device, const Task& task) {
+  std::optional<ArtifactClaim> claim = cache_->claim_artifact(task.artifact_key);
+  if (std::optional<Entry> entry = from_cache(device, task)) return std::move(*entry);
+  // Whoever had the claim before could not store the artifact. Nor may this process: holding the
+  // claim would make all that wait for it compile one after the other.
+  if (claim->waited()) claim.reset();
+  const Artifact artifact = compile(task.request);
+  ++compiled_;
+  cache_->store_artifact(to_row(artifact));
+  return {artifact.key, artifact.resources, device.load(artifact, task.step->geometry)};
+}
+
+void KernelStore::make(DeviceImpl& device, std::vector<Task>& tasks) {
+  std::vector<Task*> missing;
+  for (Task& task : tasks) {
+    settle(task, [&] {
+      const BoundStep& step = *task.step;
+      task.request = {step.source_template, step.constants, step.step.config, device.target()};
+      task.artifact_key = artifact_key(task.request);
+      return from_cache(device, task);
+    });
+    if (!task.settled) missing.push_back(&task);
   }
-  const std::vector<Artifact> artifacts = compile_all(requests, jobs_);
-  for (std::size_t i = 0; i < artifacts.size(); ++i) {
-    ++compiled_;
-    cache_->store_artifact(to_row(artifacts[i]));
-    add(device, *compiled[i], artifacts[i]);
-  }
+  in_parallel(missing.size(), jobs_, [&](std::size_t i) {
+    settle(*missing[i], [&] { return std::optional(compiled_once(device, *missing[i])); });
+  });
 }
 
 void KernelStore::load(OperatorImpl& op) {
-  const std::lock_guard lock(mutex_);
-  DeviceImpl& device = op.device.impl();
-  std::vector<Missing> missing = missing_from(op);
-  std::erase_if(missing, [&](const Missing& m) { return add_from_cache(device, m); });
-  if (!missing.empty()) compile(device, std::move(missing));
-  for (BoundStep& step : op.steps) {
-    const Entry& entry = loaded_.at(local_key(op, step));
-    step.artifact_key = entry.artifact_key;
-    step.resources = entry.resources;
-    step.kernel = entry.kernel;
+  std::vector<Task> tasks;
+  std::vector<Future> futures;
+  try {
+    futures = futures_of(op, tasks);
+    make(op.device.impl(), tasks);
+  } catch (...) {
+    // No memory, no thread: nobody must wait for ever.
+    for (Task& task : tasks)
+      if (!task.settled) fail(task, std::current_exception());
+    throw;
+  }
+  for (std::size_t i = 0; i < futures.size(); ++i) {
+    const Entry& entry = futures[i].get();
+    op.steps[i].artifact_key = entry.artifact_key;
+    op.steps[i].resources = entry.resources;
+    op.steps[i].kernel = entry.kernel;
   }
 }
 

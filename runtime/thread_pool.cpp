@@ -4,10 +4,11 @@
 
 #include <atomic>
 #include <chrono>
-#include <mutex>
 #include <new>
 #include <thread>
 #include <vector>
+
+#include "cache/mutex.hpp"
 
 namespace wyvern {
 namespace {
@@ -59,12 +60,12 @@ class ThreadPool::Impl {
   unsigned threads() const { return static_cast<unsigned>(workers_.size()) + 1; }
 
   void run(std::int64_t count, std::size_t scratch_bytes, Body body, const void* context) {
-    const std::unique_lock lock(busy_, std::try_to_lock);
-    if (!lock.owns_lock() || workers_.empty() || count == 1) {
+    if (workers_.empty() || count == 1 || !busy_.try_lock()) {
       void* scratch = thread_scratch(scratch_bytes);
       for (std::int64_t i = 0; i < count; ++i) body(context, i, scratch);
       return;
     }
+    const Lock lock(busy_, std::adopt_lock);
     count_ = count;
     scratch_bytes_ = scratch_bytes;
     body_ = body;
@@ -108,7 +109,8 @@ class ThreadPool::Impl {
     }
   }
 
-  std::mutex busy_;
+  // Held by the one caller whose loop the job's fields describe; workers read these without it.
+  Mutex busy_;
   std::atomic<std::uint64_t> state_{0};
   std::atomic<std::int64_t> left_{0};
   std::atomic<bool> stop_{false};

@@ -223,6 +223,18 @@ class Example(Case):
                                  "--batch", "4", "-o", self.path("x"))
         self.assertEqual((document["problem"]["B"], document["problem"]["T"]), (4, 1))
 
+    def test_problem_has_every_field(self):
+        """What tools/README.md promises: the fields of Problem, and the key."""
+        problem = self.document("example", OP, "--shape", "B=3,T=2,H=1,K=16", "--pass", "recurrent",
+                                "--state-index", "9", "-o", self.path("x"))["problem"]
+        wanted = """operator pass B T H HV K V N packed dtype beta_dtype g_dtype state_dtype
+            seqlens_dtype scale precision lower_bound safe_gate use_qk_l2norm use_gate_in_kernel
+            has_A_log has_dt_bias use_beta_sigmoid allow_neg_eigval initial_state output_final_state
+            state_v_first chunk_size disable_recompute return_intermediate_states inplace_state
+            state_index state_slots index_dtype key"""
+        self.assertEqual(set(problem), set(wanted.split()))
+        self.assertEqual((problem["seqlens_dtype"], problem["index_dtype"]), ("int64", "int32"))
+
     def test_packed(self):
         tensors = read_file(self.example("--shape", "H=1,K=16", "--seqlens", "5,0,77"))
         dtype, shape, raw = tensors["cu_seqlens"]

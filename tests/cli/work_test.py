@@ -118,7 +118,9 @@ class Work(Case):
         del tensors["initial_state"], tensors["A_log"], tensors["dt_bias"]
         tensors["cu_seqlens"] = ("I32", [3], struct.pack("<3i", 0, 3, 23))
         write_file(self.path("in.safetensors"), tensors)
-        self.check_verified(self.run_verb("--verify"))
+        document = self.run_verb("--verify")
+        self.check_verified(document)
+        self.assertEqual(document["problem"]["seqlens_dtype"], "int32")
 
     def test_no_tokens(self):
         tensors = read_file(self.example("--shape", "T=0,H=1,K=16"))

@@ -31,7 +31,7 @@ struct DeviceInfo {
 
 /// Every device of the machine, the CPU first. Never throws: a device or driver that is there but
 /// cannot be used is listed with its problem.
-std::vector<DeviceInfo> list_devices();
+[[nodiscard]] std::vector<DeviceInfo> list_devices();
 
 class DeviceImpl;
 
@@ -45,11 +45,11 @@ class Device {
   /// The first usable GPU, else the CPU.
   static Device best();
 
-  const DeviceInfo& info() const;
+  [[nodiscard]] const DeviceInfo& info() const;
 
   /// Uninitialized memory, aligned to 256 bytes, freed with the last copy of the pointer, which
   /// keeps the device open. Throws Error(kUnavailable) when there is too little.
-  std::shared_ptr<void> allocate(std::size_t bytes) const;
+  [[nodiscard]] std::shared_ptr<void> allocate(std::size_t bytes) const;
   /// Synchronous copies between host and device memory. They wait for no stream that was made not
   /// to wait for the default one: synchronize() it first.
   void copy_in(void* device, const void* host, std::size_t bytes) const;

@@ -84,20 +84,20 @@ struct Problem {
 /// How a problem's decay looks: none (delta_rule, or without has_g), one a head (gated_delta_rule),
 /// one a key channel (kda). None for an operator that this build has not.
 enum class GateKind : std::uint8_t { none, scalar, vector };
-GateKind gate_kind(const Problem& problem) noexcept;
+[[nodiscard]] GateKind gate_kind(const Problem& problem) noexcept;
 
 /// The chunk size of tensors whose shape depends on it (h, Tinv, Aqk, intermediate_states):
 /// chunk_size, or 64; with disable_recompute and rows of v of more than 512 bytes 32, of more than
 /// 1024 bytes 16.
-std::int64_t kept_chunk_size(const Problem& problem) noexcept;
+[[nodiscard]] std::int64_t kept_chunk_size(const Problem& problem) noexcept;
 
 /// Whether intra-chunk products may count on g >= lower_bound: promised, or so by the gate's form.
-bool gate_is_bounded(const Problem& problem) noexcept;
+[[nodiscard]] bool gate_is_bounded(const Problem& problem) noexcept;
 
 /// The floor that holds when a problem names none: tf32x3 for fp32 inputs, tf32 for 16-bit ones.
-Precision default_precision(DType dtype) noexcept;
-Precision precision_floor(const Problem& problem) noexcept;
-float scale_of(const Problem& problem) noexcept;
+[[nodiscard]] Precision default_precision(DType dtype) noexcept;
+[[nodiscard]] Precision precision_floor(const Problem& problem) noexcept;
+[[nodiscard]] float scale_of(const Problem& problem) noexcept;
 
 /// Throws Error(kBadInput) that names the first wrong field, its value and what is legal.
 void validate(const Problem& problem);
@@ -114,9 +114,9 @@ struct ProblemKey {
   std::string family;
   std::int64_t tokens = 0, sequences = 0;
   /// "family/tokens=8192/sequences=1"
-  std::string to_string() const;
+  [[nodiscard]] std::string to_string() const;
 };
-ProblemKey problem_key(const Problem& problem);
+[[nodiscard]] ProblemKey problem_key(const Problem& problem);
 
 /// A model's shape, spec section 7. B, T and N are left at their defaults.
 struct Preset {

@@ -23,18 +23,19 @@ using Reference = std::map<std::string, std::vector<double>, std::less<>>;
 /// is neither made nor read. `host.state` is the pool as it was before the launch. One (sequence,
 /// value head) per task on up to `threads` threads (0: all cores), whose number makes no difference
 /// to the result. Throws Error(kBadInput) that names a missing input or one of a wrong size.
-Reference reference(const Problem& problem, const Arguments& host, unsigned threads = 0);
+[[nodiscard]] Reference reference(const Problem& problem, const Arguments& host,
+                                  unsigned threads = 0);
 
 /// rms(x - reference) / rms(reference); infinity when x holds a NaN or Inf, rms(x) when the
 /// reference is all zero. Half the least positive value of x's dtype is taken off the difference,
 /// so that a reference too small for the dtype (the gradient of a gate at -200) is rightly stored
 /// as zero. `x` is a contiguous host tensor of as many elements.
-double relative_error(const TensorView& x, const std::vector<double>& reference);
+[[nodiscard]] double relative_error(const TensorView& x, const std::vector<double>& reference);
 
 /// The bound on the relative error of the output `name`, by the problem's dtypes and floor: o and
 /// states 5e-3 for 16-bit inputs, 1e-5 for fp32 and 1e-3 for fp32 with the floor tf32; dq, dk, dv
 /// and dinitial_state 8e-3, 2e-5, 2e-3; dg, dbeta, dA_log and ddt_bias 2e-2, 5e-5, 4e-3. What is
 /// stored in 16 bits has the first. Throws Error(kBadInput) for a name that Reference never holds.
-double error_bound(const Problem& problem, std::string_view name);
+[[nodiscard]] double error_bound(const Problem& problem, std::string_view name);
 
 }  // namespace wyvern WYVERN_API

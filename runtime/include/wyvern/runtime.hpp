@@ -16,6 +16,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -73,7 +74,7 @@ struct TensorSpec {
 };
 
 /// Every tensor of Arguments for a valid problem, in the order of Arguments.
-std::vector<TensorSpec> tensor_specs(const Problem& problem);
+[[nodiscard]] std::vector<TensorSpec> tensor_specs(const Problem& problem);
 
 /// The tensors of a launch, named as in the specification. A default-constructed view is an absent
 /// tensor; which must be present tensor_specs() says. All pointers are on the operator's device and
@@ -134,11 +135,11 @@ class OperatorImpl;
 /// outlive the Runtime that made it.
 class Operator {
  public:
-  const Problem& problem() const;
-  const Plan& plan() const;
-  Origin origin() const;
+  [[nodiscard]] const Problem& problem() const;
+  [[nodiscard]] const Plan& plan() const;
+  [[nodiscard]] Origin origin() const;
   /// Bytes a launch needs; the memory's content does not matter and need not outlive the launch.
-  std::size_t workspace_bytes() const;
+  [[nodiscard]] std::size_t workspace_bytes() const;
 
   /// Enqueues the pass on `stream` (runs it, on the CPU). `workspace` is aligned to 256 bytes, not
   /// shared with a launch in flight, and may be null when workspace_bytes() is 0. Allocates nothing
@@ -177,6 +178,10 @@ struct RuntimeOptions {
   std::shared_ptr<PlanSource> plans;
   /// Threads that compile one plan's kernels; 0: one per core.
   unsigned compile_jobs = 0;
+  /// Called with one sentence, from the thread that met it, when the plan that `plans` gave for a
+  /// problem cannot be used and the default plan takes its place: once for each problem key and
+  /// plan, which this Runtime does not try again. Null: a line on stderr.
+  std::function<void(const std::string&)> on_degraded;
 };
 
 /// Finds plans, compiles, loads. Thread-safe; keeps each loaded kernel for its own lifetime.
@@ -185,10 +190,11 @@ class Runtime {
   explicit Runtime(RuntimeOptions options = {});
   ~Runtime();
 
-  /// The operator for this problem by the best plan known. Compiles what the cache does not hold:
-  /// milliseconds to seconds the first time, microseconds when all is loaded. Throws Error:
-  /// kBadInput for an illegal problem, kUnavailable when a compiler is missing or no template fits
-  /// the device.
+  /// The operator for this problem by the best plan known; by the default plan where that one can
+  /// no longer be bound or loaded. Compiles what the cache does not hold: milliseconds to seconds
+  /// the first time, microseconds when all is loaded, whatever other threads compile meanwhile.
+  /// Throws Error: kBadInput for an illegal problem, kUnavailable when a compiler is missing or no
+  /// template fits the device.
   Operator prepare(const Device& device, const Problem& problem);
   /// The same by a given plan. Throws Error(kBadInput) when the plan does not carry out the problem
   /// or a config is illegal on the device.
@@ -199,7 +205,7 @@ class Runtime {
   Stage prepare_stage(const Device& device, const PlanStep& step, const Problem& problem);
 
   /// How many kernels were compiled by this runtime (not found loaded or in the cache).
-  std::int64_t compiled() const;
+  [[nodiscard]] std::int64_t compiled() const;
   Cache& cache();  ///< lives as long as the runtime
 
  private:
@@ -210,6 +216,7 @@ class Runtime {
 /// Every plan that carries out the problem on the device with chunk size BT, each step with its
 /// default config: all ways to cover the operator's stages by templates of the build. Empty when
 /// some stage has no legal config. Throws Error(kBadInput) for an illegal problem.
-std::vector<Plan> plans(const Device& device, const Problem& problem, std::int64_t BT);
+[[nodiscard]] std::vector<Plan> plans(const Device& device, const Problem& problem,
+                                      std::int64_t BT);
 
 }  // namespace wyvern WYVERN_API

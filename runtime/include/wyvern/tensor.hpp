@@ -35,8 +35,8 @@ struct TensorView {
     }
   }
 
-  bool present() const noexcept { return data != nullptr; }
-  std::int64_t elements() const noexcept {
+  [[nodiscard]] bool present() const noexcept { return data != nullptr; }
+  [[nodiscard]] std::int64_t elements() const noexcept {
     std::int64_t count = 1;
     for (int i = 0; i < rank; ++i) count *= shape[static_cast<std::size_t>(i)];
     return count;

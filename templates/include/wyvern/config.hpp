@@ -28,8 +28,10 @@ class Values {
   Values() = default;
   Values(std::initializer_list<Map::value_type> items) : items_(items) {}
 
-  bool contains(std::string_view name) const { return items_.find(name) != items_.end(); }
-  const Value* find(std::string_view name) const;
+  [[nodiscard]] bool contains(std::string_view name) const {
+    return items_.find(name) != items_.end();
+  }
+  [[nodiscard]] const Value* find(std::string_view name) const;
   void set(std::string name, Value value) { items_.insert_or_assign(std::move(name), value); }
 
   /// The value under `name`; throws Error(kBadInput) naming it when it is absent or of another
@@ -40,7 +42,7 @@ class Values {
   Precision precision(std::string_view name) const;
 
   /// The values of `other` laid over these.
-  Values merged(const Values& other) const;
+  [[nodiscard]] Values merged(const Values& other) const;
 
   std::string to_string() const;
   /// Parses "BT=64,precision=tf32x3,FLAG=true" (empty text gives no values); throws
@@ -48,7 +50,7 @@ class Values {
   static Values parse(std::string_view text);
 
   const Map& items() const noexcept { return items_; }
-  bool empty() const noexcept { return items_.empty(); }
+  [[nodiscard]] bool empty() const noexcept { return items_.empty(); }
   auto operator<=>(const Values&) const = default;
 
  private:

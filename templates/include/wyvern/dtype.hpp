@@ -30,19 +30,19 @@ constexpr bool is_floating(DType type) noexcept {
 
 /// "fp32", "fp16", "bf16", "int32", "int64".
 std::string_view to_string(DType type) noexcept;
-std::optional<DType> parse_dtype(std::string_view text) noexcept;
+[[nodiscard]] std::optional<DType> parse_dtype(std::string_view text) noexcept;
 
 /// How fp32 matrix products and the triangular inverse are computed, least accurate first.
 /// tf32x3 is the three-pass split of each operand into a tf32 head and tail.
 enum class Precision : std::uint8_t { tf32, tf32x3, ieee };
 
 std::string_view to_string(Precision precision) noexcept;
-std::optional<Precision> parse_precision(std::string_view text) noexcept;
+[[nodiscard]] std::optional<Precision> parse_precision(std::string_view text) noexcept;
 
 /// Round-to-nearest-even conversions between float and the storage formats of fp16 and bf16.
-std::uint16_t float_to_bf16(float value) noexcept;
-float bf16_to_float(std::uint16_t bits) noexcept;
-std::uint16_t float_to_fp16(float value) noexcept;
-float fp16_to_float(std::uint16_t bits) noexcept;
+[[nodiscard]] std::uint16_t float_to_bf16(float value) noexcept;
+[[nodiscard]] float bf16_to_float(std::uint16_t bits) noexcept;
+[[nodiscard]] std::uint16_t float_to_fp16(float value) noexcept;
+[[nodiscard]] float fp16_to_float(std::uint16_t bits) noexcept;
 
 }  // namespace wyvern WYVERN_API

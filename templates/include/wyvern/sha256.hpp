@@ -7,6 +7,6 @@
 namespace wyvern {
 
 /// SHA-256 of `bytes` as 64 lower-case hexadecimal digits. Thread-safe.
-std::string sha256_hex(std::string_view bytes);
+[[nodiscard]] std::string sha256_hex(std::string_view bytes);
 
 }  // namespace wyvern

@@ -1,0 +1,327 @@
+// What prepare() does while others compile, and when a stored plan or artifact is of no use.
+#include <wyvern/error.hpp>
+#include <wyvern/runtime.hpp>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <fstream>
+#include <future>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "cache/cache_testing.hpp"
+#include "runtime/bind.hpp"
+#include "runtime/device_impl.hpp"
+#include "runtime/kernel_store.hpp"
+#include "runtime/plan.hpp"
+
+namespace wyvern {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// The CPU, with a say in what loads.
+class WatchedCpu final : public DeviceImpl {
+ public:
+  WatchedCpu() : cpu_(Device::open("cpu")) {
+    info_ = cpu_.info();
+    target_ = real().target();
+  }
+
+  /// Called before each load; what it throws the load throws.
+  std::function<void(const Artifact&)> before_load;
+
+  void* allocate(std::size_t bytes) override { return real().allocate(bytes); }
+  void free(void* pointer) noexcept override { real().free(pointer); }
+  void copy_in(void* device, const void* host, std::size_t bytes) override {
+    real().copy_in(device, host, bytes);
+  }
+  void copy_out(void* host, const void* device, std::size_t bytes) override {
+    real().copy_out(host, device, bytes);
+  }
+  void fill(void* device, unsigned char byte, std::size_t bytes, Stream stream) override {
+    real().fill(device, byte, bytes, stream);
+  }
+  void synchronize(Stream stream) override { real().synchronize(stream); }
+  std::shared_ptr<const Kernel> load(const Artifact& artifact, const Geometry& block) override {
+    if (before_load) before_load(artifact);
+    return real().load(artifact, block);
+  }
+  std::unique_ptr<Timer> make_timer() override { return real().make_timer(); }
+  std::shared_ptr<void> make_stream() override { return real().make_stream(); }
+  std::unique_ptr<Replay> capture(const std::function<void(Stream)>& record) override {
+    return real().capture(record);
+  }
+  std::int64_t cache_bytes() const override { return real().cache_bytes(); }
+
+ private:
+  DeviceImpl& real() const { return cpu_.impl(); }
+  Device cpu_;
+};
+
+/// Always the same answer.
+class OnePlan final : public PlanSource {
+ public:
+  explicit OnePlan(Plan plan) : plan_(std::move(plan)) {}
+  std::optional<PlanChoice> find(const DeviceInfo&, const ProblemKey&) override {
+    return PlanChoice{plan_, Origin::exact};
+  }
+  void set(Plan plan) { plan_ = std::move(plan); }
+
+ private:
+  Plan plan_;
+};
+
+/// Decodes a token with values of V channels, by one kernel that no other V has.
+Problem problem(std::int64_t V) {
+  Problem p;
+  p.op = "delta_rule";
+  p.pass = Pass::recurrent;
+  p.T = 1, p.K = 16, p.V = V;
+  return p;
+}
+
+void wait_until(const std::function<bool()>& condition) {
+  while (!condition()) std::this_thread::sleep_for(1ms);
+}
+
+/// How many open files of this process are `path`.
+int times_open(const std::filesystem::path& path) {
+  int count = 0;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
+    count += std::filesystem::read_symlink(entry.path(), ignored) == path;
+  return count;
+}
+
+bool is_asleep(long thread) {
+  std::ifstream file(fmt::format("/proc/self/task/{}/stat", thread));
+  std::string line;
+  std::getline(file, line);
+  return line.find(") S ") != std::string::npos;
+}
+
+class PrepareTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string problem = compiler_problem(DeviceKind::cpu); !problem.empty())
+      GTEST_SKIP() << problem;
+  }
+
+  RuntimeOptions options(std::shared_ptr<PlanSource> plans = nullptr) {
+    RuntimeOptions options;
+    options.cache = std::make_shared<Cache>(directory_.path());
+    options.plans = std::move(plans);
+    options.on_degraded = [this](const std::string& sentence) { said_.push_back(sentence); };
+    return options;
+  }
+
+  Plan default_plan_of(const Problem& p) const { return default_plan(p, device_.impl().target()); }
+  /// A legal plan that is not the default.
+  Plan other_plan_of(const Problem& p) const {
+    const Plan plan = default_plan_of(p);
+    const auto op = bind_operator(device_, p, plan);
+    const BoundStep& step = op->steps.front();
+    for (const Tunable& tunable : step.source_template->tunables)
+      for (const Value& value : tunable.values) {
+        Plan other = plan;
+        other.front().config.set(tunable.name, value);
+        if (other != plan &&
+            step.source_template
+                ->illegal(step.constants, other.front().config, device_.impl().target().limits)
+                .empty())
+          return other;
+      }
+    ADD_FAILURE() << "the template has one config";
+    return plan;
+  }
+  std::string artifact_key_of(const Problem& p) const {
+    const auto op = bind_operator(device_, p, default_plan_of(p));
+    EXPECT_EQ(op->steps.size(), 1U);
+    const BoundStep& step = op->steps.front();
+    return artifact_key(
+        {step.source_template, step.constants, step.step.config, device_.impl().target()});
+  }
+
+  testing::TempDirectory directory_;
+  std::shared_ptr<WatchedCpu> cpu_ = std::make_shared<WatchedCpu>();
+  Device device_{cpu_};
+  std::vector<std::string> said_;
+};
+
+TEST_F(PrepareTest, WaitsForAnotherProcessOnlyWithWhoNeedsItsKernel) {
+  Runtime runtime(options());
+  const Operator loaded = runtime.prepare(device_, problem(16));
+  ASSERT_EQ(runtime.compiled(), 1);
+  const Cache elsewhere(directory_.path());
+  std::optional<ArtifactClaim> claim = elsewhere.claim_artifact(artifact_key_of(problem(32)));
+  auto waiting =
+      std::async(std::launch::async, [&] { return runtime.prepare(device_, problem(32)); });
+  wait_until([&] { return times_open(elsewhere.file().string() + ".claims") == 2; });
+
+  // Who waits in vain gives up after a minute and compiles, which the count would show.
+  const Operator again = runtime.prepare(device_, problem(16));
+  EXPECT_EQ(runtime.compiled(), 1);
+  EXPECT_EQ(again.impl().steps.front().kernel, loaded.impl().steps.front().kernel);
+  EXPECT_EQ(runtime.prepare(device_, problem(48)).origin(), Origin::fallback);
+  EXPECT_EQ(runtime.compiled(), 2);
+
+  claim.reset();
+  EXPECT_NE(waiting.get().impl().steps.front().kernel, nullptr);
+  EXPECT_EQ(runtime.compiled(), 3);
+}
+
+TEST_F(PrepareTest, OneThreadMakesWhatSeveralWant) {
+  Runtime runtime(options());
+  const Operator loaded = runtime.prepare(device_, problem(16));
+  std::promise<void> go;
+  std::atomic<int> loads = 0;
+  cpu_->before_load = [&, gate = go.get_future().share()](const Artifact&) {
+    ++loads;
+    gate.wait();
+  };
+  const auto prepare = [&] { return runtime.prepare(device_, problem(32)); };
+  auto first = std::async(std::launch::async, prepare);
+  wait_until([&] { return loads == 1; });
+  auto second = std::async(std::launch::async, prepare);
+  auto third = std::async(std::launch::async, prepare);
+  // Meanwhile nothing keeps what is loaded.
+  EXPECT_EQ(runtime.prepare(device_, problem(16)).impl().steps.front().kernel,
+            loaded.impl().steps.front().kernel);
+  go.set_value();
+  const auto kernel = first.get().impl().steps.front().kernel;
+  EXPECT_EQ(second.get().impl().steps.front().kernel, kernel);
+  EXPECT_EQ(third.get().impl().steps.front().kernel, kernel);
+  EXPECT_EQ(loads, 1);
+  EXPECT_EQ(runtime.compiled(), 2);
+}
+
+TEST_F(PrepareTest, AFailureReachesAllWhoWaitAndIsNotKept) {
+  Runtime runtime(options());
+  const Problem p = problem(32);
+  const Plan plan = default_plan_of(p);
+  std::promise<void> go;
+  std::atomic<int> loads = 0;
+  cpu_->before_load = [&, gate = go.get_future().share()](const Artifact&) {
+    ++loads;
+    gate.wait();
+    throw Error(ErrorKind::kUnavailable, "the device is full");
+  };
+  std::atomic<long> second_thread = 0;
+  const auto failure = [&](bool is_second) -> std::string {
+    if (is_second) second_thread = ::syscall(SYS_gettid);
+    try {
+      (void)runtime.prepare(device_, p, plan);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "none";
+  };
+  auto first = std::async(std::launch::async, failure, false);
+  wait_until([&] { return loads == 1; });
+  auto second = std::async(std::launch::async, failure, true);
+  wait_until([&] { return second_thread != 0 && is_asleep(second_thread); });
+  go.set_value();
+  EXPECT_EQ(first.get(), "the device is full");
+  EXPECT_EQ(second.get(), "the device is full");
+  EXPECT_EQ(loads, 1);
+
+  cpu_->before_load = {};
+  EXPECT_NE(runtime.prepare(device_, p, plan).impl().steps.front().kernel, nullptr);
+}
+
+TEST_F(PrepareTest, AnArtifactThatDoesNotLoadIsCompiledAnew) {
+  const std::string key = artifact_key_of(problem(16));
+  const auto cache = std::make_shared<Cache>(directory_.path());
+  (void)Runtime(options()).prepare(device_, problem(16));
+  const std::optional<ArtifactRow> good = cache->find_artifact(key);
+  ASSERT_TRUE(good);
+
+  ArtifactRow no_code = *good, no_entry = *good;
+  no_code.code = "not a shared object";
+  const std::string entry = from_row(*good)->entry;
+  no_entry.metadata.replace(no_entry.metadata.find(entry), entry.size(), "another_name");
+  for (const ArtifactRow& bad : {no_code, no_entry}) {
+    ASSERT_TRUE(cache->store_artifact(bad));
+    Runtime runtime(options());
+    EXPECT_NE(runtime.prepare(device_, problem(16)).impl().steps.front().kernel, nullptr);
+    EXPECT_EQ(runtime.compiled(), 1);
+    const std::optional<ArtifactRow> mended = cache->find_artifact(key);
+    ASSERT_TRUE(mended);
+    EXPECT_EQ(from_row(*mended)->entry, entry);
+    EXPECT_EQ(mended->code.size(), good->code.size());
+  }
+}
+
+TEST_F(PrepareTest, AStoredPlanThatDoesNotBindGivesWayAndIsToldOfOnce) {
+  const Problem p = problem(16);
+  Runtime runtime(options(std::make_shared<OnePlan>(Plan{{"no_such_template", {}}})));
+  for (int i = 0; i < 2; ++i) {
+    const Operator op = runtime.prepare(device_, p);
+    EXPECT_EQ(op.origin(), Origin::fallback);
+    EXPECT_EQ(op.plan(), default_plan_of(p));
+  }
+  ASSERT_EQ(said_.size(), 1U);
+  for (const std::string& part : {problem_key(p).to_string(), std::string("no_such_template"),
+                                  std::string("default plan"), std::string("tune")})
+    EXPECT_NE(said_.front().find(part), std::string::npos) << said_.front();
+}
+
+TEST_F(PrepareTest, AStoredPlanThatDoesNotLoadGivesWayAndIsToldOfOnce) {
+  const Problem p = problem(128);
+  const Plan stored = other_plan_of(p);
+  const auto source = std::make_shared<OnePlan>(stored);
+  cpu_->before_load = [config = stored.front().config.to_string()](const Artifact& artifact) {
+    if (artifact.config == config)
+      throw Error(ErrorKind::kUnavailable, "too many registers\nof a block");
+  };
+  Runtime runtime(options(source));
+  for (int i = 0; i < 2; ++i) {
+    const Operator op = runtime.prepare(device_, p);
+    EXPECT_EQ(op.origin(), Origin::fallback);
+    EXPECT_EQ(op.plan(), default_plan_of(p));
+    // Not once more for the second call.
+    EXPECT_EQ(runtime.compiled(), 2);
+  }
+  ASSERT_EQ(said_.size(), 1U);
+  for (const std::string& part :
+       {problem_key(p).to_string(), std::string("(too many registers)"), std::string("tune")})
+    EXPECT_NE(said_.front().find(part), std::string::npos) << said_.front();
+
+  // Tuned again: the new plan counts.
+  source->set(default_plan_of(p));
+  EXPECT_EQ(runtime.prepare(device_, p).origin(), Origin::exact);
+  // A caller's own plan has no substitute.
+  EXPECT_THROW((void)runtime.prepare(device_, p, stored), Error);
+}
+
+TEST_F(PrepareTest, APlanIsToldOfOnStderrUnlessTheCallerListens) {
+  RuntimeOptions silent = options(std::make_shared<OnePlan>(Plan{{"no_such_template", {}}}));
+  silent.on_degraded = {};
+  Runtime runtime(silent);
+  ::testing::internal::CaptureStderr();
+  (void)runtime.prepare(device_, problem(16));
+  (void)runtime.prepare(device_, problem(16));
+  const std::string text = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(text.rfind("wyvern: the tuned plan for delta_rule", 0), 0U) << text;
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
+}
+
+TEST_F(PrepareTest, WhereTheDefaultPlanFailsTooItsErrorIsThrown) {
+  cpu_->before_load = [](const Artifact&) {
+    throw Error(ErrorKind::kUnavailable, "the device is full");
+  };
+  Runtime runtime(options(std::make_shared<OnePlan>(other_plan_of(problem(128)))));
+  EXPECT_THROW((void)runtime.prepare(device_, problem(128)), Error);
+  EXPECT_TRUE(said_.empty());
+}
+
+}  // namespace
+}  // namespace wyvern
