@@ -1,4 +1,4 @@
-#include "compiler/clang_plugin.hpp"
+#include "compiler/cpu/clang_plugin.hpp"
 
 #include <gtest/gtest.h>
 #include <wyvern/error.hpp>
