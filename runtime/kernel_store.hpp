@@ -11,7 +11,7 @@
 
 #include "cache/cache.hpp"
 #include "compiler/compiler.hpp"
-#include "runtime/device_impl.hpp"
+#include "runtime/devices/device_impl.hpp"
 #include "runtime/operator_impl.hpp"
 
 namespace wyvern {

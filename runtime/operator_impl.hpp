@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/device_impl.hpp"
+#include "runtime/devices/device_impl.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern {

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <array>
 
-#include "runtime/device_impl.hpp"
+#include "runtime/devices/device_impl.hpp"
 
 namespace wyvern {
 namespace {

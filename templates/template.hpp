@@ -72,6 +72,12 @@ struct Geometry {
   std::array<std::int64_t, 3> grid{1, 1, 1};
   std::int64_t threads = 1;       ///< per block (CUDA); 1 on the CPU
   std::int64_t shared_bytes = 0;  ///< dynamic shared memory (CUDA); scratch per block (CPU)
+  /// Blocks that run together and see each other's shared memory; each divides the grid's figure.
+  std::array<std::int64_t, 3> cluster{1, 1, 1};
+  /// The kernel may start before the one before it in the stream has ended, and waits for that one
+  /// itself before it reads anything (griddepcontrol.wait). A device that cannot overlap kernels
+  /// runs it after the other.
+  bool programmatic = false;
 };
 
 /// The values a tunable may take, in the order the tuner tries them.

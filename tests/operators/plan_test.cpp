@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-#include "runtime/device_impl.hpp"
+#include "runtime/devices/device_impl.hpp"
 #include "tests/operators/fixture.hpp"
 
 namespace wyvern::testing {
