@@ -20,13 +20,6 @@ constexpr double kLeastSampleUs = 50;
 constexpr double kMostRepeats = 32;
 constexpr std::size_t kLeastSamples = 3;
 
-/// How much to spend on the samples of one step.
-struct SamplePlan {
-  std::size_t most;
-  double budget_us;
-};
-constexpr SamplePlan kCudaSamples{20, 20e3};
-constexpr SamplePlan kCpuSamples{7, 300e3};
 constexpr std::size_t kMostRounds = 100;
 
 RuntimeOptions options_for(std::shared_ptr<Cache> cache) {
@@ -58,7 +51,7 @@ Bench::Bench(const Device& device, const Problem& problem, std::shared_ptr<Cache
       stream_(device.impl().make_stream()),
       timer_(device.impl().make_timer()) {
   full_.keep(runtime_);
-  if (!device.info().cuda) return;
+  if (!device.impl().measuring().cold) return;
   flush_bytes_ = static_cast<std::size_t>(2 * device.impl().cache_bytes());
   flush_ = device.allocate(flush_bytes_);
 }
@@ -171,7 +164,7 @@ std::unique_ptr<Replay> Bench::record(const Operator& op, std::size_t first, std
   });
 }
 
-/// One replay in us, the cache cold on a GPU.
+/// One replay in us, the cache cold where the device is measured so.
 double Bench::time_once(Replay& replay) {
   if (flush_) device_.fill(flush_.get(), 0, flush_bytes_, stream_.get());
   timer_->start(stream_.get());
@@ -195,10 +188,11 @@ std::vector<double> Bench::sample_step(const Operator& op, std::size_t step, dou
     replay = record(op, step, step + 1, repeats);
     time_once(*replay);  // the first launch of a graph uploads it
   }
-  const SamplePlan& plan = device_.info().cuda ? kCudaSamples : kCpuSamples;
+  const Measuring measuring = device_.impl().measuring();
   std::vector<double> samples;
   double spent = first;
-  while (samples.size() < kLeastSamples || (samples.size() < plan.most && spent < plan.budget_us)) {
+  while (samples.size() < kLeastSamples ||
+         (samples.size() < measuring.samples && spent < measuring.samples_us)) {
     const double sample = time_once(*replay);
     spent += sample;
     samples.push_back(sample / repeats);

@@ -16,7 +16,7 @@
 #include "autotune/tuner.hpp"
 #include "cache/cache.hpp"
 #include "compiler/compiler.hpp"
-#include "runtime/device_impl.hpp"
+#include "runtime/devices/device_impl.hpp"
 #include "runtime/kernel_store.hpp"
 #include "runtime/plan.hpp"
 

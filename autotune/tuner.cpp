@@ -13,14 +13,12 @@
 #include "autotune/protocol.hpp"
 #include "autotune/worker_laboratory.hpp"
 #include "cache/cache.hpp"
-#include "runtime/device_impl.hpp"
+#include "runtime/devices/device_impl.hpp"
 #include "runtime/plan.hpp"
 
 namespace wyvern {
 namespace {
 
-/// What a block may take on every CUDA architecture.
-constexpr std::int64_t kCudaRegistersPerBlock = 65536;
 /// The candidates' tensors are the same in every tuning, so that two of them can be compared.
 constexpr std::uint64_t kSeed = 20;
 constexpr std::size_t kFinalists = 3;
@@ -33,11 +31,12 @@ class Tuning {
   Tuning(Runtime& runtime, const Device& device, const Problem& problem, const TuneOptions& options)
       : cache_(runtime.cache()),
         info_(device.info()),
+        measuring_(device.impl().measuring()),
         key_(problem_key(problem)),
         options_(options),
         space_(build_space(problem, device.impl().target())),
         builder_(cache_, device.impl().target(), problem),
-        laboratory_(space_, builder_, cache_, laboratory_options(problem)),
+        laboratory_(space_, builder_, cache_, laboratory_options(device.impl().target(), problem)),
         results_(space_) {}
 
   TuneResult run() {
@@ -57,7 +56,7 @@ class Tuning {
   }
 
  private:
-  LaboratoryOptions laboratory_options(const Problem& problem) const {
+  LaboratoryOptions laboratory_options(const Target& target, const Problem& problem) const {
     LaboratoryOptions options;
     options.worker_command = options_.worker_command;
     options.open = {{"open",
@@ -69,8 +68,8 @@ class Tuning {
     options.driver = info_.driver;
     options.problem = key_.to_string();
     options.jobs = options_.jobs;
-    options.overlap = info_.cuda;
-    options.registers_per_block = info_.cuda ? kCudaRegistersPerBlock : 0;
+    options.overlap = measuring_.beside_compilers;
+    options.registers_per_block = target.registers_per_block;
     options.interrupted = options_.interrupted;
     return options;
   }
@@ -79,9 +78,9 @@ class Tuning {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   }
 
-  /// For the last word: a GPU needs a second; a CPU runs whole operators in tenths of one.
+  /// For the last word.
   double compare_seconds() const {
-    return std::min(0.15 * options_.budget.count(), info_.cuda ? 1.0 : 6.0);
+    return std::min(0.15 * options_.budget.count(), measuring_.compare_s);
   }
 
   /// With a deadline of 0, only what is stored is looked up.
@@ -199,6 +198,7 @@ class Tuning {
 
   Cache& cache_;
   const DeviceInfo info_;
+  const Measuring measuring_;
   const ProblemKey key_;
   const TuneOptions& options_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();

@@ -1,6 +1,9 @@
-// What NVRTC and Clang have in common: source text in, code out, no templates.
+// What a back end is: everything the compiler room knows of one kind of device. Source text in,
+// code out, no templates. A folder of compiler/ implements it; backend.cpp lists them.
 #pragma once
 
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,27 +21,72 @@ enum class Output : std::uint8_t {
   object,  ///< relocatable
 };
 
+/// A form that emit() can give, besides the source, and the output that is it.
+struct Form {
+  Emit emit;
+  Output output;
+};
+
 struct Code {
   std::string bytes;
   Resources resources;
   double compile_ms = 0;
 };
 
-/// Compiles `source`, which defines kEntryPoint. `label` says in errors what it is. Throws
-/// Error(kCompile) with the compiler's message, Error(kUnavailable) when the compiler cannot be
-/// opened, Error(kBadInput) for a CPU other than the host. Thread-safe.
+/// One kind of device. Stateless, one object for the life of the process; every member is
+/// thread-safe. Nothing is opened before a member that says so.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual DeviceKind kind() const = 0;
+
+  /// The target of this name, or nothing when it is not a name of this kind. Throws
+  /// Error(kBadInput) for one that is of this kind and not known.
+  virtual std::optional<Target> find_target(std::string_view name) const = 0;
+  /// Which names there are, for a message: "native-cpu", "one of sm_80, sm_86, ...".
+  virtual std::string target_names() const = 0;
+  /// Target::name() of a target of this kind.
+  virtual std::string target_name(const Target& target) const = 0;
+  /// See wyvern::usual_target().
+  virtual Target usual_target() const = 0;
+
+  /// Opens the compiler; throws Error(kUnavailable) with what is missing and the mend.
+  virtual void open() const = 0;
+  /// The compiler's name and version, for people.
+  virtual std::string version() const = 0;
+  /// version() and what else tells two builds of it apart; part of the artifact key. Like version()
+  /// it may open the compiler, and then throws as open() does.
+  virtual std::string identity() const = 0;
+  /// The options that source is compiled with for a target; part of the artifact key.
+  virtual std::vector<std::string> options(const Target& target) const = 0;
+  /// The forms that emit() can give besides the source.
+  virtual std::span<const Form> forms() const = 0;
+  /// Compiles `source`, which defines kEntryPoint. `label` says in errors what it is. Throws
+  /// Error(kCompile) with the compiler's message, Error(kUnavailable) when the compiler cannot be
+  /// opened, Error(kBadInput) for a target that it does not compile for here.
+  virtual Code compile(const std::string& source, const std::string& label, const Target& target,
+                       Output output) const = 0;
+
+  /// See wyvern::resources_text().
+  virtual std::string resources_text(const Resources& resources,
+                                     std::int64_t block_bytes) const = 0;
+};
+
+/// Every back end of the build, the CPU's first.
+std::span<const Backend* const> backends();
+const Backend& backend(DeviceKind kind);
+
+/// The one that each folder gives.
+const Backend& cpu_backend();
+const Backend& cuda_backend();
+
+/// backend(target.device).compile().
 Code compile_source(const std::string& source, const std::string& label, const Target& target,
                     Output output = Output::loadable);
 
-/// The options that source is compiled with for a target; part of the artifact key.
-std::vector<std::string> compile_options(const Target& target);
-
-/// compile_source, compile_options and compiler_version for one kind of device.
-Code compile_cuda(const std::string& source, const std::string& label, const Target& target,
-                  Output output);
-std::vector<std::string> cuda_options(const Target& target);
-Code compile_cpu(const std::string& source, const std::string& label, const Target& target,
-                 Output output);
-std::vector<std::string> cpu_options(const Target& target);
+/// The artifact key of `source` as `config` specialized it. Stored artifacts are found by it: it
+/// changes only with what the code depends on.
+std::string source_key(const Backend& backend, const std::string& source, const Config& config,
+                       const Target& target);
 
 }  // namespace wyvern::detail

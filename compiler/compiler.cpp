@@ -12,8 +12,6 @@
 #include <thread>
 
 #include "compiler/backend.hpp"
-#include "compiler/clang_plugin.hpp"
-#include "compiler/nvrtc.hpp"
 #include "templates/source.hpp"
 
 namespace wyvern {
@@ -39,53 +37,21 @@ std::string label(const CompileRequest& request) {
                      request.target.name());
 }
 
-/// What the compiler is, build included.
-std::string compiler_identity(DeviceKind device) {
-  return device == DeviceKind::cuda ? detail::Nvrtc::instance().identity() : detail::llvm_version();
-}
-
-/// Fields are named and their lengths written, so that no two requests give one text.
-std::string key_of(const CompileRequest& request, const std::string& source) {
-  std::string text = "wyvern artifact 1\n";
-  const auto field = [&text](std::string_view name, std::string_view value) {
-    fmt::format_to(std::back_inserter(text), "{} {}\n{}\n", name, value.size(), value);
-  };
-  const Target& target = request.target;
-  field("source", source);
-  field("config", request.config.to_string());
-  field("device", to_string(target.device));
-  field("arch", target.arch);
-  field("features", target.features);
-  field("compiler", compiler_identity(target.device));
-  for (const std::string& option : detail::compile_options(target)) field("option", option);
-  field("entry", kEntryPoint);
-  return sha256_hex(text);
-}
-
+/// The output that is `what`; the source is none.
 Output output_for(DeviceKind device, Emit what) {
-  const bool cuda = device == DeviceKind::cuda;
-  switch (what) {
-    case Emit::ptx:
-      if (cuda) return Output::ptx;
-      break;
-    case Emit::cubin:
-      if (cuda) return Output::loadable;
-      break;
-    case Emit::llvm_ir:
-      if (!cuda) return Output::llvm_ir;
-      break;
-    case Emit::assembly:
-      if (!cuda) return Output::assembly;
-      break;
-    case Emit::object:
-      if (!cuda) return Output::object;
-      break;
-    case Emit::source: break;
+  std::vector<std::string_view> names{to_string(Emit::source)};
+  for (const detail::Form& form : detail::backend(device).forms()) {
+    if (form.emit == what) return form.output;
+    names.push_back(to_string(form.emit));
   }
-  throw Error(
-      ErrorKind::kBadInput,
-      fmt::format("emit '{}' does not exist for {}; it must be one of {}", to_string(what),
-                  to_string(device), cuda ? "source, ptx, cubin" : "source, llvm-ir, asm, object"));
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("emit '{}' does not exist for {}; it must be one of {}", to_string(what),
+                          to_string(device), fmt::join(names, ", ")));
+}
+
+std::string key_of(const CompileRequest& request, const std::string& source) {
+  return detail::source_key(detail::backend(request.target.device), source, request.config,
+                            request.target);
 }
 
 }  // namespace
@@ -160,33 +126,22 @@ Emitted emit(const CompileRequest& request, Emit what) {
   return {std::move(code.bytes), code.resources, code.compile_ms};
 }
 
-std::string compiler_problem(DeviceKind device) {
-  try {
-    if (device == DeviceKind::cuda)
-      detail::Nvrtc::instance();
-    else
-      detail::ClangPlugin::instance();
-    return {};
-  } catch (const Error& error) {
-    return error.what();
-  }
+/// Fields are named and their lengths written, so that no two requests give one text.
+std::string detail::source_key(const Backend& backend, const std::string& source,
+                               const Config& config, const Target& target) {
+  std::string text = "wyvern artifact 1\n";
+  const auto field = [&text](std::string_view name, std::string_view value) {
+    fmt::format_to(std::back_inserter(text), "{} {}\n{}\n", name, value.size(), value);
+  };
+  field("source", source);
+  field("config", config.to_string());
+  field("device", to_string(target.device));
+  field("arch", target.arch);
+  field("features", target.features);
+  field("compiler", backend.identity());
+  for (const std::string& option : backend.options(target)) field("option", option);
+  field("entry", kEntryPoint);
+  return sha256_hex(text);
 }
 
-std::string compiler_version(DeviceKind device) {
-  return device == DeviceKind::cuda ? detail::Nvrtc::instance().version() : detail::llvm_version();
-}
-
-namespace detail {
-
-Code compile_source(const std::string& source, const std::string& label, const Target& target,
-                    Output output) {
-  return target.device == DeviceKind::cuda ? compile_cuda(source, label, target, output)
-                                           : compile_cpu(source, label, target, output);
-}
-
-std::vector<std::string> compile_options(const Target& target) {
-  return target.device == DeviceKind::cuda ? cuda_options(target) : cpu_options(target);
-}
-
-}  // namespace detail
 }  // namespace wyvern

@@ -1,8 +1,9 @@
 // Template + constants + config + target -> loadable code.
 //
 // CUDA goes through NVRTC (libnvrtc opened on first use) to a cubin for a real architecture; the
-// CPU goes through Clang and LLVM in a plugin opened on first use to a shared object. Everything
-// here is thread-safe; compile() may be called from many threads at once.
+// CPU goes through Clang and LLVM in a plugin opened on first use to a shared object. Each is a
+// back end, see backend.hpp. Everything here is thread-safe; compile() may be called from many
+// threads at once.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +24,9 @@ struct Target {
   std::string arch;      ///< "sm_90a"; on a CPU vendor, family and model: "genuineintel-6-143"
   std::string features;  ///< CPU: its instruction sets as the kernel lists them; empty on CUDA
   Limits limits;
+  std::int64_t registers_per_block = 0;  ///< what a block's threads may take in all; 0: no limit
+  /// "sm_90a": code may use what only this architecture has, as Hopper's wgmma.
+  bool arch_specific = false;
 
   /// "sm_90a", or "cpu-<arch>-<short hash of the features>".
   std::string name() const;
@@ -37,6 +41,12 @@ Target cuda_target(std::string_view arch);
 /// under a key made of them fits. The only CPU that compile() and emit() accept.
 const Target& host_target();
 
+/// Every kind of device that this build has a back end for, the CPU first.
+std::vector<DeviceKind> device_kinds();
+
+/// The target of a kind that stands for it where none is named: sm_90a, or the host.
+Target usual_target(DeviceKind device);
+
 /// Parses "sm_*" or "native-cpu"; throws Error(kBadInput) that lists what there is.
 Target parse_target(std::string_view text);
 
@@ -48,6 +58,11 @@ struct Resources {
   std::int64_t spill_bytes = 0;   ///< spill stores plus spill loads
   std::int64_t code_bytes = 0;
 };
+
+/// What a kernel takes, as one line for people; `block_bytes` is the launch's dynamic shared memory
+/// or scratch.
+std::string resources_text(const Target& target, const Resources& resources,
+                           std::int64_t block_bytes);
 
 /// Compiled code and what it is. A plain value.
 struct Artifact {

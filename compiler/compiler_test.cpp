@@ -39,8 +39,7 @@ Constants constants() {
 Config config() { return {{"BT", std::int64_t{64}}}; }
 
 CompileRequest request(const Template& t) {
-  const Target target = t.device == DeviceKind::cuda ? cuda_target("sm_90a") : host_target();
-  return {&t, constants(), config(), target};
+  return {&t, constants(), config(), usual_target(t.device)};
 }
 
 void expect_has(const std::string& text, const std::string& piece) {
@@ -204,7 +203,7 @@ Constants problem_constants() {
 
 /// The default config of every template for this kind of device.
 std::vector<CompileRequest> defaults(DeviceKind device) {
-  const Target target = device == DeviceKind::cuda ? cuda_target("sm_90a") : host_target();
+  const Target target = usual_target(device);
   std::vector<CompileRequest> requests;
   for (const Template& t : all_templates()) {
     if (t.device != device) continue;

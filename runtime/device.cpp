@@ -2,36 +2,28 @@
 #include <wyvern/error.hpp>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
-#include <charconv>
+#include <array>
 #include <map>
+#include <utility>
 
 #include "cache/mutex.hpp"
-#include "runtime/device_impl.hpp"
+#include "runtime/devices/device_impl.hpp"
 
 namespace wyvern {
 namespace {
 
-/// The ordinal of "cuda:N", or -1.
-int cuda_ordinal(std::string_view name) {
-  constexpr std::string_view kPrefix = "cuda:";
-  if (name == "cuda") return 0;
-  if (name.substr(0, kPrefix.size()) != kPrefix) return -1;
-  name.remove_prefix(kPrefix.size());
-  int ordinal = -1;
-  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), ordinal);
-  return error == std::errc{} && end == name.data() + name.size() ? ordinal : -1;
-}
-
 /// One DeviceImpl per device and process, for as long as anything uses it.
-std::shared_ptr<DeviceImpl> shared_device(int ordinal) {
+std::shared_ptr<DeviceImpl> shared_device(const DeviceProvider& provider, int ordinal) {
+  using Key = std::pair<const DeviceProvider*, int>;
   static Mutex mutex;
-  static std::map<int, std::weak_ptr<DeviceImpl>> devices WYVERN_GUARDED_BY(mutex);
+  static std::map<Key, std::weak_ptr<DeviceImpl>> devices WYVERN_GUARDED_BY(mutex);
   const Lock lock(mutex);
-  std::weak_ptr<DeviceImpl>& slot = devices[ordinal];
+  std::weak_ptr<DeviceImpl>& slot = devices[{&provider, ordinal}];
   std::shared_ptr<DeviceImpl> device = slot.lock();
   if (!device) {
-    device = ordinal < 0 ? open_cpu_device() : open_cuda_device(ordinal);
+    device = provider.open(ordinal);
     slot = device;
   }
   return device;
@@ -39,33 +31,35 @@ std::shared_ptr<DeviceImpl> shared_device(int ordinal) {
 
 }  // namespace
 
+std::span<const DeviceProvider* const> device_providers() {
+  static const std::array<const DeviceProvider*, 2> all{&cpu_devices(), &cuda_devices()};
+  return all;
+}
+
 std::vector<DeviceInfo> list_devices() {
-  std::vector<DeviceInfo> infos{cpu_device_info()};
-  try {
-    for (DeviceInfo& info : cuda_device_infos()) infos.push_back(std::move(info));
-  } catch (const Error& error) {
-    DeviceInfo broken;
-    broken.name = "cuda";
-    broken.cuda = true;
-    broken.problem = error.what();
-    infos.push_back(std::move(broken));
-  }
+  std::vector<DeviceInfo> infos;
+  for (const DeviceProvider* provider : device_providers())
+    for (DeviceInfo& info : provider->list()) infos.push_back(std::move(info));
   return infos;
 }
 
 Device Device::open(std::string_view name) {
-  if (name == "cpu") return Device(shared_device(-1));
-  const int ordinal = cuda_ordinal(name);
-  if (ordinal < 0)
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("device is '{}'; it must be cpu or cuda:N", name));
-  return Device(shared_device(ordinal));
+  std::vector<std::string_view> names;
+  for (const DeviceProvider* provider : device_providers()) {
+    if (const std::optional<int> ordinal = provider->ordinal(name))
+      return Device(shared_device(*provider, *ordinal));
+    names.push_back(provider->names());
+  }
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("device is '{}'; it must be {}", name, fmt::join(names, " or ")));
 }
 
 Device Device::best() {
-  for (const DeviceInfo& info : list_devices())
-    if (info.cuda && info.problem.empty()) return open(info.name);
-  return open("cpu");
+  const std::span<const DeviceProvider* const> all = device_providers();
+  for (auto provider = all.rbegin(); provider != all.rend(); ++provider)
+    for (const DeviceInfo& info : (*provider)->list())
+      if (info.problem.empty()) return open(info.name);
+  throw Error(ErrorKind::kUnavailable, "no device of this machine can be used");
 }
 
 const DeviceInfo& Device::info() const { return impl_->info(); }

@@ -2,6 +2,7 @@
 
 #include <wyvern/error.hpp>
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>

@@ -14,7 +14,7 @@
 #include "cache/cache.hpp"
 #include "cache/mutex.hpp"
 #include "compiler/compiler.hpp"
-#include "runtime/device_impl.hpp"
+#include "runtime/devices/device_impl.hpp"
 #include "runtime/operator_impl.hpp"
 
 namespace wyvern {

@@ -149,7 +149,7 @@ void Operator::launch(const Arguments& arguments, void* workspace, Stream stream
     if (!arguments.cu_seqlens_host.empty())
       validate_seqlens(impl_->problem, arguments.cu_seqlens_host);
     // Kernels read this one: a good host copy does not excuse it where it can be checked.
-    if (!impl_->device.info().cuda) validate_seqlens(impl_->problem, seqlens);
+    if (impl_->device.impl().host_memory()) validate_seqlens(impl_->problem, seqlens);
   }
   impl_->enqueue(tensors, workspace, stream, 0, impl_->steps.size());
 }

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "runtime/arguments.hpp"
-#include "runtime/device_impl.hpp"
+#include "runtime/devices/device_impl.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern {

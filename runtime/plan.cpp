@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "runtime/device_impl.hpp"
+#include "runtime/devices/device_impl.hpp"
 #include "runtime/operators/operator.hpp"
 
 namespace wyvern {
@@ -72,7 +72,8 @@ std::optional<Plan> shortest_plan(const Problem& problem, std::span<const StageU
 /// state, M (K columns) and R (V columns), then from the states that combine carried past them,
 /// about a chunk's time each.
 std::int64_t default_segment(const Problem& problem, const Target& target, std::int64_t BT) {
-  if (target.limits.multiprocessors == 0 || problem.pass == Pass::recurrent || problem.N == 0) return 0;
+  if (target.limits.multiprocessors == 0 || problem.pass == Pass::recurrent || problem.N == 0)
+    return 0;
   constexpr std::int64_t kColumns = 64;  // of the state in a block, as the scans' defaults have it
   const auto tiles = [](std::int64_t columns) { return (columns + kColumns - 1) / kColumns; };
   const auto turns = [&](std::int64_t blocks) {
@@ -182,8 +183,7 @@ std::optional<Coverage> coverage(const Template& t, std::span<const StageUse> us
   return result;
 }
 
-std::vector<Covering> covers(std::span<const StageUse> uses, std::size_t first,
-                              DeviceKind device) {
+std::vector<Covering> covers(std::span<const StageUse> uses, std::size_t first, DeviceKind device) {
   std::vector<Covering> found;
   for (const Template& t : all_templates()) {
     if (t.device != device) continue;

@@ -18,7 +18,7 @@
 
 #include "cache/cache_testing.hpp"
 #include "runtime/bind.hpp"
-#include "runtime/device_impl.hpp"
+#include "runtime/devices/device_impl.hpp"
 #include "runtime/kernel_store.hpp"
 #include "runtime/plan.hpp"
 
@@ -60,6 +60,9 @@ class WatchedCpu final : public DeviceImpl {
     return real().capture(record);
   }
   std::int64_t cache_bytes() const override { return real().cache_bytes(); }
+  bool host_memory() const override { return real().host_memory(); }
+  Measuring measuring() const override { return real().measuring(); }
+  Rates rates() const override { return real().rates(); }
 
  private:
   DeviceImpl& real() const { return cpu_.impl(); }
@@ -133,10 +136,10 @@ class PrepareTest : public ::testing::Test {
       for (const Value& value : tunable.values) {
         Plan other = plan;
         other.front().config.set(tunable.name, value);
-        if (other != plan &&
-            step.source_template
-                ->illegal(step.constants, other.front().config, device_.impl().target().limits)
-                .empty())
+        if (other != plan && step.source_template
+                                 ->problem(Spec(step.constants, other.front().config),
+                                           device_.impl().target().limits)
+                                 .empty())
           return other;
       }
     ADD_FAILURE() << "the template has one config";

@@ -189,7 +189,7 @@ class Gradients final : public GradientRows {
     for (std::size_t i = 0; i < specs.size(); ++i) {
       const TensorRule* rule = c.definition.rule(i);
       if (rule == nullptr || rule->role != TensorRole::output || !specs[i].present) continue;
-      if (rule->dims.at[0] == Dim::N) continue;  // a state, which the walk itself ends with
+      if (rule->dims.at[0] == TensorDim::N) continue;  // a state, which the walk itself ends with
       add(specs[i], rule->dims);
     }
   }
@@ -228,12 +228,12 @@ class Gradients final : public GradientRows {
       for (int i = first; i < last; ++i) product *= spec.shape[index(i)];
       return product;
     };
-    const bool parameter = dims.at[0] == Dim::HV;
+    const bool parameter = dims.at[0] == TensorDim::HV;
     const std::int64_t width = extent(parameter ? 1 : 3, spec.rank);
     const std::int64_t rows = (parameter ? c_.p.N : extent(0, 2)) * c_.p.HV;
-    const Kind kind = parameter          ? Kind::parameter
-                      : dims.has(Dim::H) ? Kind::key_heads
-                                         : Kind::value_heads;
+    const Kind kind = parameter                ? Kind::parameter
+                      : dims.has(TensorDim::H) ? Kind::key_heads
+                                               : Kind::value_heads;
     buffers_.emplace(spec.name, Buffer{kind, width, zeros(rows * width)});
   }
 

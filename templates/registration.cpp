@@ -19,7 +19,7 @@ template <class... Parts>
 }
 
 /// Both conditions at once.
-Condition both(Condition a, const Condition& b) {
+Presence both(Presence a, const Presence& b) {
   for (const FlagIs& flag : b)
     if (std::find(a.begin(), a.end(), flag) == a.end()) a.push_back(flag);
   return a;

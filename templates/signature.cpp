@@ -36,12 +36,12 @@ std::string_view ElementType::text() const {
   return to_string(std::get<DType>(source_));
 }
 
-bool holds(const Condition& condition, const Constants& constants) {
+bool holds(const Presence& condition, const Constants& constants) {
   return std::all_of(condition.begin(), condition.end(),
                      [&](const FlagIs& f) { return constants.*f.flag.member == f.wanted; });
 }
 
-std::string to_string(const Condition& condition) {
+std::string to_string(const Presence& condition) {
   std::string text;
   for (const FlagIs& f : condition) {
     if (!text.empty()) text += ',';

@@ -111,10 +111,10 @@ struct FlagIs {
 constexpr FlagIs operator!(const Constant<bool>& flag) { return {flag, false}; }
 
 /// Flags that must all be as wanted; none: always.
-using Condition = FixedList<FlagIs, 6>;
-bool holds(const Condition& condition, const Constants& constants);
+using Presence = FixedList<FlagIs, 6>;
+bool holds(const Presence& condition, const Constants& constants);
 /// "QK_L2NORM,!VECTOR_GATE"; empty: always.
-std::string to_string(const Condition& condition);
+std::string to_string(const Presence& condition);
 
 enum class Access : std::uint8_t {
   in,
@@ -129,12 +129,12 @@ struct Argument {
   Access access = Access::in;
   ElementType type{};
   FixedList<Dim, 4> shape{};
-  Condition present{};
+  Presence present{};
   /// Index tables of a packed batch: in a fused template they come after the other inputs.
   bool table = false;
 
   /// The same tensor, there only where the flags are as wanted.
-  constexpr Argument when(Condition condition) const {
+  constexpr Argument when(Presence condition) const {
     Argument result = *this;
     result.present = condition;
     return result;

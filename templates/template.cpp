@@ -59,8 +59,9 @@ std::string_view to_string(DeviceKind kind) noexcept {
 std::string Needs::missing(const Limits& limits) const {
   const char* what = wgmma && !limits.wgmma                   ? "wgmma, which sm_90a alone has"
                      : tensor_copies && !limits.tensor_copies ? "tensor copies, which sm_90 brought"
-                     : clusters && !limits.clusters ? "thread block clusters, which sm_90 brought"
-                                                    : nullptr;
+                     : clusters && limits.max_cluster == 1
+                         ? "thread block clusters, which sm_90 brought"
+                         : nullptr;
   return what == nullptr ? std::string() : fmt::format("it needs {}", what);
 }
 

@@ -33,7 +33,7 @@ struct Limits {
   int multiprocessors = 0;        ///< of a GPU that is present; 0 for an architecture, and on a CPU
   bool wgmma = false;             ///< warpgroup products: sm_90a alone
   bool tensor_copies = false;     ///< copies through tensor maps: sm_90 and later
-  bool clusters = false;          ///< thread block clusters: sm_90 and later
+  int max_cluster = 1;            ///< blocks that a cluster may have; 1: there are none
 };
 
 /// What a template cannot do without.
@@ -59,7 +59,7 @@ struct Cover {
   std::map<std::string, std::string, std::less<>> rename{};
   /// The operator may leave the stage out; it does so exactly where these flags are not as wanted,
   /// and the stage's tensors are then absent.
-  std::optional<Condition> only_when{};
+  std::optional<Presence> only_when{};
 
   Cover(const StageDefinition& of) : stage(&of) {}
   Cover(const StageDefinition& of, std::map<std::string, std::string, std::less<>> names)
@@ -72,7 +72,7 @@ struct Cover {
 /// An output of a covered stage that a later one reads, but that is written all the same.
 struct Keep {
   std::string_view name;
-  Condition when{};
+  Presence when{};
 };
 
 /// One argument of a template's kernel, under the template's name for it, and where it comes from.
@@ -100,10 +100,14 @@ struct TensorMapUse {
 /// The launch of one kernel: CUDA's grid and block, or the CPU's grid of block-function calls.
 struct Geometry {
   std::array<std::int64_t, 3> grid{1, 1, 1};
-  std::int64_t threads = 1;                      ///< per block (CUDA); 1 on the CPU
-  std::int64_t shared_bytes = 0;                 ///< dynamic shared memory; scratch on the CPU
-  std::array<std::int64_t, 3> cluster{1, 1, 1};  ///< blocks a cluster (CUDA)
-  bool programmatic = false;  ///< may start before the kernel in front of it has ended (CUDA)
+  std::int64_t threads = 1;       ///< per block (CUDA); 1 on the CPU
+  std::int64_t shared_bytes = 0;  ///< dynamic shared memory (CUDA); scratch per block (CPU)
+  /// Blocks that run together and see each other's shared memory; each divides the grid's figure.
+  std::array<std::int64_t, 3> cluster{1, 1, 1};
+  /// The kernel may start before the one before it in the stream has ended, and waits for that one
+  /// itself before it reads anything (griddepcontrol.wait). A device that cannot overlap kernels
+  /// runs it after the other.
+  bool programmatic = false;
 };
 
 /// The values a tunable may take, in the order the tuner tries them.

@@ -77,7 +77,7 @@ TEST_P(EveryOperator, GradientsLookLikeTheirInputs) {
       EXPECT_EQ(input.role, TensorRole::input) << spec.name;
       EXPECT_TRUE(input.present(p)) << spec.name;
       EXPECT_EQ(symbols_of(input, p), symbols_of(GetParam()->rule(spec.name), p)) << spec.name;
-      EXPECT_NO_THROW(error_bound(p, spec.name));
+      EXPECT_GT(error_bound(p, spec.name), 0) << spec.name;
     }
     for (const TensorRule& rule : GetParam()->tensors()) {
       const bool differentiable = rule.role == TensorRole::input && rule.present(p) &&
@@ -161,7 +161,7 @@ TEST(OperatorDefinition, UnknownOperatorsAreNamed) {
 TEST(TensorRules, StepsMultiplyRows) {
   Problem p;
   p.B = p.N = 2, p.T = 5, p.H = 1, p.HV = 3, p.K = 7, p.V = 11, p.num_householder = 4;
-  const TensorRules rules = row_tensors(Dim::nT);
+  const TensorRules rules = row_tensors(TensorDim::nT);
   const auto symbols = [&](std::string_view name) {
     for (const TensorRule& rule : rules)
       if (rule.name == name) return symbols_of(rule, p);

@@ -14,24 +14,24 @@ using enum Quantity;
 /// Every dimension's extent for a problem.
 std::array<std::int64_t, kDims> extents_of(const Problem& p) {
   std::array<std::int64_t, kDims> extents{};
-  const auto set = [&](Dim dim, std::int64_t extent) {
+  const auto set = [&](TensorDim dim, std::int64_t extent) {
     extents[static_cast<std::size_t>(dim)] = extent;
   };
   const std::int64_t chunk = kept_chunk_size(p);
-  set(Dim::B, p.B);
-  set(Dim::T, p.T);
-  set(Dim::nT, p.num_householder * p.T);
-  set(Dim::H, p.H);
-  set(Dim::HV, p.HV);
-  set(Dim::K, p.K);
-  set(Dim::V, p.V);
-  set(Dim::N, p.N);
-  set(Dim::N_plus_1, p.N + 1);
-  set(Dim::NT, chunk_slots(p.B, p.T, p.N, p.packed, chunk));
-  set(Dim::C, chunk);
-  set(Dim::slots, p.state_index ? p.state_slots : p.N);
-  set(Dim::state_rows, p.state_v_first ? p.V : p.K);
-  set(Dim::state_columns, p.state_v_first ? p.K : p.V);
+  set(TensorDim::B, p.B);
+  set(TensorDim::T, p.T);
+  set(TensorDim::nT, p.num_householder * p.T);
+  set(TensorDim::H, p.H);
+  set(TensorDim::HV, p.HV);
+  set(TensorDim::K, p.K);
+  set(TensorDim::V, p.V);
+  set(TensorDim::N, p.N);
+  set(TensorDim::N_plus_1, p.N + 1);
+  set(TensorDim::NT, chunk_slots(p.B, p.T, p.N, p.packed, chunk));
+  set(TensorDim::C, chunk);
+  set(TensorDim::slots, p.state_index ? p.state_slots : p.N);
+  set(TensorDim::state_rows, p.state_v_first ? p.V : p.K);
+  set(TensorDim::state_columns, p.state_v_first ? p.K : p.V);
   return extents;
 }
 
@@ -45,22 +45,22 @@ TensorAccess access_of(TensorRole role, const Problem& p) {
   return TensorAccess::in;
 }
 
-std::string_view symbol(Dim dim, const Problem& p) {
+std::string_view symbol(TensorDim dim, const Problem& p) {
   switch (dim) {
-    case Dim::B: return "B";
-    case Dim::T: return "T";
-    case Dim::nT: return "nT";
-    case Dim::H: return "H";
-    case Dim::HV: return "HV";
-    case Dim::K: return "K";
-    case Dim::V: return "V";
-    case Dim::N: return "N";
-    case Dim::N_plus_1: return "N+1";
-    case Dim::NT: return "NT";
-    case Dim::C: return "C";
-    case Dim::slots: return p.state_index ? "S" : "N";
-    case Dim::state_rows: return p.state_v_first ? "V" : "K";
-    case Dim::state_columns: return p.state_v_first ? "K" : "V";
+    case TensorDim::B: return "B";
+    case TensorDim::T: return "T";
+    case TensorDim::nT: return "nT";
+    case TensorDim::H: return "H";
+    case TensorDim::HV: return "HV";
+    case TensorDim::K: return "K";
+    case TensorDim::V: return "V";
+    case TensorDim::N: return "N";
+    case TensorDim::N_plus_1: return "N+1";
+    case TensorDim::NT: return "NT";
+    case TensorDim::C: return "C";
+    case TensorDim::slots: return p.state_index ? "S" : "N";
+    case TensorDim::state_rows: return p.state_v_first ? "V" : "K";
+    case TensorDim::state_columns: return p.state_v_first ? "K" : "V";
   }
   return "?";
 }
@@ -73,15 +73,16 @@ bool with_rate(const Problem& p) { return p.has_g && p.use_gate_in_kernel && p.h
 bool with_bias(const Problem& p) { return p.has_g && p.use_gate_in_kernel && p.has_dt_bias; }
 
 /// [HV, channels...] after the leading dimensions.
-Dims with_channels(std::initializer_list<Dim> leading, std::initializer_list<Dim> channels) {
+Dims with_channels(std::initializer_list<TensorDim> leading,
+                   std::initializer_list<TensorDim> channels) {
   Dims dims(leading);
-  for (const Dim channel : channels) dims.at[static_cast<std::size_t>(dims.rank++)] = channel;
+  for (const TensorDim channel : channels) dims.at[static_cast<std::size_t>(dims.rank++)] = channel;
   return dims;
 }
 
 }  // namespace
 
-bool Dims::has(Dim dim) const noexcept {
+bool Dims::has(TensorDim dim) const noexcept {
   return std::find(at.begin(), at.begin() + rank, dim) != at.begin() + rank;
 }
 
@@ -92,9 +93,11 @@ bool always(const Problem&) { return true; }
 bool in_backward(const Problem& p) { return p.pass == Pass::backward; }
 bool with_kept(const Problem& p) { return p.disable_recompute; }
 
-TensorRules row_tensors(Dim rows) {
-  const Dims query{Dim::B, Dim::T, Dim::H, Dim::K}, key{Dim::B, rows, Dim::H, Dim::K};
-  const Dims value{Dim::B, rows, Dim::HV, Dim::V}, out{Dim::B, Dim::T, Dim::HV, Dim::V};
+TensorRules row_tensors(TensorDim rows) {
+  const Dims query{TensorDim::B, TensorDim::T, TensorDim::H, TensorDim::K},
+      key{TensorDim::B, rows, TensorDim::H, TensorDim::K};
+  const Dims value{TensorDim::B, rows, TensorDim::HV, TensorDim::V},
+      out{TensorDim::B, TensorDim::T, TensorDim::HV, TensorDim::V};
   return {
       {"q", input, directions, query, dtype_of_rows, always},
       {"k", input, directions, key, dtype_of_rows, always},
@@ -107,17 +110,17 @@ TensorRules row_tensors(Dim rows) {
   };
 }
 
-TensorRules beta_tensors(Dim rows) {
-  const Dims dims{Dim::B, rows, Dim::HV};
+TensorRules beta_tensors(TensorDim rows) {
+  const Dims dims{TensorDim::B, rows, TensorDim::HV};
   return {
       {"beta", input, rates, dims, dtype_of_rates, always},
       {"dbeta", output, computed, dims, dtype_of_rates, in_backward},
   };
 }
 
-TensorRules gate_tensors(std::initializer_list<Dim> channels) {
-  const Dims gate = with_channels({Dim::B, Dim::T, Dim::HV}, channels);
-  const Dims bias = with_channels({Dim::HV}, channels), rate{Dim::HV};
+TensorRules gate_tensors(std::initializer_list<TensorDim> channels) {
+  const Dims gate = with_channels({TensorDim::B, TensorDim::T, TensorDim::HV}, channels);
+  const Dims bias = with_channels({TensorDim::HV}, channels), rate{TensorDim::HV};
   return {
       {"g", input, gates, gate, dtype_of_gates, with_gate},
       {"A_log", input, gate_rates, rate, always_fp32, with_rate},
@@ -132,16 +135,16 @@ TensorRules gate_tensors(std::initializer_list<Dim> channels) {
 }
 
 TensorRules state_tensors() {
-  const Dims pool{Dim::slots, Dim::HV, Dim::state_rows, Dim::state_columns};
-  const Dims each{Dim::N, Dim::HV, Dim::state_rows, Dim::state_columns};
-  const Dims chunks{Dim::NT, Dim::HV, Dim::state_rows, Dim::state_columns};
+  const Dims pool{TensorDim::slots, TensorDim::HV, TensorDim::state_rows, TensorDim::state_columns};
+  const Dims each{TensorDim::N, TensorDim::HV, TensorDim::state_rows, TensorDim::state_columns};
+  const Dims chunks{TensorDim::NT, TensorDim::HV, TensorDim::state_rows, TensorDim::state_columns};
   return {
       {"initial_state", input, states, pool, dtype_of_states,
        [](const Problem& p) { return p.initial_state && !p.inplace_state; }},
       {"cu_seqlens",
        input,
        seqlens,
-       {Dim::N_plus_1},
+       {TensorDim::N_plus_1},
        [](const Problem& p) { return p.seqlens_dtype; },
        [](const Problem& p) { return p.packed; }},
       {"dht", input, state_gradient, each, always_fp32,
@@ -149,7 +152,7 @@ TensorRules state_tensors() {
       {"state_index",
        input,
        state_slots,
-       {Dim::N},
+       {TensorDim::N},
        [](const Problem& p) { return p.index_dtype; },
        [](const Problem& p) { return p.pass == Pass::recurrent && p.state_index; }},
       {"state", updated, states, pool, dtype_of_states,
@@ -165,10 +168,30 @@ TensorRules state_tensors() {
 
 TensorRules kept_tensors() {
   return {
-      {"Tinv", kept, computed, {Dim::B, Dim::T, Dim::HV, Dim::C}, dtype_of_rows, with_kept},
-      {"w", kept, computed, {Dim::B, Dim::T, Dim::HV, Dim::K}, dtype_of_rows, with_kept},
-      {"h", kept, computed, {Dim::NT, Dim::HV, Dim::K, Dim::V}, dtype_of_rows, with_kept},
-      {"v_new", kept, computed, {Dim::B, Dim::T, Dim::HV, Dim::V}, dtype_of_rows, with_kept},
+      {"Tinv",
+       kept,
+       computed,
+       {TensorDim::B, TensorDim::T, TensorDim::HV, TensorDim::C},
+       dtype_of_rows,
+       with_kept},
+      {"w",
+       kept,
+       computed,
+       {TensorDim::B, TensorDim::T, TensorDim::HV, TensorDim::K},
+       dtype_of_rows,
+       with_kept},
+      {"h",
+       kept,
+       computed,
+       {TensorDim::NT, TensorDim::HV, TensorDim::K, TensorDim::V},
+       dtype_of_rows,
+       with_kept},
+      {"v_new",
+       kept,
+       computed,
+       {TensorDim::B, TensorDim::T, TensorDim::HV, TensorDim::V},
+       dtype_of_rows,
+       with_kept},
   };
 }
 

@@ -13,7 +13,7 @@
 namespace wyvern {
 
 /// A dimension of a tensor, by its symbol in the specification.
-enum class Dim : std::uint8_t {
+enum class TensorDim : std::uint8_t {
   B,
   T,
   nT,  ///< num_householder T: a row for each step of each token
@@ -33,13 +33,13 @@ inline constexpr std::size_t kDims = 14;
 
 /// A shape in symbols.
 struct Dims {
-  std::array<Dim, kMaxRank> at{};
+  std::array<TensorDim, kMaxRank> at{};
   int rank = 0;
 
-  Dims(std::initializer_list<Dim> dims) {
-    for (const Dim dim : dims) at[static_cast<std::size_t>(rank++)] = dim;
+  Dims(std::initializer_list<TensorDim> dims) {
+    for (const TensorDim dim : dims) at[static_cast<std::size_t>(rank++)] = dim;
   }
-  bool has(Dim dim) const noexcept;
+  bool has(TensorDim dim) const noexcept;
 };
 
 enum class TensorRole : std::uint8_t {
@@ -89,11 +89,11 @@ bool with_kept(const Problem& problem);  ///< disable_recompute
 
 /// q, k, v, o, do and the gradients of q, k and v. `rows` is the dimension of tokens in k and v: T,
 /// or nT for an operator of several steps a token.
-TensorRules row_tensors(Dim rows = Dim::T);
+TensorRules row_tensors(TensorDim rows = TensorDim::T);
 /// beta and its gradient.
-TensorRules beta_tensors(Dim rows = Dim::T);
+TensorRules beta_tensors(TensorDim rows = TensorDim::T);
 /// g, A_log, dt_bias and their gradients; the shape of a token's gate is [HV, dims...].
-TensorRules gate_tensors(std::initializer_list<Dim> channels = {});
+TensorRules gate_tensors(std::initializer_list<TensorDim> channels = {});
 /// States, their index and gradients, cu_seqlens.
 TensorRules state_tensors();
 /// Of disable_recompute: Tinv, w, h, v_new.

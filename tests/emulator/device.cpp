@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "runtime/bind.hpp"
-#include "runtime/device_impl.hpp"
+#include "runtime/devices/device_impl.hpp"
 #include "runtime/plan.hpp"
 #include "tests/emulator/emulator.hpp"
 
@@ -41,6 +41,7 @@ class EmulatedDevice final : public DeviceImpl {
   EmulatedDevice() {
     target_ = cuda_target("sm_90a");
     info_.name = "cuda:0";
+    info_.kind = to_string(target_.device);
     info_.cuda = true;
     info_.model = "emulated GPU";
     info_.arch = target_.arch;
@@ -72,6 +73,9 @@ class EmulatedDevice final : public DeviceImpl {
     unsupported("has no graphs");
   }
   std::int64_t cache_bytes() const override { return 0; }
+  bool host_memory() const override { return false; }
+  Measuring measuring() const override { return {}; }
+  Rates rates() const override { return {}; }
 };
 
 }  // namespace

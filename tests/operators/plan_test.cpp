@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-#include "runtime/device_impl.hpp"
+#include "runtime/devices/device_impl.hpp"
 #include "tests/operators/fixture.hpp"
 
 namespace wyvern::testing {
@@ -41,8 +41,9 @@ class PlanTest : public OperatorTest {
       exact.set("precision", precision_floor(p));
       const Constants constants =
           step_constants(p, std::span(uses).subspan(starts[i], starts[i + 1] - starts[i]));
-      const std::string reason = find_template(plan[i].template_id)
-                                     ->illegal(Spec(constants, exact), device().impl().target().limits);
+      const std::string reason =
+          find_template(plan[i].template_id)
+              ->illegal(Spec(constants, exact), device().impl().target().limits);
       if (reason.empty()) plan[i].config = exact;
     }
     return plan;

@@ -5,7 +5,7 @@
 
 #include <thread>
 
-#include "runtime/device_impl.hpp"
+#include "runtime/devices/device_impl.hpp"
 #include "tests/operators/fixture.hpp"
 
 namespace wyvern::testing {

@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <tuple>
 
-#include "runtime/device_impl.hpp"
+#include "runtime/devices/device_impl.hpp"
 #include "runtime/plan.hpp"
 #include "tests/support/stage_data.hpp"
 

@@ -15,6 +15,7 @@
 
 #include "cache/cache.hpp"
 #include "compiler/compiler.hpp"
+#include "runtime/devices/device_impl.hpp"
 
 namespace wyvern::testing {
 namespace {
@@ -54,7 +55,7 @@ class CacheDirectory {
 /// Calls `launch`; on the CPU from a new thread, so that the scratch memory of its blocks is new
 /// too and full of huge numbers (open_device sees to that), not zeros or what an earlier test left.
 void launch_apart(const Device& device, const std::function<void()>& launch) {
-  if (device.info().cuda) return launch();
+  if (!device.impl().host_memory()) return launch();
   std::exception_ptr error;
   std::thread([&] {
     try {

@@ -17,6 +17,7 @@
 
 #include "cache/cache.hpp"
 #include "compiler/compiler.hpp"
+#include "runtime/devices/device_impl.hpp"
 
 namespace {
 
@@ -158,10 +159,11 @@ int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
   const Device best = Device::best();
   add(best);
-  if (best.info().cuda) {
-    const std::string problem = compiler_problem(DeviceKind::cpu);
+  const Device host = Device::open("cpu");
+  if (best.info().name != host.info().name) {
+    const std::string problem = compiler_problem(host.impl().target().device);
     if (problem.empty())
-      add(Device::open("cpu"));
+      add(host);
     else
       std::fprintf(stderr, "the CPU is left out: %s\n", problem.c_str());
   }

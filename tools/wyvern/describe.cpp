@@ -61,7 +61,7 @@ Json to_json(const Plan& plan) {
 
 Json to_json(const DeviceInfo& d) {
   return {{"name", d.name},
-          {"kind", d.cuda ? "cuda" : "cpu"},
+          {"kind", d.kind},
           {"model", d.model},
           {"arch", d.arch},
           {"driver", d.driver},

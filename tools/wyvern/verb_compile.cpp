@@ -140,8 +140,8 @@ int execute(const Flags& flags, bool json) {
 
   CompileRequest request{&t, problem_constants(problem), {}, target};
   request.config = complete(t, request.constants, target, Values::parse(flags.config.value_or("")));
-  const Geometry geometry =
-      t.geometry(Spec(request.constants, request.config), extents_of(problem, request.config), target.limits);
+  const Geometry geometry = t.geometry(Spec(request.constants, request.config),
+                                       extents_of(problem, request.config), target.limits);
   const Emitted emitted = emit(request, what);
   write_file(file, emitted.text);
 
@@ -164,12 +164,7 @@ int execute(const Flags& flags, bool json) {
                     {"compile_ms", emitted.compile_ms}});
   else {
     say("{} for {}: {}", t.id(), target.name(), request.config.to_string());
-    if (target.device == DeviceKind::cuda)
-      say("registers {}, shared memory {} B static + {} B dynamic, spills {} B, {:.0f} ms",
-          r.registers, r.shared_bytes, geometry.shared_bytes, r.spill_bytes, emitted.compile_ms);
-    else
-      say("registers -, shared memory {} B of scratch a block, spills -, {:.0f} ms",
-          geometry.shared_bytes, emitted.compile_ms);
+    say("{}, {:.0f} ms", resources_text(target, r, geometry.shared_bytes), emitted.compile_ms);
     say("wrote {} ({}, {} bytes)", file, to_string(what), emitted.text.size());
   }
   return kDone;

@@ -29,8 +29,7 @@ Json compiler_json(DeviceKind kind) {
 int list(bool json) {
   Json document{{"devices", Json::array()}, {"compilers", Json::array()}};
   for (const DeviceInfo& device : list_devices()) document["devices"].push_back(to_json(device));
-  for (const DeviceKind kind : {DeviceKind::cpu, DeviceKind::cuda})
-    document["compilers"].push_back(compiler_json(kind));
+  for (const DeviceKind kind : device_kinds()) document["compilers"].push_back(compiler_json(kind));
   if (json) {
     print_document(document);
     return kDone;

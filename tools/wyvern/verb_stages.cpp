@@ -18,10 +18,6 @@ namespace {
 constexpr std::string_view kSpaceOf =
     "legal configs for bf16, H=16, HV=32, K=V=128 on sm_90a (CUDA) and on this host (CPU)";
 
-Limits limits_of(DeviceKind device) {
-  return device == DeviceKind::cuda ? cuda_target("sm_90a").limits : host_target().limits;
-}
-
 Json template_json(const Template& t) {
   Json tunables = Json::object();
   for (const Tunable& tunable : t.tunables) {
@@ -42,7 +38,7 @@ Json template_json(const Template& t) {
           {"stages", std::move(stages)},
           {"summary", t.summary},
           {"tunables", std::move(tunables)},
-          {"space_size", space(t, constants, limits_of(t.device)).size()}};
+          {"space_size", space(t, constants, usual_target(t.device).limits).size()}};
 }
 
 /// Stages in the order an operator uses them, then what is left by name. A fused group stands under

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/device_impl.hpp"
+#include "runtime/devices/device_impl.hpp"
 #include "runtime/plan.hpp"
 #include "tools/wyvern/check.hpp"
 #include "tools/wyvern/command.hpp"

@@ -16,8 +16,9 @@ namespace wyvern WYVERN_API {
 using Stream = void*;
 
 struct DeviceInfo {
-  std::string name;  ///< "cpu", "cuda:0"
-  bool cuda = false;
+  std::string name;    ///< "cpu", "cuda:0"
+  std::string kind;    ///< "cpu", "cuda"
+  bool cuda = false;   ///< kind is "cuda"
   std::string model;   ///< "NVIDIA H200", or the processor's name
   std::string arch;    ///< "sm_90a"; on the CPU vendor, family and model: "genuineintel-6-143"
   std::string key;     ///< what measurements are kept under: model, units, clocks, memory

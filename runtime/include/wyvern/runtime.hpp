@@ -181,7 +181,7 @@ struct RuntimeOptions {
   /// Called with one sentence, from the thread that met it, when the plan that `plans` gave for a
   /// problem cannot be used and the default plan takes its place: once for each problem key and
   /// plan, which this Runtime does not try again. Null: a line on stderr.
-  std::function<void(const std::string&)> on_degraded;
+  std::function<void(const std::string&)> on_degraded = nullptr;
 };
 
 /// Finds plans, compiles, loads. Thread-safe; keeps each loaded kernel for its own lifetime.

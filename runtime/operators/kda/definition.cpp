@@ -13,12 +13,12 @@ constexpr std::array kPresets{
 /// What the forward pass keeps beside what every member keeps: decayed queries and keys, and their
 /// products.
 TensorRules own_kept_tensors() {
-  const Dims row{Dim::B, Dim::T, Dim::HV, Dim::K};
+  const Dims row{TensorDim::B, TensorDim::T, TensorDim::HV, TensorDim::K};
   return {
       {"Aqk",
        TensorRole::kept,
        Quantity::computed,
-       {Dim::B, Dim::T, Dim::HV, Dim::C},
+       {TensorDim::B, TensorDim::T, TensorDim::HV, TensorDim::C},
        always_fp32,
        with_kept},
       {"qg", TensorRole::kept, Quantity::computed, row, dtype_of_rows, with_kept},
@@ -52,8 +52,8 @@ const OperatorDefinition& definition() {
        .lower_bound = true,
        .beta = true,
        .presets = kPresets},
-      join({row_tensors(), beta_tensors(), gate_tensors({Dim::K}), state_tensors(), kept_tensors(),
-            own_kept_tensors()}),
+      join({row_tensors(), beta_tensors(), gate_tensors({TensorDim::K}), state_tensors(),
+            kept_tensors(), own_kept_tensors()}),
       vector_gate_stages());
   return definition;
 }

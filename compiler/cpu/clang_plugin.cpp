@@ -1,4 +1,4 @@
-#include "compiler/clang_plugin.hpp"
+#include "compiler/cpu/clang_plugin.hpp"
 #include "templates/source.hpp"
 
 #include <wyvern/error.hpp>
@@ -157,17 +157,6 @@ std::vector<std::string> cpu_options(const Target& target) {
       "-nobuiltininc",
       "-Wno-psabi",
   };
-}
-
-Code compile_cpu(const std::string& source, const std::string& label, const Target& target,
-                 Output output) {
-  const Target& host = host_target();
-  if (target.arch != host.arch || target.features != host.features)
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("target {} is not this machine's processor ({}); CPU kernels are "
-                            "compiled where they run",
-                            target.name(), host.name()));
-  return ClangPlugin::instance().compile(source, label, target, output);
 }
 
 }  // namespace wyvern::detail

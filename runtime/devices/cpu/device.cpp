@@ -1,4 +1,4 @@
-#include "runtime/device_impl.hpp"
+#include "runtime/devices/device_impl.hpp"
 
 #include <wyvern/error.hpp>
 
@@ -14,7 +14,8 @@
 #include <fstream>
 #include <new>
 
-#include "runtime/thread_pool.hpp"
+#include "runtime/devices/cpu/rates.hpp"
+#include "runtime/devices/cpu/thread_pool.hpp"
 
 namespace wyvern {
 namespace {
@@ -129,6 +130,20 @@ class CpuReplay final : public Replay {
   std::function<void(Stream)> record_;
 };
 
+DeviceInfo cpu_device_info() {
+  DeviceInfo info;
+  info.name = info.kind = to_string(DeviceKind::cpu);
+  info.model = cpuinfo("model name");
+  if (info.model.empty()) info.model = "CPU";
+  const Target target = host_target();
+  info.arch = target.arch;
+  info.units = static_cast<int>(ThreadPool::available_threads());
+  info.memory_bytes = static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  info.driver = target.name();
+  info.key = fmt::format("{}, {}, {} threads", info.model, target.name(), info.units);
+  return info;
+}
+
 class CpuDevice final : public DeviceImpl {
  public:
   CpuDevice() : pool_(std::make_shared<ThreadPool>(ThreadPool::available_threads())) {
@@ -168,28 +183,37 @@ class CpuDevice final : public DeviceImpl {
     return std::make_unique<CpuReplay>(record);
   }
   std::int64_t cache_bytes() const override { return cache_bytes_; }
+  bool host_memory() const override { return true; }
+  Measuring measuring() const override {
+    return {.samples = 7,
+            .samples_us = 300e3,
+            .compare_s = 6,
+            .cold = false,
+            .beside_compilers = false};
+  }
+  Rates rates() const override { return measure_cpu_rates(info_.units); }
 
  private:
   std::shared_ptr<ThreadPool> pool_;
   std::int64_t cache_bytes_ = 0;
 };
 
+class CpuDevices final : public DeviceProvider {
+ public:
+  std::string_view names() const override { return "cpu"; }
+  std::optional<int> ordinal(std::string_view name) const override {
+    if (name != names()) return {};
+    return 0;
+  }
+  std::vector<DeviceInfo> list() const override { return {cpu_device_info()}; }
+  std::shared_ptr<DeviceImpl> open(int) const override { return std::make_shared<CpuDevice>(); }
+};
+
 }  // namespace
 
-DeviceInfo cpu_device_info() {
-  DeviceInfo info;
-  info.name = "cpu";
-  info.model = cpuinfo("model name");
-  if (info.model.empty()) info.model = "CPU";
-  const Target target = host_target();
-  info.arch = target.arch;
-  info.units = static_cast<int>(ThreadPool::available_threads());
-  info.memory_bytes = static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
-  info.driver = target.name();
-  info.key = fmt::format("{}, {}, {} threads", info.model, target.name(), info.units);
-  return info;
+const DeviceProvider& cpu_devices() {
+  static const CpuDevices devices;
+  return devices;
 }
-
-std::shared_ptr<DeviceImpl> open_cpu_device() { return std::make_shared<CpuDevice>(); }
 
 }  // namespace wyvern

@@ -1,6 +1,3 @@
-#include <wyvern/error.hpp>
-#include <wyvern/sha256.hpp>
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -16,35 +13,10 @@
 namespace wyvern {
 namespace {
 
-constexpr std::int64_t kKiB = 1024;
-
-/// Shared memory that one block may opt into: CUDA programming guide, "Technical Specifications per
-/// Compute Capability". A name ending in "a" also allows what only that one model has.
-struct CudaArch {
-  std::string_view name;
-  int compute_capability;
-  std::int64_t shared_kib;
-};
-constexpr std::array kCudaArchs{
-    CudaArch{"sm_80", 80, 163},    CudaArch{"sm_86", 86, 99},     CudaArch{"sm_87", 87, 163},
-    CudaArch{"sm_89", 89, 99},     CudaArch{"sm_90", 90, 227},    CudaArch{"sm_90a", 90, 227},
-    CudaArch{"sm_100", 100, 227},  CudaArch{"sm_100a", 100, 227}, CudaArch{"sm_103", 103, 227},
-    CudaArch{"sm_103a", 103, 227}, CudaArch{"sm_110", 110, 227},  CudaArch{"sm_110a", 110, 227},
-    CudaArch{"sm_120", 120, 99},   CudaArch{"sm_120a", 120, 99},  CudaArch{"sm_121", 121, 99},
-    CudaArch{"sm_121a", 121, 99},
-};
-
-std::string known_archs() {
-  std::string names;
-  for (const CudaArch& arch : kCudaArchs)
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", arch.name);
-  return names;
-}
-
 /// Scratch of one CPU block. Every worker thread keeps this much, and past the second-level cache
 /// of current cores (1 to 2 MiB) a block only streams, so twice the larger is beyond any good
 /// config.
-constexpr std::int64_t kCpuScratch = 4096 * kKiB;
+constexpr std::int64_t kCpuScratch = std::int64_t{4} << 20;
 
 /// The first processor's fields of /proc/cpuinfo.
 std::map<std::string, std::string> first_processor() {
@@ -126,38 +98,9 @@ Target describe_host() {
 
 }  // namespace
 
-std::string Target::name() const {
-  if (device == DeviceKind::cuda) return arch;
-  return fmt::format("cpu-{}-{}", arch, sha256_hex(features).substr(0, 8));
-}
-
-Target cuda_target(std::string_view arch) {
-  for (const CudaArch& known : kCudaArchs) {
-    if (known.name != arch) continue;
-    Target target;
-    target.device = DeviceKind::cuda;
-    target.arch = arch;
-    target.limits.shared_bytes = known.shared_kib * kKiB;
-    target.limits.compute_capability = known.compute_capability;
-    target.limits.wgmma = arch == "sm_90a";
-    target.limits.tensor_copies = target.limits.clusters = known.compute_capability >= 90;
-    return target;
-  }
-  throw Error(ErrorKind::kBadInput,
-              fmt::format("arch '{}' is not known; it must be one of {}", arch, known_archs()));
-}
-
 const Target& host_target() {
   static const Target target = describe_host();
   return target;
-}
-
-Target parse_target(std::string_view text) {
-  if (text == "native-cpu") return host_target();
-  if (text.starts_with("sm_")) return cuda_target(text);
-  throw Error(ErrorKind::kBadInput,
-              fmt::format("target '{}' is not known; it must be native-cpu or one of {}", text,
-                          known_archs()));
 }
 
 }  // namespace wyvern

@@ -1,4 +1,4 @@
-#include "compiler/nvrtc.hpp"
+#include "compiler/cuda/nvrtc.hpp"
 
 #include <wyvern/error.hpp>
 
@@ -238,15 +238,6 @@ Code Nvrtc::compile(const std::string& source, const std::string& label, const T
   code.compile_ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   return code;
-}
-
-std::vector<std::string> cuda_options(const Target& target) {
-  return Nvrtc::instance().options(target);
-}
-
-Code compile_cuda(const std::string& source, const std::string& label, const Target& target,
-                  Output output) {
-  return Nvrtc::instance().compile(source, label, target, output);
 }
 
 }  // namespace wyvern::detail

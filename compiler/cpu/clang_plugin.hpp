@@ -34,6 +34,9 @@ class ClangPlugin {
 /// Error(kUnavailable) in a build without it.
 std::string llvm_version();
 
+/// The options that Clang is given for a target.
+std::vector<std::string> cpu_options(const Target& target);
+
 /// Where the plugin may lie, seen from the executable or library that holds this code.
 std::vector<std::filesystem::path> plugin_paths();
 

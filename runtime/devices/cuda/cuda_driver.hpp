@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 namespace wyvern::cuda {
@@ -30,6 +31,7 @@ enum DeviceAttribute : int {
   kComputeCapabilityMajor = 75,
   kComputeCapabilityMinor = 76,
   kMaxSharedMemoryPerBlockOptin = 97,
+  kClusterLaunch = 120,
 };
 enum FunctionAttribute : int {
   kMaxThreadsPerBlock = 0,
@@ -38,7 +40,42 @@ enum FunctionAttribute : int {
 inline constexpr int kStreamNonBlocking = 1;
 inline constexpr int kCaptureModeThreadLocal = 1;
 
-/// The bound entry points. Every member is callable once load() succeeded.
+/// CUlaunchAttribute: what a launch asks for beyond grid, block and shared memory.
+enum LaunchAttributeId : int {
+  kClusterDimension = 4,
+  kProgrammaticStreamSerialization = 6,
+};
+struct LaunchAttribute {
+  LaunchAttributeId id;
+  int padding;
+  union {
+    unsigned cluster[3];  ///< of kClusterDimension: blocks along x, y, z
+    int allowed;          ///< of kProgrammaticStreamSerialization
+    char size[64];
+  };
+};
+static_assert(sizeof(LaunchAttribute) == 72);
+
+/// CUlaunchConfig.
+struct LaunchConfig {
+  unsigned grid[3];
+  unsigned block[3];
+  unsigned shared_bytes;
+  StreamHandle stream;
+  LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+static_assert(sizeof(LaunchConfig) == 56);
+
+/// CUtensorMap: what the hardware needs to copy tiles of a tensor; made by encode_tiled() of
+/// tensor_map.hpp, and a kernel's parameter by value.
+struct alignas(64) TensorMap {
+  std::uint64_t opaque[16];
+};
+static_assert(sizeof(TensorMap) == 128);
+
+/// The bound entry points. Every member is callable once open_driver() succeeded, but for the last
+/// two, which are null where the driver lacks them.
 struct Driver {
   Result (*cuInit)(unsigned);
   Result (*cuDriverGetVersion)(int*);
@@ -81,13 +118,23 @@ struct Driver {
                            unsigned, StreamHandle, void**, void**);
   Result (*cuGetErrorName)(Result, const char**);
   Result (*cuGetErrorString)(Result, const char**);
+  Result (*cuLaunchKernelEx)(const LaunchConfig*, Function, void**, void**) = nullptr;
+  Result (*cuTensorMapEncodeTiled)(TensorMap*, int type, std::uint32_t rank, void* address,
+                                   const std::uint64_t* dims, const std::uint64_t* strides,
+                                   const std::uint32_t* box, const std::uint32_t* element_strides,
+                                   int interleave, int swizzle, int l2_promotion,
+                                   int fill) = nullptr;
 
   /// "CUDA_ERROR_OUT_OF_MEMORY (out of memory)".
   std::string describe(Result result) const;
 };
 
-/// The driver, opened and initialized on first use; null where there is none, and then `problem`
-/// (if given) receives one sentence with the mend. Thread-safe.
+/// Opens the driver that the loader finds under this name and initializes it; null where there is
+/// none, and then `problem` receives one sentence with the mend. The library stays loaded.
+std::unique_ptr<Driver> open_driver(const char* library, std::string& problem);
+
+/// The driver of this machine, opened and initialized on first use; null where there is none, and
+/// then `problem` (if given) receives one sentence with the mend. Thread-safe.
 const Driver* driver(std::string* problem = nullptr);
 
 /// Throws Error(kUnavailable) "<what> failed: <name> (<description>)" unless the result is success.

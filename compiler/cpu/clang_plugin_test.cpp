@@ -1,4 +1,4 @@
-#include "compiler/clang_plugin.hpp"
+#include "compiler/cpu/clang_plugin.hpp"
 #include "templates/source.hpp"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "compiler/nvrtc.hpp"
+#include "compiler/cuda/nvrtc.hpp"
 
 #include <gtest/gtest.h>
 #include <wyvern/error.hpp>

@@ -1,4 +1,4 @@
-#include "runtime/cuda_driver.hpp"
+#include "runtime/devices/cuda/cuda_driver.hpp"
 
 #include <wyvern/error.hpp>
 
@@ -9,11 +9,6 @@
 
 namespace wyvern::cuda {
 namespace {
-
-struct Loaded {
-  std::unique_ptr<Driver> driver;
-  std::string problem;
-};
 
 // cuGetProcAddress_v2 returns the newest variant of an entry point that the version asked for has.
 using GetProcAddress = Result (*)(const char*, void**, int, std::uint64_t, int*);
@@ -72,40 +67,40 @@ const char* bind_all(GetProcAddress get, Driver& d) {
   WYVERN_BIND(cuGetErrorName);
   WYVERN_BIND(cuGetErrorString);
 #undef WYVERN_BIND
+  // Without these only the templates that need them are out.
+  bind(get, "cuLaunchKernelEx", d.cuLaunchKernelEx);
+  bind(get, "cuTensorMapEncodeTiled", d.cuTensorMapEncodeTiled);
   return nullptr;
 }
 
-Loaded load() {
-  Loaded loaded;
-  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+}  // namespace
+
+std::unique_ptr<Driver> open_driver(const char* name, std::string& problem) {
+  void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    loaded.problem =
-        "libcuda.so.1, the NVIDIA driver, is not on this machine; install the driver for a GPU, or "
-        "use --device cpu";
-    return loaded;
+    problem = fmt::format(
+        "{}, the NVIDIA driver, is not on this machine; install the driver for a GPU, or use "
+        "--device cpu",
+        name);
+    return {};
   }
   const auto get = reinterpret_cast<GetProcAddress>(dlsym(library, "cuGetProcAddress_v2"));
   if (get == nullptr) {
-    loaded.problem = "the NVIDIA driver is older than CUDA 12.0; update it";
-    return loaded;
+    problem = "the NVIDIA driver is older than CUDA 12.0; update it";
+    return {};
   }
   auto driver = std::make_unique<Driver>();
   if (const char* missing = bind_all(get, *driver)) {
-    loaded.problem =
-        fmt::format("the NVIDIA driver has no {}; update it to CUDA 12.0 or newer", missing);
-    return loaded;
+    problem = fmt::format("the NVIDIA driver has no {}; update it to CUDA 12.0 or newer", missing);
+    return {};
   }
   if (const Result result = driver->cuInit(0); result != 0) {
-    loaded.problem =
-        fmt::format("the NVIDIA driver does not start: {}; check that nvidia-smi lists a GPU",
-                    driver->describe(result));
-    return loaded;
+    problem = fmt::format("the NVIDIA driver does not start: {}; check that nvidia-smi lists a GPU",
+                          driver->describe(result));
+    return {};
   }
-  loaded.driver = std::move(driver);
-  return loaded;
+  return driver;
 }
-
-}  // namespace
 
 std::string Driver::describe(Result result) const {
   const char* name = nullptr;
@@ -116,9 +111,10 @@ std::string Driver::describe(Result result) const {
 }
 
 const Driver* driver(std::string* problem) {
-  static const Loaded loaded = load();
-  if (problem != nullptr) *problem = loaded.problem;
-  return loaded.driver.get();
+  static std::string why;
+  static const std::unique_ptr<Driver> opened = open_driver("libcuda.so.1", why);
+  if (problem != nullptr) *problem = why;
+  return opened.get();
 }
 
 void check(Result result, const char* what) {

@@ -1,11 +1,16 @@
-// A device as the runtime and the tuner see it: memory, streams, loading, timing.
+// A device as the runtime and the tuner see it: memory, streams, loading, timing. A folder of
+// runtime/devices/ implements it for one kind; runtime/device.cpp lists the kinds.
 #pragma once
 
 #include <wyvern/device.hpp>
 
+#include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "compiler/compiler.hpp"
 
@@ -39,6 +44,24 @@ class Replay {
   virtual void launch(Stream stream) = 0;
 };
 
+/// How much measuring a kind of device needs, for the tuner.
+struct Measuring {
+  std::size_t samples = 1;  ///< most samples of one step
+  double samples_us = 0;    ///< and most time for them
+  double compare_s = 0;     ///< most time for comparing whole plans
+  bool cold = false;        ///< a step's samples are taken with the cache displaced
+  /// Compilers that run on the host meanwhile do not disturb it.
+  bool beside_compilers = false;
+};
+
+/// What a device can do at most, and where the figures are from.
+struct Rates {
+  double bytes_per_s = 0;         ///< device memory, counting reads and writes
+  double matrix_flops_per_s = 0;  ///< products of 16-bit matrices; 0: it has no units for them
+  double scalar_flops_per_s = 0;  ///< fp32 multiply-adds without such units
+  std::string basis;
+};
+
 class DeviceImpl {
  public:
   virtual ~DeviceImpl() = default;
@@ -66,15 +89,36 @@ class DeviceImpl {
   /// Bytes of the last-level cache that a cold measurement must displace.
   virtual std::int64_t cache_bytes() const = 0;
 
+  /// Kernels work in the host's memory: the host may read their inputs when they are launched.
+  virtual bool host_memory() const = 0;
+  virtual Measuring measuring() const = 0;
+  /// Where nothing tells them they are measured now, in about half a second.
+  virtual Rates rates() const = 0;
+
  protected:
   DeviceInfo info_;
   Target target_;
 };
 
-/// Devices of each kind; `open` throws as Device::open does.
-std::shared_ptr<DeviceImpl> open_cpu_device();
-DeviceInfo cpu_device_info();
-std::shared_ptr<DeviceImpl> open_cuda_device(int ordinal);
-std::vector<DeviceInfo> cuda_device_infos();
+/// The devices of one kind. Stateless, one object for the life of the process; thread-safe.
+class DeviceProvider {
+ public:
+  virtual ~DeviceProvider() = default;
+  /// How its devices are called, for messages: "cpu", "cuda:N".
+  virtual std::string_view names() const = 0;
+  /// The ordinal of the device that is called so; nothing when the name is not of this kind.
+  virtual std::optional<int> ordinal(std::string_view name) const = 0;
+  /// What there is. Never throws: what cannot be used is listed with its problem.
+  virtual std::vector<DeviceInfo> list() const = 0;
+  /// Throws Error(kUnavailable) when the device or its driver is missing.
+  virtual std::shared_ptr<DeviceImpl> open(int ordinal) const = 0;
+};
+
+/// Every kind of device, the CPU first; Device::best() prefers the later.
+std::span<const DeviceProvider* const> device_providers();
+
+/// The one that each folder gives.
+const DeviceProvider& cpu_devices();
+const DeviceProvider& cuda_devices();
 
 }  // namespace wyvern

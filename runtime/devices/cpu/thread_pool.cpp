@@ -1,4 +1,4 @@
-#include "runtime/thread_pool.hpp"
+#include "runtime/devices/cpu/thread_pool.hpp"
 
 #include <sched.h>
 

@@ -1,0 +1,55 @@
+#include "compiler/backend.hpp"
+
+#include <fmt/format.h>
+
+#include <array>
+
+#include "compiler/cuda/nvrtc.hpp"
+#include "compiler/cuda/targets.hpp"
+
+namespace wyvern::detail {
+namespace {
+
+class CudaBackend final : public Backend {
+ public:
+  DeviceKind kind() const override { return DeviceKind::cuda; }
+
+  std::optional<Target> find_target(std::string_view name) const override {
+    if (!name.starts_with("sm_")) return {};
+    return cuda_target(name);
+  }
+  std::string target_names() const override { return "one of " + cuda_arch_names(); }
+  std::string target_name(const Target& target) const override { return target.arch; }
+  Target usual_target() const override { return cuda_target("sm_90a"); }
+
+  void open() const override { Nvrtc::instance(); }
+  std::string version() const override { return Nvrtc::instance().version(); }
+  std::string identity() const override { return Nvrtc::instance().identity(); }
+  std::vector<std::string> options(const Target& target) const override {
+    return Nvrtc::instance().options(target);
+  }
+  /// PTX is not machine code, so it is not Emit::assembly.
+  std::span<const Form> forms() const override {
+    static constexpr std::array kForms{Form{Emit::ptx, Output::ptx},
+                                       Form{Emit::cubin, Output::loadable}};
+    return kForms;
+  }
+  Code compile(const std::string& source, const std::string& label, const Target& target,
+               Output output) const override {
+    return Nvrtc::instance().compile(source, label, target, output);
+  }
+
+  std::string resources_text(const Resources& r, std::int64_t block_bytes) const override {
+    return fmt::format("registers {}, shared memory {} B static + {} B dynamic, spills {} B",
+                       r.registers, r.shared_bytes, block_bytes, r.spill_bytes);
+  }
+};
+
+}  // namespace
+
+const Backend& cuda_backend() {
+  static const CudaBackend backend;
+  return backend;
+}
+
+}  // namespace wyvern::detail

@@ -1,0 +1,67 @@
+#include "compiler/cuda/targets.hpp"
+
+#include <wyvern/error.hpp>
+
+#include <fmt/format.h>
+
+#include <array>
+
+#include "compiler/compiler.hpp"
+
+namespace wyvern {
+namespace {
+
+constexpr std::int64_t kKiB = 1024;
+
+/// Shared memory that one block may opt into: CUDA programming guide, "Technical Specifications per
+/// Compute Capability". A name ending in "a" also allows what only that one model has.
+struct CudaArch {
+  std::string_view name;
+  int compute_capability;
+  std::int64_t shared_kib;
+};
+constexpr std::array kCudaArchs{
+    CudaArch{"sm_80", 80, 163},    CudaArch{"sm_86", 86, 99},     CudaArch{"sm_87", 87, 163},
+    CudaArch{"sm_89", 89, 99},     CudaArch{"sm_90", 90, 227},    CudaArch{"sm_90a", 90, 227},
+    CudaArch{"sm_100", 100, 227},  CudaArch{"sm_100a", 100, 227}, CudaArch{"sm_103", 103, 227},
+    CudaArch{"sm_103a", 103, 227}, CudaArch{"sm_110", 110, 227},  CudaArch{"sm_110a", 110, 227},
+    CudaArch{"sm_120", 120, 99},   CudaArch{"sm_120a", 120, 99},  CudaArch{"sm_121", 121, 99},
+    CudaArch{"sm_121a", 121, 99},
+};
+
+/// On every architecture in the table above.
+constexpr std::int64_t kRegistersPerBlock = 65536;
+/// Clusters and tensor copies came with Hopper; so many blocks a cluster may have on any GPU that
+/// has clusters at all.
+constexpr int kFirstWithClusters = 90;
+constexpr int kPortableCluster = 8;
+
+}  // namespace
+
+std::string detail::cuda_arch_names() {
+  std::string names;
+  for (const CudaArch& arch : kCudaArchs)
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", arch.name);
+  return names;
+}
+
+Target cuda_target(std::string_view arch) {
+  for (const CudaArch& known : kCudaArchs) {
+    if (known.name != arch) continue;
+    Target target;
+    target.device = DeviceKind::cuda;
+    target.arch = arch;
+    target.limits.shared_bytes = known.shared_kib * kKiB;
+    target.limits.compute_capability = known.compute_capability;
+    target.registers_per_block = kRegistersPerBlock;
+    target.limits.wgmma = arch == "sm_90a";  // later architectures have other products
+    target.arch_specific = arch.ends_with('a');
+    target.limits.tensor_copies = known.compute_capability >= kFirstWithClusters;
+    target.limits.max_cluster = target.limits.tensor_copies ? kPortableCluster : 1;
+    return target;
+  }
+  throw Error(ErrorKind::kBadInput, fmt::format("arch '{}' is not known; it must be one of {}",
+                                                arch, detail::cuda_arch_names()));
+}
+
+}  // namespace wyvern

@@ -1,0 +1,109 @@
+#include "runtime/devices/cpu/rates.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace wyvern {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_of(const std::function<void()>& work) {
+  const Clock::time_point start = Clock::now();
+  work();
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// Runs work(thread) on every thread at once.
+void on_threads(int threads, const std::function<void(int)>& work) {
+  std::vector<std::thread> others;
+  for (int i = 1; i < threads; ++i) others.emplace_back(work, i);
+  work(0);
+  for (std::thread& thread : others) thread.join();
+}
+
+/// Bytes read and written a second by copies far larger than a cache.
+double copy_rate(int threads) {
+  constexpr std::size_t kBytes = std::size_t{64} << 20;  // per thread
+  std::vector<std::unique_ptr<char[]>> from, to;
+  for (int i = 0; i < threads; ++i) {
+    from.push_back(std::make_unique<char[]>(kBytes));
+    to.push_back(std::make_unique<char[]>(kBytes));
+  }
+  double best = 1e9;
+  for (int run = 0; run < 10; ++run)
+    best = std::min(best, seconds_of([&] {
+                      on_threads(threads, [&](int i) {
+                        const auto t = static_cast<std::size_t>(i);
+                        std::memcpy(to[t].get(), from[t].get(), kBytes);
+                      });
+                    }));
+  return 2.0 * static_cast<double>(kBytes) * threads / best;
+}
+
+constexpr int kChains = 10;  // cover the latency of two FMA units and fit 16 registers
+constexpr long kSteps = 500'000;
+
+/// Independent multiply-adds in registers of `Lanes` floats; returns how many operations that were.
+template <int Lanes>
+[[gnu::always_inline]] inline double multiply_add(float seed) {
+  using Vector [[gnu::vector_size(Lanes * sizeof(float))]] = float;
+  Vector sums[kChains] = {};
+  for (Vector& sum : sums) asm volatile("" : "+m"(sum));  // equal chains would be made one
+  const Vector a = Vector{} + seed;
+  const Vector b = Vector{} + (1.0F - seed);
+  for (long step = 0; step < kSteps; ++step)
+    for (Vector& sum : sums) sum = sum * a + b;
+  for (Vector& sum : sums) asm volatile("" : : "m"(sum));  // the results count as used
+  return 2.0 * Lanes * kChains * kSteps;
+}
+
+#if defined(__x86_64__)
+[[gnu::target("avx512f")]] double multiply_add_512(float seed) { return multiply_add<16>(seed); }
+[[gnu::target("avx2,fma")]] double multiply_add_256(float seed) { return multiply_add<8>(seed); }
+#endif
+
+/// With the widest vectors of this processor.
+double widest_multiply_add(float seed) {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f")) return multiply_add_512(seed);
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    return multiply_add_256(seed);
+#endif
+  return multiply_add<4>(seed);
+}
+
+/// fp32 operations a second.
+double fma_rate(int threads) {
+  double best = 0;
+  for (int run = 0; run < 100; ++run) {
+    std::vector<double> operations(static_cast<std::size_t>(threads));
+    const double seconds = seconds_of([&] {
+      on_threads(threads, [&](int i) {
+        operations[static_cast<std::size_t>(i)] =
+            widest_multiply_add(0.5F + 0.01F * static_cast<float>(i % 8));
+      });
+    });
+    best = std::max(best, operations.front() * threads / seconds);
+  }
+  return best;
+}
+
+}  // namespace
+
+Rates measure_cpu_rates(int threads) {
+  return {
+      .bytes_per_s = copy_rate(threads),
+      .matrix_flops_per_s = 0,
+      .scalar_flops_per_s = fma_rate(threads),
+      .basis = fmt::format("copy and fp32 FMA rates of {} threads, measured in this run", threads)};
+}
+
+}  // namespace wyvern

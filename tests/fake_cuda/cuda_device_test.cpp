@@ -1,0 +1,379 @@
+// The CUDA side of the runtime against a driver that records what it is asked for.
+#include <gtest/gtest.h>
+#include <wyvern/device.hpp>
+#include <wyvern/error.hpp>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "runtime/devices/cuda/context.hpp"
+#include "runtime/devices/cuda/kernel.hpp"
+#include "runtime/devices/cuda/tensor_map.hpp"
+#include "runtime/devices/device_impl.hpp"
+#include "tests/fake_cuda/fake_cuda.hpp"
+
+namespace wyvern {
+namespace {
+
+using Names = std::vector<std::string>;
+
+fake_cuda::Gpu ampere() {
+  fake_cuda::Gpu gpu;
+  gpu.name = "NVIDIA A100";
+  gpu.major = 8;
+  gpu.multiprocessors = 108;
+  gpu.clusters = false;
+  return gpu;
+}
+
+Artifact artifact() {
+  Artifact made;
+  made.template_id = "probe.portable";
+  made.entry = "wyvern_kernel";
+  made.code = "code";
+  return made;
+}
+
+Geometry geometry() {
+  Geometry g;
+  g.grid = {8, 4, 2};
+  g.threads = 128;
+  g.shared_bytes = 1024;
+  return g;
+}
+
+template <class Call>
+void expect_error(ErrorKind kind, const std::string& piece, Call call) {
+  try {
+    call();
+    ADD_FAILURE() << "no error says: " << piece;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), kind);
+    EXPECT_NE(std::string(error.what()).find(piece), std::string::npos) << error.what();
+  }
+}
+
+/// Opens this process's driver while it lacks nothing.
+class CudaDeviceTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    fake_cuda::reset();
+    ASSERT_NE(cuda::driver(), nullptr);
+    cuda::driver()->cuCtxSetCurrent(nullptr);
+    objects_ = fake_cuda::open_objects();
+    fake_cuda::take_calls();
+  }
+  void TearDown() override {
+    cuda::driver()->cuCtxSetCurrent(nullptr);
+    EXPECT_EQ(fake_cuda::open_objects(), objects_) << "something was not given back";
+  }
+
+  /// Makes the primary context of a GPU current, as PyTorch would have.
+  static void make_current(int gpu) {
+    cuda::Context context = nullptr;
+    cuda::driver()->cuDevicePrimaryCtxRetain(&context, gpu);
+    cuda::driver()->cuCtxSetCurrent(context);
+    cuda::driver()->cuDevicePrimaryCtxRelease(gpu);
+  }
+
+  /// Launches with two pointers; returns the calls of the driver.
+  Names launch(const Kernel& kernel, const Geometry& how) const {
+    fake_cuda::parameter_sizes({sizeof(void*), sizeof(void*), sizeof(Extents)});
+    void* const pointers[] = {reinterpret_cast<void*>(0xA000), nullptr};
+    fake_cuda::take_calls();
+    kernel.launch(how, pointers, 2, extents_, reinterpret_cast<void*>(0x5));
+    return fake_cuda::take_calls();
+  }
+
+  Extents extents_{.B = 1, .T = 4096, .N = 3, .scale = 0.5F};
+
+ private:
+  int objects_ = 0;
+};
+
+TEST_F(CudaDeviceTest, ListsWhatTheDriverTells) {
+  fake_cuda::set_gpus({{}, ampere()});
+  const std::vector<DeviceInfo> all = list_devices();
+  ASSERT_EQ(all.size(), 3U);
+  EXPECT_EQ(all[0].kind, "cpu");
+  EXPECT_FALSE(all[0].cuda);
+  EXPECT_EQ(all[1].name, "cuda:0");
+  EXPECT_EQ(all[1].kind, "cuda");
+  EXPECT_TRUE(all[1].cuda);
+  EXPECT_EQ(all[1].model, "NVIDIA H200");
+  EXPECT_EQ(all[1].arch, "sm_90a");
+  EXPECT_EQ(all[1].units, 132);
+  EXPECT_EQ(all[1].driver, "13.0");
+  EXPECT_EQ(all[1].key, "NVIDIA H200, 132 SMs, 1980 MHz, memory 3201 MHz x 6144 bit, 140 GiB");
+  EXPECT_EQ(all[2].name, "cuda:1");
+  EXPECT_EQ(all[2].arch, "sm_80");
+  EXPECT_EQ(Device::best().info().name, "cuda:0");
+}
+
+TEST_F(CudaDeviceTest, WhatCannotBeUsedIsListedWithItsProblem) {
+  fake_cuda::Gpu old = ampere();
+  old.major = 7;
+  old.minor = 5;
+  fake_cuda::set_gpus({old});
+  EXPECT_NE(list_devices().at(1).problem.find("sm_80 or newer"), std::string::npos);
+  EXPECT_EQ(Device::best().info().name, "cpu");
+  expect_error(ErrorKind::kUnavailable, "sm_75", [] { Device::open("cuda:0"); });
+  fake_cuda::refuse("cuDeviceGetName", 1);
+  const DeviceInfo broken = list_devices().at(1);
+  EXPECT_EQ(broken.name, "cuda");
+  EXPECT_EQ(broken.kind, "cuda");
+  EXPECT_TRUE(broken.cuda);
+  EXPECT_EQ(broken.problem, "cuDeviceGetName failed: CUDA_ERROR_INVALID_VALUE (invalid argument)");
+}
+
+TEST_F(CudaDeviceTest, OpensByName) {
+  EXPECT_EQ(Device::open("cuda").info().name, "cuda:0");
+  const Device first = Device::open("cuda:0");
+  EXPECT_EQ(&Device::open("cuda").impl(), &first.impl()) << "one device, opened once";
+  EXPECT_NE(&Device::open("cpu").impl(), &first.impl());
+  expect_error(ErrorKind::kUnavailable, "cuda:1 does not exist; this machine has 1 GPU",
+               [] { Device::open("cuda:1"); });
+  for (const char* name : {"gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1x", "cpu:0", ""})
+    expect_error(ErrorKind::kBadInput, "it must be cpu or cuda:N", [&] { Device::open(name); });
+}
+
+TEST_F(CudaDeviceTest, TargetsCarryTheFactsOfTheGpu) {
+  fake_cuda::set_gpus({{}, ampere()});
+  const Device hopper = Device::open("cuda:0");
+  EXPECT_EQ(hopper.impl().target().limits.multiprocessors, 132);
+  EXPECT_EQ(hopper.impl().target().limits.max_cluster, 8);
+  EXPECT_TRUE(hopper.impl().target().limits.tensor_copies);
+  EXPECT_TRUE(hopper.impl().target().arch_specific);
+  EXPECT_EQ(hopper.impl().target().limits.compute_capability, 90);
+  const Device other = Device::open("cuda:1");
+  EXPECT_EQ(other.impl().target().limits.multiprocessors, 108);
+  EXPECT_EQ(other.impl().target().limits.max_cluster, 1);
+  EXPECT_FALSE(other.impl().target().limits.tensor_copies);
+}
+
+TEST_F(CudaDeviceTest, APlainLaunchIsTwoCallsWhereTheContextIsCurrent) {
+  const Device device = Device::open("cuda:0");
+  const auto kernel = device.impl().load(artifact(), geometry());
+  make_current(0);
+  EXPECT_EQ(launch(*kernel, geometry()), (Names{"cuCtxGetCurrent", "cuLaunchKernel"}));
+  cuda::driver()->cuCtxSetCurrent(nullptr);
+  EXPECT_EQ(launch(*kernel, geometry()),
+            (Names{"cuCtxGetCurrent", "cuCtxSetCurrent", "cuLaunchKernel", "cuCtxSetCurrent"}));
+  Geometry empty = geometry();
+  empty.grid[1] = 0;
+  EXPECT_EQ(launch(*kernel, empty), Names{});
+}
+
+TEST_F(CudaDeviceTest, APlainLaunchPassesEverything) {
+  const Device device = Device::open("cuda:0");
+  const auto kernel = device.impl().load(artifact(), geometry());
+  launch(*kernel, geometry());
+  ASSERT_EQ(fake_cuda::launches().size(), 1U);
+  const fake_cuda::Launch one = fake_cuda::launches().front();
+  EXPECT_FALSE(one.with_attributes);
+  EXPECT_EQ(one.entry, "wyvern_kernel");
+  EXPECT_EQ(one.grid, (std::array{8U, 4U, 2U}));
+  EXPECT_EQ(one.block, (std::array{128U, 1U, 1U}));
+  EXPECT_EQ(one.shared_bytes, 1024U);
+  EXPECT_EQ(one.stream, reinterpret_cast<void*>(0x5));
+  ASSERT_EQ(one.parameters.size(), 3U);
+  std::uintptr_t pointer = 0;
+  std::memcpy(&pointer, one.parameters[0].data(), sizeof pointer);
+  EXPECT_EQ(pointer, 0xA000U);
+  std::memcpy(&pointer, one.parameters[1].data(), sizeof pointer);
+  EXPECT_EQ(pointer, 0U);
+  Extents extents;
+  std::memcpy(&extents, one.parameters[2].data(), sizeof extents);
+  EXPECT_EQ(extents.T, 4096);
+  EXPECT_EQ(extents.scale, 0.5F);
+}
+
+TEST_F(CudaDeviceTest, ClustersAndProgrammaticLaunchesAreAttributes) {
+  const Device device = Device::open("cuda:0");
+  Geometry how = geometry();
+  how.cluster = {4, 2, 1};
+  const auto kernel = device.impl().load(artifact(), how);
+  make_current(0);
+  EXPECT_EQ(launch(*kernel, how), (Names{"cuCtxGetCurrent", "cuLaunchKernelEx"}));
+  how.programmatic = true;
+  launch(*kernel, how);
+  how.cluster = {1, 1, 1};
+  launch(*kernel, how);
+  const std::vector<fake_cuda::Launch> all = fake_cuda::launches();
+  ASSERT_EQ(all.size(), 3U);
+  for (const fake_cuda::Launch& one : all) {
+    EXPECT_TRUE(one.with_attributes);
+    EXPECT_EQ(one.grid, (std::array{8U, 4U, 2U}));
+    EXPECT_EQ(one.block, (std::array{128U, 1U, 1U}));
+    EXPECT_EQ(one.shared_bytes, 1024U);
+    EXPECT_EQ(one.stream, reinterpret_cast<void*>(0x5));
+    EXPECT_EQ(one.parameters.size(), 3U);
+  }
+  EXPECT_EQ(all[0].cluster, (std::array{4U, 2U, 1U}));
+  EXPECT_FALSE(all[0].programmatic);
+  EXPECT_EQ(all[1].cluster, (std::array{4U, 2U, 1U}));
+  EXPECT_TRUE(all[1].programmatic);
+  EXPECT_EQ(all[2].cluster, (std::array{1U, 1U, 1U}));
+  EXPECT_TRUE(all[2].programmatic);
+}
+
+TEST_F(CudaDeviceTest, AGridThatClustersDoNotDivideIsRefused) {
+  const Device device = Device::open("cuda:0");
+  Geometry how = geometry();
+  how.cluster = {3, 1, 1};
+  const auto kernel = device.impl().load(artifact(), how);
+  expect_error(ErrorKind::kUnavailable, "cuLaunchKernelEx failed: CUDA_ERROR_INVALID_VALUE",
+               [&] { launch(*kernel, how); });
+}
+
+TEST_F(CudaDeviceTest, ClustersThatAreNotToBeHadAreRefusedWhenLoading) {
+  fake_cuda::set_gpus({{}, ampere()});
+  Geometry how = geometry();
+  how.cluster = {16, 1, 1};
+  expect_error(ErrorKind::kUnavailable, "asks for clusters of 16 x 1 x 1 blocks: 8 is the most",
+               [&] { Device::open("cuda:0").impl().load(artifact(), how); });
+  how.cluster = {2, 1, 1};
+  expect_error(ErrorKind::kUnavailable, "2 x 1 x 1 blocks: this GPU has none",
+               [&] { Device::open("cuda:1").impl().load(artifact(), how); });
+}
+
+TEST_F(CudaDeviceTest, WhereKernelsCannotOverlapAProgrammaticLaunchIsAPlainOne) {
+  fake_cuda::set_gpus({ampere()});
+  const Device device = Device::open("cuda:0");
+  Geometry how = geometry();
+  how.programmatic = true;
+  const auto kernel = device.impl().load(artifact(), how);
+  make_current(0);
+  EXPECT_EQ(launch(*kernel, how), (Names{"cuCtxGetCurrent", "cuLaunchKernel"}));
+}
+
+TEST_F(CudaDeviceTest, AnOldDriverLacksOnlyWhatIsNew) {
+  fake_cuda::lack("cuLaunchKernelEx");
+  fake_cuda::lack("cuTensorMapEncodeTiled");
+  std::string problem;
+  const std::unique_ptr<cuda::Driver> old = cuda::open_driver("libcuda.so.1", problem);
+  ASSERT_NE(old, nullptr) << problem;
+  const auto context = std::make_shared<cuda::PrimaryContext>(*old, 0);
+  Geometry how = geometry();
+  how.programmatic = true;
+  const auto kernel = cuda::load_kernel(context, artifact(), how);
+  make_current(0);
+  EXPECT_EQ(launch(*kernel, how), (Names{"cuCtxGetCurrent", "cuLaunchKernel"}));
+  how.cluster = {2, 1, 1};
+  expect_error(ErrorKind::kUnavailable, "the NVIDIA driver has no cuLaunchKernelEx; update it",
+               [&] { cuda::load_kernel(context, artifact(), how); });
+  cuda::TensorMap map;
+  expect_error(ErrorKind::kUnavailable,
+               "the NVIDIA driver has no cuTensorMapEncodeTiled; update it",
+               [&] { cuda::encode_tiled(*old, {}, nullptr, map); });
+}
+
+TEST_F(CudaDeviceTest, DriversThatCannotBeUsedSayWhatToDo) {
+  std::string problem;
+  EXPECT_EQ(cuda::open_driver("libcuda-nowhere.so.1", problem), nullptr);
+  EXPECT_EQ(problem,
+            "libcuda-nowhere.so.1, the NVIDIA driver, is not on this machine; install the driver "
+            "for a GPU, or use --device cpu");
+  EXPECT_EQ(cuda::open_driver("libc.so.6", problem), nullptr);
+  EXPECT_EQ(problem, "the NVIDIA driver is older than CUDA 12.0; update it");
+  fake_cuda::refuse("cuInit", 1);
+  EXPECT_EQ(cuda::open_driver("libcuda.so.1", problem), nullptr);
+  EXPECT_NE(problem.find("does not start: CUDA_ERROR_INVALID_VALUE"), std::string::npos);
+  fake_cuda::lack("cuMemAlloc");
+  EXPECT_EQ(cuda::open_driver("libcuda.so.1", problem), nullptr);
+  EXPECT_EQ(problem, "the NVIDIA driver has no cuMemAlloc; update it to CUDA 12.0 or newer");
+}
+
+cuda::TiledTensor tiled() {
+  cuda::TiledTensor t;
+  t.dtype = DType::bf16;
+  t.rank = 3;
+  t.dims = {128, 16, 4096};
+  t.strides = {256, 4096};
+  t.box = {64, 1, 64};
+  t.swizzle = cuda::Swizzle::bytes128;
+  return t;
+}
+
+TEST_F(CudaDeviceTest, TensorMapsTellTheDriverEverything) {
+  void* const address = reinterpret_cast<void*>(0x10000);
+  cuda::TensorMap map;
+  cuda::encode_tiled(*cuda::driver(), tiled(), address, map);
+  cuda::TiledTensor floats = tiled();
+  floats.dtype = DType::fp32;
+  floats.rank = 1;
+  floats.swizzle = cuda::Swizzle::none;
+  floats.fill = cuda::Fill::nan;
+  cuda::encode_tiled(*cuda::driver(), floats, address, map);
+  const std::vector<fake_cuda::TensorMapCall> calls = fake_cuda::tensor_maps();
+  ASSERT_EQ(calls.size(), 2U);
+  EXPECT_EQ(calls[0].type, 9) << "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16";
+  EXPECT_EQ(calls[0].address, address);
+  EXPECT_EQ(calls[0].dims, (std::vector<std::uint64_t>{128, 16, 4096}));
+  EXPECT_EQ(calls[0].strides, (std::vector<std::uint64_t>{256, 4096}));
+  EXPECT_EQ(calls[0].box, (std::vector<std::uint32_t>{64, 1, 64}));
+  EXPECT_EQ(calls[0].element_strides, (std::vector<std::uint32_t>{1, 1, 1}));
+  EXPECT_EQ(calls[0].interleave, 0);
+  EXPECT_EQ(calls[0].swizzle, 3) << "CU_TENSOR_MAP_SWIZZLE_128B";
+  EXPECT_EQ(calls[0].fill, 0);
+  EXPECT_EQ(calls[1].type, 7) << "CU_TENSOR_MAP_DATA_TYPE_FLOAT32";
+  EXPECT_EQ(calls[1].swizzle, 0);
+  EXPECT_EQ(calls[1].fill, 1);
+  EXPECT_TRUE(calls[1].strides.empty());
+}
+
+TEST_F(CudaDeviceTest, ARefusedTensorMapNamesItsFigures) {
+  cuda::TensorMap map;
+  expect_error(
+      ErrorKind::kBadInput,
+      "no tensor map of rank 3 for bf16 at 0x10008 with dims [128, 16, 4096], strides "
+      "[256, 4096] bytes, box [64, 1, 64], element strides [1, 1, 1], swizzle 128: "
+      "CUDA_ERROR_INVALID_VALUE (invalid argument)",
+      [&] { cuda::encode_tiled(*cuda::driver(), tiled(), reinterpret_cast<void*>(0x10008), map); });
+  cuda::TiledTensor wide = tiled();
+  wide.rank = 6;
+  expect_error(ErrorKind::kBadInput, "the rank must be 1 to 5",
+               [&] { cuda::encode_tiled(*cuda::driver(), wide, nullptr, map); });
+  EXPECT_TRUE(fake_cuda::tensor_maps().empty());
+}
+
+TEST_F(CudaDeviceTest, MemoryTimersAndReplaysAreGivenBack) {
+  const Device device = Device::open("cuda:0");
+  const std::shared_ptr<void> memory = device.allocate(8);
+  std::uint64_t value = 42;
+  device.copy_in(memory.get(), &value, sizeof value);
+  device.fill(memory.get(), 1, 1);
+  device.copy_out(&value, memory.get(), sizeof value);
+  EXPECT_EQ(value, 1U);
+  const auto timer = device.impl().make_timer();
+  timer->start(nullptr);
+  timer->stop(nullptr);
+  EXPECT_EQ(timer->elapsed_us(), 1000.0);
+  const auto kernel = device.impl().load(artifact(), geometry());
+  make_current(0);
+  const auto replay = device.impl().capture([&](Stream stream) {
+    EXPECT_NE(stream, nullptr);
+    launch(*kernel, geometry());
+  });
+  fake_cuda::take_calls();
+  replay->launch(nullptr);
+  EXPECT_EQ(fake_cuda::take_calls(), (Names{"cuCtxGetCurrent", "cuGraphLaunch"}));
+  EXPECT_THROW(device.impl().capture([](Stream) { throw Error(ErrorKind::kBadInput, "stop"); }),
+               Error);
+}
+
+TEST_F(CudaDeviceTest, SaysHowItIsMeasured) {
+  const Device device = Device::open("cuda:0");
+  EXPECT_FALSE(device.impl().host_memory());
+  EXPECT_TRUE(device.impl().measuring().cold);
+  EXPECT_TRUE(device.impl().measuring().beside_compilers);
+  EXPECT_EQ(device.impl().rates().basis, "measured on an H200");
+  const Device host = Device::open("cpu");
+  EXPECT_TRUE(host.impl().host_memory());
+  EXPECT_FALSE(host.impl().measuring().cold);
+  EXPECT_FALSE(host.impl().measuring().beside_compilers);
+}
+
+}  // namespace
+}  // namespace wyvern
