@@ -13,13 +13,13 @@ inline const std::vector<Argument> kInputs{
     {"k", Access::in, "DTYPE", {"B", "T", "H", "K"}, "!VECTOR_GATE"},
     {"kg", Access::in, "DTYPE", {"B", "T", "HV", "K"}, "VECTOR_GATE"},
     {"w", Access::in, "DTYPE", {"B", "T", "HV", "K"}, ""},
-    {"u", Access::in, "DTYPE", {"B", "T", "HV", "V"}, ""},
+    {"u", Access::in, "U_DTYPE", {"B", "T", "HV", "V"}, ""},
     {"G", Access::in, "fp32", {"B", "T", "HV"}, "SCALAR_GATE"},
     {"Gk", Access::in, "fp32", {"B", "T", "HV", "K"}, "VECTOR_GATE"},
     {"k_rstd", Access::in, "fp32", {"B", "T", "H"}, "QK_L2NORM,!VECTOR_GATE"},
 };
 inline const std::vector<std::string> kConstants{
-    "DTYPE",  "H",           "HV",          "K",         "V",
+    "DTYPE",  "U_DTYPE",     "H",           "HV",        "K",         "V",
     "VARLEN", "SCALAR_GATE", "VECTOR_GATE", "QK_L2NORM", "NEG_EIGVAL"};
 
 /// What a walk writes, whole or resumed, and the tables it needs for that.
@@ -54,7 +54,8 @@ inline std::int64_t shared_bytes(const Values& constants, const Config& config) 
   const std::int64_t BT = config.integer("BT");
   return config.integer("num_stages") *
          (2 * cuda::tile_bytes(BT, constants.integer("K"), type) +
-          cuda::tile_bytes(BT, config.integer("BV"), type) + gate_bytes(constants, BT));
+          cuda::tile_bytes(BT, config.integer("BV"), constants.dtype("U_DTYPE")) +
+          gate_bytes(constants, BT));
 }
 
 /// Scratch of one block, as common/cpu/scan.hpp hands it out.

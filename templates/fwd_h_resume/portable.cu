@@ -3,7 +3,7 @@
 #include "common/cuda/segment.cuh"
 
 WYVERN_KERNEL(kThreads, min_blocks)
-(const DTYPE* k, const DTYPE* kg, const DTYPE* w, const DTYPE* u, const float* G, const float* Gk,
+(const DTYPE* k, const DTYPE* kg, const DTYPE* w, const U_DTYPE* u, const float* G, const float* Gk,
  const float* k_rstd, const float* segment_state, const int32* seq_offsets,
  const int32* chunk_offsets, DTYPE* h, DTYPE* v_new, float* final_state, Extents e) {
   const int head = block_index() / kTilesV % HV;

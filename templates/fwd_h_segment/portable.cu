@@ -6,7 +6,7 @@
 constexpr int kTilesK = ceil_div(K, BV);
 
 WYVERN_KERNEL(kThreads, min_blocks)
-(const DTYPE* k, const DTYPE* kg, const DTYPE* w, const DTYPE* u, const float* G, const float* Gk,
+(const DTYPE* k, const DTYPE* kg, const DTYPE* w, const U_DTYPE* u, const float* G, const float* Gk,
  const float* k_rstd, const int32* seq_offsets, float* segment_M, float* segment_R, Extents e) {
   const int tile = block_index() % (kTilesK + kTilesV);
   const int head = block_index() / (kTilesK + kTilesV) % HV;

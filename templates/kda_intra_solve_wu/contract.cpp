@@ -27,11 +27,12 @@ Template stage() {
       {"w", Access::out, "DTYPE", {"B", "T", "HV", "K"}, ""},
       {"qg", Access::out, "DTYPE", {"B", "T", "HV", "K"}, ""},
       {"kg", Access::out, "DTYPE", {"B", "T", "HV", "K"}, ""},
-      {"u", Access::out, "DTYPE", {"B", "T", "HV", "V"}, ""},
+      {"u", Access::out, "U_DTYPE", {"B", "T", "HV", "V"}, ""},
       {"Tinv", Access::out, "DTYPE", {"B", "T", "HV", "BT"}, "KEEP_INVERSE"},
   };
-  t.constants = {"DTYPE",  "BETA_DTYPE", "H",         "HV",           "K",          "V",
-                 "VARLEN", "SAFE_GATE",  "QK_L2NORM", "BETA_SIGMOID", "NEG_EIGVAL", "KEEP_INVERSE"};
+  t.constants = {"DTYPE",       "U_DTYPE", "BETA_DTYPE", "H",         "HV",           "K",
+                 "V",           "VARLEN",  "SAFE_GATE",  "QK_L2NORM", "BETA_SIGMOID", "NEG_EIGVAL",
+                 "KEEP_INVERSE"};
   return t;
 }
 

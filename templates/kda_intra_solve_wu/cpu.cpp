@@ -31,7 +31,7 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
   auto* w = static_cast<DTYPE*>(a[10]);
   auto* qg = static_cast<DTYPE*>(a[11]);
   auto* kg = static_cast<DTYPE*>(a[12]);
-  auto* u = static_cast<DTYPE*>(a[13]);
+  auto* u = static_cast<U_DTYPE*>(a[13]);
   auto* Tinv = static_cast<DTYPE*>(a[14]);
   const Chunk chunk = find_chunk<VARLEN>(block[1], BT, *e, static_cast<const int32*>(a[7]),
                                          static_cast<const int32*>(a[8]));

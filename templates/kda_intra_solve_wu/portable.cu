@@ -15,7 +15,7 @@ using Square = Tile<float, BT, BT>;
 WYVERN_KERNEL(kThreads, 0)
 (const DTYPE* q, const DTYPE* k, const DTYPE* v, const BETA_DTYPE* beta, const float* Gk,
  const float* q_rstd, const float* k_rstd, const int32* seq_offsets, const int32* chunk_index,
- float* Aqk, DTYPE* w, DTYPE* qg, DTYPE* kg, DTYPE* u, DTYPE* Tinv, Extents e) {
+ float* Aqk, DTYPE* w, DTYPE* qg, DTYPE* kg, U_DTYPE* u, DTYPE* Tinv, Extents e) {
   const int head = block_index() % HV;
   const Chunk chunk = locate_chunk<VARLEN, BT>(block_index() / HV, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
@@ -74,7 +74,9 @@ WYVERN_KERNEL(kThreads, 0)
   if constexpr (KEEP_INVERSE)
     store_inverse<kThreads>(x, Tinv + row * BT, int64{HV} * BT, chunk.rows);
 
-  const InverseOperand<DTYPE, BT> inverse(x, rows.beta);
+  // Where U is fp32, its terms are not rounded either.
+  constexpr int kInverseParts = kHalf<DTYPE> && !kHalf<U_DTYPE> ? 2 : 1;
+  const InverseOperand<DTYPE, BT, kInverseParts> inverse(x, rows.beta);
   const KeyOutputs<DTYPE> to{w + row * K, qg + row * K, kg + row * K, int64{HV} * K};
   const int first = warp_index() * 16;
   for (int col = first; col < K; col += num_warps * 16)

@@ -27,10 +27,10 @@ Template stage() {
       {"w", Access::out, "DTYPE", {"B", "T", "HV", "K"}, ""},
       {"qg", Access::out, "DTYPE", {"B", "T", "HV", "K"}, ""},
       {"kg", Access::out, "DTYPE", {"B", "T", "HV", "K"}, ""},
-      {"u", Access::out, "DTYPE", {"B", "T", "HV", "V"}, ""},
+      {"u", Access::out, "U_DTYPE", {"B", "T", "HV", "V"}, ""},
   };
-  t.constants = {"DTYPE", "BETA_DTYPE", "H",         "HV",           "K",
-                 "V",     "VARLEN",     "QK_L2NORM", "BETA_SIGMOID", "NEG_EIGVAL"};
+  t.constants = {"DTYPE",  "U_DTYPE",   "BETA_DTYPE",   "H",         "HV", "K", "V",
+                 "VARLEN", "QK_L2NORM", "BETA_SIGMOID", "NEG_EIGVAL"};
   return t;
 }
 

@@ -10,7 +10,7 @@ using Inverse = Tile<DTYPE, BT, BT>;
 
 /// U for one tile of V: `from` and `to` point at its first element.
 WYVERN_DEVICE void write_values(SharedAllocator shared, const Inverse& inverse,
-                                const RowFactors& rows, const DTYPE* from, DTYPE* to,
+                                const RowFactors& rows, const DTYPE* from, U_DTYPE* to,
                                 int chunk_rows, int cols) {
   const auto x = shared.tile<Tile<DTYPE, BT, BV>>();
   load_tile<kThreads, V>(x, from, int64{HV} * V, chunk_rows, cols);
@@ -27,7 +27,7 @@ WYVERN_DEVICE void write_values(SharedAllocator shared, const Inverse& inverse,
 WYVERN_KERNEL(kThreads, 0)
 (const DTYPE* q, const DTYPE* k, const DTYPE* v, const BETA_DTYPE* beta, const DTYPE* Tinv,
  const float* Gk, const float* q_rstd, const float* k_rstd, const int32* seq_offsets,
- const int32* chunk_index, DTYPE* w, DTYPE* qg, DTYPE* kg, DTYPE* u, Extents e) {
+ const int32* chunk_index, DTYPE* w, DTYPE* qg, DTYPE* kg, U_DTYPE* u, Extents e) {
   const int tile = block_index() % (kTilesW + kTilesU);
   const int head = block_index() / (kTilesW + kTilesU) % HV;
   const int slot = block_index() / (kTilesW + kTilesU) / HV;

@@ -22,12 +22,12 @@ Template stage() {
       {"seq_offsets", Access::in, "int32", {"N+1"}, "VARLEN"},
       {"chunk_index", Access::in, "int32", {"NT", "2"}, "VARLEN"},
       {"w", Access::out, "DTYPE", {"B", "T", "HV", "K"}, ""},
-      {"u", Access::out, "DTYPE", {"B", "T", "HV", "V"}, ""},
+      {"u", Access::out, "U_DTYPE", {"B", "T", "HV", "V"}, ""},
       {"Tinv", Access::out, "DTYPE", {"B", "T", "HV", "BT"}, "KEEP_INVERSE"},
   };
-  t.constants = {"DTYPE",      "BETA_DTYPE",  "H",           "HV",        "K",
-                 "V",          "VARLEN",      "SCALAR_GATE", "QK_L2NORM", "BETA_SIGMOID",
-                 "NEG_EIGVAL", "KEEP_INVERSE"};
+  t.constants = {"DTYPE",       "U_DTYPE", "BETA_DTYPE",  "H",         "HV",           "K",
+                 "V",           "VARLEN",  "SCALAR_GATE", "QK_L2NORM", "BETA_SIGMOID", "NEG_EIGVAL",
+                 "KEEP_INVERSE"};
   return t;
 }
 

@@ -17,7 +17,7 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
   const auto* G = static_cast<const float*>(a[3]);
   const auto* k_rstd = static_cast<const float*>(a[4]);
   auto* w = static_cast<DTYPE*>(a[7]);
-  auto* u = static_cast<DTYPE*>(a[8]);
+  auto* u = static_cast<U_DTYPE*>(a[8]);
   auto* Tinv = static_cast<DTYPE*>(a[9]);
   const Chunk chunk = find_chunk<VARLEN>(block[1], BT, *e, static_cast<const int32*>(a[5]),
                                          static_cast<const int32*>(a[6]));

@@ -12,7 +12,7 @@ constexpr int kInverseParts = kHalf<DTYPE> && NEG_EIGVAL ? 2 : 1;
 
 WYVERN_KERNEL(kThreads, 0)
 (const DTYPE* k, const DTYPE* v, const BETA_DTYPE* beta, const float* G, const float* k_rstd,
- const int32* seq_offsets, const int32* chunk_index, DTYPE* w, DTYPE* u, DTYPE* Tinv, Extents e) {
+ const int32* seq_offsets, const int32* chunk_index, DTYPE* w, U_DTYPE* u, DTYPE* Tinv, Extents e) {
   const int head = block_index() % HV;
   const Chunk chunk = locate_chunk<VARLEN, BT>(block_index() / HV, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;

@@ -10,7 +10,7 @@ extern "C" void wyvern_kernel(void* const* a, const Extents* e, const int64* blo
   const auto* G = static_cast<const float*>(a[4]);
   const auto* k_rstd = static_cast<const float*>(a[5]);
   auto* w = static_cast<DTYPE*>(a[8]);
-  auto* u = static_cast<DTYPE*>(a[9]);
+  auto* u = static_cast<U_DTYPE*>(a[9]);
   const Chunk chunk = find_chunk<VARLEN>(block[1], BT, *e, static_cast<const int32*>(a[6]),
                                          static_cast<const int32*>(a[7]));
   const int64 hv = block[0], head = hv / (HV / H);

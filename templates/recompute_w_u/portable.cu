@@ -7,10 +7,10 @@ constexpr int kTilesU = ceil_div(V, BV);
 
 /// Tinv diag(beta) x for one tile, W's (where `Keys`) with exp(G) and the scale of keys on top:
 /// `from` and `to` point at its first element.
-template <bool Keys, int Width, int Columns>
+template <bool Keys, int Width, int Columns, class Out>
 WYVERN_DEVICE void apply_tile(SharedAllocator shared, const DTYPE* Tinv, const DTYPE* from,
                               int64 from_stride, const BETA_DTYPE* beta, const float* G,
-                              const float* k_rstd, DTYPE* to, int rows, int cols) {
+                              const float* k_rstd, Out* to, int rows, int cols) {
   const auto inverse = shared.tile<Tile<DTYPE, BT, BT>>();
   float* const scale = shared.take<float>(BT);
   const auto x = shared.tile<Tile<DTYPE, BT, Width>>();
@@ -39,7 +39,7 @@ WYVERN_DEVICE void apply_tile(SharedAllocator shared, const DTYPE* Tinv, const D
 
 WYVERN_KERNEL(kThreads, 0)
 (const DTYPE* k, const DTYPE* v, const BETA_DTYPE* beta, const DTYPE* Tinv, const float* G,
- const float* k_rstd, const int32* seq_offsets, const int32* chunk_index, DTYPE* w, DTYPE* u,
+ const float* k_rstd, const int32* seq_offsets, const int32* chunk_index, DTYPE* w, U_DTYPE* u,
  Extents e) {
   const int tile = block_index() % (kTilesW + kTilesU);
   const int head = block_index() / (kTilesW + kTilesU) % HV;
