@@ -193,7 +193,7 @@ Constants problem_constants() {
   Constants c;
   c.H = 2, c.HV = 4, c.K = c.V = 128, c.GATE_K = 1, c.GATE_HEADS = 4, c.STEPS = 1;
   c.STATE_ROWS = c.STATE_COLS = 128;
-  c.DTYPE = c.BETA_DTYPE = DType::bf16;
+  c.DTYPE = c.U_DTYPE = c.BETA_DTYPE = DType::bf16;
   c.SEQLENS_DTYPE = c.INDEX_DTYPE = DType::int32;
   c.SCALAR_GATE = c.GATED = c.GATE_IN_KERNEL = c.HAS_A_LOG = c.VARLEN = c.HAS_DT_BIAS = true;
   c.QK_L2NORM = c.BETA_SIGMOID = c.NEG_EIGVAL = true;

@@ -100,6 +100,13 @@ std::int64_t default_segment(const Problem& problem, const Target& target, std::
   return length;
 }
 
+/// How U is stored between kernels: as the inputs, or in fp32 where a chunk has at least twice as
+/// many rows as keys have elements. Rows of U are as large as values are, whatever K. A state of K
+/// rows has no room for what 64 of them add: without decay most of it is overwritten again inside
+/// the chunk. The sum over the chunk cancels, the errors of its terms do not, so that at K = 16
+/// each rounding to 16 bits counts about twice, and the state and o broke their bounds.
+DType u_dtype(const Problem& problem) { return problem.K <= 32 ? DType::fp32 : problem.dtype; }
+
 }  // namespace
 
 Constants problem_constants(const Problem& problem) {
@@ -131,6 +138,7 @@ Constants problem_constants(const Problem& problem) {
   c.STATE_ROWS = problem.state_v_first ? problem.V : problem.K;
   c.STATE_COLS = problem.state_v_first ? problem.K : problem.V;
   c.DTYPE = problem.dtype;
+  c.U_DTYPE = u_dtype(problem);
   c.BETA_DTYPE = problem.beta_dtype;
   c.G_DTYPE = problem.g_dtype;
   c.STATE_DTYPE = problem.state_dtype;

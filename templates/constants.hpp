@@ -25,6 +25,7 @@
   X(STEPS, "Householder steps a token; rows of k, v and beta are tokens times steps")
 #define WYVERN_TYPE_CONSTANTS(X)                                                            \
   X(DTYPE, "element type of q, k, v, o and of 16-bit intermediates")                        \
+  X(U_DTYPE, "element type of u between kernels: DTYPE, or fp32 where K is small")            \
   X(BETA_DTYPE, "element type of beta")                                                     \
   X(G_DTYPE, "element type of the gate's input")                                            \
   X(DG_DTYPE, "element type of the gate's gradient where it is summed")                     \

@@ -40,7 +40,7 @@ inline constexpr Argument A{"A", Access::in, DType::fp32, {B, T, HV, BT}};
 inline constexpr Argument Tinv{"Tinv", Access::in, DTYPE, {B, T, HV, BT}};
 inline constexpr Argument Aqk{"Aqk", Access::in, DType::fp32, {B, T, HV, BT}};
 inline constexpr Argument w{"w", Access::in, DTYPE, {B, T, HV, K}};
-inline constexpr Argument u{"u", Access::in, DTYPE, {B, T, HV, V}};
+inline constexpr Argument u{"u", Access::in, U_DTYPE, {B, T, HV, V}};
 inline constexpr Argument qg{"qg", Access::in, DTYPE, {B, T, HV, K}};
 inline constexpr Argument kg{"kg", Access::in, DTYPE, {B, T, HV, K}};
 

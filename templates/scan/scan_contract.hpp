@@ -10,9 +10,9 @@ namespace wyvern::scan {
 
 /// What the sources of all walks are specialized on.
 inline const std::vector<AnyConstant> kConstants{
-    constant::DTYPE,     constant::H,         constant::HV,          constant::K,
-    constant::V,         constant::VARLEN,    constant::SCALAR_GATE, constant::VECTOR_GATE,
-    constant::QK_L2NORM, constant::NEG_EIGVAL};
+    constant::DTYPE,       constant::U_DTYPE,   constant::H,         constant::HV,
+    constant::K,           constant::V,         constant::VARLEN,    constant::SCALAR_GATE,
+    constant::VECTOR_GATE, constant::QK_L2NORM, constant::NEG_EIGVAL};
 
 template <class T>
 std::vector<T> joined(std::vector<T> first, const std::vector<T>& second) {
@@ -32,8 +32,8 @@ inline std::int64_t gate_bytes(const Spec& s, std::int64_t BT) {
 inline std::int64_t shared_bytes(const Spec& s) {
   const DType type = s.DTYPE;
   const std::int64_t BT = s.BT;
-  return s.num_stages * (2 * cuda::tile_bytes(BT, s.K, type) + cuda::tile_bytes(BT, s.BV, type) +
-                         gate_bytes(s, BT));
+  return s.num_stages * (2 * cuda::tile_bytes(BT, s.K, type) +
+                         cuda::tile_bytes(BT, s.BV, s.U_DTYPE) + gate_bytes(s, BT));
 }
 
 /// Scratch of one block, as device/cpu/scan.hpp hands it out.

@@ -25,7 +25,7 @@ Constants constants_of(DType dtype) {
   Constants c;
   c.H = c.HV = 1;
   c.K = c.V = kWidth;
-  c.DTYPE = dtype;
+  c.DTYPE = c.U_DTYPE = dtype;
   c.INITIAL_STATE = true;
   c.SCALAR_GATE = true;
   return c;

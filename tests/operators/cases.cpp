@@ -62,6 +62,25 @@ void add_shapes(Cases& cases) {
   cases.add("PackedOfNone", ragged, Gate::typical, {});
 }
 
+/// Chunks of many more rows than keys have elements, and nothing that decays: most of what enters
+/// the state is overwritten inside the chunk, and rounding errors add up that a larger K would
+/// hide.
+void add_few_keys(Cases& cases) {
+  const auto few = [](Problem& p) { states(p), p.K = 16, p.V = 128; };
+  cases.add("FewKeysReflected",
+            [=](Problem& p) {
+              few(p), p.packed = true, p.H = p.HV = 2;
+              p.use_beta_sigmoid = p.allow_neg_eigval = true;
+            },
+            Gate::zero, {0, 5, 77, 0});
+  cases.add(
+      "FewKeysNormalized",
+      [=](Problem& p) {
+        few(p), p.initial_state = false, p.use_qk_l2norm = true, p.H = 1, p.HV = 2;
+      },
+      Gate::zero);
+}
+
 void add_states(Cases& cases) {
   cases.add("InitialState",
             [](Problem& p) { p.initial_state = true, p.output_final_state = false; });
@@ -154,6 +173,7 @@ void add_chunks(Cases& cases, Pass pass) {
               {size + 1, 0, 2 * size, 1});
   }
   if (pass != Pass::forward) return;
+  add_few_keys(cases);
   for (const bool v_first : {false, true}) {
     const auto every = [=](Problem& p) {
       p.return_intermediate_states = true, p.state_v_first = v_first, p.V = 40, states(p);

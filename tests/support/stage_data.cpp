@@ -116,7 +116,7 @@ class Chain {
     store("Tinv", p_.dtype, square);
     run(vector() ? "kda_recompute_w_u" : "recompute_w_u");
     store("w", p_.dtype, heads(p_.HV, p_.K));
-    store("u", p_.dtype, heads(p_.HV, p_.V));
+    store("u", problem_constants(p_).U_DTYPE, heads(p_.HV, p_.V));
     for (const char* name : {"qg", "kg"})
       if (vector()) store(name, p_.dtype, heads(p_.HV, p_.K));
     const std::int64_t NS = segment_slots();

@@ -14,7 +14,7 @@ constexpr int kKeyHeads = VECTOR_GATE ? HV : H;  // kg has the value heads
 struct ScanInputs {
   const DTYPE* k;
   const DTYPE* w;
-  const DTYPE* u;
+  const U_DTYPE* u;
   const float* G;
   const float* Gk;
   const float* k_rstd;
@@ -49,7 +49,7 @@ struct ScanScratch {
 /// to the state at the chunk's end, exp(G_end - G_r) V'_r (times the key's scale), replaces W S in
 /// `tile`.
 template <bool Values, bool Stored>
-static void new_values(const DTYPE* u, DTYPE* v_new, int rows, int columns, const float* decay,
+static void new_values(const U_DTYPE* u, DTYPE* v_new, int rows, int columns, const float* decay,
                        float* tile) {
   const int whole = columns / kLanes * kLanes;
   for (int r = 0; r < rows; ++r) {

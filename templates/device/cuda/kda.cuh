@@ -377,12 +377,12 @@ WYVERN_DEVICE RightPair<float> decayed_right(const Tile<float, Size, Cols>& k,
 /// Tinv diag(beta) as a left operand, from a tile that must outlive it. 16-bit ones are in
 /// registers; there are too few for fp32 ones, which are loaded when used, while beta goes to the
 /// right operand.
-template <class T, int Size>
-struct InverseOperand : LowerOperand<T, Size> {
-  using LowerOperand<T, Size>::LowerOperand;
+template <class T, int Size, int Parts = 1>
+struct InverseOperand : LowerOperand<T, Size, Parts> {
+  using LowerOperand<T, Size, Parts>::LowerOperand;
 };
 template <int Size>
-struct InverseOperand<float, Size> {
+struct InverseOperand<float, Size, 1> {
   Tile<float, Size, Size> tile;
   const float* beta;
 
@@ -423,11 +423,12 @@ struct InverseOperand<float, Size> {
 /// Writes columns first..first+15 of W = Tinv diag(beta) (exp(G) K), qg and kg, for a chunk of
 /// `chunk_rows`: those before `cols`, of which there is at least one. The tiles hold the columns
 /// from `first` at `col`.
-template <Precision P, bool Scaled, int Align, class T, int Size, int Cols>
-WYVERN_DEVICE void write_keys(const InverseOperand<T, Size>& inverse, const Tile<T, Size, Cols>& q,
-                              const Tile<T, Size, Cols>& k, const Tile<float, Size, Cols>& G,
-                              const RowFactors& rows, const KeyOutputs<T>& to, int first, int col,
-                              int chunk_rows, int cols) {
+template <Precision P, bool Scaled, int Align, class T, int Size, int Parts, int Cols>
+WYVERN_DEVICE void write_keys(const InverseOperand<T, Size, Parts>& inverse,
+                              const Tile<T, Size, Cols>& q, const Tile<T, Size, Cols>& k,
+                              const Tile<float, Size, Cols>& G, const RowFactors& rows,
+                              const KeyOutputs<T>& to, int first, int col, int chunk_rows,
+                              int cols) {
   Piece w[Size / 16][2];
 #pragma unroll
   for (int depth = 0; depth < Size / 16; ++depth) {
@@ -447,7 +448,10 @@ WYVERN_DEVICE void write_keys(const InverseOperand<T, Size>& inverse, const Tile
       const RightPair<T> b = right_from<T>(left.k_decayed, right.k_decayed);
 #pragma unroll
       for (int strip = depth; strip < Size / 16; ++strip)
-        multiply<P>(w[strip][0], w[strip][1], inverse.a[0][inverse.index(strip, depth * 16)], b);
+#pragma unroll
+        for (int part = 0; part < Parts; ++part)
+          multiply<P>(w[strip][0], w[strip][1], inverse.a[part][inverse.index(strip, depth * 16)],
+                      b);
     }
   }
   if constexpr (!kHalf<T>)

@@ -6,13 +6,14 @@
 #include "device/cuda/walk.cuh"
 
 /// 16-bit numbers whose sum V' is where it enters the state. With beta up to 2 the state need not
-/// decay, and neither does what rounding V' does to it.
-constexpr int kUpdateParts = kHalf<DTYPE> && NEG_EIGVAL ? 2 : 1;
+/// decay, and neither does what rounding V' does to it. With few keys, where U is fp32, most of
+/// what a chunk's rows add cancels, and what rounding does to them does not.
+constexpr int kUpdateParts = kHalf<DTYPE> && (NEG_EIGVAL || !kHalf<U_DTYPE>) ? 2 : 1;
 
 /// One of the buffers that chunks pass through.
 struct Stage {
   using Keys = Tile<DTYPE, BT, kPaddedK>;
-  using Values = Tile<DTYPE, BT, BV>;
+  using Values = Tile<U_DTYPE, BT, BV>;
   static constexpr int kGateBytes =
       VECTOR_GATE ? kPaddedK * 4 : (SCALAR_GATE ? BT * 4 : 0) + (QK_L2NORM ? BT * 4 : 0);
   static constexpr int kBytes = 2 * Keys::kBytes + Values::kBytes + kGateBytes;
@@ -101,7 +102,7 @@ WYVERN_DEVICE void update_state(State (&state)[kStrips], Piece (&values)[kStrips
 struct ScanInputs {
   const DTYPE* k;
   const DTYPE* w;
-  const DTYPE* u;
+  const U_DTYPE* u;
   const float* G;
   const float* Gk;
   const float* k_rstd;

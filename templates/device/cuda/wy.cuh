@@ -212,8 +212,8 @@ struct LowerOperand {
 
   /// Writes rows 0 .. rows-1 of this * x for sixteen columns, x's from `col`, to `to`: those before
   /// `cols`, of which there is at least one. Align is the width of the tensor.
-  template <Precision P, int Align, int Cols>
-  WYVERN_DEVICE void apply(const Tile<T, Size, Cols>& x, int col, T* to, int64 stride, int rows,
+  template <Precision P, int Align, int Cols, class Out>
+  WYVERN_DEVICE void apply(const Tile<T, Size, Cols>& x, int col, Out* to, int64 stride, int rows,
                            int cols) const {
     Piece sum[Size / 16][2];
     if constexpr (kHalf<T>) apply_diagonal(sum, x, col);

@@ -71,7 +71,9 @@ WYVERN_KERNEL(kThreads, 0) {
   if constexpr (KEEP_INVERSE)
     store_inverse<kThreads>(x, Tinv + row * BT, int64{HV} * BT, chunk.rows);
 
-  const InverseOperand<DTYPE, BT> inverse(x, rows.beta);
+  // Where U is fp32, its terms are not rounded either.
+  constexpr int kInverseParts = kHalf<DTYPE> && !kHalf<U_DTYPE> ? 2 : 1;
+  const InverseOperand<DTYPE, BT, kInverseParts> inverse(x, rows.beta);
   const KeyOutputs<DTYPE> to{w + row * K, qg + row * K, kg + row * K, int64{HV} * K};
   const int first = warp_index() * 16;
   for (int col = first; col < K; col += num_warps * 16)

@@ -13,9 +13,11 @@ Template stage() {
   Template t;
   t.name = "kda_recompute_w_u";
   t.covers = {stages::kda_recompute_w_u};
-  t.constants = {constant::DTYPE,     constant::BETA_DTYPE, constant::H,
-                 constant::HV,        constant::K,          constant::V,
-                 constant::VARLEN,    constant::QK_L2NORM,  constant::BETA_SIGMOID,
+  t.constants = {constant::DTYPE,      constant::U_DTYPE,
+                 constant::BETA_DTYPE, constant::H,
+                 constant::HV,         constant::K,
+                 constant::V,          constant::VARLEN,
+                 constant::QK_L2NORM,  constant::BETA_SIGMOID,
                  constant::NEG_EIGVAL};
   return t;
 }

@@ -10,7 +10,7 @@ using Inverse = Tile<DTYPE, BT, BT>;
 
 /// U for one tile of V: `from` and `to` point at its first element.
 WYVERN_DEVICE void write_values(SharedAllocator shared, const Inverse& inverse,
-                                const RowFactors& rows, const DTYPE* from, DTYPE* to,
+                                const RowFactors& rows, const DTYPE* from, U_DTYPE* to,
                                 int chunk_rows, int cols) {
   const auto x = shared.tile<Tile<DTYPE, BT, BV>>();
   load_tile<kThreads, V>(x, from, int64{HV} * V, chunk_rows, cols);

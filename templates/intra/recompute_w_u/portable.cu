@@ -7,10 +7,10 @@ constexpr int kTilesU = ceil_div(V, BV);
 
 /// Tinv diag(beta) x for one tile, W's (where `Keys`) with exp(G) and the scale of keys on top:
 /// `from` and `to` point at its first element.
-template <bool Keys, int Width, int Columns>
+template <bool Keys, int Width, int Columns, class Out>
 WYVERN_DEVICE void apply_tile(SharedAllocator shared, const DTYPE* Tinv, const DTYPE* from,
                               int64 from_stride, const BETA_DTYPE* beta, const float* G,
-                              const float* k_rstd, DTYPE* to, int rows, int cols) {
+                              const float* k_rstd, Out* to, int rows, int cols) {
   const auto inverse = shared.tile<Tile<DTYPE, BT, BT>>();
   float* const scale = shared.take<float>(BT);
   const auto x = shared.tile<Tile<DTYPE, BT, Width>>();
