@@ -11,6 +11,7 @@ packages=(
   libfmt-dev nlohmann-json3-dev libsqlite3-dev libcli11-dev
   llvm-19-dev libclang-19-dev libclang-cpp19-dev clang-19 liblld-19-dev
   libgtest-dev libbenchmark-dev
+  clang-format-19 clang-tidy-19 git
 )
 
 say() { printf '%s\n' "$*"; }
