@@ -3,6 +3,7 @@
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build="$root/build"
+build_preset=default
 log="$build/setup.log"
 
 # Everything the build needs; run-time needs follow from it.
@@ -67,7 +68,7 @@ explain_nvrtc() {
 }
 
 configure_and_build() {
-  quietly "configuring" cmake --preset default -S "$root"
+  quietly "configuring" cmake --preset "$build_preset" -S "$root"
   # On a terminal ninja keeps one line up to date; elsewhere its lines go to the log.
   if [ -t 1 ]; then
     NINJA_STATUS='building [%f/%t, %w] ' cmake --build "$build" || fail "the build failed"
