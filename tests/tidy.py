@@ -29,8 +29,8 @@ LARGEST_GROUP = 24
 # What a declaration at the beginning of a line declares: sources are formatted, so nothing that
 # stands in no function or class is indented.
 NAME = re.compile(
-    r"^(?!TEST|INSTANTIATE|WYVERN|static_assert|namespace|using namespace)(?=[A-Za-z])"
-    r"(?:template <.*> )?"
+    r"^(?!TEST|INSTANTIATE|WYVERN|static_assert|namespace|using namespace)(?=[A-Za-z\[])"
+    r"(?:\[\[\w+\]\] )?(?:template <.*> )?"
     r"(?:(?:struct|class|enum class|enum|using|union) (\w+)|[^=({;\n]*?\b(\w+)(?:[({;\[]| = ))",
     re.MULTILINE)
 FINDING = re.compile(r"^(/[^:]+):\d+:\d+: (?:warning|error): ", re.MULTILINE)
