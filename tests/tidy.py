@@ -73,22 +73,27 @@ def names_of(text):
 
 
 def private_names(text):
-    """The names that a source declares in unnamed namespaces."""
+    """The names that a source declares in unnamed namespaces, and main."""
     parts = re.findall(r"^namespace \{$(.*?)^}  // namespace$", text, re.MULTILINE | re.DOTALL)
     opened = re.search(r"^namespace [\w:]+", text, re.MULTILINE)
-    return names_of("\n".join([opened[0] if opened else "", *parts]))
+    names = names_of("\n".join([opened[0] if opened else "", *parts]))
+    return names | {(None, "main")} if re.search(r"^int main\(", text, re.MULTILINE) else names
 
 
 def group(sources, root):
     """Sources that can be read together: no name of one is another's, or a header's of its room."""
-    headers = {room: set().union(*(names_of(h.read_text()) for h in (root / room).rglob("*.hpp")))
-               for room in ROOMS}
+    headers = {room: [h.read_text() for h in (root / room).rglob("*.hpp")] for room in ROOMS}
+    declared = {room: set().union(*map(names_of, texts)) for room, texts in headers.items()}
+    # A type of an inner namespace would hide that of an outer one from the sources that follow.
+    types = {one for texts in headers.values() for text in texts
+             for one, _ in NAME.findall(text) if one}
     groups = []
     for file, flags in sorted(sources.items()):
         room = file.relative_to(root).parts[0]
         text = file.read_text()
-        names = private_names(text) | ({"main"} if re.search(r"^int main\(", text, re.M) else set())
-        alone = "target_clones" in text or names & headers[room]
+        names = private_names(text)
+        alone = ("target_clones" in text or names & declared[room]
+                 or types & {name for _, name in names})
         for other in groups:
             if (not alone and not other["alone"] and other["flags"] == flags
                     and other["room"] == room and len(other["files"]) < LARGEST_GROUP
