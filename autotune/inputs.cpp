@@ -57,7 +57,7 @@ std::vector<std::int64_t> offsets(std::int64_t N, std::int64_t T, std::mt19937_6
   double passed = 0;
   for (const double w : weights) {
     passed += w;
-    result.push_back(static_cast<std::int64_t>(passed / sum * static_cast<double>(T) + 0.5));
+    result.push_back(std::llround(passed / sum * static_cast<double>(T)));
   }
   result.back() = T;
   return result;

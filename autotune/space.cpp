@@ -108,7 +108,8 @@ class Builder {
 
   /// The group's index, made on its first use; nothing when the template has no legal config with
   /// this shape.
-  std::optional<std::size_t> group_of(const Template& t, const Constants& constants, PlanShape shape) {
+  std::optional<std::size_t> group_of(const Template& t, const Constants& constants,
+                                      PlanShape shape) {
     const std::int64_t BT = t.tunable("BT") != nullptr ? shape.BT : 0;
     const std::int64_t SEG = t.tunable("SEG") != nullptr ? shape.SEG : 0;
     const std::string key =

@@ -182,8 +182,7 @@ class Wiring {
     if (parameter.cover == covered.use_of.size()) return std::string(parameter.name);
     const std::size_t use = covered.use_of[parameter.cover];
     if (use != Coverage::kNone)
-      if (const auto it = uses[use].rename.find(parameter.stage_name);
-          it != uses[use].rename.end())
+      if (const auto it = uses[use].rename.find(parameter.stage_name); it != uses[use].rename.end())
         return it->second;
     return std::string(parameter.stage_name);
   }

@@ -41,8 +41,9 @@ Constants step_constants(const Problem& problem, std::span<const StageUse> cover
 /// that the operator leaves out are none.
 struct Coverage {
   static constexpr std::size_t kNone = ~std::size_t{0};
-  std::vector<std::size_t> use_of;  ///< for each of the template's covers: an index of `uses`, or none
-  std::size_t count = 0;            ///< uses in a row, from the first
+  std::vector<std::size_t>
+      use_of;             ///< for each of the template's covers: an index of `uses`, or none
+  std::size_t count = 0;  ///< uses in a row, from the first
 };
 /// Nothing unless the template carries out uses[first] and what follows it.
 std::optional<Coverage> coverage(const Template& t, std::span<const StageUse> uses,

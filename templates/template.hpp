@@ -183,6 +183,7 @@ struct PlanShape {
   std::int64_t BT = 0;   ///< tokens a chunk
   std::int64_t SEG = 0;  ///< chunks a segment, where long sequences are split
 
+  // NOLINTNEXTLINE(google-explicit-constructor): a chunk size alone is a shape.
   PlanShape(std::int64_t chunk = 0, std::int64_t segment = 0) : BT(chunk), SEG(segment) {}
 };
 

@@ -3,6 +3,7 @@
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build="$root/build"
+build_preset=default
 log="$build/setup.log"
 
 # Everything the build needs; run-time needs follow from it.
@@ -11,6 +12,7 @@ packages=(
   libfmt-dev nlohmann-json3-dev libsqlite3-dev libcli11-dev
   llvm-19-dev libclang-19-dev libclang-cpp19-dev clang-19 liblld-19-dev
   libgtest-dev libbenchmark-dev
+  clang-format-19 clang-tidy-19 git
 )
 
 say() { printf '%s\n' "$*"; }
@@ -66,7 +68,7 @@ explain_nvrtc() {
 }
 
 configure_and_build() {
-  quietly "configuring" cmake --preset default -S "$root"
+  quietly "configuring" cmake --preset "$build_preset" -S "$root"
   # On a terminal ninja keeps one line up to date; elsewhere its lines go to the log.
   if [ -t 1 ]; then
     NINJA_STATUS='building [%f/%t, %w] ' cmake --build "$build" || fail "the build failed"

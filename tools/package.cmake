@@ -27,6 +27,7 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/templates/include/wyvern
 # The cache is part of the API: RuntimeOptions takes one.
 install(FILES ${PROJECT_SOURCE_DIR}/cache/cache.hpp
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/wyvern)
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(EXPORT wyvern NAMESPACE wyvern:: FILE wyvern-targets.cmake DESTINATION ${package})
 file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/wyvern-config.cmake
      "include(\${CMAKE_CURRENT_LIST_DIR}/wyvern-targets.cmake)\n")

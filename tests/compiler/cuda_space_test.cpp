@@ -158,9 +158,8 @@ void expect_launchable(const CompileRequest& request, const Resources& resources
   extents.B = extents.N = 1;
   extents.T = 1024;
   extents.NT = extents.NS = 64;
-  const Geometry geometry =
-      request.source_template->geometry(Spec(request.constants, request.config), extents,
-                                            request.target.limits);
+  const Geometry geometry = request.source_template->geometry(
+      Spec(request.constants, request.config), extents, request.target.limits);
   EXPECT_LE(geometry.shared_bytes + resources.shared_bytes, request.target.limits.shared_bytes);
   EXPECT_LE(geometry.threads, 1024);
   // A multiprocessor has 65536 registers, given out to warps in groups of 8 for each thread.
@@ -181,8 +180,8 @@ void report(const std::vector<CompileRequest>& requests, const std::vector<Artif
     const Constants& constants = requests[i].constants;
     fmt::print("{:<26} {:<8} {:<48} {:<5} K={:<3} V={:<3} {:>4} registers {:>6} bytes spilled\n",
                artifacts[i].template_id, artifacts[i].target, artifacts[i].config,
-               to_string(constants.DTYPE), constants.K, constants.V,
-               resources.registers, resources.spill_bytes);
+               to_string(constants.DTYPE), constants.K, constants.V, resources.registers,
+               resources.spill_bytes);
   }
   fmt::print("{:<26} {} compiled, {:.0f} ms each, up to {} registers, {} spill\n",
              requests.front().source_template->id(), artifacts.size(),

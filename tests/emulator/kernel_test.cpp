@@ -148,7 +148,8 @@ void expect_all_correct(const Problem& problem, std::int64_t BT, Gate gate, std:
     const Constants constants = problem_constants(data.problem);
     for (const Template& t : all_templates()) {
       if (!applies(t, data)) continue;
-      if (!only.empty() && std::find(only.begin(), only.end(), t.covers.front().stage->name) == only.end())
+      if (!only.empty() &&
+          std::find(only.begin(), only.end(), t.covers.front().stage->name) == only.end())
         continue;
       const auto config = default_config(t, constants, kHopper, precision_floor(data.problem),
                                          {BT, data.context.SEG});

@@ -1,5 +1,6 @@
-# Installs the build into a fresh prefix, moves the prefix, and builds and runs an outside project that
-# finds the package there. Variables: BUILD, SOURCE (this folder), WORK (scratch), CXX.
+# Installs the build into a fresh prefix, moves the prefix, and builds and runs outside projects that
+# find the package there. Variables: BUILD, SOURCE (this folder), EXAMPLES (runtime/examples), WORK
+# (scratch), CXX.
 function(run what)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE text ERROR_VARIABLE text)
   if(NOT status EQUAL 0)
@@ -14,6 +15,14 @@ run("configuring the app" ${CMAKE_COMMAND} -S ${SOURCE}/app -B ${WORK}/build -G 
     -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=${WORK}/prefix)
 run("building the app" ${CMAKE_COMMAND} --build ${WORK}/build)
 run("the app" ${WORK}/build/app ${WORK}/cache)
+run("configuring the examples" ${CMAKE_COMMAND} -S ${EXAMPLES} -B ${WORK}/examples -G Ninja
+    -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=${WORK}/prefix)
+run("building the examples" ${CMAKE_COMMAND} --build ${WORK}/examples)
+run("an example" ${CMAKE_COMMAND} -E env WYVERN_CACHE_DIR=${WORK}/cache
+    ${WORK}/examples/example_decode cpu)
+if(NOT EXISTS ${WORK}/prefix/share/doc/wyvern/LICENSE)
+  message(FATAL_ERROR "the package has no LICENSE")
+endif()
 run("the installed command" ${CMAKE_COMMAND} -E env WYVERN_CACHE_DIR=${WORK}/cache
     ${WORK}/prefix/bin/wyvern compile fwd_o --arch native-cpu --emit object -o ${WORK}/fwd_o.so)
 

@@ -268,7 +268,8 @@ bool uses_stage(const Problem& p, std::string_view stage) {
 /// Whether a tensor has the contract's rank; GATE_HEADS counts heads and keys in one.
 bool has_rank(const HostTensor& tensor, const Argument& argument) {
   const std::size_t rank = tensor.shape().size(), wanted = argument.shape.size();
-  return rank == wanted || (rank == wanted + 1 && argument.shape[wanted - 1].text() == "GATE_HEADS");
+  return rank == wanted ||
+         (rank == wanted + 1 && argument.shape[wanted - 1].text() == "GATE_HEADS");
 }
 
 }  // namespace

@@ -202,8 +202,7 @@ WYVERN_BLOCK {
     t.kq = dot(t.k, t.q);
     t.k_rstd = QK_L2NORM ? 1.0F / __builtin_sqrtf(dot(t.k, t.k) + 1e-6F) : 1.0F;
     t.q_rstd = QK_L2NORM ? 1.0F / __builtin_sqrtf(dot(t.q, t.q) + 1e-6F) : 1.0F;
-    if constexpr (GATED)
-      load_decay(g + row * GATE_K, A_log, dt_bias, head, e.lower_bound, t.decay);
+    if constexpr (GATED) load_decay(g + row * GATE_K, A_log, dt_bias, head, e.lower_bound, t.decay);
     step(tile, t, columns, with_k, with_q, e.scale, out);
     for (int c = 0; c < columns; c += kLanes)
       store_heads(o + row * V + first_column + c, load(out + c),

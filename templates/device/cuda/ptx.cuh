@@ -7,8 +7,9 @@
 #include "device/cuda/types.cuh"
 
 #define WYVERN_DEVICE __device__ __forceinline__
-/// Begins the definition of the entry point, whose parameters WYVERN_PARAMETERS names. A block has `threads`, and registers are so few that
-/// `blocks` of them fit on a multiprocessor; 0 leaves the number to the compiler.
+/// Begins the definition of the entry point, whose parameters WYVERN_PARAMETERS names. A block has
+/// `threads`, and registers are so few that `blocks` of them fit on a multiprocessor; 0 leaves the
+/// number to the compiler.
 #define WYVERN_KERNEL(threads, blocks) \
   extern "C" __global__ void __launch_bounds__(threads, blocks) wyvern_kernel(WYVERN_PARAMETERS)
 

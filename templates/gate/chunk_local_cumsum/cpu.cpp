@@ -2,8 +2,7 @@
 #include "device/cpu/gate.hpp"
 
 WYVERN_BLOCK {
-  const Chunk chunk = find_chunk<VARLEN>(block[0], BT, e, seq_offsets,
-                                         chunk_index);
+  const Chunk chunk = find_chunk<VARLEN>(block[0], BT, e, seq_offsets, chunk_index);
   const f32 floor = splat(e.gate_floor);
   // Row by row, as a vector gate's rows are long: the sum so far is the row before.
   for (int r = 0; r < chunk.rows; ++r)

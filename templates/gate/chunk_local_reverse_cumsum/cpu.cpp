@@ -5,8 +5,7 @@
 constexpr int kColumns = VECTOR_GATE ? GATE_K : GATE_HEADS;
 
 WYVERN_BLOCK {
-  const Chunk chunk = find_chunk<VARLEN>(block[0], BT, e, seq_offsets,
-                                         chunk_index);
+  const Chunk chunk = find_chunk<VARLEN>(block[0], BT, e, seq_offsets, chunk_index);
   for_heads(kColumns, [&](int column, int count) {
     const int64 start = chunk.token * GATE_HEADS + block[1] * kColumns + column;
     LogDecayGradient gradient{dG + start, G + start, GATE_HEADS, count, e.gate_floor};

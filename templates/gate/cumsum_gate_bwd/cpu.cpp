@@ -3,8 +3,7 @@
 #include "device/cpu/gate.hpp"
 
 WYVERN_BLOCK {
-  const Chunk chunk = find_chunk<VARLEN>(block[0], BT, e, seq_offsets,
-                                         chunk_index);
+  const Chunk chunk = find_chunk<VARLEN>(block[0], BT, e, seq_offsets, chunk_index);
   for_heads(HV, [&](int head, int count) {
     const int64 start = chunk.token * HV + head;
     const GateColumns gate{exp(load_heads(A_log + head, count)),

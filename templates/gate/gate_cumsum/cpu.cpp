@@ -2,8 +2,7 @@
 #include "device/cpu/gate.hpp"
 
 WYVERN_BLOCK {
-  const Chunk chunk = find_chunk<VARLEN>(block[0], BT, e, seq_offsets,
-                                         chunk_index);
+  const Chunk chunk = find_chunk<VARLEN>(block[0], BT, e, seq_offsets, chunk_index);
   const f32 floor = splat(e.gate_floor);
   for_heads(HV, [&](int head, int count) {
     const HeadGate gate = load_gate<HAS_DT_BIAS>(A_log, dt_bias, head, count);

@@ -2,8 +2,7 @@
 #include "device/cpu/gate.hpp"
 
 WYVERN_BLOCK {
-  const Chunk chunk = find_chunk<VARLEN>(block[0], BT, e, seq_offsets,
-                                         chunk_index);
+  const Chunk chunk = find_chunk<VARLEN>(block[0], BT, e, seq_offsets, chunk_index);
   constexpr int64 kStride = int64{HV} * K;
   const int64 part = block[0] * HV + block[1];
   f32 dA{};

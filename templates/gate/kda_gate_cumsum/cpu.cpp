@@ -2,8 +2,7 @@
 #include "device/cpu/gate.hpp"
 
 WYVERN_BLOCK {
-  const Chunk chunk = find_chunk<VARLEN>(block[0], BT, e, seq_offsets,
-                                         chunk_index);
+  const Chunk chunk = find_chunk<VARLEN>(block[0], BT, e, seq_offsets, chunk_index);
   const int64 head = block[1];
   const f32 floor = splat(e.gate_floor);
   for_heads(K, [&](int key, int count) {

@@ -4,8 +4,7 @@
 
 WYVERN_BLOCK {
   const int64 hv = block[0], slot = block[1], head = hv / (HV / H);
-  const Chunk chunk = find_chunk<VARLEN>(slot, BT, e, seq_offsets,
-                                         chunk_index);
+  const Chunk chunk = find_chunk<VARLEN>(slot, BT, e, seq_offsets, chunk_index);
   const int rows = chunk.rows;
   if (rows <= 0) return;
 

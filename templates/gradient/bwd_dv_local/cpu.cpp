@@ -5,8 +5,7 @@
 
 WYVERN_BLOCK {
   const int64 head = block[0];
-  const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets,
-                                         chunk_index);
+  const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets, chunk_index);
   const int rows = chunk.rows;
   if (rows <= 0) return;
 

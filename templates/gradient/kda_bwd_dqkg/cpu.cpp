@@ -3,12 +3,11 @@
 #include "device/cpu/kda_state_backward.hpp"
 
 WYVERN_BLOCK {
-  const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets,
-                                         chunk_index);
+  const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
   const int64 hv = block[0], at = chunk.token * HV + hv;
-  const Inputs in = Inputs{q, k, v, v_new, beta, Tinv, Gk, q_rstd, k_rstd, h, dh, dO, du}.at(
-        chunk, block[1], hv);
+  const Inputs in =
+      Inputs{q, k, v, v_new, beta, Tinv, Gk, q_rstd, k_rstd, h, dh, dO, du}.at(chunk, block[1], hv);
 
   Scratch scratch(memory);
   const StateBackward state(scratch);

@@ -12,7 +12,7 @@ WYVERN_KERNEL(kThreads, 0) {
   const int64 state = (int64{slot} * HV + head) * K * V;
   const Inputs in{q + row_k * K,   k + row_k * K, v + row * V,    v_new + row * V, beta + row,
                   Tinv + row * BT, Gk + row * K,  q_rstd + row_k, k_rstd + row_k,  h + state,
-                  dh + state,      dO + row * V, du + row * V,   chunk.rows};
+                  dh + state,      dO + row * V,  du + row * V,   chunk.rows};
 
   SharedAllocator shared(kStagesBytes);
   Block block(shared);

@@ -6,8 +6,7 @@
 constexpr int kStrip = 16;
 
 WYVERN_BLOCK {
-  const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets,
-                                         chunk_index);
+  const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets, chunk_index);
   const int64 at = chunk.token * HV + block[0];
   const int rows = chunk.rows;
   if (rows <= 0) return;

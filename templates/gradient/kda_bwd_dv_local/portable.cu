@@ -30,8 +30,7 @@ WYVERN_KERNEL(kThreads, 0) {
   const auto scores = shared.tile<Tile<float, BT, BT>>();
   const auto gradients = shared.tile<Tile<DTYPE, BT, BV>>();
   load_tile<kThreads, BT>(scores, Aqk + row * BT, int64{HV} * BT, chunk.rows, BT);
-  load_tile<kThreads, V>(gradients, dO + row * V + first_v, int64{HV} * V, chunk.rows,
-                         V - first_v);
+  load_tile<kThreads, V>(gradients, dO + row * V + first_v, int64{HV} * V, chunk.rows, V - first_v);
   copy_async_commit();
   copy_async_wait<0>();
   sync_block();

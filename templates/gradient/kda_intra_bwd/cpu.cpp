@@ -3,8 +3,7 @@
 #include "device/cpu/kda_backward.hpp"
 
 WYVERN_BLOCK {
-  const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets,
-                                         chunk_index);
+  const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets, chunk_index);
   const int64 hv = block[0], head = hv / (HV / H);
   const int64 at = chunk.token * HV + hv, key_at = chunk.token * H + head;
   const int rows = chunk.rows;

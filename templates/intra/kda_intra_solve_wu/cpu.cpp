@@ -21,8 +21,7 @@ static void split_strips(const IntraTiles& tiles, const IntraRows& at, const flo
 }
 
 WYVERN_BLOCK {
-  const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets,
-                                         chunk_index);
+  const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets, chunk_index);
   const int64 hv = block[0];
   const IntraRows at{chunk.token * HV + hv, chunk.token * H + hv / (HV / H), chunk.rows};
   const int rows = at.rows;

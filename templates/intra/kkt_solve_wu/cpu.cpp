@@ -11,8 +11,7 @@ static void scale_columns(const float* src, int64 ld, int n, const float* scale,
 }
 
 WYVERN_BLOCK {
-  const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets,
-                                         chunk_index);
+  const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets, chunk_index);
   const int64 head = block[0];
   const int rows = chunk.rows;
   if (rows <= 0) return;

@@ -14,8 +14,7 @@ static void load_negated(const float* A, int rows, float* dst, int64 ld) {
 }
 
 WYVERN_BLOCK {
-  const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets,
-                                         chunk_index);
+  const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
   const int64 at = (chunk.token * HV + block[0]) * BT;
 

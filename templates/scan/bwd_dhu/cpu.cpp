@@ -3,8 +3,8 @@
 #include "device/cpu/state.hpp"
 
 WYVERN_BLOCK {
-  const ScanInputs tensors{VECTOR_GATE ? qg : q, VECTOR_GATE ? kg : k, w, dO, dv_local, G, Gk,
-                           q_rstd, k_rstd};
+  const ScanInputs tensors{
+      VECTOR_GATE ? qg : q, VECTOR_GATE ? kg : k, w, dO, dv_local, G, Gk, q_rstd, k_rstd};
   const int first_column = static_cast<int>(block[0]) * BV;
   const int columns = V - first_column < BV ? V - first_column : BV;
   const int64 hv = block[1], n = block[2];
@@ -18,8 +18,8 @@ WYVERN_BLOCK {
     load_state(dht + state_at, columns, scratch.state);
   else
     clear_rows(scratch.state, kValueRow, 0, K, columns);
-  scan_chunks<true, true>(scratch, tensors.at(first, hv, first_column), length, columns,
-                          e.scale, dh + (slot * HV + hv) * K * V + first_column,
+  scan_chunks<true, true>(scratch, tensors.at(first, hv, first_column), length, columns, e.scale,
+                          dh + (slot * HV + hv) * K * V + first_column,
                           du + (first * HV + hv) * V + first_column);
   if constexpr (INITIAL_STATE) store_state(scratch.state, columns, dinitial_state + state_at);
 }

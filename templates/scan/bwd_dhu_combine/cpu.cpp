@@ -16,7 +16,6 @@ WYVERN_BLOCK {
     load_state(dht + state_start(n, hv, first_column), columns, state);
   else
     clear_rows(state, kValueRow, 0, K, columns);
-  combine_segments<true>(segment_dM, segment_dR,
-                         seq_offsets, segment_dstate, e, n, hv,
+  combine_segments<true>(segment_dM, segment_dR, seq_offsets, segment_dstate, e, n, hv,
                          first_column, state, next, m, ones);
 }

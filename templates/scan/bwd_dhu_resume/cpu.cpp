@@ -5,8 +5,8 @@
 #include "device/cpu/state.hpp"
 
 WYVERN_BLOCK {
-  const ScanInputs tensors{VECTOR_GATE ? qg : q, VECTOR_GATE ? kg : k, w, dO, dv_local, G, Gk,
-                           q_rstd, k_rstd};
+  const ScanInputs tensors{
+      VECTOR_GATE ? qg : q, VECTOR_GATE ? kg : k, w, dO, dv_local, G, Gk, q_rstd, k_rstd};
   const int first_column = static_cast<int>(block[0]) * BV;
   const int columns = V - first_column < BV ? V - first_column : BV;
   const int64 hv = block[1];

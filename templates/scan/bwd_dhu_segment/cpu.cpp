@@ -5,12 +5,11 @@
 #include "device/cpu/segment.hpp"
 
 WYVERN_BLOCK {
-  const ScanInputs tensors{VECTOR_GATE ? qg : q, VECTOR_GATE ? kg : k, w, dO, dv_local, G, Gk,
-                           q_rstd, k_rstd};
+  const ScanInputs tensors{
+      VECTOR_GATE ? qg : q, VECTOR_GATE ? kg : k, w, dO, dv_local, G, Gk, q_rstd, k_rstd};
   constexpr int kTilesK = (K + BV - 1) / BV;
   const int64 hv = block[1];
-  const Segment segment =
-      find_segment<VARLEN, SEG * BT>(block[2], e, seq_offsets);
+  const Segment segment = find_segment<VARLEN, SEG * BT>(block[2], e, seq_offsets);
   if (!segment.used || segment.index == 0) return;
   const bool finds_dM = block[0] < kTilesK;
   const int width = finds_dM ? K : V;

@@ -16,7 +16,6 @@ WYVERN_BLOCK {
     load_state(initial_state + state_start(n, hv, first_column), columns, state);
   else
     clear_rows(state, kValueRow, 0, K, columns);
-  combine_segments<false>(segment_M, segment_R,
-                          seq_offsets, segment_state, e, n, hv,
-                          first_column, state, next, m, ones);
+  combine_segments<false>(segment_M, segment_R, seq_offsets, segment_state, e, n, hv, first_column,
+                          state, next, m, ones);
 }

@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""Fails on what clang-tidy 19 finds by .clang-tidy in the host sources of a build.
+
+usage: tidy.py ROOT BUILD [--full] [PATH...]
+
+Most of clang-tidy's time goes into headers, so sources that are compiled with the same macros and
+folders are read together, as one translation unit, a name in it standing for one thing. Left out are
+the static analyzer (clang-analyzer-*), which takes far longer than all other checks, and tests.
+--full reads every source, tests too, on its own, by all checks. PATH (a source or a folder) narrows
+the search. Exit status 77, with the
+reason, where there is no clang-tidy 19.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+TOOL = "clang-tidy-19"
+ROOMS = ("templates", "compiler", "cache", "runtime", "autotune", "tools", "tests")
+LARGEST_GROUP = 24
+# What a declaration at the beginning of a line declares: sources are formatted, so nothing that
+# stands in no function or class is indented.
+NAME = re.compile(
+    r"^(?!TEST|INSTANTIATE|WYVERN|static_assert|namespace|using namespace)(?=[A-Za-z\[])"
+    r"(?:\[\[\w+\]\] )?(?:template <.*> )?"
+    r"(?:(?:struct|class|enum class|enum|using|union) (\w+)|[^=({;\n]*?\b(\w+)(?:[({;\[]| = ))",
+    re.MULTILINE)
+FINDING = re.compile(r"^(/[^:]+):\d+:\d+: (?:warning|error): ", re.MULTILINE)
+
+
+def flags_of(entry):
+    """The macros and folders of a compilation, the rest being of no concern here."""
+    words = shlex.split(entry["command"])
+    flags = []
+    for i, word in enumerate(words):
+        if word == "-isystem":
+            flags += [word, words[i + 1]]
+        elif word.startswith(("-I", "-D")):
+            flags.append(word)
+    return (*flags, "-std=c++20")
+
+
+def is_test(file):
+    return file.parts[0] == "tests" or file.stem.endswith("_test")
+
+
+def sources_of(root, build, paths, with_tests):
+    """The host sources of the repository, by what they are compiled with."""
+    found = {}
+    for entry in json.loads((build / "compile_commands.json").read_text()):
+        file = Path(entry["file"])
+        if not file.is_relative_to(root) or file.relative_to(root).parts[0] not in ROOMS:
+            continue
+        if not with_tests and is_test(file.relative_to(root)):
+            continue
+        if not paths or any(file.is_relative_to(path) for path in paths):
+            found.setdefault(file, flags_of(entry))
+    return found
+
+
+def names_of(text):
+    """The names that a text declares, each with the namespace that its file opens."""
+    space = re.search(r"^namespace ([\w:]+)", text, re.MULTILINE)
+    return {(space and space[1], one or other) for one, other in NAME.findall(text)}
+
+
+def private_names(text):
+    """The names that a source declares in unnamed namespaces, and main."""
+    parts = re.findall(r"^namespace \{$(.*?)^}  // namespace$", text, re.MULTILINE | re.DOTALL)
+    opened = re.search(r"^namespace [\w:]+", text, re.MULTILINE)
+    names = names_of("\n".join([opened[0] if opened else "", *parts]))
+    return names | {(None, "main")} if re.search(r"^int main\(", text, re.MULTILINE) else names
+
+
+def group(sources, root):
+    """Sources that can be read together: no name of one is another's, or a header's of its room."""
+    headers = {room: [h.read_text() for h in (root / room).rglob("*.hpp")] for room in ROOMS}
+    declared = {room: set().union(*map(names_of, texts)) for room, texts in headers.items()}
+    # A type of an inner namespace would hide that of an outer one from the sources that follow.
+    types = {one for texts in headers.values() for text in texts
+             for one, _ in NAME.findall(text) if one}
+    groups = []
+    for file, flags in sorted(sources.items()):
+        room = file.relative_to(root).parts[0]
+        text = file.read_text()
+        names = private_names(text)
+        alone = ("target_clones" in text or names & declared[room]
+                 or types & {name for _, name in names})
+        for other in groups:
+            if (not alone and not other["alone"] and other["flags"] == flags
+                    and other["room"] == room and len(other["files"]) < LARGEST_GROUP
+                    and not other["names"] & names):
+                other["files"].append(file)
+                other["names"] |= names
+                break
+        else:
+            groups.append({"files": [file], "flags": flags, "room": room, "names": names,
+                           "alone": alone})
+    return [(each["files"], each["flags"]) for each in groups]
+
+
+def read(files, flags, checks, folder):
+    """What clang-tidy says of the files as one translation unit; of each half where together they
+    are no program."""
+    if len(files) == 1:
+        unit = files[0]
+    else:
+        handle, name = tempfile.mkstemp(suffix=".cpp", dir=folder)
+        with os.fdopen(handle, "w") as out:
+            out.write("".join(f'#include "{file}"\n' for file in files))
+        unit = Path(name)
+    done = subprocess.run([TOOL, "--quiet", *checks, str(unit), "--", *flags],
+                          capture_output=True, text=True)
+    if len(files) > 1 and "clang-diagnostic-error" in done.stdout:
+        half = len(files) // 2
+        return (read(files[:half], flags, checks, folder) + read(files[half:], flags, checks, folder))
+    if done.returncode != 0 and not FINDING.search(done.stdout):
+        return done.stderr
+    return done.stdout if FINDING.search(done.stdout) else ""
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("root", type=lambda text: Path(text).resolve())
+    parser.add_argument("build", type=lambda text: Path(text).resolve())
+    parser.add_argument("paths", nargs="*", type=lambda text: Path(text).resolve())
+    parser.add_argument("--full", action="store_true")
+    options = parser.parse_args()
+    if not shutil.which(TOOL):
+        print(f"skipped: there is no {TOOL} here (Debian's package {TOOL})")
+        sys.exit(77)
+
+    sources = sources_of(options.root, options.build, options.paths, options.full)
+    if not sources:
+        sys.exit("no source was found")
+    config = [f"--config-file={options.root / '.clang-tidy'}"]
+    if options.full:
+        units = [([file], flags) for file, flags in sorted(sources.items())]
+        checks = config
+    else:
+        units = group(sources, options.root)
+        checks = [*config, "--checks=-clang-analyzer-*,-bugprone-suspicious-include"]
+    units.sort(key=lambda unit: -len(unit[0]))
+    with (tempfile.TemporaryDirectory() as folder,
+          concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool):
+        said = list(pool.map(lambda unit: read(*unit, checks, folder), units))
+    findings = "".join(said)
+    if findings:
+        sys.exit(findings)
+    print(f"{len(sources)} sources in {len(units)} translation units")
+
+
+if __name__ == "__main__":
+    main()
