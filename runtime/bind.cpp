@@ -150,7 +150,7 @@ class Wiring {
         step.bindings[i] = scratch(tensor, index);
         continue;
       }
-      const std::string name = logical_name(parameter, covered, uses);
+      const std::string name = logical_name(t, parameter, covered, uses);
       if (parameter.access != Access::out) {
         step.bindings[i] = read(name, index, step);
       } else {
@@ -176,15 +176,20 @@ class Wiring {
   }
 
  private:
-  /// What the operator calls the tensor of a parameter.
-  static std::string logical_name(const Parameter& parameter, const Coverage& covered,
-                                  std::span<const StageUse> uses) {
-    if (parameter.cover == covered.use_of.size()) return std::string(parameter.name);
-    const std::size_t use = covered.use_of[parameter.cover];
-    if (use != Coverage::kNone)
-      if (const auto it = uses[use].rename.find(parameter.stage_name); it != uses[use].rename.end())
-        return it->second;
-    return std::string(parameter.stage_name);
+  /// What the operator calls the tensor of a parameter: its name in the first covered stage that
+  /// has it and that the operator does not leave out, or what that use renames it to.
+  static std::string logical_name(const Template& t, const Parameter& parameter,
+                                  const Coverage& covered, std::span<const StageUse> uses) {
+    for (std::size_t i = parameter.cover; i < t.covers.size(); ++i) {
+      if (covered.use_of[i] == Coverage::kNone) continue;
+      for (const Argument& argument : t.covers[i].stage->arguments) {
+        if (t.covers[i].local(argument.name) != parameter.name) continue;
+        const auto& rename = uses[covered.use_of[i]].rename;
+        const auto it = rename.find(argument.name);
+        return it == rename.end() ? std::string(argument.name) : it->second;
+      }
+    }
+    return std::string(parameter.name);
   }
 
   Binding read(const std::string& name, std::size_t index, const BoundStep& step) {

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "templates/template.hpp"
@@ -18,13 +19,6 @@ template <class... Parts>
       fmt::format("template {}: {}", t.id(), fmt::format(format, std::forward<Parts>(parts)...)));
 }
 
-/// Both conditions at once.
-Presence both(Presence a, const Presence& b) {
-  for (const FlagIs& flag : b)
-    if (std::find(a.begin(), a.end(), flag) == a.end()) a.push_back(flag);
-  return a;
-}
-
 class Derivation {
  public:
   explicit Derivation(const Template& t) : t_(t) {}
@@ -35,7 +29,7 @@ class Derivation {
     for (const Argument& argument : t_.additional) {
       if (find(argument.name) != nullptr)
         reject(t_, "{} is additional, but a covered stage has it", argument.name);
-      parameters_.push_back({argument, t_.covers.size(), argument.name});
+      parameters_.push_back({argument, t_.covers.size()});
     }
     for (const Keep& keep : t_.keeps)
       if (!inner_.contains(keep.name))
@@ -76,11 +70,16 @@ class Derivation {
     const Cover& cover = t_.covers[index];
     std::vector<std::string_view> written;
     for (const Argument& argument : cover.stage->arguments) {
-      Parameter p{argument, index, argument.name};
+      Parameter p{argument, index};
       p.name = cover.local(argument.name);
-      if (cover.only_when) p.present = both(p.present, *cover.only_when);
+      if (cover.only_when && !restrict(p, *cover.only_when)) continue;
       if (argument.access == Access::in) {
-        if (!made_.contains(p.name)) read(p);
+        // What an optional stage makes comes from elsewhere where that stage is left out.
+        const auto maker = made_.find(p.name);
+        if (maker == made_.end())
+          read(p);
+        else if (const auto left_out = maker->second.negated(); left_out&& restrict(p, *left_out))
+          read(p);
         continue;
       }
       written.push_back(p.name);
@@ -88,13 +87,21 @@ class Derivation {
         const auto keep = std::find_if(t_.keeps.begin(), t_.keeps.end(),
                                        [&](const Keep& k) { return k.name == p.name; });
         if (keep == t_.keeps.end()) continue;
-        p.present = both(p.present, keep->when);
+        if (!restrict(p, keep->when)) continue;
       }
       if (const Parameter* other = find(p.name); other != nullptr)
         reject(t_, "{} is both read and written; rename one of them", p.name);
       parameters_.push_back(p);
     }
-    made_.insert(written.begin(), written.end());
+    for (const std::string_view name : written)
+      made_.insert_or_assign(name, cover.only_when.value_or(Presence()));
+  }
+
+  /// False when the parameter is then never there.
+  static bool restrict(Parameter& p, const Presence& when) {
+    const auto both = p.present.and_also(when);
+    if (both) p.present = *both;
+    return both.has_value();
   }
 
   /// One parameter for a tensor that several covered stages read.
@@ -107,17 +114,17 @@ class Derivation {
     if (!(known->type == p.type))
       reject(t_, "{} is {} for {} and {} for {}", p.name, known->type.text(),
              t_.covers[known->cover].stage->name, p.type.text(), t_.covers[p.cover].stage->name);
-    if (known->present == p.present || known->present.empty()) return;
-    if (!p.present.empty())
-      reject(t_, "{} is there with [{}] for {} and with [{}] for {}", p.name,
-             to_string(known->present), t_.covers[known->cover].stage->name, to_string(p.present),
-             t_.covers[p.cover].stage->name);
-    *known = p;
+    // Where it is there for one of them alone, that one's name for it holds.
+    if (p.present.always() && !known->present.always()) {
+      *known = p;
+      return;
+    }
+    known->present = known->present.or_else(p.present);
   }
 
   const Template& t_;
-  std::set<std::string_view> inner_;  // outputs that a later covered stage reads
-  std::set<std::string_view> made_;   // what earlier covered stages wrote
+  std::set<std::string_view> inner_;           // outputs that a later covered stage reads
+  std::map<std::string_view, Presence> made_;  // what earlier covered stages wrote, and when
   std::vector<Parameter> parameters_;
 };
 
@@ -131,22 +138,16 @@ void check_constants(const Template& t) {
   for (const Parameter& p : t.parameters) {
     if (const Constant<DType>* type = p.type.constant(); type && !has_constant(t, type->name))
       reject(t, "{} is of type {}, which is not among its constants", p.name, type->name);
-    for (const FlagIs& f : p.present)
-      if (!has_constant(t, f.flag.name))
-        reject(t, "{} is there with {}, which is not among its constants", p.name, f.flag.name);
+    for (const AllOf& all : p.present.alternatives())
+      for (const FlagIs& f : all)
+        if (!has_constant(t, f.flag.name))
+          reject(t, "{} is there with {}, which is not among its constants", p.name, f.flag.name);
   }
 }
 
 void check_launch(const Template& t) {
   if (!t.geometry) reject(t, "it has no launch");
   if (!t.fallback) reject(t, "it has no default config");
-  for (const TensorMapUse& map : t.tensor_maps) {
-    const bool known = std::any_of(t.parameters.begin(), t.parameters.end(),
-                                   [&](const Parameter& p) { return p.name == map.argument; });
-    if (!known)
-      reject(t, "tensor map {} describes {}, which it has not", map.parameter, map.argument);
-    if (!t.needs.tensor_copies) reject(t, "it has tensor maps, but does not need tensor copies");
-  }
 }
 
 }  // namespace

@@ -36,17 +36,64 @@ std::string_view ElementType::text() const {
   return to_string(std::get<DType>(source_));
 }
 
-bool holds(const Presence& condition, const Constants& constants) {
-  return std::all_of(condition.begin(), condition.end(),
-                     [&](const FlagIs& f) { return constants.*f.flag.member == f.wanted; });
+bool Presence::holds(const Constants& constants) const {
+  const auto as_wanted = [&](const FlagIs& f) { return constants.*f.flag.member == f.wanted; };
+  return always() || std::any_of(alternatives_.begin(), alternatives_.end(), [&](const AllOf& all) {
+           return std::all_of(all.begin(), all.end(), as_wanted);
+         });
 }
 
-std::string to_string(const Presence& condition) {
+std::optional<Presence> Presence::and_also(const Presence& other) const {
+  if (always()) return other;
+  if (other.always()) return *this;
+  Presence result;
+  for (const AllOf& a : alternatives_)
+    for (const AllOf& b : other.alternatives_) {
+      AllOf joined = a;
+      bool possible = true;
+      for (const FlagIs& flag : b) {
+        const FlagIs opposite(flag.flag, !flag.wanted);
+        possible &= std::find(a.begin(), a.end(), opposite) == a.end();
+        if (std::find(a.begin(), a.end(), flag) == a.end()) joined.push_back(flag);
+      }
+      if (possible) result.alternatives_.push_back(joined);
+    }
+  if (result.always()) return {};
+  return result;
+}
+
+Presence Presence::or_else(const Presence& other) const {
+  if (always() || other.always()) return {};
+  Presence result = *this;
+  for (const AllOf& all : other.alternatives_)
+    if (std::find(alternatives_.begin(), alternatives_.end(), all) == alternatives_.end())
+      result.alternatives_.push_back(all);
+  return result;
+}
+
+std::optional<Presence> Presence::negated() const {
+  if (always()) return {};
+  std::optional<Presence> result = Presence();
+  for (const AllOf& all : alternatives_) {
+    Presence none;  // one of the list's flags is not as wanted
+    for (const FlagIs& flag : all) {
+      const Presence opposite{FlagIs(flag.flag, !flag.wanted)};
+      none = none.always() ? opposite : none.or_else(opposite);
+    }
+    if (result) result = result->and_also(none);
+  }
+  return result;
+}
+
+std::string Presence::text() const {
   std::string text;
-  for (const FlagIs& f : condition) {
-    if (!text.empty()) text += ',';
-    if (!f.wanted) text += '!';
-    text += f.flag.name;
+  for (const AllOf& all : alternatives_) {
+    if (!text.empty()) text += " or ";
+    for (const FlagIs& f : all) {
+      if (&f != all.begin()) text += ',';
+      if (!f.wanted) text += '!';
+      text += f.flag.name;
+    }
   }
   return text;
 }

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -110,11 +111,34 @@ struct FlagIs {
 };
 constexpr FlagIs operator!(const Constant<bool>& flag) { return {flag, false}; }
 
-/// Flags that must all be as wanted; none: always.
-using Presence = FixedList<FlagIs, 6>;
-bool holds(const Presence& condition, const Constants& constants);
-/// "QK_L2NORM,!VECTOR_GATE"; empty: always.
-std::string to_string(const Presence& condition);
+/// Flags that must all be as wanted.
+using AllOf = FixedList<FlagIs, 6>;
+
+/// When a tensor is there: always, or where one of several lists of flags is as wanted.
+class Presence {
+ public:
+  constexpr Presence() = default;  ///< always
+  constexpr Presence(std::initializer_list<FlagIs> flags) {
+    if (flags.size() != 0) alternatives_.push_back(AllOf(flags));
+  }
+
+  bool always() const { return alternatives_.empty(); }
+  bool holds(const Constants& constants) const;
+  /// The lists, none for always.
+  const FixedList<AllOf, 4>& alternatives() const { return alternatives_; }
+  /// Where both hold; nothing where they never do.
+  std::optional<Presence> and_also(const Presence& other) const;
+  /// Where one of them holds.
+  Presence or_else(const Presence& other) const;
+  /// Where this does not hold; nothing for always.
+  std::optional<Presence> negated() const;
+  /// "QK_L2NORM,!VECTOR_GATE or GATED"; empty: always.
+  std::string text() const;
+  bool operator==(const Presence&) const = default;
+
+ private:
+  FixedList<AllOf, 4> alternatives_;
+};
 
 enum class Access : std::uint8_t {
   in,
@@ -155,7 +179,7 @@ struct Argument {
 
 /// Whether the argument is there for these constants.
 inline bool is_present(const Argument& argument, const Constants& constants) {
-  return holds(argument.present, constants);
+  return argument.present.holds(constants);
 }
 
 /// A mathematical step and its signature: inputs, then index tables, then outputs. One object for

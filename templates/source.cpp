@@ -97,9 +97,6 @@ std::string declaration(const Parameter& p) {
 /// what unpacks it.
 std::string parameter_list(const Template& t) {
   std::string text = "#define WYVERN_PARAMETERS";
-  for (const TensorMapUse& map : t.tensor_maps)
-    fmt::format_to(std::back_inserter(text), " const __grid_constant__ TensorMap {},",
-                   map.parameter);
   for (const Parameter& p : t.parameters)
     fmt::format_to(std::back_inserter(text), " {},", declaration(p));
   if (t.device == DeviceKind::cuda) return text + " Extents e\n";

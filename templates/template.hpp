@@ -78,23 +78,6 @@ struct Keep {
 /// One argument of a template's kernel, under the template's name for it, and where it comes from.
 struct Parameter : Argument {
   std::size_t cover = 0;  ///< which covered stage brought it; covers.size(): none, additional
-  std::string_view stage_name{};  ///< its name in that stage's signature
-};
-
-/// How a tensor copy sees a tensor: the innermost dimension first, in elements.
-struct TensorView5 {
-  int rank = 0;
-  std::array<std::int64_t, 5> size{};    ///< of the tensor; what lies outside reads as 0
-  std::array<std::int64_t, 5> stride{};  ///< elements; of the innermost dimension 1
-  std::array<std::int64_t, 5> box{};     ///< what one copy moves
-  int swizzle_bytes = 0;                 ///< 0, 32, 64 or 128
-};
-
-/// A tensor map: a kernel parameter before the pointers that describes one of the arguments.
-struct TensorMapUse {
-  std::string_view parameter;  ///< name in the kernel
-  std::string_view argument;   ///< the tensor it describes
-  std::function<TensorView5(const Spec&, const Extents&)> view;
 };
 
 /// The launch of one kernel: CUDA's grid and block, or the CPU's grid of block-function calls.
@@ -132,7 +115,6 @@ struct Template {
   std::string summary;                 ///< one line for `wyvern stages`
   std::vector<AnyConstant> constants;  ///< what its source is specialized on
   std::vector<Tunable> tunables;
-  std::vector<TensorMapUse> tensor_maps;
   Needs needs;
   int rank = 0;        ///< default plans take the lower of two that cover the same stages
   std::string source;  ///< file under templates/; a contract names it as in its own folder

@@ -1,0 +1,188 @@
+#include "templates/template.hpp"
+
+#include <gtest/gtest.h>
+#include <wyvern/error.hpp>
+
+#include "templates/gate/stages.hpp"
+#include "templates/intra/stages.hpp"
+#include "templates/rows/stages.hpp"
+#include "templates/scan/stages.hpp"
+
+namespace wyvern {
+namespace {
+
+/// A template that covers these stages and is sound beside what a test changes.
+Template covering(std::vector<Cover> covers) {
+  Template t;
+  t.name = "made";
+  t.variant = "portable";
+  t.covers = std::move(covers);
+  t.constants.assign(all_constants().begin(), all_constants().end());
+  t.fallback = [](Spec&, const Limits&) {};
+  t.geometry = [](const Spec&, const Extents&, const Limits&) { return Geometry{}; };
+  return t;
+}
+
+std::string names_of(const Template& t) {
+  std::string names;
+  for (const Parameter& p : t.parameters) names += std::string(p.name) + ' ';
+  return names;
+}
+
+std::string refusal(Template t) {
+  try {
+    register_template(t);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+void expect_has(const std::string& text, std::string_view piece) {
+  EXPECT_NE(text.find(piece), std::string::npos) << "'" << piece << "' is not in: " << text;
+}
+
+TEST(Registration, OneStageKeepsItsSignature) {
+  Template t = covering({stages::scaled_dot_kkt});
+  register_template(t);
+  EXPECT_EQ(names_of(t), "k beta G k_rstd seq_offsets chunk_index A ");
+  EXPECT_EQ(t.summary, stages::scaled_dot_kkt.summary);
+}
+
+TEST(Registration, WhatStagesHandToEachOtherIsNoParameter) {
+  Template t = covering({stages::scaled_dot_kkt, stages::solve_tril, stages::recompute_w_u});
+  register_template(t);
+  EXPECT_EQ(names_of(t), "k beta G k_rstd v seq_offsets chunk_index w u ");
+}
+
+TEST(Registration, WhatIsKeptIsWrittenWhereTheFlagsSaySo) {
+  Template t = covering({stages::scaled_dot_kkt, stages::solve_tril, stages::recompute_w_u});
+  t.keeps = {{"Tinv", {constant::KEEP_INVERSE}}};
+  register_template(t);
+  EXPECT_EQ(names_of(t), "k beta G k_rstd v seq_offsets chunk_index Tinv w u ");
+  Constants c;
+  const Parameter& Tinv = t.parameters[7];
+  ASSERT_EQ(Tinv.name, "Tinv");
+  EXPECT_FALSE(is_present(Tinv, c));
+  c.KEEP_INVERSE = true;
+  EXPECT_TRUE(is_present(Tinv, c));
+}
+
+TEST(Registration, ARenamedOutputIsTheNextStagesInput) {
+  Template t = covering({{stages::gate, {{"g_log", "g"}}}, stages::chunk_local_cumsum});
+  register_template(t);
+  EXPECT_EQ(names_of(t), "g A_log dt_bias seq_offsets chunk_index G ");
+}
+
+TEST(Registration, TensorsOfAnOptionalStageAreThereWithIt) {
+  Cover norms(stages::l2norm_rstd, {{"x", "k"}, {"rstd", "k_rstd"}});
+  norms.only_when = Presence{constant::QK_L2NORM};
+  Cover gate(stages::gate, {{"g_log", "g"}});
+  gate.only_when = Presence{constant::GATE_IN_KERNEL};
+  Cover sums(stages::chunk_local_cumsum);
+  sums.only_when = Presence{constant::GATED};
+  Template t = covering({norms, gate, sums, stages::scaled_dot_kkt});
+  register_template(t);
+  EXPECT_EQ(names_of(t), "k g A_log dt_bias beta G seq_offsets chunk_index A ");
+  const auto present = [&](std::string_view name, const Values& values) {
+    for (const Parameter& p : t.parameters)
+      if (p.name == name) return is_present(p, Constants{}.with(values));
+    return false;
+  };
+  // k is read in any case, g by the gate or by the sums, A_log by the gate alone.
+  EXPECT_TRUE(present("k", {}));
+  EXPECT_FALSE(present("g", {}));
+  EXPECT_TRUE(present("g", {{"GATED", true}}));
+  EXPECT_TRUE(present("g", {{"GATED", true}, {"GATE_IN_KERNEL", true}}));
+  EXPECT_FALSE(present("A_log", {{"GATED", true}}));
+  EXPECT_TRUE(present("A_log", {{"GATED", true}, {"GATE_IN_KERNEL", true}}));
+}
+
+TEST(Presence, CombinesFlags) {
+  const Presence norm{constant::QK_L2NORM};
+  const Presence plain{!constant::QK_L2NORM};
+  const Presence gated{constant::GATED};
+  EXPECT_FALSE(norm.and_also(plain).has_value());
+  EXPECT_EQ(norm.and_also(gated)->text(), "QK_L2NORM,GATED");
+  EXPECT_EQ(norm.or_else(gated).text(), "QK_L2NORM or GATED");
+  EXPECT_TRUE(norm.or_else({}).always());
+  EXPECT_EQ(norm.negated(), plain);
+  EXPECT_FALSE(Presence().negated().has_value());
+  EXPECT_EQ(norm.or_else(gated).negated()->text(), "!QK_L2NORM,!GATED");
+}
+
+TEST(Registration, ScratchComesLast) {
+  Template t = covering({stages::solve_tril});
+  t.additional = {Argument{"counter", Access::scratch, DType::int32, {std::int64_t{1}}}};
+  register_template(t);
+  EXPECT_EQ(names_of(t), "A seq_offsets chunk_index Tinv counter ");
+}
+
+TEST(Registration, NamesThatNoStageHasAreRefused) {
+  expect_has(refusal(covering({})), "covers no stage");
+  expect_has(refusal(covering({{stages::gate, {{"g_lgo", "g"}}}})), "no tensor g_lgo");
+  Template keeps = covering({stages::scaled_dot_kkt, stages::solve_tril});
+  keeps.keeps = {{"W"}};
+  expect_has(refusal(keeps), "it keeps W");
+  Template twice = covering({stages::solve_tril});
+  twice.additional = {tensor::A};
+  expect_has(refusal(twice), "A is additional, but a covered stage has it");
+}
+
+TEST(Registration, WhatTheSourceCannotDeclareIsRefused) {
+  Template t = covering({stages::solve_tril});
+  t.constants = {constant::HV, constant::VARLEN};
+  expect_has(refusal(t), "Tinv is of type DTYPE");
+  t.constants = {constant::HV, constant::DTYPE};
+  expect_has(refusal(t), "seq_offsets is there with VARLEN");
+  Template launchless = covering({stages::solve_tril});
+  launchless.geometry = nullptr;
+  expect_has(refusal(launchless), "no launch");
+}
+
+TEST(Registration, EveryTemplateOfTheBuildIsSound) {
+  for (const Template& t : all_templates()) {
+    EXPECT_EQ(find_template(t.id()), &t);
+    EXPECT_FALSE(t.parameters.empty()) << t.id();
+  }
+  EXPECT_EQ(find_template("solve_tril"), nullptr);
+  EXPECT_EQ(find_template("solve_tril.nobody"), nullptr);
+}
+
+TEST(Needs, ATargetThatLacksThemHasNoConfigs) {
+  Template t = covering({stages::solve_tril});
+  t.tunables = {{tunable::BT, {std::int64_t{64}, std::int64_t{32}}}};
+  register_template(t);
+  Limits limits;
+  EXPECT_EQ(space(t, Constants{}, limits).size(), 2U);
+  t.needs.wgmma = true;
+  EXPECT_TRUE(space(t, Constants{}, limits).empty());
+  EXPECT_FALSE(default_config(t, Constants{}, limits, Precision::tf32, 64).has_value());
+  expect_has(t.problem(Spec{}, limits), "wgmma");
+  limits.wgmma = true;
+  EXPECT_EQ(space(t, Constants{}, limits).size(), 2U);
+  t.needs.clusters = true;
+  expect_has(t.problem(Spec{}, limits), "clusters");
+  limits.max_cluster = 8;
+  EXPECT_EQ(t.problem(Spec{}, limits), "");
+}
+
+TEST(Constants, AreSetAndReadByName) {
+  const Constants c = Constants{}.with({{"K", std::int64_t{60}}, {"DTYPE", DType::bf16}});
+  EXPECT_EQ(c.K, 60);
+  EXPECT_EQ(c.DTYPE, DType::bf16);
+  EXPECT_EQ(c.values().integer("K"), 60);
+  EXPECT_EQ(c.values().items().size(), all_constants().size());
+  EXPECT_THROW((void)Constants{}.with({{"KK", std::int64_t{1}}}), Error);
+  EXPECT_THROW((void)Constants{}.with({{"K", true}}), Error);
+}
+
+TEST(Spec, TakesTunablesByName) {
+  const Spec s(Constants{}, Config{{"BT", std::int64_t{64}}, {"precision", Precision::tf32x3}});
+  EXPECT_EQ(s.BT, 64);
+  EXPECT_EQ(s.BK, 0);
+  EXPECT_EQ(s.precision, Precision::tf32x3);
+}
+
+}  // namespace
+}  // namespace wyvern
