@@ -175,7 +175,7 @@ TEST_P(Compile, ErrorShowsTemplateConfigAndMessage) {
     expect_has(error.what(), "BT=64");
     expect_has(error.what(), "DTYPE=bf16");
     expect_has(error.what(), t.source);
-    expect_has(error.what(), "Extents");
+    expect_has(error.what(), "Precision");
   }
 }
 
