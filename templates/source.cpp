@@ -85,6 +85,46 @@ std::string definition(std::string_view name, const Value& value) {
   return std::visit(Visitor{name}, value);
 }
 
+/// A member of the kernel's Spec, under which building blocks that are templates find the value.
+std::string member(std::string_view name, const Value& value) {
+  struct Visitor {
+    std::string_view name;
+    std::string operator()(bool v) const { return member("bool", v ? "true" : "false"); }
+    std::string operator()(std::int64_t v) const { return member("int", std::to_string(v)); }
+    std::string operator()(DType v) const {
+      return member("wyvern::DType", fmt::format("wyvern::DType::{}", to_string(v)));
+    }
+    std::string operator()(Precision v) const {
+      return member("wyvern::Precision", fmt::format("wyvern::Precision::{}", to_string(v)));
+    }
+    std::string member(std::string_view type, std::string_view text) const {
+      return fmt::format("  static constexpr {} {} = {};\n", type, name, text);
+    }
+  };
+  return std::visit(Visitor{name}, value);
+}
+
+/// The constants and tunables of one kernel, twice: by their plain names for the template's own
+/// file, and as members of `Spec` for building blocks and layouts, which take it as a parameter.
+std::string definitions(const Template& t, const Constants& constants, const Config& config) {
+  std::string plain;
+  std::string spec = "struct Spec {\n";
+  const auto add = [&](std::string_view name, const Value& value) {
+    plain += definition(name, value);
+    spec += member(name, value);
+  };
+  for (const AnyConstant& constant : t.constants)
+    add(name_of(constant), value_of(constant, constants));
+  for (const Tunable& tunable : t.tunables) {
+    const Value* value = config.find(tunable.name);
+    if (value == nullptr)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("template {} needs the tunable {}", t.id(), tunable.name));
+    add(tunable.name, *value);
+  }
+  return plain + spec + "};\n";
+}
+
 /// "const DTYPE* q": how the kernel declares a tensor. `do` is a word of C++, so it is dO there.
 std::string declaration(const Parameter& p) {
   const std::string name = p.name == "do" ? "dO" : std::string(p.name);
@@ -126,15 +166,9 @@ std::string specialize(const Template& t, const Constants& constants, const Conf
   Expansion out(overrides);
   out.add(prelude);
   out.text += "#line 1 \"specialization\"\n";
-  for (const AnyConstant& constant : t.constants)
-    out.text += definition(name_of(constant), value_of(constant, constants));
-  for (const Tunable& tunable : t.tunables) {
-    const Value* value = config.find(tunable.name);
-    if (value == nullptr)
-      throw Error(ErrorKind::kBadInput,
-                  fmt::format("template {} needs the tunable {}", t.id(), tunable.name));
-    out.text += definition(tunable.name, *value);
-  }
+  out.text += fmt::format("using namespace wyvern;\nusing namespace wyvern::{};\n",
+                          t.device == DeviceKind::cuda ? "cuda" : "cpu");
+  out.text += definitions(t, constants, config);
   out.text += parameter_list(t);
   out.add(t.source);
   return std::move(out.text);

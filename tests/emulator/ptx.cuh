@@ -14,8 +14,10 @@ extern "C" {
 __attribute__((visibility("default"))) wyvern::emulator::Machine* wyvern_machine = nullptr;
 }
 
-using wyvern::emulator::Collective;
-using wyvern::emulator::LaneOperands;
+namespace wyvern::cuda {
+
+using emulator::Collective;
+using emulator::LaneOperands;
 
 inline int thread_index() { return wyvern_machine->thread; }
 inline int block_index() { return static_cast<int>(wyvern_machine->block); }
@@ -191,3 +193,5 @@ void call_kernel(void (*kernel)(Arguments...), void* const* arguments, const Ext
   KernelCall<void(Arguments...)>::run(kernel, arguments, e,
                                       std::make_index_sequence<sizeof...(Arguments)>());
 }
+
+}  // namespace wyvern::cuda

@@ -9,6 +9,8 @@
 #include "device/cpu/chunk.hpp"
 #include "device/cpu/product.hpp"
 
+namespace wyvern::cpu {
+
 constexpr int64 kRow = row_stride(BT), kKeyRow = row_stride(BK), kValueRow = row_stride(V);
 
 /// dst = value over `rows` values, in whole vectors.
@@ -157,3 +159,5 @@ inline void through_activation(const T* beta, int rows, float* raw, float* dst) 
     store(dst + r, load(dst + r) * sigmoid(x) * sigmoid(-x) * (Negative ? 2.0F : 1.0F));
   }
 }
+
+}  // namespace wyvern::cpu

@@ -3,6 +3,8 @@
 
 #include "device/cpu/tile.hpp"
 
+namespace wyvern::cpu {
+
 /// `rows` tokens from `token`, counted over the whole batch; no rows: an unused chunk slot.
 struct Chunk {
   int64 token;
@@ -87,3 +89,5 @@ template <int Below, bool Scaled>
   }
   clear_rows(dst, ld, rows, columns, columns);
 }
+
+}  // namespace wyvern::cpu

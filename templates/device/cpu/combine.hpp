@@ -5,6 +5,8 @@
 #include "device/cpu/product.hpp"
 #include "device/cpu/segment.hpp"
 
+namespace wyvern::cpu {
+
 constexpr int64 kKeyRow = row_stride(K), kValueRow = row_stride(BV);
 
 /// Walks the segments of sequence n, forwards or backwards: writes the state at each one's near
@@ -35,3 +37,5 @@ static void combine_segments(const float* segment_M, const float* segment_R,
     next = done;
   }
 }
+
+}  // namespace wyvern::cpu

@@ -4,6 +4,8 @@
 
 #include "device/cpu/chunk.hpp"
 
+namespace wyvern::cpu {
+
 /// Calls body(first head, number of heads <= kLanes) until all heads are covered.
 template <class Body>
 inline void for_heads(int heads, Body body) {
@@ -129,3 +131,5 @@ struct LogDecayGradient {
     return decay < 0.9999F * floor ? f32{} : total.value();
   }
 };
+
+}  // namespace wyvern::cpu

@@ -3,6 +3,8 @@
 
 #include "device/cpu/product.hpp"
 
+namespace wyvern::cpu {
+
 /// Rows that are eliminated one by one; above that whole blocks are multiplied.
 constexpr int kSolveBlock = 16;
 
@@ -41,3 +43,5 @@ static void invert_unit_lower(const float* n, int64 ld, int rows, float* x, floa
     multiply(kSolveBlock, i, kSolveBlock, x + i * ld + i, ld, product_, ld, x + i * ld, ld);
   }
 }
+
+}  // namespace wyvern::cpu

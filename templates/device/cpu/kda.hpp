@@ -6,6 +6,8 @@
 #include "device/cpu/chunk.hpp"
 #include "device/cpu/product.hpp"
 
+namespace wyvern::cpu {
+
 /// Rows that share an anchor: with a bounded gate one strip's rows with themselves too; without,
 /// with the rows before them only, and those among themselves have their own exponents each.
 template <bool Bounded>
@@ -159,3 +161,5 @@ inline void masked_row(const float* x, float factor, int keys, int columns, floa
     }
   clear_rows(factor, ld, rows, round_up(rows, kTileRows), columns);
 }
+
+}  // namespace wyvern::cpu

@@ -12,6 +12,8 @@
 #include "device/cpu/chunk.hpp"
 #include "device/cpu/product.hpp"
 
+namespace wyvern::cpu {
+
 /// A chunk's rows of q and k (with their scales), of the gate, and of the gradients: tiles of the
 /// same number of columns.
 struct KeyTiles {
@@ -188,3 +190,5 @@ struct IntraBackward {
     add_diagonal();
   }
 };
+
+}  // namespace wyvern::cpu

@@ -5,6 +5,8 @@
 
 #include "device/cpu/kda_backward.hpp"
 
+namespace wyvern::cpu {
+
 constexpr int64 kValueRow = row_stride(V), kKeyRow = row_stride(BK), kSquare = row_stride(BT);
 constexpr int64 kValues = int64{HV} * V, kKeys = int64{HV} * K;
 
@@ -177,3 +179,5 @@ struct StateBackward {
     finish(tiles, end, in.rows, columns, scale, rate, dbeta);
   }
 };
+
+}  // namespace wyvern::cpu

@@ -3,6 +3,8 @@
 
 #include "device/cpu/vector.hpp"
 
+namespace wyvern::cpu {
+
 /// e^x. Exactly 1 at 0, exactly 0 below -86.5 (so that no result is subnormal), infinite above the
 /// range, NaN for NaN. Range reduction to |r| <= ln(2)/2 and the polynomial of Cephes' expf.
 inline f32 exp(f32 x) {
@@ -51,3 +53,5 @@ inline float sum(f32 v) {
     for (int i = 0; i < width; ++i) part[i] += part[i + width];
   return part[0];
 }
+
+}  // namespace wyvern::cpu

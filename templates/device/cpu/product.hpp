@@ -3,6 +3,8 @@
 
 #include "device/cpu/tile.hpp"
 
+namespace wyvern::cpu {
+
 /// How A is laid out: element (i, p) at a[i * lda + p], or at a[p * lda + i].
 enum class Layout { rows, columns };
 
@@ -80,3 +82,5 @@ inline void multiply_add(int rows, int columns, int depth, const float* a, int64
                          const float* b, int64 ldb, float* c, int64 ldc, const float* row_scale) {
   product<L, Zero, true>(rows, columns, depth, a, lda, b, ldb, c, ldc, row_scale);
 }
+
+}  // namespace wyvern::cpu

@@ -7,6 +7,8 @@
 #include "device/cpu/chunk.hpp"
 #include "device/cpu/product.hpp"
 
+namespace wyvern::cpu {
+
 constexpr int64 kKeyRow = row_stride(K), kValueRow = row_stride(BV);
 constexpr int kKeyHeads = VECTOR_GATE ? HV : H;  // qg and kg have the value heads
 constexpr bool kScaledKeys = QK_L2NORM && !VECTOR_GATE;
@@ -133,3 +135,5 @@ static void scan_chunks(const ScanScratch& s, const ScanInputs& in, int64 length
                                   kValueRow, s.state, kValueRow, s.decay.end);
   }
 }
+
+}  // namespace wyvern::cpu

@@ -3,6 +3,8 @@
 
 #include "device/cpu/math.hpp"
 
+namespace wyvern::cpu {
+
 /// A row of Cols elements as fp32, padded with zeros to whole vectors.
 template <int Cols>
 struct Row {
@@ -32,3 +34,5 @@ inline void l2norm_gradient(const Row<Cols>& x, float rstd, Row<Cols>& dy) {
   const float along = rstd * sum(products);
   for (int i = 0; i < x.kVectors; ++i) dy.x[i] = (dy.x[i] - x.x[i] * rstd * along) * rstd;
 }
+
+}  // namespace wyvern::cpu

@@ -6,6 +6,8 @@
 #include "device/cpu/chunk.hpp"
 #include "device/cpu/product.hpp"
 
+namespace wyvern::cpu {
+
 constexpr int64 kKeyRow = row_stride(K), kValueRow = row_stride(BV);
 constexpr int kKeyHeads = VECTOR_GATE ? HV : H;  // kg has the value heads
 
@@ -119,3 +121,5 @@ static void clear_unused_slots(DTYPE* h, int64 n, int64 hv, int columns, const i
       for (int c = 0; c < columns; ++c) to[r * int64{V} + c] = DTYPE{};
   }
 }
+
+}  // namespace wyvern::cpu

@@ -1,6 +1,8 @@
 // Segments of long sequences, which scans work on at once.
 #pragma once
 
+namespace wyvern::cpu {
+
 /// One segment slot. Every sequence has at least one segment, an empty sequence an empty one.
 struct Segment {
   int64 sequence = 0;
@@ -43,3 +45,5 @@ inline Segment find_segment(int64 slot, const Extents& e, const int32* seq_offse
   segment.tokens = length - first < Length ? length - first : Length;
   return segment;
 }
+
+}  // namespace wyvern::cpu

@@ -3,6 +3,8 @@
 
 #include "device/cpu/tile.hpp"
 
+namespace wyvern::cpu {
+
 /// Loads BV columns of a caller's state from where they start.
 template <class T>
 static void load_state(const T* from, int columns, float* state) {
@@ -23,3 +25,5 @@ static void store_state(const float* state, int columns, float* to) {
 static int64 state_start(int64 n, int64 hv, int first_column) {
   return (n * HV + hv) * K * V + (STATE_V_FIRST ? int64{first_column} * K : first_column);
 }
+
+}  // namespace wyvern::cpu

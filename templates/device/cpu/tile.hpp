@@ -7,6 +7,8 @@
 #include "device/cpu/math.hpp"
 #include "device/cpu/scratch.hpp"
 
+namespace wyvern::cpu {
+
 using wyvern::scratch::row_stride;
 
 /// Rows of a product's register tile. With 32 registers 8 x 2 accumulators hide the latency of two
@@ -144,3 +146,5 @@ template <bool Pad, class From, class To>
       }
     }
 }
+
+}  // namespace wyvern::cpu

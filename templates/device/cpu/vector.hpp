@@ -1,6 +1,8 @@
 // Vectors of fp32, as wide as the processor's registers, and their exchange with memory.
 #pragma once
 
+namespace wyvern::cpu {
+
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
 #elif defined(__AVX__)
@@ -96,3 +98,5 @@ inline void store_part(T* p, f32 v, int n) {
 inline float load_one(const float* p) { return *p; }
 inline float load_one(const bf16* p) { return bits_as<float>(static_cast<uint32>(p->bits) << 16); }
 inline float load_one(const fp16* p) { return static_cast<float>(bits_as<_Float16>(p->bits)); }
+
+}  // namespace wyvern::cpu

@@ -13,6 +13,8 @@
 #include "device/cuda/chunk.cuh"
 #include "device/cuda/mma.cuh"
 
+namespace wyvern::cuda {
+
 constexpr int kThreads = num_warps * 32;
 constexpr int kStrips = BT / 16;
 constexpr int kAcross = num_warps / kStrips;  // warps that share a strip
@@ -31,16 +33,16 @@ using States = Tile<DTYPE, BK, kPaddedV>;
 /// A warp's share of a BT x BK result. A class, since NVRTC 13.0 gives members of an array of
 /// arrays their initial values only in the first row when the row's type is an alias.
 struct Part {
-  Piece piece[kCols / 8];
+  Accumulator accumulator[kCols / 8];
 
-  WYVERN_DEVICE Piece& operator[](int n) { return piece[n]; }
-  WYVERN_DEVICE const Piece& operator[](int n) const { return piece[n]; }
+  WYVERN_DEVICE Accumulator& operator[](int n) { return accumulator[n]; }
+  WYVERN_DEVICE const Accumulator& operator[](int n) const { return accumulator[n]; }
 };
 
 WYVERN_DEVICE int own_strip() { return warp_index() % kStrips; }
 WYVERN_DEVICE int own_share() { return warp_index() / kStrips; }
-/// Row of the chunk of elements 0 and 1 (half 0) and 2 and 3 (half 1) of this lane's pieces.
-WYVERN_DEVICE int own_row(int half) { return own_strip() * 16 + piece_row(2 * half); }
+/// Row of the chunk of elements 0 and 1 (half 0) and 2 and 3 (half 1) of this lane's accumulators.
+WYVERN_DEVICE int own_row(int half) { return own_strip() * 16 + accumulator_row(2 * half); }
 
 /// A power of two near K, factor on operands that hold two scales of normalized rows: keeps those
 /// of rows with elements near 1 near 1, as fp16 wants it.
@@ -122,8 +124,9 @@ struct OwnRows {
 
 /// Rows row..row+15 of the transpose of what is stored: element (i, p) at tile(depth + p, row + i).
 template <class T, int Rows, int Cols>
-WYVERN_DEVICE Left<T> load_left_of_transpose(const Tile<T, Rows, Cols>& tile, int row, int depth) {
-  Left<T> a;
+WYVERN_DEVICE FragmentA<T> load_left_of_transpose(const Tile<T, Rows, Cols>& tile, int row,
+                                                  int depth) {
+  FragmentA<T> a;
   const int lane = lane_index();
   if constexpr (kHalf<T>) {
     load_matrix_x4_transposed(a.r,
@@ -160,8 +163,8 @@ WYVERN_DEVICE Float2 beside(const Float2& beta) {
 
 /// `a` with reduction index i times what is beside beta[i].
 template <class T>
-WYVERN_DEVICE Left<T> scale_depth(const Left<T>& a, const float* beta) {
-  Left<T> scaled;
+WYVERN_DEVICE FragmentA<T> scale_depth(const FragmentA<T>& a, const float* beta) {
+  FragmentA<T> scaled;
   const Float2 first = beside(load<2>(beta + lane_index() % 4 * 2));
   if constexpr (kHalf<T>) {
     const Float2 second = beside(load<2>(beta + 8 + lane_index() % 4 * 2));
@@ -188,7 +191,7 @@ WYVERN_DEVICE void store_two(T* to, float first, float second) {
 /// The 16x16 blocks on and below the diagonal that a warp owns: every kAcross-th of its strip.
 struct Blocks {
   static constexpr int kCount = ceil_div(kStrips, kAcross);
-  Piece piece[kCount][2];
+  Accumulator accumulator[kCount][2];
 
   WYVERN_DEVICE static int column(int i) { return (own_share() + i * kAcross) * 16; }
 
@@ -196,12 +199,12 @@ struct Blocks {
   WYVERN_DEVICE Blocks(const Values& left, const Values& right) {
 #pragma unroll kUnroll
     for (int depth = 0; depth < kPaddedV; depth += kDepth<DTYPE>) {
-      const auto a = load_left(left, own_strip() * 16, depth);
+      const auto a = load_a(left, own_strip() * 16, depth);
 #pragma unroll
       for (int i = 0; i < kCount; ++i)
         if (column(i) <= own_strip() * 16)
-          multiply<precision>(piece[i][0], piece[i][1], a,
-                              load_right_transposed(right, depth, column(i)));
+          multiply<precision>(accumulator[i][0], accumulator[i][1], a,
+                              load_b_transposed(right, depth, column(i)));
     }
   }
 
@@ -213,8 +216,8 @@ struct Blocks {
       if (column(i) <= own_strip() * 16)
 #pragma unroll
         for (int j = 0; j < 8; j += 2)
-          visit(own_row(j / 2 % 2), column(i) + j / 4 * 8 + piece_col(0), piece[i][j / 4].x[j % 4],
-                piece[i][j / 4].x[j % 4 + 1]);
+          visit(own_row(j / 2 % 2), column(i) + j / 4 * 8 + accumulator_col(0),
+                accumulator[i][j / 4].x[j % 4], accumulator[i][j / 4].x[j % 4 + 1]);
   }
 
   /// to_rs = factor(r) exp(G_r - G_s) this_rs below the diagonal, 0 on and above it, in these
@@ -243,7 +246,7 @@ struct Blocks {
   }
 };
 
-/// The sum over the four lanes that share rows of a piece.
+/// The sum over the four lanes that share rows of a accumulator.
 WYVERN_DEVICE float sum_of_quad(float x) {
   x += shuffle_xor(x, 1);
   return x + shuffle_xor(x, 2);
@@ -252,25 +255,25 @@ WYVERN_DEVICE float sum_of_quad(float x) {
 // ---- X = Tinv^T dU ------------------------------------------------------------------------------
 
 /// Columns col..col+15 of sixteen rows of X, from dU.
-WYVERN_DEVICE void apply_inverse_transposed(Piece (&sum)[2], const Square& Tinv, const Values& du,
-                                            int strip, int col) {
+WYVERN_DEVICE void apply_inverse_transposed(Accumulator (&sum)[2], const Square& Tinv,
+                                            const Values& du, int strip, int col) {
 #pragma unroll 1
   for (int depth = strip * 16; depth < BT; depth += kDepth<DTYPE>)
     multiply<precision>(sum[0], sum[1], load_left_of_transpose(Tinv, strip * 16, depth),
-                        load_right(du, depth, col));
+                        load_b(du, depth, col));
 }
 
 /// Sixteen rows and columns of X to where dU was; `sums` += this lane's part of rowsum(X V); and
 /// what holds X becomes dV = beta X.
-WYVERN_DEVICE void finish_x(Piece (&sum)[2], const Values& x, const Values& v, const float* beta,
-                            int strip, int col, float (&sums)[2]) {
+WYVERN_DEVICE void finish_x(Accumulator (&sum)[2], const Values& x, const Values& v,
+                            const float* beta, int strip, int col, float (&sums)[2]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int r = strip * 16 + piece_row(2 * half);
+    const int r = strip * 16 + accumulator_row(2 * half);
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       float* const x_r = sum[n].x + 2 * half;
-      const int c = col + n * 8 + piece_col(0);
+      const int c = col + n * 8 + accumulator_col(0);
       const auto v_r = load<2>(v.at(r, c));
       store_two(x.at(r, c), x_r[0], x_r[1]);
 #pragma unroll
@@ -292,7 +295,7 @@ WYVERN_DEVICE void make_x(const Square& Tinv, const Values& x, const Values& v, 
     float products[2] = {};
 #pragma unroll 1
     for (int col = warp_index() * 16; col < kPaddedV; col += num_warps * 16) {
-      Piece sum[2];
+      Accumulator sum[2];
       apply_inverse_transposed(sum, Tinv, x, strip, col);
       sync_warp();
       finish_x(sum, x, v, beta, strip, col, products);
@@ -302,7 +305,8 @@ WYVERN_DEVICE void make_x(const Square& Tinv, const Values& x, const Values& v, 
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float sum = sum_of_quad(products[half]);
-      if (lane_index() % 4 == 0) sums[warp_index() * BT + strip * 16 + piece_row(2 * half)] = sum;
+      if (lane_index() % 4 == 0)
+        sums[warp_index() * BT + strip * 16 + accumulator_row(2 * half)] = sum;
     }
   }
 }
@@ -319,18 +323,18 @@ WYVERN_DEVICE float sum_of_warps(const float* sums, int r) {
 
 WYVERN_DEVICE int own_col() { return own_share() * kCols; }
 
-/// out[i] += rows[i] states^T, several left operands against the same states.
+/// out[i] += rows[i] states^T, several A fragments against the same states.
 template <int N>
 WYVERN_DEVICE void accumulate_states(Part (&out)[N], const Values (&rows)[N],
                                      const States& states) {
 #pragma unroll kUnroll
   for (int depth = 0; depth < kPaddedV; depth += kDepth<DTYPE>) {
-    Left<DTYPE> a[N];
+    FragmentA<DTYPE> a[N];
 #pragma unroll
-    for (int i = 0; i < N; ++i) a[i] = load_left(rows[i], own_strip() * 16, depth);
+    for (int i = 0; i < N; ++i) a[i] = load_a(rows[i], own_strip() * 16, depth);
 #pragma unroll
     for (int n = 0; n < kCols / 8; n += 2) {
-      const auto b = load_right_transposed(states, depth, own_col() + n * 8);
+      const auto b = load_b_transposed(states, depth, own_col() + n * 8);
 #pragma unroll
       for (int i = 0; i < N; ++i) multiply<precision>(out[i][n], out[i][n + 1], a[i], b);
     }
@@ -345,12 +349,12 @@ WYVERN_DEVICE void accumulate_lower(Part (&out)[M], const Square (&lower)[N], co
 #pragma unroll kUnroll
   for (int depth = 0; depth < BT; depth += kDepth<DTYPE>) {
     if (depth >= own_strip() * 16 + 16) break;
-    Left<DTYPE> a[N];
+    FragmentA<DTYPE> a[N];
 #pragma unroll
-    for (int i = 0; i < N; ++i) a[i] = load_left(lower[i], own_strip() * 16, depth);
+    for (int i = 0; i < N; ++i) a[i] = load_a(lower[i], own_strip() * 16, depth);
 #pragma unroll
     for (int n = 0; n < kCols / 8; n += 2) {
-      const auto b = load_right(keys, depth, own_col() + n * 8);
+      const auto b = load_b(keys, depth, own_col() + n * 8);
 #pragma unroll
       for (int i = 0; i < N; ++i) multiply<precision>(out[i][n], out[i][n + 1], a[i], b);
     }
@@ -368,7 +372,7 @@ WYVERN_DEVICE void accumulate_transposed(Part& out, const Square& lower, const K
     if constexpr (Scaled) a = scale_depth(a, beta + depth);
 #pragma unroll
     for (int n = 0; n < kCols / 8; n += 2)
-      multiply<precision>(out[n], out[n + 1], a, load_right(keys, depth, own_col() + n * 8));
+      multiply<precision>(out[n], out[n + 1], a, load_b(keys, depth, own_col() + n * 8));
   }
 }
 
@@ -393,7 +397,7 @@ WYVERN_DEVICE void add_row_products(float (&sums)[2], float sign, const Part& ou
     float sum = 0.0f;
 #pragma unroll
     for (int n = 0; n < kCols / 8; ++n) {
-      const auto x = load<2>(keys.at(own_row(half), own_col() + n * 8 + piece_col(0)));
+      const auto x = load<2>(keys.at(own_row(half), own_col() + n * 8 + accumulator_col(0)));
 #pragma unroll
       for (int j = 0; j < 2; ++j)
         sum = fused_multiply_add(out[n].x[2 * half + j], as_multiplied(x.at[j]), sum);
@@ -408,7 +412,7 @@ WYVERN_DEVICE void add_scaled_rows(Part& out, const Keys& keys, const float (&fa
   for (int half = 0; half < 2; ++half)
 #pragma unroll
     for (int n = 0; n < kCols / 8; ++n) {
-      const auto x = load<2>(keys.at(own_row(half), own_col() + n * 8 + piece_col(0)));
+      const auto x = load<2>(keys.at(own_row(half), own_col() + n * 8 + accumulator_col(0)));
 #pragma unroll
       for (int j = 0; j < 2; ++j) out[n].x[2 * half + j] += factor[half] * to_float(x.at[j]);
     }
@@ -507,3 +511,5 @@ WYVERN_DEVICE float beta_slope([[maybe_unused]] T raw) {
   const float x = to_float(raw);
   return (Negative ? 2.0f : 1.0f) / (1.0f + exponential(-x)) / (1.0f + exponential(x));
 }
+
+}  // namespace wyvern::cuda

@@ -3,6 +3,8 @@
 
 #include "device/cuda/tile.cuh"
 
+namespace wyvern::cuda {
+
 constexpr float kLog2E = 1.4426950408889634f;
 
 /// exp(x) for x <= 0; never above 1, 0 where the true value is subnormal.
@@ -68,3 +70,5 @@ WYVERN_DEVICE float activate_beta(T raw) {
   if constexpr (!Sigmoid) return beta;
   return (Negative ? 2.0f : 1.0f) / (1.0f + exponential(-beta));
 }
+
+}  // namespace wyvern::cuda

@@ -5,6 +5,8 @@
 
 #include "device/cuda/gate.cuh"
 
+namespace wyvern::cuda {
+
 /// How a block of Threads covers Size rows of Columns; vectors divide Unit, a divisor of Columns.
 template <int Threads, int Size, int Columns, int Unit = Columns>
 struct ColumnShape {
@@ -184,3 +186,5 @@ WYVERN_DEVICE void apply_gate(ColumnTile<Shape>& tile, const float* A_log, const
     for (int j = 0; j < Shape::kVector; ++j)
       tile.x[i][j] = log_decay<Bounded>(tile.x[i][j] + bias[j], rate, lower_bound);
 }
+
+}  // namespace wyvern::cuda

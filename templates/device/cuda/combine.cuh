@@ -5,6 +5,8 @@
 #include "device/cuda/mma.cuh"
 #include "device/cuda/segment.cuh"
 
+namespace wyvern::cuda {
+
 constexpr int kThreads = num_warps * 32;
 constexpr int kPaddedK = round_up(K, 16);
 constexpr int kTilesV = ceil_div(V, BV);
@@ -27,20 +29,20 @@ WYVERN_DEVICE void for_each_element(const Transposed& state, int tile_v, Visit&&
 WYVERN_DEVICE void apply_rows(const Transposed& next, const Transposed& state, const Rows& m,
                               const float* R, int tile_m, int tile_v) {
   const int first = warp_index() * 16;
-  Piece sum[BV / 16][2];
+  Accumulator sum[BV / 16][2];
 #pragma unroll
   for (int depth = 0; depth < kPaddedK; depth += kDepth<float>) {
-    const RightPair<float> b = load_right_transposed(m, depth, first);
+    const FragmentB<float> b = load_b_transposed(m, depth, first);
 #pragma unroll
     for (int i = 0; i < BV / 16; ++i)
-      multiply<precision>(sum[i][0], sum[i][1], load_left(state, i * 16, depth), b);
+      multiply<precision>(sum[i][0], sum[i][1], load_a(state, i * 16, depth), b);
   }
 #pragma unroll
   for (int i = 0; i < BV / 16; ++i)
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const int row = i * 16 + piece_row(j % 4);
-      const int k = tile_m * BK + first + j / 4 * 8 + piece_col(j % 4);
+      const int row = i * 16 + accumulator_row(j % 4);
+      const int k = tile_m * BK + first + j / 4 * 8 + accumulator_col(j % 4);
       const int v = tile_v + row;
       if (k < kPaddedK)
         *next.at(row, k) = k < K && v < V ? sum[i][j / 4].x[j % 4] + R[int64{k} * V + v] : 0.0f;
@@ -98,3 +100,5 @@ WYVERN_DEVICE void combine_segments(const float* segment_M, const float* segment
     }
   }
 }
+
+}  // namespace wyvern::cuda

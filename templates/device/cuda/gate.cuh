@@ -3,6 +3,8 @@
 
 #include "device/cuda/chunk.cuh"
 
+namespace wyvern::cuda {
+
 /// -exp(A_log) * softplus(x), the log decay of the gated delta rule; x includes dt_bias.
 WYVERN_DEVICE float log_decay(float x, float A_log) {
   const float softplus = x > 20.0f ? x : log_one_plus(exponential(x));
@@ -78,3 +80,5 @@ WYVERN_DEVICE GateSlopes gate_slopes(float x, float rate, float lower_bound) {
     return {-rate * sigmoid(x), log_decay<false>(x, rate, lower_bound)};
   }
 }
+
+}  // namespace wyvern::cuda

@@ -4,6 +4,8 @@
 
 #include "device/cuda/columns.cuh"
 
+namespace wyvern::cuda {
+
 /// The gradient of the chunk's log decays: reverse sums of dG, and 0 where the floor took the place
 /// of the decay. G and dG point to the chunk's first row. A floor of -infinity never takes effect:
 /// nothing is below it.
@@ -139,3 +141,5 @@ WYVERN_DEVICE void vector_gate_backward(const T* g, const float* A_log, const fl
     if (thread_index() == 0) dA_part[slot * Heads + head] = sum;
   }
 }
+
+}  // namespace wyvern::cuda

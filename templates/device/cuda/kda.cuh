@@ -9,6 +9,8 @@
 
 #include "device/cuda/wy.cuh"
 
+namespace wyvern::cuda {
+
 // ---- the decay around an anchor -----------------------------------------------------------------
 
 /// G of an anchor row in base 2. Products of both sides around it are exact where it is rounded.
@@ -64,7 +66,7 @@ WYVERN_DEVICE Float2 load_anchor(const Tile<float, Rows, Cols>& G, int anchor_ro
   return anchor_from(load<2>(G.at(anchor_row, depth + lane_index() % 4 * 2)));
 }
 
-/// Decays of a left operand's rows row..row+15 after the anchor: those of lane's row and row + 8.
+/// Decays of a A fragment's rows row..row+15 after the anchor: those of lane's row and row + 8.
 struct LeftDecay {
   Float2 low, high;
 };
@@ -77,8 +79,8 @@ WYVERN_DEVICE LeftDecay decay_left(const Tile<float, Rows, Cols>& G, const Float
 
 /// x_rc times its decay, rows row..row+15, the reduction running over columns depth..depth+7.
 template <class T, int Rows, int Cols>
-WYVERN_DEVICE Left<float> anchored_left(const Tile<T, Rows, Cols>& x, const LeftDecay& decay,
-                                        int row, int depth) {
+WYVERN_DEVICE FragmentA<float> anchored_left(const Tile<T, Rows, Cols>& x, const LeftDecay& decay,
+                                             int row, int depth) {
   const T* const first = x.at(row + lane_index() / 4, depth + lane_index() % 4 * 2);
   const Float2 low = scaled_pair(first, decay.low);
   const Float2 high = scaled_pair(first + 8 * x.kStride, decay.high);
@@ -88,7 +90,7 @@ WYVERN_DEVICE Left<float> anchored_left(const Tile<T, Rows, Cols>& x, const Left
 /// k_sc exp(anchor_c - G_sc) as element (depth c, column s): rows row..row+15 of the tiles, the
 /// reduction running over their columns depth..depth+7.
 template <class T, int Rows, int Cols>
-WYVERN_DEVICE RightPair<float> anchored_right_transposed(const Tile<T, Rows, Cols>& k,
+WYVERN_DEVICE FragmentB<float> anchored_right_transposed(const Tile<T, Rows, Cols>& k,
                                                          const Tile<float, Rows, Cols>& G,
                                                          const Float2& anchor, int row, int depth) {
   const int first_row = row + lane_index() / 4;
@@ -105,10 +107,10 @@ enum class Side { before, after };
 /// x_sc times its decay before or after row `anchor_row`, as element (depth s, column c): the
 /// reduction running down the tiles' rows depth..depth+7, columns col..col+15.
 template <Side S, class T, int Rows, int Cols>
-WYVERN_DEVICE RightPair<float> anchored_right(const Tile<T, Rows, Cols>& x,
+WYVERN_DEVICE FragmentB<float> anchored_right(const Tile<T, Rows, Cols>& x,
                                               const Tile<float, Rows, Cols>& G, int anchor_row,
                                               int depth, int col) {
-  RightPair<float> b;
+  FragmentB<float> b;
   const int row = depth + lane_index() % 4 * 2;
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
@@ -129,7 +131,7 @@ WYVERN_DEVICE RightPair<float> anchored_right(const Tile<T, Rows, Cols>& x,
 /// Sixteen rows of the products of queries and of keys with the keys of a chunk of Size tokens.
 template <int Size>
 struct IntraStrip {
-  Piece qk[Size / 8], kk[Size / 8];
+  Accumulator qk[Size / 8], kk[Size / 8];
 };
 
 /// Every Split-th pair of columns from `part`: adds the products inside the diagonal block, where
@@ -140,13 +142,13 @@ WYVERN_DEVICE void add_diagonal_block(IntraStrip<Size>& sum, const Tile<T, Size,
                                       const Tile<T, Size, Cols>& k,
                                       const Tile<float, Size, Cols>& G, int strip, int part) {
   const int first = strip * 16;
-  Piece qk[2], kk[2];
+  Accumulator qk[2], kk[2];
 #pragma unroll 1
   for (int c = 2 * part; c < Cols; c += 2 * Split) {
     Float2 q_r[2], k_r[2], G_r[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int r = first + piece_row(2 * half);
+      const int r = first + accumulator_row(2 * half);
       q_r[half] = load_pair(q.at(r, c));
       k_r[half] = load_pair(k.at(r, c));
       G_r[half] = load<2>(G.at(r, c));
@@ -155,12 +157,12 @@ WYVERN_DEVICE void add_diagonal_block(IntraStrip<Size>& sum, const Tile<T, Size,
     for (int n = 0; n < 2; ++n)
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const int s = first + n * 8 + piece_col(j);
+        const int s = first + n * 8 + accumulator_col(j);
         const Float2 k_s = load_pair(k.at(s, c));
         const Float2 G_s = load<2>(G.at(s, c));
 #pragma unroll
         for (int half = n; half < 2; ++half) {
-          const bool wanted = first + piece_row(2 * half) >= s;
+          const bool wanted = first + accumulator_row(2 * half) >= s;
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const float x = k_s.at[i] * decay(wanted ? G_r[half].at[i] - G_s.at[i] : 0.0f);
@@ -195,12 +197,12 @@ WYVERN_DEVICE void accumulate_intra(IntraStrip<Size>& sum, const Tile<T, Size, C
     for (int depth = part * 8; depth < Cols; depth += Split * 8) {
       const Float2 anchor = load_anchor(G, n, depth);
       const LeftDecay decay = decay_left(G, anchor, strip * 16, depth);
-      const Left<float> q_r = anchored_left(q, decay, strip * 16, depth);
-      const Left<float> k_r = anchored_left(k, decay, strip * 16, depth);
+      const FragmentA<float> q_r = anchored_left(q, decay, strip * 16, depth);
+      const FragmentA<float> k_r = anchored_left(k, decay, strip * 16, depth);
 #pragma unroll
       for (int j = 0; j < Size / 16; ++j) {
         if (Bounded ? j > strip : j >= strip) break;
-        const RightPair<float> b = anchored_right_transposed(k, G, anchor, j * 16, depth);
+        const FragmentB<float> b = anchored_right_transposed(k, G, anchor, j * 16, depth);
         multiply<P>(sum.qk[2 * j], sum.qk[2 * j + 1], q_r, b);
         multiply<P>(sum.kk[2 * j], sum.kk[2 * j + 1], k_r, b);
       }
@@ -227,8 +229,8 @@ WYVERN_DEVICE void join_parts(IntraStrip<Size>& sum, float* memory, int strip, i
 #pragma unroll
       for (int n = 0; n < Size / 8; ++n) {
         if (n / 2 > strip) break;
-        const Piece& qk = sum.qk[n];
-        const Piece& kk = sum.kk[n];
+        const Accumulator& qk = sum.qk[n];
+        const Accumulator& kk = sum.kk[n];
         quads[first(part) + n * 64] = {{qk.x[0], qk.x[1], qk.x[2], qk.x[3]}};
         quads[first(part) + n * 64 + 32] = {{kk.x[0], kk.x[1], kk.x[2], kk.x[3]}};
       }
@@ -278,7 +280,7 @@ WYVERN_DEVICE void for_each_intra(const IntraStrip<Size>& sum, const RowFactors&
                                   Put&& put) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int r = strip * 16 + piece_row(2 * half);
+    const int r = strip * 16 + accumulator_row(2 * half);
     float beta_r = rows.beta[r];
     float q_r = 1.0f;
     if constexpr (Scaled) {
@@ -287,7 +289,7 @@ WYVERN_DEVICE void for_each_intra(const IntraStrip<Size>& sum, const RowFactors&
     }
 #pragma unroll
     for (int n = 0; n < Size / 8; ++n) {
-      const int s = n * 8 + piece_col(0);
+      const int s = n * 8 + accumulator_col(0);
       float P[2], A[2];
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
@@ -312,9 +314,9 @@ struct KeyOutputs {
   int64 stride;
 };
 
-/// What a piece of sixteen rows and eight columns of W, qg and kg comes from.
+/// What a accumulator of sixteen rows and eight columns of W, qg and kg comes from.
 struct KeyPieces {
-  Piece k_decayed, qg, kg;
+  Accumulator k_decayed, qg, kg;
 };
 
 /// Rows row..row+15, columns col..col+7: exp(G) k, exp(G) q and exp(G_last - G) k, with the scales
@@ -324,11 +326,11 @@ WYVERN_DEVICE KeyPieces decay_keys(const Tile<T, Size, Cols>& q, const Tile<T, S
                                    const Tile<float, Size, Cols>& G, const RowFactors& rows,
                                    int row, int col, int last) {
   KeyPieces to;
-  const int c = col + piece_col(0);
+  const int c = col + accumulator_col(0);
   const Float2 G_last = load<2>(G.at(last, c));
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int r = row + piece_row(2 * half);
+    const int r = row + accumulator_row(2 * half);
     const Float2 G_r = load<2>(G.at(r, c));
     Float2 q_r = load_pair(q.at(r, c));
     Float2 k_r = load_pair(k.at(r, c));
@@ -347,10 +349,10 @@ WYVERN_DEVICE KeyPieces decay_keys(const Tile<T, Size, Cols>& q, const Tile<T, S
   return to;
 }
 
-/// Two pieces side by side as right operands whose reduction runs down the sixteen rows.
+/// Two accumulators side by side as B fragments whose reduction runs down the sixteen rows.
 template <class T>
-WYVERN_DEVICE RightPair<T> right_from(const Piece& left, const Piece& right) {
-  RightPair<T> b;
+WYVERN_DEVICE FragmentB<T> right_from(const Accumulator& left, const Accumulator& right) {
+  FragmentB<T> b;
   b.r[0] = transpose_8x8(pack<T>(left.x[0], left.x[1]));
   b.r[1] = transpose_8x8(pack<T>(left.x[2], left.x[3]));
   b.r[2] = transpose_8x8(pack<T>(right.x[0], right.x[1]));
@@ -358,12 +360,12 @@ WYVERN_DEVICE RightPair<T> right_from(const Piece& left, const Piece& right) {
   return b;
 }
 
-/// Rows depth..depth+7 of beta exp(G) k as a right operand of a step, columns col..col+15.
+/// Rows depth..depth+7 of beta exp(G) k as a B fragment of a step, columns col..col+15.
 template <bool Scaled, int Size, int Cols>
-WYVERN_DEVICE RightPair<float> decayed_right(const Tile<float, Size, Cols>& k,
+WYVERN_DEVICE FragmentB<float> decayed_right(const Tile<float, Size, Cols>& k,
                                              const Tile<float, Size, Cols>& G,
                                              const RowFactors& rows, int depth, int col) {
-  RightPair<float> b;
+  FragmentB<float> b;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int s = depth + lane_index() % 4 * 2 + i % 2;
@@ -374,9 +376,9 @@ WYVERN_DEVICE RightPair<float> decayed_right(const Tile<float, Size, Cols>& k,
   return b;
 }
 
-/// Tinv diag(beta) as a left operand, from a tile that must outlive it. 16-bit ones are in
+/// Tinv diag(beta) as a A fragment, from a tile that must outlive it. 16-bit ones are in
 /// registers; there are too few for fp32 ones, which are loaded when used, while beta goes to the
-/// right operand.
+/// B fragment.
 template <class T, int Size, int Parts = 1>
 struct InverseOperand : LowerOperand<T, Size, Parts> {
   using LowerOperand<T, Size, Parts>::LowerOperand;
@@ -391,14 +393,14 @@ struct InverseOperand<float, Size, 1> {
 
   /// sum += tile * right(depth), right giving eight rows of sixteen columns.
   template <Precision P, class Right>
-  WYVERN_DEVICE void add(Piece (&sum)[Size / 16][2], Right&& right) const {
+  WYVERN_DEVICE void add(Accumulator (&sum)[Size / 16][2], Right&& right) const {
 #pragma unroll 1
     for (int depth = 0; depth < Size; depth += 8) {
-      const RightPair<float> b = right(depth);
+      const FragmentB<float> b = right(depth);
 #pragma unroll
       for (int strip = 0; strip < Size / 16; ++strip)
         if (strip >= depth / 16)
-          multiply<P>(sum[strip][0], sum[strip][1], load_left(tile, strip * 16, depth), b);
+          multiply<P>(sum[strip][0], sum[strip][1], load_a(tile, strip * 16, depth), b);
     }
   }
 
@@ -406,9 +408,9 @@ struct InverseOperand<float, Size, 1> {
   template <Precision P, int Align, int Cols>
   WYVERN_DEVICE void apply(const Tile<float, Size, Cols>& x, int col, float* to, int64 stride,
                            int rows, int cols) const {
-    Piece sum[Size / 16][2];
+    Accumulator sum[Size / 16][2];
     add<P>(sum, [&](int depth) {
-      RightPair<float> b = load_right(x, depth, col);
+      FragmentB<float> b = load_b(x, depth, col);
 #pragma unroll
       for (int i = 0; i < 4; ++i) b.r[i] *= beta[depth + lane_index() % 4 * 2 + i % 2];
       return b;
@@ -429,7 +431,7 @@ WYVERN_DEVICE void write_keys(const InverseOperand<T, Size, Parts>& inverse,
                               const Tile<float, Size, Cols>& G, const RowFactors& rows,
                               const KeyOutputs<T>& to, int first, int col, int chunk_rows,
                               int cols) {
-  Piece w[Size / 16][2];
+  Accumulator w[Size / 16][2];
 #pragma unroll
   for (int depth = 0; depth < Size / 16; ++depth) {
     if (depth * 16 >= chunk_rows) break;
@@ -441,11 +443,11 @@ WYVERN_DEVICE void write_keys(const InverseOperand<T, Size, Parts>& inverse,
     if constexpr (kHalf<T>) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float beta_r = rows.beta[depth * 16 + piece_row(i)];
+        const float beta_r = rows.beta[depth * 16 + accumulator_row(i)];
         w[depth][0].x[i] += beta_r * left.k_decayed.x[i];
         w[depth][1].x[i] += beta_r * right.k_decayed.x[i];
       }
-      const RightPair<T> b = right_from<T>(left.k_decayed, right.k_decayed);
+      const FragmentB<T> b = right_from<T>(left.k_decayed, right.k_decayed);
 #pragma unroll
       for (int strip = depth; strip < Size / 16; ++strip)
 #pragma unroll
@@ -462,3 +464,5 @@ WYVERN_DEVICE void write_keys(const InverseOperand<T, Size, Parts>& inverse,
     store_pair<Align>(to.w + strip * 16 * to.stride + first, to.stride, w[strip][0], w[strip][1],
                       chunk_rows - strip * 16, cols);
 }
+
+}  // namespace wyvern::cuda

@@ -4,16 +4,18 @@
 
 #include "device/cuda/kda_intra_backward.cuh"
 
+namespace wyvern::cuda {
+
 /// Calls put(strip, col, left, right) with X = Tinv^T dU, sixteen columns a warp at a time and
 /// sixteen rows a call, and leaves X in dU's place.
 template <Precision P, int Warps, class T, int Size, int Cols, class Put>
 WYVERN_DEVICE void solve_transposed(const Tile<T, Size, Size>& Tinv, const Tile<T, Size, Cols>& dU,
                                     Put&& put) {
   for (int col = warp_index() * 16; col < Cols; col += Warps * 16) {
-    Piece x[Size / 16][2];
+    Accumulator x[Size / 16][2];
 #pragma unroll
     for (int depth = 0; depth < Size; depth += kDepth<T>) {
-      const auto b = load_right(dU, depth, col);
+      const auto b = load_b(dU, depth, col);
 #pragma unroll
       for (int strip = 0; strip <= depth / 16; ++strip)
         multiply<P>(x[strip][0], x[strip][1], load_left_transposed(Tinv, depth, strip * 16), b);
@@ -25,8 +27,8 @@ WYVERN_DEVICE void solve_transposed(const Tile<T, Size, Size>& Tinv, const Tile<
       for (int n = 0; n < 2; ++n)
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-          *reinterpret_cast<Vector<T, 2>*>(
-              dU.at(strip * 16 + piece_row(2 * half), col + n * 8 + piece_col(0))) = Vector<T, 2>{
+          *reinterpret_cast<Vector<T, 2>*>(dU.at(strip * 16 + accumulator_row(2 * half),
+                                                 col + n * 8 + accumulator_col(0))) = Vector<T, 2>{
               {from_float<T>(x[strip][n].x[2 * half]), from_float<T>(x[strip][n].x[2 * half + 1])}};
       put(strip, col, x[strip][0], x[strip][1]);
     }
@@ -35,11 +37,11 @@ WYVERN_DEVICE void solve_transposed(const Tile<T, Size, Size>& Tinv, const Tile<
 
 /// left right^T over sixteen rows of each, added to 16 x 16 elements.
 template <Precision P, class T, int Size, int Cols>
-WYVERN_DEVICE void multiply_rows(Piece& d0, Piece& d1, const Tile<T, Size, Cols>& left, int row,
-                                 const Tile<T, Size, Cols>& right, int col) {
+WYVERN_DEVICE void multiply_rows(Accumulator& d0, Accumulator& d1, const Tile<T, Size, Cols>& left,
+                                 int row, const Tile<T, Size, Cols>& right, int col) {
 #pragma unroll 4
   for (int depth = 0; depth < Cols; depth += kDepth<T>)
-    multiply<P>(d0, d1, load_left(left, row, depth), load_right_transposed(right, depth, col));
+    multiply<P>(d0, d1, load_a(left, row, depth), load_b_transposed(right, depth, col));
 }
 
 /// Calls put(i, j, is_dA, left, right) with the 16 x 16 blocks of scale dO V'^T and -X V'^T on and
@@ -56,17 +58,18 @@ WYVERN_DEVICE void gradients_of_products(const Tile<T, Size, Cols>& dO,
     const bool is_dA = task % 2 != 0;
     const int i = task / 2 / kBlocks;
     const int j = task / 2 % kBlocks;
-    Piece piece[2];
-    if (j <= i) multiply_rows<P>(piece[0], piece[1], is_dA ? X : dO, i * 16, values, j * 16);
+    Accumulator accumulator[2];
+    if (j <= i)
+      multiply_rows<P>(accumulator[0], accumulator[1], is_dA ? X : dO, i * 16, values, j * 16);
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        const int distance = (i - j) * 16 + piece_row(k) - n * 8 - piece_col(k);
-        const float x = piece[n].x[k] * (is_dA ? -1.0f : scale);
-        piece[n].x[k] = distance > 0 || (distance == 0 && !is_dA) ? x : 0.0f;
+        const int distance = (i - j) * 16 + accumulator_row(k) - n * 8 - accumulator_col(k);
+        const float x = accumulator[n].x[k] * (is_dA ? -1.0f : scale);
+        accumulator[n].x[k] = distance > 0 || (distance == 0 && !is_dA) ? x : 0.0f;
       }
-    put(i, j, is_dA, piece[0], piece[1]);
+    put(i, j, is_dA, accumulator[0], accumulator[1]);
   }
 }
 
@@ -116,13 +119,13 @@ struct InterBackward {
     for (int pair = 0; pair < N; ++pair)
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        const int c = col + pair * 16 + n * 8 + piece_col(0);
+        const int c = col + pair * 16 + n * 8 + accumulator_col(0);
         const Float2 G_end = load_two(tile.G, Size - 1, c);
         float end[2] = {0.0f, 0.0f};
 #pragma unroll
         for (int half = 0; half < 2; ++half)
           finish(d[pair].dq[n].x + 2 * half, d[pair].dk[n].x + 2 * half, d[pair].dG[n].x + 2 * half,
-                 dbeta[half], end, G_end, strip * 16 + piece_row(2 * half), c, last, scale);
+                 dbeta[half], end, G_end, strip * 16 + accumulator_row(2 * half), c, last, scale);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           for (int mask = 4; mask < 32; mask *= 2) end[j] += shuffle_xor(end[j], mask);
@@ -137,13 +140,13 @@ struct InterBackward {
   WYVERN_DEVICE void multiply_states(KeyGradients (&d)[N], int strip, int col) const {
 #pragma unroll 4
     for (int depth = 0; depth < Values; depth += kDepth<T>) {
-      const auto a_o = load_left(dO, strip * 16, depth);
-      const auto a_v = load_left(values, strip * 16, depth);
-      const auto a_x = load_left(X, strip * 16, depth);
+      const auto a_o = load_a(dO, strip * 16, depth);
+      const auto a_v = load_a(values, strip * 16, depth);
+      const auto a_x = load_a(X, strip * 16, depth);
 #pragma unroll
       for (int pair = 0; pair < N; ++pair) {
-        const auto h = load_right_transposed(states.h, depth, col + pair * 16);
-        const auto dh = load_right_transposed(states.dh, depth, col + pair * 16);
+        const auto h = load_b_transposed(states.h, depth, col + pair * 16);
+        const auto dh = load_b_transposed(states.dh, depth, col + pair * 16);
         multiply<P>(d[pair].dq[0], d[pair].dq[1], a_o, h);
         multiply<P>(d[pair].dG[0], d[pair].dG[1], a_x, h);
         multiply<P>(d[pair].dk[0], d[pair].dk[1], a_v, dh);
@@ -184,8 +187,8 @@ WYVERN_DEVICE void add_chunk_end(KeyGradients& d, const float* end, const float*
   for (int n = 0; n < 2; ++n)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (piece_row(i) != last) continue;
-      const int c = n * 8 + piece_col(i);
+      if (accumulator_row(i) != last) continue;
+      const int c = n * 8 + accumulator_col(i);
       float sum = end[c];
       for (int strip = 0; strip < Strips; ++strip) sum += sums[strip * Cols + c];
       d.dG[n].x[i] += sum;
@@ -288,15 +291,15 @@ struct Block {
 
     float x_dot_v[kStrips][2] = {};
     solve_transposed<precision, num_warps>(
-        inverse, inter.X, [&](int strip, int col, Piece& left, Piece& right) {
+        inverse, inter.X, [&](int strip, int col, Accumulator& left, Accumulator& right) {
           const int rows = in.rows - strip * 16;
           const int64 at = int64{strip} * 16 * HV * V + col;
-          Piece v_left, v_right;
+          Accumulator v_left, v_right;
           load_pair<V>(in.v + at, int64{HV} * V, v_left, v_right, rows, V - col);
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             x_dot_v[strip][i / 2] += left.x[i] * v_left.x[i] + right.x[i] * v_right.x[i];
-            const float rate = inter.rows.beta[strip * 16 + piece_row(i)];
+            const float rate = inter.rows.beta[strip * 16 + accumulator_row(i)];
             left.x[i] *= rate;
             right.x[i] *= rate;
           }
@@ -348,3 +351,5 @@ struct Block {
     return sum;
   }
 };
+
+}  // namespace wyvern::cuda

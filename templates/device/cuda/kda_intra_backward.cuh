@@ -14,6 +14,8 @@
 #include "device/cuda/chunk.cuh"
 #include "device/cuda/mma.cuh"
 
+namespace wyvern::cuda {
+
 /// What 16-bit products inside a chunk are made of: bf16, as neither the decays around a middle row
 /// nor gradients keep to fp16's range.
 template <class T>
@@ -34,7 +36,7 @@ WYVERN_DEVICE float as_operand(float x) {
   return P == Precision::tf32 ? to_tf32(x) : x;
 }
 
-/// One number for each element of a right operand that this lane holds.
+/// One number for each element of a B fragment that this lane holds.
 template <class T>
 struct RightFactors {
   static constexpr int kCount = kHalf<T> ? 8 : 4;
@@ -54,9 +56,9 @@ struct RightFactors {
 
 /// `raw` as `To`: scale(depth, x) of every element x, times its factor.
 template <class To, class From, class Scale>
-WYVERN_DEVICE RightPair<To> scaled(const RightPair<From>& raw, const RightFactors<To>& factors,
+WYVERN_DEVICE FragmentB<To> scaled(const FragmentB<From>& raw, const RightFactors<To>& factors,
                                    Scale&& scale) {
-  RightPair<To> b;
+  FragmentB<To> b;
   const int depth = lane_index() % 4 * 2;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -76,8 +78,9 @@ WYVERN_DEVICE RightPair<To> scaled(const RightPair<From>& raw, const RightFactor
 /// Rows row..row+15 of a transposed tile, reduction indices depth..: element (row, depth) at
 /// tile(depth, row).
 template <class T, int Rows, int Cols>
-WYVERN_DEVICE Left<T> load_left_transposed(const Tile<T, Rows, Cols>& tile, int depth, int row) {
-  Left<T> a;
+WYVERN_DEVICE FragmentA<T> load_left_transposed(const Tile<T, Rows, Cols>& tile, int depth,
+                                                int row) {
+  FragmentA<T> a;
   const int lane = lane_index();
   if constexpr (kHalf<T>) {
     load_matrix_x4_transposed(a.r,
@@ -115,7 +118,7 @@ struct RowFactors {
 
 /// Gradients of sixteen rows and sixteen columns.
 struct KeyGradients {
-  Piece dq[2], dk[2], dG[2];
+  Accumulator dq[2], dk[2], dG[2];
 };
 
 /// Starts copying Rows x Cols gates; rows from `rows` on repeat the last one, so that differences
@@ -161,25 +164,25 @@ WYVERN_DEVICE void fill_factors(const RowFactors& to, const Beta* beta, int64 be
 
 /// Reads what store_pair writes: 16 rows x 16 columns, zeros past `rows` and `cols`.
 template <int Align, class T>
-WYVERN_DEVICE void load_pair(const T* from, int64 stride, Piece& left, Piece& right, int rows,
-                             int cols) {
+WYVERN_DEVICE void load_pair(const T* from, int64 stride, Accumulator& left, Accumulator& right,
+                             int rows, int cols) {
 #pragma unroll
   for (int i = 0; i < 8; i += 2) {
-    Piece& piece = i < 4 ? left : right;
-    const int r = piece_row(i % 4);
-    const int col = i / 4 * 8 + piece_col(0);
+    Accumulator& accumulator = i < 4 ? left : right;
+    const int r = accumulator_row(i % 4);
+    const int col = i / 4 * 8 + accumulator_col(0);
     const T* const at = from + r * stride + col;
-    piece.x[i % 4] = piece.x[i % 4 + 1] = 0.0f;
+    accumulator.x[i % 4] = accumulator.x[i % 4 + 1] = 0.0f;
     if (r >= rows) continue;
     if constexpr (Align % 2 == 0) {
       if (col < cols) {
         const auto x = load<2>(at);
-        piece.x[i % 4] = to_float(x.at[0]);
-        piece.x[i % 4 + 1] = to_float(x.at[1]);
+        accumulator.x[i % 4] = to_float(x.at[0]);
+        accumulator.x[i % 4 + 1] = to_float(x.at[1]);
       }
     } else {
-      if (col < cols) piece.x[i % 4] = to_float(at[0]);
-      if (col + 1 < cols) piece.x[i % 4 + 1] = to_float(at[1]);
+      if (col < cols) accumulator.x[i % 4] = to_float(at[0]);
+      if (col + 1 < cols) accumulator.x[i % 4 + 1] = to_float(at[1]);
     }
   }
 }
@@ -213,8 +216,8 @@ struct IntraBackward {
   /// queries += dAqk E k and keys += dA E k, of rows of `strip` with those of block `earlier`; the
   /// decay from the anchor on is left to finish_later.
   template <bool Inside>
-  WYVERN_DEVICE void gather_earlier(Piece (&queries)[2], Piece (&keys)[2], int strip, int earlier,
-                                    int anchor, int col) const {
+  WYVERN_DEVICE void gather_earlier(Accumulator (&queries)[2], Accumulator (&keys)[2], int strip,
+                                    int earlier, int anchor, int col) const {
 #pragma unroll
     for (int depth = 0; depth < 16; depth += kDepth<Factor>) {
       const int first = earlier * 16 + depth;
@@ -222,23 +225,24 @@ struct IntraBackward {
         return before<Inside>(*tile.G.at(anchor, col + c), *tile.G.at(first + s, col + c),
                               first + s);
       });
-      const auto b = scaled(load_right(tile.k, first, col), E,
+      const auto b = scaled(load_b(tile.k, first, col), E,
                             [&](int s, float k) { return k * key_scale(first + s); });
-      multiply<P>(queries[0], queries[1], load_left(dAqk, strip * 16, first), b);
-      multiply<P>(keys[0], keys[1], load_left(dA, strip * 16, first), b);
+      multiply<P>(queries[0], queries[1], load_a(dAqk, strip * 16, first), b);
+      multiply<P>(keys[0], keys[1], load_a(dA, strip * 16, first), b);
     }
   }
 
   template <bool Inside>
-  WYVERN_DEVICE void finish_later(KeyGradients& d, float (&dbeta)[2], const Piece (&queries)[2],
-                                  const Piece (&keys)[2], int strip, int anchor, int col) const {
+  WYVERN_DEVICE void finish_later(KeyGradients& d, float (&dbeta)[2],
+                                  const Accumulator (&queries)[2], const Accumulator (&keys)[2],
+                                  int strip, int anchor, int col) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int r = strip * 16 + piece_row(2 * half);
+      const int r = strip * 16 + accumulator_row(2 * half);
       const float beta = rows.beta[r];
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        const int c = col + n * 8 + piece_col(0);
+        const int c = col + n * 8 + accumulator_col(0);
         const Float2 G_r = load_two(tile.G, r, c);
         const Float2 G_anchor = load_two(tile.G, anchor, c);
         const Float2 q = load_two(tile.q, r, c);
@@ -262,7 +266,7 @@ struct IntraBackward {
   /// What rows of block `later` give to the earlier rows of `strip`.
   template <bool Inside>
   WYVERN_DEVICE void add_later(KeyGradients& d, int strip, int later, int anchor, int col) const {
-    Piece sum[2];
+    Accumulator sum[2];
 #pragma unroll
     for (int depth = 0; depth < 16; depth += kDepth<Factor>) {
       const int first = later * 16 + depth;
@@ -270,20 +274,20 @@ struct IntraBackward {
         return after<Inside>(*tile.G.at(anchor, col + c), *tile.G.at(first + r, col + c),
                              first + r);
       });
-      const auto q = scaled(load_right(tile.q, first, col), E,
+      const auto q = scaled(load_b(tile.q, first, col), E,
                             [&](int r, float x) { return x * query_scale(first + r); });
       multiply<P>(sum[0], sum[1], load_left_transposed(dAqk, first, strip * 16), q);
-      const auto k = scaled(load_right(tile.k, first, col), E, [&](int r, float x) {
+      const auto k = scaled(load_b(tile.k, first, col), E, [&](int r, float x) {
         return rows.beta[first + r] * (x * key_scale(first + r));
       });
       multiply<P>(sum[0], sum[1], load_left_transposed(dA, first, strip * 16), k);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int s = strip * 16 + piece_row(2 * half);
+      const int s = strip * 16 + accumulator_row(2 * half);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        const int c = col + n * 8 + piece_col(0);
+        const int c = col + n * 8 + accumulator_col(0);
         const Float2 G_s = load_two(tile.G, s, c);
         const Float2 G_anchor = load_two(tile.G, anchor, c);
         const Float2 k = load_two(tile.k, s, c);
@@ -304,10 +308,10 @@ struct IntraBackward {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int first = strip * 16 + 8 * half;
-      const int r = strip * 16 + piece_row(2 * half);
+      const int r = strip * 16 + accumulator_row(2 * half);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        const int c = col + n * 8 + piece_col(0);
+        const int c = col + n * 8 + accumulator_col(0);
         const Float2 G_r = load_two(tile.G, r, c);
         float queries[2] = {}, keys[2] = {}, sum[2] = {};
 #pragma unroll 2
@@ -349,11 +353,11 @@ struct IntraBackward {
   WYVERN_DEVICE void add_diagonal(KeyGradients& d, int strip, int col) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int r = strip * 16 + piece_row(2 * half);
+      const int r = strip * 16 + accumulator_row(2 * half);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        const Float2 q = load_two(tile.q, r, col + n * 8 + piece_col(0));
-        const Float2 k = load_two(tile.k, r, col + n * 8 + piece_col(0));
+        const Float2 q = load_two(tile.q, r, col + n * 8 + accumulator_col(0));
+        const Float2 k = load_two(tile.k, r, col + n * 8 + accumulator_col(0));
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           d.dq[n].x[2 * half + j] += diagonal[r] * (k.at[j] * key_scale(r));
@@ -369,14 +373,14 @@ struct IntraBackward {
     const int first = strip * 16;
     const int middle = first + 8;
     {
-      Piece queries[2], keys[2];
+      Accumulator queries[2], keys[2];
 #pragma unroll 1
       for (int earlier = 0; earlier < strip; ++earlier)
         gather_earlier<false>(queries, keys, strip, earlier, first, col);
       finish_later<false>(d, dbeta, queries, keys, strip, first, col);
     }
     {
-      Piece queries[2], keys[2];
+      Accumulator queries[2], keys[2];
       gather_earlier<true>(queries, keys, strip, strip, middle, col);
       finish_later<true>(d, dbeta, queries, keys, strip, middle, col);
     }
@@ -396,7 +400,7 @@ WYVERN_DEVICE void store_row_sums(float (&sum)[2], float* to) {
   for (int half = 0; half < 2; ++half) {
     sum[half] += shuffle_xor(sum[half], 1);
     sum[half] += shuffle_xor(sum[half], 2);
-    if (lane_index() % 4 == 0) to[piece_row(2 * half)] = sum[half];
+    if (lane_index() % 4 == 0) to[accumulator_row(2 * half)] = sum[half];
   }
 }
 
@@ -406,3 +410,5 @@ WYVERN_DEVICE float beta_slope(float beta) {
   if constexpr (!Sigmoid) return 1.0f;
   return beta * (1.0f - (Negative ? 0.5f : 1.0f) * beta);
 }
+
+}  // namespace wyvern::cuda

@@ -1,24 +1,26 @@
 // Products of 16-row tiles on tensor cores. One accumulator layout serves every dtype and
 // precision: a lane owns (row g, columns 2t and 2t+1) and (row g+8, the same columns) of each 16x8
-// piece, where g = lane / 4 and t = lane % 4. That layout is also the left operand's, so a
+// accumulator, where g = lane / 4 and t = lane % 4. That layout is also the A fragment's, so a
 // product's result feeds the next product without leaving registers.
 #pragma once
 
 #include "device/cuda/tile.cuh"
 
-/// One 16x8 piece of an accumulator.
-struct Piece {
+namespace wyvern::cuda {
+
+/// One 16x8 accumulator of an accumulator.
+struct Accumulator {
   float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 };
 
-/// Row (of 16) and column (of 8) of element i of a Piece in this lane.
-WYVERN_DEVICE int piece_row(int i) { return lane_index() / 4 + (i / 2) * 8; }
-WYVERN_DEVICE int piece_col(int i) { return lane_index() % 4 * 2 + i % 2; }
+/// Row (of 16) and column (of 8) of element i of a Accumulator in this lane.
+WYVERN_DEVICE int accumulator_row(int i) { return lane_index() / 4 + (i / 2) * 8; }
+WYVERN_DEVICE int accumulator_col(int i) { return lane_index() % 4 * 2 + i % 2; }
 
 /// What is left of `x` when it is rounded to T.
 template <class T>
-WYVERN_DEVICE Piece rounded_off(const Piece& x) {
-  Piece rest;
+WYVERN_DEVICE Accumulator rounded_off(const Accumulator& x) {
+  Accumulator rest;
 #pragma unroll
   for (int i = 0; i < 4; ++i) rest.x[i] = x.x[i] - to_float(from_float<T>(x.x[i]));
   return rest;
@@ -35,34 +37,34 @@ WYVERN_DEVICE float within_range(float x) {
 template <class T>
 inline constexpr int kDepth = kHalf<T> ? 16 : 8;
 
-/// Left operand of a step, 16 rows x kDepth. In fp32 the lane holds reduction indices 2t and 2t+1
-/// where the instruction has t and t+4: a permutation shared with RightPair, chosen so that a Piece
-/// and pairs of adjacent floats fit without shuffles.
+/// A fragment of a step, 16 rows x kDepth. In fp32 the lane holds reduction indices 2t and 2t+1
+/// where the instruction has t and t+4: a permutation shared with FragmentB, chosen so that a
+/// Accumulator and pairs of adjacent floats fit without shuffles.
 template <class T>
-struct Left {
+struct FragmentA {
   uint32 r[4];
 };
 template <>
-struct Left<float> {
+struct FragmentA<float> {
   float r[4];
 };
 
-/// Right operands of a step for two neighbouring pieces: kDepth x 16 columns.
+/// B fragments of a step for two neighbouring accumulators: kDepth x 16 columns.
 template <class T>
-struct RightPair {
-  uint32 r[4];  // piece 0: r[0], r[1]; piece 1: r[2], r[3]
+struct FragmentB {
+  uint32 r[4];  // accumulator 0: r[0], r[1]; accumulator 1: r[2], r[3]
 };
 template <>
-struct RightPair<float> {
+struct FragmentB<float> {
   float r[4];
 };
 
-// ---- left operands ------------------------------------------------------------------------------
+// ---- A fragments ------------------------------------------------------------------------------
 
 /// Rows row..row+15, reduction indices depth..: stored row by row.
 template <class T, int Rows, int Cols>
-WYVERN_DEVICE Left<T> load_left(const Tile<T, Rows, Cols>& tile, int row, int depth) {
-  Left<T> a;
+WYVERN_DEVICE FragmentA<T> load_a(const Tile<T, Rows, Cols>& tile, int row, int depth) {
+  FragmentA<T> a;
   const int lane = lane_index();
   if constexpr (kHalf<T>) {
     load_matrix_x4(a.r, tile.at(row + lane % 16, depth + lane / 16 * 8));
@@ -77,53 +79,56 @@ WYVERN_DEVICE Left<T> load_left(const Tile<T, Rows, Cols>& tile, int row, int de
   return a;
 }
 
-/// From accumulator pieces: `next` continues `piece` by eight columns and is used for 16-bit only.
+/// From accumulator accumulators: `next` continues `accumulator` by eight columns and is used for
+/// 16-bit only.
 template <class T>
-WYVERN_DEVICE Left<T> left_from(const Piece& piece, [[maybe_unused]] const Piece& next) {
-  Left<T> a;
+WYVERN_DEVICE FragmentA<T> fragment_a(const Accumulator& accumulator,
+                                      [[maybe_unused]] const Accumulator& next) {
+  FragmentA<T> a;
   if constexpr (kHalf<T>) {
-    a.r[0] = pack<T>(piece.x[0], piece.x[1]);
-    a.r[1] = pack<T>(piece.x[2], piece.x[3]);
+    a.r[0] = pack<T>(accumulator.x[0], accumulator.x[1]);
+    a.r[1] = pack<T>(accumulator.x[2], accumulator.x[3]);
     a.r[2] = pack<T>(next.x[0], next.x[1]);
     a.r[3] = pack<T>(next.x[2], next.x[3]);
   } else {
-    a.r[0] = piece.x[0];
-    a.r[1] = piece.x[2];
-    a.r[2] = piece.x[1];
-    a.r[3] = piece.x[3];
+    a.r[0] = accumulator.x[0];
+    a.r[1] = accumulator.x[2];
+    a.r[2] = accumulator.x[1];
+    a.r[3] = accumulator.x[3];
   }
   return a;
 }
 
-/// Step `step` of a left operand that is a row of accumulator pieces.
+/// Step `step` of a A fragment that is a row of accumulator accumulators.
 template <class T, int N>
-WYVERN_DEVICE Left<T> left_from(const Piece (&pieces)[N], int step) {
+WYVERN_DEVICE FragmentA<T> fragment_a(const Accumulator (&accumulators)[N], int step) {
   if constexpr (kHalf<T>)
-    return left_from<T>(pieces[2 * step], pieces[2 * step + 1]);
+    return fragment_a<T>(accumulators[2 * step], accumulators[2 * step + 1]);
   else
-    return left_from<T>(pieces[step], pieces[step]);
+    return fragment_a<T>(accumulators[step], accumulators[step]);
 }
 
 /// What rounding dropped from step `step` of such a 16-bit operand: the two together hold twice the
 /// digits.
 template <class T, int N>
-WYVERN_DEVICE Left<T> left_rest(const Piece (&pieces)[N], int step, const Left<T>& head) {
-  Left<T> rest;
+WYVERN_DEVICE FragmentA<T> fragment_a_rest(const Accumulator (&accumulators)[N], int step,
+                                           const FragmentA<T>& head) {
+  FragmentA<T> rest;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float* const x = pieces[2 * step + i / 2].x + i % 2 * 2;
+    const float* const x = accumulators[2 * step + i / 2].x + i % 2 * 2;
     rest.r[i] = pack<T>(x[0] - to_float(T{static_cast<uint16>(head.r[i] & 0xFFFFU)}),
                         x[1] - to_float(T{static_cast<uint16>(head.r[i] >> 16U)}));
   }
   return rest;
 }
 
-// ---- right operands -----------------------------------------------------------------------------
+// ---- B fragments -----------------------------------------------------------------------------
 
 /// Stored as the reduction index runs down the rows: element (depth, col) at tile(depth, col).
 template <class T, int Rows, int Cols>
-WYVERN_DEVICE RightPair<T> load_right(const Tile<T, Rows, Cols>& tile, int depth, int col) {
-  RightPair<T> b;
+WYVERN_DEVICE FragmentB<T> load_b(const Tile<T, Rows, Cols>& tile, int depth, int col) {
+  FragmentB<T> b;
   const int lane = lane_index();
   if constexpr (kHalf<T>) {
     load_matrix_x4_transposed(b.r, tile.at(depth + lane % 16, col + lane / 16 * 8));
@@ -139,9 +144,8 @@ WYVERN_DEVICE RightPair<T> load_right(const Tile<T, Rows, Cols>& tile, int depth
 
 /// Stored transposed: element (depth, col) at tile(col, depth).
 template <class T, int Rows, int Cols>
-WYVERN_DEVICE RightPair<T> load_right_transposed(const Tile<T, Rows, Cols>& tile, int depth,
-                                                 int col) {
-  RightPair<T> b;
+WYVERN_DEVICE FragmentB<T> load_b_transposed(const Tile<T, Rows, Cols>& tile, int depth, int col) {
+  FragmentB<T> b;
   const int lane = lane_index();
   if constexpr (kHalf<T>) {
     load_matrix_x4(b.r, tile.at(col + lane % 8 + lane / 16 * 8, depth + lane / 8 % 2 * 8));
@@ -164,7 +168,7 @@ WYVERN_DEVICE RightPair<T> load_right_transposed(const Tile<T, Rows, Cols>& tile
 WYVERN_DEVICE void multiply_ieee(float (&d)[4], const float (&a)[4], float b0, float b1) {
   const int lane = lane_index();
   const int quad = lane / 4 * 4;
-  const int column = lane % 4 * 8;  // lane that owns (0, 2t) of the right operand
+  const int column = lane % 4 * 8;  // lane that owns (0, 2t) of the B fragment
 #pragma unroll 1
   for (int pair = 0; pair < 4; ++pair) {
 #pragma unroll
@@ -196,15 +200,16 @@ struct Split {
 };
 
 template <Precision P>
-WYVERN_DEVICE void multiply_split(float (&d)[4], const Split<P>& a, const Split<P>& b, int piece) {
-  const float b0 = b.head[2 * piece];
-  const float b1 = b.head[2 * piece + 1];
+WYVERN_DEVICE void multiply_split(float (&d)[4], const Split<P>& a, const Split<P>& b,
+                                  int accumulator) {
+  const float b0 = b.head[2 * accumulator];
+  const float b1 = b.head[2 * accumulator + 1];
   if constexpr (P == Precision::ieee) {
     multiply_ieee(d, a.head, b0, b1);
   } else {
     if constexpr (P == Precision::tf32x3) {
       mma_m16n8k8_tf32(d, a.tail, b0, b1);
-      mma_m16n8k8_tf32(d, a.head, b.tail[2 * piece], b.tail[2 * piece + 1]);
+      mma_m16n8k8_tf32(d, a.head, b.tail[2 * accumulator], b.tail[2 * accumulator + 1]);
     }
     mma_m16n8k8_tf32(d, a.head, b0, b1);
   }
@@ -212,7 +217,8 @@ WYVERN_DEVICE void multiply_split(float (&d)[4], const Split<P>& a, const Split<
 
 /// d0 += a * (first eight columns of b), d1 += a * (the others).
 template <Precision P, class T>
-WYVERN_DEVICE void multiply(Piece& d0, Piece& d1, const Left<T>& a, const RightPair<T>& b) {
+WYVERN_DEVICE void multiply(Accumulator& d0, Accumulator& d1, const FragmentA<T>& a,
+                            const FragmentB<T>& b) {
   if constexpr (kHalf<T>) {
     mma_m16n8k16<T>(d0.x, a.r, b.r[0], b.r[1]);
     mma_m16n8k16<T>(d1.x, a.r, b.r[2], b.r[3]);
@@ -226,13 +232,13 @@ WYVERN_DEVICE void multiply(Piece& d0, Piece& d1, const Left<T>& a, const RightP
 
 // ---- results to memory --------------------------------------------------------------------------
 
-/// Writes two neighbouring pieces, 16 rows x 16 columns, to rows `stride` elements apart, up to
-/// `rows` rows and `cols` columns. Rows start at multiples of Align elements from a 16-byte-aligned
-/// base. Where that allows, neighbouring lanes trade halves so that each writes four columns at
-/// once.
+/// Writes two neighbouring accumulators, 16 rows x 16 columns, to rows `stride` elements apart, up
+/// to `rows` rows and `cols` columns. Rows start at multiples of Align elements from a
+/// 16-byte-aligned base. Where that allows, neighbouring lanes trade halves so that each writes
+/// four columns at once.
 template <int Align, class T>
-WYVERN_DEVICE void store_pair(T* to, int64 stride, const Piece& left, const Piece& right, int rows,
-                              int cols) {
+WYVERN_DEVICE void store_pair(T* to, int64 stride, const Accumulator& left,
+                              const Accumulator& right, int rows, int cols) {
   const int row = lane_index() / 4;
   const int t = lane_index() % 4;
   if constexpr (kHalf<T> && Align % 4 == 0) {
@@ -249,17 +255,19 @@ WYVERN_DEVICE void store_pair(T* to, int64 stride, const Piece& left, const Piec
   } else {
 #pragma unroll
     for (int i = 0; i < 8; i += 2) {
-      const Piece& piece = i < 4 ? left : right;
+      const Accumulator& accumulator = i < 4 ? left : right;
       const int r = row + i % 4 / 2 * 8;
       const int col = i / 4 * 8 + 2 * t;
       if (r >= rows) continue;
       T* const at = to + r * stride + col;
       if constexpr (sizeof(T) == 4 && Align % 2 == 0) {
-        if (col < cols) store_vector(at, Float2{{piece.x[i % 4], piece.x[i % 4 + 1]}});
+        if (col < cols) store_vector(at, Float2{{accumulator.x[i % 4], accumulator.x[i % 4 + 1]}});
       } else {
-        if (col < cols) at[0] = from_float<T>(piece.x[i % 4]);
-        if (col + 1 < cols) at[1] = from_float<T>(piece.x[i % 4 + 1]);
+        if (col < cols) at[0] = from_float<T>(accumulator.x[i % 4]);
+        if (col + 1 < cols) at[1] = from_float<T>(accumulator.x[i % 4 + 1]);
       }
     }
   }
 }
+
+}  // namespace wyvern::cuda

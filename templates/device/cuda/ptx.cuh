@@ -6,6 +6,8 @@
 
 #include "device/cuda/types.cuh"
 
+namespace wyvern::cuda {
+
 #define WYVERN_DEVICE __device__ __forceinline__
 /// Begins the definition of the entry point, whose parameters WYVERN_PARAMETERS names. A block has
 /// `threads`, and registers are so few that `blocks` of them fit on a multiprocessor; 0 leaves the
@@ -102,7 +104,7 @@ WYVERN_DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
 // ---- wide stores --------------------------------------------------------------------------------
 
 /// Eight or sixteen bytes to global memory, aligned to their number, in one access. The compiler
-/// takes assignments of structs apart and does not always join the pieces again.
+/// takes assignments of structs apart and does not always join the accumulators again.
 WYVERN_DEVICE void store_words(void* to, const uint32 (&x)[2]) {
   asm volatile("st.global.v2.b32 [%0], {%1,%2};" ::"l"(__cvta_generic_to_global(to)), "r"(x[0]),
                "r"(x[1])
@@ -201,3 +203,5 @@ WYVERN_DEVICE void mma_m16n8k8_tf32(float (&d)[4], const float (&a)[4], float b0
       : "r"(float_bits(a[0])), "r"(float_bits(a[1])), "r"(float_bits(a[2])), "r"(float_bits(a[3])),
         "r"(float_bits(b0)), "r"(float_bits(b1)));
 }
+
+}  // namespace wyvern::cuda

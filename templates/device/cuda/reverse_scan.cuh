@@ -6,6 +6,8 @@
 
 #include "device/cuda/walk.cuh"
 
+namespace wyvern::cuda {
+
 /// One of the buffers that chunks pass through.
 struct Stage {
   using Keys = Tile<DTYPE, BT, kPaddedK>;
@@ -39,21 +41,22 @@ struct Stage {
 
 /// dU^T = dv_local^T + (dS^T K^T) diag(exp(G_C - G)), with the scales of keys; kg's rows have both
 /// factors already. `last` is the chunk's last row.
-WYVERN_DEVICE void value_gradient(Piece (&values)[kStrips][BT / 8], const State (&state)[kStrips],
-                                  const Stage& stage, int first_col, int last) {
+WYVERN_DEVICE void value_gradient(Accumulator (&values)[kStrips][BT / 8],
+                                  const State (&state)[kStrips], const Stage& stage, int first_col,
+                                  int last) {
   multiply_rows<precision>(values, state, stage.k);
 #pragma unroll
   for (int n = 0; n < BT / 8; ++n) {
     float factor[2] = {1.0f, 1.0f};
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const int r = n * 8 + piece_col(j);
+      const int r = n * 8 + accumulator_col(j);
       if constexpr (SCALAR_GATE) factor[j] = decay(stage.G[last] - stage.G[r]);
       if constexpr (kScaledKeys) factor[j] *= stage.k_rstd[r];
     }
 #pragma unroll
     for (int i = 0; i < kStrips; ++i) {
-      const Piece dv = load_transposed(stage.dv, n * 8, first_col + i * 16);
+      const Accumulator dv = load_transposed(stage.dv, n * 8, first_col + i * 16);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         float& x = values[i][n].x[j];
@@ -63,10 +66,10 @@ WYVERN_DEVICE void value_gradient(Piece (&values)[kStrips][BT / 8], const State 
   }
 }
 
-/// From dU^T to the left operands of -dU^T W. In 16 bits they fit into registers; in fp32 they take
+/// From dU^T to the A fragments of -dU^T W. In 16 bits they fit into registers; in fp32 they take
 /// dv_local's place in shared memory, where every lane puts back what it read, so that the update
 /// is a loop and not thousands of instructions.
-WYVERN_DEVICE void negate_gradient(Piece (&values)[kStrips][BT / 8], const Stage& stage,
+WYVERN_DEVICE void negate_gradient(Accumulator (&values)[kStrips][BT / 8], const Stage& stage,
                                    int first_col) {
 #pragma unroll
   for (int i = 0; i < kStrips; ++i)
@@ -77,56 +80,56 @@ WYVERN_DEVICE void negate_gradient(Piece (&values)[kStrips][BT / 8], const Stage
         float& x = values[i][n].x[j];
         x = -x;
         if constexpr (!kHalf<DTYPE>)
-          *stage.dv.at(n * 8 + piece_col(j), first_col + i * 16 + strip_col(piece_row(j))) =
-              from_float<DTYPE>(x);
+          *stage.dv.at(n * 8 + accumulator_col(j),
+                       first_col + i * 16 + strip_col(accumulator_row(j))) = from_float<DTYPE>(x);
       }
 }
 
 /// Eight rows of scale exp(G) dO, with the scales of queries, transposed.
-WYVERN_DEVICE Piece load_output_gradient(const Stage& stage, int row, int col, float scale) {
-  Piece piece = load_transposed(stage.dO, row, col);
+WYVERN_DEVICE Accumulator load_output_gradient(const Stage& stage, int row, int col, float scale) {
+  Accumulator accumulator = load_transposed(stage.dO, row, col);
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    const int r = row + piece_col(j);
+    const int r = row + accumulator_col(j);
     float factor = scale;
     if constexpr (SCALAR_GATE) factor *= decay(stage.G[r]);
     if constexpr (kScaledKeys) factor *= stage.q_rstd[r];
-    const float x = piece.x[j] * factor;
-    piece.x[j] = kScaledKeys ? within_range<DTYPE>(x) : x;
+    const float x = accumulator.x[j] * factor;
+    accumulator.x[j] = kScaledKeys ? within_range<DTYPE>(x) : x;
   }
-  return piece;
+  return accumulator;
 }
 
 /// dS^T <- exp(G_C) dS^T + scale (exp(G) dO)^T Q - dU^T W, after negate_gradient; without the part
 /// of dO where there are no `outputs`.
-WYVERN_DEVICE void update_state(State (&state)[kStrips], const Piece (&values)[kStrips][BT / 8],
-                                const Stage& stage, int first_col, int last, float scale,
-                                bool outputs) {
+WYVERN_DEVICE void update_state(State (&state)[kStrips],
+                                const Accumulator (&values)[kStrips][BT / 8], const Stage& stage,
+                                int first_col, int last, float scale, bool outputs) {
   if constexpr (SCALAR_GATE) decay_state<false>(state, stage.G + last);
   if constexpr (VECTOR_GATE) decay_state<true>(state, stage.Gk_end);
 #pragma unroll(kHalf<DTYPE> ? BT / 16 : 1)
   for (int step = 0; step < BT / kDepth<DTYPE>; ++step) {
     const int row = step * kDepth<DTYPE>;
-    Left<DTYPE> a[kStrips];
+    FragmentA<DTYPE> a[kStrips];
     if (outputs) {
 #pragma unroll
       for (int i = 0; i < kStrips; ++i) {
         const int col = first_col + i * 16;
-        const Piece first = load_output_gradient(stage, row, col, scale);
+        const Accumulator first = load_output_gradient(stage, row, col, scale);
         if constexpr (kHalf<DTYPE>)
-          a[i] = left_from<DTYPE>(first, load_output_gradient(stage, row + 8, col, scale));
+          a[i] = fragment_a<DTYPE>(first, load_output_gradient(stage, row + 8, col, scale));
         else
-          a[i] = left_from<DTYPE>(first, first);
+          a[i] = fragment_a<DTYPE>(first, first);
       }
       add_rows<precision>(state, a, stage.q, step);
     }
 #pragma unroll
     for (int i = 0; i < kStrips; ++i) {
       if constexpr (kHalf<DTYPE>) {
-        a[i] = left_from<DTYPE>(values[i], step);
+        a[i] = fragment_a<DTYPE>(values[i], step);
       } else {
-        const Piece dU = load_transposed(stage.dv, row, first_col + i * 16);
-        a[i] = left_from<DTYPE>(dU, dU);
+        const Accumulator dU = load_transposed(stage.dv, row, first_col + i * 16);
+        a[i] = fragment_a<DTYPE>(dU, dU);
       }
     }
     add_rows<precision>(state, a, stage.w, step);
@@ -198,7 +201,7 @@ WYVERN_DEVICE void scan_chunks(State (&state)[kStrips], const ScanInputs& in, co
     const Stage stage(step);
     const int chunk = chunks - 1 - step;
     const int rows = smaller(walk.tokens - chunk * BT, BT);
-    Piece values[kStrips][BT / 8];
+    Accumulator values[kStrips][BT / 8];
     before(chunk, state);
     value_gradient(values, state, stage, warp_col, rows - 1);
     found(chunk, rows, values);
@@ -206,3 +209,5 @@ WYVERN_DEVICE void scan_chunks(State (&state)[kStrips], const ScanInputs& in, co
     update_state(state, values, stage, warp_col, rows - 1, in.scale, columns.values);
   }
 }
+
+}  // namespace wyvern::cuda

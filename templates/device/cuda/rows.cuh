@@ -3,6 +3,8 @@
 
 #include "device/cuda/tile.cuh"
 
+namespace wyvern::cuda {
+
 template <class T, int Cols>
 struct RowShape {
   static constexpr int kVector = vector_bytes<T>(Cols) / static_cast<int>(sizeof(T));
@@ -75,3 +77,5 @@ WYVERN_DEVICE void l2norm_gradient(const RowPart<T, Cols>& x, float rstd, RowPar
     for (int j = 0; j < Shape::kVector; ++j)
       dy.x[i][j] = rstd * (dy.x[i][j] - x.x[i][j] * rstd * along);
 }
+
+}  // namespace wyvern::cuda

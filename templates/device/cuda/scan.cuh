@@ -5,6 +5,8 @@
 
 #include "device/cuda/walk.cuh"
 
+namespace wyvern::cuda {
+
 /// 16-bit numbers whose sum V' is where it enters the state. With beta up to 2 the state need not
 /// decay, and neither does what rounding V' does to it. With few keys, where U is fp32, most of
 /// what a chunk's rows add cancels, and what rounding does to them does not.
@@ -36,7 +38,7 @@ struct Stage {
 };
 
 /// V'^T = U^T - S^T W^T.
-WYVERN_DEVICE void subtract_prediction(Piece (&values)[kStrips][BT / 8],
+WYVERN_DEVICE void subtract_prediction(Accumulator (&values)[kStrips][BT / 8],
                                        const State (&state)[kStrips], const Stage& stage,
                                        int first_col) {
   multiply_rows<precision>(values, state, stage.w);
@@ -44,20 +46,21 @@ WYVERN_DEVICE void subtract_prediction(Piece (&values)[kStrips][BT / 8],
   for (int i = 0; i < kStrips; ++i)
 #pragma unroll
     for (int n = 0; n < BT / 8; ++n) {
-      const Piece u = load_transposed(stage.u, n * 8, first_col + i * 16);
+      const Accumulator u = load_transposed(stage.u, n * 8, first_col + i * 16);
 #pragma unroll
       for (int j = 0; j < 4; ++j) values[i][n].x[j] = u.x[j] - values[i][n].x[j];
     }
 }
 
 /// V'^T <- V'^T diag(exp(G_C - G)), with the scales of keys. kg's rows have both factors already.
-WYVERN_DEVICE void decay_to_end(Piece (&values)[kStrips][BT / 8], const Stage& stage, int last) {
+WYVERN_DEVICE void decay_to_end(Accumulator (&values)[kStrips][BT / 8], const Stage& stage,
+                                int last) {
   if constexpr (SCALAR_GATE || kScaledKeys) {
 #pragma unroll
     for (int n = 0; n < BT / 8; ++n)
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const int r = n * 8 + piece_col(j);
+        const int r = n * 8 + accumulator_col(j);
         float factor = 1.0f;
         if constexpr (SCALAR_GATE) factor = decay(stage.G[last] - stage.G[r]);
         if constexpr (kScaledKeys) factor *= stage.k_rstd[r];
@@ -75,19 +78,19 @@ WYVERN_DEVICE void decay_to_end(Piece (&values)[kStrips][BT / 8], const Stage& s
 
 /// S^T <- exp(G_C) S^T + V'^T diag(exp(G_C - G)) K; `last` is the chunk's last row. Scales `values`
 /// in place.
-WYVERN_DEVICE void update_state(State (&state)[kStrips], Piece (&values)[kStrips][BT / 8],
+WYVERN_DEVICE void update_state(State (&state)[kStrips], Accumulator (&values)[kStrips][BT / 8],
                                 const Stage& stage, int last) {
   decay_to_end(values, stage, last);
   if constexpr (SCALAR_GATE) decay_state<false>(state, stage.G + last);
   if constexpr (VECTOR_GATE) decay_state<true>(state, stage.Gk_end);
 #pragma unroll
   for (int step = 0; step < BT / kDepth<DTYPE>; ++step) {
-    Left<DTYPE> a[kStrips];
+    FragmentA<DTYPE> a[kStrips];
 #pragma unroll
     for (int part = 0; part < kUpdateParts; ++part) {
 #pragma unroll
       for (int i = 0; i < kStrips; ++i) {
-        a[i] = left_from<DTYPE>(values[i], step);
+        a[i] = fragment_a<DTYPE>(values[i], step);
         if (part + 1 < kUpdateParts)
 #pragma unroll
           for (int n = 2 * step; n < 2 * step + 2; ++n)
@@ -148,7 +151,7 @@ WYVERN_DEVICE void scan_chunks(State (&state)[kStrips], const ScanInputs& in, co
     if constexpr (num_stages > 1) load(chunk + num_stages - 1);
     const Stage stage(chunk);
     const int rows = smaller(walk.tokens - chunk * BT, BT);
-    Piece values[kStrips][BT / 8];
+    Accumulator values[kStrips][BT / 8];
     before(chunk, state);
     subtract_prediction(values, state, stage, warp_index() * kStrips * 16);
     found(chunk, rows, values);
@@ -166,3 +169,5 @@ WYVERN_DEVICE void clear_unused_slots(DTYPE* h, int sequence, int head, int tile
       if (tile_v + i % BV < V) h_chunk[int64{i / BV} * V + i % BV] = from_float<DTYPE>(0.0f);
   }
 }
+
+}  // namespace wyvern::cuda

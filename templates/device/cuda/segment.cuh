@@ -3,6 +3,8 @@
 
 #include "device/cuda/tile.cuh"
 
+namespace wyvern::cuda {
+
 /// One segment slot. Every sequence has at least one segment, an empty sequence an empty one.
 struct Segment {
   int sequence = 0;
@@ -51,3 +53,5 @@ WYVERN_DEVICE Segment locate_segment(int slot, const Extents& e, const int32* se
   segment.tokens = smaller(length - first, Length);
   return segment;
 }
+
+}  // namespace wyvern::cuda

@@ -1,13 +1,16 @@
 // A strip of the transposed state in registers: sixteen value columns x all of K, as accumulator
-// pieces, and the same for sixteen columns of V'. Transposed, because then the state is the left
-// operand of S^T W^T and V'^T that of V'^T K, and neither ever visits shared memory.
+// accumulators, and the same for sixteen columns of V'. Transposed, because then the state is the
+// left operand of S^T W^T and V'^T that of V'^T K, and neither ever visits shared memory.
 #pragma once
 
 #include "device/cuda/chunk.cuh"
 #include "device/cuda/mma.cuh"
 
-/// Value column (of 16) behind row `row` of a piece. The order is free, as rows meet only their own
-/// row of other strips; this one gives a lane four neighbouring columns after transpose_8x8.
+namespace wyvern::cuda {
+
+/// Value column (of 16) behind row `row` of a accumulator. The order is free, as rows meet only
+/// their own row of other strips; this one gives a lane four neighbouring columns after
+/// transpose_8x8.
 WYVERN_DEVICE int strip_col(int row) { return row % 8 / 2 * 4 + row / 8 * 2 + row % 2; }
 
 /// Offset of element (k, v) in a caller's state of KeyDim x ValueDim.
@@ -16,52 +19,53 @@ WYVERN_DEVICE int64 state_offset(int k, int v) {
   return ValuesFirst ? int64{v} * KeyDim + k : int64{k} * ValueDim + v;
 }
 
-/// Writes the eight rows of a transposed piece: element (value column c, j) goes to
+/// Writes the eight rows of a transposed accumulator: element (value column c, j) goes to
 /// to[j * stride + c], for j < rows and c < cols. Rows of the output start at multiples of Align
 /// elements from a 16-byte-aligned base.
 template <int Align, class T>
-WYVERN_DEVICE void store_transposed(T* to, int64 stride, const Piece& piece, int rows, int cols) {
+WYVERN_DEVICE void store_transposed(T* to, int64 stride, const Accumulator& accumulator, int rows,
+                                    int cols) {
   if constexpr (kHalf<T> && Align % 4 == 0) {
-    const uint32 low = transpose_8x8(pack<T>(piece.x[0], piece.x[1]));
-    const uint32 high = transpose_8x8(pack<T>(piece.x[2], piece.x[3]));
+    const uint32 low = transpose_8x8(pack<T>(accumulator.x[0], accumulator.x[1]));
+    const uint32 high = transpose_8x8(pack<T>(accumulator.x[2], accumulator.x[3]));
     const int row = lane_index() / 4;
     const int col = lane_index() % 4 * 4;
     if (row < rows && col < cols) store_words(to + row * stride + col, {low, high});
   } else {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int row = piece_col(i);
-      const int col = strip_col(piece_row(i));
-      if (row < rows && col < cols) to[row * stride + col] = from_float<T>(piece.x[i]);
+      const int row = accumulator_col(i);
+      const int col = strip_col(accumulator_row(i));
+      if (row < rows && col < cols) to[row * stride + col] = from_float<T>(accumulator.x[i]);
     }
   }
 }
 
-/// The transpose of rows row..row+7, columns col..col+15 of a tile, as a piece of a strip.
+/// The transpose of rows row..row+7, columns col..col+15 of a tile, as a accumulator of a strip.
 template <class T, int Rows, int Cols>
-WYVERN_DEVICE Piece load_transposed(const Tile<T, Rows, Cols>& tile, int row, int col) {
-  Piece piece;
+WYVERN_DEVICE Accumulator load_transposed(const Tile<T, Rows, Cols>& tile, int row, int col) {
+  Accumulator accumulator;
   if constexpr (kHalf<T>) {
     const auto words = *reinterpret_cast<const Vector<uint32, 2>*>(
         tile.at(row + lane_index() / 4, col + lane_index() % 4 * 4));
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint32 pair = transpose_8x8(words.at[half]);
-      piece.x[2 * half] = to_float(T{static_cast<uint16>(pair & 0xFFFFU)});
-      piece.x[2 * half + 1] = to_float(T{static_cast<uint16>(pair >> 16U)});
+      accumulator.x[2 * half] = to_float(T{static_cast<uint16>(pair & 0xFFFFU)});
+      accumulator.x[2 * half + 1] = to_float(T{static_cast<uint16>(pair >> 16U)});
     }
   } else {
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      piece.x[i] = *tile.at(row + piece_col(i), col + strip_col(piece_row(i)));
+      accumulator.x[i] = *tile.at(row + accumulator_col(i), col + strip_col(accumulator_row(i)));
   }
-  return piece;
+  return accumulator;
 }
 
 /// The state of sixteen value columns and Keys key channels, transposed.
 template <int Keys>
 struct StateStrip {
-  Piece piece[Keys / 8];
+  Accumulator accumulator[Keys / 8];
 
   /// Calls visit(k, v, element), v relative to the strip.
   template <class Visit>
@@ -70,7 +74,7 @@ struct StateStrip {
     for (int n = 0; n < Keys / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        visit(n * 8 + piece_col(i), strip_col(piece_row(i)), piece[n].x[i]);
+        visit(n * 8 + accumulator_col(i), strip_col(accumulator_row(i)), accumulator[n].x[i]);
   }
 
   /// Multiplies key channels k and k + 1 by the two factors factors(k), for every k of this lane.
@@ -78,26 +82,26 @@ struct StateStrip {
   WYVERN_DEVICE void scale_channels(Factors&& factors) {
 #pragma unroll
     for (int n = 0; n < Keys / 8; ++n) {
-      const Float2 factor = factors(n * 8 + piece_col(0));
+      const Float2 factor = factors(n * 8 + accumulator_col(0));
 #pragma unroll
-      for (int i = 0; i < 4; ++i) piece[n].x[i] *= factor.at[i % 2];
+      for (int i = 0; i < 4; ++i) accumulator[n].x[i] *= factor.at[i % 2];
     }
   }
 };
 
 /// rows += S^T x^T: a column for each row of x.
 template <Precision P, class T, int Strips, int Size, int Keys>
-WYVERN_DEVICE void multiply_rows(Piece (&rows)[Strips][Size / 8],
+WYVERN_DEVICE void multiply_rows(Accumulator (&rows)[Strips][Size / 8],
                                  const StateStrip<Keys> (&state)[Strips],
                                  const Tile<T, Size, Keys>& x) {
 #pragma unroll
   for (int step = 0; step < Keys / kDepth<T>; ++step) {
-    Left<T> a[Strips];
+    FragmentA<T> a[Strips];
 #pragma unroll
-    for (int i = 0; i < Strips; ++i) a[i] = left_from<T>(state[i].piece, step);
+    for (int i = 0; i < Strips; ++i) a[i] = fragment_a<T>(state[i].accumulator, step);
 #pragma unroll
     for (int n = 0; n < Size / 8; n += 2) {
-      const auto b = load_right_transposed(x, step * kDepth<T>, n * 8);
+      const auto b = load_b_transposed(x, step * kDepth<T>, n * 8);
 #pragma unroll
       for (int i = 0; i < Strips; ++i) multiply<P>(rows[i][n], rows[i][n + 1], a[i], b);
     }
@@ -106,13 +110,14 @@ WYVERN_DEVICE void multiply_rows(Piece (&rows)[Strips][Size / 8],
 
 /// S^T += a x for one step of rows of x: `a` holds their columns of what is transposed there.
 template <Precision P, class T, int Strips, int Size, int Keys>
-WYVERN_DEVICE void add_rows(StateStrip<Keys> (&state)[Strips], const Left<T> (&a)[Strips],
+WYVERN_DEVICE void add_rows(StateStrip<Keys> (&state)[Strips], const FragmentA<T> (&a)[Strips],
                             const Tile<T, Size, Keys>& x, int step) {
 #pragma unroll
   for (int n = 0; n < Keys / 8; n += 2) {
-    const auto b = load_right(x, step * kDepth<T>, n * 8);
+    const auto b = load_b(x, step * kDepth<T>, n * 8);
 #pragma unroll
-    for (int i = 0; i < Strips; ++i) multiply<P>(state[i].piece[n], state[i].piece[n + 1], a[i], b);
+    for (int i = 0; i < Strips; ++i)
+      multiply<P>(state[i].accumulator[n], state[i].accumulator[n + 1], a[i], b);
   }
 }
 
@@ -150,17 +155,20 @@ WYVERN_DEVICE void store_state(T* to, const StateStrip<Keys> (&state)[Strips], i
   for (int i = 0; i < Strips; ++i)
 #pragma unroll
     for (int n = 0; n < Keys / 8; ++n)
-      store_transposed<V>(to + n * 8 * V + i * 16, V, state[i].piece[n], K - n * 8, cols - i * 16);
+      store_transposed<V>(to + n * 8 * V + i * 16, V, state[i].accumulator[n], K - n * 8,
+                          cols - i * 16);
 }
 
 /// The same for strips of rows of a tensor of width Align: `rows` of them, `stride` elements apart.
 template <int Align, class T, int Strips, int N>
-WYVERN_DEVICE void store_rows(T* to, int64 stride, const Piece (&pieces)[Strips][N], int rows,
-                              int cols) {
+WYVERN_DEVICE void store_rows(T* to, int64 stride, const Accumulator (&accumulators)[Strips][N],
+                              int rows, int cols) {
 #pragma unroll
   for (int i = 0; i < Strips; ++i)
 #pragma unroll
     for (int n = 0; n < N; ++n)
-      store_transposed<Align>(to + n * 8 * stride + i * 16, stride, pieces[i][n], rows - n * 8,
-                              cols - i * 16);
+      store_transposed<Align>(to + n * 8 * stride + i * 16, stride, accumulators[i][n],
+                              rows - n * 8, cols - i * 16);
 }
+
+}  // namespace wyvern::cuda

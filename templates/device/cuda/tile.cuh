@@ -1,7 +1,10 @@
 // Tiles in shared memory and how they get there.
 #pragma once
 
+#include "device/cuda/layout.hpp"
 #include "device/cuda/ptx.cuh"
+
+namespace wyvern::cuda {
 
 WYVERN_DEVICE constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 WYVERN_DEVICE constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
@@ -64,13 +67,12 @@ WYVERN_DEVICE void store_vector(T* to, const Vector<T, N>& x) {
   }
 }
 
-/// A row-major tile in shared memory. Eight elements of padding a row keep fragment loads free of
-/// bank conflicts: 16-byte rows of ldmatrix for 16-bit types, pairs of floats for fp32.
+/// A row-major tile in shared memory.
 template <class T, int Rows, int Cols>
 struct Tile {
   static constexpr int kRows = Rows;
   static constexpr int kCols = Cols;
-  static constexpr int kStride = round_up(Cols, 16) + 8;
+  static constexpr int kStride = tile_stride(Cols);
   static constexpr int kBytes = Rows * kStride * static_cast<int>(sizeof(T));
   using Element = T;
 
@@ -78,6 +80,22 @@ struct Tile {
 
   WYVERN_DEVICE T* at(int row, int col) const { return data + row * kStride + col; }
 };
+
+/// The type of the tile that a layout has in Place.
+template <TilePlace Place>
+using TileAt = Tile<Element<Place.type>, Place.rows, Place.cols>;
+
+/// That tile, of a layout which starts at `start`.
+template <TilePlace Place>
+WYVERN_DEVICE TileAt<Place> tile_at(unsigned char* start) {
+  return {reinterpret_cast<Element<Place.type>*>(start + Place.offset)};
+}
+
+/// The array that a layout which starts at `start` has in Place.
+template <ArrayPlace Place>
+WYVERN_DEVICE Element<Place.type>* array_at(unsigned char* start) {
+  return reinterpret_cast<Element<Place.type>*>(start + Place.offset);
+}
 
 /// Hands out the launch's shared memory from its start, in multiples of 16 bytes. The contracts add
 /// up the same sizes (templates/cuda_sizes.hpp).
@@ -157,3 +175,5 @@ WYVERN_DEVICE constexpr int power_of_two(int n) {
   while (power < n) power *= 2;
   return power;
 }
+
+}  // namespace wyvern::cuda

@@ -6,6 +6,8 @@
 #include "device/cuda/chunk.cuh"
 #include "device/cuda/state.cuh"
 
+namespace wyvern::cuda {
+
 constexpr int kThreads = num_warps * 32;
 constexpr int kStrips = BV / 16 / num_warps;
 constexpr int kPaddedK = round_up(K, 16);
@@ -57,9 +59,11 @@ WYVERN_DEVICE void scan_and_store(State (&state)[kStrips], const Inputs& in, con
         store_state<K, V>(states + ((slot + chunk) * HV + walk.head) * K * V + first_v, at_border,
                           columns_from(first_v));
       },
-      [&](int chunk, int rows, const Piece(&values)[kStrips][BT / 8]) {
+      [&](int chunk, int rows, const Accumulator(&values)[kStrips][BT / 8]) {
         const int64 row = (walk.token + int64{chunk} * BT) * HV + walk.head;
         store_rows<V>(rows_of_values + row * V + first_v, int64{HV} * V, values, rows,
                       columns_from(first_v));
       });
 }
+
+}  // namespace wyvern::cuda

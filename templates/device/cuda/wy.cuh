@@ -4,13 +4,15 @@
 #include "device/cuda/chunk.cuh"
 #include "device/cuda/mma.cuh"
 
+namespace wyvern::cuda {
+
 // ---- A = strictly lower part of beta_r exp(G_r - G_s) k_r . k_s ---------------------------------
 
 /// The 16-row strips of a Size x Size product that one warp of Warps owns: warp, warp + Warps, ...
 template <int Size, int Warps>
 struct Strips {
   static constexpr int kCount = ceil_div(Size / 16, Warps);
-  Piece piece[kCount][Size / 8];
+  Accumulator accumulator[kCount][Size / 8];
 };
 
 /// Adds keys * keys^T over the tile's columns, on and below the diagonal.
@@ -22,12 +24,12 @@ WYVERN_DEVICE void accumulate_gram(Strips<Size, Warps>& sum, const Tile<T, Size,
     if (strip * 16 >= Size) break;
 #pragma unroll
     for (int depth = 0; depth < Cols; depth += kDepth<T>) {
-      const Left<T> a = load_left(keys, strip * 16, depth);
+      const FragmentA<T> a = load_a(keys, strip * 16, depth);
 #pragma unroll
       for (int j = 0; j < Size / 16; ++j) {
         if (j > strip) break;
-        multiply<P>(sum.piece[i][2 * j], sum.piece[i][2 * j + 1], a,
-                    load_right_transposed(keys, depth, j * 16));
+        multiply<P>(sum.accumulator[i][2 * j], sum.accumulator[i][2 * j + 1], a,
+                    load_b_transposed(keys, depth, j * 16));
       }
     }
   }
@@ -45,17 +47,17 @@ WYVERN_DEVICE void for_each_decayed(const Strips<Size, Warps>& sum, const float*
     if (strip * 16 >= Size) break;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int r = strip * 16 + piece_row(2 * half);
+      const int r = strip * 16 + accumulator_row(2 * half);
       const float G_r = G[r];
       const float beta_r = Scaled ? beta[r] * k_rstd[r] : beta[r];
 #pragma unroll
       for (int n = 0; n < Size / 8; ++n) {
         if (n / 2 > strip) break;
-        const int s = n * 8 + piece_col(0);
+        const int s = n * 8 + accumulator_col(0);
         const Float2 G_s = load<2>(G + s);
         Float2 scale{{1.0f, 1.0f}};
         if constexpr (Scaled) scale = load<2>(k_rstd + s);
-        const float* const x = sum.piece[i][n].x + 2 * half;
+        const float* const x = sum.accumulator[i][n].x + 2 * half;
         put(r, s, r > s ? beta_r * decay(G_r - G_s.at[0]) * scale.at[0] * x[0] : 0.0f,
             r > s + 1 ? beta_r * decay(G_r - G_s.at[1]) * scale.at[1] * x[1] : 0.0f);
       }
@@ -106,16 +108,15 @@ WYVERN_DEVICE void merge_blocks(const Tile<float, Size, Size>& x) {
   const bool active = strip * 32 < Size;
   const int origin = strip / kStripsPerPair * 2 * Half;
   const int row = origin + Half + strip % kStripsPerPair * 16;
-  Piece z[Half / 8];
+  Accumulator z[Half / 8];
   if (active) {
 #pragma unroll
     for (int depth = 0; depth < Half; depth += kDepth<float>) {
       if (origin + Half + depth > row + 15) break;
-      const Left<float> a = load_left(x, row, origin + Half + depth);
+      const FragmentA<float> a = load_a(x, row, origin + Half + depth);
 #pragma unroll
       for (int col = 0; col < Half; col += 16)
-        multiply<P>(z[col / 8], z[col / 8 + 1], a,
-                    load_right(x, origin + Half + depth, origin + col));
+        multiply<P>(z[col / 8], z[col / 8 + 1], a, load_b(x, origin + Half + depth, origin + col));
     }
   }
   if constexpr (kStripsPerPair > 1)
@@ -125,15 +126,15 @@ WYVERN_DEVICE void merge_blocks(const Tile<float, Size, Size>& x) {
   if (active) {
 #pragma unroll
     for (int col = 0; col < Half; col += 16) {
-      Piece left, right;
+      Accumulator left, right;
 #pragma unroll
       for (int depth = col; depth < Half; depth += kDepth<float>)
-        multiply<P>(left, right, left_from<float>(z, depth / kDepth<float>),
-                    load_right(x, origin + depth, origin + col));
+        multiply<P>(left, right, fragment_a<float>(z, depth / kDepth<float>),
+                    load_b(x, origin + depth, origin + col));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        *x.at(row + piece_row(i), origin + col + piece_col(i)) = -left.x[i];
-        *x.at(row + piece_row(i), origin + col + 8 + piece_col(i)) = -right.x[i];
+        *x.at(row + accumulator_row(i), origin + col + accumulator_col(i)) = -left.x[i];
+        *x.at(row + accumulator_row(i), origin + col + 8 + accumulator_col(i)) = -right.x[i];
       }
     }
   }
@@ -162,7 +163,7 @@ WYVERN_DEVICE void invert_unit_lower(const Tile<float, Size, Size>& x) {
 
 // ---- Tinv diag(scale) X -------------------------------------------------------------------------
 
-/// A unit lower triangular matrix with scaled columns, in registers as a left operand: its blocks
+/// A unit lower triangular matrix with scaled columns, in registers as a A fragment: its blocks
 /// on and below the diagonal. The diagonal of a 16-bit one, the scale itself, is left out and
 /// applied in fp32: it is the largest term, and of short chunks all there is. With two Parts the
 /// rest is the sum of two 16-bit numbers each: a matrix with large elements needs their digits.
@@ -170,7 +171,7 @@ template <class T, int Size, int Parts = 1>
 struct LowerOperand {
   static_assert(kHalf<T> || Parts == 1);
   static constexpr int kSteps = 16 / kDepth<T>;  // per 16 columns
-  Left<T> a[Parts][Size / 16 * (Size / 16 + 1) / 2 * kSteps];
+  FragmentA<T> a[Parts][Size / 16 * (Size / 16 + 1) / 2 * kSteps];
   const float* diagonal;
 
   WYVERN_DEVICE static constexpr int index(int strip, int depth) {
@@ -188,7 +189,7 @@ struct LowerOperand {
     for (int strip = 0; strip < Size / 16; ++strip)
 #pragma unroll
       for (int depth = 0; depth < (strip + 1) * 16; depth += kDepth<T>) {
-        Piece piece[2];
+        Accumulator accumulator[2];
 #pragma unroll
         for (int n = 0; n < kDepth<T> / 8; ++n)
 #pragma unroll
@@ -199,14 +200,15 @@ struct LowerOperand {
             const Float2 factor = load<2>(scale + s);
 #pragma unroll
             for (int j = 0; j < 2; ++j)
-              piece[n].x[2 * half + j] = r >= s + j + (kHalf<T> ? 1 : 0)
-                                             ? within_range<T>(to_float(x.at[j]) * factor.at[j])
-                                             : 0.0f;
+              accumulator[n].x[2 * half + j] =
+                  r >= s + j + (kHalf<T> ? 1 : 0)
+                      ? within_range<T>(to_float(x.at[j]) * factor.at[j])
+                      : 0.0f;
           }
-        a[0][index(strip, depth)] = left_from<T>(piece[0], piece[1]);
+        a[0][index(strip, depth)] = fragment_a<T>(accumulator[0], accumulator[1]);
         if constexpr (Parts == 2)
           a[1][index(strip, depth)] =
-              left_from<T>(rounded_off<T>(piece[0]), rounded_off<T>(piece[1]));
+              fragment_a<T>(rounded_off<T>(accumulator[0]), rounded_off<T>(accumulator[1]));
       }
   }
 
@@ -215,11 +217,11 @@ struct LowerOperand {
   template <Precision P, int Align, int Cols, class Out>
   WYVERN_DEVICE void apply(const Tile<T, Size, Cols>& x, int col, Out* to, int64 stride, int rows,
                            int cols) const {
-    Piece sum[Size / 16][2];
+    Accumulator sum[Size / 16][2];
     if constexpr (kHalf<T>) apply_diagonal(sum, x, col);
 #pragma unroll
     for (int depth = 0; depth < Size; depth += kDepth<T>) {
-      const RightPair<T> b = load_right(x, depth, col);
+      const FragmentB<T> b = load_b(x, depth, col);
 #pragma unroll
       for (int strip = depth / 16; strip < Size / 16; ++strip) {
 #pragma unroll
@@ -235,17 +237,17 @@ struct LowerOperand {
 
   /// sum = the diagonal's part of this * x.
   template <int Cols>
-  WYVERN_DEVICE void apply_diagonal(Piece (&sum)[Size / 16][2], const Tile<T, Size, Cols>& x,
+  WYVERN_DEVICE void apply_diagonal(Accumulator (&sum)[Size / 16][2], const Tile<T, Size, Cols>& x,
                                     int col) const {
 #pragma unroll
     for (int strip = 0; strip < Size / 16; ++strip)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int r = strip * 16 + piece_row(2 * half);
+        const int r = strip * 16 + accumulator_row(2 * half);
         const float scale = diagonal[r];
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
-          const auto x_r = load<2>(x.at(r, col + n * 8 + piece_col(0)));
+          const auto x_r = load<2>(x.at(r, col + n * 8 + accumulator_col(0)));
           sum[strip][n].x[2 * half] = scale * to_float(x_r.at[0]);
           sum[strip][n].x[2 * half + 1] = scale * to_float(x_r.at[1]);
         }
@@ -271,3 +273,5 @@ WYVERN_DEVICE void store_inverse(const Tile<float, Size, Size>& x, T* to, int64 
     store_vector(to + r * stride + s, out);
   }
 }
+
+}  // namespace wyvern::cuda

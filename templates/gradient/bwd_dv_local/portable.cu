@@ -1,6 +1,6 @@
 // dv_local, one block BV value columns of one chunk and value head. A warp owns 16-row strips of
 // the chunk (and with more warps than strips a share of the columns); k q^T stays in its registers
-// and is the left operand of the product with dO.
+// and is the A fragment of the product with dO.
 #include "device/cuda/chunk.cuh"
 #include "device/cuda/mma.cuh"
 
@@ -32,18 +32,18 @@ struct Stage {
 };
 
 /// scores += k q^T over one tile of K, on and above the diagonal: rows s, columns r.
-WYVERN_DEVICE void accumulate(Piece (&scores)[kStrips][BT / 8], const Stage& stage,
+WYVERN_DEVICE void accumulate(Accumulator (&scores)[kStrips][BT / 8], const Stage& stage,
                               int first_strip) {
 #pragma unroll
   for (int depth = 0; depth < BK; depth += kDepth<DTYPE>) {
-    Left<DTYPE> k[kStrips];
+    FragmentA<DTYPE> k[kStrips];
 #pragma unroll
     for (int i = 0; i < kStrips; ++i)
-      k[i] = load_left(stage.k, (first_strip + i * kWarpsDown) * 16, depth);
+      k[i] = load_a(stage.k, (first_strip + i * kWarpsDown) * 16, depth);
 #pragma unroll
     for (int n = 0; n < BT / 8; n += 2) {
       if (n / 2 < first_strip) continue;
-      const auto b = load_right_transposed(stage.q, depth, n * 8);
+      const auto b = load_b_transposed(stage.q, depth, n * 8);
 #pragma unroll
       for (int i = 0; i < kStrips; ++i)
         multiply<precision>(scores[i][n], scores[i][n + 1], k[i], b);
@@ -60,19 +60,19 @@ struct Rows {
 
 /// scores <- exp(G_r - G_s) scores, with the scales of queries and keys, where s <= r < rows, else
 /// 0: past the chunk's end the exponent may overflow.
-WYVERN_DEVICE void apply_decay(Piece (&scores)[kStrips][BT / 8], const Rows& factors,
+WYVERN_DEVICE void apply_decay(Accumulator (&scores)[kStrips][BT / 8], const Rows& factors,
                                int first_strip, int rows) {
 #pragma unroll
   for (int i = 0; i < kStrips; ++i)
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const int s = (first_strip + i * kWarpsDown) * 16 + piece_row(j);
+      const int s = (first_strip + i * kWarpsDown) * 16 + accumulator_row(j);
       const float G_s = factors.G[s];
       float k_scale = 1.0f;
       if constexpr (QK_L2NORM) k_scale = factors.k_rstd[s];
 #pragma unroll
       for (int n = 0; n < BT / 8; ++n) {
-        const int r = n * 8 + piece_col(j);
+        const int r = n * 8 + accumulator_col(j);
         float scale = k_scale;
         if constexpr (QK_L2NORM) scale *= factors.q_rstd[r];
         if constexpr (SCALAR_GATE) scale *= decay(factors.G[r] - G_s);
@@ -116,7 +116,7 @@ WYVERN_KERNEL(kThreads, 0) {
 
   const int first_strip = warp_index() % kWarpsDown;
   const int first_col = warp_index() / kWarpsDown * kCols;
-  Piece scores[kStrips][BT / 8];
+  Accumulator scores[kStrips][BT / 8];
 #pragma unroll
   for (int tile = 0; tile < kTilesK; ++tile) {
     // dO was committed after the first num_stages tiles and before the others.
@@ -133,20 +133,20 @@ WYVERN_KERNEL(kThreads, 0) {
   copy_async_wait<0>();
   sync_block();
 
-  Piece out[kStrips][kCols / 8];
+  Accumulator out[kStrips][kCols / 8];
 #pragma unroll
   for (int step = 0; step < BT / kDepth<DTYPE>; ++step) {
     if ((step + 1) * kDepth<DTYPE> <= first_strip * 16) continue;
     // P enters as head and rest, as in fwd_o.
-    Left<DTYPE> a[kStrips], rest[kStrips];
+    FragmentA<DTYPE> a[kStrips], rest[kStrips];
 #pragma unroll
     for (int i = 0; i < kStrips; ++i) {
-      a[i] = left_from<DTYPE>(scores[i], step);
-      if constexpr (kHalf<DTYPE>) rest[i] = left_rest(scores[i], step, a[i]);
+      a[i] = fragment_a<DTYPE>(scores[i], step);
+      if constexpr (kHalf<DTYPE>) rest[i] = fragment_a_rest(scores[i], step, a[i]);
     }
 #pragma unroll
     for (int n = 0; n < kCols / 8; n += 2) {
-      const auto b = load_right(gradients, step * kDepth<DTYPE>, first_col + n * 8);
+      const auto b = load_b(gradients, step * kDepth<DTYPE>, first_col + n * 8);
 #pragma unroll
       for (int i = 0; i < kStrips; ++i) {
         if constexpr (kHalf<DTYPE>) multiply<precision>(out[i][n], out[i][n + 1], rest[i], b);

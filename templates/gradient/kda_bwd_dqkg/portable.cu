@@ -19,7 +19,7 @@ WYVERN_KERNEL(kThreads, 0) {
   float dbeta = block.begin(in, dv + row * V);
   gradients_of_products<precision, num_warps>(
       block.inter.dO, block.inter.X, block.inter.values, e.scale,
-      [&](int i, int j, bool is_dA, const Piece& left, const Piece& right) {
+      [&](int i, int j, bool is_dA, const Accumulator& left, const Accumulator& right) {
         store_pair<BT>((is_dA ? dA : dAqk) + (row + int64{i} * 16 * HV) * BT + j * 16,
                        int64{HV} * BT, left, right, chunk.rows - i * 16, 16);
       });

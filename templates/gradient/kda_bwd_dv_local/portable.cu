@@ -9,13 +9,14 @@ constexpr int kWarpsDown = BT / 16 / kStrips;
 constexpr int kCols = BV / (num_warps / kWarpsDown);  // per warp
 constexpr int kTilesV = ceil_div(V, BV);
 
-/// Rows first..first+7 and the eight columns after them, transposed, as a piece of the transpose:
-/// its row is a column of `x` from `col`, its column a row of `x` from `row`.
-WYVERN_DEVICE Piece load_transposed(const Tile<float, BT, BT>& x, int row, int col) {
-  Piece piece;
+/// Rows first..first+7 and the eight columns after them, transposed, as a accumulator of the
+/// transpose: its row is a column of `x` from `col`, its column a row of `x` from `row`.
+WYVERN_DEVICE Accumulator load_transposed(const Tile<float, BT, BT>& x, int row, int col) {
+  Accumulator accumulator;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) piece.x[i] = *x.at(row + piece_col(i), col + piece_row(i));
-  return piece;
+  for (int i = 0; i < 4; ++i)
+    accumulator.x[i] = *x.at(row + accumulator_col(i), col + accumulator_row(i));
+  return accumulator;
 }
 
 WYVERN_KERNEL(kThreads, 0) {
@@ -37,26 +38,26 @@ WYVERN_KERNEL(kThreads, 0) {
 
   const int first_strip = warp_index() % kWarpsDown;
   const int first_col = warp_index() / kWarpsDown * kCols;
-  Piece out[kStrips][kCols / 8];
+  Accumulator out[kStrips][kCols / 8];
 #pragma unroll
   for (int step = 0; step < BT / kDepth<DTYPE>; ++step) {
     const int depth = step * kDepth<DTYPE>;
     if (depth + kDepth<DTYPE> <= first_strip * 16) continue;
     // As in kda_fwd_o, Aqk enters as head and rest.
-    Left<DTYPE> a[kStrips], rest[kStrips];
+    FragmentA<DTYPE> a[kStrips], rest[kStrips];
 #pragma unroll
     for (int i = 0; i < kStrips; ++i) {
       const int col = (first_strip + i * kWarpsDown) * 16;
-      Piece pieces[kDepth<DTYPE> / 8];
+      Accumulator accumulators[kDepth<DTYPE> / 8];
 #pragma unroll
       for (int n = 0; n < kDepth<DTYPE> / 8; ++n)
-        pieces[n] = load_transposed(scores, depth + n * 8, col);
-      a[i] = left_from<DTYPE>(pieces, 0);
-      if constexpr (kHalf<DTYPE>) rest[i] = left_rest(pieces, 0, a[i]);
+        accumulators[n] = load_transposed(scores, depth + n * 8, col);
+      a[i] = fragment_a<DTYPE>(accumulators, 0);
+      if constexpr (kHalf<DTYPE>) rest[i] = fragment_a_rest(accumulators, 0, a[i]);
     }
 #pragma unroll
     for (int n = 0; n < kCols / 8; n += 2) {
-      const auto b = load_right(gradients, depth, first_col + n * 8);
+      const auto b = load_b(gradients, depth, first_col + n * 8);
 #pragma unroll
       for (int i = 0; i < kStrips; ++i) {
         if constexpr (kHalf<DTYPE>) multiply<precision>(out[i][n], out[i][n + 1], rest[i], b);

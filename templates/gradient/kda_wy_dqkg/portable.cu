@@ -7,14 +7,14 @@ using Products = Tile<Operand<DTYPE>, BT, BT>;
 
 /// Puts 16 x 16 elements of dAqk or dA to shared memory, with dAqk's diagonal by itself.
 WYVERN_DEVICE void put_products(const Intra& intra, float* diagonal, int i, int j, bool is_dA,
-                                const Piece& left, const Piece& right) {
+                                const Accumulator& left, const Accumulator& right) {
   const Products& to = is_dA ? intra.dA : intra.dAqk;
 #pragma unroll
   for (int n = 0; n < 2; ++n)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int r = i * 16 + piece_row(2 * half);
-      const int s = j * 16 + n * 8 + piece_col(0);
+      const int r = i * 16 + accumulator_row(2 * half);
+      const int s = j * 16 + n * 8 + accumulator_col(0);
       const float* const x = (n == 0 ? left : right).x + 2 * half;
       using Factor = Operand<DTYPE>;
       *reinterpret_cast<Vector<Factor, 2>*>(to.at(r, s)) = Vector<Factor, 2>{
@@ -47,7 +47,7 @@ WYVERN_KERNEL(kThreads, min_blocks) {
   float dbeta_sum = block.begin(in, dv + row * V);
   gradients_of_products<precision, num_warps>(
       block.inter.dO, block.inter.X, block.inter.values, e.scale,
-      [&](int i, int j, bool is_dA, const Piece& left, const Piece& right) {
+      [&](int i, int j, bool is_dA, const Accumulator& left, const Accumulator& right) {
         put_products(intra, diagonal, i, j, is_dA, left, right);
       });
 

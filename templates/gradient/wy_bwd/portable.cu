@@ -54,7 +54,7 @@ WYVERN_DEVICE void add_given(Part& dk, const float* dk_qk, int tile, int rows) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int r = own_row(j / 2);
-      const int col = tile * BK + own_col() + n * 8 + piece_col(j);
+      const int col = tile * BK + own_col() + n * 8 + accumulator_col(j);
       if (r < rows && col < K) dk[n].x[j] += dk_qk[r * (int64{HV} * K) + col];
     }
 }

@@ -1,8 +1,9 @@
 // O, one block BV value columns of one chunk and value head. A warp owns 16-row strips of the chunk
 // (and with more warps than strips a share of the columns); q k^T stays in its registers and is the
-// left operand of the product with V'.
+// A fragment of the product with V'.
 #include "device/cuda/chunk.cuh"
 #include "device/cuda/mma.cuh"
+#include "output/fwd_o/layout.hpp"
 
 constexpr int kThreads = num_warps * 32;
 constexpr int kStrips = larger(BT / 16 / num_warps, 1);  // per warp
@@ -17,43 +18,41 @@ WYVERN_DEVICE int rest_from(int first) {
   return Dimension % Size == 0 ? Size : Dimension - first;
 }
 
-/// One of the buffers that tiles of BK columns of q and k, and BK rows of the state, pass through.
-struct Stage {
-  using Keys = Tile<DTYPE, BT, BK>;
-  using States = Tile<DTYPE, BK, BV>;
-  static constexpr int kBytes = 2 * Keys::kBytes + States::kBytes;
+constexpr fwd_o::SharedLayout kLayout{Spec{}};
+constexpr fwd_o::BufferLayout kBuffer{Spec{}};
 
-  Keys q, k;
-  States h;
+/// One of the buffers of the pipeline.
+struct Buffer {
+  unsigned char* const start;
+  TileAt<kBuffer.q> q = tile_at<kBuffer.q>(start);
+  TileAt<kBuffer.k> k = tile_at<kBuffer.k>(start);
+  TileAt<kBuffer.h> h = tile_at<kBuffer.h>(start);
 
-  WYVERN_DEVICE explicit Stage(int tile) {
-    SharedAllocator shared(tile % num_stages * kBytes);
-    q = shared.tile<Keys>();
-    k = shared.tile<Keys>();
-    h = shared.tile<States>();
-  }
+  WYVERN_DEVICE explicit Buffer(int tile)
+      : start(shared_memory() + tile % num_stages * kBuffer.bytes) {}
 };
 
 /// Sums over one tile of K: scores += q k^T on and below the diagonal, out += q h.
-WYVERN_DEVICE void accumulate(Piece (&scores)[kStrips][BT / 8], Piece (&out)[kStrips][kCols / 8],
-                              const Stage& stage, int first_strip, int first_col) {
+WYVERN_DEVICE void accumulate(Accumulator (&scores)[kStrips][BT / 8],
+                              Accumulator (&out)[kStrips][kCols / 8], const Buffer& buffer,
+                              int first_strip, int first_col) {
 #pragma unroll
   for (int depth = 0; depth < BK; depth += kDepth<DTYPE>) {
-    Left<DTYPE> q[kStrips];
+    FragmentA<DTYPE> q[kStrips];
 #pragma unroll
     for (int i = 0; i < kStrips; ++i)
-      q[i] = load_left(stage.q, (first_strip + i * kWarpsDown) * 16, depth);
+      q[i] = load_a(buffer.q, (first_strip + i * kWarpsDown) * 16, depth);
 #pragma unroll
     for (int n = 0; n < BT / 8; n += 2) {
       if (n / 2 > first_strip + (kStrips - 1) * kWarpsDown) break;
-      const auto b = load_right_transposed(stage.k, depth, n * 8);
+      const auto b = load_b_transposed(buffer.k, depth, n * 8);
 #pragma unroll
       for (int i = 0; i < kStrips; ++i)
         multiply<precision>(scores[i][n], scores[i][n + 1], q[i], b);
     }
 #pragma unroll
     for (int n = 0; n < kCols / 8; n += 2) {
-      const auto b = load_right(stage.h, depth, first_col + n * 8);
+      const auto b = load_b(buffer.h, depth, first_col + n * 8);
 #pragma unroll
       for (int i = 0; i < kStrips; ++i) multiply<precision>(out[i][n], out[i][n + 1], q[i], b);
     }
@@ -69,13 +68,14 @@ struct Rows {
 
 /// out <- exp(G) out, scores <- exp(G_r - G_s) scores on and below the diagonal, else 0; both with
 /// the scales of queries and keys.
-WYVERN_DEVICE void apply_decay(Piece (&scores)[kStrips][BT / 8], Piece (&out)[kStrips][kCols / 8],
-                               const Rows& rows, int first_strip) {
+WYVERN_DEVICE void apply_decay(Accumulator (&scores)[kStrips][BT / 8],
+                               Accumulator (&out)[kStrips][kCols / 8], const Rows& rows,
+                               int first_strip) {
 #pragma unroll
   for (int i = 0; i < kStrips; ++i)
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const int r = (first_strip + i * kWarpsDown) * 16 + piece_row(j);
+      const int r = (first_strip + i * kWarpsDown) * 16 + accumulator_row(j);
       const float G_r = rows.G[r];
       float q_scale = 1.0f;
       if constexpr (QK_L2NORM) q_scale = rows.q_rstd[r];
@@ -84,7 +84,7 @@ WYVERN_DEVICE void apply_decay(Piece (&scores)[kStrips][BT / 8], Piece (&out)[kS
       for (int n = 0; n < kCols / 8; ++n) out[i][n].x[j] *= factor;
 #pragma unroll
       for (int n = 0; n < BT / 8; ++n) {
-        const int s = n * 8 + piece_col(j);
+        const int s = n * 8 + accumulator_col(j);
         float scale = q_scale;
         if constexpr (QK_L2NORM) scale *= rows.k_rstd[s];
         scores[i][n].x[j] = r >= s ? scores[i][n].x[j] * (decay(G_r - rows.G[s]) * scale) : 0.0f;
@@ -102,18 +102,18 @@ WYVERN_KERNEL(kThreads, 0) {
   const int64 row_k = chunk.token * H + head / (HV / H);
   const DTYPE* const h_chunk = h + (int64{slot} * HV + head) * K * V + first_v;
 
-  SharedAllocator shared(num_stages * Stage::kBytes);
-  const auto values = shared.tile<Tile<DTYPE, BT, BV>>();
-  Rows rows{shared.take<float>(BT), nullptr, nullptr};
-  if constexpr (QK_L2NORM) rows = {rows.G, shared.take<float>(BT), shared.take<float>(BT)};
+  unsigned char* const shared = shared_memory();
+  const auto values = tile_at<kLayout.values>(shared);
+  const Rows rows{array_at<kLayout.G>(shared), array_at<kLayout.q_rstd>(shared),
+                  array_at<kLayout.k_rstd>(shared)};
 
   const auto load = [&](int tile) {
     if (tile < kTilesK) {
-      const Stage stage(tile);
+      const Buffer buffer(tile);
       const int cols = rest_from<K, BK>(tile * BK);
-      load_tile<kThreads, K>(stage.q, q + row_k * K + tile * BK, H * K, chunk.rows, cols);
-      load_tile<kThreads, K>(stage.k, k + row_k * K + tile * BK, H * K, chunk.rows, cols);
-      load_tile<kThreads, V>(stage.h, h_chunk + int64{tile} * BK * V, V, cols,
+      load_tile<kThreads, K>(buffer.q, q + row_k * K + tile * BK, H * K, chunk.rows, cols);
+      load_tile<kThreads, K>(buffer.k, k + row_k * K + tile * BK, H * K, chunk.rows, cols);
+      load_tile<kThreads, V>(buffer.h, h_chunk + int64{tile} * BK * V, V, cols,
                              rest_from<V, BV>(first_v));
     }
     copy_async_commit();
@@ -130,8 +130,8 @@ WYVERN_KERNEL(kThreads, 0) {
 
   const int first_strip = warp_index() % kWarpsDown;
   const int first_col = warp_index() / kWarpsDown * kCols;
-  Piece scores[kStrips][BT / 8];
-  Piece out[kStrips][kCols / 8];
+  Accumulator scores[kStrips][BT / 8];
+  Accumulator out[kStrips][kCols / 8];
 #pragma unroll
   for (int tile = 0; tile < kTilesK; ++tile) {
     // V' was committed after the first num_stages tiles and before the others.
@@ -140,7 +140,7 @@ WYVERN_KERNEL(kThreads, 0) {
     else
       copy_async_wait<num_stages - 1>();
     sync_block();
-    accumulate(scores, out, Stage(tile), first_strip, first_col);
+    accumulate(scores, out, Buffer(tile), first_strip, first_col);
     if (tile + num_stages < kTilesK) sync_block();
     load(tile + num_stages);
   }
@@ -152,15 +152,15 @@ WYVERN_KERNEL(kThreads, 0) {
     if (step * kDepth<DTYPE> >= (first_strip + (kStrips - 1) * kWarpsDown + 1) * 16) break;
     // P enters as head and rest: its rounding would be the largest error of short sequences, and
     // the kernel waits for memory, not for products.
-    Left<DTYPE> a[kStrips], rest[kStrips];
+    FragmentA<DTYPE> a[kStrips], rest[kStrips];
 #pragma unroll
     for (int i = 0; i < kStrips; ++i) {
-      a[i] = left_from<DTYPE>(scores[i], step);
-      if constexpr (kHalf<DTYPE>) rest[i] = left_rest(scores[i], step, a[i]);
+      a[i] = fragment_a<DTYPE>(scores[i], step);
+      if constexpr (kHalf<DTYPE>) rest[i] = fragment_a_rest(scores[i], step, a[i]);
     }
 #pragma unroll
     for (int n = 0; n < kCols / 8; n += 2) {
-      const auto b = load_right(values, step * kDepth<DTYPE>, first_col + n * 8);
+      const auto b = load_b(values, step * kDepth<DTYPE>, first_col + n * 8);
 #pragma unroll
       for (int i = 0; i < kStrips; ++i) {
         if constexpr (kHalf<DTYPE>) multiply<precision>(out[i][n], out[i][n + 1], rest[i], b);

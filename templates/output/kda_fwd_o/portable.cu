@@ -34,14 +34,15 @@ struct Stage {
 };
 
 /// Rows of Aqk of one strip, on and below its diagonal block; `from` points at the chunk's first.
-WYVERN_DEVICE void load_scores(Piece (&scores)[BT / 8], const float* from, int strip, int rows) {
+WYVERN_DEVICE void load_scores(Accumulator (&scores)[BT / 8], const float* from, int strip,
+                               int rows) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int r = strip * 16 + piece_row(2 * half);
+    const int r = strip * 16 + accumulator_row(2 * half);
 #pragma unroll
     for (int n = 0; n < BT / 8; ++n) {
       if (n / 2 > strip || r >= rows) break;
-      const auto x = load<2>(from + r * (HV * int64{BT}) + n * 8 + piece_col(0));
+      const auto x = load<2>(from + r * (HV * int64{BT}) + n * 8 + accumulator_col(0));
       scores[n].x[2 * half] = x.at[0];
       scores[n].x[2 * half + 1] = x.at[1];
     }
@@ -49,17 +50,17 @@ WYVERN_DEVICE void load_scores(Piece (&scores)[BT / 8], const float* from, int s
 }
 
 /// out += q h over one tile of K.
-WYVERN_DEVICE void accumulate(Piece (&out)[kStrips][kCols / 8], const Stage& stage, int first_strip,
-                              int first_col) {
+WYVERN_DEVICE void accumulate(Accumulator (&out)[kStrips][kCols / 8], const Stage& stage,
+                              int first_strip, int first_col) {
 #pragma unroll
   for (int depth = 0; depth < BK; depth += kDepth<DTYPE>) {
-    Left<DTYPE> q[kStrips];
+    FragmentA<DTYPE> q[kStrips];
 #pragma unroll
     for (int i = 0; i < kStrips; ++i)
-      q[i] = load_left(stage.q, (first_strip + i * kWarpsDown) * 16, depth);
+      q[i] = load_a(stage.q, (first_strip + i * kWarpsDown) * 16, depth);
 #pragma unroll
     for (int n = 0; n < kCols / 8; n += 2) {
-      const auto b = load_right(stage.h, depth, first_col + n * 8);
+      const auto b = load_b(stage.h, depth, first_col + n * 8);
 #pragma unroll
       for (int i = 0; i < kStrips; ++i) multiply<precision>(out[i][n], out[i][n + 1], q[i], b);
     }
@@ -95,8 +96,8 @@ WYVERN_KERNEL(kThreads, 0) {
 
   const int first_strip = warp_index() % kWarpsDown;
   const int first_col = warp_index() / kWarpsDown * kCols;
-  Piece scores[kStrips][BT / 8];
-  Piece out[kStrips][kCols / 8];
+  Accumulator scores[kStrips][BT / 8];
+  Accumulator out[kStrips][kCols / 8];
 #pragma unroll
   for (int i = 0; i < kStrips; ++i)
     load_scores(scores[i], Aqk + row * BT, first_strip + i * kWarpsDown, chunk.rows);
@@ -119,15 +120,15 @@ WYVERN_KERNEL(kThreads, 0) {
     if (step * kDepth<DTYPE> >= (first_strip + (kStrips - 1) * kWarpsDown + 1) * 16) break;
     // Aqk enters as head and rest: its rounding would be the largest error of short sequences, and
     // the kernel waits for memory, not for products.
-    Left<DTYPE> a[kStrips], rest[kStrips];
+    FragmentA<DTYPE> a[kStrips], rest[kStrips];
 #pragma unroll
     for (int i = 0; i < kStrips; ++i) {
-      a[i] = left_from<DTYPE>(scores[i], step);
-      if constexpr (kHalf<DTYPE>) rest[i] = left_rest(scores[i], step, a[i]);
+      a[i] = fragment_a<DTYPE>(scores[i], step);
+      if constexpr (kHalf<DTYPE>) rest[i] = fragment_a_rest(scores[i], step, a[i]);
     }
 #pragma unroll
     for (int n = 0; n < kCols / 8; n += 2) {
-      const auto b = load_right(values, step * kDepth<DTYPE>, first_col + n * 8);
+      const auto b = load_b(values, step * kDepth<DTYPE>, first_col + n * 8);
 #pragma unroll
       for (int i = 0; i < kStrips; ++i) {
         if constexpr (kHalf<DTYPE>) multiply<precision>(out[i][n], out[i][n + 1], rest[i], b);

@@ -24,7 +24,7 @@ WYVERN_KERNEL(kThreads, 0) {
           for_each_element(state, first, K,
                            [](int row, int col, float& x) { x = row == col ? 1.0f : 0.0f; });
       },
-      [](int, const State(&)[kStrips]) {}, [](int, int, const Piece(&)[kStrips][BT / 8]) {});
+      [](int, const State(&)[kStrips]) {}, [](int, int, const Accumulator(&)[kStrips][BT / 8]) {});
   const int width = finds_dM ? K : V;
   float* const to = (finds_dM ? segment_dM : segment_dR) + (int64{slot} * HV + head) * K * width;
   for_each_element(state, first, width,

@@ -22,7 +22,7 @@ WYVERN_KERNEL(kThreads, min_blocks) {
           for_each_element(state, first, K,
                            [](int row, int col, float& x) { x = row == col ? 1.0f : 0.0f; });
       },
-      [](int, const State(&)[kStrips]) {}, [](int, int, const Piece(&)[kStrips][BT / 8]) {});
+      [](int, const State(&)[kStrips]) {}, [](int, int, const Accumulator(&)[kStrips][BT / 8]) {});
   const int width = finds_M ? K : V;
   float* const to = (finds_M ? segment_M : segment_R) + (int64{slot} * HV + head) * K * width;
   for_each_element(state, first, width,

@@ -1,0 +1,52 @@
+// Element types and launch sizes of kernels on every device.
+#pragma once
+
+#include "device/extents.hpp"
+#include "include/wyvern/element.hpp"
+
+namespace wyvern {
+
+using int32 = int;
+using uint32 = unsigned int;
+using uint16 = unsigned short;
+using uint64 = unsigned long long;
+
+/// Storage formats: 16 bits that only the conversions of this folder look into.
+struct alignas(2) bf16 {
+  uint16 bits;
+};
+struct alignas(2) fp16 {
+  uint16 bits;
+};
+using fp32 = float;
+
+namespace detail {
+template <DType type>
+struct ElementOf;
+template <>
+struct ElementOf<DType::fp32> {
+  using Type = fp32;
+};
+template <>
+struct ElementOf<DType::fp16> {
+  using Type = fp16;
+};
+template <>
+struct ElementOf<DType::bf16> {
+  using Type = bf16;
+};
+template <>
+struct ElementOf<DType::int32> {
+  using Type = int32;
+};
+template <>
+struct ElementOf<DType::int64> {
+  using Type = decltype(Extents::T);
+};
+}  // namespace detail
+
+/// The C++ type of an element type.
+template <DType type>
+using Element = typename detail::ElementOf<type>::Type;
+
+}  // namespace wyvern
