@@ -20,14 +20,18 @@ namespace {
 using detail::Code;
 using detail::Output;
 
-std::string specialized(const CompileRequest& request) {
+const Template& checked_template(const CompileRequest& request) {
   const Template& t = *request.source_template;
   if (t.device != request.target.device)
     throw Error(
         ErrorKind::kBadInput,
         fmt::format("template {} is for {}, but the target {} is for {}", t.id(),
                     to_string(t.device), request.target.name(), to_string(request.target.device)));
-  return specialize(t, request.constants, request.config);
+  return t;
+}
+
+std::string specialized(const CompileRequest& request) {
+  return specialize(checked_template(request), request.constants, request.config);
 }
 
 /// What the request is, for messages.
@@ -49,22 +53,20 @@ Output output_for(DeviceKind device, Emit what) {
                           to_string(device), fmt::join(names, ", ")));
 }
 
-std::string key_of(const CompileRequest& request, const std::string& source) {
-  return detail::source_key(detail::backend(request.target.device), source, request.config,
-                            request.target);
-}
-
 }  // namespace
 
 std::string artifact_key(const CompileRequest& request) {
-  return key_of(request, specialized(request));
+  return detail::source_key(
+      detail::backend(request.target.device),
+      source_identity(checked_template(request), request.constants, request.config), request.config,
+      request.target);
 }
 
 Artifact compile(const CompileRequest& request) {
   const std::string source = specialized(request);
   Code code = detail::compile_source(source, label(request), request.target);
   Artifact artifact;
-  artifact.key = key_of(request, source);
+  artifact.key = artifact_key(request);
   artifact.template_id = request.source_template->id();
   artifact.constants = request.constants.values().to_string();
   artifact.config = request.config.to_string();

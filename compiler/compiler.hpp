@@ -84,10 +84,11 @@ struct CompileRequest {
   Target target;
 };
 
-/// The artifact key of a request: SHA-256 over the specialized source, the config, the target, the
-/// compiler's name and version, its options and the entry point. Compiles nothing, but opens NVRTC
-/// for its version (5 ms, once), so it throws Error(kUnavailable) where there is none; the CPU's
-/// compiler is known since the build and is not opened.
+/// The artifact key of a request: SHA-256 over the specialized source (its files by their digests,
+/// which the build took), the config, the target, the compiler's name and version, its options and
+/// the entry point. Compiles nothing, but opens NVRTC for its version (5 ms, once), so it throws
+/// Error(kUnavailable) where there is none; the CPU's compiler is known since the build and is not
+/// opened.
 std::string artifact_key(const CompileRequest& request);
 
 /// Compiles. Throws Error(kCompile) with template, config and the compiler's message, or

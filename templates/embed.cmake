@@ -21,7 +21,8 @@ foreach(source ${sources})
     string(APPEND literals "R\"wyvern(${piece})wyvern\"\n")
     math(EXPR start "${start} + 8000")
   endwhile()
-  string(APPEND entries "    {\"${source}\",\n${literals}},\n")
+  file(SHA256 ${ROOT}/${source} digest)
+  string(APPEND entries "    {\"${source}\",\n${literals},\n\"${digest}\"},\n")
 endforeach()
 file(WRITE ${OUTPUT}
 "// Generated from templates/ by embed.cmake.

@@ -12,6 +12,7 @@ namespace wyvern::detail {
 struct EmbeddedSource {
   std::string_view path;  ///< relative to templates/
   std::string_view text;
+  std::string_view sha256;  ///< of the text, in hex
 };
 
 std::span<const EmbeddedSource> embedded_sources();

@@ -4,7 +4,10 @@
 
 #include <fmt/format.h>
 
+#include <map>
+#include <mutex>
 #include <set>
+#include <vector>
 
 #include "templates/embedded.hpp"
 
@@ -35,10 +38,12 @@ class Expansion {
   explicit Expansion(const SourceOverrides& overrides) : overrides_(overrides) {}
 
   std::string text;
+  std::vector<std::string> files;  ///< in the order in which they begin
 
   /// Appends the file, each file that it includes in its place the first time it is named.
   void add(std::string_view path) {
-    seen_.emplace(path);
+    if (!seen_.emplace(path).second) return;
+    files.emplace_back(path);
     fmt::format_to(std::back_inserter(text), "#line 1 \"{}\"\n", path);
     std::string_view rest = source(path);
     for (int line_number = 1; !rest.empty(); ++line_number) {
@@ -50,7 +55,7 @@ class Expansion {
         if (line.find("#pragma once") == std::string_view::npos) text.append(line);
         text.push_back('\n');
       } else {
-        if (!seen_.contains(name)) add(name);
+        add(name);
         fmt::format_to(std::back_inserter(text), "#line {} \"{}\"\n", line_number + 1, path);
       }
     }
@@ -149,6 +154,36 @@ std::string parameter_list(const Template& t) {
   return text + " *(e)\n";
 }
 
+std::string_view prelude(const Template& t) {
+  return t.device == DeviceKind::cuda ? "device/cuda/types.cuh" : "device/cpu/types.hpp";
+}
+
+/// What stands between the prelude and the template's file.
+std::string generated(const Template& t, const Constants& constants, const Config& config) {
+  return fmt::format(
+      "#line 1 \"specialization\"\nusing namespace wyvern;\nusing namespace wyvern::{};\n{}{}",
+      t.device == DeviceKind::cuda ? "cuda" : "cpu", definitions(t, constants, config),
+      parameter_list(t));
+}
+
+/// A line for each file that the template's source expands to. What a file includes is looked for
+/// once a process.
+std::string file_digests(const Template& t) {
+  static std::mutex mutex;
+  static std::map<std::string, std::string> known;  // guarded by `mutex`; never shrinks
+  const std::lock_guard lock(mutex);
+  std::string& lines = known[t.source];
+  if (lines.empty()) {
+    const SourceOverrides none;
+    Expansion expansion(none);
+    expansion.add(prelude(t));
+    expansion.add(t.source);
+    for (const std::string& path : expansion.files)
+      fmt::format_to(std::back_inserter(lines), "{} {}\n", path, find_source(path)->sha256);
+  }
+  return lines;
+}
+
 }  // namespace
 
 std::string_view source_text(std::string_view path) {
@@ -161,17 +196,15 @@ std::string_view source_text(std::string_view path) {
 
 std::string specialize(const Template& t, const Constants& constants, const Config& config,
                        const SourceOverrides& overrides) {
-  const std::string_view prelude =
-      t.device == DeviceKind::cuda ? "device/cuda/types.cuh" : "device/cpu/types.hpp";
   Expansion out(overrides);
-  out.add(prelude);
-  out.text += "#line 1 \"specialization\"\n";
-  out.text += fmt::format("using namespace wyvern;\nusing namespace wyvern::{};\n",
-                          t.device == DeviceKind::cuda ? "cuda" : "cpu");
-  out.text += definitions(t, constants, config);
-  out.text += parameter_list(t);
+  out.add(prelude(t));
+  out.text += generated(t, constants, config);
   out.add(t.source);
   return std::move(out.text);
+}
+
+std::string source_identity(const Template& t, const Constants& constants, const Config& config) {
+  return file_digests(t) + generated(t, constants, config);
 }
 
 }  // namespace wyvern

@@ -23,6 +23,10 @@ using SourceOverrides = std::map<std::string, std::string, std::less<>>;
 std::string specialize(const Template& t, const Constants& constants, const Config& config,
                        const SourceOverrides& overrides = {});
 
+/// What specialize() depends on, in a few kilobytes: the name and SHA-256 of every file that it
+/// expands, in order, and all that it adds to them. Equal for equal sources. Thread-safe.
+std::string source_identity(const Template& t, const Constants& constants, const Config& config);
+
 /// Every kernel's entry point.
 inline constexpr std::string_view kEntryPoint = "wyvern_kernel";
 

@@ -119,6 +119,15 @@ void first_call_warm(benchmark::State& state, const Device& device) {
   for (auto _ : state) state.SetIterationTime(first_call_seconds(device, cache.path()));
 }
 
+/// What a later prepare() of a problem costs whose kernels are loaded.
+void prepare_loaded(benchmark::State& state, const Device& device) {
+  const ScratchFolder cache;
+  const Problem problem = small_problem();
+  Runtime runtime = runtime_over(cache.path());
+  const Operator first = runtime.prepare(device, problem);
+  for (auto _ : state) benchmark::DoNotOptimize(runtime.prepare(device, problem));
+}
+
 /// On the CPU a launch runs the kernels, so this is the whole call there.
 void launch_host_time(benchmark::State& state, const Device& device) {
   constexpr int kBatch = 32;  // few enough that a GPU's launch queue never fills
@@ -147,6 +156,9 @@ void add(const Device& device) {
       ->UseManualTime()
       ->Unit(benchmark::kMillisecond)
       ->Iterations(10);
+  benchmark::RegisterBenchmark((name + "/prepare_loaded").c_str(), prepare_loaded, device)
+      ->Unit(benchmark::kMicrosecond)
+      ->Iterations(2000);
   benchmark::RegisterBenchmark((name + "/launch").c_str(), launch_host_time, device)
       ->UseManualTime()
       ->Unit(benchmark::kMicrosecond)
