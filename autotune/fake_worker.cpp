@@ -20,7 +20,7 @@ int value_of(const std::string& config, const std::string& name) {
   return at == std::string::npos ? 0 : std::atoi(config.c_str() + at + name.size() + 1);
 }
 
-void say(const json& reply) { std::cout << reply.dump() << std::endl; }
+void say(const json& reply) { std::cout << reply.dump() << '\n' << std::flush; }
 
 json timed(const char* status, double us) {
   const json samples = us > 0 ? json{us, us, us} : json::array();
@@ -36,7 +36,7 @@ bool measure(const std::string& config) {
       break;
     case 2:
       for (;;) pause();
-    case 3: std::cout << "Segfault imminent, or is it?" << std::endl; return true;
+    case 3: std::cout << "Segfault imminent, or is it?" << '\n' << std::flush; return true;
     case 4:
       say({{"status", "wrong"},
            {"detail", "NaN"},
@@ -72,10 +72,10 @@ void compare(const json& plans) {
 int main(int argc, char** argv) {
   if (argc < 2) return 2;
   std::ofstream log(argv[1], std::ios::app);
-  log << "start" << std::endl;
+  log << "start" << '\n' << std::flush;
   for (std::string line; std::getline(std::cin, line);) {
     const json request = json::parse(line);
-    log << request.begin().key() << std::endl;
+    log << request.begin().key() << '\n' << std::flush;
     if (request.contains("open")) {
       if (argc > 2)
         say({{"error", "no such device"}, {"kind", "unavailable"}});

@@ -148,7 +148,7 @@ class ForkGuard {
   std::vector<Database*> abandoned_ WYVERN_GUARDED_BY(mutex_);
 };
 
-Connection::Connection(std::filesystem::path directory)
+Connection::Connection(const std::filesystem::path& directory)
     : file_(database_file(directory)),
       patience_(kPatience),
       repairs_left_(kRepairs),

@@ -25,7 +25,7 @@ class Connection {
   };
   using Work = std::function<void(Database&)>;
 
-  explicit Connection(std::filesystem::path directory);
+  explicit Connection(const std::filesystem::path& directory);
   ~Connection();
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;

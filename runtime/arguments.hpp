@@ -58,7 +58,7 @@ inline constexpr std::size_t kOperatorTensors = kArguments.size();
 
 // A tensor that joins Arguments joins the table.
 static_assert(sizeof(Arguments) ==
-              kOperatorTensors * sizeof(TensorView) + sizeof(Arguments::cu_seqlens_host));
+              kOperatorTensors * sizeof(TensorView) + sizeof(decltype(Arguments::cu_seqlens_host)));
 
 /// The place of a tensor in the table; kOperatorTensors for a name that is not in it.
 constexpr std::size_t argument_index(std::string_view name) noexcept {

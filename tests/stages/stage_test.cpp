@@ -211,6 +211,8 @@ TEST_P(Stage, MatchesFloat64) {
   constexpr Precision kPrecisions[] = {Precision::ieee, Precision::tf32x3, Precision::tf32};
   unsigned checked = 0;
   for (unsigned i = 0; i < std::size(kDimensions) * 2; ++i) {
+    // Each element type leaves out another third: most of the time goes into compiling.
+    if ((i + static_cast<unsigned>(dtype)) % 3 == 0) continue;
     const Dimensions& d = kDimensions[i % std::size(kDimensions)];
     // A multiplier that is odd walks through all 16 switch settings.
     Problem problem = problem_for(t, dtype, i * 7 + i / 10);
@@ -222,7 +224,7 @@ TEST_P(Stage, MatchesFloat64) {
     check({id, *config}, problem, BT, i);
     if (HasFatalFailure()) return;
   }
-  EXPECT_GE(checked, 10U) << "most shapes have no legal config";
+  EXPECT_GE(checked, 7U) << "most shapes have no legal config";
 }
 
 // --- Every config of the space

@@ -135,7 +135,7 @@ DeviceInfo cpu_device_info() {
   info.name = info.kind = to_string(DeviceKind::cpu);
   info.model = cpuinfo("model name");
   if (info.model.empty()) info.model = "CPU";
-  const Target target = host_target();
+  const Target& target = host_target();
   info.arch = target.arch;
   info.units = static_cast<int>(ThreadPool::available_threads());
   info.memory_bytes = static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);

@@ -330,7 +330,7 @@ TensorMap tensor_map(const TensorView& view) {
   const std::array<std::uint32_t, 4> steps{1, 1, 1, 1};
   TensorMap map{};
   void* address = nullptr;
-  std::memcpy(&address, &view.address, sizeof address);
+  std::memcpy(static_cast<void*>(&address), &view.address, sizeof address);
   check(driver().cuTensorMapEncodeTiled(&map, kBfloat16, 4, address, extents.data(), strides.data(),
                                         box.data(), steps.data(), 0, kSwizzle128,
                                         kPromoteTo256Bytes, 0),
