@@ -169,7 +169,7 @@ std::size_t covered_uses(const Template& t, std::span<const StageUse> uses, std:
                          std::vector<std::size_t>* found = nullptr) {
   std::size_t next = first;
   for (const Cover& cover : t.covers) {
-    if (next < uses.size() && uses[next].stage == cover.stage->name) {
+    if (next < uses.size() && uses[next].stage == cover.stage) {
       if (found != nullptr) found->push_back(next);
       ++next;
     } else if (cover.only_when) {
@@ -235,15 +235,16 @@ std::vector<std::size_t> match(std::span<const StageUse> uses, const Plan& plan)
           fmt::format("template '{}' of the plan is not part of this build", step.template_id));
     const std::size_t count = covered_uses(*t, uses, starts.back());
     if (count == 0)
-      throw Error(ErrorKind::kBadInput,
-                  fmt::format("template '{}' of the plan does not carry out the next stage, {}",
-                              step.template_id,
-                              starts.back() < uses.size() ? uses[starts.back()].stage : "(none)"));
+      throw Error(
+          ErrorKind::kBadInput,
+          fmt::format("template '{}' of the plan does not carry out the next stage, {}",
+                      step.template_id,
+                      starts.back() < uses.size() ? uses[starts.back()].stage->name : "(none)"));
     starts.push_back(starts.back() + count);
   }
   if (starts.back() != uses.size())
     throw Error(ErrorKind::kBadInput,
-                fmt::format("the plan ends before stage {}", uses[starts.back()].stage));
+                fmt::format("the plan ends before stage {}", uses[starts.back()].stage->name));
   return starts;
 }
 

@@ -20,7 +20,7 @@ namespace wyvern {
 /// by its contract's name unless `rename` gives another, and a name written again
 /// stands for the newer tensor from then on.
 struct StageUse {
-  std::string stage;
+  const StageDefinition* stage = nullptr;                  ///< lives forever; never null
   std::map<std::string, std::string, std::less<>> rename;  ///< contract's name -> logical name
   Values constants;  ///< where this use differs from the problem's constants
 };

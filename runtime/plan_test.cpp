@@ -109,8 +109,9 @@ TEST(Plans, SumTheGateInFp32WhateverItsInput) {
   p.use_gate_in_kernel = true;
   p.g_dtype = DType::bf16;
   const std::vector<StageUse> uses = stage_uses(p);
-  const auto sum = std::find_if(uses.begin(), uses.end(),
-                                [](const StageUse& u) { return u.stage == "chunk_local_cumsum"; });
+  const auto sum = std::find_if(uses.begin(), uses.end(), [](const StageUse& u) {
+    return u.stage->name == "chunk_local_cumsum";
+  });
   ASSERT_NE(sum, uses.end());
   const auto at = static_cast<std::size_t>(sum - uses.begin());
   EXPECT_EQ(step_constants(p, std::span(uses).subspan(at, 1)).G_DTYPE, DType::fp32);

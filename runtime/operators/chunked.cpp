@@ -3,6 +3,15 @@
 #include <algorithm>
 #include <cmath>
 
+#include "templates/decode/stages.hpp"
+#include "templates/gate/stages.hpp"
+#include "templates/gradient/stages.hpp"
+#include "templates/intra/stages.hpp"
+#include "templates/output/stages.hpp"
+#include "templates/rows/stages.hpp"
+#include "templates/scan/stages.hpp"
+#include "templates/tables/stages.hpp"
+
 namespace wyvern {
 namespace {
 
@@ -35,42 +44,44 @@ Products products_of(const Problem& p) {
 }  // namespace
 
 const ChunkedStages& scalar_gate_stages() {
-  static const ChunkedStages stages{.gate = "gate",
-                                    .intra = "scaled_dot_kkt",
-                                    .recompute = "recompute_w_u",
-                                    .output = "fwd_o",
-                                    .dv_local = "bwd_dv_local",
-                                    .d_first = "bwd_dqkwg",
-                                    .d_second = "wy_bwd",
-                                    .gate_bwd = "gate_bwd"};
+  static const ChunkedStages stages{.gate = &stages::gate,
+                                    .intra = &stages::scaled_dot_kkt,
+                                    .recompute = &stages::recompute_w_u,
+                                    .output = &stages::fwd_o,
+                                    .dv_local = &stages::bwd_dv_local,
+                                    .d_first = &stages::bwd_dqkwg,
+                                    .d_second = &stages::wy_bwd,
+                                    .gate_bwd = &stages::gate_bwd,
+                                    .recurrent = &stages::recurrent};
   return stages;
 }
 
 const ChunkedStages& vector_gate_stages() {
-  static const ChunkedStages stages{.gate = "kda_gate",
-                                    .intra = "kda_intra",
-                                    .recompute = "kda_recompute_w_u",
-                                    .output = "kda_fwd_o",
-                                    .dv_local = "kda_bwd_dv_local",
-                                    .d_first = "kda_bwd_dqkg",
-                                    .d_second = "kda_intra_bwd",
-                                    .gate_bwd = "kda_gate_bwd",
+  static const ChunkedStages stages{.gate = &stages::kda_gate,
+                                    .intra = &stages::kda_intra,
+                                    .recompute = &stages::kda_recompute_w_u,
+                                    .output = &stages::kda_fwd_o,
+                                    .dv_local = &stages::kda_bwd_dv_local,
+                                    .d_first = &stages::kda_bwd_dqkg,
+                                    .d_second = &stages::kda_intra_bwd,
+                                    .gate_bwd = &stages::kda_gate_bwd,
                                     .sums = "Gk",
                                     .d_sums = "dGk",
-                                    .second_has_dq = true};
+                                    .second_has_dq = true,
+                                    .recurrent = &stages::recurrent};
   return stages;
 }
 
 void add_row_preparation(const Problem& p, Uses& uses) {
-  if (p.packed) uses.push_back({"chunk_index", {}, {}});
+  if (p.packed) uses.push_back({&stages::chunk_index, {}, {}});
   if (!p.use_qk_l2norm) return;
-  uses.push_back({"l2norm_rstd", {{"x", "q"}, {"rstd", "q_rstd"}}, {}});
-  uses.push_back({"l2norm_rstd", {{"x", "k"}, {"rstd", "k_rstd"}}, {}});
+  uses.push_back({&stages::l2norm_rstd, {{"x", "q"}, {"rstd", "q_rstd"}}, {}});
+  uses.push_back({&stages::l2norm_rstd, {{"x", "k"}, {"rstd", "k_rstd"}}, {}});
 }
 
 void add_gate_sums(const Problem& p, const ChunkedStages& stages, Uses& uses) {
   if (!has_gate(p)) return;
-  StageUse sums{"chunk_local_cumsum", {}, {}};
+  StageUse sums{&stages::chunk_local_cumsum, {}, {}};
   if (p.use_gate_in_kernel) {
     uses.push_back({stages.gate, {{"g_log", "g"}}, {}});
     sums.constants.set("G_DTYPE", DType::fp32);
@@ -81,18 +92,18 @@ void add_gate_sums(const Problem& p, const ChunkedStages& stages, Uses& uses) {
 
 void add_intra(const ChunkedStages& stages, Uses& uses) {
   uses.push_back({stages.intra, {}, {}});
-  uses.push_back({"solve_tril", {}, {}});
+  uses.push_back({&stages::solve_tril, {}, {}});
   uses.push_back({stages.recompute, {}, {}});
 }
 
 void add_forward_scan(const Problem& p, Uses& uses) {
-  StageUse scan{"fwd_h", {}, {}};
+  StageUse scan{&stages::fwd_h, {}, {}};
   if (states_name(p) != "h") scan.rename.emplace("h", states_name(p));
   // FINAL_STATE of a backward problem says that its gradient is given.
   if (p.pass == Pass::backward) scan.constants.set("FINAL_STATE", false);
   // Templates cover all three, or each: then segments of long sequences are scanned at once.
-  uses.push_back({"fwd_h_segment", {}, scan.constants});
-  uses.push_back({"fwd_h_combine", {}, {}});
+  uses.push_back({&stages::fwd_h_segment, {}, scan.constants});
+  uses.push_back({&stages::fwd_h_combine, {}, {}});
   uses.push_back(std::move(scan));
 }
 
@@ -101,12 +112,13 @@ void add_output(const Problem& p, const ChunkedStages& stages, Uses& uses) {
   if (states_name(p) != "h") output.rename.emplace("h", states_name(p));
   uses.push_back(std::move(output));
   if (p.return_intermediate_states && p.state_v_first)
-    uses.push_back({"transpose_states", {{"h_v_first", "intermediate_states"}}, {}});
+    uses.push_back({&stages::transpose_states, {{"h_v_first", "intermediate_states"}}, {}});
 }
 
 void add_reverse_scan(const ChunkedStages& stages, Uses& uses) {
   uses.push_back({stages.dv_local, {}, {}});
-  for (const char* stage : {"bwd_dhu_segment", "bwd_dhu_combine", "bwd_dhu"})
+  for (const StageDefinition* stage :
+       {&stages::bwd_dhu_segment, &stages::bwd_dhu_combine, &stages::bwd_dhu})
     uses.push_back({stage, {}, {}});
 }
 
@@ -126,9 +138,9 @@ void add_row_gradient(const Problem& p, const std::string& x, Uses& uses) {
   const std::string gradient = "d" + x;
   const std::string scaled = p.use_qk_l2norm ? gradient + "_scaled" : gradient;
   if (grouped)
-    uses.push_back({"head_sum", {{"dy_heads", gradient + "_heads"}, {"dy", scaled}}, {}});
+    uses.push_back({&stages::head_sum, {{"dy_heads", gradient + "_heads"}, {"dy", scaled}}, {}});
   if (p.use_qk_l2norm)
-    uses.push_back({"l2norm_bwd",
+    uses.push_back({&stages::l2norm_bwd,
                     {{"x", x},
                      {"rstd", x + "_rstd"},
                      {"dy", grouped ? scaled : gradient + "_heads"},
@@ -138,13 +150,13 @@ void add_row_gradient(const Problem& p, const std::string& x, Uses& uses) {
 
 void add_gate_gradient(const Problem& p, const ChunkedStages& stages, Uses& uses) {
   if (!has_gate(p)) return;
-  StageUse sums{"chunk_local_reverse_cumsum", {}, {}};
+  StageUse sums{&stages::chunk_local_reverse_cumsum, {}, {}};
   if (stages.sums != "G") sums.rename = {{"G", stages.sums}, {"dG", stages.d_sums}};
   if (p.use_gate_in_kernel) sums.rename.emplace("dg", "dg_log");
   uses.push_back(std::move(sums));
   if (!p.use_gate_in_kernel) return;
   uses.push_back({stages.gate_bwd, {{"g", std::string(kCallers) + "g"}, {"dg_raw", "dg"}}, {}});
-  if (p.has_A_log || p.has_dt_bias) uses.push_back({"gate_param_sum", {}, {}});
+  if (p.has_A_log || p.has_dt_bias) uses.push_back({&stages::gate_param_sum, {}, {}});
 }
 
 Uses chunked_stages(const Problem& p, const ChunkedStages& stages) {

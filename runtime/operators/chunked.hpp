@@ -14,12 +14,19 @@ using Uses = std::vector<StageUse>;
 
 /// The stages whose form hangs on the gate, and the names that some of their tensors go by.
 struct ChunkedStages {
-  std::string gate, intra, recompute, output, dv_local, d_first, d_second, gate_bwd;
+  const StageDefinition* gate = nullptr;  ///< null where there is no gate
+  const StageDefinition* intra;
+  const StageDefinition* recompute;
+  const StageDefinition* output;
+  const StageDefinition* dv_local;
+  const StageDefinition* d_first;
+  const StageDefinition* d_second;
+  const StageDefinition* gate_bwd = nullptr;  ///< as `gate`
   /// The sums of gates in a chunk, and their gradient.
   std::string sums = "G", d_sums = "dG";
   /// Whether the gradient of q is finished by d_second (else by d_first).
   bool second_has_dq = false;
-  std::string recurrent = "recurrent";
+  const StageDefinition* recurrent;
 };
 
 /// For no gate and for one value a head: intra-chunk products decay by one factor an element.

@@ -67,6 +67,22 @@ TEST_P(EveryOperator, EveryTensorThatIsThereHasAShape) {
   }
 }
 
+/// A stage's tensors are renamed by name, so a name that the stage does not have would change
+/// nothing.
+TEST_P(EveryOperator, StagesAreJoinedByTensorsThatTheyHave) {
+  for (Problem p : problems_of(facts()))
+    for (const std::int64_t HV : {2, 4}) {
+      p.HV = HV;
+      for (const StageUse& use : stage_uses(p)) {
+        for (const auto& [argument, name] : use.rename) {
+          EXPECT_NE(use.stage->find(argument), nullptr) << use.stage->name << " " << argument;
+          EXPECT_FALSE(name.empty()) << use.stage->name << " " << argument;
+        }
+        EXPECT_NO_THROW(Constants().with(use.constants)) << use.stage->name;
+      }
+    }
+}
+
 /// Every input but integers has a gradient of its shape where the pass is backward.
 TEST_P(EveryOperator, GradientsLookLikeTheirInputs) {
   for (const Problem& p : problems_of(facts())) {

@@ -43,7 +43,7 @@ inline bool has_stages(const Problem& problem, const Template& t) {
   const std::vector<StageUse> uses = stage_uses(problem);
   return std::all_of(t.covers.begin(), t.covers.end(), [&](const Cover& cover) {
     return std::any_of(uses.begin(), uses.end(),
-                       [&](const StageUse& use) { return use.stage == cover.stage->name; });
+                       [&](const StageUse& use) { return use.stage == cover.stage; });
   });
 }
 

@@ -49,7 +49,7 @@ Json collect() {
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
   };
   for (const Problem& problem : stage_problems())
-    for (const StageUse& use : stage_uses(problem)) add(use.stage);
+    for (const StageUse& use : stage_uses(problem)) add(std::string(use.stage->name));
   for (const Template& t : all_templates()) add(t.name);
 
   Json stages = Json::array();
