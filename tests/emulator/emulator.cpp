@@ -15,9 +15,11 @@
 #include <map>
 #include <mutex>
 #include <sstream>
+#include <vector>
 
 #include "templates/source.hpp"
 #include "tests/emulator/block.hpp"
+#include "tests/emulator/tensor.hpp"
 
 namespace wyvern::emulator {
 namespace {
@@ -118,9 +120,20 @@ void launch(const Kernel& kernel, const Geometry& geometry, const Extents& e,
 
 void emulate(const Template& t, const Constants& constants, const Config& config, const Extents& e,
              std::span<void* const> arguments, Schedule schedule) {
+  const Spec spec(constants, config);
+  const Geometry geometry = t.geometry(spec, e, Limits{});
+  if (is_empty(geometry)) return;
   const Kernel& kernel = load(host_source(t, constants, config, {}),
                               fmt::format("{} {{{}}}", t.id(), config.to_string()));
-  launch(kernel, t.geometry(Spec(constants, config), e, Limits{}), e, arguments, schedule);
+  std::vector<void*> all(arguments.begin(), arguments.end());
+  std::vector<TensorMap> maps(t.tensor_maps.size());
+  for (std::size_t i = 0; i < maps.size(); ++i) {
+    const TensorMapUse& use = t.tensor_maps[i];
+    const DType type = t.parameters[use.parameter].type.of(constants);
+    maps[i] = encode(use.view(spec, e), size_of(type), arguments[use.parameter]);
+    all.push_back(&maps[i]);
+  }
+  launch(kernel, geometry, e, all, schedule);
 }
 
 void emulate(std::string_view source, const Geometry& geometry, const Extents& e,

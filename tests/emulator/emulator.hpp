@@ -29,14 +29,15 @@ namespace wyvern::emulator {
 enum class Schedule { first_warp, last_warp };
 
 /// Launches the template once over the whole grid of its geometry. `arguments` are host pointers in
-/// the order of its contract, null where absent; a TensorMap's points at an EncodedTensorMap.
+/// the order of its contract, null where absent; the template's tensor maps are made of them.
 /// Throws std::runtime_error that says what the kernel did wrong, Error(kCompile) with the
 /// compiler's message. Compiled kernels are kept in a temporary folder under the hash of their
 /// source. Thread-safe.
 void emulate(const Template& t, const Constants& constants, const Config& config, const Extents& e,
              std::span<void* const> arguments, Schedule schedule = Schedule::first_warp);
 
-/// The same for a kernel of a test's own, given as the text of its file.
+/// The same for a kernel of a test's own, given as the text of its file. The argument of a
+/// TensorMap points at one.
 void emulate(std::string_view source, const Geometry& geometry, const Extents& e,
              std::span<void* const> arguments, Schedule schedule = Schedule::first_warp);
 /// That text with all that it includes, for CUDA's compiler.

@@ -239,24 +239,29 @@ WYVERN_KERNEL(32, 1) {
 
 /// k [tokens, heads, 128] as rank 2: all columns; rank 3: panels of all heads; rank 4: panels of
 /// each head.
-TensorMapView view_of(const HostTensor& k, int rank, bool swizzle, std::int64_t box_rows) {
+TiledView view_of(const HostTensor& k, int rank, bool swizzle, std::int64_t box_rows) {
   const std::int64_t tokens = k.shape()[0];
   const std::int64_t heads = k.shape()[1];
   const std::int64_t row = heads * 256;
-  TensorMapView view;
-  view.base = k.data();
-  view.swizzle = swizzle;
+  TiledView view;
+  view.swizzle = swizzle ? Swizzle::bytes128 : Swizzle::none;
   if (rank == 2) {
-    view.extents = {heads * 128, tokens}, view.strides = {row}, view.box = {64, box_rows};
+    view.dims = {heads * 128, tokens}, view.strides = {row}, view.box = {64, box_rows};
   } else if (rank == 3) {
-    view.extents = {64, tokens, heads * 2}, view.strides = {row, 128};
+    view.dims = {64, tokens, heads * 2}, view.strides = {row, 128};
     view.box = {64, box_rows, 2};
   } else {
-    view.extents = {64, tokens, 2, heads}, view.strides = {row, 128, 256};
+    view.dims = {64, tokens, 2, heads}, view.strides = {row, 128, 256};
     view.box = {64, box_rows, 2, 1};
   }
   return view;
 }
+
+/// 64 rows of 64 columns, in one box.
+constexpr TiledView kSquare{.dims = {64, 64, 1, 1},
+                            .strides = {128, 128, 128},
+                            .box = {64, 64, 1, 1},
+                            .swizzle = Swizzle::bytes128};
 
 TEST(TensorCopy, BringsBoxesAndZerosOutside) {
   Engine engine(3);
@@ -265,7 +270,7 @@ TEST(TensorCopy, BringsBoxesAndZerosOutside) {
     for (const bool swizzle : {false, true})
       for (const int token : {7, 30, -3}) {
         SCOPED_TRACE(fmt::format("rank {} swizzle {} token {}", rank, swizzle, token));
-        EncodedTensorMap map = encode(view_of(k, rank, swizzle, 32));
+        TensorMap map = encode(view_of(k, rank, swizzle, 32), 2, k.data());
         HostTensor out(DType::bf16, {32, 128});
         out.poison(testing::kNanPoison);
         int what[] = {rank, token, swizzle ? 1 : 0};
@@ -287,24 +292,25 @@ TEST(TensorCopy, CompilesForHopper) { expect_compiles(kLoad); }
 
 TEST(TensorMap, RefusesWhatTheDriverRefuses) {
   const HostTensor k(DType::bf16, {50, 2, 128});
-  const TensorMapView good = view_of(k, 4, true, 32);
-  EXPECT_NO_THROW(encode(good));
-  const auto refused = [&](const std::function<void(TensorMapView&)>& spoil) {
-    TensorMapView view = good;
+  const TiledView good = view_of(k, 4, true, 32);
+  EXPECT_NO_THROW(encode(good, 2, k.data()));
+  const auto refused = [&](const std::function<void(TiledView&)>& spoil, int offset = 0) {
+    TiledView view = good;
     spoil(view);
     try {
-      encode(view);
+      encode(view, 2, k.data() + offset);
     } catch (const std::invalid_argument&) {
       return true;
     }
     return false;
   };
-  EXPECT_TRUE(refused([](TensorMapView& v) { v.base = static_cast<char*>(v.base) + 8; }));
-  EXPECT_TRUE(refused([](TensorMapView& v) { v.strides[0] += 8; }));
-  EXPECT_TRUE(refused([](TensorMapView& v) { v.box[1] = 257; }));
-  EXPECT_TRUE(refused([](TensorMapView& v) { v.box[0] = 32; }));
-  EXPECT_TRUE(refused([](TensorMapView& v) { v.extents[1] = 0; }));
-  EXPECT_TRUE(refused([](TensorMapView& v) { v.box.pop_back(); }));
+  EXPECT_TRUE(refused([](TiledView&) {}, 8));
+  EXPECT_TRUE(refused([](TiledView& v) { v.strides = {520, 128, 256}; }));
+  EXPECT_TRUE(refused([](TiledView& v) { v.box = {64, 257, 2, 1}; }));
+  EXPECT_TRUE(refused([](TiledView& v) { v.box = {32, 32, 2, 1}; }));
+  EXPECT_TRUE(refused([](TiledView& v) { v.dims = {64, 0, 2, 2}; }));
+  EXPECT_TRUE(refused([](TiledView& v) { v.box = {64, 32, 2}; }));
+  EXPECT_TRUE(refused([](TiledView& v) { v.swizzle = Swizzle::bytes64; }));
 }
 
 // ---- a pipeline and an epilogue -----------------------------------------------------------------
@@ -386,17 +392,13 @@ TEST(Pipeline, ProducerAndConsumersMeet) {
       constexpr int kTiles = 5;
       Engine engine(4);
       const HostTensor k = testing::normal(engine, dtype, {kTiles * 64, 2, 128});
-      EncodedTensorMap k_map = encode(view_of(k, 4, true, 64));
+      TensorMap k_map = encode(view_of(k, 4, true, 64), 2, k.data());
       const std::string source = pipeline_source(dtype, kTiles, transposed);
       for (const Schedule schedule : kSchedules) {
         // Eight rows of the box lie before the tensor, eight of the tensor behind the box.
         HostTensor out(dtype, {64, 64});
         out.poison(testing::kFinitePoison);
-        EncodedTensorMap out_map = encode({.base = out.data(),
-                                           .extents = {64, 64, 1, 1},
-                                           .strides = {128, 128, 128},
-                                           .box = {64, 64, 1, 1},
-                                           .swizzle = true});
+        TensorMap out_map = encode(kSquare, 2, out.data());
         run(source, 256, 2 * 64 * 256 + 64 * 128 + 32, {&k_map, &out_map}, schedule);
         double difference = 0;
         for (int row = 0; row < 56; ++row)
@@ -502,11 +504,7 @@ struct Outcome {
 Outcome outcome_of(const std::string& mistake, Schedule schedule) {
   Engine engine(5);
   const HostTensor k = testing::normal(engine, DType::bf16, {64, 1, 64});
-  EncodedTensorMap map = encode({.base = k.data(),
-                                 .extents = {64, 64, 1, 1},
-                                 .strides = {128, 128, 128},
-                                 .box = {64, 64, 1, 1},
-                                 .swizzle = true});
+  TensorMap map = encode(kSquare, 2, k.data());
   HostTensor out(DType::fp32, {64, 64});
   Outcome outcome;
   try {

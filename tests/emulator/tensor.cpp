@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <cstring>
 #include <numeric>
 #include <stdexcept>
@@ -22,7 +23,7 @@ struct Map {
   std::uint8_t element_bytes;
   bool swizzle;
 
-  static Map of(const EncodedTensorMap& encoded) {
+  static Map of(const TensorMap& encoded) {
     Map map;
     static_assert(sizeof(map) <= sizeof(encoded));
     std::memcpy(&map, &encoded, sizeof(map));
@@ -32,38 +33,41 @@ struct Map {
 
 }  // namespace
 
-EncodedTensorMap encode(const TensorMapView& view) {
+TensorMap encode(const TiledView& view, std::size_t element_bytes, void* address) {
   const auto require = [](bool holds, const char* what) {
     if (!holds) throw std::invalid_argument(std::string("a tensor map's ") + what);
   };
-  const std::size_t rank = view.extents.size();
-  require(rank >= 1 && rank <= 5, "rank is not 1 to 5");
-  require(view.strides.size() == rank - 1 && view.box.size() == rank,
+  const std::size_t rank = view.dims.size();
+  require(rank >= 1, "rank is not 1 to 5");
+  require(view.strides.size() + 1 == rank && view.box.size() == rank,
           "strides or box do not have its rank");
-  require(reinterpret_cast<std::uintptr_t>(view.base) % 16 == 0, "base is not aligned to 16 bytes");
-  for (const std::int64_t extent : view.extents)
-    require(extent >= 1 && extent <= std::int64_t{1} << 32, "extent is not 1 to 2^32");
+  require(reinterpret_cast<std::uintptr_t>(address) % 16 == 0,
+          "address is not aligned to 16 bytes");
+  for (const std::int64_t size : view.dims)
+    require(size >= 1 && size <= std::int64_t{1} << 32, "dimension is not 1 to 2^32");
   for (const std::int64_t stride : view.strides)
     require(stride > 0 && stride % 16 == 0 && stride < std::int64_t{1} << 40,
             "stride is not a multiple of 16 bytes under 2^40");
   for (const std::int64_t size : view.box) require(size >= 1 && size <= 256, "box is not 1 to 256");
-  const std::int64_t row = view.box[0] * view.element_bytes;
+  const bool swizzle = view.swizzle != Swizzle::none;
+  const std::int64_t row = view.box[0] * static_cast<std::int64_t>(element_bytes);
   require(row % 16 == 0, "box rows are not multiples of 16 bytes");
-  require(!view.swizzle || row == kSwizzledRow, "box rows do not fill the swizzle's 128 bytes");
+  require(!swizzle || view.swizzle == Swizzle::bytes128, "swizzle is not of 128 bytes");
+  require(!swizzle || row == kSwizzledRow, "box rows do not fill the swizzle's 128 bytes");
 
   Map map{};
   map.magic = kMagic;
-  map.base = static_cast<unsigned char*>(view.base);
+  map.base = static_cast<unsigned char*>(address);
   map.rank = static_cast<std::uint8_t>(rank);
-  map.element_bytes = static_cast<std::uint8_t>(view.element_bytes);
-  map.swizzle = view.swizzle;
+  map.element_bytes = static_cast<std::uint8_t>(element_bytes);
+  map.swizzle = swizzle;
   for (std::size_t i = 0; i < rank; ++i) {
-    map.extents[i] = view.extents[i];
-    map.strides[i] = i == 0 ? view.element_bytes : view.strides[i - 1];
+    map.extents[i] = view.dims[i];
+    map.strides[i] = i == 0 ? static_cast<std::int64_t>(element_bytes) : view.strides[i - 1];
     map.box[i] = static_cast<std::uint16_t>(view.box[i]);
   }
-  EncodedTensorMap encoded;
-  std::memcpy(encoded.words.data(), &map, sizeof(map));
+  TensorMap encoded{};
+  std::memcpy(encoded.opaque, &map, sizeof(map));
   return encoded;
 }
 

@@ -1,31 +1,20 @@
 // Tensor maps of emulated launches, and the copies that go by them.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "templates/device/tensor_map.hpp"
+#include "templates/tiled_view.hpp"
+
 namespace wyvern::emulator {
 
-/// What a tensor map says, as cuTensorMapEncodeTiled takes it; innermost dimension first.
-struct TensorMapView {
-  void* base = nullptr;
-  int element_bytes = 2;
-  std::vector<std::int64_t> extents;  ///< elements
-  std::vector<std::int64_t> strides;  ///< bytes, of every dimension but the innermost
-  std::vector<std::int64_t> box;      ///< elements
-  bool swizzle = false;               ///< of 128 bytes; none otherwise
-};
-
-/// What a kernel takes as its TensorMap. A launch's argument points at one.
-struct alignas(64) EncodedTensorMap {
-  std::array<std::uint64_t, 16> words{};
-};
-
-/// Throws std::invalid_argument where the driver would refuse.
-EncodedTensorMap encode(const TensorMapView& view);
+/// What a kernel takes as the map of a view of the tensor at `address`. Throws
+/// std::invalid_argument where the driver would refuse, and for swizzles other than that of 128
+/// bytes, which are not emulated.
+TensorMap encode(const TiledView& view, std::size_t element_bytes, void* address);
 
 /// A copy of one box, under way between the tensor and shared memory. Immutable.
 class TensorCopy {
@@ -44,7 +33,7 @@ class TensorCopy {
   template <class Visit>
   void for_each(Visit&& visit) const;
 
-  EncodedTensorMap map_;
+  TensorMap map_;
   std::vector<int> at_;
   unsigned char* shared_;  ///< the box begins here
 };

@@ -2,14 +2,9 @@
 #pragma once
 
 #include "device/cuda/types.cuh"
+#include "device/tensor_map.hpp"
 
 namespace wyvern::cuda::sm90 {
-
-/// A view of a tensor in global memory for tensor copies: base, extents, strides, box and swizzle.
-/// The host encodes it; kernels take it by value, `const __grid_constant__`, and pass it on.
-struct alignas(64) TensorMap {
-  uint64 opaque[16];
-};
 
 /// An mbarrier, in shared memory: threads that arrive and bytes that tensor copies bring complete
 /// its phase, then the next one begins. Phases are counted from 0 and told apart by parity.
