@@ -92,6 +92,11 @@ BoundStep make_step(const Device& device, const PlanStep& plan_step, const Const
                             t.id(), device.info().name, illegal));
   step.geometry = t.geometry(spec, extents, target.limits);
   step.argument_count = t.parameters.size();
+  if (!is_empty(step.geometry))
+    for (const TensorMapUse& use : t.tensor_maps)
+      step.maps.push_back(
+          {use.parameter, device.impl().encode(use.view(spec, extents),
+                                               t.parameters[use.parameter].type.of(constants))});
   return step;
 }
 

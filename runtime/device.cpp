@@ -31,6 +31,10 @@ std::shared_ptr<DeviceImpl> shared_device(const DeviceProvider& provider, int or
 
 }  // namespace
 
+TensorMap DeviceImpl::encode(const TiledView& /*view*/, DType /*dtype*/) const {
+  throw Error(ErrorKind::kUnavailable, fmt::format("{} has no tensor copies", info_.name));
+}
+
 std::span<const DeviceProvider* const> device_providers() {
   static const std::array<const DeviceProvider*, 2> all{&cpu_devices(), &cuda_devices()};
   return all;

@@ -132,7 +132,8 @@ void OperatorImpl::enqueue(std::span<const TensorView* const> tensors, void* wor
     }
     for (const auto& [offset, bytes] : step.zeroed)
       device.impl().fill(static_cast<char*>(workspace) + offset, 0, bytes, stream);
-    step.kernel->launch(step.geometry, pointers.data(), step.argument_count, step.extents, stream);
+    step.kernel->launch(step.geometry, {pointers.data(), step.argument_count}, step.maps,
+                        step.extents, stream);
   }
 }
 

@@ -35,6 +35,7 @@ struct BoundStep {
   Extents extents;
   std::size_t argument_count = 0;
   std::array<Binding, kMaxArguments> bindings{};
+  std::vector<BoundTensorMap> maps;  ///< the template's tensor maps; none where the grid is empty
   /// Runs of the workspace, as offset and bytes, that are zeros when the kernel starts.
   std::vector<std::pair<std::size_t, std::size_t>> zeroed;
   std::shared_ptr<const Kernel> kernel;

@@ -145,6 +145,28 @@ void check_constants(const Template& t) {
   }
 }
 
+/// What stands between the kernel's tensors and the sizes of its launch.
+void check_tensor_maps(Template& t) {
+  if (t.tensor_maps.size() > kMaxTensorMaps)
+    reject(t, "it has {} tensor maps; {} is the most", t.tensor_maps.size(), kMaxTensorMaps);
+  if (!t.tensor_maps.empty() && !t.needs.tensor_copies)
+    reject(t, "it has tensor maps, so it needs tensor copies and must say so");
+  std::set<std::string_view> names;
+  for (const Parameter& p : t.parameters) names.insert(p.name);
+  for (TensorMapUse& map : t.tensor_maps) {
+    if (!names.insert(map.name).second) reject(t, "two parameters are called {}", map.name);
+    const auto tensor = std::find_if(t.parameters.begin(), t.parameters.end(),
+                                     [&](const Parameter& p) { return p.name == map.argument; });
+    if (tensor == t.parameters.end())
+      reject(t, "{} is a map of {}, which is not among its arguments", map.name, map.argument);
+    if (!tensor->present.always())
+      reject(t, "{} is a map of {}, which is there only with {}", map.name, map.argument,
+             tensor->present.text());
+    if (!map.view) reject(t, "{} has no view", map.name);
+    map.parameter = static_cast<std::size_t>(tensor - t.parameters.begin());
+  }
+}
+
 void check_launch(const Template& t) {
   if (!t.geometry) reject(t, "it has no launch");
   if (!t.fallback) reject(t, "it has no default config");
@@ -161,6 +183,7 @@ void register_template(Template& t) {
   if (t.covers.empty()) reject(t, "it covers no stage");
   t.parameters = Derivation(t).parameters();
   check_constants(t);
+  check_tensor_maps(t);
   check_launch(t);
   if (t.summary.empty()) t.summary = t.covers.front().stage->summary;
 }

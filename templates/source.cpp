@@ -144,6 +144,9 @@ std::string parameter_list(const Template& t) {
   std::string text = "#define WYVERN_PARAMETERS";
   for (const Parameter& p : t.parameters)
     fmt::format_to(std::back_inserter(text), " {},", declaration(p));
+  for (const TensorMapUse& map : t.tensor_maps)
+    fmt::format_to(std::back_inserter(text), " const __grid_constant__ wyvern::TensorMap {},",
+                   map.name);
   if (t.device == DeviceKind::cuda) return text + " Extents e\n";
   text += " const Extents& e\n#define WYVERN_UNPACK(a, e)";
   for (std::size_t i = 0; i < t.parameters.size(); ++i) {

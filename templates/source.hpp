@@ -18,8 +18,8 @@ using SourceOverrides = std::map<std::string, std::string, std::less<>>;
 
 /// The source to compile. After the prelude of the kind of device come, as constexpr values and
 /// type aliases, the constants and tunables (and `Spec`, a type that has them as members), then
-/// WYVERN_PARAMETERS, the kernel's parameters by name, then the template's file with its includes
-/// expanded once each (with #line, so that errors name the file).
+/// WYVERN_PARAMETERS, the kernel's parameters by name (tensors, tensor maps, sizes), then the
+/// template's file with its includes expanded once each (with #line, so that errors name the file).
 std::string specialize(const Template& t, const Constants& constants, const Config& config,
                        const SourceOverrides& overrides = {});
 

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "templates/signature.hpp"
+#include "templates/tiled_view.hpp"
 
 namespace wyvern {
 
@@ -80,6 +81,16 @@ struct Parameter : Argument {
   std::size_t cover = 0;  ///< which covered stage brought it; covers.size(): none, additional
 };
 
+/// A tensor map among a kernel's parameters: by it tensor copies bring tiles of an argument.
+struct TensorMapUse {
+  std::string_view name;      ///< of the parameter, a `wyvern::TensorMap`: "k_map"
+  std::string_view argument;  ///< the tensor: an argument that is always there
+  /// The view. Not called for a launch of no blocks, where dimensions may be 0.
+  std::function<TiledView(const Spec&, const Extents&)> view;
+  std::size_t parameter = 0;  ///< which of the template's parameters it is; set by registration
+};
+inline constexpr std::size_t kMaxTensorMaps = 8;  ///< of one template
+
 /// The launch of one kernel: CUDA's grid and block, or the CPU's grid of block-function calls.
 struct Geometry {
   std::array<std::int64_t, 3> grid{1, 1, 1};
@@ -92,6 +103,11 @@ struct Geometry {
   /// runs it after the other.
   bool programmatic = false;
 };
+
+/// Whether there is nothing to launch.
+constexpr bool is_empty(const Geometry& g) {
+  return g.grid[0] == 0 || g.grid[1] == 0 || g.grid[2] == 0;
+}
 
 /// The values a tunable may take, in the order the tuner tries them.
 struct Tunable {
@@ -115,6 +131,7 @@ struct Template {
   std::string summary;                 ///< one line for `wyvern stages`
   std::vector<AnyConstant> constants;  ///< what its source is specialized on
   std::vector<Tunable> tunables;
+  std::vector<TensorMapUse> tensor_maps;  ///< needs.tensor_copies goes with them
   Needs needs;
   int rank = 0;        ///< default plans take the lower of two that cover the same stages
   std::string source;  ///< file under templates/; a contract names it as in its own folder

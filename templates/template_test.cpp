@@ -7,6 +7,7 @@
 #include "templates/intra/stages.hpp"
 #include "templates/rows/stages.hpp"
 #include "templates/scan/stages.hpp"
+#include "templates/source.hpp"
 
 namespace wyvern {
 namespace {
@@ -138,6 +139,48 @@ TEST(Registration, WhatTheSourceCannotDeclareIsRefused) {
   Template launchless = covering({stages::solve_tril});
   launchless.geometry = nullptr;
   expect_has(refusal(launchless), "no launch");
+}
+
+/// scaled_dot_kkt with a map of k.
+Template with_map() {
+  Template t = covering({stages::scaled_dot_kkt});
+  t.needs.tensor_copies = true;
+  t.tensor_maps = {{.name = "k_map", .argument = "k", .view = [](const Spec&, const Extents&) {
+                      return TiledView{};
+                    }}};
+  return t;
+}
+
+TEST(Registration, TensorMapsAreOfArgumentsThatAreThere) {
+  Template t = with_map();
+  register_template(t);
+  EXPECT_EQ(t.parameters[t.tensor_maps.front().parameter].name, "k");
+  Template needless = with_map();
+  needless.needs.tensor_copies = false;
+  expect_has(refusal(needless), "it needs tensor copies and must say so");
+  const auto refused = [](auto change) {
+    Template t = with_map();
+    change(t.tensor_maps.front());
+    return refusal(t);
+  };
+  expect_has(refused([](TensorMapUse& map) { map.argument = "q"; }),
+             "k_map is a map of q, which is not among its arguments");
+  expect_has(refused([](TensorMapUse& map) { map.argument = "k_rstd"; }),
+             "a map of k_rstd, which is there only with QK_L2NORM");
+  expect_has(refused([](TensorMapUse& map) { map.name = "beta"; }),
+             "two parameters are called beta");
+  expect_has(refused([](TensorMapUse& map) { map.view = nullptr; }), "k_map has no view");
+  Template many = with_map();
+  many.tensor_maps.resize(kMaxTensorMaps + 1, many.tensor_maps.front());
+  expect_has(refusal(many), "it has 9 tensor maps; 8 is the most");
+}
+
+TEST(Source, TensorMapsStandBetweenTensorsAndSizes) {
+  Template t = with_map();
+  t.source = "intra/scaled_dot_kkt/portable.cu";
+  register_template(t);
+  expect_has(specialize(t, Constants{}, Config{}),
+             "float* A, const __grid_constant__ wyvern::TensorMap k_map, Extents e\n");
 }
 
 TEST(Registration, EveryTemplateOfTheBuildIsSound) {

@@ -146,6 +146,16 @@ Resources parse_ptxas(const std::string& log) {
   return sum;
 }
 
+std::string find_serialization(const std::string& log) {
+  for (int code = 7507; code <= 7519; ++code) {
+    const std::size_t found = log.find(fmt::format("(C{})", code));
+    if (found == std::string::npos) continue;
+    const std::size_t begin = log.rfind('\n', found) + 1;
+    return log.substr(begin, log.find('\n', found) - begin);
+  }
+  return {};
+}
+
 Nvrtc::Nvrtc(std::span<const char* const> names) {
   void* library = open_first(names);
   auto functions = std::make_unique<Functions>();
@@ -227,6 +237,10 @@ Code Nvrtc::compile(const std::string& source, const std::string& label, const T
   if (result != kSuccess)
     throw Error(ErrorKind::kCompile, fmt::format("{} does not compile ({}): {}\n{}", label,
                                                  version(), functions_->error_string(result), log));
+  if (const std::string line = find_serialization(log); !line.empty())
+    throw Error(ErrorKind::kCompile,
+                fmt::format("{} compiles to code that waits where it must not ({}): {}", label,
+                            version(), line));
   const std::string cubin = read_all(program, functions_->cubin_size, functions_->cubin);
   Code code;
   code.resources = parse_ptxas(log);

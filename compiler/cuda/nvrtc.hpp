@@ -47,4 +47,9 @@ class Nvrtc {
 /// functions that it did not inline.
 Resources parse_ptxas(const std::string& log);
 
+/// The line in which ptxas says that it serializes wgmma (C7507 to C7519 of its remarks: what
+/// keeps products from running on, or that setmaxnreg is dropped), or nothing. compile() takes it
+/// for an error: such a kernel is right and slow, and nothing else would tell.
+std::string find_serialization(const std::string& log);
+
 }  // namespace wyvern::detail

@@ -99,6 +99,16 @@ TEST(Ptxas, ReadsEveryFigure) {
   EXPECT_EQ(resources.shared_bytes, 1024);
 }
 
+TEST(Ptxas, FindsSerializedProducts) {
+  const std::string line =
+      "ptxas info    : (C7517) warpgroup.wait is injected in around line 98 by compiler to allow "
+      "use of registers defined by GMMA in function 'wyvern_kernel'";
+  const std::string others = "ptxas info    : 0 bytes gmem\n";
+  EXPECT_EQ(find_serialization(others + line + "\n" + others), line);
+  EXPECT_EQ(find_serialization(line), line);
+  EXPECT_EQ(find_serialization(others + "ptxas info    : (C7520) something else\n"), "");
+}
+
 TEST_F(NvrtcTest, EmitsPtx) {
   const std::string ptx =
       compile_source(kSource, "probe", cuda_target("sm_90a"), Output::ptx).bytes;

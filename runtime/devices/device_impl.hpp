@@ -13,17 +13,26 @@
 #include <vector>
 
 #include "compiler/compiler.hpp"
+#include "templates/device/tensor_map.hpp"
 
 namespace wyvern {
+
+/// A tensor map of a launch, complete but for the tensor's address, which each launch puts in.
+struct BoundTensorMap {
+  std::size_t argument = 0;  ///< which of the launch's arguments the tensor is
+  TensorMap map{};
+};
 
 /// Loaded code, ready to launch. Immutable; launches from several threads are safe.
 class Kernel {
  public:
   virtual ~Kernel() = default;
-  /// Enqueues one grid. `arguments` holds the contract's pointers in order; a grid with a zero
-  /// dimension launches nothing. Allocates nothing, takes no lock.
-  virtual void launch(const Geometry& geometry, void* const* arguments, std::size_t count,
-                      const Extents& extents, Stream stream) const = 0;
+  /// Enqueues one grid. `arguments` holds the contract's pointers in order, `maps` what encode()
+  /// made of the template's tensor maps; a grid with a zero dimension launches nothing. Allocates
+  /// nothing, takes no lock.
+  virtual void launch(const Geometry& geometry, std::span<void* const> arguments,
+                      std::span<const BoundTensorMap> maps, const Extents& extents,
+                      Stream stream) const = 0;
 };
 
 /// Measures the time between two points of a stream; device events on CUDA, a steady clock on the
@@ -80,6 +89,11 @@ class DeviceImpl {
   /// will get: threads per block and dynamic shared memory; throws Error(kUnavailable) when the
   /// device cannot launch it so, naming the figure.
   virtual std::shared_ptr<const Kernel> load(const Artifact& artifact, const Geometry& block) = 0;
+
+  /// The map of a view of a tensor whose address is not known yet. Throws Error(kUnavailable) on a
+  /// device without tensor copies, Error(kBadInput) with the figures where it refuses them.
+  /// Thread-safe.
+  virtual TensorMap encode(const TiledView& view, DType dtype) const;
 
   virtual std::unique_ptr<Timer> make_timer() = 0;
   /// A stream of its own that does not wait for the default stream; released with the pointer.

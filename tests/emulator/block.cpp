@@ -15,14 +15,13 @@
 namespace wyvern::emulator {
 namespace {
 
-/// The block whose fibers run on this host thread.
-thread_local Block* running = nullptr;
-
 bool aligned(const void* pointer, int bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % static_cast<unsigned>(bytes) == 0;
 }
 
 }  // namespace
+
+thread_local Block* Block::running = nullptr;
 
 GuardedMemory::GuardedMemory(std::size_t bytes) {
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
@@ -51,6 +50,7 @@ Block::Block(int threads, std::int64_t shared_bytes, Schedule schedule)
   machine_.copy_async = copy_async;
   machine_.copy_async_commit = copy_async_commit;
   machine_.copy_async_wait = copy_async_wait;
+  machine_.hopper = hopper_machine();
 }
 
 void Block::run(std::int64_t index, const std::function<void()>& body) {
@@ -63,8 +63,10 @@ void Block::run(std::int64_t index, const std::function<void()>& body) {
   for (const auto& thread : threads_) {
     thread->state = State::ready;
     thread->copies.assign(1, {});
+    thread->stores.assign(1, {});
     thread->fiber.start(enter, this);
   }
+  start_hopper();
   running = this;
   machine_.thread = schedule_ == Schedule::first_warp ? 0 : static_cast<int>(threads_.size()) - 32;
   Fiber::switch_to(host_, current().fiber);
@@ -77,6 +79,7 @@ void Block::enter(void* block) {
   (*self.body_)();
   ++self.ended_;
   if (self.ended_ == static_cast<int>(self.threads_.size())) {
+    self.require(self.unfinished());
     self.current().state = State::ended;
     Fiber::switch_to(self.current().fiber, self.host_);
   }
@@ -106,9 +109,15 @@ void Block::switch_to(int thread) {
 
 void Block::suspend(State state) {
   current().state = state;
-  const int thread = next_ready();
+  int thread = next_ready();
+  // Tensor copies arrive when nothing else can happen: as late as they may.
+  while (thread < 0 && land()) thread = next_ready();
   if (thread < 0) fail(deadlock());
-  switch_to(thread);
+  if (thread != machine_.thread) switch_to(thread);
+}
+
+void Block::require(std::string problem) {
+  if (!problem.empty()) fail(std::move(problem));
 }
 
 void Block::fail(std::string reason) {
@@ -121,8 +130,9 @@ std::string Block::deadlock() const {
   int in_warp = 0;
   for (const auto& thread : threads_) in_warp += thread->state == State::in_warp ? 1 : 0;
   return fmt::format(
-      "no thread can go on: {} wait at a block barrier, {} for lanes of their warp, {} have ended",
-      at_barrier_, in_warp, ended_);
+      "no thread can go on: {} wait at a block barrier, {} for lanes of their warp, {} have "
+      "ended{}",
+      at_barrier_, in_warp, ended_, describe_waiting());
 }
 
 void Block::sync_block() {
@@ -146,8 +156,10 @@ void Block::collective(Collective operation, LaneOperands& operands) {
     self.suspend(State::in_warp);
     return;
   }
-  const std::string problem = execute(operation, warp.operands);
-  if (!problem.empty()) self.fail(problem);
+  const bool of_warpgroup = operation >= Collective::wgmma_fence;
+  self.require(of_warpgroup ? self.products_[static_cast<std::size_t>(warp_index)].execute(
+                                  operation, warp.operands)
+                            : execute(operation, warp.operands));
   warp.arrived = 0;
   for (int lane = 0; lane < 32; ++lane)
     self.threads_[static_cast<std::size_t>(warp_index * 32 + lane)]->state = State::ready;

@@ -3,15 +3,19 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "tests/emulator/barrier.hpp"
 #include "tests/emulator/emulator.hpp"
 #include "tests/emulator/fiber.hpp"
 #include "tests/emulator/machine.hpp"
+#include "tests/emulator/tensor.hpp"
+#include "tests/emulator/warpgroup.hpp"
 
 namespace wyvern::emulator {
 
@@ -43,7 +47,7 @@ class Block {
   void run(std::int64_t index, const std::function<void()>& body);
 
  private:
-  enum class State : std::uint8_t { ready, at_barrier, in_warp, ended };
+  enum class State : std::uint8_t { ready, at_barrier, at_named, at_mbarrier, in_warp, ended };
   struct Copy {
     void* destination;
     const void* source;
@@ -53,7 +57,19 @@ class Block {
   struct Thread {
     Fiber fiber;
     State state = State::ready;
-    std::vector<std::vector<Copy>> copies;  ///< one a group; the last is not committed yet
+    std::vector<std::vector<Copy>> copies;        ///< one a group; the last is not committed yet
+    std::vector<std::vector<TensorCopy>> stores;  ///< the same
+    long barrier = 0;                             ///< the name or mbarrier that it waits at
+    unsigned parity = 0;                          ///< of the mbarrier's phase
+  };
+  /// A tensor copy to shared memory, and the mbarrier that gets its bytes.
+  struct Load {
+    TensorCopy copy;
+    long barrier;
+  };
+  struct NamedBarrier {
+    int threads = 0;
+    int arrived = 0;
   };
   struct Warp {
     std::array<LaneOperands*, 32> operands{};
@@ -61,12 +77,38 @@ class Block {
     Collective operation{};
   };
 
+  static thread_local Block* running;  ///< the block whose fibers run on this host thread
+
   static void enter(void* block);
   static void sync_block();
   static void collective(Collective operation, LaneOperands& operands);
   static void copy_async(void* destination, const void* source, int bytes, bool valid);
   static void copy_async_commit();
   static void copy_async_wait(int pending);
+  // block_hopper.cpp
+  static void barrier_init(void* barrier, unsigned arrivals);
+  static void fence_barrier_init();
+  static void barrier_arrive(void* barrier, unsigned expected_bytes);
+  static void barrier_wait(void* barrier, unsigned parity);
+  static void tensor_load(void* to, const void* map, const int* at, int rank, void* barrier);
+  static void tensor_store(const void* map, const int* at, int rank, const void* from);
+  static void bulk_commit();
+  static void bulk_wait(int pending);
+  static void sync_named(int name, int threads, bool wait);
+  HopperMachine hopper_machine();
+  void start_hopper();
+  /// Lets one tensor copy arrive; false where none is under way.
+  bool land();
+  /// Readies what waits for a phase of `barrier` that is complete now.
+  void wake(long barrier);
+  /// What a block must not leave behind when it ends, or nothing.
+  std::string unfinished() const;
+  std::string describe_waiting() const;
+  long shared_offset(const void* pointer) const {
+    return static_cast<const unsigned char*>(pointer) - shared_.data();
+  }
+  /// fail(problem) unless there is none.
+  void require(std::string problem);
 
   Thread& current() { return *threads_[static_cast<std::size_t>(machine_.thread)]; }
   /// Suspends the running thread, now in `state`, until it is ready again.
@@ -84,6 +126,10 @@ class Block {
   GuardedMemory shared_;
   std::vector<std::unique_ptr<Thread>> threads_;
   std::vector<Warp> warps_;
+  std::vector<WarpProducts> products_;  ///< one a warp
+  Barriers barriers_;
+  std::deque<Load> loads_;  ///< under way
+  std::array<NamedBarrier, 16> named_{};
   Fiber host_;
   const std::function<void()>* body_ = nullptr;
   int at_barrier_ = 0;

@@ -21,9 +21,10 @@ class EmulatedKernel final : public Kernel {
   EmulatedKernel(const Template& source, Constants constants, Config config)
       : source_(source), constants_(std::move(constants)), config_(std::move(config)) {}
 
-  void launch(const Geometry& /*geometry*/, void* const* arguments, std::size_t count,
-              const Extents& extents, Stream /*stream*/) const override {
-    emulate(source_, constants_, config_, extents, {arguments, count});
+  void launch(const Geometry& /*geometry*/, std::span<void* const> arguments,
+              std::span<const BoundTensorMap> /*maps*/, const Extents& extents,
+              Stream /*stream*/) const override {
+    emulate(source_, constants_, config_, extents, arguments);
   }
 
  private:
@@ -67,6 +68,8 @@ class EmulatedDevice final : public DeviceImpl {
   std::shared_ptr<const Kernel> load(const Artifact&, const Geometry&) override {
     unsupported("loads no artifacts");
   }
+  /// emulate() makes the maps of its launches itself, as it has the addresses.
+  TensorMap encode(const TiledView&, DType) const override { return {}; }
   std::unique_ptr<Timer> make_timer() override { unsupported("has no clock"); }
   std::shared_ptr<void> make_stream() override { return {}; }
   std::unique_ptr<Replay> capture(const std::function<void(Stream)>&) override {

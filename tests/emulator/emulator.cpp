@@ -15,9 +15,11 @@
 #include <map>
 #include <mutex>
 #include <sstream>
+#include <vector>
 
 #include "templates/source.hpp"
 #include "tests/emulator/block.hpp"
+#include "tests/emulator/tensor.hpp"
 
 namespace wyvern::emulator {
 namespace {
@@ -38,11 +40,25 @@ std::string read_file(const fs::path& path) {
   return text.str();
 }
 
-/// The kernel as host C++: the template with this folder's ptx.cuh, and a way in.
-std::string host_source(const Template& t, const Constants& constants, const Config& config) {
+constexpr const char* kTestKernel = "kernel.cu";
+
+Template test_kernel() {
+  Template t;
+  t.name = "test";
+  t.variant = "kernel";
+  t.source = kTestKernel;
+  return t;
+}
+
+/// The kernel as host C++: the template with this folder's ptx.cuh, and a way in. `text` is that of
+/// a test's kernel.
+std::string host_source(const Template& t, const Constants& constants, const Config& config,
+                        std::string_view text) {
   const fs::path folder = WYVERN_EMULATOR_FOLDER;
   const SourceOverrides overrides{
+      {kTestKernel, std::string(text)},
       {"device/cuda/ptx.cuh", read_file(folder / "ptx.cuh")},
+      {"device/cuda/sm90/ptx.cuh", read_file(folder / "sm90_ptx.cuh")},
       {"emulator/machine.hpp", read_file(folder / "machine.hpp")},
   };
   return specialize(t, constants, config, overrides) +
@@ -71,10 +87,9 @@ void compile(const std::string& source, const fs::path& library, const std::stri
   fs::remove(log_path);
 }
 
-const Kernel& load(const Template& t, const Constants& constants, const Config& config) {
+const Kernel& load(const std::string& source, const std::string& what) {
   static std::mutex mutex;
   static std::map<std::string, Kernel> loaded;
-  const std::string source = host_source(t, constants, config);
   const std::string key = sha256_hex(source);
   const std::lock_guard lock(mutex);
   Kernel& kernel = loaded[key];
@@ -82,8 +97,7 @@ const Kernel& load(const Template& t, const Constants& constants, const Config& 
   const fs::path folder = fs::temp_directory_path() / fmt::format("wyvern-emulator-{}", getuid());
   fs::create_directories(folder);
   const fs::path library = folder / (key + ".so");
-  if (!fs::exists(library))
-    compile(source, library, fmt::format("{} {{{}}}", t.id(), config.to_string()));
+  if (!fs::exists(library)) compile(source, library, what);
   void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) throw Error(ErrorKind::kCompile, dlerror());
   kernel.machine = static_cast<Machine**>(dlsym(handle, "wyvern_machine"));
@@ -91,19 +105,45 @@ const Kernel& load(const Template& t, const Constants& constants, const Config& 
   return kernel;
 }
 
-}  // namespace
-
-void emulate(const Template& t, const Constants& constants, const Config& config, const Extents& e,
-             std::span<void* const> arguments, Schedule schedule) {
+void launch(const Kernel& kernel, const Geometry& geometry, const Extents& e,
+            std::span<void* const> arguments, Schedule schedule) {
   static std::mutex one_launch;  // a loaded kernel has one machine
-  const Kernel& kernel = load(t, constants, config);
-  const Geometry geometry = t.geometry(Spec(constants, config), e, Limits{});
   const std::lock_guard lock(one_launch);
   Block block(static_cast<int>(geometry.threads), geometry.shared_bytes, schedule);
   *kernel.machine = &block.machine();
   const std::int64_t blocks = geometry.grid[0] * geometry.grid[1] * geometry.grid[2];
   for (std::int64_t i = 0; i < blocks; ++i)
     block.run(i, [&] { kernel.entry(arguments.data(), e); });
+}
+
+}  // namespace
+
+void emulate(const Template& t, const Constants& constants, const Config& config, const Extents& e,
+             std::span<void* const> arguments, Schedule schedule) {
+  const Spec spec(constants, config);
+  const Geometry geometry = t.geometry(spec, e, Limits{});
+  if (is_empty(geometry)) return;
+  const Kernel& kernel = load(host_source(t, constants, config, {}),
+                              fmt::format("{} {{{}}}", t.id(), config.to_string()));
+  std::vector<void*> all(arguments.begin(), arguments.end());
+  std::vector<TensorMap> maps(t.tensor_maps.size());
+  for (std::size_t i = 0; i < maps.size(); ++i) {
+    const TensorMapUse& use = t.tensor_maps[i];
+    const DType type = t.parameters[use.parameter].type.of(constants);
+    maps[i] = encode(use.view(spec, e), size_of(type), arguments[use.parameter]);
+    all.push_back(&maps[i]);
+  }
+  launch(kernel, geometry, e, all, schedule);
+}
+
+void emulate(std::string_view source, const Geometry& geometry, const Extents& e,
+             std::span<void* const> arguments, Schedule schedule) {
+  const Kernel& kernel = load(host_source(test_kernel(), {}, {}, source), "test kernel");
+  launch(kernel, geometry, e, arguments, schedule);
+}
+
+std::string expand(std::string_view source) {
+  return specialize(test_kernel(), {}, {}, {{kTestKernel, std::string(source)}});
 }
 
 }  // namespace wyvern::emulator

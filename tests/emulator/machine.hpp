@@ -12,18 +12,54 @@ enum class Collective {
   transpose_8x8,
   load_matrix_x4,
   load_matrix_x4_transposed,
+  store_matrix_x4,
+  store_matrix_x4_transposed,
   mma_bf16,
   mma_fp16,
   mma_tf32,
+  wgmma_fence,
+  wgmma,
+  wgmma_commit,
+  wgmma_wait,
+  set_registers,
+};
+
+/// One product of a warpgroup, 64 x 16 times 16 x n, as a lane asks for it.
+struct WarpgroupProduct {
+  int n = 0;
+  bool fp16 = false;                    ///< of bf16 operands otherwise
+  const unsigned* a = nullptr;          ///< the lane's A fragment; null: in shared memory
+  unsigned long long a_descriptor = 0;  ///< where A is then
+  unsigned long long b_descriptor = 0;
+  bool a_mn_major = false;
+  bool b_mn_major = false;
+  bool accumulate = false;
+  float* d = nullptr;  ///< the lane's n / 2 accumulators
 };
 
 /// What a lane brings to a collective operation and where it wants the result.
 struct LaneOperands {
   const void* row = nullptr;  ///< load_matrix: address of this lane's row
-  unsigned a[4] = {};         ///< mma: left fragment; shuffle, transpose: a[0] is the value
+  void* to = nullptr;         ///< store_matrix: the same
+  unsigned a[4] = {};         ///< mma: left fragment; store_matrix; shuffle, transpose: a[0]
   unsigned b[2] = {};         ///< mma: right fragment; shuffle: b[0] is the source lane
   float* d = nullptr;         ///< mma: the accumulator fragment
   unsigned* r = nullptr;      ///< other results
+  const WarpgroupProduct* product = nullptr;  ///< wgmma
+  int pending = 0;                            ///< wgmma_wait; set_registers: how many
+};
+
+/// What Hopper adds. Pointers named `barrier` are to mbarriers, in shared memory.
+struct HopperMachine {
+  void (*barrier_init)(void* barrier, unsigned arrivals) = nullptr;
+  void (*fence_barrier_init)() = nullptr;
+  void (*barrier_arrive)(void* barrier, unsigned expected_bytes) = nullptr;
+  void (*barrier_wait)(void* barrier, unsigned parity) = nullptr;
+  void (*tensor_load)(void* to, const void* map, const int* at, int rank, void* barrier) = nullptr;
+  void (*tensor_store)(const void* map, const int* at, int rank, const void* from) = nullptr;
+  void (*bulk_commit)() = nullptr;
+  void (*bulk_wait)(int pending) = nullptr;
+  void (*sync_named)(int name, int threads, bool wait) = nullptr;
 };
 
 /// The processor, as a kernel sees it. The host keeps `thread` that of the running fiber.
@@ -37,6 +73,7 @@ struct Machine {
   void (*copy_async)(void* destination, const void* source, int bytes, bool valid) = nullptr;
   void (*copy_async_commit)() = nullptr;
   void (*copy_async_wait)(int pending) = nullptr;
+  HopperMachine hopper;
 };
 
 }  // namespace wyvern::emulator

@@ -179,8 +179,10 @@ struct KernelCall<void(Arguments...)> {
   static Argument pick(void* const* arguments, const Extents& e, unsigned long i) {
     if constexpr (std::is_pointer_v<Argument>)
       return static_cast<Argument>(arguments[i]);
-    else
+    else if constexpr (std::is_same_v<Argument, Extents>)
       return e;
+    else
+      return *static_cast<const Argument*>(arguments[i]);
   }
   template <unsigned long... I>
   static void run(void (*kernel)(Arguments...), void* const* arguments, const Extents& e,

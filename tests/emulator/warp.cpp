@@ -45,6 +45,21 @@ std::string load_matrix(const Lanes& lanes, bool transposed) {
   return {};
 }
 
+std::string store_matrix(const Lanes& lanes, bool transposed) {
+  for (const LaneOperands* lane : lanes)
+    if (reinterpret_cast<std::uintptr_t>(lane->to) % 16 != 0)
+      return "stmatrix of a row that is not aligned to 16 bytes";
+  for (int matrix = 0; matrix < 4; ++matrix)
+    for (int row = 0; row < 8; ++row) {
+      Half element[8];
+      for (int col = 0; col < 8; ++col)
+        element[col] = transposed ? half_of(lanes[lane_of(col, row)]->a[matrix], row % 2)
+                                  : half_of(lanes[lane_of(row, col)]->a[matrix], col % 2);
+      std::memcpy(lanes[matrix * 8 + row]->to, element, sizeof(element));
+    }
+  return {};
+}
+
 /// d += a * b for 16 x Depth times Depth x 8 operands already gathered from the lanes.
 template <int Depth>
 void accumulate(const Lanes& lanes, const float (&a)[16][Depth], const float (&b)[Depth][8]) {
@@ -107,9 +122,16 @@ std::string execute(Collective operation, const Lanes& lanes) {
     case Collective::transpose_8x8: transpose(lanes); return {};
     case Collective::load_matrix_x4: return load_matrix(lanes, false);
     case Collective::load_matrix_x4_transposed: return load_matrix(lanes, true);
+    case Collective::store_matrix_x4: return store_matrix(lanes, false);
+    case Collective::store_matrix_x4_transposed: return store_matrix(lanes, true);
     case Collective::mma_bf16: mma_16bit(lanes, bf16_to_float); return {};
     case Collective::mma_fp16: mma_16bit(lanes, fp16_to_float); return {};
     case Collective::mma_tf32: mma_tf32(lanes); return {};
+    case Collective::wgmma_fence:
+    case Collective::wgmma:
+    case Collective::wgmma_commit:
+    case Collective::wgmma_wait:
+    case Collective::set_registers: break;  // a block's WarpProducts carry them out
   }
   return "an unknown instruction";
 }

@@ -3,6 +3,7 @@
 #include <wyvern/device.hpp>
 #include <wyvern/error.hpp>
 
+#include <array>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "runtime/devices/cuda/kernel.hpp"
 #include "runtime/devices/cuda/tensor_map.hpp"
 #include "runtime/devices/device_impl.hpp"
+#include "runtime/operator_impl.hpp"
 #include "tests/fake_cuda/fake_cuda.hpp"
 
 namespace wyvern {
@@ -82,7 +84,7 @@ class CudaDeviceTest : public testing::Test {
     fake_cuda::parameter_sizes({sizeof(void*), sizeof(void*), sizeof(Extents)});
     void* const pointers[] = {reinterpret_cast<void*>(0xA000), nullptr};
     fake_cuda::take_calls();
-    kernel.launch(how, pointers, 2, extents_, reinterpret_cast<void*>(0x5));
+    kernel.launch(how, pointers, {}, extents_, reinterpret_cast<void*>(0x5));
     return fake_cuda::take_calls();
   }
 
@@ -263,10 +265,11 @@ TEST_F(CudaDeviceTest, AnOldDriverLacksOnlyWhatIsNew) {
   how.cluster = {2, 1, 1};
   expect_error(ErrorKind::kUnavailable, "the NVIDIA driver has no cuLaunchKernelEx; update it",
                [&] { cuda::load_kernel(context, artifact(), how); });
-  cuda::TensorMap map;
-  expect_error(ErrorKind::kUnavailable,
-               "the NVIDIA driver has no cuTensorMapEncodeTiled; update it",
-               [&] { cuda::encode_tiled(*old, {}, nullptr, map); });
+  EXPECT_FALSE(cuda::has_tensor_maps(*old));
+  expect_error(
+      ErrorKind::kUnavailable,
+      "the NVIDIA driver has no cuTensorMapEncodeTiled and cuTensorMapReplaceAddress; update it",
+      [&] { cuda::encode_tiled(*old, {}, DType::bf16); });
 }
 
 TEST_F(CudaDeviceTest, DriversThatCannotBeUsedSayWhatToDo) {
@@ -285,31 +288,20 @@ TEST_F(CudaDeviceTest, DriversThatCannotBeUsedSayWhatToDo) {
   EXPECT_EQ(problem, "the NVIDIA driver has no cuMemAlloc; update it to CUDA 12.0 or newer");
 }
 
-cuda::TiledTensor tiled() {
-  cuda::TiledTensor t;
-  t.dtype = DType::bf16;
-  t.rank = 3;
-  t.dims = {128, 16, 4096};
-  t.strides = {256, 4096};
-  t.box = {64, 1, 64};
-  t.swizzle = cuda::Swizzle::bytes128;
-  return t;
+TiledView tiled() {
+  return {.dims = {128, 16, 4096},
+          .strides = {256, 4096},
+          .box = {64, 1, 64},
+          .swizzle = Swizzle::bytes128};
 }
 
 TEST_F(CudaDeviceTest, TensorMapsTellTheDriverEverything) {
-  void* const address = reinterpret_cast<void*>(0x10000);
-  cuda::TensorMap map;
-  cuda::encode_tiled(*cuda::driver(), tiled(), address, map);
-  cuda::TiledTensor floats = tiled();
-  floats.dtype = DType::fp32;
-  floats.rank = 1;
-  floats.swizzle = cuda::Swizzle::none;
-  floats.fill = cuda::Fill::nan;
-  cuda::encode_tiled(*cuda::driver(), floats, address, map);
+  const Device device = Device::open("cuda:0");
+  device.impl().encode(tiled(), DType::bf16);
+  device.impl().encode({.dims = {128}, .box = {4}}, DType::fp32);
   const std::vector<fake_cuda::TensorMapCall> calls = fake_cuda::tensor_maps();
   ASSERT_EQ(calls.size(), 2U);
   EXPECT_EQ(calls[0].type, 9) << "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16";
-  EXPECT_EQ(calls[0].address, address);
   EXPECT_EQ(calls[0].dims, (std::vector<std::uint64_t>{128, 16, 4096}));
   EXPECT_EQ(calls[0].strides, (std::vector<std::uint64_t>{256, 4096}));
   EXPECT_EQ(calls[0].box, (std::vector<std::uint32_t>{64, 1, 64}));
@@ -319,23 +311,79 @@ TEST_F(CudaDeviceTest, TensorMapsTellTheDriverEverything) {
   EXPECT_EQ(calls[0].fill, 0);
   EXPECT_EQ(calls[1].type, 7) << "CU_TENSOR_MAP_DATA_TYPE_FLOAT32";
   EXPECT_EQ(calls[1].swizzle, 0);
-  EXPECT_EQ(calls[1].fill, 1);
   EXPECT_TRUE(calls[1].strides.empty());
 }
 
 TEST_F(CudaDeviceTest, ARefusedTensorMapNamesItsFigures) {
-  cuda::TensorMap map;
-  expect_error(
-      ErrorKind::kBadInput,
-      "no tensor map of rank 3 for bf16 at 0x10008 with dims [128, 16, 4096], strides "
-      "[256, 4096] bytes, box [64, 1, 64], element strides [1, 1, 1], swizzle 128: "
-      "CUDA_ERROR_INVALID_VALUE (invalid argument)",
-      [&] { cuda::encode_tiled(*cuda::driver(), tiled(), reinterpret_cast<void*>(0x10008), map); });
-  cuda::TiledTensor wide = tiled();
-  wide.rank = 6;
-  expect_error(ErrorKind::kBadInput, "the rank must be 1 to 5",
-               [&] { cuda::encode_tiled(*cuda::driver(), wide, nullptr, map); });
+  const Device device = Device::open("cuda:0");
+  TiledView odd = tiled();
+  odd.strides = {264, 4096};
+  expect_error(ErrorKind::kBadInput,
+               "no tensor map for bf16 with dims [128, 16, 4096], strides [264, 4096] bytes, box "
+               "[64, 1, 64], swizzle 128: CUDA_ERROR_INVALID_VALUE (invalid argument)",
+               [&] { device.impl().encode(odd, DType::bf16); });
+  odd.strides = {256};
+  expect_error(ErrorKind::kBadInput, "as many dims as box has, and one more than strides",
+               [&] { device.impl().encode(odd, DType::bf16); });
   EXPECT_TRUE(fake_cuda::tensor_maps().empty());
+  expect_error(ErrorKind::kUnavailable, "cpu has no tensor copies",
+               [] { Device::open("cpu").impl().encode(tiled(), DType::bf16); });
+}
+
+TEST_F(CudaDeviceTest, ALaunchPutsTheAddressIntoItsTensorMapsAndMakesNone) {
+  const Device device = Device::open("cuda:0");
+  const auto kernel = device.impl().load(artifact(), geometry());
+  std::vector<BoundTensorMap> maps;
+  maps.push_back({2, device.impl().encode({.dims = {128}, .box = {4}}, DType::fp32)});
+  maps.push_back({0, device.impl().encode(tiled(), DType::bf16)});
+  make_current(0);
+  fake_cuda::parameter_sizes({8, 8, 8, sizeof(TensorMap), sizeof(TensorMap), sizeof(Extents)});
+  for (const std::uintptr_t base : {0xA000U, 0xB000U}) {
+    void* const pointers[] = {reinterpret_cast<void*>(base), nullptr,
+                              reinterpret_cast<void*>(base + 0x100)};
+    fake_cuda::take_calls();
+    kernel->launch(geometry(), pointers, maps, extents_, nullptr);
+    EXPECT_EQ(fake_cuda::take_calls(),
+              (Names{"cuTensorMapReplaceAddress", "cuTensorMapReplaceAddress", "cuCtxGetCurrent",
+                     "cuLaunchKernel"}));
+    const fake_cuda::Launch one = fake_cuda::launches().back();
+    ASSERT_EQ(one.parameters.size(), 6U);
+    const fake_cuda::TensorMapParameter first = fake_cuda::as_tensor_map(one.parameters[3]);
+    const fake_cuda::TensorMapParameter second = fake_cuda::as_tensor_map(one.parameters[4]);
+    EXPECT_EQ(first.address, base + 0x100);
+    EXPECT_EQ(first.made_by, 0U);
+    EXPECT_EQ(second.address, base);
+    EXPECT_EQ(second.made_by, 1U);
+    Extents extents;
+    std::memcpy(&extents, one.parameters[5].data(), sizeof extents);
+    EXPECT_EQ(extents.T, 4096);
+  }
+}
+
+/// A step with scratch memory, as binding makes it.
+TEST_F(CudaDeviceTest, ScratchMemoryIsZeroedBeforeTheLaunch) {
+  const Device device = Device::open("cuda:0");
+  OperatorImpl op(device);
+  BoundStep& step = op.steps.emplace_back();
+  step.geometry = geometry();
+  step.kernel = device.impl().load(artifact(), geometry());
+  step.argument_count = 2;
+  step.bindings[0] = {Binding::From::workspace, 0};
+  step.bindings[1] = {Binding::From::workspace, 256};
+  step.zeroed = {{256, 64}};
+  std::array<unsigned char, 512> workspace;
+  workspace.fill(7);
+  make_current(0);
+  fake_cuda::parameter_sizes({sizeof(void*), sizeof(void*), sizeof(Extents)});
+  fake_cuda::take_calls();
+  op.enqueue({}, workspace.data(), nullptr, 0, 1);
+  EXPECT_EQ(fake_cuda::take_calls(),
+            (Names{"cuCtxGetCurrent", "cuMemsetD8Async", "cuCtxGetCurrent", "cuLaunchKernel"}));
+  for (std::size_t i = 0; i < workspace.size(); ++i)
+    EXPECT_EQ(workspace.at(i), i >= 256 && i < 320 ? 0 : 7) << "byte " << i;
+  std::uintptr_t pointer = 0;
+  std::memcpy(&pointer, fake_cuda::launches().back().parameters.at(1).data(), sizeof pointer);
+  EXPECT_EQ(pointer, reinterpret_cast<std::uintptr_t>(workspace.data()) + 256);
 }
 
 TEST_F(CudaDeviceTest, MemoryTimersAndReplaysAreGivenBack) {

@@ -17,6 +17,7 @@ using cuda::Result;
 constexpr Result kInvalidValue = 1;
 constexpr Result kInvalidContext = 201;
 constexpr Result kNotFound = 500;
+constexpr std::uint64_t kTensorMapMark = 0x70616D20726F736EULL;
 
 /// What the loader's handles point at. A library, its kernel and its function are one object.
 struct Library {
@@ -276,7 +277,7 @@ Result encode(cuda::TensorMap* map, int type, std::uint32_t rank, void* address,
   return call("cuTensorMapEncodeTiled", [=](State& s) {
     const bool aligned = reinterpret_cast<std::uintptr_t>(address) % 16 == 0 &&
                          reinterpret_cast<std::uintptr_t>(map) % 64 == 0;
-    if (!aligned || rank < 1 || rank > 5) return kInvalidValue;
+    if (!aligned || address == nullptr || rank < 1 || rank > 5) return kInvalidValue;
     for (std::uint32_t i = 0; i + 1 < rank; ++i)
       if (strides[i] % 16 != 0) return kInvalidValue;
     for (std::uint32_t i = 0; i < rank; ++i)
@@ -293,7 +294,19 @@ Result encode(cuda::TensorMap* map, int type, std::uint32_t rank, void* address,
                       fill});
     std::memset(map, 0, sizeof *map);
     map->opaque[0] = reinterpret_cast<std::uintptr_t>(address);
-    map->opaque[1] = s.maps.size();
+    map->opaque[1] = s.maps.size() - 1;
+    map->opaque[2] = kTensorMapMark;
+    return 0;
+  });
+}
+
+Result replace_address(cuda::TensorMap* map, void* address) {
+  return call("cuTensorMapReplaceAddress", [=](State&) {
+    const auto at = reinterpret_cast<std::uintptr_t>(address);
+    if (address == nullptr || at % 16 != 0 || reinterpret_cast<std::uintptr_t>(map) % 64 != 0 ||
+        map->opaque[2] != kTensorMapMark)
+      return kInvalidValue;
+    map->opaque[0] = at;
     return 0;
   });
 }
@@ -353,6 +366,7 @@ const std::map<std::string, void*>& entry_points() {
       {"cuLaunchKernel", erased(&launch)},
       {"cuLaunchKernelEx", erased(&launch_ex)},
       {"cuTensorMapEncodeTiled", erased(&encode)},
+      {"cuTensorMapReplaceAddress", erased(&replace_address)},
       {"cuGetErrorName", erased(&error_name)},
       {"cuGetErrorString", erased(&error_string)},
   };
@@ -406,6 +420,12 @@ std::vector<Launch> launches() {
 std::vector<TensorMapCall> tensor_maps() {
   const std::lock_guard lock(state().mutex);
   return state().maps;
+}
+
+TensorMapParameter as_tensor_map(const std::vector<unsigned char>& parameter) {
+  cuda::TensorMap map{};
+  std::memcpy(&map, parameter.data(), sizeof map);
+  return {map.opaque[0], static_cast<std::size_t>(map.opaque[1])};
 }
 
 int open_objects() {

@@ -62,6 +62,13 @@ WYVERN_FAKE_CUDA void parameter_sizes(std::vector<std::size_t> sizes);
 WYVERN_FAKE_CUDA std::vector<std::string> take_calls();
 WYVERN_FAKE_CUDA std::vector<Launch> launches();
 WYVERN_FAKE_CUDA std::vector<TensorMapCall> tensor_maps();
+/// What maps of this driver say in a kernel's parameter: the tensor's address, and which of
+/// tensor_maps() made the map.
+struct TensorMapParameter {
+  std::uint64_t address = 0;
+  std::size_t made_by = 0;
+};
+WYVERN_FAKE_CUDA TensorMapParameter as_tensor_map(const std::vector<unsigned char>& parameter);
 /// What was allocated, loaded, created or retained and not given back.
 WYVERN_FAKE_CUDA int open_objects();
 

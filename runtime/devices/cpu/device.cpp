@@ -68,9 +68,10 @@ class CpuKernel final : public Kernel {
   CpuKernel(const CpuKernel&) = delete;
   CpuKernel& operator=(const CpuKernel&) = delete;
 
-  void launch(const Geometry& geometry, void* const* arguments, std::size_t /*count*/,
-              const Extents& extents, Stream /*stream*/) const override {
-    const Call call{entry_, &geometry, arguments, &extents};
+  void launch(const Geometry& geometry, std::span<void* const> arguments,
+              std::span<const BoundTensorMap> /*maps*/, const Extents& extents,
+              Stream /*stream*/) const override {
+    const Call call{entry_, &geometry, arguments.data(), &extents};
     pool_->run(geometry.grid[0] * geometry.grid[1] * geometry.grid[2],
                static_cast<std::size_t>(geometry.shared_bytes), &CpuKernel::run_block, &call);
   }

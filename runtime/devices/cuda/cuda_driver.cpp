@@ -70,6 +70,7 @@ const char* bind_all(GetProcAddress get, Driver& d) {
   // Without these only the templates that need them are out.
   bind(get, "cuLaunchKernelEx", d.cuLaunchKernelEx);
   bind(get, "cuTensorMapEncodeTiled", d.cuTensorMapEncodeTiled);
+  bind(get, "cuTensorMapReplaceAddress", d.cuTensorMapReplaceAddress);
   return nullptr;
 }
 

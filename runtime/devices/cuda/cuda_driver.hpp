@@ -7,6 +7,8 @@
 #include <memory>
 #include <string>
 
+#include "templates/device/tensor_map.hpp"
+
 namespace wyvern::cuda {
 
 using Result = int;  // CUresult; 0 is success
@@ -67,15 +69,11 @@ struct LaunchConfig {
 };
 static_assert(sizeof(LaunchConfig) == 56);
 
-/// CUtensorMap: what the hardware needs to copy tiles of a tensor; made by encode_tiled() of
-/// tensor_map.hpp, and a kernel's parameter by value.
-struct alignas(64) TensorMap {
-  std::uint64_t opaque[16];
-};
-static_assert(sizeof(TensorMap) == 128);
+/// CUtensorMap: made by encode_tiled() of tensor_map.hpp.
+using wyvern::TensorMap;
 
 /// The bound entry points. Every member is callable once open_driver() succeeded, but for the last
-/// two, which are null where the driver lacks them.
+/// three, which are null where the driver lacks them.
 struct Driver {
   Result (*cuInit)(unsigned);
   Result (*cuDriverGetVersion)(int*);
@@ -124,6 +122,7 @@ struct Driver {
                                    const std::uint32_t* box, const std::uint32_t* element_strides,
                                    int interleave, int swizzle, int l2_promotion,
                                    int fill) = nullptr;
+  Result (*cuTensorMapReplaceAddress)(TensorMap*, void* address) = nullptr;
 
   /// "CUDA_ERROR_OUT_OF_MEMORY (out of memory)".
   std::string describe(Result result) const;

@@ -10,6 +10,7 @@
 #include "runtime/devices/cuda/context.hpp"
 #include "runtime/devices/cuda/kernel.hpp"
 #include "runtime/devices/cuda/rates.hpp"
+#include "runtime/devices/cuda/tensor_map.hpp"
 #include "runtime/devices/cuda/timer.hpp"
 
 namespace wyvern {
@@ -65,8 +66,7 @@ class CudaDevice final : public DeviceImpl {
     context_ = std::make_shared<cuda::PrimaryContext>(driver_, ordinal);
     target_ = cuda_target(info_.arch);
     target_.limits.max_cluster = context_->max_cluster;
-    target_.limits.tensor_copies =
-        target_.limits.tensor_copies && driver_.cuTensorMapEncodeTiled != nullptr;
+    target_.limits.tensor_copies = target_.limits.tensor_copies && cuda::has_tensor_maps(driver_);
     target_.limits.multiprocessors = info_.units;
     target_.limits.shared_bytes =
         attribute(driver_, context_->device, cuda::kMaxSharedMemoryPerBlockOptin);
@@ -111,6 +111,9 @@ class CudaDevice final : public DeviceImpl {
   }
   std::shared_ptr<const Kernel> load(const Artifact& artifact, const Geometry& block) override {
     return cuda::load_kernel(context_, artifact, block);
+  }
+  TensorMap encode(const TiledView& view, DType dtype) const override {
+    return cuda::encode_tiled(driver_, view, dtype);
   }
   std::unique_ptr<Timer> make_timer() override { return cuda::make_timer(context_); }
   std::shared_ptr<void> make_stream() override { return cuda::make_stream(context_); }

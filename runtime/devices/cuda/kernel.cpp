@@ -6,6 +6,7 @@
 
 #include <array>
 
+#include "runtime/devices/cuda/tensor_map.hpp"
 #include "runtime/operator_impl.hpp"
 
 namespace wyvern::cuda {
@@ -39,12 +40,20 @@ class CudaKernel final : public Kernel {
   CudaKernel(const CudaKernel&) = delete;
   CudaKernel& operator=(const CudaKernel&) = delete;
 
-  void launch(const Geometry& geometry, void* const* arguments, std::size_t count,
-              const Extents& extents, Stream stream) const override {
-    if (geometry.grid[0] == 0 || geometry.grid[1] == 0 || geometry.grid[2] == 0) return;
-    std::array<void*, kMaxArguments + 1> parameters;
-    for (std::size_t i = 0; i < count; ++i)
-      parameters[i] = const_cast<void*>(static_cast<const void*>(&arguments[i]));
+  void launch(const Geometry& geometry, std::span<void* const> arguments,
+              std::span<const BoundTensorMap> maps, const Extents& extents,
+              Stream stream) const override {
+    if (is_empty(geometry)) return;
+    std::array<void*, kMaxArguments + kMaxTensorMaps + 1> parameters;
+    std::size_t count = 0;
+    for (void* const& argument : arguments)
+      parameters[count++] = const_cast<void*>(static_cast<const void*>(&argument));
+    std::array<TensorMap, kMaxTensorMaps> placed;  // the driver copies parameters as it launches
+    for (std::size_t i = 0; i < maps.size(); ++i) {
+      placed[i] = maps[i].map;
+      place(context_->driver, placed[i], arguments[maps[i].argument]);
+      parameters[count++] = &placed[i];
+    }
     parameters[count] = const_cast<Extents*>(&extents);
     const bool programmatic = geometry.programmatic && context_->programmatic;
     const Current current(context_->driver, context_->context);

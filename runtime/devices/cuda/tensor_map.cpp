@@ -6,7 +6,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <span>
+#include <array>
+#include <cstdint>
 
 namespace wyvern::cuda {
 namespace {
@@ -25,36 +26,50 @@ int type_of(DType dtype) {
 
 constexpr int kNoInterleave = 0;  // CUtensorMapInterleave
 constexpr int kL2Promotion = 2;   // CUtensorMapL2promotion: lines of 128 bytes
+constexpr int kZeros = 0;         // CUtensorMapFloatOOBfill: what lies outside the view
 
-[[noreturn]] void refuse(const TiledTensor& t, const void* address, const std::string& why) {
-  const auto first = [](const auto& values, int count) {
-    return std::span(values).first(
-        static_cast<std::size_t>(std::clamp(count, 0, static_cast<int>(values.size()))));
-  };
-  throw Error(
-      ErrorKind::kBadInput,
-      fmt::format("no tensor map of rank {} for {} at {} with dims [{}], strides [{}] bytes, box "
-                  "[{}], element strides [{}], swizzle {}: {}",
-                  t.rank, to_string(t.dtype), address, fmt::join(first(t.dims, t.rank), ", "),
-                  fmt::join(first(t.strides, t.rank - 1), ", "),
-                  fmt::join(first(t.box, t.rank), ", "),
-                  fmt::join(first(t.element_strides, t.rank), ", "),
-                  t.swizzle == Swizzle::none ? 0 : 16 << static_cast<int>(t.swizzle), why));
+/// The driver wants an address before there is one, and older ones refuse null. It reads nothing.
+void* placeholder() { return reinterpret_cast<void*>(std::uintptr_t{1} << 20); }
+
+[[noreturn]] void refuse(const TiledView& v, DType dtype, const std::string& why) {
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("no tensor map for {} with dims [{}], strides [{}] bytes, box [{}], "
+                          "swizzle {}: {}",
+                          to_string(dtype), fmt::join(v.dims, ", "), fmt::join(v.strides, ", "),
+                          fmt::join(v.box, ", "),
+                          v.swizzle == Swizzle::none ? 0 : 16 << static_cast<int>(v.swizzle), why));
+}
+
+/// The list as the driver wants it. Negative numbers become too large ones.
+template <class To, std::size_t N>
+std::array<To, N> as(const FixedList<std::int64_t, N>& list) {
+  std::array<To, N> result{};
+  std::transform(list.begin(), list.end(), result.begin(),
+                 [](std::int64_t value) { return static_cast<To>(value); });
+  return result;
 }
 
 }  // namespace
 
-void encode_tiled(const Driver& d, const TiledTensor& t, const void* address, TensorMap& map) {
-  if (d.cuTensorMapEncodeTiled == nullptr)
+TensorMap encode_tiled(const Driver& d, const TiledView& view, DType dtype) {
+  if (!has_tensor_maps(d))
     throw Error(ErrorKind::kUnavailable,
-                "the NVIDIA driver has no cuTensorMapEncodeTiled; update it to CUDA 12.0 or newer");
-  if (t.rank < 1 || t.rank > TiledTensor::kMaxRank)
-    refuse(t, address, fmt::format("the rank must be 1 to {}", TiledTensor::kMaxRank));
+                "the NVIDIA driver has no cuTensorMapEncodeTiled and cuTensorMapReplaceAddress; "
+                "update it to CUDA 12.0 or newer");
+  const std::size_t rank = view.dims.size();
+  if (rank == 0 || view.strides.size() + 1 != rank || view.box.size() != rank)
+    refuse(view, dtype, "it must have as many dims as box has, and one more than strides");
+  const auto dims = as<std::uint64_t>(view.dims);
+  const auto strides = as<std::uint64_t>(view.strides);
+  const auto box = as<std::uint32_t>(view.box);
+  constexpr std::array<std::uint32_t, TiledView::kMaxRank> kEveryElement{1, 1, 1, 1, 1};
+  TensorMap map{};
   const Result result = d.cuTensorMapEncodeTiled(
-      &map, type_of(t.dtype), static_cast<std::uint32_t>(t.rank), const_cast<void*>(address),
-      t.dims.data(), t.strides.data(), t.box.data(), t.element_strides.data(), kNoInterleave,
-      static_cast<int>(t.swizzle), kL2Promotion, static_cast<int>(t.fill));
-  if (result != 0) refuse(t, address, d.describe(result));
+      &map, type_of(dtype), static_cast<std::uint32_t>(rank), placeholder(), dims.data(),
+      strides.data(), box.data(), kEveryElement.data(), kNoInterleave,
+      static_cast<int>(view.swizzle), kL2Promotion, kZeros);
+  if (result != 0) refuse(view, dtype, d.describe(result));
+  return map;
 }
 
 }  // namespace wyvern::cuda

@@ -1,0 +1,53 @@
+// Tiles in shared memory as tensor copies write them and wgmma reads them.
+#pragma once
+
+#include "device/cuda/sm90/ptx.cuh"
+#include "device/cuda/tile.cuh"
+
+namespace wyvern::cuda::sm90 {
+
+/// Rows x Cols elements of 16 bits in panels of 64 columns, one after another. A panel's row has
+/// 128 bytes, whose eight pieces of 16 bytes are permuted: piece p of row r lies at p ^ (r % 8), so
+/// that the same columns of eight rows lie in different banks. A tensor copy with 128-byte swizzle
+/// writes one by a box of 64 columns, Rows rows and Cols / 64 panels.
+template <class T, int Rows, int Cols>
+struct SwizzledTile {
+  static_assert(sizeof(T) == 2 && Rows % 8 == 0 && Cols % 64 == 0);
+  using Element = T;
+  static constexpr int kRows = Rows;
+  static constexpr int kCols = Cols;
+  static constexpr int kPanelBytes = Rows * 128;
+  static constexpr int kBytes = Cols / 64 * kPanelBytes;
+  static constexpr int kAlignment = 1024;
+
+  unsigned char* data;  ///< aligned to kAlignment
+
+  /// Element (row, col); up to col | 7 its neighbours lie behind it.
+  WYVERN_DEVICE T* at(int row, int col) const {
+    const int piece = (col % 64 / 8) ^ (row % 8);
+    return reinterpret_cast<T*>(data + col / 64 * kPanelBytes + row * 128 + piece * 16) + col % 8;
+  }
+
+  /// An operand whose rows are the tile's, from row `first`, a multiple of 8: A, or B transposed.
+  /// Its depth are 16 columns from `depth`, a multiple of 16.
+  WYVERN_DEVICE Descriptor by_rows(int first, int depth) const {
+    return describe(depth / 64 * kPanelBytes + first * 128 + depth % 64 * 2, 16);
+  }
+  /// An operand whose rows are the tile's columns, from column `first`, a multiple of 64 or
+  /// together with the rest of the operand inside one panel. Its depth are 16 rows of the tile from
+  /// `depth`, a multiple of 8.
+  WYVERN_DEVICE Descriptor by_columns(int first, int depth) const {
+    return describe(first / 64 * kPanelBytes + depth * 128 + first % 64 * 2, kPanelBytes);
+  }
+
+ private:
+  /// Start, the stride from one panel to the next, 1024 bytes from eight rows to the next eight,
+  /// all in units of 16 bytes; 1 for the 128-byte swizzle.
+  WYVERN_DEVICE Descriptor describe(int offset, int panel_stride) const {
+    const uint64 start = (shared_address(data) + static_cast<uint32>(offset)) >> 4U;
+    return {start | static_cast<uint64>(panel_stride / 16) << 16U | uint64{1024 / 16} << 32U |
+            uint64{1} << 62U};
+  }
+};
+
+}  // namespace wyvern::cuda::sm90

@@ -1,0 +1,27 @@
+// Tensors as tensor copies see them: which tiles of a tensor the hardware brings to shared memory.
+#pragma once
+
+#include <cstdint>
+
+#include "templates/signature.hpp"
+
+namespace wyvern {
+
+/// How a tile's 16-byte pieces are permuted in shared memory, so that columns meet no bank twice:
+/// within so many bytes, which the tile's innermost dimension must not exceed.
+enum class Swizzle : std::uint8_t { none, bytes32, bytes64, bytes128 };
+
+/// A view of a tensor, and the box that one copy brings. Dimensions count from the innermost, which
+/// is contiguous, and need not be those of the tensor. What lies outside the view is brought as
+/// zeros. The hardware's conditions: at most 2^32 elements a dimension, strides that are multiples
+/// of 16 bytes, boxes of 1 to 256 elements a dimension with an innermost extent of a multiple of 16
+/// bytes.
+struct TiledView {
+  static constexpr std::size_t kMaxRank = 5;
+  FixedList<std::int64_t, kMaxRank> dims{};         ///< elements
+  FixedList<std::int64_t, kMaxRank - 1> strides{};  ///< bytes, of dims 1 and on
+  FixedList<std::int64_t, kMaxRank> box{};          ///< elements
+  Swizzle swizzle = Swizzle::none;
+};
+
+}  // namespace wyvern
