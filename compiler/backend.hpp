@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "compiler/compiler.hpp"
+#include "templates/source.hpp"
 
 namespace wyvern::detail {
 
@@ -49,6 +50,9 @@ class Backend {
   virtual std::string target_name(const Target& target) const = 0;
   /// See wyvern::usual_target().
   virtual Target usual_target() const = 0;
+
+  /// How sources for this kind are put together.
+  virtual const Dialect& dialect() const = 0;
 
   /// Opens the compiler; throws Error(kUnavailable) with what is missing and the mend.
   virtual void open() const = 0;

@@ -18,6 +18,10 @@ class KnownBackend final : public Backend {
   std::string target_names() const override { return {}; }
   std::string target_name(const Target& target) const override { return target.arch; }
   Target usual_target() const override { return {}; }
+  const Dialect& dialect() const override {
+    static const Dialect none{};
+    return none;
+  }
   void open() const override {}
   std::string version() const override { return "NVRTC 13.0"; }
   std::string identity() const override { return "NVRTC 13.0 of 113322336 bytes"; }

@@ -31,7 +31,8 @@ const Template& checked_template(const CompileRequest& request) {
 }
 
 std::string specialized(const CompileRequest& request) {
-  return specialize(checked_template(request), request.constants, request.config);
+  return specialize(checked_template(request), request.constants, request.config,
+                    detail::backend(request.target.device).dialect());
 }
 
 /// What the request is, for messages.
@@ -56,10 +57,10 @@ Output output_for(DeviceKind device, Emit what) {
 }  // namespace
 
 std::string artifact_key(const CompileRequest& request) {
-  return detail::source_key(
-      detail::backend(request.target.device),
-      source_identity(checked_template(request), request.constants, request.config), request.config,
-      request.target);
+  const detail::Backend& backend = detail::backend(request.target.device);
+  const std::string identity = source_identity(checked_template(request), request.constants,
+                                               request.config, backend.dialect());
+  return detail::source_key(backend, identity, request.config, request.target);
 }
 
 Artifact compile(const CompileRequest& request) {

@@ -130,48 +130,17 @@ std::string definitions(const Template& t, const Constants& constants, const Con
   return plain + spec + "};\n";
 }
 
-/// "const DTYPE* q": how the kernel declares a tensor. `do` is a word of C++, so it is dO there.
-std::string declaration(const Parameter& p) {
-  const std::string name = p.name == "do" ? "dO" : std::string(p.name);
-  const std::string_view type = p.type.text();
-  return fmt::format("{}{}* {}", p.access == Access::in ? "const " : "",
-                     type == "fp32" ? "float" : type, name);
-}
-
-/// The kernel's parameters in order, and on the CPU, whose entry point takes an array of pointers,
-/// what unpacks it.
-std::string parameter_list(const Template& t) {
-  std::string text = "#define WYVERN_PARAMETERS";
-  for (const Parameter& p : t.parameters)
-    fmt::format_to(std::back_inserter(text), " {},", declaration(p));
-  for (const TensorMapUse& map : t.tensor_maps)
-    fmt::format_to(std::back_inserter(text), " const __grid_constant__ wyvern::TensorMap {},",
-                   map.name);
-  if (t.device == DeviceKind::cuda) return text + " Extents e\n";
-  text += " const Extents& e\n#define WYVERN_UNPACK(a, e)";
-  for (std::size_t i = 0; i < t.parameters.size(); ++i) {
-    const std::string pointer = declaration(t.parameters[i]);
-    fmt::format_to(std::back_inserter(text), " static_cast<{}>((a)[{}]),",
-                   pointer.substr(0, pointer.rfind(' ')), i);
-  }
-  return text + " *(e)\n";
-}
-
-std::string_view prelude(const Template& t) {
-  return t.device == DeviceKind::cuda ? "device/cuda/types.cuh" : "device/cpu/types.hpp";
-}
-
 /// What stands between the prelude and the template's file.
-std::string generated(const Template& t, const Constants& constants, const Config& config) {
+std::string generated(const Template& t, const Constants& constants, const Config& config,
+                      const Dialect& dialect) {
   return fmt::format(
-      "#line 1 \"specialization\"\nusing namespace wyvern;\nusing namespace wyvern::{};\n{}{}",
-      t.device == DeviceKind::cuda ? "cuda" : "cpu", definitions(t, constants, config),
-      parameter_list(t));
+      "#line 1 \"specialization\"\nusing namespace wyvern;\nusing namespace {};\n{}{}",
+      dialect.blocks, definitions(t, constants, config), dialect.parameters(t));
 }
 
 /// A line for each file that the template's source expands to. What a file includes is looked for
 /// once a process.
-std::string file_digests(const Template& t) {
+std::string file_digests(const Template& t, const Dialect& dialect) {
   static std::mutex mutex;
   static std::map<std::string, std::string> known;  // guarded by `mutex`; never shrinks
   const std::lock_guard lock(mutex);
@@ -179,7 +148,7 @@ std::string file_digests(const Template& t) {
   if (lines.empty()) {
     const SourceOverrides none;
     Expansion expansion(none);
-    expansion.add(prelude(t));
+    expansion.add(dialect.prelude);
     expansion.add(t.source);
     for (const std::string& path : expansion.files)
       fmt::format_to(std::back_inserter(lines), "{} {}\n", path, find_source(path)->sha256);
@@ -197,17 +166,25 @@ std::string_view source_text(std::string_view path) {
   return source->text;
 }
 
+std::string declaration(const Parameter& p) {
+  const std::string name = p.name == "do" ? "dO" : std::string(p.name);
+  const std::string_view type = p.type.text();
+  return fmt::format("{}{}* {}", p.access == Access::in ? "const " : "",
+                     type == "fp32" ? "float" : type, name);
+}
+
 std::string specialize(const Template& t, const Constants& constants, const Config& config,
-                       const SourceOverrides& overrides) {
+                       const Dialect& dialect, const SourceOverrides& overrides) {
   Expansion out(overrides);
-  out.add(prelude(t));
-  out.text += generated(t, constants, config);
+  out.add(dialect.prelude);
+  out.text += generated(t, constants, config, dialect);
   out.add(t.source);
   return std::move(out.text);
 }
 
-std::string source_identity(const Template& t, const Constants& constants, const Config& config) {
-  return file_digests(t) + generated(t, constants, config);
+std::string source_identity(const Template& t, const Constants& constants, const Config& config,
+                            const Dialect& dialect) {
+  return file_digests(t, dialect) + generated(t, constants, config, dialect);
 }
 
 }  // namespace wyvern

@@ -29,6 +29,13 @@ std::set<std::string> files_of(const std::string& text) {
   return files;
 }
 
+/// A dialect for each kind of device; parameters do not matter here.
+Dialect dialect_of(DeviceKind kind) {
+  const auto none = [](const Template&) { return std::string(); };
+  return kind == DeviceKind::cuda ? Dialect{"device/cuda/types.cuh", "wyvern::cuda", none}
+                                  : Dialect{"device/cpu/types.hpp", "wyvern::cpu", none};
+}
+
 TEST(Source, IdentityNamesEveryFileAndEveryValue) {
   for (const Template& t : all_templates()) {
     Constants constants;
@@ -36,17 +43,19 @@ TEST(Source, IdentityNamesEveryFileAndEveryValue) {
     constants.K = constants.V = 64;
     Config config;
     for (const Tunable& tunable : t.tunables) config.set(tunable.name, tunable.values.front());
-    const std::string identity = source_identity(t, constants, config);
-    for (const std::string& file : files_of(specialize(t, constants, config)))
+    const Dialect dialect = dialect_of(t.device);
+    const std::string identity = source_identity(t, constants, config, dialect);
+    for (const std::string& file : files_of(specialize(t, constants, config, dialect)))
       EXPECT_NE(identity.find(file + ' ' + sha256_hex(source_text(file))), std::string::npos)
           << t.id() << " " << file;
-    EXPECT_EQ(source_identity(t, constants, config), identity);
+    EXPECT_EQ(source_identity(t, constants, config, dialect), identity);
     for (const Tunable& tunable : t.tunables) {
       Config other = config;
       for (const Value& value : tunable.values)
         if (value != *config.find(tunable.name)) other.set(std::string(tunable.name), value);
       if (tunable.values.size() > 1) {
-        EXPECT_NE(source_identity(t, constants, other), identity) << t.id() << " " << tunable.name;
+        EXPECT_NE(source_identity(t, constants, other, dialect), identity)
+            << t.id() << " " << tunable.name;
       }
     }
   }

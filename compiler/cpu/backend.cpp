@@ -12,6 +12,20 @@
 namespace wyvern::detail {
 namespace {
 
+/// The entry point takes an array of pointers; what unpacks it goes with the parameters.
+std::string parameters(const Template& t) {
+  std::string text = "#define WYVERN_PARAMETERS";
+  std::string unpack = "#define WYVERN_UNPACK(a, e)";
+  for (std::size_t i = 0; i < t.parameters.size(); ++i) {
+    const std::string pointer = declaration(t.parameters[i]);
+    text += fmt::format(" {},", pointer);
+    unpack += fmt::format(" static_cast<{}>((a)[{}]),", pointer.substr(0, pointer.rfind(' ')), i);
+  }
+  return fmt::format("{} const Extents& e\n{} *(e)\n", text, unpack);
+}
+
+constexpr Dialect kDialect{"device/cpu/types.hpp", "wyvern::cpu", parameters};
+
 class CpuBackend final : public Backend {
  public:
   DeviceKind kind() const override { return DeviceKind::cpu; }
@@ -25,6 +39,8 @@ class CpuBackend final : public Backend {
     return fmt::format("cpu-{}-{}", target.arch, sha256_hex(target.features).substr(0, 8));
   }
   Target usual_target() const override { return host_target(); }
+
+  const Dialect& dialect() const override { return kDialect; }
 
   void open() const override { ClangPlugin::instance(); }
   std::string version() const override { return llvm_version(); }

@@ -10,6 +10,17 @@
 namespace wyvern::detail {
 namespace {
 
+/// Tensors, maps of tensors, then the sizes of the launch.
+std::string parameters(const Template& t) {
+  std::string text = "#define WYVERN_PARAMETERS";
+  for (const Parameter& p : t.parameters) text += fmt::format(" {},", declaration(p));
+  for (const TensorMapUse& map : t.tensor_maps)
+    text += fmt::format(" const __grid_constant__ TensorMap {},", map.name);
+  return text + " Extents e\n";
+}
+
+constexpr Dialect kDialect{"device/cuda/types.cuh", "wyvern::cuda", parameters};
+
 class CudaBackend final : public Backend {
  public:
   DeviceKind kind() const override { return DeviceKind::cuda; }
@@ -21,6 +32,8 @@ class CudaBackend final : public Backend {
   std::string target_names() const override { return "one of " + cuda_arch_names(); }
   std::string target_name(const Target& target) const override { return target.arch; }
   Target usual_target() const override { return cuda_target("sm_90a"); }
+
+  const Dialect& dialect() const override { return kDialect; }
 
   void open() const override { Nvrtc::instance(); }
   std::string version() const override { return Nvrtc::instance().version(); }

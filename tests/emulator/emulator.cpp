@@ -17,6 +17,7 @@
 #include <sstream>
 #include <vector>
 
+#include "compiler/backend.hpp"
 #include "templates/source.hpp"
 #include "tests/emulator/block.hpp"
 #include "tests/emulator/tensor.hpp"
@@ -55,13 +56,14 @@ Template test_kernel() {
 std::string host_source(const Template& t, const Constants& constants, const Config& config,
                         std::string_view text) {
   const fs::path folder = WYVERN_EMULATOR_FOLDER;
+  const Dialect& dialect = detail::backend(DeviceKind::cuda).dialect();
   const SourceOverrides overrides{
       {kTestKernel, std::string(text)},
       {"device/cuda/ptx.cuh", read_file(folder / "ptx.cuh")},
       {"device/cuda/sm90/ptx.cuh", read_file(folder / "sm90_ptx.cuh")},
       {"emulator/machine.hpp", read_file(folder / "machine.hpp")},
   };
-  return specialize(t, constants, config, overrides) +
+  return specialize(t, constants, config, dialect, overrides) +
          "\nextern \"C\" __attribute__((visibility(\"default\"))) void wyvern_emulated_kernel(\n"
          "    void* const* arguments, const Extents& e) {\n"
          "  call_kernel(wyvern_kernel, arguments, e);\n}\n";
@@ -143,7 +145,8 @@ void emulate(std::string_view source, const Geometry& geometry, const Extents& e
 }
 
 std::string expand(std::string_view source) {
-  return specialize(test_kernel(), {}, {}, {{kTestKernel, std::string(source)}});
+  return specialize(test_kernel(), {}, {}, detail::backend(DeviceKind::cuda).dialect(),
+                    {{kTestKernel, std::string(source)}});
 }
 
 }  // namespace wyvern::emulator
