@@ -159,9 +159,9 @@ TEST(Registration, TensorMapsAreOfArgumentsThatAreThere) {
   needless.needs.tensor_copies = false;
   expect_has(refusal(needless), "it needs tensor copies and must say so");
   const auto refused = [](auto change) {
-    Template t = with_map();
-    change(t.tensor_maps.front());
-    return refusal(t);
+    Template changed = with_map();
+    change(changed.tensor_maps.front());
+    return refusal(changed);
   };
   expect_has(refused([](TensorMapUse& map) { map.argument = "q"; }),
              "k_map is a map of q, which is not among its arguments");

@@ -48,7 +48,6 @@ constexpr Schedule kSchedules[] = {Schedule::first_warp, Schedule::last_warp};
 /// depth DEPTH on, along the columns with Major::k, down the rows with Major::mn.
 constexpr const char* kProduct = R"(
 #include "device/cuda/sm90/product.cuh"
-using namespace wyvern::cuda;
 using namespace wyvern::cuda::sm90;
 template <Major M, int Rows, int First>
 struct Placed {
@@ -173,7 +172,6 @@ TEST(Wgmma, SerializedProductsAreACompileError) {
     GTEST_SKIP() << missing;
   constexpr const char* kSource = R"(
 #include "device/cuda/sm90/product.cuh"
-using namespace wyvern::cuda;
 using namespace wyvern::cuda::sm90;
 #undef WYVERN_PARAMETERS
 #define WYVERN_PARAMETERS float* out, Extents e
@@ -201,7 +199,6 @@ WYVERN_KERNEL(128, 1) {
 constexpr const char* kLoad = R"(
 #include "device/cuda/sm90/barrier.cuh"
 #include "device/cuda/sm90/tile.cuh"
-using namespace wyvern::cuda;
 using namespace wyvern::cuda::sm90;
 using Box = SwizzledTile<bf16, 32, 128>;
 #undef WYVERN_PARAMETERS
@@ -321,7 +318,6 @@ TEST(TensorMap, RefusesWhatTheDriverRefuses) {
 constexpr const char* kPipeline = R"(
 #include "device/cuda/sm90/barrier.cuh"
 #include "device/cuda/sm90/product.cuh"
-using namespace wyvern::cuda;
 using namespace wyvern::cuda::sm90;
 using Keys = SwizzledTile<T, 64, 128>;
 using Result = SwizzledTile<T, 64, 64>;
@@ -449,7 +445,6 @@ constexpr const char* kMistaken = R"(
 
 #include "device/cuda/sm90/barrier.cuh"
 #include "device/cuda/sm90/product.cuh"
-using namespace wyvern::cuda;
 using namespace wyvern::cuda::sm90;
 using Keys = SwizzledTile<bf16, 64, 64>;
 #undef WYVERN_PARAMETERS
