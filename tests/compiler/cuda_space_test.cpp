@@ -77,27 +77,35 @@ Constants draw_constants(const Template& t, const Heads& heads, DType dtype, std
 class Sampler {
  public:
   explicit Sampler(const Template& t) : template_(t), random_(2026) {
+    for (const char* arch : kArchs) {
+      targets_.push_back(cuda_target(arch));
+      Problem usual;
+      usual.K = 128;
+      if (testing::takes(t, targets_.back().limits, usual)) continue;
+      EXPECT_TRUE(space(t, problem_constants(usual), targets_.back().limits).empty()) << arch;
+      targets_.pop_back();
+    }
     for (const Tunable& tunable : t.tunables)
       for (const Value& value : tunable.values) unseen_.emplace(tunable.name, value);
   }
 
   std::vector<CompileRequest> sample() {
-    for (const char* arch : kArchs) {
-      add_default(cuda_target(arch));
+    for (const Target& target : targets_) {
+      add_default(target);
       for (std::size_t i = 0; i < kDTypes.size(); ++i)
-        add(cuda_target(arch), kHeads[random_() % kHeads.size()], kDTypes[i], /*any=*/true);
+        add(target, kHeads[random_() % kHeads.size()], kDTypes[i], /*any=*/true);
     }
-    for (const char* arch : kArchs)
+    for (const Target& target : targets_)
       for (const Heads& heads : kHeads)
         for (const DType dtype : kDTypes)
-          while (!unseen_.empty() && add(cuda_target(arch), heads, dtype, /*any=*/false)) {
+          while (!unseen_.empty() && add(target, heads, dtype, /*any=*/false)) {
           }
     return std::move(requests_);
   }
 
-  /// The default and a drawn config for each type, on the newest architecture.
+  /// The default and a drawn config for each type, on the newest architecture that it is for.
   std::vector<CompileRequest> sample_newest() {
-    const Target target = cuda_target(kArchs.back());
+    const Target& target = targets_.back();
     add_default(target);
     for (std::size_t i = 0; i < kDTypes.size(); ++i)
       add(target, kHeads[random_() % kHeads.size()], kDTypes[i], /*any=*/true);
@@ -147,6 +155,7 @@ class Sampler {
   }
 
   const Template& template_;
+  std::vector<Target> targets_;  ///< architectures that the template is for, oldest first
   std::mt19937 random_;
   std::set<std::pair<std::string, Value>> unseen_;
   std::vector<CompileRequest> requests_;

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "compiler/compiler.hpp"
 #include "runtime/plan.hpp"
 #include "tests/emulator/block.hpp"
 #include "tests/emulator/emulator.hpp"
@@ -25,7 +26,7 @@ using testing::Gate;
 using testing::HostTensor;
 using testing::StageData;
 
-constexpr Limits kHopper{.shared_bytes = 232448, .compute_capability = 90};
+const Limits kHopper = cuda_target("sm_90a").limits;
 
 Extents extents_of(const StageData& data) {
   const Problem& p = data.problem;
@@ -120,6 +121,7 @@ void expect_correct(const Template& t, const Config& config, const StageData& da
 /// Whether the template is for a GPU, has this chunk size, and the problem uses it.
 bool applies(const Template& t, const StageData& data) {
   if (t.device != DeviceKind::cuda || !testing::exercises(t, data)) return false;
+  if (!testing::takes(t, kHopper, data.problem)) return false;
   const Tunable* sizes = t.tunable("BT");
   return sizes == nullptr || std::find(sizes->values.begin(), sizes->values.end(),
                                        Value{data.context.layout.BT}) != sizes->values.end();
@@ -422,6 +424,71 @@ TEST(Kernel, SampledSpace) {
       }
     }
   }
+}
+
+// ---- one stage by tensor copies and wgmma -------------------------------------------------------
+
+void expect_hopper_correct(Problem p, Gate gate, std::uint64_t seed,
+                           const std::vector<std::int64_t>& lengths = {}) {
+  constexpr std::int64_t kChunk = 64;
+  expect_correct(*find_template("scaled_dot_kkt.hopper"), Config{{"BT", kChunk}},
+                 testing::make_stage_data(p, kChunk, gate, seed, lengths));
+}
+
+TEST(KernelHopper, EveryKeyDimension) {
+  for (const std::int64_t K : {64, 128, 256})
+    for (const DType dtype : {DType::bf16, DType::fp16}) {
+      Problem p = problem(2, 100, 2, 2, K, 16);
+      p.dtype = p.beta_dtype = dtype;
+      expect_hopper_correct(p, Gate::typical, 1);
+    }
+}
+
+TEST(KernelHopper, GroupedHeadsAndTails) {
+  for (const std::int64_t T : {1, 63, 64, 65, 200})
+    expect_hopper_correct(problem(1, T, 2, 6, 128, 16), Gate::typical, 2);
+}
+
+TEST(KernelHopper, EveryGate) {
+  Problem p = problem(1, 130, 1, 2, 64, 16);
+  for (const Gate gate : {Gate::zero, Gate::typical, Gate::mixed, Gate::very_negative})
+    expect_hopper_correct(p, gate, 3);
+  p.op = "delta_rule";
+  expect_hopper_correct(p, Gate::zero, 3);
+}
+
+TEST(KernelHopper, PackedSequences) {
+  const std::vector<std::int64_t> lengths{0, 5, 70, 0, 64, 33, 0};
+  for (const char* op : {"gated_delta_rule", "delta_rule"}) {
+    Problem p = problem(1, 0, 2, 4, 128, 16);
+    p.op = op;
+    p.dtype = p.beta_dtype = DType::fp16;
+    expect_hopper_correct(testing::packed(p, lengths), Gate::mixed, 4, lengths);
+  }
+}
+
+TEST(KernelHopper, NormsAndBetaLogits) {
+  Problem p = problem(1, 90, 1, 3, 128, 16);
+  p.use_qk_l2norm = p.use_beta_sigmoid = p.allow_neg_eigval = true;
+  p.beta_dtype = DType::fp32;
+  expect_hopper_correct(p, Gate::typical, 5);
+}
+
+/// Serialized products are compilation errors already.
+TEST(KernelHopper, CompilesWithoutSpills) {
+  if (const std::string missing = compiler_problem(DeviceKind::cuda); !missing.empty())
+    GTEST_SKIP() << missing;
+  for (const std::int64_t K : {64, 128, 256})
+    for (const bool all : {false, true}) {
+      Problem p = problem(1, 90, 1, 3, K, 16);
+      p.dtype = all ? DType::fp16 : DType::bf16;
+      p.packed = p.use_qk_l2norm = p.use_beta_sigmoid = p.allow_neg_eigval = all;
+      const Artifact artifact =
+          compile({find_template("scaled_dot_kkt.hopper"), problem_constants(p),
+                   Config{{"BT", std::int64_t{64}}}, cuda_target("sm_90a")});
+      EXPECT_EQ(artifact.resources.spill_bytes, 0);
+      EXPECT_EQ(artifact.resources.stack_bytes, 0);
+    }
 }
 
 // ---- a decay per key channel --------------------------------------------------------------------

@@ -60,6 +60,23 @@ TEST_P(EmulatedSegments, MatchesOracle) {
   check(emulator::prepare(device(), data.problem, plan), data);
 }
 
+/// A stage's kernel for Hopper finds its tensors, the one behind its tensor map too, in the
+/// workspace and among the caller's.
+TEST_F(EmulatedOperator, PlansMayHaveKernelsOfTensorCopies) {
+  Problem p = base({"gated_delta_rule", Pass::forward});
+  p.H = 1, p.HV = 2, p.K = 64, p.V = 32;
+  p.packed = p.use_qk_l2norm = true;
+  const OperatorData data = make_data(p, Gate::typical, 4, {70, 0, 33});
+  const std::vector<Plan> all = plans(device(), data.problem, 64);
+  const auto plan = std::find_if(all.begin(), all.end(), [](const Plan& one) {
+    return std::any_of(one.begin(), one.end(), [](const PlanStep& step) {
+      return step.template_id == "scaled_dot_kkt.hopper";
+    });
+  });
+  ASSERT_NE(plan, all.end());
+  check(emulator::prepare(device(), data.problem, *plan), data);
+}
+
 INSTANTIATE_TEST_SUITE_P(, EmulatedSegments, ::testing::ValuesIn(chunked_passes()),
                          [](const auto& each) { return name_of(each.param); });
 

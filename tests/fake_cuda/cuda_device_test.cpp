@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/bind.hpp"
 #include "runtime/devices/cuda/context.hpp"
 #include "runtime/devices/cuda/kernel.hpp"
 #include "runtime/devices/cuda/tensor_map.hpp"
@@ -358,6 +359,46 @@ TEST_F(CudaDeviceTest, ALaunchPutsTheAddressIntoItsTensorMapsAndMakesNone) {
     std::memcpy(&extents, one.parameters[5].data(), sizeof extents);
     EXPECT_EQ(extents.T, 4096);
   }
+}
+
+TEST_F(CudaDeviceTest, BindingMakesTheTensorMapsOfATemplate) {
+  const Device device = Device::open("cuda:0");
+  Problem p;
+  p.B = p.N = 2, p.T = 100;
+  p.H = 3, p.HV = 6, p.K = 128, p.V = 16;
+  const PlanStep plan_step{"scaled_dot_kkt.hopper", Config{{"BT", std::int64_t{64}}}};
+  const auto op = bind_stage(device, p, plan_step);
+  ASSERT_EQ(fake_cuda::tensor_maps().size(), 1U);
+  const fake_cuda::TensorMapCall made = fake_cuda::tensor_maps().front();
+  EXPECT_EQ(made.dims, (std::vector<std::uint64_t>{64, 200, 2, 3}));
+  EXPECT_EQ(made.strides, (std::vector<std::uint64_t>{768, 128, 256}));
+  EXPECT_EQ(made.box, (std::vector<std::uint32_t>{64, 64, 2, 1}));
+  EXPECT_EQ(made.swizzle, 3);
+
+  BoundStep& step = op->steps.front();
+  step.kernel = device.impl().load(artifact(), step.geometry);
+  std::vector<TensorView> tensors(step.argument_count);
+  std::vector<const TensorView*> given;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    tensors[i].data = reinterpret_cast<void*>(0x1000 * (i + 1));
+    given.push_back(&tensors[i]);
+  }
+  std::vector<std::size_t> sizes(step.argument_count, sizeof(void*));
+  sizes.insert(sizes.end(), {sizeof(TensorMap), sizeof(Extents)});
+  fake_cuda::parameter_sizes(sizes);
+  make_current(0);
+  fake_cuda::take_calls();
+  op->enqueue(given, nullptr, nullptr, 0, 1);
+  EXPECT_EQ(fake_cuda::take_calls(),
+            (Names{"cuTensorMapReplaceAddress", "cuCtxGetCurrent", "cuLaunchKernel"}));
+  const fake_cuda::Launch one = fake_cuda::launches().back();
+  const auto map = fake_cuda::as_tensor_map(one.parameters.at(step.argument_count));
+  EXPECT_EQ(map.address, 0x1000U) << "k is the first of the stage's tensors";
+  EXPECT_EQ(map.made_by, 0U);
+
+  p.T = 0;
+  EXPECT_TRUE(bind_stage(device, p, plan_step)->steps.front().maps.empty());
+  EXPECT_EQ(fake_cuda::tensor_maps().size(), 1U) << "there is nothing to copy";
 }
 
 /// A step with scratch memory, as binding makes it.

@@ -137,12 +137,16 @@ Problem problem_for(const Template& t, DType dtype, unsigned switches) {
 
 class DeviceTest : public ::testing::Test {
  protected:
-  /// False after marking the test as skipped.
-  bool open(const Template& t) {
-    std::string why;
-    device_ = test_device(t.device, &why);
-    if (!device_) skip_reason_ = why;
-    return device_.has_value();
+  /// False where the test is to be skipped, for skip_reason_.
+  bool open(const Template& t, DType dtype = DType::bf16) {
+    device_ = test_device(t.device, &skip_reason_);
+    if (!device_) return false;
+    Problem usual;
+    usual.K = 128;
+    usual.dtype = dtype;
+    if (takes(t, limits(), usual)) return true;
+    skip_reason_ = t.id() + " is not for " + std::string(to_string(dtype)) + " on this device";
+    return false;
   }
   const Device& device() const { return *device_; }
   const Limits& limits() const { return device_->impl().target().limits; }
@@ -151,8 +155,8 @@ class DeviceTest : public ::testing::Test {
   std::string skip_reason_;
 };
 
-#define WYVERN_OPEN_OR_SKIP(t) \
-  if (!open(t)) GTEST_SKIP() << skip_reason_
+#define WYVERN_OPEN_OR_SKIP(...) \
+  if (!open(__VA_ARGS__)) GTEST_SKIP() << skip_reason_
 
 // --- The spec's shapes, dtypes, precisions and switches -----------------------------------------
 
@@ -206,7 +210,7 @@ class Stage : public DeviceTest,
 TEST_P(Stage, MatchesFloat64) {
   const auto& [id, dtype] = GetParam();
   const Template& t = template_of(id);
-  WYVERN_OPEN_OR_SKIP(t);
+  WYVERN_OPEN_OR_SKIP(t, dtype);
   const std::vector<std::int64_t> sizes = chunk_sizes_of(t);
   constexpr Precision kPrecisions[] = {Precision::ieee, Precision::tf32x3, Precision::tf32};
   unsigned checked = 0;
@@ -217,6 +221,7 @@ TEST_P(Stage, MatchesFloat64) {
     // A multiplier that is odd walks through all 16 switch settings.
     Problem problem = problem_for(t, dtype, i * 7 + i / 10);
     problem.H = d.H, problem.HV = d.HV, problem.K = d.K, problem.V = d.V;
+    if (!takes(t, limits(), problem)) continue;
     const std::int64_t BT = sizes[(i + i / 10) % sizes.size()];
     const auto config = config_for(t, problem, limits(), BT, kPrecisions[i % 3]);
     if (!config) continue;  // too large for this target's shared memory at this BT
@@ -235,9 +240,10 @@ class StageSpace : public Stage {};
 TEST_P(StageSpace, EveryConfigMatches) {
   const auto& [id, dtype] = GetParam();
   const Template& t = template_of(id);
-  WYVERN_OPEN_OR_SKIP(t);
+  WYVERN_OPEN_OR_SKIP(t, dtype);
   Problem problem = problem_for(t, dtype, 0b0101);
   problem.H = 1, problem.HV = 2, problem.K = 100, problem.V = 60;
+  if (!takes(t, limits(), problem)) problem.K = 128;
   std::vector<Config> configs =
       space(t, problem_constants(problem), limits(), Precision::tf32, {0, kSegment});
   ASSERT_FALSE(configs.empty());
@@ -265,12 +271,13 @@ class StageSanitize : public Stage {};
 TEST_P(StageSanitize, SmallShapes) {
   const auto& [id, dtype] = GetParam();
   const Template& t = template_of(id);
-  WYVERN_OPEN_OR_SKIP(t);
+  WYVERN_OPEN_OR_SKIP(t, dtype);
   unsigned checked = 0;
   for (const std::int64_t BT : chunk_sizes_of(t))
     for (const unsigned switches : {0b1110U, 0b0101U}) {
       Problem problem = problem_for(t, dtype, switches);
       problem.H = 1, problem.HV = 2, problem.K = 60, problem.V = 33;
+      if (!takes(t, limits(), problem)) problem.K = 64;
       problem.T = segment_tokens(t, BT) + 70;
       const auto config = config_for(t, problem, limits(), BT, Precision::tf32x3);
       if (!config) continue;
@@ -291,7 +298,7 @@ class SolveTril : public Stage {};
 TEST_P(SolveTril, AnyEntriesWithinOne) {
   const auto& [id, dtype] = GetParam();
   const Template& t = template_of(id);
-  WYVERN_OPEN_OR_SKIP(t);
+  WYVERN_OPEN_OR_SKIP(t, dtype);
   for (const std::int64_t BT : chunk_sizes_of(t))
     for (const Precision precision : {Precision::ieee, Precision::tf32x3, Precision::tf32}) {
       Problem problem = problem_for(t, dtype, 0);

@@ -295,6 +295,13 @@ bool exercises(const Template& t, const StageData& data) {
   return writes;
 }
 
+bool takes(const Template& t, const Limits& limits, const Problem& problem) {
+  if (t.id() == "scaled_dot_kkt.hopper")
+    return limits.wgmma && limits.tensor_copies && problem.dtype != DType::fp32 &&
+           problem.K % 64 == 0;
+  return true;
+}
+
 StageData make_stage_data(const Problem& problem, std::int64_t BT, Gate gate, std::uint64_t seed,
                           const std::vector<std::int64_t>& lengths) {
   Problem p = problem;

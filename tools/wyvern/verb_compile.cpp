@@ -33,7 +33,7 @@ template <class... Args>
   throw Error(ErrorKind::kBadInput, fmt::format(format, std::forward<Args>(args)...));
 }
 
-/// A template by stage or group name, or by its id where a name alone leaves a choice.
+/// A template by its id, or by stage or group name: of several the one that default plans take.
 const Template& choose_template(const std::string& name, DeviceKind device) {
   std::vector<const Template*> found;
   std::set<std::string> names;
@@ -43,13 +43,10 @@ const Template& choose_template(const std::string& name, DeviceKind device) {
     if (t.id() == name) return t;
     if (t.name == name) found.push_back(&t);
   }
-  if (found.size() == 1) return *found.front();
   if (found.empty())
     reject("STAGE is '{}'; for {} it must be one of {}", name, to_string(device),
            fmt::join(names, ", "));
-  std::vector<std::string> ids;
-  for (const Template* t : found) ids.push_back(t->id());
-  reject("STAGE is '{}', which has several templates; name one of {}", name, fmt::join(ids, ", "));
+  return **std::ranges::min_element(found, {}, [](const Template* t) { return t->rank; });
 }
 
 void check_tunables(const Template& t, const Config& given) {

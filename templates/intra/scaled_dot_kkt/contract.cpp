@@ -1,8 +1,9 @@
 #include <algorithm>
-#include "templates/cpu_contract.hpp"
-#include "templates/intra/stages.hpp"
 
+#include "templates/cpu_contract.hpp"
 #include "templates/cuda_sizes.hpp"
+#include "templates/intra/scaled_dot_kkt/layout.hpp"
+#include "templates/intra/stages.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::scaled_dot_kkt {
@@ -62,6 +63,42 @@ Template portable() {
   return t;
 }
 
+/// k [tokens, H, K] as panels of 64 columns, whose rows fill the swizzle's 128 bytes; one copy
+/// brings all panels of a chunk's rows of one head.
+TiledView panels_of_k(const Spec& s, const Extents& e) {
+  const auto size = static_cast<std::int64_t>(size_of(s.DTYPE));
+  const std::int64_t panels = s.K / 64;
+  return {.dims = {64, e.B * e.T, panels, s.H},
+          .strides = {s.H * s.K * size, 64 * size, s.K * size},
+          .box = {64, s.BT, panels, 1},
+          .swizzle = Swizzle::bytes128};
+}
+
+std::string hopper_illegal(const Spec& s, const Limits& limits) {
+  if (s.BT != 64) return fmt::format("BT={} is not the 64 rows of a warpgroup's product", s.BT);
+  if (!cuda::is_half(s)) return "wgmma has no fp32 products";
+  if (s.K % 64 != 0) return fmt::format("K={} is not a multiple of 64", s.K);
+  return cuda::exceeds_shared(HopperLayout(s).bytes, limits);
+}
+
+/// Hopper: one block, one warpgroup, a chunk and key head.
+Template hopper() {
+  Template t = stage();
+  t.variant = "hopper";
+  t.source = "hopper.cu";
+  t.needs.wgmma = t.needs.tensor_copies = true;
+  t.rank = 1;
+  t.tunables = {{tunable::BT, cuda::integers({64})}};
+  t.tensor_maps = {{.name = "k_map", .argument = "k", .view = panels_of_k}};
+  t.illegal = hopper_illegal;
+  t.fallback = [](Spec&, const Limits&) {};
+  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
+    return Geometry{
+        .grid = {e.NT * s.H, 1, 1}, .threads = 128, .shared_bytes = HopperLayout(s).bytes};
+  };
+  return t;
+}
+
 /// Scratch of one block, as scaled_dot_kkt/cpu.cpp hands it out.
 std::int64_t cpu_scratch(const Spec& s) {
   const std::int64_t BT = s.BT;
@@ -86,6 +123,6 @@ Template cpu(Template t) {
 
 }  // namespace
 
-std::vector<Template> contract() { return {portable(), cpu(stage())}; }
+std::vector<Template> contract() { return {portable(), hopper(), cpu(stage())}; }
 
 }  // namespace wyvern::scaled_dot_kkt

@@ -1,6 +1,7 @@
 // Waiting on mbarriers, and a ring of buffers that one side fills and the other empties.
 #pragma once
 
+#include "device/cuda/sm90/layout.hpp"
 #include "device/cuda/sm90/ptx.cuh"
 
 namespace wyvern::cuda::sm90 {
@@ -9,6 +10,12 @@ namespace wyvern::cuda::sm90 {
 WYVERN_DEVICE void barrier_wait(Barrier* barrier, uint32 parity) {
   while (!barrier_try_wait(barrier, parity)) {
   }
+}
+
+/// The mbarriers that a layout which starts at `start` has in Place.
+template <BarrierPlace Place>
+WYVERN_DEVICE Barrier* barriers_at(unsigned char* start) {
+  return reinterpret_cast<Barrier*>(start + Place.offset);
 }
 
 /// A pipeline of Buffers buffers between producers and consumers. Both sides visit the buffers in

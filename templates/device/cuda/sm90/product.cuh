@@ -10,7 +10,7 @@ namespace wyvern::cuda::sm90 {
 template <int N>
 struct Accumulator {
   static constexpr int kCount = N / 2;
-  float x[kCount];
+  float x[kCount] = {};
 
   /// Row and column of x[i] in this thread.
   WYVERN_DEVICE static int row(int i) {

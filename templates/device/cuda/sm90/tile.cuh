@@ -1,6 +1,7 @@
 // Tiles in shared memory as tensor copies write them and wgmma reads them.
 #pragma once
 
+#include "device/cuda/sm90/layout.hpp"
 #include "device/cuda/sm90/ptx.cuh"
 #include "device/cuda/tile.cuh"
 
@@ -18,7 +19,7 @@ struct SwizzledTile {
   static constexpr int kCols = Cols;
   static constexpr int kPanelBytes = Rows * 128;
   static constexpr int kBytes = Cols / 64 * kPanelBytes;
-  static constexpr int kAlignment = 1024;
+  static constexpr int kAlignment = kSwizzleAlignment;
 
   unsigned char* data;  ///< aligned to kAlignment
 
@@ -49,5 +50,12 @@ struct SwizzledTile {
             uint64{1} << 62U};
   }
 };
+
+/// The tile that a layout which starts at `start` has in Place.
+template <SwizzledPlace Place>
+WYVERN_DEVICE SwizzledTile<Element<Place.type>, Place.rows, Place.cols> swizzled_at(
+    unsigned char* start) {
+  return {start + Place.offset};
+}
 
 }  // namespace wyvern::cuda::sm90

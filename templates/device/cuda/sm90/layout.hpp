@@ -1,0 +1,39 @@
+// Places in shared memory of what Hopper's instructions use, beside those of
+// device/cuda/layout.hpp. A layout with such places starts at swizzled_memory() of ptx.cuh.
+#pragma once
+
+#include "device/cuda/layout.hpp"
+
+namespace wyvern::cuda::sm90 {
+
+/// What tiles with 128-byte swizzle, and so layouts that hold them, are aligned to.
+constexpr int kSwizzleAlignment = 1024;
+
+/// A SwizzledTile, `offset` bytes from the layout's start.
+struct SwizzledPlace {
+  int offset = 0;
+  int rows = 0;
+  int cols = 0;
+  DType type = DType::bf16;
+};
+
+/// `count` mbarriers, `offset` bytes from the layout's start.
+struct BarrierPlace {
+  int offset = 0;
+  int count = 0;
+};
+
+/// Room for a tile of 16-bit elements; `cols` is a multiple of 64.
+constexpr SwizzledPlace swizzled_tile(LayoutBuilder& at, long long rows, long long cols,
+                                      DType type) {
+  at.bytes = (at.bytes + kSwizzleAlignment - 1) / kSwizzleAlignment * kSwizzleAlignment;
+  return {at.take(rows * cols * static_cast<long long>(size_of(type))), static_cast<int>(rows),
+          static_cast<int>(cols), type};
+}
+
+/// Room for `count` mbarriers of 8 bytes.
+constexpr BarrierPlace barriers(LayoutBuilder& at, long long count) {
+  return {at.take(count * 8), static_cast<int>(count)};
+}
+
+}  // namespace wyvern::cuda::sm90
