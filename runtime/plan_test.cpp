@@ -7,6 +7,7 @@
 #include <set>
 
 #include "runtime/bind.hpp"
+#include "templates/intra/stages.hpp"
 
 namespace wyvern {
 namespace {
@@ -38,6 +39,29 @@ TEST(Plans, CoverTheStagesStagedAndFused) {
   EXPECT_TRUE(kinds.contains({"chunk_local_cumsum", "kkt_solve_wu", "fwd_h", "fwd_o"}));
   for (std::size_t i = 1; i < found.size(); ++i) EXPECT_LE(found[i - 1].size(), found[i].size());
   for (const Plan& plan : found) EXPECT_EQ(shape_of(plan).BT, 64);
+}
+
+TEST(Plans, OfTwoTemplatesForOneStageRankDecides) {
+  const std::vector<StageUse> uses = stage_uses(gated());
+  const auto kkt =
+      std::ranges::find(uses, &stages::scaled_dot_kkt, &StageUse::stage) - uses.begin();
+  const std::vector<Covering> found = covers(uses, static_cast<std::size_t>(kkt), DeviceKind::cuda);
+  std::vector<std::string> alone;
+  for (const Covering& c : found)
+    if (c.count == 1) alone.push_back(c.source_template->id());
+  EXPECT_EQ(alone, (std::vector<std::string>{"scaled_dot_kkt.portable", "scaled_dot_kkt.hopper"}));
+  // A search for the best plan sees both, where the target has what the second needs.
+  const auto plans_with = [&](const char* arch, std::string_view id) {
+    std::vector<Plan> plans = enumerate_plans(gated(), cuda_target(arch), 64);
+    return std::ranges::count_if(plans, [&](const Plan& plan) {
+      return std::ranges::count(plan, id, &PlanStep::template_id) != 0;
+    });
+  };
+  EXPECT_GT(plans_with("sm_90a", "scaled_dot_kkt.hopper"), 0);
+  EXPECT_EQ(plans_with("sm_90a", "scaled_dot_kkt.hopper"),
+            plans_with("sm_90a", "scaled_dot_kkt.portable"));
+  EXPECT_EQ(plans_with("sm_90", "scaled_dot_kkt.hopper"), 0);
+  EXPECT_EQ(plans_with("sm_100a", "scaled_dot_kkt.hopper"), 0);
 }
 
 TEST(Plans, OptionsBringTheirStages) {

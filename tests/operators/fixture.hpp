@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,15 @@ class OperatorTest : public ::testing::Test {
 #define WYVERN_OPEN_OR_SKIP(kind) \
   open(kind);                     \
   if (!device_) GTEST_SKIP() << skip_reason_
+
+/// The first plan of 64 tokens a chunk that has a step of this template; nothing where none has.
+inline std::optional<Plan> plan_with(const Device& device, const Problem& problem,
+                                     std::string_view template_id) {
+  for (const Plan& plan : plans(device, problem, 64))
+    for (const PlanStep& step : plan)
+      if (step.template_id == template_id) return plan;
+  return {};
+}
 
 /// An operator and a pass, as a test's name has them: "kda_backward".
 struct OperatorPass {

@@ -23,6 +23,17 @@ void expect_same(const HostTensors& a, const HostTensors& b) {
   for (const auto& [name, tensor] : a) EXPECT_TRUE(same_bytes(tensor, b.at(name))) << name;
 }
 
+/// Launches by replaying a capture three times, on a stream of its own.
+Launcher replayed(const Device& device, const Operator& op) {
+  return [&device, &op, stream = device.impl().make_stream()](const Arguments& arguments,
+                                                              void* workspace) {
+    const auto graph = device.impl().capture(
+        [&](Stream recording) { op.launch(arguments, workspace, recording); });
+    for (int i = 0; i < 3; ++i) graph->launch(stream.get());
+    device.synchronize(stream.get());
+  };
+}
+
 /// Every operator and pass.
 class OperatorPromise : public OperatorTest, public ::testing::WithParamInterface<PassCase> {
  protected:
@@ -51,15 +62,24 @@ TEST_P(OperatorPromise, ReplaysFromACapture) {
   const OperatorData data = rich_data(14);
   const Operator op = prepare(data.problem);
   const HostTensors direct = run_operator(device(), op, data);
-  const std::shared_ptr<void> stream = device().impl().make_stream();
-  const HostTensors replayed = run_operator(
-      device(), op, data, Guards::bands, [&](const Arguments& arguments, void* workspace) {
-        const auto graph = device().impl().capture(
-            [&](Stream recording) { op.launch(arguments, workspace, recording); });
-        for (int i = 0; i < 3; ++i) graph->launch(stream.get());
-        device().synchronize(stream.get());
-      });
-  expect_same(replayed, direct);
+  expect_same(run_operator(device(), op, data, Guards::bands, replayed(device(), op)), direct);
+}
+
+/// Launches put addresses into tensor maps: each its own, a replay those of its capture.
+class GpuTensorCopies : public OperatorTest {};
+
+TEST_F(GpuTensorCopies, RepeatAndReplayBitByBit) {
+  WYVERN_OPEN_OR_SKIP(DeviceKind::cuda);
+  Problem p = base({"gated_delta_rule", Pass::forward});
+  p.K = 128;
+  p.packed = p.initial_state = p.use_qk_l2norm = true;
+  const OperatorData data = make_data(p, Gate::typical, 17, {150, 0, 33, 200});
+  const auto plan = plan_with(device(), data.problem, "scaled_dot_kkt.hopper");
+  if (!plan) GTEST_SKIP() << "this GPU has no wgmma";
+  const Operator op = test_runtime().prepare(device(), data.problem, *plan);
+  const HostTensors direct = run_operator(device(), op, data, Guards::bands, {}, 20);
+  expect_matches_oracle(data, direct);
+  expect_same(run_operator(device(), op, data, Guards::bands, replayed(device(), op)), direct);
 }
 
 TEST_P(OperatorPromise, HostLengthsAreAcceptedBesideTheDevices) {
