@@ -1,8 +1,9 @@
 #include <algorithm>
-#include "templates/cpu_contract.hpp"
-#include "templates/intra/stages.hpp"
 
+#include "templates/cpu_contract.hpp"
 #include "templates/cuda_sizes.hpp"
+#include "templates/intra/scaled_dot_kkt/layout.hpp"
+#include "templates/intra/stages.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::scaled_dot_kkt {
@@ -20,11 +21,7 @@ Template stage() {
   return t;
 }
 
-std::int64_t shared_bytes(const Spec& s) {
-  const std::int64_t BT = s.BT;
-  return s.num_stages * cuda::tile_bytes(BT, s.BK, s.DTYPE) +
-         (s.QK_L2NORM ? 3 : 2) * cuda::column_bytes(BT);
-}
+std::int64_t shared_bytes(const Spec& s) { return SharedLayout(s).bytes; }
 
 std::string illegal(const Spec& s, const Limits& limits) {
   const std::int64_t K = s.K;
