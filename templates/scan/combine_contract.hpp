@@ -6,10 +6,7 @@
 
 namespace wyvern::combine {
 
-inline std::int64_t shared_bytes(const Spec& s) {
-  const std::int64_t K = s.K;
-  return 2 * cuda::tile_bytes(s.BV, K, DType::fp32) + 2 * cuda::tile_bytes(s.BK, K, DType::fp32);
-}
+inline std::int64_t shared_bytes(const Spec& s) { return cuda::CombineLayout(s).bytes; }
 
 /// CUDA, sm_80 and up: one block BV value columns of a sequence and value head; each warp sixteen
 /// of the BK rows of M that are on chip at a time.

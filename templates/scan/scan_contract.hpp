@@ -4,6 +4,7 @@
 
 #include "templates/cpu_contract.hpp"
 #include "templates/cuda_sizes.hpp"
+#include "templates/device/cuda/scan_layout.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::scan {
@@ -23,18 +24,7 @@ std::vector<T> joined(std::vector<T> first, const std::vector<T>& second) {
 /// Chunks a segment, where a scan is split.
 inline std::vector<Value> segment_lengths() { return cuda::integers({16, 8, 32, 64}); }
 
-/// The gate and the scales of keys of one chunk.
-inline std::int64_t gate_bytes(const Spec& s, std::int64_t BT) {
-  if (s.VECTOR_GATE) return cuda::column_bytes(cuda::round_up(s.K, 16));
-  return (static_cast<int>(s.SCALAR_GATE) + static_cast<int>(s.QK_L2NORM)) * cuda::column_bytes(BT);
-}
-
-inline std::int64_t shared_bytes(const Spec& s) {
-  const DType type = s.DTYPE;
-  const std::int64_t BT = s.BT;
-  return s.num_stages * (2 * cuda::tile_bytes(BT, s.K, type) +
-                         cuda::tile_bytes(BT, s.BV, s.U_DTYPE) + gate_bytes(s, BT));
-}
+inline std::int64_t shared_bytes(const Spec& s) { return cuda::ForwardScanLayout(s).bytes; }
 
 /// Scratch of one block, as device/cpu/scan.hpp hands it out.
 inline std::int64_t cpu_scratch(const Spec& s) {

@@ -1,104 +1,111 @@
-// The states at the borders of segments, in order: S <- M S + R, all in fp32. One block BV columns
-// of the state of one sequence and value head.
+// The states at the borders of segments, in order: S <- M S + R, all in fp32.
 #pragma once
 
 #include "device/cuda/mma.cuh"
+#include "device/cuda/scan_layout.hpp"
 #include "device/cuda/segment.cuh"
 
 namespace wyvern::cuda {
 
-constexpr int kThreads = num_warps * 32;
-constexpr int kPaddedK = round_up(K, 16);
-constexpr int kTilesV = ceil_div(V, BV);
-constexpr int kTilesM = ceil_div(K, BK);  // of BK rows of M, sixteen a warp
+/// One block BV columns of the state of one sequence and value head. S is the kernel's Spec.
+template <class S>
+struct SegmentCombine {
+  static constexpr int HV = S::HV, K = S::K, V = S::V, BV = S::BV, BK = S::BK;
+  static constexpr int kThreads = S::num_warps * 32;
+  static constexpr int kPaddedK = padded(K);
+  static constexpr int kTilesV = ceil_div(V, BV);
+  static constexpr int kTilesM = ceil_div(K, BK);  // of BK rows of M, sixteen a warp
+  static constexpr CombineLayout<S> kLayout{S{}};
 
-using Transposed = Tile<float, BV, kPaddedK>;  // of the state
-using Rows = Tile<float, BK, kPaddedK>;        // of M
+  using State = TileAt<kLayout.states[0]>;  // transposed
+  using Rows = TileAt<kLayout.rows[0]>;     // of M
 
-/// Calls visit(k, v, element) for the block's columns of a transposed state.
-template <class Visit>
-WYVERN_DEVICE void for_each_element(const Transposed& state, int tile_v, Visit&& visit) {
-  for (int i = thread_index(); i < kPaddedK * BV; i += kThreads) {
-    const int k = i / BV;
-    const int v = tile_v + i % BV;
-    visit(k, v, *state.at(i % BV, k), k < K && v < V);
+  /// Calls visit(k, v, element, whether the tensor has it) for the block's columns of a state.
+  template <class Visit>
+  WYVERN_DEVICE static void for_each_element(const State& state, int tile_v, Visit&& visit) {
+    for (int i = thread_index(); i < kPaddedK * BV; i += kThreads) {
+      const int k = i / BV;
+      const int v = tile_v + i % BV;
+      visit(k, v, *state.at(i % BV, k), k < K && v < V);
+    }
   }
-}
 
-/// Rows of one tile of M, times the state, plus R: columns of the next state.
-WYVERN_DEVICE void apply_rows(const Transposed& next, const Transposed& state, const Rows& m,
-                              const float* R, int tile_m, int tile_v) {
-  const int first = warp_index() * 16;
-  Accumulator sum[BV / 16][2];
+  /// Rows of one tile of M, times the state, plus R: columns of the next state.
+  WYVERN_DEVICE static void apply_rows(const State& next, const State& state, const Rows& m,
+                                       const float* R, int tile_m, int tile_v) {
+    const int first = warp_index() * 16;
+    Accumulator sum[BV / 16][2];
 #pragma unroll
-  for (int depth = 0; depth < kPaddedK; depth += kDepth<float>) {
-    const FragmentB<float> b = load_b_transposed(m, depth, first);
+    for (int depth = 0; depth < kPaddedK; depth += kDepth<float>) {
+      const FragmentB<float> b = load_b_transposed(m, depth, first);
+#pragma unroll
+      for (int i = 0; i < BV / 16; ++i)
+        multiply<S::precision>(sum[i][0], sum[i][1], load_a(state, i * 16, depth), b);
+    }
 #pragma unroll
     for (int i = 0; i < BV / 16; ++i)
-      multiply<precision>(sum[i][0], sum[i][1], load_a(state, i * 16, depth), b);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const int row = i * 16 + accumulator_row(j % 4);
+        const int k = tile_m * BK + first + j / 4 * 8 + accumulator_col(j % 4);
+        const int v = tile_v + row;
+        if (k < kPaddedK)
+          *next.at(row, k) = k < K && v < V ? sum[i][j / 4].x[j % 4] + R[int64{k} * V + v] : 0.0f;
+      }
   }
-#pragma unroll
-  for (int i = 0; i < BV / 16; ++i)
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const int row = i * 16 + accumulator_row(j % 4);
-      const int k = tile_m * BK + first + j / 4 * 8 + accumulator_col(j % 4);
-      const int v = tile_v + row;
-      if (k < kPaddedK)
-        *next.at(row, k) = k < K && v < V ? sum[i][j / 4].x[j % 4] + R[int64{k} * V + v] : 0.0f;
-    }
-}
 
-/// Walks the segments of the block's sequence, forwards or backwards: writes the state at each
-/// one's near border and takes it through the segment. `begin(k, v)` is the state at the start.
-template <bool Backwards, class Begin>
-WYVERN_DEVICE void combine_segments(const float* segment_M, const float* segment_R,
-                                    const int32* seq_offsets, float* segment_state,
-                                    const Extents& e, Begin&& begin) {
-  constexpr int kLength = SEG * BT;
-  const int tile_v = block_index() % kTilesV * BV;
-  const int head = block_index() / kTilesV % HV;
-  const int sequence = block_index() / kTilesV / HV;
-  const int tokens =
-      VARLEN ? seq_offsets[sequence + 1] - seq_offsets[sequence] : static_cast<int>(e.T);
-  const int segments = larger(ceil_div(tokens, kLength), 1);
-  const int64 first = first_segment<VARLEN, kLength>(sequence, e, seq_offsets);
-  const auto slot_of = [&](int step) {
-    return (first + (Backwards ? segments - 1 - step : step)) * HV + head;
-  };
+  /// Walks the segments of the block's sequence, forwards or backwards: writes the state at each
+  /// one's near border and takes it through the segment. `begin(sequence, head, k, v)` is the state
+  /// at the start.
+  template <bool Backwards, class Begin>
+  WYVERN_DEVICE static void walk(unsigned char* shared, const float* segment_M,
+                                 const float* segment_R, const int32* seq_offsets,
+                                 float* segment_state, const Extents& e, Begin&& begin) {
+    constexpr int kLength = S::SEG * S::BT;
+    const int tile_v = block_index() % kTilesV * BV;
+    const int head = block_index() / kTilesV % HV;
+    const int sequence = block_index() / kTilesV / HV;
+    const int tokens =
+        S::VARLEN ? seq_offsets[sequence + 1] - seq_offsets[sequence] : static_cast<int>(e.T);
+    const int segments = larger(ceil_div(tokens, kLength), 1);
+    const int64 first = first_segment<S::VARLEN, kLength>(sequence, e, seq_offsets);
+    const auto slot_of = [&](int step) {
+      return (first + (Backwards ? segments - 1 - step : step)) * HV + head;
+    };
 
-  SharedAllocator shared;
-  const Transposed states[2] = {shared.tile<Transposed>(), shared.tile<Transposed>()};
-  const Rows rows[2] = {shared.tile<Rows>(), shared.tile<Rows>()};
-  const int loads = (segments - 1) * kTilesM;
-  const auto load = [&](int i) {
-    if (i < loads) {
-      const int row = i % kTilesM * BK;
-      load_tile<kThreads, K>(rows[i % 2], segment_M + (slot_of(i / kTilesM) * K + row) * K, K,
-                             K - row, K);
-    }
-    copy_async_commit();
-  };
-  load(0);
-  for_each_element(states[0], tile_v, [&](int k, int v, float& x, bool inside) {
-    x = inside ? begin(sequence, head, k, v) : 0.0f;
-  });
-  for (int step = 0; step < segments; ++step) {
-    const int64 slot = slot_of(step);
-    sync_block();
-    for_each_element(states[step % 2], tile_v, [&](int k, int v, float& x, bool inside) {
-      if (inside) segment_state[(slot * K + k) * V + v] = x;
+    const State states[2] = {tile_at<kLayout.states[0]>(shared),
+                             tile_at<kLayout.states[1]>(shared)};
+    const Rows rows[2] = {tile_at<kLayout.rows[0]>(shared), tile_at<kLayout.rows[1]>(shared)};
+    const int loads = (segments - 1) * kTilesM;
+    const auto load = [&](int i) {
+      if (i < loads) {
+        const int row = i % kTilesM * BK;
+        load_tile<kThreads, K>(rows[i % 2], segment_M + (slot_of(i / kTilesM) * K + row) * K, K,
+                               K - row, K);
+      }
+      copy_async_commit();
+    };
+    load(0);
+    for_each_element(states[0], tile_v, [&](int k, int v, float& x, bool inside) {
+      x = inside ? begin(sequence, head, k, v) : 0.0f;
     });
-    if (step == segments - 1) break;
-    for (int tile = 0; tile < kTilesM; ++tile) {
-      const int i = step * kTilesM + tile;
-      copy_async_wait<0>();
+    for (int step = 0; step < segments; ++step) {
+      const int64 slot = slot_of(step);
       sync_block();
-      load(i + 1);
-      apply_rows(states[(step + 1) % 2], states[step % 2], rows[i % 2], segment_R + slot * K * V,
-                 tile, tile_v);
+      for_each_element(states[step % 2], tile_v, [&](int k, int v, float& x, bool inside) {
+        if (inside) segment_state[(slot * K + k) * V + v] = x;
+      });
+      if (step == segments - 1) break;
+      for (int tile = 0; tile < kTilesM; ++tile) {
+        const int i = step * kTilesM + tile;
+        copy_async_wait<0>();
+        sync_block();
+        load(i + 1);
+        apply_rows(states[(step + 1) % 2], states[step % 2], rows[i % 2], segment_R + slot * K * V,
+                   tile, tile_v);
+      }
     }
   }
-}
+};
 
 }  // namespace wyvern::cuda

@@ -23,9 +23,12 @@
 
 namespace wyvern::cuda {
 
+/// The least multiple of 16 that is not below `size`: a dimension as products of tiles see it.
+constexpr int padded(long long size) { return static_cast<int>((size + 15) / 16 * 16); }
+
 /// Elements from one row of a tile to the next. Eight elements of padding keep fragment loads free
 /// of bank conflicts: 16-byte rows of ldmatrix for 16-bit types, pairs of floats for fp32.
-constexpr int tile_stride(long long cols) { return static_cast<int>((cols + 15) / 16 * 16 + 8); }
+constexpr int tile_stride(long long cols) { return padded(cols) + 8; }
 
 /// A row-major tile, `offset` bytes from the layout's start.
 struct TilePlace {

@@ -7,167 +7,175 @@
 
 namespace wyvern::cuda {
 
-/// 16-bit numbers whose sum V' is where it enters the state. With beta up to 2 the state need not
-/// decay, and neither does what rounding V' does to it. With few keys, where U is fp32, most of
-/// what a chunk's rows add cancels, and what rounding does to them does not.
-constexpr int kUpdateParts = kHalf<DTYPE> && (NEG_EIGVAL || !kHalf<U_DTYPE>) ? 2 : 1;
+/// The scan of a block's columns of the state. S is the kernel's Spec.
+template <class S>
+struct ForwardScan : ScanBlock<S> {
+  using Block = ScanBlock<S>;
+  using Block::columns_from;
+  using Block::kKeyHeads;
+  using Block::kPaddedK;
+  using Block::kScaledKeys;
+  using Block::kStrips;
+  using Block::kThreads;
+  using typename Block::State;
+  using typename Block::T;
+  using typename Block::Values;
+  using U = Element<S::U_DTYPE>;
+  static constexpr int H = S::H, HV = S::HV, K = S::K, V = S::V;
+  static constexpr int BT = S::BT, BV = S::BV;
+  static constexpr ForwardScanLayout<S> kLayout{S{}};
 
-/// One of the buffers that chunks pass through.
-struct Stage {
-  using Keys = Tile<DTYPE, BT, kPaddedK>;
-  using Values = Tile<U_DTYPE, BT, BV>;
-  static constexpr int kGateBytes =
-      VECTOR_GATE ? kPaddedK * 4 : (SCALAR_GATE ? BT * 4 : 0) + (QK_L2NORM ? BT * 4 : 0);
-  static constexpr int kBytes = 2 * Keys::kBytes + Values::kBytes + kGateBytes;
+  /// 16-bit numbers whose sum V' is where it enters the state. With beta up to 2 the state need not
+  /// decay, and neither does what rounding V' does to it. With few keys, where U is fp32, most of
+  /// what a chunk's rows add cancels, and what rounding does to them does not.
+  static constexpr int kUpdateParts = kHalf<T> && (S::NEG_EIGVAL || !kHalf<U>) ? 2 : 1;
 
-  Keys w, k;
-  Values u;
-  float* G;       // of the chunk's rows
-  float* Gk_end;  // of the chunk's last row
-  float* k_rstd;
+  /// Tensors that a walk reads; `k` is kg with a vector gate.
+  struct Inputs {
+    const T* k;
+    const T* w;
+    const U* u;
+    const float* G;
+    const float* Gk;
+    const float* k_rstd;
+  };
 
-  WYVERN_DEVICE explicit Stage(int chunk) {
-    SharedAllocator shared(chunk % num_stages * kBytes);
-    w = shared.tile<Keys>();
-    k = shared.tile<Keys>();
-    u = shared.tile<Values>();
-    if constexpr (SCALAR_GATE) G = shared.take<float>(BT);
-    if constexpr (VECTOR_GATE) Gk_end = shared.take<float>(kPaddedK);
-    if constexpr (kScaledKeys) k_rstd = shared.take<float>(BT);
+  /// One of the buffers that chunks pass through; a gate or scale that there is none of has no
+  /// place.
+  struct Buffer {
+    unsigned char* const start;
+    TileAt<kLayout.w> w = tile_at<kLayout.w>(start);
+    TileAt<kLayout.k> k = tile_at<kLayout.k>(start);
+    TileAt<kLayout.u> u = tile_at<kLayout.u>(start);
+    float* G = array_at<kLayout.G>(start);
+    float* Gk_end = array_at<kLayout.Gk_end>(start);
+    float* k_rstd = array_at<kLayout.k_rstd>(start);
+
+    /// Of the buffers that start at `shared`, the chunk's.
+    WYVERN_DEVICE Buffer(unsigned char* shared, int chunk)
+        : start(shared + chunk % S::num_stages * kLayout.buffer_bytes) {}
+  };
+
+  /// V'^T = U^T - S^T W^T.
+  WYVERN_DEVICE static void subtract_prediction(Values& values, const State& state,
+                                                const Buffer& buffer, int first_col) {
+    multiply_rows<S::precision>(values, state, buffer.w);
+#pragma unroll
+    for (int i = 0; i < kStrips; ++i)
+#pragma unroll
+      for (int n = 0; n < BT / 8; ++n) {
+        const Accumulator u = load_transposed(buffer.u, n * 8, first_col + i * 16);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) values[i][n].x[j] = u.x[j] - values[i][n].x[j];
+      }
   }
-};
 
-/// V'^T = U^T - S^T W^T.
-WYVERN_DEVICE void subtract_prediction(Accumulator (&values)[kStrips][BT / 8],
-                                       const State (&state)[kStrips], const Stage& stage,
-                                       int first_col) {
-  multiply_rows<precision>(values, state, stage.w);
+  /// V'^T <- V'^T diag(exp(G_C - G)), with the scales of keys. kg's rows have both factors already.
+  WYVERN_DEVICE static void decay_to_end(Values& values, const Buffer& buffer, int last) {
+    if constexpr (S::SCALAR_GATE || kScaledKeys) {
 #pragma unroll
-  for (int i = 0; i < kStrips; ++i)
+      for (int n = 0; n < BT / 8; ++n)
 #pragma unroll
-    for (int n = 0; n < BT / 8; ++n) {
-      const Accumulator u = load_transposed(stage.u, n * 8, first_col + i * 16);
+        for (int j = 0; j < 2; ++j) {
+          const int r = n * 8 + accumulator_col(j);
+          float factor = 1.0f;
+          if constexpr (S::SCALAR_GATE) factor = decay(buffer.G[last] - buffer.G[r]);
+          if constexpr (kScaledKeys) factor *= buffer.k_rstd[r];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) values[i][n].x[j] = u.x[j] - values[i][n].x[j];
-    }
-}
-
-/// V'^T <- V'^T diag(exp(G_C - G)), with the scales of keys. kg's rows have both factors already.
-WYVERN_DEVICE void decay_to_end(Accumulator (&values)[kStrips][BT / 8], const Stage& stage,
-                                int last) {
-  if constexpr (SCALAR_GATE || kScaledKeys) {
+          for (int i = 0; i < kStrips; ++i) {
 #pragma unroll
-    for (int n = 0; n < BT / 8; ++n)
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int r = n * 8 + accumulator_col(j);
-        float factor = 1.0f;
-        if constexpr (SCALAR_GATE) factor = decay(stage.G[last] - stage.G[r]);
-        if constexpr (kScaledKeys) factor *= stage.k_rstd[r];
-#pragma unroll
-        for (int i = 0; i < kStrips; ++i) {
-#pragma unroll
-          for (int half = 0; half < 4; half += 2) {
-            float& x = values[i][n].x[j + half];
-            x = kScaledKeys ? within_range<DTYPE>(x * factor) : x * factor;
+            for (int half = 0; half < 4; half += 2) {
+              float& x = values[i][n].x[j + half];
+              x = kScaledKeys ? within_range<T>(x * factor) : x * factor;
+            }
           }
         }
-      }
-  }
-}
-
-/// S^T <- exp(G_C) S^T + V'^T diag(exp(G_C - G)) K; `last` is the chunk's last row. Scales `values`
-/// in place.
-WYVERN_DEVICE void update_state(State (&state)[kStrips], Accumulator (&values)[kStrips][BT / 8],
-                                const Stage& stage, int last) {
-  decay_to_end(values, stage, last);
-  if constexpr (SCALAR_GATE) decay_state<false>(state, stage.G + last);
-  if constexpr (VECTOR_GATE) decay_state<true>(state, stage.Gk_end);
-#pragma unroll
-  for (int step = 0; step < BT / kDepth<DTYPE>; ++step) {
-    FragmentA<DTYPE> a[kStrips];
-#pragma unroll
-    for (int part = 0; part < kUpdateParts; ++part) {
-#pragma unroll
-      for (int i = 0; i < kStrips; ++i) {
-        a[i] = fragment_a<DTYPE>(values[i], step);
-        if (part + 1 < kUpdateParts)
-#pragma unroll
-          for (int n = 2 * step; n < 2 * step + 2; ++n)
-            values[i][n] = rounded_off<DTYPE>(values[i][n]);
-      }
-      add_rows<precision>(state, a, stage.k, step);
     }
   }
-}
 
-/// Tensors that a walk reads; `k` is kg with a vector gate.
-struct ScanInputs {
-  const DTYPE* k;
-  const DTYPE* w;
-  const U_DTYPE* u;
-  const float* G;
-  const float* Gk;
-  const float* k_rstd;
-};
+  /// S^T <- exp(G_C) S^T + V'^T diag(exp(G_C - G)) K; `last` is the chunk's last row. Scales
+  /// `values` in place.
+  WYVERN_DEVICE static void update_state(State& state, Values& values, const Buffer& buffer,
+                                         int last) {
+    decay_to_end(values, buffer, last);
+    if constexpr (S::SCALAR_GATE) decay_state<false>(state, buffer.G + last);
+    if constexpr (S::VECTOR_GATE) decay_state<true>(state, buffer.Gk_end);
+#pragma unroll
+    for (int step = 0; step < BT / kDepth<T>; ++step) {
+      FragmentA<T> a[kStrips];
+#pragma unroll
+      for (int part = 0; part < kUpdateParts; ++part) {
+#pragma unroll
+        for (int i = 0; i < kStrips; ++i) {
+          a[i] = fragment_a<T>(values[i], step);
+          if (part + 1 < kUpdateParts)
+#pragma unroll
+            for (int n = 2 * step; n < 2 * step + 2; ++n)
+              values[i][n] = rounded_off<T>(values[i][n]);
+        }
+        add_rows<S::precision>(state, a, buffer.k, step);
+      }
+    }
+  }
 
-/// Takes `state` through the chunks of the walk. `begin` sets it, once the first loads are on their
-/// way; `before(chunk, state)` sees the state that enters each chunk, `found(chunk, rows, values)`
-/// the chunk's V'^T.
-template <class Begin, class Before, class Found>
-WYVERN_DEVICE void scan_chunks(State (&state)[kStrips], const ScanInputs& in, const Walk& walk,
-                               const Columns& columns, Begin&& begin, Before&& before,
-                               Found&& found) {
-  const int chunks = ceil_div(walk.tokens, BT);
-  const auto load = [&](int chunk) {
-    if (chunk < chunks) {
-      const Stage stage(chunk);
-      const int64 first = walk.token + int64{chunk} * BT;
-      const int64 row = first * HV + walk.head;
+  /// Takes `state` through the chunks of the walk. `begin` sets it, once the first loads are on
+  /// their way; `before(chunk, state)` sees the state that enters each chunk, `found(chunk, rows,
+  /// values)` the chunk's V'^T.
+  template <class Begin, class Before, class Found>
+  WYVERN_DEVICE static void scan_chunks(unsigned char* shared, State& state, const Inputs& in,
+                                        const Walk& walk, const StateColumns& columns,
+                                        Begin&& begin, Before&& before, Found&& found) {
+    const int chunks = ceil_div(walk.tokens, BT);
+    const auto load = [&](int chunk) {
+      if (chunk < chunks) {
+        const Buffer buffer(shared, chunk);
+        const int64 first = walk.token + int64{chunk} * BT;
+        const int64 row = first * HV + walk.head;
+        const int rows = smaller(walk.tokens - chunk * BT, BT);
+        load_tile<kThreads, K>(buffer.w, in.w + row * K, HV * K, rows, K);
+        load_tile<kThreads, V>(buffer.u, in.u + row * V + columns.first, HV * V,
+                               columns.values ? rows : 0, columns_from(columns.first));
+        if constexpr (S::SCALAR_GATE) load_column<kThreads, BT>(buffer.G, in.G + row, HV, rows);
+        if constexpr (S::VECTOR_GATE)
+          load_column<kThreads, kPaddedK>(buffer.Gk_end, in.Gk + (row + int64{rows - 1} * HV) * K,
+                                          1, K);
+        const int64 row_k = first * kKeyHeads + walk.head / (HV / kKeyHeads);
+        if constexpr (kScaledKeys)
+          load_column<kThreads, BT>(buffer.k_rstd, in.k_rstd + row_k, H, rows);
+        load_tile<kThreads, K>(buffer.k, in.k + row_k * K, kKeyHeads * K, rows, K);
+      }
+      copy_async_commit();
+    };
+    for (int i = 0; i < S::num_stages - 1; ++i) load(i);
+    begin();
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      if constexpr (S::num_stages == 1) {
+        if (chunk > 0) sync_block();
+        load(chunk);
+      }
+      copy_async_wait<larger(S::num_stages - 2, 0)>();
+      sync_block();
+      if constexpr (S::num_stages > 1) load(chunk + S::num_stages - 1);
+      const Buffer buffer(shared, chunk);
       const int rows = smaller(walk.tokens - chunk * BT, BT);
-      load_tile<kThreads, K>(stage.w, in.w + row * K, HV * K, rows, K);
-      load_tile<kThreads, V>(stage.u, in.u + row * V + columns.first, HV * V,
-                             columns.values ? rows : 0, columns_from(columns.first));
-      if constexpr (SCALAR_GATE) load_column<kThreads, BT>(stage.G, in.G + row, HV, rows);
-      if constexpr (VECTOR_GATE)
-        load_column<kThreads, kPaddedK>(stage.Gk_end, in.Gk + (row + int64{rows - 1} * HV) * K, 1,
-                                        K);
-      const int64 row_k = first * kKeyHeads + walk.head / (HV / kKeyHeads);
-      if constexpr (kScaledKeys)
-        load_column<kThreads, BT>(stage.k_rstd, in.k_rstd + row_k, H, rows);
-      load_tile<kThreads, K>(stage.k, in.k + row_k * K, kKeyHeads * K, rows, K);
+      Values values;
+      before(chunk, state);
+      subtract_prediction(values, state, buffer, Block::warp_column());
+      found(chunk, rows, values);
+      update_state(state, values, buffer, rows - 1);
     }
-    copy_async_commit();
-  };
-  for (int i = 0; i < num_stages - 1; ++i) load(i);
-  begin();
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    if constexpr (num_stages == 1) {
-      if (chunk > 0) sync_block();
-      load(chunk);
-    }
-    copy_async_wait<larger(num_stages - 2, 0)>();
-    sync_block();
-    if constexpr (num_stages > 1) load(chunk + num_stages - 1);
-    const Stage stage(chunk);
-    const int rows = smaller(walk.tokens - chunk * BT, BT);
-    Accumulator values[kStrips][BT / 8];
-    before(chunk, state);
-    subtract_prediction(values, state, stage, warp_index() * kStrips * 16);
-    found(chunk, rows, values);
-    update_state(state, values, stage, rows - 1);
   }
-}
 
-/// Zeros in BV value columns of one head of the chunk slots that no sequence has, which the
-/// sequences share out.
-WYVERN_DEVICE void clear_unused_slots(DTYPE* h, int sequence, int head, int tile_v,
-                                      const int32* chunk_offsets, const Extents& e) {
-  for (int64 slot = chunk_offsets[e.N] + sequence; slot < e.NT; slot += e.N) {
-    DTYPE* const h_chunk = h + (slot * HV + head) * K * V + tile_v;
-    for (int i = thread_index(); i < K * BV; i += kThreads)
-      if (tile_v + i % BV < V) h_chunk[int64{i / BV} * V + i % BV] = from_float<DTYPE>(0.0f);
+  /// Zeros in BV value columns of one head of the chunk slots that no sequence has, which the
+  /// sequences share out.
+  WYVERN_DEVICE static void clear_unused_slots(T* h, int sequence, int head, int tile_v,
+                                               const int32* chunk_offsets, const Extents& e) {
+    for (int64 slot = chunk_offsets[e.N] + sequence; slot < e.NT; slot += e.N) {
+      T* const h_chunk = h + (slot * HV + head) * K * V + tile_v;
+      for (int i = thread_index(); i < K * BV; i += kThreads)
+        if (tile_v + i % BV < V) h_chunk[int64{i / BV} * V + i % BV] = from_float<T>(0.0f);
+    }
   }
-}
+};
 
 }  // namespace wyvern::cuda

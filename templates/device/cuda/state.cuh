@@ -1,6 +1,6 @@
-// A strip of the transposed state in registers: sixteen value columns x all of K, as accumulator
-// accumulators, and the same for sixteen columns of V'. Transposed, because then the state is the
-// left operand of S^T W^T and V'^T that of V'^T K, and neither ever visits shared memory.
+// A strip of the transposed state in registers: sixteen value columns x all of K, as accumulators,
+// and the same for sixteen columns of V'. Transposed, because then the state gives the A fragments
+// of S^T W^T, and V'^T those of V'^T K, and neither ever visits shared memory.
 #pragma once
 
 #include "device/cuda/chunk.cuh"
@@ -8,7 +8,7 @@
 
 namespace wyvern::cuda {
 
-/// Value column (of 16) behind row `row` of a accumulator. The order is free, as rows meet only
+/// Value column (of 16) behind row `row` of an accumulator. The order is free, as rows meet only
 /// their own row of other strips; this one gives a lane four neighbouring columns after
 /// transpose_8x8.
 WYVERN_DEVICE int strip_col(int row) { return row % 8 / 2 * 4 + row / 8 * 2 + row % 2; }
@@ -41,7 +41,7 @@ WYVERN_DEVICE void store_transposed(T* to, int64 stride, const Accumulator& accu
   }
 }
 
-/// The transpose of rows row..row+7, columns col..col+15 of a tile, as a accumulator of a strip.
+/// The transpose of rows row..row+7, columns col..col+15 of a tile, as an accumulator of a strip.
 template <class T, int Rows, int Cols>
 WYVERN_DEVICE Accumulator load_transposed(const Tile<T, Rows, Cols>& tile, int row, int col) {
   Accumulator accumulator;

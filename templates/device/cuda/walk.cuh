@@ -1,24 +1,50 @@
 // What walks through the chunks of a sequence or a segment share, forwards (scan.cuh) and backwards
-// (reverse_scan.cuh). A block has BV columns of the state of one value head, or of its gradient;
-// each warp keeps its columns in registers.
+// (reverse_scan.cuh).
 #pragma once
 
 #include "device/cuda/chunk.cuh"
+#include "device/cuda/scan_layout.hpp"
 #include "device/cuda/state.cuh"
 
 namespace wyvern::cuda {
 
-constexpr int kThreads = num_warps * 32;
-constexpr int kStrips = BV / 16 / num_warps;
-constexpr int kPaddedK = round_up(K, 16);
-constexpr int kTilesV = ceil_div(V, BV);
-constexpr int kKeyHeads = VECTOR_GATE ? HV : H;  // qg and kg have the value heads
-constexpr bool kScaledKeys = QK_L2NORM && !VECTOR_GATE;
+/// What a block of a scan has: BV columns of the state of one value head, or of its gradient. Each
+/// warp keeps its share of them in registers. S is the kernel's Spec.
+template <class S>
+struct ScanBlock {
+  using T = Element<S::DTYPE>;
+  static constexpr int kThreads = S::num_warps * 32;
+  static constexpr int kStrips = S::BV / 16 / S::num_warps;  // of sixteen columns, each warp
+  static constexpr int kPaddedK = padded(S::K);
+  static constexpr int kTilesV = ceil_div(S::V, S::BV);
+  static constexpr int kKeyHeads = S::VECTOR_GATE ? S::HV : S::H;  // qg and kg have the value heads
+  static constexpr bool kScaledKeys = S::QK_L2NORM && !S::VECTOR_GATE;
 
-/// Columns of V from `first` on, where that is not known to be enough for a strip.
-WYVERN_DEVICE int columns_from(int first) { return V % BV == 0 ? BV : V - first; }
+  /// A warp's columns of the state, transposed.
+  using State = StateStrip<kPaddedK>[kStrips];
+  /// The same columns of V' or dU of one chunk, transposed.
+  using Values = Accumulator[kStrips][S::BT / 8];
 
-using State = StateStrip<kPaddedK>;
+  /// The warp's first column, of the block's.
+  WYVERN_DEVICE static int warp_column() { return warp_index() * kStrips * 16; }
+
+  /// Columns of V from `first` on, where that is not known to be enough for a strip.
+  WYVERN_DEVICE static int columns_from(int first) {
+    return S::V % S::BV == 0 ? S::BV : S::V - first;
+  }
+
+  /// Calls visit(k, v, element) for every element of the state that the lane holds and the tensor
+  /// has (`width` columns), v counted over the tensor. The block's columns start at `tile`.
+  template <class Visit>
+  WYVERN_DEVICE static void for_each_element(State& state, int tile, int width, Visit&& visit) {
+#pragma unroll
+    for (int i = 0; i < kStrips; ++i)
+      state[i].for_each([&](int row, int col, float& x) {
+        const int v = tile + (warp_index() * kStrips + i) * 16 + col;
+        if (row < S::K && v < width) visit(row, v, x);
+      });
+  }
+};
 
 /// A run of one sequence's tokens, which starts at a chunk.
 struct Walk {
@@ -28,41 +54,31 @@ struct Walk {
 };
 
 /// The state's columns that a block has, counted from `first`: of values, or with none at all.
-struct Columns {
+struct StateColumns {
   int first;
   bool values = true;
 };
 
-/// Calls visit(k, v, element) for every element of the state that the lane holds and the tensor has
-/// (`width` columns), v counted over the tensor.
-template <class Visit>
-WYVERN_DEVICE void for_each_element(State (&state)[kStrips], int tile, int width, Visit&& visit) {
-#pragma unroll
-  for (int i = 0; i < kStrips; ++i)
-    state[i].for_each([&](int row, int col, float& x) {
-      const int v = tile + (warp_index() * kStrips + i) * 16 + col;
-      if (row < K && v < width) visit(row, v, x);
-    });
-}
-
-/// A walk by the scan's own scan_chunks that writes what it finds at whole chunks: the state that
-/// enters each, or the gradient of the one that leaves it, from chunk slot `slot` on, and rows of
-/// values, V' or dU.
-template <class Inputs, class Begin>
-WYVERN_DEVICE void scan_and_store(State (&state)[kStrips], const Inputs& in, const Walk& walk,
-                                  int64 slot, int tile_v, DTYPE* states, DTYPE* rows_of_values,
-                                  Begin&& begin) {
-  const int first_v = tile_v + warp_index() * kStrips * 16;
-  scan_chunks(
-      state, in, walk, Columns{tile_v}, begin,
-      [&](int chunk, const State(&at_border)[kStrips]) {
+/// A walk by Scan, a ForwardScan or ReverseScan, that writes what it finds at whole chunks: the
+/// state that enters each, or the gradient of the one that leaves it, from chunk slot `slot` on,
+/// and rows of values, V' or dU. `shared` and `begin` are those of Scan::scan_chunks.
+template <class Scan, class Begin>
+WYVERN_DEVICE void scan_and_store(unsigned char* shared, typename Scan::State& state,
+                                  const typename Scan::Inputs& in, const Walk& walk, int64 slot,
+                                  int tile_v, typename Scan::T* states,
+                                  typename Scan::T* rows_of_values, Begin&& begin) {
+  constexpr int HV = Scan::HV, K = Scan::K, V = Scan::V;
+  const int first_v = tile_v + Scan::warp_column();
+  Scan::scan_chunks(
+      shared, state, in, walk, StateColumns{tile_v}, begin,
+      [&](int chunk, const typename Scan::State& at_border) {
         store_state<K, V>(states + ((slot + chunk) * HV + walk.head) * K * V + first_v, at_border,
-                          columns_from(first_v));
+                          Scan::columns_from(first_v));
       },
-      [&](int chunk, int rows, const Accumulator(&values)[kStrips][BT / 8]) {
-        const int64 row = (walk.token + int64{chunk} * BT) * HV + walk.head;
+      [&](int chunk, int rows, const typename Scan::Values& values) {
+        const int64 row = (walk.token + int64{chunk} * Scan::BT) * HV + walk.head;
         store_rows<V>(rows_of_values + row * V + first_v, int64{HV} * V, values, rows,
-                      columns_from(first_v));
+                      Scan::columns_from(first_v));
       });
 }
 

@@ -163,7 +163,7 @@ WYVERN_DEVICE void invert_unit_lower(const Tile<float, Size, Size>& x) {
 
 // ---- Tinv diag(scale) X -------------------------------------------------------------------------
 
-/// A unit lower triangular matrix with scaled columns, in registers as a A fragment: its blocks
+/// A unit lower triangular matrix with scaled columns, in registers as A fragments: its blocks
 /// on and below the diagonal. The diagonal of a 16-bit one, the scale itself, is left out and
 /// applied in fp32: it is the largest term, and of short chunks all there is. With two Parts the
 /// rest is the sum of two 16-bit numbers each: a matrix with large elements needs their digits.

@@ -2,6 +2,7 @@
 
 #include "templates/cpu_contract.hpp"
 #include "templates/cuda_sizes.hpp"
+#include "templates/intra/kkt_solve_wu/layout.hpp"
 #include "templates/intra/stages.hpp"
 #include "templates/template.hpp"
 
@@ -23,12 +24,7 @@ Template stage() {
   return t;
 }
 
-std::int64_t shared_bytes(const Spec& s) {
-  const DType type = s.DTYPE;
-  const std::int64_t BT = s.BT;
-  return cuda::tile_bytes(BT, s.K, type) + cuda::tile_bytes(BT, s.BV, type) +
-         cuda::tile_bytes(BT, BT, DType::fp32) + (s.QK_L2NORM ? 4 : 3) * cuda::column_bytes(BT);
-}
+std::int64_t shared_bytes(const Spec& s) { return SharedLayout(s).bytes; }
 
 std::string illegal(const Spec& s, const Limits& limits) {
   const std::int64_t BT = s.BT;

@@ -1,11 +1,11 @@
 // W and U straight from k, v, beta and G, one block a chunk and value head. A and its inverse stay
 // in shared memory. Half of the warps then compute W, the other half U, tile by tile of BV columns.
 #include "device/cuda/wy.cuh"
+#include "intra/kkt_solve_wu/layout.hpp"
 
 constexpr int kThreads = num_warps * 32;
 constexpr int kTilesV = ceil_div(V, BV);
-using Keys = Tile<DTYPE, BT, round_up(K, 16)>;
-using Values = Tile<DTYPE, BT, BV>;
+constexpr kkt_solve_wu::SharedLayout kLayout{Spec{}};
 
 /// With beta up to 2 the state need not decay, and neither do the errors that it takes up.
 constexpr int kInverseParts = kHalf<DTYPE> && NEG_EIGVAL ? 2 : 1;
@@ -17,14 +17,14 @@ WYVERN_KERNEL(kThreads, 0) {
   const int64 row = chunk.token * HV + head;
   const int64 row_k = chunk.token * H + head / (HV / H);
 
-  SharedAllocator shared;
-  const auto keys = shared.tile<Keys>();
-  const auto values = shared.tile<Values>();
-  const auto x = shared.tile<Tile<float, BT, BT>>();
-  float* const G_tile = shared.take<float>(BT);
-  float* const beta_tile = shared.take<float>(BT);
-  float* const scale_w = shared.take<float>(BT);
-  float* const rstd_tile = QK_L2NORM ? shared.take<float>(BT) : nullptr;
+  unsigned char* const shared = shared_memory();
+  const auto keys = tile_at<kLayout.keys>(shared);
+  const auto values = tile_at<kLayout.values>(shared);
+  const auto x = tile_at<kLayout.x>(shared);
+  float* const G_tile = array_at<kLayout.G>(shared);
+  float* const beta_tile = array_at<kLayout.beta>(shared);
+  float* const scale_w = array_at<kLayout.scale_w>(shared);
+  float* const rstd_tile = array_at<kLayout.k_rstd>(shared);
 
   const auto load_values = [&](int tile) {
     load_tile<kThreads, V>(values, v + row * V + tile * BV, HV * V, chunk.rows, V - tile * BV);

@@ -2,6 +2,7 @@
 
 #include "templates/cpu_contract.hpp"
 #include "templates/cuda_sizes.hpp"
+#include "templates/intra/recompute_w_u/layout.hpp"
 #include "templates/intra/stages.hpp"
 #include "templates/template.hpp"
 
@@ -20,13 +21,7 @@ Template stage() {
   return t;
 }
 
-std::int64_t shared_bytes(const Spec& s) {
-  const DType type = s.DTYPE;
-  const std::int64_t BT = s.BT;
-  const std::int64_t width = std::max(s.BK, s.BV);
-  return cuda::tile_bytes(BT, BT, type) + cuda::column_bytes(BT) +
-         cuda::tile_bytes(BT, width, type);
-}
+std::int64_t shared_bytes(const Spec& s) { return SharedLayout(s).bytes; }
 
 std::string illegal(const Spec& s, const Limits& limits) {
   const std::int64_t BK = s.BK;

@@ -1,19 +1,22 @@
 // W and U from the inverse, one block a tile of BK columns of W or BV columns of U.
 #include "device/cuda/wy.cuh"
+#include "intra/recompute_w_u/layout.hpp"
 
 constexpr int kThreads = num_warps * 32;
 constexpr int kTilesW = ceil_div(K, BK);
 constexpr int kTilesU = ceil_div(V, BV);
+constexpr recompute_w_u::SharedLayout kLayout{Spec{}};
 
-/// Tinv diag(beta) x for one tile, W's (where `Keys`) with exp(G) and the scale of keys on top:
-/// `from` and `to` point at its first element.
-template <bool Keys, int Width, int Columns, class Out>
-WYVERN_DEVICE void apply_tile(SharedAllocator shared, const DTYPE* Tinv, const DTYPE* from,
-                              int64 from_stride, const BETA_DTYPE* beta, const float* G,
-                              const float* k_rstd, Out* to, int rows, int cols) {
-  const auto inverse = shared.tile<Tile<DTYPE, BT, BT>>();
-  float* const scale = shared.take<float>(BT);
-  const auto x = shared.tile<Tile<DTYPE, BT, Width>>();
+/// Tinv diag(beta) x for one tile x, whose place is X, W's (where `Keys`) with exp(G) and the scale
+/// of keys on top: `from` and `to` point at its first element.
+template <bool Keys, TilePlace X, int Columns, class Out>
+WYVERN_DEVICE void apply_tile(const DTYPE* Tinv, const DTYPE* from, int64 from_stride,
+                              const BETA_DTYPE* beta, const float* G, const float* k_rstd, Out* to,
+                              int rows, int cols) {
+  unsigned char* const shared = shared_memory();
+  const auto inverse = tile_at<kLayout.inverse>(shared);
+  float* const scale = array_at<kLayout.scale>(shared);
+  const auto x = tile_at<X>(shared);
   load_tile<kThreads, BT>(inverse, Tinv, HV * BT, rows, BT);
   copy_async_commit();
   load_tile<kThreads, Columns>(x, from, from_stride, rows, cols);
@@ -32,7 +35,7 @@ WYVERN_DEVICE void apply_tile(SharedAllocator shared, const DTYPE* Tinv, const D
   const LowerOperand<DTYPE, BT> operand(inverse, scale);
   copy_async_wait<0>();
   sync_block();
-  for (int col = warp_index() * 16; col < smaller(Width, cols); col += num_warps * 16)
+  for (int col = warp_index() * 16; col < smaller(X.cols, cols); col += num_warps * 16)
     operand.template apply<precision, Columns>(x, col, to + col, int64{HV} * Columns, rows,
                                                cols - col);
 }
@@ -48,11 +51,11 @@ WYVERN_KERNEL(kThreads, 0) {
   if (tile < kTilesW) {
     const int col = tile * BK;
     const DTYPE* const from = k + row_k * K + col;
-    apply_tile<true, BK, K>(SharedAllocator(), Tinv + row * BT, from, H * K, beta + row, G + row,
-                            k_rstd + row_k, w + row * K + col, chunk.rows, K - col);
+    apply_tile<true, kLayout.keys, K>(Tinv + row * BT, from, H * K, beta + row, G + row,
+                                      k_rstd + row_k, w + row * K + col, chunk.rows, K - col);
   } else {
     const int col = (tile - kTilesW) * BV;
-    apply_tile<false, BV, V>(SharedAllocator(), Tinv + row * BT, v + row * V + col, HV * V,
-                             beta + row, nullptr, nullptr, u + row * V + col, chunk.rows, V - col);
+    apply_tile<false, kLayout.values, V>(Tinv + row * BT, v + row * V + col, HV * V, beta + row,
+                                         nullptr, nullptr, u + row * V + col, chunk.rows, V - col);
   }
 }

@@ -2,6 +2,7 @@
 
 #include "templates/cpu_contract.hpp"
 #include "templates/cuda_sizes.hpp"
+#include "templates/intra/scaled_dot_kkt/hopper_layout.hpp"
 #include "templates/intra/scaled_dot_kkt/layout.hpp"
 #include "templates/intra/stages.hpp"
 #include "templates/template.hpp"
@@ -21,11 +22,7 @@ Template stage() {
   return t;
 }
 
-std::int64_t shared_bytes(const Spec& s) {
-  const std::int64_t BT = s.BT;
-  return s.num_stages * cuda::tile_bytes(BT, s.BK, s.DTYPE) +
-         (s.QK_L2NORM ? 3 : 2) * cuda::column_bytes(BT);
-}
+std::int64_t shared_bytes(const Spec& s) { return SharedLayout(s).bytes; }
 
 std::string illegal(const Spec& s, const Limits& limits) {
   const std::int64_t K = s.K;
@@ -38,6 +35,11 @@ std::string illegal(const Spec& s, const Limits& limits) {
                        cuda::ceil_div(K, BK));
   if (s.num_warps * 16 > s.BT)
     return fmt::format("num_warps={} is more than BT/16={}", s.num_warps, s.BT / 16);
+  // Beyond, the product does not fit into registers, and in fp32, whose steps are many
+  // instructions, the compiler works for up to minutes.
+  const std::int64_t accumulators = cuda::ceil_div(s.BT / 16, s.num_warps) * (s.BT / 2);
+  if (accumulators > (cuda::is_half(s) ? cuda::kMaxAccumulators : 64))
+    return fmt::format("num_warps={} keeps too much of the product in each thread", s.num_warps);
   return cuda::exceeds_shared(shared_bytes(s), limits);
 }
 

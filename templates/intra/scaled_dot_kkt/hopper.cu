@@ -3,7 +3,7 @@
 #include "device/cuda/chunk.cuh"
 #include "device/cuda/sm90/barrier.cuh"
 #include "device/cuda/sm90/product.cuh"
-#include "intra/scaled_dot_kkt/layout.hpp"
+#include "intra/scaled_dot_kkt/hopper_layout.hpp"
 
 constexpr int kThreads = 128;
 constexpr int kGroup = HV / H;

@@ -1,23 +1,24 @@
-// What a block of scaled_dot_kkt.hopper keeps in shared memory.
+// What a block of scaled_dot_kkt keeps in shared memory.
 #pragma once
 
-#include "device/cuda/sm90/layout.hpp"
+#include "device/cuda/layout.hpp"
 
 namespace wyvern::scaled_dot_kkt {
 
-/// The chunk's keys of one head, the mbarrier that says they are there; the summed gate, beta and
-/// the scales of the chunk's rows.
+/// num_stages buffers that tiles of BK columns of the keys pass through; per row of the chunk the
+/// summed gate, beta and the scale of the key.
 template <class S>
-struct HopperLayout {
-  cuda::sm90::SwizzledPlace keys;
-  cuda::sm90::BarrierPlace arrived;
+struct SharedLayout {
+  cuda::TilePlace keys;  // of the first buffer
   cuda::ArrayPlace G, beta, k_rstd;
+  int buffer_bytes;
   int bytes;
 
-  constexpr explicit HopperLayout(const S& s) {
+  constexpr explicit SharedLayout(const S& s) {
     cuda::LayoutBuilder at;
-    keys = cuda::sm90::swizzled_tile(at, s.BT, s.K, s.DTYPE);
-    arrived = cuda::sm90::barriers(at, 1);
+    keys = at.tile(s.BT, s.BK, s.DTYPE);
+    buffer_bytes = at.bytes;
+    at.take((s.num_stages - 1) * buffer_bytes);
     G = at.array(s.BT);
     beta = at.array(s.BT);
     if (s.QK_L2NORM) k_rstd = at.array(s.BT);

@@ -1,9 +1,11 @@
 // A, one block a chunk and value head: the gram matrix of the chunk's keys, summed over tiles of BK
 // columns, then scaled by beta and the decay.
 #include "device/cuda/wy.cuh"
+#include "intra/scaled_dot_kkt/layout.hpp"
 
 constexpr int kThreads = num_warps * 32;
 constexpr int kTiles = ceil_div(K, BK);
+constexpr scaled_dot_kkt::SharedLayout kLayout{Spec{}};
 
 WYVERN_KERNEL(kThreads, 0) {
   const int head = block_index() % HV;
@@ -11,15 +13,13 @@ WYVERN_KERNEL(kThreads, 0) {
   if (chunk.rows <= 0) return;
   const int64 row = chunk.token * HV + head;
 
-  using Keys = Tile<DTYPE, BT, BK>;
-  SharedAllocator shared;
-  DTYPE* const buffers = shared.take<DTYPE>(num_stages * Keys::kRows * Keys::kStride);
+  unsigned char* const shared = shared_memory();
   const auto keys = [&](int tile) {
-    return Keys{buffers + tile % num_stages * (Keys::kRows * Keys::kStride)};
+    return tile_at<kLayout.keys>(shared + tile % num_stages * kLayout.buffer_bytes);
   };
-  float* const G_tile = shared.take<float>(BT);
-  float* const beta_tile = shared.take<float>(BT);
-  float* const rstd_tile = QK_L2NORM ? shared.take<float>(BT) : nullptr;
+  float* const G_tile = array_at<kLayout.G>(shared);
+  float* const beta_tile = array_at<kLayout.beta>(shared);
+  float* const rstd_tile = array_at<kLayout.k_rstd>(shared);
 
   const DTYPE* const k_chunk = k + (chunk.token * H + head / (HV / H)) * K;
   const auto load = [&](int tile) {

@@ -1,8 +1,9 @@
 #include <algorithm>
-#include "templates/cpu_contract.hpp"
-#include "templates/intra/stages.hpp"
 
+#include "templates/cpu_contract.hpp"
 #include "templates/cuda_sizes.hpp"
+#include "templates/intra/solve_tril/layout.hpp"
+#include "templates/intra/stages.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::solve_tril {
@@ -16,6 +17,8 @@ Template stage() {
   t.constants = {constant::DTYPE, constant::HV, constant::VARLEN};
   return t;
 }
+
+std::int64_t shared_bytes(const Spec& s) { return SharedLayout(s).bytes; }
 
 /// CUDA, sm_80 and up: one block a chunk and value head, the inverse in fp32 in shared memory.
 Template portable() {
@@ -31,7 +34,7 @@ Template portable() {
       return fmt::format("num_warps={} is less than BT/32={}", s.num_warps, BT / 32);
     if (BT == 128 && s.precision == Precision::tf32 && !cuda::is_half(s))
       return std::string("precision=tf32 at BT=128 reaches 1e-3, the bound of fp32 results");
-    return cuda::exceeds_shared(cuda::tile_bytes(BT, BT, DType::fp32), limits);
+    return cuda::exceeds_shared(shared_bytes(s), limits);
   };
   t.redundant = [](const Spec& s) { return s.BT == 16 && s.precision != Precision::ieee; };
   t.fallback = [](Spec& s, const Limits&) {
@@ -40,10 +43,7 @@ Template portable() {
                   : cuda::is_half(s) ? Precision::tf32
                                      : Precision::tf32x3;
   };
-  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
-    const std::int64_t BT = s.BT;
-    return cuda::launch(e.NT * s.HV, s, cuda::tile_bytes(BT, BT, DType::fp32));
-  };
+  t.geometry = cuda::chunk_blocks(shared_bytes);
   return t;
 }
 

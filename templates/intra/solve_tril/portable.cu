@@ -1,7 +1,9 @@
 // Tinv = (I + A)^-1, one block a chunk and value head.
 #include "device/cuda/wy.cuh"
+#include "intra/solve_tril/layout.hpp"
 
 constexpr int kThreads = num_warps * 32;
+constexpr solve_tril::SharedLayout kLayout{Spec{}};
 
 WYVERN_KERNEL(kThreads, 0) {
   const int head = block_index() % HV;
@@ -9,8 +11,7 @@ WYVERN_KERNEL(kThreads, 0) {
   if (chunk.rows <= 0) return;
   const int64 offset = (chunk.token * HV + head) * BT;
 
-  SharedAllocator shared;
-  const auto x = shared.tile<Tile<float, BT, BT>>();
+  const auto x = tile_at<kLayout.x>(shared_memory());
   load_tile<kThreads, BT>(x, A + offset, HV * BT, chunk.rows, BT);
   copy_async_commit();
   copy_async_wait<0>();

@@ -1,23 +1,25 @@
 // The reverse state scan, one block BV value columns of one sequence and value head.
 #include "device/cuda/reverse_scan.cuh"
 
-WYVERN_KERNEL(kThreads, 0) {
-  const int head = block_index() / kTilesV % HV;
-  const int sequence = block_index() / kTilesV / HV;
-  const int tile_v = block_index() % kTilesV * BV;
+using Scan = ReverseScan<Spec>;
+
+WYVERN_KERNEL(Scan::kThreads, 0) {
+  const int head = block_index() / Scan::kTilesV % HV;
+  const int sequence = block_index() / Scan::kTilesV / HV;
+  const int tile_v = block_index() % Scan::kTilesV * BV;
   const Sequence place = locate_sequence<VARLEN, BT>(sequence, e, seq_offsets, chunk_offsets);
   const int64 state_start = (int64{sequence} * HV + head) * K * V;
-  const int first_v = tile_v + warp_index() * kStrips * 16;
-  State state[kStrips];
-  scan_and_store(state,
-                 ScanInputs{VECTOR_GATE ? qg : q, VECTOR_GATE ? kg : k, w, dO, dv_local, G, Gk,
-                            q_rstd, k_rstd, e.scale},
-                 Walk{place.token, place.tokens, head}, place.slot, tile_v, dh, du, [&] {
-                   if constexpr (FINAL_STATE)
-                     visit_state<STATE_V_FIRST, K, V>(state, first_v, [&](int64 offset, float& x) {
-                       x = dht[state_start + offset];
-                     });
-                 });
+  const int first_v = tile_v + Scan::warp_column();
+  Scan::State state;
+  scan_and_store<Scan>(shared_memory(), state,
+                       Scan::Inputs{VECTOR_GATE ? qg : q, VECTOR_GATE ? kg : k, w, dO, dv_local, G,
+                                    Gk, q_rstd, k_rstd, e.scale},
+                       Walk{place.token, place.tokens, head}, place.slot, tile_v, dh, du, [&] {
+                         if constexpr (FINAL_STATE)
+                           visit_state<STATE_V_FIRST, K, V>(
+                               state, first_v,
+                               [&](int64 offset, float& x) { x = dht[state_start + offset]; });
+                       });
   if constexpr (INITIAL_STATE)
     visit_state<STATE_V_FIRST, K, V>(
         state, first_v, [&](int64 offset, float& x) { dinitial_state[state_start + offset] = x; });

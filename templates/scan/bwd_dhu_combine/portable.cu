@@ -2,11 +2,13 @@
 #include "device/cuda/combine.cuh"
 #include "device/cuda/state.cuh"
 
-WYVERN_KERNEL(kThreads, 0) {
-  combine_segments<true>(segment_dM, segment_dR, seq_offsets, segment_dstate, e,
-                         [&](int sequence, int head, int k, int v) {
-                           if constexpr (!FINAL_STATE) return 0.0f;
-                           const int64 start = (int64{sequence} * HV + head) * K * V;
-                           return dht[start + state_offset<STATE_V_FIRST, K, V>(k, v)];
-                         });
+using Combine = SegmentCombine<Spec>;
+
+WYVERN_KERNEL(Combine::kThreads, 0) {
+  Combine::walk<true>(shared_memory(), segment_dM, segment_dR, seq_offsets, segment_dstate, e,
+                      [&](int sequence, int head, int k, int v) {
+                        if constexpr (!FINAL_STATE) return 0.0f;
+                        const int64 start = (int64{sequence} * HV + head) * K * V;
+                        return dht[start + state_offset<STATE_V_FIRST, K, V>(k, v)];
+                      });
 }

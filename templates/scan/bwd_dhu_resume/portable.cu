@@ -3,28 +3,31 @@
 #include "device/cuda/reverse_scan.cuh"
 #include "device/cuda/segment.cuh"
 
-WYVERN_KERNEL(kThreads, 0) {
-  const int head = block_index() / kTilesV % HV;
-  const int slot = block_index() / kTilesV / HV;
-  const int tile_v = block_index() % kTilesV * BV;
+using Scan = ReverseScan<Spec>;
+
+WYVERN_KERNEL(Scan::kThreads, 0) {
+  const int head = block_index() / Scan::kTilesV % HV;
+  const int slot = block_index() / Scan::kTilesV / HV;
+  const int tile_v = block_index() % Scan::kTilesV * BV;
   const Segment segment = locate_segment<VARLEN, SEG * BT>(slot, e, seq_offsets);
   if (!segment.used) return;
   int64 first_chunk = int64{segment.sequence} * ceil_div(static_cast<int>(e.T), BT);
   if constexpr (VARLEN) first_chunk = chunk_offsets[segment.sequence];
   const float* const leaving = segment_dstate + (int64{slot} * HV + head) * K * V;
-  State state[kStrips];
-  scan_and_store(state,
-                 ScanInputs{VECTOR_GATE ? qg : q, VECTOR_GATE ? kg : k, w, dO, dv_local, G, Gk,
-                            q_rstd, k_rstd, e.scale},
-                 Walk{segment.token, segment.tokens, head}, first_chunk + segment.index * SEG,
-                 tile_v, dh, du, [&] {
-                   for_each_element(state, tile_v, V,
-                                    [&](int row, int v, float& x) { x = leaving[row * V + v]; });
-                 });
+  Scan::State state;
+  scan_and_store<Scan>(shared_memory(), state,
+                       Scan::Inputs{VECTOR_GATE ? qg : q, VECTOR_GATE ? kg : k, w, dO, dv_local, G,
+                                    Gk, q_rstd, k_rstd, e.scale},
+                       Walk{segment.token, segment.tokens, head}, first_chunk + segment.index * SEG,
+                       tile_v, dh, du, [&] {
+                         Scan::for_each_element(state, tile_v, V, [&](int row, int v, float& x) {
+                           x = leaving[row * V + v];
+                         });
+                       });
   if constexpr (INITIAL_STATE) {
     if (segment.index != 0) return;
     const int64 state_start = (int64{segment.sequence} * HV + head) * K * V;
-    for_each_element(state, tile_v, V, [&](int row, int v, float& x) {
+    Scan::for_each_element(state, tile_v, V, [&](int row, int v, float& x) {
       dinitial_state[state_start + state_offset<STATE_V_FIRST, K, V>(row, v)] = x;
     });
   }

@@ -4,9 +4,12 @@
 #include "device/cuda/reverse_scan.cuh"
 #include "device/cuda/segment.cuh"
 
-constexpr int kTilesK = ceil_div(K, BV);
+using Scan = ReverseScan<Spec>;
 
-WYVERN_KERNEL(kThreads, 0) {
+constexpr int kTilesK = ceil_div(K, BV);
+constexpr int kTilesV = Scan::kTilesV;
+
+WYVERN_KERNEL(Scan::kThreads, 0) {
   const int tile = block_index() % (kTilesK + kTilesV);
   const int head = block_index() / (kTilesK + kTilesV) % HV;
   const int slot = block_index() / (kTilesK + kTilesV) / HV;
@@ -14,19 +17,19 @@ WYVERN_KERNEL(kThreads, 0) {
   if (!segment.used || segment.index == 0) return;
   const bool finds_dM = tile < kTilesK;
   const int first = (finds_dM ? tile : tile - kTilesK) * BV;
-  State state[kStrips];
-  scan_chunks(
-      state,
+  Scan::State state;
+  Scan::scan_chunks(
+      shared_memory(), state,
       {VECTOR_GATE ? qg : q, VECTOR_GATE ? kg : k, w, dO, dv_local, G, Gk, q_rstd, k_rstd, e.scale},
-      Walk{segment.token, segment.tokens, head}, Columns{first, !finds_dM},
+      Walk{segment.token, segment.tokens, head}, StateColumns{first, !finds_dM},
       [&] {
         if (finds_dM)
-          for_each_element(state, first, K,
-                           [](int row, int col, float& x) { x = row == col ? 1.0f : 0.0f; });
+          Scan::for_each_element(state, first, K,
+                                 [](int row, int col, float& x) { x = row == col ? 1.0f : 0.0f; });
       },
-      [](int, const State(&)[kStrips]) {}, [](int, int, const Accumulator(&)[kStrips][BT / 8]) {});
+      [](int, const Scan::State&) {}, [](int, int, const Scan::Values&) {});
   const int width = finds_dM ? K : V;
   float* const to = (finds_dM ? segment_dM : segment_dR) + (int64{slot} * HV + head) * K * width;
-  for_each_element(state, first, width,
-                   [&](int row, int col, float& x) { to[row * width + col] = x; });
+  Scan::for_each_element(state, first, width,
+                         [&](int row, int col, float& x) { to[row * width + col] = x; });
 }

@@ -3,9 +3,12 @@
 #include "device/cuda/scan.cuh"
 #include "device/cuda/segment.cuh"
 
-constexpr int kTilesK = ceil_div(K, BV);
+using Scan = ForwardScan<Spec>;
 
-WYVERN_KERNEL(kThreads, min_blocks) {
+constexpr int kTilesK = ceil_div(K, BV);
+constexpr int kTilesV = Scan::kTilesV;
+
+WYVERN_KERNEL(Scan::kThreads, min_blocks) {
   const int tile = block_index() % (kTilesK + kTilesV);
   const int head = block_index() / (kTilesK + kTilesV) % HV;
   const int slot = block_index() / (kTilesK + kTilesV) / HV;
@@ -13,18 +16,18 @@ WYVERN_KERNEL(kThreads, min_blocks) {
   if (!segment.used || segment.last) return;
   const bool finds_M = tile < kTilesK;
   const int first = (finds_M ? tile : tile - kTilesK) * BV;
-  State state[kStrips];
-  scan_chunks(
-      state, {VECTOR_GATE ? kg : k, w, u, G, Gk, k_rstd}, Walk{segment.token, segment.tokens, head},
-      Columns{first, !finds_M},
+  Scan::State state;
+  Scan::scan_chunks(
+      shared_memory(), state, {VECTOR_GATE ? kg : k, w, u, G, Gk, k_rstd},
+      Walk{segment.token, segment.tokens, head}, StateColumns{first, !finds_M},
       [&] {
         if (finds_M)
-          for_each_element(state, first, K,
-                           [](int row, int col, float& x) { x = row == col ? 1.0f : 0.0f; });
+          Scan::for_each_element(state, first, K,
+                                 [](int row, int col, float& x) { x = row == col ? 1.0f : 0.0f; });
       },
-      [](int, const State(&)[kStrips]) {}, [](int, int, const Accumulator(&)[kStrips][BT / 8]) {});
+      [](int, const Scan::State&) {}, [](int, int, const Scan::Values&) {});
   const int width = finds_M ? K : V;
   float* const to = (finds_M ? segment_M : segment_R) + (int64{slot} * HV + head) * K * width;
-  for_each_element(state, first, width,
-                   [&](int row, int col, float& x) { to[row * width + col] = x; });
+  Scan::for_each_element(state, first, width,
+                         [&](int row, int col, float& x) { to[row * width + col] = x; });
 }
