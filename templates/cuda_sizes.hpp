@@ -81,13 +81,6 @@ inline std::function<Geometry(const Spec&, const Extents&, const Limits&)> chunk
   };
 }
 
-/// Bytes in which `warps` warps of device/cuda/kda.cuh join their shares of the products of a
-/// chunk.
-constexpr std::int64_t intra_part_bytes(std::int64_t BT, std::int64_t warps) {
-  const std::int64_t strips = BT / 16;
-  return (warps / strips - 1) * strips * (BT / 8) * 2 * 512;
-}
-
 /// Accumulator registers a thread may hold beside addresses and operands.
 inline constexpr std::int64_t kMaxAccumulators = 176;
 

@@ -2,6 +2,7 @@
 
 #include "templates/cpu_contract.hpp"
 #include "templates/cuda_sizes.hpp"
+#include "templates/intra/kda_intra/layout.hpp"
 #include "templates/intra/stages.hpp"
 #include "templates/template.hpp"
 
@@ -22,14 +23,7 @@ Template stage() {
   return t;
 }
 
-std::int64_t shared_bytes(const Spec& s) {
-  const std::int64_t BT = s.BT;
-  const std::int64_t BK = s.BK;
-  const std::int64_t tiles = s.num_stages * (2 * cuda::tile_bytes(BT, BK, s.DTYPE) +
-                                             cuda::tile_bytes(BT, BK, DType::fp32));
-  return std::max(tiles, cuda::intra_part_bytes(BT, s.num_warps)) +
-         (s.QK_L2NORM ? 3 : 1) * cuda::column_bytes(BT);
-}
+std::int64_t shared_bytes(const Spec& s) { return SharedLayout(s).bytes; }
 
 std::string illegal(const Spec& s, const Limits& limits) {
   const std::int64_t K = s.K;

@@ -1,28 +1,20 @@
 // Aqk and A, one block a chunk and value head: products of queries and keys with keys, summed over
 // tiles of BK columns. A warp owns a strip of sixteen rows, or shares it by columns with others.
 #include "device/cuda/kda.cuh"
+#include "intra/kda_intra/layout.hpp"
 
 constexpr int kThreads = num_warps * 32;
 constexpr int kTiles = ceil_div(K, BK);
 constexpr int kStrips = BT / 16;
-constexpr int kSplit = num_warps / kStrips;
+constexpr int kSplit = num_warps / kStrips;  // warps a strip
 
-/// One of the buffers that tiles of BK columns of q, k and Gk pass through.
-struct Stage {
-  using Operand = Tile<DTYPE, BT, BK>;
-  using Gates = Tile<float, BT, BK>;
-  static constexpr int kBytes = 2 * Operand::kBytes + Gates::kBytes;
+constexpr kda_intra::SharedLayout kLayout{Spec{}};
+constexpr kda_intra::BufferLayout kBuffer{Spec{}};
 
-  Operand q, k;
-  Gates G;
-
-  WYVERN_DEVICE explicit Stage(int tile) {
-    SharedAllocator shared(tile % num_stages * kBytes);
-    q = shared.tile<Operand>();
-    k = shared.tile<Operand>();
-    G = shared.tile<Gates>();
-  }
-};
+/// The tile in one of the buffers of the pipeline.
+WYVERN_DEVICE auto buffer(int tile) {
+  return kda::keys_at<kBuffer.keys>(shared_memory() + tile % num_stages * kBuffer.bytes);
+}
 
 WYVERN_KERNEL(kThreads, 0) {
   const int head = block_index() % HV;
@@ -33,44 +25,40 @@ WYVERN_KERNEL(kThreads, 0) {
 
   const auto load = [&](int tile) {
     if (tile < kTiles) {
-      const Stage stage(tile);
+      const auto to = buffer(tile);
       const int col = tile * BK;
-      load_tile<kThreads, K>(stage.q, q + row_k * K + col, H * K, chunk.rows, K - col);
-      load_tile<kThreads, K>(stage.k, k + row_k * K + col, H * K, chunk.rows, K - col);
-      load_tile<kThreads, K>(stage.G, Gk + row * K + col, int64{HV} * K, chunk.rows, K - col);
+      load_tile<kThreads, K>(to.q, q + row_k * K + col, H * K, chunk.rows, K - col);
+      load_tile<kThreads, K>(to.k, k + row_k * K + col, H * K, chunk.rows, K - col);
+      load_tile<kThreads, K>(to.G, Gk + row * K + col, int64{HV} * K, chunk.rows, K - col);
     }
     copy_async_commit();
   };
   for (int i = 0; i < num_stages; ++i) load(i);
 
-  constexpr int kPartBytes = kPartFloats<BT, kSplit> * 4;
-  SharedAllocator shared(larger(num_stages * Stage::kBytes, kPartBytes));
-  RowFactors rows{shared.take<float>(BT), nullptr, nullptr};
-  if constexpr (QK_L2NORM) rows = {rows.beta, shared.take<float>(BT), shared.take<float>(BT)};
-  load_row_factors<kThreads, BT, QK_L2NORM>(
+  const auto rows = kda::rows_at<kLayout.rows>(shared_memory());
+  kda::load_row_factors<kThreads, BT, QK_L2NORM>(
       rows, q_rstd + row_k, k_rstd + row_k, H, chunk.rows,
       [&](int r) { return activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta[row + r * HV]); });
 
   const int strip = warp_index() % kStrips;
-  const int part = warp_index() / kStrips;
-  IntraStrip<BT> sum;
+  const int share = warp_index() / kStrips;
+  kda::IntraStrip<BT> sum;
   for (int tile = 0; tile < kTiles; ++tile) {
     copy_async_wait<num_stages - 1>();
     sync_block();
-    const Stage stage(tile);
+    const auto keys = buffer(tile);
     if (strip * 16 < chunk.rows)
-      accumulate_intra<precision, SAFE_GATE, kSplit>(sum, stage.q, stage.k, stage.G, strip,
-                                                     chunk.rows, part);
+      kda::accumulate_intra<precision, SAFE_GATE, kSplit>(sum, keys, strip, chunk.rows, share);
     if (tile + 1 < kTiles || kSplit > 1) sync_block();
     load(tile + num_stages);
   }
-  join_parts<kSplit>(sum, SharedAllocator().take<float>(kPartFloats<BT, kSplit>), strip, part);
-  if (part > 0) return;
-  for_each_intra<QK_L2NORM>(sum, rows, strip,
-                            [&](int r, int s, float P_0, float P_1, float A_0, float A_1) {
-                              if (r >= chunk.rows) return;
-                              const int64 at = (row + r * HV) * BT + s;
-                              store_vector(Aqk + at, Float2{{P_0, P_1}});
-                              store_vector(A + at, Float2{{A_0, A_1}});
-                            });
+  kda::join_shares<kSplit>(sum, array_at<kLayout.shares>(shared_memory()), strip, share);
+  if (share > 0) return;
+  kda::for_each_intra<QK_L2NORM>(sum, rows, strip,
+                                 [&](int r, int s, float P_0, float P_1, float A_0, float A_1) {
+                                   if (r >= chunk.rows) return;
+                                   const int64 at = (row + r * HV) * BT + s;
+                                   store_vector(Aqk + at, Float2{{P_0, P_1}});
+                                   store_vector(A + at, Float2{{A_0, A_1}});
+                                 });
 }

@@ -2,6 +2,7 @@
 
 #include "templates/cpu_contract.hpp"
 #include "templates/cuda_sizes.hpp"
+#include "templates/intra/kda_intra_solve_wu/layout.hpp"
 #include "templates/intra/stages.hpp"
 #include "templates/template.hpp"
 
@@ -23,15 +24,7 @@ Template stage() {
   return t;
 }
 
-std::int64_t shared_bytes(const Spec& s) {
-  const DType type = s.DTYPE;
-  const std::int64_t BT = s.BT;
-  const std::int64_t K = s.K;
-  return 2 * cuda::tile_bytes(BT, K, type) + cuda::tile_bytes(BT, K, DType::fp32) +
-         (s.QK_L2NORM ? 3 : 1) * cuda::column_bytes(BT) +
-         std::max(cuda::tile_bytes(BT, BT, DType::fp32) + cuda::tile_bytes(BT, s.BV, type),
-                  cuda::intra_part_bytes(BT, s.num_warps));
-}
+std::int64_t shared_bytes(const Spec& s) { return SharedLayout(s).bytes; }
 
 std::string illegal(const Spec& s, const Limits& limits) {
   const std::int64_t BT = s.BT;

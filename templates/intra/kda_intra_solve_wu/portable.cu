@@ -1,16 +1,15 @@
 // Aqk, W, U, qg and kg straight from q, k, v, beta and Gk, one block a chunk and value head: q, k
 // and Gk are read once, A and its inverse stay in shared memory.
 #include "device/cuda/kda.cuh"
+#include "device/cuda/kda_wy.cuh"
+#include "intra/kda_intra_solve_wu/layout.hpp"
 
 constexpr int kThreads = num_warps * 32;
 constexpr int kTilesV = ceil_div(V, BV);
 constexpr int kStrips = BT / 16;
-constexpr int kSplit = larger(num_warps / kStrips, 1);
+constexpr int kSplit = num_warps / kStrips;  // warps a strip
 
-using Keys = Tile<DTYPE, BT, round_up(K, 16)>;
-using Gates = Tile<float, BT, round_up(K, 16)>;
-using Values = Tile<DTYPE, BT, BV>;
-using Square = Tile<float, BT, BT>;
+constexpr kda_intra_solve_wu::SharedLayout kLayout{Spec{}};
 
 WYVERN_KERNEL(kThreads, 0) {
   const int head = block_index() % HV;
@@ -19,22 +18,17 @@ WYVERN_KERNEL(kThreads, 0) {
   const int64 row = chunk.token * HV + head;
   const int64 row_k = chunk.token * H + head / (HV / H);
 
-  SharedAllocator shared;
-  const auto queries = shared.tile<Keys>();
-  const auto keys = shared.tile<Keys>();
-  const auto gates = shared.tile<Gates>();
-  RowFactors rows{shared.take<float>(BT), nullptr, nullptr};
-  if constexpr (QK_L2NORM) rows = {rows.beta, shared.take<float>(BT), shared.take<float>(BT)};
-  // Warps join their shares of A where A and V will be.
-  SharedAllocator joined = shared;
-  const auto x = shared.tile<Square>();
-  const auto values = shared.tile<Values>();
+  unsigned char* const shared = shared_memory();
+  const auto keys = kda::keys_at<kLayout.keys>(shared);
+  const auto rows = kda::rows_at<kLayout.rows>(shared);
+  const auto x = tile_at<kLayout.A>(shared);  // A, then its inverse
+  const auto values = tile_at<kLayout.values>(shared);
 
-  load_tile<kThreads, K>(queries, q + row_k * K, H * K, chunk.rows, K);
-  load_tile<kThreads, K>(keys, k + row_k * K, H * K, chunk.rows, K);
-  load_tile<kThreads, K>(gates, Gk + row * K, int64{HV} * K, chunk.rows, K);
+  load_tile<kThreads, K>(keys.q, q + row_k * K, H * K, chunk.rows, K);
+  load_tile<kThreads, K>(keys.k, k + row_k * K, H * K, chunk.rows, K);
+  load_tile<kThreads, K>(keys.G, Gk + row * K, int64{HV} * K, chunk.rows, K);
   copy_async_commit();
-  load_row_factors<kThreads, BT, QK_L2NORM>(
+  kda::load_row_factors<kThreads, BT, QK_L2NORM>(
       rows, q_rstd + row_k, k_rstd + row_k, H, chunk.rows,
       [&](int r) { return activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta[row + r * HV]); });
   copy_async_wait<0>();
@@ -42,23 +36,21 @@ WYVERN_KERNEL(kThreads, 0) {
 
   {
     const int strip = warp_index() % kStrips;
-    const int part = warp_index() / kStrips;
-    IntraStrip<BT> sum;
+    const int share = warp_index() / kStrips;
+    kda::IntraStrip<BT> sum;
     if (strip * 16 < chunk.rows)
-      accumulate_intra<precision, SAFE_GATE, kSplit>(sum, queries, keys, gates, strip, chunk.rows,
-                                                     part);
-    join_parts<kSplit>(sum, joined.take<float>(kPartFloats<BT, kSplit>), strip, part);
+      kda::accumulate_intra<precision, SAFE_GATE, kSplit>(sum, keys, strip, chunk.rows, share);
+    kda::join_shares<kSplit>(sum, array_at<kLayout.shares>(shared), strip, share);
     if constexpr (kSplit > 1) sync_block();
     // Rows past the end may hold anything: they become rows of the unit matrix.
-    if (part == 0)
-      for_each_intra<QK_L2NORM>(sum, rows, strip,
-                                [&](int r, int s, float P_0, float P_1, float A_0, float A_1) {
-                                  const bool valid = r < chunk.rows;
-                                  *reinterpret_cast<Float2*>(x.at(r, s)) =
-                                      Float2{{valid ? A_0 : 0.0f, valid ? A_1 : 0.0f}};
-                                  if (valid)
-                                    store_vector(Aqk + (row + r * HV) * BT + s, Float2{{P_0, P_1}});
-                                });
+    if (share == 0)
+      kda::for_each_intra<QK_L2NORM>(
+          sum, rows, strip, [&](int r, int s, float P_0, float P_1, float A_0, float A_1) {
+            const bool valid = r < chunk.rows;
+            *reinterpret_cast<Float2*>(x.at(r, s)) =
+                Float2{{valid ? A_0 : 0.0f, valid ? A_1 : 0.0f}};
+            if (valid) store_vector(Aqk + (row + r * HV) * BT + s, Float2{{P_0, P_1}});
+          });
   }
   const auto load_values = [&](int tile) {
     load_tile<kThreads, V>(values, v + row * V + tile * BV, int64{HV} * V, chunk.rows,
@@ -73,12 +65,12 @@ WYVERN_KERNEL(kThreads, 0) {
 
   // Where U is fp32, its terms are not rounded either.
   constexpr int kInverseParts = kHalf<DTYPE> && !kHalf<U_DTYPE> ? 2 : 1;
-  const InverseOperand<DTYPE, BT, kInverseParts> inverse(x, rows.beta);
-  const KeyOutputs<DTYPE> to{w + row * K, qg + row * K, kg + row * K, int64{HV} * K};
+  const kda::InverseOperand<DTYPE, BT, kInverseParts> inverse(x, rows.beta);
+  const kda::KeyOutputs<DTYPE> to{w + row * K, qg + row * K, kg + row * K, int64{HV} * K};
   const int first = warp_index() * 16;
   for (int col = first; col < K; col += num_warps * 16)
-    write_keys<precision, QK_L2NORM, K>(inverse, queries, keys, gates, rows, to, col, col,
-                                        chunk.rows, K - col);
+    kda::write_keys<precision, QK_L2NORM, K>(inverse, keys, rows, to, col, col, chunk.rows,
+                                             K - col);
   for (int tile = 0; tile < kTilesV; ++tile) {
     copy_async_wait<0>();
     sync_block();

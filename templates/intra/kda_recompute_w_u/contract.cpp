@@ -2,6 +2,7 @@
 
 #include "templates/cpu_contract.hpp"
 #include "templates/cuda_sizes.hpp"
+#include "templates/intra/kda_recompute_w_u/layout.hpp"
 #include "templates/intra/stages.hpp"
 #include "templates/template.hpp"
 
@@ -22,14 +23,7 @@ Template stage() {
   return t;
 }
 
-std::int64_t shared_bytes(const Spec& s) {
-  const DType type = s.DTYPE;
-  const std::int64_t BT = s.BT;
-  const std::int64_t BK = s.BK;
-  return cuda::tile_bytes(BT, BT, type) + (s.QK_L2NORM ? 3 : 1) * cuda::column_bytes(BT) +
-         std::max(2 * cuda::tile_bytes(BT, BK, type) + cuda::tile_bytes(BT, BK, DType::fp32),
-                  cuda::tile_bytes(BT, s.BV, type));
-}
+std::int64_t shared_bytes(const Spec& s) { return SharedLayout(s).bytes; }
 
 std::string illegal(const Spec& s, const Limits& limits) {
   const std::int64_t BK = s.BK;
