@@ -17,8 +17,8 @@ struct SegmentCombine {
   static constexpr int kTilesM = ceil_div(K, BK);  // of BK rows of M, sixteen a warp
   static constexpr CombineLayout<S> kLayout{S{}};
 
-  using State = TileAt<kLayout.states[0]>;  // transposed
-  using Rows = TileAt<kLayout.rows[0]>;     // of M
+  using State = TileAt<kLayout.even_state>;  // transposed
+  using Rows = TileAt<kLayout.even_rows>;    // of M
 
   /// Calls visit(k, v, element, whether the tensor has it) for the block's columns of a state.
   template <class Visit>
@@ -73,9 +73,9 @@ struct SegmentCombine {
       return (first + (Backwards ? segments - 1 - step : step)) * HV + head;
     };
 
-    const State states[2] = {tile_at<kLayout.states[0]>(shared),
-                             tile_at<kLayout.states[1]>(shared)};
-    const Rows rows[2] = {tile_at<kLayout.rows[0]>(shared), tile_at<kLayout.rows[1]>(shared)};
+    const State states[2] = {tile_at<kLayout.even_state>(shared),
+                             tile_at<kLayout.odd_state>(shared)};
+    const Rows rows[2] = {tile_at<kLayout.even_rows>(shared), tile_at<kLayout.odd_rows>(shared)};
     const int loads = (segments - 1) * kTilesM;
     const auto load = [&](int i) {
       if (i < loads) {

@@ -58,16 +58,19 @@ struct ReverseScanLayout {
   }
 };
 
-/// The transposed states at two neighbouring borders of segments, and two tiles of rows of M.
+/// The transposed states at two neighbouring borders of segments, and two tiles of rows of M; those
+/// of even and odd borders and tiles.
 template <class S>
 struct CombineLayout {
-  TilePlace states[2], rows[2];
+  TilePlace even_state, odd_state, even_rows, odd_rows;
   int bytes;
 
   constexpr explicit CombineLayout(const S& s) {
     LayoutBuilder at;
-    for (TilePlace& state : states) state = at.tile(s.BV, padded(s.K), DType::fp32);
-    for (TilePlace& tile : rows) tile = at.tile(s.BK, padded(s.K), DType::fp32);
+    even_state = at.tile(s.BV, padded(s.K), DType::fp32);
+    odd_state = at.tile(s.BV, padded(s.K), DType::fp32);
+    even_rows = at.tile(s.BK, padded(s.K), DType::fp32);
+    odd_rows = at.tile(s.BK, padded(s.K), DType::fp32);
     bytes = at.bytes;
   }
 };

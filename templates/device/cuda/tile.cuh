@@ -81,9 +81,16 @@ struct Tile {
   WYVERN_DEVICE T* at(int row, int col) const { return data + row * kStride + col; }
 };
 
+// A class, because GCC 12 does not get through an alias whose Place depends on a template
+// parameter.
+template <TilePlace Place>
+struct TileOf {
+  using Type = Tile<Element<Place.type>, Place.rows, Place.cols>;
+};
+
 /// The type of the tile that a layout has in Place.
 template <TilePlace Place>
-using TileAt = Tile<Element<Place.type>, Place.rows, Place.cols>;
+using TileAt = typename TileOf<Place>::Type;
 
 /// That tile, of a layout which starts at `start`.
 template <TilePlace Place>
