@@ -1,7 +1,8 @@
 #include <algorithm>
 
 #include "templates/cpu_contract.hpp"
-#include "templates/cuda_sizes.hpp"
+#include "templates/output/chunk_columns_contract.hpp"
+#include "templates/output/kda_fwd_o/layout.hpp"
 #include "templates/output/stages.hpp"
 #include "templates/template.hpp"
 
@@ -17,63 +18,7 @@ Template stage() {
   return t;
 }
 
-std::int64_t shared_bytes(const Spec& s) {
-  const DType type = s.DTYPE;
-  const std::int64_t BT = s.BT;
-  const std::int64_t BK = s.BK;
-  const std::int64_t BV = s.BV;
-  return s.num_stages * (cuda::tile_bytes(BT, BK, type) + cuda::tile_bytes(BK, BV, type)) +
-         cuda::tile_bytes(BT, BV, type);
-}
-
-std::string illegal(const Spec& s, const Limits& limits) {
-  const std::int64_t K = s.K;
-  const std::int64_t BT = s.BT;
-  const std::int64_t BK = s.BK;
-  const std::int64_t BV = s.BV;
-  const std::int64_t warps = s.num_warps;
-  const std::int64_t stages = s.num_stages;
-  for (std::string reason :
-       {cuda::exceeds_dimension("BK", BK, "K", K), cuda::exceeds_dimension("BV", BV, "V", s.V)})
-    if (!reason.empty()) return reason;
-  if (stages > cuda::ceil_div(K, BK))
-    return fmt::format("num_stages={} is more than the {} tiles of K", stages,
-                       cuda::ceil_div(K, BK));
-  const std::int64_t strips = std::max<std::int64_t>(BT / 16 / warps, 1);
-  const std::int64_t across = warps * strips * 16 / BT;
-  if (BV % (across * 16) != 0)
-    return fmt::format("num_warps={} leaves warps without columns", warps);
-  if (strips > 2 || across > 4 || strips * (BV / across + BT) / 2 > cuda::kMaxAccumulators)
-    return fmt::format("num_warps={} does not suit a {} by {} tile", warps, BT, BV);
-  return cuda::exceeds_shared(shared_bytes(s), limits);
-}
-
-/// CUDA, sm_80 and up: one block BV value columns of a chunk and value head.
-Template portable() {
-  Template t = stage();
-  t.variant = "portable";
-  t.tunables = {{tunable::BT, cuda::integers({64, 32, 16})},
-                {tunable::BK, cuda::integers({64, 128, 32})},
-                {tunable::BV, cuda::integers({128, 64, 32})},
-                {tunable::num_warps, cuda::integers({4, 8, 2})},
-                {tunable::num_stages, cuda::integers({2, 1})},
-                {tunable::precision, cuda::kPrecisionValues}};
-  t.source = "portable.cu";
-  t.illegal = illegal;
-  t.redundant = cuda::repeats_precision;
-  t.fallback = [](Spec& s, const Limits&) {
-    s.BK = s.K > 32 ? 64 : 32;
-    s.BV = s.V > 64 && cuda::is_half(s) ? 128 : s.V > 32 ? 64 : 32;
-    s.num_warps = s.BT == 64 ? 4 : 2;
-    s.num_stages = s.K > 64 && cuda::is_half(s) ? 2 : 1;
-    s.precision = cuda::default_precision(s);
-  };
-  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
-    const std::int64_t tiles = cuda::ceil_div(s.V, s.BV);
-    return cuda::launch(e.NT * s.HV * tiles, s, shared_bytes(s));
-  };
-  return t;
-}
+std::int64_t shared_bytes(const Spec& s) { return SharedLayout(s).bytes; }
 
 /// Scratch of one block, as kda_fwd_o/cpu.cpp hands it out.
 std::int64_t cpu_scratch(const Spec& s) {
@@ -103,6 +48,8 @@ Template cpu(Template t) {
 
 }  // namespace
 
-std::vector<Template> contract() { return {portable(), cpu(stage())}; }
+std::vector<Template> contract() {
+  return {chunk_columns::portable(stage(), {64, 32, 16}, shared_bytes), cpu(stage())};
+}
 
 }  // namespace wyvern::kda_fwd_o

@@ -3,6 +3,7 @@
 // registers while it multiplies qg with the state.
 #include "device/cuda/chunk.cuh"
 #include "device/cuda/mma.cuh"
+#include "output/kda_fwd_o/layout.hpp"
 
 constexpr int kThreads = num_warps * 32;
 constexpr int kStrips = larger(BT / 16 / num_warps, 1);  // per warp
@@ -17,20 +18,17 @@ WYVERN_DEVICE int rest_from(int first) {
   return Dimension % Size == 0 ? Size : Dimension - first;
 }
 
-/// One of the buffers that tiles of BK columns of qg, and BK rows of the state, pass through.
-struct Stage {
-  using Queries = Tile<DTYPE, BT, BK>;
-  using States = Tile<DTYPE, BK, BV>;
-  static constexpr int kBytes = Queries::kBytes + States::kBytes;
+constexpr kda_fwd_o::SharedLayout kLayout{Spec{}};
+constexpr kda_fwd_o::BufferLayout kBuffer{Spec{}};
 
-  Queries q;
-  States h;
+/// One of the buffers of the pipeline.
+struct Buffer {
+  unsigned char* const start;
+  TileAt<kBuffer.q> q = tile_at<kBuffer.q>(start);
+  TileAt<kBuffer.h> h = tile_at<kBuffer.h>(start);
 
-  WYVERN_DEVICE explicit Stage(int tile) {
-    SharedAllocator shared(tile % num_stages * kBytes);
-    q = shared.tile<Queries>();
-    h = shared.tile<States>();
-  }
+  WYVERN_DEVICE explicit Buffer(int tile)
+      : start(shared_memory() + tile % num_stages * kBuffer.bytes) {}
 };
 
 /// Rows of Aqk of one strip, on and below its diagonal block; `from` points at the chunk's first.
@@ -50,17 +48,17 @@ WYVERN_DEVICE void load_scores(Accumulator (&scores)[BT / 8], const float* from,
 }
 
 /// out += q h over one tile of K.
-WYVERN_DEVICE void accumulate(Accumulator (&out)[kStrips][kCols / 8], const Stage& stage,
+WYVERN_DEVICE void accumulate(Accumulator (&out)[kStrips][kCols / 8], const Buffer& buffer,
                               int first_strip, int first_col) {
 #pragma unroll
   for (int depth = 0; depth < BK; depth += kDepth<DTYPE>) {
     FragmentA<DTYPE> q[kStrips];
 #pragma unroll
     for (int i = 0; i < kStrips; ++i)
-      q[i] = load_a(stage.q, (first_strip + i * kWarpsDown) * 16, depth);
+      q[i] = load_a(buffer.q, (first_strip + i * kWarpsDown) * 16, depth);
 #pragma unroll
     for (int n = 0; n < kCols / 8; n += 2) {
-      const auto b = load_b(stage.h, depth, first_col + n * 8);
+      const auto b = load_b(buffer.h, depth, first_col + n * 8);
 #pragma unroll
       for (int i = 0; i < kStrips; ++i) multiply<precision>(out[i][n], out[i][n + 1], q[i], b);
     }
@@ -76,15 +74,14 @@ WYVERN_KERNEL(kThreads, 0) {
   const int64 row = chunk.token * HV + head;
   const DTYPE* const h_chunk = h + (int64{slot} * HV + head) * K * V + first_v;
 
-  SharedAllocator shared(num_stages * Stage::kBytes);
-  const auto values = shared.tile<Tile<DTYPE, BT, BV>>();
+  const auto values = tile_at<kLayout.values>(shared_memory());
 
   const auto load = [&](int tile) {
     if (tile < kTilesK) {
-      const Stage stage(tile);
+      const Buffer buffer(tile);
       const int cols = rest_from<K, BK>(tile * BK);
-      load_tile<kThreads, K>(stage.q, qg + row * K + tile * BK, int64{HV} * K, chunk.rows, cols);
-      load_tile<kThreads, V>(stage.h, h_chunk + int64{tile} * BK * V, V, cols,
+      load_tile<kThreads, K>(buffer.q, qg + row * K + tile * BK, int64{HV} * K, chunk.rows, cols);
+      load_tile<kThreads, V>(buffer.h, h_chunk + int64{tile} * BK * V, V, cols,
                              rest_from<V, BV>(first_v));
     }
     copy_async_commit();
@@ -109,7 +106,7 @@ WYVERN_KERNEL(kThreads, 0) {
     else
       copy_async_wait<num_stages - 1>();
     sync_block();
-    accumulate(out, Stage(tile), first_strip, first_col);
+    accumulate(out, Buffer(tile), first_strip, first_col);
     if (tile + num_stages < kTilesK) sync_block();
     load(tile + num_stages);
   }
