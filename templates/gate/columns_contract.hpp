@@ -6,6 +6,7 @@
 
 #include "templates/cpu_contract.hpp"
 #include "templates/cuda_sizes.hpp"
+#include "templates/device/cuda/columns_layout.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::columns {
@@ -39,18 +40,9 @@ inline Cover keys_of_a_head(const Spec& s) {
   return {K, K, s.HV};
 }
 
-/// ColumnShape of device/cuda/columns.cuh.
-struct Shape {
-  std::int64_t vector = 1, groups = 1, rows = 1;
-};
-inline Shape shape(std::int64_t threads, std::int64_t size, const Cover& cover) {
-  Shape s;
-  s.vector = cover.unit % 4 == 0 ? 4 : cover.unit % 2 == 0 ? 2 : 1;
-  std::int64_t lanes = 1;
-  while (lanes < cuda::ceil_div(cover.columns, s.vector) && lanes < 32) lanes *= 2;
-  s.groups = cuda::ceil_div(cover.columns, lanes * s.vector);
-  s.rows = size / std::min(threads / lanes, size);
-  return s;
+/// How a block covers what it takes.
+inline cuda::ColumnSplit split(std::int64_t threads, std::int64_t size, const Cover& cover) {
+  return {threads, size, cover.columns, cover.unit};
 }
 
 /// Whether blocks are chunks, not runs of tokens.
@@ -70,7 +62,7 @@ inline Template portable(Template t, const TunableName& size, const CoverOf& cov
   t.source = "portable.cu";
   t.illegal = [size, cover](const Spec& s, const Limits&) {
     const std::int64_t rows = s.*size.member;
-    const Shape held = shape(s.num_warps * 32, rows, cover(s));
+    const cuda::ColumnSplit held = split(s.num_warps * 32, rows, cover(s));
     if (held.rows * held.vector <= 64) return std::string();
     return fmt::format("{}={} with num_warps={} gives a thread {} rows of {} columns", size.name,
                        rows, s.num_warps, held.rows, held.vector);
@@ -79,16 +71,16 @@ inline Template portable(Template t, const TunableName& size, const CoverOf& cov
     if (!by_chunks(size)) s.*size.member = 64;
     s.num_warps = 4;  // more where a thread would hold too much for others to run beside it
     for (; s.num_warps < 16; s.num_warps *= 2) {
-      const Shape held = shape(s.num_warps * 32, s.*size.member, cover(s));
+      const cuda::ColumnSplit held = split(s.num_warps * 32, s.*size.member, cover(s));
       if (held.rows * held.vector <= 32) break;
     }
   };
   t.geometry = [size, cover](const Spec& s, const Extents& e, const Limits&) {
     const std::int64_t threads = s.num_warps * 32;
     const Cover covered = cover(s);
-    const Shape held = shape(threads, s.*size.member, covered);
+    const cuda::ColumnSplit held = split(threads, s.*size.member, covered);
     const std::int64_t blocks = covered.heads != 0 ? covered.heads : held.groups;
-    const std::int64_t sums = by_chunks(size) ? threads * held.vector * 4 : 0;
+    const std::int64_t sums = by_chunks(size) ? cuda::ColumnSumsLayout(threads, held).bytes : 0;
     return Geometry{{row_blocks(size, s, e) * blocks, 1, 1}, threads, sums};
   };
   return t;

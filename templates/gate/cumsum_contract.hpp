@@ -4,6 +4,7 @@
 
 #include "templates/cpu_contract.hpp"
 #include "templates/cuda_sizes.hpp"
+#include "templates/gate/layout.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::cumsum {
@@ -17,9 +18,8 @@ inline Template portable(Template t) {
   t.illegal = [](const Spec&, const Limits&) { return std::string(); };
   t.fallback = [](Spec& s, const Limits&) { s.num_warps = 4; };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
-    const std::int64_t threads = s.num_warps * 32;
     const std::int64_t groups = cuda::ceil_div(s.GATE_HEADS, 32);
-    return Geometry{{e.NT * groups, 1, 1}, threads, threads * 4};
+    return cuda::launch(e.NT * groups, s, SharedLayout(s).bytes);
   };
   return t;
 }

@@ -3,6 +3,7 @@
 // holds a segment of the rows in registers.
 #pragma once
 
+#include "device/cuda/columns_layout.hpp"
 #include "device/cuda/gate.cuh"
 
 namespace wyvern::cuda {
@@ -10,26 +11,31 @@ namespace wyvern::cuda {
 /// How a block of Threads covers Size rows of Columns; vectors divide Unit, a divisor of Columns.
 template <int Threads, int Size, int Columns, int Unit = Columns>
 struct ColumnShape {
+  static constexpr ColumnSplit kSplit{Threads, Size, Columns, Unit};
+  static constexpr ColumnSumsLayout kLayout{Threads, kSplit};
   static constexpr int kThreads = Threads;
   static constexpr int kColumns = Columns;
-  static constexpr int kVector = Unit % 4 == 0 ? 4 : Unit % 2 == 0 ? 2 : 1;
-  static constexpr int kLanes = smaller(power_of_two(ceil_div(Columns, kVector)), 32);
-  static constexpr int kGroups = ceil_div(Columns, kLanes* kVector);
-  static constexpr int kSegments = smaller(Threads / kLanes, Size);
-  static constexpr int kRows = Size / kSegments;
+  static constexpr int kVector = kSplit.vector;
+  static constexpr int kLanes = kSplit.lanes;
+  static constexpr int kGroups = kSplit.groups;
+  static constexpr int kSegments = kSplit.segments;
+  static constexpr int kRows = kSplit.rows;
 };
 
-/// A thread's first row and column.
+/// A thread's first row and column, and where in shared memory the sums over segments pass through.
 template <class Shape>
 struct ColumnPlace {
   int segment, row, column;
   bool active;
+  float* sums;
 
-  WYVERN_DEVICE explicit ColumnPlace(int group) {
+  /// In a block's group of columns. Where nothing is summed up over segments, no memory is needed.
+  WYVERN_DEVICE explicit ColumnPlace(int group, unsigned char* shared = nullptr) {
     segment = thread_index() / Shape::kLanes;
     row = segment * Shape::kRows;
     column = (group * Shape::kLanes + thread_index() % Shape::kLanes) * Shape::kVector;
     active = column < Shape::kColumns && segment < Shape::kSegments;
+    sums = array_at<Shape::kLayout.sums>(shared);
   }
 };
 
@@ -78,11 +84,12 @@ struct ColumnTile {
 enum class Segments { before, after, all };
 
 /// Calls add(the vector x of a segment of this thread's columns) for the segments that Which says,
-/// always in the same order. Needs kVector floats of shared memory a thread; every thread of the
-/// block takes part.
+/// always in the same order. Every thread of the block takes part.
 template <Segments Which, class Shape, class Add>
-WYVERN_DEVICE void for_segments(const float (&x)[Shape::kVector], int segment, Add&& add) {
-  float* const vectors = SharedAllocator().take<float>(Shape::kThreads * Shape::kVector);
+WYVERN_DEVICE void for_segments(const float (&x)[Shape::kVector], const ColumnPlace<Shape>& at,
+                                Add&& add) {
+  float* const vectors = at.sums;
+  const int segment = at.segment;
   sync_block();  // the last call's vectors have been read
 #pragma unroll
   for (int j = 0; j < Shape::kVector; ++j) vectors[thread_index() * Shape::kVector + j] = x[j];
@@ -104,11 +111,11 @@ WYVERN_DEVICE void for_segments(const float (&x)[Shape::kVector], int segment, A
 
 /// The sum of those vectors.
 template <Segments Which, class Shape>
-WYVERN_DEVICE void sum_segments(const float (&x)[Shape::kVector], int segment,
+WYVERN_DEVICE void sum_segments(const float (&x)[Shape::kVector], const ColumnPlace<Shape>& at,
                                 float (&sum)[Shape::kVector]) {
 #pragma unroll
   for (int j = 0; j < Shape::kVector; ++j) sum[j] = 0.0f;
-  for_segments<Which, Shape>(x, segment, [&](const float(&other)[Shape::kVector]) {
+  for_segments<Which>(x, at, [&](const float(&other)[Shape::kVector]) {
 #pragma unroll
     for (int j = 0; j < Shape::kVector; ++j) sum[j] += other[j];
   });
@@ -122,7 +129,7 @@ WYVERN_DEVICE void sum_forward(ColumnTile<Shape>& tile, const ColumnPlace<Shape>
 #pragma unroll
     for (int j = 0; j < Shape::kVector; ++j) tile.x[i][j] += tile.x[i - 1][j];
   float before[Shape::kVector];
-  sum_segments<Segments::before, Shape>(tile.x[Shape::kRows - 1], at.segment, before);
+  sum_segments<Segments::before>(tile.x[Shape::kRows - 1], at, before);
 #pragma unroll
   for (int i = 0; i < Shape::kRows; ++i)
 #pragma unroll
@@ -158,10 +165,10 @@ WYVERN_DEVICE void sum_backward(ColumnTile<Shape>& tile, const ColumnPlace<Shape
 #pragma unroll
     for (int j = 0; j < Shape::kVector; ++j) after[j].add(other[j]);
   };
-  for_segments<Segments::after, Shape>(part, at.segment, add);
+  for_segments<Segments::after>(part, at, add);
 #pragma unroll
   for (int j = 0; j < Shape::kVector; ++j) part[j] = own[j].lost;
-  for_segments<Segments::after, Shape>(part, at.segment, add);
+  for_segments<Segments::after>(part, at, add);
 #pragma unroll
   for (int i = Shape::kRows - 1; i >= 0; --i)
 #pragma unroll

@@ -15,23 +15,18 @@ WYVERN_DEVICE float log_decay(float x, float A_log) {
 /// heads, and equal segments of rows.
 template <int Threads, int Size, int Heads>
 struct CumsumShape {
-  WYVERN_DEVICE static constexpr int lanes() {
-    int lanes = 1;
-    while (lanes < Heads && lanes < 32) lanes *= 2;
-    return lanes;
-  }
-  static constexpr int kLanes = lanes();
+  static constexpr int kLanes = smaller(power_of_two(Heads), 32);
   static constexpr int kGroups = ceil_div(Heads, kLanes);
   static constexpr int kSegments = smaller(Threads / kLanes, Size);
   static constexpr int kRows = Size / kSegments;
 };
 
-/// G(r) = sum over i <= r of load(i, head), for the block's chunk and group of heads. Needs 4 bytes
-/// of shared memory a thread.
+/// G(r) = sum over i <= r of load(i, head), for the block's chunk and group of heads. `totals` is
+/// shared memory for a float of each thread.
 template <int Threads, int Size, int Heads, class Load>
-WYVERN_DEVICE void chunk_cumsum(const Chunk& chunk, int group, float* G, Load&& load) {
+WYVERN_DEVICE void chunk_cumsum(float* totals, const Chunk& chunk, int group, float* G,
+                                Load&& load) {
   using Shape = CumsumShape<Threads, Size, Heads>;
-  float* const totals = SharedAllocator().take<float>(Threads);
   const int lane = thread_index() % Shape::kLanes;
   const int segment = thread_index() / Shape::kLanes;
   const int head = group * Shape::kLanes + lane;

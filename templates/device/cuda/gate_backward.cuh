@@ -80,19 +80,19 @@ WYVERN_DEVICE void scalar_gate_backward(ColumnTile<Shape>& dg, const T* g, const
       raw_gate_gradient<false>(dg, g + chunk.token * kHeads, kHeads, rate, bias, 0.0f, chunk, at);
   dg.store(dg_raw + chunk.token * kHeads, kHeads, chunk, at);
   float sum[Shape::kVector];
-  sum_segments<Segments::all, Shape>(parts.A_log, at.segment, sum);
+  sum_segments<Segments::all>(parts.A_log, at, sum);
   if (at.active && at.segment == 0) store_columns<Shape>(dA_part + slot * kHeads + at.column, sum);
   if constexpr (HasBias) {
-    sum_segments<Segments::all, Shape>(parts.bias, at.segment, sum);
+    sum_segments<Segments::all>(parts.bias, at, sum);
     if (at.active && at.segment == 0)
       store_columns<Shape>(dbias_part + slot * kHeads + at.column, sum);
   }
 }
 
-/// The sum of x over the block in the first thread, always in the same order.
+/// The sum of x over the block, always in the same order. `totals` is shared memory for a float of
+/// each warp.
 template <int Threads>
-WYVERN_DEVICE float sum_block(float x) {
-  float* const totals = SharedAllocator().take<float>(Threads / 32);
+WYVERN_DEVICE float sum_block(float* totals, float x) {
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
   sync_block();  // what lay here has been read
@@ -105,12 +105,13 @@ WYVERN_DEVICE float sum_block(float x) {
 }
 
 /// The backward pass of a vector gate for one chunk slot and value head: load(dg, place) gives
-/// gradients of log decays of a group of the head's keys.
+/// gradients of log decays of a group of the head's keys. `shared` is where ColumnPlace's memory
+/// starts.
 template <class Shape, bool HasALog, bool HasBias, bool Bounded, int Heads, class T, class Load>
-WYVERN_DEVICE void vector_gate_backward(const T* g, const float* A_log, const float* dt_bias,
-                                        T* dg_raw, float* dA_part, float* dbias_part,
-                                        float lower_bound, int64 slot, int head, const Chunk& chunk,
-                                        Load&& load) {
+WYVERN_DEVICE void vector_gate_backward(unsigned char* shared, const T* g, const float* A_log,
+                                        const float* dt_bias, T* dg_raw, float* dA_part,
+                                        float* dbias_part, float lower_bound, int64 slot, int head,
+                                        const Chunk& chunk, Load&& load) {
   constexpr int kKeys = Shape::kColumns;
   constexpr int64 kStride = int64{Heads} * kKeys;
   const int64 start = chunk.token * kStride + head * kKeys;
@@ -119,7 +120,7 @@ WYVERN_DEVICE void vector_gate_backward(const T* g, const float* A_log, const fl
   for (int j = 0; j < Shape::kVector; ++j) rate[j] = HasALog ? exponential(A_log[head]) : 1.0f;
   float dA = 0.0f;
   for (int group = 0; group < Shape::kGroups; ++group) {
-    const ColumnPlace<Shape> at(group);
+    const ColumnPlace<Shape> at(group, shared);
     ColumnTile<Shape> dg;
     load(dg, at);
     float bias[Shape::kVector] = {};
@@ -131,13 +132,13 @@ WYVERN_DEVICE void vector_gate_backward(const T* g, const float* A_log, const fl
     for (int j = 0; j < Shape::kVector; ++j) dA += parts.A_log[j];
     if constexpr (HasBias) {
       float sum[Shape::kVector];
-      sum_segments<Segments::all, Shape>(parts.bias, at.segment, sum);
+      sum_segments<Segments::all>(parts.bias, at, sum);
       if (at.active && at.segment == 0)
         store_columns<Shape>(dbias_part + slot * kStride + head * kKeys + at.column, sum);
     }
   }
   if constexpr (HasALog) {
-    const float sum = sum_block<Shape::kThreads>(dA);
+    const float sum = sum_block<Shape::kThreads>(array_at<Shape::kLayout.sums>(shared), dA);
     if (thread_index() == 0) dA_part[slot * Heads + head] = sum;
   }
 }

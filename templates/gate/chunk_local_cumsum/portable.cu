@@ -1,14 +1,18 @@
 // The running sum of the log decay, one block a chunk and up to 32 heads.
 #include "device/cuda/gate.cuh"
+#include "gate/layout.hpp"
 
 constexpr int kThreads = num_warps * 32;
+constexpr cumsum::SharedLayout kLayout{Spec{}};
 
 WYVERN_KERNEL(kThreads, 0) {
   constexpr int kGroups = CumsumShape<kThreads, BT, GATE_HEADS>::kGroups;
   const Chunk chunk =
       locate_chunk<VARLEN, BT>(block_index() / kGroups, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
-  chunk_cumsum<kThreads, BT, GATE_HEADS>(chunk, block_index() % kGroups, G, [&](int row, int head) {
-    return maximum(to_float(g[(chunk.token + row) * GATE_HEADS + head]), e.gate_floor);
-  });
+  chunk_cumsum<kThreads, BT, GATE_HEADS>(
+      array_at<kLayout.totals>(shared_memory()), chunk, block_index() % kGroups, G,
+      [&](int row, int head) {
+        return maximum(to_float(g[(chunk.token + row) * GATE_HEADS + head]), e.gate_floor);
+      });
 }

@@ -8,7 +8,7 @@ WYVERN_KERNEL(kThreads, 0) {
   const Chunk chunk =
       locate_chunk<VARLEN, BT>(block_index() / Shape::kGroups, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
-  const ColumnPlace<Shape> at(block_index() % Shape::kGroups);
+  const ColumnPlace<Shape> at(block_index() % Shape::kGroups, shared_memory());
   const int64 start = chunk.token * GATE_HEADS;
   ColumnTile<Shape> tile;
   log_decay_gradient(tile, dG + start, G + start, GATE_HEADS, e.gate_floor, chunk, at);

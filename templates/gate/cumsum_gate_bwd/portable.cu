@@ -8,7 +8,7 @@ using Shape = ColumnShape<kThreads, BT, HV>;
 WYVERN_KERNEL(kThreads, 0) {
   const int slot = block_index() / Shape::kGroups;
   const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
-  const ColumnPlace<Shape> at(block_index() % Shape::kGroups);
+  const ColumnPlace<Shape> at(block_index() % Shape::kGroups, shared_memory());
   const int64 start = chunk.token * HV;
   ColumnTile<Shape> dg;
   log_decay_gradient(dg, dG + start, G + start, HV, e.gate_floor, chunk, at);

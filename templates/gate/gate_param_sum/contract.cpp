@@ -1,5 +1,6 @@
 #include "templates/cpu_contract.hpp"
 #include "templates/cuda_sizes.hpp"
+#include "templates/gate/layout.hpp"
 #include "templates/gate/stages.hpp"
 #include "templates/template.hpp"
 
@@ -38,8 +39,7 @@ Template portable() {
     s.num_warps = 16;
   };
   t.geometry = [](const Spec& s, const Extents&, const Limits&) {
-    const std::int64_t warps = s.num_warps;
-    return Geometry{{tiles(s), 1, 1}, warps * 32, warps * s.BC * 4};
+    return Geometry{{tiles(s), 1, 1}, s.num_warps * 32, SharedLayout(s).bytes};
   };
   return t;
 }

@@ -1,8 +1,10 @@
 // Sums over chunk slots, a block BC columns: its threads take every so many-th slot each, then the
 // lanes of a warp and the warps of the block add up in order.
 #include "device/cuda/tile.cuh"
+#include "gate/layout.hpp"
 
 constexpr int kThreads = num_warps * 32;
+constexpr gate_param_sum::SharedLayout kLayout{Spec{}};
 
 template <int Columns>
 WYVERN_DEVICE void sum_columns(const float* parts, float* sums, int tile, int64 slots) {
@@ -19,7 +21,7 @@ WYVERN_DEVICE void sum_columns(const float* parts, float* sums, int tile, int64 
 #pragma unroll
     for (int j = 0; j < kVector; ++j) sum[j] += part.at[j];
   }
-  float* const totals = SharedAllocator().take<float>(num_warps * BC);
+  float* const totals = array_at<kLayout.totals>(shared_memory());
 #pragma unroll
   for (int j = 0; j < kVector; ++j) {
 #pragma unroll

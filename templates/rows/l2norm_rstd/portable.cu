@@ -1,16 +1,11 @@
 // rstd = 1 / sqrt(sum(x^2) + 1e-6): a row of K elements to a power of two of lanes.
-#include "device/cuda/tile.cuh"
+#include "device/cuda/rows.cuh"
 
 constexpr int kThreads = num_warps * 32;
-constexpr int kVector = vector_bytes<DTYPE>(K) / static_cast<int>(sizeof(DTYPE));
-constexpr int kPerRow = K / kVector;
-
-WYVERN_DEVICE constexpr int lanes_per_row() {
-  int lanes = 1;
-  while (lanes < kPerRow && lanes < 32) lanes *= 2;
-  return lanes;
-}
-constexpr int kLanes = lanes_per_row();
+using Shape = RowShape<DTYPE, K>;
+constexpr int kVector = Shape::kVector;
+constexpr int kPerRow = Shape::kPerRow;
+constexpr int kLanes = Shape::kLanes;
 
 WYVERN_KERNEL(kThreads, 0) {
   const int64 row = int64{block_index()} * (kThreads / kLanes) + thread_index() / kLanes;

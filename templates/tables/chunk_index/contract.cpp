@@ -1,5 +1,6 @@
 #include "templates/cpu_contract.hpp"
 #include "templates/cuda_sizes.hpp"
+#include "templates/tables/chunk_index/layout.hpp"
 #include "templates/tables/stages.hpp"
 #include "templates/template.hpp"
 
@@ -24,7 +25,7 @@ Template portable() {
   t.illegal = [](const Spec&, const Limits&) { return std::string(); };
   t.fallback = [](Spec&, const Limits&) {};
   t.geometry = [](const Spec&, const Extents&, const Limits&) {
-    return Geometry{{1, 1, 1}, 1024, 32 * 4};
+    return Geometry{{1, 1, 1}, kThreads, SharedLayout().bytes};
   };
   return t;
 }

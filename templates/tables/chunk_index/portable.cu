@@ -1,8 +1,10 @@
 // Tables of a packed batch, in one block: running maxima make the offsets non-decreasing, running
 // sums of chunk counts place each sequence's chunk slots.
 #include "device/cuda/tile.cuh"
+#include "tables/chunk_index/layout.hpp"
 
-constexpr int kThreads = 1024;
+constexpr int kThreads = wyvern::chunk_index::kThreads;
+constexpr wyvern::chunk_index::SharedLayout kLayout;
 
 struct Max {
   WYVERN_DEVICE static int combine(int a, int b) { return larger(a, b); }
@@ -15,7 +17,7 @@ struct Sum {
 /// combination of all. Zero is neutral for both operations, as no x is negative.
 template <class Op>
 WYVERN_DEVICE int scan_block(int x, int& carry) {
-  int* const totals = SharedAllocator().take<int>(32);
+  int* const totals = array_at<kLayout.totals>(shared_memory());
 #pragma unroll
   for (int distance = 1; distance < 32; distance *= 2) {
     const int below = shuffle_up(x, distance);

@@ -1,11 +1,10 @@
 #include "templates/cuda_sizes.hpp"
 #include "templates/tables/stages.hpp"
+#include "templates/tables/transpose_states/layout.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::transpose_states {
 namespace {
-
-constexpr std::int64_t kSquare = 64;
 
 /// What every variant shares. BT says how many chunk slots there are, and nothing else.
 Template stage() {
@@ -26,7 +25,7 @@ Template portable(Template t) {
   t.fallback = [](Spec& s, const Limits&) { s.num_warps = 8; };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     const std::int64_t squares = cuda::ceil_div(s.K, kSquare) * cuda::ceil_div(s.V, kSquare);
-    return cuda::launch(e.NT * s.HV * squares, s, cuda::tile_bytes(kSquare, kSquare, s.DTYPE));
+    return cuda::launch(e.NT * s.HV * squares, s, SharedLayout(s).bytes);
   };
   return t;
 }

@@ -1,0 +1,39 @@
+// What blocks of the gates' templates keep in shared memory; those that work column by column:
+// device/cuda/columns_layout.hpp.
+#pragma once
+
+#include "device/cuda/layout.hpp"
+
+namespace wyvern::cumsum {
+
+/// A sum of each thread.
+template <class S>
+struct SharedLayout {
+  cuda::ArrayPlace totals;
+  int bytes;
+
+  constexpr explicit SharedLayout(const S& s) {
+    cuda::LayoutBuilder at;
+    totals = at.array(s.num_warps * 32);
+    bytes = at.bytes;
+  }
+};
+
+}  // namespace wyvern::cumsum
+
+namespace wyvern::gate_param_sum {
+
+/// BC sums of each warp.
+template <class S>
+struct SharedLayout {
+  cuda::ArrayPlace totals;
+  int bytes;
+
+  constexpr explicit SharedLayout(const S& s) {
+    cuda::LayoutBuilder at;
+    totals = at.array(s.num_warps * s.BC);
+    bytes = at.bytes;
+  }
+};
+
+}  // namespace wyvern::gate_param_sum
