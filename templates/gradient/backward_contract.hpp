@@ -9,28 +9,6 @@
 
 namespace wyvern::backward {
 
-/// The sizes in shared memory of what portable.cu keeps there, in bytes.
-struct Sizes {
-  std::int64_t keys, values, states, square, column, columns, row_sums, warp_rows, block_sum;
-
-  Sizes(const Spec& s) {
-    const DType type = s.DTYPE;
-    const std::int64_t BT = s.BT;
-    const std::int64_t BK = s.BK;
-    const std::int64_t V = s.V;
-    const std::int64_t warps = s.num_warps;
-    keys = cuda::tile_bytes(BT, BK, type);
-    values = cuda::tile_bytes(BT, V, type);
-    states = cuda::tile_bytes(BK, V, type);
-    square = cuda::tile_bytes(BT, BT, type);
-    column = cuda::column_bytes(BT);
-    columns = ((s.SCALAR_GATE ? 1 : 0) + (s.QK_L2NORM ? 2 : 0)) * column;
-    row_sums = warps / (BT / 16) * column;
-    warp_rows = warps * column;
-    block_sum = cuda::column_bytes(warps);
-  }
-};
-
 /// What portable templates have in common: tunables, legality and launch; `shared_bytes` counts
 /// the template's own shared memory.
 inline Template portable(Template t, std::int64_t (*shared_bytes)(const Spec&)) {

@@ -1,29 +1,12 @@
-// What the contracts of kda_bwd_dqkg, kda_intra_bwd and kda_wy_dqkg share: inputs, the sizes of
-// what blocks of device/cuda/kda_backward.cuh and device/cpu/kda_*backward.hpp lay out, and the
-// CUDA templates of a chunk's whole gradients.
+// What the contracts of kda_bwd_dqkg, kda_intra_bwd and kda_wy_dqkg share: the sizes of what blocks
+// of device/cpu/kda_*backward.hpp lay out, and the CUDA templates of a chunk's whole gradients.
 #pragma once
-
-#include <algorithm>
 
 #include "templates/cuda_sizes.hpp"
 #include "templates/device/cpu/scratch.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::kda_backward {
-
-/// Shared memory of a block, without what a template keeps beside it.
-inline std::int64_t shared_bytes(const Spec& s) {
-  const DType type = s.DTYPE;
-  const std::int64_t BT = s.BT, BK = s.BK;
-  const std::int64_t V = s.V;
-  const std::int64_t buffer = 2 * cuda::tile_bytes(BK, V, type) +
-                              2 * cuda::tile_bytes(BT, BK, type) +
-                              cuda::tile_bytes(BT, BK, DType::fp32);
-  return std::max(s.num_stages * buffer, cuda::tile_bytes(BT, BT, type)) +
-         3 * cuda::tile_bytes(BT, V, type) + (s.QK_L2NORM ? 3 : 1) * cuda::column_bytes(BT) +
-         cuda::column_bytes(s.num_warps * BT) + cuda::column_bytes(BK) +
-         cuda::column_bytes(BT / 16 * BK);
-}
 
 /// Empty, or why warps cannot share out the strips and columns of K tiles.
 inline std::string uneven_warps(const Spec& s) {

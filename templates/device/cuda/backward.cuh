@@ -1,5 +1,5 @@
 // The gradients of one chunk and value head once the state's are known: what bwd_dqkwg, wy_bwd and
-// wy_dqkg share. It is written over the constants and tunables of the template that includes it.
+// wy_dqkg share.
 //
 // A warp owns one 16-row strip of the chunk and, where there are more warps than strips, a share of
 // the columns. All of V stays in shared memory; K passes by in tiles of BK columns.
@@ -10,136 +10,13 @@
 // rounded numbers. What lies on the diagonal cancels between them; it is left out.
 #pragma once
 
+#include "device/cuda/backward_layout.hpp"
 #include "device/cuda/chunk.cuh"
 #include "device/cuda/mma.cuh"
 
-namespace wyvern::cuda {
+namespace wyvern::cuda::gradient {
 
-constexpr int kThreads = num_warps * 32;
-constexpr int kStrips = BT / 16;
-constexpr int kAcross = num_warps / kStrips;  // warps that share a strip
-constexpr int kCols = BK / kAcross;           // columns of a tile of K that a warp owns
-constexpr int kTilesK = ceil_div(K, BK);
-constexpr int kPaddedV = round_up(V, 16);
-
-/// Steps of a reduction that are laid out one after the other. fp32 ones are long as they are.
-constexpr int kUnroll = kHalf<DTYPE> ? 4 : 1;
-
-using Square = Tile<DTYPE, BT, BT>;
-using Keys = Tile<DTYPE, BT, BK>;
-using Values = Tile<DTYPE, BT, kPaddedV>;
-using States = Tile<DTYPE, BK, kPaddedV>;
-
-/// A warp's share of a BT x BK result. A class, since NVRTC 13.0 gives members of an array of
-/// arrays their initial values only in the first row when the row's type is an alias.
-struct Part {
-  Accumulator accumulator[kCols / 8];
-
-  WYVERN_DEVICE Accumulator& operator[](int n) { return accumulator[n]; }
-  WYVERN_DEVICE const Accumulator& operator[](int n) const { return accumulator[n]; }
-};
-
-WYVERN_DEVICE int own_strip() { return warp_index() % kStrips; }
-WYVERN_DEVICE int own_share() { return warp_index() / kStrips; }
-/// Row of the chunk of elements 0 and 1 (half 0) and 2 and 3 (half 1) of this lane's accumulators.
-WYVERN_DEVICE int own_row(int half) { return own_strip() * 16 + accumulator_row(2 * half); }
-
-/// A power of two near K, factor on operands that hold two scales of normalized rows: keeps those
-/// of rows with elements near 1 near 1, as fp16 wants it.
-WYVERN_DEVICE constexpr float balance() {
-  float factor = 1.0f;
-  if (QK_L2NORM)
-    while (factor < K) factor *= 2.0f;
-  return factor;
-}
-constexpr float kBalance = balance();
-constexpr float kUnbalance = 1.0f / kBalance;
-
-/// Per-row values of the chunk in shared memory. Past the chunk's end G stays as it ended, so that
-/// no difference of two is above 0, and scales are 1.
-struct Columns {
-  float* G = nullptr;
-  float* q_rstd = nullptr;
-  float* k_rstd = nullptr;
-
-  static constexpr int kBytes = (SCALAR_GATE ? 1 : 0) * BT * 4 + (QK_L2NORM ? 2 : 0) * BT * 4;
-
-  WYVERN_DEVICE explicit Columns(SharedAllocator& shared) {
-    if constexpr (SCALAR_GATE) G = shared.take<float>(BT);
-    if constexpr (QK_L2NORM) {
-      q_rstd = shared.take<float>(BT);
-      k_rstd = shared.take<float>(BT);
-    }
-  }
-
-  WYVERN_DEVICE void load_gate(const float* from, int rows) const {
-    if constexpr (SCALAR_GATE)
-      for (int r = thread_index(); r < BT; r += kThreads) G[r] = from[smaller(r, rows - 1) * HV];
-  }
-  WYVERN_DEVICE static void load_scale(float* to, const float* from, int rows) {
-    if constexpr (QK_L2NORM)
-      for (int r = thread_index(); r < BT; r += kThreads) to[r] = r < rows ? from[r * H] : 1.0f;
-  }
-
-  /// exp(G_r), exp(G_C - G_r).
-  WYVERN_DEVICE float since_start(int r) const {
-    if constexpr (SCALAR_GATE) return decay(G[r]);
-    return 1.0f;
-  }
-  WYVERN_DEVICE float until_end(int r) const {
-    if constexpr (SCALAR_GATE) return decay(G[BT - 1] - G[r]);
-    return 1.0f;
-  }
-  WYVERN_DEVICE float scale_of_q(int r) const {
-    if constexpr (QK_L2NORM) return q_rstd[r];
-    return 1.0f;
-  }
-  WYVERN_DEVICE float scale_of_k(int r) const {
-    if constexpr (QK_L2NORM) return k_rstd[r];
-    return 1.0f;
-  }
-};
-
-/// Factors of this lane's two rows.
-struct OwnRows {
-  float q_scale[2], k_scale[2];        ///< of normalized rows
-  float q_unit[2], k_unit[2];          ///< what accumulators of dQ and dK are multiples of
-  float since_start[2], until_end[2];  ///< exp(G_r), exp(G_C - G_r)
-
-  WYVERN_DEVICE explicit OwnRows(const Columns& columns) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int r = own_row(half);
-      q_scale[half] = columns.scale_of_q(r);
-      k_scale[half] = columns.scale_of_k(r);
-      q_unit[half] = q_scale[half] * kBalance;
-      k_unit[half] = k_scale[half] * kBalance;
-      since_start[half] = columns.since_start(r);
-      until_end[half] = columns.until_end(r);
-    }
-  }
-};
-
-// ---- operands -----------------------------------------------------------------------------------
-
-/// Rows row..row+15 of the transpose of what is stored: element (i, p) at tile(depth + p, row + i).
-template <class T, int Rows, int Cols>
-WYVERN_DEVICE FragmentA<T> load_left_of_transpose(const Tile<T, Rows, Cols>& tile, int row,
-                                                  int depth) {
-  FragmentA<T> a;
-  const int lane = lane_index();
-  if constexpr (kHalf<T>) {
-    load_matrix_x4_transposed(a.r,
-                              tile.at(depth + lane % 8 + lane / 16 * 8, row + lane / 8 % 2 * 8));
-  } else {
-    const T* const first = tile.at(depth + lane % 4 * 2, row + lane / 4);
-    a.r[0] = first[0];
-    a.r[1] = first[8];
-    a.r[2] = first[tile.kStride];
-    a.r[3] = first[tile.kStride + 8];
-  }
-  return a;
-}
+// ---- elements and operands ----------------------------------------------------------------------
 
 /// Two 16-bit numbers in one register, each times its factor.
 template <class T>
@@ -186,322 +63,20 @@ WYVERN_DEVICE void store_two(T* to, float first, float second) {
     *reinterpret_cast<Float2*>(to) = Float2{{first, second}};
 }
 
-// ---- BT x BT products ---------------------------------------------------------------------------
-
-/// The 16x16 blocks on and below the diagonal that a warp owns: every kAcross-th of its strip.
-struct Blocks {
-  static constexpr int kCount = ceil_div(kStrips, kAcross);
-  Accumulator accumulator[kCount][2];
-
-  WYVERN_DEVICE static int column(int i) { return (own_share() + i * kAcross) * 16; }
-
-  /// this = left right^T.
-  WYVERN_DEVICE Blocks(const Values& left, const Values& right) {
-#pragma unroll kUnroll
-    for (int depth = 0; depth < kPaddedV; depth += kDepth<DTYPE>) {
-      const auto a = load_a(left, own_strip() * 16, depth);
-#pragma unroll
-      for (int i = 0; i < kCount; ++i)
-        if (column(i) <= own_strip() * 16)
-          multiply<precision>(accumulator[i][0], accumulator[i][1], a,
-                              load_b_transposed(right, depth, column(i)));
-    }
-  }
-
-  /// Calls visit(r, s, x_rs, x_r,s+1) for each pair of neighbouring columns.
-  template <class Visit>
-  WYVERN_DEVICE void for_each_pair(Visit&& visit) const {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i)
-      if (column(i) <= own_strip() * 16)
-#pragma unroll
-        for (int j = 0; j < 8; j += 2)
-          visit(own_row(j / 2 % 2), column(i) + j / 4 * 8 + accumulator_col(0),
-                accumulator[i][j / 4].x[j % 4], accumulator[i][j / 4].x[j % 4 + 1]);
-  }
-
-  /// to_rs = factor(r) exp(G_r - G_s) this_rs below the diagonal, 0 on and above it, in these
-  /// blocks; times the scales of rows and of keys.
-  template <class Factor>
-  WYVERN_DEVICE void store_decayed(const Square& to, Factor&& factor, const Columns& columns,
-                                   const float* row_rstd) const {
-    for_each_pair([&](int r, int s, float first, float second) {
-      float weight[2] = {factor(r), factor(r)};
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        if constexpr (QK_L2NORM) weight[j] *= row_rstd[r] * kBalance * columns.k_rstd[s + j];
-        // Only below the diagonal is the exponent known not to be positive.
-        if constexpr (SCALAR_GATE)
-          weight[j] *= r > s + j ? decay(columns.G[r] - columns.G[s + j]) : 0.0f;
-      }
-      store_two(to.at(r, s), r > s ? within_range<DTYPE>(first * weight[0]) : 0.0f,
-                r > s + 1 ? within_range<DTYPE>(second * weight[1]) : 0.0f);
-    });
-  }
-  WYVERN_DEVICE void store_diagonal(float* to, float factor) const {
-    for_each_pair([&](int r, int s, float first, float second) {
-      if (r == s) to[r] = factor * first;
-      if (r == s + 1) to[r] = factor * second;
-    });
-  }
-};
-
-/// The sum over the four lanes that share rows of a accumulator.
+/// The sum over the four lanes that share rows of an accumulator.
 WYVERN_DEVICE float sum_of_quad(float x) {
   x += shuffle_xor(x, 1);
   return x + shuffle_xor(x, 2);
 }
 
-// ---- X = Tinv^T dU ------------------------------------------------------------------------------
-
-/// Columns col..col+15 of sixteen rows of X, from dU.
-WYVERN_DEVICE void apply_inverse_transposed(Accumulator (&sum)[2], const Square& Tinv,
-                                            const Values& du, int strip, int col) {
-#pragma unroll 1
-  for (int depth = strip * 16; depth < BT; depth += kDepth<DTYPE>)
-    multiply<precision>(sum[0], sum[1], load_left_of_transpose(Tinv, strip * 16, depth),
-                        load_b(du, depth, col));
-}
-
-/// Sixteen rows and columns of X to where dU was; `sums` += this lane's part of rowsum(X V); and
-/// what holds X becomes dV = beta X.
-WYVERN_DEVICE void finish_x(Accumulator (&sum)[2], const Values& x, const Values& v,
-                            const float* beta, int strip, int col, float (&sums)[2]) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int r = strip * 16 + accumulator_row(2 * half);
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      float* const x_r = sum[n].x + 2 * half;
-      const int c = col + n * 8 + accumulator_col(0);
-      const auto v_r = load<2>(v.at(r, c));
-      store_two(x.at(r, c), x_r[0], x_r[1]);
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        sums[half] += x_r[j] * to_float(v_r.at[j]);
-        x_r[j] *= beta[r];
-      }
-    }
-  }
-}
-
-/// X in the place of dU, dV = beta X to memory and, for each row, this warp's part of rowsum(X V)
-/// to `sums` (of BT). v, beta and Tinv are in shared memory. A warp takes sixteen columns from the
-/// top down: no row of X needs a row of dU above it.
-WYVERN_DEVICE void make_x(const Square& Tinv, const Values& x, const Values& v, const float* beta,
-                          DTYPE* dv, int rows, float* sums) {
-#pragma unroll 1
-  for (int strip = 0; strip < kStrips; ++strip) {
-    float products[2] = {};
-#pragma unroll 1
-    for (int col = warp_index() * 16; col < kPaddedV; col += num_warps * 16) {
-      Accumulator sum[2];
-      apply_inverse_transposed(sum, Tinv, x, strip, col);
-      sync_warp();
-      finish_x(sum, x, v, beta, strip, col, products);
-      store_pair<V>(dv + strip * 16 * (int64{HV} * V) + col, int64{HV} * V, sum[0], sum[1],
-                    rows - strip * 16, V % 16 == 0 ? 16 : V - col);
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float sum = sum_of_quad(products[half]);
-      if (lane_index() % 4 == 0)
-        sums[warp_index() * BT + strip * 16 + accumulator_row(2 * half)] = sum;
-    }
-  }
-}
-
-/// The sum of what make_x left for a row.
-WYVERN_DEVICE float sum_of_warps(const float* sums, int r) {
-  float sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < num_warps; ++i) sum += sums[i * BT + r];
-  return sum;
-}
-
-// ---- products with a tile of K ------------------------------------------------------------------
-
-WYVERN_DEVICE int own_col() { return own_share() * kCols; }
-
-/// out[i] += rows[i] states^T, several A fragments against the same states.
-template <int N>
-WYVERN_DEVICE void accumulate_states(Part (&out)[N], const Values (&rows)[N],
-                                     const States& states) {
-#pragma unroll kUnroll
-  for (int depth = 0; depth < kPaddedV; depth += kDepth<DTYPE>) {
-    FragmentA<DTYPE> a[N];
-#pragma unroll
-    for (int i = 0; i < N; ++i) a[i] = load_a(rows[i], own_strip() * 16, depth);
-#pragma unroll
-    for (int n = 0; n < kCols / 8; n += 2) {
-      const auto b = load_b_transposed(states, depth, own_col() + n * 8);
-#pragma unroll
-      for (int i = 0; i < N; ++i) multiply<precision>(out[i][n], out[i][n + 1], a[i], b);
-    }
-  }
-}
-
-/// out[i] += lower[i] keys, for the operands there are; they have nothing above their diagonal
-/// blocks.
-template <int M, int N>
-WYVERN_DEVICE void accumulate_lower(Part (&out)[M], const Square (&lower)[N], const Keys& keys) {
-  static_assert(N <= M);
-#pragma unroll kUnroll
-  for (int depth = 0; depth < BT; depth += kDepth<DTYPE>) {
-    if (depth >= own_strip() * 16 + 16) break;
-    FragmentA<DTYPE> a[N];
-#pragma unroll
-    for (int i = 0; i < N; ++i) a[i] = load_a(lower[i], own_strip() * 16, depth);
-#pragma unroll
-    for (int n = 0; n < kCols / 8; n += 2) {
-      const auto b = load_b(keys, depth, own_col() + n * 8);
-#pragma unroll
-      for (int i = 0; i < N; ++i) multiply<precision>(out[i][n], out[i][n + 1], a[i], b);
-    }
-  }
-}
-
-/// out += (diag(what is beside beta) lower)^T keys; no factor where `Scaled` is false.
-template <bool Scaled>
-WYVERN_DEVICE void accumulate_transposed(Part& out, const Square& lower, const Keys& keys,
-                                         const float* beta = nullptr) {
-#pragma unroll kUnroll
-  for (int depth = 0; depth < BT; depth += kDepth<DTYPE>) {
-    if (depth < own_strip() * 16) continue;
-    auto a = load_left_of_transpose(lower, own_strip() * 16, depth);
-    if constexpr (Scaled) a = scale_depth(a, beta + depth);
-#pragma unroll
-    for (int n = 0; n < kCols / 8; n += 2)
-      multiply<precision>(out[n], out[n + 1], a, load_b(keys, depth, own_col() + n * 8));
-  }
-}
-
-WYVERN_DEVICE void scale_rows(Part& out, const float (&factor)[2]) {
-#pragma unroll
-  for (int n = 0; n < kCols / 8; ++n)
-#pragma unroll
-    for (int j = 0; j < 4; ++j) out[n].x[j] *= factor[j / 2];
-}
-
-/// An element of q or k as products see it.
-WYVERN_DEVICE float as_multiplied(DTYPE x) {
-  if constexpr (!kHalf<DTYPE> && precision == Precision::tf32) return to_tf32(to_float(x));
-  return to_float(x);
-}
-
-/// sums += sign rowsum(out * keys) over this lane's columns of its two rows.
-WYVERN_DEVICE void add_row_products(float (&sums)[2], float sign, const Part& out,
-                                    const Keys& keys) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int n = 0; n < kCols / 8; ++n) {
-      const auto x = load<2>(keys.at(own_row(half), own_col() + n * 8 + accumulator_col(0)));
-#pragma unroll
-      for (int j = 0; j < 2; ++j)
-        sum = fused_multiply_add(out[n].x[2 * half + j], as_multiplied(x.at[j]), sum);
-    }
-    sums[half] += sign * sum;
-  }
-}
-
-/// out += factor keys, row by row.
-WYVERN_DEVICE void add_scaled_rows(Part& out, const Keys& keys, const float (&factor)[2]) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half)
-#pragma unroll
-    for (int n = 0; n < kCols / 8; ++n) {
-      const auto x = load<2>(keys.at(own_row(half), own_col() + n * 8 + accumulator_col(0)));
-#pragma unroll
-      for (int j = 0; j < 2; ++j) out[n].x[2 * half + j] += factor[half] * to_float(x.at[j]);
-    }
-}
-
-/// out += factor other, row by row.
-WYVERN_DEVICE void add_rows(Part& out, const Part& other, const float (&factor)[2]) {
-#pragma unroll
-  for (int n = 0; n < kCols / 8; ++n)
-#pragma unroll
-    for (int j = 0; j < 4; ++j) out[n].x[j] += factor[j / 2] * other[n].x[j];
-}
-
-/// Writes this warp's share of tile `tile` to rows of [B,T,HV,K]; `to` is the chunk's first.
-template <class T>
-WYVERN_DEVICE void store_part(T* to, int tile, const Part& out, int rows) {
-  const int first_row = own_strip() * 16;
-#pragma unroll
-  for (int n = 0; n < kCols / 8; n += 2) {
-    const int col = tile * BK + own_col() + n * 8;
-    store_pair<K>(to + first_row * (int64{HV} * K) + col, int64{HV} * K, out[n], out[n + 1],
-                  rows - first_row, K - col);
-  }
-}
-
-/// This thread's part of sum(a * b) over a tile.
-WYVERN_DEVICE float sum_of_products(const States& a, const States& b) {
-  constexpr int kVector = 16 / static_cast<int>(sizeof(DTYPE));
-  constexpr int kPerRow = kPaddedV / kVector;
-  float sum = 0.0f;
-  for (int i = thread_index(); i < BK * kPerRow; i += kThreads) {
-    const auto x = load<kVector>(a.at(i / kPerRow, i % kPerRow * kVector));
-    const auto y = load<kVector>(b.at(i / kPerRow, i % kPerRow * kVector));
-#pragma unroll
-    for (int j = 0; j < kVector; ++j)
-      sum = fused_multiply_add(to_float(x.at[j]), to_float(y.at[j]), sum);
-  }
-  return sum;
-}
-
-// ---- sums over the block ------------------------------------------------------------------------
-
-/// Sums of rows over the warps that share them, in shared memory.
-struct RowSums {
-  static constexpr int kBytes = kAcross * BT * 4;
-  float* at;
-
-  WYVERN_DEVICE explicit RowSums(SharedAllocator& shared) : at(shared.take<float>(kAcross * BT)) {}
-
-  WYVERN_DEVICE void put(const float (&own)[2]) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float sum = sum_of_quad(own[half]);
-      if (lane_index() % 4 == 0) at[own_share() * BT + own_row(half)] = sum;
-    }
-  }
-  WYVERN_DEVICE float get(int r) const {
-    float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kAcross; ++i) sum += at[i * BT + r];
-    return sum;
-  }
-};
-
-/// A sum over all threads, in shared memory.
-struct BlockSum {
-  float* at;
-
-  WYVERN_DEVICE explicit BlockSum(SharedAllocator& shared) : at(shared.take<float>(num_warps)) {}
-
-  WYVERN_DEVICE void put(float own) const {
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) own += shuffle_xor(own, distance);
-    if (lane_index() == 0) at[warp_index()] = own;
-  }
-  WYVERN_DEVICE float get() const {
-    float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < num_warps; ++i) sum += at[i];
-    return sum;
-  }
-};
-
-// ---- beta ---------------------------------------------------------------------------------------
-
-template <bool Sigmoid, bool Negative, class T>
-WYVERN_DEVICE void load_beta(float* to, const T* from, int rows) {
-  for (int r = thread_index(); r < BT; r += kThreads)
-    to[r] = r < rows ? activate_beta<Sigmoid, Negative>(from[r * HV]) : 0.0f;
+/// A power of two near K, factor on operands that hold two scales of normalized rows: keeps those
+/// of rows with elements near 1 near 1, as fp16 wants it. 1 where rows are not `Scaled`.
+template <bool Scaled, int K>
+WYVERN_DEVICE constexpr float balance() {
+  float factor = 1.0f;
+  if (Scaled)
+    while (factor < K) factor *= 2.0f;
+  return factor;
 }
 
 /// The derivative of activate_beta.
@@ -512,4 +87,421 @@ WYVERN_DEVICE float beta_slope([[maybe_unused]] T raw) {
   return (Negative ? 2.0f : 1.0f) / (1.0f + exponential(-x)) / (1.0f + exponential(x));
 }
 
-}  // namespace wyvern::cuda
+// ---- a block of a chunk and value head ----------------------------------------------------------
+
+/// What a block's warps do with tiles in shared memory. S has the constants and tunables of
+/// bwd_dqkwg, and of wy_bwd where beta is used. Kernels derive from it.
+template <class S>
+struct ChunkBackward {
+  static constexpr int BT = S::BT, BK = S::BK, num_warps = S::num_warps;
+  static constexpr int H = S::H, HV = S::HV, K = S::K, V = S::V;
+  static constexpr bool SCALAR_GATE = S::SCALAR_GATE, QK_L2NORM = S::QK_L2NORM;
+  static constexpr Precision precision = S::precision;
+  static constexpr int kThreads = num_warps * 32;
+  static constexpr int kStrips = BT / 16;
+  static constexpr int kAcross = num_warps / kStrips;  // warps that share a strip
+  static constexpr int kCols = BK / kAcross;           // columns of a tile of K that a warp owns
+  static constexpr int kTilesK = ceil_div(K, BK);
+  static constexpr int kPaddedV = round_up(V, 16);
+
+  using T = Element<S::DTYPE>;
+
+  /// Steps of a reduction that are laid out one after the other. fp32 ones are long as they are.
+  static constexpr int kUnroll = kHalf<T> ? 4 : 1;
+
+  using Square = Tile<T, BT, BT>;
+  using Keys = Tile<T, BT, BK>;
+  using Values = Tile<T, BT, kPaddedV>;
+  using States = Tile<T, BK, kPaddedV>;
+
+  /// A warp's share of a BT x BK result. A class, since NVRTC 13.0 gives members of an array of
+  /// arrays their initial values only in the first row when the row's type is an alias.
+  struct Part {
+    Accumulator accumulator[kCols / 8];
+
+    WYVERN_DEVICE Accumulator& operator[](int n) { return accumulator[n]; }
+    WYVERN_DEVICE const Accumulator& operator[](int n) const { return accumulator[n]; }
+  };
+
+  WYVERN_DEVICE static int own_strip() { return warp_index() % kStrips; }
+  WYVERN_DEVICE static int own_share() { return warp_index() / kStrips; }
+  /// Row of the chunk of elements 0 and 1 (half 0) and 2 and 3 (half 1) of this lane's
+  /// accumulators.
+  WYVERN_DEVICE static int own_row(int half) {
+    return own_strip() * 16 + accumulator_row(2 * half);
+  }
+
+  static constexpr float kBalance = balance<S::QK_L2NORM, K>();
+  static constexpr float kUnbalance = 1.0f / kBalance;
+
+  /// Per-row values of the chunk in shared memory. Past the chunk's end G stays as it ended, so
+  /// that no difference of two is above 0, and scales are 1.
+  struct Columns {
+    float* G = nullptr;
+    float* q_rstd = nullptr;
+    float* k_rstd = nullptr;
+
+    WYVERN_DEVICE void load_gate(const float* from, int rows) const {
+      if constexpr (SCALAR_GATE)
+        for (int r = thread_index(); r < BT; r += kThreads) G[r] = from[smaller(r, rows - 1) * HV];
+    }
+    WYVERN_DEVICE static void load_scale(float* to, const float* from, int rows) {
+      if constexpr (QK_L2NORM)
+        for (int r = thread_index(); r < BT; r += kThreads) to[r] = r < rows ? from[r * H] : 1.0f;
+    }
+
+    /// exp(G_r), exp(G_C - G_r).
+    WYVERN_DEVICE float since_start(int r) const {
+      if constexpr (SCALAR_GATE) return decay(G[r]);
+      return 1.0f;
+    }
+    WYVERN_DEVICE float until_end(int r) const {
+      if constexpr (SCALAR_GATE) return decay(G[BT - 1] - G[r]);
+      return 1.0f;
+    }
+    WYVERN_DEVICE float scale_of_q(int r) const {
+      if constexpr (QK_L2NORM) return q_rstd[r];
+      return 1.0f;
+    }
+    WYVERN_DEVICE float scale_of_k(int r) const {
+      if constexpr (QK_L2NORM) return k_rstd[r];
+      return 1.0f;
+    }
+  };
+
+  /// Factors of this lane's two rows.
+  struct OwnRows {
+    float q_scale[2], k_scale[2];        ///< of normalized rows
+    float q_unit[2], k_unit[2];          ///< what accumulators of dQ and dK are multiples of
+    float since_start[2], until_end[2];  ///< exp(G_r), exp(G_C - G_r)
+
+    WYVERN_DEVICE explicit OwnRows(const Columns& columns) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int r = own_row(half);
+        q_scale[half] = columns.scale_of_q(r);
+        k_scale[half] = columns.scale_of_k(r);
+        q_unit[half] = q_scale[half] * kBalance;
+        k_unit[half] = k_scale[half] * kBalance;
+        since_start[half] = columns.since_start(r);
+        until_end[half] = columns.until_end(r);
+      }
+    }
+  };
+
+  // ---- BT x BT products
+  // ---------------------------------------------------------------------------
+
+  /// The 16x16 blocks on and below the diagonal that a warp owns: every kAcross-th of its strip.
+  struct Blocks {
+    static constexpr int kCount = ceil_div(kStrips, kAcross);
+    Accumulator accumulator[kCount][2];
+
+    WYVERN_DEVICE static int column(int i) { return (own_share() + i * kAcross) * 16; }
+
+    /// this = left right^T.
+    WYVERN_DEVICE Blocks(const Values& left, const Values& right) {
+#pragma unroll kUnroll
+      for (int depth = 0; depth < kPaddedV; depth += kDepth<T>) {
+        const auto a = load_a(left, own_strip() * 16, depth);
+#pragma unroll
+        for (int i = 0; i < kCount; ++i)
+          if (column(i) <= own_strip() * 16)
+            multiply<precision>(accumulator[i][0], accumulator[i][1], a,
+                                load_b_transposed(right, depth, column(i)));
+      }
+    }
+
+    /// Calls visit(r, s, x_rs, x_r,s+1) for each pair of neighbouring columns.
+    template <class Visit>
+    WYVERN_DEVICE void for_each_pair(Visit&& visit) const {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i)
+        if (column(i) <= own_strip() * 16)
+#pragma unroll
+          for (int j = 0; j < 8; j += 2)
+            visit(own_row(j / 2 % 2), column(i) + j / 4 * 8 + accumulator_col(0),
+                  accumulator[i][j / 4].x[j % 4], accumulator[i][j / 4].x[j % 4 + 1]);
+    }
+
+    /// to_rs = factor(r) exp(G_r - G_s) this_rs below the diagonal, 0 on and above it, in these
+    /// blocks; times the scales of rows and of keys.
+    template <class Factor>
+    WYVERN_DEVICE void store_decayed(const Square& to, Factor&& factor, const Columns& columns,
+                                     const float* row_rstd) const {
+      for_each_pair([&](int r, int s, float first, float second) {
+        float weight[2] = {factor(r), factor(r)};
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          if constexpr (QK_L2NORM) weight[j] *= row_rstd[r] * kBalance * columns.k_rstd[s + j];
+          // Only below the diagonal is the exponent known not to be positive.
+          if constexpr (SCALAR_GATE)
+            weight[j] *= r > s + j ? decay(columns.G[r] - columns.G[s + j]) : 0.0f;
+        }
+        store_two(to.at(r, s), r > s ? within_range<T>(first * weight[0]) : 0.0f,
+                  r > s + 1 ? within_range<T>(second * weight[1]) : 0.0f);
+      });
+    }
+    WYVERN_DEVICE void store_diagonal(float* to, float factor) const {
+      for_each_pair([&](int r, int s, float first, float second) {
+        if (r == s) to[r] = factor * first;
+        if (r == s + 1) to[r] = factor * second;
+      });
+    }
+  };
+
+  // ---- X = Tinv^T dU
+  // ------------------------------------------------------------------------------
+
+  /// Columns col..col+15 of sixteen rows of X, from dU.
+  WYVERN_DEVICE static void apply_inverse_transposed(Accumulator (&sum)[2], const Square& Tinv,
+                                                     const Values& du, int strip, int col) {
+#pragma unroll 1
+    for (int depth = strip * 16; depth < BT; depth += kDepth<T>)
+      multiply<precision>(sum[0], sum[1], load_a_transposed(Tinv, strip * 16, depth),
+                          load_b(du, depth, col));
+  }
+
+  /// Sixteen rows and columns of X to where dU was; `sums` += this lane's part of rowsum(X V); and
+  /// what holds X becomes dV = beta X.
+  WYVERN_DEVICE static void finish_x(Accumulator (&sum)[2], const Values& x, const Values& v,
+                                     const float* beta, int strip, int col, float (&sums)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = strip * 16 + accumulator_row(2 * half);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        float* const x_r = sum[n].x + 2 * half;
+        const int c = col + n * 8 + accumulator_col(0);
+        const auto v_r = load<2>(v.at(r, c));
+        store_two(x.at(r, c), x_r[0], x_r[1]);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          sums[half] += x_r[j] * to_float(v_r.at[j]);
+          x_r[j] *= beta[r];
+        }
+      }
+    }
+  }
+
+  /// X in the place of dU, dV = beta X to memory and, for each row, this warp's part of rowsum(X V)
+  /// to `sums` (of BT). v, beta and Tinv are in shared memory. A warp takes sixteen columns from
+  /// the top down: no row of X needs a row of dU above it.
+  WYVERN_DEVICE static void make_x(const Square& Tinv, const Values& x, const Values& v,
+                                   const float* beta, T* dv, int rows, float* sums) {
+#pragma unroll 1
+    for (int strip = 0; strip < kStrips; ++strip) {
+      float products[2] = {};
+#pragma unroll 1
+      for (int col = warp_index() * 16; col < kPaddedV; col += num_warps * 16) {
+        Accumulator sum[2];
+        apply_inverse_transposed(sum, Tinv, x, strip, col);
+        sync_warp();
+        finish_x(sum, x, v, beta, strip, col, products);
+        store_pair<V>(dv + strip * 16 * (int64{HV} * V) + col, int64{HV} * V, sum[0], sum[1],
+                      rows - strip * 16, V % 16 == 0 ? 16 : V - col);
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float sum = sum_of_quad(products[half]);
+        if (lane_index() % 4 == 0)
+          sums[warp_index() * BT + strip * 16 + accumulator_row(2 * half)] = sum;
+      }
+    }
+  }
+
+  /// The sum of what make_x left for a row.
+  WYVERN_DEVICE static float sum_of_warps(const float* sums, int r) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < num_warps; ++i) sum += sums[i * BT + r];
+    return sum;
+  }
+
+  // ---- products with a tile of K
+  // ------------------------------------------------------------------
+
+  WYVERN_DEVICE static int own_col() { return own_share() * kCols; }
+
+  /// out[i] += rows[i] states^T, several A fragments against the same states.
+  template <int N>
+  WYVERN_DEVICE static void accumulate_states(Part (&out)[N], const Values (&rows)[N],
+                                              const States& states) {
+#pragma unroll kUnroll
+    for (int depth = 0; depth < kPaddedV; depth += kDepth<T>) {
+      FragmentA<T> a[N];
+#pragma unroll
+      for (int i = 0; i < N; ++i) a[i] = load_a(rows[i], own_strip() * 16, depth);
+#pragma unroll
+      for (int n = 0; n < kCols / 8; n += 2) {
+        const auto b = load_b_transposed(states, depth, own_col() + n * 8);
+#pragma unroll
+        for (int i = 0; i < N; ++i) multiply<precision>(out[i][n], out[i][n + 1], a[i], b);
+      }
+    }
+  }
+
+  /// out[i] += lower[i] keys, for the operands there are; they have nothing above their diagonal
+  /// blocks.
+  template <int M, int N>
+  WYVERN_DEVICE static void accumulate_lower(Part (&out)[M], const Square (&lower)[N],
+                                             const Keys& keys) {
+    static_assert(N <= M);
+#pragma unroll kUnroll
+    for (int depth = 0; depth < BT; depth += kDepth<T>) {
+      if (depth >= own_strip() * 16 + 16) break;
+      FragmentA<T> a[N];
+#pragma unroll
+      for (int i = 0; i < N; ++i) a[i] = load_a(lower[i], own_strip() * 16, depth);
+#pragma unroll
+      for (int n = 0; n < kCols / 8; n += 2) {
+        const auto b = load_b(keys, depth, own_col() + n * 8);
+#pragma unroll
+        for (int i = 0; i < N; ++i) multiply<precision>(out[i][n], out[i][n + 1], a[i], b);
+      }
+    }
+  }
+
+  /// out += (diag(what is beside beta) lower)^T keys; no factor where `Scaled` is false.
+  template <bool Scaled>
+  WYVERN_DEVICE static void accumulate_transposed(Part& out, const Square& lower, const Keys& keys,
+                                                  const float* beta = nullptr) {
+#pragma unroll kUnroll
+    for (int depth = 0; depth < BT; depth += kDepth<T>) {
+      if (depth < own_strip() * 16) continue;
+      auto a = load_a_transposed(lower, own_strip() * 16, depth);
+      if constexpr (Scaled) a = scale_depth(a, beta + depth);
+#pragma unroll
+      for (int n = 0; n < kCols / 8; n += 2)
+        multiply<precision>(out[n], out[n + 1], a, load_b(keys, depth, own_col() + n * 8));
+    }
+  }
+
+  WYVERN_DEVICE static void scale_rows(Part& out, const float (&factor)[2]) {
+#pragma unroll
+    for (int n = 0; n < kCols / 8; ++n)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) out[n].x[j] *= factor[j / 2];
+  }
+
+  /// An element of q or k as products see it.
+  WYVERN_DEVICE static float as_multiplied(T x) {
+    if constexpr (!kHalf<T> && precision == Precision::tf32) return to_tf32(to_float(x));
+    return to_float(x);
+  }
+
+  /// sums += sign rowsum(out * keys) over this lane's columns of its two rows.
+  WYVERN_DEVICE static void add_row_products(float (&sums)[2], float sign, const Part& out,
+                                             const Keys& keys) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int n = 0; n < kCols / 8; ++n) {
+        const auto x = load<2>(keys.at(own_row(half), own_col() + n * 8 + accumulator_col(0)));
+#pragma unroll
+        for (int j = 0; j < 2; ++j)
+          sum = fused_multiply_add(out[n].x[2 * half + j], as_multiplied(x.at[j]), sum);
+      }
+      sums[half] += sign * sum;
+    }
+  }
+
+  /// out += factor keys, row by row.
+  WYVERN_DEVICE static void add_scaled_rows(Part& out, const Keys& keys, const float (&factor)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int n = 0; n < kCols / 8; ++n) {
+        const auto x = load<2>(keys.at(own_row(half), own_col() + n * 8 + accumulator_col(0)));
+#pragma unroll
+        for (int j = 0; j < 2; ++j) out[n].x[2 * half + j] += factor[half] * to_float(x.at[j]);
+      }
+  }
+
+  /// out += factor other, row by row.
+  WYVERN_DEVICE static void add_rows(Part& out, const Part& other, const float (&factor)[2]) {
+#pragma unroll
+    for (int n = 0; n < kCols / 8; ++n)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) out[n].x[j] += factor[j / 2] * other[n].x[j];
+  }
+
+  /// Writes this warp's share of tile `tile` to rows of [B,T,HV,K]; `to` is the chunk's first.
+  template <class Out>
+  WYVERN_DEVICE static void store_part(Out* to, int tile, const Part& out, int rows) {
+    const int first_row = own_strip() * 16;
+#pragma unroll
+    for (int n = 0; n < kCols / 8; n += 2) {
+      const int col = tile * BK + own_col() + n * 8;
+      store_pair<K>(to + first_row * (int64{HV} * K) + col, int64{HV} * K, out[n], out[n + 1],
+                    rows - first_row, K - col);
+    }
+  }
+
+  /// This thread's part of sum(a * b) over a tile.
+  WYVERN_DEVICE static float sum_of_products(const States& a, const States& b) {
+    constexpr int kVector = 16 / static_cast<int>(sizeof(T));
+    constexpr int kPerRow = kPaddedV / kVector;
+    float sum = 0.0f;
+    for (int i = thread_index(); i < BK * kPerRow; i += kThreads) {
+      const auto x = load<kVector>(a.at(i / kPerRow, i % kPerRow * kVector));
+      const auto y = load<kVector>(b.at(i / kPerRow, i % kPerRow * kVector));
+#pragma unroll
+      for (int j = 0; j < kVector; ++j)
+        sum = fused_multiply_add(to_float(x.at[j]), to_float(y.at[j]), sum);
+    }
+    return sum;
+  }
+
+  // ---- sums over the block
+  // ------------------------------------------------------------------------
+
+  /// Sums of rows over the warps that share them, in shared memory.
+  struct RowSums {
+    float* at;
+
+    WYVERN_DEVICE void put(const float (&own)[2]) const {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float sum = sum_of_quad(own[half]);
+        if (lane_index() % 4 == 0) at[own_share() * BT + own_row(half)] = sum;
+      }
+    }
+    WYVERN_DEVICE float get(int r) const {
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kAcross; ++i) sum += at[i * BT + r];
+      return sum;
+    }
+  };
+
+  /// A sum over all threads, in shared memory.
+  struct BlockSum {
+    float* at;
+
+    WYVERN_DEVICE void put(float own) const {
+#pragma unroll
+      for (int distance = 16; distance > 0; distance /= 2) own += shuffle_xor(own, distance);
+      if (lane_index() == 0) at[warp_index()] = own;
+    }
+    WYVERN_DEVICE float get() const {
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < num_warps; ++i) sum += at[i];
+      return sum;
+    }
+  };
+
+  // ---- beta
+  // ---------------------------------------------------------------------------------------
+
+  /// beta as the recurrence uses it, 0 past the chunk's end.
+  template <bool Sigmoid, bool Negative, class Beta>
+  WYVERN_DEVICE static void load_beta(float* to, const Beta* from, int rows) {
+    for (int r = thread_index(); r < BT; r += kThreads)
+      to[r] = r < rows ? activate_beta<Sigmoid, Negative>(from[r * HV]) : 0.0f;
+  }
+};
+
+}  // namespace wyvern::cuda::gradient

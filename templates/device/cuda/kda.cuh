@@ -84,11 +84,11 @@ WYVERN_DEVICE FragmentB<float> anchored_b_transposed(const Tile<T, Rows, Cols>& 
   const int r = row + lane_index() / 4;
   const int c = depth + lane_index() % 4 * 2;
   const T* const first = k.at(r, c);
-  const Float2 low_decay = decay_before(load_two(G, r, c), anchor);
-  const Float2 low = scaled(load_two(first), low_decay);
+  const Float2 low_decay = decay_before(load_pair(G, r, c), anchor);
+  const Float2 low = scaled(load_pair(first), low_decay);
   const T* const second = k.at(r + 8, c);
-  const Float2 high_decay = decay_before(load_two(G, r + 8, c), anchor);
-  const Float2 high = scaled(load_two(second), high_decay);
+  const Float2 high_decay = decay_before(load_pair(G, r + 8, c), anchor);
+  const Float2 high = scaled(load_pair(second), high_decay);
   return {{low.at[0], low.at[1], high.at[0], high.at[1]}};
 }
 
@@ -114,17 +114,17 @@ WYVERN_DEVICE void add_diagonal_block(IntraStrip<Size>& sum, const Keys& tile, i
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int r = first + accumulator_row(2 * half);
-      q_r[half] = load_two(tile.q, r, c);
+      q_r[half] = load_pair(tile.q, r, c);
       k_r[half] = tile.erasing_two(r, c);
-      G_r[half] = load_two(tile.G, r, c);
+      G_r[half] = load_pair(tile.G, r, c);
     }
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int s = first + n * 8 + accumulator_col(j);
-        const Float2 k_s = load_two(tile.k, s, c);
-        const Float2 G_s = load_two(tile.G, s, c);
+        const Float2 k_s = load_pair(tile.k, s, c);
+        const Float2 G_s = load_pair(tile.G, s, c);
 #pragma unroll
         for (int half = n; half < 2; ++half) {
           const bool wanted = first + accumulator_row(2 * half) >= s;

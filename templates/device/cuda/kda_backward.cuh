@@ -4,7 +4,7 @@
 
 #include "device/cuda/kda_intra_backward.cuh"
 
-namespace wyvern::cuda {
+namespace wyvern::cuda::kda {
 
 /// Calls put(strip, col, left, right) with X = Tinv^T dU, sixteen columns a warp at a time and
 /// sixteen rows a call, and leaves X in dU's place.
@@ -18,7 +18,7 @@ WYVERN_DEVICE void solve_transposed(const Tile<T, Size, Size>& Tinv, const Tile<
       const auto b = load_b(dU, depth, col);
 #pragma unroll
       for (int strip = 0; strip <= depth / 16; ++strip)
-        multiply<P>(x[strip][0], x[strip][1], load_left_transposed(Tinv, depth, strip * 16), b);
+        multiply<P>(x[strip][0], x[strip][1], load_a_transposed(Tinv, strip * 16, depth), b);
     }
     sync_warp();
 #pragma unroll
@@ -195,97 +195,89 @@ WYVERN_DEVICE void add_chunk_end(KeyGradients& d, const float* end, const float*
     }
 }
 
-// ---- what blocks of kda_bwd_dqkg and kda_wy_dqkg share: one block a chunk and value head --------
+// ---- a block of a chunk and value head ----------------------------------------------------------
 
-constexpr int kThreads = num_warps * 32;
-constexpr int kStrips = BT / 16;              // one a warp
-constexpr int kGroups = num_warps / kStrips;  // warps side by side
-constexpr int kCols = BK / kGroups;
-constexpr int kTilesK = ceil_div(K, BK);
-constexpr int kPaddedV = round_up(V, 16);
+/// The part that kernels of a whole chunk share: dO, V' and X stay in shared memory while tiles of
+/// K stream past them. S has the constants and tunables of kda_bwd_dqkg.
+template <class S>
+struct StateBackward {
+  static constexpr int BT = S::BT, BK = S::BK, num_warps = S::num_warps, num_stages = S::num_stages;
+  static constexpr int H = S::H, HV = S::HV, K = S::K, V = S::V;
+  static constexpr Precision precision = S::precision;
+  static constexpr int kThreads = num_warps * 32;
+  static constexpr int kStrips = BT / 16;              // one a warp
+  static constexpr int kGroups = num_warps / kStrips;  // warps side by side
+  static constexpr int kCols = BK / kGroups;
+  static constexpr int kTilesK = ceil_div(K, BK);
+  static constexpr StateBackwardLayout<S> kLayout{S{}};
+  static constexpr StateBufferLayout<S> kBuffer{S{}};
 
-using Values = Tile<DTYPE, BT, kPaddedV>;
-using Square = Tile<DTYPE, BT, BT>;
-using Inter = InterBackward<DTYPE, precision, BT, BK, kPaddedV, QK_L2NORM>;
+  using T = Element<S::DTYPE>;
+  using Inter = InterBackward<T, precision, BT, BK, TileAt<kLayout.dO>::kCols, S::QK_L2NORM>;
 
-/// One of the buffers that K tiles pass through.
-struct Stage {
-  using States = Tile<DTYPE, BK, kPaddedV>;
-  using Keys = Tile<DTYPE, BT, BK>;
-  static constexpr int kBytes = 2 * States::kBytes + 2 * Keys::kBytes + Tile<float, BT, BK>::kBytes;
+  /// Inputs of the block's chunk and value head, from the chunk's first row on.
+  struct Inputs {
+    const T *q, *k, *v, *v_new;
+    const Element<S::BETA_DTYPE>* beta;
+    const T* Tinv;
+    const float *Gk, *q_rstd, *k_rstd;
+    const T *h, *dh, *dO, *dU;
+    int rows;
+  };
 
-  StateTile<DTYPE, BK, kPaddedV> states;
-  KeyTile<DTYPE, BT, BK> tile;
+  /// One of the buffers of the pipeline.
+  struct Buffer {
+    StateTile<T, BK, TileAt<kBuffer.h>::kCols> states;
+    KeyTile<T, BT, BK> tile;
 
-  WYVERN_DEVICE explicit Stage(int index) {
-    SharedAllocator shared(index % num_stages * kBytes);
-    states.h = shared.tile<States>();
-    states.dh = shared.tile<States>();
-    tile.q = shared.tile<Keys>();
-    tile.k = shared.tile<Keys>();
-    tile.G = shared.tile<Tile<float, BT, BK>>();
+    WYVERN_DEVICE explicit Buffer(unsigned char* start)
+        : states{tile_at<kBuffer.h>(start), tile_at<kBuffer.dh>(start)},
+          tile(keys_at<kBuffer.keys>(start)) {}
+  };
+
+  unsigned char* shared;  ///< where kLayout starts
+  Inter inter;
+  float* row_sums;
+  float* end;
+  float* column_sums;
+
+  WYVERN_DEVICE explicit StateBackward(unsigned char* start) : shared(start) {
+    inter.dO = tile_at<kLayout.dO>(start);
+    inter.values = tile_at<kLayout.values>(start);
+    inter.X = tile_at<kLayout.X>(start);
+    inter.rows = rows_at<kLayout.rows>(start);
+    row_sums = array_at<kLayout.row_sums>(start);
+    end = array_at<kLayout.end>(start);
+    column_sums = array_at<kLayout.column_sums>(start);
   }
-};
 
-// Tinv is done with before the first K tile arrives, and lies in its place.
-constexpr int kStagesBytes = larger(num_stages * Stage::kBytes, Square::kBytes);
-
-/// Inputs of the block's chunk and value head, from the chunk's first row on.
-struct Inputs {
-  const DTYPE *q, *k, *v, *v_new;
-  const BETA_DTYPE* beta;
-  const DTYPE* Tinv;
-  const float *Gk, *q_rstd, *k_rstd;
-  const DTYPE *h, *dh, *dO, *dU;
-  int rows;
-
-  /// Starts copying a K tile, if there is one, as one group.
-  WYVERN_DEVICE void load(int index) const {
+  /// Starts copying K tile `index`, if there is one, as one group.
+  WYVERN_DEVICE void load(const Inputs& in, int index) const {
     if (index < kTilesK) {
-      const Stage stage(index);
+      const Buffer to(shared + index % num_stages * kBuffer.bytes);
       const int first = index * BK;
-      load_tile<kThreads, V>(stage.states.h, h + int64{first} * V, V, K - first, V);
-      load_tile<kThreads, V>(stage.states.dh, dh + int64{first} * V, V, K - first, V);
-      load_key_tile<kThreads, K, H, HV>(stage.tile, q + first, k + first, Gk + first, rows,
+      load_tile<kThreads, V>(to.states.h, in.h + int64{first} * V, V, K - first, V);
+      load_tile<kThreads, V>(to.states.dh, in.dh + int64{first} * V, V, K - first, V);
+      load_key_tile<kThreads, K, H, HV>(to.tile, in.q + first, in.k + first, in.Gk + first, in.rows,
                                         K - first);
     }
     copy_async_commit();
   }
-};
-
-/// Shared memory of a block.
-struct Block {
-  Inter inter;
-  float* row_sums;     ///< num_warps times BT
-  float* end;          ///< BK
-  float* column_sums;  ///< kStrips times BK
-
-  WYVERN_DEVICE explicit Block(SharedAllocator& shared) {
-    inter.dO = shared.tile<Values>();
-    inter.values = shared.tile<Values>();
-    inter.X = shared.tile<Values>();
-    inter.rows.beta = shared.take<float>(BT);
-    if constexpr (QK_L2NORM) {
-      inter.rows.q_rstd = shared.take<float>(BT);
-      inter.rows.k_rstd = shared.take<float>(BT);
-    }
-    row_sums = shared.take<float>(num_warps * BT);
-    end = shared.take<float>(BK);
-    column_sums = shared.take<float>(kStrips * BK);
-  }
 
   /// Brings dO, V' and X to shared memory, starts on the first K tiles, writes dv and returns what
   /// X gives to dbeta of row thread_index().
-  WYVERN_DEVICE float begin(const Inputs& in, DTYPE* dv) const {
-    const auto inverse = SharedAllocator().tile<Square>();
+  WYVERN_DEVICE float begin(const Inputs& in, T* dv) const {
+    const auto inverse = tile_at<kLayout.Tinv>(shared);
     load_tile<kThreads, BT>(inverse, in.Tinv, int64{HV} * BT, in.rows, BT);
     load_tile<kThreads, V>(inter.X, in.dU, int64{HV} * V, in.rows, V);
     copy_async_commit();
     load_tile<kThreads, V>(inter.dO, in.dO, int64{HV} * V, in.rows, V);
     load_tile<kThreads, V>(inter.values, in.v_new, int64{HV} * V, in.rows, V);
     copy_async_commit();
-    fill_factors<kThreads, BT, QK_L2NORM, BETA_SIGMOID, NEG_EIGVAL>(
-        inter.rows, in.beta, HV, in.q_rstd, in.k_rstd, H, in.rows);
+    load_row_factors<kThreads, BT, S::QK_L2NORM>(
+        inter.rows, in.q_rstd, in.k_rstd, H, in.rows, [&](int r) {
+          return activate_beta<S::BETA_SIGMOID, S::NEG_EIGVAL>(in.beta[int64{r} * HV]);
+        });
     copy_async_wait<1>();
     sync_block();
 
@@ -295,7 +287,7 @@ struct Block {
           const int rows = in.rows - strip * 16;
           const int64 at = int64{strip} * 16 * HV * V + col;
           Accumulator v_left, v_right;
-          load_pair<V>(in.v + at, int64{HV} * V, v_left, v_right, rows, V - col);
+          load_accumulators<V>(in.v + at, int64{HV} * V, v_left, v_right, rows, V - col);
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             x_dot_v[strip][i / 2] += left.x[i] * v_left.x[i] + right.x[i] * v_right.x[i];
@@ -310,7 +302,7 @@ struct Block {
       store_row_sums(x_dot_v[strip], row_sums + warp_index() * BT + strip * 16);
     copy_async_wait<0>();
     sync_block();
-    for (int i = 0; i < num_stages; ++i) in.load(i);
+    for (int i = 0; i < num_stages; ++i) load(in, i);
     return sum_of_rows(num_warps);
   }
 
@@ -320,9 +312,9 @@ struct Block {
                          const Inputs& in, float scale) {
     const int strip = warp_index() % kStrips;
     const int col = warp_index() / kStrips * kCols;
-    const Stage stage(index);
-    inter.tile = stage.tile;
-    inter.states = stage.states;
+    const Buffer buffer(shared + index % num_stages * kBuffer.bytes);
+    inter.tile = buffer.tile;
+    inter.states = buffer.states;
     copy_async_wait<num_stages - 1>();
     sync_block();
     inter.set(d, dbeta, column_sums + strip * BK, strip, col, in.rows - 1, scale);
@@ -352,4 +344,4 @@ struct Block {
   }
 };
 
-}  // namespace wyvern::cuda
+}  // namespace wyvern::cuda::kda

@@ -11,23 +11,10 @@
 // diagonal, where r = s, counts in dq and dk only.
 #pragma once
 
-#include "device/cuda/chunk.cuh"
+#include "device/cuda/kda_rows.cuh"
 #include "device/cuda/mma.cuh"
 
-namespace wyvern::cuda {
-
-/// What 16-bit products inside a chunk are made of: bf16, as neither the decays around a middle row
-/// nor gradients keep to fp16's range.
-template <class T>
-struct OperandOf {
-  using Type = bf16;
-};
-template <>
-struct OperandOf<float> {
-  using Type = float;
-};
-template <class T>
-using Operand = typename OperandOf<T>::Type;
+namespace wyvern::cuda::kda {
 
 /// `x` as a product in T and P sees it.
 template <class T, Precision P>
@@ -38,13 +25,13 @@ WYVERN_DEVICE float as_operand(float x) {
 
 /// One number for each element of a B fragment that this lane holds.
 template <class T>
-struct RightFactors {
+struct FactorsOfB {
   static constexpr int kCount = kHalf<T> ? 8 : 4;
   float at[kCount];
 
   /// From of(depth, col), counted from the operand's corner.
   template <class Of>
-  WYVERN_DEVICE explicit RightFactors(Of&& of) {
+  WYVERN_DEVICE explicit FactorsOfB(Of&& of) {
     const int depth = lane_index() % 4 * 2;
     const int col = lane_index() / 4;
 #pragma unroll
@@ -56,7 +43,7 @@ struct RightFactors {
 
 /// `raw` as `To`: scale(depth, x) of every element x, times its factor.
 template <class To, class From, class Scale>
-WYVERN_DEVICE FragmentB<To> scaled(const FragmentB<From>& raw, const RightFactors<To>& factors,
+WYVERN_DEVICE FragmentB<To> scaled(const FragmentB<From>& raw, const FactorsOfB<To>& factors,
                                    Scale&& scale) {
   FragmentB<To> b;
   const int depth = lane_index() % 4 * 2;
@@ -75,46 +62,13 @@ WYVERN_DEVICE FragmentB<To> scaled(const FragmentB<From>& raw, const RightFactor
   return b;
 }
 
-/// Rows row..row+15 of a transposed tile, reduction indices depth..: element (row, depth) at
-/// tile(depth, row).
-template <class T, int Rows, int Cols>
-WYVERN_DEVICE FragmentA<T> load_left_transposed(const Tile<T, Rows, Cols>& tile, int depth,
-                                                int row) {
-  FragmentA<T> a;
-  const int lane = lane_index();
-  if constexpr (kHalf<T>) {
-    load_matrix_x4_transposed(a.r,
-                              tile.at(depth + lane % 8 + lane / 16 * 8, row + lane / 8 % 2 * 8));
-  } else {
-    const T* const first = tile.at(depth + lane % 4 * 2, row + lane / 4);
-    a.r[0] = first[0];
-    a.r[1] = first[8];
-    a.r[2] = first[tile.kStride];
-    a.r[3] = first[tile.kStride + 8];
-  }
-  return a;
-}
-
-/// Elements (row, col) and (row, col + 1) of a tile, col even.
+/// Elements (row, col) and (row, col + 1) of a tile, col even: load_pair, but that 16-bit elements
+/// are converted one by one, which leaves these kernels fewer instructions.
 template <class T, int Rows, int Cols>
 WYVERN_DEVICE Float2 load_two(const Tile<T, Rows, Cols>& tile, int row, int col) {
   const auto x = load<2>(tile.at(row, col));
   return {{to_float(x.at[0]), to_float(x.at[1])}};
 }
-
-/// The q, k and Gk of a chunk's K tile; shared memory.
-template <class T, int Size, int Cols>
-struct KeyTile {
-  Tile<T, Size, Cols> q, k;
-  Tile<float, Size, Cols> G;  ///< rows past the chunk's end repeat its last one
-};
-
-/// Factors of a chunk's rows; shared memory. The scales are there with QK_L2NORM.
-struct RowFactors {
-  float* beta;
-  float* q_rstd;
-  float* k_rstd;
-};
 
 /// Gradients of sixteen rows and sixteen columns.
 struct KeyGradients {
@@ -124,8 +78,8 @@ struct KeyGradients {
 /// Starts copying Rows x Cols gates; rows from `rows` on repeat the last one, so that differences
 /// of a chunk's rows are never above 0. Other terms as load_tile's.
 template <int Threads, int Align, int Rows, int Cols>
-WYVERN_DEVICE void load_gates(const Tile<float, Rows, Cols>& tile, const float* source,
-                              int64 row_stride, int rows, int cols) {
+WYVERN_DEVICE void load_gate_tile(const Tile<float, Rows, Cols>& tile, const float* source,
+                                  int64 row_stride, int rows, int cols) {
   constexpr int kBytes = vector_bytes<float>(Align);
   constexpr int kVector = kBytes / 4;
   constexpr int kPerRow = round_up(Cols, 16) / kVector;
@@ -139,33 +93,20 @@ WYVERN_DEVICE void load_gates(const Tile<float, Rows, Cols>& tile, const float* 
   }
 }
 
-/// Starts copying a chunk's K tile: `rows` rows, `cols` columns that count.
+/// Starts copying a chunk's K tile: `rows` rows, `cols` columns that count. Rows of G past them
+/// repeat the last one.
 template <int Threads, int Key, int KeyHeads, int ValueHeads, class T, int Size, int Cols>
 WYVERN_DEVICE void load_key_tile(const KeyTile<T, Size, Cols>& tile, const T* q, const T* k,
                                  const float* Gk, int rows, int cols) {
   load_tile<Threads, Key>(tile.q, q, int64{KeyHeads} * Key, rows, cols);
   load_tile<Threads, Key>(tile.k, k, int64{KeyHeads} * Key, rows, cols);
-  load_gates<Threads, Key>(tile.G, Gk, int64{ValueHeads} * Key, rows, cols);
-}
-
-/// Fills the factors of Size rows, 0 past `rows`. `beta` as the tensor holds it.
-template <int Threads, int Size, bool Scaled, bool Sigmoid, bool Negative, class Beta>
-WYVERN_DEVICE void fill_factors(const RowFactors& to, const Beta* beta, int64 beta_stride,
-                                const float* q_rstd, const float* k_rstd, int64 rstd_stride,
-                                int rows) {
-  for (int r = thread_index(); r < Size; r += Threads) {
-    to.beta[r] = r < rows ? activate_beta<Sigmoid, Negative>(beta[r * beta_stride]) : 0.0f;
-    if constexpr (Scaled) {
-      to.q_rstd[r] = r < rows ? q_rstd[r * rstd_stride] : 0.0f;
-      to.k_rstd[r] = r < rows ? k_rstd[r * rstd_stride] : 0.0f;
-    }
-  }
+  load_gate_tile<Threads, Key>(tile.G, Gk, int64{ValueHeads} * Key, rows, cols);
 }
 
 /// Reads what store_pair writes: 16 rows x 16 columns, zeros past `rows` and `cols`.
 template <int Align, class T>
-WYVERN_DEVICE void load_pair(const T* from, int64 stride, Accumulator& left, Accumulator& right,
-                             int rows, int cols) {
+WYVERN_DEVICE void load_accumulators(const T* from, int64 stride, Accumulator& left,
+                                     Accumulator& right, int rows, int cols) {
 #pragma unroll
   for (int i = 0; i < 8; i += 2) {
     Accumulator& accumulator = i < 4 ? left : right;
@@ -187,11 +128,11 @@ WYVERN_DEVICE void load_pair(const T* from, int64 stride, Accumulator& left, Acc
   }
 }
 
-/// The products inside a chunk, over one K tile. Strictly lower parts of dAqk and dA, whose other
-/// elements are 0, and dAqk's diagonal.
-template <class T, Precision P, int Size, int Cols, bool Safe, bool Scaled>
+/// The products inside a chunk, over one K tile of T: its rows with strictly lower parts of dAqk
+/// and dA, whose other elements are 0, and dAqk's diagonal. Factor: operand_of() that type.
+template <class T, class Factor, Precision P, int Size, int Cols, bool Safe, bool Scaled>
 struct IntraBackward {
-  using Factor = Operand<T>;
+  static_assert(sizeof(Factor) == sizeof(T));
 
   KeyTile<T, Size, Cols> tile;
   RowFactors rows;
@@ -221,7 +162,7 @@ struct IntraBackward {
 #pragma unroll
     for (int depth = 0; depth < 16; depth += kDepth<Factor>) {
       const int first = earlier * 16 + depth;
-      const RightFactors<Factor> E([&](int s, int c) {
+      const FactorsOfB<Factor> E([&](int s, int c) {
         return before<Inside>(*tile.G.at(anchor, col + c), *tile.G.at(first + s, col + c),
                               first + s);
       });
@@ -270,17 +211,17 @@ struct IntraBackward {
 #pragma unroll
     for (int depth = 0; depth < 16; depth += kDepth<Factor>) {
       const int first = later * 16 + depth;
-      const RightFactors<Factor> E([&](int r, int c) {
+      const FactorsOfB<Factor> E([&](int r, int c) {
         return after<Inside>(*tile.G.at(anchor, col + c), *tile.G.at(first + r, col + c),
                              first + r);
       });
       const auto q = scaled(load_b(tile.q, first, col), E,
                             [&](int r, float x) { return x * query_scale(first + r); });
-      multiply<P>(sum[0], sum[1], load_left_transposed(dAqk, first, strip * 16), q);
+      multiply<P>(sum[0], sum[1], load_a_transposed(dAqk, strip * 16, first), q);
       const auto k = scaled(load_b(tile.k, first, col), E, [&](int r, float x) {
         return rows.beta[first + r] * (x * key_scale(first + r));
       });
-      multiply<P>(sum[0], sum[1], load_left_transposed(dA, first, strip * 16), k);
+      multiply<P>(sum[0], sum[1], load_a_transposed(dA, strip * 16, first), k);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -411,4 +352,4 @@ WYVERN_DEVICE float beta_slope(float beta) {
   return beta * (1.0f - (Negative ? 0.5f : 1.0f) * beta);
 }
 
-}  // namespace wyvern::cuda
+}  // namespace wyvern::cuda::kda

@@ -39,4 +39,52 @@ constexpr long long share_floats(long long rows, long long split) {
   return (split - 1) * (rows / 16) * (rows / 8) * 2 * 128;
 }
 
+/// What 16-bit products of the way back inside a chunk are made of: bf16, as neither the decays
+/// around a middle row nor gradients keep to fp16's range.
+constexpr DType operand_of(DType type) { return size_of(type) == 2 ? DType::bf16 : type; }
+
+/// One of the buffers that tiles of BK columns of q, k and Gk, and BK rows of the states, pass
+/// through on the way back.
+template <class S>
+struct StateBufferLayout {
+  TilePlace h, dh;
+  KeyPlace keys;
+  int bytes;
+
+  constexpr explicit StateBufferLayout(const S& s) {
+    LayoutBuilder at;
+    h = at.tile(s.BK, padded(s.V), s.DTYPE);
+    dh = at.tile(s.BK, padded(s.V), s.DTYPE);
+    keys = take_keys(at, s.BT, s.BK, s.DTYPE);
+    bytes = at.bytes;
+  }
+};
+
+/// What a block of StateBackward keeps: the buffers, and in their place, before the first is
+/// filled, the inverse; then what stays.
+template <class S>
+struct StateBackwardLayout {
+  TilePlace Tinv, dO, values, X;
+  RowPlace rows;
+  ArrayPlace row_sums;     ///< BT for each warp
+  ArrayPlace end;          ///< BK
+  ArrayPlace column_sums;  ///< BK for each strip
+  int bytes;
+
+  constexpr explicit StateBackwardLayout(const S& s) {
+    LayoutBuilder before, at;
+    Tinv = before.tile(s.BT, s.BT, s.DTYPE);
+    at.take(s.num_stages * StateBufferLayout<S>(s).bytes);
+    at.cover(before);
+    dO = at.tile(s.BT, padded(s.V), s.DTYPE);
+    values = at.tile(s.BT, padded(s.V), s.DTYPE);
+    X = at.tile(s.BT, padded(s.V), s.DTYPE);
+    rows = take_rows(at, s.BT, s.QK_L2NORM);
+    row_sums = at.array(s.num_warps * s.BT);
+    end = at.array(s.BK);
+    column_sums = at.array(s.BT / 16 * s.BK);
+    bytes = at.bytes;
+  }
+};
+
 }  // namespace wyvern::cuda::kda

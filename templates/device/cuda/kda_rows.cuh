@@ -8,7 +8,7 @@ namespace wyvern::cuda::kda {
 
 /// Two neighbouring elements as floats.
 template <class T>
-WYVERN_DEVICE Float2 load_two(const T* from) {
+WYVERN_DEVICE Float2 load_pair(const T* from) {
   if constexpr (kSame<T, bf16>) {
     const uint32 pair = *reinterpret_cast<const uint32*>(from);
     return {{bits_float(pair << 16U), bits_float(pair & 0xFFFF0000U)}};
@@ -20,8 +20,8 @@ WYVERN_DEVICE Float2 load_two(const T* from) {
 
 /// Elements (row, col) and (row, col + 1) of a tile, col even.
 template <class T, int Rows, int Cols>
-WYVERN_DEVICE Float2 load_two(const Tile<T, Rows, Cols>& tile, int row, int col) {
-  return load_two(tile.at(row, col));
+WYVERN_DEVICE Float2 load_pair(const Tile<T, Rows, Cols>& tile, int row, int col) {
+  return load_pair(tile.at(row, col));
 }
 
 /// What this lane holds of sixteen rows and eight columns as an A fragment: two neighbouring
@@ -30,8 +30,8 @@ template <class T, int Stride>
 struct LaneRows {
   const T* first;
 
-  WYVERN_DEVICE Float2 low() const { return load_two(first); }
-  WYVERN_DEVICE Float2 high() const { return load_two(first + 8 * Stride); }
+  WYVERN_DEVICE Float2 low() const { return load_pair(first); }
+  WYVERN_DEVICE Float2 high() const { return load_pair(first + 8 * Stride); }
 };
 
 /// Rows row..row+15, columns col..col+7 of a tile.
@@ -56,7 +56,7 @@ struct KeyTile {
   /// Element (r, c) of what A's rows and W are made of, before beta and the scales of rows.
   WYVERN_DEVICE float erasing(int r, int c) const { return to_float(*k.at(r, c)); }
   /// Elements (r, c) and (r, c + 1), c even.
-  WYVERN_DEVICE Float2 erasing_two(int r, int c) const { return load_two(k, r, c); }
+  WYVERN_DEVICE Float2 erasing_two(int r, int c) const { return load_pair(k, r, c); }
   /// LaneRows of rows r..r+15, columns c..c+7.
   WYVERN_DEVICE auto erasing_rows(int r, int c) const { return lane_rows(k, r, c); }
 };

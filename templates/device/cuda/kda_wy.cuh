@@ -28,13 +28,13 @@ WYVERN_DEVICE DecayedKeys decay_keys(const Keys& tile, const RowFactors& rows, i
                                      int last) {
   DecayedKeys to;
   const int c = col + accumulator_col(0);
-  const Float2 G_last = load_two(tile.G, last, c);
+  const Float2 G_last = load_pair(tile.G, last, c);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int r = row + accumulator_row(2 * half);
-    const Float2 G_r = load_two(tile.G, r, c);
-    Float2 q_r = load_two(tile.q, r, c);
-    Float2 k_r = load_two(tile.k, r, c);
+    const Float2 G_r = load_pair(tile.G, r, c);
+    Float2 q_r = load_pair(tile.q, r, c);
+    Float2 k_r = load_pair(tile.k, r, c);
     Float2 erasing_r = tile.erasing_two(r, c);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {

@@ -79,6 +79,24 @@ WYVERN_DEVICE FragmentA<T> load_a(const Tile<T, Rows, Cols>& tile, int row, int 
   return a;
 }
 
+/// The same of the transpose of what is stored: element (row, depth) at tile(depth, row).
+template <class T, int Rows, int Cols>
+WYVERN_DEVICE FragmentA<T> load_a_transposed(const Tile<T, Rows, Cols>& tile, int row, int depth) {
+  FragmentA<T> a;
+  const int lane = lane_index();
+  if constexpr (kHalf<T>) {
+    load_matrix_x4_transposed(a.r,
+                              tile.at(depth + lane % 8 + lane / 16 * 8, row + lane / 8 % 2 * 8));
+  } else {
+    const T* const first = tile.at(depth + lane % 4 * 2, row + lane / 4);
+    a.r[0] = first[0];
+    a.r[1] = first[8];
+    a.r[2] = first[tile.kStride];
+    a.r[3] = first[tile.kStride + 8];
+  }
+  return a;
+}
+
 /// From accumulator accumulators: `next` continues `accumulator` by eight columns and is used for
 /// 16-bit only.
 template <class T>

@@ -1,5 +1,6 @@
 #include "templates/cpu_contract.hpp"
 #include "templates/gradient/backward_contract.hpp"
+#include "templates/gradient/bwd_dqkwg/layout.hpp"
 #include "templates/gradient/stages.hpp"
 
 namespace wyvern::bwd_dqkwg {
@@ -15,11 +16,7 @@ Template stage() {
   return t;
 }
 
-std::int64_t shared_bytes(const Spec& s) {
-  const backward::Sizes size(s);
-  return s.num_stages * (2 * size.keys + 2 * size.states) + 3 * size.values + size.square +
-         size.column + size.columns + size.row_sums + size.block_sum;
-}
+std::int64_t shared_bytes(const Spec& s) { return SharedLayout(s).bytes; }
 
 /// Scratch of one block, as bwd_dqkwg/cpu.cpp hands it out.
 std::int64_t scratch_floats(const Spec& s) {

@@ -1,5 +1,6 @@
 #include "templates/cpu_contract.hpp"
 #include "templates/cuda_sizes.hpp"
+#include "templates/gradient/bwd_dv_local/layout.hpp"
 #include "templates/gradient/stages.hpp"
 #include "templates/output/chunk_columns_contract.hpp"
 #include "templates/template.hpp"
@@ -17,14 +18,7 @@ Template stage() {
   return t;
 }
 
-std::int64_t shared_bytes(const Spec& s) {
-  const DType type = s.DTYPE;
-  const std::int64_t BT = s.BT;
-  const std::int64_t BK = s.BK;
-  const std::int64_t BV = s.BV;
-  return s.num_stages * 2 * cuda::tile_bytes(BT, BK, type) + cuda::tile_bytes(BT, BV, type) +
-         (s.QK_L2NORM ? 3 : 1) * cuda::column_bytes(BT);
-}
+std::int64_t shared_bytes(const Spec& s) { return SharedLayout(s).bytes; }
 
 /// Scratch of one block, as bwd_dv_local/cpu.cpp hands it out.
 std::int64_t cpu_scratch(const Spec& s) {

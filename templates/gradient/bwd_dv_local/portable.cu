@@ -3,6 +3,7 @@
 // and is the A fragment of the product with dO.
 #include "device/cuda/chunk.cuh"
 #include "device/cuda/mma.cuh"
+#include "gradient/bwd_dv_local/layout.hpp"
 
 constexpr int kThreads = num_warps * 32;
 constexpr int kStrips = larger(BT / 16 / num_warps, 1);  // per warp
@@ -17,33 +18,32 @@ WYVERN_DEVICE int rest_from(int first) {
   return Dimension % Size == 0 ? Size : Dimension - first;
 }
 
-/// One of the buffers that tiles of BK columns of q and k pass through.
-struct Stage {
-  using Keys = Tile<DTYPE, BT, BK>;
-  static constexpr int kBytes = 2 * Keys::kBytes;
+constexpr bwd_dv_local::SharedLayout kLayout{Spec{}};
+constexpr bwd_dv_local::BufferLayout kBuffer{Spec{}};
 
-  Keys q, k;
+/// One of the buffers of the pipeline.
+struct Buffer {
+  unsigned char* const start;
+  TileAt<kBuffer.q> q = tile_at<kBuffer.q>(start);
+  TileAt<kBuffer.k> k = tile_at<kBuffer.k>(start);
 
-  WYVERN_DEVICE explicit Stage(int tile) {
-    SharedAllocator shared(tile % num_stages * kBytes);
-    q = shared.tile<Keys>();
-    k = shared.tile<Keys>();
-  }
+  WYVERN_DEVICE explicit Buffer(int tile)
+      : start(shared_memory() + tile % num_stages * kBuffer.bytes) {}
 };
 
 /// scores += k q^T over one tile of K, on and above the diagonal: rows s, columns r.
-WYVERN_DEVICE void accumulate(Accumulator (&scores)[kStrips][BT / 8], const Stage& stage,
+WYVERN_DEVICE void accumulate(Accumulator (&scores)[kStrips][BT / 8], const Buffer& buffer,
                               int first_strip) {
 #pragma unroll
   for (int depth = 0; depth < BK; depth += kDepth<DTYPE>) {
     FragmentA<DTYPE> k[kStrips];
 #pragma unroll
     for (int i = 0; i < kStrips; ++i)
-      k[i] = load_a(stage.k, (first_strip + i * kWarpsDown) * 16, depth);
+      k[i] = load_a(buffer.k, (first_strip + i * kWarpsDown) * 16, depth);
 #pragma unroll
     for (int n = 0; n < BT / 8; n += 2) {
       if (n / 2 < first_strip) continue;
-      const auto b = load_b_transposed(stage.q, depth, n * 8);
+      const auto b = load_b_transposed(buffer.q, depth, n * 8);
 #pragma unroll
       for (int i = 0; i < kStrips; ++i)
         multiply<precision>(scores[i][n], scores[i][n + 1], k[i], b);
@@ -90,17 +90,17 @@ WYVERN_KERNEL(kThreads, 0) {
   const int64 row = chunk.token * HV + head;
   const int64 row_k = chunk.token * H + head / (HV / H);
 
-  SharedAllocator shared(num_stages * Stage::kBytes);
-  const auto gradients = shared.tile<Tile<DTYPE, BT, BV>>();
-  Rows rows{shared.take<float>(BT), nullptr, nullptr};
-  if constexpr (QK_L2NORM) rows = {rows.G, shared.take<float>(BT), shared.take<float>(BT)};
+  unsigned char* const shared = shared_memory();
+  const auto gradients = tile_at<kLayout.gradients>(shared);
+  const Rows rows{array_at<kLayout.G>(shared), array_at<kLayout.q_rstd>(shared),
+                  array_at<kLayout.k_rstd>(shared)};
 
   const auto load = [&](int tile) {
     if (tile < kTilesK) {
-      const Stage stage(tile);
+      const Buffer buffer(tile);
       const int cols = rest_from<K, BK>(tile * BK);
-      load_tile<kThreads, K>(stage.k, k + row_k * K + tile * BK, H * K, chunk.rows, cols);
-      load_tile<kThreads, K>(stage.q, q + row_k * K + tile * BK, H * K, chunk.rows, cols);
+      load_tile<kThreads, K>(buffer.k, k + row_k * K + tile * BK, H * K, chunk.rows, cols);
+      load_tile<kThreads, K>(buffer.q, q + row_k * K + tile * BK, H * K, chunk.rows, cols);
     }
     copy_async_commit();
   };
@@ -125,7 +125,7 @@ WYVERN_KERNEL(kThreads, 0) {
     else
       copy_async_wait<num_stages - 1>();
     sync_block();
-    accumulate(scores, Stage(tile), first_strip);
+    accumulate(scores, Buffer(tile), first_strip);
     if (tile + num_stages < kTilesK) sync_block();
     load(tile + num_stages);
   }

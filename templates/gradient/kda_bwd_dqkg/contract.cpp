@@ -1,4 +1,5 @@
 #include "templates/cpu_contract.hpp"
+#include "templates/device/cuda/kda_layout.hpp"
 #include "templates/gradient/kda_backward_contract.hpp"
 #include "templates/gradient/stages.hpp"
 #include "templates/template.hpp"
@@ -18,6 +19,8 @@ Template stage() {
   return t;
 }
 
+std::int64_t shared_bytes(const Spec& s) { return cuda::kda::StateBackwardLayout(s).bytes; }
+
 /// Scratch of one block, as kda_bwd_dqkg/cpu.cpp hands it out.
 std::int64_t scratch_floats(const Spec& s) {
   const std::int64_t BT = s.BT, BK = s.BK;
@@ -27,8 +30,7 @@ std::int64_t scratch_floats(const Spec& s) {
 }  // namespace
 
 std::vector<Template> contract() {
-  return {kda_backward::portable(stage(), kda_backward::shared_bytes),
-          cpu_chunks(stage(), scratch_floats)};
+  return {kda_backward::portable(stage(), shared_bytes), cpu_chunks(stage(), scratch_floats)};
 }
 
 }  // namespace wyvern::kda_bwd_dqkg

@@ -2,7 +2,9 @@
 // and X = Tinv^T dU stay in shared memory while tiles of K stream past them.
 #include "device/cuda/kda_backward.cuh"
 
-WYVERN_KERNEL(kThreads, 0) {
+using Backward = kda::StateBackward<Spec>;
+
+WYVERN_KERNEL(Backward::kThreads, 0) {
   const int head = block_index() % HV;
   const int slot = block_index() / HV;
   const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
@@ -10,31 +12,31 @@ WYVERN_KERNEL(kThreads, 0) {
   const int64 row = chunk.token * HV + head;
   const int64 row_k = chunk.token * H + head / (HV / H);
   const int64 state = (int64{slot} * HV + head) * K * V;
-  const Inputs in{q + row_k * K,   k + row_k * K, v + row * V,    v_new + row * V, beta + row,
-                  Tinv + row * BT, Gk + row * K,  q_rstd + row_k, k_rstd + row_k,  h + state,
-                  dh + state,      dO + row * V,  du + row * V,   chunk.rows};
+  const Backward::Inputs in{q + row_k * K,  k + row_k * K,   v + row * V,  v_new + row * V,
+                            beta + row,     Tinv + row * BT, Gk + row * K, q_rstd + row_k,
+                            k_rstd + row_k, h + state,       dh + state,   dO + row * V,
+                            du + row * V,   chunk.rows};
 
-  SharedAllocator shared(kStagesBytes);
-  Block block(shared);
+  Backward block(shared_memory());
   float dbeta = block.begin(in, dv + row * V);
-  gradients_of_products<precision, num_warps>(
+  kda::gradients_of_products<precision, num_warps>(
       block.inter.dO, block.inter.X, block.inter.values, e.scale,
       [&](int i, int j, bool is_dA, const Accumulator& left, const Accumulator& right) {
         store_pair<BT>((is_dA ? dA : dAqk) + (row + int64{i} * 16 * HV) * BT + j * 16,
                        int64{HV} * BT, left, right, chunk.rows - i * 16, 16);
       });
 
-  const int first_row = warp_index() % kStrips * 16;
-  const int first_col = warp_index() / kStrips * kCols;
+  const int first_row = warp_index() % Backward::kStrips * 16;
+  const int first_col = warp_index() / Backward::kStrips * Backward::kCols;
   const int rows = chunk.rows - first_row;
   float dbeta_r[2] = {0.0f, 0.0f};
 #pragma unroll 1
-  for (int tile = 0; tile < kTilesK; ++tile) {
-    KeyGradients d[kCols / 16];
+  for (int tile = 0; tile < Backward::kTilesK; ++tile) {
+    kda::KeyGradients d[Backward::kCols / 16];
     block.set(d, dbeta_r, tile, in, e.scale);
-    in.load(tile + num_stages);
+    block.load(in, tile + num_stages);
 #pragma unroll
-    for (int pair = 0; pair < kCols / 16; ++pair) {
+    for (int pair = 0; pair < Backward::kCols / 16; ++pair) {
       const int col = tile * BK + first_col + pair * 16;
       if (col >= K) break;
       const int64 at = (row + int64{first_row} * HV) * K + col;

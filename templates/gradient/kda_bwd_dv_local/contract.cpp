@@ -2,6 +2,7 @@
 
 #include "templates/cpu_contract.hpp"
 #include "templates/cuda_sizes.hpp"
+#include "templates/gradient/kda_bwd_dv_local/layout.hpp"
 #include "templates/gradient/stages.hpp"
 #include "templates/template.hpp"
 
@@ -17,10 +18,7 @@ Template stage() {
   return t;
 }
 
-std::int64_t shared_bytes(const Spec& s) {
-  const std::int64_t BT = s.BT;
-  return cuda::tile_bytes(BT, BT, DType::fp32) + cuda::tile_bytes(BT, s.BV, s.DTYPE);
-}
+std::int64_t shared_bytes(const Spec& s) { return SharedLayout(s).bytes; }
 
 std::string illegal(const Spec& s, const Limits& limits) {
   const std::int64_t BT = s.BT;

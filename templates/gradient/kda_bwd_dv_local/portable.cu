@@ -2,6 +2,7 @@
 // 16-row strips of the result, or with more warps than strips a share of their columns.
 #include "device/cuda/chunk.cuh"
 #include "device/cuda/mma.cuh"
+#include "gradient/kda_bwd_dv_local/layout.hpp"
 
 constexpr int kThreads = num_warps * 32;
 constexpr int kStrips = larger(BT / 16 / num_warps, 1);  // per warp
@@ -9,8 +10,10 @@ constexpr int kWarpsDown = BT / 16 / kStrips;
 constexpr int kCols = BV / (num_warps / kWarpsDown);  // per warp
 constexpr int kTilesV = ceil_div(V, BV);
 
-/// Rows first..first+7 and the eight columns after them, transposed, as a accumulator of the
-/// transpose: its row is a column of `x` from `col`, its column a row of `x` from `row`.
+constexpr kda_bwd_dv_local::SharedLayout kLayout{Spec{}};
+
+/// An accumulator's part of the transpose of `x`: its rows are x's sixteen columns from `col`, its
+/// columns x's eight rows from `row`.
 WYVERN_DEVICE Accumulator load_transposed(const Tile<float, BT, BT>& x, int row, int col) {
   Accumulator accumulator;
 #pragma unroll
@@ -27,9 +30,8 @@ WYVERN_KERNEL(kThreads, 0) {
   if (chunk.rows <= 0) return;
   const int64 row = chunk.token * HV + head;
 
-  SharedAllocator shared;
-  const auto scores = shared.tile<Tile<float, BT, BT>>();
-  const auto gradients = shared.tile<Tile<DTYPE, BT, BV>>();
+  const auto scores = tile_at<kLayout.scores>(shared_memory());
+  const auto gradients = tile_at<kLayout.gradients>(shared_memory());
   load_tile<kThreads, BT>(scores, Aqk + row * BT, int64{HV} * BT, chunk.rows, BT);
   load_tile<kThreads, V>(gradients, dO + row * V + first_v, int64{HV} * V, chunk.rows, V - first_v);
   copy_async_commit();

@@ -1,5 +1,6 @@
 #include "templates/cpu_contract.hpp"
 #include "templates/gradient/kda_backward_contract.hpp"
+#include "templates/gradient/kda_intra_bwd/layout.hpp"
 #include "templates/gradient/stages.hpp"
 #include "templates/template.hpp"
 
@@ -11,7 +12,6 @@ Template stage() {
   Template t;
   t.name = "kda_intra_bwd";
   t.covers = {stages::kda_intra_bwd};
-  const std::vector<std::string> keys{"B", "T", "HV", "K"}, heads{"B", "T", "HV"};
   t.constants = {constant::DTYPE,     constant::BETA_DTYPE, constant::H,
                  constant::HV,        constant::K,          constant::VARLEN,
                  constant::SAFE_GATE, constant::QK_L2NORM,  constant::BETA_SIGMOID,
@@ -19,15 +19,7 @@ Template stage() {
   return t;
 }
 
-std::int64_t shared_bytes(const Spec& s) {
-  const DType type = s.DTYPE;
-  const DType factor = cuda::is_half(s) ? DType::bf16 : DType::fp32;
-  const std::int64_t BT = s.BT, BK = s.BK;
-  const std::int64_t groups = s.num_warps * 16 / BT;
-  return 2 * cuda::tile_bytes(BT, BT, factor) + 2 * cuda::tile_bytes(BT, BK, type) +
-         cuda::tile_bytes(BT, BK, DType::fp32) + (s.QK_L2NORM ? 4 : 2) * cuda::column_bytes(BT) +
-         cuda::column_bytes(groups * BT);
-}
+std::int64_t shared_bytes(const Spec& s) { return SharedLayout(s).bytes; }
 
 std::string illegal(const Spec& s, const Limits& limits) {
   for (std::string reason :

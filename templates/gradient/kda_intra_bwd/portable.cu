@@ -1,6 +1,7 @@
 // The products inside a chunk, their gradients added to those through the states: one block a chunk
 // and value head, BK columns of K at a time.
 #include "device/cuda/kda_intra_backward.cuh"
+#include "gradient/kda_intra_bwd/layout.hpp"
 
 constexpr int kThreads = num_warps * 32;
 constexpr int kStrips = BT / 16;              // one a warp
@@ -8,9 +9,10 @@ constexpr int kGroups = num_warps / kStrips;  // warps side by side
 constexpr int kCols = BK / kGroups;
 constexpr int kTilesK = ceil_div(K, BK);
 
-using Factor = Operand<DTYPE>;
-using Products = Tile<Factor, BT, BT>;
-using Intra = IntraBackward<DTYPE, precision, BT, BK, SAFE_GATE, QK_L2NORM>;
+constexpr kda_intra_bwd::SharedLayout kLayout{Spec{}};
+using Products = TileAt<kLayout.dA>;
+using Factor = Products::Element;
+using Intra = kda::IntraBackward<DTYPE, Factor, precision, BT, BK, SAFE_GATE, QK_L2NORM>;
 
 /// The strictly lower part of a [BT,BT] matrix of fp32, zeros elsewhere, and its diagonal.
 WYVERN_DEVICE void load_lower(const Products& to, float* diagonal, const float* from, int rows) {
@@ -37,23 +39,18 @@ WYVERN_KERNEL(kThreads, 0) {
   const int64 row = chunk.token * HV + head;
   const int64 row_k = chunk.token * H + head / (HV / H);
 
-  SharedAllocator shared;
+  unsigned char* const shared = shared_memory();
+  float* const diagonal = array_at<kLayout.diagonal>(shared);
+  float* const row_sums = array_at<kLayout.row_sums>(shared);
   Intra intra;
-  intra.dAqk = shared.tile<Products>();
-  intra.dA = shared.tile<Products>();
-  intra.tile.q = shared.tile<Tile<DTYPE, BT, BK>>();
-  intra.tile.k = shared.tile<Tile<DTYPE, BT, BK>>();
-  intra.tile.G = shared.tile<Tile<float, BT, BK>>();
-  float* const diagonal = shared.take<float>(BT);
+  intra.dAqk = tile_at<kLayout.dAqk>(shared);
+  intra.dA = tile_at<kLayout.dA>(shared);
+  intra.tile = kda::keys_at<kLayout.keys>(shared);
+  intra.rows = kda::rows_at<kLayout.rows>(shared);
   intra.diagonal = diagonal;
-  float* const row_sums = shared.take<float>(kGroups * BT);
-  intra.rows.beta = shared.take<float>(BT);
-  if constexpr (QK_L2NORM) {
-    intra.rows.q_rstd = shared.take<float>(BT);
-    intra.rows.k_rstd = shared.take<float>(BT);
-  }
-  fill_factors<kThreads, BT, QK_L2NORM, BETA_SIGMOID, NEG_EIGVAL>(
-      intra.rows, beta + row, HV, q_rstd + row_k, k_rstd + row_k, H, chunk.rows);
+  kda::load_row_factors<kThreads, BT, QK_L2NORM>(
+      intra.rows, q_rstd + row_k, k_rstd + row_k, H, chunk.rows,
+      [&](int r) { return activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta[row + int64{r} * HV]); });
   load_lower(intra.dAqk, diagonal, dAqk + row * BT, chunk.rows);
   load_lower(intra.dA, nullptr, dA + row * BT, chunk.rows);
 
@@ -68,8 +65,8 @@ WYVERN_KERNEL(kThreads, 0) {
   for (int tile = 0; tile < kTilesK; ++tile) {
     const int first = tile * BK;
     if (tile > 0) sync_block();
-    load_key_tile<kThreads, K, H, HV>(intra.tile, q + row_k * K + first, k + row_k * K + first,
-                                      Gk + row * K + first, chunk.rows, K - first);
+    kda::load_key_tile<kThreads, K, H, HV>(intra.tile, q + row_k * K + first, k + row_k * K + first,
+                                           Gk + row * K + first, chunk.rows, K - first);
     copy_async_commit();
     copy_async_wait<0>();
     sync_block();
@@ -78,22 +75,22 @@ WYVERN_KERNEL(kThreads, 0) {
       const int cols = K - first - col;
       if (cols <= 0) break;
       const int64 at = warp_row * K + first + col;
-      KeyGradients d;
-      load_pair<K>(dq_inter + at, kStride, d.dq[0], d.dq[1], rows, cols);
-      load_pair<K>(dk_inter + at, kStride, d.dk[0], d.dk[1], rows, cols);
-      load_pair<K>(dGk_inter + at, kStride, d.dG[0], d.dG[1], rows, cols);
+      kda::KeyGradients d;
+      kda::load_accumulators<K>(dq_inter + at, kStride, d.dq[0], d.dq[1], rows, cols);
+      kda::load_accumulators<K>(dk_inter + at, kStride, d.dk[0], d.dk[1], rows, cols);
+      kda::load_accumulators<K>(dGk_inter + at, kStride, d.dG[0], d.dG[1], rows, cols);
       intra.add(d, dbeta_r, strip, col);
       store_pair<K>(dq + at, kStride, d.dq[0], d.dq[1], rows, cols);
       store_pair<K>(dk + at, kStride, d.dk[0], d.dk[1], rows, cols);
       store_pair<K>(dGk + at, kStride, d.dG[0], d.dG[1], rows, cols);
     }
   }
-  store_row_sums(dbeta_r, row_sums + group * BT + first_row);
+  kda::store_row_sums(dbeta_r, row_sums + group * BT + first_row);
   sync_block();
   for (int r = thread_index(); r < chunk.rows; r += kThreads) {
     float sum = dbeta_inter[row + r * HV];
     for (int i = 0; i < kGroups; ++i) sum += row_sums[i * BT + r];
-    sum *= beta_slope<BETA_SIGMOID, NEG_EIGVAL>(intra.rows.beta[r]);
+    sum *= kda::beta_slope<BETA_SIGMOID, NEG_EIGVAL>(intra.rows.beta[r]);
     dbeta[row + r * HV] = from_float<BETA_DTYPE>(sum);
   }
 }

@@ -1,5 +1,6 @@
 #include "templates/cpu_contract.hpp"
 #include "templates/gradient/kda_backward_contract.hpp"
+#include "templates/gradient/kda_wy_dqkg/layout.hpp"
 #include "templates/gradient/stages.hpp"
 #include "templates/template.hpp"
 
@@ -19,13 +20,7 @@ Template stage() {
   return t;
 }
 
-/// That of the block, and dAqk and dA with dAqk's diagonal.
-std::int64_t shared_bytes(const Spec& s) {
-  const DType factor = cuda::is_half(s) ? DType::bf16 : DType::fp32;
-  const std::int64_t BT = s.BT;
-  return kda_backward::shared_bytes(s) + 2 * cuda::tile_bytes(BT, BT, factor) +
-         cuda::column_bytes(BT);
-}
+std::int64_t shared_bytes(const Spec& s) { return SharedLayout(s).bytes; }
 
 /// kda_backward's, with a minimum of blocks a multiprocessor.
 Template portable() {

@@ -1,9 +1,13 @@
 // All gradients of a chunk and value head but the gate's sum, one block for each: dO, V' and
 // X = Tinv^T dU stay in shared memory, and so do dAqk and dA, while tiles of K stream past them.
 #include "device/cuda/kda_backward.cuh"
+#include "gradient/kda_wy_dqkg/layout.hpp"
 
-using Intra = IntraBackward<DTYPE, precision, BT, BK, SAFE_GATE, QK_L2NORM>;
-using Products = Tile<Operand<DTYPE>, BT, BT>;
+constexpr kda_wy_dqkg::SharedLayout kLayout{Spec{}};
+using Products = TileAt<kLayout.dA>;
+using Factor = Products::Element;
+using Backward = kda::StateBackward<Spec>;
+using Intra = kda::IntraBackward<DTYPE, Factor, precision, BT, BK, SAFE_GATE, QK_L2NORM>;
 
 /// Puts 16 x 16 elements of dAqk or dA to shared memory, with dAqk's diagonal by itself.
 WYVERN_DEVICE void put_products(const Intra& intra, float* diagonal, int i, int j, bool is_dA,
@@ -16,7 +20,6 @@ WYVERN_DEVICE void put_products(const Intra& intra, float* diagonal, int i, int 
       const int r = i * 16 + accumulator_row(2 * half);
       const int s = j * 16 + n * 8 + accumulator_col(0);
       const float* const x = (n == 0 ? left : right).x + 2 * half;
-      using Factor = Operand<DTYPE>;
       *reinterpret_cast<Vector<Factor, 2>*>(to.at(r, s)) = Vector<Factor, 2>{
           {from_float<Factor>(r == s ? 0.0f : x[0]), from_float<Factor>(r == s + 1 ? 0.0f : x[1])}};
       if (!is_dA && r == s) diagonal[r] = x[0];
@@ -24,7 +27,7 @@ WYVERN_DEVICE void put_products(const Intra& intra, float* diagonal, int i, int 
     }
 }
 
-WYVERN_KERNEL(kThreads, min_blocks) {
+WYVERN_KERNEL(Backward::kThreads, min_blocks) {
   const int head = block_index() % HV;
   const int slot = block_index() / HV;
   const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
@@ -32,36 +35,36 @@ WYVERN_KERNEL(kThreads, min_blocks) {
   const int64 row = chunk.token * HV + head;
   const int64 row_k = chunk.token * H + head / (HV / H);
   const int64 state = (int64{slot} * HV + head) * K * V;
-  const Inputs in{q + row_k * K,   k + row_k * K, v + row * V,    v_new + row * V, beta + row,
-                  Tinv + row * BT, Gk + row * K,  q_rstd + row_k, k_rstd + row_k,  h + state,
-                  dh + state,      dO + row * V,  du + row * V,   chunk.rows};
+  const Backward::Inputs in{q + row_k * K,  k + row_k * K,   v + row * V,  v_new + row * V,
+                            beta + row,     Tinv + row * BT, Gk + row * K, q_rstd + row_k,
+                            k_rstd + row_k, h + state,       dh + state,   dO + row * V,
+                            du + row * V,   chunk.rows};
 
-  SharedAllocator shared(kStagesBytes);
-  Block block(shared);
+  Backward block(shared_memory());
   Intra intra;
   intra.rows = block.inter.rows;
-  intra.dAqk = shared.tile<Products>();
-  intra.dA = shared.tile<Products>();
-  float* const diagonal = shared.take<float>(BT);
+  intra.dAqk = tile_at<kLayout.dAqk>(shared_memory());
+  intra.dA = tile_at<kLayout.dA>(shared_memory());
+  float* const diagonal = array_at<kLayout.diagonal>(shared_memory());
   intra.diagonal = diagonal;
   float dbeta_sum = block.begin(in, dv + row * V);
-  gradients_of_products<precision, num_warps>(
+  kda::gradients_of_products<precision, num_warps>(
       block.inter.dO, block.inter.X, block.inter.values, e.scale,
       [&](int i, int j, bool is_dA, const Accumulator& left, const Accumulator& right) {
         put_products(intra, diagonal, i, j, is_dA, left, right);
       });
 
-  const int strip = warp_index() % kStrips;
-  const int first_col = warp_index() / kStrips * kCols;
+  const int strip = warp_index() % Backward::kStrips;
+  const int first_col = warp_index() / Backward::kStrips * Backward::kCols;
   const int rows = chunk.rows - strip * 16;
   float dbeta_r[2] = {0.0f, 0.0f};
 #pragma unroll 1
-  for (int tile = 0; tile < kTilesK; ++tile) {
-    KeyGradients d[kCols / 16];
+  for (int tile = 0; tile < Backward::kTilesK; ++tile) {
+    kda::KeyGradients d[Backward::kCols / 16];
     block.set(d, dbeta_r, tile, in, e.scale);
     intra.tile = block.inter.tile;
 #pragma unroll
-    for (int pair = 0; pair < kCols / 16; ++pair) {
+    for (int pair = 0; pair < Backward::kCols / 16; ++pair) {
       const int col = tile * BK + first_col + pair * 16;
       if (col >= K) break;
       intra.add(d[pair], dbeta_r, strip, first_col + pair * 16);
@@ -72,11 +75,11 @@ WYVERN_KERNEL(kThreads, min_blocks) {
       store_pair<K>(dGk + at, kStride, d[pair].dG[0], d[pair].dG[1], rows, K - col);
     }
     sync_block();
-    in.load(tile + num_stages);
+    block.load(in, tile + num_stages);
   }
   dbeta_sum += block.join(dbeta_r);
   if (thread_index() < chunk.rows) {
-    dbeta_sum *= beta_slope<BETA_SIGMOID, NEG_EIGVAL>(block.inter.rows.beta[thread_index()]);
+    dbeta_sum *= kda::beta_slope<BETA_SIGMOID, NEG_EIGVAL>(block.inter.rows.beta[thread_index()]);
     dbeta[row + int64{thread_index()} * HV] = from_float<BETA_DTYPE>(dbeta_sum);
   }
 }

@@ -2,138 +2,146 @@
 // chunk and value head. X = Tinv^T dU takes dU's place in shared memory; Y = Tinv^T dW is made of
 // each tile of BK columns as it passes.
 #include "device/cuda/backward.cuh"
+#include "gradient/wy_bwd/layout.hpp"
 
-/// One of the buffers that tiles of BK columns pass through.
-struct Stage {
-  static constexpr int kBytes = 2 * Keys::kBytes;
+constexpr wy_bwd::SharedLayout kLayout{Spec{}};
+constexpr wy_bwd::BufferLayout kBuffer{Spec{}};
 
-  Keys k, dw;
+using gradient::beside;
+using gradient::inside;
 
-  WYVERN_DEVICE explicit Stage(int tile) {
-    SharedAllocator shared(tile % num_stages * kBytes);
-    k = shared.tile<Keys>();
-    dw = shared.tile<Keys>();
+struct Kernel : gradient::ChunkBackward<Spec> {
+  /// One of the buffers that tiles of BK columns pass through.
+  struct Buffer {
+    Keys k, dw;
+
+    WYVERN_DEVICE explicit Buffer(int tile) {
+      unsigned char* const start = shared_memory() + tile % num_stages * kBuffer.bytes;
+      k = tile_at<kBuffer.k>(start);
+      dw = tile_at<kBuffer.dw>(start);
+    }
+  };
+
+  /// What stays in shared memory, behind the buffers; v is in their place until the first comes.
+  struct Resident {
+    Values v, v_new, x;
+    Square Tinv;
+    Square N;  ///< inside(beta_r) dA exp(G_r - G_s), scaled
+    float* beta;
+    float* values;  ///< rowsum(X V), a part for each warp
+    Columns columns;
+    RowSums gate, keys;
+
+    WYVERN_DEVICE explicit Resident(unsigned char* shared)
+        : v(tile_at<kLayout.v>(shared)),
+          v_new(tile_at<kLayout.v_new>(shared)),
+          x(tile_at<kLayout.x>(shared)),
+          Tinv(tile_at<kLayout.Tinv>(shared)),
+          N(tile_at<kLayout.N>(shared)),
+          beta(array_at<kLayout.beta>(shared)),
+          values(array_at<kLayout.values>(shared)),
+          columns{array_at<kLayout.columns.G>(shared), array_at<kLayout.columns.q_rstd>(shared),
+                  array_at<kLayout.columns.k_rstd>(shared)},
+          gate{array_at<kLayout.gate>(shared)},
+          keys{array_at<kLayout.keys>(shared)} {}
+  };
+
+  /// A lane's sums over all tiles, of its two rows.
+  struct Sums {
+    float gate[2] = {};  ///< -rowsum((M decay)^T K * K)
+    float keys[2] = {};  ///< inside(beta) rowsum((exp(G) Y + (dA decay) K) * K)
+  };
+
+  /// Adds this lane's part of dk_qk to dk.
+  WYVERN_DEVICE static void add_given(Part& dk, const float* dk_qk, int tile, int rows) {
+#pragma unroll
+    for (int n = 0; n < kCols / 8; ++n)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int r = own_row(j / 2);
+        const int col = tile * BK + own_col() + n * 8 + accumulator_col(j);
+        if (r < rows && col < K) dk[n].x[j] += dk_qk[r * (int64{HV} * K) + col];
+      }
+  }
+
+  WYVERN_DEVICE static void process(const Buffer& tiles, const Resident& chunk, const OwnRows& own,
+                                    int tile, int rows, Sums& sums, const float* dk_qk, T* dk) {
+    Part y[1];
+    accumulate_transposed<false>(y[0], chunk.Tinv, tiles.dw);
+    scale_rows(y[0], {own.since_start[0] * own.k_unit[0] * inside(chunk.beta[own_row(0)]),
+                      own.since_start[1] * own.k_unit[1] * inside(chunk.beta[own_row(1)])});
+    accumulate_lower(y, {chunk.N}, tiles.k);
+    Part result;
+    accumulate_transposed<true>(result, chunk.N, tiles.k, chunk.beta);
+    add_row_products(sums.keys, 1.0f, y[0], tiles.k);
+    if constexpr (SCALAR_GATE) add_row_products(sums.gate, -1.0f, result, tiles.k);
+    add_rows(result, y[0], {beside(chunk.beta[own_row(0)]), beside(chunk.beta[own_row(1)])});
+    scale_rows(result, {1.0f / own.k_unit[0], 1.0f / own.k_unit[1]});
+    add_given(result, dk_qk, tile, rows);
+    store_part(dk, tile, result, rows);
   }
 };
 
-/// What stays in shared memory, behind the stages; v is in their place until the first comes.
-struct Resident {
-  static constexpr int kStart = larger(num_stages * Stage::kBytes, Values::kBytes);
-
-  Values v, v_new, x;
-  Square Tinv;
-  Square N;  ///< inside(beta_r) dA exp(G_r - G_s), scaled
-  float* beta;
-  float* values;  ///< rowsum(X V), a part for each warp
-  Columns columns;
-  RowSums gate, keys;
-
-  WYVERN_DEVICE explicit Resident(SharedAllocator shared)
-      : v(SharedAllocator().tile<Values>()),
-        v_new(shared.tile<Values>()),
-        x(shared.tile<Values>()),
-        Tinv(shared.tile<Square>()),
-        N(shared.tile<Square>()),
-        beta(shared.take<float>(BT)),
-        values(shared.take<float>(num_warps * BT)),
-        columns(shared),
-        gate(shared),
-        keys(shared) {}
-};
-
-/// A lane's sums over all tiles, of its two rows.
-struct Sums {
-  float gate[2] = {};  ///< -rowsum((M decay)^T K * K)
-  float keys[2] = {};  ///< inside(beta) rowsum((exp(G) Y + (dA decay) K) * K)
-};
-
-/// Adds this lane's part of dk_qk to dk.
-WYVERN_DEVICE void add_given(Part& dk, const float* dk_qk, int tile, int rows) {
-#pragma unroll
-  for (int n = 0; n < kCols / 8; ++n)
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int r = own_row(j / 2);
-      const int col = tile * BK + own_col() + n * 8 + accumulator_col(j);
-      if (r < rows && col < K) dk[n].x[j] += dk_qk[r * (int64{HV} * K) + col];
-    }
-}
-
-WYVERN_DEVICE void process(const Stage& stage, const Resident& chunk, const OwnRows& own, int tile,
-                           int rows, Sums& sums, const float* dk_qk, DTYPE* dk) {
-  Part y[1];
-  accumulate_transposed<false>(y[0], chunk.Tinv, stage.dw);
-  scale_rows(y[0], {own.since_start[0] * own.k_unit[0] * inside(chunk.beta[own_row(0)]),
-                    own.since_start[1] * own.k_unit[1] * inside(chunk.beta[own_row(1)])});
-  accumulate_lower(y, {chunk.N}, stage.k);
-  Part result;
-  accumulate_transposed<true>(result, chunk.N, stage.k, chunk.beta);
-  add_row_products(sums.keys, 1.0f, y[0], stage.k);
-  if constexpr (SCALAR_GATE) add_row_products(sums.gate, -1.0f, result, stage.k);
-  add_rows(result, y[0], {beside(chunk.beta[own_row(0)]), beside(chunk.beta[own_row(1)])});
-  scale_rows(result, {1.0f / own.k_unit[0], 1.0f / own.k_unit[1]});
-  add_given(result, dk_qk, tile, rows);
-  store_part(dk, tile, result, rows);
-}
-
-WYVERN_KERNEL(kThreads, 0) {
+WYVERN_KERNEL(Kernel::kThreads, 0) {
   const int head = block_index() % HV;
   const Chunk at = locate_chunk<VARLEN, BT>(block_index() / HV, e, seq_offsets, chunk_index);
   if (at.rows <= 0) return;
   const int64 row = at.token * HV + head;
   const int64 row_k = at.token * H + head / (HV / H);
-  const Resident chunk{SharedAllocator(Resident::kStart)};
+  const Kernel::Resident chunk(shared_memory());
 
   const auto load = [&](int tile) {
-    if (tile < kTilesK) {
-      const Stage stage(tile);
+    if (tile < Kernel::kTilesK) {
+      const Kernel::Buffer to(tile);
       const int col = tile * BK;
-      load_tile<kThreads, K>(stage.k, k + row_k * K + col, H * K, at.rows, K - col);
-      load_tile<kThreads, K>(stage.dw, dw + row * K + col, HV * K, at.rows, K - col);
+      load_tile<Kernel::kThreads, K>(to.k, k + row_k * K + col, H * K, at.rows, K - col);
+      load_tile<Kernel::kThreads, K>(to.dw, dw + row * K + col, HV * K, at.rows, K - col);
     }
     copy_async_commit();
   };
-  load_tile<kThreads, V>(chunk.x, du + row * V, HV * V, at.rows, V);
-  load_tile<kThreads, V>(chunk.v, v + row * V, HV * V, at.rows, V);
-  load_tile<kThreads, BT>(chunk.Tinv, Tinv + row * BT, HV * BT, at.rows, BT);
+  load_tile<Kernel::kThreads, V>(chunk.x, du + row * V, HV * V, at.rows, V);
+  load_tile<Kernel::kThreads, V>(chunk.v, v + row * V, HV * V, at.rows, V);
+  load_tile<Kernel::kThreads, BT>(chunk.Tinv, Tinv + row * BT, HV * BT, at.rows, BT);
   copy_async_commit();
-  load_tile<kThreads, V>(chunk.v_new, v_new + row * V, HV * V, at.rows, V);
+  load_tile<Kernel::kThreads, V>(chunk.v_new, v_new + row * V, HV * V, at.rows, V);
   copy_async_commit();
   chunk.columns.load_gate(G + row, at.rows);
   chunk.columns.load_scale(chunk.columns.k_rstd, k_rstd + row_k, at.rows);
-  load_beta<BETA_SIGMOID, NEG_EIGVAL>(chunk.beta, beta + row, at.rows);
+  Kernel::load_beta<BETA_SIGMOID, NEG_EIGVAL>(chunk.beta, beta + row, at.rows);
   copy_async_wait<1>();
   sync_block();
-  make_x(chunk.Tinv, chunk.x, chunk.v, chunk.beta, dv + row * V, at.rows, chunk.values);
+  Kernel::make_x(chunk.Tinv, chunk.x, chunk.v, chunk.beta, dv + row * V, at.rows, chunk.values);
   copy_async_wait<0>();
   sync_block();
 
   for (int i = 0; i < num_stages; ++i) load(i);
-  const OwnRows own(chunk.columns);
-  Blocks(chunk.x, chunk.v_new)
+  const Kernel::OwnRows own(chunk.columns);
+  Kernel::Blocks(chunk.x, chunk.v_new)
       .store_decayed(
           chunk.N, [&](int r) { return -inside(chunk.beta[r]); }, chunk.columns,
           chunk.columns.k_rstd);
-  Sums sums;
+  Kernel::Sums sums;
 #pragma unroll 1
-  for (int tile = 0; tile < kTilesK; ++tile) {
+  for (int tile = 0; tile < Kernel::kTilesK; ++tile) {
     copy_async_wait<num_stages - 1>();
     sync_block();
-    process(Stage(tile), chunk, own, tile, at.rows, sums, dk_qk + row * K, dk + row * K);
-    if (tile + num_stages < kTilesK) sync_block();
+    Kernel::process(Kernel::Buffer(tile), chunk, own, tile, at.rows, sums, dk_qk + row * K,
+                    dk + row * K);
+    if (tile + num_stages < Kernel::kTilesK) sync_block();
     load(tile + num_stages);
   }
 
   chunk.keys.put(sums.keys);
   if constexpr (SCALAR_GATE) chunk.gate.put(sums.gate);
   sync_block();
-  for (int r = thread_index(); r < at.rows; r += kThreads) {
+  for (int r = thread_index(); r < at.rows; r += Kernel::kThreads) {
     const int64 to = row + r * HV;
-    const float of_keys = chunk.keys.get(r) * kUnbalance;
+    const float of_keys = chunk.keys.get(r) * Kernel::kUnbalance;
     const float rate = chunk.beta[r];
-    dbeta[to] = from_float<BETA_DTYPE>((of_keys / inside(rate) + sum_of_warps(chunk.values, r)) *
-                                       beta_slope<BETA_SIGMOID, NEG_EIGVAL>(beta[to]));
+    dbeta[to] =
+        from_float<BETA_DTYPE>((of_keys / inside(rate) + Kernel::sum_of_warps(chunk.values, r)) *
+                               gradient::beta_slope<BETA_SIGMOID, NEG_EIGVAL>(beta[to]));
     if constexpr (SCALAR_GATE)
-      dG[to] = dG_qk[to] + chunk.gate.get(r) * kUnbalance + beside(rate) * of_keys;
+      dG[to] = dG_qk[to] + chunk.gate.get(r) * Kernel::kUnbalance + beside(rate) * of_keys;
   }
 }

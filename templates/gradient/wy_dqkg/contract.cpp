@@ -1,6 +1,7 @@
 #include "templates/cpu_contract.hpp"
 #include "templates/gradient/backward_contract.hpp"
 #include "templates/gradient/stages.hpp"
+#include "templates/gradient/wy_dqkg/layout.hpp"
 
 namespace wyvern::wy_dqkg {
 namespace {
@@ -18,12 +19,7 @@ Template stage() {
   return t;
 }
 
-std::int64_t shared_bytes(const Spec& s) {
-  const backward::Sizes size(s);
-  return std::max(s.num_stages * (2 * size.keys + 2 * size.states), size.values) + 3 * size.values +
-         2 * size.square + 2 * size.column + size.warp_rows + size.columns + 2 * size.row_sums +
-         size.block_sum;
-}
+std::int64_t shared_bytes(const Spec& s) { return SharedLayout(s).bytes; }
 
 /// Scratch of one block, as wy_dqkg/cpu.cpp hands it out.
 std::int64_t scratch_floats(const Spec& s) {

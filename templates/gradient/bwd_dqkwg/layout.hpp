@@ -1,0 +1,32 @@
+// What a block of bwd_dqkwg keeps in shared memory.
+#pragma once
+
+#include "device/cuda/backward_layout.hpp"
+
+namespace wyvern::bwd_dqkwg {
+
+/// The buffers; what stays behind them.
+template <class S>
+struct SharedLayout {
+  cuda::TilePlace dO, v_new, du, P;
+  cuda::ArrayPlace diagonal;
+  cuda::gradient::ColumnPlace columns;
+  cuda::ArrayPlace gate, end;
+  int bytes;
+
+  constexpr explicit SharedLayout(const S& s) {
+    cuda::LayoutBuilder at;
+    at.take(s.num_stages * cuda::gradient::StateBufferLayout<S>(s).bytes);
+    dO = cuda::gradient::take_values(at, s);
+    v_new = cuda::gradient::take_values(at, s);
+    du = cuda::gradient::take_values(at, s);
+    P = cuda::gradient::take_square(at, s);
+    diagonal = at.array(s.BT);
+    columns = cuda::gradient::take_columns(at, s);
+    gate = cuda::gradient::take_row_sums(at, s);
+    end = at.array(s.num_warps);
+    bytes = at.bytes;
+  }
+};
+
+}  // namespace wyvern::bwd_dqkwg

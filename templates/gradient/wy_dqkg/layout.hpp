@@ -1,0 +1,38 @@
+// What a block of wy_dqkg keeps in shared memory.
+#pragma once
+
+#include "device/cuda/backward_layout.hpp"
+
+namespace wyvern::wy_dqkg {
+
+/// The buffers, in whose place v is until the first is filled; what stays behind them.
+template <class S>
+struct SharedLayout {
+  cuda::TilePlace v, dO, v_new, x, P, N;
+  cuda::ArrayPlace diagonal, beta, values;
+  cuda::gradient::ColumnPlace columns;
+  cuda::ArrayPlace gate, keys, end;
+  int bytes;
+
+  constexpr explicit SharedLayout(const S& s) {
+    cuda::LayoutBuilder before, at;
+    v = cuda::gradient::take_values(before, s);
+    at.take(s.num_stages * cuda::gradient::StateBufferLayout<S>(s).bytes);
+    at.cover(before);
+    dO = cuda::gradient::take_values(at, s);
+    v_new = cuda::gradient::take_values(at, s);
+    x = cuda::gradient::take_values(at, s);
+    P = cuda::gradient::take_square(at, s);
+    N = cuda::gradient::take_square(at, s);
+    diagonal = at.array(s.BT);
+    beta = at.array(s.BT);
+    values = at.array(s.num_warps * s.BT);
+    columns = cuda::gradient::take_columns(at, s);
+    gate = cuda::gradient::take_row_sums(at, s);
+    keys = cuda::gradient::take_row_sums(at, s);
+    end = at.array(s.num_warps);
+    bytes = at.bytes;
+  }
+};
+
+}  // namespace wyvern::wy_dqkg
