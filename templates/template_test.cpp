@@ -7,7 +7,6 @@
 #include "templates/intra/stages.hpp"
 #include "templates/rows/stages.hpp"
 #include "templates/scan/stages.hpp"
-#include "templates/source.hpp"
 
 namespace wyvern {
 namespace {
@@ -173,14 +172,6 @@ TEST(Registration, TensorMapsAreOfArgumentsThatAreThere) {
   Template many = with_map();
   many.tensor_maps.resize(kMaxTensorMaps + 1, many.tensor_maps.front());
   expect_has(refusal(many), "it has 9 tensor maps; 8 is the most");
-}
-
-TEST(Source, TensorMapsStandBetweenTensorsAndSizes) {
-  Template t = with_map();
-  t.source = "intra/scaled_dot_kkt/portable.cu";
-  register_template(t);
-  expect_has(specialize(t, Constants{}, Config{}),
-             "float* A, const __grid_constant__ wyvern::TensorMap k_map, Extents e\n");
 }
 
 TEST(Registration, EveryTemplateOfTheBuildIsSound) {
