@@ -15,7 +15,9 @@ WYVERN_KERNEL(kThreads, 0) {
 
   unsigned char* const shared = shared_memory();
   const auto keys = [&](int tile) {
-    return tile_at<kLayout.keys>(shared + tile % num_stages * kLayout.buffer_bytes);
+    auto buffer = tile_at<kLayout.keys>(shared);
+    buffer.data += tile % num_stages * (buffer.kBytes / static_cast<int>(sizeof(DTYPE)));
+    return buffer;
   };
   float* const G_tile = array_at<kLayout.G>(shared);
   float* const beta_tile = array_at<kLayout.beta>(shared);
