@@ -7,13 +7,19 @@
 #include <cstdint>
 #include <string>
 
-#include "templates/device/cpu/scratch.hpp"
+#include "templates/device/cpu/layout.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern {
 
-/// Bytes of so many fp32 values.
-constexpr std::int64_t fp32_bytes(std::int64_t count) { return count * 4; }
+/// Bytes of a block's scratch.
+using ScratchBytes = std::int64_t (*)(const Spec&);
+
+/// Those of a layout, which the template's cpu.cpp takes the places of its tiles from.
+template <template <class> class Layout>
+std::int64_t scratch_bytes(const Spec& s) {
+  return Layout<Spec>(s).bytes;
+}
 
 /// Empty when a block may take this much scratch memory, else the reason why not.
 inline std::string scratch_problem(std::int64_t bytes, const Limits& limits) {
@@ -35,21 +41,41 @@ inline std::string column_block_problem(std::string_view name, std::int64_t bloc
   return fmt::format("{}={} is wider than {} columns need", name, block, columns);
 }
 
-/// Tunables, legality, defaults and launch where one call is a chunk and value head, BK columns of
-/// K at a time; `scratch_floats` counts what the template's cpu.cpp hands out.
-inline Template cpu_chunks(Template t, std::int64_t (*scratch_floats)(const Spec&)) {
+/// Tunables, legality and launch where one call is a chunk and one of its heads: a value head, or a
+/// key head (constant::H) with all its value heads.
+inline Template cpu_chunks(Template t, ScratchBytes bytes,
+                           const Constant<std::int64_t>& heads = constant::HV) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
   t.source = "cpu.cpp";
-  t.tunables = {{tunable::BT, {64, 32, 16}}, {tunable::BK, {128, 64}}};
-  t.illegal = [scratch_floats](const Spec& s, const Limits& limits) {
-    const std::string problem = column_block_problem("BK", s.BK, s.K);
-    if (!problem.empty()) return problem;
-    return scratch_problem(fp32_bytes(scratch_floats(s)), limits);
+  t.tunables = {{tunable::BT, {64, 32, 16}}};
+  t.illegal = [bytes](const Spec& s, const Limits& limits) {
+    return scratch_problem(bytes(s), limits);
   };
-  t.fallback = [](Spec& s, const Limits&) { s.BK = column_block(s.K, 128); };
-  t.geometry = [scratch_floats](const Spec& s, const Extents& e, const Limits&) {
-    return Geometry{.grid = {s.HV, e.NT, 1}, .shared_bytes = fp32_bytes(scratch_floats(s))};
+  t.fallback = [](Spec&, const Limits&) {};
+  t.geometry = [bytes, heads = heads.member](const Spec& s, const Extents& e, const Limits&) {
+    return Geometry{.grid = {s.*heads, e.NT, 1}, .shared_bytes = bytes(s)};
+  };
+  return t;
+}
+
+/// What column tiles of a call are cut from.
+inline std::int64_t columns_of_K(const Spec& s) { return s.K; }
+inline std::int64_t columns_of_V(const Spec& s) { return s.V; }
+inline std::int64_t columns_of_K_and_V(const Spec& s) { return std::max(s.K, s.V); }
+
+/// The same where a call takes `block`, BK or BV, columns at a time.
+inline Template cpu_chunks_by_columns(Template t, ScratchBytes bytes, const TunableName& block,
+                                      std::int64_t (*columns)(const Spec&),
+                                      const Constant<std::int64_t>& heads = constant::HV) {
+  t = cpu_chunks(std::move(t), bytes, heads);
+  t.tunables.push_back({block, {128, 64}});
+  t.illegal = [bytes, columns, block](const Spec& s, const Limits& limits) {
+    const std::string problem = column_block_problem(block.name, s.*block.member, columns(s));
+    return problem.empty() ? scratch_problem(bytes(s), limits) : problem;
+  };
+  t.fallback = [columns, block](Spec& s, const Limits&) {
+    s.*block.member = column_block(columns(s), 128);
   };
   return t;
 }

@@ -113,7 +113,7 @@ std::string member(std::string_view name, const Value& value) {
 /// file, and as members of `Spec` for building blocks and layouts, which take it as a parameter.
 std::string definitions(const Template& t, const Constants& constants, const Config& config) {
   std::string plain;
-  std::string spec = "struct Spec {\n";
+  std::string spec = "namespace {\nstruct Spec {\n";
   const auto add = [&](std::string_view name, const Value& value) {
     plain += definition(name, value);
     spec += member(name, value);
@@ -127,7 +127,7 @@ std::string definitions(const Template& t, const Constants& constants, const Con
                   fmt::format("template {} needs the tunable {}", t.id(), tunable.name));
     add(tunable.name, *value);
   }
-  return plain + spec + "};\n";
+  return plain + spec + "};\n}  // namespace\n";
 }
 
 /// What stands between the prelude and the template's file.

@@ -1,9 +1,8 @@
-// What the contracts of kda_bwd_dqkg, kda_intra_bwd and kda_wy_dqkg share: the sizes of what blocks
-// of device/cpu/kda_*backward.hpp lay out, and the CUDA templates of a chunk's whole gradients.
+// What the contracts of kda_bwd_dqkg, kda_intra_bwd and kda_wy_dqkg share: the CUDA templates of a
+// chunk's whole gradients.
 #pragma once
 
 #include "templates/cuda_sizes.hpp"
-#include "templates/device/cpu/scratch.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::kda_backward {
@@ -55,18 +54,6 @@ inline Template portable(Template t, std::int64_t (*bytes)(const Spec&)) {
   };
   t.geometry = cuda::chunk_blocks(bytes);
   return t;
-}
-
-/// Floats of device/cpu/kda_backward.hpp's IntraScratch.
-constexpr std::int64_t intra_scratch(std::int64_t BT, std::int64_t BK) {
-  return 5 * scratch::tile(16, BK) + 3 * scratch::tile(BT, BK);
-}
-
-/// Floats of device/cpu/kda_state_backward.hpp's StateBackward.
-constexpr std::int64_t state_scratch(std::int64_t BT, std::int64_t BK, std::int64_t V) {
-  return 3 * scratch::tile(BT, V) + scratch::tile(V, BT) + 2 * scratch::tile(V, BK) +
-         scratch::tile(BT, BT) + 6 * scratch::tile(BT, BK) + scratch::vector(BK) +
-         4 * scratch::vector(BT);
 }
 
 }  // namespace wyvern::kda_backward

@@ -42,12 +42,6 @@ inline Template portable(Template t) {
   return t;
 }
 
-/// Scratch of one block, as device/cpu/combine.hpp hands it out.
-inline std::int64_t cpu_scratch(const Spec& s) {
-  const std::int64_t K = s.K, BV = s.BV;
-  return fp32_bytes(2 * scratch::tile(K, BV) + scratch::tile(K, K) + scratch::vector(K + 8));
-}
-
 /// One call: all segments of one sequence, one value head, BV columns of the state.
 inline Template cpu(Template t) {
   t.variant = "cpu";
@@ -58,12 +52,14 @@ inline Template cpu(Template t) {
                 {tunable::SEG, scan::segment_lengths()}};
   t.illegal = [](const Spec& s, const Limits& limits) {
     const std::string problem = column_block_problem("BV", s.BV, s.V);
-    return problem.empty() ? scratch_problem(cpu_scratch(s), limits) : problem;
+    return problem.empty() ? scratch_problem(scratch_bytes<cpu::SegmentStatesLayout>(s), limits)
+                           : problem;
   };
   t.fallback = [](Spec& s, const Limits&) { s.BV = column_block(s.V, 64); };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     const std::int64_t tiles = cuda::ceil_div(s.V, s.BV);
-    return Geometry{.grid = {tiles, s.HV, e.N}, .shared_bytes = cpu_scratch(s)};
+    return Geometry{.grid = {tiles, s.HV, e.N},
+                    .shared_bytes = scratch_bytes<cpu::SegmentStatesLayout>(s)};
   };
   return t;
 }

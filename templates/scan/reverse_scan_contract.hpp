@@ -12,15 +12,8 @@ inline const std::vector<AnyConstant> kConstants{
 
 inline std::int64_t shared_bytes(const Spec& s) { return cuda::ReverseScanLayout(s).bytes; }
 
-/// Scratch of one block, as device/cpu/reverse_scan.hpp hands it out.
-inline std::int64_t cpu_scratch(const Spec& s) {
-  const std::int64_t BT = s.BT, BV = s.BV;
-  const std::int64_t K = s.K;
-  return fp32_bytes(scratch::tile(K, BV) + scratch::tile(2 * BT, K) + scratch::tile(2 * BT, BV) +
-                    2 * scratch::vector(BT) + scratch::vector(K));
-}
-
-inline const scan::Direction kReverse{
-    shared_bytes, cpu_scratch, {{tunable::num_stages, cuda::integers({2, 1, 3})}}};
+inline const scan::Direction kReverse{shared_bytes,
+                                      scratch_bytes<cpu::ReverseScanLayout>,
+                                      {{tunable::num_stages, cuda::integers({2, 1, 3})}}};
 
 }  // namespace wyvern::reverse_scan

@@ -4,6 +4,7 @@
 
 #include "templates/cpu_contract.hpp"
 #include "templates/cuda_sizes.hpp"
+#include "templates/device/cpu/scan_layout.hpp"
 #include "templates/device/cuda/scan_layout.hpp"
 #include "templates/template.hpp"
 
@@ -26,22 +27,14 @@ inline std::vector<Value> segment_lengths() { return cuda::integers({16, 8, 32, 
 
 inline std::int64_t shared_bytes(const Spec& s) { return cuda::ForwardScanLayout(s).bytes; }
 
-/// Scratch of one block, as device/cpu/scan.hpp hands it out.
-inline std::int64_t cpu_scratch(const Spec& s) {
-  const std::int64_t BT = s.BT, BV = s.BV;
-  const std::int64_t K = s.K;
-  return fp32_bytes(scratch::tile(K, BV) + scratch::tile(BT, K) + scratch::tile(BT, BV) +
-                    scratch::vector(BT) + scratch::vector(K));
-}
-
 /// A direction: what a block keeps on chip, in bytes, and what its CUDA templates may be tuned by.
 struct Direction {
   std::int64_t (*shared_bytes)(const Spec&);
-  std::int64_t (*cpu_scratch)(const Spec&);
+  ScratchBytes cpu_scratch;
   std::vector<Tunable> tunables;  ///< beside BT, BV, num_warps and precision
 };
 inline const Direction kForward{shared_bytes,
-                                cpu_scratch,
+                                scratch_bytes<cpu::ForwardScanLayout>,
                                 {{tunable::num_stages, cuda::integers({2, 3, 1, 4})},
                                  {tunable::min_blocks, cuda::integers({0, 2, 4})}}};
 

@@ -1,5 +1,6 @@
 #include "templates/cpu_contract.hpp"
 #include "templates/cuda_sizes.hpp"
+#include "templates/decode/recurrent/cpu_layout.hpp"
 #include "templates/decode/stages.hpp"
 #include "templates/template.hpp"
 
@@ -116,13 +117,6 @@ Template portable() {
   return t;
 }
 
-/// Scratch of one block, as recurrent/cpu.cpp hands it out: the state, and a token's vectors.
-std::int64_t cpu_scratch(const Spec& s) {
-  const std::int64_t BV = s.BV, K = s.K;
-  return fp32_bytes((s.STATE_V_FIRST ? scratch::tile(BV, K) : scratch::tile(K, BV)) +
-                    3 * scratch::vector(K) + 4 * scratch::vector(BV));
-}
-
 /// One call: all tokens of one sequence, one value head, BV columns of the state.
 Template cpu(Template t) {
   t.variant = "cpu";
@@ -131,12 +125,13 @@ Template cpu(Template t) {
   t.tunables = {{tunable::BV, {128, 64}}};
   t.illegal = [](const Spec& s, const Limits& limits) {
     const std::string problem = column_block_problem("BV", s.BV, s.V);
-    return problem.empty() ? scratch_problem(cpu_scratch(s), limits) : problem;
+    return problem.empty() ? scratch_problem(scratch_bytes<ScratchLayout>(s), limits) : problem;
   };
   t.fallback = [](Spec& s, const Limits&) { s.BV = column_block(s.V, 128); };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     const std::int64_t BV = s.BV;
-    return Geometry{.grid = {(s.V + BV - 1) / BV, s.HV, e.N}, .shared_bytes = cpu_scratch(s)};
+    return Geometry{.grid = {(s.V + BV - 1) / BV, s.HV, e.N},
+                    .shared_bytes = scratch_bytes<ScratchLayout>(s)};
   };
   return t;
 }

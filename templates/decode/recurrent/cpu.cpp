@@ -1,8 +1,11 @@
 // The recurrence token by token for one sequence, value head and BV columns of the state, which
 // stays in scratch as its tensor has it: rows of K, or of V.
+#include "decode/recurrent/cpu_layout.hpp"
 #include "device/cpu/gate.hpp"
 
-constexpr int kRow = row_stride(STATE_V_FIRST ? K : BV);
+constexpr recurrent::ScratchLayout kScratch{Spec{}};
+using StateTile = TileAt<kScratch.state>;
+constexpr int kRow = StateTile::kStride;
 constexpr int kKeys = round_up(K, kLanes);
 
 /// What a token brings to the step, as fp32; 0 from K to the next whole vector.
@@ -137,18 +140,18 @@ static void clear_output(DTYPE* o, int64 tokens, int columns) {
 }
 
 template <class T>
-static void load_state(const T* from, int columns, float* state) {
+static void load_state(const T* from, int columns, StateTile state) {
   if constexpr (STATE_V_FIRST)
-    load_tile(from, K, columns, K, state, kRow);
+    load_tile(from, K, columns, K, state);
   else
-    load_tile(from, V, K, columns, state, kRow);
+    load_tile(from, V, K, columns, state);
 }
 template <class T>
-static void store_state(const float* state, int columns, T* to) {
+static void store_state(StateTile state, int columns, T* to) {
   if constexpr (STATE_V_FIRST)
-    store_tile(state, kRow, columns, K, to, K);
+    store_tile(state, columns, K, to, K);
   else
-    store_tile(state, kRow, K, columns, to, V);
+    store_tile(state, K, columns, to, V);
 }
 
 /// Entry i of cu_seqlens, or where sequence i of equal ones starts.
@@ -170,15 +173,14 @@ WYVERN_BLOCK {
   const int64 to = (n * HV + head) * (K * V) + tile_at;
   constexpr int kStateRows = STATE_V_FIRST ? BV : K;
 
-  Scratch scratch(memory);
-  float* tile = scratch.tile(kStateRows, STATE_V_FIRST ? K : BV);
-  Token t{.k = scratch.vector(K),
-          .q = scratch.vector(K),
-          .decay = scratch.vector(K),
-          .u = scratch.vector(BV)};
-  float* out = scratch.vector(BV);
-  float* with_k = scratch.vector(BV);
-  float* with_q = scratch.vector(BV);
+  const StateTile tile = cpu::tile_at<kScratch.state>(memory);
+  Token t{.k = vector_at<kScratch.k>(memory),
+          .q = vector_at<kScratch.q>(memory),
+          .decay = vector_at<kScratch.decay>(memory),
+          .u = vector_at<kScratch.u>(memory)};
+  float* out = vector_at<kScratch.out>(memory);
+  float* with_k = vector_at<kScratch.with_k>(memory);
+  float* with_q = vector_at<kScratch.with_q>(memory);
 
   const bool skipped = STATE_INDEX && (slot < 0 || slot >= e.S);
   if (INPLACE_STATE && !skipped)
@@ -186,7 +188,7 @@ WYVERN_BLOCK {
   else if (INITIAL_STATE && !skipped)
     load_state(initial_state + from, columns, tile);
   else
-    clear_rows(tile, kRow, 0, kStateRows, STATE_V_FIRST ? K : columns);
+    clear_rows(tile, 0, kStateRows, STATE_V_FIRST ? K : columns);
   if (skipped) {
     clear_output(o + (begin * HV + head) * V + first_column, end - begin, columns);
     if constexpr (FINAL_STATE) store_state(tile, columns, final_state + to);
@@ -203,7 +205,7 @@ WYVERN_BLOCK {
     t.k_rstd = QK_L2NORM ? 1.0F / __builtin_sqrtf(dot(t.k, t.k) + 1e-6F) : 1.0F;
     t.q_rstd = QK_L2NORM ? 1.0F / __builtin_sqrtf(dot(t.q, t.q) + 1e-6F) : 1.0F;
     if constexpr (GATED) load_decay(g + row * GATE_K, A_log, dt_bias, head, e.lower_bound, t.decay);
-    step(tile, t, columns, with_k, with_q, e.scale, out);
+    step(tile.data, t, columns, with_k, with_q, e.scale, out);
     for (int c = 0; c < columns; c += kLanes)
       store_heads(o + row * V + first_column + c, load(out + c),
                   columns - c < kLanes ? columns - c : kLanes);

@@ -36,6 +36,17 @@ template <class T>
   for (int r = rows; r < round_up(rows, kLanes); ++r) dst[r] = 0.0F;
 }
 
+/// dst[r * stride] = src[r], rounded to T.
+template <class T>
+[[gnu::noinline]] static void store_column(const float* src, int rows, T* dst, int64 stride) {
+  for (int r = 0; r < rows; ++r) store_part(dst + r * stride, splat(src[r]), 1);
+}
+
+/// dst = value over `rows` values, in whole vectors.
+inline void fill_column(float* dst, float value, int rows) {
+  for (int r = 0; r < rows; r += kLanes) store(dst + r, splat(value));
+}
+
 /// As load_column for the summed gate: zeros, and G is not read, for an operator that is not Gated.
 template <bool Gated>
 inline void load_gates(const float* G, int64 stride, int rows, float* dst) {
@@ -69,25 +80,25 @@ inline void exp_of(const float* src, float from, int rows, float* dst) {
 /// main one, 1: the one under it), 0 elsewhere in a square of `rows` rounded up to whole 16. What
 /// lies above the diagonal is selected away, so that no overflow there can reach the result.
 /// column_scale counts, and is read, where `Scaled`.
-template <int Below, bool Scaled>
-[[gnu::noinline]] static void decay_lower(const float* src, int64 ld, int rows, const float* G,
+template <int Below, bool Scaled, int C>
+[[gnu::noinline]] static void decay_lower(Tile<C> src, int rows, const float* G,
                                           const float* row_scale, const float* column_scale,
-                                          float* dst) {
+                                          Tile<C> dst) {
   const i32 lanes = lane_numbers();
   const int columns = round_up(rows, 16);
   for (int r = 0; r < rows; ++r) {
     for (int c = 0; c < columns; c += kLanes) {
       if (c > r - Below) {
-        store(dst + r * ld + c, f32{});
+        store(dst.row(r) + c, f32{});
         continue;
       }
       f32 factor = exp(G[r] - load(G + c)) * row_scale[r];
       if constexpr (Scaled) factor *= load(column_scale + c);
-      const f32 decayed = load(src + r * ld + c) * factor;
-      store(dst + r * ld + c, lanes <= r - Below - c ? decayed : f32{});
+      const f32 decayed = load(src.row(r) + c) * factor;
+      store(dst.row(r) + c, lanes <= r - Below - c ? decayed : f32{});
     }
   }
-  clear_rows(dst, ld, rows, columns, columns);
+  clear_rows(dst, rows, columns, columns);
 }
 
 }  // namespace wyvern::cpu

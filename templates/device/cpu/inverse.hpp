@@ -1,12 +1,10 @@
 // The inverse of a unit lower triangular matrix.
 #pragma once
 
+#include "device/cpu/inverse_layout.hpp"
 #include "device/cpu/product.hpp"
 
 namespace wyvern::cpu {
-
-/// Rows that are eliminated one by one; above that whole blocks are multiplied.
-constexpr int kSolveBlock = 16;
 
 namespace detail {
 
@@ -32,15 +30,16 @@ namespace detail {
 
 /// x = (I - n)^-1 for n strictly lower, by blocks of kSolveBlock: the diagonal ones first, then row
 /// of blocks i: X_i = X_ii (N_i X). `n` has zeros elsewhere in the square of `rows` rounded up to
-/// whole kSolveBlock, and that square is what is written of `x`. `product_` is scratch of
-/// kSolveBlock rows; all three have `ld` floats between rows.
-static void invert_unit_lower(const float* n, int64 ld, int rows, float* x, float* product_) {
-  clear_rows(x, ld, 0, round_up(rows, kSolveBlock), round_up(rows, kSolveBlock));
+/// whole kSolveBlock, and that square is what is written of `x`. `block_row` is scratch of
+/// kSolveBlock rows.
+template <int C>
+static void invert_unit_lower(Tile<C> n, int rows, Tile<C> x, Tile<C> block_row) {
+  clear_rows(x, 0, round_up(rows, kSolveBlock), round_up(rows, kSolveBlock));
   for (int i = 0; i < rows; i += kSolveBlock)
-    detail::invert_block(n + i * ld + i, x + i * ld + i, ld);
+    detail::invert_block(n.from(i, i).data, x.from(i, i).data, n.kStride);
   for (int i = kSolveBlock; i < rows; i += kSolveBlock) {
-    multiply<Layout::rows, Lower::b>(kSolveBlock, i, i, n + i * ld, ld, x, ld, product_, ld);
-    multiply(kSolveBlock, i, kSolveBlock, x + i * ld + i, ld, product_, ld, x + i * ld, ld);
+    multiply<Layout::rows, Lower::b>(kSolveBlock, i, i, n.from(i), x, block_row);
+    multiply(kSolveBlock, i, kSolveBlock, x.from(i, i), block_row, x.from(i));
   }
 }
 

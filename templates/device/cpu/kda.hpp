@@ -4,14 +4,10 @@
 #pragma once
 
 #include "device/cpu/chunk.hpp"
+#include "device/cpu/kda_layout.hpp"
 #include "device/cpu/product.hpp"
 
 namespace wyvern::cpu {
-
-/// Rows that share an anchor: with a bounded gate one strip's rows with themselves too; without,
-/// with the rows before them only, and those among themselves have their own exponents each.
-template <bool Bounded>
-constexpr int kAnchorRows = Bounded ? 16 : 8;
 
 /// The anchor of the strip of rows that starts at `first`, in a chunk of `rows`.
 template <bool Bounded>
@@ -26,67 +22,45 @@ inline f32 anchored_exp(f32 x) {
 }
 
 /// dst_rc = src_rc exp(G_rc - anchor_c), rows at or after the anchor.
-template <bool Bounded>
-[[gnu::noinline]] static void decay_after(const float* src, const float* G, int64 ld,
-                                          const float* anchor, int rows, int columns, float* dst) {
+template <bool Bounded, int C>
+[[gnu::noinline]] static void decay_after(Tile<C> src, Tile<C> G, const float* anchor, int rows,
+                                          int columns, Tile<C> dst) {
   for (int r = 0; r < rows; ++r)
     for (int c = 0; c < columns; c += kLanes)
-      store(dst + r * ld + c, load(src + r * ld + c) *
-                                  anchored_exp<Bounded>(load(G + r * ld + c) - load(anchor + c)));
+      store(dst.row(r) + c,
+            load(src.row(r) + c) * anchored_exp<Bounded>(load(G.row(r) + c) - load(anchor + c)));
 }
 
 /// dst_cs = k_cs exp(G_cn - G_cs) for `keys` columns at or before column n = `anchor`; all three
 /// are transposed, a row a channel.
-template <bool Bounded>
-[[gnu::noinline]] static void decay_before_transposed(const float* k, const float* G, int64 ld,
-                                                      int anchor, int channels, int keys,
-                                                      float* dst) {
+template <bool Bounded, int C>
+[[gnu::noinline]] static void decay_before_transposed(Tile<C> k, Tile<C> G, int anchor,
+                                                      int channels, int keys, Tile<C> dst) {
   for (int c = 0; c < channels; ++c) {
-    const float from = G[c * ld + anchor];
+    const float from = G.row(c)[anchor];
     for (int s = 0; s < keys; s += kLanes)
-      store(dst + c * ld + s,
-            load(k + c * ld + s) * anchored_exp<Bounded>(from - load(G + c * ld + s)));
+      store(dst.row(c) + s, load(k.row(c) + s) * anchored_exp<Bounded>(from - load(G.row(c) + s)));
   }
 }
 
-/// Products of query and key r with key s, s <= r, for the first `rows` of up to kAnchorRows<false>
-/// rows, each pair with its own exponents: to qk[r * ld_out + s] and, for s < r, kk[...].
-[[gnu::noinline]] static void pair_products(const float* q, const float* k, const float* G,
-                                            int64 ld, int rows, int columns, float* qk, float* kk,
-                                            int64 ld_out) {
+/// Products of query and key r with key s, s <= r, for the first `rows` of up to anchor_rows(false)
+/// rows, each pair with its own exponents: to row r and column s of qk and, for s < r, of kk.
+template <int C, int Out>
+[[gnu::noinline]] static void pair_products(Tile<C> q, Tile<C> k, Tile<C> G, int rows, int columns,
+                                            Tile<Out> qk, Tile<Out> kk) {
   for (int r = 0; r < rows; ++r)
     for (int s = 0; s <= r; ++s) {
       f32 sum_q{}, sum_k{};
       for (int c = 0; c < columns; c += kLanes) {
         const f32 x =
-            load(k + s * ld + c) * anchored_exp<false>(load(G + r * ld + c) - load(G + s * ld + c));
-        sum_q += load(q + r * ld + c) * x;
-        sum_k += load(k + r * ld + c) * x;
+            load(k.row(s) + c) * anchored_exp<false>(load(G.row(r) + c) - load(G.row(s) + c));
+        sum_q += load(q.row(r) + c) * x;
+        sum_k += load(k.row(r) + c) * x;
       }
-      qk[r * ld_out + s] = sum(sum_q);
-      if (s < r) kk[r * ld_out + s] = sum(sum_k);
+      qk.row(r)[s] = sum(sum_q);
+      if (s < r) kk.row(r)[s] = sum(sum_k);
     }
 }
-
-/// What the products of a chunk's queries and keys are made of, as tiles of row_stride(K) floats a
-/// row: `k`, `q` and `G`, and of row_stride(chunk size): their transposes.
-struct IntraTiles {
-  float *q, *k, *G;
-  float *k_t, *G_t;
-  float* left;      ///< 2 kAnchorRows rows of row_stride(K)
-  float* right;     ///< K rows of row_stride(chunk size)
-  float* products;  ///< 2 kAnchorRows rows of row_stride(chunk size): of queries, then of keys
-
-  IntraTiles(Scratch& scratch, int chunk, int channels, int strip)
-      : q(scratch.tile(chunk, channels)),
-        k(scratch.tile(chunk, channels)),
-        G(scratch.tile(chunk, channels)),
-        k_t(scratch.tile(channels, chunk)),
-        G_t(scratch.tile(channels, chunk)),
-        left(scratch.tile(2 * strip, channels)),
-        right(scratch.tile(channels, chunk)),
-        products(scratch.tile(2 * strip, chunk)) {}
-};
 
 /// Where a chunk of one value head's rows are: `row` counts heads of tokens, key heads for
 /// `key_row`.
@@ -95,48 +69,67 @@ struct IntraRows {
   int rows;
 };
 
-/// Fills in the tiles of a chunk, Chunk_ rows long at most, queries and keys with their scales
-/// where `Scaled`. `scale` is scratch of a value a row.
-template <bool Scaled, int H_, int HV_, int K_, int Chunk_, class T>
-static void load_intra(const IntraTiles& to, const IntraRows& from, const T* q, const T* k,
-                       const float* Gk, const float* q_rstd, const float* k_rstd, float* scale) {
-  constexpr int64 kKeyRow = row_stride(K_), kRow = row_stride(Chunk_), kStride = int64{H_} * K_;
-  const int rows = from.rows;
-  if constexpr (Scaled) load_column(q_rstd + from.key_row, H_, rows, scale);
-  load_tile<Scaled>(q + from.key_row * K_, kStride, rows, K_, to.q, kKeyRow, scale);
-  if constexpr (Scaled) load_column(k_rstd + from.key_row, H_, rows, scale);
-  load_tile<Scaled>(k + from.key_row * K_, kStride, rows, K_, to.k, kKeyRow, scale);
-  load_tile(Gk + from.row * K_, int64{HV_} * K_, rows, K_, to.G, kKeyRow);
-  transpose<true>(to.k, kKeyRow, rows, K_, to.k_t, kRow);
-  transpose<true>(to.G, kKeyRow, rows, K_, to.G_t, kRow);
-}
+/// The products of a chunk's queries and keys, a strip of rows at a time.
+template <class S>
+struct IntraProducts {
+  static constexpr int BT = S::BT, H = S::H, HV = S::HV, K = S::K;
+  static constexpr bool kBounded = S::SAFE_GATE;
+  static constexpr int kStrip = anchor_rows(kBounded);
 
-/// Products with the keys up to their own, for a strip of rows from `first`: rows of queries, then
-/// as many of keys, to `products`. Its rows number at most kAnchorRows, and are returned. What lies
-/// above the diagonal may be anything.
-template <bool Bounded>
-static int strip_products(const IntraTiles& tiles, int64 ld_K, int64 ld, int channels, int first,
-                          int chunk_rows) {
-  constexpr int kRows = kAnchorRows<Bounded>;
-  const int rows = chunk_rows - first < kRows ? chunk_rows - first : kRows;
-  const int keys = Bounded ? first + rows : first;
-  const int n = anchor_row<Bounded>(first, chunk_rows);
-  const float* q = tiles.q + first * ld_K;
-  const float* k = tiles.k + first * ld_K;
-  const float* G = tiles.G + first * ld_K;
-  if (keys > 0) {
-    const float* anchor = tiles.G + n * ld_K;
-    decay_after<Bounded>(q, G, ld_K, anchor, rows, channels, tiles.left);
-    decay_after<Bounded>(k, G, ld_K, anchor, rows, channels, tiles.left + rows * ld_K);
-    clear_rows(tiles.left, ld_K, 2 * rows, round_up(2 * rows, kTileRows), channels);
-    decay_before_transposed<Bounded>(tiles.k_t, tiles.G_t, ld, n, channels, keys, tiles.right);
-    multiply(2 * rows, keys, channels, tiles.left, ld_K, tiles.right, ld, tiles.products, ld);
+  Tile<K> q, k, G;    ///< of the chunk's rows, q and k with their scales
+  Tile<BT> k_t, G_t;  ///< transposed
+  Tile<K> left;       ///< 2 kStrip rows
+  Tile<BT> right;     ///< K rows
+  Tile<BT> products;  ///< 2 kStrip rows: of queries, then of keys
+
+  template <IntraProductsLayout<S> Place>
+  static IntraProducts at(void* memory) {
+    return {.q = tile_at<Place.q>(memory),
+            .k = tile_at<Place.k>(memory),
+            .G = tile_at<Place.G>(memory),
+            .k_t = tile_at<Place.k_t>(memory),
+            .G_t = tile_at<Place.G_t>(memory),
+            .left = tile_at<Place.left>(memory),
+            .right = tile_at<Place.right>(memory),
+            .products = tile_at<Place.products>(memory)};
   }
-  if constexpr (!Bounded)
-    pair_products(q, k, G, ld_K, rows, channels, tiles.products + first,
-                  tiles.products + rows * ld + first, ld);
-  return rows;
-}
+
+  /// Fills in the tiles of a chunk. `scale` is scratch of a value a row.
+  template <class T>
+  void load(const IntraRows& from, const T* q_all, const T* k_all, const float* Gk,
+            const float* q_rstd, const float* k_rstd, float* scale) const {
+    constexpr int64 kStride = int64{H} * K;
+    const int rows = from.rows;
+    if constexpr (S::QK_L2NORM) load_column(q_rstd + from.key_row, H, rows, scale);
+    load_tile<S::QK_L2NORM>(q_all + from.key_row * K, kStride, rows, K, q, scale);
+    if constexpr (S::QK_L2NORM) load_column(k_rstd + from.key_row, H, rows, scale);
+    load_tile<S::QK_L2NORM>(k_all + from.key_row * K, kStride, rows, K, k, scale);
+    load_tile(Gk + from.row * K, int64{HV} * K, rows, K, G);
+    transpose(k, rows, K, k_t);
+    transpose(G, rows, K, G_t);
+  }
+
+  /// Products with the keys up to their own, for a strip of rows from `first`: rows of queries,
+  /// then as many of keys, to `products`. Its rows number at most kStrip, and are returned. What
+  /// lies above the diagonal may be anything.
+  int strip(int first, int chunk_rows) const {
+    const int rows = chunk_rows - first < kStrip ? chunk_rows - first : kStrip;
+    const int keys = kBounded ? first + rows : first;
+    const int n = anchor_row<kBounded>(first, chunk_rows);
+    const Tile<K> strip_q = q.from(first), strip_k = k.from(first), strip_G = G.from(first);
+    if (keys > 0) {
+      decay_after<kBounded>(strip_q, strip_G, G.row(n), rows, K, left);
+      decay_after<kBounded>(strip_k, strip_G, G.row(n), rows, K, left.from(rows));
+      clear_rows(left, 2 * rows, round_up(2 * rows, kTileRows), K);
+      decay_before_transposed<kBounded>(k_t, G_t, n, K, keys, right);
+      multiply(2 * rows, keys, K, left, right, products);
+    }
+    if constexpr (!kBounded)
+      pair_products(strip_q, strip_k, strip_G, rows, K, products.from(0, first),
+                    products.from(rows, first));
+    return rows;
+  }
+};
 
 /// dst_s = factor x_s for the `keys` first of `columns`, else 0.
 inline void masked_row(const float* x, float factor, int keys, int columns, float* dst) {
@@ -147,19 +140,19 @@ inline void masked_row(const float* x, float factor, int keys, int columns, floa
 
 /// q <- exp(G) q, k <- exp(G_last - G) k, and factor = rate exp(G) k with k as it was; rows of
 /// `factor` are padded with 0 to whole kTileRows.
-[[gnu::noinline]] static void decay_keys(float* q, float* k, const float* G, int64 ld, int rows,
-                                         int columns, const float* rate, float* factor) {
-  const float* last = G + (rows - 1) * ld;
+template <int C>
+[[gnu::noinline]] static void decay_keys(Tile<C> q, Tile<C> k, Tile<C> G, int rows, int columns,
+                                         const float* rate, Tile<C> factor) {
+  const float* last = G.row(rows - 1);
   for (int r = 0; r < rows; ++r)
     for (int c = 0; c < columns; c += kLanes) {
-      const int64 i = r * ld + c;
-      const f32 G_r = load(G + i), k_r = load(k + i);
+      const f32 G_r = load(G.row(r) + c), k_r = load(k.row(r) + c);
       const f32 decay = exp(G_r);
-      store(q + i, load(q + i) * decay);
-      store(factor + i, k_r * decay * rate[r]);
-      store(k + i, k_r * exp(load(last + c) - G_r));
+      store(q.row(r) + c, load(q.row(r) + c) * decay);
+      store(factor.row(r) + c, k_r * decay * rate[r]);
+      store(k.row(r) + c, k_r * exp(load(last + c) - G_r));
     }
-  clear_rows(factor, ld, rows, round_up(rows, kTileRows), columns);
+  clear_rows(factor, rows, round_up(rows, kTileRows), columns);
 }
 
 }  // namespace wyvern::cpu

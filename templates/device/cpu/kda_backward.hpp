@@ -10,57 +10,73 @@
 #pragma once
 
 #include "device/cpu/chunk.hpp"
+#include "device/cpu/kda_layout.hpp"
 #include "device/cpu/product.hpp"
 
 namespace wyvern::cpu {
 
-/// A chunk's rows of q and k (with their scales), of the gate, and of the gradients: tiles of the
-/// same number of columns.
+/// A chunk's rows of q and k (with their scales), of the gate, and of the gradients.
+template <int Cols>
 struct KeyTiles {
-  float *q, *k, *G;
-  float *dq, *dk, *dG;
+  Tile<Cols> q, k, G, dq, dk, dG;
 };
+
+template <KeyTilesLayout Place>
+inline KeyTiles<Place.q.cols> key_tiles_at(void* memory) {
+  return {.q = tile_at<Place.q>(memory),
+          .k = tile_at<Place.k>(memory),
+          .G = tile_at<Place.G>(memory),
+          .dq = tile_at<Place.dq>(memory),
+          .dk = tile_at<Place.dk>(memory),
+          .dG = tile_at<Place.dG>(memory)};
+}
 
 /// What IntraBackward works in.
+template <int Cols>
 struct IntraScratch {
-  float* after;            ///< 16 rows: exp(G_r - G_n)
-  float *late_q, *late_k;  ///< 16 rows: that times q_r, and times beta_r k_r
-  float *sum_q, *sum_k;    ///< 16 rows of products with earlier rows
-  float* before;           ///< a chunk's rows: exp(G_n - G_s)
-  float* early;            ///< that times k_s
-  float* sum;              ///< a chunk's rows of products with later rows
+  Tile<Cols> after;           ///< 16 rows: exp(G_r - G_n)
+  Tile<Cols> late_q, late_k;  ///< 16 rows: that times q_r, and times beta_r k_r
+  Tile<Cols> sum_q, sum_k;    ///< 16 rows of products with earlier rows
+  Tile<Cols> before;          ///< a chunk's rows: exp(G_n - G_s)
+  Tile<Cols> early;           ///< that times k_s
+  Tile<Cols> sum;             ///< a chunk's rows of products with later rows
 };
 
-/// Scratch for chunks of Size rows and Cols columns.
-template <int Size, int Cols>
-inline IntraScratch take_intra_scratch(Scratch& scratch) {
-  const auto strip = [&] { return scratch.tile(16, Cols); };
-  const auto chunk = [&] { return scratch.tile(Size, Cols); };
-  return {.after = strip(),
-          .late_q = strip(),
-          .late_k = strip(),
-          .sum_q = strip(),
-          .sum_k = strip(),
-          .before = chunk(),
-          .early = chunk(),
-          .sum = chunk()};
+template <IntraBackwardLayout Place>
+inline IntraScratch<Place.after.cols> intra_scratch_at(void* memory) {
+  return {.after = tile_at<Place.after>(memory),
+          .late_q = tile_at<Place.late_q>(memory),
+          .late_k = tile_at<Place.late_k>(memory),
+          .sum_q = tile_at<Place.sum_q>(memory),
+          .sum_k = tile_at<Place.sum_k>(memory),
+          .before = tile_at<Place.before>(memory),
+          .early = tile_at<Place.early>(memory),
+          .sum = tile_at<Place.sum>(memory)};
 }
 
 /// Strictly lower parts of dAqk and dA as tiles, zeros elsewhere, and dAqk's diagonal.
+template <int Size>
 struct ProductGradients {
-  float *dAqk, *dA, *diagonal;
+  Tile<Size> dAqk, dA;
+  float* diagonal;
 };
+
+template <ProductGradientsLayout Place>
+inline ProductGradients<Place.dA.cols> product_gradients_at(void* memory) {
+  return {.dAqk = tile_at<Place.dAqk>(memory),
+          .dA = tile_at<Place.dA>(memory),
+          .diagonal = vector_at<Place.diagonal>(memory)};
+}
 
 /// Makes `d` of tiles that hold dAqk and dA on and below the diagonal, and zeros above it.
 template <int Size>
-static void take_diagonal(const ProductGradients& d, int rows) {
-  constexpr int64 kRow = row_stride(Size);
+static void take_diagonal(const ProductGradients<Size>& d, int rows) {
   for (int r = 0; r < rows; ++r) {
-    d.diagonal[r] = d.dAqk[r * kRow + r];
-    d.dAqk[r * kRow + r] = 0.0F;
+    d.diagonal[r] = d.dAqk.row(r)[r];
+    d.dAqk.row(r)[r] = 0.0F;
   }
-  clear_rows(d.dAqk, kRow, rows, round_up(rows, 16), Size);
-  clear_rows(d.dA, kRow, rows, round_up(rows, 16), Size);
+  clear_rows(d.dAqk, rows, round_up(rows, 16), Size);
+  clear_rows(d.dA, rows, round_up(rows, 16), Size);
 }
 
 /// The derivative of what load_beta applies to beta, from its result.
@@ -72,11 +88,9 @@ inline float beta_slope(float beta) {
 /// The walk over one chunk's pairs of rows, Cols columns at a time.
 template <int Size, int Cols, bool Bounded>
 struct IntraBackward {
-  static constexpr int64 kRow = row_stride(Cols), kSquare = row_stride(Size);
-
-  KeyTiles tiles;
-  IntraScratch work;
-  ProductGradients d;
+  KeyTiles<Cols> tiles;
+  IntraScratch<Cols> work;
+  ProductGradients<Size> d;
   const float* beta;
   const float* ones;  ///< as many as the chunk's rows at most
   float* dbeta;       ///< kLanes partial sums a row
@@ -84,15 +98,12 @@ struct IntraBackward {
 
   /// All pairs with r in [r0, r0 + late), s in [s0, s0 + early) and s < r; `anchor` is the row n.
   void rectangle(int r0, int late, int s0, int early, int anchor) const {
-    scale_operands(r0, late, s0, early, tiles.G + anchor * kRow);
-    const float* dAqk = d.dAqk + r0 * kSquare + s0;
-    const float* dA = d.dA + r0 * kSquare + s0;
-    multiply(late, columns, early, dAqk, kSquare, work.early, kRow, work.sum_q, kRow);
-    multiply(late, columns, early, dA, kSquare, work.early, kRow, work.sum_k, kRow);
-    multiply<Layout::columns>(early, columns, late, dAqk, kSquare, work.late_q, kRow, work.sum,
-                              kRow);
-    multiply_add<Layout::columns>(early, columns, late, dA, kSquare, work.late_k, kRow, work.sum,
-                                  kRow, ones);
+    scale_operands(r0, late, s0, early, tiles.G.row(anchor));
+    const Tile<Size> dAqk = d.dAqk.from(r0, s0), dA = d.dA.from(r0, s0);
+    multiply(late, columns, early, dAqk, work.early, work.sum_q);
+    multiply(late, columns, early, dA, work.early, work.sum_k);
+    multiply<Layout::columns>(early, columns, late, dAqk, work.late_q, work.sum);
+    multiply_add<Layout::columns>(early, columns, late, dA, work.late_k, work.sum, ones);
     add_late(r0, late);
     add_early(s0, early);
   }
@@ -100,18 +111,18 @@ struct IntraBackward {
   void scale_operands(int r0, int late, int s0, int early, const float* G_n) const {
     for (int r = 0; r < late; ++r)
       for (int c = 0; c < columns; c += kLanes) {
-        const int64 i = (r0 + r) * kRow + c;
-        const f32 E = exp(load(tiles.G + i) - load(G_n + c));
-        store(work.after + r * kRow + c, E);
-        store(work.late_q + r * kRow + c, E * load(tiles.q + i));
-        store(work.late_k + r * kRow + c, E * (beta[r0 + r] * load(tiles.k + i)));
+        const int64 i = offset(r0 + r, c), j = offset(r, c);
+        const f32 E = exp(load(tiles.G.data + i) - load(G_n + c));
+        store(work.after.data + j, E);
+        store(work.late_q.data + j, E * load(tiles.q.data + i));
+        store(work.late_k.data + j, E * (beta[r0 + r] * load(tiles.k.data + i)));
       }
     for (int s = 0; s < early; ++s)
       for (int c = 0; c < columns; c += kLanes) {
-        const int64 i = (s0 + s) * kRow + c;
-        const f32 E = exp(load(G_n + c) - load(tiles.G + i));
-        store(work.before + s * kRow + c, E);
-        store(work.early + s * kRow + c, E * load(tiles.k + i));
+        const int64 i = offset(s0 + s, c), j = offset(s, c);
+        const f32 E = exp(load(G_n + c) - load(tiles.G.data + i));
+        store(work.before.data + j, E);
+        store(work.early.data + j, E * load(tiles.k.data + i));
       }
   }
 
@@ -119,15 +130,14 @@ struct IntraBackward {
     for (int r = 0; r < late; ++r) {
       f32 row_sum = load(dbeta + (r0 + r) * kLanes);
       for (int c = 0; c < columns; c += kLanes) {
-        const int64 i = (r0 + r) * kRow + c, j = r * kRow + c;
-        const f32 E = load(work.after + j);
-        const f32 sum_q = load(work.sum_q + j), sum_k = load(work.sum_k + j);
+        const int64 i = offset(r0 + r, c), j = offset(r, c);
+        const f32 E = load(work.after.data + j);
+        const f32 sum_q = load(work.sum_q.data + j), sum_k = load(work.sum_k.data + j);
         const f32 p = E * sum_k;
-        row_sum += load(tiles.k + i) * p;
-        store(tiles.dq + i, load(tiles.dq + i) + E * sum_q);
-        store(tiles.dk + i, load(tiles.dk + i) + beta[r0 + r] * p);
-        store(tiles.dG + i,
-              load(tiles.dG + i) + (load(work.late_q + j) * sum_q + load(work.late_k + j) * sum_k));
+        row_sum += load(tiles.k.data + i) * p;
+        add(tiles.dq, i, E * sum_q);
+        add(tiles.dk, i, beta[r0 + r] * p);
+        add(tiles.dG, i, load(work.late_q.data + j) * sum_q + load(work.late_k.data + j) * sum_k);
       }
       store(dbeta + (r0 + r) * kLanes, row_sum);
     }
@@ -136,10 +146,10 @@ struct IntraBackward {
   void add_early(int s0, int early) const {
     for (int s = 0; s < early; ++s)
       for (int c = 0; c < columns; c += kLanes) {
-        const int64 i = (s0 + s) * kRow + c, j = s * kRow + c;
-        const f32 sum = load(work.sum + j);
-        store(tiles.dk + i, load(tiles.dk + i) + load(work.before + j) * sum);
-        store(tiles.dG + i, load(tiles.dG + i) - load(work.early + j) * sum);
+        const int64 i = offset(s0 + s, c), j = offset(s, c);
+        const f32 sum = load(work.sum.data + j);
+        add(tiles.dk, i, load(work.before.data + j) * sum);
+        subtract(tiles.dG, i, load(work.early.data + j) * sum);
       }
   }
 
@@ -147,19 +157,19 @@ struct IntraBackward {
   void pairs(int first, int end) const {
     for (int r = first + 1; r < end; ++r)
       for (int s = first; s < r; ++s) {
-        const float dAqk_rs = d.dAqk[r * kSquare + s], dA_rs = d.dA[r * kSquare + s];
+        const float dAqk_rs = d.dAqk.row(r)[s], dA_rs = d.dA.row(r)[s];
         f32 row_sum = load(dbeta + r * kLanes);
         for (int c = 0; c < columns; c += kLanes) {
-          const int64 i = r * kRow + c, j = s * kRow + c;
-          const f32 E = exp(load(tiles.G + i) - load(tiles.G + j));
-          const f32 early = E * load(tiles.k + j), k = load(tiles.k + i);
-          const f32 late = dAqk_rs * load(tiles.q + i) + (dA_rs * beta[r]) * k;
+          const int64 i = offset(r, c), j = offset(s, c);
+          const f32 E = exp(load(tiles.G.data + i) - load(tiles.G.data + j));
+          const f32 early = E * load(tiles.k.data + j), k = load(tiles.k.data + i);
+          const f32 late = dAqk_rs * load(tiles.q.data + i) + (dA_rs * beta[r]) * k;
           row_sum += k * (dA_rs * early);
-          store(tiles.dq + i, load(tiles.dq + i) + dAqk_rs * early);
-          store(tiles.dk + i, load(tiles.dk + i) + (dA_rs * beta[r]) * early);
-          store(tiles.dk + j, load(tiles.dk + j) + E * late);
-          store(tiles.dG + i, load(tiles.dG + i) + late * early);
-          store(tiles.dG + j, load(tiles.dG + j) - late * early);
+          add(tiles.dq, i, dAqk_rs * early);
+          add(tiles.dk, i, (dA_rs * beta[r]) * early);
+          add(tiles.dk, j, E * late);
+          add(tiles.dG, i, late * early);
+          subtract(tiles.dG, j, late * early);
         }
         store(dbeta + r * kLanes, row_sum);
       }
@@ -169,9 +179,9 @@ struct IntraBackward {
   void add_diagonal() const {
     for (int r = 0; r < rows; ++r)
       for (int c = 0; c < columns; c += kLanes) {
-        const int64 i = r * kRow + c;
-        store(tiles.dq + i, load(tiles.dq + i) + d.diagonal[r] * load(tiles.k + i));
-        store(tiles.dk + i, load(tiles.dk + i) + d.diagonal[r] * load(tiles.q + i));
+        const int64 i = offset(r, c);
+        add(tiles.dq, i, d.diagonal[r] * load(tiles.k.data + i));
+        add(tiles.dk, i, d.diagonal[r] * load(tiles.q.data + i));
       }
   }
 
@@ -188,6 +198,14 @@ struct IntraBackward {
       }
     }
     add_diagonal();
+  }
+
+ private:
+  /// Of an element of any of the tiles of Cols columns.
+  static int64 offset(int row, int column) { return row * Tile<Cols>::kStride + column; }
+  static void add(Tile<Cols> to, int64 i, f32 x) { store(to.data + i, load(to.data + i) + x); }
+  static void subtract(Tile<Cols> from, int64 i, f32 x) {
+    store(from.data + i, load(from.data + i) - x);
   }
 };
 

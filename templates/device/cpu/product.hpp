@@ -41,11 +41,7 @@ inline void product_block(int begin, int end, const float* a, int64 lda, const f
   }
 }
 
-}  // namespace detail
-
-/// c = a b, or c_i = row_scale_i c_i + (a b)_i where `Accumulate`, for a (rows x depth), b (depth x
-/// columns), c (rows x columns). Rows are rounded up to whole kTileRows: the caller's tiles have
-/// them. Columns are rounded up to whole vectors.
+/// c = a b, or c_i = row_scale_i c_i + (a b)_i where `Accumulate`.
 template <Layout L, Lower Zero, bool Accumulate>
 [[gnu::noinline]] static void product(int rows, int columns, int depth, const float* a, int64 lda,
                                       const float* b, int64 ldb, float* c, int64 ldc,
@@ -69,18 +65,22 @@ template <Layout L, Lower Zero, bool Accumulate>
   }
 }
 
-/// c = a b.
-template <Layout L = Layout::rows, Lower Zero = Lower::none>
-inline void multiply(int rows, int columns, int depth, const float* a, int64 lda, const float* b,
-                     int64 ldb, float* c, int64 ldc) {
-  product<L, Zero, false>(rows, columns, depth, a, lda, b, ldb, c, ldc, nullptr);
+}  // namespace detail
+
+/// c = a b, for a (rows x depth), b (depth x columns), c (rows x columns). Rows are rounded up to
+/// whole kTileRows: the caller's tiles have them. Columns are rounded up to whole vectors.
+template <Layout L = Layout::rows, Lower Zero = Lower::none, int A, int B, int C>
+static void multiply(int rows, int columns, int depth, Tile<A> a, Tile<B> b, Tile<C> c) {
+  detail::product<L, Zero, false>(rows, columns, depth, a.data, a.kStride, b.data, b.kStride,
+                                  c.data, c.kStride, nullptr);
 }
 
 /// c_i = row_scale_i c_i + (a b)_i.
-template <Layout L = Layout::rows, Lower Zero = Lower::none>
-inline void multiply_add(int rows, int columns, int depth, const float* a, int64 lda,
-                         const float* b, int64 ldb, float* c, int64 ldc, const float* row_scale) {
-  product<L, Zero, true>(rows, columns, depth, a, lda, b, ldb, c, ldc, row_scale);
+template <Layout L = Layout::rows, Lower Zero = Lower::none, int A, int B, int C>
+static void multiply_add(int rows, int columns, int depth, Tile<A> a, Tile<B> b, Tile<C> c,
+                         const float* row_scale) {
+  detail::product<L, Zero, true>(rows, columns, depth, a.data, a.kStride, b.data, b.kStride, c.data,
+                                 c.kStride, row_scale);
 }
 
 }  // namespace wyvern::cpu

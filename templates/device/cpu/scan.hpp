@@ -5,121 +5,132 @@
 
 #include "device/cpu/chunk.hpp"
 #include "device/cpu/product.hpp"
+#include "device/cpu/scan_layout.hpp"
 
 namespace wyvern::cpu {
 
-constexpr int64 kKeyRow = row_stride(K), kValueRow = row_stride(BV);
-constexpr int kKeyHeads = VECTOR_GATE ? HV : H;  // kg has the value heads
+template <class S>
+struct ForwardScan {
+  static constexpr int BT = S::BT, BV = S::BV, H = S::H, HV = S::HV, K = S::K, V = S::V;
+  static constexpr int kKeyHeads = S::VECTOR_GATE ? HV : H;  // kg has the value heads
+  using DTYPE = Element<S::DTYPE>;
+  using U_DTYPE = Element<S::U_DTYPE>;
 
-/// Tensors that a walk reads, at its first token and its head; `k` is kg with a vector gate, and
-/// `u` starts at the block's first column.
-struct ScanInputs {
-  const DTYPE* k;
-  const DTYPE* w;
-  const U_DTYPE* u;
-  const float* G;
-  const float* Gk;
-  const float* k_rstd;
+  /// Tensors that a walk reads, at its first token and its head; `k` is kg with a vector gate, and
+  /// `u` starts at the block's first column.
+  struct Inputs {
+    const DTYPE* k;
+    const DTYPE* w;
+    const U_DTYPE* u;
+    const float* G;
+    const float* Gk;
+    const float* k_rstd;
 
-  /// The same for whole tensors: where a walk that starts at `token` finds them.
-  ScanInputs at(int64 token, int64 hv, int first_column) const {
-    const int64 row = token * HV + hv;
-    return {.k = k + (token * kKeyHeads + hv / (HV / kKeyHeads)) * K,
-            .w = w + row * K,
-            .u = u + row * V + first_column,
-            .G = G + row,
-            .Gk = Gk + row * K,
-            .k_rstd = k_rstd + token * H + hv / (HV / H)};
+    /// The same for whole tensors: where a walk that starts at `token` finds them.
+    Inputs at(int64 token, int64 hv, int first_column) const {
+      const int64 row = token * HV + hv;
+      return {.k = k + (token * kKeyHeads + hv / (HV / kKeyHeads)) * K,
+              .w = w + row * K,
+              .u = u + row * V + first_column,
+              .G = G + row,
+              .Gk = Gk + row * K,
+              .k_rstd = k_rstd + token * H + hv / (HV / H)};
+    }
+  };
+
+  /// Scratch of a walk.
+  struct Work {
+    Tile<BV> state;
+    Tile<K> keys;
+    Tile<BV> values;
+    float *decay, *end_decay;
+  };
+  template <ForwardScanLayout<S> Place>
+  static Work work_at(void* memory) {
+    return {.state = tile_at<Place.state>(memory),
+            .keys = tile_at<Place.keys>(memory),
+            .values = tile_at<Place.values>(memory),
+            .decay = vector_at<Place.decay>(memory),
+            .end_decay = vector_at<Place.end_decay>(memory)};
+  }
+
+  /// Takes the state through `length` tokens, from a chunk's first on. Where `Stored`, the state
+  /// that enters each chunk goes to `h` and V' to `v_new`, both at their first element.
+  template <bool Values, bool Stored>
+  static void run(const Work& work, const Inputs& in, int64 length, int columns, DTYPE* h,
+                  DTYPE* v_new) {
+    for (int64 done = 0; done < length; done += BT) {
+      const int rows = static_cast<int>(length - done < BT ? length - done : BT);
+      const int64 at = done * HV;
+      if constexpr (Stored)
+        store_tile(work.state, K, columns, h + done / BT * (int64{HV} * K * V), V);
+      load_decays(in.G + at, in.Gk + at * K, in.k_rstd + done * H, rows, work.decay,
+                  work.end_decay);
+      load_tile(in.w + at * K, int64{HV} * K, rows, K, work.keys);
+      multiply(rows, columns, K, work.keys, work.state, work.values);
+      new_values<Values, Stored>(in.u + at * V, v_new + at * V, rows, columns, work.decay,
+                                 work.values);
+      load_tile(in.k + done * (int64{kKeyHeads} * K), int64{kKeyHeads} * K, rows, K, work.keys);
+      multiply_add<Layout::columns>(K, columns, rows, work.keys, work.values, work.state,
+                                    work.end_decay);
+    }
+  }
+
+  /// Zeros in the block's columns of the chunk slots that no sequence has, which the sequences
+  /// share out.
+  static void clear_unused_slots(DTYPE* h, int64 n, int64 hv, int columns,
+                                 const int32* chunk_offsets, const Extents& e) {
+    for (int64 slot = chunk_offsets[e.N] + n; slot < e.NT; slot += e.N) {
+      DTYPE* to = h + (slot * HV + hv) * K * V;
+      for (int r = 0; r < K; ++r)
+        for (int c = 0; c < columns; ++c) to[r * int64{V} + c] = DTYPE{};
+    }
+  }
+
+ private:
+  /// V' = U - W S for one chunk, or -W S without `Values`, to v_new where `Stored`; what its rows
+  /// add to the state at the chunk's end, exp(G_end - G_r) V'_r (times the key's scale), replaces
+  /// W S in `tile`.
+  template <bool Values, bool Stored>
+  static void new_values(const U_DTYPE* u, DTYPE* v_new, int rows, int columns, const float* decay,
+                         Tile<BV> tile) {
+    const int whole = columns / kLanes * kLanes;
+    for (int r = 0; r < rows; ++r) {
+      const int64 at = r * (int64{HV} * V);
+      float* row = tile.row(r);
+      for (int c = 0; c < whole; c += kLanes) {
+        const f32 value = (Values ? load(u + at + c) : f32{}) - load(row + c);
+        if constexpr (Stored) store(v_new + at + c, value);
+        store(row + c, value * decay[r]);
+      }
+      if (whole < columns) {
+        const f32 value =
+            (Values ? load_part(u + at + whole, columns - whole) : f32{}) - load(row + whole);
+        if constexpr (Stored) store_part(v_new + at + whole, value, columns - whole);
+        store(row + whole, value * decay[r]);
+      }
+    }
+  }
+
+  /// exp(G_end), of one gate or of each key channel, to `end_decay`, and what a row of V' takes
+  /// along to the chunk's end, exp(G_end - G_r) and its key's scale, to `decay`: 1 with kg, whose
+  /// rows have both.
+  static void load_decays(const float* G, const float* Gk, const float* k_rstd, int rows,
+                          float* decay, float* end_decay) {
+    if constexpr (S::VECTOR_GATE) {
+      fill_column(decay, 1.0F, rows);
+      load_column(Gk + (rows - 1) * (int64{HV} * K), 1, K, end_decay);
+      for (int r = 0; r < K; r += kLanes) store(end_decay + r, exp(load(end_decay + r)));
+    } else {
+      load_gates<S::SCALAR_GATE>(G, HV, rows, decay);
+      const float end = decay[rows - 1];
+      for (int r = 0; r < rows; r += kLanes) store(decay + r, exp(end - load(decay + r)));
+      const f32 fade = exp(splat(end));
+      for (int r = 0; r < K; r += kLanes) store(end_decay + r, fade);
+      if constexpr (S::QK_L2NORM)
+        for (int r = 0; r < rows; ++r) decay[r] *= k_rstd[int64{r} * H];
+    }
   }
 };
-
-/// Scratch of a walk.
-struct ScanScratch {
-  float *state, *keys, *values, *decay, *end_decay;
-
-  explicit ScanScratch(void* memory) {
-    Scratch scratch(memory);
-    state = scratch.tile(K, BV);
-    keys = scratch.tile(BT, K);  // W's rows, then K's
-    values = scratch.tile(BT, BV);
-    decay = scratch.vector(BT);
-    end_decay = scratch.vector(round_up(K, kTileRows));
-  }
-};
-
-/// V' = U - W S for one chunk, or -W S without `Values`, to v_new where `Stored`; what its rows add
-/// to the state at the chunk's end, exp(G_end - G_r) V'_r (times the key's scale), replaces W S in
-/// `tile`.
-template <bool Values, bool Stored>
-static void new_values(const U_DTYPE* u, DTYPE* v_new, int rows, int columns, const float* decay,
-                       float* tile) {
-  const int whole = columns / kLanes * kLanes;
-  for (int r = 0; r < rows; ++r) {
-    const int64 at = r * (int64{HV} * V);
-    float* row = tile + r * kValueRow;
-    for (int c = 0; c < whole; c += kLanes) {
-      const f32 value = (Values ? load(u + at + c) : f32{}) - load(row + c);
-      if constexpr (Stored) store(v_new + at + c, value);
-      store(row + c, value * decay[r]);
-    }
-    if (whole < columns) {
-      const f32 value =
-          (Values ? load_part(u + at + whole, columns - whole) : f32{}) - load(row + whole);
-      if constexpr (Stored) store_part(v_new + at + whole, value, columns - whole);
-      store(row + whole, value * decay[r]);
-    }
-  }
-}
-
-/// exp(G_end), of one gate or of each key channel, to `end_decay`, and what a row of V' takes along
-/// to the chunk's end, exp(G_end - G_r) and its key's scale, to `decay`: 1 with kg, whose rows have
-/// both.
-static void load_decays(const float* G, const float* Gk, const float* k_rstd, int rows,
-                        float* decay, float* end_decay) {
-  if constexpr (VECTOR_GATE) {
-    for (int r = 0; r < rows; r += kLanes) store(decay + r, splat(1.0F));
-    load_column(Gk + (rows - 1) * (int64{HV} * K), 1, K, end_decay);
-    for (int r = 0; r < K; r += kLanes) store(end_decay + r, exp(load(end_decay + r)));
-    return;
-  }
-  load_gates<SCALAR_GATE>(G, HV, rows, decay);
-  const float end = decay[rows - 1];
-  for (int r = 0; r < rows; r += kLanes) store(decay + r, exp(end - load(decay + r)));
-  const f32 fade = exp(splat(end));
-  for (int r = 0; r < K; r += kLanes) store(end_decay + r, fade);
-  if constexpr (QK_L2NORM && !VECTOR_GATE)
-    for (int r = 0; r < rows; ++r) decay[r] *= k_rstd[int64{r} * H];
-}
-
-/// Takes the state through `length` tokens, from a chunk's first on. Where `Stored`, the state that
-/// enters each chunk goes to `h` and V' to `v_new`, both at their first element.
-template <bool Values, bool Stored>
-static void scan_chunks(const ScanScratch& s, const ScanInputs& in, int64 length, int columns,
-                        DTYPE* h, DTYPE* v_new) {
-  for (int64 done = 0; done < length; done += BT) {
-    const int rows = static_cast<int>(length - done < BT ? length - done : BT);
-    const int64 at = done * HV;
-    if constexpr (Stored)
-      store_tile(s.state, kValueRow, K, columns, h + done / BT * (int64{HV} * K * V), V);
-    load_decays(in.G + at, in.Gk + at * K, in.k_rstd + done * H, rows, s.decay, s.end_decay);
-    load_tile(in.w + at * K, int64{HV} * K, rows, K, s.keys, kKeyRow);
-    multiply(rows, columns, K, s.keys, kKeyRow, s.state, kValueRow, s.values, kValueRow);
-    new_values<Values, Stored>(in.u + at * V, v_new + at * V, rows, columns, s.decay, s.values);
-    load_tile(in.k + done * (int64{kKeyHeads} * K), int64{kKeyHeads} * K, rows, K, s.keys, kKeyRow);
-    multiply_add<Layout::columns>(K, columns, rows, s.keys, kKeyRow, s.values, kValueRow, s.state,
-                                  kValueRow, s.end_decay);
-  }
-}
-
-/// Zeros in the block's columns of the chunk slots that no sequence has, which the sequences share
-/// out.
-static void clear_unused_slots(DTYPE* h, int64 n, int64 hv, int columns, const int32* chunk_offsets,
-                               const Extents& e) {
-  for (int64 slot = chunk_offsets[e.N] + n; slot < e.NT; slot += e.N) {
-    DTYPE* to = h + (slot * HV + hv) * K * V;
-    for (int r = 0; r < K; ++r)
-      for (int c = 0; c < columns; ++c) to[r * int64{V} + c] = DTYPE{};
-  }
-}
 
 }  // namespace wyvern::cpu

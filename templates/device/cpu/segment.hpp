@@ -1,6 +1,8 @@
 // Segments of long sequences, which scans work on at once.
 #pragma once
 
+#include "device/cpu/types.hpp"
+
 namespace wyvern::cpu {
 
 /// One segment slot. Every sequence has at least one segment, an empty sequence an empty one.

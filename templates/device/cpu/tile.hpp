@@ -1,15 +1,16 @@
 // Tiles of fp32 in scratch memory and their exchange with tensors.
 //
-// A tile with n columns has row_stride(n) floats between rows; the columns from n to the next whole
-// vector are 0. Rows that are loaded for a product are padded with rows of 0 to whole kTileRows.
+// The columns of a tile from its last one to the next whole vector are 0. Rows that are loaded for
+// a product are padded with rows of 0 to whole kTileRows.
+//
+// What takes tiles is static, not inline: the compiler carries constants, a tile's stride above
+// all, from its calls into the functions of `detail`, which are compiled once for all their calls.
 #pragma once
 
+#include "device/cpu/layout.hpp"
 #include "device/cpu/math.hpp"
-#include "device/cpu/scratch.hpp"
 
 namespace wyvern::cpu {
-
-using wyvern::scratch::row_stride;
 
 /// Rows of a product's register tile. With 32 registers 8 x 2 accumulators hide the latency of two
 /// FMA units; with 16 there is room for 4 x 2.
@@ -19,21 +20,35 @@ constexpr int kTileRows = 8;
 constexpr int kTileRows = 4;
 #endif
 
-/// Hands out scratch memory front to back.
-class Scratch {
- public:
-  explicit Scratch(void* memory) : next_(static_cast<float*>(memory)) {}
-  float* tile(int rows, int columns) { return take(wyvern::scratch::tile(rows, columns)); }
-  float* vector(int count) { return take(wyvern::scratch::vector(count)); }
+/// A tile with Cols columns, or the part of one from some row and column on.
+template <int Cols>
+struct Tile {
+  static constexpr int kCols = Cols;
+  static constexpr int64 kStride = row_stride(Cols);  ///< floats between rows
 
- private:
-  float* take(int64 floats) {
-    float* start = next_;
-    next_ += floats;
-    return start;
-  }
-  float* next_;
+  float* data;
+
+  float* row(int64 r) const { return data + r * kStride; }
+  Tile from(int64 row, int64 column = 0) const { return {data + row * kStride + column}; }
 };
+
+/// The type of the tile that a layout has in Place.
+template <TilePlace Place>
+using TileAt = Tile<Place.cols>;
+
+/// That tile, where `memory` is the block's scratch.
+template <TilePlace Place>
+inline TileAt<Place> tile_at(void* memory) {
+  return {static_cast<float*>(memory) + Place.offset};
+}
+
+/// The vector that a layout has in Place.
+template <VectorPlace Place>
+inline float* vector_at(void* memory) {
+  return static_cast<float*>(memory) + Place.offset;
+}
+
+namespace detail {
 
 /// Writes 0 to rows [begin, end) of a tile.
 static void clear_rows(float* tile, int64 ld, int begin, int end, int columns) {
@@ -63,15 +78,10 @@ template <bool Scaled, class T>
   clear_rows(dst, ld, rows, round_up(rows, kTileRows), columns);
 }
 
-template <class T>
-inline void load_tile(const T* src, int64 stride, int rows, int columns, float* dst, int64 ld) {
-  load_tile<false>(src, stride, rows, columns, dst, ld, nullptr);
-}
-
 /// dst (rows x columns, `stride` elements between rows) = factor * src, rounded to T.
 template <class T>
 [[gnu::noinline]] static void store_tile(const float* src, int64 ld, int rows, int columns, T* dst,
-                                         int64 stride, float factor = 1.0F) {
+                                         int64 stride, float factor) {
   const int whole = columns / kLanes * kLanes;
   for (int r = 0; r < rows; ++r) {
     const float* from = src + r * ld;
@@ -79,6 +89,35 @@ template <class T>
     for (int c = 0; c < whole; c += kLanes) store(to + c, load(from + c) * factor);
     if (whole < columns) store_part(to + whole, load(from + whole) * factor, columns - whole);
   }
+}
+
+}  // namespace detail
+
+/// Writes 0 to rows [begin, end) of a tile, in whole vectors.
+template <int C>
+static void clear_rows(Tile<C> tile, int begin, int end, int columns) {
+  detail::clear_rows(tile.data, tile.kStride, begin, end, columns);
+}
+
+/// dst = src (rows x columns, `stride` elements between rows) as fp32. Pads columns and rows with
+/// 0.
+template <class T, int C>
+static void load_tile(const T* src, int64 stride, int rows, int columns, Tile<C> dst) {
+  detail::load_tile<false>(src, stride, rows, columns, dst.data, dst.kStride, nullptr);
+}
+
+/// As above, row r times scale[r] where `Scaled`.
+template <bool Scaled, class T, int C>
+static void load_tile(const T* src, int64 stride, int rows, int columns, Tile<C> dst,
+                      const float* scale) {
+  detail::load_tile<Scaled>(src, stride, rows, columns, dst.data, dst.kStride, scale);
+}
+
+/// dst (rows x columns, `stride` elements between rows) = factor * src, rounded to T.
+template <int C, class T>
+static void store_tile(Tile<C> src, int rows, int columns, T* dst, int64 stride,
+                       float factor = 1.0F) {
+  detail::store_tile(src.data, src.kStride, rows, columns, dst, stride, factor);
 }
 
 namespace detail {
@@ -115,8 +154,6 @@ inline void transpose_square(f32 (&m)[kLanes]) {
   }
 }
 
-}  // namespace detail
-
 /// dst (columns x rows) = src^T (src is rows x columns); strides count elements. `Pad`: dst is a
 /// tile, whose columns from `rows` to the next whole vector become 0; else nothing else is written.
 template <bool Pad, class From, class To>
@@ -130,14 +167,14 @@ template <bool Pad, class From, class To>
       if (height == kLanes && width == kLanes) {
 #pragma clang loop unroll(full)
         for (int i = 0; i < kLanes; ++i) square[i] = load(src + (r + i) * stride + c);
-        detail::transpose_square(square);
+        transpose_square(square);
 #pragma clang loop unroll(full)
         for (int i = 0; i < kLanes; ++i) store(dst + (c + i) * ld + r, square[i]);
         continue;
       }
       for (int i = 0; i < kLanes; ++i)
         square[i] = i < height ? load_part(src + (r + i) * stride + c, width) : f32{};
-      detail::transpose_square(square);
+      transpose_square(square);
       for (int i = 0; i < width; ++i) {
         if (Pad || height == kLanes)
           store(dst + (c + i) * ld + r, square[i]);
@@ -145,6 +182,33 @@ template <bool Pad, class From, class To>
           store_part(dst + (c + i) * ld + r, square[i], height);
       }
     }
+}
+
+}  // namespace detail
+
+/// dst (columns x rows) = src^T for a tensor's rows x columns, `stride` elements between rows. Pads
+/// columns of dst with 0.
+template <class T, int C>
+static void transpose(const T* src, int64 stride, int rows, int columns, Tile<C> dst) {
+  detail::transpose<true>(src, stride, rows, columns, dst.data, dst.kStride);
+}
+
+/// The same for a tile.
+template <int From, int To>
+static void transpose(Tile<From> src, int rows, int columns, Tile<To> dst) {
+  transpose(src.data, src.kStride, rows, columns, dst);
+}
+
+/// dst (columns x rows, `ld` elements between rows) = src^T for a tile, rounded to T.
+template <int C, class T>
+static void transpose(Tile<C> src, int rows, int columns, T* dst, int64 ld) {
+  detail::transpose<false>(src.data, src.kStride, rows, columns, dst, ld);
+}
+
+/// dst (columns x rows) = src^T (rows x columns) for parts of tensors; strides count elements.
+template <class From, class To>
+static void transpose(const From* src, int64 stride, int rows, int columns, To* dst, int64 ld) {
+  detail::transpose<false>(src, stride, rows, columns, dst, ld);
 }
 
 }  // namespace wyvern::cpu

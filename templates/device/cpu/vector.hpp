@@ -1,6 +1,8 @@
 // Vectors of fp32, as wide as the processor's registers, and their exchange with memory.
 #pragma once
 
+#include "device/cpu/types.hpp"
+
 namespace wyvern::cpu {
 
 #if defined(__AVX512F__)

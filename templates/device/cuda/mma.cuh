@@ -1,6 +1,6 @@
-// Products of 16-row tiles on tensor cores. One accumulator layout serves every dtype and
-// precision: a lane owns (row g, columns 2t and 2t+1) and (row g+8, the same columns) of each 16x8
-// accumulator, where g = lane / 4 and t = lane % 4. That layout is also the A fragment's, so a
+// Products of 16-row tiles on tensor cores. One layout of accumulators serves every dtype and
+// precision: of each 16x8 accumulator a lane owns (row g, columns 2t and 2t+1) and (row g+8, the
+// same columns), where g = lane / 4 and t = lane % 4. That layout is also the A fragment's, so a
 // product's result feeds the next product without leaving registers.
 #pragma once
 
@@ -8,12 +8,12 @@
 
 namespace wyvern::cuda {
 
-/// One 16x8 accumulator of an accumulator.
+/// A 16x8 accumulator. Wider ones are arrays of these, from left to right.
 struct Accumulator {
   float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 };
 
-/// Row (of 16) and column (of 8) of element i of a Accumulator in this lane.
+/// Row (of 16) and column (of 8) of element i of an Accumulator in this lane.
 WYVERN_DEVICE int accumulator_row(int i) { return lane_index() / 4 + (i / 2) * 8; }
 WYVERN_DEVICE int accumulator_col(int i) { return lane_index() % 4 * 2 + i % 2; }
 
@@ -97,7 +97,7 @@ WYVERN_DEVICE FragmentA<T> load_a_transposed(const Tile<T, Rows, Cols>& tile, in
   return a;
 }
 
-/// From accumulator accumulators: `next` continues `accumulator` by eight columns and is used for
+/// From accumulators: `next` continues `accumulator` by eight columns and is used for
 /// 16-bit only.
 template <class T>
 WYVERN_DEVICE FragmentA<T> fragment_a(const Accumulator& accumulator,
@@ -117,7 +117,7 @@ WYVERN_DEVICE FragmentA<T> fragment_a(const Accumulator& accumulator,
   return a;
 }
 
-/// Step `step` of a A fragment that is a row of accumulator accumulators.
+/// Step `step` of an A fragment that is a row of accumulators.
 template <class T, int N>
 WYVERN_DEVICE FragmentA<T> fragment_a(const Accumulator (&accumulators)[N], int step) {
   if constexpr (kHalf<T>)

@@ -1,6 +1,10 @@
 // dQ, the part of dK that attention and state make, dW and their part of the gate's gradient, of
 // one chunk and value head.
 #include "device/cpu/backward.hpp"
+#include "gradient/bwd_dqkwg/cpu_layout.hpp"
+
+using Backward = ChunkBackward<Spec>;
+constexpr bwd_dqkwg::ScratchLayout kScratch{Spec{}};
 
 WYVERN_BLOCK {
   const int64 hv = block[0], slot = block[1], head = hv / (HV / H);
@@ -8,26 +12,25 @@ WYVERN_BLOCK {
   const int rows = chunk.rows;
   if (rows <= 0) return;
 
-  Scratch scratch(memory);
-  float* d_out = scratch.tile(BT, V);
-  float* d_values = scratch.tile(BT, V);
-  float* values_t = scratch.tile(V, BT);
-  float* products = scratch.tile(BT, BT);
-  float* P = scratch.tile(BT, BT);
-  float* queries = scratch.tile(BT, BK);
-  float* keys = scratch.tile(BT, BK);
-  float* state_t = scratch.tile(V, BK);
-  float* gradient_t = scratch.tile(V, BK);
-  float* result_q = scratch.tile(BT, BK);
-  float* result_k = scratch.tile(BT, BK);
-  float* result_w = scratch.tile(BT, BK);
-  const Decay decay(scratch);
-  float* query_scale = scratch.vector(BT);
-  float* key_scale = scratch.vector(BT);
-  float* diagonal = scratch.vector(BT);
-  float* factor = scratch.vector(BT);
-  float* gate = scratch.vector(BT);
-  float* row_sums = scratch.vector(BT);
+  const auto d_out = tile_at<kScratch.d_out>(memory);
+  const auto d_values = tile_at<kScratch.d_values>(memory);
+  const auto values_t = tile_at<kScratch.values_t>(memory);
+  const auto products = tile_at<kScratch.products>(memory);
+  const auto P = tile_at<kScratch.P>(memory);
+  const auto queries = tile_at<kScratch.queries>(memory);
+  const auto keys = tile_at<kScratch.keys>(memory);
+  const auto state_t = tile_at<kScratch.state_t>(memory);
+  const auto gradient_t = tile_at<kScratch.gradient_t>(memory);
+  const auto result_q = tile_at<kScratch.result_q>(memory);
+  const auto result_k = tile_at<kScratch.result_k>(memory);
+  const auto result_w = tile_at<kScratch.result_w>(memory);
+  const Backward::Decay decay = Backward::decay_at<kScratch.decay>(memory);
+  float* query_scale = vector_at<kScratch.query_scale>(memory);
+  float* key_scale = vector_at<kScratch.key_scale>(memory);
+  float* diagonal = vector_at<kScratch.diagonal>(memory);
+  float* factor = vector_at<kScratch.factor>(memory);
+  float* gate = vector_at<kScratch.gate>(memory);
+  float* row_sums = vector_at<kScratch.row_sums>(memory);
 
   const int64 at = chunk.token * HV + hv, at_k = chunk.token * H + head;
   decay.load(G + at, rows);
@@ -35,10 +38,11 @@ WYVERN_BLOCK {
     load_column(q_rstd + at_k, H, rows, query_scale);
     load_column(k_rstd + at_k, H, rows, key_scale);
   }
-  load_tile(dO + at * V, int64{HV} * V, rows, V, d_out, kValueRow);
-  load_tile(du + at * V, int64{HV} * V, rows, V, d_values, kValueRow);
-  transpose<true>(v_new + at * V, int64{HV} * V, rows, V, values_t, kRow);
-  attention_gradient(d_out, values_t, decay, e.scale, rows, products, factor, P, diagonal);
+  load_tile(dO + at * V, int64{HV} * V, rows, V, d_out);
+  load_tile(du + at * V, int64{HV} * V, rows, V, d_values);
+  transpose(v_new + at * V, int64{HV} * V, rows, V, values_t);
+  Backward::attention_gradient(d_out, values_t, decay, e.scale, rows, products, factor, P,
+                               diagonal);
   for (int r = 0; r < rows; r += kLanes) {
     store(factor + r, load(decay.since_start + r) * e.scale);
     store(gate + r, f32{});
@@ -47,29 +51,28 @@ WYVERN_BLOCK {
   for (int c = 0; c < K; c += BK) {
     const int columns = K - c < BK ? K - c : BK;
     const int64 state_at = ((slot * HV + hv) * K + c) * V;
-    load_keys(q + at_k * K + c, query_scale, rows, columns, queries);
-    load_keys(k + at_k * K + c, key_scale, rows, columns, keys);
-    transpose<true>(h + state_at, V, columns, V, state_t, kKeyRow);
-    transpose<true>(dh + state_at, V, columns, V, gradient_t, kKeyRow);
-    multiply(rows, columns, V, d_values, kValueRow, state_t, kKeyRow, result_w, kKeyRow);
-    store_tile(result_w, kKeyRow, rows, columns, dw + at * K + c, int64{HV} * K, -1.0F);
-    multiply(rows, columns, V, d_out, kValueRow, state_t, kKeyRow, result_q, kKeyRow);
-    multiply_add<Layout::rows, Lower::a>(rows, columns, rows, P, kRow, keys, kKeyRow, result_q,
-                                         kKeyRow, factor);
-    multiply<Layout::columns>(rows, columns, V, values_t, kRow, gradient_t, kKeyRow, result_k,
-                              kKeyRow);
+    Backward::load_keys(q + at_k * K + c, query_scale, rows, columns, queries);
+    Backward::load_keys(k + at_k * K + c, key_scale, rows, columns, keys);
+    transpose(h + state_at, V, columns, V, state_t);
+    transpose(dh + state_at, V, columns, V, gradient_t);
+    multiply(rows, columns, V, d_values, state_t, result_w);
+    store_tile(result_w, rows, columns, dw + at * K + c, int64{HV} * K, -1.0F);
+    multiply(rows, columns, V, d_out, state_t, result_q);
+    multiply_add<Layout::rows, Lower::a>(rows, columns, rows, P, keys, result_q, factor);
+    multiply<Layout::columns>(rows, columns, V, values_t, gradient_t, result_k);
     if constexpr (SCALAR_GATE)
-      end += end_of_chunk(result_k, keys, state_t, gradient_t, decay, rows, columns, row_sums);
-    multiply_add<Layout::columns, Lower::a_transposed>(rows, columns, rows, P, kRow, queries,
-                                                       kKeyRow, result_k, kKeyRow, decay.until_end);
+      end += Backward::end_of_chunk(result_k, keys, state_t, gradient_t, decay, rows, columns,
+                                    row_sums);
+    multiply_add<Layout::columns, Lower::a_transposed>(rows, columns, rows, P, queries, result_k,
+                                                       decay.until_end);
     if constexpr (SCALAR_GATE) {
-      add_row_products(result_q, queries, 1.0F, rows, columns, gate);
-      add_row_products(result_k, keys, -1.0F, rows, columns, gate);
+      Backward::add_row_products(result_q, queries, 1.0F, rows, columns, gate);
+      Backward::add_row_products(result_k, keys, -1.0F, rows, columns, gate);
     }
-    add_rows(keys, diagonal, rows, columns, result_q);
-    add_rows(queries, diagonal, rows, columns, result_k);
-    store_tile(result_q, kKeyRow, rows, columns, dq + at * K + c, int64{HV} * K);
-    store_tile(result_k, kKeyRow, rows, columns, dk_qk + at * K + c, int64{HV} * K);
+    Backward::add_rows(keys, diagonal, rows, columns, result_q);
+    Backward::add_rows(queries, diagonal, rows, columns, result_k);
+    store_tile(result_q, rows, columns, dq + at * K + c, int64{HV} * K);
+    store_tile(result_k, rows, columns, dk_qk + at * K + c, int64{HV} * K);
   }
   if constexpr (SCALAR_GATE) {
     gate[rows - 1] += end;

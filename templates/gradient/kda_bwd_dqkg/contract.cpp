@@ -1,4 +1,5 @@
 #include "templates/cpu_contract.hpp"
+#include "templates/device/cpu/kda_layout.hpp"
 #include "templates/device/cuda/kda_layout.hpp"
 #include "templates/gradient/kda_backward_contract.hpp"
 #include "templates/gradient/stages.hpp"
@@ -21,16 +22,12 @@ Template stage() {
 
 std::int64_t shared_bytes(const Spec& s) { return cuda::kda::StateBackwardLayout(s).bytes; }
 
-/// Scratch of one block, as kda_bwd_dqkg/cpu.cpp hands it out.
-std::int64_t scratch_floats(const Spec& s) {
-  const std::int64_t BT = s.BT, BK = s.BK;
-  return kda_backward::state_scratch(BT, BK, s.V);
-}
-
 }  // namespace
 
 std::vector<Template> contract() {
-  return {kda_backward::portable(stage(), shared_bytes), cpu_chunks(stage(), scratch_floats)};
+  return {kda_backward::portable(stage(), shared_bytes),
+          cpu_chunks_by_columns(stage(), scratch_bytes<cpu::StateBackwardLayout>, tunable::BK,
+                                columns_of_K)};
 }
 
 }  // namespace wyvern::kda_bwd_dqkg

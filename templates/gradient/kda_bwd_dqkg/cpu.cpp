@@ -2,23 +2,26 @@
 // K at a time.
 #include "device/cpu/kda_state_backward.hpp"
 
+using Backward = StateBackward<Spec>;
+constexpr StateBackwardLayout<Spec> kScratch{Spec{}};
+
 WYVERN_BLOCK {
   const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
   const int64 hv = block[0], at = chunk.token * HV + hv;
-  const Inputs in =
-      Inputs{q, k, v, v_new, beta, Tinv, Gk, q_rstd, k_rstd, h, dh, dO, du}.at(chunk, block[1], hv);
+  const Backward::Inputs in =
+      Backward::Inputs{q, k, v, v_new, beta, Tinv, Gk, q_rstd, k_rstd, h, dh, dO, du}.at(
+          chunk, block[1], hv);
 
-  Scratch scratch(memory);
-  const StateBackward state(scratch);
+  const Backward state = Backward::at<kScratch>(memory);
   state.begin(in, dv + at * V);
   state.products(in.rows, e.scale, dAqk + at * BT, dA + at * BT, int64{HV} * BT);
   for (int c = 0; c < K; c += BK) {
     const int columns = K - c < BK ? K - c : BK;
     state.tile(in, c, columns, e.scale);
-    store_tile(state.tiles.dq, kKeyRow, in.rows, columns, dq_inter + at * K + c, kKeys);
-    store_tile(state.tiles.dk, kKeyRow, in.rows, columns, dk_inter + at * K + c, kKeys);
-    store_tile(state.tiles.dG, kKeyRow, in.rows, columns, dGk_inter + at * K + c, kKeys);
+    store_tile(state.tiles.dq, in.rows, columns, dq_inter + at * K + c, Backward::kKeys);
+    store_tile(state.tiles.dk, in.rows, columns, dk_inter + at * K + c, Backward::kKeys);
+    store_tile(state.tiles.dG, in.rows, columns, dGk_inter + at * K + c, Backward::kKeys);
   }
   for (int r = 0; r < in.rows; ++r) dbeta_inter[at + r * HV] = state.dbeta[r];
 }

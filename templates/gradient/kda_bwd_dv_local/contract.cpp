@@ -2,6 +2,7 @@
 
 #include "templates/cpu_contract.hpp"
 #include "templates/cuda_sizes.hpp"
+#include "templates/gradient/kda_bwd_dv_local/cpu_layout.hpp"
 #include "templates/gradient/kda_bwd_dv_local/layout.hpp"
 #include "templates/gradient/stages.hpp"
 #include "templates/template.hpp"
@@ -58,31 +59,11 @@ Template portable() {
   return t;
 }
 
-/// Scratch of one block, as kda_bwd_dv_local/cpu.cpp hands it out.
-std::int64_t cpu_scratch(const Spec& s) {
-  const std::int64_t BT = s.BT, BV = s.BV;
-  return fp32_bytes(scratch::tile(BT, BT) + 2 * scratch::tile(BT, BV));
-}
-
-/// One call: a chunk, one value head, BV columns of V at a time.
-Template cpu(Template t) {
-  t.variant = "cpu";
-  t.device = DeviceKind::cpu;
-  t.source = "cpu.cpp";
-  t.tunables = {{tunable::BT, {64, 32, 16}}, {tunable::BV, {128, 64}}};
-  t.illegal = [](const Spec& s, const Limits& limits) {
-    const std::string problem = column_block_problem("BV", s.BV, s.V);
-    return problem.empty() ? scratch_problem(cpu_scratch(s), limits) : problem;
-  };
-  t.fallback = [](Spec& s, const Limits&) { s.BV = column_block(s.V, 128); };
-  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
-    return Geometry{.grid = {s.HV, e.NT, 1}, .shared_bytes = cpu_scratch(s)};
-  };
-  return t;
-}
-
 }  // namespace
 
-std::vector<Template> contract() { return {portable(), cpu(stage())}; }
+std::vector<Template> contract() {
+  return {portable(),
+          cpu_chunks_by_columns(stage(), scratch_bytes<ScratchLayout>, tunable::BV, columns_of_V)};
+}
 
 }  // namespace wyvern::kda_bwd_dv_local

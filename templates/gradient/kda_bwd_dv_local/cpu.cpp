@@ -1,9 +1,12 @@
 // dv_local of one chunk and value head, BV columns at a time.
 #include "device/cpu/chunk.hpp"
 #include "device/cpu/product.hpp"
+#include "gradient/kda_bwd_dv_local/cpu_layout.hpp"
 
 /// Rows of a product that starts at the diagonal: what is left of it is zero.
 constexpr int kStrip = 16;
+
+constexpr kda_bwd_dv_local::ScratchLayout kScratch{Spec{}};
 
 WYVERN_BLOCK {
   const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets, chunk_index);
@@ -11,20 +14,17 @@ WYVERN_BLOCK {
   const int rows = chunk.rows;
   if (rows <= 0) return;
 
-  Scratch scratch(memory);
-  float* attention = scratch.tile(BT, BT);
-  float* gradient = scratch.tile(BT, BV);
-  float* result = scratch.tile(BT, BV);
-  constexpr int64 kRow = row_stride(BT), kValueRow = row_stride(BV);
+  const auto attention = tile_at<kScratch.attention>(memory);
+  const auto gradient = tile_at<kScratch.gradient>(memory);
+  const auto result = tile_at<kScratch.result>(memory);
 
-  load_tile(Aqk + at * BT, int64{HV} * BT, rows, BT, attention, kRow);
+  load_tile(Aqk + at * BT, int64{HV} * BT, rows, BT, attention);
   for (int c = 0; c < V; c += BV) {
     const int columns = V - c < BV ? V - c : BV;
-    load_tile(dO + at * V + c, int64{HV} * V, rows, columns, gradient, kValueRow);
+    load_tile(dO + at * V + c, int64{HV} * V, rows, columns, gradient);
     for (int s = 0; s < rows; s += kStrip)
       multiply<Layout::columns>(rows - s < kStrip ? rows - s : kStrip, columns, rows - s,
-                                attention + s * kRow + s, kRow, gradient + s * kValueRow, kValueRow,
-                                result + s * kValueRow, kValueRow);
-    store_tile(result, kValueRow, rows, columns, dv_local + at * V + c, int64{HV} * V, e.scale);
+                                attention.from(s, s), gradient.from(s), result.from(s));
+    store_tile(result, rows, columns, dv_local + at * V + c, int64{HV} * V, e.scale);
   }
 }

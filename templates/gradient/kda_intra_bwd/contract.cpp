@@ -1,5 +1,6 @@
 #include "templates/cpu_contract.hpp"
 #include "templates/gradient/kda_backward_contract.hpp"
+#include "templates/gradient/kda_intra_bwd/cpu_layout.hpp"
 #include "templates/gradient/kda_intra_bwd/layout.hpp"
 #include "templates/gradient/stages.hpp"
 #include "templates/template.hpp"
@@ -48,15 +49,11 @@ Template portable() {
   return t;
 }
 
-/// Scratch of one block, as kda_intra_bwd/cpu.cpp hands it out.
-std::int64_t scratch_floats(const Spec& s) {
-  const std::int64_t BT = s.BT, BK = s.BK;
-  return 6 * scratch::tile(BT, BK) + kda_backward::intra_scratch(BT, BK) +
-         2 * scratch::tile(BT, BT) + 5 * scratch::vector(BT) + scratch::vector(BT * 16);
-}
-
 }  // namespace
 
-std::vector<Template> contract() { return {portable(), cpu_chunks(stage(), scratch_floats)}; }
+std::vector<Template> contract() {
+  return {portable(),
+          cpu_chunks_by_columns(stage(), scratch_bytes<ScratchLayout>, tunable::BK, columns_of_K)};
+}
 
 }  // namespace wyvern::kda_intra_bwd

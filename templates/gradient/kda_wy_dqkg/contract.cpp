@@ -1,5 +1,6 @@
 #include "templates/cpu_contract.hpp"
 #include "templates/gradient/kda_backward_contract.hpp"
+#include "templates/gradient/kda_wy_dqkg/cpu_layout.hpp"
 #include "templates/gradient/kda_wy_dqkg/layout.hpp"
 #include "templates/gradient/stages.hpp"
 #include "templates/template.hpp"
@@ -33,15 +34,11 @@ Template portable() {
   return t;
 }
 
-/// Scratch of one block, as kda_wy_dqkg/cpu.cpp hands it out.
-std::int64_t scratch_floats(const Spec& s) {
-  const std::int64_t BT = s.BT, BK = s.BK;
-  return kda_backward::state_scratch(BT, BK, s.V) + kda_backward::intra_scratch(BT, BK) +
-         2 * scratch::tile(BT, BT) + 2 * scratch::vector(BT) + scratch::vector(BT * 16);
-}
-
 }  // namespace
 
-std::vector<Template> contract() { return {portable(), cpu_chunks(stage(), scratch_floats)}; }
+std::vector<Template> contract() {
+  return {portable(),
+          cpu_chunks_by_columns(stage(), scratch_bytes<ScratchLayout>, tunable::BK, columns_of_K)};
+}
 
 }  // namespace wyvern::kda_wy_dqkg

@@ -1,6 +1,7 @@
 #include "templates/cpu_contract.hpp"
 #include "templates/gradient/backward_contract.hpp"
 #include "templates/gradient/stages.hpp"
+#include "templates/gradient/wy_dqkg/cpu_layout.hpp"
 #include "templates/gradient/wy_dqkg/layout.hpp"
 
 namespace wyvern::wy_dqkg {
@@ -21,18 +22,11 @@ Template stage() {
 
 std::int64_t shared_bytes(const Spec& s) { return SharedLayout(s).bytes; }
 
-/// Scratch of one block, as wy_dqkg/cpu.cpp hands it out.
-std::int64_t scratch_floats(const Spec& s) {
-  const std::int64_t BT = s.BT, BK = s.BK;
-  const std::int64_t V = s.V;
-  return 2 * scratch::tile(BT, V) + scratch::tile(V, BT) + 4 * scratch::tile(BT, BT) +
-         5 * scratch::tile(BT, BK) + 2 * scratch::tile(V, BK) + 14 * scratch::vector(BT);
-}
-
 }  // namespace
 
 std::vector<Template> contract() {
-  return {backward::portable(stage(), shared_bytes), cpu_chunks(stage(), scratch_floats)};
+  return {backward::portable(stage(), shared_bytes),
+          cpu_chunks_by_columns(stage(), scratch_bytes<ScratchLayout>, tunable::BK, columns_of_K)};
 }
 
 }  // namespace wyvern::wy_dqkg

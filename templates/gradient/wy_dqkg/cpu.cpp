@@ -1,6 +1,10 @@
 // Every gradient of one chunk and value head from the state's gradients: bwd_dqkwg and wy_bwd in
 // one. With X = Tinv^T dU, Tinv^T dW is -X S^T, and dW is never formed.
 #include "device/cpu/backward.hpp"
+#include "gradient/wy_dqkg/cpu_layout.hpp"
+
+using Backward = ChunkBackward<Spec>;
+constexpr wy_dqkg::ScratchLayout kScratch{Spec{}};
 
 WYVERN_BLOCK {
   const int64 hv = block[0], slot = block[1], head = hv / (HV / H);
@@ -8,33 +12,32 @@ WYVERN_BLOCK {
   const int rows = chunk.rows;
   if (rows <= 0) return;
 
-  Scratch scratch(memory);
-  float* d_out = scratch.tile(BT, V);  // dU first
-  float* x = scratch.tile(BT, V);
-  float* values_t = scratch.tile(V, BT);
-  float* inverse = scratch.tile(BT, BT);  // then P
-  float* products = scratch.tile(BT, BT);
-  float* N = scratch.tile(BT, BT);
-  float* M = scratch.tile(BT, BT);
-  float* queries = scratch.tile(BT, BK);
-  float* keys = scratch.tile(BT, BK);
-  float* state_t = scratch.tile(V, BK);
-  float* gradient_t = scratch.tile(V, BK);
-  float* result_q = scratch.tile(BT, BK);
-  float* result_k = scratch.tile(BT, BK);
-  float* y = scratch.tile(BT, BK);  // exp(G) Tinv^T dW + N K
-  const Decay decay(scratch);
-  float* rate = scratch.vector(BT);
-  float* query_scale = scratch.vector(BT);
-  float* key_scale = scratch.vector(BT);
-  float* diagonal = scratch.vector(BT);
-  float* query_factor = scratch.vector(BT);
-  float* y_factor = scratch.vector(BT);
-  float* ones = scratch.vector(BT);
-  float* gate = scratch.vector(BT);
-  float* of_keys = scratch.vector(BT);
-  float* of_beta = scratch.vector(BT);
-  float* row_sums = scratch.vector(BT);
+  const auto d_out = tile_at<kScratch.d_out>(memory);
+  const auto x = tile_at<kScratch.x>(memory);
+  const auto values_t = tile_at<kScratch.values_t>(memory);
+  const auto inverse = tile_at<kScratch.inverse>(memory);
+  const auto products = tile_at<kScratch.products>(memory);
+  const auto N = tile_at<kScratch.N>(memory);
+  const auto M = tile_at<kScratch.M>(memory);
+  const auto queries = tile_at<kScratch.queries>(memory);
+  const auto keys = tile_at<kScratch.keys>(memory);
+  const auto state_t = tile_at<kScratch.state_t>(memory);
+  const auto gradient_t = tile_at<kScratch.gradient_t>(memory);
+  const auto result_q = tile_at<kScratch.result_q>(memory);
+  const auto result_k = tile_at<kScratch.result_k>(memory);
+  const auto y = tile_at<kScratch.y>(memory);
+  const Backward::Decay decay = Backward::decay_at<kScratch.decay>(memory);
+  float* rate = vector_at<kScratch.rate>(memory);
+  float* query_scale = vector_at<kScratch.query_scale>(memory);
+  float* key_scale = vector_at<kScratch.key_scale>(memory);
+  float* diagonal = vector_at<kScratch.diagonal>(memory);
+  float* query_factor = vector_at<kScratch.query_factor>(memory);
+  float* y_factor = vector_at<kScratch.y_factor>(memory);
+  float* ones = vector_at<kScratch.ones>(memory);
+  float* gate = vector_at<kScratch.gate>(memory);
+  float* of_keys = vector_at<kScratch.of_keys>(memory);
+  float* of_beta = vector_at<kScratch.of_beta>(memory);
+  float* row_sums = vector_at<kScratch.row_sums>(memory);
 
   const int64 at = chunk.token * HV + hv, at_k = chunk.token * H + head;
   decay.load(G + at, rows);
@@ -43,16 +46,15 @@ WYVERN_BLOCK {
     load_column(k_rstd + at_k, H, rows, key_scale);
   }
   load_beta<BETA_SIGMOID, NEG_EIGVAL>(beta + at, HV, rows, rate);
-  load_tile(Tinv + at * BT, int64{HV} * BT, rows, BT, inverse, kRow);
-  load_tile(du + at * V, int64{HV} * V, rows, V, d_out, kValueRow);
-  transpose<true>(v_new + at * V, int64{HV} * V, rows, V, values_t, kRow);
-  multiply<Layout::columns, Lower::a_transposed>(rows, V, rows, inverse, kRow, d_out, kValueRow, x,
-                                                 kValueRow);
-  finish_values(x, v + at * V, rate, rows, dv + at * V, of_beta);
-  inverse_gradient(x, values_t, decay, rate, rows, products, ones, N, M);
-  float* P = inverse;
-  load_tile(dO + at * V, int64{HV} * V, rows, V, d_out, kValueRow);
-  attention_gradient(d_out, values_t, decay, e.scale, rows, products, ones, P, diagonal);
+  load_tile(Tinv + at * BT, int64{HV} * BT, rows, BT, inverse);
+  load_tile(du + at * V, int64{HV} * V, rows, V, d_out);
+  transpose(v_new + at * V, int64{HV} * V, rows, V, values_t);
+  multiply<Layout::columns, Lower::a_transposed>(rows, V, rows, inverse, d_out, x);
+  Backward::finish_values(x, v + at * V, rate, rows, dv + at * V, of_beta);
+  Backward::inverse_gradient(x, values_t, decay, rate, rows, products, ones, N, M);
+  const auto P = inverse;
+  load_tile(dO + at * V, int64{HV} * V, rows, V, d_out);
+  Backward::attention_gradient(d_out, values_t, decay, e.scale, rows, products, ones, P, diagonal);
   for (int r = 0; r < rows; r += kLanes) {
     store(query_factor + r, load(decay.since_start + r) * e.scale);
     store(y_factor + r, -load(decay.since_start + r));
@@ -64,40 +66,38 @@ WYVERN_BLOCK {
   for (int c = 0; c < K; c += BK) {
     const int columns = K - c < BK ? K - c : BK;
     const int64 state_at = ((slot * HV + hv) * K + c) * V;
-    load_keys(q + at_k * K + c, query_scale, rows, columns, queries);
-    load_keys(k + at_k * K + c, key_scale, rows, columns, keys);
-    transpose<true>(h + state_at, V, columns, V, state_t, kKeyRow);
-    transpose<true>(dh + state_at, V, columns, V, gradient_t, kKeyRow);
-    multiply(rows, columns, V, d_out, kValueRow, state_t, kKeyRow, result_q, kKeyRow);
-    multiply_add<Layout::rows, Lower::a>(rows, columns, rows, P, kRow, keys, kKeyRow, result_q,
-                                         kKeyRow, query_factor);
-    multiply(rows, columns, V, x, kValueRow, state_t, kKeyRow, y, kKeyRow);
-    multiply_add<Layout::rows, Lower::a>(rows, columns, rows, N, kRow, keys, kKeyRow, y, kKeyRow,
-                                         y_factor);
-    multiply<Layout::columns>(rows, columns, V, values_t, kRow, gradient_t, kKeyRow, result_k,
-                              kKeyRow);
+    Backward::load_keys(q + at_k * K + c, query_scale, rows, columns, queries);
+    Backward::load_keys(k + at_k * K + c, key_scale, rows, columns, keys);
+    transpose(h + state_at, V, columns, V, state_t);
+    transpose(dh + state_at, V, columns, V, gradient_t);
+    multiply(rows, columns, V, d_out, state_t, result_q);
+    multiply_add<Layout::rows, Lower::a>(rows, columns, rows, P, keys, result_q, query_factor);
+    multiply(rows, columns, V, x, state_t, y);
+    multiply_add<Layout::rows, Lower::a>(rows, columns, rows, N, keys, y, y_factor);
+    multiply<Layout::columns>(rows, columns, V, values_t, gradient_t, result_k);
     if constexpr (SCALAR_GATE)
-      end += end_of_chunk(result_k, keys, state_t, gradient_t, decay, rows, columns, row_sums);
-    multiply_add<Layout::columns, Lower::a_transposed>(rows, columns, rows, P, kRow, queries,
-                                                       kKeyRow, result_k, kKeyRow, decay.until_end);
-    multiply_add<Layout::columns, Lower::a_transposed>(rows, columns, rows, M, kRow, keys, kKeyRow,
-                                                       result_k, kKeyRow, ones);
-    add_row_products(y, keys, 1.0F, rows, columns, of_keys);
+      end += Backward::end_of_chunk(result_k, keys, state_t, gradient_t, decay, rows, columns,
+                                    row_sums);
+    multiply_add<Layout::columns, Lower::a_transposed>(rows, columns, rows, P, queries, result_k,
+                                                       decay.until_end);
+    multiply_add<Layout::columns, Lower::a_transposed>(rows, columns, rows, M, keys, result_k,
+                                                       ones);
+    Backward::add_row_products(y, keys, 1.0F, rows, columns, of_keys);
     if constexpr (SCALAR_GATE) {
-      add_row_products(result_q, queries, 1.0F, rows, columns, gate);
-      add_row_products(result_k, keys, -1.0F, rows, columns, gate);
+      Backward::add_row_products(result_q, queries, 1.0F, rows, columns, gate);
+      Backward::add_row_products(result_k, keys, -1.0F, rows, columns, gate);
     }
-    add_rows(keys, diagonal, rows, columns, result_q);
-    add_rows(queries, diagonal, rows, columns, result_k);
-    add_rows(y, rate, rows, columns, result_k);
-    store_tile(result_q, kKeyRow, rows, columns, dq + at * K + c, int64{HV} * K);
-    store_tile(result_k, kKeyRow, rows, columns, dk + at * K + c, int64{HV} * K);
+    Backward::add_rows(keys, diagonal, rows, columns, result_q);
+    Backward::add_rows(queries, diagonal, rows, columns, result_k);
+    Backward::add_rows(y, rate, rows, columns, result_k);
+    store_tile(result_q, rows, columns, dq + at * K + c, int64{HV} * K);
+    store_tile(result_k, rows, columns, dk + at * K + c, int64{HV} * K);
   }
   for (int r = 0; r < rows; r += kLanes) {
     store(gate + r, load(gate + r) + load(rate + r) * load(of_keys + r));
     store(of_beta + r, load(of_beta + r) + load(of_keys + r));
   }
-  through_activation<BETA_SIGMOID, NEG_EIGVAL>(beta + at, rows, ones, of_beta);
+  Backward::through_activation(beta + at, rows, ones, of_beta);
   store_column(of_beta, rows, dbeta + at, HV);
   if constexpr (SCALAR_GATE) {
     gate[rows - 1] += end;

@@ -2,6 +2,7 @@
 
 #include "templates/cpu_contract.hpp"
 #include "templates/cuda_sizes.hpp"
+#include "templates/intra/kda_intra/cpu_layout.hpp"
 #include "templates/intra/kda_intra/layout.hpp"
 #include "templates/intra/stages.hpp"
 #include "templates/template.hpp"
@@ -63,34 +64,10 @@ Template portable() {
   return t;
 }
 
-/// Scratch of one block, as kda_intra/cpu.cpp hands it out.
-std::int64_t cpu_scratch(const Spec& s) {
-  const std::int64_t BT = s.BT;
-  const std::int64_t K = s.K;
-  const std::int64_t strip = s.SAFE_GATE ? 16 : 8;
-  return fp32_bytes(3 * scratch::tile(BT, K) + 3 * scratch::tile(K, BT) +
-                    scratch::tile(2 * strip, K) + scratch::tile(2 * strip, BT) +
-                    2 * scratch::vector(BT));
-}
-
-/// One call: a chunk, one value head.
-Template cpu(Template t) {
-  t.variant = "cpu";
-  t.device = DeviceKind::cpu;
-  t.source = "cpu.cpp";
-  t.tunables = {{tunable::BT, {64, 32, 16}}};
-  t.illegal = [](const Spec& s, const Limits& limits) {
-    return scratch_problem(cpu_scratch(s), limits);
-  };
-  t.fallback = [](Spec&, const Limits&) {};
-  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
-    return Geometry{.grid = {s.HV, e.NT, 1}, .shared_bytes = cpu_scratch(s)};
-  };
-  return t;
-}
-
 }  // namespace
 
-std::vector<Template> contract() { return {portable(), cpu(stage())}; }
+std::vector<Template> contract() {
+  return {portable(), cpu_chunks(stage(), scratch_bytes<ScratchLayout>)};
+}
 
 }  // namespace wyvern::kda_intra

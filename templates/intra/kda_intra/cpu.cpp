@@ -1,5 +1,9 @@
 // Aqk and A of one chunk and value head.
 #include "device/cpu/kda.hpp"
+#include "intra/kda_intra/cpu_layout.hpp"
+
+using Intra = IntraProducts<Spec>;
+constexpr kda_intra::ScratchLayout kScratch{Spec{}};
 
 WYVERN_BLOCK {
   const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets, chunk_index);
@@ -7,22 +11,19 @@ WYVERN_BLOCK {
   const IntraRows at{chunk.token * HV + hv, chunk.token * H + hv / (HV / H), chunk.rows};
   if (at.rows <= 0) return;
 
-  constexpr int64 kRow = row_stride(BT), kKeyRow = row_stride(K);
-  constexpr int kStrip = kAnchorRows<SAFE_GATE>;
-  Scratch scratch(memory);
-  const IntraTiles tiles(scratch, BT, K, kStrip);
-  float* rate = scratch.vector(BT);
-  float* scale = scratch.vector(BT);
+  const Intra intra = Intra::at<kScratch.intra>(memory);
+  float* rate = vector_at<kScratch.rate>(memory);
+  float* scale = vector_at<kScratch.scale>(memory);
 
-  load_intra<QK_L2NORM, H, HV, K, BT>(tiles, at, q, k, Gk, q_rstd, k_rstd, scale);
+  intra.load(at, q, k, Gk, q_rstd, k_rstd, scale);
   load_beta<BETA_SIGMOID, NEG_EIGVAL>(beta + at.row, HV, at.rows, rate);
-  for (int first = 0; first < at.rows; first += kStrip) {
-    const int strip = strip_products<SAFE_GATE>(tiles, kKeyRow, kRow, K, first, at.rows);
+  for (int first = 0; first < at.rows; first += Intra::kStrip) {
+    const int strip = intra.strip(first, at.rows);
     for (int i = 0; i < strip; ++i) {
       const int r = first + i;
       const int64 to = (at.row + int64{r} * HV) * BT;
-      masked_row(tiles.products + i * kRow, 1.0F, r + 1, BT, Aqk + to);
-      masked_row(tiles.products + (strip + i) * kRow, rate[r], r, BT, A + to);
+      masked_row(intra.products.row(i), 1.0F, r + 1, BT, Aqk + to);
+      masked_row(intra.products.row(strip + i), rate[r], r, BT, A + to);
     }
   }
 }

@@ -2,6 +2,7 @@
 
 #include "templates/cpu_contract.hpp"
 #include "templates/cuda_sizes.hpp"
+#include "templates/intra/kda_intra_solve_wu/cpu_layout.hpp"
 #include "templates/intra/kda_intra_solve_wu/layout.hpp"
 #include "templates/intra/stages.hpp"
 #include "templates/template.hpp"
@@ -58,36 +59,11 @@ Template portable() {
   return t;
 }
 
-/// Scratch of one block, as kda_intra_solve_wu/cpu.cpp hands it out.
-std::int64_t cpu_scratch(const Spec& s) {
-  const std::int64_t BT = s.BT, BV = s.BV;
-  const std::int64_t K = s.K;
-  const std::int64_t strip = s.SAFE_GATE ? 16 : 8;
-  return fp32_bytes(3 * scratch::tile(BT, K) + 3 * scratch::tile(K, BT) +
-                    scratch::tile(2 * strip, K) + scratch::tile(2 * strip, BT) +
-                    2 * scratch::tile(BT, BT) + scratch::tile(16, BT) +
-                    2 * scratch::tile(BT, std::max(K, BV)) + 2 * scratch::vector(BT));
-}
-
-/// One call: a chunk, one value head, BV columns of V at a time.
-Template cpu(Template t) {
-  t.variant = "cpu";
-  t.device = DeviceKind::cpu;
-  t.source = "cpu.cpp";
-  t.tunables = {{tunable::BT, {64, 32, 16}}, {tunable::BV, {128, 64}}};
-  t.illegal = [](const Spec& s, const Limits& limits) {
-    const std::string problem = column_block_problem("BV", s.BV, s.V);
-    return problem.empty() ? scratch_problem(cpu_scratch(s), limits) : problem;
-  };
-  t.fallback = [](Spec& s, const Limits&) { s.BV = column_block(s.V, 128); };
-  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
-    return Geometry{.grid = {s.HV, e.NT, 1}, .shared_bytes = cpu_scratch(s)};
-  };
-  return t;
-}
-
 }  // namespace
 
-std::vector<Template> contract() { return {portable(), cpu(stage())}; }
+std::vector<Template> contract() {
+  return {portable(),
+          cpu_chunks_by_columns(stage(), scratch_bytes<ScratchLayout>, tunable::BV, columns_of_V)};
+}
 
 }  // namespace wyvern::kda_intra_solve_wu

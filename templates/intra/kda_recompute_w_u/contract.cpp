@@ -2,6 +2,7 @@
 
 #include "templates/cpu_contract.hpp"
 #include "templates/cuda_sizes.hpp"
+#include "templates/intra/kda_recompute_w_u/cpu_layout.hpp"
 #include "templates/intra/kda_recompute_w_u/layout.hpp"
 #include "templates/intra/stages.hpp"
 #include "templates/template.hpp"
@@ -61,33 +62,11 @@ Template portable() {
   return t;
 }
 
-/// Scratch of one block, as kda_recompute_w_u/cpu.cpp hands it out.
-std::int64_t cpu_scratch(const Spec& s) {
-  const std::int64_t BT = s.BT, BV = s.BV;
-  return fp32_bytes(scratch::tile(BT, BT) + 4 * scratch::tile(BT, BV) + 3 * scratch::vector(BT));
-}
-
-std::int64_t widest_operand(const Spec& s) { return std::max(s.K, s.V); }
-
-/// One call: a chunk, one value head, BV columns of V and then of K at a time.
-Template cpu(Template t) {
-  t.variant = "cpu";
-  t.device = DeviceKind::cpu;
-  t.source = "cpu.cpp";
-  t.tunables = {{tunable::BT, {64, 32, 16}}, {tunable::BV, {128, 64}}};
-  t.illegal = [](const Spec& s, const Limits& limits) {
-    const std::string problem = column_block_problem("BV", s.BV, widest_operand(s));
-    return problem.empty() ? scratch_problem(cpu_scratch(s), limits) : problem;
-  };
-  t.fallback = [](Spec& s, const Limits&) { s.BV = column_block(widest_operand(s), 128); };
-  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
-    return Geometry{.grid = {s.HV, e.NT, 1}, .shared_bytes = cpu_scratch(s)};
-  };
-  return t;
-}
-
 }  // namespace
 
-std::vector<Template> contract() { return {portable(), cpu(stage())}; }
+std::vector<Template> contract() {
+  return {portable(), cpu_chunks_by_columns(stage(), scratch_bytes<ScratchLayout>, tunable::BV,
+                                            columns_of_K_and_V)};
+}
 
 }  // namespace wyvern::kda_recompute_w_u

@@ -1,6 +1,9 @@
 // W and U of one chunk and value head.
 #include "device/cpu/chunk.hpp"
 #include "device/cpu/product.hpp"
+#include "intra/recompute_w_u/cpu_layout.hpp"
+
+constexpr recompute_w_u::ScratchLayout kScratch{Spec{}};
 
 WYVERN_BLOCK {
   const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets, chunk_index);
@@ -9,24 +12,21 @@ WYVERN_BLOCK {
   const int rows = chunk.rows;
   if (rows <= 0) return;
 
-  Scratch scratch(memory);
-  float* inverse = scratch.tile(BT, BT);
-  float* factor = scratch.tile(BT, BV);
-  float* result = scratch.tile(BT, BV);
-  float* rate = scratch.vector(BT);
-  float* decay = scratch.vector(BT);
-  float* key_scale = scratch.vector(BT);
-  constexpr int64 kInverseRow = row_stride(BT), kRow = row_stride(BV);
+  const auto inverse = tile_at<kScratch.inverse>(memory);
+  const auto factor = tile_at<kScratch.factor>(memory);
+  const auto result = tile_at<kScratch.result>(memory);
+  float* rate = vector_at<kScratch.rate>(memory);
+  float* decay = vector_at<kScratch.decay>(memory);
+  float* key_scale = vector_at<kScratch.key_scale>(memory);
 
-  load_tile(Tinv + at * BT, int64{HV} * BT, rows, BT, inverse, kInverseRow);
+  load_tile(Tinv + at * BT, int64{HV} * BT, rows, BT, inverse);
   load_beta<BETA_SIGMOID, NEG_EIGVAL>(beta + at, HV, rows, rate);
   load_gates<SCALAR_GATE>(G + at, HV, rows, decay);
   for (int c = 0; c < V; c += BV) {
     const int columns = V - c < BV ? V - c : BV;
-    load_tile<true>(v + at * V + c, int64{HV} * V, rows, columns, factor, kRow, rate);
-    multiply<Layout::rows, Lower::a>(rows, columns, rows, inverse, kInverseRow, factor, kRow,
-                                     result, kRow);
-    store_tile(result, kRow, rows, columns, u + at * V + c, int64{HV} * V);
+    load_tile<true>(v + at * V + c, int64{HV} * V, rows, columns, factor, rate);
+    multiply<Layout::rows, Lower::a>(rows, columns, rows, inverse, factor, result);
+    store_tile(result, rows, columns, u + at * V + c, int64{HV} * V);
   }
   for (int r = 0; r < rows; r += kLanes) store(rate + r, load(rate + r) * exp(load(decay + r)));
   if constexpr (QK_L2NORM) {
@@ -35,10 +35,9 @@ WYVERN_BLOCK {
   }
   for (int c = 0; c < K; c += BV) {
     const int columns = K - c < BV ? K - c : BV;
-    load_tile<true>(k + (chunk.token * H + head) * K + c, int64{H} * K, rows, columns, factor, kRow,
+    load_tile<true>(k + (chunk.token * H + head) * K + c, int64{H} * K, rows, columns, factor,
                     rate);
-    multiply<Layout::rows, Lower::a>(rows, columns, rows, inverse, kInverseRow, factor, kRow,
-                                     result, kRow);
-    store_tile(result, kRow, rows, columns, w + at * K + c, int64{HV} * K);
+    multiply<Layout::rows, Lower::a>(rows, columns, rows, inverse, factor, result);
+    store_tile(result, rows, columns, w + at * K + c, int64{HV} * K);
   }
 }

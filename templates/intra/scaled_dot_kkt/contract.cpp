@@ -1,4 +1,7 @@
 #include <algorithm>
+#include "templates/cpu_contract.hpp"
+#include "templates/intra/scaled_dot_kkt/cpu_layout.hpp"
+#include "templates/intra/stages.hpp"
 
 #include "templates/cpu_contract.hpp"
 #include "templates/cuda_sizes.hpp"
@@ -101,30 +104,10 @@ Template hopper() {
   return t;
 }
 
-/// Scratch of one block, as scaled_dot_kkt/cpu.cpp hands it out.
-std::int64_t cpu_scratch(const Spec& s) {
-  const std::int64_t BT = s.BT;
-  return fp32_bytes(scratch::tile(s.K, BT) + 2 * scratch::tile(BT, BT) + 3 * scratch::vector(BT));
-}
-
-/// One call: a chunk, the value heads of one key head.
-Template cpu(Template t) {
-  t.variant = "cpu";
-  t.device = DeviceKind::cpu;
-  t.source = "cpu.cpp";
-  t.tunables = {{tunable::BT, {64, 32, 16}}};
-  t.illegal = [](const Spec& s, const Limits& limits) {
-    return scratch_problem(cpu_scratch(s), limits);
-  };
-  t.fallback = [](Spec&, const Limits&) {};
-  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
-    return Geometry{.grid = {s.H, e.NT, 1}, .shared_bytes = cpu_scratch(s)};
-  };
-  return t;
-}
-
 }  // namespace
 
-std::vector<Template> contract() { return {portable(), hopper(), cpu(stage())}; }
+std::vector<Template> contract() {
+  return {portable(), hopper(), cpu_chunks(stage(), scratch_bytes<ScratchLayout>, constant::H)};
+}
 
 }  // namespace wyvern::scaled_dot_kkt

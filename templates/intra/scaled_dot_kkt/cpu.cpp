@@ -1,6 +1,9 @@
 // A of one chunk for every value head of one key head: their products of keys are the same.
 #include "device/cpu/chunk.hpp"
 #include "device/cpu/product.hpp"
+#include "intra/scaled_dot_kkt/cpu_layout.hpp"
+
+constexpr scaled_dot_kkt::ScratchLayout kScratch{Spec{}};
 
 WYVERN_BLOCK {
   const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets, chunk_index);
@@ -8,25 +11,23 @@ WYVERN_BLOCK {
   const int rows = chunk.rows;
   if (rows <= 0) return;
 
-  Scratch scratch(memory);
-  float* keys = scratch.tile(K, BT);  // transposed
-  float* products = scratch.tile(BT, BT);
-  float* result = scratch.tile(BT, BT);
-  float* decay = scratch.vector(BT);
-  float* rate = scratch.vector(BT);
-  float* key_scale = scratch.vector(BT);
-  constexpr int64 kRow = row_stride(BT);
+  const auto keys = tile_at<kScratch.keys>(memory);
+  const auto products = tile_at<kScratch.products>(memory);
+  const auto result = tile_at<kScratch.result>(memory);
+  float* decay = vector_at<kScratch.decay>(memory);
+  float* rate = vector_at<kScratch.rate>(memory);
+  float* key_scale = vector_at<kScratch.key_scale>(memory);
 
-  transpose<true>(k + (chunk.token * H + head) * K, int64{H} * K, rows, K, keys, kRow);
-  multiply<Layout::columns, Lower::c>(rows, rows, K, keys, kRow, keys, kRow, products, kRow);
+  transpose(k + (chunk.token * H + head) * K, int64{H} * K, rows, K, keys);
+  multiply<Layout::columns, Lower::c>(rows, rows, K, keys, keys, products);
   if constexpr (QK_L2NORM) load_column(k_rstd + chunk.token * H + head, H, rows, key_scale);
-  if (rows < BT) clear_rows(result, kRow, 0, rows, BT);
+  if (rows < BT) clear_rows(result, 0, rows, BT);
   for (int64 hv = head * (HV / H); hv < (head + 1) * (HV / H); ++hv) {
     const int64 at = chunk.token * HV + hv;
     load_gates<SCALAR_GATE>(G + at, HV, rows, decay);
     load_beta<BETA_SIGMOID, NEG_EIGVAL>(beta + at, HV, rows, rate);
     if constexpr (QK_L2NORM) scale_column(rate, key_scale, rows);
-    decay_lower<1, QK_L2NORM>(products, kRow, rows, decay, rate, key_scale, result);
-    store_tile(result, kRow, rows, BT, A + at * BT, int64{HV} * BT);
+    decay_lower<1, QK_L2NORM>(products, rows, decay, rate, key_scale, result);
+    store_tile(result, rows, BT, A + at * BT, int64{HV} * BT);
   }
 }

@@ -1,4 +1,7 @@
 #include <algorithm>
+#include "templates/cpu_contract.hpp"
+#include "templates/intra/solve_tril/cpu_layout.hpp"
+#include "templates/intra/stages.hpp"
 
 #include "templates/cpu_contract.hpp"
 #include "templates/cuda_sizes.hpp"
@@ -47,30 +50,10 @@ Template portable() {
   return t;
 }
 
-/// Scratch of one block, as solve_tril/cpu.cpp hands it out.
-std::int64_t cpu_scratch(const Spec& s) {
-  const std::int64_t BT = s.BT;
-  return fp32_bytes(2 * scratch::tile(BT, BT) + scratch::tile(16, BT));
-}
-
-/// One call: a chunk, one value head.
-Template cpu(Template t) {
-  t.variant = "cpu";
-  t.device = DeviceKind::cpu;
-  t.source = "cpu.cpp";
-  t.tunables = {{tunable::BT, {64, 32, 16}}};
-  t.illegal = [](const Spec& s, const Limits& limits) {
-    return scratch_problem(cpu_scratch(s), limits);
-  };
-  t.fallback = [](Spec&, const Limits&) {};
-  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
-    return Geometry{.grid = {s.HV, e.NT, 1}, .shared_bytes = cpu_scratch(s)};
-  };
-  return t;
-}
-
 }  // namespace
 
-std::vector<Template> contract() { return {portable(), cpu(stage())}; }
+std::vector<Template> contract() {
+  return {portable(), cpu_chunks(stage(), scratch_bytes<ScratchLayout>)};
+}
 
 }  // namespace wyvern::solve_tril

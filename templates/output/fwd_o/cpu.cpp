@@ -2,6 +2,9 @@
 // same.
 #include "device/cpu/chunk.hpp"
 #include "device/cpu/product.hpp"
+#include "output/fwd_o/cpu_layout.hpp"
+
+constexpr fwd_o::ScratchLayout kScratch{Spec{}};
 
 WYVERN_BLOCK {
   const int64 head = block[0], slot = block[1];
@@ -9,24 +12,22 @@ WYVERN_BLOCK {
   const int rows = chunk.rows;
   if (rows <= 0) return;
 
-  Scratch scratch(memory);
-  float* queries = scratch.tile(BT, K);
-  float* keys = scratch.tile(K, BT);  // transposed
-  float* products = scratch.tile(BT, BT);
-  float* attention = scratch.tile(BT, BT);
-  float* state = scratch.tile(K > BT ? K : BT, BV);  // then V'
-  float* result = scratch.tile(BT, BV);
-  float* gate = scratch.vector(BT);
-  float* decay = scratch.vector(BT);
-  float* query_scale = scratch.vector(BT);
-  float* key_scale = scratch.vector(BT);
-  constexpr int64 kRow = row_stride(BT), kKeyRow = row_stride(K), kValueRow = row_stride(BV);
+  const auto queries = tile_at<kScratch.queries>(memory);
+  const auto keys = tile_at<kScratch.keys>(memory);
+  const auto products = tile_at<kScratch.products>(memory);
+  const auto attention = tile_at<kScratch.attention>(memory);
+  const auto state = tile_at<kScratch.state>(memory);
+  const auto result = tile_at<kScratch.result>(memory);
+  float* gate = vector_at<kScratch.gate>(memory);
+  float* decay = vector_at<kScratch.decay>(memory);
+  float* query_scale = vector_at<kScratch.query_scale>(memory);
+  float* key_scale = vector_at<kScratch.key_scale>(memory);
 
   const int64 key_at = (chunk.token * H + head) * K;
-  load_tile(q + key_at, int64{H} * K, rows, K, queries, kKeyRow);
-  transpose<true>(k + key_at, int64{H} * K, rows, K, keys, kRow);
-  multiply<Layout::rows, Lower::c>(rows, rows, K, queries, kKeyRow, keys, kRow, products, kRow);
-  for (int r = 0; r < rows; r += kLanes) store(query_scale + r, splat(1.0F));
+  load_tile(q + key_at, int64{H} * K, rows, K, queries);
+  transpose(k + key_at, int64{H} * K, rows, K, keys);
+  multiply<Layout::rows, Lower::c>(rows, rows, K, queries, keys, products);
+  fill_column(query_scale, 1.0F, rows);
   if constexpr (QK_L2NORM) {
     load_column(q_rstd + chunk.token * H + head, H, rows, query_scale);
     load_column(k_rstd + chunk.token * H + head, H, rows, key_scale);
@@ -36,15 +37,14 @@ WYVERN_BLOCK {
     load_gates<SCALAR_GATE>(G + at, HV, rows, gate);
     for (int r = 0; r < rows; r += kLanes)
       store(decay + r, exp(load(gate + r)) * load(query_scale + r));
-    decay_lower<0, QK_L2NORM>(products, kRow, rows, gate, query_scale, key_scale, attention);
+    decay_lower<0, QK_L2NORM>(products, rows, gate, query_scale, key_scale, attention);
     for (int c = 0; c < V; c += BV) {
       const int columns = V - c < BV ? V - c : BV;
-      load_tile(h + (slot * HV + hv) * K * V + c, V, K, columns, state, kValueRow);
-      multiply(rows, columns, K, queries, kKeyRow, state, kValueRow, result, kValueRow);
-      load_tile(v_new + at * V + c, int64{HV} * V, rows, columns, state, kValueRow);
-      multiply_add<Layout::rows, Lower::a>(rows, columns, rows, attention, kRow, state, kValueRow,
-                                           result, kValueRow, decay);
-      store_tile(result, kValueRow, rows, columns, o + at * V + c, int64{HV} * V, e.scale);
+      load_tile(h + (slot * HV + hv) * K * V + c, V, K, columns, state);
+      multiply(rows, columns, K, queries, state, result);
+      load_tile(v_new + at * V + c, int64{HV} * V, rows, columns, state);
+      multiply_add<Layout::rows, Lower::a>(rows, columns, rows, attention, state, result, decay);
+      store_tile(result, rows, columns, o + at * V + c, int64{HV} * V, e.scale);
     }
   }
 }

@@ -1,6 +1,9 @@
 // O of one chunk and value head, BV columns at a time.
 #include "device/cpu/chunk.hpp"
 #include "device/cpu/product.hpp"
+#include "output/kda_fwd_o/cpu_layout.hpp"
+
+constexpr kda_fwd_o::ScratchLayout kScratch{Spec{}};
 
 WYVERN_BLOCK {
   const int64 hv = block[0], slot = block[1];
@@ -9,24 +12,21 @@ WYVERN_BLOCK {
   const int rows = chunk.rows;
   if (rows <= 0) return;
 
-  Scratch scratch(memory);
-  float* queries = scratch.tile(BT, K);
-  float* attention = scratch.tile(BT, BT);
-  float* state = scratch.tile(K > BT ? K : BT, BV);  // then V'
-  float* result = scratch.tile(BT, BV);
-  float* ones = scratch.vector(BT);
-  constexpr int64 kRow = row_stride(BT), kKeyRow = row_stride(K), kValueRow = row_stride(BV);
+  const auto queries = tile_at<kScratch.queries>(memory);
+  const auto attention = tile_at<kScratch.attention>(memory);
+  const auto state = tile_at<kScratch.state>(memory);
+  const auto result = tile_at<kScratch.result>(memory);
+  float* ones = vector_at<kScratch.ones>(memory);
 
-  for (int r = 0; r < BT; r += kLanes) store(ones + r, splat(1.0F));
-  load_tile(qg + at * K, int64{HV} * K, rows, K, queries, kKeyRow);
-  load_tile(Aqk + at * BT, int64{HV} * BT, rows, BT, attention, kRow);
+  fill_column(ones, 1.0F, BT);
+  load_tile(qg + at * K, int64{HV} * K, rows, K, queries);
+  load_tile(Aqk + at * BT, int64{HV} * BT, rows, BT, attention);
   for (int c = 0; c < V; c += BV) {
     const int columns = V - c < BV ? V - c : BV;
-    load_tile(h + (slot * HV + hv) * K * V + c, V, K, columns, state, kValueRow);
-    multiply(rows, columns, K, queries, kKeyRow, state, kValueRow, result, kValueRow);
-    load_tile(v_new + at * V + c, int64{HV} * V, rows, columns, state, kValueRow);
-    multiply_add<Layout::rows, Lower::a>(rows, columns, rows, attention, kRow, state, kValueRow,
-                                         result, kValueRow, ones);
-    store_tile(result, kValueRow, rows, columns, o + at * V + c, int64{HV} * V, e.scale);
+    load_tile(h + (slot * HV + hv) * K * V + c, V, K, columns, state);
+    multiply(rows, columns, K, queries, state, result);
+    load_tile(v_new + at * V + c, int64{HV} * V, rows, columns, state);
+    multiply_add<Layout::rows, Lower::a>(rows, columns, rows, attention, state, result, ones);
+    store_tile(result, rows, columns, o + at * V + c, int64{HV} * V, e.scale);
   }
 }

@@ -2,8 +2,12 @@
 #include "device/cpu/reverse_scan.hpp"
 #include "device/cpu/state.hpp"
 
+using Scan = ReverseScan<Spec>;
+using State = CallerState<Spec>;
+constexpr ReverseScanLayout<Spec> kScratch{Spec{}};
+
 WYVERN_BLOCK {
-  const ScanInputs tensors{
+  const Scan::Inputs tensors{
       VECTOR_GATE ? qg : q, VECTOR_GATE ? kg : k, w, dO, dv_local, G, Gk, q_rstd, k_rstd};
   const int first_column = static_cast<int>(block[0]) * BV;
   const int columns = V - first_column < BV ? V - first_column : BV;
@@ -11,15 +15,15 @@ WYVERN_BLOCK {
   const int64 first = VARLEN ? seq_offsets[n] : n * e.T;
   const int64 length = (VARLEN ? seq_offsets[n + 1] : (n + 1) * e.T) - first;
   const int64 slot = VARLEN ? chunk_offsets[n] : n * ((e.T + BT - 1) / BT);
-  const int64 state_at = state_start(n, hv, first_column);
+  const int64 state_at = State::start(n, hv, first_column);
 
-  const ScanScratch scratch(memory);
+  const Scan::Work work = Scan::work_at<kScratch>(memory);
   if constexpr (FINAL_STATE)
-    load_state(dht + state_at, columns, scratch.state);
+    State::load(dht + state_at, columns, work.state);
   else
-    clear_rows(scratch.state, kValueRow, 0, K, columns);
-  scan_chunks<true, true>(scratch, tensors.at(first, hv, first_column), length, columns, e.scale,
-                          dh + (slot * HV + hv) * K * V + first_column,
-                          du + (first * HV + hv) * V + first_column);
-  if constexpr (INITIAL_STATE) store_state(scratch.state, columns, dinitial_state + state_at);
+    clear_rows(work.state, 0, K, columns);
+  Scan::run<true, true>(work, tensors.at(first, hv, first_column), length, columns, e.scale,
+                        dh + (slot * HV + hv) * K * V + first_column,
+                        du + (first * HV + hv) * V + first_column);
+  if constexpr (INITIAL_STATE) State::store(work.state, columns, dinitial_state + state_at);
 }

@@ -2,20 +2,20 @@
 #include "device/cpu/combine.hpp"
 #include "device/cpu/state.hpp"
 
+using Segments = SegmentStates<Spec>;
+using State = CallerState<Spec>;
+constexpr SegmentStatesLayout<Spec> kScratch{Spec{}};
+
 WYVERN_BLOCK {
   const int first_column = static_cast<int>(block[0]) * BV;
   const int columns = V - first_column < BV ? V - first_column : BV;
   const int64 hv = block[1], n = block[2];
 
-  Scratch scratch(memory);
-  float* state = scratch.tile(K, BV);
-  float* next = scratch.tile(K, BV);
-  float* m = scratch.tile(K, K);
-  float* ones = scratch.vector(round_up(K, kTileRows));
+  const Segments::Work work = Segments::work_at<kScratch>(memory);
   if constexpr (FINAL_STATE)
-    load_state(dht + state_start(n, hv, first_column), columns, state);
+    State::load(dht + State::start(n, hv, first_column), columns, work.state);
   else
-    clear_rows(state, kValueRow, 0, K, columns);
-  combine_segments<true>(segment_dM, segment_dR, seq_offsets, segment_dstate, e, n, hv,
-                         first_column, state, next, m, ones);
+    clear_rows(work.state, 0, K, columns);
+  Segments::run<true>(work, segment_dM, segment_dR, seq_offsets, segment_dstate, e, n, hv,
+                      first_column);
 }

@@ -4,8 +4,12 @@
 #include "device/cpu/segment.hpp"
 #include "device/cpu/state.hpp"
 
+using Scan = ReverseScan<Spec>;
+using State = CallerState<Spec>;
+constexpr ReverseScanLayout<Spec> kScratch{Spec{}};
+
 WYVERN_BLOCK {
-  const ScanInputs tensors{
+  const Scan::Inputs tensors{
       VECTOR_GATE ? qg : q, VECTOR_GATE ? kg : k, w, dO, dv_local, G, Gk, q_rstd, k_rstd};
   const int first_column = static_cast<int>(block[0]) * BV;
   const int columns = V - first_column < BV ? V - first_column : BV;
@@ -15,13 +19,13 @@ WYVERN_BLOCK {
   const int64 n = segment.sequence;
   const int64 slot = (VARLEN ? chunk_offsets[n] : n * ((e.T + BT - 1) / BT)) + segment.index * SEG;
 
-  const ScanScratch scratch(memory);
+  const Scan::Work work = Scan::work_at<kScratch>(memory);
   load_tile(segment_dstate + (block[2] * HV + hv) * K * V + first_column, V, K, columns,
-            scratch.state, kValueRow);
-  scan_chunks<true, true>(scratch, tensors.at(segment.token, hv, first_column), segment.tokens,
-                          columns, e.scale, dh + (slot * HV + hv) * K * V + first_column,
-                          du + (segment.token * HV + hv) * V + first_column);
+            work.state);
+  Scan::run<true, true>(work, tensors.at(segment.token, hv, first_column), segment.tokens, columns,
+                        e.scale, dh + (slot * HV + hv) * K * V + first_column,
+                        du + (segment.token * HV + hv) * V + first_column);
   if constexpr (INITIAL_STATE)
     if (segment.index == 0)
-      store_state(scratch.state, columns, dinitial_state + state_start(n, hv, first_column));
+      State::store(work.state, columns, dinitial_state + State::start(n, hv, first_column));
 }

@@ -4,8 +4,12 @@
 #include "device/cpu/segment.hpp"
 #include "device/cpu/state.hpp"
 
+using Scan = ForwardScan<Spec>;
+using State = CallerState<Spec>;
+constexpr ForwardScanLayout<Spec> kScratch{Spec{}};
+
 WYVERN_BLOCK {
-  const ScanInputs tensors{VECTOR_GATE ? kg : k, w, u, G, Gk, k_rstd};
+  const Scan::Inputs tensors{VECTOR_GATE ? kg : k, w, u, G, Gk, k_rstd};
   const int first_column = static_cast<int>(block[0]) * BV;
   const int columns = V - first_column < BV ? V - first_column : BV;
   const int64 hv = block[1];
@@ -14,15 +18,14 @@ WYVERN_BLOCK {
   const int64 n = segment.sequence;
   const int64 slot = (VARLEN ? chunk_offsets[n] : n * ((e.T + BT - 1) / BT)) + segment.index * SEG;
 
-  const ScanScratch scratch(memory);
-  load_tile(segment_state + (block[2] * HV + hv) * K * V + first_column, V, K, columns,
-            scratch.state, kValueRow);
-  scan_chunks<true, true>(scratch, tensors.at(segment.token, hv, first_column), segment.tokens,
-                          columns, h + (slot * HV + hv) * K * V + first_column,
-                          v_new + (segment.token * HV + hv) * V + first_column);
+  const Scan::Work work = Scan::work_at<kScratch>(memory);
+  load_tile(segment_state + (block[2] * HV + hv) * K * V + first_column, V, K, columns, work.state);
+  Scan::run<true, true>(work, tensors.at(segment.token, hv, first_column), segment.tokens, columns,
+                        h + (slot * HV + hv) * K * V + first_column,
+                        v_new + (segment.token * HV + hv) * V + first_column);
   if (!segment.last) return;
   if constexpr (VARLEN && KEEP_STATES)
-    clear_unused_slots(h + first_column, n, hv, columns, chunk_offsets, e);
+    Scan::clear_unused_slots(h + first_column, n, hv, columns, chunk_offsets, e);
   if constexpr (FINAL_STATE)
-    store_state(scratch.state, columns, final_state + state_start(n, hv, first_column));
+    State::store(work.state, columns, final_state + State::start(n, hv, first_column));
 }

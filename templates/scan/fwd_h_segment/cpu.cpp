@@ -3,8 +3,11 @@
 #include "device/cpu/scan.hpp"
 #include "device/cpu/segment.hpp"
 
+using Scan = ForwardScan<Spec>;
+constexpr ForwardScanLayout<Spec> kScratch{Spec{}};
+
 WYVERN_BLOCK {
-  const ScanInputs tensors{VECTOR_GATE ? kg : k, w, u, G, Gk, k_rstd};
+  const Scan::Inputs tensors{VECTOR_GATE ? kg : k, w, u, G, Gk, k_rstd};
   constexpr int kTilesK = (K + BV - 1) / BV;
   const int64 hv = block[1];
   const Segment segment = find_segment<VARLEN, SEG * BT>(block[2], e, seq_offsets);
@@ -14,15 +17,15 @@ WYVERN_BLOCK {
   const int first = static_cast<int>(finds_M ? block[0] : block[0] - kTilesK) * BV;
   const int columns = width - first < BV ? width - first : BV;
 
-  const ScanScratch scratch(memory);
-  clear_rows(scratch.state, kValueRow, 0, K, columns);
-  const ScanInputs inputs = tensors.at(segment.token, hv, finds_M ? 0 : first);
+  const Scan::Work work = Scan::work_at<kScratch>(memory);
+  clear_rows(work.state, 0, K, columns);
+  const Scan::Inputs inputs = tensors.at(segment.token, hv, finds_M ? 0 : first);
   if (finds_M) {
-    for (int c = 0; c < columns; ++c) scratch.state[(first + c) * kValueRow + c] = 1.0F;
-    scan_chunks<false, false>(scratch, inputs, segment.tokens, columns, nullptr, nullptr);
+    for (int c = 0; c < columns; ++c) work.state.row(first + c)[c] = 1.0F;
+    Scan::run<false, false>(work, inputs, segment.tokens, columns, nullptr, nullptr);
   } else {
-    scan_chunks<true, false>(scratch, inputs, segment.tokens, columns, nullptr, nullptr);
+    Scan::run<true, false>(work, inputs, segment.tokens, columns, nullptr, nullptr);
   }
-  store_tile(scratch.state, kValueRow, K, columns,
+  store_tile(work.state, K, columns,
              (finds_M ? segment_M : segment_R) + (block[2] * HV + hv) * K * width + first, width);
 }

@@ -3,5 +3,5 @@
 
 WYVERN_BLOCK {
   const int64 at = (block[1] * HV + block[0]) * K * V;
-  transpose<false>(h + at, V, K, V, h_v_first + at, K);
+  transpose(h + at, V, K, V, h_v_first + at, K);
 }

@@ -1,0 +1,26 @@
+// What a block of kda_wy_dqkg keeps in scratch.
+#pragma once
+
+#include "device/cpu/kda_layout.hpp"
+
+namespace wyvern::kda_wy_dqkg {
+
+template <class S>
+struct ScratchLayout {
+  cpu::StateBackwardLayout<S> state;
+  cpu::IntraBackwardLayout work;
+  cpu::ProductGradientsLayout d;
+  cpu::VectorPlace ones, row_sums;
+  long bytes;
+
+  constexpr explicit ScratchLayout(const S& s) : state(s) {
+    cpu::LayoutBuilder at{state.bytes};
+    work = at.part<cpu::IntraBackwardLayout>(s.BT, s.BK);
+    d = at.part<cpu::ProductGradientsLayout>(s.BT);
+    ones = at.vector(s.BT);
+    row_sums = at.vector(cpu::row_sums(s.BT));
+    bytes = at.bytes;
+  }
+};
+
+}  // namespace wyvern::kda_wy_dqkg
