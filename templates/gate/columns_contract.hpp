@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "templates/cpu_contract.hpp"
-#include "templates/cuda_sizes.hpp"
+#include "templates/cuda_contract.hpp"
 #include "templates/device/cuda/columns_layout.hpp"
 #include "templates/template.hpp"
 

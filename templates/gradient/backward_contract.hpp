@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "templates/cuda_sizes.hpp"
+#include "templates/cuda_contract.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::backward {

@@ -2,7 +2,7 @@
 // chunk's whole gradients.
 #pragma once
 
-#include "templates/cuda_sizes.hpp"
+#include "templates/cuda_contract.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::kda_backward {

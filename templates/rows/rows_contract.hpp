@@ -2,7 +2,7 @@
 #pragma once
 
 #include "templates/cpu_contract.hpp"
-#include "templates/cuda_sizes.hpp"
+#include "templates/cuda_contract.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::rows {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "templates/cpu_contract.hpp"
-#include "templates/cuda_sizes.hpp"
+#include "templates/cuda_contract.hpp"
 #include "templates/device/cpu/scan_layout.hpp"
 #include "templates/device/cuda/scan_layout.hpp"
 #include "templates/template.hpp"

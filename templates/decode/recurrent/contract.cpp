@@ -1,5 +1,5 @@
 #include "templates/cpu_contract.hpp"
-#include "templates/cuda_sizes.hpp"
+#include "templates/cuda_contract.hpp"
 #include "templates/decode/recurrent/cpu_layout.hpp"
 #include "templates/decode/stages.hpp"
 #include "templates/template.hpp"

@@ -104,24 +104,6 @@ WYVERN_DEVICE Element<Place.type>* array_at(unsigned char* start) {
   return reinterpret_cast<Element<Place.type>*>(start + Place.offset);
 }
 
-/// Hands out the launch's shared memory from its start, in multiples of 16 bytes. The contracts add
-/// up the same sizes (templates/cuda_sizes.hpp).
-struct SharedAllocator {
-  unsigned char* next;
-
-  WYVERN_DEVICE explicit SharedAllocator(int offset = 0) : next(shared_memory() + offset) {}
-  template <class T>
-  WYVERN_DEVICE T* take(int count) {
-    T* const result = reinterpret_cast<T*>(next);
-    next += round_up(count * static_cast<int>(sizeof(T)), 16);
-    return result;
-  }
-  template <class TileType>
-  WYVERN_DEVICE TileType tile() {
-    return TileType{take<typename TileType::Element>(TileType::kRows * TileType::kStride)};
-  }
-};
-
 /// One vector of a tile: copied, or zeros when not `valid`.
 template <int Bytes, class T>
 WYVERN_DEVICE void load_vector(T* to, const T* from, bool valid) {

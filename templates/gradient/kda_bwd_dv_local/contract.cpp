@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "templates/cpu_contract.hpp"
-#include "templates/cuda_sizes.hpp"
+#include "templates/cuda_contract.hpp"
 #include "templates/gradient/kda_bwd_dv_local/cpu_layout.hpp"
 #include "templates/gradient/kda_bwd_dv_local/layout.hpp"
 #include "templates/gradient/stages.hpp"

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "templates/cpu_contract.hpp"
-#include "templates/cuda_sizes.hpp"
+#include "templates/cuda_contract.hpp"
 #include "templates/intra/kda_intra/cpu_layout.hpp"
 #include "templates/intra/kda_intra/layout.hpp"
 #include "templates/intra/stages.hpp"

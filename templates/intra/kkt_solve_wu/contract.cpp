@@ -1,5 +1,5 @@
 #include "templates/cpu_contract.hpp"
-#include "templates/cuda_sizes.hpp"
+#include "templates/cuda_contract.hpp"
 #include "templates/intra/kkt_solve_wu/cpu_layout.hpp"
 #include "templates/intra/kkt_solve_wu/layout.hpp"
 #include "templates/intra/stages.hpp"

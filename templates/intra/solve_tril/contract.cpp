@@ -4,7 +4,7 @@
 #include "templates/intra/stages.hpp"
 
 #include "templates/cpu_contract.hpp"
-#include "templates/cuda_sizes.hpp"
+#include "templates/cuda_contract.hpp"
 #include "templates/intra/solve_tril/layout.hpp"
 #include "templates/intra/stages.hpp"
 #include "templates/template.hpp"

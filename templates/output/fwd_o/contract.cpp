@@ -1,5 +1,5 @@
 #include "templates/cpu_contract.hpp"
-#include "templates/cuda_sizes.hpp"
+#include "templates/cuda_contract.hpp"
 #include "templates/output/chunk_columns_contract.hpp"
 #include "templates/output/fwd_o/cpu_layout.hpp"
 #include "templates/output/fwd_o/layout.hpp"

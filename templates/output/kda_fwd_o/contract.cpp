@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "templates/cpu_contract.hpp"
-#include "templates/cuda_sizes.hpp"
+#include "templates/cuda_contract.hpp"
 #include "templates/output/chunk_columns_contract.hpp"
 #include "templates/output/kda_fwd_o/cpu_layout.hpp"
 #include "templates/output/kda_fwd_o/layout.hpp"

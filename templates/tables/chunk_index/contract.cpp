@@ -1,5 +1,5 @@
 #include "templates/cpu_contract.hpp"
-#include "templates/cuda_sizes.hpp"
+#include "templates/cuda_contract.hpp"
 #include "templates/tables/chunk_index/layout.hpp"
 #include "templates/tables/stages.hpp"
 #include "templates/template.hpp"

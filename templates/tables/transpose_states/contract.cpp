@@ -1,4 +1,4 @@
-#include "templates/cuda_sizes.hpp"
+#include "templates/cuda_contract.hpp"
 #include "templates/tables/stages.hpp"
 #include "templates/tables/transpose_states/layout.hpp"
 #include "templates/template.hpp"

@@ -1,5 +1,4 @@
-// What the contracts of CUDA templates have in common: the sizes of the shared-memory tiles of
-// device/cuda/tile.cuh and a few judgements of configs.
+// What the contracts of CUDA templates have in common: judgements of configs, and launches.
 #pragma once
 
 #include <fmt/format.h>
@@ -14,14 +13,6 @@ namespace wyvern::cuda {
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
-
-/// Bytes of a Tile<type, rows, cols>.
-constexpr std::int64_t tile_bytes(std::int64_t rows, std::int64_t cols, DType type) {
-  return rows * (round_up(cols, 16) + 8) * static_cast<std::int64_t>(size_of(type));
-}
-
-/// Bytes of `count` floats, one a row of a chunk.
-constexpr std::int64_t column_bytes(std::int64_t count) { return round_up(count * 4, 16); }
 
 inline bool is_half(const Spec& s) { return s.DTYPE != DType::fp32; }
 
