@@ -275,6 +275,7 @@ Result encode(cuda::TensorMap* map, int type, std::uint32_t rank, void* address,
               const std::uint64_t* dims, const std::uint64_t* strides, const std::uint32_t* box,
               const std::uint32_t* element_strides, int interleave, int swizzle, int l2, int fill) {
   return call("cuTensorMapEncodeTiled", [=](State& s) {
+    if (current_context == nullptr) return kInvalidContext;  // as one H200's driver does
     const bool aligned = reinterpret_cast<std::uintptr_t>(address) % 16 == 0 &&
                          reinterpret_cast<std::uintptr_t>(map) % 64 == 0;
     if (!aligned || address == nullptr || rank < 1 || rank > 5) return kInvalidValue;
@@ -302,6 +303,7 @@ Result encode(cuda::TensorMap* map, int type, std::uint32_t rank, void* address,
 
 Result replace_address(cuda::TensorMap* map, void* address) {
   return call("cuTensorMapReplaceAddress", [=](State&) {
+    if (current_context == nullptr) return kInvalidContext;
     const auto at = reinterpret_cast<std::uintptr_t>(address);
     if (address == nullptr || at % 16 != 0 || reinterpret_cast<std::uintptr_t>(map) % 64 != 0 ||
         map->opaque[2] != kTensorMapMark)

@@ -113,6 +113,7 @@ class CudaDevice final : public DeviceImpl {
     return cuda::load_kernel(context_, artifact, block);
   }
   TensorMap encode(const TiledView& view, DType dtype) const override {
+    const Current current(driver_, context_->context);  // the driver encodes for its device
     return cuda::encode_tiled(driver_, view, dtype);
   }
   std::unique_ptr<Timer> make_timer() override { return cuda::make_timer(context_); }

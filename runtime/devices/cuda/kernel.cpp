@@ -44,6 +44,7 @@ class CudaKernel final : public Kernel {
               std::span<const BoundTensorMap> maps, const Extents& extents,
               Stream stream) const override {
     if (is_empty(geometry)) return;
+    const Current current(context_->driver, context_->context);
     std::array<void*, kMaxArguments + kMaxTensorMaps + 1> parameters;
     std::size_t count = 0;
     for (void* const& argument : arguments)
@@ -56,7 +57,6 @@ class CudaKernel final : public Kernel {
     }
     parameters[count] = const_cast<Extents*>(&extents);
     const bool programmatic = geometry.programmatic && context_->programmatic;
-    const Current current(context_->driver, context_->context);
     if (programmatic || is_cluster(geometry))
       launch_with_attributes(geometry, programmatic, parameters.data(), stream);
     else
