@@ -1,10 +1,8 @@
 #include <algorithm>
-#include "templates/cpu_contract.hpp"
-#include "templates/intra/scaled_dot_kkt/cpu_layout.hpp"
-#include "templates/intra/stages.hpp"
 
 #include "templates/cpu_contract.hpp"
 #include "templates/cuda_contract.hpp"
+#include "templates/intra/scaled_dot_kkt/cpu_layout.hpp"
 #include "templates/intra/scaled_dot_kkt/hopper_layout.hpp"
 #include "templates/intra/scaled_dot_kkt/layout.hpp"
 #include "templates/intra/stages.hpp"
