@@ -85,7 +85,7 @@ struct Parameter : Argument {
 struct TensorMapUse {
   std::string_view name;      ///< of the parameter, a `wyvern::TensorMap`: "k_map"
   std::string_view argument;  ///< the tensor: an argument that is always there
-  /// The view. Not called for a launch of no blocks, where dimensions may be 0.
+  /// The view; dimensions may be 0 where the kernel copies nothing.
   std::function<TiledView(const Spec&, const Extents&)> view;
   std::size_t parameter = 0;  ///< which of the template's parameters it is; set by registration
 };

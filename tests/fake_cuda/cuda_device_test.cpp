@@ -315,6 +315,15 @@ TEST_F(CudaDeviceTest, TensorMapsTellTheDriverEverything) {
   EXPECT_TRUE(calls[1].strides.empty());
 }
 
+/// Sequences without tokens still have chunk slots, and blocks that find nothing to do.
+TEST_F(CudaDeviceTest, AnEmptyTensorHasATensorMap) {
+  const Device device = Device::open("cuda:0");
+  device.impl().encode({.dims = {64, 0, 2}, .strides = {256, 4096}, .box = {64, 8, 1}},
+                       DType::bf16);
+  ASSERT_EQ(fake_cuda::tensor_maps().size(), 1U);
+  EXPECT_EQ(fake_cuda::tensor_maps()[0].dims, (std::vector<std::uint64_t>{64, 1, 2}));
+}
+
 TEST_F(CudaDeviceTest, ARefusedTensorMapNamesItsFigures) {
   const Device device = Device::open("cuda:0");
   TiledView odd = tiled();

@@ -59,7 +59,9 @@ TensorMap encode_tiled(const Driver& d, const TiledView& view, DType dtype) {
   const std::size_t rank = view.dims.size();
   if (rank == 0 || view.strides.size() + 1 != rank || view.box.size() != rank)
     refuse(view, dtype, "it must have as many dims as box has, and one more than strides");
-  const auto dims = as<std::uint64_t>(view.dims);
+  auto dims = as<std::uint64_t>(view.dims);
+  // Nothing is copied of an empty tensor, whose map the driver would refuse.
+  std::replace(dims.begin(), dims.begin() + rank, std::uint64_t{0}, std::uint64_t{1});
   const auto strides = as<std::uint64_t>(view.strides);
   const auto box = as<std::uint32_t>(view.box);
   constexpr std::array<std::uint32_t, TiledView::kMaxRank> kEveryElement{1, 1, 1, 1, 1};

@@ -104,7 +104,7 @@ WYVERN_DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
 // ---- wide stores --------------------------------------------------------------------------------
 
 /// Eight or sixteen bytes to global memory, aligned to their number, in one access. The compiler
-/// takes assignments of structs apart and does not always join the accumulators again.
+/// takes assignments of structs apart and does not always join the pieces again.
 WYVERN_DEVICE void store_words(void* to, const uint32 (&x)[2]) {
   asm volatile("st.global.v2.b32 [%0], {%1,%2};" ::"l"(__cvta_generic_to_global(to)), "r"(x[0]),
                "r"(x[1])
