@@ -45,13 +45,13 @@ float gate_floor_of(const Problem& problem) {
   return gate_is_bounded(problem) ? 1.2F * *problem.lower_bound : kGateFloor;
 }
 
-Extents extents_of(const Problem& problem, PlanShape shape, float gate_floor) {
+Extents extents_of(const Problem& problem, PlanShape shape, float gate_floor, Rows rows) {
   Extents e;
   e.B = problem.B;
-  e.T = problem.T;
+  e.T = problem.T * (rows == Rows::steps ? problem.num_householder : 1);
   e.N = problem.N;
   const auto slots = [&](std::int64_t tokens) {
-    return tokens == 0 ? 0 : chunk_slots(problem.B, problem.T, problem.N, problem.packed, tokens);
+    return tokens == 0 ? 0 : chunk_slots(problem.B, e.T, problem.N, problem.packed, tokens);
   };
   e.NT = slots(shape.BT);
   // Every sequence has a segment, however short it is.
@@ -233,9 +233,11 @@ std::shared_ptr<OperatorImpl> bind_operator(const Device& device, const Problem&
   op->problem = problem;
   op->plan = plan;
   op->expected = tensor_specs(problem);
-  const Extents extents = extents_of(problem, shape_of(plan), gate_floor_of(problem));
+  const PlanShape shape = shape_of(plan);
   for (std::size_t i = 0; i < plan.size(); ++i) {
     const auto covered = std::span(uses).subspan(starts[i], starts[i + 1] - starts[i]);
+    const Extents extents =
+        extents_of(problem, shape, gate_floor_of(problem), covered.front().rows);
     op->steps.push_back(make_step(device, plan[i], step_constants(problem, covered), extents));
   }
   Wiring wiring(*op);
@@ -255,7 +257,7 @@ std::shared_ptr<OperatorImpl> bind_stage(const Device& device, const Problem& pr
   if (shape.BT == 0) shape.BT = kept_chunk_size(problem);
   op->steps.push_back(
       make_step(device, plan_step, problem_constants(problem),
-                extents_of(problem, shape, -std::numeric_limits<float>::infinity())));
+                extents_of(problem, shape, -std::numeric_limits<float>::infinity(), Rows::tokens)));
   BoundStep& step = op->steps.front();
   for (std::size_t i = 0; i < step.argument_count; ++i) {
     const Parameter& parameter = step.source_template->parameters[i];

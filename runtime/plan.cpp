@@ -80,7 +80,7 @@ std::int64_t default_segment(const Problem& problem, const Target& target, std::
     return std::max(1.0, static_cast<double>(blocks) / target.limits.multiprocessors);
   };
   const std::int64_t chains = problem.N * problem.HV;
-  const std::int64_t chunks = problem.B * problem.T / problem.N / BT;
+  const std::int64_t chunks = problem.B * problem.T * problem.num_householder / problem.N / BT;
   // Kernels are added, and the estimate is rough: only a clear gain counts. On one H200,
   // 2026-11-21, an estimate of 0.43 brought a forward pass from 0.349 to 0.204 ms, one of 0.38
   // another from 1.458 to 0.833, and one of 0.74 nothing (0.130 and 0.134).
@@ -170,6 +170,7 @@ std::size_t covered_uses(const Template& t, std::span<const StageUse> uses, std:
   std::size_t next = first;
   for (const Cover& cover : t.covers) {
     if (next < uses.size() && uses[next].stage == cover.stage) {
+      if (uses[next].rows != uses[first].rows) return 0;
       if (found != nullptr) found->push_back(next);
       ++next;
     } else if (cover.only_when) {

@@ -4,6 +4,7 @@
 #include <wyvern/problem.hpp>
 #include <wyvern/runtime.hpp>
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <span>
@@ -16,6 +17,10 @@
 
 namespace wyvern {
 
+/// What a use of a stage has as its T, by which its rows and chunks are counted: tokens, or steps,
+/// num_householder of them a token (the rows of k).
+enum class Rows : std::uint8_t { tokens, steps };
+
 /// One use of a stage by an operator. Tensors are connected by logical name: an argument is known
 /// by its contract's name unless `rename` gives another, and a name written again
 /// stands for the newer tensor from then on.
@@ -23,6 +28,7 @@ struct StageUse {
   const StageDefinition* stage = nullptr;                  ///< lives forever; never null
   std::map<std::string, std::string, std::less<>> rename;  ///< contract's name -> logical name
   Values constants;  ///< where this use differs from the problem's constants
+  Rows rows = Rows::tokens;
 };
 
 /// Before an input's name: the caller's tensor, whatever a step wrote under that name since.
@@ -45,7 +51,8 @@ struct Coverage {
       use_of;             ///< for each of the template's covers: an index of `uses`, or none
   std::size_t count = 0;  ///< uses in a row, from the first
 };
-/// Nothing unless the template carries out uses[first] and what follows it.
+/// Nothing unless the template carries out uses[first] and what follows it, all of which count the
+/// same rows.
 std::optional<Coverage> coverage(const Template& t, std::span<const StageUse> uses,
                                  std::size_t first);
 

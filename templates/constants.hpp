@@ -51,7 +51,8 @@
   X(KEEP_INVERSE, "fused templates that cover solve_tril also write Tinv")                  \
   X(KEEP_STATES, "slots of h that no chunk uses are written, as 0")                         \
   X(INPLACE_STATE, "states are read from and written to one pool")                          \
-  X(STATE_INDEX, "state_index says which slot of the pool a sequence has")
+  X(STATE_INDEX, "state_index says which slot of the pool a sequence has")                  \
+  X(FIRST_STEP, "what has a row a token belongs to its first step; else to its last")
 #define WYVERN_INTEGER_TUNABLES(X)                                                          \
   X(BT, "tokens a chunk")                                                                   \
   X(BK, "columns of K a tile")                                                              \

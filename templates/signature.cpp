@@ -9,7 +9,10 @@ std::int64_t Dim::value(const Spec& spec, const Extents& extents) const {
     const Spec& spec;
     const Extents& extents;
     std::int64_t operator()(std::int64_t number) const { return number; }
-    std::int64_t operator()(const ExtentName& e) const { return extents.*e.member + e.plus; }
+    std::int64_t operator()(const ExtentName& e) const {
+      const std::int64_t times = e.times == nullptr ? 1 : spec.*e.times;
+      return extents.*e.member * times + e.plus;
+    }
     std::int64_t operator()(const Constant<std::int64_t>& c) const { return spec.*c.member; }
     std::int64_t operator()(const TunableName& t) const { return spec.*t.member; }
   };

@@ -45,16 +45,18 @@ class FixedList {
   std::size_t size_ = 0;
 };
 
-/// A size that a launch knows: a member of Extents, plus a number.
+/// A size that a launch knows: a member of Extents, times a constant, plus a number.
 struct ExtentName {
   std::string_view name;
   long long Extents::* member = nullptr;
   std::int64_t plus = 0;
+  std::int64_t Constants::* times = nullptr;  ///< null: 1
 };
 
 namespace extent {
 inline constexpr ExtentName B{"B", &Extents::B};
 inline constexpr ExtentName T{"T", &Extents::T};
+inline constexpr ExtentName nT{"nT", &Extents::T, 0, &Constants::STEPS};
 inline constexpr ExtentName N{"N", &Extents::N};
 inline constexpr ExtentName N1{"N+1", &Extents::N, 1};
 inline constexpr ExtentName NT{"NT", &Extents::NT};

@@ -28,6 +28,7 @@ bool per_value_head(const Problem& p) { return p.HV != p.H || p.use_qk_l2norm; }
 
 double real(std::int64_t count) { return static_cast<double>(count); }
 double tokens_of(const Problem& p) { return real(p.B) * real(p.T); }
+double steps_of(const Problem& p) { return tokens_of(p) * real(p.num_householder); }
 
 /// FLOPs of a token and value head as multiples of K V, C V, C K (of which some are shared by the
 /// value heads of a group where the gate is no vector) and C^2.
@@ -36,9 +37,11 @@ struct Products {
 };
 
 Products products_of(const Problem& p) {
-  if (p.pass == Pass::recurrent) return {6, 0, 0, 0, 0};
-  if (p.pass == Pass::forward) return {6, 4, 0, 4, 2};
-  return p.disable_recompute ? Products{12, 8, 10, 4, 0} : Products{16, 10, 12, 4, 2};
+  const double n = real(p.num_householder);
+  if (p.pass == Pass::recurrent) return {4 * n + 2, 0, 0, 0, 0};
+  if (p.pass == Pass::forward) return {4 * n + 2, 2 * n + 2, 0, 2 * n + 2, 2 * n};
+  if (p.disable_recompute) return {8 * n + 4, 4 * n + 4, 6 * n + 4, 2 * n + 2, 0};
+  return {12 * n + 4, 6 * n + 4, 8 * n + 4, 2 * n + 2, 2 * n};
 }
 
 }  // namespace
@@ -72,22 +75,36 @@ const ChunkedStages& vector_gate_stages() {
   return stages;
 }
 
-void add_row_preparation(const Problem& p, Uses& uses) {
+void add_chunk_tables(const Problem& p, Uses& uses) {
   if (p.packed) uses.push_back({&stages::chunk_index, {}, {}});
-  if (!p.use_qk_l2norm) return;
-  uses.push_back({&stages::l2norm_rstd, {{"x", "q"}, {"rstd", "q_rstd"}}, {}});
-  uses.push_back({&stages::l2norm_rstd, {{"x", "k"}, {"rstd", "k_rstd"}}, {}});
+}
+
+void add_row_scales(const Problem& p, const std::string& x, Uses& uses) {
+  if (p.use_qk_l2norm)
+    uses.push_back({&stages::l2norm_rstd, {{"x", x}, {"rstd", x + "_rstd"}}, {}});
+}
+
+void add_row_preparation(const Problem& p, Uses& uses) {
+  add_chunk_tables(p, uses);
+  add_row_scales(p, "q", uses);
+  add_row_scales(p, "k", uses);
+}
+
+void add_gate(const Problem& p, const ChunkedStages& stages, Uses& uses) {
+  if (has_gate(p) && p.use_gate_in_kernel) uses.push_back({stages.gate, {{"g_log", "g"}}, {}});
+}
+
+void add_sums(const Problem& p, const ChunkedStages& stages, Uses& uses) {
+  if (!has_gate(p)) return;
+  StageUse sums{&stages::chunk_local_cumsum, {}, {}};
+  if (p.use_gate_in_kernel) sums.constants.set("G_DTYPE", DType::fp32);
+  if (stages.sums != "G") sums.rename.emplace("G", stages.sums);
+  uses.push_back(std::move(sums));
 }
 
 void add_gate_sums(const Problem& p, const ChunkedStages& stages, Uses& uses) {
-  if (!has_gate(p)) return;
-  StageUse sums{&stages::chunk_local_cumsum, {}, {}};
-  if (p.use_gate_in_kernel) {
-    uses.push_back({stages.gate, {{"g_log", "g"}}, {}});
-    sums.constants.set("G_DTYPE", DType::fp32);
-  }
-  if (stages.sums != "G") sums.rename.emplace("G", stages.sums);
-  uses.push_back(std::move(sums));
+  add_gate(p, stages, uses);
+  add_sums(p, stages, uses);
 }
 
 void add_intra(const ChunkedStages& stages, Uses& uses) {
@@ -122,11 +139,15 @@ void add_reverse_scan(const ChunkedStages& stages, Uses& uses) {
     uses.push_back({stage, {}, {}});
 }
 
+std::string chunk_gradient(const Problem& p, const std::string& x) {
+  return "d" + x + (per_value_head(p) ? "_heads" : "");
+}
+
 void add_chunk_gradients(const Problem& p, const ChunkedStages& stages, Uses& uses) {
   StageUse first{stages.d_first, {}, {}}, second{stages.d_second, {}, {}};
   if (per_value_head(p)) {
-    (stages.second_has_dq ? second : first).rename.emplace("dq", "dq_heads");
-    second.rename.emplace("dk", "dk_heads");
+    (stages.second_has_dq ? second : first).rename.emplace("dq", chunk_gradient(p, "q"));
+    second.rename.emplace("dk", chunk_gradient(p, "k"));
   }
   uses.push_back(std::move(first));
   uses.push_back(std::move(second));
@@ -138,25 +159,33 @@ void add_row_gradient(const Problem& p, const std::string& x, Uses& uses) {
   const std::string gradient = "d" + x;
   const std::string scaled = p.use_qk_l2norm ? gradient + "_scaled" : gradient;
   if (grouped)
-    uses.push_back({&stages::head_sum, {{"dy_heads", gradient + "_heads"}, {"dy", scaled}}, {}});
+    uses.push_back({&stages::head_sum, {{"dy_heads", chunk_gradient(p, x)}, {"dy", scaled}}, {}});
   if (p.use_qk_l2norm)
     uses.push_back({&stages::l2norm_bwd,
                     {{"x", x},
                      {"rstd", x + "_rstd"},
-                     {"dy", grouped ? scaled : gradient + "_heads"},
+                     {"dy", grouped ? scaled : chunk_gradient(p, x)},
                      {"dx", gradient}},
                     {}});
 }
 
-void add_gate_gradient(const Problem& p, const ChunkedStages& stages, Uses& uses) {
+void add_sums_gradient(const Problem& p, const ChunkedStages& stages, Uses& uses) {
   if (!has_gate(p)) return;
   StageUse sums{&stages::chunk_local_reverse_cumsum, {}, {}};
   if (stages.sums != "G") sums.rename = {{"G", stages.sums}, {"dG", stages.d_sums}};
   if (p.use_gate_in_kernel) sums.rename.emplace("dg", "dg_log");
   uses.push_back(std::move(sums));
-  if (!p.use_gate_in_kernel) return;
+}
+
+void add_raw_gate_gradient(const Problem& p, const ChunkedStages& stages, Uses& uses) {
+  if (!has_gate(p) || !p.use_gate_in_kernel) return;
   uses.push_back({stages.gate_bwd, {{"g", std::string(kCallers) + "g"}, {"dg_raw", "dg"}}, {}});
   if (p.has_A_log || p.has_dt_bias) uses.push_back({&stages::gate_param_sum, {}, {}});
+}
+
+void add_gate_gradient(const Problem& p, const ChunkedStages& stages, Uses& uses) {
+  add_sums_gradient(p, stages, uses);
+  add_raw_gate_gradient(p, stages, uses);
 }
 
 Uses chunked_stages(const Problem& p, const ChunkedStages& stages) {
@@ -183,7 +212,7 @@ Uses chunked_stages(const Problem& p, const ChunkedStages& stages) {
 double chunked_flops(const Problem& p) {
   const Products n = products_of(p);
   const double K = real(p.K), V = real(p.V);
-  const double longest = p.N > 0 ? std::ceil(tokens_of(p) / real(p.N)) : 0;
+  const double longest = p.N > 0 ? std::ceil(steps_of(p) / real(p.N)) : 0;
   const double C = std::min(real(kept_chunk_size(p)), longest);
   const double shared =
       gate_kind(p) == GateKind::vector ? n.shared_CK : n.shared_CK * real(p.H) / real(p.HV);
@@ -193,7 +222,7 @@ double chunked_flops(const Problem& p) {
 
 double chunked_rebuilt_bytes(const Problem& p) {
   if (p.pass != Pass::backward || p.disable_recompute || tokens_of(p) == 0) return 0;
-  const double chunks = std::max(tokens_of(p) / real(kept_chunk_size(p)), real(p.N));
+  const double chunks = std::max(steps_of(p) / real(kept_chunk_size(p)), real(p.N));
   return 2 * chunks * real(p.HV * p.K) * real(p.V) *
          real(static_cast<std::int64_t>(size_of(p.dtype)));
 }

@@ -36,9 +36,17 @@ const ChunkedStages& vector_gate_stages();
 
 // Parts, in the order in which a pass has them. Each appends to `uses`.
 
-/// Tables of chunks, and norms of the rows of q and k.
+/// Tables of a packed batch's chunks.
+void add_chunk_tables(const Problem& problem, Uses& uses);
+/// The scales of the rows of `x` (q or k), where they are normalized.
+void add_row_scales(const Problem& problem, const std::string& x, Uses& uses);
+/// The chunks' tables, and the scales of q and of k.
 void add_row_preparation(const Problem& problem, Uses& uses);
-/// The gate and its sums, where there is a gate.
+/// The log decay from the gate's raw input, where that is what is given.
+void add_gate(const Problem& problem, const ChunkedStages& stages, Uses& uses);
+/// The sums of gates in a chunk, where there is a gate.
+void add_sums(const Problem& problem, const ChunkedStages& stages, Uses& uses);
+/// The gate and its sums.
 void add_gate_sums(const Problem& problem, const ChunkedStages& stages, Uses& uses);
 /// The intra-chunk part, up to W and U.
 void add_intra(const ChunkedStages& stages, Uses& uses);
@@ -49,33 +57,41 @@ void add_output(const Problem& problem, const ChunkedStages& stages, Uses& uses)
 void add_reverse_scan(const ChunkedStages& stages, Uses& uses);
 /// Gradients of q, k, v, beta and the summed gates.
 void add_chunk_gradients(const Problem& problem, const ChunkedStages& stages, Uses& uses);
+/// What that of `x` (q or k) is called there: dq, or dq_heads where add_row_gradient() finishes it.
+std::string chunk_gradient(const Problem& problem, const std::string& x);
 /// From the gradient of every value head's scaled row of `x` (q or k) to that of x, where value
 /// heads share key heads or rows are normalized.
 void add_row_gradient(const Problem& problem, const std::string& x, Uses& uses);
+/// From the gradient of summed gates to that of the log decay.
+void add_sums_gradient(const Problem& problem, const ChunkedStages& stages, Uses& uses);
+/// From there to the gate's raw input and its parameters, where that is what is given.
+void add_raw_gate_gradient(const Problem& problem, const ChunkedStages& stages, Uses& uses);
 /// From the gradient of summed gates to those of the gates and of what they are made from.
 void add_gate_gradient(const Problem& problem, const ChunkedStages& stages, Uses& uses);
 
 /// The whole list of a member whose parts all are those above.
 Uses chunked_stages(const Problem& problem, const ChunkedStages& stages);
 
-/// Useful FLOPs, per token and value head, C the chunk size, 64 when the problem names none:
+/// Useful FLOPs, per token and value head, C the chunk size, 64 when the problem names none. A
+/// product of two matrices has 2, times n = num_householder where its rows are those of k, v or
+/// beta and not of q or o:
 ///   forward, the W-free form
-///     6 K V              K S, Q S and the update K^T V'
-///     + 4 C V            Tinv (V - K S) and P V'
-///     + 4 C K / (HV/H)   K K^T and Q K^T, shared by the value heads of a group (by none where the
-///                        gate is a vector)
-///     + 2 C^2            the triangular inverse
+///     (4 n + 2) K V             K S, the update K^T V', and Q S
+///     + (2 n + 2) C V           Tinv (V - K S), and P V'
+///     + (2 n + 2) C K / (HV/H)  K K^T, and Q K^T, shared by the value heads of a group (by none
+///                               where the gate is a vector)
+///     + 2 n C^2                 the triangular inverse
 ///   backward
-///     16 K V             W S, K^T V'; K dS', Q^T dO, W^T dV'; dO S^T, V' dS'^T, dV' S^T
-///     + 10 C V           U; P^T dO, dO V'^T, Tinv^T dU, X V'^T
-///     + 4 C K / (HV/H)   K K^T, Q K^T
-///     + 12 C K           W; dP K, dP^T Q, Tinv^T dW, M K, M^T K
-///     + 2 C^2            the inverse
+///     (12 n + 4) K V            W S, K^T V'; K dS', W^T dV'; V' dS'^T, dV' S^T; and Q^T dO, dO S^T
+///     + (6 n + 4) C V           U; Tinv^T dU, X V'^T; and P^T dO, dO V'^T
+///     + (2 n + 2) C K / (HV/H)  K K^T, and Q K^T
+///     + (8 n + 4) C K           W; Tinv^T dW, M K, M^T K; and dP K, dP^T Q
+///     + 2 n C^2                 the inverse
 ///     less W S, K^T V', U, W and the inverse where the forward pass kept them
 ///   recurrent
-///     6 K V              S^T k, k u^T, S^T q
-/// K = V = 128, bf16, HV/H = 1, 2, 4: forward 172, 156 and 147 kFLOP and 1030, 774 and 646 bytes,
-/// backward 483 kFLOP and 2828 bytes (HV = H).
+///     (4 n + 2) K V             S^T k, k u^T, and S^T q
+/// K = V = 128, bf16, n = 1, HV/H = 1, 2, 4: forward 172, 156 and 147 kFLOP and 1030, 774 and 646
+/// bytes, backward 483 kFLOP and 2828 bytes (HV = H).
 double chunked_flops(const Problem& problem);
 
 /// A backward pass that rebuilds the states writes and reads those of every chunk.

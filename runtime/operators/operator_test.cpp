@@ -33,6 +33,7 @@ std::vector<Problem> problems_of(const OperatorFacts& op) {
       Problem p = problem_of(op, pass);
       p.packed = p.use_qk_l2norm = p.initial_state = p.output_final_state = everything;
       p.use_gate_in_kernel = p.has_dt_bias = everything && op.gated();
+      if (everything && op.householder) p.num_householder = 3;
       problems.push_back(p);
       if (pass == Pass::recurrent) continue;
       p.disable_recompute = true;
@@ -173,7 +174,6 @@ TEST(OperatorDefinition, UnknownOperatorsAreNamed) {
   }
 }
 
-/// Rows of several steps a token, and the gate left out: what no operator of the build has yet.
 TEST(TensorRules, StepsMultiplyRows) {
   Problem p;
   p.B = p.N = 2, p.T = 5, p.H = 1, p.HV = 3, p.K = 7, p.V = 11, p.num_householder = 4;
@@ -187,6 +187,30 @@ TEST(TensorRules, StepsMultiplyRows) {
   EXPECT_EQ(symbols("k"), "[B,nT,H,K]");
   EXPECT_EQ(symbols("dv"), "[B,nT,HV,V]");
   EXPECT_EQ(symbols("o"), "[B,T,HV,V]");
+}
+
+/// What has rows of k counts once for each step, and a chunk is a run of steps.
+TEST(Chunked, StepsMultiplyWork) {
+  Problem p;
+  p.T = 32, p.num_householder = 2;
+  const double KV = 128 * 128, CD = 64 * 128, CC = 64 * 64;
+  EXPECT_EQ(chunked_flops(p), 32 * (10 * KV + 12 * CD + 4 * CC));
+  p.pass = Pass::backward;
+  EXPECT_EQ(chunked_flops(p), 32 * (28 * KV + 42 * CD + 4 * CC));
+  EXPECT_EQ(chunked_rebuilt_bytes(p), 2 * KV * 2);
+  p.disable_recompute = true;
+  EXPECT_EQ(chunked_flops(p), 32 * (20 * KV + 34 * CD));
+  p.pass = Pass::recurrent, p.disable_recompute = false;
+  EXPECT_EQ(chunked_flops(p), 32 * 10 * KV);
+}
+
+TEST(TensorRules, ChunksOfKeptTensorsCountRowsOfKeys) {
+  Problem p;
+  p.T = 100, p.disable_recompute = true;
+  const auto chunks = [&] { return tensor_specs(p)[argument_index("h")].shape[0]; };
+  EXPECT_EQ(chunks(), 2);
+  p.num_householder = 3;
+  EXPECT_EQ(chunks(), 5);
 }
 
 }  // namespace

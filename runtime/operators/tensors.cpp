@@ -27,7 +27,7 @@ std::array<std::int64_t, kDims> extents_of(const Problem& p) {
   set(TensorDim::V, p.V);
   set(TensorDim::N, p.N);
   set(TensorDim::N_plus_1, p.N + 1);
-  set(TensorDim::NT, chunk_slots(p.B, p.T, p.N, p.packed, chunk));
+  set(TensorDim::NT, chunk_slots(p.B, p.num_householder * p.T, p.N, p.packed, chunk));
   set(TensorDim::C, chunk);
   set(TensorDim::slots, p.state_index ? p.state_slots : p.N);
   set(TensorDim::state_rows, p.state_v_first ? p.V : p.K);
@@ -166,18 +166,18 @@ TensorRules state_tensors() {
   };
 }
 
-TensorRules kept_tensors() {
+TensorRules kept_tensors(TensorDim rows) {
   return {
       {"Tinv",
        kept,
        computed,
-       {TensorDim::B, TensorDim::T, TensorDim::HV, TensorDim::C},
+       {TensorDim::B, rows, TensorDim::HV, TensorDim::C},
        dtype_of_rows,
        with_kept},
       {"w",
        kept,
        computed,
-       {TensorDim::B, TensorDim::T, TensorDim::HV, TensorDim::K},
+       {TensorDim::B, rows, TensorDim::HV, TensorDim::K},
        dtype_of_rows,
        with_kept},
       {"h",
@@ -189,7 +189,7 @@ TensorRules kept_tensors() {
       {"v_new",
        kept,
        computed,
-       {TensorDim::B, TensorDim::T, TensorDim::HV, TensorDim::V},
+       {TensorDim::B, rows, TensorDim::HV, TensorDim::V},
        dtype_of_rows,
        with_kept},
   };

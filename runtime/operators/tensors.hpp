@@ -23,7 +23,7 @@ enum class TensorDim : std::uint8_t {
   V,
   N,
   N_plus_1,
-  NT,             ///< chunk slots of kept_chunk_size() tokens
+  NT,             ///< chunk slots of kept_chunk_size() rows of k
   C,              ///< kept_chunk_size()
   slots,          ///< state_slots with state_index, else N
   state_rows,     ///< K, or V with state_v_first
@@ -97,7 +97,7 @@ TensorRules gate_tensors(std::initializer_list<TensorDim> channels = {});
 /// States, their index and gradients, cu_seqlens.
 TensorRules state_tensors();
 /// Of disable_recompute: Tinv, w, h, v_new.
-TensorRules kept_tensors();
+TensorRules kept_tensors(TensorDim rows = TensorDim::T);
 
 TensorRules join(std::initializer_list<TensorRules> groups);
 

@@ -66,9 +66,9 @@ void infer_dimensions(const Tensors& tensors, Problem& p) {
   p.H = q.shape[2];
   p.K = q.shape[3];
   p.dtype = q.dtype;
-  need(tensors, "k", "[B,T,H,K]");
-  const HostTensor& v = need(tensors, "v", "[B,T,HV,V]");
-  need_rank(v, "v", 4, "[B,T,HV,V]");
+  need(tensors, "k", symbols_of("k", p));
+  const HostTensor& v = need(tensors, "v", symbols_of("v", p));
+  need_rank(v, "v", 4, symbols_of("v", p));
   p.HV = v.shape[2];
   p.V = v.shape[3];
 }

@@ -330,8 +330,10 @@ std::string describe(const Problem& problem) {
                                  : fmt::format("B={},T={}", problem.B, problem.T);
   const std::string pass =
       problem.pass == Pass::forward ? "" : fmt::format("{} ", to_string(problem.pass));
-  return fmt::format("{}{},H={},HV={},K={},V={} {}", pass, tokens, problem.H, problem.HV, problem.K,
-                     problem.V, to_string(problem.dtype));
+  const std::string steps =
+      problem.num_householder == 1 ? "" : fmt::format(",n={}", problem.num_householder);
+  return fmt::format("{}{},H={},HV={},K={},V={}{} {}", pass, tokens, problem.H, problem.HV,
+                     problem.K, problem.V, steps, to_string(problem.dtype));
 }
 
 std::int64_t parse_integer(std::string_view option, std::string_view text, std::int64_t least,

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/operators/operator.hpp"
 #include "runtime/plan.hpp"
 #include "templates/template.hpp"
 
@@ -31,6 +32,7 @@ inline std::vector<Problem> stage_problems() {
         p.HV = 32;
         p.initial_state = p.output_final_state = true;
         p.packed = p.use_qk_l2norm = everything;
+        if (everything && definition_of(p).facts().householder) p.num_householder = 2;
         p.use_gate_in_kernel = p.has_dt_bias = everything && gate_kind(p) != GateKind::none;
         p.return_intermediate_states = p.state_v_first = everything && pass == Pass::forward;
         problems.push_back(p);

@@ -29,11 +29,14 @@ std::string_view to_string(Pass pass) noexcept;
 ///
 /// Shapes: q, k [B,T,H,K]; v, o [B,T,HV,V]; beta [B,T,HV]; g [B,T,HV] (gated_delta_rule) or
 /// [B,T,HV,K] (kda), absent for delta_rule; states [N,HV,K,V]. An operator of several steps a token
-/// has num_householder rows of k, v and beta for each. A packed batch has B = 1, T the sum
-/// of all lengths, and cu_seqlens [N+1]; else N = B. K is at most 256, HV a multiple of H, B T
-/// below 2^31; B, T and N may be 0. The backward pass of a forward problem is the same problem with
-/// `pass` changed: it takes do, dht where output_final_state is set, and gives the gradient of
-/// every input that the options name.
+/// has n = num_householder rows of k, v and beta for each: k [B,nT,H,K], v [B,nT,HV,V], beta
+/// [B,nT,HV], of token t rows n t to n t + n - 1. S~ is decayed before the first step of a token
+/// alone, o follows the last one. Its chunks are runs of steps, so that the states at their
+/// boundaries may lie inside a token; T and cu_seqlens count tokens everywhere. A packed batch has
+/// B = 1, T the sum of all lengths, and cu_seqlens [N+1]; else N = B. K is at most 256, HV a
+/// multiple of H, B T below 2^31 (n B T too); B, T and N may be 0. The backward pass of a forward
+/// problem is the same problem with `pass` changed: it takes do, dht where output_final_state is
+/// set, and gives the gradient of every input that the options name.
 struct Problem {
   std::string op = "gated_delta_rule";
   Pass pass = Pass::forward;

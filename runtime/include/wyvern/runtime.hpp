@@ -82,7 +82,9 @@ struct TensorSpec {
 ///
 /// A state is [N,HV,K,V], or [N,HV,V,K] with state_v_first. C is the problem's chunk_size, 64 when
 /// unset. NT counts chunk slots: B ceil(T / C), or floor(T / C) + N for a packed batch, an upper
-/// bound that needs no look at cu_seqlens; slots that no chunk uses hold zeros.
+/// bound that needs no look at cu_seqlens; slots that no chunk uses hold zeros. Where a token has
+/// num_householder = n steps, k, v, beta, what is kept of them (Tinv, w, v_new) and their gradients
+/// have n T rows for T, and chunks count these.
 struct Arguments {
   TensorView q, k;           ///< [B,T,H,K]
   TensorView v;              ///< [B,T,HV,V]
