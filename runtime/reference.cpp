@@ -63,7 +63,8 @@ struct Context {
   const Problem& p;
   const Arguments& host;
   const OperatorDefinition& definition;
-  std::vector<std::int64_t> offsets;
+  std::int64_t steps;                       ///< rows of k a token
+  std::vector<std::int64_t> offsets;        ///< first row of each sequence, and the end
   std::vector<std::int64_t> chunk_offsets;  ///< first chunk slot of each sequence
   StateLayout layout;
   double scale;
@@ -74,9 +75,11 @@ struct Context {
       : p(problem),
         host(arguments),
         definition(definition_of(problem)),
+        steps(problem.num_householder),
         offsets(sequence_offsets(problem, arguments)),
         layout(problem),
         scale(scale_of(problem)) {
+    for (std::int64_t& offset : offsets) offset *= steps;
     chunk_offsets.push_back(0);
     for (std::size_t n = 0; n + 1 < offsets.size(); ++n)
       chunk_offsets.push_back(chunk_offsets.back() +
@@ -132,7 +135,8 @@ void run_forward(const Context& c, Task task, Reference& result) {
       c.layout.write(result.at("intermediate_states"), chunk * p.HV + task.head, S);
     }
     recurrence->step(at, S, out);
-    double* const row = o.data() + (at * p.HV + task.head) * p.V;
+    if (at % c.steps != c.steps - 1) continue;
+    double* const row = o.data() + (at / c.steps * p.HV + task.head) * p.V;
     for (std::size_t j = 0; j < out.size(); ++j) row[j] = c.scale * out[j];
   }
   if (p.output_final_state) c.layout.write(result.at("final_state"), task.n * p.HV + task.head, S);
@@ -146,7 +150,8 @@ Reference forward(const Context& c, unsigned threads) {
   result["o"] = zeros(p.B * p.T * p.HV * p.V);
   if (p.output_final_state) result["final_state"] = zeros(p.N * one);
   if (p.pass == Pass::forward && p.return_intermediate_states)
-    result["intermediate_states"] = zeros(chunk_slots(p.B, p.T, p.N, p.packed, c.chunk()) * one);
+    result["intermediate_states"] =
+        zeros(chunk_slots(p.B, p.T * c.steps, p.N, p.packed, c.chunk()) * one);
   if (p.pass == Pass::recurrent && p.inplace_state) {
     Doubles& pool = result["state"];
     pool = zeros((p.state_index ? p.state_slots : p.N) * one);
@@ -241,7 +246,7 @@ class Gradients final : public GradientRows {
   std::map<std::string, Buffer, std::less<>> buffers_;
 };
 
-/// The adjoint of one value head of one sequence. States are checkpointed every sqrt(tokens) and
+/// The adjoint of one value head of one sequence. States are checkpointed every sqrt(rows) and
 /// rebuilt a segment at a time.
 class Adjoint {
  public:
@@ -287,7 +292,10 @@ class Adjoint {
   }
 
   void step_back(std::int64_t at, std::size_t slot) {
-    load_row(c_.host.do_, (at * p_.HV + task_.head) * p_.V, d_o_);
+    if (at % c_.steps == c_.steps - 1)
+      load_row(c_.host.do_, (at / c_.steps * p_.HV + task_.head) * p_.V, d_o_);
+    else
+      std::ranges::fill(d_o_, 0.0);
     for (double& x : d_o_) x *= c_.scale;
     recurrence_->step_back(at, slot, d_o_, dS_, gradients_);
   }

@@ -1,5 +1,6 @@
 #include "runtime/operators/recurrence.hpp"
 
+#include <algorithm>
 #include <numeric>
 #include <vector>
 
@@ -13,11 +14,11 @@ using Doubles = std::vector<double>;
 
 Doubles zeros(std::int64_t count) { return Doubles(static_cast<std::size_t>(count)); }
 
-/// One token of the value head, and what the step makes of it.
+/// One row of k of the value head, and what the step makes of it.
 struct Step {
   explicit Step(const Problem& p)
       : q(zeros(p.K)), k(q), decay(q.size(), 1.0), v(zeros(p.V)), u(v), residual(v) {}
-  Doubles q, k, decay;  ///< [K]; a scalar decay repeated
+  Doubles q, k, decay;  ///< [K]; a scalar decay repeated; q is 0 and decay 1 in other steps
   Doubles v, u, residual;
   double beta = 0;
 };
@@ -33,6 +34,7 @@ class DeltaRecurrence final : public Recurrence {
  public:
   DeltaRecurrence(const Problem& p, const Arguments& host, std::int64_t sequence, std::int64_t head)
       : p_(p),
+        steps_(p.num_householder),
         reader_(p, host, head),
         head_(head),
         parameter_row_(sequence * p.HV + head),
@@ -40,7 +42,8 @@ class DeltaRecurrence final : public Recurrence {
         out_(zeros(p.V)),
         du_(out_),
         dlog_(zeros(p.K)),
-        gate_(zeros(gate_width(p))) {}
+        gate_(zeros(gate_width(p))),
+        unread_(zeros(p.K)) {}
 
   void step(std::int64_t at, std::span<double> S, std::span<double> out) override {
     advance(at, S, S, now_, out);
@@ -55,9 +58,11 @@ class DeltaRecurrence final : public Recurrence {
                  std::span<double> dS, GradientRows& gradients) override {
     const Kept& kept = kept_[slot];
     const Step& t = kept.step;
-    const std::int64_t row = at * p_.HV + head_;
+    const std::int64_t token = at / steps_, row = at * p_.HV + head_;
     write_and_read(dS.data(), dS.data(), t.q, d_o, t.k, du_);
-    const std::span<double> dq = gradients.row("dq", row), dk = gradients.row("dk", row);
+    const std::span<double> dk = gradients.row("dk", row);
+    const std::span<double> dq =
+        is_last(at) ? gradients.row("dq", token * p_.HV + head_) : std::span(unread_);
     adjoint_rows(kept.decayed.data(), dS.data(), t.beta, t.k, t.decay, t.u, du_, d_o, dq, dk,
                  dlog_);
     const double written = std::inner_product(t.u.begin(), t.u.end(), d_o.begin(), 0.0);
@@ -66,18 +71,27 @@ class DeltaRecurrence final : public Recurrence {
     gradients.row("dbeta", row)[0] = dbeta * reader_.beta_slope(at);
     const std::span<double> dv = gradients.row("dv", row);
     for (std::size_t j = 0; j < dv.size(); ++j) dv[j] = t.beta * du_[j];
-    reader_.gate_back(at, parameter_row_, dlog_, gate_, gradients);
+    if (is_first(at)) reader_.gate_back(token, parameter_row_, dlog_, gate_, gradients);
   }
 
  private:
+  bool is_first(std::int64_t at) const { return at % steps_ == 0; }
+  bool is_last(std::int64_t at) const { return at % steps_ == steps_ - 1; }
+
   /// One step from S to S; `decayed` receives the state between decay and write, and may be S.
   void advance(std::int64_t at, std::span<double> S, std::span<double> decayed, Step& t,
                std::span<double> out) {
-    reader_.load_query(at, t.q);
+    if (is_last(at))
+      reader_.load_query(at / steps_, t.q);
+    else
+      std::ranges::fill(t.q, 0.0);
     reader_.load_key(at, t.k);
     reader_.load_value(at, t.v);
     t.beta = reader_.beta(at);
-    reader_.load_decay(at, t.decay);
+    if (is_first(at))
+      reader_.load_decay(at / steps_, t.decay);
+    else
+      std::ranges::fill(t.decay, 1.0);
     decay_and_read(S.data(), decayed.data(), t.decay, t.k, t.residual);
     for (std::size_t j = 0; j < t.u.size(); ++j) {
       t.residual[j] = t.v[j] - t.residual[j];
@@ -87,10 +101,12 @@ class DeltaRecurrence final : public Recurrence {
   }
 
   const Problem& p_;
+  std::int64_t steps_;  ///< of a token
   HeadReader reader_;
   std::int64_t head_, parameter_row_;
   Step now_;
   Doubles out_, du_, dlog_, gate_;
+  Doubles unread_;  ///< the gradient of a query that a step does not have
   std::vector<Kept> kept_;
 };
 

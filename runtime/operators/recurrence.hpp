@@ -26,23 +26,26 @@ class GradientRows {
   virtual std::span<double> row(std::string_view name, std::int64_t row) = 0;
 };
 
-/// The recurrence of one value head of one sequence. `at` counts tokens over the flattened batch;
-/// S is [K,V], row-major. Not thread-safe.
+/// The recurrence of one value head of one sequence, row by row of k: a token has num_householder
+/// of them, its steps. `at` counts rows over the flattened batch; S is [K,V], row-major. Not
+/// thread-safe.
 class Recurrence {
  public:
   virtual ~Recurrence() = default;
-  /// S becomes the state after the token; out [V] = S^T q, without the scale.
+  /// S becomes the state after the step; after a token's last step out [V] = S^T q, without the
+  /// scale.
   virtual void step(std::int64_t at, std::span<double> S, std::span<double> out) = 0;
   /// The same, remembering under `slot` (0, 1, ... in any order) what step_back() needs.
   virtual void record(std::int64_t at, std::size_t slot, std::span<double> S) = 0;
-  /// The adjoint of the token recorded under `slot`: dS goes from the gradient of the state after
-  /// the token to that of the state before it. d_o [V] is the gradient of S^T q.
+  /// The adjoint of the step recorded under `slot`: dS goes from the gradient of the state after
+  /// the step to that of the state before it. d_o [V] is the gradient of S^T q, zero but for a
+  /// token's last step.
   virtual void step_back(std::int64_t at, std::size_t slot, std::span<const double> d_o,
                          std::span<double> dS, GradientRows& gradients) = 0;
 };
 
 /// The delta rule with beta, and a decay as the problem's gate has it (none, scalar, vector):
-/// S~ = a S; u = beta (v - S~^T k); S = S~ + k u^T.
+/// S~ = a S; u = beta (v - S~^T k); S = S~ + k u^T. Of several steps a token the first one decays.
 std::unique_ptr<Recurrence> delta_recurrence(const Problem& problem, const Arguments& host,
                                              std::int64_t sequence, std::int64_t head);
 
