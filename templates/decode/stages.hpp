@@ -9,9 +9,9 @@ namespace wyvern::stages {
 inline constexpr StageDefinition recurrent{
     "recurrent", "The recurrence token by token, for a few tokens a sequence.",
     {tensor::q,
-     tensor::k,
-     tensor::v,
-     tensor::beta,
+     {"k", Access::in, constant::DTYPE, {extent::B, extent::nT, constant::H, constant::K}},
+     {"v", Access::in, constant::DTYPE, {extent::B, extent::nT, constant::HV, constant::V}},
+     {"beta", Access::in, constant::BETA_DTYPE, {extent::B, extent::nT, constant::HV}},
      {"g", Access::in, constant::G_DTYPE, {extent::B, extent::T, constant::GATE_HEADS}, {constant::GATED}},
      tensor::A_log.when({constant::HAS_A_LOG}),
      {"dt_bias", Access::in, DType::fp32, {constant::GATE_HEADS}, {constant::GATE_IN_KERNEL, constant::HAS_DT_BIAS}},

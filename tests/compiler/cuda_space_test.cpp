@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "compiler/compiler.hpp"
+#include "runtime/operators/operator.hpp"
 #include "runtime/plan.hpp"
 #include "tests/compiler/ptx_flow.hpp"
 #include "tests/support/stage_data.hpp"
@@ -38,6 +39,8 @@ Problem draw_problem(const Template& t, const Heads& heads, DType dtype, std::mt
   const auto flag = [&random] { return (random() >> 16) % 2 == 0; };
   Problem p;
   p.op = operators()[(random() >> 16) % operators().size()];
+  if (definition_of(p).facts().householder)
+    p.num_householder = 1 + static_cast<std::int64_t>((random() >> 16) % 3);
   p.pass = t.carries_out("recurrent") ? Pass::recurrent : Pass::backward;
   p.H = heads.H, p.HV = heads.HV, p.K = heads.K, p.V = heads.V;
   p.dtype = dtype;

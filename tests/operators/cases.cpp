@@ -146,14 +146,14 @@ void add_options(Cases& cases) {
               [](Problem& p) { p.use_beta_sigmoid = p.allow_neg_eigval = true; });
   }
   if (cases.facts().householder)
-    for (const std::int64_t steps : {2, 3})
+    for (const std::int64_t steps : {1, 3, 4})
       cases.add(fmt::format("Steps{}", steps),
                 [=](Problem& p) { p.num_householder = steps, states(p); });
   cases.add("Scale", [](Problem& p) { p.scale = 0.5F; });
   cases.add("Everything", [](Problem& p) {
     p.use_qk_l2norm = p.state_v_first = true;
     p.use_beta_sigmoid = p.allow_neg_eigval = facts_of(p).beta;
-    if (facts_of(p).householder) p.num_householder = 2;
+    if (facts_of(p).householder) p.num_householder = 3;
     p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
     states(p);
   });
@@ -234,6 +234,7 @@ Problem base(const OperatorPass& which, DType dtype) {
   p.H = 2, p.HV = 4, p.K = p.V = 64;
   p.T = 130;
   if (which.pass == Pass::recurrent) p.T = 3, p.B = p.N = 2;
+  if (facts_of(p).householder) p.num_householder = 2;
   p.output_final_state = true;
   return p;
 }
@@ -337,7 +338,7 @@ OperatorCase random_case(std::uint64_t seed) {
     p.use_beta_sigmoid = draw.flip();
     p.allow_neg_eigval = draw.flip();
   }
-  if (facts_of(p).householder) p.num_householder = 1 + draw.below(3);
+  if (facts_of(p).householder) p.num_householder = 1 + draw.below(4);
   p.packed = draw.flip();
   p.seqlens_dtype = draw.flip() ? DType::int64 : DType::int32;
   const auto tokens = [&] { return p.pass == Pass::recurrent ? draw.below(9) : draw.of(kTokens); };

@@ -69,7 +69,7 @@ std::vector<OperatorPass> chunked_passes();
 std::vector<OperatorPass> all_passes();
 
 /// A small problem of grouped heads, K = V = 64 and 130 tokens (3 a sequence for the recurrent
-/// pass), with a final state.
+/// pass), with a final state; two steps a token where the operator has them.
 Problem base(const OperatorPass& which, DType dtype = DType::bf16);
 
 /// Inputs of one listed or random problem.

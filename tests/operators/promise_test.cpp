@@ -154,10 +154,12 @@ TEST_P(OperatorPromise, EmptySequencesPassStatesOnExactly) {
 }
 
 /// One sequence in two parts, the state handed over, gives what the whole does.
-class OperatorSplit : public OperatorTest,
-                      public ::testing::WithParamInterface<std::tuple<DeviceKind, std::string>> {};
+class OperatorSplit
+    : public OperatorTest,
+      public ::testing::WithParamInterface<std::tuple<DeviceKind, std::string_view>> {};
 
-/// Tokens [first, first + count) of every tensor of one sequence of T tokens.
+/// Tokens [first, first + count) of every tensor of one sequence of T tokens; a token may have
+/// several rows.
 OperatorData tokens_of(const OperatorData& whole, std::int64_t first, std::int64_t count) {
   OperatorData part = whole;
   part.problem.T = count;
@@ -165,8 +167,8 @@ OperatorData tokens_of(const OperatorData& whole, std::int64_t first, std::int64
     if (!whole.tensors.contains(name)) continue;
     const HostTensor& tensor = whole.tensors.at(name);
     Shape shape = tensor.shape();
-    const std::int64_t width = tensor.elements() / shape[1];
-    shape[1] = count;
+    const std::int64_t width = tensor.elements() / whole.problem.T;
+    shape[1] = shape[1] / whole.problem.T * count;
     HostTensor slice(tensor.dtype(), shape);
     for (std::int64_t i = 0; i < slice.elements(); ++i) slice.set(i, tensor.at(first * width + i));
     part.tensors[name] = slice;
@@ -176,7 +178,7 @@ OperatorData tokens_of(const OperatorData& whole, std::int64_t first, std::int64
 
 TEST_P(OperatorSplit, ChangesLittle) {
   WYVERN_OPEN_OR_SKIP(std::get<0>(GetParam()));
-  const OperatorPass which{std::get<1>(GetParam()), Pass::forward};
+  const OperatorPass which{std::string(std::get<1>(GetParam())), Pass::forward};
   const OperatorData whole = make_data(base(which, DType::fp32), Gate::typical, 9);
   const auto run = [&](const OperatorData& data) {
     return run_operator(device(), prepare(data.problem), data);
@@ -195,7 +197,7 @@ TEST_P(OperatorSplit, ChangesLittle) {
 
 TEST_P(OperatorSplit, ChangesGradientsLittle) {
   WYVERN_OPEN_OR_SKIP(std::get<0>(GetParam()));
-  Problem p = base({std::get<1>(GetParam()), Pass::backward}, DType::fp32);
+  Problem p = base({std::string(std::get<1>(GetParam())), Pass::backward}, DType::fp32);
   p.initial_state = true;
   const OperatorData whole = make_data(p, Gate::typical, 10);
   const auto run = [&](const OperatorData& data) {
@@ -218,13 +220,13 @@ std::vector<PassCase> pass_cases(DeviceKind kind) {
 }
 
 const auto kPass = [](const auto& each) { return name_of(each.param.which); };
-const auto kOperator = [](const auto& each) { return std::get<1>(each.param); };
+const auto kOperator = [](const auto& each) { return std::string(std::get<1>(each.param)); };
 
 using ::testing::Combine;
 using ::testing::Values;
 using ::testing::ValuesIn;
 
-const auto kOperators = Values("delta_rule", "gated_delta_rule", "kda");
+const auto kOperators = ValuesIn(operators());
 
 INSTANTIATE_TEST_SUITE_P(Cpu, OperatorPromise, ValuesIn(pass_cases(DeviceKind::cpu)), kPass);
 INSTANTIATE_TEST_SUITE_P(Gpu, OperatorPromise, ValuesIn(pass_cases(DeviceKind::cuda)), kPass);

@@ -69,6 +69,7 @@ struct StageContext {
   bool gate_in_kernel = false;        ///< recurrent: g is the gate's raw input
   bool qk_l2norm = false;             ///< recurrent: it normalizes q and k
   bool beta_sigmoid = false, neg_eigval = false, state_v_first = false;
+  std::int64_t steps = 1;  ///< of a token
 };
 
 /// Tensors by their contract's names.

@@ -45,23 +45,30 @@ class Recurrence {
         v_(t.at("v")) {}
 
   /// Updates the state by one token and writes its row of o.
-  void step(std::int64_t token, std::int64_t head, Matrix& S, double* o) const {
+  void token(std::int64_t token, std::int64_t head, Matrix& S, double* o) const {
     const auto [H, HV, K, V] = c_.dims;
-    const std::int64_t row = token * HV + head, key_row = (token * H + head / (HV / H)) * K;
+    const std::int64_t row = token * HV + head, query_row = (token * H + head / (HV / H)) * K;
     const std::int64_t width =
         g_.empty() ? 0 : static_cast<std::int64_t>(g_.size()) / (c_.layout.tokens() * HV);
     for (std::int64_t i = 0; i < K && width > 0; ++i)
       for (std::int64_t j = 0; j < V; ++j)
         S[i][j] *= std::exp(g_[size(row * width + (width == 1 ? 0 : i))]);
-    Vector u(v_.begin() + row * V, v_.begin() + (row + 1) * V);
-    for (std::int64_t i = 0; i < K; ++i) add(u.data(), -k_[size(key_row + i)], S[i], V);
-    for (std::int64_t i = 0; i < K; ++i) {
-      add(S[i], k_[size(key_row + i)] * beta_[size(row)], u.data(), V);
-      add(o + row * V, c_.scale * q_[size(key_row + i)], S[i], V);
-    }
+    for (std::int64_t n = token * c_.steps; n < (token + 1) * c_.steps; ++n) step(n, head, S);
+    for (std::int64_t i = 0; i < K; ++i)
+      add(o + row * V, c_.scale * q_[size(query_row + i)], S[i], V);
   }
 
  private:
+  /// Updates the state by row `at` of k.
+  void step(std::int64_t at, std::int64_t head, Matrix& S) const {
+    const auto [H, HV, K, V] = c_.dims;
+    const std::int64_t row = at * HV + head, key_row = (at * H + head / (HV / H)) * K;
+    Vector u(v_.begin() + row * V, v_.begin() + (row + 1) * V);
+    for (std::int64_t i = 0; i < K; ++i) add(u.data(), -k_[size(key_row + i)], S[i], V);
+    for (std::int64_t i = 0; i < K; ++i)
+      add(S[i], k_[size(key_row + i)] * beta_[size(row)], u.data(), V);
+  }
+
   const StageContext& c_;
   Vector q_, k_, beta_, g_;
   const Vector& v_;
@@ -81,7 +88,7 @@ void recurrent(const StageContext& c, TensorMap& t) {
       Matrix S = read_state(c, pool, slot, head);
       for (std::int64_t token = c.layout.offsets[size(n)]; token < c.layout.offsets[size(n) + 1];
            ++token)
-        recurrence.step(token, head, S, o.data());
+        recurrence.token(token, head, S, o.data());
       write_state(c, final_state, n, head, S);
       if (in_place) write_state(c, pool, slot, head, S);
     }

@@ -12,7 +12,6 @@ Template stage() {
   Template t;
   t.name = "recurrent";
   t.covers = {stages::recurrent};
-  const std::vector<std::string> pool{"S", "HV", "STATE_ROWS", "STATE_COLS"};
   t.constants = {constant::DTYPE,
                  constant::BETA_DTYPE,
                  constant::G_DTYPE,
@@ -24,6 +23,7 @@ Template stage() {
                  constant::K,
                  constant::V,
                  constant::GATE_K,
+                 constant::STEPS,
                  constant::VARLEN,
                  constant::GATED,
                  constant::SCALAR_GATE,

@@ -8,11 +8,12 @@ using StateTile = TileAt<kScratch.state>;
 constexpr int kRow = StateTile::kStride;
 constexpr int kKeys = round_up(K, kLanes);
 
-/// What a token brings to the step, as fp32; 0 from K to the next whole vector.
+/// What a step of a token brings, as fp32; 0 from K to the next whole vector. A token's first step
+/// decays the state, its last one reads it with q.
 struct Token {
   float* k;
-  float* q;
-  float* decay;  // GATED; of every key
+  float* q;      // 0 in other steps
+  float* decay;  // GATED; of every key; 1 in other steps
   float* u;      // v, then u
   float kq;      // k . q
   float beta;
@@ -24,6 +25,11 @@ static void load_vector(const T* from, int count, float* to) {
   const int whole = count / kLanes * kLanes;
   for (int c = 0; c < whole; c += kLanes) store(to + c, load(from + c));
   if (whole < count) store(to + whole, load_part(from + whole, count - whole));
+}
+
+/// The same number for every key.
+static void fill(float* to, float x) {
+  for (int c = 0; c < kKeys; c += kLanes) store(to + c, splat(x));
 }
 
 static float dot(const float* a, const float* b) {
@@ -194,20 +200,31 @@ WYVERN_BLOCK {
     if constexpr (FINAL_STATE) store_state(tile, columns, final_state + to);
     return;
   }
-  for (int64 token = begin; token < end; ++token) {
-    const int64 row = token * HV + head;
-    load_vector(k + (token * H + head / (HV / H)) * K, K, t.k);
-    load_vector(q + (token * H + head / (HV / H)) * K, K, t.q);
+  for (int64 i = begin * STEPS; i < end * STEPS; ++i) {
+    const int64 token = i / STEPS;
+    const bool first = i % STEPS == 0, last = i % STEPS == STEPS - 1;
+    const int64 row = i * HV + head, token_row = token * HV + head;
+    load_vector(k + (i * H + head / (HV / H)) * K, K, t.k);
+    if (last)
+      load_vector(q + (token * H + head / (HV / H)) * K, K, t.q);
+    else
+      fill(t.q, 0.0F);
     load_vector(v + row * V + first_column, columns, t.u);
     load_beta<BETA_SIGMOID, NEG_EIGVAL>(beta + row, 1, 1, with_k);
     t.beta = with_k[0];
     t.kq = dot(t.k, t.q);
     t.k_rstd = QK_L2NORM ? 1.0F / __builtin_sqrtf(dot(t.k, t.k) + 1e-6F) : 1.0F;
     t.q_rstd = QK_L2NORM ? 1.0F / __builtin_sqrtf(dot(t.q, t.q) + 1e-6F) : 1.0F;
-    if constexpr (GATED) load_decay(g + row * GATE_K, A_log, dt_bias, head, e.lower_bound, t.decay);
+    if constexpr (GATED) {
+      if (first)
+        load_decay(g + token_row * GATE_K, A_log, dt_bias, head, e.lower_bound, t.decay);
+      else
+        fill(t.decay, 1.0F);
+    }
     step(tile.data, t, columns, with_k, with_q, e.scale, out);
+    if (!last) continue;
     for (int c = 0; c < columns; c += kLanes)
-      store_heads(o + row * V + first_column + c, load(out + c),
+      store_heads(o + token_row * V + first_column + c, load(out + c),
                   columns - c < kLanes ? columns - c : kLanes);
   }
   if constexpr (INPLACE_STATE) store_state(tile, columns, state + from);

@@ -154,7 +154,8 @@ struct State {
   }
 };
 
-/// What a token brings, as stored: loaded one token ahead of its use.
+/// What a step of a token brings, as stored: loaded one step ahead of its use. A token's first step
+/// decays the state, its last one reads it with q.
 struct Token {
   KeyVector<DTYPE> k, q;
   KeyVector<G_DTYPE> gates;  // VECTOR_GATE
@@ -171,17 +172,27 @@ struct Tensors {
   const G_DTYPE* g;
 };
 
-WYVERN_DEVICE void load_token(Token& to, const Tensors& in, int64 token, int head, int column) {
-  const int64 keys = (token * H + head / (HV / H)) * K;
-  const int64 row = token * HV + head;
+/// Whether row `row` of k, of which a token has STEPS, decays the state; whether it reads it.
+WYVERN_DEVICE bool is_first(int64 row) { return STEPS == 1 || row % STEPS == 0; }
+WYVERN_DEVICE bool is_last(int64 row) { return STEPS == 1 || row % STEPS == STEPS - 1; }
+
+WYVERN_DEVICE void load_step(Token& to, const Tensors& in, int64 row, int head, int column) {
+  const int64 keys = (row * H + head / (HV / H)) * K;
+  const int64 values = row * HV + head;
+  // Of one step a token the same expressions, as the compiler orders its code by them.
+  const int64 queries = STEPS == 1 ? keys : (row / STEPS * H + head / (HV / H)) * K;
+  const int64 gates = STEPS == 1 ? values : row / STEPS * HV + head;
   to.k.load(in.k + keys);
-  to.q.load(in.q + keys);
-  if constexpr (VECTOR_GATE) to.gates.load(in.g + row * K);
-  if constexpr (SCALAR_GATE) to.gate = in.g[row];
-  to.beta = in.beta[row];
+  if (is_last(row)) to.q.load(in.q + queries);
+  if (is_first(row)) {
+    if constexpr (VECTOR_GATE) to.gates.load(in.g + gates * K);
+    if constexpr (SCALAR_GATE) to.gate = in.g[gates];
+  }
+  to.beta = in.beta[values];
 #pragma unroll
   for (int r = 0; r < kValueRuns; ++r)
-    if (column + Share::value(r) < V) load_run(to.v[r], in.v + row * V + column + Share::value(r));
+    if (column + Share::value(r) < V)
+      load_run(to.v[r], in.v + values * V + column + Share::value(r));
 }
 
 /// The decays of a token: of every key for a vector gate, one for all else.
@@ -237,15 +248,17 @@ struct Products {
 };
 
 WYVERN_DEVICE void decay_and_multiply(State& S, Products& sums, const Token& now, const Decay& gate,
-                                      float lower_bound) {
+                                      bool first, float lower_bound) {
   float scalar = 1.0f;
-  if constexpr (SCALAR_GATE) scalar = gate.of(to_float(now.gate), 0, lower_bound);
+  if constexpr (SCALAR_GATE)
+    if (first) scalar = gate.of(to_float(now.gate), 0, lower_bound);
 #pragma unroll
   for (int i = 0; i < kKeys; ++i) {
     const float k = now.k[i];
     const float q = now.q[i];
     float factor = scalar;
-    if constexpr (VECTOR_GATE) factor = gate.of(now.gates[i], i, lower_bound);
+    if constexpr (VECTOR_GATE)
+      if (first) factor = gate.of(now.gates[i], i, lower_bound);
 #pragma unroll
     for (int j = 0; j < kValues; ++j) {
       if constexpr (GATED) S.x[i][j] *= factor;
@@ -261,12 +274,12 @@ WYVERN_DEVICE void decay_and_multiply(State& S, Products& sums, const Token& now
   sums.reduce();
 }
 
-/// One step: the state becomes S_t, and the thread's columns of o_t = scale (S~^T q + u (k . q)) go
-/// to `o`. One round of sums serves both u and o.
-WYVERN_DEVICE void step(State& S, const Token& now, const Decay& gate, DTYPE* o, int column,
-                        const Extents& e) {
+/// One step: the state becomes S_t, and of a token's last one the thread's columns of o_t = scale
+/// (S~^T q + u (k . q)) go to `o`. One round of sums serves both u and o.
+WYVERN_DEVICE void step(State& S, const Token& now, const Decay& gate, bool first, bool last,
+                        DTYPE* o, int column, const Extents& e) {
   Products sums;
-  decay_and_multiply(S, sums, now, gate, e.lower_bound);
+  decay_and_multiply(S, sums, now, gate, first, e.lower_bound);
   const float k_rstd = QK_L2NORM ? reciprocal_sqrt(sums.kk + 1e-6f) : 1.0f;
   const float q_rstd = QK_L2NORM ? reciprocal_sqrt(sums.qq + 1e-6f) : 1.0f;
   const float beta = activate_beta<BETA_SIGMOID, NEG_EIGVAL>(now.beta);
@@ -281,7 +294,7 @@ WYVERN_DEVICE void step(State& S, const Token& now, const Decay& gate, DTYPE* o,
   }
 #pragma unroll
   for (int r = 0; r < kValueRuns; ++r)
-    if (Share::key_lane() == 0 && column + Share::value(r) < V)
+    if (last && Share::key_lane() == 0 && column + Share::value(r) < V)
       store_run(o + column + Share::value(r), out[r]);
 #pragma unroll
   for (int i = 0; i < kKeys; ++i)
@@ -324,17 +337,17 @@ WYVERN_KERNEL(kThreads, 0) {
   }
   const Tensors in{q, k, v, beta, g};
   Token next = {};
-  if (begin < end) load_token(next, in, begin, head, column);
+  if (begin < end) load_step(next, in, begin * STEPS, head, column);
   if constexpr (INPLACE_STATE)
     S.load(state + from, column);
   else if constexpr (INITIAL_STATE)
     S.load(initial_state + from, column);
   Decay gate;
   gate.load(A_log, dt_bias, head);
-  for (int64 token = begin; token < end; ++token) {
+  for (int64 row = begin * STEPS; row < end * STEPS; ++row) {
     const Token now = next;
-    if (token + 1 < end) load_token(next, in, token + 1, head, column);
-    step(S, now, gate, o + (token * HV + head) * V, column, e);
+    if (row + 1 < end * STEPS) load_step(next, in, row + 1, head, column);
+    step(S, now, gate, is_first(row), is_last(row), o + (row / STEPS * HV + head) * V, column, e);
   }
   if constexpr (INPLACE_STATE) S.store(state + from, column);
   if constexpr (FINAL_STATE) S.store(final_state + to, column);
