@@ -52,28 +52,29 @@ void write_and_read(const double* from, double* to, std::span<const double> k,
 }
 
 WYVERN_EVERY_WIDTH
-void adjoint_rows(const double* S, double* dS, double beta, std::span<const double> k,
+void adjoint_rows(const double* S, double* dS, std::span<const double> erasing_key,
                   std::span<const double> decay, std::span<const double> u,
                   std::span<const double> du, std::span<const double> d_o, std::span<double> dq,
-                  std::span<double> dk, std::span<double> dg) {
+                  std::span<double> dk, std::span<double> d_erasing_key, std::span<double> dg) {
   const std::size_t V = u.size();
   const double *const update = u.data(), *const d_update = du.data(), *const d_out = d_o.data();
-  for (std::size_t i = 0; i < k.size(); ++i) {
+  for (std::size_t i = 0; i < erasing_key.size(); ++i) {
     const double* const state = S + i * V;
     double* const row = dS + i * V;
-    const double write = beta * k[i], keep = decay[i];
+    const double read = erasing_key[i], keep = decay[i];
     double read_out = 0, along_update = 0, read_update = 0, along_state = 0;
 #pragma omp simd reduction(+ : read_out, along_update, read_update, along_state)
     for (std::size_t j = 0; j < V; ++j) {
       read_out += state[j] * d_out[j];
       along_update += row[j] * update[j];
       read_update += state[j] * d_update[j];
-      const double value = row[j] - write * d_update[j];
+      const double value = row[j] - read * d_update[j];
       along_state += value * state[j];
       row[j] = keep * value;
     }
     dq[i] = read_out;
-    dk[i] = along_update - beta * read_update;
+    dk[i] = along_update;
+    d_erasing_key[i] = -read_update;
     dg[i] = along_state;
   }
 }

@@ -15,11 +15,12 @@ void write_and_read(const double* from, double* to, std::span<const double> k,
                     std::span<const double> u, std::span<const double> q, std::span<double> out);
 
 /// The rows of the adjoint's step: S is the state after decay and before the write, dS the gradient
-/// of the state after the write. Gives S do and dS u - beta S du, and, with dS~ = dS - beta k du^T,
-/// rowsum(dS~ * S); leaves diag(decay) dS~ in dS.
-void adjoint_rows(const double* S, double* dS, double beta, std::span<const double> k,
+/// of the state after the write, `erasing_key` the key that the state is read by (beta k), du the
+/// gradient of u. Gives S do, dS u, the gradient -S du of that key and, with
+/// dS~ = dS - erasing_key du^T, rowsum(dS~ * S); leaves diag(decay) dS~ in dS.
+void adjoint_rows(const double* S, double* dS, std::span<const double> erasing_key,
                   std::span<const double> decay, std::span<const double> u,
                   std::span<const double> du, std::span<const double> d_o, std::span<double> dq,
-                  std::span<double> dk, std::span<double> dg);
+                  std::span<double> dk, std::span<double> d_erasing_key, std::span<double> dg);
 
 }  // namespace wyvern

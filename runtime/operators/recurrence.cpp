@@ -41,6 +41,8 @@ class DeltaRecurrence final : public Recurrence {
         now_(p),
         out_(zeros(p.V)),
         du_(out_),
+        erasing_key_(zeros(p.K)),
+        d_erasing_key_(erasing_key_),
         dlog_(zeros(p.K)),
         gate_(zeros(gate_width(p))),
         unread_(zeros(p.K)) {}
@@ -63,8 +65,10 @@ class DeltaRecurrence final : public Recurrence {
     const std::span<double> dk = gradients.row("dk", row);
     const std::span<double> dq =
         is_last(at) ? gradients.row("dq", token * p_.HV + head_) : std::span(unread_);
-    adjoint_rows(kept.decayed.data(), dS.data(), t.beta, t.k, t.decay, t.u, du_, d_o, dq, dk,
-                 dlog_);
+    for (std::size_t i = 0; i < t.k.size(); ++i) erasing_key_[i] = t.beta * t.k[i];
+    adjoint_rows(kept.decayed.data(), dS.data(), erasing_key_, t.decay, t.u, du_, d_o, dq, dk,
+                 d_erasing_key_, dlog_);
+    for (std::size_t i = 0; i < dk.size(); ++i) dk[i] += t.beta * d_erasing_key_[i];
     const double written = std::inner_product(t.u.begin(), t.u.end(), d_o.begin(), 0.0);
     for (std::size_t i = 0; i < dq.size(); ++i) dq[i] += t.k[i] * written;
     const double dbeta = std::inner_product(du_.begin(), du_.end(), t.residual.begin(), 0.0);
@@ -105,7 +109,7 @@ class DeltaRecurrence final : public Recurrence {
   HeadReader reader_;
   std::int64_t head_, parameter_row_;
   Step now_;
-  Doubles out_, du_, dlog_, gate_;
+  Doubles out_, du_, erasing_key_, d_erasing_key_, dlog_, gate_;
   Doubles unread_;  ///< the gradient of a query that a step does not have
   std::vector<Kept> kept_;
 };
