@@ -149,7 +149,7 @@ void add_chunk_gradients(const Problem& p, const ChunkedStages& stages, Uses& us
     (stages.second_has_dq ? second : first).rename.emplace("dq", chunk_gradient(p, "q"));
     second.rename.emplace("dk", chunk_gradient(p, "k"));
   }
-  uses.push_back(std::move(first));
+  if (first.stage != nullptr) uses.push_back(std::move(first));
   uses.push_back(std::move(second));
 }
 
@@ -207,6 +207,17 @@ Uses chunked_stages(const Problem& p, const ChunkedStages& stages) {
   add_row_gradient(p, "k", uses);
   add_gate_gradient(p, stages, uses);
   return uses;
+}
+
+std::span<const std::int64_t> ChunkedDeltaRule::chunk_sizes(const Problem& p,
+                                                            DeviceKind device) const {
+  // The backward pass on a GPU: its kernels hold gates per channel, and with half as many rows
+  // twice as many blocks fit on a multiprocessor (kda on one H200, 2026-11-21: 64 heads, 8192
+  // tokens 13% faster).
+  static constexpr std::array<std::int64_t, 4> kSmallChunksFirst{32, 64, 128, 16};
+  if (facts().gate == GateKind::vector && device == DeviceKind::cuda && p.pass == Pass::backward)
+    return kSmallChunksFirst;
+  return OperatorDefinition::chunk_sizes(p, device);
 }
 
 double chunked_flops(const Problem& p) {

@@ -19,7 +19,7 @@ struct ChunkedStages {
   const StageDefinition* recompute;
   const StageDefinition* output;
   const StageDefinition* dv_local;
-  const StageDefinition* d_first;
+  const StageDefinition* d_first;  ///< gradients of a chunk; null where d_second has all of them
   const StageDefinition* d_second;
   const StageDefinition* gate_bwd = nullptr;  ///< as `gate`
   /// The sums of gates in a chunk, and their gradient.
@@ -97,7 +97,7 @@ double chunked_flops(const Problem& problem);
 /// A backward pass that rebuilds the states writes and reads those of every chunk.
 double chunked_rebuilt_bytes(const Problem& problem);
 
-/// A member with beta whose parts all are those above; what differs is data.
+/// A member whose parts all are those above; what differs is data.
 class ChunkedDeltaRule : public OperatorDefinition {
  public:
   ChunkedDeltaRule(const OperatorFacts& facts, TensorRules tensors, const ChunkedStages& stages)
@@ -106,6 +106,9 @@ class ChunkedDeltaRule : public OperatorDefinition {
   std::vector<StageUse> stages(const Problem& problem) const override {
     return chunked_stages(problem, stages_);
   }
+  std::span<const std::int64_t> chunk_sizes(const Problem& problem,
+                                            DeviceKind device) const override;
+  /// That of delta_recurrence().
   std::unique_ptr<Recurrence> recurrence(const Problem& problem, const Arguments& host,
                                          std::int64_t sequence, std::int64_t head) const override {
     return delta_recurrence(problem, host, sequence, head);

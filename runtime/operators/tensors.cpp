@@ -195,6 +195,20 @@ TensorRules kept_tensors(TensorDim rows) {
   };
 }
 
+TensorRules kept_decayed_tensors() {
+  const Dims row{TensorDim::B, TensorDim::T, TensorDim::HV, TensorDim::K};
+  return {
+      {"Aqk",
+       kept,
+       computed,
+       {TensorDim::B, TensorDim::T, TensorDim::HV, TensorDim::C},
+       always_fp32,
+       with_kept},
+      {"qg", kept, computed, row, dtype_of_rows, with_kept},
+      {"kg", kept, computed, row, dtype_of_rows, with_kept},
+  };
+}
+
 TensorRules join(std::initializer_list<TensorRules> groups) {
   TensorRules all;
   for (const TensorRules& group : groups) all.insert(all.end(), group.begin(), group.end());

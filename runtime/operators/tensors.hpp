@@ -98,6 +98,9 @@ TensorRules gate_tensors(std::initializer_list<TensorDim> channels = {});
 TensorRules state_tensors();
 /// Of disable_recompute: Tinv, w, h, v_new.
 TensorRules kept_tensors(TensorDim rows = TensorDim::T);
+/// Of disable_recompute, with a gate per key channel: decayed queries and keys, and the products of
+/// queries with keys.
+TensorRules kept_decayed_tensors();
 
 TensorRules join(std::initializer_list<TensorRules> groups);
 

@@ -91,11 +91,11 @@ struct Arguments {
   TensorView beta;           ///< [B,T,HV]
   TensorView erase;          ///< [B,T,HV,K], of an operator with an erase gate
   TensorView write;          ///< [B,T,HV,V], of an operator with a write gate
-  TensorView g;              ///< [B,T,HV], or [B,T,HV,K] for kda; absent for delta_rule
+  TensorView g;              ///< [B,T,HV], or [B,T,HV,K] per key channel; absent without a gate
   TensorView initial_state;  ///< a state; with state_index [state_slots,HV,...]
   TensorView cu_seqlens;     ///< [N+1], packed batches
   TensorView A_log;          ///< [HV] fp32, with use_gate_in_kernel and has_A_log
-  TensorView dt_bias;        ///< [HV], or [HV,K] for kda; fp32; with has_dt_bias
+  TensorView dt_bias;        ///< [HV], or [HV,K] per key channel; fp32; with has_dt_bias
   TensorView do_;            ///< backward: "do", the gradient of o
   TensorView dht;            ///< backward: the gradient of the final state, fp32
   /// Recurrent: [N], the slot of each sequence's state; one outside [0, state_slots), such as -1,
@@ -106,8 +106,8 @@ struct Arguments {
   /// What disable_recompute keeps: outputs of the forward pass, inputs of the backward pass with
   /// the same chunk_size. Of the inputs' dtype but for Aqk.
   TensorView Tinv;       ///< [B,T,HV,C]
-  TensorView Aqk;        ///< kda: [B,T,HV,C] fp32
-  TensorView w, qg, kg;  ///< [B,T,HV,K]; qg and kg for kda
+  TensorView Aqk;        ///< [B,T,HV,C] fp32, with a gate per key channel
+  TensorView w, qg, kg;  ///< [B,T,HV,K]; qg and kg with a gate per key channel
   TensorView h;          ///< [NT,HV,K,V], the state entering every chunk
   TensorView v_new;      ///< [B,T,HV,V]
 
