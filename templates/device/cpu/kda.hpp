@@ -43,11 +43,12 @@ template <bool Bounded, int C>
   }
 }
 
-/// Products of query and key r with key s, s <= r, for the first `rows` of up to anchor_rows(false)
-/// rows, each pair with its own exponents: to row r and column s of qk and, for s < r, of kk.
+/// Products of query and erasing key r with key s, s <= r, for the first `rows` of up to
+/// anchor_rows(false) rows, each pair with its own exponents: to row r and column s of qk and, for
+/// s < r, of kk.
 template <int C, int Out>
-[[gnu::noinline]] static void pair_products(Tile<C> q, Tile<C> k, Tile<C> G, int rows, int columns,
-                                            Tile<Out> qk, Tile<Out> kk) {
+[[gnu::noinline]] static void pair_products(Tile<C> q, Tile<C> erasing, Tile<C> k, Tile<C> G,
+                                            int rows, int columns, Tile<Out> qk, Tile<Out> kk) {
   for (int r = 0; r < rows; ++r)
     for (int s = 0; s <= r; ++s) {
       f32 sum_q{}, sum_k{};
@@ -55,7 +56,7 @@ template <int C, int Out>
         const f32 x =
             load(k.row(s) + c) * anchored_exp<false>(load(G.row(r) + c) - load(G.row(s) + c));
         sum_q += load(q.row(r) + c) * x;
-        sum_k += load(k.row(r) + c) * x;
+        sum_k += load(erasing.row(r) + c) * x;
       }
       qk.row(r)[s] = sum(sum_q);
       if (s < r) kk.row(r)[s] = sum(sum_k);
@@ -77,6 +78,7 @@ struct IntraProducts {
   static constexpr int kStrip = anchor_rows(kBounded);
 
   Tile<K> q, k, G;    ///< of the chunk's rows, q and k with their scales
+  Tile<K> erasing;    ///< what rows of A are made of: k, or another tile like it
   Tile<BT> k_t, G_t;  ///< transposed
   Tile<K> left;       ///< 2 kStrip rows
   Tile<BT> right;     ///< K rows
@@ -87,6 +89,7 @@ struct IntraProducts {
     return {.q = tile_at<Place.q>(memory),
             .k = tile_at<Place.k>(memory),
             .G = tile_at<Place.G>(memory),
+            .erasing = tile_at<Place.k>(memory),
             .k_t = tile_at<Place.k_t>(memory),
             .G_t = tile_at<Place.G_t>(memory),
             .left = tile_at<Place.left>(memory),
@@ -110,22 +113,23 @@ struct IntraProducts {
   }
 
   /// Products with the keys up to their own, for a strip of rows from `first`: rows of queries,
-  /// then as many of keys, to `products`. Its rows number at most kStrip, and are returned. What
-  /// lies above the diagonal may be anything.
+  /// then as many of erasing keys, to `products`. Its rows number at most kStrip, and are returned.
+  /// What lies above the diagonal may be anything.
   int strip(int first, int chunk_rows) const {
     const int rows = chunk_rows - first < kStrip ? chunk_rows - first : kStrip;
     const int keys = kBounded ? first + rows : first;
     const int n = anchor_row<kBounded>(first, chunk_rows);
     const Tile<K> strip_q = q.from(first), strip_k = k.from(first), strip_G = G.from(first);
+    const Tile<K> strip_erasing = erasing.from(first);
     if (keys > 0) {
       decay_after<kBounded>(strip_q, strip_G, G.row(n), rows, K, left);
-      decay_after<kBounded>(strip_k, strip_G, G.row(n), rows, K, left.from(rows));
+      decay_after<kBounded>(strip_erasing, strip_G, G.row(n), rows, K, left.from(rows));
       clear_rows(left, 2 * rows, round_up(2 * rows, kTileRows), K);
       decay_before_transposed<kBounded>(k_t, G_t, n, K, keys, right);
       multiply(2 * rows, keys, K, left, right, products);
     }
     if constexpr (!kBounded)
-      pair_products(strip_q, strip_k, strip_G, rows, K, products.from(0, first),
+      pair_products(strip_q, strip_erasing, strip_k, strip_G, rows, K, products.from(0, first),
                     products.from(rows, first));
     return rows;
   }

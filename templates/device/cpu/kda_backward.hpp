@@ -7,6 +7,8 @@
 // each factor rides on one operand of a product. What a pair adds to the gate's gradient in row r
 // it takes away in row s; both are made of the same operands, as the sum over later rows that
 // follows cancels most of it.
+//
+// beta_r is what a class of rates says: one number a row, or one for each of the row's elements.
 #pragma once
 
 #include "device/cpu/chunk.hpp"
@@ -85,15 +87,31 @@ inline float beta_slope(float beta) {
   return Sigmoid ? beta * (1.0F - (Negative ? 0.5F : 1.0F) * beta) : 1.0F;
 }
 
+/// One rate a row. A class of rates begins on row r of a tile, gives the rate of the element at
+/// `i`, adds a product to the gradient of that rate, and ends the row.
+struct RowRates {
+  const float* beta;
+  float* dbeta;  ///< kLanes partial sums a row
+
+  struct Row {
+    float beta;
+    f32 dbeta;
+    float rate(int64) const { return beta; }
+    void add(int64, f32 a, f32 b) { dbeta += a * b; }
+  };
+  float rate(int r, int64) const { return beta[r]; }
+  Row begin(int r) const { return {beta[r], load(dbeta + r * kLanes)}; }
+  void end(int r, const Row& row) const { store(dbeta + r * kLanes, row.dbeta); }
+};
+
 /// The walk over one chunk's pairs of rows, Cols columns at a time.
-template <int Size, int Cols, bool Bounded>
+template <int Size, int Cols, bool Bounded, class Rates = RowRates>
 struct IntraBackward {
   KeyTiles<Cols> tiles;
   IntraScratch<Cols> work;
   ProductGradients<Size> d;
-  const float* beta;
+  Rates rates;
   const float* ones;  ///< as many as the chunk's rows at most
-  float* dbeta;       ///< kLanes partial sums a row
   int rows, columns;
 
   /// All pairs with r in [r0, r0 + late), s in [s0, s0 + early) and s < r; `anchor` is the row n.
@@ -115,7 +133,7 @@ struct IntraBackward {
         const f32 E = exp(load(tiles.G.data + i) - load(G_n + c));
         store(work.after.data + j, E);
         store(work.late_q.data + j, E * load(tiles.q.data + i));
-        store(work.late_k.data + j, E * (beta[r0 + r] * load(tiles.k.data + i)));
+        store(work.late_k.data + j, E * (rates.rate(r0 + r, i) * load(tiles.k.data + i)));
       }
     for (int s = 0; s < early; ++s)
       for (int c = 0; c < columns; c += kLanes) {
@@ -128,18 +146,18 @@ struct IntraBackward {
 
   void add_late(int r0, int late) const {
     for (int r = 0; r < late; ++r) {
-      f32 row_sum = load(dbeta + (r0 + r) * kLanes);
+      auto row = rates.begin(r0 + r);
       for (int c = 0; c < columns; c += kLanes) {
         const int64 i = offset(r0 + r, c), j = offset(r, c);
         const f32 E = load(work.after.data + j);
         const f32 sum_q = load(work.sum_q.data + j), sum_k = load(work.sum_k.data + j);
         const f32 p = E * sum_k;
-        row_sum += load(tiles.k.data + i) * p;
+        row.add(i, load(tiles.k.data + i), p);
         add(tiles.dq, i, E * sum_q);
-        add(tiles.dk, i, beta[r0 + r] * p);
+        add(tiles.dk, i, row.rate(i) * p);
         add(tiles.dG, i, load(work.late_q.data + j) * sum_q + load(work.late_k.data + j) * sum_k);
       }
-      store(dbeta + (r0 + r) * kLanes, row_sum);
+      rates.end(r0 + r, row);
     }
   }
 
@@ -158,20 +176,20 @@ struct IntraBackward {
     for (int r = first + 1; r < end; ++r)
       for (int s = first; s < r; ++s) {
         const float dAqk_rs = d.dAqk.row(r)[s], dA_rs = d.dA.row(r)[s];
-        f32 row_sum = load(dbeta + r * kLanes);
+        auto row = rates.begin(r);
         for (int c = 0; c < columns; c += kLanes) {
           const int64 i = offset(r, c), j = offset(s, c);
           const f32 E = exp(load(tiles.G.data + i) - load(tiles.G.data + j));
           const f32 early = E * load(tiles.k.data + j), k = load(tiles.k.data + i);
-          const f32 late = dAqk_rs * load(tiles.q.data + i) + (dA_rs * beta[r]) * k;
-          row_sum += k * (dA_rs * early);
+          const f32 late = dAqk_rs * load(tiles.q.data + i) + (dA_rs * row.rate(i)) * k;
+          row.add(i, k, dA_rs * early);
           add(tiles.dq, i, dAqk_rs * early);
-          add(tiles.dk, i, (dA_rs * beta[r]) * early);
+          add(tiles.dk, i, (dA_rs * row.rate(i)) * early);
           add(tiles.dk, j, E * late);
           add(tiles.dG, i, late * early);
           subtract(tiles.dG, j, late * early);
         }
-        store(dbeta + r * kLanes, row_sum);
+        rates.end(r, row);
       }
   }
 

@@ -84,7 +84,7 @@ struct ProductGradientsLayout {
 template <class S>
 struct StateBackwardLayout {
   TilePlace dO, values, X, values_t, h_t, dh_t, square;
-  VectorPlace end, rate, dbeta, q_scale, k_scale;
+  VectorPlace end, q_scale, k_scale;
   KeyTilesLayout tiles;
   long bytes;
 
@@ -97,11 +97,24 @@ struct StateBackwardLayout {
     dh_t = at.tile(s.V, s.BK);
     square = at.tile(s.BT, s.BT);
     end = at.vector(s.BK);
-    rate = at.vector(s.BT);
-    dbeta = at.vector(s.BT);
     q_scale = at.vector(s.BT);
     k_scale = at.vector(s.BT);
     tiles = at.part<KeyTilesLayout>(s.BT, s.BK);
+    bytes = at.bytes;
+  }
+};
+
+/// Of BetaBackward.
+template <class S>
+struct BetaBackwardLayout {
+  StateBackwardLayout<S> state;
+  VectorPlace rate, dbeta;
+  long bytes;
+
+  constexpr explicit BetaBackwardLayout(const S& s) : state(s) {
+    LayoutBuilder at{state.bytes};
+    rate = at.vector(s.BT);
+    dbeta = at.vector(s.BT);
     bytes = at.bytes;
   }
 };

@@ -1,6 +1,6 @@
 // The gradients of kda through the state and the WY representation, for one chunk and value head;
 // X = Tinv^T dU is the gradient of diag(beta) (V - (exp(G) K) S), S the entering state, dS' the
-// gradient of the leaving one.
+// gradient of the leaving one. What beta stands for is left to a class of rates (RowRates).
 #pragma once
 
 #include "device/cpu/kda_backward.hpp"
@@ -13,12 +13,10 @@ struct StateBackward {
   static constexpr int BT = S::BT, BK = S::BK, H = S::H, HV = S::HV, K = S::K, V = S::V;
   static constexpr int64 kValues = int64{HV} * V, kKeys = int64{HV} * K;
   using DTYPE = Element<S::DTYPE>;
-  using BETA_DTYPE = Element<S::BETA_DTYPE>;
 
   /// Tensors that the walk reads: whole, or those of a chunk and value head from its first row on.
   struct Inputs {
-    const DTYPE *q, *k, *v, *v_new;
-    const BETA_DTYPE* beta;
+    const DTYPE *q, *k, *v_new;
     const DTYPE* Tinv;
     const float *Gk, *q_rstd, *k_rstd;
     const DTYPE *h, *dh, *dO, *dU;
@@ -29,9 +27,7 @@ struct StateBackward {
       const int64 state = (slot * HV + hv) * K * V;
       return {.q = q + key_row * K,
               .k = k + key_row * K,
-              .v = v + row * V,
               .v_new = v_new + row * V,
-              .beta = beta + row,
               .Tinv = Tinv + row * BT,
               .Gk = Gk + row * K,
               .q_rstd = S::QK_L2NORM ? q_rstd + key_row : nullptr,
@@ -49,7 +45,7 @@ struct StateBackward {
   Tile<BK> h_t, dh_t;
   Tile<BT> square;  ///< Tinv, then products
   KeyTiles<BK> tiles;
-  float *end, *rate, *dbeta, *q_scale, *k_scale;
+  float *end, *q_scale, *k_scale;
 
   template <StateBackwardLayout<S> Place>
   static StateBackward at(void* memory) {
@@ -62,15 +58,12 @@ struct StateBackward {
             .square = tile_at<Place.square>(memory),
             .tiles = key_tiles_at<Place.tiles>(memory),
             .end = vector_at<Place.end>(memory),
-            .rate = vector_at<Place.rate>(memory),
-            .dbeta = vector_at<Place.dbeta>(memory),
             .q_scale = vector_at<Place.q_scale>(memory),
             .k_scale = vector_at<Place.k_scale>(memory)};
   }
 
-  /// X, with dv and the first part of dbeta, and what the K tiles need.
-  void begin(const Inputs& in, DTYPE* dv) const {
-    load_beta<S::BETA_SIGMOID, S::NEG_EIGVAL>(in.beta, HV, in.rows, rate);
+  /// X, and what the K tiles need.
+  void begin(const Inputs& in) const {
     if constexpr (S::QK_L2NORM) {
       load_column(in.q_rstd, H, in.rows, q_scale);
       load_column(in.k_rstd, H, in.rows, k_scale);
@@ -78,7 +71,6 @@ struct StateBackward {
     load_tile(in.Tinv, int64{HV} * BT, in.rows, BT, square);
     load_tile(in.dU, kValues, in.rows, V, values);
     solve_transposed(square, values, in.rows, X);
-    values_gradient(X, in.v, rate, in.rows, dv, dbeta);
     load_tile(in.dO, kValues, in.rows, V, dO);
     load_tile(in.v_new, kValues, in.rows, V, values);
     transpose(values, in.rows, V, values_t);
@@ -90,8 +82,9 @@ struct StateBackward {
     store_products<1>(X, values_t, rows, -1.0F, square, dA, stride);
   }
 
-  /// The gradients of `columns` of K from c, in the tiles; adds to dbeta.
-  void tile(const Inputs& in, int c, int columns, float scale) const {
+  /// The gradients of `columns` of K from c, in the tiles; adds to those of the rates.
+  template <class Rates>
+  void tile(const Inputs& in, int c, int columns, float scale, const Rates& rates) const {
     transpose(in.h + int64{c} * V, V, columns, V, h_t);
     transpose(in.dh + int64{c} * V, V, columns, V, dh_t);
     load_tile<S::QK_L2NORM>(in.q + c, int64{H} * K, in.rows, columns, tiles.q, q_scale);
@@ -101,7 +94,7 @@ struct StateBackward {
     multiply(in.rows, columns, V, values, dh_t, tiles.dk);
     multiply(in.rows, columns, V, X, h_t, tiles.dG);
     column_dots(h_t, dh_t, columns, end);
-    finish(tiles, end, in.rows, columns, scale, rate, dbeta);
+    finish(tiles, end, in.rows, columns, scale, rates);
   }
 
  private:
@@ -110,25 +103,6 @@ struct StateBackward {
     for (int s = 0; s < rows; s += 16)
       multiply<Layout::columns>(rows - s < 16 ? rows - s : 16, V, rows - s, Tinv.from(s, s),
                                 dU.from(s), X.from(s));
-  }
-
-  /// dv = beta X, and dbeta = rowsum(X V).
-  static void values_gradient(Tile<V> X, const DTYPE* v, const float* beta, int rows, DTYPE* dv,
-                              float* dbeta) {
-    constexpr int kWhole = V / kLanes * kLanes;
-    for (int r = 0; r < rows; ++r) {
-      const float* from = X.row(r);
-      f32 row_sum{};
-      for (int c = 0; c < kWhole; c += kLanes) {
-        row_sum += load(from + c) * load(v + r * kValues + c);
-        store(dv + r * kValues + c, beta[r] * load(from + c));
-      }
-      if constexpr (kWhole < V) {
-        row_sum += load(from + kWhole) * load_part(v + r * kValues + kWhole, V - kWhole);
-        store_part(dv + r * kValues + kWhole, beta[r] * load(from + kWhole), V - kWhole);
-      }
-      dbeta[r] = sum(row_sum);
-    }
   }
 
   /// factor left values^T below diagonal `Below` (0: from the main one on), zeros above, to rows of
@@ -147,12 +121,13 @@ struct StateBackward {
 
   /// Of dO S^T, V' dS'^T and X S^T, in place, the gradients dq, dk and dG; of end[c], the sum of
   /// dS' S over values, the chunk-end term.
+  template <class Rates>
   static void finish(const KeyTiles<BK>& tiles, float* end, int rows, int columns, float scale,
-                     const float* beta, float* dbeta) {
+                     const Rates& rates) {
     const float* G_end = tiles.G.row(rows - 1);
     for (int c = 0; c < columns; c += kLanes) store(end + c, load(end + c) * exp(load(G_end + c)));
     for (int r = 0; r < rows; ++r) {
-      f32 row_sum{};
+      auto row = rates.begin(r);
       for (int c = 0; c < columns; c += kLanes) {
         const int64 i = r * Tile<BK>::kStride + c;
         const f32 G = load(tiles.G.data + i), k = load(tiles.k.data + i);
@@ -162,13 +137,13 @@ struct StateBackward {
         const f32 to_end = exp(load(G_end + c) - G) * load(tiles.dk.data + i);
         // The last row gives to the chunk's end what it takes.
         const f32 given = r == rows - 1 ? f32{} : k * to_end;
-        row_sum += k * dw;
+        row.add(i, k, dw);
         store(tiles.dq.data + i, dq);
-        store(tiles.dk.data + i, to_end + beta[r] * dw);
-        store(tiles.dG.data + i, load(tiles.q.data + i) * dq + k * (beta[r] * dw) - given);
+        store(tiles.dk.data + i, to_end + row.rate(i) * dw);
+        store(tiles.dG.data + i, load(tiles.q.data + i) * dq + k * (row.rate(i) * dw) - given);
         store(end + c, load(end + c) + given);
       }
-      dbeta[r] += sum(row_sum);
+      rates.end(r, row);
     }
     float* last = tiles.dG.row(rows - 1);
     for (int c = 0; c < columns; c += kLanes) store(last + c, load(last + c) + load(end + c));

@@ -1,27 +1,28 @@
 // The gradients through states and the WY representation of one chunk and value head, BK columns of
 // K at a time.
-#include "device/cpu/kda_state_backward.hpp"
+#include "device/cpu/kda_beta_backward.hpp"
 
-using Backward = StateBackward<Spec>;
-constexpr StateBackwardLayout<Spec> kScratch{Spec{}};
+using Backward = BetaBackward<Spec>;
+using State = Backward::State;
+constexpr BetaBackwardLayout<Spec> kScratch{Spec{}};
 
 WYVERN_BLOCK {
   const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
   const int64 hv = block[0], at = chunk.token * HV + hv;
-  const Backward::Inputs in =
-      Backward::Inputs{q, k, v, v_new, beta, Tinv, Gk, q_rstd, k_rstd, h, dh, dO, du}.at(
-          chunk, block[1], hv);
+  const State::Inputs in =
+      State::Inputs{q, k, v_new, Tinv, Gk, q_rstd, k_rstd, h, dh, dO, du}.at(chunk, block[1], hv);
 
-  const Backward state = Backward::at<kScratch>(memory);
-  state.begin(in, dv + at * V);
+  const Backward backward = Backward::at<kScratch>(memory);
+  const State& state = backward.state;
+  backward.begin(in, v + at * V, beta + at, dv + at * V);
   state.products(in.rows, e.scale, dAqk + at * BT, dA + at * BT, int64{HV} * BT);
   for (int c = 0; c < K; c += BK) {
     const int columns = K - c < BK ? K - c : BK;
-    state.tile(in, c, columns, e.scale);
-    store_tile(state.tiles.dq, in.rows, columns, dq_inter + at * K + c, Backward::kKeys);
-    store_tile(state.tiles.dk, in.rows, columns, dk_inter + at * K + c, Backward::kKeys);
-    store_tile(state.tiles.dG, in.rows, columns, dGk_inter + at * K + c, Backward::kKeys);
+    backward.tile(in, c, columns, e.scale);
+    store_tile(state.tiles.dq, in.rows, columns, dq_inter + at * K + c, State::kKeys);
+    store_tile(state.tiles.dk, in.rows, columns, dk_inter + at * K + c, State::kKeys);
+    store_tile(state.tiles.dG, in.rows, columns, dGk_inter + at * K + c, State::kKeys);
   }
-  for (int r = 0; r < in.rows; ++r) dbeta_inter[at + r * HV] = state.dbeta[r];
+  for (int r = 0; r < in.rows; ++r) dbeta_inter[at + r * HV] = backward.dbeta[r];
 }

@@ -41,7 +41,7 @@ WYVERN_BLOCK {
     load_tile(dq_inter + at * K + c, kWide, rows, columns, tiles.dq);
     load_tile(dk_inter + at * K + c, kWide, rows, columns, tiles.dk);
     load_tile(dGk_inter + at * K + c, kWide, rows, columns, tiles.dG);
-    Intra{tiles, work, d, rate, ones, row_sums, rows, columns}.run();
+    Intra{tiles, work, d, {rate, row_sums}, ones, rows, columns}.run();
     store_tile(tiles.dq, rows, columns, dq + at * K + c, kWide);
     store_tile(tiles.dk, rows, columns, dk + at * K + c, kWide);
     store_tile(tiles.dG, rows, columns, dGk + at * K + c, kWide);

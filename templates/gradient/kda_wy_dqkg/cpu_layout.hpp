@@ -7,14 +7,14 @@ namespace wyvern::kda_wy_dqkg {
 
 template <class S>
 struct ScratchLayout {
-  cpu::StateBackwardLayout<S> state;
+  cpu::BetaBackwardLayout<S> backward;
   cpu::IntraBackwardLayout work;
   cpu::ProductGradientsLayout d;
   cpu::VectorPlace ones, row_sums;
   long bytes;
 
-  constexpr explicit ScratchLayout(const S& s) : state(s) {
-    cpu::LayoutBuilder at{state.bytes};
+  constexpr explicit ScratchLayout(const S& s) : backward(s) {
+    cpu::LayoutBuilder at{backward.bytes};
     work = at.part<cpu::IntraBackwardLayout>(s.BT, s.BK);
     d = at.part<cpu::ProductGradientsLayout>(s.BT);
     ones = at.vector(s.BT);
