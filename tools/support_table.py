@@ -15,7 +15,7 @@ import sys
 COLUMNS = (
     ("forward", ("forward", {"o", "final_state", "intermediate_states"})),
     ("backward: q k v", ("backward", {"dq", "dk", "dv", "dinitial_state"})),
-    ("backward: gates", ("backward", {"dbeta", "dg", "dA_log", "ddt_bias"})),
+    ("backward: gates", ("backward", {"dbeta", "derase", "dwrite", "dg", "dA_log", "ddt_bias"})),
     ("recurrent", ("recurrent", {"o", "final_state", "state"})),
 )
 
@@ -26,7 +26,7 @@ KINDS = (
     ("fp32 tf32",),
     ("GVA",),
     ("K or V no power of two", "K = 256, V = 512"),
-    ("scale", "beta in fp32", "g in 16 bits"),
+    ("scale", "beta in fp32", "erase and write in fp32", "g in 16 bits"),
     ("cu_seqlens int32", "cu_seqlens int64"),
     ("initial_state fp32", "initial_state bf16", "output_final_state"),
     ("state_v_first",),

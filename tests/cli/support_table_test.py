@@ -70,6 +70,11 @@ class SupportTable(Case):
     def test_unknown_options_have_rows(self):
         self.assertIn("newer", self.rows(self.sweep(case("forward", ["newer"], [("o", 0, 1)]))))
 
+    def test_gates_of_keys_and_values(self):
+        rows = self.rows(self.sweep(case("backward", ["scale", "erase and write in fp32"],
+                                         [("derase", 5e-3, 2e-2), ("dwrite", 1e-2, 2e-2)])))
+        self.assertEqual(rows["scale, erase and write in fp32"][2], "1.0e-2 50%")
+
     def test_failures_show(self):
         rows = self.rows(self.sweep(
             case("forward", ["GVA"], [("o", 1e-2, 5e-3)]),
