@@ -134,7 +134,7 @@ struct InterBackward {
       }
   }
 
- private:
+ protected:
   /// dq = dO S^T, dk = V' dS'^T, dG = X S^T.
   template <int N>
   WYVERN_DEVICE void multiply_states(KeyGradients (&d)[N], int strip, int col) const {

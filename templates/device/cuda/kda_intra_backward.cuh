@@ -9,6 +9,8 @@
 // What a pair (r, s) adds to the gate's gradient in row r it takes away in row s, and the sum over
 // later rows that follows cancels most of it. So both see the same rounded operands, and the
 // diagonal, where r = s, counts in dq and dk only.
+//
+// beta_r is what a class of rates says: one number a row, or one for each of the row's elements.
 #pragma once
 
 #include "device/cuda/kda_rows.cuh"
@@ -41,7 +43,7 @@ struct FactorsOfB {
   }
 };
 
-/// `raw` as `To`: scale(depth, x) of every element x, times its factor.
+/// `raw` as `To`: scale(depth, col, x) of every element x, times its factor.
 template <class To, class From, class Scale>
 WYVERN_DEVICE FragmentB<To> scaled(const FragmentB<From>& raw, const FactorsOfB<To>& factors,
                                    Scale&& scale) {
@@ -49,14 +51,15 @@ WYVERN_DEVICE FragmentB<To> scaled(const FragmentB<From>& raw, const FactorsOfB<
   const int depth = lane_index() % 4 * 2;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
+    const int col = lane_index() / 4 + i / 2 * 8;
     if constexpr (kHalf<From>) {
       const int d = depth + i % 2 * 8;
       const float low = to_float(From{static_cast<uint16>(raw.r[i] & 0xFFFFU)});
       const float high = to_float(From{static_cast<uint16>(raw.r[i] >> 16U)});
-      b.r[i] =
-          pack<To>(factors.at[2 * i] * scale(d, low), factors.at[2 * i + 1] * scale(d + 1, high));
+      b.r[i] = pack<To>(factors.at[2 * i] * scale(d, col, low),
+                        factors.at[2 * i + 1] * scale(d + 1, col, high));
     } else {
-      b.r[i] = factors.at[i] * scale(depth + i % 2, raw.r[i]);
+      b.r[i] = factors.at[i] * scale(depth + i % 2, col, raw.r[i]);
     }
   }
   return b;
@@ -70,10 +73,28 @@ WYVERN_DEVICE Float2 load_two(const Tile<T, Rows, Cols>& tile, int row, int col)
   return {{to_float(x.at[0]), to_float(x.at[1])}};
 }
 
+/// One rate a row. A class of rates gives those of a row, by column of the tile.
+struct RowRates {
+  const float* beta;
+
+  struct Row {
+    float beta;
+    WYVERN_DEVICE float operator()(int) const { return beta; }
+  };
+  WYVERN_DEVICE Row row(int r) const { return {beta[r]}; }
+};
+
 /// Gradients of sixteen rows and sixteen columns.
 struct KeyGradients {
   Accumulator dq[2], dk[2], dG[2];
 };
+
+/// Gradients of rates of one a row: this lane's part of rows lane / 4 + 8 * half.
+using RowRateGradients = float[2];
+/// Adds a b to the gradient of the rate of element 2 half + j of accumulator n.
+WYVERN_DEVICE void add_product(RowRateGradients& dbeta, int half, int, int, float a, float b) {
+  dbeta[half] += a * b;
+}
 
 /// Starts copying Rows x Cols gates; rows from `rows` on repeat the last one, so that differences
 /// of a chunk's rows are never above 0. Other terms as load_tile's.
@@ -130,12 +151,14 @@ WYVERN_DEVICE void load_accumulators(const T* from, int64 stride, Accumulator& l
 
 /// The products inside a chunk, over one K tile of T: its rows with strictly lower parts of dAqk
 /// and dA, whose other elements are 0, and dAqk's diagonal. Factor: operand_of() that type.
-template <class T, class Factor, Precision P, int Size, int Cols, bool Safe, bool Scaled>
+template <class T, class Factor, Precision P, int Size, int Cols, bool Safe, bool Scaled,
+          class Rates = RowRates>
 struct IntraBackward {
   static_assert(sizeof(Factor) == sizeof(T));
 
   KeyTile<T, Size, Cols> tile;
   RowFactors rows;
+  Rates rates;
   Tile<Factor, Size, Size> dAqk, dA;
   const float* diagonal;
 
@@ -167,20 +190,20 @@ struct IntraBackward {
                               first + s);
       });
       const auto b = scaled(load_b(tile.k, first, col), E,
-                            [&](int s, float k) { return k * key_scale(first + s); });
+                            [&](int s, int, float k) { return k * key_scale(first + s); });
       multiply<P>(queries[0], queries[1], load_a(dAqk, strip * 16, first), b);
       multiply<P>(keys[0], keys[1], load_a(dA, strip * 16, first), b);
     }
   }
 
-  template <bool Inside>
-  WYVERN_DEVICE void finish_later(KeyGradients& d, float (&dbeta)[2],
+  template <bool Inside, class RateGradients>
+  WYVERN_DEVICE void finish_later(KeyGradients& d, RateGradients& dbeta,
                                   const Accumulator (&queries)[2], const Accumulator (&keys)[2],
                                   int strip, int anchor, int col) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int r = strip * 16 + accumulator_row(2 * half);
-      const float beta = rows.beta[r];
+      const auto rate = rates.row(r);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         const int c = col + n * 8 + accumulator_col(0);
@@ -194,9 +217,10 @@ struct IntraBackward {
           const float E = after<Inside>(G_anchor.at[j], G_r.at[j], r);
           const float k_r = k.at[j] * key_scale(r);
           const float p = E * keys[n].x[i];
+          const float beta = rate(c + j);
           d.dq[n].x[i] += E * queries[n].x[i];
           d.dk[n].x[i] += beta * p;
-          dbeta[half] += k_r * p;
+          add_product(dbeta, half, n, j, k_r, p);
           d.dG[n].x[i] += as_operand<Factor, P>(E * (q.at[j] * query_scale(r))) * queries[n].x[i] +
                           as_operand<Factor, P>(E * (beta * k_r)) * keys[n].x[i];
         }
@@ -216,10 +240,10 @@ struct IntraBackward {
                              first + r);
       });
       const auto q = scaled(load_b(tile.q, first, col), E,
-                            [&](int r, float x) { return x * query_scale(first + r); });
+                            [&](int r, int, float x) { return x * query_scale(first + r); });
       multiply<P>(sum[0], sum[1], load_a_transposed(dAqk, strip * 16, first), q);
-      const auto k = scaled(load_b(tile.k, first, col), E, [&](int r, float x) {
-        return rows.beta[first + r] * (x * key_scale(first + r));
+      const auto k = scaled(load_b(tile.k, first, col), E, [&](int r, int c, float x) {
+        return rates.row(first + r)(col + c) * (x * key_scale(first + r));
       });
       multiply<P>(sum[0], sum[1], load_a_transposed(dA, strip * 16, first), k);
     }
@@ -245,7 +269,8 @@ struct IntraBackward {
 
   /// Pairs of rows within eight of a diagonal block: element by element, with the exp of their own
   /// difference.
-  WYVERN_DEVICE void add_halves(KeyGradients& d, float (&dbeta)[2], int strip, int col) const {
+  template <class RateGradients>
+  WYVERN_DEVICE void add_halves(KeyGradients& d, RateGradients& dbeta, int strip, int col) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int first = strip * 16 + 8 * half;
@@ -271,20 +296,22 @@ struct IntraBackward {
             const float k = k_x.at[j] * key_scale(x);
             queries[j] += dAqk_rx * (E * k);
             keys[j] += dA_rx * (E * k);
-            sum[j] += E * (dAqk_xr * (q_x.at[j] * query_scale(x)) + dA_xr * (rows.beta[x] * k));
+            sum[j] +=
+                E * (dAqk_xr * (q_x.at[j] * query_scale(x)) + dA_xr * (rates.row(x)(c + j) * k));
           }
         }
         const Float2 q_r = load_two(tile.q, r, c);
         const Float2 k_r = load_two(tile.k, r, c);
-        const float beta = rows.beta[r];
+        const auto rate = rates.row(r);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           const int i = 2 * half + j;
           const float q = q_r.at[j] * query_scale(r);
           const float k = k_r.at[j] * key_scale(r);
+          const float beta = rate(c + j);
           d.dq[n].x[i] += queries[j];
           d.dk[n].x[i] += beta * keys[j] + sum[j];
-          dbeta[half] += k * keys[j];
+          add_product(dbeta, half, n, j, k, keys[j]);
           d.dG[n].x[i] += q * queries[j] + k * (beta * keys[j]) - k * sum[j];
         }
       }
@@ -310,7 +337,8 @@ struct IntraBackward {
 
   /// Adds the gradients of rows of `strip` in columns col .. col + 15 of the tile; dbeta[half] gets
   /// this lane's part of rows lane / 4 + 8 * half.
-  WYVERN_DEVICE void add(KeyGradients& d, float (&dbeta)[2], int strip, int col) const {
+  template <class RateGradients>
+  WYVERN_DEVICE void add(KeyGradients& d, RateGradients& dbeta, int strip, int col) const {
     const int first = strip * 16;
     const int middle = first + 8;
     {

@@ -47,6 +47,7 @@ WYVERN_KERNEL(kThreads, 0) {
   intra.dA = tile_at<kLayout.dA>(shared);
   intra.tile = kda::keys_at<kLayout.keys>(shared);
   intra.rows = kda::rows_at<kLayout.rows>(shared);
+  intra.rates = {intra.rows.beta};
   intra.diagonal = diagonal;
   kda::load_row_factors<kThreads, BT, QK_L2NORM>(
       intra.rows, q_rstd + row_k, k_rstd + row_k, H, chunk.rows,

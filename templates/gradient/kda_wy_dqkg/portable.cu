@@ -43,6 +43,7 @@ WYVERN_KERNEL(Backward::kThreads, min_blocks) {
   Backward block(shared_memory());
   Intra intra;
   intra.rows = block.inter.rows;
+  intra.rates = {intra.rows.beta};
   intra.dAqk = tile_at<kLayout.dAqk>(shared_memory());
   intra.dA = tile_at<kLayout.dA>(shared_memory());
   float* const diagonal = array_at<kLayout.diagonal>(shared_memory());
