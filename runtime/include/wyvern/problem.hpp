@@ -25,11 +25,13 @@ std::string_view to_string(Pass pass) noexcept;
 ///   S~ = a_t S;  u = beta_t (v_t - S~^T k_t);  S = S~ + k_t u^T;  o_t = scale S^T q_t
 /// `delta_rule` has a_t = 1 (DeltaNet; its parallel form is arXiv 2406.06484), `gated_delta_rule` a
 /// scalar per value head (Gated DeltaNet, arXiv 2412.06464), `kda` a value per key channel (Kimi
-/// Linear, arXiv 2510.26692).
+/// Linear, arXiv 2510.26692). `gdn2` has kda's decay and two gates in the place of beta:
+///   u = write_t v_t - S~^T (erase_t k_t)
 ///
 /// Shapes: q, k [B,T,H,K]; v, o [B,T,HV,V]; beta [B,T,HV]; g [B,T,HV] (gated_delta_rule) or
-/// [B,T,HV,K] (kda), absent for delta_rule; states [N,HV,K,V]. An operator of several steps a token
-/// has n = num_householder rows of k, v and beta for each: k [B,nT,H,K], v [B,nT,HV,V], beta
+/// [B,T,HV,K] (kda, gdn2), absent for delta_rule; erase [B,T,HV,K], write [B,T,HV,V]; states
+/// [N,HV,K,V]. An operator of several steps a token (gated_delta_product) has n = num_householder
+/// rows of k, v and beta for each: k [B,nT,H,K], v [B,nT,HV,V], beta
 /// [B,nT,HV], of token t rows n t to n t + n - 1. S~ is decayed before the first step of a token
 /// alone, o follows the last one. Its chunks are runs of steps, so that the states at their
 /// boundaries may lie inside a token; T and cu_seqlens count tokens everywhere. A packed batch has
