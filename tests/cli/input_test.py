@@ -142,6 +142,21 @@ class Passes(Case):
         del self.tensors["do"]
         self.rejects("do", "missing", "[B,T,HV,V]")
 
+    def test_steps(self):
+        self.given("gated_delta_product", "--num-householder", "2", "--pass", "backward")
+        self.spoiled("k", "BF16", [3, 6, 2, 16], "[3,6,2,16]", "[B,nT,H,K] = [3,12,2,16]")
+        self.spoiled("v", "BF16", [3, 6, 4, 32], "[3,6,4,32]", "[B,nT,HV,V] = [3,12,4,32]")
+        self.spoiled("beta", "BF16", [3, 6, 4], "[3,6,4]", "[B,nT,HV] = [3,12,4]")
+        self.spoiled("g", "F32", [3, 12, 4], "[3,12,4]", "[B,T,HV] = [3,6,4]")
+        self.spoiled("do", "BF16", [3, 12, 4, 32], "[3,12,4,32]", "[B,T,HV,V] = [3,6,4,32]")
+        self.options = ["--num-householder", "3", "--pass", "backward"]
+        self.rejects("k", "[3,12,2,16]", "[B,nT,H,K] = [3,18,2,16]")
+        del self.tensors["k"]
+        self.rejects("k", "missing", "[B,nT,H,K]")
+        del self.tensors["v"]
+        self.tensors["k"] = ("BF16", [3, 18, 2, 16], bytes(3 * 18 * 2 * 16 * 2))
+        self.rejects("v", "missing", "[B,nT,HV,V]")
+
     def test_vector_gate(self):
         self.given("kda")
         self.spoiled("g", "F32", [3, 6, 4], "[3,6,4]", "[B,T,HV,K]")

@@ -33,6 +33,7 @@ class Options:
     lower_bound: float | None = None
     v_first: bool = False
     lengths: list = field(default_factory=list)
+    steps: int = 1
 
     def flags(self):
         """The same for the command line."""
@@ -40,7 +41,8 @@ class Options:
             (self.scale, f"--scale={self.scale}"), (self.qk_l2norm, "--use-qk-l2norm"),
             (self.beta_sigmoid, "--use-beta-sigmoid"), (self.neg_eigval, "--allow-neg-eigval"),
             (self.gate_in_kernel, "--use-gate-in-kernel"), (self.v_first, "--state-v-first"),
-            (self.lower_bound, f"--lower-bound={self.lower_bound}")) if given]
+            (self.lower_bound, f"--lower-bound={self.lower_bound}"),
+            (self.steps > 1, f"--num-householder={self.steps}")) if given]
 
 
 def sigmoid(x):
@@ -83,26 +85,27 @@ def sequences(options, x):
 
 
 def head_pass(options, x, b, first, last, head, S):
-    """Runs one value head over a sequence; S is [K][V]. Returns rows of o, states after each token."""
+    """Runs one value head over a sequence; S is [K][V]. Returns rows of o, states after each step."""
     K, group = x["q"].shape[3], x["v"].shape[2] // x["q"].shape[2]
     scale = options.scale if options.scale is not None else K ** -0.5
     outputs, states = [], []
     for t in range(first, last):
         q = normalized(options, x["q"].row(b, t, head // group))
-        k = normalized(options, x["k"].row(b, t, head // group))
-        beta = x["beta"].row(b, t, head)[0]
-        if options.beta_sigmoid:
-            beta = sigmoid(beta) * (2 if options.neg_eigval else 1)
         if "g" in x:
             g = log_decay(options, x, x["g"].row(b, t, head), head, len(x["g"].row(b, t, head)))
             decay = [math.exp(a) for a in g] * (K if len(g) == 1 else 1)
             S = [[a * s for s in row] for a, row in zip(decay, S)]
-        read = [sum(c) for c in zip(*[[a * s for s in row] for a, row in zip(k, S)])]
-        u = [beta * (a - r) for a, r in zip(x["v"].row(b, t, head), read)]
-        S = [[s + a * w for s, w in zip(row, u)] for a, row in zip(k, S)]
+        for step in range(t * options.steps, (t + 1) * options.steps):
+            k = normalized(options, x["k"].row(b, step, head // group))
+            beta = x["beta"].row(b, step, head)[0]
+            if options.beta_sigmoid:
+                beta = sigmoid(beta) * (2 if options.neg_eigval else 1)
+            read = [sum(c) for c in zip(*[[a * s for s in row] for a, row in zip(k, S)])]
+            u = [beta * (a - r) for a, r in zip(x["v"].row(b, step, head), read)]
+            S = [[s + a * w for s, w in zip(row, u)] for a, row in zip(k, S)]
+            states.append(S)
         outputs.append([scale * sum(c) for c in zip(*[[a * s for s in row]
                                                       for a, row in zip(q, S)])])
-        states.append(S)
     return outputs, states
 
 
@@ -119,10 +122,10 @@ def flat(options, S):
 
 
 def forward(options, x, slots=None, chunk=0):
-    """{"o", "final_state"}, with a chunk size also "intermediate_states" by sequence, head and chunk.
+    """{"o", "final_state"}, with a chunk size also "intermediate_states" by sequence, head and step.
     Sequence n starts from state slots[n] (n without slots); a negative slot is skipped."""
-    B, T, HV, V = x["v"].shape
-    K = x["q"].shape[3]
+    B, T, _, K = x["q"].shape
+    HV, V = x["v"].shape[2:]
     o = [[0.0] * V for _ in range(B * T * HV)]
     final, entering = [], {}
     for n, (b, first, last) in enumerate(sequences(options, x)):
@@ -138,7 +141,8 @@ def forward(options, x, slots=None, chunk=0):
             for t, row in enumerate(outputs, first):
                 o[(b * T + t) * HV + head] = row
             final += flat(options, states[-1] if states else S)
-            for c in range(0, last - first, chunk or last - first + 1):
+            rows = (last - first) * options.steps
+            for c in range(0, rows, chunk or rows + 1):
                 entering[n, head, c] = flat(options, states[c - 1] if c else S)
     result = {"o": [a for row in o for a in row], "final_state": final}
     if chunk:

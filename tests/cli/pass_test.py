@@ -8,7 +8,8 @@ import oracle
 from oracle import Options
 from support import Case, read_file, write_file
 
-OPERATORS = ("delta_rule", "gated_delta_rule", "kda")
+OPERATORS = ("delta_rule", "gated_delta_product", "gated_delta_rule", "kda")
+STEPS = {"gated_delta_product": 3}  # of a token; 1 for the others
 SHAPE = "B=1,T=20,H=1,HV=2,K=6,V=5"
 FORWARD_BOUND, GRADIENT_BOUND, SCALAR_BOUND = 1e-5, 2e-5, 5e-5  # of fp32 inputs
 SCALARS = ("dbeta", "dg", "dA_log", "ddt_bias")
@@ -48,11 +49,11 @@ class PassCase(Case):
 
     def cases(self):
         for op in OPERATORS:
-            gated = op != "delta_rule"
+            gated, steps = op != "delta_rule", STEPS.get(op, 1)
             yield Options(op), SHAPE
             yield Options(op, scale=0.7, qk_l2norm=True, beta_sigmoid=True, neg_eigval=True,
-                          gate_in_kernel=gated, v_first=True), SHAPE
-            yield Options(op, lengths=[3, 0, 17]), "H=1,HV=2,K=6,V=5"
+                          gate_in_kernel=gated, v_first=True, steps=steps), SHAPE
+            yield Options(op, lengths=[3, 0, 17], steps=steps), "H=1,HV=2,K=6,V=5"
         yield Options("kda", gate_in_kernel=True, lower_bound=-5.0), SHAPE
 
     def example_of(self, options, shape, *more):
@@ -73,18 +74,22 @@ class Forward(PassCase):
 
     def test_intermediate_states(self):
         """The states that enter the chunks of a packed batch: slot after slot, the rest 0."""
-        for v_first in (False, True):
-            options = Options("gated_delta_rule", lengths=[3, 0, 17], v_first=v_first)
+        for v_first, op in ((False, "gated_delta_rule"), (True, "gated_delta_rule"),
+                            (False, "gated_delta_product")):
+            steps = STEPS.get(op, 1)  # which chunks count
+            options = Options(op, lengths=[3, 0, 17], v_first=v_first, steps=steps)
             tensors = self.example_of(options, "H=1,HV=2,K=6,V=5")
             out = self.run_pass(options.op, "forward", "--chunk-size", "16",
                                 "--return-intermediate-states", *options.flags())
             dtype, shape, _ = out["intermediate_states"]
-            self.assertEqual((dtype, shape), ("F32", [20 // 16 + 3, 2, *((5, 6) if v_first else (6, 5))]))
+            self.assertEqual((dtype, shape), ("F32", [20 * steps // 16 + 3, 2,
+                                                      *((5, 6) if v_first else (6, 5))]))
             entering = oracle.forward(options, self.inputs(options, tensors),
                                       chunk=16)["intermediate_states"]
             wanted = []
-            for n, c in ((0, 0), (2, 0), (2, 16)):
-                wanted += entering[n, 0, c] + entering[n, 1, c]
+            for n, length in enumerate(options.lengths):
+                for c in range(0, length * steps, 16):
+                    wanted += entering[n, 0, c] + entering[n, 1, c]
             got = oracle.numbers(out["intermediate_states"])
             self.close("o", got[:len(wanted)], wanted)
             self.assertEqual(set(got[len(wanted):]), {0.0})
@@ -142,26 +147,40 @@ class Backward(PassCase):
 
     def test_kept(self):
         """With --disable-recompute the backward run takes from its input what the forward run wrote."""
-        kept = {"Tinv": [1, 70, 2, 32], "w": [1, 70, 2, 24], "h": [3, 2, 24, 16],
-                "v_new": [1, 70, 2, 16]}
         vector = {"Aqk": [1, 70, 2, 32], "qg": [1, 70, 2, 24], "kg": [1, 70, 2, 24]}
         for op in OPERATORS:
             with self.subTest(op):
-                options = ("--disable-recompute", "--chunk-size", "32")
+                rows = 70 * STEPS.get(op, 1)
+                kept = {"Tinv": [1, rows, 2, 32], "w": [1, rows, 2, 24],
+                        "h": [-(-rows // 32), 2, 24, 16], "v_new": [1, rows, 2, 16]}
+                steps = Options(op, steps=STEPS.get(op, 1)).flags()
+                options = ("--disable-recompute", "--chunk-size", "32", *steps)
                 tensors = self.write_example(op, "--shape", "T=70,H=1,HV=2,K=24,V=16",
-                                             "--pass", "backward")
+                                             "--pass", "backward", *steps)
                 forward = self.run_pass(op, "forward", *options)
                 wanted = dict(kept, **(vector if op == "kda" else {}))
                 self.assertEqual({n: e[1] for n, e in forward.items()
                                   if n not in ("o", "final_state")}, wanted)
                 self.refuses("run", op, "--pass", "backward", "--input",
                              self.path("in.safetensors"), "--output", "x", *options,
-                             names=["Tinv", "missing", "[B,T,HV,C]"])
+                             names=["Tinv", "missing", "T,HV,C]"])
                 write_file(self.path("in.safetensors"), {**forward, **tensors})
                 from_kept = self.run_pass(op, "backward", *options)
-                rebuilt = self.run_pass(op, "backward", "--chunk-size", "32")
+                rebuilt = self.run_pass(op, "backward", "--chunk-size", "32", *steps)
                 for name, values in rebuilt.items():
                     self.close(name, oracle.numbers(from_kept[name]), oracle.numbers(values))
+
+    def test_without_g(self):
+        """Nothing decays."""
+        options = Options("gated_delta_product", steps=2)
+        tensors = self.example_of(options, "T=18,H=1,HV=2,K=4,V=3", "--pass", "backward", "--no-g")
+        self.assertNotIn("g", tensors)
+        out = self.run_pass(options.op, "backward", *options.flags())
+        self.assertNotIn("dg", out)
+        wanted = oracle.gradients(options, self.inputs(options, tensors),
+                                  oracle.numbers(tensors["do"]), oracle.numbers(tensors["dht"]))
+        for name, values in out.items():
+            self.close(name, oracle.numbers(values), wanted[name])
 
     def test_same_bytes_every_time(self):
         for op in OPERATORS:
@@ -231,21 +250,26 @@ class Recurrent(PassCase):
 
     def test_forward_token_by_token(self):
         """Decoding the tokens of a sequence one at a time gives what the forward pass gives."""
-        op = "gated_delta_rule"
-        tensors = self.write_example(op, "--shape", "T=5,H=1,HV=2,K=16,V=8")
-        whole = self.run_pass(op, "forward")
-        o, state = b"", tensors["initial_state"]
-        for t in range(5):
-            step = {"initial_state": state}
-            for name in ("q", "k", "v", "beta", "g"):
-                dtype, shape, raw = tensors[name]
-                width = len(raw) // 5
-                step[name] = (dtype, [1, 1, *shape[2:]], raw[t * width:(t + 1) * width])
-            write_file(self.path("in.safetensors"), step)
-            out = self.run_pass(op, "recurrent")
-            o, state = o + out["o"][2], out["final_state"]
-        self.close("o", oracle.numbers(("F32", whole["o"][1], o)), oracle.numbers(whole["o"]))
-        self.close("final_state", oracle.numbers(state), oracle.numbers(whole["final_state"]))
+        for op in ("gated_delta_rule", "gated_delta_product"):
+            with self.subTest(op):
+                steps = Options(op, steps=STEPS.get(op, 1)).flags()
+                tensors = self.write_example(op, "--shape", "T=5,H=1,HV=2,K=16,V=8", *steps)
+                whole = self.run_pass(op, "forward", *steps)
+                o, state = b"", tensors["initial_state"]
+                for t in range(5):
+                    token = {"initial_state": state}
+                    for name in ("q", "k", "v", "beta", "g"):
+                        dtype, shape, raw = tensors[name]
+                        width = len(raw) // 5
+                        token[name] = (dtype, [1, shape[1] // 5, *shape[2:]],
+                                       raw[t * width:(t + 1) * width])
+                    write_file(self.path("in.safetensors"), token)
+                    out = self.run_pass(op, "recurrent", *steps)
+                    o, state = o + out["o"][2], out["final_state"]
+                self.close("o", oracle.numbers(("F32", whole["o"][1], o)),
+                           oracle.numbers(whole["o"]))
+                self.close("final_state", oracle.numbers(state),
+                           oracle.numbers(whole["final_state"]))
 
 
 if __name__ == "__main__":

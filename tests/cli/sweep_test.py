@@ -4,7 +4,7 @@ import unittest
 
 from support import Case
 
-OPERATORS = ("delta_rule", "gated_delta_rule", "kda")
+OPERATORS = ("delta_rule", "gated_delta_product", "gated_delta_rule", "kda")
 
 
 def options_of(op):
@@ -17,6 +17,8 @@ def options_of(op):
         shared |= {"g in 16 bits", "use_gate_in_kernel", "no dt_bias", "no decay", "strong gates"}
     if op == "kda":
         shared |= {"lower_bound", "no A_log", "safe_gate"}
+    if op == "gated_delta_product":
+        shared |= {"num_householder", "no g"}
     chunked = shared | {"disable_recompute"} | {f"chunk_size {C}" for C in (16, 32, 64, 128)}
     return {"forward": chunked | {"return_intermediate_states"}, "backward": chunked,
             "recurrent": shared | {"inplace_state", "state_index int32", "state_index int64"}}
@@ -62,13 +64,22 @@ class Sweep(Case):
                     self.assertGreaterEqual(plan["workspace_bytes"], 0)
 
     def test_useful_flops(self):
-        def flops(op, pass_, *shape):
-            return self.document("bench", op, "--shape", *shape, "--pass", pass_, "--dtype", "fp32",
-                                 "--device", "cpu")["floor"]["flops"]
+        def flops(op, pass_, shape):
+            options = (op,) if isinstance(op, str) else op
+            return self.document("bench", *options, "--shape", shape, "--pass", pass_, "--dtype",
+                                 "fp32", "--device", "cpu")["floor"]["flops"]
         shape = "T=64,H=1,K=128"
         self.assertEqual(flops("gated_delta_rule", "forward", shape), 64 * 172032)
         self.assertEqual(flops("gated_delta_rule", "backward", shape), 64 * 483328)
         self.assertEqual(flops("kda", "recurrent", "T=2,H=1,K=128"), 2 * 6 * 128 * 128)
+        # Of two steps what has rows of k, v or beta counts twice; a chunk is 64 steps.
+        product = ("gated_delta_product", "--num-householder", "2")
+        KV, CD, CC = 128 * 128, 64 * 128, 64 * 64
+        self.assertEqual(flops(product, "forward", shape),
+                         64 * (10 * KV + 6 * CD + 6 * CD + 4 * CC))
+        self.assertEqual(flops(product, "backward", shape),
+                         64 * (28 * KV + 16 * CD + 20 * CD + 6 * CD + 4 * CC))
+        self.assertEqual(flops(product, "recurrent", "T=2,H=1,K=128"), 2 * 10 * KV)
 
     def test_verify(self):
         for op in OPERATORS:

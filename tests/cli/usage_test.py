@@ -52,6 +52,8 @@ class Usage(Case):
                      names=["--num-householder", "0", "1"])
         self.refuses("example", OP, "-o", "x", "--shape", "T=8,H=1,K=16", "--no-g",
                      names=["has_g", OP])
+        self.refuses("example", "gated_delta_product", "-o", "x", "--shape", "T=8,H=1,K=16",
+                     "--num-householder", "0", names=["--num-householder", "0", "1"])
 
     def test_unknown_operator(self):
         for verb in ("example", "run", "tune", "bench", "verify"):
@@ -136,7 +138,8 @@ class Usage(Case):
                   "kda_intra", "kda_recompute_w_u", "kda_fwd_o", "bwd_dv_local", "bwd_dhu",
                   "bwd_dqkwg", "wy_bwd", "kda_bwd_dv_local", "kda_bwd_dqkg", "kda_intra_bwd",
                   "chunk_local_reverse_cumsum", "gate_bwd", "kda_gate_bwd", "gate_param_sum",
-                  "head_sum", "l2norm_bwd", "transpose_states", "recurrent"}
+                  "head_sum", "l2norm_bwd", "transpose_states", "recurrent", "step_seqlens",
+                  "expand_steps", "compress_steps"}
         self.assertLessEqual(needed, set(stages))
         for templates in stages.values():
             for template in templates:
@@ -174,6 +177,11 @@ class Example(Case):
         without = self.shapes("kda", *shape, "--use-gate-in-kernel", "--lower-bound", "-5",
                               "--no-A-log", "--no-dt-bias", "--g-dtype", "bf16")
         self.assertEqual(without, {**plain, "g": ("BF16", [1, 5, 4, 6])})
+        steps = {"k": ("BF16", [1, 15, 2, 6]), "v": ("BF16", [1, 15, 4, 10]),
+                 "beta": ("BF16", [1, 15, 4])}
+        product = ("gated_delta_product", *shape, "--num-householder", "3")
+        self.assertEqual(self.shapes(*product, "--no-g"), {**plain, **steps})
+        self.assertEqual(self.shapes(*product)["g"], ("F32", [1, 5, 4]))
 
     def test_passes(self):
         shape = ("--shape", "B=3,T=2,H=1,HV=2,K=6,V=10", "--state-v-first")

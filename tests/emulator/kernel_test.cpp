@@ -109,7 +109,7 @@ void expect_correct(const Template& t, const Config& config, const StageData& da
     EXPECT_EQ(stray, 0) << name << ": elements written that are not the template's";
     const testing::Vector& reference = expected.at(name);
     const auto in_contract = [&, &tensor = name](std::int64_t i) { return written(tensor, i); };
-    if (actual.dtype() == DType::int32)
+    if (!is_floating(actual.dtype()))
       EXPECT_EQ(actual.values(), reference) << name;
     else
       EXPECT_LE(testing::rms_error(actual, reference, in_contract),
@@ -343,16 +343,36 @@ TEST(Kernel, ChunkGradients) {
       }
 }
 
+/// Rows of tokens and rows of steps, of every alignment.
+TEST(Kernel, Steps) {
+  const std::vector<std::int64_t> lengths{2, 0, 30, 1};
+  std::uint64_t seed = 90;
+  for (const auto& [H, K, steps] :
+       {std::tuple{2, 128, 2}, {1, 33, 3}, {3, 5, 2}, {1, 1, 4}, {1, 60, 3}, {1, 8, 100}})
+    for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
+      for (const bool packed : {false, true}) {
+        Problem p = problem(packed ? 1 : 2, 9, H, H, K, 8);
+        p.op = "gated_delta_product";
+        p.num_householder = steps;
+        p.dtype = p.beta_dtype = dtype;
+        p.seqlens_dtype = seed % 2 == 0 ? DType::int64 : DType::int32;
+        if (packed) p = testing::packed(p, lengths);
+        expect_all_correct(p, 64, Gate::zero, seed++,
+                           packed ? lengths : std::vector<std::int64_t>{});
+      }
+}
+
 /// Every switch of the decode stage, over dimensions of all alignments.
 TEST(Kernel, Recurrent) {
   std::uint64_t seed = 40;
   for (const auto& [K, V] :
        {std::tuple{128, 128}, {33, 60}, {60, 33}, {256, 40}, {100, 7}, {16, 512}})
-    for (const char* op : {"delta_rule", "gated_delta_rule", "kda"})
+    for (const char* op : {"delta_rule", "gated_delta_rule", "kda", "gated_delta_product"})
       for (const unsigned switches : {0U, 1U, 2U, 3U}) {
         Problem p = problem(2, 3, 1, 2, K, V);
         p.op = op;
         p.pass = Pass::recurrent;
+        if (p.op == "gated_delta_product") p.num_householder = 2 + switches % 3;
         p.dtype = p.g_dtype = seed % 3 == 0   ? DType::fp32
                               : seed % 3 == 1 ? DType::bf16
                                               : DType::fp16;

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <functional>
 
+#include "runtime/operators/operator.hpp"
 #include "tests/support/operator_data.hpp"
 
 namespace wyvern::testing {
@@ -105,6 +106,7 @@ const auto kNothing = [](Problem&) {};
 const auto kStates = [](Problem& p) { p.initial_state = p.output_final_state = true; };
 const auto kGate = [](Problem& p) { p.use_gate_in_kernel = true; };
 const auto kGateBias = [](Problem& p) { p.use_gate_in_kernel = p.has_dt_bias = true; };
+const auto kSteps = [](Problem& p) { p.num_householder = 3; };
 
 const std::vector<Case>& cases() {
   static const std::vector<Case> all{
@@ -145,6 +147,16 @@ const std::vector<Case>& cases() {
          p.initial_state = p.output_final_state = p.state_v_first = true;
          p.T = 17, p.H = 2, p.HV = 4;
        }},
+      {"Steps", "gated_delta_product", kSteps},
+      {"StepsWithoutGate", "gated_delta_product", [](Problem& p) { kSteps(p), p.has_g = false; }},
+      {"EverythingInSteps", "gated_delta_product",
+       [](Problem& p) {
+         kSteps(p);
+         p.use_qk_l2norm = p.use_beta_sigmoid = p.allow_neg_eigval = true;
+         p.use_gate_in_kernel = p.has_dt_bias = true;
+         p.initial_state = p.output_final_state = p.state_v_first = true;
+         p.T = 9, p.H = 2, p.HV = 4;
+       }},
       {"EverythingKda", "kda",
        [](Problem& p) {
          p.use_qk_l2norm = p.use_beta_sigmoid = p.allow_neg_eigval = true;
@@ -164,6 +176,7 @@ TEST(Adjoint, HoldsForAPackedBatch) {
     Problem p = tiny(std::string(op));
     p.packed = p.initial_state = p.output_final_state = true;
     p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
+    if (definition_of(p).facts().householder) p.num_householder = 2;
     expect_differences(on_grid(p, Gate::typical, 23, {0, 4, 1, 0, 6}));
   }
 }
@@ -198,6 +211,30 @@ TEST(Adjoint, OneTokenByHand) {
   expect("dbeta", 32 * -3);
   expect("dg", (16 - 0.5 * 2 * 32) * 4);
   expect("dinitial_state", 16 - 0.5 * 2 * 32);
+}
+
+TEST(Adjoint, TwoStepsByHand) {
+  Problem p = tiny("gated_delta_product", 1);
+  p.num_householder = 2;
+  p.H = p.HV = p.K = p.V = 1;
+  p.scale = 1.0F, p.initial_state = true;
+  OperatorData data = make_data(p, Gate::zero, 1);
+  const auto set = [&](const char* name, std::initializer_list<double> values) {
+    std::int64_t i = 0;
+    for (const double x : values) data.tensors.at(name).set(i++, x);
+  };
+  set("q", {3}), set("k", {2, 1}), set("v", {5, 7}), set("beta", {0.5, 0.25}), set("g", {0});
+  set("initial_state", {4}), set("do", {1});
+  // S = 4 + 2 * 0.5 (5 - 8) = 1; then S = 1 + 0.25 (7 - 1) = 2.5. dS = 3, du = 3 after the last
+  // step, dS = 3 - 0.25 * 3 = 2.25 between the steps, du = 4.5, and 2.25 - 0.5 * 2 * 4.5 = -2.25.
+  const Reference r = reference(p, data.arguments());
+  const auto expect = [&](const char* name, const Doubles& x) { EXPECT_EQ(r.at(name), x) << name; };
+  expect("dq", {2.5});
+  expect("dk", {2.25 * -1.5 - 0.5 * 4 * 4.5, 3 * 1.5 - 0.25 * 1 * 3});
+  expect("dv", {0.5 * 4.5, 0.25 * 3});
+  expect("dbeta", {4.5 * -3, 3 * 6});
+  expect("dg", {-2.25 * 4});
+  expect("dinitial_state", {-2.25});
 }
 
 TEST(Adjoint, VeryNegativeGatesGiveFiniteGradients) {

@@ -303,6 +303,33 @@ TEST(Oracle, StatesEnterEveryChunk) {
   }
 }
 
+/// Two steps of a token are two tokens of which the second keeps all and only it is asked.
+TEST(Oracle, StepsAreTokensOfWhichTheFirstDecays) {
+  Problem p = fp32_problem(0, 3, 2);
+  p.op = "gated_delta_product", p.num_householder = 2;
+  p.packed = p.return_intermediate_states = p.initial_state = true;
+  p.HV = 2, p.chunk_size = 16;
+  const OperatorData steps = make_data(p, Gate::typical, 51, {11, 0, 4});
+  OperatorData tokens = steps;
+  tokens.problem.op = "gated_delta_rule", tokens.problem.num_householder = 1;
+  tokens.problem.T = 30;
+  for (std::int64_t n = 0; n <= 3; ++n)
+    tokens.tensors["cu_seqlens"].set(n, 2 * steps.tensors.at("cu_seqlens").at(n));
+  HostTensor q(DType::fp32, {1, 30, 1, 3}), g(DType::fp32, {1, 30, 2});
+  for (std::int64_t t = 0; t < 15; ++t) {
+    for (std::int64_t i = 0; i < 3; ++i)
+      q.set((2 * t + 1) * 3 + i, steps.tensors.at("q").at(t * 3 + i));
+    for (std::int64_t i = 0; i < 2; ++i) g.set(2 * t * 2 + i, steps.tensors.at("g").at(t * 2 + i));
+  }
+  tokens.tensors["q"] = q, tokens.tensors["g"] = g;
+  const Reference expected = oracle(tokens), r = oracle(steps);
+  for (std::size_t t = 0; t < 15; ++t)
+    for (std::size_t i = 0; i < 4; ++i)
+      EXPECT_EQ(r.at("o")[t * 4 + i], expected.at("o")[(2 * t + 1) * 4 + i]);
+  EXPECT_EQ(r.at("final_state"), expected.at("final_state"));
+  EXPECT_EQ(r.at("intermediate_states"), expected.at("intermediate_states"));
+}
+
 /// Two heads, three sequences of two tokens, a pool of four states.
 Problem decode_problem() {
   Problem p = fp32_problem(2, 3, 2);

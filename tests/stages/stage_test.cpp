@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "runtime/devices/device_impl.hpp"
+#include "runtime/operators/operator.hpp"
 #include "runtime/plan.hpp"
 #include "tests/support/stage_data.hpp"
 
@@ -79,6 +80,10 @@ void set_gate(Problem& p, const Template& t, std::string_view op, unsigned switc
   const auto bit = [&](unsigned index) { return ((switches >> index) & 1U) != 0; };
   const auto covers_any = [&](auto... stages) { return (t.carries_out(stages) || ...); };
   p.op = op;
+  const bool takes_steps =
+      std::any_of(t.constants.begin(), t.constants.end(),
+                  [](const AnyConstant& c) { return name_of(c) == constant::STEPS.name; });
+  p.num_householder = takes_steps && find_operator(op)->facts().householder ? (bit(1) ? 3 : 2) : 1;
   const bool gated = gate_kind(p) != GateKind::none, kda = gate_kind(p) == GateKind::vector;
   p.use_gate_in_kernel =
       covers_any("gate", "kda_gate", "gate_bwd", "kda_gate_bwd", "gate_param_sum") ||
@@ -108,7 +113,7 @@ Problem problem_for(const Template& t, DType dtype, unsigned switches) {
   p.pass = pass_of(t);
   p.dtype = dtype;
   const auto bit = [&](unsigned index) { return ((switches >> index) & 1U) != 0; };
-  p.packed = bit(0) || t.name == "chunk_index";
+  p.packed = bit(0) || t.name == "chunk_index" || t.name == "step_seqlens";
   p.beta_dtype = bit(1) ? DType::fp32 : dtype;
   p.g_dtype = bit(2) ? DType::fp32 : dtype;
   p.use_qk_l2norm = bit(0) != bit(2);

@@ -26,6 +26,7 @@ StageContext make_context(const OperatorData& data, std::int64_t BT) {
   c.state_slots = p.state_index ? p.state_slots : p.N;
   c.gate_in_kernel = p.use_gate_in_kernel;
   c.qk_l2norm = p.use_qk_l2norm;
+  c.steps = p.num_householder;
   return c;
 }
 
@@ -53,6 +54,8 @@ class Chain {
   StageData run() {
     if (p_.pass == Pass::recurrent) {
       recurrent();
+    } else if (p_.num_householder > 1) {
+      steps();
     } else {
       tables_and_rows();
       gates();
@@ -213,6 +216,17 @@ class Chain {
     store("dx", p_.dtype, heads(p_.H, p_.K));
   }
 
+  /// Between rows of tokens and rows of steps. All other stages count rows of one kind alone.
+  void steps() {
+    if (p_.packed) {
+      run("step_seqlens");
+      store("cu_seqlens_steps", p_.seqlens_dtype, {p_.N + 1});
+    }
+    const std::int64_t rows = p_.T * p_.num_householder;
+    add("x", normal(engine_, p_.dtype, heads(p_.H, p_.K)));
+    add("x_steps", normal(engine_, p_.dtype, {p_.B, rows, p_.H, p_.K}));
+  }
+
   void recurrent() {
     run("recurrent");
     store("o", p_.dtype, heads(p_.HV, p_.V));
@@ -252,6 +266,10 @@ bool uses_stage(const Problem& p, std::string_view stage) {
   const GateKind kind = gate_kind(p);
   const bool in_kernel = p.use_gate_in_kernel && kind != GateKind::none;
   if ((stage == "recurrent") != (p.pass == Pass::recurrent)) return false;
+  if (stage == "recurrent") return true;
+  const bool moves_steps = stage == "expand_steps" || stage == "compress_steps";
+  if ((moves_steps || stage == "step_seqlens") != (p.num_householder > 1)) return false;
+  if (stage == "step_seqlens") return p.packed;
   if (stage == "chunk_index") return p.packed;
   if (stage == "transpose_states") return p.return_intermediate_states;
   if (stage == "gate" || stage == "gate_bwd") return in_kernel && kind == GateKind::scalar;
@@ -404,7 +422,9 @@ bool is_scalar(std::string_view output) {
 
 double stage_bound(const StageData& data, const Config& config, std::string_view output) {
   const HostTensor& tensor = data.tensors.find(output)->second;
-  if (tensor.dtype() == DType::int32 || output == "h_v_first") return 0;
+  if (!is_floating(tensor.dtype())) return 0;
+  for (const std::string_view moved : {"h_v_first", "x", "x_steps"})
+    if (output == moved) return 0;
   // A running sum of up to 128 terms of one sign: each addition rounds to half a unit (6e-8) and
   // the roundings add up as a random walk, below 128^0.5 * 6e-8 = 7e-7.
   if ((output == "G" || output == "Gk") && !data.problem.use_gate_in_kernel) return 1e-6;
@@ -440,7 +460,7 @@ void expect_stage_matches(const Device& device, const PlanStep& step, const Stag
   for (const auto& [name, actual] : outputs) {
     const auto select = [&, &tensor = name](std::int64_t i) { return written(tensor, i); };
     const Vector& reference = expected.find(name)->second;
-    if (actual.dtype() == DType::int32)
+    if (!is_floating(actual.dtype()))
       EXPECT_EQ(actual.values(), reference) << name;
     else
       EXPECT_LE(rms_error(actual, reference, select),

@@ -19,6 +19,7 @@ const StageReferences& backward_references();
 const StageReferences& kda_references();
 const StageReferences& recurrent_references();
 const StageReferences& segment_references();  ///< of split scans
+const StageReferences& step_references();     ///< between rows of tokens and of steps
 
 /// The tensor of this name, empty where it is missing.
 const Vector& optional(const TensorMap& tensors, std::string_view name);
