@@ -54,7 +54,7 @@ TEST(ProblemFields, ScopesAreSaidInWords) {
   EXPECT_EQ(scope_text(problem_field("inplace_state").scope), "recurrent only");
   EXPECT_EQ(scope_text(problem_field("disable_recompute").scope), "forward, backward only");
   const std::string bounded = scope_text(problem_field("lower_bound").scope);
-  EXPECT_TRUE(bounded.starts_with("kda")) << bounded;
+  EXPECT_TRUE(bounded.starts_with("gdn2, kda")) << bounded;
   EXPECT_TRUE(bounded.ends_with(" only")) << bounded;
 }
 

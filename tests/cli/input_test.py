@@ -124,7 +124,7 @@ class Passes(Case):
 
     def spoiled(self, name, dtype, shape, *names):
         """Refused with that tensor in another dtype or shape."""
-        sizes = {"F32": 4, "BF16": 2, "I32": 4, "I64": 8}
+        sizes = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4, "I64": 8}
         count = 1
         for dim in shape:
             count *= dim
@@ -170,6 +170,16 @@ class Passes(Case):
         del self.tensors["g"]
         self.options = []
         self.rejects("g", "missing", "[B,T,HV,K]")
+
+    def test_erase_and_write(self):
+        self.given("gdn2")
+        self.spoiled("erase", "BF16", [3, 6, 4], "[3,6,4]", "[B,T,HV,K]")
+        self.spoiled("write", "BF16", [3, 6, 4, 16], "[3,6,4,16]", "[B,T,HV,V]")
+        self.spoiled("write", "F16", [3, 6, 4, 32], "fp16", "fp32")
+        for name, symbols in (("erase", "[B,T,HV,K]"), ("write", "[B,T,HV,V]")):
+            kept = self.tensors.pop(name)
+            self.rejects(name, "missing", symbols)
+            self.tensors[name] = kept
 
     def test_kept(self):
         self.given(OP, "--pass", "backward", "--disable-recompute")

@@ -71,6 +71,21 @@ def normalized(options, row):
     return [a / norm for a in row]
 
 
+def rates(op):
+    """The tensors that say how far a key's value is replaced."""
+    return ("erase", "write") if op == "gdn2" else ("beta",)
+
+
+def erase_and_write(options, x, b, t, head):
+    """What multiplies the key where it reads the state, [K], and the value, [V]."""
+    if options.op == "gdn2":
+        return x["erase"].row(b, t, head), x["write"].row(b, t, head)
+    beta = x["beta"].row(b, t, head)[0]
+    if options.beta_sigmoid:
+        beta = sigmoid(beta) * (2 if options.neg_eigval else 1)
+    return [beta] * x["q"].shape[3], [beta] * x["v"].shape[3]
+
+
 def transposed(rows):
     return [list(column) for column in zip(*rows)]
 
@@ -91,17 +106,17 @@ def head_pass(options, x, b, first, last, head, S):
     outputs, states = [], []
     for t in range(first, last):
         q = normalized(options, x["q"].row(b, t, head // group))
+        erase, write = erase_and_write(options, x, b, t, head)
         if "g" in x:
             g = log_decay(options, x, x["g"].row(b, t, head), head, len(x["g"].row(b, t, head)))
             decay = [math.exp(a) for a in g] * (K if len(g) == 1 else 1)
             S = [[a * s for s in row] for a, row in zip(decay, S)]
         for step in range(t * options.steps, (t + 1) * options.steps):
             k = normalized(options, x["k"].row(b, step, head // group))
-            beta = x["beta"].row(b, step, head)[0]
-            if options.beta_sigmoid:
-                beta = sigmoid(beta) * (2 if options.neg_eigval else 1)
-            read = [sum(c) for c in zip(*[[a * s for s in row] for a, row in zip(k, S)])]
-            u = [beta * (a - r) for a, r in zip(x["v"].row(b, step, head), read)]
+            erase, write = erase_and_write(options, x, b, step, head)
+            read = [sum(c) for c in zip(*[[a * e * s for s in row]
+                                          for a, e, row in zip(k, erase, S)])]
+            u = [w * a - r for w, a, r in zip(write, x["v"].row(b, step, head), read)]
             S = [[s + a * w for s, w in zip(row, u)] for a, row in zip(k, S)]
             states.append(S)
         outputs.append([scale * sum(c) for c in zip(*[[a * s for s in row]

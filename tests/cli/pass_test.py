@@ -8,11 +8,11 @@ import oracle
 from oracle import Options
 from support import Case, read_file, write_file
 
-OPERATORS = ("delta_rule", "gated_delta_product", "gated_delta_rule", "kda")
+OPERATORS = ("delta_rule", "gated_delta_product", "gated_delta_rule", "kda", "gdn2")
 STEPS = {"gated_delta_product": 3}  # of a token; 1 for the others
 SHAPE = "B=1,T=20,H=1,HV=2,K=6,V=5"
 FORWARD_BOUND, GRADIENT_BOUND, SCALAR_BOUND = 1e-5, 2e-5, 5e-5  # of fp32 inputs
-SCALARS = ("dbeta", "dg", "dA_log", "ddt_bias")
+SCALARS = ("dbeta", "derase", "dwrite", "dg", "dA_log", "ddt_bias")
 
 
 class PassCase(Case):
@@ -39,7 +39,7 @@ class PassCase(Case):
 
     def inputs(self, options, tensors, *left_out):
         """The tensors that the operator reads, as numbers."""
-        names = ["q", "k", "v", "beta", "initial_state"]
+        names = ["q", "k", "v", *oracle.rates(options.op), "initial_state"]
         if options.op != "delta_rule":
             names.append("g")
         if options.gate_in_kernel:
@@ -49,9 +49,9 @@ class PassCase(Case):
 
     def cases(self):
         for op in OPERATORS:
-            gated, steps = op != "delta_rule", STEPS.get(op, 1)
+            gated, beta, steps = op != "delta_rule", op != "gdn2", STEPS.get(op, 1)
             yield Options(op), SHAPE
-            yield Options(op, scale=0.7, qk_l2norm=True, beta_sigmoid=True, neg_eigval=True,
+            yield Options(op, scale=0.7, qk_l2norm=True, beta_sigmoid=beta, neg_eigval=beta,
                           gate_in_kernel=gated, v_first=True, steps=steps), SHAPE
             yield Options(op, lengths=[3, 0, 17], steps=steps), "H=1,HV=2,K=6,V=5"
         yield Options("kda", gate_in_kernel=True, lower_bound=-5.0), SHAPE
@@ -97,7 +97,8 @@ class Forward(PassCase):
 
 class Backward(PassCase):
     def expected_names(self, options, tensors):
-        names = {"dq", "dk", "dv", "dbeta", "dinitial_state"}
+        names = {"dq", "dk", "dv", "dinitial_state",
+                 *("d" + name for name in oracle.rates(options.op))}
         if options.op != "delta_rule":
             names.add("dg")
         if options.gate_in_kernel:
@@ -158,7 +159,7 @@ class Backward(PassCase):
                 tensors = self.write_example(op, "--shape", "T=70,H=1,HV=2,K=24,V=16",
                                              "--pass", "backward", *steps)
                 forward = self.run_pass(op, "forward", *options)
-                wanted = dict(kept, **(vector if op == "kda" else {}))
+                wanted = dict(kept, **(vector if op in ("kda", "gdn2") else {}))
                 self.assertEqual({n: e[1] for n, e in forward.items()
                                   if n not in ("o", "final_state")}, wanted)
                 self.refuses("run", op, "--pass", "backward", "--input",

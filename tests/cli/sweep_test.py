@@ -4,18 +4,21 @@ import unittest
 
 from support import Case
 
-OPERATORS = ("delta_rule", "gated_delta_product", "gated_delta_rule", "kda")
+OPERATORS = ("delta_rule", "gated_delta_product", "gated_delta_rule", "kda", "gdn2")
 
 
 def options_of(op):
     """What the listed cases of each pass must use, by pass."""
-    shared = {"GVA", "K or V no power of two", "K = 256, V = 512", "scale", "beta in fp32",
+    shared = {"GVA", "K or V no power of two", "K = 256, V = 512", "scale",
               "cu_seqlens int32", "cu_seqlens int64", "initial_state fp32", "initial_state bf16",
-              "output_final_state", "state_v_first", "use_qk_l2norm", "use_beta_sigmoid",
-              "allow_neg_eigval"}
+              "output_final_state", "state_v_first", "use_qk_l2norm"}
+    if op == "gdn2":
+        shared |= {"erase and write in fp32"}
+    else:
+        shared |= {"beta in fp32", "use_beta_sigmoid", "allow_neg_eigval"}
     if op != "delta_rule":
         shared |= {"g in 16 bits", "use_gate_in_kernel", "no dt_bias", "no decay", "strong gates"}
-    if op == "kda":
+    if op in ("kda", "gdn2"):
         shared |= {"lower_bound", "no A_log", "safe_gate"}
     if op == "gated_delta_product":
         shared |= {"num_householder", "no g"}

@@ -42,7 +42,7 @@ class Usage(Case):
 
     def test_help_says_where_an_option_applies(self):
         text = " ".join(self.wyvern("example", "--help").stdout.split())
-        self.assertRegex(text, r"--lower-bound .{,80}; kda\b[a-z0-9_, ]* only")
+        self.assertRegex(text, r"--lower-bound .{,80}; gdn2, kda\b[a-z0-9_, ]* only")
         self.assertRegex(text, r"--inplace-state .{,80}; recurrent only")
 
     def test_num_householder(self):
@@ -139,7 +139,8 @@ class Usage(Case):
                   "bwd_dqkwg", "wy_bwd", "kda_bwd_dv_local", "kda_bwd_dqkg", "kda_intra_bwd",
                   "chunk_local_reverse_cumsum", "gate_bwd", "kda_gate_bwd", "gate_param_sum",
                   "head_sum", "l2norm_bwd", "transpose_states", "recurrent", "step_seqlens",
-                  "expand_steps", "compress_steps"}
+                  "expand_steps", "compress_steps", "gdn2_intra", "gdn2_recompute_w_u",
+                  "gdn2_chunk_bwd", "gdn2_recurrent"}
         self.assertLessEqual(needed, set(stages))
         for templates in stages.values():
             for template in templates:
@@ -174,6 +175,10 @@ class Example(Case):
         self.assertEqual(self.shapes("delta_rule", *shape), plain)
         gates = {"g": ("F32", [1, 5, 4, 6]), "A_log": ("F32", [4]), "dt_bias": ("F32", [4, 6])}
         self.assertEqual(self.shapes("kda", *shape), {**plain, **gates})
+        beta = plain.pop("beta")
+        self.assertEqual(self.shapes("gdn2", *shape), {
+            **plain, **gates, "erase": ("BF16", [1, 5, 4, 6]), "write": ("BF16", [1, 5, 4, 10])})
+        plain["beta"] = beta
         without = self.shapes("kda", *shape, "--use-gate-in-kernel", "--lower-bound", "-5",
                               "--no-A-log", "--no-dt-bias", "--g-dtype", "bf16")
         self.assertEqual(without, {**plain, "g": ("BF16", [1, 5, 4, 6])})

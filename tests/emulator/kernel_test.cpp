@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "compiler/compiler.hpp"
+#include "runtime/operators/operator.hpp"
 #include "runtime/plan.hpp"
 #include "tests/emulator/block.hpp"
 #include "tests/emulator/emulator.hpp"
@@ -171,6 +172,8 @@ void expect_scalar_correct(Problem problem, std::int64_t BT, Gate gate, std::uin
   problem.use_gate_in_kernel = problem.has_dt_bias = false;
   expect_all_correct(problem, BT, gate, seed, lengths);
 }
+
+bool has_beta(const Problem& p) { return definition_of(p).facts().beta; }
 
 Problem problem(std::int64_t B, std::int64_t T, std::int64_t H, std::int64_t HV, std::int64_t K,
                 std::int64_t V) {
@@ -367,7 +370,7 @@ TEST(Kernel, Recurrent) {
   std::uint64_t seed = 40;
   for (const auto& [K, V] :
        {std::tuple{128, 128}, {33, 60}, {60, 33}, {256, 40}, {100, 7}, {16, 512}})
-    for (const char* op : {"delta_rule", "gated_delta_rule", "kda", "gated_delta_product"})
+    for (const char* op : {"delta_rule", "gated_delta_rule", "gated_delta_product", "kda", "gdn2"})
       for (const unsigned switches : {0U, 1U, 2U, 3U}) {
         Problem p = problem(2, 3, 1, 2, K, V);
         p.op = op;
@@ -385,7 +388,7 @@ TEST(Kernel, Recurrent) {
         p.state_index = p.inplace_state || p.initial_state;
         p.index_dtype = seed % 2 == 0 ? DType::int32 : DType::int64;
         p.use_qk_l2norm = seed % 2 == 0;
-        p.use_beta_sigmoid = p.allow_neg_eigval = seed % 3 == 0;
+        p.use_beta_sigmoid = p.allow_neg_eigval = seed % 3 == 0 && has_beta(p);
         p.use_gate_in_kernel = gate_kind(p) != GateKind::none && seed % 4 != 0;
         p.has_dt_bias = p.use_gate_in_kernel && seed % 3 != 0;
         if (p.use_gate_in_kernel && gate_kind(p) == GateKind::vector && seed % 2 == 0) {
@@ -513,15 +516,21 @@ TEST(KernelHopper, CompilesWithoutSpills) {
 
 // ---- a decay per key channel --------------------------------------------------------------------
 
-/// Every template of the problem, with a bounded gate and without a bound.
-void expect_kda_correct(Problem p, std::int64_t BT, Gate gate, std::uint64_t seed,
-                        const std::vector<std::int64_t>& lengths = {}) {
-  p.op = "kda";
-  expect_all_correct(p, BT, gate, seed, lengths);
+/// Every template of the problem, with a bounded gate and without a bound; `only` as above.
+void expect_vector_gate_correct(Problem p, std::int64_t BT, Gate gate, std::uint64_t seed,
+                                const std::vector<std::int64_t>& lengths = {},
+                                const std::vector<std::string_view>& only = {}) {
+  expect_all_correct(p, BT, gate, seed, lengths, only);
   if (gate == Gate::very_negative) return;
   p.safe_gate = true;
   p.lower_bound = -5.0F;
-  expect_all_correct(p, BT, gate, seed, lengths);
+  expect_all_correct(p, BT, gate, seed, lengths, only);
+}
+
+void expect_kda_correct(Problem p, std::int64_t BT, Gate gate, std::uint64_t seed,
+                        const std::vector<std::int64_t>& lengths = {}) {
+  p.op = "kda";
+  expect_vector_gate_correct(p, BT, gate, seed, lengths);
 }
 
 TEST(KernelKda, Bf16) {
@@ -589,6 +598,57 @@ TEST(KernelKda, SampledSpace) {
         }
       }
     }
+}
+
+// ---- gates of keys and values -------------------------------------------------------------------
+
+/// gdn2's own templates; the others are kda's.
+void expect_gdn2_correct(Problem p, std::int64_t BT, Gate gate, std::uint64_t seed,
+                         const std::vector<std::int64_t>& lengths = {}) {
+  p.op = "gdn2";
+  expect_vector_gate_correct(p, BT, gate, seed, lengths,
+                             {"gdn2_intra", "gdn2_recompute_w_u", "gdn2_chunk_bwd"});
+}
+
+TEST(KernelGdn2, Bf16) {
+  expect_gdn2_correct(problem(1, 150, 1, 2, 128, 128), 64, Gate::typical, 31);
+}
+
+TEST(KernelGdn2, Fp16WithNormsAndSmallGates) {
+  Problem p = problem(1, 70, 1, 2, 64, 96);
+  p.dtype = DType::fp16;
+  p.beta_dtype = DType::fp32;
+  p.use_qk_l2norm = p.initial_state = true;
+  expect_gdn2_correct(p, 32, Gate::mixed, 32);
+}
+
+TEST(KernelGdn2, Fp32PackedWithEmptySequences) {
+  Problem p = problem(1, 0, 1, 2, 32, 64);
+  p.dtype = p.beta_dtype = DType::fp32;
+  p.use_qk_l2norm = true;
+  const std::vector<std::int64_t> lengths{0, 5, 70, 0, 64, 33, 0};
+  expect_gdn2_correct(testing::packed(p, lengths), 32, Gate::typical, 33, lengths);
+}
+
+TEST(KernelGdn2, OddDimensions) {
+  for (const auto& [K, V, dtype] :
+       {std::tuple{60, 100, DType::bf16}, {33, 50, DType::fp16}, {33, 7, DType::fp32}}) {
+    Problem p = problem(1, 40, 1, 1, K, V);
+    p.dtype = p.beta_dtype = dtype;
+    expect_gdn2_correct(p, 16, Gate::mixed, 34);
+  }
+}
+
+TEST(KernelGdn2, FewKeys) {
+  expect_gdn2_correct(problem(1, 130, 1, 1, 16, 48), 64, Gate::zero, 35);
+}
+
+TEST(KernelGdn2, GatesThatEraseEverything) {
+  for (const DType dtype : {DType::bf16, DType::fp32}) {
+    Problem p = problem(1, 100, 1, 1, 32, 32);
+    p.dtype = p.beta_dtype = dtype;
+    expect_gdn2_correct(p, 64, Gate::very_negative, 36);
+  }
 }
 
 }  // namespace

@@ -163,7 +163,7 @@ class OperatorSplit
 OperatorData tokens_of(const OperatorData& whole, std::int64_t first, std::int64_t count) {
   OperatorData part = whole;
   part.problem.T = count;
-  for (const char* name : {"q", "k", "v", "beta", "g", "do"}) {
+  for (const char* name : {"q", "k", "v", "beta", "erase", "write", "g", "do"}) {
     if (!whole.tensors.contains(name)) continue;
     const HostTensor& tensor = whole.tensors.at(name);
     Shape shape = tensor.shape();

@@ -113,9 +113,11 @@ const std::vector<Case>& cases() {
       {"DeltaRule", "delta_rule", kNothing},
       {"Gated", "gated_delta_rule", kNothing},
       {"Kda", "kda", kNothing},
+      {"Gdn2", "gdn2", kNothing},
       {"DeltaRuleStates", "delta_rule", kStates},
       {"GatedStates", "gated_delta_rule", kStates},
       {"KdaStates", "kda", kStates},
+      {"Gdn2States", "gdn2", kStates},
       {"StatesVFirst", "kda",
        [](Problem& p) { p.initial_state = p.output_final_state = p.state_v_first = true; }},
       {"OnlyInitialState", "gated_delta_rule", [](Problem& p) { p.initial_state = true; }},
@@ -163,6 +165,12 @@ const std::vector<Case>& cases() {
          p.use_gate_in_kernel = p.has_dt_bias = true, p.lower_bound = -5.0F;
          p.initial_state = p.output_final_state = p.state_v_first = true;
          p.T = 17;
+       }},
+      {"EverythingGdn2", "gdn2",
+       [](Problem& p) {
+         p.use_qk_l2norm = p.use_gate_in_kernel = p.has_dt_bias = true, p.lower_bound = -5.0F;
+         p.initial_state = p.output_final_state = p.state_v_first = true;
+         p.T = 17, p.H = 2, p.HV = 4;
        }},
   };
   return all;
@@ -238,7 +246,7 @@ TEST(Adjoint, TwoStepsByHand) {
 }
 
 TEST(Adjoint, VeryNegativeGatesGiveFiniteGradients) {
-  for (const char* op : {"gated_delta_rule", "kda"})
+  for (const char* op : {"gated_delta_rule", "kda", "gdn2"})
     for (const bool in_kernel : {false, true}) {
       Problem p = tiny(op, 40);
       p.use_gate_in_kernel = p.has_dt_bias = in_kernel;

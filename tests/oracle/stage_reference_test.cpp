@@ -9,6 +9,7 @@
 #include <limits>
 #include <tuple>
 
+#include "runtime/operators/operator.hpp"
 #include "tests/support/operator_data.hpp"
 #include "tests/support/stage_reference.hpp"
 
@@ -106,7 +107,7 @@ class StageChain {
 
   /// Everything the pass makes, by the stages' names; gradients of inputs by the specification's.
   TensorMap run() {
-    if (p_.pass == Pass::recurrent) return run("recurrent"), t_;
+    if (p_.pass == Pass::recurrent) return run(erases() ? "gdn2_recurrent" : "recurrent"), t_;
     forward();
     if (p_.pass == Pass::backward) backward();
     return t_;
@@ -115,6 +116,8 @@ class StageChain {
   const StageContext& context() const { return c_; }
 
  private:
+  /// Whether gates an element stand in beta's place.
+  bool erases() const { return t_.contains("erase"); }
   void run(std::string_view stage) { run_reference(stage, c_, t_); }
   void run_segments(const std::string& scan) {
     if (c_.SEG == 0) return;
@@ -133,9 +136,9 @@ class StageChain {
     if (p_.use_gate_in_kernel) run(kda ? "kda_gate" : "gate");
     if (gate_kind(p_) != GateKind::none) run("chunk_local_cumsum");
     if (!kda) t_.erase("Gk");
-    run(kda ? "kda_intra" : "scaled_dot_kkt");
+    run(erases() ? "gdn2_intra" : kda ? "kda_intra" : "scaled_dot_kkt");
     run("solve_tril");
-    run(kda ? "kda_recompute_w_u" : "recompute_w_u");
+    run(erases() ? "gdn2_recompute_w_u" : kda ? "kda_recompute_w_u" : "recompute_w_u");
     run_segments("fwd_h");
     run("fwd_h");
     run(kda ? "kda_fwd_o" : "fwd_o");
@@ -146,8 +149,12 @@ class StageChain {
     run(kda ? "kda_bwd_dv_local" : "bwd_dv_local");
     run_segments("bwd_dhu");
     run("bwd_dhu");
-    run(kda ? "kda_bwd_dqkg" : "bwd_dqkwg");
-    run(kda ? "kda_intra_bwd" : "wy_bwd");
+    if (erases()) {
+      run("gdn2_chunk_bwd");
+    } else {
+      run(kda ? "kda_bwd_dqkg" : "bwd_dqkwg");
+      run(kda ? "kda_intra_bwd" : "wy_bwd");
+    }
     if (kda) t_.erase("dG");
     if (gate_kind(p_) != GateKind::none) run("chunk_local_reverse_cumsum");
     if (p_.use_gate_in_kernel) {
@@ -226,14 +233,18 @@ TEST_P(ChunkedForm, OfScalarGatesEqualsTheRecurrence) {
   if (std::get<1>(GetParam()) == Gate::zero) check(p);
 }
 
-TEST_P(ChunkedForm, OfKdaEqualsTheRecurrence) {
-  Problem p = problem();
-  p.op = "kda";
-  check(p);
-  p.lower_bound = -5.0F;
-  p.safe_gate = true;
-  p.has_A_log = p.use_qk_l2norm;
-  check(p);
+TEST_P(ChunkedForm, OfGatesPerChannelEqualsTheRecurrence) {
+  for (const char* op : {"kda", "gdn2"}) {
+    Problem p = problem();
+    p.op = op;
+    p.use_beta_sigmoid &= definition_of(p).facts().beta;
+    p.allow_neg_eigval &= p.use_beta_sigmoid;
+    check(p);
+    p.lower_bound = -5.0F;
+    p.safe_gate = true;
+    p.has_A_log = p.use_qk_l2norm;
+    check(p);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ChunkedForm,
@@ -252,7 +263,7 @@ TEST(ChunkedFormCases, HoldsForAPackedBatch) {
   Problem p;
   p.HV = 2, p.K = 9, p.V = 7, p.packed = p.initial_state = p.output_final_state = true;
   p.dtype = p.beta_dtype = DType::fp32;
-  for (const char* op : {"delta_rule", "gated_delta_rule", "kda"})
+  for (const char* op : {"delta_rule", "gated_delta_rule", "kda", "gdn2"})
     for (const Pass pass : {Pass::forward, Pass::backward, Pass::recurrent}) {
       p.op = op, p.pass = pass;
       expect_equals_oracle(make_data(p, Gate::mixed, 4, {0, 33, 1, 0, 64, 130, 0}));
@@ -268,7 +279,7 @@ TEST(ChunkedFormCases, SegmentsMeetAtTheStatesOfTheWholeScans) {
   Problem p;
   p.HV = 2, p.K = 9, p.V = 7, p.packed = p.initial_state = p.output_final_state = true;
   p.dtype = p.beta_dtype = DType::fp32, p.pass = Pass::backward;
-  for (const char* op : {"delta_rule", "gated_delta_rule", "kda"}) {
+  for (const char* op : {"delta_rule", "gated_delta_rule", "kda", "gdn2"}) {
     p.op = op;
     const OperatorData data = make_data(p, Gate::mixed, 4, {0, 33, 1, 0, 64, 130, 0});
     StageChain chain(data, 16, -std::numeric_limits<double>::infinity(), /*SEG=*/2);
@@ -295,7 +306,7 @@ TEST(ChunkedFormCases, TheOperatorsGateFloorIsBelowFp32Resolution) {
   p.T = 200, p.HV = 2, p.K = p.V = 16, p.output_final_state = true;
   p.dtype = p.beta_dtype = DType::fp32;
   constexpr double kResolution = 6e-8;  // of fp32
-  for (const char* op : {"gated_delta_rule", "kda"})
+  for (const char* op : {"gated_delta_rule", "kda", "gdn2"})
     for (const Pass pass : {Pass::forward, Pass::backward}) {
       p.op = op, p.pass = pass;
       const OperatorData data = make_data(p, Gate::mixed, 9);

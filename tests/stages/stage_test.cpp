@@ -65,9 +65,9 @@ std::optional<Config> config_for(const Template& t, const Problem& problem, cons
 }
 
 Pass pass_of(const Template& t) {
-  if (t.carries_out("recurrent")) return Pass::recurrent;
   for (const Cover& cover : t.covers) {
     const std::string_view stage = cover.stage->name;
+    if (stage.ends_with("recurrent")) return Pass::recurrent;
     if (stage.find("bwd") != std::string_view::npos || stage == "head_sum" ||
         stage == "gate_param_sum" || stage == "chunk_local_reverse_cumsum")
       return Pass::backward;
@@ -84,10 +84,12 @@ void set_gate(Problem& p, const Template& t, std::string_view op, unsigned switc
       std::any_of(t.constants.begin(), t.constants.end(),
                   [](const AnyConstant& c) { return name_of(c) == constant::STEPS.name; });
   p.num_householder = takes_steps && find_operator(op)->facts().householder ? (bit(1) ? 3 : 2) : 1;
+  p.use_beta_sigmoid &= definition_of(p).facts().beta;
+  p.allow_neg_eigval &= p.use_beta_sigmoid;
   const bool gated = gate_kind(p) != GateKind::none, kda = gate_kind(p) == GateKind::vector;
   p.use_gate_in_kernel =
       covers_any("gate", "kda_gate", "gate_bwd", "kda_gate_bwd", "gate_param_sum") ||
-      (gated && bit(0) && covers_any("chunk_local_reverse_cumsum", "recurrent"));
+      (gated && bit(0) && covers_any("chunk_local_reverse_cumsum", "recurrent", "gdn2_recurrent"));
   p.has_dt_bias = p.use_gate_in_kernel && bit(1);
   p.lower_bound = kda && bit(3) ? std::optional(-5.0F) : std::nullopt;
   p.safe_gate = p.lower_bound && (!p.use_gate_in_kernel || !bit(0));

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "runtime/operators/operator.hpp"
 #include "runtime/plan.hpp"
 
 namespace wyvern::testing {
@@ -67,6 +68,8 @@ class Chain {
 
  private:
   bool vector() const { return gate_kind(p_) == GateKind::vector; }
+  /// Whether gates an element stand in beta's place.
+  bool erases() const { return out_.tensors.contains("erase"); }
   bool gated() const { return gate_kind(p_) != GateKind::none; }
   Shape heads(std::int64_t count) const { return {p_.B, p_.T, count}; }
   Shape heads(std::int64_t count, std::int64_t width) const { return {p_.B, p_.T, count, width}; }
@@ -112,12 +115,12 @@ class Chain {
 
   void forward() {
     const Shape square = heads(p_.HV, BT_);
-    run(vector() ? "kda_intra" : "scaled_dot_kkt");
+    run(erases() ? "gdn2_intra" : vector() ? "kda_intra" : "scaled_dot_kkt");
     if (vector()) store("Aqk", DType::fp32, square);
     store("A", DType::fp32, square);
     run("solve_tril");
     store("Tinv", p_.dtype, square);
-    run(vector() ? "kda_recompute_w_u" : "recompute_w_u");
+    run(erases() ? "gdn2_recompute_w_u" : vector() ? "kda_recompute_w_u" : "recompute_w_u");
     store("w", p_.dtype, heads(p_.HV, p_.K));
     store("u", problem_constants(p_).U_DTYPE, heads(p_.HV, p_.V));
     for (const char* name : {"qg", "kg"})
@@ -151,14 +154,16 @@ class Chain {
     store("dh", p_.dtype, {NT_, p_.HV, p_.K, p_.V});
     store("du", p_.dtype, heads(p_.HV, p_.V));
     store("dinitial_state", DType::fp32, states(p_.N));
-    if (vector())
+    if (erases())
+      gdn2_gradients();
+    else if (vector())
       kda_gradients();
     else
       gradients();
     store("dq", p_.dtype, heads(p_.HV, p_.K));
     store("dk", p_.dtype, heads(p_.HV, p_.K));
     store("dv", p_.dtype, heads(p_.HV, p_.V));
-    store("dbeta", p_.beta_dtype, heads(p_.HV));
+    if (!erases()) store("dbeta", p_.beta_dtype, heads(p_.HV));
     if (gated()) gate_gradients();
     row_gradients();
   }
@@ -179,6 +184,17 @@ class Chain {
     store("dbeta_inter", DType::fp32, heads(p_.HV));
     for (const char* name : {"dAqk", "dA"}) store(name, DType::fp32, heads(p_.HV, BT_));
     run("kda_intra_bwd");
+    summed_gates();
+  }
+
+  void gdn2_gradients() {
+    run("gdn2_chunk_bwd");
+    store("derase", p_.beta_dtype, heads(p_.HV, p_.K));
+    store("dwrite", p_.beta_dtype, heads(p_.HV, p_.V));
+    summed_gates();
+  }
+
+  void summed_gates() {
     store("dGk", DType::fp32, gate_shape());
     values_["dG"] = values_.at("dGk");
     store("dG", DType::fp32, gate_shape());
@@ -228,7 +244,7 @@ class Chain {
   }
 
   void recurrent() {
-    run("recurrent");
+    run(erases() ? "gdn2_recurrent" : "recurrent");
     store("o", p_.dtype, heads(p_.HV, p_.V));
     store("final_state", DType::fp32, states(p_.N));
   }
@@ -261,12 +277,24 @@ class Chain {
   TensorMap values_;
 };
 
+/// Whether the operator has the stage's gates of keys and values.
+bool has_its_gates(const Problem& p, std::string_view stage) {
+  const OperatorDefinition& op = definition_of(p);
+  for (const StageDefinition* definition : all_stages())
+    for (const std::string_view gate : {"beta", "erase", "write"})
+      if (definition->name == stage && definition->find(gate) != nullptr &&
+          op.rule(argument_index(gate)) == nullptr)
+        return false;
+  return true;
+}
+
 /// The stages that only some problems use, by what they need.
 bool uses_stage(const Problem& p, std::string_view stage) {
   const GateKind kind = gate_kind(p);
   const bool in_kernel = p.use_gate_in_kernel && kind != GateKind::none;
-  if ((stage == "recurrent") != (p.pass == Pass::recurrent)) return false;
-  if (stage == "recurrent") return true;
+  if (stage.ends_with("recurrent") != (p.pass == Pass::recurrent)) return false;
+  if (!has_its_gates(p, stage)) return false;
+  if (stage.ends_with("recurrent")) return true;
   const bool moves_steps = stage == "expand_steps" || stage == "compress_steps";
   if ((moves_steps || stage == "step_seqlens") != (p.num_householder > 1)) return false;
   if (stage == "step_seqlens") return p.packed;
@@ -373,8 +401,9 @@ namespace {
 enum class Row : std::uint8_t { forward, gradient, gate_gradient };
 
 Row row_of(std::string_view output) {
-  for (const std::string_view name : {"dG", "dG_qk", "dGk", "dGk_inter", "dg", "dg_raw", "dbeta",
-                                      "dbeta_inter", "dA_log", "ddt_bias", "dA_part", "dbias_part"})
+  for (const std::string_view name :
+       {"dG", "dG_qk", "dGk", "dGk_inter", "dg", "dg_raw", "dbeta", "derase", "dwrite",
+        "dbeta_inter", "dA_log", "ddt_bias", "dA_part", "dbias_part"})
     if (output == name) return Row::gate_gradient;
   for (const std::string_view name :
        {"dq", "dk", "dv", "du", "dh", "dv_local", "dw", "dinitial_state", "dk_qk", "dq_inter",

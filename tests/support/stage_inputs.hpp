@@ -17,6 +17,7 @@ const StageReferences& row_references();  ///< work on rows and gates alone
 const StageReferences& forward_references();
 const StageReferences& backward_references();
 const StageReferences& kda_references();
+const StageReferences& gdn2_references();
 const StageReferences& recurrent_references();
 const StageReferences& segment_references();  ///< of split scans
 const StageReferences& step_references();     ///< between rows of tokens and of steps
@@ -32,6 +33,10 @@ Vector keys(const TensorMap& tensors);
 /// The factor that each beta stands for, [tokens, HV], and its derivative by beta as given.
 Vector beta_factors(const StageContext& context, const TensorMap& tensors);
 Vector beta_slopes(const StageContext& context, const TensorMap& tensors);
+/// Gradients of the gates per key channel from K and from the state that leave the chunk, given
+/// their own; the last row's own term cancels and is left out.
+Matrix leaving_gates(const Matrix& K, const Matrix& dK_leaving, const Matrix& dS,
+                     const Matrix& S_through);
 /// Gk, or G, or empty: no decay.
 const Vector& decays(const TensorMap& tensors);
 

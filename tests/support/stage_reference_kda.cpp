@@ -3,6 +3,21 @@
 #include "tests/support/stage_inputs.hpp"
 
 namespace wyvern::testing {
+
+Matrix leaving_gates(const Matrix& K, const Matrix& dK_leaving, const Matrix& dS,
+                     const Matrix& S_through) {
+  const Matrix leaving = hadamard(K, dK_leaving);
+  Matrix dG(K.rows(), K.cols());
+  const std::int64_t last = K.rows() - 1;
+  const Vector states = row_dots(dS, S_through);
+  add(dG[last], 1, states.data(), K.cols());
+  for (std::int64_t r = 0; r < last; ++r) {
+    add(dG[r], -1, leaving[r], K.cols());
+    add(dG[last], 1, leaving[r], K.cols());
+  }
+  return dG;
+}
+
 namespace {
 
 constexpr bool kStrict = true;
@@ -55,22 +70,6 @@ void kda_bwd_dv_local(const StageContext& c, TensorMap& t) {
     chunk.write(dv_local, c.scale * (transposed(P) * chunk.values(t.at("do"))));
   });
   t["dv_local"] = dv_local;
-}
-
-/// Gradients of the gates from K and from the state that leave the chunk; the last row's own term
-/// cancels and is left out.
-Matrix leaving_gates(const Matrix& K, const Matrix& dK_leaving, const Matrix& dS,
-                     const Matrix& S_through) {
-  const Matrix leaving = hadamard(K, dK_leaving);
-  Matrix dG(K.rows(), K.cols());
-  const std::int64_t last = K.rows() - 1;
-  const Vector states = row_dots(dS, S_through);
-  add(dG[last], 1, states.data(), K.cols());
-  for (std::int64_t r = 0; r < last; ++r) {
-    add(dG[r], -1, leaving[r], K.cols());
-    add(dG[last], 1, leaving[r], K.cols());
-  }
-  return dG;
 }
 
 void kda_bwd_dqkg(const StageContext& c, TensorMap& t) {

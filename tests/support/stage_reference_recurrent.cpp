@@ -40,7 +40,9 @@ class Recurrence {
       : c_(c),
         q_(normalized(t.at("q"), c.dims.K, c.qk_l2norm)),
         k_(normalized(t.at("k"), c.dims.K, c.qk_l2norm)),
-        beta_(beta_factors(c, t)),
+        beta_(t.contains("beta") ? beta_factors(c, t) : Vector{}),
+        erase_(optional(t, "erase")),
+        write_(optional(t, "write")),
         g_(log_decays(c, t)),
         v_(t.at("v")) {}
 
@@ -63,14 +65,21 @@ class Recurrence {
   void step(std::int64_t at, std::int64_t head, Matrix& S) const {
     const auto [H, HV, K, V] = c_.dims;
     const std::int64_t row = at * HV + head, key_row = (at * H + head / (HV / H)) * K;
+    // beta is the erase gate of every key channel and the write gate of every value channel.
     Vector u(v_.begin() + row * V, v_.begin() + (row + 1) * V);
-    for (std::int64_t i = 0; i < K; ++i) add(u.data(), -k_[size(key_row + i)], S[i], V);
-    for (std::int64_t i = 0; i < K; ++i)
-      add(S[i], k_[size(key_row + i)] * beta_[size(row)], u.data(), V);
+    for (std::int64_t j = 0; j < V; ++j)
+      u[size(j)] *= write_.empty() ? beta_[size(row)] : write_[size(row * V + j)];
+    for (std::int64_t i = 0; i < K; ++i) {
+      const double erase = erase_.empty() ? beta_[size(row)] : erase_[size(row * K + i)];
+      add(u.data(), -erase * k_[size(key_row + i)], S[i], V);
+    }
+    for (std::int64_t i = 0; i < K; ++i) add(S[i], k_[size(key_row + i)], u.data(), V);
   }
 
   const StageContext& c_;
-  Vector q_, k_, beta_, g_;
+  Vector q_, k_, beta_;
+  const Vector &erase_, &write_;
+  Vector g_;
   const Vector& v_;
 };
 
@@ -101,7 +110,7 @@ void recurrent(const StageContext& c, TensorMap& t) {
 }  // namespace
 
 const StageReferences& recurrent_references() {
-  static const StageReferences references{{"recurrent", recurrent}};
+  static const StageReferences references{{"recurrent", recurrent}, {"gdn2_recurrent", recurrent}};
   return references;
 }
 

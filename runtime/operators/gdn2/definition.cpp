@@ -1,0 +1,60 @@
+// The second gated delta rule: kda with an erase gate and a write gate in the place of beta.
+#include "runtime/operators/gdn2/recurrence.hpp"
+#include "templates/gdn2/stages.hpp"
+
+namespace wyvern::gdn2 {
+namespace {
+
+/// erase b, by which a key is multiplied where it reads the state, and write w, by which a value
+/// is.
+TensorRules gate_pair_tensors() {
+  const Dims keys{TensorDim::B, TensorDim::T, TensorDim::HV, TensorDim::K},
+      values{TensorDim::B, TensorDim::T, TensorDim::HV, TensorDim::V};
+  return {
+      {"erase", TensorRole::input, Quantity::rates, keys, dtype_of_rates, always},
+      {"write", TensorRole::input, Quantity::rates, values, dtype_of_rates, always},
+      {"derase", TensorRole::output, Quantity::computed, keys, dtype_of_rates, in_backward},
+      {"dwrite", TensorRole::output, Quantity::computed, values, dtype_of_rates, in_backward},
+  };
+}
+
+/// kda's, with its own where kda's have beta.
+const ChunkedStages& own_stages() {
+  static const ChunkedStages all = [] {
+    ChunkedStages own = vector_gate_stages();
+    own.intra = &stages::gdn2_intra;
+    own.recompute = &stages::gdn2_recompute_w_u;
+    own.d_first = nullptr;
+    own.d_second = &stages::gdn2_chunk_bwd;
+    own.recurrent = &stages::gdn2_recurrent;
+    return own;
+  }();
+  return all;
+}
+
+class Gdn2 final : public ChunkedDeltaRule {
+ public:
+  using ChunkedDeltaRule::ChunkedDeltaRule;
+
+  std::unique_ptr<Recurrence> recurrence(const Problem& problem, const Arguments& host,
+                                         std::int64_t sequence, std::int64_t head) const override {
+    return gdn2::recurrence(problem, host, sequence, head);
+  }
+};
+
+}  // namespace
+
+const OperatorDefinition& definition() {
+  static const Gdn2 definition(
+      {.name = "gdn2",
+       .summary = "the delta rule with decay, erase and write gates a channel",
+       .source = "flash-linear-attention, chunk_gdn2",
+       .gate = GateKind::vector,
+       .lower_bound = true},
+      join({row_tensors(), gate_pair_tensors(), gate_tensors({TensorDim::K}), state_tensors(),
+            kept_tensors(), kept_decayed_tensors()}),
+      own_stages());
+  return definition;
+}
+
+}  // namespace wyvern::gdn2

@@ -1,0 +1,42 @@
+#include "templates/cpu_contract.hpp"
+#include "templates/gdn2/gdn2_chunk_bwd/cpu_layout.hpp"
+#include "templates/gdn2/gdn2_chunk_bwd/layout.hpp"
+#include "templates/gdn2/stages.hpp"
+#include "templates/gradient/kda_backward_contract.hpp"
+#include "templates/template.hpp"
+
+namespace wyvern::gdn2_chunk_bwd {
+namespace {
+
+/// What every variant shares.
+Template stage() {
+  Template t;
+  t.name = "gdn2_chunk_bwd";
+  t.covers = {stages::gdn2_chunk_bwd};
+  t.constants = {constant::DTYPE,  constant::BETA_DTYPE, constant::H,
+                 constant::HV,     constant::K,          constant::V,
+                 constant::VARLEN, constant::SAFE_GATE,  constant::QK_L2NORM};
+  return t;
+}
+
+std::int64_t shared_bytes(const Spec& s) { return SharedLayout(s).bytes; }
+
+/// As kda's, with a minimum of blocks a multiprocessor.
+Template portable() {
+  Template t = kda_backward::portable(stage(), shared_bytes);
+  t.tunables.insert(t.tunables.end() - 1, {tunable::min_blocks, cuda::integers({0, 2, 4})});
+  t.illegal = [rest = t.illegal](const Spec& s, const Limits& limits) {
+    const std::string reason = rest(s, limits);
+    return reason.empty() ? cuda::min_blocks_problem(s, shared_bytes(s), limits) : reason;
+  };
+  return t;
+}
+
+}  // namespace
+
+std::vector<Template> contract() {
+  return {portable(),
+          cpu_chunks_by_columns(stage(), scratch_bytes<ScratchLayout>, tunable::BK, columns_of_K)};
+}
+
+}  // namespace wyvern::gdn2_chunk_bwd

@@ -1,0 +1,84 @@
+// Aqk, W, U, qg and kg straight from q, k, v, erase, write and Gk, one block a chunk and value
+// head: q, k, erase and Gk are read once, A and its inverse stay in shared memory.
+#include "device/cuda/gdn2.cuh"
+#include "device/cuda/kda.cuh"
+#include "gdn2/gdn2_intra_solve_wu/layout.hpp"
+
+constexpr int kThreads = num_warps * 32;
+constexpr int kTilesV = ceil_div(V, BV);
+constexpr int kStrips = BT / 16;
+constexpr int kSplit = num_warps / kStrips;  // warps a strip
+
+constexpr gdn2_intra_solve_wu::SharedLayout kLayout{Spec{}};
+
+WYVERN_KERNEL(kThreads, 0) {
+  const int head = block_index() % HV;
+  const Chunk chunk = locate_chunk<VARLEN, BT>(block_index() / HV, e, seq_offsets, chunk_index);
+  if (chunk.rows <= 0) return;
+  const int64 row = chunk.token * HV + head;
+  const int64 row_k = chunk.token * H + head / (HV / H);
+
+  unsigned char* const shared = shared_memory();
+  const auto keys = gdn2::keys_at<kLayout.keys>(shared);
+  const auto rows = kda::rows_at<kLayout.rows>(shared);
+  const auto x = tile_at<kLayout.A>(shared);  // A, then its inverse
+  const auto values = gdn2::values_at<kLayout.values>(shared);
+
+  gdn2::load_keys<kThreads, K, H, HV>(keys, q + row_k * K, k + row_k * K, Gk + row * K,
+                                      erase + row * K, chunk.rows, K);
+  copy_async_commit();
+  kda::load_row_factors<kThreads, BT, QK_L2NORM>(rows, q_rstd + row_k, k_rstd + row_k, H,
+                                                 chunk.rows, [](int) { return 1.0f; });
+  copy_async_wait<0>();
+  sync_block();
+
+  {
+    const int strip = warp_index() % kStrips;
+    const int share = warp_index() / kStrips;
+    kda::IntraStrip<BT> sum;
+    if (strip * 16 < chunk.rows)
+      kda::accumulate_intra<precision, SAFE_GATE, kSplit>(sum, keys, strip, chunk.rows, share);
+    kda::join_shares<kSplit>(sum, array_at<kLayout.shares>(shared), strip, share);
+    if constexpr (kSplit > 1) sync_block();
+    // Rows past the end may hold anything: they become rows of the unit matrix.
+    if (share == 0)
+      kda::for_each_intra<QK_L2NORM>(
+          sum, rows, strip, [&](int r, int s, float P_0, float P_1, float A_0, float A_1) {
+            const bool valid = r < chunk.rows;
+            *reinterpret_cast<Float2*>(x.at(r, s)) =
+                Float2{{valid ? A_0 : 0.0f, valid ? A_1 : 0.0f}};
+            if (valid) store_vector(Aqk + (row + r * HV) * BT + s, Float2{{P_0, P_1}});
+          });
+  }
+  const auto load_values = [&](int tile) {
+    const int64 at = row * V + tile * BV;
+    gdn2::load_values<kThreads, V, HV>(values, v + at, write + at, chunk.rows, V - tile * BV);
+    copy_async_commit();
+  };
+  load_values(0);
+  sync_block();
+  invert_unit_lower<precision>(x);
+  if constexpr (KEEP_INVERSE)
+    store_inverse<kThreads>(x, Tinv + row * BT, int64{HV} * BT, chunk.rows);
+
+  // Where U is fp32, its terms are not rounded either.
+  constexpr int kInverseParts = kHalf<DTYPE> && !kHalf<U_DTYPE> ? 2 : 1;
+  const kda::InverseOperand<DTYPE, BT, kInverseParts> inverse(x, rows.beta);
+  const kda::KeyOutputs<DTYPE> to{w + row * K, qg + row * K, kg + row * K, int64{HV} * K};
+  const int first = warp_index() * 16;
+  for (int col = first; col < K; col += num_warps * 16)
+    kda::write_keys<precision, QK_L2NORM, K>(inverse, keys, rows, to, col, col, chunk.rows,
+                                             K - col);
+  for (int tile = 0; tile < kTilesV; ++tile) {
+    copy_async_wait<0>();
+    sync_block();
+    const int cols = smaller(V - tile * BV, BV);
+    for (int col = first; col < cols; col += num_warps * 16)
+      gdn2::write_values<precision, V>(inverse, values, col, u + row * V + tile * BV + col,
+                                       int64{HV} * V, chunk.rows, cols - col);
+    if (tile + 1 < kTilesV) {
+      sync_block();
+      load_values(tile + 1);
+    }
+  }
+}

@@ -1,0 +1,52 @@
+// W, qg, kg and U of one chunk and value head, BV columns at a time.
+#include "device/cpu/gdn2.hpp"
+#include "device/cpu/kda.hpp"
+#include "gdn2/gdn2_recompute_w_u/cpu_layout.hpp"
+
+constexpr gdn2_recompute_w_u::ScratchLayout kScratch{Spec{}};
+
+WYVERN_BLOCK {
+  const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets, chunk_index);
+  const int64 hv = block[0], head = hv / (HV / H);
+  const int64 at = chunk.token * HV + hv, at_k = chunk.token * H + head;
+  const int rows = chunk.rows;
+  if (rows <= 0) return;
+
+  const auto inverse = tile_at<kScratch.inverse>(memory);
+  const auto queries = tile_at<kScratch.queries>(memory);
+  const auto keys = tile_at<kScratch.keys>(memory);
+  const auto gates = tile_at<kScratch.gates>(memory);
+  const auto factor = tile_at<kScratch.factor>(memory);
+  float* ones = vector_at<kScratch.ones>(memory);
+  float* q_scale = vector_at<kScratch.q_scale>(memory);
+  float* k_scale = vector_at<kScratch.k_scale>(memory);
+  constexpr int64 kKeys = int64{HV} * K, kValues = int64{HV} * V;
+
+  load_tile(Tinv + at * BT, int64{HV} * BT, rows, BT, inverse);
+  for (int c = 0; c < V; c += BV) {
+    const int columns = V - c < BV ? V - c : BV;
+    load_tile(v + at * V + c, kValues, rows, columns, factor);
+    load_tile(write + at * V + c, kValues, rows, columns, gates);
+    multiply_elements(factor, gates, rows, columns, factor);
+    multiply<Layout::rows, Lower::a>(rows, columns, rows, inverse, factor, queries);
+    store_tile(queries, rows, columns, u + at * V + c, kValues);
+  }
+  for (int r = 0; r < BT; ++r) ones[r] = 1.0F;
+  if constexpr (QK_L2NORM) {
+    load_column(q_rstd + at_k, H, rows, q_scale);
+    load_column(k_rstd + at_k, H, rows, k_scale);
+  }
+  for (int c = 0; c < K; c += BV) {
+    const int columns = K - c < BV ? K - c : BV;
+    load_tile<QK_L2NORM>(q + at_k * K + c, int64{H} * K, rows, columns, queries, q_scale);
+    load_tile<QK_L2NORM>(k + at_k * K + c, int64{H} * K, rows, columns, keys, k_scale);
+    load_tile(Gk + at * K + c, kKeys, rows, columns, gates);
+    decay_keys(queries, keys, gates, rows, columns, ones, factor);
+    store_tile(queries, rows, columns, qg + at * K + c, kKeys);
+    store_tile(keys, rows, columns, kg + at * K + c, kKeys);
+    load_tile(erase + at * K + c, kKeys, rows, columns, gates);
+    multiply_elements(factor, gates, rows, columns, factor);
+    multiply<Layout::rows, Lower::a>(rows, columns, rows, inverse, factor, queries);
+    store_tile(queries, rows, columns, w + at * K + c, kKeys);
+  }
+}

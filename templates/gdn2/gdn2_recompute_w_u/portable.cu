@@ -1,0 +1,53 @@
+// W, qg, kg and U from the inverse, one block a tile of BK columns of the first three or BV columns
+// of U.
+#include "device/cuda/gdn2.cuh"
+#include "gdn2/gdn2_recompute_w_u/layout.hpp"
+
+constexpr int kThreads = num_warps * 32;
+constexpr int kTilesW = ceil_div(K, BK);
+constexpr int kTilesU = ceil_div(V, BV);
+
+constexpr gdn2_recompute_w_u::SharedLayout kLayout{Spec{}};
+
+WYVERN_KERNEL(kThreads, 0) {
+  const int tile = block_index() % (kTilesW + kTilesU);
+  const int head = block_index() / (kTilesW + kTilesU) % HV;
+  const int slot = block_index() / (kTilesW + kTilesU) / HV;
+  const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
+  if (chunk.rows <= 0) return;
+  const int64 row = chunk.token * HV + head;
+  const int64 row_k = chunk.token * H + head / (HV / H);
+  const bool is_u = tile >= kTilesW;
+  const int first = is_u ? (tile - kTilesW) * BV : tile * BK;
+
+  unsigned char* const shared = shared_memory();
+  const auto inverse = tile_at<kLayout.inverse>(shared);
+  const auto rows = kda::rows_at<kLayout.rows>(shared);
+  const auto keys = gdn2::keys_at<kLayout.keys>(shared);
+  const auto values = gdn2::values_at<kLayout.values>(shared);
+  load_tile<kThreads, BT>(inverse, Tinv + row * BT, HV * BT, chunk.rows, BT);
+  if (is_u)
+    gdn2::load_values<kThreads, V, HV>(values, v + row * V + first, write + row * V + first,
+                                       chunk.rows, V - first);
+  else
+    gdn2::load_keys<kThreads, K, H, HV>(keys, q + row_k * K + first, k + row_k * K + first,
+                                        Gk + row * K + first, erase + row * K + first, chunk.rows,
+                                        K - first);
+  copy_async_commit();
+  kda::load_row_factors<kThreads, BT, QK_L2NORM>(rows, q_rstd + row_k, k_rstd + row_k, H,
+                                                 chunk.rows, [](int) { return 1.0f; });
+  copy_async_wait<0>();
+  sync_block();
+
+  const kda::InverseOperand<DTYPE, BT> operand(inverse, rows.beta);
+  if (is_u) {
+    for (int col = warp_index() * 16; col < smaller(BV, V - first); col += num_warps * 16)
+      gdn2::write_values<precision, V>(operand, values, col, u + row * V + first + col,
+                                       int64{HV} * V, chunk.rows, V - first - col);
+    return;
+  }
+  const kda::KeyOutputs<DTYPE> to{w + row * K, qg + row * K, kg + row * K, int64{HV} * K};
+  for (int col = warp_index() * 16; col < smaller(BK, K - first); col += num_warps * 16)
+    kda::write_keys<precision, QK_L2NORM, K>(operand, keys, rows, to, first + col, col, chunk.rows,
+                                             K - first - col);
+}

@@ -1,0 +1,164 @@
+// gdn2's recurrence token by token, for a few tokens a sequence. A warp keeps all of K times its
+// value columns of one state in registers from the first token to the last; warps never meet, so
+// there is neither shared memory nor a barrier, and a state moves once in and once out.
+#include "device/cuda/decode.cuh"
+#include "device/cuda/gate.cuh"
+
+constexpr int kThreads = num_warps * 32;
+constexpr int kTiles = ceil_div(V, BV);
+
+using Share = decode::Share<Spec>;
+using State = decode::State<Spec>;
+template <class T>
+using KeyVector = decode::KeyVector<Spec, T>;
+template <class T>
+using ValueVector = decode::ValueVector<Spec, T>;
+constexpr int kKeys = Share::kKeys;
+constexpr int kValues = Share::kValues;
+
+/// What a token brings, as stored: loaded one token ahead of its use.
+struct Token {
+  KeyVector<DTYPE> k, q;
+  KeyVector<BETA_DTYPE> erase;
+  KeyVector<G_DTYPE> gates;
+  ValueVector<DTYPE> v;
+  ValueVector<BETA_DTYPE> write;
+};
+
+struct Tensors {
+  const DTYPE *q, *k, *v;
+  const BETA_DTYPE *erase, *write;
+  const G_DTYPE* g;
+
+  WYVERN_DEVICE void load(Token& to, int64 token, int head, int column) const {
+    const int64 keys = (token * H + head / (HV / H)) * K;
+    const int64 row = token * HV + head;
+    to.k.load(k + keys);
+    to.q.load(q + keys);
+    to.erase.load(erase + row * K);
+    to.gates.load(g + row * K);
+    to.v.load(v + row * V, column);
+    to.write.load(write + row * V, column);
+  }
+};
+
+/// The decays of a token's keys.
+struct Decay {
+  float rate = 1.0f;  // exp(A_log)
+  float bias[kKeys] = {};
+
+  WYVERN_DEVICE void load(const float* A_log, const float* dt_bias, int head) {
+    if constexpr (GATE_IN_KERNEL && HAS_A_LOG) rate = exponential(A_log[head]);
+    if constexpr (GATE_IN_KERNEL && HAS_DT_BIAS) {
+      KeyVector<float> all;
+      all.load(dt_bias + head * K);
+#pragma unroll
+      for (int i = 0; i < kKeys; ++i) bias[i] = all[i];
+    }
+  }
+  WYVERN_DEVICE float of(float g, int i, float lower_bound) const {
+    if constexpr (!GATE_IN_KERNEL) return decay(g);
+    return decay(log_decay<LOWER_BOUND>(g + bias[i], rate, lower_bound));
+  }
+};
+
+/// The decayed state's products with erase k and with q, and what else a token's keys sum to.
+struct Products {
+  float with_k[kValues] = {};
+  float with_q[kValues] = {};
+  float kq = 0.0f, kk = 0.0f, qq = 0.0f;
+
+  WYVERN_DEVICE void reduce() {
+#pragma unroll
+    for (int j = 0; j < kValues; ++j) {
+      with_k[j] = Share::sum_key_lanes(with_k[j]);
+      with_q[j] = Share::sum_key_lanes(with_q[j]);
+    }
+    kq = Share::sum_key_lanes(kq);
+    if constexpr (QK_L2NORM) {
+      kk = Share::sum_key_lanes(kk);
+      qq = Share::sum_key_lanes(qq);
+    }
+  }
+};
+
+WYVERN_DEVICE void decay_and_multiply(State& S, Products& sums, const Token& now, const Decay& gate,
+                                      float lower_bound) {
+#pragma unroll
+  for (int i = 0; i < kKeys; ++i) {
+    const float k = now.k[i];
+    const float q = now.q[i];
+    const float erasing = now.erase[i] * k;
+    const float factor = gate.of(now.gates[i], i, lower_bound);
+#pragma unroll
+    for (int j = 0; j < kValues; ++j) {
+      S.x[i][j] *= factor;
+      sums.with_k[j] = fused_multiply_add(S.x[i][j], erasing, sums.with_k[j]);
+      sums.with_q[j] = fused_multiply_add(S.x[i][j], q, sums.with_q[j]);
+    }
+    sums.kq = fused_multiply_add(k, q, sums.kq);
+    if constexpr (QK_L2NORM) {
+      sums.kk = fused_multiply_add(k, k, sums.kk);
+      sums.qq = fused_multiply_add(q, q, sums.qq);
+    }
+  }
+  sums.reduce();
+}
+
+/// One step: the state becomes S_t, and the thread's columns of o_t = scale (S~^T q + u (k . q)) go
+/// to `o`. One round of sums serves both u and o.
+WYVERN_DEVICE void step(State& S, const Token& now, const Decay& gate, DTYPE* o, int column,
+                        const Extents& e) {
+  Products sums;
+  decay_and_multiply(S, sums, now, gate, e.lower_bound);
+  const float k_rstd = QK_L2NORM ? reciprocal_sqrt(sums.kk + 1e-6f) : 1.0f;
+  const float q_rstd = QK_L2NORM ? reciprocal_sqrt(sums.qq + 1e-6f) : 1.0f;
+  float u[kValues];
+  ValueVector<DTYPE> out;
+#pragma unroll
+  for (int j = 0; j < kValues; ++j) {
+    u[j] = k_rstd * (now.write[j] * now.v[j] - k_rstd * sums.with_k[j]);
+    out[j] = from_float<DTYPE>(e.scale * q_rstd * (sums.with_q[j] + u[j] * sums.kq));
+  }
+  out.store(o, column);
+#pragma unroll
+  for (int i = 0; i < kKeys; ++i)
+#pragma unroll
+    for (int j = 0; j < kValues; ++j) S.x[i][j] = fused_multiply_add(now.k[i], u[j], S.x[i][j]);
+}
+
+WYVERN_KERNEL(kThreads, 0) {
+  const int column = block_index() % kTiles * BV + warp_index() * decode::kColumns<Spec>;
+  if (column >= V) return;
+  const int head = block_index() / kTiles % HV;
+  const int64 n = block_index() / kTiles / HV;
+  const int64 begin = decode::sequence_start<VARLEN>(cu_seqlens, n, e);
+  const int64 end = decode::sequence_start<VARLEN>(cu_seqlens, n + 1, e);
+  const int64 slot = STATE_INDEX ? static_cast<int64>(state_index[n]) : n;
+  const int64 from = (slot * HV + head) * (K * V);
+  const int64 to = (n * HV + head) * (K * V);
+
+  State S;
+  S.clear();
+  if (STATE_INDEX && (slot < 0 || slot >= e.S)) {
+    decode::clear_output<Spec>(o, begin, end, head, column);
+    if constexpr (FINAL_STATE) S.store(final_state + to, column);
+    return;
+  }
+  const Tensors in{q, k, v, erase, write, g};
+  Token next = {};
+  if (begin < end) in.load(next, begin, head, column);
+  if constexpr (INPLACE_STATE)
+    S.load(state + from, column);
+  else if constexpr (INITIAL_STATE)
+    S.load(initial_state + from, column);
+  Decay gate;
+  gate.load(A_log, dt_bias, head);
+  for (int64 token = begin; token < end; ++token) {
+    const Token now = next;
+    if (token + 1 < end) in.load(next, token + 1, head, column);
+    step(S, now, gate, o + (token * HV + head) * V, column, e);
+  }
+  if constexpr (INPLACE_STATE) S.store(state + from, column);
+  if constexpr (FINAL_STATE) S.store(final_state + to, column);
+}
