@@ -5,6 +5,7 @@
 #include <wyvern/error.hpp>
 
 #include <algorithm>
+#include <ostream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -58,7 +59,7 @@ static_assert(kState.dO.offset * 4 == kScan.bytes && kState.bytes > kScan.bytes)
 float* use_both(void* memory) {
   const auto scan = ForwardScan<Narrow>::work_at<kScan>(memory);
   const auto state = StateBackward<Wide>::at<kState>(memory);
-  return scan.state.data < state.dO.data ? scan.decay : state.rate;
+  return scan.state.data < state.dO.data ? scan.decay : state.end;
 }
 )";
 
@@ -85,6 +86,9 @@ struct Blocks {
   std::string_view entry;   ///< an empty entry point
   std::string_view use;     ///< several blocks at once, over both of kTwoSizes
 };
+
+/// Tests are listed by name and parameter, so neither may change from run to run.
+void PrintTo(const Blocks& blocks, std::ostream* out) { *out << blocks.folder; }
 
 class DeviceHeaders : public ::testing::TestWithParam<Blocks> {
  protected:
