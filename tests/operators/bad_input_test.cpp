@@ -254,7 +254,7 @@ const std::vector<BadProblem>& bad_problems() {
   static const std::vector<BadProblem> all{
       {"HV is 3 .. multiple of H, which is 2", [](Problem& p) { p.HV = 3; }},
       {"K is 257 .. 256", [](Problem& p) { p.K = 257; }},
-      {"softmax .. delta_rule, gated_delta_rule .. kda", [](Problem& p) { p.op = "softmax"; }},
+      {"softmax .. delta_rule .. gated_delta_rule .. kda", [](Problem& p) { p.op = "softmax"; }},
       {"g_dtype is fp16 .. bf16 or fp32", [](Problem& p) { p.g_dtype = DType::fp16; }},
       {"g_dtype is int32", [=](Problem& p) { kda(p), p.g_dtype = DType::int32; }},
       {"lower_bound is -2 .. kda", [](Problem& p) { p.lower_bound = -2.0F; }},

@@ -70,7 +70,7 @@ void add_few_keys(Cases& cases) {
   cases.add("FewKeysReflected",
             [=](Problem& p) {
               few(p), p.packed = true, p.H = p.HV = 2;
-              p.use_beta_sigmoid = p.allow_neg_eigval = true;
+              p.use_beta_sigmoid = p.allow_neg_eigval = facts_of(p).beta;
             },
             Gate::zero, {0, 5, 77, 0});
   cases.add(
