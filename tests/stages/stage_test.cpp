@@ -222,8 +222,10 @@ TEST_P(Stage, MatchesFloat64) {
   constexpr Precision kPrecisions[] = {Precision::ieee, Precision::tf32x3, Precision::tf32};
   unsigned checked = 0;
   for (unsigned i = 0; i < std::size(kDimensions) * 2; ++i) {
-    // Each element type leaves out another third: most of the time goes into compiling.
-    if ((i + static_cast<unsigned>(dtype)) % 3 == 0) continue;
+    // The element types share the shapes out, as most of the time goes into compiling: each leaves
+    // out another third, and on the CPU, which computes all in fp32, takes that third alone.
+    const bool third = (i + static_cast<unsigned>(dtype)) % 3 == 0;
+    if (third != (t.device == DeviceKind::cpu)) continue;
     const Dimensions& d = kDimensions[i % std::size(kDimensions)];
     // A multiplier that is odd walks through all 16 switch settings.
     Problem problem = problem_for(t, dtype, i * 7 + i / 10);
@@ -236,7 +238,7 @@ TEST_P(Stage, MatchesFloat64) {
     check({id, *config}, problem, BT, i);
     if (HasFatalFailure()) return;
   }
-  EXPECT_GE(checked, 7U) << "most shapes have no legal config";
+  EXPECT_GE(checked, t.device == DeviceKind::cpu ? 5U : 7U) << "most shapes have no legal config";
 }
 
 // --- Every config of the space
@@ -255,7 +257,7 @@ TEST_P(StageSpace, EveryConfigMatches) {
       space(t, problem_constants(problem), limits(), Precision::tf32, {0, kSegment});
   ASSERT_FALSE(configs.empty());
   // A fixed sample keeps the time bounded; another dtype draws another one.
-  const std::size_t most = t.device == DeviceKind::cpu ? 8 : 64;
+  const std::size_t most = t.device == DeviceKind::cpu ? 6 : 64;
   Engine engine(static_cast<std::uint64_t>(dtype) + 1);
   std::shuffle(configs.begin(), configs.end(), engine);
   configs.resize(std::min(configs.size(), most));
