@@ -7,6 +7,7 @@
 #include <set>
 
 #include "runtime/devices/device_impl.hpp"
+#include "runtime/operators/operator.hpp"
 #include "tests/operators/fixture.hpp"
 
 namespace wyvern::testing {
@@ -203,7 +204,7 @@ TEST_P(OperatorSanitize, SmallPlans) {
   WYVERN_OPEN_OR_SKIP(kind);
   Problem p = with_all_options(which, dtype);
   p.K = 60, p.V = 33, p.H = 1, p.HV = 2;
-  p.use_beta_sigmoid = true;
+  p.use_beta_sigmoid = definition_of(p).facts().beta;
   Lengths lengths{33, 0, 1, 36};
   if (which.pass == Pass::recurrent) {
     p.state_index = true, p.state_slots = 5;
