@@ -41,7 +41,8 @@ Problem draw_problem(const Template& t, const Heads& heads, DType dtype, std::mt
   p.op = operators()[(random() >> 16) % operators().size()];
   if (definition_of(p).facts().householder)
     p.num_householder = 1 + static_cast<std::int64_t>((random() >> 16) % 3);
-  p.pass = t.carries_out("recurrent") ? Pass::recurrent : Pass::backward;
+  const bool decodes = t.carries_out("recurrent") || t.carries_out("gdn2_recurrent");
+  p.pass = decodes ? Pass::recurrent : Pass::backward;
   p.H = heads.H, p.HV = heads.HV, p.K = heads.K, p.V = heads.V;
   p.dtype = dtype;
   p.beta_dtype = flag() ? dtype : DType::fp32;
@@ -136,8 +137,10 @@ class Sampler {
 
   void add_default(const Target& target) {
     Constants constants = draw_constants(template_, kHeads[0], DType::bf16, random_);
-    const auto config =
-        default_config(template_, constants, target.limits, Precision::tf32, /*BT=*/64);
+    // Where a block has little shared memory, whole rows of several tensors fit with small chunks.
+    auto config = default_config(template_, constants, target.limits, Precision::tf32, /*BT=*/{64});
+    if (!config)
+      config = default_config(template_, constants, target.limits, Precision::tf32, /*BT=*/{32});
     EXPECT_TRUE(config.has_value()) << template_.id() << " has no default for " << target.arch;
     if (config) take(target, std::move(constants), *config);
   }
