@@ -60,9 +60,9 @@ inline Template cpu_chunks(Template t, ScratchBytes bytes,
 }
 
 /// What column tiles of a call are cut from.
-inline std::int64_t columns_of_K(const Spec& s) { return s.K; }
-inline std::int64_t columns_of_V(const Spec& s) { return s.V; }
-inline std::int64_t columns_of_K_and_V(const Spec& s) { return std::max(s.K, s.V); }
+inline std::int64_t key_columns(const Spec& s) { return s.K; }
+inline std::int64_t value_columns(const Spec& s) { return s.V; }
+inline std::int64_t all_columns(const Spec& s) { return std::max(s.K, s.V); }
 
 /// The same where a call takes `block`, BK or BV, columns at a time.
 inline Template cpu_chunks_by_columns(Template t, ScratchBytes bytes, const TunableName& block,

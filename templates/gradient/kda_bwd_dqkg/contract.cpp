@@ -27,7 +27,7 @@ std::int64_t shared_bytes(const Spec& s) { return cuda::kda::StateBackwardLayout
 std::vector<Template> contract() {
   return {kda_backward::portable(stage(), shared_bytes),
           cpu_chunks_by_columns(stage(), scratch_bytes<cpu::BetaBackwardLayout>, tunable::BK,
-                                columns_of_K)};
+                                key_columns)};
 }
 
 }  // namespace wyvern::kda_bwd_dqkg

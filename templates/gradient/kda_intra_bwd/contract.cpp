@@ -53,7 +53,7 @@ Template portable() {
 
 std::vector<Template> contract() {
   return {portable(),
-          cpu_chunks_by_columns(stage(), scratch_bytes<ScratchLayout>, tunable::BK, columns_of_K)};
+          cpu_chunks_by_columns(stage(), scratch_bytes<ScratchLayout>, tunable::BK, key_columns)};
 }
 
 }  // namespace wyvern::kda_intra_bwd

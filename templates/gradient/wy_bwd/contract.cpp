@@ -25,7 +25,7 @@ std::int64_t shared_bytes(const Spec& s) { return SharedLayout(s).bytes; }
 
 std::vector<Template> contract() {
   return {backward::portable(stage(), shared_bytes),
-          cpu_chunks_by_columns(stage(), scratch_bytes<ScratchLayout>, tunable::BK, columns_of_K)};
+          cpu_chunks_by_columns(stage(), scratch_bytes<ScratchLayout>, tunable::BK, key_columns)};
 }
 
 }  // namespace wyvern::wy_bwd

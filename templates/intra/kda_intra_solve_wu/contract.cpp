@@ -63,7 +63,7 @@ Template portable() {
 
 std::vector<Template> contract() {
   return {portable(),
-          cpu_chunks_by_columns(stage(), scratch_bytes<ScratchLayout>, tunable::BV, columns_of_V)};
+          cpu_chunks_by_columns(stage(), scratch_bytes<ScratchLayout>, tunable::BV, value_columns)};
 }
 
 }  // namespace wyvern::kda_intra_solve_wu

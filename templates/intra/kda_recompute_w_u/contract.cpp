@@ -65,8 +65,8 @@ Template portable() {
 }  // namespace
 
 std::vector<Template> contract() {
-  return {portable(), cpu_chunks_by_columns(stage(), scratch_bytes<ScratchLayout>, tunable::BV,
-                                            columns_of_K_and_V)};
+  return {portable(),
+          cpu_chunks_by_columns(stage(), scratch_bytes<ScratchLayout>, tunable::BV, all_columns)};
 }
 
 }  // namespace wyvern::kda_recompute_w_u

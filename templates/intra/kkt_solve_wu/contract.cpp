@@ -61,7 +61,7 @@ Template portable() {
 
 std::vector<Template> contract() {
   return {portable(), cpu_chunks_by_columns(stage(), scratch_bytes<ScratchLayout>, tunable::BV,
-                                            columns_of_V, constant::H)};
+                                            value_columns, constant::H)};
 }
 
 }  // namespace wyvern::kkt_solve_wu

@@ -25,7 +25,7 @@ std::int64_t shared_bytes(const Spec& s) { return SharedLayout(s).bytes; }
 
 std::vector<Template> contract() {
   return {chunk_columns::portable(stage(), {64, 32, 16, 128}, shared_bytes),
-          cpu_chunks_by_columns(stage(), scratch_bytes<ScratchLayout>, tunable::BV, columns_of_V,
+          cpu_chunks_by_columns(stage(), scratch_bytes<ScratchLayout>, tunable::BV, value_columns,
                                 constant::H)};
 }
 
