@@ -163,7 +163,7 @@ std::int64_t nearest_id(Query& buckets, std::int64_t tokens, std::int64_t sequen
 
 class Cache::Impl {
  public:
-  explicit Impl(std::filesystem::path directory) : connection(std::move(directory)) {}
+  explicit Impl(const std::filesystem::path& directory) : connection(directory) {}
   Connection connection;
 };
 
