@@ -5,7 +5,9 @@ usage: tidy.py ROOT BUILD [--full] [PATH...]
 
 Most of clang-tidy's time goes into headers, so sources that are compiled with the same macros and
 folders are read together, as one translation unit, a name in it standing for one thing. Left out are
-the static analyzer (clang-analyzer-*), which takes far longer than all other checks, and tests.
+tests and what takes longest: the static analyzer (clang-analyzer-*), copies of parameters (half of
+all other checks' time) and mistakes in macros, strings' comparisons and the like, which the
+compiler's warnings mostly find too.
 --full reads every source, tests too, on its own, by all checks. PATH (a source or a folder) narrows
 the search. Exit status 77, with the
 reason, where there is no clang-tidy 19.
@@ -26,6 +28,15 @@ from pathlib import Path
 TOOL = "clang-tidy-19"
 ROOMS = ("templates", "compiler", "cache", "runtime", "autotune", "tools", "tests")
 LARGEST_GROUP = 24
+# Left out without --full.
+SLOW = ("clang-analyzer-*", "performance-unnecessary-value-param", "bugprone-assert-side-effect",
+        "bugprone-chained-comparison", "bugprone-dangling-handle", "bugprone-inc-dec-in-conditions",
+        "bugprone-infinite-loop", "bugprone-misplaced-widening-cast",
+        "bugprone-multiple-new-in-one-expression", "bugprone-multiple-statement-macro",
+        "bugprone-not-null-terminated-result", "bugprone-sizeof-container",
+        "bugprone-suspicious-include", "bugprone-suspicious-semicolon",
+        "bugprone-suspicious-string-compare", "bugprone-swapped-arguments",
+        "bugprone-undelegated-constructor", "bugprone-unused-raii")
 # What a declaration at the beginning of a line declares: sources are formatted, so nothing that
 # stands in no function or class is indented.
 NAME = re.compile(
@@ -81,10 +92,11 @@ def private_names(text):
 
 
 def group(sources, root):
-    """Sources that can be read together: no name of one is another's, or a header's of its room."""
+    """Sources that can be read together: what one declares for itself no other declares, nor uses
+    where a header declares that name too."""
     headers = {room: [h.read_text() for h in (root / room).rglob("*.hpp")] for room in ROOMS}
     declared = {room: set().union(*map(names_of, texts)) for room, texts in headers.items()}
-    # A type of an inner namespace would hide that of an outer one from the sources that follow.
+    # A type of an inner namespace would hide that of an outer one.
     types = {one for texts in headers.values() for text in texts
              for one, _ in NAME.findall(text) if one}
     groups = []
@@ -92,18 +104,22 @@ def group(sources, root):
         room = file.relative_to(root).parts[0]
         text = file.read_text()
         names = private_names(text)
-        alone = ("target_clones" in text or names & declared[room]
-                 or types & {name for _, name in names})
+        hiding = {name for _, name in names & declared[room]} | types & {name for _, name in names}
+        words = set(re.findall(r"\w+", text))
+        alone = "target_clones" in text
         for other in groups:
             if (not alone and not other["alone"] and other["flags"] == flags
                     and other["room"] == room and len(other["files"]) < LARGEST_GROUP
-                    and not other["names"] & names):
+                    and not other["names"] & names and not other["hiding"] & words
+                    and not hiding & other["words"]):
                 other["files"].append(file)
                 other["names"] |= names
+                other["hiding"] |= hiding
+                other["words"] |= words
                 break
         else:
             groups.append({"files": [file], "flags": flags, "room": room, "names": names,
-                           "alone": alone})
+                           "hiding": hiding, "words": words, "alone": alone})
     return [(each["files"], each["flags"]) for each in groups]
 
 
@@ -147,7 +163,7 @@ def main():
         checks = config
     else:
         units = group(sources, options.root)
-        checks = [*config, "--checks=-clang-analyzer-*,-bugprone-suspicious-include"]
+        checks = [*config, "--checks=" + ",".join("-" + check for check in SLOW)]
     units.sort(key=lambda unit: -len(unit[0]))
     with (tempfile.TemporaryDirectory() as folder,
           concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool):

@@ -16,6 +16,10 @@ SCALARS = ("dbeta", "derase", "dwrite", "dg", "dA_log", "ddt_bias")
 
 
 class PassCase(Case):
+    def setUp(self):
+        super().setUp()
+        self.use_compiled_kernels()
+
     def write_example(self, op, *arguments):
         self.wyvern("example", op, "--dtype", "fp32", *arguments, "-o",
                     self.path("in.safetensors"))

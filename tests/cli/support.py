@@ -21,6 +21,11 @@ class Case(unittest.TestCase):
         self.folder = Path(folder.name)
         self.cache = self.folder / "cache"
 
+    def use_compiled_kernels(self):
+        """For a test of what kernels compute: the build's cache of what its tests have compiled, in
+        which nothing is ever tuned."""
+        self.cache = Path(os.environ.get("WYVERN_TEST_CACHE", self.cache))
+
     def path(self, name):
         return str(self.folder / name)
 

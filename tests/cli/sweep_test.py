@@ -67,6 +67,7 @@ class Sweep(Case):
                     self.assertGreaterEqual(plan["workspace_bytes"], 0)
 
     def test_useful_flops(self):
+        self.use_compiled_kernels()
         def flops(op, pass_, shape):
             options = (op,) if isinstance(op, str) else op
             return self.document("bench", *options, "--shape", shape, "--pass", pass_, "--dtype",
@@ -85,6 +86,7 @@ class Sweep(Case):
         self.assertEqual(flops(product, "recurrent", "T=2,H=1,K=128"), 2 * 10 * KV)
 
     def test_verify(self):
+        self.use_compiled_kernels()
         for op in OPERATORS:
             with self.subTest(op):
                 document = self.document("verify", op, "--device", "cpu", "--count", "1",
@@ -108,6 +110,7 @@ class Sweep(Case):
                     self.assertLessEqual(options, met, pass_)
 
     def test_verify_text(self):
+        self.use_compiled_kernels()
         done = self.wyvern("verify", "delta_rule", "--pass", "forward", "--dtype", "fp32",
                            "--precision", "ieee", "--device", "cpu")
         for word in ("largest error", "bound", "final_state", "ieee", "0 failed"):
