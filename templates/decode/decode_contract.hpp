@@ -1,9 +1,11 @@
-// What the contracts of CUDA templates over device/cuda/decode.cuh share: how lanes share a state,
-// which shares are legal, and the launch.
+// What the contracts of templates that walk token by token share: on CUDA, over
+// device/cuda/decode.cuh, how lanes share a state, which shares are legal, and the launch; the
+// CPU's.
 #pragma once
 
 #include <algorithm>
 
+#include "templates/cpu_contract.hpp"
 #include "templates/cuda_contract.hpp"
 #include "templates/template.hpp"
 
@@ -79,6 +81,25 @@ inline Template portable(Template t, std::int64_t key_vectors) {
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     const std::int64_t tiles = cuda::ceil_div(s.V, s.BV);
     return cuda::launch(e.N * s.HV * tiles, s, 0);
+  };
+  return t;
+}
+
+/// One call: all tokens of one sequence, one value head, BV columns of the state. `bytes`
+/// counts its scratch.
+inline Template cpu(Template t, std::int64_t (*bytes)(const Spec&)) {
+  t.variant = "cpu";
+  t.device = DeviceKind::cpu;
+  t.source = "cpu.cpp";
+  t.tunables = {{tunable::BV, {128, 64}}};
+  t.illegal = [bytes](const Spec& s, const Limits& limits) {
+    const std::string problem = column_block_problem("BV", s.BV, s.V);
+    return problem.empty() ? scratch_problem(bytes(s), limits) : problem;
+  };
+  t.fallback = [](Spec& s, const Limits&) { s.BV = column_block(s.V, 128); };
+  t.geometry = [bytes](const Spec& s, const Extents& e, const Limits&) {
+    const std::int64_t BV = s.BV;
+    return Geometry{.grid = {(s.V + BV - 1) / BV, s.HV, e.N}, .shared_bytes = bytes(s)};
   };
   return t;
 }

@@ -1,8 +1,7 @@
 #include "templates/cpu_contract.hpp"
-#include "templates/cuda_contract.hpp"
+#include "templates/decode/decode_contract.hpp"
 #include "templates/decode/recurrent/cpu_layout.hpp"
 #include "templates/decode/stages.hpp"
-#include "templates/template.hpp"
 
 namespace wyvern::recurrent {
 namespace {
@@ -43,101 +42,11 @@ Template stage() {
   return t;
 }
 
-std::int64_t power_of_two(std::int64_t n) {
-  std::int64_t power = 1;
-  while (power < n) power *= 2;
-  return power;
-}
-
-/// Elements of the largest access of up to 16 bytes that divides `count` elements.
-std::int64_t vector_elements(std::int64_t count, DType type) {
-  const auto size = static_cast<std::int64_t>(size_of(type));
-  std::int64_t bytes = 16;
-  while (count * size % bytes != 0) bytes /= 2;
-  return bytes / size;
-}
-
-/// How many keys and value columns a lane holds, as recurrent/portable.cu shares them out; none
-/// where so many columns a warp do not go round.
-struct Share {
-  std::int64_t keys = 0, values = 0;
-};
-Share share(const Spec& s, std::int64_t columns) {
-  const std::int64_t K = s.K, V = s.V;
-  const bool v_first = s.STATE_V_FIRST;
-  const std::int64_t vector = vector_elements(v_first ? K : V, s.STATE_DTYPE);
-  if (v_first) {
-    const std::int64_t key_lanes = std::min<std::int64_t>(power_of_two(K / vector), 16);
-    return {cuda::ceil_div(K / vector, key_lanes) * vector, columns * key_lanes / 32};
-  }
-  if (columns < vector || columns > 32 * vector) return {};
-  const std::int64_t key_lanes = 32 * vector / columns;
-  const std::int64_t keys = cuda::ceil_div(K, key_lanes);
-  const std::int64_t run = std::min(vector_elements(K, s.DTYPE), power_of_two(keys));
-  return {cuda::round_up(keys, run), vector};
-}
-
-std::string illegal(const Spec& s, const Limits&) {
-  const std::int64_t BV = s.BV, warps = s.num_warps;
-  if (BV >= 2 * s.V && BV > 8) return fmt::format("BV={} is too wide for V={}", BV, s.V);
-  const Share lane = share(s, BV / warps);
-  if (BV % warps != 0 || lane.keys == 0 || lane.values == 0)
-    return fmt::format("BV={} does not go round among {} warps", BV, warps);
-  // Beside the state a lane holds k, q and the decay of its keys.
-  if (lane.keys * (lane.values + 3) > 136)
-    return fmt::format("BV={} and num_warps={} keep too much of the state in each thread", BV,
-                       warps);
-  return {};
-}
-
-/// CUDA, sm_80 and up: one block BV value columns of a sequence and value head.
-Template portable() {
-  Template t = stage();
-  t.variant = "portable";
-  t.tunables = {{tunable::BV, cuda::integers({32, 64, 16, 8, 128})},
-                {tunable::num_warps, cuda::integers({4, 2, 1, 8})}};
-  t.source = "portable.cu";
-  t.illegal = illegal;
-  // A warp moves 64 bytes of each row where its registers hold so much of the state, else 32, the
-  // least that memory moves (one H200, 2026-11-21, 128 sequences, fp32 states of 128 x 128: 0.137
-  // ms and 0.155). Of states with rows of K it has whole rows.
-  t.fallback = [](Spec& s, const Limits& limits) {
-    const auto size = static_cast<std::int64_t>(size_of(s.STATE_DTYPE));
-    s.BV = 32;
-    s.num_warps = 2;
-    if (size == 4 && !s.STATE_V_FIRST && s.V > 32 && illegal(s, limits).empty()) return;
-    const std::int64_t warps = s.V > 32 / size * 2 ? 4 : 1;
-    s.BV = warps * (32 / size);
-    s.num_warps = warps;
-  };
-  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
-    const std::int64_t tiles = cuda::ceil_div(s.V, s.BV);
-    return cuda::launch(e.N * s.HV * tiles, s, 0);
-  };
-  return t;
-}
-
-/// One call: all tokens of one sequence, one value head, BV columns of the state.
-Template cpu(Template t) {
-  t.variant = "cpu";
-  t.device = DeviceKind::cpu;
-  t.source = "cpu.cpp";
-  t.tunables = {{tunable::BV, {128, 64}}};
-  t.illegal = [](const Spec& s, const Limits& limits) {
-    const std::string problem = column_block_problem("BV", s.BV, s.V);
-    return problem.empty() ? scratch_problem(scratch_bytes<ScratchLayout>(s), limits) : problem;
-  };
-  t.fallback = [](Spec& s, const Limits&) { s.BV = column_block(s.V, 128); };
-  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
-    const std::int64_t BV = s.BV;
-    return Geometry{.grid = {(s.V + BV - 1) / BV, s.HV, e.N},
-                    .shared_bytes = scratch_bytes<ScratchLayout>(s)};
-  };
-  return t;
-}
-
 }  // namespace
 
-std::vector<Template> contract() { return {portable(), cpu(stage())}; }
+// Beside the state a lane holds k, q and the decay of its keys.
+std::vector<Template> contract() {
+  return {decode::portable(stage(), 3), decode::cpu(stage(), scratch_bytes<ScratchLayout>)};
+}
 
 }  // namespace wyvern::recurrent

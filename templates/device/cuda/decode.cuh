@@ -3,6 +3,7 @@
 // num_warps warps that each have as many of them.
 #pragma once
 
+#include "device/cuda/gate.cuh"
 #include "device/cuda/tile.cuh"
 
 namespace wyvern::cuda::decode {
@@ -188,6 +189,72 @@ struct State {
     });
   }
 };
+
+/// The decays of a token: of every key where `PerKey`, else one for all.
+template <class S, bool PerKey>
+struct Decay {
+  static constexpr int kCount = PerKey ? Share<S>::kKeys : 1;
+  float rate = 1.0f;  // exp(A_log)
+  float bias[kCount] = {};
+
+  WYVERN_DEVICE void load(const float* A_log, const float* dt_bias, int head) {
+    if constexpr (S::GATE_IN_KERNEL && S::HAS_A_LOG) rate = exponential(A_log[head]);
+    if constexpr (S::GATE_IN_KERNEL && S::HAS_DT_BIAS) {
+      if constexpr (PerKey) {
+        KeyVector<S, float> all;
+        all.load(dt_bias + head * S::K);
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) bias[i] = all[i];
+      } else {
+        bias[0] = dt_bias[head];
+      }
+    }
+  }
+  WYVERN_DEVICE float of(float g, int i, float lower_bound) const {
+    if constexpr (!S::GATE_IN_KERNEL) return decay(g);
+    return decay(log_decay<S::LOWER_BOUND>(g + bias[i], rate, lower_bound));
+  }
+};
+
+/// The decayed state's products with k (or what erases in its place) and q, and what else a
+/// token's keys sum to.
+template <class S>
+struct Products {
+  float with_k[Share<S>::kValues] = {};
+  float with_q[Share<S>::kValues] = {};
+  float kq = 0.0f, kk = 0.0f, qq = 0.0f;
+
+  /// Adds key i of k and q to the sums of the keys.
+  WYVERN_DEVICE void add_keys(float k, float q) {
+    kq = fused_multiply_add(k, q, kq);
+    if constexpr (S::QK_L2NORM) {
+      kk = fused_multiply_add(k, k, kk);
+      qq = fused_multiply_add(q, q, qq);
+    }
+  }
+  WYVERN_DEVICE void reduce() {
+#pragma unroll
+    for (int j = 0; j < Share<S>::kValues; ++j) {
+      with_k[j] = Share<S>::sum_key_lanes(with_k[j]);
+      with_q[j] = Share<S>::sum_key_lanes(with_q[j]);
+    }
+    kq = Share<S>::sum_key_lanes(kq);
+    if constexpr (S::QK_L2NORM) {
+      kk = Share<S>::sum_key_lanes(kk);
+      qq = Share<S>::sum_key_lanes(qq);
+    }
+  }
+};
+
+/// S~ + k u^T, which ends a step.
+template <class S, class Keys>
+WYVERN_DEVICE void add_update(State<S>& state, const Keys& k, const float (&u)[Share<S>::kValues]) {
+#pragma unroll
+  for (int i = 0; i < Share<S>::kKeys; ++i)
+#pragma unroll
+    for (int j = 0; j < Share<S>::kValues; ++j)
+      state.x[i][j] = fused_multiply_add(k[i], u[j], state.x[i][j]);
+}
 
 /// A sequence without a slot: zeros in the warp's columns of its rows of o.
 template <class S>

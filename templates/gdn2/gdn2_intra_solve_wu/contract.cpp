@@ -1,26 +1,12 @@
-#include "templates/cuda_contract.hpp"
 #include "templates/gdn2/gdn2_intra_solve_wu/layout.hpp"
 #include "templates/gdn2/stages.hpp"
+#include "templates/intra/intra_contract.hpp"
 #include "templates/intra/stages.hpp"
-#include "templates/template.hpp"
 
 namespace wyvern::gdn2_intra_solve_wu {
 namespace {
 
-std::int64_t shared_bytes(const Spec& s) { return SharedLayout(s).bytes; }
-
-std::string illegal(const Spec& s, const Limits& limits) {
-  const std::int64_t BT = s.BT, BV = s.BV, warps = s.num_warps;
-  if (std::string reason = cuda::exceeds_dimension("BV", BV, "V", s.V); !reason.empty())
-    return reason;
-  if (warps < BT / 16 || warps > BT / 4)
-    return fmt::format("num_warps={} is not between BT/16={} and BT/4={}", warps, BT / 16, BT / 4);
-  if (warps * 8 > BV) return fmt::format("num_warps={} leaves warps without columns", warps);
-  return cuda::exceeds_shared(shared_bytes(s), limits);
-}
-
-/// CUDA, sm_80 and up: one block a chunk and value head.
-Template portable() {
+Template stage() {
   Template t;
   t.name = "gdn2_intra_solve_wu";
   t.covers = {stages::gdn2_intra, stages::solve_tril, stages::gdn2_recompute_w_u};
@@ -30,25 +16,13 @@ Template portable() {
   t.constants = {constant::DTYPE,     constant::U_DTYPE,   constant::BETA_DTYPE,  constant::H,
                  constant::HV,        constant::K,         constant::V,           constant::VARLEN,
                  constant::SAFE_GATE, constant::QK_L2NORM, constant::KEEP_INVERSE};
-  t.variant = "portable";
-  t.tunables = {{tunable::BT, cuda::integers({64, 32, 16})},
-                {tunable::BV, cuda::integers({128, 64, 32})},
-                {tunable::num_warps, cuda::integers({8, 4, 2})},
-                {tunable::precision, cuda::kPrecisionValues}};
-  t.source = "portable.cu";
-  t.illegal = illegal;
-  t.fallback = [](Spec& s, const Limits&) {
-    const bool half = cuda::is_half(s);
-    s.BV = s.V > 64 && half ? 128 : s.V > 32 ? 64 : 32;
-    s.num_warps = s.BT == 64 && s.V > 32 ? 8 : s.BT == 64 ? 4 : 2;
-    s.precision = half ? Precision::tf32 : Precision::tf32x3;
-  };
-  t.geometry = cuda::chunk_blocks(shared_bytes);
   return t;
 }
 
+std::int64_t shared_bytes(const Spec& s) { return SharedLayout(s).bytes; }
+
 }  // namespace
 
-std::vector<Template> contract() { return {portable()}; }
+std::vector<Template> contract() { return {intra::fused(stage(), shared_bytes)}; }
 
 }  // namespace wyvern::gdn2_intra_solve_wu

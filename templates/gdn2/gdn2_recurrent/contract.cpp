@@ -36,30 +36,11 @@ Template stage() {
   return t;
 }
 
-/// One call: all tokens of one sequence, one value head, BV columns of the state.
-Template cpu(Template t) {
-  t.variant = "cpu";
-  t.device = DeviceKind::cpu;
-  t.source = "cpu.cpp";
-  t.tunables = {{tunable::BV, {128, 64}}};
-  t.illegal = [](const Spec& s, const Limits& limits) {
-    const std::string problem = column_block_problem("BV", s.BV, s.V);
-    return problem.empty() ? scratch_problem(scratch_bytes<ScratchLayout>(s), limits) : problem;
-  };
-  t.fallback = [](Spec& s, const Limits&) { s.BV = column_block(s.V, 128); };
-  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
-    const std::int64_t BV = s.BV;
-    return Geometry{.grid = {(s.V + BV - 1) / BV, s.HV, e.N},
-                    .shared_bytes = scratch_bytes<ScratchLayout>(s)};
-  };
-  return t;
-}
-
 }  // namespace
 
 std::vector<Template> contract() {
   // Beside the state a lane holds k, q, erase and the decay of its keys.
-  return {decode::portable(stage(), 4), cpu(stage())};
+  return {decode::portable(stage(), 4), decode::cpu(stage(), scratch_bytes<ScratchLayout>)};
 }
 
 }  // namespace wyvern::gdn2_recurrent

@@ -2,19 +2,19 @@
 // value columns of one state in registers from the first token to the last; warps never meet, so
 // there is neither shared memory nor a barrier, and a state moves once in and once out.
 #include "device/cuda/decode.cuh"
-#include "device/cuda/gate.cuh"
 
 constexpr int kThreads = num_warps * 32;
 constexpr int kTiles = ceil_div(V, BV);
 
-using Share = decode::Share<Spec>;
 using State = decode::State<Spec>;
+using Decay = decode::Decay<Spec, true>;
+using Products = decode::Products<Spec>;
 template <class T>
 using KeyVector = decode::KeyVector<Spec, T>;
 template <class T>
 using ValueVector = decode::ValueVector<Spec, T>;
-constexpr int kKeys = Share::kKeys;
-constexpr int kValues = Share::kValues;
+constexpr int kKeys = decode::Share<Spec>::kKeys;
+constexpr int kValues = decode::Share<Spec>::kValues;
 
 /// What a token brings, as stored: loaded one token ahead of its use.
 struct Token {
@@ -42,46 +42,6 @@ struct Tensors {
   }
 };
 
-/// The decays of a token's keys.
-struct Decay {
-  float rate = 1.0f;  // exp(A_log)
-  float bias[kKeys] = {};
-
-  WYVERN_DEVICE void load(const float* A_log, const float* dt_bias, int head) {
-    if constexpr (GATE_IN_KERNEL && HAS_A_LOG) rate = exponential(A_log[head]);
-    if constexpr (GATE_IN_KERNEL && HAS_DT_BIAS) {
-      KeyVector<float> all;
-      all.load(dt_bias + head * K);
-#pragma unroll
-      for (int i = 0; i < kKeys; ++i) bias[i] = all[i];
-    }
-  }
-  WYVERN_DEVICE float of(float g, int i, float lower_bound) const {
-    if constexpr (!GATE_IN_KERNEL) return decay(g);
-    return decay(log_decay<LOWER_BOUND>(g + bias[i], rate, lower_bound));
-  }
-};
-
-/// The decayed state's products with erase k and with q, and what else a token's keys sum to.
-struct Products {
-  float with_k[kValues] = {};
-  float with_q[kValues] = {};
-  float kq = 0.0f, kk = 0.0f, qq = 0.0f;
-
-  WYVERN_DEVICE void reduce() {
-#pragma unroll
-    for (int j = 0; j < kValues; ++j) {
-      with_k[j] = Share::sum_key_lanes(with_k[j]);
-      with_q[j] = Share::sum_key_lanes(with_q[j]);
-    }
-    kq = Share::sum_key_lanes(kq);
-    if constexpr (QK_L2NORM) {
-      kk = Share::sum_key_lanes(kk);
-      qq = Share::sum_key_lanes(qq);
-    }
-  }
-};
-
 WYVERN_DEVICE void decay_and_multiply(State& S, Products& sums, const Token& now, const Decay& gate,
                                       float lower_bound) {
 #pragma unroll
@@ -96,11 +56,7 @@ WYVERN_DEVICE void decay_and_multiply(State& S, Products& sums, const Token& now
       sums.with_k[j] = fused_multiply_add(S.x[i][j], erasing, sums.with_k[j]);
       sums.with_q[j] = fused_multiply_add(S.x[i][j], q, sums.with_q[j]);
     }
-    sums.kq = fused_multiply_add(k, q, sums.kq);
-    if constexpr (QK_L2NORM) {
-      sums.kk = fused_multiply_add(k, k, sums.kk);
-      sums.qq = fused_multiply_add(q, q, sums.qq);
-    }
+    sums.add_keys(k, q);
   }
   sums.reduce();
 }
@@ -121,10 +77,7 @@ WYVERN_DEVICE void step(State& S, const Token& now, const Decay& gate, DTYPE* o,
     out[j] = from_float<DTYPE>(e.scale * q_rstd * (sums.with_q[j] + u[j] * sums.kq));
   }
   out.store(o, column);
-#pragma unroll
-  for (int i = 0; i < kKeys; ++i)
-#pragma unroll
-    for (int j = 0; j < kValues; ++j) S.x[i][j] = fused_multiply_add(now.k[i], u[j], S.x[i][j]);
+  decode::add_update(S, now.k, u);
 }
 
 WYVERN_KERNEL(kThreads, 0) {

@@ -1,11 +1,8 @@
-#include <algorithm>
-
 #include "templates/cpu_contract.hpp"
-#include "templates/cuda_contract.hpp"
+#include "templates/intra/intra_contract.hpp"
 #include "templates/intra/kda_intra_solve_wu/cpu_layout.hpp"
 #include "templates/intra/kda_intra_solve_wu/layout.hpp"
 #include "templates/intra/stages.hpp"
-#include "templates/template.hpp"
 
 namespace wyvern::kda_intra_solve_wu {
 namespace {
@@ -27,42 +24,10 @@ Template stage() {
 
 std::int64_t shared_bytes(const Spec& s) { return SharedLayout(s).bytes; }
 
-std::string illegal(const Spec& s, const Limits& limits) {
-  const std::int64_t BT = s.BT;
-  const std::int64_t BV = s.BV;
-  const std::int64_t warps = s.num_warps;
-  if (std::string reason = cuda::exceeds_dimension("BV", BV, "V", s.V); !reason.empty())
-    return reason;
-  if (warps < BT / 16 || warps > BT / 4)
-    return fmt::format("num_warps={} is not between BT/16={} and BT/4={}", warps, BT / 16, BT / 4);
-  if (warps * 8 > BV) return fmt::format("num_warps={} leaves warps without columns", warps);
-  return cuda::exceeds_shared(shared_bytes(s), limits);
-}
-
-/// CUDA, sm_80 and up: one block a chunk and value head.
-Template portable() {
-  Template t = stage();
-  t.variant = "portable";
-  t.tunables = {{tunable::BT, cuda::integers({64, 32, 16})},
-                {tunable::BV, cuda::integers({128, 64, 32})},
-                {tunable::num_warps, cuda::integers({8, 4, 2})},
-                {tunable::precision, cuda::kPrecisionValues}};
-  t.source = "portable.cu";
-  t.illegal = illegal;
-  t.fallback = [](Spec& s, const Limits&) {
-    const bool half = cuda::is_half(s);
-    s.BV = s.V > 64 && half ? 128 : s.V > 32 ? 64 : 32;
-    s.num_warps = s.BT == 64 && s.V > 32 ? 8 : s.BT == 64 ? 4 : 2;
-    s.precision = half ? Precision::tf32 : Precision::tf32x3;
-  };
-  t.geometry = cuda::chunk_blocks(shared_bytes);
-  return t;
-}
-
 }  // namespace
 
 std::vector<Template> contract() {
-  return {portable(),
+  return {intra::fused(stage(), shared_bytes),
           cpu_chunks_by_columns(stage(), scratch_bytes<ScratchLayout>, tunable::BV, value_columns)};
 }
 
