@@ -100,7 +100,10 @@ WYVERN_DEVICE void chunk_end_products(const StateTile<T, Rows, Cols>& states,
   }
 }
 
-/// The parts of gradients of keys and queries that go through states.
+/// Gradients of one rate a row, which all columns add to, where columns begin sixteen by sixteen.
+WYVERN_DEVICE RowRateGradients& gradients_of(RowRateGradients& dbeta, int) { return dbeta; }
+
+/// The parts of gradients of keys, queries and rates that go through states.
 template <class T, Precision P, int Size, int Cols, int Values, bool Scaled>
 struct InterBackward {
   KeyTile<T, Size, Cols> tile;
@@ -110,10 +113,11 @@ struct InterBackward {
 
   /// Sets the gradients of rows of `strip` in N times sixteen columns from `col`, the chunk-end
   /// term left out; sums[c] is what column c gives to that: the sum of k exp(G_C - G) (V' dS'^T)
-  /// over the strip's rows but the chunk's `last`, which gives and takes the same.
-  template <int N>
-  WYVERN_DEVICE void set(KeyGradients (&d)[N], float (&dbeta)[2], float* sums, int strip, int col,
-                         int last, float scale) const {
+  /// over the strip's rows but the chunk's `last`, which gives and takes the same. Adds to the
+  /// gradients of the rates.
+  template <int N, class RateGradients, class Rates>
+  WYVERN_DEVICE void set(KeyGradients (&d)[N], RateGradients& d_rates, const Rates& rates,
+                         float* sums, int strip, int col, int last, float scale) const {
     multiply_states(d, strip, col);
 #pragma unroll
     for (int pair = 0; pair < N; ++pair)
@@ -124,8 +128,8 @@ struct InterBackward {
         float end[2] = {0.0f, 0.0f};
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-          finish(d[pair].dq[n].x + 2 * half, d[pair].dk[n].x + 2 * half, d[pair].dG[n].x + 2 * half,
-                 dbeta[half], end, G_end, strip * 16 + accumulator_row(2 * half), c, last, scale);
+          finish(d[pair], gradients_of(d_rates, pair), rates, half, n, end, G_end,
+                 strip * 16 + accumulator_row(2 * half), c, last, scale);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           for (int mask = 4; mask < 32; mask *= 2) end[j] += shuffle_xor(end[j], mask);
@@ -134,7 +138,7 @@ struct InterBackward {
       }
   }
 
- protected:
+ private:
   /// dq = dO S^T, dk = V' dS'^T, dG = X S^T.
   template <int N>
   WYVERN_DEVICE void multiply_states(KeyGradients (&d)[N], int strip, int col) const {
@@ -154,13 +158,18 @@ struct InterBackward {
     }
   }
 
-  /// Two neighbouring columns c, c + 1 of row r.
-  WYVERN_DEVICE void finish(float* dq, float* dk, float* dG, float& dbeta, float (&end)[2],
-                            const Float2& G_end, int r, int c, int last, float scale) const {
+  /// Two neighbouring columns c, c + 1 of row r: elements 2 half and 2 half + 1 of accumulators n.
+  template <class RateGradients, class Rates>
+  WYVERN_DEVICE void finish(KeyGradients& d, RateGradients& d_rates, const Rates& rates, int half,
+                            int n, float (&end)[2], const Float2& G_end, int r, int c, int last,
+                            float scale) const {
+    float* const dq = d.dq[n].x + 2 * half;
+    float* const dk = d.dk[n].x + 2 * half;
+    float* const dG = d.dG[n].x + 2 * half;
     const Float2 G = load_two(tile.G, r, c);
     const Float2 q = load_two(tile.q, r, c);
     const Float2 k = load_two(tile.k, r, c);
-    const float beta = rows.beta[r];
+    const auto rate = rates.row(r);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const float q_r = Scaled ? q.at[j] * rows.q_rstd[r] : q.at[j];
@@ -169,8 +178,8 @@ struct InterBackward {
       const float dw = -from_start * dG[j];  // gradient of beta k, through W
       dq[j] *= scale * from_start;
       const float to_end = dk[j] * decay(G_end.at[j] - G.at[j]);
-      const float through_w = beta * dw;
-      dbeta += k_r * dw;
+      const float through_w = rate(c + j) * dw;
+      add_product(d_rates, half, n, j, k_r, dw);
       dk[j] = to_end + through_w;
       const float given = r == last ? 0.0f : k_r * to_end;
       dG[j] = q_r * dq[j] + k_r * through_w - given;
@@ -317,7 +326,8 @@ struct StateBackward {
     inter.states = buffer.states;
     copy_async_wait<num_stages - 1>();
     sync_block();
-    inter.set(d, dbeta, column_sums + strip * BK, strip, col, in.rows - 1, scale);
+    inter.set(d, dbeta, RowRates{inter.rows.beta}, column_sums + strip * BK, strip, col,
+              in.rows - 1, scale);
     chunk_end_products<kThreads>(inter.states, inter.tile.G, end);
     sync_block();
     const int last = in.rows - 1 - strip * 16;

@@ -14,7 +14,7 @@ constexpr gdn2_chunk_bwd::SharedLayout kLayout{Spec{}};
 constexpr gdn2_chunk_bwd::BufferLayout kBuffer{Spec{}};
 
 using Rates = gdn2::ElementRates<BETA_DTYPE, BT, BK>;
-using Inter = gdn2::InterBackward<DTYPE, BETA_DTYPE, precision, BT, BK, kPaddedV, QK_L2NORM>;
+using Inter = kda::InterBackward<DTYPE, precision, BT, BK, kPaddedV, QK_L2NORM>;
 using Factor = TileAt<kLayout.dA>::Element;
 using Intra = kda::IntraBackward<DTYPE, Factor, precision, BT, BK, SAFE_GATE, QK_L2NORM, Rates>;
 
@@ -122,10 +122,9 @@ WYVERN_DEVICE void set_inter(Inter& inter, kda::KeyGradients (&d)[kCols / 16],
   const Buffer buffer(tile);
   inter.tile = buffer.keys;
   inter.states = buffer.states;
-  inter.rates = buffer.rates;
   copy_async_wait<num_stages - 1>();
   sync_block();
-  inter.set(d, derase, column_sums + strip * BK, strip, col, rows - 1, scale);
+  inter.set(d, derase, buffer.rates, column_sums + strip * BK, strip, col, rows - 1, scale);
   kda::chunk_end_products<kThreads>(inter.states, inter.tile.G, end);
   sync_block();
   const int last = rows - 1 - strip * 16;
@@ -173,10 +172,10 @@ WYVERN_KERNEL(kThreads, min_blocks) {
 #pragma unroll 1
   for (int tile = 0; tile < kTilesK; ++tile) {
     kda::KeyGradients d[kCols / 16];
-    gdn2::ElementGradients derase_[kCols / 16];
+    gdn2::ElementGradients derase_[kCols / 16] = {};
     set_inter(inter, d, derase_, tile, chunk.rows, e.scale);
     intra.tile = inter.tile;
-    intra.rates = inter.rates;
+    intra.rates = Buffer(tile).rates;
 #pragma unroll
     for (int pair = 0; pair < kCols / 16; ++pair) {
       const int col = tile * BK + first_col + pair * 16;
