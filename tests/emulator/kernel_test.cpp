@@ -280,6 +280,28 @@ TEST(Kernel, Segments) {
   for (const auto& [id, count] : checked) EXPECT_EQ(count, 9) << id;
 }
 
+/// What a segment does to a state, where a few channels of keys outlast the others: what a chunk
+/// takes from those cancels most of them, and not what rounding did.
+TEST(Kernel, SegmentsWhereFewChannelsLast) {
+  for (const std::int64_t BT : {16, 32})
+    for (const Pass pass : {Pass::forward, Pass::backward})
+      for (std::uint64_t seed = 1; seed < 9; ++seed) {
+        Problem p = problem(1, BT * testing::StageContext{}.SEG + 70, 1, 2, 60, 33);
+        p.op = "kda";
+        p.pass = pass;
+        p.dtype = DType::bf16;
+        p.use_qk_l2norm = p.initial_state = p.safe_gate = true;
+        p.lower_bound = -5.0F;
+        const StageData data = testing::make_stage_data(p, BT, Gate::mixed, seed, {});
+        const Template& t = *find_template(pass == Pass::forward ? "fwd_h_segment.portable"
+                                                                 : "bwd_dhu_segment.portable");
+        const auto config = default_config(t, problem_constants(p), kHopper, precision_floor(p),
+                                           {BT, data.context.SEG});
+        ASSERT_TRUE(config.has_value());
+        expect_correct(t, *config, data);
+      }
+}
+
 constexpr std::string_view kRowStages[] = {
     "l2norm_bwd",   "head_sum",      "chunk_local_reverse_cumsum", "gate_bwd", "kda_gate",
     "kda_gate_bwd", "gate_param_sum"};

@@ -89,21 +89,29 @@ struct StateStrip {
   }
 };
 
-/// rows += S^T x^T: a column for each row of x.
-template <Precision P, class T, int Strips, int Size, int Keys>
+/// rows += S^T x^T: a column for each row of x. The state enters as the sum of Parts numbers of T.
+template <Precision P, int Parts = 1, class T, int Strips, int Size, int Keys>
 WYVERN_DEVICE void multiply_rows(Accumulator (&rows)[Strips][Size / 8],
                                  const StateStrip<Keys> (&state)[Strips],
                                  const Tile<T, Size, Keys>& x) {
 #pragma unroll
   for (int step = 0; step < Keys / kDepth<T>; ++step) {
-    FragmentA<T> a[Strips];
+    FragmentA<T> a[Strips][Parts];
 #pragma unroll
-    for (int i = 0; i < Strips; ++i) a[i] = fragment_a<T>(state[i].accumulator, step);
+    for (int i = 0; i < Strips; ++i) {
+      a[i][0] = fragment_a<T>(state[i].accumulator, step);
+      if constexpr (Parts == 2)
+        a[i][1] = fragment_a<T>(rounded_off<T>(state[i].accumulator[2 * step]),
+                                rounded_off<T>(state[i].accumulator[2 * step + 1]));
+    }
 #pragma unroll
     for (int n = 0; n < Size / 8; n += 2) {
       const auto b = load_b_transposed(x, step * kDepth<T>, n * 8);
 #pragma unroll
-      for (int i = 0; i < Strips; ++i) multiply<P>(rows[i][n], rows[i][n + 1], a[i], b);
+      for (int i = 0; i < Strips; ++i)
+#pragma unroll
+        for (int part = 0; part < Parts; ++part)
+          multiply<P>(rows[i][n], rows[i][n + 1], a[i][part], b);
     }
   }
 }

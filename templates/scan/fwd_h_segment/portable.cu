@@ -3,7 +3,7 @@
 #include "device/cuda/scan.cuh"
 #include "device/cuda/segment.cuh"
 
-using Scan = ForwardScan<Spec>;
+using Scan = ForwardScan<Spec, VECTOR_GATE>;
 
 constexpr int kTilesK = ceil_div(K, BV);
 constexpr int kTilesV = Scan::kTilesV;
