@@ -1,5 +1,5 @@
 // Every way to carry out an operator's pass by templates of the build, at every chunk size and
-// precision. Cases are {Cpu,Gpu}/{OperatorPlan,OperatorSegments,OperatorSanitize}.
+// precision. Cases are {Cpu,Gpu}/{OperatorPlan,OperatorSegments} and Gpu/OperatorSanitize.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -253,10 +253,6 @@ INSTANTIATE_TEST_SUITE_P(Cpu, OperatorSegments,
                          kName);
 INSTANTIATE_TEST_SUITE_P(Gpu, OperatorSegments,
                          ValuesIn(chunked_cases(DeviceKind::cuda, {DType::bf16, DType::fp32}, 16)),
-                         kName);
-INSTANTIATE_TEST_SUITE_P(Cpu, OperatorSanitize,
-                         ValuesIn(plan_cases(DeviceKind::cpu, {DType::bf16, DType::fp32},
-                                             {16, 64})),
                          kName);
 INSTANTIATE_TEST_SUITE_P(Gpu, OperatorSanitize,
                          ValuesIn(plan_cases(DeviceKind::cuda, {DType::bf16, DType::fp32},
