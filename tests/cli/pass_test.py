@@ -52,12 +52,13 @@ class PassCase(Case):
                 for name in names if name in tensors and name not in left_out}
 
     def cases(self):
+        """One with options for every operator; without any, and packed, for one operator."""
         for op in OPERATORS:
             gated, beta, steps = op != "delta_rule", op != "gdn2", STEPS.get(op, 1)
-            yield Options(op), SHAPE
             yield Options(op, scale=0.7, qk_l2norm=True, beta_sigmoid=beta, neg_eigval=beta,
                           gate_in_kernel=gated, v_first=True, steps=steps), SHAPE
-            yield Options(op, lengths=[3, 0, 17], steps=steps), "H=1,HV=2,K=6,V=5"
+        yield Options("gated_delta_rule"), SHAPE
+        yield Options("gated_delta_product", lengths=[3, 0, 17], steps=3), "H=1,HV=2,K=6,V=5"
         yield Options("kda", gate_in_kernel=True, lower_bound=-5.0), SHAPE
 
     def example_of(self, options, shape, *more):

@@ -89,8 +89,11 @@ class Sweep(Case):
         self.use_compiled_kernels()
         for op in OPERATORS:
             with self.subTest(op):
+                # One operator in every type: what they share shows there.
+                types = ("bf16", "fp16", "fp32") if op == "gated_delta_rule" else ("bf16",)
+                only = ("--dtype", "bf16") if len(types) == 1 else ()
                 document = self.document("verify", op, "--device", "cpu", "--count", "1",
-                                         "--seed", "3")
+                                         "--seed", "1", *only)
                 self.assertTrue(document["verified"])
                 quantities = {(r["pass"], r["quantity"]) for r in document["rows"]}
                 wanted = {("forward", "o"), ("forward", "final_state"), ("backward", "dq"),
@@ -101,7 +104,7 @@ class Sweep(Case):
                 self.assertLessEqual(wanted, quantities)
                 for row in document["rows"]:
                     self.assertLessEqual(row["error"], row["bound"])
-                self.assertEqual({r["dtype"] for r in document["rows"]}, {"bf16", "fp16", "fp32"})
+                self.assertEqual({r["dtype"] for r in document["rows"]}, set(types))
                 for case in document["cases"]:
                     self.assertTrue(case["ok"] and case["repeatable"], case["case"])
                 for pass_, options in options_of(op).items():

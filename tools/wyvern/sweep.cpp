@@ -60,7 +60,9 @@ void vary_operator(std::vector<Case>& cases) {
   for (std::size_t i = 0; i < cases.size(); ++i) {
     Problem& p = cases[i].selection.problem;
     if (facts_of(p).householder) p.num_householder = 1 + static_cast<std::int64_t>(i + 1) % 3;
-    if (facts_of(p).optional_gate && i % 5 == 0 && !p.use_gate_in_kernel) p.has_g = false;
+    if (facts_of(p).optional_gate && i % 5 == 0 && !p.use_gate_in_kernel &&
+        cases[i].gates == Gates::typical)
+      p.has_g = false;
   }
 }
 
