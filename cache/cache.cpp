@@ -179,8 +179,7 @@ std::filesystem::path Cache::default_directory() {
   return {};
 }
 
-Cache::Cache(std::filesystem::path directory)
-    : impl_(std::make_unique<Impl>(std::move(directory))) {}
+Cache::Cache(const std::filesystem::path& directory) : impl_(std::make_unique<Impl>(directory)) {}
 Cache::~Cache() = default;
 
 std::filesystem::path Cache::file() const { return impl_->connection.file(); }

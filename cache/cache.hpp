@@ -91,7 +91,7 @@ class Cache {
   [[nodiscard]] static std::filesystem::path default_directory();
 
   /// Opens (creating directory, mode 0700, and file as needed) `directory`/wyvern.db.
-  explicit Cache(std::filesystem::path directory = default_directory());
+  explicit Cache(const std::filesystem::path& directory = default_directory());
   ~Cache();
   Cache(const Cache&) = delete;
   Cache& operator=(const Cache&) = delete;

@@ -1,7 +1,7 @@
 // Every CUDA template, over a sample of its space, compiled for five architectures without a GPU.
 //
 // The sample is the same in every run: for each architecture the default config of a common problem
-// and one other config, of one dtype after the other, then as many more as it takes for every value
+// and one other config, each dtype in its turn, then as many more as it takes for every value
 // of every tunable to be compiled once. Spills are reported; what does not compile, or could not be
 // launched, fails.
 
@@ -95,11 +95,10 @@ class Sampler {
   }
 
   std::vector<CompileRequest> sample() {
-    for (std::size_t i = 0; i < targets_.size(); ++i) {
-      add_default(targets_[i]);
-      add(targets_[i], kHeads[random_() % kHeads.size()], kDTypes[i % kDTypes.size()],
-          /*any=*/true);
-    }
+    for (const Target& target : targets_) add_default(target);
+    for (std::size_t i = 0; i < std::max(targets_.size(), kDTypes.size()); ++i)
+      add(targets_[i % targets_.size()], kHeads[random_() % kHeads.size()],
+          kDTypes[i % kDTypes.size()], /*any=*/true);
     for (const Target& target : targets_)
       for (const Heads& heads : kHeads)
         for (const DType dtype : kDTypes)

@@ -280,8 +280,8 @@ TEST(Kernel, Segments) {
   for (const auto& [id, count] : checked) EXPECT_EQ(count, 9) << id;
 }
 
-/// What a segment does to a state, where a few channels of keys outlast the others: what a chunk
-/// takes from those cancels most of them, and not what rounding did.
+/// What a segment does to a state, where a few channels of keys outlast the others: chunks take
+/// most of what these hold away again, but not what rounding has added to it.
 TEST(Kernel, SegmentsWhereFewChannelsLast) {
   for (const std::int64_t BT : {16, 32})
     for (const Pass pass : {Pass::forward, Pass::backward})

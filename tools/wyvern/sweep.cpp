@@ -55,7 +55,7 @@ void beta_sigmoid(Problem& p, bool allow_neg_eigval) {
 }
 
 /// One to three steps a token in turn, for an operator that has several; the gate left out of every
-/// fifth case where it may be.
+/// fifth case where it may be and where strong gates or none are not what the case is about.
 void vary_operator(std::vector<Case>& cases) {
   for (std::size_t i = 0; i < cases.size(); ++i) {
     Problem& p = cases[i].selection.problem;

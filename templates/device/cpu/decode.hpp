@@ -67,13 +67,12 @@ static void load_decay(const T* g, const float* A_log, const float* dt_bias, int
     return exp(x);
   };
   if constexpr (PerKey) {
-    for (int c = 0; c < S::K; c += kLanes) {
-      const int count = S::K - c < kLanes ? S::K - c : kLanes;
+    for_heads(S::K, [&](int c, int count) {
       f32 x = load_heads(g + c, count);
       if constexpr (S::GATE_IN_KERNEL && S::HAS_DT_BIAS)
         x += load_heads(dt_bias + head * S::K + c, count);
       store(decay + c, of(x));
-    }
+    });
   } else {
     float x = load_one(g);
     if constexpr (S::GATE_IN_KERNEL && S::HAS_DT_BIAS) x += dt_bias[head];
@@ -173,16 +172,15 @@ struct Step {
 /// A token's row of outputs: `columns` of them, rounded.
 template <class T>
 static void store_vector(const float* from, int columns, T* to) {
-  for (int c = 0; c < columns; c += kLanes)
-    store_heads(to + c, load(from + c), columns - c < kLanes ? columns - c : kLanes);
+  for_heads(columns, [&](int c, int count) { store_heads(to + c, load(from + c), count); });
 }
 
 /// Zeros in o, for the tokens of a sequence without a slot.
 template <class S, class T>
 static void clear_output(T* o, int64 tokens, int columns) {
   for (int64 t = 0; t < tokens; ++t)
-    for (int c = 0; c < columns; c += kLanes)
-      store_heads(o + t * S::HV * S::V + c, f32{}, columns - c < kLanes ? columns - c : kLanes);
+    for_heads(columns,
+              [&](int c, int count) { store_heads(o + t * S::HV * S::V + c, f32{}, count); });
 }
 
 template <class S, class T, class State>

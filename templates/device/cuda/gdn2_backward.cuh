@@ -26,6 +26,7 @@ WYVERN_DEVICE void add_product(ElementGradients& d, int half, int n, int j, floa
   d.x[n].x[2 * half + j] += a * b;
 }
 
+/// Where a pair of accumulators adds its part: with a rate an element, each to its own.
 template <int N>
 WYVERN_DEVICE ElementGradients& gradients_of(ElementGradients (&d)[N], int pair) {
   return d[pair];

@@ -100,7 +100,8 @@ WYVERN_DEVICE void chunk_end_products(const StateTile<T, Rows, Cols>& states,
   }
 }
 
-/// Gradients of one rate a row, which all columns add to, where columns begin sixteen by sixteen.
+/// Where a pair of accumulators, sixteen columns, adds its part of the rates' gradients: with one
+/// rate a row, all to the same.
 WYVERN_DEVICE RowRateGradients& gradients_of(RowRateGradients& dbeta, int) { return dbeta; }
 
 /// The parts of gradients of keys, queries and rates that go through states.

@@ -7,8 +7,9 @@
 
 namespace wyvern::cuda {
 
-/// The scan of a block's columns of the state. S is the kernel's Spec. Exact: what a chunk takes
-/// from the state is as exact as what it takes it from, where the two cancel.
+/// The scan of a block's columns of the state. S is the kernel's Spec. Exact is for a walk in which
+/// chunks take away most of what there is and add nothing: what bf16 rounds off then outlasts the
+/// rest, so the state and V' enter their products in two parts.
 template <class S, bool Exact = false>
 struct ForwardScan : ScanBlock<S> {
   using Block = ScanBlock<S>;
@@ -26,11 +27,12 @@ struct ForwardScan : ScanBlock<S> {
   static constexpr int BT = S::BT, BV = S::BV;
   static constexpr ForwardScanLayout<S> kLayout{S{}};
 
+  /// Numbers of T whose sum the state is in its product with w. fp16 has bits enough for one.
+  static constexpr int kExactParts = Exact && S::DTYPE == DType::bf16 ? 2 : 1;
   /// 16-bit numbers whose sum V' is where it enters the state. With beta up to 2 the state need not
   /// decay, and neither does what rounding V' does to it. With few keys, where U is fp32, most of
   /// what a chunk's rows add cancels, and what rounding does to them does not.
-  static constexpr int kUpdateParts = kHalf<T> && (S::NEG_EIGVAL || !kHalf<U> || Exact) ? 2 : 1;
-  static constexpr int kStateParts = kHalf<T> && Exact ? 2 : 1;
+  static constexpr int kUpdateParts = kHalf<T> && (S::NEG_EIGVAL || !kHalf<U>) ? 2 : kExactParts;
 
   /// Tensors that a walk reads; `k` is kg with a vector gate.
   struct Inputs {
@@ -61,7 +63,7 @@ struct ForwardScan : ScanBlock<S> {
   /// V'^T = U^T - S^T W^T.
   WYVERN_DEVICE static void subtract_prediction(Values& values, const State& state,
                                                 const Buffer& buffer, int first_col) {
-    multiply_rows<S::precision, kStateParts>(values, state, buffer.w);
+    multiply_rows<S::precision, kExactParts>(values, state, buffer.w);
 #pragma unroll
     for (int i = 0; i < kStrips; ++i)
 #pragma unroll
