@@ -71,9 +71,11 @@ Problem draw_problem(const Template& t, const Heads& heads, DType dtype, std::mt
 }
 
 /// The constants of a problem that uses the template; options are drawn.
-Constants draw_constants(const Template& t, const Heads& heads, DType dtype, std::mt19937& random) {
+Constants draw_constants(const Template& t, const Limits& limits, const Heads& heads, DType dtype,
+                         std::mt19937& random) {
   for (int tries = 0; tries < 1000; ++tries)
-    if (const Problem p = draw_problem(t, heads, dtype, random); testing::exercises(t, p))
+    if (const Problem p = testing::within_reach(t, limits, draw_problem(t, heads, dtype, random));
+        testing::exercises(t, p))
       return problem_constants(p);
   throw std::logic_error("no problem uses " + t.id());
 }
@@ -85,7 +87,7 @@ class Sampler {
     for (const char* arch : kArchs) {
       targets_.push_back(cuda_target(arch));
       Problem usual;
-      usual.K = 128;
+      usual.K = usual.V = 128;
       if (testing::takes(t, targets_.back().limits, usual)) continue;
       EXPECT_TRUE(space(t, problem_constants(usual), targets_.back().limits).empty()) << arch;
       targets_.pop_back();
@@ -136,7 +138,7 @@ class Sampler {
   }
 
   void add_default(const Target& target) {
-    Constants constants = draw_constants(template_, kHeads[0], DType::bf16, random_);
+    Constants constants = draw_constants(template_, target.limits, kHeads[0], DType::bf16, random_);
     // Where a block has little shared memory, whole rows of several tensors fit with small chunks.
     auto config = default_config(template_, constants, target.limits, Precision::tf32, /*BT=*/{64});
     if (!config)
@@ -148,7 +150,7 @@ class Sampler {
   /// Adds the config with the most unseen values; with `any`, also when it has none. Returns
   /// whether it added one.
   bool add(const Target& target, const Heads& heads, DType dtype, bool any) {
-    Constants constants = draw_constants(template_, heads, dtype, random_);
+    Constants constants = draw_constants(template_, target.limits, heads, dtype, random_);
     std::vector<Config> configs = space(template_, constants, target.limits);
     if (configs.empty()) return false;
     std::shuffle(configs.begin(), configs.end(), random_);

@@ -536,6 +536,23 @@ TEST(KernelHopper, CompilesWithoutSpills) {
     }
 }
 
+TEST(KernelHopper, WholeForwardPassCompilesWithoutSpills) {
+  if (const std::string missing = compiler_problem(DeviceKind::cuda); !missing.empty())
+    GTEST_SKIP() << missing;
+  for (const std::int64_t K : {64, 128})
+    for (const bool all : {false, true}) {
+      Problem p = problem(1, 90, 1, 3, K, 128);
+      p.dtype = p.beta_dtype = all ? DType::fp16 : DType::bf16;
+      p.packed = p.use_qk_l2norm = p.use_beta_sigmoid = p.use_gate_in_kernel = all;
+      p.initial_state = p.output_final_state = p.has_A_log = p.has_dt_bias = all;
+      const Artifact artifact =
+          compile({find_template("delta_forward.hopper"), problem_constants(p),
+                   Config{{"BT", std::int64_t{64}}, {"num_stages", std::int64_t{3}}},
+                   cuda_target("sm_90a")});
+      EXPECT_EQ(artifact.resources.spill_bytes, 0) << K << all;
+    }
+}
+
 // ---- a decay per key channel --------------------------------------------------------------------
 
 /// Every template of the problem, with a bounded gate and without a bound; `only` as above.

@@ -2,7 +2,10 @@
 // CUDA kernels are connected, and what their rounding adds up to.
 #include <gtest/gtest.h>
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <functional>
 
 #include "tests/emulator/device.hpp"
 #include "tests/operators/fixture.hpp"
@@ -71,6 +74,56 @@ TEST_F(EmulatedOperator, PlansMayHaveKernelsOfTensorCopies) {
   ASSERT_TRUE(plan.has_value());
   check(emulator::prepare(device(), data.problem, *plan), data);
 }
+
+/// Whole forward passes in one kernel for Hopper, by name.
+std::vector<OperatorCase> one_kernel_cases() {
+  std::vector<OperatorCase> all;
+  const auto add = [&](std::string name, std::string op, Gate gate, const Lengths& lengths,
+                       const std::function<void(Problem&)>& change, DType dtype = DType::bf16) {
+    OperatorCase one{std::move(name), base({std::move(op), Pass::forward}, dtype), gate, lengths};
+    one.problem.packed = !lengths.empty();
+    change(one.problem);
+    all.push_back(std::move(one));
+  };
+  for (const std::int64_t T : {1, 64, 100, 330})
+    add(fmt::format("Tokens{}", T), "gated_delta_rule", Gate::typical, {}, [&](Problem& p) {
+      p.T = T, p.K = 128;
+      p.initial_state = T != 64;
+      p.state_v_first = T == 100;
+    });
+  add("EveryOption", "gated_delta_rule", Gate::typical, {130, 0, 33, 64, 1}, [](Problem& p) {
+    p.H = 1, p.HV = 3, p.K = 128, p.V = 128;
+    p.use_qk_l2norm = p.use_beta_sigmoid = p.use_gate_in_kernel = true;
+    p.has_A_log = p.has_dt_bias = p.initial_state = true;
+  });
+  add(
+      "Fp16", "gated_delta_rule", Gate::mixed, {},
+      [](Problem& p) {
+        p.T = 200;
+        p.use_qk_l2norm = true;
+      },
+      DType::fp16);
+  add("NoDecay", "gated_delta_rule", Gate::zero, {}, [](Problem& p) { p.T = 700, p.K = 128; });
+  add("NoGate", "delta_rule", Gate::typical, {90, 128}, [](Problem& p) {
+    p.K = 128;
+    p.use_qk_l2norm = p.initial_state = p.state_v_first = true;
+  });
+  return all;
+}
+
+class EmulatedOneKernel : public EmulatedOperator,
+                          public ::testing::WithParamInterface<OperatorCase> {};
+
+TEST_P(EmulatedOneKernel, MatchesOracle) {
+  const OperatorCase& one = GetParam();
+  const OperatorData data = make_data(one.problem, one.gate, 5, one.lengths);
+  const auto plan = plan_with(device(), data.problem, "delta_forward.hopper");
+  ASSERT_TRUE(plan.has_value());
+  check(emulator::prepare(device(), data.problem, *plan), data);
+}
+
+INSTANTIATE_TEST_SUITE_P(, EmulatedOneKernel, ::testing::ValuesIn(one_kernel_cases()),
+                         [](const auto& each) { return each.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(, EmulatedSegments, ::testing::ValuesIn(chunked_passes()),
                          [](const auto& each) { return name_of(each.param); });

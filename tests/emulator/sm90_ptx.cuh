@@ -14,6 +14,10 @@ inline uint32 shared_address(const void* pointer) {
   return static_cast<uint32>(static_cast<const unsigned char*>(pointer) - swizzled_memory());
 }
 
+inline int uniform(int x) { return x; }
+
+inline int opaque(int x) { return x; }
+
 // ---- mbarriers ----------------------------------------------------------------------------------
 
 inline void barrier_init(Barrier* barrier, uint32 arrivals) {

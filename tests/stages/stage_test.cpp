@@ -87,9 +87,15 @@ void set_gate(Problem& p, const Template& t, std::string_view op, unsigned switc
   p.use_beta_sigmoid &= definition_of(p).facts().beta;
   p.allow_neg_eigval &= p.use_beta_sigmoid;
   const bool gated = gate_kind(p) != GateKind::none, kda = gate_kind(p) == GateKind::vector;
+  const bool optional_gate = std::any_of(t.covers.begin(), t.covers.end(), [](const Cover& c) {
+    return c.stage->name == "gate" && c.only_when;
+  });
+  const bool has_gate =
+      covers_any("gate", "kda_gate", "gate_bwd", "kda_gate_bwd", "gate_param_sum");
   p.use_gate_in_kernel =
-      covers_any("gate", "kda_gate", "gate_bwd", "kda_gate_bwd", "gate_param_sum") ||
-      (gated && bit(0) && covers_any("chunk_local_reverse_cumsum", "recurrent", "gdn2_recurrent"));
+      (has_gate && !optional_gate) ||
+      (gated && bit(0) &&
+       (has_gate || covers_any("chunk_local_reverse_cumsum", "recurrent", "gdn2_recurrent")));
   p.has_dt_bias = p.use_gate_in_kernel && bit(1);
   p.lower_bound = kda && bit(3) ? std::optional(-5.0F) : std::nullopt;
   p.safe_gate = p.lower_bound && (!p.use_gate_in_kernel || !bit(0));
@@ -230,7 +236,7 @@ TEST_P(Stage, MatchesFloat64) {
     // A multiplier that is odd walks through all 16 switch settings.
     Problem problem = problem_for(t, dtype, i * 7 + i / 10);
     problem.H = d.H, problem.HV = d.HV, problem.K = d.K, problem.V = d.V;
-    if (!takes(t, limits(), problem)) continue;
+    problem = within_reach(t, limits(), problem);
     const std::int64_t BT = sizes[(i + i / 10) % sizes.size()];
     const auto config = config_for(t, problem, limits(), BT, kPrecisions[i % 3]);
     if (!config) continue;  // too large for this target's shared memory at this BT
@@ -252,7 +258,7 @@ TEST_P(StageSpace, EveryConfigMatches) {
   WYVERN_OPEN_OR_SKIP(t, dtype);
   Problem problem = problem_for(t, dtype, 0b0101);
   problem.H = 1, problem.HV = 2, problem.K = 100, problem.V = 60;
-  if (!takes(t, limits(), problem)) problem.K = 128;
+  problem = within_reach(t, limits(), problem);
   std::vector<Config> configs =
       space(t, problem_constants(problem), limits(), Precision::tf32, {0, kSegment});
   ASSERT_FALSE(configs.empty());
@@ -286,7 +292,7 @@ TEST_P(StageSanitize, SmallShapes) {
     for (const unsigned switches : {0b1110U, 0b0101U}) {
       Problem problem = problem_for(t, dtype, switches);
       problem.H = 1, problem.HV = 2, problem.K = 60, problem.V = 33;
-      if (!takes(t, limits(), problem)) problem.K = 64;
+      problem = within_reach(t, limits(), problem);
       problem.T = segment_tokens(t, BT) + 70;
       const auto config = config_for(t, problem, limits(), BT, Precision::tf32x3);
       if (!config) continue;

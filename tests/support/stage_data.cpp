@@ -324,9 +324,34 @@ bool has_rank(const HostTensor& tensor, const Argument& argument) {
 
 }  // namespace
 
+namespace {
+
+/// Whether the template carries the stage out for such a problem: optional stages may be left out.
+bool carries_out(const Cover& cover, const Constants& constants) {
+  return !cover.only_when || cover.only_when->holds(constants);
+}
+
+/// Carries a covered stage out on the template's tensors, under the stage's names for them.
+void run_cover(const Cover& cover, const StageContext& context, TensorMap& values) {
+  TensorMap view = values;
+  for (const auto& [name, local] : cover.rename)
+    if (const auto at = values.find(local); at != values.end()) view[name] = at->second;
+  run_reference(std::string(cover.stage->name), context, view);
+  for (const auto& [name, local] : cover.rename) {
+    if (cover.stage->find(name)->access != Access::in) view[local] = view.at(name);
+    view.erase(name);
+    if (const auto at = values.find(name); at != values.end()) view[name] = at->second;
+  }
+  values = std::move(view);
+}
+
+}  // namespace
+
 bool exercises(const Template& t, const Problem& problem) {
+  const Constants constants = problem_constants(problem);
   for (const Cover& cover : t.covers)
-    if (!uses_stage(problem, std::string(cover.stage->name))) return false;
+    if (carries_out(cover, constants) && !uses_stage(problem, std::string(cover.stage->name)))
+      return false;
   // A gate's raw inputs are not log decays.
   return t.covers.front().stage->name != "chunk_local_cumsum" || !problem.use_gate_in_kernel;
 }
@@ -346,10 +371,24 @@ bool exercises(const Template& t, const StageData& data) {
 }
 
 bool takes(const Template& t, const Limits& limits, const Problem& problem) {
-  if (t.id() == "scaled_dot_kkt.hopper")
-    return limits.wgmma && limits.tensor_copies && problem.dtype != DType::fp32 &&
-           problem.K % 64 == 0;
+  const bool hopper = limits.wgmma && limits.tensor_copies && problem.dtype != DType::fp32;
+  if (t.id() == "scaled_dot_kkt.hopper") return hopper && problem.K % 64 == 0;
+  if (t.id() == "delta_forward.hopper")
+    return hopper && (problem.K == 64 || problem.K == 128) && problem.V % 64 == 0 &&
+           problem.pass == Pass::forward && !problem.allow_neg_eigval &&
+           !problem.disable_recompute && !problem.return_intermediate_states;
   return true;
+}
+
+Problem within_reach(const Template& t, const Limits& limits, const Problem& problem) {
+  if (takes(t, limits, problem)) return problem;
+  Problem p = problem;
+  p.K = p.K <= 64 ? 64 : 128;
+  if (takes(t, limits, p)) return p;
+  p.V = p.V <= 64 ? 64 : 128;
+  p.pass = Pass::forward;
+  p.allow_neg_eigval = p.disable_recompute = p.return_intermediate_states = false;
+  return p;
 }
 
 StageData make_stage_data(const Problem& problem, std::int64_t BT, Gate gate, std::uint64_t seed,
@@ -367,8 +406,9 @@ TensorMap reference_outputs(const Template& t, const StageData& data) {
     if (argument.access != Access::out)
       if (const auto at = data.tensors.find(argument.name); at != data.tensors.end())
         values[std::string(argument.name)] = at->second.values();
+  const Constants constants = problem_constants(data.problem);
   for (const Cover& cover : t.covers)
-    run_reference(std::string(cover.stage->name), data.context, values);
+    if (carries_out(cover, constants)) run_cover(cover, data.context, values);
   // Where a gate is all but closed its gradients are too small for fp32's normal numbers: they
   // count as the 0 that they may be computed as.
   for (const Argument& argument : t.parameters)

@@ -41,6 +41,8 @@ bool exercises(const Template& t, const StageData& data);
 /// Whether the template is for this problem on such a target. True of all but the few, known by
 /// their names, that are for some problems alone or that need what not every GPU has.
 bool takes(const Template& t, const Limits& limits, const Problem& problem);
+/// The problem, changed where the template would not be for it but for one much like it.
+Problem within_reach(const Template& t, const Limits& limits, const Problem& problem);
 
 /// False for what contracts leave alone: elements of h and dh in unused chunk slots.
 Written written_elements(const StageData& data);

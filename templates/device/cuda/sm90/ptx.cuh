@@ -14,6 +14,16 @@ WYVERN_DEVICE unsigned char* swizzled_memory() {
   return wyvern_swizzled;
 }
 
+/// x, which all lanes of the warp have alike, so that the compiler knows it: branches on it do not
+/// tear apart the warps of a product.
+WYVERN_DEVICE int uniform(int x) { return __shfl_sync(0xFFFFFFFFU, x, 0); }
+
+/// x, of which the compiler is to know nothing: it computes anew what it had computed from x.
+WYVERN_DEVICE int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // ---- mbarriers ----------------------------------------------------------------------------------
 
 /// Phase 0 begins; a phase takes `arrivals` arrivals. One thread does this, then

@@ -1,0 +1,103 @@
+#include "templates/cuda_contract.hpp"
+#include "templates/forward/delta_forward/hopper_layout.hpp"
+#include "templates/gate/stages.hpp"
+#include "templates/intra/stages.hpp"
+#include "templates/output/stages.hpp"
+#include "templates/rows/stages.hpp"
+#include "templates/scan/stages.hpp"
+#include "templates/template.hpp"
+
+namespace wyvern::delta_forward {
+namespace {
+
+/// Where the operator has a stage only with these flags.
+Cover when(Cover cover, const Presence& flags) {
+  cover.only_when = flags;
+  return cover;
+}
+
+/// x [tokens, heads, width] as panels of 64 columns, whose rows fill the swizzle's 128 bytes; one
+/// copy brings (or takes) `panels` of them of a chunk's rows of one head.
+TiledView panels(const Spec& s, const Extents& e, std::int64_t heads, std::int64_t width,
+                 std::int64_t panels_a_copy) {
+  const auto size = static_cast<std::int64_t>(size_of(s.DTYPE));
+  return {.dims = {64, e.B * e.T, width / 64, heads},
+          .strides = {heads * width * size, 64 * size, width * size},
+          .box = {64, kRows, panels_a_copy, 1},
+          .swizzle = Swizzle::bytes128};
+}
+TiledView keys(const Spec& s, const Extents& e) { return panels(s, e, s.H, s.K, s.K / 64); }
+TiledView values(const Spec& s, const Extents& e) { return panels(s, e, s.HV, s.V, kColumns / 64); }
+
+std::string illegal(const Spec& s, const Limits& limits) {
+  if (s.BT != kRows)
+    return fmt::format("BT={} is not the {} rows of a warpgroup's product", s.BT, kRows);
+  if (!cuda::is_half(s)) return "wgmma has no fp32 products";
+  if (s.K != 64 && s.K != 128)
+    return fmt::format("K={} is not one of 64 and 128, of which a warpgroup can hold the state",
+                       s.K);
+  if (s.V % kColumns != 0) return fmt::format("V={} is not a multiple of {}", s.V, kColumns);
+  if (s.NEG_EIGVAL) return "states that need not decay want more digits than 16-bit products keep";
+  if (s.KEEP_STATES || s.KEEP_INVERSE) return "what is inside a chunk stays on chip";
+  return cuda::exceeds_shared(HopperLayout(s).bytes, limits);
+}
+
+/// Hopper: one block 64 columns of V of a sequence and value head.
+Template hopper() {
+  Template t;
+  t.name = "delta_forward";
+  t.variant = "hopper";
+  t.summary = "The forward pass in one kernel, for a gate a head or none: the state stays on chip.";
+  t.covers = {when({stages::l2norm_rstd, {{"x", "q"}, {"rstd", "q_rstd"}}}, {constant::QK_L2NORM}),
+              when({stages::l2norm_rstd, {{"x", "k"}, {"rstd", "k_rstd"}}}, {constant::QK_L2NORM}),
+              when({stages::gate, {{"g_log", "g"}}}, {constant::GATE_IN_KERNEL}),
+              when({stages::chunk_local_cumsum}, {constant::SCALAR_GATE}),
+              stages::scaled_dot_kkt,
+              stages::solve_tril,
+              stages::recompute_w_u,
+              stages::fwd_h_segment,
+              stages::fwd_h_combine,
+              stages::fwd_h,
+              stages::fwd_o};
+  t.constants = {constant::DTYPE,
+                 constant::BETA_DTYPE,
+                 constant::G_DTYPE,
+                 constant::STATE_DTYPE,
+                 constant::H,
+                 constant::HV,
+                 constant::K,
+                 constant::V,
+                 constant::VARLEN,
+                 constant::SCALAR_GATE,
+                 constant::VECTOR_GATE,
+                 constant::GATE_IN_KERNEL,
+                 constant::HAS_DT_BIAS,
+                 constant::QK_L2NORM,
+                 constant::BETA_SIGMOID,
+                 constant::NEG_EIGVAL,
+                 constant::INITIAL_STATE,
+                 constant::FINAL_STATE,
+                 constant::STATE_V_FIRST};
+  t.source = "hopper.cu";
+  t.needs.wgmma = t.needs.tensor_copies = true;
+  t.tunables = {{tunable::BT, cuda::integers({kRows})},
+                {tunable::num_stages, cuda::integers({3, 2})}};
+  t.tensor_maps = {{.name = "q_map", .argument = "q", .view = keys},
+                   {.name = "k_map", .argument = "k", .view = keys},
+                   {.name = "v_map", .argument = "v", .view = values},
+                   {.name = "o_map", .argument = "o", .view = values}};
+  t.illegal = illegal;
+  t.fallback = [](Spec& s, const Limits&) { s.num_stages = 3; };
+  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
+    return Geometry{.grid = {e.N * s.HV * (s.V / kColumns), 1, 1},
+                    .threads = 512,
+                    .shared_bytes = HopperLayout(s).bytes};
+  };
+  return t;
+}
+
+}  // namespace
+
+std::vector<Template> contract() { return {hopper()}; }
+
+}  // namespace wyvern::delta_forward

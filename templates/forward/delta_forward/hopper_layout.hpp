@@ -1,0 +1,65 @@
+// What a block of delta_forward.hopper keeps in shared memory.
+#pragma once
+
+#include "device/cuda/sm90/inverse_layout.hpp"
+#include "device/cuda/sm90/layout.hpp"
+
+namespace wyvern::delta_forward {
+
+constexpr int kRows = 64;     ///< of a chunk
+constexpr int kColumns = 64;  ///< of V that a block has
+constexpr int kHelpers = 2;   ///< warpgroups that prepare chunks in turns, each for one in advance
+constexpr int kOutputs = 2;   ///< buffers of the output
+
+/// `num_stages` buffers of a chunk's q, k and v and of factors of its rows; of the chunks that
+/// are prepared, the scores of queries and the inverse; buffers of the output.
+template <class S>
+struct HopperLayout {
+  int tiles;                          ///< bytes from one buffer of q, k, v to the next
+  int factors;                        ///< floats from one buffer of factors to the next
+  cuda::sm90::SwizzledPlace k, q, v;  ///< the first buffer
+  cuda::sm90::SwizzledPlace output, inverse, scores;  ///< all of them, one after another
+  cuda::sm90::InverseLayout inversion;                ///< the first helper's
+  int inversion_bytes;                                ///< from one helper's to the next
+  /// Factors of rows, the first buffer. G: the running sum of gates in base 2; key, query: of k_r
+  /// and q_r; row: of k_r as it is written; beta; erase: of S k_r in u_r; update: of V'_r in what
+  /// the state takes up; output_factor: of S q_r in o_r; left: of k_s for rows from 16, 32 and 48
+  /// on, decayed up to there (16 + 32 + 48 of them).
+  cuda::ArrayPlace G, key, query, row, beta, erase, update, output_factor, left;
+  cuda::ArrayPlace decay;  ///< of the whole chunk, one a buffer
+  cuda::sm90::BarrierPlace loaded, scaled, free, ready, taken, landed;
+  int bytes;
+
+  constexpr explicit HopperLayout(const S& s) {
+    const int stages = static_cast<int>(s.num_stages);
+    cuda::LayoutBuilder at;
+    k = cuda::sm90::swizzled_tile(at, kRows, s.K, s.DTYPE);
+    q = cuda::sm90::swizzled_tile(at, kRows, s.K, s.DTYPE);
+    v = cuda::sm90::swizzled_tile(at, kRows, kColumns, s.DTYPE);
+    tiles = at.bytes;
+    at.bytes *= stages;
+    output = cuda::sm90::swizzled_tile(at, kOutputs * kRows, kColumns, s.DTYPE);
+    inverse = cuda::sm90::swizzled_tile(at, kHelpers * kRows, kRows, s.DTYPE);
+    scores = cuda::sm90::swizzled_tile(at, kHelpers * kRows, kRows, s.DTYPE);
+    const int before = at.bytes;
+    inversion = cuda::sm90::InverseLayout(at);
+    inversion_bytes = at.bytes - before;
+    at.bytes += (kHelpers - 1) * inversion_bytes;
+    const int first = at.bytes;
+    for (cuda::ArrayPlace* place : {&G, &key, &query, &row, &beta, &erase, &update, &output_factor})
+      *place = at.array(kRows);
+    left = at.array(16 + 32 + 48);
+    factors = (at.bytes - first) / 4;
+    at.bytes = first + stages * factors * 4;
+    decay = at.array(stages);
+    loaded = cuda::sm90::barriers(at, stages);
+    scaled = cuda::sm90::barriers(at, stages);
+    free = cuda::sm90::barriers(at, stages);
+    ready = cuda::sm90::barriers(at, kHelpers);
+    taken = cuda::sm90::barriers(at, kHelpers);
+    landed = cuda::sm90::barriers(at, 1);
+    bytes = at.bytes;
+  }
+};
+
+}  // namespace wyvern::delta_forward
