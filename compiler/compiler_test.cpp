@@ -215,9 +215,12 @@ std::vector<CompileRequest> defaults(DeviceKind device) {
   return requests;
 }
 
-TEST_P(Compile, DefaultsOfEveryTemplateInParallel) {
-  const std::vector<CompileRequest> requests = defaults(GetParam());
-  ASSERT_FALSE(requests.empty());
+/// Those of all templates are compiled by tests/, each on its own.
+TEST_P(Compile, DefaultsOfSeveralTemplatesInParallel) {
+  const std::vector<CompileRequest> all = defaults(GetParam());
+  std::vector<CompileRequest> requests;
+  for (std::size_t i = 0; i < all.size(); i += 6) requests.push_back(all[i]);
+  ASSERT_GE(requests.size(), 5U);
   std::multiset<std::size_t> done;
   const std::vector<Artifact> artifacts =
       compile_all(requests, 2, [&done](std::size_t i) { done.insert(i); });

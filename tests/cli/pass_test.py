@@ -10,7 +10,7 @@ from support import Case, read_file, write_file
 
 OPERATORS = ("delta_rule", "gated_delta_product", "gated_delta_rule", "kda", "gdn2")
 STEPS = {"gated_delta_product": 3}  # of a token; 1 for the others
-SHAPE = "B=1,T=20,H=1,HV=2,K=6,V=5"
+SHAPE = "B=1,T=17,H=1,HV=2,K=5,V=3"  # two chunks of 16; differences in Python cost its square
 FORWARD_BOUND, GRADIENT_BOUND, SCALAR_BOUND = 1e-5, 2e-5, 5e-5  # of fp32 inputs
 SCALARS = ("dbeta", "derase", "dwrite", "dg", "dA_log", "ddt_bias")
 
@@ -58,7 +58,7 @@ class PassCase(Case):
             yield Options(op, scale=0.7, qk_l2norm=True, beta_sigmoid=beta, neg_eigval=beta,
                           gate_in_kernel=gated, v_first=True, steps=steps), SHAPE
         yield Options("gated_delta_rule"), SHAPE
-        yield Options("gated_delta_product", lengths=[3, 0, 17], steps=3), "H=1,HV=2,K=6,V=5"
+        yield Options("gated_delta_product", lengths=[3, 0, 17], steps=3), "H=1,HV=2,K=5,V=3"
         yield Options("kda", gate_in_kernel=True, lower_bound=-5.0), SHAPE
 
     def example_of(self, options, shape, *more):
@@ -129,7 +129,7 @@ class Backward(PassCase):
         for op in OPERATORS:
             with self.subTest(op):
                 options = Options(op)
-                tensors = self.example_of(options, "T=18,H=2,K=4", "--pass", "backward")
+                tensors = self.example_of(options, "T=9,H=2,K=4", "--pass", "backward")
                 del tensors["dht"], tensors["initial_state"]
                 write_file(self.path("in.safetensors"), tensors)
                 out = self.run_pass(op, "backward")
@@ -192,7 +192,7 @@ class Backward(PassCase):
         for op in OPERATORS:
             self.write_example(op, "--shape", "T=70,H=1,HV=2,K=24,V=16", "--pass", "backward")
             for name in "ab":
-                self.run_pass(op, "backward", output=name)
+                self.run_pass(op, "backward", "--chunk-size", "32", output=name)
             self.assertEqual(Path(self.path("a")).read_bytes(), Path(self.path("b")).read_bytes())
 
 

@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <functional>
 #include <numeric>
 
 #include "runtime/operators/operator.hpp"
@@ -9,6 +11,30 @@ namespace wyvern::testing {
 namespace {
 
 const OperatorFacts& facts_of(const Problem& p) { return definition_of(p).facts(); }
+
+/// A case, and another one that is tried with it: `into` is varied as `one` is too.
+struct Together {
+  std::string_view one, into;
+};
+
+/// Shapes and options that have little to do with each other, which every template meets one by one
+/// in stages/, and cases that another one includes.
+constexpr Together kTogether[] = {
+    {"WideGroups", "K100V60"},
+    {"Fp16", "K100V60"},
+    {"K33V100", "NormalizedEqualHeads"},
+    {"EqualHeads", "NormalizedEqualHeads"},
+    {"Normalized", "NormalizedEqualHeads"},
+    {"BetaLogits", "NormalizedEqualHeads"},
+    {"K60V33", "Everything"},
+    {"BetaLogitsDoubled", "Everything"},
+    {"BetaFp32", "K128V128"},
+    {"Chunk32", "K128V128"},
+    {"Kept16", "Kept16Packed"},
+    {"Kept32", "Kept32Packed"},
+    {"PackedInt64", "Kept64Packed"},
+    {"EveryStateKFirst", "EveryStatePackedKFirst"},
+};
 
 /// Collects variations of one base problem.
 class Cases {
@@ -20,6 +46,19 @@ class Cases {
     OperatorCase one{std::move(name), base(which_), gate, std::move(lengths)};
     vary(one.problem);
     cases_.push_back(std::move(one));
+    variations_.emplace_back(vary);
+  }
+
+  /// Tries together what kTogether says, where there are both.
+  void join() {
+    for (const Together& pair : kTogether) {
+      const auto one = find(pair.one), into = find(pair.into);
+      if (one == cases_.end() || into == cases_.end()) continue;
+      const auto vary = variations_.begin() + (one - cases_.begin());
+      (*vary)(into->problem);
+      variations_.erase(vary);
+      cases_.erase(one);
+    }
   }
 
   bool recurrent() const { return which_.pass == Pass::recurrent; }
@@ -28,8 +67,14 @@ class Cases {
   std::vector<OperatorCase> take() { return std::move(cases_); }
 
  private:
+  std::vector<OperatorCase>::iterator find(std::string_view name) {
+    return std::find_if(cases_.begin(), cases_.end(),
+                        [name](const OperatorCase& one) { return one.name == name; });
+  }
+
   OperatorPass which_;
   std::vector<OperatorCase> cases_;
+  std::vector<std::function<void(Problem&)>> variations_;  ///< of each case
 };
 
 void states(Problem& p) { p.initial_state = p.output_final_state = true; }
@@ -97,12 +142,12 @@ void add_numbers(Cases& cases) {
   cases.add("Fp16", all(DType::fp16));
   for (const Precision floor : {Precision::tf32, Precision::tf32x3, Precision::ieee})
     cases.add(fmt::format("Fp32_{}", to_string(floor)),
-              [&](Problem& p) { all(DType::fp32)(p), p.precision = floor; });
+              [=](Problem& p) { all(DType::fp32)(p), p.precision = floor; });
   cases.add("BetaFp32", [](Problem& p) { p.beta_dtype = DType::fp32; });
   if (cases.gate() == GateKind::none) return;
   cases.add("GatesBf16", [](Problem& p) { p.g_dtype = DType::bf16; });
   if (cases.gate() == GateKind::vector)
-    cases.add("Fp32GatesFp16", [&](Problem& p) { all(DType::fp32)(p), p.g_dtype = DType::fp16; });
+    cases.add("Fp32GatesFp16", [=](Problem& p) { all(DType::fp32)(p), p.g_dtype = DType::fp16; });
 }
 
 void add_gates(Cases& cases) {
@@ -239,7 +284,7 @@ Problem base(const OperatorPass& which, DType dtype) {
   return p;
 }
 
-std::vector<OperatorCase> listed_cases(const OperatorPass& which) {
+std::vector<OperatorCase> listed_cases(const OperatorPass& which, DeviceKind kind) {
   Cases cases(which);
   add_shapes(cases);
   add_states(cases);
@@ -250,6 +295,7 @@ std::vector<OperatorCase> listed_cases(const OperatorPass& which) {
     add_pools(cases);
   else
     add_chunks(cases, which.pass);
+  if (kind == DeviceKind::cpu) cases.join();
   return cases.take();
 }
 

@@ -80,8 +80,9 @@ struct OperatorCase {
   Lengths lengths;  ///< of a packed problem
 };
 
-/// The shapes, dtypes, gates and options that every operator and pass must carry out, by name.
-std::vector<OperatorCase> listed_cases(const OperatorPass& which);
+/// The shapes, dtypes, gates and options that every operator and pass must carry out, by name. On
+/// the CPU, where compiling takes most of the time, some are tried in one case.
+std::vector<OperatorCase> listed_cases(const OperatorPass& which, DeviceKind kind);
 
 /// Small shapes over every operator, pass and option, repeatable from the seed.
 OperatorCase random_case(std::uint64_t seed);

@@ -27,7 +27,7 @@ TEST_P(OperatorListed, MatchesOracle) {
 std::vector<Listed> all_listed(DeviceKind kind) {
   std::vector<Listed> all;
   for (const OperatorPass& which : all_passes())
-    for (const OperatorCase& one : listed_cases(which)) all.push_back({kind, which, one});
+    for (const OperatorCase& one : listed_cases(which, kind)) all.push_back({kind, which, one});
   return all;
 }
 
@@ -37,7 +37,7 @@ class OperatorRandom : public OperatorTest,
 TEST_P(OperatorRandom, MatchesOracle) {
   const auto [kind, shard] = GetParam();
   WYVERN_OPEN_OR_SKIP(kind);
-  const int count = kind == DeviceKind::cpu ? 3 : 13;
+  const int count = kind == DeviceKind::cpu ? 2 : 13;
   for (int i = 0; i < count; ++i) {
     const OperatorCase one = random_case(static_cast<std::uint64_t>(shard * count + i));
     SCOPED_TRACE(one.name);

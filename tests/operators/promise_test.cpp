@@ -143,8 +143,11 @@ TEST_P(OperatorPromise, EmptySequencesPassStatesOnExactly) {
   const bool backward = which().pass == Pass::backward;
   for (const bool v_first : {false, true})
     for (const bool packed : {false, true}) {
+      // On the CPU by kernels that listed cases compile (StatesVFirst, Packed).
+      const bool cpu = GetParam().kind == DeviceKind::cpu;
+      if (cpu && v_first == packed) continue;
       Problem p = base(which());
-      p.T = 0, p.B = p.N = 2, p.V = 40;
+      p.T = 0, p.B = p.N = 2, p.V = cpu && packed ? 64 : 40;
       p.initial_state = true, p.state_v_first = v_first, p.packed = packed;
       const OperatorData data = make_data(p, Gate::zero, 5, {0, 0, 0});
       const HostTensors out = run_operator(device(), prepare(data.problem), data);

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <stdexcept>
 
 namespace wyvern::testing {
 namespace {
@@ -43,7 +44,8 @@ HostTensor::HostTensor(DType dtype, Shape shape)
 
 HostTensor::HostTensor(DType dtype, Shape shape, const std::vector<double>& values)
     : HostTensor(dtype, std::move(shape)) {
-  for (std::int64_t i = 0; i < elements_; ++i) set(i, values.at(static_cast<std::size_t>(i)));
+  if (std::ssize(values) < elements_) throw std::out_of_range("too few values for a tensor");
+  store(0, elements_, values.data());
 }
 
 HostTensor::HostTensor(const HostTensor& other) : HostTensor(other.dtype_, other.shape_) {
@@ -56,25 +58,43 @@ HostTensor& HostTensor::operator=(const HostTensor& other) {
 }
 
 double HostTensor::at(std::int64_t index) const {
-  const unsigned char* p = data() + static_cast<std::size_t>(index) * size_of(dtype_);
-  switch (dtype_) {
-    case DType::fp32: return read<float>(p);
-    case DType::fp16: return fp16_to_float(read<std::uint16_t>(p));
-    case DType::bf16: return bf16_to_float(read<std::uint16_t>(p));
-    case DType::int32: return read<std::int32_t>(p);
-    case DType::int64: return static_cast<double>(read<std::int64_t>(p));
-  }
-  return 0;
+  double value = 0;
+  load(index, 1, &value);
+  return value;
 }
 
-void HostTensor::set(std::int64_t index, double value) {
-  unsigned char* p = data() + static_cast<std::size_t>(index) * size_of(dtype_);
+void HostTensor::set(std::int64_t index, double value) { store(index, 1, &value); }
+
+void HostTensor::load(std::int64_t first, std::int64_t count, double* to) const {
+  const unsigned char* p = data() + static_cast<std::size_t>(first) * size_of(dtype_);
+  const auto all = [&]<class T>(T /*stored*/, auto convert) {
+    for (std::int64_t i = 0; i < count; ++i)
+      to[i] = convert(read<T>(p + static_cast<std::size_t>(i) * sizeof(T)));
+  };
+  const auto number = [](auto x) { return static_cast<double>(x); };
   switch (dtype_) {
-    case DType::fp32: return write(p, static_cast<float>(value));
-    case DType::fp16: return write(p, float_to_fp16(static_cast<float>(value)));
-    case DType::bf16: return write(p, float_to_bf16(static_cast<float>(value)));
-    case DType::int32: return write(p, static_cast<std::int32_t>(value));
-    case DType::int64: return write(p, static_cast<std::int64_t>(value));
+    case DType::fp32: return all(float{}, number);
+    case DType::fp16: return all(std::uint16_t{}, fp16_to_float);
+    case DType::bf16: return all(std::uint16_t{}, bf16_to_float);
+    case DType::int32: return all(std::int32_t{}, number);
+    case DType::int64: return all(std::int64_t{}, number);
+  }
+}
+
+void HostTensor::store(std::int64_t first, std::int64_t count, const double* from) {
+  unsigned char* p = data() + static_cast<std::size_t>(first) * size_of(dtype_);
+  const auto all = [&](auto convert) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      const auto value = convert(from[i]);
+      write(p + static_cast<std::size_t>(i) * sizeof(value), value);
+    }
+  };
+  switch (dtype_) {
+    case DType::fp32: return all([](double x) { return static_cast<float>(x); });
+    case DType::fp16: return all([](double x) { return float_to_fp16(static_cast<float>(x)); });
+    case DType::bf16: return all([](double x) { return float_to_bf16(static_cast<float>(x)); });
+    case DType::int32: return all([](double x) { return static_cast<std::int32_t>(x); });
+    case DType::int64: return all([](double x) { return static_cast<std::int64_t>(x); });
   }
 }
 
@@ -84,7 +104,7 @@ void HostTensor::fill(const std::function<double()>& make) {
 
 std::vector<double> HostTensor::values() const {
   std::vector<double> all(static_cast<std::size_t>(elements_));
-  for (std::int64_t i = 0; i < elements_; ++i) all[static_cast<std::size_t>(i)] = at(i);
+  load(0, elements_, all.data());
   return all;
 }
 
@@ -175,9 +195,11 @@ HostTensor gates(Engine& engine, DType dtype, Shape shape, Gate gate) {
 double rms_error(const HostTensor& x, const std::vector<double>& reference,
                  const std::function<bool(std::int64_t)>& select) {
   double difference = 0, norm = 0, count = 0;
+  const std::vector<double> values = x.values();
   for (std::int64_t i = 0; i < x.elements(); ++i) {
     if (select && !select(i)) continue;
-    const double value = x.at(i), expected = reference.at(static_cast<std::size_t>(i));
+    const auto at = static_cast<std::size_t>(i);
+    const double value = values[at], expected = reference.at(at);
     if (!std::isfinite(value)) return std::numeric_limits<double>::infinity();
     difference += (value - expected) * (value - expected);
     norm += expected * expected;

@@ -61,6 +61,9 @@ class HostTensor {
   TensorView view_at(void* pointer) const;
 
  private:
+  void load(std::int64_t first, std::int64_t count, double* to) const;
+  void store(std::int64_t first, std::int64_t count, const double* from);
+
   DType dtype_ = DType::fp32;
   Shape shape_;
   std::int64_t elements_ = 0;

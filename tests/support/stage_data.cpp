@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <limits>
+#include <set>
 
 #include "runtime/operators/operator.hpp"
 #include "runtime/plan.hpp"
@@ -45,11 +47,15 @@ double decay_resolution(std::string_view output, const Vector& reference) {
   return norm == 0 ? 0 : error * std::sqrt(static_cast<double>(reference.size()) / norm);
 }
 
-/// Runs the references in order, storing each output as its contract does before the next reads it.
+/// Runs the references in order, storing each output as its contract does before the next reads it,
+/// until the tensors are there that the template `user` has (all of them without one).
 class Chain {
  public:
-  Chain(const OperatorData& data, std::int64_t BT, std::uint64_t seed)
-      : p_(data.problem), engine_(seed + 1), BT_(BT) {
+  Chain(const OperatorData& data, std::int64_t BT, std::uint64_t seed, const Template* user)
+      : p_(data.problem), engine_(seed + 1), BT_(BT), needs_all_(user == nullptr) {
+    if (user != nullptr)
+      for (const Argument& argument : user->parameters)
+        if (is_present(argument, problem_constants(p_))) missing_.emplace(argument.name);
     out_.problem = p_;
     out_.context = make_context(data, BT);
     NT_ = static_cast<std::int64_t>(out_.context.layout.slots.size());
@@ -62,7 +68,8 @@ class Chain {
     } else if (p_.num_householder > 1) {
       steps();
     } else {
-      tables_and_rows();
+      tables();
+      if (needs({"x", "y", "rstd", "dy_heads", "dy", "dx"})) rows();
       gates();
       forward();
       if (p_.pass == Pass::backward) backward();
@@ -71,6 +78,14 @@ class Chain {
   }
 
  private:
+  /// Whether any of these is still to be made.
+  bool needs(std::initializer_list<std::string_view> names) const {
+    return needs_all_ || std::any_of(names.begin(), names.end(), [this](std::string_view name) {
+             return missing_.contains(name);
+           });
+  }
+  bool done() const { return !needs_all_ && missing_.empty(); }
+
   bool vector() const { return gate_kind(p_) == GateKind::vector; }
   /// Whether gates an element stand in beta's place.
   bool erases() const { return out_.tensors.contains("erase"); }
@@ -85,22 +100,26 @@ class Chain {
     return p_.state_v_first ? Shape{count, p_.HV, p_.V, p_.K} : Shape{count, p_.HV, p_.K, p_.V};
   }
 
-  void tables_and_rows() {
+  void tables() {
     run("chunk_index");
     store("seq_offsets", DType::int32, {p_.N + 1});
     store("chunk_offsets", DType::int32, {p_.N + 1});
     store("chunk_index", DType::int32, {NT_, 2});
-    add("x", rows_of_many_lengths());
-    run("l2norm");
-    store("y", p_.dtype, heads(p_.H, p_.K));
     for (const std::string name : {"q", "k"})
       if (p_.use_qk_l2norm) {
         TensorMap rows{{"x", values_.at(name)}};
         run_reference("l2norm_rstd", out_.context, rows);
         add(name + "_rstd", HostTensor(DType::fp32, heads(p_.H), rows.at("rstd")));
       }
+  }
+
+  void rows() {
+    add("x", rows_of_many_lengths());
+    run("l2norm");
+    store("y", p_.dtype, heads(p_.H, p_.K));
     run("l2norm_rstd");
     store("rstd", DType::fp32, heads(p_.H));
+    if (p_.pass == Pass::backward) row_gradients();
   }
 
   void gates() {
@@ -129,31 +148,30 @@ class Chain {
     store("u", problem_constants(p_).U_DTYPE, heads(p_.HV, p_.V));
     for (const char* name : {"qg", "kg"})
       if (vector()) store(name, p_.dtype, heads(p_.HV, p_.K));
+    if (needs({"segment_M", "segment_R", "segment_state"})) segments();
+    run("fwd_h");
+    store("h", p_.dtype, {NT_, p_.HV, p_.K, p_.V});
+    store("v_new", p_.dtype, heads(p_.HV, p_.V));
+    store("final_state", DType::fp32, states(p_.N));
+    if (needs({"h_v_first"})) run("transpose_states");
+    store("h_v_first", p_.dtype, {NT_, p_.HV, p_.V, p_.K});
+    if (needs({"o"})) run(vector() ? "kda_fwd_o" : "fwd_o");
+    store("o", p_.dtype, heads(p_.HV, p_.V));
+  }
+
+  void segments() {
     const std::int64_t NS = segment_slots();
     run("fwd_h_segment");
     store("segment_M", DType::fp32, {NS, p_.HV, p_.K, p_.K});
     store("segment_R", DType::fp32, {NS, p_.HV, p_.K, p_.V});
     run("fwd_h_combine");
     store("segment_state", DType::fp32, {NS, p_.HV, p_.K, p_.V});
-    run("fwd_h");
-    store("h", p_.dtype, {NT_, p_.HV, p_.K, p_.V});
-    store("v_new", p_.dtype, heads(p_.HV, p_.V));
-    store("final_state", DType::fp32, states(p_.N));
-    run("transpose_states");
-    store("h_v_first", p_.dtype, {NT_, p_.HV, p_.V, p_.K});
-    run(vector() ? "kda_fwd_o" : "fwd_o");
-    store("o", p_.dtype, heads(p_.HV, p_.V));
   }
 
   void backward() {
     run(vector() ? "kda_bwd_dv_local" : "bwd_dv_local");
     store("dv_local", p_.dtype, heads(p_.HV, p_.V));
-    const std::int64_t NS = segment_slots();
-    run("bwd_dhu_segment");
-    store("segment_dM", DType::fp32, {NS, p_.HV, p_.K, p_.K});
-    store("segment_dR", DType::fp32, {NS, p_.HV, p_.K, p_.V});
-    run("bwd_dhu_combine");
-    store("segment_dstate", DType::fp32, {NS, p_.HV, p_.K, p_.V});
+    if (needs({"segment_dM", "segment_dR", "segment_dstate"})) segment_gradients();
     run("bwd_dhu");
     store("dh", p_.dtype, {NT_, p_.HV, p_.K, p_.V});
     store("du", p_.dtype, heads(p_.HV, p_.V));
@@ -169,7 +187,15 @@ class Chain {
     store("dv", p_.dtype, heads(p_.HV, p_.V));
     if (!erases()) store("dbeta", p_.beta_dtype, heads(p_.HV));
     if (gated()) gate_gradients();
-    row_gradients();
+  }
+
+  void segment_gradients() {
+    const std::int64_t NS = segment_slots();
+    run("bwd_dhu_segment");
+    store("segment_dM", DType::fp32, {NS, p_.HV, p_.K, p_.K});
+    store("segment_dR", DType::fp32, {NS, p_.HV, p_.K, p_.V});
+    run("bwd_dhu_combine");
+    store("segment_dstate", DType::fp32, {NS, p_.HV, p_.K, p_.V});
   }
 
   void gradients() {
@@ -199,6 +225,7 @@ class Chain {
   }
 
   void summed_gates() {
+    if (done()) return;
     store("dGk", DType::fp32, gate_shape());
     values_["dG"] = values_.at("dGk");
     store("dG", DType::fp32, gate_shape());
@@ -207,7 +234,7 @@ class Chain {
   void gate_gradients() {
     run("chunk_local_reverse_cumsum");
     store("dg", p_.use_gate_in_kernel ? DType::fp32 : p_.g_dtype, gate_shape());
-    if (!p_.use_gate_in_kernel) return;
+    if (done() || !p_.use_gate_in_kernel) return;
     add("dg_log", out_.tensors.at("dg"));
     run(vector() ? "kda_gate_bwd" : "gate_bwd");
     store("dg_raw", p_.g_dtype, gate_shape());
@@ -265,18 +292,26 @@ class Chain {
     return x;
   }
 
-  void add(const std::string& name, const HostTensor& tensor) {
-    out_.tensors[name] = tensor;
+  void add(const std::string& name, HostTensor tensor) {
     values_[name] = tensor.values();
+    out_.tensors[name] = std::move(tensor);
+    missing_.erase(name);
   }
-  void run(std::string_view stage) { run_reference(stage, out_.context, values_); }
+  void run(std::string_view stage) {
+    if (!done()) run_reference(stage, out_.context, values_);
+  }
+  /// Does nothing where the stage was not run.
   void store(const std::string& name, DType dtype, Shape shape) {
+    const auto made = values_.find(name);
+    if (made == values_.end() && !needs_all_) return;
     add(name, HostTensor(dtype, std::move(shape), values_.at(name)));
   }
 
   const Problem& p_;
   Engine engine_;
   std::int64_t BT_, NT_ = 0;
+  bool needs_all_;
+  std::set<std::string, std::less<>> missing_;
   StageData out_;
   TensorMap values_;
 };
@@ -392,12 +427,12 @@ Problem within_reach(const Template& t, const Limits& limits, const Problem& pro
 }
 
 StageData make_stage_data(const Problem& problem, std::int64_t BT, Gate gate, std::uint64_t seed,
-                          const std::vector<std::int64_t>& lengths) {
+                          const std::vector<std::int64_t>& lengths, const Template* user) {
   Problem p = problem;
   if (p.state_index && p.state_slots == 0)
     p.state_slots = 3 + (p.packed ? std::ssize(lengths) : p.N);
   const OperatorData data = make_data(p, gate, seed, lengths);
-  return Chain(data, BT, seed).run();
+  return Chain(data, BT, seed, user).run();
 }
 
 TensorMap reference_outputs(const Template& t, const StageData& data) {

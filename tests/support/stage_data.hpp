@@ -25,9 +25,11 @@ struct StageData {
 /// The tensors of the problem's operator and pass; a backward problem has those of the forward
 /// stages too. `lengths` are the sequences of a packed problem. q and k are taken as they are; x
 /// and dy_heads are tensors of their own, and so is what is made of them. state_slots of 0 with
-/// state_index become N + 3.
+/// state_index become N + 3. With `user` only what leads to that template's tensors is computed; it
+/// is the same.
 StageData make_stage_data(const Problem& problem, std::int64_t BT, Gate gate, std::uint64_t seed,
-                          const std::vector<std::int64_t>& lengths = {});
+                          const std::vector<std::int64_t>& lengths = {},
+                          const Template* user = nullptr);
 
 /// The float64 outputs of the template's stages on the stored inputs of `data`.
 TensorMap reference_outputs(const Template& t, const StageData& data);

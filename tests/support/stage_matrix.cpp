@@ -15,6 +15,14 @@ void add(double* y, double factor, const double* x, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) y[i] += factor * x[i];
 }
 
+namespace {
+
+void scale(double* y, double factor, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) y[i] *= factor;
+}
+
+}  // namespace
+
 Matrix transposed(const Matrix& a) {
   Matrix out(a.cols(), a.rows());
   for (std::int64_t r = 0; r < a.rows(); ++r)
@@ -103,36 +111,43 @@ void Chunk::write_state(Vector& tensor, const Matrix& state) const {
 }
 
 Decay::Decay(const Chunk& chunk, const Vector& G)
-    : rows_(chunk.rows()),
-      width_(G.empty() ? 1 : chunk.width_of(G)),
-      G_(rows_, width_),
-      factors_(static_cast<std::size_t>(rows_ * rows_ * width_)) {
+    : rows_(chunk.rows()), width_(G.empty() ? 1 : chunk.width_of(G)), G_(rows_, width_) {
   if (!G.empty()) G_ = chunk.own(G);
-  for (std::int64_t r = 0; r < rows_; ++r)
-    for (std::int64_t s = 0; s <= r; ++s)
-      for (std::int64_t c = 0; c < width_; ++c)
-        factors_[static_cast<std::size_t>((r * rows_ + s) * width_ + c)] =
-            std::exp(G_[r][c] - G_[s][c]);
+}
+
+const double* Decay::factor(std::int64_t r, std::int64_t s) const {
+  if (factors_.empty()) {
+    factors_.resize(static_cast<std::size_t>(rows_ * rows_ * width_));
+    for (std::int64_t i = 0; i < rows_; ++i)
+      for (std::int64_t j = 0; j <= i; ++j)
+        for (std::int64_t c = 0; c < width_; ++c)
+          factors_[static_cast<std::size_t>((i * rows_ + j) * width_ + c)] =
+              std::exp(G_[i][c] - G_[j][c]);
+  }
+  return &factors_[static_cast<std::size_t>((r * rows_ + s) * width_)];
 }
 
 Matrix Decay::entering(Matrix rows) const {
-  for (std::int64_t r = 0; r < rows_; ++r)
-    for (std::int64_t c = 0; c < rows.cols(); ++c)
-      rows[r][c] *= std::exp(G_[r][width_ == 1 ? 0 : c]);
+  for (std::int64_t r = 0; r < rows_; ++r) {
+    if (width_ == 1) scale(rows[r], std::exp(G_[r][0]), rows.cols());
+    for (std::int64_t c = 0; width_ > 1 && c < rows.cols(); ++c) rows[r][c] *= std::exp(G_[r][c]);
+  }
   return rows;
 }
 
 Matrix Decay::leaving(Matrix rows) const {
-  for (std::int64_t r = 0; r < rows_; ++r)
-    for (std::int64_t c = 0; c < rows.cols(); ++c)
-      rows[r][c] *= factor(rows_ - 1, r)[width_ == 1 ? 0 : c];
+  const double* const end = G_[rows_ - 1];
+  for (std::int64_t r = 0; r < rows_; ++r) {
+    if (width_ == 1) scale(rows[r], std::exp(end[0] - G_[r][0]), rows.cols());
+    for (std::int64_t c = 0; width_ > 1 && c < rows.cols(); ++c)
+      rows[r][c] *= std::exp(end[c] - G_[r][c]);
+  }
   return rows;
 }
 
 Matrix Decay::through(Matrix state) const {
   for (std::int64_t i = 0; i < state.rows(); ++i)
-    for (std::int64_t j = 0; j < state.cols(); ++j)
-      state[i][j] *= std::exp(G_[rows_ - 1][width_ == 1 ? 0 : i]);
+    scale(state[i], std::exp(G_[rows_ - 1][width_ == 1 ? 0 : i]), state.cols());
   return state;
 }
 

@@ -101,7 +101,8 @@ void for_each_chunk(const ChunkLayout& layout, const Dims& dims, Visit visit) {
       visit(Chunk(layout, dims, slot, head));
 }
 
-/// The decays of one chunk: none (an empty G), one a row, or one a row and key channel.
+/// The decays of one chunk: none (an empty G), one a row, or one a row and key channel. Not
+/// thread-safe.
 class Decay {
  public:
   /// `G` [tokens, HV] or [tokens, HV, K]; empty: no decay.
@@ -122,18 +123,17 @@ class Decay {
   Matrix column_sums(const Matrix& m, const Matrix& a, bool strict) const;
 
  private:
-  /// exp(G_r - G_s) for r >= s: one number or `width_` of them.
-  const double* factor(std::int64_t r, std::int64_t s) const {
-    return &factors_[static_cast<std::size_t>((r * rows_ + s) * width_)];
-  }
+  /// exp(G_r - G_s) for r >= s: one number or `width_` of them. The first call computes all, which
+  /// takes longest, and what carries states alone needs none.
+  const double* factor(std::int64_t r, std::int64_t s) const;
 
   /// y += m * decay * x.
   void accumulate(double* y, double m, const double* decay, const double* x,
                   std::int64_t count) const;
 
   std::int64_t rows_, width_;
-  Matrix G_;        // [rows, width]
-  Vector factors_;  // [rows, rows, width]
+  Matrix G_;                // [rows, width]
+  mutable Vector factors_;  // [rows, rows, width]
 };
 
 }  // namespace wyvern::testing

@@ -52,9 +52,10 @@ class Recurrence {
     const std::int64_t row = token * HV + head, query_row = (token * H + head / (HV / H)) * K;
     const std::int64_t width =
         g_.empty() ? 0 : static_cast<std::int64_t>(g_.size()) / (c_.layout.tokens() * HV);
-    for (std::int64_t i = 0; i < K && width > 0; ++i)
-      for (std::int64_t j = 0; j < V; ++j)
-        S[i][j] *= std::exp(g_[size(row * width + (width == 1 ? 0 : i))]);
+    for (std::int64_t i = 0; i < K && width > 0; ++i) {
+      const double decay = std::exp(g_[size(row * width + (width == 1 ? 0 : i))]);
+      for (std::int64_t j = 0; j < V; ++j) S[i][j] *= decay;
+    }
     for (std::int64_t n = token * c_.steps; n < (token + 1) * c_.steps; ++n) step(n, head, S);
     for (std::int64_t i = 0; i < K; ++i)
       add(o + row * V, c_.scale * q_[size(query_row + i)], S[i], V);
