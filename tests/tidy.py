@@ -4,7 +4,8 @@
 usage: tidy.py ROOT BUILD [--full] [PATH...]
 
 Most of clang-tidy's time goes into headers, so sources that are compiled with the same macros and
-folders are read together, as one translation unit, a name in it standing for one thing. Left out are
+folders are read together, as one translation unit, a name in it standing for one thing: where two
+declare the same name for themselves, the later one's gets a number. Left out are
 tests and what takes longest: the static analyzer (clang-analyzer-*), copies of parameters (half of
 all other checks' time) and mistakes in macros, strings' comparisons and the like, which the
 compiler's warnings mostly find too.
@@ -40,7 +41,7 @@ SLOW = ("clang-analyzer-*", "performance-unnecessary-value-param", "bugprone-ass
 # What a declaration at the beginning of a line declares: sources are formatted, so nothing that
 # stands in no function or class is indented.
 NAME = re.compile(
-    r"^(?!TEST|INSTANTIATE|WYVERN|static_assert|namespace|using namespace)(?=[A-Za-z\[])"
+    r"^(?!TEST|INSTANTIATE|WYVERN|static_assert|namespace|using namespace|using \w+::)(?=[A-Za-z\[])"
     r"(?:\[\[\w+\]\] )?(?:template <.*> )?"
     r"(?:(?:struct|class|enum class|enum|using|union) (\w+)|[^=({;\n]*?\b(\w+)(?:[({;\[]| = ))",
     re.MULTILINE)
@@ -91,9 +92,15 @@ def private_names(text):
     return names | {(None, "main")} if re.search(r"^int main\(", text, re.MULTILINE) else names
 
 
+def fixed_names(text, names):
+    """Those of the names that also stand for something else in the text: a member, what std:: has."""
+    return {(space, name) for space, name in names
+            if name == "main" or re.search(rf"(?:\.|->|::){name}\b", text)}
+
+
 def group(sources, root):
-    """Sources that can be read together: what one declares for itself no other declares, nor uses
-    where a header declares that name too."""
+    """Sources that can be read together: what one declares for itself no other uses where a header
+    declares that name too, nor declares where it cannot be renamed."""
     headers = {room: [h.read_text() for h in (root / room).rglob("*.hpp")] for room in ROOMS}
     declared = {room: set().union(*map(names_of, texts)) for room, texts in headers.items()}
     # A type of an inner namespace would hide that of an outer one.
@@ -106,21 +113,40 @@ def group(sources, root):
         names = private_names(text)
         hiding = {name for _, name in names & declared[room]} | types & {name for _, name in names}
         words = set(re.findall(r"\w+", text))
+        fixed = fixed_names(text, names) | {each for each in names if each[1] in hiding}
         alone = "target_clones" in text
         for other in groups:
             if (not alone and not other["alone"] and other["flags"] == flags
                     and other["room"] == room and len(other["files"]) < LARGEST_GROUP
-                    and not other["names"] & names and not other["hiding"] & words
+                    and not other["names"] & fixed and not other["fixed"] & names
+                    and not other["hiding"] & words
                     and not hiding & other["words"]):
                 other["files"].append(file)
                 other["names"] |= names
+                other["fixed"] |= fixed
                 other["hiding"] |= hiding
                 other["words"] |= words
                 break
         else:
             groups.append({"files": [file], "flags": flags, "room": room, "names": names,
-                           "hiding": hiding, "words": words, "alone": alone})
+                           "fixed": fixed, "hiding": hiding, "words": words, "alone": alone})
     return [(each["files"], each["flags"]) for each in groups]
+
+
+def together(files):
+    """A translation unit of the files: first what they include, which no renaming may touch."""
+    texts = [file.read_text() for file in files]
+    lines = list(dict.fromkeys(line for text in texts
+                               for line in re.findall(r"^#include (?:<|\".*/).*$", text, re.MULTILINE)))
+    seen = set()
+    for i, (file, text) in enumerate(zip(files, texts)):
+        names = private_names(text)
+        again = sorted({name for _, name in names & seen})
+        seen |= names
+        lines += [f"#define {name} {name}{i}" for name in again]
+        lines.append(f'#include "{file}"')
+        lines += [f"#undef {name}" for name in again]
+    return "\n".join(lines) + "\n"
 
 
 def read(files, flags, checks, folder):
@@ -131,7 +157,7 @@ def read(files, flags, checks, folder):
     else:
         handle, name = tempfile.mkstemp(suffix=".cpp", dir=folder)
         with os.fdopen(handle, "w") as out:
-            out.write("".join(f'#include "{file}"\n' for file in files))
+            out.write(together(files))
         unit = Path(name)
     done = subprocess.run([TOOL, "--quiet", *checks, str(unit), "--", *flags],
                           capture_output=True, text=True)
