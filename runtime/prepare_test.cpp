@@ -251,7 +251,15 @@ TEST_F(PrepareTest, AnArtifactThatDoesNotLoadIsCompiledAnew) {
   no_code.code = "not a shared object";
   const std::string entry = from_row(*good)->entry;
   no_entry.metadata.replace(no_entry.metadata.find(entry), entry.size(), "another_name");
-  for (const ArtifactRow& bad : {no_code, no_entry}) {
+  std::vector<ArtifactRow> rows{no_code, no_entry};
+  // Cut where the headers still read well, in the code, and by a byte.
+  for (const std::size_t size :
+       {std::size_t{64}, std::size_t{600}, good->code.size() / 2, good->code.size() - 1}) {
+    rows.push_back(*good);
+    rows.back().code.resize(size);
+  }
+  for (const ArtifactRow& bad : rows) {
+    SCOPED_TRACE(bad.code.size());
     ASSERT_TRUE(cache->store_artifact(bad));
     Runtime runtime(options());
     EXPECT_NE(runtime.prepare(device_, problem(16)).impl().steps.front().kernel, nullptr);

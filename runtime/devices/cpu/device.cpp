@@ -15,6 +15,7 @@
 #include <new>
 
 #include "runtime/devices/cpu/rates.hpp"
+#include "runtime/devices/cpu/shared_object.hpp"
 #include "runtime/devices/cpu/thread_pool.hpp"
 
 namespace wyvern {
@@ -46,8 +47,10 @@ std::int64_t last_level_cache_bytes() {
 /// one under the number of a closed descriptor would be taken for the first.
 class CpuKernel final : public Kernel {
  public:
-  CpuKernel(std::shared_ptr<ThreadPool> pool, const Artifact& artifact)
-      : pool_(std::move(pool)), file_(memfd_create("wyvern-kernel", MFD_CLOEXEC)) {
+  CpuKernel(std::shared_ptr<ThreadPool> pool, const Artifact& artifact) : pool_(std::move(pool)) {
+    if (const std::string problem = shared_object_problem(artifact.code); !problem.empty())
+      fail(artifact, problem.c_str());
+    file_ = memfd_create("wyvern-kernel", MFD_CLOEXEC);
     if (file_ < 0) fail(artifact, std::strerror(errno));
     const bool written = ::write(file_, artifact.code.data(), artifact.code.size()) ==
                          static_cast<ssize_t>(artifact.code.size());
