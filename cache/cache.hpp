@@ -8,6 +8,7 @@
 
 #include <wyvern/export.hpp>
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -77,12 +78,18 @@ class [[nodiscard]] ArtifactClaim {
   ~ArtifactClaim();
   /// Whether somebody else had it at first.
   [[nodiscard]] bool waited() const noexcept { return waited_; }
+  /// Whether somebody else had it to the end of the caller's patience.
+  [[nodiscard]] bool in_vain() const noexcept { return in_vain_; }
+  /// How long the caller asked to sleep in all while another had it.
+  [[nodiscard]] std::chrono::milliseconds slept() const noexcept { return slept_; }
 
  private:
   friend class Cache;
   ArtifactClaim() = default;
   int descriptor_ = -1;  ///< of the locked file; -1: of nothing
   bool waited_ = false;
+  bool in_vain_ = false;
+  std::chrono::milliseconds slept_{0};
 };
 
 class Cache {
@@ -106,11 +113,12 @@ class Cache {
   [[nodiscard]] std::optional<ArtifactRow> find_artifact(std::string_view key) const;
   /// False when it was not stored. An existing row with the key is replaced.
   bool store_artifact(const ArtifactRow& row);
-  /// Waits while another holds the claim to this key, but no longer than a minute, then goes on
-  /// without; so it does at once where there can be no lock. Look the artifact up (again) once it
-  /// is yours. To hold several at a time, claim in the order of the keys: nobody waits in a circle
-  /// then.
-  [[nodiscard]] ArtifactClaim claim_artifact(std::string_view key) const;
+  /// Waits while another holds the claim to this key, but not beyond `give_up`, then goes on
+  /// without: its holder may be stopped, and compiling twice is better than waiting for it. So it
+  /// does at once where there can be no lock. Look the artifact up (again) once it is yours. To
+  /// hold several at a time, claim in the order of the keys: nobody waits in a circle then.
+  [[nodiscard]] ArtifactClaim claim_artifact(std::string_view key,
+                                             std::chrono::steady_clock::time_point give_up) const;
 
   /// By device, problem, template and config; a row of another driver is returned too (compare).
   [[nodiscard]] std::optional<MeasurementRow> find_measurement(std::string_view device,

@@ -160,25 +160,58 @@ class PrepareTest : public ::testing::Test {
 };
 
 TEST_F(PrepareTest, WaitsForAnotherProcessOnlyWithWhoNeedsItsKernel) {
-  Runtime runtime(options());
-  const Operator loaded = runtime.prepare(device_, problem(16));
-  ASSERT_EQ(runtime.compiled(), 1);
+  // Who waits in vain gives up and compiles, which the count would show.
+  KernelStore store(std::make_shared<Cache>(directory_.path()), 0, 1h);
+  const auto kernel_of = [&](const Problem& p) {
+    const auto op = bind_operator(device_, p, default_plan_of(p));
+    store.load(*op);
+    return op->steps.front().kernel;
+  };
+  const std::shared_ptr<const Kernel> loaded = kernel_of(problem(16));
+  ASSERT_EQ(store.compiled(), 1);
   const Cache elsewhere(directory_.path());
-  std::optional<ArtifactClaim> claim = elsewhere.claim_artifact(artifact_key_of(problem(32)));
-  auto waiting =
-      std::async(std::launch::async, [&] { return runtime.prepare(device_, problem(32)); });
+  std::optional<ArtifactClaim> claim =
+      elsewhere.claim_artifact(artifact_key_of(problem(32)), testing::kFar);
+  auto waiting = std::async(std::launch::async, kernel_of, problem(32));
   wait_until([&] { return times_open(elsewhere.file().string() + ".claims") == 2; });
 
-  // Who waits in vain gives up after a minute and compiles, which the count would show.
-  const Operator again = runtime.prepare(device_, problem(16));
-  EXPECT_EQ(runtime.compiled(), 1);
-  EXPECT_EQ(again.impl().steps.front().kernel, loaded.impl().steps.front().kernel);
-  EXPECT_EQ(runtime.prepare(device_, problem(48)).origin(), Origin::fallback);
-  EXPECT_EQ(runtime.compiled(), 2);
+  EXPECT_EQ(kernel_of(problem(16)), loaded);
+  EXPECT_EQ(store.compiled(), 1);
+  EXPECT_NE(kernel_of(problem(48)), nullptr);
+  EXPECT_EQ(store.compiled(), 2);
 
   claim.reset();
-  EXPECT_NE(waiting.get().impl().steps.front().kernel, nullptr);
-  EXPECT_EQ(runtime.compiled(), 3);
+  EXPECT_NE(waiting.get(), nullptr);
+  EXPECT_EQ(store.compiled(), 3);
+}
+
+TEST_F(PrepareTest, ClaimsThatNeverEndDelayACallOnceAndLaterOnesLess) {
+  const Cache stopped(directory_.path());
+  std::vector<ArtifactClaim> held;
+  for (const std::int64_t V : {16, 32, 48, 64})
+    held.push_back(stopped.claim_artifact(artifact_key_of(problem(V)), testing::kFar));
+
+  constexpr auto kPatience = 200ms;
+  constexpr auto kLongestNap = 20ms;
+  KernelStore store(std::make_shared<Cache>(directory_.path()), 1, kPatience);
+  // Three kernels of one call.
+  const auto op = bind_operator(device_, problem(16), default_plan_of(problem(16)));
+  for (const std::int64_t V : {32, 48}) {
+    const auto other = bind_operator(device_, problem(V), default_plan_of(problem(V)));
+    op->steps.push_back(other->steps.front());
+  }
+  store.load(*op);
+  EXPECT_EQ(store.compiled(), 3);
+  for (const BoundStep& step : op->steps) EXPECT_NE(step.kernel, nullptr);
+  // What it asked to sleep, which no other load of the machine makes longer.
+  const auto slept = store.slept();
+  EXPECT_GT(slept, 0ms);
+  EXPECT_LE(slept, kPatience + kLongestNap);
+
+  const auto next = bind_operator(device_, problem(64), default_plan_of(problem(64)));
+  store.load(*next);
+  EXPECT_EQ(store.compiled(), 4);
+  EXPECT_LE(store.slept() - slept, KernelStore::kShortPatience + kLongestNap);
 }
 
 TEST_F(PrepareTest, OneThreadMakesWhatSeveralWant) {
