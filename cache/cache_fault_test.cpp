@@ -112,13 +112,22 @@ void limit_files(rlim_t bytes) {
   ::setrlimit(RLIMIT_FSIZE, &limit);
 }
 
-int role_full(const std::string& directory) {
-  std::signal(SIGXFSZ, SIG_IGN);
+/// `blocked`: as a caller that has blocked the signal of too large a file, which must stay so.
+/// Otherwise the signal has its default action, which is to kill.
+int role_full(const std::string& directory, bool blocked) {
+  sigset_t signal;
+  sigemptyset(&signal);
+  sigaddset(&signal, SIGXFSZ);
+  if (blocked) ::pthread_sigmask(SIG_BLOCK, &signal, nullptr);
   QuietCache cache(directory);
   if (!cache->store_artifact(artifact(1)) || !cache->status().empty()) return 1;
   limit_files(100000);
   if (cache->store_artifact(artifact(2, 200000))) return 2;
-  if (cache->status().empty() || cache.told != 1) return 3;
+  if (cache->status().find("there is no space") == std::string::npos || cache.told != 1) return 3;
+  sigset_t after;
+  if (::sigpending(&after) != 0 || sigismember(&after, SIGXFSZ) == 1) return 9;
+  if (::pthread_sigmask(SIG_BLOCK, nullptr, &after) != 0) return 10;
+  if ((sigismember(&after, SIGXFSZ) == 1) != blocked) return 11;
   const auto found = cache->find_artifact(artifact(1).key);
   if (!found || found->code != artifact(1).code) return 4;
   if (cache->status().empty()) return 5;  // a look-up does not prove that there is space again
@@ -136,7 +145,7 @@ int role(int argc, char** argv) {
   if (name == "write-damaged") return role_write_damaged(directory, std::stoull(last));
   if (name == "write-forever") return role_write_forever(directory, std::stoull(last));
   if (name == "read-only") return role_read_only(directory, last);
-  if (name == "full") return role_full(directory);
+  if (name == "full") return role_full(directory, last == "blocked");
   return 99;
 }
 
@@ -332,6 +341,8 @@ TEST(CacheDisk, FullDiskCostsTheRowAndNoMore) {
   const TempDirectory temp;
   EXPECT_EQ(run({"full", temp.path().string()}), 0);
   EXPECT_EQ(integrity(temp.file()), "ok");
+  const TempDirectory other;
+  EXPECT_EQ(run({"full", other.path().string(), "blocked"}), 0);
 }
 
 TEST(CacheDisk, ReadOnlyDirectoryStillAnswers) {

@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "cache/file_size_signal.hpp"
 #include "cache/repair.hpp"
 #include "cache/schema.hpp"
 
@@ -69,9 +70,9 @@ std::string explain(const DatabaseError& error, const std::filesystem::path& fil
           name, kElsewhere);
     case SQLITE_FULL:
       return fmt::format(
-          "there is no space for the cache {}, so nothing is added to it: free some "
-          "space {}",
-          name, kElsewhere);
+          "there is no space for the cache {} ({}), so nothing is added to it: free some "
+          "space, or raise the limit that ends it, {}",
+          name, error.what(), kElsewhere);
     case SQLITE_READONLY:
     case SQLITE_PERM:
     case SQLITE_AUTH:
@@ -155,6 +156,7 @@ Connection::Connection(const std::filesystem::path& directory)
       report_([](const std::string& sentence) {
         std::fprintf(stderr, "wyvern: %s.\n", sentence.c_str());
       }) {
+  const NoFileSizeSignal guard;
   open();
   ForkGuard::instance().add(this);
 }
@@ -168,6 +170,7 @@ bool Connection::run(Access access, const Work& work) {
   bool done = false;
   {
     const Lock lock(mutex_);
+    const NoFileSizeSignal guard;
     for (int attempt = 0; attempt < 2 && !done; ++attempt) {
       if (!usable(access)) break;
       try {

@@ -4,6 +4,7 @@
 #include <sqlite3.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -16,11 +17,22 @@ namespace {
 
 constexpr std::chrono::milliseconds kPatience{5000};
 
+/// errno of what failed last; SQLite keeps it for the file, and not on every path for the handle.
+int system_error(sqlite3* handle) {
+  int of_file = 0;
+  sqlite3_file_control(handle, "main", SQLITE_FCNTL_LAST_ERRNO, &of_file);
+  return of_file != 0 ? of_file : sqlite3_system_errno(handle);
+}
+
 [[noreturn]] void fail(sqlite3* handle, int code) {
   std::string message = handle != nullptr ? sqlite3_errmsg(handle) : sqlite3_errstr(code);
   const int primary = code & 0xff;
   if (handle != nullptr && (primary == SQLITE_IOERR || primary == SQLITE_CANTOPEN)) {
-    message += fmt::format(" ({})", std::strerror(sqlite3_system_errno(handle)));
+    const int error = primary == SQLITE_IOERR ? system_error(handle) : sqlite3_system_errno(handle);
+    message += fmt::format(" ({})", std::strerror(error));
+    // A disk that is full, a quota and a limit of file sizes are one thing to the user.
+    const bool no_room = error == ENOSPC || error == EDQUOT || error == EFBIG;
+    if (code == SQLITE_IOERR_WRITE && no_room) code = SQLITE_FULL;
   }
   throw DatabaseError(code, message);
 }
