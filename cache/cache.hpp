@@ -27,7 +27,7 @@ struct ArtifactRow {
   std::string target;       ///< "sm_90a"
   std::string config;       ///< "BT=64,num_warps=4"
   std::string metadata;     ///< JSON: constants, entry point, resources
-  std::string code;         ///< blob; its SHA-256 is stored beside it and checked on load
+  std::string code;         ///< blob
   double compile_ms = 0;
   std::string created;  ///< UTC, ISO 8601; filled in by the cache
 };
@@ -110,6 +110,7 @@ class Cache {
   /// Called once, on the first degradation, from the thread that met it. Default: a line on stderr.
   void on_degraded(std::function<void(const std::string&)> report);
 
+  /// A row that is not as it was stored under this key, by a digest of it, counts as none.
   [[nodiscard]] std::optional<ArtifactRow> find_artifact(std::string_view key) const;
   /// False when it was not stored. An existing row with the key is replaced.
   bool store_artifact(const ArtifactRow& row);

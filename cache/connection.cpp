@@ -51,10 +51,6 @@ std::error_code make_private_directory(const std::filesystem::path& directory) {
   return {};
 }
 
-bool is_damage(const DatabaseError& error) {
-  return error.primary() == SQLITE_CORRUPT || error.primary() == SQLITE_NOTADB;
-}
-
 constexpr const char* kElsewhere = "or set WYVERN_CACHE_DIR to another directory";
 
 /// What an error means to a user, as one sentence without its full stop.
@@ -83,6 +79,7 @@ std::string explain(const DatabaseError& error, const std::filesystem::path& fil
           name, error.what(), kElsewhere);
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB:
+    case SQLITE_ERROR:
       return fmt::format(
           "the cache {} is damaged ({}) and cannot be mended here, so the work goes "
           "on without it: delete it {}",
@@ -275,7 +272,7 @@ void Connection::open_or_repair() {
   try {
     database_ = open_file();
   } catch (const DatabaseError& error) {
-    if (!is_damage(error) || !writable) throw;
+    if (!error.is_damage() || !writable) throw;
     repair();
     database_ = open_file();
   }
@@ -304,10 +301,10 @@ void Connection::repair() {
 bool Connection::mend(const DatabaseError& error, Access access) {
   const bool moved = error.code() == SQLITE_READONLY_DBMOVED;
   const bool unreadable = error.primary() == SQLITE_IOERR && access == Access::read;
-  if (!moved && !unreadable && !(is_damage(error) && limits_.empty())) return false;
+  if (!moved && !unreadable && !(error.is_damage() && limits_.empty())) return false;
   database_.reset();
   retry_at_ = {};
-  if (is_damage(error)) {
+  if (error.is_damage()) {
     try {
       repair();
     } catch (const std::exception&) {

@@ -44,11 +44,20 @@ int open_flags(Database::Mode mode) {
     case Database::Mode::create: return common | SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE;
     case Database::Mode::read_write: return common | SQLITE_OPEN_READWRITE;
     case Database::Mode::read_only: return common | SQLITE_OPEN_READONLY;
+    case Database::Mode::memory:
+      return common | SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_MEMORY;
   }
   return common;
 }
 
 }  // namespace
+
+// This room's SQL is right for its own tables, so where SQLite finds an error in it (a table or a
+// column is missing) or does not know the format of the schema, the schema is damaged.
+bool DatabaseError::is_damage(int code) noexcept {
+  const int primary = code & 0xff;
+  return primary == SQLITE_CORRUPT || primary == SQLITE_NOTADB || primary == SQLITE_ERROR;
+}
 
 Database::Database(const std::filesystem::path& file, Mode mode)
     : file_(file), patience_(kPatience) {

@@ -75,16 +75,13 @@ class RepairLock {
 bool is_healthy(const fs::path& file, std::chrono::milliseconds patience) {
   try {
     const auto database = open_wyvern(file, Database::Mode::create, patience);
-    Query check(*database, "PRAGMA quick_check(1)");
-    return check.step() && check.text(0) == "ok";
+    // Not quick_check, which does not see an index that leads to another row.
+    Query check(*database, "PRAGMA integrity_check(1)");
+    return check.step() && check.text(0) == "ok" && has_current_tables(*database);
   } catch (const DatabaseError& error) {
-    if (error.primary() == SQLITE_CORRUPT || error.primary() == SQLITE_NOTADB) return false;
+    if (error.is_damage()) return false;
     throw;
   }
-}
-
-bool is_damage(int code) {
-  return (code & 0xff) == SQLITE_CORRUPT || (code & 0xff) == SQLITE_NOTADB;
 }
 
 /// Runs `step` and says whether the damaged file allowed it; errors that are not damage are thrown.
@@ -94,7 +91,7 @@ bool readable(const Step& step) {
     step();
     return true;
   } catch (const DatabaseError& error) {
-    if (is_damage(error.code())) return false;
+    if (error.is_damage()) return false;
     throw;
   }
 }
@@ -161,7 +158,7 @@ class TableCopy {
       insert(select);
       last_good = sqlite3_column_int64(select, 0);
     }
-    if (code != SQLITE_DONE && !is_damage(code)) {
+    if (code != SQLITE_DONE && !DatabaseError::is_damage(code)) {
       throw DatabaseError(code, sqlite3_errmsg(from_.handle()));
     }
     return code == SQLITE_DONE;
@@ -173,7 +170,7 @@ class TableCopy {
     const int code = sqlite3_step(single_.get());
     if (code == SQLITE_ROW) insert(single_.get());
     sqlite3_reset(single_.get());
-    if (code != SQLITE_ROW && code != SQLITE_DONE && !is_damage(code)) {
+    if (code != SQLITE_ROW && code != SQLITE_DONE && !DatabaseError::is_damage(code)) {
       throw DatabaseError(code, sqlite3_errmsg(from_.handle()));
     }
     return code == SQLITE_ROW;
