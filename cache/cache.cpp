@@ -170,7 +170,8 @@ class Cache::Impl {
 
 std::filesystem::path Cache::default_directory() {
   const auto variable = [](const char* name) -> std::filesystem::path {
-    const char* value = std::getenv(name);
+    // Not what another user's environment says, where this program has more rights than its caller.
+    const char* value = ::secure_getenv(name);
     return value != nullptr ? value : "";
   };
   if (auto path = variable("WYVERN_CACHE_DIR"); !path.empty()) return path;

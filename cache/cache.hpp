@@ -94,10 +94,12 @@ class [[nodiscard]] ArtifactClaim {
 
 class Cache {
  public:
-  /// $WYVERN_CACHE_DIR, else $XDG_CACHE_HOME/wyvern, else ~/.cache/wyvern; empty if none is set.
+  /// $WYVERN_CACHE_DIR, else $XDG_CACHE_HOME/wyvern, else ~/.cache/wyvern; empty if none is set,
+  /// and in a program that runs with more rights than its caller.
   [[nodiscard]] static std::filesystem::path default_directory();
 
-  /// Opens (creating directory, mode 0700, and file as needed) `directory`/wyvern.db.
+  /// Opens (creating directory, mode 0700, and file, mode 0600, as needed) `directory`/wyvern.db.
+  /// A directory or file that others than this user and root may have written is not used.
   explicit Cache(const std::filesystem::path& directory = default_directory());
   ~Cache();
   Cache(const Cache&) = delete;

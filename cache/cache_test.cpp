@@ -33,13 +33,16 @@ void expect_same(const ArtifactRow& a, const ArtifactRow& b) {
 TEST(Cache, CreatesPrivateDirectoryAndFile) {
   const TempDirectory temp;
   const auto directory = temp.path() / "a" / "b";
+  const mode_t umask_before = ::umask(0);
   QuietCache cache(directory);
+  ::umask(umask_before);
   EXPECT_EQ(cache->status(), "");
   EXPECT_EQ(cache->file(), directory / "wyvern.db");
   struct stat info{};
   ASSERT_EQ(::stat(directory.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777u, 0700u);
-  EXPECT_TRUE(std::filesystem::exists(cache->file()));
+  ASSERT_EQ(::stat(cache->file().c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777u, 0600u);
 }
 
 TEST(Cache, ArtifactsComeBackInAnotherConnection) {

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "cache/cache.hpp"
+#include "cache/trust.hpp"
 
 namespace wyvern {
 namespace {
@@ -60,8 +61,9 @@ ArtifactClaim Cache::claim_artifact(std::string_view key,
                                     std::chrono::steady_clock::time_point give_up) const {
   ArtifactClaim claim;
   if (file().empty()) return claim;
+  if (const Trust trust = trust_in(file()); !trust.refusal.empty() || trust.read_only) return claim;
   const std::string path = file().string() + ".claims";
-  claim.descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  claim.descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
   if (claim.descriptor_ < 0) return claim;
   const off_t place = place_of(key);
   for (auto nap = kShortestNap; !lock(claim.descriptor_, place);

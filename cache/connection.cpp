@@ -18,6 +18,7 @@
 #include "cache/file_size_signal.hpp"
 #include "cache/repair.hpp"
 #include "cache/schema.hpp"
+#include "cache/trust.hpp"
 
 namespace wyvern {
 namespace {
@@ -263,8 +264,10 @@ void Connection::open_or_repair() {
                             "cached: mend that {}",
                             directory.string(), error.message(), kElsewhere));
   }
+  const Trust trust = trust_in(file_);
+  if (!trust.refusal.empty()) throw Error(ErrorKind::kIo, trust.refusal);
   // Without writing to the directory there is no journal, so the file can only be read.
-  const bool writable = ::access(directory.c_str(), W_OK | X_OK) == 0;
+  const bool writable = !trust.read_only && ::access(directory.c_str(), W_OK | X_OK) == 0;
   const auto open_file = [&]() WYVERN_REQUIRES(mutex_) {
     return open_wyvern(file_, writable ? Database::Mode::create : Database::Mode::read_only,
                        patience_);

@@ -12,6 +12,8 @@
 #include <system_error>
 #include <thread>
 
+#include <sys/stat.h>
+
 namespace wyvern {
 namespace {
 
@@ -61,6 +63,9 @@ bool DatabaseError::is_damage(int code) noexcept {
 
 Database::Database(const std::filesystem::path& file, Mode mode)
     : file_(file), patience_(kPatience) {
+  // SQLite would let others read the file. It is not opened here: closing a second descriptor of a
+  // database drops the locks of the first. Where this fails SQLite says what is wrong.
+  if (mode == Mode::create) ::mknod(file.c_str(), S_IFREG | S_IRUSR | S_IWUSR, 0);
   if (const int code = sqlite3_open_v2(file.c_str(), &handle_, open_flags(mode), nullptr);
       code != SQLITE_OK) {
     const std::unique_ptr<sqlite3, decltype(&sqlite3_close)> owner(handle_, sqlite3_close);

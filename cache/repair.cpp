@@ -35,7 +35,7 @@ fs::path with_suffix(fs::path path, const std::string& suffix) { return path += 
 /// Brings a file or a directory to the disk. Not for a database that this process has open: closing
 /// a second descriptor of one drops the locks of the first.
 void sync(const fs::path& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
   if (descriptor < 0) fail_io("cannot open", path, errno);
   const int result = ::fsync(descriptor);
   const int error = errno;
@@ -49,7 +49,7 @@ class RepairLock {
  public:
   RepairLock(const fs::path& file, std::chrono::milliseconds patience) {
     const fs::path path = with_suffix(file, ".repair");
-    descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (descriptor_ < 0) fail_io("cannot open", path, errno);
     const auto give_up = std::chrono::steady_clock::now() + patience;
     while (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
