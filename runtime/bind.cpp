@@ -63,33 +63,17 @@ Extents extents_of(const Problem& problem, PlanShape shape, float gate_floor, Ro
   return e;
 }
 
-/// Everything of a step but its bindings.
+/// Everything of a step but its bindings. The step was found to be legal.
 BoundStep make_step(const Device& device, const PlanStep& plan_step, const Constants& constants,
                     const Extents& extents) {
   BoundStep step;
   step.source_template = find_template(plan_step.template_id);
-  if (step.source_template == nullptr)
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("template '{}' is not part of this build", plan_step.template_id));
   const Template& t = *step.source_template;
   const Target& target = device.impl().target();
-  if (t.device != target.device)
-    throw Error(ErrorKind::kBadInput, fmt::format("template {} is for {}, the device is {}", t.id(),
-                                                  to_string(t.device), device.info().name));
   step.step = plan_step;
   step.constants = constants;
   step.extents = extents;
-  for (const Tunable& tunable : t.tunables)
-    if (!plan_step.config.contains(tunable.name))
-      throw Error(ErrorKind::kBadInput,
-                  fmt::format("config '{}' of {} has no {}", plan_step.config.to_string(), t.id(),
-                              tunable.name));
   const Spec spec(step.constants, plan_step.config);
-  const std::string illegal = t.problem(spec, target.limits);
-  if (!illegal.empty())
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("config '{}' of {} is illegal on {}: {}", plan_step.config.to_string(),
-                            t.id(), device.info().name, illegal));
   step.geometry = t.geometry(spec, extents, target.limits);
   step.argument_count = t.parameters.size();
   if (!is_empty(step.geometry))
@@ -228,17 +212,16 @@ class Wiring {
 std::shared_ptr<OperatorImpl> bind_operator(const Device& device, const Problem& problem,
                                             const Plan& plan) {
   const std::vector<StageUse> uses = stage_uses(problem);
-  const std::vector<std::size_t> starts = match(uses, plan);
+  const CheckedPlan checked = check_plan(problem, uses, plan, device.impl().target());
+  const std::vector<std::size_t>& starts = checked.starts;
   auto op = std::make_shared<OperatorImpl>(device);
   op->problem = problem;
   op->plan = plan;
   op->expected = tensor_specs(problem);
-  const PlanShape shape = shape_of(plan);
   for (std::size_t i = 0; i < plan.size(); ++i) {
-    const auto covered = std::span(uses).subspan(starts[i], starts[i + 1] - starts[i]);
     const Extents extents =
-        extents_of(problem, shape, gate_floor_of(problem), covered.front().rows);
-    op->steps.push_back(make_step(device, plan[i], step_constants(problem, covered), extents));
+        extents_of(problem, checked.shape, gate_floor_of(problem), uses[starts[i]].rows);
+    op->steps.push_back(make_step(device, plan[i], checked.constants[i], extents));
   }
   Wiring wiring(*op);
   for (std::size_t i = 0; i < plan.size(); ++i) wiring.connect(i, uses, starts[i]);
@@ -248,6 +231,11 @@ std::shared_ptr<OperatorImpl> bind_operator(const Device& device, const Problem&
 
 std::shared_ptr<OperatorImpl> bind_stage(const Device& device, const Problem& problem,
                                          const PlanStep& plan_step) {
+  const Constants constants = problem_constants(problem);
+  // On its own a stage has no outputs that the problem's floor speaks of.
+  const std::string reason =
+      step_problem(plan_step, constants, device.impl().target(), Precision::tf32);
+  if (!reason.empty()) throw Error(ErrorKind::kBadInput, reason);
   auto op = std::make_shared<OperatorImpl>(device);
   op->problem = problem;
   op->plan = {plan_step};
@@ -256,7 +244,7 @@ std::shared_ptr<OperatorImpl> bind_stage(const Device& device, const Problem& pr
   PlanShape shape = shape_of(op->plan);
   if (shape.BT == 0) shape.BT = kept_chunk_size(problem);
   op->steps.push_back(
-      make_step(device, plan_step, problem_constants(problem),
+      make_step(device, plan_step, constants,
                 extents_of(problem, shape, -std::numeric_limits<float>::infinity(), Rows::tokens)));
   BoundStep& step = op->steps.front();
   for (std::size_t i = 0; i < step.argument_count; ++i) {

@@ -318,6 +318,40 @@ TEST_F(PrepareTest, AStoredPlanThatDoesNotBindGivesWayAndIsToldOfOnce) {
     EXPECT_NE(said_.front().find(part), std::string::npos) << said_.front();
 }
 
+TEST_F(PrepareTest, AStoredPlanOutsideItsSpaceGivesWayAndIsToldOfOnce) {
+  const Problem p = problem(16);
+  const ProblemKey key = problem_key(p);
+  WinnerRow row;
+  row.device = device_.info().key;
+  row.driver = device_.info().driver;
+  row.family = key.family;
+  row.tokens = key.tokens, row.sequences = key.sequences;
+  const std::string good = plan_to_json(default_plan_of(p));
+  const std::string value = "BV=64";
+  ASSERT_NE(good.find(value), std::string::npos) << good;
+  // 128 columns are legal elsewhere, the other values nowhere.
+  for (const char* bad : {"BV=0", "BV=-1", "BV=128", "BV=32", "BV=64,BK=64", "BV=true"}) {
+    said_.clear();
+    row.plan = good;
+    row.plan.replace(row.plan.find(value), value.size(), bad);
+    const RuntimeOptions with_cache = options();
+    ASSERT_TRUE(with_cache.cache->store_winner(row));
+    Runtime runtime(with_cache);
+    for (int i = 0; i < 2; ++i) {
+      const Operator op = runtime.prepare(device_, p);
+      EXPECT_EQ(op.origin(), Origin::fallback) << bad;
+      EXPECT_EQ(op.plan(), default_plan_of(p)) << bad;
+    }
+    ASSERT_EQ(said_.size(), 1U) << bad;
+    for (const std::string& part :
+         {key.to_string(), std::string("step 1 of the plan"), std::string("BV")})
+      EXPECT_NE(said_.front().find(part), std::string::npos) << said_.front();
+    const std::optional<Plan> given = plan_from_json(row.plan);
+    ASSERT_TRUE(given) << bad;
+    EXPECT_THROW((void)runtime.prepare(device_, p, *given), Error) << bad;
+  }
+}
+
 TEST_F(PrepareTest, AStoredPlanThatDoesNotLoadGivesWayAndIsToldOfOnce) {
   const Problem p = problem(128);
   const Plan stored = other_plan_of(p);

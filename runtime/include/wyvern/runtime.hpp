@@ -192,14 +192,16 @@ class Runtime {
   explicit Runtime(RuntimeOptions options = {});
   ~Runtime();
 
-  /// The operator for this problem by the best plan known; by the default plan where that one can
-  /// no longer be bound or loaded. Compiles what the cache does not hold: milliseconds to seconds
+  /// The operator for this problem by the best plan known; by the default plan where that one is
+  /// not legal or cannot be loaded. Compiles what the cache does not hold: milliseconds to seconds
   /// the first time, microseconds when all is loaded, whatever other threads compile meanwhile.
   /// Throws Error: kBadInput for an illegal problem, kUnavailable when a compiler is missing or no
   /// template fits the device.
   Operator prepare(const Device& device, const Problem& problem);
-  /// The same by a given plan. Throws Error(kBadInput) when the plan does not carry out the problem
-  /// or a config is illegal on the device.
+  /// The same by a given plan. Throws Error(kBadInput) when the plan does not carry out the
+  /// problem, or names the step and the tunable where a config is not in its template's space for
+  /// the problem and the device: a value for every tunable and nothing else, each one of the
+  /// tunable's, legal together, and of the problem's precision and chunk size.
   Operator prepare(const Device& device, const Problem& problem, const Plan& plan);
 
   /// One template on its own, specialized on the problem's dims, dtypes and options, at its sizes
@@ -217,7 +219,8 @@ class Runtime {
 
 /// Every plan that carries out the problem on the device with chunk size BT, each step with its
 /// default config: all ways to cover the operator's stages by templates of the build. Empty when
-/// some stage has no legal config. Throws Error(kBadInput) for an illegal problem.
+/// some stage has no legal config of this BT. Throws Error(kBadInput) for an illegal problem and
+/// for a BT below 1.
 [[nodiscard]] std::vector<Plan> plans(const Device& device, const Problem& problem,
                                       std::int64_t BT);
 
