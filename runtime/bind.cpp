@@ -32,11 +32,8 @@ TensorSpec expected_tensor(const Argument& argument, const BoundStep& step) {
   return tensor;
 }
 
-std::size_t bytes_of(const TensorSpec& tensor) {
-  std::size_t bytes = size_of(tensor.dtype);
-  for (int i = 0; i < tensor.rank; ++i)
-    bytes *= static_cast<std::size_t>(tensor.shape[static_cast<std::size_t>(i)]);
-  return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+std::size_t buffer_bytes(const TensorSpec& tensor) {
+  return (bytes_of(tensor) + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
 }
 
 /// A broken promise of g >= lower_bound costs accuracy, but no overflow: gates are kept a little
@@ -63,18 +60,36 @@ Extents extents_of(const Problem& problem, PlanShape shape, float gate_floor, Ro
   return e;
 }
 
+/// Throws where one launch cannot have so many blocks: the driver takes 32 bits of each figure.
+void check_grid(const BoundStep& step, const Target& target, const DeviceInfo& device) {
+  const auto& grid = step.geometry.grid;
+  const auto& most = target.max_grid;
+  for (std::size_t i = 0; i < grid.size(); ++i) {
+    if (most[i] == 0 || grid[i] <= most[i]) continue;
+    const Extents& e = step.extents;
+    const Constants& c = step.constants;
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("B = {}, T = {}, N = {}, HV = {}, K = {}, V = {} is too much for one "
+                            "launch: {} needs {} blocks in {}, {} takes at most {}; give it fewer "
+                            "sequences, tokens or heads",
+                            e.B, e.T, e.N, c.HV, c.K, c.V, step.source_template->id(), grid[i],
+                            "xyz"[i], device.name, most[i]));
+  }
+}
+
 /// Everything of a step but its bindings. The step was found to be legal.
 BoundStep make_step(const Device& device, const PlanStep& plan_step, const Constants& constants,
                     const Extents& extents) {
+  const Target& target = device.impl().target();
   BoundStep step;
   step.source_template = find_template(plan_step.template_id);
   const Template& t = *step.source_template;
-  const Target& target = device.impl().target();
   step.step = plan_step;
   step.constants = constants;
   step.extents = extents;
   const Spec spec(step.constants, plan_step.config);
   step.geometry = t.geometry(spec, extents, target.limits);
+  check_grid(step, target, device.info());
   step.argument_count = t.parameters.size();
   if (!is_empty(step.geometry))
     for (const TensorMapUse& use : t.tensor_maps)
@@ -113,8 +128,8 @@ std::size_t place(std::vector<Buffer>& buffers) {
 class Wiring {
  public:
   explicit Wiring(OperatorImpl& op) : op_(op) {
-    for (std::size_t i = 0; i < op.expected.size(); ++i) {
-      const TensorSpec& tensor = op.expected[i];
+    for (std::size_t i = 0; i < op.expected().size(); ++i) {
+      const TensorSpec& tensor = op.expected()[i];
       if (!tensor.present) continue;
       const Binding binding{Binding::From::caller, i};
       // Outputs take no part until a step writes them.
@@ -192,12 +207,12 @@ class Wiring {
 
   Binding write(const std::string& name, const TensorSpec& tensor, std::size_t index) {
     if (const auto output = outputs_.find(name); output != outputs_.end()) return output->second;
-    buffers_.push_back({bytes_of(tensor), index, index, 0});
+    buffers_.push_back({buffer_bytes(tensor), index, index, 0});
     return {Binding::From::workspace, buffers_.size() - 1};
   }
 
   Binding scratch(const TensorSpec& tensor, std::size_t index) {
-    buffers_.push_back({bytes_of(tensor), index, index, 0});
+    buffers_.push_back({buffer_bytes(tensor), index, index, 0});
     return {Binding::From::workspace, buffers_.size() - 1};
   }
 
@@ -217,7 +232,7 @@ std::shared_ptr<OperatorImpl> bind_operator(const Device& device, const Problem&
   auto op = std::make_shared<OperatorImpl>(device);
   op->problem = problem;
   op->plan = plan;
-  op->expected = tensor_specs(problem);
+  op->expect(tensor_specs(problem));
   for (std::size_t i = 0; i < plan.size(); ++i) {
     const Extents extents =
         extents_of(problem, checked.shape, gate_floor_of(problem), uses[starts[i]].rows);
@@ -247,15 +262,17 @@ std::shared_ptr<OperatorImpl> bind_stage(const Device& device, const Problem& pr
       make_step(device, plan_step, constants,
                 extents_of(problem, shape, -std::numeric_limits<float>::infinity(), Rows::tokens)));
   BoundStep& step = op->steps.front();
+  std::vector<TensorSpec> expected;
   for (std::size_t i = 0; i < step.argument_count; ++i) {
     const Parameter& parameter = step.source_template->parameters[i];
     if (parameter.access == Access::scratch)
       throw Error(ErrorKind::kBadInput,
                   fmt::format("template {} needs scratch memory, which a stage on its own has not",
                               step.source_template->id()));
-    op->expected.push_back(expected_tensor(parameter, step));
-    if (op->expected.back().present) step.bindings[i] = {Binding::From::caller, i};
+    expected.push_back(expected_tensor(parameter, step));
+    if (expected.back().present) step.bindings[i] = {Binding::From::caller, i};
   }
+  op->expect(std::move(expected));
   return op;
 }
 

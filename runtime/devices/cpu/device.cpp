@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <new>
 
 #include "runtime/devices/cpu/rates.hpp"
@@ -158,8 +159,11 @@ class CpuDevice final : public DeviceImpl {
 
   void* allocate(std::size_t bytes) override {
     const std::size_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
-    const std::size_t rounded = std::max<std::size_t>((bytes + alignment - 1) / alignment, 1);
-    void* pointer = std::aligned_alloc(alignment, rounded * alignment);
+    // More than the address space has would be rounded up past the end of the type.
+    const bool possible = bytes <= static_cast<std::size_t>(std::numeric_limits<ssize_t>::max());
+    const std::size_t rounded =
+        possible ? std::max<std::size_t>((bytes + alignment - 1) / alignment, 1) : 0;
+    void* pointer = possible ? std::aligned_alloc(alignment, rounded * alignment) : nullptr;
     if (pointer == nullptr)
       throw Error(ErrorKind::kUnavailable,
                   fmt::format("{} bytes of memory cannot be allocated on the CPU", bytes));
