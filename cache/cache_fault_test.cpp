@@ -350,6 +350,31 @@ TEST(CacheFork, ChildOfAProcessWhoseThreadsAreWriting) {
   EXPECT_EQ(integrity(temp.file()), "ok");
 }
 
+TEST(CacheFork, ChildWhoseThreadsForkWhileOthersUseWhatItInherited) {
+  const TempDirectory temp;
+  ASSERT_TRUE(QuietCache(temp.path())->store_artifact(artifact(1)));
+  for (int round = 0; round < 40; ++round) {
+    std::vector<std::unique_ptr<QuietCache>> caches;
+    for (int i = 0; i < 20; ++i) caches.push_back(std::make_unique<QuietCache>(temp.path()));
+    EXPECT_EQ(child_result([&] {
+                ::alarm(60);
+                std::atomic<bool> done = false;
+                int found = 0;
+                std::thread user([&] {
+                  for (const auto& cache : caches)
+                    found += (*cache)->find_artifact(artifact(1).key).has_value();
+                  done = true;
+                });
+                int failures = 0;
+                do failures += child_result([] { return 0; }) != 0;
+                while (!done);
+                user.join();
+                return failures == 0 && found == 20 ? 0 : 1;
+              }),
+              0);
+  }
+}
+
 // ---- Disks and directories
 
 TEST(CacheDisk, FullDiskCostsTheRowAndNoMore) {

@@ -8,6 +8,7 @@
 #include <map>
 #include <utility>
 
+#include "cache/fork_guard.hpp"
 #include "cache/mutex.hpp"
 #include "runtime/devices/device_impl.hpp"
 
@@ -19,6 +20,7 @@ std::shared_ptr<DeviceImpl> shared_device(const DeviceProvider& provider, int or
   using Key = std::pair<const DeviceProvider*, int>;
   static Mutex mutex;
   static std::map<Key, std::weak_ptr<DeviceImpl>> devices WYVERN_GUARDED_BY(mutex);
+  const NoFork no_fork;  // opening may load libraries and start threads
   const Lock lock(mutex);
   std::weak_ptr<DeviceImpl>& slot = devices[{&provider, ordinal}];
   std::shared_ptr<DeviceImpl> device = slot.lock();

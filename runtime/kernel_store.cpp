@@ -10,6 +10,8 @@
 #include <thread>
 #include <utility>
 
+#include "cache/fork_guard.hpp"
+
 namespace wyvern {
 namespace {
 
@@ -179,6 +181,8 @@ void KernelStore::make(DeviceImpl& device, std::vector<Task>& tasks) {
 }
 
 void KernelStore::load(OperatorImpl& op) {
+  // A child would wait for ever for what this thread is making, or for a lock of the compiler's.
+  const NoFork no_fork;
   std::vector<Task> tasks;
   std::vector<Future> futures;
   try {

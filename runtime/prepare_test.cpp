@@ -14,6 +14,7 @@
 #include <utility>
 
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "cache/cache_testing.hpp"
@@ -212,6 +213,49 @@ TEST_F(PrepareTest, ClaimsThatNeverEndDelayACallOnceAndLaterOnesLess) {
   store.load(*next);
   EXPECT_EQ(store.compiled(), 4);
   EXPECT_LE(store.slept() - slept, KernelStore::kShortPatience + kLongestNap);
+}
+
+TEST_F(PrepareTest, AChildCanPrepareWhateverOtherThreadsDidAtTheFork) {
+  KernelStore store(std::make_shared<Cache>(directory_.path()), 0, 1h);
+  const auto prepares = [&](const Problem& p) {
+    const auto op = bind_operator(device_, p, default_plan_of(p));
+    store.load(*op);
+    return op->steps.front().kernel != nullptr;
+  };
+  const Cache elsewhere(directory_.path());
+  std::optional<ArtifactClaim> claim =
+      elsewhere.claim_artifact(artifact_key_of(problem(32)), testing::kFar);
+  // In the middle of its work, which ends after the fork has begun.
+  auto waiting = std::async(std::launch::async, prepares, problem(32));
+  wait_until([&] { return times_open(elsewhere.file().string() + ".claims") == 2; });
+  auto release = std::async(std::launch::async, [&] {
+    std::this_thread::sleep_for(200ms);
+    claim.reset();
+  });
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(60);
+    ::_exit(prepares(problem(32)) && prepares(problem(48)) ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  release.get();
+  EXPECT_TRUE(waiting.get());
+}
+
+TEST_F(PrepareTest, AForkByWhoPreparesDoesNotWaitForItself) {
+  // The device's own code stands for whatever calls fork() from inside.
+  pid_t child = -1;
+  cpu_->before_load = [&](const Artifact&) {
+    if (child < 0 && (child = ::fork()) == 0) ::_exit(0);
+  };
+  Runtime runtime(options());
+  EXPECT_EQ(runtime.prepare(device_, problem(16)).origin(), Origin::fallback);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 TEST_F(PrepareTest, OneThreadMakesWhatSeveralWant) {

@@ -195,7 +195,9 @@ struct RuntimeOptions {
   std::function<void(const std::string&)> on_degraded = nullptr;
 };
 
-/// Finds plans, compiles, loads. Thread-safe; keeps each loaded kernel for its own lifetime.
+/// Finds plans, compiles, loads. Thread-safe; keeps each loaded kernel for its own lifetime. A
+/// fork() waits until no other thread is in prepare(), so that the child may prepare and launch
+/// too, on a CPU: what the driver of a GPU holds, no child can use.
 class Runtime {
  public:
   explicit Runtime(RuntimeOptions options = {});
