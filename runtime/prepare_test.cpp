@@ -10,6 +10,8 @@
 #include <fstream>
 #include <future>
 #include <optional>
+#include <set>
+#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -243,6 +245,29 @@ TEST_F(PrepareTest, AChildCanPrepareWhateverOtherThreadsDidAtTheFork) {
   EXPECT_EQ(WEXITSTATUS(status), 0);
   release.get();
   EXPECT_TRUE(waiting.get());
+}
+
+/// Files without a name that hold kernels' code in this process's memory.
+std::set<std::string> mapped_kernels() {
+  std::set<std::string> inodes;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    std::istringstream fields(line);
+    std::string range, mode, offset, device, inode, name;
+    fields >> range >> mode >> offset >> device >> inode >> name;
+    if (name == "/memfd:wyvern-kernel") inodes.insert(inode);
+  }
+  return inodes;
+}
+
+TEST_F(PrepareTest, ALoadedKernelIsItsOwnAndTakesNoDescriptor) {
+  Runtime runtime(options());
+  std::vector<Operator> loaded;
+  const std::size_t before = mapped_kernels().size();
+  for (const std::int64_t V : {16, 32, 48, 64, 80})
+    loaded.push_back(runtime.prepare(device_, problem(V)));
+  EXPECT_EQ(mapped_kernels().size(), before + 5);
+  EXPECT_EQ(times_open("/memfd:wyvern-kernel (deleted)"), 0);
 }
 
 TEST_F(PrepareTest, AForkByWhoPreparesDoesNotWaitForItself) {
