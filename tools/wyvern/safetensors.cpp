@@ -4,10 +4,10 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cstdlib>
 #include <cstring>
@@ -17,6 +17,7 @@
 #include <string_view>
 #include <utility>
 
+#include "runtime/devices/cpu/memory.hpp"
 #include "tools/wyvern/file.hpp"
 
 namespace wyvern::cli {
@@ -219,17 +220,23 @@ class Reader {
 
 HostTensor HostTensor::make(DType dtype, std::vector<std::int64_t> shape) {
   constexpr std::uint64_t kAlignment = 64;
-  const auto bytes = byte_size(dtype, shape);
-  // Memory is promised freely and taken on first touch, so the machine's size is asked here.
-  const std::uint64_t most = static_cast<std::uint64_t>(sysconf(_SC_PHYS_PAGES)) *
-                             static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+  // Memory is promised freely and taken on first touch, so what there is for all tensors is asked
+  // before the first.
+  static const std::uint64_t most = available_memory();
+  static std::atomic<std::uint64_t> taken{0};
+  const std::optional<std::uint64_t> bytes = byte_size(dtype, shape);
   void* memory = nullptr;
-  if (bytes && *bytes <= most)
+  if (bytes && *bytes <= most && taken + *bytes <= most)
     memory = std::aligned_alloc(kAlignment, (*bytes / kAlignment + 1) * kAlignment);
   if (memory == nullptr)
     throw Error(ErrorKind::kBadInput,
                 fmt::format("a tensor of shape {} does not fit in memory", shape_text(shape)));
-  return {dtype, std::move(shape), std::shared_ptr<void>(memory, std::free)};
+  taken += *bytes;
+  const auto give_back = [bytes = *bytes](void* pointer) {
+    std::free(pointer);
+    taken -= bytes;
+  };
+  return {dtype, std::move(shape), std::shared_ptr<void>(memory, give_back)};
 }
 
 std::int64_t HostTensor::elements() const noexcept {

@@ -19,6 +19,7 @@
 #include <new>
 #include <string>
 
+#include "runtime/devices/cpu/memory.hpp"
 #include "runtime/devices/cpu/rates.hpp"
 #include "runtime/devices/cpu/shared_object.hpp"
 #include "runtime/devices/cpu/thread_pool.hpp"
@@ -27,6 +28,8 @@ namespace wyvern {
 namespace {
 
 constexpr std::size_t kAlignment = 256;
+/// Less is promised without a look at what there is.
+constexpr std::size_t kMuch = std::size_t{64} << 20;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 /// The value of the first line "name : value" of /proc/cpuinfo.
@@ -164,7 +167,8 @@ class CpuDevice final : public DeviceImpl {
   void* allocate(std::size_t bytes) override {
     const std::size_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
     // More than the address space has would be rounded up past the end of the type.
-    const bool possible = bytes <= static_cast<std::size_t>(std::numeric_limits<ssize_t>::max());
+    const bool possible = bytes <= static_cast<std::size_t>(std::numeric_limits<ssize_t>::max()) &&
+                          (bytes < kMuch || bytes <= available_memory());
     const std::size_t rounded =
         possible ? std::max<std::size_t>((bytes + alignment - 1) / alignment, 1) : 0;
     void* pointer = possible ? std::aligned_alloc(alignment, rounded * alignment) : nullptr;
