@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "autotune/blame.hpp"
 #include "autotune/choose.hpp"
 #include "autotune/statistics.hpp"
 #include "runtime/plan.hpp"
@@ -79,7 +80,7 @@ std::optional<Operator> Bench::prepare(const Problem& problem, const Plan& plan,
   try {
     return runtime_.prepare(device_, problem, plan);
   } catch (const Error& error) {
-    outcome.status = error.kind() == ErrorKind::kCompile ? Status::failed : Status::illegal;
+    outcome.status = blame(error, device_.info().kind == to_string(DeviceKind::cpu));
     outcome.detail = error.what();
     return {};
   }

@@ -128,6 +128,7 @@ void CompileAhead::work() {
       result.kind = error.kind();
     } catch (const std::exception& error) {
       result.error = error.what();
+      result.kind = ErrorKind::kIo;
     }
     lock.lock();
     running_.erase(spec);

@@ -61,7 +61,8 @@ class CompilingBuilder final : public Builder {
   Problem problem_;
 };
 
-/// What a build came to: `built`, or the Error's text and kind.
+/// What a build came to: `built`, or the Error's text and kind; kIo for what is no Error, such as a
+/// lack of memory.
 struct BuildResult {
   std::optional<Built> built;
   std::string error;

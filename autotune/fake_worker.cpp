@@ -1,6 +1,8 @@
 // For tests: a worker that speaks the protocol and does to its tuner what a config's tunables say.
 // x is the cost in us; y what becomes of it: 0 ok, 1 a crash, 2 a hang, 3 garbage, 4 wrong, 5 a
-// device lost, 6 an answer without samples, 7 a crash in comparisons only.
+// device lost, 6 an answer without samples, 7 a crash in comparisons only, 8 a kill as by a system
+// short of memory, 9 a lack of descriptors, 10 an end for want of memory, 11 a refusal, 12 a crash
+// and 13 a crash in comparisons that come once and not again.
 #include <nlohmann/json.hpp>
 
 #include <unistd.h>
@@ -27,6 +29,18 @@ json timed(const char* status, double us) {
   return {{"status", status}, {"detail", ""}, {"samples_us", samples}, {"error", 0.001}};
 }
 
+/// The worker's file, which outlives it.
+std::string log_file;
+
+/// True the first time, in whatever process.
+bool first_time(const std::string& what) {
+  std::ifstream log(log_file);
+  for (std::string line; std::getline(log, line);)
+    if (line == what) return false;
+  std::ofstream(log_file, std::ios::app) << what << '\n' << std::flush;
+  return true;
+}
+
 /// False when the process is to end.
 bool measure(const std::string& config) {
   switch (value_of(config, "y")) {
@@ -45,6 +59,18 @@ bool measure(const std::string& config) {
       return true;
     case 5: say(timed("crashed", 0)); return false;
     case 6: say({{"status", "ok"}}); return true;
+    case 8: std::raise(SIGKILL); break;
+    case 9:
+      say({{"status", "unjudged"},
+           {"detail", "Too many open files"},
+           {"samples_us", json::array()},
+           {"error", 0}});
+      return true;
+    case 10: std::fputs("std::bad_alloc\n", stderr); return false;
+    case 11: say(timed("illegal", 0)); return true;
+    case 12:
+      if (first_time("crashed " + config)) std::raise(SIGSEGV);
+      break;
     default: break;
   }
   say(timed("ok", 10.0 + value_of(config, "x")));
@@ -59,6 +85,7 @@ void compare(const json& plans) {
     for (const json& step : plans[i]) {
       const std::string config = step["config"];
       if (value_of(config, "y") == 7) std::abort();
+      if (value_of(config, "y") == 13 && first_time("aborted " + config)) std::abort();
       sum += 10.0 + value_of(config, "x");
     }
     reply["plans"].push_back(timed("ok", sum));
@@ -71,7 +98,8 @@ void compare(const json& plans) {
 /// Usage: fake_worker LOG [refuse]: appends a line to LOG for every start and request.
 int main(int argc, char** argv) {
   if (argc < 2) return 2;
-  std::ofstream log(argv[1], std::ios::app);
+  log_file = argv[1];
+  std::ofstream log(log_file, std::ios::app);
   log << "start" << '\n' << std::flush;
   for (std::string line; std::getline(std::cin, line);) {
     const json request = json::parse(line);

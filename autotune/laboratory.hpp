@@ -20,7 +20,8 @@ class Laboratory {
   virtual std::optional<Outcome> recall(const Candidate& candidate) = 0;
   /// These will be measured soon, in this order: time to compile them.
   virtual void announce(std::span<const Candidate> candidates) = 0;
-  /// Compiles, checks and times; remembers. Never throws for what the candidate does. `bar` is the
+  /// Compiles, checks and times; remembers, but not what is unjudged. Never throws for what the
+  /// candidate does. `bar` is the
   /// best median of its group so far, 0 if none. Nothing when `interrupted` came true meanwhile.
   virtual std::optional<Outcome> measure(const Candidate& candidate, double bar) = 0;
   /// Times whole operators by these plans in turn, for about `seconds`.

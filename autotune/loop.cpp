@@ -9,7 +9,7 @@ namespace {
 
 std::int64_t decided(const TuneCounts& counts) {
   return counts.ok + counts.wrong + counts.crashed + counts.timeout + counts.rejected +
-         counts.illegal + counts.failed;
+         counts.illegal + counts.failed + counts.unjudged;
 }
 
 void report(const SearchSpace& space, const Results& results, const LoopLimits& limits,
@@ -75,6 +75,7 @@ TuneCounts count(const SearchSpace& space, const Results& results) {
         case Status::rejected: ++counts.rejected; break;
         case Status::illegal: ++counts.illegal; break;
         case Status::failed: ++counts.failed; break;
+        case Status::unjudged: ++counts.unjudged; break;
       }
     }
   return counts;

@@ -6,7 +6,7 @@
 namespace wyvern {
 namespace {
 
-constexpr std::array<std::pair<Status, std::string_view>, 7> kNames{{
+constexpr std::array<std::pair<Status, std::string_view>, 8> kNames{{
     {Status::ok, "ok"},
     {Status::wrong, "wrong"},
     {Status::crashed, "crashed"},
@@ -14,6 +14,7 @@ constexpr std::array<std::pair<Status, std::string_view>, 7> kNames{{
     {Status::rejected, "rejected"},
     {Status::illegal, "illegal"},
     {Status::failed, "failed"},
+    {Status::unjudged, "unjudged"},
 }};
 
 }  // namespace

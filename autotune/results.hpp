@@ -20,6 +20,7 @@ enum class Status : std::uint8_t {
   rejected,  ///< clearly slower than another config of its group, or spills where another does not
   illegal,   ///< compiles to what the device cannot launch
   failed,    ///< does not compile
+  unjudged,  ///< the machine failed, not the config: known of no row, and asked for again
 };
 /// As in MeasurementRow::status.
 std::string_view to_string(Status status) noexcept;

@@ -152,12 +152,16 @@ class Tuning {
                               key_.family, info_.name, to_string(timings.front().status),
                               timings.front().detail));
     }
+    for (const PlanTiming& plan : timings)
+      if (plan.status == Status::unjudged) result_.unjudged = plan.detail;
     const Timing timing = summarize(timings[*winner].samples);
     result_.plan = timings[*winner].plan;
     result_.tuned_us = timing.median;
     result_.tuned_spread_us = timing.spread;
     result_.default_us = summarize(timings.front().samples).median;
-    store();
+    // A winner ends the next tuning before it begins; one that a plan could not contend with is
+    // none.
+    if (result_.unjudged.empty()) store();
   }
 
   void store() {
@@ -185,7 +189,10 @@ class Tuning {
 
   TuneResult finish(const LoopEnd& end) {
     result_.interrupted = result_.interrupted || end.interrupted;
-    result_.complete = end.complete && !result_.interrupted;
+    for (const auto& group : results_.all())
+      for (const auto& outcome : group)
+        if (outcome && outcome->status == Status::unjudged) result_.unjudged = outcome->detail;
+    result_.complete = end.complete && !result_.interrupted && result_.unjudged.empty();
     if (result_.plan.empty()) {
       const std::vector<RankedPlan> best = best_plans(space_, results_, 1);
       result_.plan = best.empty() ? space_.default_plan : best.front().plan;

@@ -52,6 +52,7 @@ struct TuneCounts {
   std::int64_t compiled = 0;  ///< kernels compiled in this tuning
   // Of measured, reused and those that never ran, how many ended as:
   std::int64_t ok = 0, wrong = 0, crashed = 0, timeout = 0, rejected = 0, illegal = 0, failed = 0;
+  std::int64_t unjudged = 0;  ///< the machine failed; the next tuning tries them again
 };
 
 struct TuneResult {
@@ -61,9 +62,10 @@ struct TuneResult {
   double default_us = 0;       ///< by the default plan, from the same comparison; 0: it did not run
   TuneCounts counts;
   double seconds = 0;
-  bool complete = false;  ///< the search reached its end before the budget did
+  bool complete = false;  ///< the search reached its end before the budget did, all judged
   bool interrupted = false;
-  bool stored = false;  ///< the winner is in the cache: prepare() answers with it
+  bool stored = false;   ///< the winner is in the cache: prepare() answers with it
+  std::string unjudged;  ///< why the machine failed, for one; a winner may have been missed
 };
 
 /// Tunes `problem` and stores the winner under its problem key. Where stored rows of the same

@@ -9,11 +9,14 @@
 
 #include <array>
 #include <cerrno>
+#include <cstdio>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 
 #include "autotune/bench.hpp"
+#include "autotune/blame.hpp"
 #include "autotune/protocol.hpp"
 #include "cache/cache.hpp"
 
@@ -97,6 +100,7 @@ class Worker {
       const Problem problem = problem_from(request.at("problem"));
       validate(problem);
       const Device device = Device::open(request.at("device").get<std::string>());
+      on_cpu_ = device.info().kind == to_string(DeviceKind::cpu);
       auto cache = std::make_shared<Cache>(request.at("cache").get<std::string>());
       bench_ = std::make_unique<Bench>(device, problem, std::move(cache),
                                        request.at("seed").get<std::uint64_t>());
@@ -120,13 +124,30 @@ class Worker {
                           request.at("bar_us").get<double>());
     } catch (const Error& error) {
       lost = true;
-      outcome.status = Status::crashed;
+      outcome.status =
+          blame(error, on_cpu_) == Status::unjudged ? Status::unjudged : Status::crashed;
+      outcome.detail = error.what();
+    } catch (const std::bad_alloc& error) {
+      lost = true;
+      outcome.status = Status::unjudged;
       outcome.detail = error.what();
     }
+    doubt(outcome);
     json reply = json_of(outcome);
     reply["compiled"] = bench_->compiled() - compiled;
     channel_.write_line(reply);
     return !lost;
+  }
+
+  /// Nothing is held against a config that failed where this process is short of something.
+  static void doubt(Outcome& outcome) {
+    const bool fault = outcome.status == Status::illegal || outcome.status == Status::failed ||
+                       outcome.status == Status::crashed;
+    if (!fault) return;
+    if (const std::string lack = shortage(); !lack.empty()) {
+      outcome.status = Status::unjudged;
+      outcome.detail += fmt::format(" (the worker is short of {})", lack);
+    }
   }
 
   /// A fault in here ends the process with its message: the tuner knows which plan was at work.
@@ -134,16 +155,20 @@ class Worker {
     const std::int64_t compiled = bench_->compiled();
     std::vector<Plan> plans;
     for (const json& plan : request.at("plans")) plans.push_back(plan_from(plan));
-    const std::vector<Outcome> outcomes =
+    std::vector<Outcome> outcomes =
         bench_->compare(plans, request.at("seconds").get<double>(),
                         [&](std::size_t i) { channel_.write_line({{"at", i}}); });
     json reply{{"plans", json::array()}, {"compiled", bench_->compiled() - compiled}};
-    for (const Outcome& outcome : outcomes) reply["plans"].push_back(json_of(outcome));
+    for (Outcome& outcome : outcomes) {
+      doubt(outcome);
+      reply["plans"].push_back(json_of(outcome));
+    }
     channel_.write_line(reply);
   }
 
   Channel channel_;
   std::unique_ptr<Bench> bench_;
+  bool on_cpu_ = false;
 };
 
 /// Takes the protocol's descriptor away from everything that prints.
@@ -161,7 +186,7 @@ int worker_main(int in_fd, int out_fd) {
   try {
     return Worker(Channel(in_fd, turn_over(out_fd))).serve();
   } catch (const std::exception& error) {
-    fmt::print(stderr, "{}\n", error.what());
+    std::fputs(fmt::format("{}\n", error.what()).c_str(), stderr);
     return kDeviceLost;
   }
 }

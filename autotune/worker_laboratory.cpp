@@ -8,6 +8,7 @@
 #include <chrono>
 #include <limits>
 
+#include "autotune/blame.hpp"
 #include "autotune/protocol.hpp"
 
 namespace wyvern {
@@ -28,6 +29,8 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 Outcome outcome_of(const Reply& reply) {
   Outcome outcome;
   outcome.status = reply.kind == Reply::Kind::timeout ? Status::timeout : Status::crashed;
+  const bool killed = reply.signal != 0 && !own_fault(reply.signal);
+  if (killed || names_shortage(reply.detail)) outcome.status = Status::unjudged;
   outcome.detail = reply.detail;
   outcome.ran = true;
   return outcome;
@@ -53,6 +56,28 @@ std::optional<Outcome> read(const json& value) {
                                               [](double sample) { return sample > 0; });
   if (outcome.status == Status::ok && !timed) return {};
   return outcome;
+}
+
+/// What a config is given a second try for: it may have met the machine in a bad moment. (A wrong
+/// output is the config's, however seldom it is.)
+bool doubtful(Status status) {
+  return status == Status::crashed || status == Status::timeout || status == Status::illegal ||
+         status == Status::failed;
+}
+
+/// The outcome, unless this process is too short of something for a failure to tell anything.
+Outcome in_health(Outcome outcome) {
+  if (!doubtful(outcome.status)) return outcome;
+  if (const std::string lack = shortage(); !lack.empty()) {
+    outcome.status = Status::unjudged;
+    outcome.detail += fmt::format(" (this process is short of {})", lack);
+  }
+  return outcome;
+}
+
+Outcome failed_build(const BuildResult& result) {
+  const bool own = result.kind == ErrorKind::kCompile && !names_shortage(result.error);
+  return in_health({own ? Status::failed : Status::unjudged, result.error, {}, 0, false, false});
 }
 
 /// The number under `name`, 0 when there is none.
@@ -110,7 +135,8 @@ std::optional<Outcome> WorkerLaboratory::recall(const Candidate& candidate) {
                                            group.configs[candidate.config].to_string());
   if (!row || row->driver != options_.driver || row->artifact_key != key_of(candidate)) return {};
   const auto status = parse_status(row->status);
-  if (!status || (*status == Status::ok && row->samples_us.empty())) return {};
+  if (!status || *status == Status::unjudged || (*status == Status::ok && row->samples_us.empty()))
+    return {};
   return Outcome{*status, row->detail, row->samples_us, row->error, true, false};
 }
 
@@ -131,23 +157,38 @@ std::optional<Outcome> WorkerLaboratory::measure(const Candidate& candidate, dou
       throw Error(ErrorKind::kUnavailable, result->error);
     results.push_back(std::move(*result));
   }
+  if (!results.front().built) build_again(specs.front(), results.front());
   std::optional<Outcome> outcome;
   if (!results.front().built) {
-    outcome = Outcome{Status::failed, results.front().error, {}, 0, false, false};
+    outcome = failed_build(results.front());
   } else if (const auto bad = std::find_if(results.begin(), results.end(),
                                            [](const BuildResult& r) { return !r.built; });
              bad != results.end()) {
     // No fault of the candidate's: nothing to remember.
-    return Outcome{Status::failed, bad->error, {}, 0, false, false};
+    return Outcome{Status::unjudged, bad->error, {}, 0, false, false};
   } else {
     outcome = unfit(candidate, *results.front().built);
     if (!outcome) outcome = run(candidate, bar);
   }
-  if (!outcome) return {};
+  if (!outcome || outcome->status == Status::unjudged) return outcome;
   if (outcome->status == Status::ok && results.front().built->resources.spill_bytes == 0)
     spill_free_[candidate.group] = 1;
   store(candidate, *outcome);
   return outcome;
+}
+
+/// A second try of a build that failed.
+void WorkerLaboratory::build_again(const KernelSpec& spec, BuildResult& result) {
+  try {
+    result.built = builder_.build(spec);
+    if (result.built->compiled) ++compiled_besides_;
+  } catch (const Error& error) {
+    result.error = error.what();
+    result.kind = error.kind();
+  } catch (const std::exception& error) {
+    result.error = error.what();
+    result.kind = ErrorKind::kIo;
+  }
 }
 
 /// The outcome of a kernel that, compiled, need not be run; nothing for one that must.
@@ -175,7 +216,18 @@ std::optional<Outcome> WorkerLaboratory::unfit(const Candidate& candidate,
   return {};
 }
 
+/// Only what fails in a new worker too is held against the candidate.
 std::optional<Outcome> WorkerLaboratory::run(const Candidate& candidate, double bar) {
+  std::optional<Outcome> outcome = run_once(candidate, bar);
+  if (outcome && doubtful(outcome->status)) {
+    worker_.kill();
+    outcome = run_once(candidate, bar);
+  }
+  if (outcome) outcome = in_health(std::move(*outcome));
+  return outcome;
+}
+
+std::optional<Outcome> WorkerLaboratory::run_once(const Candidate& candidate, double bar) {
   if (!worker_.running() && !open_worker()) return {};
   const json request{{"measure",
                       {{"plan", to_json(plan_of(space_, candidate))},
@@ -186,8 +238,8 @@ std::optional<Outcome> WorkerLaboratory::run(const Candidate& candidate, double 
   if (reply.kind == Reply::Kind::interrupted) return {};
   if (reply.kind != Reply::Kind::answer) return outcome_of(reply);
   const Outcome outcome = read(reply.value).value_or(nonsense(reply.value));
-  compiled_by_worker_ += number(reply.value, "compiled");
-  if (outcome.status == Status::crashed) worker_.kill();
+  compiled_besides_ += number(reply.value, "compiled");
+  if (outcome.status == Status::crashed || outcome.status == Status::unjudged) worker_.kill();
   slowest_answer_s_ = std::max(slowest_answer_s_, seconds_since(start));
   return outcome;
 }
@@ -235,19 +287,21 @@ void WorkerLaboratory::store(const Candidate& candidate, const Outcome& outcome)
 std::vector<PlanTiming> WorkerLaboratory::compare(std::span<const Plan> plans, double seconds) {
   std::vector<PlanTiming> timings;
   for (const Plan& plan : plans) timings.push_back({plan, Status::ok, "", {}});
-  // Each plan that takes the worker down with it is left out of the next try.
+  // A plan that takes the worker down with it twice is left out of the next try.
+  std::map<const PlanTiming*, int> strikes;
   for (bool settled = false; !settled;) {
     std::vector<PlanTiming*> running;
     for (PlanTiming& timing : timings)
       if (timing.status == Status::ok) running.push_back(&timing);
-    settled = running.empty() || compare_once(running, seconds);
+    settled = running.empty() || compare_once(running, seconds, strikes);
   }
   return timings;
 }
 
-/// One comparison. False when a plan ended the worker: it is marked. True when the answers are
-/// in, or when interrupted, which leaves no samples.
-bool WorkerLaboratory::compare_once(std::span<PlanTiming* const> running, double seconds) {
+/// One comparison. False when a plan ended the worker: it is marked the second time. True when the
+/// answers are in, or when interrupted, which leaves no samples.
+bool WorkerLaboratory::compare_once(std::span<PlanTiming* const> running, double seconds,
+                                    std::map<const PlanTiming*, int>& strikes) {
   if (!worker_.running() && !open_worker()) return true;
   json list = json::array();
   for (const PlanTiming* timing : running) list.push_back(to_json(timing->plan));
@@ -262,9 +316,10 @@ bool WorkerLaboratory::compare_once(std::span<PlanTiming* const> running, double
   }
   if (reply.kind == Reply::Kind::interrupted) return true;
   if (reply.kind == Reply::Kind::answer && take_answers(reply.value, running)) return true;
-  const Outcome outcome =
-      reply.kind == Reply::Kind::answer ? nonsense(reply.value) : outcome_of(reply);
   worker_.kill();
+  if (++strikes[running[at]] < 2) return false;
+  const Outcome outcome =
+      in_health(reply.kind == Reply::Kind::answer ? nonsense(reply.value) : outcome_of(reply));
   running[at]->status = outcome.status;
   running[at]->detail = outcome.detail;
   return false;
@@ -286,10 +341,10 @@ bool WorkerLaboratory::take_answers(const json& value, std::span<PlanTiming* con
     running[i]->detail = outcomes[i].detail;
     running[i]->samples = outcomes[i].samples;
   }
-  compiled_by_worker_ += number(value, "compiled");
+  compiled_besides_ += number(value, "compiled");
   return true;
 }
 
-std::int64_t WorkerLaboratory::compiled() const { return ahead_.compiled() + compiled_by_worker_; }
+std::int64_t WorkerLaboratory::compiled() const { return ahead_.compiled() + compiled_besides_; }
 
 }  // namespace wyvern

@@ -42,8 +42,11 @@ class WorkerLaboratory final : public Laboratory {
 
  private:
   std::optional<Outcome> unfit(const Candidate& candidate, const Built& built) const;
+  void build_again(const KernelSpec& spec, BuildResult& result);
   std::optional<Outcome> run(const Candidate& candidate, double bar);
-  bool compare_once(std::span<PlanTiming* const> running, double seconds);
+  std::optional<Outcome> run_once(const Candidate& candidate, double bar);
+  bool compare_once(std::span<PlanTiming* const> running, double seconds,
+                    std::map<const PlanTiming*, int>& strikes);
   bool take_answers(const nlohmann::json& value, std::span<PlanTiming* const> running);
   bool open_worker();
   void store(const Candidate& candidate, const Outcome& outcome);
@@ -61,7 +64,7 @@ class WorkerLaboratory final : public Laboratory {
   std::map<Candidate, std::string> keys_;
   std::vector<char> spill_free_;  ///< by group: a config without spills was measured
   double slowest_answer_s_ = 0;
-  std::int64_t compiled_by_worker_ = 0;
+  std::int64_t compiled_besides_ = 0;  ///< by workers, and at a second try
 };
 
 }  // namespace wyvern

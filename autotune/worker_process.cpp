@@ -110,7 +110,7 @@ Reply WorkerProcess::ask(const nlohmann::json& request, double timeout_s,
       const std::string line = pending_.substr(0, newline);
       pending_.erase(0, newline + 1);
       auto value = nlohmann::json::parse(line, nullptr, false);
-      if (value.is_object()) return {Reply::Kind::answer, std::move(value), {}};
+      if (value.is_object()) return {Reply::Kind::answer, std::move(value), {}, 0};
       return end(
           Reply::Kind::garbage,
           fmt::format("the worker answered '{}', which is no JSON object", line.substr(0, 80)));
@@ -142,6 +142,7 @@ bool WorkerProcess::send(const std::string& text) {
 }
 
 Reply WorkerProcess::end(Reply::Kind kind, std::string detail) {
+  int signal = 0;
   if (kind == Reply::Kind::ended) {
     // Its end of the socket is closed, so it has ended or is about to; a second is ample.
     int status = 0;
@@ -151,10 +152,13 @@ Reply WorkerProcess::end(Reply::Kind kind, std::string detail) {
       if (ended == 0) usleep(10'000);
     }
     detail = ended == pid_ ? how_it_ended(status) : "the worker closed its output";
-    if (ended == pid_) pid_ = -1;
+    if (ended == pid_) {
+      pid_ = -1;
+      if (WIFSIGNALED(status)) signal = WTERMSIG(status);
+    }
   }
   kill();
-  return {kind, {}, std::move(detail)};
+  return {kind, {}, std::move(detail), signal};
 }
 
 std::string WorkerProcess::how_it_ended(int status) const {

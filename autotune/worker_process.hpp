@@ -22,6 +22,7 @@ struct Reply {
   Kind kind = Kind::ended;
   nlohmann::json value;
   std::string detail;
+  int signal = 0;  ///< that ended it, where one did
 };
 
 /// Spawned, not forked: a fork would copy the locks of compiling threads and the state of drivers.

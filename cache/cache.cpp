@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "cache/connection.hpp"
+#include "cache/schema.hpp"
 
 namespace wyvern {
 namespace {
@@ -25,10 +26,10 @@ using Access = Connection::Access;
 // keep the links between them, which may be what is damaged.
 constexpr const char* kStoreArtifact =
     "REPLACE INTO artifacts"
-    " (key, template_id, target, config, metadata, compile_ms, sha256, code, created)"
+    " (key, template_id, target, config, metadata, compile_ms, digest, code, created)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, " WYVERN_NOW ")";
 constexpr const char* kFindArtifact =
-    "SELECT key, template_id, target, config, metadata, compile_ms, created, sha256, code"
+    "SELECT key, template_id, target, config, metadata, compile_ms, created, digest, code"
     " FROM artifacts WHERE key = ?";
 constexpr const char* kListArtifacts =
     "SELECT key, template_id, target, config, metadata, compile_ms, created"
@@ -169,7 +170,8 @@ class Cache::Impl {
 
 std::filesystem::path Cache::default_directory() {
   const auto variable = [](const char* name) -> std::filesystem::path {
-    const char* value = std::getenv(name);
+    // Not what another user's environment says, where this program has more rights than its caller.
+    const char* value = ::secure_getenv(name);
     return value != nullptr ? value : "";
   };
   if (auto path = variable("WYVERN_CACHE_DIR"); !path.empty()) return path;
@@ -200,12 +202,15 @@ std::optional<ArtifactRow> Cache::find_artifact(std::string_view key) const {
     digest = query.text(7);
     found->code = query.blob(8);
   });
-  if (found && sha256_hex(found->code) != digest) found.reset();
+  // SQLite may take the key from the index that led to the row, which may be another key's. The
+  // digest is of the row alone, so it is compared for the key that was asked for.
+  if (found && (found->key != key || artifact_digest(*found, sha256_hex(found->code)) != digest))
+    found.reset();
   return found;
 }
 
 bool Cache::store_artifact(const ArtifactRow& row) {
-  const std::string digest = sha256_hex(row.code);
+  const std::string digest = artifact_digest(row, sha256_hex(row.code));
   return impl_->connection.run(Access::write, [&](Database& database) {
     Query(database, kStoreArtifact)
         .bind(row.key)

@@ -8,6 +8,7 @@
 
 #include <wyvern/export.hpp>
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -26,7 +27,7 @@ struct ArtifactRow {
   std::string target;       ///< "sm_90a"
   std::string config;       ///< "BT=64,num_warps=4"
   std::string metadata;     ///< JSON: constants, entry point, resources
-  std::string code;         ///< blob; its SHA-256 is stored beside it and checked on load
+  std::string code;         ///< blob
   double compile_ms = 0;
   std::string created;  ///< UTC, ISO 8601; filled in by the cache
 };
@@ -77,20 +78,28 @@ class [[nodiscard]] ArtifactClaim {
   ~ArtifactClaim();
   /// Whether somebody else had it at first.
   [[nodiscard]] bool waited() const noexcept { return waited_; }
+  /// Whether somebody else had it to the end of the caller's patience.
+  [[nodiscard]] bool in_vain() const noexcept { return in_vain_; }
+  /// How long the caller asked to sleep in all while another had it.
+  [[nodiscard]] std::chrono::milliseconds slept() const noexcept { return slept_; }
 
  private:
   friend class Cache;
   ArtifactClaim() = default;
   int descriptor_ = -1;  ///< of the locked file; -1: of nothing
   bool waited_ = false;
+  bool in_vain_ = false;
+  std::chrono::milliseconds slept_{0};
 };
 
 class Cache {
  public:
-  /// $WYVERN_CACHE_DIR, else $XDG_CACHE_HOME/wyvern, else ~/.cache/wyvern; empty if none is set.
+  /// $WYVERN_CACHE_DIR, else $XDG_CACHE_HOME/wyvern, else ~/.cache/wyvern; empty if none is set,
+  /// and in a program that runs with more rights than its caller.
   [[nodiscard]] static std::filesystem::path default_directory();
 
-  /// Opens (creating directory, mode 0700, and file as needed) `directory`/wyvern.db.
+  /// Opens (creating directory, mode 0700, and file, mode 0600, as needed) `directory`/wyvern.db.
+  /// A directory or file that others than this user and root may have written is not used.
   explicit Cache(const std::filesystem::path& directory = default_directory());
   ~Cache();
   Cache(const Cache&) = delete;
@@ -103,14 +112,16 @@ class Cache {
   /// Called once, on the first degradation, from the thread that met it. Default: a line on stderr.
   void on_degraded(std::function<void(const std::string&)> report);
 
+  /// A row that is not as it was stored under this key, by a digest of it, counts as none.
   [[nodiscard]] std::optional<ArtifactRow> find_artifact(std::string_view key) const;
   /// False when it was not stored. An existing row with the key is replaced.
   bool store_artifact(const ArtifactRow& row);
-  /// Waits while another holds the claim to this key, but no longer than a minute, then goes on
-  /// without; so it does at once where there can be no lock. Look the artifact up (again) once it
-  /// is yours. To hold several at a time, claim in the order of the keys: nobody waits in a circle
-  /// then.
-  [[nodiscard]] ArtifactClaim claim_artifact(std::string_view key) const;
+  /// Waits while another holds the claim to this key, but not beyond `give_up`, then goes on
+  /// without: its holder may be stopped, and compiling twice is better than waiting for it. So it
+  /// does at once where there can be no lock. Look the artifact up (again) once it is yours. To
+  /// hold several at a time, claim in the order of the keys: nobody waits in a circle then.
+  [[nodiscard]] ArtifactClaim claim_artifact(std::string_view key,
+                                             std::chrono::steady_clock::time_point give_up) const;
 
   /// By device, problem, template and config; a row of another driver is returned too (compare).
   [[nodiscard]] std::optional<MeasurementRow> find_measurement(std::string_view device,

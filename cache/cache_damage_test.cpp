@@ -251,6 +251,161 @@ TEST(CacheDamage, FlippedBitInCodeIsAMissUntilStoredAgain) {
   EXPECT_EQ(cache->stats().artifacts, static_cast<std::int64_t>(kRows));
 }
 
+// ---- No row is taken for another one
+
+constexpr std::uint64_t kFewRows = 3;
+
+/// A small file in pages of 512 bytes, so that few of its bits are of no use.
+std::string small_file() {
+  const TempDirectory temp;
+  {
+    Database database(temp.file(), Database::Mode::create);
+    database.execute("PRAGMA page_size = 512");
+    migrate(database);
+  }
+  Cache cache(temp.path());
+  for (std::uint64_t i = 0; i < kFewRows; ++i) {
+    EXPECT_TRUE(cache.store_artifact(artifact(i, 100)));
+  }
+  EXPECT_TRUE(cache.store_measurement(measurement(1)));
+  EXPECT_TRUE(cache.store_winner(winner(1, 1)));
+  return read_file(temp.file());
+}
+
+bool is_same(const ArtifactRow& a, const ArtifactRow& b) {
+  return a.key == b.key && a.template_id == b.template_id && a.target == b.target &&
+         a.config == b.config && a.metadata == b.metadata && a.code == b.code;
+}
+
+/// Looks every row up in a damaged file: what was stored, or nothing; and nothing is mended by
+/// storing the row again, unless the file seems to be another program's or a newer Wyvern's.
+/// Returns what is wrong.
+std::string misled(const std::filesystem::path& directory) {
+  QuietCache cache(directory);
+  for (std::uint64_t i = 0; i < kFewRows; ++i) {
+    const ArtifactRow stored = artifact(i, 100);
+    const auto found = cache->find_artifact(stored.key);
+    if (found && !is_same(*found, stored)) return "another row was found";
+    if (found) continue;
+    if (!cache->store_artifact(stored)) {
+      const bool left_alone = cache->status().find("left alone") != std::string::npos;
+      return left_alone ? "" : "not stored again: " + cache->status();
+    }
+    const auto mended = cache->find_artifact(stored.key);
+    if (!mended || !is_same(*mended, stored)) return "storing it again mended nothing";
+  }
+  return {};
+}
+
+TEST(CacheDamage, NoFlippedBitLeadsToAnotherRow) {
+  const std::string sound = small_file();
+  // Every seventh bit, from one that chance picks; all of them take minutes.
+  constexpr std::size_t kStep = 7;
+  const std::size_t first = std::random_device{}() % kStep;
+  constexpr std::size_t kThreads = 4;
+  std::atomic<std::size_t> next = first;
+  std::vector<std::thread> threads;
+  for (std::size_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&] {
+      const TempDirectory temp;
+      for (std::size_t bit = next.fetch_add(kStep); bit < 8 * sound.size();
+           bit = next.fetch_add(kStep)) {
+        std::string bytes = sound;
+        bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ (1 << bit % 8));
+        for (const auto& entry : std::filesystem::directory_iterator(temp.path())) {
+          std::filesystem::remove(entry.path());
+        }
+        write_file(temp.file(), bytes);
+        EXPECT_EQ(misled(temp.path()), "") << "bit " << bit % 8 << " of byte " << bit / 8;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(CacheDamage, AnIndexThatLeadsToAnotherRowIsAMissThatStoringMends) {
+  const TempDirectory temp;
+  const ArtifactRow row = artifact(0), other = artifact(1);
+  {
+    QuietCache cache(temp.path());
+    ASSERT_TRUE(cache->store_artifact(row));
+    ASSERT_TRUE(cache->store_artifact(other));
+  }
+  // The keys change places in the index alone.
+  std::string bytes = read_file(temp.file());
+  std::size_t index = 0;
+  for (std::size_t p = 1; p < bytes.size() / kPage; ++p) {
+    const std::string_view text = std::string_view(bytes).substr(p * kPage, kPage);
+    if (text[0] == 10 && text.find(row.key) != text.npos) index = p;
+  }
+  ASSERT_NE(index, 0u);
+  const std::size_t a = bytes.find(row.key, index * kPage),
+                    b = bytes.find(other.key, index * kPage);
+  bytes.replace(a, row.key.size(), other.key);
+  bytes.replace(b, other.key.size(), row.key);
+  write_file(temp.file(), bytes);
+
+  QuietCache cache(temp.path());
+  for (const ArtifactRow& wanted : {row, other}) {
+    const auto found = cache->find_artifact(wanted.key);
+    EXPECT_TRUE(!found || is_same(*found, wanted));
+    EXPECT_TRUE(found || cache->store_artifact(wanted));
+  }
+  // Whether by the row or by a new file, for whoever comes next.
+  QuietCache next(temp.path());
+  for (const ArtifactRow& wanted : {row, other}) {
+    const auto found = next->find_artifact(wanted.key);
+    EXPECT_TRUE(found && is_same(*found, wanted));
+  }
+}
+
+TEST(CacheDamage, ARowWhoseTextsWereChangedIsAMiss) {
+  const TempDirectory temp;
+  const ArtifactRow row = artifact(1);
+  QuietCache cache(temp.path());
+  for (const char* change :
+       {"template_id = 'another'", "target = 'sm_80'", "config = 'BT=32'", "metadata = '{}'"}) {
+    ASSERT_TRUE(cache->store_artifact(row));
+    ASSERT_TRUE(cache->find_artifact(row.key));
+    Database(temp.file(), Database::Mode::read_write)
+        .execute(("UPDATE artifacts SET " + std::string(change)).c_str());
+    EXPECT_FALSE(cache->find_artifact(row.key)) << change;
+  }
+  EXPECT_EQ(cache->status(), "");
+}
+
+TEST(CacheVersions, RowsOfVersionOneAreFoundWhereTheirCodeIsSound) {
+  const TempDirectory temp;
+  const ArtifactRow row = artifact(1), spoilt = artifact(2);
+  {
+    Database database(temp.file(), Database::Mode::create);
+    migrate(database, 1);
+    for (const ArtifactRow& r : {row, spoilt}) {
+      const std::string code = r.key == row.key ? r.code : r.code + "spoilt";
+      const std::string digest = sha256_hex(r.code);
+      Query(database,
+            "INSERT INTO artifacts"
+            " (key, template_id, target, config, metadata, created, sha256, code)"
+            " VALUES (?, ?, ?, ?, ?, '2026-11-01T00:00:00.000Z', ?, ?)")
+          .bind(r.key)
+          .bind(r.template_id)
+          .bind(r.target)
+          .bind(r.config)
+          .bind(r.metadata)
+          .bind(digest)
+          .bind_blob(code)
+          .step();
+    }
+  }
+  QuietCache cache(temp.path());
+  const auto found = cache->find_artifact(row.key);
+  ASSERT_TRUE(found);
+  EXPECT_TRUE(is_same(*found, row));
+  EXPECT_FALSE(cache->find_artifact(spoilt.key));
+  EXPECT_EQ(cache->stats().artifacts, 2);
+  EXPECT_EQ(cache->status(), "");
+}
+
 // ---- Files that are not ours to touch
 
 void expect_left_alone(const TempDirectory& temp, const char* said) {
@@ -269,6 +424,8 @@ void expect_left_alone(const TempDirectory& temp, const char* said) {
   EXPECT_TRUE(kept_files(temp.path()).empty());
 }
 
+const char* const kNewer = "PRAGMA user_version = 1000";
+
 void alter(const std::filesystem::path& file, const char* sql) {
   Database(file, Database::Mode::create).execute(sql);
 }
@@ -276,14 +433,14 @@ void alter(const std::filesystem::path& file, const char* sql) {
 TEST(CacheForeign, NewerFileIsLeftAlone) {
   const TempDirectory temp;
   write_file(temp.file(), sound_file());
-  alter(temp.file(), "PRAGMA user_version = 2");
+  alter(temp.file(), kNewer);
   expect_left_alone(temp, "newer");
 }
 
 TEST(CacheForeign, NewerAndTruncatedFileIsLeftAlone) {
   const TempDirectory temp;
   write_file(temp.file(), sound_file());
-  alter(temp.file(), "PRAGMA user_version = 2");
+  alter(temp.file(), kNewer);
   write_file(temp.file(), read_file(temp.file()).substr(0, 10 * kPage));
   expect_left_alone(temp, "newer");
 }
@@ -304,7 +461,7 @@ TEST(CacheForeign, FileThatBecomesNewerUnderWayIsWrittenNoMore) {
   const TempDirectory temp;
   QuietCache cache(temp.path());
   ASSERT_TRUE(cache->store_artifact(artifact(1)));
-  alter(temp.file(), "PRAGMA user_version = 2");
+  alter(temp.file(), kNewer);
   const std::string before = read_file(temp.file());
   EXPECT_FALSE(cache->store_artifact(artifact(2)));
   EXPECT_FALSE(cache->store_artifact(artifact(3)));

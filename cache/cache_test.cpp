@@ -33,13 +33,16 @@ void expect_same(const ArtifactRow& a, const ArtifactRow& b) {
 TEST(Cache, CreatesPrivateDirectoryAndFile) {
   const TempDirectory temp;
   const auto directory = temp.path() / "a" / "b";
+  const mode_t umask_before = ::umask(0);
   QuietCache cache(directory);
+  ::umask(umask_before);
   EXPECT_EQ(cache->status(), "");
   EXPECT_EQ(cache->file(), directory / "wyvern.db");
   struct stat info{};
   ASSERT_EQ(::stat(directory.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777u, 0700u);
-  EXPECT_TRUE(std::filesystem::exists(cache->file()));
+  ASSERT_EQ(::stat(cache->file().c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777u, 0600u);
 }
 
 TEST(Cache, ArtifactsComeBackInAnotherConnection) {
@@ -293,12 +296,12 @@ TEST_F(DefaultDirectory, WithoutAnyTheCacheDoesNothing) {
 TEST(Claim, OneHasItAtATimeAndOthersWait) {
   const TempDirectory temp;
   QuietCache first(temp.path()), second(temp.path());
-  std::optional<ArtifactClaim> held = first->claim_artifact("key");
+  std::optional<ArtifactClaim> held = first->claim_artifact("key", kFar);
   EXPECT_FALSE(held->waited());
-  EXPECT_FALSE(second->claim_artifact("another key").waited());
+  EXPECT_FALSE(second->claim_artifact("another key", kFar).waited());
   std::atomic<bool> has_it = false;
   std::thread other([&] {
-    const ArtifactClaim claim = second->claim_artifact("key");
+    const ArtifactClaim claim = second->claim_artifact("key", kFar);
     has_it = true;
     EXPECT_TRUE(claim.waited());
   });
@@ -307,7 +310,7 @@ TEST(Claim, OneHasItAtATimeAndOthersWait) {
   held.reset();
   other.join();
   EXPECT_TRUE(has_it);
-  EXPECT_FALSE(first->claim_artifact("key").waited());
+  EXPECT_FALSE(first->claim_artifact("key", kFar).waited());
 }
 
 TEST(Claim, EndsWithItsProcess) {
@@ -317,7 +320,7 @@ TEST(Claim, EndsWithItsProcess) {
   const pid_t child = ::fork();
   if (child == 0) {
     QuietCache cache(temp.path());
-    const ArtifactClaim claim = cache->claim_artifact("key");
+    const ArtifactClaim claim = cache->claim_artifact("key", kFar);
     if (::write(ready[1], "x", 1) == 1) ::pause();
     ::_exit(1);
   }
@@ -329,7 +332,7 @@ TEST(Claim, EndsWithItsProcess) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     ::kill(child, SIGKILL);
   });
-  EXPECT_TRUE(cache->claim_artifact("key").waited());
+  EXPECT_TRUE(cache->claim_artifact("key", kFar).waited());
   killer.join();
   ::waitpid(child, nullptr, 0);
   ::close(ready[0]);
@@ -338,15 +341,15 @@ TEST(Claim, EndsWithItsProcess) {
 
 TEST(Claim, IsOfNothingWhereThereIsNoDirectory) {
   QuietCache cache("/dev/null/nowhere");
-  const ArtifactClaim one = cache->claim_artifact("key");
+  const ArtifactClaim one = cache->claim_artifact("key", kFar);
   EXPECT_FALSE(one.waited());
-  EXPECT_FALSE(cache->claim_artifact("key").waited());
+  EXPECT_FALSE(cache->claim_artifact("key", kFar).waited());
 
   const TempDirectory elsewhere;
   const auto here = std::filesystem::current_path();
   std::filesystem::current_path(elsewhere.path());
   QuietCache none{std::filesystem::path()};  // as without a home directory
-  EXPECT_FALSE(none->claim_artifact("key").waited());
+  EXPECT_FALSE(none->claim_artifact("key", kFar).waited());
   std::filesystem::current_path(here);
   EXPECT_TRUE(std::filesystem::is_empty(elsewhere.path()));
 }

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -18,6 +19,9 @@
 #include "cache/cache.hpp"
 
 namespace wyvern::testing {
+
+/// When a test gives up what it has to get: long after any machine is done.
+inline const auto kFar = std::chrono::steady_clock::now() + std::chrono::hours(1);
 
 /// A directory of its own, removed at the end; in memory where that can be had, since a thousand
 /// commits on a busy disk take minutes and test nothing more.
@@ -103,6 +107,9 @@ inline std::string read_file(const std::filesystem::path& path) {
 
 inline void write_file(const std::filesystem::path& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
+  // Whatever the umask, no file that the cache would refuse.
+  std::filesystem::permissions(
+      path, std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
 }
 
 /// A cache that counts and keeps what it says instead of writing to stderr.

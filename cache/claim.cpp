@@ -16,12 +16,11 @@
 #include <unistd.h>
 
 #include "cache/cache.hpp"
+#include "cache/trust.hpp"
 
 namespace wyvern {
 namespace {
 
-/// More than any compilation takes; who waits so long waits for a process that is stuck.
-constexpr std::chrono::seconds kPatience{60};
 constexpr std::chrono::milliseconds kShortestNap{1}, kLongestNap{20};
 
 /// Where in the file the key's byte is: 60 bits of its digest.
@@ -41,11 +40,16 @@ bool lock(int descriptor, off_t place) {
 }  // namespace
 
 ArtifactClaim::ArtifactClaim(ArtifactClaim&& other) noexcept
-    : descriptor_(std::exchange(other.descriptor_, -1)), waited_(other.waited_) {}
+    : descriptor_(std::exchange(other.descriptor_, -1)),
+      waited_(other.waited_),
+      in_vain_(other.in_vain_),
+      slept_(other.slept_) {}
 
 ArtifactClaim& ArtifactClaim::operator=(ArtifactClaim&& other) noexcept {
   std::swap(descriptor_, other.descriptor_);
   std::swap(waited_, other.waited_);
+  std::swap(in_vain_, other.in_vain_);
+  std::swap(slept_, other.slept_);
   return *this;
 }
 
@@ -53,21 +57,24 @@ ArtifactClaim::~ArtifactClaim() {
   if (descriptor_ >= 0) ::close(descriptor_);
 }
 
-ArtifactClaim Cache::claim_artifact(std::string_view key) const {
+ArtifactClaim Cache::claim_artifact(std::string_view key,
+                                    std::chrono::steady_clock::time_point give_up) const {
   ArtifactClaim claim;
   if (file().empty()) return claim;
+  if (const Trust trust = trust_in(file()); !trust.refusal.empty() || trust.read_only) return claim;
   const std::string path = file().string() + ".claims";
-  claim.descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  claim.descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
   if (claim.descriptor_ < 0) return claim;
   const off_t place = place_of(key);
-  const auto give_up = std::chrono::steady_clock::now() + kPatience;
   for (auto nap = kShortestNap; !lock(claim.descriptor_, place);
        nap = std::min(2 * nap, kLongestNap)) {
     // Anything but another's lock is a file system that has none.
     if (errno != EAGAIN && errno != EACCES) break;
     claim.waited_ = true;
-    if (std::chrono::steady_clock::now() >= give_up) break;
+    claim.in_vain_ = std::chrono::steady_clock::now() >= give_up;
+    if (claim.in_vain_) break;
     std::this_thread::sleep_for(nap);
+    claim.slept_ += nap;
   }
   return claim;
 }

@@ -11,12 +11,14 @@
 #include <utility>
 #include <vector>
 
-#include <pthread.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "cache/file_size_signal.hpp"
+#include "cache/fork_guard.hpp"
 #include "cache/repair.hpp"
 #include "cache/schema.hpp"
+#include "cache/trust.hpp"
 
 namespace wyvern {
 namespace {
@@ -50,10 +52,6 @@ std::error_code make_private_directory(const std::filesystem::path& directory) {
   return {};
 }
 
-bool is_damage(const DatabaseError& error) {
-  return error.primary() == SQLITE_CORRUPT || error.primary() == SQLITE_NOTADB;
-}
-
 constexpr const char* kElsewhere = "or set WYVERN_CACHE_DIR to another directory";
 
 /// What an error means to a user, as one sentence without its full stop.
@@ -69,9 +67,9 @@ std::string explain(const DatabaseError& error, const std::filesystem::path& fil
           name, kElsewhere);
     case SQLITE_FULL:
       return fmt::format(
-          "there is no space for the cache {}, so nothing is added to it: free some "
-          "space {}",
-          name, kElsewhere);
+          "there is no space for the cache {} ({}), so nothing is added to it: free some "
+          "space, or raise the limit that ends it, {}",
+          name, error.what(), kElsewhere);
     case SQLITE_READONLY:
     case SQLITE_PERM:
     case SQLITE_AUTH:
@@ -82,6 +80,7 @@ std::string explain(const DatabaseError& error, const std::filesystem::path& fil
           name, error.what(), kElsewhere);
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB:
+    case SQLITE_ERROR:
       return fmt::format(
           "the cache {} is damaged ({}) and cannot be mended here, so the work goes "
           "on without it: delete it {}",
@@ -100,53 +99,27 @@ std::string explain(const DatabaseError& error, const std::filesystem::path& fil
 }  // namespace
 
 // fork() copies a connection into the child, where using or even closing it would harm the parent's
-// locks; so the child leaves it alone and opens its own. And fork() copies mutexes as they are: a
-// fork while another thread works would leave the child a mutex that nobody unlocks, and SQLite's
-// records in the middle of a change. So fork() waits until no connection is at work.
-class ForkGuard {
- public:
-  static ForkGuard& instance() {
-    static ForkGuard* guard = new ForkGuard;  // never destroyed: fork() may come at any time
-    return *guard;
-  }
+// locks; so the child leaves it alone and opens its own. ForkGuard sees to it that no connection is
+// at work when it is copied, SQLite's own records included.
+namespace {
 
-  void add(Connection* connection) {
-    const Lock lock(mutex_);
-    connections_.push_back(connection);
+/// Connections of the parent process, kept for the life of this one. Its mutex is taken only by who
+/// holds a connection's, so that no fork() finds it locked.
+struct Abandoned {
+  void add(std::unique_ptr<Database> database) WYVERN_EXCLUDES(mutex) {
+    const Lock lock(mutex);
+    databases.push_back(database.release());
   }
-
-  void remove(Connection* connection) {
-    const Lock lock(mutex_);
-    std::erase(connections_, connection);
-  }
-
-  /// Keeps a connection of the parent process, unused, for the life of this one.
-  void abandon(std::unique_ptr<Database> database) {
-    const Lock lock(mutex_);
-    abandoned_.push_back(database.release());
-  }
-
- private:
-  ForkGuard() {
-    pthread_atfork([] { instance().hold(); }, [] { instance().let_go(); },
-                   [] { instance().let_go(); });
-  }
-
-  // How many mutexes these take is known only when they run.
-  void hold() WYVERN_UNCHECKED_LOCKING {
-    mutex_.lock();
-    for (Connection* connection : connections_) connection->mutex_.lock();
-  }
-
-  void let_go() WYVERN_UNCHECKED_LOCKING {
-    for (Connection* connection : connections_) connection->mutex_.unlock();
-    mutex_.unlock();
-  }
-
-  Mutex mutex_;
-  std::vector<Connection*> connections_ WYVERN_GUARDED_BY(mutex_);
-  std::vector<Database*> abandoned_ WYVERN_GUARDED_BY(mutex_);
+  Mutex mutex;
+  std::vector<Database*> databases WYVERN_GUARDED_BY(mutex);
 };
+
+Abandoned& abandoned() {
+  static Abandoned* const all = new Abandoned;  // never destroyed, as what is in it
+  return *all;
+}
+
+}  // namespace
 
 Connection::Connection(const std::filesystem::path& directory)
     : file_(database_file(directory)),
@@ -155,19 +128,26 @@ Connection::Connection(const std::filesystem::path& directory)
       report_([](const std::string& sentence) {
         std::fprintf(stderr, "wyvern: %s.\n", sentence.c_str());
       }) {
+  ForkGuard::instance().add(mutex_);
+  const Lock lock(mutex_);
+  const NoFileSizeSignal guard;
   open();
-  ForkGuard::instance().add(this);
 }
 
 Connection::~Connection() {
-  ForkGuard::instance().remove(this);
-  drop_if_forked();
+  {
+    const Lock lock(mutex_);
+    drop_if_forked();
+    database_.reset();
+  }
+  ForkGuard::instance().remove(mutex_);
 }
 
 bool Connection::run(Access access, const Work& work) {
   bool done = false;
   {
     const Lock lock(mutex_);
+    const NoFileSizeSignal guard;
     for (int attempt = 0; attempt < 2 && !done; ++attempt) {
       if (!usable(access)) break;
       try {
@@ -226,7 +206,7 @@ bool Connection::usable(Access access) {
 
 void Connection::drop_if_forked() {
   if (database_ == nullptr || owner_ == ::getpid()) return;
-  ForkGuard::instance().abandon(std::move(database_));
+  abandoned().add(std::move(database_));
   retry_at_ = {};
 }
 
@@ -263,8 +243,10 @@ void Connection::open_or_repair() {
                             "cached: mend that {}",
                             directory.string(), error.message(), kElsewhere));
   }
+  const Trust trust = trust_in(file_);
+  if (!trust.refusal.empty()) throw Error(ErrorKind::kIo, trust.refusal);
   // Without writing to the directory there is no journal, so the file can only be read.
-  const bool writable = ::access(directory.c_str(), W_OK | X_OK) == 0;
+  const bool writable = !trust.read_only && ::access(directory.c_str(), W_OK | X_OK) == 0;
   const auto open_file = [&]() WYVERN_REQUIRES(mutex_) {
     return open_wyvern(file_, writable ? Database::Mode::create : Database::Mode::read_only,
                        patience_);
@@ -272,7 +254,7 @@ void Connection::open_or_repair() {
   try {
     database_ = open_file();
   } catch (const DatabaseError& error) {
-    if (!is_damage(error) || !writable) throw;
+    if (!error.is_damage() || !writable) throw;
     repair();
     database_ = open_file();
   }
@@ -301,10 +283,10 @@ void Connection::repair() {
 bool Connection::mend(const DatabaseError& error, Access access) {
   const bool moved = error.code() == SQLITE_READONLY_DBMOVED;
   const bool unreadable = error.primary() == SQLITE_IOERR && access == Access::read;
-  if (!moved && !unreadable && !(is_damage(error) && limits_.empty())) return false;
+  if (!moved && !unreadable && !(error.is_damage() && limits_.empty())) return false;
   database_.reset();
   retry_at_ = {};
-  if (is_damage(error)) {
+  if (error.is_damage()) {
     try {
       repair();
     } catch (const std::exception&) {

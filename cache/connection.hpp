@@ -39,8 +39,6 @@ class Connection {
   void on_degraded(std::function<void(const std::string&)> report) WYVERN_EXCLUDES(mutex_);
 
  private:
-  friend class ForkGuard;
-
   bool usable(Access access) WYVERN_REQUIRES(mutex_);
   void open() WYVERN_REQUIRES(mutex_);
   void open_or_repair() WYVERN_REQUIRES(mutex_);

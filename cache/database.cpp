@@ -4,6 +4,7 @@
 #include <sqlite3.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -11,16 +12,29 @@
 #include <system_error>
 #include <thread>
 
+#include <sys/stat.h>
+
 namespace wyvern {
 namespace {
 
 constexpr std::chrono::milliseconds kPatience{5000};
 
+/// errno of what failed last; SQLite keeps it for the file, and not on every path for the handle.
+int system_error(sqlite3* handle) {
+  int of_file = 0;
+  sqlite3_file_control(handle, "main", SQLITE_FCNTL_LAST_ERRNO, &of_file);
+  return of_file != 0 ? of_file : sqlite3_system_errno(handle);
+}
+
 [[noreturn]] void fail(sqlite3* handle, int code) {
   std::string message = handle != nullptr ? sqlite3_errmsg(handle) : sqlite3_errstr(code);
   const int primary = code & 0xff;
   if (handle != nullptr && (primary == SQLITE_IOERR || primary == SQLITE_CANTOPEN)) {
-    message += fmt::format(" ({})", std::strerror(sqlite3_system_errno(handle)));
+    const int error = primary == SQLITE_IOERR ? system_error(handle) : sqlite3_system_errno(handle);
+    message += fmt::format(" ({})", std::strerror(error));
+    // A disk that is full, a quota and a limit of file sizes are one thing to the user.
+    const bool no_room = error == ENOSPC || error == EDQUOT || error == EFBIG;
+    if (code == SQLITE_IOERR_WRITE && no_room) code = SQLITE_FULL;
   }
   throw DatabaseError(code, message);
 }
@@ -32,14 +46,26 @@ int open_flags(Database::Mode mode) {
     case Database::Mode::create: return common | SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE;
     case Database::Mode::read_write: return common | SQLITE_OPEN_READWRITE;
     case Database::Mode::read_only: return common | SQLITE_OPEN_READONLY;
+    case Database::Mode::memory:
+      return common | SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_MEMORY;
   }
   return common;
 }
 
 }  // namespace
 
+// This room's SQL is right for its own tables, so where SQLite finds an error in it (a table or a
+// column is missing) or does not know the format of the schema, the schema is damaged.
+bool DatabaseError::is_damage(int code) noexcept {
+  const int primary = code & 0xff;
+  return primary == SQLITE_CORRUPT || primary == SQLITE_NOTADB || primary == SQLITE_ERROR;
+}
+
 Database::Database(const std::filesystem::path& file, Mode mode)
     : file_(file), patience_(kPatience) {
+  // SQLite would let others read the file. It is not opened here: closing a second descriptor of a
+  // database drops the locks of the first. Where this fails SQLite says what is wrong.
+  if (mode == Mode::create) ::mknod(file.c_str(), S_IFREG | S_IRUSR | S_IWUSR, 0);
   if (const int code = sqlite3_open_v2(file.c_str(), &handle_, open_flags(mode), nullptr);
       code != SQLITE_OK) {
     const std::unique_ptr<sqlite3, decltype(&sqlite3_close)> owner(handle_, sqlite3_close);

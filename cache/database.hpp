@@ -28,6 +28,9 @@ class DatabaseError : public Error {
   int code() const noexcept { return code_; }
   /// The result code's class: SQLITE_BUSY, SQLITE_CORRUPT, ...
   int primary() const noexcept { return code_ & 0xff; }
+  /// Whether it says that the file's content is not as SQLite or this program wrote it.
+  bool is_damage() const noexcept { return is_damage(code_); }
+  static bool is_damage(int code) noexcept;
 
  private:
   int code_;
@@ -42,9 +45,15 @@ class ForeignDatabase : public Error {
 class Database {
  public:
   static constexpr int kLongestWait = 12;
-  enum class Mode { create, read_write, read_only };
+  enum class Mode {
+    create,
+    read_write,
+    read_only,
+    memory  ///< of no file; `file` is its name only
+  };
 
-  /// Opens `file`; touches no content until the first statement.
+  /// Opens `file`, which is created for its owner alone; touches no content until the first
+  /// statement.
   Database(const std::filesystem::path& file, Mode mode);
   ~Database();
   Database(const Database&) = delete;

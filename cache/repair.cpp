@@ -35,7 +35,7 @@ fs::path with_suffix(fs::path path, const std::string& suffix) { return path += 
 /// Brings a file or a directory to the disk. Not for a database that this process has open: closing
 /// a second descriptor of one drops the locks of the first.
 void sync(const fs::path& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
   if (descriptor < 0) fail_io("cannot open", path, errno);
   const int result = ::fsync(descriptor);
   const int error = errno;
@@ -49,7 +49,7 @@ class RepairLock {
  public:
   RepairLock(const fs::path& file, std::chrono::milliseconds patience) {
     const fs::path path = with_suffix(file, ".repair");
-    descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (descriptor_ < 0) fail_io("cannot open", path, errno);
     const auto give_up = std::chrono::steady_clock::now() + patience;
     while (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
@@ -75,16 +75,13 @@ class RepairLock {
 bool is_healthy(const fs::path& file, std::chrono::milliseconds patience) {
   try {
     const auto database = open_wyvern(file, Database::Mode::create, patience);
-    Query check(*database, "PRAGMA quick_check(1)");
-    return check.step() && check.text(0) == "ok";
+    // Not quick_check, which does not see an index that leads to another row.
+    Query check(*database, "PRAGMA integrity_check(1)");
+    return check.step() && check.text(0) == "ok" && has_current_tables(*database);
   } catch (const DatabaseError& error) {
-    if (error.primary() == SQLITE_CORRUPT || error.primary() == SQLITE_NOTADB) return false;
+    if (error.is_damage()) return false;
     throw;
   }
-}
-
-bool is_damage(int code) {
-  return (code & 0xff) == SQLITE_CORRUPT || (code & 0xff) == SQLITE_NOTADB;
 }
 
 /// Runs `step` and says whether the damaged file allowed it; errors that are not damage are thrown.
@@ -94,7 +91,7 @@ bool readable(const Step& step) {
     step();
     return true;
   } catch (const DatabaseError& error) {
-    if (is_damage(error.code())) return false;
+    if (error.is_damage()) return false;
     throw;
   }
 }
@@ -161,7 +158,7 @@ class TableCopy {
       insert(select);
       last_good = sqlite3_column_int64(select, 0);
     }
-    if (code != SQLITE_DONE && !is_damage(code)) {
+    if (code != SQLITE_DONE && !DatabaseError::is_damage(code)) {
       throw DatabaseError(code, sqlite3_errmsg(from_.handle()));
     }
     return code == SQLITE_DONE;
@@ -173,7 +170,7 @@ class TableCopy {
     const int code = sqlite3_step(single_.get());
     if (code == SQLITE_ROW) insert(single_.get());
     sqlite3_reset(single_.get());
-    if (code != SQLITE_ROW && code != SQLITE_DONE && !is_damage(code)) {
+    if (code != SQLITE_ROW && code != SQLITE_DONE && !DatabaseError::is_damage(code)) {
       throw DatabaseError(code, sqlite3_errmsg(from_.handle()));
     }
     return code == SQLITE_ROW;

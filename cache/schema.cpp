@@ -1,9 +1,15 @@
 #include "cache/schema.hpp"
 
+#include <wyvern/sha256.hpp>
+
 #include <fmt/format.h>
 #include <sqlite3.h>
 
 #include <array>
+#include <utility>
+#include <vector>
+
+#include "cache/cache.hpp"
 
 namespace wyvern {
 namespace {
@@ -56,8 +62,29 @@ void to_version_1(Database& database) {
   )sql");
 }
 
+// The digest covers the row and not the code alone, so that no row is taken for another one. What
+// was stored before is taken as it stands; code that did not match its digest still does not.
+void to_version_2(Database& database) {
+  database.execute("ALTER TABLE artifacts RENAME COLUMN sha256 TO digest");
+  std::vector<std::pair<std::int64_t, std::string>> digests;
+  Query rows(database,
+             "SELECT id, key, template_id, target, config, metadata, digest FROM artifacts");
+  while (rows.step()) {
+    ArtifactRow row;
+    row.key = rows.text(1);
+    row.template_id = rows.text(2);
+    row.target = rows.text(3);
+    row.config = rows.text(4);
+    row.metadata = rows.text(5);
+    digests.emplace_back(rows.integer(0), artifact_digest(row, rows.text(6)));
+  }
+  for (const auto& [id, digest] : digests) {
+    Query(database, "UPDATE artifacts SET digest = ? WHERE id = ?").bind(digest).bind(id).step();
+  }
+}
+
 // The step at i leads from version i to version i + 1.
-constexpr std::array<void (*)(Database&), kSchemaVersion> kSteps = {to_version_1};
+constexpr std::array<void (*)(Database&), kSchemaVersion> kSteps = {to_version_1, to_version_2};
 
 // Settings of the connection; none of them changes the file.
 //
@@ -79,11 +106,24 @@ void configure(Database& database) {
 
 }  // namespace
 
+std::string artifact_digest(const ArtifactRow& row, std::string_view code_digest) {
+  std::string text;
+  // With their sizes, so that no byte can pass from one field to the next.
+  for (const std::string_view field :
+       {std::string_view(row.key), std::string_view(row.template_id), std::string_view(row.target),
+        std::string_view(row.config), std::string_view(row.metadata), code_digest}) {
+    text += fmt::format("{}:{}\n", field.size(), field);
+  }
+  return sha256_hex(text);
+}
+
 Identity identify(Database& database) {
   const std::int64_t application = database.integer("PRAGMA application_id");
   const std::int64_t version = database.integer("PRAGMA user_version");
   if (application == kApplicationId) {
     if (version == kSchemaVersion) return Identity::current;
+    // A file gets both at once, so one of them is damaged.
+    if (version <= 0) throw DatabaseError(SQLITE_CORRUPT, "it has no version");
     return version > kSchemaVersion ? Identity::newer : Identity::older;
   }
   const bool empty = application == 0 && version == 0 &&
@@ -105,6 +145,20 @@ Identity migrate(Database& database, std::int64_t version) {
   const Identity now = identify(database);
   transaction.commit();
   return now;
+}
+
+bool has_current_tables(Database& database) {
+  const auto text_of = [](Database& of) {
+    std::string text;
+    Query query(of,
+                "SELECT type || ' ' || name || ' ' || tbl_name || coalesce(sql, '')"
+                " FROM sqlite_schema ORDER BY name");
+    while (query.step()) text += query.text(0) + '\n';
+    return text;
+  };
+  Database expected("expected", Database::Mode::memory);
+  migrate(expected);
+  return text_of(database) == text_of(expected);
 }
 
 void require_ours(Identity identity, const std::filesystem::path& file) {

@@ -7,13 +7,17 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <string>
+#include <string_view>
 
 namespace wyvern {
+
+struct ArtifactRow;
 
 /// Marks the file as Wyvern's in SQLite's header ("WYVN").
 inline constexpr std::int64_t kApplicationId = 0x5759564e;
 /// Kept in SQLite's user_version.
-inline constexpr std::int64_t kSchemaVersion = 1;
+inline constexpr std::int64_t kSchemaVersion = 2;
 
 enum class Identity { empty, current, older, newer, foreign };
 
@@ -24,12 +28,19 @@ Identity identify(Database& database);
 /// it at once: the first does the work. Returns whose the file is then.
 Identity migrate(Database& database, std::int64_t version = kSchemaVersion);
 
+/// Whether tables and indexes are, to the letter, those that migrate() makes.
+bool has_current_tables(Database& database);
+
 /// Opens `file` in `mode`, sees that it is Wyvern's and current, and sets the connection up; waits
 /// up to `patience` for each lock.
 /// Throws DatabaseError, or ForeignDatabase when the file is another program's or a newer Wyvern's;
 /// the file is then untouched.
 std::unique_ptr<Database> open_wyvern(const std::filesystem::path& file, Database::Mode mode,
                                       std::chrono::milliseconds patience);
+
+/// SHA-256 over what decides what an artifact runs: its key, template, target, config and metadata,
+/// and its code, of which `code_digest` is the SHA-256.
+std::string artifact_digest(const ArtifactRow& row, std::string_view code_digest);
 
 /// Throws the ForeignDatabase error of an identity that must be left alone.
 void require_ours(Identity identity, const std::filesystem::path& file);

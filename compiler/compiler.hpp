@@ -6,6 +6,7 @@
 // threads at once.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -25,6 +26,8 @@ struct Target {
   std::string features;  ///< CPU: its instruction sets as the kernel lists them; empty on CUDA
   Limits limits;
   std::int64_t registers_per_block = 0;  ///< what a block's threads may take in all; 0: no limit
+  /// Blocks that one launch may have in x, y and z; 0: no limit.
+  std::array<std::int64_t, 3> max_grid{};
   /// "sm_90a": code may use what only this architecture has, as Hopper's wgmma.
   bool arch_specific = false;
 

@@ -32,11 +32,8 @@ TensorSpec expected_tensor(const Argument& argument, const BoundStep& step) {
   return tensor;
 }
 
-std::size_t bytes_of(const TensorSpec& tensor) {
-  std::size_t bytes = size_of(tensor.dtype);
-  for (int i = 0; i < tensor.rank; ++i)
-    bytes *= static_cast<std::size_t>(tensor.shape[static_cast<std::size_t>(i)]);
-  return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+std::size_t buffer_bytes(const TensorSpec& tensor) {
+  return (bytes_of(tensor) + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
 }
 
 /// A broken promise of g >= lower_bound costs accuracy, but no overflow: gates are kept a little
@@ -63,34 +60,36 @@ Extents extents_of(const Problem& problem, PlanShape shape, float gate_floor, Ro
   return e;
 }
 
-/// Everything of a step but its bindings.
+/// Throws where one launch cannot have so many blocks: the driver takes 32 bits of each figure.
+void check_grid(const BoundStep& step, const Target& target, const DeviceInfo& device) {
+  const auto& grid = step.geometry.grid;
+  const auto& most = target.max_grid;
+  for (std::size_t i = 0; i < grid.size(); ++i) {
+    if (most[i] == 0 || grid[i] <= most[i]) continue;
+    const Extents& e = step.extents;
+    const Constants& c = step.constants;
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("B = {}, T = {}, N = {}, HV = {}, K = {}, V = {} is too much for one "
+                            "launch: {} needs {} blocks in {}, {} takes at most {}; give it fewer "
+                            "sequences, tokens or heads",
+                            e.B, e.T, e.N, c.HV, c.K, c.V, step.source_template->id(), grid[i],
+                            "xyz"[i], device.name, most[i]));
+  }
+}
+
+/// Everything of a step but its bindings. The step was found to be legal.
 BoundStep make_step(const Device& device, const PlanStep& plan_step, const Constants& constants,
                     const Extents& extents) {
+  const Target& target = device.impl().target();
   BoundStep step;
   step.source_template = find_template(plan_step.template_id);
-  if (step.source_template == nullptr)
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("template '{}' is not part of this build", plan_step.template_id));
   const Template& t = *step.source_template;
-  const Target& target = device.impl().target();
-  if (t.device != target.device)
-    throw Error(ErrorKind::kBadInput, fmt::format("template {} is for {}, the device is {}", t.id(),
-                                                  to_string(t.device), device.info().name));
   step.step = plan_step;
   step.constants = constants;
   step.extents = extents;
-  for (const Tunable& tunable : t.tunables)
-    if (!plan_step.config.contains(tunable.name))
-      throw Error(ErrorKind::kBadInput,
-                  fmt::format("config '{}' of {} has no {}", plan_step.config.to_string(), t.id(),
-                              tunable.name));
   const Spec spec(step.constants, plan_step.config);
-  const std::string illegal = t.problem(spec, target.limits);
-  if (!illegal.empty())
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("config '{}' of {} is illegal on {}: {}", plan_step.config.to_string(),
-                            t.id(), device.info().name, illegal));
   step.geometry = t.geometry(spec, extents, target.limits);
+  check_grid(step, target, device.info());
   step.argument_count = t.parameters.size();
   if (!is_empty(step.geometry))
     for (const TensorMapUse& use : t.tensor_maps)
@@ -129,8 +128,8 @@ std::size_t place(std::vector<Buffer>& buffers) {
 class Wiring {
  public:
   explicit Wiring(OperatorImpl& op) : op_(op) {
-    for (std::size_t i = 0; i < op.expected.size(); ++i) {
-      const TensorSpec& tensor = op.expected[i];
+    for (std::size_t i = 0; i < op.expected().size(); ++i) {
+      const TensorSpec& tensor = op.expected()[i];
       if (!tensor.present) continue;
       const Binding binding{Binding::From::caller, i};
       // Outputs take no part until a step writes them.
@@ -208,12 +207,12 @@ class Wiring {
 
   Binding write(const std::string& name, const TensorSpec& tensor, std::size_t index) {
     if (const auto output = outputs_.find(name); output != outputs_.end()) return output->second;
-    buffers_.push_back({bytes_of(tensor), index, index, 0});
+    buffers_.push_back({buffer_bytes(tensor), index, index, 0});
     return {Binding::From::workspace, buffers_.size() - 1};
   }
 
   Binding scratch(const TensorSpec& tensor, std::size_t index) {
-    buffers_.push_back({bytes_of(tensor), index, index, 0});
+    buffers_.push_back({buffer_bytes(tensor), index, index, 0});
     return {Binding::From::workspace, buffers_.size() - 1};
   }
 
@@ -228,17 +227,16 @@ class Wiring {
 std::shared_ptr<OperatorImpl> bind_operator(const Device& device, const Problem& problem,
                                             const Plan& plan) {
   const std::vector<StageUse> uses = stage_uses(problem);
-  const std::vector<std::size_t> starts = match(uses, plan);
+  const CheckedPlan checked = check_plan(problem, uses, plan, device.impl().target());
+  const std::vector<std::size_t>& starts = checked.starts;
   auto op = std::make_shared<OperatorImpl>(device);
   op->problem = problem;
   op->plan = plan;
-  op->expected = tensor_specs(problem);
-  const PlanShape shape = shape_of(plan);
+  op->expect(tensor_specs(problem));
   for (std::size_t i = 0; i < plan.size(); ++i) {
-    const auto covered = std::span(uses).subspan(starts[i], starts[i + 1] - starts[i]);
     const Extents extents =
-        extents_of(problem, shape, gate_floor_of(problem), covered.front().rows);
-    op->steps.push_back(make_step(device, plan[i], step_constants(problem, covered), extents));
+        extents_of(problem, checked.shape, gate_floor_of(problem), uses[starts[i]].rows);
+    op->steps.push_back(make_step(device, plan[i], checked.constants[i], extents));
   }
   Wiring wiring(*op);
   for (std::size_t i = 0; i < plan.size(); ++i) wiring.connect(i, uses, starts[i]);
@@ -248,6 +246,11 @@ std::shared_ptr<OperatorImpl> bind_operator(const Device& device, const Problem&
 
 std::shared_ptr<OperatorImpl> bind_stage(const Device& device, const Problem& problem,
                                          const PlanStep& plan_step) {
+  const Constants constants = problem_constants(problem);
+  // On its own a stage has no outputs that the problem's floor speaks of.
+  const std::string reason =
+      step_problem(plan_step, constants, device.impl().target(), Precision::tf32);
+  if (!reason.empty()) throw Error(ErrorKind::kBadInput, reason);
   auto op = std::make_shared<OperatorImpl>(device);
   op->problem = problem;
   op->plan = {plan_step};
@@ -256,18 +259,20 @@ std::shared_ptr<OperatorImpl> bind_stage(const Device& device, const Problem& pr
   PlanShape shape = shape_of(op->plan);
   if (shape.BT == 0) shape.BT = kept_chunk_size(problem);
   op->steps.push_back(
-      make_step(device, plan_step, problem_constants(problem),
+      make_step(device, plan_step, constants,
                 extents_of(problem, shape, -std::numeric_limits<float>::infinity(), Rows::tokens)));
   BoundStep& step = op->steps.front();
+  std::vector<TensorSpec> expected;
   for (std::size_t i = 0; i < step.argument_count; ++i) {
     const Parameter& parameter = step.source_template->parameters[i];
     if (parameter.access == Access::scratch)
       throw Error(ErrorKind::kBadInput,
                   fmt::format("template {} needs scratch memory, which a stage on its own has not",
                               step.source_template->id()));
-    op->expected.push_back(expected_tensor(parameter, step));
-    if (op->expected.back().present) step.bindings[i] = {Binding::From::caller, i};
+    expected.push_back(expected_tensor(parameter, step));
+    if (expected.back().present) step.bindings[i] = {Binding::From::caller, i};
   }
+  op->expect(std::move(expected));
   return op;
 }
 

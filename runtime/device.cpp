@@ -8,6 +8,7 @@
 #include <map>
 #include <utility>
 
+#include "cache/fork_guard.hpp"
 #include "cache/mutex.hpp"
 #include "runtime/devices/device_impl.hpp"
 
@@ -19,6 +20,7 @@ std::shared_ptr<DeviceImpl> shared_device(const DeviceProvider& provider, int or
   using Key = std::pair<const DeviceProvider*, int>;
   static Mutex mutex;
   static std::map<Key, std::weak_ptr<DeviceImpl>> devices WYVERN_GUARDED_BY(mutex);
+  const NoFork no_fork;  // opening may load libraries and start threads
   const Lock lock(mutex);
   std::weak_ptr<DeviceImpl>& slot = devices[{&provider, ordinal}];
   std::shared_ptr<DeviceImpl> device = slot.lock();
@@ -27,6 +29,12 @@ std::shared_ptr<DeviceImpl> shared_device(const DeviceProvider& provider, int or
     slot = device;
   }
   return device;
+}
+
+void check_pointer(std::string_view name, const void* pointer, std::size_t bytes) {
+  if (pointer == nullptr && bytes != 0)
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("{} is null; it must point to {} bytes", name, bytes));
 }
 
 }  // namespace
@@ -72,12 +80,17 @@ std::shared_ptr<void> Device::allocate(std::size_t bytes) const {
   return {impl_->allocate(bytes), [impl = impl_](void* p) { impl->free(p); }};
 }
 void Device::copy_in(void* device, const void* host, std::size_t bytes) const {
+  check_pointer("device", device, bytes);
+  check_pointer("host", host, bytes);
   impl_->copy_in(device, host, bytes);
 }
 void Device::copy_out(void* host, const void* device, std::size_t bytes) const {
+  check_pointer("host", host, bytes);
+  check_pointer("device", device, bytes);
   impl_->copy_out(host, device, bytes);
 }
 void Device::fill(void* device, unsigned char byte, std::size_t bytes, Stream stream) const {
+  check_pointer("device", device, bytes);
   impl_->fill(device, byte, bytes, stream);
 }
 void Device::synchronize(Stream stream) const { impl_->synchronize(stream); }

@@ -10,6 +10,8 @@
 #include <thread>
 #include <utility>
 
+#include "cache/fork_guard.hpp"
+
 namespace wyvern {
 namespace {
 
@@ -138,10 +140,17 @@ std::optional<KernelStore::Entry> KernelStore::from_cache(DeviceImpl& device, co
   }
 }
 
+ArtifactClaim KernelStore::claim_of(const Task& task, Time give_up) {
+  ArtifactClaim claim = cache_->claim_artifact(task.artifact_key, give_up);
+  slept_ms_ += claim.slept().count();
+  if (claim.waited()) in_vain_ = claim.in_vain();
+  return claim;
+}
+
 /// Compiles what no other process is compiling; what another is, is awaited and taken from the
 /// cache. Holds one claim at most, and none while it waits, so that nobody waits in a circle.
-KernelStore::Entry KernelStore::compiled_once(DeviceImpl& device, const Task& task) {
-  std::optional<ArtifactClaim> claim = cache_->claim_artifact(task.artifact_key);
+KernelStore::Entry KernelStore::compiled_once(DeviceImpl& device, const Task& task, Time give_up) {
+  std::optional<ArtifactClaim> claim = claim_of(task, give_up);
   if (std::optional<Entry> entry = from_cache(device, task)) return std::move(*entry);
   // Whoever had the claim before could not store the artifact. Nor may this process: holding the
   // claim would make all that wait for it compile one after the other.
@@ -163,12 +172,17 @@ void KernelStore::make(DeviceImpl& device, std::vector<Task>& tasks) {
     });
     if (!task.settled) missing.push_back(&task);
   }
+  // For all of them together: a stopped process may hold the claim to each.
+  const Time give_up = std::chrono::steady_clock::now() +
+                       (in_vain_ ? std::min(patience_, kShortPatience) : patience_);
   in_parallel(missing.size(), jobs_, [&](std::size_t i) {
-    settle(*missing[i], [&] { return std::optional(compiled_once(device, *missing[i])); });
+    settle(*missing[i], [&] { return std::optional(compiled_once(device, *missing[i], give_up)); });
   });
 }
 
 void KernelStore::load(OperatorImpl& op) {
+  // A child would wait for ever for what this thread is making, or for a lock of the compiler's.
+  const NoFork no_fork;
   std::vector<Task> tasks;
   std::vector<Future> futures;
   try {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <future>
@@ -25,14 +26,27 @@ namespace wyvern {
 /// begun waits for it, and nobody else does.
 class KernelStore {
  public:
-  KernelStore(std::shared_ptr<Cache> cache, unsigned jobs)
-      : cache_(std::move(cache)), jobs_(jobs) {}
+  /// How long one load() waits in all for other processes that have claimed its kernels: more than
+  /// compiling an operator takes them, so that who waits longer waits for a process that is
+  /// stopped.
+  static constexpr std::chrono::milliseconds kPatience{20000};
+  /// The same once that was in vain, until a claim has been worth waiting for.
+  static constexpr std::chrono::milliseconds kShortPatience{20};
 
-  /// Fills in kernel, artifact key and resources of every step. Throws the Error of the first step
-  /// whose kernel could not be made, whichever thread tried; the next call tries again.
+  KernelStore(std::shared_ptr<Cache> cache, unsigned jobs,
+              std::chrono::milliseconds patience = kPatience)
+      : cache_(std::move(cache)), jobs_(jobs), patience_(patience) {}
+
+  /// Fills in kernel, artifact key and resources of every step. What another process has claimed
+  /// for too long is compiled here as well. Throws the Error of the first step whose kernel could
+  /// not be made, whichever thread tried; the next call tries again.
   void load(OperatorImpl& op) WYVERN_EXCLUDES(mutex_);
 
   [[nodiscard]] std::int64_t compiled() const { return compiled_.load(); }
+  /// How long its threads have slept, in all, while other processes had claims.
+  [[nodiscard]] std::chrono::milliseconds slept() const {
+    return std::chrono::milliseconds(slept_ms_.load());
+  }
 
  private:
   struct Entry {
@@ -41,6 +55,7 @@ class KernelStore {
     std::shared_ptr<const Kernel> kernel;
   };
   using Future = std::shared_future<Entry>;
+  using Time = std::chrono::steady_clock::time_point;
   /// A kernel that this thread has to make, for a step that needs it.
   struct Task {
     std::string local_key;
@@ -58,14 +73,19 @@ class KernelStore {
   void settle(Task& task, Attempt&& attempt);
   void fail(Task& task, std::exception_ptr error) WYVERN_EXCLUDES(mutex_);
   std::optional<Entry> from_cache(DeviceImpl& device, const Task& task);
-  Entry compiled_once(DeviceImpl& device, const Task& task);
+  ArtifactClaim claim_of(const Task& task, Time give_up);
+  Entry compiled_once(DeviceImpl& device, const Task& task, Time give_up);
 
   std::shared_ptr<Cache> cache_;
   unsigned jobs_;
+  const std::chrono::milliseconds patience_;
   Mutex mutex_;
   /// By local_key(): what is loaded, and what some thread is making. What failed is taken out.
   std::unordered_map<std::string, Future> kernels_ WYVERN_GUARDED_BY(mutex_);
   std::atomic<std::int64_t> compiled_{0};
+  std::atomic<std::int64_t> slept_ms_{0};
+  /// Whether the last claim that was waited for never came.
+  std::atomic<bool> in_vain_{false};
 };
 
 /// An artifact as the cache keeps it, and back.

@@ -66,6 +66,8 @@ bool fits(const TensorSpec& expected, const TensorView& tensor) {
     bad(expected, fmt::format("is missing; it must be {}", wanted));
   if (tensor.dtype != expected.dtype)
     bad(expected, fmt::format("is {}; it must be {}", to_string(tensor.dtype), wanted));
+  if (tensor.rank < 0 || tensor.rank > kMaxRank)
+    bad(expected, fmt::format("has rank {}; it must be {}", tensor.rank, wanted));
   if (tensor.rank != expected.rank ||
       shape_text(tensor.shape, tensor.rank) != shape_text(expected.shape, expected.rank))
     bad(expected,
@@ -94,6 +96,22 @@ std::string_view to_string(Origin origin) noexcept {
 TensorView& Arguments::tensor(std::string_view name) { return this->*member_of(name); }
 const TensorView& Arguments::tensor(std::string_view name) const { return this->*member_of(name); }
 
+std::size_t bytes_of(const TensorSpec& tensor) {
+  // Past what any address has, and so little of the type that sums of them do not overflow.
+  constexpr std::size_t kMost = std::size_t{1} << 56;
+  const auto* const end = tensor.shape.begin() + tensor.rank;
+  if (std::find(tensor.shape.begin(), end, 0) != end) return 0;
+  std::size_t bytes = size_of(tensor.dtype);
+  for (const auto* dim = tensor.shape.begin(); dim != end; ++dim) {
+    if (static_cast<std::size_t>(*dim) > kMost / bytes)
+      bad(tensor, fmt::format("would be {} {}, more than any memory has; give the problem fewer "
+                              "sequences or tokens",
+                              to_string(tensor.dtype), shape_text(tensor.shape, tensor.rank)));
+    bytes *= static_cast<std::size_t>(*dim);
+  }
+  return bytes;
+}
+
 std::array<const TensorView*, kOperatorTensors> tensors_of(const Arguments& a) {
   std::array<const TensorView*, kOperatorTensors> tensors;
   for (std::size_t i = 0; i < kOperatorTensors; ++i) tensors[i] = &(a.*kArguments[i].member);
@@ -101,18 +119,60 @@ std::array<const TensorView*, kOperatorTensors> tensors_of(const Arguments& a) {
 }
 
 void OperatorImpl::check(std::span<const TensorView* const> tensors, const void* workspace) const {
-  if (tensors.size() != expected.size())
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("{} tensors were given; {} takes {}", tensors.size(),
-                            steps.front().source_template->id(), expected.size()));
-  for (std::size_t i = 0; i < expected.size(); ++i)
-    if (!fits(expected[i], *tensors[i])) explain(expected[i], *tensors[i]);
+  for (std::size_t i = 0; i < expected_.size(); ++i)
+    if (!fits(expected_[i], *tensors[i])) explain(expected_[i], *tensors[i]);
   if (workspace_bytes != 0 &&
       (workspace == nullptr ||
        reinterpret_cast<std::uintptr_t>(workspace) % kWorkspaceAlignment != 0))
     throw Error(ErrorKind::kBadInput,
                 fmt::format("workspace is {}; it must be {} bytes aligned to {}",
                             fmt::ptr(workspace), workspace_bytes, kWorkspaceAlignment));
+  check_overlaps(tensors, workspace);
+}
+
+void OperatorImpl::expect(std::vector<TensorSpec> tensors) {
+  expected_ = std::move(tensors);
+  bytes_.assign(expected_.size(), 0);
+  in_memory_.clear();
+  for (const bool written : {true, false}) {
+    for (std::size_t i = 0; i < expected_.size(); ++i) {
+      const TensorSpec& tensor = expected_[i];
+      if (!tensor.present || (tensor.access != TensorAccess::in) != written) continue;
+      bytes_[i] = bytes_of(tensor);
+      if (bytes_[i] != 0) in_memory_.push_back(i);
+    }
+    if (written) written_ = in_memory_.size();
+  }
+}
+
+void OperatorImpl::check_overlaps(std::span<const TensorView* const> tensors,
+                                  const void* workspace) const {
+  struct Range {
+    std::uintptr_t begin = 0, end = 0;
+    bool meets(const Range& other) const { return begin < other.end && other.begin < end; }
+  };
+  std::array<Range, kMaxCallerTensors> ranges;
+  const std::size_t count = in_memory_.size();
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t at = in_memory_[i];
+    ranges[i].begin = reinterpret_cast<std::uintptr_t>(tensors[at]->data);
+    ranges[i].end = ranges[i].begin + bytes_[at];
+  }
+  const auto name = [&](std::size_t i) { return expected_[in_memory_[i]].name; };
+  const auto begin = reinterpret_cast<std::uintptr_t>(workspace);
+  const Range scratch{begin, begin + workspace_bytes};
+  for (std::size_t i = 0; i < count && workspace_bytes != 0; ++i)
+    if (ranges[i].meets(scratch))
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("workspace overlaps {}; its {} bytes must be apart from all tensors",
+                              name(i), workspace_bytes));
+  for (std::size_t i = 0; i < written_; ++i)
+    for (std::size_t j = i + 1; j < count; ++j)
+      if (ranges[i].meets(ranges[j]))
+        throw Error(ErrorKind::kBadInput,
+                    fmt::format("{} overlaps {}; what a launch writes must be apart from all its "
+                                "other tensors",
+                                name(i), name(j)));
 }
 
 void OperatorImpl::enqueue(std::span<const TensorView* const> tensors, void* workspace,
@@ -142,6 +202,14 @@ const Plan& Operator::plan() const { return impl_->plan; }
 Origin Operator::origin() const { return impl_->origin; }
 std::size_t Operator::workspace_bytes() const { return impl_->workspace_bytes; }
 
+void Operator::launch(const Arguments& arguments, void* workspace, std::size_t workspace_bytes,
+                      Stream stream) const {
+  if (workspace_bytes < impl_->workspace_bytes)
+    throw Error(ErrorKind::kBadInput, fmt::format("workspace_bytes is {}; it must be at least {}",
+                                                  workspace_bytes, impl_->workspace_bytes));
+  launch(arguments, workspace, stream);
+}
+
 void Operator::launch(const Arguments& arguments, void* workspace, Stream stream) const {
   const auto tensors = tensors_of(arguments);
   impl_->check(tensors, workspace);
@@ -158,8 +226,12 @@ void Operator::launch(const Arguments& arguments, void* workspace, Stream stream
 const PlanStep& Stage::step() const { return impl_->plan.front(); }
 
 void Stage::launch(std::span<const TensorView> tensors, Stream stream) const {
+  const std::size_t count = impl_->expected().size();  // at most kMaxArguments
+  if (tensors.size() != count)
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("{} tensors were given; {} takes {}", tensors.size(),
+                            impl_->steps.front().source_template->id(), count));
   std::array<const TensorView*, kMaxArguments> pointers;
-  const std::size_t count = std::min(tensors.size(), kMaxArguments);
   for (std::size_t i = 0; i < count; ++i) pointers[i] = &tensors[i];
   const std::span<const TensorView* const> given(pointers.data(), count);
   impl_->check(given, nullptr);

@@ -3,6 +3,7 @@
 
 #include <wyvern/runtime.hpp>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <string>
@@ -16,6 +17,8 @@
 namespace wyvern {
 
 inline constexpr std::size_t kMaxArguments = 32;
+/// Of an operator, or of a stage on its own.
+inline constexpr std::size_t kMaxCallerTensors = std::max(kOperatorTensors, kMaxArguments);
 
 /// Where one pointer of a kernel comes from.
 struct Binding {
@@ -49,17 +52,34 @@ class OperatorImpl {
   Plan plan;
   Origin origin = Origin::fallback;
   std::vector<BoundStep> steps;
-  std::vector<TensorSpec> expected;  ///< the caller's tensors, in binding order
   std::size_t workspace_bytes = 0;
 
   explicit OperatorImpl(Device on) : device(std::move(on)) {}
 
-  /// Throws Error(kBadInput) for the first of the caller's tensors that is not what is expected.
+  /// The caller's tensors, in binding order.
+  const std::vector<TensorSpec>& expected() const { return expected_; }
+  /// Throws Error(kBadInput) for a tensor that is larger than any memory.
+  void expect(std::vector<TensorSpec> tensors);
+
+  /// Throws Error(kBadInput) for the first of the caller's tensors that is not what is expected,
+  /// for a workspace that is not aligned, and where what the launch writes shares memory with
+  /// anything else of it. `workspace` has workspace_bytes. Takes nanoseconds.
   void check(std::span<const TensorView* const> tensors, const void* workspace) const;
   /// Enqueues steps [first, last) without checks.
   void enqueue(std::span<const TensorView* const> tensors, void* workspace, Stream stream,
                std::size_t first, std::size_t last) const;
+
+ private:
+  void check_overlaps(std::span<const TensorView* const> tensors, const void* workspace) const;
+
+  std::vector<TensorSpec> expected_;
+  /// Bytes of tensors in memory, and which these are: those that are written, then the others.
+  std::vector<std::size_t> bytes_, in_memory_;
+  std::size_t written_ = 0;  ///< how many of in_memory_ are written
 };
+
+/// A tensor's bytes. Throws Error(kBadInput) that names it where no memory has so many.
+std::size_t bytes_of(const TensorSpec& tensor);
 
 /// The tensors of Arguments in binding order, that of tensor_specs().
 std::array<const TensorView*, kOperatorTensors> tensors_of(const Arguments& arguments);

@@ -3,12 +3,14 @@
 #include <wyvern/error.hpp>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 
 #include "runtime/devices/device_impl.hpp"
 #include "runtime/operators/operator.hpp"
+#include "templates/legality.hpp"
 
 namespace wyvern {
 namespace {
@@ -249,6 +251,41 @@ std::vector<std::size_t> match(std::span<const StageUse> uses, const Plan& plan)
   return starts;
 }
 
+std::string step_problem(const PlanStep& step, const Constants& constants, const Target& target,
+                         Precision floor) {
+  const Template* t = find_template(step.template_id);
+  if (t == nullptr) return fmt::format("template '{}' is not part of this build", step.template_id);
+  if (t->device != target.device)
+    return fmt::format("template {} is for {}, the device is {}", step.template_id,
+                       to_string(t->device), to_string(target.device));
+  const std::string reason = config_problem(*t, step.config, constants, target.limits, floor);
+  if (reason.empty()) return {};
+  return fmt::format("config '{}' of {} is illegal on {}: {}", step.config.to_string(),
+                     step.template_id, target.name(), reason);
+}
+
+CheckedPlan check_plan(const Problem& problem, std::span<const StageUse> uses, const Plan& plan,
+                       const Target& target) {
+  CheckedPlan checked;
+  checked.starts = match(uses, plan);
+  const Precision floor = precision_floor(problem);
+  for (std::size_t i = 0; i < plan.size(); ++i) {
+    const std::size_t first = checked.starts[i];
+    const auto covered = uses.subspan(first, checked.starts[i + 1] - first);
+    checked.constants.push_back(step_constants(problem, covered));
+    const std::string reason = step_problem(plan[i], checked.constants.back(), target, floor);
+    if (!reason.empty())
+      throw Error(ErrorKind::kBadInput, fmt::format("step {} of the plan: {}", i + 1, reason));
+  }
+  checked.shape = shape_of(plan);
+  const std::span<const std::int64_t> sizes = chunk_sizes(problem, target.device);
+  if (checked.shape.BT != 0 && std::ranges::find(sizes, checked.shape.BT) == sizes.end())
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("the plan's BT is {}; it must be {}, the problem's chunk size",
+                            checked.shape.BT, fmt::join(sizes, " or ")));
+  return checked;
+}
+
 std::vector<Plan> enumerate_plans(const Problem& problem, const Target& target, std::int64_t BT) {
   const std::vector<StageUse> uses = stage_uses(problem);
   std::vector<Plan> plans;
@@ -305,6 +342,7 @@ PlanShape shape_of(const Plan& plan) {
 
 std::vector<Plan> plans(const Device& device, const Problem& problem, std::int64_t BT) {
   validate(problem);
+  if (BT < 1) throw Error(ErrorKind::kBadInput, fmt::format("BT is {}; it must be at least 1", BT));
   return enumerate_plans(problem, device.impl().target(), BT);
 }
 

@@ -68,6 +68,25 @@ std::vector<Covering> covers(std::span<const StageUse> uses, std::size_t first, 
 /// of uses. Throws Error(kBadInput) when the templates do not carry out the problem in order.
 std::vector<std::size_t> match(std::span<const StageUse> uses, const Plan& plan);
 
+/// A plan that may be carried out, and what was found out on the way.
+struct CheckedPlan {
+  std::vector<std::size_t> starts;   ///< as match() returns them
+  std::vector<Constants> constants;  ///< of each step
+  PlanShape shape;
+};
+/// Throws Error(kBadInput) that names the step and what is wrong unless the plan is legal: its
+/// templates are for the target's kind of device and carry out `uses`, the problem's, in order;
+/// each step's config is one that config_problem() has no objection to; they have one chunk size,
+/// one that the problem's tensors allow, and one segment length. Asks nothing of a contract before
+/// its step's values were checked. Tens of microseconds at most.
+CheckedPlan check_plan(const Problem& problem, std::span<const StageUse> uses, const Plan& plan,
+                       const Target& target);
+
+/// Empty when the step's template is part of the build and for the target's kind of device, and
+/// its config one that config_problem() has no objection to; else one sentence that names them.
+std::string step_problem(const PlanStep& step, const Constants& constants, const Target& target,
+                         Precision floor);
+
 /// All ways to cover the problem's stages on a target with this BT, default configs; fewest kernels
 /// first. Empty when some stage has no legal config.
 std::vector<Plan> enumerate_plans(const Problem& problem, const Target& target, std::int64_t BT);

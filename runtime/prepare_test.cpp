@@ -10,10 +10,13 @@
 #include <fstream>
 #include <future>
 #include <optional>
+#include <set>
+#include <sstream>
 #include <thread>
 #include <utility>
 
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "cache/cache_testing.hpp"
@@ -160,25 +163,124 @@ class PrepareTest : public ::testing::Test {
 };
 
 TEST_F(PrepareTest, WaitsForAnotherProcessOnlyWithWhoNeedsItsKernel) {
-  Runtime runtime(options());
-  const Operator loaded = runtime.prepare(device_, problem(16));
-  ASSERT_EQ(runtime.compiled(), 1);
+  // Who waits in vain gives up and compiles, which the count would show.
+  KernelStore store(std::make_shared<Cache>(directory_.path()), 0, 1h);
+  const auto kernel_of = [&](const Problem& p) {
+    const auto op = bind_operator(device_, p, default_plan_of(p));
+    store.load(*op);
+    return op->steps.front().kernel;
+  };
+  const std::shared_ptr<const Kernel> loaded = kernel_of(problem(16));
+  ASSERT_EQ(store.compiled(), 1);
   const Cache elsewhere(directory_.path());
-  std::optional<ArtifactClaim> claim = elsewhere.claim_artifact(artifact_key_of(problem(32)));
-  auto waiting =
-      std::async(std::launch::async, [&] { return runtime.prepare(device_, problem(32)); });
+  std::optional<ArtifactClaim> claim =
+      elsewhere.claim_artifact(artifact_key_of(problem(32)), testing::kFar);
+  auto waiting = std::async(std::launch::async, kernel_of, problem(32));
   wait_until([&] { return times_open(elsewhere.file().string() + ".claims") == 2; });
 
-  // Who waits in vain gives up after a minute and compiles, which the count would show.
-  const Operator again = runtime.prepare(device_, problem(16));
-  EXPECT_EQ(runtime.compiled(), 1);
-  EXPECT_EQ(again.impl().steps.front().kernel, loaded.impl().steps.front().kernel);
-  EXPECT_EQ(runtime.prepare(device_, problem(48)).origin(), Origin::fallback);
-  EXPECT_EQ(runtime.compiled(), 2);
+  EXPECT_EQ(kernel_of(problem(16)), loaded);
+  EXPECT_EQ(store.compiled(), 1);
+  EXPECT_NE(kernel_of(problem(48)), nullptr);
+  EXPECT_EQ(store.compiled(), 2);
 
   claim.reset();
-  EXPECT_NE(waiting.get().impl().steps.front().kernel, nullptr);
-  EXPECT_EQ(runtime.compiled(), 3);
+  EXPECT_NE(waiting.get(), nullptr);
+  EXPECT_EQ(store.compiled(), 3);
+}
+
+TEST_F(PrepareTest, ClaimsThatNeverEndDelayACallOnceAndLaterOnesLess) {
+  const Cache stopped(directory_.path());
+  std::vector<ArtifactClaim> held;
+  for (const std::int64_t V : {16, 32, 48, 64})
+    held.push_back(stopped.claim_artifact(artifact_key_of(problem(V)), testing::kFar));
+
+  constexpr auto kPatience = 200ms;
+  constexpr auto kLongestNap = 20ms;
+  KernelStore store(std::make_shared<Cache>(directory_.path()), 1, kPatience);
+  // Three kernels of one call.
+  const auto op = bind_operator(device_, problem(16), default_plan_of(problem(16)));
+  for (const std::int64_t V : {32, 48}) {
+    const auto other = bind_operator(device_, problem(V), default_plan_of(problem(V)));
+    op->steps.push_back(other->steps.front());
+  }
+  store.load(*op);
+  EXPECT_EQ(store.compiled(), 3);
+  for (const BoundStep& step : op->steps) EXPECT_NE(step.kernel, nullptr);
+  // What it asked to sleep, which no other load of the machine makes longer.
+  const auto slept = store.slept();
+  EXPECT_GT(slept, 0ms);
+  EXPECT_LE(slept, kPatience + kLongestNap);
+
+  const auto next = bind_operator(device_, problem(64), default_plan_of(problem(64)));
+  store.load(*next);
+  EXPECT_EQ(store.compiled(), 4);
+  EXPECT_LE(store.slept() - slept, KernelStore::kShortPatience + kLongestNap);
+}
+
+TEST_F(PrepareTest, AChildCanPrepareWhateverOtherThreadsDidAtTheFork) {
+  KernelStore store(std::make_shared<Cache>(directory_.path()), 0, 1h);
+  const auto prepares = [&](const Problem& p) {
+    const auto op = bind_operator(device_, p, default_plan_of(p));
+    store.load(*op);
+    return op->steps.front().kernel != nullptr;
+  };
+  const Cache elsewhere(directory_.path());
+  std::optional<ArtifactClaim> claim =
+      elsewhere.claim_artifact(artifact_key_of(problem(32)), testing::kFar);
+  // In the middle of its work, which ends after the fork has begun.
+  auto waiting = std::async(std::launch::async, prepares, problem(32));
+  wait_until([&] { return times_open(elsewhere.file().string() + ".claims") == 2; });
+  auto release = std::async(std::launch::async, [&] {
+    std::this_thread::sleep_for(200ms);
+    claim.reset();
+  });
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(60);
+    ::_exit(prepares(problem(32)) && prepares(problem(48)) ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  release.get();
+  EXPECT_TRUE(waiting.get());
+}
+
+/// Files without a name that hold kernels' code in this process's memory.
+std::set<std::string> mapped_kernels() {
+  std::set<std::string> inodes;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    std::istringstream fields(line);
+    std::string range, mode, offset, device, inode, name;
+    fields >> range >> mode >> offset >> device >> inode >> name;
+    if (name == "/memfd:wyvern-kernel") inodes.insert(inode);
+  }
+  return inodes;
+}
+
+TEST_F(PrepareTest, ALoadedKernelIsItsOwnAndTakesNoDescriptor) {
+  Runtime runtime(options());
+  std::vector<Operator> loaded;
+  const std::size_t before = mapped_kernels().size();
+  for (const std::int64_t V : {16, 32, 48, 64, 80})
+    loaded.push_back(runtime.prepare(device_, problem(V)));
+  EXPECT_EQ(mapped_kernels().size(), before + 5);
+  EXPECT_EQ(times_open("/memfd:wyvern-kernel (deleted)"), 0);
+}
+
+TEST_F(PrepareTest, AForkByWhoPreparesDoesNotWaitForItself) {
+  // The device's own code stands for whatever calls fork() from inside.
+  pid_t child = -1;
+  cpu_->before_load = [&](const Artifact&) {
+    if (child < 0 && (child = ::fork()) == 0) ::_exit(0);
+  };
+  Runtime runtime(options());
+  EXPECT_EQ(runtime.prepare(device_, problem(16)).origin(), Origin::fallback);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 TEST_F(PrepareTest, OneThreadMakesWhatSeveralWant) {
@@ -251,7 +353,15 @@ TEST_F(PrepareTest, AnArtifactThatDoesNotLoadIsCompiledAnew) {
   no_code.code = "not a shared object";
   const std::string entry = from_row(*good)->entry;
   no_entry.metadata.replace(no_entry.metadata.find(entry), entry.size(), "another_name");
-  for (const ArtifactRow& bad : {no_code, no_entry}) {
+  std::vector<ArtifactRow> rows{no_code, no_entry};
+  // Cut where the headers still read well, in the code, and by a byte.
+  for (const std::size_t size :
+       {std::size_t{64}, std::size_t{600}, good->code.size() / 2, good->code.size() - 1}) {
+    rows.push_back(*good);
+    rows.back().code.resize(size);
+  }
+  for (const ArtifactRow& bad : rows) {
+    SCOPED_TRACE(bad.code.size());
     ASSERT_TRUE(cache->store_artifact(bad));
     Runtime runtime(options());
     EXPECT_NE(runtime.prepare(device_, problem(16)).impl().steps.front().kernel, nullptr);
@@ -275,6 +385,40 @@ TEST_F(PrepareTest, AStoredPlanThatDoesNotBindGivesWayAndIsToldOfOnce) {
   for (const std::string& part : {problem_key(p).to_string(), std::string("no_such_template"),
                                   std::string("default plan"), std::string("tune")})
     EXPECT_NE(said_.front().find(part), std::string::npos) << said_.front();
+}
+
+TEST_F(PrepareTest, AStoredPlanOutsideItsSpaceGivesWayAndIsToldOfOnce) {
+  const Problem p = problem(16);
+  const ProblemKey key = problem_key(p);
+  WinnerRow row;
+  row.device = device_.info().key;
+  row.driver = device_.info().driver;
+  row.family = key.family;
+  row.tokens = key.tokens, row.sequences = key.sequences;
+  const std::string good = plan_to_json(default_plan_of(p));
+  const std::string value = "BV=64";
+  ASSERT_NE(good.find(value), std::string::npos) << good;
+  // 128 columns are legal elsewhere, the other values nowhere.
+  for (const char* bad : {"BV=0", "BV=-1", "BV=128", "BV=32", "BV=64,BK=64", "BV=true"}) {
+    said_.clear();
+    row.plan = good;
+    row.plan.replace(row.plan.find(value), value.size(), bad);
+    const RuntimeOptions with_cache = options();
+    ASSERT_TRUE(with_cache.cache->store_winner(row));
+    Runtime runtime(with_cache);
+    for (int i = 0; i < 2; ++i) {
+      const Operator op = runtime.prepare(device_, p);
+      EXPECT_EQ(op.origin(), Origin::fallback) << bad;
+      EXPECT_EQ(op.plan(), default_plan_of(p)) << bad;
+    }
+    ASSERT_EQ(said_.size(), 1U) << bad;
+    for (const std::string& part :
+         {key.to_string(), std::string("step 1 of the plan"), std::string("BV")})
+      EXPECT_NE(said_.front().find(part), std::string::npos) << said_.front();
+    const std::optional<Plan> given = plan_from_json(row.plan);
+    ASSERT_TRUE(given) << bad;
+    EXPECT_THROW((void)runtime.prepare(device_, p, *given), Error) << bad;
+  }
 }
 
 TEST_F(PrepareTest, AStoredPlanThatDoesNotLoadGivesWayAndIsToldOfOnce) {

@@ -38,6 +38,14 @@ void check_dtype(std::string_view name, DType type, std::initializer_list<DType>
   bad(name, to_string(type), names);
 }
 
+/// Values of enumerations that are none of theirs: a cast, or memory that was never written.
+void check_enumerations(const Problem& p) {
+  if (p.pass > Pass::recurrent)
+    bad("pass", static_cast<int>(p.pass), "forward (0), backward (1) or recurrent (2)");
+  if (p.precision && *p.precision > Precision::ieee)
+    bad("precision", static_cast<int>(*p.precision), "tf32 (0), tf32x3 (1) or ieee (2)");
+}
+
 void check_sizes(const Problem& p) {
   check_range("B", p.B, 0, kMaxTokens);
   check_range("T", p.T, 0, kMaxTokens);
@@ -155,6 +163,7 @@ void check_options(const Problem& p, const OperatorFacts& op) {
 
 template <class Integer>
 void check_seqlens(const Problem& problem, std::span<const Integer> cu_seqlens) {
+  check_range("N", problem.N, 0, kMaxTokens);
   const auto expected = static_cast<std::size_t>(problem.N) + 1;
   if (cu_seqlens.size() != expected)
     bad("the length of cu_seqlens", cu_seqlens.size(), fmt::format("N + 1 = {}", expected));
@@ -166,6 +175,12 @@ void check_seqlens(const Problem& problem, std::span<const Integer> cu_seqlens) 
   if (cu_seqlens.back() != problem.T)
     bad(fmt::format("cu_seqlens[{}]", expected - 1), cu_seqlens.back(),
         fmt::format("T = {}, the packed tokens", problem.T));
+}
+
+template <class Integer>
+void check_seqlens_at(const Problem& problem, const TensorView& cu_seqlens) {
+  const auto count = static_cast<std::size_t>(cu_seqlens.shape[0]);
+  check_seqlens(problem, std::span(static_cast<const Integer*>(cu_seqlens.data), count));
 }
 
 }  // namespace
@@ -207,6 +222,7 @@ float scale_of(const Problem& problem) noexcept {
 
 void validate(const Problem& problem) {
   const OperatorDefinition& op = definition_of(problem);
+  check_enumerations(problem);
   check_sizes(problem);
   check_householder(problem, op.facts());
   check_dtypes(problem, op.facts());
@@ -215,15 +231,20 @@ void validate(const Problem& problem) {
 }
 
 void validate_seqlens(const Problem& problem, std::span<const std::int64_t> cu_seqlens) {
+  if (cu_seqlens.data() == nullptr && !cu_seqlens.empty())
+    bad("cu_seqlens", "null", "the N + 1 entries that its length promises");
   check_seqlens(problem, cu_seqlens);
 }
 
 void validate_seqlens(const Problem& problem, const TensorView& cu_seqlens) {
-  const auto count = static_cast<std::size_t>(cu_seqlens.elements());
+  check_dtype("the dtype of cu_seqlens", cu_seqlens.dtype, {DType::int32, DType::int64});
+  if (cu_seqlens.rank != 1) bad("the rank of cu_seqlens", cu_seqlens.rank, "1");
+  if (!cu_seqlens.present()) bad("cu_seqlens", "null", "a tensor of N + 1 entries");
+  if (cu_seqlens.shape[0] < 0) bad("the length of cu_seqlens", cu_seqlens.shape[0], "N + 1");
   if (cu_seqlens.dtype == DType::int32)
-    check_seqlens(problem, std::span(static_cast<const std::int32_t*>(cu_seqlens.data), count));
+    check_seqlens_at<std::int32_t>(problem, cu_seqlens);
   else
-    check_seqlens(problem, std::span(static_cast<const std::int64_t*>(cu_seqlens.data), count));
+    check_seqlens_at<std::int64_t>(problem, cu_seqlens);
 }
 
 const Preset& find_preset(std::string_view name) {

@@ -7,6 +7,9 @@
 #include <functional>
 #include <limits>
 #include <set>
+#include <span>
+#include <string>
+#include <vector>
 
 namespace wyvern {
 namespace {
@@ -41,6 +44,12 @@ TEST_P(BadProblem, IsNamed) {
 INSTANTIATE_TEST_SUITE_P(
     Fields, BadProblem,
     Values(BadCase{"op", [](Problem& p) { p.op = "delta"; }, {"op", "'delta'", "gated_delta_rule"}},
+           BadCase{"pass",
+                   [](Problem& p) { p.pass = static_cast<Pass>(9); },
+                   {"pass is 9", "forward", "backward", "recurrent"}},
+           BadCase{"precision",
+                   [](Problem& p) { p.precision = static_cast<Precision>(7); },
+                   {"precision is 7", "tf32", "tf32x3", "ieee"}},
            BadCase{"B", [](Problem& p) { p.B = -1; }, {"B is -1", "between 0 and"}},
            BadCase{"T", [](Problem& p) { p.T = -1; }, {"T is -1", "between 0 and"}},
            BadCase{"H", [](Problem& p) { p.H = 0; }, {"H is 0", "between 1 and"}},
@@ -226,6 +235,46 @@ TEST(Problem, KeptChunksAreSmallerWhereRowsAreWide) {
   EXPECT_EQ(kept_chunk_size(problem), 64);
   problem.chunk_size = 128;
   EXPECT_EQ(kept_chunk_size(problem), 128);
+}
+
+TEST(Seqlens, AreNamedWhereTheyCannotBeRead) {
+  Problem problem;
+  problem.packed = true, problem.N = 2, problem.T = 50;
+  const auto refusal = [&](auto&& lengths) -> std::string {
+    try {
+      validate_seqlens(problem, lengths);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kBadInput);
+      return error.what();
+    }
+    return "accepted";
+  };
+  const auto expect = [](const std::string& message, std::string_view words) {
+    EXPECT_NE(message.find(words), std::string::npos) << message;
+  };
+  using Lengths = std::span<const std::int64_t>;
+  std::vector<std::int64_t> good{0, 20, 50};
+  std::vector<std::int32_t> narrow{0, 20, 50};
+  EXPECT_EQ(refusal(Lengths(good)), "accepted");
+  EXPECT_EQ(refusal(TensorView(good.data(), DType::int64, {3})), "accepted");
+  EXPECT_EQ(refusal(TensorView(narrow.data(), DType::int32, {3})), "accepted");
+
+  expect(refusal(Lengths()), "the length of cu_seqlens is 0; it must be N + 1 = 3");
+  expect(refusal(Lengths(static_cast<const std::int64_t*>(nullptr), 3)), "cu_seqlens is null");
+  expect(refusal(TensorView(nullptr, DType::int64, {3})), "cu_seqlens is null");
+  expect(refusal(TensorView()), "the dtype of cu_seqlens is fp32");
+  expect(refusal(TensorView(good.data(), DType::fp32, {3})), "the dtype of cu_seqlens is fp32");
+  expect(refusal(TensorView(good.data(), DType::int64, {1, 3})), "the rank of cu_seqlens is 2");
+  TensorView negative(good.data(), DType::int64, {3});
+  negative.shape[0] = -3;
+  expect(refusal(negative), "the length of cu_seqlens is -3");
+  for (const std::int64_t N : {std::int64_t{-1}, std::numeric_limits<std::int64_t>::min(),
+                               std::numeric_limits<std::int64_t>::max()}) {
+    problem.N = N;
+    expect(refusal(Lengths()), "N is " + std::to_string(N));
+    expect(refusal(Lengths(good)), "N is " + std::to_string(N));
+    expect(refusal(TensorView(good.data(), DType::int64, {3})), "N is " + std::to_string(N));
+  }
 }
 
 TEST(Problem, PresetsAreLegalAndFound) {

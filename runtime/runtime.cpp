@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "cache/cache.hpp"
+#include "cache/fork_guard.hpp"
 #include "cache/mutex.hpp"
 #include "runtime/bind.hpp"
 #include "runtime/kernel_store.hpp"
@@ -44,6 +45,7 @@ class Runtime::Impl {
 
   std::shared_ptr<OperatorImpl> prepare(const Device& device, const Problem& problem,
                                         const Plan& plan, Origin origin) {
+    const NoFork no_fork;
     std::shared_ptr<OperatorImpl> op = bind_operator(device, problem, plan);
     op->origin = origin;
     kernels.load(*op);
@@ -109,6 +111,7 @@ Operator Runtime::prepare(const Device& device, const Problem& problem, const Pl
 
 Stage Runtime::prepare_stage(const Device& device, const PlanStep& step, const Problem& problem) {
   validate(problem);
+  const NoFork no_fork;
   std::shared_ptr<OperatorImpl> op = bind_stage(device, problem, step);
   impl_->kernels.load(*op);
   return Stage(std::move(op));

@@ -6,11 +6,15 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "templates/device/cpu/layout.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern {
+
+/// Chunk sizes of CPU templates, those to try first in front.
+inline const std::vector<Value> kCpuChunkSizes{64, 32, 16, 128};
 
 /// Bytes of a block's scratch.
 using ScratchBytes = std::int64_t (*)(const Spec&);
@@ -48,7 +52,7 @@ inline Template cpu_chunks(Template t, ScratchBytes bytes,
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
   t.source = "cpu.cpp";
-  t.tunables = {{tunable::BT, {64, 32, 16}}};
+  t.tunables = {{tunable::BT, kCpuChunkSizes}};
   t.illegal = [bytes](const Spec& s, const Limits& limits) {
     return scratch_problem(bytes(s), limits);
   };

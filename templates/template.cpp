@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "templates/embedded.hpp"
+#include "templates/legality.hpp"
 
 namespace wyvern {
 namespace {
@@ -19,6 +20,34 @@ bool within(const Config& config, Precision floor, PlanShape shape) {
   const Value* precision = config.find("precision");
   if (precision != nullptr && std::get<Precision>(*precision) < floor) return false;
   return agrees(config, "BT", shape.BT) && agrees(config, "SEG", shape.SEG);
+}
+
+/// Empty, or why the config does not have one of its values for each tunable, and nothing else.
+std::string values_problem(const Template& t, const Config& config) {
+  for (const Tunable& tunable : t.tunables) {
+    const Value* value = config.find(tunable.name);
+    if (value == nullptr) return fmt::format("it has no {}", tunable.name);
+    if (std::ranges::find(tunable.values, *value) != tunable.values.end()) continue;
+    std::string legal;
+    for (const Value& each : tunable.values) legal += (legal.empty() ? "" : ", ") + to_string(each);
+    return fmt::format("{} is {}; it must be one of {}", tunable.name, to_string(*value), legal);
+  }
+  if (config.items().size() == t.tunables.size()) return {};
+  for (const auto& [name, value] : config.items())
+    if (t.tunable(name) == nullptr)
+      return fmt::format("'{}' is not one of the template's tunables", name);
+  return {};
+}
+
+/// The value of the shape that the template is to start from; nothing where its tunable has no such
+/// value. A template without the tunable starts from the shape's too.
+std::optional<std::int64_t> start_value(const Template& t, std::string_view name,
+                                        std::int64_t wanted) {
+  const Tunable* tunable = t.tunable(name);
+  if (tunable == nullptr) return wanted;
+  if (wanted == 0) return std::get<std::int64_t>(tunable->values.front());
+  if (std::ranges::find(tunable->values, Value{wanted}) == tunable->values.end()) return {};
+  return wanted;
 }
 
 /// The value of a tunable in a spec, by the tunable's name; nothing for a name of a test's own.
@@ -135,18 +164,28 @@ std::vector<Config> space(const Template& t, const Constants& constants, const L
   return configs;
 }
 
+std::string config_problem(const Template& t, const Config& config, const Constants& constants,
+                           const Limits& limits, Precision floor) {
+  if (std::string reason = values_problem(t, config); !reason.empty()) return reason;
+  if (!within(config, floor, {}))
+    return fmt::format("precision is {}; it must be at least {}, the problem's floor",
+                       to_string(config.precision("precision")), to_string(floor));
+  return t.problem(Spec(constants, config), limits);
+}
+
 std::optional<Config> default_config(const Template& t, const Constants& constants,
                                      const Limits& limits, Precision floor, PlanShape shape) {
   if (!t.needs.missing(limits).empty()) return {};
+  const auto BT = start_value(t, "BT", shape.BT), SEG = start_value(t, "SEG", shape.SEG);
+  if (!BT || !SEG) return {};
   Spec spec(constants);
-  spec.BT = shape.BT;
-  if (const Tunable* segments = t.tunable("SEG"))
-    spec.SEG = shape.SEG != 0 ? shape.SEG : std::get<std::int64_t>(segments->values.front());
+  spec.BT = *BT;
+  spec.SEG = *SEG;
   t.fallback(spec, limits);
   Config config;
   for (const Tunable& tunable : t.tunables)
     if (const auto value = value_by_name(spec, tunable.name)) config.set(tunable.name, *value);
-  if (within(config, floor, shape) && (!t.illegal || t.illegal(spec, limits).empty()))
+  if (within(config, floor, shape) && config_problem(t, config, constants, limits, floor).empty())
     return config;
   const std::vector<Config> legal = space(t, constants, limits, floor, shape);
   if (legal.empty()) return {};

@@ -5,6 +5,7 @@
 
 #include "templates/gate/stages.hpp"
 #include "templates/intra/stages.hpp"
+#include "templates/legality.hpp"
 #include "templates/rows/stages.hpp"
 #include "templates/scan/stages.hpp"
 
@@ -199,6 +200,57 @@ TEST(Needs, ATargetThatLacksThemHasNoConfigs) {
   expect_has(t.problem(Spec{}, limits), "clusters");
   limits.max_cluster = 8;
   EXPECT_EQ(t.problem(Spec{}, limits), "");
+}
+
+TEST(DefaultConfig, HasOneOfTheTemplatesValues) {
+  Template t = covering({stages::solve_tril});
+  t.tunables = {{tunable::BT, {std::int64_t{64}, std::int64_t{32}}},
+                {tunable::BV, {std::int64_t{32}, std::int64_t{16}}}};
+  t.fallback = [](Spec& s, const Limits&) { s.BV = s.BT / 2; };
+  register_template(t);
+  const auto BV = [&](PlanShape shape) -> std::int64_t {
+    const auto config = default_config(t, Constants{}, Limits{}, Precision::tf32, shape);
+    return config ? config->integer("BV") : 0;
+  };
+  EXPECT_EQ(BV(64), 32);
+  EXPECT_EQ(BV(32), 16);
+  EXPECT_EQ(BV(0), 32);  // any: the first
+  for (const std::int64_t BT : {-1, 16, 48, 128}) EXPECT_EQ(BV(BT), 0) << BT;
+  // What fallback() sets is no exception.
+  t.fallback = [](Spec& s, const Limits&) { s.BV = 8; };
+  EXPECT_EQ(BV(64), 32);
+}
+
+TEST(ConfigProblem, AsksTheContractOnlyAboutValuesThatTunablesHave) {
+  Template t = covering({stages::solve_tril});
+  t.tunables = {{tunable::BT, {std::int64_t{64}, std::int64_t{32}}},
+                {tunable::precision, {Precision::tf32x3, Precision::tf32}}};
+  int asked = 0;
+  t.illegal = [&](const Spec& s, const Limits&) {
+    ++asked;
+    return s.BT == 32 ? std::string("32 is too few") : std::string();
+  };
+  register_template(t);
+  const auto problem = [&](const Config& config, Precision floor = Precision::tf32) {
+    return config_problem(t, config, Constants{}, Limits{}, floor);
+  };
+  const auto with = [](Value BT, Value precision) {
+    return Config{{"BT", BT}, {"precision", precision}};
+  };
+  EXPECT_EQ(problem(with(64, Precision::tf32)), "");
+  EXPECT_EQ(problem(with(32, Precision::tf32)), "32 is too few");
+  asked = 0;
+  expect_has(problem({}), "no BT");
+  expect_has(problem({{"BT", 64}}), "no precision");
+  expect_has(problem(with(0, Precision::tf32)), "BT is 0; it must be one of 64, 32");
+  expect_has(problem(with(true, Precision::tf32)), "BT is true;");
+  expect_has(problem(with(64, Precision::ieee)), "precision is ieee;");
+  expect_has(problem(with(64, 1)), "precision is 1;");
+  expect_has(problem(with(64, Precision::tf32), Precision::tf32x3), "at least tf32x3");
+  Config more = with(64, Precision::tf32);
+  more.set("BK", std::int64_t{64});
+  expect_has(problem(more), "'BK' is not one");
+  EXPECT_EQ(asked, 0);
 }
 
 TEST(Constants, AreSetAndReadByName) {

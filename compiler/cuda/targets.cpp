@@ -35,6 +35,8 @@ constexpr std::int64_t kRegistersPerBlock = 65536;
 /// has clusters at all.
 constexpr int kFirstWithClusters = 90;
 constexpr int kPortableCluster = 8;
+/// Blocks of a launch in x, y and z, since sm_30.
+constexpr std::array<std::int64_t, 3> kMaxGrid{2147483647, 65535, 65535};
 
 }  // namespace
 
@@ -58,6 +60,7 @@ Target cuda_target(std::string_view arch) {
     target.arch_specific = arch.ends_with('a');
     target.limits.tensor_copies = known.compute_capability >= kFirstWithClusters;
     target.limits.max_cluster = target.limits.tensor_copies ? kPortableCluster : 1;
+    target.max_grid = kMaxGrid;
     return target;
   }
   throw Error(ErrorKind::kBadInput, fmt::format("arch '{}' is not known; it must be one of {}",

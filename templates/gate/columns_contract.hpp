@@ -91,7 +91,7 @@ inline Template cpu(Template t, const TunableName& size) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
   t.source = "cpu.cpp";
-  t.tunables = {{size, {64, 32, 16}}};
+  t.tunables = {{size, by_chunks(size) ? kCpuChunkSizes : std::vector<Value>{64, 32, 16}}};
   t.illegal = [](const Spec&, const Limits&) { return std::string(); };
   t.fallback = [size](Spec& s, const Limits&) {
     if (!by_chunks(size)) s.*size.member = 64;

@@ -47,7 +47,7 @@ inline Template cpu(Template t) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
   t.source = "cpu.cpp";
-  t.tunables = {{tunable::BT, {64, 32, 16}},
+  t.tunables = {{tunable::BT, kCpuChunkSizes},
                 {tunable::BV, {128, 64, 32}},
                 {tunable::SEG, scan::segment_lengths()}};
   t.illegal = [](const Spec& s, const Limits& limits) {

@@ -122,7 +122,7 @@ inline Template cpu(Template t, const Direction& direction, Walk walk) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
   t.source = "cpu.cpp";
-  t.tunables = {{tunable::BT, {64, 32, 16}}, {tunable::BV, {128, 64, 32}}};
+  t.tunables = {{tunable::BT, kCpuChunkSizes}, {tunable::BV, {128, 64, 32}}};
   const auto bytes = direction.cpu_scratch;
   t.illegal = [bytes](const Spec& s, const Limits& limits) {
     const std::string problem = column_block_problem("BV", s.BV, s.V);

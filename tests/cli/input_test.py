@@ -1,6 +1,7 @@
 """Inputs of `wyvern run` that must be refused: tensors that do not fit, files that are broken."""
 
 import json
+import os
 import struct
 import unittest
 from pathlib import Path
@@ -227,6 +228,12 @@ class BrokenFiles(Case):
         self.refuses("run", OP, "--input", "/nowhere", "--output", "x", names=["/nowhere"])
         self.refuses("run", OP, "--input", self.folder, "--output", "x", names=[str(self.folder)])
 
+    def test_no_regular_file(self):
+        """Refused at once: nobody writes to the FIFO, and the device never ends."""
+        os.mkfifo(self.path("fifo"))
+        for file in (self.path("fifo"), "/dev/zero"):
+            self.refuses("run", OP, "--input", file, "--output", "x", names=[file, "regular file"])
+
     def test_missing_options(self):
         self.refuses("run", OP, "--output", "x", names=["--input", "missing"])
         self.refuses("run", OP, "--input", "x", names=["--output", "missing"])
@@ -283,6 +290,27 @@ class BrokenFiles(Case):
     def test_duplicate_names(self):
         first, second = json.dumps(self.entry(0, 16)), json.dumps(self.entry(16, 32))
         self.rejects(pack(f'{{"q":{first},"q":{second}}}'.encode(), bytes(32)), "q", "twice")
+
+    def test_many_tensors(self):
+        """A header is read in time that grows as its length does; square growth takes this one past
+        the limit of a run. Of the names a message shows a few."""
+        names = (f"layer.{i}.weight" for i in range(200_000))
+        header = {name: self.entry(0, 0, shape=[0]) for name in names}
+        Path(self.path("many.safetensors")).write_bytes(pack(header))
+        self.refuses("run", OP, "--input", self.path("many.safetensors"), "--output", "x",
+                     names=["q", "missing", "layer.0.weight", "and 199980 more"])
+
+    def test_long_and_active_names(self):
+        header = {"a\x1b[2J\nb": self.entry(0, 0, shape=[0]), "n" * 1_000_000: self.entry(0, 0, shape=[0])}
+        Path(self.path("names.safetensors")).write_bytes(pack(header))
+        self.refuses("run", OP, "--input", self.path("names.safetensors"), "--output", "x",
+                     names=["q", "missing", "a\\x1b[2J\\nb", "nnn"])
+        self.rejects(pack({"a\x1b[2J\nb": 3}), "a\\x1b[2J\\nb")
+        self.rejects(pack({"n" * 1_000_000: 3}), "nnn", "needs dtype, shape and data_offsets")
+
+    def test_empty_name_twice(self):
+        first = json.dumps(self.entry(0, 0, shape=[0]))
+        self.rejects(pack(f'{{"":{first},"":{first}}}'.encode()), "twice")
 
     def test_empty_tensor(self):
         raw = pack({"q": self.entry(0, 0, shape=[1, 0, 1, 16])})

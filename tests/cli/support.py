@@ -48,6 +48,8 @@ class Case(unittest.TestCase):
         done = self.wyvern(*arguments, expect=code)
         self.assertEqual(done.stdout, "")
         self.assertEqual(len(done.stderr.strip().splitlines()), 1, done.stderr)
+        self.assertTrue(done.stderr.rstrip("\n").isprintable(), ascii(done.stderr))
+        self.assertLess(len(done.stderr), 3000)
         error = self.document(*arguments, expect=code)["error"]
         self.assertEqual(error["exit_code"], code)
         self.assertEqual(done.stderr.strip(), "wyvern: " + error["message"])

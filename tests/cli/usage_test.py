@@ -1,5 +1,6 @@
 """Verbs that need no tuning: what they print, and what they refuse."""
 
+import json
 import re
 import unittest
 from pathlib import Path
@@ -9,7 +10,43 @@ from support import OP, Case, read_file
 
 class Usage(Case):
     def test_no_verb(self):
-        self.refuses(names=["verb", "missing", "devices", "cache"])
+        self.assertEqual(self.wyvern().stdout, self.wyvern("--help").stdout)
+        error = json.loads(self.wyvern("--json", expect=2).stdout)["error"]
+        for name in ("verb", "missing", "devices", "cache"):
+            self.assertIn(name, error["message"])
+
+    def test_values_of_flags(self):
+        """Every flag of every verb takes true and false, and refuses what is neither."""
+        verbs = re.findall(r"^  ([a-z]+) ", self.wyvern().stdout.split("Subcommands:")[1], re.M)
+        self.assertLessEqual({"run", "tune", "compile"}, set(verbs))
+        for verb in verbs:
+            text = self.wyvern(verb, "--help").stdout
+            flags = re.findall(r"^  (--[-A-Za-z0-9]+)(?! TEXT)(?: |$)", text, re.M)
+            self.assertIn("--json", flags)
+            for flag in flags:
+                for value in ("maybe", "2", "-", "99999999999999999999", "tru\ne"):
+                    self.refuses(verb, f"{flag}={value}", names=[flag, "true", "false"])
+
+    def test_names_that_would_act_on_a_terminal(self):
+        for name, shown in (("soft\nmax", "soft\\nmax"), ("\x1b[31mred", "\\x1b[31mred"),
+                            ("a\rb\x07\x7f", "a\\x0db\\x07\\x7f"), ("\udcff\udcc3", "\\xff\\xc3"),
+                            ("\x9b2J", "\\xc2\\x9b2J"), ("\u202eba", "\\xe2\\x80\\xaeba"),
+                            ("groß-日本", "groß-日本")):
+            self.refuses("run", name, names=[shown, OP])
+            self.refuses(name, names=[shown, "devices"])
+            self.refuses("run", OP, name, names=[shown, "--input"])
+            self.refuses("run", OP, "--input", f"/nowhere/{name}", "--output", "x", names=[shown])
+            self.refuses("cache", "show", name, names=[shown])
+        self.wyvern("example", OP, "--shape", "T=1,H=1,K=16", "-o", self.path("a\x1b[2Jb"))
+        text = self.wyvern("example", OP, "--shape", "T=1,H=1,K=16", "-o", self.path("a\nb")).stdout
+        self.assertIn("a\\nb:", text)
+
+    def test_long_arguments(self):
+        long = "x" * 100_000
+        self.refuses("run", long, names=["OP is 'xxx", "it must be one of", OP])
+        self.refuses(long, names=["xxx", "it must be one of"])
+        self.refuses("example", OP, "-o", "x", "--shape", f"T=8,H=1,K={'9' * 100_000}",
+                     names=["--shape", "999", "NAME=INTEGER"])
 
     def test_unknown_verb(self):
         self.refuses("frobnicate", names=["frobnicate", "devices", "cache"])

@@ -88,6 +88,13 @@ class Work(Case):
         wanted = tokens * (2 * 32 * 2 + 2 * 2 * 48 * 2 + 2 * (2 + 4)) + 2 * 2 * (2 * 32 * 48 * 4)
         self.assertEqual(document["floor"]["bytes"], wanted)
 
+    def test_bench_of_what_is_not_tuned(self):
+        self.use_compiled_kernels()
+        document = self.document("bench", OP, "--shape", "T=40,H=1,K=16", "--device", "cpu")
+        (default,) = document["plans"]
+        self.assertEqual((default["name"], default["origin"]), ("default", "default"))
+        self.assertTrue(default["verified"])
+
     def test_nearest(self):
         self.wyvern("tune", OP, "--shape", "T=40,H=1,K=16", "--device", "cpu", "--budget", "5s")
         self.example("--shape", "T=300,H=1,K=16")

@@ -409,6 +409,23 @@ TEST_F(CudaDeviceTest, BindingMakesTheTensorMapsOfATemplate) {
   EXPECT_EQ(fake_cuda::tensor_maps().size(), 1U) << "there is nothing to copy";
 }
 
+TEST_F(CudaDeviceTest, MoreBlocksThanALaunchMayHaveAreRefused) {
+  const Device device = Device::open("cuda:0");
+  Problem p;
+  p.T = 1, p.H = p.HV = 2, p.K = 128, p.V = 16;
+  const PlanStep plan_step{"scaled_dot_kkt.hopper", Config{{"BT", std::int64_t{64}}}};
+  p.B = p.N = (std::int64_t{1} << 30) - 1;
+  EXPECT_EQ(bind_stage(device, p, plan_step)->steps.front().geometry.grid[0], 2147483646);
+  for (const std::int64_t B : {std::int64_t{1} << 30, (std::int64_t{1} << 31) - 1}) {
+    p.B = p.N = B;  // the driver would be given the low 32 bits: 2^31, and 2^32 - 2
+    expect_error(ErrorKind::kBadInput,
+                 "needs " + std::to_string(2 * B) + " blocks in x, cuda:0 takes at most 2147483647",
+                 [&] { (void)bind_stage(device, p, plan_step); });
+    expect_error(ErrorKind::kBadInput, "B = " + std::to_string(B),
+                 [&] { (void)bind_stage(device, p, plan_step); });
+  }
+}
+
 /// A step with scratch memory, as binding makes it.
 TEST_F(CudaDeviceTest, ScratchMemoryIsZeroedBeforeTheLaunch) {
   const Device device = Device::open("cuda:0");

@@ -37,7 +37,8 @@ struct State {
 };
 
 State& state() {
-  static State everything;
+  // Never destroyed: a driver answers to the end of the process.
+  static State& everything = *new State;
   return everything;
 }
 

@@ -52,6 +52,8 @@ const std::vector<BadCase>& bad_cases() {
          q.strides = {64, 32, 1, 0, 0};
        },
        {"q ", "[50, 2, 32]", "[1, 50, 2, 32]"}},
+      {"RankTooLarge", [](Launch& l) { l.arguments.q.rank = 9; }, {"q ", "rank 9", "[1, 50, 2"}},
+      {"RankNegative", [](Launch& l) { l.arguments.o.rank = -1; }, {"o ", "rank -1", "[1, 50, 4"}},
       {"Shape",
        [](Launch& l) { l.arguments.k.shape[1] = 49; },
        {"k ", "[1, 49, 2, 32]", "[1, 50, 2, 32]"}},
@@ -87,6 +89,27 @@ const std::vector<BadCase>& bad_cases() {
       {"WorkspaceAlignment",
        [](Launch& l) { l.workspace = shifted(l.workspace, 64); },
        {"workspace", "aligned to 256"}},
+      {"OutputIsInput",
+       [](Launch& l) { l.arguments.o.data = l.arguments.v.data; },
+       {"o overlaps v"}},
+      {"OutputReachesIntoInput",
+       [](Launch& l) { l.arguments.o.data = shifted(l.arguments.v.data, -16); },
+       {"o overlaps v"}},
+      {"OutputStartsInsideInput",
+       [](Launch& l) { l.arguments.o.data = shifted(l.arguments.q.data, 2 * 50 * 2 * 32 - 16); },
+       {"o overlaps "}},
+      {"OutputIsOutput",
+       [](Launch& l) { l.arguments.o.data = l.arguments.final_state.data; },
+       {"o overlaps final_state"}},
+      {"FinalStateIsInitialState",
+       [](Launch& l) { l.arguments.final_state.data = l.arguments.initial_state.data; },
+       {"final_state overlaps initial_state"}},
+      {"OutputInWorkspace",
+       [](Launch& l) { l.arguments.o.data = l.workspace; },
+       {"workspace overlaps o"}},
+      {"InputInWorkspace",
+       [](Launch& l) { l.arguments.k.data = shifted(l.workspace, 16); },
+       {"workspace overlaps k"}},
       {"UnaskedState", [](Launch& l) { l.arguments.initial_state = {}; }, {"initial_state"}},
   };
   return cases;
@@ -170,6 +193,36 @@ TEST_P(BadInput, IsNamedAndNothingIsWritten) {
   }
   device().synchronize();
   EXPECT_NO_THROW(prepared.op().launch(prepared.good().arguments, prepared.good().workspace));
+  device().synchronize();
+}
+
+TEST_P(BadInput, WorkspaceThatIsTooSmallIsNamed) {
+  WYVERN_OPEN_OR_SKIP(GetParam());
+  const Prepared prepared(device(), problem(), {20, 30});
+  const Launch good = prepared.good();
+  const std::size_t needed = prepared.op().workspace_bytes();
+  ASSERT_GT(needed, 0U);
+  for (const std::size_t bytes : {std::size_t{0}, needed - 1}) {
+    try {
+      prepared.op().launch(good.arguments, good.workspace, bytes);
+      ADD_FAILURE() << "accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kBadInput);
+      EXPECT_EQ(error.what(), "workspace_bytes is " + std::to_string(bytes) +
+                                  "; it must be at least " + std::to_string(needed));
+    }
+    prepared.expect_nothing_written();
+  }
+  EXPECT_NO_THROW(prepared.op().launch(good.arguments, good.workspace, needed));
+  device().synchronize();
+}
+
+TEST_P(BadInput, InputsMayShareMemory) {
+  WYVERN_OPEN_OR_SKIP(GetParam());
+  const Prepared prepared(device(), problem(), {20, 30});
+  Launch launch = prepared.good();
+  launch.arguments.k.data = launch.arguments.q.data;
+  EXPECT_NO_THROW(prepared.op().launch(launch.arguments, launch.workspace));
   device().synchronize();
 }
 

@@ -6,9 +6,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <sstream>
 #include <string_view>
 #include <utility>
 
@@ -33,19 +35,41 @@ Failure describe(const Error& error) {
   return {"internal", error.what(), kFailed};
 }
 
+constexpr std::size_t kLongestMessage = 2000;  ///< bytes; a compiler's log may be longer
+
+/// For people: names that came from a file or a command line do nothing to their terminal.
+std::string readable(const Failure& failure) {
+  return failure.kind == "compile" ? printable_lines(failure.message)
+                                   : shortened(printable(failure.message), kLongestMessage);
+}
+
+/// Neither a stderr nor a stdout that takes nothing changes the exit code of the failure.
 int report(const Failure& failure, bool json) {
-  fmt::print(stderr, "wyvern: {}\n", failure.message);
-  if (json)
-    print_document({{"error",
-                     {{"kind", failure.kind},
-                      {"message", failure.message},
-                      {"exit_code", failure.exit_code}}}});
+  try {
+    const std::string message = readable(failure);
+    note(fmt::format("wyvern: {}\n", message));
+    if (!json || std::ferror(stdout) != 0) return failure.exit_code;
+    print_document(
+        {{"error",
+          {{"kind", failure.kind}, {"message", message}, {"exit_code", failure.exit_code}}}});
+    flush_output();
+  } catch (const std::exception&) {  // of what takes nothing nothing can be told
+  }
   return failure.exit_code;
 }
 
 std::string one_line(std::string text) {
   std::replace(text.begin(), text.end(), '\n', ' ');
   return text;
+}
+
+bool parse_switch(const std::string& name, std::string_view text) {
+  constexpr std::array<std::string_view, 4> kTrue{"true", "1", "yes", "on"};
+  constexpr std::array<std::string_view, 4> kFalse{"false", "0", "no", "off"};
+  if (std::find(kTrue.begin(), kTrue.end(), text) != kTrue.end()) return true;
+  if (std::find(kFalse.begin(), kFalse.end(), text) != kFalse.end()) return false;
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("{} is '{}'; it must be true or false", name, text));
 }
 
 /// "--input, --output": the options a verb takes.
@@ -62,14 +86,27 @@ Command::Command()
     : app_("Kernels for the chunked delta rule, compiled and tuned on this machine") {
   app_.name("wyvern");
   app_.set_version_flag("--version", "wyvern " WYVERN_VERSION);
-  app_.add_flag("--json", json_, "print one JSON document");
+  add_switch(app_, "--json", json_, "print one JSON document");
   app_.allow_extras();
+}
+
+void add_switch(CLI::App& verb, const std::string& name, std::function<void(bool)> set,
+                const std::string& help) {
+  // CLI11 has its own ideas of a flag's values (any number, "-", "enable") and answers others with
+  // what std::stoll throws, so that the text is read here, before it converts anything.
+  verb.add_flag(name, help)->each([name, set = std::move(set)](const std::string& text) {
+    set(parse_switch(name, text));
+  });
+}
+
+void add_switch(CLI::App& verb, const std::string& name, bool& value, const std::string& help) {
+  add_switch(verb, name, [&value](bool given) { value = given; }, help);
 }
 
 CLI::App& Command::verb(const std::string& name, const std::string& description, Action action) {
   CLI::App* verb = app_.add_subcommand(name, description);
   verb->allow_extras();
-  verb->add_flag("--json", json_, "print one JSON document");
+  add_switch(*verb, "--json", json_, "print one JSON document");
   verbs_.emplace_back(verb, std::move(action));
   return *verb;
 }
@@ -95,7 +132,18 @@ void Command::reject_leftovers(const CLI::App& app) const {
 }
 
 int Command::dispatch(int argc, char** argv) {
-  app_.parse(argc, argv);
+  if (argc <= 1) {
+    put(app_.help());
+    return kDone;
+  }
+  try {
+    app_.parse(argc, argv);
+  } catch (const CLI::Success& asked) {  // help or the version
+    std::ostringstream text;
+    app_.exit(asked, text, text);
+    put(text.str());
+    return kDone;
+  }
   std::vector<std::string> names;
   for (const auto& [app, action] : verbs_) names.push_back(app->get_name());
   if (parsed_verb() == nullptr || !app_.remaining().empty()) {
@@ -118,10 +166,8 @@ int Command::run(int argc, char** argv) {
                                 [](std::string_view argument) { return argument == "--json"; });
   try {
     const int code = dispatch(argc, argv);
-    if (std::fflush(stdout) != 0) throw Error(ErrorKind::kIo, "cannot write to standard output");
+    flush_output();
     return code;
-  } catch (const CLI::Success& help) {
-    return app_.exit(help);
   } catch (const CLI::ParseError& error) {
     const CLI::App* verb = parsed_verb();
     return report({"usage",

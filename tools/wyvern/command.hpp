@@ -22,8 +22,7 @@ class Command {
   CLI::App& verb(const std::string& name, const std::string& description, Action action);
 
   /// Parses and runs. Every failure ends here: one sentence on stderr, {"error": ...} on stdout
-  /// with
-  /// --json, and the exit code.
+  /// with --json, and the exit code.
   int run(int argc, char** argv);
 
  private:
@@ -35,6 +34,11 @@ class Command {
   bool json_ = false;
   std::vector<std::pair<CLI::App*, Action>> verbs_;
 };
+
+/// A flag, which may also be given a value: --name=true or --name=false, nothing else.
+void add_switch(CLI::App& verb, const std::string& name, std::function<void(bool)> set,
+                const std::string& help);
+void add_switch(CLI::App& verb, const std::string& name, bool& value, const std::string& help);
 
 // The verbs, one file each.
 void add_devices(Command& command);

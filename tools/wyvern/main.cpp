@@ -1,11 +1,29 @@
+#include <fcntl.h>
+
+#include <csignal>
 #include <string_view>
 
 #include "autotune/worker.hpp"
 #include "tools/wyvern/command.hpp"
 #include "tools/wyvern/worker.hpp"
 
+namespace {
+
+/// A standard descriptor that the caller closed would be given to the next file that is opened, and
+/// what is printed would go into that file. Its place is taken by what fails as a closed one does:
+/// /dev/null opened the wrong way round. Where even that cannot be opened nothing else can.
+void hold_standard_descriptors() {
+  for (const int number : {0, 1, 2})
+    if (fcntl(number, F_GETFD) < 0) open("/dev/null", number == 0 ? O_WRONLY : O_RDONLY);
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
   using namespace wyvern::cli;
+  hold_standard_descriptors();
+  // A write beyond the limit of a file's size is an error like that of a full disk.
+  std::signal(SIGXFSZ, SIG_IGN);
   // The tuner's worker process speaks its own protocol and is no verb for people.
   if (argc == 2 && argv[1] == kWorkerArgument) return wyvern::worker_main(0, 1);
   Command command;

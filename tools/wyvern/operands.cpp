@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "runtime/operators/operator.hpp"
+#include "tools/wyvern/output.hpp"
 
 namespace wyvern::cli {
 namespace {
@@ -28,12 +29,23 @@ const HostTensor* find(const Tensors& tensors, const std::string& name) {
   return found == tensors.end() ? nullptr : &found->second;
 }
 
+/// "a, b, c and 19997 more": a file may hold any number of tensors with names of any length.
+std::string names_in(const Tensors& tensors) {
+  constexpr std::size_t kMost = 20, kLongest = 60;
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : tensors) {
+    if (names.size() == kMost) break;
+    names.push_back(shortened(printable(name), kLongest));
+  }
+  const std::string text = fmt::format("{}", fmt::join(names, ", "));
+  return tensors.size() <= kMost ? text
+                                 : fmt::format("{} and {} more", text, tensors.size() - kMost);
+}
+
 const HostTensor& need(const Tensors& tensors, const std::string& name, std::string_view shape) {
   if (const HostTensor* tensor = find(tensors, name)) return *tensor;
-  std::vector<std::string> names;
-  for (const auto& [held, tensor] : tensors) names.push_back(held);
   reject("{} is missing from the input, which holds [{}]; it must be there with shape {}", name,
-         fmt::join(names, ", "), shape);
+         names_in(tensors), shape);
 }
 
 void need_rank(const HostTensor& tensor, std::string_view name, std::size_t rank,

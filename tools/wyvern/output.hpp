@@ -16,18 +16,35 @@ using Json = nlohmann::ordered_json;
 enum ExitCode : int {
   kDone = 0,
   kCheckFailed = 1,  ///< --verify beyond the bound
-  kBadUsage = 2,     ///< bad usage or input
+  kBadUsage = 2,     ///< bad usage, input, file or standard output
   kFailed = 3,       ///< a device or compiler is missing or failed
 };
 
+/// Writes to stdout as it is. Throws Error(kIo) when stdout takes no more; what stays in its buffer
+/// is tried by flush_output().
+void put(std::string_view text);
+void flush_output();
+
+/// Writes to stderr as it is. Where that is closed or full the text is lost: there is no other
+/// place to tell of it, and the work goes on.
+void note(std::string_view text) noexcept;
+
 /// Prints a document to stdout, bytes that are not UTF-8 replaced. An infinite number becomes null.
 void print_document(const Json& document);
+
+/// The text with each byte or character that would act on a terminal instead of showing (line
+/// breaks, escapes, the overrides of reading order, what is not UTF-8) as an escape: "\n", "\x1b".
+std::string printable(std::string_view text);
+/// The same of a text that has lines: line feeds and tabs stay.
+std::string printable_lines(std::string_view text);
+/// At most about `most` bytes of a printable text: what is too much is left out of its middle.
+std::string shortened(const std::string& text, std::size_t most);
 
 /// Columns of text, as wide as they need be; a column whose cells all are numbers is right-aligned.
 class Table {
  public:
   explicit Table(std::vector<std::string> header) { rows_.push_back(std::move(header)); }
-  void row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  void row(std::vector<std::string> cells);
   std::string text() const;
 
  private:
@@ -37,11 +54,10 @@ class Table {
 /// "12.3 KiB".
 std::string bytes_text(double bytes);
 
-/// A line of a report on stdout.
+/// A line of a report on stdout, made printable.
 template <class... Args>
 void say(fmt::format_string<Args...> format, Args&&... args) {
-  fmt::print(format, std::forward<Args>(args)...);
-  fmt::print("\n");
+  put(printable(fmt::format(format, std::forward<Args>(args)...)) + '\n');
 }
 
 }  // namespace wyvern::cli

@@ -6,8 +6,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <utility>
+
+#include "tools/wyvern/output.hpp"
 
 namespace wyvern::cli {
 namespace {
@@ -32,8 +33,7 @@ Progress::Progress(std::string title)
 
 Progress::~Progress() {
   if (!drawn_) return;
-  std::fputs("\r\033[K", stderr);
-  std::fflush(stderr);
+  note("\r\033[K");
 }
 
 void Progress::update(std::size_t done, std::size_t total, std::string_view note,
@@ -53,8 +53,7 @@ void Progress::update(std::size_t done, std::size_t total, std::string_view note
   if (terminal_) {
     draw_bar(fraction, text);
   } else {
-    fmt::print(stderr, "{}: {}\n", title_, text);
-    std::fflush(stderr);
+    cli::note(fmt::format("{}: {}\n", title_, text));
   }
 }
 
@@ -64,8 +63,7 @@ void Progress::draw_bar(double fraction, const std::string& text) {
   std::string line = fmt::format("{} [{}{}] {}", title_, std::string(full, '#'),
                                  std::string(kCells - full, '.'), text);
   line.resize(std::min(line.size(), terminal_width() - 1));
-  fmt::print(stderr, "\r{}\033[K", line);
-  std::fflush(stderr);
+  note(fmt::format("\r{}\033[K", line));
   drawn_ = true;
 }
 

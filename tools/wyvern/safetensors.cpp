@@ -4,20 +4,21 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
-#include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <string_view>
 #include <utility>
+
+#include "runtime/devices/cpu/memory.hpp"
+#include "tools/wyvern/file.hpp"
 
 namespace wyvern::cli {
 namespace {
@@ -64,21 +65,40 @@ struct Entry {
   std::uint64_t begin = 0, end = 0;  ///< bytes after the header
 };
 
+/// Stops at values nested deeper than a header's can be, and finds a name that comes twice.
+class HeaderWatch final : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  std::optional<std::string> duplicate;  ///< a name that comes twice
+
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(std::size_t) override { return ++depth_ <= kDeepest; }
+  bool start_array(std::size_t) override { return ++depth_ <= kDeepest; }
+  bool end_object() override { return --depth_ >= 0; }
+  bool end_array() override { return --depth_ >= 0; }
+  bool key(string_t& name) override {
+    if (depth_ == 1 && !names_.insert(name).second) duplicate = name;
+    return true;
+  }
+  bool parse_error(std::size_t, const std::string&, const nlohmann::json::exception&) override {
+    return false;
+  }
+
+ private:
+  static constexpr int kDeepest = 8;
+
+  std::set<std::string> names_;
+  int depth_ = 0;
+};
+
 class Reader {
  public:
-  explicit Reader(const std::filesystem::path& file) : path_(file.string()) {
-    std::error_code error;
-    if (std::filesystem::is_directory(file, error))
-      throw Error(ErrorKind::kIo, fmt::format("cannot read '{}': it is a directory", path_));
-    stream_.open(file, std::ios::binary);
-    if (!stream_)
-      throw Error(ErrorKind::kIo, fmt::format("cannot read '{}': {}", path_, std::strerror(errno)));
-    stream_.seekg(0, std::ios::end);
-    const std::streamoff size = stream_.tellg();
-    if (size < 0) throw Error(ErrorKind::kIo, fmt::format("cannot read '{}'", path_));
-    size_ = static_cast<std::uint64_t>(size);
-    stream_.seekg(0);
-  }
+  explicit Reader(const std::filesystem::path& file) : file_(file.string()) {}
 
   Tensors read() {
     const std::vector<Entry> entries = read_header();
@@ -86,8 +106,7 @@ class Reader {
     Tensors tensors;
     for (const Entry& entry : entries) {
       HostTensor tensor = HostTensor::make(entry.dtype, entry.shape);
-      stream_.seekg(static_cast<std::streamoff>(data_start_ + entry.begin));
-      read_bytes(tensor.data.get(), tensor.bytes());
+      file_.read(data_start_ + entry.begin, tensor.data.get(), tensor.bytes());
       tensors.emplace(entry.name, std::move(tensor));
     }
     return tensors;
@@ -96,38 +115,30 @@ class Reader {
  private:
   [[noreturn]] void reject(const std::string& reason) const {
     throw Error(ErrorKind::kBadInput,
-                fmt::format("'{}' is not a valid safetensors file: {}", path_, reason));
-  }
-
-  void read_bytes(void* to, std::size_t bytes) {
-    stream_.read(static_cast<char*>(to), static_cast<std::streamsize>(bytes));
-    if (!stream_) throw Error(ErrorKind::kIo, fmt::format("cannot read '{}' to its end", path_));
+                fmt::format("'{}' is not a valid safetensors file: {}", file_.path(), reason));
   }
 
   std::vector<Entry> read_header() {
-    if (size_ < 8) reject(fmt::format("it has {} bytes; the header's length alone takes 8", size_));
+    if (file_.bytes() < 8)
+      reject(fmt::format("it has {} bytes; the header's length alone takes 8", file_.bytes()));
     std::uint64_t length = 0;
-    read_bytes(&length, 8);
-    if (length > kLongestHeader || length > size_ - 8)
+    file_.read(0, &length, 8);
+    if (length > kLongestHeader || length > file_.bytes() - 8)
       reject(
           fmt::format("its header claims {} bytes; the file has {} after the length, and the "
                       "limit is {}",
-                      length, size_ - 8, kLongestHeader));
+                      length, file_.bytes() - 8, kLongestHeader));
     std::string text(length, '\0');
-    read_bytes(text.data(), text.size());
+    file_.read(8, text.data(), text.size());
     data_start_ = 8 + length;
 
-    std::set<std::string> names;
-    std::string duplicate;
-    const auto watch = [&](int depth, nlohmann::json::parse_event_t event, nlohmann::json& parsed) {
-      if (event == nlohmann::json::parse_event_t::key && depth == 1 &&
-          !names.insert(parsed.get<std::string>()).second)
-        duplicate = parsed.get<std::string>();
-      return depth <= 8;  // deeper values are dropped, and what they belonged to is rejected
-    };
-    const nlohmann::json header = nlohmann::json::parse(text, watch, /*allow_exceptions=*/false);
-    if (header.is_discarded() || !header.is_object()) reject("its header is not a JSON object");
-    if (!duplicate.empty()) reject(fmt::format("it holds the tensor '{}' twice", duplicate));
+    // First a pass that keeps nothing, for what the parsed header cannot tell. The library's parser
+    // with a callback would do both at once, but goes over all tensors again after each one.
+    HeaderWatch watch;
+    if (!nlohmann::json::sax_parse(text, &watch)) reject("its header is not a JSON object");
+    if (watch.duplicate) reject(fmt::format("it holds the tensor '{}' twice", *watch.duplicate));
+    const nlohmann::json header = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+    if (!header.is_object()) reject("its header is not a JSON object");
 
     std::vector<Entry> entries;
     for (const auto& [name, value] : header.items())
@@ -196,14 +207,12 @@ class Reader {
                         entry.name, entry.begin, at));
       at = entry.end;
     }
-    if (at != size_ - data_start_)
+    if (at != file_.bytes() - data_start_)
       reject(fmt::format("its tensors take {} bytes, but {} follow the header", at,
-                         size_ - data_start_));
+                         file_.bytes() - data_start_));
   }
 
-  std::string path_;
-  std::ifstream stream_;
-  std::uint64_t size_ = 0;
+  InputFile file_;
   std::uint64_t data_start_ = 0;
 };
 
@@ -211,17 +220,23 @@ class Reader {
 
 HostTensor HostTensor::make(DType dtype, std::vector<std::int64_t> shape) {
   constexpr std::uint64_t kAlignment = 64;
-  const auto bytes = byte_size(dtype, shape);
-  // Memory is promised freely and taken on first touch, so the machine's size is asked here.
-  const std::uint64_t most = static_cast<std::uint64_t>(sysconf(_SC_PHYS_PAGES)) *
-                             static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+  // Memory is promised freely and taken on first touch, so what there is for all tensors is asked
+  // before the first.
+  static const std::uint64_t most = available_memory();
+  static std::atomic<std::uint64_t> taken{0};
+  const std::optional<std::uint64_t> bytes = byte_size(dtype, shape);
   void* memory = nullptr;
-  if (bytes && *bytes <= most)
+  if (bytes && *bytes <= most && taken + *bytes <= most)
     memory = std::aligned_alloc(kAlignment, (*bytes / kAlignment + 1) * kAlignment);
   if (memory == nullptr)
     throw Error(ErrorKind::kBadInput,
                 fmt::format("a tensor of shape {} does not fit in memory", shape_text(shape)));
-  return {dtype, std::move(shape), std::shared_ptr<void>(memory, std::free)};
+  taken += *bytes;
+  const auto give_back = [bytes = *bytes](void* pointer) {
+    std::free(pointer);
+    taken -= bytes;
+  };
+  return {dtype, std::move(shape), std::shared_ptr<void>(memory, give_back)};
 }
 
 std::int64_t HostTensor::elements() const noexcept {
@@ -277,17 +292,12 @@ void write_safetensors(const std::filesystem::path& file, const Tensors& tensors
   std::string text = header.dump();
   text.append((8 - text.size() % 8) % 8, ' ');  // the data start at a multiple of 8
 
-  std::ofstream stream(file, std::ios::binary | std::ios::trunc);
   const std::uint64_t length = text.size();
-  stream.write(reinterpret_cast<const char*>(&length), sizeof length);
-  stream.write(text.data(), static_cast<std::streamsize>(text.size()));
+  std::vector<std::string_view> pieces{{reinterpret_cast<const char*>(&length), sizeof length},
+                                       text};
   for (const auto& [name, tensor] : tensors)
-    stream.write(static_cast<const char*>(tensor.data.get()),
-                 static_cast<std::streamsize>(tensor.bytes()));
-  stream.close();
-  if (!stream)
-    throw Error(ErrorKind::kIo,
-                fmt::format("cannot write '{}': {}", file.string(), std::strerror(errno)));
+    pieces.emplace_back(static_cast<const char*>(tensor.data.get()), tensor.bytes());
+  write_file(file.string(), pieces);
 }
 
 }  // namespace wyvern::cli

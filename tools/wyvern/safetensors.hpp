@@ -45,7 +45,7 @@ std::string shape_text(const std::vector<std::int64_t>& shape);
 /// safetensors file; never trusts a number in it.
 Tensors read_safetensors(const std::filesystem::path& file);
 
-/// Throws Error(kIo).
+/// Replaces the file as write_file() does. Throws Error(kIo).
 void write_safetensors(const std::filesystem::path& file, const Tensors& tensors);
 
 }  // namespace wyvern::cli

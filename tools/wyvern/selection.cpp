@@ -13,6 +13,8 @@
 #include <type_traits>
 #include <variant>
 
+#include "tools/wyvern/command.hpp"
+
 namespace wyvern::cli {
 namespace {
 
@@ -209,8 +211,7 @@ void FieldFlags::add(CLI::App& verb, FieldOption::For verbs) {
     std::optional<std::string>& text = texts_[field.name];
     const std::string name(field.option.name);
     if (std::holds_alternative<bool Problem::*>(field.member))
-      verb.add_flag_function(
-          name, [&text](std::int64_t count) { text = count > 0 ? "true" : "false"; }, help);
+      add_switch(verb, name, [&text](bool given) { text = given ? "true" : "false"; }, help);
     else
       verb.add_option(name, text, help);
   }

@@ -178,7 +178,7 @@ void print_text(const Json& document, const Device& device, const Selection& sel
              fmt::format("{:.3f}", floor["bytes_per_s"].get<double>() / 1e12),
              fmt::format("{:.2f}", floor["flops_per_s"].get<double>() / 1e12), "-", "100.0", "-",
              "-"});
-  fmt::print("{}", table.text());
+  put(table.text());
   say("floor: {:.1f} MB to move, {:.2f} GFLOP; {}", floor["bytes"].get<double>() / 1e6,
       floor["flops"].get<double>() / 1e9, floor["basis"].get<std::string>());
   say("checked against the float64 oracle: {}", document["checked"].get<std::string>());
@@ -193,7 +193,8 @@ int execute(const Flags& flags, bool json) {
   Runtime runtime;
   std::vector<Entrant> entrants;
   const Operator best = runtime.prepare(device, problem);
-  entrants.emplace_back("tuned", best.origin(), best, device);
+  const bool tuned = best.origin() != Origin::fallback;
+  if (tuned) entrants.emplace_back("tuned", best.origin(), best, device);
   const Plan plan = default_plan(problem, device.impl().target());
   entrants.emplace_back("default", Origin::fallback, runtime.prepare(device, problem, plan),
                         device);
@@ -238,8 +239,7 @@ int execute(const Flags& flags, bool json) {
     print_document(document);
   else
     print_text(document, device, selection);
-  if (best.origin() == Origin::fallback)
-    fmt::print(stderr, "wyvern: nothing is tuned for this problem yet; `wyvern tune` does it\n");
+  if (!tuned) note("wyvern: nothing is tuned for this problem yet; `wyvern tune` does it\n");
   return good ? kDone : kCheckFailed;
 }
 

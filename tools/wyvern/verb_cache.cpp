@@ -56,7 +56,7 @@ int print_path(const Cache& cache, bool json) {
   if (json)
     print_document({{"path", path}});
   else
-    say("{}", path);
+    put(path + '\n');  // as it is: for a script
   return kDone;
 }
 
@@ -88,7 +88,7 @@ int print_list(const Cache& cache, bool json) {
   for (const auto& row : artifacts)
     table.row({row.key.substr(0, kShortKey), "artifact", fmt::format("{:.0f} ms", row.compile_ms),
                fmt::format("{} {}", row.template_id, row.config), row.target});
-  fmt::print("{}", table.text());
+  put(table.text());
   return kDone;
 }
 
@@ -147,7 +147,7 @@ int print_fields(const Json& document, bool json) {
   Table table({"field", "value"});
   for (const auto& [name, value] : document.items())
     table.row({name, value.is_string() ? value.get<std::string>() : value.dump()});
-  fmt::print("{}", table.text());
+  put(table.text());
   return kDone;
 }
 

@@ -4,18 +4,17 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 
 #include "compiler/compiler.hpp"
 #include "runtime/plan.hpp"
 #include "tools/wyvern/command.hpp"
 #include "tools/wyvern/describe.hpp"
+#include "tools/wyvern/file.hpp"
 #include "tools/wyvern/selection.hpp"
 #include "tools/wyvern/stage_problem.hpp"
 
@@ -103,14 +102,6 @@ Emit parse_emit(const std::string& text) {
   reject("--emit is '{}'; it must be one of {}", text, fmt::join(names, ", "));
 }
 
-void write_file(const std::string& file, const std::string& text) {
-  std::ofstream stream(file, std::ios::binary | std::ios::trunc);
-  stream.write(text.data(), static_cast<std::streamsize>(text.size()));
-  stream.close();
-  if (!stream)
-    throw Error(ErrorKind::kIo, fmt::format("cannot write '{}': {}", file, std::strerror(errno)));
-}
-
 Extents extents_of(const Problem& p, const Config& config) {
   Extents e;
   e.B = p.B;
@@ -140,7 +131,8 @@ int execute(const Flags& flags, bool json) {
   const Geometry geometry = t.geometry(Spec(request.constants, request.config),
                                        extents_of(problem, request.config), target.limits);
   const Emitted emitted = emit(request, what);
-  write_file(file, emitted.text);
+  const std::string_view text = emitted.text;
+  write_file(file, {&text, 1});
 
   const Resources& r = emitted.resources;
   if (json)

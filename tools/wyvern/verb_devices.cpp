@@ -39,7 +39,7 @@ int list(bool json) {
     if (d["usable"].get<bool>())
       devices.row({d["name"], d["model"], d["arch"], std::to_string(d["units"].get<int>()),
                    bytes_text(d["memory_bytes"].get<double>()), d["driver"]});
-  fmt::print("{}", devices.text());
+  put(devices.text());
   for (const Json& d : document["devices"])
     if (!d["usable"].get<bool>())
       say("{} cannot be used: {}", d["name"].get<std::string>(), d["problem"].get<std::string>());

@@ -58,11 +58,11 @@ void print_text(const Flags& flags, const Operator& op, const Device& device,
                 const Json& document) {
   say("{} on {} ({})", describe(op.problem()), device.info().name, device.info().model);
   say("plan: {}", origin_text(op.origin()));
-  fmt::print("{}", plan_text(op.plan()));
+  put(plan_text(op.plan()));
   say("one run {:.3f} ms, first call {:.1f} ms, compiled {} kernels", document["ms"].get<double>(),
       document["first_call_ms"].get<double>(), document["compiled"].get<std::int64_t>());
   say("wrote {}", *flags.output);
-  if (flags.verify) fmt::print("{}", check_text(document["checks"]));
+  if (flags.verify) put(check_text(document["checks"]));
 }
 
 int execute_verb(const Flags& flags, bool json) {
@@ -102,8 +102,7 @@ int execute_verb(const Flags& flags, bool json) {
     print_document(document);
   else
     print_text(flags, *op, device, document);
-  if (!good)
-    fmt::print(stderr, "wyvern: an output is further from the float64 oracle than the bound\n");
+  if (!good) note("wyvern: an output is further from the float64 oracle than the bound\n");
   return good ? kDone : kCheckFailed;
 }
 
@@ -119,7 +118,7 @@ void add_run(Command& command) {
   verb.add_option("--output", flags->output,
                   "safetensors file to write: o final_state, or dq dk dv ...");
   add_device(verb, flags->device);
-  verb.add_flag("--verify", flags->verify, "compare with the float64 oracle");
+  add_switch(verb, "--verify", flags->verify, "compare with the float64 oracle");
   add_options(verb, flags->options);
 }
 

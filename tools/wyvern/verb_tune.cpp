@@ -72,24 +72,29 @@ Json counts_json(const TuneCounts& c) {
           {"timeout", c.timeout},
           {"rejected", c.rejected},
           {"illegal", c.illegal},
-          {"failed", c.failed}};
+          {"failed", c.failed},
+          {"unjudged", c.unjudged}};
 }
 
 void print_text(const Device& device, const Problem& problem, const TuneResult& r) {
   say("{} on {} ({})", describe(problem), device.info().name, device.info().model);
-  fmt::print("{}", plan_text(r.plan));
+  put(plan_text(r.plan));
   const auto ms = [](double us) { return us > 0 ? fmt::format("{:.3f}", us / 1e3) : "-"; };
   Table table({"plan", "ms", "spread"});
   table.row({"tuned", ms(r.tuned_us), ms(r.tuned_spread_us)});
   table.row({"default", ms(r.default_us), "-"});
-  fmt::print("{}", table.text());
+  put(table.text());
   say("of {} configs {} measured, {} known before; {} wrong, {} failed; compiled {} kernels; {}",
       r.counts.space, r.counts.measured, r.counts.reused, r.counts.wrong,
       r.counts.crashed + r.counts.timeout + r.counts.failed, r.counts.compiled,
       duration_text(r.seconds));
-  if (!r.complete)
+  if (!r.unjudged.empty())
+    say("the machine failed meanwhile ({}); the same command tries again what it could not judge",
+        r.unjudged);
+  else if (!r.complete)
     say("the budget ended before the search did; the same command goes on from here");
-  if (!r.stored) say("the winner could not be stored; the cache says why above");
+  if (!r.stored && r.unjudged.empty())
+    say("the winner could not be stored; the cache says why above");
 }
 
 int execute(const Flags& flags, bool json) {
@@ -135,8 +140,8 @@ void add_tune(Command& command) {
   add_device(verb, flags->device);
   verb.add_option("--budget", flags->budget, "time to spend, such as 60s (default) or 2m");
   verb.add_option("--jobs", flags->jobs, "threads that compile (default 0: one per core)");
-  verb.add_flag("--force", flags->force, "measure again what is known");
-  verb.add_flag("--exhaustive", flags->exhaustive, "every config instead of a local search");
+  add_switch(verb, "--force", flags->force, "measure again what is known");
+  add_switch(verb, "--exhaustive", flags->exhaustive, "every config instead of a local search");
   add_options(verb, flags->options);
 }
 

@@ -180,12 +180,13 @@ void print_text(const Json& document, const Device& device) {
         {row["pass"], row["dtype"], row["precision"], row["quantity"], row["cases"].dump(),
          row["error"].is_null() ? "not finite" : fmt::format("{:.2e}", row["error"].get<double>()),
          fmt::format("{:.0e}", row["bound"].get<double>()), row["ok"].get<bool>() ? "yes" : "NO"});
-  fmt::print("{}", table.text());
+  put(table.text());
   std::size_t failed = 0;
   for (const Json& checked : document["cases"]) {
     if (checked["ok"].get<bool>()) continue;
     ++failed;
-    say("FAILED: {}: {}", checked["case"].get<std::string>(), reason(checked));
+    put(printable_lines(
+        fmt::format("FAILED: {}: {}\n", checked["case"].get<std::string>(), reason(checked))));
   }
   say("{} cases, {} failed", document["cases"].size(), failed);
 }
@@ -215,7 +216,7 @@ int execute(const Flags& flags, bool json) {
     print_document(document);
   else
     print_text(document, device);
-  if (!good) fmt::print(stderr, "wyvern: a case failed; its line says how\n");
+  if (!good) note("wyvern: a case failed; its line says how\n");
   return good ? kDone : kCheckFailed;
 }
 

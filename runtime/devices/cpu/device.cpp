@@ -8,19 +8,28 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <chrono>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <new>
+#include <string>
 
+#include "runtime/devices/cpu/memory.hpp"
 #include "runtime/devices/cpu/rates.hpp"
+#include "runtime/devices/cpu/shared_object.hpp"
 #include "runtime/devices/cpu/thread_pool.hpp"
 
 namespace wyvern {
 namespace {
 
 constexpr std::size_t kAlignment = 256;
+/// Less is promised without a look at what there is.
+constexpr std::size_t kMuch = std::size_t{64} << 20;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 /// The value of the first line "name : value" of /proc/cpuinfo.
@@ -41,30 +50,38 @@ std::int64_t last_level_cache_bytes() {
   return std::int64_t{32} << 20;
 }
 
-/// Code mapped from memory: the dynamic loader reads a file descriptor that no path leads to. The
-/// descriptor stays open while the code is loaded: the loader knows libraries by name, and a second
-/// one under the number of a closed descriptor would be taken for the first.
+/// A path to an open descriptor that no other call returns, whatever the numbers: the loader knows
+/// libraries by name, and one under the number of a closed descriptor would be taken for the one
+/// that was loaded under it. The bits of a count become ways to write a slash.
+std::string unique_path(int descriptor) {
+  static std::atomic<std::uint64_t> loads{0};
+  std::string path = "/proc/self/fd";
+  for (std::uint64_t count = ++loads; count != 0; count >>= 1)
+    path += (count & 1) != 0 ? "/./" : "//";
+  return path + std::to_string(descriptor);
+}
+
+/// Code mapped from memory: the dynamic loader reads a file descriptor that no path leads to, which
+/// is closed once the code is mapped.
 class CpuKernel final : public Kernel {
  public:
-  CpuKernel(std::shared_ptr<ThreadPool> pool, const Artifact& artifact)
-      : pool_(std::move(pool)), file_(memfd_create("wyvern-kernel", MFD_CLOEXEC)) {
-    if (file_ < 0) fail(artifact, std::strerror(errno));
-    const bool written = ::write(file_, artifact.code.data(), artifact.code.size()) ==
+  CpuKernel(std::shared_ptr<ThreadPool> pool, const Artifact& artifact) : pool_(std::move(pool)) {
+    if (const std::string problem = shared_object_problem(artifact.code); !problem.empty())
+      fail(artifact, problem.c_str());
+    const int file = memfd_create("wyvern-kernel", MFD_CLOEXEC);
+    if (file < 0) fail(artifact, std::strerror(errno));
+    const bool written = ::write(file, artifact.code.data(), artifact.code.size()) ==
                          static_cast<ssize_t>(artifact.code.size());
-    if (written)
-      library_ = dlopen(fmt::format("/proc/self/fd/{}", file_).c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library_ == nullptr) {
-      const char* reason = written ? dlerror() : "memory is full";
-      ::close(file_);
-      fail(artifact, reason);
-    }
+    if (written) library_ = dlopen(unique_path(file).c_str(), RTLD_NOW | RTLD_LOCAL);
+    ::close(file);
+    if (library_ == nullptr) fail(artifact, written ? dlerror() : "memory is full");
     entry_ = reinterpret_cast<Entry>(dlsym(library_, artifact.entry.c_str()));
     if (entry_ == nullptr) {
-      unload();
+      dlclose(library_);
       fail(artifact, "its entry point is missing");
     }
   }
-  ~CpuKernel() override { unload(); }
+  ~CpuKernel() override { dlclose(library_); }
   CpuKernel(const CpuKernel&) = delete;
   CpuKernel& operator=(const CpuKernel&) = delete;
 
@@ -92,11 +109,6 @@ class CpuKernel final : public Kernel {
     call.entry(call.arguments, call.extents, block, scratch);
   }
 
-  void unload() noexcept {
-    dlclose(library_);
-    ::close(file_);
-  }
-
   [[noreturn]] static void fail(const Artifact& artifact, const char* reason) {
     throw Error(ErrorKind::kUnavailable,
                 fmt::format("{} with {} cannot be loaded: {}", artifact.template_id,
@@ -104,7 +116,6 @@ class CpuKernel final : public Kernel {
   }
 
   std::shared_ptr<ThreadPool> pool_;
-  int file_ = -1;
   void* library_ = nullptr;
   Entry entry_ = nullptr;
 };
@@ -155,8 +166,12 @@ class CpuDevice final : public DeviceImpl {
 
   void* allocate(std::size_t bytes) override {
     const std::size_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
-    const std::size_t rounded = std::max<std::size_t>((bytes + alignment - 1) / alignment, 1);
-    void* pointer = std::aligned_alloc(alignment, rounded * alignment);
+    // More than the address space has would be rounded up past the end of the type.
+    const bool possible = bytes <= static_cast<std::size_t>(std::numeric_limits<ssize_t>::max()) &&
+                          (bytes < kMuch || bytes <= available_memory());
+    const std::size_t rounded =
+        possible ? std::max<std::size_t>((bytes + alignment - 1) / alignment, 1) : 0;
+    void* pointer = possible ? std::aligned_alloc(alignment, rounded * alignment) : nullptr;
     if (pointer == nullptr)
       throw Error(ErrorKind::kUnavailable,
                   fmt::format("{} bytes of memory cannot be allocated on the CPU", bytes));

@@ -112,10 +112,15 @@ std::string Driver::describe(Result result) const {
 }
 
 const Driver* driver(std::string* problem) {
-  static std::string why;
-  static const std::unique_ptr<Driver> opened = open_driver("libcuda.so.1", why);
-  if (problem != nullptr) *problem = why;
-  return opened.get();
+  struct Opened {
+    std::string problem;
+    std::unique_ptr<Driver> driver = open_driver("libcuda.so.1", problem);
+  };
+  // Never freed: an operator or a runtime in a static object, as of a Python extension, gives back
+  // its kernels and memory when the process ends, after what was made later than itself is gone.
+  static const Opened* const opened = new Opened;
+  if (problem != nullptr) *problem = opened->problem;
+  return opened->driver.get();
 }
 
 void check(Result result, const char* what) {

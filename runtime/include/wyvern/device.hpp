@@ -49,10 +49,12 @@ class Device {
   [[nodiscard]] const DeviceInfo& info() const;
 
   /// Uninitialized memory, aligned to 256 bytes, freed with the last copy of the pointer, which
-  /// keeps the device open. Throws Error(kUnavailable) when there is too little.
+  /// keeps the device open. Throws Error(kUnavailable) when there is too little, as for more bytes
+  /// than an address has.
   [[nodiscard]] std::shared_ptr<void> allocate(std::size_t bytes) const;
   /// Synchronous copies between host and device memory. They wait for no stream that was made not
-  /// to wait for the default one: synchronize() it first.
+  /// to wait for the default one: synchronize() it first. Throw Error(kBadInput), as fill() does,
+  /// for a null pointer where there are bytes to move.
   void copy_in(void* device, const void* host, std::size_t bytes) const;
   void copy_out(void* host, const void* device, std::size_t bytes) const;
   /// Fills with a byte, ordered after `stream`.

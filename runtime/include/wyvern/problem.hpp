@@ -107,10 +107,11 @@ enum class GateKind : std::uint8_t { none, scalar, vector };
 /// Throws Error(kBadInput) that names the first wrong field, its value and what is legal.
 void validate(const Problem& problem);
 
-/// Throws Error(kBadInput) unless `cu_seqlens` has N + 1 entries, starts at 0, never decreases and
-/// ends at T; the message names the entry.
+/// Throws Error(kBadInput) unless N is legal and `cu_seqlens` has N + 1 entries, starts at 0, never
+/// decreases and ends at T; the message names the entry.
 void validate_seqlens(const Problem& problem, std::span<const std::int64_t> cu_seqlens);
-/// The same for a host tensor [N+1] of int32 or int64.
+/// The same for a host tensor [N+1]; throws too where it is null, of another rank, or neither int32
+/// nor int64.
 void validate_seqlens(const Problem& problem, const TensorView& cu_seqlens);
 
 /// The key under which winners are kept: everything a plan may depend on but the buckets, and the

@@ -4,7 +4,7 @@
 //   wyvern::Device device = wyvern::Device::open("cuda:0");
 //   wyvern::Operator op = runtime.prepare(device, problem);
 //   auto workspace = device.allocate(op.workspace_bytes());
-//   op.launch(arguments, workspace.get(), stream);
+//   op.launch(arguments, workspace.get(), op.workspace_bytes(), stream);
 #pragma once
 
 #include <wyvern/config.hpp>
@@ -78,7 +78,9 @@ struct TensorSpec {
 
 /// The tensors of a launch, named as in the specification. A default-constructed view is an absent
 /// tensor; which must be present tensor_specs() says. All pointers are on the operator's device and
-/// stay valid until the work is done; no output overlaps another tensor.
+/// stay valid until the work is done. Nothing that a launch writes (an output, `state`, what a
+/// forward pass keeps) shares memory with another of its tensors or the workspace; inputs may share
+/// theirs. The one update in place is `state`, with inplace_state.
 ///
 /// A state is [N,HV,K,V], or [N,HV,V,K] with state_v_first. C is the problem's chunk_size, 64 when
 /// unset. NT counts chunk slots: B ceil(T / C), or floor(T / C) + N for a packed batch, an upper
@@ -143,12 +145,19 @@ class Operator {
   /// Bytes a launch needs; the memory's content does not matter and need not outlive the launch.
   [[nodiscard]] std::size_t workspace_bytes() const;
 
-  /// Enqueues the pass on `stream` (runs it, on the CPU). `workspace` is aligned to 256 bytes, not
-  /// shared with a launch in flight, and may be null when workspace_bytes() is 0. Allocates nothing
-  /// (on the CPU a thread keeps the scratch memory that its first launches ask for), waits for no
-  /// lock, synchronizes nothing; legal inside CUDA graph capture. Same inputs and plan, same
-  /// device: bitwise the same outputs. Throws Error(kBadInput) that names a wrong tensor before
-  /// anything is launched, Error(kUnavailable) when the driver refuses a launch.
+  /// Enqueues the pass on `stream` (runs it, on the CPU). `workspace` has `workspace_bytes`, at
+  /// least workspace_bytes(), is aligned to 256 bytes, not shared with a launch in flight, and may
+  /// be null when workspace_bytes() is 0. Allocates nothing (on the CPU a thread keeps the scratch
+  /// memory that its first launches ask for), waits for no lock, synchronizes nothing; legal inside
+  /// CUDA graph capture. Same inputs and plan, same device: bitwise the same outputs. Before
+  /// anything is launched throws Error(kBadInput) that names a wrong tensor, a workspace that is
+  /// too small or not aligned, or two tensors of which one is written and that share memory;
+  /// Error(kUnavailable) when the driver refuses a launch. That pointers lead to memory of the
+  /// device, as large as shape and size say, is the caller's promise: it cannot be checked.
+  void launch(const Arguments& arguments, void* workspace, std::size_t workspace_bytes,
+              Stream stream = nullptr) const;
+  /// The same, with all its checks but that of the workspace's size: that it has
+  /// workspace_bytes() is the caller's promise too.
   void launch(const Arguments& arguments, void* workspace, Stream stream = nullptr) const;
 
   const OperatorImpl& impl() const { return *impl_; }
@@ -186,20 +195,25 @@ struct RuntimeOptions {
   std::function<void(const std::string&)> on_degraded = nullptr;
 };
 
-/// Finds plans, compiles, loads. Thread-safe; keeps each loaded kernel for its own lifetime.
+/// Finds plans, compiles, loads. Thread-safe; keeps each loaded kernel for its own lifetime. A
+/// fork() waits until no other thread is in prepare(), so that the child may prepare and launch
+/// too, on a CPU: what the driver of a GPU holds, no child can use.
 class Runtime {
  public:
   explicit Runtime(RuntimeOptions options = {});
   ~Runtime();
 
-  /// The operator for this problem by the best plan known; by the default plan where that one can
-  /// no longer be bound or loaded. Compiles what the cache does not hold: milliseconds to seconds
+  /// The operator for this problem by the best plan known; by the default plan where that one is
+  /// not legal or cannot be loaded. Compiles what the cache does not hold: milliseconds to seconds
   /// the first time, microseconds when all is loaded, whatever other threads compile meanwhile.
-  /// Throws Error: kBadInput for an illegal problem, kUnavailable when a compiler is missing or no
+  /// Throws Error: kBadInput for an illegal problem or one of more blocks than a launch of the
+  /// device may have, kUnavailable when a compiler is missing or no
   /// template fits the device.
   Operator prepare(const Device& device, const Problem& problem);
-  /// The same by a given plan. Throws Error(kBadInput) when the plan does not carry out the problem
-  /// or a config is illegal on the device.
+  /// The same by a given plan. Throws Error(kBadInput) when the plan does not carry out the
+  /// problem, or names the step and the tunable where a config is not in its template's space for
+  /// the problem and the device: a value for every tunable and nothing else, each one of the
+  /// tunable's, legal together, and of the problem's precision and chunk size.
   Operator prepare(const Device& device, const Problem& problem, const Plan& plan);
 
   /// One template on its own, specialized on the problem's dims, dtypes and options, at its sizes
@@ -217,7 +231,8 @@ class Runtime {
 
 /// Every plan that carries out the problem on the device with chunk size BT, each step with its
 /// default config: all ways to cover the operator's stages by templates of the build. Empty when
-/// some stage has no legal config. Throws Error(kBadInput) for an illegal problem.
+/// some stage has no legal config of this BT. Throws Error(kBadInput) for an illegal problem and
+/// for a BT below 1.
 [[nodiscard]] std::vector<Plan> plans(const Device& device, const Problem& problem,
                                       std::int64_t BT);
 

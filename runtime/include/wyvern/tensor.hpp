@@ -2,11 +2,13 @@
 #pragma once
 
 #include <wyvern/dtype.hpp>
+#include <wyvern/error.hpp>
 #include <wyvern/export.hpp>
 
 #include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <string>
 
 namespace wyvern WYVERN_API {
 
@@ -23,9 +25,10 @@ struct TensorView {
   std::array<std::int64_t, kMaxRank> strides{};
 
   TensorView() = default;
-  /// A contiguous tensor.
+  /// A contiguous tensor. Throws Error(kBadInput) for more than kMaxRank dimensions.
   TensorView(void* pointer, DType type, std::initializer_list<std::int64_t> dims)
       : data(pointer), dtype(type), rank(static_cast<int>(dims.size())) {
+    check_rank();
     int i = 0;
     for (const std::int64_t dim : dims) shape[static_cast<std::size_t>(i++)] = dim;
     std::int64_t stride = 1;
@@ -36,10 +39,20 @@ struct TensorView {
   }
 
   [[nodiscard]] bool present() const noexcept { return data != nullptr; }
-  [[nodiscard]] std::int64_t elements() const noexcept {
+  /// Throws Error(kBadInput) for a rank outside 0 to kMaxRank.
+  [[nodiscard]] std::int64_t elements() const {
+    check_rank();
     std::int64_t count = 1;
     for (int i = 0; i < rank; ++i) count *= shape[static_cast<std::size_t>(i)];
     return count;
+  }
+
+ private:
+  void check_rank() const {
+    if (rank < 0 || rank > kMaxRank)
+      throw Error(ErrorKind::kBadInput, "a tensor's rank is " + std::to_string(rank) +
+                                            "; it must be between 0 and " +
+                                            std::to_string(kMaxRank));
   }
 };
 

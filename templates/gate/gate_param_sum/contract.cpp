@@ -49,7 +49,7 @@ Template cpu(Template t) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
   t.source = "cpu.cpp";
-  t.tunables = {{tunable::BT, {64, 32, 16}}, {tunable::BC, {64, 256}}};
+  t.tunables = {{tunable::BT, kCpuChunkSizes}, {tunable::BC, {64, 256}}};
   t.illegal = [](const Spec&, const Limits&) { return std::string(); };
   t.fallback = [](Spec& s, const Limits&) { s.BC = 64; };
   t.geometry = [](const Spec& s, const Extents&, const Limits&) {

@@ -35,7 +35,7 @@ Template cpu(Template t) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
   t.source = "cpu.cpp";
-  t.tunables = {{tunable::BT, {64, 32, 16}}};
+  t.tunables = {{tunable::BT, kCpuChunkSizes}};
   t.illegal = [](const Spec&, const Limits&) { return std::string(); };
   t.fallback = [](Spec&, const Limits&) {};
   t.geometry = [](const Spec&, const Extents&, const Limits&) { return Geometry{}; };

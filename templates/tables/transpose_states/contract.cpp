@@ -1,3 +1,4 @@
+#include "templates/cpu_contract.hpp"
 #include "templates/cuda_contract.hpp"
 #include "templates/tables/stages.hpp"
 #include "templates/tables/transpose_states/layout.hpp"
@@ -35,7 +36,7 @@ Template cpu(Template t) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
   t.source = "cpu.cpp";
-  t.tunables = {{tunable::BT, {64, 32, 16}}};
+  t.tunables = {{tunable::BT, kCpuChunkSizes}};
   t.fallback = [](Spec&, const Limits&) {};
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     return Geometry{.grid = {s.HV, e.NT, 1}};

@@ -1,0 +1,24 @@
+// Whose the cache's files are. Code found in them runs in this process, so whoever can write them
+// can run code here.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+namespace wyvern {
+
+struct Trust {
+  /// Why the files must not be used, as one sentence without its full stop; empty when they may.
+  std::string refusal{};
+  /// They are those of the user that $WYVERN_CACHE_OWNER names: to be read and never written.
+  bool read_only = false;
+};
+
+/// Looks at `file` (wyvern.db), what lies beside it under its name, and its directory. They may be
+/// used when only this user, root and the user named by $WYVERN_CACHE_OWNER (a name or a number)
+/// can have written them. Refused are a directory or file of another user or one that group or
+/// others may write, a symbolic link in place of either, and a directory above that anybody may
+/// change. What is missing is no reason.
+[[nodiscard]] Trust trust_in(const std::filesystem::path& file);
+
+}  // namespace wyvern
