@@ -196,7 +196,7 @@ Constants problem_constants() {
   c.DTYPE = c.U_DTYPE = c.BETA_DTYPE = DType::bf16;
   c.SEQLENS_DTYPE = c.INDEX_DTYPE = DType::int32;
   c.SCALAR_GATE = c.GATED = c.GATE_IN_KERNEL = c.HAS_A_LOG = c.VARLEN = c.HAS_DT_BIAS = true;
-  c.QK_L2NORM = c.BETA_SIGMOID = c.NEG_EIGVAL = true;
+  c.QK_L2NORM = c.BETA_SIGMOID = true;
   c.INITIAL_STATE = c.FINAL_STATE = c.STATE_V_FIRST = true;
   return c;
 }
