@@ -322,11 +322,16 @@ class Compile(Case):
         self.assertIn("wyvern_kernel", text)
 
     def test_every_listed_name(self):
-        kinds = {"cpu": "native-cpu", "cuda": "sm_80"}
+        kinds = {"cpu": "native-cpu", "cuda": "sm_90a"}
         for stage in self.document("stages")["stages"]:
             for device in {t["device"] for t in stage["templates"]}:
                 self.wyvern("compile", stage["name"], "--arch", kinds[device], "--emit", "source",
                             "-o", self.path("x"))
+
+    def test_architecture_without_what_it_needs(self):
+        done = self.wyvern("compile", "delta_forward", "--arch", "sm_80", "--emit", "source", "-o",
+                           self.path("x"), expect=2)
+        self.assertIn("wgmma", done.stderr)
 
     def test_cpu(self):
         if not any(c["usable"] for c in self.document("devices")["compilers"] if c["kind"] == "cpu"):

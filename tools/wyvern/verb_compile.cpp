@@ -69,6 +69,9 @@ void check_tunables(const Template& t, const Config& given) {
 Config complete(const Template& t, const Constants& constants, const Target& target,
                 const Config& given) {
   check_tunables(t, given);
+  if (const std::string missing = t.needs.missing(target.limits); !missing.empty())
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("{} is not for {}: {}", t.id(), target.name(), missing));
   const auto all = chunk_sizes(Problem{}, target.device);
   std::vector<std::int64_t> sizes(all.begin(), all.end());
   if (given.contains("BT")) sizes = {given.integer("BT")};
