@@ -57,7 +57,7 @@ def flags_of(entry):
             flags += [word, words[i + 1]]
         elif word.startswith(("-I", "-D")):
             flags.append(word)
-    return (*flags, "-std=c++20")
+    return (*flags, "-std=c11" if entry["file"].endswith(".c") else "-std=c++20")
 
 
 def is_test(file):
@@ -114,7 +114,7 @@ def group(sources, root):
         hiding = {name for _, name in names & declared[room]} | types & {name for _, name in names}
         words = set(re.findall(r"\w+", text))
         fixed = fixed_names(text, names) | {each for each in names if each[1] in hiding}
-        alone = "target_clones" in text
+        alone = "target_clones" in text or file.suffix == ".c"
         for other in groups:
             if (not alone and not other["alone"] and other["flags"] == flags
                     and other["room"] == room and len(other["files"]) < LARGEST_GROUP

@@ -1,5 +1,6 @@
 # cmake --install: the wyvern command, the shared library with its public headers, the plugin, and a
-# CMake package whose target wyvern::runtime is all that an outside project links.
+# CMake package whose target wyvern::runtime is all that an outside project links; one without C++
+# links wyvern::c.
 include(CMakePackageConfigHelpers)
 
 # One shared library out of the rooms' objects. SQLite is inside and hidden; Wyvern's own symbols
@@ -11,15 +12,19 @@ target_link_libraries(wyvern_shared PRIVATE wyvern_options wyvern_sqlite ${CMAKE
 target_link_options(wyvern_shared PRIVATE
                     -Wl,--version-script=${CMAKE_CURRENT_SOURCE_DIR}/exports.map)
 set_target_properties(wyvern_shared PROPERTIES
-                      OUTPUT_NAME wyvern EXPORT_NAME runtime VERSION ${PROJECT_VERSION}
+                      OUTPUT_NAME wyvern EXPORT_NAME c VERSION ${PROJECT_VERSION}
                       SOVERSION ${PROJECT_VERSION_MAJOR}
                       LINK_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/exports.map)
 target_include_directories(wyvern_shared INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
-target_compile_features(wyvern_shared INTERFACE cxx_std_20)
+# What the C++ headers need besides, which a project of no C++ compiler could not satisfy.
+add_library(wyvern_shared_cpp INTERFACE)
+set_target_properties(wyvern_shared_cpp PROPERTIES EXPORT_NAME runtime)
+target_link_libraries(wyvern_shared_cpp INTERFACE wyvern_shared)
+target_compile_features(wyvern_shared_cpp INTERFACE cxx_std_20)
 
 set(package ${CMAKE_INSTALL_LIBDIR}/cmake/wyvern)
 install(TARGETS wyvern RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(TARGETS wyvern_shared EXPORT wyvern
+install(TARGETS wyvern_shared wyvern_shared_cpp EXPORT wyvern
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_COMPONENT Development)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/templates/include/wyvern
                   ${PROJECT_SOURCE_DIR}/runtime/include/wyvern

@@ -20,6 +20,10 @@ run("configuring the examples" ${CMAKE_COMMAND} -S ${EXAMPLES} -B ${WORK}/exampl
 run("building the examples" ${CMAKE_COMMAND} --build ${WORK}/examples)
 run("an example" ${CMAKE_COMMAND} -E env WYVERN_CACHE_DIR=${WORK}/cache
     ${WORK}/examples/example_decode cpu)
+run("configuring the app in C" ${CMAKE_COMMAND} -S ${SOURCE}/c_app -B ${WORK}/c_app -G Ninja
+    -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=${WORK}/prefix -DEXAMPLE=${EXAMPLES}/c_api.c)
+run("building the app in C" ${CMAKE_COMMAND} --build ${WORK}/c_app)
+run("the app in C" ${CMAKE_COMMAND} -E env WYVERN_CACHE_DIR=${WORK}/cache ${WORK}/c_app/c_app cpu)
 if(NOT EXISTS ${WORK}/prefix/share/doc/wyvern/LICENSE)
   message(FATAL_ERROR "the package has no LICENSE")
 endif()
