@@ -55,6 +55,20 @@ Built CompilingBuilder::build(const KernelSpec& spec) {
   return built;
 }
 
+BuildResult try_build(Builder& builder, const KernelSpec& spec) {
+  BuildResult result;
+  try {
+    result.built = builder.build(spec);
+  } catch (const Error& error) {
+    result.error = error.what();
+    result.kind = error.kind();
+  } catch (const std::exception& error) {
+    result.error = error.what();
+    result.kind = ErrorKind::kIo;
+  }
+  return result;
+}
+
 CompileAhead::CompileAhead(Builder& builder, unsigned jobs, bool overlap)
     : builder_(builder), overlap_(overlap), batch_(std::size_t{4} * threads_for(jobs)) {
   for (unsigned i = 0; i < threads_for(jobs); ++i) threads_.emplace_back([this] { work(); });
@@ -120,16 +134,7 @@ void CompileAhead::work() {
     running_.insert(spec);
     if (allowance_ > 0) --allowance_;
     lock.unlock();
-    BuildResult result;
-    try {
-      result.built = builder_.build(spec);
-    } catch (const Error& error) {
-      result.error = error.what();
-      result.kind = error.kind();
-    } catch (const std::exception& error) {
-      result.error = error.what();
-      result.kind = ErrorKind::kIo;
-    }
+    BuildResult result = try_build(builder_, spec);
     lock.lock();
     running_.erase(spec);
     if (result.built && result.built->compiled) ++compiled_;

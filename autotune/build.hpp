@@ -69,6 +69,9 @@ struct BuildResult {
   ErrorKind kind = ErrorKind::kCompile;
 };
 
+/// Builds, and throws nothing.
+BuildResult try_build(Builder& builder, const KernelSpec& spec);
+
 /// Builds queued specs on `jobs` threads. With `overlap`, as fast as they can, whatever else goes
 /// on. Without, only inside wait(), a batch at a time: on a CPU a compile would take the cores that
 /// are being measured. All calls from one thread.

@@ -157,7 +157,10 @@ std::optional<Outcome> WorkerLaboratory::measure(const Candidate& candidate, dou
       throw Error(ErrorKind::kUnavailable, result->error);
     results.push_back(std::move(*result));
   }
-  if (!results.front().built) build_again(specs.front(), results.front());
+  if (BuildResult& first = results.front(); !first.built) {
+    first = try_build(builder_, specs.front());
+    if (first.built && first.built->compiled) ++compiled_besides_;
+  }
   std::optional<Outcome> outcome;
   if (!results.front().built) {
     outcome = failed_build(results.front());
@@ -175,20 +178,6 @@ std::optional<Outcome> WorkerLaboratory::measure(const Candidate& candidate, dou
     spill_free_[candidate.group] = 1;
   store(candidate, *outcome);
   return outcome;
-}
-
-/// A second try of a build that failed.
-void WorkerLaboratory::build_again(const KernelSpec& spec, BuildResult& result) {
-  try {
-    result.built = builder_.build(spec);
-    if (result.built->compiled) ++compiled_besides_;
-  } catch (const Error& error) {
-    result.error = error.what();
-    result.kind = error.kind();
-  } catch (const std::exception& error) {
-    result.error = error.what();
-    result.kind = ErrorKind::kIo;
-  }
 }
 
 /// The outcome of a kernel that, compiled, need not be run; nothing for one that must.

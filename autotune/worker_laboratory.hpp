@@ -42,7 +42,6 @@ class WorkerLaboratory final : public Laboratory {
 
  private:
   std::optional<Outcome> unfit(const Candidate& candidate, const Built& built) const;
-  void build_again(const KernelSpec& spec, BuildResult& result);
   std::optional<Outcome> run(const Candidate& candidate, double bar);
   std::optional<Outcome> run_once(const Candidate& candidate, double bar);
   bool compare_once(std::span<PlanTiming* const> running, double seconds,

@@ -38,16 +38,7 @@ WYVERN_DEVICE void hand_over(sm90::Barrier* barrier) {
 }
 
 /// A chunk's buffer and its parity, as the walk goes on.
-struct Stage {
-  int buffer = 0;
-  uint32 parity = 0;
-
-  WYVERN_DEVICE void advance() {
-    if (++buffer < kStages) return;
-    buffer = 0;
-    parity ^= 1U;
-  }
-};
+using Position = sm90::Pipeline<kStages>::Position;
 
 /// What all warps of a block know.
 struct Block {
@@ -100,7 +91,7 @@ WYVERN_DEVICE void clear_rows(const TileType& tile, int first) {
 WYVERN_DEVICE void bring_tiles(const Block& b, const TensorMap& q_map, const TensorMap& k_map,
                                const TensorMap& v_map) {
   const int key_head = b.head / (HV / H);
-  Stage at;
+  Position at;
 #pragma unroll 1
   for (int c = 0; c < b.chunks; ++c, at.advance()) {
     sm90::barrier_wait(b.barrier<kLayout.free>(at.buffer), at.parity ^ 1U);
@@ -173,7 +164,7 @@ WYVERN_DEVICE void scale_rows(const Block& b, float scale, const GateForm& form,
                               const BETA_DTYPE* beta) {
   const int half = warp_index() - 2;
   const int row = 32 * half + lane_index();
-  Stage at;
+  Position at;
   RawRows next = read_rows(b, 0, g, beta);
 #pragma unroll 1
   for (int c = 0; c < b.chunks; ++c, at.advance()) {
@@ -340,7 +331,7 @@ WYVERN_DEVICE void prepare_chunks(const Block& b, int helper) {
   const int warp = sm90::uniform(warp_index()) % 4;
   auto inverse = sm90::UnitLowerInverse::at<kLayout.inversion>(
       b.shared + helper * kLayout.inversion_bytes, 4 + 3 * helper);
-  Stage at;
+  Position at;
   if (helper == 1) at.advance();
 #pragma unroll 1
   for (int c = helper; c < b.chunks; c += kHelpers) {
@@ -479,14 +470,14 @@ struct StateWalk {
   Columns x, y;
 
   /// Starts x = k S for the chunk in `at`.
-  WYVERN_DEVICE void start(const Stage& at, const sm90::FragmentA<DTYPE, K>& packed) {
+  WYVERN_DEVICE void start(const Position& at, const sm90::FragmentA<DTYPE, K>& packed) {
     sm90::begin_products(x);
     sm90::multiply(x, packed, sm90::rows_of(b.keys(at.buffer)), false);
     sm90::wgmma_commit();
   }
 
   /// With x under way and y free: makes x = V' and y = q S, and the state decay.
-  WYVERN_DEVICE void enter(const Stage& at, int chunk, sm90::FragmentA<DTYPE, K>& packed) {
+  WYVERN_DEVICE void enter(const Position& at, int chunk, sm90::FragmentA<DTYPE, K>& packed) {
     sm90::Barrier* const ready = b.barrier<kLayout.ready>(chunk % kHelpers);
     const uint32 parity = static_cast<uint32>(chunk / kHelpers % 2);
     // With norms the factors are there only when the chunk is prepared.
@@ -519,7 +510,7 @@ struct StateWalk {
   }
 
   /// Starts the state's update by a chunk's V' and then the rest of its output.
-  WYVERN_DEVICE void leave(const Stage& at, int chunk, sm90::FragmentA<DTYPE, kRows>& values) {
+  WYVERN_DEVICE void leave(const Position& at, int chunk, sm90::FragmentA<DTYPE, kRows>& values) {
     const RowFactors rate(b.factors<kLayout.update>(at.buffer));
     const RowFactors factor(b.factors<kLayout.output_factor>(at.buffer));
     Columns scaled;
@@ -542,7 +533,7 @@ struct StateWalk {
 
 WYVERN_DEVICE void walk_state(StateWalk& walk, const TensorMap& o_map, DTYPE* o) {
   const Block& b = walk.b;
-  Stage at;
+  Position at;
   sm90::barrier_wait(b.barrier<kLayout.loaded>(at.buffer), at.parity);
   {
     sm90::FragmentA<DTYPE, K> packed(walk.state);
