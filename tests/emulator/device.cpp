@@ -21,10 +21,10 @@ class EmulatedKernel final : public Kernel {
   EmulatedKernel(const Template& source, Constants constants, Config config)
       : source_(source), constants_(std::move(constants)), config_(std::move(config)) {}
 
-  void launch(const Geometry& /*geometry*/, std::span<void* const> arguments,
+  void launch(const Geometry& geometry, std::span<void* const> arguments,
               std::span<const BoundTensorMap> /*maps*/, const Extents& extents,
               Stream /*stream*/) const override {
-    emulate(source_, constants_, config_, extents, arguments);
+    emulate(source_, constants_, config_, geometry, extents, arguments);
   }
 
  private:
@@ -39,8 +39,9 @@ class EmulatedKernel final : public Kernel {
 
 class EmulatedDevice final : public DeviceImpl {
  public:
-  EmulatedDevice() {
+  explicit EmulatedDevice(int multiprocessors) {
     target_ = cuda_target("sm_90a");
+    target_.limits.multiprocessors = multiprocessors;
     info_.name = "cuda:0";
     info_.kind = to_string(target_.device);
     info_.cuda = true;
@@ -83,7 +84,9 @@ class EmulatedDevice final : public DeviceImpl {
 
 }  // namespace
 
-Device open_emulated_device() { return Device(std::make_shared<EmulatedDevice>()); }
+Device open_emulated_device(int multiprocessors) {
+  return Device(std::make_shared<EmulatedDevice>(multiprocessors));
+}
 
 Operator prepare(const Device& device, const Problem& problem) {
   return prepare(device, problem, default_plan(problem, device.impl().target()));

@@ -7,8 +7,9 @@
 namespace wyvern::emulator {
 
 /// A Hopper GPU as far as plans, legality and shapes of launches go. It loads no artifacts:
-/// operators come from prepare() below.
-Device open_emulated_device();
+/// operators come from prepare() below. Launches and default plans count with that many
+/// multiprocessors; 0: with an architecture's facts alone.
+Device open_emulated_device(int multiprocessors = 0);
 
 /// The operator by `plan`, or by the device's default plan, each kernel run by emulate().
 Operator prepare(const Device& device, const Problem& problem);

@@ -114,6 +114,7 @@ void launch(const Kernel& kernel, const Geometry& geometry, const Extents& e,
   Block block(static_cast<int>(geometry.threads), geometry.shared_bytes, schedule);
   *kernel.machine = &block.machine();
   const std::int64_t blocks = geometry.grid[0] * geometry.grid[1] * geometry.grid[2];
+  block.machine().blocks = blocks;
   for (std::int64_t i = 0; i < blocks; ++i)
     block.run(i, [&] { kernel.entry(arguments.data(), e); });
 }
@@ -122,8 +123,14 @@ void launch(const Kernel& kernel, const Geometry& geometry, const Extents& e,
 
 void emulate(const Template& t, const Constants& constants, const Config& config, const Extents& e,
              std::span<void* const> arguments, Schedule schedule) {
+  emulate(t, constants, config, t.geometry(Spec(constants, config), e, Limits{}), e, arguments,
+          schedule);
+}
+
+void emulate(const Template& t, const Constants& constants, const Config& config,
+             const Geometry& geometry, const Extents& e, std::span<void* const> arguments,
+             Schedule schedule) {
   const Spec spec(constants, config);
-  const Geometry geometry = t.geometry(spec, e, Limits{});
   if (is_empty(geometry)) return;
   const Kernel& kernel = load(host_source(t, constants, config, {}),
                               fmt::format("{} {{{}}}", t.id(), config.to_string()));

@@ -36,6 +36,11 @@ enum class Schedule { first_warp, last_warp };
 void emulate(const Template& t, const Constants& constants, const Config& config, const Extents& e,
              std::span<void* const> arguments, Schedule schedule = Schedule::first_warp);
 
+/// The same over a grid that another target's facts made.
+void emulate(const Template& t, const Constants& constants, const Config& config,
+             const Geometry& geometry, const Extents& e, std::span<void* const> arguments,
+             Schedule schedule = Schedule::first_warp);
+
 /// The same for a kernel of a test's own, given as the text of its file. The argument of a
 /// TensorMap points at one.
 void emulate(std::string_view source, const Geometry& geometry, const Extents& e,

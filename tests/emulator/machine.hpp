@@ -66,6 +66,7 @@ struct HopperMachine {
 struct Machine {
   int thread = 0;
   long block = 0;
+  long blocks = 1;  ///< of the launch
   unsigned char* shared = nullptr;
   long shared_bytes = 0;
   void (*sync_block)() = nullptr;

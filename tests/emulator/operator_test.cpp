@@ -123,6 +123,34 @@ TEST_P(EmulatedOneKernel, MatchesOracle) {
   check(emulator::prepare(device(), data.problem, *plan), data);
 }
 
+/// Blocks that share a sequence out walk on from where older states no longer count: after a few
+/// tokens, after many, or, where gates are weak or states grow, from the sequence's start.
+class EmulatedShares : public EmulatedOperator {
+ protected:
+  EmulatedShares() { device_ = emulator::open_emulated_device(/*multiprocessors=*/6); }
+
+  void expect_correct(Problem p, Gate gate, const Lengths& lengths = {}) {
+    p.H = p.HV = 1;
+    p.packed = !lengths.empty();
+    p.initial_state = true;
+    const OperatorData data = make_data(p, gate, 9, lengths);
+    const auto plan = plan_with(device(), data.problem, "delta_forward.hopper");
+    ASSERT_TRUE(plan.has_value());
+    check(emulator::prepare(device(), data.problem, *plan), data);
+  }
+};
+
+TEST_F(EmulatedShares, MatchOracle) {
+  Problem p = base({"gated_delta_rule", Pass::forward});
+  p.T = 6 * 32 * 64 + 70;
+  for (const Gate gate : {Gate::typical, Gate::zero, Gate::very_negative}) {
+    SCOPED_TRACE(to_string(gate));
+    expect_correct(p, gate);
+  }
+  p.use_qk_l2norm = p.use_beta_sigmoid = true;
+  expect_correct(p, Gate::mixed, {9000, 70});
+}
+
 INSTANTIATE_TEST_SUITE_P(, EmulatedOneKernel, ::testing::ValuesIn(one_kernel_cases()),
                          [](const auto& each) { return each.param.name; });
 

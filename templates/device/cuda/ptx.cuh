@@ -17,6 +17,7 @@ namespace wyvern::cuda {
 
 WYVERN_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 WYVERN_DEVICE int block_index() { return static_cast<int>(blockIdx.x); }
+WYVERN_DEVICE int block_count() { return static_cast<int>(gridDim.x); }
 WYVERN_DEVICE int lane_index() { return static_cast<int>(threadIdx.x & 31U); }
 WYVERN_DEVICE int warp_index() { return static_cast<int>(threadIdx.x >> 5U); }
 

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "templates/cuda_contract.hpp"
 #include "templates/forward/delta_forward/hopper_layout.hpp"
 #include "templates/gate/stages.hpp"
@@ -28,6 +30,17 @@ TiledView panels(const Spec& s, const Extents& e, std::int64_t heads, std::int64
 }
 TiledView keys(const Spec& s, const Extents& e) { return panels(s, e, s.H, s.K, s.K / 64); }
 TiledView values(const Spec& s, const Extents& e) { return panels(s, e, s.HV, s.V, kColumns / 64); }
+
+/// Blocks that share a sequence: as many as run side by side, for shares of 32 chunks and more. A
+/// block walks on from where older states no longer count, so that without a gate there is no share
+/// but the whole.
+std::int64_t shares(const Spec& s, const Extents& e, const Limits& limits) {
+  constexpr std::int64_t kLeastChunks = 32;
+  const std::int64_t chains = e.N * s.HV * (s.V / kColumns);
+  if (!s.SCALAR_GATE || chains == 0) return 1;
+  return std::max<std::int64_t>(
+      1, std::min<std::int64_t>(limits.multiprocessors / chains, e.NT / e.N / kLeastChunks));
+}
 
 std::string illegal(const Spec& s, const Limits& limits) {
   if (s.BT != kRows)
@@ -88,8 +101,8 @@ Template hopper() {
                    {.name = "o_map", .argument = "o", .view = values}};
   t.illegal = illegal;
   t.fallback = [](Spec& s, const Limits&) { s.num_stages = 3; };
-  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
-    return Geometry{.grid = {e.N * s.HV * (s.V / kColumns), 1, 1},
+  t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {
+    return Geometry{.grid = {shares(s, e, limits) * e.N * s.HV * (s.V / kColumns), 1, 1},
                     .threads = 512,
                     .shared_bytes = HopperLayout(s).bytes};
   };

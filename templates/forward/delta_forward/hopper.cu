@@ -1,6 +1,6 @@
 // The whole forward pass of the delta rule with one gate a head or none, one block 64 columns
-// of V of one sequence and value head. The state stays in registers: of q, k, v, beta and g nothing
-// but they themselves is read, and nothing but o and the final state written.
+// of V of one sequence, or of a share of it, and value head. The state stays in registers: of q, k,
+// v, beta and g nothing but they themselves is read, and nothing but o and the final state written.
 //
 // Warpgroup 0 brings tiles (warp 0) and makes factors of rows (warps 2 and 3). Warpgroups 1 and 2
 // take turns in preparing chunks: the decayed scores of queries and the inverse of I + A.
@@ -43,9 +43,12 @@ using Position = sm90::Pipeline<kStages>::Position;
 /// What all warps of a block know.
 struct Block {
   unsigned char* shared;
-  int64 token;  ///< the sequence's first
-  int tokens, chunks;
   int sequence, head, tile;
+  int64 token;         ///< the walk's first
+  int tokens, chunks;  ///< of the walk
+  int warm;            ///< chunks in front whose output is another block's
+  bool from_start;     ///< of the sequence
+  bool to_end;
 
   WYVERN_DEVICE KeyTile keys(int buffer) const {
     return {shared + kLayout.k.offset + buffer * kLayout.tiles};
@@ -116,6 +119,69 @@ WYVERN_DEVICE void bring_tiles(const Block& b, const TensorMap& q_map, const Ten
   }
 }
 
+// ---- where a block's walk begins
+// -----------------------------------------------------------------
+
+/// The log decay of a row.
+struct GateForm {
+  float floor, bias, A_log;
+
+  WYVERN_DEVICE float operator()(G_DTYPE raw) const {
+    const float x = to_float(raw);
+    return maximum(GATE_IN_KERNEL ? log_decay(x + bias, A_log) : x, floor);
+  }
+};
+
+/// log2 of a bound on how much longer a state can be after token `t` of a head than before it: the
+/// spectral norm of exp(g) (I - beta k k^T) is at most exp(g) max(1, |1 - beta |k|^2|).
+WYVERN_DEVICE float stretch(int64 t, int head, const GateForm& form, const G_DTYPE* g,
+                            const BETA_DTYPE* beta, const DTYPE* k) {
+  const float rate = activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta[t * HV + head]);
+  float square = 1.0f;  // of a normalized row at most; and the bound grows with it
+  if constexpr (!QK_L2NORM) {
+    square = 0.0f;
+    const DTYPE* const row = k + (t * H + head / (HV / H)) * K;
+#pragma unroll 4
+    for (int i = 0; i < K; i += 8) {
+      const auto x = load<8>(row + i);
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        square = fused_multiply_add(to_float(x.at[j]), to_float(x.at[j]), square);
+    }
+  }
+  const float kept = 1.0f - rate * square;
+  const float grown = maximum(kept, -kept) - 1.0f;
+  return (form(g[t * HV + head]) + (grown > 0.0f ? log_one_plus(grown) : 0.0f)) * kLog2E;
+}
+
+/// How many chunks before chunk `first` of a sequence take any state that enters them to less than
+/// 2^-30 of its length; `first`, where that takes too many to look at. By all threads; `sums` has
+/// room for one float a warp.
+WYVERN_DEVICE int warm_up(const Sequence& sequence, int first, int head, const GateForm& form,
+                          const G_DTYPE* g, const BETA_DTYPE* beta, const DTYPE* k, float* sums) {
+  constexpr int kChunks = kThreads / kRows;  // in a round
+  constexpr int kRounds = 8;
+  float bound = 0.0f;
+#pragma unroll 1
+  for (int round = 0; round < kRounds; ++round) {
+    const int t = first * kRows - 1 - round * kThreads - thread_index();
+    float x = t >= 0 ? stretch(sequence.token + t, head, form, g, beta, k) : 0.0f;
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+    sync_block();
+    if (lane_index() == 0) sums[warp_index()] = x;
+    sync_block();
+#pragma unroll 1
+    for (int c = 0; c < kChunks; ++c) {
+      const int chunks = round * kChunks + c + 1;
+      if (chunks >= first) return first;
+      bound += sums[2 * c] + sums[2 * c + 1];
+      if (bound < -30.0f) return chunks;
+    }
+  }
+  return first;
+}
+
 // ---- warps 2 and 3 of warpgroup 0: factors of rows ----------------------------------------------
 
 /// The sum over lanes up to this one.
@@ -149,16 +215,6 @@ WYVERN_DEVICE RawRows read_rows(const Block& b, int chunk, const G_DTYPE* g,
   if (row < rows) raw.beta = beta[first + row * HV];
   return raw;
 }
-
-/// The log decay of a row.
-struct GateForm {
-  float floor, bias, A_log;
-
-  WYVERN_DEVICE float operator()(G_DTYPE raw) const {
-    const float x = to_float(raw);
-    return maximum(GATE_IN_KERNEL ? log_decay(x + bias, A_log) : x, floor);
-  }
-};
 
 WYVERN_DEVICE void scale_rows(const Block& b, float scale, const GateForm& form, const G_DTYPE* g,
                               const BETA_DTYPE* beta) {
@@ -557,7 +613,7 @@ WYVERN_DEVICE void walk_state(StateWalk& walk, const TensorMap& o_map, DTYPE* o)
     sm90::end_products<1>(walk.y);
     values.hold();
     sm90::barrier_arrive(b.barrier<kLayout.taken>(c % kHelpers));
-    store_output(b, walk.y, c, o_map, o);
+    if (c >= b.warm) store_output(b, walk.y, c, o_map, o);
     walk.enter(at, c + 1, packed);
   }
 }
@@ -591,12 +647,34 @@ WYVERN_KERNEL(kThreads, 1) {
   b.shared = sm90::swizzled_memory();
   b.tile = block_index() % kTilesV;
   b.head = block_index() / kTilesV % HV;
-  b.sequence = block_index() / kTilesV / HV;
+  const int sequences = static_cast<int>(e.N);
+  b.sequence = block_index() / kTilesV / HV % sequences;
   const Sequence sequence =
       locate_sequence<VARLEN, kRows>(b.sequence, e, seq_offsets, chunk_offsets);
-  b.token = sequence.token;
-  b.tokens = sequence.tokens;
-  b.chunks = ceil_div(sequence.tokens, kRows);
+  GateForm form{e.gate_floor, 0.0f, 0.0f};
+  if constexpr (GATE_IN_KERNEL) {
+    form.A_log = A_log[b.head];
+    if constexpr (HAS_DT_BIAS) form.bias = dt_bias[b.head];
+  }
+
+  // Blocks share a sequence out. One that does not begin with it walks through as many chunks
+  // before its own as it takes for what was before them not to count.
+  const int shares = SCALAR_GATE ? block_count() / (kTilesV * HV * sequences) : 1;
+  const int share = block_index() / (kTilesV * HV * sequences);
+  const int64 all = ceil_div(sequence.tokens, kRows);
+  const int first = static_cast<int>(all * share / shares);
+  const int last = static_cast<int>(all * (share + 1) / shares);
+  b.to_end = share + 1 == shares;
+  if (first == last && !b.to_end) return;
+  b.warm = 0;
+  if constexpr (SCALAR_GATE)
+    if (first > 0)
+      b.warm = warm_up(sequence, first, b.head, form, g, beta, k, b.factors<kLayout.G>(0));
+  const int start = first - b.warm;
+  b.from_start = start == 0;
+  b.token = sequence.token + int64{start} * kRows;
+  b.tokens = smaller(sequence.tokens, last * kRows) - start * kRows;
+  b.chunks = last - start;
   begin_block(b);
 
   const int warp = sm90::uniform(warp_index());
@@ -605,14 +683,7 @@ WYVERN_KERNEL(kThreads, 1) {
     sm90::lower_registers<kLoaderRegisters>();
     if (b.chunks == 0) return;
     if (warp == 0) bring_tiles(b, q_map, k_map, v_map);
-    if (warp >= 2) {
-      GateForm form{e.gate_floor, 0.0f, 0.0f};
-      if constexpr (GATE_IN_KERNEL) {
-        form.A_log = A_log[b.head];
-        if constexpr (HAS_DT_BIAS) form.bias = dt_bias[b.head];
-      }
-      scale_rows(b, e.scale, form, g, beta);
-    }
+    if (warp >= 2) scale_rows(b, e.scale, form, g, beta);
   } else if (warpgroup <= kHelpers) {
     sm90::lower_registers<kHelperRegisters>();
     prepare_chunks(b, warpgroup - 1);
@@ -620,14 +691,19 @@ WYVERN_KERNEL(kThreads, 1) {
     sm90::raise_registers<kStateRegisters>();
     const int64 state_start = (int64{b.sequence} * HV + b.head) * K * V;
     StateWalk walk{b, {}, {}, {}};
-    if constexpr (INITIAL_STATE)
-      visit_columns(walk.state, b.tile, [from = initial_state + state_start](int offset, float& x) {
-        x = to_float(from[offset]);
-      });
+    if constexpr (INITIAL_STATE) {
+      if (b.from_start)
+        visit_columns(walk.state, b.tile,
+                      [from = initial_state + state_start](int offset, float& x) {
+                        x = to_float(from[offset]);
+                      });
+    }
     if (b.chunks > 0) walk_state(walk, o_map, o);
-    if constexpr (FINAL_STATE)
-      visit_columns(walk.state, b.tile,
-                    [to = final_state + state_start](int offset, float& x) { to[offset] = x; });
+    if constexpr (FINAL_STATE) {
+      if (b.to_end)
+        visit_columns(walk.state, b.tile,
+                      [to = final_state + state_start](int offset, float& x) { to[offset] = x; });
+    }
     if (thread_index() % 128 == 0) sm90::bulk_wait_read<0>();
   }
 }
