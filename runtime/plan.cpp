@@ -41,6 +41,7 @@ std::optional<Plan> shortest_plan(const Problem& problem, std::span<const StageU
     PlanStep step;
   };
   const bool splits = shape.SEG != 0;
+  shape.sequences = problem.N;
   const std::vector<std::size_t> scans =
       splits ? splittable_scans(uses, target.device) : std::vector<std::size_t>();
   const auto is_whole_scan = [&](std::size_t first, std::size_t next) {
@@ -296,13 +297,24 @@ std::vector<Plan> enumerate_plans(const Problem& problem, const Target& target, 
   return plans;
 }
 
+/// Whether few heads leave no multiprocessor idle though no scan is split.
+static bool shares_sequences(const Plan& plan, const Constants& constants) {
+  return std::ranges::any_of(plan, [&](const PlanStep& step) {
+    const std::optional<Presence>& shares = find_template(step.template_id)->shares_sequences;
+    return shares && shares->holds(constants);
+  });
+}
+
 Plan default_plan(const Problem& problem, const Target& target) {
+  const Constants constants = problem_constants(problem);
   const std::span<const std::int64_t> sizes = chunk_sizes(problem, target.device);
   const std::vector<StageUse> uses = stage_uses(problem);
   for (const std::int64_t BT : sizes) {
+    std::optional<Plan> whole = shortest_plan(problem, uses, target, BT);
+    if (whole && shares_sequences(*whole, constants)) return *whole;
     if (const std::int64_t SEG = default_segment(problem, target, BT); SEG != 0)
       if (std::optional<Plan> plan = shortest_plan(problem, uses, target, {BT, SEG})) return *plan;
-    if (std::optional<Plan> plan = shortest_plan(problem, uses, target, BT)) return *plan;
+    if (whole) return *whole;
   }
   throw Error(ErrorKind::kUnavailable,
               fmt::format("{} ({}) with K = {}, V = {}, {}{} fits no template on {} ({} bytes of "

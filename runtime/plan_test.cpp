@@ -96,6 +96,7 @@ TEST(Plans, SplitEitherScanOfABackwardPassOrBoth) {
 TEST(Plans, SplitScansByDefaultWhereFewChainsWouldLeaveAGpuIdle) {
   Target target = cuda_target("sm_90a");
   Problem p = gated();
+  p.op = "kda";
   p.K = p.V = 128;
   const auto segment = [&](std::int64_t B, std::int64_t T, std::int64_t HV) {
     p.B = p.N = B, p.T = T, p.H = p.HV = HV;
@@ -126,6 +127,31 @@ TEST(Plans, SplitScansByDefaultWhereFewChainsWouldLeaveAGpuIdle) {
   p.H = p.HV = 4;
   EXPECT_GE(shape_of(default_plan(p, target)).SEG, 8);
   EXPECT_EQ(shape_of(default_plan(p, host_target())).SEG, 0);
+}
+
+TEST(Plans, SplitNoScanByDefaultWhereBlocksShareSequences) {
+  Target target = cuda_target("sm_90a");
+  target.limits.multiprocessors = 132;
+  Problem p = gated();
+  p.dtype = DType::bf16;
+  p.K = p.V = 128;
+  p.T = 8192, p.H = p.HV = 8;
+  EXPECT_EQ(names(default_plan(p, target)), std::vector<std::string>{"delta_forward"});
+  p.op = "delta_rule";  // without a gate older states always count
+  EXPECT_GE(shape_of(default_plan(p, target)).SEG, 8);
+}
+
+TEST(Plans, FitTheirDefaultsToTheNumberOfSequences) {
+  Target target = cuda_target("sm_90a");
+  target.limits.multiprocessors = 132;
+  Problem p = gated();
+  p.op = "kda";
+  p.dtype = DType::bf16;
+  p.K = p.V = 128;
+  p.T = 512, p.H = p.HV = 64;
+  EXPECT_EQ(default_plan(p, target).front().config.integer("BV"), 64);
+  p.B = p.N = 4;
+  EXPECT_EQ(default_plan(p, target).front().config.integer("BV"), 128);
 }
 
 TEST(Plans, SumTheGateInFp32WhateverItsInput) {

@@ -67,6 +67,7 @@ std::optional<Presence> Presence::and_also(const Presence& other) const {
 
 Presence Presence::or_else(const Presence& other) const {
   if (always() || other.always()) return {};
+  if (other.negated() == *this) return {};
   Presence result = *this;
   for (const AllOf& all : other.alternatives_)
     if (std::find(alternatives_.begin(), alternatives_.end(), all) == alternatives_.end())

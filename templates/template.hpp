@@ -133,6 +133,9 @@ struct Template {
   std::vector<Tunable> tunables;
   std::vector<TensorMapUse> tensor_maps;  ///< needs.tensor_copies goes with them
   Needs needs;
+  /// Where its blocks share long sequences out by themselves, so that default plans need no split
+  /// scan for few heads; nothing: nowhere.
+  std::optional<Presence> shares_sequences{};
   int rank = 0;        ///< default plans take the lower of two that cover the same stages
   std::string source;  ///< file under templates/; a contract names it as in its own folder
 
@@ -145,6 +148,8 @@ struct Template {
   /// Sets every tunable but BT and SEG, which are set, to what is used when nothing is tuned; may
   /// be illegal on a small target, then the first legal config with that BT is used.
   std::function<void(Spec&, const Limits&)> fallback;
+  /// Fits what fallback() set to a number of sequences; may be empty.
+  std::function<void(Spec&, const Limits&, std::int64_t sequences)> fit;
   /// The launch, from the sizes and the device's facts (`limits.multiprocessors` is 0 where no
   /// device is present).
   std::function<Geometry(const Spec&, const Extents&, const Limits&)> geometry;
@@ -179,8 +184,9 @@ const std::vector<const StageDefinition*>& all_stages();
 
 /// Tunables that all templates of a plan agree on; 0: any.
 struct PlanShape {
-  std::int64_t BT = 0;   ///< tokens a chunk
-  std::int64_t SEG = 0;  ///< chunks a segment, where long sequences are split
+  std::int64_t BT = 0;         ///< tokens a chunk
+  std::int64_t SEG = 0;        ///< chunks a segment, where long sequences are split
+  std::int64_t sequences = 0;  ///< of the problem, 0: any number; for defaults only
 
   // NOLINTNEXTLINE(google-explicit-constructor): a chunk size alone is a shape.
   PlanShape(std::int64_t chunk = 0, std::int64_t segment = 0) : BT(chunk), SEG(segment) {}

@@ -107,6 +107,7 @@ TEST(Presence, CombinesFlags) {
   EXPECT_EQ(norm.and_also(gated)->text(), "QK_L2NORM,GATED");
   EXPECT_EQ(norm.or_else(gated).text(), "QK_L2NORM or GATED");
   EXPECT_TRUE(norm.or_else({}).always());
+  EXPECT_TRUE(norm.or_else(*norm.negated()).always());
   EXPECT_EQ(norm.negated(), plain);
   EXPECT_FALSE(Presence().negated().has_value());
   EXPECT_EQ(norm.or_else(gated).negated()->text(), "!QK_L2NORM,!GATED");

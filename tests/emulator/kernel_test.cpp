@@ -553,6 +553,27 @@ TEST(KernelHopper, WholeForwardPassCompilesWithoutSpills) {
     }
 }
 
+/// With all options a helper is two registers short, once in 32 channels of a slice.
+TEST(KernelHopper, WholeForwardPassOfAGateAChannelSpillsAtMostTwoRegisters) {
+  if (const std::string missing = compiler_problem(DeviceKind::cuda); !missing.empty())
+    GTEST_SKIP() << missing;
+  for (const std::int64_t K : {64, 128})
+    for (const std::int64_t V : {64, 128})
+      for (const bool all : {false, true}) {
+        Problem p = problem(1, 90, 1, 3, K, V);
+        p.op = "kda";
+        p.dtype = p.beta_dtype = p.g_dtype = DType::bf16;
+        p.packed = p.use_qk_l2norm = p.use_beta_sigmoid = p.use_gate_in_kernel = all;
+        p.initial_state = p.output_final_state = p.has_A_log = p.has_dt_bias = all;
+        if (all) p.lower_bound = -5.0F;
+        const Artifact artifact =
+            compile({find_template("kda_forward.hopper"), problem_constants(p),
+                     Config{{"BT", std::int64_t{64}}, {"BV", V}, {"num_stages", std::int64_t{9}}},
+                     cuda_target("sm_90a")});
+        EXPECT_LE(artifact.resources.spill_bytes, all ? 8 : 0) << K << V << all;
+      }
+}
+
 // ---- a decay per key channel --------------------------------------------------------------------
 
 /// Every template of the problem, with a bounded gate and without a bound; `only` as above.

@@ -76,6 +76,11 @@ TEST_F(EmulatedOperator, PlansMayHaveKernelsOfTensorCopies) {
   check(emulator::prepare(device(), data.problem, *plan), data);
 }
 
+/// The template that has the whole forward pass of a problem in one kernel for Hopper.
+std::string_view one_kernel_of(const Problem& p) {
+  return p.op == "kda" ? "kda_forward.hopper" : "delta_forward.hopper";
+}
+
 /// Whole forward passes in one kernel for Hopper, by name.
 std::vector<OperatorCase> one_kernel_cases() {
   std::vector<OperatorCase> all;
@@ -109,6 +114,31 @@ std::vector<OperatorCase> one_kernel_cases() {
     p.K = 128;
     p.use_qk_l2norm = p.initial_state = p.state_v_first = true;
   });
+  for (const std::int64_t T : {1, 16, 330})
+    add(fmt::format("KdaTokens{}", T), "kda", Gate::typical, {}, [&](Problem& p) {
+      p.T = T, p.K = 128;
+      p.initial_state = T != 16;
+      p.state_v_first = T == 1;
+    });
+  add("KdaBounded", "kda", Gate::typical, {130, 0, 33, 64, 1}, [](Problem& p) {
+    p.H = 1, p.HV = 3, p.K = 128, p.V = 128;
+    p.use_qk_l2norm = p.use_beta_sigmoid = p.use_gate_in_kernel = true;
+    p.has_A_log = p.has_dt_bias = p.initial_state = true;
+    p.lower_bound = -5.0F;
+    p.g_dtype = DType::bf16;
+  });
+  add("KdaGateInKernel", "kda", Gate::typical, {},
+      [](Problem& p) { p.T = 100, p.use_gate_in_kernel = p.has_A_log = true; });
+  add("KdaSteep", "kda", Gate::very_negative, {90, 128},
+      [](Problem& p) { p.K = 128, p.initial_state = p.use_qk_l2norm = true; });
+  add(
+      "KdaMixedFp16", "kda", Gate::mixed, {70, 33},
+      [](Problem& p) {
+        p.use_qk_l2norm = true;
+        p.g_dtype = DType::fp16;
+      },
+      DType::fp16);
+  add("KdaNoDecay", "kda", Gate::zero, {}, [](Problem& p) { p.T = 500, p.K = 128; });
   return all;
 }
 
@@ -118,7 +148,7 @@ class EmulatedOneKernel : public EmulatedOperator,
 TEST_P(EmulatedOneKernel, MatchesOracle) {
   const OperatorCase& one = GetParam();
   const OperatorData data = make_data(one.problem, one.gate, 5, one.lengths);
-  const auto plan = plan_with(device(), data.problem, "delta_forward.hopper");
+  const auto plan = plan_with(device(), data.problem, one_kernel_of(one.problem));
   ASSERT_TRUE(plan.has_value());
   check(emulator::prepare(device(), data.problem, *plan), data);
 }
@@ -134,13 +164,13 @@ class EmulatedShares : public EmulatedOperator {
     p.packed = !lengths.empty();
     p.initial_state = true;
     const OperatorData data = make_data(p, gate, 9, lengths);
-    const auto plan = plan_with(device(), data.problem, "delta_forward.hopper");
+    const auto plan = plan_with(device(), data.problem, one_kernel_of(p));
     ASSERT_TRUE(plan.has_value());
     check(emulator::prepare(device(), data.problem, *plan), data);
   }
 };
 
-TEST_F(EmulatedShares, MatchOracle) {
+TEST_F(EmulatedShares, OfOneDecayAHeadMatchOracle) {
   Problem p = base({"gated_delta_rule", Pass::forward});
   p.T = 6 * 32 * 64 + 70;
   for (const Gate gate : {Gate::typical, Gate::zero, Gate::very_negative}) {
@@ -149,6 +179,18 @@ TEST_F(EmulatedShares, MatchOracle) {
   }
   p.use_qk_l2norm = p.use_beta_sigmoid = true;
   expect_correct(p, Gate::mixed, {9000, 70});
+}
+
+TEST_F(EmulatedShares, OfOneDecayAChannelMatchOracle) {
+  Problem p = base({"kda", Pass::forward});
+  p.T = 3 * 16 * 64 + 70;
+  for (const Gate gate : {Gate::typical, Gate::zero}) {
+    SCOPED_TRACE(to_string(gate));
+    expect_correct(p, gate);
+  }
+  p.use_qk_l2norm = p.use_beta_sigmoid = p.use_gate_in_kernel = p.has_A_log = true;
+  p.lower_bound = -5.0F;
+  expect_correct(p, Gate::typical, {2000, 70});
 }
 
 INSTANTIATE_TEST_SUITE_P(, EmulatedOneKernel, ::testing::ValuesIn(one_kernel_cases()),

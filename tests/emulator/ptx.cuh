@@ -76,6 +76,7 @@ inline float exp2_fast(float x) {
   const float y = std::exp2(x);
   return y < 0x1p-126f ? 0.0f : y;
 }
+inline float reciprocal_fast(float x) { return 1.0f / x; }
 inline float exponential(float x) { return std::exp(x); }
 inline float log_one_plus(float x) { return std::log1p(x); }
 inline float reciprocal_sqrt(float x) { return 1.0f / std::sqrt(x); }

@@ -1,8 +1,6 @@
-#include <algorithm>
-
-#include "templates/cuda_contract.hpp"
 #include "templates/forward/delta_forward/hopper_layout.hpp"
 #include "templates/gate/stages.hpp"
+#include "templates/hopper_contract.hpp"
 #include "templates/intra/stages.hpp"
 #include "templates/output/stages.hpp"
 #include "templates/rows/stages.hpp"
@@ -12,34 +10,18 @@
 namespace wyvern::delta_forward {
 namespace {
 
-/// Where the operator has a stage only with these flags.
-Cover when(Cover cover, const Presence& flags) {
-  cover.only_when = flags;
-  return cover;
+TiledView keys(const Spec& s, const Extents& e) {
+  return hopper::panels(e, s.DTYPE, s.H, s.K, kRows, s.K / 64);
+}
+TiledView values(const Spec& s, const Extents& e) {
+  return hopper::panels(e, s.DTYPE, s.HV, s.V, kRows, kColumns / 64);
 }
 
-/// x [tokens, heads, width] as panels of 64 columns, whose rows fill the swizzle's 128 bytes; one
-/// copy brings (or takes) `panels` of them of a chunk's rows of one head.
-TiledView panels(const Spec& s, const Extents& e, std::int64_t heads, std::int64_t width,
-                 std::int64_t panels_a_copy) {
-  const auto size = static_cast<std::int64_t>(size_of(s.DTYPE));
-  return {.dims = {64, e.B * e.T, width / 64, heads},
-          .strides = {heads * width * size, 64 * size, width * size},
-          .box = {64, kRows, panels_a_copy, 1},
-          .swizzle = Swizzle::bytes128};
-}
-TiledView keys(const Spec& s, const Extents& e) { return panels(s, e, s.H, s.K, s.K / 64); }
-TiledView values(const Spec& s, const Extents& e) { return panels(s, e, s.HV, s.V, kColumns / 64); }
-
-/// Blocks that share a sequence: as many as run side by side, for shares of 32 chunks and more. A
-/// block walks on from where older states no longer count, so that without a gate there is no share
-/// but the whole.
-std::int64_t shares(const Spec& s, const Extents& e, const Limits& limits) {
-  constexpr std::int64_t kLeastChunks = 32;
+/// Without a gate older states always count: a sequence is not shared.
+std::int64_t blocks(const Spec& s, const Extents& e, const Limits& limits) {
   const std::int64_t chains = e.N * s.HV * (s.V / kColumns);
-  if (!s.SCALAR_GATE || chains == 0) return 1;
-  return std::max<std::int64_t>(
-      1, std::min<std::int64_t>(limits.multiprocessors / chains, e.NT / e.N / kLeastChunks));
+  if (!s.SCALAR_GATE || chains == 0) return chains;
+  return chains * hopper::sequence_shares(chains, e.NT / e.N, limits);
 }
 
 std::string illegal(const Spec& s, const Limits& limits) {
@@ -56,22 +38,23 @@ std::string illegal(const Spec& s, const Limits& limits) {
 }
 
 /// Hopper: one block 64 columns of V of a sequence and value head.
-Template hopper() {
+Template one_kernel() {
   Template t;
   t.name = "delta_forward";
   t.variant = "hopper";
   t.summary = "The forward pass in one kernel, for a gate a head or none: the state stays on chip.";
-  t.covers = {when({stages::l2norm_rstd, {{"x", "q"}, {"rstd", "q_rstd"}}}, {constant::QK_L2NORM}),
-              when({stages::l2norm_rstd, {{"x", "k"}, {"rstd", "k_rstd"}}}, {constant::QK_L2NORM}),
-              when({stages::gate, {{"g_log", "g"}}}, {constant::GATE_IN_KERNEL}),
-              when({stages::chunk_local_cumsum}, {constant::SCALAR_GATE}),
-              stages::scaled_dot_kkt,
-              stages::solve_tril,
-              stages::recompute_w_u,
-              stages::fwd_h_segment,
-              stages::fwd_h_combine,
-              stages::fwd_h,
-              stages::fwd_o};
+  t.covers = {
+      hopper::when({stages::l2norm_rstd, {{"x", "q"}, {"rstd", "q_rstd"}}}, {constant::QK_L2NORM}),
+      hopper::when({stages::l2norm_rstd, {{"x", "k"}, {"rstd", "k_rstd"}}}, {constant::QK_L2NORM}),
+      hopper::when({stages::gate, {{"g_log", "g"}}}, {constant::GATE_IN_KERNEL}),
+      hopper::when({stages::chunk_local_cumsum}, {constant::SCALAR_GATE}),
+      stages::scaled_dot_kkt,
+      stages::solve_tril,
+      stages::recompute_w_u,
+      stages::fwd_h_segment,
+      stages::fwd_h_combine,
+      stages::fwd_h,
+      stages::fwd_o};
   t.constants = {constant::DTYPE,
                  constant::BETA_DTYPE,
                  constant::G_DTYPE,
@@ -99,10 +82,11 @@ Template hopper() {
                    {.name = "k_map", .argument = "k", .view = keys},
                    {.name = "v_map", .argument = "v", .view = values},
                    {.name = "o_map", .argument = "o", .view = values}};
+  t.shares_sequences = {constant::SCALAR_GATE};
   t.illegal = illegal;
   t.fallback = [](Spec& s, const Limits&) { s.num_stages = 3; };
   t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {
-    return Geometry{.grid = {shares(s, e, limits) * e.N * s.HV * (s.V / kColumns), 1, 1},
+    return Geometry{.grid = {blocks(s, e, limits), 1, 1},
                     .threads = 512,
                     .shared_bytes = HopperLayout(s).bytes};
   };
@@ -111,6 +95,6 @@ Template hopper() {
 
 }  // namespace
 
-std::vector<Template> contract() { return {hopper()}; }
+std::vector<Template> contract() { return {one_kernel()}; }
 
 }  // namespace wyvern::delta_forward

@@ -6,8 +6,10 @@
 // take turns in preparing chunks: the decayed scores of queries and the inverse of I + A.
 // Warpgroup 3 has the state, as S^T.
 #include "device/cuda/gate.cuh"
+#include "device/cuda/share.cuh"
 #include "device/cuda/sm90/barrier.cuh"
 #include "device/cuda/sm90/inverse.cuh"
+#include "device/cuda/sm90/state.cuh"
 #include "forward/delta_forward/hopper_layout.hpp"
 
 using delta_forward::kColumns;
@@ -30,25 +32,13 @@ constexpr int kStateRegisters = 224;
 using KeyTile = sm90::SwizzledTile<DTYPE, kRows, K>;
 using SquareTile = sm90::SwizzledTile<DTYPE, kRows, kRows>;
 
-/// Arrives, after what this thread did to shared memory, for what follows by tensor copies and
-/// products of warpgroups.
-WYVERN_DEVICE void hand_over(sm90::Barrier* barrier) {
-  sm90::fence_proxy_async();
-  sm90::barrier_arrive(barrier);
-}
-
 /// A chunk's buffer and its parity, as the walk goes on.
 using Position = sm90::Pipeline<kStages>::Position;
 
 /// What all warps of a block know.
-struct Block {
+struct Block : Walk {
   unsigned char* shared;
   int sequence, head, tile;
-  int64 token;         ///< the walk's first
-  int tokens, chunks;  ///< of the walk
-  int warm;            ///< chunks in front whose output is another block's
-  bool from_start;     ///< of the sequence
-  bool to_end;
 
   WYVERN_DEVICE KeyTile keys(int buffer) const {
     return {shared + kLayout.k.offset + buffer * kLayout.tiles};
@@ -115,7 +105,7 @@ WYVERN_DEVICE void bring_tiles(const Block& b, const TensorMap& q_map, const Ten
     clear_rows(b.keys(at.buffer), rows);
     clear_rows(b.queries(at.buffer), rows);
     clear_rows(b.values(at.buffer), rows);
-    hand_over(loaded);
+    sm90::hand_over(loaded);
   }
 }
 
@@ -152,34 +142,6 @@ WYVERN_DEVICE float stretch(int64 t, int head, const GateForm& form, const G_DTY
   const float kept = 1.0f - rate * square;
   const float grown = maximum(kept, -kept) - 1.0f;
   return (form(g[t * HV + head]) + (grown > 0.0f ? log_one_plus(grown) : 0.0f)) * kLog2E;
-}
-
-/// How many chunks before chunk `first` of a sequence take any state that enters them to less than
-/// 2^-30 of its length; `first`, where that takes too many to look at. By all threads; `sums` has
-/// room for one float a warp.
-WYVERN_DEVICE int warm_up(const Sequence& sequence, int first, int head, const GateForm& form,
-                          const G_DTYPE* g, const BETA_DTYPE* beta, const DTYPE* k, float* sums) {
-  constexpr int kChunks = kThreads / kRows;  // in a round
-  constexpr int kRounds = 8;
-  float bound = 0.0f;
-#pragma unroll 1
-  for (int round = 0; round < kRounds; ++round) {
-    const int t = first * kRows - 1 - round * kThreads - thread_index();
-    float x = t >= 0 ? stretch(sequence.token + t, head, form, g, beta, k) : 0.0f;
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
-    sync_block();
-    if (lane_index() == 0) sums[warp_index()] = x;
-    sync_block();
-#pragma unroll 1
-    for (int c = 0; c < kChunks; ++c) {
-      const int chunks = round * kChunks + c + 1;
-      if (chunks >= first) return first;
-      bound += sums[2 * c] + sums[2 * c + 1];
-      if (bound < -30.0f) return chunks;
-    }
-  }
-  return first;
 }
 
 // ---- warps 2 and 3 of warpgroup 0: factors of rows ----------------------------------------------
@@ -392,6 +354,9 @@ WYVERN_DEVICE void prepare_chunks(const Block& b, int helper) {
 #pragma unroll 1
   for (int c = helper; c < b.chunks; c += kHelpers) {
     const int slot = c % kHelpers;
+    // Copies need not land in order: that the buffer's last chunk is gone tells its phase from this
+    // one's.
+    sm90::barrier_wait(b.barrier<kLayout.free>(at.buffer), at.parity ^ 1U);
     sm90::barrier_wait(b.barrier<kLayout.loaded>(at.buffer), at.parity);
     const auto keys = sm90::rows_of(b.keys(at.buffer));
     Square product;
@@ -421,7 +386,7 @@ WYVERN_DEVICE void prepare_chunks(const Block& b, int helper) {
     sm90::barrier_arrive(b.barrier<kLayout.free>(at.buffer));
     inverse.take(A.left, A.diagonal);
     inverse.invert(b.inverse(slot), warp);
-    hand_over(b.barrier<kLayout.ready>(slot));
+    sm90::hand_over(b.barrier<kLayout.ready>(slot));
     inverse.release();
 #pragma unroll
     for (int i = 0; i < kHelpers; ++i) at.advance();
@@ -433,19 +398,6 @@ WYVERN_DEVICE void prepare_chunks(const Block& b, int helper) {
 
 using State = sm90::Accumulator<K>;
 using Columns = sm90::Accumulator<kRows>;  // of V, one for each row of a chunk
-
-/// Calls visit(offset, x) for each element of the state, with its place in the caller's.
-template <class Visit>
-WYVERN_DEVICE void visit_columns(State& state, int tile, Visit&& visit) {
-  constexpr int kRowStep = STATE_V_FIRST ? 1 : V;
-  constexpr int kColumnStep = STATE_V_FIRST ? K : 1;
-  // Addresses that stay in registers from the first visit to the last would leave none to others.
-  const int first =
-      sm90::opaque((tile * kColumns + State::row(0)) * kColumnStep + State::col(0) * kRowStep);
-#pragma unroll
-  for (int i = 0; i < State::kCount; ++i)
-    visit(first + (i / 4 * 8 + i % 2) * kRowStep + i / 2 % 2 * 8 * kColumnStep, state.x[i]);
-}
 
 /// Factors of the rows of a chunk, for this thread's columns of `Columns`.
 struct RowFactors {
@@ -657,24 +609,17 @@ WYVERN_KERNEL(kThreads, 1) {
     if constexpr (HAS_DT_BIAS) form.bias = dt_bias[b.head];
   }
 
-  // Blocks share a sequence out. One that does not begin with it walks through as many chunks
-  // before its own as it takes for what was before them not to count.
+  // Without a gate older states always count.
   const int shares = SCALAR_GATE ? block_count() / (kTilesV * HV * sequences) : 1;
-  const int share = block_index() / (kTilesV * HV * sequences);
-  const int64 all = ceil_div(sequence.tokens, kRows);
-  const int first = static_cast<int>(all * share / shares);
-  const int last = static_cast<int>(all * (share + 1) / shares);
-  b.to_end = share + 1 == shares;
-  if (first == last && !b.to_end) return;
-  b.warm = 0;
-  if constexpr (SCALAR_GATE)
-    if (first > 0)
-      b.warm = warm_up(sequence, first, b.head, form, g, beta, k, b.factors<kLayout.G>(0));
-  const int start = first - b.warm;
-  b.from_start = start == 0;
-  b.token = sequence.token + int64{start} * kRows;
-  b.tokens = smaller(sequence.tokens, last * kRows) - start * kRows;
-  b.chunks = last - start;
+  const int share = shares - 1 - block_index() / (kTilesV * HV * sequences);
+  static_cast<Walk&>(b) = share_out<kRows>(sequence, share, shares, [&](int first) {
+    if constexpr (!SCALAR_GATE) return first;
+    return warm_up<kRows, kThreads, 32>(first, b.factors<kLayout.G>(0), [&](int last) {
+      const int t = last - lane_index();
+      return t < 0 ? 0.0f : stretch(sequence.token + t, b.head, form, g, beta, k);
+    });
+  });
+  if (b.chunks == 0 && !b.to_end) return;
   begin_block(b);
 
   const int warp = sm90::uniform(warp_index());
@@ -693,16 +638,18 @@ WYVERN_KERNEL(kThreads, 1) {
     StateWalk walk{b, {}, {}, {}};
     if constexpr (INITIAL_STATE) {
       if (b.from_start)
-        visit_columns(walk.state, b.tile,
-                      [from = initial_state + state_start](int offset, float& x) {
-                        x = to_float(from[offset]);
-                      });
+        sm90::visit_state<V, STATE_V_FIRST>(
+            walk.state, b.tile * kColumns,
+            [from = initial_state + state_start](int offset, float& x) {
+              x = to_float(from[offset]);
+            });
     }
     if (b.chunks > 0) walk_state(walk, o_map, o);
     if constexpr (FINAL_STATE) {
       if (b.to_end)
-        visit_columns(walk.state, b.tile,
-                      [to = final_state + state_start](int offset, float& x) { to[offset] = x; });
+        sm90::visit_state<V, STATE_V_FIRST>(
+            walk.state, b.tile * kColumns,
+            [to = final_state + state_start](int offset, float& x) { to[offset] = x; });
     }
     if (thread_index() % 128 == 0) sm90::bulk_wait_read<0>();
   }

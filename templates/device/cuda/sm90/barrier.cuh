@@ -12,6 +12,13 @@ WYVERN_DEVICE void barrier_wait(Barrier* barrier, uint32 parity) {
   }
 }
 
+/// Arrives, after what this thread did to shared memory, for what follows by tensor copies and
+/// products of warpgroups.
+WYVERN_DEVICE void hand_over(Barrier* barrier) {
+  fence_proxy_async();
+  barrier_arrive(barrier);
+}
+
 /// The mbarriers that a layout which starts at `start` has in Place.
 template <BarrierPlace Place>
 WYVERN_DEVICE Barrier* barriers_at(unsigned char* start) {

@@ -1,0 +1,71 @@
+// Which part of a sequence a block walks through, where several share one.
+#pragma once
+
+#include "device/cuda/chunk.cuh"
+
+namespace wyvern::cuda {
+
+/// A block's walk through a sequence, in chunks.
+struct Walk {
+  int64 token;         ///< the first
+  int tokens, chunks;  ///< of the walk
+  int warm;            ///< chunks in front whose output is another block's
+  bool from_start;     ///< of the sequence
+  bool to_end;
+};
+
+/// How many chunks of Rows tokens before chunk `first` of a sequence take any state that enters
+/// them to less than 2^-30 of its length; `first`, where that is not so after few thousand tokens,
+/// or does not look as if it would be. stretch(t) gives a lane's part of log2 of a bound on how
+/// much longer a state can be after the Tokens tokens that end with token t of the sequence than
+/// before them. By all Threads threads; `sums` is shared memory for one float a warp.
+template <int Rows, int Threads, int Tokens, class Stretch>
+WYVERN_DEVICE int warm_up(int first, float* sums, Stretch&& stretch) {
+  constexpr float kEnough = -30.0f;
+  constexpr int kWarps = Threads / 32;
+  constexpr int kChunks = kWarps * Tokens / Rows;  // in a round
+  static_assert(kChunks > 0 && kChunks * Rows == kWarps * Tokens && kWarps % kChunks == 0);
+  constexpr int kMostChunks = 4096 / Rows;
+  constexpr int kFirstLook = 256 / Rows;
+  float bound = 0.0f;
+#pragma unroll 1
+  for (int chunks = 0; chunks < kMostChunks;) {
+    float x = stretch((first - chunks) * Rows - 1 - warp_index() * Tokens);
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+    sync_block();
+    if (lane_index() == 0) sums[warp_index()] = x;
+    sync_block();
+#pragma unroll 1
+    for (int c = 0; c < kChunks; ++c) {
+      if (++chunks >= first) return first;
+#pragma unroll
+      for (int i = 0; i < kWarps / kChunks; ++i) bound += sums[c * (kWarps / kChunks) + i];
+      if (bound < kEnough) return chunks;
+      const float chunks_now = static_cast<float>(chunks);
+      if (chunks >= kFirstLook && bound > kEnough / kMostChunks * chunks_now) return first;
+    }
+  }
+  return first;
+}
+
+/// Share number `share` of `shares` of a sequence; warm_up(first) says how many chunks before its
+/// own a block must walk through, for what was before them not to count. The last shares come
+/// first: where they have the whole sequence to walk through, the others have less.
+template <int Rows, class WarmUp>
+WYVERN_DEVICE Walk share_out(const Sequence& sequence, int share, int shares, WarmUp&& warm_up) {
+  const int64 all = ceil_div(sequence.tokens, Rows);
+  const int first = static_cast<int>(all * share / shares);
+  const int last = static_cast<int>(all * (share + 1) / shares);
+  Walk walk;
+  walk.to_end = share + 1 == shares;
+  walk.warm = first > 0 && first < last ? warm_up(first) : 0;
+  const int start = first - walk.warm;
+  walk.from_start = start == 0;
+  walk.token = sequence.token + int64{start} * Rows;
+  walk.tokens = smaller(sequence.tokens, last * Rows) - start * Rows;
+  walk.chunks = last - start;
+  return walk;
+}
+
+}  // namespace wyvern::cuda

@@ -1,0 +1,23 @@
+// A state S of K x V between global memory and the registers of a warpgroup, which has S^T: a row a
+// column of V.
+#pragma once
+
+#include "device/cuda/sm90/product.cuh"
+
+namespace wyvern::cuda::sm90 {
+
+/// Calls visit(offset, x) for each element of the transposed state that has columns `first` to
+/// first + 63 of V, with its place in the caller's state.
+template <int V, bool VFirst, int K, class Visit>
+WYVERN_DEVICE void visit_state(Accumulator<K>& state, int first, Visit&& visit) {
+  using State = Accumulator<K>;
+  constexpr int kRowStep = VFirst ? 1 : V;
+  constexpr int kColumnStep = VFirst ? K : 1;
+  // Addresses that stay in registers from the first visit to the last would leave none to others.
+  const int start = opaque((first + State::row(0)) * kColumnStep + State::col(0) * kRowStep);
+#pragma unroll
+  for (int i = 0; i < State::kCount; ++i)
+    visit(start + (i / 4 * 8 + i % 2) * kRowStep + i / 2 % 2 * 8 * kColumnStep, state.x[i]);
+}
+
+}  // namespace wyvern::cuda::sm90

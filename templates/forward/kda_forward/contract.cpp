@@ -1,0 +1,121 @@
+#include "templates/forward/kda_forward/hopper_layout.hpp"
+#include "templates/gate/stages.hpp"
+#include "templates/hopper_contract.hpp"
+#include "templates/intra/stages.hpp"
+#include "templates/output/stages.hpp"
+#include "templates/rows/stages.hpp"
+#include "templates/scan/stages.hpp"
+#include "templates/template.hpp"
+
+namespace wyvern::kda_forward {
+namespace {
+
+TiledView keys(const Spec& s, const Extents& e) {
+  return hopper::panels(e, s.DTYPE, s.H, s.K, kRows, 1);
+}
+TiledView values(const Spec& s, const Extents& e) {
+  return hopper::panels(e, s.DTYPE, s.HV, s.V, kRows, s.BV / 64);
+}
+TiledView gates(const Spec& s, const Extents& e) {
+  return hopper::panels(e, s.G_DTYPE, s.HV, s.K, kRows,
+                        s.K * static_cast<std::int64_t>(size_of(s.G_DTYPE)) / 128);
+}
+
+std::int64_t blocks(const Spec& s, const Extents& e, const Limits& limits) {
+  const std::int64_t chains = e.N * s.HV * (s.V / s.BV);
+  return chains == 0 ? 0 : chains * hopper::sequence_shares(chains, e.NT / e.N, limits);
+}
+
+std::string illegal(const Spec& s, const Limits& limits) {
+  if (s.BT != kChunk) return fmt::format("BT={} is not the {} of its plan", s.BT, kChunk);
+  if (!cuda::is_half(s)) return "wgmma has no fp32 products";
+  if (s.K != 64 && s.K != 128)
+    return fmt::format("K={} is not one of 64 and 128, of which a warpgroup can hold the state",
+                       s.K);
+  if (s.V % s.BV != 0) return fmt::format("V={} is not a multiple of BV={}", s.V, s.BV);
+  if (s.NEG_EIGVAL) return "states that need not decay want more digits than 16-bit products keep";
+  if (s.KEEP_STATES || s.KEEP_INVERSE) return "what is inside a chunk stays on chip";
+  return cuda::exceeds_shared(HopperLayout(s).bytes, limits);
+}
+
+/// As many pipeline stages as fit.
+void fill_shared(Spec& s, const Limits& limits) {
+  for (const std::int64_t stages : {13, 11, 10, 9}) {
+    s.num_stages = stages;
+    if (HopperLayout(s).bytes <= limits.shared_bytes) return;
+  }
+}
+
+/// Hopper: one block BV columns of V of a sequence and value head.
+Template one_kernel() {
+  Template t;
+  t.name = "kda_forward";
+  t.variant = "hopper";
+  t.summary = "The forward pass in one kernel, for a gate a key channel: the state stays on chip.";
+  t.covers = {
+      hopper::when({stages::l2norm_rstd, {{"x", "q"}, {"rstd", "q_rstd"}}}, {constant::QK_L2NORM}),
+      hopper::when({stages::l2norm_rstd, {{"x", "k"}, {"rstd", "k_rstd"}}}, {constant::QK_L2NORM}),
+      hopper::when({stages::kda_gate, {{"g_log", "g"}}}, {constant::GATE_IN_KERNEL}),
+      {stages::chunk_local_cumsum, {{"G", "Gk"}}},
+      stages::kda_intra,
+      stages::solve_tril,
+      stages::kda_recompute_w_u,
+      stages::fwd_h_segment,
+      stages::fwd_h_combine,
+      stages::fwd_h,
+      stages::kda_fwd_o};
+  t.constants = {constant::DTYPE,
+                 constant::BETA_DTYPE,
+                 constant::G_DTYPE,
+                 constant::STATE_DTYPE,
+                 constant::H,
+                 constant::HV,
+                 constant::K,
+                 constant::V,
+                 constant::VARLEN,
+                 constant::SCALAR_GATE,
+                 constant::VECTOR_GATE,
+                 constant::GATE_IN_KERNEL,
+                 constant::HAS_A_LOG,
+                 constant::HAS_DT_BIAS,
+                 constant::LOWER_BOUND,
+                 constant::QK_L2NORM,
+                 constant::BETA_SIGMOID,
+                 constant::NEG_EIGVAL,
+                 constant::INITIAL_STATE,
+                 constant::FINAL_STATE,
+                 constant::STATE_V_FIRST};
+  t.source = "hopper.cu";
+  t.needs.wgmma = t.needs.tensor_copies = true;
+  t.tunables = {{tunable::BT, cuda::integers({kChunk})},
+                {tunable::BV, cuda::integers({128, 64})},
+                {tunable::num_stages, cuda::integers({13, 11, 10, 9})}};
+  t.tensor_maps = {{.name = "q_map", .argument = "q", .view = keys},
+                   {.name = "k_map", .argument = "k", .view = keys},
+                   {.name = "v_map", .argument = "v", .view = values},
+                   {.name = "g_map", .argument = "g", .view = gates}};
+  t.illegal = illegal;
+  t.fallback = [](Spec& s, const Limits& limits) {
+    s.BV = s.V % 128 == 0 ? 128 : 64;
+    fill_shared(s, limits);
+  };
+  // A block of fewer columns walks faster: where each has a multiprocessor to itself, so does the
+  // whole.
+  t.fit = [](Spec& s, const Limits& limits, std::int64_t sequences) {
+    if (sequences * s.HV * (s.V / kColumns) > limits.multiprocessors) return;
+    s.BV = kColumns;
+    fill_shared(s, limits);
+  };
+  t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {
+    return Geometry{.grid = {blocks(s, e, limits), 1, 1},
+                    .threads = 128 * (2 + s.BV / kColumns),
+                    .shared_bytes = HopperLayout(s).bytes};
+  };
+  return t;
+}
+
+}  // namespace
+
+std::vector<Template> contract() { return {one_kernel()}; }
+
+}  // namespace wyvern::kda_forward

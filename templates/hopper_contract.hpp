@@ -1,0 +1,39 @@
+// What the contracts of Hopper templates have in common: views of tensors for tensor copies, and
+// how many blocks share a sequence.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "templates/cuda_contract.hpp"
+
+namespace wyvern::hopper {
+
+/// Where the operator has a stage only with these flags.
+inline Cover when(Cover cover, const Presence& flags) {
+  cover.only_when = flags;
+  return cover;
+}
+
+/// x [tokens, heads, width] of `type` as panels whose rows fill the swizzle's 128 bytes; one copy
+/// brings (or takes) `rows` tokens of `panels_a_copy` panels of one head.
+inline TiledView panels(const Extents& e, DType type, std::int64_t heads, std::int64_t width,
+                        std::int64_t rows, std::int64_t panels_a_copy) {
+  const auto size = static_cast<std::int64_t>(size_of(type));
+  const std::int64_t panel = 128 / size;
+  return {.dims = {panel, e.B * e.T, width / panel, heads},
+          .strides = {heads * width * size, 128, width * size},
+          .box = {panel, rows, panels_a_copy, 1},
+          .swizzle = Swizzle::bytes128};
+}
+
+/// Blocks that share a sequence, where `chains` walks of `chunks` chunks each could run side by
+/// side: as many as find a multiprocessor of their own, with shares that are worth a block.
+inline std::int64_t sequence_shares(std::int64_t chains, std::int64_t chunks,
+                                    const Limits& limits) {
+  constexpr std::int64_t kLeastChunks = 16;
+  return std::max<std::int64_t>(1,
+                                std::min(limits.multiprocessors / chains, chunks / kLeastChunks));
+}
+
+}  // namespace wyvern::hopper
