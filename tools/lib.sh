@@ -14,8 +14,8 @@ packages=(
   libgtest-dev libbenchmark-dev
   clang-format-19 clang-tidy-19 git
 )
-# What the fuzz targets need beside; llvm-19 has the symbolizer of their reports.
-fuzz_packages=(clang-19 libclang-rt-19-dev llvm-19)
+# What fuzz targets and sanitizers need beside; llvm-19 has the symbolizer of their reports.
+clang_packages=(clang-19 libclang-rt-19-dev llvm-19)
 
 say() { printf '%s\n' "$*"; }
 fail() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; exit 3; }
@@ -91,6 +91,6 @@ set_up() {
   : >"$log"
   install_packages
   explain_nvrtc
-  [ -x "$build/bin/wyvern" ] || say "building into build/ (a few minutes the first time)"
+  [ -x "$build/bin/wyvern" ] || say "building into ${build##*/}/ (some minutes the first time)"
   configure_and_build
 }

@@ -47,7 +47,7 @@ fuzz() {
   build=$root/build-fuzz build_preset=fuzz log=$root/build-fuzz/setup.log
   mkdir -p "$build/findings"
   : >"$log"
-  packages+=("${fuzz_packages[@]}")
+  packages+=("${clang_packages[@]}")
   install_packages
   say "building the fuzz targets into build-fuzz/ (some minutes the first time)"
   quietly "configuring" cmake --preset "$build_preset" -S "$root"
