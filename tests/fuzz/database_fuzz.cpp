@@ -42,12 +42,12 @@ void write_file(const std::string& path, std::string_view bytes) {
 
 /// The version in the file's header. A file of version 1 has digests of the code alone, and what
 /// else it says of an artifact is taken as it stands.
-int version_of(std::string_view file) {
+std::uint32_t version_of(std::string_view file) {
   constexpr std::size_t kVersionAt = 60;
-  int version = 0;
+  std::uint32_t version = 0;
   if (file.size() >= kVersionAt + 4)
     for (const char byte : file.substr(kVersionAt, 4))
-      version = (version & 0xffffff) * 256 + static_cast<unsigned char>(byte);
+      version = version * 256 + static_cast<unsigned char>(byte);
   return version;
 }
 
