@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -67,6 +68,18 @@ struct Reader {
 
 }  // namespace
 
+std::optional<json> message_from(std::string_view line) {
+  constexpr int kDeepest = 8;
+  bool shallow = true;
+  const auto keep = [&](int depth, json::parse_event_t, json&) {
+    shallow = shallow && depth <= kDeepest;
+    return shallow;
+  };
+  json message = json::parse(line, keep, /*allow_exceptions=*/false);
+  if (!shallow || !message.is_object()) return {};
+  return message;
+}
+
 json to_json(const Problem& problem) {
   json out;
   for (const ProblemField& field : problem_fields())
@@ -96,6 +109,33 @@ Plan plan_from(const json& in) {
   if (const auto plan = plan_from_json(in.dump())) return *plan;
   throw Error(ErrorKind::kBadInput,
               fmt::format("plan is {}; it must list templates of this build", in.dump()));
+}
+
+json to_json(const Outcome& outcome) {
+  return {{"status", to_string(outcome.status)},
+          {"detail", outcome.detail},
+          {"samples_us", outcome.samples},
+          {"error", outcome.error}};
+}
+
+std::optional<Outcome> outcome_from(const json& in) {
+  Outcome outcome;
+  try {
+    const auto status = parse_status(in.at("status").get<std::string>());
+    if (!status) return {};
+    outcome.status = *status;
+    outcome.detail = in.at("detail").get<std::string>();
+    outcome.samples = in.at("samples_us").get<std::vector<double>>();
+    const json& error = in.at("error");
+    outcome.error = error.is_null() ? std::numeric_limits<double>::infinity() : error.get<double>();
+  } catch (const json::exception&) {
+    return {};
+  }
+  const bool timed =
+      !outcome.samples.empty() && std::all_of(outcome.samples.begin(), outcome.samples.end(),
+                                              [](double sample) { return sample > 0; });
+  if (outcome.status == Status::ok && !timed) return {};
+  return outcome;
 }
 
 }  // namespace wyvern

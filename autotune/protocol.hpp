@@ -5,8 +5,16 @@
 #include <wyvern/runtime.hpp>
 
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string_view>
+
+#include "autotune/results.hpp"
 
 namespace wyvern {
+
+/// A line that one side reads of the other. Nothing unless it is a JSON object, and no deeper than
+/// messages are: documents are printed, for one, by a recursion as deep as they are.
+std::optional<nlohmann::json> message_from(std::string_view line);
 
 nlohmann::json to_json(const Problem& problem);
 /// Throws Error(kBadInput) for a document that is not a problem.
@@ -15,5 +23,10 @@ Problem problem_from(const nlohmann::json& json);
 nlohmann::json to_json(const Plan& plan);
 /// Throws Error(kBadInput) for a document that is not a plan of this build's templates.
 Plan plan_from(const nlohmann::json& json);
+
+/// What a worker answers about a plan: status, detail, samples and error.
+nlohmann::json to_json(const Outcome& outcome);
+/// Nothing for a document that is no such answer, or calls a plan ok without times above 0.
+std::optional<Outcome> outcome_from(const nlohmann::json& json);
 
 }  // namespace wyvern

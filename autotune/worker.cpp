@@ -64,21 +64,15 @@ class Channel {
   std::string pending_;
 };
 
-json json_of(const Outcome& outcome) {
-  return {{"status", to_string(outcome.status)},
-          {"detail", outcome.detail},
-          {"samples_us", outcome.samples},
-          {"error", outcome.error}};
-}
-
 class Worker {
  public:
   explicit Worker(Channel channel) : channel_(std::move(channel)) {}
 
   int serve() {
     while (const auto line = channel_.read_line()) {
-      const json request = json::parse(*line, nullptr, false);
-      if (!request.is_object()) return kBadRequest;
+      const std::optional<json> message = message_from(*line);
+      if (!message) return kBadRequest;
+      const json& request = *message;
       if (request.contains("open")) {
         if (!open(request["open"])) return 0;
       } else if (!bench_) {
@@ -133,7 +127,7 @@ class Worker {
       outcome.detail = error.what();
     }
     doubt(outcome);
-    json reply = json_of(outcome);
+    json reply = to_json(outcome);
     reply["compiled"] = bench_->compiled() - compiled;
     channel_.write_line(reply);
     return !lost;
@@ -161,7 +155,7 @@ class Worker {
     json reply{{"plans", json::array()}, {"compiled", bench_->compiled() - compiled}};
     for (Outcome& outcome : outcomes) {
       doubt(outcome);
-      reply["plans"].push_back(json_of(outcome));
+      reply["plans"].push_back(to_json(outcome));
     }
     channel_.write_line(reply);
   }

@@ -38,23 +38,8 @@ Outcome outcome_of(const Reply& reply) {
 
 /// An answer about a plan, or nothing when it is not one.
 std::optional<Outcome> read(const json& value) {
-  Outcome outcome;
-  outcome.ran = true;
-  try {
-    const auto status = parse_status(value.at("status").get<std::string>());
-    if (!status) return {};
-    outcome.status = *status;
-    outcome.detail = value.at("detail").get<std::string>();
-    outcome.samples = value.at("samples_us").get<std::vector<double>>();
-    const json& error = value.at("error");
-    outcome.error = error.is_null() ? std::numeric_limits<double>::infinity() : error.get<double>();
-  } catch (const json::exception&) {
-    return {};
-  }
-  const bool timed =
-      !outcome.samples.empty() && std::all_of(outcome.samples.begin(), outcome.samples.end(),
-                                              [](double sample) { return sample > 0; });
-  if (outcome.status == Status::ok && !timed) return {};
+  std::optional<Outcome> outcome = outcome_from(value);
+  if (outcome) outcome->ran = true;
   return outcome;
 }
 

@@ -18,6 +18,8 @@
 #include <chrono>
 #include <cstring>
 
+#include "autotune/protocol.hpp"
+
 extern char** environ;
 
 namespace wyvern {
@@ -109,8 +111,7 @@ Reply WorkerProcess::ask(const nlohmann::json& request, double timeout_s,
     if (const std::size_t newline = pending_.find('\n'); newline != std::string::npos) {
       const std::string line = pending_.substr(0, newline);
       pending_.erase(0, newline + 1);
-      auto value = nlohmann::json::parse(line, nullptr, false);
-      if (value.is_object()) return {Reply::Kind::answer, std::move(value), {}, 0};
+      if (auto value = message_from(line)) return {Reply::Kind::answer, *std::move(value), {}, 0};
       return end(
           Reply::Kind::garbage,
           fmt::format("the worker answered '{}', which is no JSON object", line.substr(0, 80)));

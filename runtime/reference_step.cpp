@@ -2,8 +2,14 @@
 
 #include <algorithm>
 
-// One version of each loop per width of vectors; the loader picks the CPU's own.
-#if defined(__x86_64__) && defined(__linux__)
+// One version of each loop per width of vectors; the loader picks the CPU's own. It does so before
+// the thread sanitizer, which would watch it do so, is ready.
+#if defined(__has_feature)
+#define WYVERN_WATCHED __has_feature(thread_sanitizer)
+#else
+#define WYVERN_WATCHED 0
+#endif
+#if defined(__x86_64__) && defined(__linux__) && !WYVERN_WATCHED
 #define WYVERN_EVERY_WIDTH \
   __attribute__((target_clones("default", "arch=haswell", "arch=skylake-avx512")))
 #else

@@ -1,5 +1,6 @@
 # Writes OUTPUT: the text of every file of SOURCES and a call of every folder's contract().
-# A string literal may be limited to 64 KiB, so a text is split into adjacent raw literals.
+# A string literal may be limited to 64 KiB, so a text is split into adjacent raw literals; their
+# suffix spares the compiler counting characters, for which Clang has a limit.
 string(REPLACE "," ";" sources "${SOURCES}")
 string(REPLACE "," ";" contracts "${CONTRACTS}")
 set(declarations "")
@@ -18,7 +19,7 @@ foreach(source ${sources})
   set(start 0)
   while(start LESS length)
     string(SUBSTRING "${text}" ${start} 8000 piece)
-    string(APPEND literals "R\"wyvern(${piece})wyvern\"\n")
+    string(APPEND literals "R\"wyvern(${piece})wyvern\"sv\n")
     math(EXPR start "${start} + 8000")
   endwhile()
   file(SHA256 ${ROOT}/${source} digest)
@@ -35,6 +36,7 @@ ${declarations}
 namespace detail {
 
 std::span<const EmbeddedSource> embedded_sources() {
+  using namespace std::string_view_literals;
   static constexpr auto kSources = std::to_array<EmbeddedSource>({
 ${entries}  });
   return kSources;

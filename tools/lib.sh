@@ -14,6 +14,8 @@ packages=(
   libgtest-dev libbenchmark-dev
   clang-format-19 clang-tidy-19 git
 )
+# What fuzz targets and sanitizers need beside; llvm-19 has the symbolizer of their reports.
+clang_packages=(clang-19 libclang-rt-19-dev llvm-19)
 
 say() { printf '%s\n' "$*"; }
 fail() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; exit 3; }
@@ -69,11 +71,18 @@ explain_nvrtc() {
 
 configure_and_build() {
   quietly "configuring" cmake --preset "$build_preset" -S "$root"
+  build_configured
+}
+
+# Builds what is given, else everything, into $build.
+build_configured() {
+  local targets=()
+  [ $# = 0 ] || targets=(--target "$@")
   # On a terminal ninja keeps one line up to date; elsewhere its lines go to the log.
   if [ -t 1 ]; then
-    NINJA_STATUS='building [%f/%t, %w] ' cmake --build "$build" || fail "the build failed"
+    NINJA_STATUS='building [%f/%t, %w] ' cmake --build "$build" "${targets[@]}" || fail "the build failed"
   else
-    quietly "the build" cmake --build "$build"
+    quietly "the build" cmake --build "$build" "${targets[@]}"
   fi
 }
 
@@ -82,6 +91,6 @@ set_up() {
   : >"$log"
   install_packages
   explain_nvrtc
-  [ -x "$build/bin/wyvern" ] || say "building into build/ (a few minutes the first time)"
+  [ -x "$build/bin/wyvern" ] || say "building into ${build##*/}/ (some minutes the first time)"
   configure_and_build
 }

@@ -16,9 +16,17 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The address sanitizer forbids RTLD_DEEPBIND; without it a second Clang in the process would be
-// met by this one's symbols.
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define WYVERN_SANITIZED 1
+#elif defined(__has_feature)
+#define WYVERN_SANITIZED (__has_feature(address_sanitizer) || __has_feature(thread_sanitizer))
+#else
+#define WYVERN_SANITIZED 0
+#endif
+
+// Sanitizers forbid RTLD_DEEPBIND; without it a second Clang in the process would be met by this
+// one's symbols.
+#if WYVERN_SANITIZED
 constexpr int kOpenFlags = RTLD_NOW | RTLD_LOCAL;
 #else
 constexpr int kOpenFlags = RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND;

@@ -139,11 +139,12 @@ class Prepared {
       HostTensor content = given != data_.tensors.end() ? given->second : host_tensor(spec);
       const bool in = spec.access == TensorAccess::in;
       if (spec.access == TensorAccess::out) content.poison(kNanPoison);
-      good_.arguments.tensor(spec.name) = upload(device, content, !in);
+      good_.arguments.tensor(spec.name) =
+          upload(device, content, in ? Role::input : Role::output, std::string(spec.name));
     }
     HostTensor workspace(DType::int64, {static_cast<std::int64_t>(op_.workspace_bytes() / 8)});
     workspace.poison(kNanPoison);
-    good_.workspace = upload(device, workspace, true).data;
+    good_.workspace = upload(device, workspace, Role::workspace, "the workspace").data;
   }
 
   Launch good() const { return good_; }
@@ -155,9 +156,12 @@ class Prepared {
   }
 
  private:
-  TensorView upload(const Device& device, const HostTensor& host, bool output) {
-    memory_.emplace_back(device, host, DeviceTensor::Guards::bands, kGuardByte);
-    if (output) outputs_.emplace_back(memory_.back(), host);
+  using Role = DeviceTensor::Role;
+
+  TensorView upload(const Device& device, const HostTensor& host, Role role,
+                    const std::string& name) {
+    memory_.emplace_back(device, host, DeviceTensor::Guards::bands, role, name);
+    if (role != Role::input) outputs_.emplace_back(memory_.back(), host);
     return memory_.back().view();
   }
 
@@ -267,7 +271,8 @@ TEST_P(BadInput, LengthsInDeviceMemoryCannotLeadAstray) {
     const HostTensor host_lengths(DType::int32, {3}, {seqlens.begin(), seqlens.end()});
     const Prepared prepared(device(), problem(), {20, 30});
     Launch launch = prepared.good();
-    const DeviceTensor lengths(device(), host_lengths, DeviceTensor::Guards::bands, kGuardByte);
+    const DeviceTensor lengths(device(), host_lengths, Guards::bands, DeviceTensor::Role::input,
+                               "cu_seqlens");
     launch.arguments.cu_seqlens = lengths.view();
     if (device().info().cuda) {
       EXPECT_NO_THROW(prepared.op().launch(launch.arguments, launch.workspace));

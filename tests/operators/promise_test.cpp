@@ -1,8 +1,9 @@
-// What a launch promises besides its numbers: it repeats bit by bit, from any thread and from a
-// capture, and keeps its bounds at the sizes models have. Cases are {Cpu,Gpu}/Operator{Promise,
-// Split}.
+// What a launch promises besides its numbers: it repeats bit by bit, from any thread, from several
+// and from a capture, and keeps its bounds at the sizes models have. Cases are
+// {Cpu,Gpu}/Operator{Promise, Split}.
 #include <fmt/format.h>
 
+#include <cstddef>
 #include <thread>
 
 #include "runtime/devices/device_impl.hpp"
@@ -110,6 +111,34 @@ TEST_P(OperatorPromise, TwoThreadsShareOneRuntime) {
   threads.clear();
   expect_matches_oracle(data, outputs[0]);
   expect_same(outputs[0], outputs[1]);
+}
+
+/// Launches on a stream of its own.
+Launcher apart(const Device& device, const Operator& op) {
+  return [&device, &op, stream = device.impl().make_stream()](const Arguments& arguments,
+                                                              void* workspace) {
+    op.launch(arguments, workspace, stream.get());
+    device.synchronize(stream.get());
+  };
+}
+
+TEST_P(OperatorPromise, SeveralThreadsLaunchOneOperator) {
+  WYVERN_OPEN_OR_SKIP(GetParam().kind);
+  constexpr std::size_t kThreads = 4;
+  const Operator op = prepare(rich_data(0).problem);
+  std::vector<OperatorData> data;
+  std::vector<HostTensors> alone, together(kThreads);
+  for (std::size_t i = 0; i < kThreads; ++i) {
+    data.push_back(rich_data(40 + i));
+    alone.push_back(run_operator(device(), op, data[i]));
+  }
+  std::vector<std::jthread> threads;
+  for (std::size_t i = 0; i < kThreads; ++i)
+    threads.emplace_back([&, i] {
+      together[i] = run_operator(device(), op, data[i], Guards::bands, apart(device(), op), 10);
+    });
+  threads.clear();
+  for (std::size_t i = 0; i < kThreads; ++i) expect_same(together[i], alone[i]);
 }
 
 TEST_P(OperatorPromise, TrainedShapesInSmall) {

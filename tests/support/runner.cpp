@@ -21,9 +21,11 @@ namespace wyvern::testing {
 namespace {
 
 using Guards = DeviceTensor::Guards;
+using Role = DeviceTensor::Role;
+using Against = DeviceTensor::Against;
 
-// What lies around inputs is NaN, so that a value read past their end shows in the result.
-constexpr unsigned char kInputGuard = 0xFF;
+/// Launches take turns, so that both ends of every tensor are tried.
+Against against_of(int launch) { return launch % 2 == 0 ? Against::end : Against::start; }
 
 /// $WYVERN_TEST_CACHE, else a directory that lives as long as this object.
 class CacheDirectory {
@@ -162,21 +164,30 @@ Runtime& test_runtime() {
 }
 
 DeviceTensor::DeviceTensor(const Device& device, const HostTensor& content, Guards guards,
-                           unsigned char guard_byte)
-    : device_(device),
-      like_(content),
-      guards_(guards),
-      guard_byte_(guard_byte),
-      memory_(device.allocate(std::max<std::size_t>(content.bytes() + 2 * band(), 1))) {
-  auto* const bytes = static_cast<unsigned char*>(memory_.get());
-  device_.fill(bytes, guard_byte, band());
-  device_.fill(bytes + band() + content.bytes(), guard_byte, band());
-  device_.copy_in(bytes + band(), content.data(), content.bytes());
+                           Role role, const std::string& name, Against against)
+    : device_(device), like_(content), guard_byte_(role == Role::input ? kNanPoison : kGuardByte) {
+  const std::size_t bytes = content.bytes(), band = guards == Guards::bands ? kGuardBytes : 0;
+  std::shared_ptr<GuardedMemory> pages;
+  if (band != 0 && device.impl().host_memory()) {
+    // What the runtime asks for, and no more: code that wants more than that shows.
+    const std::size_t alignment = role == Role::workspace ? 256 : 16;
+    pages = std::make_shared<GuardedMemory>(name, bytes, alignment, band, against);
+    content_ = reinterpret_cast<unsigned char*>(pages->data());
+    before_ = static_cast<std::size_t>(pages->data() - pages->first());
+    after_ = pages->accessible() - before_ - bytes;
+    memory_ = pages;
+  } else {
+    memory_ = device.allocate(std::max<std::size_t>(bytes + 2 * band, 1));
+    content_ = static_cast<unsigned char*>(memory_.get()) + band;
+    before_ = after_ = band;
+  }
+  device_.fill(content_ - before_, guard_byte_, before_);
+  device_.fill(content_ + bytes, guard_byte_, after_);
+  device_.copy_in(content_, content.data(), bytes);
+  if (pages && role == Role::input) pages->make_read_only();
 }
 
-TensorView DeviceTensor::view() const {
-  return like_.view_at(static_cast<unsigned char*>(memory_.get()) + band());
-}
+TensorView DeviceTensor::view() const { return like_.view_at(content_); }
 
 HostTensor DeviceTensor::download() const {
   HostTensor content(like_.dtype(), like_.shape());
@@ -185,14 +196,14 @@ HostTensor DeviceTensor::download() const {
 }
 
 std::string DeviceTensor::guard_damage() const {
-  std::vector<unsigned char> bytes(like_.bytes() + 2 * band());
-  device_.copy_out(bytes.data(), memory_.get(), bytes.size());
-  for (std::size_t i = 0; i < band(); ++i) {
-    if (bytes[band() - 1 - i] != guard_byte_)
+  std::vector<unsigned char> before(before_), after(after_);
+  device_.copy_out(before.data(), content_ - before_, before_);
+  device_.copy_out(after.data(), content_ + like_.bytes(), after_);
+  for (std::size_t i = 0; i < before_; ++i)
+    if (before[before_ - 1 - i] != guard_byte_)
       return std::to_string(i + 1) + " bytes before its start";
-    if (bytes[band() + like_.bytes() + i] != guard_byte_)
-      return std::to_string(i) + " bytes past its end";
-  }
+  for (std::size_t i = 0; i < after_; ++i)
+    if (after[i] != guard_byte_) return std::to_string(i) + " bytes past its end";
   return {};
 }
 
@@ -226,10 +237,10 @@ HostTensors run_stage(const Device& device, const Stage& stage, const Constants&
       const HostTensor& given = tensors.at(name);
       // What is read and written starts every launch as given.
       const bool out = argument.access == Access::out;
-      const bool in = argument.access == Access::in;
+      const Role role = argument.access == Access::in ? Role::input : Role::output;
       const auto [at, added] =
-          memory.try_emplace(name, device, out ? poisoned(given, poison) : given, guards,
-                             in ? kInputGuard : kGuardByte);
+          memory.try_emplace(name, device, out ? poisoned(given, poison) : given, guards, role,
+                             name, against_of(static_cast<int>(launch)));
       views.back() = with_rank(at->second.view(), static_cast<int>(argument.shape.size()));
     }
     device.synchronize();
@@ -278,7 +289,7 @@ void expect_other_slots_kept(const OperatorData& data, const std::string& name,
   }
 }
 
-/// The tensors of an operator on a device, inputs between bands of NaN.
+/// The tensors of an operator on a device.
 class OperatorMemory {
  public:
   OperatorMemory(const Device& device, const OperatorData& data, Guards guards)
@@ -287,7 +298,7 @@ class OperatorMemory {
       if (!spec.present) continue;
       const std::string name(spec.name);
       if (spec.access == TensorAccess::in)
-        add(inputs_, name, data.tensors.at(name), kInputGuard);
+        input_names_.push_back(name);
       else
         outputs_like_.emplace_back(
             name, spec.access == TensorAccess::inout ? data.tensors.at(name) : host_tensor(spec));
@@ -296,11 +307,14 @@ class OperatorMemory {
 
   bool in_and_out(const std::string& name) const { return data_.tensors.contains(name); }
 
-  /// New outputs, poisoned; what is in and out with its content.
-  Arguments prepare(unsigned char poison) {
+  /// All of them new: outputs poisoned, what is in and out with its content.
+  Arguments prepare(unsigned char poison, Against against) {
+    inputs_.clear();
     outputs_.clear();
+    for (const std::string& name : input_names_)
+      add(inputs_, name, data_.tensors.at(name), Role::input, against);
     for (const auto& [name, like] : outputs_like_)
-      add(outputs_, name, in_and_out(name) ? like : poisoned(like, poison), kGuardByte);
+      add(outputs_, name, in_and_out(name) ? like : poisoned(like, poison), Role::output, against);
     return arguments_;
   }
 
@@ -321,15 +335,17 @@ class OperatorMemory {
  private:
   using Memory = std::map<std::string, DeviceTensor>;
 
-  void add(Memory& memory, const std::string& name, const HostTensor& content,
-           unsigned char guard) {
-    const auto [at, added] = memory.try_emplace(name, device_, content, guards_, guard);
+  void add(Memory& memory, const std::string& name, const HostTensor& content, Role role,
+           Against against) {
+    const auto [at, added] =
+        memory.try_emplace(name, device_, content, guards_, role, name, against);
     arguments_.tensor(name) = at->second.view();
   }
 
   const Device& device_;
   const OperatorData& data_;
   Guards guards_;
+  std::vector<std::string> input_names_;
   std::vector<std::pair<std::string, HostTensor>> outputs_like_;
   Memory inputs_, outputs_;
   Arguments arguments_;
@@ -346,8 +362,9 @@ HostTensors run_operator(const Device& device, const Operator& op, const Operato
   HostTensors first;
   for (int launch = 0; launch < launches; ++launch) {
     const unsigned char poison = launch == 0 ? kNanPoison : kFinitePoison;
-    const Arguments arguments = memory.prepare(poison);
-    const DeviceTensor workspace(device, poisoned(workspace_like, poison), guards, kGuardByte);
+    const Arguments arguments = memory.prepare(poison, against_of(launch));
+    const DeviceTensor workspace(device, poisoned(workspace_like, poison), guards, Role::workspace,
+                                 "the workspace", against_of(launch));
     device.synchronize();
     launch_apart(device, [&] {
       if (launcher)
@@ -357,6 +374,7 @@ HostTensors run_operator(const Device& device, const Operator& op, const Operato
     });
     device.synchronize();
     expect_intact("the workspace", workspace);
+    memory.expect_inputs_unchanged();
     HostTensors outputs = memory.take_outputs();
     if (launch == 0) {
       first = std::move(outputs);
@@ -370,7 +388,6 @@ HostTensors run_operator(const Device& device, const Operator& op, const Operato
             << name << " differs in launch " << launch;
     }
   }
-  memory.expect_inputs_unchanged();
   for (const auto& [name, tensor] : first)
     if (memory.in_and_out(name)) expect_other_slots_kept(data, name, tensor);
   return first;

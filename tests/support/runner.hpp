@@ -1,5 +1,5 @@
 // Running stages and operators under suspicion: outputs and workspace poisoned, everything between
-// guard bands, each launch done twice.
+// guard bands, on the CPU against guard pages too, each launch done twice.
 #pragma once
 
 #include <wyvern/runtime.hpp>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "templates/template.hpp"
+#include "tests/support/guarded_memory.hpp"
 #include "tests/support/host_tensor.hpp"
 #include "tests/support/operator_data.hpp"
 
@@ -28,12 +29,18 @@ Runtime& test_runtime();
 std::shared_ptr<Cache> test_cache();
 
 /// A tensor's memory on a device, between guard bands; or exactly its bytes without, so that a
-/// memory checker sees the first stray access.
+/// memory checker sees the first stray access. A band of the CPU is GuardedMemory: the tensor lies
+/// against a page that may not be touched, and an input may not be written at all.
 class DeviceTensor {
  public:
   enum class Guards { bands, none };
-  DeviceTensor(const Device& device, const HostTensor& content, Guards guards,
-               unsigned char guard_byte);
+  /// What lies around an input is NaN, so that a value read past its end shows in the result.
+  enum class Role { input, output, workspace };
+  using Against = GuardedMemory::Against;
+
+  /// `name`: for messages about an access that guard pages stopped.
+  DeviceTensor(const Device& device, const HostTensor& content, Guards guards, Role role,
+               const std::string& name, Against against = Against::end);
 
   TensorView view() const;
   /// The bytes there now.
@@ -42,13 +49,12 @@ class DeviceTensor {
   std::string guard_damage() const;
 
  private:
-  std::size_t band() const { return guards_ == Guards::bands ? kGuardBytes : 0; }
-
   Device device_;
   HostTensor like_;
-  Guards guards_;
   unsigned char guard_byte_;
   std::shared_ptr<void> memory_;
+  unsigned char* content_;  ///< within the memory, between bands of so many bytes:
+  std::size_t before_, after_;
 };
 
 /// Which elements of an output a template must write; null: all.

@@ -131,18 +131,20 @@ void Command::reject_leftovers(const CLI::App& app) const {
                                                 rest.front(), app.get_name(), option_names(app)));
 }
 
-int Command::dispatch(int argc, char** argv) {
-  if (argc <= 1) {
-    put(app_.help());
-    return kDone;
-  }
+std::function<int()> Command::parse(int argc, char** argv) {
+  const auto show = [](std::string text) {
+    return [text = std::move(text)] {
+      put(text);
+      return static_cast<int>(kDone);
+    };
+  };
+  if (argc <= 1) return show(app_.help());
   try {
     app_.parse(argc, argv);
   } catch (const CLI::Success& asked) {  // help or the version
     std::ostringstream text;
     app_.exit(asked, text, text);
-    put(text.str());
-    return kDone;
+    return show(text.str());
   }
   std::vector<std::string> names;
   for (const auto& [app, action] : verbs_) names.push_back(app->get_name());
@@ -152,12 +154,9 @@ int Command::dispatch(int argc, char** argv) {
     throw Error(ErrorKind::kBadInput,
                 fmt::format("the verb is {}; it must be one of {}", given, fmt::join(names, ", ")));
   }
-  for (const auto& [app, action] : verbs_) {
-    if (!app->parsed()) continue;
-    reject_leftovers(*app);
-    return action(json_);
-  }
-  return kBadUsage;
+  const auto verb = std::ranges::find_if(verbs_, [](const auto& v) { return v.first->parsed(); });
+  reject_leftovers(*verb->first);
+  return [this, action = verb->second] { return action(json_); };
 }
 
 int Command::run(int argc, char** argv) {
@@ -165,7 +164,7 @@ int Command::run(int argc, char** argv) {
   const bool json = std::any_of(argv + 1, argv + argc,
                                 [](std::string_view argument) { return argument == "--json"; });
   try {
-    const int code = dispatch(argc, argv);
+    const int code = parse(argc, argv)();
     flush_output();
     return code;
   } catch (const CLI::ParseError& error) {

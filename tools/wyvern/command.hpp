@@ -21,12 +21,14 @@ class Command {
   /// Adds a verb. Its options are added to the returned App and bound to what `action` captures.
   CLI::App& verb(const std::string& name, const std::string& description, Action action);
 
+  /// What the arguments ask for: a function that does it and returns the exit code, to be called
+  /// while this lives. Throws CLI::ParseError or Error(kBadInput).
+  std::function<int()> parse(int argc, char** argv);
   /// Parses and runs. Every failure ends here: one sentence on stderr, {"error": ...} on stdout
   /// with --json, and the exit code.
   int run(int argc, char** argv);
 
  private:
-  int dispatch(int argc, char** argv);
   const CLI::App* parsed_verb() const;
   void reject_leftovers(const CLI::App& app) const;
 

@@ -60,7 +60,9 @@ class ThreadPool::Impl {
   unsigned threads() const { return static_cast<unsigned>(workers_.size()) + 1; }
 
   void run(std::int64_t count, std::size_t scratch_bytes, Body body, const void* context) {
-    if (workers_.empty() || count == 1 || !busy_.try_lock()) {
+    // The word does not count past kCount.
+    const bool countable = static_cast<std::uint64_t>(count) <= kCount;
+    if (workers_.empty() || count == 1 || !countable || !busy_.try_lock()) {
       void* scratch = thread_scratch(scratch_bytes);
       for (std::int64_t i = 0; i < count; ++i) body(context, i, scratch);
       return;

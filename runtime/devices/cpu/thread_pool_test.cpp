@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -74,6 +75,23 @@ TEST(ThreadPool, ScratchIsLargeEnoughAlignedAndPrivate) {
     pool.run(64, bytes, &Check::run, &check);
     EXPECT_EQ(check.wrong.load(), 0) << bytes << " bytes";
   }
+}
+
+/// More blocks than the loop's state counts: one thread runs them in order, and none is lost.
+TEST(ThreadPool, BlocksBeyondItsCounterAreTheCallersAlone) {
+  struct Enough {};
+  struct Check {
+    std::int64_t next = 0;
+    static void run(const void* context, std::int64_t index, void*) {
+      auto& self = *const_cast<Check*>(static_cast<const Check*>(context));
+      if (index != self.next++) std::abort();
+      if (index == 1000) throw Enough();
+    }
+  };
+  ThreadPool pool(3);
+  Check check;
+  EXPECT_THROW(pool.run((std::int64_t{1} << 40) + 1, 0, &Check::run, &check), Enough);
+  EXPECT_EQ(check.next, 1001);
 }
 
 }  // namespace
