@@ -1,0 +1,353 @@
+#include "runtime/python/extension/prepared.hpp"
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <charconv>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+namespace wyvern::extension {
+namespace {
+
+using Kind = Refusal::Kind;
+
+std::string_view name_of(Kind kind) {
+  switch (kind) {
+    case Kind::type: return "TypeError";
+    case Kind::value: return "ValueError";
+    case Kind::runtime: break;
+  }
+  return "RuntimeError";
+}
+
+std::atomic<int> current_policy{WYVERN_POLICY_CACHED};
+/// Raised by forget(): tables filled under another number are empty.
+std::atomic<std::uint64_t> generation{0};
+
+// Shapes that come and go must not fill the memory: a table that is full begins anew.
+constexpr std::size_t kMostOfThread = 1024;
+constexpr std::size_t kMostOfProcess = 8192;
+
+using Table = std::unordered_map<std::string, std::shared_ptr<const Prepared>>;
+
+/// What the whole process shares. Never destroyed: threads may outlive main().
+struct Shared {
+  std::mutex mutex;
+  std::uint64_t filled_under = 0;
+  Table table;
+  std::map<std::int32_t, wyvern_device*> devices;  ///< by number, -1 the CPU
+  wyvern_runtime* runtime = nullptr;
+};
+
+Shared& shared() {
+  static Shared* const all = [] {
+    auto* made = new Shared;
+    // A child of fork() must find the lock free; it is held for moments only.
+    pthread_atfork([] { shared().mutex.lock(); }, [] { shared().mutex.unlock(); },
+                   [] { shared().mutex.unlock(); });
+    return made;
+  }();
+  return *all;
+}
+
+wyvern_device* device_of(std::int32_t number) {
+  const std::scoped_lock lock(shared().mutex);
+  wyvern_device*& device = shared().devices[number];
+  if (device == nullptr)
+    check(wyvern_device_open(number < 0 ? "cpu" : ("cuda:" + std::to_string(number)).c_str(),
+                             &device));
+  return device;
+}
+
+wyvern_runtime* runtime() {
+  const std::scoped_lock lock(shared().mutex);
+  if (shared().runtime == nullptr) check(wyvern_runtime_create(nullptr, &shared().runtime));
+  return shared().runtime;
+}
+
+bool is_captured(void* stream) {
+  using Query = int (*)(void*, int*);
+  static const Query query = [] {
+    void* const driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    return driver == nullptr ? nullptr
+                             : reinterpret_cast<Query>(dlsym(driver, "cuStreamIsCapturing"));
+  }();
+  int status = 0;
+  return query != nullptr && query(stream, &status) == 0 && status != 0;
+}
+
+/// A problem of the C API while it is filled.
+class Problem {
+ public:
+  explicit Problem(const std::string& op) { check(wyvern_problem_create(op.c_str(), &problem_)); }
+  ~Problem() { wyvern_problem_destroy(problem_); }
+  Problem(const Problem&) = delete;
+  Problem& operator=(const Problem&) = delete;
+
+  void set(const char* field, std::int64_t value) {
+    check(wyvern_problem_set_int(problem_, field, value));
+  }
+  void set(const char* field, const char* value) {
+    check(wyvern_problem_set_text(problem_, field, value));
+  }
+  /// A field given as text, whatever its type.
+  void set_text(const std::string& field, const std::string& value) {
+    switch (type_of(field)) {
+      case WYVERN_FIELD_REAL:
+        check(wyvern_problem_set_real(problem_, field.c_str(), number<double>(field, value)));
+        break;
+      case WYVERN_FIELD_INT:
+      case WYVERN_FIELD_BOOL: set(field.c_str(), number<std::int64_t>(field, value)); break;
+      default: set(field.c_str(), value.c_str()); break;
+    }
+  }
+  const wyvern_problem* get() const { return problem_; }
+
+ private:
+  static std::int32_t type_of(const std::string& field) {
+    wyvern_field_info info = WYVERN_FIELD_INFO_INIT;
+    for (std::size_t i = 0; i < wyvern_field_count(); ++i) {
+      check(wyvern_field_get(i, &info));
+      if (field == info.name) return info.type;
+    }
+    throw Refusal(Kind::value, "problem names the field '" + field + "', which there is not");
+  }
+  template <class T>
+  static T number(const std::string& field, const std::string& text) {
+    T value{};
+    const auto parsed = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (parsed.ec != std::errc{} || parsed.ptr != text.data() + text.size())
+      throw Refusal(Kind::value, field + " is '" + text + "'; it must be a number");
+    return value;
+  }
+
+  wyvern_problem* problem_ = nullptr;
+};
+
+/// "a=1 b=2" as pairs.
+std::vector<std::pair<std::string, std::string>> fields_of(std::string_view text) {
+  std::vector<std::pair<std::string, std::string>> fields;
+  while (!text.empty()) {
+    const std::string_view field = text.substr(0, text.find(' '));
+    text.remove_prefix(std::min(field.size() + 1, text.size()));
+    const std::size_t equals = field.find('=');
+    if (equals == std::string_view::npos)
+      throw Refusal(Kind::value, "problem has '" + std::string(field) + "'; it must be name=value");
+    fields.emplace_back(field.substr(0, equals), field.substr(equals + 1));
+  }
+  return fields;
+}
+
+const char* dtype_name(std::int32_t dtype) {
+  switch (dtype) {
+    case WYVERN_FP32: return "fp32";
+    case WYVERN_FP16: return "fp16";
+    case WYVERN_BF16: return "bf16";
+    case WYVERN_INT32: return "int32";
+    case WYVERN_INT64: return "int64";
+    default: return "?";
+  }
+}
+
+/// The tensors of a request by name, with checks that the problem's dimensions need.
+class Tensors {
+ public:
+  explicit Tensors(const Request& request) : request_(request) {}
+
+  const wyvern_tensor* find(std::size_t at) const {
+    return request_.tensors[at].name == nullptr ? nullptr : &request_.tensors[at];
+  }
+  const wyvern_tensor& ranked(std::size_t at, const char* name, std::int32_t rank) const {
+    const wyvern_tensor* const tensor = find(at);
+    if (tensor == nullptr) throw Refusal(Kind::type, std::string(name) + " is missing");
+    if (tensor->rank != rank)
+      throw Refusal(Kind::value, std::string(name) + " has " + std::to_string(tensor->rank) +
+                                     " dimensions; it must have " + std::to_string(rank));
+    return *tensor;
+  }
+
+ private:
+  const Request& request_;
+};
+
+// Places in kInputs.
+enum Place : std::size_t { q, k, v, g, beta, erase, write, initial_state, cu_seqlens };
+constexpr std::size_t kDht = kInputs.size() + 1;
+
+void set_dtype(Problem& problem, const char* field, const wyvern_tensor* tensor) {
+  if (tensor != nullptr) problem.set(field, dtype_name(tensor->dtype));
+}
+
+void fill(Problem& problem, const Request& request) {
+  const Tensors tensors(request);
+  const wyvern_tensor& query = tensors.ranked(q, "q", 4);
+  const wyvern_tensor& value = tensors.ranked(v, "v", 4);
+  problem.set("B", query.shape[0]), problem.set("T", query.shape[1]);
+  problem.set("H", query.shape[2]), problem.set("K", query.shape[3]);
+  problem.set("HV", value.shape[2]), problem.set("V", value.shape[3]);
+  const bool packed = tensors.find(cu_seqlens) != nullptr;
+  problem.set("packed", packed ? 1 : 0);
+  problem.set("N",
+              packed ? tensors.ranked(cu_seqlens, "cu_seqlens", 1).shape[0] - 1 : query.shape[0]);
+  set_dtype(problem, "dtype", &query);
+  set_dtype(problem, "beta_dtype",
+            tensors.find(beta) != nullptr ? tensors.find(beta) : tensors.find(erase));
+  set_dtype(problem, "g_dtype", tensors.find(g));
+  set_dtype(problem, "state_dtype", tensors.find(initial_state));
+  set_dtype(problem, "seqlens_dtype", tensors.find(cu_seqlens));
+  problem.set("initial_state", tensors.find(initial_state) != nullptr ? 1 : 0);
+  if (!request.backward) return;
+  problem.set("pass", "backward");
+  problem.set("output_final_state", tensors.find(kDht) != nullptr ? 1 : 0);
+}
+
+/// Refuses tensors of dtypes that nothing takes, so that the problem's fields can be named after
+/// them.
+void check_dtypes(const Request& request) {
+  for (const wyvern_tensor& tensor : request.tensors)
+    if (tensor.name != nullptr && tensor.dtype < 0)
+      throw Refusal(Kind::type, std::string(tensor.name) +
+                                    " has a dtype that no operator takes; it must be one of "
+                                    "float32, float16 and bfloat16, cu_seqlens int32 or int64");
+}
+
+std::vector<wyvern_tensor_spec> specs_of(const wyvern_operator* op) {
+  std::size_t count = 0;
+  check(wyvern_operator_tensors(op, nullptr, sizeof(wyvern_tensor_spec), 0, &count));
+  std::vector<wyvern_tensor_spec> specs(count);
+  check(wyvern_operator_tensors(op, specs.data(), sizeof(wyvern_tensor_spec), count, nullptr));
+  std::erase_if(specs, [](const wyvern_tensor_spec& spec) { return spec.present == 0; });
+  return specs;
+}
+
+/// Appends what is written of `names`, in their order.
+void add_outputs(Prepared& to, std::span<const char* const> names) {
+  for (const char* const name : names)
+    for (const wyvern_tensor_spec& spec : to.specs)
+      if (std::strcmp(spec.name, name) == 0 && spec.access == WYVERN_WRITE)
+        to.outputs.push_back(spec);
+}
+
+/// What is given without use is refused once, here; what is missing or wrong each launch refuses.
+void check_given(const Prepared& made, const Request& request) {
+  for (const wyvern_tensor& tensor : request.tensors) {
+    if (tensor.name == nullptr) continue;
+    const auto found = std::find_if(
+        made.specs.begin(), made.specs.end(),
+        [&](const wyvern_tensor_spec& spec) { return std::strcmp(spec.name, tensor.name) == 0; });
+    if (found == made.specs.end())
+      throw Refusal(Kind::value,
+                    std::string(tensor.name) + " is given; this problem has no use for it");
+  }
+}
+
+std::shared_ptr<const Prepared> prepare(const Request& request) {
+  check_dtypes(request);
+  auto fields = fields_of(request.problem);
+  const auto op = std::find_if(fields.begin(), fields.end(),
+                               [](const auto& field) { return field.first == "op"; });
+  if (op == fields.end()) throw Refusal(Kind::value, "problem names no operator (op=...)");
+  Problem problem(op->second);
+  for (const auto& [field, value] : fields)
+    if (field != "op") problem.set_text(field, value);
+  fill(problem, request);
+  check(wyvern_problem_validate(problem.get()));
+
+  wyvern_prepare_options options = WYVERN_PREPARE_OPTIONS_INIT;
+  options.policy = policy();
+  auto made = std::make_shared<Prepared>();
+  check(wyvern_prepare(runtime(), device_of(request.cuda_device), problem.get(), &options,
+                       &made->op));
+  check(wyvern_operator_workspace_bytes(made->op, &made->workspace_bytes));
+  made->specs = specs_of(made->op);
+  if (request.backward) {
+    add_outputs(*made, kGradients);
+  } else {
+    add_outputs(*made, kOutputs);
+    add_outputs(*made, kKept);
+  }
+  check_given(*made, request);
+  return made;
+}
+
+/// Everything that the problem, the device and the plan depend on, as bytes.
+void write_key(const Request& request, std::string& key) {
+  key.assign(request.problem);
+  const auto add = [&key](std::int64_t number) {
+    char bytes[sizeof number];
+    std::memcpy(bytes, &number, sizeof number);
+    key.append(bytes, sizeof number);
+  };
+  add(request.cuda_device * 4 + policy() * 2 + (request.backward ? 1 : 0));
+  for (const wyvern_tensor& tensor : request.tensors)
+    key += tensor.name == nullptr ? '\0' : static_cast<char>(tensor.dtype);
+  for (const std::size_t at : {std::size_t{q}, std::size_t{v}, std::size_t{cu_seqlens}}) {
+    const wyvern_tensor& tensor = request.tensors[at];
+    if (tensor.name == nullptr) continue;
+    add(tensor.rank);
+    for (std::int32_t d = 0; d < tensor.rank; ++d) add(tensor.shape[d]);
+  }
+}
+
+std::shared_ptr<const Prepared> find_shared(const std::string& key, std::uint64_t now) {
+  const std::scoped_lock lock(shared().mutex);
+  if (shared().filled_under != now) {
+    shared().table.clear();
+    shared().filled_under = now;
+  }
+  const auto found = shared().table.find(key);
+  return found == shared().table.end() ? nullptr : found->second;
+}
+
+void keep_shared(const std::string& key, const std::shared_ptr<const Prepared>& made,
+                 std::uint64_t now) {
+  const std::scoped_lock lock(shared().mutex);
+  if (shared().filled_under != now) return;
+  if (shared().table.size() >= kMostOfProcess) shared().table.clear();
+  shared().table.insert_or_assign(key, made);
+}
+
+}  // namespace
+
+Refusal::Refusal(Kind kind, const std::string& what)
+    : std::runtime_error("wyvern." + std::string(name_of(kind)) + ": " + what) {}
+
+void check(wyvern_status status) {
+  if (status == WYVERN_OK) return;
+  throw Refusal(status == WYVERN_BAD_INPUT ? Kind::value : Kind::runtime, wyvern_last_error());
+}
+
+const Prepared& prepared(const Request& request) {
+  thread_local std::string key;
+  thread_local Table table;
+  thread_local std::uint64_t filled_under = 0;
+  const std::uint64_t now = generation.load(std::memory_order_acquire);
+  if (filled_under != now || table.size() >= kMostOfThread) {
+    table.clear();
+    filled_under = now;
+  }
+  write_key(request, key);
+  if (const auto found = table.find(key); found != table.end()) return *found->second;
+  std::shared_ptr<const Prepared> one = find_shared(key, now);
+  if (one == nullptr) {
+    if (request.cuda_device >= 0 && is_captured(request.stream))
+      throw Refusal(Kind::runtime,
+                    "a CUDA graph is captured and this problem was not prepared before: call the "
+                    "operator once with these shapes and options before the capture");
+    one = prepare(request);
+    keep_shared(key, one, now);
+  }
+  return *table.insert_or_assign(key, std::move(one)).first->second;
+}
+
+void set_policy(int policy) { current_policy.store(policy, std::memory_order_relaxed); }
+int policy() { return current_policy.load(std::memory_order_relaxed); }
+void forget() { generation.fetch_add(1, std::memory_order_acq_rel); }
+
+}  // namespace wyvern::extension
