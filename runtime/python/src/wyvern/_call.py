@@ -150,7 +150,30 @@ class _Recurrence(torch.autograd.Function):
         return tuple(result)
 
 
+class _Transformable(torch.autograd.Function):
+    """The same for torch.func, which takes only this form; calling it costs the host more."""
+
+    @staticmethod
+    def forward(problem: str, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        return tuple(forward_op(problem, *inputs))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        problem, *tensors = inputs
+        ctx.problem = problem
+        ctx.kept_from = len(tensors)
+        ctx.set_materialize_grads(False)
+        given = 2 if " output_final_state=1" in problem else 1
+        ctx.mark_non_differentiable(*output[given:])
+        ctx.save_for_backward(*tensors, *output[given:])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        return _Recurrence.backward(ctx, *gradients[:2])
+
+
 _NO_GRADIENT = (8, 11)  # cu_seqlens, cu_seqlens_cpu
+_is_transformed = torch._C._are_functorch_transforms_active
 
 
 def run(
@@ -187,7 +210,8 @@ def run(
     ):
         if disable_recompute:
             problem += " disable_recompute=1"
-        return _Recurrence.apply(
+        function = _Transformable if _is_transformed() else _Recurrence
+        return function.apply(
             problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
             cu_seqlens_cpu,
         )  # fmt: skip
