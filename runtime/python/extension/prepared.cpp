@@ -196,8 +196,8 @@ void fill(Problem& problem, const Request& request) {
   problem.set("N",
               packed ? tensors.ranked(cu_seqlens, "cu_seqlens", 1).shape[0] - 1 : query.shape[0]);
   set_dtype(problem, "dtype", &query);
-  set_dtype(problem, "beta_dtype",
-            tensors.find(beta) != nullptr ? tensors.find(beta) : tensors.find(erase));
+  const std::size_t rate = tensors.find(erase) != nullptr ? erase : beta;
+  set_dtype(problem, "beta_dtype", tensors.find(rate) != nullptr ? tensors.find(rate) : &query);
   set_dtype(problem, "g_dtype", tensors.find(g));
   set_dtype(problem, "state_dtype", tensors.find(initial_state));
   set_dtype(problem, "seqlens_dtype", tensors.find(cu_seqlens));
@@ -207,14 +207,18 @@ void fill(Problem& problem, const Request& request) {
   problem.set("output_final_state", tensors.find(kDht) != nullptr ? 1 : 0);
 }
 
-/// Refuses tensors of dtypes that nothing takes, so that the problem's fields can be named after
-/// them.
+/// Refuses dtypes that no problem has, by the names of tensors: a problem's fields have others.
 void check_dtypes(const Request& request) {
-  for (const wyvern_tensor& tensor : request.tensors)
-    if (tensor.name != nullptr && tensor.dtype < 0)
-      throw Refusal(Kind::type, std::string(tensor.name) +
-                                    " has a dtype that no operator takes; it must be one of "
-                                    "float32, float16 and bfloat16, cu_seqlens int32 or int64");
+  for (std::size_t i = 0; i < request.tensors.size(); ++i) {
+    const wyvern_tensor& tensor = request.tensors[i];
+    if (tensor.name == nullptr) continue;
+    const bool integer = tensor.dtype == WYVERN_INT32 || tensor.dtype == WYVERN_INT64;
+    if (tensor.dtype >= 0 && integer == (i == cu_seqlens)) continue;
+    throw Refusal(Kind::type,
+                  std::string(tensor.name) + " has a dtype that it cannot have; it must be " +
+                      (i == cu_seqlens ? "torch.int32 or torch.int64"
+                                       : "torch.float32, torch.float16 or torch.bfloat16"));
+  }
 }
 
 std::vector<wyvern_tensor_spec> specs_of(const wyvern_operator* op) {
