@@ -425,5 +425,12 @@ WYVERN_EXTENSION int wyvern_extension_policy(int policy) {
   return before;
 }
 
+/// The same as described(); lives until this thread's next call.
+WYVERN_EXTENSION const char* wyvern_extension_described() {
+  thread_local std::string text;
+  text = described();
+  return text.c_str();
+}
+
 /// The same as forget().
 WYVERN_EXTENSION void wyvern_extension_forget() { forget(); }

@@ -39,7 +39,6 @@ using Table = std::unordered_map<std::string, std::shared_ptr<const Prepared>>;
 /// What the whole process shares. Never destroyed: threads may outlive main().
 struct Shared {
   std::mutex mutex;
-  std::uint64_t filled_under = 0;
   Table table;
   std::map<std::int32_t, wyvern_device*> devices;  ///< by number, -1 the CPU
   wyvern_runtime* runtime = nullptr;
@@ -251,6 +250,31 @@ void check_given(const Prepared& made, const Request& request) {
   }
 }
 
+const char* origin_name(std::int32_t origin) {
+  switch (origin) {
+    case WYVERN_ORIGIN_EXACT: return "exact";
+    case WYVERN_ORIGIN_NEAREST: return "nearest";
+    case WYVERN_ORIGIN_DEFAULT: return "default";
+    default: return "given";
+  }
+}
+
+/// The keys of problems and the names of devices have nothing that JSON would want escaped.
+std::string describe(const Problem& problem, const wyvern_operator* op, std::int32_t device) {
+  std::size_t length = 0;
+  check(wyvern_problem_key(problem.get(), nullptr, 0, &length));
+  std::string key(length + 1, '\0');
+  check(wyvern_problem_key(problem.get(), key.data(), key.size(), nullptr));
+  key.pop_back();
+  std::int32_t origin = 0;
+  const char* plan = nullptr;
+  check(wyvern_operator_origin(op, &origin));
+  check(wyvern_operator_plan(op, &plan));
+  return R"({"problem": ")" + key + R"(", "device": ")" +
+         (device < 0 ? "cpu" : "cuda:" + std::to_string(device)) + R"(", "origin": ")" +
+         origin_name(origin) + R"(", "plan": )" + plan + "}";
+}
+
 std::shared_ptr<const Prepared> prepare(const Request& request) {
   check_dtypes(request);
   auto fields = fields_of(request.problem);
@@ -277,6 +301,7 @@ std::shared_ptr<const Prepared> prepare(const Request& request) {
     add_outputs(*made, kKept);
   }
   check_given(*made, request);
+  made->description = describe(problem, made->op, request.cuda_device);
   return made;
 }
 
@@ -301,10 +326,7 @@ void write_key(const Request& request, std::string& key) {
 
 std::shared_ptr<const Prepared> find_shared(const std::string& key, std::uint64_t now) {
   const std::scoped_lock lock(shared().mutex);
-  if (shared().filled_under != now) {
-    shared().table.clear();
-    shared().filled_under = now;
-  }
+  if (generation.load(std::memory_order_acquire) != now) return nullptr;
   const auto found = shared().table.find(key);
   return found == shared().table.end() ? nullptr : found->second;
 }
@@ -312,7 +334,7 @@ std::shared_ptr<const Prepared> find_shared(const std::string& key, std::uint64_
 void keep_shared(const std::string& key, const std::shared_ptr<const Prepared>& made,
                  std::uint64_t now) {
   const std::scoped_lock lock(shared().mutex);
-  if (shared().filled_under != now) return;
+  if (generation.load(std::memory_order_acquire) != now) return;
   if (shared().table.size() >= kMostOfProcess) shared().table.clear();
   shared().table.insert_or_assign(key, made);
 }
@@ -352,6 +374,17 @@ const Prepared& prepared(const Request& request) {
 
 void set_policy(int policy) { current_policy.store(policy, std::memory_order_relaxed); }
 int policy() { return current_policy.load(std::memory_order_relaxed); }
-void forget() { generation.fetch_add(1, std::memory_order_acq_rel); }
+std::string described() {
+  const std::scoped_lock lock(shared().mutex);
+  std::string list;
+  for (const auto& [key, one] : shared().table)
+    list += (list.empty() ? "" : ",\n ") + one->description;
+  return "[" + list + "]";
+}
+void forget() {
+  const std::scoped_lock lock(shared().mutex);
+  shared().table.clear();
+  generation.fetch_add(1, std::memory_order_acq_rel);
+}
 
 }  // namespace wyvern::extension

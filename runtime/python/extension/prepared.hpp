@@ -60,6 +60,7 @@ struct Prepared {
   std::size_t workspace_bytes = 0;
   std::vector<wyvern_tensor_spec> specs;    ///< all that are present, in binding order
   std::vector<wyvern_tensor_spec> outputs;  ///< what is written, in the order of the tables above
+  std::string description;                  ///< of described()
   ~Prepared() { wyvern_operator_destroy(op); }
 };
 
@@ -71,6 +72,8 @@ const Prepared& prepared(const Request& request);
 /// From where plans come from now on: a wyvern_policy. For the whole process; thread-safe.
 void set_policy(int policy);
 int policy();
+/// What is in the process's table, as JSON: [{"problem": key, "device", "origin", "plan"}].
+std::string described();
 /// Empties the tables: what is asked for next is prepared again, by a plan tuned meanwhile.
 void forget();
 

@@ -6,7 +6,9 @@ import ctypes
 import functools
 import glob
 import importlib.util
+import json
 import os
+from typing import Any
 
 from ._files import EXTENSION, LIBRARY
 from ._policy import apply_environment
@@ -32,6 +34,7 @@ def extension() -> ctypes.CDLL:
     """The library with the operators, without them registered: no PyTorch is needed."""
     opened = ctypes.CDLL(EXTENSION)
     opened.wyvern_extension_load.restype = ctypes.c_char_p
+    opened.wyvern_extension_described.restype = ctypes.c_char_p
     return opened
 
 
@@ -46,6 +49,13 @@ def load() -> None:
     if problem:
         raise ImportError(problem.removeprefix("wyvern.RuntimeError: "))
     apply_environment()
+
+
+def prepared() -> list[dict[str, Any]]:
+    """What operators of this process were prepared, in no order: each with the "problem" (the key under
+    which its plan is stored), the "device", the "origin" of the plan ("exact": tuned for this problem,
+    "nearest": for one of other counts of tokens and sequences, "default") and the "plan" itself."""
+    return json.loads(extension().wyvern_extension_described())
 
 
 def nvrtc_folders() -> list[str]:
