@@ -103,8 +103,8 @@ Problem problem_of(const Flags& flags) {
   bool others = selection.preset || selection.shape || selection.seqlens || selection.tokens ||
                 selection.batch;
   for (const ProblemField& field : problem_fields())
-    others |= flags.options.find(field.name) != nullptr ||
-              selection.fields.find(field.name) != nullptr;
+    others |=
+        flags.options.find(field.name) != nullptr || selection.fields.find(field.name) != nullptr;
   if (others)
     throw Error(ErrorKind::kBadInput,
                 "--problem is given beside other options that name a problem; it must be alone");
