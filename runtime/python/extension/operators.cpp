@@ -279,17 +279,14 @@ class Launch {
   Launch(const Prepared& prepared, std::span<const wyvern_tensor> inputs,
          std::span<const wyvern_tensor> kept, std::span<const Tensor> outputs)
       : prepared_(prepared) {
-    for (const wyvern_tensor_spec& spec : prepared.specs) {
-      if (spec.access == WYVERN_WRITE) {
-        const std::size_t at = output_at(spec);
-        tensors_[count_++] = {spec.name, data_of(outputs[at]), prepared.outputs[at].shape,
-                              nullptr,   spec.dtype,           spec.rank};
-        continue;
+    for (const LaunchTensor& tensor : prepared.tensors) switch (tensor.from) {
+        case LaunchTensor::From::input: add(tensor.spec, inputs[tensor.at]); break;
+        case LaunchTensor::From::kept: add(tensor.spec, kept[tensor.at]); break;
+        case LaunchTensor::From::output:
+          tensors_[count_++] = {tensor.spec.name, data_of(outputs[tensor.at]), tensor.spec.shape,
+                                nullptr,          tensor.spec.dtype,           tensor.spec.rank};
+          break;
       }
-      for (const auto& group : {inputs, kept})
-        for (const wyvern_tensor& given : group)
-          if (given.name != nullptr && std::strcmp(given.name, spec.name) == 0) add(spec, given);
-    }
   }
 
   void run(const Tensor& workspace, const HostSeqlens& seqlens, void* stream) {
@@ -309,13 +306,9 @@ class Launch {
   }
 
  private:
-  std::size_t output_at(const wyvern_tensor_spec& spec) const {
-    std::size_t at = 0;
-    while (std::strcmp(prepared_.outputs[at].name, spec.name) != 0) ++at;
-    return at;
-  }
-
+  /// One that is absent is left out, and the launch says what is missing.
   void add(const wyvern_tensor_spec& spec, const wyvern_tensor& given) {
+    if (given.name == nullptr) return;
     if (given.dtype != spec.dtype)
       throw Refusal(Kind::type, std::string(given.name) + " is " + dtype_text(given.dtype) +
                                     "; it must be " + dtype_text(spec.dtype));
@@ -350,27 +343,19 @@ std::vector<Tensor> run(Call& call, bool backward) {
   for (std::size_t i = 0; i < outputs.size(); ++i)
     outputs[i] = empty({op.outputs[i].shape, static_cast<std::size_t>(op.outputs[i].rank)},
                        torch_dtype_of(op.outputs[i].dtype), place);
-  std::array<wyvern_tensor, kKept.size()> kept{};
-  std::size_t kept_count = 0;
-  for (const char* const name : kKept)
-    for (const wyvern_tensor_spec& spec : op.specs)
-      if (spec.access == WYVERN_READ && std::strcmp(spec.name, name) == 0) {
-        if (kept_count >= call.kept.size())
-          throw Refusal(Kind::value, "kept lacks " + std::string(name));
-        kept[kept_count] = describe(name, call.kept[kept_count], place);
-        ++kept_count;
-      }
-  if (kept_count != call.kept.size())
+  if (call.kept.size() != op.kept.size())
     throw Refusal(Kind::value, "kept has " + std::to_string(call.kept.size()) +
-                                   " tensors; it must have " + std::to_string(kept_count));
+                                   " tensors; it must have " + std::to_string(op.kept.size()));
+  std::array<wyvern_tensor, kKept.size()> kept{};
+  for (std::size_t i = 0; i < op.kept.size(); ++i)
+    kept[i] = describe(op.kept[i], call.kept[i], place);
   Tensor workspace;
   if (op.workspace_bytes != 0) {
     const std::int64_t bytes = static_cast<std::int64_t>(op.workspace_bytes + kWorkspaceAlignment);
     workspace = empty({&bytes, 1}, numbers().bytes, place);
   }
   const HostSeqlens seqlens(call.cu_seqlens_cpu);
-  Launch(op, request.tensors, std::span(kept).first(kept_count), outputs)
-      .run(workspace, seqlens, request.stream);
+  Launch(op, request.tensors, kept, outputs).run(workspace, seqlens, request.stream);
   return outputs;
 }
 

@@ -229,25 +229,65 @@ std::vector<wyvern_tensor_spec> specs_of(const wyvern_operator* op) {
   return specs;
 }
 
-/// Appends what is written of `names`, in their order.
-void add_outputs(Prepared& to, std::span<const char* const> names) {
-  for (const char* const name : names)
-    for (const wyvern_tensor_spec& spec : to.specs)
-      if (std::strcmp(spec.name, name) == 0 && spec.access == WYVERN_WRITE)
-        to.outputs.push_back(spec);
+const wyvern_tensor_spec* find(std::span<const wyvern_tensor_spec> specs, std::string_view name) {
+  const auto found = std::find_if(specs.begin(), specs.end(), [&](const wyvern_tensor_spec& spec) {
+    return name == spec.name;
+  });
+  return found == specs.end() ? nullptr : &*found;
+}
+
+/// The place of a name; the list's size where it is not in it.
+template <class Names>
+std::size_t place_in(const Names& names, std::string_view name) {
+  const auto found = std::find(std::begin(names), std::end(names), name);
+  return static_cast<std::size_t>(found - std::begin(names));
+}
+
+/// Says of each tensor of the launch where a call has it.
+void connect(Prepared& made, std::span<const wyvern_tensor_spec> specs, bool backward) {
+  const auto add_outputs = [&](std::span<const char* const> names) {
+    for (const char* const name : names)
+      if (const wyvern_tensor_spec* const spec = find(specs, name);
+          spec != nullptr && spec->access == WYVERN_WRITE)
+        made.outputs.push_back(*spec);
+  };
+  if (backward) {
+    add_outputs(kGradients);
+  } else {
+    add_outputs(kOutputs);
+    add_outputs(kKept);
+  }
+  for (const char* const name : kKept)
+    if (const wyvern_tensor_spec* const spec = find(specs, name);
+        spec != nullptr && spec->access == WYVERN_READ)
+      made.kept.push_back(name);
+
+  using From = LaunchTensor::From;
+  std::vector<std::string_view> outputs;
+  for (const wyvern_tensor_spec& output : made.outputs) outputs.emplace_back(output.name);
+  for (const wyvern_tensor_spec& spec : specs) {
+    const std::string_view name = spec.name;
+    if (spec.access == WYVERN_WRITE)
+      made.tensors.push_back({spec, From::output, place_in(outputs, name)});
+    else if (const std::size_t kept = place_in(made.kept, name); kept < made.kept.size())
+      made.tensors.push_back({spec, From::kept, kept});
+    else if (const std::size_t input = place_in(kInputs, name); input < kInputs.size())
+      made.tensors.push_back({spec, From::input, input});
+    else if (const std::size_t gradient = place_in(kOutputGradients, name);
+             gradient < kOutputGradients.size())
+      made.tensors.push_back({spec, From::input, kInputs.size() + gradient});
+    else
+      throw Refusal(Kind::value,
+                    "the problem needs " + std::string(name) + ", which no call gives");
+  }
 }
 
 /// What is given without use is refused once, here; what is missing or wrong each launch refuses.
-void check_given(const Prepared& made, const Request& request) {
-  for (const wyvern_tensor& tensor : request.tensors) {
-    if (tensor.name == nullptr) continue;
-    const auto found = std::find_if(
-        made.specs.begin(), made.specs.end(),
-        [&](const wyvern_tensor_spec& spec) { return std::strcmp(spec.name, tensor.name) == 0; });
-    if (found == made.specs.end())
+void check_given(std::span<const wyvern_tensor_spec> specs, const Request& request) {
+  for (const wyvern_tensor& tensor : request.tensors)
+    if (tensor.name != nullptr && find(specs, tensor.name) == nullptr)
       throw Refusal(Kind::value,
                     std::string(tensor.name) + " is given; this problem has no use for it");
-  }
 }
 
 const char* origin_name(std::int32_t origin) {
@@ -293,14 +333,9 @@ std::shared_ptr<const Prepared> prepare(const Request& request) {
   check(wyvern_prepare(runtime(), device_of(request.cuda_device), problem.get(), &options,
                        &made->op));
   check(wyvern_operator_workspace_bytes(made->op, &made->workspace_bytes));
-  made->specs = specs_of(made->op);
-  if (request.backward) {
-    add_outputs(*made, kGradients);
-  } else {
-    add_outputs(*made, kOutputs);
-    add_outputs(*made, kKept);
-  }
-  check_given(*made, request);
+  const std::vector<wyvern_tensor_spec> specs = specs_of(made->op);
+  check_given(specs, request);
+  connect(*made, specs, request.backward);
   made->description = describe(problem, made->op, request.cuda_device);
   return made;
 }

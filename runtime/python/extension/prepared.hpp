@@ -54,12 +54,21 @@ struct Request {
   std::span<const wyvern_tensor> tensors;
 };
 
+/// A tensor of a launch, and where a call has it.
+struct LaunchTensor {
+  enum class From : std::uint8_t { input, kept, output };
+  wyvern_tensor_spec spec;
+  From from = From::input;
+  std::size_t at = 0;  ///< among the request's tensors, what is kept, or the outputs
+};
+
 /// An operator and what its launch takes and gives.
 struct Prepared {
   wyvern_operator* op = nullptr;
   std::size_t workspace_bytes = 0;
-  std::vector<wyvern_tensor_spec> specs;    ///< all that are present, in binding order
+  std::vector<LaunchTensor> tensors;        ///< all that are present, in binding order
   std::vector<wyvern_tensor_spec> outputs;  ///< what is written, in the order of the tables above
+  std::vector<const char*> kept;            ///< what a backward pass reads of it, in that order
   std::string description;                  ///< of described()
   ~Prepared() { wyvern_operator_destroy(op); }
 };

@@ -39,6 +39,8 @@ __all__ = [
     "fused_recurrent_kda",
 ]
 
+# Asked at each call, so it must be quick: whether autocast is on for any device.
+_any_autocast = torch._C._is_any_autocast_enabled
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -599,9 +601,8 @@ def _call(
 ) -> tuple[Any, ...]:
     """Casts what the operators do not take as it is, and calls them."""
     try:
-        kind = q.device.type
-        if torch.is_autocast_enabled(kind):
-            q, k, v = _autocast(kind, q, k, v)
+        if _any_autocast():
+            q, k, v = _autocast(q, k, v)
         dtype = q.dtype
         if g is not None and g.dtype is not torch.float32 and g.dtype is not dtype:
             g = _gate(problem, g)
@@ -637,8 +638,11 @@ def _call(
         )  # fmt: skip
 
 
-def _autocast(kind: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v as autocast would have them: gates and states keep their dtypes."""
+    kind = q.device.type
+    if not torch.is_autocast_enabled(kind):
+        return q, k, v
     dtype = torch.get_autocast_dtype(kind)
     if q.dtype in _FLOATS and k.dtype in _FLOATS and v.dtype in _FLOATS:
         return q.to(dtype), k.to(dtype), v.to(dtype)
