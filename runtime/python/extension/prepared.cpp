@@ -176,7 +176,7 @@ class Tensors {
 };
 
 // Places in kInputs.
-enum Place : std::size_t { q, k, v, g, beta, erase, write, initial_state, cu_seqlens };
+enum Input : std::size_t { kQ, kK, kV, kG, kBeta, kErase, kWrite, kInitialState, kSeqlens };
 constexpr std::size_t kDht = kInputs.size() + 1;
 
 void set_dtype(Problem& problem, const char* field, const wyvern_tensor* tensor) {
@@ -185,22 +185,22 @@ void set_dtype(Problem& problem, const char* field, const wyvern_tensor* tensor)
 
 void fill(Problem& problem, const Request& request) {
   const Tensors tensors(request);
-  const wyvern_tensor& query = tensors.ranked(q, "q", 4);
-  const wyvern_tensor& value = tensors.ranked(v, "v", 4);
+  const wyvern_tensor& query = tensors.ranked(kQ, "q", 4);
+  const wyvern_tensor& value = tensors.ranked(kV, "v", 4);
   problem.set("B", query.shape[0]), problem.set("T", query.shape[1]);
   problem.set("H", query.shape[2]), problem.set("K", query.shape[3]);
   problem.set("HV", value.shape[2]), problem.set("V", value.shape[3]);
-  const bool packed = tensors.find(cu_seqlens) != nullptr;
+  const bool packed = tensors.find(kSeqlens) != nullptr;
   problem.set("packed", packed ? 1 : 0);
   problem.set("N",
-              packed ? tensors.ranked(cu_seqlens, "cu_seqlens", 1).shape[0] - 1 : query.shape[0]);
+              packed ? tensors.ranked(kSeqlens, "cu_seqlens", 1).shape[0] - 1 : query.shape[0]);
   set_dtype(problem, "dtype", &query);
-  const std::size_t rate = tensors.find(erase) != nullptr ? erase : beta;
+  const std::size_t rate = tensors.find(kErase) != nullptr ? kErase : kBeta;
   set_dtype(problem, "beta_dtype", tensors.find(rate) != nullptr ? tensors.find(rate) : &query);
-  set_dtype(problem, "g_dtype", tensors.find(g));
-  set_dtype(problem, "state_dtype", tensors.find(initial_state));
-  set_dtype(problem, "seqlens_dtype", tensors.find(cu_seqlens));
-  problem.set("initial_state", tensors.find(initial_state) != nullptr ? 1 : 0);
+  set_dtype(problem, "g_dtype", tensors.find(kG));
+  set_dtype(problem, "state_dtype", tensors.find(kInitialState));
+  set_dtype(problem, "seqlens_dtype", tensors.find(kSeqlens));
+  problem.set("initial_state", tensors.find(kInitialState) != nullptr ? 1 : 0);
   if (!request.backward) return;
   problem.set("pass", "backward");
   problem.set("output_final_state", tensors.find(kDht) != nullptr ? 1 : 0);
@@ -212,11 +212,11 @@ void check_dtypes(const Request& request) {
     const wyvern_tensor& tensor = request.tensors[i];
     if (tensor.name == nullptr) continue;
     const bool integer = tensor.dtype == WYVERN_INT32 || tensor.dtype == WYVERN_INT64;
-    if (tensor.dtype >= 0 && integer == (i == cu_seqlens)) continue;
+    if (tensor.dtype >= 0 && integer == (i == kSeqlens)) continue;
     throw Refusal(Kind::type,
                   std::string(tensor.name) + " has a dtype that it cannot have; it must be " +
-                      (i == cu_seqlens ? "torch.int32 or torch.int64"
-                                       : "torch.float32, torch.float16 or torch.bfloat16"));
+                      (i == kSeqlens ? "torch.int32 or torch.int64"
+                                     : "torch.float32, torch.float16 or torch.bfloat16"));
   }
 }
 
@@ -351,7 +351,7 @@ void write_key(const Request& request, std::string& key) {
   add(request.cuda_device * 4 + policy() * 2 + (request.backward ? 1 : 0));
   for (const wyvern_tensor& tensor : request.tensors)
     key += tensor.name == nullptr ? '\0' : static_cast<char>(tensor.dtype);
-  for (const std::size_t at : {std::size_t{q}, std::size_t{v}, std::size_t{cu_seqlens}}) {
+  for (const std::size_t at : {std::size_t{kQ}, std::size_t{kV}, std::size_t{kSeqlens}}) {
     const wyvern_tensor& tensor = request.tensors[at];
     if (tensor.name == nullptr) continue;
     add(tensor.rank);

@@ -66,6 +66,7 @@ namespace wyvern::extension {
 
 /// PyTorch's functions by their names. Thread-safe once loaded.
 struct Torch {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): types and declarators take none
 #define WYVERN_MEMBER(result, name, parameters) result(*name) parameters = nullptr;
   WYVERN_TORCH_FUNCTIONS(WYVERN_MEMBER)
   WYVERN_TORCH_CUDA_FUNCTIONS(WYVERN_MEMBER)

@@ -2,6 +2,7 @@
 
 Processor time of the calling thread, the least of many repeats, one token of one small head, so that
 computing takes next to nothing on the CPU; on a GPU, calls that are only enqueued.
+
 usage: host_time.py [cpu|cuda]
 """
 
@@ -30,8 +31,7 @@ def microseconds(function: Callable[[], object], calls: int = 500, repeats: int 
     return best * 1e6
 
 
-def main() -> None:
-    device = sys.argv[1] if len(sys.argv) > 1 else "cpu"
+def main(device: str = "cpu") -> None:
     torch.set_num_threads(1)
     call = make(ops.fused_recurrent_gated_delta_rule, device=device, T=1, H=1, HV=1, K=16, V=16)
     t = {name: x.detach() for name, x in call.tensors.items()}
@@ -60,4 +60,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
