@@ -103,6 +103,9 @@ set_up_python() {
     WYVERN_TEST_PYTHON=$own
   else
     say "installing PyTorch for the Python tests into build/pyenv (a minute or two, 1 to 4 GB)"
+    # Debian's Python makes environments only with this package.
+    python3 -c 'import ensurepip' >>"$log" 2>&1 ||
+      as_root apt-get -qq install --yes --no-install-recommends python3-venv >>"$log" 2>&1 || true
     if python3 -m venv "$build/pyenv" >>"$log" 2>&1 &&
       "$own" -m pip install --quiet numpy pytest >>"$log" 2>&1 &&
       { "$own" -m pip install --quiet torch --index-url "$cpu" >>"$log" 2>&1 ||
