@@ -108,7 +108,7 @@ set_up_python() {
       as_root apt-get -qq install --yes --no-install-recommends python3-venv >>"$log" 2>&1 || true
     if python3 -m venv "$build/pyenv" >>"$log" 2>&1 &&
       "$own" -m pip install --quiet numpy pytest >>"$log" 2>&1 &&
-      { "$own" -m pip install --quiet torch --index-url "$cpu" >>"$log" 2>&1 ||
+      { "$own" -m pip install --quiet --retries 1 torch --index-url "$cpu" >>"$log" 2>&1 ||
         "$own" -m pip install --quiet torch >>"$log" 2>&1; } && has_torch "$own"; then
       WYVERN_TEST_PYTHON=$own
     else
