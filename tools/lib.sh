@@ -94,3 +94,36 @@ set_up() {
   [ -x "$build/bin/wyvern" ] || say "building into ${build##*/}/ (some minutes the first time)"
   configure_and_build
 }
+
+# Whether a Python has what the Python tests need.
+has_torch() {
+  "$1" -c 'import torch, pytest; v = torch.__version__.split(".")
+assert (int(v[0]), int(v[1])) >= (2, 10)' >>"$log" 2>&1
+}
+
+# The Python tests' interpreter, by name in WYVERN_TEST_PYTHON: the one that is there where it has
+# PyTorch, else one in build/pyenv, made here. Where that fails the tests say that they are skipped.
+set_up_python() {
+  local own="$build/pyenv/bin/python" cpu=https://download.pytorch.org/whl/cpu
+  if [ -n "${WYVERN_TEST_PYTHON:-}" ]; then return; fi
+  if has_torch python3; then
+    WYVERN_TEST_PYTHON=$(command -v python3)
+  elif [ -x "$own" ] && has_torch "$own"; then
+    WYVERN_TEST_PYTHON=$own
+  else
+    say "installing PyTorch for the Python tests into build/pyenv (a minute or two, 1 to 4 GB)"
+    # Debian's Python makes environments only with this package.
+    python3 -c 'import ensurepip' >>"$log" 2>&1 ||
+      as_root apt-get -qq install --yes --no-install-recommends python3-venv >>"$log" 2>&1 || true
+    if python3 -m venv "$build/pyenv" >>"$log" 2>&1 &&
+      "$own" -m pip install --quiet numpy pytest >>"$log" 2>&1 &&
+      { "$own" -m pip install --quiet --retries 1 torch --index-url "$cpu" >>"$log" 2>&1 ||
+        "$own" -m pip install --quiet torch >>"$log" 2>&1; } && has_torch "$own"; then
+      WYVERN_TEST_PYTHON=$own
+    else
+      say "PyTorch cannot be installed, so the tests named python_* are skipped, all but one; $log says why"
+      return
+    fi
+  fi
+  export WYVERN_TEST_PYTHON
+}

@@ -97,6 +97,21 @@ class Usage(Case):
             self.refuses(verb, "softmax", names=["softmax", OP])
             self.refuses(verb, names=["OP", "missing", OP])
 
+    def test_problem_by_fields(self):
+        tune = ("tune", OP, "--problem")
+        self.refuses(*tune, "T=8,colour=1", names=["colour", "num_householder"])
+        self.refuses(*tune, "T=8,op=kda", names=["op"])
+        self.refuses(*tune, "T=8,T=9", names=["T", "twice"])
+        self.refuses(*tune, "T", names=["--problem", "FIELD=VALUE"])
+        self.refuses(*tune, "T=many", names=["T", "many"])
+        self.refuses(*tune, "T=8,packed=maybe", names=["packed", "maybe", "true"])
+        self.refuses(*tune, "T=8,dtype=fp8", names=["dtype", "fp8", "bf16"])
+        self.refuses(*tune, "T=8,precision=half", names=["precision", "half", "ieee"])
+        self.refuses(*tune, "T=8,H=2,HV=3", names=["HV", "3"])
+        for other in (["--shape", "T=8,H=1,K=16"], ["--tokens", "8"], ["--use-qk-l2norm"],
+                      ["--g-dtype", "bf16"]):
+            self.refuses(*tune, "T=8", *other, names=["--problem", "alone"])
+
     def test_selection(self):
         example = ("example", OP, "-o", "x.safetensors")
         self.refuses(*example, names=["--preset", "--shape"])

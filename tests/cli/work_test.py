@@ -45,6 +45,10 @@ class Work(Case):
         self.assertEqual(again["counts"]["measured"], 0)
         self.assertEqual(again["counts"]["compiled"], 0)
         self.assertEqual(again["plan"], tuned["plan"])
+        fields = f"{SHAPE},initial_state=true,output_final_state=1"
+        by_fields = self.document("tune", OP, "--problem", fields, "--device", "cpu")
+        self.assertEqual(by_fields["problem"]["key"], tuned["problem"]["key"])
+        self.assertEqual(by_fields["counts"]["measured"], 0)
 
         self.check_cache()
         self.check_bench()

@@ -147,6 +147,34 @@ struct FieldSetter {
   void operator()(std::string& value) const { value = text; }
 };
 
+/// Sets a field to the text that --problem has for it.
+struct TextSetter {
+  std::string_view name, text;
+
+  void operator()(std::string& value) const { value = text; }
+  void operator()(Pass& value) const { value = parse_pass(text); }
+  void operator()(std::int64_t& value) const { value = integer(); }
+  void operator()(std::optional<std::int64_t>& value) const { value = integer(); }
+  void operator()(std::optional<float>& value) const { value = parse_float(name, text); }
+  void operator()(bool& value) const {
+    if (text != "true" && text != "false" && text != "1" && text != "0")
+      reject("{} is '{}'; it must be true or false", name, text);
+    value = text == "true" || text == "1";
+  }
+  void operator()(DType& value) const {
+    const auto type = parse_dtype(text);
+    if (!type) reject("{} is '{}'; it must be one of fp32, fp16, bf16, int32, int64", name, text);
+    value = *type;
+  }
+  void operator()(std::optional<Precision>& value) const {
+    value = parse_precision(text);
+    if (!value) reject("{} is '{}'; it must be one of ieee, tf32x3, tf32", name, text);
+  }
+
+ private:
+  std::int64_t integer() const { return parse_integer(name, text, 0, kMostTokens); }
+};
+
 /// The option that gives a field the value it has; empty for the value that it has without one.
 struct OptionWriter {
   const FieldOption& option;
@@ -270,6 +298,36 @@ Problem parse_shape(std::string_view text, Problem base,
   base.K = get("K", base.K);
   base.V = get("V", given.contains("K") ? base.K : base.V);
   return base;
+}
+
+Problem problem_from_fields(const std::string& op, std::string_view text) {
+  require_operator(op);
+  std::map<std::string_view, std::string_view> given;
+  for (const std::string_view piece : split(text)) {
+    const std::size_t equals = piece.find('=');
+    if (equals == std::string_view::npos)
+      reject("--problem has the piece '{}'; it must be a list of FIELD=VALUE", piece);
+    if (!given.emplace(piece.substr(0, equals), piece.substr(equals + 1)).second)
+      reject("--problem names {} twice", piece.substr(0, equals));
+  }
+  Problem problem;
+  std::vector<std::string_view> names;
+  for (const ProblemField& field : problem_fields()) {
+    names.push_back(field.name);
+    const auto found = given.find(field.name);
+    if (found != given.end() && field.name != "op")
+      visit_field(field, problem, TextSetter{field.name, found->second});
+  }
+  for (const auto& [name, value] : given)
+    if (name == "op" || std::find(names.begin(), names.end(), name) == names.end())
+      reject("--problem names '{}'; it must name fields: {}", name,
+             fmt::join(names.begin() + 1, names.end(), ", "));
+  problem.op = op;
+  if (!given.contains("HV")) problem.HV = problem.H;
+  if (!given.contains("V")) problem.V = problem.K;
+  if (!given.contains("N") && !problem.packed) problem.N = problem.B;
+  validate(problem);
+  return problem;
 }
 
 void apply(const FieldFlags& flags, Problem& problem) {

@@ -78,6 +78,11 @@ void apply(const FieldFlags& options, Problem& problem);
 Problem parse_shape(std::string_view text, Problem base,
                     std::initializer_list<std::string_view> needed);
 
+/// The problem that "T=64,H=2,use_qk_l2norm=true" says of the operator: fields of Problem by name,
+/// the others at their defaults (HV is H and V is K where they are missing, N is B of a batch that
+/// is not packed). Throws Error(kBadInput).
+Problem problem_from_fields(const std::string& op, std::string_view text);
+
 /// Throws Error(kBadInput) naming the operators of this build.
 void require_operator(std::string_view op);
 

@@ -19,7 +19,7 @@ namespace {
 struct Flags {
   SelectionFlags selection;
   OptionFlags options;
-  std::optional<std::string> device;
+  std::optional<std::string> device, problem;
   std::string budget = "60s";
   std::string jobs = "0";
   bool force = false;
@@ -97,8 +97,22 @@ void print_text(const Device& device, const Problem& problem, const TuneResult& 
     say("the winner could not be stored; the cache says why above");
 }
 
+Problem problem_of(const Flags& flags) {
+  const SelectionFlags& selection = flags.selection;
+  if (!flags.problem) return select(selection, flags.options).problem;
+  bool others = selection.preset || selection.shape || selection.seqlens || selection.tokens ||
+                selection.batch;
+  for (const ProblemField& field : problem_fields())
+    others |=
+        flags.options.find(field.name) != nullptr || selection.fields.find(field.name) != nullptr;
+  if (others)
+    throw Error(ErrorKind::kBadInput,
+                "--problem is given beside other options that name a problem; it must be alone");
+  return problem_from_fields(selection.op, *flags.problem);
+}
+
 int execute(const Flags& flags, bool json) {
-  const Selection selection = select(flags.selection, flags.options);
+  const Problem problem = problem_of(flags);
   TuneOptions options;
   options.budget = std::chrono::duration<double>(parse_seconds("--budget", flags.budget));
   options.jobs = static_cast<unsigned>(parse_integer("--jobs", flags.jobs, 0, 1024));
@@ -106,16 +120,16 @@ int execute(const Flags& flags, bool json) {
   options.exhaustive = flags.exhaustive;
   const Device device = open_device(flags.device);
   Runtime runtime({.cache = nullptr, .plans = nullptr, .compile_jobs = options.jobs});
-  const TuneResult result = tune_with_progress(runtime, device, selection.problem, options);
+  const TuneResult result = tune_with_progress(runtime, device, problem, options);
   if (result.interrupted)
     throw Error(ErrorKind::kUnavailable,
                 "tuning was interrupted; what was measured is kept and the same command goes on "
                 "from there");
   if (json)
-    print_document({{"operator", selection.problem.op},
+    print_document({{"operator", problem.op},
                     {"device", device.info().name},
                     {"model", device.info().model},
-                    {"problem", to_json(selection.problem)},
+                    {"problem", to_json(problem)},
                     {"plan", to_json(result.plan)},
                     {"tuned_ms", result.tuned_us / 1e3},
                     {"spread_ms", result.tuned_spread_us / 1e3},
@@ -126,7 +140,7 @@ int execute(const Flags& flags, bool json) {
                     {"stored", result.stored},
                     {"cache", runtime.cache().file().string()}});
   else
-    print_text(device, selection.problem, result);
+    print_text(device, problem, result);
   return kDone;
 }
 
@@ -137,6 +151,9 @@ void add_tune(Command& command) {
   CLI::App& verb = command.verb("tune", "find and remember the fastest plan for a problem",
                                 [flags](bool json) { return execute(*flags, json); });
   add_selection(verb, flags->selection);
+  verb.add_option("--problem", flags->problem,
+                  "every field that matters, such as T=64,H=2,K=128,use_qk_l2norm=true, instead of "
+                  "--preset or --shape and the options below");
   add_device(verb, flags->device);
   verb.add_option("--budget", flags->budget, "time to spend, such as 60s (default) or 2m");
   verb.add_option("--jobs", flags->jobs, "threads that compile (default 0: one per core)");

@@ -1,0 +1,421 @@
+// The operators of PyTorch's dispatcher, wyvern::forward and wyvern::backward, and the functions by
+// which the Python package (src/wyvern/_extension.py) loads and steers this library.
+#include <array>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/python/extension/prepared.hpp"
+#include "runtime/python/extension/torch_abi.hpp"
+
+namespace wyvern::extension {
+namespace {
+
+using Kind = Refusal::Kind;
+
+// kInputs and cu_seqlens_cpu; what follows them belongs to the backward pass.
+#define WYVERN_INPUT_SCHEMA                                                                    \
+  "str problem, Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor? erase, "        \
+  "Tensor? write, Tensor? initial_state, Tensor? cu_seqlens, Tensor? A_log, Tensor? dt_bias, " \
+  "Tensor? cu_seqlens_cpu"
+constexpr const char* kForwardSchema = "forward(" WYVERN_INPUT_SCHEMA ") -> Tensor[]";
+constexpr const char* kBackwardSchema =
+    "backward(" WYVERN_INPUT_SCHEMA ", Tensor do, Tensor? dht, Tensor[] kept) -> Tensor[]";
+
+constexpr std::size_t kRequired = 3;  // of kInputs, q, k and v are not optional
+constexpr std::uintptr_t kAlignment = 16, kWorkspaceAlignment = 256;
+constexpr std::size_t kMostTensors = kInputs.size() + kOutputGradients.size() + kKept.size();
+
+/// A failure of PyTorch itself, which has said more on stderr or in its own exception.
+void check_torch(AOTITorchError error, const char* what) {
+  if (error != 0) throw Refusal(Kind::runtime, std::string("PyTorch failed: ") + what);
+}
+
+/// An owned tensor of PyTorch; empty where it is absent.
+class Tensor {
+ public:
+  Tensor() = default;
+  explicit Tensor(AtenTensorHandle handle) : handle_(handle) {}
+  Tensor(Tensor&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Tensor& operator=(Tensor&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  Tensor(const Tensor&) = delete;
+  Tensor& operator=(const Tensor&) = delete;
+  ~Tensor() {
+    if (handle_ != nullptr) torch().aoti_torch_delete_tensor_object(handle_);
+  }
+
+  explicit operator bool() const { return handle_ != nullptr; }
+  AtenTensorHandle get() const { return handle_; }
+  AtenTensorHandle release() { return std::exchange(handle_, nullptr); }
+
+ private:
+  AtenTensorHandle handle_ = nullptr;
+};
+
+struct Place {
+  std::int32_t type = 0, index = -1;
+  bool operator==(const Place&) const = default;
+};
+
+Place place_of(const Tensor& tensor) {
+  Place place;
+  check_torch(torch().aoti_torch_get_device_type(tensor.get(), &place.type), "get_device_type");
+  check_torch(torch().aoti_torch_get_device_index(tensor.get(), &place.index), "get_device_index");
+  return place;
+}
+
+/// PyTorch's numbers of dtypes and devices.
+struct Numbers {
+  std::int32_t cpu, cuda, bytes;
+  std::array<std::pair<std::int32_t, std::int32_t>, 5> dtypes;  ///< PyTorch's, wyvern_dtype
+};
+
+const Numbers& numbers() {
+  static const Numbers all{torch().aoti_torch_device_type_cpu(),
+                           torch().aoti_torch_device_type_cuda(),
+                           torch().aoti_torch_dtype_uint8(),
+                           {{{torch().aoti_torch_dtype_float32(), WYVERN_FP32},
+                             {torch().aoti_torch_dtype_float16(), WYVERN_FP16},
+                             {torch().aoti_torch_dtype_bfloat16(), WYVERN_BF16},
+                             {torch().aoti_torch_dtype_int32(), WYVERN_INT32},
+                             {torch().aoti_torch_dtype_int64(), WYVERN_INT64}}}};
+  return all;
+}
+
+std::int32_t wyvern_dtype_of(std::int32_t dtype) {
+  for (const auto& [theirs, ours] : numbers().dtypes)
+    if (theirs == dtype) return ours;
+  return -1;
+}
+
+std::int32_t torch_dtype_of(std::int32_t dtype) {
+  for (const auto& [theirs, ours] : numbers().dtypes)
+    if (ours == dtype) return theirs;
+  throw Refusal(Kind::runtime, "an output has a dtype that PyTorch has not");
+}
+
+const char* dtype_text(std::int32_t dtype) {
+  constexpr std::array<const char*, 5> names{"torch.float32", "torch.float16", "torch.bfloat16",
+                                             "torch.int32", "torch.int64"};
+  return names[static_cast<std::size_t>(dtype - WYVERN_FP32)];
+}
+
+std::string place_text(const Place& place) {
+  if (place.type == numbers().cpu) return "the CPU";
+  if (place.type == numbers().cuda) return "cuda:" + std::to_string(place.index);
+  return "another device";
+}
+
+/// Memory for a tensor, contiguous and not initialized.
+Tensor empty(std::span<const std::int64_t> shape, std::int32_t dtype, const Place& place) {
+  std::array<std::int64_t, WYVERN_MAX_RANK> strides{};
+  std::int64_t stride = 1;
+  for (std::size_t i = shape.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= std::max<std::int64_t>(shape[i], 1);
+  }
+  AtenTensorHandle handle = nullptr;
+  check_torch(
+      torch().aoti_torch_empty_strided(static_cast<std::int64_t>(shape.size()), shape.data(),
+                                       strides.data(), dtype, place.type, place.index, &handle),
+      "no memory for an output or the workspace");
+  return Tensor(handle);
+}
+
+void* data_of(const Tensor& tensor) {
+  void* data = nullptr;
+  check_torch(torch().aoti_torch_get_data_ptr(tensor.get(), &data), "get_data_ptr");
+  return data;
+}
+
+/// The tensor's description for the C API, which lives as long as the tensor. One whose rows are
+/// not contiguous or not aligned is replaced by a copy.
+wyvern_tensor describe(const char* name, Tensor& tensor, const Place& place) {
+  const Place own = place_of(tensor);
+  if (own != place)
+    throw Refusal(Kind::value, std::string(name) + " is on " + place_text(own) +
+                                   "; it must be on " + place_text(place) + ", where q is");
+  wyvern_tensor described{name, nullptr, nullptr, nullptr, 0, 0};
+  std::int64_t rank = 0, *sizes = nullptr;
+  std::int32_t dtype = 0;
+  bool contiguous = false;
+  check_torch(torch().aoti_torch_get_dim(tensor.get(), &rank), "get_dim");
+  check_torch(torch().aoti_torch_get_sizes(tensor.get(), &sizes), "get_sizes");
+  check_torch(torch().aoti_torch_get_dtype(tensor.get(), &dtype), "get_dtype");
+  check_torch(torch().aoti_torch_is_contiguous(tensor.get(), &contiguous), "is_contiguous");
+  if (rank > WYVERN_MAX_RANK)
+    throw Refusal(Kind::value, std::string(name) + " has " + std::to_string(rank) + " dimensions");
+  described.data = data_of(tensor);
+  if (!contiguous || reinterpret_cast<std::uintptr_t>(described.data) % kAlignment != 0) {
+    Tensor copy = empty({sizes, static_cast<std::size_t>(rank)}, dtype, place);
+    check_torch(torch().aoti_torch_copy_(copy.get(), tensor.get(), 0), "copy_");
+    tensor = std::move(copy);
+    check_torch(torch().aoti_torch_get_sizes(tensor.get(), &sizes), "get_sizes");
+    described.data = data_of(tensor);
+  }
+  described.shape = sizes;
+  described.dtype = wyvern_dtype_of(dtype);
+  described.rank = static_cast<std::int32_t>(rank);
+  return described;
+}
+
+/// What the dispatcher hands over, owned: reading it takes it from the stack, all of it, so that
+/// nothing is lost where a later step throws.
+struct Call {
+  std::string problem;
+  std::array<Tensor, kInputs.size() + kOutputGradients.size()> tensors;
+  Tensor cu_seqlens_cpu;
+  std::vector<Tensor> kept;
+};
+
+Tensor take_tensor(StableIValue value) {
+  return Tensor(reinterpret_cast<AtenTensorHandle>(value));  // NOLINT(performance-no-int-to-ptr)
+}
+
+Tensor take_optional(StableIValue value) {
+  auto* const inner = reinterpret_cast<StableIValue*>(value);  // NOLINT(performance-no-int-to-ptr)
+  if (inner == nullptr) return {};
+  Tensor tensor = take_tensor(*inner);
+  delete inner;
+  return tensor;
+}
+
+std::string take_string(StableIValue value) {
+  auto* const handle = reinterpret_cast<StringHandle>(value);  // NOLINT(performance-no-int-to-ptr)
+  std::size_t length = 0;
+  const char* text = nullptr;
+  check_torch(torch().torch_string_length(handle, &length), "string_length");
+  check_torch(torch().torch_string_c_str(handle, &text), "string_c_str");
+  std::string own(text, length);
+  torch().torch_delete_string(handle);
+  return own;
+}
+
+std::vector<Tensor> take_list(StableIValue value) {
+  auto* const list =
+      reinterpret_cast<StableListHandle>(value);  // NOLINT(performance-no-int-to-ptr)
+  std::size_t count = 0;
+  check_torch(torch().torch_list_size(list, &count), "list_size");
+  std::vector<Tensor> tensors(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    StableIValue item = 0;
+    check_torch(torch().torch_list_get_item(list, i, &item), "list_get_item");
+    tensors[i] = take_tensor(item);
+  }
+  torch().torch_delete_list(list);
+  return tensors;
+}
+
+Call take(const StableIValue* stack, bool backward) {
+  Call call;
+  std::size_t at = 0;
+  call.problem = take_string(stack[at++]);
+  for (std::size_t i = 0; i < kInputs.size(); ++i, ++at)
+    call.tensors[i] = i < kRequired ? take_tensor(stack[at]) : take_optional(stack[at]);
+  call.cu_seqlens_cpu = take_optional(stack[at++]);
+  if (!backward) return call;
+  call.tensors[kInputs.size()] = take_tensor(stack[at++]);
+  call.tensors[kInputs.size() + 1] = take_optional(stack[at++]);
+  call.kept = take_list(stack[at++]);
+  return call;
+}
+
+StableIValue give_list(std::vector<Tensor>& tensors) {
+  StableListHandle list = nullptr;
+  check_torch(torch().torch_new_list_reserve_size(tensors.size(), &list), "new_list");
+  for (Tensor& tensor : tensors)
+    check_torch(
+        torch().torch_list_push_back(list, reinterpret_cast<StableIValue>(tensor.release())),
+        "list_push_back");
+  return reinterpret_cast<StableIValue>(list);
+}
+
+void* stream_of(const Place& place) {
+  if (place.type != numbers().cuda) return nullptr;
+  if (torch().aoti_torch_get_current_cuda_stream == nullptr)
+    throw Refusal(Kind::runtime, "this build of PyTorch is not for CUDA");
+  void* stream = nullptr;
+  check_torch(torch().aoti_torch_get_current_cuda_stream(place.index, &stream),
+              "get_current_cuda_stream");
+  return stream;
+}
+
+/// cu_seqlens of the host as the C API takes them.
+class HostSeqlens {
+ public:
+  explicit HostSeqlens(Tensor& tensor) {
+    if (!tensor) return;
+    const wyvern_tensor given = describe("cu_seqlens_cpu", tensor, {numbers().cpu, -1});
+    if (given.rank != 1)
+      throw Refusal(Kind::value, "cu_seqlens_cpu has " + std::to_string(given.rank) +
+                                     " dimensions; it must have 1");
+    const auto count = static_cast<std::size_t>(given.shape[0]);
+    if (given.dtype == WYVERN_INT64) {
+      entries_ = {static_cast<const std::int64_t*>(given.data), count};
+    } else if (given.dtype == WYVERN_INT32) {
+      const auto* const narrow = static_cast<const std::int32_t*>(given.data);
+      wide_.assign(narrow, narrow + count);
+      entries_ = wide_;
+    } else {
+      throw Refusal(Kind::type, "cu_seqlens_cpu must be torch.int32 or torch.int64");
+    }
+  }
+  std::span<const std::int64_t> entries() const { return entries_; }
+
+ private:
+  std::vector<std::int64_t> wide_;
+  std::span<const std::int64_t> entries_;
+};
+
+/// The tensors of a launch, gathered in the order in which the operator names them.
+class Launch {
+ public:
+  Launch(const Prepared& prepared, std::span<const wyvern_tensor> inputs,
+         std::span<const wyvern_tensor> kept, std::span<const Tensor> outputs)
+      : prepared_(prepared) {
+    for (const LaunchTensor& tensor : prepared.tensors) switch (tensor.from) {
+        case LaunchTensor::From::input: add(tensor.spec, inputs[tensor.at]); break;
+        case LaunchTensor::From::kept: add(tensor.spec, kept[tensor.at]); break;
+        case LaunchTensor::From::output:
+          tensors_[count_++] = {tensor.spec.name, data_of(outputs[tensor.at]), tensor.spec.shape,
+                                nullptr,          tensor.spec.dtype,           tensor.spec.rank};
+          break;
+      }
+  }
+
+  void run(const Tensor& workspace, const HostSeqlens& seqlens, void* stream) {
+    wyvern_launch launch = WYVERN_LAUNCH_INIT;
+    launch.tensors = tensors_.data();
+    launch.tensor_count = count_;
+    if (workspace) {
+      auto at = reinterpret_cast<std::uintptr_t>(data_of(workspace));
+      at = (at + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+      launch.workspace = reinterpret_cast<void*>(at);  // NOLINT(performance-no-int-to-ptr)
+    }
+    launch.workspace_bytes = prepared_.workspace_bytes;
+    launch.stream = stream;
+    launch.cu_seqlens_host = seqlens.entries().data();
+    launch.cu_seqlens_host_count = seqlens.entries().size();
+    check(wyvern_operator_launch(prepared_.op, &launch));
+  }
+
+ private:
+  /// One that is absent is left out, and the launch says what is missing.
+  void add(const wyvern_tensor_spec& spec, const wyvern_tensor& given) {
+    if (given.name == nullptr) return;
+    if (given.dtype != spec.dtype)
+      throw Refusal(Kind::type, std::string(given.name) + " is " + dtype_text(given.dtype) +
+                                    "; it must be " + dtype_text(spec.dtype));
+    tensors_[count_++] = given;
+  }
+
+  const Prepared& prepared_;
+  std::array<wyvern_tensor, kMostTensors + kGradients.size()> tensors_{};
+  std::size_t count_ = 0;
+};
+
+std::vector<Tensor> run(Call& call, bool backward) {
+  const Place place = place_of(call.tensors[0]);
+  if (place.type != numbers().cpu && place.type != numbers().cuda)
+    throw Refusal(Kind::value, "q is on another device; it must be on the CPU or a CUDA device");
+  const std::size_t count = backward ? call.tensors.size() : kInputs.size();
+  std::array<wyvern_tensor, kInputs.size() + kOutputGradients.size()> inputs{};
+  for (std::size_t i = 0; i < count; ++i)
+    if (call.tensors[i])
+      inputs[i] = describe(i < kInputs.size() ? kInputs[i] : kOutputGradients[i - kInputs.size()],
+                           call.tensors[i], place);
+
+  Request request;
+  request.problem = call.problem;
+  request.backward = backward;
+  request.cuda_device = place.type == numbers().cuda ? place.index : -1;
+  request.stream = stream_of(place);
+  request.tensors = std::span(inputs).first(count);
+  const Prepared& op = prepared(request);
+
+  std::vector<Tensor> outputs(op.outputs.size());
+  for (std::size_t i = 0; i < outputs.size(); ++i)
+    outputs[i] = empty({op.outputs[i].shape, static_cast<std::size_t>(op.outputs[i].rank)},
+                       torch_dtype_of(op.outputs[i].dtype), place);
+  if (call.kept.size() != op.kept.size())
+    throw Refusal(Kind::value, "kept has " + std::to_string(call.kept.size()) +
+                                   " tensors; it must have " + std::to_string(op.kept.size()));
+  std::array<wyvern_tensor, kKept.size()> kept{};
+  for (std::size_t i = 0; i < op.kept.size(); ++i)
+    kept[i] = describe(op.kept[i], call.kept[i], place);
+  Tensor workspace;
+  if (op.workspace_bytes != 0) {
+    const std::int64_t bytes = static_cast<std::int64_t>(op.workspace_bytes + kWorkspaceAlignment);
+    workspace = empty({&bytes, 1}, numbers().bytes, place);
+  }
+  const HostSeqlens seqlens(call.cu_seqlens_cpu);
+  Launch(op, request.tensors, kept, outputs).run(workspace, seqlens, request.stream);
+  return outputs;
+}
+
+template <bool backward>
+void kernel(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*outputs*/) {
+  Call call = take(stack, backward);
+  std::vector<Tensor> outputs = run(call, backward);
+  stack[0] = give_list(outputs);
+}
+
+void register_operators() {
+  TorchLibraryHandle library = nullptr;
+  check_torch(torch().aoti_torch_library_init_def("wyvern", __FILE__, __LINE__, &library),
+              "the namespace wyvern is taken");
+  for (const char* const schema : {kForwardSchema, kBackwardSchema})
+    check_torch(torch().aoti_torch_library_def(library, schema), schema);
+  for (const char* const key : {"CPU", "CUDA"}) {
+    TorchLibraryHandle kernels = nullptr;
+    check_torch(torch().aoti_torch_library_init_impl("wyvern", key, __FILE__, __LINE__, &kernels),
+                key);
+    check_torch(torch().torch_library_impl(kernels, "forward", &kernel<false>, kTorchVersion), key);
+    check_torch(torch().torch_library_impl(kernels, "backward", &kernel<true>, kTorchVersion), key);
+  }
+}
+
+}  // namespace
+}  // namespace wyvern::extension
+
+using namespace wyvern::extension;
+
+#define WYVERN_EXTENSION extern "C" __attribute__((visibility("default")))
+
+/// Registers the operators, once; "" or what is wrong, which lives until the next call.
+WYVERN_EXTENSION const char* wyvern_extension_load() {
+  static std::string problem;
+  static bool done = false;
+  if (done) return "";
+  try {
+    register_operators();
+    done = true;
+    problem.clear();
+  } catch (const std::exception& error) {
+    problem = error.what();
+  }
+  return problem.c_str();
+}
+
+/// Sets where plans come from, a wyvern_policy, and gives what was set before.
+WYVERN_EXTENSION int wyvern_extension_policy(int policy) {
+  const int before = wyvern::extension::policy();
+  set_policy(policy);
+  return before;
+}
+
+/// The same as described(); lives until this thread's next call.
+WYVERN_EXTENSION const char* wyvern_extension_described() {
+  thread_local std::string text;
+  text = described();
+  return text.c_str();
+}
+
+/// The same as forget().
+WYVERN_EXTENSION void wyvern_extension_forget() { forget(); }

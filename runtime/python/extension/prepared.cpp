@@ -1,0 +1,425 @@
+#include "runtime/python/extension/prepared.hpp"
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <charconv>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+namespace wyvern::extension {
+namespace {
+
+using Kind = Refusal::Kind;
+
+std::string_view name_of(Kind kind) {
+  switch (kind) {
+    case Kind::type: return "TypeError";
+    case Kind::value: return "ValueError";
+    case Kind::runtime: break;
+  }
+  return "RuntimeError";
+}
+
+std::atomic<int> current_policy{WYVERN_POLICY_CACHED};
+/// Raised by forget(): tables filled under another number are empty.
+std::atomic<std::uint64_t> generation{0};
+
+// Shapes that come and go must not fill the memory: a table that is full begins anew.
+constexpr std::size_t kMostOfThread = 1024;
+constexpr std::size_t kMostOfProcess = 8192;
+
+using Table = std::unordered_map<std::string, std::shared_ptr<const Prepared>>;
+
+/// What the whole process shares. Never destroyed: threads may outlive main().
+struct Shared {
+  std::mutex mutex;
+  Table table;
+  std::map<std::int32_t, wyvern_device*> devices;  ///< by number, -1 the CPU
+  wyvern_runtime* runtime = nullptr;
+};
+
+Shared& shared() {
+  static Shared* const all = [] {
+    auto* made = new Shared;
+    // A child of fork() must find the lock free; it is held for moments only.
+    pthread_atfork([] { shared().mutex.lock(); }, [] { shared().mutex.unlock(); },
+                   [] { shared().mutex.unlock(); });
+    return made;
+  }();
+  return *all;
+}
+
+wyvern_device* device_of(std::int32_t number) {
+  const std::scoped_lock lock(shared().mutex);
+  wyvern_device*& device = shared().devices[number];
+  if (device == nullptr)
+    check(wyvern_device_open(number < 0 ? "cpu" : ("cuda:" + std::to_string(number)).c_str(),
+                             &device));
+  return device;
+}
+
+wyvern_runtime* runtime() {
+  const std::scoped_lock lock(shared().mutex);
+  if (shared().runtime == nullptr) check(wyvern_runtime_create(nullptr, &shared().runtime));
+  return shared().runtime;
+}
+
+bool is_captured(void* stream) {
+  using Query = int (*)(void*, int*);
+  static const Query query = [] {
+    void* const driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    return driver == nullptr ? nullptr
+                             : reinterpret_cast<Query>(dlsym(driver, "cuStreamIsCapturing"));
+  }();
+  int status = 0;
+  return query != nullptr && query(stream, &status) == 0 && status != 0;
+}
+
+/// A problem of the C API while it is filled.
+class Problem {
+ public:
+  explicit Problem(const std::string& op) { check(wyvern_problem_create(op.c_str(), &problem_)); }
+  ~Problem() { wyvern_problem_destroy(problem_); }
+  Problem(const Problem&) = delete;
+  Problem& operator=(const Problem&) = delete;
+
+  void set(const char* field, std::int64_t value) {
+    check(wyvern_problem_set_int(problem_, field, value));
+  }
+  void set(const char* field, const char* value) {
+    check(wyvern_problem_set_text(problem_, field, value));
+  }
+  /// A field given as text, whatever its type.
+  void set_text(const std::string& field, const std::string& value) {
+    switch (type_of(field)) {
+      case WYVERN_FIELD_REAL:
+        check(wyvern_problem_set_real(problem_, field.c_str(), number<double>(field, value)));
+        break;
+      case WYVERN_FIELD_INT:
+      case WYVERN_FIELD_BOOL: set(field.c_str(), number<std::int64_t>(field, value)); break;
+      default: set(field.c_str(), value.c_str()); break;
+    }
+  }
+  const wyvern_problem* get() const { return problem_; }
+
+ private:
+  static std::int32_t type_of(const std::string& field) {
+    wyvern_field_info info = WYVERN_FIELD_INFO_INIT;
+    for (std::size_t i = 0; i < wyvern_field_count(); ++i) {
+      check(wyvern_field_get(i, &info));
+      if (field == info.name) return info.type;
+    }
+    throw Refusal(Kind::value, "problem names the field '" + field + "', which there is not");
+  }
+  template <class T>
+  static T number(const std::string& field, const std::string& text) {
+    T value{};
+    const auto parsed = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (parsed.ec != std::errc{} || parsed.ptr != text.data() + text.size())
+      throw Refusal(Kind::value, field + " is '" + text + "'; it must be a number");
+    return value;
+  }
+
+  wyvern_problem* problem_ = nullptr;
+};
+
+/// "a=1 b=2" as pairs.
+std::vector<std::pair<std::string, std::string>> fields_of(std::string_view text) {
+  std::vector<std::pair<std::string, std::string>> fields;
+  while (!text.empty()) {
+    const std::string_view field = text.substr(0, text.find(' '));
+    text.remove_prefix(std::min(field.size() + 1, text.size()));
+    const std::size_t equals = field.find('=');
+    if (equals == std::string_view::npos)
+      throw Refusal(Kind::value, "problem has '" + std::string(field) + "'; it must be name=value");
+    fields.emplace_back(field.substr(0, equals), field.substr(equals + 1));
+  }
+  return fields;
+}
+
+const char* dtype_name(std::int32_t dtype) {
+  switch (dtype) {
+    case WYVERN_FP32: return "fp32";
+    case WYVERN_FP16: return "fp16";
+    case WYVERN_BF16: return "bf16";
+    case WYVERN_INT32: return "int32";
+    case WYVERN_INT64: return "int64";
+    default: return "?";
+  }
+}
+
+/// The tensors of a request by name, with checks that the problem's dimensions need.
+class Tensors {
+ public:
+  explicit Tensors(const Request& request) : request_(request) {}
+
+  const wyvern_tensor* find(std::size_t at) const {
+    return request_.tensors[at].name == nullptr ? nullptr : &request_.tensors[at];
+  }
+  const wyvern_tensor& ranked(std::size_t at, const char* name, std::int32_t rank) const {
+    const wyvern_tensor* const tensor = find(at);
+    if (tensor == nullptr) throw Refusal(Kind::type, std::string(name) + " is missing");
+    if (tensor->rank != rank)
+      throw Refusal(Kind::value, std::string(name) + " has " + std::to_string(tensor->rank) +
+                                     " dimensions; it must have " + std::to_string(rank));
+    return *tensor;
+  }
+
+ private:
+  const Request& request_;
+};
+
+// Places in kInputs.
+enum Input : std::size_t { kQ, kK, kV, kG, kBeta, kErase, kWrite, kInitialState, kSeqlens };
+constexpr std::size_t kDht = kInputs.size() + 1;
+
+void set_dtype(Problem& problem, const char* field, const wyvern_tensor* tensor) {
+  if (tensor != nullptr) problem.set(field, dtype_name(tensor->dtype));
+}
+
+void fill(Problem& problem, const Request& request) {
+  const Tensors tensors(request);
+  const wyvern_tensor& query = tensors.ranked(kQ, "q", 4);
+  const wyvern_tensor& value = tensors.ranked(kV, "v", 4);
+  problem.set("B", query.shape[0]), problem.set("T", query.shape[1]);
+  problem.set("H", query.shape[2]), problem.set("K", query.shape[3]);
+  problem.set("HV", value.shape[2]), problem.set("V", value.shape[3]);
+  const bool packed = tensors.find(kSeqlens) != nullptr;
+  problem.set("packed", packed ? 1 : 0);
+  problem.set("N",
+              packed ? tensors.ranked(kSeqlens, "cu_seqlens", 1).shape[0] - 1 : query.shape[0]);
+  set_dtype(problem, "dtype", &query);
+  const std::size_t rate = tensors.find(kErase) != nullptr ? kErase : kBeta;
+  set_dtype(problem, "beta_dtype", tensors.find(rate) != nullptr ? tensors.find(rate) : &query);
+  set_dtype(problem, "g_dtype", tensors.find(kG));
+  set_dtype(problem, "state_dtype", tensors.find(kInitialState));
+  set_dtype(problem, "seqlens_dtype", tensors.find(kSeqlens));
+  problem.set("initial_state", tensors.find(kInitialState) != nullptr ? 1 : 0);
+  if (!request.backward) return;
+  problem.set("pass", "backward");
+  problem.set("output_final_state", tensors.find(kDht) != nullptr ? 1 : 0);
+}
+
+/// Refuses dtypes that no problem has, by the names of tensors: a problem's fields have others.
+void check_dtypes(const Request& request) {
+  for (std::size_t i = 0; i < request.tensors.size(); ++i) {
+    const wyvern_tensor& tensor = request.tensors[i];
+    if (tensor.name == nullptr) continue;
+    const bool integer = tensor.dtype == WYVERN_INT32 || tensor.dtype == WYVERN_INT64;
+    if (tensor.dtype >= 0 && integer == (i == kSeqlens)) continue;
+    throw Refusal(Kind::type,
+                  std::string(tensor.name) + " has a dtype that it cannot have; it must be " +
+                      (i == kSeqlens ? "torch.int32 or torch.int64"
+                                     : "torch.float32, torch.float16 or torch.bfloat16"));
+  }
+}
+
+std::vector<wyvern_tensor_spec> specs_of(const wyvern_operator* op) {
+  std::size_t count = 0;
+  check(wyvern_operator_tensors(op, nullptr, sizeof(wyvern_tensor_spec), 0, &count));
+  std::vector<wyvern_tensor_spec> specs(count);
+  check(wyvern_operator_tensors(op, specs.data(), sizeof(wyvern_tensor_spec), count, nullptr));
+  std::erase_if(specs, [](const wyvern_tensor_spec& spec) { return spec.present == 0; });
+  return specs;
+}
+
+const wyvern_tensor_spec* find(std::span<const wyvern_tensor_spec> specs, std::string_view name) {
+  const auto found = std::find_if(specs.begin(), specs.end(), [&](const wyvern_tensor_spec& spec) {
+    return name == spec.name;
+  });
+  return found == specs.end() ? nullptr : &*found;
+}
+
+/// The place of a name; the list's size where it is not in it.
+template <class Names>
+std::size_t place_in(const Names& names, std::string_view name) {
+  const auto found = std::find(std::begin(names), std::end(names), name);
+  return static_cast<std::size_t>(found - std::begin(names));
+}
+
+/// Says of each tensor of the launch where a call has it.
+void connect(Prepared& made, std::span<const wyvern_tensor_spec> specs, bool backward) {
+  const auto add_outputs = [&](std::span<const char* const> names) {
+    for (const char* const name : names)
+      if (const wyvern_tensor_spec* const spec = find(specs, name);
+          spec != nullptr && spec->access == WYVERN_WRITE)
+        made.outputs.push_back(*spec);
+  };
+  if (backward) {
+    add_outputs(kGradients);
+  } else {
+    add_outputs(kOutputs);
+    add_outputs(kKept);
+  }
+  for (const char* const name : kKept)
+    if (const wyvern_tensor_spec* const spec = find(specs, name);
+        spec != nullptr && spec->access == WYVERN_READ)
+      made.kept.push_back(name);
+
+  using From = LaunchTensor::From;
+  std::vector<std::string_view> outputs;
+  for (const wyvern_tensor_spec& output : made.outputs) outputs.emplace_back(output.name);
+  for (const wyvern_tensor_spec& spec : specs) {
+    const std::string_view name = spec.name;
+    if (spec.access == WYVERN_WRITE)
+      made.tensors.push_back({spec, From::output, place_in(outputs, name)});
+    else if (const std::size_t kept = place_in(made.kept, name); kept < made.kept.size())
+      made.tensors.push_back({spec, From::kept, kept});
+    else if (const std::size_t input = place_in(kInputs, name); input < kInputs.size())
+      made.tensors.push_back({spec, From::input, input});
+    else if (const std::size_t gradient = place_in(kOutputGradients, name);
+             gradient < kOutputGradients.size())
+      made.tensors.push_back({spec, From::input, kInputs.size() + gradient});
+    else
+      throw Refusal(Kind::value,
+                    "the problem needs " + std::string(name) + ", which no call gives");
+  }
+}
+
+/// What is given without use is refused once, here; what is missing or wrong each launch refuses.
+void check_given(std::span<const wyvern_tensor_spec> specs, const Request& request) {
+  for (const wyvern_tensor& tensor : request.tensors)
+    if (tensor.name != nullptr && find(specs, tensor.name) == nullptr)
+      throw Refusal(Kind::value,
+                    std::string(tensor.name) + " is given; this problem has no use for it");
+}
+
+const char* origin_name(std::int32_t origin) {
+  switch (origin) {
+    case WYVERN_ORIGIN_EXACT: return "exact";
+    case WYVERN_ORIGIN_NEAREST: return "nearest";
+    case WYVERN_ORIGIN_DEFAULT: return "default";
+    default: return "given";
+  }
+}
+
+/// The keys of problems and the names of devices have nothing that JSON would want escaped.
+std::string describe(const Problem& problem, const wyvern_operator* op, std::int32_t device) {
+  std::size_t length = 0;
+  check(wyvern_problem_key(problem.get(), nullptr, 0, &length));
+  std::string key(length + 1, '\0');
+  check(wyvern_problem_key(problem.get(), key.data(), key.size(), nullptr));
+  key.pop_back();
+  std::int32_t origin = 0;
+  const char* plan = nullptr;
+  check(wyvern_operator_origin(op, &origin));
+  check(wyvern_operator_plan(op, &plan));
+  return R"({"problem": ")" + key + R"(", "device": ")" +
+         (device < 0 ? "cpu" : "cuda:" + std::to_string(device)) + R"(", "origin": ")" +
+         origin_name(origin) + R"(", "plan": )" + plan + "}";
+}
+
+std::shared_ptr<const Prepared> prepare(const Request& request) {
+  check_dtypes(request);
+  auto fields = fields_of(request.problem);
+  const auto op = std::find_if(fields.begin(), fields.end(),
+                               [](const auto& field) { return field.first == "op"; });
+  if (op == fields.end()) throw Refusal(Kind::value, "problem names no operator (op=...)");
+  Problem problem(op->second);
+  for (const auto& [field, value] : fields)
+    if (field != "op") problem.set_text(field, value);
+  fill(problem, request);
+  check(wyvern_problem_validate(problem.get()));
+
+  wyvern_prepare_options options = WYVERN_PREPARE_OPTIONS_INIT;
+  options.policy = policy();
+  auto made = std::make_shared<Prepared>();
+  check(wyvern_prepare(runtime(), device_of(request.cuda_device), problem.get(), &options,
+                       &made->op));
+  check(wyvern_operator_workspace_bytes(made->op, &made->workspace_bytes));
+  const std::vector<wyvern_tensor_spec> specs = specs_of(made->op);
+  check_given(specs, request);
+  connect(*made, specs, request.backward);
+  made->description = describe(problem, made->op, request.cuda_device);
+  return made;
+}
+
+/// Everything that the problem, the device and the plan depend on, as bytes.
+void write_key(const Request& request, std::string& key) {
+  key.assign(request.problem);
+  const auto add = [&key](std::int64_t number) {
+    char bytes[sizeof number];
+    std::memcpy(bytes, &number, sizeof number);
+    key.append(bytes, sizeof number);
+  };
+  add(request.cuda_device * 4 + policy() * 2 + (request.backward ? 1 : 0));
+  for (const wyvern_tensor& tensor : request.tensors)
+    key += tensor.name == nullptr ? '\0' : static_cast<char>(tensor.dtype);
+  for (const std::size_t at : {std::size_t{kQ}, std::size_t{kV}, std::size_t{kSeqlens}}) {
+    const wyvern_tensor& tensor = request.tensors[at];
+    if (tensor.name == nullptr) continue;
+    add(tensor.rank);
+    for (std::int32_t d = 0; d < tensor.rank; ++d) add(tensor.shape[d]);
+  }
+}
+
+std::shared_ptr<const Prepared> find_shared(const std::string& key, std::uint64_t now) {
+  const std::scoped_lock lock(shared().mutex);
+  if (generation.load(std::memory_order_acquire) != now) return nullptr;
+  const auto found = shared().table.find(key);
+  return found == shared().table.end() ? nullptr : found->second;
+}
+
+void keep_shared(const std::string& key, const std::shared_ptr<const Prepared>& made,
+                 std::uint64_t now) {
+  const std::scoped_lock lock(shared().mutex);
+  if (generation.load(std::memory_order_acquire) != now) return;
+  if (shared().table.size() >= kMostOfProcess) shared().table.clear();
+  shared().table.insert_or_assign(key, made);
+}
+
+}  // namespace
+
+Refusal::Refusal(Kind kind, const std::string& what)
+    : std::runtime_error("wyvern." + std::string(name_of(kind)) + ": " + what) {}
+
+void check(wyvern_status status) {
+  if (status == WYVERN_OK) return;
+  throw Refusal(status == WYVERN_BAD_INPUT ? Kind::value : Kind::runtime, wyvern_last_error());
+}
+
+const Prepared& prepared(const Request& request) {
+  thread_local std::string key;
+  thread_local Table table;
+  thread_local std::uint64_t filled_under = 0;
+  const std::uint64_t now = generation.load(std::memory_order_acquire);
+  if (filled_under != now || table.size() >= kMostOfThread) {
+    table.clear();
+    filled_under = now;
+  }
+  write_key(request, key);
+  if (const auto found = table.find(key); found != table.end()) return *found->second;
+  std::shared_ptr<const Prepared> one = find_shared(key, now);
+  if (one == nullptr) {
+    if (request.cuda_device >= 0 && is_captured(request.stream))
+      throw Refusal(Kind::runtime,
+                    "a CUDA graph is captured and this problem was not prepared before: call the "
+                    "operator once with these shapes and options before the capture");
+    one = prepare(request);
+    keep_shared(key, one, now);
+  }
+  return *table.insert_or_assign(key, std::move(one)).first->second;
+}
+
+void set_policy(int policy) { current_policy.store(policy, std::memory_order_relaxed); }
+int policy() { return current_policy.load(std::memory_order_relaxed); }
+std::string described() {
+  const std::scoped_lock lock(shared().mutex);
+  std::string list;
+  for (const auto& [key, one] : shared().table)
+    list += (list.empty() ? "" : ",\n ") + one->description;
+  return "[" + list + "]";
+}
+void forget() {
+  const std::scoped_lock lock(shared().mutex);
+  shared().table.clear();
+  generation.fetch_add(1, std::memory_order_acq_rel);
+}
+
+}  // namespace wyvern::extension

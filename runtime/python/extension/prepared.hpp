@@ -1,0 +1,89 @@
+// Prepared operators by problem, behind the C API: prepared once, then found in a table.
+#pragma once
+
+#include <wyvern/wyvern.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace wyvern::extension {
+
+/// What is wrong, in the words of a Python exception: its message begins with "wyvern.TypeError: ",
+/// "wyvern.ValueError: " or "wyvern.RuntimeError: ".
+class Refusal : public std::runtime_error {
+ public:
+  enum class Kind : std::uint8_t { type, value, runtime };
+  Refusal(Kind kind, const std::string& what);
+};
+
+/// Throws the refusal that belongs to a status of the C API, with its message.
+void check(wyvern_status status);
+
+// The tensors of a call, in this order; the names are those of <wyvern/runtime.hpp>.
+inline constexpr auto kInputs =
+    std::to_array<const char*>({"q", "k", "v", "g", "beta", "erase", "write", "initial_state",
+                                "cu_seqlens", "A_log", "dt_bias"});
+/// What a backward pass takes beside the inputs.
+inline constexpr auto kOutputGradients = std::to_array<const char*>({"do", "dht"});
+/// What disable_recompute keeps for the backward pass.
+inline constexpr auto kKept =
+    std::to_array<const char*>({"Tinv", "Aqk", "w", "qg", "kg", "h", "v_new"});
+/// What a forward or recurrent pass gives before what it keeps.
+inline constexpr auto kOutputs =
+    std::to_array<const char*>({"o", "final_state", "intermediate_states"});
+/// What a backward pass gives.
+inline constexpr auto kGradients = std::to_array<const char*>(
+    {"dq", "dk", "dv", "dg", "dbeta", "derase", "dwrite", "dinitial_state", "dA_log", "ddt_bias"});
+
+/// A call as the table sees it.
+struct Request {
+  /// "op=kda use_qk_l2norm=1 scale=0.5": fields of a problem (wyvern_field_get() lists them) by
+  /// name. Those that the tensors say (dimensions, dtypes, what is given) are left out.
+  std::string_view problem;
+  bool backward = false;
+  std::int32_t cuda_device = -1;  ///< -1: the CPU
+  void* stream = nullptr;         ///< of the GPU: asked whether it is captured
+  /// kInputs, and of a backward pass kOutputGradients; a tensor that is absent has no name, one of
+  /// a dtype that Wyvern does not know has -1.
+  std::span<const wyvern_tensor> tensors;
+};
+
+/// A tensor of a launch, and where a call has it.
+struct LaunchTensor {
+  enum class From : std::uint8_t { input, kept, output };
+  wyvern_tensor_spec spec;
+  From from = From::input;
+  std::size_t at = 0;  ///< among the request's tensors, what is kept, or the outputs
+};
+
+/// An operator and what its launch takes and gives.
+struct Prepared {
+  wyvern_operator* op = nullptr;
+  std::size_t workspace_bytes = 0;
+  std::vector<LaunchTensor> tensors;        ///< all that are present, in binding order
+  std::vector<wyvern_tensor_spec> outputs;  ///< what is written, in the order of the tables above
+  std::vector<const char*> kept;            ///< what a backward pass reads of it, in that order
+  std::string description;                  ///< of described()
+  ~Prepared() { wyvern_operator_destroy(op); }
+};
+
+/// The operator for the request: from this thread's table, else from the process's, else prepared.
+/// Takes no lock where the thread's table has it. What it gives stays valid until this thread's
+/// next call. Throws Refusal.
+const Prepared& prepared(const Request& request);
+
+/// From where plans come from now on: a wyvern_policy. For the whole process; thread-safe.
+void set_policy(int policy);
+int policy();
+/// What is in the process's table, as JSON: [{"problem": key, "device", "origin", "plan"}].
+std::string described();
+/// Empties the tables: what is asked for next is prepared again, by a plan tuned meanwhile.
+void forget();
+
+}  // namespace wyvern::extension

@@ -1,0 +1,240 @@
+"""The operators of PyTorch's dispatcher, their gradients, their shapes, and what their errors become.
+
+``wyvern::forward`` and ``wyvern::backward`` take a problem as text, "op=kda scale=0.5", whose names are
+the fields that ``wyvern_field_get()`` lists. They give a list of the tensors that the problem has:
+
+* forward: o, final_state, intermediate_states, then what ``disable_recompute=1`` keeps (``KEPT``);
+* backward: the gradients of q, k, v, g, beta, erase, write, initial_state, A_log, dt_bias.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from ._extension import load
+
+load()
+forward_op = torch.ops.wyvern.forward.default
+backward_op = torch.ops.wyvern.backward.default
+
+KEPT = ("Tinv", "Aqk", "w", "qg", "kg", "h", "v_new")
+_VECTOR_GATED = ("kda", "gdn2")
+
+
+def fields_of(problem: str) -> dict[str, str]:
+    """The fields that a problem's text names."""
+    return dict(field.split("=", 1) for field in problem.split(" "))
+
+
+def _set(fields: dict[str, str], name: str) -> bool:
+    return fields.get(name, "0") == "1"
+
+
+def _kept_chunk_size(fields: dict[str, str], v: Tensor) -> int:
+    """As kept_chunk_size() of <wyvern/problem.hpp>."""
+    if "chunk_size" in fields:
+        return int(fields["chunk_size"])
+    row_bytes = v.shape[3] * v.element_size()
+    if not _set(fields, "disable_recompute") or row_bytes <= 512:
+        return 64
+    return 32 if row_bytes <= 1024 else 16
+
+
+@torch.library.register_fake("wyvern::forward")
+def _forward_shapes(
+    problem: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    erase: Tensor | None,
+    write: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    cu_seqlens_cpu: Tensor | None,
+) -> list[Tensor]:
+    fields = fields_of(problem)
+    B, T, _, K = q.shape
+    HV, V = v.shape[2], v.shape[3]
+    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    state = [HV, V, K] if _set(fields, "state_v_first") else [HV, K, V]
+    outputs = [q.new_empty([B, T, HV, V])]
+    if _set(fields, "output_final_state"):
+        outputs.append(q.new_empty([N, *state], dtype=torch.float32))
+    C = _kept_chunk_size(fields, v)
+    rows = T * int(fields.get("num_householder", "1"))
+    slots = B * ((rows + C - 1) // C) if cu_seqlens is None else rows // C + N
+    if _set(fields, "return_intermediate_states"):
+        outputs.append(q.new_empty([slots, *state]))
+    if _set(fields, "disable_recompute"):
+        shapes = {
+            "Tinv": [B, rows, HV, C],
+            "w": [B, rows, HV, K],
+            "h": [slots, HV, K, V],
+            "v_new": [B, rows, HV, V],
+        }
+        if fields["op"] in _VECTOR_GATED:
+            shapes |= {"Aqk": [B, T, HV, C], "qg": [B, T, HV, K], "kg": [B, T, HV, K]}
+        for name in KEPT:
+            if name in shapes:
+                dtype = torch.float32 if name == "Aqk" else q.dtype
+                outputs.append(q.new_empty(shapes[name], dtype=dtype))
+    return outputs
+
+
+@torch.library.register_fake("wyvern::backward")
+def _backward_shapes(
+    problem: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    erase: Tensor | None,
+    write: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    cu_seqlens_cpu: Tensor | None,
+    do: Tensor,
+    dht: Tensor | None,
+    kept: Sequence[Tensor],
+) -> list[Tensor]:
+    inputs = (q, k, v, g, beta, erase, write)
+    gradients = [x.new_empty(x.shape) for x in inputs if x is not None]
+    if initial_state is not None:
+        gradients.append(initial_state.new_empty(initial_state.shape, dtype=torch.float32))
+    return gradients + [x.new_empty(x.shape) for x in (A_log, dt_bias) if x is not None]
+
+
+class _Recurrence(torch.autograd.Function):
+    """The forward pass with the backward pass as its gradient; its arguments are the operator's."""
+
+    @staticmethod
+    def forward(ctx: Any, problem: str, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        outputs = forward_op(problem, *inputs)
+        given = 2 if " output_final_state=1" in problem else 1
+        ctx.problem = problem
+        ctx.kept_from = len(inputs)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs, *outputs[given:])
+        return tuple(outputs[:given])
+
+    @staticmethod
+    def backward(ctx: Any, do: Tensor | None, dht: Tensor | None = None) -> tuple[Any, ...]:
+        saved = ctx.saved_tensors
+        inputs, kept = saved[: ctx.kept_from], list(saved[ctx.kept_from :])
+        q, _, v = inputs[:3]
+        if do is None:
+            if dht is None:
+                return (None,) * (ctx.kept_from + 1)
+            do = q.new_zeros([*q.shape[:2], *v.shape[2:]])
+        gradients = backward_op(ctx.problem, *inputs, do, dht, kept)
+        result: list[Tensor | None] = [None]
+        at = 0
+        for place, x in enumerate(inputs):
+            if x is None or place in _NO_GRADIENT:
+                result.append(None)
+                continue
+            result.append(gradients[at] if gradients[at].dtype == x.dtype else gradients[at].to(x.dtype))
+            at += 1
+        return tuple(result)
+
+
+class _Transformable(torch.autograd.Function):
+    """The same for torch.func, which takes only this form; calling it costs the host more."""
+
+    @staticmethod
+    def forward(problem: str, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        return tuple(forward_op(problem, *inputs))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        problem, *tensors = inputs
+        ctx.problem = problem
+        ctx.kept_from = len(tensors)
+        ctx.set_materialize_grads(False)
+        given = 2 if " output_final_state=1" in problem else 1
+        ctx.mark_non_differentiable(*output[given:])
+        ctx.save_for_backward(*tensors, *output[given:])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        return _Recurrence.backward(ctx, *gradients[:2])
+
+
+_NO_GRADIENT = (8, 11)  # cu_seqlens, cu_seqlens_cpu
+_is_transformed = torch._C._are_functorch_transforms_active
+
+
+def run(
+    problem: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    erase: Tensor | None,
+    write: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    cu_seqlens_cpu: Tensor | None,
+    disable_recompute: bool = False,
+) -> Sequence[Tensor]:
+    """o, with the final state where the problem wants it, with their gradients where they are asked.
+
+    RuntimeErrors of it are for :func:`raise_as_python`.
+    """
+    if torch.is_grad_enabled() and (
+        q.requires_grad
+        or k.requires_grad
+        or v.requires_grad
+        or (g is not None and g.requires_grad)
+        or (beta is not None and beta.requires_grad)
+        or (erase is not None and erase.requires_grad)
+        or (write is not None and write.requires_grad)
+        or (initial_state is not None and initial_state.requires_grad)
+        or (A_log is not None and A_log.requires_grad)
+        or (dt_bias is not None and dt_bias.requires_grad)
+    ):
+        if disable_recompute:
+            problem += " disable_recompute=1"
+        function = _Transformable if _is_transformed() else _Recurrence
+        return function.apply(
+            problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
+            cu_seqlens_cpu,
+        )  # fmt: skip
+    return forward_op(
+        problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
+        cu_seqlens_cpu,
+    )  # fmt: skip
+
+
+_KINDS = {"TypeError": TypeError, "ValueError": ValueError, "RuntimeError": RuntimeError}
+_OWN = re.compile(r"wyvern\.(TypeError|ValueError|RuntimeError): (.*)", re.DOTALL)
+
+
+def raise_as_python(error: Exception, **arguments: object) -> NoReturn:
+    """Raises what an error of an operator's call with these arguments stands for."""
+    if own := _OWN.match(str(error)):
+        what = own[2]
+        if "b" in arguments:  # the names that gdn2's gates have in Python
+            what = re.sub(r"\berase\b", "b", re.sub(r"\bwrite\b", "w", what))
+        raise _KINDS[own[1]](what) from None
+    for name, value in arguments.items():
+        if value is None and name in ("q", "k", "v"):
+            raise TypeError(f"{name} is None; it must be a torch.Tensor") from None
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(f"{name} is {type(value).__name__}; it must be a torch.Tensor") from None
+    raise error

@@ -1,0 +1,51 @@
+"""The `wyvern` command of the package: a program in the wheel, run in the place of Python or beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+from ._extension import nvrtc_folders
+from ._files import COMMAND
+
+_BAD_USAGE = 2
+
+
+def environment() -> dict[str, str]:
+    """That of this process, with NVRTC of NVIDIA's Python packages where the program finds it."""
+    changed = dict(os.environ)
+    folders = [changed["LD_LIBRARY_PATH"]] if changed.get("LD_LIBRARY_PATH") else []
+    if folders := folders + nvrtc_folders():
+        changed["LD_LIBRARY_PATH"] = ":".join(folders)
+    return changed
+
+
+def main() -> None:
+    """The console script."""
+    os.execve(COMMAND, ["wyvern", *sys.argv[1:]], environment())
+
+
+def run(*arguments: str, quiet: bool = True) -> dict[str, Any]:
+    """The JSON document of a verb. What it says on stderr is shown unless `quiet`.
+
+    Raises ValueError for what the command calls bad input, RuntimeError for any other failure, with its
+    sentence.
+    """
+    done = subprocess.run(
+        [COMMAND, *arguments, "--json"],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL if quiet else None,
+        check=False,
+    )
+    try:
+        document = json.loads(done.stdout)
+    except ValueError:
+        raise RuntimeError(f"`wyvern {arguments[0]}` ended with {done.returncode}") from None
+    if error := document.get("error"):
+        kind = ValueError if error["exit_code"] == _BAD_USAGE else RuntimeError
+        raise kind(error["message"])
+    return document

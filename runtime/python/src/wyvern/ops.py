@@ -1,0 +1,689 @@
+"""The operators, under the names, arguments and defaults of flash-linear-attention 0.6.
+
+Symbols in shapes: B batch, T tokens, H query and key heads, HV value heads (a multiple of H; value
+head h reads key head h // (HV // H)), K and V their dimensions, N sequences: B, or
+``len(cu_seqlens) - 1`` of a packed batch, which has B = 1 and all tokens one after the other.
+
+All take tensors of the CPU and of CUDA devices, in float32, float16 or bfloat16 (q, k and v alike; gates
+as q or in float32), and have gradients for every floating-point input, the final state's included. They
+work under ``torch.compile(fullgraph=True)``, ``torch.export``, autocast (q, k and v are cast), activation
+checkpointing and, once called with the same shapes before, in CUDA graphs. They run on the current
+stream, take all memory from PyTorch and wait for nothing. A tensor that is not contiguous, or does not
+start at a multiple of 16 bytes, is copied first.
+
+Wrong arguments raise TypeError or ValueError naming the argument; a GPU, NVRTC or the CPU's compiler that
+is missing raises RuntimeError saying what to do, when an operator is called.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._call import fields_of, forward_op, raise_as_python, run
+
+__all__ = [
+    "chunk_delta_rule",
+    "chunk_gated_delta_product",
+    "chunk_gated_delta_rule",
+    "chunk_gdn",
+    "chunk_gdn2",
+    "chunk_kda",
+    "fused_recurrent_delta_rule",
+    "fused_recurrent_gated_delta_rule",
+    "fused_recurrent_gdn",
+    "fused_recurrent_gdn2",
+    "fused_recurrent_kda",
+]
+
+# Asked at each call, so it must be quick: whether autocast is on for any device.
+_any_autocast = torch._C._is_any_autocast_enabled
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def chunk_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    chunk_indices: Tensor | None = None,
+    cp_context: Any = None,
+    *,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    chunk_size: int | None = None,
+    disable_recompute: bool = False,
+    transpose_state_layout: bool | None = None,
+    head_first: bool | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """The gated delta rule (Gated DeltaNet, arXiv 2412.06464): S <- exp(g) S; u = beta (v - S^T k);
+    S <- S + k u^T; o = scale S^T q.
+
+    Args:
+        q, k: ``[B, T, H, K]``, K at most 256.
+        v: ``[B, T, HV, V]``.
+        g: ``[B, T, HV]``, the natural logarithm of the decay, at most 0; with ``use_gate_in_kernel`` what
+            ``-exp(A_log) * softplus(g + dt_bias)`` makes the decay of.
+        beta: ``[B, T, HV]``; logits with ``use_beta_sigmoid_in_kernel``.
+        scale: factor on o; ``K ** -0.5`` by default.
+        initial_state: ``[N, HV, K, V]``, or ``[N, HV, V, K]`` with ``state_v_first``; zeros by default.
+        output_final_state: return the state after the last token.
+        use_qk_l2norm_in_kernel: normalize the rows of q and k.
+        use_beta_sigmoid_in_kernel: ``beta <- sigmoid(beta)``.
+        allow_neg_eigval: with it, ``beta <- 2 sigmoid(beta)``.
+        state_v_first: states are ``[N, HV, V, K]``.
+        cu_seqlens: ``[N + 1]``, int32 or int64, the boundaries of a packed batch.
+        cu_seqlens_cpu: its copy on the CPU: checked in full before anything runs.
+        chunk_indices: taken for compatibility; nothing needs it.
+        cp_context: must be None; sequences are not split over devices here.
+        A_log, dt_bias: ``[HV]``, of the gate.
+        chunk_size: 16, 32, 64 or 128; chosen by the plan by default.
+        disable_recompute: keep what the backward pass would compute anew: faster, more memory.
+        transpose_state_layout: the old name of ``state_v_first``.
+
+    Returns:
+        o ``[B, T, HV, V]`` in the dtype of q, and the final state, as ``initial_state`` but float32, or
+        None.
+    """
+    _refuse_old(head_first, cp_context)
+    if transpose_state_layout is not None:
+        state_v_first = _renamed(state_v_first, transpose_state_layout)
+    problem = "op=gated_delta_rule"
+    if use_gate_in_kernel:
+        _need(A_log, "A_log", "use_gate_in_kernel is true")
+        problem += " use_gate_in_kernel=1"
+    else:
+        A_log = dt_bias = None
+    problem = _options(
+        problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first, chunk_size
+    ) + _beta_options(use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    return _call(
+        problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias,
+        cu_seqlens_cpu, disable_recompute,
+    )  # fmt: skip
+
+
+chunk_gdn = chunk_gated_delta_rule
+
+
+def chunk_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    *,
+    state_v_first: bool = False,
+    chunk_size: int | None = None,
+    disable_recompute: bool = False,
+    head_first: bool | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """The delta rule (DeltaNet, arXiv 2406.06484): u = beta (v - S^T k); S <- S + k u^T; o = scale S^T q.
+
+    Arguments as those of :func:`chunk_gated_delta_rule`; HV may be a multiple of H here too, and q float32.
+
+    Returns:
+        o ``[B, T, HV, V]`` and the final state ``[N, HV, K, V]`` in float32, or None.
+    """
+    _refuse_old(head_first, None)
+    problem = _options(
+        "op=delta_rule", scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first, chunk_size
+    )
+    return _call(
+        problem, q, k, v, None, beta, None, None, initial_state, cu_seqlens, None, None,
+        cu_seqlens_cpu, disable_recompute,
+    )  # fmt: skip
+
+
+def chunk_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+    disable_recompute: bool = False,
+    return_intermediate_states: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    cp_context: Any = None,
+    use_graph: bool = False,
+    max_num_seqs: int | None = None,
+    *,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    chunk_size: int | None = None,
+    transpose_state_layout: bool | None = None,
+) -> tuple[Tensor, ...]:
+    """Kimi Delta Attention (arXiv 2510.26692): the gated delta rule with a decay for every key channel.
+
+    Arguments as those of :func:`chunk_gated_delta_rule`, but for:
+
+    Args:
+        g: ``[B, T, HV, K]``.
+        lower_bound: with ``use_gate_in_kernel``, in [-5, 0): the decay is
+            ``lower_bound * sigmoid(exp(A_log) * (g + dt_bias))``, and A_log may be None (0 then).
+        safe_gate: promises ``g >= lower_bound`` (-5 by default) where the gate is not computed here.
+        return_intermediate_states: return too the state before each chunk; not differentiable.
+        use_graph, max_num_seqs: taken for compatibility: every call may be captured in a CUDA graph.
+        A_log: ``[HV]``.
+        dt_bias: ``[HV, K]`` or ``[HV * K]``.
+
+    Returns:
+        o, the final state or None, and with ``return_intermediate_states`` the states ``[B, chunks, HV, K,
+        V]`` in the dtype of q (a packed batch's chunks one after the other, whose count is read from
+        ``cu_seqlens_cpu``, else from ``cu_seqlens``, for which the device is waited for).
+    """
+    _refuse_old(None, cp_context)
+    if transpose_state_layout is not None:
+        state_v_first = _renamed(state_v_first, transpose_state_layout)
+    problem, A_log, dt_bias = _vector_gate(
+        "op=kda", v, g, use_gate_in_kernel, safe_gate, lower_bound, A_log, dt_bias
+    )
+    problem = _options(
+        problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first, chunk_size
+    ) + _beta_options(use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    return _call(
+        problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias,
+        cu_seqlens_cpu, disable_recompute, return_intermediate_states,
+    )  # fmt: skip
+
+
+def chunk_gated_delta_product(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor,
+    num_householder: int,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    cp_context: Any = None,
+    *,
+    state_v_first: bool = False,
+    chunk_size: int | None = None,
+    disable_recompute: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Gated DeltaProduct (arXiv 2502.10297): the gated delta rule with n = num_householder steps a token.
+
+    Arguments as those of :func:`chunk_gated_delta_rule`, but for:
+
+    Args:
+        k: ``[B, n T, H, K]``, the steps of token t at rows n t to n t + n - 1.
+        v: ``[B, n T, HV, V]``.
+        beta: ``[B, n T, HV]``.
+        g: ``[B, T, HV]``, before a token's first step, or None: no decay.
+        cu_seqlens: counts tokens.
+
+    Returns:
+        o ``[B, T, HV, V]`` and the final state ``[N, HV, K, V]`` in float32, or None.
+    """
+    _refuse_old(None, cp_context)
+    problem = f"op=gated_delta_product num_householder={int(num_householder)}"
+    if g is None:
+        problem += " has_g=0"
+    problem = _options(
+        problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first, chunk_size
+    )
+    return _call(
+        problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, None, None,
+        cu_seqlens_cpu, disable_recompute,
+    )  # fmt: skip
+
+
+def chunk_gdn2(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    b: Tensor,
+    w: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+    disable_recompute: bool = False,
+    return_intermediate_states: bool = False,
+    state_v_first: bool = False,
+    cp_context: Any = None,
+    *,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    chunk_size: int | None = None,
+    transpose_state_layout: bool | None = None,
+) -> tuple[Tensor, ...]:
+    """The second gated delta rule: S <- exp(g) * S; u = w * v - S^T (b * k); S <- S + k u^T;
+    o = scale S^T q.
+
+    Arguments as those of :func:`chunk_kda`, but for:
+
+    Args:
+        b: ``[B, T, HV, K]``, the erase gate.
+        w: ``[B, T, HV, V]``, the write gate.
+
+    Returns:
+        As :func:`chunk_kda`.
+    """
+    _refuse_old(None, cp_context)
+    if transpose_state_layout is not None:
+        state_v_first = _renamed(state_v_first, transpose_state_layout)
+    problem, A_log, dt_bias = _vector_gate(
+        "op=gdn2", v, g, use_gate_in_kernel, safe_gate, lower_bound, A_log, dt_bias
+    )
+    problem = _options(
+        problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first, chunk_size
+    )
+    return _call(
+        problem, q, k, v, g, None, b, w, initial_state, cu_seqlens, A_log, dt_bias,
+        cu_seqlens_cpu, disable_recompute, return_intermediate_states,
+    )  # fmt: skip
+
+
+def fused_recurrent_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    gk: Tensor | None = None,
+    gv: Tensor | None = None,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    *,
+    transpose_state_layout: bool | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """The gated delta rule token by token, for decoding: one or a few tokens a sequence.
+
+    Arguments as those of :func:`chunk_gated_delta_rule`, but for:
+
+    Args:
+        g: ``[B, T, HV]``, or None: no decay, but for ``gk``.
+        gk: ``[B, T, HV, K]``, a decay for every key channel, beside that of g.
+        gv: must be None; no operator has a decay for every value channel.
+        beta: ``[B, T, HV]``; ones by default.
+
+    Gradients are those of the chunked backward pass.
+
+    Returns:
+        o ``[B, T, HV, V]`` and the final state as :func:`chunk_gated_delta_rule`, or None.
+    """
+    if gv is not None:
+        raise ValueError("gv is given; it must be None: no operator decays value channels")
+    if transpose_state_layout is not None:
+        state_v_first = _renamed(state_v_first, transpose_state_layout)
+    if beta is None:
+        beta = v.new_ones(v.shape[:3])
+    gate = ""
+    if use_gate_in_kernel:
+        _need(A_log, "A_log", "use_gate_in_kernel is true")
+        _need(g, "g", "use_gate_in_kernel is true")
+        if gk is not None:
+            raise ValueError("gk is given; it must be None where use_gate_in_kernel is true")
+        gate = " use_gate_in_kernel=1"
+    else:
+        A_log = dt_bias = None
+    op = "gated_delta_rule"
+    if gk is not None:
+        op = "kda"
+        g = gk if g is None else gk + g.unsqueeze(-1)
+    elif g is None:
+        op = "delta_rule"
+    problem = _options(
+        f"op={op} pass=recurrent{gate}", scale, output_final_state, use_qk_l2norm_in_kernel,
+        state_v_first, None,
+    ) + _beta_options(use_beta_sigmoid_in_kernel, allow_neg_eigval)  # fmt: skip
+    return _call(
+        problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias, None,
+    )  # fmt: skip
+
+
+fused_recurrent_gdn = fused_recurrent_gated_delta_rule
+
+
+def fused_recurrent_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    *,
+    state_v_first: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """The delta rule token by token, for decoding.
+
+    Arguments as those of :func:`chunk_delta_rule`; beta ``[B, T, HV]``, ones by default. Gradients are those
+    of the chunked backward pass.
+
+    Returns:
+        o ``[B, T, HV, V]`` and the final state ``[N, HV, K, V]`` in float32, or None.
+    """
+    if beta is None:
+        beta = v.new_ones(v.shape[:3])
+    problem = _options(
+        "op=delta_rule pass=recurrent", scale, output_final_state, use_qk_l2norm_in_kernel,
+        state_v_first, None,
+    )  # fmt: skip
+    return _call(
+        problem, q, k, v, None, beta, None, None, initial_state, cu_seqlens, None, None, None,
+    )  # fmt: skip
+
+
+def fused_recurrent_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    lower_bound: float | None = None,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    *,
+    transpose_state_layout: bool | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Kimi Delta Attention token by token, for decoding.
+
+    Arguments as those of :func:`chunk_kda`. Gradients are those of the chunked backward pass.
+
+    Returns:
+        o ``[B, T, HV, V]`` and the final state as :func:`chunk_gated_delta_rule`, or None.
+    """
+    if transpose_state_layout is not None:
+        state_v_first = _renamed(state_v_first, transpose_state_layout)
+    problem, A_log, dt_bias = _vector_gate(
+        "op=kda pass=recurrent", v, g, use_gate_in_kernel, False, lower_bound, A_log, dt_bias
+    )
+    problem = _options(
+        problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first, None
+    ) + _beta_options(use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    return _call(
+        problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias, None,
+    )  # fmt: skip
+
+
+def fused_recurrent_gdn2(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    b: Tensor,
+    w: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    lower_bound: float | None = None,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    *,
+    transpose_state_layout: bool | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """The second gated delta rule token by token, for decoding.
+
+    Arguments as those of :func:`chunk_gdn2`. Gradients are those of the chunked backward pass.
+
+    Returns:
+        o ``[B, T, HV, V]`` and the final state as :func:`chunk_gated_delta_rule`, or None.
+    """
+    if transpose_state_layout is not None:
+        state_v_first = _renamed(state_v_first, transpose_state_layout)
+    problem, A_log, dt_bias = _vector_gate(
+        "op=gdn2 pass=recurrent", v, g, use_gate_in_kernel, False, lower_bound, A_log, dt_bias
+    )
+    problem = _options(
+        problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first, None
+    )
+    return _call(
+        problem, q, k, v, g, None, b, w, initial_state, cu_seqlens, A_log, dt_bias, None,
+    )  # fmt: skip
+
+
+def _options(
+    problem: str,
+    scale: float | None,
+    output_final_state: bool,
+    use_qk_l2norm: bool,
+    state_v_first: bool,
+    chunk_size: int | None,
+) -> str:
+    """The problem with the options that every operator has."""
+    if scale is not None:
+        problem += f" scale={float(scale)!r}"
+    if output_final_state:
+        problem += " output_final_state=1"
+    if use_qk_l2norm:
+        problem += " use_qk_l2norm=1"
+    if state_v_first:
+        problem += " state_v_first=1"
+    if chunk_size is not None:
+        problem += f" chunk_size={int(chunk_size)}"
+    return problem
+
+
+def _beta_options(use_beta_sigmoid: bool, allow_neg_eigval: bool) -> str:
+    if not use_beta_sigmoid:
+        if allow_neg_eigval:
+            raise ValueError("allow_neg_eigval is true; use_beta_sigmoid_in_kernel must be too")
+        return ""
+    return " use_beta_sigmoid=1 allow_neg_eigval=1" if allow_neg_eigval else " use_beta_sigmoid=1"
+
+
+def _vector_gate(
+    problem: str,
+    v: Tensor,
+    g: Tensor,
+    use_gate_in_kernel: bool,
+    safe_gate: bool,
+    lower_bound: float | None,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+) -> tuple[str, Tensor | None, Tensor | None]:
+    """The problem with the gate of kda and gdn2, and the gate's tensors that it uses."""
+    if not use_gate_in_kernel:
+        if safe_gate:
+            bound = -5.0 if lower_bound is None else float(lower_bound)
+            problem += f" safe_gate=1 lower_bound={bound!r}"
+        return problem, None, None
+    problem += " use_gate_in_kernel=1"
+    if lower_bound is not None:
+        problem += f" lower_bound={float(lower_bound)!r}"
+        if A_log is None:
+            problem += " has_A_log=0"
+    elif safe_gate:
+        raise ValueError("lower_bound is None; safe_gate with use_gate_in_kernel needs it")
+    else:
+        _need(A_log, "A_log", "use_gate_in_kernel is true and lower_bound is None")
+    if dt_bias is not None and dt_bias.dim() != 2:
+        dt_bias = dt_bias.reshape(v.shape[2], -1)
+    return problem, A_log, dt_bias
+
+
+def _need(value: object, name: str, where: str) -> None:
+    if value is None:
+        raise ValueError(f"{name} is None; it must be given where {where}")
+
+
+def _refuse_old(head_first: bool | None, cp_context: object) -> None:
+    if head_first is not None:
+        raise ValueError("head_first is given; it was removed: heads come after tokens, [B, T, H, ...]")
+    if cp_context is not None:
+        raise ValueError("cp_context is given; it must be None: sequences are not split over devices")
+
+
+def _renamed(state_v_first: bool, transpose_state_layout: bool) -> bool:
+    if state_v_first:
+        raise ValueError("transpose_state_layout is the old name of state_v_first; give one of them")
+    warnings.warn(
+        "transpose_state_layout is deprecated; it is called state_v_first now",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return transpose_state_layout
+
+
+def _call(
+    problem: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    erase: Tensor | None,
+    write: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    cu_seqlens_cpu: Tensor | None,
+    disable_recompute: bool = False,
+    return_intermediate_states: bool = False,
+) -> tuple[Any, ...]:
+    """Casts what the operators do not take as it is, and calls them."""
+    try:
+        if _any_autocast():
+            q, k, v = _autocast(q, k, v)
+        dtype = q.dtype
+        if g is not None and g.dtype is not torch.float32 and g.dtype is not dtype:
+            g = _gate(problem, g)
+        if beta is not None and beta.dtype is not dtype and beta.dtype is not torch.float32:
+            beta = beta.float()
+        if erase is not None and write is not None:
+            if erase.dtype is not write.dtype or erase.dtype is not dtype:
+                erase, write = erase.float(), write.float()
+        if initial_state is not None and initial_state.dtype is torch.float16:
+            initial_state = initial_state.float()
+        if A_log is not None:
+            A_log = A_log.reshape(-1).float()
+        if dt_bias is not None:
+            problem += " has_dt_bias=1"
+            dt_bias = dt_bias.float()
+        if return_intermediate_states:
+            return _with_states(
+                problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
+                cu_seqlens_cpu,
+            )  # fmt: skip
+        outputs = run(
+            problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
+            cu_seqlens_cpu, disable_recompute,
+        )  # fmt: skip
+        return outputs[0], outputs[1] if " output_final_state=1" in problem else None
+    except (AttributeError, RuntimeError) as error:
+        gates = (
+            {"b": erase, "w": write} if problem.startswith("op=gdn2") else {"beta": beta}
+        )
+        raise_as_python(
+            error, q=q, k=k, v=v, g=g, **gates, initial_state=initial_state, cu_seqlens=cu_seqlens,
+            A_log=A_log, dt_bias=dt_bias, cu_seqlens_cpu=cu_seqlens_cpu,
+        )  # fmt: skip
+
+
+def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v as autocast would have them: gates and states keep their dtypes."""
+    kind = q.device.type
+    if not torch.is_autocast_enabled(kind):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(kind)
+    if q.dtype in _FLOATS and k.dtype in _FLOATS and v.dtype in _FLOATS:
+        return q.to(dtype), k.to(dtype), v.to(dtype)
+    return q, k, v
+
+
+def _gate(problem: str, g: Tensor) -> Tensor:
+    """g in a dtype that the operator takes: one of a vector may be any float."""
+    vector = problem.startswith(("op=kda", "op=gdn2"))
+    return g if vector and g.dtype in _FLOATS else g.float()
+
+
+def _with_states(
+    problem: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    erase: Tensor | None,
+    write: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    cu_seqlens_cpu: Tensor | None,
+) -> tuple[Any, ...]:
+    """o, the final state or None, and the state before each chunk."""
+    inputs = (q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
+        raise ValueError(
+            "return_intermediate_states is true; it has no gradient, so call under torch.no_grad()"
+        )
+    outputs = forward_op(problem + " return_intermediate_states=1", *inputs, cu_seqlens_cpu)
+    states = outputs[-1]
+    if cu_seqlens is None:
+        # A batch without tokens has no chunks to tell its size from.
+        states = states.reshape(q.shape[0], -1 if states.numel() else 0, *states.shape[1:])
+    else:
+        size = int(fields_of(problem).get("chunk_size", "64"))
+        ends = (cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu).tolist()
+        chunks = sum(-(-(end - begin) // size) for begin, end in zip(ends, ends[1:], strict=False))
+        states = states[:chunks].unsqueeze(0)
+    return outputs[0], outputs[1] if " output_final_state=1" in problem else None, states

@@ -1,0 +1,46 @@
+"""Runs test files by the Python that has PyTorch: for CTest, which knows exit code 77 as "skipped".
+
+usage: run.py FILE... (beside this one), in an environment with PYTHONPATH set to the package.
+The Python is $WYVERN_TEST_PYTHON, else the one that runs this, else that of build/pyenv, which
+tools/test makes.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SKIPPED = 77
+NEEDED = "import torch, pytest; v = torch.__version__.split('.'); assert (int(v[0]), int(v[1])) >= (2, 10)"
+
+
+def pythons():
+    chosen = os.environ.get("WYVERN_TEST_PYTHON")
+    if chosen:
+        return [chosen]
+    return [sys.executable, str(HERE.parents[2] / "build" / "pyenv" / "bin" / "python")]
+
+
+def has_torch(python):
+    try:
+        done = subprocess.run([python, "-c", NEEDED], capture_output=True, check=False)
+    except OSError:
+        return False
+    return done.returncode == 0
+
+
+def main():
+    python = next((one for one in pythons() if has_torch(one)), None)
+    if python is None:
+        print("skipped: no Python with PyTorch 2.10 and pytest is at hand (tools/test makes one where "
+              "PyPI can be reached; WYVERN_TEST_PYTHON names another)")
+        sys.exit(SKIPPED)
+    files = [str(HERE / name) for name in sys.argv[1:]]
+    os.chdir(HERE)
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=5", *files]
+    sys.exit(subprocess.run(command, check=False).returncode)
+
+
+if __name__ == "__main__":
+    main()

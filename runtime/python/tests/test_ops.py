@@ -1,0 +1,181 @@
+"""Every operator and its gradients against the recurrence in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import Call, make, reference_of
+from reference import error
+
+from wyvern import ops
+
+# Bounds of the specification, section 5: outputs, gradients of rows and states, gradients of gates.
+BOUNDS = {torch.float32: (1e-5, 2e-5, 5e-5), torch.bfloat16: (5e-3, 8e-3, 2e-2)}
+GATES = ("g", "beta", "b", "w", "A_log", "dt_bias")
+
+
+def check(call: Call, dtype: torch.dtype) -> None:
+    """Holds outputs and gradients to the reference; all must be finite."""
+    o, state = call()
+    leaves, (wanted_o, wanted_state) = reference_of(call)
+    do = torch.randn_like(o)
+    dht = torch.randn_like(state)
+    gradients = torch.autograd.grad((o, state), call.leaves(), (do, dht))
+    wanted = torch.autograd.grad(
+        (wanted_o, wanted_state), leaves, (do.double().cpu(), dht.double().cpu())
+    )
+    forward, rows, gates = BOUNDS[dtype]
+    assert error(o, wanted_o) < forward and error(state, wanted_state) < forward
+    assert o.dtype == dtype and state.dtype == torch.float32
+    for (name, x), gradient, exact in zip(
+        call.tensors.items(), gradients, wanted, strict=True
+    ):
+        assert gradient.shape == x.shape and gradient.dtype == x.dtype, name
+        assert error(gradient, exact) < (gates if name in GATES else rows), name
+
+
+def pack(call: Call, boundaries: list[int], device: str, dtype: torch.dtype = torch.int64) -> None:
+    call.fixed["cu_seqlens"] = torch.tensor(boundaries, device=device, dtype=dtype)
+
+
+def leaf(x: torch.Tensor, dtype: torch.dtype, device: str) -> torch.Tensor:
+    return x.to(device, dtype).requires_grad_()
+
+
+def test_gated_delta_rule(device: str) -> None:
+    check(make(ops.chunk_gated_delta_rule, device=device, B=2), torch.float32)
+
+
+def test_gated_delta_rule_with_every_option(device: str) -> None:
+    """Packed, bf16, the gate in the kernel with parameters in bf16, states with v first."""
+    call = make(ops.chunk_gated_delta_rule, torch.bfloat16, device, N=3)
+    pack(call, [0, 5, 5, 70], device, torch.int32)
+    call.options |= {
+        "use_qk_l2norm_in_kernel": True,
+        "use_gate_in_kernel": True,
+        "use_beta_sigmoid_in_kernel": True,
+        "allow_neg_eigval": True,
+        "state_v_first": True,
+        "scale": 0.3,
+        "cu_seqlens_cpu": torch.tensor([0, 5, 5, 70]),
+    }
+    call.tensors["initial_state"] = leaf(torch.randn(3, 2, 16, 32), torch.float32, device)
+    call.tensors["A_log"] = leaf(torch.tensor([-0.5, 0.5]), torch.bfloat16, device)
+    call.tensors["dt_bias"] = leaf(torch.tensor([0.25, -1.0]), torch.bfloat16, device)
+    call.reference |= {
+        "l2norm": True,
+        "gate": True,
+        "beta_sigmoid": True,
+        "neg_eigval": True,
+        "v_first": True,
+        "scale": 0.3,
+    }
+    check(call, torch.bfloat16)
+
+
+def test_delta_rule(device: str) -> None:
+    call = make(ops.chunk_delta_rule, device=device)
+    call.options |= {"use_qk_l2norm_in_kernel": True, "disable_recompute": True}
+    call.reference["l2norm"] = True
+    check(call, torch.float32)
+
+
+def test_kda(device: str) -> None:
+    call = make(ops.chunk_kda, device=device)
+    call.options |= {"use_gate_in_kernel": True, "lower_bound": -3.0}
+    call.tensors["A_log"] = leaf(torch.tensor([0.1, -0.2]), torch.float32, device)
+    call.tensors["dt_bias"] = leaf(torch.randn(2 * 32), torch.float32, device)
+    call.reference |= {"gate": True, "lower_bound": -3.0}
+    check(call, torch.float32)
+
+
+def test_kda_promises_a_bound(device: str) -> None:
+    call = make(ops.chunk_kda, torch.bfloat16, device)
+    call.options |= {"safe_gate": True, "disable_recompute": True}
+    check(call, torch.bfloat16)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_gated_delta_product(device: str, gated: bool) -> None:
+    call = make(ops.chunk_gated_delta_product, device=device, T=40, steps=2, N=2)
+    pack(call, [0, 11, 40], device)
+    if not gated:
+        del call.tensors["g"]
+        call.options["g"] = None
+    check(call, torch.float32)
+
+
+def test_gdn2(device: str) -> None:
+    check(make(ops.chunk_gdn2, device=device), torch.float32)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        ops.fused_recurrent_gated_delta_rule,
+        ops.fused_recurrent_delta_rule,
+        ops.fused_recurrent_kda,
+        ops.fused_recurrent_gdn2,
+    ],
+    ids=lambda function: function.__name__,
+)
+def test_recurrent(device: str, function) -> None:
+    check(make(function, device=device, T=3), torch.float32)
+
+
+def test_recurrent_with_a_decay_for_key_channels(device: str) -> None:
+    """g and gk together decay as their sum; beta is ones where it is absent."""
+    call = make(ops.fused_recurrent_gated_delta_rule, device=device, T=3)
+    g = call.tensors.pop("g").detach()
+    beta = call.tensors.pop("beta")
+    gk = -torch.rand(1, 3, 2, 32, device=device)
+    o, state = ops.fused_recurrent_gated_delta_rule(
+        **call.tensors, g=g, gk=gk, output_final_state=True
+    )
+    call.tensors |= {"g": gk + g[..., None], "beta": torch.ones_like(beta)}
+    _, (wanted_o, wanted_state) = reference_of(call)
+    assert error(o, wanted_o) < 1e-5 and error(state, wanted_state) < 1e-5
+
+
+def test_states_between_chunks(device: str) -> None:
+    """The states before each chunk, of a packed batch one after the other."""
+    call = make(ops.chunk_kda, device=device, T=100, N=3)
+    boundaries = [0, 70, 70, 100]
+    pack(call, boundaries, device)
+    with torch.no_grad():
+        _, _, states = ops.chunk_kda(
+            **call.tensors, **call.fixed, **call.options, return_intermediate_states=True
+        )
+    assert states.shape == (1, 3, 2, 32, 16)
+    initial = call.tensors["initial_state"].detach()
+    assert error(states[0, 0], initial[0]) < 1e-6 and error(states[0, 2], initial[2]) < 1e-6
+    for name in ("q", "k", "v", "g", "beta"):
+        call.tensors[name] = call.tensors[name].detach()[:, :64]
+    call.tensors["initial_state"] = initial[:1]
+    call.fixed.clear()
+    _, (_, after_64) = reference_of(call)
+    assert error(states[0, 1], after_64[0]) < 1e-5
+    with pytest.raises(ValueError, match="return_intermediate_states"):
+        q = call.tensors["q"].requires_grad_()
+        ops.chunk_kda(**call.tensors | {"q": q}, return_intermediate_states=True)
+
+
+def test_no_tokens_give_the_initial_state_back(device: str) -> None:
+    call = make(ops.chunk_gated_delta_rule, device=device, T=0)
+    o, state = call()
+    assert o.shape == (1, 0, 2, 16)
+    assert torch.equal(state, call.tensors["initial_state"])
+
+
+def test_half_precision_states_and_gates_of_another_dtype(device: str) -> None:
+    """What the kernels do not take is cast: states in fp16, beta in fp16 beside bf16."""
+    call = make(ops.fused_recurrent_gated_delta_rule, torch.bfloat16, device, T=3)
+    wanted, _ = call()
+    for name, dtype in (("initial_state", torch.float16), ("beta", torch.float16)):
+        call.tensors[name] = call.tensors[name].detach().to(dtype).requires_grad_()
+    o, state = call()
+    assert error(o, wanted) < 1e-2
+    for x, gradient in zip(
+        call.leaves(), torch.autograd.grad((o.sum(), state.sum()), call.leaves()), strict=True
+    ):
+        assert gradient.dtype == x.dtype

@@ -1,0 +1,227 @@
+"""What PyTorch does with an operator: compile, export, checkpoint, autocast, threads, processes."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import warnings
+
+import pytest
+import torch
+from conftest import DEVICES, make, reference_of
+from reference import error
+from torch.utils.checkpoint import checkpoint
+
+from wyvern import _call, ops
+
+DTYPE = torch.float32
+
+
+def gated(device: str = "cpu", **sizes):
+    return make(ops.chunk_gated_delta_rule, device=device, **sizes)
+
+
+def layer(q, k, v, g, beta, initial_state):
+    """The operator among others, as in a model."""
+    o, state = ops.chunk_gated_delta_rule(
+        q * 2.0, k, v, g, beta, initial_state=initial_state, output_final_state=True
+    )
+    return o.tanh(), state
+
+
+def gradients_of(function, leaves) -> list[torch.Tensor]:
+    o, state = function(*leaves)
+    return [o, state, *torch.autograd.grad(o.square().sum() + state.sum(), leaves)]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compile(device: str, backend: str) -> None:
+    leaves = gated(device).leaves()
+    wanted = gradients_of(layer, leaves)
+    got = gradients_of(torch.compile(layer, fullgraph=True, backend=backend), leaves)
+    for one, other in zip(got, wanted, strict=True):
+        assert error(one, other) < 1e-6
+
+
+def test_compile_with_any_number_of_tokens(device: str) -> None:
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+    for T in (5, 7):
+        leaves = gated(device, T=T).leaves()
+        for one, other in zip(
+            gradients_of(compiled, leaves), gradients_of(layer, leaves), strict=True
+        ):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_export(strict: bool) -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, q, k, v, g, beta, initial_state):
+            return layer(q, k, v, g, beta, initial_state)
+
+    leaves = [x.detach() for x in gated().leaves()]
+    tokens = torch.export.Dim("T", min=2, max=4096)
+    shapes = [{1: tokens}] * 5 + [None]
+    program = torch.export.export(Layer(), tuple(leaves), dynamic_shapes=shapes, strict=strict)
+    shorter = [x[:, :33].contiguous() for x in leaves[:5]] + leaves[5:]
+    for one, other in zip(program.module()(*shorter), layer(*shorter), strict=True):
+        assert torch.equal(one, other)
+
+
+OPERATORS = {
+    "op=gated_delta_rule output_final_state=1": ops.chunk_gated_delta_rule,
+    "op=delta_rule output_final_state=1 state_v_first=1 pass=recurrent": ops.chunk_delta_rule,
+    "op=kda disable_recompute=1": ops.chunk_kda,
+    "op=kda return_intermediate_states=1": ops.chunk_kda,
+    "op=gated_delta_rule disable_recompute=1 chunk_size=32": ops.chunk_gated_delta_rule,
+    "op=gdn2": ops.chunk_gdn2,
+}
+
+
+@pytest.mark.parametrize("problem", OPERATORS)
+def test_the_dispatcher_holds_the_operators_to_its_rules(device: str, problem: str) -> None:
+    call = make(OPERATORS[problem], device=device, T=3 if "recurrent" in problem else 70)
+    tensors = {name: x.detach() for name, x in call.tensors.items()}
+    if "state_v_first" in problem:
+        tensors["initial_state"] = tensors["initial_state"].mT.contiguous()
+    names = ("g", "beta", "b", "w", "initial_state", "cu_seqlens", "A_log", "dt_bias", "cu_seqlens_cpu")
+    inputs = [tensors[name] for name in "qkv"] + [tensors.get(name) for name in names]
+    torch.library.opcheck(_call.forward_op, (problem, *inputs))
+    if "recurrent" in problem or "intermediate" in problem:
+        return
+    o, *others = _call.forward_op(problem, *inputs)
+    kept = others if "disable_recompute" in problem else []
+    torch.library.opcheck(_call.backward_op, (problem, *inputs, torch.randn_like(o), None, kept))
+
+
+def test_checkpoint(device: str) -> None:
+    leaves = gated(device).leaves()
+    again = gradients_of(lambda *x: checkpoint(layer, *x, use_reentrant=False), leaves)
+    for one, other in zip(again, gradients_of(layer, leaves), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_autocast_casts_rows_alone(device: str) -> None:
+    call = gated(device)
+    with torch.autocast(device, torch.bfloat16):
+        o, state = call()
+    assert o.dtype == torch.bfloat16 and state.dtype == torch.float32
+    gradients = torch.autograd.grad(o.float().sum() + state.sum(), call.leaves())
+    assert all(one.dtype == torch.float32 for one in gradients)
+    _, (wanted, _) = reference_of(call)
+    assert error(o, wanted) < 1e-2
+
+
+def test_gradients_of_the_final_state_alone_and_of_nothing(device: str) -> None:
+    call = gated(device)
+    o, state = call()
+    leaves, (_, wanted) = reference_of(call)
+    exact = torch.autograd.grad(wanted.sum(), leaves, allow_unused=True, materialize_grads=True)
+    for (name, x), gradient, other in zip(
+        call.tensors.items(),
+        torch.autograd.grad(state.sum(), call.leaves(), retain_graph=True),
+        exact,
+        strict=True,
+    ):
+        assert gradient.shape == x.shape
+        assert name == "q" or error(gradient, other) < 5e-5, name
+        assert name != "q" or not gradient.any()
+    with torch.no_grad():
+        assert not call()[0].requires_grad
+    with torch.inference_mode():
+        assert torch.equal(call()[0], o)
+
+
+def test_function_transforms(device: str) -> None:
+    leaves = [x.detach() for x in gated(device).leaves()]
+
+    def loss(*inputs):
+        o, state = layer(*inputs)
+        return o.square().sum() + state.sum()
+
+    got = torch.func.grad(loss, argnums=(0, 3))(*leaves)
+    wanted = torch.autograd.grad(loss(*(own := [x.clone().requires_grad_() for x in leaves])), own)
+    assert torch.equal(got[0], wanted[0]) and torch.equal(got[1], wanted[3])
+
+
+def test_tensors_that_are_not_contiguous_or_aligned(device: str) -> None:
+    """Slices of a projection, heads before tokens, a gradient that is expanded, an odd address."""
+    call = gated(device, H=2)
+    B, T, H, K = call.tensors["q"].shape
+    wanted = gradients_of(layer, call.leaves())
+    rows = torch.cat([call.tensors["q"].flatten(2), call.tensors["k"].flatten(2)], -1).detach()
+    q, k = rows.requires_grad_().split(H * K, -1)
+    q, k = q.unflatten(-1, (H, K)), k.unflatten(-1, (H, K))
+    v = call.tensors["v"].detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+    odd = torch.empty(call.tensors["g"].numel() + 1, device=device)
+    g = odd[1:].view_as(call.tensors["g"]).copy_(call.tensors["g"].detach()).requires_grad_()
+    assert not q.is_contiguous() and not v.is_contiguous() and g.data_ptr() % 16 != 0
+    inputs = [q, k, v, g, call.tensors["beta"], call.tensors["initial_state"]]
+    for one, other in zip(gradients_of(layer, inputs), wanted, strict=True):
+        assert torch.equal(one, other)
+    o, _ = layer(*inputs)
+    expanded = torch.autograd.grad(o.sum(), inputs, retain_graph=True)
+    for one, other in zip(expanded, torch.autograd.grad(o, inputs, torch.ones_like(o)), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_threads(device: str) -> None:
+    calls = [gated(device, T=5 + i % 2, seed=i) for i in range(8)]
+    wanted = [gradients_of(layer, call.leaves()) for call in calls]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(lambda call: gradients_of(layer, call.leaves()), calls))
+    for some, others in zip(got, wanted, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
+
+
+def _child(queue) -> None:
+    with torch.no_grad():
+        queue.put(float(gated(T=7)()[0].sum()))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes(method: str) -> None:
+    """A child inherits what is prepared, and prepares anew what it does not."""
+    with torch.no_grad():
+        wanted = float(gated(T=7)()[0].sum())
+    context = multiprocessing.get_context(method)
+    queue = context.Queue()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads beside fork()
+        child = context.Process(target=_child, args=(queue,))
+        child.start()
+    assert queue.get(timeout=60) == wanted
+    child.join(60)
+    assert child.exitcode == 0
+
+
+@pytest.mark.skipif("cuda" not in DEVICES, reason="there is no GPU that PyTorch can use")
+def test_streams_and_graphs() -> None:
+    """Work goes to the current stream; a graph is captured after one call, and refused before."""
+    call = gated("cuda", T=130)
+    wanted = gradients_of(layer, call.leaves())
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        got = gradients_of(layer, call.leaves())
+    stream.synchronize()
+    assert all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = gradients_of(layer, call.leaves())
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(one, other) for one, other in zip(captured, wanted, strict=True))
+    new = gated("cuda", T=131, V=48)
+    with pytest.raises(RuntimeError, match="before the capture"), torch.cuda.graph(
+        torch.cuda.CUDAGraph()
+    ):
+        new()
+
+
+def test_host_copy_of_boundaries_is_checked() -> None:
+    call = gated(N=2)
+    call.fixed["cu_seqlens"] = torch.tensor([0, 30, 70])
+    call.options["cu_seqlens_cpu"] = torch.tensor([0, 90, 70], dtype=torch.int32)
+    with pytest.raises(ValueError, match="cu_seqlens"):
+        call()
