@@ -227,6 +227,7 @@ std::optional<TextRow> from_line(std::string_view line, std::string& problem) {
       require(!row.device.empty(), "device", problem);
       require(!row.family.empty(), "family", problem);
       require(embedded(row.plan).is_array(), "plan", problem);
+      require(row.round >= 0 && row.round <= kMostRounds, "round within bounds", problem);
       if (problem.empty()) return row;
     } else {
       problem = fmt::format("its row is '{}' and neither winner nor measurement", kind);
@@ -301,6 +302,15 @@ void read_more(const std::string& text, WinnerRow& row) {
     row = std::move(read);
   } catch (const json::exception&) {  // the row as it is
   }
+}
+
+double extents_apart(std::int64_t tokens, std::int64_t sequences, std::int64_t other_tokens,
+                     std::int64_t other_sequences) {
+  const auto log = [](std::int64_t n) {
+    return std::log2(static_cast<double>(std::max<std::int64_t>(n, 1)));
+  };
+  return std::abs(log(tokens) - log(other_tokens)) +
+         std::abs(log(sequences) - log(other_sequences));
 }
 
 std::string timestamp() {

@@ -2,6 +2,7 @@
 // exports are made of them, and a row's digest, by which merging knows it again, is of its line.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -27,6 +28,9 @@ std::optional<TextRow> from_line(std::string_view line, std::string& problem);
 std::string digest_of(const MeasurementRow& row);
 std::string digest_of(const WinnerRow& row);
 
+/// No problem is tuned more often; what says so is nonsense, and must not overflow.
+inline constexpr std::int64_t kMostRounds = 1'000'000'000;
+
 /// Median of plan / default over samples taken in turn, of which equal indices are neighbours; 0
 /// where there are none.
 double paired_ratio(const WinnerRow& row);
@@ -43,6 +47,11 @@ std::string more_text(const WinnerRow& row);
 void read_samples(const std::string& text, MeasurementRow& row);
 void read_more(const std::string& text, MeasurementRow& row);
 void read_more(const std::string& text, WinnerRow& row);
+
+/// How far two problems of a family are from each other: sum of |log2| distances of tokens and of
+/// sequences; 0 counts as 1.
+double extents_apart(std::int64_t tokens, std::int64_t sequences, std::int64_t other_tokens,
+                     std::int64_t other_sequences);
 
 /// Now in UTC with milliseconds: "2026-11-22T10:00:00.000Z".
 std::string timestamp();

@@ -1,7 +1,6 @@
 #include "cache/tables.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include "cache/rows.hpp"
@@ -129,7 +128,7 @@ std::int64_t nearest_id(Query& extents, std::int64_t tokens, std::int64_t sequen
   std::int64_t best = 0;
   double least = std::numeric_limits<double>::infinity();
   while (extents.step()) {
-    const double apart = distance(extents.integer(1), extents.integer(2), tokens, sequences);
+    const double apart = extents_apart(extents.integer(1), extents.integer(2), tokens, sequences);
     if (apart < least - 1e-9) {
       least = apart;
       best = extents.integer(0);
@@ -139,15 +138,6 @@ std::int64_t nearest_id(Query& extents, std::int64_t tokens, std::int64_t sequen
 }
 
 }  // namespace
-
-double distance(std::int64_t tokens, std::int64_t sequences, std::int64_t other_tokens,
-                std::int64_t other_sequences) {
-  const auto log = [](std::int64_t n) {
-    return std::log2(static_cast<double>(std::max<std::int64_t>(n, 1)));
-  };
-  return std::abs(log(tokens) - log(other_tokens)) +
-         std::abs(log(sequences) - log(other_sequences));
-}
 
 bool add(Database& database, const MeasurementRow& row) {
   const std::string digest = digest_of(row), samples = samples_text(row), more = more_text(row);
@@ -196,7 +186,7 @@ void crown(Database& database, WinnerRow row) {
   {
     Query last(database, kLastRound);
     last.bind(row.device).bind(row.family).bind(row.tokens).bind(row.sequences).step();
-    row.round = last.integer(0) + 1;
+    row.round = std::clamp<std::int64_t>(last.integer(0), 0, kMostRounds - 1) + 1;
   }
   if (row.ratio == 0) row.ratio = paired_ratio(row);
   add(database, row);

@@ -38,8 +38,4 @@ std::optional<WinnerRow> winner_near(Database& database, std::string_view device
                                      std::string_view family, std::int64_t tokens,
                                      std::int64_t sequences);
 
-/// Sum of |log2| distances; 0 counts as 1.
-double distance(std::int64_t tokens, std::int64_t sequences, std::int64_t other_tokens,
-                std::int64_t other_sequences);
-
 }  // namespace wyvern::tables

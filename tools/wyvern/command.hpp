@@ -21,6 +21,11 @@ class Command {
   /// Adds a verb. Its options are added to the returned App and bound to what `action` captures.
   CLI::App& verb(const std::string& name, const std::string& description, Action action);
 
+  /// Adds an action to a verb, `wyvern VERB NAME`, with options of its own; the verb itself then
+  /// does nothing.
+  CLI::App& action(CLI::App& verb, const std::string& name, const std::string& description,
+                   Action action);
+
   /// Parses and runs. Every failure ends here: one sentence on stderr, {"error": ...} on stdout
   /// with --json, and the exit code.
   int run(int argc, char** argv);
@@ -29,10 +34,11 @@ class Command {
   int dispatch(int argc, char** argv);
   const CLI::App* parsed_verb() const;
   void reject_leftovers(const CLI::App& app) const;
+  int dispatch_action(const CLI::App& verb) const;
 
   CLI::App app_;
   bool json_ = false;
-  std::vector<std::pair<CLI::App*, Action>> verbs_;
+  std::vector<std::pair<CLI::App*, Action>> verbs_, actions_;
 };
 
 /// A flag, which may also be given a value: --name=true or --name=false, nothing else.
@@ -50,5 +56,12 @@ void add_tune(Command& command);
 void add_bench(Command& command);
 void add_compile(Command& command);
 void add_cache(Command& command);
+void add_report(Command& command);
+void add_manual(Command& command);
+
+// Actions of `wyvern cache` that have files of their own.
+void add_cache_care(Command& command, CLI::App& cache);      // verify, gc, doctor
+void add_cache_explain(Command& command, CLI::App& cache);   // explain
+void add_cache_transfer(Command& command, CLI::App& cache);  // export, import, merge, diff
 
 }  // namespace wyvern::cli
