@@ -26,7 +26,8 @@ const day = time => time.slice(0, 16).replace('T', ' ');
 const percent = value => value === null ? '–' : `${number(100 * value, 1)}%`;
 
 // A long key may be broken behind its separators.
-const breakable = text => text.split(/(?<=[/,])/).flatMap(piece => [piece, element('wbr')]);
+const breakable = text =>
+  text.split(/(?<=[/,])/).flatMap((piece, i) => i === 0 ? [piece] : [element('wbr'), piece]);
 
 function cell(text, numeric) {
   if (numeric) return element('td', {class: 'number'}, text);
