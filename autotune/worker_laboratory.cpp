@@ -255,6 +255,7 @@ void WorkerLaboratory::store(const Candidate& candidate, const Outcome& outcome)
   row.samples_us = outcome.samples;
   row.median_us = summarize(outcome.samples).median;
   row.error = outcome.error;
+  row.setting = options_.setting;
   cache_.store_measurement(row);
 }
 

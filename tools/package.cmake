@@ -32,6 +32,23 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/templates/include/wyvern
 # The cache is part of the API: RuntimeOptions takes one.
 install(FILES ${PROJECT_SOURCE_DIR}/cache/cache.hpp
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/wyvern)
+# Manual page and completions are what the command says of itself.
+set(help ${CMAKE_CURRENT_BINARY_DIR}/help)
+add_custom_command(
+  OUTPUT ${help}/wyvern.1 ${help}/wyvern ${help}/_wyvern ${help}/wyvern.fish
+  COMMAND ${CMAKE_COMMAND} -E make_directory ${help}
+  COMMAND $<TARGET_FILE:wyvern> manual > ${help}/wyvern.1
+  COMMAND $<TARGET_FILE:wyvern> completion bash > ${help}/wyvern
+  COMMAND $<TARGET_FILE:wyvern> completion zsh > ${help}/_wyvern
+  COMMAND $<TARGET_FILE:wyvern> completion fish > ${help}/wyvern.fish
+  DEPENDS wyvern)
+add_custom_target(wyvern_help ALL DEPENDS ${help}/wyvern.1)
+install(FILES ${help}/wyvern.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+install(FILES ${help}/wyvern DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+install(FILES ${help}/_wyvern DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
+install(FILES ${help}/wyvern.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
+install(FILES ${PROJECT_SOURCE_DIR}/tools/schemas.json DESTINATION ${CMAKE_INSTALL_DATADIR}/wyvern)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/cache/packs DESTINATION ${CMAKE_INSTALL_DATADIR}/wyvern)
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(EXPORT wyvern NAMESPACE wyvern:: FILE wyvern-targets.cmake DESTINATION ${package})
 file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/wyvern-config.cmake

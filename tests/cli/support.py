@@ -8,8 +8,25 @@ import tempfile
 import unittest
 from pathlib import Path
 
+try:
+    import jsonschema  # Debian's package python3-jsonschema
+except ImportError:
+    jsonschema = None
+
 WYVERN = os.environ["WYVERN"]
 OP = "gated_delta_rule"
+SCHEMAS = json.loads((Path(__file__).parents[2] / "tools/schemas.json").read_text())
+
+
+def check_schema(name, document):
+    """Compares with the schema of that name, or of a failure, where jsonschema is installed."""
+    if jsonschema is None:
+        return
+    if name == "bench" and "builds" in document:
+        name = "bench-of-builds"
+    failed = isinstance(document.get("error"), dict)
+    schema = {"$ref": f"#/$defs/{'error' if failed else name}", "$defs": SCHEMAS["$defs"]}
+    jsonschema.validate(document, schema)
 
 
 class Case(unittest.TestCase):
@@ -39,9 +56,11 @@ class Case(unittest.TestCase):
         return done
 
     def document(self, *arguments, expect=0):
-        """The one JSON document that --json must leave on stdout."""
+        """The one JSON document that --json must leave on stdout, as tools/schemas.json has it."""
         verb, rest = arguments[:1], arguments[1:]
-        return json.loads(self.wyvern(*verb, "--json", *rest, expect=expect).stdout)
+        document = json.loads(self.wyvern(*verb, "--json", *rest, expect=expect).stdout)
+        check_schema("-".join(arguments[:2 if verb == ("cache",) else 1]), document)
+        return document
 
     def refuses(self, *arguments, names, code=2):
         """One sentence on stderr with each of `names`, the same in JSON, and the exit code."""

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import unittest
 from pathlib import Path
 
@@ -385,6 +386,45 @@ class Compile(Case):
         self.refuses("compile", "fwd_o", "--emit", "source", "-o", "x", names=["--arch", "missing"])
 
 
+class Manual(Case):
+    """The manual page and the completions say what the verbs say."""
+
+    def test_manual_names_every_verb_and_option(self):
+        text = self.document("manual")["text"]
+        self.assertEqual(text, self.wyvern("manual").stdout)
+        plain = text.replace("\\-", "-")
+        for line in ("wyvern tune", "wyvern cache gc", "wyvern report"):
+            self.assertIn(f".SS {line}\n", plain)
+        for option in ("--budget", "--max-bytes", "--use-qk-l2norm", "-o,--output", "OP"):
+            self.assertIn(f"\\fB{option}\\fR\n", plain)
+        self.assertFalse([line for line in text.split("\n") if line.startswith("'")])
+
+    def test_bash_completes(self):
+        script = self.path("completion")
+        Path(script).write_text(self.wyvern("completion", "bash").stdout)
+        for words, wanted in ((["wyvern", "ca"], {"cache"}), (["wyvern", "cache", "ex"],
+                                                              {"explain", "export"}),
+                              (["wyvern", "cache", "gc", "--m"], {"--max-bytes"}),
+                              (["wyvern", "bench", "kd"], {"kda"}),
+                              (["wyvern", "bench", "kda", "--preset", "kimi"], None)):
+            line = " ".join(f'"{word}"' for word in words)
+            done = subprocess.run(
+                ["bash", "-c", f'source {script}; COMP_WORDS=({line}); '
+                 f'COMP_CWORD={len(words) - 1}; _wyvern; printf "%s\\n" "${{COMPREPLY[@]}}"'],
+                capture_output=True, text=True, check=True)
+            found = set(done.stdout.split())
+            if wanted is None:
+                self.assertTrue(found and all(name.startswith("kimi") for name in found), found)
+            else:
+                self.assertEqual(found, wanted)
+
+    def test_other_shells(self):
+        self.assertIn("#compdef wyvern", self.wyvern("completion", "zsh").stdout)
+        self.assertIn("complete -c wyvern", self.wyvern("completion", "fish").stdout)
+        self.refuses("completion", names=["SHELL", "missing", "bash"])
+        self.refuses("completion", "csh", names=["csh", "fish"])
+
+
 class CacheVerb(Case):
     def test_path(self):
         self.assertEqual(self.wyvern("cache", "path").stdout.strip(), str(self.cache / "wyvern.db"))
@@ -401,7 +441,7 @@ class CacheVerb(Case):
         self.refuses("cache", "show", names=["ID", "missing"])
         for unknown in ("w1", "m1", "0123abc"):
             self.refuses("cache", "show", unknown, names=["ID", unknown])
-        self.refuses("cache", "path", "w1", names=["w1", "show"])
+        self.refuses("cache", "path", "w1", names=["w1", "cache path"])
 
 
 if __name__ == "__main__":

@@ -72,6 +72,13 @@ bool parse_switch(const std::string& name, std::string_view text) {
               fmt::format("{} is '{}'; it must be true or false", name, text));
 }
 
+/// "cache gc": a verb, with its action.
+std::string full_name(const CLI::App& app) {
+  const CLI::App* parent = app.get_parent();
+  const bool is_action = parent != nullptr && parent->get_parent() != nullptr;
+  return is_action ? parent->get_name() + ' ' + app.get_name() : app.get_name();
+}
+
 /// "--input, --output": the options a verb takes.
 std::string option_names(const CLI::App& app) {
   std::vector<std::string> names;
@@ -111,6 +118,15 @@ CLI::App& Command::verb(const std::string& name, const std::string& description,
   return *verb;
 }
 
+CLI::App& Command::action(CLI::App& verb, const std::string& name, const std::string& description,
+                          Action action) {
+  CLI::App* app = verb.add_subcommand(name, description);
+  app->allow_extras();
+  add_switch(*app, "--json", json_, "print one JSON document");
+  actions_.emplace_back(app, std::move(action));
+  return *app;
+}
+
 const CLI::App* Command::parsed_verb() const {
   for (const auto& [app, action] : verbs_)
     if (app->parsed()) return app;
@@ -124,11 +140,30 @@ void Command::reject_leftovers(const CLI::App& app) const {
         throw Error(
             ErrorKind::kBadInput,
             fmt::format("{} has no value, the option '{}' follows it; see `wyvern {} --help`",
-                        option->get_name(), value, app.get_name()));
+                        option->get_name(), value, full_name(app)));
   const std::vector<std::string> rest = app.remaining();
   if (rest.empty()) return;
   throw Error(ErrorKind::kBadInput, fmt::format("argument '{}' is not known; `wyvern {}` takes {}",
-                                                rest.front(), app.get_name(), option_names(app)));
+                                                rest.front(), full_name(app), option_names(app)));
+}
+
+/// The action that was named behind the verb.
+std::function<int()> Command::chosen_action(const CLI::App& verb) const {
+  std::vector<std::string> names;
+  const std::pair<CLI::App*, Action>* chosen = nullptr;
+  for (const auto& one : actions_) {
+    if (one.first->get_parent() != &verb) continue;
+    names.push_back(one.first->get_name());
+    if (one.first->parsed()) chosen = &one;
+  }
+  const std::vector<std::string> rest = verb.remaining();
+  if (chosen == nullptr || !rest.empty())
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("ACTION is {}; it must be one of {}",
+                            rest.empty() ? "missing" : fmt::format("'{}'", rest.front()),
+                            fmt::join(names, ", ")));
+  reject_leftovers(*chosen->first);
+  return [this, action = chosen->second] { return action(json_); };
 }
 
 std::function<int()> Command::parse(int argc, char** argv) {
@@ -155,6 +190,7 @@ std::function<int()> Command::parse(int argc, char** argv) {
                 fmt::format("the verb is {}; it must be one of {}", given, fmt::join(names, ", ")));
   }
   const auto verb = std::ranges::find_if(verbs_, [](const auto& v) { return v.first->parsed(); });
+  if (!verb->second) return chosen_action(*verb->first);
   reject_leftovers(*verb->first);
   return [this, action = verb->second] { return action(json_); };
 }

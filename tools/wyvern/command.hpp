@@ -24,6 +24,12 @@ class Command {
   /// What the arguments ask for: a function that does it and returns the exit code, to be called
   /// while this lives. Throws CLI::ParseError or Error(kBadInput).
   std::function<int()> parse(int argc, char** argv);
+
+  /// Adds an action to a verb, `wyvern VERB NAME`, with options of its own; the verb itself then
+  /// does nothing.
+  CLI::App& action(CLI::App& verb, const std::string& name, const std::string& description,
+                   Action action);
+
   /// Parses and runs. Every failure ends here: one sentence on stderr, {"error": ...} on stdout
   /// with --json, and the exit code.
   int run(int argc, char** argv);
@@ -31,10 +37,11 @@ class Command {
  private:
   const CLI::App* parsed_verb() const;
   void reject_leftovers(const CLI::App& app) const;
+  std::function<int()> chosen_action(const CLI::App& verb) const;
 
   CLI::App app_;
   bool json_ = false;
-  std::vector<std::pair<CLI::App*, Action>> verbs_;
+  std::vector<std::pair<CLI::App*, Action>> verbs_, actions_;
 };
 
 /// A flag, which may also be given a value: --name=true or --name=false, nothing else.
@@ -52,5 +59,12 @@ void add_tune(Command& command);
 void add_bench(Command& command);
 void add_compile(Command& command);
 void add_cache(Command& command);
+void add_report(Command& command);
+void add_manual(Command& command);
+
+// Actions of `wyvern cache` that have files of their own.
+void add_cache_care(Command& command, CLI::App& cache);      // verify, gc, doctor
+void add_cache_explain(Command& command, CLI::App& cache);   // explain
+void add_cache_transfer(Command& command, CLI::App& cache);  // export, import, merge, diff
 
 }  // namespace wyvern::cli

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "runtime/devices/device_impl.hpp"
-
 namespace wyvern::cli {
 namespace {
 
@@ -22,7 +20,10 @@ double dtype_factor(const Problem& problem) {
 }  // namespace
 
 Peak device_peak(const Device& device, const Problem& problem) {
-  const Rates rates = device.impl().rates();
+  return peak_of(device.impl().rates(), problem);
+}
+
+Peak peak_of(const Rates& rates, const Problem& problem) {
   const double factor = dtype_factor(problem);
   const bool scalar = factor == 0 || rates.matrix_flops_per_s == 0;
   return {rates.bytes_per_s, scalar ? rates.scalar_flops_per_s : rates.matrix_flops_per_s / factor,

@@ -6,6 +6,7 @@
 
 #include <string>
 
+#include "runtime/devices/device_impl.hpp"
 #include "runtime/operators/operator.hpp"
 
 namespace wyvern::cli {
@@ -21,6 +22,9 @@ struct Peak {
 /// what the driver tells of memory and the architecture's dense rate at boost clock; on a CPU
 /// memory copy and FMA rates measured now on all threads (about half a second).
 Peak device_peak(const Device& device, const Problem& problem);
+
+/// The same from rates that are known.
+Peak peak_of(const Rates& rates, const Problem& problem);
 
 /// Seconds.
 double floor_time(const Work& work, const Peak& peak);

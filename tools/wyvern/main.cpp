@@ -36,5 +36,7 @@ int main(int argc, char** argv) {
   add_bench(command);
   add_compile(command);
   add_cache(command);
+  add_report(command);
+  add_manual(command);
   return command.run(argc, argv);
 }

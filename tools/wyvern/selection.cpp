@@ -429,6 +429,16 @@ Pass parse_pass(std::string_view text) {
   reject("--pass is '{}'; it must be one of forward, backward, recurrent", text);
 }
 
+std::int64_t parse_bytes(std::string_view option, std::string_view text) {
+  const std::size_t unit_at = std::min(text.find_first_not_of("0123456789"), text.size());
+  const auto value = number<std::int64_t>(text.substr(0, unit_at));
+  const std::string_view unit = text.substr(unit_at);
+  const int shift = unit.empty() ? 0 : unit == "K" ? 10 : unit == "M" ? 20 : unit == "G" ? 30 : -1;
+  if (!value || shift < 0 || *value > (INT64_MAX >> shift))
+    reject("{} is '{}'; it must be a size in bytes such as 500000000, 500M or 2G", option, text);
+  return *value << shift;
+}
+
 double parse_seconds(std::string_view option, std::string_view text) {
   const std::size_t unit_at = std::min(text.find_first_not_of("0123456789."), text.size());
   const auto value = number<double>(text.substr(0, unit_at));

@@ -101,6 +101,8 @@ std::uint64_t parse_seed(std::string_view text);
 float parse_float(std::string_view option, std::string_view text);
 DType parse_element_type(std::string_view option, std::string_view text);
 Pass parse_pass(std::string_view text);
+/// "500000000", "500K", "500M", "2G" (powers of 1024).
+std::int64_t parse_bytes(std::string_view option, std::string_view text);
 /// "60s", "500ms", "2m", or a plain number of seconds; positive.
 double parse_seconds(std::string_view option, std::string_view text);
 

@@ -9,8 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "cache/rows.hpp"
+#include "cache/transfer.hpp"
 #include "runtime/devices/device_impl.hpp"
 #include "runtime/plan.hpp"
+#include "tools/wyvern/bench_builds.hpp"
 #include "tools/wyvern/check.hpp"
 #include "tools/wyvern/command.hpp"
 #include "tools/wyvern/describe.hpp"
@@ -26,7 +29,7 @@ namespace {
 struct Flags {
   SelectionFlags selection;
   OptionFlags options;
-  std::optional<std::string> device;
+  std::optional<std::string> device, compare;
 };
 
 /// One of the plans that are compared.
@@ -162,10 +165,11 @@ Json entrant_json(const Entrant& entrant, const Work& work, const Peak& peak) {
 
 void print_text(const Json& document, const Device& device, const Selection& selection) {
   say("{} on {} ({})", describe(selection.problem), device.info().name, device.info().model);
-  Table table({"plan", "from", "ms", "spread", "TB/s", "TFLOP/s", "% of FLOPs", "% of floor",
-               "workspace", "correct"});
+  Table table({"plan", "from", "ms", "of default", "spread", "TB/s", "TFLOP/s", "% of FLOPs",
+               "% of floor", "workspace", "correct"});
   for (const Json& row : document["plans"])
     table.row({row["name"], row["origin"], fmt::format("{:.4f}", row["ms"].get<double>()),
+               fmt::format("{:.3f}", row["ratio"].get<double>()),
                fmt::format("{:.4f}", row["spread_ms"].get<double>()),
                fmt::format("{:.3f}", row["tb_per_s"].get<double>()),
                fmt::format("{:.2f}", row["tflop_per_s"].get<double>()),
@@ -174,7 +178,7 @@ void print_text(const Json& document, const Device& device, const Selection& sel
                bytes_text(row["workspace_bytes"].get<double>()),
                row["verified"].get<bool>() ? "yes" : "NO"});
   const Json& floor = document["floor"];
-  table.row({"floor", "-", fmt::format("{:.4f}", floor["ms"].get<double>()), "-",
+  table.row({"floor", "-", fmt::format("{:.4f}", floor["ms"].get<double>()), "-", "-",
              fmt::format("{:.3f}", floor["bytes_per_s"].get<double>() / 1e12),
              fmt::format("{:.2f}", floor["flops_per_s"].get<double>() / 1e12), "-", "100.0", "-",
              "-"});
@@ -184,7 +188,39 @@ void print_text(const Json& document, const Device& device, const Selection& sel
   say("checked against the float64 oracle: {}", document["checked"].get<std::string>());
 }
 
+/// The plan that another cache or a pack has for the problem: the exact one, else the nearest.
+std::optional<PlanChoice> compared_plan(const std::string& path, const DeviceInfo& device,
+                                        const ProblemKey& key) {
+  std::optional<PlanChoice> best;
+  double least = 0;
+  for (const WinnerRow& row : read_contents(path).winners) {
+    if (row.device != device.key || row.family != key.family) continue;
+    const double distance = extents_apart(row.tokens, row.sequences, key.tokens, key.sequences);
+    auto plan = plan_from_json(row.plan);
+    if (!plan || (best && distance >= least)) continue;
+    best = {std::move(*plan), distance == 0 ? Origin::exact : Origin::nearest};
+    least = distance;
+  }
+  return best;
+}
+
+/// Median over neighbouring samples of other / first.
+double paired_ratio(const Entrant& other, const Entrant& first) {
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < std::min(other.samples_us.size(), first.samples_us.size()); ++i)
+    ratios.push_back(other.samples_us[i] / first.samples_us[i]);
+  return median(ratios);
+}
+
 int execute(const Flags& flags, bool json) {
+  if (flags.compare && is_build(*flags.compare)) {
+    const Json document = compare_builds(*flags.compare);
+    if (json)
+      print_document(document);
+    else
+      print_builds(document);
+    return kDone;
+  }
   const Selection selection = select(flags.selection, flags.options);
   const Problem& problem = selection.problem;
   if (problem.B * problem.T == 0)
@@ -195,6 +231,15 @@ int execute(const Flags& flags, bool json) {
   const Operator best = runtime.prepare(device, problem);
   const bool tuned = best.origin() != Origin::fallback;
   if (tuned) entrants.emplace_back("tuned", best.origin(), best, device);
+  if (flags.compare) {
+    const auto other = compared_plan(*flags.compare, device.info(), problem_key(problem));
+    if (!other)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("--compare is {}, which has no plan for this problem on {}",
+                              *flags.compare, device.info().model));
+    entrants.emplace_back("compared", other->origin, runtime.prepare(device, problem, other->plan),
+                          device);
+  }
   const Plan plan = default_plan(problem, device.impl().target());
   entrants.emplace_back("default", Origin::fallback, runtime.prepare(device, problem, plan),
                         device);
@@ -233,6 +278,7 @@ int execute(const Flags& flags, bool json) {
   bool good = true;
   for (const Entrant& entrant : entrants) {
     document["plans"].push_back(entrant_json(entrant, work, peak));
+    document["plans"].back()["ratio"] = paired_ratio(entrant, entrants.back());
     good = good && passed(entrant.checks);
   }
   if (json)
@@ -251,6 +297,8 @@ void add_bench(Command& command) {
                                 [flags](bool json) { return execute(*flags, json); });
   add_selection(verb, flags->selection);
   add_device(verb, flags->device);
+  verb.add_option("--compare", flags->compare,
+                  "another cache or pack, whose plan is timed too; or another build of wyvern");
   add_options(verb, flags->options);
 }
 

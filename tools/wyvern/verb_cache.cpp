@@ -6,49 +6,19 @@
 #include <string>
 
 #include "cache/cache.hpp"
+#include "cache/rows.hpp"
+#include "tools/wyvern/cache_rows.hpp"
 #include "tools/wyvern/command.hpp"
 #include "tools/wyvern/output.hpp"
 
 namespace wyvern::cli {
 namespace {
 
-struct Flags {
-  std::string action, id;
-};
-
 constexpr std::size_t kShortKey = 12;  // hexadecimal digits that lists show of an artifact's key
 
 template <class... Args>
 [[noreturn]] void reject(fmt::format_string<Args...> format, Args&&... args) {
   throw Error(ErrorKind::kBadInput, fmt::format(format, std::forward<Args>(args)...));
-}
-
-/// A stored JSON text as JSON, or as the text it is.
-Json parsed(const std::string& text) {
-  Json json = Json::parse(text, nullptr, false);
-  return json.is_discarded() ? Json(text) : json;
-}
-
-Json to_json(const ArtifactRow& row) {
-  return {{"id", row.key},        {"template", row.template_id},  {"target", row.target},
-          {"config", row.config}, {"compile_ms", row.compile_ms}, {"created", row.created}};
-}
-
-Json to_json(const MeasurementRow& row) {
-  return {{"id", fmt::format("m{}", row.id)}, {"device", row.device},  {"problem", row.problem},
-          {"template", row.template_id},      {"config", row.config},  {"status", row.status},
-          {"median_us", row.median_us},       {"created", row.created}};
-}
-
-Json to_json(const WinnerRow& row) {
-  return {
-      {"id", fmt::format("w{}", row.id)},
-      {"device", row.device},
-      {"problem", fmt::format("{}/tokens={}/sequences={}", row.family, row.tokens, row.sequences)},
-      {"median_us", row.median_us},
-      {"default_us", row.default_us},
-      {"plan", parsed(row.plan)},
-      {"created", row.created}};
 }
 
 int print_path(const Cache& cache, bool json) {
@@ -80,8 +50,7 @@ int print_list(const Cache& cache, bool json) {
   Table table({"id", "what", "time", "of", "status"});
   for (const auto& row : winners)
     table.row({fmt::format("w{}", row.id), "winner", fmt::format("{:.1f} us", row.median_us),
-               fmt::format("{}/tokens={}/sequences={}", row.family, row.tokens, row.sequences),
-               row.device});
+               problem_of(row), row.device});
   for (const auto& row : measurements)
     table.row({fmt::format("m{}", row.id), "measurement", fmt::format("{:.1f} us", row.median_us),
                fmt::format("{} {}", row.template_id, row.config), row.status});
@@ -122,6 +91,12 @@ Json show(const Cache& cache, const std::string& id) {
       if (row.id == *number) {
         Json document = to_json(row);
         document["driver"] = row.driver;
+        document["ratio"] = rank_of(row);
+        document["floor_us"] = row.floor_us;
+        document["round"] = row.round;
+        document["samples_us"] = row.samples_us;
+        document["default_samples_us"] = row.default_samples_us;
+        document["setting"] = to_json(row.setting);
         return document;
       }
   if (const auto number = row_number(id, 'm'))
@@ -133,6 +108,8 @@ Json show(const Cache& cache, const std::string& id) {
         document["error"] = row.error;
         document["artifact"] = row.artifact_key;
         document["driver"] = row.driver;
+        document["clocks_mhz"] = row.clocks_mhz;
+        document["setting"] = to_json(row.setting);
         return document;
       }
   return show_artifact(cache, id);
@@ -170,28 +147,28 @@ int clear(Cache& cache, bool json) {
   return kDone;
 }
 
-int execute(const Flags& flags, bool json) {
-  if (!flags.id.empty() && flags.action != "show")
-    reject("ID is '{}'; only `wyvern cache show` takes one", flags.id);
-  if (flags.action.empty())
-    reject("ACTION is missing; it must be one of path, list, show ID, stats, clear");
-  Cache cache;
-  if (flags.action == "path") return print_path(cache, json);
-  if (flags.action == "list") return print_list(cache, json);
-  if (flags.action == "show") return print_fields(show(cache, flags.id), json);
-  if (flags.action == "stats") return print_fields(stats(cache), json);
-  if (flags.action == "clear") return clear(cache, json);
-  reject("ACTION is '{}'; it must be one of path, list, show ID, stats, clear", flags.action);
-}
-
 }  // namespace
 
 void add_cache(Command& command) {
-  const auto flags = std::make_shared<Flags>();
-  CLI::App& verb = command.verb("cache", "what is remembered: path, list, show ID, stats, clear",
-                                [flags](bool json) { return execute(*flags, json); });
-  verb.add_option("ACTION", flags->action, "path, list, show, stats or clear");
-  verb.add_option("ID", flags->id, "what to show, as list prints it");
+  CLI::App& verb = command.verb("cache", "what is remembered, here and in packs", nullptr);
+  command.action(verb, "path", "where the cache lies",
+                 [](bool json) { return print_path(Cache(), json); });
+  command.action(verb, "list", "everything in it, newest first",
+                 [](bool json) { return print_list(Cache(), json); });
+  const auto id = std::make_shared<std::string>();
+  CLI::App& shown = command.action(verb, "show", "one row of it", [id](bool json) {
+    return print_fields(show(Cache(), *id), json);
+  });
+  shown.add_option("ID", *id, "what to show, as list prints it");
+  command.action(verb, "stats", "how much it holds",
+                 [](bool json) { return print_fields(stats(Cache()), json); });
+  command.action(verb, "clear", "delete everything", [](bool json) {
+    Cache cache;
+    return clear(cache, json);
+  });
+  add_cache_care(command, verb);
+  add_cache_explain(command, verb);
+  add_cache_transfer(command, verb);
 }
 
 }  // namespace wyvern::cli

@@ -1,0 +1,395 @@
+// Rows from one cache to another: merging, packs, and the layers that packs are asked in.
+#include <wyvern/error.hpp>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "cache/cache.hpp"
+#include "cache/cache_testing.hpp"
+#include "cache/database.hpp"
+#include "cache/packs.hpp"
+#include "cache/rows.hpp"
+#include "cache/schema.hpp"
+#include "cache/transfer.hpp"
+
+namespace wyvern::testing {
+namespace {
+
+// ---- Merging
+
+/// A row of a small pool, so that two caches often have the same one.
+struct Pool {
+  std::mt19937 random;
+
+  std::int64_t pick(std::int64_t below) {
+    return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(below));
+  }
+  std::string created() { return "2026-11-0" + std::to_string(1 + pick(5)) + "T00:00:00.000Z"; }
+
+  MeasurementRow a_measurement() {
+    MeasurementRow row = measurement(static_cast<std::uint64_t>(pick(6)));
+    row.created = created();
+    row.setting.host = "node" + std::to_string(pick(3));
+    row.setting.T = 1024 + pick(2);
+    if (pick(4) == 0) row.status = "crashed", row.samples_us.clear();
+    if (pick(4) == 0) row.error = std::numeric_limits<double>::infinity();
+    return row;
+  }
+  WinnerRow a_winner() {
+    WinnerRow row = winner(1 << pick(4), 1 + pick(2));
+    row.created = created();
+    row.round = 1 + pick(3);
+    row.median_us = 1 + static_cast<double>(pick(4));
+    row.default_us = 4;
+    row.setting.host = "node" + std::to_string(pick(3));
+    return row;
+  }
+};
+
+/// Fills a cache with rows that differ in what decides: as they would come from another cache, in
+/// a pack.
+void fill(Cache& cache, Pool& pool) {
+  std::string pack = R"({"row":"pack","version":1})";
+  for (std::int64_t i = pool.pick(12); i > 0; --i) pack += '\n' + to_line(pool.a_measurement());
+  for (std::int64_t i = pool.pick(12); i > 0; --i) pack += '\n' + to_line(pool.a_winner());
+  import_pack(cache, pack, "pack");
+  for (std::int64_t i = pool.pick(8); i > 0; --i) {
+    ArtifactRow row = artifact(static_cast<std::uint64_t>(pool.pick(6)), 200);
+    // One key may have been compiled twice, to other code.
+    row.code += std::string(static_cast<std::size_t>(pool.pick(2)), 'x');
+    ASSERT_TRUE(cache.store_artifact(row));
+  }
+}
+
+/// All that a cache holds and answers, as text.
+std::string image(Cache& cache) {
+  std::string text = export_pack(cache, /*all=*/true, "");
+  for (const WinnerRow& row : cache.list_winners()) text += "answers " + to_line(row) + '\n';
+  std::vector<std::string> artifacts;
+  for (const ArtifactRow& row : cache.list_artifacts()) {
+    const auto found = cache.find_artifact(row.key);
+    artifacts.push_back(row.key + row.config + row.created + (found ? found->code : "damaged"));
+  }
+  std::sort(artifacts.begin(), artifacts.end());
+  for (const std::string& artifact : artifacts) text += artifact + '\n';
+  return text;
+}
+
+/// As image(), the answers sorted: equal for equal rows in any order.
+std::string sorted_image(Cache& cache) {
+  std::vector<std::string> lines;
+  std::string text = image(cache), line;
+  for (const char c : text) {
+    line += c;
+    if (c != '\n') continue;
+    lines.push_back(std::exchange(line, {}));
+  }
+  std::sort(lines.begin(), lines.end());
+  for (const std::string& one : lines) line += one;
+  return line;
+}
+
+class Merging : public ::testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    Pool pool{std::mt19937(static_cast<std::mt19937::result_type>(GetParam()))};
+    for (auto& directory : directories_) {
+      Cache cache(directory.path());
+      fill(cache, pool);
+    }
+  }
+  /// The image of a new cache into which caches are merged in this order.
+  std::string merged(const std::vector<int>& order) {
+    const TempDirectory into;
+    Cache cache(into.path());
+    for (const int i : order) merge(cache, directories_[static_cast<std::size_t>(i)].path());
+    return sorted_image(cache);
+  }
+  TempDirectory directories_[3];
+};
+
+TEST_P(Merging, OrderAndRepetitionMakeNoDifference) {
+  const std::string image = merged({0, 1, 2});
+  EXPECT_EQ(merged({2, 1, 0}), image);
+  EXPECT_EQ(merged({1, 0, 2, 1, 1, 0}), image);
+}
+
+TEST_P(Merging, IntoOneAnotherIsTheSame) {
+  Cache a(directories_[0].path()), b(directories_[1].path());
+  merge(a, directories_[1].path());
+  merge(b, directories_[0].path());
+  EXPECT_EQ(sorted_image(a), sorted_image(b));
+}
+
+TEST_P(Merging, GroupingMakesNoDifference) {
+  const std::string image = merged({0, 1, 2});
+  Cache one(directories_[1].path());
+  merge(one, directories_[2].path());
+  EXPECT_EQ(merged({0, 1}), image);
+}
+
+TEST_P(Merging, LosesNothing) {
+  std::set<std::string> lines;
+  for (auto& directory : directories_) {
+    const Contents contents = read_contents(directory.path());
+    for (const auto& row : contents.measurements) lines.insert(to_line(row));
+    for (const auto& row : contents.winners) lines.insert(to_line(row));
+    for (const auto& row : contents.artifacts) lines.insert(row.key);
+  }
+  const TempDirectory into;
+  Cache cache(into.path());
+  for (auto& directory : directories_) merge(cache, directory.path());
+  const std::string all = image(cache);
+  for (const std::string& line : lines) EXPECT_NE(all.find(line), all.npos) << line;
+  for (const ArtifactRow& row : cache.list_artifacts()) EXPECT_TRUE(cache.find_artifact(row.key));
+}
+
+TEST_P(Merging, IntoItselfChangesNothing) {
+  Cache cache(directories_[0].path());
+  const std::string before = image(cache);
+  const Added added = merge(cache, directories_[0].path());
+  EXPECT_EQ(added.artifacts + added.measurements + added.winners + added.known, 0);
+  EXPECT_EQ(image(cache), before);
+}
+
+INSTANTIATE_TEST_SUITE_P(Random, Merging, ::testing::Range(0, 12));
+
+TEST(Merge, ATuningAfterwardsAnswersWhateverWasMerged) {
+  const TempDirectory temp, other;
+  WinnerRow row = winner(8, 1);
+  row.median_us = 1, row.default_us = 10;
+  for (int i = 0; i < 3; ++i) QuietCache(other.path())->store_winner(row);
+  QuietCache cache(temp.path());
+  merge(cache.cache, other.path());
+  EXPECT_EQ(cache->find_winner(row.device, row.family, 8, 1)->median_us, 1);
+  row.median_us = 9;  // a far worse ratio, but tuned here and knowing the other
+  ASSERT_TRUE(cache->store_winner(row));
+  EXPECT_EQ(cache->find_winner(row.device, row.family, 8, 1)->median_us, 9);
+}
+
+TEST(Merge, OfTwoThatKnewNothingOfEachOtherTheBetterRatioAnswers) {
+  const TempDirectory temp, other;
+  WinnerRow fast = winner(8, 1), slow = winner(8, 1);
+  fast.median_us = 9, fast.default_us = 10;    // a fast machine, hardly better than the default
+  slow.median_us = 50, slow.default_us = 100;  // a slow one, twice as fast as the default
+  QuietCache(other.path())->store_winner(slow);
+  QuietCache cache(temp.path());
+  ASSERT_TRUE(cache->store_winner(fast));
+  merge(cache.cache, other.path());
+  EXPECT_EQ(cache->find_winner(fast.device, fast.family, 8, 1)->median_us, 50);
+  EXPECT_EQ(cache->stats().winners, 1);
+}
+
+TEST(Merge, NeverMixesArtifactKeys) {
+  const TempDirectory temp, other;
+  MeasurementRow mine = measurement(1), theirs = measurement(1);
+  theirs.artifact_key = "another kernel";
+  theirs.samples_us = {1, 2, 3};
+  QuietCache(other.path())->store_measurement(theirs);
+  QuietCache cache(temp.path());
+  ASSERT_TRUE(cache->store_measurement(mine));
+  merge(cache.cache, other.path());
+  const auto rows =
+      cache->find_measurements(mine.device, mine.problem, mine.template_id, mine.config);
+  ASSERT_EQ(rows.size(), 2u);
+  for (const MeasurementRow& row : rows)
+    EXPECT_EQ(row.samples_us,
+              row.artifact_key == mine.artifact_key ? mine.samples_us : theirs.samples_us);
+}
+
+TEST(Merge, LeavesDamagedArtifactsBehind) {
+  const TempDirectory temp, other;
+  const ArtifactRow row = artifact(1, 300);
+  QuietCache(other.path())->store_artifact(row);
+  Database(other.file(), Database::Mode::read_write)
+      .execute("UPDATE artifacts SET config = 'BT=32'");
+  QuietCache cache(temp.path());
+  EXPECT_EQ(merge(cache.cache, other.path()).damaged, 1);
+  EXPECT_FALSE(cache->find_artifact(row.key));
+  // A sound one takes the place of one's own that is damaged.
+  ASSERT_TRUE(cache->store_artifact(row));
+  const TempDirectory into;
+  std::filesystem::copy(other.file(), into.file());
+  QuietCache spoilt(into.path());
+  EXPECT_EQ(merge(spoilt.cache, temp.file()).artifacts, 1);
+  EXPECT_TRUE(spoilt->find_artifact(row.key));
+}
+
+TEST(Merge, ReadsFilesOfOlderSchemasAndLeavesThemAsTheyAre) {
+  const TempDirectory temp, other;
+  {
+    Database database(other.file(), Database::Mode::create);
+    migrate(database, 2);
+    database.execute(
+        "INSERT INTO winners (device, family, tokens, sequences, plan, median_us, default_us,"
+        " driver, created) VALUES ('cpu', 'family', 4, 1, '[]', 2.0, 4.0, '13.0', '2026')");
+  }
+  const std::string before = read_file(other.file());
+  QuietCache cache(temp.path());
+  EXPECT_EQ(merge(cache.cache, other.path()).winners, 1);
+  EXPECT_TRUE(cache->find_winner("cpu", "family", 4, 1));
+  EXPECT_EQ(read_file(other.file()), before);
+}
+
+template <class Work>
+void expect_refused(ErrorKind kind, const char* said, const Work& work) {
+  try {
+    work();
+    FAIL() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), kind);
+    EXPECT_NE(std::string(error.what()).find(said), std::string::npos) << error.what();
+  }
+}
+
+TEST(Merge, RefusesWhatIsNoCacheOrNotToBeTrusted) {
+  const TempDirectory temp, other;
+  QuietCache cache(temp.path());
+  expect_refused(ErrorKind::kBadInput, "no database", [&] { merge(cache.cache, "/nowhere"); });
+  write_file(other.path() / "text", "this is no database, but it is longer than a header");
+  expect_refused(ErrorKind::kIo, "cannot be read",
+                 [&] { merge(cache.cache, other.path() / "text"); });
+  QuietCache(other.path())->store_winner(winner(1, 1));
+  std::filesystem::permissions(other.file(), std::filesystem::perms::others_write,
+                               std::filesystem::perm_options::add);
+  expect_refused(ErrorKind::kIo, "written by its group or by others",
+                 [&] { merge(cache.cache, other.path()); });
+  EXPECT_EQ(cache->stats().winners, 0);
+}
+
+// ---- Packs
+
+TEST(Pack, ComesBackAsItWent) {
+  Pool pool{std::mt19937(7)};
+  const TempDirectory temp, other;
+  QuietCache cache(temp.path()), back(other.path());
+  fill(cache.cache, pool);
+  const std::string pack = export_pack(cache.cache, true, "");
+  EXPECT_EQ(pack.substr(0, 12), R"({"devices":[)");
+  const Added added = import_pack(back.cache, pack, "pack");
+  EXPECT_GT(added.winners + added.measurements, 0);
+  EXPECT_EQ(export_pack(back.cache, true, ""), pack);
+  EXPECT_EQ(import_pack(back.cache, pack, "pack").known, added.winners + added.measurements);
+  EXPECT_EQ(import_pack(back.cache, export_pack(cache.cache, false, ""), "pack").winners, 0);
+}
+
+TEST(Pack, HasTheRowsOfOneDeviceWhereThatIsAskedFor) {
+  const TempDirectory temp;
+  QuietCache cache(temp.path());
+  WinnerRow row = winner(1, 1);
+  cache->store_winner(row);
+  row.device = "another";
+  cache->store_winner(row);
+  EXPECT_EQ(parse_pack(export_pack(cache.cache, false, ""), "pack").devices.size(), 2u);
+  const PackRows rows = parse_pack(export_pack(cache.cache, false, "another"), "pack");
+  EXPECT_EQ(rows.devices, std::vector<std::string>{"another"});
+  EXPECT_EQ(rows.winners.size(), 1u);
+}
+
+TEST(Pack, MalformedIsRefusedByTheLineAndNothingIsAdded) {
+  const TempDirectory temp;
+  QuietCache cache(temp.path());
+  const std::string header = R"({"devices":[],"row":"pack","version":1})"
+                             "\n";
+  const std::string good = to_line(winner(1, 1)) + '\n';
+  struct Bad {
+    std::string text;
+    const char* said;
+  };
+  for (const Bad& bad :
+       {Bad{"", "empty"},
+        {"no json", "no pack"},
+        {R"({"row":"pack","version":2})", "version 2"},
+        {R"({"row":"pack","version":"x"})", "malformed"},
+        {good, "no pack"},
+        {header + good + "{", "line 3"},
+        {header + good + "\n\n[]", "line 5"},
+        {header + good + R"({"row":"other"})", "other"},
+        {header + good + R"({"row":"winner","device":"x","family":"f"})", "plan"},
+        {header + good + R"({"row":"winner","device":3})", "type"},
+        {header + good.substr(0, good.size() - 2) + R"(,"round":99999999999})", "round"}}) {
+    expect_refused(ErrorKind::kBadInput, bad.said,
+                   [&] { import_pack(cache.cache, bad.text, "the pack"); });
+  }
+  EXPECT_EQ(cache->stats().winners, 0);
+}
+
+// ---- Layers
+
+std::string pack_of(const std::vector<WinnerRow>& rows) {
+  std::string text = R"({"devices":[")" + winner(1, 1).device +
+                     R"(","cpu"],"row":"pack","version":1})"
+                     "\n";
+  for (const WinnerRow& row : rows) text += to_line(row) + '\n';
+  return text;
+}
+
+WinnerRow ranked(std::int64_t tokens, double median, double standard) {
+  WinnerRow row = winner(tokens, 1);
+  row.median_us = median, row.default_us = standard;
+  return row;
+}
+
+TEST(PackLayers, TheFirstLayerAnswersAndInItTheBestRatio) {
+  const TempDirectory first, second;
+  write_file(first.path() / "a.jsonl", pack_of({ranked(8, 5, 10), ranked(16, 1, 2)}));
+  write_file(first.path() / "b.jsonl", pack_of({ranked(8, 400, 1000)}));  // a slow machine's
+  write_file(first.path() / "c.txt", "no pack, and not looked at");
+  write_file(second.path() / "a.jsonl", pack_of({ranked(8, 1, 10), ranked(64, 1, 2)}));
+  int told = 0;
+  Packs packs({{"one", {first.path()}}, {"two", {second.path() / "a.jsonl"}}},
+              [&](const std::string&) { ++told; });
+  const std::string device = winner(1, 1).device;
+  const auto found = packs.find(device, "gdn", 8, 1);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->row.median_us, 400);
+  EXPECT_EQ(found->layer, "one");
+  EXPECT_EQ(found->file, first.path() / "b.jsonl");
+  EXPECT_EQ(packs.find(device, "gdn", 64, 1)->layer, "two");
+  EXPECT_FALSE(packs.find(device, "gdn", 32, 1));
+  EXPECT_FALSE(packs.find(device, "kda", 8, 1));
+  EXPECT_FALSE(packs.find("cpu", "gdn", 8, 1));
+  EXPECT_FALSE(packs.find("another device", "gdn", 8, 1));
+  // 16 and 64 are as far from 32: the first layer answers.
+  EXPECT_EQ(packs.nearest(device, "gdn", 32, 1)->row.tokens, 16);
+  EXPECT_EQ(packs.nearest(device, "gdn", 1000, 1)->row.tokens, 64);
+  EXPECT_NEAR(packs.nearest(device, "gdn", 256, 1)->distance, 2, 1e-12);
+  EXPECT_EQ(told, 0);
+}
+
+TEST(PackLayers, WhatCannotBeReadIsPassedOverAndToldOnce) {
+  const TempDirectory temp;
+  write_file(temp.path() / "a.jsonl", "no pack");
+  write_file(temp.path() / "b.jsonl", pack_of({ranked(8, 1, 2)}) + R"({"family":"gdn","row":1})");
+  std::vector<std::string> told;
+  Packs packs({{"one", {temp.path(), "/nowhere.jsonl"}}},
+              [&](const std::string& sentence) { told.push_back(sentence); });
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(packs.find(winner(1, 1).device, "gdn", 8, 1));
+  ASSERT_EQ(told.size(), 3u);
+  EXPECT_NE(told[0].find("a.jsonl is no pack"), std::string::npos);
+  EXPECT_NE(told[1].find("/nowhere.jsonl"), std::string::npos);
+  EXPECT_NE(told[2].find("1 lines"), std::string::npos);
+}
+
+TEST(PackLayers, AreNamedByTheEnvironment) {
+  const TempDirectory temp;
+  write_file(temp.path() / "a.jsonl", pack_of({ranked(8, 1, 2)}));
+  ::setenv("WYVERN_PACKS", ("/nowhere::" + temp.path().string()).c_str(), 1);
+  const auto layers = Packs::default_layers();
+  ::unsetenv("WYVERN_PACKS");
+  ASSERT_EQ(layers.size(), 2u);
+  EXPECT_EQ(layers[0].name, "WYVERN_PACKS");
+  EXPECT_EQ(layers[0].paths, (std::vector<std::filesystem::path>{"/nowhere", temp.path()}));
+  EXPECT_EQ(layers[1].name, "shipped");
+  // The build tree is laid out as an installation.
+  ASSERT_EQ(layers[1].paths.size(), 1u);
+  EXPECT_TRUE(std::filesystem::exists(layers[1].paths[0] / "README.md"));
+}
+
+}  // namespace
+}  // namespace wyvern::testing

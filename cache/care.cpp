@@ -1,0 +1,390 @@
+#include "cache/care.hpp"
+
+#include <wyvern/error.hpp>
+#include <wyvern/sha256.hpp>
+
+#include <fmt/format.h>
+#include <sqlite3.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include <sys/vfs.h>
+
+#include "cache/access.hpp"
+#include "cache/rows.hpp"
+#include "cache/schema.hpp"
+#include "cache/tables.hpp"
+#include "cache/trust.hpp"
+
+namespace wyvern {
+namespace {
+
+namespace fs = std::filesystem;
+using Weight = Finding::Weight;
+
+// ---- Rows
+
+/// The digests that rows were stored with, in the order of their ids.
+std::vector<std::string> digests_of(Database& database, const char* sql) {
+  std::vector<std::string> digests;
+  Query query(database, sql);
+  while (query.step()) digests.push_back(query.text(0));
+  return digests;
+}
+
+template <class Row>
+void compare(std::vector<Row> rows, const std::vector<std::string>& digests, char kind,
+             std::vector<std::string>& damage) {
+  std::sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.id < b.id; });
+  for (std::size_t i = 0; i < std::min(rows.size(), digests.size()); ++i)
+    if (digest_of(rows[i]) != digests[i])
+      damage.push_back(fmt::format("{}{} is not as it was stored", kind, rows[i].id));
+}
+
+Verification look_at(Database& database) {
+  Verification result;
+  {
+    Query check(database, "PRAGMA integrity_check(10)");
+    while (check.step())
+      if (const std::string text = check.text(0); text != "ok") result.damage.push_back(text);
+  }
+  if (!has_current_tables(database))
+    result.damage.emplace_back("its tables are not those of its version");
+  Query artifacts(database,
+                  "SELECT key, template_id, target, config, metadata, digest, code FROM artifacts");
+  for (; artifacts.step(); ++result.artifacts) {
+    ArtifactRow row;
+    row.key = artifacts.text(0);
+    row.template_id = artifacts.text(1);
+    row.target = artifacts.text(2);
+    row.config = artifacts.text(3);
+    row.metadata = artifacts.text(4);
+    if (artifact_digest(row, sha256_hex(artifacts.blob(6))) != artifacts.text(5))
+      result.damage.push_back(fmt::format("artifact {} is not as it was stored", row.key));
+  }
+  auto measurements = tables::measurements(database);
+  auto winners = tables::winners(database, tables::Winners::all);
+  result.measurements = static_cast<std::int64_t>(measurements.size());
+  result.winners = static_cast<std::int64_t>(winners.size());
+  compare(std::move(measurements),
+          digests_of(database, "SELECT digest FROM measurements ORDER BY id"), 'm', result.damage);
+  compare(std::move(winners), digests_of(database, "SELECT digest FROM winners ORDER BY id"), 'w',
+          result.damage);
+  return result;
+}
+
+// ---- Size
+
+struct Candidate {
+  std::int64_t id = 0, bytes = 0;
+  std::string name;  ///< template and config
+  std::string used;
+  bool wanted = false;  ///< by a winner's plan
+};
+
+/// Template and config of every step of every plan that answers.
+std::set<std::string> wanted_kernels(Database& database) {
+  std::set<std::string> names;
+  for (const WinnerRow& row : tables::winners(database, tables::Winners::that_answer)) {
+    const auto plan = nlohmann::json::parse(row.plan, nullptr, /*allow_exceptions=*/false);
+    if (!plan.is_array()) continue;
+    for (const auto& step : plan)
+      if (step.is_object() && step.contains("template") && step.contains("config") &&
+          step["template"].is_string() && step["config"].is_string())
+        names.insert(step["template"].get<std::string>() + ' ' + step["config"].get<std::string>());
+  }
+  return names;
+}
+
+/// Artifacts in the order in which they are given up.
+std::vector<Candidate> candidates(Database& database) {
+  const std::set<std::string> wanted = wanted_kernels(database);
+  std::vector<Candidate> found;
+  Query query(database,
+              "SELECT id, length(code) + length(metadata), template_id || ' ' || config,"
+              " max(created, coalesce((SELECT used FROM uses WHERE uses.key = artifacts.key), ''))"
+              " FROM artifacts");
+  while (query.step()) {
+    Candidate& one = found.emplace_back();
+    one.id = query.integer(0);
+    one.bytes = query.integer(1);
+    one.name = query.text(2);
+    one.used = query.text(3).substr(0, 10);
+    one.wanted = wanted.contains(one.name);
+  }
+  std::sort(found.begin(), found.end(), [](const Candidate& a, const Candidate& b) {
+    return std::tie(a.wanted, a.used, a.id) < std::tie(b.wanted, b.used, b.id);
+  });
+  return found;
+}
+
+std::int64_t size_of(const fs::path& file) {
+  std::error_code error;
+  const std::uintmax_t bytes = fs::file_size(file, error);
+  return error ? 0 : static_cast<std::int64_t>(bytes);
+}
+
+/// Deletes artifacts of at least `excess` bytes, as far as there are any.
+void give_up(Database& database, std::int64_t excess, Collection& done) {
+  for (const Candidate& one : candidates(database)) {
+    if (excess <= 0) break;
+    Query(database, "DELETE FROM artifacts WHERE id = ?").bind(one.id).step();
+    excess -= one.bytes;
+    ++done.deleted;
+    done.deleted_bytes += one.bytes;
+  }
+  database.execute("DELETE FROM uses WHERE key NOT IN (SELECT key FROM artifacts)");
+}
+
+[[noreturn]] void fail(const Cache& cache) {
+  throw Error(ErrorKind::kIo, cache.status().empty() ? fmt::format("the cache {} cannot be used",
+                                                                   cache.file().string())
+                                                     : cache.status());
+}
+
+// ---- Diagnosis
+
+/// Names of file systems over a network, by statfs's magic numbers: SQLite's locks and SIGBUS-free
+/// reads cannot be relied upon there.
+std::string network_file_system(const fs::path& directory) {
+  static constexpr std::array<std::pair<std::uint32_t, const char*>, 10> kNames{{
+      {0x6969, "NFS"},
+      {0xFF534D42, "CIFS"},
+      {0xFE534D42, "SMB"},
+      {0x517B, "SMB"},
+      {0x0BD00BD0, "Lustre"},
+      {0x47504653, "GPFS"},
+      {0x00C36400, "Ceph"},
+      {0x5346414F, "AFS"},
+      {0x19830326, "BeeGFS"},
+      {0x01021997, "9P"},
+  }};
+  struct statfs info{};
+  if (::statfs(directory.c_str(), &info) != 0) return {};
+  const auto type = static_cast<std::uint32_t>(info.f_type);
+  const auto found = std::find_if(kNames.begin(), kNames.end(),
+                                  [&](const auto& name) { return name.first == type; });
+  return found == kNames.end() ? "" : found->second;
+}
+
+class Diagnosis {
+ public:
+  Diagnosis(fs::path directory, const std::map<std::string, std::string>& drivers)
+      : directory_(std::move(directory)), file_(directory_ / "wyvern.db"), drivers_(drivers) {}
+
+  std::vector<Finding> run() {
+    if (!look_at_directory()) return std::move(findings_);
+    look_at_file_system();
+    look_at_room();
+    look_at_leftovers();
+    look_at_database();
+    return std::move(findings_);
+  }
+
+ private:
+  void add(Weight weight, const char* check, std::string message, std::string mend = "") {
+    findings_.push_back({weight, check, std::move(message), std::move(mend)});
+  }
+
+  /// False when nothing more can be said.
+  bool look_at_directory() {
+    std::error_code error;
+    if (directory_.empty()) {
+      add(Weight::error, "directory", "no directory for the cache is known",
+          "set WYVERN_CACHE_DIR, or HOME");
+      return false;
+    }
+    if (!fs::is_directory(directory_, error)) {
+      add(Weight::note, "directory",
+          fmt::format("{} does not exist yet; it is made when first used", directory_.string()));
+      return false;
+    }
+    const Trust trust = trust_in(file_);
+    if (!trust.refusal.empty()) {
+      const std::size_t colon = trust.refusal.rfind(": ");
+      add(Weight::error, "owner", trust.refusal.substr(0, colon),
+          colon == std::string::npos ? "" : trust.refusal.substr(colon + 2));
+      return false;
+    }
+    if (trust.read_only)
+      add(Weight::note, "owner",
+          "the cache belongs to the user of WYVERN_CACHE_OWNER, so it is "
+          "read and never written");
+    else
+      add(Weight::good, "owner", "only this user and root may write it");
+    return true;
+  }
+
+  void look_at_file_system() {
+    if (const std::string name = network_file_system(directory_); !name.empty())
+      add(Weight::warning, "file system",
+          fmt::format("{} lies on {}, over a network, where locks are slow and may not hold",
+                      directory_.string(), name),
+          "set WYVERN_CACHE_DIR to a directory on a disk of this machine, and copy results with "
+          "`wyvern cache merge`");
+    else
+      add(Weight::good, "file system", "it lies on a file system of this machine");
+  }
+
+  void look_at_room() {
+    constexpr std::uintmax_t kLittle = 100 << 20;
+    std::error_code error;
+    const fs::space_info room = fs::space(directory_, error);
+    if (!error && room.available < kLittle)
+      add(Weight::warning, "room",
+          fmt::format("{} MiB are left for {}", room.available >> 20, directory_.string()),
+          "free some space, or `wyvern cache gc --max-bytes N`");
+  }
+
+  void look_at_leftovers() {
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(directory_, error)) {
+      const std::string name = entry.path().filename().string();
+      if (name.starts_with("wyvern.db.corrupt-") && !name.ends_with("-journal"))
+        add(Weight::note, "damage",
+            fmt::format("{} is what was damaged once; its readable rows were saved",
+                        entry.path().string()),
+            fmt::format("rm '{}'", entry.path().string()));
+    }
+  }
+
+  void look_at_database() {
+    std::error_code error;
+    if (!fs::exists(file_, error)) {
+      add(Weight::note, "database", "there is no database yet; it is made when first used");
+      return;
+    }
+    try {
+      Database database(file_, Database::Mode::read_only);
+      const Transaction snapshot(database, Transaction::Kind::read);
+      const Identity identity = identify(database);
+      require_ours(identity, file_);
+      if (identity == Identity::older) {
+        add(Weight::note, "version", "it is of an older Wyvern; whatever uses it brings it up");
+      } else if (identity == Identity::current) {
+        look_at_rows(database);
+        look_at_drivers(database);
+      }
+    } catch (const DatabaseError& failed) {
+      look_at_failure(failed);
+    } catch (const Error& foreign) {
+      add(Weight::error, "version", foreign.what());
+    }
+  }
+
+  void look_at_failure(const DatabaseError& failed) {
+    if (failed.is_damage())
+      add(Weight::error, "damage", fmt::format("{} is damaged ({})", file_.string(), failed.what()),
+          "`wyvern cache stats` mends it: readable rows move to a new file, the damaged one stays");
+    else
+      add(Weight::error, "database",
+          fmt::format("{} cannot be read ({})", file_.string(), failed.what()),
+          failed.primary() == SQLITE_BUSY ? "end the process that holds it"
+                                          : "see to its permissions and its disk");
+  }
+
+  void look_at_rows(Database& database) {
+    const Verification result = look_at(database);
+    if (result.damage.empty()) {
+      add(Weight::good, "damage",
+          fmt::format("{} artifacts, {} measurements and {} winners are as they were stored",
+                      result.artifacts, result.measurements, result.winners));
+      return;
+    }
+    add(Weight::error, "damage",
+        fmt::format("{} things are not as they were stored; the first: {}", result.damage.size(),
+                    result.damage.front()),
+        "damaged artifacts are compiled again when asked for; for the rest move the file away and "
+        "`wyvern cache merge` it into a new one");
+  }
+
+  /// Rows of this machine's devices that were measured with another driver than they have now.
+  void look_at_drivers(Database& database) {
+    std::int64_t winners = 0, measurements = 0;
+    for (const WinnerRow& row : tables::winners(database, tables::Winners::that_answer))
+      winners += is_stale(row.device, row.driver);
+    Query query(database, "SELECT device, driver, count(*) FROM measurements GROUP BY 1, 2");
+    while (query.step())
+      if (is_stale(query.text(0), query.text(1))) measurements += query.integer(2);
+    if (winners == 0 && measurements == 0)
+      add(Weight::good, "driver", "no row of this machine's devices is of another driver");
+    else
+      add(Weight::warning, "driver",
+          fmt::format("{} winners and {} measurements of this machine's devices are of another "
+                      "driver; the winners are used as the nearest that is known",
+                      winners, measurements),
+          "`wyvern tune` the problems again");
+  }
+
+  bool is_stale(const std::string& device, const std::string& driver) const {
+    const auto found = drivers_.find(device);
+    return found != drivers_.end() && found->second != driver;
+  }
+
+  const fs::path directory_, file_;
+  const std::map<std::string, std::string>& drivers_;
+  std::vector<Finding> findings_;
+};
+
+}  // namespace
+
+Verification verify_rows(const Cache& cache) {
+  Verification result;
+  const bool done = CacheAccess::read(cache, [&](Database& database) {
+    const Transaction snapshot(database, Transaction::Kind::read);
+    result = look_at(database);
+  });
+  if (!done) fail(cache);
+  return result;
+}
+
+Collection collect(Cache& cache, std::int64_t max_bytes) {
+  using Access = Connection::Access;
+  if (!CacheAccess::read(cache, [](Database&) {})) fail(cache);
+  Collection done;
+  done.bytes_before = done.bytes = size_of(cache.file());
+  // What a row takes beside its code is known only when the file has been written anew.
+  constexpr int kRounds = 8;
+  for (int round = 0; round < kRounds && done.bytes > max_bytes; ++round) {
+    const std::int64_t deleted = done.deleted;
+    Collection next = done;
+    const bool written = CacheAccess::run(cache, Access::write, [&](Database& database) {
+      next = done;
+      // Free pages are given back by VACUUM alone, which the first round may have to do only.
+      const std::int64_t free =
+          database.integer("PRAGMA freelist_count") * database.integer("PRAGMA page_size");
+      give_up(database, done.bytes - free - max_bytes, next);
+    });
+    if (!written) fail(cache);
+    done = next;
+    if (!CacheAccess::run(cache, Access::alone,
+                          [](Database& database) { database.execute("VACUUM"); }))
+      fail(cache);
+    done.bytes = size_of(cache.file());
+    if (done.deleted == deleted && round > 0) break;
+  }
+  return done;
+}
+
+std::string_view to_string(Weight weight) noexcept {
+  switch (weight) {
+    case Weight::good: return "good";
+    case Weight::note: return "note";
+    case Weight::warning: return "warning";
+    case Weight::error: return "error";
+  }
+  return "?";
+}
+
+std::vector<Finding> diagnose(const fs::path& directory,
+                              const std::map<std::string, std::string>& drivers) {
+  return Diagnosis(directory, drivers).run();
+}
+
+}  // namespace wyvern

@@ -1,0 +1,49 @@
+// Care of a cache: is all of it as it was stored, does it stay within a size, is anything wrong
+// with where and how it lies. Not for a hot path.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "cache/cache.hpp"
+
+namespace wyvern {
+
+struct Verification {
+  std::int64_t artifacts = 0, measurements = 0, winners = 0;  ///< looked at
+  /// What is not as it was stored, a sentence each: a row is named by what `wyvern cache list`
+  /// calls it.
+  std::vector<std::string> damage;
+};
+/// Compares every row with its digest and every index with its table. Changes nothing. Throws
+/// Error(kIo) where the cache cannot be read.
+Verification verify_rows(const Cache& cache);
+
+struct Collection {
+  std::int64_t deleted = 0, deleted_bytes = 0;  ///< artifacts and their code
+  std::int64_t bytes_before = 0, bytes = 0;     ///< of the file
+};
+/// Deletes artifacts until the file has at most `max_bytes`, and gives the space back: the least
+/// recently used first (to the day), those that a winner's plan names after all others. Winners and
+/// measurements stay, whatever they take. Throws Error(kIo) where the cache cannot be written.
+Collection collect(Cache& cache, std::int64_t max_bytes);
+
+/// Something about a cache that its user should know.
+struct Finding {
+  enum class Weight : std::uint8_t { good, note, warning, error };
+  Weight weight = Weight::good;
+  std::string check;    ///< one word: "owner", "damage"
+  std::string message;  ///< one sentence
+  std::string mend;     ///< what to do; empty where nothing is to be done
+};
+std::string_view to_string(Finding::Weight weight) noexcept;
+
+/// Looks at directory, owner, file system, room, version, damage and stale rows, in this order, and
+/// opens nothing that it would have to mend. `drivers`: of this machine's devices by their keys.
+std::vector<Finding> diagnose(const std::filesystem::path& directory,
+                              const std::map<std::string, std::string>& drivers);
+
+}  // namespace wyvern

@@ -1,0 +1,191 @@
+#include "cache/packs.hpp"
+
+#include <wyvern/error.hpp>
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <link.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <system_error>
+#include <tuple>
+#include <utility>
+
+#include "cache/fork_guard.hpp"
+#include "cache/rows.hpp"
+#include "cache/transfer.hpp"
+
+namespace wyvern {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The folder of the executable or library that holds this function.
+fs::path own_folder() {
+  Dl_info info{};
+  link_map* map = nullptr;
+  const auto* self = reinterpret_cast<const void*>(&own_folder);
+  const bool found =
+      dladdr1(self, &info, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) != 0 && map != nullptr;
+  // The program itself has no name in the link map.
+  const bool is_library = found && map->l_name != nullptr && map->l_name[0] != '\0';
+  std::error_code error;
+  const fs::path file = fs::canonical(is_library ? map->l_name : "/proc/self/exe", error);
+  return file.parent_path();
+}
+
+std::vector<fs::path> paths_of(std::string_view text) {
+  std::vector<fs::path> paths;
+  while (!text.empty()) {
+    const std::size_t end = text.find(':');
+    if (end != 0) paths.emplace_back(text.substr(0, end));
+    text.remove_prefix(end == text.npos ? text.size() : end + 1);
+  }
+  return paths;
+}
+
+/// The packs that a path stands for, in the order of their names.
+std::vector<fs::path> packs_at(const fs::path& path) {
+  std::error_code error;
+  if (!fs::is_directory(path, error)) return {path};
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(path, error))
+    if (entry.path().extension() == ".jsonl") files.push_back(entry.path());
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+std::string_view first_line(std::string_view text) { return text.substr(0, text.find('\n')); }
+
+/// Of equal extents in one layer the first answers.
+bool precedes(const PackWinner& a, const PackWinner& b) {
+  const auto key = [](const PackWinner& w) { return std::tie(w.row.tokens, w.row.sequences); };
+  if (key(a) != key(b)) return key(a) < key(b);
+  if (const double x = rank_of(a.row), y = rank_of(b.row); x != y) return x < y;
+  return std::tie(b.row.created, a.row.plan) < std::tie(a.row.created, b.row.plan);
+}
+
+}  // namespace
+
+std::vector<PackLayer> Packs::default_layers() {
+  std::vector<PackLayer> layers;
+  // Not what another user's environment says, where this program has more rights than its caller.
+  const char* named = ::secure_getenv("WYVERN_PACKS");
+  layers.push_back({"WYVERN_PACKS", paths_of(named != nullptr ? named : "")});
+  PackLayer& shipped = layers.emplace_back(PackLayer{"shipped", {}});
+  std::error_code error;
+  for (const char* place : {"../share/wyvern/packs", "../../share/wyvern/packs"}) {
+    const fs::path folder = (own_folder() / place).lexically_normal();
+    if (!fs::is_directory(folder, error)) continue;
+    shipped.paths.push_back(folder);
+    break;
+  }
+  return layers;
+}
+
+std::shared_ptr<Packs> Packs::shared() {
+  // Never destroyed: a runtime in a static object may ask at the end of the process.
+  static const auto* const packs =
+      new std::shared_ptr<Packs>(std::make_shared<Packs>(default_layers()));
+  return *packs;
+}
+
+Packs::Packs(std::vector<PackLayer> layers, std::function<void(const std::string&)> report)
+    : layers_(std::move(layers)),
+      report_(report ? std::move(report) : [](const std::string& sentence) {
+        std::fprintf(stderr, "wyvern: %s.\n", sentence.c_str());
+      }) {}
+
+std::optional<PackWinner> Packs::find(std::string_view device, std::string_view family,
+                                      std::int64_t tokens, std::int64_t sequences) {
+  const NoFork no_fork;
+  const Lock lock(mutex_);
+  for (const PackWinner& winner : family_of(device, family))
+    if (winner.row.tokens == tokens && winner.row.sequences == sequences) return winner;
+  return {};
+}
+
+std::optional<PackWinner> Packs::nearest(std::string_view device, std::string_view family,
+                                         std::int64_t tokens, std::int64_t sequences) {
+  const NoFork no_fork;
+  const Lock lock(mutex_);
+  std::optional<PackWinner> best;
+  for (const PackWinner& winner : family_of(device, family)) {
+    const double distance =
+        extents_apart(winner.row.tokens, winner.row.sequences, tokens, sequences);
+    // Distances within rounding of each other are ties, and the earlier stays.
+    if (best && distance >= best->distance - 1e-9) continue;
+    best = winner;
+    best->distance = distance;
+  }
+  return best;
+}
+
+const Packs::Family& Packs::family_of(std::string_view device, std::string_view family) {
+  auto own = devices_.find(device);
+  if (own == devices_.end())
+    own = devices_.emplace(device, DevicePacks{files_of(device), {}}).first;
+  auto known = own->second.families.find(family);
+  if (known == own->second.families.end())
+    known = own->second.families.emplace(family, parse(own->second.files, device, family)).first;
+  return known->second;
+}
+
+std::vector<Packs::File> Packs::files_of(std::string_view device) {
+  std::vector<File> files;
+  for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+    for (const fs::path& path : layers_[layer].paths) {
+      for (const fs::path& pack : packs_at(path)) {
+        try {
+          std::string text = read_text(pack);
+          const auto devices = pack_devices(first_line(text), pack.string());
+          if (std::find(devices.begin(), devices.end(), device) != devices.end())
+            files.push_back({layer, pack, std::move(text)});
+        } catch (const Error& error) {
+          report_(fmt::format("{}, so this pack is passed over", error.what()));
+        }
+      }
+    }
+  }
+  return files;
+}
+
+Packs::Family Packs::parse(const std::vector<File>& files, std::string_view device,
+                           std::string_view family) {
+  // Only lines that have it are worth parsing.
+  const std::string mark =
+      nlohmann::json(family).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  Family found;
+  std::size_t begin = 0, layer = 0;
+  const auto sort_layer = [&] {
+    std::sort(found.begin() + static_cast<std::ptrdiff_t>(begin), found.end(), precedes);
+    begin = found.size();
+  };
+  for (const File& file : files) {
+    if (file.layer != layer) sort_layer();
+    layer = file.layer;
+    std::size_t spoilt = 0;
+    for (std::size_t at = file.text.find(mark); at != file.text.npos;) {
+      const std::size_t before = file.text.rfind('\n', at);
+      const std::size_t start = before == file.text.npos ? 0 : before + 1;
+      const std::size_t end = std::min(file.text.find('\n', at), file.text.size());
+      std::string problem;
+      auto row = from_line(std::string_view(file.text).substr(start, end - start), problem);
+      auto* winner = row ? std::get_if<WinnerRow>(&*row) : nullptr;
+      spoilt += !row;
+      if (winner != nullptr && winner->device == device && winner->family == family)
+        found.push_back({std::move(*winner), layers_[file.layer].name, file.path, 0});
+      at = file.text.find(mark, end);
+    }
+    if (spoilt != 0)
+      report_(fmt::format("{} has {} lines that are no rows, so they are passed over",
+                          file.path.string(), spoilt));
+  }
+  sort_layer();
+  return found;
+}
+
+}  // namespace wyvern

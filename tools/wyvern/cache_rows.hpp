@@ -1,0 +1,23 @@
+// Rows of the cache as JSON and as text.
+#pragma once
+
+#include <string>
+
+#include "cache/cache.hpp"
+#include "tools/wyvern/output.hpp"
+
+namespace wyvern::cli {
+
+/// What `cache list` shows of a row; "id" is what `cache show` takes.
+Json to_json(const ArtifactRow& row);
+Json to_json(const MeasurementRow& row);
+Json to_json(const WinnerRow& row);
+Json to_json(const Setting& setting);
+
+/// A stored JSON text as JSON, or as the text it is.
+Json parsed(const std::string& text);
+
+/// "family/tokens=8192/sequences=1".
+std::string problem_of(const WinnerRow& row);
+
+}  // namespace wyvern::cli

@@ -1,0 +1,108 @@
+#include <wyvern/device.hpp>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "cache/cache.hpp"
+#include "cache/care.hpp"
+#include "tools/wyvern/command.hpp"
+#include "tools/wyvern/output.hpp"
+#include "tools/wyvern/selection.hpp"
+
+namespace wyvern::cli {
+namespace {
+
+int verify(bool json) {
+  const Cache cache;
+  const Verification result = verify_rows(cache);
+  if (json) {
+    print_document({{"path", cache.file().string()},
+                    {"artifacts", result.artifacts},
+                    {"measurements", result.measurements},
+                    {"winners", result.winners},
+                    {"damage", result.damage},
+                    {"verified", result.damage.empty()}});
+  } else {
+    for (const std::string& sentence : result.damage) say("{}", sentence);
+    say("{} artifacts, {} measurements and {} winners: {}", result.artifacts, result.measurements,
+        result.winners,
+        result.damage.empty() ? "all as they were stored"
+                              : "some are damaged; `wyvern cache doctor` says what to do");
+  }
+  return result.damage.empty() ? kDone : kCheckFailed;
+}
+
+int gc(const std::optional<std::string>& max_bytes, bool json) {
+  const std::int64_t limit = parse_bytes(
+      "--max-bytes", require(max_bytes, "--max-bytes", "a size such as 500000000, 500M or 2G"));
+  Cache cache;
+  const Collection done = collect(cache, limit);
+  const bool reached = done.bytes <= limit;
+  if (json) {
+    print_document({{"path", cache.file().string()},
+                    {"max_bytes", limit},
+                    {"deleted", done.deleted},
+                    {"deleted_bytes", done.deleted_bytes},
+                    {"bytes_before", done.bytes_before},
+                    {"bytes", done.bytes},
+                    {"reached", reached}});
+    return kDone;
+  }
+  say("deleted {} artifacts; the file has {}, before {}", done.deleted,
+      bytes_text(static_cast<double>(done.bytes)),
+      bytes_text(static_cast<double>(done.bytes_before)));
+  if (!reached)
+    say("that is above {}: what is left are winners and measurements, which stay",
+        bytes_text(static_cast<double>(limit)));
+  return kDone;
+}
+
+/// Driver by device key, of what this machine has.
+std::map<std::string, std::string> drivers() {
+  std::map<std::string, std::string> drivers;
+  for (const DeviceInfo& device : list_devices())
+    if (device.problem.empty()) drivers[device.key] = device.driver;
+  return drivers;
+}
+
+int doctor(bool json) {
+  const auto findings = diagnose(Cache::default_directory(), drivers());
+  bool healthy = true;
+  Json list = Json::array();
+  for (const Finding& finding : findings) {
+    healthy = healthy && finding.weight < Finding::Weight::warning;
+    list.push_back({{"check", finding.check},
+                    {"weight", to_string(finding.weight)},
+                    {"message", finding.message},
+                    {"mend", finding.mend}});
+  }
+  if (json) {
+    print_document({{"directory", Cache::default_directory().string()},
+                    {"findings", std::move(list)},
+                    {"healthy", healthy}});
+  } else {
+    for (const Finding& finding : findings) {
+      say("{:<8} {}: {}", to_string(finding.weight), finding.check, finding.message);
+      if (!finding.mend.empty()) say("{:<8} what to do: {}", "", finding.mend);
+    }
+    say("{}", healthy ? "nothing is wrong" : "something is wrong");
+  }
+  return healthy ? kDone : kCheckFailed;
+}
+
+}  // namespace
+
+void add_cache_care(Command& command, CLI::App& cache) {
+  command.action(cache, "verify", "is every row as it was stored?", verify);
+  const auto max_bytes = std::make_shared<std::optional<std::string>>();
+  CLI::App& collected =
+      command.action(cache, "gc", "delete compiled kernels, least recently used first",
+                     [max_bytes](bool json) { return gc(*max_bytes, json); });
+  collected.add_option("--max-bytes", *max_bytes,
+                       "what the file may have, such as 500M; winners and measurements stay");
+  command.action(cache, "doctor", "what is wrong with the cache, and what to do", doctor);
+}
+
+}  // namespace wyvern::cli
