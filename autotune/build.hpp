@@ -72,9 +72,10 @@ struct BuildResult {
 /// Builds, and throws nothing.
 BuildResult try_build(Builder& builder, const KernelSpec& spec);
 
-/// Builds queued specs on `jobs` threads. With `overlap`, as fast as they can, whatever else goes
-/// on. Without, only inside wait(), a batch at a time: on a CPU a compile would take the cores that
-/// are being measured. All calls from one thread.
+/// Builds queued specs on `jobs` threads; 0: one a core, but for two cores with `overlap`, which
+/// are left to what measures meanwhile. With `overlap`, as fast as they can, whatever else goes on.
+/// Without, only inside wait(), a batch at a time: on a CPU a compile would take the cores that are
+/// being measured. All calls from one thread.
 class CompileAhead {
  public:
   CompileAhead(Builder& builder, unsigned jobs, bool overlap);
@@ -88,6 +89,8 @@ class CompileAhead {
   [[nodiscard]] std::optional<BuildResult> wait(const KernelSpec& spec,
                                                 const std::function<bool()>& interrupted)
       WYVERN_EXCLUDES(mutex_);
+  /// What became of a spec, where that is known by now.
+  [[nodiscard]] std::optional<Built> finished(const KernelSpec& spec) const WYVERN_EXCLUDES(mutex_);
   [[nodiscard]] std::int64_t compiled() const WYVERN_EXCLUDES(mutex_);
 
  private:

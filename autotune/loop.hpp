@@ -21,6 +21,10 @@ struct LoopLimits {
 struct LoopEnd {
   bool complete = false;  ///< the search had nothing left to ask
   bool interrupted = false;
+  bool exhaustive = false;  ///< every config that may matter has a result
+  /// What was measured beyond the local search to make it so, and what that took.
+  std::size_t sweep_configs = 0;
+  double sweep_s = 0;
 };
 
 /// Runs `search` until its end, the deadline or an interruption; every outcome lands in `results`

@@ -246,7 +246,7 @@ TEST_F(TuneTest, SplitPlansThatAreWrongOnSeveralSegmentsDoNotPass) {
 
   Bench bench(device, problem, cache, 5);
   const auto step = static_cast<std::size_t>(combine - plan.begin());
-  EXPECT_EQ(bench.measure(plan, step, 1e9).status, Status::ok) << "not on one segment";
+  EXPECT_EQ(bench.measure(plan, step, 1e9, 0).status, Status::ok) << "not on one segment";
   const Outcome outcome = bench.compare({plan}, 0.01, [](std::size_t) {}).front();
   EXPECT_EQ(outcome.status, Status::wrong);
   EXPECT_NE(outcome.detail.find("is off by"), std::string::npos) << outcome.detail;

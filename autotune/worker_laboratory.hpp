@@ -36,7 +36,11 @@ class WorkerLaboratory final : public Laboratory {
 
   std::optional<Outcome> recall(const Candidate& candidate) override;
   void announce(std::span<const Candidate> candidates) override;
+  std::optional<Resources> resources(const Candidate& candidate) override;
   std::optional<Outcome> measure(const Candidate& candidate, double bar) override;
+  std::optional<std::vector<std::vector<double>>> race(std::span<const Candidate> candidates,
+                                                       double seconds) override;
+  void remember(const Candidate& candidate, const Outcome& outcome) override;
   std::vector<PlanTiming> compare(std::span<const Plan> plans, double seconds) override;
   std::int64_t compiled() const override;
 
@@ -48,7 +52,7 @@ class WorkerLaboratory final : public Laboratory {
                     std::map<const PlanTiming*, int>& strikes);
   bool take_answers(const nlohmann::json& value, std::span<PlanTiming* const> running);
   bool open_worker();
-  void store(const Candidate& candidate, const Outcome& outcome);
+  void settle(const Candidate& candidate, const Outcome& outcome);
   KernelSpec spec_of(std::size_t group, std::size_t config) const;
   std::vector<KernelSpec> needs(const Candidate& candidate) const;
   const std::string& key_of(const Candidate& candidate);
@@ -62,6 +66,9 @@ class WorkerLaboratory final : public Laboratory {
   WorkerProcess worker_;
   std::map<Candidate, std::string> keys_;
   std::vector<char> spill_free_;  ///< by group: a config without spills was measured
+  /// By group: launches in one sample, by the first config that was ok, its default as a rule; 0:
+  /// none was yet.
+  std::vector<int> repeats_;
   double slowest_answer_s_ = 0;
   std::int64_t compiled_besides_ = 0;  ///< by workers, and at a second try
 };

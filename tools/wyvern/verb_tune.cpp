@@ -45,6 +45,18 @@ class StopOnInterrupt {
   struct sigaction before_{};
 };
 
+std::string note_of(const TuneProgress& at) {
+  const std::string best =
+      at.best_us > 0 ? fmt::format("best {:.3f} ms", at.best_us / 1e3) : std::string();
+  switch (at.phase) {
+    case TuneProgress::Phase::searching: return best;
+    case TuneProgress::Phase::sweeping: return best + ", every config that is left";
+    case TuneProgress::Phase::racing: return "near-ties in turn";
+    case TuneProgress::Phase::comparing: return "comparing the best plans";
+  }
+  return {};
+}
+
 TuneResult tune_with_progress(Runtime& runtime, const Device& device, const Problem& problem,
                               TuneOptions options) {
   const StopOnInterrupt on_interrupt;
@@ -52,11 +64,8 @@ TuneResult tune_with_progress(Runtime& runtime, const Device& device, const Prob
   options.worker_command = worker_command();
   options.interrupted = [] { return stop_asked != 0; };
   options.progress = [&](const TuneProgress& at) {
-    const std::string note = at.phase == TuneProgress::Phase::comparing ? "comparing the best plans"
-                             : at.best_us > 0 ? fmt::format("best {:.3f} ms", at.best_us / 1e3)
-                                              : "";
-    progress.update(static_cast<std::size_t>(at.done), static_cast<std::size_t>(at.total), note,
-                    at.remaining_s);
+    progress.update(static_cast<std::size_t>(at.done), static_cast<std::size_t>(at.total),
+                    note_of(at), at.remaining_s);
   };
   return tune(runtime, device, problem, options);
 }
@@ -76,6 +85,12 @@ Json counts_json(const TuneCounts& c) {
           {"unjudged", c.unjudged}};
 }
 
+Json search_json(const TuneResult& r) {
+  return {{"exhaustive", r.exhaustive},
+          {"sweep_configs", r.sweep_configs},
+          {"sweep_seconds", r.sweep_seconds}};
+}
+
 void print_text(const Device& device, const Problem& problem, const TuneResult& r) {
   say("{} on {} ({})", describe(problem), device.info().name, device.info().model);
   put(plan_text(r.plan));
@@ -88,6 +103,11 @@ void print_text(const Device& device, const Problem& problem, const TuneResult& 
       r.counts.space, r.counts.measured, r.counts.reused, r.counts.wrong,
       r.counts.crashed + r.counts.timeout + r.counts.failed, r.counts.compiled,
       duration_text(r.seconds));
+  if (r.sweep_configs > 0)
+    say("{}: {} configs beyond the local search took {}",
+        r.exhaustive ? "every config that may matter was measured"
+                     : "not every config was measured",
+        r.sweep_configs, duration_text(r.sweep_seconds));
   if (!r.unjudged.empty())
     say("the machine failed meanwhile ({}); the same command tries again what it could not judge",
         r.unjudged);
@@ -121,6 +141,7 @@ int execute(const Flags& flags, bool json) {
                     {"spread_ms", result.tuned_spread_us / 1e3},
                     {"default_ms", result.default_us / 1e3},
                     {"counts", counts_json(result.counts)},
+                    {"search", search_json(result)},
                     {"seconds", result.seconds},
                     {"complete", result.complete},
                     {"stored", result.stored},
@@ -139,9 +160,11 @@ void add_tune(Command& command) {
   add_selection(verb, flags->selection);
   add_device(verb, flags->device);
   verb.add_option("--budget", flags->budget, "time to spend, such as 60s (default) or 2m");
-  verb.add_option("--jobs", flags->jobs, "threads that compile (default 0: one per core)");
+  verb.add_option("--jobs", flags->jobs,
+                  "threads that compile (default 0: one a core that measuring does not need)");
   add_switch(verb, "--force", flags->force, "measure again what is known");
-  add_switch(verb, "--exhaustive", flags->exhaustive, "every config instead of a local search");
+  add_switch(verb, "--exhaustive", flags->exhaustive,
+             "every config, also beyond what the budget has room for at the end of the search");
   add_options(verb, flags->options);
 }
 
