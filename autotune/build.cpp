@@ -16,13 +16,13 @@ constexpr auto kGlance = std::chrono::milliseconds(100);
 /// The worker that measures, and this process, which it answers.
 constexpr unsigned kCoresOfMeasuring = 2;
 
-unsigned threads_for(unsigned jobs, bool overlap) {
+}  // namespace
+
+unsigned compile_threads(unsigned jobs, bool overlap) {
   if (jobs != 0) return jobs;
   const unsigned cores = std::max(std::thread::hardware_concurrency(), 1U);
   return overlap ? std::max(cores, kCoresOfMeasuring + 1) - kCoresOfMeasuring : cores;
 }
-
-}  // namespace
 
 CompileRequest CompilingBuilder::request(const KernelSpec& spec) const {
   return {find_template(spec.template_id), spec.constants, spec.config, target_};
@@ -40,12 +40,14 @@ Built CompilingBuilder::build(const KernelSpec& spec) {
   if (const auto row = cache_.find_artifact(built.artifact_key))
     if (const auto artifact = from_row(*row)) {
       built.resources = artifact->resources;
+      built.compile_ms = artifact->compile_ms;
       return built;
     }
   const Artifact artifact = compile(wanted);
   // A cache that cannot store is no trouble here: the worker compiles what it does not find.
   cache_.store_artifact(to_row(artifact));
   built.resources = artifact.resources;
+  built.compile_ms = artifact.compile_ms;
   built.compiled = true;
   return built;
 }
@@ -65,8 +67,10 @@ BuildResult try_build(Builder& builder, const KernelSpec& spec) {
 }
 
 CompileAhead::CompileAhead(Builder& builder, unsigned jobs, bool overlap)
-    : builder_(builder), overlap_(overlap), batch_(std::size_t{4} * threads_for(jobs, overlap)) {
-  for (unsigned i = 0; i < threads_for(jobs, overlap); ++i)
+    : builder_(builder),
+      overlap_(overlap),
+      batch_(std::size_t{4} * compile_threads(jobs, overlap)) {
+  for (unsigned i = 0; i < compile_threads(jobs, overlap); ++i)
     threads_.emplace_back([this] { work(); });
 }
 

@@ -84,7 +84,7 @@ class Loop {
   std::size_t room() const {
     const double now = limits_.elapsed_s();
     const double left = limits_.deadline_s - now;
-    if (measured_ < kFewest || left <= 0) return 0;
+    if (!limits_.sweep || measured_ < kFewest || left <= 0) return 0;
     const double each = (now - start_s_) / static_cast<double>(measured_);
     return each > 0 ? static_cast<std::size_t>(std::min(left / each, 1e9)) : 0;
   }

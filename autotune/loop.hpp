@@ -14,6 +14,7 @@ struct LoopLimits {
   std::function<double()> elapsed_s;  ///< seconds since the tuning began
   double deadline_s = 0;              ///< the search ends when elapsed_s() passes it
   bool force = false;                 ///< recall nothing
+  bool sweep = true;                  ///< with room for it, measure all that is left
   std::function<bool()> interrupted;  ///< may be empty
   std::function<void(const TuneProgress&)> progress;  ///< may be empty
 };

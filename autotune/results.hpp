@@ -34,6 +34,7 @@ struct Outcome {
   bool reused = false;                      ///< from a stored row
   bool ran = false;                         ///< a worker was asked in this tuning
   std::optional<Resources> resources = {};  ///< of its kernel, where it was compiled
+  double compile_ms = 0, measure_ms = 0;    ///< what it took to get here; 0: unknown
 };
 
 /// Outcomes by candidate. Not thread-safe.

@@ -247,6 +247,29 @@ Plan plan_of(const SearchSpace& space, const Candidate& candidate) {
   return plan;
 }
 
+std::optional<std::vector<Candidate>> candidates_of(const SearchSpace& space, const Plan& plan) {
+  const auto in_layer = [&](const Layer& layer) -> std::optional<std::vector<Candidate>> {
+    std::vector<Candidate> found;
+    std::size_t use = 0;
+    for (const PlanStep& step : plan) {
+      const auto edge = std::ranges::find_if(layer.edges, [&](const Edge& e) {
+        return e.first == use && space.groups[e.group].template_id == step.template_id;
+      });
+      if (edge == layer.edges.end()) return {};
+      const std::vector<Config>& configs = space.groups[edge->group].configs;
+      const auto at = std::ranges::find(configs, step.config);
+      if (at == configs.end()) return {};
+      found.push_back({edge->group, static_cast<std::size_t>(at - configs.begin())});
+      use = edge->last;
+    }
+    if (use != space.uses) return {};
+    return found;
+  };
+  for (const Layer& layer : space.layers)
+    if (auto found = in_layer(layer)) return found;
+  return {};
+}
+
 std::string describe(const SearchSpace& space, const Candidate& candidate) {
   const Group& group = space.groups[candidate.group];
   const std::string config = group.configs[candidate.config].to_string();

@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -78,6 +79,9 @@ Launch launch_of(const Template& t, const Spec& spec, const Problem& problem, Ro
 
 /// The group's context with default configs and the candidate in its place.
 Plan plan_of(const SearchSpace& space, const Candidate& candidate);
+
+/// The candidates that a plan's steps are; nothing when the space does not have the plan.
+std::optional<std::vector<Candidate>> candidates_of(const SearchSpace& space, const Plan& plan);
 
 /// "fwd_h.portable BT=64,BV=32"
 std::string describe(const SearchSpace& space, const Candidate& candidate);

@@ -27,12 +27,24 @@ double median_of(std::vector<double> values) {
   return (*at + *std::max_element(values.begin(), at)) / 2;
 }
 
-/// Ratios of neighbours, summed up.
-Timing ratios_of(std::span<const double> samples, std::span<const double> base) {
+/// Ratios of neighbours.
+std::vector<double> ratios_of(std::span<const double> samples, std::span<const double> base) {
   std::vector<double> ratios;
   for (std::size_t i = 0; i < std::min(samples.size(), base.size()); ++i)
     if (base[i] > 0) ratios.push_back(samples[i] / base[i]);
-  return summarize(ratios);
+  return ratios;
+}
+
+/// Between what the median of all that these values were drawn from lies, at 95%.
+struct Bounds {
+  double low = 0, high = 0;
+};
+Bounds bounds_of_median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const auto count = static_cast<double>(values.size());
+  const double outside = std::max(std::floor((count - 1.96 * std::sqrt(count)) / 2), 0.0);
+  const auto rank = static_cast<std::size_t>(outside);
+  return {values[rank], values[values.size() - 1 - rank]};
 }
 
 }  // namespace
@@ -58,17 +70,20 @@ bool tied(const Timing& a, const Timing& b) {
 }
 
 bool tied_in_turn(std::span<const double> other, std::span<const double> fastest) {
-  const Timing ratio = ratios_of(other, fastest);
-  return ratio.median > 0 && ratio.median - 1 <= std::clamp(ratio.noise, kIndistinct, kDistinct);
+  const std::vector<double> ratios = ratios_of(other, fastest);
+  if (ratios.empty()) return false;
+  const double excess = median_of(ratios) - 1;
+  return excess <= kIndistinct || (excess <= kDistinct && bounds_of_median(ratios).low <= 1);
 }
 
 bool beats(std::span<const double> samples, std::span<const double> base) {
-  const Timing ratio = ratios_of(samples, base);
-  return ratio.median > 0 && 1 - ratio.median > std::max(ratio.noise, kIndistinct);
+  const std::vector<double> ratios = ratios_of(samples, base);
+  return !ratios.empty() && median_of(ratios) < 1 - kIndistinct &&
+         bounds_of_median(ratios).high < 1;
 }
 
 double ratio_in_turn(std::span<const double> samples, std::span<const double> base) {
-  return ratios_of(samples, base).median;
+  return median_of(ratios_of(samples, base));
 }
 
 std::vector<double> steady_window(const std::function<std::vector<double>()>& take,
@@ -100,8 +115,7 @@ int repeats_for(double us) {
 }
 
 bool clearly_slower(std::span<const double> samples, double bar) {
-  if (bar <= 0 || samples.empty()) return false;
-  if (samples.size() == 1) return samples.front() > 2.0 * bar;
+  if (bar <= 0 || samples.size() < 2) return false;
   return *std::min_element(samples.begin(), samples.end()) > 1.5 * bar;
 }
 

@@ -27,7 +27,9 @@ bool tied(const Timing& a, const Timing& b);
 bool tied_in_turn(std::span<const double> other, std::span<const double> fastest);
 
 /// Whether samples taken in turn with `base`, one's i-th next to the other's i-th, are faster than
-/// it by more than their noise and by more than the one percent that is always a tie.
+/// it by more than the one percent that is always a tie, and 95% surely faster at all: by the order
+/// of their ratios, whatever these are distributed like (Conover, Practical Nonparametric
+/// Statistics, 3.2). Machines have hiccups of ten times a sample.
 bool beats(std::span<const double> samples, std::span<const double> base);
 
 /// Median of the ratios to `base` of samples taken in turn with it; 0 without any.
@@ -44,8 +46,8 @@ std::vector<double> steady_window(const std::function<std::vector<double>()>& ta
 int repeats_for(double us);
 
 /// Whether a config with these first samples is not worth more of them, with the group's best
-/// median at `bar`; a bar of 0 rejects nothing. The first sample alone must be twice the bar,
-/// since it may have been unlucky; later the fastest of them must be one and a half times the bar.
+/// median at `bar`; a bar of 0 rejects nothing. One sample tells nothing, since it may have met a
+/// hiccup; the fastest of several must be one and a half times the bar.
 bool clearly_slower(std::span<const double> samples, double bar);
 
 }  // namespace wyvern

@@ -45,9 +45,19 @@ class Tuning {
         return finish(end);
       }
     }
-    end = search_until(options_.budget.count() - compare_seconds() - race_seconds(),
-                       Search(space_, options_.exhaustive, stored_observations()));
+    const Search search(space_, options_.exhaustive, stored_observations());
+    const double deadline = options_.budget.count() - compare_seconds() - race_seconds();
+    end = search_until(deadline, search);
     if (!end.interrupted && !race()) end.interrupted = true;
+    // In turn another config may be a group's best, which has neighbours of its own.
+    if (end.complete && !end.interrupted) {
+      const LoopEnd more = search_until(deadline, search);
+      end.complete = more.complete;
+      end.exhaustive = more.exhaustive;
+      end.interrupted = more.interrupted;
+      end.sweep_configs += more.sweep_configs;
+      end.sweep_s += more.sweep_s;
+    }
     if (end.interrupted) return finish(end);
     compare_and_store();
     return finish(end);
@@ -114,13 +124,7 @@ class Tuning {
   Plan incumbent() const {
     const auto row = cache_.find_winner(info_.key, key_.family, key_.tokens, key_.sequences);
     const auto plan = row ? plan_from_json(row->plan) : std::nullopt;
-    const auto known = [&](const PlanStep& step) {
-      return std::ranges::any_of(space_.groups, [&](const Group& group) {
-        return group.template_id == step.template_id &&
-               std::ranges::find(group.configs, step.config) != group.configs.end();
-      });
-    };
-    return plan && std::ranges::all_of(*plan, known) ? *plan : Plan();
+    return plan && candidates_of(space_, *plan) ? *plan : Plan();
   }
 
   /// The winner of an earlier tuning, unless driver or kernels have changed since.
@@ -213,6 +217,7 @@ class Tuning {
       const std::vector<RankedPlan> best = best_plans(space_, results_, 1);
       result_.plan = best.empty() ? space_.default_plan : best.front().plan;
     }
+    if (options_.examine) options_.examine(space_, results_);
     result_.exhaustive = end.exhaustive;
     result_.sweep_configs = static_cast<std::int64_t>(end.sweep_configs);
     result_.sweep_seconds = end.sweep_s;

@@ -15,6 +15,9 @@
 
 namespace wyvern {
 
+class Results;
+struct SearchSpace;
+
 /// Where a tuning stands; reported from the thread that called tune(), after each candidate.
 struct TuneProgress {
   enum class Phase : std::uint8_t {
@@ -48,6 +51,8 @@ struct TuneOptions {
   /// winner is stored, and the result says interrupted. Cheap and non-throwing, e.g. a read of a
   /// flag set by SIGINT.
   std::function<bool()> interrupted;
+  /// Called at the end with the space and what became of its configs.
+  std::function<void(const SearchSpace&, const Results&)> examine;
 };
 
 /// (template, config) pairs by what became of them.

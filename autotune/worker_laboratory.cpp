@@ -154,7 +154,10 @@ std::optional<Outcome> WorkerLaboratory::recall(const Candidate& candidate) {
     return {};
   Outcome outcome{*status, row->detail, row->samples_us, row->error, true, false};
   if (const auto artifact = cache_.find_artifact(row->artifact_key))
-    if (const auto known = from_row(*artifact)) outcome.resources = known->resources;
+    if (const auto known = from_row(*artifact)) {
+      outcome.resources = known->resources;
+      outcome.compile_ms = known->compile_ms;
+    }
   settle(candidate, outcome);
   return outcome;
 }
@@ -206,7 +209,10 @@ std::optional<Outcome> WorkerLaboratory::measure(const Candidate& candidate, dou
     if (!outcome) outcome = run(candidate, bar);
   }
   if (!outcome || outcome->status == Status::unjudged) return outcome;
-  if (results.front().built) outcome->resources = results.front().built->resources;
+  if (results.front().built) {
+    outcome->resources = results.front().built->resources;
+    outcome->compile_ms = results.front().built->compile_ms;
+  }
   if (outcome->status == Status::ok && outcome->resources->spill_bytes == 0)
     spill_free_[candidate.group] = 1;
   settle(candidate, *outcome);
@@ -261,7 +267,8 @@ std::optional<Outcome> WorkerLaboratory::run_once(const Candidate& candidate, do
   const Reply reply = worker_.ask(request, timeout(), options_.interrupted);
   if (reply.kind == Reply::Kind::interrupted) return {};
   if (reply.kind != Reply::Kind::answer) return outcome_of(reply);
-  const Outcome outcome = read(reply.value).value_or(nonsense(reply.value));
+  Outcome outcome = read(reply.value).value_or(nonsense(reply.value));
+  outcome.measure_ms = 1e3 * seconds_since(start);
   compiled_besides_ += number(reply.value, "compiled");
   if (outcome.status == Status::crashed || outcome.status == Status::unjudged) worker_.kill();
   slowest_answer_s_ = std::max(slowest_answer_s_, seconds_since(start));
