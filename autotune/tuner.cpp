@@ -16,6 +16,7 @@
 #include "cache/cache.hpp"
 #include "runtime/devices/device_impl.hpp"
 #include "runtime/plan.hpp"
+#include "runtime/setting.hpp"
 
 namespace wyvern {
 namespace {
@@ -29,6 +30,8 @@ class Tuning {
         info_(device.info()),
         measuring_(device.impl().measuring()),
         key_(problem_key(problem)),
+        setting_(setting_of(device, problem)),
+        problem_(to_json(problem).dump()),
         options_(options),
         space_(build_space(problem, device.impl().target())),
         builder_(cache_, device.impl().target(), problem),
@@ -75,6 +78,7 @@ class Tuning {
     options.device = info_.key;
     options.driver = info_.driver;
     options.problem = key_.to_string();
+    options.setting = setting_;
     options.jobs = options_.jobs;
     options.overlap = measuring_.beside_compilers;
     options.registers_per_block = target.registers_per_block;
@@ -181,10 +185,10 @@ class Tuning {
       if (plan.plan == space_.default_plan) result_.default_us = summarize(plan.samples).median;
     // A winner ends the next tuning before it begins; one that a plan could not contend with is
     // none.
-    if (result_.unjudged.empty()) store();
+    if (result_.unjudged.empty()) store(timings[*winner].samples, timings.front().samples);
   }
 
-  void store() {
+  void store(const std::vector<double>& samples, const std::vector<double>& default_samples) {
     WinnerRow row;
     row.device = info_.key;
     row.family = key_.family;
@@ -194,6 +198,10 @@ class Tuning {
     row.median_us = result_.tuned_us;
     row.default_us = result_.default_us;
     row.driver = info_.driver;
+    row.setting = setting_;
+    row.problem = problem_;
+    row.samples_us = samples;
+    row.default_samples_us = default_samples;
     result_.stored = cache_.store_winner(row);
   }
 
@@ -231,6 +239,8 @@ class Tuning {
   const DeviceInfo info_;
   const Measuring measuring_;
   const ProblemKey key_;
+  const Setting setting_;
+  const std::string problem_;
   const TuneOptions& options_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   const SearchSpace space_;

@@ -312,6 +312,7 @@ void WorkerLaboratory::remember(const Candidate& candidate, const Outcome& outco
   row.samples_us = outcome.samples;
   row.median_us = summarize(outcome.samples).median;
   row.error = outcome.error;
+  row.setting = options_.setting;
   cache_.store_measurement(row);
 }
 

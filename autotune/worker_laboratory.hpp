@@ -19,6 +19,7 @@ struct LaboratoryOptions {
   nlohmann::json open;         ///< the worker's first request
   std::string device, driver;  ///< DeviceInfo's key and driver, as rows have them
   std::string problem;         ///< ProblemKey's text
+  Setting setting;             ///< of the rows that are stored
   unsigned jobs = 0;
   bool overlap = false;                  ///< compile while measuring
   std::int64_t registers_per_block = 0;  ///< what a block may take in all; 0: no limit

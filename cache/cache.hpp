@@ -32,7 +32,21 @@ struct ArtifactRow {
   std::string created;  ///< UTC, ISO 8601; filled in by the cache
 };
 
-/// One (template, config) measured for a problem on a device. Unique by the first four.
+/// What exactly was measured, where, and under which conditions. Empty and 0: not known, as in rows
+/// of before these were kept.
+struct Setting {
+  std::int64_t B = 0, T = 0, N = 0;   ///< exact, where keys may hold buckets
+  std::vector<std::int64_t> lengths;  ///< of a packed batch's sequences; empty: T each
+  std::string host;
+  std::string unit;             ///< the GPU's UUID: "GPU-1b2c..."
+  double clock_mhz = 0;         ///< of its multiprocessors while measuring, median
+  double memory_clock_mhz = 0;  ///< the same of its memory
+  double power_limit_w = 0;
+  std::string regime;  ///< how samples were taken: "cold, 4 launches a sample"
+};
+
+/// One (template, config) measured once for a problem on a device. A config may have any number of
+/// them: of other extents, hosts, drivers, kernels, days.
 struct MeasurementRow {
   std::int64_t id = 0;  ///< filled in by the cache
   std::string device;   ///< device key: model and the figures that make it what it is
@@ -40,27 +54,38 @@ struct MeasurementRow {
   std::string template_id;
   std::string config;
   std::string artifact_key;
-  std::string driver;  ///< driver version; another one makes the row stale, not absent
+  std::string driver;  ///< the driver's own version; another one makes the row stale, not absent
   std::string status;  ///< "ok", "wrong", "crashed", "timeout", "rejected", "illegal", "failed"
   std::string detail;  ///< one sentence for a status other than "ok"
   std::vector<double> samples_us;
+  std::vector<double> clocks_mhz;  ///< of the multiprocessors at each sample, where watched
   double median_us = 0;
   double error = 0;  ///< largest rms(x - ref) / rms(ref) over the outputs, of its check
-  std::string created;
+  Setting setting;
+  std::string created;  ///< UTC, ISO 8601; filled in by the cache where it is empty
 };
 
 /// The best known plan of a problem on a device, derived from its measurements.
 struct WinnerRow {
   std::int64_t id = 0;
   std::string device;
-  std::string family;          ///< problem key less its buckets
-  std::int64_t tokens = 0;     ///< bucket of B T
-  std::int64_t sequences = 0;  ///< bucket of N
+  std::string family;          ///< problem key less its extents
+  std::int64_t tokens = 0;     ///< B T, as the problem key has it
+  std::int64_t sequences = 0;  ///< N, as the problem key has it
   std::string plan;            ///< JSON: [{"template": id, "config": "..."}...], in order
   double median_us = 0;        ///< the whole operator, measured
   double default_us = 0;       ///< the default plan in the same run; 0: it did not run
+  double ratio = 0;            ///< plan / default, median over samples taken in turn; 0: not known,
+                               ///< or to be found by store_winner() from the samples
+  double floor_us = 0;         ///< the least that the device could take; 0: not known
+  std::vector<double> samples_us, default_samples_us;  ///< in turn: equal indices are neighbours
   std::string driver;
-  std::string created;
+  /// How many tunings of the problem this one came after, each knowing the one before; filled in
+  /// by store_winner().
+  std::int64_t round = 0;
+  std::string problem;  ///< the Problem as JSON, empty where it is not known
+  Setting setting;
+  std::string created;  ///< as in MeasurementRow
 };
 
 struct CacheStats {
@@ -123,28 +148,41 @@ class Cache {
   [[nodiscard]] ArtifactClaim claim_artifact(std::string_view key,
                                              std::chrono::steady_clock::time_point give_up) const;
 
-  /// By device, problem, template and config; a row of another driver is returned too (compare).
+  /// The newest by device, problem, template and config; a row of another driver, kernel or extent
+  /// is returned too (compare).
   [[nodiscard]] std::optional<MeasurementRow> find_measurement(std::string_view device,
                                                                std::string_view problem,
                                                                std::string_view template_id,
                                                                std::string_view config) const;
+  /// All of them, newest first.
+  [[nodiscard]] std::vector<MeasurementRow> find_measurements(std::string_view device,
+                                                              std::string_view problem,
+                                                              std::string_view template_id,
+                                                              std::string_view config) const;
+  /// Adds the row beside those that are there; the same row twice is one.
   bool store_measurement(const MeasurementRow& row);
+  /// All of a problem, by template and config, newest first.
   [[nodiscard]] std::vector<MeasurementRow> measurements(std::string_view device,
                                                          std::string_view problem) const;
 
-  /// The winner with exactly these buckets.
+  /// The winner with exactly these extents. Of several rows (tunings one after another, or of
+  /// other machines, merged) that of the most rounds answers, then that of the least ratio of plan
+  /// to default: never of the least time, since two machines' times are not comparable. Then the
+  /// newest. The same rows give the same answer, however they came together. Without what is long:
+  /// samples, problem and setting are in list_winners().
   [[nodiscard]] std::optional<WinnerRow> find_winner(std::string_view device,
                                                      std::string_view family, std::int64_t tokens,
                                                      std::int64_t sequences) const;
-  /// The winner of the same family whose buckets are nearest (sum of |log2| distances; ties: the
+  /// The winner of the same family whose extents are nearest (sum of |log2| distances; ties: the
   /// fewer tokens, then the fewer sequences).
   [[nodiscard]] std::optional<WinnerRow> nearest_winner(std::string_view device,
                                                         std::string_view family,
                                                         std::int64_t tokens,
                                                         std::int64_t sequences) const;
+  /// Adds the row and makes it the answer. What answered before is kept and asked no more.
   bool store_winner(const WinnerRow& row);
 
-  /// Everything, newest first; artifacts without their code.
+  /// Everything, newest first; artifacts without their code, winners that answer.
   [[nodiscard]] std::vector<ArtifactRow> list_artifacts() const;
   [[nodiscard]] std::vector<MeasurementRow> list_measurements() const;
   [[nodiscard]] std::vector<WinnerRow> list_winners() const;
@@ -154,6 +192,7 @@ class Cache {
   [[nodiscard]] bool clear();
 
  private:
+  friend class CacheAccess;  // this room's operations on whole caches (care.hpp, transfer.hpp)
   class Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -86,18 +86,22 @@ TEST(Cache, EmptyCodeIsCode) {
   ASSERT_TRUE(cache->find_artifact(row.key));
 }
 
-TEST(Cache, MeasurementsAreUniqueByWhatWasMeasured) {
+TEST(Cache, AConfigMayHaveSeveralMeasurements) {
   const TempDirectory temp;
   QuietCache cache(temp.path());
-  const MeasurementRow first = measurement(1);
+  MeasurementRow first = measurement(1);
+  first.created = "2026-11-01T00:00:00.000Z";
   MeasurementRow again = first;
   again.samples_us = {3.5, 1e-3, 1.0 / 3.0};
   again.median_us = 3.5;
   again.driver = "590.01";
+  again.created = "2026-11-02T00:00:00.000Z";
   const MeasurementRow other = measurement(2);
-  ASSERT_TRUE(cache->store_measurement(first));
-  ASSERT_TRUE(cache->store_measurement(other));
+  // The newest answers, whichever was stored last.
   ASSERT_TRUE(cache->store_measurement(again));
+  ASSERT_TRUE(cache->store_measurement(other));
+  ASSERT_TRUE(cache->store_measurement(first));
+  ASSERT_TRUE(cache->store_measurement(first));  // the same row is one
 
   const auto found =
       cache->find_measurement(first.device, first.problem, first.template_id, first.config);
@@ -107,10 +111,70 @@ TEST(Cache, MeasurementsAreUniqueByWhatWasMeasured) {
   EXPECT_EQ(found->driver, "590.01");
   EXPECT_EQ(found->error, first.error);
   EXPECT_EQ(found->status, "ok");
-  EXPECT_EQ(cache->measurements(first.device, first.problem).size(), 2u);
+  const auto both =
+      cache->find_measurements(first.device, first.problem, first.template_id, first.config);
+  ASSERT_EQ(both.size(), 2u);
+  EXPECT_EQ(both[0].driver, "590.01");
+  EXPECT_EQ(both[1].driver, first.driver);
+  EXPECT_EQ(both[1].samples_us, first.samples_us);
+  EXPECT_EQ(cache->measurements(first.device, first.problem).size(), 3u);
   EXPECT_TRUE(cache->measurements(first.device, "another problem").empty());
   EXPECT_FALSE(
       cache->find_measurement("another device", first.problem, first.template_id, first.config));
+}
+
+TEST(Cache, MeasurementsSayWhereAndHowExactly) {
+  const TempDirectory temp;
+  MeasurementRow row = measurement(1);
+  row.setting = {.B = 1,
+                 .T = 82,
+                 .N = 3,
+                 .lengths = {5, 0, 77},
+                 .host = "node7",
+                 .unit = "GPU-1b2c3d4e-0000-0000-0000-000000000001",
+                 .clock_mhz = 1755.5,
+                 .memory_clock_mhz = 3201,
+                 .power_limit_w = 700,
+                 .regime = "cold, 4 launches a sample"};
+  row.clocks_mhz = {1755, 1770, std::numeric_limits<double>::quiet_NaN()};
+  QuietCache(temp.path())->store_measurement(row);
+  QuietCache cache(temp.path());
+  const auto found = cache->find_measurement(row.device, row.problem, row.template_id, row.config);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->setting.B, 1);
+  EXPECT_EQ(found->setting.T, 82);
+  EXPECT_EQ(found->setting.N, 3);
+  EXPECT_EQ(found->setting.lengths, row.setting.lengths);
+  EXPECT_EQ(found->setting.host, "node7");
+  EXPECT_EQ(found->setting.unit, row.setting.unit);
+  EXPECT_EQ(found->setting.clock_mhz, 1755.5);
+  EXPECT_EQ(found->setting.memory_clock_mhz, 3201);
+  EXPECT_EQ(found->setting.power_limit_w, 700);
+  EXPECT_EQ(found->setting.regime, row.setting.regime);
+  ASSERT_EQ(found->clocks_mhz.size(), 3u);
+  EXPECT_EQ(found->clocks_mhz[1], 1770);
+  EXPECT_TRUE(std::isnan(found->clocks_mhz[2]));
+}
+
+TEST(Cache, WinnersSayWhereAndHowExactly) {
+  const TempDirectory temp;
+  WinnerRow row = winner(82, 3);
+  row.samples_us = {1.5, 1.25}, row.default_samples_us = {2, 2.5};
+  row.floor_us = 0.5, row.problem = R"({"op":"kda"})";
+  row.setting.lengths = {5, 0, 77}, row.setting.host = "node7";
+  QuietCache(temp.path())->store_winner(row);
+  QuietCache cache(temp.path());
+  const auto found = cache->list_winners();
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].samples_us, row.samples_us);
+  EXPECT_EQ(found[0].default_samples_us, row.default_samples_us);
+  EXPECT_EQ(found[0].ratio, 0.625);  // the median of 1.5 / 2 and 1.25 / 2.5
+  EXPECT_EQ(found[0].floor_us, 0.5);
+  EXPECT_EQ(found[0].problem, row.problem);
+  EXPECT_EQ(found[0].round, 1);
+  EXPECT_EQ(found[0].setting.lengths, row.setting.lengths);
+  EXPECT_EQ(found[0].setting.host, "node7");
+  EXPECT_EQ(cache->find_winner(row.device, row.family, 82, 3)->ratio, 0.625);
 }
 
 TEST(Cache, FailedMeasurementsMayHoldNoNumbers) {

@@ -177,6 +177,19 @@ bool Connection::run(Access access, const Work& work) {
   return done;
 }
 
+void Connection::attempt(const Work& work) noexcept {
+  const Lock lock(mutex_);
+  const NoFileSizeSignal guard;
+  drop_if_forked();
+  if (database_ == nullptr || !limits_.empty()) return;
+  database_->set_patience(0ms);
+  try {
+    perform(Access::write, work);
+  } catch (const std::exception&) {  // lost, as it may be
+  }
+  database_->set_patience(patience_);
+}
+
 void Connection::perform(Access access, const Work& work) {
   if (access != Access::write) {
     work(*database_);

@@ -33,6 +33,8 @@ class Connection {
   /// Runs `work`; false when there is no database for this access or it failed. `work` may run
   /// twice: again after the file was found moved or damaged and has been replaced.
   bool run(Access access, const Work& work) WYVERN_EXCLUDES(mutex_);
+  /// Writes what may as well be lost: waits for no lock, opens and mends nothing, tells nobody.
+  void attempt(const Work& work) noexcept WYVERN_EXCLUDES(mutex_);
 
   const std::filesystem::path& file() const noexcept { return file_; }
   [[nodiscard]] std::string status() const WYVERN_EXCLUDES(mutex_);

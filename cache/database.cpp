@@ -125,6 +125,8 @@ std::int64_t Database::integer(const char* sql) {
   return query.step() ? query.integer(0) : 0;
 }
 
+std::int64_t Database::changes() const noexcept { return sqlite3_changes64(handle_); }
+
 sqlite3_stmt* Database::prepared(const char* sql) {
   for (const auto& [text, statement] : statements_) {
     if (text == sql) return statement.get();

@@ -72,6 +72,8 @@ class Database {
   void execute(const char* sql);
   /// The first column of the first row, as an integer; 0 without a row.
   std::int64_t integer(const char* sql);
+  /// Rows that the last statement inserted, changed or deleted.
+  std::int64_t changes() const noexcept;
 
   /// The statement of `sql`, prepared once per connection. `sql` must be a literal: its address is
   /// the key.

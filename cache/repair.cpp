@@ -225,6 +225,7 @@ std::int64_t salvage(Database& damaged, const fs::path& into, std::int64_t versi
     fresh.execute("PRAGMA synchronous = OFF; PRAGMA journal_mode = MEMORY");
     migrate(fresh, version);
     Transaction transaction(fresh);
+    // `uses` is left out: when an artifact was used is no loss.
     for (const char* table : {"winners", "measurements", "artifacts"}) {
       rows += TableCopy(damaged, fresh, table).run();
     }

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "cache/cache.hpp"
+#include "cache/rows.hpp"
+#include "cache/tables.hpp"
 
 namespace wyvern {
 namespace {
@@ -83,8 +85,117 @@ void to_version_2(Database& database) {
   }
 }
 
+// Measurements are no longer one of a config: those of other extents, hosts and drivers stand
+// beside it, known by the digest of all that they say. So do winners; the first of a problem in the
+// order of their index answers. `used` has a table of its own, because a row of artifacts is
+// written as a whole, with its code. What no look-up needs is JSON and stands last, so that a
+// look-up never walks its pages and a new fact needs no new schema. The statements are short
+// because all of them must fit into the first page: where sqlite_schema has more, damage to one of
+// them costs every table.
+void create_tables_of_version_3(Database& database) {
+  database.execute(R"sql(
+ALTER TABLE measurements RENAME TO measurements_2;
+ALTER TABLE winners RENAME TO winners_2;
+CREATE TABLE uses (key TEXT PRIMARY KEY, used TEXT NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE measurements (
+ id INTEGER PRIMARY KEY,
+ digest TEXT NOT NULL,
+ device TEXT NOT NULL,
+ problem TEXT NOT NULL,
+ template_id TEXT NOT NULL,
+ config TEXT NOT NULL,
+ artifact_key TEXT NOT NULL,
+ driver TEXT NOT NULL,
+ status TEXT NOT NULL,
+ detail TEXT NOT NULL,
+ median_us REAL,
+ error REAL,
+ created TEXT NOT NULL,
+ samples_us TEXT NOT NULL CHECK (json_valid(samples_us)),
+ more TEXT NOT NULL CHECK (json_valid(more)),
+ UNIQUE (device, problem, template_id, config, digest)
+) STRICT;
+CREATE TABLE winners (
+ id INTEGER PRIMARY KEY,
+ digest TEXT NOT NULL,
+ rank REAL NOT NULL,
+ device TEXT NOT NULL,
+ family TEXT NOT NULL,
+ tokens INTEGER NOT NULL,
+ sequences INTEGER NOT NULL,
+ plan TEXT NOT NULL CHECK (json_valid(plan)),
+ median_us REAL,
+ default_us REAL,
+ ratio REAL,
+ floor_us REAL,
+ driver TEXT NOT NULL,
+ round INTEGER NOT NULL,
+ created TEXT NOT NULL,
+ more TEXT NOT NULL CHECK (json_valid(more))
+) STRICT;
+CREATE UNIQUE INDEX winners_by_rank ON winners
+ (device, family, tokens, sequences, round DESC, rank, created DESC, digest);
+)sql");
+}
+
+std::vector<MeasurementRow> measurements_of_version_2(Database& database) {
+  std::vector<MeasurementRow> rows;
+  Query query(database,
+              "SELECT device, problem, template_id, config, artifact_key, driver, status, detail,"
+              " samples_us, median_us, error, created FROM measurements_2 ORDER BY id");
+  while (query.step()) {
+    MeasurementRow row;
+    row.device = query.text(0);
+    row.problem = query.text(1);
+    row.template_id = query.text(2);
+    row.config = query.text(3);
+    row.artifact_key = query.text(4);
+    row.driver = query.text(5);
+    row.status = query.text(6);
+    row.detail = query.text(7);
+    read_samples(query.text(8), row);
+    row.median_us = query.real(9);
+    row.error = query.real(10);
+    row.created = query.text(11);
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+std::vector<WinnerRow> winners_of_version_2(Database& database) {
+  std::vector<WinnerRow> rows;
+  Query query(database,
+              "SELECT device, family, tokens, sequences, plan, median_us, default_us, driver,"
+              " created FROM winners_2 ORDER BY id");
+  while (query.step()) {
+    WinnerRow row;
+    row.device = query.text(0);
+    row.family = query.text(1);
+    row.tokens = query.integer(2);
+    row.sequences = query.integer(3);
+    row.plan = query.text(4);
+    row.median_us = query.real(5);
+    row.default_us = query.real(6);
+    row.driver = query.text(7);
+    row.round = 1;
+    row.created = query.text(8);
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+// What the rows did not say stays unknown: their extents were buckets, and their driver CUDA's
+// version on a GPU, so that a tuning with a driver that says its own measures anew.
+void to_version_3(Database& database) {
+  create_tables_of_version_3(database);
+  for (const MeasurementRow& row : measurements_of_version_2(database)) tables::add(database, row);
+  for (const WinnerRow& row : winners_of_version_2(database)) tables::add(database, row);
+  database.execute("DROP TABLE measurements_2; DROP TABLE winners_2");
+}
+
 // The step at i leads from version i to version i + 1.
-constexpr std::array<void (*)(Database&), kSchemaVersion> kSteps = {to_version_1, to_version_2};
+constexpr std::array<void (*)(Database&), kSchemaVersion> kSteps = {to_version_1, to_version_2,
+                                                                    to_version_3};
 
 // Settings of the connection; none of them changes the file.
 //

@@ -17,7 +17,7 @@ struct ArtifactRow;
 /// Marks the file as Wyvern's in SQLite's header ("WYVN").
 inline constexpr std::int64_t kApplicationId = 0x5759564e;
 /// Kept in SQLite's user_version.
-inline constexpr std::int64_t kSchemaVersion = 2;
+inline constexpr std::int64_t kSchemaVersion = 3;
 
 enum class Identity { empty, current, older, newer, foreign };
 

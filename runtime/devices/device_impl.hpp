@@ -71,6 +71,14 @@ struct Rates {
   std::string basis;
 };
 
+/// How a device is at this moment, as far as its driver tells; 0 and empty: it does not.
+struct DeviceState {
+  std::string unit;      ///< which one of its model it is: a GPU's UUID
+  double clock_mhz = 0;  ///< of its multiprocessors
+  double memory_clock_mhz = 0;
+  double power_limit_w = 0;
+};
+
 class DeviceImpl {
  public:
   virtual ~DeviceImpl() = default;
@@ -108,6 +116,8 @@ class DeviceImpl {
   virtual Measuring measuring() const = 0;
   /// Where nothing tells them they are measured now, in about half a second.
   virtual Rates rates() const = 0;
+  /// Asks the driver: not for a hot path. Thread-safe.
+  virtual DeviceState state() const { return {}; }
 
  protected:
   DeviceInfo info_;

@@ -107,11 +107,17 @@ TEST_F(CudaDeviceTest, ListsWhatTheDriverTells) {
   EXPECT_EQ(all[1].model, "NVIDIA H200");
   EXPECT_EQ(all[1].arch, "sm_90a");
   EXPECT_EQ(all[1].units, 132);
-  EXPECT_EQ(all[1].driver, "13.0");
+  EXPECT_TRUE(
+      all[1].driver.starts_with("13.0"));  // then the driver's own version, where there is one
   EXPECT_EQ(all[1].key, "NVIDIA H200, 132 SMs, 1980 MHz, memory 3201 MHz x 6144 bit, 140 GiB");
   EXPECT_EQ(all[2].name, "cuda:1");
   EXPECT_EQ(all[2].arch, "sm_80");
   EXPECT_EQ(Device::best().info().name, "cuda:0");
+}
+
+TEST_F(CudaDeviceTest, SaysWhichOneOfItsModelItIs) {
+  fake_cuda::set_gpus({{}, {}});
+  EXPECT_EQ(Device::open("cuda:1").impl().state().unit, "GPU-01020304-0506-0708-090a-0b0c0d0e0f10");
 }
 
 TEST_F(CudaDeviceTest, WhatCannotBeUsedIsListedWithItsProblem) {

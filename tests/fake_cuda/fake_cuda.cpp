@@ -103,6 +103,14 @@ Result device_memory(std::size_t* bytes, cuda::DeviceHandle device) {
     return 0;
   });
 }
+/// Sixteen bytes that count up from the device's number.
+Result device_uuid(std::array<unsigned char, 16>* uuid, cuda::DeviceHandle device) {
+  return call("cuDeviceGetUuid", [=](State&) {
+    for (std::size_t i = 0; i < uuid->size(); ++i)
+      (*uuid)[i] = static_cast<unsigned char>(static_cast<std::size_t>(device) + i);
+    return 0;
+  });
+}
 Result device_attribute(int* value, int which, cuda::DeviceHandle device) {
   return call("cuDeviceGetAttribute", [=](State& s) {
     const Gpu& gpu = s.gpus.at(device);
@@ -337,6 +345,7 @@ const std::map<std::string, void*>& entry_points() {
       {"cuDeviceGetName", erased(&device_name)},
       {"cuDeviceTotalMem", erased(&device_memory)},
       {"cuDeviceGetAttribute", erased(&device_attribute)},
+      {"cuDeviceGetUuid", erased(&device_uuid)},
       {"cuDevicePrimaryCtxRetain", erased(&context_retain)},
       {"cuDevicePrimaryCtxRelease", erased(&context_release)},
       {"cuCtxGetCurrent", erased(&context_current)},

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "cache/cache.hpp"
+#include "cache/rows.hpp"
 #include "tools/wyvern/command.hpp"
 #include "tools/wyvern/output.hpp"
 
@@ -32,6 +33,19 @@ Json parsed(const std::string& text) {
 Json to_json(const ArtifactRow& row) {
   return {{"id", row.key},        {"template", row.template_id},  {"target", row.target},
           {"config", row.config}, {"compile_ms", row.compile_ms}, {"created", row.created}};
+}
+
+Json to_json(const Setting& setting) {
+  return {{"B", setting.B},
+          {"T", setting.T},
+          {"N", setting.N},
+          {"lengths", setting.lengths},
+          {"host", setting.host},
+          {"unit", setting.unit},
+          {"clock_mhz", setting.clock_mhz},
+          {"memory_clock_mhz", setting.memory_clock_mhz},
+          {"power_limit_w", setting.power_limit_w},
+          {"regime", setting.regime}};
 }
 
 Json to_json(const MeasurementRow& row) {
@@ -122,6 +136,12 @@ Json show(const Cache& cache, const std::string& id) {
       if (row.id == *number) {
         Json document = to_json(row);
         document["driver"] = row.driver;
+        document["ratio"] = rank_of(row);
+        document["floor_us"] = row.floor_us;
+        document["round"] = row.round;
+        document["samples_us"] = row.samples_us;
+        document["default_samples_us"] = row.default_samples_us;
+        document["setting"] = to_json(row.setting);
         return document;
       }
   if (const auto number = row_number(id, 'm'))
@@ -133,6 +153,8 @@ Json show(const Cache& cache, const std::string& id) {
         document["error"] = row.error;
         document["artifact"] = row.artifact_key;
         document["driver"] = row.driver;
+        document["clocks_mhz"] = row.clocks_mhz;
+        document["setting"] = to_json(row.setting);
         return document;
       }
   return show_artifact(cache, id);

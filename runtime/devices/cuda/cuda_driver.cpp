@@ -67,10 +67,11 @@ const char* bind_all(GetProcAddress get, Driver& d) {
   WYVERN_BIND(cuGetErrorName);
   WYVERN_BIND(cuGetErrorString);
 #undef WYVERN_BIND
-  // Without these only the templates that need them are out.
+  // Without these only the templates that need them are out, and rows do not say which GPU it was.
   bind(get, "cuLaunchKernelEx", d.cuLaunchKernelEx);
   bind(get, "cuTensorMapEncodeTiled", d.cuTensorMapEncodeTiled);
   bind(get, "cuTensorMapReplaceAddress", d.cuTensorMapReplaceAddress);
+  bind(get, "cuDeviceGetUuid", d.cuDeviceGetUuid);
   return nullptr;
 }
 

@@ -2,6 +2,7 @@
 // one binary builds without CUDA headers and runs without a GPU.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -73,7 +74,7 @@ static_assert(sizeof(LaunchConfig) == 56);
 using wyvern::TensorMap;
 
 /// The bound entry points. Every member is callable once open_driver() succeeded, but for the last
-/// three, which are null where the driver lacks them.
+/// four, which are null where the driver lacks them.
 struct Driver {
   Result (*cuInit)(unsigned);
   Result (*cuDriverGetVersion)(int*);
@@ -123,6 +124,7 @@ struct Driver {
                                    int interleave, int swizzle, int l2_promotion,
                                    int fill) = nullptr;
   Result (*cuTensorMapReplaceAddress)(TensorMap*, void* address) = nullptr;
+  Result (*cuDeviceGetUuid)(std::array<unsigned char, 16>*, DeviceHandle) = nullptr;
 
   /// "CUDA_ERROR_OUT_OF_MEMORY (out of memory)".
   std::string describe(Result result) const;

@@ -9,6 +9,7 @@
 
 #include "runtime/devices/cuda/context.hpp"
 #include "runtime/devices/cuda/kernel.hpp"
+#include "runtime/devices/cuda/nvml.hpp"
 #include "runtime/devices/cuda/rates.hpp"
 #include "runtime/devices/cuda/tensor_map.hpp"
 #include "runtime/devices/cuda/timer.hpp"
@@ -49,6 +50,9 @@ DeviceInfo describe(const cuda::Driver& d, int ordinal) {
   int version = 0;
   check(d.cuDriverGetVersion(&version), "cuDriverGetVersion");
   info.driver = fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+  // The driver's compiler and scheduler change with its own version, which CUDA's does not tell.
+  if (const std::string own = cuda::driver_version(); !own.empty())
+    info.driver += fmt::format(" ({})", own);
   info.key = fmt::format("{}, {} SMs, {:.0f} MHz, memory {:.0f} MHz x {:.0f} bit, {} GiB",
                          info.model, info.units, info.clock_ghz * 1e3, memory_clock_hz * 1e-6,
                          bus_bytes * 8, bytes >> 30);
@@ -56,6 +60,18 @@ DeviceInfo describe(const cuda::Driver& d, int ordinal) {
     info.problem =
         fmt::format("{} is {}; CUDA templates need sm_80 or newer", info.model, info.arch);
   return info;
+}
+
+/// "GPU-1b2c3d4e-...", as nvidia-smi writes it; empty where the driver does not tell.
+std::string uuid_of(const cuda::Driver& d, cuda::DeviceHandle device) {
+  std::array<unsigned char, 16> bytes{};
+  if (d.cuDeviceGetUuid == nullptr || d.cuDeviceGetUuid(&bytes, device) != 0) return {};
+  std::string text = "GPU";
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    if (i == 0 || (i >= 4 && i <= 10 && i % 2 == 0)) text += '-';
+    text += fmt::format("{:02x}", bytes[i]);
+  }
+  return text;
 }
 
 class CudaDevice final : public DeviceImpl {
@@ -128,6 +144,7 @@ class CudaDevice final : public DeviceImpl {
         .samples = 20, .samples_us = 20e3, .compare_s = 1, .cold = true, .beside_compilers = true};
   }
   Rates rates() const override { return cuda::rates(info_); }
+  DeviceState state() const override { return cuda::gpu_state(uuid_of(driver_, context_->device)); }
 
  private:
   static cuda::DevicePointer address(const void* pointer) {

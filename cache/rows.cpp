@@ -1,0 +1,315 @@
+#include "cache/rows.hpp"
+
+#include <wyvern/sha256.hpp>
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <type_traits>
+
+namespace wyvern {
+namespace {
+
+using nlohmann::json;
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+/// JSON knows neither NaN nor infinity: null and "inf", "-inf" stand for them.
+json number(double value) {
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  return std::isnan(value) ? json(nullptr) : json(value);
+}
+
+double real(const json& value) {
+  if (value.is_number()) return value.get<double>();
+  if (value == "inf") return std::numeric_limits<double>::infinity();
+  if (value == "-inf") return -std::numeric_limits<double>::infinity();
+  return kNaN;
+}
+
+/// A stored JSON text as JSON, or as the text that it is.
+json embedded(const std::string& text) {
+  json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  return value.is_discarded() ? json(text) : value;
+}
+
+// A row's members, each named once for both directions: `Io` writes them into a line or reads them.
+
+class Writer {
+ public:
+  void text(const char* name, const std::string& value) {
+    if (!value.empty()) line[name] = value;
+  }
+  void integer(const char* name, std::int64_t value) {
+    if (value != 0) line[name] = value;
+  }
+  void real(const char* name, double value) {
+    if (value != 0) line[name] = number(value);
+  }
+  void raw(const char* name, const std::string& value) {
+    if (!value.empty()) line[name] = embedded(value);
+  }
+  template <class T>
+  void list(const char* name, const std::vector<T>& values) {
+    if (values.empty()) return;
+    json& array = line[name] = json::array();
+    for (const T value : values) {
+      if constexpr (std::is_floating_point_v<T>)
+        array.push_back(number(value));
+      else
+        array.push_back(value);
+    }
+  }
+  json line = json::object();
+};
+
+class Reader {
+ public:
+  explicit Reader(const json& line) : line_(line) {}
+
+  void text(const char* name, std::string& value) const {
+    if (const json* found = find(name)) value = found->get<std::string>();
+  }
+  void integer(const char* name, std::int64_t& value) const {
+    if (const json* found = find(name)) value = found->get<std::int64_t>();
+  }
+  void real(const char* name, double& value) const {
+    if (const json* found = find(name)) value = wyvern::real(*found);
+  }
+  void raw(const char* name, std::string& value) const {
+    if (const json* found = find(name))
+      value = found->is_string() ? found->get<std::string>() : found->dump();
+  }
+  template <class T>
+  void list(const char* name, std::vector<T>& values) const {
+    const json* found = find(name);
+    if (found == nullptr) return;
+    values.clear();
+    for (const json& value : *found) {
+      if constexpr (std::is_floating_point_v<T>)
+        values.push_back(wyvern::real(value));
+      else
+        values.push_back(value.get<T>());
+    }
+  }
+
+ private:
+  const json* find(const char* name) const {
+    const auto at = line_.find(name);
+    return at == line_.end() ? nullptr : &*at;
+  }
+  const json& line_;
+};
+
+template <class Io, class Row>
+void setting_members(Io& io, Row& row) {
+  io.integer("B", row.B);
+  io.integer("T", row.T);
+  io.integer("N", row.N);
+  io.list("lengths", row.lengths);
+  io.text("host", row.host);
+  io.text("unit", row.unit);
+  io.real("clock_mhz", row.clock_mhz);
+  io.real("memory_clock_mhz", row.memory_clock_mhz);
+  io.real("power_limit_w", row.power_limit_w);
+  io.text("regime", row.regime);
+}
+
+template <class Io, class Row>
+void more_of_measurement(Io& io, Row& row) {
+  setting_members(io, row.setting);
+  io.list("clocks_mhz", row.clocks_mhz);
+}
+
+template <class Io, class Row>
+void more_of_winner(Io& io, Row& row) {
+  setting_members(io, row.setting);
+  io.raw("problem", row.problem);
+  io.list("samples_us", row.samples_us);
+  io.list("default_samples_us", row.default_samples_us);
+}
+
+template <class Io, class Row>
+void measurement_members(Io& io, Row& row) {
+  io.text("device", row.device);
+  io.text("problem", row.problem);
+  io.text("template", row.template_id);
+  io.text("config", row.config);
+  io.text("artifact", row.artifact_key);
+  io.text("driver", row.driver);
+  io.text("status", row.status);
+  io.text("detail", row.detail);
+  io.list("samples_us", row.samples_us);
+  io.real("median_us", row.median_us);
+  io.real("error", row.error);
+  io.text("created", row.created);
+  more_of_measurement(io, row);
+}
+
+template <class Io, class Row>
+void winner_members(Io& io, Row& row) {
+  io.text("device", row.device);
+  io.text("family", row.family);
+  io.integer("tokens", row.tokens);
+  io.integer("sequences", row.sequences);
+  io.raw("plan", row.plan);
+  io.real("median_us", row.median_us);
+  io.real("default_us", row.default_us);
+  io.real("ratio", row.ratio);
+  io.real("floor_us", row.floor_us);
+  io.text("driver", row.driver);
+  io.integer("round", row.round);
+  io.text("created", row.created);
+  more_of_winner(io, row);
+}
+
+std::string text_of(const json& line) {
+  return line.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+std::string finished(json line, const char* kind) {
+  line["row"] = kind;
+  return text_of(line);
+}
+
+/// What a column's JSON says; an empty object where it says nothing or is none.
+json object_of(const std::string& text) {
+  if (text == "{}") return json::object();
+  json parsed = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  return parsed.is_object() ? parsed : json::object();
+}
+
+/// What a row must say to be of use.
+void require(bool said, const char* what, std::string& problem) {
+  if (!said && problem.empty()) problem = fmt::format("it has no {}", what);
+}
+
+}  // namespace
+
+std::string to_line(const MeasurementRow& row) {
+  Writer writer;
+  measurement_members(writer, row);
+  return finished(std::move(writer.line), "measurement");
+}
+
+std::string to_line(const WinnerRow& row) {
+  Writer writer;
+  winner_members(writer, row);
+  return finished(std::move(writer.line), "winner");
+}
+
+std::optional<TextRow> from_line(std::string_view line, std::string& problem) {
+  problem.clear();
+  const json parsed = json::parse(line, nullptr, /*allow_exceptions=*/false);
+  if (!parsed.is_object()) {
+    problem = "it is no JSON object";
+    return {};
+  }
+  try {
+    const Reader reader(parsed);
+    const std::string kind = parsed.value("row", "");
+    if (kind == "measurement") {
+      MeasurementRow row;
+      measurement_members(reader, row);
+      require(!row.device.empty(), "device", problem);
+      require(!row.problem.empty(), "problem", problem);
+      require(!row.template_id.empty(), "template", problem);
+      require(!row.status.empty(), "status", problem);
+      if (problem.empty()) return row;
+    } else if (kind == "winner") {
+      WinnerRow row;
+      winner_members(reader, row);
+      require(!row.device.empty(), "device", problem);
+      require(!row.family.empty(), "family", problem);
+      require(embedded(row.plan).is_array(), "plan", problem);
+      if (problem.empty()) return row;
+    } else {
+      problem = fmt::format("its row is '{}' and neither winner nor measurement", kind);
+    }
+  } catch (const json::exception& error) {
+    problem = fmt::format("a member has another type than it must ({})", error.what());
+  }
+  return {};
+}
+
+std::string digest_of(const MeasurementRow& row) { return sha256_hex(to_line(row)); }
+std::string digest_of(const WinnerRow& row) { return sha256_hex(to_line(row)); }
+
+double paired_ratio(const WinnerRow& row) {
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < std::min(row.samples_us.size(), row.default_samples_us.size()); ++i)
+    if (row.samples_us[i] > 0 && row.default_samples_us[i] > 0)
+      ratios.push_back(row.samples_us[i] / row.default_samples_us[i]);
+  if (ratios.empty()) return 0;
+  std::sort(ratios.begin(), ratios.end());
+  const std::size_t middle = ratios.size() / 2;
+  return ratios.size() % 2 == 1 ? ratios[middle] : (ratios[middle - 1] + ratios[middle]) / 2;
+}
+
+double rank_of(const WinnerRow& row) {
+  if (row.ratio > 0) return row.ratio;
+  return row.median_us > 0 && row.default_us > 0 ? row.median_us / row.default_us : 1;
+}
+
+std::string samples_text(const MeasurementRow& row) {
+  json list = json::array();
+  for (const double sample : row.samples_us) list.push_back(number(sample));
+  return list.dump();
+}
+
+std::string more_text(const MeasurementRow& row) {
+  Writer writer;
+  more_of_measurement(writer, row);
+  return text_of(writer.line);
+}
+
+std::string more_text(const WinnerRow& row) {
+  Writer writer;
+  more_of_winner(writer, row);
+  return text_of(writer.line);
+}
+
+void read_samples(const std::string& text, MeasurementRow& row) {
+  if (text == "[]") return;
+  const json list = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!list.is_array()) return;
+  for (const json& sample : list) row.samples_us.push_back(real(sample));
+}
+
+void read_more(const std::string& text, MeasurementRow& row) {
+  const json more = object_of(text);
+  MeasurementRow read = row;
+  try {
+    const Reader reader(more);
+    more_of_measurement(reader, read);
+    row = std::move(read);
+  } catch (const json::exception&) {  // the row as it is
+  }
+}
+
+void read_more(const std::string& text, WinnerRow& row) {
+  const json more = object_of(text);
+  WinnerRow read = row;
+  try {
+    const Reader reader(more);
+    more_of_winner(reader, read);
+    row = std::move(read);
+  } catch (const json::exception&) {  // the row as it is
+  }
+}
+
+std::string timestamp() {
+  const auto now =
+      std::chrono::time_point_cast<std::chrono::milliseconds>(std::chrono::system_clock::now());
+  const auto second = std::chrono::floor<std::chrono::seconds>(now);
+  return fmt::format("{:%Y-%m-%dT%H:%M:%S}.{:03}Z",
+                     fmt::gmtime(std::chrono::system_clock::to_time_t(second)),
+                     (now - second).count());
+}
+
+}  // namespace wyvern

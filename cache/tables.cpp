@@ -1,0 +1,254 @@
+#include "cache/tables.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "cache/rows.hpp"
+
+namespace wyvern::tables {
+namespace {
+
+#define WYVERN_MARKS_8 "?, ?, ?, ?, ?, ?, ?, ?"
+
+#define WYVERN_MEASUREMENT                                                          \
+  "SELECT id, device, problem, template_id, config, artifact_key, driver, status, " \
+  "detail, median_us, error, created, samples_us, more FROM measurements "
+constexpr const char* kAddMeasurement =
+    "INSERT INTO measurements (digest, device, problem, template_id, config, artifact_key, driver,"
+    " status, detail, median_us, error, created, samples_us, more) VALUES (" WYVERN_MARKS_8
+    ", ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING";
+constexpr const char* kMeasurementsOfConfig = WYVERN_MEASUREMENT
+    "WHERE device = ? AND problem = ? AND template_id = ? AND config = ?"
+    " ORDER BY created DESC, id DESC LIMIT ?";
+constexpr const char* kMeasurementsOf = WYVERN_MEASUREMENT
+    "WHERE device = ? AND problem = ?"
+    " ORDER BY template_id, config, created DESC, id DESC";
+constexpr const char* kAllMeasurements = WYVERN_MEASUREMENT "ORDER BY created DESC, id DESC";
+
+#define WYVERN_ANSWER                                                                     \
+  "id, device, family, tokens, sequences, plan, median_us, default_us, ratio, floor_us, " \
+  "driver, round, created"
+#define WYVERN_WINNER "SELECT " WYVERN_ANSWER ", more FROM winners "
+#define WYVERN_OF_PROBLEM "WHERE device = ? AND family = ? AND tokens = ? AND sequences = ? "
+constexpr const char* kAddWinner =
+    "INSERT INTO winners (digest, rank, device, family, tokens, sequences, plan, median_us,"
+    " default_us, ratio, floor_us, driver, round, created, more) VALUES (" WYVERN_MARKS_8
+    ", ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING";
+// The first of a problem answers, by what the rows hold alone, so that it is the same in whatever
+// order they came. winners_by_rank has this order, so that nothing is sorted.
+#define WYVERN_BY_RANK "round DESC, rank, created DESC, digest"
+// What a look-up does not need is not read: it costs ten times the rest.
+constexpr const char* kWinnerOf = "SELECT " WYVERN_ANSWER " FROM winners " WYVERN_OF_PROBLEM
+                                  "ORDER BY " WYVERN_BY_RANK " LIMIT 1";
+constexpr const char* kWinnerById = "SELECT " WYVERN_ANSWER " FROM winners WHERE id = ?";
+constexpr const char* kAnsweringWinners = WYVERN_WINNER
+    "WHERE id IN (SELECT id FROM (SELECT id, row_number() OVER (PARTITION BY device, family,"
+    " tokens, sequences ORDER BY " WYVERN_BY_RANK
+    ") AS place FROM winners) WHERE place = 1) ORDER BY created DESC, id DESC";
+constexpr const char* kAllWinners = WYVERN_WINNER "ORDER BY created DESC, id DESC";
+constexpr const char* kLastRound = "SELECT coalesce(max(round), 0) FROM winners " WYVERN_OF_PROBLEM;
+// Answered from the index alone, in the order in which ties are broken.
+constexpr const char* kExtentsOf =
+    "SELECT id, tokens, sequences FROM winners WHERE device = ? AND family = ?"
+    " ORDER BY tokens, sequences, " WYVERN_BY_RANK;
+
+/// Reads a row's columns one after another.
+class Columns {
+ public:
+  explicit Columns(const Query& query) : query_(query) {}
+  std::string text() { return query_.text(at_++); }
+  std::int64_t integer() { return query_.integer(at_++); }
+  double real() { return query_.real(at_++); }
+
+ private:
+  const Query& query_;
+  int at_ = 0;
+};
+
+MeasurementRow read_measurement(const Query& query) {
+  Columns columns(query);
+  MeasurementRow row;
+  row.id = columns.integer();
+  row.device = columns.text();
+  row.problem = columns.text();
+  row.template_id = columns.text();
+  row.config = columns.text();
+  row.artifact_key = columns.text();
+  row.driver = columns.text();
+  row.status = columns.text();
+  row.detail = columns.text();
+  row.median_us = columns.real();
+  row.error = columns.real();
+  row.created = columns.text();
+  read_samples(columns.text(), row);
+  read_more(columns.text(), row);
+  return row;
+}
+
+WinnerRow read_answer(Columns& columns) {
+  WinnerRow row;
+  row.id = columns.integer();
+  row.device = columns.text();
+  row.family = columns.text();
+  row.tokens = columns.integer();
+  row.sequences = columns.integer();
+  row.plan = columns.text();
+  row.median_us = columns.real();
+  row.default_us = columns.real();
+  row.ratio = columns.real();
+  row.floor_us = columns.real();
+  row.driver = columns.text();
+  row.round = columns.integer();
+  row.created = columns.text();
+  return row;
+}
+
+WinnerRow read_winner(const Query& query) {
+  Columns columns(query);
+  WinnerRow row = read_answer(columns);
+  read_more(columns.text(), row);
+  return row;
+}
+
+template <class Row>
+std::vector<Row> read_all(Query& query, Row (*read)(const Query&)) {
+  std::vector<Row> rows;
+  while (query.step()) rows.push_back(read(query));
+  return rows;
+}
+
+std::optional<WinnerRow> read_one(Query& query) {
+  if (!query.step()) return {};
+  Columns columns(query);
+  return read_answer(columns);
+}
+
+/// The id of the nearest winner, or 0. Distances within rounding of each other are ties.
+std::int64_t nearest_id(Query& extents, std::int64_t tokens, std::int64_t sequences) {
+  std::int64_t best = 0;
+  double least = std::numeric_limits<double>::infinity();
+  while (extents.step()) {
+    const double apart = distance(extents.integer(1), extents.integer(2), tokens, sequences);
+    if (apart < least - 1e-9) {
+      least = apart;
+      best = extents.integer(0);
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+double distance(std::int64_t tokens, std::int64_t sequences, std::int64_t other_tokens,
+                std::int64_t other_sequences) {
+  const auto log = [](std::int64_t n) {
+    return std::log2(static_cast<double>(std::max<std::int64_t>(n, 1)));
+  };
+  return std::abs(log(tokens) - log(other_tokens)) +
+         std::abs(log(sequences) - log(other_sequences));
+}
+
+bool add(Database& database, const MeasurementRow& row) {
+  const std::string digest = digest_of(row), samples = samples_text(row), more = more_text(row);
+  Query(database, kAddMeasurement)
+      .bind(digest)
+      .bind(row.device)
+      .bind(row.problem)
+      .bind(row.template_id)
+      .bind(row.config)
+      .bind(row.artifact_key)
+      .bind(row.driver)
+      .bind(row.status)
+      .bind(row.detail)
+      .bind(row.median_us)
+      .bind(row.error)
+      .bind(row.created)
+      .bind(samples)
+      .bind(more)
+      .step();
+  return database.changes() > 0;
+}
+
+bool add(Database& database, const WinnerRow& row) {
+  const std::string digest = digest_of(row), more = more_text(row);
+  Query(database, kAddWinner)
+      .bind(digest)
+      .bind(rank_of(row))
+      .bind(row.device)
+      .bind(row.family)
+      .bind(row.tokens)
+      .bind(row.sequences)
+      .bind(row.plan)
+      .bind(row.median_us)
+      .bind(row.default_us)
+      .bind(row.ratio)
+      .bind(row.floor_us)
+      .bind(row.driver)
+      .bind(row.round)
+      .bind(row.created)
+      .bind(more)
+      .step();
+  return database.changes() > 0;
+}
+
+void crown(Database& database, WinnerRow row) {
+  {
+    Query last(database, kLastRound);
+    last.bind(row.device).bind(row.family).bind(row.tokens).bind(row.sequences).step();
+    row.round = last.integer(0) + 1;
+  }
+  if (row.ratio == 0) row.ratio = paired_ratio(row);
+  add(database, row);
+}
+
+std::int64_t problems_won(Database& database) {
+  return database.integer(
+      "SELECT count(*) FROM (SELECT DISTINCT device, family, tokens, sequences FROM winners)");
+}
+
+std::vector<MeasurementRow> measurements(Database& database) {
+  Query query(database, kAllMeasurements);
+  return read_all(query, read_measurement);
+}
+
+std::vector<WinnerRow> winners(Database& database, Winners which) {
+  Query query(database, which == Winners::all ? kAllWinners : kAnsweringWinners);
+  return read_all(query, read_winner);
+}
+
+std::vector<MeasurementRow> measurements_of(Database& database, std::string_view device,
+                                            std::string_view problem) {
+  Query query(database, kMeasurementsOf);
+  query.bind(device).bind(problem);
+  return read_all(query, read_measurement);
+}
+
+std::vector<MeasurementRow> measurements_of(Database& database, std::string_view device,
+                                            std::string_view problem, std::string_view template_id,
+                                            std::string_view config, std::int64_t most) {
+  Query query(database, kMeasurementsOfConfig);
+  query.bind(device).bind(problem).bind(template_id).bind(config).bind(most);
+  return read_all(query, read_measurement);
+}
+
+std::optional<WinnerRow> winner_of(Database& database, std::string_view device,
+                                   std::string_view family, std::int64_t tokens,
+                                   std::int64_t sequences) {
+  Query query(database, kWinnerOf);
+  query.bind(device).bind(family).bind(tokens).bind(sequences);
+  return read_one(query);
+}
+
+std::optional<WinnerRow> winner_near(Database& database, std::string_view device,
+                                     std::string_view family, std::int64_t tokens,
+                                     std::int64_t sequences) {
+  Transaction snapshot(database, Transaction::Kind::read);
+  Query extents(database, kExtentsOf);
+  const std::int64_t id = nearest_id(extents.bind(device).bind(family), tokens, sequences);
+  Query query(database, kWinnerById);
+  query.bind(id);
+  return read_one(query);
+}
+
+}  // namespace wyvern::tables
