@@ -66,6 +66,7 @@ Outcome Bench::measure(const Plan& plan, std::size_t step, double bar, int repea
   run_before(*op, step);
   bool rejected = false;
   outcome.samples = sample_step(*op, step, bar, repeats, rejected);
+  outcome.clock_mhz = device_.impl().state().clock_mhz;
   if (rejected) {
     outcome.status = Status::rejected;
     outcome.detail =

@@ -292,6 +292,19 @@ TEST_F(LaboratoryTest, RowsAreRecalledUnlessDriverOrKernelChanged) {
   LaboratoryOptions newer = options();
   newer.driver = "2.0";
   EXPECT_FALSE(laboratory(newer).recall(at(0, 0, 0)).has_value());
+  LaboratoryOptions longer = options(), elsewhere = options(), another = options();
+  longer.setting.T = 2048;  // in the same bucket
+  elsewhere.setting.host = "other";
+  another.setting.unit = "GPU-2";
+  for (const LaboratoryOptions& other : {longer, elsewhere, another}) {
+    EXPECT_FALSE(laboratory(other).recall(at(0, 0, 0)).has_value());
+    // A row of its own, beside the first.
+    auto own = laboratory(other);
+    measured(own, at(0, 0, 0));
+    EXPECT_TRUE(own.recall(at(0, 0, 0)).has_value());
+    EXPECT_TRUE(laboratory(options()).recall(at(0, 0, 0)).has_value());
+  }
+  EXPECT_EQ(row(at(0, 0, 0)).setting.regime, "8 launches a sample, warm");
   builder_.version = "2";
   EXPECT_FALSE(laboratory(options()).recall(at(0, 0, 0)).has_value());
 }

@@ -58,6 +58,7 @@ class Loop {
       const bool sweeping = round.empty();
       if (sweeping) round = search_.next_round(results_, room());
       if (round.empty()) {
+        if (recall_rest()) continue;
         end_.complete = true;
         break;
       }
@@ -71,7 +72,11 @@ class Loop {
         end_.sweep_s += limits_.elapsed_s() - before;
         end_.sweep_configs += measured_ - measured;
       }
-      if (stop) break;
+      if (stop) {
+        // What a sweep leaves undone is no longer the search's: it had nothing left to ask.
+        end_.complete = sweeping && !end_.interrupted;
+        break;
+      }
     }
     end_.exhaustive = search_.exhausted(results_);
     return end_;
@@ -87,6 +92,13 @@ class Loop {
     if (!limits_.sweep || measured_ < kFewest || left <= 0) return 0;
     const double each = (now - start_s_) / static_cast<double>(measured_);
     return each > 0 ? static_cast<std::size_t>(std::min(left / each, 1e9)) : 0;
+  }
+
+  /// Takes in what an earlier sweep left behind; false when that is nothing.
+  bool recall_rest() {
+    if (limits_.force || !limits_.sweep) return false;
+    const std::vector<Candidate> rest = search_.next_round(results_, space_.size());
+    return recall(rest).size() < rest.size();
   }
 
   /// Those of the round that nothing is known of.

@@ -35,6 +35,7 @@ struct Outcome {
   bool ran = false;                         ///< a worker was asked in this tuning
   std::optional<Resources> resources = {};  ///< of its kernel, where it was compiled
   double compile_ms = 0, measure_ms = 0;    ///< what it took to get here; 0: unknown
+  double clock_mhz = 0;                     ///< of the device after its samples; 0: unknown
 };
 
 /// Outcomes by candidate. Not thread-safe.

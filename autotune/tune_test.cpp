@@ -11,6 +11,7 @@
 
 #include "autotune/bench.hpp"
 #include "autotune/inputs.hpp"
+#include "autotune/policy.hpp"
 #include "autotune/protocol.hpp"
 #include "autotune/space.hpp"
 #include "autotune/tuner.hpp"
@@ -131,6 +132,39 @@ TEST_F(TuneTest, ASpentBudgetStillStoresAWinner) {
   EXPECT_TRUE(result.stored);
   EXPECT_GT(result.default_us, 0);
   EXPECT_EQ(own.prepare(device, problem).origin(), Origin::exact);
+}
+
+TEST_F(TuneTest, PoliciesSayWhenAProblemIsTuned) {
+  const Problem problem = small_problem();
+  const Device device = Device::open("cpu");
+  Runtime own = runtime();
+  {
+    TuningRuntime cached(own, TuningPolicy::cached, {});
+    EXPECT_EQ(cached.prepare(device, problem).origin(), Origin::fallback);
+  }
+  {
+    TuningRuntime meanwhile(own, TuningPolicy::background, options(0.01));
+    EXPECT_EQ(meanwhile.prepare(device, problem).origin(), Origin::fallback);
+    meanwhile.wait();
+    EXPECT_EQ(meanwhile.prepare(device, problem).origin(), Origin::exact);
+    EXPECT_EQ(meanwhile.last_failure(), "");
+  }
+  Problem other = problem;
+  other.T = 700;
+  {
+    TuningRuntime first(own, TuningPolicy::on_miss, options(0.01));
+    EXPECT_EQ(first.prepare(device, other).origin(), Origin::exact);
+    Problem again = other;
+    again.V = 48;
+    TuneOptions broken = options(1);
+    broken.worker_command = {"/nonexistent/worker"};
+    TuningRuntime failing(own, TuningPolicy::on_miss, broken);
+    EXPECT_NE(failing.prepare(device, again).origin(), Origin::exact);
+    EXPECT_NE(failing.last_failure().find("/nonexistent/worker"), std::string::npos);
+  }
+  TuningRuntime off(own, TuningPolicy::off, {});
+  const Operator plain = off.prepare(device, problem);
+  EXPECT_EQ(plain.plan(), default_plan(problem, device.impl().target()));
 }
 
 // A worker that may open as many files as it has open soon after its start loads few kernels.

@@ -81,6 +81,7 @@ class Tuning {
     options.setting = setting_;
     options.jobs = options_.jobs;
     options.overlap = measuring_.beside_compilers;
+    options.cold = measuring_.cold;
     options.registers_per_block = target.registers_per_block;
     options.interrupted = options_.interrupted;
     return options;
@@ -133,8 +134,13 @@ class Tuning {
 
   /// The winner of an earlier tuning, unless driver or kernels have changed since.
   std::optional<TuneResult> stored_winner() {
-    const auto row = cache_.find_winner(info_.key, key_.family, key_.tokens, key_.sequences);
-    if (!row || row->driver != info_.driver) return {};
+    const std::vector<WinnerRow> rows = cache_.list_winners();  // find_winner() says no extents
+    const auto row = std::ranges::find_if(rows, [&](const WinnerRow& of) {
+      return of.device == info_.key && of.family == key_.family && of.tokens == key_.tokens &&
+             of.sequences == key_.sequences;
+    });
+    if (row == rows.end() || row->driver != info_.driver || !same_extents(row->setting, setting_))
+      return {};
     const auto plan = plan_from_json(row->plan);
     if (!plan || !std::all_of(plan->begin(), plan->end(),
                               [&](const PlanStep& step) { return still_ok(step); }))
@@ -181,11 +187,13 @@ class Tuning {
     result_.plan = timings[*winner].plan;
     result_.tuned_us = timing.median;
     result_.tuned_spread_us = timing.spread;
+    std::vector<double> default_samples;
     for (const PlanTiming& plan : timings)
-      if (plan.plan == space_.default_plan) result_.default_us = summarize(plan.samples).median;
+      if (plan.plan == space_.default_plan) default_samples = plan.samples;
+    result_.default_us = summarize(default_samples).median;
     // A winner ends the next tuning before it begins; one that a plan could not contend with is
     // none.
-    if (result_.unjudged.empty()) store(timings[*winner].samples, timings.front().samples);
+    if (result_.unjudged.empty()) store(timings[*winner].samples, default_samples);
   }
 
   void store(const std::vector<double>& samples, const std::vector<double>& default_samples) {

@@ -68,6 +68,7 @@ json json_of(const Outcome& outcome) {
   return {{"status", to_string(outcome.status)},
           {"detail", outcome.detail},
           {"samples_us", outcome.samples},
+          {"clock_mhz", outcome.clock_mhz},
           {"error", outcome.error}};
 }
 

@@ -9,7 +9,8 @@
 //     first.
 //   {"measure":{"plan":[{"template":"fwd_h.cpu","config":"BT=64"},...],"step":3,"bar_us":12.5,
 //               "repeats":4}}
-//     -> {"status":"ok","detail":"","samples_us":[...],"error":0.001,"compiled":0}
+//     -> {"status":"ok","detail":"","samples_us":[...],"error":0.001,"clock_mhz":1980,
+//         "compiled":0}
 //     Checks the plan on the reduced problem, then times step 3 alone. The status is "ok", "wrong",
 //     "rejected" (clearly slower than bar_us, 0: no bar), "failed" (did not compile), "illegal"
 //     (cannot be launched), or "crashed": the device reports a fault and the worker ends after this

@@ -47,6 +47,7 @@ std::optional<Outcome> read(const json& value) {
     outcome.status = *status;
     outcome.detail = value.at("detail").get<std::string>();
     outcome.samples = value.at("samples_us").get<std::vector<double>>();
+    outcome.clock_mhz = value.value("clock_mhz", 0.0);
     const json& error = value.at("error");
     outcome.error = error.is_null() ? std::numeric_limits<double>::infinity() : error.get<double>();
   } catch (const json::exception&) {
@@ -112,6 +113,10 @@ Outcome nonsense(const json& value) {
 
 }  // namespace
 
+bool same_extents(const Setting& a, const Setting& b) {
+  return a.B == b.B && a.T == b.T && a.N == b.N && a.lengths == b.lengths;
+}
+
 WorkerLaboratory::WorkerLaboratory(const SearchSpace& space, Builder& builder, Cache& cache,
                                    LaboratoryOptions options)
     : space_(space),
@@ -146,9 +151,16 @@ const std::string& WorkerLaboratory::key_of(const Candidate& candidate) {
 
 std::optional<Outcome> WorkerLaboratory::recall(const Candidate& candidate) {
   const Group& group = space_.groups[candidate.group];
-  const auto row = cache_.find_measurement(options_.device, options_.problem, group.template_id,
-                                           group.configs[candidate.config].to_string());
-  if (!row || row->driver != options_.driver || row->artifact_key != key_of(candidate)) return {};
+  const std::vector<MeasurementRow> rows =
+      cache_.find_measurements(options_.device, options_.problem, group.template_id,
+                               group.configs[candidate.config].to_string());
+  // Times of two shapes that share a key, or of two machines, say nothing of each other.
+  const auto row = std::ranges::find_if(rows, [&](const MeasurementRow& of) {
+    return of.driver == options_.driver && of.artifact_key == key_of(candidate) &&
+           same_extents(of.setting, options_.setting) && of.setting.host == options_.setting.host &&
+           of.setting.unit == options_.setting.unit;
+  });
+  if (row == rows.end()) return {};
   const auto status = parse_status(row->status);
   if (!status || *status == Status::unjudged || (*status == Status::ok && row->samples_us.empty()))
     return {};
@@ -313,6 +325,10 @@ void WorkerLaboratory::remember(const Candidate& candidate, const Outcome& outco
   row.median_us = summarize(outcome.samples).median;
   row.error = outcome.error;
   row.setting = options_.setting;
+  if (outcome.clock_mhz > 0) row.setting.clock_mhz = outcome.clock_mhz;
+  if (const int repeats = repeats_[candidate.group]; repeats > 0 && !outcome.samples.empty())
+    row.setting.regime = fmt::format("{} launch{} a sample, {}", repeats, repeats > 1 ? "es" : "",
+                                     options_.cold ? "cold" : "warm");
   cache_.store_measurement(row);
 }
 

@@ -14,6 +14,9 @@
 
 namespace wyvern {
 
+/// Whether rows of these settings tell of the same sizes.
+bool same_extents(const Setting& a, const Setting& b);
+
 struct LaboratoryOptions {
   std::vector<std::string> worker_command;
   nlohmann::json open;         ///< the worker's first request
@@ -22,6 +25,7 @@ struct LaboratoryOptions {
   Setting setting;             ///< of the rows that are stored
   unsigned jobs = 0;
   bool overlap = false;                  ///< compile while measuring
+  bool cold = false;                     ///< samples are taken with the cache displaced
   std::int64_t registers_per_block = 0;  ///< what a block may take in all; 0: no limit
   std::function<bool()> interrupted;
   double open_timeout_s = 120;  ///< a driver's start and the oracle

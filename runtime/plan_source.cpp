@@ -1,8 +1,16 @@
 #include "runtime/plan_source.hpp"
 
+#include "runtime/nearest_shape.hpp"
 #include "runtime/plan.hpp"
 
 namespace wyvern {
+namespace {
+
+/// A list of all winners takes milliseconds; a problem that none serves asks for it again and
+/// again.
+constexpr auto kFresh = std::chrono::seconds(1);
+
+}  // namespace
 
 std::optional<PlanChoice> CachePlanSource::find(const DeviceInfo& device, const ProblemKey& key) {
   const auto usable = [&](const std::optional<WinnerRow>& row,
@@ -16,8 +24,21 @@ std::optional<PlanChoice> CachePlanSource::find(const DeviceInfo& device, const 
   if (auto choice = usable(cache_->find_winner(device.key, key.family, key.tokens, key.sequences),
                            Origin::exact))
     return choice;
-  return usable(cache_->nearest_winner(device.key, key.family, key.tokens, key.sequences),
-                Origin::nearest);
+  if (auto choice =
+          usable(cache_->nearest_winner(device.key, key.family, key.tokens, key.sequences),
+                 Origin::nearest))
+    return choice;
+  return usable(nearest_shape(winners(), device, key), Origin::nearest);
+}
+
+std::vector<WinnerRow> CachePlanSource::winners() {
+  const auto now = std::chrono::steady_clock::now();
+  const Lock lock(mutex_);
+  if (!winners_ || now - looked_ >= kFresh) {
+    winners_ = cache_->list_winners();
+    looked_ = now;
+  }
+  return *winners_;
 }
 
 }  // namespace wyvern

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "autotune/replay.hpp"
+#include "runtime/nearest_shape.hpp"
 #include "tools/wyvern/file.hpp"
 #include "tools/wyvern/tune.hpp"
 
@@ -25,6 +26,8 @@ Recording read_recording(const std::string& path) {
 struct Transfer {
   std::size_t from = 0, to = 0;
   double over_best = 0, over_default = 0;
+  double distance = 0;   ///< below 0: their kernels are not the same
+  bool carried = false;  ///< a runtime would use it where nothing else is tuned
 };
 
 /// For each pair of recordings of one kind of device whose spaces have each other's plans.
@@ -37,7 +40,13 @@ std::vector<Transfer> transfers(const std::vector<Recording>& recordings) {
       const auto otherwise = recorded_us(recordings[to], recordings[to].space.default_plan);
       if (!us || !otherwise) continue;
       const double best = recorded_us(recordings[to], recorded_best(recordings[to])).value();
-      found.push_back({from, to, *us / best, *us / *otherwise});
+      const Recording& source = recordings[from];
+      const double gained = recorded_us(source, recorded_best(source)).value() /
+                            recorded_us(source, source.space.default_plan).value_or(0);
+      const auto distance = shape_distance(problem_key(source.head.problem),
+                                           problem_key(recordings[to].head.problem));
+      found.push_back({from, to, *us / best, *us / *otherwise, distance.value_or(-1),
+                       distance && carries_over(gained, *distance)});
     }
   return found;
 }
@@ -104,14 +113,18 @@ int replay_recordings(const TuneFlags& flags, bool json) {
     document["replays"].push_back(to_json(flags.replay[i], replayed));
     add_rows(table, flags.replay[i], replayed);
   }
-  Table pairs({"winner of", "used for", "over its best", "over its default"});
+  Table pairs({"winner of", "used for", "over its best", "over its default", "doublings apart",
+               "would be used"});
   for (const Transfer& t : carried) {
     document["transfers"].push_back({{"from", flags.replay[t.from]},
                                      {"to", flags.replay[t.to]},
                                      {"over_best", t.over_best},
-                                     {"over_default", t.over_default}});
+                                     {"over_default", t.over_default},
+                                     {"distance", t.distance < 0 ? Json() : Json(t.distance)},
+                                     {"carried", t.carried}});
     pairs.row({flags.replay[t.from], flags.replay[t.to], fmt::format("{:.3f}", t.over_best),
-               fmt::format("{:.3f}", t.over_default)});
+               fmt::format("{:.3f}", t.over_default),
+               t.distance < 0 ? "-" : fmt::format("{:.1f}", t.distance), t.carried ? "yes" : "no"});
   }
   if (json) {
     print_document(document);
