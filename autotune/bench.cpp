@@ -16,12 +16,10 @@
 namespace wyvern {
 namespace {
 
-/// A sample shorter than this is lost in the resolution of events and the cost of a graph launch.
-constexpr double kLeastSampleUs = 50;
-constexpr double kMostRepeats = 32;
 constexpr std::size_t kLeastSamples = 3;
 
 constexpr std::size_t kMostRounds = 100;
+constexpr std::size_t kPaceSamples = 5;
 
 RuntimeOptions options_for(std::shared_ptr<Cache> cache) {
   RuntimeOptions options;
@@ -57,16 +55,18 @@ Bench::Bench(const Device& device, const Problem& problem, std::shared_ptr<Cache
   flush_ = device.allocate(flush_bytes_);
 }
 
-Outcome Bench::measure(const Plan& plan, std::size_t step, double bar) {
+Outcome Bench::measure(const Plan& plan, std::size_t step, double bar, int repeats) {
   Outcome outcome;
   outcome.ran = true;
   check(small_, plan, outcome);
   if (outcome.status != Status::ok) return outcome;
+  if (!pacemaker_) set_pace(plan);
   const auto op = prepare(full_.problem(), plan, outcome);
   if (!op) return outcome;
   run_before(*op, step);
   bool rejected = false;
-  outcome.samples = sample_step(*op, step, bar, rejected);
+  outcome.samples = sample_step(*op, step, bar, repeats, rejected);
+  outcome.clock_mhz = device_.impl().state().clock_mhz;
   if (rejected) {
     outcome.status = Status::rejected;
     outcome.detail =
@@ -123,6 +123,16 @@ void Bench::check_segments(const Plan& plan, Outcome& outcome) {
   check(at->second, plan, outcome);
 }
 
+/// All checks of a plan; those that it has passed in this process are not made again.
+void Bench::check_whole(const Plan& plan, Outcome& outcome) {
+  const std::string text = canonical_text(plan);
+  outcome.status = Status::ok;
+  if (right_.contains(text)) return;
+  check(small_, plan, outcome);
+  if (outcome.status == Status::ok) check_segments(plan, outcome);
+  if (outcome.status == Status::ok) right_.insert(text);
+}
+
 /// Makes room; false when there was enough. New memory is touched once, so that no first launch
 /// pays for its pages.
 bool Bench::grow(Workspace& workspace, const Device& device, std::size_t bytes) {
@@ -175,26 +185,42 @@ double Bench::time_once(Replay& replay) {
 }
 
 std::vector<double> Bench::sample_step(const Operator& op, std::size_t step, double bar,
-                                       bool& rejected) {
+                                       int repeats, bool& rejected) {
   auto replay = record(op, step, step + 1, 1);
   const double first = time_once(*replay);
-  // Beyond four times the bar even a cold first launch tells enough.
+  // Beyond four times the bar cold first launches tell enough, where it was not one hiccup.
   if (bar > 0 && first > 4 * bar) {
-    rejected = true;
-    return {first};
+    const double second = time_once(*replay);
+    rejected = second > 4 * bar;
+    if (rejected) return {first, second};
   }
-  const double wanted = std::ceil(kLeastSampleUs / std::max(first, 0.1));
-  const int repeats = static_cast<int>(std::clamp(wanted, 1.0, kMostRepeats));
-  if (repeats > 1) {
-    replay = record(op, step, step + 1, repeats);
-    time_once(*replay);  // the first launch of a graph uploads it
+  const bool free = repeats == 0;
+  int launches = free ? repeats_for(first) : repeats;
+  std::vector<double> samples;
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    if (launches > 1) {
+      replay = record(op, step, step + 1, launches);
+      time_once(*replay);  // the first launch of a graph uploads it
+    }
+    samples = steady_window([&] { return sample_window(*replay, launches, bar, rejected); },
+                            [&] { return pace(); });
+    // The first launch may have been slow: by the median other configs will be told the same.
+    const int wanted = repeats_for(summarize(samples).median);
+    if (!free || rejected || wanted == launches) break;
+    launches = wanted;
+    replay = record(op, step, step + 1, launches);
   }
+  return samples;
+}
+
+/// As many samples as the device's kind is given.
+std::vector<double> Bench::sample_window(Replay& replay, int repeats, double bar, bool& rejected) {
   const Measuring measuring = device_.impl().measuring();
   std::vector<double> samples;
-  double spent = first;
+  double spent = 0;
   while (samples.size() < kLeastSamples ||
          (samples.size() < measuring.samples && spent < measuring.samples_us)) {
-    const double sample = time_once(*replay);
+    const double sample = time_once(replay);
     spent += sample;
     samples.push_back(sample / repeats);
     rejected = samples.size() < kLeastSamples && clearly_slower(samples, bar);
@@ -203,14 +229,78 @@ std::vector<double> Bench::sample_step(const Operator& op, std::size_t step, dou
   return samples;
 }
 
+/// From now on pace() times the reduced problem by this plan.
+void Bench::set_pace(const Plan& plan) {
+  Outcome outcome;
+  pacemaker_ = prepare(small_.tensors.problem(), plan, outcome);
+  if (!pacemaker_) return;
+  grow(pace_workspace_, device_, pacemaker_->workspace_bytes());
+  const auto tensors = tensors_of(small_.tensors.device());
+  void* const memory = pace_workspace_.memory.get();
+  const std::size_t steps = pacemaker_->impl().steps.size();
+  const auto capture = [&](int repeats) {
+    pace_ = device_.impl().capture([&, tensors, memory, steps, repeats](Stream stream) {
+      for (int i = 0; i < repeats; ++i)
+        pacemaker_->impl().enqueue(tensors, memory, stream, 0, steps);
+    });
+    time_once(*pace_);
+  };
+  capture(1);
+  capture(repeats_for(time_once(*pace_)));
+}
+
+/// How fast the device is now, by work that is always the same.
+Timing Bench::pace() {
+  std::vector<double> samples;
+  for (std::size_t i = 0; pace_ && i < kPaceSamples; ++i) samples.push_back(time_once(*pace_));
+  return summarize(samples);
+}
+
+std::vector<Outcome> Bench::race(const std::vector<Plan>& plans, std::size_t step, int repeats,
+                                 double seconds) {
+  std::vector<Outcome> outcomes(plans.size());
+  std::vector<std::optional<Operator>> operators(plans.size());
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    outcomes[i].ran = true;
+    operators[i] = prepare(full_.problem(), plans[i], outcomes[i]);
+    if (operators[i]) workspace(*operators[i]);
+  }
+  // Recorded now that the workspace has its final size and place.
+  std::vector<std::unique_ptr<Replay>> replays(plans.size());
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    if (!operators[i]) continue;
+    outcomes[i].status = Status::ok;
+    run_before(*operators[i], step);
+    replays[i] = record(*operators[i], step, step + 1, std::max(repeats, 1));
+    time_once(*replays[i]);
+  }
+  const auto time_round = [&] {
+    std::vector<double> round(plans.size(), 0);
+    for (std::size_t i = 0; i < plans.size(); ++i) {
+      if (!replays[i]) continue;
+      run_before(*operators[i], step);
+      round[i] = time_once(*replays[i]) / std::max(repeats, 1);
+    }
+    return round;
+  };
+  const auto start = std::chrono::steady_clock::now();
+  const std::size_t most = std::max(device_.impl().measuring().samples, kLeastSamples);
+  for (std::size_t round = 0; round < most; ++round) {
+    if (round >= kLeastSamples && seconds_since(start) >= seconds) break;
+    const std::vector<double> times = time_round();
+    for (std::size_t i = 0; i < plans.size(); ++i)
+      if (replays[i]) outcomes[i].samples.push_back(times[i]);
+  }
+  return outcomes;
+}
+
 std::vector<Outcome> Bench::compare(const std::vector<Plan>& plans, double seconds,
                                     const std::function<void(std::size_t)>& at) {
   std::vector<Outcome> outcomes(plans.size());
   std::vector<std::optional<Operator>> operators(plans.size());
   for (std::size_t i = 0; i < plans.size(); ++i) {
     at(i);
-    check(small_, plans[i], outcomes[i]);
-    if (outcomes[i].status == Status::ok) check_segments(plans[i], outcomes[i]);
+    check_whole(plans[i], outcomes[i]);
     if (outcomes[i].status == Status::ok)
       operators[i] = prepare(full_.problem(), plans[i], outcomes[i]);
     if (!operators[i]) continue;

@@ -8,12 +8,15 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "autotune/inputs.hpp"
 #include "autotune/results.hpp"
+#include "autotune/statistics.hpp"
 #include "runtime/operator_impl.hpp"
 
 namespace wyvern {
@@ -25,8 +28,16 @@ class Bench {
         std::uint64_t seed);
 
   /// Checks the plan on the reduced problem, then times its step `step` alone, unless clearly
-  /// slower than `bar` us. The step's inputs are what the steps before it computed.
-  Outcome measure(const Plan& plan, std::size_t step, double bar);
+  /// slower than `bar` us. The step's inputs are what the steps before it computed. A sample is
+  /// `repeats` launches with one displacement of the cache, the same for all configs that are
+  /// compared; 0: as many as repeats_for() says of the median. A window in which the device
+  /// changed its pace is thrown away and taken again.
+  Outcome measure(const Plan& plan, std::size_t step, double bar, int repeats);
+
+  /// Times one step of plans that were measured before, in turn, for about `seconds`: equal indices
+  /// of samples are neighbours, so that what the device's pace does to one it does to all.
+  std::vector<Outcome> race(const std::vector<Plan>& plans, std::size_t step, int repeats,
+                            double seconds);
 
   /// Checks each plan, one that splits scans on sequences of several segments too, and times whole
   /// operators in turn for about `seconds`. `at` is called with a plan's index before anything is
@@ -50,8 +61,13 @@ class Bench {
   void check_segments(const Plan& plan, Outcome& outcome);
   void* workspace(const Operator& op);
   void run_before(const Operator& op, std::size_t step);
-  std::vector<double> sample_step(const Operator& op, std::size_t step, double bar, bool& rejected);
+  std::vector<double> sample_step(const Operator& op, std::size_t step, double bar, int repeats,
+                                  bool& rejected);
+  std::vector<double> sample_window(Replay& replay, int repeats, double bar, bool& rejected);
   double time_once(Replay& replay);
+  void set_pace(const Plan& plan);
+  Timing pace();
+  void check_whole(const Plan& plan, Outcome& outcome);
   std::unique_ptr<Replay> record(const Operator& op, std::size_t first, std::size_t last,
                                  int repeats);
 
@@ -71,6 +87,11 @@ class Bench {
   };
   static bool grow(Workspace& workspace, const Device& device, std::size_t bytes);
   Workspace full_workspace_, small_workspace_;
+  /// The reduced problem by the first plan that was right: what tells a device's pace.
+  std::optional<Operator> pacemaker_;
+  std::unique_ptr<Replay> pace_;
+  Workspace pace_workspace_;
+  std::set<std::string> right_;  ///< plans that have passed their checks
   /// Whose outputs the full workspace holds: the steps that ran last, empty for nothing known.
   std::string prefix_;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "autotune/space.hpp"
 #include "runtime/kernel_store.hpp"
 #include "templates/template.hpp"
 
@@ -12,21 +13,16 @@ namespace {
 /// How often a wait looks whether it was interrupted.
 constexpr auto kGlance = std::chrono::milliseconds(100);
 
-unsigned threads_for(unsigned jobs) {
-  return jobs != 0 ? jobs : std::max(std::thread::hardware_concurrency(), 1U);
-}
-
-Extents extents_of(const Problem& problem, const Config& config) {
-  Extents extents;
-  extents.B = problem.B;
-  extents.T = problem.T;
-  extents.N = problem.N;
-  const std::int64_t BT = config.contains("BT") ? config.integer("BT") : 64;
-  extents.NT = chunk_slots(problem.B, problem.T, problem.N, problem.packed, BT);
-  return extents;
-}
+/// The worker that measures, and this process, which it answers.
+constexpr unsigned kCoresOfMeasuring = 2;
 
 }  // namespace
+
+unsigned compile_threads(unsigned jobs, bool overlap) {
+  if (jobs != 0) return jobs;
+  const unsigned cores = std::max(std::thread::hardware_concurrency(), 1U);
+  return overlap ? std::max(cores, kCoresOfMeasuring + 1) - kCoresOfMeasuring : cores;
+}
 
 CompileRequest CompilingBuilder::request(const KernelSpec& spec) const {
   return {find_template(spec.template_id), spec.constants, spec.config, target_};
@@ -37,20 +33,21 @@ std::string CompilingBuilder::key(const KernelSpec& spec) { return artifact_key(
 Built CompilingBuilder::build(const KernelSpec& spec) {
   const CompileRequest wanted = request(spec);
   Built built;
-  built.threads = wanted.source_template
-                      ->geometry(Spec(spec.constants, spec.config),
-                                 extents_of(problem_, spec.config), target_.limits)
+  built.threads = launch_of(*wanted.source_template, Spec(spec.constants, spec.config), problem_,
+                            Rows::tokens, target_.limits)
                       .threads;
   built.artifact_key = artifact_key(wanted);
   if (const auto row = cache_.find_artifact(built.artifact_key))
     if (const auto artifact = from_row(*row)) {
       built.resources = artifact->resources;
+      built.compile_ms = artifact->compile_ms;
       return built;
     }
   const Artifact artifact = compile(wanted);
   // A cache that cannot store is no trouble here: the worker compiles what it does not find.
   cache_.store_artifact(to_row(artifact));
   built.resources = artifact.resources;
+  built.compile_ms = artifact.compile_ms;
   built.compiled = true;
   return built;
 }
@@ -70,8 +67,11 @@ BuildResult try_build(Builder& builder, const KernelSpec& spec) {
 }
 
 CompileAhead::CompileAhead(Builder& builder, unsigned jobs, bool overlap)
-    : builder_(builder), overlap_(overlap), batch_(std::size_t{4} * threads_for(jobs)) {
-  for (unsigned i = 0; i < threads_for(jobs); ++i) threads_.emplace_back([this] { work(); });
+    : builder_(builder),
+      overlap_(overlap),
+      batch_(std::size_t{4} * compile_threads(jobs, overlap)) {
+  for (unsigned i = 0; i < compile_threads(jobs, overlap); ++i)
+    threads_.emplace_back([this] { work(); });
 }
 
 CompileAhead::~CompileAhead() {
@@ -117,6 +117,12 @@ void CompileAhead::allow_batch(const KernelSpec& first) {
   }
   allowance_ = std::min(batch_, queue_.size());
   wake_.notify_all();
+}
+
+std::optional<Built> CompileAhead::finished(const KernelSpec& spec) const {
+  const Lock lock(mutex_);
+  const auto found = done_.find(spec);
+  return found == done_.end() ? std::nullopt : found->second.built;
 }
 
 std::int64_t CompileAhead::compiled() const {

@@ -35,6 +35,7 @@ struct Built {
   Resources resources;
   std::int64_t threads = 1;  ///< per block
   bool compiled = false;     ///< false: it was in the cache
+  double compile_ms = 0;     ///< whenever that was
 };
 
 /// Turns specs into artifacts in the cache. Thread-safe. Both throw Error.
@@ -72,9 +73,13 @@ struct BuildResult {
 /// Builds, and throws nothing.
 BuildResult try_build(Builder& builder, const KernelSpec& spec);
 
-/// Builds queued specs on `jobs` threads. With `overlap`, as fast as they can, whatever else goes
-/// on. Without, only inside wait(), a batch at a time: on a CPU a compile would take the cores that
-/// are being measured. All calls from one thread.
+/// Threads that compile where `jobs` are asked for; 0: one a core, but for two cores with
+/// `overlap`, which are left to what measures meanwhile.
+unsigned compile_threads(unsigned jobs, bool overlap);
+
+/// Builds queued specs on compile_threads(jobs, overlap) threads. With `overlap`, as fast as they
+/// can, whatever else goes on. Without, only inside wait(), a batch at a time: on a CPU a compile
+/// would take the cores that are being measured. All calls from one thread.
 class CompileAhead {
  public:
   CompileAhead(Builder& builder, unsigned jobs, bool overlap);
@@ -88,6 +93,8 @@ class CompileAhead {
   [[nodiscard]] std::optional<BuildResult> wait(const KernelSpec& spec,
                                                 const std::function<bool()>& interrupted)
       WYVERN_EXCLUDES(mutex_);
+  /// What became of a spec, where that is known by now.
+  [[nodiscard]] std::optional<Built> finished(const KernelSpec& spec) const WYVERN_EXCLUDES(mutex_);
   [[nodiscard]] std::int64_t compiled() const WYVERN_EXCLUDES(mutex_);
 
  private:

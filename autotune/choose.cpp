@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <string>
+#include <tuple>
 
 namespace wyvern {
 namespace {
@@ -20,6 +21,28 @@ void keep_best(std::vector<RankedPlan>& plans, std::size_t count) {
 
 }  // namespace
 
+Footprint& Footprint::operator+=(const Footprint& other) {
+  spill_bytes += other.spill_bytes;
+  block_bytes += other.block_bytes;
+  code_bytes += other.code_bytes;
+  return *this;
+}
+
+Footprint footprint(const SearchSpace& space, const Results& results, const Candidate& candidate) {
+  constexpr std::int64_t kRegisterBytes = 4;
+  const Group& group = space.groups[candidate.group];
+  const Launch launch = group.launches.empty() ? Launch() : group.launches[candidate.config];
+  Footprint found;
+  found.block_bytes = launch.shared_bytes;
+  if (const auto& resources = results.resources(candidate)) {
+    found.spill_bytes = resources->spill_bytes;
+    found.block_bytes +=
+        resources->shared_bytes + kRegisterBytes * launch.threads * resources->registers;
+    found.code_bytes = resources->code_bytes;
+  }
+  return found;
+}
+
 std::optional<std::size_t> best_config(const SearchSpace& space, const Results& results,
                                        std::size_t group) {
   const Group& own = space.groups[group];
@@ -34,9 +57,11 @@ std::optional<std::size_t> best_config(const SearchSpace& space, const Results& 
     return timing.median > 0 && tied(timing, results.timing({group, *fastest}));
   };
   if (in_tie(own.default_config)) return own.default_config;
-  std::size_t chosen = *fastest;
+  std::optional<std::size_t> chosen;
   for (std::size_t i = 0; i < own.configs.size(); ++i)
-    if (in_tie(i) && own.configs[i].to_string() < own.configs[chosen].to_string()) chosen = i;
+    if (in_tie(i) && (!chosen || footprint(space, results, {group, i}) <
+                                     footprint(space, results, {group, *chosen})))
+      chosen = i;
   return chosen;
 }
 
@@ -53,7 +78,7 @@ std::vector<RankedPlan> best_plans(const SearchSpace& space, const Layer& layer,
       const Group& group = space.groups[edge.group];
       for (RankedPlan plan : reaching[use]) {
         plan.plan.push_back({group.template_id, group.configs[*config]});
-        plan.groups.push_back(edge.group);
+        plan.candidates.push_back({edge.group, *config});
         plan.sum_us += results.timing({edge.group, *config}).median;
         reaching[edge.last].push_back(std::move(plan));
       }
@@ -98,24 +123,36 @@ std::vector<double> costs_through(const SearchSpace& space, const Results& resul
   return through;
 }
 
-std::optional<std::size_t> choose_winner(std::span<const PlanTiming> timings,
-                                         const Plan& fallback) {
-  std::vector<Timing> sums;
-  std::optional<std::size_t> fastest;
-  for (const PlanTiming& timing : timings) {
-    const std::size_t i = sums.size();
-    sums.push_back(summarize(timing.samples));
-    const bool ran = timing.status == Status::ok && sums[i].median > 0;
-    if (ran && (!fastest || sums[i].median < sums[*fastest].median)) fastest = i;
+std::optional<std::size_t> choose_winner(std::span<const PlanTiming> timings, const Plan& fallback,
+                                         const Plan& incumbent) {
+  const auto ran = [](const PlanTiming& timing) {
+    return timing.status == Status::ok && !timing.samples.empty();
+  };
+  const auto at = std::find_if(timings.begin(), timings.end(), [&](const PlanTiming& timing) {
+    return timing.plan == fallback && ran(timing);
+  });
+  const PlanTiming* const base = at == timings.end() ? nullptr : &*at;
+  const auto cost = [&](std::size_t i) {
+    return base != nullptr ? ratio_in_turn(timings[i].samples, base->samples)
+                           : summarize(timings[i].samples).median;
+  };
+  std::vector<std::size_t> better;  // than the default
+  for (std::size_t i = 0; i < timings.size(); ++i)
+    if (ran(timings[i]) && (base == nullptr || beats(timings[i].samples, base->samples)))
+      better.push_back(i);
+  if (better.empty()) {
+    if (base == nullptr) return {};
+    return static_cast<std::size_t>(base - timings.data());
   }
-  if (!fastest) return {};
-  std::size_t chosen = *fastest;
-  for (std::size_t i = 0; i < timings.size(); ++i) {
-    if (timings[i].status != Status::ok || sums[i].median <= 0) continue;
-    if (i != *fastest && !tied_in_turn(timings[i].samples, timings[*fastest].samples)) continue;
-    if (timings[i].plan == fallback) return i;
-    if (canonical_text(timings[i].plan) < canonical_text(timings[chosen].plan)) chosen = i;
-  }
+  const std::size_t fastest = *std::ranges::min_element(better, {}, cost);
+  const auto rank = [&](std::size_t i) {
+    return std::tuple(timings[i].plan != incumbent, timings[i].footprint);
+  };
+  std::size_t chosen = fastest;
+  for (const std::size_t i : better)
+    if (i != fastest && tied_in_turn(timings[i].samples, timings[fastest].samples) &&
+        (rank(i) < rank(chosen) || (rank(i) == rank(chosen) && i < chosen)))
+      chosen = i;
   return chosen;
 }
 

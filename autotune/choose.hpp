@@ -1,8 +1,10 @@
 // From figures to a plan: the best config of a group, the best plans by sums, the winner of a
-// comparison. Ties within noise go the same way each time: the default first, then the least
-// canonical text.
+// comparison. Ties within noise go the same way each time: to the default or what is in use first,
+// then to what takes less of the device, then to what the space lists first.
 #pragma once
 
+#include <compare>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <vector>
@@ -12,15 +14,27 @@
 
 namespace wyvern {
 
-/// The group's config to use: of those tied with the fastest, the default, else the first by text.
+/// What a kernel, or the kernels of a plan, take of the device: what decides between equals.
+struct Footprint {
+  std::int64_t spill_bytes = 0;
+  std::int64_t block_bytes = 0;  ///< registers and shared memory of a block; scratch on a CPU
+  std::int64_t code_bytes = 0;
+  auto operator<=>(const Footprint&) const = default;
+  Footprint& operator+=(const Footprint& other);
+};
+/// By what is known of the candidate; what is not counts nothing.
+Footprint footprint(const SearchSpace& space, const Results& results, const Candidate& candidate);
+
+/// The group's config to use: of those tied with the fastest, the default, else the one that takes
+/// the least, else the first.
 /// Nothing when no config is ok.
 std::optional<std::size_t> best_config(const SearchSpace& space, const Results& results,
                                        std::size_t group);
 
 struct RankedPlan {
   Plan plan;
-  std::vector<std::size_t> groups;  ///< of its steps
-  double sum_us = 0;                ///< of its steps' medians
+  std::vector<Candidate> candidates;  ///< its steps
+  double sum_us = 0;                  ///< of its steps' medians
 };
 
 /// Up to `count` plans of the layer, each edge with its best config, by sum of medians; fewer when
@@ -43,9 +57,14 @@ struct PlanTiming {
   Status status = Status::failed;
   std::string detail;
   std::vector<double> samples;  ///< us
+  Footprint footprint = {};
 };
 
-/// Index of the winner, or nothing when none is ok. `fallback` is the default plan.
-std::optional<std::size_t> choose_winner(std::span<const PlanTiming> timings, const Plan& fallback);
+/// Index of the winner, or nothing when none is ok: the fastest of those that beat `fallback`, the
+/// default plan, beyond noise, else the default where it ran. Of what is tied with the fastest it
+/// is `incumbent`, the plan in use (empty: none), else the one that takes the least, else the
+/// first.
+std::optional<std::size_t> choose_winner(std::span<const PlanTiming> timings, const Plan& fallback,
+                                         const Plan& incumbent = {});
 
 }  // namespace wyvern

@@ -78,6 +78,17 @@ bool measure(const std::string& config) {
   return true;
 }
 
+/// Configs whose y is 7 abort here as in comparisons.
+void race(const json& request) {
+  json reply{{"plans", json::array()}};
+  for (const json& plan : request["plans"]) {
+    const std::string config = plan[request["step"].get<std::size_t>()]["config"];
+    if (value_of(config, "y") == 7) std::abort();
+    reply["plans"].push_back(timed("ok", 20.0 + value_of(config, "x")));
+  }
+  say(reply);
+}
+
 void compare(const json& plans) {
   json reply{{"plans", json::array()}};
   for (std::size_t i = 0; i < plans.size(); ++i) {
@@ -112,7 +123,10 @@ int main(int argc, char** argv) {
         say({{"ready", true}});
     } else if (request.contains("measure")) {
       const json& m = request["measure"];
+      log << "repeats " << m["repeats"] << '\n' << std::flush;
       if (!measure(m["plan"][m["step"].get<std::size_t>()]["config"])) return 3;
+    } else if (request.contains("race")) {
+      race(request["race"]);
     } else {
       compare(request["compare"]["plans"]);
     }

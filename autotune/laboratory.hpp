@@ -20,10 +20,18 @@ class Laboratory {
   virtual std::optional<Outcome> recall(const Candidate& candidate) = 0;
   /// These will be measured soon, in this order: time to compile them.
   virtual void announce(std::span<const Candidate> candidates) = 0;
+  /// What the candidate's kernel takes, where that is known already.
+  virtual std::optional<Resources> resources(const Candidate&) { return {}; }
   /// Compiles, checks and times; remembers, but not what is unjudged. Never throws for what the
   /// candidate does. `bar` is the
   /// best median of its group so far, 0 if none. Nothing when `interrupted` came true meanwhile.
   virtual std::optional<Outcome> measure(const Candidate& candidate, double bar) = 0;
+  /// Samples of candidates of one group that are known to be right, taken in turn for about
+  /// `seconds`: equal indices are neighbours. None of one that fails now. Nothing when interrupted.
+  virtual std::optional<std::vector<std::vector<double>>> race(
+      std::span<const Candidate> candidates, double seconds) = 0;
+  /// Stores what became of a candidate, as measure() does with what it returns.
+  virtual void remember(const Candidate& candidate, const Outcome& outcome) = 0;
   /// Times whole operators by these plans in turn, for about `seconds`.
   virtual std::vector<PlanTiming> compare(std::span<const Plan> plans, double seconds) = 0;
   /// Kernels compiled so far.

@@ -292,6 +292,19 @@ TEST_F(LaboratoryTest, RowsAreRecalledUnlessDriverOrKernelChanged) {
   LaboratoryOptions newer = options();
   newer.driver = "2.0";
   EXPECT_FALSE(laboratory(newer).recall(at(0, 0, 0)).has_value());
+  LaboratoryOptions longer = options(), elsewhere = options(), another = options();
+  longer.setting.T = 2048;  // in the same bucket
+  elsewhere.setting.host = "other";
+  another.setting.unit = "GPU-2";
+  for (const LaboratoryOptions& other : {longer, elsewhere, another}) {
+    EXPECT_FALSE(laboratory(other).recall(at(0, 0, 0)).has_value());
+    // A row of its own, beside the first.
+    auto own = laboratory(other);
+    measured(own, at(0, 0, 0));
+    EXPECT_TRUE(own.recall(at(0, 0, 0)).has_value());
+    EXPECT_TRUE(laboratory(options()).recall(at(0, 0, 0)).has_value());
+  }
+  EXPECT_EQ(row(at(0, 0, 0)).setting.regime, "8 launches a sample, warm");
   builder_.version = "2";
   EXPECT_FALSE(laboratory(options()).recall(at(0, 0, 0)).has_value());
 }
@@ -325,6 +338,35 @@ TEST_F(LaboratoryTest, ASecondSearchStartsNoWorkerAndBuildsNothing) {
   EXPECT_EQ(logged("start"), starts);
   EXPECT_EQ(count(space_, second).reused, counts.space);
   EXPECT_EQ(best_plans(space_, second, 1)[0].plan, best_plans(space_, first, 1)[0].plan);
+}
+
+TEST_F(LaboratoryTest, AllConfigsOfAGroupAreRepeatedAlike) {
+  auto lab = laboratory(options());
+  measured(lab, at(0, 0, 0));  // 10 us
+  measured(lab, at(0, 3, 0));
+  measured(lab, at(1, 2, 0));
+  EXPECT_EQ(logged("repeats 0"), 2);  // the first of each group
+  EXPECT_EQ(logged("repeats 8"), 1);
+  auto later = laboratory(options());
+  later.recall(at(0, 0, 0));
+  measured(later, at(0, 2, 0));
+  EXPECT_EQ(logged("repeats 8"), 2);
+}
+
+TEST_F(LaboratoryTest, RacesAndLeavesRowsAloneWhereTheWorkerDies) {
+  space_ = wide_space();
+  auto lab = laboratory(options());
+  const std::vector<Candidate> sound{at(0, 0, 0), at(0, 1, 0)};
+  const auto samples = lab.race(sound, 0.1);
+  ASSERT_TRUE(samples.has_value());
+  EXPECT_EQ((*samples)[0], (std::vector<double>{20, 20, 20}));
+  EXPECT_EQ((*samples)[1], (std::vector<double>{21, 21, 21}));
+  EXPECT_EQ(logged("race"), 1);
+  const std::vector<Candidate> fatal{at(0, 0, 0), {0, kWide + 7}};
+  const auto none = lab.race(fatal, 0.1);
+  ASSERT_TRUE(none.has_value());
+  EXPECT_TRUE((*none)[0].empty() && (*none)[1].empty());
+  EXPECT_EQ(measured(lab, at(0, 2, 0)).status, Status::ok);
 }
 
 TEST_F(LaboratoryTest, ComparesAndLeavesOutThePlanThatCrashes) {

@@ -13,10 +13,11 @@ std::int64_t decided(const TuneCounts& counts) {
 }
 
 void report(const SearchSpace& space, const Results& results, const LoopLimits& limits,
-            const Candidate& candidate, std::size_t left) {
+            TuneProgress::Phase phase, const Candidate& candidate, std::size_t left) {
   if (!limits.progress) return;
   const TuneCounts counts = count(space, results);
   TuneProgress progress;
+  progress.phase = phase;
   progress.done = decided(counts);
   progress.total = progress.done + static_cast<std::int64_t>(left);
   progress.elapsed_s = limits.elapsed_s();
@@ -32,31 +33,127 @@ void report(const SearchSpace& space, const Results& results, const LoopLimits& 
 
 }  // namespace
 
-LoopEnd run_search(const SearchSpace& space, const Search& search, Laboratory& laboratory,
-                   const LoopLimits& limits, Results& results) {
-  const auto interrupted = [&] { return limits.interrupted && limits.interrupted(); };
-  for (;;) {
-    const std::vector<Candidate> round = search.next_round(results);
-    if (round.empty()) return {true, false};
+namespace {
+
+/// After so many results the search is asked anew what to try next.
+constexpr std::size_t kBatch = 16;
+/// What an estimate of a candidate's cost needs.
+constexpr std::size_t kFewest = 4;
+
+/// One run of run_search().
+class Loop {
+ public:
+  Loop(const SearchSpace& space, const Search& search, Laboratory& laboratory,
+       const LoopLimits& limits, Results& results)
+      : space_(space),
+        search_(search),
+        laboratory_(laboratory),
+        limits_(limits),
+        results_(results),
+        start_s_(limits.elapsed_s()) {}
+
+  LoopEnd run() {
+    for (;;) {
+      std::vector<Candidate> round = search_.next_round(results_);
+      const bool sweeping = round.empty();
+      if (sweeping) round = search_.next_round(results_, room());
+      if (round.empty()) {
+        if (recall_rest()) continue;
+        end_.complete = true;
+        break;
+      }
+      const std::vector<Candidate> unknown = recall(round);
+      if (unknown.size() < round.size() && !unknown.empty()) continue;  // what is known may reorder
+      const double before = limits_.elapsed_s();
+      const std::size_t measured = measured_;
+      const bool stop = !measure(
+          unknown, sweeping ? TuneProgress::Phase::sweeping : TuneProgress::Phase::searching);
+      if (sweeping) {
+        end_.sweep_s += limits_.elapsed_s() - before;
+        end_.sweep_configs += measured_ - measured;
+      }
+      if (stop) {
+        // What a sweep leaves undone is no longer the search's: it had nothing left to ask.
+        end_.complete = sweeping && !end_.interrupted;
+        break;
+      }
+    }
+    end_.exhaustive = search_.exhausted(results_);
+    return end_;
+  }
+
+ private:
+  bool interrupted() const { return limits_.interrupted && limits_.interrupted(); }
+
+  /// How many candidates the rest of the budget pays for, by what they have cost so far.
+  std::size_t room() const {
+    const double now = limits_.elapsed_s();
+    const double left = limits_.deadline_s - now;
+    if (!limits_.sweep || measured_ < kFewest || left <= 0) return 0;
+    const double each = (now - start_s_) / static_cast<double>(measured_);
+    return each > 0 ? static_cast<std::size_t>(std::min(left / each, 1e9)) : 0;
+  }
+
+  /// Takes in what an earlier sweep left behind; false when that is nothing.
+  bool recall_rest() {
+    if (limits_.force || !limits_.sweep) return false;
+    const std::vector<Candidate> rest = search_.next_round(results_, space_.size());
+    return recall(rest).size() < rest.size();
+  }
+
+  /// Those of the round that nothing is known of.
+  std::vector<Candidate> recall(const std::vector<Candidate>& round) {
     std::vector<Candidate> unknown;
     for (const Candidate& candidate : round) {
-      std::optional<Outcome> outcome = limits.force ? std::nullopt : laboratory.recall(candidate);
+      std::optional<Outcome> outcome = limits_.force ? std::nullopt : laboratory_.recall(candidate);
       if (outcome)
-        results.put(candidate, std::move(*outcome));
+        results_.put(candidate, std::move(*outcome));
       else
         unknown.push_back(candidate);
     }
-    if (!unknown.empty() && limits.elapsed_s() < limits.deadline_s) laboratory.announce(unknown);
-    for (std::size_t i = 0; i < unknown.size(); ++i) {
-      if (interrupted()) return {false, true};
-      if (limits.elapsed_s() >= limits.deadline_s) return {false, false};
-      std::optional<Outcome> outcome =
-          laboratory.measure(unknown[i], results.bar(unknown[i].group));
-      if (!outcome) return {false, interrupted()};
-      results.put(unknown[i], std::move(*outcome));
-      report(space, results, limits, unknown[i], unknown.size() - i - 1);
-    }
+    return unknown;
   }
+
+  /// Measures the first of them; false when that was cut short.
+  bool measure(const std::vector<Candidate>& unknown, TuneProgress::Phase phase) {
+    if (limits_.elapsed_s() < limits_.deadline_s) laboratory_.announce(unknown);
+    for (std::size_t i = 0; i < std::min(unknown.size(), kBatch); ++i) {
+      if (interrupted()) {
+        end_.interrupted = true;
+        return false;
+      }
+      if (limits_.elapsed_s() >= limits_.deadline_s) return false;
+      std::optional<Outcome> outcome =
+          laboratory_.measure(unknown[i], results_.bar(unknown[i].group));
+      if (!outcome) {
+        end_.interrupted = interrupted();
+        return false;
+      }
+      results_.put(unknown[i], std::move(*outcome));
+      ++measured_;
+      report(space_, results_, limits_, phase, unknown[i], unknown.size() - i - 1);
+    }
+    for (const Candidate& candidate : unknown)
+      if (const auto resources = laboratory_.resources(candidate))
+        results_.learn(candidate, *resources);
+    return true;
+  }
+
+  const SearchSpace& space_;
+  const Search& search_;
+  Laboratory& laboratory_;
+  const LoopLimits& limits_;
+  Results& results_;
+  const double start_s_;
+  std::size_t measured_ = 0;
+  LoopEnd end_;
+};
+
+}  // namespace
+
+LoopEnd run_search(const SearchSpace& space, const Search& search, Laboratory& laboratory,
+                   const LoopLimits& limits, Results& results) {
+  return Loop(space, search, laboratory, limits, results).run();
 }
 
 TuneCounts count(const SearchSpace& space, const Results& results) {

@@ -14,6 +14,7 @@ struct LoopLimits {
   std::function<double()> elapsed_s;  ///< seconds since the tuning began
   double deadline_s = 0;              ///< the search ends when elapsed_s() passes it
   bool force = false;                 ///< recall nothing
+  bool sweep = true;                  ///< with room for it, measure all that is left
   std::function<bool()> interrupted;  ///< may be empty
   std::function<void(const TuneProgress&)> progress;  ///< may be empty
 };
@@ -21,6 +22,10 @@ struct LoopLimits {
 struct LoopEnd {
   bool complete = false;  ///< the search had nothing left to ask
   bool interrupted = false;
+  bool exhaustive = false;  ///< every config that may matter has a result
+  /// What was measured beyond the local search to make it so, and what that took.
+  std::size_t sweep_configs = 0;
+  double sweep_s = 0;
 };
 
 /// Runs `search` until its end, the deadline or an interruption; every outcome lands in `results`

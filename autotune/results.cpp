@@ -35,6 +35,7 @@ Results::Results(const SearchSpace& space) {
   for (const Group& group : space.groups) {
     outcomes_.emplace_back(group.configs.size());
     timings_.emplace_back(group.configs.size());
+    resources_.emplace_back(group.configs.size());
   }
 }
 
@@ -46,7 +47,16 @@ const Outcome* Results::find(const Candidate& candidate) const {
 void Results::put(const Candidate& candidate, Outcome outcome) {
   timings_[candidate.group][candidate.config] =
       outcome.status == Status::ok ? summarize(outcome.samples) : Timing{};
+  if (outcome.resources) learn(candidate, *outcome.resources);
   outcomes_[candidate.group][candidate.config] = std::move(outcome);
+}
+
+void Results::learn(const Candidate& candidate, const Resources& resources) {
+  resources_[candidate.group][candidate.config] = resources;
+}
+
+const std::optional<Resources>& Results::resources(const Candidate& candidate) const {
+  return resources_[candidate.group][candidate.config];
 }
 
 const Timing& Results::timing(const Candidate& candidate) const {

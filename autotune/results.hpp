@@ -28,11 +28,14 @@ std::optional<Status> parse_status(std::string_view text) noexcept;
 
 struct Outcome {
   Status status = Status::failed;
-  std::string detail;           ///< one sentence for a status other than ok
-  std::vector<double> samples;  ///< us
-  double error = 0;             ///< of its check
-  bool reused = false;          ///< from a stored row
-  bool ran = false;             ///< a worker was asked in this tuning
+  std::string detail;                       ///< one sentence for a status other than ok
+  std::vector<double> samples;              ///< us
+  double error = 0;                         ///< of its check
+  bool reused = false;                      ///< from a stored row
+  bool ran = false;                         ///< a worker was asked in this tuning
+  std::optional<Resources> resources = {};  ///< of its kernel, where it was compiled
+  double compile_ms = 0, measure_ms = 0;    ///< what it took to get here; 0: unknown
+  double clock_mhz = 0;                     ///< of the device after its samples; 0: unknown
 };
 
 /// Outcomes by candidate. Not thread-safe.
@@ -44,6 +47,9 @@ class Results {
   void put(const Candidate& candidate, Outcome outcome);
   /// Of an ok candidate; zeros for any other.
   const Timing& timing(const Candidate& candidate) const;
+  /// Notes what a candidate's kernel takes, before it is measured.
+  void learn(const Candidate& candidate, const Resources& resources);
+  const std::optional<Resources>& resources(const Candidate& candidate) const;
   /// The least median of the group's ok configs; 0 when it has none.
   double bar(std::size_t group) const;
   const std::vector<std::vector<std::optional<Outcome>>>& all() const { return outcomes_; }
@@ -51,6 +57,7 @@ class Results {
  private:
   std::vector<std::vector<std::optional<Outcome>>> outcomes_;
   std::vector<std::vector<Timing>> timings_;
+  std::vector<std::vector<std::optional<Resources>>> resources_;
 };
 
 }  // namespace wyvern

@@ -1,6 +1,7 @@
 #include "autotune/search.hpp"
 
 #include <algorithm>
+#include <map>
 
 #include "autotune/choose.hpp"
 
@@ -11,61 +12,98 @@ namespace {
 constexpr double kHopeless = 2.0;
 constexpr double kNegligible = 1.0 / 200;
 
-/// How many tunables two configs of one template differ in.
-std::size_t distance(const Config& a, const Config& b) {
-  std::size_t count = 0;
-  for (const auto& [name, value] : a.items()) {
-    const Value* other = b.find(name);
-    if (other == nullptr || *other != value) ++count;
-  }
-  return count;
-}
-
 }  // namespace
 
-std::vector<Candidate> Search::next_round(const Results& results) const {
+/// Where the groups stand.
+struct Search::Standing {
+  std::vector<double> through;  ///< least sum of a plan through each group
+  double best = 0;              ///< of all of them; 0: no plan is known to work
+  std::vector<double> own;      ///< each group's best time; 0: none
+
+  Standing(const SearchSpace& space, const Results& results)
+      : through(costs_through(space, results)) {
+    for (std::size_t group = 0; group < space.groups.size(); ++group)
+      own.push_back(results.bar(group));
+    if (const auto plans = best_plans(space, results, 1); !plans.empty())
+      best = plans.front().sum_us;
+  }
+  bool hopeless(std::size_t group) const { return best > 0 && through[group] > kHopeless * best; }
+  bool negligible(std::size_t group) const {
+    return best > 0 && own[group] > 0 && own[group] < kNegligible * best;
+  }
+};
+
+Search::Search(const SearchSpace& space, bool exhaustive, std::vector<Observation> stored)
+    : space_(space), exhaustive_(exhaustive), stored_(std::move(stored)) {
+  for (const Group& group : space.groups) neighbourhoods_.emplace_back(group.configs);
+}
+
+std::vector<Candidate> Search::next_round(const Results& results, std::size_t room) const {
   std::vector<Candidate> round;
   for (std::size_t group = 0; group < space_.groups.size(); ++group) {
     const Candidate first{group, space_.groups[group].default_config};
     if (results.find(first) == nullptr) round.push_back(first);
   }
   if (!round.empty()) return round;
-  for (const std::size_t group : groups_by_promise(results))
-    for (const Candidate& candidate : neighbours(results, group))
-      if (results.find(candidate) == nullptr) round.push_back(candidate);
+  const Standing standing(space_, results);
+  if (exhaustive_) {
+    for (std::size_t group = 0; group < space_.groups.size(); ++group)
+      for (std::size_t i = 0; i < space_.groups[group].configs.size(); ++i)
+        if (results.find({group, i}) == nullptr) round.push_back({group, i});
+  } else {
+    round = nearby(results, standing);
+    if (round.empty() && room > 0) {
+      for (const bool hopeless : {true, false}) {
+        round = unmeasured(results, standing, hopeless);
+        if (round.size() <= room) break;
+        round.clear();
+      }
+    }
+  }
+  order(results, standing, round);
   return round;
 }
 
-std::vector<std::size_t> Search::groups_by_promise(const Results& results) const {
-  const std::vector<double> through = costs_through(space_, results);
-  const std::vector<RankedPlan> best = best_plans(space_, results, 1);
-  std::vector<std::size_t> order;
-  for (std::size_t group = 0; group < through.size(); ++group) {
-    const double own = results.bar(group);
-    const bool matters = best.empty() || (through[group] <= kHopeless * best.front().sum_us &&
-                                          (own == 0 || own >= kNegligible * best.front().sum_us));
-    if (matters || exhaustive_) order.push_back(group);
-  }
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    if (through[a] != through[b]) return through[a] < through[b];
-    return results.bar(a) > results.bar(b);
-  });
-  return order;
+bool Search::exhausted(const Results& results) const {
+  return unmeasured(results, Standing(space_, results), true).empty();
 }
 
-std::vector<Candidate> Search::neighbours(const Results& results, std::size_t group) const {
-  const Group& own = space_.groups[group];
-  const auto best = best_config(space_, results, group);
-  const Config& centre = own.configs[best.value_or(own.default_config)];
-  std::vector<Candidate> candidates;
-  for (std::size_t i = 0; i < own.configs.size(); ++i)
-    if (exhaustive_ || !best || distance(own.configs[i], centre) == 1)
-      candidates.push_back({group, i});
-  const auto nearer = [&](const Candidate& a, const Candidate& b) {
-    return distance(own.configs[a.config], centre) < distance(own.configs[b.config], centre);
-  };
-  std::stable_sort(candidates.begin(), candidates.end(), nearer);
-  return candidates;
+/// Of groups that are not negligible; with `hopeless`, of those too that are.
+std::vector<Candidate> Search::unmeasured(const Results& results, const Standing& standing,
+                                          bool hopeless) const {
+  std::vector<Candidate> found;
+  for (std::size_t group = 0; group < space_.groups.size(); ++group) {
+    if (standing.negligible(group) || (!hopeless && standing.hopeless(group))) continue;
+    for (std::size_t i = 0; i < space_.groups[group].configs.size(); ++i)
+      if (results.find({group, i}) == nullptr) found.push_back({group, i});
+  }
+  return found;
+}
+
+std::vector<Candidate> Search::nearby(const Results& results, const Standing& standing) const {
+  std::vector<Candidate> found;
+  for (std::size_t group = 0; group < space_.groups.size(); ++group) {
+    if (standing.negligible(group) || standing.hopeless(group)) continue;
+    if (const auto best = best_config(space_, results, group)) {
+      for (const std::size_t i : neighbourhoods_[group].of(*best))
+        if (results.find({group, i}) == nullptr) found.push_back({group, i});
+    } else {
+      for (std::size_t i = 0; i < space_.groups[group].configs.size(); ++i)
+        if (results.find({group, i}) == nullptr) found.push_back({group, i});
+    }
+  }
+  return found;
+}
+
+void Search::order(const Results& results, const Standing& standing,
+                   std::vector<Candidate>& candidates) const {
+  const CostModel model(space_, results, stored_);
+  std::map<Candidate, double> costs;
+  for (const Candidate& candidate : candidates)
+    costs[candidate] = standing.through[candidate.group] - standing.own[candidate.group] +
+                       model.predict(candidate);
+  std::ranges::stable_sort(candidates, {},
+                           [&](const Candidate& candidate) { return costs.at(candidate); });
 }
 
 }  // namespace wyvern

@@ -10,7 +10,6 @@
 #include <set>
 #include <span>
 
-#include "runtime/plan.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern {
@@ -55,6 +54,7 @@ class Builder {
                               problem_.op, target_.name()));
     drop_unused_groups();
     space_.default_plan = default_plan(problem_, target_);
+    space_.multiprocessors = target_.limits.multiprocessors;
     return std::move(space_);
   }
 
@@ -89,7 +89,7 @@ class Builder {
         if (!belongs(*t, first, last, split)) continue;
         const Constants constants =
             step_constants(problem_, std::span(uses_).subspan(first, count));
-        if (const auto group = group_of(*t, constants, shape))
+        if (const auto group = group_of(*t, constants, shape, uses_[first].rows))
           layer.edges.push_back({first, last, *group});
       }
     if (keep_connected(layer)) {
@@ -109,13 +109,13 @@ class Builder {
   /// The group's index, made on its first use; nothing when the template has no legal config with
   /// this shape.
   std::optional<std::size_t> group_of(const Template& t, const Constants& constants,
-                                      PlanShape shape) {
+                                      PlanShape shape, Rows rows) {
     const std::int64_t BT = t.tunable("BT") != nullptr ? shape.BT : 0;
     const std::int64_t SEG = t.tunable("SEG") != nullptr ? shape.SEG : 0;
     const std::string key =
         fmt::format("{} {} {} {}", t.id(), relevant(t, constants).to_string(), BT, SEG);
     if (const auto known = index_.find(key); known != index_.end()) return known->second;
-    Group group{t.id(), constants, BT, SEG, {}, 0, {}, 0};
+    Group group{t.id(), constants, BT, SEG, {}, 0, {}, 0, {}};
     group.configs = wyvern::space(t, constants, target_.limits, floor_, shape);
     if (group.configs.empty()) return {};
     const Config preferred =
@@ -126,6 +126,9 @@ class Builder {
       group.configs.insert(group.configs.begin(), preferred);
     else
       group.default_config = static_cast<std::size_t>(at - group.configs.begin());
+    for (const Config& config : group.configs)
+      group.launches.push_back(
+          launch_of(t, Spec(constants, config), problem_, rows, target_.limits));
     index_.emplace(key, space_.groups.size());
     space_.groups.push_back(std::move(group));
     return space_.groups.size() - 1;
@@ -220,6 +223,19 @@ SearchSpace build_space(const Problem& problem, const Target& target) {
   return Builder(problem, target).build();
 }
 
+Launch launch_of(const Template& t, const Spec& spec, const Problem& problem, Rows rows,
+                 const Limits& limits) {
+  Extents extents;
+  extents.B = problem.B;
+  extents.T = problem.T * (rows == Rows::steps ? problem.num_householder : 1);
+  extents.N = problem.N;
+  const std::int64_t BT = spec.BT != 0 ? spec.BT : 64;
+  extents.NT = chunk_slots(extents.B, extents.T, extents.N, problem.packed, BT);
+  const Geometry geometry = t.geometry(spec, extents, limits);
+  return {geometry.grid[0] * geometry.grid[1] * geometry.grid[2], geometry.threads,
+          geometry.shared_bytes};
+}
+
 Plan plan_of(const SearchSpace& space, const Candidate& candidate) {
   const Group& own = space.groups[candidate.group];
   Plan plan;
@@ -229,6 +245,29 @@ Plan plan_of(const SearchSpace& space, const Candidate& candidate) {
   }
   plan[own.step].config = own.configs[candidate.config];
   return plan;
+}
+
+std::optional<std::vector<Candidate>> candidates_of(const SearchSpace& space, const Plan& plan) {
+  const auto in_layer = [&](const Layer& layer) -> std::optional<std::vector<Candidate>> {
+    std::vector<Candidate> found;
+    std::size_t use = 0;
+    for (const PlanStep& step : plan) {
+      const auto edge = std::ranges::find_if(layer.edges, [&](const Edge& e) {
+        return e.first == use && space.groups[e.group].template_id == step.template_id;
+      });
+      if (edge == layer.edges.end()) return {};
+      const std::vector<Config>& configs = space.groups[edge->group].configs;
+      const auto at = std::ranges::find(configs, step.config);
+      if (at == configs.end()) return {};
+      found.push_back({edge->group, static_cast<std::size_t>(at - configs.begin())});
+      use = edge->last;
+    }
+    if (use != space.uses) return {};
+    return found;
+  };
+  for (const Layer& layer : space.layers)
+    if (auto found = in_layer(layer)) return found;
+  return {};
 }
 
 std::string describe(const SearchSpace& space, const Candidate& candidate) {

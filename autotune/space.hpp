@@ -12,12 +12,20 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "compiler/compiler.hpp"
+#include "runtime/plan.hpp"
 
 namespace wyvern {
+
+/// What a config's kernel is launched with.
+struct Launch {
+  std::int64_t blocks = 0, threads = 0;
+  std::int64_t shared_bytes = 0;  ///< dynamic, a block's; scratch on a CPU
+};
 
 /// Configs that compete with each other: of one template, for the same constants and chunk size.
 struct Group {
@@ -29,6 +37,7 @@ struct Group {
   std::size_t default_config = 0;    ///< index in configs
   std::vector<std::size_t> context;  ///< groups of the plan it is measured in, in order
   std::size_t step = 0;              ///< context[step] is this group
+  std::vector<Launch> launches;      ///< by config; may be empty: nothing is known
 };
 
 /// A group in its place: it carries out stage uses [first, last).
@@ -49,6 +58,7 @@ struct SearchSpace {
   std::vector<Group> groups;
   std::vector<Layer> layers;  ///< preferred chunk size first, unsplit first
   Plan default_plan;
+  int multiprocessors = 0;  ///< of the device; 0: unknown, or a CPU
 
   std::size_t size() const;  ///< configs in all groups
 };
@@ -63,8 +73,15 @@ struct Candidate {
 /// throws Error(kUnavailable) when none is left.
 SearchSpace build_space(const Problem& problem, const Target& target);
 
+/// What the config's kernel is launched with for the problem; `rows` as StageUse has it.
+Launch launch_of(const Template& t, const Spec& spec, const Problem& problem, Rows rows,
+                 const Limits& limits);
+
 /// The group's context with default configs and the candidate in its place.
 Plan plan_of(const SearchSpace& space, const Candidate& candidate);
+
+/// The candidates that a plan's steps are; nothing when the space does not have the plan.
+std::optional<std::vector<Candidate>> candidates_of(const SearchSpace& space, const Plan& plan);
 
 /// "fwd_h.portable BT=64,BV=32"
 std::string describe(const SearchSpace& space, const Candidate& candidate);

@@ -10,6 +10,14 @@ namespace {
 constexpr double kIndistinct = 0.01;
 constexpr double kDistinct = 0.05;
 
+/// A pace that changes by less during a window is a steady one.
+constexpr double kSteady = 0.01;
+constexpr int kMostWindows = 3;
+
+/// A sample shorter than this is lost in the resolution of events and the cost of a graph launch.
+constexpr double kLeastSampleUs = 50;
+constexpr int kMostRepeats = 32;
+
 double median_of(std::vector<double> values) {
   if (values.empty()) return 0;
   const std::size_t middle = values.size() / 2;
@@ -17,6 +25,26 @@ double median_of(std::vector<double> values) {
   std::nth_element(values.begin(), at, values.end());
   if (values.size() % 2 == 1) return *at;
   return (*at + *std::max_element(values.begin(), at)) / 2;
+}
+
+/// Ratios of neighbours.
+std::vector<double> ratios_of(std::span<const double> samples, std::span<const double> base) {
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < std::min(samples.size(), base.size()); ++i)
+    if (base[i] > 0) ratios.push_back(samples[i] / base[i]);
+  return ratios;
+}
+
+/// Between what the median of all that these values were drawn from lies, at 95%.
+struct Bounds {
+  double low = 0, high = 0;
+};
+Bounds bounds_of_median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const auto count = static_cast<double>(values.size());
+  const double outside = std::max(std::floor((count - 1.96 * std::sqrt(count)) / 2), 0.0);
+  const auto rank = static_cast<std::size_t>(outside);
+  return {values[rank], values[values.size() - 1 - rank]};
 }
 
 }  // namespace
@@ -42,16 +70,52 @@ bool tied(const Timing& a, const Timing& b) {
 }
 
 bool tied_in_turn(std::span<const double> other, std::span<const double> fastest) {
-  std::vector<double> ratios;
-  for (std::size_t i = 0; i < std::min(other.size(), fastest.size()); ++i)
-    if (fastest[i] > 0) ratios.push_back(other[i] / fastest[i]);
-  const Timing ratio = summarize(ratios);
-  return !ratios.empty() && ratio.median - 1 <= std::clamp(ratio.noise, kIndistinct, kDistinct);
+  const std::vector<double> ratios = ratios_of(other, fastest);
+  if (ratios.empty()) return false;
+  const double excess = median_of(ratios) - 1;
+  return excess <= kIndistinct || (excess <= kDistinct && bounds_of_median(ratios).low <= 1);
+}
+
+bool beats(std::span<const double> samples, std::span<const double> base) {
+  const std::vector<double> ratios = ratios_of(samples, base);
+  return !ratios.empty() && median_of(ratios) < 1 - kIndistinct &&
+         bounds_of_median(ratios).high < 1;
+}
+
+double ratio_in_turn(std::span<const double> samples, std::span<const double> base) {
+  return median_of(ratios_of(samples, base));
+}
+
+std::vector<double> steady_window(const std::function<std::vector<double>()>& take,
+                                  const std::function<Timing()>& pace) {
+  std::vector<double> best;
+  double least = 0;
+  Timing before = pace();
+  for (int window = 0; window < kMostWindows; ++window) {
+    std::vector<double> samples = take();
+    const Timing after = pace();
+    const double slower = std::max(before.median, after.median);
+    const double faster = std::min(before.median, after.median);
+    const double change = faster > 0 ? slower / faster - 1 : 0;
+    const double noise = faster > 0 ? std::max(before.noise, after.noise) / faster : 0;
+    if (window == 0 || change < least) {
+      best = std::move(samples);
+      least = change;
+    }
+    if (change <= std::max(kSteady, noise)) break;
+    before = after;
+  }
+  return best;
+}
+
+int repeats_for(double us) {
+  int repeats = 1;
+  while (repeats < kMostRepeats && repeats * us < kLeastSampleUs) repeats *= 2;
+  return repeats;
 }
 
 bool clearly_slower(std::span<const double> samples, double bar) {
-  if (bar <= 0 || samples.empty()) return false;
-  if (samples.size() == 1) return samples.front() > 2.0 * bar;
+  if (bar <= 0 || samples.size() < 2) return false;
   return *std::min_element(samples.begin(), samples.end()) > 1.5 * bar;
 }
 

@@ -1,6 +1,7 @@
 // What samples say: medians, spreads, and when two sets of them cannot be told apart.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -25,9 +26,28 @@ bool tied(const Timing& a, const Timing& b);
 /// left out. `fastest` is the one with the lower median.
 bool tied_in_turn(std::span<const double> other, std::span<const double> fastest);
 
+/// Whether samples taken in turn with `base`, one's i-th next to the other's i-th, are faster than
+/// it by more than the one percent that is always a tie, and 95% surely faster at all: by the order
+/// of their ratios, whatever these are distributed like (Conover, Practical Nonparametric
+/// Statistics, 3.2). Machines have hiccups of ten times a sample.
+bool beats(std::span<const double> samples, std::span<const double> base);
+
+/// Median of the ratios to `base` of samples taken in turn with it; 0 without any.
+double ratio_in_turn(std::span<const double> samples, std::span<const double> base);
+
+/// Samples from a window during which the device kept its pace, or, after some that it did not,
+/// from the one in which it changed least. `take` makes a window's samples; `pace` times work that
+/// is always the same, before and after.
+std::vector<double> steady_window(const std::function<std::vector<double>()>& take,
+                                  const std::function<Timing()>& pace);
+
+/// Launches of a step in one sample, for all configs of a group alike: as many as make 50 us of
+/// `us`, as a power of two, so that medians a little apart ask for the same.
+int repeats_for(double us);
+
 /// Whether a config with these first samples is not worth more of them, with the group's best
-/// median at `bar`; a bar of 0 rejects nothing. The first sample alone must be twice the bar,
-/// since it may have been unlucky; later the fastest of them must be one and a half times the bar.
+/// median at `bar`; a bar of 0 rejects nothing. One sample tells nothing, since it may have met a
+/// hiccup; the fastest of several must be one and a half times the bar.
 bool clearly_slower(std::span<const double> samples, double bar);
 
 }  // namespace wyvern

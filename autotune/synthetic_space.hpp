@@ -18,7 +18,7 @@ inline SearchSpace synthetic_space() {
     const std::size_t base = space.groups.size();
     Layer layer{BT, 0, {}};
     for (const auto& t : templates) {
-      Group group{t.name, {}, BT, 0, {}, 0, {}, t.first};
+      Group group{t.name, {}, BT, 0, {}, 0, {}, t.first, {}};
       for (std::int64_t x = 0; x < 4; ++x)
         for (std::int64_t y = 0; y < 4; ++y)
           group.configs.push_back({{"BT", BT}, {"x", x}, {"y", y}});

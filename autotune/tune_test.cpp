@@ -11,6 +11,7 @@
 
 #include "autotune/bench.hpp"
 #include "autotune/inputs.hpp"
+#include "autotune/policy.hpp"
 #include "autotune/protocol.hpp"
 #include "autotune/space.hpp"
 #include "autotune/tuner.hpp"
@@ -133,6 +134,39 @@ TEST_F(TuneTest, ASpentBudgetStillStoresAWinner) {
   EXPECT_EQ(own.prepare(device, problem).origin(), Origin::exact);
 }
 
+TEST_F(TuneTest, PoliciesSayWhenAProblemIsTuned) {
+  const Problem problem = small_problem();
+  const Device device = Device::open("cpu");
+  Runtime own = runtime();
+  {
+    TuningRuntime cached(own, TuningPolicy::cached, {});
+    EXPECT_EQ(cached.prepare(device, problem).origin(), Origin::fallback);
+  }
+  {
+    TuningRuntime meanwhile(own, TuningPolicy::background, options(0.01));
+    EXPECT_EQ(meanwhile.prepare(device, problem).origin(), Origin::fallback);
+    meanwhile.wait();
+    EXPECT_EQ(meanwhile.prepare(device, problem).origin(), Origin::exact);
+    EXPECT_EQ(meanwhile.last_failure(), "");
+  }
+  Problem other = problem;
+  other.T = 700;
+  {
+    TuningRuntime first(own, TuningPolicy::on_miss, options(0.01));
+    EXPECT_EQ(first.prepare(device, other).origin(), Origin::exact);
+    Problem again = other;
+    again.V = 48;
+    TuneOptions broken = options(1);
+    broken.worker_command = {"/nonexistent/worker"};
+    TuningRuntime failing(own, TuningPolicy::on_miss, broken);
+    EXPECT_NE(failing.prepare(device, again).origin(), Origin::exact);
+    EXPECT_NE(failing.last_failure().find("/nonexistent/worker"), std::string::npos);
+  }
+  TuningRuntime off(own, TuningPolicy::off, {});
+  const Operator plain = off.prepare(device, problem);
+  EXPECT_EQ(plain.plan(), default_plan(problem, device.impl().target()));
+}
+
 // A worker that may open as many files as it has open soon after its start loads few kernels.
 TEST_F(TuneTest, WhatFailsForWantOfDescriptorsIsNotRemembered) {
   const Device device = Device::open("cpu");
@@ -246,7 +280,7 @@ TEST_F(TuneTest, SplitPlansThatAreWrongOnSeveralSegmentsDoNotPass) {
 
   Bench bench(device, problem, cache, 5);
   const auto step = static_cast<std::size_t>(combine - plan.begin());
-  EXPECT_EQ(bench.measure(plan, step, 1e9).status, Status::ok) << "not on one segment";
+  EXPECT_EQ(bench.measure(plan, step, 1e9, 0).status, Status::ok) << "not on one segment";
   const Outcome outcome = bench.compare({plan}, 0.01, [](std::size_t) {}).front();
   EXPECT_EQ(outcome.status, Status::wrong);
   EXPECT_NE(outcome.detail.find("is off by"), std::string::npos) << outcome.detail;

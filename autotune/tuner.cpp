@@ -8,8 +8,9 @@
 #include <memory>
 #include <optional>
 
-#include "autotune/choose.hpp"
+#include "autotune/contest.hpp"
 #include "autotune/loop.hpp"
+#include "autotune/observations.hpp"
 #include "autotune/protocol.hpp"
 #include "autotune/worker_laboratory.hpp"
 #include "cache/cache.hpp"
@@ -22,11 +23,6 @@ namespace {
 
 /// The candidates' tensors are the same in every tuning, so that two of them can be compared.
 constexpr std::uint64_t kSeed = 20;
-constexpr std::size_t kFinalists = 3;
-/// A chunk size whose best sum is within this of the best takes part in the comparison: what sums
-/// leave out (launches, what stays in cache between steps) is of this order.
-constexpr double kNear = 1.25;
-
 class Tuning {
  public:
   Tuning(Runtime& runtime, const Device& device, const Problem& problem, const TuneOptions& options)
@@ -40,19 +36,31 @@ class Tuning {
         space_(build_space(problem, device.impl().target())),
         builder_(cache_, device.impl().target(), problem),
         laboratory_(space_, builder_, cache_, laboratory_options(device.impl().target(), problem)),
-        results_(space_) {}
+        results_(space_),
+        contest_(space_, laboratory_, results_, incumbent()) {}
 
   TuneResult run() {
-    const Search search(space_, options_.exhaustive);
     LoopEnd end;
     if (!options_.force) {
-      end = search_until(0, search);
+      end = search_until(0, Search(space_, options_.exhaustive));
       if (const auto known = end.complete ? stored_winner() : std::nullopt) {
         result_ = *known;
         return finish(end);
       }
     }
-    end = search_until(options_.budget.count() - compare_seconds(), search);
+    const Search search(space_, options_.exhaustive, stored_observations());
+    const double deadline = options_.budget.count() - compare_seconds() - race_seconds();
+    end = search_until(deadline, search);
+    if (!end.interrupted && !race()) end.interrupted = true;
+    // In turn another config may be a group's best, which has neighbours of its own.
+    if (end.complete && !end.interrupted) {
+      const LoopEnd more = search_until(deadline, search);
+      end.complete = more.complete;
+      end.exhaustive = more.exhaustive;
+      end.interrupted = more.interrupted;
+      end.sweep_configs += more.sweep_configs;
+      end.sweep_s += more.sweep_s;
+    }
     if (end.interrupted) return finish(end);
     compare_and_store();
     return finish(end);
@@ -73,6 +81,7 @@ class Tuning {
     options.setting = setting_;
     options.jobs = options_.jobs;
     options.overlap = measuring_.beside_compilers;
+    options.cold = measuring_.cold;
     options.registers_per_block = target.registers_per_block;
     options.interrupted = options_.interrupted;
     return options;
@@ -87,6 +96,23 @@ class Tuning {
     return std::min(0.15 * options_.budget.count(), measuring_.compare_s);
   }
 
+  /// For running near-ties in turn.
+  double race_seconds() const {
+    return std::min(0.1 * options_.budget.count(), measuring_.compare_s);
+  }
+
+  bool race() {
+    if (elapsed() >= options_.budget.count() - compare_seconds()) return true;
+    report_phase(TuneProgress::Phase::racing, 0, race_seconds() + compare_seconds());
+    contest_.race(race_seconds());
+    return !(options_.interrupted && options_.interrupted());
+  }
+
+  /// What rows of other problems on this device say about this one's templates.
+  std::vector<Observation> stored_observations() {
+    return observations(cache_, info_.key, key_, space_);
+  }
+
   /// With a deadline of 0, only what is stored is looked up.
   LoopEnd search_until(double deadline_s, const Search& search) {
     LoopLimits limits;
@@ -98,10 +124,23 @@ class Tuning {
     return run_search(space_, search, laboratory_, limits, results_);
   }
 
+  /// The plan in use for the problem, of whatever driver; empty where there is none, or where it
+  /// has a config that is no longer in the space.
+  Plan incumbent() const {
+    const auto row = cache_.find_winner(info_.key, key_.family, key_.tokens, key_.sequences);
+    const auto plan = row ? plan_from_json(row->plan) : std::nullopt;
+    return plan && candidates_of(space_, *plan) ? *plan : Plan();
+  }
+
   /// The winner of an earlier tuning, unless driver or kernels have changed since.
   std::optional<TuneResult> stored_winner() {
-    const auto row = cache_.find_winner(info_.key, key_.family, key_.tokens, key_.sequences);
-    if (!row || row->driver != info_.driver) return {};
+    const std::vector<WinnerRow> rows = cache_.list_winners();  // find_winner() says no extents
+    const auto row = std::ranges::find_if(rows, [&](const WinnerRow& of) {
+      return of.device == info_.key && of.family == key_.family && of.tokens == key_.tokens &&
+             of.sequences == key_.sequences;
+    });
+    if (row == rows.end() || row->driver != info_.driver || !same_extents(row->setting, setting_))
+      return {};
     const auto plan = plan_from_json(row->plan);
     if (!plan || !std::all_of(plan->begin(), plan->end(),
                               [&](const PlanStep& step) { return still_ok(step); }))
@@ -128,24 +167,11 @@ class Tuning {
     return false;
   }
 
-  std::vector<Plan> finalists() const {
-    std::vector<RankedPlan> ranked = best_plans(space_, results_, kFinalists);
-    const double limit = ranked.empty() ? 0 : kNear * ranked.front().sum_us;
-    for (const Layer& layer : space_.layers)
-      for (RankedPlan& plan : best_plans(space_, layer, results_, 1))
-        if (plan.sum_us <= limit) ranked.push_back(std::move(plan));
-    std::vector<Plan> plans{space_.default_plan};
-    for (RankedPlan& plan : ranked)
-      if (std::find(plans.begin(), plans.end(), plan.plan) == plans.end())
-        plans.push_back(std::move(plan.plan));
-    return plans;
-  }
-
   void compare_and_store() {
-    const std::vector<Plan> plans = finalists();
-    report_comparing(plans.size());
-    const std::vector<PlanTiming> timings = laboratory_.compare(plans, compare_seconds());
-    const auto winner = choose_winner(timings, space_.default_plan);
+    const auto winner = contest_.decide(compare_seconds(), [&](std::size_t plans) {
+      report_phase(TuneProgress::Phase::comparing, plans, compare_seconds());
+    });
+    const std::vector<PlanTiming>& timings = contest_.timings();
     if (!winner) {
       if (options_.interrupted && options_.interrupted()) {
         result_.interrupted = true;
@@ -156,16 +182,18 @@ class Tuning {
                               key_.family, info_.name, to_string(timings.front().status),
                               timings.front().detail));
     }
-    for (const PlanTiming& plan : timings)
-      if (plan.status == Status::unjudged) result_.unjudged = plan.detail;
+    if (const PlanTiming* lost = contest_.unjudged()) result_.unjudged = lost->detail;
     const Timing timing = summarize(timings[*winner].samples);
     result_.plan = timings[*winner].plan;
     result_.tuned_us = timing.median;
     result_.tuned_spread_us = timing.spread;
-    result_.default_us = summarize(timings.front().samples).median;
+    std::vector<double> default_samples;
+    for (const PlanTiming& plan : timings)
+      if (plan.plan == space_.default_plan) default_samples = plan.samples;
+    result_.default_us = summarize(default_samples).median;
     // A winner ends the next tuning before it begins; one that a plan could not contend with is
     // none.
-    if (result_.unjudged.empty()) store(timings[*winner].samples, timings.front().samples);
+    if (result_.unjudged.empty()) store(timings[*winner].samples, default_samples);
   }
 
   void store(const std::vector<double>& samples, const std::vector<double>& default_samples) {
@@ -185,13 +213,13 @@ class Tuning {
     result_.stored = cache_.store_winner(row);
   }
 
-  void report_comparing(std::size_t plans) const {
+  void report_phase(TuneProgress::Phase phase, std::size_t plans, double seconds) const {
     if (!options_.progress) return;
     TuneProgress progress;
-    progress.phase = TuneProgress::Phase::comparing;
+    progress.phase = phase;
     progress.total = static_cast<std::int64_t>(plans);
     progress.elapsed_s = elapsed();
-    progress.remaining_s = compare_seconds();
+    progress.remaining_s = seconds;
     options_.progress(progress);
   }
 
@@ -205,6 +233,10 @@ class Tuning {
       const std::vector<RankedPlan> best = best_plans(space_, results_, 1);
       result_.plan = best.empty() ? space_.default_plan : best.front().plan;
     }
+    if (options_.examine) options_.examine(space_, results_);
+    result_.exhaustive = end.exhaustive;
+    result_.sweep_configs = static_cast<std::int64_t>(end.sweep_configs);
+    result_.sweep_seconds = end.sweep_s;
     result_.counts = count(space_, results_);
     result_.counts.compiled = laboratory_.compiled();
     result_.seconds = elapsed();
@@ -223,6 +255,7 @@ class Tuning {
   CompilingBuilder builder_;
   WorkerLaboratory laboratory_;
   Results results_;
+  Contest contest_;
   TuneResult result_;
 };
 

@@ -15,9 +15,17 @@
 
 namespace wyvern {
 
+class Results;
+struct SearchSpace;
+
 /// Where a tuning stands; reported from the thread that called tune(), after each candidate.
 struct TuneProgress {
-  enum class Phase : std::uint8_t { searching, comparing };
+  enum class Phase : std::uint8_t {
+    searching,  ///< candidates, the promising first
+    sweeping,   ///< every config that is left, since the budget has room for them
+    racing,     ///< near-ties once more, in turn
+    comparing,  ///< whole operators
+  };
   Phase phase = Phase::searching;
   std::int64_t done = 0;   ///< candidates decided so far
   std::int64_t total = 0;  ///< candidates known to be of interest; grows as the search goes on
@@ -31,9 +39,10 @@ struct TuneProgress {
 struct TuneOptions {
   /// For the whole tuning. When it is spent the best plan so far is compared, stored and returned.
   std::chrono::duration<double> budget = std::chrono::seconds(60);
-  unsigned jobs = 0;        ///< threads that compile; 0: one per core
-  bool force = false;       ///< measure again what the cache already holds
-  bool exhaustive = false;  ///< every config of every template instead of a local search
+  unsigned jobs = 0;   ///< threads that compile; 0: one a core that measuring does not need
+  bool force = false;  ///< measure again what the cache already holds
+  /// Every config of every template, also where the budget has no room for a sweep.
+  bool exhaustive = false;
   /// Program and arguments of the worker: a process whose whole work is worker_main(0, 1).
   /// Required.
   std::vector<std::string> worker_command;
@@ -42,6 +51,8 @@ struct TuneOptions {
   /// winner is stored, and the result says interrupted. Cheap and non-throwing, e.g. a read of a
   /// flag set by SIGINT.
   std::function<bool()> interrupted;
+  /// Called at the end with the space and what became of its configs.
+  std::function<void(const SearchSpace&, const Results&)> examine;
 };
 
 /// (template, config) pairs by what became of them.
@@ -64,7 +75,12 @@ struct TuneResult {
   double seconds = 0;
   bool complete = false;  ///< the search reached its end before the budget did, all judged
   bool interrupted = false;
-  bool stored = false;   ///< the winner is in the cache: prepare() answers with it
+  /// Every config that may matter has been measured: all but those of steps that take less than a
+  /// two-hundredth of the whole.
+  bool exhaustive = false;
+  std::int64_t sweep_configs = 0;  ///< measured beyond the local search to make it so
+  double sweep_seconds = 0;        ///< what they cost
+  bool stored = false;             ///< the winner is in the cache: prepare() answers with it
   std::string unjudged;  ///< why the machine failed, for one; a winner may have been missed
 };
 

@@ -79,6 +79,8 @@ class Worker {
         return kBadRequest;
       } else if (request.contains("measure")) {
         if (!measure(request["measure"])) return kDeviceLost;
+      } else if (request.contains("race")) {
+        race(request["race"]);
       } else if (request.contains("compare")) {
         compare(request["compare"]);
       } else {
@@ -115,7 +117,7 @@ class Worker {
     try {
       outcome =
           bench_->measure(plan_from(request.at("plan")), request.at("step").get<std::size_t>(),
-                          request.at("bar_us").get<double>());
+                          request.at("bar_us").get<double>(), request.at("repeats").get<int>());
     } catch (const Error& error) {
       lost = true;
       outcome.status =
@@ -144,20 +146,34 @@ class Worker {
     }
   }
 
-  /// A fault in here ends the process with its message: the tuner knows which plan was at work.
-  void compare(const json& request) {
-    const std::int64_t compiled = bench_->compiled();
+  static std::vector<Plan> plans_of(const json& request) {
     std::vector<Plan> plans;
     for (const json& plan : request.at("plans")) plans.push_back(plan_from(plan));
-    std::vector<Outcome> outcomes =
-        bench_->compare(plans, request.at("seconds").get<double>(),
-                        [&](std::size_t i) { channel_.write_line({{"at", i}}); });
-    json reply{{"plans", json::array()}, {"compiled", bench_->compiled() - compiled}};
+    return plans;
+  }
+
+  void answer(std::vector<Outcome> outcomes, std::int64_t compiled_before) {
+    json reply{{"plans", json::array()}, {"compiled", bench_->compiled() - compiled_before}};
     for (Outcome& outcome : outcomes) {
       doubt(outcome);
       reply["plans"].push_back(to_json(outcome));
     }
     channel_.write_line(reply);
+  }
+
+  void race(const json& request) {
+    const std::int64_t compiled = bench_->compiled();
+    answer(bench_->race(plans_of(request), request.at("step").get<std::size_t>(),
+                        request.at("repeats").get<int>(), request.at("seconds").get<double>()),
+           compiled);
+  }
+
+  /// A fault in here ends the process with its message: the tuner knows which plan was at work.
+  void compare(const json& request) {
+    const std::int64_t compiled = bench_->compiled();
+    answer(bench_->compare(plans_of(request), request.at("seconds").get<double>(),
+                           [&](std::size_t i) { channel_.write_line({{"at", i}}); }),
+           compiled);
   }
 
   Channel channel_;

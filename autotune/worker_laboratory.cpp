@@ -6,10 +6,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <limits>
 
 #include "autotune/blame.hpp"
 #include "autotune/protocol.hpp"
+#include "runtime/kernel_store.hpp"
 
 namespace wyvern {
 namespace {
@@ -41,6 +41,19 @@ std::optional<Outcome> read(const json& value) {
   std::optional<Outcome> outcome = outcome_from(value);
   if (outcome) outcome->ran = true;
   return outcome;
+}
+
+/// The answers about `count` plans, or nothing when there is not one for each.
+std::optional<std::vector<Outcome>> read_all(const json& value, std::size_t count) {
+  const auto answers = value.find("plans");
+  if (answers == value.end() || !answers->is_array() || answers->size() != count) return {};
+  std::vector<Outcome> outcomes;
+  for (const json& answer : *answers) {
+    auto outcome = read(answer);
+    if (!outcome) return {};
+    outcomes.push_back(std::move(*outcome));
+  }
+  return outcomes;
 }
 
 /// What a config is given a second try for: it may have met the machine in a bad moment. (A wrong
@@ -83,6 +96,10 @@ Outcome nonsense(const json& value) {
 
 }  // namespace
 
+bool same_extents(const Setting& a, const Setting& b) {
+  return a.B == b.B && a.T == b.T && a.N == b.N && a.lengths == b.lengths;
+}
+
 WorkerLaboratory::WorkerLaboratory(const SearchSpace& space, Builder& builder, Cache& cache,
                                    LaboratoryOptions options)
     : space_(space),
@@ -91,7 +108,8 @@ WorkerLaboratory::WorkerLaboratory(const SearchSpace& space, Builder& builder, C
       options_(std::move(options)),
       ahead_(builder, options_.jobs, options_.overlap),
       worker_(options_.worker_command),
-      spill_free_(space.groups.size(), 0) {}
+      spill_free_(space.groups.size(), 0),
+      repeats_(space.groups.size(), 0) {}
 
 KernelSpec WorkerLaboratory::spec_of(std::size_t group, std::size_t config) const {
   const Group& own = space_.groups[group];
@@ -116,13 +134,40 @@ const std::string& WorkerLaboratory::key_of(const Candidate& candidate) {
 
 std::optional<Outcome> WorkerLaboratory::recall(const Candidate& candidate) {
   const Group& group = space_.groups[candidate.group];
-  const auto row = cache_.find_measurement(options_.device, options_.problem, group.template_id,
-                                           group.configs[candidate.config].to_string());
-  if (!row || row->driver != options_.driver || row->artifact_key != key_of(candidate)) return {};
+  const std::vector<MeasurementRow> rows =
+      cache_.find_measurements(options_.device, options_.problem, group.template_id,
+                               group.configs[candidate.config].to_string());
+  // Times of two shapes that share a key, or of two machines, say nothing of each other.
+  const auto row = std::ranges::find_if(rows, [&](const MeasurementRow& of) {
+    return of.driver == options_.driver && of.artifact_key == key_of(candidate) &&
+           same_extents(of.setting, options_.setting) && of.setting.host == options_.setting.host &&
+           of.setting.unit == options_.setting.unit;
+  });
+  if (row == rows.end()) return {};
   const auto status = parse_status(row->status);
   if (!status || *status == Status::unjudged || (*status == Status::ok && row->samples_us.empty()))
     return {};
-  return Outcome{*status, row->detail, row->samples_us, row->error, true, false};
+  Outcome outcome{*status, row->detail, row->samples_us, row->error, true, false};
+  if (const auto artifact = cache_.find_artifact(row->artifact_key))
+    if (const auto known = from_row(*artifact)) {
+      outcome.resources = known->resources;
+      outcome.compile_ms = known->compile_ms;
+    }
+  settle(candidate, outcome);
+  return outcome;
+}
+
+/// Notes what later configs of the group are measured by.
+void WorkerLaboratory::settle(const Candidate& candidate, const Outcome& outcome) {
+  if (outcome.status != Status::ok) return;
+  int& repeats = repeats_[candidate.group];
+  if (repeats == 0) repeats = repeats_for(summarize(outcome.samples).median);
+}
+
+std::optional<Resources> WorkerLaboratory::resources(const Candidate& candidate) {
+  const auto built = ahead_.finished(spec_of(candidate.group, candidate.config));
+  if (!built) return {};
+  return built->resources;
 }
 
 void WorkerLaboratory::announce(std::span<const Candidate> candidates) {
@@ -159,9 +204,14 @@ std::optional<Outcome> WorkerLaboratory::measure(const Candidate& candidate, dou
     if (!outcome) outcome = run(candidate, bar);
   }
   if (!outcome || outcome->status == Status::unjudged) return outcome;
-  if (outcome->status == Status::ok && results.front().built->resources.spill_bytes == 0)
+  if (results.front().built) {
+    outcome->resources = results.front().built->resources;
+    outcome->compile_ms = results.front().built->compile_ms;
+  }
+  if (outcome->status == Status::ok && outcome->resources->spill_bytes == 0)
     spill_free_[candidate.group] = 1;
-  store(candidate, *outcome);
+  settle(candidate, *outcome);
+  remember(candidate, *outcome);
   return outcome;
 }
 
@@ -206,12 +256,14 @@ std::optional<Outcome> WorkerLaboratory::run_once(const Candidate& candidate, do
   const json request{{"measure",
                       {{"plan", to_json(plan_of(space_, candidate))},
                        {"step", space_.groups[candidate.group].step},
-                       {"bar_us", bar}}}};
+                       {"bar_us", bar},
+                       {"repeats", repeats_[candidate.group]}}}};
   const auto start = std::chrono::steady_clock::now();
   const Reply reply = worker_.ask(request, timeout(), options_.interrupted);
   if (reply.kind == Reply::Kind::interrupted) return {};
   if (reply.kind != Reply::Kind::answer) return outcome_of(reply);
-  const Outcome outcome = read(reply.value).value_or(nonsense(reply.value));
+  Outcome outcome = read(reply.value).value_or(nonsense(reply.value));
+  outcome.measure_ms = 1e3 * seconds_since(start);
   compiled_besides_ += number(reply.value, "compiled");
   if (outcome.status == Status::crashed || outcome.status == Status::unjudged) worker_.kill();
   slowest_answer_s_ = std::max(slowest_answer_s_, seconds_since(start));
@@ -241,7 +293,7 @@ double WorkerLaboratory::timeout() const {
   return std::max(options_.least_timeout_s, 10 * slowest_answer_s_);
 }
 
-void WorkerLaboratory::store(const Candidate& candidate, const Outcome& outcome) {
+void WorkerLaboratory::remember(const Candidate& candidate, const Outcome& outcome) {
   const Group& group = space_.groups[candidate.group];
   MeasurementRow row;
   row.device = options_.device;
@@ -256,7 +308,39 @@ void WorkerLaboratory::store(const Candidate& candidate, const Outcome& outcome)
   row.median_us = summarize(outcome.samples).median;
   row.error = outcome.error;
   row.setting = options_.setting;
+  if (outcome.clock_mhz > 0) row.setting.clock_mhz = outcome.clock_mhz;
+  if (const int repeats = repeats_[candidate.group]; repeats > 0 && !outcome.samples.empty())
+    row.setting.regime = fmt::format("{} launch{} a sample, {}", repeats, repeats > 1 ? "es" : "",
+                                     options_.cold ? "cold" : "warm");
   cache_.store_measurement(row);
+}
+
+std::optional<std::vector<std::vector<double>>> WorkerLaboratory::race(
+    std::span<const Candidate> candidates, double seconds) {
+  if (!worker_.running() && !open_worker()) return {};
+  json plans = json::array();
+  for (const Candidate& candidate : candidates)
+    plans.push_back(to_json(plan_of(space_, candidate)));
+  const std::size_t group = candidates.front().group;
+  const json request{{"race",
+                      {{"plans", std::move(plans)},
+                       {"step", space_.groups[group].step},
+                       {"repeats", repeats_[group]},
+                       {"seconds", seconds}}}};
+  const double patience = options_.first_timeout_s + 2 * seconds;
+  const Reply reply = worker_.ask(request, patience, options_.interrupted);
+  if (reply.kind == Reply::Kind::interrupted) return {};
+  std::vector<std::vector<double>> samples(candidates.size());
+  const auto outcomes =
+      reply.kind == Reply::Kind::answer ? read_all(reply.value, candidates.size()) : std::nullopt;
+  if (!outcomes) {
+    worker_.kill();
+    return samples;
+  }
+  compiled_besides_ += number(reply.value, "compiled");
+  for (std::size_t i = 0; i < candidates.size(); ++i)
+    if ((*outcomes)[i].status == Status::ok) samples[i] = (*outcomes)[i].samples;
+  return samples;
 }
 
 std::vector<PlanTiming> WorkerLaboratory::compare(std::span<const Plan> plans, double seconds) {
@@ -302,19 +386,12 @@ bool WorkerLaboratory::compare_once(std::span<PlanTiming* const> running, double
 
 /// False when the reply does not hold an answer for each.
 bool WorkerLaboratory::take_answers(const json& value, std::span<PlanTiming* const> running) {
-  const auto answers = value.find("plans");
-  if (answers == value.end() || !answers->is_array() || answers->size() != running.size())
-    return false;
-  std::vector<Outcome> outcomes;
-  for (const json& answer : *answers) {
-    const auto outcome = read(answer);
-    if (!outcome) return false;
-    outcomes.push_back(*outcome);
-  }
+  const auto outcomes = read_all(value, running.size());
+  if (!outcomes) return false;
   for (std::size_t i = 0; i < running.size(); ++i) {
-    running[i]->status = outcomes[i].status;
-    running[i]->detail = outcomes[i].detail;
-    running[i]->samples = outcomes[i].samples;
+    running[i]->status = (*outcomes)[i].status;
+    running[i]->detail = (*outcomes)[i].detail;
+    running[i]->samples = (*outcomes)[i].samples;
   }
   compiled_besides_ += number(value, "compiled");
   return true;

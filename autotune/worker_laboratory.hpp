@@ -14,6 +14,9 @@
 
 namespace wyvern {
 
+/// Whether rows of these settings tell of the same sizes.
+bool same_extents(const Setting& a, const Setting& b);
+
 struct LaboratoryOptions {
   std::vector<std::string> worker_command;
   nlohmann::json open;         ///< the worker's first request
@@ -22,6 +25,7 @@ struct LaboratoryOptions {
   Setting setting;             ///< of the rows that are stored
   unsigned jobs = 0;
   bool overlap = false;                  ///< compile while measuring
+  bool cold = false;                     ///< samples are taken with the cache displaced
   std::int64_t registers_per_block = 0;  ///< what a block may take in all; 0: no limit
   std::function<bool()> interrupted;
   double open_timeout_s = 120;  ///< a driver's start and the oracle
@@ -37,7 +41,11 @@ class WorkerLaboratory final : public Laboratory {
 
   std::optional<Outcome> recall(const Candidate& candidate) override;
   void announce(std::span<const Candidate> candidates) override;
+  std::optional<Resources> resources(const Candidate& candidate) override;
   std::optional<Outcome> measure(const Candidate& candidate, double bar) override;
+  std::optional<std::vector<std::vector<double>>> race(std::span<const Candidate> candidates,
+                                                       double seconds) override;
+  void remember(const Candidate& candidate, const Outcome& outcome) override;
   std::vector<PlanTiming> compare(std::span<const Plan> plans, double seconds) override;
   std::int64_t compiled() const override;
 
@@ -49,7 +57,7 @@ class WorkerLaboratory final : public Laboratory {
                     std::map<const PlanTiming*, int>& strikes);
   bool take_answers(const nlohmann::json& value, std::span<PlanTiming* const> running);
   bool open_worker();
-  void store(const Candidate& candidate, const Outcome& outcome);
+  void settle(const Candidate& candidate, const Outcome& outcome);
   KernelSpec spec_of(std::size_t group, std::size_t config) const;
   std::vector<KernelSpec> needs(const Candidate& candidate) const;
   const std::string& key_of(const Candidate& candidate);
@@ -63,6 +71,9 @@ class WorkerLaboratory final : public Laboratory {
   WorkerProcess worker_;
   std::map<Candidate, std::string> keys_;
   std::vector<char> spill_free_;  ///< by group: a config without spills was measured
+  /// By group: launches in one sample, by the first config that was ok, its default as a rule; 0:
+  /// none was yet.
+  std::vector<int> repeats_;
   double slowest_answer_s_ = 0;
   std::int64_t compiled_besides_ = 0;  ///< by workers, and at a second try
 };

@@ -9,7 +9,7 @@ log="$build/setup.log"
 # Everything the build needs; run-time needs follow from it.
 packages=(
   g++ cmake ninja-build python3
-  libfmt-dev nlohmann-json3-dev libsqlite3-dev libcli11-dev libjs-chart.js
+  libfmt-dev nlohmann-json3-dev libsqlite3-dev zlib1g-dev libcli11-dev libjs-chart.js
   llvm-19-dev libclang-19-dev libclang-cpp19-dev clang-19 liblld-19-dev
   libgtest-dev libbenchmark-dev
   clang-format-19 clang-tidy-19 git

@@ -78,6 +78,34 @@ class Explain(CacheCase):
         for word in ("answered by: user (nearest)", "tokens: wanted", "not compiled yet"):
             self.assertIn(word, text)
 
+    def test_another_shape_answers_where_its_family_does_not(self):
+        """Other heads, the same kernels: the winner of one that gained much is the nearest there is."""
+        self.document("cache", "import", self.pack("a.jsonl", self.winner()))
+        heads = ("--shape", "T=40,H=2,K=16")
+        about = self.explain(*heads)
+        self.assertEqual((about["layer"], about["origin"]), ("user", "nearest"))
+        self.assertIn("nearest shape", about["reason"])
+        (candidate,) = about["candidates"]
+        self.assertTrue(candidate["other_shape"])
+        self.assertTrue(candidate["answers"])
+        self.assertEqual(candidate["distance"], 1)
+        self.assertIn("H=1,", candidate["family"])
+        self.assertEqual({d["field"] for d in about["nearest"]["differs"]}, {"H", "HV"})
+        text = self.wyvern(*EXPLAIN, *heads).stdout
+        for word in ("answered by: user (nearest)", "nearest shape", candidate["family"]):
+            self.assertIn(word, text)
+        self.example(*heads)
+        run = self.document("run", OP, "--device", "cpu", "--input", self.path("in.safetensors"),
+                            "--output", self.path("out"), "--verify")
+        self.assertEqual(run["origin"], "nearest")
+        self.assertTrue(run["verified"])
+        # Where the winner gained little it is not worth the way, and the reason says as much.
+        self.document("cache", "clear")
+        self.document("cache", "import", self.pack("b.jsonl", self.winner(0.99)))
+        about = self.explain(*heads)
+        self.assertEqual(about["layer"], "default")
+        self.assertIn("no shape near it", about["reason"])
+
     def test_hit(self):
         self.document("cache", "import", self.pack("a.jsonl", self.winner()))
         about = self.explain()

@@ -22,8 +22,11 @@ def check_schema(name, document):
     """Compares with the schema of that name, or of a failure, where jsonschema is installed."""
     if jsonschema is None:
         return
-    if name == "bench" and "builds" in document:
-        name = "bench-of-builds"
+    for verb, member, other in (("bench", "builds", "bench-of-builds"),
+                                ("tune", "replays", "tune-replay"),
+                                ("tune", "tunings", "tune-manifest")):
+        if name == verb and member in document:
+            name = other
     failed = isinstance(document.get("error"), dict)
     schema = {"$ref": f"#/$defs/{'error' if failed else name}", "$defs": SCHEMAS["$defs"]}
     jsonschema.validate(document, schema)

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "cache/cache.hpp"
-#include "cache/packs.hpp"
 #include "cache/rows.hpp"
 #include "compiler/compiler.hpp"
 #include "runtime/devices/device_impl.hpp"
@@ -115,17 +114,27 @@ std::optional<std::pair<Row, Json>> nearest(const Fields& wanted, const std::vec
 
 Json candidate_json(const Contender& one, const DeviceInfo& device, bool answers) {
   const WinnerRow& row = one.row;
-  const std::string why = !one.usable ? "its plan names templates that this build does not have"
-                          : answers   ? "it answers"
-                          : one.distance > 0 ? "one that is nearer, or of an earlier layer, answers"
-                                             : "one of an earlier layer answers";
-  return {{"layer", one.layer},       {"file", one.file.empty() ? Json(nullptr) : Json(one.file)},
-          {"tokens", row.tokens},     {"sequences", row.sequences},
-          {"distance", one.distance}, {"ratio", rank_of(row)},
-          {"driver", row.driver},     {"same_driver", row.driver == device.driver},
-          {"created", row.created},   {"host", row.setting.host},
-          {"plan", parsed(row.plan)}, {"usable", one.usable},
-          {"answers", answers},       {"why", why}};
+  const std::string why =
+      !one.usable   ? "its plan names templates that this build does not have"
+      : answers     ? (one.other_shape ? "it is the nearest shape, and answers" : "it answers")
+      : one.exact() ? "one of an earlier layer answers"
+                    : "one that is nearer, or of an earlier layer, answers";
+  return {{"layer", one.layer},
+          {"file", one.file.empty() ? Json(nullptr) : Json(one.file)},
+          {"family", row.family},
+          {"tokens", row.tokens},
+          {"sequences", row.sequences},
+          {"distance", one.distance},
+          {"ratio", rank_of(row)},
+          {"driver", row.driver},
+          {"same_driver", row.driver == device.driver},
+          {"created", row.created},
+          {"host", row.setting.host},
+          {"plan", parsed(row.plan)},
+          {"usable", one.usable},
+          {"other_shape", one.other_shape},
+          {"answers", answers},
+          {"why", why}};
 }
 
 /// Whether the plan's kernels are compiled, and where not, what differs from the nearest that is.
@@ -173,17 +182,23 @@ struct Answer {
   std::string layer = "default", origin = "default", reason;
 };
 
+std::string reason_of(const Contender& one, bool same_driver) {
+  if (one.other_shape)
+    return "nothing of its family is usable, and it was tuned for the nearest shape with the same "
+           "kernels";
+  if (!one.exact()) return "it was tuned for the nearest extents of the same family";
+  return same_driver ? "it was tuned for this problem on this device"
+                     : "it was tuned for this problem with another driver";
+}
+
 Answer answer_of(const std::vector<Contender>& all, const Device& device, const Problem& problem) {
   Answer answer;
   for (const Contender& one : all) {
     if (!one.usable) continue;
     answer.layer = one.layer;
     const bool same_driver = one.row.driver == device.info().driver;
-    answer.origin = one.distance == 0 && same_driver ? "exact" : "nearest";
-    answer.reason = one.distance == 0
-                        ? (same_driver ? "it was tuned for this problem on this device"
-                                       : "it was tuned for this problem with another driver")
-                        : "it was tuned for the nearest extents of the same family";
+    answer.origin = one.exact() && same_driver ? "exact" : "nearest";
+    answer.reason = reason_of(one, same_driver);
     answer.plan = plan_from_json(one.row.plan).value_or(Plan());
     try {
       check_plan(problem, stage_uses(problem), answer.plan, device.impl().target());
@@ -195,15 +210,15 @@ Answer answer_of(const std::vector<Contender>& all, const Device& device, const 
       break;
     }
   }
-  if (answer.reason.empty()) answer.reason = "nothing of its family is tuned for this device";
+  if (answer.reason.empty())
+    answer.reason = "nothing of its family, and no shape near it, is tuned for this device";
   answer.plan = default_plan(problem, device.impl().target());
   return answer;
 }
 
-Json explain(const Cache& cache, const Device& device, const Problem& problem) {
+Json explain(const Cache& cache, const Device& device, const Problem& problem,
+             const std::vector<Contender>& all, const Answer& answer) {
   const ProblemKey key = problem_key(problem);
-  const auto all = contenders(cache, *Packs::shared(), device.info(), key);
-  const Answer answer = answer_of(all, device, problem);
   Json candidates = Json::array();
   bool answered = answer.layer == "default";
   for (const Contender& one : all) {
@@ -254,10 +269,12 @@ void print_text(const Json& document, const Device& device, const Problem& probl
       document["origin"].get<std::string>(), document["reason"].get<std::string>());
   put(plan_text(plan));
   for (const Json& one : document["candidates"])
-    say("  {} has tokens={} sequences={}, {:.3f} of the default, driver {}: {}",
-        one["layer"].get<std::string>(), one["tokens"].get<std::int64_t>(),
-        one["sequences"].get<std::int64_t>(), one["ratio"].get<double>(),
-        one["driver"].get<std::string>(), one["why"].get<std::string>());
+    say("  {} has {}tokens={} sequences={}, {:.3f} of the default, driver {}: {}",
+        one["layer"].get<std::string>(),
+        one["other_shape"].get<bool>() ? one["family"].get<std::string>() + " " : "",
+        one["tokens"].get<std::int64_t>(), one["sequences"].get<std::int64_t>(),
+        one["ratio"].get<double>(), one["driver"].get<std::string>(),
+        one["why"].get<std::string>());
   if (const Json& near = document["nearest"]; !near.is_null()) {
     say("nearest winner in the cache: {}, {}", near["id"].get<std::string>(),
         near["problem"].get<std::string>());
@@ -276,15 +293,15 @@ void print_text(const Json& document, const Device& device, const Problem& probl
 int execute(const Flags& flags, bool json) {
   const Selection selection = select(flags.selection, flags.options);
   const Device device = open_device(flags.device);
-  const Cache cache;
-  const Json document = explain(cache, device, selection.problem);
-  if (json) {
+  const Problem& problem = selection.problem;
+  const auto cache = std::make_shared<Cache>();
+  const auto all = CachePlanSource(cache).contenders(device.info(), problem_key(problem));
+  const Answer answer = answer_of(all, device, problem);
+  const Json document = explain(*cache, device, problem, all, answer);
+  if (json)
     print_document(document);
-    return kDone;
-  }
-  const auto all =
-      contenders(cache, *Packs::shared(), device.info(), problem_key(selection.problem));
-  print_text(document, device, selection.problem, answer_of(all, device, selection.problem).plan);
+  else
+    print_text(document, device, problem, answer.plan);
   return kDone;
 }
 

@@ -1,62 +1,55 @@
 #include <wyvern/runtime.hpp>
 
+#include <wyvern/error.hpp>
+
+#include <fmt/chrono.h>
+
+#include <array>
+#include <chrono>
 #include <csignal>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
+#include "autotune/build.hpp"
+#include "autotune/gzip.hpp"
+#include "autotune/recording.hpp"
 #include "autotune/tuner.hpp"
 #include "cache/cache.hpp"
+#include "runtime/devices/device_impl.hpp"
 #include "tools/wyvern/command.hpp"
 #include "tools/wyvern/describe.hpp"
+#include "tools/wyvern/file.hpp"
 #include "tools/wyvern/progress.hpp"
 #include "tools/wyvern/selection.hpp"
+#include "tools/wyvern/tune.hpp"
 #include "tools/wyvern/worker.hpp"
 
 namespace wyvern::cli {
 namespace {
 
-struct Flags {
-  SelectionFlags selection;
-  OptionFlags options;
-  std::optional<std::string> device, problem;
-  std::string budget = "60s";
-  std::string jobs = "0";
-  bool force = false;
-  bool exhaustive = false;
-};
-
 volatile std::sig_atomic_t stop_asked = 0;
 
-/// While it lives SIGINT asks the tuner to stop; a second one ends the program at once.
-class StopOnInterrupt {
- public:
-  StopOnInterrupt() {
-    struct sigaction action{};
-    action.sa_handler = [](int) { stop_asked = 1; };
-    action.sa_flags = static_cast<int>(SA_RESETHAND);
-    sigaction(SIGINT, &action, &before_);
+std::string note_of(const TuneProgress& at) {
+  const std::string best =
+      at.best_us > 0 ? fmt::format("best {:.3f} ms", at.best_us / 1e3) : std::string();
+  switch (at.phase) {
+    case TuneProgress::Phase::searching: return best;
+    case TuneProgress::Phase::sweeping: return best + ", every config that is left";
+    case TuneProgress::Phase::racing: return "near-ties in turn";
+    case TuneProgress::Phase::comparing: return "comparing the best plans";
   }
-  ~StopOnInterrupt() { sigaction(SIGINT, &before_, nullptr); }
-  StopOnInterrupt(const StopOnInterrupt&) = delete;
-  StopOnInterrupt& operator=(const StopOnInterrupt&) = delete;
-
- private:
-  struct sigaction before_{};
-};
+  return {};
+}
 
 TuneResult tune_with_progress(Runtime& runtime, const Device& device, const Problem& problem,
                               TuneOptions options) {
   const StopOnInterrupt on_interrupt;
   Progress progress("tuning");
-  options.worker_command = worker_command();
-  options.interrupted = [] { return stop_asked != 0; };
   options.progress = [&](const TuneProgress& at) {
-    const std::string note = at.phase == TuneProgress::Phase::comparing ? "comparing the best plans"
-                             : at.best_us > 0 ? fmt::format("best {:.3f} ms", at.best_us / 1e3)
-                                              : "";
-    progress.update(static_cast<std::size_t>(at.done), static_cast<std::size_t>(at.total), note,
-                    at.remaining_s);
+    progress.update(static_cast<std::size_t>(at.done), static_cast<std::size_t>(at.total),
+                    note_of(at), at.remaining_s);
   };
   return tune(runtime, device, problem, options);
 }
@@ -76,6 +69,12 @@ Json counts_json(const TuneCounts& c) {
           {"unjudged", c.unjudged}};
 }
 
+Json search_json(const TuneResult& r) {
+  return {{"exhaustive", r.exhaustive},
+          {"sweep_configs", r.sweep_configs},
+          {"sweep_seconds", r.sweep_seconds}};
+}
+
 void print_text(const Device& device, const Problem& problem, const TuneResult& r) {
   say("{} on {} ({})", describe(problem), device.info().name, device.info().model);
   put(plan_text(r.plan));
@@ -88,6 +87,11 @@ void print_text(const Device& device, const Problem& problem, const TuneResult& 
       r.counts.space, r.counts.measured, r.counts.reused, r.counts.wrong,
       r.counts.crashed + r.counts.timeout + r.counts.failed, r.counts.compiled,
       duration_text(r.seconds));
+  if (r.sweep_configs > 0)
+    say("{}: {} configs beyond the local search took {}",
+        r.exhaustive ? "every config that may matter was measured"
+                     : "not every config was measured",
+        r.sweep_configs, duration_text(r.sweep_seconds));
   if (!r.unjudged.empty())
     say("the machine failed meanwhile ({}); the same command tries again what it could not judge",
         r.unjudged);
@@ -97,68 +101,184 @@ void print_text(const Device& device, const Problem& problem, const TuneResult& 
     say("the winner could not be stored; the cache says why above");
 }
 
-Problem problem_of(const Flags& flags) {
+std::string today() { return fmt::format("{:%Y-%m-%d}", std::chrono::system_clock::now()); }
+
+/// The recording of what a tuning found, in memory until that is complete.
+class Recorder {
+ public:
+  Recorder(const Device& device, const Problem& problem, unsigned jobs) {
+    head_.device = device.info().name;
+    head_.kind = device.info().kind;
+    head_.model = device.info().model;
+    head_.key = device.info().key;
+    head_.driver = device.info().driver;
+    head_.day = today();
+    head_.problem = problem;
+    const Measuring measuring = device.impl().measuring();
+    head_.overlap = measuring.beside_compilers;
+    head_.jobs = compile_threads(jobs, head_.overlap);
+  }
+  void take(const SearchSpace& space, const Results& results) {
+    text_ = recording_text(head_, space, results);
+  }
+  void write(const std::string& path) const {
+    const std::string data = path.ends_with(".gz") ? gzip(text_) : text_;
+    const std::array<std::string_view, 1> pieces{data};
+    write_file(path, pieces);
+  }
+
+ private:
+  RecordingHead head_;
+  std::string text_;
+};
+
+bool names_by_options(const TuneFlags& flags) {
   const SelectionFlags& selection = flags.selection;
-  if (!flags.problem) return select(selection, flags.options).problem;
-  bool others = selection.preset || selection.shape || selection.seqlens || selection.tokens ||
-                selection.batch;
+  bool named = selection.preset || selection.shape || selection.seqlens || selection.tokens ||
+               selection.batch;
   for (const ProblemField& field : problem_fields())
-    others |=
+    named |=
         flags.options.find(field.name) != nullptr || selection.fields.find(field.name) != nullptr;
-  if (others)
-    throw Error(ErrorKind::kBadInput,
-                "--problem is given beside other options that name a problem; it must be alone");
-  return problem_from_fields(selection.op, *flags.problem);
+  return named;
 }
 
-int execute(const Flags& flags, bool json) {
+Problem problem_of(const TuneFlags& flags) {
+  if (!flags.problem) return select(flags.selection, flags.options).problem;
+  if (names_by_options(flags))
+    throw Error(ErrorKind::kBadInput,
+                "--problem is given beside other options that name a problem; it must be alone");
+  return problem_from_fields(flags.selection.op, *flags.problem);
+}
+
+int tune_one(const TuneFlags& flags, bool json) {
   const Problem problem = problem_of(flags);
-  TuneOptions options;
-  options.budget = std::chrono::duration<double>(parse_seconds("--budget", flags.budget));
-  options.jobs = static_cast<unsigned>(parse_integer("--jobs", flags.jobs, 0, 1024));
-  options.force = flags.force;
-  options.exhaustive = flags.exhaustive;
+  TuneOptions options = tune_options(flags);
   const Device device = open_device(flags.device);
   Runtime runtime({.cache = nullptr, .plans = nullptr, .compile_jobs = options.jobs});
-  const TuneResult result = tune_with_progress(runtime, device, problem, options);
+  Recorder recorder(device, problem, options.jobs);
+  if (flags.record)
+    options.examine = [&](const SearchSpace& space, const Results& results) {
+      recorder.take(space, results);
+    };
+  const TuneResult result = tune_with_progress(runtime, device, problem, std::move(options));
   if (result.interrupted)
     throw Error(ErrorKind::kUnavailable,
                 "tuning was interrupted; what was measured is kept and the same command goes on "
                 "from there");
+  if (flags.record) {
+    if (!result.complete)
+      throw Error(ErrorKind::kUnavailable,
+                  "the budget ended before every config was measured, so nothing was recorded; "
+                  "the same command with a longer --budget goes on from there");
+    recorder.write(*flags.record);
+  }
   if (json)
-    print_document({{"operator", problem.op},
-                    {"device", device.info().name},
-                    {"model", device.info().model},
-                    {"problem", to_json(problem)},
-                    {"plan", to_json(result.plan)},
-                    {"tuned_ms", result.tuned_us / 1e3},
-                    {"spread_ms", result.tuned_spread_us / 1e3},
-                    {"default_ms", result.default_us / 1e3},
-                    {"counts", counts_json(result.counts)},
-                    {"seconds", result.seconds},
-                    {"complete", result.complete},
-                    {"stored", result.stored},
-                    {"cache", runtime.cache().file().string()}});
+    print_document(tune_document(device, problem, result, runtime.cache().file().string()));
   else
     print_text(device, problem, result);
   return kDone;
 }
 
+void require_alone(const TuneFlags& flags, std::string_view option) {
+  if (!flags.selection.op.empty() || flags.selection.preset || flags.selection.shape ||
+      flags.problem)
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("{} takes its problems from a file; OP, --preset, --shape and "
+                            "--problem must be left out",
+                            option));
+}
+
+int execute(const TuneFlags& flags, bool json) {
+  if (!flags.replay.empty()) {
+    require_alone(flags, "--replay");
+    return replay_recordings(flags, json);
+  }
+  if (flags.manifest) {
+    require_alone(flags, "--manifest");
+    if (flags.record)
+      throw Error(ErrorKind::kBadInput, "--record takes one problem, not a --manifest");
+    return tune_manifest(flags, json);
+  }
+  if (flags.shard)
+    throw Error(ErrorKind::kBadInput, "--shard is a part of a --manifest, which is missing");
+  if (flags.device == "all")
+    throw Error(ErrorKind::kBadInput,
+                "--device is 'all', which only a --manifest takes; it must be cpu or cuda:N here");
+  if (flags.record && !flags.exhaustive)
+    throw Error(ErrorKind::kBadInput,
+                "--record keeps whole spaces; --exhaustive must be given with it");
+  return tune_one(flags, json);
+}
+
 }  // namespace
 
+StopOnInterrupt::StopOnInterrupt() {
+  struct sigaction action{};
+  action.sa_handler = [](int) { stop_asked = 1; };
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  sigaction(SIGINT, &action, &before_);
+}
+StopOnInterrupt::~StopOnInterrupt() { sigaction(SIGINT, &before_, nullptr); }
+bool StopOnInterrupt::asked() { return stop_asked != 0; }
+
+TuneOptions tune_options(const TuneFlags& flags) {
+  TuneOptions options;
+  options.budget = std::chrono::duration<double>(parse_seconds("--budget", flags.budget));
+  options.jobs = static_cast<unsigned>(parse_integer("--jobs", flags.jobs, 0, 1024));
+  options.force = flags.force;
+  options.exhaustive = flags.exhaustive;
+  options.worker_command = worker_command();
+  options.interrupted = StopOnInterrupt::asked;
+  return options;
+}
+
+Json tune_document(const Device& device, const Problem& problem, const TuneResult& result,
+                   const std::string& cache) {
+  return {{"operator", problem.op},
+          {"device", device.info().name},
+          {"model", device.info().model},
+          {"problem", to_json(problem)},
+          {"plan", to_json(result.plan)},
+          {"tuned_ms", result.tuned_us / 1e3},
+          {"spread_ms", result.tuned_spread_us / 1e3},
+          {"default_ms", result.default_us / 1e3},
+          {"counts", counts_json(result.counts)},
+          {"search", search_json(result)},
+          {"seconds", result.seconds},
+          {"complete", result.complete},
+          {"stored", result.stored},
+          {"cache", cache}};
+}
+
 void add_tune(Command& command) {
-  const auto flags = std::make_shared<Flags>();
+  const auto flags = std::make_shared<TuneFlags>();
   CLI::App& verb = command.verb("tune", "find and remember the fastest plan for a problem",
                                 [flags](bool json) { return execute(*flags, json); });
   add_selection(verb, flags->selection);
   verb.add_option("--problem", flags->problem,
                   "every field that matters, such as T=64,H=2,K=128,use_qk_l2norm=true, instead of "
                   "--preset or --shape and the options below");
-  add_device(verb, flags->device);
+  verb.add_option("--device", flags->device,
+                  "cpu or cuda:N (default: the first GPU, else the CPU); with --manifest also all: "
+                  "every GPU");
   verb.add_option("--budget", flags->budget, "time to spend, such as 60s (default) or 2m");
-  verb.add_option("--jobs", flags->jobs, "threads that compile (default 0: one per core)");
+  verb.add_option("--jobs", flags->jobs,
+                  "threads that compile (default 0: one a core that measuring does not need)");
   add_switch(verb, "--force", flags->force, "measure again what is known");
-  add_switch(verb, "--exhaustive", flags->exhaustive, "every config instead of a local search");
+  add_switch(verb, "--exhaustive", flags->exhaustive,
+             "every config, also beyond what the budget has room for at the end of the search");
+  verb.add_option("--record", flags->record,
+                  "with --exhaustive: write the space and all measurements to a file (.gz: "
+                  "compressed)");
+  verb.add_option("--replay", flags->replay,
+                  "recordings: try the search on them instead, and report regret, agreement and "
+                  "time");
+  verb.add_option("--seeds", flags->seeds, "tunings of each recording (default 20)");
+  verb.add_option("--manifest", flags->manifest,
+                  "problems, one JSON object a line with the names of these options");
+  verb.add_option("--shard", flags->shard,
+                  "I/N: the I-th of N parts of the manifest, from 0; N alone: I from "
+                  "SLURM_ARRAY_TASK_ID or JOB_COMPLETION_INDEX");
   add_options(verb, flags->options);
 }
 

@@ -40,7 +40,7 @@ using Plan = std::vector<PlanStep>;
 /// Where a prepared operator's plan came from.
 enum class Origin : std::uint8_t {
   exact,     ///< the winner tuned for this problem key
-  nearest,   ///< the winner of the same family with the nearest token and sequence buckets
+  nearest,   ///< the winner of the nearest extents of its family, else of a near shape
   fallback,  ///< nothing tuned: the templates' default configs
   given,     ///< the caller named the plan
 };

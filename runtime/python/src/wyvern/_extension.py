@@ -54,7 +54,7 @@ def load() -> None:
 def prepared() -> list[dict[str, Any]]:
     """What operators of this process were prepared, in no order: each with the "problem" (the key under
     which its plan is stored), the "device", the "origin" of the plan ("exact": tuned for this problem,
-    "nearest": for one of other counts of tokens and sequences, "default") and the "plan" itself."""
+    "nearest": for one of other tokens, sequences or heads, "default") and the "plan" itself."""
     return json.loads(extension().wyvern_extension_described())
 
 

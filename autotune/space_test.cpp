@@ -1,0 +1,95 @@
+// Spaces of the templates of the build, on architectures that need not be here.
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "autotune/neighbourhood.hpp"
+#include "autotune/space.hpp"
+#include "templates/template.hpp"
+
+namespace wyvern {
+namespace {
+
+struct Shape {
+  std::int64_t B, T, H, HV, K, V;
+};
+
+/// Problems that between them have every operator and pass, and shapes that bring other templates.
+std::vector<Problem> problems() {
+  std::vector<Problem> all;
+  for (const std::string_view op : operators())
+    for (const Pass pass : {Pass::forward, Pass::backward, Pass::recurrent})
+      for (const Shape& s : {Shape{1, 8192, 64, 64, 128, 128}, Shape{1, 8192, 8, 8, 256, 256},
+                             Shape{1, 512, 1, 2, 32, 32}}) {
+        if (s.K == 256 && op != "kda") continue;
+        Problem problem;
+        problem.op = op;
+        problem.pass = pass;
+        problem.B = problem.N = s.B;
+        problem.T = pass == Pass::recurrent ? 1 : s.T;
+        problem.H = s.H;
+        problem.HV = s.HV;
+        problem.K = s.K;
+        problem.V = s.V;
+        problem.use_qk_l2norm = s.K != 256;
+        problem.use_gate_in_kernel = s.K == 128 && op != "delta_rule";
+        problem.num_householder = op == "gated_delta_product" ? 2 : 1;
+        problem.packed = problem.state_v_first = s.K == 32;
+        problem.return_intermediate_states = s.K == 32 && pass == Pass::forward;
+        problem.disable_recompute = s.K == 32 && pass == Pass::backward;
+        problem.dtype = problem.beta_dtype = s.K == 32 ? DType::fp32 : DType::bf16;
+        problem.initial_state = problem.output_final_state = true;
+        all.push_back(problem);
+      }
+  return all;
+}
+
+/// How many configs steps lead to from the default.
+std::size_t reachable(const Group& group, const Neighbourhood& steps) {
+  std::set<std::size_t> reached{group.default_config};
+  std::vector<std::size_t> frontier{group.default_config};
+  while (!frontier.empty()) {
+    const std::size_t at = frontier.back();
+    frontier.pop_back();
+    for (const std::size_t next : steps.of(at))
+      if (reached.insert(next).second) frontier.push_back(next);
+  }
+  return reached.size();
+}
+
+TEST(Space, EveryLegalConfigCanBeReachedFromTheDefault) {
+  std::set<std::string> templates;
+  std::set<std::pair<std::string, std::vector<Config>>> seen;
+  for (const Target& target : {cuda_target("sm_86"), cuda_target("sm_90a"), host_target()})
+    for (const Problem& problem : problems()) {
+      const SearchSpace space = build_space(problem, target);
+      for (const Group& group : space.groups) {
+        templates.insert(group.template_id);
+        if (!seen.emplace(group.template_id, group.configs).second) continue;
+        const Neighbourhood steps(group.configs);
+        EXPECT_EQ(reachable(group, steps), group.configs.size())
+            << group.template_id << " BT=" << group.BT << " on " << target.name();
+      }
+    }
+  templates.insert({"l2norm.cpu", "l2norm.portable"});  // no operator has that stage
+  for (const Template& t : all_templates())
+    EXPECT_TRUE(templates.contains(t.id())) << t.id() << " takes part in no space";
+}
+
+TEST(Neighbourhood, BridgesWhatTwoStepsDoNotConnect) {
+  const auto config = [](std::int64_t a, std::int64_t b, std::int64_t c) {
+    return Config{{"a", a}, {"b", b}, {"c", c}};
+  };
+  const std::vector<Config> configs{config(1, 1, 1), config(1, 1, 2), config(2, 2, 3),
+                                    config(2, 2, 2)};
+  const Neighbourhood steps(configs);
+  EXPECT_EQ(steps.distance(0, 2), 3U);
+  EXPECT_EQ(steps.of(0), (std::vector<std::size_t>{1}));
+  EXPECT_EQ(steps.of(1), (std::vector<std::size_t>{0, 3}));  // two tunables apart
+  const std::vector<Config> apart{config(1, 1, 1), config(2, 2, 2), config(2, 3, 2)};
+  EXPECT_EQ(Neighbourhood(apart).of(0), (std::vector<std::size_t>{1}));
+  EXPECT_EQ(Neighbourhood(apart).of(1), (std::vector<std::size_t>{2, 0}));
+}
+
+}  // namespace
+}  // namespace wyvern

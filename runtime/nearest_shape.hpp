@@ -1,0 +1,31 @@
+// Which tuned shape's plan serves a shape that was not tuned: the same model in other batches, at
+// other lengths, or with its heads split over several devices.
+#pragma once
+
+#include <wyvern/device.hpp>
+#include <wyvern/problem.hpp>
+
+#include <optional>
+#include <vector>
+
+#include "cache/cache.hpp"
+
+namespace wyvern {
+
+/// How far two problems are apart that differ in heads, batch and length alone; nothing for others,
+/// whose kernels are not the same. What makes a plan good is how many chains of chunks there are
+/// (sequences times value heads) and how long they are: each doubling of either counts 1, of value
+/// heads a key head 0.5. A model's halves at twice the batch are no distance apart.
+std::optional<double> shape_distance(const ProblemKey& a, const ProblemKey& b);
+
+/// Whether a plan that took `ratio` of the default plan's time where it was tuned may be expected
+/// to beat it at this distance too: what it gained must be more than two percent, and two more for
+/// each doubling, at most three of them.
+bool carries_over(double ratio, double distance);
+
+/// Of winners of this device the nearest that carries over to the problem; of several that one
+/// which gained most.
+std::optional<WinnerRow> nearest_shape(const std::vector<WinnerRow>& winners,
+                                       const DeviceInfo& device, const ProblemKey& key);
+
+}  // namespace wyvern

@@ -1,0 +1,132 @@
+"""Recordings, replays and manifests of `wyvern tune`, on the CPU."""
+
+import gzip
+import json
+import os
+import subprocess
+import unittest
+from pathlib import Path
+
+from support import OP, WYVERN, Case
+
+SHAPE = "T=40,H=1,K=16"
+TUNE = ("--device", "cpu", "--budget", "60s")
+
+
+class Tune(Case):
+    def test_record_then_replay(self):
+        file = self.path("space.jsonl.gz")
+        tuned = self.document("tune", OP, "--shape", SHAPE, "--device", "cpu", "--budget", "120s",
+                              "--exhaustive", "--record", file)
+        self.assertTrue(tuned["search"]["exhaustive"])
+        lines = [json.loads(line) for line in gzip.open(file)]
+        self.assertEqual(lines[0]["kind"], "cpu")
+        self.assertEqual(len(lines) - 1 - lines[0]["groups"], tuned["counts"]["space"])
+
+        plain = self.path("space.jsonl")
+        Path(plain).write_bytes(gzip.decompress(Path(file).read_bytes()))
+        document = self.document("tune", "--replay", file, plain, "--seeds", "3")
+        self.assertEqual(document["seeds"], 3)
+        for replayed in document["replays"]:
+            self.assertEqual(replayed["configs"], tuned["counts"]["space"])
+            self.assertEqual(replayed["problem"], tuned["problem"]["key"])
+            for search in ("tuning", "local_search"):
+                self.assertGreaterEqual(replayed[search]["regret"]["mean"], 0)
+                self.assertGreater(replayed[search]["same_winner"], 0)
+        self.assertEqual(document["replays"][0]["tuning"], document["replays"][1]["tuning"])
+        for transfer in document["transfers"]:
+            self.assertAlmostEqual(transfer["over_best"], 1)
+        self.assertEqual(len(document["transfers"]), 2)
+        self.assertIn("within 1%", self.wyvern("tune", "--replay", file, "--seeds", "2").stdout)
+
+    def test_bad_recordings(self):
+        bad = self.path("bad.jsonl")
+        Path(bad).write_text('{"wyvern_tuning": 7}\n')
+        self.refuses("tune", "--replay", bad, names=["bad.jsonl", "line 1", "7"])
+        self.refuses("tune", "--replay", self.path("absent"), names=["absent"])
+        self.refuses("tune", OP, "--replay", bad, names=["--replay", "OP"])
+        self.refuses("tune", OP, "--shape", SHAPE, "--record", bad, names=["--exhaustive"])
+
+    def manifest(self, *lines):
+        text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+        Path(self.path("problems.jsonl")).write_text(text)
+        return ("tune", "--manifest", self.path("problems.jsonl"))
+
+    def test_manifest(self):
+        tune = self.manifest({"operator": OP, "shape": SHAPE},
+                             "",
+                             {"operator": OP, "shape": {"T": 40, "H": 1, "K": 16}},  # the same
+                             {"operator": "kda", "shape": "H=1,K=16", "seqlens": [5, 0, 7],
+                              "use_qk_l2norm": True})
+        document = self.document(*tune, *TUNE)
+        self.assertEqual(document["problems"], 2)
+        self.assertEqual(document["shard"], {"index": 0, "count": 1})
+        self.assertTrue(document["complete"])
+        self.assertEqual([tuning["line"] for tuning in document["tunings"]], [1, 4])
+        self.assertEqual(document["tunings"][1]["problem"]["N"], 3)
+        self.assertTrue(document["tunings"][1]["problem"]["use_qk_l2norm"])
+        for tuning in document["tunings"]:
+            self.assertTrue(tuning["stored"])
+        again = self.document(*tune, *TUNE)
+        self.assertEqual([t["counts"]["measured"] for t in again["tunings"]], [0, 0])
+        self.assertEqual(self.document("cache", "stats")["winners"], 2)
+
+    def test_shards_are_parts_of_the_whole(self):
+        shapes = [f"T={tokens},H=1,K=16" for tokens in (10, 20, 30, 40)]
+        tune = self.manifest(*[{"operator": OP, "shape": shape} for shape in shapes])
+        seen = []
+        for index in range(2):
+            document = self.document(*tune, "--device", "cpu", "--budget", "0.1s",
+                                     "--shard", f"{index}/2")
+            self.assertEqual(document["shard"], {"index": index, "count": 2})
+            self.assertIn(f"shard-{index}-of-2", document["cache"])
+            seen += [tuning["line"] for tuning in document["tunings"]]
+        self.assertEqual(sorted(seen), [1, 2, 3, 4])
+
+    def index(self, *arguments, **variables):
+        """The shard that a run takes itself for; the manifest's problems are in none or done soon."""
+        environment = dict(os.environ, WYVERN_CACHE_DIR=str(self.cache), **variables)
+        done = subprocess.run([WYVERN, "tune", "--json", *arguments], env=environment,
+                              capture_output=True, text=True, timeout=300, check=False)
+        document = json.loads(done.stdout)
+        return document["shard"] if "shard" in document else document["error"]["message"]
+
+    def test_all_gpus_where_there_is_none(self):
+        if any(d["kind"] == "cuda" and d["usable"] for d in self.document("devices")["devices"]):
+            self.skipTest("this machine has a GPU")
+        self.refuses(*self.manifest({"operator": OP, "shape": SHAPE}), "--device", "all",
+                     names=["--device", "no GPU"], code=3)
+
+    def test_shards_of_arrays(self):
+        tune = self.manifest({"operator": OP, "shape": SHAPE})[1:]
+        tune += ("--device", "cpu", "--budget", "0.1s")
+        slurm = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_COUNT": "3",
+                 "SLURM_ARRAY_TASK_MIN": "5", "SLURM_ARRAY_TASK_STEP": "2"}
+        self.assertEqual(self.index(*tune, **slurm), {"index": 1, "count": 3})
+        self.assertEqual(self.index(*tune, "--shard", "9", **slurm), {"index": 7, "count": 9})
+        self.assertEqual(self.index(*tune, "--shard", "2/4", **slurm), {"index": 2, "count": 4})
+        self.assertEqual(self.index(*tune, "--shard", "4", JOB_COMPLETION_INDEX="3"),
+                         {"index": 3, "count": 4})
+        self.assertIn("give --shard N", self.index(*tune, JOB_COMPLETION_INDEX="3"))
+        self.assertIn("from 0 to 2", self.index(*tune, "--shard", "3", JOB_COMPLETION_INDEX="3"))
+        self.assertIn("SLURM_ARRAY_TASK_ID", self.index(*tune, SLURM_ARRAY_TASK_ID="x"))
+
+    def test_bad_manifests(self):
+        good = {"operator": OP, "shape": SHAPE}
+        self.refuses(*self.manifest(good, {**good, "colour": 1}), names=["line 2", "colour"])
+        self.refuses(*self.manifest({**good, "device": "cpu"}), names=["line 1", "device"])
+        self.refuses(*self.manifest({"shape": SHAPE}), names=["line 1", "operator"])
+        self.refuses(*self.manifest("[1]"), names=["line 1", "object"])
+        self.refuses(*self.manifest("{"), names=["line 1"])
+        self.refuses(*self.manifest({**good, "chunk_size": 7}), names=["line 1", "chunk"])
+        self.refuses(*self.manifest(""), names=["no problem"])
+        tune = self.manifest(good)
+        self.refuses(*tune, "--shard", "3/3", names=["from 0 to 2"])
+        self.refuses(*tune, "--shard", "x", names=["--shard", "x"])
+        self.refuses(*tune, "--record", "f", names=["--record", "--manifest"])
+        self.refuses("tune", OP, "--shape", SHAPE, "--shard", "0/2", names=["--manifest"])
+        self.refuses("tune", OP, "--shape", SHAPE, "--device", "all", names=["--device", "all"])
+
+
+if __name__ == "__main__":
+    unittest.main()
