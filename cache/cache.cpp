@@ -131,11 +131,12 @@ WinnerRow read_winner(const Query& query) {
   return row;
 }
 
-/// Fills `rows` from all of a query; starts over when the work is run a second time.
+/// All rows of a query.
 template <class Row>
-void read_all(Query& query, Row (*read)(const Query&), std::vector<Row>& rows) {
-  rows.clear();
+std::vector<Row> read_all(Query& query, Row (*read)(const Query&)) {
+  std::vector<Row> rows;
   while (query.step()) rows.push_back(read(query));
+  return rows;
 }
 
 double bucket_distance(std::int64_t a, std::int64_t b) {
@@ -265,7 +266,7 @@ std::vector<MeasurementRow> Cache::measurements(std::string_view device,
   impl_->connection.run(Access::read, [&](Database& database) {
     Query query(database, kMeasurementsOf);
     query.bind(device).bind(problem);
-    read_all(query, read_measurement, rows);
+    rows = read_all(query, read_measurement);
   });
   return rows;
 }
@@ -316,7 +317,7 @@ std::vector<ArtifactRow> Cache::list_artifacts() const {
   std::vector<ArtifactRow> rows;
   impl_->connection.run(Access::read, [&](Database& database) {
     Query query(database, kListArtifacts);
-    read_all(query, read_artifact, rows);
+    rows = read_all(query, read_artifact);
   });
   return rows;
 }
@@ -325,7 +326,7 @@ std::vector<MeasurementRow> Cache::list_measurements() const {
   std::vector<MeasurementRow> rows;
   impl_->connection.run(Access::read, [&](Database& database) {
     Query query(database, kListMeasurements);
-    read_all(query, read_measurement, rows);
+    rows = read_all(query, read_measurement);
   });
   return rows;
 }
@@ -334,7 +335,7 @@ std::vector<WinnerRow> Cache::list_winners() const {
   std::vector<WinnerRow> rows;
   impl_->connection.run(Access::read, [&](Database& database) {
     Query query(database, kListWinners);
-    read_all(query, read_winner, rows);
+    rows = read_all(query, read_winner);
   });
   return rows;
 }
@@ -343,13 +344,15 @@ CacheStats Cache::stats() const {
   CacheStats stats;
   impl_->connection.run(Access::read, [&](Database& database) {
     const Transaction snapshot(database, Transaction::Kind::read);
-    stats.artifacts = database.integer("SELECT count(*) FROM artifacts");
-    stats.measurements = database.integer("SELECT count(*) FROM measurements");
-    stats.winners = database.integer("SELECT count(*) FROM winners");
-    stats.code_bytes = database.integer("SELECT sum(length(code)) FROM artifacts");
+    CacheStats counted;
+    counted.artifacts = database.integer("SELECT count(*) FROM artifacts");
+    counted.measurements = database.integer("SELECT count(*) FROM measurements");
+    counted.winners = database.integer("SELECT count(*) FROM winners");
+    counted.code_bytes = database.integer("SELECT sum(length(code)) FROM artifacts");
     std::error_code error;
     const std::uintmax_t bytes = std::filesystem::file_size(file(), error);
-    stats.file_bytes = error ? 0 : static_cast<std::int64_t>(bytes);
+    counted.file_bytes = error ? 0 : static_cast<std::int64_t>(bytes);
+    stats = counted;
   });
   return stats;
 }
