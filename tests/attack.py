@@ -68,12 +68,13 @@ def page(tallies, seconds):
     failures = [f"* {t.fault}: {failure}" for t in tallies for failure in t.failures]
     return f"""# What is promised when things go wrong, and how it was tried
 
-Written by `tests/attack.py --full --write`, which repeats all of it. A run is one of delta_rule's forward
+Written by `{' '.join(["tests/attack.py", *sys.argv[1:]])}`, which repeats all of it; with --full it tries
+each fault more often. A run is one of delta_rule's forward
 pass on the CPU (B=1, T=17, H=1, K=16, fp32); right output means: the same bytes as without the fault, which
 agree with an oracle that shares no code with the kernels. After each fault the cache is checked (every row
-that was there is there as it was) and another run, without a fault, must give the right output. `calls`
-that fail count from main() on; they fail once or from then on. One sentence means exit code 2 or 3 and one
-line on stderr.
+that was there is there as it was) and another run, without a fault, must give the right output. Calls fail
+from main() on, once or for good; what a verb calls thousands of times fails at points spread over them. One
+sentence means exit code 2 or 3 and one line on stderr.
 
 {datetime.date.today()}, {processor()}, {len(os.sched_getaffinity(0))} cores, {platform.system()}
 {platform.release()}; {sum(t.times for t in tallies)} faults in {seconds / 60:.0f} minutes.

@@ -61,7 +61,9 @@ class Verb:
         done, cache = self.start(folder, fault, depth)
         says = not fault.startswith("write")  # what is said is written too
         wrong = self.target.wrong_with(
-            done, folder / "out" if self.name.startswith("run") else None, b"old", says)
+            done, folder / "out" if self.name.startswith("run") else None, b"old", says,
+            # A case that cannot run is a case that failed.
+            codes=(0, 1, 2, 3) if self.name == "verify" else (0, 2, 3))
         made = (folder / "made").read_bytes() if (folder / "made").exists() else b""
         # Where the processor cannot be told the object is one for less of it.
         is_object = self.name == "compile" and made[:4] == b"\x7fELF" and len(made) > 1000
