@@ -1,5 +1,7 @@
 #include "autotune/build.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 
@@ -70,8 +72,14 @@ CompileAhead::CompileAhead(Builder& builder, unsigned jobs, bool overlap)
     : builder_(builder),
       overlap_(overlap),
       batch_(std::size_t{4} * compile_threads(jobs, overlap)) {
-  for (unsigned i = 0; i < compile_threads(jobs, overlap); ++i)
-    threads_.emplace_back([this] { work(); });
+  try {
+    for (unsigned i = 0; i < compile_threads(jobs, overlap); ++i)
+      threads_.emplace_back([this] { work(); });
+  } catch (const std::exception& error) {  // with fewer threads it takes longer
+    if (threads_.empty())
+      throw Error(ErrorKind::kUnavailable,
+                  fmt::format("no thread that compiles can be started: {}", error.what()));
+  }
 }
 
 CompileAhead::~CompileAhead() {
@@ -98,6 +106,7 @@ std::optional<BuildResult> CompileAhead::wait(const KernelSpec& spec,
   Lock lock(mutex_);
   if (!done_.contains(spec)) allow_batch(spec);
   while (!ready(spec)) {
+    if (failure_) std::rethrow_exception(failure_);
     finished_.wait_for(lock, kGlance);
     if (!ready(spec) && interrupted && interrupted()) return {};
   }
@@ -131,6 +140,16 @@ std::int64_t CompileAhead::compiled() const {
 }
 
 void CompileAhead::work() {
+  try {
+    work_until_stopped();
+  } catch (...) {  // no memory to say what became of a build
+    const Lock lock(mutex_);
+    failure_ = std::current_exception();
+    finished_.notify_all();
+  }
+}
+
+void CompileAhead::work_until_stopped() {
   Lock lock(mutex_);
   for (;;) {
     while (!stopping_ && !may_begin()) wake_.wait(lock);

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <map>
 #include <optional>
@@ -99,6 +100,7 @@ class CompileAhead {
 
  private:
   void work() WYVERN_EXCLUDES(mutex_);
+  void work_until_stopped() WYVERN_EXCLUDES(mutex_);
   void allow_batch(const KernelSpec& first) WYVERN_REQUIRES(mutex_);
   bool ready(const KernelSpec& spec) const WYVERN_REQUIRES(mutex_);
   bool may_begin() const WYVERN_REQUIRES(mutex_);
@@ -115,6 +117,8 @@ class CompileAhead {
   std::size_t allowance_ WYVERN_GUARDED_BY(mutex_) = 0;
   std::int64_t compiled_ WYVERN_GUARDED_BY(mutex_) = 0;
   bool stopping_ WYVERN_GUARDED_BY(mutex_) = false;
+  /// What ended a thread; whoever waits for a build hears of it.
+  std::exception_ptr failure_ WYVERN_GUARDED_BY(mutex_);
   std::vector<std::thread> threads_;
 };
 

@@ -49,11 +49,12 @@ ArtifactRow read_artifact(const Query& query) {
   return row;
 }
 
-/// Fills `rows` from all of a query; starts over when the work is run a second time.
+/// All rows of a query.
 template <class Row>
-void read_all(Query& query, Row (*read)(const Query&), std::vector<Row>& rows) {
-  rows.clear();
+std::vector<Row> read_all(Query& query, Row (*read)(const Query&)) {
+  std::vector<Row> rows;
   while (query.step()) rows.push_back(read(query));
+  return rows;
 }
 
 /// The row with a time in it.
@@ -210,7 +211,7 @@ std::vector<ArtifactRow> Cache::list_artifacts() const {
   std::vector<ArtifactRow> rows;
   impl_->connection.run(Access::read, [&](Database& database) {
     Query query(database, kListArtifacts);
-    read_all(query, read_artifact, rows);
+    rows = read_all(query, read_artifact);
   });
   return rows;
 }
@@ -234,13 +235,15 @@ CacheStats Cache::stats() const {
   CacheStats stats;
   impl_->connection.run(Access::read, [&](Database& database) {
     const Transaction snapshot(database, Transaction::Kind::read);
-    stats.artifacts = database.integer("SELECT count(*) FROM artifacts");
-    stats.measurements = database.integer("SELECT count(*) FROM measurements");
-    stats.winners = tables::problems_won(database);
-    stats.code_bytes = database.integer("SELECT sum(length(code)) FROM artifacts");
+    CacheStats counted;
+    counted.artifacts = database.integer("SELECT count(*) FROM artifacts");
+    counted.measurements = database.integer("SELECT count(*) FROM measurements");
+    counted.winners = tables::problems_won(database);
+    counted.code_bytes = database.integer("SELECT sum(length(code)) FROM artifacts");
     std::error_code error;
     const std::uintmax_t bytes = std::filesystem::file_size(file(), error);
-    stats.file_bytes = error ? 0 : static_cast<std::int64_t>(bytes);
+    counted.file_bytes = error ? 0 : static_cast<std::int64_t>(bytes);
+    stats = counted;
   });
   return stats;
 }

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <new>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -233,6 +234,10 @@ void Connection::open() {
     database_.reset();
     if (error.primary() == SQLITE_BUSY) be_patient(kShortPatience);
     limits_ = explain(error, file_);
+  } catch (const std::bad_alloc&) {
+    database_.reset();
+    limits_ = fmt::format("there is no memory for the cache {}, so the work goes on without it",
+                          file_.string());
   } catch (const std::exception& error) {
     database_.reset();
     limits_ = error.what();

@@ -249,30 +249,47 @@ fs::path swap_files(const fs::path& file, const fs::path& fresh) {
   const fs::path kept = keeping_name(file);
   // A second name and then a replacing rename: at no moment is there no `file`, which another
   // process would take for a missing cache and create. Without hard links there is such a moment.
-  if (::link(file.c_str(), kept.c_str()) != 0 && ::rename(file.c_str(), kept.c_str()) != 0) {
+  const bool linked = ::link(file.c_str(), kept.c_str()) == 0;
+  if (!linked && ::rename(file.c_str(), kept.c_str()) != 0) {
     fail_io("cannot keep the damaged file as", kept, errno);
   }
   // A journal that could not be played back belongs to the damaged file and would ruin the new one.
   // An empty one is what a finished transaction leaves.
   std::error_code absent;
   const fs::path journal = with_suffix(file, "-journal");
-  if (fs::file_size(journal, absent) > 0 && !absent) {
-    if (::rename(journal.c_str(), with_suffix(kept, "-journal").c_str()) != 0) {
-      fail_io("cannot keep the damaged file's journal as", kept, errno);
-    }
+  const fs::path kept_journal = with_suffix(kept, "-journal");
+  const bool has_journal = fs::file_size(journal, absent) > 0 && !absent;
+  if ((has_journal && ::rename(journal.c_str(), kept_journal.c_str()) != 0) ||
+      ::rename(fresh.c_str(), file.c_str()) != 0) {
+    const int error = errno;
+    // As it was, so that the next try does not keep the same file twice.
+    if (has_journal) ::rename(kept_journal.c_str(), journal.c_str());
+    linked ? ::unlink(kept.c_str()) : ::rename(kept.c_str(), file.c_str());
+    fail_io("cannot replace", file, error);
   }
-  if (::rename(fresh.c_str(), file.c_str()) != 0) fail_io("cannot replace", file, errno);
   sync(file.parent_path());
   return kept;
 }
 
-/// Removes the half-made file wherever the work ends early.
-struct Scratch {
-  fs::path path;
-  ~Scratch() {
+/// The file that is being made. Whoever has the right to mend is alone with it, so that one that
+/// lies there is what a killed process or a loss of power left, and none stays when the work ends
+/// early.
+class Scratch {
+ public:
+  explicit Scratch(const fs::path& file) : path_(with_suffix(file, ".new")) { remove(); }
+  ~Scratch() { remove(); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  const fs::path& path() const { return path_; }
+
+ private:
+  void remove() const {
     std::error_code ignored;
-    fs::remove(path, ignored);
+    fs::remove(path_, ignored);
   }
+
+  fs::path path_;
 };
 
 }  // namespace
@@ -286,10 +303,10 @@ std::optional<Repair> repair_database(const fs::path& file, std::chrono::millise
   Database damaged(file, Database::Mode::read_write);
   damaged.set_patience(patience);
   const std::int64_t version = seize(damaged, file);
-  const Scratch scratch{with_suffix(file, fmt::format(".new-{}", ::getpid()))};
+  const Scratch scratch(file);
   Repair repair;
-  repair.rows = salvage(damaged, scratch.path, version);
-  repair.kept = swap_files(file, scratch.path);
+  repair.rows = salvage(damaged, scratch.path(), version);
+  repair.kept = swap_files(file, scratch.path());
   return repair;
 }
 

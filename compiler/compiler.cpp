@@ -6,12 +6,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <atomic>
 #include <exception>
 #include <mutex>
-#include <thread>
 
 #include "compiler/backend.hpp"
+#include "templates/parallel.hpp"
 #include "templates/source.hpp"
 
 namespace wyvern {
@@ -82,29 +81,19 @@ Artifact compile(const CompileRequest& request) {
 std::vector<Artifact> compile_all(std::span<const CompileRequest> requests, unsigned jobs,
                                   const std::function<void(std::size_t)>& done) {
   std::vector<Artifact> artifacts(requests.size());
-  std::atomic<std::size_t> next = 0;
   std::mutex mutex;  // guards `failure` and calls of `done`
   std::exception_ptr failure;
-  const auto work = [&] {
-    for (std::size_t i = next++; i < requests.size(); i = next++) {
-      std::exception_ptr error;
-      try {
-        artifacts[i] = compile(requests[i]);
-      } catch (...) {
-        error = std::current_exception();
-      }
-      const std::lock_guard lock(mutex);
-      if (error && !failure) failure = error;
-      if (!error && done) done(i);
+  in_parallel(requests.size(), jobs, [&](std::size_t i) {
+    std::exception_ptr error;
+    try {
+      artifacts[i] = compile(requests[i]);
+    } catch (...) {
+      error = std::current_exception();
     }
-  };
-  if (jobs == 0) jobs = std::max(1U, std::thread::hardware_concurrency());
-  {
-    std::vector<std::jthread> threads;
-    for (std::size_t i = 1; i < std::min<std::size_t>(jobs, requests.size()); ++i)
-      threads.emplace_back(work);
-    work();
-  }
+    const std::lock_guard lock(mutex);
+    if (error && !failure) failure = error;
+    if (!error && done) done(i);
+  });
   if (failure) std::rethrow_exception(failure);
   return artifacts;
 }

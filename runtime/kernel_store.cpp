@@ -6,11 +6,10 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <functional>
-#include <thread>
 #include <utility>
 
 #include "cache/fork_guard.hpp"
+#include "templates/parallel.hpp"
 
 namespace wyvern {
 namespace {
@@ -23,19 +22,6 @@ std::string local_key(const OperatorImpl& op, const BoundStep& step) {
   for (const AnyConstant& constant : step.source_template->constants)
     key += fmt::format("{}={},", name_of(constant), to_string(value_of(constant, step.constants)));
   return key;
-}
-
-/// Calls work(i) once for each i in [0, count), on up to `jobs` threads (0: one per core), the
-/// caller's among them.
-void in_parallel(std::size_t count, unsigned jobs, const std::function<void(std::size_t)>& work) {
-  std::atomic<std::size_t> next = 0;
-  const auto run = [&] {
-    for (std::size_t i = next++; i < count; i = next++) work(i);
-  };
-  if (jobs == 0) jobs = std::max(1U, std::thread::hardware_concurrency());
-  std::vector<std::jthread> threads;
-  for (std::size_t i = 1; i < std::min<std::size_t>(jobs, count); ++i) threads.emplace_back(run);
-  run();
 }
 
 }  // namespace

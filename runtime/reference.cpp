@@ -5,16 +5,15 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cmath>
 #include <limits>
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 
 #include "runtime/operators/operator.hpp"
 #include "runtime/reference_inputs.hpp"
+#include "templates/parallel.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern {
@@ -94,15 +93,10 @@ struct Task {
 
 template <class Work>
 void for_each_task(const Problem& p, unsigned threads, const Work& work) {
-  if (threads == 0) threads = std::max(1U, std::thread::hardware_concurrency());
-  const std::int64_t count = p.N * p.HV;
-  std::atomic<std::int64_t> next{0};
-  const auto run = [&] {
-    for (std::int64_t i = next++; i < count; i = next++) work(Task{i / p.HV, i % p.HV});
-  };
-  std::vector<std::jthread> pool;
-  for (std::int64_t i = 1; i < std::min<std::int64_t>(threads, count); ++i) pool.emplace_back(run);
-  run();
+  in_parallel(static_cast<std::size_t>(p.N * p.HV), threads, [&](std::size_t index) {
+    const auto i = static_cast<std::int64_t>(index);
+    work(Task{i / p.HV, i % p.HV});
+  });
 }
 
 // --- Forward and recurrent -----------------------------------------------------------------------

@@ -10,6 +10,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
+#include <utility>
 
 namespace wyvern::detail {
 namespace {
@@ -57,8 +59,19 @@ WyvernLlvmOutput to_abi(Output output) {
   return kWyvernLlvmSharedObject;
 }
 
-void append(void* text, const char* bytes, std::size_t size) {
-  static_cast<std::string*>(text)->append(bytes, size);
+/// What the plugin gives, or that there was no memory for it.
+struct Taken {
+  std::string bytes;
+  bool is_whole = true;
+};
+
+void take(void* taken, const char* bytes, std::size_t size) {
+  auto& to = *static_cast<Taken*>(taken);
+  try {
+    to.bytes.assign(bytes, size);
+  } catch (const std::bad_alloc&) {  // it must not pass through the plugin
+    to.is_whole = false;
+  }
 }
 
 [[noreturn]] void unavailable(const std::string& what) {
@@ -117,12 +130,14 @@ Code ClangPlugin::compile(const std::string& source, const std::string& label, c
   const std::string entry(kEntryPoint);
   const WyvernLlvmInput input{source.c_str(),   source.size(),    "kernel.cpp",  entry.c_str(),
                               arguments.data(), arguments.size(), to_abi(output)};
-  Code code;
+  Taken taken;
   std::uint64_t code_bytes = 0;
-  const WyvernLlvmStatus status = compile_(&input, &append, &code.bytes, &code_bytes);
+  const WyvernLlvmStatus status = compile_(&input, &take, &taken, &code_bytes);
+  if (status == kWyvernLlvmNoMemory || !taken.is_whole) throw std::bad_alloc();
+  Code code;
+  code.bytes = std::move(taken.bytes);
   if (status == kWyvernLlvmFailed)
-    throw Error(ErrorKind::kIo,
-                fmt::format("{} cannot be linked for want of {}", label, code.bytes));
+    throw Error(ErrorKind::kIo, fmt::format("{} cannot be linked: {}", label, code.bytes));
   if (status != kWyvernLlvmOk)
     throw Error(ErrorKind::kCompile,
                 fmt::format("{} does not compile ({}):\n{}", label, llvm_version(), code.bytes));

@@ -17,7 +17,8 @@ enum WyvernLlvmOutput : int {
 enum WyvernLlvmStatus : int {
   kWyvernLlvmOk = 0,
   kWyvernLlvmRejected = 1,  ///< the source is at fault; the bytes are the diagnostics
-  kWyvernLlvmFailed = 2,    ///< the machine is at fault (memory, descriptors); the bytes say how
+  kWyvernLlvmFailed = 2,    ///< the machine is at fault (descriptors, a pipe); the bytes say how
+  kWyvernLlvmNoMemory = 3,  ///< there are no bytes
 };
 
 struct WyvernLlvmInput {
@@ -30,11 +31,12 @@ struct WyvernLlvmInput {
   WyvernLlvmOutput output;
 };
 
-/// Takes the result, in one call: the output, or the error text.
+/// Takes the result, in one call: the output, or the error text. Throws nothing.
 using WyvernLlvmSink = void (*)(void* context, const char* bytes, std::size_t size);
 
 /// Compiles for the processor this runs on, with every feature it has. `code_bytes` receives the
-/// size of the machine code (0 for IR and assembly). Thread-safe.
+/// size of the machine code (0 for IR and assembly). Thread-safe. Throws nothing. LLVM is not made
+/// to go on once it has met a lack of memory: from then on every call gives kWyvernLlvmNoMemory.
 using WyvernLlvmCompile = WyvernLlvmStatus(const WyvernLlvmInput* input, WyvernLlvmSink sink,
                                            void* context, std::uint64_t* code_bytes);
 

@@ -86,10 +86,23 @@ const char* action_option(WyvernLlvmOutput output) {
 
 }  // namespace
 
-Result run_clang(const WyvernLlvmInput& input) {
-  register_native_target();
+namespace {
+
+/// All that a compile makes. Left as it is, and never destroyed, where an exception has passed
+/// through Clang, which is not made for any.
+struct Session {
   std::string log;
-  llvm::raw_string_ostream log_stream(log);
+  llvm::raw_string_ostream log_stream{log};
+  clang::CompilerInstance instance;
+  llvm::SmallString<0> bytes;
+  llvm::LLVMContext context;
+  std::unique_ptr<clang::CodeGenAction> action;
+};
+
+Result run(Session& session, const WyvernLlvmInput& input) {
+  std::string& log = session.log;
+  llvm::raw_string_ostream& log_stream = session.log_stream;
+  clang::CompilerInstance& instance = session.instance;
 
   std::vector<const char*> arguments{action_option(input.output)};
   for (const std::string& argument : host_arguments()) arguments.push_back(argument.c_str());
@@ -97,7 +110,6 @@ Result run_clang(const WyvernLlvmInput& input) {
   arguments.push_back("-main-file-name");
   arguments.push_back(input.file_name);
 
-  clang::CompilerInstance instance;
   instance.setVerboseOutputStream(log_stream);
   instance.createDiagnostics(
       new clang::TextDiagnosticPrinter(log_stream, &instance.getDiagnosticOpts()));
@@ -111,15 +123,24 @@ Result run_clang(const WyvernLlvmInput& input) {
   instance.getFrontendOpts().Inputs = {
       clang::FrontendInputFile(text->getMemBufferRef(), clang::InputKind(clang::Language::CXX))};
 
-  llvm::SmallString<0> bytes;
-  instance.setOutputStream(std::make_unique<llvm::raw_svector_ostream>(bytes));
-  llvm::LLVMContext context;
+  instance.setOutputStream(std::make_unique<llvm::raw_svector_ostream>(session.bytes));
   auto handler = std::make_unique<CollectingHandler>(log);
   const CollectingHandler& back_end = *handler;
-  context.setDiagnosticHandler(std::move(handler));
-  const std::unique_ptr<clang::CodeGenAction> action = make_action(input.output, &context);
-  if (!instance.ExecuteAction(*action) || back_end.failed()) return {kWyvernLlvmRejected, log};
-  return {kWyvernLlvmOk, bytes.str().str()};
+  session.context.setDiagnosticHandler(std::move(handler));
+  session.action = make_action(input.output, &session.context);
+  if (!instance.ExecuteAction(*session.action) || back_end.failed())
+    return {kWyvernLlvmRejected, log};
+  return {kWyvernLlvmOk, session.bytes.str().str()};
+}
+
+}  // namespace
+
+Result run_clang(const WyvernLlvmInput& input) {
+  register_native_target();
+  auto* session = new Session;
+  Result result = run(*session, input);
+  delete session;
+  return result;
 }
 
 }  // namespace wyvern::llvm_plugin

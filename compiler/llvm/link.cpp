@@ -12,8 +12,11 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <mutex>
+#include <new>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -75,7 +78,7 @@ class Descriptor {
 };
 
 Result system_failure(const char* what) {
-  return {kWyvernLlvmFailed, std::string(what) + ": " + std::strerror(errno)};
+  return {kWyvernLlvmFailed, std::string("there is no ") + what + ": " + std::strerror(errno)};
 }
 
 bool write_all(const Descriptor& file, const std::string& bytes) {
@@ -97,6 +100,24 @@ std::string read_all(const Descriptor& pipe) {
   }
 }
 
+/// What LLD says. After some errors (no descriptor for its output, say) it ends the process, and
+/// only the message comes before that; so the message is thrown as soon as it is complete.
+class Messages : public llvm::raw_ostream {
+ public:
+  Messages() : raw_ostream(/*unbuffered=*/true) {}
+  const std::string& text() const { return text_; }
+
+ private:
+  void write_impl(const char* bytes, std::size_t size) override {
+    text_.append(bytes, size);
+    if (text_.find("error: ") != text_.npos && text_.back() == '\n')
+      throw std::runtime_error(text_);
+  }
+  std::uint64_t current_pos() const override { return text_.size(); }
+
+  std::string text_;
+};
+
 Result run_lld(const std::string& in, const std::string& out) {
   // --threads=1: a kernel is far too small for LLD's thread pool to pay.
   const std::vector<const char*> arguments{
@@ -105,12 +126,12 @@ Result run_lld(const std::string& in, const std::string& out) {
       "--threads=1",     "-o",      out.c_str(),   in.c_str()};
   // LLD also resets LLVM's command-line options to their defaults. Compiles read those meanwhile,
   // which is safe as long as none is ever set: pass no -mllvm option, here or to Clang.
-  std::string log;
-  llvm::raw_string_ostream stream(log);
+  Messages messages;
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  const lld::Result result = lld::lldMain(arguments, stream, stream, {{lld::Gnu, &lld::elf::link}});
-  return {result.retCode == 0 ? kWyvernLlvmOk : kWyvernLlvmRejected, log};
+  const lld::Result result =
+      lld::lldMain(arguments, messages, messages, {{lld::Gnu, &lld::elf::link}});
+  return {result.retCode == 0 ? kWyvernLlvmOk : kWyvernLlvmFailed, messages.text()};
 }
 
 }  // namespace
@@ -134,11 +155,27 @@ Result link_shared(const std::string& object, const std::string& entry) {
   if (pipe2(ends.data(), O_CLOEXEC) != 0) return system_failure("a pipe from the linker");
   const Descriptor from_linker(ends[0]);
   Descriptor to_us(ends[1]);
+  // Nothing is thrown while the thread runs, nor in it.
   std::string library;
-  std::thread reader([&] { library = read_all(from_linker); });
-  Result linked = run_lld(in.path(), to_us.path());
+  bool is_read = false;
+  std::thread reader([&] {
+    try {
+      library = read_all(from_linker);
+      is_read = true;
+    } catch (const std::bad_alloc&) {
+    }
+  });
+  std::exception_ptr failure;
+  Result linked;
+  try {
+    linked = run_lld(in.path(), to_us.path());
+  } catch (...) {
+    failure = std::current_exception();
+  }
   to_us.close();
   reader.join();
+  if (failure) std::rethrow_exception(failure);
+  if (!is_read) throw std::bad_alloc();
   if (linked.status == kWyvernLlvmOk) linked.bytes = std::move(library);
   return linked;
 }

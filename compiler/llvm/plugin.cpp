@@ -1,10 +1,34 @@
 #include <llvm/Config/llvm-config.h>
+#include <llvm/Support/ErrorHandling.h>
 
+#include <atomic>
+#include <new>
+#include <stdexcept>
+#include <string_view>
 #include <utility>
 
 #include "compiler/llvm/abi.hpp"
 #include "compiler/llvm/clang.hpp"
 #include "compiler/llvm/link.hpp"
+
+namespace {
+
+using namespace wyvern::llvm_plugin;
+
+WyvernLlvmStatus compile(const WyvernLlvmInput& input, WyvernLlvmSink sink, void* context,
+                         std::uint64_t* code_bytes) {
+  Result result = run_clang(input);
+  const bool machine_code =
+      input.output == kWyvernLlvmObject || input.output == kWyvernLlvmSharedObject;
+  if (result.status == kWyvernLlvmOk && machine_code) {
+    *code_bytes = text_size(result.bytes);
+    if (input.output == kWyvernLlvmSharedObject) result = link_shared(result.bytes, input.entry);
+  }
+  sink(context, result.bytes.data(), result.bytes.size());
+  return result.status;
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -17,17 +41,27 @@ __attribute__((visibility("default"))) const char* wyvern_llvm_version() {
 
 __attribute__((visibility("default"))) WyvernLlvmStatus wyvern_llvm_compile(
     const WyvernLlvmInput* input, WyvernLlvmSink sink, void* context, std::uint64_t* code_bytes) {
-  using namespace wyvern::llvm_plugin;
   *code_bytes = 0;
-  Result result = run_clang(*input);
-  const bool machine_code =
-      input->output == kWyvernLlvmObject || input->output == kWyvernLlvmSharedObject;
-  if (result.status == kWyvernLlvmOk && machine_code) {
-    *code_bytes = text_size(result.bytes);
-    if (input->output == kWyvernLlvmSharedObject) result = link_shared(result.bytes, input->entry);
-  }
-  sink(context, result.bytes.data(), result.bytes.size());
-  return result.status;
+  static const bool throws_instead = [] {
+    // LLVM's own way is to end the process.
+    llvm::install_bad_alloc_error_handler([](void*, const char*, bool) { throw std::bad_alloc(); });
+    llvm::install_fatal_error_handler([](void*, const char*, bool) { throw std::bad_alloc(); });
+    return true;
+  }();
+  static_cast<void>(throws_instead);
+  // What an exception left in LLVM is never touched again: its code is not made for them.
+  static std::atomic<bool> broken = false;
+  if (!broken) try {
+      return compile(*input, sink, context, code_bytes);
+    } catch (const std::runtime_error& error) {  // of the linker
+      broken = true;
+      const std::string_view text = error.what();
+      sink(context, text.data(), text.size());
+      return kWyvernLlvmFailed;
+    } catch (...) {
+      broken = true;
+    }
+  return kWyvernLlvmNoMemory;
 }
 
 }  // extern "C"

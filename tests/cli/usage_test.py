@@ -70,11 +70,13 @@ class Usage(Case):
         """tools/README.md names the options that select a problem, and no others."""
         page = (Path(__file__).parents[2] / "tools" / "README.md").read_text()
         section = page.split("## Selecting a problem")[1].split("\n## ")[0]
-        shown = set(re.findall(r"--[A-Za-z][-A-Za-z0-9]*", self.wyvern("example", "--help").stdout))
-        named = set(re.findall(r"--[A-Za-z][-A-Za-z0-9]*", section))
+        options = re.compile(r"--[A-Za-z][-A-Za-z0-9]*")
+        shown = set(options.findall(self.wyvern("example", "--help").stdout))
+        named = set(options.findall(section))
         general = {"--help", "--json", "--seed", "--output"}
         self.assertLessEqual({"--pass", "--num-householder", "--no-A-log"}, shown)
         self.assertEqual(shown - general - named, set(), "not in tools/README.md")
+        shown |= set(options.findall(self.wyvern("tune", "--help").stdout)) & {"--problem"}
         self.assertEqual({name for name in named if not name.endswith("-")} - shown - {"--help"},
                          set(), "no option of this build")
 

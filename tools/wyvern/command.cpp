@@ -14,6 +14,8 @@
 #include <string_view>
 #include <utility>
 
+#include <unistd.h>
+
 #include "tools/wyvern/output.hpp"
 
 namespace wyvern::cli {
@@ -34,6 +36,8 @@ Failure describe(const Error& error) {
   }
   return {"internal", error.what(), kFailed};
 }
+
+#define WYVERN_NO_MEMORY "there is not enough memory for this problem"
 
 constexpr std::size_t kLongestMessage = 2000;  ///< bytes; a compiler's log may be longer
 
@@ -61,6 +65,12 @@ int report(const Failure& failure, bool json) {
 std::string one_line(std::string text) {
   std::replace(text.begin(), text.end(), '\n', ' ');
   return text;
+}
+
+/// A command line that does not parse must still answer in JSON when it asks for it.
+bool asks_for_json(int argc, char** argv) {
+  return argc > 1 && std::any_of(argv + 1, argv + argc,
+                                 [](std::string_view argument) { return argument == "--json"; });
 }
 
 bool parse_switch(const std::string& name, std::string_view text) {
@@ -195,10 +205,20 @@ std::function<int()> Command::parse(int argc, char** argv) {
   return [this, action = verb->second] { return action(json_); };
 }
 
+int report_no_memory(int argc, char** argv) noexcept {
+  // Straight to the descriptors: the streams may have no buffers yet.
+  const auto print = [](int file, std::string_view text) {
+    static_cast<void>(::write(file, text.data(), text.size()) < 0);
+  };
+  print(STDERR_FILENO, "wyvern: " WYVERN_NO_MEMORY "\n");
+  if (asks_for_json(argc, argv))
+    print(STDOUT_FILENO, "{\"error\": {\"kind\": \"memory\", \"message\": \"" WYVERN_NO_MEMORY
+                         "\", \"exit_code\": 3}}\n");
+  return kFailed;
+}
+
 int Command::run(int argc, char** argv) {
-  // A command line that does not parse must still answer in JSON when it asks for it.
-  const bool json = std::any_of(argv + 1, argv + argc,
-                                [](std::string_view argument) { return argument == "--json"; });
+  const bool json = asks_for_json(argc, argv);
   try {
     const int code = parse(argc, argv)();
     flush_output();
@@ -213,7 +233,7 @@ int Command::run(int argc, char** argv) {
   } catch (const Error& error) {
     return report(describe(error), json);
   } catch (const std::bad_alloc&) {
-    return report({"memory", "there is not enough memory for this problem", kFailed}, json);
+    return report({"memory", WYVERN_NO_MEMORY, kFailed}, json);
   } catch (const std::exception& error) {
     return report({"internal", one_line(error.what()), kFailed}, json);
   }

@@ -44,6 +44,9 @@ class Command {
   std::vector<std::pair<CLI::App*, Action>> verbs_, actions_;
 };
 
+/// What is said where there is no memory for anything else; returns the exit code.
+int report_no_memory(int argc, char** argv) noexcept;
+
 /// A flag, which may also be given a value: --name=true or --name=false, nothing else.
 void add_switch(CLI::App& verb, const std::string& name, std::function<void(bool)> set,
                 const std::string& help);

@@ -1,6 +1,9 @@
 #include <fcntl.h>
 
 #include <csignal>
+#include <cstdlib>
+#include <exception>
+#include <new>
 #include <string_view>
 
 #include "autotune/worker.hpp"
@@ -17,13 +20,23 @@ void hold_standard_descriptors() {
     if (fcntl(number, F_GETFD) < 0) open("/dev/null", number == 0 ? O_WRONLY : O_RDONLY);
 }
 
-}  // namespace
+using namespace wyvern::cli;
 
-int main(int argc, char** argv) {
-  using namespace wyvern::cli;
-  hold_standard_descriptors();
-  // A write beyond the limit of a file's size is an error like that of a full disk.
-  std::signal(SIGXFSZ, SIG_IGN);
+std::terminate_handler other_end = nullptr;
+
+/// A lack of memory that meets a destructor (the JSON library's allocate) or the end of a thread
+/// cannot be caught. Nothing is half done by then that another process could see.
+void end_without_memory() {
+  try {
+    if (const std::exception_ptr error = std::current_exception()) std::rethrow_exception(error);
+  } catch (const std::bad_alloc&) {
+    std::_Exit(report_no_memory(0, nullptr));
+  } catch (...) {  // another defect, which is to be seen as one
+  }
+  other_end();
+}
+
+int run(int argc, char** argv) {
   // The tuner's worker process speaks its own protocol and is no verb for people.
   if (argc == 2 && argv[1] == kWorkerArgument) return wyvern::worker_main(0, 1);
   Command command;
@@ -39,4 +52,18 @@ int main(int argc, char** argv) {
   add_report(command);
   add_manual(command);
   return command.run(argc, argv);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  hold_standard_descriptors();
+  // A write beyond the limit of a file's size is an error like that of a full disk.
+  std::signal(SIGXFSZ, SIG_IGN);
+  other_end = std::set_terminate(end_without_memory);
+  try {
+    return run(argc, argv);
+  } catch (const std::exception&) {  // not even for the words that say so
+    return report_no_memory(argc, argv);
+  }
 }

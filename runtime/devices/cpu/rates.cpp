@@ -7,8 +7,9 @@
 #include <cstring>
 #include <functional>
 #include <memory>
-#include <thread>
 #include <vector>
+
+#include "templates/parallel.hpp"
 
 namespace wyvern {
 namespace {
@@ -23,10 +24,8 @@ double seconds_of(const std::function<void()>& work) {
 
 /// Runs work(thread) on every thread at once.
 void on_threads(int threads, const std::function<void(int)>& work) {
-  std::vector<std::thread> others;
-  for (int i = 1; i < threads; ++i) others.emplace_back(work, i);
-  work(0);
-  for (std::thread& thread : others) thread.join();
+  in_parallel(static_cast<std::size_t>(threads), static_cast<unsigned>(threads),
+              [&](std::size_t i) { work(static_cast<int>(i)); });
 }
 
 /// Bytes read and written a second by copies far larger than a cache.

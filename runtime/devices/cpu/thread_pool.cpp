@@ -13,7 +13,8 @@
 namespace wyvern {
 namespace {
 
-/// The calling thread's scratch, grown to the largest size it was ever asked for.
+/// The calling thread's scratch, grown to the largest size it was ever asked for; null for want of
+/// memory.
 void* thread_scratch(std::size_t bytes) {
   constexpr std::align_val_t kAlignment{64};
   struct Free {
@@ -23,8 +24,8 @@ void* thread_scratch(std::size_t bytes) {
   thread_local std::size_t capacity = 0;
   if (bytes > capacity) {
     memory.reset();
-    memory.reset(::operator new(bytes, kAlignment));
-    capacity = bytes;
+    memory.reset(::operator new(bytes, kAlignment, std::nothrow));
+    capacity = memory != nullptr ? bytes : 0;
   }
   return memory.get();
 }
@@ -44,11 +45,16 @@ void pause() {
 // The loop's state is one word: a generation and how many blocks are not yet claimed. A thread
 // claims a block by decrementing the count of the generation it saw; a thread that comes late finds
 // nothing left and harms nobody, so the caller waits for blocks, never for threads. The job's
-// fields are read only after a claim, which keeps the job alive until that block is done.
+// fields are read only after a claim, which keeps the job alive until that block is done. Scratch
+// is allocated before it, so that a thread that has no memory leaves the blocks to others.
 class ThreadPool::Impl {
  public:
   explicit Impl(unsigned threads) {
-    for (unsigned i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+    try {
+      workers_.reserve(threads);
+      for (unsigned i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+    } catch (const std::exception&) {  // the system starts no more; these do
+    }
   }
   ~Impl() {
     stop_.store(true);
@@ -60,23 +66,26 @@ class ThreadPool::Impl {
   unsigned threads() const { return static_cast<unsigned>(workers_.size()) + 1; }
 
   void run(std::int64_t count, std::size_t scratch_bytes, Body body, const void* context) {
+    void* scratch = thread_scratch(scratch_bytes);
+    if (scratch == nullptr && scratch_bytes > 0) throw std::bad_alloc();
     // The word does not count past kCount.
     const bool countable = static_cast<std::uint64_t>(count) <= kCount;
     if (workers_.empty() || count == 1 || !countable || !busy_.try_lock()) {
-      void* scratch = thread_scratch(scratch_bytes);
       for (std::int64_t i = 0; i < count; ++i) body(context, i, scratch);
       return;
     }
     const Lock lock(busy_, std::adopt_lock);
     count_ = count;
     scratch_bytes_ = scratch_bytes;
+    if (scratch_bytes > most_scratch_.load(std::memory_order_relaxed))
+      most_scratch_.store(scratch_bytes, std::memory_order_relaxed);
     body_ = body;
     context_ = context;
     left_.store(count, std::memory_order_relaxed);
     const std::uint64_t generation = (state_.load() & ~kCount) + kGeneration;
     state_.store(generation | static_cast<std::uint64_t>(count));
     state_.notify_all();
-    while (claim_and_run()) {
+    while (claim_and_run(/*has_scratch=*/true)) {
     }
     while (left_.load(std::memory_order_acquire) != 0) pause();
   }
@@ -85,10 +94,13 @@ class ThreadPool::Impl {
   static constexpr std::uint64_t kGeneration = std::uint64_t{1} << 40;
   static constexpr std::uint64_t kCount = kGeneration - 1;
 
-  bool claim_and_run() {
+  bool claim_and_run(bool has_scratch) {
     std::uint64_t seen = state_.load(std::memory_order_acquire);
     do {
       if ((seen & kCount) == 0) return false;
+      // Set before the generation that was seen, and never lowered.
+      const std::size_t scratch = most_scratch_.load(std::memory_order_relaxed);
+      if (!has_scratch && scratch > 0 && thread_scratch(scratch) == nullptr) return false;
     } while (!state_.compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel));
     const std::int64_t index = count_ - static_cast<std::int64_t>(seen & kCount);
     body_(context_, index, thread_scratch(scratch_bytes_));
@@ -99,7 +111,7 @@ class ThreadPool::Impl {
   void work() {
     std::uint64_t seen = 0;
     while (!stop_.load(std::memory_order_relaxed)) {
-      while (claim_and_run()) {
+      while (claim_and_run(/*has_scratch=*/false)) {
       }
       seen = state_.load();
       if ((seen & kCount) != 0) continue;
@@ -116,6 +128,7 @@ class ThreadPool::Impl {
   std::atomic<std::uint64_t> state_{0};
   std::atomic<std::int64_t> left_{0};
   std::atomic<bool> stop_{false};
+  std::atomic<std::size_t> most_scratch_{0};  ///< of all jobs so far
   std::int64_t count_ = 0;
   std::size_t scratch_bytes_ = 0;
   Body body_ = nullptr;
