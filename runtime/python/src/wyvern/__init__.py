@@ -5,7 +5,8 @@
 
 ``wyvern.ops`` has the operators for PyTorch, under the names that flash-linear-attention gives them.
 ``policy`` says where their plans come from, ``tune`` finds faster ones, ``prepared`` tells which are in use
-and ``cache`` looks after what is stored. Nothing here imports PyTorch before it is used.
+and ``cache`` looks after what is stored. ``fla`` and ``transformers`` have those libraries compute with them.
+Nothing here imports PyTorch before it is used.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from ._extension import prepared, version
 from ._policy import policy
 
 if TYPE_CHECKING:
-    from . import cache, ops
+    from . import cache, fla, ops, transformers
     from .tuning import tune
 
-__all__ = ["__version__", "cache", "ops", "policy", "prepared", "tune"]
+__all__ = ["__version__", "cache", "fla", "ops", "policy", "prepared", "transformers", "tune"]
 
-_MODULES = ("cache", "ops")
+_MODULES = ("cache", "fla", "ops", "transformers")
 
 
 def __getattr__(name: str):

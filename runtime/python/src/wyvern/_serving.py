@@ -1,0 +1,110 @@
+"""Calls of another library that Wyvern serves where it can; what it served and declined is counted."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# What an operator raises before anything ran. A device that failed or has no memory left is not among
+# them: the library's own kernels would fail there too, and say less.
+_DECLINED = (TypeError, ValueError, RuntimeError)
+_FAILED = (torch.OutOfMemoryError, torch.AcceleratorError)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Counts of calls since the start or the last reset.
+
+    served: by function. declined: by function, then by reason; those went to the library's own function.
+    """
+
+    served: dict[str, int]
+    declined: dict[str, dict[str, int]]
+
+    def __str__(self) -> str:
+        lines = [f"{name}: {count} served" for name, count in sorted(self.served.items())]
+        for name, reasons in sorted(self.declined.items()):
+            lines += [f"{name}: {count} declined: {why}" for why, count in sorted(reasons.items())]
+        return "\n".join(lines) or "no calls"
+
+
+class Counts:
+    """What :class:`Report` tells, from all threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._served: dict[str, int] = {}
+        self._declined: dict[str, dict[str, int]] = {}
+
+    def served(self, name: str) -> None:
+        with self._lock:
+            self._served[name] = self._served.get(name, 0) + 1
+
+    def declined(self, name: str, reason: str) -> None:
+        with self._lock:
+            reasons = self._declined.setdefault(name, {})
+            reasons[reason] = reasons.get(reason, 0) + 1
+
+    def report(self, reset: bool) -> Report:
+        with self._lock:
+            declined = {name: dict(reasons) for name, reasons in self._declined.items()}
+            told = Report(dict(self._served), declined)
+            if reset:
+                self._served.clear()
+                self._declined.clear()
+        return told
+
+    def attempt(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, str | None]:
+        """What function makes of a call and None, or None and the reason why it declines."""
+        try:
+            result = function(*args, **kwargs)
+        except _FAILED:
+            raise
+        except _DECLINED as error:
+            reason = str(error)
+            self.declined(function.__name__, reason)
+            return None, reason
+        self.served(function.__name__)
+        return result, None
+
+
+def replacement(
+    original: Callable[..., Any],
+    function: Callable[..., Any],
+    counts: Counts,
+    is_on: Callable[[], bool],
+) -> Callable[..., Any]:
+    """original, with its name and signature, whose calls function serves where it can.
+
+    It is not traced by torch.compile: whether a call is served shows when it is made.
+    """
+
+    @torch.compiler.disable
+    @functools.wraps(original)
+    def serve(*args: Any, **kwargs: Any) -> Any:
+        if is_on():
+            result, reason = counts.attempt(function, *args, **kwargs)
+            if reason is None:
+                return result
+        return original(*args, **kwargs)
+
+    return serve
+
+
+def exchange(pairs: list[tuple[Callable[..., Any], Callable[..., Any]]]) -> None:
+    """Puts the second of each pair wherever a global of an imported module is the first."""
+    other = {id(old): new for old, new in pairs}
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", None)
+        if not isinstance(names, dict):
+            continue
+        for name, value in list(names.items()):
+            new = other.get(id(value))
+            if new is not None:
+                names[name] = new

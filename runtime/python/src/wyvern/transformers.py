@@ -1,0 +1,146 @@
+"""The delta rules of transformers' models, computed by Wyvern where it can.
+
+    import wyvern.transformers
+    wyvern.transformers.enable()
+    model.generate(...)                  # Qwen3-Next, Qwen3.5, Kimi Linear, OLMo hybrid
+    print(wyvern.transformers.report())  # what was served, and what was not and why
+
+Needs transformers with these models; one whose module is missing is left out. Their modules' functions are
+replaced, so models that exist are served too. What Wyvern declines goes to the model's own function, which
+calls flash-linear-attention where that is installed, else PyTorch.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from . import ops
+from ._serving import Counts, Report, exchange
+
+__all__ = ["Report", "disable", "enable", "is_enabled", "report"]
+
+_MODELS = ("kimi_linear", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next")
+# What the models' modules call the functions.
+_FUNCTIONS = {
+    "chunk_kimi_delta_attention": ops.chunk_kda,
+    "recurrent_kimi_delta_attention": ops.fused_recurrent_kda,
+    "torch_chunk_gated_delta_rule": ops.chunk_gated_delta_rule,
+    "torch_recurrent_gated_delta_rule": ops.fused_recurrent_gated_delta_rule,
+}
+
+_counts = Counts()
+_lock = threading.Lock()
+_enabled = False
+# The models' functions and what stands in their places while enabled.
+_pairs: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
+
+
+class enable:  # noqa: N801 (called as a function)
+    """Serves the models' delta rules from now on, for all threads of the process.
+
+    As a context manager it disables at the end what it enabled::
+
+        with wyvern.transformers.enable():
+            tokens = model.generate(prompt)
+
+    Raises:
+        ImportError: transformers is not installed, or none of the models is in it.
+    """
+
+    def __init__(self) -> None:
+        self._first = _set(True)
+
+    def __enter__(self) -> enable:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._first:
+            disable()
+
+
+def disable() -> None:
+    """Gives the models their own functions back; counts are kept."""
+    _set(False)
+
+
+def is_enabled() -> bool:
+    """Whether calls are served."""
+    return _enabled
+
+
+def report(reset: bool = False) -> Report:
+    """Counts of served calls by function of wyvern.ops, and of declined ones by function and reason.
+
+    reset: count from 0 again.
+    """
+    return _counts.report(reset)
+
+
+def _set(enabled: bool) -> bool:
+    """Whether that changed anything."""
+    global _enabled
+    with _lock:
+        if enabled == _enabled:
+            return False
+        if enabled:
+            if not _pairs:
+                _pairs.extend(_find())
+            exchange(_pairs)
+        else:
+            exchange([(new, old) for old, new in _pairs])
+        _enabled = enabled
+    return True
+
+
+def _find() -> list[tuple[Callable[..., Any], Callable[..., Any]]]:
+    """Every model's functions and their replacements."""
+    found = []
+    missing: ImportError | None = None
+    for model in _MODELS:
+        try:
+            module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
+        except ImportError as error:
+            missing = error
+            continue
+        for name, function in _FUNCTIONS.items():
+            original = getattr(module, name, None)
+            if original is not None:
+                found.append((original, _serving(original, function)))
+    if not found:
+        raise ImportError(
+            "wyvern.transformers needs transformers with Qwen3-Next, Qwen3.5, Kimi Linear or OLMo "
+            f"hybrid: pip install -U transformers ({missing})"
+        ) from missing
+    return found
+
+
+def _serving(original: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """original, whose calls function serves where it can.
+
+    Models pass on every keyword argument of their own; as transformers does for other libraries, those
+    that function does not name are left out. A traced model keeps its own function.
+    """
+    accepted = frozenset(inspect.signature(function).parameters)
+
+    @functools.wraps(original)
+    def serve(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(*args, **kwargs)
+        given = {name: value for name, value in kwargs.items() if name in accepted}
+        result, reason = _counts.attempt(function, *args, **given)
+        return result if reason is None else original(*args, **kwargs)
+
+    return serve

@@ -1,0 +1,154 @@
+"""Tiny random models of transformers, generating with Wyvern what they generate with PyTorch."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip(
+    "transformers.models.kimi_linear",
+    reason="transformers with Kimi Linear is not installed: pip install transformers",
+)
+import wyvern.transformers as served
+
+HYBRID = ["linear_attention", "full_attention", "linear_attention"]
+COMMON = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "num_experts_per_tok": 2,
+    "layer_types": HYBRID,
+    "initializer_range": 0.3,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+LINEAR = {
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+# The model's module, its configuration's and its own class, what is its own in the configuration.
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        "Qwen3NextForCausalLM",
+        LINEAR | {"num_experts": 4, "head_dim": 32, "shared_expert_intermediate_size": 32},
+    ),
+    "kimi_linear": (
+        "KimiLinearConfig",
+        "KimiLinearForCausalLM",
+        {
+            "num_local_experts": 4,
+            "kv_lora_rank": 32,
+            "qk_rope_head_dim": 16,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 32,
+            "linear_head_dim": 32,
+            "linear_num_heads": 2,
+        },
+    ),
+}
+CALLS = {
+    "qwen3_next": ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"),
+    "kimi_linear": ("chunk_kda", "fused_recurrent_kda"),
+}
+NEW_TOKENS = 8
+
+
+def module_of(model: str) -> Any:
+    return importlib.import_module(f"transformers.models.{model}.modeling_{model}")
+
+
+def tiny(model: str) -> Any:
+    config, language_model, own = MODELS[model]
+    torch.manual_seed(0)
+    package = importlib.import_module("transformers")
+    made = getattr(package, language_model)(getattr(package, config)(**COMMON | own))
+    return made.float().eval()
+
+
+def generate(model: Any) -> Any:
+    prompt = torch.randint(0, 97, (2, 70), generator=torch.Generator().manual_seed(1))
+    return model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        do_sample=False,
+        max_new_tokens=NEW_TOKENS,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+
+
+@pytest.fixture(autouse=True)
+def counted_from_zero(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Without Wyvern every model computes by PyTorch, whether other libraries are installed or not."""
+    for model in MODELS:
+        module = module_of(model)
+        for name in served._FUNCTIONS:
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, inspect.unwrap(getattr(module, name)))
+    monkeypatch.setattr(served, "_pairs", [])
+    served.report(reset=True)
+    yield
+    served.disable()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_same_tokens(model: str) -> None:
+    language_model = tiny(model)
+    wanted = generate(language_model)
+    assert not served.report().served
+    with served.enable():
+        got = generate(language_model)
+    assert torch.equal(got.sequences, wanted.sequences)
+    for logits, exact in zip(got.logits, wanted.logits, strict=True):
+        assert (logits - exact).norm() < 1e-4 * exact.norm()
+    chunked, recurrent = CALLS[model]
+    layers = HYBRID.count("linear_attention")
+    counted = served.report()
+    assert counted.served == {chunked: layers, recurrent: layers * (NEW_TOKENS - 1)}
+    assert not counted.declined
+
+
+def test_gradients_of_a_model() -> None:
+    language_model = tiny("qwen3_next")
+    tokens = torch.randint(0, 97, (1, 20), generator=torch.Generator().manual_seed(2))
+
+    def gradients() -> list[torch.Tensor]:
+        loss = language_model(tokens, labels=tokens).loss
+        return list(torch.autograd.grad(loss, list(language_model.parameters()), allow_unused=True))
+
+    wanted = gradients()
+    with served.enable():
+        got = gradients()
+    assert served.report().served == {"chunk_gated_delta_rule": 2}
+    for gradient, exact in zip(got, wanted, strict=True):
+        assert (gradient is None) == (exact is None)
+        if exact is not None:
+            assert (gradient - exact).norm() <= 1e-3 * exact.norm() + 1e-7
+
+
+def test_what_is_declined_goes_to_the_model() -> None:
+    module = module_of("qwen3_next")
+    own = module.torch_chunk_gated_delta_rule
+    q, k, v = (torch.randn(1, 5, 1, 300) for _ in range(3))
+    gates = {"g": -torch.rand(1, 5, 1), "beta": torch.rand(1, 5, 1)}
+    wanted, _ = own(q, k, v, **gates)
+    with served.enable():
+        assert module.torch_chunk_gated_delta_rule is not own
+        o, _ = module.torch_chunk_gated_delta_rule(q, k, v, **gates, use_cache=True)
+    assert torch.equal(o, wanted)
+    (reason,) = served.report().declined["chunk_gated_delta_rule"]
+    assert "K is 300" in reason
+    assert module.torch_chunk_gated_delta_rule is own
