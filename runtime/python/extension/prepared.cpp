@@ -9,8 +9,9 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
+
+#include "cache/mutex.hpp"
 
 namespace wyvern::extension {
 namespace {
@@ -38,7 +39,7 @@ using Table = std::unordered_map<std::string, std::shared_ptr<const Prepared>>;
 
 /// What the whole process shares. Never destroyed: threads may outlive main().
 struct Shared {
-  std::mutex mutex;
+  Mutex mutex;
   Table table;
   std::map<std::int32_t, wyvern_device*> devices;  ///< by number, -1 the CPU
   wyvern_runtime* runtime = nullptr;
@@ -48,15 +49,17 @@ Shared& shared() {
   static Shared* const all = [] {
     auto* made = new Shared;
     // A child of fork() must find the lock free; it is held for moments only.
-    pthread_atfork([] { shared().mutex.lock(); }, [] { shared().mutex.unlock(); },
-                   [] { shared().mutex.unlock(); });
+    // It is taken by one of these functions and let go by the others.
+    pthread_atfork([]() WYVERN_UNCHECKED_LOCKING { shared().mutex.lock(); },
+                   []() WYVERN_UNCHECKED_LOCKING { shared().mutex.unlock(); },
+                   []() WYVERN_UNCHECKED_LOCKING { shared().mutex.unlock(); });
     return made;
   }();
   return *all;
 }
 
 wyvern_device* device_of(std::int32_t number) {
-  const std::scoped_lock lock(shared().mutex);
+  const Lock lock(shared().mutex);
   wyvern_device*& device = shared().devices[number];
   if (device == nullptr)
     check(wyvern_device_open(number < 0 ? "cpu" : ("cuda:" + std::to_string(number)).c_str(),
@@ -65,7 +68,7 @@ wyvern_device* device_of(std::int32_t number) {
 }
 
 wyvern_runtime* runtime() {
-  const std::scoped_lock lock(shared().mutex);
+  const Lock lock(shared().mutex);
   if (shared().runtime == nullptr) check(wyvern_runtime_create(nullptr, &shared().runtime));
   return shared().runtime;
 }
@@ -360,7 +363,7 @@ void write_key(const Request& request, std::string& key) {
 }
 
 std::shared_ptr<const Prepared> find_shared(const std::string& key, std::uint64_t now) {
-  const std::scoped_lock lock(shared().mutex);
+  const Lock lock(shared().mutex);
   if (generation.load(std::memory_order_acquire) != now) return nullptr;
   const auto found = shared().table.find(key);
   return found == shared().table.end() ? nullptr : found->second;
@@ -368,7 +371,7 @@ std::shared_ptr<const Prepared> find_shared(const std::string& key, std::uint64_
 
 void keep_shared(const std::string& key, const std::shared_ptr<const Prepared>& made,
                  std::uint64_t now) {
-  const std::scoped_lock lock(shared().mutex);
+  const Lock lock(shared().mutex);
   if (generation.load(std::memory_order_acquire) != now) return;
   if (shared().table.size() >= kMostOfProcess) shared().table.clear();
   shared().table.insert_or_assign(key, made);
@@ -410,14 +413,14 @@ const Prepared& prepared(const Request& request) {
 void set_policy(int policy) { current_policy.store(policy, std::memory_order_relaxed); }
 int policy() { return current_policy.load(std::memory_order_relaxed); }
 std::string described() {
-  const std::scoped_lock lock(shared().mutex);
+  const Lock lock(shared().mutex);
   std::string list;
   for (const auto& [key, one] : shared().table)
     list += (list.empty() ? "" : ",\n ") + one->description;
   return "[" + list + "]";
 }
 void forget() {
-  const std::scoped_lock lock(shared().mutex);
+  const Lock lock(shared().mutex);
   shared().table.clear();
   generation.fetch_add(1, std::memory_order_acq_rel);
 }

@@ -18,6 +18,13 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.fixture(autouse=True)
+def _same_numbers_every_run() -> None:
+    """Random gradients and parameters repeat: a sum over all tokens (A_log's gradient) that happens to
+    nearly vanish has a relative error without bound."""
+    torch.manual_seed(0)
+
+
 @dataclass
 class Call:
     """An operator's function, its tensors by parameter, its options, and the same for the reference."""

@@ -6,7 +6,7 @@
 namespace wyvern::cuda {
 
 /// A block's walk through a sequence, in chunks.
-struct Walk {
+struct SharedWalk {
   int64 token;         ///< the first
   int tokens, chunks;  ///< of the walk
   int warm;            ///< chunks in front whose output is another block's
@@ -53,11 +53,12 @@ WYVERN_DEVICE int warm_up(int first, float* sums, Stretch&& stretch) {
 /// own a block must walk through, for what was before them not to count. The last shares come
 /// first: where they have the whole sequence to walk through, the others have less.
 template <int Rows, class WarmUp>
-WYVERN_DEVICE Walk share_out(const Sequence& sequence, int share, int shares, WarmUp&& warm_up) {
+WYVERN_DEVICE SharedWalk share_out(const Sequence& sequence, int share, int shares,
+                                   WarmUp&& warm_up) {
   const int64 all = ceil_div(sequence.tokens, Rows);
   const int first = static_cast<int>(all * share / shares);
   const int last = static_cast<int>(all * (share + 1) / shares);
-  Walk walk;
+  SharedWalk walk;
   walk.to_end = share + 1 == shares;
   walk.warm = first > 0 && first < last ? warm_up(first) : 0;
   const int start = first - walk.warm;

@@ -36,7 +36,7 @@ using SquareTile = sm90::SwizzledTile<DTYPE, kRows, kRows>;
 using Position = sm90::Pipeline<kStages>::Position;
 
 /// What all warps of a block know.
-struct Block : Walk {
+struct Block : SharedWalk {
   unsigned char* shared;
   int sequence, head, tile;
 
@@ -612,7 +612,7 @@ WYVERN_KERNEL(kThreads, 1) {
   // Without a gate older states always count.
   const int shares = SCALAR_GATE ? block_count() / (kTilesV * HV * sequences) : 1;
   const int share = shares - 1 - block_index() / (kTilesV * HV * sequences);
-  static_cast<Walk&>(b) = share_out<kRows>(sequence, share, shares, [&](int first) {
+  static_cast<SharedWalk&>(b) = share_out<kRows>(sequence, share, shares, [&](int first) {
     if constexpr (!SCALAR_GATE) return first;
     return warm_up<kRows, kThreads, 32>(first, b.factors<kLayout.G>(0), [&](int last) {
       const int t = last - lane_index();

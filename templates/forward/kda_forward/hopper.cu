@@ -64,7 +64,7 @@ struct GateTile {
 };
 
 /// What all warps of a block know.
-struct Block : Walk {
+struct Block : SharedWalk {
   unsigned char* shared;
   int sequence, head, tile;
 
@@ -713,7 +713,7 @@ WYVERN_KERNEL(kThreads, 1) {
   const int chains = kTilesV * HV * sequences;
   const int shares = block_count() / chains;
   const int share = shares - 1 - block_index() / chains;
-  static_cast<Walk&>(b) = share_out<kChunk>(sequence, share, shares, [&](int first) {
+  static_cast<SharedWalk&>(b) = share_out<kChunk>(sequence, share, shares, [&](int first) {
     return warm_up<kChunk, kThreads, kRows>(first, b.factors<kLayout.decay>(0), [&](int last) {
       float sum = 0.0f;
 #pragma unroll 1
