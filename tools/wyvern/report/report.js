@@ -66,21 +66,38 @@ function pattern(index) {
   return pen.createPattern(tile, 'repeat');
 }
 
-// A chart that is drawn when its place is first seen, since a hidden canvas has no size.
+// Charts that are to be drawn: place -> what draws it.
+const undrawn = new Map();
+
+// A chart, drawn by drawCharts() or when its place is first seen, since a hidden canvas has no size.
 function chart(label, make) {
   if (!hasCharts) return null;
   const canvas = element('canvas', {role: 'img', 'aria-label': `${label}; the table beside it has the figures`});
   const place = element('div', {class: 'chart'}, canvas);
-  new IntersectionObserver((entries, observer) => {
-    if (!entries.some(entry => entry.isIntersecting)) return;
-    observer.disconnect();
+  undrawn.set(place, () => {
     const settings = make();
     settings.options = {responsive: true, maintainAspectRatio: false, animation: false,
                         ...settings.options};
     settings.options.plugins = {title: {display: true, text: label}, ...settings.options.plugins};
     new Chart(canvas, settings);
-  }).observe(place);
+  });
   return place;
+}
+
+// Draws what is on the first screens at once, the rest when it comes into view.
+function drawCharts() {
+  const observer = new IntersectionObserver(entries => {
+    for (const {isIntersecting, target} of entries) {
+      if (!isIntersecting) continue;
+      observer.unobserve(target);
+      undrawn.get(target)();
+    }
+  });
+  for (const [place, draw] of undrawn) {
+    const {top, width} = place.getBoundingClientRect();
+    if (width > 0 && top < 3 * window.innerHeight) draw();
+    else observer.observe(place);
+  }
 }
 
 const axis = (title, more = {}) => ({title: {display: true, text: title}, ...more});
@@ -289,4 +306,5 @@ provenance();
 overview();
 problems();
 checks();
+drawCharts();
 document.body.dataset.ready = 'yes';
