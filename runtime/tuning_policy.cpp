@@ -12,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include "cache/cache.hpp"
 #include "cache/fork_guard.hpp"
 #include "cache/mutex.hpp"
 #include "runtime/devices/device_impl.hpp"
@@ -180,6 +181,8 @@ class PolicyRuntime::Impl {
     if (!failure.empty() && !stopping_)
       failed_(fmt::format("{} was not tuned on {}: {}", problem_key(tuning.problem).to_string(),
                           tuning.device.info().name, failure));
+    // The winner was stored by another process, perhaps.
+    Cache::note_change();
     lock.lock();
     busy_ = false;
     tuning.ended = true;
