@@ -1,24 +1,19 @@
-// When an application's problems are tuned: never, by others, before their first use, or meanwhile.
+// The policies of runtime/tuning_policy.hpp with the tuner in this process.
 #pragma once
 
 #include <wyvern/runtime.hpp>
 
 #include <memory>
+#include <string>
 
 #include "autotune/tuner.hpp"
+#include "runtime/tuning_policy.hpp"
 
 namespace wyvern {
 
-enum class TuningPolicy : std::uint8_t {
-  off,         ///< the default plan, whatever the cache holds
-  cached,      ///< the best plan known: Runtime::prepare() as it is
-  on_miss,     ///< a problem without a winner of its own is tuned first, which takes the budget
-  background,  ///< the same on a thread of this object, while the best plan known is used
-};
-
-/// Prepares operators by a policy. Thread-safe. Each problem is tuned once at most in the life of
-/// this object, also where that fails; several at the same time one after the other. With
-/// `background` tunings take the device and cores from the application: its own times rise
+/// Prepares operators by a policy. Thread-safe. Each problem key is tuned once at most on a device
+/// in the life of this object, also where that fails; several at the same time one after the other.
+/// With `background` tunings take the device and cores from the application: its own times rise
 /// meanwhile, and what is measured is what a busy device does.
 class TuningRuntime {
  public:

@@ -103,6 +103,9 @@ std::filesystem::path Cache::default_directory() {
 Cache::Cache(const std::filesystem::path& directory) : impl_(std::make_unique<Impl>(directory)) {}
 Cache::~Cache() = default;
 
+std::uint64_t Cache::changes() noexcept { return Connection::changes(); }
+void Cache::note_change() noexcept { Connection::note_change(); }
+
 std::filesystem::path Cache::file() const { return impl_->connection.file(); }
 std::string Cache::status() const { return impl_->connection.status(); }
 

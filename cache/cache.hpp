@@ -130,6 +130,13 @@ class Cache {
   Cache(const Cache&) = delete;
   Cache& operator=(const Cache&) = delete;
 
+  /// A number that grows whenever a cache of this process was written to, and with note_change():
+  /// while it is the same, what was found in a cache is what this process knows to be there. Takes
+  /// no lock.
+  [[nodiscard]] static std::uint64_t changes() noexcept;
+  /// Says that another process has written, such as one that this one had tune a problem.
+  static void note_change() noexcept;
+
   [[nodiscard]] std::filesystem::path file() const;
   /// Empty while the cache works in full; else one sentence: what is wrong, what still works, and
   /// the mend.

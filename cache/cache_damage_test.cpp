@@ -126,6 +126,17 @@ TEST(CacheDamage, CutAnywhereItWorksAgain) {
   }
 }
 
+/// Without the bytes that say whose the file is.
+TEST(CacheDamage, CutInsideItsHeaderItWorksAgain) {
+  for (std::size_t size = 1; size < 110; ++size) {
+    SCOPED_TRACE(size);
+    const TempDirectory temp;
+    write_file(temp.file(), sound_file().substr(0, size));
+    QuietCache cache(temp.path());
+    expect_works(temp.path(), cache);
+  }
+}
+
 TEST(CacheDamage, GarbageIsKeptAside) {
   const TempDirectory temp;
   const std::string garbage = random_bytes(std::random_device{}(), 100000);

@@ -4,6 +4,7 @@
 #include <sqlite3.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -144,6 +145,21 @@ Connection::~Connection() {
   ForkGuard::instance().remove(mutex_);
 }
 
+namespace {
+
+std::atomic<std::uint64_t>& change_count() noexcept {
+  static std::atomic<std::uint64_t> count = 0;
+  return count;
+}
+
+}  // namespace
+
+std::uint64_t Connection::changes() noexcept {
+  return change_count().load(std::memory_order_acquire);
+}
+
+void Connection::note_change() noexcept { change_count().fetch_add(1, std::memory_order_release); }
+
 bool Connection::run(Access access, const Work& work) {
   bool done = false;
   {
@@ -174,6 +190,7 @@ bool Connection::run(Access access, const Work& work) {
       }
     }
   }
+  if (done && access != Access::read) note_change();
   tell();
   return done;
 }

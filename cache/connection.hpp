@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -35,6 +36,12 @@ class Connection {
   bool run(Access access, const Work& work) WYVERN_EXCLUDES(mutex_);
   /// Writes what may as well be lost: waits for no lock, opens and mends nothing, tells nobody.
   void attempt(const Work& work) noexcept WYVERN_EXCLUDES(mutex_);
+
+  /// Grows with every run() of this process that wrote, in whatever database, and with
+  /// note_change(). Takes no lock.
+  static std::uint64_t changes() noexcept;
+  /// Another process has written, as far as this one knows.
+  static void note_change() noexcept;
 
   const std::filesystem::path& file() const noexcept { return file_; }
   [[nodiscard]] std::string status() const WYVERN_EXCLUDES(mutex_);

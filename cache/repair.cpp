@@ -207,6 +207,10 @@ std::int64_t seize(Database& damaged, const fs::path& file) {
     damaged.execute("PRAGMA writable_schema = ON; BEGIN");
   }
   std::int64_t version = kSchemaVersion;
+  // What is left of a header that was cut short does not say whose the file was; it is kept aside.
+  constexpr std::uintmax_t kHeaderBytes = 100;
+  std::error_code unknown;
+  if (fs::file_size(file, unknown) < kHeaderBytes) return version;
   readable([&] {
     const std::int64_t application = damaged.integer("PRAGMA application_id");
     const std::int64_t found = damaged.integer("PRAGMA user_version");

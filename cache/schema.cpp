@@ -237,9 +237,9 @@ Identity identify(Database& database) {
     if (version <= 0) throw DatabaseError(SQLITE_CORRUPT, "it has no version");
     return version > kSchemaVersion ? Identity::newer : Identity::older;
   }
-  const bool empty = application == 0 && version == 0 &&
-                     database.integer("SELECT count(*) FROM sqlite_schema") == 0;
-  return empty ? Identity::empty : Identity::foreign;
+  // Of a damaged file this throws: what was cut off may have said that it is ours.
+  const bool has_tables = database.integer("SELECT count(*) FROM sqlite_schema") != 0;
+  return application == 0 && version == 0 && !has_tables ? Identity::empty : Identity::foreign;
 }
 
 Identity migrate(Database& database, std::int64_t version) {

@@ -3,7 +3,11 @@
 #include "runtime/c_api.hpp"
 
 #include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <utility>
@@ -13,6 +17,8 @@
 #include "runtime/arguments.hpp"
 #include "runtime/operator_impl.hpp"
 #include "runtime/plan.hpp"
+#include "runtime/tuner_command.hpp"
+#include "runtime/tuning_policy.hpp"
 
 struct wyvern_device {
   wyvern::Device device;
@@ -27,12 +33,21 @@ struct wyvern_memory {
 };
 
 struct wyvern_runtime {
+  wyvern_runtime(wyvern::RuntimeOptions options, const std::string& command,
+                 std::function<void(const std::string&)> failed)
+      : runtime(std::move(options)),
+        policies(runtime, wyvern::TunerCommand(command, runtime.cache().file().parent_path()),
+                 std::move(failed)) {}
+
   wyvern::Runtime runtime;
+  wyvern::PolicyRuntime policies;
 };
 
 struct wyvern_operator {
   wyvern::Operator op;
   std::int32_t origin;
+  /// Null where it never becomes so.
+  std::shared_ptr<const std::atomic<bool>> outdated;
   std::string plan;
 };
 
@@ -72,6 +87,16 @@ wyvern_device_info info_of(const DeviceInfo& from) {
   return info;
 }
 
+std::function<void(const std::string&)> reporter_of(const wyvern_runtime_options& from) {
+  if (from.on_degraded == nullptr)
+    return [](const std::string& sentence) {
+      std::fprintf(stderr, "wyvern: %s.\n", sentence.c_str());
+    };
+  return [say = from.on_degraded, user = from.user](const std::string& sentence) {
+    say(sentence.c_str(), user);
+  };
+}
+
 RuntimeOptions options_of(const wyvern_runtime_options& from) {
   RuntimeOptions options;
   options.cache = from.cache_directory == nullptr ? std::make_shared<Cache>()
@@ -81,11 +106,8 @@ RuntimeOptions options_of(const wyvern_runtime_options& from) {
                           std::numeric_limits<unsigned>::max()));
   options.compile_jobs = static_cast<unsigned>(from.compile_jobs);
   if (from.on_degraded != nullptr) {
-    const auto report = [say = from.on_degraded, user = from.user](const std::string& sentence) {
-      say(sentence.c_str(), user);
-    };
-    options.cache->on_degraded(report);
-    options.on_degraded = report;
+    options.on_degraded = reporter_of(from);
+    options.cache->on_degraded(options.on_degraded);
   }
   return options;
 }
@@ -98,24 +120,40 @@ Plan plan_of(const char* json) {
                   json));
 }
 
-Operator prepare(Runtime& runtime, const Device& device, const Problem& problem,
-                 const wyvern_prepare_options& options) {
-  if (options.policy != WYVERN_POLICY_CACHED && options.policy != WYVERN_POLICY_OFF)
-    bad_input(
-        fmt::format("options.policy is {}; it must be WYVERN_POLICY_CACHED (0) or "
-                    "WYVERN_POLICY_OFF (1)",
-                    options.policy));
-  if (options.plan != nullptr) {
-    if (options.policy != WYVERN_POLICY_CACHED)
+TuningPolicy policy_of(std::int64_t policy) {
+  switch (policy) {
+    case WYVERN_POLICY_CACHED: return TuningPolicy::cached;
+    case WYVERN_POLICY_OFF: return TuningPolicy::off;
+    case WYVERN_POLICY_ON_MISS: return TuningPolicy::on_miss;
+    case WYVERN_POLICY_BACKGROUND: return TuningPolicy::background;
+    default:
       bad_input(
-          fmt::format("options.policy is {}; it must be 0 with options.plan, which leaves "
-                      "nothing to choose",
-                      options.policy));
-    return runtime.prepare(device, problem, plan_of(options.plan));
+          fmt::format("options.policy is {}; it must be WYVERN_POLICY_CACHED (0), _OFF (1), "
+                      "_ON_MISS (2) or _BACKGROUND (3)",
+                      policy));
   }
-  if (options.policy == WYVERN_POLICY_CACHED) return runtime.prepare(device, problem);
-  validate(problem);
-  return runtime.prepare(device, problem, default_plan(problem, device.impl().target()));
+}
+
+double budget_of(double seconds) {
+  constexpr double kUsual = 60, kMost = 1e6;
+  if (seconds == 0) return kUsual;
+  if (!(seconds >= 1e-3 && seconds <= kMost))
+    bad_input(fmt::format("options.tuning_budget_s is {}; it must be 0 or from 0.001 to {} seconds",
+                          seconds, kMost));
+  return seconds;
+}
+
+PolicyRuntime::Prepared prepare(wyvern_runtime& runtime, const Device& device,
+                                const Problem& problem, const wyvern_prepare_options& options) {
+  const TuningPolicy policy = policy_of(options.policy);
+  const double budget_s = budget_of(options.tuning_budget_s);
+  if (options.plan == nullptr) return runtime.policies.prepare(device, problem, policy, budget_s);
+  if (policy != TuningPolicy::cached)
+    bad_input(
+        fmt::format("options.policy is {}; it must be 0 with options.plan, which leaves "
+                    "nothing to choose",
+                    options.policy));
+  return {runtime.runtime.prepare(device, problem, plan_of(options.plan)), nullptr};
 }
 
 /// Reads the tensors of a launch into Arguments.
@@ -354,7 +392,9 @@ wyvern_status wyvern_runtime_create(const wyvern_runtime_options* options,
                                     wyvern_runtime** runtime) {
   return guarded([&] {
     given(runtime, "runtime") = nullptr;
-    *runtime = new wyvern_runtime{Runtime(options_of(read_options(options, "options")))};
+    const auto own = read_options(options, "options");
+    *runtime = new wyvern_runtime(options_of(own), own.command == nullptr ? "" : own.command,
+                                  reporter_of(own));
   });
 }
 
@@ -370,14 +410,32 @@ wyvern_status wyvern_prepare(wyvern_runtime* runtime, const wyvern_device* devic
   return guarded([&] {
     given(op, "op") = nullptr;
     const auto choice = read_options(options, "options");
-    Operator prepared = prepare(given(runtime, "runtime").runtime, given(device, "device").device,
-                                given(problem, "problem").problem, choice);
+    auto [prepared, outdated] = prepare(given(runtime, "runtime"), given(device, "device").device,
+                                        given(problem, "problem").problem, choice);
     // The default plan was given, but by nobody's choice.
     const std::int32_t origin =
         choice.policy == WYVERN_POLICY_OFF ? WYVERN_ORIGIN_DEFAULT : origin_of(prepared.origin());
     std::string plan = plan_to_json(prepared.plan());
-    *op = new wyvern_operator{std::move(prepared), origin, std::move(plan)};
+    *op = new wyvern_operator{std::move(prepared), origin, std::move(outdated), std::move(plan)};
   });
+}
+
+int wyvern_operator_is_outdated(const wyvern_operator* op) {
+  return op != nullptr && op->outdated && op->outdated->load(std::memory_order_acquire) ? 1 : 0;
+}
+
+wyvern_status wyvern_runtime_wait_for_tuning(wyvern_runtime* runtime, double seconds,
+                                             size_t* left) {
+  return guarded([&] {
+    if (!(seconds >= 0)) bad_input(fmt::format("seconds is {}; it must be 0 or more", seconds));
+    const std::size_t still =
+        given(runtime, "runtime").policies.wait(std::chrono::duration<double>(seconds));
+    if (left != nullptr) *left = still;
+  });
+}
+
+wyvern_status wyvern_runtime_stop_tuning(wyvern_runtime* runtime) {
+  return guarded([&] { given(runtime, "runtime").policies.stop(); });
 }
 
 void wyvern_operator_destroy(wyvern_operator* op) { delete op; }

@@ -123,16 +123,6 @@ void set(T& /*member*/, const ProblemField& field, std::string_view value) {
   bad_type<T>(field, fmt::format("the text '{}'", value));
 }
 
-template <class T>
-std::string text_of(const T& value) {
-  if constexpr (IsOptional<T>::value)
-    return value ? text_of(*value) : std::string();
-  else if constexpr (std::is_enum_v<T>)
-    return std::string(to_string(value));
-  else
-    return fmt::format("{}", value);
-}
-
 template <class Value>
 wyvern_status set_field(wyvern_problem* problem, const char* name, const Value& value) {
   return guarded([&] {
@@ -153,9 +143,9 @@ const std::vector<FieldTexts>& field_texts() {
     std::vector<FieldTexts> texts;
     const Problem defaults;
     for (const ProblemField& field : problem_fields())
-      visit_field(field, defaults, [&]<class T>(const T& value) {
+      visit_field(field, defaults, [&]<class T>(const T& /*value*/) {
         texts.push_back({std::string(field.name), std::string(field.help), scope_text(field.scope),
-                         text_of(value), type_of<T>(), IsOptional<T>::value ? 1 : 0});
+                         field_text(field, defaults), type_of<T>(), IsOptional<T>::value ? 1 : 0});
       });
     return texts;
   }();
@@ -251,9 +241,7 @@ wyvern_status wyvern_problem_get_text(const wyvern_problem* problem, const char*
                                       size_t capacity, size_t* length) {
   return guarded([&] {
     const Problem& own = given(problem, "problem").problem;
-    const std::string value =
-        visit_field(field_of(field), own, [](const auto& member) { return text_of(member); });
-    write_text(value, text, capacity, length);
+    write_text(field_text(field_of(field), own), text, capacity, length);
   });
 }
 

@@ -21,15 +21,17 @@
 namespace wyvern {
 namespace {
 
-// Structs of the first version, as programs that are compiled have them: what changes here breaks
-// them.
-static_assert(WYVERN_API_VERSION == 1);
+// Structs as programs that are compiled have them: what changes here, but for an end that is added,
+// breaks them.
+static_assert(WYVERN_API_VERSION == 2);
 static_assert(sizeof(wyvern_device_info) == 96 && offsetof(wyvern_device_info, units) == 64);
 static_assert(sizeof(wyvern_field_info) == 48 && offsetof(wyvern_field_info, type) == 40);
 static_assert(sizeof(wyvern_tensor_spec) == 96 && offsetof(wyvern_tensor_spec, shape) == 24);
-static_assert(sizeof(wyvern_runtime_options) == 40);
+static_assert(sizeof(wyvern_runtime_options) == 48);
 static_assert(offsetof(wyvern_runtime_options, on_degraded) == 24);
-static_assert(sizeof(wyvern_prepare_options) == 24 && offsetof(wyvern_prepare_options, plan) == 16);
+static_assert(offsetof(wyvern_runtime_options, command) == 40);
+static_assert(sizeof(wyvern_prepare_options) == 32 && offsetof(wyvern_prepare_options, plan) == 16);
+static_assert(offsetof(wyvern_prepare_options, tuning_budget_s) == 24);
 static_assert(sizeof(wyvern_tensor) == 40 && offsetof(wyvern_tensor, dtype) == 32);
 static_assert(sizeof(wyvern_launch) == 72 && offsetof(wyvern_launch, stream) == 48);
 
@@ -411,11 +413,11 @@ TEST_F(CApiTest, TakesStructsOfLaterVersionsWhereTheyAskForNothingNew) {
   ASSERT_GOOD(wyvern_runtime_create(&options.known, &runtime));
   wyvern_runtime_destroy(runtime);
   options.unknown = 1;
-  EXPECT_BAD(wyvern_runtime_create(&options.known, &runtime), "options", "version 1");
+  EXPECT_BAD(wyvern_runtime_create(&options.known, &runtime), "options", "version 2");
   EXPECT_EQ(runtime, nullptr);
   options.known.struct_size = 0;
   EXPECT_BAD(wyvern_runtime_create(&options.known, &runtime), "options.struct_size is 0", "40");
-  options.known.struct_size = sizeof(wyvern_runtime_options) - 1;
+  options.known.struct_size = 39;
   EXPECT_BAD(wyvern_runtime_create(&options.known, &runtime), "options.struct_size is 39", "40");
   options.known.struct_size = SIZE_MAX;  // never set: must not be read as far as that
   EXPECT_BAD(wyvern_runtime_create(&options.known, &runtime), "options.struct_size is", "40");
@@ -430,6 +432,25 @@ TEST_F(CApiTest, TakesStructsOfLaterVersionsWhereTheyAskForNothingNew) {
   EXPECT_EQ(info.known.struct_size, sizeof(info));
   info.known.struct_size = 8;
   EXPECT_BAD(wyvern_device_get_info(device_, &info.known), "info.struct_size is 8", "96");
+}
+
+TEST_F(CApiTest, ReadsNothingBeyondTheStructsOfTheFirstVersion) {
+  wyvern_runtime_options options = WYVERN_RUNTIME_OPTIONS_INIT;
+  const std::string folder = directory_.path().string();
+  options.struct_size = 40;
+  options.cache_directory = folder.c_str();
+  std::memset(&options.command, 0x5a, sizeof options.command);
+  wyvern_runtime* runtime = nullptr;
+  ASSERT_GOOD(wyvern_runtime_create(&options, &runtime));
+  wyvern_prepare_options choice = WYVERN_PREPARE_OPTIONS_INIT;
+  choice.struct_size = 24;
+  choice.tuning_budget_s = -1;
+  wyvern_operator* op = nullptr;
+  if (can_compile()) {
+    EXPECT_GOOD(wyvern_prepare(runtime, device_, problem_, &choice, &op));
+  }
+  wyvern_operator_destroy(op);
+  wyvern_runtime_destroy(runtime);
 }
 
 TEST_F(CApiTest, LaunchesWhateverTheOrderAndTheVersion) {
@@ -455,7 +476,7 @@ TEST_F(CApiTest, LaunchesWhateverTheOrderAndTheVersion) {
   first.tensor("q").strides = strides.data();
   ASSERT_GOOD(wyvern_operator_launch(op_, &first.what));
   later[2].unknown = 1;
-  EXPECT_BAD(wyvern_operator_launch(op_, &second.what), "launch.tensors", "version 1");
+  EXPECT_BAD(wyvern_operator_launch(op_, &second.what), "launch.tensors", "version 2");
   second.what.tensor_size = 39;
   EXPECT_BAD(wyvern_operator_launch(op_, &second.what), "launch.tensor_size is 39", "40");
   second.what.struct_size = 64;
@@ -620,8 +641,8 @@ TEST_F(CApiTest, ThePolicySaysWhereThePlanComesFrom) {
   options.plan = "[{}]";
   EXPECT_BAD(wyvern_prepare(runtime_, device_, problem_, &options, &none), "options.plan is [{}]");
   options.plan = nullptr;
-  options.policy = 2;
-  EXPECT_BAD(wyvern_prepare(runtime_, device_, problem_, &options, &none), "options.policy is 2");
+  options.policy = 4;
+  EXPECT_BAD(wyvern_prepare(runtime_, device_, problem_, &options, &none), "options.policy is 4");
 
   // One that cannot be used gives way, which the caller hears of.
   EXPECT_TRUE(said_.empty());

@@ -4,6 +4,7 @@
 #include <wyvern/runtime.hpp>
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -36,6 +37,9 @@ class CachePlanSource final : public PlanSource {
   explicit CachePlanSource(std::shared_ptr<Cache> cache, std::shared_ptr<Packs> packs = nullptr)
       : cache_(std::move(cache)), packs_(packs ? std::move(packs) : Packs::shared()) {}
   std::optional<PlanChoice> find(const DeviceInfo& device, const ProblemKey& key) override;
+  [[nodiscard]] std::optional<std::uint64_t> version() const noexcept override {
+    return Cache::changes();
+  }
 
   /// Every layer's answer to the key, the one that is used first: what has exactly its extents in
   /// the order of the layers (user, WYVERN_PACKS, shipped), then the nearest of each layer, by

@@ -7,6 +7,7 @@
 #include <array>
 #include <bit>
 #include <stdexcept>
+#include <type_traits>
 #include <vector>
 
 namespace wyvern {
@@ -289,6 +290,18 @@ std::int64_t bucket(std::int64_t count) {
                     : static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(count)));
 }
 
+template <class T>
+std::string text_of(const T& value) {
+  if constexpr (std::is_enum_v<T>)
+    return std::string(to_string(value));
+  else
+    return fmt::format("{}", value);
+}
+template <class T>
+std::string text_of(const std::optional<T>& value) {
+  return value ? text_of(*value) : std::string();
+}
+
 }  // namespace
 
 std::span<const ProblemField> problem_fields() { return kFields; }
@@ -319,6 +332,10 @@ std::string scope_text(const FieldScope& scope) {
   if (passes.size() < 3)
     text += fmt::format("{}{} only", text.empty() ? "" : "; ", fmt::join(passes, ", "));
   return text;
+}
+
+std::string field_text(const ProblemField& field, const Problem& problem) {
+  return visit_field(field, problem, [](const auto& value) { return text_of(value); });
 }
 
 std::string ProblemKey::to_string() const {

@@ -67,6 +67,10 @@ bool applies(const ProblemField& field, const OperatorFacts& op, Pass pass);
 /// something everywhere.
 std::string scope_text(const FieldScope& scope);
 
+/// The field's value as the command's --problem and the C API have it: "8192", "true", "bf16";
+/// empty where it is unset.
+std::string field_text(const ProblemField& field, const Problem& problem);
+
 /// Calls visit(value) with a reference to the field's member; `problem` may be const.
 template <class Object, class Visitor>
 decltype(auto) visit_field(const ProblemField& field, Object& problem, const Visitor& visit) {

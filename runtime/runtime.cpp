@@ -2,8 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <cstdio>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "cache/cache.hpp"
 #include "cache/fork_guard.hpp"
@@ -11,6 +14,7 @@
 #include "runtime/bind.hpp"
 #include "runtime/kernel_store.hpp"
 #include "runtime/plan_source.hpp"
+#include "runtime/recent.hpp"
 
 namespace wyvern {
 
@@ -25,6 +29,20 @@ class Runtime::Impl {
       on_degraded_ = [](const std::string& sentence) {
         std::fprintf(stderr, "wyvern: %s.\n", sentence.c_str());
       };
+  }
+
+  /// The same as before where this thread asked a moment ago and nothing has changed since.
+  std::shared_ptr<const OperatorImpl> prepare_again(const Device& device, const Problem& problem) {
+    const std::optional<std::uint64_t> version = plans->version();
+    if (version)
+      if (auto op = RecentOperators::find(id_, device.impl(), problem, *version)) return op;
+    validate(problem);
+    std::shared_ptr<const OperatorImpl> op = prepare(device, problem);
+    if (version) {
+      RecentOperators::remember(id_, *version, op);
+      keep(op);
+    }
+    return op;
   }
 
   /// The operator by the best plan known. A remembered plan that this build or device no longer
@@ -91,8 +109,35 @@ class Runtime::Impl {
                     key.to_string(), device.info().name, what.substr(0, what.find('\n'))));
   }
 
+  /// Threads remember operators weakly, and callers may drop theirs after each launch.
+  void keep(const std::shared_ptr<const OperatorImpl>& op) WYVERN_EXCLUDES(mutex_) {
+    constexpr std::size_t kKept = 64;
+    std::shared_ptr<const OperatorImpl> dropped;  // outside the lock: it may unload kernels
+    const NoFork no_fork;
+    const Lock lock(mutex_);
+    for (std::shared_ptr<const OperatorImpl>& one : kept_)
+      if (&one->device.impl() == &op->device.impl() && one->problem == op->problem) {
+        dropped = std::exchange(one, op);
+        return;
+      }
+    if (kept_.size() < kKept) {
+      kept_.push_back(op);
+      return;
+    }
+    dropped = std::exchange(kept_.at(next_kept_), op);
+    next_kept_ = (next_kept_ + 1) % kKept;
+  }
+
+  static std::uint64_t next_id() {
+    static std::atomic<std::uint64_t> ids = 0;
+    return ++ids;
+  }
+
+  const std::uint64_t id_ = next_id();  ///< no other runtime of the process has or had it
   std::function<void(const std::string&)> on_degraded_;
   Mutex mutex_;
+  std::vector<std::shared_ptr<const OperatorImpl>> kept_ WYVERN_GUARDED_BY(mutex_);
+  std::size_t next_kept_ WYVERN_GUARDED_BY(mutex_) = 0;
   std::unordered_map<std::string, Plan> refused_ WYVERN_GUARDED_BY(mutex_);
 };
 
@@ -100,8 +145,7 @@ Runtime::Runtime(RuntimeOptions options) : impl_(std::make_unique<Impl>(std::mov
 Runtime::~Runtime() = default;
 
 Operator Runtime::prepare(const Device& device, const Problem& problem) {
-  validate(problem);
-  return Operator(impl_->prepare(device, problem));
+  return Operator(impl_->prepare_again(device, problem));
 }
 
 Operator Runtime::prepare(const Device& device, const Problem& problem, const Plan& plan) {

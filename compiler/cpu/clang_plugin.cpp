@@ -1,17 +1,18 @@
 #include "compiler/cpu/clang_plugin.hpp"
-#include "templates/source.hpp"
 
 #include <wyvern/error.hpp>
 
 #include <fmt/format.h>
 
 #include <dlfcn.h>
-#include <link.h>
 
 #include <algorithm>
 #include <chrono>
 #include <new>
 #include <utility>
+
+#include "compiler/own_folder.hpp"
+#include "templates/source.hpp"
 
 namespace wyvern::detail {
 namespace {
@@ -33,20 +34,6 @@ constexpr int kOpenFlags = RTLD_NOW | RTLD_LOCAL;
 #else
 constexpr int kOpenFlags = RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND;
 #endif
-
-/// The folder of the executable or library that holds this function.
-fs::path own_folder() {
-  Dl_info info{};
-  link_map* map = nullptr;
-  const auto* self = reinterpret_cast<const void*>(&own_folder);
-  const bool found =
-      dladdr1(self, &info, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) != 0 && map != nullptr;
-  // The program itself has no name in the link map, and its argv[0] need not be a path.
-  const bool is_library = found && map->l_name != nullptr && map->l_name[0] != '\0';
-  std::error_code error;
-  const fs::path file = fs::canonical(is_library ? map->l_name : "/proc/self/exe", error);
-  return file.parent_path();
-}
 
 WyvernLlvmOutput to_abi(Output output) {
   switch (output) {
@@ -83,7 +70,10 @@ void take(void* taken, const char* bytes, std::size_t size) {
 std::vector<fs::path> plugin_paths() {
   const fs::path folder = own_folder();
   std::vector<fs::path> paths;
-  for (const char* place : {"wyvern", WYVERN_PLUGIN_FROM_BIN, "../lib/wyvern", ".", "../lib"})
+  // The last one: the Python package wyvern-cpu beside the package wyvern, seen from its lib or
+  // bin.
+  for (const char* place :
+       {"wyvern", WYVERN_PLUGIN_FROM_BIN, "../lib/wyvern", ".", "../lib", "../../wyvern_cpu"})
     paths.push_back((folder / place / "libwyvern_llvm.so").lexically_normal());
   return paths;
 }
@@ -97,7 +87,7 @@ ClangPlugin::ClangPlugin(std::span<const fs::path> paths) {
   if (path == paths.end())
     unavailable(
         fmt::format("the plugin libwyvern_llvm.so, which compiles CPU kernels, is not at "
-                    "{}; build or install Wyvern with WYVERN_CPU=ON",
+                    "{}; install the Python package wyvern-cpu, or build Wyvern with WYVERN_CPU=ON",
                     paths.empty() ? "any place" : paths.front().string()));
   void* library = dlopen(path->c_str(), kOpenFlags);
   if (library == nullptr)

@@ -111,6 +111,15 @@ class Tune(Case):
         self.assertIn("from 0 to 2", self.index(*tune, "--shard", "3", JOB_COMPLETION_INDEX="3"))
         self.assertIn("SLURM_ARRAY_TASK_ID", self.index(*tune, SLURM_ARRAY_TASK_ID="x"))
 
+    def test_a_parent_that_is_another(self):
+        """The tuning ends before it begins where the process that wanted it is not there."""
+        tune = ("tune", OP, "--shape", SHAPE, *TUNE, "--parent")
+        self.refuses(*tune, "1", names=["interrupted"], code=3)
+        self.refuses(*tune, "0", names=["--parent", "from 1"])
+        own = self.document("tune", OP, "--shape", SHAPE, "--device", "cpu", "--budget", "0.1s",
+                            "--parent", os.getpid())
+        self.assertTrue(own["stored"])
+
     def test_bad_manifests(self):
         good = {"operator": OP, "shape": SHAPE}
         self.refuses(*self.manifest(good, {**good, "colour": 1}), names=["line 2", "colour"])

@@ -158,7 +158,7 @@ void add(const Device& device) {
       ->Iterations(10);
   benchmark::RegisterBenchmark((name + "/prepare_loaded").c_str(), prepare_loaded, device)
       ->Unit(benchmark::kMicrosecond)
-      ->Iterations(2000);
+      ->Iterations(200000);
   benchmark::RegisterBenchmark((name + "/launch").c_str(), launch_host_time, device)
       ->UseManualTime()
       ->Unit(benchmark::kMicrosecond)

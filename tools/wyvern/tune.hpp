@@ -27,6 +27,7 @@ struct TuneFlags {
   std::vector<std::string> replay;
   std::string seeds = "20";
   std::optional<std::string> manifest, shard;
+  std::optional<std::string> parent;
 };
 
 /// While it lives SIGINT asks tunings to stop; a second one ends the program at once.

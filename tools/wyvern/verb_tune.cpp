@@ -3,10 +3,13 @@
 #include <wyvern/error.hpp>
 
 #include <fmt/chrono.h>
+#include <unistd.h>
 
 #include <array>
 #include <chrono>
 #include <csignal>
+#include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,6 +33,8 @@ namespace wyvern::cli {
 namespace {
 
 volatile std::sig_atomic_t stop_asked = 0;
+
+constexpr std::int64_t kMostProcesses = std::numeric_limits<::pid_t>::max();
 
 std::string note_of(const TuneProgress& at) {
   const std::string best =
@@ -229,6 +234,10 @@ TuneOptions tune_options(const TuneFlags& flags) {
   options.exhaustive = flags.exhaustive;
   options.worker_command = worker_command();
   options.interrupted = StopOnInterrupt::asked;
+  if (flags.parent) {
+    const auto parent = parse_integer("--parent", *flags.parent, 1, kMostProcesses);
+    options.interrupted = [parent] { return StopOnInterrupt::asked() || ::getppid() != parent; };
+  }
   return options;
 }
 
@@ -279,6 +288,8 @@ void add_tune(Command& command) {
   verb.add_option("--shard", flags->shard,
                   "I/N: the I-th of N parts of the manifest, from 0; N alone: I from "
                   "SLURM_ARRAY_TASK_ID or JOB_COMPLETION_INDEX");
+  verb.add_option("--parent", flags->parent,
+                  "stop, as by ^C, when the process of this number, which started this one, ends");
   add_options(verb, flags->options);
 }
 

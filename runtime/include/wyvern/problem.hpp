@@ -84,6 +84,8 @@ struct Problem {
   bool state_index = false;      ///< sequence n's state is slot state_index[n]; negative: skipped
   std::int64_t state_slots = 0;  ///< slots of the pool with state_index; else N slots
   DType index_dtype = DType::int32;  ///< of state_index: int32 or int64
+
+  bool operator==(const Problem&) const = default;
 };
 
 /// How a problem's decay looks: none (delta_rule, or without has_g), one a head (gated_delta_rule),

@@ -49,7 +49,7 @@ extern "C" {
 
 /* ---- Versions and errors ---- */
 
-#define WYVERN_API_VERSION 1
+#define WYVERN_API_VERSION 2
 
 /* The WYVERN_API_VERSION of the library that runs. Never fails. */
 WYVERN_C_API int wyvern_api_version(void);
@@ -255,14 +255,18 @@ typedef struct wyvern_runtime_options {
   /* Threads that compile one plan's kernels; 0: one per core. */
   uint64_t compile_jobs;
   /* Called with one sentence from the thread that met it, when a tuned plan cannot be used and the
-   * default plan takes its place, and when the cache works no longer or only in part; NULL: a line
-   * on stderr. The sentence lives until it returns. It must neither throw nor call wyvern_
-   * functions on this runtime; `user` is passed on and must be valid while the runtime lives. */
+   * default plan takes its place, when the cache works no longer or only in part, and when a policy
+   * wanted a problem tuned and it was not; NULL: a line on stderr. The sentence lives until it
+   * returns. It must neither throw nor call wyvern_ functions on this runtime; `user` is passed on
+   * and must be valid while the runtime lives. */
   void (*on_degraded)(const char* sentence, void* user);
   void* user;
+  /* Version 2. The program `wyvern`, which tunes where a policy wants that, as a path or a name on
+   * PATH; NULL: the one installed with this library, else `wyvern` on PATH. */
+  const char* command;
 } wyvern_runtime_options;
 
-#define WYVERN_RUNTIME_OPTIONS_INIT {sizeof(wyvern_runtime_options), 0, 0, 0, 0}
+#define WYVERN_RUNTIME_OPTIONS_INIT {sizeof(wyvern_runtime_options), 0, 0, 0, 0, 0}
 
 /* `options` may be NULL: all zeros. */
 WYVERN_C_API wyvern_status wyvern_runtime_create(const wyvern_runtime_options* options,
@@ -271,19 +275,30 @@ WYVERN_C_API void wyvern_runtime_destroy(wyvern_runtime* runtime);
 /* How many kernels this runtime compiled (found neither loaded nor in the cache); 0 for NULL. */
 WYVERN_C_API int64_t wyvern_runtime_compiled(const wyvern_runtime* runtime);
 
-/* Where an operator's plan may come from. */
+/* Where an operator's plan may come from. The last two (version 2) have a problem tuned, by the
+ * program `wyvern` in a process of its own: each problem key once at most on a device in the life
+ * of a runtime, several one after the other, also where that fails. A child of fork() leaves to its
+ * parent what that has begun. */
 typedef enum wyvern_policy {
-  WYVERN_POLICY_CACHED = 0, /* tuned plans of the cache, else the default plan */
-  WYVERN_POLICY_OFF = 1     /* the default plan */
+  WYVERN_POLICY_CACHED = 0,  /* tuned plans of the cache, else the default plan */
+  WYVERN_POLICY_OFF = 1,     /* the default plan */
+  WYVERN_POLICY_ON_MISS = 2, /* a problem that was not tuned is tuned first: wyvern_prepare() takes
+                                the budget longer; the program's progress goes to stderr, and ^C
+                                ends it with what was measured kept */
+  WYVERN_POLICY_BACKGROUND = 3 /* the best plan known, and a problem that was not tuned is tuned
+                                  meanwhile, with some of the machine's time:
+                                  wyvern_operator_is_outdated() says when to prepare it again */
 } wyvern_policy;
 
 typedef struct wyvern_prepare_options {
   size_t struct_size;
   int64_t policy;   /* a wyvern_policy */
   const char* plan; /* not NULL: this plan, as wyvern_operator_plan() writes it; policy is 0 then */
+  /* Version 2. Seconds that a tuning which the policy begins may take; 0: 60. */
+  double tuning_budget_s;
 } wyvern_prepare_options;
 
-#define WYVERN_PREPARE_OPTIONS_INIT {sizeof(wyvern_prepare_options), 0, 0}
+#define WYVERN_PREPARE_OPTIONS_INIT {sizeof(wyvern_prepare_options), 0, 0, 0}
 
 /* A prepared operator: compiled, loaded, ready. Never changes. */
 typedef struct wyvern_operator wyvern_operator;
@@ -298,6 +313,21 @@ WYVERN_C_API wyvern_status wyvern_prepare(wyvern_runtime* runtime, const wyvern_
                                           const wyvern_prepare_options* options,
                                           wyvern_operator** op);
 WYVERN_C_API void wyvern_operator_destroy(wyvern_operator* op);
+
+/* Version 2. 1 where the operator was prepared with WYVERN_POLICY_BACKGROUND and its problem has
+ * been tuned since, so that wyvern_prepare() gives a better one, in milliseconds; else, and for
+ * NULL, 0. The operator goes on working, inside a captured graph too. Takes no lock and reads one
+ * number, so it may be asked before each launch. */
+WYVERN_C_API int wyvern_operator_is_outdated(const wyvern_operator* op);
+/* Version 2. Waits until nothing is left to tune in the background, but no longer than `seconds`
+ * (0: not at all; infinity: as long as it takes), and writes how many problems are to `left`, which
+ * may be NULL. */
+WYVERN_C_API wyvern_status wyvern_runtime_wait_for_tuning(wyvern_runtime* runtime, double seconds,
+                                                          size_t* left);
+/* Version 2. Ends what is being tuned, within some seconds, and has the runtime tune nothing from
+ * now on: for the end of a program that does not destroy its runtime, which does the same. What was
+ * measured is kept. */
+WYVERN_C_API wyvern_status wyvern_runtime_stop_tuning(wyvern_runtime* runtime);
 
 /* Bytes of memory on the device that a launch needs beside its tensors. */
 WYVERN_C_API wyvern_status wyvern_operator_workspace_bytes(const wyvern_operator* op,

@@ -403,11 +403,21 @@ WYVERN_EXTENSION const char* wyvern_extension_load() {
   return problem.c_str();
 }
 
-/// Sets where plans come from, a wyvern_policy, and gives what was set before.
-WYVERN_EXTENSION int wyvern_extension_policy(int policy) {
-  const int before = wyvern::extension::policy();
-  set_policy(policy);
-  return before;
+/// The same as set_policy().
+WYVERN_EXTENSION int wyvern_extension_policy(int policy) { return set_policy(policy); }
+
+/// The same as set_tuning_budget().
+WYVERN_EXTENSION double wyvern_extension_tuning_budget(double seconds) {
+  return set_tuning_budget(seconds);
+}
+
+/// The same as wait_for_tuning(); below 0 where there is no runtime to be had.
+WYVERN_EXTENSION std::int64_t wyvern_extension_wait_for_tuning(double seconds) {
+  try {
+    return static_cast<std::int64_t>(wait_for_tuning(seconds));
+  } catch (const std::exception&) {
+    return -1;
+  }
 }
 
 /// The same as described(); lives until this thread's next call.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <charconv>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -28,6 +29,7 @@ std::string_view name_of(Kind kind) {
 }
 
 std::atomic<int> current_policy{WYVERN_POLICY_CACHED};
+std::atomic<double> tuning_budget_s{0};
 /// Raised by forget(): tables filled under another number are empty.
 std::atomic<std::uint64_t> generation{0};
 
@@ -69,11 +71,17 @@ wyvern_device* device_of(std::int32_t number) {
 
 wyvern_runtime* runtime() {
   const Lock lock(shared().mutex);
-  if (shared().runtime == nullptr) check(wyvern_runtime_create(nullptr, &shared().runtime));
+  if (shared().runtime == nullptr) {
+    check(wyvern_runtime_create(nullptr, &shared().runtime));
+    // The runtime is never destroyed, and the process must not end under the tuner's feet.
+    std::atexit([] { wyvern_runtime_stop_tuning(shared().runtime); });
+  }
   return shared().runtime;
 }
 
-bool is_captured(void* stream) {
+/// Whether the stream of the request is captured into a graph, so that nothing may be prepared.
+bool is_captured(const Request& request) {
+  if (request.cuda_device < 0) return false;
   using Query = int (*)(void*, int*);
   static const Query query = [] {
     void* const driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
@@ -81,7 +89,12 @@ bool is_captured(void* stream) {
                              : reinterpret_cast<Query>(dlsym(driver, "cuStreamIsCapturing"));
   }();
   int status = 0;
-  return query != nullptr && query(stream, &status) == 0 && status != 0;
+  return query != nullptr && query(request.stream, &status) == 0 && status != 0;
+}
+
+/// Whether a better plan is known and may be prepared now. One read where it is not.
+bool gives_way(const Prepared& one, const Request& request) {
+  return wyvern_operator_is_outdated(one.op) != 0 && !is_captured(request);
 }
 
 /// A problem of the C API while it is filled.
@@ -331,7 +344,8 @@ std::shared_ptr<const Prepared> prepare(const Request& request) {
   check(wyvern_problem_validate(problem.get()));
 
   wyvern_prepare_options options = WYVERN_PREPARE_OPTIONS_INIT;
-  options.policy = policy();
+  options.policy = current_policy.load(std::memory_order_relaxed);
+  options.tuning_budget_s = tuning_budget_s.load(std::memory_order_relaxed);
   auto made = std::make_shared<Prepared>();
   check(wyvern_prepare(runtime(), device_of(request.cuda_device), problem.get(), &options,
                        &made->op));
@@ -351,7 +365,8 @@ void write_key(const Request& request, std::string& key) {
     std::memcpy(bytes, &number, sizeof number);
     key.append(bytes, sizeof number);
   };
-  add(request.cuda_device * 4 + policy() * 2 + (request.backward ? 1 : 0));
+  const int policy = current_policy.load(std::memory_order_relaxed);
+  add(request.cuda_device * 8 + policy * 2 + (request.backward ? 1 : 0));
   for (const wyvern_tensor& tensor : request.tensors)
     key += tensor.name == nullptr ? '\0' : static_cast<char>(tensor.dtype);
   for (const std::size_t at : {std::size_t{kQ}, std::size_t{kV}, std::size_t{kSeqlens}}) {
@@ -362,11 +377,13 @@ void write_key(const Request& request, std::string& key) {
   }
 }
 
-std::shared_ptr<const Prepared> find_shared(const std::string& key, std::uint64_t now) {
+std::shared_ptr<const Prepared> find_shared(const std::string& key, const Request& request,
+                                            std::uint64_t now) {
   const Lock lock(shared().mutex);
   if (generation.load(std::memory_order_acquire) != now) return nullptr;
   const auto found = shared().table.find(key);
-  return found == shared().table.end() ? nullptr : found->second;
+  if (found == shared().table.end() || gives_way(*found->second, request)) return nullptr;
+  return found->second;
 }
 
 void keep_shared(const std::string& key, const std::shared_ptr<const Prepared>& made,
@@ -397,10 +414,12 @@ const Prepared& prepared(const Request& request) {
     filled_under = now;
   }
   write_key(request, key);
-  if (const auto found = table.find(key); found != table.end()) return *found->second;
-  std::shared_ptr<const Prepared> one = find_shared(key, now);
+  if (const auto found = table.find(key);
+      found != table.end() && !gives_way(*found->second, request))
+    return *found->second;
+  std::shared_ptr<const Prepared> one = find_shared(key, request, now);
   if (one == nullptr) {
-    if (request.cuda_device >= 0 && is_captured(request.stream))
+    if (is_captured(request))
       throw Refusal(Kind::runtime,
                     "a CUDA graph is captured and this problem was not prepared before: call the "
                     "operator once with these shapes and options before the capture");
@@ -410,8 +429,13 @@ const Prepared& prepared(const Request& request) {
   return *table.insert_or_assign(key, std::move(one)).first->second;
 }
 
-void set_policy(int policy) { current_policy.store(policy, std::memory_order_relaxed); }
-int policy() { return current_policy.load(std::memory_order_relaxed); }
+int set_policy(int policy) { return current_policy.exchange(policy); }
+double set_tuning_budget(double seconds) { return tuning_budget_s.exchange(seconds); }
+std::size_t wait_for_tuning(double seconds) {
+  std::size_t left = 0;
+  check(wyvern_runtime_wait_for_tuning(runtime(), seconds, &left));
+  return left;
+}
 std::string described() {
   const Lock lock(shared().mutex);
   std::string list;

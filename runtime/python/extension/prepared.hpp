@@ -74,13 +74,19 @@ struct Prepared {
 };
 
 /// The operator for the request: from this thread's table, else from the process's, else prepared.
-/// Takes no lock where the thread's table has it. What it gives stays valid until this thread's
-/// next call. Throws Refusal.
+/// One that is outdated, since its problem was tuned in the background, is prepared again, but not
+/// while a graph is captured. Takes no lock where the thread's table has it. What it gives stays
+/// valid until this thread's next call. Throws Refusal.
 const Prepared& prepared(const Request& request);
 
-/// From where plans come from now on: a wyvern_policy. For the whole process; thread-safe.
-void set_policy(int policy);
-int policy();
+/// From where plans come from now on, a wyvern_policy, and how many seconds a tuning that the
+/// policy begins may take (0: the usual). Each gives what was set before. For the whole process;
+/// thread-safe.
+int set_policy(int policy);
+double set_tuning_budget(double seconds);
+/// Waits until nothing is left to tune in the background, but no longer than is said; how many
+/// problems are left. Throws Refusal.
+std::size_t wait_for_tuning(double seconds);
 /// What is in the process's table, as JSON: [{"problem": key, "device", "origin", "plan"}].
 std::string described();
 /// Empties the tables: what is asked for next is prepared again, by a plan tuned meanwhile.

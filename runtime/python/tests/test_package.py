@@ -32,7 +32,8 @@ class Package(unittest.TestCase):
             import wyvern
             assert wyvern.__version__.count(".") == 2, wyvern.__version__
             assert wyvern.prepared() == []
-            wyvern.policy("off")
+            for name in ("off", "on-miss", "background"):
+                wyvern.policy(name, budget=5)
             wyvern.cache.path()
             assert "ops" in dir(wyvern)
         """)
@@ -45,7 +46,7 @@ class Package(unittest.TestCase):
     def test_a_policy_that_is_none(self):
         done = python("from wyvern._policy import apply_environment; apply_environment()",
                       WYVERN_POLICY="sometimes")
-        self.assertIn("WYVERN_POLICY is 'sometimes'; it must be one of cached, off", done.stderr)
+        self.assertIn("WYVERN_POLICY is 'sometimes'; it must be one of background, cached, off, on-miss", done.stderr)
 
     def test_command(self):
         code = "import sys; sys.argv[1:] = ['devices', '--json']; from wyvern._command import main; main()"

@@ -4,8 +4,8 @@
     o, state = wyvern.ops.chunk_gated_delta_rule(q, k, v, g, beta, output_final_state=True)
 
 ``wyvern.ops`` has the operators for PyTorch, under the names that flash-linear-attention gives them.
-``policy`` says where their plans come from, ``tune`` finds faster ones, ``prepared`` tells which are in use
-and ``cache`` looks after what is stored. ``fla`` and ``transformers`` have those libraries compute with them.
+``policy`` says where their plans come from and when they are tuned (``wait_for_tuning`` waits for that),
+``tune`` finds faster ones, ``prepared`` tells which are in use and ``cache`` looks after what is stored. ``fla`` and ``transformers`` have those libraries compute with them.
 Nothing here imports PyTorch before it is used.
 """
 
@@ -15,13 +15,23 @@ import importlib
 from typing import TYPE_CHECKING
 
 from ._extension import prepared, version
-from ._policy import policy
+from ._policy import policy, wait_for_tuning
 
 if TYPE_CHECKING:
     from . import cache, fla, ops, transformers
     from .tuning import tune
 
-__all__ = ["__version__", "cache", "fla", "ops", "policy", "prepared", "transformers", "tune"]
+__all__ = [
+    "__version__",
+    "cache",
+    "fla",
+    "ops",
+    "policy",
+    "prepared",
+    "transformers",
+    "tune",
+    "wait_for_tuning",
+]
 
 _MODULES = ("cache", "fla", "ops", "transformers")
 

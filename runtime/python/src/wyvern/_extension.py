@@ -35,6 +35,10 @@ def extension() -> ctypes.CDLL:
     opened = ctypes.CDLL(EXTENSION)
     opened.wyvern_extension_load.restype = ctypes.c_char_p
     opened.wyvern_extension_described.restype = ctypes.c_char_p
+    opened.wyvern_extension_tuning_budget.argtypes = [ctypes.c_double]
+    opened.wyvern_extension_tuning_budget.restype = ctypes.c_double
+    opened.wyvern_extension_wait_for_tuning.argtypes = [ctypes.c_double]
+    opened.wyvern_extension_wait_for_tuning.restype = ctypes.c_int64
     return opened
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 from types import TracebackType
 
-_NUMBERS = {"cached": 0, "off": 1}
+_NUMBERS = {"cached": 0, "off": 1, "on-miss": 2, "background": 3}
 _VARIABLE = "WYVERN_POLICY"
+_BUDGET = 60.0
+_GLANCE = 0.1  # seconds between two looks for ^C
 
 
 def _number(name: str, source: str) -> int:
@@ -18,9 +21,22 @@ def _number(name: str, source: str) -> int:
 class policy:  # noqa: N801 (called as a function)
     """Sets where operators get their plans from, for all threads of the process, from now on.
 
-    ``"cached"`` (the default): plans that ``wyvern.tune`` or ``wyvern tune`` stored, the default plan
-    where nothing is stored. ``"off"``: always the default plan. The environment variable WYVERN_POLICY
-    sets it for a process that does not. As a context manager it is set back at the end::
+    * ``"cached"`` (the default): plans that ``wyvern.tune``, ``wyvern tune`` or one of the policies below
+      stored, the default plan where nothing is stored.
+    * ``"off"``: always the default plan.
+    * ``"on-miss"``: a problem that was never tuned is tuned at its first call, which takes about ``budget``
+      seconds longer; progress goes to stderr.
+    * ``"background"``: the plan of ``"cached"`` at first, and a problem that was never tuned is tuned
+      meanwhile, in another process and one after the other; the first call after that is by the tuned
+      plan, in every thread. A CUDA graph keeps the plan it was captured with.
+
+    A problem is one operator and pass with its dtypes, options, heads and dimensions, and a power of two
+    of tokens and of sequences. It is tuned once at most by a process, also where that fails, which a line
+    on stderr says. What is being tuned when the process ends is stopped, and what was measured is kept. A
+    child of ``fork()`` leaves to its parent what that has begun.
+
+    The environment variable WYVERN_POLICY sets the policy of a process that does not. As a context manager
+    it is set back at the end, which does not stop what is being tuned::
 
         with wyvern.policy("off"):
             o, _ = wyvern.ops.chunk_kda(q, k, v, g, beta)
@@ -28,10 +44,14 @@ class policy:  # noqa: N801 (called as a function)
     It is one setting for the process since the backward pass runs in threads of PyTorch's own.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, budget: float = _BUDGET) -> None:
         from ._extension import extension
 
-        self._before = extension().wyvern_extension_policy(_number(name, "policy"))
+        number = _number(name, "policy")
+        if not 1e-3 <= budget <= 1e6:
+            raise ValueError(f"budget is {budget}; it must be from 0.001 to 1000000 seconds")
+        self._budget = extension().wyvern_extension_tuning_budget(budget)
+        self._before = extension().wyvern_extension_policy(number)
 
     def __enter__(self) -> policy:
         return self
@@ -45,6 +65,24 @@ class policy:  # noqa: N801 (called as a function)
         from ._extension import extension
 
         extension().wyvern_extension_policy(self._before)
+        extension().wyvern_extension_tuning_budget(self._budget)
+
+
+def wait_for_tuning(timeout: float | None = None) -> bool:
+    """Waits until all that the policy ``"background"`` wanted tuned has been, or ``timeout`` seconds.
+
+    Returns whether nothing is left to tune. ^C ends the wait.
+    """
+    from ._extension import extension
+
+    seconds = math.inf if timeout is None else max(timeout, 0.0)
+    while (left := extension().wyvern_extension_wait_for_tuning(min(seconds, _GLANCE))) != 0:
+        if left < 0:
+            raise RuntimeError("libwyvern cannot be started, so nothing is tuned")
+        seconds -= _GLANCE
+        if seconds <= 0:
+            return False
+    return True
 
 
 def apply_environment() -> None:
