@@ -25,7 +25,7 @@ sys.path.insert(0, str(HERE))
 CAPTURE_FAILED = 75
 SURVEY = "survey"  # what a child is asked for that is to look around
 SURVEY_LIMIT = 600  # seconds
-CAPTURES = 4  # processes that one row may take, one more for each side that cannot be captured
+CAPTURES = 10  # processes that one row may take, one more for each side that cannot be captured
 
 
 def parse() -> argparse.Namespace:

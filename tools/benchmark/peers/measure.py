@@ -51,7 +51,8 @@ class Measurement:
 
     def __init__(self, request: Request, sides: list[Side]) -> None:
         self.request, self.row = request, request.row
-        self.clock = timing.Clock(request.device)
+        # What was recorded on the default stream cannot be captured when it runs backward.
+        self.clock = timing.Clock(request.device, own_stream=self.row.part == "backward")
         self.x = inputs.make(self.row, request.device)
         self.document: dict = self.row.describe() | {"sides": {}, "declined": {}, "failed": {}}
         self.document["gradients"] = self.row.part != "forward"
@@ -235,6 +236,8 @@ class Measurement:
 
 def measure(request: Request, sides: list[Side]) -> dict:
     """The row's document. Raises CaptureFailed: to be asked again with that side in `plain`."""
+    if request.device != "cpu":
+        torch.cuda.set_device(request.device)
     torch.manual_seed(0)
     measurement = Measurement(request, sides)
     measurement.check()

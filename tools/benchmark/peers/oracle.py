@@ -6,6 +6,8 @@ so that 131,072 tokens take seconds; the test compares it with the recurrence.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -37,10 +39,11 @@ class Sample:
         return x[:, :, self.heads if name in ("q", "k") else self.value_heads]
 
 
-def relative(x: Tensor, wanted: Tensor) -> float:
-    """rms(x - wanted) / rms(wanted)."""
+def relative(x: Tensor, wanted: Tensor) -> float | None:
+    """rms(x - wanted) / rms(wanted); None where that is not finite."""
     wanted = wanted.detach().double()
-    return float((x.detach().double() - wanted).norm() / wanted.norm().clamp_min(1e-300))
+    error = float((x.detach().double() - wanted).norm() / wanted.norm().clamp_min(1e-300))
+    return error if math.isfinite(error) else None
 
 
 def leaves(row: Row, x: Inputs, sample: Sample) -> dict[str, Tensor]:

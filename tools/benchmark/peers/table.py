@@ -71,6 +71,15 @@ def _bound(quantity: str) -> float:
     return BOUNDS.get(quantity, GRADIENT_BOUND)
 
 
+def _within(error: float | None, quantity: str) -> bool:
+    return error is not None and error <= _bound(quantity)
+
+
+def _error(error: float | None, quantity: str) -> str:
+    text = "not finite" if error is None else f"{error:.1e}"
+    return text if _within(error, quantity) else text + " !"
+
+
 def _errors(rows: list[dict], names: list[str]) -> list[str]:
     lines = []
     for row in rows:
@@ -78,13 +87,12 @@ def _errors(rows: list[dict], names: list[str]) -> list[str]:
         quantities = list(dict.fromkeys(q for side in sides.values() for q in side["errors"]))
         for quantity in quantities:
             cells = [row["row"], quantity, f"{_bound(quantity):.0e}"]
+            found = {n: side["errors"] for n, side in sides.items() if quantity in side["errors"]}
             for name in names:
-                error = sides.get(name, {}).get("errors", {}).get(quantity)
-                beyond = error is not None and not error <= _bound(quantity)
-                cells.append(("–" if error is None else f"{error:.1e}") + (" !" if beyond else ""))
-            peers = [sides[n]["errors"].get(quantity) for n in sides if not n.startswith(OURS)]
-            peers = [error for error in peers if error is not None and math.isfinite(error)]
-            ours = sides.get(OURS, {}).get("errors", {}).get(quantity)
+                cells.append(_error(found[name][quantity], quantity) if name in found else "–")
+            peers = [e[quantity] for n, e in found.items() if not n.startswith(OURS)]
+            peers = [error for error in peers if error is not None]
+            ours = found.get(OURS, {}).get(quantity)
             # Two sides that both round the result to 16 bits agree to some digits only.
             worse = (
                 "" if ours is None or not peers else ("yes" if ours <= 1.05 * min(peers) else "no")
@@ -139,7 +147,7 @@ def summary(rows: list[dict]) -> dict:
         "slower_than_a_peer": [row["row"] for row in rows if (row.get("best_ratio") or 1) < 1],
         "with_a_target": len(with_must),
         "targets_met": len(met),
-        "beyond_bounds": sum(not e <= _bound(q) for errors in ours for q, e in errors.items()),
+        "beyond_bounds": sum(not _within(e, q) for errors in ours for q, e in errors.items()),
     }
 
 

@@ -15,10 +15,13 @@ MOST_SPIN = 8_000_000  # clocks
 
 class Clock:
     """Of one device. On a GPU it times by events, with the device kept busy until the host has
-    enqueued the call: what the host takes shows only where the call waits for the device."""
+    enqueued the call: what the host takes shows only where the call waits for the device.
+    With `own_stream` everything from then on is on a stream that is not the default one."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, own_stream: bool) -> None:
         self.gpu = device != "cpu"
+        if self.gpu and own_stream:
+            torch.cuda.set_stream(torch.cuda.Stream())
         size = FLUSH_BYTES if self.gpu else FLUSH_BYTES // 8
         self._flush = torch.empty(size, dtype=torch.uint8, device=device)
 
@@ -53,15 +56,14 @@ class Clock:
 
     def capture(self, call: Callable[[], object]) -> Callable[[], None]:
         """A replay of a graph of one call; raises where the call cannot be captured."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                call()
-        torch.cuda.current_stream().wait_stream(side)
+        for _ in range(3):
+            call()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # A backward pass runs on the stream of its forward pass: on that it must be captured.
+        current = torch.cuda.current_stream()
+        own = None if current == torch.cuda.default_stream() else current
+        with torch.cuda.graph(graph, stream=own):
             kept = call()
 
         def replay(kept: object = kept) -> None:  # what it writes lives as long as the graph

@@ -11,7 +11,6 @@ class Wyvern(Side):
     name = "wyvern"
     about = "Wyvern, the tuned plan where one is stored"
     modules = ("wyvern.ops",)
-    packages = ("torch", "triton")
     devices = ("cuda", "cpu")
     trains = True
     policy = "cached"
