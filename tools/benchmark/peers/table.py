@@ -101,17 +101,20 @@ def _errors(rows: list[dict], names: list[str]) -> list[str]:
     return _table(["row", "of", "bound", *names, "Wyvern no worse"], lines)
 
 
-def _hosts(rows: list[dict], names: list[str]) -> list[str]:
+def _calls(rows: list[dict], names: list[str]) -> list[str]:
     lines = []
     for row in rows:
         cells = [row["row"]]
         for name in names:
             found = row.get("sides", {}).get(name)
-            cells.append(
-                "–"
-                if found is None
-                else f"{found['host_us']:.0f} µs, {milliseconds(found['call'] | {'how': 'graph'})}"
-            )
+            if found is None:
+                cells.append("–")
+                continue
+            memory = found["memory_bytes"]
+            parts = [f"{found['host_us']:.0f} µs", milliseconds(found["call"] | {"how": "graph"})]
+            parts += [f"{memory / 2**20:.0f} MiB"] if memory is not None else []
+            parts.append(f"{found['first_call_s']:.1f} s")
+            cells.append(", ".join(parts))
         lines.append(cells)
     return _table(["row", *names], lines)
 
@@ -199,10 +202,11 @@ def render(document: dict) -> str:
         "",
         "## Calls",
         "",
-        "Host time to enqueue a call, and the time of a call on the device.",
+        "Host time to enqueue a call, ms of a call on the device, memory that a call takes beside "
+        "its inputs, and the first call (compiling, tuning of its own).",
         "",
     ]
-    lines += _hosts(rows, names)
+    lines += _calls(rows, names)
     for kind, title in (("declined", "Not computed"), ("failed", "Failed")):
         if reasons := _reasons(rows, kind):
             lines += ["", f"## {title}", "", *reasons]

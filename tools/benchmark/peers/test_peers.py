@@ -20,6 +20,7 @@ sys.path.insert(0, str(HERE.parents[2] / "runtime/python/tests"))
 import inputs  # noqa: E402
 import oracle  # noqa: E402
 import rows  # noqa: E402
+import sides  # noqa: E402
 import work  # noqa: E402
 from reference import recurrence  # noqa: E402
 
@@ -172,6 +173,18 @@ def test_oracle_is_the_recurrence(row: rows.Row) -> None:
     if row.op != "delta_rule" and row.bounded:
         gates = -5 * torch.sigmoid(x.A_log.exp()[:, None] * (x.g.float() + x.dt_bias))
         assert gates.mean() == pytest.approx(rows.GATE_MEANS["kda"][row.gate], rel=0.5)
+
+
+def test_who_declines_what() -> None:
+    """Without the libraries: a side must know what it does not compute before it is loaded."""
+    peers = {kind.name: kind() for kind in sides.PEERS}
+    for row in rows.chosen(list(rows.SETS)):
+        declined = {name: one.declines(row) for name, one in peers.items()}
+        assert declined["fla-triton"] is None
+        assert (declined["flash-kda"] is None) <= (row.op == "kda" and row.bounded and row.D == 128)
+        assert (declined["flash-qla"] is None) == (row.op != "kda" and row.D == 128)
+        assert (declined["flashinfer"] is None) <= (row.op != "kda" and row.part == "forward")
+        assert (declined["cudnn"] is None) == (row.D in (64, 128))
 
 
 def test_rows_cover_what_they_should() -> None:

@@ -9,38 +9,47 @@ import re
 
 from inputs import Inputs
 from rows import Row
+from sides.flash_kda import FlashKda
 from sides.side import Call, Side, kda_options
 
-# Backends that take FLA's calls where they are installed, and the switches that keep them out.
-SWITCHES = {"flash_qla": "FLA_FLASH_QLA", "flash_kda": "FLA_FLASH_KDA"}
+# The switches of backends that take FLA's calls, whole or inner ones, where they are installed.
+SWITCHES = ("FLA_FLASH_QLA", "FLA_FLASH_KDA", "FLA_TILELANG")
 
 
 class _Served(logging.Handler):
-    """Which backends FLA says that it used: it logs each once."""
+    """Which backends FLA says that it used, by the side that was active: it logs each once."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self.names: list[str] = []
+        self.by_side: dict[str, list[str]] = {}
+        self.active = ""
 
     def emit(self, record: logging.LogRecord) -> None:
         found = re.search(r"-> (\w+)$", record.getMessage())
-        if found and found[1] not in self.names:
-            self.names.append(found[1])
+        names = self.by_side.setdefault(self.active, [])
+        if found and found[1] not in names:
+            names.append(found[1])
+
+
+_served = _Served()
 
 
 class Fla(Side):
     modules = ("fla.ops.gated_delta_rule", "fla.ops.kda", "fla.ops.delta_rule")
     packages = ("flash-linear-attention", "fla-core", "triton")
     trains = True
-    switch = ""
+    switch: str | None = None
 
     def __init__(self) -> None:
-        self._served = _Served()
         self._guard_lifted = False
 
     def activate(self) -> None:
-        for name in SWITCHES.values():
-            os.environ[name] = self.switch
+        for name in SWITCHES:
+            if self.switch is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = self.switch
+        _served.active = self.name
 
     def declines(self, row: Row) -> str | None:
         if row.op == "delta_rule" and row.H != row.HV:
@@ -51,8 +60,8 @@ class Fla(Side):
         logger = logging.getLogger("fla.backends")
         logger.setLevel(logging.INFO)
         logger.propagate = False
-        if self._served not in logger.handlers:
-            logger.addHandler(self._served)
+        if _served not in logger.handlers:
+            logger.addHandler(_served)
         leaves = self.leaves(row, x)
         options = dict(output_final_state=True)
         if x.cu_seqlens is not None:
@@ -65,7 +74,7 @@ class Fla(Side):
             from fla.ops.gated_delta_rule import chunk_gated_delta_rule as function
 
             options |= {"state_v_first": self.state_v_first}
-            if row.part != "forward":
+            if row.part != "forward" and self.switch == "0":
                 self._lift_guard()
         else:
             from fla.ops.delta_rule import chunk_delta_rule as function
@@ -87,7 +96,7 @@ class Fla(Side):
                 self._guard_lifted = True
 
     def notes(self) -> dict[str, object]:
-        notes: dict[str, object] = {"served_by": list(self._served.names)}
+        notes: dict[str, object] = {"served_by": _served.by_side.get(self.name, [])}
         if self._guard_lifted:
             notes["guard_lifted"] = "FLA issue 640"
         return notes
@@ -101,20 +110,20 @@ class FlaTriton(Fla):
 
 class FlaDispatched(Fla):
     name = "fla"
-    about = "FLA with what it hands calls to: FlashQLA, FlashKDA"
-    switch = "1"
+    about = "FLA with what it hands calls to: FlashQLA, FlashKDA, TileLang"
     state_v_first = True  # FlashKDA is given no other calls
 
     def declines(self, row: Row) -> str | None:
-        backend = {"gdn": "flash_qla", "kda": "flash_kda"}.get(row.op)
-        if backend is None:
-            return "FLA hands these calls to nothing: see fla-triton"
-        if importlib.util.find_spec(backend) is None:
-            return f"{backend} is not installed: see fla-triton"
-        if row.D != 128:
-            return f"{backend} takes D = 128: see fla-triton"
-        if row.op == "kda" and (not row.bounded or row.dtype != "bf16" or row.H != row.HV):
-            return "flash_kda takes bf16, equal heads and all options in the kernel: see fla-triton"
-        if row.op == "kda" and row.part != "forward":
-            return "flash_kda has no backward pass: see fla-triton"
+        """Where nothing takes the row it would be fla-triton once more."""
+        takers = []
+        if row.op == "gdn" and row.D == 128:
+            takers.append("flash_qla")
+        if row.op == "kda" and row.part == "forward" and FlashKda().declines(row) is None:
+            takers.append("flash_kda")
+        if row.op != "delta_rule" and row.part != "forward":
+            takers.append("tilelang")
+        if not takers:
+            return "FLA hands this to nothing: see fla-triton"
+        if not any(importlib.util.find_spec(name) for name in takers):
+            return f"{' and '.join(takers)} not installed: see fla-triton"
         return super().declines(row)
