@@ -13,15 +13,17 @@
 #include <filesystem>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "cache/cache.hpp"
 #include "compiler/compiler.hpp"
 #include "runtime/devices/device_impl.hpp"
+#include "tools/benchmark/small_launch.hpp"
 
 namespace {
 
 using namespace wyvern;
+using benchmarks::Launch;
+using benchmarks::small_problem;
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) {
@@ -45,48 +47,6 @@ class ScratchFolder {
  private:
   static inline int next_ = 0;
   std::filesystem::path path_;
-};
-
-/// qwen3-next-80b in bf16 with one chunk of tokens, so that the kernels take little.
-Problem small_problem() {
-  Problem problem;
-  problem.T = 64;
-  problem.H = 16;
-  problem.HV = 32;
-  problem.output_final_state = true;
-  return problem;
-}
-
-/// Memory for a launch; what is in it does not matter here but for being finite.
-class Launch {
- public:
-  Launch(const Device& device, const Problem& p, std::size_t workspace_bytes)
-      : workspace_(device.allocate(workspace_bytes)) {
-    // Any byte gives small numbers; 0xBC small negative ones, as a gate is.
-    const auto place = [&](DType type, std::initializer_list<std::int64_t> shape,
-                           unsigned char byte = 0x3C) {
-      TensorView view(nullptr, type, shape);
-      const std::size_t bytes = static_cast<std::size_t>(view.elements()) * size_of(type);
-      memory_.push_back(device.allocate(bytes));
-      device.fill(memory_.back().get(), byte, bytes);
-      view.data = memory_.back().get();
-      return view;
-    };
-    arguments_.q = place(p.dtype, {p.B, p.T, p.H, p.K});
-    arguments_.k = place(p.dtype, {p.B, p.T, p.H, p.K});
-    arguments_.v = place(p.dtype, {p.B, p.T, p.HV, p.V});
-    arguments_.beta = place(p.beta_dtype, {p.B, p.T, p.HV});
-    arguments_.g = place(p.g_dtype, {p.B, p.T, p.HV}, 0xBC);
-    arguments_.o = place(p.dtype, {p.B, p.T, p.HV, p.V});
-    arguments_.final_state = place(DType::fp32, {p.N, p.HV, p.K, p.V});
-    device.synchronize();
-  }
-  void run(const Operator& op) const { op.launch(arguments_, workspace_.get()); }
-
- private:
-  std::shared_ptr<void> workspace_;
-  std::vector<std::shared_ptr<void>> memory_;
-  Arguments arguments_;
 };
 
 Runtime runtime_over(const std::filesystem::path& folder) {
@@ -162,7 +122,7 @@ void add(const Device& device) {
   benchmark::RegisterBenchmark((name + "/launch").c_str(), launch_host_time, device)
       ->UseManualTime()
       ->Unit(benchmark::kMicrosecond)
-      ->Iterations(200);
+      ->Iterations(device.impl().host_memory() ? 2 : 200);
 }
 
 }  // namespace

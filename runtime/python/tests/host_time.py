@@ -3,11 +3,12 @@
 Processor time of the calling thread, the least of many repeats, one token of one small head, so that
 computing takes next to nothing on the CPU; on a GPU, calls that are only enqueued.
 
-usage: host_time.py [cpu|cuda]
+usage: host_time.py [cpu|cuda] [--json]
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -31,7 +32,7 @@ def microseconds(function: Callable[[], object], calls: int = 500, repeats: int 
     return best * 1e6
 
 
-def main(device: str = "cpu") -> None:
+def main(device: str = "cpu", form: str = "") -> None:
     torch.set_num_threads(1)
     call = make(ops.fused_recurrent_gated_delta_rule, device=device, T=1, H=1, HV=1, K=16, V=16)
     t = {name: x.detach() for name, x in call.tensors.items()}
@@ -55,6 +56,9 @@ def main(device: str = "cpu") -> None:
     t["q"].requires_grad_()
     rows |= {"fused_recurrent_gated_delta_rule, gradients recorded": microseconds(decode)}
     rows |= {"chunk_gated_delta_rule, gradients recorded": microseconds(chunk)}
+    if form == "--json":
+        print(json.dumps(rows))
+        return
     for name, time_of in rows.items():
         print(f"{name:55} {time_of:6.1f} us  {time_of / alone:5.2f} times the operator alone")
 

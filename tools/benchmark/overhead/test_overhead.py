@@ -1,0 +1,67 @@
+"""The command on the CPU: what it counts is checked, what it times is not."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+BUILD = Path(os.environ["WYVERN_BUILD"])
+
+
+class Overhead(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def run_command(self, *options, build=BUILD):
+        command = [sys.executable, HERE, "--device", "cpu", "--build", build, *options]
+        return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+
+    def test_counts(self):
+        out = self.folder / "out"
+        done = self.run_command("--only", "look-up,writers,compiles", "--json", "--out", out)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        document = json.loads(done.stdout)
+        self.assertEqual(document, json.loads((out / "overhead.json").read_text()))
+        self.assertEqual(document["failed"], {})
+        look_up, writers, compiles = document["figures"]
+
+        found = look_up["values"]
+        self.assertEqual((found["allocations"], found["locks"]), (0, 0))
+        # What is counted is there to be counted: preparing the same operators does both.
+        self.assertGreater(found["allocations_of_preparing"], 100)
+        self.assertGreater(found["locks_of_preparing"], 10)
+        self.assertGreater(found["lookups"], 1000)
+
+        self.assertTrue(writers["met"], writers)
+        self.assertEqual(writers["values"]["found"], writers["values"]["rows"])
+        self.assertEqual(writers["values"]["refused"], 0)
+        self.assertTrue(compiles["met"], compiles)
+        self.assertEqual(len(compiles["values"]["compiled"]), 16)
+
+        page = (out / "overhead.md").read_text()
+        for figure in document["figures"]:
+            self.assertIn(figure["measured"], page)
+
+    def test_what_is_not_built_is_said(self):
+        (self.folder / "bin").mkdir()
+        (self.folder / "bin" / "wyvern").symlink_to(BUILD / "bin" / "wyvern")
+        done = self.run_command("--only", "writers", build=self.folder)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("overhead_worker is not built", done.stdout)
+
+    def test_refuses_what_there_is_not(self):
+        self.assertIn(
+            "there is no nothing; there are first-call",
+            self.run_command("--only", "nothing").stderr,
+        )
+        self.assertIn("there is no device cuda:99", self.run_command("--device", "cuda:99").stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
