@@ -36,7 +36,7 @@ RESULTS = {
     "declined": "Wyvern declined a call and said why",
     "fell back": "the library's own operator ran though no call was declined",
     "failed": "served, or stopped before a call, and failed",
-    "differs": "wants an error for what Wyvern computes",
+    "differs": "wants what Wyvern does otherwise on purpose",
     "needs a GPU": "uses other kernels of the library, which run on GPUs only",
     "no call": "passed without a call of an operator",
     "skipped": "by the test itself",

@@ -25,7 +25,11 @@ counts = Counts()
 
 
 class Peer:
-    DIFFERS: dict[str, str] = {}
+    # Tests of FlashInfer's kernels themselves.
+    DIFFERS = {
+        "test_gdn_decode_fp16_inputs_are_converted_not_reinterpreted": "wants float16 cut to bfloat16",
+        "test_verify_kernel_mtp_reuses_compile_across_cache_modes": "counts compilations of a kernel",
+    }
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -109,7 +113,9 @@ def missing_from(module: str) -> Callable[[str], Any]:
                 decline(f"{module}.{name}", "no operator of Wyvern")
 
             __getitem__ = __call__
-            __getattr__ = missing_from(f"{module}.{name}")
+
+            def __getattr__(self, part: str) -> Any:
+                return missing_from(f"{module}.{name}")(part)
 
         return Missing()
 

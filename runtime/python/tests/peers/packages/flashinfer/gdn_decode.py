@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from peers.adapters import decline, served
+from peers.adapters import served
+
+# Takes rows of the batch, a token and the states of these rows after it.
+Keep = Callable[[Tensor, int, Tensor], None]
 
 
 def gated_delta_rule_decode(
@@ -48,6 +53,8 @@ def gated_delta_rule_decode_pretranspose(
         initial_state = state
         initial_state_indices = torch.arange(len(q), device=q.device)
     assert initial_state_indices is not None
+    if initial_state.dtype is torch.bfloat16:  # there rows to pass over have slot 0
+        initial_state_indices = initial_state_indices.clamp_min(0)
     o = _in_pool(
         q, k, v, initial_state, initial_state_indices, output_state_indices, A_log, a, dt_bias, b,
         scale, use_qk_l2norm, None,
@@ -73,15 +80,25 @@ def gated_delta_rule_mtp(
     use_qk_l2norm: bool = True,
     output_state_indices: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Several tokens; the states after each where a buffer for them is given."""
+    """Several tokens; the states after each go to a buffer for them, or to rows of the pool."""
+    keep: Keep | None = None
     if ssm_state_indices is not None:
-        decline("flashinfer.gdn_decode.gated_delta_rule_mtp", "states after each token go to a pool's rows")
+
+        def keep(live: Tensor, t: int, state: Tensor) -> None:
+            rows = ssm_state_indices[live, t].long()
+            initial_state[rows[rows >= 0]] = state[rows >= 0].to(initial_state.dtype)
+
+    elif intermediate_states_buffer is not None:
+
+        def keep(live: Tensor, t: int, state: Tensor) -> None:
+            intermediate_states_buffer[live, t] = state.to(intermediate_states_buffer.dtype)
+
     write_to = output_state_indices
     if disable_state_update in (None, True):
         write_to = torch.full_like(initial_state_indices, -1)
     o = _in_pool(
         q, k, v, initial_state, initial_state_indices, write_to, A_log, a, dt_bias, b, scale,
-        use_qk_l2norm, intermediate_states_buffer,
+        use_qk_l2norm, keep,
     )  # fmt: skip
     if output is None:
         return o, initial_state
@@ -103,9 +120,12 @@ def _in_pool(
     b: Tensor,
     scale: float | None,
     use_qk_l2norm: bool,
-    states_after: Tensor | None,
+    keep: Keep | None,
 ) -> Tensor:
-    """o, zero where the index of a row's state is below 0; the pool's rows are updated in place."""
+    """o, zero where the index of a row's state is below 0; the pool's rows are updated in place.
+
+    keep: gets the states after each token.
+    """
     write_to = read_from if write_to is None else write_to
     o = v.new_zeros(v.shape, dtype=q.dtype)
     live = (read_from >= 0).nonzero()[:, 0]
@@ -113,7 +133,7 @@ def _in_pool(
         return o
     q, k, v, a, b = (x[live] for x in (q, k, v, a, b))
     state = pool[read_from[live].long()]
-    if states_after is None:
+    if keep is None:
         o[live], state = _decode(q, k, v, state, A_log, a, dt_bias, b, scale, use_qk_l2norm, v_first=True)
     else:
         for t in range(q.shape[1]):
@@ -122,7 +142,7 @@ def _in_pool(
                 q[:, one], k[:, one], v[:, one], state, A_log, a[:, one], dt_bias, b[:, one], scale,
                 use_qk_l2norm, v_first=True,
             )  # fmt: skip
-            states_after[live, t] = state.to(states_after.dtype)
+            keep(live, t, state)
     written = write_to[live] >= 0
     pool[write_to[live][written].long()] = state[written].to(pool.dtype)
     return o
