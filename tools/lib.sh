@@ -125,5 +125,23 @@ set_up_python() {
       return
     fi
   fi
+  [ "$WYVERN_TEST_PYTHON" != "$own" ] || set_up_peers "$own"
   export WYVERN_TEST_PYTHON
+}
+
+# What the tests of wyvern.fla and wyvern.transformers need beside PyTorch, in the environment of a
+# Python of ours. Where it cannot be had they say that they are skipped.
+set_up_peers() {
+  local peers=(flash-linear-attention==0.6.0 transformers==5.23.0) missing=() peer
+  for peer in "${peers[@]}"; do
+    "$1" -c 'import sys; from importlib.metadata import version
+name, wanted = sys.argv[1].split("=="); assert version(name) == wanted' "$peer" >>"$log" 2>&1 ||
+      missing+=("$peer")
+  done
+  [ ${#missing[@]} = 0 ] && return
+  say "installing ${missing[*]} into build/pyenv (a minute, 200 MB)"
+  # The extra asks for Triton, which PyTorch for CPUs comes without.
+  "$1" -m pip install --quiet --retries 1 "${peers[@]/#flash-linear-attention/flash-linear-attention[cpu]}" \
+    >>"$log" 2>&1 ||
+    say "${missing[*]} cannot be installed, so the tests named python_fla, python_transformers and python_peers are skipped; $log says why"
 }

@@ -14,6 +14,8 @@ pytest.importorskip(
     "transformers.models.kimi_linear",
     reason="transformers with Kimi Linear is not installed: pip install transformers",
 )
+import cpu_ratio
+
 import wyvern.transformers as served
 
 HYBRID = ["linear_attention", "full_attention", "linear_attention"]
@@ -152,3 +154,11 @@ def test_what_is_declined_goes_to_the_model() -> None:
     (reason,) = served.report().declined["chunk_gated_delta_rule"]
     assert "K is 300" in reason
     assert module.torch_chunk_gated_delta_rule is own
+
+
+def test_the_comparison_of_times() -> None:
+    """Both compute the same and are timed; how much faster is for a quiet machine to say."""
+    arguments = ["70", "--rounds", "1", "--heads", "1", "2", "--batches", "1", "3"]
+    rows = cpu_ratio.main(arguments)
+    assert [row["what"] for row in rows] == ["prompt, T=70", "decoding, batch 1", "decoding, batch 3"]
+    assert all(row["ratio"] > 0 for row in rows)

@@ -1,0 +1,1 @@
+"""What runs other libraries' tests with Wyvern in the place of their operators: see ../peer_tests.py."""

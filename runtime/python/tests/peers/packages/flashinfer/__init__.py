@@ -1,0 +1,1 @@
+"""What FlashInfer's tests of the gated delta rule import, served by Wyvern."""

@@ -1,0 +1,7 @@
+"""Seeds."""
+
+import torch
+
+
+def set_random_seed(seed: int) -> None:
+    torch.manual_seed(seed)
