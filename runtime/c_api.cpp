@@ -20,10 +20,6 @@
 #include "runtime/tuner_command.hpp"
 #include "runtime/tuning_policy.hpp"
 
-struct wyvern_device {
-  wyvern::Device device;
-};
-
 struct wyvern_device_list {
   std::vector<wyvern::DeviceInfo> infos;
 };
@@ -32,16 +28,11 @@ struct wyvern_memory {
   std::shared_ptr<void> memory;
 };
 
-struct wyvern_runtime {
-  wyvern_runtime(wyvern::RuntimeOptions options, const std::string& command,
-                 std::function<void(const std::string&)> failed)
-      : runtime(std::move(options)),
-        policies(runtime, wyvern::TunerCommand(command, runtime.cache().file().parent_path()),
-                 std::move(failed)) {}
-
-  wyvern::Runtime runtime;
-  wyvern::PolicyRuntime policies;
-};
+wyvern_runtime::wyvern_runtime(wyvern::RuntimeOptions options, const std::string& command,
+                               std::function<void(const std::string&)> failed)
+    : runtime(std::move(options)),
+      policies(runtime, wyvern::TunerCommand(command, runtime.cache().file().parent_path()),
+               std::move(failed)) {}
 
 struct wyvern_operator {
   wyvern::Operator op;
@@ -167,9 +158,7 @@ class TensorReader {
       bad_input(fmt::format("{} is given twice; it must be given once", from.name));
     seen_ |= std::uint64_t{1} << at;
     next_ = at + 1;
-    // Nothing is said of it but that it is not there.
-    if (from.data == nullptr && from.rank == 0 && from.dtype == 0) return;
-    fill(arguments_.*kArguments[at].member, from);
+    read_tensor(from, arguments_.*kArguments[at].member);
   }
 
  private:
@@ -186,54 +175,15 @@ class TensorReader {
     bad_input(fmt::format("'{}' is not the name of an operator's tensor", name));
   }
 
-  static void fill(TensorView& to, const wyvern_tensor& from) {
-    if (from.dtype < WYVERN_FP32 || from.dtype > WYVERN_INT64)
-      bad_input(fmt::format("{} has dtype {}; it must be a wyvern_dtype, {} to {}", from.name,
-                            from.dtype, static_cast<int>(WYVERN_FP32),
-                            static_cast<int>(WYVERN_INT64)));
-    if (from.rank < 0 || from.rank > kMaxRank)
-      bad_input(fmt::format("{} has rank {}; it must be 0 to {}", from.name, from.rank, kMaxRank));
-    if (from.rank > 0 && from.shape == nullptr)
-      bad_input(fmt::format("{} has a shape that is null; it must point to {} extents", from.name,
-                            from.rank));
-    to.data = from.data;
-    to.dtype = static_cast<DType>(from.dtype - WYVERN_FP32);
-    to.rank = from.rank;
-    const auto rank = static_cast<std::size_t>(from.rank);
-    std::copy_n(from.shape, rank, to.shape.begin());
-    if (from.strides != nullptr) {
-      std::copy_n(from.strides, rank, to.strides.begin());
-      return;
-    }
-    // Unsigned: a shape that is wrong may be of any size.
-    std::uint64_t stride = 1;
-    for (std::size_t i = rank; i-- > 0;) {
-      to.strides[i] = static_cast<std::int64_t>(stride);
-      stride *= static_cast<std::uint64_t>(to.shape[i]);
-    }
-  }
-
   Arguments& arguments_;
   std::size_t next_ = 0;
   std::uint64_t seen_ = 0;  ///< bit i: kArguments[i]
 };
 
-static_assert(static_cast<int>(DType::fp32) == 0 && WYVERN_FP16 - WYVERN_FP32 == int(DType::fp16) &&
-              WYVERN_BF16 - WYVERN_FP32 == int(DType::bf16) &&
-              WYVERN_INT32 - WYVERN_FP32 == int(DType::int32) &&
-              WYVERN_INT64 - WYVERN_FP32 == int(DType::int64));
-static_assert(kMaxRank <= WYVERN_MAX_RANK);
-
 Arguments arguments_of(const wyvern_launch& launch) {
   Arguments arguments;
-  check_size<wyvern_tensor>("launch.tensor_size", launch.tensor_size);
-  if (launch.tensors == nullptr && launch.tensor_count != 0)
-    bad_input(
-        fmt::format("launch.tensors is null; it must point to {} tensors", launch.tensor_count));
   TensorReader reader(arguments);
-  const auto* at = reinterpret_cast<const unsigned char*>(launch.tensors);
-  for (std::size_t i = 0; i < launch.tensor_count; ++i, at += launch.tensor_size)
-    reader.read(read_struct<wyvern_tensor>(at, launch.tensor_size, "launch.tensors"));
+  each_tensor(launch, [&](const wyvern_tensor& tensor) { reader.read(tensor); });
   if (launch.cu_seqlens_host == nullptr && launch.cu_seqlens_host_count != 0)
     bad_input(fmt::format("launch.cu_seqlens_host is null; it must point to {} entries",
                           launch.cu_seqlens_host_count));
@@ -278,6 +228,41 @@ wyvern_status status_of(ErrorKind kind) noexcept {
     case ErrorKind::kIo: return WYVERN_IO_ERROR;
   }
   return WYVERN_INTERNAL_ERROR;
+}
+
+static_assert(static_cast<int>(DType::fp32) == 0 && WYVERN_FP16 - WYVERN_FP32 == int(DType::fp16) &&
+              WYVERN_BF16 - WYVERN_FP32 == int(DType::bf16) &&
+              WYVERN_INT32 - WYVERN_FP32 == int(DType::int32) &&
+              WYVERN_INT64 - WYVERN_FP32 == int(DType::int64));
+static_assert(kMaxRank <= WYVERN_MAX_RANK);
+
+void read_tensor(const wyvern_tensor& from, TensorView& to) {
+  // Nothing is said of it but that it is not there.
+  if (from.data == nullptr && from.rank == 0 && from.dtype == 0) return;
+  if (from.dtype < WYVERN_FP32 || from.dtype > WYVERN_INT64)
+    bad_input(fmt::format("{} has dtype {}; it must be a wyvern_dtype, {} to {}", from.name,
+                          from.dtype, static_cast<int>(WYVERN_FP32),
+                          static_cast<int>(WYVERN_INT64)));
+  if (from.rank < 0 || from.rank > kMaxRank)
+    bad_input(fmt::format("{} has rank {}; it must be 0 to {}", from.name, from.rank, kMaxRank));
+  if (from.rank > 0 && from.shape == nullptr)
+    bad_input(fmt::format("{} has a shape that is null; it must point to {} extents", from.name,
+                          from.rank));
+  to.data = from.data;
+  to.dtype = static_cast<DType>(from.dtype - WYVERN_FP32);
+  to.rank = from.rank;
+  const auto rank = static_cast<std::size_t>(from.rank);
+  std::copy_n(from.shape, rank, to.shape.begin());
+  if (from.strides != nullptr) {
+    std::copy_n(from.strides, rank, to.strides.begin());
+    return;
+  }
+  // Unsigned: a shape that is wrong may be of any size.
+  std::uint64_t stride = 1;
+  for (std::size_t i = rank; i-- > 0;) {
+    to.strides[i] = static_cast<std::int64_t>(stride);
+    stride *= static_cast<std::uint64_t>(to.shape[i]);
+  }
 }
 
 void write_text(std::string_view text, char* to, std::size_t capacity, std::size_t* length) {

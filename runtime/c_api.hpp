@@ -14,13 +14,28 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <new>
 #include <span>
 #include <string>
 #include <string_view>
 
+#include "runtime/tuning_policy.hpp"
+
+struct wyvern_device {
+  wyvern::Device device;
+};
+
 struct wyvern_problem {
   wyvern::Problem problem;
+};
+
+struct wyvern_runtime {
+  wyvern_runtime(wyvern::RuntimeOptions options, const std::string& command,
+                 std::function<void(const std::string&)> failed);
+
+  wyvern::Runtime runtime;
+  wyvern::PolicyRuntime policies;
 };
 
 namespace wyvern {
@@ -140,5 +155,20 @@ void write_text(std::string_view text, char* to, std::size_t capacity, std::size
 /// Fills a caller's array, see wyvern_problem_tensors().
 void write_specs(std::span<const TensorSpec> from, wyvern_tensor_spec* specs, std::size_t spec_size,
                  std::size_t capacity, std::size_t* count);
+
+/// Calls visit(tensor) with each of the caller's tensors.
+template <class Visitor>
+void each_tensor(const wyvern_launch& launch, const Visitor& visit) {
+  check_size<wyvern_tensor>("launch.tensor_size", launch.tensor_size);
+  if (launch.tensors == nullptr && launch.tensor_count != 0)
+    bad_input(
+        fmt::format("launch.tensors is null; it must point to {} tensors", launch.tensor_count));
+  const auto* at = reinterpret_cast<const unsigned char*>(launch.tensors);
+  for (std::size_t i = 0; i < launch.tensor_count; ++i, at += launch.tensor_size)
+    visit(read_struct<wyvern_tensor>(at, launch.tensor_size, "launch.tensors"));
+}
+/// Fills in a tensor of a launch as the runtime has them; leaves it absent where nothing is said of
+/// it but its name.
+void read_tensor(const wyvern_tensor& from, TensorView& to);
 
 }  // namespace wyvern

@@ -394,6 +394,31 @@ typedef struct wyvern_launch {
 WYVERN_C_API wyvern_status wyvern_operator_launch(const wyvern_operator* op,
                                                   const wyvern_launch* launch);
 
+/* ---- Stages ---- */
+
+/* Version 2. A stage of the chunked form on its own, one kernel. Never changes. */
+typedef struct wyvern_stage wyvern_stage;
+
+/* Version 2. The stage of that name ("solve_tril"; `wyvern stages` lists them, templates/README.md
+ * says what their tensors mean), for the problem's dimensions, dtypes and options, by its default
+ * config for the problem's chunk_size (64 where it is unset). Gates are summed as they are. Else as
+ * wyvern_prepare(); WYVERN_BAD_INPUT for a name that no kernel of the device has, and for a stage
+ * that does not stand alone. */
+WYVERN_C_API wyvern_status wyvern_prepare_stage(wyvern_runtime* runtime,
+                                                const wyvern_device* device,
+                                                const wyvern_problem* problem, const char* name,
+                                                wyvern_stage** stage);
+WYVERN_C_API void wyvern_stage_destroy(wyvern_stage* stage);
+/* Version 2. The stage's tensors, as wyvern_problem_tensors() does; the names live as long as the
+ * stage. */
+WYVERN_C_API wyvern_status wyvern_stage_tensors(const wyvern_stage* stage,
+                                                wyvern_tensor_spec* specs, size_t spec_size,
+                                                size_t capacity, size_t* count);
+/* Version 2. As wyvern_operator_launch(), but that a stage takes no workspace and no
+ * cu_seqlens_host: what the launch has of these is not looked at. */
+WYVERN_C_API wyvern_status wyvern_stage_launch(const wyvern_stage* stage,
+                                               const wyvern_launch* launch);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

@@ -420,6 +420,15 @@ WYVERN_EXTENSION std::int64_t wyvern_extension_wait_for_tuning(double seconds) {
   }
 }
 
+/// The process's wyvern_runtime, for what is not an operator; null where there is none to be had.
+WYVERN_EXTENSION wyvern_runtime* wyvern_extension_runtime() {
+  try {
+    return runtime();
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
 /// The same as described(); lives until this thread's next call.
 WYVERN_EXTENSION const char* wyvern_extension_described() {
   thread_local std::string text;

@@ -69,16 +69,6 @@ wyvern_device* device_of(std::int32_t number) {
   return device;
 }
 
-wyvern_runtime* runtime() {
-  const Lock lock(shared().mutex);
-  if (shared().runtime == nullptr) {
-    check(wyvern_runtime_create(nullptr, &shared().runtime));
-    // The runtime is never destroyed, and the process must not end under the tuner's feet.
-    std::atexit([] { wyvern_runtime_stop_tuning(shared().runtime); });
-  }
-  return shared().runtime;
-}
-
 /// Whether the stream of the request is captured into a graph, so that nothing may be prepared.
 bool is_captured(const Request& request) {
   if (request.cuda_device < 0) return false;
@@ -427,6 +417,16 @@ const Prepared& prepared(const Request& request) {
     keep_shared(key, one, now);
   }
   return *table.insert_or_assign(key, std::move(one)).first->second;
+}
+
+wyvern_runtime* runtime() {
+  const Lock lock(shared().mutex);
+  if (shared().runtime == nullptr) {
+    check(wyvern_runtime_create(nullptr, &shared().runtime));
+    // The runtime is never destroyed, and the process must not end under the tuner's feet.
+    std::atexit([] { wyvern_runtime_stop_tuning(shared().runtime); });
+  }
+  return shared().runtime;
 }
 
 int set_policy(int policy) { return current_policy.exchange(policy); }

@@ -87,6 +87,8 @@ double set_tuning_budget(double seconds);
 /// Waits until nothing is left to tune in the background, but no longer than is said; how many
 /// problems are left. Throws Refusal.
 std::size_t wait_for_tuning(double seconds);
+/// The process's runtime, made at the first call; never destroyed. Throws Refusal.
+wyvern_runtime* runtime();
 /// What is in the process's table, as JSON: [{"problem": key, "device", "origin", "plan"}].
 std::string described();
 /// Empties the tables: what is asked for next is prepared again, by a plan tuned meanwhile.

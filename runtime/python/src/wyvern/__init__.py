@@ -5,7 +5,8 @@
 
 ``wyvern.ops`` has the operators for PyTorch, under the names that flash-linear-attention gives them.
 ``policy`` says where their plans come from and when they are tuned (``wait_for_tuning`` waits for that),
-``tune`` finds faster ones, ``prepared`` tells which are in use and ``cache`` looks after what is stored. ``fla`` and ``transformers`` have those libraries compute with them.
+``tune`` finds faster ones, ``prepared`` tells which are in use and ``cache`` looks after what is stored.
+``fla`` and ``transformers`` have those libraries compute with them; ``stages`` has parts of a forward pass.
 Nothing here imports PyTorch before it is used.
 """
 
@@ -18,7 +19,7 @@ from ._extension import prepared, version
 from ._policy import policy, wait_for_tuning
 
 if TYPE_CHECKING:
-    from . import cache, fla, ops, transformers
+    from . import cache, fla, ops, stages, transformers
     from .tuning import tune
 
 __all__ = [
@@ -28,12 +29,13 @@ __all__ = [
     "ops",
     "policy",
     "prepared",
+    "stages",
     "transformers",
     "tune",
     "wait_for_tuning",
 ]
 
-_MODULES = ("cache", "fla", "ops", "transformers")
+_MODULES = ("cache", "fla", "ops", "stages", "transformers")
 
 
 def __getattr__(name: str):

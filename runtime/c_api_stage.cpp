@@ -1,0 +1,119 @@
+// The C API's stages: one kernel on its own, its tensors by the names of its contract.
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/bind.hpp"
+#include "runtime/c_api.hpp"
+#include "runtime/devices/device_impl.hpp"
+#include "runtime/operator_impl.hpp"
+#include "runtime/plan.hpp"
+#include "templates/template.hpp"
+
+struct wyvern_stage {
+  wyvern::Stage stage;
+  std::vector<std::string> names;           ///< of its tensors, with their NULs
+  std::vector<wyvern::TensorSpec> tensors;  ///< with these names
+};
+
+namespace wyvern {
+namespace {
+
+/// The template of that name for the device's kind that default plans take.
+const Template& template_of(const std::string& name, DeviceKind device) {
+  const Template* found = nullptr;
+  std::set<std::string_view> names;
+  for (const Template& t : all_templates()) {
+    if (t.device != device) continue;
+    names.insert(t.name);
+    if (t.name == name && (found == nullptr || t.rank < found->rank)) found = &t;
+  }
+  if (found == nullptr)
+    bad_input(fmt::format("name is '{}'; for {} it must be one of {}", name, to_string(device),
+                          fmt::join(names, ", ")));
+  return *found;
+}
+
+/// The best of that name that the target has what it takes for.
+PlanStep step_of(const std::string& name, const Problem& problem, const Target& target) {
+  constexpr std::int64_t kUsual = 64;
+  const Constants constants = problem_constants(problem);
+  const Template* best = nullptr;
+  std::optional<Config> config;
+  for (const Template& t : all_templates()) {
+    if (t.device != target.device || t.name != name) continue;
+    if (best != nullptr && best->rank <= t.rank) continue;
+    if (auto own = default_config(t, constants, target.limits, precision_floor(problem),
+                                  problem.chunk_size.value_or(kUsual))) {
+      best = &t;
+      config = std::move(own);
+    }
+  }
+  if (best != nullptr) return {best->id(), *std::move(config)};
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("{} has no config for a chunk_size of {} and these dimensions on {}",
+                          template_of(name, target.device).name,
+                          problem.chunk_size.value_or(kUsual), target.name()));
+}
+
+void launch(const wyvern_stage& stage, const wyvern_launch& from) {
+  std::array<TensorView, kMaxArguments> tensors;
+  std::array<bool, kMaxArguments> seen{};
+  each_tensor(from, [&](const wyvern_tensor& tensor) {
+    if (tensor.name == nullptr) bad_input("the name of a tensor is null; it must not be");
+    const auto found = std::find(stage.names.begin(), stage.names.end(), tensor.name);
+    if (found == stage.names.end())
+      bad_input(fmt::format("'{}' is not the name of a tensor of {}; those are {}", tensor.name,
+                            stage.stage.step().template_id, fmt::join(stage.names, ", ")));
+    const auto at = static_cast<std::size_t>(found - stage.names.begin());
+    if (std::exchange(seen[at], true))
+      bad_input(fmt::format("{} is given twice; it must be given once", tensor.name));
+    read_tensor(tensor, tensors[at]);
+  });
+  stage.stage.launch(std::span(tensors).first(stage.names.size()), from.stream);
+}
+
+}  // namespace
+}  // namespace wyvern
+
+using namespace wyvern;
+
+wyvern_status wyvern_prepare_stage(wyvern_runtime* runtime, const wyvern_device* device,
+                                   const wyvern_problem* problem, const char* name,
+                                   wyvern_stage** stage) {
+  return guarded([&] {
+    given(stage, "stage") = nullptr;
+    const Device& on = given(device, "device").device;
+    const Problem& what = given(problem, "problem").problem;
+    Runtime& own = given(runtime, "runtime").runtime;
+    const std::string wanted = &given(name, "name");
+    validate(what);
+    const PlanStep step = step_of(wanted, what, on.impl().target());
+    auto handle = std::make_unique<wyvern_stage>(wyvern_stage{
+        own.prepare_stage(on, step, what), {}, bind_stage(on, what, step)->expected()});
+    for (const TensorSpec& tensor : handle->tensors) handle->names.emplace_back(tensor.name);
+    for (std::size_t i = 0; i < handle->names.size(); ++i)
+      handle->tensors[i].name = handle->names[i];
+    *stage = handle.release();
+  });
+}
+
+void wyvern_stage_destroy(wyvern_stage* stage) { delete stage; }
+
+wyvern_status wyvern_stage_tensors(const wyvern_stage* stage, wyvern_tensor_spec* specs,
+                                   size_t spec_size, size_t capacity, size_t* count) {
+  return guarded(
+      [&] { write_specs(given(stage, "stage").tensors, specs, spec_size, capacity, count); });
+}
+
+wyvern_status wyvern_stage_launch(const wyvern_stage* stage, const wyvern_launch* launch_of) {
+  return guarded(
+      [&] { launch(given(stage, "stage"), read_options(&given(launch_of, "launch"), "launch")); });
+}

@@ -1,0 +1,166 @@
+"""Stages through the C interface of the library: prepared once, launched on PyTorch's tensors."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, byref, c_char_p, c_int32, c_int64, c_size_t, c_void_p
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from ._extension import extension, library, load
+
+# The numbers of wyvern_dtype, wyvern_access and wyvern_status.
+_DTYPES = {1: torch.float32, 2: torch.float16, 3: torch.bfloat16, 4: torch.int32, 5: torch.int64}
+_NUMBERS = {dtype: number for number, dtype in _DTYPES.items()}
+_NAMES = {
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.int32: "int32",
+    torch.int64: "int64",
+}
+_READ = 1
+_BAD_INPUT = 1
+_ALIGNMENT = 16
+_MOST = 32  # tensors of a stage
+
+
+class _Spec(ctypes.Structure):
+    """wyvern_tensor_spec"""
+
+    _fields_ = [
+        ("name", c_char_p), ("present", c_int32), ("access", c_int32), ("dtype", c_int32),
+        ("rank", c_int32), ("shape", c_int64 * 8), ("bytes", c_size_t),
+    ]  # fmt: skip
+
+
+class _Tensor(ctypes.Structure):
+    """wyvern_tensor"""
+
+    _fields_ = [
+        ("name", c_char_p), ("data", c_void_p), ("shape", POINTER(c_int64)),
+        ("strides", POINTER(c_int64)), ("dtype", c_int32), ("rank", c_int32),
+    ]  # fmt: skip
+
+
+class _Launch(ctypes.Structure):
+    """wyvern_launch"""
+
+    _fields_ = [
+        ("struct_size", c_size_t), ("tensor_size", c_size_t), ("tensors", POINTER(_Tensor)),
+        ("tensor_count", c_size_t), ("workspace", c_void_p), ("workspace_bytes", c_size_t),
+        ("stream", c_void_p), ("cu_seqlens_host", POINTER(c_int64)), ("cu_seqlens_host_count", c_size_t),
+    ]  # fmt: skip
+
+
+def dtype_name(name: str, tensor: Tensor) -> str:
+    """What the library calls the dtype of the argument; TypeError where it has none."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} is {type(tensor).__name__}; it must be a torch.Tensor")
+    if tensor.dtype not in _NAMES:
+        raise TypeError(f"{name} has dtype {tensor.dtype}; it must be one of {', '.join(map(str, _NAMES))}")
+    return _NAMES[tensor.dtype]
+
+
+class Stage:
+    """A prepared stage; it lives as long as the process."""
+
+    def __init__(self, name: str, device: torch.device, fields: dict[str, object]) -> None:
+        load()
+        lib = library()
+        extension().wyvern_extension_runtime.restype = c_void_p
+        runtime, self._stage = c_void_p(extension().wyvern_extension_runtime()), c_void_p()
+        opened, problem = c_void_p(), c_void_p()
+        where = "cpu" if device.type == "cpu" else f"cuda:{device.index}"
+        try:
+            _check(lib.wyvern_device_open(where.encode(), byref(opened)))
+            _check(lib.wyvern_problem_create(str(fields["op"]).encode(), byref(problem)))
+            for field, value in fields.items():
+                if field != "op":
+                    _check(_set(problem, field.encode(), value))
+            _check(lib.wyvern_prepare_stage(runtime, opened, problem, name.encode(), byref(self._stage)))
+            count, size, specs = c_size_t(), c_size_t(ctypes.sizeof(_Spec)), (_Spec * _MOST)()
+            _check(lib.wyvern_stage_tensors(self._stage, specs, size, c_size_t(_MOST), byref(count)))
+        finally:
+            lib.wyvern_problem_destroy(problem)
+            lib.wyvern_device_destroy(opened)
+        self._specs = [spec for spec in specs[: count.value] if spec.present]
+
+    def __call__(self, device: torch.device, given: dict[str, Tensor | None]) -> dict[str, Tensor]:
+        used, outputs = {}, {}
+        for spec in self._specs:
+            name, shape = spec.name.decode(), tuple(spec.shape[: spec.rank])
+            if spec.access == _READ:
+                used[name] = _ready(name, given.get(name), _DTYPES[spec.dtype], shape, device)
+            else:
+                used[name] = outputs[name] = torch.empty(shape, dtype=_DTYPES[spec.dtype], device=device)
+        tensors = (_Tensor * len(used))()
+        for to, (name, x) in zip(tensors, used.items(), strict=True):
+            to.name, to.data, to.dtype, to.rank = name.encode(), x.data_ptr(), _NUMBERS[x.dtype], x.dim()
+            to.shape = (c_int64 * x.dim())(*x.shape)
+        stream = None if device.type == "cpu" else torch.cuda.current_stream(device).cuda_stream
+        launch = _Launch(
+            ctypes.sizeof(_Launch), ctypes.sizeof(_Tensor), tensors, len(used), None, 0, stream, None, 0
+        )
+        _check(library().wyvern_stage_launch(self._stage, byref(launch)))
+        return outputs
+
+
+_stages: dict[tuple[object, ...], Stage] = {}
+
+
+def run(name: str, fields: dict[str, object], given: dict[str, Tensor | None]) -> dict[str, Tensor]:
+    """What the stage of that name gives for the problem of these fields, by the names of its tensors.
+
+    Of what is given it takes what it needs. Prepared at the first call, which a CUDA graph must not
+    capture. No gradient is recorded.
+    """
+    device = next(x.device for x in given.values() if x is not None)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    key = (name, device, tuple(sorted(fields.items())))
+    if (stage := _stages.get(key)) is None:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "a CUDA graph is captured and this stage was not prepared before: call it once with these "
+                "shapes and options before the capture"
+            )
+        stage = _stages.setdefault(key, Stage(name, device, fields))
+    with torch.no_grad():
+        return stage(device, given)
+
+
+def _ready(
+    name: str, x: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device
+) -> Tensor:
+    """The tensor as the library takes it."""
+    if x is None:
+        raise ValueError(f"{name} is missing; it must be {dtype} {list(shape)}")
+    if x.device != device:
+        raise ValueError(f"{name} is on {x.device}; it must be on {device}")
+    if tuple(x.shape) != shape:
+        raise ValueError(f"{name} has shape {list(x.shape)}; it must be {list(shape)}")
+    x = x.detach().to(dtype).contiguous()
+    return x if x.data_ptr() % _ALIGNMENT == 0 else x.clone()
+
+
+def _set(problem: c_void_p, field: bytes, value: object) -> int:
+    lib = library()
+    if isinstance(value, str):
+        return lib.wyvern_problem_set_text(problem, field, value.encode())
+    if isinstance(value, float):
+        return lib.wyvern_problem_set_real(problem, field, ctypes.c_double(value))
+    return lib.wyvern_problem_set_int(problem, field, c_int64(int(value)))
+
+
+def _check(status: int) -> None:
+    if status != 0:
+        _fail(status)
+
+
+def _fail(status: int) -> NoReturn:
+    last_error = library().wyvern_last_error
+    last_error.restype = c_char_p
+    raise (ValueError if status == _BAD_INPUT else RuntimeError)(last_error().decode())

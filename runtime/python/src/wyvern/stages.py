@@ -1,0 +1,274 @@
+"""The stages of the chunked form on their own, by flash-linear-attention's names, arguments and shapes.
+
+B sequences of T tokens, H heads of q and k, HV heads of v, BT tokens a chunk. With ``cu_seqlens`` B is 1
+and T all tokens. Where a function takes ``g``, that is the log decay summed inside chunks *in base 2*, as
+``chunk_local_cumsum(g, chunk_size, scale=RCP_LN2)`` gives it from natural logarithms. A chain of them is a
+forward pass::
+
+    g = chunk_local_cumsum(g, 64, scale=RCP_LN2)
+    A = solve_tril(chunk_scaled_dot_kkt_fwd(k, g, beta), output_dtype=k.dtype)
+    w, u = recompute_w_u_fwd(k, v, beta, A, g)
+    h, v_new, final_state = chunk_gated_delta_rule_fwd_h(k, w, u, g, output_final_state=True)
+    o = chunk_fwd_o(q, k, v_new, h, g)
+
+Each is one kernel by its default config, with one more for the tables of a packed batch; no gradient is
+recorded, and ``torch.compile`` does not trace them. Wyvern makes the tables itself: ``chunk_indices`` and
+``chunk_offsets`` are taken and not looked at.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ._stage import dtype_name, run
+
+__all__ = [
+    "RCP_LN2",
+    "chunk_fwd_o",
+    "chunk_gated_delta_rule_fwd_h",
+    "chunk_local_cumsum",
+    "chunk_scaled_dot_kkt_fwd",
+    "l2norm_fwd",
+    "recompute_w_u_fwd",
+    "solve_tril",
+]
+
+RCP_LN2 = 1 / math.log(2)  # natural logarithms to those of base 2
+_ANY = 16  # a dimension of a problem that the stage does not have
+
+
+def chunk_local_cumsum(
+    g: Tensor,
+    chunk_size: int,
+    reverse: bool = False,
+    scale: float | None = None,
+    cu_seqlens: Tensor | None = None,
+    head_first: bool = False,
+    output_dtype: torch.dtype | None = torch.float,
+    chunk_indices: Tensor | None = None,
+) -> Tensor:
+    """The running sum of ``g`` [B, T, HV] or [B, T, HV, K] inside each chunk, times ``scale``."""
+    _refuse(reverse=reverse, head_first=head_first)
+    kind = dtype_name("g", g)
+    if g.dim() not in (3, 4):
+        raise ValueError(f"g has {g.dim()} dimensions; it must have 3 or 4")
+    heads = g.shape[2:].numel()
+    fields, tables = _problem(g.shape[0], g.shape[1], heads, heads, chunk_size, cu_seqlens)
+    fields |= {"op": "gated_delta_rule", "g_dtype": kind}
+    summed = run("chunk_local_cumsum", fields, {"g": g.flatten(2)} | tables)["G"]
+    if scale is not None:
+        summed *= scale
+    return summed.view(g.shape).to(output_dtype or g.dtype)
+
+
+def chunk_scaled_dot_kkt_fwd(
+    k: Tensor,
+    g: Tensor | None = None,
+    beta: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    chunk_size: int = 64,
+    output_dtype: torch.dtype = torch.float32,
+    chunk_indices: Tensor | None = None,
+) -> Tensor:
+    """A [B, T, HV, BT], strictly lower: beta_r 2^(g_r - g_s) k_r . k_s of ``k`` [B, T, H, K]; ``g`` and
+    ``beta`` are [B, T, HV]."""
+    if beta is None:
+        raise TypeError("beta is None; it must be a torch.Tensor")
+    _rank("k", k, 4)
+    _rank("beta", beta, 3)
+    fields, tables = _problem(*k.shape[:3], beta.shape[2], chunk_size, cu_seqlens, g, K=k.shape[3])
+    fields |= _dtype("k", k) | {"beta_dtype": dtype_name("beta", beta)}
+    given = {"k": k, "beta": beta, "G": _natural(g)} | tables
+    return run("scaled_dot_kkt", fields, given)["A"].to(output_dtype)
+
+
+def solve_tril(
+    A: Tensor,
+    cu_seqlens: Tensor | None = None,
+    chunk_indices: Tensor | None = None,
+    output_dtype: torch.dtype | None = torch.float,
+) -> Tensor:
+    """(I + A)^-1 per chunk, of a strictly lower ``A`` [B, T, HV, BT]."""
+    _rank("A", A, 4)
+    output_dtype = output_dtype or A.dtype
+    B, T, heads, chunk = A.shape
+    fields, tables = _problem(B, T, heads, heads, chunk, cu_seqlens)
+    fields |= _dtype("output_dtype", A.new_empty(0, dtype=output_dtype))
+    return run("solve_tril", fields, {"A": A} | tables)["Tinv"]
+
+
+def recompute_w_u_fwd(
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    A: Tensor,
+    g: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    chunk_indices: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """w = A (beta 2^g k) [B, T, HV, K] and u = A (beta v) [B, T, HV, V], where ``A`` [B, T, HV, BT] is what
+    ``solve_tril`` gives."""
+    _rank("k", k, 4)
+    _rank("v", v, 4)
+    _rank("A", A, 4)
+    fields, tables = _problem(
+        *k.shape[:3], v.shape[2], A.shape[-1], cu_seqlens, g, K=k.shape[3], V=v.shape[3]
+    )
+    fields |= _dtype("k", k) | {"beta_dtype": dtype_name("beta", beta)}
+    given = {"k": k, "v": v, "beta": beta, "Tinv": A, "G": _natural(g)} | tables
+    made = run("recompute_w_u", fields, given)
+    return made["w"], made["u"].to(v.dtype)
+
+
+def chunk_gated_delta_rule_fwd_h(
+    k: Tensor,
+    w: Tensor,
+    u: Tensor,
+    g: Tensor | None = None,
+    gk: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    chunk_size: int = 64,
+    save_new_value: bool = True,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    chunk_indices: Tensor | None = None,
+    chunk_offsets: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The state scan: h [B, NT, HV, K, V], the state that enters each chunk, v_new = u - w h like ``u``
+    [B, T, HV, V], and the final state [N, HV, K, V] in float32. With ``state_v_first`` states are V by K.
+
+    ``gk`` [B, T, HV, K] in ``g``'s place is a decay per key channel; ``k`` is then decayed to the chunk's
+    end and has HV heads. Of a packed batch on a GPU the number of chunks NT is read from ``cu_seqlens_cpu``,
+    else the GPU is waited for.
+    """
+    _rank("k", k, 4)
+    _rank("u", u, 4)
+    if g is not None and gk is not None:
+        raise ValueError("gk is given beside g; one of them must be None")
+    B, T, H, K = k.shape
+    HV, V = u.shape[2:]
+    fields, tables = _problem(B, T, H, HV, chunk_size, cu_seqlens, g, K=K, V=V)
+    fields |= _dtype("k", k) | {
+        "initial_state": initial_state is not None,
+        "output_final_state": bool(output_final_state),
+        "state_v_first": bool(state_v_first),
+    }
+    if initial_state is not None:
+        fields["state_dtype"] = dtype_name("initial_state", initial_state)
+    if gk is not None:
+        fields |= {"op": "kda", "g_dtype": "fp32"}
+    given = {"k": k, "kg": k, "w": w, "u": u, "G": _natural(g), "Gk": _natural(gk)}
+    made = run("fwd_h", fields, given | {"initial_state": initial_state} | tables)
+    h = made["h"].view(B, -1, HV, K, V)[:, : _chunks(T, chunk_size, cu_seqlens, cu_seqlens_cpu)]
+    if state_v_first:
+        h = h.transpose(-1, -2).contiguous()
+    v_new = made["v_new"].to(u.dtype) if save_new_value else None
+    return h, v_new, made.get("final_state")
+
+
+def chunk_fwd_o(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    h: Tensor,
+    g: Tensor | None = None,
+    g_gamma: Tensor | None = None,
+    scale: float | None = None,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    chunk_size: int = 64,
+    chunk_indices: Tensor | None = None,
+) -> Tensor:
+    """The output [B, T, HV, V]: scale (2^g q h + tril(2^(g_r - g_s) q k^T) v), where ``v`` is the v_new and
+    ``h`` the states of ``chunk_gated_delta_rule_fwd_h``. ``scale`` is 1 / sqrt(K) where it is None."""
+    _refuse(g_gamma=g_gamma is not None)
+    _rank("q", q, 4)
+    _rank("v", v, 4)
+    _rank("h", h, 5)
+    B, T, H, K = q.shape
+    HV, V = v.shape[2:]
+    fields, tables = _problem(B, T, H, HV, chunk_size, cu_seqlens, g, K=K, V=V)
+    fields |= _dtype("q", q)
+    if scale is not None:
+        fields["scale"] = float(scale)
+    if state_v_first:
+        h = h.transpose(-1, -2)
+    slots = T // chunk_size + int(fields["N"]) if cu_seqlens is not None else h.shape[1]
+    if h.shape[1] < slots:  # those that no chunk uses are not read
+        h = torch.cat([h, h.new_empty(B, slots - h.shape[1], *h.shape[2:])], 1)
+    given = {"q": q, "k": k, "v_new": v, "h": h.flatten(0, 1), "G": _natural(g)} | tables
+    return run("fwd_o", fields, given)["o"].to(v.dtype)
+
+
+def l2norm_fwd(
+    x: Tensor, eps: float = 1e-6, output_dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """y = x / sqrt(sum(x^2) + 1e-6) over the last dimension, and the reciprocal root in float32."""
+    if eps != 1e-6:
+        raise ValueError(f"eps is {eps}; it must be 1e-6")
+    rows = x.reshape(1, -1, 1, x.shape[-1])
+    fields, _ = _problem(1, rows.shape[1], 1, 1, None, None, K=x.shape[-1])
+    fields |= _dtype("x", x)
+    y = run("l2norm", fields, {"x": rows})["y"]
+    rstd = run("l2norm_rstd", fields, {"x": rows})["rstd"]
+    return y.view(x.shape).to(output_dtype or x.dtype), rstd.view(x.shape[:-1])
+
+
+def _problem(
+    B: int,
+    T: int,
+    H: int,
+    HV: int,
+    chunk_size: int | None,
+    cu_seqlens: Tensor | None,
+    g: Tensor | None = None,
+    *,
+    K: int = _ANY,
+    V: int = _ANY,
+) -> tuple[dict[str, object], dict[str, Tensor | None]]:
+    """The fields of a problem with such a stage, and the tables of its packed batch."""
+    fields: dict[str, object] = {
+        "op": "delta_rule" if g is None else "gated_delta_rule",
+        "B": B, "T": T, "H": H, "HV": HV, "K": K, "V": V, "N": B, "packed": cu_seqlens is not None,
+    }  # fmt: skip
+    if chunk_size is not None:
+        fields["chunk_size"] = chunk_size
+    if cu_seqlens is None:
+        return fields, {}
+    _rank("cu_seqlens", cu_seqlens, 1)
+    fields |= {"N": cu_seqlens.shape[0] - 1, "seqlens_dtype": dtype_name("cu_seqlens", cu_seqlens)}
+    return fields, dict(run("chunk_index", fields, {"cu_seqlens": cu_seqlens}))
+
+
+def _dtype(name: str, x: Tensor) -> dict[str, str]:
+    """That of the problem's inputs."""
+    return dict.fromkeys(("dtype", "beta_dtype"), dtype_name(name, x))
+
+
+def _natural(g: Tensor | None) -> Tensor | None:
+    return None if g is None else g.float() * math.log(2)
+
+
+def _chunks(T: int, chunk_size: int, cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None) -> int:
+    """The chunks of each row of a batch."""
+    if cu_seqlens is None:
+        return -(-T // chunk_size)
+    bounds = cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu
+    return int(((bounds[1:] - bounds[:-1] + chunk_size - 1) // chunk_size).sum())
+
+
+def _rank(name: str, x: Tensor, rank: int) -> None:
+    dtype_name(name, x)
+    if x.dim() != rank:
+        raise ValueError(f"{name} has {x.dim()} dimensions; it must have {rank}")
+
+
+def _refuse(**given: bool) -> None:
+    for name, is_given in given.items():
+        if is_given:
+            raise ValueError(f"{name} is given; this stage has no use for it")
