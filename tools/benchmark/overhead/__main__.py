@@ -92,6 +92,8 @@ def measure(machine: Machine, effort: Effort, names: list[str]) -> tuple[list[Fi
 def render(document: dict) -> str:
     here = document["environment"]
     lines = [f"{here['date']}, {here['model']} ({here['device']}), {here['cores']} cores.", ""]
+    if here["load"] > here["cores"] / 2:
+        lines += [f"The machine was busy (load {here['load']:.1f}): times say little.", ""]
     lines += ["| figure | target | measured | met |", "| --- | --- | --- | --- |"]
     for one in document["figures"]:
         met = {True: "yes", False: "no", None: "–"}[one["met"]]
@@ -112,6 +114,7 @@ def main() -> None:
     effort = Effort(options.processes, options.budget, options.pairs, options.seeds)
     python = python_of(options) if "host-time-python" in names else ""
     machine = Machine(options.build, device, python)
+    load = os.getloadavg()[0]
     figures, failed = measure(machine, effort, names)
     document = {
         "environment": {
@@ -119,6 +122,7 @@ def main() -> None:
             "device": device,
             "model": model,
             "cores": len(os.sched_getaffinity(0)),
+            "load": load,
             "system": platform.platform(),
         },
         "figures": [dataclasses.asdict(one) for one in figures],

@@ -231,6 +231,8 @@ def look_around(options: argparse.Namespace) -> dict:
     environment = answer(out)
     if reason := environment["absent"].get("wyvern"):
         sys.exit(f"peers: {reason} (PYTHONPATH=build/python has the package of a build)")
+    for name, reason in environment["absent"].items():
+        print(f"{name}: absent ({reason})", file=sys.stderr, flush=True)
     return environment
 
 

@@ -39,8 +39,8 @@ class FlashInfer(Side):
 
         def run() -> object:
             return chunk_gated_delta_rule(
-                q, k, v, decay, beta, row.D**-0.5, state, True, ends, False, output=o,
-                output_state=final,
+                q, k, v, g=decay, beta=beta, scale=row.D**-0.5, initial_state=state,
+                output_final_state=True, cu_seqlens=ends, output=o, output_state=final,
             )  # fmt: skip
 
         return Call(run, lambda result: (result[0].reshape(x.v.shape), self.k_first(result[1])))
