@@ -41,14 +41,15 @@ Bench::Trial::Trial(const Device& device, const Problem& problem, std::uint64_t 
 }
 
 Bench::Bench(const Device& device, const Problem& problem, std::shared_ptr<Cache> cache,
-             std::uint64_t seed)
+             std::uint64_t seed, std::vector<std::int64_t> cu_seqlens)
     : device_(device),
       runtime_(options_for(std::move(cache))),
-      full_(device, problem, seed, false),
+      full_(device, problem, seed, false, 1, std::move(cu_seqlens)),
       seed_(seed),
       small_(device, reduced(problem), seed + 1, runtime_),
       stream_(device.impl().make_stream()),
-      timer_(device.impl().make_timer()) {
+      timer_(device.impl().make_timer()),
+      clock_([device] { return device.impl().state().clock_mhz; }) {
   full_.keep(runtime_);
   if (!device.impl().measuring().cold) return;
   flush_bytes_ = static_cast<std::size_t>(2 * device.impl().cache_bytes());
@@ -65,8 +66,10 @@ Outcome Bench::measure(const Plan& plan, std::size_t step, double bar, int repea
   if (!op) return outcome;
   run_before(*op, step);
   bool rejected = false;
-  outcome.samples = sample_step(*op, step, bar, repeats, rejected);
-  outcome.clock_mhz = device_.impl().state().clock_mhz;
+  Series series = sample_step(*op, step, bar, repeats, rejected);
+  outcome.samples = std::move(series.samples);
+  outcome.clocks_mhz = std::move(series.clocks_mhz);
+  outcome.pace_us = last_pace_us_;
   if (rejected) {
     outcome.status = Status::rejected;
     outcome.detail =
@@ -184,49 +187,59 @@ double Bench::time_once(Replay& replay) {
   return timer_->elapsed_us();
 }
 
-std::vector<double> Bench::sample_step(const Operator& op, std::size_t step, double bar,
-                                       int repeats, bool& rejected) {
+Series Bench::sample_step(const Operator& op, std::size_t step, double bar, int repeats,
+                          bool& rejected) {
   auto replay = record(op, step, step + 1, 1);
   const double first = time_once(*replay);
   // Beyond four times the bar cold first launches tell enough, where it was not one hiccup.
   if (bar > 0 && first > 4 * bar) {
     const double second = time_once(*replay);
     rejected = second > 4 * bar;
-    if (rejected) return {first, second};
+    if (rejected) return {{first, second}, {}};
   }
   const bool free = repeats == 0;
   int launches = free ? repeats_for(first) : repeats;
-  std::vector<double> samples;
+  Series series;
   for (int attempt = 0; attempt < 2; ++attempt) {
     if (launches > 1) {
       replay = record(op, step, step + 1, launches);
       time_once(*replay);  // the first launch of a graph uploads it
     }
-    samples = steady_window([&] { return sample_window(*replay, launches, bar, rejected); },
-                            [&] { return pace(); });
+    std::vector<Series> windows;
+    const std::size_t steady =
+        steady_window([&] { windows.push_back(sample_window(*replay, launches, bar, rejected)); },
+                      [&] { return pace(); });
+    series = std::move(windows[steady]);
     // The first launch may have been slow: by the median other configs will be told the same.
-    const int wanted = repeats_for(summarize(samples).median);
+    const int wanted = repeats_for(summarize(series.samples).median);
     if (!free || rejected || wanted == launches) break;
     launches = wanted;
     replay = record(op, step, step + 1, launches);
   }
-  return samples;
+  return series;
+}
+
+/// Beside a sample that was just taken.
+void Bench::note_clock(std::vector<double>& clocks) {
+  if (const double mhz = clock_.mhz(); mhz > 0) clocks.push_back(mhz);
 }
 
 /// As many samples as the device's kind is given.
-std::vector<double> Bench::sample_window(Replay& replay, int repeats, double bar, bool& rejected) {
+Series Bench::sample_window(Replay& replay, int repeats, double bar, bool& rejected) {
   const Measuring measuring = device_.impl().measuring();
-  std::vector<double> samples;
+  Series series;
+  std::vector<double>& samples = series.samples;
   double spent = 0;
   while (samples.size() < kLeastSamples ||
          (samples.size() < measuring.samples && spent < measuring.samples_us)) {
     const double sample = time_once(replay);
     spent += sample;
     samples.push_back(sample / repeats);
+    note_clock(series.clocks_mhz);
     rejected = samples.size() < kLeastSamples && clearly_slower(samples, bar);
     if (rejected) break;
   }
-  return samples;
+  return series;
 }
 
 /// From now on pace() times the reduced problem by this plan.
@@ -253,7 +266,9 @@ void Bench::set_pace(const Plan& plan) {
 Timing Bench::pace() {
   std::vector<double> samples;
   for (std::size_t i = 0; pace_ && i < kPaceSamples; ++i) samples.push_back(time_once(*pace_));
-  return summarize(samples);
+  const Timing timing = summarize(samples);
+  last_pace_us_ = timing.median;
+  return timing;
 }
 
 std::vector<Outcome> Bench::race(const std::vector<Plan>& plans, std::size_t step, int repeats,
@@ -280,6 +295,7 @@ std::vector<Outcome> Bench::race(const std::vector<Plan>& plans, std::size_t ste
       if (!replays[i]) continue;
       run_before(*operators[i], step);
       round[i] = time_once(*replays[i]) / std::max(repeats, 1);
+      note_clock(outcomes[i].clocks_mhz);
     }
     return round;
   };
@@ -316,7 +332,9 @@ std::vector<Outcome> Bench::compare(const std::vector<Plan>& plans, double secon
     if (round >= kLeastSamples && seconds_since(start) >= seconds) break;
     for (std::size_t i = 0; i < plans.size(); ++i) {
       const std::size_t plan = (i + round) % plans.size();
-      if (replays[plan]) outcomes[plan].samples.push_back(time_once(*replays[plan]));
+      if (!replays[plan]) continue;
+      outcomes[plan].samples.push_back(time_once(*replays[plan]));
+      note_clock(outcomes[plan].clocks_mhz);
     }
   }
   prefix_.clear();

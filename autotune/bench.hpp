@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "autotune/clock_track.hpp"
 #include "autotune/inputs.hpp"
 #include "autotune/results.hpp"
 #include "autotune/statistics.hpp"
@@ -24,8 +25,9 @@ namespace wyvern {
 /// Not thread-safe. Device faults come out as Error(kUnavailable); the device is lost then.
 class Bench {
  public:
+  /// `cu_seqlens`: of a packed problem; empty: uneven_offsets().
   Bench(const Device& device, const Problem& problem, std::shared_ptr<Cache> cache,
-        std::uint64_t seed);
+        std::uint64_t seed, std::vector<std::int64_t> cu_seqlens = {});
 
   /// Checks the plan on the reduced problem, then times its step `step` alone, unless clearly
   /// slower than `bar` us. The step's inputs are what the steps before it computed. A sample is
@@ -61,9 +63,9 @@ class Bench {
   void check_segments(const Plan& plan, Outcome& outcome);
   void* workspace(const Operator& op);
   void run_before(const Operator& op, std::size_t step);
-  std::vector<double> sample_step(const Operator& op, std::size_t step, double bar, int repeats,
-                                  bool& rejected);
-  std::vector<double> sample_window(Replay& replay, int repeats, double bar, bool& rejected);
+  Series sample_step(const Operator& op, std::size_t step, double bar, int repeats, bool& rejected);
+  Series sample_window(Replay& replay, int repeats, double bar, bool& rejected);
+  void note_clock(std::vector<double>& clocks);
   double time_once(Replay& replay);
   void set_pace(const Plan& plan);
   Timing pace();
@@ -79,6 +81,7 @@ class Bench {
   std::map<std::int64_t, Trial> long_;  ///< by the tokens of a segment
   std::shared_ptr<void> stream_;
   std::unique_ptr<Timer> timer_;
+  ClockTrack clock_;
   std::shared_ptr<void> flush_;  ///< larger than the cache; null on the CPU
   std::size_t flush_bytes_ = 0;
   struct Workspace {
@@ -90,6 +93,7 @@ class Bench {
   /// The reduced problem by the first plan that was right: what tells a device's pace.
   std::optional<Operator> pacemaker_;
   std::unique_ptr<Replay> pace_;
+  double last_pace_us_ = 0;
   Workspace pace_workspace_;
   std::set<std::string> right_;  ///< plans that have passed their checks
   /// Whose outputs the full workspace holds: the steps that ran last, empty for nothing known.

@@ -43,14 +43,19 @@ Footprint footprint(const SearchSpace& space, const Results& results, const Cand
   return found;
 }
 
-std::optional<std::size_t> best_config(const SearchSpace& space, const Results& results,
-                                       std::size_t group) {
-  const Group& own = space.groups[group];
+std::optional<std::size_t> fastest_config(const Results& results, std::size_t group) {
   std::optional<std::size_t> fastest;
-  for (std::size_t i = 0; i < own.configs.size(); ++i) {
+  for (std::size_t i = 0; i < results.all()[group].size(); ++i) {
     const double median = results.timing({group, i}).median;
     if (median > 0 && (!fastest || median < results.timing({group, *fastest}).median)) fastest = i;
   }
+  return fastest;
+}
+
+std::optional<std::size_t> best_config(const SearchSpace& space, const Results& results,
+                                       std::size_t group) {
+  const Group& own = space.groups[group];
+  const std::optional<std::size_t> fastest = fastest_config(results, group);
   if (!fastest) return {};
   const auto in_tie = [&](std::size_t i) {
     const Timing& timing = results.timing({group, i});

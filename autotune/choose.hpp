@@ -25,6 +25,9 @@ struct Footprint {
 /// By what is known of the candidate; what is not counts nothing.
 Footprint footprint(const SearchSpace& space, const Results& results, const Candidate& candidate);
 
+/// The group's config of the least median; nothing when none is ok.
+std::optional<std::size_t> fastest_config(const Results& results, std::size_t group);
+
 /// The group's config to use: of those tied with the fastest, the default, else the one that takes
 /// the least, else the first.
 /// Nothing when no config is ok.
@@ -58,6 +61,7 @@ struct PlanTiming {
   std::string detail;
   std::vector<double> samples;  ///< us
   Footprint footprint = {};
+  std::vector<double> clocks_mhz = {};  ///< of the device at each sample, where it tells
 };
 
 /// Index of the winner, or nothing when none is ok: the fastest of those that beat `fallback`, the

@@ -1,14 +1,17 @@
 #include "autotune/contest.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 namespace wyvern {
 namespace {
 
-/// Medians of different minutes are off by their drift, about a percent each, and by noise.
+/// Medians of different minutes are off by their drift, about a percent each, and by noise; by
+/// more where the device's pace has changed by more, as far as that is no matter of noise.
 constexpr double kRaced = 1.06;
-constexpr std::size_t kMostRaced = 24;
+constexpr double kMostDrift = 0.2;
+constexpr double kMostRaced = 24;  ///< within kRaced; in proportion where that is more
 /// In turn, what is left is noise.
 constexpr double kTied = 1.02;
 constexpr std::size_t kMostSwaps = 24;
@@ -58,20 +61,24 @@ bool Contest::race(double seconds) {
   const std::vector<RankedPlan> best = best_plans(space_, results_, 1);
   if (best.empty()) return true;
   const std::vector<double> through = costs_through(space_, results_);
+  const double share = kRaced + std::min(laboratory_.pace_change(), kMostDrift);
+  const auto most = static_cast<std::size_t>(std::round(kMostRaced * (share - 1) / (kRaced - 1)));
   std::vector<std::vector<Candidate>> heats;
   for (std::size_t group = 0; group < space_.groups.size(); ++group) {
     if (!matters(group, best.front().sum_us, through[group])) continue;
     std::vector<Candidate> heat;
-    for (const std::size_t i : near_ties(group, kRaced, kMostRaced)) heat.push_back({group, i});
+    for (const std::size_t i : near_ties(group, share, most)) heat.push_back({group, i});
     if (heat.size() > 1) heats.push_back(std::move(heat));
   }
   for (const std::vector<Candidate>& heat : heats) {
-    const auto samples = laboratory_.race(heat, seconds / static_cast<double>(heats.size()));
-    if (!samples) return false;
+    auto series = laboratory_.race(heat, seconds / static_cast<double>(heats.size()));
+    if (!series) return false;
     for (std::size_t i = 0; i < heat.size(); ++i) {
-      if ((*samples)[i].empty()) continue;  // it was right before: what it took then stands
+      Series& own = (*series)[i];
+      if (own.samples.empty()) continue;  // it was right before: what it took then stands
       Outcome outcome = *results_.find(heat[i]);
-      outcome.samples = (*samples)[i];
+      outcome.samples = std::move(own.samples);
+      outcome.clocks_mhz = std::move(own.clocks_mhz);
       laboratory_.remember(heat[i], outcome);
       results_.put(heat[i], std::move(outcome));
     }

@@ -21,8 +21,9 @@ class Contest {
   /// All outlive it. `incumbent`: the plan in use, empty where there is none.
   Contest(const SearchSpace& space, Laboratory& laboratory, Results& results, Plan incumbent);
 
-  /// One more pass, in turn, over the ok configs within six percent of their group's best, in every
-  /// group of a plan that may win. False when interrupted.
+  /// One more pass, in turn, over the ok configs within six percent of their group's best, and what
+  /// the device's pace has changed by, in every group of a plan that may win. False when
+  /// interrupted.
   bool race(double seconds);
 
   /// Times whole operators in two rounds: first the default plan, the best plans by sums and the

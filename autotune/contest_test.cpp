@@ -7,6 +7,7 @@
 #include <numeric>
 #include <random>
 
+#include "autotune/clock_track.hpp"
 #include "autotune/contest.hpp"
 #include "autotune/loop.hpp"
 #include "autotune/synthetic_laboratory.hpp"
@@ -192,18 +193,65 @@ TEST(SteadyWindow, IsTakenAgainWhileThePaceChanges) {
   std::size_t at = 0;
   int windows = 0;
   const auto pace = [&] { return Timing{paces.at(at++), 0, 0}; };
-  const auto take = [&] { return std::vector<double>{static_cast<double>(++windows)}; };
-  EXPECT_EQ(steady_window(take, pace), (std::vector<double>{2}));
+  const auto take = [&] { ++windows; };
+  EXPECT_EQ(steady_window(take, pace), 1U);
   EXPECT_EQ(windows, 2);
   // Where it never is steady, the window that changed least counts.
   paces = {100, 90, 88, 80};
   at = 0;
   windows = 0;
-  EXPECT_EQ(steady_window(take, pace), (std::vector<double>{2}));
+  EXPECT_EQ(steady_window(take, pace), 1U);
   EXPECT_EQ(windows, 3);
   // A pace that nothing tells is taken for steady.
   windows = 0;
-  EXPECT_EQ(steady_window(take, [] { return Timing{}; }), (std::vector<double>{1}));
+  EXPECT_EQ(steady_window(take, [] { return Timing{}; }), 0U);
+  EXPECT_EQ(windows, 1);
+}
+
+TEST(LongRunChange, IsOfTheTrendAndNotOfTheNoise) {
+  std::mt19937_64 random(3);
+  std::vector<double> level, rising;
+  for (int i = 0; i < 200; ++i) {
+    const double noise = std::uniform_real_distribution<double>(0.98, 1.02)(random);
+    const double hiccup = i % 11 == 0 ? 10 : 1;
+    level.push_back(50 * noise * hiccup);
+    rising.push_back(50 * noise * hiccup * (1 + 0.001 * i));
+  }
+  EXPECT_LT(long_run_change(level), 0.03);
+  EXPECT_NEAR(long_run_change(rising), 0.2, 0.03);
+  EXPECT_EQ(long_run_change(std::span(rising).first(15)), 0);
+}
+
+TEST(ClockTrack, AsksAsOftenAsThatCostsLittle) {
+  double now = 0, cost = 0.001;
+  int asked = 0;
+  const auto read = [&] {
+    now += cost;
+    return 1700.0 + ++asked;
+  };
+  ClockTrack clock(read, [&] { return now; });
+  EXPECT_EQ(asked, 1);  // what the first answer costs says nothing of the others
+  const int samples = 10000;
+  for (int i = 0; i < samples; ++i) {
+    clock.mhz();
+    now += 0.0001;
+  }
+  EXPECT_LE(asked * cost, 0.05 * now + 2 * cost);
+  EXPECT_GE(asked * cost, 0.045 * now);
+  cost = 0;
+  now += 1;
+  const int before = asked;
+  EXPECT_EQ(clock.mhz(), 1700.0 + before + 1);
+  EXPECT_EQ(clock.mhz(), 1700.0 + before + 2);  // what costs nothing is asked at each sample
+}
+
+TEST(ClockTrack, IsSilentWhereTheDeviceIs) {
+  int asked = 0;
+  const auto read = [&] { return ++asked < 3 ? 1700.0 : 0.0; };
+  ClockTrack clock(read, [] { return 0.0; });
+  EXPECT_EQ(clock.mhz(), 1700);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(clock.mhz(), 0);
+  EXPECT_EQ(asked, 3);
 }
 
 TEST(Repeats, AreTheSameForMediansALittleApart) {

@@ -44,25 +44,6 @@ Bytes rows_of(std::int64_t rows, std::int64_t width, DType dtype,
   return bytes;
 }
 
-/// Offsets of N sequences over T tokens, uneven, the second empty when there are three or more.
-std::vector<std::int64_t> offsets(std::int64_t N, std::int64_t T, std::mt19937_64& random) {
-  std::vector<double> weights(static_cast<std::size_t>(N));
-  std::uniform_real_distribution<double> weight(0.5, 1.5);
-  double sum = 0;
-  for (std::size_t n = 0; n < weights.size(); ++n) {
-    weights[n] = n == 1 && N >= 3 ? 0.0 : weight(random);
-    sum += weights[n];
-  }
-  std::vector<std::int64_t> result{0};
-  double passed = 0;
-  for (const double w : weights) {
-    passed += w;
-    result.push_back(std::llround(passed / sum * static_cast<double>(T)));
-  }
-  result.back() = T;
-  return result;
-}
-
 }  // namespace
 
 /// Sources of values, each from its own place in the seed's stream.
@@ -165,6 +146,25 @@ TensorView shaped(const TensorSpec& spec) {
 
 }  // namespace
 
+std::vector<std::int64_t> uneven_offsets(const Problem& problem, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::uniform_real_distribution<double> weight(0.5, 1.5);
+  std::vector<double> weights(static_cast<std::size_t>(problem.N));
+  double sum = 0;
+  for (std::size_t n = 0; n < weights.size(); ++n) {
+    weights[n] = n == 1 && problem.N >= 3 ? 0.0 : weight(random);
+    sum += weights[n];
+  }
+  std::vector<std::int64_t> offsets{0};
+  double passed = 0;
+  for (const double w : weights) {
+    passed += w;
+    offsets.push_back(std::llround(passed / sum * static_cast<double>(problem.T)));
+  }
+  offsets.back() = problem.T;
+  return offsets;
+}
+
 Problem reduced(const Problem& problem, std::int64_t segment) {
   Problem small = problem;
   small.B = 1;
@@ -182,12 +182,14 @@ Problem reduced(const Problem& problem, std::int64_t segment) {
 }
 
 ProblemTensors::ProblemTensors(const Device& device, const Problem& problem, std::uint64_t seed,
-                               bool keep_host, float gates)
+                               bool keep_host, float gates, std::vector<std::int64_t> cu_seqlens)
     : on_(device),
       problem_(problem),
       keep_host_(keep_host),
       gates_(gates),
-      specs_(tensor_specs(problem)) {
+      specs_(tensor_specs(problem)),
+      cu_seqlens_(std::move(cu_seqlens)) {
+  if (problem.packed && cu_seqlens_.empty()) cu_seqlens_ = uneven_offsets(problem, seed);
   std::erase_if(specs_, [](const TensorSpec& spec) { return !spec.present; });
   Source source(seed);
   for (const TensorSpec& spec : specs_) add(spec, content_of(spec, source));
@@ -198,10 +200,7 @@ ProblemTensors::ProblemTensors(const Device& device, const Problem& problem, std
 Bytes ProblemTensors::content_of(const TensorSpec& spec, Source& source) {
   const TensorRule& rule = definition_of(problem_).rule(spec.name);
   if (spec.access == TensorAccess::out || rule.role == TensorRole::kept) return {};
-  if (rule.holds == Quantity::seqlens) {
-    cu_seqlens_ = offsets(problem_.N, problem_.T, source.engine());
-    return integer_bytes(cu_seqlens_, spec.dtype);
-  }
+  if (rule.holds == Quantity::seqlens) return integer_bytes(cu_seqlens_, spec.dtype);
   if (rule.holds == Quantity::state_slots)
     return integer_bytes(slots(problem_, source.engine()), spec.dtype);
   const std::int64_t elements = shaped(spec).elements();

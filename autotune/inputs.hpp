@@ -18,14 +18,19 @@ namespace wyvern {
 /// scans are split every `segment` tokens, a sequence of several segments.
 Problem reduced(const Problem& problem, std::int64_t segment = 0);
 
+/// Offsets of a packed problem's N sequences over its T tokens where nothing says them: uneven, the
+/// second sequence empty where there are three or more. Same seed, same offsets.
+std::vector<std::int64_t> uneven_offsets(const Problem& problem, std::uint64_t seed);
+
 /// The tensors of one problem. Rows of k have length 1, beta is in (0, 1) or logits, g in [-0.5, 0]
 /// or raw gate inputs, or `gates` times that; past some megabytes the rows of a tensor repeat. Same
 /// seed, same values.
 class ProblemTensors {
  public:
   /// Without `keep_host` there is no host copy, and host() and fetch() are not to be used.
+  /// `cu_seqlens`: of a packed problem; empty: uneven_offsets().
   ProblemTensors(const Device& device, const Problem& problem, std::uint64_t seed, bool keep_host,
-                 float gates = 1);
+                 float gates = 1, std::vector<std::int64_t> cu_seqlens = {});
 
   const Problem& problem() const { return problem_; }
   const Arguments& device() const { return device_arguments_; }

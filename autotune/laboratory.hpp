@@ -26,14 +26,18 @@ class Laboratory {
   /// candidate does. `bar` is the
   /// best median of its group so far, 0 if none. Nothing when `interrupted` came true meanwhile.
   virtual std::optional<Outcome> measure(const Candidate& candidate, double bar) = 0;
-  /// Samples of candidates of one group that are known to be right, taken in turn for about
-  /// `seconds`: equal indices are neighbours. None of one that fails now. Nothing when interrupted.
-  virtual std::optional<std::vector<std::vector<double>>> race(
-      std::span<const Candidate> candidates, double seconds) = 0;
+  /// Samples and clocks of candidates of one group that are known to be right, taken in turn for
+  /// about `seconds`: equal indices are neighbours. None of one that fails now. Nothing when
+  /// interrupted.
+  virtual std::optional<std::vector<Series>> race(std::span<const Candidate> candidates,
+                                                  double seconds) = 0;
   /// Stores what became of a candidate, as measure() does with what it returns.
   virtual void remember(const Candidate& candidate, const Outcome& outcome) = 0;
   /// Times whole operators by these plans in turn, for about `seconds`.
   virtual std::vector<PlanTiming> compare(std::span<const Plan> plans, double seconds) = 0;
+  /// By how much the device's pace has changed while candidates were measured: 0.05 where the same
+  /// work took 5% longer or shorter, 0 where that is not known.
+  virtual double pace_change() const { return 0; }
   /// Kernels compiled so far.
   virtual std::int64_t compiled() const = 0;
 };

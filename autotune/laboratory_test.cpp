@@ -134,6 +134,30 @@ TEST_F(LaboratoryTest, TimesAndStores) {
   EXPECT_EQ(row(at(0, 2, 0)).driver, "1.0");
 }
 
+TEST_F(LaboratoryTest, ItKnowsHowMuchThePaceHasChanged) {
+  auto lab = laboratory(options());
+  for (std::size_t x = 0; x < 2; ++x) {
+    EXPECT_EQ(lab.pace_change(), 0);
+    for (int i = 0; i < 8; ++i) measured(lab, at(0, 2 * x, 0));
+  }
+  EXPECT_NEAR(lab.pace_change(), 22.0 / 20.0 - 1, 1e-12);  // the fake's pace goes with its cost
+}
+
+TEST_F(LaboratoryTest, RowsTellTheClockAtEachSample) {
+  auto lab = laboratory(options());
+  measured(lab, at(0, 2, 0));
+  measured(lab, at(0, 1, 0));
+  EXPECT_EQ(row(at(0, 2, 0)).clocks_mhz, (std::vector<double>{1712, 1722, 1717}));
+  EXPECT_EQ(row(at(0, 2, 0)).setting.clock_mhz, 1717);
+  const std::vector<Candidate> heat{at(0, 1, 0), at(0, 2, 0)};
+  const auto raced = lab.race(heat, 1);
+  ASSERT_TRUE(raced.has_value());
+  EXPECT_EQ((*raced)[1].clocks_mhz, (std::vector<double>{1722, 1732, 1727}));
+  const std::vector<Plan> plans{plan_of(space_, heat[0])};
+  const auto compared = lab.compare(plans, 1);
+  EXPECT_EQ(compared.at(0).clocks_mhz.size(), compared.at(0).samples.size());
+}
+
 TEST_F(LaboratoryTest, EachMisbehaviourIsSeenTwiceAndCostsOneRow) {
   space_ = wide_space();
   auto lab = laboratory(options());
@@ -359,13 +383,13 @@ TEST_F(LaboratoryTest, RacesAndLeavesRowsAloneWhereTheWorkerDies) {
   const std::vector<Candidate> sound{at(0, 0, 0), at(0, 1, 0)};
   const auto samples = lab.race(sound, 0.1);
   ASSERT_TRUE(samples.has_value());
-  EXPECT_EQ((*samples)[0], (std::vector<double>{20, 20, 20}));
-  EXPECT_EQ((*samples)[1], (std::vector<double>{21, 21, 21}));
+  EXPECT_EQ((*samples)[0].samples, (std::vector<double>{20, 20, 20}));
+  EXPECT_EQ((*samples)[1].samples, (std::vector<double>{21, 21, 21}));
   EXPECT_EQ(logged("race"), 1);
   const std::vector<Candidate> fatal{at(0, 0, 0), {0, kWide + 7}};
   const auto none = lab.race(fatal, 0.1);
   ASSERT_TRUE(none.has_value());
-  EXPECT_TRUE((*none)[0].empty() && (*none)[1].empty());
+  EXPECT_TRUE((*none)[0].samples.empty() && (*none)[1].samples.empty());
   EXPECT_EQ(measured(lab, at(0, 2, 0)).status, Status::ok);
 }
 

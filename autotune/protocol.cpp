@@ -112,11 +112,9 @@ Plan plan_from(const json& in) {
 }
 
 json to_json(const Outcome& outcome) {
-  return {{"status", to_string(outcome.status)},
-          {"detail", outcome.detail},
-          {"samples_us", outcome.samples},
-          {"clock_mhz", outcome.clock_mhz},
-          {"error", outcome.error}};
+  return {{"status", to_string(outcome.status)}, {"detail", outcome.detail},
+          {"samples_us", outcome.samples},       {"clocks_mhz", outcome.clocks_mhz},
+          {"pace_us", outcome.pace_us},          {"error", outcome.error}};
 }
 
 std::optional<Outcome> outcome_from(const json& in) {
@@ -127,7 +125,8 @@ std::optional<Outcome> outcome_from(const json& in) {
     outcome.status = *status;
     outcome.detail = in.at("detail").get<std::string>();
     outcome.samples = in.at("samples_us").get<std::vector<double>>();
-    outcome.clock_mhz = in.value("clock_mhz", 0.0);
+    outcome.clocks_mhz = in.value("clocks_mhz", std::vector<double>());
+    outcome.pace_us = in.value("pace_us", 0.0);
     const json& error = in.at("error");
     outcome.error = error.is_null() ? std::numeric_limits<double>::infinity() : error.get<double>();
   } catch (const json::exception&) {

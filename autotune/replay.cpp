@@ -59,17 +59,17 @@ class ReplayLaboratory final : public Laboratory {
     return outcome;
   }
 
-  std::optional<std::vector<std::vector<double>>> race(std::span<const Candidate> candidates,
-                                                       double seconds) override {
-    std::vector<std::vector<double>> samples(candidates.size());
+  std::optional<std::vector<Series>> race(std::span<const Candidate> candidates,
+                                          double seconds) override {
+    std::vector<Series> series(candidates.size());
     double us = 0;
     for (const Candidate& candidate : candidates) us += recording_.results.timing(candidate).median;
     for (std::size_t round = 0; round < rounds(seconds, us, kMostRaced); ++round) {
       const double pace = window();
       for (std::size_t i = 0; i < candidates.size(); ++i)
-        samples[i].push_back(pick(recording_.results.find(candidates[i])->samples) * pace);
+        series[i].samples.push_back(pick(recording_.results.find(candidates[i])->samples) * pace);
     }
-    return samples;
+    return series;
   }
   void remember(const Candidate&, const Outcome&) override {}
 

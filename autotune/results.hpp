@@ -26,6 +26,11 @@ enum class Status : std::uint8_t {
 std::string_view to_string(Status status) noexcept;
 std::optional<Status> parse_status(std::string_view text) noexcept;
 
+/// Samples in us, and the device's clock at each where it tells.
+struct Series {
+  std::vector<double> samples, clocks_mhz;
+};
+
 struct Outcome {
   Status status = Status::failed;
   std::string detail;                       ///< one sentence for a status other than ok
@@ -35,7 +40,9 @@ struct Outcome {
   bool ran = false;                         ///< a worker was asked in this tuning
   std::optional<Resources> resources = {};  ///< of its kernel, where it was compiled
   double compile_ms = 0, measure_ms = 0;    ///< what it took to get here; 0: unknown
-  double clock_mhz = 0;                     ///< of the device after its samples; 0: unknown
+  double pace_us = 0;                       ///< what the same work took beside it; 0: unknown
+  /// Of the device at each sample; empty where it does not tell.
+  std::vector<double> clocks_mhz = {};
 };
 
 /// Outcomes by candidate. Not thread-safe.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "autotune/choose.hpp"
 
@@ -85,7 +86,11 @@ std::vector<Candidate> Search::nearby(const Results& results, const Standing& st
   for (std::size_t group = 0; group < space_.groups.size(); ++group) {
     if (standing.negligible(group) || standing.hopeless(group)) continue;
     if (const auto best = best_config(space_, results, group)) {
-      for (const std::size_t i : neighbourhoods_[group].of(*best))
+      // What is tied with the default goes to the default: a slope of ties would end there.
+      std::set<std::size_t> near;
+      for (const std::size_t from : {*best, *fastest_config(results, group)})
+        for (const std::size_t i : neighbourhoods_[group].of(from)) near.insert(i);
+      for (const std::size_t i : near)
         if (results.find({group, i}) == nullptr) found.push_back({group, i});
     } else {
       for (std::size_t i = 0; i < space_.groups[group].configs.size(); ++i)

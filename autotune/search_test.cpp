@@ -59,27 +59,6 @@ TEST(Search, LocalSearchFindsTheBestPlanOfASmoothSpace) {
   EXPECT_EQ(canonical_text(plans[0].plan), "a BT=32,x=3,y=1; bc BT=32,x=3,y=1");
 }
 
-/// One group of five tunables, of which contracts allow a third of the combinations.
-SearchSpace coupled_space() {
-  SearchSpace space;
-  space.uses = 1;
-  Group group{"a", {}, 64, 0, {}, 0, {0}, 0, {}};
-  for (std::int64_t i = 0; i < 1024; ++i) {
-    Config config{{"BT", std::int64_t{64}}};
-    std::int64_t sum = 0;
-    for (int digit = 0; digit < 5; ++digit) {
-      const std::int64_t value = i >> (2 * digit) & 3;
-      config.set(std::string(1, static_cast<char>('s' + digit)), value);
-      sum += value;
-    }
-    if (sum % 3 == 0) group.configs.push_back(std::move(config));
-  }
-  space.layers.push_back({64, 0, {{0, 1, 0}}});
-  space.default_plan.push_back({"a", group.configs.front()});
-  space.groups.push_back(std::move(group));
-  return space;
-}
-
 // No config has a neighbour one tunable away: a search by single steps would end at the default.
 TEST(Search, ReachesWhatContractsCouple) {
   const SearchSpace space = coupled_space();

@@ -12,20 +12,11 @@ constexpr double kDistinct = 0.05;
 
 /// A pace that changes by less during a window is a steady one.
 constexpr double kSteady = 0.01;
-constexpr int kMostWindows = 3;
+constexpr std::size_t kMostWindows = 3;
 
 /// A sample shorter than this is lost in the resolution of events and the cost of a graph launch.
 constexpr double kLeastSampleUs = 50;
 constexpr int kMostRepeats = 32;
-
-double median_of(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const std::size_t middle = values.size() / 2;
-  const auto at = values.begin() + static_cast<std::ptrdiff_t>(middle);
-  std::nth_element(values.begin(), at, values.end());
-  if (values.size() % 2 == 1) return *at;
-  return (*at + *std::max_element(values.begin(), at)) / 2;
-}
 
 /// Ratios of neighbours.
 std::vector<double> ratios_of(std::span<const double> samples, std::span<const double> base) {
@@ -48,6 +39,15 @@ Bounds bounds_of_median(std::vector<double> values) {
 }
 
 }  // namespace
+
+double median_of(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const std::size_t middle = values.size() / 2;
+  const auto at = values.begin() + static_cast<std::ptrdiff_t>(middle);
+  std::nth_element(values.begin(), at, values.end());
+  if (values.size() % 2 == 1) return *at;
+  return (*at + *std::max_element(values.begin(), at)) / 2;
+}
 
 Timing summarize(std::span<const double> samples) {
   Timing timing;
@@ -86,26 +86,38 @@ double ratio_in_turn(std::span<const double> samples, std::span<const double> ba
   return median_of(ratios_of(samples, base));
 }
 
-std::vector<double> steady_window(const std::function<std::vector<double>()>& take,
-                                  const std::function<Timing()>& pace) {
-  std::vector<double> best;
+std::size_t steady_window(const std::function<void()>& take, const std::function<Timing()>& pace) {
+  std::size_t best = 0;
   double least = 0;
   Timing before = pace();
-  for (int window = 0; window < kMostWindows; ++window) {
-    std::vector<double> samples = take();
+  for (std::size_t window = 0; window < kMostWindows; ++window) {
+    take();
     const Timing after = pace();
     const double slower = std::max(before.median, after.median);
     const double faster = std::min(before.median, after.median);
     const double change = faster > 0 ? slower / faster - 1 : 0;
     const double noise = faster > 0 ? std::max(before.noise, after.noise) / faster : 0;
     if (window == 0 || change < least) {
-      best = std::move(samples);
+      best = window;
       least = change;
     }
     if (change <= std::max(kSteady, noise)) break;
     before = after;
   }
   return best;
+}
+
+double long_run_change(std::span<const double> values) {
+  constexpr std::size_t kRun = 8;
+  double least = 0, most = 0;
+  if (values.size() < 2 * kRun) return 0;
+  for (std::size_t at = 0; at + kRun <= values.size(); at += kRun) {
+    const auto run = values.subspan(at, kRun);
+    const double median = median_of({run.begin(), run.end()});
+    least = at == 0 ? median : std::min(least, median);
+    most = std::max(most, median);
+  }
+  return least > 0 ? most / least - 1 : 0;
 }
 
 int repeats_for(double us) {

@@ -1,6 +1,7 @@
 // What samples say: medians, spreads, and when two sets of them cannot be told apart.
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <span>
 #include <vector>
@@ -35,11 +36,17 @@ bool beats(std::span<const double> samples, std::span<const double> base);
 /// Median of the ratios to `base` of samples taken in turn with it; 0 without any.
 double ratio_in_turn(std::span<const double> samples, std::span<const double> base);
 
-/// Samples from a window during which the device kept its pace, or, after some that it did not,
-/// from the one in which it changed least. `take` makes a window's samples; `pace` times work that
-/// is always the same, before and after.
-std::vector<double> steady_window(const std::function<std::vector<double>()>& take,
-                                  const std::function<Timing()>& pace);
+/// Takes windows of samples until the device keeps its pace during one, and says which that is,
+/// from 0; after some in which it did not, the one in which it changed least. `take` makes the next
+/// window's samples; `pace` times work that is always the same, before and after.
+std::size_t steady_window(const std::function<void()>& take, const std::function<Timing()>& pace);
+
+/// Of sorted or unsorted values; 0 for none.
+double median_of(std::vector<double> values);
+
+/// By how much what was measured again and again has changed in the long run: the largest over the
+/// smallest median of eight that follow each other, less 1; 0 for fewer than sixteen.
+double long_run_change(std::span<const double> values);
 
 /// Launches of a step in one sample, for all configs of a group alike: as many as make 50 us of
 /// `us`, as a power of two, so that medians a little apart ask for the same.

@@ -45,17 +45,17 @@ class SyntheticLaboratory : public Laboratory {
     rows[candidate] = outcome;
     return outcome;
   }
-  std::optional<std::vector<std::vector<double>>> race(std::span<const Candidate> candidates,
-                                                       double) override {
-    std::vector<std::vector<double>> samples(candidates.size());
+  std::optional<std::vector<Series>> race(std::span<const Candidate> candidates, double) override {
+    std::vector<Series> series(candidates.size());
     for (int round = 0; round < kInTurn; ++round) {
       const double pace = window();
       for (std::size_t i = 0; i < candidates.size(); ++i) {
         const Group& group = space_.groups[candidates[i].group];
-        samples[i].push_back(cost_(group, group.configs[candidates[i].config]) * pace * jitter());
+        series[i].samples.push_back(cost_(group, group.configs[candidates[i].config]) * pace *
+                                    jitter());
       }
     }
-    return samples;
+    return series;
   }
   void remember(const Candidate& candidate, const Outcome& outcome) override {
     rows[candidate] = outcome;
@@ -70,12 +70,15 @@ class SyntheticLaboratory : public Laboratory {
     }
     return timings;
   }
+  double pace_change() const override { return trend * static_cast<double>(goes_); }
   std::int64_t compiled() const override { return 0; }
 
   std::map<Candidate, Outcome> rows;
   std::size_t measured = 0, announced = 0;
   double noise = 0;       ///< each sample is off by up to this share
   double drift = 0;       ///< what is measured in one go is off by up to this share, all alike
+  double hiccups = 0;     ///< this share of the samples takes ten times as long
+  double trend = 0;       ///< each go is slower than the one before by this share of the first
   double* now = nullptr;  ///< advanced by a second per measurement
 
   /// What the whole operator takes: the sum of its steps.
@@ -91,12 +94,16 @@ class SyntheticLaboratory : public Laboratory {
 
  private:
   static constexpr int kInTurn = 20;
-  double window() { return 1 + drift * jitter_(random_); }
-  double jitter() { return 1 + noise * jitter_(random_); }
+  double window() { return 1 + drift * jitter_(random_) + trend * static_cast<double>(goes_++); }
+  double jitter() {
+    const bool hiccup = hiccups > 0 && std::bernoulli_distribution(hiccups)(random_);
+    return (hiccup ? 10 : 1) * (1 + noise * jitter_(random_));
+  }
 
   const SearchSpace& space_;
   Cost cost_;
   std::mt19937_64 random_;
+  std::size_t goes_ = 0;
   std::uniform_real_distribution<double> jitter_{-1, 1};
 };
 

@@ -1,6 +1,9 @@
 // For tests: a space without templates, whose configs carry their own cost.
 #pragma once
 
+#include <cstdint>
+#include <string>
+
 #include "autotune/space.hpp"
 
 namespace wyvern {
@@ -31,6 +34,27 @@ inline SearchSpace synthetic_space() {
   }
   for (const std::size_t group : {0, 2})
     space.default_plan.push_back({space.groups[group].template_id, space.groups[group].configs[0]});
+  return space;
+}
+
+/// One group of five tunables, of which contracts allow a third of the combinations.
+inline SearchSpace coupled_space() {
+  SearchSpace space;
+  space.uses = 1;
+  Group group{"a", {}, 64, 0, {}, 0, {0}, 0, {}};
+  for (std::int64_t i = 0; i < 1024; ++i) {
+    Config config{{"BT", std::int64_t{64}}};
+    std::int64_t sum = 0;
+    for (int digit = 0; digit < 5; ++digit) {
+      const std::int64_t value = i >> (2 * digit) & 3;
+      config.set(std::string(1, static_cast<char>('s' + digit)), value);
+      sum += value;
+    }
+    if (sum % 3 == 0) group.configs.push_back(std::move(config));
+  }
+  space.layers.push_back({64, 0, {{0, 1, 0}}});
+  space.default_plan.push_back({"a", group.configs.front()});
+  space.groups.push_back(std::move(group));
   return space;
 }
 

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 #include <unistd.h>
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <set>
@@ -100,6 +101,40 @@ TEST_F(TuneTest, FindsStoresAndReusesAWinner) {
   for (const auto& [name, wanted] : reference(problem, tensors.host()))
     EXPECT_LE(relative_error(tensors.host().tensor(name), wanted), error_bound(problem, name))
         << name;
+}
+
+TEST_F(TuneTest, RowsSayWhatWasMeasured) {
+  Problem problem = small_problem();
+  problem.packed = true;
+  problem.N = 3;
+  const Device device = Device::open("cpu");
+  Runtime own = runtime();
+  TuneOptions brief = options(11);  // with room for a floor
+  brief.cu_seqlens = {0, 70, 70, 100};
+  const TuneResult tuned = tune(own, device, problem, brief);
+  EXPECT_TRUE(tuned.stored);
+  EXPECT_GT(tuned.floor_us, 0);
+  const std::vector<std::int64_t> lengths{70, 0, 30};
+  const WinnerRow winner = own.cache().list_winners().at(0);
+  EXPECT_EQ(winner.floor_us, tuned.floor_us);
+  EXPECT_EQ(winner.setting.lengths, lengths);
+  EXPECT_EQ(winner.setting.T, 100);
+  EXPECT_FALSE(winner.setting.host.empty());
+  EXPECT_FALSE(winner.setting.regime.empty());
+  EXPECT_EQ(winner.samples_us.size(), winner.default_samples_us.size());
+  for (const MeasurementRow& row : own.cache().list_measurements()) {
+    EXPECT_EQ(row.setting.lengths, lengths);
+    EXPECT_EQ(row.setting.N, 3);
+    EXPECT_EQ(row.setting.regime.empty(), row.samples_us.empty());
+  }
+
+  // Of other lengths in the same key nothing is taken over, and of the same everything.
+  brief.interrupted = [&] { return true; };
+  EXPECT_GT(tune(own, device, problem, brief).counts.reused, 0);
+  brief.cu_seqlens = {0, 30, 60, 100};
+  EXPECT_EQ(tune(own, device, problem, brief).counts.reused, 0);
+  brief.cu_seqlens = {0, 30, 60, 99};
+  EXPECT_THROW(tune(own, device, problem, brief), Error);
 }
 
 TEST_F(TuneTest, ResumesAfterAnInterruption) {
@@ -284,6 +319,21 @@ TEST_F(TuneTest, SplitPlansThatAreWrongOnSeveralSegmentsDoNotPass) {
   const Outcome outcome = bench.compare({plan}, 0.01, [](std::size_t) {}).front();
   EXPECT_EQ(outcome.status, Status::wrong);
   EXPECT_NE(outcome.detail.find("is off by"), std::string::npos) << outcome.detail;
+}
+
+TEST(Inputs, SequencesAreThoseThatAreAskedFor) {
+  Problem problem = small_problem();
+  problem.packed = true;
+  problem.N = 4;
+  const Device device = Device::open("cpu");
+  const std::vector<std::int64_t> asked{0, 0, 90, 91, 100};
+  const ProblemTensors given(device, problem, 3, true, 1, asked);
+  EXPECT_TRUE(std::ranges::equal(given.host().cu_seqlens_host, asked));
+  const auto drawn = uneven_offsets(problem, 3);
+  const ProblemTensors uneven(device, problem, 3, true);
+  EXPECT_TRUE(std::ranges::equal(uneven.host().cu_seqlens_host, drawn));
+  validate_seqlens(problem, drawn);
+  EXPECT_EQ(drawn[1], drawn[2]);
 }
 
 TEST(Inputs, TheReducedProblemHasAnEmptySequenceAndARemainder) {

@@ -9,6 +9,8 @@
 #include <optional>
 
 #include "autotune/contest.hpp"
+#include "autotune/floor.hpp"
+#include "autotune/inputs.hpp"
 #include "autotune/loop.hpp"
 #include "autotune/observations.hpp"
 #include "autotune/protocol.hpp"
@@ -23,15 +25,36 @@ namespace {
 
 /// The candidates' tensors are the same in every tuning, so that two of them can be compared.
 constexpr std::uint64_t kSeed = 20;
+
+/// Rows say the lengths of so many sequences at most: they are text, and there are many of them.
+constexpr std::size_t kMostLengths = 1024;
+
+std::vector<std::int64_t> offsets_of(const Problem& problem, const TuneOptions& options) {
+  if (!problem.packed) return {};
+  if (options.cu_seqlens.empty()) return uneven_offsets(problem, kSeed);
+  validate_seqlens(problem, options.cu_seqlens);
+  return options.cu_seqlens;
+}
+
+Setting setting_with(const Device& device, const Problem& problem,
+                     const std::vector<std::int64_t>& cu_seqlens) {
+  Setting setting = setting_of(device, problem);
+  for (std::size_t n = 1; n < cu_seqlens.size() && cu_seqlens.size() <= kMostLengths; ++n)
+    setting.lengths.push_back(cu_seqlens[n] - cu_seqlens[n - 1]);
+  return setting;
+}
+
 class Tuning {
  public:
   Tuning(Runtime& runtime, const Device& device, const Problem& problem, const TuneOptions& options)
       : cache_(runtime.cache()),
+        device_(device),
         info_(device.info()),
         measuring_(device.impl().measuring()),
         key_(problem_key(problem)),
-        setting_(setting_of(device, problem)),
-        problem_(to_json(problem).dump()),
+        cu_seqlens_(offsets_of(problem, options)),
+        setting_(setting_with(device, problem, cu_seqlens_)),
+        problem_(problem),
         options_(options),
         space_(build_space(problem, device.impl().target())),
         builder_(cache_, device.impl().target(), problem),
@@ -74,6 +97,7 @@ class Tuning {
                      {{"device", info_.name},
                       {"problem", to_json(problem)},
                       {"cache", cache_.file().parent_path().string()},
+                      {"cu_seqlens", cu_seqlens_},
                       {"seed", kSeed}}}};
     options.device = info_.key;
     options.driver = info_.driver;
@@ -149,6 +173,7 @@ class Tuning {
     result.plan = *plan;
     result.tuned_us = row->median_us;
     result.default_us = row->default_us;
+    result.floor_us = row->floor_us;
     result.stored = true;
     return result;
   }
@@ -191,12 +216,23 @@ class Tuning {
     for (const PlanTiming& plan : timings)
       if (plan.plan == space_.default_plan) default_samples = plan.samples;
     result_.default_us = summarize(default_samples).median;
+    result_.floor_us = floor_us();
     // A winner ends the next tuning before it begins; one that a plan could not contend with is
     // none.
-    if (result_.unjudged.empty()) store(timings[*winner].samples, default_samples);
+    if (result_.unjudged.empty()) store(timings[*winner], default_samples);
   }
 
-  void store(const std::vector<double>& samples, const std::vector<double>& default_samples) {
+  std::string_view temperature() const { return measuring_.cold ? "cold" : "warm"; }
+
+  /// What the problem takes at least. A CPU's rates are measured, for half a second, which a short
+  /// budget has no room for.
+  double floor_us() const {
+    constexpr std::chrono::seconds kRoomy{10};
+    if (!info_.cuda && options_.budget < kRoomy) return 0;
+    return 1e6 * floor_time(work_of(problem_), device_peak(device_, problem_));
+  }
+
+  void store(const PlanTiming& winner, const std::vector<double>& default_samples) {
     WinnerRow row;
     row.device = info_.key;
     row.family = key_.family;
@@ -206,10 +242,14 @@ class Tuning {
     row.median_us = result_.tuned_us;
     row.default_us = result_.default_us;
     row.driver = info_.driver;
+    row.floor_us = result_.floor_us;
     row.setting = setting_;
-    row.problem = problem_;
-    row.samples_us = samples;
+    row.problem = to_json(problem_).dump();
+    row.samples_us = winner.samples;
     row.default_samples_us = default_samples;
+    row.clocks_mhz = winner.clocks_mhz;
+    row.setting.regime = fmt::format("whole operators in turn, {}", temperature());
+    if (!row.clocks_mhz.empty()) row.setting.clock_mhz = median_of(row.clocks_mhz);
     result_.stored = cache_.store_winner(row);
   }
 
@@ -244,11 +284,13 @@ class Tuning {
   }
 
   Cache& cache_;
+  const Device& device_;
   const DeviceInfo info_;
   const Measuring measuring_;
   const ProblemKey key_;
+  const std::vector<std::int64_t> cu_seqlens_;
   const Setting setting_;
-  const std::string problem_;
+  const Problem problem_;
   const TuneOptions& options_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   const SearchSpace space_;

@@ -51,6 +51,8 @@ struct TuneOptions {
   /// winner is stored, and the result says interrupted. Cheap and non-throwing, e.g. a read of a
   /// flag set by SIGINT.
   std::function<bool()> interrupted;
+  /// Of a packed problem: the sequences to time it on. Empty: uneven ones, the same in each tuning.
+  std::vector<std::int64_t> cu_seqlens;
   /// Called at the end with the space and what became of its configs.
   std::function<void(const SearchSpace&, const Results&)> examine;
 };
@@ -71,6 +73,7 @@ struct TuneResult {
   double tuned_us = 0;         ///< the whole operator by `plan`, median; 0 when interrupted
   double tuned_spread_us = 0;  ///< median absolute deviation of it
   double default_us = 0;       ///< by the default plan, from the same comparison; 0: it did not run
+  double floor_us = 0;         ///< the least that the device could take; 0: not found out
   TuneCounts counts;
   double seconds = 0;
   bool complete = false;  ///< the search reached its end before the budget did, all judged

@@ -99,7 +99,8 @@ class Worker {
       on_cpu_ = device.info().kind == to_string(DeviceKind::cpu);
       auto cache = std::make_shared<Cache>(request.at("cache").get<std::string>());
       bench_ = std::make_unique<Bench>(device, problem, std::move(cache),
-                                       request.at("seed").get<std::uint64_t>());
+                                       request.at("seed").get<std::uint64_t>(),
+                                       request.value("cu_seqlens", std::vector<std::int64_t>()));
       channel_.write_line({{"ready", true}});
       return true;
     } catch (const Error& error) {

@@ -264,6 +264,7 @@ std::optional<Outcome> WorkerLaboratory::run_once(const Candidate& candidate, do
   if (reply.kind != Reply::Kind::answer) return outcome_of(reply);
   Outcome outcome = read(reply.value).value_or(nonsense(reply.value));
   outcome.measure_ms = 1e3 * seconds_since(start);
+  if (outcome.pace_us > 0) paces_us_.push_back(outcome.pace_us);
   compiled_besides_ += number(reply.value, "compiled");
   if (outcome.status == Status::crashed || outcome.status == Status::unjudged) worker_.kill();
   slowest_answer_s_ = std::max(slowest_answer_s_, seconds_since(start));
@@ -308,15 +309,16 @@ void WorkerLaboratory::remember(const Candidate& candidate, const Outcome& outco
   row.median_us = summarize(outcome.samples).median;
   row.error = outcome.error;
   row.setting = options_.setting;
-  if (outcome.clock_mhz > 0) row.setting.clock_mhz = outcome.clock_mhz;
+  row.clocks_mhz = outcome.clocks_mhz;
+  if (!row.clocks_mhz.empty()) row.setting.clock_mhz = median_of(row.clocks_mhz);
   if (const int repeats = repeats_[candidate.group]; repeats > 0 && !outcome.samples.empty())
     row.setting.regime = fmt::format("{} launch{} a sample, {}", repeats, repeats > 1 ? "es" : "",
                                      options_.cold ? "cold" : "warm");
   cache_.store_measurement(row);
 }
 
-std::optional<std::vector<std::vector<double>>> WorkerLaboratory::race(
-    std::span<const Candidate> candidates, double seconds) {
+std::optional<std::vector<Series>> WorkerLaboratory::race(std::span<const Candidate> candidates,
+                                                          double seconds) {
   if (!worker_.running() && !open_worker()) return {};
   json plans = json::array();
   for (const Candidate& candidate : candidates)
@@ -330,17 +332,18 @@ std::optional<std::vector<std::vector<double>>> WorkerLaboratory::race(
   const double patience = options_.first_timeout_s + 2 * seconds;
   const Reply reply = worker_.ask(request, patience, options_.interrupted);
   if (reply.kind == Reply::Kind::interrupted) return {};
-  std::vector<std::vector<double>> samples(candidates.size());
-  const auto outcomes =
+  std::vector<Series> series(candidates.size());
+  auto outcomes =
       reply.kind == Reply::Kind::answer ? read_all(reply.value, candidates.size()) : std::nullopt;
   if (!outcomes) {
     worker_.kill();
-    return samples;
+    return series;
   }
   compiled_besides_ += number(reply.value, "compiled");
   for (std::size_t i = 0; i < candidates.size(); ++i)
-    if ((*outcomes)[i].status == Status::ok) samples[i] = (*outcomes)[i].samples;
-  return samples;
+    if (Outcome& outcome = (*outcomes)[i]; outcome.status == Status::ok)
+      series[i] = {std::move(outcome.samples), std::move(outcome.clocks_mhz)};
+  return series;
 }
 
 std::vector<PlanTiming> WorkerLaboratory::compare(std::span<const Plan> plans, double seconds) {
@@ -392,6 +395,7 @@ bool WorkerLaboratory::take_answers(const json& value, std::span<PlanTiming* con
     running[i]->status = (*outcomes)[i].status;
     running[i]->detail = (*outcomes)[i].detail;
     running[i]->samples = (*outcomes)[i].samples;
+    running[i]->clocks_mhz = (*outcomes)[i].clocks_mhz;
   }
   compiled_besides_ += number(value, "compiled");
   return true;

@@ -43,10 +43,11 @@ class WorkerLaboratory final : public Laboratory {
   void announce(std::span<const Candidate> candidates) override;
   std::optional<Resources> resources(const Candidate& candidate) override;
   std::optional<Outcome> measure(const Candidate& candidate, double bar) override;
-  std::optional<std::vector<std::vector<double>>> race(std::span<const Candidate> candidates,
-                                                       double seconds) override;
+  std::optional<std::vector<Series>> race(std::span<const Candidate> candidates,
+                                          double seconds) override;
   void remember(const Candidate& candidate, const Outcome& outcome) override;
   std::vector<PlanTiming> compare(std::span<const Plan> plans, double seconds) override;
+  double pace_change() const override { return long_run_change(paces_us_); }
   std::int64_t compiled() const override;
 
  private:
@@ -74,6 +75,7 @@ class WorkerLaboratory final : public Laboratory {
   /// By group: launches in one sample, by the first config that was ok, its default as a rule; 0:
   /// none was yet.
   std::vector<int> repeats_;
+  std::vector<double> paces_us_;  ///< what the same work took beside each candidate
   double slowest_answer_s_ = 0;
   std::int64_t compiled_besides_ = 0;  ///< by workers, and at a second try
 };

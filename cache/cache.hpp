@@ -79,6 +79,7 @@ struct WinnerRow {
                                ///< or to be found by store_winner() from the samples
   double floor_us = 0;         ///< the least that the device could take; 0: not known
   std::vector<double> samples_us, default_samples_us;  ///< in turn: equal indices are neighbours
+  std::vector<double> clocks_mhz;  ///< of the multiprocessors at each of samples_us, where watched
   std::string driver;
   /// How many tunings of the problem this one came after, each knowing the one before; filled in
   /// by store_winner().

@@ -2,6 +2,7 @@
 #include <wyvern/error.hpp>
 
 #include <gtest/gtest.h>
+#include <linux/magic.h>
 
 #include <algorithm>
 #include <cmath>
@@ -183,6 +184,34 @@ TEST(Diagnose, FindsWrongOwnersDamageStaleRowsAndForeignFiles) {
   const auto open = diagnose(temp.path(), {});
   EXPECT_EQ(checks(open, Weight::warning), Names{"owner"});
   EXPECT_NE(open.back().mend.find("chmod go-w"), std::string::npos);
+}
+
+TEST(Doctor, WarnsOfDisksOverANetwork) {
+  const TempDirectory temp;
+  QuietCache(temp.path())->store_winner(winner(1, 1));
+  const auto found_on = [&](long type) {
+    for (const Finding& finding :
+         diagnose(temp.path(), {}, [&](const auto&) { return static_cast<std::uint32_t>(type); }))
+      if (finding.check == "file system") return finding;
+    return Finding();
+  };
+  for (const auto& [type, name] : {std::pair{long{NFS_SUPER_MAGIC}, "NFS"},
+                                   {long{SMB2_SUPER_MAGIC}, "SMB"},
+                                   {long{CEPH_SUPER_MAGIC}, "Ceph"},
+                                   {long{AFS_SUPER_MAGIC}, "AFS"},
+                                   {long{AFS_FS_MAGIC}, "AFS"},
+                                   {long{V9FS_MAGIC}, "9P"}}) {
+    const Finding finding = found_on(type);
+    EXPECT_EQ(finding.weight, Weight::warning) << name;
+    EXPECT_NE(finding.message.find(std::string(" ") + name + ","), std::string::npos)
+        << finding.message;
+    EXPECT_NE(finding.mend.find("WYVERN_CACHE_DIR"), std::string::npos);
+  }
+  EXPECT_EQ(found_on(FUSE_SUPER_MAGIC).weight, Weight::note);
+  for (const long type : {long{EXT4_SUPER_MAGIC}, long{TMPFS_MAGIC}, 0L})
+    EXPECT_EQ(found_on(type).weight, Weight::good) << type;
+  EXPECT_NE(file_system_type(temp.path()), 0u);
+  EXPECT_EQ(file_system_type("/nowhere"), 0u);
 }
 
 }  // namespace

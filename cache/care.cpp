@@ -150,10 +150,9 @@ void give_up(Database& database, std::int64_t excess, Collection& done) {
 
 // ---- Diagnosis
 
-/// Names of file systems over a network, by statfs's magic numbers: SQLite's locks and SIGBUS-free
-/// reads cannot be relied upon there.
-std::string network_file_system(const fs::path& directory) {
-  static constexpr std::array<std::pair<std::uint32_t, const char*>, 10> kNames{{
+/// statfs's magic numbers of file systems over a network.
+std::string name_of_network(std::uint32_t type) {
+  static constexpr std::array<std::pair<std::uint32_t, const char*>, 11> kNames{{
       {0x6969, "NFS"},
       {0xFF534D42, "CIFS"},
       {0xFE534D42, "SMB"},
@@ -162,12 +161,10 @@ std::string network_file_system(const fs::path& directory) {
       {0x47504653, "GPFS"},
       {0x00C36400, "Ceph"},
       {0x5346414F, "AFS"},
+      {0x6B414653, "AFS"},
       {0x19830326, "BeeGFS"},
       {0x01021997, "9P"},
   }};
-  struct statfs info{};
-  if (::statfs(directory.c_str(), &info) != 0) return {};
-  const auto type = static_cast<std::uint32_t>(info.f_type);
   const auto found = std::find_if(kNames.begin(), kNames.end(),
                                   [&](const auto& name) { return name.first == type; });
   return found == kNames.end() ? "" : found->second;
@@ -175,8 +172,12 @@ std::string network_file_system(const fs::path& directory) {
 
 class Diagnosis {
  public:
-  Diagnosis(fs::path directory, const std::map<std::string, std::string>& drivers)
-      : directory_(std::move(directory)), file_(directory_ / "wyvern.db"), drivers_(drivers) {}
+  Diagnosis(fs::path directory, const std::map<std::string, std::string>& drivers,
+            std::uint32_t type)
+      : directory_(std::move(directory)),
+        file_(directory_ / "wyvern.db"),
+        drivers_(drivers),
+        type_(type) {}
 
   std::vector<Finding> run() {
     if (!look_at_directory()) return std::move(findings_);
@@ -222,12 +223,18 @@ class Diagnosis {
   }
 
   void look_at_file_system() {
-    if (const std::string name = network_file_system(directory_); !name.empty())
+    constexpr std::uint32_t kFuse = 0x65735546;
+    if (const std::string name = name_of_network(type_); !name.empty())
       add(Weight::warning, "file system",
           fmt::format("{} lies on {}, over a network, where locks are slow and may not hold",
                       directory_.string(), name),
           "set WYVERN_CACHE_DIR to a directory on a disk of this machine, and copy results with "
           "`wyvern cache merge`");
+    else if (type_ == kFuse)
+      add(Weight::note, "file system",
+          fmt::format("{} lies on a FUSE file system, which may be over a network",
+                      directory_.string()),
+          "where it is, set WYVERN_CACHE_DIR to a directory on a disk of this machine");
     else
       add(Weight::good, "file system", "it lies on a file system of this machine");
   }
@@ -329,6 +336,7 @@ class Diagnosis {
 
   const fs::path directory_, file_;
   const std::map<std::string, std::string>& drivers_;
+  const std::uint32_t type_;  ///< of the file system
   std::vector<Finding> findings_;
 };
 
@@ -382,9 +390,15 @@ std::string_view to_string(Weight weight) noexcept {
   return "?";
 }
 
+std::uint32_t file_system_type(const fs::path& path) {
+  struct statfs info{};
+  return ::statfs(path.c_str(), &info) == 0 ? static_cast<std::uint32_t>(info.f_type) : 0;
+}
+
 std::vector<Finding> diagnose(const fs::path& directory,
-                              const std::map<std::string, std::string>& drivers) {
-  return Diagnosis(directory, drivers).run();
+                              const std::map<std::string, std::string>& drivers,
+                              const std::function<std::uint32_t(const fs::path&)>& type_of) {
+  return Diagnosis(directory, drivers, type_of(directory)).run();
 }
 
 }  // namespace wyvern

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -41,9 +42,14 @@ struct Finding {
 };
 std::string_view to_string(Finding::Weight weight) noexcept;
 
+/// statfs's magic number of the file system that a path lies on (linux/magic.h); 0: not known.
+std::uint32_t file_system_type(const std::filesystem::path& path);
+
 /// Looks at directory, owner, file system, room, version, damage and stale rows, in this order, and
 /// opens nothing that it would have to mend. `drivers`: of this machine's devices by their keys.
-std::vector<Finding> diagnose(const std::filesystem::path& directory,
-                              const std::map<std::string, std::string>& drivers);
+/// `type_of` stands in for the machine's mounts in tests.
+std::vector<Finding> diagnose(
+    const std::filesystem::path& directory, const std::map<std::string, std::string>& drivers,
+    const std::function<std::uint32_t(const std::filesystem::path&)>& type_of = file_system_type);
 
 }  // namespace wyvern

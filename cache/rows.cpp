@@ -132,6 +132,7 @@ void more_of_winner(Io& io, Row& row) {
   io.raw("problem", row.problem);
   io.list("samples_us", row.samples_us);
   io.list("default_samples_us", row.default_samples_us);
+  io.list("clocks_mhz", row.clocks_mhz);
 }
 
 template <class Io, class Row>

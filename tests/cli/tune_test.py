@@ -16,7 +16,7 @@ TUNE = ("--device", "cpu", "--budget", "60s")
 class Tune(Case):
     def test_record_then_replay(self):
         file = self.path("space.jsonl.gz")
-        tuned = self.document("tune", OP, "--shape", SHAPE, "--device", "cpu", "--budget", "120s",
+        tuned = self.document("tune", OP, "--shape", SHAPE, "--device", "cpu", "--budget", "280s",
                               "--exhaustive", "--record", file)
         self.assertTrue(tuned["search"]["exhaustive"])
         lines = [json.loads(line) for line in gzip.open(file)]
@@ -70,6 +70,37 @@ class Tune(Case):
         again = self.document(*tune, *TUNE)
         self.assertEqual([t["counts"]["measured"] for t in again["tunings"]], [0, 0])
         self.assertEqual(self.document("cache", "stats")["winners"], 2)
+
+    def test_problems_by_fields_and_by_sequences(self):
+        fields = {"T": 40, "H": 1, "K": 16, "use_qk_l2norm": True, "g_dtype": "fp32"}
+        tune = self.manifest({"operator": OP, "problem": fields},
+                             {"operator": OP, "shape": "H=1,K=16", "seqlens": [30, 0, 10]})
+        document = self.document(*tune, "--device", "cpu", "--budget", "0.1s")
+        by_fields, packed = document["tunings"]
+        self.assertFalse(by_fields["problem"]["initial_state"])
+        self.assertTrue(by_fields["problem"]["use_qk_l2norm"])
+        rows = [self.document("cache", "show", row["id"])
+                for row in self.document("cache", "list")["winners"]]
+        self.assertEqual(sorted(row["setting"]["lengths"] for row in rows), [[], [30, 0, 10]])
+        self.refuses(*self.manifest({"operator": OP, "problem": fields, "tokens": 8}),
+                     names=["line 1", "alone"])
+        self.refuses(*self.manifest({"operator": OP, "problem": {"T": 40, "x": 1}}),
+                     names=["line 1", "'x'"])
+
+    def test_a_fleet_stops_in_time_and_goes_on(self):
+        shapes = [f"T={tokens},H=1,K=16" for tokens in (10, 20, 30)]
+        tune = self.manifest(*[{"operator": OP, "shape": shape} for shape in shapes])
+        tune += ("--device", "cpu", "--missing", "--budget", "0.5s")
+        first = self.document(*tune, "--within", "0.6s", expect=3)
+        self.assertEqual((first["known"], len(first["tunings"]), first["complete"]), (0, 1, False))
+        rest = self.document(*tune)
+        self.assertEqual((rest["known"], rest["complete"]), (1, True))
+        self.assertEqual([tuning["line"] for tuning in rest["tunings"]], [2, 3])
+        done = self.document(*tune)
+        self.assertEqual((done["known"], done["tunings"], done["complete"]), (3, [], True))
+        self.refuses(*tune, "--within", "0.4s", names=["--within", "0.4s", "0.5s"])
+        for option in (("--within", "9s"), ("--missing",)):
+            self.refuses("tune", OP, "--shape", SHAPE, *option, names=[option[0], "--manifest"])
 
     def test_shards_are_parts_of_the_whole(self):
         shapes = [f"T={tokens},H=1,K=16" for tokens in (10, 20, 30, 40)]

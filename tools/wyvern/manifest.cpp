@@ -34,6 +34,11 @@ std::string option_text(const Json& value) {
 /// What the command line would have of the line's object.
 Selection selection_of(const Json& line) {
   if (!line.is_object()) reject("it is no JSON object");
+  if (line.contains("problem")) {
+    if (line.size() != 2 || !line.contains("operator"))
+      reject("it must have \"operator\" and \"problem\" alone where it has the latter");
+    return {problem_from_fields(option_text(line["operator"]), option_text(line["problem"])), {}};
+  }
   SelectionFlags selection;
   OptionFlags options;
   CLI::App app;

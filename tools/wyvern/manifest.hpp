@@ -20,7 +20,8 @@ struct ManifestEntry {
 /// The problems of a manifest: one JSON object a line, {"operator": OP} and options of `wyvern
 /// tune` that select a problem by their names without dashes: {"operator": "kda", "preset":
 /// "kimi-linear", "tokens": 8192, "pass": "backward", "use_qk_l2norm": true}. A shape may be an
-/// object, seqlens a list. Empty lines are passed over; a problem that is there twice counts once.
+/// object, seqlens a list. Or {"operator": OP, "problem": {"T": 64, ...}}, fields of Problem as
+/// --problem has them. Empty lines are passed over; a problem that is there twice counts once.
 /// Throws Error(kBadInput) that names the line.
 std::vector<ManifestEntry> parse_manifest(std::string_view text);
 

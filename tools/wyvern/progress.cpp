@@ -31,9 +31,11 @@ std::string duration_text(double seconds) {
 Progress::Progress(std::string title)
     : title_(std::move(title)), terminal_(isatty(STDERR_FILENO) == 1) {}
 
-Progress::~Progress() {
-  if (!drawn_) return;
-  note("\r\033[K");
+Progress::~Progress() { clear(); }
+
+void Progress::clear() {
+  if (drawn_) note("\r\033[K");
+  drawn_ = false;
 }
 
 void Progress::update(std::size_t done, std::size_t total, std::string_view note,

@@ -19,6 +19,9 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
+  /// Takes the bar away until the next update, for a line of its own.
+  void clear();
+
   /// `done` of `total` pieces are ready; `note` says what goes on. `seconds_left` below 0:
   /// estimated from the time so far.
   void update(std::size_t done, std::size_t total, std::string_view note, double seconds_left = -1);

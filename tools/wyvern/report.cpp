@@ -16,12 +16,12 @@
 
 #include <unistd.h>
 
+#include "autotune/floor.hpp"
 #include "autotune/protocol.hpp"
 #include "cache/rows.hpp"
 #include "runtime/devices/device_impl.hpp"
 #include "runtime/operators/operator.hpp"
 #include "tools/wyvern/cache_rows.hpp"
-#include "tools/wyvern/floor.hpp"
 #include "tools/wyvern/report_assets.hpp"
 
 namespace wyvern::cli {
@@ -153,8 +153,10 @@ Json templates_of(const Latest& rows) {
   return list;
 }
 
-/// The clock while the plan's steps were measured, one step after another.
-Json clocks_of(const Json& steps, const Latest& rows) {
+/// The clock at the winner's samples; of one that has none while the plan's steps were measured,
+/// one step after another.
+Json clocks_of(const WinnerRow& winner, const Json& steps, const Latest& rows) {
+  if (!winner.clocks_mhz.empty()) return winner.clocks_mhz;
   Json clocks = Json::array();
   for (const Json& step : steps) {
     const auto found = rows.find({step["template"], step["config"]});
@@ -169,7 +171,7 @@ Json problem_json(const WinnerRow& row, const Latest& rows, Floors& floors) {
   const double floor_us = floors.of(row);
   Json steps = steps_of(row, rows);
   Json regret = regret_of(steps);
-  Json clocks = clocks_of(steps, rows);
+  Json clocks = clocks_of(row, steps, rows);
   return {{"device", row.device},
           {"problem", problem_of(row)},
           {"tuned_us", row.median_us},

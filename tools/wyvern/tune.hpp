@@ -26,8 +26,9 @@ struct TuneFlags {
   std::optional<std::string> record;
   std::vector<std::string> replay;
   std::string seeds = "20";
-  std::optional<std::string> manifest, shard;
+  std::optional<std::string> manifest, shard, within;
   std::optional<std::string> parent;
+  bool missing = false;
 };
 
 /// While it lives SIGINT asks tunings to stop; a second one ends the program at once.

@@ -1,12 +1,15 @@
 #include <wyvern/error.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <thread>
 
 #include "cache/cache.hpp"
 #include "cache/mutex.hpp"
+#include "runtime/plan_source.hpp"
 #include "tools/wyvern/describe.hpp"
 #include "tools/wyvern/file.hpp"
 #include "tools/wyvern/manifest.hpp"
@@ -40,16 +43,30 @@ std::shared_ptr<Cache> cache_of(const Shard& shard) {
                                  fmt::format("shard-{}-of-{}", shard.index, shard.count));
 }
 
+/// Leaves out what is answered exactly, tuned with the driver that is here now.
+void drop_known(std::vector<ManifestEntry>& entries, const DeviceInfo& device,
+                const std::shared_ptr<Cache>& cache) {
+  CachePlanSource known(cache);
+  std::erase_if(entries, [&](const ManifestEntry& entry) {
+    const auto choice = known.find(device, problem_key(entry.selection.problem));
+    return choice && choice->origin == Origin::exact;
+  });
+}
+
 /// The problems of a shard, handed out to a thread for each device.
 class Fleet {
  public:
-  Fleet(std::vector<ManifestEntry> entries, TuneOptions options, std::shared_ptr<Cache> cache)
+  /// `within_s`: no tuning is begun that would not end by then.
+  Fleet(std::vector<ManifestEntry> entries, TuneOptions options, double within_s,
+        std::shared_ptr<Cache> cache)
       : entries_(std::move(entries)),
         options_(std::move(options)),
+        within_s_(within_s),
         cache_(std::move(cache)),
         documents_(entries_.size()) {}
 
   void run(const std::vector<Device>& devices) {
+    threads_ = static_cast<double>(devices.size());
     if (options_.jobs == 0 && devices.size() > 1) {
       const unsigned cores = std::max(std::thread::hardware_concurrency(), 1U);
       const auto count = static_cast<unsigned>(devices.size());
@@ -67,7 +84,22 @@ class Fleet {
   std::optional<std::size_t> take() WYVERN_EXCLUDES(mutex_) {
     const Lock lock(mutex_);
     if (next_ == entries_.size() || StopOnInterrupt::asked()) return {};
+    if (elapsed_s() + options_.budget.count() > within_s_) return {};
     return next_++;
+  }
+
+  double elapsed_s() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+  /// Called by a tuning that has so many seconds left.
+  void show_progress(double left_s) WYVERN_EXCLUDES(mutex_) {
+    const Lock lock(mutex_);
+    // As long as those before it took, at first its whole budget.
+    const double each =
+        done_ > 0 ? elapsed_s() * threads_ / static_cast<double>(done_) : options_.budget.count();
+    left_s += each * static_cast<double>(entries_.size() - next_) / threads_;
+    progress_.update(done_, entries_.size(), "", std::min(left_s, within_s_ - elapsed_s()));
   }
 
   void work(const Device& device) {
@@ -79,7 +111,10 @@ class Fleet {
       bool failed = false;
       std::string note_text;
       try {
-        const TuneResult result = tune(runtime, device, problem, options_);
+        TuneOptions options = options_;
+        options.cu_seqlens = entry.selection.cu_seqlens;
+        options.progress = [this](const TuneProgress& now) { show_progress(now.remaining_s); };
+        const TuneResult result = tune(runtime, device, problem, options);
         document = tune_document(device, problem, result, cache_->file().string());
         failed = result.interrupted;
         if (failed) document["error"] = "interrupted";
@@ -105,20 +140,25 @@ class Fleet {
     documents_[at] = std::move(document);
     failed_ = failed_ || failed;
     ++done_;
+    progress_.clear();
     note(printable(fmt::format("tuned {} of {}: {}", done_, entries_.size(), text)) + '\n');
   }
 
   const std::vector<ManifestEntry> entries_;
   TuneOptions options_;
+  const double within_s_;
   std::shared_ptr<Cache> cache_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  double threads_ = 1;
   Mutex mutex_;
+  Progress progress_ WYVERN_GUARDED_BY(mutex_){"tuning problems"};
   std::size_t next_ WYVERN_GUARDED_BY(mutex_) = 0;
   std::size_t done_ WYVERN_GUARDED_BY(mutex_) = 0;
   std::vector<Json> documents_;  ///< each written once, read when all threads have ended
   bool failed_ = false;          ///< the same
 };
 
-void print_fleet(const std::vector<Json>& documents, const Cache& cache) {
+void print_fleet(const std::vector<Json>& documents, std::size_t known, const Cache& cache) {
   Table table({"line", "problem", "device", "tuned ms", "default ms"});
   const auto ms = [](const Json& document, const char* name) {
     return document.contains(name) ? fmt::format("{:.3f}", document[name].get<double>()) : "-";
@@ -132,6 +172,9 @@ void print_fleet(const std::vector<Json>& documents, const Cache& cache) {
   for (const Json& document : documents)
     if (document.contains("error"))
       say("line {} failed: {}", document["line"].dump(), document["error"].get<std::string>());
+  const auto left = std::ranges::count_if(documents, &Json::is_null);
+  if (known > 0) say("{} problems were known before", known);
+  if (left > 0) say("{} problems were not begun; the same command with --missing does", left);
   say("cache: {}", cache.file().string());
 }
 
@@ -147,10 +190,20 @@ int tune_manifest(const TuneFlags& flags, bool json) {
   std::erase_if(entries, [&](const ManifestEntry& entry) {
     return shard_of(entry.selection.problem, shard.count) != shard.index;
   });
+  const TuneOptions options = tune_options(flags);
+  const double within_s = flags.within ? parse_seconds("--within", *flags.within)
+                                       : std::numeric_limits<double>::infinity();
+  if (within_s < options.budget.count())
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("--within is {}, less than the --budget of one problem, {}",
+                            *flags.within, flags.budget));
   const std::vector<Device> devices = devices_of(flags);
   const std::shared_ptr<Cache> cache = cache_of(shard);
+  const std::size_t own = entries.size();
+  if (flags.missing) drop_known(entries, devices.front().info(), cache);
+  const std::size_t known = own - entries.size();
   const StopOnInterrupt on_interrupt;
-  Fleet fleet(std::move(entries), tune_options(flags), cache);
+  Fleet fleet(std::move(entries), options, within_s, cache);
   fleet.run(devices);
   Json tunings = Json::array(), names = Json::array();
   for (const Json& document : fleet.documents())
@@ -160,13 +213,14 @@ int tune_manifest(const TuneFlags& flags, bool json) {
   if (json)
     print_document({{"manifest", *flags.manifest},
                     {"problems", all},
+                    {"known", known},
                     {"shard", {{"index", shard.index}, {"count", shard.count}}},
                     {"devices", names},
                     {"tunings", tunings},
                     {"complete", whole && !fleet.failed()},
                     {"cache", cache->file().string()}});
   else
-    print_fleet(fleet.documents(), *cache);
+    print_fleet(fleet.documents(), known, *cache);
   return whole && !fleet.failed() ? kDone : kFailed;
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "autotune/floor.hpp"
 #include "cache/rows.hpp"
 #include "cache/transfer.hpp"
 #include "runtime/devices/device_impl.hpp"
@@ -18,7 +19,6 @@
 #include "tools/wyvern/command.hpp"
 #include "tools/wyvern/describe.hpp"
 #include "tools/wyvern/example.hpp"
-#include "tools/wyvern/floor.hpp"
 #include "tools/wyvern/launch.hpp"
 #include "tools/wyvern/progress.hpp"
 #include "tools/wyvern/selection.hpp"

@@ -96,6 +96,7 @@ Json show(const Cache& cache, const std::string& id) {
         document["round"] = row.round;
         document["samples_us"] = row.samples_us;
         document["default_samples_us"] = row.default_samples_us;
+        document["clocks_mhz"] = row.clocks_mhz;
         document["setting"] = to_json(row.setting);
         return document;
       }

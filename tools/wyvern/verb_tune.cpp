@@ -87,6 +87,7 @@ void print_text(const Device& device, const Problem& problem, const TuneResult& 
   Table table({"plan", "ms", "spread"});
   table.row({"tuned", ms(r.tuned_us), ms(r.tuned_spread_us)});
   table.row({"default", ms(r.default_us), "-"});
+  table.row({"floor", ms(r.floor_us), "-"});
   put(table.text());
   say("of {} configs {} measured, {} known before; {} wrong, {} failed; compiled {} kernels; {}",
       r.counts.space, r.counts.measured, r.counts.reused, r.counts.wrong,
@@ -147,17 +148,19 @@ bool names_by_options(const TuneFlags& flags) {
   return named;
 }
 
-Problem problem_of(const TuneFlags& flags) {
-  if (!flags.problem) return select(flags.selection, flags.options).problem;
+Selection selection_of(const TuneFlags& flags) {
+  if (!flags.problem) return select(flags.selection, flags.options);
   if (names_by_options(flags))
     throw Error(ErrorKind::kBadInput,
                 "--problem is given beside other options that name a problem; it must be alone");
-  return problem_from_fields(flags.selection.op, *flags.problem);
+  return {problem_from_fields(flags.selection.op, *flags.problem), {}};
 }
 
 int tune_one(const TuneFlags& flags, bool json) {
-  const Problem problem = problem_of(flags);
+  const Selection selection = selection_of(flags);
+  const Problem& problem = selection.problem;
   TuneOptions options = tune_options(flags);
+  options.cu_seqlens = selection.cu_seqlens;
   const Device device = open_device(flags.device);
   Runtime runtime({.cache = nullptr, .plans = nullptr, .compile_jobs = options.jobs});
   Recorder recorder(device, problem, options.jobs);
@@ -206,6 +209,9 @@ int execute(const TuneFlags& flags, bool json) {
   }
   if (flags.shard)
     throw Error(ErrorKind::kBadInput, "--shard is a part of a --manifest, which is missing");
+  if (flags.within || flags.missing)
+    throw Error(ErrorKind::kBadInput, fmt::format("{} is for a --manifest, which is missing",
+                                                  flags.within ? "--within" : "--missing"));
   if (flags.device == "all")
     throw Error(ErrorKind::kBadInput,
                 "--device is 'all', which only a --manifest takes; it must be cpu or cuda:N here");
@@ -251,6 +257,7 @@ Json tune_document(const Device& device, const Problem& problem, const TuneResul
           {"tuned_ms", result.tuned_us / 1e3},
           {"spread_ms", result.tuned_spread_us / 1e3},
           {"default_ms", result.default_us / 1e3},
+          {"floor_ms", result.floor_us / 1e3},
           {"counts", counts_json(result.counts)},
           {"search", search_json(result)},
           {"seconds", result.seconds},
@@ -290,6 +297,10 @@ void add_tune(Command& command) {
                   "SLURM_ARRAY_TASK_ID or JOB_COMPLETION_INDEX");
   verb.add_option("--parent", flags->parent,
                   "stop, as by ^C, when the process of this number, which started this one, ends");
+  verb.add_option("--within", flags->within,
+                  "with --manifest: begin no tuning that would not end within this time");
+  add_switch(verb, "--missing", flags->missing,
+             "with --manifest: pass over problems that the cache or a pack has an answer to");
   add_options(verb, flags->options);
 }
 

@@ -9,7 +9,7 @@
 #include "runtime/devices/device_impl.hpp"
 #include "runtime/operators/operator.hpp"
 
-namespace wyvern::cli {
+namespace wyvern {
 
 /// What a device can do, and where the figures are from.
 struct Peak {
@@ -29,4 +29,4 @@ Peak peak_of(const Rates& rates, const Problem& problem);
 /// Seconds.
 double floor_time(const Work& work, const Peak& peak);
 
-}  // namespace wyvern::cli
+}  // namespace wyvern

@@ -1,8 +1,8 @@
-#include "tools/wyvern/floor.hpp"
+#include "autotune/floor.hpp"
 
 #include <algorithm>
 
-namespace wyvern::cli {
+namespace wyvern {
 namespace {
 
 /// How much slower than bf16 the products of the problem's dtype and floor are on tensor cores; 0:
@@ -36,4 +36,4 @@ double floor_time(const Work& work, const Peak& peak) {
   return std::max(memory, compute);
 }
 
-}  // namespace wyvern::cli
+}  // namespace wyvern

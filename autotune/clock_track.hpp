@@ -1,0 +1,27 @@
+// The clock of a device beside the samples that are taken on it.
+#pragma once
+
+#include <functional>
+
+namespace wyvern {
+
+/// A driver may take longer to tell a clock than a sample takes. So it is asked again only when the
+/// last question's time is a twentieth of what has passed since; until then its last answer stands.
+/// Used from one thread.
+class ClockTrack {
+ public:
+  /// `read`: MHz, 0 where the device does not tell; asked once here, since the first answer may
+  /// have to load a library. `seconds`: a steady clock, replaced in tests.
+  explicit ClockTrack(std::function<double()> read, std::function<double()> seconds = steady);
+  /// MHz; 0 for good once the device did not tell.
+  double mhz();
+
+ private:
+  static double steady();
+
+  std::function<double()> read_, seconds_;
+  double last_ = 0;
+  double next_s_ = 0;  ///< not asked before
+};
+
+}  // namespace wyvern
