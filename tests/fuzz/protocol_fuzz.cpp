@@ -35,7 +35,7 @@ void check_outcome(const json& document) {
   if (!outcome) return;
   const std::optional<Outcome> again = outcome_from(json::parse(to_json(*outcome).dump()));
   require(again && again->status == outcome->status && again->detail == outcome->detail &&
-              again->samples == outcome->samples && again->clock_mhz == outcome->clock_mhz &&
+              again->samples == outcome->samples && again->clocks_mhz == outcome->clocks_mhz &&
               again->error == outcome->error,
           "an answer is read as it was written");
 }
