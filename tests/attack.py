@@ -44,6 +44,7 @@ def arguments():
     for name, (few, many) in COUNTS.items():
         parser.add_argument(f"--{name}", type=int, help=f"default {few}, with --full {many}")
     options = parser.parse_args()
+    options.build = options.build.resolve()
     options.shim = options.build / "lib" / "libwyvern_fault_shim.so"
     for name, counts in COUNTS.items():
         if getattr(options, name) is None:
