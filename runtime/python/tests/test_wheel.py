@@ -14,6 +14,14 @@ PACKAGE = Path(__file__).resolve().parents[1]
 BUILD = Path(os.environ.get("WYVERN_BUILD", PACKAGE.parents[1] / "build"))
 PLUGIN = "libwyvern_llvm.so"
 
+TUNED_ON_A_MISS = """
+import torch, wyvern
+q = torch.ones(1, 1, 1, 16)
+with wyvern.policy("on-miss", budget=0.5):
+    wyvern.ops.fused_recurrent_delta_rule(q, q, q, torch.ones(1, 1, 1))
+assert [one["origin"] for one in wyvern.prepared()] == ["exact"], wyvern.prepared()
+"""
+
 
 def run(*command: object, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {name: x for name, x in os.environ.items() if name != "PYTHONPATH"} | variables
@@ -109,8 +117,8 @@ def test_use_without_torch(installed: Path) -> None:
 
 
 def test_use_with_torch(installed: Path, cpu_wheel: Path, tmp_path: Path) -> None:
-    """Without wyvern-cpu a sentence names it at the first call; with it the package and its command, which
-    tunes, find it."""
+    """Without wyvern-cpu a sentence names it at the first call; with it the package computes, and its
+    command tunes, for a policy too."""
     example = PACKAGE / "examples" / "generation.py"
     variables = {"PYTHONPATH": str(installed), "CUDA_VISIBLE_DEVICES": "", "WYVERN_CACHE_DIR": str(tmp_path)}
     without = run(sys.executable, example, **variables)
@@ -120,8 +128,5 @@ def test_use_with_torch(installed: Path, cpu_wheel: Path, tmp_path: Path) -> Non
     install(installed.parents[2], cpu_wheel)
     beside = run(sys.executable, example, **variables)
     assert beside.returncode == 0, beside.stderr
-    command = run(
-        installed.parents[2] / "bin" / "wyvern", "tune", "delta_rule", "--shape", "T=1,H=1,K=16",
-        "--pass", "recurrent", "--device", "cpu", "--budget", "0.5s", **variables,
-    )  # fmt: skip
-    assert command.returncode == 0, command.stderr
+    tuned = run(sys.executable, "-c", TUNED_ON_A_MISS, **variables)
+    assert tuned.returncode == 0, tuned.stderr
