@@ -30,6 +30,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 CANNOT_RUN = 77
+INTERRUPTED = 2  # as pytest has it
 # The results of tests, the order of the table's columns.
 RESULTS = {
     "passed": "every call of an operator was served by Wyvern, and the test passed",
@@ -147,9 +148,11 @@ def run(
         if name != "fla":  # the conftest.py of all their tests imports all of the library
             pytest += ["--import-mode=importlib", "--confcutdir", str(files[0].parent)]
         # Elsewhere, so that the folder's own package is not the one that is imported.
-        code = subprocess.run(
-            [*pytest, *map(str, files)], cwd=work, env=environment, check=False
-        ).returncode
+        command = [*pytest, *map(str, files)]
+        try:
+            code = subprocess.run(command, cwd=work, env=environment, check=False).returncode
+        except KeyboardInterrupt:  # what is done by then is told
+            code = INTERRUPTED
         lines = records.read_text().splitlines() if records.exists() else []
         return [json.loads(line) for line in lines], code
 

@@ -1,4 +1,4 @@
-"""FlashInfer's decoding: raw gates, states in place or in pools, where an index below 0 is a row to pass over."""
+"""FlashInfer's decoding: raw gates, states in place or in pools, an index below 0 for a row to pass over."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ def gated_delta_rule_mtp(
             intermediate_states_buffer[live, t] = state.to(intermediate_states_buffer.dtype)
 
     write_to = output_state_indices
-    if disable_state_update in (None, True):
+    in_rows = ssm_state_indices is not None and output_state_indices is None
+    if disable_state_update in (None, True) or in_rows:
         write_to = torch.full_like(initial_state_indices, -1)
     o = _in_pool(
         q, k, v, initial_state, initial_state_indices, write_to, A_log, a, dt_bias, b, scale,

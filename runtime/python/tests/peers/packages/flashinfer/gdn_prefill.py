@@ -1,4 +1,4 @@
-"""FlashInfer's prefill: decays instead of their logarithms, packed rows without a batch, states [N, HV, V, K]."""
+"""FlashInfer's prefill: decays, not their logarithms, rows packed without a batch, states [N, HV, V, K]."""
 
 from __future__ import annotations
 

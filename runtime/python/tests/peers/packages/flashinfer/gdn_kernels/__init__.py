@@ -1,0 +1,1 @@
+"""Of FlashInfer's kernels by name, those with states in bfloat16."""
