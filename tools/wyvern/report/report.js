@@ -66,20 +66,24 @@ function pattern(index) {
   return pen.createPattern(tile, 'repeat');
 }
 
-// A chart that is drawn when its place is first seen, since a hidden canvas has no size.
+// A chart that is drawn when its place is first seen, since a hidden canvas has no size, or a second
+// later, so that what nobody scrolled to is not missing in print.
 function chart(label, make) {
   if (!hasCharts) return null;
   const canvas = element('canvas', {role: 'img', 'aria-label': `${label}; the table beside it has the figures`});
   const place = element('div', {class: 'chart'}, canvas);
-  new IntersectionObserver((entries, observer) => {
-    if (!entries.some(entry => entry.isIntersecting)) return;
-    observer.disconnect();
+  let drawn = false;
+  const draw = () => {
+    if (drawn || place.offsetParent === null) return;
+    drawn = true;
     const settings = make();
     settings.options = {responsive: true, maintainAspectRatio: false, animation: false,
                         ...settings.options};
     settings.options.plugins = {title: {display: true, text: label}, ...settings.options.plugins};
     new Chart(canvas, settings);
-  }).observe(place);
+  };
+  new IntersectionObserver(entries => entries.some(entry => entry.isIntersecting) && draw()).observe(place);
+  setTimeout(draw, 1000);
   return place;
 }
 
@@ -148,7 +152,7 @@ function overview() {
 }
 
 function waterfall(row) {
-  if (row.steps.length === 0) return null;
+  if (row.steps.every(step => step.us === 0)) return null;
   return pair(
     chart('Stages, one after another', () => ({
       type: 'bar',
@@ -255,7 +259,7 @@ function checks() {
       ['median', row => number(row.median), true], ['largest', row => number(row.largest), true],
     ], data.errors));
   section('Compile times',
-    data.compile.length === 0 ? note('No compiled kernel is in the cache.') : chart('Compile time of a kernel', () => ({
+    ...(data.compile.length === 0 ? [note('No compiled kernel is in the cache.')] : [chart('Compile time of a kernel', () => ({
       type: 'bar',
       data: {labels: data.compile.map(row => row.template), datasets: [
         {label: 'median', data: data.compile.map(row => row.median_ms), backgroundColor: pattern(0),
@@ -269,7 +273,7 @@ function checks() {
       ['kernels', row => row.count, true], ['median, ms', row => number(row.median_ms, 1), true],
       ['longest, ms', row => number(row.longest_ms, 1), true],
       ['all, s', row => number(row.total_ms / 1000, 1), true],
-    ], data.compile));
+    ], data.compile)]));
   section('Failures',
     note(Object.entries(data.statuses).map(([status, count]) => `${count} ${status}`).join(', ') ||
          'Nothing was measured.'),
