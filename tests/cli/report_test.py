@@ -86,6 +86,25 @@ class Report(CacheCase):
         self.document("cache", "import", self.pack("a.jsonl", row))
         self.assertEqual(self.data(self.page())["problems"][0]["floor_us"], 12.5)
 
+    def test_clock_is_that_of_the_samples(self):
+        """Where the winner has one; else what it was while the stages were measured."""
+        row = self.winner(clocks_mhz=[1980.0, 1965.0, 1950.0])
+        self.document("cache", "import", self.pack("a.jsonl", row, *self.measurements(row)))
+        self.assertEqual(self.data(self.page())["problems"][0]["clocks_mhz"], row["clocks_mhz"])
+        shown = self.document("cache", "show", self.document("cache", "list")["winners"][0]["id"])
+        self.assertEqual(shown["clocks_mhz"], row["clocks_mhz"])
+
+    @unittest.skipUnless(BROWSER, "no Chromium here (Debian's package: chromium)")
+    def test_what_is_not_known_is_said(self):
+        """A winner from a pack: there are no stages to draw, nor compile times."""
+        self.document("cache", "import", self.pack("a.jsonl", self.winner()))
+        self.page()
+        shown = self.browse("--dump-dom", "--window-size=1200,4000").stdout
+        for sentence in ("No row of a stage is left", "the clock was not watched",
+                         "No tunable was measured", "No compiled kernel is in the cache"):
+            self.assertIn(sentence, shown)
+        self.assertNotIn('aria-label="Stages', shown)
+
     def test_empty_cache(self):
         data = self.data(self.page())
         self.assertEqual(data["problems"], [])

@@ -6,6 +6,7 @@ function(run what)
   if(NOT status EQUAL 0)
     message(FATAL_ERROR "${what} failed (${status}):\n${text}")
   endif()
+  set(output "${text}" PARENT_SCOPE)
 endfunction()
 
 file(REMOVE_RECURSE ${WORK})
@@ -29,6 +30,30 @@ if(NOT EXISTS ${WORK}/prefix/share/doc/wyvern/LICENSE)
 endif()
 run("the installed command" ${CMAKE_COMMAND} -E env WYVERN_CACHE_DIR=${WORK}/cache
     ${WORK}/prefix/bin/wyvern compile fwd_o --arch native-cpu --emit object -o ${WORK}/fwd_o.so)
+
+# A pack among the installed ones answers the installed command, and what links the library.
+set(pack ${WORK}/prefix/share/wyvern/packs/test.jsonl)
+set(in_cache ${CMAKE_COMMAND} -E env WYVERN_CACHE_DIR=${WORK})
+set(tune ${WORK}/prefix/bin/wyvern tune --manifest ${SOURCE}/problem.jsonl --device cpu)
+run("tuning for a pack" ${in_cache}/tuned ${tune} --budget 0.1s)
+run("exporting a pack" ${in_cache}/tuned ${WORK}/prefix/bin/wyvern cache export -o ${pack})
+run("the app with a pack" ${WORK}/build/app ${WORK}/untuned exact)
+run("the installed command with a pack" ${in_cache}/untuned ${tune} --missing --json)
+if(NOT output MATCHES "\"known\": *1")
+  message(FATAL_ERROR "the installed command does not find the installed pack: ${output}")
+endif()
+
+# What the command says of itself, and what describes its documents.
+foreach(file man/man1/wyvern.1 bash-completion/completions/wyvern zsh/site-functions/_wyvern
+        fish/vendor_completions.d/wyvern.fish wyvern/schemas.json wyvern/packs/README.md)
+  if(NOT EXISTS ${WORK}/prefix/share/${file})
+    message(FATAL_ERROR "the package has no share/${file}")
+  endif()
+  file(SIZE ${WORK}/prefix/share/${file} bytes)
+  if(bytes LESS 100)
+    message(FATAL_ERROR "share/${file} has ${bytes} bytes")
+  endif()
+endforeach()
 
 # Nothing but Wyvern's own API is visible.
 find_program(nm NAMES nm REQUIRED)

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <exception>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace {
@@ -19,7 +20,8 @@ bool near(float value, float wanted) {
   return false;
 }
 
-bool run(const char* cache_directory) {
+/// `exact`: a pack has the problem's plan.
+bool run(const char* cache_directory, bool exact) {
   wyvern::Problem problem;
   problem.T = kT;
   problem.K = kK;
@@ -41,6 +43,10 @@ bool run(const char* cache_directory) {
   const wyvern::Device device = wyvern::Device::open("cpu");
   const wyvern::Operator op = runtime.prepare(device, problem);
   const auto workspace = device.allocate(op.workspace_bytes());
+  if (exact != (op.origin() == wyvern::Origin::exact)) {
+    std::printf("the plan is %s\n", std::string(to_string(op.origin())).c_str());
+    return false;
+  }
 
   const auto place = [&](std::vector<float>& host) {
     auto memory = device.allocate(host.size() * sizeof(float));
@@ -85,9 +91,9 @@ bool refuses_bad_input() {
 
 }  // namespace
 
-int main(int, char** argv) {
+int main(int argc, char** argv) {
   try {
-    if (!refuses_bad_input() || !run(argv[1])) return 1;
+    if (!refuses_bad_input() || !run(argv[1], argc > 2)) return 1;
   } catch (const std::exception& error) {
     std::printf("%s\n", error.what());
     return 1;

@@ -84,20 +84,23 @@ function chart(label, make) {
   return place;
 }
 
-// Draws what is on the first screens at once, the rest when it comes into view.
+// Draws what is on the first screens at once, the rest when it comes into view or a second later, so
+// that what nobody scrolled to is not missing in print. What is folded away waits until it is seen.
 function drawCharts() {
-  const observer = new IntersectionObserver(entries => {
-    for (const {isIntersecting, target} of entries) {
-      if (!isIntersecting) continue;
-      observer.unobserve(target);
-      undrawn.get(target)();
-    }
-  });
-  for (const [place, draw] of undrawn) {
+  const draw = place => {
+    undrawn.get(place)?.();
+    undrawn.delete(place);
+  };
+  const observer = new IntersectionObserver(
+    entries => entries.forEach(entry => entry.isIntersecting && draw(entry.target)));
+  for (const place of [...undrawn.keys()]) {
     const {top, width} = place.getBoundingClientRect();
-    if (width > 0 && top < 3 * window.innerHeight) draw();
+    if (width > 0 && top < 3 * window.innerHeight) draw(place);
     else observer.observe(place);
   }
+  setTimeout(() => {
+    for (const place of [...undrawn.keys()]) if (place.offsetParent !== null) draw(place);
+  }, 1000);
 }
 
 const axis = (title, more = {}) => ({title: {display: true, text: title}, ...more});
@@ -165,7 +168,7 @@ function overview() {
 }
 
 function waterfall(row) {
-  if (row.steps.length === 0) return null;
+  if (row.steps.every(step => step.us === 0)) return null;
   return pair(
     chart('Stages, one after another', () => ({
       type: 'bar',
@@ -272,7 +275,7 @@ function checks() {
       ['median', row => number(row.median), true], ['largest', row => number(row.largest), true],
     ], data.errors));
   section('Compile times',
-    data.compile.length === 0 ? note('No compiled kernel is in the cache.') : chart('Compile time of a kernel', () => ({
+    ...(data.compile.length === 0 ? [note('No compiled kernel is in the cache.')] : [chart('Compile time of a kernel', () => ({
       type: 'bar',
       data: {labels: data.compile.map(row => row.template), datasets: [
         {label: 'median', data: data.compile.map(row => row.median_ms), backgroundColor: pattern(0),
@@ -286,7 +289,7 @@ function checks() {
       ['kernels', row => row.count, true], ['median, ms', row => number(row.median_ms, 1), true],
       ['longest, ms', row => number(row.longest_ms, 1), true],
       ['all, s', row => number(row.total_ms / 1000, 1), true],
-    ], data.compile));
+    ], data.compile)]));
   section('Failures',
     note(Object.entries(data.statuses).map(([status, count]) => `${count} ${status}`).join(', ') ||
          'Nothing was measured.'),
