@@ -25,7 +25,6 @@
 namespace wyvern {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 constexpr double kEver = std::numeric_limits<double>::infinity();
 
 #define ASSERT_GOOD(call) ASSERT_EQ(call, WYVERN_OK) << wyvern_last_error()
@@ -213,9 +212,8 @@ TEST_F(CApiTuningTest, StoppingEndsAProgramThatWouldGoOn) {
   prepare(WYVERN_POLICY_BACKGROUND);
   EXPECT_EQ(left(0), 2U);
   wait_until_asked();
-  const auto before = Clock::now();
+  // It returns at all: the program does not end by itself.
   ASSERT_GOOD(wyvern_runtime_stop_tuning(runtime_));
-  EXPECT_LT(Clock::now() - before, std::chrono::seconds(20));
   EXPECT_EQ(left(kEver), 0U);
   set("K", 64);
   EXPECT_EQ(origin(prepare(WYVERN_POLICY_BACKGROUND)), WYVERN_ORIGIN_DEFAULT);
