@@ -109,6 +109,27 @@ std::vector<OperatorCase> one_kernel_cases() {
         p.use_qk_l2norm = true;
       },
       DType::fp16);
+  for (const std::int64_t T : {1, 130})
+    add(fmt::format("WideKeysTokens{}", T), "gated_delta_rule", Gate::typical, {}, [&](Problem& p) {
+      p.T = T, p.K = 256;
+      p.initial_state = T != 64;
+    });
+  add(
+      "WideKeysEveryOption", "gated_delta_rule", Gate::mixed, {130, 0, 33, 64, 1},
+      [](Problem& p) {
+        p.H = 1, p.HV = 2, p.K = 256, p.V = 128;
+        p.use_qk_l2norm = p.use_beta_sigmoid = p.use_gate_in_kernel = true;
+        p.has_A_log = p.has_dt_bias = p.initial_state = p.state_v_first = true;
+      },
+      DType::fp16);
+  add("WideKeysNoGate", "delta_rule", Gate::typical, {90, 128}, [](Problem& p) {
+    p.K = 256;
+    p.initial_state = true;
+  });
+  add("TwoStates", "gated_delta_rule", Gate::typical, {200, 64}, [](Problem& p) {
+    p.K = 64, p.V = 128;
+    p.initial_state = true;
+  });
   add("NoDecay", "gated_delta_rule", Gate::zero, {}, [](Problem& p) { p.T = 700, p.K = 128; });
   add("NoGate", "delta_rule", Gate::typical, {90, 128}, [](Problem& p) {
     p.K = 128;
@@ -151,6 +172,14 @@ TEST_P(EmulatedOneKernel, MatchesOracle) {
   const auto plan = plan_with(device(), data.problem, one_kernel_of(one.problem));
   ASSERT_TRUE(plan.has_value());
   check(emulator::prepare(device(), data.problem, *plan), data);
+  if (one.problem.op == "kda" || one.problem.V % 128 != 0 || one.problem.K > 128) return;
+  // Two states of 64 columns in one block.
+  Plan wide = *plan;
+  for (PlanStep& step : wide)
+    if (step.config.contains("BV"))
+      step.config = Config{
+          {"BT", std::int64_t{64}}, {"BV", std::int64_t{128}}, {"num_stages", std::int64_t{2}}};
+  check(emulator::prepare(device(), data.problem, wide), data);
 }
 
 /// Blocks that share a sequence out walk on from where older states no longer count: after a few

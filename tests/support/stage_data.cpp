@@ -409,8 +409,10 @@ bool takes(const Template& t, const Limits& limits, const Problem& problem) {
   const bool hopper = limits.wgmma && limits.tensor_copies && problem.dtype != DType::fp32;
   if (t.id() == "scaled_dot_kkt.hopper") return hopper && problem.K % 64 == 0;
   if (t.id() == "delta_forward.hopper" || t.id() == "kda_forward.hopper")
-    return hopper && (problem.K == 64 || problem.K == 128) && problem.V % 64 == 0 &&
-           problem.pass == Pass::forward && !problem.allow_neg_eigval &&
+    return hopper &&
+           (problem.K == 64 || problem.K == 128 ||
+            (problem.K == 256 && t.id() == "delta_forward.hopper")) &&
+           problem.V % 64 == 0 && problem.pass == Pass::forward && !problem.allow_neg_eigval &&
            !problem.disable_recompute && !problem.return_intermediate_states;
   return true;
 }

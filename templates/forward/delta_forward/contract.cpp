@@ -14,12 +14,15 @@ TiledView keys(const Spec& s, const Extents& e) {
   return hopper::panels(e, s.DTYPE, s.H, s.K, kRows, s.K / 64);
 }
 TiledView values(const Spec& s, const Extents& e) {
+  return hopper::panels(e, s.DTYPE, s.HV, s.V, kRows, s.BV / 64);
+}
+TiledView outputs(const Spec& s, const Extents& e) {
   return hopper::panels(e, s.DTYPE, s.HV, s.V, kRows, kColumns / 64);
 }
 
 /// Without a gate older states always count: a sequence is not shared.
 std::int64_t blocks(const Spec& s, const Extents& e, const Limits& limits) {
-  const std::int64_t chains = e.N * s.HV * (s.V / kColumns);
+  const std::int64_t chains = e.N * s.HV * (s.V / s.BV);
   if (!s.SCALAR_GATE || chains == 0) return chains;
   return chains * hopper::sequence_shares(chains, e.NT / e.N, limits);
 }
@@ -28,16 +31,18 @@ std::string illegal(const Spec& s, const Limits& limits) {
   if (s.BT != kRows)
     return fmt::format("BT={} is not the {} rows of a warpgroup's product", s.BT, kRows);
   if (!cuda::is_half(s)) return "wgmma has no fp32 products";
-  if (s.K != 64 && s.K != 128)
-    return fmt::format("K={} is not one of 64 and 128, of which a warpgroup can hold the state",
-                       s.K);
-  if (s.V % kColumns != 0) return fmt::format("V={} is not a multiple of {}", s.V, kColumns);
+  if (s.K != 64 && s.K != 128 && s.K != 256)
+    return fmt::format(
+        "K={} is not one of 64, 128 and 256, of which a warpgroup can hold the state", s.K);
+  if (s.K == 256 && s.BV != kColumns)
+    return fmt::format("BV={} with K=256 is more than shared memory holds", s.BV);
+  if (s.V % s.BV != 0) return fmt::format("V={} is not a multiple of BV={}", s.V, s.BV);
   if (s.NEG_EIGVAL) return "states that need not decay want more digits than 16-bit products keep";
   if (s.KEEP_STATES || s.KEEP_INVERSE) return "what is inside a chunk stays on chip";
   return cuda::exceeds_shared(HopperLayout(s).bytes, limits);
 }
 
-/// Hopper: one block 64 columns of V of a sequence and value head.
+/// Hopper: one block BV columns of V of a sequence and value head.
 Template one_kernel() {
   Template t;
   t.name = "delta_forward";
@@ -77,18 +82,23 @@ Template one_kernel() {
   t.source = "hopper.cu";
   t.needs.wgmma = t.needs.tensor_copies = true;
   t.tunables = {{tunable::BT, cuda::integers({kRows})},
+                {tunable::BV, cuda::integers({64, 128})},
                 {tunable::num_stages, cuda::integers({3, 2})}};
   t.tensor_maps = {{.name = "q_map", .argument = "q", .view = keys},
                    {.name = "k_map", .argument = "k", .view = keys},
                    {.name = "v_map", .argument = "v", .view = values},
-                   {.name = "o_map", .argument = "o", .view = values}};
+                   {.name = "o_map", .argument = "o", .view = outputs}};
   t.shares_sequences = {constant::SCALAR_GATE};
   t.illegal = illegal;
-  t.fallback = [](Spec& s, const Limits&) { s.num_stages = 3; };
+  t.fallback = [](Spec& s, const Limits&) {
+    s.BV = kColumns;
+    s.num_stages = s.K == 256 ? 2 : 3;
+  };
   t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {
+    const HopperLayout layout(s);
     return Geometry{.grid = {blocks(s, e, limits), 1, 1},
-                    .threads = 512,
-                    .shared_bytes = HopperLayout(s).bytes};
+                    .threads = 128 * (1 + layout.helpers + layout.walkers),
+                    .shared_bytes = layout.bytes};
   };
   return t;
 }

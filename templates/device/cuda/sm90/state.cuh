@@ -1,5 +1,4 @@
-// A state S of K x V between global memory and the registers of a warpgroup, which has S^T: a row a
-// column of V.
+// A state S of K x V between global memory and the registers of a warpgroup.
 #pragma once
 
 #include "device/cuda/sm90/product.cuh"
@@ -18,6 +17,19 @@ WYVERN_DEVICE void visit_state(Accumulator<K>& state, int first, Visit&& visit) 
 #pragma unroll
   for (int i = 0; i < State::kCount; ++i)
     visit(start + (i / 4 * 8 + i % 2) * kRowStep + i / 2 % 2 * 8 * kColumnStep, state.x[i]);
+}
+
+/// The same for the state itself: rows `row` to row + 63 of K, columns from `column` of V.
+template <int K, int V, bool VFirst, int N, class Visit>
+WYVERN_DEVICE void visit_rows(Accumulator<N>& state, int row, int column, Visit&& visit) {
+  using State = Accumulator<N>;
+  constexpr int kRowStep = VFirst ? 1 : V;
+  constexpr int kColumnStep = VFirst ? K : 1;
+  const int start =
+      opaque((row + State::row(0)) * kRowStep + (column + State::col(0)) * kColumnStep);
+#pragma unroll
+  for (int i = 0; i < State::kCount; ++i)
+    visit(start + i / 2 % 2 * 8 * kRowStep + (i / 4 * 8 + i % 2) * kColumnStep, state.x[i]);
 }
 
 }  // namespace wyvern::cuda::sm90

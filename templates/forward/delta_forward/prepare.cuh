@@ -1,0 +1,414 @@
+// What the blocks of delta_forward.hopper do before the state: tiles and factors of rows
+// (warpgroup 0), scores of queries and inverses of I + A (the helpers).
+#pragma once
+
+#include "device/cuda/gate.cuh"
+#include "device/cuda/share.cuh"
+#include "device/cuda/sm90/barrier.cuh"
+#include "device/cuda/sm90/inverse.cuh"
+#include "forward/delta_forward/hopper_layout.hpp"
+
+using delta_forward::kColumns;
+using delta_forward::kOutputs;
+using delta_forward::kRows;
+
+constexpr delta_forward::HopperLayout<Spec> kLayout{Spec{}};
+constexpr int kStages = num_stages;
+constexpr int kWalkers = kLayout.walkers;
+constexpr int kHelpers = kLayout.helpers;
+constexpr int kSlots = kLayout.slots;
+constexpr int kScoreSlots = kLayout.score_slots;
+constexpr int kThreads = 128 * (1 + kHelpers + kWalkers);
+constexpr int kPanels = BV / kColumns;
+constexpr int kTileBytes = kRows * (2 * K + BV) * static_cast<int>(sizeof(DTYPE));
+
+using KeyTile = sm90::SwizzledTile<DTYPE, kRows, K>;
+using SquareTile = sm90::SwizzledTile<DTYPE, kRows, kRows>;
+
+/// A chunk's buffer and its parity, as the walk goes on.
+using Position = sm90::Pipeline<kStages>::Position;
+
+/// What all warps of a block know.
+struct Block : SharedWalk {
+  unsigned char* shared;
+  int sequence, head, tile;
+
+  WYVERN_DEVICE KeyTile keys(int buffer) const {
+    return {shared + kLayout.k.offset + buffer * kLayout.tiles};
+  }
+  WYVERN_DEVICE KeyTile queries(int buffer) const {
+    return {shared + kLayout.q.offset + buffer * kLayout.tiles};
+  }
+  /// Columns of V from 64 `panel`.
+  WYVERN_DEVICE SquareTile values(int buffer, int panel = 0) const {
+    return {shared + kLayout.v.offset + buffer * kLayout.tiles + panel * SquareTile::kBytes};
+  }
+  WYVERN_DEVICE SquareTile output(int i) const {
+    return {shared + kLayout.output.offset + i * SquareTile::kBytes};
+  }
+  WYVERN_DEVICE SquareTile inverse(int i) const {
+    return {shared + kLayout.inverse.offset + i * SquareTile::kBytes};
+  }
+  WYVERN_DEVICE SquareTile scores(int i) const {
+    return {shared + kLayout.scores.offset + i * SquareTile::kBytes};
+  }
+  template <ArrayPlace Place>
+  WYVERN_DEVICE float* factors(int buffer) const {
+    return array_at<Place>(shared) + buffer * kLayout.factors;
+  }
+  template <sm90::BarrierPlace Place>
+  WYVERN_DEVICE sm90::Barrier* barrier(int i) const {
+    return sm90::barriers_at<Place>(shared) + i;
+  }
+  WYVERN_DEVICE int rows(int chunk) const { return smaller(tokens - chunk * kRows, kRows); }
+};
+
+// ---- warp 0 of warpgroup 0: tiles ---------------------------------------------------------------
+
+template <class TileType>
+WYVERN_DEVICE void clear_rows(const TileType& tile, int first) {
+  constexpr int kPieces = TileType::kCols / 8;
+  for (int i = lane_index(); i < (kRows - first) * kPieces; i += 32) {
+    auto* const words = reinterpret_cast<uint32*>(tile.at(first + i / kPieces, i % kPieces * 8));
+#pragma unroll
+    for (int j = 0; j < 4; ++j) words[j] = 0;
+  }
+}
+
+WYVERN_DEVICE void bring_tiles(const Block& b, const TensorMap& q_map, const TensorMap& k_map,
+                               const TensorMap& v_map) {
+  const int key_head = b.head / (HV / H);
+  Position at;
+#pragma unroll 1
+  for (int c = 0; c < b.chunks; ++c, at.advance()) {
+    sm90::barrier_wait(b.barrier<kLayout.free>(at.buffer), at.parity ^ 1U);
+    const int token = static_cast<int>(b.token) + c * kRows;
+    const int rows = b.rows(c);
+    sm90::Barrier* const loaded = b.barrier<kLayout.loaded>(at.buffer);
+    sm90::Barrier* const barrier = rows < kRows ? b.barrier<kLayout.landed>(0) : loaded;
+    if (lane_index() > 0 && rows == kRows) sm90::barrier_arrive(loaded);
+    if (lane_index() == 0) {
+      sm90::barrier_arrive_expect(barrier, kTileBytes);
+      sm90::tensor_load(b.keys(at.buffer).data, k_map, {0, token, 0, key_head}, barrier);
+      sm90::tensor_load(b.queries(at.buffer).data, q_map, {0, token, 0, key_head}, barrier);
+      sm90::tensor_load(b.values(at.buffer).data, v_map, {0, token, kPanels * b.tile, b.head},
+                        barrier);
+    }
+    if (rows == kRows) continue;
+    // What follows in the tensor is the next sequence's: whatever it holds must not come in.
+    sm90::barrier_wait(barrier, 0);
+    clear_rows(b.keys(at.buffer), rows);
+    clear_rows(b.queries(at.buffer), rows);
+#pragma unroll
+    for (int i = 0; i < kPanels; ++i) clear_rows(b.values(at.buffer, i), rows);
+    sm90::hand_over(loaded);
+  }
+}
+
+// ---- where a block's walk begins ----------------------------------------------------------------
+
+/// The log decay of a row.
+struct GateForm {
+  float floor, bias, A_log;
+
+  WYVERN_DEVICE float operator()(G_DTYPE raw) const {
+    const float x = to_float(raw);
+    return maximum(GATE_IN_KERNEL ? log_decay(x + bias, A_log) : x, floor);
+  }
+};
+
+/// log2 of a bound on how much longer a state can be after token `t` of a head than before it: the
+/// spectral norm of exp(g) (I - beta k k^T) is at most exp(g) max(1, |1 - beta |k|^2|).
+WYVERN_DEVICE float stretch(int64 t, int head, const GateForm& form, const G_DTYPE* g,
+                            const BETA_DTYPE* beta, const DTYPE* k) {
+  const float rate = activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta[t * HV + head]);
+  float square = 1.0f;  // of a normalized row at most; and the bound grows with it
+  if constexpr (!QK_L2NORM) {
+    square = 0.0f;
+    const DTYPE* const row = k + (t * H + head / (HV / H)) * K;
+#pragma unroll 4
+    for (int i = 0; i < K; i += 8) {
+      const auto x = load<8>(row + i);
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        square = fused_multiply_add(to_float(x.at[j]), to_float(x.at[j]), square);
+    }
+  }
+  const float kept = 1.0f - rate * square;
+  const float grown = maximum(kept, -kept) - 1.0f;
+  return (form(g[t * HV + head]) + (grown > 0.0f ? log_one_plus(grown) : 0.0f)) * kLog2E;
+}
+
+// ---- warps 2 and 3 of warpgroup 0: factors of rows ----------------------------------------------
+
+/// The sum over lanes up to this one.
+WYVERN_DEVICE float running_sum(float x) {
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const float before = shuffle(x, larger(lane_index() - distance, 0));
+    if (lane_index() >= distance) x += before;
+  }
+  return x;
+}
+
+/// g and beta as given, of the rows that a lane looks after: g of both halves of a chunk, for their
+/// sum, and beta of its own. Read a chunk ahead; what they mean is computed when they are there.
+struct RawRows {
+  G_DTYPE g[2];
+  BETA_DTYPE beta;
+};
+
+WYVERN_DEVICE RawRows read_rows(const Block& b, int chunk, const G_DTYPE* g,
+                                const BETA_DTYPE* beta) {
+  RawRows raw = {};
+  const int rows = b.rows(chunk);
+  const int64 first = (b.token + chunk * kRows) * HV + b.head;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = 32 * i + lane_index();
+    if (SCALAR_GATE && row < rows) raw.g[i] = g[first + row * HV];
+  }
+  const int row = 32 * (warp_index() - 2) + lane_index();
+  if (row < rows) raw.beta = beta[first + row * HV];
+  return raw;
+}
+
+WYVERN_DEVICE void scale_rows(const Block& b, float scale, const GateForm& form, const G_DTYPE* g,
+                              const BETA_DTYPE* beta) {
+  const int half = warp_index() - 2;
+  const int row = 32 * half + lane_index();
+  Position at;
+  RawRows next = read_rows(b, 0, g, beta);
+#pragma unroll 1
+  for (int c = 0; c < b.chunks; ++c, at.advance()) {
+    const RawRows raw = next;
+    if (c + 1 < b.chunks) next = read_rows(b, c + 1, g, beta);
+    const int rows = b.rows(c);
+    const float rate = row < rows ? activate_beta<BETA_SIGMOID, NEG_EIGVAL>(raw.beta) : 0.0f;
+    float low = 0.0f;
+    float high = 0.0f;
+    if constexpr (SCALAR_GATE) {
+      low = running_sum(lane_index() < rows ? form(raw.g[0]) : 0.0f);
+      high = running_sum(32 + lane_index() < rows ? form(raw.g[1]) : 0.0f);
+    }
+    const float low_sum = shuffle(low, 31);
+    const float G = (half == 0 ? low : low_sum + high) * kLog2E;
+    const float last = (low_sum + shuffle(high, 31)) * kLog2E;
+    const float reached_by[3] = {shuffle(low, 15) * kLog2E, low_sum * kLog2E,
+                                 (low_sum + shuffle(high, 15)) * kLog2E};
+    const float reached = exp2_fast(G);
+    sm90::barrier_wait(b.barrier<kLayout.free>(at.buffer), at.parity ^ 1U);
+    b.factors<kLayout.G>(at.buffer)[row] = G;
+    b.factors<kLayout.row>(at.buffer)[row] = rate;
+    b.factors<kLayout.query>(at.buffer)[row] = scale;
+    b.factors<kLayout.beta>(at.buffer)[row] = rate;
+    b.factors<kLayout.erase>(at.buffer)[row] = -rate * reached;
+    b.factors<kLayout.update_factor>(at.buffer)[row] = exp2_fast(last - G);
+    b.factors<kLayout.output_factor>(at.buffer)[row] = scale * reached;
+#pragma unroll
+    for (int i = 0; i < 3; ++i)
+      if (row < 16 * (i + 1))
+        b.factors<kLayout.left>(at.buffer)[8 * i * (i + 1) + row] = exp2_fast(reached_by[i] - G);
+    if (row == 0) array_at<kLayout.decay>(b.shared)[at.buffer] = exp2_fast(last);
+    sm90::barrier_arrive(b.barrier<kLayout.scaled>(at.buffer));
+  }
+}
+
+// ---- helpers: scores and inverses ---------------------------------------------------------------
+
+using Square = sm90::Accumulator<kRows>;
+
+/// What a warp has of the lower part of its sixteen rows: of blocks of 16 x 16 left of the
+/// diagonal's, of which only as many as the warp's number count, and the diagonal's.
+struct LowerRows {
+  sm90::BlockSum left[3], diagonal;
+};
+
+/// Decays between this thread's rows and columns of a chunk, with the factors of keys.
+struct Decays {
+  float reached[2];      ///< from the last row of the warp before to the thread's rows
+  Float2 column[6];      ///< from the thread's columns to that row
+  float diagonal[2][4];  ///< in the diagonal's block
+
+  /// No branch depends on the warp, so that loads and exponentials of all blocks are under way
+  /// together: while products of other warpgroups stream operands, each wait for shared memory is
+  /// hundreds of clocks.
+  WYVERN_DEVICE Decays(const Block& b, int buffer, int warp) {
+    const float* const G = b.factors<kLayout.G>(buffer);
+    const float* const key = b.factors<kLayout.key>(buffer);
+    const float* const left = b.factors<kLayout.left>(buffer) + 8 * warp * (warp - 1);
+    const int first = 16 * warp;
+    float G_r[2] = {};
+    if constexpr (SCALAR_GATE) {
+      const float G_before = G[larger(first - 1, 0)];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        G_r[i] = G[Square::row(2 * i)];
+        reached[i] = exp2_fast(G_r[i] - G_before);
+      }
+    } else {
+      reached[0] = reached[1] = 1.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < 6; ++j)
+      column[j] =
+          SCALAR_GATE || QK_L2NORM ? load<2>(left + Square::col(4 * j)) : Float2{{1.0f, 1.0f}};
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      Float2 factor{{1.0f, 1.0f}};
+      Float2 G_s{};
+      if constexpr (QK_L2NORM) factor = load<2>(key + first + Square::col(4 * n));
+      if constexpr (SCALAR_GATE) G_s = load<2>(G + first + Square::col(4 * n));
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        diagonal[n][i] = SCALAR_GATE ? factor.at[i % 2] * exp2_fast(G_r[i / 2] - G_s.at[i % 2])
+                                     : factor.at[i % 2];
+    }
+  }
+};
+
+/// The lower part of x times decays and factors of rows; the diagonal's block is 0 above the
+/// diagonal, and with Strict on it.
+template <bool Strict>
+WYVERN_DEVICE LowerRows finish(const Square& x, const Decays& decays, int warp,
+                               const float (&factor)[2]) {
+  LowerRows lower;
+#pragma unroll
+  for (int j = 0; j < 6; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      lower.left[j / 2].x[j % 2].x[i] =
+          x.x[4 * j + i] * (factor[i / 2] * decays.reached[i / 2]) * decays.column[j].at[i % 2];
+#pragma unroll
+  for (int n = 0; n < 2; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float value = x.x[4 * n + i];
+#pragma unroll
+      for (int other = 1; other < 4; ++other)
+        if (warp == other) value = x.x[8 * other + 4 * n + i];
+      const int right = Square::col(4 * n + i) - Square::row(i) + 16 * warp;
+      lower.diagonal.x[n].x[i] =
+          right > (Strict ? -1 : 0) ? 0.0f : value * (factor[i / 2] * decays.diagonal[n][i]);
+    }
+  return lower;
+}
+
+/// Rows of this warp on and below the diagonal, rounded.
+WYVERN_DEVICE void store_lower(const LowerRows& x, const SquareTile& to, int warp) {
+#pragma unroll
+  for (int s = 0; s < 3; ++s)
+    if (s < warp) sm90::store_block(x.left[s], to, 16 * warp, 16 * s);
+  sm90::store_block(x.diagonal, to, 16 * warp, 16 * warp);
+}
+
+/// 1 / sqrt(sum of squares + 1e-6) of a row of a tile.
+WYVERN_DEVICE float scale_of_row(const KeyTile& tile, int row) {
+  float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 8
+  for (int col = 0; col < K; col += 8) {
+    const auto words = load<4>(reinterpret_cast<const uint32*>(tile.at(row, col)));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float low = to_float(DTYPE{static_cast<uint16>(words.at[i] & 0xFFFFU)});
+      const float high = to_float(DTYPE{static_cast<uint16>(words.at[i] >> 16U)});
+      sum[i] = fused_multiply_add(high, high, fused_multiply_add(low, low, sum[i]));
+    }
+  }
+  return reciprocal_sqrt((sum[0] + sum[1]) + (sum[2] + sum[3]) + 1e-6f);
+}
+
+/// Multiplies the scales of rows into their factors: a thread a row of keys or of queries.
+WYVERN_DEVICE void normalize(const Block& b, int buffer) {
+  const int thread = thread_index() % 128;
+  const int row = thread % kRows;
+  if (thread < kRows) {
+    const float scale = scale_of_row(b.keys(buffer), row);
+    b.factors<kLayout.key>(buffer)[row] = scale;
+    b.factors<kLayout.row>(buffer)[row] *= scale;
+    b.factors<kLayout.erase>(buffer)[row] *= scale;
+    b.factors<kLayout.update_factor>(buffer)[row] *= scale;
+#pragma unroll
+    for (int i = 0; i < 3; ++i)
+      if (row < 16 * (i + 1)) b.factors<kLayout.left>(buffer)[8 * i * (i + 1) + row] *= scale;
+  } else {
+    const float scale = scale_of_row(b.queries(buffer), row);
+    b.factors<kLayout.query>(buffer)[row] *= scale;
+    b.factors<kLayout.output_factor>(buffer)[row] *= scale;
+  }
+}
+
+/// One buffer of scores only: they are stored when the chunk before is done with its own, after the
+/// inverse, which has two.
+constexpr bool kScoresLast = kScoreSlots < kSlots;
+
+/// Until the last chunk whose scores lay where those of `chunk` go is done with them.
+WYVERN_DEVICE void wait_taken(const Block& b, int chunk) {
+  if (chunk >= kScoreSlots)
+    sm90::barrier_wait(b.barrier<kLayout.taken>(chunk % kScoreSlots),
+                       (chunk / kScoreSlots + 1) % 2);
+}
+
+/// Every chunk whose turn it is, from chunk `helper` on.
+WYVERN_DEVICE void prepare_chunks(const Block& b, int helper) {
+  const int warp = sm90::uniform(warp_index()) % 4;
+  auto inverse = sm90::UnitLowerInverse::at<kLayout.inversion>(
+      b.shared + helper * kLayout.inversion_bytes, kWalkers + 3 + 3 * helper);
+  Position at;
+  if (helper == 1) at.advance();
+#pragma unroll 1
+  for (int c = helper; c < b.chunks; c += kHelpers) {
+    // Copies need not land in order: that the buffer's last chunk is gone tells its phase from this
+    // one's.
+    sm90::barrier_wait(b.barrier<kLayout.free>(at.buffer), at.parity ^ 1U);
+    sm90::barrier_wait(b.barrier<kLayout.loaded>(at.buffer), at.parity);
+    const auto keys = sm90::rows_of(b.keys(at.buffer));
+    Square of_queries, of_keys;
+    sm90::begin_products(of_queries);
+    sm90::multiply<K>(of_queries, sm90::rows_of(b.queries(at.buffer)), keys, false);
+    sm90::wgmma_commit();
+    if constexpr (kScoresLast) {
+      sm90::begin_products(of_keys);
+      sm90::multiply<K>(of_keys, keys, keys, false);
+      sm90::wgmma_commit();
+    }
+    sm90::barrier_wait(b.barrier<kLayout.scaled>(at.buffer), at.parity);
+    if constexpr (QK_L2NORM) {
+      normalize(b, at.buffer);
+      sm90::sync_named(kWalkers + 1 + helper, 128);
+    }
+    const int r[2] = {Square::row(0), Square::row(2)};
+    const float* const query = b.factors<kLayout.query>(at.buffer);
+    const float* const key = b.factors<kLayout.row>(at.buffer);
+    const float of_query[2] = {query[r[0]], query[r[1]]};
+    const float of_key[2] = {key[r[0]], key[r[1]]};
+    const Decays decays(b, at.buffer, warp);
+    LowerRows scores;
+    if constexpr (kScoresLast) {
+      sm90::end_products<0>(of_queries);
+      sm90::pin(of_keys.x);
+      scores = finish<false>(of_queries, decays, warp, of_query);
+    } else {
+      sm90::end_products<0>(of_queries);
+      wait_taken(b, c);
+      store_lower(finish<false>(of_queries, decays, warp, of_query), b.scores(c % kScoreSlots),
+                  warp);
+      sm90::begin_products(of_keys);
+      sm90::multiply<K>(of_keys, keys, keys, false);
+      sm90::wgmma_commit();
+      sm90::end_products<0>(of_keys);
+    }
+    const LowerRows A = finish<true>(of_keys, decays, warp, of_key);
+    sm90::barrier_arrive(b.barrier<kLayout.free>(at.buffer));
+    inverse.take(A.left, A.diagonal);
+    inverse.invert(b.inverse(c % kSlots), warp);
+    if constexpr (kScoresLast) {
+      wait_taken(b, c);
+      store_lower(scores, b.scores(c % kScoreSlots), warp);
+    }
+    sm90::hand_over(b.barrier<kLayout.ready>(c % kSlots));
+    inverse.release();
+#pragma unroll
+    for (int i = 0; i < kHelpers; ++i) at.advance();
+  }
+}

@@ -1,0 +1,209 @@
+// The state of delta_forward.hopper as S, K x 64 columns of V, in the registers of a warpgroup, and
+// rounded in shared memory, from where products take it.
+#pragma once
+
+#include "device/cuda/sm90/state.cuh"
+#include "forward/delta_forward/prepare.cuh"
+
+/// Products of 64 rows of K that make up a state.
+constexpr int kParts = K / 64;
+
+using StateTile = sm90::SwizzledTile<DTYPE, K, kColumns>;
+
+/// Where a lane's row of four 8 x 8 matrices lies, of this warp's rows from `first` and the columns
+/// from 16 j: the 16 rows of the first eight columns, then those of the next.
+template <class TileType>
+WYVERN_DEVICE DTYPE* matrices_of_rows(const TileType& tile, int first, int j) {
+  // Addresses kept from one chunk to the next would leave too few registers.
+  const int lane = sm90::opaque(lane_index());
+  return tile.at(first + warp_index() % 4 * 16 + lane % 16, 16 * j + lane / 16 * 8);
+}
+
+/// Writes 64 rows from `first` of a tile, rounded.
+template <class TileType>
+WYVERN_DEVICE void store_rows(const Square& x, const TileType& tile, int first = 0) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    uint32 packed[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) packed[i] = pack<DTYPE>(x.x[8 * j + 2 * i], x.x[8 * j + 2 * i + 1]);
+    sm90::store_matrix_x4(matrices_of_rows(tile, first, j), packed);
+  }
+}
+
+/// A factor for each of this thread's two rows of a chunk.
+struct TwoRows {
+  float x[2];
+
+  WYVERN_DEVICE explicit TwoRows(const float* from)
+      : x{from[Square::row(0)], from[Square::row(2)]} {}
+  /// For element i of a `Square`.
+  WYVERN_DEVICE float of(int i) const { return x[i / 2 % 2]; }
+};
+
+/// One warpgroup's walk: the state, and of a chunk V' and what the state gives to its output.
+struct SharedState {
+  const Block& b;
+  int walker;  ///< which 64 of the block's columns of V
+  Square state[kParts];
+  Square x, y;
+
+  WYVERN_DEVICE StateTile rounded() const {
+    return {b.shared + kLayout.state.offset + walker * StateTile::kBytes};
+  }
+  WYVERN_DEVICE SquareTile update() const {
+    return {b.shared + kLayout.update.offset + walker * SquareTile::kBytes};
+  }
+  WYVERN_DEVICE int column() const { return b.tile * BV + walker * kColumns; }
+  /// Of this warpgroup.
+  WYVERN_DEVICE void sync() const { sm90::sync_named(1 + walker, 128); }
+
+  /// What this warpgroup wrote to shared memory is there for its products.
+  WYVERN_DEVICE void publish() const {
+    sm90::fence_proxy_async();
+    sync();
+  }
+
+  /// Nobody reads the rounded state any more.
+  WYVERN_DEVICE void round_state() const {
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) store_rows(state[p], rounded(), 64 * p);
+    publish();
+  }
+
+  /// Starts x = k S for the chunk in `at`.
+  WYVERN_DEVICE void start(const Position& at) {
+    sm90::begin_products(x);
+    sm90::multiply<K>(x, sm90::rows_of(b.keys(at.buffer)), sm90::columns_of(rounded()), false);
+    sm90::wgmma_commit();
+  }
+
+  /// With x under way and y free: makes x = V' and y = q S, and the state decay.
+  WYVERN_DEVICE void enter(const Position& at, int chunk) {
+    sm90::begin_products(y);
+    sm90::multiply<K>(y, sm90::rows_of(b.queries(at.buffer)), sm90::columns_of(rounded()), false);
+    sm90::wgmma_commit();
+    sm90::Barrier* const ready = b.barrier<kLayout.ready>(chunk % kSlots);
+    const uint32 parity = static_cast<uint32>(chunk / kSlots % 2);
+    // With norms the factors are there only when the chunk is prepared.
+    if constexpr (QK_L2NORM)
+      sm90::barrier_wait(ready, parity);
+    else
+      sm90::barrier_wait(b.barrier<kLayout.scaled>(at.buffer), at.parity);
+    const SquareTile values = b.values(at.buffer, walker);
+    const TwoRows beta(b.factors<kLayout.beta>(at.buffer));
+    const TwoRows erase(b.factors<kLayout.erase>(at.buffer));
+    const float decay = array_at<kLayout.decay>(b.shared)[at.buffer];
+    uint32 v[4][4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) load_matrix_x4(v[j], matrices_of_rows(values, 0, j));
+    sm90::end_products<1>(x);
+#pragma unroll
+    for (int i = 0; i < Square::kCount; ++i) {
+      const uint32 pair = v[i / 8][i / 2 % 4];
+      const DTYPE value{static_cast<uint16>(i % 2 == 0 ? pair & 0xFFFFU : pair >> 16U)};
+      x.x[i] = fused_multiply_add(erase.of(i), x.x[i], beta.of(i) * to_float(value));
+    }
+    // u, in v's place: each warp in its own rows.
+    store_rows(x, values);
+    // The output that lies where the update of the state will has been copied.
+    if (thread_index() % 128 == 0) sm90::bulk_wait_read<0>();
+    publish();
+    if constexpr (!QK_L2NORM) sm90::barrier_wait(ready, parity);
+    sm90::begin_products(x);
+    sm90::multiply<kRows>(x, sm90::rows_of(b.inverse(chunk % kSlots)), sm90::columns_of(values),
+                          true);
+    sm90::wgmma_commit();
+    if constexpr (SCALAR_GATE) {
+#pragma unroll
+      for (int p = 0; p < kParts; ++p)
+#pragma unroll
+        for (int i = 0; i < Square::kCount; ++i) state[p].x[i] *= decay;
+    }
+    sm90::end_products<0>(x);
+    sm90::pin(y.x);
+  }
+
+  /// Starts the state's update by a chunk's V' and then the rest of its output, and rounds the
+  /// state that the next chunk begins with.
+  WYVERN_DEVICE void leave(const Position& at, int chunk) {
+    const TwoRows rate(b.factors<kLayout.update_factor>(at.buffer));
+    const TwoRows factor(b.factors<kLayout.output_factor>(at.buffer));
+    const SquareTile values = b.values(at.buffer, walker);
+    Square scaled;
+#pragma unroll
+    for (int i = 0; i < Square::kCount; ++i) scaled.x[i] = x.x[i] * rate.of(i);
+    store_rows(scaled, update());
+    // Until all warps are done with u.
+    sync();
+    store_rows(x, values);
+    publish();
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) sm90::begin_products(state[p]);
+#pragma unroll
+    for (int p = 0; p < kParts; ++p)
+      sm90::multiply<kRows>(state[p], sm90::columns_of(b.keys(at.buffer), 64 * p),
+                            sm90::columns_of(update()), true);
+    sm90::wgmma_commit();
+#pragma unroll
+    for (int i = 0; i < Square::kCount; ++i) y.x[i] *= factor.of(i);
+    sm90::begin_products(y);
+    sm90::multiply<kRows>(y, sm90::rows_of(b.scores(chunk % kScoreSlots)), sm90::columns_of(values),
+                          true);
+    sm90::wgmma_commit();
+    sm90::end_products<1>(state[0]);
+#pragma unroll
+    for (int p = 1; p < kParts; ++p) sm90::pin(state[p].x);
+    round_state();
+  }
+
+  /// A chunk's output, once its products are done: by a tensor copy, or row by row where the
+  /// sequence ends in it.
+  WYVERN_DEVICE void store(int chunk, const TensorMap& o_map, DTYPE* o) const {
+    const int thread = thread_index() % 128;
+    const SquareTile tile = update();
+    store_rows(y, tile);
+    publish();
+    const int64 token = b.token + chunk * kRows;
+    const int rows = b.rows(chunk);
+    if (rows == kRows) {
+      if (thread == 0) {
+        sm90::tensor_store(o_map, {0, static_cast<int>(token), column() / kColumns, b.head},
+                           tile.data);
+        sm90::bulk_commit();
+      }
+      return;
+    }
+#pragma unroll 1
+    for (int i = thread; i < rows * 8; i += 128)
+      store_vector(o + ((token + i / 8) * HV + b.head) * V + column() + i % 8 * 8,
+                   load<8>(tile.at(i / 8, i % 8 * 8)));
+  }
+};
+
+WYVERN_DEVICE void walk(SharedState& state, const TensorMap& o_map, DTYPE* o) {
+  const Block& b = state.b;
+  Position at;
+  sm90::barrier_wait(b.barrier<kLayout.loaded>(at.buffer), at.parity);
+  state.round_state();
+  state.start(at);
+  state.enter(at, 0);
+#pragma unroll 1
+  for (int c = 0; c < b.chunks; ++c) {
+    state.leave(at, c);
+    sm90::Barrier* const free = b.barrier<kLayout.free>(at.buffer);
+    at.advance();
+    if (c + 1 == b.chunks) {
+      sm90::end_products<0>(state.y);
+      state.store(c, o_map, o);
+      break;
+    }
+    sm90::barrier_wait(b.barrier<kLayout.loaded>(at.buffer), at.parity);
+    state.start(at);
+    sm90::end_products<1>(state.y);
+    sm90::barrier_arrive(free);
+    sm90::barrier_arrive(b.barrier<kLayout.taken>(c % kScoreSlots));
+    if (c >= b.warm) state.store(c, o_map, o);
+    state.enter(at, c + 1);
+  }
+}

@@ -1,0 +1,179 @@
+// The state of delta_forward.hopper as S^T in the registers of one warpgroup, 64 columns of V x K.
+#pragma once
+
+#include "device/cuda/sm90/state.cuh"
+#include "forward/delta_forward/prepare.cuh"
+
+using Transposed = sm90::Accumulator<K>;
+using Columns = sm90::Accumulator<kRows>;  // of V, one for each row of a chunk
+
+/// Factors of the rows of a chunk, for this thread's columns of `Columns`.
+struct RowFactors {
+  Float2 x[8];
+
+  WYVERN_DEVICE explicit RowFactors(const float* from) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) x[j] = load<2>(from + Columns::col(4 * j));
+  }
+  /// For element i of `Columns`.
+  WYVERN_DEVICE float of(int i) const { return x[i / 4].at[i % 2]; }
+};
+
+/// Where lanes' rows of four 8 x 8 matrices lie in a tile of a chunk's rows by columns of V: first
+/// this warp's 16 columns of rows 8 j to 8 j + 7, then those of the eight rows that follow.
+WYVERN_DEVICE DTYPE* matrices_at(const SquareTile& tile, int j) {
+  const int lane = lane_index();
+  return tile.at(8 * j + lane / 16 * 8 + lane % 8, warp_index() % 4 * 16 + lane / 8 % 2 * 8);
+}
+
+/// What makes u = beta v - beta exp(G) k S of k S: loaded before products begin, because while they
+/// stream their operands each wait for shared memory is hundreds of clocks.
+struct Residual {
+  uint32 values[4][4];
+  RowFactors beta, erase;
+
+  WYVERN_DEVICE Residual(const Block& b, int buffer)
+      : beta(b.factors<kLayout.beta>(buffer)), erase(b.factors<kLayout.erase>(buffer)) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      load_matrix_x4_transposed(values[j], matrices_at(b.values(buffer), 2 * j));
+  }
+  WYVERN_DEVICE void apply(Columns& x) const {
+#pragma unroll
+    for (int i = 0; i < Columns::kCount; ++i) {
+      const uint32 pair = values[i / 8][i / 2 % 4];
+      const DTYPE v{static_cast<uint16>(i % 2 == 0 ? pair & 0xFFFFU : pair >> 16U)};
+      x.x[i] = fused_multiply_add(erase.of(i), x.x[i], beta.of(i) * to_float(v));
+    }
+  }
+};
+
+/// The output of a chunk: by a tensor copy, or row by row where the sequence ends in it.
+WYVERN_DEVICE void store_transposed(const Block& b, const Columns& x, int chunk,
+                                    const TensorMap& o_map, DTYPE* o) {
+  constexpr int kName = 1;  // of the barrier
+  const int thread = thread_index() % 128;
+  const SquareTile tile = b.output(chunk % kOutputs);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    uint32 packed[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) packed[i] = pack<DTYPE>(x.x[8 * j + 2 * i], x.x[8 * j + 2 * i + 1]);
+    sm90::store_matrix_x4_transposed(matrices_at(tile, 2 * j), packed);
+  }
+  sm90::fence_proxy_async();
+  if (thread == 0) sm90::bulk_wait_read<0>();
+  sm90::sync_named(kName, 128);
+  const int64 token = b.token + chunk * kRows;
+  const int rows = b.rows(chunk);
+  if (rows == kRows) {
+    if (thread == 0) {
+      sm90::tensor_store(o_map, {0, static_cast<int>(token), b.tile, b.head}, tile.data);
+      sm90::bulk_commit();
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int i = thread; i < rows * 8; i += 128)
+    store_vector(o + ((token + i / 8) * HV + b.head) * V + b.tile * kColumns + i % 8 * 8,
+                 load<8>(tile.at(i / 8, i % 8 * 8)));
+}
+
+/// The state, and of a chunk V' and what the state gives to its output.
+struct TransposedState {
+  const Block& b;
+  Transposed state;
+  Columns x, y;
+
+  /// Starts x = k S for the chunk in `at`.
+  WYVERN_DEVICE void start(const Position& at, const sm90::FragmentA<DTYPE, K>& packed) {
+    sm90::begin_products(x);
+    sm90::multiply(x, packed, sm90::rows_of(b.keys(at.buffer)), false);
+    sm90::wgmma_commit();
+  }
+
+  /// With x under way and y free: makes x = V' and y = q S, and the state decay.
+  WYVERN_DEVICE void enter(const Position& at, int chunk, sm90::FragmentA<DTYPE, K>& packed) {
+    sm90::Barrier* const ready = b.barrier<kLayout.ready>(chunk % kSlots);
+    const uint32 parity = static_cast<uint32>(chunk / kSlots % 2);
+    // With norms the factors are there only when the chunk is prepared.
+    if constexpr (QK_L2NORM)
+      sm90::barrier_wait(ready, parity);
+    else
+      sm90::barrier_wait(b.barrier<kLayout.scaled>(at.buffer), at.parity);
+    const Residual residual(b, at.buffer);
+    const float decay = array_at<kLayout.decay>(b.shared)[at.buffer];
+    sm90::begin_products(y);
+    sm90::multiply(y, packed, sm90::rows_of(b.queries(at.buffer)), false);
+    sm90::wgmma_commit();
+    sm90::end_products<1>(x);
+    residual.apply(x);
+    sm90::FragmentA<DTYPE, kRows> u(x);
+    // What was read of the tile was read before the tile is free for the next copy.
+    sm90::fence_proxy_async();
+    if constexpr (!QK_L2NORM) sm90::barrier_wait(ready, parity);
+    sm90::begin_products(x);
+    sm90::multiply(x, u, sm90::rows_of(b.inverse(chunk % kSlots)), true);
+    sm90::wgmma_commit();
+    if constexpr (SCALAR_GATE) {
+#pragma unroll
+      for (int i = 0; i < Transposed::kCount; ++i) state.x[i] *= decay;
+    }
+    sm90::end_products<0>(x);
+    sm90::pin(y.x);
+    u.hold();
+    packed.hold();
+  }
+
+  /// Starts the state's update by a chunk's V' and then the rest of its output.
+  WYVERN_DEVICE void leave(const Position& at, int chunk, sm90::FragmentA<DTYPE, kRows>& values) {
+    const RowFactors rate(b.factors<kLayout.update_factor>(at.buffer));
+    const RowFactors factor(b.factors<kLayout.output_factor>(at.buffer));
+    Columns scaled;
+#pragma unroll
+    for (int i = 0; i < Columns::kCount; ++i) scaled.x[i] = x.x[i] * rate.of(i);
+    sm90::FragmentA<DTYPE, kRows> update(scaled);
+    sm90::begin_products(state);
+    sm90::multiply(state, update, sm90::columns_of(b.keys(at.buffer)), true);
+    sm90::wgmma_commit();
+#pragma unroll
+    for (int i = 0; i < Columns::kCount; ++i) y.x[i] *= factor.of(i);
+    sm90::begin_products(y);
+    sm90::multiply(y, values, sm90::rows_of(b.scores(chunk % kSlots)), true);
+    sm90::wgmma_commit();
+    sm90::end_products<1>(state);
+    update.hold();
+    sm90::barrier_arrive(b.barrier<kLayout.free>(at.buffer));
+  }
+};
+
+WYVERN_DEVICE void walk(TransposedState& walk, const TensorMap& o_map, DTYPE* o) {
+  const Block& b = walk.b;
+  Position at;
+  sm90::barrier_wait(b.barrier<kLayout.loaded>(at.buffer), at.parity);
+  {
+    sm90::FragmentA<DTYPE, K> packed(walk.state);
+    walk.start(at, packed);
+    walk.enter(at, 0, packed);
+  }
+#pragma unroll 1
+  for (int c = 0; c < b.chunks; ++c) {
+    sm90::FragmentA<DTYPE, kRows> values(walk.x);
+    walk.leave(at, c, values);
+    at.advance();
+    if (c + 1 == b.chunks) {
+      sm90::end_products<0>(walk.y);
+      values.hold();
+      store_transposed(b, walk.y, c, o_map, o);
+      break;
+    }
+    sm90::barrier_wait(b.barrier<kLayout.loaded>(at.buffer), at.parity);
+    sm90::FragmentA<DTYPE, K> packed(walk.state);
+    walk.start(at, packed);
+    sm90::end_products<1>(walk.y);
+    values.hold();
+    sm90::barrier_arrive(b.barrier<kLayout.taken>(c % kSlots));
+    if (c >= b.warm) store_transposed(b, walk.y, c, o_map, o);
+    walk.enter(at, c + 1, packed);
+  }
+}
