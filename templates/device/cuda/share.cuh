@@ -14,6 +14,28 @@ struct SharedWalk {
   bool to_end;
 };
 
+/// The sequence of a packed batch that comes `turn`-th where longer ones come before shorter ones:
+/// the blocks of the last sequences are those that others wait for. `turn` itself where there are
+/// more sequences than Threads, of which each keeps few blocks busy. By all Threads threads; `room`
+/// is shared memory for Threads + 1 numbers.
+template <int Threads>
+WYVERN_DEVICE int longest_first(int turn, int sequences, const int32* seq_offsets, int* room) {
+  if (sequences < 2 || sequences > Threads) return turn;
+  const int n = thread_index();
+  const int tokens = n < sequences ? seq_offsets[n + 1] - seq_offsets[n] : 0;
+  room[n] = tokens;
+  sync_block();
+  int before = 0;
+#pragma unroll 4
+  for (int i = 0; i < sequences; ++i)
+    if (room[i] > tokens || (room[i] == tokens && i < n)) ++before;
+  if (n < sequences && before == turn) room[Threads] = n;
+  sync_block();
+  const int chosen = room[Threads];
+  sync_block();
+  return chosen;
+}
+
 /// How many chunks of Rows tokens before chunk `first` of a sequence take any state that enters
 /// them to less than 2^-30 of its length; `first`, where that is not so after few thousand tokens,
 /// or does not look as if it would be. stretch(t) gives a lane's part of log2 of a bound on how

@@ -20,6 +20,7 @@ constexpr int kStateRegisters = K > 128 ? 256 : kWalkers > 1 ? 176 : 224;
 
 WYVERN_DEVICE void begin_block(const Block& b) {
   if (thread_index() == 0) {
+    *array_at<kLayout.sequence>(b.shared) = b.sequence;
     for (int i = 0; i < kStages; ++i) {
       sm90::barrier_init(b.barrier<kLayout.loaded>(i), 32);
       sm90::barrier_init(b.barrier<kLayout.scaled>(i), 64);
@@ -46,6 +47,9 @@ WYVERN_KERNEL(kThreads, 1) {
   b.head = block_index() / kTilesV % HV;
   const int sequences = static_cast<int>(e.N);
   b.sequence = block_index() / kTilesV / HV % sequences;
+  if constexpr (VARLEN)
+    b.sequence = longest_first<kThreads>(b.sequence, sequences, seq_offsets,
+                                         reinterpret_cast<int*>(b.shared));
   const Sequence sequence =
       locate_sequence<VARLEN, kRows>(b.sequence, e, seq_offsets, chunk_offsets);
   GateForm form{e.gate_floor, 0.0f, 0.0f};
@@ -81,7 +85,7 @@ WYVERN_KERNEL(kThreads, 1) {
     sm90::raise_registers<kStateRegisters>();
     // Computed where it is used: in between registers are few.
     const auto state_start = [&] {
-      const int sequence = sm90::opaque(block_index()) / kTilesV / HV % sequences;
+      const int sequence = *array_at<kLayout.sequence>(b.shared);
       return (int64{sequence} * HV + b.head) * K * V;
     };
     const auto compute = [&](auto&& walker, auto&& visit) {

@@ -35,7 +35,8 @@ struct HopperLayout {
   /// what the state takes up; output_factor: of S q_r in o_r; left: of k_s for rows from 16, 32 and
   /// 48 on, decayed up to there (16 + 32 + 48 of them).
   cuda::ArrayPlace G, key, query, row, beta, erase, update_factor, output_factor, left;
-  cuda::ArrayPlace decay;  ///< of the whole chunk, one a buffer
+  cuda::ArrayPlace decay;     ///< of the whole chunk, one a buffer
+  cuda::ArrayPlace sequence;  ///< the block's, for when its state is stored
   cuda::sm90::BarrierPlace loaded, scaled, free, ready, taken, landed;
   int bytes;
 
@@ -72,6 +73,7 @@ struct HopperLayout {
     factors = (at.bytes - first) / 4;
     at.bytes = first + stages * factors * 4;
     decay = at.array(stages);
+    sequence = at.array(1, DType::int32);
     loaded = cuda::sm90::barriers(at, stages);
     scaled = cuda::sm90::barriers(at, stages);
     free = cuda::sm90::barriers(at, stages);

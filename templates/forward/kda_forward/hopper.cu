@@ -692,6 +692,7 @@ WYVERN_DEVICE void begin_block(const Block& b) {
     }
     sm90::fence_barrier_init();
   }
+  sm90::fence_proxy_async();  // tensor copies come where lengths of sequences were
   sync_block();
 }
 
@@ -702,6 +703,9 @@ WYVERN_KERNEL(kThreads, 1) {
   b.head = block_index() / kTilesV % HV;
   const int sequences = static_cast<int>(e.N);
   b.sequence = block_index() / kTilesV / HV % sequences;
+  if constexpr (VARLEN)
+    b.sequence = longest_first<kThreads>(b.sequence, sequences, seq_offsets,
+                                         reinterpret_cast<int*>(b.shared));
   const GateForm form(e, HAS_A_LOG ? A_log[b.head] : 0.0f);
   float* const bias = array_at<kLayout.bias>(b.shared);
   for (int i = thread_index(); i < K; i += kThreads)
