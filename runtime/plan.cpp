@@ -42,6 +42,7 @@ std::optional<Plan> shortest_plan(const Problem& problem, std::span<const StageU
   };
   const bool splits = shape.SEG != 0;
   shape.sequences = problem.N;
+  shape.tokens = problem.packed && problem.N > 0 ? problem.T / problem.N : problem.T;
   const std::vector<std::size_t> scans =
       splits ? splittable_scans(uses, target.device) : std::vector<std::size_t>();
   const auto is_whole_scan = [&](std::size_t first, std::size_t next) {

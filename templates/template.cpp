@@ -182,7 +182,7 @@ std::optional<Config> default_config(const Template& t, const Constants& constan
   spec.BT = *BT;
   spec.SEG = *SEG;
   t.fallback(spec, limits);
-  if (t.fit && shape.sequences > 0) t.fit(spec, limits, shape.sequences);
+  if (t.fit && shape.sequences > 0) t.fit(spec, limits, shape);
   Config config;
   for (const Tunable& tunable : t.tunables)
     if (const auto value = value_by_name(spec, tunable.name)) config.set(tunable.name, *value);

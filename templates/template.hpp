@@ -121,6 +121,17 @@ struct Tunable {
       : name(std::move(tunable)), values(std::move(of)) {}
 };
 
+/// Tunables that all templates of a plan agree on; 0: any.
+struct PlanShape {
+  std::int64_t BT = 0;   ///< tokens a chunk
+  std::int64_t SEG = 0;  ///< chunks a segment, where long sequences are split
+  /// Of the problem, for defaults only: sequences, 0 for any number, and tokens of one on average.
+  std::int64_t sequences = 0, tokens = 0;
+
+  // NOLINTNEXTLINE(google-explicit-constructor): a chunk size alone is a shape.
+  PlanShape(std::int64_t chunk = 0, std::int64_t segment = 0) : BT(chunk), SEG(segment) {}
+};
+
 struct Template {
   std::string name;     ///< the folder: a stage, or a fused group's name
   std::string variant;  ///< "portable" (CUDA, sm_80 and up), "hopper", "cpu"
@@ -148,8 +159,8 @@ struct Template {
   /// Sets every tunable but BT and SEG, which are set, to what is used when nothing is tuned; may
   /// be illegal on a small target, then the first legal config with that BT is used.
   std::function<void(Spec&, const Limits&)> fallback;
-  /// Fits what fallback() set to a number of sequences; may be empty.
-  std::function<void(Spec&, const Limits&, std::int64_t sequences)> fit;
+  /// Fits what fallback() set to the shape's sequences and tokens; may be empty.
+  std::function<void(Spec&, const Limits&, const PlanShape&)> fit;
   /// The launch, from the sizes and the device's facts (`limits.multiprocessors` is 0 where no
   /// device is present).
   std::function<Geometry(const Spec&, const Extents&, const Limits&)> geometry;
@@ -181,16 +192,6 @@ const Template* find_template(std::string_view id);
 
 /// Every stage that a template of the build carries out, by name.
 const std::vector<const StageDefinition*>& all_stages();
-
-/// Tunables that all templates of a plan agree on; 0: any.
-struct PlanShape {
-  std::int64_t BT = 0;         ///< tokens a chunk
-  std::int64_t SEG = 0;        ///< chunks a segment, where long sequences are split
-  std::int64_t sequences = 0;  ///< of the problem, 0: any number; for defaults only
-
-  // NOLINTNEXTLINE(google-explicit-constructor): a chunk size alone is a shape.
-  PlanShape(std::int64_t chunk = 0, std::int64_t segment = 0) : BT(chunk), SEG(segment) {}
-};
 
 /// All legal, non-redundant configs of `t` for these constants and limits, in tunable order; with
 /// `floor`, those whose `precision` is at least as accurate; those that have the shape's values.

@@ -1,4 +1,5 @@
 // The emulator's stand-in for device/cuda/ptx.cuh: the same functions, on the host.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <type_traits>
@@ -66,6 +67,16 @@ inline fp16 from_float<fp16>(float x) {
 template <class T>
 uint32 pack(float low, float high) {
   return from_float<T>(low).bits | static_cast<uint32>(from_float<T>(high).bits) << 16U;
+}
+
+template <class T>
+uint32 pack_within_range(float low, float high) {
+  return pack<T>(low, high);
+}
+template <>
+inline uint32 pack_within_range<fp16>(float low, float high) {
+  const auto clamp = [](float x) { return x != x ? x : std::clamp(x, -65504.0f, 65504.0f); };
+  return pack<fp16>(clamp(low), clamp(high));
 }
 
 inline float to_tf32(float x) {

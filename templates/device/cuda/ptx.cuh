@@ -83,6 +83,18 @@ WYVERN_DEVICE uint32 pack<fp16>(float low, float high) {
   return y;
 }
 
+/// The same, with what is beyond T's largest number as that number. Few sums are beyond bf16's.
+template <class T>
+WYVERN_DEVICE uint32 pack_within_range(float low, float high) {
+  return pack<T>(low, high);
+}
+template <>
+WYVERN_DEVICE uint32 pack_within_range<fp16>(float low, float high) {
+  uint32 y;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+
 /// Nearest tf32, as the float it is.
 WYVERN_DEVICE float to_tf32(float x) {
   uint32 y;

@@ -2,31 +2,40 @@
 // of V of one sequence, or of a share of it, and value head. The state stays on chip: of q, k, v,
 // beta and g nothing but they themselves is read, and nothing but o and the final state written.
 //
-// Warpgroup 0 brings tiles (warp 0) and makes factors of rows (warps 2 and 3). The helpers, one or
-// two that take turns, prepare chunks: the decayed scores of queries and the inverse of I + A. The
-// last warpgroups have states.
+// Warpgroup 0 brings tiles and makes factors of rows. The helpers prepare chunks: the decayed
+// scores of queries, and I + A, which two helpers that take turns invert themselves, and one leaves
+// to other warps of warpgroup 0. The last warpgroups have states.
 #include "forward/delta_forward/shared_state.cuh"
 #include "forward/delta_forward/transposed_state.cuh"
 
 constexpr int kTilesV = V / BV;
 
 /// Registers of a thread: of the warpgroup of tiles and factors, of those that prepare, and of
-/// those with states. Together 512 or less, of three warpgroups 504.
-constexpr int kLoaderRegisters = kWalkers > 1 ? 40 : 64;
-constexpr int kHelperRegisters = K > 128 ? 184 : kWalkers > 1 ? 120 : 112;
-constexpr int kStateRegisters = K > 128 ? 256 : kWalkers > 1 ? 176 : 224;
+/// those with states. At launch all have as many; what the first two give up the last take.
+constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
+constexpr int kFirstRegisters = kPipelined ? 56 : 64;
+constexpr int kHelperRegisters = K > 128 ? 168 : kPipelined ? 72 : 112;
+constexpr int kStateRegisters = K > 128 ? 248 : kPipelined ? 192 : 224;
+static_assert(kFirstRegisters <= kLaunchRegisters && kHelperRegisters <= kLaunchRegisters);
+static_assert(kFirstRegisters + kHelpers * kHelperRegisters + kWalkers * kStateRegisters <=
+              kLaunchRegisters * (1 + kHelpers + kWalkers));
 
 // ---- the block ----------------------------------------------------------------------------------
 
 WYVERN_DEVICE void begin_block(const Block& b) {
   if (thread_index() == 0) {
-    *array_at<kLayout.sequence>(b.shared) = b.sequence;
+    *reinterpret_cast<Block*>(array_at<kLayout.block>(b.shared)) = b;
     for (int i = 0; i < kStages; ++i) {
       sm90::barrier_init(b.barrier<kLayout.loaded>(i), 32);
-      sm90::barrier_init(b.barrier<kLayout.scaled>(i), 64);
+      sm90::barrier_init(b.barrier<kLayout.scaled>(i), 32 * kScalers);
       sm90::barrier_init(b.barrier<kLayout.free>(i), 128 * (1 + kWalkers));
     }
-    for (int i = 0; i < kSlots; ++i) sm90::barrier_init(b.barrier<kLayout.ready>(i), 128);
+    for (int i = 0; i < kSlots; ++i) {
+      sm90::barrier_init(b.barrier<kLayout.ready>(i), kPipelined ? 128 + 96 : 128);
+      sm90::barrier_init(b.barrier<kLayout.lowered>(i), 128);
+      sm90::barrier_init(b.barrier<kLayout.joined>(i), 64);
+      sm90::barrier_init(b.barrier<kLayout.inverted>(i), 32);
+    }
     for (int i = 0; i < kScoreSlots; ++i)
       sm90::barrier_init(b.barrier<kLayout.taken>(i), 128 * kWalkers);
     sm90::barrier_init(b.barrier<kLayout.landed>(0), 1);
@@ -74,19 +83,33 @@ WYVERN_KERNEL(kThreads, 1) {
   const int warp = sm90::uniform(warp_index());
   const int warpgroup = warp / 4;
   if (warpgroup == 0) {
-    sm90::lower_registers<kLoaderRegisters>();
+    sm90::lower_registers<kFirstRegisters>();
     if (b.chunks == 0) return;
-    if (warp == 0) bring_tiles(b, q_map, k_map, v_map);
-    if (warp >= 2) scale_rows(b, e.scale, form, g, beta);
+    const bool scales = warp >= kFirstScaler && warp < kFirstScaler + kScalers;
+    if (warp == 0 || scales) {
+      Position at;
+      RawRows next = {};
+      if (scales) next = read_rows(b, 0, g, beta);
+#pragma unroll 1
+      for (int c = 0; c < b.chunks; ++c, at.advance()) {
+        if (warp == 0) bring_tiles(b, c, at, q_map, k_map, v_map);
+        if (scales) scale_rows(b, c, at, next, e.scale, form, g, beta);
+      }
+    } else if constexpr (kPipelined) {
+      invert_chunks(b);
+    }
   } else if (warpgroup <= kHelpers) {
     sm90::lower_registers<kHelperRegisters>();
-    prepare_chunks(b, warpgroup - 1);
+    if constexpr (kPipelined)
+      lower_chunks(b);
+    else
+      prepare_chunks(b, warpgroup - 1);
   } else {
     sm90::raise_registers<kStateRegisters>();
     // Computed where it is used: in between registers are few.
     const auto state_start = [&] {
-      const int sequence = *array_at<kLayout.sequence>(b.shared);
-      return (int64{sequence} * HV + b.head) * K * V;
+      const Block copy = recalled(b);
+      return (int64{copy.sequence} * HV + copy.head) * K * V;
     };
     const auto compute = [&](auto&& walker, auto&& visit) {
       if constexpr (INITIAL_STATE) {
@@ -97,7 +120,7 @@ WYVERN_KERNEL(kThreads, 1) {
       }
       if (b.chunks > 0) walk(walker, o_map, o);
       if constexpr (FINAL_STATE) {
-        if (b.to_end)
+        if (recalled(b).to_end)
           visit([to = final_state + state_start()](int offset, float& x) { to[offset] = x; });
       }
     };
@@ -109,9 +132,9 @@ WYVERN_KERNEL(kThreads, 1) {
           sm90::visit_rows<K, V, STATE_V_FIRST>(walker.state[p], 64 * p, walker.column(), act);
       });
     } else {
-      TransposedState walker{b, {}, {}, {}};
+      TransposedState walker{b, warpgroup - 1 - kHelpers, {}, {}, {}};
       compute(walker, [&](auto&& act) {
-        sm90::visit_state<V, STATE_V_FIRST>(walker.state, b.tile * kColumns, act);
+        sm90::visit_state<V, STATE_V_FIRST>(walker.state, walker.column(), act);
       });
     }
     if (thread_index() % 128 == 0) sm90::bulk_wait_read<0>();

@@ -9,16 +9,19 @@
 #include "forward/delta_forward/hopper_layout.hpp"
 
 using delta_forward::kColumns;
-using delta_forward::kOutputs;
 using delta_forward::kRows;
 
 constexpr delta_forward::HopperLayout<Spec> kLayout{Spec{}};
 constexpr int kStages = num_stages;
 constexpr int kWalkers = kLayout.walkers;
 constexpr int kHelpers = kLayout.helpers;
+constexpr bool kPipelined = kLayout.pipelined;
 constexpr int kSlots = kLayout.slots;
 constexpr int kScoreSlots = kLayout.score_slots;
 constexpr int kThreads = 128 * (1 + kHelpers + kWalkers);
+/// Warps of warpgroup 0 that make factors of rows: the last two, or that which brings tiles.
+constexpr int kScalers = kPipelined ? 1 : 2;
+constexpr int kFirstScaler = kPipelined ? 0 : 2;
 constexpr int kPanels = BV / kColumns;
 constexpr int kTileBytes = kRows * (2 * K + BV) * static_cast<int>(sizeof(DTYPE));
 
@@ -62,6 +65,16 @@ struct Block : SharedWalk {
   }
   WYVERN_DEVICE int rows(int chunk) const { return smaller(tokens - chunk * kRows, kRows); }
 };
+static_assert(sizeof(Block) <= 4 * delta_forward::kBlockWords);
+
+/// The block from its copy in shared memory, so that between uses it takes no registers.
+WYVERN_DEVICE Block recalled(const Block& b) {
+  const auto* const at =
+      reinterpret_cast<const Block*>(array_at<kLayout.block>(b.shared) + sm90::opaque(0));
+  Block copy = *at;
+  copy.shared = b.shared;
+  return copy;
+}
 
 // ---- warp 0 of warpgroup 0: tiles ---------------------------------------------------------------
 
@@ -75,34 +88,32 @@ WYVERN_DEVICE void clear_rows(const TileType& tile, int first) {
   }
 }
 
-WYVERN_DEVICE void bring_tiles(const Block& b, const TensorMap& q_map, const TensorMap& k_map,
+/// A chunk's tiles, once nobody needs what lies there.
+WYVERN_DEVICE void bring_tiles(const Block& b, int chunk, const Position& at,
+                               const TensorMap& q_map, const TensorMap& k_map,
                                const TensorMap& v_map) {
   const int key_head = b.head / (HV / H);
-  Position at;
-#pragma unroll 1
-  for (int c = 0; c < b.chunks; ++c, at.advance()) {
-    sm90::barrier_wait(b.barrier<kLayout.free>(at.buffer), at.parity ^ 1U);
-    const int token = static_cast<int>(b.token) + c * kRows;
-    const int rows = b.rows(c);
-    sm90::Barrier* const loaded = b.barrier<kLayout.loaded>(at.buffer);
-    sm90::Barrier* const barrier = rows < kRows ? b.barrier<kLayout.landed>(0) : loaded;
-    if (lane_index() > 0 && rows == kRows) sm90::barrier_arrive(loaded);
-    if (lane_index() == 0) {
-      sm90::barrier_arrive_expect(barrier, kTileBytes);
-      sm90::tensor_load(b.keys(at.buffer).data, k_map, {0, token, 0, key_head}, barrier);
-      sm90::tensor_load(b.queries(at.buffer).data, q_map, {0, token, 0, key_head}, barrier);
-      sm90::tensor_load(b.values(at.buffer).data, v_map, {0, token, kPanels * b.tile, b.head},
-                        barrier);
-    }
-    if (rows == kRows) continue;
-    // What follows in the tensor is the next sequence's: whatever it holds must not come in.
-    sm90::barrier_wait(barrier, 0);
-    clear_rows(b.keys(at.buffer), rows);
-    clear_rows(b.queries(at.buffer), rows);
-#pragma unroll
-    for (int i = 0; i < kPanels; ++i) clear_rows(b.values(at.buffer, i), rows);
-    sm90::hand_over(loaded);
+  sm90::barrier_wait(b.barrier<kLayout.free>(at.buffer), at.parity ^ 1U);
+  const int token = static_cast<int>(b.token) + chunk * kRows;
+  const int rows = b.rows(chunk);
+  sm90::Barrier* const loaded = b.barrier<kLayout.loaded>(at.buffer);
+  sm90::Barrier* const barrier = rows < kRows ? b.barrier<kLayout.landed>(0) : loaded;
+  if (lane_index() > 0 && rows == kRows) sm90::barrier_arrive(loaded);
+  if (lane_index() == 0) {
+    sm90::barrier_arrive_expect(barrier, kTileBytes);
+    sm90::tensor_load(b.keys(at.buffer).data, k_map, {0, token, 0, key_head}, barrier);
+    sm90::tensor_load(b.queries(at.buffer).data, q_map, {0, token, 0, key_head}, barrier);
+    sm90::tensor_load(b.values(at.buffer).data, v_map, {0, token, kPanels * b.tile, b.head},
+                      barrier);
   }
+  if (rows == kRows) return;
+  // What follows in the tensor is the next sequence's: whatever it holds must not come in.
+  sm90::barrier_wait(barrier, 0);
+  clear_rows(b.keys(at.buffer), rows);
+  clear_rows(b.queries(at.buffer), rows);
+#pragma unroll
+  for (int i = 0; i < kPanels; ++i) clear_rows(b.values(at.buffer, i), rows);
+  sm90::hand_over(loaded);
 }
 
 // ---- where a block's walk begins ----------------------------------------------------------------
@@ -139,7 +150,7 @@ WYVERN_DEVICE float stretch(int64 t, int head, const GateForm& form, const G_DTY
   return (form(g[t * HV + head]) + (grown > 0.0f ? log_one_plus(grown) : 0.0f)) * kLog2E;
 }
 
-// ---- warps 2 and 3 of warpgroup 0: factors of rows ----------------------------------------------
+// ---- factors of rows ----------------------------------------------------------------------------
 
 /// The sum over lanes up to this one.
 WYVERN_DEVICE float running_sum(float x) {
@@ -151,11 +162,18 @@ WYVERN_DEVICE float running_sum(float x) {
   return x;
 }
 
+constexpr int kLaneRows = 2 / kScalers;
+
+/// Whether this lane looks after row `i` of its own in the first or in the second half of a chunk.
+WYVERN_DEVICE int half_of_row(int i) {
+  return kScalers == 1 ? i : static_cast<int>(warp_index()) - kFirstScaler;
+}
+
 /// g and beta as given, of the rows that a lane looks after: g of both halves of a chunk, for their
 /// sum, and beta of its own. Read a chunk ahead; what they mean is computed when they are there.
 struct RawRows {
   G_DTYPE g[2];
-  BETA_DTYPE beta;
+  BETA_DTYPE beta[kLaneRows];
 };
 
 WYVERN_DEVICE RawRows read_rows(const Block& b, int chunk, const G_DTYPE* g,
@@ -168,36 +186,39 @@ WYVERN_DEVICE RawRows read_rows(const Block& b, int chunk, const G_DTYPE* g,
     const int row = 32 * i + lane_index();
     if (SCALAR_GATE && row < rows) raw.g[i] = g[first + row * HV];
   }
-  const int row = 32 * (warp_index() - 2) + lane_index();
-  if (row < rows) raw.beta = beta[first + row * HV];
+#pragma unroll
+  for (int i = 0; i < kLaneRows; ++i) {
+    const int row = 32 * half_of_row(i) + lane_index();
+    if (row < rows) raw.beta[i] = beta[first + row * HV];
+  }
   return raw;
 }
 
-WYVERN_DEVICE void scale_rows(const Block& b, float scale, const GateForm& form, const G_DTYPE* g,
+/// Makes the factors of a chunk's rows, and reads what those of the next are made of.
+WYVERN_DEVICE void scale_rows(const Block& b, int chunk, const Position& at, RawRows& next,
+                              float scale, const GateForm& form, const G_DTYPE* g,
                               const BETA_DTYPE* beta) {
-  const int half = warp_index() - 2;
-  const int row = 32 * half + lane_index();
-  Position at;
-  RawRows next = read_rows(b, 0, g, beta);
-#pragma unroll 1
-  for (int c = 0; c < b.chunks; ++c, at.advance()) {
-    const RawRows raw = next;
-    if (c + 1 < b.chunks) next = read_rows(b, c + 1, g, beta);
-    const int rows = b.rows(c);
-    const float rate = row < rows ? activate_beta<BETA_SIGMOID, NEG_EIGVAL>(raw.beta) : 0.0f;
-    float low = 0.0f;
-    float high = 0.0f;
-    if constexpr (SCALAR_GATE) {
-      low = running_sum(lane_index() < rows ? form(raw.g[0]) : 0.0f);
-      high = running_sum(32 + lane_index() < rows ? form(raw.g[1]) : 0.0f);
-    }
-    const float low_sum = shuffle(low, 31);
+  const RawRows raw = next;
+  if (chunk + 1 < b.chunks) next = read_rows(b, chunk + 1, g, beta);
+  const int rows = b.rows(chunk);
+  float low = 0.0f;
+  float high = 0.0f;
+  if constexpr (SCALAR_GATE) {
+    low = running_sum(lane_index() < rows ? form(raw.g[0]) : 0.0f);
+    high = running_sum(32 + lane_index() < rows ? form(raw.g[1]) : 0.0f);
+  }
+  const float low_sum = shuffle(low, 31);
+  const float last = (low_sum + shuffle(high, 31)) * kLog2E;
+  const float reached_by[3] = {shuffle(low, 15) * kLog2E, low_sum * kLog2E,
+                               (low_sum + shuffle(high, 15)) * kLog2E};
+  sm90::barrier_wait(b.barrier<kLayout.free>(at.buffer), at.parity ^ 1U);
+#pragma unroll
+  for (int n = 0; n < kLaneRows; ++n) {
+    const int half = half_of_row(n);
+    const int row = 32 * half + lane_index();
+    const float rate = row < rows ? activate_beta<BETA_SIGMOID, NEG_EIGVAL>(raw.beta[n]) : 0.0f;
     const float G = (half == 0 ? low : low_sum + high) * kLog2E;
-    const float last = (low_sum + shuffle(high, 31)) * kLog2E;
-    const float reached_by[3] = {shuffle(low, 15) * kLog2E, low_sum * kLog2E,
-                                 (low_sum + shuffle(high, 15)) * kLog2E};
     const float reached = exp2_fast(G);
-    sm90::barrier_wait(b.barrier<kLayout.free>(at.buffer), at.parity ^ 1U);
     b.factors<kLayout.G>(at.buffer)[row] = G;
     b.factors<kLayout.row>(at.buffer)[row] = rate;
     b.factors<kLayout.query>(at.buffer)[row] = scale;
@@ -210,8 +231,8 @@ WYVERN_DEVICE void scale_rows(const Block& b, float scale, const GateForm& form,
       if (row < 16 * (i + 1))
         b.factors<kLayout.left>(at.buffer)[8 * i * (i + 1) + row] = exp2_fast(reached_by[i] - G);
     if (row == 0) array_at<kLayout.decay>(b.shared)[at.buffer] = exp2_fast(last);
-    sm90::barrier_arrive(b.barrier<kLayout.scaled>(at.buffer));
   }
+  sm90::barrier_arrive(b.barrier<kLayout.scaled>(at.buffer));
 }
 
 // ---- helpers: scores and inverses ---------------------------------------------------------------
@@ -267,6 +288,15 @@ struct Decays {
   }
 };
 
+/// Element i of the n-th eight columns of the block on the diagonal.
+WYVERN_DEVICE float on_diagonal(const Square& x, const bool (&is_warp)[4], int n, int i) {
+  float value = x.x[4 * n + i];
+#pragma unroll
+  for (int other = 1; other < 4; ++other)
+    if (is_warp[other]) value = x.x[8 * other + 4 * n + i];
+  return value;
+}
+
 /// The lower part of x times decays and factors of rows; the diagonal's block is 0 above the
 /// diagonal, and with Strict on it.
 template <bool Strict>
@@ -279,27 +309,40 @@ WYVERN_DEVICE LowerRows finish(const Square& x, const Decays& decays, int warp,
     for (int i = 0; i < 4; ++i)
       lower.left[j / 2].x[j % 2].x[i] =
           x.x[4 * j + i] * (factor[i / 2] * decays.reached[i / 2]) * decays.column[j].at[i % 2];
+  // Choices by lanes: those that all lanes have alike are copied one by one from uniform registers.
+  const int own = sm90::opaque(warp);
+  const bool is_warp[4] = {own == 0, own == 1, own == 2, own == 3};
+  // Above the diagonal's blocks of 8 x 8 there is nothing, and below all counts.
 #pragma unroll
-  for (int n = 0; n < 2; ++n)
+  for (int half = 0; half < 2; ++half)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float value = x.x[4 * n + i];
-#pragma unroll
-      for (int other = 1; other < 4; ++other)
-        if (warp == other) value = x.x[8 * other + 4 * n + i];
-      const int right = Square::col(4 * n + i) - Square::row(i) + 16 * warp;
-      lower.diagonal.x[n].x[i] =
-          right > (Strict ? -1 : 0) ? 0.0f : value * (factor[i / 2] * decays.diagonal[n][i]);
+    for (int j = 0; j < 2; ++j) {
+      const int right = lane_index() % 4 * 2 + j - lane_index() / 4;
+      const float value = on_diagonal(x, is_warp, half, 2 * half + j) *
+                          (factor[half] * decays.diagonal[half][2 * half + j]);
+      lower.diagonal.x[half].x[2 * half + j] = right > (Strict ? -1 : 0) ? 0.0f : value;
     }
+#pragma unroll
+  for (int i = 2; i < 4; ++i)
+    lower.diagonal.x[0].x[i] = on_diagonal(x, is_warp, 0, i) * (factor[1] * decays.diagonal[0][i]);
   return lower;
 }
 
 /// Rows of this warp on and below the diagonal, rounded.
 WYVERN_DEVICE void store_lower(const LowerRows& x, const SquareTile& to, int warp) {
+  const int first = kPipelined ? sm90::opaque(16 * warp) : 16 * warp;
 #pragma unroll
   for (int s = 0; s < 3; ++s)
-    if (s < warp) sm90::store_block(x.left[s], to, 16 * warp, 16 * s);
-  sm90::store_block(x.diagonal, to, 16 * warp, 16 * warp);
+    if (s < warp) sm90::store_block(x.left[s], to, first, 16 * s);
+  sm90::store_block(x.diagonal, to, first, first);
+}
+
+WYVERN_DEVICE void store_negated(const LowerRows& x, const Tile<fp16, kRows, kRows>& to, int warp) {
+  const int first = sm90::opaque(16 * warp);
+#pragma unroll
+  for (int s = 0; s < 3; ++s)
+    if (s < warp) sm90::share_block(sm90::negated(x.left[s]), to, first, 16 * s);
+  sm90::share_block(sm90::negated(x.diagonal), to, first, first);
 }
 
 /// 1 / sqrt(sum of squares + 1e-6) of a row of a tile.
@@ -349,7 +392,81 @@ WYVERN_DEVICE void wait_taken(const Block& b, int chunk) {
                        (chunk / kScoreSlots + 1) % 2);
 }
 
-/// Every chunk whose turn it is, from chunk `helper` on.
+/// -A of a chunk on its way to the warps that invert it.
+WYVERN_DEVICE Tile<fp16, kRows, kRows> lower_tile(const Block& b, int chunk) {
+  return tile_at<kLayout.inversion.inverse>(b.shared + chunk % kSlots * kLayout.inversion_bytes);
+}
+
+/// Of one matrix of a chunk's rows by rows, with those of keys.
+WYVERN_DEVICE void multiply_by_keys(const Block& b, const KeyTile& rows, int buffer, Square& x) {
+  sm90::begin_products(x);
+  sm90::multiply<K>(x, sm90::rows_of(rows), sm90::rows_of(b.keys(buffer)), false);
+  sm90::wgmma_commit();
+}
+
+WYVERN_DEVICE void wait_for_tiles(const Block& b, const Position& at) {
+  // Copies need not land in order: that the buffer's last chunk is gone tells its phase from this
+  // one's.
+  sm90::barrier_wait(b.barrier<kLayout.free>(at.buffer), at.parity ^ 1U);
+  sm90::barrier_wait(b.barrier<kLayout.loaded>(at.buffer), at.parity);
+}
+
+/// The helper where others invert: -A and the scores of every chunk.
+WYVERN_DEVICE void lower_chunks(const Block& b) {
+  const int warp = sm90::uniform(warp_index()) % 4;
+  Position at;
+#pragma unroll 1
+  for (int c = 0; c < b.chunks; ++c, at.advance()) {
+    const int slot = c % kSlots;
+    wait_for_tiles(b, at);
+    Square x;
+    multiply_by_keys(b, b.keys(at.buffer), at.buffer, x);
+    sm90::barrier_wait(b.barrier<kLayout.scaled>(at.buffer), at.parity);
+    if constexpr (QK_L2NORM) {
+      normalize(b, at.buffer);
+      sm90::sync_named(kWalkers + 1, 128);
+    }
+    const float* const key = b.factors<kLayout.row>(at.buffer);
+    const float* const query = b.factors<kLayout.query>(at.buffer);
+    const float of_key[2] = {key[Square::row(0)], key[Square::row(2)]};
+    const float of_query[2] = {query[Square::row(0)], query[Square::row(2)]};
+    const Decays decays(b, at.buffer, warp);
+    sm90::end_products<0>(x);
+    if (c >= kSlots) sm90::barrier_wait(b.barrier<kLayout.inverted>(slot), (c / kSlots + 1) % 2);
+    store_negated(finish<true>(x, decays, warp, of_key), lower_tile(b, c), warp);
+    sm90::barrier_arrive(b.barrier<kLayout.lowered>(slot));
+    multiply_by_keys(b, b.queries(at.buffer), at.buffer, x);
+    wait_taken(b, c);
+    sm90::end_products<0>(x);
+    sm90::barrier_arrive(b.barrier<kLayout.free>(at.buffer));
+    store_lower(finish<false>(x, decays, warp, of_query), b.scores(slot), warp);
+    sm90::hand_over(b.barrier<kLayout.ready>(slot));
+  }
+}
+
+/// Warps 1 to 3 of warpgroup 0 where a helper hands A over: the last two begin an inverse, and the
+/// first ends it.
+WYVERN_DEVICE void invert_chunks(const Block& b) {
+  const int warp = sm90::uniform(warp_index());
+#pragma unroll 1
+  for (int c = 0; c < b.chunks; ++c) {
+    const int slot = c % kSlots;
+    const uint32 parity = static_cast<uint32>(c / kSlots % 2);
+    const auto begin = [&] { wait_taken(b, c); };
+    if (warp > 1) {
+      sm90::barrier_wait(b.barrier<kLayout.lowered>(slot), parity);
+      sm90::invert_32(lower_tile(b, c), b.inverse(slot), sm90::opaque(32 * (warp - 2)), begin);
+      sm90::barrier_arrive(b.barrier<kLayout.joined>(slot));
+    } else {
+      sm90::barrier_wait(b.barrier<kLayout.joined>(slot), parity);
+      sm90::join_32(lower_tile(b, c), b.inverse(slot), begin);
+      sm90::barrier_arrive(b.barrier<kLayout.inverted>(slot));
+    }
+    sm90::hand_over(b.barrier<kLayout.ready>(slot));
+  }
+}
+
+/// A helper that inverts: every chunk whose turn it is, from chunk `helper` on.
 WYVERN_DEVICE void prepare_chunks(const Block& b, int helper) {
   const int warp = sm90::uniform(warp_index()) % 4;
   auto inverse = sm90::UnitLowerInverse::at<kLayout.inversion>(
@@ -358,20 +475,10 @@ WYVERN_DEVICE void prepare_chunks(const Block& b, int helper) {
   if (helper == 1) at.advance();
 #pragma unroll 1
   for (int c = helper; c < b.chunks; c += kHelpers) {
-    // Copies need not land in order: that the buffer's last chunk is gone tells its phase from this
-    // one's.
-    sm90::barrier_wait(b.barrier<kLayout.free>(at.buffer), at.parity ^ 1U);
-    sm90::barrier_wait(b.barrier<kLayout.loaded>(at.buffer), at.parity);
-    const auto keys = sm90::rows_of(b.keys(at.buffer));
+    wait_for_tiles(b, at);
     Square of_queries, of_keys;
-    sm90::begin_products(of_queries);
-    sm90::multiply<K>(of_queries, sm90::rows_of(b.queries(at.buffer)), keys, false);
-    sm90::wgmma_commit();
-    if constexpr (kScoresLast) {
-      sm90::begin_products(of_keys);
-      sm90::multiply<K>(of_keys, keys, keys, false);
-      sm90::wgmma_commit();
-    }
+    multiply_by_keys(b, b.queries(at.buffer), at.buffer, of_queries);
+    if constexpr (kScoresLast) multiply_by_keys(b, b.keys(at.buffer), at.buffer, of_keys);
     sm90::barrier_wait(b.barrier<kLayout.scaled>(at.buffer), at.parity);
     if constexpr (QK_L2NORM) {
       normalize(b, at.buffer);
@@ -384,18 +491,15 @@ WYVERN_DEVICE void prepare_chunks(const Block& b, int helper) {
     const float of_key[2] = {key[r[0]], key[r[1]]};
     const Decays decays(b, at.buffer, warp);
     LowerRows scores;
+    sm90::end_products<0>(of_queries);
     if constexpr (kScoresLast) {
-      sm90::end_products<0>(of_queries);
       sm90::pin(of_keys.x);
       scores = finish<false>(of_queries, decays, warp, of_query);
     } else {
-      sm90::end_products<0>(of_queries);
       wait_taken(b, c);
       store_lower(finish<false>(of_queries, decays, warp, of_query), b.scores(c % kScoreSlots),
                   warp);
-      sm90::begin_products(of_keys);
-      sm90::multiply<K>(of_keys, keys, keys, false);
-      sm90::wgmma_commit();
+      multiply_by_keys(b, b.keys(at.buffer), at.buffer, of_keys);
       sm90::end_products<0>(of_keys);
     }
     const LowerRows A = finish<true>(of_keys, decays, warp, of_key);

@@ -26,34 +26,44 @@ WYVERN_DEVICE DTYPE* matrices_at(const SquareTile& tile, int j) {
   return tile.at(8 * j + lane / 16 * 8 + lane % 8, warp_index() % 4 * 16 + lane / 8 % 2 * 8);
 }
 
-/// What makes u = beta v - beta exp(G) k S of k S: loaded before products begin, because while they
-/// stream their operands each wait for shared memory is hundreds of clocks.
+/// What makes u = beta v - beta exp(G) k S of k S, for 16 tokens.
 struct Residual {
-  uint32 values[4][4];
-  RowFactors beta, erase;
+  uint32 values[4];
+  Float2 beta[2], erase[2];
 
-  WYVERN_DEVICE Residual(const Block& b, int buffer)
-      : beta(b.factors<kLayout.beta>(buffer)), erase(b.factors<kLayout.erase>(buffer)) {
+  WYVERN_DEVICE Residual(const Block& b, int buffer, int walker, int j) {
+    load_matrix_x4_transposed(values, matrices_at(b.values(buffer, walker), 2 * j));
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
-      load_matrix_x4_transposed(values[j], matrices_at(b.values(buffer), 2 * j));
+    for (int i = 0; i < 2; ++i) {
+      beta[i] = load<2>(b.factors<kLayout.beta>(buffer) + Columns::col(8 * j + 4 * i));
+      erase[i] = load<2>(b.factors<kLayout.erase>(buffer) + Columns::col(8 * j + 4 * i));
+    }
   }
-  WYVERN_DEVICE void apply(Columns& x) const {
+  /// `x`: elements 8 j to 8 j + 7 of `Columns`.
+  WYVERN_DEVICE void apply(float* x) const {
 #pragma unroll
-    for (int i = 0; i < Columns::kCount; ++i) {
-      const uint32 pair = values[i / 8][i / 2 % 4];
+    for (int i = 0; i < 8; ++i) {
+      const uint32 pair = values[i / 2];
       const DTYPE v{static_cast<uint16>(i % 2 == 0 ? pair & 0xFFFFU : pair >> 16U)};
-      x.x[i] = fused_multiply_add(erase.of(i), x.x[i], beta.of(i) * to_float(v));
+      x[i] = fused_multiply_add(erase[i / 4].at[i % 2], x[i], beta[i / 4].at[i % 2] * to_float(v));
     }
   }
 };
 
-/// The output of a chunk: by a tensor copy, or row by row where the sequence ends in it.
-WYVERN_DEVICE void store_transposed(const Block& b, const Columns& x, int chunk,
+/// The output of a chunk, if it is the block's: by a tensor copy, or row by row where the sequence
+/// ends in it.
+WYVERN_DEVICE void store_transposed(const Block& block, int walker, const Columns& x, int chunk,
                                     const TensorMap& o_map, DTYPE* o) {
-  constexpr int kName = 1;  // of the barrier
+  const Block b = recalled(block);
+  if (chunk < b.warm) return;
   const int thread = thread_index() % 128;
-  const SquareTile tile = b.output(chunk % kOutputs);
+  const int panel = kPanels * b.tile + walker;
+  const SquareTile tile = b.output(kLayout.outputs * walker + chunk % kLayout.outputs);
+  // The one buffer's last copy has read it; of two, the barrier below says so of the next one's.
+  if constexpr (kLayout.outputs == 1) {
+    if (thread == 0) sm90::bulk_wait_read<0>();
+    sm90::sync_named(1 + walker, 128);
+  }
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     uint32 packed[4];
@@ -62,34 +72,52 @@ WYVERN_DEVICE void store_transposed(const Block& b, const Columns& x, int chunk,
     sm90::store_matrix_x4_transposed(matrices_at(tile, 2 * j), packed);
   }
   sm90::fence_proxy_async();
-  if (thread == 0) sm90::bulk_wait_read<0>();
-  sm90::sync_named(kName, 128);
+  if (kLayout.outputs > 1 && thread == 0) sm90::bulk_wait_read<0>();
+  sm90::sync_named(1 + walker, 128);
   const int64 token = b.token + chunk * kRows;
   const int rows = b.rows(chunk);
   if (rows == kRows) {
     if (thread == 0) {
-      sm90::tensor_store(o_map, {0, static_cast<int>(token), b.tile, b.head}, tile.data);
+      sm90::tensor_store(o_map, {0, static_cast<int>(token), panel, b.head}, tile.data);
       sm90::bulk_commit();
     }
     return;
   }
 #pragma unroll 1
   for (int i = thread; i < rows * 8; i += 128)
-    store_vector(o + ((token + i / 8) * HV + b.head) * V + b.tile * kColumns + i % 8 * 8,
+    store_vector(o + ((token + i / 8) * HV + b.head) * V + panel * kColumns + i % 8 * 8,
                  load<8>(tile.at(i / 8, i % 8 * 8)));
 }
 
 /// The state, and of a chunk V' and what the state gives to its output.
 struct TransposedState {
   const Block& b;
+  int walker;  ///< which 64 of the block's columns of V
   Transposed state;
   Columns x, y;
+
+  WYVERN_DEVICE int column() const { return b.tile * BV + walker * kColumns; }
 
   /// Starts x = k S for the chunk in `at`.
   WYVERN_DEVICE void start(const Position& at, const sm90::FragmentA<DTYPE, K>& packed) {
     sm90::begin_products(x);
     sm90::multiply(x, packed, sm90::rows_of(b.keys(at.buffer)), false);
     sm90::wgmma_commit();
+  }
+
+  /// Starts y = q S.
+  WYVERN_DEVICE void start_output(const Position& at, const sm90::FragmentA<DTYPE, K>& packed) {
+    sm90::begin_products(y);
+    sm90::multiply(y, packed, sm90::rows_of(b.queries(at.buffer)), false);
+    sm90::wgmma_commit();
+  }
+
+  WYVERN_DEVICE Residual residual(const Position& at, int j) const {
+    return Residual(b, at.buffer, walker, j);
+  }
+  WYVERN_DEVICE void apply(const Residual (&residuals)[2], int j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) residuals[i].apply(x.x + 8 * (j + i));
   }
 
   /// With x under way and y free: makes x = V' and y = q S, and the state decay.
@@ -101,13 +129,20 @@ struct TransposedState {
       sm90::barrier_wait(ready, parity);
     else
       sm90::barrier_wait(b.barrier<kLayout.scaled>(at.buffer), at.parity);
-    const Residual residual(b, at.buffer);
     const float decay = array_at<kLayout.decay>(b.shared)[at.buffer];
-    sm90::begin_products(y);
-    sm90::multiply(y, packed, sm90::rows_of(b.queries(at.buffer)), false);
-    sm90::wgmma_commit();
-    sm90::end_products<1>(x);
-    residual.apply(x);
+    const Residual first[2] = {residual(at, 0), residual(at, 1)};
+    if constexpr (kWalkers == 1) {
+      const Residual last[2] = {residual(at, 2), residual(at, 3)};
+      start_output(at, packed);
+      sm90::end_products<1>(x);
+      apply(first, 0);
+      apply(last, 2);
+    } else {
+      sm90::end_products<0>(x);
+      apply(first, 0);
+      const Residual last[2] = {residual(at, 2), residual(at, 3)};
+      apply(last, 2);
+    }
     sm90::FragmentA<DTYPE, kRows> u(x);
     // What was read of the tile was read before the tile is free for the next copy.
     sm90::fence_proxy_async();
@@ -120,15 +155,19 @@ struct TransposedState {
       for (int i = 0; i < Transposed::kCount; ++i) state.x[i] *= decay;
     }
     sm90::end_products<0>(x);
-    sm90::pin(y.x);
     u.hold();
+    if constexpr (kWalkers > 1) {
+      start_output(at, packed);
+      sm90::end_products<0>(y);
+    } else {
+      sm90::pin(y.x);
+    }
     packed.hold();
   }
 
   /// Starts the state's update by a chunk's V' and then the rest of its output.
   WYVERN_DEVICE void leave(const Position& at, int chunk, sm90::FragmentA<DTYPE, kRows>& values) {
     const RowFactors rate(b.factors<kLayout.update_factor>(at.buffer));
-    const RowFactors factor(b.factors<kLayout.output_factor>(at.buffer));
     Columns scaled;
 #pragma unroll
     for (int i = 0; i < Columns::kCount; ++i) scaled.x[i] = x.x[i] * rate.of(i);
@@ -136,6 +175,7 @@ struct TransposedState {
     sm90::begin_products(state);
     sm90::multiply(state, update, sm90::columns_of(b.keys(at.buffer)), true);
     sm90::wgmma_commit();
+    const RowFactors factor(b.factors<kLayout.output_factor>(at.buffer));
 #pragma unroll
     for (int i = 0; i < Columns::kCount; ++i) y.x[i] *= factor.of(i);
     sm90::begin_products(y);
@@ -160,20 +200,26 @@ WYVERN_DEVICE void walk(TransposedState& walk, const TensorMap& o_map, DTYPE* o)
   for (int c = 0; c < b.chunks; ++c) {
     sm90::FragmentA<DTYPE, kRows> values(walk.x);
     walk.leave(at, c, values);
-    at.advance();
-    if (c + 1 == b.chunks) {
-      sm90::end_products<0>(walk.y);
+    const bool last = c + 1 == b.chunks;
+    const auto finish = [&] {
       values.hold();
-      store_transposed(b, walk.y, c, o_map, o);
-      break;
+      if (!last) sm90::barrier_arrive(b.barrier<kLayout.taken>(c % kSlots));
+      store_transposed(b, walk.walker, walk.y, c, o_map, o);
+    };
+    // Two walkers have no registers for this output beside the next chunk's products.
+    if (kWalkers > 1 || last) {
+      sm90::end_products<0>(walk.y);
+      finish();
+      if (last) break;
     }
+    at.advance();
     sm90::barrier_wait(b.barrier<kLayout.loaded>(at.buffer), at.parity);
     sm90::FragmentA<DTYPE, K> packed(walk.state);
     walk.start(at, packed);
-    sm90::end_products<1>(walk.y);
-    values.hold();
-    sm90::barrier_arrive(b.barrier<kLayout.taken>(c % kSlots));
-    if (c >= b.warm) store_transposed(b, walk.y, c, o_map, o);
+    if constexpr (kWalkers == 1) {
+      sm90::end_products<1>(walk.y);
+      finish();
+    }
     walk.enter(at, c + 1, packed);
   }
 }

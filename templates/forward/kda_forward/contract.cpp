@@ -101,8 +101,8 @@ Template one_kernel() {
   };
   // A block of fewer columns walks faster: where each has a multiprocessor to itself, so does the
   // whole.
-  t.fit = [](Spec& s, const Limits& limits, std::int64_t sequences) {
-    if (sequences * s.HV * (s.V / kColumns) > limits.multiprocessors) return;
+  t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
+    if (shape.sequences * s.HV * (s.V / kColumns) > limits.multiprocessors) return;
     s.BV = kColumns;
     fill_shared(s, limits);
   };

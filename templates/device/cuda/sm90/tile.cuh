@@ -43,11 +43,12 @@ struct SwizzledTile {
 
  private:
   /// Start, the stride from one panel to the next, 1024 bytes from eight rows to the next eight,
-  /// all in units of 16 bytes; 1 for the 128-byte swizzle.
+  /// all in units of 16 bytes; 1 for the 128-byte swizzle. The start's offset is added last, so
+  /// that one addition leads from an operand's 16 columns to the next.
   WYVERN_DEVICE Descriptor describe(int offset, int panel_stride) const {
-    const uint64 start = (shared_address(data) + static_cast<uint32>(offset)) >> 4U;
-    return {start | static_cast<uint64>(panel_stride / 16) << 16U | uint64{1024 / 16} << 32U |
-            uint64{1} << 62U};
+    constexpr uint32 kHigh = 1024 / 16 | 1U << 30U;
+    const uint32 tile = shared_address(data) >> 4U | static_cast<uint32>(panel_stride / 16) << 16U;
+    return {uint64{tile + static_cast<uint32>(offset / 16)} | uint64{kHigh} << 32U};
   }
 };
 
