@@ -205,6 +205,7 @@ wyvern_tensor_spec spec_of(const TensorSpec& from) {
   spec.rank = from.rank;
   std::copy_n(from.shape.begin(), from.rank, spec.shape);
   spec.bytes = bytes_of(from);
+  spec.strided = from.strided ? 1 : 0;
   return spec;
 }
 

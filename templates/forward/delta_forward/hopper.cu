@@ -58,6 +58,9 @@ WYVERN_KERNEL(kThreads, 1) {
     if constexpr (HAS_DT_BIAS) form.bias = dt_bias[b.head];
   }
 
+  const TokenRows<const G_DTYPE> g_rows{g, g_stride};
+  const TokenRows<const BETA_DTYPE> beta_rows{beta, beta_stride};
+
   // Without a gate older states always count.
   const int shares = SCALAR_GATE ? block_count() / (kTilesV * HV * sequences) : 1;
   const int share = shares - 1 - block_index() / (kTilesV * HV * sequences);
@@ -65,7 +68,8 @@ WYVERN_KERNEL(kThreads, 1) {
     if constexpr (!SCALAR_GATE) return first;
     return warm_up<kRows, kThreads, 32>(first, b.factors<kLayout.G>(0), [&](int last) {
       const int t = last - lane_index();
-      return t < 0 ? 0.0f : stretch(sequence.token + t, b.head, form, g, beta, k);
+      return t < 0 ? 0.0f
+                   : stretch(sequence.token + t, b.head, form, g_rows, beta_rows, {k, k_stride});
     });
   });
   if (b.chunks == 0 && !b.to_end) return;
@@ -77,7 +81,7 @@ WYVERN_KERNEL(kThreads, 1) {
     sm90::lower_registers<kLoaderRegisters>();
     if (b.chunks == 0) return;
     if (warp == 0) bring_tiles(b, q_map, k_map, v_map);
-    if (warp >= 2) scale_rows(b, e.scale, form, g, beta);
+    if (warp >= 2) scale_rows(b, e.scale, form, g_rows, beta_rows);
   } else if (warpgroup <= kHelpers) {
     sm90::lower_registers<kHelperRegisters>();
     prepare_chunks(b, warpgroup - 1);
@@ -95,7 +99,7 @@ WYVERN_KERNEL(kThreads, 1) {
             x = to_float(from[offset]);
           });
       }
-      if (b.chunks > 0) walk(walker, o_map, o);
+      if (b.chunks > 0) walk(walker, o_map, {o, o_stride});
       if constexpr (FINAL_STATE) {
         if (b.to_end)
           visit([to = final_state + state_start()](int offset, float& x) { to[offset] = x; });

@@ -50,7 +50,7 @@ struct Residual {
 
 /// The output of a chunk: by a tensor copy, or row by row where the sequence ends in it.
 WYVERN_DEVICE void store_transposed(const Block& b, const Columns& x, int chunk,
-                                    const TensorMap& o_map, DTYPE* o) {
+                                    const TensorMap& o_map, const TokenRows<DTYPE>& o) {
   constexpr int kName = 1;  // of the barrier
   const int thread = thread_index() % 128;
   const SquareTile tile = b.output(chunk % kOutputs);
@@ -75,7 +75,7 @@ WYVERN_DEVICE void store_transposed(const Block& b, const Columns& x, int chunk,
   }
 #pragma unroll 1
   for (int i = thread; i < rows * 8; i += 128)
-    store_vector(o + ((token + i / 8) * HV + b.head) * V + b.tile * kColumns + i % 8 * 8,
+    store_vector(o.row(token + i / 8) + b.head * V + b.tile * kColumns + i % 8 * 8,
                  load<8>(tile.at(i / 8, i % 8 * 8)));
 }
 
@@ -147,7 +147,7 @@ struct TransposedState {
   }
 };
 
-WYVERN_DEVICE void walk(TransposedState& walk, const TensorMap& o_map, DTYPE* o) {
+WYVERN_DEVICE void walk(TransposedState& walk, const TensorMap& o_map, const TokenRows<DTYPE>& o) {
   const Block& b = walk.b;
   Position at;
   sm90::barrier_wait(b.barrier<kLayout.loaded>(at.buffer), at.parity);
