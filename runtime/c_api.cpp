@@ -445,6 +445,21 @@ wyvern_status wyvern_operator_tensors(const wyvern_operator* op, wyvern_tensor_s
   });
 }
 
+wyvern_status wyvern_operator_takes(const wyvern_operator* op, const wyvern_tensor* tensor,
+                                    size_t tensor_size, int32_t* takes) {
+  return guarded([&] {
+    const OperatorImpl& prepared = given(op, "op").op.impl();
+    check_size<wyvern_tensor>("tensor_size", tensor_size);
+    const auto own = read_struct<wyvern_tensor>(&given(tensor, "tensor"), tensor_size, "tensor");
+    const std::size_t place = argument_index(&given(own.name, "tensor.name"));
+    if (place == kOperatorTensors)
+      bad_input(fmt::format("'{}' is not the name of an operator's tensor", own.name));
+    TensorView view;
+    read_tensor(own, view);
+    given(takes, "takes") = prepared.takes(place, view) ? 1 : 0;
+  });
+}
+
 wyvern_status wyvern_operator_launch(const wyvern_operator* op, const wyvern_launch* launch) {
   return guarded([&] {
     const Operator& prepared = given(op, "op").op;

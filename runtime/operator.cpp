@@ -157,6 +157,10 @@ std::int64_t row_stride(const TensorView& tensor, std::int64_t dense) {
   return tensor.shape[0] > 1 ? tensor.strides[0] : dense;
 }
 
+bool OperatorImpl::takes(std::size_t place, const TensorView& tensor) const {
+  return fits(expected_[place], tensor);
+}
+
 void OperatorImpl::check(std::span<const TensorView* const> tensors, const void* workspace) const {
   for (std::size_t i = 0; i < expected_.size(); ++i)
     if (!fits(expected_[i], *tensors[i])) explain(expected_[i], *tensors[i]);

@@ -80,6 +80,8 @@ class OperatorImpl {
   /// bindings are complete.
   void find_strided();
 
+  /// Whether check() accepts a tensor as the one of this place, whatever the others are.
+  bool takes(std::size_t place, const TensorView& tensor) const;
   /// Throws Error(kBadInput) for the first of the caller's tensors that is not what is expected,
   /// for a workspace that is not aligned, and where what the launch writes shares memory with
   /// anything else of it. `workspace` has workspace_bytes. Takes nanoseconds.

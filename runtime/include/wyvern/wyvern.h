@@ -370,6 +370,12 @@ typedef struct wyvern_tensor {
   int32_t rank;
 } wyvern_tensor;
 
+/* Version 2. 1 in `takes` where a launch of the operator takes this tensor as it is, by its name,
+ * dtype, shape, strides and address; else 0. `tensor_size`: sizeof(wyvern_tensor). */
+WYVERN_C_API wyvern_status wyvern_operator_takes(const wyvern_operator* op,
+                                                 const wyvern_tensor* tensor, size_t tensor_size,
+                                                 int32_t* takes);
+
 typedef struct wyvern_launch {
   size_t struct_size;
   size_t tensor_size; /* sizeof(wyvern_tensor), bytes from one to the next */
