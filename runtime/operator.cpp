@@ -249,30 +249,29 @@ void OperatorImpl::enqueue(const BoundStep& step, std::span<const TensorView* co
         break;
     }
   }
-  std::array<std::int64_t, kMaxStrided> all_strides;
+  std::array<std::int64_t, kMaxStrided> strides;
   for (std::size_t i = 0; i < step.strides.size(); ++i) {
     const BoundStride& bound = step.strides[i];
     const Binding& binding = step.bindings[bound.argument];
-    all_strides[i] = binding.from == Binding::From::caller
-                         ? row_stride(*tensors[binding.index], bound.dense)
-                         : bound.dense;
+    strides[i] = binding.from == Binding::From::caller
+                     ? row_stride(*tensors[binding.index], bound.dense)
+                     : bound.dense;
   }
-  const std::span<const std::int64_t> strides(all_strides.data(), step.strides.size());
   for (const auto& [offset, bytes] : step.zeroed)
     device.impl().fill(static_cast<char*>(workspace) + offset, 0, bytes, stream);
-  std::array<BoundTensorMap, kMaxTensorMaps> made;
-  step.kernel->launch(step.geometry, {pointers.data(), step.argument_count},
-                      maps_of(step, strides, made), strides, step.extents, stream);
+  launch(step, {pointers.data(), step.argument_count}, {strides.data(), step.strides.size()},
+         stream);
 }
 
-std::span<const BoundTensorMap> OperatorImpl::maps_of(const BoundStep& step,
-                                                      std::span<const std::int64_t> strides,
-                                                      std::span<BoundTensorMap> made) const {
+void OperatorImpl::launch(const BoundStep& step, std::span<void* const> pointers,
+                          std::span<const std::int64_t> strides, Stream stream) const {
   const auto lies_apart = [&](const BoundView& bound) {
     return bound.stride != BoundView::kNone &&
            strides[bound.stride] != step.strides[bound.stride].dense;
   };
-  if (std::none_of(step.views.begin(), step.views.end(), lies_apart)) return step.maps;
+  if (std::none_of(step.views.begin(), step.views.end(), lies_apart))
+    return step.kernel->launch(step.geometry, pointers, step.maps, strides, step.extents, stream);
+  std::array<BoundTensorMap, kMaxTensorMaps> made;
   for (std::size_t i = 0; i < step.maps.size(); ++i) {
     const BoundView& bound = step.views[i];
     made[i] = step.maps[i];
@@ -281,7 +280,8 @@ std::span<const BoundTensorMap> OperatorImpl::maps_of(const BoundStep& step,
     made[i].map = device.impl().encode(with_rows_apart(bound.view, strides[bound.stride] * size),
                                        bound.dtype);
   }
-  return made.first(step.maps.size());
+  step.kernel->launch(step.geometry, pointers, {made.data(), step.maps.size()}, strides,
+                      step.extents, stream);
 }
 
 const Problem& Operator::problem() const { return impl_->problem; }

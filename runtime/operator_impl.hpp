@@ -94,10 +94,9 @@ class OperatorImpl {
   void check_overlaps(std::span<const TensorView* const> tensors, const void* workspace) const;
   void enqueue(const BoundStep& step, std::span<const TensorView* const> tensors, void* workspace,
                Stream stream) const;
-  /// The step's maps, for tensors whose rows lie at these strides; in `made` where some lie apart.
-  std::span<const BoundTensorMap> maps_of(const BoundStep& step,
-                                          std::span<const std::int64_t> strides,
-                                          std::span<BoundTensorMap> made) const;
+  /// By the step's own tensor maps but for tensors whose rows lie apart.
+  void launch(const BoundStep& step, std::span<void* const> pointers,
+              std::span<const std::int64_t> strides, Stream stream) const;
 
   std::vector<TensorSpec> expected_;
   /// Bytes of tensors in memory, and which these are: those that are written, then the others.
