@@ -176,7 +176,7 @@ struct SharedState {
     }
 #pragma unroll 1
     for (int i = thread; i < rows * 8; i += 128)
-      store_vector(o.row(token + i / 8) + b.head * V + column() + i % 8 * 8,
+      store_vector(o.row(token + i / 8) + int64{b.head} * V + column() + i % 8 * 8,
                    load<8>(tile.at(i / 8, i % 8 * 8)));
   }
 };

@@ -75,7 +75,7 @@ WYVERN_DEVICE void store_transposed(const Block& b, const Columns& x, int chunk,
   }
 #pragma unroll 1
   for (int i = thread; i < rows * 8; i += 128)
-    store_vector(o.row(token + i / 8) + b.head * V + b.tile * kColumns + i % 8 * 8,
+    store_vector(o.row(token + i / 8) + int64{b.head} * V + b.tile * kColumns + i % 8 * 8,
                  load<8>(tile.at(i / 8, i % 8 * 8)));
 }
 
