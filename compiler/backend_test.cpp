@@ -1,5 +1,6 @@
 #include "compiler/backend.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <wyvern/error.hpp>
 
@@ -90,6 +91,21 @@ TEST(Backends, KernelsOfGpusGetTensorsThenMapsThenSizes) {
       "#define WYVERN_PARAMETERS const DTYPE* k, const BETA_DTYPE* beta, const float* G, const "
       "float* k_rstd, const int32* seq_offsets, const int32* chunk_index, float* A, const "
       "__grid_constant__ TensorMap k_map, Extents e\n");
+}
+
+TEST(Backends, StridesStandBetweenTensorsAndSizes) {
+  const std::string strides =
+      " int64 q_stride, int64 k_stride, int64 v_stride, int64 beta_stride, int64 g_stride, int64 "
+      "o_stride,";
+  const std::string cuda =
+      backend(DeviceKind::cuda).dialect().parameters(*find_template("recurrent.portable"));
+  EXPECT_TRUE(cuda.ends_with(strides + " Extents e\n")) << cuda;
+  const Template& t = *find_template("recurrent.cpu");
+  const std::string cpu = backend(DeviceKind::cpu).dialect().parameters(t);
+  EXPECT_NE(cpu.find(strides + " const Extents& e\n"), std::string::npos) << cpu;
+  const std::string last = fmt::format(" *static_cast<const int64*>((a)[{}]), *(e)\n",
+                                       t.parameters.size() + t.strided.size() - 1);
+  EXPECT_TRUE(cpu.ends_with(last)) << cpu;
 }
 
 TEST(Backends, ResourcesSayWhatTheKindHas) {

@@ -91,11 +91,18 @@ BoundStep make_step(const Device& device, const PlanStep& plan_step, const Const
   step.geometry = t.geometry(spec, extents, target.limits);
   check_grid(step, target, device.info());
   step.argument_count = t.parameters.size();
-  if (!is_empty(step.geometry))
-    for (const TensorMapUse& use : t.tensor_maps)
-      step.maps.push_back(
-          {use.parameter, device.impl().encode(use.view(spec, extents),
-                                               t.parameters[use.parameter].type.of(constants))});
+  for (std::size_t i = 0; i < t.parameters.size(); ++i)
+    if (t.parameters[i].strided)
+      step.strides.push_back({i, dense_stride(t.parameters[i], spec, extents)});
+  if (is_empty(step.geometry)) return step;
+  for (const TensorMapUse& use : t.tensor_maps) {
+    BoundView bound{use.view(spec, extents), t.parameters[use.parameter].type.of(constants),
+                    BoundView::kNone};
+    for (std::size_t i = 0; i < step.strides.size(); ++i)
+      if (step.strides[i].argument == use.parameter) bound.stride = i;
+    step.maps.push_back({use.parameter, device.impl().encode(bound.view, bound.dtype)});
+    step.views.push_back(std::move(bound));
+  }
   return step;
 }
 
@@ -241,6 +248,7 @@ std::shared_ptr<OperatorImpl> bind_operator(const Device& device, const Problem&
   Wiring wiring(*op);
   for (std::size_t i = 0; i < plan.size(); ++i) wiring.connect(i, uses, starts[i]);
   wiring.finish();
+  op->find_strided();
   return op;
 }
 
@@ -273,6 +281,7 @@ std::shared_ptr<OperatorImpl> bind_stage(const Device& device, const Problem& pr
     if (expected.back().present) step.bindings[i] = {Binding::From::caller, i};
   }
   op->expect(std::move(expected));
+  op->find_strided();
   return op;
 }
 

@@ -205,6 +205,7 @@ wyvern_tensor_spec spec_of(const TensorSpec& from) {
   spec.rank = from.rank;
   std::copy_n(from.shape.begin(), from.rank, spec.shape);
   spec.bytes = bytes_of(from);
+  spec.strided = from.strided ? 1 : 0;
   return spec;
 }
 
@@ -441,6 +442,21 @@ wyvern_status wyvern_operator_tensors(const wyvern_operator* op, wyvern_tensor_s
                                       size_t spec_size, size_t capacity, size_t* count) {
   return guarded([&] {
     write_specs(given(op, "op").op.impl().expected(), specs, spec_size, capacity, count);
+  });
+}
+
+wyvern_status wyvern_operator_takes(const wyvern_operator* op, const wyvern_tensor* tensor,
+                                    size_t tensor_size, int32_t* takes) {
+  return guarded([&] {
+    const OperatorImpl& prepared = given(op, "op").op.impl();
+    check_size<wyvern_tensor>("tensor_size", tensor_size);
+    const auto own = read_struct<wyvern_tensor>(&given(tensor, "tensor"), tensor_size, "tensor");
+    const std::size_t place = argument_index(&given(own.name, "tensor.name"));
+    if (place == kOperatorTensors)
+      bad_input(fmt::format("'{}' is not the name of an operator's tensor", own.name));
+    TensorView view;
+    read_tensor(own, view);
+    given(takes, "takes") = prepared.takes(place, view) ? 1 : 0;
   });
 }
 

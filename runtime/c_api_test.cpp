@@ -26,7 +26,8 @@ namespace {
 static_assert(WYVERN_API_VERSION == 2);
 static_assert(sizeof(wyvern_device_info) == 96 && offsetof(wyvern_device_info, units) == 64);
 static_assert(sizeof(wyvern_field_info) == 48 && offsetof(wyvern_field_info, type) == 40);
-static_assert(sizeof(wyvern_tensor_spec) == 96 && offsetof(wyvern_tensor_spec, shape) == 24);
+static_assert(sizeof(wyvern_tensor_spec) == 104 && offsetof(wyvern_tensor_spec, shape) == 24);
+static_assert(offsetof(wyvern_tensor_spec, strided) == 96);
 static_assert(sizeof(wyvern_runtime_options) == 48);
 static_assert(offsetof(wyvern_runtime_options, on_degraded) == 24);
 static_assert(offsetof(wyvern_runtime_options, command) == 40);
@@ -96,6 +97,17 @@ class CApiTest : public ::testing::Test {
     std::int32_t origin = 0;
     EXPECT_GOOD(wyvern_operator_origin(op_, &origin));
     return origin;
+  }
+  /// The names of what the plan takes strided.
+  std::string strided() const {
+    std::array<wyvern_tensor_spec, 64> specs{};
+    size_t count = 0;
+    EXPECT_GOOD(wyvern_operator_tensors(op_, specs.data(), sizeof(wyvern_tensor_spec), specs.size(),
+                                        &count));
+    std::string names;
+    for (size_t i = 0; i < count; ++i)
+      if (specs[i].strided != 0) names += std::string(specs[i].name) + " ";
+    return names;
   }
   std::string plan() const {
     const char* json = nullptr;
@@ -397,8 +409,8 @@ TEST(CApiProblem, ListsTheTensorsOfEveryOperator) {
       EXPECT_EQ(spec.dtype - 1, static_cast<int>(wanted[t].dtype));
       EXPECT_EQ(spec.bytes % size_of(wanted[t].dtype), 0U);
     }
-    EXPECT_BAD(wyvern_problem_tensors(problem, &specs.front().known, sizeof(wyvern_tensor_spec) - 8,
-                                      1, &count),
+    EXPECT_BAD(wyvern_problem_tensors(problem, &specs.front().known,
+                                      offsetof(wyvern_tensor_spec, bytes), 1, &count),
                "spec_size is 88");
     wyvern_problem_destroy(problem);
   }
@@ -482,6 +494,71 @@ TEST_F(CApiTest, LaunchesWhateverTheOrderAndTheVersion) {
   second.what.struct_size = 64;
   EXPECT_BAD(wyvern_operator_launch(op_, &second.what), "launch.struct_size is 64", "72");
   EXPECT_BAD(wyvern_operator_launch(op_, nullptr), "launch is null");
+}
+
+/// Slices of one projection, by a plan that takes them so: on the CPU that of decoding.
+TEST_F(CApiTest, TakesRowsThatLieApartWhereThePlanDoes) {
+  if (!can_compile()) GTEST_SKIP() << compiler_problem(DeviceKind::cpu);
+  constexpr std::int64_t kTokens = 3, kRow = 16, kStride = 3 * kRow;
+  set("T", kTokens);
+  prepare();
+  EXPECT_EQ(strided(), "q k v beta o ");
+  Launch dense(op_, 1), apart(op_, 1);
+  ASSERT_GOOD(wyvern_operator_launch(op_, &dense.what));
+  const std::array<std::int64_t, 4> strides{7, kStride, kRow, 1};  // of one sequence any
+  struct alignas(16) Projection {
+    std::array<std::uint16_t, kTokens * kStride> elements;
+  };
+  Projection inputs, outputs;
+  inputs.elements.fill(0xFFFF), outputs.elements.fill(0xFFFF);  // NaNs
+  const auto slice = [&](const char* name, Projection& of, std::int64_t first) {
+    wyvern_tensor& tensor = apart.tensor(name);
+    const auto* const from = static_cast<const std::uint16_t*>(tensor.data);
+    tensor.data = of.elements.data() + first;
+    tensor.strides = strides.data();
+    for (std::int64_t t = 0; t < kTokens; ++t)
+      std::copy_n(from + t * kRow, kRow, of.elements.data() + first + t * kStride);
+    std::int32_t takes = 0;
+    EXPECT_GOOD(wyvern_operator_takes(op_, &tensor, sizeof tensor, &takes));
+    EXPECT_EQ(takes, 1) << name;
+  };
+  slice("q", inputs, 0), slice("k", inputs, kRow), slice("o", outputs, kRow);
+  ASSERT_GOOD(wyvern_operator_launch(op_, &apart.what));
+  const std::string rows = dense.bytes_of("o");
+  for (std::int64_t t = 0; t < kTokens; ++t)
+    for (std::int64_t i = 0; i < kStride; ++i) {
+      std::uint16_t wanted = 0xFFFF;
+      if (i / kRow == 1) std::memcpy(&wanted, rows.data() + (t * kRow + i % kRow) * 2, 2);
+      EXPECT_EQ(outputs.elements[static_cast<std::size_t>(t * kStride + i)], wanted);
+    }
+
+  const auto takes = [&](const char* name, const std::array<std::int64_t, 4>& by) {
+    wyvern_tensor tensor = dense.tensor(name);
+    tensor.strides = by.data();
+    std::int32_t yes = -1;
+    EXPECT_GOOD(wyvern_operator_takes(op_, &tensor, sizeof tensor, &yes));
+    return yes;
+  };
+  EXPECT_EQ(takes("v", strides), 1);
+  EXPECT_EQ(takes("v", {7, kStride + 1, kRow, 1}), 0);
+  EXPECT_EQ(takes("v", {7, kRow / 2, kRow, 1}), 0);
+  EXPECT_EQ(takes("v", {7, kStride, kRow, 2}), 0);
+  // What lies between the rows of an output is the output's.
+  apart.tensor("v").data = outputs.elements.data();
+  apart.tensor("v").strides = strides.data();
+  EXPECT_BAD(wyvern_operator_launch(op_, &apart.what), "o overlaps v");
+
+  ASSERT_GOOD(wyvern_problem_set_text(problem_, "pass", "forward"));
+  prepare();
+  EXPECT_EQ(strided(), "");
+  EXPECT_EQ(takes("v", strides), 0);
+  EXPECT_EQ(takes("v", {kTokens * kRow, kRow, kRow, 1}), 1);
+  wyvern_tensor unknown = dense.tensor("v");
+  unknown.name = "Q";
+  std::int32_t yes = 0;
+  EXPECT_BAD(wyvern_operator_takes(op_, &unknown, sizeof unknown, &yes), "'Q'");
+  EXPECT_BAD(wyvern_operator_takes(op_, nullptr, sizeof unknown, &yes), "tensor is null");
+  EXPECT_BAD(wyvern_operator_takes(op_, &unknown, 39, &yes), "tensor_size is 39");
 }
 
 TEST_F(CApiTest, RefusesWrongTensorsByName) {

@@ -42,6 +42,27 @@ bool contiguous(const TensorView& tensor) {
   return true;
 }
 
+/// Whether rows of tokens are contiguous and lie as tensor.hpp says of strided tensors.
+bool rows_lie_apart(const TensorView& tensor) {
+  constexpr std::int64_t kFarthest = std::int64_t{1}
+                                     << 40;              // bytes; what a tensor map has room for
+  constexpr std::int64_t kMost = std::int64_t{1} << 56;  // bytes, as in bytes_of()
+  std::int64_t row = 1;
+  for (int i = tensor.rank - 1; i >= 2; --i) {
+    const auto at = static_cast<std::size_t>(i);
+    if (tensor.shape[at] != 1 && tensor.strides[at] != row) return false;
+    row *= tensor.shape[at];
+  }
+  const auto size = static_cast<std::int64_t>(size_of(tensor.dtype));
+  const std::int64_t stride = row_stride(tensor, row);
+  if (stride < row || stride >= kFarthest / size) return false;
+  if (stride != row && stride * size % static_cast<std::int64_t>(kTensorAlignment) != 0)
+    return false;
+  if (tensor.shape[0] * tensor.shape[1] > kMost / (stride * size)) return false;
+  return tensor.shape[0] == 1 || tensor.shape[1] == 1 ||
+         tensor.strides[0] == tensor.shape[1] * stride;
+}
+
 /// Whether everything is as expected; the slow path that says what is not is explain().
 bool fits(const TensorSpec& expected, const TensorView& tensor) {
   if (!expected.present) return !tensor.present();
@@ -53,8 +74,17 @@ bool fits(const TensorSpec& expected, const TensorView& tensor) {
     elements *= tensor.shape[at];
   }
   if (elements == 0) return true;
-  return tensor.present() && contiguous(tensor) &&
+  return tensor.present() && (contiguous(tensor) || (expected.strided && rows_lie_apart(tensor))) &&
          reinterpret_cast<std::uintptr_t>(tensor.data) % kTensorAlignment == 0;
+}
+
+/// What lies between the rows of a strided tensor.
+std::uintptr_t bytes_between_rows(const TensorView& tensor) {
+  std::int64_t row = 1;
+  for (int i = 2; i < tensor.rank; ++i) row *= tensor.shape[static_cast<std::size_t>(i)];
+  const std::int64_t gaps = tensor.shape[0] * tensor.shape[1] - 1;
+  return static_cast<std::uintptr_t>(gaps * (row_stride(tensor, row) - row)) *
+         size_of(tensor.dtype);
 }
 
 [[noreturn]] void explain(const TensorSpec& expected, const TensorView& tensor) {
@@ -73,10 +103,13 @@ bool fits(const TensorSpec& expected, const TensorView& tensor) {
     bad(expected,
         fmt::format("has shape {}; it must be {}", shape_text(tensor.shape, tensor.rank), wanted));
   if (!tensor.present()) bad(expected, fmt::format("has no data; it must be {}", wanted));
-  if (!contiguous(tensor))
-    bad(expected, fmt::format("has strides {} for shape {}; it must be contiguous",
-                              shape_text(tensor.strides, tensor.rank),
-                              shape_text(tensor.shape, tensor.rank)));
+  if (!contiguous(tensor) && !(expected.strided && rows_lie_apart(tensor)))
+    bad(expected,
+        fmt::format("has strides {} for shape {}; it must be contiguous{}",
+                    shape_text(tensor.strides, tensor.rank), shape_text(tensor.shape, tensor.rank),
+                    expected.strided ? ", or have contiguous rows of tokens at equal distances of "
+                                       "a multiple of 16 bytes"
+                                     : ""));
   bad(expected, fmt::format("starts at {}; it must be aligned to {} bytes", fmt::ptr(tensor.data),
                             kTensorAlignment));
 }
@@ -118,6 +151,16 @@ std::array<const TensorView*, kOperatorTensors> tensors_of(const Arguments& a) {
   return tensors;
 }
 
+std::int64_t row_stride(const TensorView& tensor, std::int64_t dense) {
+  if (tensor.shape[0] == 0 || tensor.shape[1] == 0) return dense;
+  if (tensor.shape[1] > 1) return tensor.strides[1];
+  return tensor.shape[0] > 1 ? tensor.strides[0] : dense;
+}
+
+bool OperatorImpl::takes(std::size_t place, const TensorView& tensor) const {
+  return fits(expected_[place], tensor);
+}
+
 void OperatorImpl::check(std::span<const TensorView* const> tensors, const void* workspace) const {
   for (std::size_t i = 0; i < expected_.size(); ++i)
     if (!fits(expected_[i], *tensors[i])) explain(expected_[i], *tensors[i]);
@@ -145,6 +188,18 @@ void OperatorImpl::expect(std::vector<TensorSpec> tensors) {
   }
 }
 
+void OperatorImpl::find_strided() {
+  std::vector<bool> dense(expected_.size(), false);
+  for (const BoundStep& step : steps)
+    for (std::size_t i = 0; i < step.argument_count; ++i) {
+      const Binding& binding = step.bindings[i];
+      if (binding.from != Binding::From::caller) continue;
+      const bool strided = step.source_template->parameters[i].strided;
+      expected_[binding.index].strided = strided && !dense[binding.index];
+      if (!strided) dense[binding.index] = true;
+    }
+}
+
 void OperatorImpl::check_overlaps(std::span<const TensorView* const> tensors,
                                   const void* workspace) const {
   struct Range {
@@ -157,6 +212,7 @@ void OperatorImpl::check_overlaps(std::span<const TensorView* const> tensors,
     const std::size_t at = in_memory_[i];
     ranges[i].begin = reinterpret_cast<std::uintptr_t>(tensors[at]->data);
     ranges[i].end = ranges[i].begin + bytes_[at];
+    if (expected_[at].strided) ranges[i].end += bytes_between_rows(*tensors[at]);
   }
   const auto name = [&](std::size_t i) { return expected_[in_memory_[i]].name; };
   const auto begin = reinterpret_cast<std::uintptr_t>(workspace);
@@ -177,29 +233,61 @@ void OperatorImpl::check_overlaps(std::span<const TensorView* const> tensors,
 
 void OperatorImpl::enqueue(std::span<const TensorView* const> tensors, void* workspace,
                            Stream stream, std::size_t first, std::size_t last) const {
-  for (std::size_t i = first; i < last; ++i) {
-    const BoundStep& step = steps[i];
-    std::array<void*, kMaxArguments> pointers;
-    for (std::size_t a = 0; a < step.argument_count; ++a) {
-      const Binding& binding = step.bindings[a];
-      switch (binding.from) {
-        case Binding::From::absent: pointers[a] = nullptr; break;
-        case Binding::From::caller: pointers[a] = tensors[binding.index]->data; break;
-        case Binding::From::workspace:
-          pointers[a] = static_cast<char*>(workspace) + binding.index;
-          break;
-      }
+  for (std::size_t i = first; i < last; ++i) enqueue(steps[i], tensors, workspace, stream);
+}
+
+void OperatorImpl::enqueue(const BoundStep& step, std::span<const TensorView* const> tensors,
+                           void* workspace, Stream stream) const {
+  std::array<void*, kMaxArguments> pointers;
+  for (std::size_t a = 0; a < step.argument_count; ++a) {
+    const Binding& binding = step.bindings[a];
+    switch (binding.from) {
+      case Binding::From::absent: pointers[a] = nullptr; break;
+      case Binding::From::caller: pointers[a] = tensors[binding.index]->data; break;
+      case Binding::From::workspace:
+        pointers[a] = static_cast<char*>(workspace) + binding.index;
+        break;
     }
-    for (const auto& [offset, bytes] : step.zeroed)
-      device.impl().fill(static_cast<char*>(workspace) + offset, 0, bytes, stream);
-    step.kernel->launch(step.geometry, {pointers.data(), step.argument_count}, step.maps,
-                        step.extents, stream);
   }
+  std::array<std::int64_t, kMaxStrided> strides;
+  for (std::size_t i = 0; i < step.strides.size(); ++i) {
+    const BoundStride& bound = step.strides[i];
+    const Binding& binding = step.bindings[bound.argument];
+    strides[i] = binding.from == Binding::From::caller
+                     ? row_stride(*tensors[binding.index], bound.dense)
+                     : bound.dense;
+  }
+  for (const auto& [offset, bytes] : step.zeroed)
+    device.impl().fill(static_cast<char*>(workspace) + offset, 0, bytes, stream);
+  launch(step, {pointers.data(), step.argument_count}, {strides.data(), step.strides.size()},
+         stream);
+}
+
+void OperatorImpl::launch(const BoundStep& step, std::span<void* const> pointers,
+                          std::span<const std::int64_t> strides, Stream stream) const {
+  const auto lies_apart = [&](const BoundView& bound) {
+    return bound.stride != BoundView::kNone &&
+           strides[bound.stride] != step.strides[bound.stride].dense;
+  };
+  if (std::none_of(step.views.begin(), step.views.end(), lies_apart))
+    return step.kernel->launch(step.geometry, pointers, step.maps, strides, step.extents, stream);
+  std::array<BoundTensorMap, kMaxTensorMaps> made;
+  for (std::size_t i = 0; i < step.maps.size(); ++i) {
+    const BoundView& bound = step.views[i];
+    made[i] = step.maps[i];
+    if (!lies_apart(bound)) continue;
+    const auto size = static_cast<std::int64_t>(size_of(bound.dtype));
+    made[i].map = device.impl().encode(with_rows_apart(bound.view, strides[bound.stride] * size),
+                                       bound.dtype);
+  }
+  step.kernel->launch(step.geometry, pointers, {made.data(), step.maps.size()}, strides,
+                      step.extents, stream);
 }
 
 const Problem& Operator::problem() const { return impl_->problem; }
 const Plan& Operator::plan() const { return impl_->plan; }
 Origin Operator::origin() const { return impl_->origin; }
+const std::vector<TensorSpec>& Operator::tensors() const { return impl_->expected(); }
 std::size_t Operator::workspace_bytes() const { return impl_->workspace_bytes; }
 
 void Operator::launch(const Arguments& arguments, void* workspace, std::size_t workspace_bytes,

@@ -27,6 +27,20 @@ struct Binding {
   std::size_t index = 0;  ///< caller: index among the caller's tensors; workspace: byte offset
 };
 
+/// A strided tensor of a kernel, in the order of its parameters.
+struct BoundStride {
+  std::size_t argument = 0;  ///< which parameter
+  std::int64_t dense = 0;    ///< elements from row to row where nothing lies between them
+};
+
+/// What a tensor map is made of anew where rows of a strided tensor lie apart.
+struct BoundView {
+  static constexpr std::size_t kNone = ~std::size_t{0};
+  TiledView view;
+  DType dtype = DType::fp32;
+  std::size_t stride = kNone;  ///< which of the step's strides
+};
+
 /// One kernel of the plan, ready to launch.
 struct BoundStep {
   const Template* source_template = nullptr;
@@ -39,6 +53,8 @@ struct BoundStep {
   std::size_t argument_count = 0;
   std::array<Binding, kMaxArguments> bindings{};
   std::vector<BoundTensorMap> maps;  ///< the template's tensor maps; none where the grid is empty
+  std::vector<BoundView> views;      ///< of the maps
+  std::vector<BoundStride> strides;
   /// Runs of the workspace, as offset and bytes, that are zeros when the kernel starts.
   std::vector<std::pair<std::size_t, std::size_t>> zeroed;
   std::shared_ptr<const Kernel> kernel;
@@ -60,7 +76,12 @@ class OperatorImpl {
   const std::vector<TensorSpec>& expected() const { return expected_; }
   /// Throws Error(kBadInput) for a tensor that is larger than any memory.
   void expect(std::vector<TensorSpec> tensors);
+  /// Says of each expected tensor whether all steps that have it take it strided. When their
+  /// bindings are complete.
+  void find_strided();
 
+  /// Whether check() accepts a tensor as the one of this place, whatever the others are.
+  bool takes(std::size_t place, const TensorView& tensor) const;
   /// Throws Error(kBadInput) for the first of the caller's tensors that is not what is expected,
   /// for a workspace that is not aligned, and where what the launch writes shares memory with
   /// anything else of it. `workspace` has workspace_bytes. Takes nanoseconds.
@@ -71,6 +92,11 @@ class OperatorImpl {
 
  private:
   void check_overlaps(std::span<const TensorView* const> tensors, const void* workspace) const;
+  void enqueue(const BoundStep& step, std::span<const TensorView* const> tensors, void* workspace,
+               Stream stream) const;
+  /// By the step's own tensor maps but for tensors whose rows lie apart.
+  void launch(const BoundStep& step, std::span<void* const> pointers,
+              std::span<const std::int64_t> strides, Stream stream) const;
 
   std::vector<TensorSpec> expected_;
   /// Bytes of tensors in memory, and which these are: those that are written, then the others.
@@ -80,6 +106,10 @@ class OperatorImpl {
 
 /// A tensor's bytes. Throws Error(kBadInput) that names it where no memory has so many.
 std::size_t bytes_of(const TensorSpec& tensor);
+
+/// Elements from a token's row of [B, T, ...] to the next one's; `dense` where there is no next
+/// one.
+std::int64_t row_stride(const TensorView& tensor, std::int64_t dense);
 
 /// The tensors of Arguments in binding order, that of tensor_specs().
 std::array<const TensorView*, kOperatorTensors> tensors_of(const Arguments& arguments);

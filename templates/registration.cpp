@@ -167,12 +167,35 @@ void check_tensor_maps(Template& t) {
   }
 }
 
+/// Marks the parameters whose rows may lie apart.
+void mark_strided(Template& t) {
+  if (t.strided.size() > kMaxStrided)
+    reject(t, "it has {} strided tensors; {} is the most", t.strided.size(), kMaxStrided);
+  for (const std::string_view name : t.strided) {
+    const auto tensor = std::find_if(t.parameters.begin(), t.parameters.end(),
+                                     [&](const Parameter& p) { return p.name == name; });
+    if (tensor == t.parameters.end()) reject(t, "{} is strided, but not among its arguments", name);
+    const auto& shape = tensor->shape;
+    if (shape.size() < 3 || !(shape[0] == Dim(extent::B)) ||
+        !(shape[1] == Dim(extent::T) || shape[1] == Dim(extent::nT)))
+      reject(t, "{} is strided, but has no row for each token", name);
+    tensor->strided = true;
+  }
+}
+
 void check_launch(const Template& t) {
   if (!t.geometry) reject(t, "it has no launch");
   if (!t.fallback) reject(t, "it has no default config");
 }
 
 }  // namespace
+
+std::int64_t dense_stride(const Argument& argument, const Spec& spec, const Extents& extents) {
+  std::int64_t elements = 1;
+  for (std::size_t i = 2; i < argument.shape.size(); ++i)
+    elements *= argument.shape[i].value(spec, extents);
+  return elements;
+}
 
 std::string_view Cover::local(std::string_view argument) const {
   const auto it = rename.find(argument);
@@ -184,6 +207,7 @@ void register_template(Template& t) {
   t.parameters = Derivation(t).parameters();
   check_constants(t);
   check_tensor_maps(t);
+  mark_strided(t);
   check_launch(t);
   if (t.summary.empty()) t.summary = t.covers.front().stage->summary;
 }

@@ -173,6 +173,10 @@ std::string declaration(const Parameter& p) {
                      type == "fp32" ? "float" : type, name);
 }
 
+std::string stride_declaration(const Parameter& p) {
+  return fmt::format("int64 {}_stride", p.name);
+}
+
 std::string specialize(const Template& t, const Constants& constants, const Config& config,
                        const Dialect& dialect, const SourceOverrides& overrides) {
   Expansion out(overrides);

@@ -27,6 +27,9 @@ struct Dialect {
 /// "const DTYPE* q": how a kernel declares a tensor. `do` is a word of C++, so it is dO there.
 std::string declaration(const Parameter& p);
 
+/// How a kernel declares the stride of a strided tensor: "int64 q_stride".
+std::string stride_declaration(const Parameter& p);
+
 /// The source to compile. After the dialect's prelude come, as constexpr values and type aliases,
 /// the constants and tunables (and `Spec`, a type that has them as members), then the parameters,
 /// then the template's file with its includes expanded once each (with #line, so that errors name

@@ -79,9 +79,15 @@ struct Keep {
 /// One argument of a template's kernel, under the template's name for it, and where it comes from.
 struct Parameter : Argument {
   std::size_t cover = 0;  ///< which covered stage brought it; covers.size(): none, additional
+  /// The kernel takes its rows at a stride that each launch gives. Set by registration.
+  bool strided = false;
 };
 
-/// A tensor map among a kernel's parameters: by it tensor copies bring tiles of an argument.
+/// Elements from a row of [B, T, ...] to the next token's where nothing lies between them.
+std::int64_t dense_stride(const Argument& argument, const Spec& spec, const Extents& extents);
+
+/// A tensor map among a kernel's parameters: by it tensor copies bring tiles of an argument. Of one
+/// that is strided, dimension 1 of the view counts tokens.
 struct TensorMapUse {
   std::string_view name;      ///< of the parameter, a `wyvern::TensorMap`: "k_map"
   std::string_view argument;  ///< the tensor: an argument that is always there
@@ -90,6 +96,7 @@ struct TensorMapUse {
   std::size_t parameter = 0;  ///< which of the template's parameters it is; set by registration
 };
 inline constexpr std::size_t kMaxTensorMaps = 8;  ///< of one template
+inline constexpr std::size_t kMaxStrided = 8;     ///< tensors of one template
 
 /// The launch of one kernel: CUDA's grid and block, or the CPU's grid of block-function calls.
 struct Geometry {
@@ -143,6 +150,11 @@ struct Template {
   std::vector<AnyConstant> constants;  ///< what its source is specialized on
   std::vector<Tunable> tunables;
   std::vector<TensorMapUse> tensor_maps;  ///< needs.tensor_copies goes with them
+  /// Tensors [B, T, ...] whose rows of a token may lie apart: for each, in the order of the
+  /// parameters, the kernel has an `int64 <name>_stride` after its tensor maps, elements from a row
+  /// to the next one. Rows start at multiples of 16 bytes where they do so in a dense tensor, a
+  /// sequence of a batch at T rows from the one before.
+  std::vector<std::string_view> strided{};
   Needs needs;
   /// Where its blocks share long sequences out by themselves, so that default plans need no split
   /// scan for few heads; nothing: nowhere.

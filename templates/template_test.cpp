@@ -176,6 +176,22 @@ TEST(Registration, TensorMapsAreOfArgumentsThatAreThere) {
   expect_has(refusal(many), "it has 9 tensor maps; 8 is the most");
 }
 
+TEST(Registration, StridedTensorsHaveARowForEachToken) {
+  const auto strided = [](std::vector<std::string_view> names) {
+    Template t = covering({stages::scaled_dot_kkt});
+    t.strided = std::move(names);
+    return t;
+  };
+  Template t = strided({"beta", "k"});
+  register_template(t);
+  for (const Parameter& p : t.parameters)
+    EXPECT_EQ(p.strided, p.name == "k" || p.name == "beta") << p.name;
+  expect_has(refusal(strided({"q"})), "q is strided, but not among its arguments");
+  expect_has(refusal(strided({"chunk_index"})), "chunk_index is strided, but has no row for each");
+  expect_has(refusal(strided(std::vector<std::string_view>(kMaxStrided + 1, "k"))),
+             "it has 9 strided tensors; 8 is the most");
+}
+
 TEST(Registration, EveryTemplateOfTheBuildIsSound) {
   for (const Template& t : all_templates()) {
     EXPECT_EQ(find_template(t.id()), &t);

@@ -24,4 +24,12 @@ struct TiledView {
   Swizzle swizzle = Swizzle::none;
 };
 
+/// The view with so many bytes from an element of dimension 1 to the next.
+inline TiledView with_rows_apart(const TiledView& view, std::int64_t bytes) {
+  TiledView apart{.dims = view.dims, .box = view.box, .swizzle = view.swizzle};
+  for (std::size_t i = 0; i < view.strides.size(); ++i)
+    apart.strides.push_back(i == 0 ? bytes : view.strides[i]);
+  return apart;
+}
+
 }  // namespace wyvern

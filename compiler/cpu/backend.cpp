@@ -12,7 +12,8 @@
 namespace wyvern::detail {
 namespace {
 
-/// The entry point takes an array of pointers; what unpacks it goes with the parameters.
+/// The entry point takes an array of pointers to tensors, then to strides; what unpacks it goes
+/// with the parameters.
 std::string parameters(const Template& t) {
   std::string text = "#define WYVERN_PARAMETERS";
   std::string unpack = "#define WYVERN_UNPACK(a, e)";
@@ -20,6 +21,12 @@ std::string parameters(const Template& t) {
     const std::string pointer = declaration(t.parameters[i]);
     text += fmt::format(" {},", pointer);
     unpack += fmt::format(" static_cast<{}>((a)[{}]),", pointer.substr(0, pointer.rfind(' ')), i);
+  }
+  std::size_t at = t.parameters.size();
+  for (const Parameter& p : t.parameters) {
+    if (!p.strided) continue;
+    text += fmt::format(" {},", stride_declaration(p));
+    unpack += fmt::format(" *static_cast<const int64*>((a)[{}]),", at++);
   }
   return fmt::format("{} const Extents& e\n{} *(e)\n", text, unpack);
 }

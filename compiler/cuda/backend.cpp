@@ -10,12 +10,14 @@
 namespace wyvern::detail {
 namespace {
 
-/// Tensors, maps of tensors, then the sizes of the launch.
+/// Tensors, maps of tensors, strides, then the sizes of the launch.
 std::string parameters(const Template& t) {
   std::string text = "#define WYVERN_PARAMETERS";
   for (const Parameter& p : t.parameters) text += fmt::format(" {},", declaration(p));
   for (const TensorMapUse& map : t.tensor_maps)
     text += fmt::format(" const __grid_constant__ TensorMap {},", map.name);
+  for (const Parameter& p : t.parameters)
+    if (p.strided) text += fmt::format(" {},", stride_declaration(p));
   return text + " Extents e\n";
 }
 

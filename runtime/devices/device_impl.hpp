@@ -28,10 +28,11 @@ class Kernel {
  public:
   virtual ~Kernel() = default;
   /// Enqueues one grid. `arguments` holds the contract's pointers in order, `maps` what encode()
-  /// made of the template's tensor maps; a grid with a zero dimension launches nothing. Allocates
-  /// nothing, takes no lock.
+  /// made of the template's tensor maps, `strides` those of its strided tensors in order; a grid
+  /// with a zero dimension launches nothing. Allocates nothing, takes no lock.
   virtual void launch(const Geometry& geometry, std::span<void* const> arguments,
-                      std::span<const BoundTensorMap> maps, const Extents& extents,
+                      std::span<const BoundTensorMap> maps,
+                      std::span<const std::int64_t> strides, const Extents& extents,
                       Stream stream) const = 0;
 };
 

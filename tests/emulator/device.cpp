@@ -22,9 +22,9 @@ class EmulatedKernel final : public Kernel {
       : source_(source), constants_(std::move(constants)), config_(std::move(config)) {}
 
   void launch(const Geometry& geometry, std::span<void* const> arguments,
-              std::span<const BoundTensorMap> /*maps*/, const Extents& extents,
-              Stream /*stream*/) const override {
-    emulate(source_, constants_, config_, geometry, extents, arguments);
+              std::span<const BoundTensorMap> /*maps*/, std::span<const std::int64_t> strides,
+              const Extents& extents, Stream /*stream*/) const override {
+    emulate(source_, constants_, config_, geometry, extents, arguments, strides);
   }
 
  private:

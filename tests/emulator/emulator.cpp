@@ -123,25 +123,36 @@ void launch(const Kernel& kernel, const Geometry& geometry, const Extents& e,
 
 void emulate(const Template& t, const Constants& constants, const Config& config, const Extents& e,
              std::span<void* const> arguments, Schedule schedule) {
-  emulate(t, constants, config, t.geometry(Spec(constants, config), e, Limits{}), e, arguments,
-          schedule);
+  const Spec spec(constants, config);
+  std::vector<std::int64_t> strides;
+  for (const Parameter& p : t.parameters)
+    if (p.strided) strides.push_back(dense_stride(p, spec, e));
+  emulate(t, constants, config, t.geometry(spec, e, Limits{}), e, arguments, strides, schedule);
 }
 
 void emulate(const Template& t, const Constants& constants, const Config& config,
              const Geometry& geometry, const Extents& e, std::span<void* const> arguments,
-             Schedule schedule) {
+             std::span<const std::int64_t> strides, Schedule schedule) {
   const Spec spec(constants, config);
   if (is_empty(geometry)) return;
   const Kernel& kernel = load(host_source(t, constants, config, {}),
                               fmt::format("{} {{{}}}", t.id(), config.to_string()));
   std::vector<void*> all(arguments.begin(), arguments.end());
+  std::vector<std::int64_t> own(strides.begin(), strides.end());
+  std::map<std::size_t, std::int64_t> stride_of;  // by parameter
+  for (std::size_t i = 0; i < t.parameters.size(); ++i)
+    if (t.parameters[i].strided) stride_of.emplace(i, own.at(stride_of.size()));
   std::vector<TensorMap> maps(t.tensor_maps.size());
   for (std::size_t i = 0; i < maps.size(); ++i) {
     const TensorMapUse& use = t.tensor_maps[i];
-    const DType type = t.parameters[use.parameter].type.of(constants);
-    maps[i] = encode(use.view(spec, e), size_of(type), arguments[use.parameter]);
+    const std::size_t size = size_of(t.parameters[use.parameter].type.of(constants));
+    TiledView view = use.view(spec, e);
+    if (const auto stride = stride_of.find(use.parameter); stride != stride_of.end())
+      view = with_rows_apart(view, stride->second * static_cast<std::int64_t>(size));
+    maps[i] = encode(view, size, arguments[use.parameter]);
     all.push_back(&maps[i]);
   }
+  for (std::int64_t& stride : own) all.push_back(&stride);
   launch(kernel, geometry, e, all, schedule);
 }
 

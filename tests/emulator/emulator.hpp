@@ -17,6 +17,7 @@
 // not emulated.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -36,10 +37,10 @@ enum class Schedule { first_warp, last_warp };
 void emulate(const Template& t, const Constants& constants, const Config& config, const Extents& e,
              std::span<void* const> arguments, Schedule schedule = Schedule::first_warp);
 
-/// The same over a grid that another target's facts made.
+/// The same over a grid that another target's facts made, with the strides of strided tensors.
 void emulate(const Template& t, const Constants& constants, const Config& config,
              const Geometry& geometry, const Extents& e, std::span<void* const> arguments,
-             Schedule schedule = Schedule::first_warp);
+             std::span<const std::int64_t> strides, Schedule schedule = Schedule::first_warp);
 
 /// The same for a kernel of a test's own, given as the text of its file. The argument of a
 /// TensorMap points at one.

@@ -182,6 +182,37 @@ TEST_P(EmulatedOneKernel, MatchesOracle) {
   check(emulator::prepare(device(), data.problem, wide), data);
 }
 
+/// Rows of tokens that lie apart, as those of slices of a projection: one sequence after the other
+/// of a batch, sequences that end inside a chunk.
+TEST_F(EmulatedOperator, OneKernelTakesRowsThatLieApart) {
+  for (const char* const op : {"gated_delta_rule", "delta_rule", "kda"}) {
+    Problem p = base({op, Pass::forward});
+    p.B = p.N = 2, p.T = 70;
+    p.K = 128, p.V = 128;
+    p.use_qk_l2norm = p.initial_state = true;
+    for (const Lengths& lengths : {Lengths{}, Lengths{90, 0, 33}}) {
+      p.packed = !lengths.empty();
+      const OperatorData data = make_data(p, Gate::typical, 6, lengths);
+      const auto plan = plan_with(device(), data.problem, one_kernel_of(data.problem));
+      ASSERT_TRUE(plan.has_value());
+      check_rows_apart(emulator::prepare(device(), data.problem, *plan), data);
+    }
+  }
+}
+
+class EmulatedDecode : public EmulatedOperator,
+                       public ::testing::WithParamInterface<std::string_view> {};
+
+TEST_P(EmulatedDecode, TakesRowsThatLieApart) {
+  for (const bool packed : {false, true}) {
+    Problem p = base({std::string(GetParam()), Pass::recurrent});
+    p.packed = packed;
+    if (!packed) p.T = 1;
+    const OperatorData data = make_data(p, Gate::typical, 6, packed ? Lengths{2, 0, 3} : Lengths{});
+    check_rows_apart(prepare(data.problem), data);
+  }
+}
+
 /// Blocks that share a sequence out walk on from where older states no longer count: after a few
 /// tokens, after many, or, where gates are weak or states grow, from the sequence's start.
 class EmulatedShares : public EmulatedOperator {
@@ -195,7 +226,8 @@ class EmulatedShares : public EmulatedOperator {
     const OperatorData data = make_data(p, gate, 9, lengths);
     const auto plan = plan_with(device(), data.problem, one_kernel_of(p));
     ASSERT_TRUE(plan.has_value());
-    check(emulator::prepare(device(), data.problem, *plan), data);
+    const Operator op = emulator::prepare(device(), data.problem, *plan);
+    p.packed ? check_rows_apart(op, data) : check(op, data);
   }
 };
 
@@ -224,6 +256,9 @@ TEST_F(EmulatedShares, OfOneDecayAChannelMatchOracle) {
 
 INSTANTIATE_TEST_SUITE_P(, EmulatedOneKernel, ::testing::ValuesIn(one_kernel_cases()),
                          [](const auto& each) { return each.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(, EmulatedDecode, ::testing::ValuesIn(operators()),
+                         [](const auto& each) { return std::string(each.param); });
 
 INSTANTIATE_TEST_SUITE_P(, EmulatedSegments, ::testing::ValuesIn(chunked_passes()),
                          [](const auto& each) { return name_of(each.param); });

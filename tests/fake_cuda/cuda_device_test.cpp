@@ -85,7 +85,7 @@ class CudaDeviceTest : public testing::Test {
     fake_cuda::parameter_sizes({sizeof(void*), sizeof(void*), sizeof(Extents)});
     void* const pointers[] = {reinterpret_cast<void*>(0xA000), nullptr};
     fake_cuda::take_calls();
-    kernel.launch(how, pointers, {}, extents_, reinterpret_cast<void*>(0x5));
+    kernel.launch(how, pointers, {}, {}, extents_, reinterpret_cast<void*>(0x5));
     return fake_cuda::take_calls();
   }
 
@@ -358,7 +358,7 @@ TEST_F(CudaDeviceTest, ALaunchPutsTheAddressIntoItsTensorMapsAndMakesNone) {
     void* const pointers[] = {reinterpret_cast<void*>(base), nullptr,
                               reinterpret_cast<void*>(base + 0x100)};
     fake_cuda::take_calls();
-    kernel->launch(geometry(), pointers, maps, extents_, nullptr);
+    kernel->launch(geometry(), pointers, maps, {}, extents_, nullptr);
     EXPECT_EQ(fake_cuda::take_calls(), (Names{"cuCtxGetCurrent", "cuTensorMapReplaceAddress",
                                               "cuTensorMapReplaceAddress", "cuLaunchKernel"}));
     const fake_cuda::Launch one = fake_cuda::launches().back();
@@ -413,6 +413,88 @@ TEST_F(CudaDeviceTest, BindingMakesTheTensorMapsOfATemplate) {
   p.T = 0;
   EXPECT_TRUE(bind_stage(device, p, plan_step)->steps.front().maps.empty());
   EXPECT_EQ(fake_cuda::tensor_maps().size(), 1U) << "there is nothing to copy";
+}
+
+/// What rows of tokens that lie apart cost a launch: their maps anew, and strides among the
+/// kernel's parameters.
+TEST_F(CudaDeviceTest, ALaunchMakesTheTensorMapsOfRowsThatLieApart) {
+  const Device device = Device::open("cuda:0");
+  Problem p;
+  p.B = p.N = 2, p.T = 100;
+  p.H = 2, p.HV = 4, p.K = 128, p.V = 64;
+  const auto op = bind_stage(device, p,
+                             {"delta_forward.hopper", Config{{"BT", std::int64_t{64}},
+                                                             {"BV", std::int64_t{64}},
+                                                             {"num_stages", std::int64_t{3}}}});
+  BoundStep& step = op->steps.front();
+  step.kernel = device.impl().load(artifact(), step.geometry);
+  std::vector<TensorView> tensors;
+  std::vector<const TensorView*> given;
+  for (const TensorSpec& spec : op->expected()) {
+    TensorView& view = tensors.emplace_back();
+    view.dtype = spec.dtype, view.rank = spec.rank, view.shape = spec.shape;
+    std::int64_t stride = 1;
+    for (auto i = static_cast<std::size_t>(spec.rank); i-- > 0; stride *= spec.shape[i])
+      view.strides[i] = stride;
+    view.data = reinterpret_cast<void*>(0x100000 * tensors.size());
+    if (!spec.present) view = {};
+  }
+  for (const TensorView& view : tensors) given.push_back(&view);
+  const auto place = [&](std::string_view name) {
+    std::size_t i = 0;
+    while (op->expected()[i].name != name) ++i;
+    return i;
+  };
+  std::vector<std::size_t> sizes(step.argument_count, sizeof(void*));
+  sizes.insert(sizes.end(), 4, sizeof(TensorMap));
+  sizes.insert(sizes.end(), 6, sizeof(std::int64_t));
+  sizes.push_back(sizeof(Extents));
+  fake_cuda::parameter_sizes(sizes);
+  const auto strides = [&] {
+    std::array<std::int64_t, 6> all{};
+    for (std::size_t i = 0; i < all.size(); ++i)
+      std::memcpy(&all[i],
+                  fake_cuda::launches().back().parameters.at(step.argument_count + 4 + i).data(),
+                  sizeof all[i]);
+    return all;
+  };
+  make_current(0);
+  op->check(given, nullptr);
+  op->enqueue(given, nullptr, nullptr, 0, 1);
+  EXPECT_EQ(strides(), (std::array<std::int64_t, 6>{256, 256, 4, 4, 256, 256}));
+  EXPECT_EQ(fake_cuda::tensor_maps().size(), 4U) << "none at a launch of dense tensors";
+
+  TensorView& v = tensors[place("v")];
+  v.strides = {76800, 768, 64, 1, 0};  // the last third of a projection
+  tensors[place("g")].strides = {800, 8, 1, 0, 0};
+  op->check(given, nullptr);
+  op->enqueue(given, nullptr, nullptr, 0, 1);
+  EXPECT_EQ(strides(), (std::array<std::int64_t, 6>{256, 256, 8, 4, 768, 256}));
+  ASSERT_EQ(fake_cuda::tensor_maps().size(), 5U);
+  EXPECT_EQ(fake_cuda::tensor_maps()[4].dims, fake_cuda::tensor_maps()[2].dims);
+  EXPECT_EQ(fake_cuda::tensor_maps()[4].strides, (std::vector<std::uint64_t>{1536, 128, 128}));
+  const auto map =
+      fake_cuda::as_tensor_map(fake_cuda::launches().back().parameters.at(step.argument_count + 2));
+  EXPECT_EQ(map.made_by, 4U);
+  EXPECT_EQ(map.address, reinterpret_cast<std::uintptr_t>(v.data));
+
+  const auto refused = [&](TensorView& tensor, std::array<std::int64_t, kMaxRank> wrong) {
+    const auto good = std::exchange(tensor.strides, wrong);
+    expect_error(ErrorKind::kBadInput, "or have contiguous rows of tokens at equal distances",
+                 [&] { op->check(given, nullptr); });
+    tensor.strides = good;
+  };
+  refused(v, {76800, 767, 64, 1, 0});               // not a multiple of 16 bytes
+  refused(v, {76801, 768, 64, 1, 0});               // sequences that do not follow one another
+  refused(v, {76800, 768, 128, 1, 0});              // heads apart
+  refused(v, {25600, 256, 64, 2, 0});               // elements apart
+  refused(v, {12800, 128, 64, 1, 0});               // rows that overlap
+  refused(v, {0, 0, 64, 1, 0});                     // one row for all
+  refused(v, {-76800, -768, 64, 1, 0});             // backwards
+  refused(v, {100LL << 40, 1LL << 40, 64, 1, 0});   // farther than a map tells
+  refused(tensors[place("g")], {600, 6, 1, 0, 0});  // 24 bytes
+  tensors[place("o")].data = static_cast<char*>(v.data) + 512;
+  expect_error(ErrorKind::kBadInput, "o overlaps v", [&] { op->check(given, nullptr); });
 }
 
 TEST_F(CudaDeviceTest, MoreBlocksThanALaunchMayHaveAreRefused) {

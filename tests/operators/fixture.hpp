@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/plan.hpp"
+#include "tests/support/rows_apart.hpp"
 #include "tests/support/runner.hpp"
 
 namespace wyvern::testing {
@@ -40,6 +41,18 @@ class OperatorTest : public ::testing::Test {
   }
 
   void check(const OperatorData& data) { check(prepare(data.problem), data); }
+
+  /// The same with all rows of tokens apart; outputs are those of dense tensors, bit by bit.
+  void check_rows_apart(const Operator& op, const OperatorData& data) {
+    SCOPED_TRACE(describe(data.problem));
+    SCOPED_TRACE(plan_to_json(op.plan()));
+    EXPECT_EQ(strided_tensors(op), rows_of_tokens(data.problem));
+    const HostTensors outputs =
+        run_operator(device(), op, data, Guards::bands, launch_rows_apart(device(), op));
+    expect_matches_oracle(data, outputs);
+    for (const auto& [name, dense] : run_operator(device(), op, data))
+      EXPECT_TRUE(same_bytes(outputs.at(name), dense)) << name;
+  }
 
   std::optional<Device> device_;
   std::string skip_reason_;

@@ -83,6 +83,34 @@ TEST_F(GpuTensorCopies, RepeatAndReplayBitByBit) {
   expect_same(run_operator(device(), op, data, Guards::bands, replayed(device(), op)), direct);
 }
 
+/// What makes its maps anew at a launch, where rows of tokens lie apart.
+TEST_F(GpuTensorCopies, TakeRowsThatLieApart) {
+  WYVERN_OPEN_OR_SKIP(DeviceKind::cuda);
+  for (const auto& [op, id] : {std::pair{"gated_delta_rule", "delta_forward.hopper"},
+                               std::pair{"kda", "kda_forward.hopper"}}) {
+    Problem p = base({op, Pass::forward});
+    p.K = p.V = 128;
+    p.packed = p.initial_state = p.use_qk_l2norm = true;
+    const OperatorData data = make_data(p, Gate::typical, 18, {150, 0, 33, 200});
+    const auto plan = plan_with(device(), data.problem, id);
+    if (!plan) GTEST_SKIP() << "this GPU has no wgmma";
+    check_rows_apart(test_runtime().prepare(device(), data.problem, *plan), data);
+  }
+}
+
+/// Decoding takes rows of tokens that lie apart.
+TEST_P(OperatorPromise, StepsTakeRowsThatLieApart) {
+  WYVERN_OPEN_OR_SKIP(GetParam().kind);
+  if (!recurrent()) return;
+  const OperatorData data = rich_data(19);
+  check_rows_apart(prepare(data.problem), data);
+  Problem p = base(which());
+  p.B = p.N = 3, p.T = 1;
+  p.K = 33;  // rows that are no multiples of 16 bytes
+  const OperatorData one = make_data(p, Gate::typical, 20);
+  check_rows_apart(prepare(one.problem), one);
+}
+
 TEST_P(OperatorPromise, HostLengthsAreAcceptedBesideTheDevices) {
   WYVERN_OPEN_OR_SKIP(GetParam().kind);
   const OperatorData data = rich_data(3);

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -23,6 +24,7 @@
 #include "runtime/devices/cpu/rates.hpp"
 #include "runtime/devices/cpu/shared_object.hpp"
 #include "runtime/devices/cpu/thread_pool.hpp"
+#include "runtime/operator_impl.hpp"
 
 namespace wyvern {
 namespace {
@@ -86,9 +88,12 @@ class CpuKernel final : public Kernel {
   CpuKernel& operator=(const CpuKernel&) = delete;
 
   void launch(const Geometry& geometry, std::span<void* const> arguments,
-              std::span<const BoundTensorMap> /*maps*/, const Extents& extents,
-              Stream /*stream*/) const override {
-    const Call call{entry_, &geometry, arguments.data(), &extents};
+              std::span<const BoundTensorMap> /*maps*/, std::span<const std::int64_t> strides,
+              const Extents& extents, Stream /*stream*/) const override {
+    std::array<void*, kMaxArguments + kMaxStrided> all;  // strides follow the tensors
+    auto end = std::copy(arguments.begin(), arguments.end(), all.begin());
+    for (const std::int64_t& stride : strides) *end++ = const_cast<std::int64_t*>(&stride);
+    const Call call{entry_, &geometry, all.data(), &extents};
     pool_->run(geometry.grid[0] * geometry.grid[1] * geometry.grid[2],
                static_cast<std::size_t>(geometry.shared_bytes), &CpuKernel::run_block, &call);
   }

@@ -41,11 +41,11 @@ class CudaKernel final : public Kernel {
   CudaKernel& operator=(const CudaKernel&) = delete;
 
   void launch(const Geometry& geometry, std::span<void* const> arguments,
-              std::span<const BoundTensorMap> maps, const Extents& extents,
-              Stream stream) const override {
+              std::span<const BoundTensorMap> maps, std::span<const std::int64_t> strides,
+              const Extents& extents, Stream stream) const override {
     if (is_empty(geometry)) return;
     const Current current(context_->driver, context_->context);
-    std::array<void*, kMaxArguments + kMaxTensorMaps + 1> parameters;
+    std::array<void*, kMaxArguments + kMaxTensorMaps + kMaxStrided + 1> parameters;
     std::size_t count = 0;
     for (void* const& argument : arguments)
       parameters[count++] = const_cast<void*>(static_cast<const void*>(&argument));
@@ -55,6 +55,8 @@ class CudaKernel final : public Kernel {
       place(context_->driver, placed[i], arguments[maps[i].argument]);
       parameters[count++] = &placed[i];
     }
+    for (const std::int64_t& stride : strides)
+      parameters[count++] = const_cast<std::int64_t*>(&stride);
     parameters[count] = const_cast<Extents*>(&extents);
     const bool programmatic = geometry.programmatic && context_->programmatic;
     if (programmatic || is_cluster(geometry))

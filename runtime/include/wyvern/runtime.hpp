@@ -75,6 +75,9 @@ struct TensorSpec {
   int rank = 0;
   std::array<std::int64_t, kMaxRank> shape{};
   bool present = false;  ///< the problem asks for it; else it must be absent
+  /// Of a prepared operator: rows of a token may lie apart, as <wyvern/tensor.hpp> says. Its plan
+  /// decides; false in tensor_specs().
+  bool strided = false;
 };
 
 /// Every tensor of Arguments for a valid problem, in the order of Arguments.
@@ -148,6 +151,8 @@ class Operator {
   [[nodiscard]] Origin origin() const;
   /// Bytes a launch needs; the memory's content does not matter and need not outlive the launch.
   [[nodiscard]] std::size_t workspace_bytes() const;
+  /// tensor_specs() of the problem, with what this plan takes strided.
+  [[nodiscard]] const std::vector<TensorSpec>& tensors() const;
 
   /// Enqueues the pass on `stream` (runs it, on the CPU). `workspace` has `workspace_bytes`, at
   /// least workspace_bytes(), is aligned to 256 bytes, not shared with a launch in flight, and may

@@ -228,6 +228,9 @@ typedef struct wyvern_tensor_spec {
   int32_t rank;
   int64_t shape[WYVERN_MAX_RANK]; /* elements; 0 beyond the rank */
   size_t bytes;                   /* of the contiguous tensor */
+  /* Version 2. 1: the operator's plan takes it strided, as wyvern_tensor says; 0: it must be
+   * contiguous. 0 of wyvern_problem_tensors(), as plans differ. */
+  int64_t strided;
 } wyvern_tensor_spec;
 
 /* Every tensor that an operator can have, those of a legal problem with `present`: what a launch
@@ -358,10 +361,20 @@ typedef struct wyvern_tensor {
                  it has no elements */
   const int64_t* shape;   /* `rank` extents; NULL where rank is 0 */
   const int64_t* strides; /* in elements; NULL: contiguous, as every tensor must be (row-major; a
-                             dimension of extent 1 may have any stride) */
+                             dimension of extent 1 may have any stride) that is not strided (version
+                             2): then of [B, T, ...] rows of tokens may lie apart, each contiguous,
+                             at equal distances of a multiple of 16 bytes below 2^40, sequences of a
+                             batch at T distances; what lies between rows is neither read nor
+                             written, but counts as memory of a tensor that is written */
   int32_t dtype;          /* a wyvern_dtype */
   int32_t rank;
 } wyvern_tensor;
+
+/* Version 2. 1 in `takes` where a launch of the operator takes this tensor as it is, by its name,
+ * dtype, shape, strides and address; else 0. `tensor_size`: sizeof(wyvern_tensor). */
+WYVERN_C_API wyvern_status wyvern_operator_takes(const wyvern_operator* op,
+                                                 const wyvern_tensor* tensor, size_t tensor_size,
+                                                 int32_t* takes);
 
 typedef struct wyvern_launch {
   size_t struct_size;

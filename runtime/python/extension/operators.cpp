@@ -134,15 +134,15 @@ void* data_of(const Tensor& tensor) {
   return data;
 }
 
-/// The tensor's description for the C API, which lives as long as the tensor. One whose rows are
-/// not contiguous or not aligned is replaced by a copy.
-wyvern_tensor describe(const char* name, Tensor& tensor, const Place& place) {
+/// The tensor's description for the C API, which lives as long as the tensor; strides are left out
+/// where it is contiguous.
+wyvern_tensor describe(const char* name, const Tensor& tensor, const Place& place) {
   const Place own = place_of(tensor);
   if (own != place)
     throw Refusal(Kind::value, std::string(name) + " is on " + place_text(own) +
                                    "; it must be on " + place_text(place) + ", where q is");
   wyvern_tensor described{name, nullptr, nullptr, nullptr, 0, 0};
-  std::int64_t rank = 0, *sizes = nullptr;
+  std::int64_t rank = 0, *sizes = nullptr, *strides = nullptr;
   std::int32_t dtype = 0;
   bool contiguous = false;
   check_torch(torch().aoti_torch_get_dim(tensor.get(), &rank), "get_dim");
@@ -151,18 +151,30 @@ wyvern_tensor describe(const char* name, Tensor& tensor, const Place& place) {
   check_torch(torch().aoti_torch_is_contiguous(tensor.get(), &contiguous), "is_contiguous");
   if (rank > WYVERN_MAX_RANK)
     throw Refusal(Kind::value, std::string(name) + " has " + std::to_string(rank) + " dimensions");
+  if (!contiguous)
+    check_torch(torch().aoti_torch_get_strides(tensor.get(), &strides), "get_strides");
   described.data = data_of(tensor);
-  if (!contiguous || reinterpret_cast<std::uintptr_t>(described.data) % kAlignment != 0) {
-    Tensor copy = empty({sizes, static_cast<std::size_t>(rank)}, dtype, place);
-    check_torch(torch().aoti_torch_copy_(copy.get(), tensor.get(), 0), "copy_");
-    tensor = std::move(copy);
-    check_torch(torch().aoti_torch_get_sizes(tensor.get(), &sizes), "get_sizes");
-    described.data = data_of(tensor);
-  }
   described.shape = sizes;
+  described.strides = strides;
   described.dtype = wyvern_dtype_of(dtype);
   described.rank = static_cast<std::int32_t>(rank);
   return described;
+}
+
+bool is_dense(const wyvern_tensor& tensor) {
+  return tensor.strides == nullptr &&
+         reinterpret_cast<std::uintptr_t>(tensor.data) % kAlignment == 0;
+}
+
+/// Replaces a tensor that is not contiguous or not aligned by a copy.
+void make_dense(Tensor& tensor, wyvern_tensor& described, const Place& place) {
+  if (is_dense(described)) return;
+  std::int32_t dtype = 0;
+  check_torch(torch().aoti_torch_get_dtype(tensor.get(), &dtype), "get_dtype");
+  Tensor copy = empty({described.shape, static_cast<std::size_t>(described.rank)}, dtype, place);
+  check_torch(torch().aoti_torch_copy_(copy.get(), tensor.get(), 0), "copy_");
+  tensor = std::move(copy);
+  described = describe(described.name, tensor, place);
 }
 
 /// What the dispatcher hands over, owned: reading it takes it from the stack, all of it, so that
@@ -251,7 +263,9 @@ class HostSeqlens {
  public:
   explicit HostSeqlens(Tensor& tensor) {
     if (!tensor) return;
-    const wyvern_tensor given = describe("cu_seqlens_cpu", tensor, {numbers().cpu, -1});
+    const Place host{numbers().cpu, -1};
+    wyvern_tensor given = describe("cu_seqlens_cpu", tensor, host);
+    make_dense(tensor, given, host);
     if (given.rank != 1)
       throw Refusal(Kind::value, "cu_seqlens_cpu has " + std::to_string(given.rank) +
                                      " dimensions; it must have 1");
@@ -320,6 +334,15 @@ class Launch {
   std::size_t count_ = 0;
 };
 
+/// Whether the operator takes the tensor without a copy: contiguous, or with rows of tokens that
+/// lie apart where its plan allows that.
+bool takes(const Prepared& op, const wyvern_tensor& tensor) {
+  if (is_dense(tensor)) return true;
+  std::int32_t taken = 0;
+  check(wyvern_operator_takes(op.op, &tensor, sizeof tensor, &taken));
+  return taken != 0;
+}
+
 std::vector<Tensor> run(Call& call, bool backward) {
   const Place place = place_of(call.tensors[0]);
   if (place.type != numbers().cpu && place.type != numbers().cuda)
@@ -338,6 +361,8 @@ std::vector<Tensor> run(Call& call, bool backward) {
   request.stream = stream_of(place);
   request.tensors = std::span(inputs).first(count);
   const Prepared& op = prepared(request);
+  for (std::size_t i = 0; i < count; ++i)
+    if (call.tensors[i] && !takes(op, inputs[i])) make_dense(call.tensors[i], inputs[i], place);
 
   std::vector<Tensor> outputs(op.outputs.size());
   for (std::size_t i = 0; i < outputs.size(); ++i)
@@ -347,8 +372,10 @@ std::vector<Tensor> run(Call& call, bool backward) {
     throw Refusal(Kind::value, "kept has " + std::to_string(call.kept.size()) +
                                    " tensors; it must have " + std::to_string(op.kept.size()));
   std::array<wyvern_tensor, kKept.size()> kept{};
-  for (std::size_t i = 0; i < op.kept.size(); ++i)
+  for (std::size_t i = 0; i < op.kept.size(); ++i) {
     kept[i] = describe(op.kept[i], call.kept[i], place);
+    make_dense(call.kept[i], kept[i], place);
+  }
   Tensor workspace;
   if (op.workspace_bytes != 0) {
     const std::int64_t bytes = static_cast<std::int64_t>(op.workspace_bytes + kWorkspaceAlignment);

@@ -33,6 +33,7 @@ using StringHandle = StringOpaque*;
   X(AOTITorchError, aoti_torch_get_data_ptr, (AtenTensorHandle, void**))                     \
   X(AOTITorchError, aoti_torch_get_dim, (AtenTensorHandle, std::int64_t*))                   \
   X(AOTITorchError, aoti_torch_get_sizes, (AtenTensorHandle, std::int64_t**))                \
+  X(AOTITorchError, aoti_torch_get_strides, (AtenTensorHandle, std::int64_t**))              \
   X(AOTITorchError, aoti_torch_get_dtype, (AtenTensorHandle, std::int32_t*))                 \
   X(AOTITorchError, aoti_torch_get_device_type, (AtenTensorHandle, std::int32_t*))           \
   X(AOTITorchError, aoti_torch_get_device_index, (AtenTensorHandle, std::int32_t*))          \

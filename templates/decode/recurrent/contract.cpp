@@ -39,6 +39,7 @@ Template stage() {
                  constant::STATE_V_FIRST,
                  constant::INPLACE_STATE,
                  constant::STATE_INDEX};
+  t.strided = {"q", "k", "v", "beta", "g", "o"};
   return t;
 }
 

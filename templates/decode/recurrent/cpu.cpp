@@ -38,34 +38,35 @@ WYVERN_BLOCK {
   else
     clear_rows(tile, 0, kStateRows, STATE_V_FIRST ? K : columns);
   if (skipped) {
-    decode::clear_output<Spec>(o + (begin * HV + head) * V + first_column, end - begin, columns);
+    decode::clear_output(o + begin * o_stride + head * V + first_column, o_stride, end - begin,
+                         columns);
     if constexpr (FINAL_STATE) decode::store_state<Spec>(tile, columns, final_state + to);
     return;
   }
   for (int64 i = begin * STEPS; i < end * STEPS; ++i) {
     const int64 token = i / STEPS;
     const bool first = i % STEPS == 0, last = i % STEPS == STEPS - 1;
-    const int64 row = i * HV + head, token_row = token * HV + head;
-    decode::load_vector(k + (i * H + head / (HV / H)) * K, K, t.k);
+    const int64 keys = head / (HV / H) * K;
+    decode::load_vector(k + i * k_stride + keys, K, t.k);
     if (last)
-      decode::load_vector(q + (token * H + head / (HV / H)) * K, K, t.q);
+      decode::load_vector(q + token * q_stride + keys, K, t.q);
     else
       decode::fill_keys<Spec>(t.q, 0.0F);
-    decode::load_vector(v + row * V + first_column, columns, t.u);
-    load_beta<BETA_SIGMOID, NEG_EIGVAL>(beta + row, 1, 1, with_k);
+    decode::load_vector(v + i * v_stride + head * V + first_column, columns, t.u);
+    load_beta<BETA_SIGMOID, NEG_EIGVAL>(beta + i * beta_stride + head, 1, 1, with_k);
     t.kq = decode::dot<Spec>(t.k, t.q);
     t.k_rstd = decode::norm_scale<Spec>(t.k);
     t.q_rstd = decode::norm_scale<Spec>(t.q);
     t.rate = with_k[0] * t.k_rstd;
     if constexpr (GATED) {
       if (first)
-        decode::load_decay<Spec, VECTOR_GATE>(g + token_row * GATE_K, A_log, dt_bias, head,
-                                              e.lower_bound, t.decay);
+        decode::load_decay<Spec, VECTOR_GATE>(g + token * g_stride + head * GATE_K, A_log, dt_bias,
+                                              head, e.lower_bound, t.decay);
       else
         decode::fill_keys<Spec>(t.decay, 1.0F);
     }
     Step::run(tile, t, columns, with_k, with_q, e.scale, out);
-    if (last) decode::store_vector(out, columns, o + token_row * V + first_column);
+    if (last) decode::store_vector(out, columns, o + token * o_stride + head * V + first_column);
   }
   if constexpr (INPLACE_STATE) decode::store_state<Spec>(tile, columns, state + from);
   if constexpr (FINAL_STATE) decode::store_state<Spec>(tile, columns, final_state + to);

@@ -26,11 +26,9 @@ struct Token {
 };
 
 struct Tensors {
-  const DTYPE* q;
-  const DTYPE* k;
-  const DTYPE* v;
-  const BETA_DTYPE* beta;
-  const G_DTYPE* g;
+  TokenRows<const DTYPE> q, k, v;
+  TokenRows<const BETA_DTYPE> beta;
+  TokenRows<const G_DTYPE> g;
 };
 
 /// Whether row `row` of k, of which a token has STEPS, decays the state; whether it reads it.
@@ -38,19 +36,16 @@ WYVERN_DEVICE bool is_first(int64 row) { return STEPS == 1 || row % STEPS == 0; 
 WYVERN_DEVICE bool is_last(int64 row) { return STEPS == 1 || row % STEPS == STEPS - 1; }
 
 WYVERN_DEVICE void load_step(Token& to, const Tensors& in, int64 row, int head, int column) {
-  const int64 keys = (row * H + head / (HV / H)) * K;
-  const int64 values = row * HV + head;
-  // Of one step a token the same expressions, as the compiler orders its code by them.
-  const int64 queries = STEPS == 1 ? keys : (row / STEPS * H + head / (HV / H)) * K;
-  const int64 gates = STEPS == 1 ? values : row / STEPS * HV + head;
-  to.k.load(in.k + keys);
-  if (is_last(row)) to.q.load(in.q + queries);
+  const int64 token = STEPS == 1 ? row : row / STEPS;
+  const int keys = head / (HV / H) * K;
+  to.k.load(in.k.row(row) + keys);
+  if (is_last(row)) to.q.load(in.q.row(token) + keys);
   if (is_first(row)) {
-    if constexpr (VECTOR_GATE) to.gates.load(in.g + gates * K);
-    if constexpr (SCALAR_GATE) to.gate = in.g[gates];
+    if constexpr (VECTOR_GATE) to.gates.load(in.g.row(token) + head * K);
+    if constexpr (SCALAR_GATE) to.gate = in.g.row(token)[head];
   }
-  to.beta = in.beta[values];
-  to.v.load(in.v + values * V, column);
+  to.beta = in.beta.row(row)[head];
+  to.v.load(in.v.row(row) + head * V, column);
 }
 
 WYVERN_DEVICE void decay_and_multiply(State& S, Products& sums, const Token& now, const Decay& gate,
@@ -110,11 +105,11 @@ WYVERN_KERNEL(kThreads, 0) {
   State S;
   S.clear();
   if (STATE_INDEX && (slot < 0 || slot >= e.S)) {
-    decode::clear_output<Spec>(o, begin, end, head, column);
+    decode::clear_output<Spec>({o, o_stride}, begin, end, head, column);
     if constexpr (FINAL_STATE) S.store(final_state + to, column);
     return;
   }
-  const Tensors in{q, k, v, beta, g};
+  const Tensors in{{q, q_stride}, {k, k_stride}, {v, v_stride}, {beta, beta_stride}, {g, g_stride}};
   Token next = {};
   if (begin < end) load_step(next, in, begin * STEPS, head, column);
   if constexpr (INPLACE_STATE)
@@ -126,7 +121,8 @@ WYVERN_KERNEL(kThreads, 0) {
   for (int64 row = begin * STEPS; row < end * STEPS; ++row) {
     const Token now = next;
     if (row + 1 < end * STEPS) load_step(next, in, row + 1, head, column);
-    step(S, now, gate, is_first(row), is_last(row), o + (row / STEPS * HV + head) * V, column, e);
+    step(S, now, gate, is_first(row), is_last(row), o + row / STEPS * o_stride + head * V, column,
+         e);
   }
   if constexpr (INPLACE_STATE) S.store(state + from, column);
   if constexpr (FINAL_STATE) S.store(final_state + to, column);

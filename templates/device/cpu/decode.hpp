@@ -175,12 +175,11 @@ static void store_vector(const float* from, int columns, T* to) {
   for_heads(columns, [&](int c, int count) { store_heads(to + c, load(from + c), count); });
 }
 
-/// Zeros in o, for the tokens of a sequence without a slot.
-template <class S, class T>
-static void clear_output(T* o, int64 tokens, int columns) {
+/// Zeros in o, whose rows are `stride` elements apart, for the tokens of a sequence without a slot.
+template <class T>
+static void clear_output(T* o, int64 stride, int64 tokens, int columns) {
   for (int64 t = 0; t < tokens; ++t)
-    for_heads(columns,
-              [&](int c, int count) { store_heads(o + t * S::HV * S::V + c, f32{}, count); });
+    for_heads(columns, [&](int c, int count) { store_heads(o + t * stride + c, f32{}, count); });
 }
 
 template <class S, class T, class State>

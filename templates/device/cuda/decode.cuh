@@ -5,6 +5,7 @@
 
 #include "device/cuda/gate.cuh"
 #include "device/cuda/tile.cuh"
+#include "device/cuda/token_rows.cuh"
 
 namespace wyvern::cuda::decode {
 
@@ -258,11 +259,11 @@ WYVERN_DEVICE void add_update(State<S>& state, const Keys& k, const float (&u)[S
 
 /// A sequence without a slot: zeros in the warp's columns of its rows of o.
 template <class S>
-WYVERN_DEVICE void clear_output(Element<S::DTYPE>* o, int64 begin, int64 end, int head,
-                                int column) {
+WYVERN_DEVICE void clear_output(const TokenRows<Element<S::DTYPE>>& o, int64 begin, int64 end,
+                                int head, int column) {
   for (int64 token = begin; token < end; ++token)
     for (int c = column + lane_index(); c < smaller(column + kColumns<S>, S::V); c += 32)
-      o[(token * S::HV + head) * S::V + c] = from_float<Element<S::DTYPE>>(0.0f);
+      o.row(token)[head * S::V + c] = from_float<Element<S::DTYPE>>(0.0f);
 }
 
 /// Entry i of cu_seqlens, or where sequence i of equal ones starts.

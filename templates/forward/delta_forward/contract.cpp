@@ -114,6 +114,7 @@ Template one_kernel() {
                    {.name = "k_map", .argument = "k", .view = keys},
                    {.name = "v_map", .argument = "v", .view = values},
                    {.name = "o_map", .argument = "o", .view = outputs}};
+  t.strided = {"q", "k", "v", "beta", "g", "o"};
   t.shares_sequences = {constant::SCALAR_GATE};
   t.illegal = illegal;
   t.fallback = [](Spec& s, const Limits&) {

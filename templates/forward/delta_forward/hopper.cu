@@ -67,6 +67,9 @@ WYVERN_KERNEL(kThreads, 1) {
     if constexpr (HAS_DT_BIAS) form.bias = dt_bias[b.head];
   }
 
+  const TokenRows<const G_DTYPE> g_rows{g, g_stride};
+  const TokenRows<const BETA_DTYPE> beta_rows{beta, beta_stride};
+
   // Without a gate older states always count.
   const int shares = SCALAR_GATE ? block_count() / (kTilesV * HV * sequences) : 1;
   const int share = shares - 1 - block_index() / (kTilesV * HV * sequences);
@@ -74,7 +77,8 @@ WYVERN_KERNEL(kThreads, 1) {
     if constexpr (!SCALAR_GATE) return first;
     return warm_up<kRows, kThreads, 32>(first, b.factors<kLayout.G>(0), [&](int last) {
       const int t = last - lane_index();
-      return t < 0 ? 0.0f : stretch(sequence.token + t, b.head, form, g, beta, k);
+      return t < 0 ? 0.0f
+                   : stretch(sequence.token + t, b.head, form, g_rows, beta_rows, {k, k_stride});
     });
   });
   if (b.chunks == 0 && !b.to_end) return;
@@ -89,11 +93,11 @@ WYVERN_KERNEL(kThreads, 1) {
     if (warp == 0 || scales) {
       Position at;
       RawRows next = {};
-      if (scales) next = read_rows(b, 0, g, beta);
+      if (scales) next = read_rows(b, 0, g_rows, beta_rows);
 #pragma unroll 1
       for (int c = 0; c < b.chunks; ++c, at.advance()) {
         if (warp == 0) bring_tiles(b, c, at, q_map, k_map, v_map);
-        if (scales) scale_rows(b, c, at, next, e.scale, form, g, beta);
+        if (scales) scale_rows(b, c, at, next, e.scale, form, g_rows, beta_rows);
       }
     } else if constexpr (kPipelined) {
       invert_chunks(b);
@@ -118,7 +122,7 @@ WYVERN_KERNEL(kThreads, 1) {
             x = to_float(from[offset]);
           });
       }
-      if (b.chunks > 0) walk(walker, o_map, o);
+      if (b.chunks > 0) walk(walker, o_map, {o, o_stride});
       if constexpr (FINAL_STATE) {
         if (recalled(b).to_end)
           visit([to = final_state + state_start()](int offset, float& x) { to[offset] = x; });

@@ -6,6 +6,7 @@
 #include "device/cuda/share.cuh"
 #include "device/cuda/sm90/barrier.cuh"
 #include "device/cuda/sm90/inverse.cuh"
+#include "device/cuda/token_rows.cuh"
 #include "forward/delta_forward/hopper_layout.hpp"
 
 using delta_forward::kColumns;
@@ -130,13 +131,15 @@ struct GateForm {
 
 /// log2 of a bound on how much longer a state can be after token `t` of a head than before it: the
 /// spectral norm of exp(g) (I - beta k k^T) is at most exp(g) max(1, |1 - beta |k|^2|).
-WYVERN_DEVICE float stretch(int64 t, int head, const GateForm& form, const G_DTYPE* g,
-                            const BETA_DTYPE* beta, const DTYPE* k) {
-  const float rate = activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta[t * HV + head]);
+WYVERN_DEVICE float stretch(int64 t, int head, const GateForm& form,
+                            const TokenRows<const G_DTYPE>& g,
+                            const TokenRows<const BETA_DTYPE>& beta,
+                            const TokenRows<const DTYPE>& k) {
+  const float rate = activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta.row(t)[head]);
   float square = 1.0f;  // of a normalized row at most; and the bound grows with it
   if constexpr (!QK_L2NORM) {
     square = 0.0f;
-    const DTYPE* const row = k + (t * H + head / (HV / H)) * K;
+    const DTYPE* const row = k.row(t) + head / (HV / H) * K;
 #pragma unroll 4
     for (int i = 0; i < K; i += 8) {
       const auto x = load<8>(row + i);
@@ -147,7 +150,7 @@ WYVERN_DEVICE float stretch(int64 t, int head, const GateForm& form, const G_DTY
   }
   const float kept = 1.0f - rate * square;
   const float grown = maximum(kept, -kept) - 1.0f;
-  return (form(g[t * HV + head]) + (grown > 0.0f ? log_one_plus(grown) : 0.0f)) * kLog2E;
+  return (form(g.row(t)[head]) + (grown > 0.0f ? log_one_plus(grown) : 0.0f)) * kLog2E;
 }
 
 // ---- factors of rows ----------------------------------------------------------------------------
@@ -176,28 +179,29 @@ struct RawRows {
   BETA_DTYPE beta[kLaneRows];
 };
 
-WYVERN_DEVICE RawRows read_rows(const Block& b, int chunk, const G_DTYPE* g,
-                                const BETA_DTYPE* beta) {
+WYVERN_DEVICE RawRows read_rows(const Block& b, int chunk, const TokenRows<const G_DTYPE>& g,
+                                const TokenRows<const BETA_DTYPE>& beta) {
   RawRows raw = {};
   const int rows = b.rows(chunk);
-  const int64 first = (b.token + chunk * kRows) * HV + b.head;
+  const G_DTYPE* const gates = g.row(b.token + chunk * kRows) + b.head;
+  const BETA_DTYPE* const rates = beta.row(b.token + chunk * kRows) + b.head;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = 32 * i + lane_index();
-    if (SCALAR_GATE && row < rows) raw.g[i] = g[first + row * HV];
+    if (SCALAR_GATE && row < rows) raw.g[i] = gates[row * g.stride];
   }
 #pragma unroll
   for (int i = 0; i < kLaneRows; ++i) {
     const int row = 32 * half_of_row(i) + lane_index();
-    if (row < rows) raw.beta[i] = beta[first + row * HV];
+    if (row < rows) raw.beta[i] = rates[row * beta.stride];
   }
   return raw;
 }
 
 /// Makes the factors of a chunk's rows, and reads what those of the next are made of.
 WYVERN_DEVICE void scale_rows(const Block& b, int chunk, const Position& at, RawRows& next,
-                              float scale, const GateForm& form, const G_DTYPE* g,
-                              const BETA_DTYPE* beta) {
+                              float scale, const GateForm& form, const TokenRows<const G_DTYPE>& g,
+                              const TokenRows<const BETA_DTYPE>& beta) {
   const RawRows raw = next;
   if (chunk + 1 < b.chunks) next = read_rows(b, chunk + 1, g, beta);
   const int rows = b.rows(chunk);

@@ -159,7 +159,7 @@ struct SharedState {
 
   /// A chunk's output, once its products are done: by a tensor copy, or row by row where the
   /// sequence ends in it.
-  WYVERN_DEVICE void store(int chunk, const TensorMap& o_map, DTYPE* o) const {
+  WYVERN_DEVICE void store(int chunk, const TensorMap& o_map, const TokenRows<DTYPE>& o) const {
     const int thread = thread_index() % 128;
     const SquareTile tile = update();
     store_rows(y, tile);
@@ -176,12 +176,12 @@ struct SharedState {
     }
 #pragma unroll 1
     for (int i = thread; i < rows * 8; i += 128)
-      store_vector(o + ((token + i / 8) * HV + b.head) * V + column() + i % 8 * 8,
+      store_vector(o.row(token + i / 8) + int64{b.head} * V + column() + i % 8 * 8,
                    load<8>(tile.at(i / 8, i % 8 * 8)));
   }
 };
 
-WYVERN_DEVICE void walk(SharedState& state, const TensorMap& o_map, DTYPE* o) {
+WYVERN_DEVICE void walk(SharedState& state, const TensorMap& o_map, const TokenRows<DTYPE>& o) {
   const Block& b = state.b;
   Position at;
   sm90::barrier_wait(b.barrier<kLayout.loaded>(at.buffer), at.parity);

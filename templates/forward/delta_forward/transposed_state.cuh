@@ -53,7 +53,7 @@ struct Residual {
 /// The output of a chunk, if it is the block's: by a tensor copy, or row by row where the sequence
 /// ends in it.
 WYVERN_DEVICE void store_transposed(const Block& block, int walker, const Columns& x, int chunk,
-                                    const TensorMap& o_map, DTYPE* o) {
+                                    const TensorMap& o_map, const TokenRows<DTYPE>& o) {
   const Block b = recalled(block);
   if (chunk < b.warm) return;
   const int thread = thread_index() % 128;
@@ -85,7 +85,7 @@ WYVERN_DEVICE void store_transposed(const Block& block, int walker, const Column
   }
 #pragma unroll 1
   for (int i = thread; i < rows * 8; i += 128)
-    store_vector(o + ((token + i / 8) * HV + b.head) * V + panel * kColumns + i % 8 * 8,
+    store_vector(o.row(token + i / 8) + int64{b.head} * V + panel * kColumns + i % 8 * 8,
                  load<8>(tile.at(i / 8, i % 8 * 8)));
 }
 
@@ -187,7 +187,7 @@ struct TransposedState {
   }
 };
 
-WYVERN_DEVICE void walk(TransposedState& walk, const TensorMap& o_map, DTYPE* o) {
+WYVERN_DEVICE void walk(TransposedState& walk, const TensorMap& o_map, const TokenRows<DTYPE>& o) {
   const Block& b = walk.b;
   Position at;
   sm90::barrier_wait(b.barrier<kLayout.loaded>(at.buffer), at.parity);

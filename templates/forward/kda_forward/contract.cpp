@@ -94,6 +94,7 @@ Template one_kernel() {
                    {.name = "k_map", .argument = "k", .view = keys},
                    {.name = "v_map", .argument = "v", .view = values},
                    {.name = "g_map", .argument = "g", .view = gates}};
+  t.strided = {"q", "k", "v", "beta", "g", "o"};
   t.illegal = illegal;
   t.fallback = [](Spec& s, const Limits& limits) {
     s.BV = s.V % 128 == 0 ? 128 : 64;

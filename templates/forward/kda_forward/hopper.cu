@@ -11,6 +11,7 @@
 #include "device/cuda/share.cuh"
 #include "device/cuda/sm90/barrier.cuh"
 #include "device/cuda/sm90/state.cuh"
+#include "device/cuda/token_rows.cuh"
 #include "forward/kda_forward/hopper_layout.hpp"
 
 using kda_forward::kChunk;
@@ -154,11 +155,13 @@ struct GateForm {
 /// log2 of a bound on how much longer a state can be after token `t` of a head than before it: the
 /// spectral norm of (I - beta k k^T) diag(exp(g)) is at most max(exp(g)) max(1, |1 - beta |k|^2|).
 /// In all lanes of a warp.
-WYVERN_DEVICE float stretch(const Block& b, int64 t, const GateForm& form, const G_DTYPE* g,
-                            const BETA_DTYPE* beta, const DTYPE* k) {
-  const float rate = activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta[t * HV + b.head]);
-  const G_DTYPE* const gates = g + (t * HV + b.head) * K;
-  const DTYPE* const keys = k + (t * H + b.head / (HV / H)) * K;
+WYVERN_DEVICE float stretch(const Block& b, int64 t, const GateForm& form,
+                            const TokenRows<const G_DTYPE>& g,
+                            const TokenRows<const BETA_DTYPE>& beta,
+                            const TokenRows<const DTYPE>& k) {
+  const float rate = activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta.row(t)[b.head]);
+  const G_DTYPE* const gates = g.row(t) + b.head * K;
+  const DTYPE* const keys = k.row(t) + b.head / (HV / H) * K;
   const float* const bias = array_at<kLayout.bias>(b.shared);
   float most = bits_float(0xFF800000U);  // -inf
   float square = 0.0f;
@@ -487,9 +490,8 @@ WYVERN_DEVICE void clear_rows(const TileType& tile, int first, int end) {
 }
 
 WYVERN_DEVICE void prepare_slices(const Block& b, int helper, float scale, const GateForm& form,
-                                  const BETA_DTYPE* beta) {
+                                  const TokenRows<const BETA_DTYPE>& beta) {
   const int slices = b.slices();
-  beta += b.token * HV + b.head;
   Position at;
 #pragma unroll 1
   for (int i = 0; i < helper; ++i) at.advance();
@@ -498,7 +500,8 @@ WYVERN_DEVICE void prepare_slices(const Block& b, int helper, float scale, const
     const int rows = b.rows_of(s);
     float rate = 0.0f;
     if (lane_index() < rows)
-      rate = activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta[(int64{s} * kRows + lane_index()) * HV]);
+      rate = activate_beta<BETA_SIGMOID, NEG_EIGVAL>(
+          beta.row(b.token + s * kRows + lane_index())[b.head]);
     // Copies need not land in order: that the buffer's last slice is gone tells its phase from this
     // one's.
     sm90::barrier_wait(b.barrier<kLayout.free>(at.buffer), at.parity ^ 1U);
@@ -620,7 +623,7 @@ struct StateWalk {
 
   /// Writes a slice's output: a warp its 16 columns, by way of shared memory of its own, a lane
   /// half a row of them.
-  WYVERN_DEVICE void store(const RowFactors& query, int slice, DTYPE* o) const {
+  WYVERN_DEVICE void store(const RowFactors& query, int slice, const TokenRows<DTYPE>& o) const {
     const int lane = lane_index();
     const int first = column + warp_index() % 4 * 16;
     DTYPE* const own = array_at<kLayout.output>(b.shared) + first * kRows;
@@ -637,12 +640,12 @@ struct StateWalk {
     sync_warp();
     const int row = slice * kRows + lane / 2;
     if (row >= b.tokens) return;
-    store_vector(o + ((b.token + row) * HV + b.head) * V + b.tile * BV + first + lane % 2 * 8,
+    store_vector(o.row(b.token + row) + b.head * V + b.tile * BV + first + lane % 2 * 8,
                  load<8>(piece(lane / 2, lane % 2)));
   }
 };
 
-WYVERN_DEVICE void walk_state(StateWalk& walk, DTYPE* o) {
+WYVERN_DEVICE void walk_state(StateWalk& walk, const TokenRows<DTYPE>& o) {
   const Block& b = walk.b;
   const int slices = b.slices();
   const int warm = b.warm * (kChunk / kRows);
@@ -714,6 +717,7 @@ WYVERN_KERNEL(kThreads, 1) {
 
   const Sequence sequence =
       locate_sequence<VARLEN, kChunk>(b.sequence, e, seq_offsets, chunk_offsets);
+  const TokenRows<const BETA_DTYPE> beta_rows{beta, beta_stride};
   const int chains = kTilesV * HV * sequences;
   const int shares = block_count() / chains;
   const int share = shares - 1 - block_index() / chains;
@@ -722,7 +726,9 @@ WYVERN_KERNEL(kThreads, 1) {
       float sum = 0.0f;
 #pragma unroll 1
       for (int i = 0; i < kRows; ++i)
-        if (last - i >= 0) sum += stretch(b, sequence.token + last - i, form, g, beta, k);
+        if (last - i >= 0)
+          sum +=
+              stretch(b, sequence.token + last - i, form, {g, g_stride}, beta_rows, {k, k_stride});
       return lane_index() == 0 ? sum : 0.0f;
     });
   });
@@ -733,7 +739,7 @@ WYVERN_KERNEL(kThreads, 1) {
   if (warp < 1 + kHelpers) {
     sm90::lower_registers<kHelperRegisters>();
     if (warp > 0)
-      prepare_slices(b, warp - 1, e.scale, form, beta);
+      prepare_slices(b, warp - 1, e.scale, form, beta_rows);
     else if (lane_index() == 0)
       bring_slices(b, q_map, k_map, v_map, g_map);
   } else {
@@ -748,7 +754,7 @@ WYVERN_KERNEL(kThreads, 1) {
               x = to_float(from[offset]);
             });
     }
-    if (b.chunks > 0) walk_state(walk, o);
+    if (b.chunks > 0) walk_state(walk, {o, o_stride});
     if constexpr (FINAL_STATE) {
       if (b.to_end)
         sm90::visit_state<V, STATE_V_FIRST>(

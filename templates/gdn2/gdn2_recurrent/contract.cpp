@@ -33,6 +33,7 @@ Template stage() {
                  constant::STATE_V_FIRST,
                  constant::INPLACE_STATE,
                  constant::STATE_INDEX};
+  t.strided = {"q", "k", "v", "erase", "write", "g", "o"};
   return t;
 }
 

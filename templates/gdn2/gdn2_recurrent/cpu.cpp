@@ -37,24 +37,26 @@ WYVERN_BLOCK {
   else
     clear_rows(tile, 0, kStateRows, STATE_V_FIRST ? K : columns);
   if (skipped) {
-    decode::clear_output<Spec>(o + (begin * HV + head) * V + first_column, end - begin, columns);
+    decode::clear_output(o + begin * o_stride + head * V + first_column, o_stride, end - begin,
+                         columns);
     if constexpr (FINAL_STATE) decode::store_state<Spec>(tile, columns, final_state + to);
     return;
   }
   for (int64 token = begin; token < end; ++token) {
-    const int64 row = token * HV + head, key_row = token * H + head / (HV / H);
-    decode::load_vector(k + key_row * K, K, t.k);
-    decode::load_vector(k + key_row * K, K, t.erasing);
-    decode::multiply_vector(erase + row * K, K, t.erasing);
-    decode::load_vector(q + key_row * K, K, t.q);
-    decode::load_vector(v + row * V + first_column, columns, t.u);
-    decode::multiply_vector(write + row * V + first_column, columns, t.u);
+    const int64 keys = head / (HV / H) * K;
+    decode::load_vector(k + token * k_stride + keys, K, t.k);
+    decode::load_vector(k + token * k_stride + keys, K, t.erasing);
+    decode::multiply_vector(erase + token * erase_stride + head * K, K, t.erasing);
+    decode::load_vector(q + token * q_stride + keys, K, t.q);
+    decode::load_vector(v + token * v_stride + head * V + first_column, columns, t.u);
+    decode::multiply_vector(write + token * write_stride + head * V + first_column, columns, t.u);
     t.kq = decode::dot<Spec>(t.k, t.q);
     t.k_rstd = t.rate = decode::norm_scale<Spec>(t.k);
     t.q_rstd = decode::norm_scale<Spec>(t.q);
-    decode::load_decay<Spec, true>(g + row * K, A_log, dt_bias, head, e.lower_bound, t.decay);
+    decode::load_decay<Spec, true>(g + token * g_stride + head * K, A_log, dt_bias, head,
+                                   e.lower_bound, t.decay);
     Step::run(tile, t, columns, with_k, with_q, e.scale, out);
-    decode::store_vector(out, columns, o + row * V + first_column);
+    decode::store_vector(out, columns, o + token * o_stride + head * V + first_column);
   }
   if constexpr (INPLACE_STATE) decode::store_state<Spec>(tile, columns, state + from);
   if constexpr (FINAL_STATE) decode::store_state<Spec>(tile, columns, final_state + to);

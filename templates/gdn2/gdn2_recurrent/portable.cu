@@ -26,19 +26,18 @@ struct Token {
 };
 
 struct Tensors {
-  const DTYPE *q, *k, *v;
-  const BETA_DTYPE *erase, *write;
-  const G_DTYPE* g;
+  TokenRows<const DTYPE> q, k, v;
+  TokenRows<const BETA_DTYPE> erase, write;
+  TokenRows<const G_DTYPE> g;
 
   WYVERN_DEVICE void load(Token& to, int64 token, int head, int column) const {
-    const int64 keys = (token * H + head / (HV / H)) * K;
-    const int64 row = token * HV + head;
-    to.k.load(k + keys);
-    to.q.load(q + keys);
-    to.erase.load(erase + row * K);
-    to.gates.load(g + row * K);
-    to.v.load(v + row * V, column);
-    to.write.load(write + row * V, column);
+    const int keys = head / (HV / H) * K;
+    to.k.load(k.row(token) + keys);
+    to.q.load(q.row(token) + keys);
+    to.erase.load(erase.row(token) + head * K);
+    to.gates.load(g.row(token) + head * K);
+    to.v.load(v.row(token) + head * V, column);
+    to.write.load(write.row(token) + head * V, column);
   }
 };
 
@@ -94,11 +93,12 @@ WYVERN_KERNEL(kThreads, 0) {
   State S;
   S.clear();
   if (STATE_INDEX && (slot < 0 || slot >= e.S)) {
-    decode::clear_output<Spec>(o, begin, end, head, column);
+    decode::clear_output<Spec>({o, o_stride}, begin, end, head, column);
     if constexpr (FINAL_STATE) S.store(final_state + to, column);
     return;
   }
-  const Tensors in{q, k, v, erase, write, g};
+  const Tensors in{{q, q_stride},         {k, k_stride},         {v, v_stride},
+                   {erase, erase_stride}, {write, write_stride}, {g, g_stride}};
   Token next = {};
   if (begin < end) in.load(next, begin, head, column);
   if constexpr (INPLACE_STATE)
@@ -110,7 +110,7 @@ WYVERN_KERNEL(kThreads, 0) {
   for (int64 token = begin; token < end; ++token) {
     const Token now = next;
     if (token + 1 < end) in.load(next, token + 1, head, column);
-    step(S, now, gate, o + (token * HV + head) * V, column, e);
+    step(S, now, gate, o + token * o_stride + head * V, column, e);
   }
   if constexpr (INPLACE_STATE) S.store(state + from, column);
   if constexpr (FINAL_STATE) S.store(final_state + to, column);

@@ -8,8 +8,13 @@ All take tensors of the CPU and of CUDA devices, in float32, float16 or bfloat16
 as q or in float32), and have gradients for every floating-point input, the final state's included. They
 work under ``torch.compile(fullgraph=True)``, ``torch.export``, autocast (q, k and v are cast), activation
 checkpointing and, once called with the same shapes before, in CUDA graphs. They run on the current
-stream, take all memory from PyTorch and wait for nothing. A tensor that is not contiguous, or does not
-start at a multiple of 16 bytes, is copied first.
+stream, take all memory from PyTorch and wait for nothing.
+
+q, k, v, gates and rates may be slices of one projection (``qkv[..., :H * K].unflatten(-1, (H, K))``): rows
+of tokens, each contiguous, that lie a multiple of 16 bytes apart are read where they are by the recurrent
+functions and, on Hopper, by forward passes that are one kernel (float16 and bfloat16, head dimensions 64,
+128 and, but for kda, 256 of keys and multiples of 64 of values, no ``allow_neg_eigval``). What else is not
+contiguous, or does not start at a multiple of 16 bytes, is copied first.
 
 Wrong arguments raise TypeError or ValueError naming the argument; a GPU, NVRTC or the CPU's compiler that
 is missing raises RuntimeError saying what to do, when an operator is called.

@@ -1,0 +1,116 @@
+"""Tensors whose rows of tokens lie apart, as slices of one projection do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from wyvern import ops
+
+B, H, HV, K, V = 2, 2, 4, 32, 16
+
+
+def projection(T: int, device: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """q, k, v and the gates' columns side by side, with NaNs in columns that nobody asked for."""
+    widths = [H * K, H * K, HV * V, HV, HV]
+    x = torch.randn(B, T, sum(widths) + 8, device=device)
+    x[..., -2 * HV - 8 :].sigmoid_()
+    x[..., -8:] = torch.nan
+    return x.to(dtype)
+
+
+def slices(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """q, k, v, g, beta: views all."""
+    q, k, v, g, beta, _ = x.split([H * K, H * K, HV * V, HV, HV, 8], dim=-1)
+    heads = q.unflatten(-1, (H, K)), k.unflatten(-1, (H, K)), v.unflatten(-1, (HV, V))
+    return *heads, g, beta
+
+
+def dense(tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    return [x.contiguous() for x in tensors]
+
+
+def decode(q, k, v, g, beta):
+    return ops.fused_recurrent_gated_delta_rule(
+        q, k, v, -g, beta=beta, use_qk_l2norm_in_kernel=True, output_final_state=True
+    )
+
+
+def chunk(q, k, v, g, beta):
+    return ops.chunk_gated_delta_rule(
+        q, k, v, -g, beta, use_qk_l2norm_in_kernel=True, output_final_state=True
+    )
+
+
+def copies(function, *inputs: torch.Tensor) -> int:
+    """How many tensors a call copies."""
+    function(*inputs)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        function(*inputs)
+    return sum(event.count for event in profile.key_averages() if event.key == "aten::copy_")
+
+
+@pytest.mark.parametrize("T", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_decoding_takes_slices_without_a_copy(device: str, T: int, dtype: torch.dtype) -> None:
+    inputs = slices(projection(T, device, dtype))
+    assert not any(x.is_contiguous() for x in inputs[:3])
+    for one, other in zip(decode(*inputs), decode(*dense(inputs)), strict=True):
+        assert torch.equal(one, other)
+    q, k, v, g, beta = inputs
+    # -g is dense; in 16 bits the columns of beta start at no multiple of 16 bytes.
+    assert copies(decode, *inputs) == (0 if dtype == torch.float32 else 1)
+    assert copies(decode, *dense(inputs)) == 0
+    apart = q.transpose(1, 2).contiguous().transpose(1, 2)  # heads before tokens
+    assert copies(decode, apart, k, v, g, beta.contiguous()) == (0 if T == 1 else 1)
+    assert torch.equal(decode(apart, k, v, g, beta)[0], decode(*inputs)[0])
+
+
+@pytest.mark.parametrize("function", [chunk, decode])
+def test_what_repeats_or_overlaps_is_copied(device: str, function) -> None:
+    q, k, v, g, beta = dense(slices(projection(5, device)))
+    same = k[:, :1].expand(B, 5, H, K)
+    windows = torch.randn(B * 5 * 8 + H * K, device=device).as_strided((B, 5, H, K), (40, 8, K, 1))
+    for rows in (same, windows):
+        for one, other in zip(
+            function(q, rows, v, g, beta), function(q, rows.contiguous(), v, g, beta), strict=True
+        ):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("function", [chunk, decode])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_compile(device: str, function, backend: str) -> None:
+    def layer(x):
+        return function(*slices(x))
+
+    x = projection(5, device)
+    for one, other in zip(
+        torch.compile(layer, fullgraph=True, backend=backend)(x),
+        function(*dense(slices(x))),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_export(device: str) -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, x):
+            return decode(*slices(x))
+
+    x = projection(3, device)
+    program = torch.export.export(Layer(), (x,))
+    for one, other in zip(program.module()(x), decode(*dense(slices(x))), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_gradients(device: str) -> None:
+    x = projection(70, device)
+    gradients = []
+    for prepare in (slices, lambda x: dense(slices(x))):
+        leaf = x.clone().requires_grad_()
+        o, state = chunk(*prepare(leaf))
+        (gradient,) = torch.autograd.grad(o.square().sum() + state.sum(), leaf)
+        gradients.append(gradient)
+    assert torch.equal(*gradients)
+    assert gradients[0][..., :-8].abs().sum() > 0 and not gradients[0][..., -8:].any()
