@@ -76,7 +76,7 @@ FILES = {
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description="Runs other libraries' tests with Wyvern in the place of their operators.",
-        epilog="Arguments after -- go to pytest: -k EXPRESSION, -x, ...",
+        epilog="Arguments after -- go to pytest: -k EXPRESSION, -x, -n 8 (pytest-xdist), ...",
     )
     peer = parser.add_mutually_exclusive_group(required=True)
     peer.add_argument("--fla", type=Path, metavar="DIR", help="a checkout of flash-linear-attention")
@@ -154,7 +154,9 @@ def run(
         except KeyboardInterrupt:  # what is done by then is told
             code = INTERRUPTED
         lines = records.read_text().splitlines() if records.exists() else []
-        return [json.loads(line) for line in lines], code
+        # By test: each of pytest-xdist's processes writes down what is left out.
+        by_test = {record["test"]: record for record in map(json.loads, lines)}
+        return list(by_test.values()), code
 
 
 def chosen(file: str, ends: list[str] | None) -> bool:

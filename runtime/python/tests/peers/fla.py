@@ -19,7 +19,8 @@ from wyvern._serving import Counts, exchange
 
 # The operators' own autograd functions; others, of the gates, are no operators.
 _OPERATOR = re.compile(r"(Chunk|FusedRecurrent)\w*Function")
-# References in the library's tests that call operators; where the library can run them, they stay its own.
+# References in the library's tests that call operators, backward too; where the library can run those,
+# they stay its own.
 _REFERENCES = ("fla.ops.gated_delta_product.chunk_ref",)
 
 
@@ -69,11 +70,26 @@ def start(mode: str, device: str) -> Peer:
         pairs.append((original, _counted(name, counts)))
     kept = {name: dict(vars(sys.modules[name])) for name in _REFERENCES}
     exchange(pairs)
-    if device != "cpu":
+    if device != "cpu" and not _refuses_its_backward():
         for name, names in kept.items():
             vars(sys.modules[name]).update(names)
         own = []  # the references' are meant
     return Peer(counts.report, own)
+
+
+def _refuses_its_backward() -> bool:
+    """Whether the library refuses its gated backward pass here: on Hopper, with Triton 3.4 to 3.7.0.
+
+    That is the first thing that this inner function does, before it looks at the other tensors.
+    """
+    backward = importlib.import_module("fla.ops.common.chunk_o").chunk_bwd_dqkwg
+    try:
+        backward(None, None, None, None, None, None, g=torch.zeros(1))
+    except RuntimeError:
+        return True
+    except AttributeError:
+        return False
+    return False
 
 
 def _counted(name: str, counts: Counts) -> Callable[..., Any]:
