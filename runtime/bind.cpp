@@ -101,7 +101,7 @@ BoundStep make_step(const Device& device, const PlanStep& plan_step, const Const
     for (std::size_t i = 0; i < step.strides.size(); ++i)
       if (step.strides[i].argument == use.parameter) bound.stride = i;
     step.maps.push_back({use.parameter, device.impl().encode(bound.view, bound.dtype)});
-    step.views.push_back(std::move(bound));
+    step.views.push_back(bound);
   }
   return step;
 }

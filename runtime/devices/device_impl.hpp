@@ -31,9 +31,8 @@ class Kernel {
   /// made of the template's tensor maps, `strides` those of its strided tensors in order; a grid
   /// with a zero dimension launches nothing. Allocates nothing, takes no lock.
   virtual void launch(const Geometry& geometry, std::span<void* const> arguments,
-                      std::span<const BoundTensorMap> maps,
-                      std::span<const std::int64_t> strides, const Extents& extents,
-                      Stream stream) const = 0;
+                      std::span<const BoundTensorMap> maps, std::span<const std::int64_t> strides,
+                      const Extents& extents, Stream stream) const = 0;
 };
 
 /// Measures the time between two points of a stream; device events on CUDA, a steady clock on the
