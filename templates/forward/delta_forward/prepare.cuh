@@ -352,7 +352,7 @@ WYVERN_DEVICE void store_negated(const LowerRows& x, const Tile<fp16, kRows, kRo
 /// 1 / sqrt(sum of squares + 1e-6) of a row of a tile.
 WYVERN_DEVICE float scale_of_row(const KeyTile& tile, int row) {
   float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 8
+#pragma unroll kPipelined ? 2 : 8
   for (int col = 0; col < K; col += 8) {
     const auto words = load<4>(reinterpret_cast<const uint32*>(tile.at(row, col)));
 #pragma unroll

@@ -98,7 +98,8 @@ WYVERN_DEVICE void subtract_identity(BlockSum& diagonal) {
 /// diagonal of rows `first` to first + 31. By substitution, each lane a column: beside products
 /// of warpgroups each of a warp's own waits for its turn at the tensor cores.
 WYVERN_DEVICE void invert_eights(const Tile<fp16, 64, 64>& x, int first) {
-  const int col = lane_index() % 8;
+  // What is kept from one inverse to the next would take registers that there are not.
+  const int col = opaque(lane_index() % 8);
   const int block = first + lane_index() / 8 * 8;
   float column[8];
 #pragma unroll
