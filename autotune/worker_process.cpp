@@ -19,6 +19,7 @@
 #include <cstring>
 
 #include "autotune/protocol.hpp"
+#include "runtime/spawn_setup.hpp"
 
 extern char** environ;
 
@@ -42,23 +43,6 @@ std::string last_line(int file) {
     tail.pop_back();
   return tail.substr(tail.rfind('\n') + 1);
 }
-
-class SpawnSetup {
- public:
-  SpawnSetup() {
-    posix_spawn_file_actions_init(&actions);
-    posix_spawnattr_init(&attributes);
-  }
-  ~SpawnSetup() {
-    posix_spawn_file_actions_destroy(&actions);
-    posix_spawnattr_destroy(&attributes);
-  }
-  SpawnSetup(const SpawnSetup&) = delete;
-  SpawnSetup& operator=(const SpawnSetup&) = delete;
-
-  posix_spawn_file_actions_t actions;
-  posix_spawnattr_t attributes;
-};
 
 }  // namespace
 

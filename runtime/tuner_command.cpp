@@ -23,6 +23,7 @@
 #include "cache/fork_guard.hpp"
 #include "compiler/own_folder.hpp"
 #include "runtime/problem_fields.hpp"
+#include "runtime/spawn_setup.hpp"
 
 extern char** environ;
 
@@ -99,40 +100,24 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
   return all;
 }
 
-class SpawnSetup {
- public:
-  SpawnSetup() {
-    posix_spawn_file_actions_init(&actions);
-    posix_spawnattr_init(&attributes);
-  }
-  ~SpawnSetup() {
-    posix_spawn_file_actions_destroy(&actions);
-    posix_spawnattr_destroy(&attributes);
-  }
-  SpawnSetup(const SpawnSetup&) = delete;
-  SpawnSetup& operator=(const SpawnSetup&) = delete;
-
-  /// Input and errors are nobody's, but errors the caller's where `aloud`; the process has the
-  /// usual signals and, where it is `apart`, a process group of its own.
-  void set_up(int output, bool aloud, bool apart) {
-    posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-    posix_spawn_file_actions_adddup2(&actions, output, STDOUT_FILENO);
-    if (!aloud) posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
-    sigset_t none, usual;
-    sigemptyset(&none);
-    sigemptyset(&usual);
-    for (const int signal : {SIGINT, SIGPIPE, SIGTERM}) sigaddset(&usual, signal);
-    posix_spawnattr_setsigmask(&attributes, &none);
-    posix_spawnattr_setsigdefault(&attributes, &usual);
-    posix_spawnattr_setpgroup(&attributes, 0);
-    int flags = POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF;
-    if (apart) flags |= POSIX_SPAWN_SETPGROUP;
-    posix_spawnattr_setflags(&attributes, static_cast<short>(flags));
-  }
-
-  posix_spawn_file_actions_t actions;
-  posix_spawnattr_t attributes;
-};
+/// Input and errors are nobody's, but errors the caller's where `aloud`; the process has the
+/// usual signals and, where it is `apart`, a process group of its own.
+void set_up(SpawnSetup& setup, int output, bool aloud, bool apart) {
+  posix_spawn_file_actions_addopen(&setup.actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_adddup2(&setup.actions, output, STDOUT_FILENO);
+  if (!aloud)
+    posix_spawn_file_actions_addopen(&setup.actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+  sigset_t none, usual;
+  sigemptyset(&none);
+  sigemptyset(&usual);
+  for (const int signal : {SIGINT, SIGPIPE, SIGTERM}) sigaddset(&usual, signal);
+  posix_spawnattr_setsigmask(&setup.attributes, &none);
+  posix_spawnattr_setsigdefault(&setup.attributes, &usual);
+  posix_spawnattr_setpgroup(&setup.attributes, 0);
+  int flags = POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF;
+  if (apart) flags |= POSIX_SPAWN_SETPGROUP;
+  posix_spawnattr_setflags(&setup.attributes, static_cast<short>(flags));
+}
 
 /// A child process whose standard output is read to its end.
 class Child {
@@ -145,7 +130,7 @@ class Child {
       return;
     }
     SpawnSetup setup;
-    setup.set_up(ends[1], !meanwhile, meanwhile);
+    set_up(setup, ends[1], !meanwhile, meanwhile);
     const int failure =
         ::posix_spawnp(&pid_, command.front().c_str(), &setup.actions, &setup.attributes,
                        pointers(command).data(), pointers(variables).data());
