@@ -9,6 +9,7 @@ again), DIR/peers.json (everything) and DIR/peers.md (the tables). README.md bes
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import datetime
 import json
 import os
@@ -68,6 +69,14 @@ def parse() -> argparse.Namespace:
         help="seconds after which no further row is begun (default: none)",
     )
     parser.add_argument(
+        "--warm-up",
+        type=int,
+        default=0,
+        metavar="N",
+        help="first let N processes at a time call each kind of row once, so that libraries' caches "
+        "of compiled kernels are filled; for at most half the budget",
+    )
+    parser.add_argument(
         "--tune", type=float, default=0, help="tune each row's problem for so many seconds first"
     )
     parser.add_argument(
@@ -77,6 +86,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--plain", default="{}", help=argparse.SUPPRESS)
+    parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.training:
         options.sets += ",training"
@@ -137,16 +147,18 @@ def survey(options: argparse.Namespace) -> dict:
 
 
 def measured_here(options: argparse.Namespace) -> dict:
-    """The document of the row that a child is for. What a row has no use for is not even loaded."""
+    """The document of the row that a child is for. What a row has no use for is not even loaded.
+    With --once every side has been called, and nothing was timed."""
     import measure
 
     row = next(row for row in rows_of(options) if row.name == options.child)
     rates = tuple(map(float, options.rates.split(","))) if options.rates else None
     sides = [kind() for kind in kinds_of(options)]
     sides = [one for one in sides if one.declines(row) or not why_absent(one, options.device)]
-    return measure.measure(
-        measure.Request(row, options.device, options.runs, options.seconds,
-                        json.loads(options.plain), options.tune, rates), sides)  # fmt: skip
+    request = measure.Request(row, options.device, options.runs, options.seconds,
+                              json.loads(options.plain), 0 if options.once else options.tune,
+                              rates)  # fmt: skip
+    return (measure.call_once if options.once else measure.measure)(request, sides)
 
 
 def child(options: argparse.Namespace) -> None:
@@ -164,13 +176,15 @@ def child(options: argparse.Namespace) -> None:
 
 
 def run_child(
-    options: argparse.Namespace, name: str, plain: dict, limit: float
+    options: argparse.Namespace, name: str, plain: dict, limit: float, once: bool = False
 ) -> tuple[int | None, str, str]:
     """Exit code (None: it ran past the limit), stdout and stderr of a process of its own."""
     command = [sys.executable, str(HERE), *sys.argv[1:], "--device", options.device]
-    command += ["--child", name, "--plain", json.dumps(plain)]
+    command += ["--child", name, "--plain", json.dumps(plain), *(["--once"] if once else [])]
+    # Beside other processes times say nothing: FLA then keeps no choice of kernels that it timed.
+    environment = os.environ | ({"FLA_CACHE_RESULTS": "0"} if once else {})
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               start_new_session=True)  # fmt: skip
+                               env=environment, start_new_session=True)  # fmt: skip
     try:
         out, err = process.communicate(timeout=max(limit, 0.1))
         return process.returncode, out, err
@@ -243,12 +257,37 @@ def append(path: Path, line: str) -> None:
         file.write(("" if whole else "\n") + line + "\n")
 
 
+def is_known(known: dict[str, dict], row) -> bool:
+    return row.name in known and "error" not in known[row.name]
+
+
+def warm_up(options: argparse.Namespace, missing: list, start: float) -> None:
+    """Has one of each kind of row called once, several at a time; says what did not get through."""
+    kinds = list({row.kernels: row for row in reversed(missing)}.values())[::-1]
+
+    def call(row) -> None:
+        spent = time.monotonic() - start
+        if options.budget and spent > options.budget / 2:
+            return
+        left = options.budget / 2 - spent if options.budget else options.limit
+        code, _, err = run_child(options, row.name, {}, min(left, options.limit), once=True)
+        why = "stopped" if code is None else last_line(err)
+        taken = f"{time.monotonic() - start - spent:.0f} s"
+        print(f"warm-up, {row.name}: {taken}{f', {why}' if code != 0 else ''}",
+              file=sys.stderr, flush=True)  # fmt: skip
+
+    with concurrent.futures.ThreadPoolExecutor(options.warm_up) as pool:
+        list(pool.map(call, kinds))
+
+
 def measure_missing(options: argparse.Namespace, chosen: list, path: Path) -> dict[str, dict]:
     """All rows that are known in the end; each new one is a line of the file at once."""
     known = known_rows(path)
     start = time.monotonic()
+    if options.warm_up:
+        warm_up(options, [row for row in chosen if not is_known(known, row)], start)
     for at, row in enumerate(chosen, 1):
-        if row.name in known and "error" not in known[row.name]:
+        if is_known(known, row):
             continue
         if options.budget and time.monotonic() - start > options.budget:
             print("the budget is spent; the same command goes on", file=sys.stderr)
@@ -275,7 +314,7 @@ def main() -> None:
         options.device = "cuda" if torch.cuda.is_available() else "cpu"
     if options.child:
         child(options)
-    environment = look_around(options)
+    environment = look_around(options) | {"warm_up": options.warm_up}
     folder = Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
     known = measure_missing(options, chosen, folder / "rows.jsonl")
