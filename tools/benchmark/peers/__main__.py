@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import datetime
+import fcntl
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -158,7 +162,18 @@ def measured_here(options: argparse.Namespace) -> dict:
     request = measure.Request(row, options.device, options.runs, options.seconds,
                               json.loads(options.plain), 0 if options.once else options.tune,
                               rates)  # fmt: skip
-    return (measure.call_once if options.once else measure.measure)(request, sides)
+    if options.once:
+        return measure.call_once(request, sides)
+    with turn(options):
+        return measure.measure(request, sides)
+
+
+@contextlib.contextmanager
+def turn(options: argparse.Namespace) -> Iterator[None]:
+    """Processes that have loaded their libraries measure one after the other."""
+    with open(Path(options.out) / "turn", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def child(options: argparse.Namespace) -> None:
@@ -206,8 +221,10 @@ def last_line(text: str) -> str:
 def measured(options: argparse.Namespace, row) -> dict:
     """The row's document, by as many processes as it takes; with "error" where it is lost."""
     start, plain = time.monotonic(), {}
+    # Beside its own time that of the row before, for whose end it may wait.
+    limit = options.limit * ahead(options)
     for _ in range(CAPTURES):
-        left = options.limit - (time.monotonic() - start)
+        left = limit - (time.monotonic() - start)
         code, out, err = run_child(options, row.name, plain, left)
         if code == CAPTURE_FAILED:
             failed = answer(out)
@@ -280,24 +297,38 @@ def warm_up(options: argparse.Namespace, missing: list, start: float) -> None:
         list(pool.map(call, kinds))
 
 
+def ahead(options: argparse.Namespace) -> int:
+    """How many rows' processes there are at a time: on a GPU the next row's loads its libraries,
+    which takes longer than measuring, while one measures."""
+    return 1 if options.device == "cpu" else 2
+
+
 def measure_missing(options: argparse.Namespace, chosen: list, path: Path) -> dict[str, dict]:
     """All rows that are known in the end; each new one is a line of the file at once."""
     known = known_rows(path)
     start = time.monotonic()
     if options.warm_up:
         warm_up(options, [row for row in chosen if not is_known(known, row)], start)
-    for at, row in enumerate(chosen, 1):
-        if is_known(known, row):
-            continue
+
+    def one(at: int, row) -> bool:
         if options.budget and time.monotonic() - start > options.budget:
-            print("the budget is spent; the same command goes on", file=sys.stderr)
-            break
-        known[row.name] = result = measured(options, row)
-        append(path, json.dumps(result))
+            return False
+        result = measured(options, row)
         said = result.get("error") or ", ".join(
             f"{name} {side['ms']:.4g} ms" for name, side in result["sides"].items()
         )
+        with lock:
+            known[row.name] = result
+            append(path, json.dumps(result))
         print(f"[{at}/{len(chosen)}] {row.name}: {said}", file=sys.stderr, flush=True)
+        return True
+
+    lock = threading.Lock()
+    missing = [(at, row) for at, row in enumerate(chosen, 1) if not is_known(known, row)]
+    with concurrent.futures.ThreadPoolExecutor(ahead(options)) as pool:
+        begun = [done.result() for done in [pool.submit(one, *each) for each in missing]]
+    if not all(begun):
+        print("the budget is spent; the same command goes on", file=sys.stderr)
     return known
 
 
@@ -312,6 +343,8 @@ def main() -> None:
         import torch
 
         options.device = "cuda" if torch.cuda.is_available() else "cpu"
+    if options.device == "cuda":
+        options.device = "cuda:0"  # PyTorch selects devices by number
     if options.child:
         child(options)
     environment = look_around(options) | {"warm_up": options.warm_up}
