@@ -9,14 +9,19 @@ again), DIR/peers.json (everything) and DIR/peers.md (the tables). README.md bes
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
+import contextlib
 import datetime
+import fcntl
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -68,6 +73,14 @@ def parse() -> argparse.Namespace:
         help="seconds after which no further row is begun (default: none)",
     )
     parser.add_argument(
+        "--warm-up",
+        type=int,
+        default=0,
+        metavar="N",
+        help="first let N processes at a time call each kind of row once, so that libraries' caches "
+        "of compiled kernels are filled; for at most half the budget",
+    )
+    parser.add_argument(
         "--tune", type=float, default=0, help="tune each row's problem for so many seconds first"
     )
     parser.add_argument(
@@ -77,6 +90,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--plain", default="{}", help=argparse.SUPPRESS)
+    parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.training:
         options.sets += ",training"
@@ -137,16 +151,29 @@ def survey(options: argparse.Namespace) -> dict:
 
 
 def measured_here(options: argparse.Namespace) -> dict:
-    """The document of the row that a child is for. What a row has no use for is not even loaded."""
+    """The document of the row that a child is for. What a row has no use for is not even loaded.
+    With --once every side has been called, and nothing was timed."""
     import measure
 
     row = next(row for row in rows_of(options) if row.name == options.child)
     rates = tuple(map(float, options.rates.split(","))) if options.rates else None
     sides = [kind() for kind in kinds_of(options)]
     sides = [one for one in sides if one.declines(row) or not why_absent(one, options.device)]
-    return measure.measure(
-        measure.Request(row, options.device, options.runs, options.seconds,
-                        json.loads(options.plain), options.tune, rates), sides)  # fmt: skip
+    request = measure.Request(row, options.device, options.runs, options.seconds,
+                              json.loads(options.plain), 0 if options.once else options.tune,
+                              rates)  # fmt: skip
+    if options.once:
+        return measure.call_once(request, sides)
+    with turn(options):
+        return measure.measure(request, sides)
+
+
+@contextlib.contextmanager
+def turn(options: argparse.Namespace) -> Iterator[None]:
+    """Processes that have loaded their libraries measure one after the other."""
+    with open(Path(options.out) / "turn", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def child(options: argparse.Namespace) -> None:
@@ -164,13 +191,15 @@ def child(options: argparse.Namespace) -> None:
 
 
 def run_child(
-    options: argparse.Namespace, name: str, plain: dict, limit: float
+    options: argparse.Namespace, name: str, plain: dict, limit: float, once: bool = False
 ) -> tuple[int | None, str, str]:
     """Exit code (None: it ran past the limit), stdout and stderr of a process of its own."""
     command = [sys.executable, str(HERE), *sys.argv[1:], "--device", options.device]
-    command += ["--child", name, "--plain", json.dumps(plain)]
+    command += ["--child", name, "--plain", json.dumps(plain), *(["--once"] if once else [])]
+    # Beside other processes times say nothing: FLA then keeps no choice of kernels that it timed.
+    environment = os.environ | ({"FLA_CACHE_RESULTS": "0"} if once else {})
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               start_new_session=True)  # fmt: skip
+                               env=environment, start_new_session=True)  # fmt: skip
     try:
         out, err = process.communicate(timeout=max(limit, 0.1))
         return process.returncode, out, err
@@ -192,8 +221,10 @@ def last_line(text: str) -> str:
 def measured(options: argparse.Namespace, row) -> dict:
     """The row's document, by as many processes as it takes; with "error" where it is lost."""
     start, plain = time.monotonic(), {}
+    # Beside its own time that of the row before, for whose end it may wait.
+    limit = options.limit * ahead(options)
     for _ in range(CAPTURES):
-        left = options.limit - (time.monotonic() - start)
+        left = limit - (time.monotonic() - start)
         code, out, err = run_child(options, row.name, plain, left)
         if code == CAPTURE_FAILED:
             failed = answer(out)
@@ -243,22 +274,61 @@ def append(path: Path, line: str) -> None:
         file.write(("" if whole else "\n") + line + "\n")
 
 
+def is_known(known: dict[str, dict], row) -> bool:
+    return row.name in known and "error" not in known[row.name]
+
+
+def warm_up(options: argparse.Namespace, missing: list, start: float) -> None:
+    """Has one of each kind of row called once, several at a time; says what did not get through."""
+    kinds = list({row.kernels: row for row in reversed(missing)}.values())[::-1]
+
+    def call(row) -> None:
+        spent = time.monotonic() - start
+        if options.budget and spent > options.budget / 2:
+            return
+        left = options.budget / 2 - spent if options.budget else options.limit
+        code, _, err = run_child(options, row.name, {}, min(left, options.limit), once=True)
+        why = "stopped" if code is None else last_line(err)
+        taken = f"{time.monotonic() - start - spent:.0f} s"
+        print(f"warm-up, {row.name}: {taken}{f', {why}' if code != 0 else ''}",
+              file=sys.stderr, flush=True)  # fmt: skip
+
+    with concurrent.futures.ThreadPoolExecutor(options.warm_up) as pool:
+        list(pool.map(call, kinds))
+
+
+def ahead(options: argparse.Namespace) -> int:
+    """How many rows' processes there are at a time: on a GPU the next row's loads its libraries,
+    which takes longer than measuring, while one measures."""
+    return 1 if options.device == "cpu" else 2
+
+
 def measure_missing(options: argparse.Namespace, chosen: list, path: Path) -> dict[str, dict]:
     """All rows that are known in the end; each new one is a line of the file at once."""
     known = known_rows(path)
     start = time.monotonic()
-    for at, row in enumerate(chosen, 1):
-        if row.name in known and "error" not in known[row.name]:
-            continue
+    if options.warm_up:
+        warm_up(options, [row for row in chosen if not is_known(known, row)], start)
+
+    def one(at: int, row) -> bool:
         if options.budget and time.monotonic() - start > options.budget:
-            print("the budget is spent; the same command goes on", file=sys.stderr)
-            break
-        known[row.name] = result = measured(options, row)
-        append(path, json.dumps(result))
+            return False
+        result = measured(options, row)
         said = result.get("error") or ", ".join(
             f"{name} {side['ms']:.4g} ms" for name, side in result["sides"].items()
         )
+        with lock:
+            known[row.name] = result
+            append(path, json.dumps(result))
         print(f"[{at}/{len(chosen)}] {row.name}: {said}", file=sys.stderr, flush=True)
+        return True
+
+    lock = threading.Lock()
+    missing = [(at, row) for at, row in enumerate(chosen, 1) if not is_known(known, row)]
+    with concurrent.futures.ThreadPoolExecutor(ahead(options)) as pool:
+        begun = [done.result() for done in [pool.submit(one, *each) for each in missing]]
+    if not all(begun):
+        print("the budget is spent; the same command goes on", file=sys.stderr)
     return known
 
 
@@ -273,9 +343,11 @@ def main() -> None:
         import torch
 
         options.device = "cuda" if torch.cuda.is_available() else "cpu"
+    if options.device == "cuda":
+        options.device = "cuda:0"  # PyTorch selects devices by number
     if options.child:
         child(options)
-    environment = look_around(options)
+    environment = look_around(options) | {"warm_up": options.warm_up}
     folder = Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
     known = measure_missing(options, chosen, folder / "rows.jsonl")

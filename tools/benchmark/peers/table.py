@@ -203,7 +203,8 @@ def render(document: dict) -> str:
         "## Calls",
         "",
         "Host time to enqueue a call, ms of a call on the device, memory that a call takes beside "
-        "its inputs, and the first call (compiling, tuning of its own).",
+        "its inputs, and the first call (compiling, tuning of its own"
+        + ("; after a warm-up, which compiled most)." if environment.get("warm_up") else ")."),
         "",
     ]
     lines += _calls(rows, names)

@@ -69,6 +69,19 @@ def test_measures_what_is_there(tmp_path: Path) -> None:
         assert piece in page
 
 
+def test_warms_up_and_then_measures(tmp_path: Path) -> None:
+    document, said = peers(tmp_path, "--peers", "fake,broken", "--rows", "gdn-1of[12]-1x",
+                           "--warm-up", "2")  # fmt: skip
+    lines = said.splitlines()
+    warm = [at for at, line in enumerate(lines) if line.startswith("warm-up, ")]
+    timed = [at for at, line in enumerate(lines) if line.startswith("[")]
+    assert len(warm) == len(timed) == len(document["rows"]) == 2 and max(warm) < min(timed)
+    assert all(line.endswith(" s") for line in lines[: len(warm)]), said
+    assert document["environment"]["warm_up"] == 2
+    assert all(row["sides"]["fake"]["errors"]["o"] < 5e-3 for row in document["rows"])
+    assert "after a warm-up" in (tmp_path / "peers.md").read_text()
+
+
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """Runs main() in this process, without a look at what is installed; gives the exit code."""

@@ -28,6 +28,7 @@ class CudnnFrontend(Side):
             for name, t in self.leaves(row, x).items()
         }
         if row.part != "forward":
+            leaves["beta"] = leaves["beta"].float()  # its backward pass on Hopper takes no other
             leaves = {name: t.detach().requires_grad_() for name, t in leaves.items()}
         ends = x.cu_seqlens
         if ends is None:
