@@ -77,11 +77,16 @@ std::vector<std::string> strided_tensors(const Operator& op) {
   return names;
 }
 
-std::vector<std::string> rows_of_tokens(const Problem& problem) {
-  constexpr std::array kAll{"q", "k", "v", "beta", "erase", "write", "g", "o"};
+std::vector<std::string> rows_of_tokens(const Operator& op) {
+  const auto makes_output = [](const PlanStep& step) {
+    return step.template_id.starts_with("fwd_o.") || step.template_id.starts_with("kda_fwd_o.");
+  };
+  const bool dense_output = std::any_of(op.plan().begin(), op.plan().end(), makes_output);
+  constexpr std::array kAll{"q", "k", "v", "beta", "erase", "write", "g", "o", "do"};
   std::vector<std::string> names;
-  for (const TensorSpec& spec : tensor_specs(problem))
-    if (spec.present && std::find(kAll.begin(), kAll.end(), spec.name) != kAll.end())
+  for (const TensorSpec& spec : tensor_specs(op.problem()))
+    if (spec.present && std::find(kAll.begin(), kAll.end(), spec.name) != kAll.end() &&
+        !(dense_output && spec.name == "o"))
       names.emplace_back(spec.name);
   return names;
 }
