@@ -84,13 +84,13 @@ TEST(Backends, NoTwoGiveOneForm) {
   EXPECT_EQ(seen.size(), 6U) << "some Emit is given by none";
 }
 
-TEST(Backends, KernelsOfGpusGetTensorsThenMapsThenSizes) {
+TEST(Backends, KernelsOfGpusGetTensorsThenMapsThenStridesThenSizes) {
   const Template& t = *find_template("scaled_dot_kkt.hopper");
   EXPECT_EQ(
       backend(DeviceKind::cuda).dialect().parameters(t),
       "#define WYVERN_PARAMETERS const DTYPE* k, const BETA_DTYPE* beta, const float* G, const "
       "float* k_rstd, const int32* seq_offsets, const int32* chunk_index, float* A, const "
-      "__grid_constant__ TensorMap k_map, Extents e\n");
+      "__grid_constant__ TensorMap k_map, int64 k_stride, int64 beta_stride, Extents e\n");
 }
 
 TEST(Backends, StridesStandBetweenTensorsAndSizes) {

@@ -496,7 +496,7 @@ TEST_F(CApiTest, LaunchesWhateverTheOrderAndTheVersion) {
   EXPECT_BAD(wyvern_operator_launch(op_, nullptr), "launch is null");
 }
 
-/// Slices of one projection, by a plan that takes them so: on the CPU that of decoding.
+/// Slices of one projection, by plans that take them so; gradients are dense.
 TEST_F(CApiTest, TakesRowsThatLieApartWhereThePlanDoes) {
   if (!can_compile()) GTEST_SKIP() << compiler_problem(DeviceKind::cpu);
   constexpr std::int64_t kTokens = 3, kRow = 16, kStride = 3 * kRow;
@@ -532,12 +532,16 @@ TEST_F(CApiTest, TakesRowsThatLieApartWhereThePlanDoes) {
       EXPECT_EQ(outputs.elements[static_cast<std::size_t>(t * kStride + i)], wanted);
     }
 
-  const auto takes = [&](const char* name, const std::array<std::int64_t, 4>& by) {
-    wyvern_tensor tensor = dense.tensor(name);
+  const auto takes_of = [&](Launch& launch, const char* name,
+                            const std::array<std::int64_t, 4>& by) {
+    wyvern_tensor tensor = launch.tensor(name);
     tensor.strides = by.data();
     std::int32_t yes = -1;
     EXPECT_GOOD(wyvern_operator_takes(op_, &tensor, sizeof tensor, &yes));
     return yes;
+  };
+  const auto takes = [&](const char* name, const std::array<std::int64_t, 4>& by) {
+    return takes_of(dense, name, by);
   };
   EXPECT_EQ(takes("v", strides), 1);
   EXPECT_EQ(takes("v", {7, kStride + 1, kRow, 1}), 0);
@@ -548,11 +552,13 @@ TEST_F(CApiTest, TakesRowsThatLieApartWhereThePlanDoes) {
   apart.tensor("v").strides = strides.data();
   EXPECT_BAD(wyvern_operator_launch(op_, &apart.what), "o overlaps v");
 
-  ASSERT_GOOD(wyvern_problem_set_text(problem_, "pass", "forward"));
+  ASSERT_GOOD(wyvern_problem_set_text(problem_, "pass", "backward"));
   prepare();
-  EXPECT_EQ(strided(), "");
-  EXPECT_EQ(takes("v", strides), 0);
-  EXPECT_EQ(takes("v", {kTokens * kRow, kRow, kRow, 1}), 1);
+  EXPECT_EQ(strided(), "q k v beta do ");
+  Launch gradients(op_, 1);
+  EXPECT_EQ(takes_of(gradients, "do", strides), 1);
+  EXPECT_EQ(takes_of(gradients, "dv", strides), 0);
+  EXPECT_EQ(takes_of(gradients, "dv", {kTokens * kRow, kRow, kRow, 1}), 1);
   wyvern_tensor unknown = dense.tensor("v");
   unknown.name = "Q";
   std::int32_t yes = 0;

@@ -156,6 +156,9 @@ std::string file_digests(const Template& t, const Dialect& dialect) {
   return lines;
 }
 
+/// A tensor's name in a kernel: `do` is a word of C++.
+std::string_view kernel_name(const Parameter& p) { return p.name == "do" ? "dO" : p.name; }
+
 }  // namespace
 
 std::string_view source_text(std::string_view path) {
@@ -167,14 +170,13 @@ std::string_view source_text(std::string_view path) {
 }
 
 std::string declaration(const Parameter& p) {
-  const std::string name = p.name == "do" ? "dO" : std::string(p.name);
   const std::string_view type = p.type.text();
   return fmt::format("{}{}* {}", p.access == Access::in ? "const " : "",
-                     type == "fp32" ? "float" : type, name);
+                     type == "fp32" ? "float" : type, kernel_name(p));
 }
 
 std::string stride_declaration(const Parameter& p) {
-  return fmt::format("int64 {}_stride", p.name);
+  return fmt::format("int64 {}_stride", kernel_name(p));
 }
 
 std::string specialize(const Template& t, const Constants& constants, const Config& config,

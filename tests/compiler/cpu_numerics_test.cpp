@@ -63,7 +63,12 @@ class CpuNumerics : public ::testing::Test {
                           .NT = chunk_slots(1, T, 1, false, kBT),
                           .scale = 1.0F,
                           .gate_floor = -24.0F};
-    const Geometry geometry = t->geometry(Spec(constants, *config), extents, target.limits);
+    const Spec spec(constants, *config);
+    std::vector<std::int64_t> strides;  // behind the tensors
+    for (const Parameter& p : t->parameters)
+      if (p.strided) strides.push_back(dense_stride(p, spec, extents));
+    for (std::int64_t& stride : strides) arguments.push_back(&stride);
+    const Geometry geometry = t->geometry(spec, extents, target.limits);
     std::vector<float> scratch(static_cast<std::size_t>(geometry.shared_bytes) / 4 + 16);
     const auto start = (reinterpret_cast<std::uintptr_t>(scratch.data()) + 63) / 64 * 64;
     for (long x = 0; x < geometry.grid[0]; ++x)

@@ -1,6 +1,7 @@
 // Every CUDA template against the float64 reference of its stages, on the emulator. Each launch
-// runs twice, with other warps first and outputs poisoned differently: the results must agree bit
-// for bit, and what a contract leaves alone must keep its poison.
+// runs twice, with other warps first, outputs poisoned differently and rows of tokens apart where
+// the template takes them so: the results must agree bit for bit, and what a contract leaves alone
+// must keep its poison.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -43,19 +44,55 @@ Extents extents_of(const StageData& data) {
       .lower_bound = p.lower_bound.value_or(0.0F)};
 }
 
-/// The outputs of one emulated launch; every argument at the end of its own mapping.
+/// Elements from row to row of a tensor whose rows of `dense` elements lie apart.
+std::int64_t stride_apart(std::int64_t dense, DType dtype) {
+  const std::int64_t unit = 16 / static_cast<std::int64_t>(size_of(dtype));
+  return ((dense + unit - 1) / unit + 3) * unit;
+}
+
+/// Rows of `dense` elements at their places where they lie `stride` elements apart, NaNs between.
+std::vector<unsigned char> rows_apart(const HostTensor& tensor, std::int64_t dense,
+                                      std::int64_t stride) {
+  const std::int64_t rows = dense == 0 ? 0 : tensor.elements() / dense;
+  const std::size_t size = size_of(tensor.dtype());
+  const auto row_bytes = static_cast<std::size_t>(dense) * size;
+  const auto step = static_cast<std::size_t>(stride) * size;
+  const auto count = static_cast<std::size_t>(rows);
+  // The last row ends the memory.
+  std::vector<unsigned char> bytes(count == 0 ? 0 : (count - 1) * step + row_bytes,
+                                   testing::kNanPoison);
+  for (std::size_t r = 0; r < count; ++r)
+    std::memcpy(bytes.data() + r * step, tensor.data() + r * row_bytes, row_bytes);
+  return bytes;
+}
+
+/// The outputs of one emulated launch; every argument at the end of its own mapping. Inputs that
+/// the template takes strided lie `apart` or not.
 std::map<std::string, HostTensor, std::less<>> launch(const Template& t, const Config& config,
                                                       const StageData& data, Schedule schedule,
-                                                      unsigned char poison) {
+                                                      unsigned char poison, bool apart) {
   const Constants constants = problem_constants(data.problem);
+  const Spec spec(constants, config);
+  const Extents extents = extents_of(data);
   std::vector<std::unique_ptr<GuardedMemory>> memory;
   std::vector<void*> pointers;
-  for (const Argument& argument : t.parameters) {
+  std::vector<std::int64_t> strides;
+  for (const Parameter& argument : t.parameters) {
+    const std::int64_t dense = argument.strided ? dense_stride(argument, spec, extents) : 0;
+    if (argument.strided) strides.push_back(dense);
     if (!is_present(argument, constants)) {
       pointers.push_back(nullptr);
       continue;
     }
     const HostTensor& tensor = data.tensors.at(std::string(argument.name));
+    if (apart && argument.strided && argument.access == Access::in) {
+      strides.back() = stride_apart(dense, tensor.dtype());
+      const std::vector<unsigned char> bytes = rows_apart(tensor, dense, strides.back());
+      memory.push_back(std::make_unique<GuardedMemory>(bytes.size()));
+      pointers.push_back(memory.back()->data());
+      std::copy(bytes.begin(), bytes.end(), static_cast<unsigned char*>(pointers.back()));
+      continue;
+    }
     memory.push_back(std::make_unique<GuardedMemory>(tensor.bytes()));
     pointers.push_back(memory.back()->data());
     if (argument.access == Access::out)
@@ -63,7 +100,8 @@ std::map<std::string, HostTensor, std::less<>> launch(const Template& t, const C
     else
       std::memcpy(pointers.back(), tensor.data(), tensor.bytes());
   }
-  emulator::emulate(t, constants, config, extents_of(data), pointers, schedule);
+  emulator::emulate(t, constants, config, t.geometry(spec, extents, Limits{}), extents, pointers,
+                    strides, schedule);
 
   std::map<std::string, HostTensor, std::less<>> outputs;
   for (std::size_t i = 0; i < pointers.size(); ++i) {
@@ -92,8 +130,10 @@ bool same_element(const HostTensor& a, const HostTensor& b, std::int64_t i) {
 
 void expect_correct(const Template& t, const Config& config, const StageData& data) {
   SCOPED_TRACE(t.id() + " {" + config.to_string() + "} " + testing::describe(data.problem));
-  const auto outputs = launch(t, config, data, Schedule::first_warp, testing::kNanPoison);
-  const auto again = launch(t, config, data, Schedule::last_warp, testing::kFinitePoison);
+  const auto outputs =
+      launch(t, config, data, Schedule::first_warp, testing::kNanPoison, /*apart=*/false);
+  const auto again =
+      launch(t, config, data, Schedule::last_warp, testing::kFinitePoison, /*apart=*/true);
   const testing::TensorMap expected = testing::reference_outputs(t, data);
   const testing::Written written = testing::written_elements(data);
   for (const auto& [name, actual] : outputs) {

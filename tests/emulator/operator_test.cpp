@@ -73,7 +73,7 @@ TEST_F(EmulatedOperator, PlansMayHaveKernelsOfTensorCopies) {
   const OperatorData data = make_data(p, Gate::typical, 4, {70, 0, 33});
   const auto plan = plan_with(device(), data.problem, "scaled_dot_kkt.hopper");
   ASSERT_TRUE(plan.has_value());
-  check(emulator::prepare(device(), data.problem, *plan), data);
+  check_rows_apart(emulator::prepare(device(), data.problem, *plan), data);
 }
 
 /// The template that has the whole forward pass of a problem in one kernel for Hopper.
@@ -200,6 +200,28 @@ TEST_F(EmulatedOperator, OneKernelTakesRowsThatLieApart) {
   }
 }
 
+class EmulatedPasses : public EmulatedOperator,
+                       public ::testing::WithParamInterface<OperatorPass> {};
+
+TEST_P(EmulatedPasses, TakeRowsThatLieApart) {
+  Problem p = base(GetParam());
+  p.V = 40;
+  p.B = p.N = 2, p.T = 20;
+  const OperatorData batch = make_data(p, Gate::typical, 8);
+  check_rows_apart(prepare(batch.problem), batch);
+}
+
+/// By every template there is for a pass.
+TEST_P(EmulatedPasses, TakeRowsThatLieApartByEveryPlan) {
+  Problem p = base(GetParam());
+  p.K = 36, p.V = 40;
+  p.packed = p.initial_state = p.use_qk_l2norm = true;
+  p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
+  const OperatorData data = make_data(p, Gate::typical, 7, {20, 0, 17});
+  for (const Plan& plan : plans_with_all(device(), data.problem, 16))
+    check_rows_apart(emulator::prepare(device(), data.problem, plan), data);
+}
+
 class EmulatedDecode : public EmulatedOperator,
                        public ::testing::WithParamInterface<std::string_view> {};
 
@@ -259,6 +281,9 @@ INSTANTIATE_TEST_SUITE_P(, EmulatedOneKernel, ::testing::ValuesIn(one_kernel_cas
 
 INSTANTIATE_TEST_SUITE_P(, EmulatedDecode, ::testing::ValuesIn(operators()),
                          [](const auto& each) { return std::string(each.param); });
+
+INSTANTIATE_TEST_SUITE_P(, EmulatedPasses, ::testing::ValuesIn(chunked_passes()),
+                         [](const auto& each) { return name_of(each.param); });
 
 INSTANTIATE_TEST_SUITE_P(, EmulatedSegments, ::testing::ValuesIn(chunked_passes()),
                          [](const auto& each) { return name_of(each.param); });

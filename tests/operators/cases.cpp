@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <set>
 
 #include "runtime/operators/operator.hpp"
 #include "tests/operators/fixture.hpp"
@@ -254,6 +255,18 @@ void add_pools(Cases& cases) {
 }
 
 }  // namespace
+
+std::vector<Plan> plans_with_all(const Device& device, const Problem& problem,
+                                 std::int64_t chunk_size) {
+  std::vector<Plan> chosen;
+  std::set<std::string> known;
+  for (const Plan& plan : plans(device, problem, chunk_size)) {
+    const std::size_t before = known.size();
+    for (const PlanStep& step : plan) known.insert(step.template_id);
+    if (known.size() != before) chosen.push_back(plan);
+  }
+  return chosen;
+}
 
 std::string name_of(const OperatorPass& which) {
   return fmt::format("{}_{}", which.op, to_string(which.pass));

@@ -46,11 +46,12 @@ class OperatorTest : public ::testing::Test {
   void check_rows_apart(const Operator& op, const OperatorData& data) {
     SCOPED_TRACE(describe(data.problem));
     SCOPED_TRACE(plan_to_json(op.plan()));
-    EXPECT_EQ(strided_tensors(op), rows_of_tokens(data.problem));
+    EXPECT_EQ(strided_tensors(op), rows_of_tokens(op));
+    const OperatorData inputs = complete(data);
     const HostTensors outputs =
-        run_operator(device(), op, data, Guards::bands, launch_rows_apart(device(), op));
-    expect_matches_oracle(data, outputs);
-    for (const auto& [name, dense] : run_operator(device(), op, data))
+        run_operator(device(), op, inputs, Guards::bands, launch_rows_apart(device(), op));
+    expect_matches_oracle(inputs, outputs);
+    for (const auto& [name, dense] : run_operator(device(), op, inputs))
       EXPECT_TRUE(same_bytes(outputs.at(name), dense)) << name;
   }
 
@@ -70,6 +71,11 @@ inline std::optional<Plan> plan_with(const Device& device, const Problem& proble
       if (step.template_id == template_id) return plan;
   return {};
 }
+
+/// Plans that have between them every template that any plan with so many rows a chunk has, each
+/// with one at least that those before it lack.
+std::vector<Plan> plans_with_all(const Device& device, const Problem& problem,
+                                 std::int64_t chunk_size);
 
 /// An operator and a pass, as a test's name has them: "kda_backward".
 struct OperatorPass {

@@ -98,17 +98,24 @@ TEST_F(GpuTensorCopies, TakeRowsThatLieApart) {
   }
 }
 
-/// Decoding takes rows of tokens that lie apart.
-TEST_P(OperatorPromise, StepsTakeRowsThatLieApart) {
+TEST_P(OperatorPromise, TakesRowsThatLieApart) {
   WYVERN_OPEN_OR_SKIP(GetParam().kind);
-  if (!recurrent()) return;
   const OperatorData data = rich_data(19);
   check_rows_apart(prepare(data.problem), data);
   Problem p = base(which());
-  p.B = p.N = 3, p.T = 1;
+  p.B = p.N = 3, p.T = recurrent() ? 1 : 70;
   p.K = 33;  // rows that are no multiples of 16 bytes
-  const OperatorData one = make_data(p, Gate::typical, 20);
-  check_rows_apart(prepare(one.problem), one);
+  const OperatorData other = make_data(p, Gate::typical, 20);
+  check_rows_apart(prepare(other.problem), other);
+}
+
+/// Whatever the templates of a plan.
+TEST_P(OperatorPromise, EveryPlanTakesRowsThatLieApart) {
+  WYVERN_OPEN_OR_SKIP(GetParam().kind);
+  if (recurrent()) GTEST_SKIP() << "there is one plan";
+  const OperatorData data = rich_data(22);
+  for (const Plan& plan : plans_with_all(device(), data.problem, 64))
+    check_rows_apart(test_runtime().prepare(device(), data.problem, plan), data);
 }
 
 TEST_P(OperatorPromise, HostLengthsAreAcceptedBesideTheDevices) {

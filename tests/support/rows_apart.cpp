@@ -7,68 +7,49 @@
 #include <utility>
 
 namespace wyvern::testing {
-namespace {
+RowsApart::RowsApart(Device device, const TensorView& dense)
+    : device_(std::move(device)),
+      dense_(dense),
+      size_(size_of(dense.dtype)),
+      rows_(static_cast<std::size_t>(dense.shape[0] * dense.shape[1])),
+      row_bytes_(rows_ == 0 ? 0 : dense.elements() / rows_ * size_),
+      stride_((row_bytes_ + 15) / 16 * 16 + kGap),
+      before_(kFront + rows_ * stride_, kNanPoison) {
+  const std::vector<unsigned char> content = download(dense.data, rows_ * row_bytes_);
+  for (std::size_t r = 0; r < rows_; ++r)
+    std::copy_n(content.begin() + r * row_bytes_, row_bytes_, before_.begin() + at(r));
+  memory_ = device_.allocate(before_.size());
+  device_.copy_in(memory_.get(), before_.data(), before_.size());
+}
 
-/// A copy of a tensor [B, T, ...] on the device, its rows apart.
-class RowsApart {
- public:
-  RowsApart(const Device& device, const TensorView& dense)
-      : device_(device),
-        dense_(dense),
-        size_(size_of(dense.dtype)),
-        rows_(static_cast<std::size_t>(dense.shape[0] * dense.shape[1])),
-        row_bytes_(rows_ == 0 ? 0 : dense.elements() / rows_ * size_),
-        stride_((row_bytes_ + 15) / 16 * 16 + kGap),
-        before_(kFront + rows_ * stride_, kNanPoison) {
-    const std::vector<unsigned char> content = download(dense.data, rows_ * row_bytes_);
-    for (std::size_t r = 0; r < rows_; ++r)
-      std::copy_n(content.begin() + r * row_bytes_, row_bytes_, before_.begin() + at(r));
-    memory_ = device_.allocate(before_.size());
-    device_.copy_in(memory_.get(), before_.data(), before_.size());
+TensorView RowsApart::view() const {
+  TensorView view = dense_;
+  view.data = static_cast<unsigned char*>(memory_.get()) + kFront;
+  const auto stride = static_cast<std::int64_t>(stride_ / size_);
+  view.strides[0] = view.shape[1] * stride;
+  view.strides[1] = view.shape[1] == 1 ? 7 : stride;  // of one token any
+  return view;
+}
+
+bool RowsApart::is_unchanged() const { return download(memory_.get(), before_.size()) == before_; }
+
+bool RowsApart::bring_back() {
+  std::vector<unsigned char> now = download(memory_.get(), before_.size());
+  std::vector<unsigned char> content(rows_ * row_bytes_);
+  for (std::size_t r = 0; r < rows_; ++r) {
+    const auto row = now.begin() + at(r);
+    std::copy_n(row, row_bytes_, content.begin() + r * row_bytes_);
+    std::fill_n(row, row_bytes_, kNanPoison);
   }
+  device_.copy_in(dense_.data, content.data(), content.size());
+  return std::count(now.begin(), now.end(), kNanPoison) == std::ssize(now);
+}
 
-  TensorView view() const {
-    TensorView view = dense_;
-    view.data = static_cast<unsigned char*>(memory_.get()) + kFront;
-    const auto stride = static_cast<std::int64_t>(stride_ / size_);
-    view.strides[0] = view.shape[1] * stride;
-    view.strides[1] = view.shape[1] == 1 ? 7 : stride;  // of one token any
-    return view;
-  }
-
-  bool is_unchanged() const { return download(memory_.get(), before_.size()) == before_; }
-
-  /// The rows go where they came from; whether nothing but rows was written.
-  bool bring_back() {
-    std::vector<unsigned char> now = download(memory_.get(), before_.size());
-    std::vector<unsigned char> content(rows_ * row_bytes_);
-    for (std::size_t r = 0; r < rows_; ++r) {
-      const auto row = now.begin() + at(r);
-      std::copy_n(row, row_bytes_, content.begin() + r * row_bytes_);
-      std::fill_n(row, row_bytes_, kNanPoison);
-    }
-    device_.copy_in(dense_.data, content.data(), content.size());
-    return std::count(now.begin(), now.end(), kNanPoison) == std::ssize(now);
-  }
-
- private:
-  static constexpr std::size_t kGap = 48, kFront = 32;  // bytes; no tile's or vector's multiple
-
-  std::size_t at(std::size_t row) const { return kFront + row * stride_; }
-  std::vector<unsigned char> download(const void* from, std::size_t bytes) const {
-    std::vector<unsigned char> content(bytes);
-    device_.copy_out(content.data(), from, bytes);
-    return content;
-  }
-
-  Device device_;
-  TensorView dense_;
-  std::size_t size_, rows_, row_bytes_, stride_;  // stride_ in bytes
-  std::vector<unsigned char> before_;
-  std::shared_ptr<void> memory_;
-};
-
-}  // namespace
+std::vector<unsigned char> RowsApart::download(const void* from, std::size_t bytes) const {
+  std::vector<unsigned char> content(bytes);
+  device_.copy_out(content.data(), from, bytes);
+  return content;
+}
 
 std::vector<std::string> strided_tensors(const Operator& op) {
   std::vector<std::string> names;
@@ -77,11 +58,16 @@ std::vector<std::string> strided_tensors(const Operator& op) {
   return names;
 }
 
-std::vector<std::string> rows_of_tokens(const Problem& problem) {
-  constexpr std::array kAll{"q", "k", "v", "beta", "erase", "write", "g", "o"};
+std::vector<std::string> rows_of_tokens(const Operator& op) {
+  const auto makes_output = [](const PlanStep& step) {
+    return step.template_id.starts_with("fwd_o.") || step.template_id.starts_with("kda_fwd_o.");
+  };
+  const bool dense_output = std::any_of(op.plan().begin(), op.plan().end(), makes_output);
+  constexpr std::array kAll{"q", "k", "v", "beta", "erase", "write", "g", "o", "do"};
   std::vector<std::string> names;
-  for (const TensorSpec& spec : tensor_specs(problem))
-    if (spec.present && std::find(kAll.begin(), kAll.end(), spec.name) != kAll.end())
+  for (const TensorSpec& spec : tensor_specs(op.problem()))
+    if (spec.present && std::find(kAll.begin(), kAll.end(), spec.name) != kAll.end() &&
+        !(dense_output && spec.name == "o"))
       names.emplace_back(spec.name);
   return names;
 }

@@ -16,6 +16,7 @@
 #include "cache/cache.hpp"
 #include "compiler/compiler.hpp"
 #include "runtime/devices/device_impl.hpp"
+#include "tests/support/rows_apart.hpp"
 
 namespace wyvern::testing {
 namespace {
@@ -225,12 +226,13 @@ TensorView with_rank(TensorView view, int rank) {
 HostTensors run_stage(const Device& device, const Stage& stage, const Constants& constants,
                       const HostTensors& tensors, Guards guards, const Written& written) {
   const Template& t = *find_template(stage.step().template_id);
-  std::array<HostTensors, 2> outputs;
-  for (std::size_t launch = 0; launch < outputs.size(); ++launch) {
-    const unsigned char poison = launch == 0 ? kNanPoison : kFinitePoison;
+  std::array<HostTensors, 3> outputs;
+  for (std::size_t launch = 0; launch < (t.strided.empty() ? 2 : 3); ++launch) {
+    const unsigned char poison = launch == 1 ? kFinitePoison : kNanPoison;
     std::map<std::string, DeviceTensor> memory;
+    std::vector<RowsApart> apart;
     std::vector<TensorView> views;
-    for (const Argument& argument : t.parameters) {
+    for (const Parameter& argument : t.parameters) {
       views.emplace_back();
       if (!is_present(argument, constants)) continue;
       const std::string name(argument.name);
@@ -242,6 +244,8 @@ HostTensors run_stage(const Device& device, const Stage& stage, const Constants&
           memory.try_emplace(name, device, out ? poisoned(given, poison) : given, guards, role,
                              name, against_of(static_cast<int>(launch)));
       views.back() = with_rank(at->second.view(), static_cast<int>(argument.shape.size()));
+      if (launch == 2 && argument.strided && role == Role::input)
+        views.back() = apart.emplace_back(device, views.back()).view();
     }
     device.synchronize();
     launch_apart(device, [&] { stage.launch(views); });
@@ -258,8 +262,11 @@ HostTensors run_stage(const Device& device, const Stage& stage, const Constants&
       }
     }
   }
-  for (const auto& [name, first] : outputs[0])
+  for (const auto& [name, first] : outputs[0]) {
     expect_written(name, first, outputs[1].at(name), written);
+    if (t.strided.empty()) continue;
+    EXPECT_TRUE(same_bytes(outputs[2].at(name), first)) << name << ", of rows that lie apart";
+  }
   return std::move(outputs[0]);
 }
 

@@ -62,8 +62,9 @@ using Written = std::function<bool(const std::string& name, std::int64_t element
 
 /// Launches `stage` twice, its outputs poisoned differently, and returns the outputs of the first
 /// launch. A test failure is recorded for a changed input, a damaged guard band, an element not
-/// written, an element written that must not be, and bytes that differ between the launches.
-/// `tensors` holds every tensor of the template's contract by name, outputs for their shape.
+/// written, an element written that must not be, and bytes that differ between the launches. Inputs
+/// that the template takes strided lie apart in a third one, which must write the first one's
+/// bytes. `tensors` holds every tensor of the template's contract by name, outputs for their shape.
 HostTensors run_stage(const Device& device, const Stage& stage, const Constants& constants,
                       const HostTensors& tensors,
                       DeviceTensor::Guards guards = DeviceTensor::Guards::bands,

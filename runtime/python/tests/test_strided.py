@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from conftest import make
 from wyvern import ops
 
 B, H, HV, K, V = 2, 2, 4, 32, 16
@@ -102,6 +103,49 @@ def test_export(device: str) -> None:
     program = torch.export.export(Layer(), (x,))
     for one, other in zip(program.module()(x), decode(*dense(slices(x))), strict=True):
         assert torch.equal(one, other)
+
+
+def rows_apart(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers as a slice of rows that hold NaNs behind them."""
+    width = x[0, 0].numel()
+    wide = x.new_full((*x.shape[:2], (width + 7) // 8 * 8 + 24), torch.nan)
+    wide[..., :width] = x.flatten(2) if x.dim() > 3 else x
+    slice = wide[..., :width]
+    return slice.unflatten(-1, x.shape[2:]) if x.dim() > 3 else slice
+
+
+CHUNKED = [
+    (ops.chunk_gated_delta_rule, {}),
+    (ops.chunk_delta_rule, {}),
+    (ops.chunk_kda, {}),
+    (ops.chunk_gdn2, {}),
+    (ops.chunk_gated_delta_product, {"steps": 2}),
+]
+
+
+@pytest.mark.parametrize(("function", "options"), CHUNKED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_training_takes_slices_without_a_copy(device: str, function, options, dtype) -> None:
+    call = make(function, dtype, device, B=2, T=37, **options)
+    do = torch.randn_like(call.tensors["v"][:, :37])
+
+    def train(do: torch.Tensor, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        leaves = [x.detach().requires_grad_() for x in tensors]
+        o, state = function(**dict(zip(call.tensors, leaves, strict=True)), **call.options)
+        given = [do, torch.ones_like(state)]
+        return [o, state, *torch.autograd.grad([o, state], leaves, given)]
+
+    names = list(call.tensors)
+    together = [x.detach() for x in call.tensors.values()]
+    apart = [x if n == "initial_state" else rows_apart(x) for n, x in zip(names, together, strict=True)]
+    assert sum(not x.is_contiguous() for x in apart) == len(names) - 1
+    for one, other in zip(train(rows_apart(do), *apart), train(do, *together), strict=True):
+        assert torch.equal(one, other) and one.is_contiguous()
+    assert copies(train, do, *together) == 0
+    assert copies(train, rows_apart(do), *apart) == 0
+    q, k, v, *others = apart
+    v = v.transpose(1, 2).contiguous().transpose(1, 2)  # heads before tokens
+    assert copies(train, do, q, k, v, *others) == 2  # in either pass
 
 
 def test_gradients(device: str) -> None:

@@ -53,7 +53,8 @@ WYVERN_BLOCK {
     else
       decode::fill_keys<Spec>(t.q, 0.0F);
     decode::load_vector(v + i * v_stride + head * V + first_column, columns, t.u);
-    load_beta<BETA_SIGMOID, NEG_EIGVAL>(beta + i * beta_stride + head, 1, 1, with_k);
+    load_beta<BETA_SIGMOID, NEG_EIGVAL>(TokenRows<const BETA_DTYPE>{beta, beta_stride}.at(i, head),
+                                        1, with_k);
     t.kq = decode::dot<Spec>(t.k, t.q);
     t.k_rstd = decode::norm_scale<Spec>(t.k);
     t.q_rstd = decode::norm_scale<Spec>(t.q);

@@ -44,8 +44,9 @@ struct ChunkBackward {
 
   /// A tile of q or k: BK columns of a chunk's rows times their scales.
   template <class T>
-  static void load_keys(const T* from, const float* scale, int rows, int columns, Tile<BK> dst) {
-    load_tile<S::QK_L2NORM>(from, int64{H} * K, rows, columns, dst, scale);
+  static void load_keys(const TokenRows<const T>& from, const float* scale, int rows, int columns,
+                        Tile<BK> dst) {
+    load_tile<S::QK_L2NORM>(from, rows, columns, dst, scale);
   }
 
   // ---- attention's gradient ---------------------------------------------------------------------
@@ -78,12 +79,12 @@ struct ChunkBackward {
 
   /// dV = beta X to memory; sums_r = rowsum(X V).
   template <class T>
-  [[gnu::noinline]] static void finish_values(Tile<V> x, const T* v, const float* beta, int rows,
-                                              T* dv, float* sums) {
+  [[gnu::noinline]] static void finish_values(Tile<V> x, const TokenRows<const T>& v,
+                                              const float* beta, int rows, T* dv, float* sums) {
     constexpr int kWhole = V / kLanes * kLanes;
     for (int r = 0; r < rows; ++r) {
       const float* from = x.row(r);
-      const T* other = v + r * (int64{HV} * V);
+      const T* other = v.row(r);
       T* to = dv + r * (int64{HV} * V);
       f32 products{};
       for (int c = 0; c < kWhole; c += kLanes) {
@@ -133,9 +134,9 @@ struct ChunkBackward {
 
   /// dst_r = src_r times the derivative of beta's activation; `raw` is scratch.
   template <class T>
-  static void through_activation(const T* beta, int rows, float* raw, float* dst) {
+  static void through_activation(const TokenRows<const T>& beta, int rows, float* raw, float* dst) {
     if constexpr (S::BETA_SIGMOID) {
-      load_column(beta, HV, rows, raw);
+      load_column(beta.first, beta.stride, rows, raw);
       for (int r = 0; r < rows; r += kLanes) {
         const f32 x = load(raw + r);
         store(dst + r, load(dst + r) * sigmoid(x) * sigmoid(-x) * (S::NEG_EIGVAL ? 2.0F : 1.0F));

@@ -29,6 +29,12 @@ inline Chunk find_chunk(int64 slot, int chunk_size, const Extents& e, const int3
   return {first, static_cast<int>(end - first < chunk_size ? end - first : chunk_size)};
 }
 
+/// The chunk's rows of a tensor whose rows lie `stride` elements apart, each from `column` on.
+template <class T>
+inline TokenRows<T> rows_in(const Chunk& chunk, T* tensor, int64 stride, int64 column) {
+  return TokenRows<T>{tensor, stride}.at(chunk.token, column);
+}
+
 /// dst[r] = src[r * stride] for r < rows; 0 up to the next whole vector.
 template <class T>
 [[gnu::noinline]] static void load_column(const T* src, int64 stride, int rows, float* dst) {
@@ -58,8 +64,8 @@ inline void load_gates(const float* G, int64 stride, int rows, float* dst) {
 
 /// As load_column, with the sigmoid (twice it where `Negative`) of each value where `Sigmoid`.
 template <bool Sigmoid, bool Negative, class T>
-inline void load_beta(const T* src, int64 stride, int rows, float* dst) {
-  load_column(src, stride, rows, dst);
+inline void load_beta(const TokenRows<const T>& src, int rows, float* dst) {
+  load_column(src.first, src.stride, rows, dst);
   if constexpr (Sigmoid) {
     for (int r = 0; r < rows; r += kLanes)
       store(dst + r, sigmoid(load(dst + r)) * (Negative ? 2.0F : 1.0F));

@@ -80,15 +80,16 @@ inline GateColumns load_columns(const float* A_log, int64 head, const float* dt_
   return gate;
 }
 
-/// One chunk of a gate's backward pass: row r of `count` columns lies r * stride past the pointers.
+/// One chunk of a gate's backward pass, `count` columns of it; rows of dg_raw lie `stride` apart.
 /// dg_at(r) gives gradients of log decays, from the last row to the first. Sums up the gradients of
 /// A_log and dt_bias before anything is rounded.
 template <bool Bounded, class T, class Gradient>
-inline GateSlopes gate_backward(const T* g, T* dg_raw, int64 stride, int rows, int count,
-                                const GateColumns& gate, float lower_bound, Gradient dg_at) {
+inline GateSlopes gate_backward(const TokenRows<const T>& g, T* dg_raw, int64 stride, int rows,
+                                int count, const GateColumns& gate, float lower_bound,
+                                Gradient dg_at) {
   GateSlopes sums{};
   for (int r = rows - 1; r >= 0; --r) {
-    const f32 x = load_heads(g + r * stride, count) + gate.bias;
+    const f32 x = load_heads(g.row(r), count) + gate.bias;
     const GateSlopes slopes = gate_slopes<Bounded>(x, gate.rate, lower_bound);
     const f32 dg = dg_at(r);
     const f32 raw = dg * slopes.by_x;

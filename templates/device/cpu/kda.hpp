@@ -97,16 +97,17 @@ struct IntraProducts {
             .products = tile_at<Place.products>(memory)};
   }
 
-  /// Fills in the tiles of a chunk. `scale` is scratch of a value a row.
+  /// Fills in the tiles of a chunk, of whose rows `queries` and `keys` are. `scale` is scratch of a
+  /// value a row.
   template <class T>
-  void load(const IntraRows& from, const T* q_all, const T* k_all, const float* Gk,
-            const float* q_rstd, const float* k_rstd, float* scale) const {
-    constexpr int64 kStride = int64{H} * K;
+  void load(const IntraRows& from, const TokenRows<const T>& queries,
+            const TokenRows<const T>& keys, const float* Gk, const float* q_rstd,
+            const float* k_rstd, float* scale) const {
     const int rows = from.rows;
     if constexpr (S::QK_L2NORM) load_column(q_rstd + from.key_row, H, rows, scale);
-    load_tile<S::QK_L2NORM>(q_all + from.key_row * K, kStride, rows, K, q, scale);
+    load_tile<S::QK_L2NORM>(queries, rows, K, q, scale);
     if constexpr (S::QK_L2NORM) load_column(k_rstd + from.key_row, H, rows, scale);
-    load_tile<S::QK_L2NORM>(k_all + from.key_row * K, kStride, rows, K, k, scale);
+    load_tile<S::QK_L2NORM>(keys, rows, K, k, scale);
     load_tile(Gk + from.row * K, int64{HV} * K, rows, K, G);
     transpose(k, rows, K, k_t);
     transpose(G, rows, K, G_t);

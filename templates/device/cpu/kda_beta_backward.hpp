@@ -40,8 +40,9 @@ struct BetaBackward {
   /// As StateBackward's, with dv and the first part of dbeta; v, beta and dv from the chunk's first
   /// row on.
   template <class Beta>
-  void begin(const typename State::Inputs& in, const DTYPE* v, const Beta* beta, DTYPE* dv) const {
-    load_beta<S::BETA_SIGMOID, S::NEG_EIGVAL>(beta, S::HV, in.rows, rate);
+  void begin(const typename State::Inputs& in, const TokenRows<const DTYPE>& v,
+             const TokenRows<const Beta>& beta, DTYPE* dv) const {
+    load_beta<S::BETA_SIGMOID, S::NEG_EIGVAL>(beta, in.rows, rate);
     state.begin(in);
     values_gradient(v, in.rows, dv);
   }
@@ -52,18 +53,19 @@ struct BetaBackward {
 
  private:
   /// dv = beta X, and dbeta = rowsum(X V).
-  void values_gradient(const DTYPE* v, int rows, DTYPE* dv) const {
+  void values_gradient(const TokenRows<const DTYPE>& v, int rows, DTYPE* dv) const {
     constexpr int kWhole = V / kLanes * kLanes;
     for (int r = 0; r < rows; ++r) {
       const float* from = state.X.row(r);
       const int64 row = r * State::kValues;
+      const DTYPE* v_r = v.row(r);
       f32 row_sum{};
       for (int c = 0; c < kWhole; c += kLanes) {
-        row_sum += load(from + c) * load(v + row + c);
+        row_sum += load(from + c) * load(v_r + c);
         store(dv + row + c, rate[r] * load(from + c));
       }
       if constexpr (kWhole < V) {
-        row_sum += load(from + kWhole) * load_part(v + row + kWhole, V - kWhole);
+        row_sum += load(from + kWhole) * load_part(v_r + kWhole, V - kWhole);
         store_part(dv + row + kWhole, rate[r] * load(from + kWhole), V - kWhole);
       }
       dbeta[r] = sum(row_sum);

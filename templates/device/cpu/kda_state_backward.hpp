@@ -16,17 +16,19 @@ struct StateBackward {
 
   /// Tensors that the walk reads: whole, or those of a chunk and value head from its first row on.
   struct Inputs {
-    const DTYPE *q, *k, *v_new;
-    const DTYPE* Tinv;
+    TokenRows<const DTYPE> q, k, dO;
+    const DTYPE *v_new, *Tinv;
     const float *Gk, *q_rstd, *k_rstd;
-    const DTYPE *h, *dh, *dO, *dU;
+    const DTYPE *h, *dh, *dU;
     int rows = 0;
 
     Inputs at(const Chunk& chunk, int64 slot, int64 hv) const {
-      const int64 row = chunk.token * HV + hv, key_row = chunk.token * H + hv / (HV / H);
+      const int64 row = chunk.token * HV + hv, key = hv / (HV / H);
+      const int64 key_row = chunk.token * H + key;
       const int64 state = (slot * HV + hv) * K * V;
-      return {.q = q + key_row * K,
-              .k = k + key_row * K,
+      return {.q = q.at(chunk.token, key * K),
+              .k = k.at(chunk.token, key * K),
+              .dO = dO.at(chunk.token, hv * V),
               .v_new = v_new + row * V,
               .Tinv = Tinv + row * BT,
               .Gk = Gk + row * K,
@@ -34,7 +36,6 @@ struct StateBackward {
               .k_rstd = S::QK_L2NORM ? k_rstd + key_row : nullptr,
               .h = h + state,
               .dh = dh + state,
-              .dO = dO + row * V,
               .dU = dU + row * V,
               .rows = chunk.rows};
     }
@@ -71,7 +72,7 @@ struct StateBackward {
     load_tile(in.Tinv, int64{HV} * BT, in.rows, BT, square);
     load_tile(in.dU, kValues, in.rows, V, values);
     solve_transposed(square, values, in.rows, X);
-    load_tile(in.dO, kValues, in.rows, V, dO);
+    load_tile(in.dO, in.rows, V, dO);
     load_tile(in.v_new, kValues, in.rows, V, values);
     transpose(values, in.rows, V, values_t);
   }
@@ -87,8 +88,8 @@ struct StateBackward {
   void tile(const Inputs& in, int c, int columns, float scale, const Rates& rates) const {
     transpose(in.h + int64{c} * V, V, columns, V, h_t);
     transpose(in.dh + int64{c} * V, V, columns, V, dh_t);
-    load_tile<S::QK_L2NORM>(in.q + c, int64{H} * K, in.rows, columns, tiles.q, q_scale);
-    load_tile<S::QK_L2NORM>(in.k + c, int64{H} * K, in.rows, columns, tiles.k, k_scale);
+    load_tile<S::QK_L2NORM>(in.q.at(0, c), in.rows, columns, tiles.q, q_scale);
+    load_tile<S::QK_L2NORM>(in.k.at(0, c), in.rows, columns, tiles.k, k_scale);
     load_tile(in.Gk + c, kKeys, in.rows, columns, tiles.G);
     multiply(in.rows, columns, V, dO, h_t, tiles.dq);
     multiply(in.rows, columns, V, values, dh_t, tiles.dk);

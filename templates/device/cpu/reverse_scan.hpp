@@ -20,10 +20,10 @@ struct ReverseScan {
   /// Tensors that a walk reads, at its first token and its head; `q` and `k` are qg and kg with a
   /// vector gate, and `dO` and `dv_local` start at the block's first column.
   struct Inputs {
-    const DTYPE* q;
-    const DTYPE* k;
+    TokenRows<const DTYPE> q;
+    TokenRows<const DTYPE> k;
     const DTYPE* w;
-    const DTYPE* dO;
+    TokenRows<const DTYPE> dO;
     const DTYPE* dv_local;
     const float* G;
     const float* Gk;
@@ -32,11 +32,12 @@ struct ReverseScan {
 
     /// The same for whole tensors: where a walk that starts at `token` finds them.
     Inputs at(int64 token, int64 hv, int first_column) const {
-      const int64 row = token * HV + hv, key_row = token * kKeyHeads + hv / (HV / kKeyHeads);
-      return {.q = q + key_row * K,
-              .k = k + key_row * K,
+      const int64 row = token * HV + hv, key = hv / (HV / kKeyHeads);
+      const int64 key_row = token * kKeyHeads + key;
+      return {.q = q.at(token, key * K),
+              .k = k.at(token, key * K),
               .w = w + row * K,
-              .dO = dO + row * V + first_column,
+              .dO = dO.at(token, hv * V + first_column),
               .dv_local = dv_local + row * V + first_column,
               .G = G + row,
               .Gk = Gk + row * K,
@@ -44,6 +45,12 @@ struct ReverseScan {
               .k_rstd = k_rstd + key_row};
     }
   };
+
+  /// Rows of keys of a walk, or of queries: kg or qg, `decayed`, with a vector gate.
+  static TokenRows<const DTYPE> key_rows(const DTYPE* given, int64 stride, const DTYPE* decayed) {
+    if constexpr (S::VECTOR_GATE) return {decayed, int64{HV} * K};
+    return {given, stride};
+  }
 
   /// Factors of one chunk.
   struct Decays {
@@ -83,7 +90,7 @@ struct ReverseScan {
       load_decays(in.G + at, in.Gk + at * K, in.q_rstd + key_at, in.k_rstd + key_at, rows, scale,
                   work.decay);
 
-      load_tile(in.k + key_at * K, int64{kKeyHeads} * K, rows, K, work.keys);
+      load_tile(in.k.at(done, 0), rows, K, work.keys);
       multiply(rows, columns, K, work.keys, work.state, work.values);
       value_gradient<Values, Stored>(in.dv_local + at * V, du + at * V, rows, columns,
                                      work.decay.to_end, work.values);
@@ -91,8 +98,8 @@ struct ReverseScan {
       // Both parts of the update in one product: W's rows above Q's, -dU's above dO's.
       load_tile(in.w + at * K, int64{HV} * K, rows, K, work.keys);
       if constexpr (Values) {
-        load_tile(in.q + key_at * K, int64{kKeyHeads} * K, rows, K, work.keys.from(rows));
-        load_tile<true>(in.dO + at * V, int64{HV} * V, rows, columns, work.values.from(rows),
+        load_tile(in.q.at(done, 0), rows, K, work.keys.from(rows));
+        load_tile<true>(in.dO.at(done, 0), rows, columns, work.values.from(rows),
                         work.decay.from_start);
       }
       multiply_add<Layout::columns>(K, columns, Values ? 2 * rows : rows, work.keys, work.values,

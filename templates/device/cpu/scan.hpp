@@ -19,7 +19,7 @@ struct ForwardScan {
   /// Tensors that a walk reads, at its first token and its head; `k` is kg with a vector gate, and
   /// `u` starts at the block's first column.
   struct Inputs {
-    const DTYPE* k;
+    TokenRows<const DTYPE> k;
     const DTYPE* w;
     const U_DTYPE* u;
     const float* G;
@@ -29,7 +29,7 @@ struct ForwardScan {
     /// The same for whole tensors: where a walk that starts at `token` finds them.
     Inputs at(int64 token, int64 hv, int first_column) const {
       const int64 row = token * HV + hv;
-      return {.k = k + (token * kKeyHeads + hv / (HV / kKeyHeads)) * K,
+      return {.k = k.at(token, hv / (HV / kKeyHeads) * K),
               .w = w + row * K,
               .u = u + row * V + first_column,
               .G = G + row,
@@ -37,6 +37,12 @@ struct ForwardScan {
               .k_rstd = k_rstd + token * H + hv / (HV / H)};
     }
   };
+
+  /// Rows of keys of a walk, or of queries: kg or qg, `decayed`, with a vector gate.
+  static TokenRows<const DTYPE> key_rows(const DTYPE* given, int64 stride, const DTYPE* decayed) {
+    if constexpr (S::VECTOR_GATE) return {decayed, int64{HV} * K};
+    return {given, stride};
+  }
 
   /// Scratch of a walk.
   struct Work {
@@ -70,7 +76,7 @@ struct ForwardScan {
       multiply(rows, columns, K, work.keys, work.state, work.values);
       new_values<Values, Stored>(in.u + at * V, v_new + at * V, rows, columns, work.decay,
                                  work.values);
-      load_tile(in.k + done * (int64{kKeyHeads} * K), int64{kKeyHeads} * K, rows, K, work.keys);
+      load_tile(in.k.at(done, 0), rows, K, work.keys);
       multiply_add<Layout::columns>(K, columns, rows, work.keys, work.values, work.state,
                                     work.end_decay);
     }

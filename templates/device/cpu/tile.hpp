@@ -113,6 +113,28 @@ static void load_tile(const T* src, int64 stride, int rows, int columns, Tile<C>
   detail::load_tile<Scaled>(src, stride, rows, columns, dst.data, dst.kStride, scale);
 }
 
+/// Rows of tokens, which may lie apart.
+template <class T>
+struct TokenRows {
+  T* first;
+  int64 stride;  ///< elements from a row to the next one
+
+  T* row(int64 token) const { return first + token * stride; }
+  /// The rows from `token` on, each from `column` on.
+  TokenRows at(int64 token, int64 column) const { return {row(token) + column, stride}; }
+};
+
+/// load_tile of such rows.
+template <class T, int C>
+static void load_tile(const TokenRows<const T>& src, int rows, int columns, Tile<C> dst) {
+  load_tile(src.first, src.stride, rows, columns, dst);
+}
+template <bool Scaled, class T, int C>
+static void load_tile(const TokenRows<const T>& src, int rows, int columns, Tile<C> dst,
+                      const float* scale) {
+  load_tile<Scaled>(src.first, src.stride, rows, columns, dst, scale);
+}
+
 /// dst (rows x columns, `stride` elements between rows) = factor * src, rounded to T.
 template <int C, class T>
 static void store_tile(Tile<C> src, int rows, int columns, T* dst, int64 stride,

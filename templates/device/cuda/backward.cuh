@@ -498,9 +498,9 @@ struct ChunkBackward {
 
   /// beta as the recurrence uses it, 0 past the chunk's end.
   template <bool Sigmoid, bool Negative, class Beta>
-  WYVERN_DEVICE static void load_beta(float* to, const Beta* from, int rows) {
+  WYVERN_DEVICE static void load_beta(float* to, const TokenRows<const Beta>& from, int rows) {
     for (int r = thread_index(); r < BT; r += kThreads)
-      to[r] = r < rows ? activate_beta<Sigmoid, Negative>(from[r * HV]) : 0.0f;
+      to[r] = r < rows ? activate_beta<Sigmoid, Negative>(*from.row(r)) : 0.0f;
   }
 };
 

@@ -1,7 +1,7 @@
 // Where a chunk's rows are, and the per-row scalars of a chunk.
 #pragma once
 
-#include "device/cuda/tile.cuh"
+#include "device/cuda/token_rows.cuh"
 
 namespace wyvern::cuda {
 
@@ -34,6 +34,12 @@ WYVERN_DEVICE Chunk locate_chunk(int slot, const Extents& e, const int32* seq_of
     chunk.rows = smaller(tokens - first, Size);
   }
   return chunk;
+}
+
+/// The chunk's rows of a tensor whose rows lie `stride` elements apart, each from `column` on.
+template <class T>
+WYVERN_DEVICE TokenRows<T> rows_in(const Chunk& chunk, T* tensor, int64 stride, int column) {
+  return TokenRows<T>{tensor, stride}.at(chunk.token, column);
 }
 
 /// Rows token .. token + tokens - 1 of a sequence, and the slot of its first chunk.

@@ -65,10 +65,12 @@ struct ColumnTile {
   template <class T>
   WYVERN_DEVICE void load(const T* from, int64 stride, const Chunk& chunk,
                           const ColumnPlace<Shape>& at) {
+    const T* row = from + at.row * stride + at.column;
 #pragma unroll
-    for (int i = 0; i < Shape::kRows; ++i)
-      load_columns<Shape>(x[i], from + (at.row + i) * stride + at.column,
-                          at.active && at.row + i < chunk.rows);
+    for (int i = 0; i < Shape::kRows; ++i) {
+      load_columns<Shape>(x[i], row, at.active && at.row + i < chunk.rows);
+      row += stride;
+    }
   }
   template <class T>
   WYVERN_DEVICE void store(T* to, int64 stride, const Chunk& chunk,

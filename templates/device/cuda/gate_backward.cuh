@@ -46,11 +46,13 @@ WYVERN_DEVICE ParameterParts<Shape> raw_gate_gradient(ColumnTile<Shape>& dg, con
                                                       float lower_bound, const Chunk& chunk,
                                                       const ColumnPlace<Shape>& at) {
   ParameterParts<Shape> parts;
+  const T* row = g + at.row * stride + at.column;
 #pragma unroll
   for (int i = 0; i < Shape::kRows; ++i) {
     const bool active = at.active && at.row + i < chunk.rows;
     float raw[Shape::kVector];
-    load_columns<Shape>(raw, g + (at.row + i) * stride + at.column, active);
+    load_columns<Shape>(raw, row, active);
+    row += stride;
 #pragma unroll
     for (int j = 0; j < Shape::kVector; ++j) {
       const GateSlopes slopes = gate_slopes<Bounded>(raw[j] + bias[j], rate[j], lower_bound);
@@ -65,10 +67,10 @@ WYVERN_DEVICE ParameterParts<Shape> raw_gate_gradient(ColumnTile<Shape>& dg, con
 /// The parameters of a scalar gate's heads, and the end of its backward pass for one chunk slot: dg
 /// holds gradients of log decays. Unused slots give parts of 0.
 template <bool HasBias, class Shape, class T>
-WYVERN_DEVICE void scalar_gate_backward(ColumnTile<Shape>& dg, const T* g, const float* A_log,
-                                        const float* dt_bias, T* dg_raw, float* dA_part,
-                                        float* dbias_part, int64 slot, const Chunk& chunk,
-                                        const ColumnPlace<Shape>& at) {
+WYVERN_DEVICE void scalar_gate_backward(ColumnTile<Shape>& dg, const TokenRows<const T>& g,
+                                        const float* A_log, const float* dt_bias, T* dg_raw,
+                                        float* dA_part, float* dbias_part, int64 slot,
+                                        const Chunk& chunk, const ColumnPlace<Shape>& at) {
   constexpr int kHeads = Shape::kColumns;
   float rate[Shape::kVector];
   float bias[Shape::kVector] = {};
@@ -77,7 +79,7 @@ WYVERN_DEVICE void scalar_gate_backward(ColumnTile<Shape>& dg, const T* g, const
   for (int j = 0; j < Shape::kVector; ++j) rate[j] = exponential(rate[j]);
   if constexpr (HasBias) load_columns<Shape>(bias, dt_bias + at.column, at.active);
   const ParameterParts<Shape> parts =
-      raw_gate_gradient<false>(dg, g + chunk.token * kHeads, kHeads, rate, bias, 0.0f, chunk, at);
+      raw_gate_gradient<false>(dg, g.row(chunk.token), g.stride, rate, bias, 0.0f, chunk, at);
   dg.store(dg_raw + chunk.token * kHeads, kHeads, chunk, at);
   float sum[Shape::kVector];
   sum_segments<Segments::all>(parts.A_log, at, sum);
@@ -108,10 +110,10 @@ WYVERN_DEVICE float sum_block(float* totals, float x) {
 /// gradients of log decays of a group of the head's keys. `shared` is where ColumnPlace's memory
 /// starts.
 template <class Shape, bool HasALog, bool HasBias, bool Bounded, int Heads, class T, class Load>
-WYVERN_DEVICE void vector_gate_backward(unsigned char* shared, const T* g, const float* A_log,
-                                        const float* dt_bias, T* dg_raw, float* dA_part,
-                                        float* dbias_part, float lower_bound, int64 slot, int head,
-                                        const Chunk& chunk, Load&& load) {
+WYVERN_DEVICE void vector_gate_backward(unsigned char* shared, const TokenRows<const T>& g,
+                                        const float* A_log, const float* dt_bias, T* dg_raw,
+                                        float* dA_part, float* dbias_part, float lower_bound,
+                                        int64 slot, int head, const Chunk& chunk, Load&& load) {
   constexpr int kKeys = Shape::kColumns;
   constexpr int64 kStride = int64{Heads} * kKeys;
   const int64 start = chunk.token * kStride + head * kKeys;
@@ -125,8 +127,8 @@ WYVERN_DEVICE void vector_gate_backward(unsigned char* shared, const T* g, const
     load(dg, at);
     float bias[Shape::kVector] = {};
     if constexpr (HasBias) load_columns<Shape>(bias, dt_bias + head * kKeys + at.column, at.active);
-    const ParameterParts<Shape> parts =
-        raw_gate_gradient<Bounded>(dg, g + start, kStride, rate, bias, lower_bound, chunk, at);
+    const ParameterParts<Shape> parts = raw_gate_gradient<Bounded>(
+        dg, g.row(chunk.token) + head * kKeys, g.stride, rate, bias, lower_bound, chunk, at);
     dg.store(dg_raw + start, kStride, chunk, at);
 #pragma unroll
     for (int j = 0; j < Shape::kVector; ++j) dA += parts.A_log[j];

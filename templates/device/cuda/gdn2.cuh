@@ -53,16 +53,16 @@ WYVERN_DEVICE auto keys_at(unsigned char* start) {
       tile_at<Place.erase>(start)};
 }
 
-/// Starts copying a tile: `rows` rows and `cols` columns that count. q and k have KeyHeads heads of
-/// Key elements, Gk and erase ValueHeads.
-template <int Threads, int Key, int KeyHeads, int ValueHeads, class T, class Gate, int Size,
-          int Cols>
-WYVERN_DEVICE void load_keys(const KeyTile<T, Gate, Size, Cols>& to, const T* q, const T* k,
-                             const float* Gk, const Gate* erase, int rows, int cols) {
-  load_tile<Threads, Key>(to.q, q, int64{KeyHeads} * Key, rows, cols);
-  load_tile<Threads, Key>(to.k, k, int64{KeyHeads} * Key, rows, cols);
+/// Starts copying a tile: `rows` rows and `cols` columns that count. Gk has ValueHeads heads of Key
+/// elements.
+template <int Threads, int Key, int ValueHeads, class T, class Gate, int Size, int Cols>
+WYVERN_DEVICE void load_keys(const KeyTile<T, Gate, Size, Cols>& to, const TokenRows<const T>& q,
+                             const TokenRows<const T>& k, const float* Gk,
+                             const TokenRows<const Gate>& erase, int rows, int cols) {
+  load_tile<Threads, Key>(to.q, q, rows, cols);
+  load_tile<Threads, Key>(to.k, k, rows, cols);
   load_tile<Threads, Key>(to.G, Gk, int64{ValueHeads} * Key, rows, cols);
-  load_tile<Threads, Key>(to.gate, erase, int64{ValueHeads} * Key, rows, cols);
+  load_tile<Threads, Key>(to.gate, erase, rows, cols);
 }
 
 /// Size rows and Cols columns of a chunk's v and write.
@@ -92,13 +92,13 @@ WYVERN_DEVICE auto values_at(unsigned char* start) {
       tile_at<Place.v>(start), tile_at<Place.write>(start)};
 }
 
-/// Starts copying a tile, `rows` rows of Heads heads of Value elements and `cols` columns that
-/// count.
-template <int Threads, int Value, int Heads, class T, class Gate, int Size, int Cols>
-WYVERN_DEVICE void load_values(const ValueTile<T, Gate, Size, Cols>& to, const T* v,
-                               const Gate* write, int rows, int cols) {
-  load_tile<Threads, Value>(to.v, v, int64{Heads} * Value, rows, cols);
-  load_tile<Threads, Value>(to.gate, write, int64{Heads} * Value, rows, cols);
+/// Starts copying a tile, `rows` rows and `cols` columns that count, of heads of Value elements.
+template <int Threads, int Value, class T, class Gate, int Size, int Cols>
+WYVERN_DEVICE void load_values(const ValueTile<T, Gate, Size, Cols>& to,
+                               const TokenRows<const T>& v, const TokenRows<const Gate>& write,
+                               int rows, int cols) {
+  load_tile<Threads, Value>(to.v, v, rows, cols);
+  load_tile<Threads, Value>(to.gate, write, rows, cols);
 }
 
 /// `x` kept within the range of T.

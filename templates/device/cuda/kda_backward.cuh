@@ -227,11 +227,11 @@ struct StateBackward {
 
   /// Inputs of the block's chunk and value head, from the chunk's first row on.
   struct Inputs {
-    const T *q, *k, *v, *v_new;
-    const Element<S::BETA_DTYPE>* beta;
-    const T* Tinv;
+    TokenRows<const T> q, k, v, dO;
+    TokenRows<const Element<S::BETA_DTYPE>> beta;
+    const T *v_new, *Tinv;
     const float *Gk, *q_rstd, *k_rstd;
-    const T *h, *dh, *dO, *dU;
+    const T *h, *dh, *dU;
     int rows;
   };
 
@@ -268,8 +268,8 @@ struct StateBackward {
       const int first = index * BK;
       load_tile<kThreads, V>(to.states.h, in.h + int64{first} * V, V, K - first, V);
       load_tile<kThreads, V>(to.states.dh, in.dh + int64{first} * V, V, K - first, V);
-      load_key_tile<kThreads, K, H, HV>(to.tile, in.q + first, in.k + first, in.Gk + first, in.rows,
-                                        K - first);
+      load_key_tile<kThreads, K, HV>(to.tile, in.q.at(0, first), in.k.at(0, first), in.Gk + first,
+                                     in.rows, K - first);
     }
     copy_async_commit();
   }
@@ -281,13 +281,12 @@ struct StateBackward {
     load_tile<kThreads, BT>(inverse, in.Tinv, int64{HV} * BT, in.rows, BT);
     load_tile<kThreads, V>(inter.X, in.dU, int64{HV} * V, in.rows, V);
     copy_async_commit();
-    load_tile<kThreads, V>(inter.dO, in.dO, int64{HV} * V, in.rows, V);
+    load_tile<kThreads, V>(inter.dO, in.dO, in.rows, V);
     load_tile<kThreads, V>(inter.values, in.v_new, int64{HV} * V, in.rows, V);
     copy_async_commit();
     load_row_factors<kThreads, BT, S::QK_L2NORM>(
-        inter.rows, in.q_rstd, in.k_rstd, H, in.rows, [&](int r) {
-          return activate_beta<S::BETA_SIGMOID, S::NEG_EIGVAL>(in.beta[int64{r} * HV]);
-        });
+        inter.rows, in.q_rstd, in.k_rstd, H, in.rows,
+        [&](int r) { return activate_beta<S::BETA_SIGMOID, S::NEG_EIGVAL>(*in.beta.row(r)); });
     copy_async_wait<1>();
     sync_block();
 
@@ -297,7 +296,8 @@ struct StateBackward {
           const int rows = in.rows - strip * 16;
           const int64 at = int64{strip} * 16 * HV * V + col;
           Accumulator v_left, v_right;
-          load_accumulators<V>(in.v + at, int64{HV} * V, v_left, v_right, rows, V - col);
+          load_accumulators<V>(in.v.row(strip * 16) + col, in.v.stride, v_left, v_right, rows,
+                               V - col);
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             x_dot_v[strip][i / 2] += left.x[i] * v_left.x[i] + right.x[i] * v_right.x[i];

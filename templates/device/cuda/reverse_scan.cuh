@@ -27,10 +27,10 @@ struct ReverseScan : ScanBlock<S> {
 
   /// Tensors that a walk reads; `q` and `k` are qg and kg with a vector gate.
   struct Inputs {
-    const T* q;
-    const T* k;
+    TokenRows<const T> q;
+    TokenRows<const T> k;
     const T* w;
-    const T* dO;
+    TokenRows<const T> dO;
     const T* dv_local;
     const float* G;
     const float* Gk;
@@ -157,10 +157,10 @@ struct ReverseScan : ScanBlock<S> {
   WYVERN_DEVICE static void load_chunk(const Buffer& buffer, const Inputs& in, int64 token,
                                        int rows, int head, const StateColumns& columns) {
     const int64 row = token * HV + head;
-    const int64 row_k = token * kKeyHeads + head / (HV / kKeyHeads);
+    const int key = head / (HV / kKeyHeads);
     const int value_rows = columns.values ? rows : 0;
     const int cols = columns_from(columns.first);
-    load_tile<kThreads, K>(buffer.k, in.k + row_k * K, kKeyHeads * K, rows, K);
+    load_tile<kThreads, K>(buffer.k, in.k.at(token, key * K), rows, K);
     load_tile<kThreads, V>(buffer.dv, in.dv_local + row * V + columns.first, HV * V, value_rows,
                            cols);
     if constexpr (S::SCALAR_GATE) load_column<kThreads, BT>(buffer.G, in.G + row, HV, rows);
@@ -168,11 +168,11 @@ struct ReverseScan : ScanBlock<S> {
       load_column<kThreads, kPaddedK>(buffer.Gk_end, in.Gk + (row + int64{rows - 1} * HV) * K, 1,
                                       K);
     if constexpr (kScaledKeys) {
-      load_column<kThreads, BT>(buffer.q_rstd, in.q_rstd + row_k, H, rows);
-      load_column<kThreads, BT>(buffer.k_rstd, in.k_rstd + row_k, H, rows);
+      load_column<kThreads, BT>(buffer.q_rstd, in.q_rstd + token * H + key, H, rows);
+      load_column<kThreads, BT>(buffer.k_rstd, in.k_rstd + token * H + key, H, rows);
     }
-    load_tile<kThreads, V>(buffer.dO, in.dO + row * V + columns.first, HV * V, value_rows, cols);
-    load_tile<kThreads, K>(buffer.q, in.q + row_k * K, kKeyHeads * K, value_rows, K);
+    load_tile<kThreads, V>(buffer.dO, in.dO.at(token, head * V + columns.first), value_rows, cols);
+    load_tile<kThreads, K>(buffer.q, in.q.at(token, key * K), value_rows, K);
     load_tile<kThreads, K>(buffer.w, in.w + row * K, HV * K, rows, K);
   }
 

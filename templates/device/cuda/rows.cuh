@@ -45,6 +45,12 @@ struct RowPart {
   }
 };
 
+/// Row `row` of a tensor with Heads rows of Cols elements a token, tokens `stride` elements apart.
+template <int Heads, int Cols, class T>
+WYVERN_DEVICE T* row_of_head(T* first, int64 stride, int64 row) {
+  return first + row / Heads * stride + row % Heads * Cols;
+}
+
 /// The sum of `Count` rows, one after another in memory.
 template <int Count, class T, int Cols>
 WYVERN_DEVICE void add_rows(RowPart<T, Cols>& sum, const T* rows, bool active) {

@@ -36,7 +36,7 @@ struct ForwardScan : ScanBlock<S> {
 
   /// Tensors that a walk reads; `k` is kg with a vector gate.
   struct Inputs {
-    const T* k;
+    TokenRows<const T> k;
     const T* w;
     const U* u;
     const float* G;
@@ -143,10 +143,10 @@ struct ForwardScan : ScanBlock<S> {
         if constexpr (S::VECTOR_GATE)
           load_column<kThreads, kPaddedK>(buffer.Gk_end, in.Gk + (row + int64{rows - 1} * HV) * K,
                                           1, K);
-        const int64 row_k = first * kKeyHeads + walk.head / (HV / kKeyHeads);
+        const int key = walk.head / (HV / kKeyHeads);
         if constexpr (kScaledKeys)
-          load_column<kThreads, BT>(buffer.k_rstd, in.k_rstd + row_k, H, rows);
-        load_tile<kThreads, K>(buffer.k, in.k + row_k * K, kKeyHeads * K, rows, K);
+          load_column<kThreads, BT>(buffer.k_rstd, in.k_rstd + first * H + key, H, rows);
+        load_tile<kThreads, K>(buffer.k, in.k.at(first, key * K), rows, K);
       }
       copy_async_commit();
     };

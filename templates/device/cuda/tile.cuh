@@ -124,17 +124,20 @@ WYVERN_DEVICE void load_tile(const Tile<T, Rows, Cols>& tile, const T* source, i
   constexpr int kVector = kBytes / static_cast<int>(sizeof(T));
   constexpr int kPerRow = round_up(Cols, 16) / kVector;
   if constexpr (Threads % kPerRow == 0) {
-    // A thread stays in its column: one address, and constant steps from it.
+    // A thread stays in its column: one address, and equal steps from it.
     constexpr int kStep = Threads / kPerRow;
     const int row = thread_index() / kPerRow;
     const int col = thread_index() % kPerRow * kVector;
-    const T* const from = source + row * row_stride + col;
+    const int64 step = kStep * row_stride;
+    const T* from = source + row * row_stride + col;
     T* const to = tile.at(row, col);
     const int valid_rows = col < cols ? rows - row : 0;
 #pragma unroll
-    for (int r = 0; r < Rows; r += kStep)
+    for (int r = 0; r < Rows; r += kStep) {
       if (Rows % kStep == 0 || row + r < Rows)
-        load_vector<kBytes>(to + r * tile.kStride, from + r * row_stride, r < valid_rows);
+        load_vector<kBytes>(to + r * tile.kStride, from, r < valid_rows);
+      from += step;
+    }
   } else {
 #pragma unroll
     for (int first = 0; first < Rows * kPerRow; first += Threads) {

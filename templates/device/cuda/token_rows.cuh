@@ -1,7 +1,7 @@
 // Rows of tokens that may lie apart.
 #pragma once
 
-#include "device/cuda/ptx.cuh"
+#include "device/cuda/tile.cuh"
 
 namespace wyvern::cuda {
 
@@ -12,6 +12,17 @@ struct TokenRows {
   int64 stride;  ///< elements from a row to the next one
 
   WYVERN_DEVICE T* row(int64 token) const { return first + token * stride; }
+  /// The rows from `token` on, each from `column` on.
+  WYVERN_DEVICE TokenRows at(int64 token, int64 column) const {
+    return {row(token) + column, stride};
+  }
 };
+
+/// load_tile of such rows.
+template <int Threads, int Align, class T, int Rows, int Cols>
+WYVERN_DEVICE void load_tile(const Tile<T, Rows, Cols>& tile, const TokenRows<const T>& source,
+                             int rows, int cols) {
+  load_tile<Threads, Align>(tile, source.first, source.stride, rows, cols);
+}
 
 }  // namespace wyvern::cuda

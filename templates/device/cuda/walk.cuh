@@ -25,6 +25,12 @@ struct ScanBlock {
   /// The same columns of V' or dU of one chunk, transposed.
   using Values = Accumulator[kStrips][S::BT / 8];
 
+  /// Rows of keys of a walk, or of queries: kg or qg, `decayed`, with a vector gate.
+  WYVERN_DEVICE static TokenRows<const T> key_rows(const T* given, int64 stride, const T* decayed) {
+    if constexpr (S::VECTOR_GATE) return {decayed, int64{S::HV} * S::K};
+    return {given, stride};
+  }
+
   /// The warp's first column, of the block's.
   WYVERN_DEVICE static int warp_column() { return warp_index() * kStrips * 16; }
 

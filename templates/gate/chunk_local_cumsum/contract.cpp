@@ -11,6 +11,7 @@ Template stage() {
   t.name = "chunk_local_cumsum";
   t.covers = {stages::chunk_local_cumsum};
   t.constants = {constant::G_DTYPE, constant::GATE_HEADS, constant::VARLEN};
+  t.strided = {"g"};
   return t;
 }
 

@@ -8,7 +8,7 @@ WYVERN_BLOCK {
   for (int r = 0; r < chunk.rows; ++r)
     for_heads(GATE_HEADS, [&](int head, int count) {
       const int64 at = (chunk.token + r) * GATE_HEADS + head;
-      const f32 term = at_least(load_heads(g + at, count), floor);
+      const f32 term = at_least(load_heads(g + (chunk.token + r) * g_stride + head, count), floor);
       store_heads(G + at, r == 0 ? term : term + load_heads(G + at - GATE_HEADS, count), count);
     });
 }

@@ -13,6 +13,6 @@ WYVERN_KERNEL(kThreads, 0) {
   chunk_cumsum<kThreads, BT, GATE_HEADS>(
       array_at<kLayout.totals>(shared_memory()), chunk, block_index() % kGroups, G,
       [&](int row, int head) {
-        return maximum(to_float(g[(chunk.token + row) * GATE_HEADS + head]), e.gate_floor);
+        return maximum(to_float(g[(chunk.token + row) * g_stride + head]), e.gate_floor);
       });
 }

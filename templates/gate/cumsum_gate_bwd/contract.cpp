@@ -12,6 +12,7 @@ Template stage() {
   t.covers = {{stages::chunk_local_reverse_cumsum, {{"dg", "dg_log"}}}, stages::gate_bwd};
   t.summary = "Gradients of the raw gate from that of the running sum, in one pass.";
   t.constants = {constant::G_DTYPE, constant::HAS_DT_BIAS, constant::HV, constant::VARLEN};
+  t.strided = {"g"};
   return t;
 }
 

@@ -12,6 +12,6 @@ WYVERN_KERNEL(kThreads, 0) {
   const int64 start = chunk.token * HV;
   ColumnTile<Shape> dg;
   log_decay_gradient(dg, dG + start, G + start, HV, e.gate_floor, chunk, at);
-  scalar_gate_backward<HAS_DT_BIAS>(dg, g, A_log, dt_bias, dg_raw, dA_part, dbias_part, slot, chunk,
-                                    at);
+  scalar_gate_backward<HAS_DT_BIAS>(dg, {g, g_stride}, A_log, dt_bias, dg_raw, dA_part, dbias_part,
+                                    slot, chunk, at);
 }

@@ -12,6 +12,7 @@ Template stage() {
   t.name = "gate";
   t.covers = {stages::gate};
   t.constants = {constant::G_DTYPE, constant::HAS_DT_BIAS, constant::HV};
+  t.strided = {"g"};
   return t;
 }
 

@@ -7,8 +7,8 @@ WYVERN_BLOCK {
   for_heads(HV, [&](int head, int count) {
     const HeadGate gate = load_gate<HAS_DT_BIAS>(A_log, dt_bias, head, count);
     for (int64 token = first; token < end; ++token) {
-      const int64 at = token * HV + head;
-      store_heads(g_log + at, apply(gate, load_heads(g + at, count)), count);
+      const f32 raw = load_heads(g + token * g_stride + head, count);
+      store_heads(g_log + token * HV + head, apply(gate, raw), count);
     }
   });
 }

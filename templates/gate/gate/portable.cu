@@ -13,6 +13,6 @@ WYVERN_KERNEL(kThreads, 0) {
     if (i >= count) return;
     const int head = static_cast<int>(i % HV);
     const float bias = HAS_DT_BIAS ? dt_bias[head] : 0.0f;
-    g_log[i] = log_decay(to_float(g[i]) + bias, A_log[head]);
+    g_log[i] = log_decay(to_float(g[i / HV * g_stride + head]) + bias, A_log[head]);
   }
 }

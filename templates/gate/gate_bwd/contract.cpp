@@ -11,6 +11,7 @@ Template stage() {
   t.name = "gate_bwd";
   t.covers = {stages::gate_bwd};
   t.constants = {constant::G_DTYPE, constant::HAS_DT_BIAS, constant::HV, constant::VARLEN};
+  t.strided = {"g"};
   return t;
 }
 

@@ -11,6 +11,6 @@ WYVERN_KERNEL(kThreads, 0) {
   const int64 start = chunk.token * HV;
   ColumnTile<Shape> dg;
   dg.load(dg_log + start, HV, chunk, at);
-  scalar_gate_backward<HAS_DT_BIAS>(dg, g, A_log, dt_bias, dg_raw, dA_part, dbias_part, slot, chunk,
-                                    at);
+  scalar_gate_backward<HAS_DT_BIAS>(dg, {g, g_stride}, A_log, dt_bias, dg_raw, dA_part, dbias_part,
+                                    slot, chunk, at);
 }

@@ -12,6 +12,7 @@ Template stage() {
   t.covers = {{stages::gate, {{"g_log", "g"}}}, stages::chunk_local_cumsum};
   t.summary = "The gate and its running sum inside each chunk, in one pass.";
   t.constants = {constant::G_DTYPE, constant::HAS_DT_BIAS, constant::HV, constant::VARLEN};
+  t.strided = {"g"};
   return t;
 }
 

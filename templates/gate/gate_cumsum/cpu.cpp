@@ -8,9 +8,9 @@ WYVERN_BLOCK {
     const HeadGate gate = load_gate<HAS_DT_BIAS>(A_log, dt_bias, head, count);
     f32 sum{};
     for (int r = 0; r < chunk.rows; ++r) {
-      const int64 at = (chunk.token + r) * HV + head;
-      sum += at_least(apply(gate, load_heads(g + at, count)), floor);
-      store_heads(G + at, sum, count);
+      const int64 token = chunk.token + r;
+      sum += at_least(apply(gate, load_heads(g + token * g_stride + head, count)), floor);
+      store_heads(G + token * HV + head, sum, count);
     }
   });
 }

@@ -14,7 +14,7 @@ WYVERN_KERNEL(kThreads, 0) {
                                  block_index() % kGroups, G, [&](int row, int head) {
                                    const float bias = HAS_DT_BIAS ? dt_bias[head] : 0.0f;
                                    const float x =
-                                       to_float(g[(chunk.token + row) * HV + head]) + bias;
+                                       to_float(g[(chunk.token + row) * g_stride + head]) + bias;
                                    return maximum(log_decay(x, A_log[head]), e.gate_floor);
                                  });
 }

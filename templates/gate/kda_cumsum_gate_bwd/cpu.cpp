@@ -12,8 +12,9 @@ WYVERN_BLOCK {
     const auto gate =
         load_columns<HAS_A_LOG, HAS_DT_BIAS>(A_log, block[1], dt_bias, block[1] * K + key, count);
     LogDecayGradient gradient{dG + start, G + start, kStride, count, e.gate_floor};
-    const GateSlopes sums = gate_backward<LOWER_BOUND>(
-        g + start, dg_raw + start, kStride, chunk.rows, count, gate, e.lower_bound, gradient);
+    const GateSlopes sums =
+        gate_backward<LOWER_BOUND>(rows_in(chunk, g, g_stride, block[1] * K + key), dg_raw + start,
+                                   kStride, chunk.rows, count, gate, e.lower_bound, gradient);
     dA += sums.by_A_log;
     if constexpr (HAS_DT_BIAS) store_heads(dbias_part + part * K + key, sums.by_x, count);
   });

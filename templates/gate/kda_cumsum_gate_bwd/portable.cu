@@ -11,8 +11,8 @@ WYVERN_KERNEL(kThreads, 0) {
   const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
   const int64 start = (chunk.token * HV + head) * K;
   vector_gate_backward<Shape, HAS_A_LOG, HAS_DT_BIAS, LOWER_BOUND, HV>(
-      shared_memory(), g, A_log, dt_bias, dg_raw, dA_part, dbias_part, e.lower_bound, slot, head,
-      chunk, [&](ColumnTile<Shape>& dg, const ColumnPlace<Shape>& at) {
+      shared_memory(), {g, g_stride}, A_log, dt_bias, dg_raw, dA_part, dbias_part, e.lower_bound,
+      slot, head, chunk, [&](ColumnTile<Shape>& dg, const ColumnPlace<Shape>& at) {
         log_decay_gradient(dg, dG + start, G + start, HV * K, e.gate_floor, chunk, at);
       });
 }

@@ -12,6 +12,7 @@ Template stage() {
   t.covers = {stages::kda_gate};
   t.constants = {constant::G_DTYPE,     constant::HAS_A_LOG, constant::HAS_DT_BIAS,
                  constant::LOWER_BOUND, constant::HV,        constant::K};
+  t.strided = {"g"};
   return t;
 }
 

@@ -9,7 +9,7 @@ WYVERN_BLOCK {
         load_columns<HAS_A_LOG, HAS_DT_BIAS>(A_log, head, dt_bias, head * K + key, count);
     for (int64 token = first; token < end; ++token) {
       const int64 at = (token * HV + head) * K + key;
-      const f32 x = load_heads(g + at, count) + gate.bias;
+      const f32 x = load_heads(g + token * g_stride + head * K + key, count) + gate.bias;
       store_heads(g_log + at, log_decay<LOWER_BOUND>(x, gate.rate, e.lower_bound), count);
     }
   });

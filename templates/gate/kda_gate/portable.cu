@@ -10,7 +10,7 @@ WYVERN_KERNEL(kThreads, 0) {
   const Chunk rows{first, left < ROWS ? static_cast<int>(left) : ROWS};
   const ColumnPlace<Shape> at(block_index() % Shape::kGroups);
   ColumnTile<Shape> tile;
-  tile.load(g + first * (HV * K), HV * K, rows, at);
+  tile.load(g + first * g_stride, g_stride, rows, at);
   apply_gate<HAS_A_LOG, HAS_DT_BIAS, LOWER_BOUND, K>(tile, A_log, dt_bias, e.lower_bound, at);
   tile.store(g_log + first * (HV * K), HV * K, rows, at);
 }

@@ -11,8 +11,9 @@ WYVERN_BLOCK {
     const auto gate =
         load_columns<HAS_A_LOG, HAS_DT_BIAS>(A_log, block[1], dt_bias, block[1] * K + key, count);
     const auto gradient = [&](int r) { return load_heads(dg_log + start + r * kStride, count); };
-    const GateSlopes sums = gate_backward<LOWER_BOUND>(
-        g + start, dg_raw + start, kStride, chunk.rows, count, gate, e.lower_bound, gradient);
+    const GateSlopes sums =
+        gate_backward<LOWER_BOUND>(rows_in(chunk, g, g_stride, block[1] * K + key), dg_raw + start,
+                                   kStride, chunk.rows, count, gate, e.lower_bound, gradient);
     dA += sums.by_A_log;
     if constexpr (HAS_DT_BIAS) store_heads(dbias_part + part * K + key, sums.by_x, count);
   });

@@ -14,6 +14,7 @@ Template stage() {
   t.constants = {constant::G_DTYPE,     constant::HAS_A_LOG, constant::HAS_DT_BIAS,
                  constant::LOWER_BOUND, constant::HV,        constant::K,
                  constant::VARLEN};
+  t.strided = {"g"};
   return t;
 }
 

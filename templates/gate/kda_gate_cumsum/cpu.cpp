@@ -10,8 +10,8 @@ WYVERN_BLOCK {
         load_columns<HAS_A_LOG, HAS_DT_BIAS>(A_log, head, dt_bias, head * K + key, count);
     f32 sum{};
     for (int r = 0; r < chunk.rows; ++r) {
-      const int64 at = ((chunk.token + r) * HV + head) * K + key;
-      const f32 x = load_heads(g + at, count) + gate.bias;
+      const int64 token = chunk.token + r, at = (token * HV + head) * K + key;
+      const f32 x = load_heads(g + token * g_stride + head * K + key, count) + gate.bias;
       sum += at_least(log_decay<LOWER_BOUND>(x, gate.rate, e.lower_bound), floor);
       store_heads(G + at, sum, count);
     }

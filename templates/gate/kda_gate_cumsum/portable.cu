@@ -11,7 +11,7 @@ WYVERN_KERNEL(kThreads, 0) {
   const ColumnPlace<Shape> at(block_index() % Shape::kGroups, shared_memory());
   const int64 start = chunk.token * (HV * K);
   ColumnTile<Shape> tile;
-  tile.load(g + start, HV * K, chunk, at);
+  tile.load(g + chunk.token * g_stride, g_stride, chunk, at);
   apply_gate<HAS_A_LOG, HAS_DT_BIAS, LOWER_BOUND, K>(tile, A_log, dt_bias, e.lower_bound, at);
 #pragma unroll
   for (int i = 0; i < Shape::kRows; ++i)

@@ -16,6 +16,7 @@ Template stage() {
   t.constants = {constant::DTYPE,  constant::BETA_DTYPE, constant::H,
                  constant::HV,     constant::K,          constant::V,
                  constant::VARLEN, constant::SAFE_GATE,  constant::QK_L2NORM};
+  t.strided = {"q", "k", "v", "erase", "write", "do"};
   return t;
 }
 

@@ -23,21 +23,24 @@ struct ElementRates {
 };
 
 /// dv = write X and dwrite = v X, from their first row on.
-static void values_gradient(Tile<V> X, const DTYPE* v, const BETA_DTYPE* write, int rows, DTYPE* dv,
+static void values_gradient(Tile<V> X, const TokenRows<const DTYPE>& v,
+                            const TokenRows<const BETA_DTYPE>& write, int rows, DTYPE* dv,
                             BETA_DTYPE* dwrite) {
   constexpr int kWhole = V / kLanes * kLanes;
   for (int r = 0; r < rows; ++r) {
     const float* from = X.row(r);
     const int64 row = r * Backward::kValues;
+    const DTYPE* v_r = v.row(r);
+    const BETA_DTYPE* write_r = write.row(r);
     for (int c = 0; c < kWhole; c += kLanes) {
-      store(dv + row + c, load(from + c) * load(write + row + c));
-      store(dwrite + row + c, load(from + c) * load(v + row + c));
+      store(dv + row + c, load(from + c) * load(write_r + c));
+      store(dwrite + row + c, load(from + c) * load(v_r + c));
     }
     if constexpr (kWhole < V) {
       constexpr int kRest = V - kWhole;
       const f32 x = load(from + kWhole);
-      store_part(dv + row + kWhole, x * load_part(write + row + kWhole, kRest), kRest);
-      store_part(dwrite + row + kWhole, x * load_part(v + row + kWhole, kRest), kRest);
+      store_part(dv + row + kWhole, x * load_part(write_r + kWhole, kRest), kRest);
+      store_part(dwrite + row + kWhole, x * load_part(v_r + kWhole, kRest), kRest);
     }
   }
 }
@@ -47,8 +50,9 @@ WYVERN_BLOCK {
   if (chunk.rows <= 0) return;
   const int64 hv = block[0], at = chunk.token * HV + hv;
   const Backward::Inputs in =
-      Backward::Inputs{q, k, v_new, Tinv, Gk, q_rstd, k_rstd, h, dh, dO, du}.at(chunk, block[1],
-                                                                                hv);
+      Backward::Inputs{
+          {q, q_stride}, {k, k_stride}, {dO, dO_stride}, v_new, Tinv, Gk, q_rstd, k_rstd, h, dh, du}
+          .at(chunk, block[1], hv);
 
   const Backward state = Backward::at<kScratch.state>(memory);
   const auto work = intra_scratch_at<kScratch.work>(memory);
@@ -60,12 +64,14 @@ WYVERN_BLOCK {
   for (int r = 0; r < BT; ++r) ones[r] = 1.0F;
 
   state.begin(in);
-  values_gradient(state.X, v + at * V, write + at * V, in.rows, dv + at * V, dwrite + at * V);
+  values_gradient(state.X, rows_in(chunk, v, v_stride, hv * V),
+                  rows_in(chunk, write, write_stride, hv * V), in.rows, dv + at * V,
+                  dwrite + at * V);
   state.products(in.rows, e.scale, d.dAqk.data, d.dA.data, d.dA.kStride);
   take_diagonal(d, in.rows);
   for (int c = 0; c < K; c += BK) {
     const int columns = K - c < BK ? K - c : BK;
-    load_tile(erase + at * K + c, Backward::kKeys, in.rows, columns, rates);
+    load_tile(rows_in(chunk, erase, erase_stride, hv * K + c), in.rows, columns, rates);
     clear_rows(gradients, 0, in.rows, columns);
     state.tile(in, c, columns, e.scale, erases);
     IntraBackward<BT, BK, SAFE_GATE, ElementRates>{state.tiles, work,    d,      erases,

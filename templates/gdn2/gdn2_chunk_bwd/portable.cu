@@ -31,11 +31,11 @@ struct Buffer {
 
 /// Inputs of the block's chunk and value head, from the chunk's first row on.
 struct Inputs {
-  const DTYPE *q, *k, *v, *v_new;
-  const BETA_DTYPE *erase, *write;
-  const DTYPE* Tinv;
+  TokenRows<const DTYPE> q, k, v, dO;
+  TokenRows<const BETA_DTYPE> erase, write;
+  const DTYPE *v_new, *Tinv;
   const float *Gk, *q_rstd, *k_rstd;
-  const DTYPE *h, *dh, *dO, *dU;
+  const DTYPE *h, *dh, *dU;
   int rows;
 
   /// Starts copying a K tile, if there is one, as one group.
@@ -45,9 +45,9 @@ struct Inputs {
       const int first = tile * BK;
       load_tile<kThreads, V>(to.states.h, h + int64{first} * V, V, K - first, V);
       load_tile<kThreads, V>(to.states.dh, dh + int64{first} * V, V, K - first, V);
-      kda::load_key_tile<kThreads, K, H, HV>(to.keys, q + first, k + first, Gk + first, rows,
-                                             K - first);
-      load_tile<kThreads, K>(to.rates.gate, erase + first, int64{HV} * K, rows, K - first);
+      kda::load_key_tile<kThreads, K, HV>(to.keys, q.at(0, first), k.at(0, first), Gk + first, rows,
+                                          K - first);
+      load_tile<kThreads, K>(to.rates.gate, erase.at(0, first), rows, K - first);
     }
     copy_async_commit();
   }
@@ -67,7 +67,7 @@ WYVERN_DEVICE void begin(const Inter& inter, const Inputs& in, DTYPE* dv, BETA_D
   load_tile<kThreads, BT>(inverse, in.Tinv, int64{HV} * BT, in.rows, BT);
   load_tile<kThreads, V>(inter.X, in.dU, kStride, in.rows, V);
   copy_async_commit();
-  load_tile<kThreads, V>(inter.dO, in.dO, kStride, in.rows, V);
+  load_tile<kThreads, V>(inter.dO, in.dO, in.rows, V);
   load_tile<kThreads, V>(inter.values, in.v_new, kStride, in.rows, V);
   copy_async_commit();
   kda::load_row_factors<kThreads, BT, QK_L2NORM>(inter.rows, in.q_rstd, in.k_rstd, H, in.rows,
@@ -79,8 +79,10 @@ WYVERN_DEVICE void begin(const Inter& inter, const Inputs& in, DTYPE* dv, BETA_D
         const int rows = in.rows - strip * 16;
         const int64 at = strip * 16 * kStride + col;
         Accumulator v_left, v_right, write_left, write_right;
-        kda::load_accumulators<V>(in.v + at, kStride, v_left, v_right, rows, V - col);
-        kda::load_accumulators<V>(in.write + at, kStride, write_left, write_right, rows, V - col);
+        kda::load_accumulators<V>(in.v.row(strip * 16) + col, in.v.stride, v_left, v_right, rows,
+                                  V - col);
+        kda::load_accumulators<V>(in.write.row(strip * 16) + col, in.write.stride, write_left,
+                                  write_right, rows, V - col);
         multiply_elements(v_left, left);
         multiply_elements(v_right, right);
         multiply_elements(left, write_left);
@@ -141,11 +143,18 @@ WYVERN_KERNEL(kThreads, min_blocks) {
   const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
   const int64 row = chunk.token * HV + head;
-  const int64 row_k = chunk.token * H + head / (HV / H);
+  const int key = head / (HV / H);
+  const int64 row_k = chunk.token * H + key;
+  const auto q_chunk = rows_in(chunk, q, q_stride, key * K);
+  const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
+  const auto v_chunk = rows_in(chunk, v, v_stride, head * V);
+  const auto erase_chunk = rows_in(chunk, erase, erase_stride, head * K);
+  const auto write_chunk = rows_in(chunk, write, write_stride, head * V);
+  const auto dO_chunk = rows_in(chunk, dO, dO_stride, head * V);
   const int64 state = (int64{slot} * HV + head) * K * V;
-  const Inputs in{q + row_k * K,   k + row_k * K,   v + row * V,  v_new + row * V, erase + row * K,
-                  write + row * V, Tinv + row * BT, Gk + row * K, q_rstd + row_k,  k_rstd + row_k,
-                  h + state,       dh + state,      dO + row * V, du + row * V,    chunk.rows};
+  const Inputs in{q_chunk,        k_chunk,         v_chunk,         dO_chunk,     erase_chunk,
+                  write_chunk,    v_new + row * V, Tinv + row * BT, Gk + row * K, q_rstd + row_k,
+                  k_rstd + row_k, h + state,       dh + state,      du + row * V, chunk.rows};
 
   unsigned char* const shared = shared_memory();
   Inter inter;

@@ -14,6 +14,7 @@ Template stage() {
   t.covers = {stages::gdn2_intra};
   t.constants = {constant::DTYPE, constant::BETA_DTYPE, constant::H,         constant::HV,
                  constant::K,     constant::VARLEN,     constant::SAFE_GATE, constant::QK_L2NORM};
+  t.strided = {"q", "k", "erase"};
   return t;
 }
 

@@ -14,8 +14,10 @@ WYVERN_BLOCK {
 
   Intra intra = Intra::at<kScratch.intra>(memory);
   intra.erasing = tile_at<kScratch.erasing>(memory);
-  intra.load(at, q, k, Gk, q_rstd, k_rstd, vector_at<kScratch.scale>(memory));
-  load_tile(erase + at.row * K, int64{HV} * K, at.rows, K, intra.erasing);
+  const int64 key = hv / (HV / H) * K;
+  intra.load(at, rows_in(chunk, q, q_stride, key), rows_in(chunk, k, k_stride, key), Gk, q_rstd,
+             k_rstd, vector_at<kScratch.scale>(memory));
+  load_tile(rows_in(chunk, erase, erase_stride, hv * K), at.rows, K, intra.erasing);
   multiply_elements(intra.erasing, intra.k, at.rows, K, intra.erasing);
   for (int first = 0; first < at.rows; first += Intra::kStrip) {
     const int strip = intra.strip(first, at.rows);

@@ -23,14 +23,18 @@ WYVERN_KERNEL(kThreads, 0) {
   const Chunk chunk = locate_chunk<VARLEN, BT>(block_index() / HV, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
   const int64 row = chunk.token * HV + head;
-  const int64 row_k = chunk.token * H + head / (HV / H);
+  const int key = head / (HV / H);
+  const int64 row_k = chunk.token * H + key;
+  const auto q_chunk = rows_in(chunk, q, q_stride, key * K);
+  const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
+  const auto erase_chunk = rows_in(chunk, erase, erase_stride, head * K);
 
   const auto load = [&](int tile) {
     if (tile < kTiles) {
       const int col = tile * BK;
-      gdn2::load_keys<kThreads, K, H, HV>(buffer(tile), q + row_k * K + col, k + row_k * K + col,
-                                          Gk + row * K + col, erase + row * K + col, chunk.rows,
-                                          K - col);
+      gdn2::load_keys<kThreads, K, HV>(buffer(tile), q_chunk.at(0, col), k_chunk.at(0, col),
+                                       Gk + row * K + col, erase_chunk.at(0, col), chunk.rows,
+                                       K - col);
     }
     copy_async_commit();
   };

@@ -16,7 +16,13 @@ WYVERN_KERNEL(kThreads, 0) {
   const Chunk chunk = locate_chunk<VARLEN, BT>(block_index() / HV, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
   const int64 row = chunk.token * HV + head;
-  const int64 row_k = chunk.token * H + head / (HV / H);
+  const int key = head / (HV / H);
+  const int64 row_k = chunk.token * H + key;
+  const auto q_chunk = rows_in(chunk, q, q_stride, key * K);
+  const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
+  const auto v_chunk = rows_in(chunk, v, v_stride, head * V);
+  const auto erase_chunk = rows_in(chunk, erase, erase_stride, head * K);
+  const auto write_chunk = rows_in(chunk, write, write_stride, head * V);
 
   unsigned char* const shared = shared_memory();
   const auto keys = gdn2::keys_at<kLayout.keys>(shared);
@@ -24,8 +30,8 @@ WYVERN_KERNEL(kThreads, 0) {
   const auto x = tile_at<kLayout.A>(shared);  // A, then its inverse
   const auto values = gdn2::values_at<kLayout.values>(shared);
 
-  gdn2::load_keys<kThreads, K, H, HV>(keys, q + row_k * K, k + row_k * K, Gk + row * K,
-                                      erase + row * K, chunk.rows, K);
+  gdn2::load_keys<kThreads, K, HV>(keys, q_chunk, k_chunk, Gk + row * K, erase_chunk, chunk.rows,
+                                   K);
   copy_async_commit();
   kda::load_row_factors<kThreads, BT, QK_L2NORM>(rows, q_rstd + row_k, k_rstd + row_k, H,
                                                  chunk.rows, [](int) { return 1.0f; });
@@ -51,8 +57,8 @@ WYVERN_KERNEL(kThreads, 0) {
           });
   }
   const auto load_values = [&](int tile) {
-    const int64 at = row * V + tile * BV;
-    gdn2::load_values<kThreads, V, HV>(values, v + at, write + at, chunk.rows, V - tile * BV);
+    gdn2::load_values<kThreads, V>(values, v_chunk.at(0, tile * BV), write_chunk.at(0, tile * BV),
+                                   chunk.rows, V - tile * BV);
     copy_async_commit();
   };
   load_values(0);

@@ -15,6 +15,7 @@ Template stage() {
   t.constants = {constant::DTYPE, constant::U_DTYPE, constant::BETA_DTYPE,
                  constant::H,     constant::HV,      constant::K,
                  constant::V,     constant::VARLEN,  constant::QK_L2NORM};
+  t.strided = {"q", "k", "v", "erase", "write"};
   return t;
 }
 

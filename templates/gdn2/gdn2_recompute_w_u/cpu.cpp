@@ -25,8 +25,8 @@ WYVERN_BLOCK {
   load_tile(Tinv + at * BT, int64{HV} * BT, rows, BT, inverse);
   for (int c = 0; c < V; c += BV) {
     const int columns = V - c < BV ? V - c : BV;
-    load_tile(v + at * V + c, kValues, rows, columns, factor);
-    load_tile(write + at * V + c, kValues, rows, columns, gates);
+    load_tile(rows_in(chunk, v, v_stride, hv * V + c), rows, columns, factor);
+    load_tile(rows_in(chunk, write, write_stride, hv * V + c), rows, columns, gates);
     multiply_elements(factor, gates, rows, columns, factor);
     multiply<Layout::rows, Lower::a>(rows, columns, rows, inverse, factor, queries);
     store_tile(queries, rows, columns, u + at * V + c, kValues);
@@ -38,13 +38,14 @@ WYVERN_BLOCK {
   }
   for (int c = 0; c < K; c += BV) {
     const int columns = K - c < BV ? K - c : BV;
-    load_tile<QK_L2NORM>(q + at_k * K + c, int64{H} * K, rows, columns, queries, q_scale);
-    load_tile<QK_L2NORM>(k + at_k * K + c, int64{H} * K, rows, columns, keys, k_scale);
+    load_tile<QK_L2NORM>(rows_in(chunk, q, q_stride, head * K + c), rows, columns, queries,
+                         q_scale);
+    load_tile<QK_L2NORM>(rows_in(chunk, k, k_stride, head * K + c), rows, columns, keys, k_scale);
     load_tile(Gk + at * K + c, kKeys, rows, columns, gates);
     decay_keys(queries, keys, gates, rows, columns, ones, factor);
     store_tile(queries, rows, columns, qg + at * K + c, kKeys);
     store_tile(keys, rows, columns, kg + at * K + c, kKeys);
-    load_tile(erase + at * K + c, kKeys, rows, columns, gates);
+    load_tile(rows_in(chunk, erase, erase_stride, hv * K + c), rows, columns, gates);
     multiply_elements(factor, gates, rows, columns, factor);
     multiply<Layout::rows, Lower::a>(rows, columns, rows, inverse, factor, queries);
     store_tile(queries, rows, columns, w + at * K + c, kKeys);

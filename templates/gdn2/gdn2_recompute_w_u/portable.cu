@@ -16,7 +16,13 @@ WYVERN_KERNEL(kThreads, 0) {
   const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
   const int64 row = chunk.token * HV + head;
-  const int64 row_k = chunk.token * H + head / (HV / H);
+  const int key = head / (HV / H);
+  const int64 row_k = chunk.token * H + key;
+  const auto q_chunk = rows_in(chunk, q, q_stride, key * K);
+  const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
+  const auto v_chunk = rows_in(chunk, v, v_stride, head * V);
+  const auto erase_chunk = rows_in(chunk, erase, erase_stride, head * K);
+  const auto write_chunk = rows_in(chunk, write, write_stride, head * V);
   const bool is_u = tile >= kTilesW;
   const int first = is_u ? (tile - kTilesW) * BV : tile * BK;
 
@@ -27,12 +33,12 @@ WYVERN_KERNEL(kThreads, 0) {
   const auto values = gdn2::values_at<kLayout.values>(shared);
   load_tile<kThreads, BT>(inverse, Tinv + row * BT, HV * BT, chunk.rows, BT);
   if (is_u)
-    gdn2::load_values<kThreads, V, HV>(values, v + row * V + first, write + row * V + first,
-                                       chunk.rows, V - first);
+    gdn2::load_values<kThreads, V>(values, v_chunk.at(0, first), write_chunk.at(0, first),
+                                   chunk.rows, V - first);
   else
-    gdn2::load_keys<kThreads, K, H, HV>(keys, q + row_k * K + first, k + row_k * K + first,
-                                        Gk + row * K + first, erase + row * K + first, chunk.rows,
-                                        K - first);
+    gdn2::load_keys<kThreads, K, HV>(keys, q_chunk.at(0, first), k_chunk.at(0, first),
+                                     Gk + row * K + first, erase_chunk.at(0, first), chunk.rows,
+                                     K - first);
   copy_async_commit();
   kda::load_row_factors<kThreads, BT, QK_L2NORM>(rows, q_rstd + row_k, k_rstd + row_k, H,
                                                  chunk.rows, [](int) { return 1.0f; });

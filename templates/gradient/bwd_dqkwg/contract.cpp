@@ -14,6 +14,7 @@ Template stage() {
   t.covers = {stages::bwd_dqkwg};
   t.constants = {constant::DTYPE, constant::H,      constant::HV,          constant::K,
                  constant::V,     constant::VARLEN, constant::SCALAR_GATE, constant::QK_L2NORM};
+  t.strided = {"q", "k", "do"};
   return t;
 }
 

@@ -38,7 +38,7 @@ WYVERN_BLOCK {
     load_column(q_rstd + at_k, H, rows, query_scale);
     load_column(k_rstd + at_k, H, rows, key_scale);
   }
-  load_tile(dO + at * V, int64{HV} * V, rows, V, d_out);
+  load_tile(rows_in(chunk, dO, dO_stride, hv * V), rows, V, d_out);
   load_tile(du + at * V, int64{HV} * V, rows, V, d_values);
   transpose(v_new + at * V, int64{HV} * V, rows, V, values_t);
   Backward::attention_gradient(d_out, values_t, decay, e.scale, rows, products, factor, P,
@@ -51,8 +51,9 @@ WYVERN_BLOCK {
   for (int c = 0; c < K; c += BK) {
     const int columns = K - c < BK ? K - c : BK;
     const int64 state_at = ((slot * HV + hv) * K + c) * V;
-    Backward::load_keys(q + at_k * K + c, query_scale, rows, columns, queries);
-    Backward::load_keys(k + at_k * K + c, key_scale, rows, columns, keys);
+    Backward::load_keys(rows_in(chunk, q, q_stride, head * K + c), query_scale, rows, columns,
+                        queries);
+    Backward::load_keys(rows_in(chunk, k, k_stride, head * K + c), key_scale, rows, columns, keys);
     transpose(h + state_at, V, columns, V, state_t);
     transpose(dh + state_at, V, columns, V, gradient_t);
     multiply(rows, columns, V, d_values, state_t, result_w);

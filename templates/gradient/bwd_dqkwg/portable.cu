@@ -97,7 +97,11 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
   const Chunk at = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
   if (at.rows <= 0) return;
   const int64 row = at.token * HV + head;
-  const int64 row_k = at.token * H + head / (HV / H);
+  const int key = head / (HV / H);
+  const int64 row_k = at.token * H + key;
+  const auto q_chunk = rows_in(at, q, q_stride, key * K);
+  const auto k_chunk = rows_in(at, k, k_stride, key * K);
+  const auto dO_chunk = rows_in(at, dO, dO_stride, head * V);
   const int64 states = (int64{slot} * HV + head) * K * V;
   const Kernel::Resident chunk(shared_memory());
 
@@ -105,14 +109,14 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
     if (tile < Kernel::kTilesK) {
       const Kernel::Buffer to(tile);
       const int col = tile * BK;
-      load_tile<Kernel::kThreads, K>(to.q, q + row_k * K + col, H * K, at.rows, K - col);
-      load_tile<Kernel::kThreads, K>(to.k, k + row_k * K + col, H * K, at.rows, K - col);
+      load_tile<Kernel::kThreads, K>(to.q, q_chunk.at(0, col), at.rows, K - col);
+      load_tile<Kernel::kThreads, K>(to.k, k_chunk.at(0, col), at.rows, K - col);
       load_tile<Kernel::kThreads, V>(to.h, h + states + int64{col} * V, V, K - col, V);
       load_tile<Kernel::kThreads, V>(to.dh, dh + states + int64{col} * V, V, K - col, V);
     }
     copy_async_commit();
   };
-  load_tile<Kernel::kThreads, V>(chunk.dO, dO + row * V, HV * V, at.rows, V);
+  load_tile<Kernel::kThreads, V>(chunk.dO, dO_chunk, at.rows, V);
   load_tile<Kernel::kThreads, V>(chunk.v_new, v_new + row * V, HV * V, at.rows, V);
   load_tile<Kernel::kThreads, V>(chunk.du, du + row * V, HV * V, at.rows, V);
   copy_async_commit();

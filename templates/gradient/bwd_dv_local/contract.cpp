@@ -16,6 +16,7 @@ Template stage() {
   t.covers = {stages::bwd_dv_local};
   t.constants = {constant::DTYPE, constant::H,      constant::HV,          constant::K,
                  constant::V,     constant::VARLEN, constant::SCALAR_GATE, constant::QK_L2NORM};
+  t.strided = {"q", "k", "do"};
   return t;
 }
 

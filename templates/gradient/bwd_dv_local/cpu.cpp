@@ -22,9 +22,8 @@ WYVERN_BLOCK {
   float* query_scale = vector_at<kScratch.query_scale>(memory);
   float* key_scale = vector_at<kScratch.key_scale>(memory);
 
-  const int64 key_at = (chunk.token * H + head) * K;
-  load_tile(q + key_at, int64{H} * K, rows, K, queries);
-  transpose(k + key_at, int64{H} * K, rows, K, keys);
+  load_tile(rows_in(chunk, q, q_stride, head * K), rows, K, queries);
+  transpose(rows_in(chunk, k, k_stride, head * K).first, k_stride, rows, K, keys);
   multiply<Layout::rows, Lower::c>(rows, rows, K, queries, keys, products);
   fill_column(query_scale, 1.0F, rows);
   if constexpr (QK_L2NORM) {
@@ -37,7 +36,7 @@ WYVERN_BLOCK {
     decay_lower<0, QK_L2NORM>(products, rows, gate, query_scale, key_scale, attention);
     for (int c = 0; c < V; c += BV) {
       const int columns = V - c < BV ? V - c : BV;
-      load_tile(dO + at * V + c, int64{HV} * V, rows, columns, gradients);
+      load_tile(rows_in(chunk, dO, dO_stride, hv * V + c), rows, columns, gradients);
       multiply<Layout::columns, Lower::a_transposed>(rows, columns, rows, attention, gradients,
                                                      result);
       store_tile(result, rows, columns, dv_local + at * V + c, int64{HV} * V, e.scale);

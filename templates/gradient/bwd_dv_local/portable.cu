@@ -88,7 +88,11 @@ WYVERN_KERNEL(kThreads, 0) {
   const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
   const int64 row = chunk.token * HV + head;
-  const int64 row_k = chunk.token * H + head / (HV / H);
+  const int key = head / (HV / H);
+  const int64 row_k = chunk.token * H + key;
+  const auto q_chunk = rows_in(chunk, q, q_stride, key * K);
+  const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
+  const auto dO_chunk = rows_in(chunk, dO, dO_stride, head * V);
 
   unsigned char* const shared = shared_memory();
   const auto gradients = tile_at<kLayout.gradients>(shared);
@@ -99,8 +103,8 @@ WYVERN_KERNEL(kThreads, 0) {
     if (tile < kTilesK) {
       const Buffer buffer(tile);
       const int cols = rest_from<K, BK>(tile * BK);
-      load_tile<kThreads, K>(buffer.k, k + row_k * K + tile * BK, H * K, chunk.rows, cols);
-      load_tile<kThreads, K>(buffer.q, q + row_k * K + tile * BK, H * K, chunk.rows, cols);
+      load_tile<kThreads, K>(buffer.k, k_chunk.at(0, tile * BK), chunk.rows, cols);
+      load_tile<kThreads, K>(buffer.q, q_chunk.at(0, tile * BK), chunk.rows, cols);
     }
     copy_async_commit();
   };
@@ -110,8 +114,7 @@ WYVERN_KERNEL(kThreads, 0) {
     load_column<kThreads, BT>(rows.k_rstd, k_rstd + row_k, H, chunk.rows);
   }
   for (int i = 0; i < num_stages; ++i) load(i);
-  load_tile<kThreads, V>(gradients, dO + row * V + first_v, HV * V, chunk.rows,
-                         rest_from<V, BV>(first_v));
+  load_tile<kThreads, V>(gradients, dO_chunk.at(0, first_v), chunk.rows, rest_from<V, BV>(first_v));
   copy_async_commit();
 
   const int first_strip = warp_index() % kWarpsDown;

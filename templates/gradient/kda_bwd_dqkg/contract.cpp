@@ -17,6 +17,7 @@ Template stage() {
                  constant::HV,        constant::K,          constant::V,
                  constant::VARLEN,    constant::QK_L2NORM,  constant::BETA_SIGMOID,
                  constant::NEG_EIGVAL};
+  t.strided = {"q", "k", "v", "beta", "do"};
   return t;
 }
 

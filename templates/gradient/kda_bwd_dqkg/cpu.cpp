@@ -11,11 +11,14 @@ WYVERN_BLOCK {
   if (chunk.rows <= 0) return;
   const int64 hv = block[0], at = chunk.token * HV + hv;
   const State::Inputs in =
-      State::Inputs{q, k, v_new, Tinv, Gk, q_rstd, k_rstd, h, dh, dO, du}.at(chunk, block[1], hv);
+      State::Inputs{
+          {q, q_stride}, {k, k_stride}, {dO, dO_stride}, v_new, Tinv, Gk, q_rstd, k_rstd, h, dh, du}
+          .at(chunk, block[1], hv);
 
   const Backward backward = Backward::at<kScratch>(memory);
   const State& state = backward.state;
-  backward.begin(in, v + at * V, beta + at, dv + at * V);
+  backward.begin(in, rows_in(chunk, v, v_stride, hv * V), rows_in(chunk, beta, beta_stride, hv),
+                 dv + at * V);
   state.products(in.rows, e.scale, dAqk + at * BT, dA + at * BT, int64{HV} * BT);
   for (int c = 0; c < K; c += BK) {
     const int columns = K - c < BK ? K - c : BK;

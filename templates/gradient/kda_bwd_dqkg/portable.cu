@@ -10,11 +10,17 @@ WYVERN_KERNEL(Backward::kThreads, 0) {
   const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
   const int64 row = chunk.token * HV + head;
-  const int64 row_k = chunk.token * H + head / (HV / H);
+  const int key = head / (HV / H);
+  const int64 row_k = chunk.token * H + key;
+  const auto q_chunk = rows_in(chunk, q, q_stride, key * K);
+  const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
+  const auto v_chunk = rows_in(chunk, v, v_stride, head * V);
+  const auto beta_chunk = rows_in(chunk, beta, beta_stride, head);
+  const auto dO_chunk = rows_in(chunk, dO, dO_stride, head * V);
   const int64 state = (int64{slot} * HV + head) * K * V;
-  const Backward::Inputs in{q + row_k * K,  k + row_k * K,   v + row * V,  v_new + row * V,
-                            beta + row,     Tinv + row * BT, Gk + row * K, q_rstd + row_k,
-                            k_rstd + row_k, h + state,       dh + state,   dO + row * V,
+  const Backward::Inputs in{q_chunk,        k_chunk,         v_chunk,         dO_chunk,
+                            beta_chunk,     v_new + row * V, Tinv + row * BT, Gk + row * K,
+                            q_rstd + row_k, k_rstd + row_k,  h + state,       dh + state,
                             du + row * V,   chunk.rows};
 
   Backward block(shared_memory());

@@ -16,6 +16,7 @@ Template stage() {
   t.name = "kda_bwd_dv_local";
   t.covers = {stages::kda_bwd_dv_local};
   t.constants = {constant::DTYPE, constant::HV, constant::V, constant::VARLEN};
+  t.strided = {"do"};
   return t;
 }
 

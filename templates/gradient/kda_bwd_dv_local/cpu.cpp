@@ -21,7 +21,7 @@ WYVERN_BLOCK {
   load_tile(Aqk + at * BT, int64{HV} * BT, rows, BT, attention);
   for (int c = 0; c < V; c += BV) {
     const int columns = V - c < BV ? V - c : BV;
-    load_tile(dO + at * V + c, int64{HV} * V, rows, columns, gradient);
+    load_tile(rows_in(chunk, dO, dO_stride, block[0] * V + c), rows, columns, gradient);
     for (int s = 0; s < rows; s += kStrip)
       multiply<Layout::columns>(rows - s < kStrip ? rows - s : kStrip, columns, rows - s,
                                 attention.from(s, s), gradient.from(s), result.from(s));

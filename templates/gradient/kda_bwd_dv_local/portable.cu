@@ -29,11 +29,12 @@ WYVERN_KERNEL(kThreads, 0) {
   const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
   const int64 row = chunk.token * HV + head;
+  const auto dO_chunk = rows_in(chunk, dO, dO_stride, head * V);
 
   const auto scores = tile_at<kLayout.scores>(shared_memory());
   const auto gradients = tile_at<kLayout.gradients>(shared_memory());
   load_tile<kThreads, BT>(scores, Aqk + row * BT, int64{HV} * BT, chunk.rows, BT);
-  load_tile<kThreads, V>(gradients, dO + row * V + first_v, int64{HV} * V, chunk.rows, V - first_v);
+  load_tile<kThreads, V>(gradients, dO_chunk.at(0, first_v), chunk.rows, V - first_v);
   copy_async_commit();
   copy_async_wait<0>();
   sync_block();

@@ -17,6 +17,7 @@ Template stage() {
                  constant::HV,        constant::K,          constant::VARLEN,
                  constant::SAFE_GATE, constant::QK_L2NORM,  constant::BETA_SIGMOID,
                  constant::NEG_EIGVAL};
+  t.strided = {"q", "k", "beta"};
   return t;
 }
 

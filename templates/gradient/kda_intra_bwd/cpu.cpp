@@ -13,7 +13,7 @@ WYVERN_BLOCK {
   const int rows = chunk.rows;
   if (rows <= 0) return;
 
-  constexpr int64 kKeys = int64{H} * K, kWide = int64{HV} * K;
+  constexpr int64 kWide = int64{HV} * K;
   const auto tiles = key_tiles_at<kScratch.tiles>(memory);
   const auto work = intra_scratch_at<kScratch.work>(memory);
   const auto d = product_gradients_at<kScratch.d>(memory);
@@ -26,7 +26,7 @@ WYVERN_BLOCK {
   load_tile(dAqk + at * BT, int64{HV} * BT, rows, BT, d.dAqk);
   load_tile(dA + at * BT, int64{HV} * BT, rows, BT, d.dA);
   take_diagonal(d, rows);
-  load_beta<BETA_SIGMOID, NEG_EIGVAL>(beta + at, HV, rows, rate);
+  load_beta<BETA_SIGMOID, NEG_EIGVAL>(rows_in(chunk, beta, beta_stride, hv), rows, rate);
   if constexpr (QK_L2NORM) {
     load_column(q_rstd + key_at, H, rows, q_scale);
     load_column(k_rstd + key_at, H, rows, k_scale);
@@ -35,8 +35,10 @@ WYVERN_BLOCK {
   fill_column(row_sums, 0.0F, rows * kLanes);
   for (int c = 0; c < K; c += BK) {
     const int columns = K - c < BK ? K - c : BK;
-    load_tile<QK_L2NORM>(q + key_at * K + c, kKeys, rows, columns, tiles.q, q_scale);
-    load_tile<QK_L2NORM>(k + key_at * K + c, kKeys, rows, columns, tiles.k, k_scale);
+    load_tile<QK_L2NORM>(rows_in(chunk, q, q_stride, head * K + c), rows, columns, tiles.q,
+                         q_scale);
+    load_tile<QK_L2NORM>(rows_in(chunk, k, k_stride, head * K + c), rows, columns, tiles.k,
+                         k_scale);
     load_tile(Gk + at * K + c, kWide, rows, columns, tiles.G);
     load_tile(dq_inter + at * K + c, kWide, rows, columns, tiles.dq);
     load_tile(dk_inter + at * K + c, kWide, rows, columns, tiles.dk);

@@ -37,7 +37,11 @@ WYVERN_KERNEL(kThreads, 0) {
   const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
   const int64 row = chunk.token * HV + head;
-  const int64 row_k = chunk.token * H + head / (HV / H);
+  const int key = head / (HV / H);
+  const int64 row_k = chunk.token * H + key;
+  const auto q_chunk = rows_in(chunk, q, q_stride, key * K);
+  const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
+  const auto beta_chunk = rows_in(chunk, beta, beta_stride, head);
 
   unsigned char* const shared = shared_memory();
   float* const diagonal = array_at<kLayout.diagonal>(shared);
@@ -51,7 +55,7 @@ WYVERN_KERNEL(kThreads, 0) {
   intra.diagonal = diagonal;
   kda::load_row_factors<kThreads, BT, QK_L2NORM>(
       intra.rows, q_rstd + row_k, k_rstd + row_k, H, chunk.rows,
-      [&](int r) { return activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta[row + int64{r} * HV]); });
+      [&](int r) { return activate_beta<BETA_SIGMOID, NEG_EIGVAL>(*beta_chunk.row(r)); });
   load_lower(intra.dAqk, diagonal, dAqk + row * BT, chunk.rows);
   load_lower(intra.dA, nullptr, dA + row * BT, chunk.rows);
 
@@ -66,8 +70,8 @@ WYVERN_KERNEL(kThreads, 0) {
   for (int tile = 0; tile < kTilesK; ++tile) {
     const int first = tile * BK;
     if (tile > 0) sync_block();
-    kda::load_key_tile<kThreads, K, H, HV>(intra.tile, q + row_k * K + first, k + row_k * K + first,
-                                           Gk + row * K + first, chunk.rows, K - first);
+    kda::load_key_tile<kThreads, K, HV>(intra.tile, q_chunk.at(0, first), k_chunk.at(0, first),
+                                        Gk + row * K + first, chunk.rows, K - first);
     copy_async_commit();
     copy_async_wait<0>();
     sync_block();

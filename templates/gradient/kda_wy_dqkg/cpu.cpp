@@ -12,7 +12,9 @@ WYVERN_BLOCK {
   if (chunk.rows <= 0) return;
   const int64 hv = block[0], at = chunk.token * HV + hv;
   const State::Inputs in =
-      State::Inputs{q, k, v_new, Tinv, Gk, q_rstd, k_rstd, h, dh, dO, du}.at(chunk, block[1], hv);
+      State::Inputs{
+          {q, q_stride}, {k, k_stride}, {dO, dO_stride}, v_new, Tinv, Gk, q_rstd, k_rstd, h, dh, du}
+          .at(chunk, block[1], hv);
 
   const Backward backward = Backward::at<kScratch.backward>(memory);
   const State& state = backward.state;
@@ -23,7 +25,8 @@ WYVERN_BLOCK {
   for (int r = 0; r < BT; ++r) ones[r] = 1.0F;
   fill_column(row_sums, 0.0F, in.rows * kLanes);
 
-  backward.begin(in, v + at * V, beta + at, dv + at * V);
+  backward.begin(in, rows_in(chunk, v, v_stride, hv * V), rows_in(chunk, beta, beta_stride, hv),
+                 dv + at * V);
   state.products(in.rows, e.scale, d.dAqk.data, d.dA.data, d.dA.kStride);
   take_diagonal(d, in.rows);
   for (int c = 0; c < K; c += BK) {

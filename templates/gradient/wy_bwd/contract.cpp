@@ -16,6 +16,7 @@ Template stage() {
                  constant::HV,           constant::K,           constant::V,
                  constant::VARLEN,       constant::SCALAR_GATE, constant::QK_L2NORM,
                  constant::BETA_SIGMOID, constant::NEG_EIGVAL};
+  t.strided = {"k", "v", "beta"};
   return t;
 }
 

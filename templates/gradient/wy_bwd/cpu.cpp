@@ -32,14 +32,15 @@ WYVERN_BLOCK {
   float* of_beta = vector_at<kScratch.of_beta>(memory);
 
   const int64 at = chunk.token * HV + hv, at_k = chunk.token * H + head;
+  const auto beta_chunk = rows_in(chunk, beta, beta_stride, hv);
   decay.load(G + at, rows);
   if constexpr (QK_L2NORM) load_column(k_rstd + at_k, H, rows, key_scale);
-  load_beta<BETA_SIGMOID, NEG_EIGVAL>(beta + at, HV, rows, rate);
+  load_beta<BETA_SIGMOID, NEG_EIGVAL>(beta_chunk, rows, rate);
   load_tile(Tinv + at * BT, int64{HV} * BT, rows, BT, inverse);
   load_tile(du + at * V, int64{HV} * V, rows, V, d_values);
   transpose(v_new + at * V, int64{HV} * V, rows, V, values_t);
   multiply<Layout::columns, Lower::a_transposed>(rows, V, rows, inverse, d_values, x);
-  Backward::finish_values(x, v + at * V, rate, rows, dv + at * V, of_beta);
+  Backward::finish_values(x, rows_in(chunk, v, v_stride, hv * V), rate, rows, dv + at * V, of_beta);
   Backward::inverse_gradient(x, values_t, decay, rate, rows, products, factor, N, M);
   for (int r = 0; r < rows; r += kLanes) {
     store(of_keys + r, f32{});
@@ -49,7 +50,7 @@ WYVERN_BLOCK {
   fill_column(factor, 1.0F, rows);
   for (int c = 0; c < K; c += BK) {
     const int columns = K - c < BK ? K - c : BK;
-    Backward::load_keys(k + at_k * K + c, key_scale, rows, columns, keys);
+    Backward::load_keys(rows_in(chunk, k, k_stride, head * K + c), key_scale, rows, columns, keys);
     load_tile(dw + at * K + c, int64{HV} * K, rows, columns, d_w);
     multiply<Layout::columns, Lower::a_transposed>(rows, columns, rows, inverse, d_w, y);
     multiply_add<Layout::rows, Lower::a>(rows, columns, rows, N, keys, y, decay.since_start);
@@ -66,7 +67,7 @@ WYVERN_BLOCK {
     store(gate + r, load(gate + r) + load(rate + r) * load(of_keys + r));
     store(of_beta + r, load(of_beta + r) + load(of_keys + r));
   }
-  Backward::through_activation(beta + at, rows, factor, of_beta);
+  Backward::through_activation(beta_chunk, rows, factor, of_beta);
   store_column(of_beta, rows, dbeta + at, HV);
   if constexpr (SCALAR_GATE) store_column(gate, rows, dG + at, HV);
 }

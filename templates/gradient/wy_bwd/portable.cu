@@ -87,27 +87,31 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
   const Chunk at = locate_chunk<VARLEN, BT>(block_index() / HV, e, seq_offsets, chunk_index);
   if (at.rows <= 0) return;
   const int64 row = at.token * HV + head;
-  const int64 row_k = at.token * H + head / (HV / H);
+  const int key = head / (HV / H);
+  const int64 row_k = at.token * H + key;
+  const auto k_chunk = rows_in(at, k, k_stride, key * K);
+  const auto v_chunk = rows_in(at, v, v_stride, head * V);
+  const auto beta_chunk = rows_in(at, beta, beta_stride, head);
   const Kernel::Resident chunk(shared_memory());
 
   const auto load = [&](int tile) {
     if (tile < Kernel::kTilesK) {
       const Kernel::Buffer to(tile);
       const int col = tile * BK;
-      load_tile<Kernel::kThreads, K>(to.k, k + row_k * K + col, H * K, at.rows, K - col);
+      load_tile<Kernel::kThreads, K>(to.k, k_chunk.at(0, col), at.rows, K - col);
       load_tile<Kernel::kThreads, K>(to.dw, dw + row * K + col, HV * K, at.rows, K - col);
     }
     copy_async_commit();
   };
   load_tile<Kernel::kThreads, V>(chunk.x, du + row * V, HV * V, at.rows, V);
-  load_tile<Kernel::kThreads, V>(chunk.v, v + row * V, HV * V, at.rows, V);
+  load_tile<Kernel::kThreads, V>(chunk.v, v_chunk, at.rows, V);
   load_tile<Kernel::kThreads, BT>(chunk.Tinv, Tinv + row * BT, HV * BT, at.rows, BT);
   copy_async_commit();
   load_tile<Kernel::kThreads, V>(chunk.v_new, v_new + row * V, HV * V, at.rows, V);
   copy_async_commit();
   chunk.columns.load_gate(G + row, at.rows);
   chunk.columns.load_scale(chunk.columns.k_rstd, k_rstd + row_k, at.rows);
-  Kernel::load_beta<BETA_SIGMOID, NEG_EIGVAL>(chunk.beta, beta + row, at.rows);
+  Kernel::load_beta<BETA_SIGMOID, NEG_EIGVAL>(chunk.beta, beta_chunk, at.rows);
   copy_async_wait<1>();
   sync_block();
   Kernel::make_x(chunk.Tinv, chunk.x, chunk.v, chunk.beta, dv + row * V, at.rows, chunk.values);
@@ -140,7 +144,7 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
     const float rate = chunk.beta[r];
     dbeta[to] =
         from_float<BETA_DTYPE>((of_keys / inside(rate) + Kernel::sum_of_warps(chunk.values, r)) *
-                               gradient::beta_slope<BETA_SIGMOID, NEG_EIGVAL>(beta[to]));
+                               gradient::beta_slope<BETA_SIGMOID, NEG_EIGVAL>(*beta_chunk.row(r)));
     if constexpr (SCALAR_GATE)
       dG[to] = dG_qk[to] + chunk.gate.get(r) * Kernel::kUnbalance + beside(rate) * of_keys;
   }

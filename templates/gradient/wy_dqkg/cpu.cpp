@@ -40,20 +40,21 @@ WYVERN_BLOCK {
   float* row_sums = vector_at<kScratch.row_sums>(memory);
 
   const int64 at = chunk.token * HV + hv, at_k = chunk.token * H + head;
+  const auto beta_chunk = rows_in(chunk, beta, beta_stride, hv);
   decay.load(G + at, rows);
   if constexpr (QK_L2NORM) {
     load_column(q_rstd + at_k, H, rows, query_scale);
     load_column(k_rstd + at_k, H, rows, key_scale);
   }
-  load_beta<BETA_SIGMOID, NEG_EIGVAL>(beta + at, HV, rows, rate);
+  load_beta<BETA_SIGMOID, NEG_EIGVAL>(beta_chunk, rows, rate);
   load_tile(Tinv + at * BT, int64{HV} * BT, rows, BT, inverse);
   load_tile(du + at * V, int64{HV} * V, rows, V, d_out);
   transpose(v_new + at * V, int64{HV} * V, rows, V, values_t);
   multiply<Layout::columns, Lower::a_transposed>(rows, V, rows, inverse, d_out, x);
-  Backward::finish_values(x, v + at * V, rate, rows, dv + at * V, of_beta);
+  Backward::finish_values(x, rows_in(chunk, v, v_stride, hv * V), rate, rows, dv + at * V, of_beta);
   Backward::inverse_gradient(x, values_t, decay, rate, rows, products, ones, N, M);
   const auto P = inverse;
-  load_tile(dO + at * V, int64{HV} * V, rows, V, d_out);
+  load_tile(rows_in(chunk, dO, dO_stride, hv * V), rows, V, d_out);
   Backward::attention_gradient(d_out, values_t, decay, e.scale, rows, products, ones, P, diagonal);
   for (int r = 0; r < rows; r += kLanes) {
     store(query_factor + r, load(decay.since_start + r) * e.scale);
@@ -66,8 +67,9 @@ WYVERN_BLOCK {
   for (int c = 0; c < K; c += BK) {
     const int columns = K - c < BK ? K - c : BK;
     const int64 state_at = ((slot * HV + hv) * K + c) * V;
-    Backward::load_keys(q + at_k * K + c, query_scale, rows, columns, queries);
-    Backward::load_keys(k + at_k * K + c, key_scale, rows, columns, keys);
+    Backward::load_keys(rows_in(chunk, q, q_stride, head * K + c), query_scale, rows, columns,
+                        queries);
+    Backward::load_keys(rows_in(chunk, k, k_stride, head * K + c), key_scale, rows, columns, keys);
     transpose(h + state_at, V, columns, V, state_t);
     transpose(dh + state_at, V, columns, V, gradient_t);
     multiply(rows, columns, V, d_out, state_t, result_q);
@@ -97,7 +99,7 @@ WYVERN_BLOCK {
     store(gate + r, load(gate + r) + load(rate + r) * load(of_keys + r));
     store(of_beta + r, load(of_beta + r) + load(of_keys + r));
   }
-  Backward::through_activation(beta + at, rows, ones, of_beta);
+  Backward::through_activation(beta_chunk, rows, ones, of_beta);
   store_column(of_beta, rows, dbeta + at, HV);
   if constexpr (SCALAR_GATE) {
     gate[rows - 1] += end;

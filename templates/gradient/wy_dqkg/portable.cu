@@ -113,7 +113,13 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
   const Chunk at = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
   if (at.rows <= 0) return;
   const int64 row = at.token * HV + head;
-  const int64 row_k = at.token * H + head / (HV / H);
+  const int key = head / (HV / H);
+  const int64 row_k = at.token * H + key;
+  const auto q_chunk = rows_in(at, q, q_stride, key * K);
+  const auto k_chunk = rows_in(at, k, k_stride, key * K);
+  const auto v_chunk = rows_in(at, v, v_stride, head * V);
+  const auto beta_chunk = rows_in(at, beta, beta_stride, head);
+  const auto dO_chunk = rows_in(at, dO, dO_stride, head * V);
   const int64 states = (int64{slot} * HV + head) * K * V;
   const Kernel::Resident chunk(shared_memory());
 
@@ -121,8 +127,8 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
     if (tile < Kernel::kTilesK) {
       const Kernel::Buffer to(tile);
       const int col = tile * BK;
-      load_tile<Kernel::kThreads, K>(to.q, q + row_k * K + col, H * K, at.rows, K - col);
-      load_tile<Kernel::kThreads, K>(to.k, k + row_k * K + col, H * K, at.rows, K - col);
+      load_tile<Kernel::kThreads, K>(to.q, q_chunk.at(0, col), at.rows, K - col);
+      load_tile<Kernel::kThreads, K>(to.k, k_chunk.at(0, col), at.rows, K - col);
       load_tile<Kernel::kThreads, V>(to.h, h + states + int64{col} * V, V, K - col, V);
       load_tile<Kernel::kThreads, V>(to.dh, dh + states + int64{col} * V, V, K - col, V);
     }
@@ -130,15 +136,15 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
   };
   load_tile<Kernel::kThreads, V>(chunk.x, du + row * V, HV * V, at.rows, V);
   load_tile<Kernel::kThreads, BT>(chunk.N, Tinv + row * BT, HV * BT, at.rows, BT);
-  load_tile<Kernel::kThreads, V>(chunk.v, v + row * V, HV * V, at.rows, V);
+  load_tile<Kernel::kThreads, V>(chunk.v, v_chunk, at.rows, V);
   copy_async_commit();
-  load_tile<Kernel::kThreads, V>(chunk.dO, dO + row * V, HV * V, at.rows, V);
+  load_tile<Kernel::kThreads, V>(chunk.dO, dO_chunk, at.rows, V);
   load_tile<Kernel::kThreads, V>(chunk.v_new, v_new + row * V, HV * V, at.rows, V);
   copy_async_commit();
   chunk.columns.load_gate(G + row, at.rows);
   chunk.columns.load_scale(chunk.columns.q_rstd, q_rstd + row_k, at.rows);
   chunk.columns.load_scale(chunk.columns.k_rstd, k_rstd + row_k, at.rows);
-  Kernel::load_beta<BETA_SIGMOID, NEG_EIGVAL>(chunk.beta, beta + row, at.rows);
+  Kernel::load_beta<BETA_SIGMOID, NEG_EIGVAL>(chunk.beta, beta_chunk, at.rows);
   copy_async_wait<1>();
   sync_block();
   Kernel::make_x(chunk.N, chunk.x, chunk.v, chunk.beta, dv + row * V, at.rows, chunk.values);
@@ -179,7 +185,7 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
     const float rate = chunk.beta[r];
     dbeta[to] =
         from_float<BETA_DTYPE>((of_keys / inside(rate) + Kernel::sum_of_warps(chunk.values, r)) *
-                               gradient::beta_slope<BETA_SIGMOID, NEG_EIGVAL>(beta[to]));
+                               gradient::beta_slope<BETA_SIGMOID, NEG_EIGVAL>(*beta_chunk.row(r)));
     if constexpr (SCALAR_GATE)
       dG[to] = chunk.gate.get(r) * Kernel::kUnbalance + beside(rate) * of_keys +
                (r == at.rows - 1 ? chunk.end.get() : 0.0f);

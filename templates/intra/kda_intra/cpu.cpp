@@ -15,8 +15,10 @@ WYVERN_BLOCK {
   float* rate = vector_at<kScratch.rate>(memory);
   float* scale = vector_at<kScratch.scale>(memory);
 
-  intra.load(at, q, k, Gk, q_rstd, k_rstd, scale);
-  load_beta<BETA_SIGMOID, NEG_EIGVAL>(beta + at.row, HV, at.rows, rate);
+  const int64 key = hv / (HV / H) * K;
+  intra.load(at, rows_in(chunk, q, q_stride, key), rows_in(chunk, k, k_stride, key), Gk, q_rstd,
+             k_rstd, scale);
+  load_beta<BETA_SIGMOID, NEG_EIGVAL>(rows_in(chunk, beta, beta_stride, hv), at.rows, rate);
   for (int first = 0; first < at.rows; first += Intra::kStrip) {
     const int strip = intra.strip(first, at.rows);
     for (int i = 0; i < strip; ++i) {

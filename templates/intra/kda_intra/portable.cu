@@ -21,14 +21,18 @@ WYVERN_KERNEL(kThreads, 0) {
   const Chunk chunk = locate_chunk<VARLEN, BT>(block_index() / HV, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
   const int64 row = chunk.token * HV + head;
-  const int64 row_k = chunk.token * H + head / (HV / H);
+  const int key = head / (HV / H);
+  const int64 row_k = chunk.token * H + key;
+  const auto q_chunk = rows_in(chunk, q, q_stride, key * K);
+  const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
+  const auto beta_chunk = rows_in(chunk, beta, beta_stride, head);
 
   const auto load = [&](int tile) {
     if (tile < kTiles) {
       const auto to = buffer(tile);
       const int col = tile * BK;
-      load_tile<kThreads, K>(to.q, q + row_k * K + col, H * K, chunk.rows, K - col);
-      load_tile<kThreads, K>(to.k, k + row_k * K + col, H * K, chunk.rows, K - col);
+      load_tile<kThreads, K>(to.q, q_chunk.at(0, col), chunk.rows, K - col);
+      load_tile<kThreads, K>(to.k, k_chunk.at(0, col), chunk.rows, K - col);
       load_tile<kThreads, K>(to.G, Gk + row * K + col, int64{HV} * K, chunk.rows, K - col);
     }
     copy_async_commit();
@@ -38,7 +42,7 @@ WYVERN_KERNEL(kThreads, 0) {
   const auto rows = kda::rows_at<kLayout.rows>(shared_memory());
   kda::load_row_factors<kThreads, BT, QK_L2NORM>(
       rows, q_rstd + row_k, k_rstd + row_k, H, chunk.rows,
-      [&](int r) { return activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta[row + r * HV]); });
+      [&](int r) { return activate_beta<BETA_SIGMOID, NEG_EIGVAL>(*beta_chunk.row(r)); });
 
   const int strip = warp_index() % kStrips;
   const int share = warp_index() / kStrips;

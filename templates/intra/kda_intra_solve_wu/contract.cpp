@@ -19,6 +19,7 @@ Template stage() {
                  constant::V,           constant::VARLEN,       constant::SAFE_GATE,
                  constant::QK_L2NORM,   constant::BETA_SIGMOID, constant::NEG_EIGVAL,
                  constant::KEEP_INVERSE};
+  t.strided = {"q", "k", "v", "beta"};
   return t;
 }
 

@@ -39,8 +39,10 @@ WYVERN_BLOCK {
   float* rate = vector_at<kScratch.rate>(memory);
   float* scale = vector_at<kScratch.scale>(memory);
 
-  intra.load(at, q, k, Gk, q_rstd, k_rstd, scale);
-  load_beta<BETA_SIGMOID, NEG_EIGVAL>(beta + at.row, HV, rows, rate);
+  const int64 key = hv / (HV / H) * K;
+  intra.load(at, rows_in(chunk, q, q_stride, key), rows_in(chunk, k, k_stride, key), Gk, q_rstd,
+             k_rstd, scale);
+  load_beta<BETA_SIGMOID, NEG_EIGVAL>(rows_in(chunk, beta, beta_stride, hv), rows, rate);
   split_strips(intra, at, rate, n, Aqk);
   if (KEEP_INVERSE && rows < BT) clear_rows(inverse, 0, rows, BT);
   invert_unit_lower(n, rows, inverse, block_row);
@@ -53,7 +55,7 @@ WYVERN_BLOCK {
   store_tile(w_rows, rows, K, w + at.row * K, int64{HV} * K);
   for (int c = 0; c < V; c += BV) {
     const int columns = V - c < BV ? V - c : BV;
-    load_tile<true>(v + at.row * V + c, int64{HV} * V, rows, columns, value_factor, rate);
+    load_tile<true>(rows_in(chunk, v, v_stride, hv * V + c), rows, columns, value_factor, rate);
     multiply<Layout::rows, Lower::a>(rows, columns, rows, inverse, value_factor, u_rows);
     store_tile(u_rows, rows, columns, u + at.row * V + c, int64{HV} * V);
   }

@@ -16,7 +16,12 @@ WYVERN_KERNEL(kThreads, 0) {
   const Chunk chunk = locate_chunk<VARLEN, BT>(block_index() / HV, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
   const int64 row = chunk.token * HV + head;
-  const int64 row_k = chunk.token * H + head / (HV / H);
+  const int key = head / (HV / H);
+  const int64 row_k = chunk.token * H + key;
+  const auto q_chunk = rows_in(chunk, q, q_stride, key * K);
+  const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
+  const auto v_chunk = rows_in(chunk, v, v_stride, head * V);
+  const auto beta_chunk = rows_in(chunk, beta, beta_stride, head);
 
   unsigned char* const shared = shared_memory();
   const auto keys = kda::keys_at<kLayout.keys>(shared);
@@ -24,13 +29,13 @@ WYVERN_KERNEL(kThreads, 0) {
   const auto x = tile_at<kLayout.A>(shared);  // A, then its inverse
   const auto values = tile_at<kLayout.values>(shared);
 
-  load_tile<kThreads, K>(keys.q, q + row_k * K, H * K, chunk.rows, K);
-  load_tile<kThreads, K>(keys.k, k + row_k * K, H * K, chunk.rows, K);
+  load_tile<kThreads, K>(keys.q, q_chunk, chunk.rows, K);
+  load_tile<kThreads, K>(keys.k, k_chunk, chunk.rows, K);
   load_tile<kThreads, K>(keys.G, Gk + row * K, int64{HV} * K, chunk.rows, K);
   copy_async_commit();
   kda::load_row_factors<kThreads, BT, QK_L2NORM>(
       rows, q_rstd + row_k, k_rstd + row_k, H, chunk.rows,
-      [&](int r) { return activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta[row + r * HV]); });
+      [&](int r) { return activate_beta<BETA_SIGMOID, NEG_EIGVAL>(*beta_chunk.row(r)); });
   copy_async_wait<0>();
   sync_block();
 
@@ -53,8 +58,7 @@ WYVERN_KERNEL(kThreads, 0) {
           });
   }
   const auto load_values = [&](int tile) {
-    load_tile<kThreads, V>(values, v + row * V + tile * BV, int64{HV} * V, chunk.rows,
-                           V - tile * BV);
+    load_tile<kThreads, V>(values, v_chunk.at(0, tile * BV), chunk.rows, V - tile * BV);
     copy_async_commit();
   };
   load_values(0);

@@ -18,6 +18,7 @@ Template stage() {
                  constant::V,          constant::VARLEN,
                  constant::QK_L2NORM,  constant::BETA_SIGMOID,
                  constant::NEG_EIGVAL};
+  t.strided = {"q", "k", "v", "beta"};
   return t;
 }
 

@@ -21,10 +21,10 @@ WYVERN_BLOCK {
   float* k_scale = vector_at<kScratch.k_scale>(memory);
 
   load_tile(Tinv + at * BT, int64{HV} * BT, rows, BT, inverse);
-  load_beta<BETA_SIGMOID, NEG_EIGVAL>(beta + at, HV, rows, rate);
+  load_beta<BETA_SIGMOID, NEG_EIGVAL>(rows_in(chunk, beta, beta_stride, hv), rows, rate);
   for (int c = 0; c < V; c += BV) {
     const int columns = V - c < BV ? V - c : BV;
-    load_tile<true>(v + at * V + c, int64{HV} * V, rows, columns, factor, rate);
+    load_tile<true>(rows_in(chunk, v, v_stride, hv * V + c), rows, columns, factor, rate);
     multiply<Layout::rows, Lower::a>(rows, columns, rows, inverse, factor, queries);
     store_tile(queries, rows, columns, u + at * V + c, int64{HV} * V);
   }
@@ -34,8 +34,9 @@ WYVERN_BLOCK {
   }
   for (int c = 0; c < K; c += BV) {
     const int columns = K - c < BV ? K - c : BV;
-    load_tile<QK_L2NORM>(q + at_k * K + c, int64{H} * K, rows, columns, queries, q_scale);
-    load_tile<QK_L2NORM>(k + at_k * K + c, int64{H} * K, rows, columns, keys, k_scale);
+    load_tile<QK_L2NORM>(rows_in(chunk, q, q_stride, head * K + c), rows, columns, queries,
+                         q_scale);
+    load_tile<QK_L2NORM>(rows_in(chunk, k, k_stride, head * K + c), rows, columns, keys, k_scale);
     load_tile(Gk + at * K + c, int64{HV} * K, rows, columns, gates);
     decay_keys(queries, keys, gates, rows, columns, rate, factor);
     store_tile(queries, rows, columns, qg + at * K + c, int64{HV} * K);

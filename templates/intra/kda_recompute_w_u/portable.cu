@@ -10,11 +10,12 @@ constexpr int kTilesU = ceil_div(V, BV);
 constexpr kda_recompute_w_u::SharedLayout kLayout{Spec{}};
 using Inverse = TileAt<kLayout.inverse>;
 
-/// U for one tile of V: `from` and `to` point at its first element.
+/// U for one tile of V: `from` and `to` start at its first element.
 WYVERN_DEVICE void write_values(const Inverse& inverse, const kda::RowFactors& rows,
-                                const DTYPE* from, U_DTYPE* to, int chunk_rows, int cols) {
+                                const TokenRows<const DTYPE>& from, U_DTYPE* to, int chunk_rows,
+                                int cols) {
   const auto x = tile_at<kLayout.values>(shared_memory());
-  load_tile<kThreads, V>(x, from, int64{HV} * V, chunk_rows, cols);
+  load_tile<kThreads, V>(x, from, chunk_rows, cols);
   copy_async_commit();
   copy_async_wait<1>();
   sync_block();
@@ -32,7 +33,12 @@ WYVERN_KERNEL(kThreads, 0) {
   const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
   const int64 row = chunk.token * HV + head;
-  const int64 row_k = chunk.token * H + head / (HV / H);
+  const int key = head / (HV / H);
+  const int64 row_k = chunk.token * H + key;
+  const auto q_chunk = rows_in(chunk, q, q_stride, key * K);
+  const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
+  const auto v_chunk = rows_in(chunk, v, v_stride, head * V);
+  const auto beta_chunk = rows_in(chunk, beta, beta_stride, head);
 
   const auto inverse = tile_at<kLayout.inverse>(shared_memory());
   const auto rows = kda::rows_at<kLayout.rows>(shared_memory());
@@ -40,17 +46,17 @@ WYVERN_KERNEL(kThreads, 0) {
   copy_async_commit();
   kda::load_row_factors<kThreads, BT, QK_L2NORM>(
       rows, q_rstd + row_k, k_rstd + row_k, H, chunk.rows,
-      [&](int r) { return activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta[row + r * HV]); });
+      [&](int r) { return activate_beta<BETA_SIGMOID, NEG_EIGVAL>(*beta_chunk.row(r)); });
   if (tile >= kTilesW) {
     const int col = (tile - kTilesW) * BV;
-    write_values(inverse, rows, v + row * V + col, u + row * V + col, chunk.rows, V - col);
+    write_values(inverse, rows, v_chunk.at(0, col), u + row * V + col, chunk.rows, V - col);
     return;
   }
 
   const auto keys = kda::keys_at<kLayout.keys>(shared_memory());
   const int first = tile * BK;
-  load_tile<kThreads, K>(keys.q, q + row_k * K + first, H * K, chunk.rows, K - first);
-  load_tile<kThreads, K>(keys.k, k + row_k * K + first, H * K, chunk.rows, K - first);
+  load_tile<kThreads, K>(keys.q, q_chunk.at(0, first), chunk.rows, K - first);
+  load_tile<kThreads, K>(keys.k, k_chunk.at(0, first), chunk.rows, K - first);
   load_tile<kThreads, K>(keys.G, Gk + row * K + first, int64{HV} * K, chunk.rows, K - first);
   copy_async_commit();
   copy_async_wait<0>();

@@ -20,6 +20,7 @@ Template stage() {
                  constant::V,           constant::VARLEN,       constant::SCALAR_GATE,
                  constant::QK_L2NORM,   constant::BETA_SIGMOID, constant::NEG_EIGVAL,
                  constant::KEEP_INVERSE};
+  t.strided = {"k", "v", "beta"};
   return t;
 }
 

@@ -33,8 +33,7 @@ WYVERN_BLOCK {
   float* factor = vector_at<kScratch.factor>(memory);
   float* key_scale = vector_at<kScratch.key_scale>(memory);
 
-  const DTYPE* chunk_keys = k + (chunk.token * H + head) * K;
-  load_tile(chunk_keys, int64{H} * K, rows, K, keys);
+  load_tile(rows_in(chunk, k, k_stride, head * K), rows, K, keys);
   transpose(keys, rows, K, keys_t);
   multiply<Layout::columns, Lower::c>(rows, rows, K, keys_t, keys_t, products);
   if constexpr (QK_L2NORM) load_column(k_rstd + chunk.token * H + head, H, rows, key_scale);
@@ -42,7 +41,7 @@ WYVERN_BLOCK {
   for (int64 hv = head * (HV / H); hv < (head + 1) * (HV / H); ++hv) {
     const int64 at = chunk.token * HV + hv;
     load_gates<SCALAR_GATE>(G + at, HV, rows, decay);
-    load_beta<BETA_SIGMOID, NEG_EIGVAL>(beta + at, HV, rows, rate);
+    load_beta<BETA_SIGMOID, NEG_EIGVAL>(rows_in(chunk, beta, beta_stride, hv), rows, rate);
     for (int r = 0; r < rows; r += kLanes) store(factor + r, -load(rate + r));
     if constexpr (QK_L2NORM) scale_column(factor, key_scale, rows);
     decay_lower<1, QK_L2NORM>(products, rows, decay, factor, key_scale, n);
@@ -50,7 +49,7 @@ WYVERN_BLOCK {
     if constexpr (KEEP_INVERSE) store_tile(inverse, rows, BT, Tinv + at * BT, int64{HV} * BT);
     for (int c = 0; c < V; c += BV) {
       const int columns = V - c < BV ? V - c : BV;
-      load_tile<true>(v + at * V + c, int64{HV} * V, rows, columns, values, rate);
+      load_tile<true>(rows_in(chunk, v, v_stride, hv * V + c), rows, columns, values, rate);
       multiply<Layout::rows, Lower::a>(rows, columns, rows, inverse, values, u_rows);
       store_tile(u_rows, rows, columns, u + at * V + c, int64{HV} * V);
     }

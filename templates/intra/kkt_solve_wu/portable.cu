@@ -15,7 +15,11 @@ WYVERN_KERNEL(kThreads, 0) {
   const Chunk chunk = locate_chunk<VARLEN, BT>(block_index() / HV, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
   const int64 row = chunk.token * HV + head;
-  const int64 row_k = chunk.token * H + head / (HV / H);
+  const int key = head / (HV / H);
+  const int64 row_k = chunk.token * H + key;
+  const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
+  const auto v_chunk = rows_in(chunk, v, v_stride, head * V);
+  const auto beta_chunk = rows_in(chunk, beta, beta_stride, head);
 
   unsigned char* const shared = shared_memory();
   const auto keys = tile_at<kLayout.keys>(shared);
@@ -27,17 +31,17 @@ WYVERN_KERNEL(kThreads, 0) {
   float* const rstd_tile = array_at<kLayout.k_rstd>(shared);
 
   const auto load_values = [&](int tile) {
-    load_tile<kThreads, V>(values, v + row * V + tile * BV, HV * V, chunk.rows, V - tile * BV);
+    load_tile<kThreads, V>(values, v_chunk.at(0, tile * BV), chunk.rows, V - tile * BV);
     copy_async_commit();
   };
-  load_tile<kThreads, K>(keys, k + row_k * K, H * K, chunk.rows, K);
+  load_tile<kThreads, K>(keys, k_chunk, chunk.rows, K);
   copy_async_commit();
   load_values(0);
   for (int r = thread_index(); r < BT; r += kThreads) {
     // Past the end beta is 0 and G goes on as it ended, so that A's rows are 0 there.
     const float G_r = SCALAR_GATE ? G[row + smaller(r, chunk.rows - 1) * HV] : 0.0f;
     const float beta_r =
-        r < chunk.rows ? activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta[row + r * HV]) : 0.0f;
+        r < chunk.rows ? activate_beta<BETA_SIGMOID, NEG_EIGVAL>(*beta_chunk.row(r)) : 0.0f;
     G_tile[r] = G_r;
     beta_tile[r] = beta_r;
     scale_w[r] = beta_r * decay(G_r);

@@ -20,11 +20,11 @@ WYVERN_BLOCK {
   float* key_scale = vector_at<kScratch.key_scale>(memory);
 
   load_tile(Tinv + at * BT, int64{HV} * BT, rows, BT, inverse);
-  load_beta<BETA_SIGMOID, NEG_EIGVAL>(beta + at, HV, rows, rate);
+  load_beta<BETA_SIGMOID, NEG_EIGVAL>(rows_in(chunk, beta, beta_stride, hv), rows, rate);
   load_gates<SCALAR_GATE>(G + at, HV, rows, decay);
   for (int c = 0; c < V; c += BV) {
     const int columns = V - c < BV ? V - c : BV;
-    load_tile<true>(v + at * V + c, int64{HV} * V, rows, columns, factor, rate);
+    load_tile<true>(rows_in(chunk, v, v_stride, hv * V + c), rows, columns, factor, rate);
     multiply<Layout::rows, Lower::a>(rows, columns, rows, inverse, factor, result);
     store_tile(result, rows, columns, u + at * V + c, int64{HV} * V);
   }
@@ -35,8 +35,7 @@ WYVERN_BLOCK {
   }
   for (int c = 0; c < K; c += BV) {
     const int columns = K - c < BV ? K - c : BV;
-    load_tile<true>(k + (chunk.token * H + head) * K + c, int64{H} * K, rows, columns, factor,
-                    rate);
+    load_tile<true>(rows_in(chunk, k, k_stride, head * K + c), rows, columns, factor, rate);
     multiply<Layout::rows, Lower::a>(rows, columns, rows, inverse, factor, result);
     store_tile(result, rows, columns, w + at * K + c, int64{HV} * K);
   }

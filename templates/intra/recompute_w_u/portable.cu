@@ -10,21 +10,21 @@ constexpr recompute_w_u::SharedLayout kLayout{Spec{}};
 /// Tinv diag(beta) x for one tile x, whose place is X, W's (where `Keys`) with exp(G) and the scale
 /// of keys on top: `from` and `to` point at its first element.
 template <bool Keys, TilePlace X, int Columns, class Out>
-WYVERN_DEVICE void apply_tile(const DTYPE* Tinv, const DTYPE* from, int64 from_stride,
-                              const BETA_DTYPE* beta, const float* G, const float* k_rstd, Out* to,
-                              int rows, int cols) {
+WYVERN_DEVICE void apply_tile(const DTYPE* Tinv, const TokenRows<const DTYPE>& from,
+                              const TokenRows<const BETA_DTYPE>& beta, const float* G,
+                              const float* k_rstd, Out* to, int rows, int cols) {
   unsigned char* const shared = shared_memory();
   const auto inverse = tile_at<kLayout.inverse>(shared);
   float* const scale = array_at<kLayout.scale>(shared);
   const auto x = tile_at<X>(shared);
   load_tile<kThreads, BT>(inverse, Tinv, HV * BT, rows, BT);
   copy_async_commit();
-  load_tile<kThreads, Columns>(x, from, from_stride, rows, cols);
+  load_tile<kThreads, Columns>(x, from, rows, cols);
   copy_async_commit();
   for (int r = thread_index(); r < BT; r += kThreads) {
     float factor = 0.0f;
     if (r < rows) {
-      factor = activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta[r * HV]);
+      factor = activate_beta<BETA_SIGMOID, NEG_EIGVAL>(*beta.row(r));
       if constexpr (Keys && SCALAR_GATE) factor *= decay(G[r * HV]);
       if constexpr (Keys && QK_L2NORM) factor *= k_rstd[r * H];
     }
@@ -47,15 +47,18 @@ WYVERN_KERNEL(kThreads, 0) {
   const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
   const int64 row = chunk.token * HV + head;
-  const int64 row_k = chunk.token * H + head / (HV / H);
+  const int key = head / (HV / H);
+  const int64 row_k = chunk.token * H + key;
+  const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
+  const auto v_chunk = rows_in(chunk, v, v_stride, head * V);
+  const auto beta_chunk = rows_in(chunk, beta, beta_stride, head);
   if (tile < kTilesW) {
     const int col = tile * BK;
-    const DTYPE* const from = k + row_k * K + col;
-    apply_tile<true, kLayout.keys, K>(Tinv + row * BT, from, H * K, beta + row, G + row,
+    apply_tile<true, kLayout.keys, K>(Tinv + row * BT, k_chunk.at(0, col), beta_chunk, G + row,
                                       k_rstd + row_k, w + row * K + col, chunk.rows, K - col);
   } else {
     const int col = (tile - kTilesW) * BV;
-    apply_tile<false, kLayout.values, V>(Tinv + row * BT, v + row * V + col, HV * V, beta + row,
-                                         nullptr, nullptr, u + row * V + col, chunk.rows, V - col);
+    apply_tile<false, kLayout.values, V>(Tinv + row * BT, v_chunk.at(0, col), beta_chunk, nullptr,
+                                         nullptr, u + row * V + col, chunk.rows, V - col);
   }
 }

@@ -20,6 +20,7 @@ Template stage() {
                  constant::HV,          constant::K,          constant::VARLEN,
                  constant::SCALAR_GATE, constant::QK_L2NORM,  constant::BETA_SIGMOID,
                  constant::NEG_EIGVAL};
+  t.strided = {"k", "beta"};
   return t;
 }
 

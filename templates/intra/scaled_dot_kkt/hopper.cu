@@ -42,13 +42,15 @@ WYVERN_KERNEL(kThreads, 0) {
 
 #pragma unroll 1
   for (int member = 0; member < kGroup; ++member) {
-    const int64 row = chunk.token * HV + head * kGroup + member;
+    const int value_head = head * kGroup + member;
+    const int64 row = chunk.token * HV + value_head;
+    const auto beta_chunk = rows_in(chunk, beta, beta_stride, value_head);
     if (member > 0) sync_block();
     load_gates<SCALAR_GATE, kThreads, BT>(G_tile, G + row, HV, chunk.rows);
     copy_async_commit();
     for (int r = thread_index(); r < BT; r += kThreads)
       beta_tile[r] =
-          r < chunk.rows ? activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta[row + r * HV]) : 0.0f;
+          r < chunk.rows ? activate_beta<BETA_SIGMOID, NEG_EIGVAL>(*beta_chunk.row(r)) : 0.0f;
     copy_async_wait<0>();
     sync_block();
 

@@ -12,6 +12,9 @@ WYVERN_KERNEL(kThreads, 0) {
   const Chunk chunk = locate_chunk<VARLEN, BT>(block_index() / HV, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
   const int64 row = chunk.token * HV + head;
+  const int key = head / (HV / H);
+  const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
+  const auto beta_chunk = rows_in(chunk, beta, beta_stride, head);
 
   unsigned char* const shared = shared_memory();
   const auto keys = [&](int tile) {
@@ -23,19 +26,18 @@ WYVERN_KERNEL(kThreads, 0) {
   float* const beta_tile = array_at<kLayout.beta>(shared);
   float* const rstd_tile = array_at<kLayout.k_rstd>(shared);
 
-  const DTYPE* const k_chunk = k + (chunk.token * H + head / (HV / H)) * K;
   const auto load = [&](int tile) {
     if (tile < kTiles)
-      load_tile<kThreads, K>(keys(tile), k_chunk + tile * BK, H * K, chunk.rows, K - tile * BK);
+      load_tile<kThreads, K>(keys(tile), k_chunk.at(0, tile * BK), chunk.rows, K - tile * BK);
     copy_async_commit();
   };
   load_gates<SCALAR_GATE, kThreads, BT>(G_tile, G + row, HV, chunk.rows);
   if constexpr (QK_L2NORM)
-    load_column<kThreads, BT>(rstd_tile, k_rstd + chunk.token * H + head / (HV / H), H, chunk.rows);
+    load_column<kThreads, BT>(rstd_tile, k_rstd + chunk.token * H + key, H, chunk.rows);
   for (int i = 0; i < num_stages; ++i) load(i);
   for (int r = thread_index(); r < BT; r += kThreads)
     beta_tile[r] =
-        r < chunk.rows ? activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta[row + r * HV]) : 0.0f;
+        r < chunk.rows ? activate_beta<BETA_SIGMOID, NEG_EIGVAL>(*beta_chunk.row(r)) : 0.0f;
 
   Strips<BT, num_warps> gram;
   for (int tile = 0; tile < kTiles; ++tile) {

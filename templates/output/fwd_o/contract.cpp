@@ -16,6 +16,7 @@ Template stage() {
   t.covers = {stages::fwd_o};
   t.constants = {constant::DTYPE, constant::H,      constant::HV,          constant::K,
                  constant::V,     constant::VARLEN, constant::SCALAR_GATE, constant::QK_L2NORM};
+  t.strided = {"q", "k"};
   return t;
 }
 

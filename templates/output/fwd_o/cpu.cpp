@@ -23,9 +23,8 @@ WYVERN_BLOCK {
   float* query_scale = vector_at<kScratch.query_scale>(memory);
   float* key_scale = vector_at<kScratch.key_scale>(memory);
 
-  const int64 key_at = (chunk.token * H + head) * K;
-  load_tile(q + key_at, int64{H} * K, rows, K, queries);
-  transpose(k + key_at, int64{H} * K, rows, K, keys);
+  load_tile(rows_in(chunk, q, q_stride, head * K), rows, K, queries);
+  transpose(rows_in(chunk, k, k_stride, head * K).first, k_stride, rows, K, keys);
   multiply<Layout::rows, Lower::c>(rows, rows, K, queries, keys, products);
   fill_column(query_scale, 1.0F, rows);
   if constexpr (QK_L2NORM) {

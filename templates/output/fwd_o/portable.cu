@@ -99,7 +99,10 @@ WYVERN_KERNEL(kThreads, 0) {
   const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
   const int64 row = chunk.token * HV + head;
-  const int64 row_k = chunk.token * H + head / (HV / H);
+  const int key = head / (HV / H);
+  const int64 row_k = chunk.token * H + key;
+  const auto q_chunk = rows_in(chunk, q, q_stride, key * K);
+  const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
   const DTYPE* const h_chunk = h + (int64{slot} * HV + head) * K * V + first_v;
 
   unsigned char* const shared = shared_memory();
@@ -111,8 +114,8 @@ WYVERN_KERNEL(kThreads, 0) {
     if (tile < kTilesK) {
       const Buffer buffer(tile);
       const int cols = rest_from<K, BK>(tile * BK);
-      load_tile<kThreads, K>(buffer.q, q + row_k * K + tile * BK, H * K, chunk.rows, cols);
-      load_tile<kThreads, K>(buffer.k, k + row_k * K + tile * BK, H * K, chunk.rows, cols);
+      load_tile<kThreads, K>(buffer.q, q_chunk.at(0, tile * BK), chunk.rows, cols);
+      load_tile<kThreads, K>(buffer.k, k_chunk.at(0, tile * BK), chunk.rows, cols);
       load_tile<kThreads, V>(buffer.h, h_chunk + int64{tile} * BK * V, V, cols,
                              rest_from<V, BV>(first_v));
     }

@@ -7,7 +7,7 @@ WYVERN_BLOCK {
   const int64 end = first + ROWS < total ? first + ROWS : total;
   for (int64 row = first; row < end; ++row) {
     Row<K> in, gradient;
-    in.add(x + row * K);
+    in.add(x + row / H * x_stride + row % H * K);
     for (int i = 0; i < HV / H; ++i) gradient.add(dy_heads + (row * (HV / H) + i) * K);
     l2norm_gradient(in, rstd[row], gradient);
     gradient.store_to(dx + row * K);

@@ -7,7 +7,7 @@ WYVERN_BLOCK {
   const int64 first = block[0] * ROWS;
   const int64 end = first + ROWS < total ? first + ROWS : total;
   for (int64 row = first; row < end; ++row) {
-    const DTYPE* from = x + row * K;
+    const DTYPE* from = x + row / H * x_stride + row % H * K;
     DTYPE* to = y + row * K;
     f32 squares{};
     for (int c = 0; c < kWhole; c += kLanes) {

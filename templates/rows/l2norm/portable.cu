@@ -12,13 +12,14 @@ WYVERN_KERNEL(kThreads, 0) {
   const int64 row = int64{block_index()} * (kThreads / kLanes) + thread_index() / kLanes;
   const bool active = row < e.B * e.T * H;
   const int lane = thread_index() % kLanes;
+  const DTYPE* const from = row_of_head<H, K>(x, x_stride, row);
   Vector<DTYPE, kVector> in[kPerLane] = {};
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int vector = i * kLanes + lane;
     if (!active || vector >= kPerRow) continue;
-    in[i] = *reinterpret_cast<const Vector<DTYPE, kVector>*>(x + row * K + vector * kVector);
+    in[i] = load<kVector>(from + vector * kVector);
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
       const float value = to_float(in[i].at[j]);

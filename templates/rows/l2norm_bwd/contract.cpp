@@ -11,6 +11,7 @@ Template stage() {
   t.name = "l2norm_bwd";
   t.covers = {stages::l2norm_bwd};
   t.constants = {constant::DTYPE, constant::H, constant::K};
+  t.strided = {"x"};
   return t;
 }
 

@@ -8,7 +8,7 @@ WYVERN_KERNEL(kThreads, 0) {
   const int64 row = int64{block_index()} * (kThreads / kLanes) + thread_index() / kLanes;
   const bool active = row < e.B * e.T * H;
   RowPart<DTYPE, K> in, gradient;
-  in.add(x + row * K, active);
+  in.add(row_of_head<H, K>(x, x_stride, row), active);
   gradient.add(dy + row * K, active);
   l2norm_gradient(in, active ? rstd[row] : 0.0f, gradient);
   gradient.store(dx + row * K, active);

@@ -11,11 +11,12 @@ WYVERN_KERNEL(kThreads, 0) {
   const int64 row = int64{block_index()} * (kThreads / kLanes) + thread_index() / kLanes;
   const bool active = row < e.B * e.T * H;
   const int lane = thread_index() % kLanes;
+  const DTYPE* const from = row_of_head<H, K>(x, x_stride, row);
   float sum = 0.0f;
 #pragma unroll
   for (int first = 0; first < kPerRow; first += kLanes) {
     if (!active || first + lane >= kPerRow) continue;
-    const auto in = load<kVector>(x + row * K + (first + lane) * kVector);
+    const auto in = load<kVector>(from + (first + lane) * kVector);
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
       const float value = to_float(in.at[j]);

@@ -13,6 +13,7 @@ Template stage() {
   t.constants =
       scan::joined(reverse_scan::kConstants,
                    {constant::INITIAL_STATE, constant::FINAL_STATE, constant::STATE_V_FIRST});
+  t.strided = {"q", "k", "do"};
   return t;
 }
 

@@ -10,16 +10,17 @@ WYVERN_KERNEL(Scan::kThreads, 0) {
   const Sequence place = locate_sequence<VARLEN, BT>(sequence, e, seq_offsets, chunk_offsets);
   const int64 state_start = (int64{sequence} * HV + head) * K * V;
   const int first_v = tile_v + Scan::warp_column();
+  const auto queries = Scan::key_rows(q, q_stride, qg), keys = Scan::key_rows(k, k_stride, kg);
+  const TokenRows<const DTYPE> gradients{dO, dO_stride};
   Scan::State state;
-  scan_and_store<Scan>(shared_memory(), state,
-                       Scan::Inputs{VECTOR_GATE ? qg : q, VECTOR_GATE ? kg : k, w, dO, dv_local, G,
-                                    Gk, q_rstd, k_rstd, e.scale},
-                       Walk{place.token, place.tokens, head}, place.slot, tile_v, dh, du, [&] {
-                         if constexpr (FINAL_STATE)
-                           visit_state<STATE_V_FIRST, K, V>(
-                               state, first_v,
-                               [&](int64 offset, float& x) { x = dht[state_start + offset]; });
-                       });
+  scan_and_store<Scan>(
+      shared_memory(), state,
+      Scan::Inputs{queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd, e.scale},
+      Walk{place.token, place.tokens, head}, place.slot, tile_v, dh, du, [&] {
+        if constexpr (FINAL_STATE)
+          visit_state<STATE_V_FIRST, K, V>(
+              state, first_v, [&](int64 offset, float& x) { x = dht[state_start + offset]; });
+      });
   if constexpr (INITIAL_STATE)
     visit_state<STATE_V_FIRST, K, V>(
         state, first_v, [&](int64 offset, float& x) { dinitial_state[state_start + offset] = x; });

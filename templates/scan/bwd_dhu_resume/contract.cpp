@@ -11,6 +11,7 @@ Template stage() {
   t.covers = {stages::bwd_dhu};
   t.constants =
       scan::joined(reverse_scan::kConstants, {constant::INITIAL_STATE, constant::STATE_V_FIRST});
+  t.strided = {"q", "k", "do"};
   return t;
 }
 

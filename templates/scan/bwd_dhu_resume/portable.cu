@@ -14,16 +14,17 @@ WYVERN_KERNEL(Scan::kThreads, 0) {
   int64 first_chunk = int64{segment.sequence} * ceil_div(static_cast<int>(e.T), BT);
   if constexpr (VARLEN) first_chunk = chunk_offsets[segment.sequence];
   const float* const leaving = segment_dstate + (int64{slot} * HV + head) * K * V;
+  const auto queries = Scan::key_rows(q, q_stride, qg), keys = Scan::key_rows(k, k_stride, kg);
+  const TokenRows<const DTYPE> gradients{dO, dO_stride};
   Scan::State state;
-  scan_and_store<Scan>(shared_memory(), state,
-                       Scan::Inputs{VECTOR_GATE ? qg : q, VECTOR_GATE ? kg : k, w, dO, dv_local, G,
-                                    Gk, q_rstd, k_rstd, e.scale},
-                       Walk{segment.token, segment.tokens, head}, first_chunk + segment.index * SEG,
-                       tile_v, dh, du, [&] {
-                         Scan::for_each_element(state, tile_v, V, [&](int row, int v, float& x) {
-                           x = leaving[row * V + v];
-                         });
-                       });
+  scan_and_store<Scan>(
+      shared_memory(), state,
+      Scan::Inputs{queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd, e.scale},
+      Walk{segment.token, segment.tokens, head}, first_chunk + segment.index * SEG, tile_v, dh, du,
+      [&] {
+        Scan::for_each_element(state, tile_v, V,
+                               [&](int row, int v, float& x) { x = leaving[row * V + v]; });
+      });
   if constexpr (INITIAL_STATE) {
     if (segment.index != 0) return;
     const int64 state_start = (int64{segment.sequence} * HV + head) * K * V;

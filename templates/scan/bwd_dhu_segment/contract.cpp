@@ -10,6 +10,7 @@ Template stage() {
   t.name = "bwd_dhu_segment";
   t.covers = {stages::bwd_dhu_segment};
   t.constants = reverse_scan::kConstants;
+  t.strided = {"q", "k", "do"};
   return t;
 }
 

@@ -17,10 +17,12 @@ WYVERN_KERNEL(Scan::kThreads, 0) {
   if (!segment.used || segment.index == 0) return;
   const bool finds_dM = tile < kTilesK;
   const int first = (finds_dM ? tile : tile - kTilesK) * BV;
+  const auto queries = Scan::key_rows(q, q_stride, qg), keys = Scan::key_rows(k, k_stride, kg);
+  const TokenRows<const DTYPE> gradients{dO, dO_stride};
   Scan::State state;
   Scan::scan_chunks(
       shared_memory(), state,
-      {VECTOR_GATE ? qg : q, VECTOR_GATE ? kg : k, w, dO, dv_local, G, Gk, q_rstd, k_rstd, e.scale},
+      {queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd, e.scale},
       Walk{segment.token, segment.tokens, head}, StateColumns{first, !finds_dM},
       [&] {
         if (finds_dM)

@@ -13,6 +13,7 @@ Template stage() {
   t.constants = scan::joined(scan::kConstants,
                              {constant::STATE_DTYPE, constant::INITIAL_STATE, constant::FINAL_STATE,
                               constant::STATE_V_FIRST, constant::KEEP_STATES});
+  t.strided = {"k"};
   return t;
 }
 

@@ -7,7 +7,7 @@ using State = CallerState<Spec>;
 constexpr ForwardScanLayout<Spec> kScratch{Spec{}};
 
 WYVERN_BLOCK {
-  const Scan::Inputs tensors{VECTOR_GATE ? kg : k, w, u, G, Gk, k_rstd};
+  const Scan::Inputs tensors{Scan::key_rows(k, k_stride, kg), w, u, G, Gk, k_rstd};
   const int first_column = static_cast<int>(block[0]) * BV;
   const int columns = V - first_column < BV ? V - first_column : BV;
   const int64 hv = block[1], n = block[2];

@@ -13,8 +13,8 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
   const int first_v = tile_v + Scan::warp_column();
   Scan::State state;
   scan_and_store<Scan>(
-      shared_memory(), state, Scan::Inputs{VECTOR_GATE ? kg : k, w, u, G, Gk, k_rstd}, walk,
-      place.slot, tile_v, h, v_new, [&] {
+      shared_memory(), state, Scan::Inputs{Scan::key_rows(k, k_stride, kg), w, u, G, Gk, k_rstd},
+      walk, place.slot, tile_v, h, v_new, [&] {
         if constexpr (INITIAL_STATE)
           visit_state<STATE_V_FIRST, K, V>(state, first_v, [&](int64 offset, float& x) {
             x = to_float(initial_state[state_start + offset]);

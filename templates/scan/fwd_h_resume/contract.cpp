@@ -11,6 +11,7 @@ Template stage() {
   t.covers = {stages::fwd_h};
   t.constants = scan::joined(
       scan::kConstants, {constant::FINAL_STATE, constant::STATE_V_FIRST, constant::KEEP_STATES});
+  t.strided = {"k"};
   return t;
 }
 

@@ -15,7 +15,7 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
   const float* const entering = segment_state + (int64{slot} * HV + head) * K * V;
   Scan::State state;
   scan_and_store<Scan>(
-      shared_memory(), state, Scan::Inputs{VECTOR_GATE ? kg : k, w, u, G, Gk, k_rstd},
+      shared_memory(), state, Scan::Inputs{Scan::key_rows(k, k_stride, kg), w, u, G, Gk, k_rstd},
       Walk{segment.token, segment.tokens, head}, first_chunk + segment.index * SEG, tile_v, h,
       v_new, [&] {
         Scan::for_each_element(state, tile_v, V,

@@ -10,6 +10,7 @@ Template stage() {
   t.name = "fwd_h_segment";
   t.covers = {stages::fwd_h_segment};
   t.constants = scan::kConstants;
+  t.strided = {"k"};
   return t;
 }
 

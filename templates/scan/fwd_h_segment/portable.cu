@@ -18,7 +18,7 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
   const int first = (finds_M ? tile : tile - kTilesK) * BV;
   Scan::State state;
   Scan::scan_chunks(
-      shared_memory(), state, {VECTOR_GATE ? kg : k, w, u, G, Gk, k_rstd},
+      shared_memory(), state, {Scan::key_rows(k, k_stride, kg), w, u, G, Gk, k_rstd},
       Walk{segment.token, segment.tokens, head}, StateColumns{first, !finds_M},
       [&] {
         if (finds_M)

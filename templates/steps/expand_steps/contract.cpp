@@ -10,6 +10,7 @@ Template stage() {
   t.name = "expand_steps";
   t.covers = {stages::expand_steps};
   t.constants = steps::kRowConstants;
+  t.strided = {"x"};
   return t;
 }
 

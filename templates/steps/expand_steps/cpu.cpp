@@ -8,7 +8,7 @@ WYVERN_BLOCK {
   const int64 first = block[0] * ROWS, total = e.B * e.T;
   const int64 end = first + ROWS < total ? first + ROWS : total;
   for (int64 row = first * STEPS; row < end * STEPS; ++row) {
-    const DTYPE* from = x + row / STEPS * kRow;
+    const DTYPE* from = x + row / STEPS * x_stride;
     DTYPE* to = x_steps + row * kRow;
     const bool moved = row % STEPS == kStep;
     int c = 0;

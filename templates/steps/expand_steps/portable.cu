@@ -13,6 +13,6 @@ WYVERN_KERNEL(kThreads, 0) {
   if (row >= e.B * e.T * STEPS) return;
   Vector<DTYPE, kVector> moved = {};
   if (row % STEPS == kStep)
-    moved = load<kVector>(x + (row / STEPS * kPerRow + i % kPerRow) * kVector);
+    moved = load<kVector>(x + row / STEPS * x_stride + i % kPerRow * kVector);
   store_vector(x_steps + i * kVector, moved);
 }

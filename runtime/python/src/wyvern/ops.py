@@ -11,10 +11,9 @@ checkpointing and, once called with the same shapes before, in CUDA graphs. They
 stream, take all memory from PyTorch and wait for nothing.
 
 q, k, v, gates and rates may be slices of one projection (``qkv[..., :H * K].unflatten(-1, (H, K))``): rows
-of tokens, each contiguous, that lie a multiple of 16 bytes apart are read where they are by the recurrent
-functions and, on Hopper, by forward passes that are one kernel (float16 and bfloat16, head dimensions 64,
-128 and, but for kda, 256 of keys and multiples of 64 of values, no ``allow_neg_eigval``). What else is not
-contiguous, or does not start at a multiple of 16 bytes, is copied first.
+of tokens, each contiguous, that lie a multiple of 16 bytes apart are read where they are, in the forward
+and the backward pass, as is the gradient of the output. What else is not contiguous, or does not start at a
+multiple of 16 bytes, is copied first, in either pass.
 
 Wrong arguments raise TypeError or ValueError naming the argument; a GPU, NVRTC or the CPU's compiler that
 is missing raises RuntimeError saying what to do, when an operator is called.
