@@ -583,8 +583,8 @@ TEST(KernelHopper, WholeForwardPassOfAGateAChannelSpillsAtMostTwoRegisters) {
       }
 }
 
-/// The same of the kernels that walk from segment to segment: the one without queries keeps less.
-TEST(KernelHopper, PassesOverSegmentsSpillAtMostTwoRegisters) {
+/// The kernels that walk from segment to segment spill none.
+TEST(KernelHopper, PassesOverSegmentsSpillNothing) {
   if (const std::string missing = compiler_problem(DeviceKind::cuda); !missing.empty())
     GTEST_SKIP() << missing;
   for (const std::int64_t width : {64, 128})
@@ -602,7 +602,7 @@ TEST(KernelHopper, PassesOverSegmentsSpillAtMostTwoRegisters) {
                                                   {"num_stages", std::int64_t{9}},
                                                   {"SEG", std::int64_t{8}}},
                                            cuda_target("sm_90a")});
-        EXPECT_LE(artifact.resources.spill_bytes, all ? 8 : 0) << id << ' ' << width;
+        EXPECT_EQ(artifact.resources.spill_bytes, 0) << id << ' ' << width << ' ' << all;
       }
 }
 
@@ -668,8 +668,10 @@ TEST(KernelHopper, SegmentsForgetOnlyWhatIsProved) {
     const std::int64_t head = i / kSize % kHeads;
     const double x = normal(engine);
     const double alike[] = {0.02, 0.035, 0.045, 0.1};
-    g.set(i,
-          head < 4 ? -alike[head] * (1 + 0.01 * x) : -5 / (1 + std::exp(4 * x + (head - 4) * 12)));
+    if (head < 4)
+      g.set(i, -alike[head] * (1 + 0.01 * x));
+    else
+      g.set(i, -5 / (1 + std::exp(4 * x + (head == 4 ? 0 : 12))));
   }
   const Config config{{"BT", std::int64_t{64}},
                       {"BV", std::int64_t{64}},
@@ -682,10 +684,11 @@ TEST(KernelHopper, SegmentsForgetOnlyWhatIsProved) {
   for (std::int64_t head = 0; head < kHeads; ++head) {
     const auto first = M.begin() + head * kSize * kSize;
     left_out.push_back(std::all_of(first, first + kSize * kSize, [](double x) { return x == 0; }));
-    if (left_out.back())
+    if (left_out.back()) {
       EXPECT_LE(spectral_norm(&expected.at("share_M")[head * kSize * kSize], kSize),
                 std::ldexp(1.0, -30))
           << head;
+    }
   }
   EXPECT_EQ(left_out, (std::vector<bool>{false, false, true, true, true, false}));
 }

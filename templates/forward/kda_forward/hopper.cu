@@ -4,6 +4,37 @@ constexpr bool kQueries = true;
 
 #include "forward/kda_forward/walk.cuh"
 
+/// log2 of a bound on how much longer a state can be after token `t` of a head than before it: the
+/// spectral norm of (I - beta k k^T) diag(exp(g)) is at most max(exp(g)) max(1, |1 - beta |k|^2|).
+/// In all lanes of a warp.
+WYVERN_DEVICE float stretch(const Block& b, int64 t, const GateForm& form,
+                            const TokenRows<const G_DTYPE>& g,
+                            const TokenRows<const BETA_DTYPE>& beta,
+                            const TokenRows<const DTYPE>& k) {
+  const float rate = activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta.row(t)[b.head]);
+  const G_DTYPE* const gates = g.row(t) + b.head * K;
+  const DTYPE* const keys = k.row(t) + b.head / (HV / H) * K;
+  const float* const bias = array_at<kLayout.bias>(b.shared);
+  float most = bits_float(0xFF800000U);  // -inf
+  float square = 0.0f;
+#pragma unroll
+  for (int channel = 0; channel < K; channel += 32) {
+    const int i = channel + lane_index();
+    most = maximum(most, form(to_float(gates[i]), bias[i]));
+    const float x = to_float(keys[i]);
+    square = fused_multiply_add(x, x, square);
+  }
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) {
+    most = maximum(most, shuffle_xor(most, mask));
+    square += shuffle_xor(square, mask);
+  }
+  if constexpr (QK_L2NORM) square = 1.0f;  // at most, and the bound grows with it
+  const float kept = 1.0f - rate * square;
+  const float grown = maximum(kept, -kept) - 1.0f;
+  return most + (grown > 0.0f ? log_one_plus(grown) * kLog2E : 0.0f);
+}
+
 WYVERN_KERNEL(kThreads, 1) {
   Block b;
   b.shared = sm90::swizzled_memory();
@@ -23,13 +54,16 @@ WYVERN_KERNEL(kThreads, 1) {
   const int chains = kTilesV * HV * sequences;
   const int shares = block_count() / chains;
   const int share = shares - 1 - block_index() / chains;
-  // Where older states count after all that a block looks at, it starts with the sequence.
   static_cast<SharedWalk&>(b) = share_out<kChunk>(sequence, share, shares, [&](int first) {
-    constexpr int kMost = 4096;
-    const int fading =
-        fading_tokens(b, sequence.token + int64{first} * kChunk, smaller(first * kChunk, kMost),
-                      b.factors<kLayout.decay>(0), form, {g, g_stride}, beta_rows, {k, k_stride});
-    return fading > 0 ? fading / kChunk : first;
+    return warm_up<kChunk, kThreads, kRows>(first, b.factors<kLayout.decay>(0), [&](int last) {
+      float sum = 0.0f;
+#pragma unroll 1
+      for (int i = 0; i < kRows; ++i)
+        if (last - i >= 0)
+          sum +=
+              stretch(b, sequence.token + last - i, form, {g, g_stride}, beta_rows, {k, k_stride});
+      return lane_index() == 0 ? sum : 0.0f;
+    });
   });
   if (b.chunks == 0 && !b.to_end) return;
   begin_block(b);

@@ -15,6 +15,9 @@ WYVERN_KERNEL(kThreads, 1) {
   b.head = block_index() / kTilesV % HV;
   b.token = segment.token;
   b.tokens = segment.tokens;
+  // No slice is in front of what the block writes. Were that known, the walk's loop would be one
+  // piece of code, in which ptxas runs out of registers and has products wait for each other.
+  b.warm = sm90::opaque(0);
   const GateForm form(e, HAS_A_LOG ? A_log[b.head] : 0.0f);
   bring_bias(b, form, dt_bias);
   const TokenRows<const BETA_DTYPE> beta_rows{beta, beta_stride};
@@ -32,9 +35,11 @@ WYVERN_KERNEL(kThreads, 1) {
     StateWalk walk{b, (warp - 1 - kHelpers) / 4 * kColumns, {}, {}, {}, {}, {}};
     const int column = b.tile * BV + walk.column;
     const int64 entering = (int64{slot} * HV + b.head) * K * V;
-    sm90::visit_state<V, false>(
-        walk.state, column,
-        [from = segment_state + entering](int offset, float& x) { x = from[offset]; });
+    // Always so; in a branch of its own the load takes no registers from what comes after it.
+    if (segment.index >= 0)
+      sm90::visit_state<V, false>(
+          walk.state, column,
+          [from = segment_state + entering](int offset, float& x) { x = from[offset]; });
     if (b.tokens > 0) walk_state(walk, {o, o_stride});
     if constexpr (FINAL_STATE) {
       const int64 leaving = (int64{segment.sequence} * HV + b.head) * K * V;

@@ -5,7 +5,7 @@
 constexpr bool kQueries = false;
 
 #include "device/cuda/segment.cuh"
-#include "forward/kda_forward/walk.cuh"
+#include "forward/kda_forward/fading.cuh"
 
 constexpr int kTilesK = K / BV;
 
