@@ -8,7 +8,7 @@ namespace wyvern::stages {
 
 // clang-format off
 inline constexpr StageDefinition kda_segment{
-    "kda_segment", "What each segment but a sequence's last does to a state, from what is given; M may be 0 below 2^-30.",
+    "kda_segment", "As fwd_h_segment, from what is given; M may be 0 below 2^-30.",
     {tensor::k,
      tensor::v,
      tensor::beta,
@@ -20,7 +20,7 @@ inline constexpr StageDefinition kda_segment{
      {"share_R", Access::out, DType::fp32, {extent::NS, constant::HV, constant::K, constant::V}}}};
 
 inline constexpr StageDefinition kda_resume{
-    "kda_resume", "The states from which a whole forward pass, which comes next, walks through segments.",
+    "kda_resume", "The states that enter segments, for the whole pass that comes next.",
     {tensor::segment_state}};
 // clang-format on
 
