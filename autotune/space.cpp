@@ -98,12 +98,14 @@ class Builder {
     }
   }
 
-  /// A layer splits the scans that start at `split` and no other: no plan is in two layers.
+  /// A layer splits the scans that start at `split` and no other: no plan is in two layers. What
+  /// splits a scan begins with it or behind it; a detour, which is in front of all, does the first.
   bool belongs(const Template& t, std::size_t first, std::size_t last,
                const std::set<std::size_t>& split) const {
     if (t.tunable("SEG") == nullptr) return split.lower_bound(first) == split.lower_bound(last);
     const auto after = std::upper_bound(scans_.begin(), scans_.end(), first);
-    return after != scans_.begin() && split.contains(*std::prev(after));
+    if (scans_.empty()) return false;
+    return split.contains(after == scans_.begin() ? scans_.front() : *std::prev(after));
   }
 
   /// The group's index, made on its first use; nothing when the template has no legal config with

@@ -1,6 +1,7 @@
 // Spaces of the templates of the build, on architectures that need not be here.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 
 #include "autotune/neighbourhood.hpp"
@@ -55,6 +56,31 @@ std::size_t reachable(const Group& group, const Neighbourhood& steps) {
       if (reached.insert(next).second) frontier.push_back(next);
   }
   return reached.size();
+}
+
+/// Of plans that take a detour and of those that do not, each by its own way through the uses.
+TEST(Space, HasThePlansOfADetour) {
+  Target target = cuda_target("sm_90a");
+  target.limits.multiprocessors = 132;
+  Problem p;
+  p.op = "kda";
+  p.T = 32768, p.H = p.HV = 8, p.K = p.V = 128;
+  for (const bool packed : {false, true}) {
+    p.packed = packed;
+    const SearchSpace space = build_space(p, target);
+    EXPECT_EQ(space.default_plan.size(), packed ? 4U : 3U);
+    EXPECT_TRUE(candidates_of(space, space.default_plan).has_value()) << packed;
+    for (const Group& group : space.groups) {
+      ASSERT_LT(group.step, group.context.size());
+      const bool detours = std::ranges::any_of(group.context, [&](std::size_t index) {
+        return space.groups[index].template_id == "kda_segment.hopper";
+      });
+      const bool resumes = std::ranges::any_of(group.context, [&](std::size_t index) {
+        return space.groups[index].template_id == "kda_resume.hopper";
+      });
+      EXPECT_EQ(detours, resumes) << group.template_id;
+    }
+  }
 }
 
 TEST(Space, EveryLegalConfigCanBeReachedFromTheDefault) {

@@ -7,6 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cmath>
+#include <initializer_list>
 
 #include "runtime/devices/device_impl.hpp"
 #include "runtime/operators/operator.hpp"
@@ -69,33 +71,76 @@ std::optional<Plan> shortest_plan(const Problem& problem, std::span<const StageU
   return plan;
 }
 
+/// What split scans cost, in chunks of one block with 64 columns of the state. Kernels are added,
+/// and the estimate is rough: only a clear gain counts.
+struct SplitCost {
+  double wide;     ///< a chunk of a block with 128 columns, which those beyond one a multiprocessor
+                   ///< have; 0: none has
+  double combine;  ///< of a state past a segment
+  double added;    ///< whatever the number of segments
+  double clear;    ///< share of the whole scan's time that is a clear gain
+};
+
+/// On one H200, 2026-11-21, an estimate of 0.43 brought a forward pass from 0.349 to 0.204 ms, one
+/// of 0.38 another from 1.458 to 0.833, and one of 0.74 nothing (0.130 and 0.134).
+constexpr SplitCost kSplitScans{0, 1, 0, 0.6};
+/// Whole passes that walk from segment to segment. There a chunk takes 4.1 us in a block with 64
+/// columns and 5.1 in one with 128.
+constexpr SplitCost kSplitPasses{1.25, 0.6, 3, 0.85};
+
+/// What the default plan with split scans costs: that of the passes where one kernel walks through
+/// segments from what is given.
+const SplitCost& split_cost(const Problem& problem, std::span<const StageUse> uses,
+                            const Target& target, std::int64_t BT) {
+  const std::vector<std::int64_t> lengths = segment_lengths(target.device);
+  const auto plan = lengths.empty() ? std::optional<Plan>()
+                                    : shortest_plan(problem, uses, target, {BT, lengths.front()});
+  const bool passes = plan && std::ranges::any_of(*plan, [](const PlanStep& step) {
+                        const Template& t = *find_template(step.template_id);
+                        return t.needs.wgmma && t.tunable("SEG") != nullptr;
+                      });
+  return passes ? kSplitPasses : kSplitScans;
+}
+
 /// Chunks a segment for the default plan, 0: better not split. The unit of time is a chunk in one
 /// block of a scan: as long as every block has a multiprocessor to itself all walk side by side,
 /// and blocks beyond that take turns, as times of forward passes of 8 to 256 chains on an H200 have
 /// it (2026-11-21; D = 128). A split scan walks its chunks twice, first for what segments do to a
-/// state, M (K columns) and R (V columns), then from the states that combine carried past them,
-/// about a chunk's time each.
-std::int64_t default_segment(const Problem& problem, const Target& target, std::int64_t BT) {
+/// state, M (K columns) and R (V columns), then from the states that combine carried past them.
+std::int64_t default_segment(const Problem& problem, std::span<const StageUse> uses,
+                             const Target& target, std::int64_t BT) {
   if (target.limits.multiprocessors == 0 || problem.pass == Pass::recurrent || problem.N == 0)
     return 0;
-  constexpr std::int64_t kColumns = 64;  // of the state in a block, as the scans' defaults have it
-  const auto tiles = [](std::int64_t columns) { return (columns + kColumns - 1) / kColumns; };
+  const SplitCost& cost = split_cost(problem, uses, target, BT);
+  const auto tiles = [](std::int64_t columns, std::int64_t width) {
+    return (columns + width - 1) / width;
+  };
   const auto turns = [&](std::int64_t blocks) {
     return std::max(1.0, static_cast<double>(blocks) / target.limits.multiprocessors);
   };
+  // A chunk in each of so many walks: with states of K or V columns, or of both.
+  const auto chunk_of = [&](std::int64_t walks, std::initializer_list<std::int64_t> columns) {
+    std::int64_t narrow = 0, wide = 0;
+    for (const std::int64_t width : columns) {
+      narrow += walks * tiles(width, 64);
+      wide += walks * tiles(width, 128);
+    }
+    const bool widens = cost.wide > 0 && narrow > target.limits.multiprocessors;
+    return widens ? cost.wide * std::ceil(turns(wide)) : turns(narrow);
+  };
   const std::int64_t chains = problem.N * problem.HV;
   const std::int64_t chunks = problem.B * problem.T * problem.num_householder / problem.N / BT;
-  // Kernels are added, and the estimate is rough: only a clear gain counts. On one H200,
-  // 2026-11-21, an estimate of 0.43 brought a forward pass from 0.349 to 0.204 ms, one of 0.38
-  // another from 1.458 to 0.833, and one of 0.74 nothing (0.130 and 0.134).
-  double best = 0.6 * static_cast<double>(chunks) * turns(chains * tiles(problem.V));
+  double best = cost.clear * static_cast<double>(chunks) * chunk_of(chains, {problem.V});
   std::int64_t length = 0;
   for (const std::int64_t SEG : segment_lengths(target.device)) {
     if (chunks < 2 * SEG) continue;
     const std::int64_t segments = (chunks + SEG - 1) / SEG;
-    const double first = turns(chains * segments * (tiles(problem.K) + tiles(problem.V)));
-    const double second = turns(chains * segments * tiles(problem.V));
-    const double time = static_cast<double>(SEG) * (first + second) + static_cast<double>(segments);
+    // What the last segments do to states is not asked for.
+    const std::int64_t last = cost.wide > 0 ? 1 : 0;
+    const double first = chunk_of(chains * (segments - last), {problem.K, problem.V});
+    const double second = chunk_of(chains * segments, {problem.V});
+    const double time = static_cast<double>(SEG) * (first + second) +
+                        cost.combine * static_cast<double>(segments) + cost.added;
     if (time < best) {
       best = time;
       length = SEG;
@@ -172,6 +217,8 @@ namespace {
 std::size_t covered_uses(const Template& t, std::span<const StageUse> uses, std::size_t first,
                          std::vector<std::size_t>* found = nullptr) {
   std::size_t next = first;
+  if (uses[first].detour != 0 && uses[first].stage != t.covers.front().stage)
+    next += uses[first].detour;
   for (const Cover& cover : t.covers) {
     if (next < uses.size() && uses[next].stage == cover.stage) {
       if (uses[next].rows != uses[first].rows) return 0;
@@ -210,6 +257,7 @@ std::vector<Covering> covers(std::span<const StageUse> uses, std::size_t first, 
 std::vector<std::size_t> splittable_scans(std::span<const StageUse> uses, DeviceKind device) {
   std::vector<std::size_t> found;
   for (std::size_t first = 0; first < uses.size(); ++first) {
+    if (uses[first].detour != 0) continue;  // no scan starts there
     const std::vector<Covering> all = covers(uses, first, device);
     const auto whole = std::count_if(all.begin(), all.end(), [](const Covering& c) {
       return c.source_template->tunable("SEG") == nullptr;
@@ -313,7 +361,7 @@ Plan default_plan(const Problem& problem, const Target& target) {
   for (const std::int64_t BT : sizes) {
     std::optional<Plan> whole = shortest_plan(problem, uses, target, BT);
     if (whole && shares_sequences(*whole, constants)) return *whole;
-    if (const std::int64_t SEG = default_segment(problem, target, BT); SEG != 0)
+    if (const std::int64_t SEG = default_segment(problem, uses, target, BT); SEG != 0)
       if (std::optional<Plan> plan = shortest_plan(problem, uses, target, {BT, SEG})) return *plan;
     if (whole) return *whole;
   }

@@ -29,6 +29,10 @@ struct StageUse {
   std::map<std::string, std::string, std::less<>> rename;  ///< contract's name -> logical name
   Values constants;  ///< where this use differs from the problem's constants
   Rows rows = Rows::tokens;
+  /// So many uses from this one on are a detour: a plan has templates for all of them, which hand
+  /// the one after them what it needs, or for none, and then goes on behind them. What comes behind
+  /// a detour has no constants of its own.
+  std::size_t detour = 0;
 };
 
 /// Before an input's name: the caller's tensor, whatever a step wrote under that name since.

@@ -111,7 +111,8 @@ TEST(Plans, SplitScansByDefaultWhereFewChainsWouldLeaveAGpuIdle) {
     EXPECT_EQ(segment(1, 8192, 64), 0);
     EXPECT_EQ(segment(16, 8192, 8), 0);
     EXPECT_EQ(segment(1, 512, 8), 0);
-    EXPECT_EQ(segment(1, 2048, 12), 0);
+    // Whole passes have a clear gain where scans have none.
+    EXPECT_EQ(segment(1, 2048, 12), pass == Pass::forward ? 8 : 0);
     EXPECT_EQ(segment(0, 8192, 8), 0);
     segment(1, 8192, 8);
     const std::vector<std::string> steps = names(default_plan(p, target));
@@ -122,6 +123,15 @@ TEST(Plans, SplitScansByDefaultWhereFewChainsWouldLeaveAGpuIdle) {
     for (const char* whole : {"fwd_h", "bwd_dhu"})
       EXPECT_EQ(std::count(steps.begin(), steps.end(), whole), 0);
   }
+  p.pass = Pass::forward;
+  segment(1, 32768, 8);
+  EXPECT_EQ(names(default_plan(p, target)),
+            (std::vector<std::string>{"kda_segment", "fwd_h_combine", "kda_resume"}));
+  EXPECT_EQ(default_plan(p, target).back().config.integer("BV"), 128);
+  p.return_intermediate_states = true;  // which whole passes do not keep
+  EXPECT_EQ(names(default_plan(p, target)).front(), "chunk_local_cumsum");
+  EXPECT_GE(shape_of(default_plan(p, target)).SEG, 8);
+  p.return_intermediate_states = false;
   p.packed = true;
   p.B = 1, p.N = 2, p.T = 2 * 8192;
   p.H = p.HV = 4;

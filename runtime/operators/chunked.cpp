@@ -1,6 +1,7 @@
 #include "runtime/operators/chunked.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "templates/decode/stages.hpp"
@@ -77,6 +78,16 @@ const ChunkedStages& vector_gate_stages() {
 
 void add_chunk_tables(const Problem& p, Uses& uses) {
   if (p.packed) uses.push_back({&stages::chunk_index, {}, {}});
+}
+
+void add_segments(const ChunkedStages& stages, Uses& uses) {
+  if (stages.segment == nullptr) return;
+  const std::array detour{
+      StageUse{stages.segment, {{"share_M", "segment_M"}, {"share_R", "segment_R"}}, {}},
+      StageUse{&stages::fwd_h_combine, {}, {}}, StageUse{stages.resume, {}, {}}};
+  const std::size_t first = uses.size();
+  uses.insert(uses.end(), detour.begin(), detour.end());
+  uses[first].detour = detour.size();
 }
 
 void add_row_scales(const Problem& p, const std::string& x, Uses& uses) {
@@ -191,7 +202,9 @@ void add_gate_gradient(const Problem& p, const ChunkedStages& stages, Uses& uses
 Uses chunked_stages(const Problem& p, const ChunkedStages& stages) {
   if (p.pass == Pass::recurrent) return {{stages.recurrent, {}, {}}};
   Uses uses;
-  add_row_preparation(p, uses);
+  add_chunk_tables(p, uses);
+  if (p.pass == Pass::forward) add_segments(stages, uses);
+  for (const char* const x : {"q", "k"}) add_row_scales(p, x, uses);
   add_gate_sums(p, stages, uses);
   if (p.pass == Pass::forward || !p.disable_recompute) {
     add_intra(stages, uses);

@@ -27,6 +27,10 @@ struct ChunkedStages {
   /// Whether the gradient of q is finished by d_second (else by d_first).
   bool second_has_dq = false;
   const StageDefinition* recurrent;
+  /// By which a plan may carry states from segment to segment before everything else, and what then
+  /// goes on from them; null: not at all.
+  const StageDefinition* segment = nullptr;
+  const StageDefinition* resume = nullptr;
 };
 
 /// For no gate and for one value a head: intra-chunk products decay by one factor an element.
@@ -38,6 +42,8 @@ const ChunkedStages& vector_gate_stages();
 
 /// Tables of a packed batch's chunks.
 void add_chunk_tables(const Problem& problem, Uses& uses);
+/// What a forward pass may do first: states are carried from segment to segment.
+void add_segments(const ChunkedStages& stages, Uses& uses);
 /// The scales of the rows of `x` (q or k), where they are normalized.
 void add_row_scales(const Problem& problem, const std::string& x, Uses& uses);
 /// The chunks' tables, and the scales of q and of k.

@@ -5,9 +5,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <memory>
+#include <random>
 #include <set>
 #include <string>
 #include <vector>
@@ -619,6 +621,116 @@ TEST(KernelHopper, WholeForwardPassOfAGateAChannelSpillsAtMostTwoRegisters) {
                      cuda_target("sm_90a")});
         EXPECT_LE(artifact.resources.spill_bytes, all ? 8 : 0) << K << V << all;
       }
+}
+
+/// The kernels that walk from segment to segment spill none.
+TEST(KernelHopper, PassesOverSegmentsSpillNothing) {
+  if (const std::string missing = compiler_problem(DeviceKind::cuda); !missing.empty())
+    GTEST_SKIP() << missing;
+  for (const std::int64_t width : {64, 128})
+    for (const bool all : {false, true})
+      for (const char* const id : {"kda_segment.hopper", "kda_resume.hopper"}) {
+        Problem p = problem(1, 90, 1, 3, width, width);
+        p.op = "kda";
+        p.dtype = p.beta_dtype = p.g_dtype = DType::bf16;
+        p.packed = p.use_qk_l2norm = p.use_beta_sigmoid = p.use_gate_in_kernel = all;
+        p.initial_state = p.output_final_state = p.has_A_log = p.has_dt_bias = all;
+        if (all) p.lower_bound = -5.0F;
+        const Artifact artifact = compile({find_template(id), problem_constants(p),
+                                           Config{{"BT", std::int64_t{64}},
+                                                  {"BV", width},
+                                                  {"num_stages", std::int64_t{9}},
+                                                  {"SEG", std::int64_t{8}}},
+                                           cuda_target("sm_90a")});
+        EXPECT_EQ(artifact.resources.spill_bytes, 0) << id << ' ' << width << ' ' << all;
+      }
+}
+
+/// Stages of these passes by themselves: segments whose states fade and segments whose states stay.
+TEST(KernelHopper, PassesOverSegments) {
+  const std::vector<std::int64_t> lengths{1100, 0, 513, 40};
+  std::uint64_t seed = 40;
+  for (const Gate gate : {Gate::typical, Gate::mixed, Gate::zero}) {
+    Problem p = problem(1, 0, 1, 1, 64, 64);
+    p.op = "kda";
+    p.dtype = p.beta_dtype = DType::bf16;
+    p.initial_state = p.use_qk_l2norm = true;
+    const StageData data =
+        testing::make_stage_data(testing::packed(p, lengths), 64, gate, ++seed, lengths);
+    for (const char* const id : {"kda_segment.hopper", "kda_resume.hopper"}) {
+      const Template& t = *find_template(id);
+      ASSERT_TRUE(applies(t, data));
+      const auto config = default_config(t, problem_constants(data.problem), kHopper,
+                                         precision_floor(data.problem), {64, data.context.SEG});
+      ASSERT_TRUE(config.has_value()) << id;
+      expect_correct(t, *config, data);
+    }
+  }
+}
+
+/// The spectral norm of a square matrix, by powers of M^T M.
+double spectral_norm(const double* M, std::int64_t size) {
+  const auto n = static_cast<std::size_t>(size);
+  std::vector<double> x(n, 1.0);
+  double norm = 0;
+  for (int step = 0; step < 100; ++step) {
+    std::vector<double> y(n), z(n);
+    for (std::size_t r = 0; r < n; ++r)
+      for (std::size_t c = 0; c < n; ++c) y[r] += M[r * n + c] * x[c];
+    for (std::size_t r = 0; r < n; ++r)
+      for (std::size_t c = 0; c < n; ++c) z[c] += M[r * n + c] * y[r];
+    double length = 0;
+    for (const double value : z) length += value * value;
+    length = std::sqrt(length);
+    if (length == 0) return 0;
+    norm = std::sqrt(length);
+    for (std::size_t i = 0; i < n; ++i) x[i] = z[i] / length;
+  }
+  return norm;
+}
+
+/// A segment's M is left out where the bound says so, and then the bound is one: for decays that
+/// are all alike, which the spectral norms of tokens show, and for some that change from token to
+/// token, where in each some channel hardly decays, which the columns' sums show.
+TEST(KernelHopper, SegmentsForgetOnlyWhatIsProved) {
+  const Template& t = *find_template("kda_segment.hopper");
+  constexpr std::int64_t kSize = 64, kHeads = 6, kTokens = 512;
+  Problem p = problem(1, kTokens + 20, 1, kHeads, kSize, kSize);
+  p.op = "kda";
+  p.dtype = p.beta_dtype = DType::bf16;
+  p.g_dtype = DType::fp32;
+  p.use_qk_l2norm = true;
+  StageData data = testing::make_stage_data(p, 64, Gate::typical, 50);
+  testing::Engine engine(51);
+  std::normal_distribution<double> normal;
+  HostTensor& g = data.tensors.at("g");
+  for (std::int64_t i = 0; i < g.elements(); ++i) {
+    const std::int64_t head = i / kSize % kHeads;
+    const double x = normal(engine);
+    const double alike[] = {0.02, 0.035, 0.045, 0.1};
+    if (head < 4)
+      g.set(i, -alike[head] * (1 + 0.01 * x));
+    else
+      g.set(i, -5 / (1 + std::exp(4 * x + (head == 4 ? 0 : 12))));
+  }
+  const Config config{{"BT", std::int64_t{64}},
+                      {"BV", std::int64_t{64}},
+                      {"num_stages", std::int64_t{9}},
+                      {"SEG", std::int64_t{8}}};
+  const auto outputs = launch(t, config, data, Schedule::first_warp, testing::kNanPoison);
+  const std::vector<double> M = outputs.at("share_M").values();
+  const testing::TensorMap expected = testing::reference_outputs(t, data);
+  std::vector<bool> left_out;
+  for (std::int64_t head = 0; head < kHeads; ++head) {
+    const auto first = M.begin() + head * kSize * kSize;
+    left_out.push_back(std::all_of(first, first + kSize * kSize, [](double x) { return x == 0; }));
+    if (left_out.back()) {
+      EXPECT_LE(spectral_norm(&expected.at("share_M")[head * kSize * kSize], kSize),
+                std::ldexp(1.0, -30))
+          << head;
+    }
+  }
+  EXPECT_EQ(left_out, (std::vector<bool>{false, false, true, true, true, false}));
 }
 
 // ---- a decay per key channel --------------------------------------------------------------------

@@ -276,6 +276,69 @@ TEST_F(EmulatedShares, OfOneDecayAChannelMatchOracle) {
   expect_correct(p, Gate::typical, {2000, 70});
 }
 
+/// Whole passes that walk from segment to segment, of 512 tokens: where the gates erase a state
+/// within one, in some heads and not in others, and where they never do.
+class EmulatedPasses : public EmulatedOperator,
+                       public ::testing::WithParamInterface<OperatorCase> {};
+
+std::vector<OperatorCase> pass_cases() {
+  std::vector<OperatorCase> all;
+  const auto add = [&](std::string name, Gate gate, const Lengths& lengths,
+                       const std::function<void(Problem&)>& change) {
+    OperatorCase one{std::move(name), base({"kda", Pass::forward}), gate, lengths};
+    one.problem.H = one.problem.HV = 1;
+    one.problem.packed = !lengths.empty();
+    one.problem.T = 3 * 512 + 37;
+    one.problem.initial_state = one.problem.output_final_state = true;
+    change(one.problem);
+    all.push_back(std::move(one));
+  };
+  const auto everything = [](Problem& p) {
+    p.K = p.V = 128;
+    p.use_qk_l2norm = p.use_beta_sigmoid = p.use_gate_in_kernel = true;
+    p.has_A_log = p.has_dt_bias = true;
+    p.lower_bound = -5.0F;
+  };
+  add("Typical", Gate::typical, {}, [](Problem& p) { p.K = p.V = 64; });
+  add("NoDecay", Gate::zero, {}, [](Problem& p) {
+    p.K = 128, p.V = 64;
+    p.initial_state = false;
+  });
+  add("Steep", Gate::very_negative, {}, [](Problem& p) { p.K = 64, p.V = 128; });
+  add("Batch", Gate::mixed, {}, [](Problem& p) {
+    p.B = p.N = 2, p.T = 640, p.K = p.V = 64;
+    p.state_v_first = true;
+  });
+  add("Bounded", Gate::typical, {1100, 0, 512, 70, 513, 1}, [&](Problem& p) {
+    everything(p);
+    p.H = 1, p.HV = 3;
+    p.g_dtype = DType::bf16;
+  });
+  add("BoundedNoDecay", Gate::zero, {1100, 30}, everything);
+  return all;
+}
+
+TEST_P(EmulatedPasses, MatchOracle) {
+  const OperatorCase& one = GetParam();
+  const OperatorData data = make_data(one.problem, one.gate, 15, one.lengths);
+  const auto plan = plan_with(device(), data.problem, "kda_resume.hopper");
+  ASSERT_TRUE(plan.has_value());
+  Plan split = *plan;
+  ASSERT_EQ(split.size(), data.problem.packed ? 4U : 3U);
+  for (PlanStep& step : split) {
+    if (!step.config.contains("SEG")) continue;
+    step.config.set("SEG", std::int64_t{8});
+    if (!data.problem.packed || !step.config.contains("num_stages")) continue;
+    step.config.set("BV", std::int64_t{128});
+    step.config.set("num_stages", std::int64_t{9});
+  }
+  const Operator op = emulator::prepare(device(), data.problem, split);
+  data.problem.packed ? check_rows_apart(op, data) : check(op, data);
+}
+
+INSTANTIATE_TEST_SUITE_P(, EmulatedPasses, ::testing::ValuesIn(pass_cases()),
+                         [](const auto& each) { return each.param.name; });
+
 INSTANTIATE_TEST_SUITE_P(, EmulatedOneKernel, ::testing::ValuesIn(one_kernel_cases()),
                          [](const auto& each) { return each.param.name; });
 

@@ -149,6 +149,7 @@ class Chain {
     for (const char* name : {"qg", "kg"})
       if (vector()) store(name, p_.dtype, heads(p_.HV, p_.K));
     if (needs({"segment_M", "segment_R", "segment_state"})) segments();
+    if (vector() && !erases() && needs({"share_M", "share_R"})) shares();
     run("fwd_h");
     store("h", p_.dtype, {NT_, p_.HV, p_.K, p_.V});
     store("v_new", p_.dtype, heads(p_.HV, p_.V));
@@ -166,6 +167,13 @@ class Chain {
     store("segment_R", DType::fp32, {NS, p_.HV, p_.K, p_.V});
     run("fwd_h_combine");
     store("segment_state", DType::fp32, {NS, p_.HV, p_.K, p_.V});
+  }
+
+  void shares() {
+    const std::int64_t NS = segment_slots();
+    run("kda_segment");
+    store("share_M", DType::fp32, {NS, p_.HV, p_.K, p_.K});
+    store("share_R", DType::fp32, {NS, p_.HV, p_.K, p_.V});
   }
 
   void backward() {
@@ -408,10 +416,9 @@ bool exercises(const Template& t, const StageData& data) {
 bool takes(const Template& t, const Limits& limits, const Problem& problem) {
   const bool hopper = limits.wgmma && limits.tensor_copies && problem.dtype != DType::fp32;
   if (t.id() == "scaled_dot_kkt.hopper") return hopper && problem.K % 64 == 0;
-  if (t.id() == "delta_forward.hopper" || t.id() == "kda_forward.hopper")
-    return hopper &&
-           (problem.K == 64 || problem.K == 128 ||
-            (problem.K == 256 && t.id() == "delta_forward.hopper")) &&
+  const bool one_head_gate = t.id() == "delta_forward.hopper";
+  if (one_head_gate || t.source.starts_with("forward/kda_forward/"))
+    return hopper && (problem.K == 64 || problem.K == 128 || (problem.K == 256 && one_head_gate)) &&
            problem.V % 64 == 0 && problem.pass == Pass::forward && !problem.allow_neg_eigval &&
            !problem.disable_recompute && !problem.return_intermediate_states;
   return true;
@@ -464,11 +471,11 @@ Written written_elements(const StageData& data) {
   const std::int64_t square = p.HV * p.K * p.K;
   return [&slots = layout.slots, segments = layout.segments(data.context.SEG), one, square, keeps](
              const std::string& name, std::int64_t i) {
-    if (name.starts_with("segment_")) {
-      const bool is_square = name == "segment_M" || name == "segment_dM";
+    if (name.starts_with("segment_") || name.starts_with("share_")) {
+      const bool is_square = name == "segment_M" || name == "segment_dM" || name == "share_M";
       const auto& segment = segments[static_cast<std::size_t>(i / (is_square ? square : one))];
       if (segment.sequence < 0) return false;
-      if (name == "segment_M" || name == "segment_R") return !segment.last;
+      if (name.ends_with("_M") || name.ends_with("_R")) return !segment.last;
       return name == "segment_state" || name == "segment_dstate" || !segment.first;
     }
     if (name != "dh" && (name != "h" || keeps)) return true;
@@ -520,6 +527,21 @@ double fp16_resolution(const StageData& data, std::string_view output) {
   return norm == 0 ? 0 : std::ldexp(std::sqrt(2 * SEG), -25) * std::sqrt(count / norm);
 }
 
+/// What a contract leaves open that takes products of at most 2^-30 for 0: the rms of a matrix with
+/// such a norm, as a share of the output's size.
+double skipped_products(const StageData& data, const std::string& output) {
+  const HostTensor& tensor = data.tensors.at(output);
+  const Written written = written_elements(data);
+  double count = 0, norm = 0;
+  for (std::int64_t i = 0; i < tensor.elements(); ++i) {
+    if (!written(output, i)) continue;
+    ++count;
+    norm += tensor.at(i) * tensor.at(i);
+  }
+  const auto K = static_cast<double>(data.problem.K);
+  return norm == 0 ? 0 : std::ldexp(std::sqrt(count / K / norm), -30);
+}
+
 /// Whether no product of matrices, and so no precision, takes part.
 bool is_scalar(std::string_view output) {
   for (const std::string_view name : {"G", "Gk", "g_log", "y", "rstd", "dg", "dg_raw", "dA_part",
@@ -549,6 +571,8 @@ double stage_bound(const StageData& data, const Config& config, std::string_view
   // errors, each at most half of what a chunk's result may have, add up as a random walk.
   const double walk = std::sqrt(data.context.SEG) / 2;
   if (output == "segment_M") return walk * bound(5e-3, 1e-5, 1e-3) + fp16_resolution(data, output);
+  if (output == "share_M")
+    return walk * bound(5e-3, 1e-5, 1e-3) + skipped_products(data, "share_M");
   if (output == "segment_dM") return walk * bound(8e-3, 2e-5, 2e-3) + fp16_resolution(data, output);
   switch (row_of(output)) {
     case Row::forward: return bound(5e-3, 1e-5, 1e-3);

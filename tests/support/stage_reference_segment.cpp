@@ -131,13 +131,35 @@ void bwd_dhu_combine(const StageContext& c, TensorMap& t) {
   t["segment_dstate"] = gradients;
 }
 
+/// fwd_h_segment from what the operator is given.
+void kda_segment(const StageContext& c, TensorMap& t) {
+  TensorMap own;
+  for (const char* const name : {"k", "v", "beta", "g", "A_log", "dt_bias"})
+    if (const auto at = t.find(name); at != t.end()) own.insert(*at);
+  own["q"] = own.at("k");  // the scores of queries are not asked for
+  if (c.qk_l2norm) {
+    TensorMap rows{{"x", own.at("k")}};
+    run_reference("l2norm_rstd", c, rows);
+    own["k_rstd"] = own["q_rstd"] = rows.at("rstd");
+  }
+  if (c.gate_in_kernel) run_reference("kda_gate", c, own);
+  for (const char* const stage :
+       {"chunk_local_cumsum", "kda_intra", "solve_tril", "kda_recompute_w_u", "fwd_h_segment"})
+    run_reference(stage, c, own);
+  t["share_M"] = own.at("segment_M");
+  t["share_R"] = own.at("segment_R");
+}
+
+/// Says where a pass begins, and does nothing itself.
+void kda_resume(const StageContext&, TensorMap&) {}
+
 }  // namespace
 
 const StageReferences& segment_references() {
-  static const StageReferences references{{"fwd_h_segment", fwd_h_segment},
-                                          {"fwd_h_combine", fwd_h_combine},
-                                          {"bwd_dhu_segment", bwd_dhu_segment},
-                                          {"bwd_dhu_combine", bwd_dhu_combine}};
+  static const StageReferences references{
+      {"kda_segment", kda_segment},         {"kda_resume", kda_resume},
+      {"fwd_h_segment", fwd_h_segment},     {"fwd_h_combine", fwd_h_combine},
+      {"bwd_dhu_segment", bwd_dhu_segment}, {"bwd_dhu_combine", bwd_dhu_combine}};
   return references;
 }
 

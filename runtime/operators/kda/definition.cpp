@@ -1,5 +1,6 @@
 // Kimi Delta Attention: the delta rule after a decay of one value a key channel.
 #include "runtime/operators/chunked.hpp"
+#include "templates/forward/stages.hpp"
 
 namespace wyvern::kda {
 namespace {
@@ -9,6 +10,17 @@ constexpr std::array kPresets{
     Preset{"kda-h64", "kda", 64, 64, 128, 128, -5.0F},
     Preset{"kda-h96", "kda", 96, 96, 128, 128, -5.0F},
 };
+
+/// Those of its gate's kind, and a way round for few heads.
+const ChunkedStages& own_stages() {
+  static const ChunkedStages all = [] {
+    ChunkedStages own = vector_gate_stages();
+    own.segment = &stages::kda_segment;
+    own.resume = &stages::kda_resume;
+    return own;
+  }();
+  return all;
+}
 
 }  // namespace
 
@@ -23,7 +35,7 @@ const OperatorDefinition& definition() {
        .presets = kPresets},
       join({row_tensors(), beta_tensors(), gate_tensors({TensorDim::K}), state_tensors(),
             kept_tensors(), kept_decayed_tensors()}),
-      vector_gate_stages());
+      own_stages());
   return definition;
 }
 

@@ -1,9 +1,11 @@
 #include "templates/forward/kda_forward/hopper_layout.hpp"
+#include "templates/forward/stages.hpp"
 #include "templates/gate/stages.hpp"
 #include "templates/hopper_contract.hpp"
 #include "templates/intra/stages.hpp"
 #include "templates/output/stages.hpp"
 #include "templates/rows/stages.hpp"
+#include "templates/scan/scan_contract.hpp"
 #include "templates/scan/stages.hpp"
 #include "templates/template.hpp"
 
@@ -46,13 +48,27 @@ void fill_shared(Spec& s, const Limits& limits) {
   }
 }
 
-/// Hopper: one block BV columns of V of a sequence and value head.
-Template one_kernel() {
-  Template t;
-  t.name = "kda_forward";
-  t.variant = "hopper";
-  t.summary = "The forward pass in one kernel, for a gate a key channel: the state stays on chip.";
-  t.covers = {
+/// Blocks of one launch over segments: `columns` of states for each value head.
+std::int64_t segment_blocks(const Spec& s, const Extents& e, std::int64_t columns) {
+  return e.NS * s.HV * (columns / s.BV);
+}
+
+/// Segments of the problem, as far as defaults know it.
+std::int64_t segments_of(const Spec& s, const PlanShape& shape) {
+  return shape.sequences * cuda::ceil_div(shape.tokens, s.BT * s.SEG);
+}
+
+/// A block of fewer columns walks faster: where each has a multiprocessor to itself, so does the
+/// whole. `columns` are those of all walks.
+void narrow(Spec& s, const Limits& limits, std::int64_t columns) {
+  if (columns / kColumns > limits.multiprocessors) return;
+  s.BV = kColumns;
+  fill_shared(s, limits);
+}
+
+/// The stages of the whole pass.
+std::vector<Cover> whole_pass() {
+  return {
       hopper::when({stages::l2norm_rstd, {{"x", "q"}, {"rstd", "q_rstd"}}}, {constant::QK_L2NORM}),
       hopper::when({stages::l2norm_rstd, {{"x", "k"}, {"rstd", "k_rstd"}}}, {constant::QK_L2NORM}),
       hopper::when({stages::kda_gate, {{"g_log", "g"}}}, {constant::GATE_IN_KERNEL}),
@@ -64,10 +80,17 @@ Template one_kernel() {
       stages::fwd_h_combine,
       stages::fwd_h,
       stages::kda_fwd_o};
+}
+
+/// What all walks share.
+Template walk(std::string name, std::string source) {
+  Template t;
+  t.name = std::move(name);
+  t.variant = "hopper";
+  t.source = std::move(source);
   t.constants = {constant::DTYPE,
                  constant::BETA_DTYPE,
                  constant::G_DTYPE,
-                 constant::STATE_DTYPE,
                  constant::H,
                  constant::HV,
                  constant::K,
@@ -81,42 +104,91 @@ Template one_kernel() {
                  constant::LOWER_BOUND,
                  constant::QK_L2NORM,
                  constant::BETA_SIGMOID,
-                 constant::NEG_EIGVAL,
-                 constant::INITIAL_STATE,
-                 constant::FINAL_STATE,
-                 constant::STATE_V_FIRST};
-  t.source = "hopper.cu";
+                 constant::NEG_EIGVAL};
   t.needs.wgmma = t.needs.tensor_copies = true;
   t.tunables = {{tunable::BT, cuda::integers({kChunk})},
                 {tunable::BV, cuda::integers({128, 64})},
                 {tunable::num_stages, cuda::integers({13, 11, 10, 9})}};
-  t.tensor_maps = {{.name = "q_map", .argument = "q", .view = keys},
-                   {.name = "k_map", .argument = "k", .view = keys},
+  t.tensor_maps = {{.name = "k_map", .argument = "k", .view = keys},
                    {.name = "v_map", .argument = "v", .view = values},
                    {.name = "g_map", .argument = "g", .view = gates}};
-  t.strided = {"q", "k", "v", "beta", "g", "o"};
+  t.strided = {"k", "v", "beta", "g"};
   t.illegal = illegal;
   t.fallback = [](Spec& s, const Limits& limits) {
     s.BV = s.V % 128 == 0 ? 128 : 64;
     fill_shared(s, limits);
   };
-  // A block of fewer columns walks faster: where each has a multiprocessor to itself, so does the
-  // whole.
+  return t;
+}
+
+/// The same where queries are asked too.
+Template whole_walk(std::string name, std::string source) {
+  Template t = walk(std::move(name), std::move(source));
+  t.constants = scan::joined(t.constants, {constant::STATE_DTYPE, constant::INITIAL_STATE,
+                                           constant::FINAL_STATE, constant::STATE_V_FIRST});
+  t.tensor_maps.insert(t.tensor_maps.begin(), {.name = "q_map", .argument = "q", .view = keys});
+  t.strided = {"q", "k", "v", "beta", "g", "o"};
+  return t;
+}
+
+Geometry launch(const Spec& s, std::int64_t blocks) {
+  return Geometry{.grid = {blocks, 1, 1},
+                  .threads = 128 * (2 + s.BV / kColumns),
+                  .shared_bytes = HopperLayout(s).bytes};
+}
+
+/// Hopper: one block BV columns of V of a sequence and value head.
+Template one_kernel() {
+  Template t = whole_walk("kda_forward", "hopper.cu");
+  t.summary = "The forward pass in one kernel, for a gate a key channel: the state stays on chip.";
+  t.covers = whole_pass();
   t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
-    if (shape.sequences * s.HV * (s.V / kColumns) > limits.multiprocessors) return;
-    s.BV = kColumns;
-    fill_shared(s, limits);
+    narrow(s, limits, shape.sequences * s.HV * s.V);
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {
-    return Geometry{.grid = {blocks(s, e, limits), 1, 1},
-                    .threads = 128 * (2 + s.BV / kColumns),
-                    .shared_bytes = HopperLayout(s).bytes};
+    return launch(s, blocks(s, e, limits));
+  };
+  return t;
+}
+
+/// Hopper: one block BV columns of M or of R of a segment and value head.
+Template segment() {
+  Template t = scan::split(walk("kda_segment", "segment.cu"));
+  t.covers = {stages::kda_segment};
+  t.illegal = [](const Spec& s, const Limits& limits) {
+    if (s.K % s.BV != 0) return fmt::format("K={} is not a multiple of BV={}", s.K, s.BV);
+    return illegal(s, limits);
+  };
+  t.fallback = [](Spec& s, const Limits& limits) {
+    s.BV = s.V % 128 == 0 && s.K % 128 == 0 ? 128 : 64;
+    fill_shared(s, limits);
+  };
+  // A sequence's last segment has no blocks that do anything.
+  t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
+    narrow(s, limits, (segments_of(s, shape) - shape.sequences) * s.HV * (s.K + s.V));
+  };
+  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
+    return launch(s, segment_blocks(s, e, s.K + s.V));
+  };
+  return t;
+}
+
+/// Hopper: one block BV columns of V of a segment and value head.
+Template resume() {
+  Template t = scan::split(whole_walk("kda_resume", "resume.cu"));
+  t.summary = "The forward pass over all segments at once, from the states that enter them.";
+  t.covers = scan::joined({stages::kda_resume}, whole_pass());
+  t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
+    narrow(s, limits, segments_of(s, shape) * s.HV * s.V);
+  };
+  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
+    return launch(s, segment_blocks(s, e, s.V));
   };
   return t;
 }
 
 }  // namespace
 
-std::vector<Template> contract() { return {one_kernel()}; }
+std::vector<Template> contract() { return {one_kernel(), segment(), resume()}; }
 
 }  // namespace wyvern::kda_forward

@@ -1,0 +1,72 @@
+// What a segment does to a state, S -> M S + R, from q, k, v, beta and g as they were given: R is
+// what the walk makes of a state of zeros, M what it makes of the identity where v is 0. One block
+// BV columns of M or of R of one segment and value head. Where the segment's last tokens take any
+// state to less than 2^-30 of its length, M is 0 and the walk to R takes no more than those.
+constexpr bool kQueries = false;
+
+#include "device/cuda/segment.cuh"
+#include "forward/kda_forward/fading.cuh"
+
+constexpr int kTilesK = K / BV;
+
+/// BV columns of M from `first` become 0.
+WYVERN_DEVICE void clear_columns(float* M, int first) {
+  constexpr int kPieces = BV / 4;
+  for (int i = thread_index(); i < K * kPieces; i += kThreads)
+    *reinterpret_cast<Vector<float, 4>*>(M + i / kPieces * K + first + i % kPieces * 4) = {};
+}
+
+WYVERN_KERNEL(kThreads, 1) {
+  const int tile = block_index() % (kTilesK + kTilesV);
+  const int slot = block_index() / (kTilesK + kTilesV) / HV;
+  const Segment segment = locate_segment<VARLEN, SEG * BT>(slot, e, seq_offsets);
+  if (!segment.used || segment.last) return;
+  Block b{};
+  b.shared = sm90::swizzled_memory();
+  b.head = block_index() / (kTilesK + kTilesV) % HV;
+  b.without_values = tile < kTilesK;
+  b.tile = b.without_values ? tile : tile - kTilesK;
+  b.token = segment.token;
+  b.tokens = segment.tokens;
+  const int64 place = int64{slot} * HV + b.head;
+  const GateForm form(e, HAS_A_LOG ? A_log[b.head] : 0.0f);
+  bring_bias(b, form, dt_bias);
+  const TokenRows<const BETA_DTYPE> beta_rows{beta, beta_stride};
+  const int fading = fading_tokens(b, b.token + b.tokens, b.tokens, b.factors<kLayout.decay>(0),
+                                   form, {g, g_stride}, beta_rows, {k, k_stride});
+  if (fading > 0) {
+    if (b.without_values) {
+      clear_columns(share_M + place * K * K, b.tile * BV);
+      return;
+    }
+    b.token += b.tokens - fading;
+    b.tokens = fading;
+  }
+  begin_block(b);
+
+  const int warp = sm90::uniform(warp_index());
+  if (warp < 1 + kHelpers) {
+    sm90::lower_registers<kHelperRegisters>();
+    if (warp > 0)
+      prepare_slices(b, warp - 1, e.scale, form, beta_rows);
+    else if (lane_index() == 0)
+      bring_slices(b, k_map, k_map, v_map, g_map);
+  } else {
+    sm90::raise_registers<kStateRegisters>();
+    StateWalk walk{b, (warp - 1 - kHelpers) / 4 * kColumns, {}, {}, {}, {}, {}};
+    const int column = b.tile * BV + walk.column;
+    if (b.without_values)
+      sm90::visit_state<K, false>(walk.state, column, [](int offset, float& x) {
+        x = offset / K == offset % K ? 1.0f : 0.0f;
+      });
+    walk_state_alone(walk);
+    if (b.without_values)
+      sm90::visit_state<K, false>(
+          walk.state, column,
+          [to = share_M + place * K * K](int offset, float& x) { to[offset] = x; });
+    else
+      sm90::visit_state<V, false>(
+          walk.state, column,
+          [to = share_R + place * K * V](int offset, float& x) { to[offset] = x; });
+  }
+}

@@ -1,0 +1,27 @@
+// Stages of plans that have the whole forward pass in kernels of their own, and still carry states
+// from segment to segment. Operators have them in front of the others; a plan has both or neither.
+#pragma once
+
+#include "templates/tensors.hpp"
+
+namespace wyvern::stages {
+
+// clang-format off
+inline constexpr StageDefinition kda_segment{
+    "kda_segment", "As fwd_h_segment, from what is given; M may be 0 below 2^-30.",
+    {tensor::k,
+     tensor::v,
+     tensor::beta,
+     {"g", Access::in, constant::G_DTYPE, {extent::B, extent::T, constant::HV, constant::K}},
+     tensor::A_log.when({constant::HAS_A_LOG}),
+     {"dt_bias", Access::in, DType::fp32, {constant::HV, constant::K}, {constant::HAS_DT_BIAS}},
+     tensor::seq_offsets.when({constant::VARLEN}),
+     {"share_M", Access::out, DType::fp32, {extent::NS, constant::HV, constant::K, constant::K}},
+     {"share_R", Access::out, DType::fp32, {extent::NS, constant::HV, constant::K, constant::V}}}};
+
+inline constexpr StageDefinition kda_resume{
+    "kda_resume", "The states that enter segments, for the whole pass that comes next.",
+    {tensor::segment_state}};
+// clang-format on
+
+}  // namespace wyvern::stages
