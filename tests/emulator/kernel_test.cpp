@@ -717,7 +717,8 @@ TEST(KernelHopper, SegmentsForgetOnlyWhatIsProved) {
                       {"BV", std::int64_t{64}},
                       {"num_stages", std::int64_t{9}},
                       {"SEG", std::int64_t{8}}};
-  const auto outputs = launch(t, config, data, Schedule::first_warp, testing::kNanPoison);
+  const auto outputs = launch(t, config, data, Schedule::first_warp, testing::kNanPoison,
+                              /*apart=*/false);
   const std::vector<double> M = outputs.at("share_M").values();
   const testing::TensorMap expected = testing::reference_outputs(t, data);
   std::vector<bool> left_out;

@@ -278,8 +278,8 @@ TEST_F(EmulatedShares, OfOneDecayAChannelMatchOracle) {
 
 /// Whole passes that walk from segment to segment, of 512 tokens: where the gates erase a state
 /// within one, in some heads and not in others, and where they never do.
-class EmulatedPasses : public EmulatedOperator,
-                       public ::testing::WithParamInterface<OperatorCase> {};
+class EmulatedSegmentPasses : public EmulatedOperator,
+                              public ::testing::WithParamInterface<OperatorCase> {};
 
 std::vector<OperatorCase> pass_cases() {
   std::vector<OperatorCase> all;
@@ -318,7 +318,7 @@ std::vector<OperatorCase> pass_cases() {
   return all;
 }
 
-TEST_P(EmulatedPasses, MatchOracle) {
+TEST_P(EmulatedSegmentPasses, MatchOracle) {
   const OperatorCase& one = GetParam();
   const OperatorData data = make_data(one.problem, one.gate, 15, one.lengths);
   const auto plan = plan_with(device(), data.problem, "kda_resume.hopper");
@@ -336,7 +336,7 @@ TEST_P(EmulatedPasses, MatchOracle) {
   data.problem.packed ? check_rows_apart(op, data) : check(op, data);
 }
 
-INSTANTIATE_TEST_SUITE_P(, EmulatedPasses, ::testing::ValuesIn(pass_cases()),
+INSTANTIATE_TEST_SUITE_P(, EmulatedSegmentPasses, ::testing::ValuesIn(pass_cases()),
                          [](const auto& each) { return each.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(, EmulatedOneKernel, ::testing::ValuesIn(one_kernel_cases()),
