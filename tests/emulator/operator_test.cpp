@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <numbers>
 
 #include "tests/emulator/device.hpp"
 #include "tests/operators/fixture.hpp"
@@ -163,6 +164,15 @@ std::vector<OperatorCase> one_kernel_cases() {
   return all;
 }
 
+/// The plan with two states of 64 columns in one block of delta_forward.hopper.
+Plan in_wide_blocks(Plan plan) {
+  for (PlanStep& step : plan)
+    if (step.config.contains("BV"))
+      step.config = Config{
+          {"BT", std::int64_t{64}}, {"BV", std::int64_t{128}}, {"num_stages", std::int64_t{2}}};
+  return plan;
+}
+
 class EmulatedOneKernel : public EmulatedOperator,
                           public ::testing::WithParamInterface<OperatorCase> {};
 
@@ -173,13 +183,45 @@ TEST_P(EmulatedOneKernel, MatchesOracle) {
   ASSERT_TRUE(plan.has_value());
   check(emulator::prepare(device(), data.problem, *plan), data);
   if (one.problem.op == "kda" || one.problem.V % 128 != 0 || one.problem.K > 128) return;
-  // Two states of 64 columns in one block.
-  Plan wide = *plan;
-  for (PlanStep& step : wide)
-    if (step.config.contains("BV"))
-      step.config = Config{
-          {"BT", std::int64_t{64}}, {"BV", std::int64_t{128}}, {"num_stages", std::int64_t{2}}};
-  check(emulator::prepare(device(), data.problem, wide), data);
+  check(emulator::prepare(device(), data.problem, in_wide_blocks(*plan)), data);
+}
+
+/// log2 of the decay of token `t` in a packed sequence of its own kind.
+double log2_decay(std::size_t sequence, std::int64_t t) {
+  const std::int64_t chunk = t / 64;
+  switch (sequence) {
+    case 0: return -24.0 / 64;                              // two chunks owe exactly the bound
+    case 1: return t == 129 ? -0.5 : -24.0 / 64;            // and a little more
+    case 2: return chunk % 3 == 2 ? -7.5 : -0.36;           // nothing is left of steep chunks
+    case 3: return t % 97 == 63 ? -1443.0 : -0.01;          // weak gates with one of -1000
+    case 4: return chunk < 2 ? -0.36 : t == 128 ? -90 : 0;  // a debt, a jump, and no decay
+    case 5: return -0.7;                                    // one chunk owes nearly the bound
+    default: return chunk % 2 == 0 ? 0.0 : -0.05;           // of which little is ever owed
+  }
+}
+
+/// A state of a block of 128 columns decays when 2^48 is owed, and at the end: every way to get
+/// there, in one chunk, at its bound, past all floats, and never.
+TEST_F(EmulatedOperator, OneKernelPaysDecayThatItOwes) {
+  const Lengths lengths = {330, 384, 450, 400, 330, 63, 640, 128};
+  for (const DType dtype : {DType::bf16, DType::fp16}) {
+    for (const bool norms : {false, true}) {
+      Problem p = base({"gated_delta_rule", Pass::forward}, dtype);
+      p.H = p.HV = 1, p.V = 128;
+      p.packed = p.initial_state = true;
+      p.use_qk_l2norm = norms;
+      OperatorData data = make_data(p, Gate::zero, 11, lengths);
+      HostTensor& g = data.tensors.at("g");
+      std::int64_t token = 0;
+      for (std::size_t i = 0; i < lengths.size(); ++i)
+        for (std::int64_t t = 0; t < lengths[i]; ++t)
+          g.set(token++, log2_decay(i, t) * std::numbers::ln2);
+      ASSERT_EQ(token, g.elements());
+      const auto plan = plan_with(device(), data.problem, one_kernel_of(data.problem));
+      ASSERT_TRUE(plan.has_value());
+      check(emulator::prepare(device(), data.problem, in_wide_blocks(*plan)), data);
+    }
+  }
 }
 
 /// Rows of tokens that lie apart, as those of slices of a projection: one sequence after the other
@@ -262,6 +304,17 @@ TEST_F(EmulatedShares, OfOneDecayAHeadMatchOracle) {
   }
   p.use_qk_l2norm = p.use_beta_sigmoid = true;
   expect_correct(p, Gate::mixed, {9000, 70});
+}
+
+TEST_F(EmulatedShares, OfTwoStatesMatchOracle) {
+  Problem p = base({"gated_delta_rule", Pass::forward});
+  p.H = p.HV = 1, p.V = 128;
+  p.T = 2 * 32 * 64 + 70;
+  p.initial_state = true;
+  const OperatorData data = make_data(p, Gate::typical, 10);
+  const auto plan = plan_with(device(), data.problem, one_kernel_of(p));
+  ASSERT_TRUE(plan.has_value());
+  check(emulator::prepare(device(), data.problem, in_wide_blocks(*plan)), data);
 }
 
 TEST_F(EmulatedShares, OfOneDecayAChannelMatchOracle) {

@@ -93,12 +93,13 @@ WYVERN_KERNEL(kThreads, 1) {
     if (warp == 0 || scales) {
       Position at;
       RawRows next = {};
+      float owed = 0.0f;  // log2 of the decay that the state owes
       if (scales) next = read_rows(b, 0, g_rows, beta_rows);
 #pragma unroll 1
       for (int c = 0; c < b.chunks; ++c, at.advance()) {
         const Block block = kPipelined ? recalled(b) : b;
         if (warp == 0) bring_tiles(block, c, at, q_map, k_map, v_map);
-        if (scales) scale_rows(block, c, at, next, e.scale, form, g_rows, beta_rows);
+        if (scales) scale_rows(block, c, at, next, owed, e.scale, form, g_rows, beta_rows);
       }
     } else if constexpr (kPipelined) {
       invert_chunks(b);

@@ -198,9 +198,17 @@ WYVERN_DEVICE RawRows read_rows(const Block& b, int chunk, const TokenRows<const
   return raw;
 }
 
-/// Makes the factors of a chunk's rows, and reads what those of the next are made of.
+/// Whether a state decays only now and then. Till then the factors of what is read of it and added
+/// to it make up for the decay that it owes, for which fp16 has not the range.
+constexpr bool kLazyDecay = SCALAR_GATE && kScalers == 1 && sm90::kIsBf16<DTYPE>;
+/// log2 of the decay that a state may owe after a chunk, and so of the largest factor.
+constexpr float kMostOwed = 48.0f;
+
+/// Makes the factors of a chunk's rows, and reads what those of the next are made of. `owed` is
+/// log2 of the decay that the state before the chunk owes, and then of what it owes after it.
 WYVERN_DEVICE void scale_rows(const Block& b, int chunk, const Position& at, RawRows& next,
-                              float scale, const GateForm& form, const TokenRows<const G_DTYPE>& g,
+                              float& owed, float scale, const GateForm& form,
+                              const TokenRows<const G_DTYPE>& g,
                               const TokenRows<const BETA_DTYPE>& beta) {
   const RawRows raw = next;
   if (chunk + 1 < b.chunks) next = read_rows(b, chunk + 1, g, beta);
@@ -213,6 +221,13 @@ WYVERN_DEVICE void scale_rows(const Block& b, int chunk, const Position& at, Raw
   }
   const float low_sum = shuffle(low, 31);
   const float last = (low_sum + shuffle(high, 31)) * kLog2E;
+  const float before = owed;
+  owed += last;
+  // Nothing is owed after the last chunk, nor where gates above 0 let the state grow, nor after
+  // NaN.
+  const bool owes = kLazyDecay && owed >= -kMostOwed && owed <= 0.0f && chunk + 1 < b.chunks;
+  const float decay = owes ? 1.0f : exp2_fast(owed);
+  if (!owes) owed = 0.0f;
   const float reached_by[3] = {shuffle(low, 15) * kLog2E, low_sum * kLog2E,
                                (low_sum + shuffle(high, 15)) * kLog2E};
   sm90::barrier_wait(b.barrier<kLayout.free>(at.buffer), at.parity ^ 1U);
@@ -222,19 +237,19 @@ WYVERN_DEVICE void scale_rows(const Block& b, int chunk, const Position& at, Raw
     const int row = 32 * half + lane_index();
     const float rate = row < rows ? activate_beta<BETA_SIGMOID, NEG_EIGVAL>(raw.beta[n]) : 0.0f;
     const float G = (half == 0 ? low : low_sum + high) * kLog2E;
-    const float reached = exp2_fast(G);
+    const float reached = exp2_fast(before + G);
     b.factors<kLayout.G>(at.buffer)[row] = G;
     b.factors<kLayout.row>(at.buffer)[row] = rate;
     b.factors<kLayout.query>(at.buffer)[row] = scale;
     b.factors<kLayout.beta>(at.buffer)[row] = rate;
     b.factors<kLayout.erase>(at.buffer)[row] = -rate * reached;
-    b.factors<kLayout.update_factor>(at.buffer)[row] = exp2_fast(last - G);
+    b.factors<kLayout.update_factor>(at.buffer)[row] = exp2_fast((owes ? -before : last) - G);
     b.factors<kLayout.output_factor>(at.buffer)[row] = scale * reached;
 #pragma unroll
     for (int i = 0; i < 3; ++i)
       if (row < 16 * (i + 1))
         b.factors<kLayout.left>(at.buffer)[8 * i * (i + 1) + row] = exp2_fast(reached_by[i] - G);
-    if (row == 0) array_at<kLayout.decay>(b.shared)[at.buffer] = exp2_fast(last);
+    if (row == 0) array_at<kLayout.decay>(b.shared)[at.buffer] = decay;
   }
   sm90::barrier_arrive(b.barrier<kLayout.scaled>(at.buffer));
 }

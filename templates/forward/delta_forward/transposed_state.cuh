@@ -124,45 +124,49 @@ struct TransposedState {
   WYVERN_DEVICE void enter(const Position& at, int chunk, sm90::FragmentA<DTYPE, K>& packed) {
     sm90::Barrier* const ready = b.barrier<kLayout.ready>(chunk % kSlots);
     const uint32 parity = static_cast<uint32>(chunk / kSlots % 2);
+    if constexpr (kWalkers > 1) start_output(at, packed);
     // With norms the factors are there only when the chunk is prepared.
     if constexpr (QK_L2NORM)
       sm90::barrier_wait(ready, parity);
     else
       sm90::barrier_wait(b.barrier<kLayout.scaled>(at.buffer), at.parity);
     const float decay = array_at<kLayout.decay>(b.shared)[at.buffer];
-    const Residual first[2] = {residual(at, 0), residual(at, 1)};
     if constexpr (kWalkers == 1) {
+      const Residual first[2] = {residual(at, 0), residual(at, 1)};
       const Residual last[2] = {residual(at, 2), residual(at, 3)};
       start_output(at, packed);
       sm90::end_products<1>(x);
       apply(first, 0);
       apply(last, 2);
     } else {
-      sm90::end_products<0>(x);
-      apply(first, 0);
-      const Residual last[2] = {residual(at, 2), residual(at, 3)};
-      apply(last, 2);
+      Residual next = residual(at, 0);
+      sm90::end_products<1>(x);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const Residual now = next;
+        if (i < 3) next = residual(at, i + 1);
+        now.apply(x.x + 8 * i);
+      }
+      sm90::end_products<0>(y);
+      packed.hold();
     }
     sm90::FragmentA<DTYPE, kRows> u(x);
-    // What was read of the tile was read before the tile is free for the next copy.
-    sm90::fence_proxy_async();
     if constexpr (!QK_L2NORM) sm90::barrier_wait(ready, parity);
     sm90::begin_products(x);
     sm90::multiply(x, u, sm90::rows_of(b.inverse(chunk % kSlots)), true);
     sm90::wgmma_commit();
-    if constexpr (SCALAR_GATE) {
+    // What was read of the tile was read before the tile is free for the next copy.
+    sm90::fence_proxy_async();
+    if (SCALAR_GATE && (!kLazyDecay || decay != 1.0f)) {
 #pragma unroll
       for (int i = 0; i < Transposed::kCount; ++i) state.x[i] *= decay;
     }
     sm90::end_products<0>(x);
     u.hold();
-    if constexpr (kWalkers > 1) {
-      start_output(at, packed);
-      sm90::end_products<0>(y);
-    } else {
+    if constexpr (kWalkers == 1) {
       sm90::pin(y.x);
+      packed.hold();
     }
-    packed.hold();
   }
 
   /// Starts the state's update by a chunk's V' and then the rest of its output.
