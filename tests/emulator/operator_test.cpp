@@ -190,17 +190,17 @@ TEST_P(EmulatedOneKernel, MatchesOracle) {
 double log2_decay(std::size_t sequence, std::int64_t t) {
   const std::int64_t chunk = t / 64;
   switch (sequence) {
-    case 0: return -24.0 / 64;                              // two chunks owe exactly the bound
-    case 1: return t == 129 ? -0.5 : -24.0 / 64;            // and a little more
-    case 2: return chunk % 3 == 2 ? -7.5 : -0.36;           // nothing is left of steep chunks
+    case 0: return -12.0 / 64;                              // two chunks owe exactly the bound
+    case 1: return t == 129 ? -0.5 : -12.0 / 64;            // and a little more
+    case 2: return chunk % 3 == 2 ? -7.5 : -0.18;           // nothing is left of steep chunks
     case 3: return t % 97 == 63 ? -1443.0 : -0.01;          // weak gates with one of -1000
-    case 4: return chunk < 2 ? -0.36 : t == 128 ? -90 : 0;  // a debt, a jump, and no decay
-    case 5: return -0.7;                                    // one chunk owes nearly the bound
+    case 4: return chunk < 2 ? -0.18 : t == 128 ? -90 : 0;  // a debt, a jump, and no decay
+    case 5: return -0.35;                                   // one chunk owes nearly the bound
     default: return chunk % 2 == 0 ? 0.0 : -0.05;           // of which little is ever owed
   }
 }
 
-/// A state of a block of 128 columns decays when 2^48 is owed, and at the end: every way to get
+/// A state of a block of 128 columns decays when 2^24 is owed, and at the end: every way to get
 /// there, in one chunk, at its bound, past all floats, and never.
 TEST_F(EmulatedOperator, OneKernelPaysDecayThatItOwes) {
   const Lengths lengths = {330, 384, 450, 400, 330, 63, 640, 128};

@@ -201,8 +201,9 @@ WYVERN_DEVICE RawRows read_rows(const Block& b, int chunk, const TokenRows<const
 /// Whether a state decays only now and then. Till then the factors of what is read of it and added
 /// to it make up for the decay that it owes, for which fp16 has not the range.
 constexpr bool kLazyDecay = SCALAR_GATE && kScalers == 1 && sm90::kIsBf16<DTYPE>;
-/// log2 of the decay that a state may owe after a chunk, and so of the largest factor.
-constexpr float kMostOwed = 48.0f;
+/// log2 of the decay that a state may owe after a chunk, and so of the largest factor: values of up
+/// to 2^100 still fit beside it.
+constexpr float kMostOwed = 24.0f;
 
 /// Makes the factors of a chunk's rows, and reads what those of the next are made of. `owed` is
 /// log2 of the decay that the state before the chunk owes, and then of what it owes after it.
