@@ -329,6 +329,29 @@ TEST_F(EmulatedShares, OfOneDecayAChannelMatchOracle) {
   expect_correct(p, Gate::typical, {2000, 70});
 }
 
+/// Blocks of 128 columns share out a sequence's tokens where its gates let them, or else its
+/// columns.
+TEST_F(EmulatedShares, OfTokensOrOfColumnsMatchOracle) {
+  Problem p = base({"kda", Pass::forward});
+  p.H = p.HV = 1, p.V = 128;
+  p.T = 2 * 16 * 64 + 70;
+  p.initial_state = p.output_final_state = true;
+  const auto expect_correct_in_wide_blocks = [&](Gate gate, const Lengths& lengths) {
+    SCOPED_TRACE(to_string(gate));
+    p.packed = !lengths.empty();
+    const OperatorData data = make_data(p, gate, 11, lengths);
+    auto plan = plan_with(device(), data.problem, "kda_forward.hopper");
+    ASSERT_TRUE(plan.has_value());
+    plan->back().config.set("BV", std::int64_t{128});
+    plan->back().config.set("num_stages", std::int64_t{9});
+    const Operator op = emulator::prepare(device(), data.problem, *plan);
+    p.packed ? check_rows_apart(op, data) : check(op, data);
+  };
+  expect_correct_in_wide_blocks(Gate::typical, {});
+  expect_correct_in_wide_blocks(Gate::zero, {});
+  expect_correct_in_wide_blocks(Gate::mixed, {2100, 0, 37});
+}
+
 /// Whole passes that walk from segment to segment, of 512 tokens: where the gates erase a state
 /// within one, in some heads and not in others, and where they never do.
 class EmulatedSegmentPasses : public EmulatedOperator,

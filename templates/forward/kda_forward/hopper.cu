@@ -54,17 +54,32 @@ WYVERN_KERNEL(kThreads, 1) {
   const int chains = kTilesV * HV * sequences;
   const int shares = block_count() / chains;
   const int share = shares - 1 - block_index() / chains;
-  static_cast<SharedWalk&>(b) = share_out<kChunk>(sequence, share, shares, [&](int first) {
-    return warm_up<kChunk, kThreads, kRows>(first, b.factors<kLayout.decay>(0), [&](int last) {
-      float sum = 0.0f;
+  // Blocks share out the sequence's chunks. Where states last so long that this would be slower,
+  // two of them share out its columns instead; what is in front of the last share decides for all.
+  const bool may_halve = kStates == 2 && shares > 1;
+  const int all = ceil_div(sequence.tokens, kChunk);
+  const auto stretch_before = [&](int last) {
+    float sum = 0.0f;
 #pragma unroll 1
-      for (int i = 0; i < kRows; ++i)
-        if (last - i >= 0)
-          sum +=
-              stretch(b, sequence.token + last - i, form, {g, g_stride}, beta_rows, {k, k_stride});
-      return lane_index() == 0 ? sum : 0.0f;
-    });
-  });
+    for (int i = 0; i < kRows; ++i)
+      if (last - i >= 0)
+        sum += stretch(b, sequence.token + last - i, form, {g, g_stride}, beta_rows, {k, k_stride});
+    return lane_index() == 0 ? sum : 0.0f;
+  };
+  int warm = 0;
+#pragma unroll 1
+  for (int of = may_halve ? shares - 1 : share;; of = share) {
+    const int first = static_cast<int>(int64{all} * of / shares);
+    warm = 0;
+    if (first > 0)
+      warm = warm_up<kChunk, kThreads, kRows>(first, b.factors<kLayout.decay>(0), stretch_before);
+    // A slice of 64 columns takes 0.8 of the time of one of 128.
+    b.halves = may_halve && of == shares - 1 && 5 * (all - first + warm) > 4 * all;
+    if (b.halves || of == share) break;
+  }
+  if (b.halves && share > 1) return;
+  static_cast<SharedWalk&>(b) = share_out<kChunk>(sequence, b.halves ? 0 : share,
+                                                  b.halves ? 1 : shares, [&](int) { return warm; });
   if (b.chunks == 0 && !b.to_end) return;
   begin_block(b);
 
@@ -76,9 +91,11 @@ WYVERN_KERNEL(kThreads, 1) {
     else if (lane_index() == 0)
       bring_slices(b, q_map, k_map, v_map, g_map);
   } else {
+    const int warpgroup = (warp - 1 - kHelpers) / 4;
+    if (b.halves && warpgroup > 0) return;
     sm90::raise_registers<kStateRegisters>();
     const int64 state_start = (int64{b.sequence} * HV + b.head) * K * V;
-    StateWalk walk{b, (warp - 1 - kHelpers) / 4 * kColumns, {}, {}, {}, {}, {}};
+    StateWalk walk{b, (b.halves ? share : warpgroup) * kColumns, {}, {}, {}, {}, {}};
     const int column = b.tile * BV + walk.column;
     if constexpr (INITIAL_STATE) {
       if (b.from_start)
