@@ -164,12 +164,13 @@ std::vector<OperatorCase> one_kernel_cases() {
   return all;
 }
 
-/// The plan with two states of 64 columns in one block of delta_forward.hopper.
+/// The plan with two states of 64 columns in one block.
 Plan in_wide_blocks(Plan plan) {
-  for (PlanStep& step : plan)
-    if (step.config.contains("BV"))
-      step.config = Config{
-          {"BT", std::int64_t{64}}, {"BV", std::int64_t{128}}, {"num_stages", std::int64_t{2}}};
+  for (PlanStep& step : plan) {
+    if (!step.config.contains("num_stages")) continue;
+    step.config.set("BV", std::int64_t{128});
+    step.config.set("num_stages", std::int64_t{step.template_id == "kda_forward.hopper" ? 9 : 2});
+  }
   return plan;
 }
 
@@ -306,17 +307,6 @@ TEST_F(EmulatedShares, OfOneDecayAHeadMatchOracle) {
   expect_correct(p, Gate::mixed, {9000, 70});
 }
 
-TEST_F(EmulatedShares, OfTwoStatesMatchOracle) {
-  Problem p = base({"gated_delta_rule", Pass::forward});
-  p.H = p.HV = 1, p.V = 128;
-  p.T = 2 * 32 * 64 + 70;
-  p.initial_state = true;
-  const OperatorData data = make_data(p, Gate::typical, 10);
-  const auto plan = plan_with(device(), data.problem, one_kernel_of(p));
-  ASSERT_TRUE(plan.has_value());
-  check(emulator::prepare(device(), data.problem, in_wide_blocks(*plan)), data);
-}
-
 TEST_F(EmulatedShares, OfOneDecayAChannelMatchOracle) {
   Problem p = base({"kda", Pass::forward});
   p.T = 3 * 16 * 64 + 70;
@@ -332,24 +322,25 @@ TEST_F(EmulatedShares, OfOneDecayAChannelMatchOracle) {
 /// Blocks of 128 columns share out a sequence's tokens where its gates let them, or else its
 /// columns.
 TEST_F(EmulatedShares, OfTokensOrOfColumnsMatchOracle) {
-  Problem p = base({"kda", Pass::forward});
-  p.H = p.HV = 1, p.V = 128;
-  p.T = 2 * 16 * 64 + 70;
-  p.initial_state = p.output_final_state = true;
-  const auto expect_correct_in_wide_blocks = [&](Gate gate, const Lengths& lengths) {
-    SCOPED_TRACE(to_string(gate));
-    p.packed = !lengths.empty();
-    const OperatorData data = make_data(p, gate, 11, lengths);
-    auto plan = plan_with(device(), data.problem, "kda_forward.hopper");
-    ASSERT_TRUE(plan.has_value());
-    plan->back().config.set("BV", std::int64_t{128});
-    plan->back().config.set("num_stages", std::int64_t{9});
-    const Operator op = emulator::prepare(device(), data.problem, *plan);
-    p.packed ? check_rows_apart(op, data) : check(op, data);
-  };
-  expect_correct_in_wide_blocks(Gate::typical, {});
-  expect_correct_in_wide_blocks(Gate::zero, {});
-  expect_correct_in_wide_blocks(Gate::mixed, {2100, 0, 37});
+  for (const char* const op : {"gated_delta_rule", "kda"}) {
+    SCOPED_TRACE(op);
+    Problem p = base({op, Pass::forward});
+    p.H = p.HV = 1, p.V = 128;
+    p.T = 2 * 32 * 64 + 70;
+    p.initial_state = p.output_final_state = true;
+    const auto expect_correct_in_wide_blocks = [&](Gate gate, const Lengths& lengths) {
+      SCOPED_TRACE(to_string(gate));
+      p.packed = !lengths.empty();
+      const OperatorData data = make_data(p, gate, 10, lengths);
+      auto plan = plan_with(device(), data.problem, one_kernel_of(p));
+      ASSERT_TRUE(plan.has_value());
+      const Operator wide = emulator::prepare(device(), data.problem, in_wide_blocks(*plan));
+      p.packed ? check_rows_apart(wide, data) : check(wide, data);
+    };
+    expect_correct_in_wide_blocks(Gate::typical, {});
+    expect_correct_in_wide_blocks(Gate::zero, {});
+    expect_correct_in_wide_blocks(Gate::mixed, {4100, 0, 37});
+  }
 }
 
 /// Whole passes that walk from segment to segment, of 512 tokens: where the gates erase a state

@@ -25,10 +25,11 @@ static_assert(kFirstRegisters + kHelpers * kHelperRegisters + kWalkers * kStateR
 WYVERN_DEVICE void begin_block(const Block& b) {
   if (thread_index() == 0) {
     *reinterpret_cast<Block*>(array_at<kLayout.block>(b.shared)) = b;
+    const int walkers = b.halves ? 1 : kWalkers;
     for (int i = 0; i < kStages; ++i) {
       sm90::barrier_init(b.barrier<kLayout.loaded>(i), 32);
       sm90::barrier_init(b.barrier<kLayout.scaled>(i), 32 * kScalers);
-      sm90::barrier_init(b.barrier<kLayout.free>(i), 128 * (1 + kWalkers));
+      sm90::barrier_init(b.barrier<kLayout.free>(i), 128 * (1 + walkers));
     }
     for (int i = 0; i < kSlots; ++i) {
       sm90::barrier_init(b.barrier<kLayout.ready>(i), kPipelined ? 128 + 96 : 128);
@@ -37,7 +38,7 @@ WYVERN_DEVICE void begin_block(const Block& b) {
       sm90::barrier_init(b.barrier<kLayout.inverted>(i), 32);
     }
     for (int i = 0; i < kScoreSlots; ++i)
-      sm90::barrier_init(b.barrier<kLayout.taken>(i), 128 * kWalkers);
+      sm90::barrier_init(b.barrier<kLayout.taken>(i), 128 * walkers);
     sm90::barrier_init(b.barrier<kLayout.landed>(0), 1);
     sm90::fence_barrier_init();
   }
@@ -50,7 +51,7 @@ WYVERN_DEVICE void begin_block(const Block& b) {
 }
 
 WYVERN_KERNEL(kThreads, 1) {
-  Block b;
+  Block b{};
   b.shared = sm90::swizzled_memory();
   b.tile = block_index() % kTilesV;
   b.head = block_index() / kTilesV % HV;
@@ -73,14 +74,33 @@ WYVERN_KERNEL(kThreads, 1) {
   // Without a gate older states always count.
   const int shares = SCALAR_GATE ? block_count() / (kTilesV * HV * sequences) : 1;
   const int share = shares - 1 - block_index() / (kTilesV * HV * sequences);
-  static_cast<SharedWalk&>(b) = share_out<kRows>(sequence, share, shares, [&](int first) {
-    if constexpr (!SCALAR_GATE) return first;
-    return warm_up<kRows, kThreads, 32>(first, b.factors<kLayout.G>(0), [&](int last) {
-      const int t = last - lane_index();
-      return t < 0 ? 0.0f
-                   : stretch(sequence.token + t, b.head, form, g_rows, beta_rows, {k, k_stride});
-    });
-  });
+  // Blocks share out the sequence's chunks. Where states last so long that this would be slower,
+  // two of them share out its columns instead; what is in front of the last share decides for all.
+  const bool may_halve = kWalkers == 2 && shares > 1;
+  const int all = ceil_div(sequence.tokens, kRows);
+  int warm = 0;
+  // Inside a branch: what the loop is about to need would else take registers from all that
+  // follows.
+  if (SCALAR_GATE && shares > 1) {
+#pragma unroll 1
+    for (int of = may_halve ? shares - 1 : share;; of = share) {
+      const int first = static_cast<int>(int64{all} * of / shares);
+      warm = 0;
+      if (first > 0)
+        warm = warm_up<kRows, kThreads, 32>(first, b.factors<kLayout.G>(0), [&](int last) {
+          const int t = last - lane_index();
+          return t < 0
+                     ? 0.0f
+                     : stretch(sequence.token + t, b.head, form, g_rows, beta_rows, {k, k_stride});
+        });
+      // A chunk of 64 columns takes about 0.75 of the time of one of 128.
+      b.halves = may_halve && of == shares - 1 && 4 * (all - first + warm) > 3 * all;
+      if (b.halves || of == share) break;
+    }
+  }
+  if (b.halves && share > 1) return;
+  static_cast<SharedWalk&>(b) = share_out<kRows>(sequence, b.halves ? 0 : share,
+                                                 b.halves ? 1 : shares, [&](int) { return warm; });
   if (b.chunks == 0 && !b.to_end) return;
   begin_block(b);
 
@@ -111,6 +131,7 @@ WYVERN_KERNEL(kThreads, 1) {
     else
       prepare_chunks(b, warpgroup - 1);
   } else {
+    if (b.halves && warpgroup > 1 + kHelpers) return;
     sm90::raise_registers<kStateRegisters>();
     // Computed where it is used: in between registers are few.
     const auto state_start = [&] {
@@ -138,7 +159,7 @@ WYVERN_KERNEL(kThreads, 1) {
           sm90::visit_rows<K, V, STATE_V_FIRST>(walker.state[p], 64 * p, walker.column(), act);
       });
     } else {
-      TransposedState walker{b, warpgroup - 1 - kHelpers, {}, {}, {}};
+      TransposedState walker{b, b.halves ? share : warpgroup - 1 - kHelpers, {}, {}, {}};
       compute(walker, [&](auto&& act) {
         sm90::visit_state<V, STATE_V_FIRST>(walker.state, walker.column(), act);
       });

@@ -36,6 +36,7 @@ using Position = sm90::Pipeline<kStages>::Position;
 struct Block : SharedWalk {
   unsigned char* shared;
   int sequence, head, tile;
+  bool halves;  ///< one warpgroup has a state, another block that of the other 64 columns
 
   WYVERN_DEVICE KeyTile keys(int buffer) const {
     return {shared + kLayout.k.offset + buffer * kLayout.tiles};
