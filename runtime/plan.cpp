@@ -215,9 +215,14 @@ Constants step_constants(const Problem& problem, std::span<const StageUse> cover
 namespace {
 
 /// How many uses from `first` on the template carries out; 0: it does not. `found`, if given, gets
-/// the use of each covered stage. An optional stage is the next use or none.
+/// the use of each covered stage. An optional stage is the next use, or the problem has none: the
+/// template does its work wherever the problem asks for it, and must not do it again.
 std::size_t covered_uses(const Template& t, std::span<const StageUse> uses, std::size_t first,
                          std::vector<std::size_t>* found = nullptr) {
+  const auto was_before = [&](const Cover& cover) {
+    return std::ranges::any_of(uses.first(first),
+                               [&](const StageUse& use) { return use.stage == cover.stage; });
+  };
   std::size_t next = first;
   if (uses[first].detour != 0 && uses[first].stage != t.covers.front().stage)
     next += uses[first].detour;
@@ -226,7 +231,7 @@ std::size_t covered_uses(const Template& t, std::span<const StageUse> uses, std:
       if (uses[next].rows != uses[first].rows) return 0;
       if (found != nullptr) found->push_back(next);
       ++next;
-    } else if (cover.only_when) {
+    } else if (cover.only_when && !was_before(cover)) {
       if (found != nullptr) found->push_back(Coverage::kNone);
     } else {
       return 0;

@@ -74,6 +74,27 @@ TEST(Plans, OptionsBringTheirStages) {
                                                    "fwd_h_combine", "fwd_h_resume", "fwd_o"}));
 }
 
+/// A kernel that makes norms and gates wherever the problem asks for them takes no inputs of which
+/// an earlier step has made them already.
+TEST(Plans, MakeNormsAndGatesOnce) {
+  for (const char* const op : {"gated_delta_rule", "kda"}) {
+    Problem p = gated();
+    p.op = op;
+    p.use_qk_l2norm = p.use_gate_in_kernel = p.has_A_log = p.has_dt_bias = true;
+    std::size_t in_one_kernel = 0;
+    for (const Plan& plan : enumerate_plans(p, cuda_target("sm_90a"), 64)) {
+      const bool whole = std::ranges::any_of(plan, [](const PlanStep& step) {
+        return step.template_id == "delta_forward.hopper" ||
+               step.template_id == "kda_forward.hopper";
+      });
+      if (!whole) continue;
+      ++in_one_kernel;
+      EXPECT_EQ(plan.size(), 1U) << plan_to_json(plan);
+    }
+    EXPECT_GT(in_one_kernel, 0U) << op;
+  }
+}
+
 TEST(Plans, SplitEitherScanOfABackwardPassOrBoth) {
   Problem p = gated();
   p.pass = Pass::backward;

@@ -265,6 +265,24 @@ TEST_P(EmulatedPasses, TakeRowsThatLieApartByEveryPlan) {
     check_rows_apart(emulator::prepare(device(), data.problem, plan), data);
 }
 
+/// The same of chunks that Hopper's templates take.
+class EmulatedHopperPlans : public EmulatedOperator,
+                            public ::testing::WithParamInterface<std::string_view> {};
+
+TEST_P(EmulatedHopperPlans, MatchOracle) {
+  Problem p = base({std::string(GetParam()), Pass::forward});
+  p.H = 1, p.HV = 2;
+  p.packed = p.initial_state = p.use_qk_l2norm = true;
+  p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
+  const OperatorData data = make_data(p, Gate::typical, 12, {70, 0, 33});
+  for (const Plan& plan : plans_with_all(device(), data.problem, 64))
+    check(emulator::prepare(device(), data.problem, plan), data);
+}
+
+INSTANTIATE_TEST_SUITE_P(, EmulatedHopperPlans,
+                         ::testing::Values("delta_rule", "gated_delta_rule", "kda"),
+                         [](const auto& test) { return std::string(test.param); });
+
 class EmulatedDecode : public EmulatedOperator,
                        public ::testing::WithParamInterface<std::string_view> {};
 
