@@ -42,6 +42,15 @@ float gate_floor_of(const Problem& problem) {
   return gate_is_bounded(problem) ? 1.2F * *problem.lower_bound : kGateFloor;
 }
 
+/// On its own a stage takes gates as they are where it tells their sums, or is given them; where it
+/// makes the sums for itself it is held to what it makes of them, as operators are.
+float stage_gate_floor(const Template& t, const Problem& problem) {
+  const bool sums_are_seen = std::ranges::any_of(t.parameters, [](const Parameter& parameter) {
+    return parameter.name == "G" || parameter.name == "Gk";
+  });
+  return sums_are_seen ? -std::numeric_limits<float>::infinity() : gate_floor_of(problem);
+}
+
 Extents extents_of(const Problem& problem, PlanShape shape, float gate_floor, Rows rows) {
   Extents e;
   e.B = problem.B;
@@ -259,6 +268,7 @@ std::shared_ptr<OperatorImpl> bind_stage(const Device& device, const Problem& pr
   const std::string reason =
       step_problem(plan_step, constants, device.impl().target(), Precision::tf32);
   if (!reason.empty()) throw Error(ErrorKind::kBadInput, reason);
+  const Template& t = *find_template(plan_step.template_id);
   auto op = std::make_shared<OperatorImpl>(device);
   op->problem = problem;
   op->plan = {plan_step};
@@ -268,7 +278,7 @@ std::shared_ptr<OperatorImpl> bind_stage(const Device& device, const Problem& pr
   if (shape.BT == 0) shape.BT = kept_chunk_size(problem);
   op->steps.push_back(
       make_step(device, plan_step, constants,
-                extents_of(problem, shape, -std::numeric_limits<float>::infinity(), Rows::tokens)));
+                extents_of(problem, shape, stage_gate_floor(t, problem), Rows::tokens)));
   BoundStep& step = op->steps.front();
   std::vector<TensorSpec> expected;
   for (std::size_t i = 0; i < step.argument_count; ++i) {
