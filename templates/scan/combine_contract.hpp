@@ -27,12 +27,12 @@ inline Template portable(Template t) {
   t.redundant = [](const Spec&) { return false; };
   t.fallback = [](Spec& s, const Limits& limits) {
     s.BV = 16;
-    s.BK = 64;
-    s.num_warps = 4;
     s.precision = cuda::is_half(s) ? Precision::tf32 : Precision::tf32x3;
-    if (shared_bytes(s) > limits.shared_bytes) {
-      s.BK = 32;
-      s.num_warps = 2;
+    // As many rows of M at a time as fit: each tile is waited for.
+    for (const std::int64_t warps : {8, 4, 2}) {
+      s.num_warps = warps;
+      s.BK = 16 * warps;
+      if (s.BK < 2 * s.K && shared_bytes(s) <= limits.shared_bytes) return;
     }
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {

@@ -30,9 +30,31 @@ struct SegmentCombine {
     }
   }
 
+  /// Elements of R that this thread adds to a product of one tile's rows.
+  struct Residual {
+    float x[BV / 16][8];
+
+    /// The element's row of M and column of V.
+    WYVERN_DEVICE static int row(int tile_m, int j) {
+      return tile_m * BK + warp_index() * 16 + j / 4 * 8 + accumulator_col(j % 4);
+    }
+    WYVERN_DEVICE static int column(int i, int j) { return i * 16 + accumulator_row(j % 4); }
+
+    WYVERN_DEVICE void fetch(const float* R, int tile_m, int tile_v) {
+#pragma unroll
+      for (int i = 0; i < BV / 16; ++i)
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const int k = row(tile_m, j);
+          const int v = tile_v + column(i, j);
+          x[i][j] = k < K && v < V ? R[int64{k} * V + v] : 0.0f;
+        }
+    }
+  };
+
   /// Rows of one tile of M, times the state, plus R: columns of the next state.
   WYVERN_DEVICE static void apply_rows(const State& next, const State& state, const Rows& m,
-                                       const float* R, int tile_m, int tile_v) {
+                                       const Residual& residual, int tile_m) {
     const int first = warp_index() * 16;
     Accumulator sum[BV / 16][2];
 #pragma unroll
@@ -46,11 +68,9 @@ struct SegmentCombine {
     for (int i = 0; i < BV / 16; ++i)
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const int row = i * 16 + accumulator_row(j % 4);
-        const int k = tile_m * BK + first + j / 4 * 8 + accumulator_col(j % 4);
-        const int v = tile_v + row;
+        const int k = Residual::row(tile_m, j);
         if (k < kPaddedK)
-          *next.at(row, k) = k < K && v < V ? sum[i][j / 4].x[j % 4] + R[int64{k} * V + v] : 0.0f;
+          *next.at(Residual::column(i, j), k) = sum[i][j / 4].x[j % 4] + residual.x[i][j];
       }
   }
 
@@ -98,11 +118,13 @@ struct SegmentCombine {
       if (step == segments - 1) break;
       for (int tile = 0; tile < kTilesM; ++tile) {
         const int i = step * kTilesM + tile;
+        // On its way while the tile is waited for.
+        Residual residual;
+        residual.fetch(segment_R + slot * K * V, tile, tile_v);
         copy_async_wait<0>();
         sync_block();
         load(i + 1);
-        apply_rows(states[(step + 1) % 2], states[step % 2], rows[i % 2], segment_R + slot * K * V,
-                   tile, tile_v);
+        apply_rows(states[(step + 1) % 2], states[step % 2], rows[i % 2], residual, tile);
       }
     }
   }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "templates/forward/delta_forward/hopper_layout.hpp"
 #include "templates/gate/stages.hpp"
@@ -34,18 +35,20 @@ std::int64_t blocks(const Spec& s, const Extents& e, const Limits& limits) {
 }
 
 /// About how long all blocks take, in chunks of a block of 64 columns: a chunk of 128 takes 2.5 us
-/// where one of 64 takes 1.8 (one H200, 2026-11-22), and a share begins with some chunks of the one
-/// before, about 32 where the weakest of many heads' gates has a mean of -0.01. Blocks of 128
-/// columns share out columns where that is faster.
+/// where one of 64 takes 1.8 (one H200, 2026-11-22). Gates decide how many chunks of the one before
+/// a share begins with: the geometric mean of times with few of them and with all, which two
+/// blocks of 128 columns of a sequence do not walk through but share out columns.
 double time_of(const Spec& s, const PlanShape& shape, const Limits& limits) {
   const bool wide = s.BV > kColumns;
   const std::int64_t chains = shape.sequences * s.HV * (s.V / s.BV);
   const std::int64_t chunks = cuda::ceil_div(shape.tokens, kRows);
   const std::int64_t parts = shares(s, chains, chunks, limits);
-  const std::int64_t walk = cuda::ceil_div(chunks, parts) + (parts > 1 ? 32 : 0);
-  const double time = static_cast<double>(walk) * (wide ? 1.4 : 1.0);
-  return static_cast<double>(cuda::ceil_div(chains * parts, limits.multiprocessors)) *
-         (wide && parts > 1 ? std::min(time, static_cast<double>(chunks)) : time);
+  const double chunk = wide ? 1.4 : 1.0;
+  const auto all = static_cast<double>(chunks);
+  const auto turns = static_cast<double>(cuda::ceil_div(chains * parts, limits.multiprocessors));
+  if (parts == 1) return turns * all * chunk;
+  const double few = static_cast<double>(cuda::ceil_div(chunks, parts) + 4) * chunk;
+  return turns * std::sqrt(few * (wide && parts == 2 ? 1.1 * all : chunk * all));
 }
 
 /// Blocks of 128 columns, which prepare chunks once for both halves, where they take no longer.

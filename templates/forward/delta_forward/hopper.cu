@@ -74,31 +74,20 @@ WYVERN_KERNEL(kThreads, 1) {
   // Without a gate older states always count.
   const int shares = SCALAR_GATE ? block_count() / (kTilesV * HV * sequences) : 1;
   const int share = shares - 1 - block_index() / (kTilesV * HV * sequences);
-  // Blocks share out the sequence's chunks. Where states last so long that this would be slower,
-  // two of them share out its columns instead; what is in front of the last share decides for all.
-  const bool may_halve = kWalkers == 2 && shares > 1;
+  // Two blocks of a sequence share out its chunks, or, where states last so long that this is
+  // faster, its columns: what both see in front of the second share decides.
+  const bool may_halve = kWalkers == 2 && shares == 2;
   const int all = ceil_div(sequence.tokens, kRows);
+  const int first = static_cast<int>(int64{all} * (may_halve ? 1 : share) / shares);
   int warm = 0;
-  // Inside a branch: what the loop is about to need would else take registers from all that
-  // follows.
-  if (SCALAR_GATE && shares > 1) {
-#pragma unroll 1
-    for (int of = may_halve ? shares - 1 : share;; of = share) {
-      const int first = static_cast<int>(int64{all} * of / shares);
-      warm = 0;
-      if (first > 0)
-        warm = warm_up<kRows, kThreads, 32>(first, b.factors<kLayout.G>(0), [&](int last) {
-          const int t = last - lane_index();
-          return t < 0
-                     ? 0.0f
-                     : stretch(sequence.token + t, b.head, form, g_rows, beta_rows, {k, k_stride});
-        });
-      // A chunk of 64 columns takes about 0.75 of the time of one of 128.
-      b.halves = may_halve && of == shares - 1 && 4 * (all - first + warm) > 3 * all;
-      if (b.halves || of == share) break;
-    }
-  }
-  if (b.halves && share > 1) return;
+  if (SCALAR_GATE && first > 0)
+    warm = warm_up<kRows, kThreads, 32>(first, b.factors<kLayout.G>(0), [&](int last) {
+      const int t = last - lane_index();
+      return t < 0 ? 0.0f
+                   : stretch(sequence.token + t, b.head, form, g_rows, beta_rows, {k, k_stride});
+    });
+  // A chunk of 64 columns takes about 0.75 of the time of one of 128.
+  b.halves = may_halve && 4 * (all - first + warm) > 3 * all;
   static_cast<SharedWalk&>(b) = share_out<kRows>(sequence, b.halves ? 0 : share,
                                                  b.halves ? 1 : shares, [&](int) { return warm; });
   if (b.chunks == 0 && !b.to_end) return;

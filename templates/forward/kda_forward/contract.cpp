@@ -143,9 +143,6 @@ Template one_kernel() {
   t.summary = "The forward pass in one kernel, for a gate a key channel: the state stays on chip.";
   t.covers = whole_pass();
   t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
-    const std::int64_t chains = shape.sequences * s.HV * (s.V / s.BV);
-    // Blocks that could share tokens out share columns out themselves where they must.
-    if (s.BV > kColumns && hopper::sequence_shares(chains, shape.tokens / s.BT, limits) > 1) return;
     narrow(s, limits, shape.sequences * s.HV * s.V);
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {

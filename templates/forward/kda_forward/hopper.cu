@@ -4,32 +4,43 @@ constexpr bool kQueries = true;
 
 #include "forward/kda_forward/walk.cuh"
 
-/// log2 of a bound on how much longer a state can be after token `t` of a head than before it: the
-/// spectral norm of (I - beta k k^T) diag(exp(g)) is at most max(exp(g)) max(1, |1 - beta |k|^2|).
-/// In all lanes of a warp.
-WYVERN_DEVICE float stretch(const Block& b, int64 t, const GateForm& form,
+/// log2 of a bound on how much longer a state can be after token `last` of the sequence that begins
+/// with token `begin` than before the kRows tokens that end with it: the spectral norm of
+/// (I - beta k k^T) diag(exp(g)) is at most max(exp(g)) max(1, |1 - beta |k|^2|). A lane's part of
+/// the sum over tokens; by a warp, which has the rows of four tokens on their way at a time.
+WYVERN_DEVICE float stretch(const Block& b, int64 begin, int last, const GateForm& form,
                             const TokenRows<const G_DTYPE>& g,
                             const TokenRows<const BETA_DTYPE>& beta,
                             const TokenRows<const DTYPE>& k) {
-  const float rate = activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta.row(t)[b.head]);
-  const G_DTYPE* const gates = g.row(t) + b.head * K;
-  const DTYPE* const keys = k.row(t) + b.head / (HV / H) * K;
-  const float* const bias = array_at<kLayout.bias>(b.shared);
-  float most = bits_float(0xFF800000U);  // -inf
-  float square = 0.0f;
+  constexpr int kChannels = K / 32;  // of a lane
+  const int lane = lane_index();
+  const int first = lane * kChannels;
+  const auto bias = load<kChannels>(array_at<kLayout.bias>(b.shared) + first);
+  float most = 0.0f;    // of token last - lane
+  float square = 1.0f;  // of a normalized row at most; and the bound grows with it
+#pragma unroll 4
+  for (int i = 0; i < kRows; ++i) {
+    const int64 t = begin + larger(last - i, 0);
+    const auto gates = load<kChannels>(g.row(t) + b.head * K + first);
+    float x = bits_float(0xFF800000U);  // -inf
 #pragma unroll
-  for (int channel = 0; channel < K; channel += 32) {
-    const int i = channel + lane_index();
-    most = maximum(most, form(to_float(gates[i]), bias[i]));
-    const float x = to_float(keys[i]);
-    square = fused_multiply_add(x, x, square);
-  }
+    for (int j = 0; j < kChannels; ++j) x = maximum(x, form(to_float(gates.at[j]), bias.at[j]));
 #pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) {
-    most = maximum(most, shuffle_xor(most, mask));
-    square += shuffle_xor(square, mask);
+    for (int mask = 16; mask > 0; mask /= 2) x = maximum(x, shuffle_xor(x, mask));
+    if (lane == i) most = x;
+    if constexpr (!QK_L2NORM) {
+      const auto keys = load<kChannels>(k.row(t) + b.head / (HV / H) * K + first);
+      float sum = 0.0f;
+#pragma unroll
+      for (int j = 0; j < kChannels; ++j)
+        sum = fused_multiply_add(to_float(keys.at[j]), to_float(keys.at[j]), sum);
+#pragma unroll
+      for (int mask = 16; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+      if (lane == i) square = sum;
+    }
   }
-  if constexpr (QK_L2NORM) square = 1.0f;  // at most, and the bound grows with it
+  if (lane >= kRows || lane > last) return 0.0f;
+  const float rate = activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta.row(begin + last - lane)[b.head]);
   const float kept = 1.0f - rate * square;
   const float grown = maximum(kept, -kept) - 1.0f;
   return most + (grown > 0.0f ? log_one_plus(grown) * kLog2E : 0.0f);
@@ -54,32 +65,11 @@ WYVERN_KERNEL(kThreads, 1) {
   const int chains = kTilesV * HV * sequences;
   const int shares = block_count() / chains;
   const int share = shares - 1 - block_index() / chains;
-  // Blocks share out the sequence's chunks. Where states last so long that this would be slower,
-  // two of them share out its columns instead; what is in front of the last share decides for all.
-  const bool may_halve = kStates == 2 && shares > 1;
-  const int all = ceil_div(sequence.tokens, kChunk);
-  const auto stretch_before = [&](int last) {
-    float sum = 0.0f;
-#pragma unroll 1
-    for (int i = 0; i < kRows; ++i)
-      if (last - i >= 0)
-        sum += stretch(b, sequence.token + last - i, form, {g, g_stride}, beta_rows, {k, k_stride});
-    return lane_index() == 0 ? sum : 0.0f;
-  };
-  int warm = 0;
-#pragma unroll 1
-  for (int of = may_halve ? shares - 1 : share;; of = share) {
-    const int first = static_cast<int>(int64{all} * of / shares);
-    warm = 0;
-    if (first > 0)
-      warm = warm_up<kChunk, kThreads, kRows>(first, b.factors<kLayout.decay>(0), stretch_before);
-    // A slice of 64 columns takes 0.8 of the time of one of 128.
-    b.halves = may_halve && of == shares - 1 && 5 * (all - first + warm) > 4 * all;
-    if (b.halves || of == share) break;
-  }
-  if (b.halves && share > 1) return;
-  static_cast<SharedWalk&>(b) = share_out<kChunk>(sequence, b.halves ? 0 : share,
-                                                  b.halves ? 1 : shares, [&](int) { return warm; });
+  static_cast<SharedWalk&>(b) = share_out<kChunk>(sequence, share, shares, [&](int first) {
+    return warm_up<kChunk, kThreads, kRows>(first, b.factors<kLayout.decay>(0), [&](int last) {
+      return stretch(b, sequence.token, last, form, {g, g_stride}, beta_rows, {k, k_stride});
+    });
+  });
   if (b.chunks == 0 && !b.to_end) return;
   begin_block(b);
 
@@ -91,11 +81,9 @@ WYVERN_KERNEL(kThreads, 1) {
     else if (lane_index() == 0)
       bring_slices(b, q_map, k_map, v_map, g_map);
   } else {
-    const int warpgroup = (warp - 1 - kHelpers) / 4;
-    if (b.halves && warpgroup > 0) return;
     sm90::raise_registers<kStateRegisters>();
     const int64 state_start = (int64{b.sequence} * HV + b.head) * K * V;
-    StateWalk walk{b, (b.halves ? share : warpgroup) * kColumns, {}, {}, {}, {}, {}};
+    StateWalk walk{b, (warp - 1 - kHelpers) / 4 * kColumns, {}, {}, {}, {}, {}};
     const int column = b.tile * BV + walk.column;
     if constexpr (INITIAL_STATE) {
       if (b.from_start)

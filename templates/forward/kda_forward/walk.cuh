@@ -73,7 +73,6 @@ struct Block : SharedWalk {
   unsigned char* shared;
   int sequence, head, tile;
   bool without_values = false;  ///< v counts as 0; only where no queries are asked
-  bool halves = false;          ///< one warpgroup walks, another block has the other's columns
 
   WYVERN_DEVICE bool has_values() const { return kQueries || !without_values; }
 
@@ -712,7 +711,7 @@ WYVERN_DEVICE void begin_block(const Block& b) {
     for (int i = 0; i < kStages; ++i) {
       sm90::barrier_init(b.barrier<kLayout.loaded>(i), 1);
       sm90::barrier_init(b.barrier<kLayout.ready>(i), 32);
-      sm90::barrier_init(b.barrier<kLayout.free>(i), b.halves ? 128 : 128 * kStates);
+      sm90::barrier_init(b.barrier<kLayout.free>(i), 128 * kStates);
     }
     sm90::fence_barrier_init();
   }
