@@ -86,9 +86,9 @@ struct SplitCost {
 constexpr SplitCost kSplitScans{0, 1, 0, 0.6};
 /// Whole passes that walk from segment to segment. There a chunk takes 4.1 us in a block with 64
 /// columns and 5.1 in one with 128; what is beside the walks, of kda on one H200, 2026-11-23, with
-/// gates that do not fade: 12 heads of 2048 tokens in segments of 8 chunks took 0.145 ms (0.152
-/// unsplit), 8 heads of 32768 in segments of 32 took 0.661.
-constexpr SplitCost kSplitPasses{1.25, 2.25, 11, 0.85};
+/// gates that do not fade: 8 heads of 32768 tokens in 16 segments of 32 chunks took 0.567 ms, 12 of
+/// 2048 0.145 in segments of 8 and 0.134 unsplit.
+constexpr SplitCost kSplitPasses{1.25, 0.75, 11, 0.85};
 
 /// What the default plan with split scans costs: that of the passes where one kernel walks through
 /// segments from what is given.

@@ -28,12 +28,10 @@ inline TiledView panels(const Extents& e, DType type, std::int64_t heads, std::i
 }
 
 /// Blocks that share a sequence, where `chains` walks of `chunks` chunks each could run side by
-/// side: as many as find a multiprocessor of their own, with shares that are worth a block.
-inline std::int64_t sequence_shares(std::int64_t chains, std::int64_t chunks,
+/// side: as many as find a multiprocessor of their own, with shares of `least` chunks or more.
+inline std::int64_t sequence_shares(std::int64_t chains, std::int64_t chunks, std::int64_t least,
                                     const Limits& limits) {
-  constexpr std::int64_t kLeastChunks = 16;
-  return std::max<std::int64_t>(1,
-                                std::min(limits.multiprocessors / chains, chunks / kLeastChunks));
+  return std::max<std::int64_t>(1, std::min(limits.multiprocessors / chains, chunks / least));
 }
 
 }  // namespace wyvern::hopper

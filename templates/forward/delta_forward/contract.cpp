@@ -26,7 +26,7 @@ TiledView outputs(const Spec& s, const Extents& e) {
 /// Blocks that share a sequence's columns out: without a gate older states always count, and one
 /// walks through all of it.
 std::int64_t shares(const Spec& s, std::int64_t chains, std::int64_t chunks, const Limits& limits) {
-  return s.SCALAR_GATE && chains > 0 ? hopper::sequence_shares(chains, chunks, limits) : 1;
+  return s.SCALAR_GATE && chains > 0 ? hopper::sequence_shares(chains, chunks, 16, limits) : 1;
 }
 
 std::int64_t blocks(const Spec& s, const Extents& e, const Limits& limits) {
@@ -35,20 +35,23 @@ std::int64_t blocks(const Spec& s, const Extents& e, const Limits& limits) {
 }
 
 /// About how long all blocks take, in chunks of a block of 64 columns: a chunk of 128 takes 2.5 us
-/// where one of 64 takes 1.8 (one H200, 2026-11-22). Gates decide how many chunks of the one before
-/// a share begins with: the geometric mean of times with few of them and with all, which two
-/// blocks of 128 columns of a sequence do not walk through but share out columns.
+/// where one of 64 takes 1.8 (one H200, 2026-11-22), and a share begins with some chunks of the one
+/// before, about 32 where the weakest of many heads' gates has a mean of -0.01. Two blocks of 128
+/// columns of a sequence share out columns where gates do not let them share out tokens: the
+/// geometric mean of both times.
 double time_of(const Spec& s, const PlanShape& shape, const Limits& limits) {
   const bool wide = s.BV > kColumns;
   const std::int64_t chains = shape.sequences * s.HV * (s.V / s.BV);
   const std::int64_t chunks = cuda::ceil_div(shape.tokens, kRows);
   const std::int64_t parts = shares(s, chains, chunks, limits);
+  const std::int64_t share = cuda::ceil_div(chunks, parts);
   const double chunk = wide ? 1.4 : 1.0;
-  const auto all = static_cast<double>(chunks);
   const auto turns = static_cast<double>(cuda::ceil_div(chains * parts, limits.multiprocessors));
-  if (parts == 1) return turns * all * chunk;
-  const double few = static_cast<double>(cuda::ceil_div(chunks, parts) + 4) * chunk;
-  return turns * std::sqrt(few * (wide && parts == 2 ? 1.1 * all : chunk * all));
+  if (wide && parts == 2)
+    return turns *
+           std::sqrt(static_cast<double>(share + 8) * chunk * static_cast<double>(chunks) * 1.1);
+  const std::int64_t before = parts > 1 ? std::min<std::int64_t>(share, 32) : 0;
+  return turns * static_cast<double>(share + before) * chunk;
 }
 
 /// Blocks of 128 columns, which prepare chunks once for both halves, where they take no longer.
