@@ -1,0 +1,48 @@
+// The packs that are shipped hold nothing that this build would pass over.
+#include <wyvern/problem.hpp>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <filesystem>
+
+#include "autotune/protocol.hpp"
+#include "cache/packs.hpp"
+#include "cache/transfer.hpp"
+#include "runtime/bind.hpp"
+#include "runtime/plan.hpp"
+
+namespace wyvern {
+namespace {
+
+TEST(ShippedPacks, HoldLegalPlansThatAreFound) {
+  std::size_t rows = 0;
+  const std::filesystem::path folder = WYVERN_SHIPPED_PACKS;
+  Packs packs({{"shipped", {folder}}},
+              [](const std::string& sentence) { ADD_FAILURE() << sentence; });
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() != ".jsonl") continue;
+    SCOPED_TRACE(entry.path().filename());
+    const Contents pack = read_contents(entry.path());
+    EXPECT_TRUE(pack.measurements.empty());
+    for (const WinnerRow& row : pack.winners) {
+      SCOPED_TRACE(row.problem + " " + row.plan);
+      ASSERT_TRUE(row.device.starts_with("NVIDIA H200,")) << "of which chip is " << row.device;
+      const Problem problem = problem_from(nlohmann::json::parse(row.problem));
+      EXPECT_EQ(problem_key(problem).family, row.family);
+      const std::optional<Plan> plan = plan_from_json(row.plan);
+      ASSERT_TRUE(plan.has_value());
+      EXPECT_NO_THROW(check_plan(problem, stage_uses(problem), *plan, cuda_target("sm_90a")));
+      EXPECT_GT(row.ratio, 0);
+      EXPECT_LE(row.ratio, 1) << "slower than the default plan";
+      const auto found = packs.find(row.device, row.family, row.tokens, row.sequences);
+      ASSERT_TRUE(found.has_value());
+      EXPECT_EQ(found->row.plan, row.plan);
+      ++rows;
+    }
+  }
+  EXPECT_GT(rows, 0U);
+}
+
+}  // namespace
+}  // namespace wyvern
