@@ -381,7 +381,7 @@ TEST_P(BadInput, PlansThatDoNotFitAreNotPrepared) {
   p.T = 64;
   const std::vector<Plan> all = plans(device(), p, 64);
   ASSERT_FALSE(all.empty());
-  const auto expect_bad = [&](Plan plan, const std::string& word) {
+  const auto expect_bad = [&](const Plan& plan, const std::string& word) {
     try {
       test_runtime().prepare(device(), p, plan);
       ADD_FAILURE() << "accepted: " << word;

@@ -1,3 +1,6 @@
+// For the layout's loops: that header is compiled by NVRTC too, where there is none.
+#include <initializer_list>
+
 #include "templates/forward/kda_forward/hopper_layout.hpp"
 #include "templates/forward/stages.hpp"
 #include "templates/gate/stages.hpp"
