@@ -44,9 +44,9 @@ float gate_floor_of(const Problem& problem) {
 
 /// On its own a stage takes gates as they are where it tells their sums, or is given them; where it
 /// makes the sums for itself it is held to what it makes of them, as operators are.
-float stage_gate_floor(const Template& t, const Problem& problem) {
-  const bool sums_are_seen = std::ranges::any_of(t.parameters, [](const Parameter& parameter) {
-    return parameter.name == "G" || parameter.name == "Gk";
+float stage_gate_floor(const Template& t, const Constants& constants, const Problem& problem) {
+  const bool sums_are_seen = std::ranges::any_of(t.parameters, [&](const Parameter& parameter) {
+    return (parameter.name == "G" || parameter.name == "Gk") && is_present(parameter, constants);
   });
   return sums_are_seen ? -std::numeric_limits<float>::infinity() : gate_floor_of(problem);
 }
@@ -278,7 +278,7 @@ std::shared_ptr<OperatorImpl> bind_stage(const Device& device, const Problem& pr
   if (shape.BT == 0) shape.BT = kept_chunk_size(problem);
   op->steps.push_back(
       make_step(device, plan_step, constants,
-                extents_of(problem, shape, stage_gate_floor(t, problem), Rows::tokens)));
+                extents_of(problem, shape, stage_gate_floor(t, constants, problem), Rows::tokens)));
   BoundStep& step = op->steps.front();
   std::vector<TensorSpec> expected;
   for (std::size_t i = 0; i < step.argument_count; ++i) {
