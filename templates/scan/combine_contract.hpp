@@ -9,13 +9,13 @@ namespace wyvern::combine {
 inline std::int64_t shared_bytes(const Spec& s) { return cuda::CombineLayout(s).bytes; }
 
 /// CUDA, sm_80 and up: one block BV value columns of a sequence and value head; each warp sixteen
-/// of the BK rows of M that are on chip at a time.
+/// of the BK rows of M that are in registers at a time.
 inline Template portable(Template t) {
   t.variant = "portable";
   t.tunables = {{tunable::BT, cuda::integers({64, 32, 16, 128})},
                 {tunable::BV, cuda::integers({16, 32})},
-                {tunable::BK, cuda::integers({64, 32, 128})},
-                {tunable::num_warps, cuda::integers({4, 2, 8})},
+                {tunable::BK, cuda::integers({128, 64, 32})},
+                {tunable::num_warps, cuda::integers({8, 4, 2})},
                 {tunable::precision, cuda::kPrecisionValues},
                 {tunable::SEG, scan::segment_lengths()}};
   t.source = "portable.cu";
@@ -25,15 +25,12 @@ inline Template portable(Template t) {
     return cuda::exceeds_shared(shared_bytes(s), limits);
   };
   t.redundant = [](const Spec&) { return false; };
-  t.fallback = [](Spec& s, const Limits& limits) {
+  t.fallback = [](Spec& s, const Limits&) {
     s.BV = 16;
+    // All rows of a state at once, as far as eight warps can have them.
+    s.num_warps = s.K > 64 ? 8 : s.K > 32 ? 4 : 2;
+    s.BK = 16 * s.num_warps;
     s.precision = cuda::is_half(s) ? Precision::tf32 : Precision::tf32x3;
-    // As many rows of M at a time as fit: each tile is waited for.
-    for (const std::int64_t warps : {8, 4, 2}) {
-      s.num_warps = warps;
-      s.BK = 16 * warps;
-      if (s.BK < 2 * s.K && shared_bytes(s) <= limits.shared_bytes) return;
-    }
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     const std::int64_t tiles = cuda::ceil_div(s.V, s.BV);

@@ -332,6 +332,11 @@ TEST_F(EmulatedShares, OfOneDecayAChannelMatchOracle) {
     SCOPED_TRACE(to_string(gate));
     expect_correct(p, gate);
   }
+  p.T = 6 * 4 * 64 + 70;  // six shares of few chunks
+  for (const Gate gate : {Gate::typical, Gate::mixed, Gate::very_negative, Gate::zero}) {
+    SCOPED_TRACE("short shares, " + to_string(gate));
+    expect_correct(p, gate);
+  }
   p.use_qk_l2norm = p.use_beta_sigmoid = p.use_gate_in_kernel = p.has_A_log = true;
   p.lower_bound = -5.0F;
   expect_correct(p, Gate::typical, {2000, 70});

@@ -58,19 +58,22 @@ struct ReverseScanLayout {
   }
 };
 
-/// The transposed states at two neighbouring borders of segments, and two tiles of rows of M; those
-/// of even and odd borders and tiles.
+/// The states at two neighbouring borders of segments: four rows of K side by side for each column
+/// of V. Eight floats of padding after each four rows keep loads of fragments free of bank
+/// conflicts.
 template <class S>
 struct CombineLayout {
-  TilePlace even_state, odd_state, even_rows, odd_rows;
+  int floats = 0;     ///< of a state
+  ArrayPlace states;  ///< of even borders, of odd borders
   int bytes;
+
+  static constexpr int kRows = 4;
+  static constexpr int stride(long long BV) { return static_cast<int>(BV) * kRows + 8; }
 
   constexpr explicit CombineLayout(const S& s) {
     LayoutBuilder at;
-    even_state = at.tile(s.BV, padded(s.K), DType::fp32);
-    odd_state = at.tile(s.BV, padded(s.K), DType::fp32);
-    even_rows = at.tile(s.BK, padded(s.K), DType::fp32);
-    odd_rows = at.tile(s.BK, padded(s.K), DType::fp32);
+    floats = padded(s.K) / kRows * stride(s.BV);
+    states = at.array(2LL * floats);
     bytes = at.bytes;
   }
 };
