@@ -61,7 +61,7 @@ double with_failures(const Group& group, const Config& config) {
 
 TEST(Gzip, GivesBackWhatItWasGiven) {
   std::string text;
-  for (int i = 0; i < 100000; ++i) text += static_cast<char>(i * i % 251);
+  for (int i = 0; i < 100000; ++i) text += static_cast<char>(i % 251 * i % 251);
   const std::string data = gzip(text);
   EXPECT_LT(data.size(), text.size());
   EXPECT_EQ(gunzip(data), text);

@@ -71,37 +71,20 @@ std::optional<Plan> shortest_plan(const Problem& problem, std::span<const StageU
   return plan;
 }
 
-/// What split scans cost, in chunks of one block with 64 columns of the state. Kernels are added,
-/// and the estimate is rough: only a clear gain counts.
-struct SplitCost {
-  double wide;     ///< a chunk of a block with 128 columns, which those beyond one a multiprocessor
-                   ///< have; 0: none has
-  double combine;  ///< of a state past a segment
-  double added;    ///< whatever the number of segments
-  double clear;    ///< share of the whole scan's time that is a clear gain
-};
-
 /// On one H200, 2026-11-21, an estimate of 0.43 brought a forward pass from 0.349 to 0.204 ms, one
 /// of 0.38 another from 1.458 to 0.833, and one of 0.74 nothing (0.130 and 0.134).
-constexpr SplitCost kSplitScans{0, 1, 0, 0.6};
-/// Whole passes that walk from segment to segment. There a chunk takes 4.1 us in a block with 64
-/// columns and 5.1 in one with 128; what is beside the walks, of kda on one H200, 2026-11-23, with
-/// gates that do not fade: 8 heads of 32768 tokens in 16 segments of 32 chunks took 0.567 ms, 12 of
-/// 2048 0.145 in segments of 8 and 0.134 unsplit.
-constexpr SplitCost kSplitPasses{1.25, 0.75, 11, 0.85};
+constexpr SplitCost kSplitScans{.wide = 0, .combine = 1, .added = 0, .clear = 0.6};
 
-/// What the default plan with split scans costs: that of the passes where one kernel walks through
-/// segments from what is given.
+/// What the default plan with split scans costs: that of its templates where they say so.
 const SplitCost& split_cost(const Problem& problem, std::span<const StageUse> uses,
                             const Target& target, std::int64_t BT) {
   const std::vector<std::int64_t> lengths = segment_lengths(target.device);
   const auto plan = lengths.empty() ? std::optional<Plan>()
                                     : shortest_plan(problem, uses, target, {BT, lengths.front()});
-  const bool passes = plan && std::ranges::any_of(*plan, [](const PlanStep& step) {
-                        const Template& t = *find_template(step.template_id);
-                        return t.needs.wgmma && t.tunable("SEG") != nullptr;
-                      });
-  return passes ? kSplitPasses : kSplitScans;
+  if (plan)
+    for (const PlanStep& step : *plan)
+      if (const auto& own = find_template(step.template_id)->split_cost) return *own;
+  return kSplitScans;
 }
 
 /// Chunks a segment for the default plan, 0: better not split. The unit of time is a chunk in one
@@ -353,24 +336,13 @@ std::vector<Plan> enumerate_plans(const Problem& problem, const Target& target, 
   return plans;
 }
 
-/// Whether few heads leave no multiprocessor idle though no scan is split.
-static bool shares_sequences(const Plan& plan, const Constants& constants) {
-  return std::ranges::any_of(plan, [&](const PlanStep& step) {
-    const std::optional<Presence>& shares = find_template(step.template_id)->shares_sequences;
-    return shares && shares->holds(constants);
-  });
-}
-
 Plan default_plan(const Problem& problem, const Target& target) {
-  const Constants constants = problem_constants(problem);
   const std::span<const std::int64_t> sizes = chunk_sizes(problem, target.device);
   const std::vector<StageUse> uses = stage_uses(problem);
   for (const std::int64_t BT : sizes) {
-    std::optional<Plan> whole = shortest_plan(problem, uses, target, BT);
-    if (whole && shares_sequences(*whole, constants)) return *whole;
     if (const std::int64_t SEG = default_segment(problem, uses, target, BT); SEG != 0)
       if (std::optional<Plan> plan = shortest_plan(problem, uses, target, {BT, SEG})) return *plan;
-    if (whole) return *whole;
+    if (std::optional<Plan> whole = shortest_plan(problem, uses, target, BT)) return *whole;
   }
   throw Error(ErrorKind::kUnavailable,
               fmt::format("{} ({}) with K = {}, V = {}, {}{} fits no template on {} ({} bytes of "

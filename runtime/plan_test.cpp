@@ -159,16 +159,26 @@ TEST(Plans, SplitScansByDefaultWhereFewChainsWouldLeaveAGpuIdle) {
   EXPECT_EQ(shape_of(default_plan(p, host_target())).SEG, 0);
 }
 
-TEST(Plans, SplitNoScanByDefaultWhereBlocksShareSequences) {
+TEST(Plans, SplitPassesOfAGateAHeadByDefaultWhereThatIsClearlyFaster) {
   Target target = cuda_target("sm_90a");
   target.limits.multiprocessors = 132;
   Problem p = gated();
   p.dtype = DType::bf16;
   p.K = p.V = 128;
-  p.T = 8192, p.H = p.HV = 8;
-  EXPECT_EQ(names(default_plan(p, target)), std::vector<std::string>{"delta_forward"});
-  p.op = "delta_rule";  // without a gate older states always count
-  EXPECT_GE(shape_of(default_plan(p, target)).SEG, 8);
+  const std::vector<std::string> whole{"delta_forward"};
+  const std::vector<std::string> split{"delta_segment", "fwd_h_combine", "delta_resume"};
+  for (const char* op : {"gated_delta_rule", "delta_rule"}) {
+    p.op = op;
+    p.T = 8192, p.H = p.HV = 8;
+    EXPECT_EQ(names(default_plan(p, target)), split) << op;
+    p.H = p.HV = 32;
+    EXPECT_EQ(names(default_plan(p, target)), whole) << op;
+    p.T = 2048, p.H = p.HV = 8;
+    EXPECT_EQ(names(default_plan(p, target)), whole) << op;
+    p.T = 65536, p.H = p.HV = 4, p.K = p.V = 256;
+    EXPECT_EQ(names(default_plan(p, target)), split) << op;
+    p.K = p.V = 128;
+  }
 }
 
 TEST(Plans, FitTheirDefaultsToTheNumberOfSequences) {

@@ -139,6 +139,16 @@ struct PlanShape {
   PlanShape(std::int64_t chunk = 0, std::int64_t segment = 0) : BT(chunk), SEG(segment) {}
 };
 
+/// What a scan costs that is split into segments, in chunks of one block with 64 columns of the
+/// state. Kernels are added, and the estimate is rough: only a clear gain counts.
+struct SplitCost {
+  double wide;     ///< a chunk of a block with 128 columns, which those beyond one a multiprocessor
+                   ///< have; 0: none has
+  double combine;  ///< of a state past a segment
+  double added;    ///< whatever the number of segments
+  double clear;    ///< share of the whole scan's time that is a clear gain
+};
+
 struct Template {
   std::string name;     ///< the folder: a stage, or a fused group's name
   std::string variant;  ///< "portable" (CUDA, sm_80 and up), "hopper", "cpu"
@@ -156,9 +166,8 @@ struct Template {
   /// sequence of a batch at T rows from the one before.
   std::vector<std::string_view> strided{};
   Needs needs;
-  /// Where its blocks share long sequences out by themselves, so that default plans need no split
-  /// scan for few heads; nothing: nowhere.
-  std::optional<Presence> shares_sequences{};
+  /// Of plans that split what it walks through, where that is not what scans by themselves cost.
+  std::optional<SplitCost> split_cost{};
   int rank = 0;        ///< default plans take the lower of two that cover the same stages
   std::string source;  ///< file under templates/; a contract names it as in its own folder
 

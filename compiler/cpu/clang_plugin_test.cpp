@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <array>
 #include <cmath>
 #include <csignal>
 #include <cstring>
@@ -216,13 +217,24 @@ TEST(ClangPlugin, IncludesDoNotReachTheFileSystem) {
   expect_has(error_of("#include \"/etc/passwd\"\n" + source("")), "file not found");
 }
 
+constexpr std::array kSignals{SIGINT, SIGTERM, SIGHUP, SIGSEGV, SIGABRT, SIGPIPE};
+
+/// What the process does with each of these. A sanitizer handles some itself.
+auto signal_handlers() {
+  std::array<decltype(SIG_DFL), kSignals.size()> handlers{};
+  for (std::size_t i = 0; i < kSignals.size(); ++i) {
+    struct sigaction action{};
+    handlers[i] = sigaction(kSignals[i], nullptr, &action) == 0 ? action.sa_handler : SIG_ERR;
+  }
+  return handlers;
+}
+const auto kHandlersAtStart = signal_handlers();  // before any test has loaded the plugin
+
 TEST(ClangPlugin, LeavesSignalHandlersAlone) {
   compile_source(source(""), "probe", host_target());
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGSEGV, SIGABRT, SIGPIPE}) {
-    struct sigaction action{};
-    ASSERT_EQ(sigaction(signal, nullptr, &action), 0);
-    EXPECT_EQ(action.sa_handler, SIG_DFL) << strsignal(signal);
-  }
+  const auto handlers = signal_handlers();
+  for (std::size_t i = 0; i < kSignals.size(); ++i)
+    EXPECT_EQ(handlers[i], kHandlersAtStart[i]) << strsignal(kSignals[i]);
 }
 
 TEST(ClangPlugin, EightThreadsCompileAtOnce) {

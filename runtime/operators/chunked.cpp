@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "templates/decode/stages.hpp"
+#include "templates/forward/stages.hpp"
 #include "templates/gate/stages.hpp"
 #include "templates/gradient/stages.hpp"
 #include "templates/intra/stages.hpp"
@@ -56,7 +57,9 @@ const ChunkedStages& scalar_gate_stages() {
                                     .d_first = &stages::bwd_dqkwg,
                                     .d_second = &stages::wy_bwd,
                                     .gate_bwd = &stages::gate_bwd,
-                                    .recurrent = &stages::recurrent};
+                                    .recurrent = &stages::recurrent,
+                                    .segment = &stages::delta_segment,
+                                    .resume = &stages::delta_resume};
   return stages;
 }
 

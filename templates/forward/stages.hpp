@@ -7,6 +7,22 @@
 namespace wyvern::stages {
 
 // clang-format off
+inline constexpr StageDefinition delta_segment{
+    "delta_segment", "As fwd_h_segment, from what is given; M may be 0 below 2^-30.",
+    {tensor::k,
+     tensor::v,
+     tensor::beta,
+     {"g", Access::in, constant::G_DTYPE, {extent::B, extent::T, constant::HV}, {constant::SCALAR_GATE}},
+     tensor::A_log.when({constant::GATE_IN_KERNEL}),
+     {"dt_bias", Access::in, DType::fp32, {constant::HV}, {constant::HAS_DT_BIAS}},
+     tensor::seq_offsets.when({constant::VARLEN}),
+     {"share_M", Access::out, DType::fp32, {extent::NS, constant::HV, constant::K, constant::K}},
+     {"share_R", Access::out, DType::fp32, {extent::NS, constant::HV, constant::K, constant::V}}}};
+
+inline constexpr StageDefinition delta_resume{
+    "delta_resume", "The states that enter segments, for the whole pass that comes next.",
+    {tensor::segment_state}};
+
 inline constexpr StageDefinition kda_segment{
     "kda_segment", "As fwd_h_segment, from what is given; M may be 0 below 2^-30.",
     {tensor::k,

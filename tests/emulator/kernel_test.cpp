@@ -623,6 +623,33 @@ TEST(KernelHopper, WholeForwardPassOfAGateAChannelSpillsAtMostTwoRegisters) {
       }
 }
 
+/// With K = 256 states are twenty numbers short, as in the pass without segments; else a thread is at
+/// most three.
+TEST(KernelHopper, PassesOverSegmentsOfAGateAHeadSpillFewRegisters) {
+  if (const std::string missing = compiler_problem(DeviceKind::cuda); !missing.empty())
+    GTEST_SKIP() << missing;
+  struct Size {
+    std::int64_t K, BV, stages;
+  };
+  for (const Size size : {Size{64, 64, 3}, {128, 64, 3}, {128, 128, 3}, {256, 64, 2}})
+    for (const bool all : {false, true})
+      for (const char* const id : {"delta_segment.hopper", "delta_resume.hopper"}) {
+        Problem p = problem(1, 90, 1, 3, size.K, 128);
+        p.dtype = p.beta_dtype = all ? DType::fp16 : DType::bf16;
+        p.packed = p.use_qk_l2norm = p.use_beta_sigmoid = p.use_gate_in_kernel = all;
+        p.initial_state = p.output_final_state = p.has_A_log = p.has_dt_bias = all;
+        const Artifact artifact = compile({find_template(id), problem_constants(p),
+                                           Config{{"BT", std::int64_t{64}},
+                                                  {"BV", size.BV},
+                                                  {"num_stages", size.stages},
+                                                  {"SEG", std::int64_t{8}}},
+                                           cuda_target("sm_90a")});
+        const std::int64_t limit = size.K == 256 ? (all ? 84 : 48) : all && size.BV > 64 ? 48 : 24;
+        EXPECT_LE(artifact.resources.spill_bytes, limit)
+            << id << ' ' << size.K << ' ' << size.BV << ' ' << all;
+      }
+}
+
 /// The kernels that walk from segment to segment spill none.
 TEST(KernelHopper, PassesOverSegmentsSpillNothing) {
   if (const std::string missing = compiler_problem(DeviceKind::cuda); !missing.empty())
@@ -647,17 +674,17 @@ TEST(KernelHopper, PassesOverSegmentsSpillNothing) {
 }
 
 /// Stages of these passes by themselves: segments whose states fade and segments whose states stay.
-TEST(KernelHopper, PassesOverSegments) {
+void expect_segments_correct(const char* op, const std::vector<const char*>& templates,
+                             std::uint64_t seed) {
   const std::vector<std::int64_t> lengths{1100, 0, 513, 40};
-  std::uint64_t seed = 40;
   for (const Gate gate : {Gate::typical, Gate::mixed, Gate::zero}) {
     Problem p = problem(1, 0, 1, 1, 64, 64);
-    p.op = "kda";
+    p.op = op;
     p.dtype = p.beta_dtype = DType::bf16;
     p.initial_state = p.use_qk_l2norm = true;
     const StageData data =
         testing::make_stage_data(testing::packed(p, lengths), 64, gate, ++seed, lengths);
-    for (const char* const id : {"kda_segment.hopper", "kda_resume.hopper"}) {
+    for (const char* const id : templates) {
       const Template& t = *find_template(id);
       ASSERT_TRUE(applies(t, data));
       const auto config = default_config(t, problem_constants(data.problem), kHopper,
@@ -668,6 +695,12 @@ TEST(KernelHopper, PassesOverSegments) {
   }
 }
 
+TEST(KernelHopper, PassesOverSegments) {
+  expect_segments_correct("kda", {"kda_segment.hopper", "kda_resume.hopper"}, 40);
+}
+TEST(KernelHopper, PassesOverSegmentsOfAGateAHead) {
+  expect_segments_correct("gated_delta_rule", {"delta_segment.hopper", "delta_resume.hopper"}, 43);
+}
 /// The spectral norm of a square matrix, by powers of M^T M.
 double spectral_norm(const double* M, std::int64_t size) {
   const auto n = static_cast<std::size_t>(size);

@@ -387,13 +387,14 @@ std::vector<OperatorCase> pass_cases() {
     p.K = p.V = 128;
     p.use_qk_l2norm = p.use_beta_sigmoid = p.use_gate_in_kernel = true;
     p.has_A_log = p.has_dt_bias = true;
-    p.lower_bound = -5.0F;
+    if (p.op == "kda") p.lower_bound = -5.0F;
   };
-  add("Typical", Gate::typical, {}, [](Problem& p) { p.K = p.V = 64; });
-  add("NoDecay", Gate::zero, {}, [](Problem& p) {
+  const auto no_decay = [](Problem& p) {
     p.K = 128, p.V = 64;
     p.initial_state = false;
-  });
+  };
+  add("Typical", Gate::typical, {}, [](Problem& p) { p.K = p.V = 64; });
+  add("NoDecay", Gate::zero, {}, no_decay);
   add("Steep", Gate::very_negative, {}, [](Problem& p) { p.K = 64, p.V = 128; });
   add("Batch", Gate::mixed, {}, [](Problem& p) {
     p.B = p.N = 2, p.T = 640, p.K = p.V = 64;
@@ -405,22 +406,51 @@ std::vector<OperatorCase> pass_cases() {
     p.g_dtype = DType::bf16;
   });
   add("BoundedNoDecay", Gate::zero, {1100, 30}, everything);
+
+  const auto add_scalar = [&](const std::string& name, Gate gate, const Lengths& lengths,
+                              const std::function<void(Problem&)>& change) {
+    add("Scalar" + name, gate, lengths, [&](Problem& p) {
+      p.op = "gated_delta_rule";
+      change(p);
+    });
+  };
+  add_scalar("Typical", Gate::typical, {}, [](Problem& p) { p.K = p.V = 64; });
+  add_scalar("NoDecay", Gate::zero, {}, no_decay);
+  add_scalar("Steep", Gate::very_negative, {}, [](Problem& p) { p.K = p.V = 128; });
+  add_scalar("WideKeys", Gate::mixed, {600, 513}, [](Problem& p) {
+    p.K = 256, p.V = 64;
+    p.H = 1, p.HV = 2;
+  });
+  add_scalar("Everything", Gate::typical, {1100, 0, 512, 70, 513, 1}, [&](Problem& p) {
+    everything(p);
+    p.H = 1, p.HV = 3;
+    p.g_dtype = DType::bf16;
+    p.state_v_first = true;
+  });
+  add_scalar("None", Gate::zero, {1100, 30}, [](Problem& p) {
+    p.op = "delta_rule";
+    p.K = p.V = 128;
+    p.use_qk_l2norm = true;
+  });
   return all;
 }
 
 TEST_P(EmulatedSegmentPasses, MatchOracle) {
   const OperatorCase& one = GetParam();
   const OperatorData data = make_data(one.problem, one.gate, 15, one.lengths);
-  const auto plan = plan_with(device(), data.problem, "kda_resume.hopper");
+  const bool channels = one.problem.op == "kda";
+  const auto plan = plan_with(device(), data.problem,
+                              channels ? "kda_resume.hopper" : "delta_resume.hopper");
   ASSERT_TRUE(plan.has_value());
   Plan split = *plan;
   ASSERT_EQ(split.size(), data.problem.packed ? 4U : 3U);
   for (PlanStep& step : split) {
     if (!step.config.contains("SEG")) continue;
     step.config.set("SEG", std::int64_t{8});
-    if (!data.problem.packed || !step.config.contains("num_stages")) continue;
+    if (!data.problem.packed || !step.config.contains("num_stages") || one.problem.V < 128)
+      continue;
     step.config.set("BV", std::int64_t{128});
-    step.config.set("num_stages", std::int64_t{9});
+    if (channels) step.config.set("num_stages", std::int64_t{9});
   }
   const Operator op = emulator::prepare(device(), data.problem, split);
   data.problem.packed ? check_rows_apart(op, data) : check(op, data);

@@ -100,35 +100,47 @@ TEST_F(GpuTensorCopies, TakeRowsThatLieApart) {
 
 /// Passes that walk from segment to segment, whatever the gates: states that fade inside a segment
 /// and states that stay, by blocks of 64 columns and of 128.
-TEST_F(GpuTensorCopies, WalkFromSegmentToSegment) {
+class GpuSegmentPasses : public GpuTensorCopies,
+                         public ::testing::WithParamInterface<std::tuple<std::string, Gate, bool>> {
+};
+
+TEST_P(GpuSegmentPasses, MatchOracleAndReplay) {
   WYVERN_OPEN_OR_SKIP(DeviceKind::cuda);
-  for (const Gate gate : {Gate::typical, Gate::mixed, Gate::zero})
-    for (const bool all : {false, true}) {
-      Problem p = base({"kda", Pass::forward});
-      p.H = 1, p.HV = 3, p.K = p.V = 128;
-      p.packed = p.initial_state = p.output_final_state = true;
-      p.use_qk_l2norm = p.use_gate_in_kernel = p.has_A_log = p.has_dt_bias = all;
-      if (all) p.lower_bound = -5.0F;
-      const OperatorData data = make_data(p, gate, 21, {3000, 0, 33, 512, 1025});
-      const auto plan = plan_with(device(), data.problem, "kda_resume.hopper");
-      if (!plan) GTEST_SKIP() << "this GPU has no wgmma";
-      for (const std::int64_t BV : {64, 128}) {
-        Plan split = *plan;
-        for (PlanStep& step : split) {
-          if (!step.config.contains("SEG")) continue;
-          step.config.set("SEG", std::int64_t{8});
-          if (!step.config.contains("num_stages")) continue;
-          step.config.set("BV", BV);
-          step.config.set("num_stages", std::int64_t{9});
-        }
-        const Operator op = test_runtime().prepare(device(), data.problem, split);
-        const HostTensors direct = run_operator(device(), op, data, Guards::bands, {}, 20);
-        expect_matches_oracle(data, direct);
-        expect_same(run_operator(device(), op, data, Guards::bands, replayed(device(), op)),
-                    direct);
-      }
+  const auto& [op, gate, all] = GetParam();
+  const bool channels = op == "kda";
+  Problem p = base({op, Pass::forward});
+  p.H = 1, p.HV = 3, p.K = p.V = 128;
+  p.packed = p.initial_state = p.output_final_state = true;
+  p.use_qk_l2norm = all;
+  p.use_gate_in_kernel = p.has_A_log = p.has_dt_bias = all && op != "delta_rule";
+  if (all && channels) p.lower_bound = -5.0F;
+  const OperatorData data = make_data(p, gate, 21, {3000, 0, 33, 512, 1025});
+  const auto plan =
+      plan_with(device(), data.problem, channels ? "kda_resume.hopper" : "delta_resume.hopper");
+  if (!plan) GTEST_SKIP() << "this GPU has no wgmma";
+  for (const std::int64_t BV : {64, 128}) {
+    Plan split = *plan;
+    for (PlanStep& step : split) {
+      if (!step.config.contains("SEG")) continue;
+      step.config.set("SEG", std::int64_t{8});
+      if (!step.config.contains("num_stages")) continue;
+      step.config.set("BV", BV);
+      if (channels) step.config.set("num_stages", std::int64_t{9});
     }
+    const Operator segments = test_runtime().prepare(device(), data.problem, split);
+    const HostTensors direct = run_operator(device(), segments, data, Guards::bands, {}, 20);
+    expect_matches_oracle(data, direct);
+    expect_same(run_operator(device(), segments, data, Guards::bands, replayed(device(), segments)),
+                direct);
+  }
 }
+
+INSTANTIATE_TEST_SUITE_P(, GpuSegmentPasses,
+                         ::testing::Combine(::testing::Values("kda", "gated_delta_rule",
+                                                              "delta_rule"),
+                                            ::testing::Values(Gate::typical, Gate::mixed,
+                                                              Gate::zero),
+                                            ::testing::Bool()));
 
 TEST_P(OperatorPromise, TakesRowsThatLieApart) {
   WYVERN_OPEN_OR_SKIP(GetParam().kind);

@@ -149,7 +149,7 @@ class Chain {
     for (const char* name : {"qg", "kg"})
       if (vector()) store(name, p_.dtype, heads(p_.HV, p_.K));
     if (needs({"segment_M", "segment_R", "segment_state"})) segments();
-    if (vector() && !erases() && needs({"share_M", "share_R"})) shares();
+    if (!erases() && needs({"share_M", "share_R"})) shares();
     run("fwd_h");
     store("h", p_.dtype, {NT_, p_.HV, p_.K, p_.V});
     store("v_new", p_.dtype, heads(p_.HV, p_.V));
@@ -171,7 +171,7 @@ class Chain {
 
   void shares() {
     const std::int64_t NS = segment_slots();
-    run("kda_segment");
+    run(vector() ? "kda_segment" : "delta_segment");
     store("share_M", DType::fp32, {NS, p_.HV, p_.K, p_.K});
     store("share_R", DType::fp32, {NS, p_.HV, p_.K, p_.V});
   }
@@ -353,7 +353,8 @@ bool uses_stage(const Problem& p, std::string_view stage) {
   if (stage == "chunk_local_cumsum" || stage == "chunk_local_reverse_cumsum")
     return kind != GateKind::none;
   for (const std::string_view scalar :
-       {"scaled_dot_kkt", "recompute_w_u", "fwd_o", "bwd_dv_local", "bwd_dqkwg", "wy_bwd"})
+       {"delta_segment", "delta_resume", "scaled_dot_kkt", "recompute_w_u", "fwd_o", "bwd_dv_local",
+        "bwd_dqkwg", "wy_bwd"})
     if (stage == scalar) return kind != GateKind::vector;
   return !stage.starts_with("kda_") || kind == GateKind::vector;
 }

@@ -131,8 +131,8 @@ void bwd_dhu_combine(const StageContext& c, TensorMap& t) {
   t["segment_dstate"] = gradients;
 }
 
-/// fwd_h_segment from what the operator is given.
-void kda_segment(const StageContext& c, TensorMap& t) {
+/// fwd_h_segment from what the operator is given, with a gate a key channel or one a head at most.
+void segment_from_inputs(const StageContext& c, TensorMap& t, bool channels) {
   TensorMap own;
   for (const char* const name : {"k", "v", "beta", "g", "A_log", "dt_bias"})
     if (const auto at = t.find(name); at != t.end()) own.insert(*at);
@@ -142,22 +142,33 @@ void kda_segment(const StageContext& c, TensorMap& t) {
     run_reference("l2norm_rstd", c, rows);
     own["k_rstd"] = own["q_rstd"] = rows.at("rstd");
   }
-  if (c.gate_in_kernel) run_reference("kda_gate", c, own);
-  for (const char* const stage :
-       {"chunk_local_cumsum", "kda_intra", "solve_tril", "kda_recompute_w_u", "fwd_h_segment"})
+  if (c.gate_in_kernel) run_reference(channels ? "kda_gate" : "gate", c, own);
+  if (own.contains("g")) run_reference("chunk_local_cumsum", c, own);
+  own.erase(channels ? "G" : "Gk");
+  for (const char* const stage : {channels ? "kda_intra" : "scaled_dot_kkt", "solve_tril",
+                                  channels ? "kda_recompute_w_u" : "recompute_w_u",
+                                  "fwd_h_segment"})
     run_reference(stage, c, own);
   t["share_M"] = own.at("segment_M");
   t["share_R"] = own.at("segment_R");
 }
 
+void kda_segment(const StageContext& c, TensorMap& t) {
+  segment_from_inputs(c, t, true);
+}
+void delta_segment(const StageContext& c, TensorMap& t) {
+  segment_from_inputs(c, t, false);
+}
+
 /// Says where a pass begins, and does nothing itself.
-void kda_resume(const StageContext&, TensorMap&) {}
+void begin_pass(const StageContext&, TensorMap&) {}
 
 }  // namespace
 
 const StageReferences& segment_references() {
   static const StageReferences references{
-      {"kda_segment", kda_segment},         {"kda_resume", kda_resume},
+      {"kda_segment", kda_segment},         {"kda_resume", begin_pass},
+      {"delta_segment", delta_segment},     {"delta_resume", begin_pass},
       {"fwd_h_segment", fwd_h_segment},     {"fwd_h_combine", fwd_h_combine},
       {"bwd_dhu_segment", bwd_dhu_segment}, {"bwd_dhu_combine", bwd_dhu_combine}};
   return references;

@@ -2,11 +2,13 @@
 #include <cmath>
 
 #include "templates/forward/delta_forward/hopper_layout.hpp"
+#include "templates/forward/stages.hpp"
 #include "templates/gate/stages.hpp"
 #include "templates/hopper_contract.hpp"
 #include "templates/intra/stages.hpp"
 #include "templates/output/stages.hpp"
 #include "templates/rows/stages.hpp"
+#include "templates/scan/scan_contract.hpp"
 #include "templates/scan/stages.hpp"
 #include "templates/template.hpp"
 
@@ -77,13 +79,9 @@ std::string illegal(const Spec& s, const Limits& limits) {
   return cuda::exceeds_shared(HopperLayout(s).bytes, limits);
 }
 
-/// Hopper: one block BV columns of V of a sequence and value head.
-Template one_kernel() {
-  Template t;
-  t.name = "delta_forward";
-  t.variant = "hopper";
-  t.summary = "The forward pass in one kernel, for a gate a head or none: the state stays on chip.";
-  t.covers = {
+/// The stages of the whole pass.
+std::vector<Cover> whole_pass() {
+  return {
       hopper::when({stages::l2norm_rstd, {{"x", "q"}, {"rstd", "q_rstd"}}}, {constant::QK_L2NORM}),
       hopper::when({stages::l2norm_rstd, {{"x", "k"}, {"rstd", "k_rstd"}}}, {constant::QK_L2NORM}),
       hopper::when({stages::gate, {{"g_log", "g"}}}, {constant::GATE_IN_KERNEL}),
@@ -95,10 +93,17 @@ Template one_kernel() {
       stages::fwd_h_combine,
       stages::fwd_h,
       stages::fwd_o};
+}
+
+/// What all walks share.
+Template walk(std::string name, std::string source) {
+  Template t;
+  t.name = std::move(name);
+  t.variant = "hopper";
+  t.source = std::move(source);
   t.constants = {constant::DTYPE,
                  constant::BETA_DTYPE,
                  constant::G_DTYPE,
-                 constant::STATE_DTYPE,
                  constant::H,
                  constant::HV,
                  constant::K,
@@ -110,38 +115,110 @@ Template one_kernel() {
                  constant::HAS_DT_BIAS,
                  constant::QK_L2NORM,
                  constant::BETA_SIGMOID,
-                 constant::NEG_EIGVAL,
-                 constant::INITIAL_STATE,
-                 constant::FINAL_STATE,
-                 constant::STATE_V_FIRST};
-  t.source = "hopper.cu";
+                 constant::NEG_EIGVAL};
   t.needs.wgmma = t.needs.tensor_copies = true;
   t.tunables = {{tunable::BT, cuda::integers({kRows})},
                 {tunable::BV, cuda::integers({64, 128})},
                 {tunable::num_stages, cuda::integers({3, 2})}};
-  t.tensor_maps = {{.name = "q_map", .argument = "q", .view = keys},
-                   {.name = "k_map", .argument = "k", .view = keys},
-                   {.name = "v_map", .argument = "v", .view = values},
-                   {.name = "o_map", .argument = "o", .view = outputs}};
-  t.strided = {"q", "k", "v", "beta", "g", "o"};
-  t.shares_sequences = {constant::SCALAR_GATE};
+  t.tensor_maps = {{.name = "k_map", .argument = "k", .view = keys},
+                   {.name = "v_map", .argument = "v", .view = values}};
+  t.strided = {"k", "v", "beta", "g"};
   t.illegal = illegal;
   t.fallback = [](Spec& s, const Limits&) {
     s.BV = s.K == 256 || s.V % (2 * kColumns) != 0 ? kColumns : 2 * kColumns;
     s.num_stages = s.K == 256 ? 2 : 3;
   };
+  return t;
+}
+
+/// The same where queries are asked too.
+Template whole_walk(std::string name, std::string source) {
+  Template t = walk(std::move(name), std::move(source));
+  t.constants = scan::joined(t.constants, {constant::STATE_DTYPE, constant::INITIAL_STATE,
+                                           constant::FINAL_STATE, constant::STATE_V_FIRST});
+  t.tensor_maps.insert(t.tensor_maps.begin(), {.name = "q_map", .argument = "q", .view = keys});
+  t.tensor_maps.push_back({.name = "o_map", .argument = "o", .view = outputs});
+  t.strided = {"q", "k", "v", "beta", "g", "o"};
+  return t;
+}
+
+Geometry launch(const Spec& s, std::int64_t blocks) {
+  const HopperLayout layout(s);
+  return Geometry{.grid = {blocks, 1, 1},
+                  .threads = 128 * (1 + layout.helpers + layout.walkers),
+                  .shared_bytes = layout.bytes};
+}
+
+/// Blocks of one launch over segments: `columns` of states for each value head.
+std::int64_t segment_blocks(const Spec& s, const Extents& e, std::int64_t columns) {
+  return e.NS * s.HV * (columns / s.BV);
+}
+
+/// Segments of the problem, as far as defaults know it.
+std::int64_t segments_of(const Spec& s, const PlanShape& shape) {
+  return shape.sequences * cuda::ceil_div(shape.tokens, s.BT * s.SEG);
+}
+
+/// A block of fewer columns walks faster: where each has a multiprocessor to itself, so does the
+/// whole. `columns` are those of all walks.
+void narrow(Spec& s, const Limits& limits, std::int64_t columns) {
+  if (columns / kColumns <= limits.multiprocessors) s.BV = kColumns;
+}
+
+/// Hopper: one block BV columns of V of a sequence and value head.
+Template one_kernel() {
+  Template t = whole_walk("delta_forward", "hopper.cu");
+  t.summary = "The forward pass in one kernel, for a gate a head or none: the state stays on chip.";
+  t.covers = whole_pass();
   t.fit = choose_columns;
   t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {
-    const HopperLayout layout(s);
-    return Geometry{.grid = {blocks(s, e, limits), 1, 1},
-                    .threads = 128 * (1 + layout.helpers + layout.walkers),
-                    .shared_bytes = layout.bytes};
+    return launch(s, blocks(s, e, limits));
+  };
+  return t;
+}
+
+/// Hopper: one block BV columns of M or of R of a segment and value head.
+Template segment() {
+  Template t = scan::split(walk("delta_segment", "segment.cu"));
+  t.covers = {stages::delta_segment};
+  t.illegal = [](const Spec& s, const Limits& limits) {
+    if (s.K % s.BV != 0) return fmt::format("K={} is not a multiple of BV={}", s.K, s.BV);
+    return illegal(s, limits);
+  };
+  t.fallback = [](Spec& s, const Limits&) {
+    s.BV = s.K == 128 && s.V % (2 * kColumns) == 0 ? 2 * kColumns : kColumns;
+    s.num_stages = s.K == 256 ? 2 : 3;
+  };
+  // A sequence's last segment has no blocks that do anything.
+  t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
+    narrow(s, limits, (segments_of(s, shape) - shape.sequences) * s.HV * (s.K + s.V));
+  };
+  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
+    return launch(s, segment_blocks(s, e, s.K + s.V));
+  };
+  return t;
+}
+
+/// Hopper: one block BV columns of V of a segment and value head.
+Template resume() {
+  Template t = scan::split(whole_walk("delta_resume", "resume.cu"));
+  t.summary = "The forward pass over all segments at once, from the states that enter them.";
+  // A chunk takes 1.8 us in a block of 64 columns and 2.5 in one of 128, a segment's step of
+  // fwd_h_combine 1.7. Where gates fade, blocks of the one kernel share a sequence out, which is a
+  // little faster than this and far from it where they do not: half as long is a clear gain.
+  t.split_cost = SplitCost{.wide = 1.4, .combine = 1, .added = 6, .clear = 0.6};
+  t.covers = scan::joined({stages::delta_resume}, whole_pass());
+  t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
+    narrow(s, limits, segments_of(s, shape) * s.HV * s.V);
+  };
+  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
+    return launch(s, segment_blocks(s, e, s.V));
   };
   return t;
 }
 
 }  // namespace
 
-std::vector<Template> contract() { return {one_kernel()}; }
+std::vector<Template> contract() { return {one_kernel(), segment(), resume()}; }
 
 }  // namespace wyvern::delta_forward

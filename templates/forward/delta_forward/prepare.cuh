@@ -1,5 +1,6 @@
 // What the blocks of delta_forward.hopper do before the state: tiles and factors of rows
-// (warpgroup 0), scores of queries and inverses of I + A (the helpers).
+// (warpgroup 0), scores of queries and inverses of I + A (the helpers). Who includes it says in
+// kQueries whether queries are asked too; where not, no tile of them is brought.
 #pragma once
 
 #include "device/cuda/gate.cuh"
@@ -24,7 +25,9 @@ constexpr int kThreads = 128 * (1 + kHelpers + kWalkers);
 constexpr int kScalers = kPipelined ? 1 : 2;
 constexpr int kFirstScaler = kPipelined ? 0 : 2;
 constexpr int kPanels = BV / kColumns;
-constexpr int kTileBytes = kRows * (2 * K + BV) * static_cast<int>(sizeof(DTYPE));
+/// Of a tile of keys, or of queries, and of values.
+constexpr int kKeyBytes = kRows * K * static_cast<int>(sizeof(DTYPE));
+constexpr int kValueBytes = kRows * BV * static_cast<int>(sizeof(DTYPE));
 
 using KeyTile = sm90::SwizzledTile<DTYPE, kRows, K>;
 using SquareTile = sm90::SwizzledTile<DTYPE, kRows, kRows>;
@@ -37,6 +40,7 @@ struct Block : SharedWalk {
   unsigned char* shared;
   int sequence, head, tile;
   bool halves;  ///< one warpgroup has a state, another block that of the other 64 columns
+  bool without_values;  ///< v is 0
 
   WYVERN_DEVICE KeyTile keys(int buffer) const {
     return {shared + kLayout.k.offset + buffer * kLayout.tiles};
@@ -102,17 +106,21 @@ WYVERN_DEVICE void bring_tiles(const Block& b, int chunk, const Position& at,
   sm90::Barrier* const barrier = rows < kRows ? b.barrier<kLayout.landed>(0) : loaded;
   if (lane_index() > 0 && rows == kRows) sm90::barrier_arrive(loaded);
   if (lane_index() == 0) {
-    sm90::barrier_arrive_expect(barrier, kTileBytes);
+    const bool values = kQueries || !b.without_values;
+    sm90::barrier_arrive_expect(barrier,
+                                (kQueries ? 2 : 1) * kKeyBytes + (values ? kValueBytes : 0));
     sm90::tensor_load(b.keys(at.buffer).data, k_map, {0, token, 0, key_head}, barrier);
-    sm90::tensor_load(b.queries(at.buffer).data, q_map, {0, token, 0, key_head}, barrier);
-    sm90::tensor_load(b.values(at.buffer).data, v_map, {0, token, kPanels * b.tile, b.head},
-                      barrier);
+    if constexpr (kQueries)
+      sm90::tensor_load(b.queries(at.buffer).data, q_map, {0, token, 0, key_head}, barrier);
+    if (values)
+      sm90::tensor_load(b.values(at.buffer).data, v_map, {0, token, kPanels * b.tile, b.head},
+                        barrier);
   }
   if (rows == kRows) return;
   // What follows in the tensor is the next sequence's: whatever it holds must not come in.
   sm90::barrier_wait(barrier, 0);
   clear_rows(b.keys(at.buffer), rows);
-  clear_rows(b.queries(at.buffer), rows);
+  if constexpr (kQueries) clear_rows(b.queries(at.buffer), rows);
 #pragma unroll
   for (int i = 0; i < kPanels; ++i) clear_rows(b.values(at.buffer, i), rows);
   sm90::hand_over(loaded);
@@ -242,11 +250,13 @@ WYVERN_DEVICE void scale_rows(const Block& b, int chunk, const Position& at, Raw
     const float reached = exp2_fast(before + G);
     b.factors<kLayout.G>(at.buffer)[row] = G;
     b.factors<kLayout.row>(at.buffer)[row] = rate;
-    b.factors<kLayout.query>(at.buffer)[row] = scale;
+    if constexpr (kQueries) {
+      b.factors<kLayout.query>(at.buffer)[row] = scale;
+      b.factors<kLayout.output_factor>(at.buffer)[row] = scale * reached;
+    }
     b.factors<kLayout.beta>(at.buffer)[row] = rate;
     b.factors<kLayout.erase>(at.buffer)[row] = -rate * reached;
     b.factors<kLayout.update_factor>(at.buffer)[row] = exp2_fast((owes ? -before : last) - G);
-    b.factors<kLayout.output_factor>(at.buffer)[row] = scale * reached;
 #pragma unroll
     for (int i = 0; i < 3; ++i)
       if (row < 16 * (i + 1))
@@ -395,7 +405,7 @@ WYVERN_DEVICE void normalize(const Block& b, int buffer) {
 #pragma unroll
     for (int i = 0; i < 3; ++i)
       if (row < 16 * (i + 1)) b.factors<kLayout.left>(buffer)[8 * i * (i + 1) + row] *= scale;
-  } else {
+  } else if constexpr (kQueries) {
     const float scale = scale_of_row(b.queries(buffer), row);
     b.factors<kLayout.query>(buffer)[row] *= scale;
     b.factors<kLayout.output_factor>(buffer)[row] *= scale;
@@ -448,19 +458,26 @@ WYVERN_DEVICE void lower_chunks(const Block& b) {
       sm90::sync_named(kWalkers + 1, 128);
     }
     const float* const key = b.factors<kLayout.row>(at.buffer);
-    const float* const query = b.factors<kLayout.query>(at.buffer);
     const float of_key[2] = {key[Square::row(0)], key[Square::row(2)]};
-    const float of_query[2] = {query[Square::row(0)], query[Square::row(2)]};
+    float of_query[2] = {};
+    if constexpr (kQueries) {
+      const float* const query = b.factors<kLayout.query>(at.buffer);
+      of_query[0] = query[Square::row(0)];
+      of_query[1] = query[Square::row(2)];
+    }
     const Decays decays(b, at.buffer, warp);
     sm90::end_products<0>(x);
     if (c >= kSlots) sm90::barrier_wait(b.barrier<kLayout.inverted>(slot), (c / kSlots + 1) % 2);
     store_negated(finish<true>(x, decays, warp, of_key), lower_tile(b, c), warp);
     sm90::barrier_arrive(b.barrier<kLayout.lowered>(slot));
-    multiply_by_keys(b, b.queries(at.buffer), at.buffer, x);
-    wait_taken(b, c);
-    sm90::end_products<0>(x);
+    if constexpr (kQueries) {
+      multiply_by_keys(b, b.queries(at.buffer), at.buffer, x);
+      wait_taken(b, c);
+      sm90::end_products<0>(x);
+    }
     sm90::barrier_arrive(b.barrier<kLayout.free>(at.buffer));
-    store_lower(finish<false>(x, decays, warp, of_query), b.scores(slot), warp);
+    if constexpr (kQueries)
+      store_lower(finish<false>(x, decays, warp, of_query), b.scores(slot), warp);
     sm90::hand_over(b.barrier<kLayout.ready>(slot));
   }
 }
@@ -498,8 +515,8 @@ WYVERN_DEVICE void prepare_chunks(const Block& b, int helper) {
   for (int c = helper; c < b.chunks; c += kHelpers) {
     wait_for_tiles(b, at);
     Square of_queries, of_keys;
-    multiply_by_keys(b, b.queries(at.buffer), at.buffer, of_queries);
-    if constexpr (kScoresLast) multiply_by_keys(b, b.keys(at.buffer), at.buffer, of_keys);
+    if constexpr (kQueries) multiply_by_keys(b, b.queries(at.buffer), at.buffer, of_queries);
+    if constexpr (kScoresLast || !kQueries) multiply_by_keys(b, b.keys(at.buffer), at.buffer, of_keys);
     sm90::barrier_wait(b.barrier<kLayout.scaled>(at.buffer), at.parity);
     if constexpr (QK_L2NORM) {
       normalize(b, at.buffer);
@@ -508,20 +525,29 @@ WYVERN_DEVICE void prepare_chunks(const Block& b, int helper) {
     const int r[2] = {Square::row(0), Square::row(2)};
     const float* const query = b.factors<kLayout.query>(at.buffer);
     const float* const key = b.factors<kLayout.row>(at.buffer);
-    const float of_query[2] = {query[r[0]], query[r[1]]};
+    float of_query[2] = {};
+    if constexpr (kQueries) {
+      of_query[0] = query[r[0]];
+      of_query[1] = query[r[1]];
+    }
     const float of_key[2] = {key[r[0]], key[r[1]]};
     const Decays decays(b, at.buffer, warp);
     LowerRows scores;
-    sm90::end_products<0>(of_queries);
-    if constexpr (kScoresLast) {
-      sm90::pin(of_keys.x);
-      scores = finish<false>(of_queries, decays, warp, of_query);
+    if constexpr (kQueries) {
+      sm90::end_products<0>(of_queries);
+      if constexpr (kScoresLast) {
+        sm90::pin(of_keys.x);
+        scores = finish<false>(of_queries, decays, warp, of_query);
+      } else {
+        wait_taken(b, c);
+        store_lower(finish<false>(of_queries, decays, warp, of_query), b.scores(c % kScoreSlots),
+                    warp);
+        multiply_by_keys(b, b.keys(at.buffer), at.buffer, of_keys);
+        sm90::end_products<0>(of_keys);
+      }
     } else {
-      wait_taken(b, c);
-      store_lower(finish<false>(of_queries, decays, warp, of_query), b.scores(c % kScoreSlots),
-                  warp);
-      multiply_by_keys(b, b.keys(at.buffer), at.buffer, of_keys);
       sm90::end_products<0>(of_keys);
+      if constexpr (!kScoresLast) wait_taken(b, c);
     }
     const LowerRows A = finish<true>(of_keys, decays, warp, of_key);
     sm90::barrier_arrive(b.barrier<kLayout.free>(at.buffer));
@@ -529,7 +555,7 @@ WYVERN_DEVICE void prepare_chunks(const Block& b, int helper) {
     inverse.invert(b.inverse(c % kSlots), warp);
     if constexpr (kScoresLast) {
       wait_taken(b, c);
-      store_lower(scores, b.scores(c % kScoreSlots), warp);
+      if constexpr (kQueries) store_lower(scores, b.scores(c % kScoreSlots), warp);
     }
     sm90::hand_over(b.barrier<kLayout.ready>(c % kSlots));
     inverse.release();

@@ -55,6 +55,15 @@ struct SharedState {
     return {b.shared + kLayout.update.offset + walker * SquareTile::kBytes};
   }
   WYVERN_DEVICE int column() const { return b.tile * BV + walker * kColumns; }
+
+  /// Calls act(offset, x) for each element and its place in a state of Width columns.
+  template <int Width, bool VFirst, class Act>
+  WYVERN_DEVICE void visit(Act&& act) {
+#pragma unroll
+    for (int p = 0; p < kParts; ++p)
+      sm90::visit_rows<K, Width, VFirst>(state[p], 64 * p, column(), act);
+  }
+
   /// Of this warpgroup.
   WYVERN_DEVICE void sync() const { sm90::sync_named(1 + walker, 128); }
 
@@ -78,11 +87,13 @@ struct SharedState {
     sm90::wgmma_commit();
   }
 
-  /// With x under way and y free: makes x = V' and y = q S, and the state decay.
+  /// With x under way and y free: makes x = V' and, where asked, y = q S, and the state decay.
   WYVERN_DEVICE void enter(const Position& at, int chunk) {
-    sm90::begin_products(y);
-    sm90::multiply<K>(y, sm90::rows_of(b.queries(at.buffer)), sm90::columns_of(rounded()), false);
-    sm90::wgmma_commit();
+    if constexpr (kQueries) {
+      sm90::begin_products(y);
+      sm90::multiply<K>(y, sm90::rows_of(b.queries(at.buffer)), sm90::columns_of(rounded()), false);
+      sm90::wgmma_commit();
+    }
     sm90::Barrier* const ready = b.barrier<kLayout.ready>(chunk % kSlots);
     const uint32 parity = static_cast<uint32>(chunk / kSlots % 2);
     // With norms the factors are there only when the chunk is prepared.
@@ -97,7 +108,13 @@ struct SharedState {
     uint32 v[4][4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) load_matrix_x4(v[j], matrices_of_rows(values, 0, j));
-    sm90::end_products<1>(x);
+    if (!kQueries && b.without_values) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+#pragma unroll
+        for (uint32& pair : v[j]) pair = 0;
+    }
+    sm90::end_products<kQueries ? 1 : 0>(x);
 #pragma unroll
     for (int i = 0; i < Square::kCount; ++i) {
       const uint32 pair = v[i / 8][i / 2 % 4];
@@ -107,7 +124,7 @@ struct SharedState {
     // u, in v's place: each warp in its own rows.
     store_rows(x, values);
     // The output that lies where the update of the state will has been copied.
-    if (thread_index() % 128 == 0) sm90::bulk_wait_read<0>();
+    if (kQueries && thread_index() % 128 == 0) sm90::bulk_wait_read<0>();
     publish();
     if constexpr (!QK_L2NORM) sm90::barrier_wait(ready, parity);
     sm90::begin_products(x);
@@ -121,7 +138,36 @@ struct SharedState {
         for (int i = 0; i < Square::kCount; ++i) state[p].x[i] *= decay;
     }
     sm90::end_products<0>(x);
-    sm90::pin(y.x);
+    if constexpr (kQueries) sm90::pin(y.x);
+  }
+
+  /// V' as the state takes it up, to where products take it from.
+  WYVERN_DEVICE void scale_values(const TwoRows& rate) const {
+    Square scaled;
+#pragma unroll
+    for (int i = 0; i < Square::kCount; ++i) scaled.x[i] = x.x[i] * rate.of(i);
+    store_rows(scaled, update());
+  }
+
+  /// Starts the state's update by a chunk's V'.
+  WYVERN_DEVICE void start_update(const Position& at) {
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) sm90::begin_products(state[p]);
+#pragma unroll
+    for (int p = 0; p < kParts; ++p)
+      sm90::multiply<kRows>(state[p], sm90::columns_of(b.keys(at.buffer), 64 * p),
+                            sm90::columns_of(update()), true);
+    sm90::wgmma_commit();
+  }
+
+  /// Ends the state's update, of which `Younger` groups of products are younger, and rounds the
+  /// state that the next chunk begins with.
+  template <int Younger>
+  WYVERN_DEVICE void end_update() {
+    sm90::end_products<Younger>(state[0]);
+#pragma unroll
+    for (int p = 1; p < kParts; ++p) sm90::pin(state[p].x);
+    round_state();
   }
 
   /// Starts the state's update by a chunk's V' and then the rest of its output, and rounds the
@@ -130,31 +176,19 @@ struct SharedState {
     const TwoRows rate(b.factors<kLayout.update_factor>(at.buffer));
     const TwoRows factor(b.factors<kLayout.output_factor>(at.buffer));
     const SquareTile values = b.values(at.buffer, walker);
-    Square scaled;
-#pragma unroll
-    for (int i = 0; i < Square::kCount; ++i) scaled.x[i] = x.x[i] * rate.of(i);
-    store_rows(scaled, update());
+    scale_values(rate);
     // Until all warps are done with u.
     sync();
     store_rows(x, values);
     publish();
-#pragma unroll
-    for (int p = 0; p < kParts; ++p) sm90::begin_products(state[p]);
-#pragma unroll
-    for (int p = 0; p < kParts; ++p)
-      sm90::multiply<kRows>(state[p], sm90::columns_of(b.keys(at.buffer), 64 * p),
-                            sm90::columns_of(update()), true);
-    sm90::wgmma_commit();
+    start_update(at);
 #pragma unroll
     for (int i = 0; i < Square::kCount; ++i) y.x[i] *= factor.of(i);
     sm90::begin_products(y);
     sm90::multiply<kRows>(y, sm90::rows_of(b.scores(chunk % kScoreSlots)), sm90::columns_of(values),
                           true);
     sm90::wgmma_commit();
-    sm90::end_products<1>(state[0]);
-#pragma unroll
-    for (int p = 1; p < kParts; ++p) sm90::pin(state[p].x);
-    round_state();
+    end_update<1>();
   }
 
   /// A chunk's output, once its products are done: by a tensor copy, or row by row where the
@@ -205,5 +239,24 @@ WYVERN_DEVICE void walk(SharedState& state, const TensorMap& o_map, const TokenR
     sm90::barrier_arrive(b.barrier<kLayout.taken>(c % kScoreSlots));
     if (c >= b.warm) state.store(c, o_map, o);
     state.enter(at, c + 1);
+  }
+}
+
+/// The same for the state alone.
+WYVERN_DEVICE void walk(SharedState& state) {
+  const Block& b = state.b;
+  Position at;
+  state.round_state();
+#pragma unroll 1
+  for (int c = 0; c < b.chunks; ++c, at.advance()) {
+    sm90::barrier_wait(b.barrier<kLayout.loaded>(at.buffer), at.parity);
+    state.start(at);
+    state.enter(at, c);
+    sm90::barrier_arrive(b.barrier<kLayout.taken>(c % kScoreSlots));
+    state.scale_values(TwoRows(b.factors<kLayout.update_factor>(at.buffer)));
+    state.publish();
+    state.start_update(at);
+    state.end_update<0>();
+    sm90::barrier_arrive(b.barrier<kLayout.free>(at.buffer));
   }
 }

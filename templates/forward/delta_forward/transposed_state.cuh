@@ -33,6 +33,10 @@ struct Residual {
 
   WYVERN_DEVICE Residual(const Block& b, int buffer, int walker, int j) {
     load_matrix_x4_transposed(values, matrices_at(b.values(buffer, walker), 2 * j));
+    if (!kQueries && b.without_values) {
+#pragma unroll
+      for (uint32& pair : values) pair = 0;
+    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       beta[i] = load<2>(b.factors<kLayout.beta>(buffer) + Columns::col(8 * j + 4 * i));
@@ -98,6 +102,12 @@ struct TransposedState {
 
   WYVERN_DEVICE int column() const { return b.tile * BV + walker * kColumns; }
 
+  /// Calls act(offset, x) for each element and its place in a state of Width columns.
+  template <int Width, bool VFirst, class Act>
+  WYVERN_DEVICE void visit(Act&& act) {
+    sm90::visit_state<Width, VFirst>(state, column(), act);
+  }
+
   /// Starts x = k S for the chunk in `at`.
   WYVERN_DEVICE void start(const Position& at, const sm90::FragmentA<DTYPE, K>& packed) {
     sm90::begin_products(x);
@@ -120,11 +130,11 @@ struct TransposedState {
     for (int i = 0; i < 2; ++i) residuals[i].apply(x.x + 8 * (j + i));
   }
 
-  /// With x under way and y free: makes x = V' and y = q S, and the state decay.
+  /// With x under way and y free: makes x = V' and, where asked, y = q S, and the state decay.
   WYVERN_DEVICE void enter(const Position& at, int chunk, sm90::FragmentA<DTYPE, K>& packed) {
     sm90::Barrier* const ready = b.barrier<kLayout.ready>(chunk % kSlots);
     const uint32 parity = static_cast<uint32>(chunk / kSlots % 2);
-    if constexpr (kWalkers > 1) start_output(at, packed);
+    if constexpr (kQueries && kWalkers > 1) start_output(at, packed);
     // With norms the factors are there only when the chunk is prepared.
     if constexpr (QK_L2NORM)
       sm90::barrier_wait(ready, parity);
@@ -134,20 +144,20 @@ struct TransposedState {
     if constexpr (kWalkers == 1) {
       const Residual first[2] = {residual(at, 0), residual(at, 1)};
       const Residual last[2] = {residual(at, 2), residual(at, 3)};
-      start_output(at, packed);
-      sm90::end_products<1>(x);
+      if constexpr (kQueries) start_output(at, packed);
+      sm90::end_products<kQueries ? 1 : 0>(x);
       apply(first, 0);
       apply(last, 2);
     } else {
       Residual next = residual(at, 0);
-      sm90::end_products<1>(x);
+      sm90::end_products<kQueries ? 1 : 0>(x);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const Residual now = next;
         if (i < 3) next = residual(at, i + 1);
         now.apply(x.x + 8 * i);
       }
-      sm90::end_products<0>(y);
+      if constexpr (kQueries) sm90::end_products<0>(y);
       packed.hold();
     }
     sm90::FragmentA<DTYPE, kRows> u(x);
@@ -164,21 +174,32 @@ struct TransposedState {
     sm90::end_products<0>(x);
     u.hold();
     if constexpr (kWalkers == 1) {
-      sm90::pin(y.x);
+      if constexpr (kQueries) sm90::pin(y.x);
       packed.hold();
     }
   }
 
-  /// Starts the state's update by a chunk's V' and then the rest of its output.
-  WYVERN_DEVICE void leave(const Position& at, int chunk, sm90::FragmentA<DTYPE, kRows>& values) {
+  /// V' as the state takes it up.
+  WYVERN_DEVICE Columns scaled_values(const Position& at) const {
     const RowFactors rate(b.factors<kLayout.update_factor>(at.buffer));
     Columns scaled;
 #pragma unroll
     for (int i = 0; i < Columns::kCount; ++i) scaled.x[i] = x.x[i] * rate.of(i);
-    sm90::FragmentA<DTYPE, kRows> update(scaled);
+    return scaled;
+  }
+
+  /// Starts the state's update by a chunk's V'.
+  WYVERN_DEVICE void start_update(const Position& at,
+                                  const sm90::FragmentA<DTYPE, kRows>& update) {
     sm90::begin_products(state);
     sm90::multiply(state, update, sm90::columns_of(b.keys(at.buffer)), true);
     sm90::wgmma_commit();
+  }
+
+  /// Starts the state's update by a chunk's V' and then the rest of its output.
+  WYVERN_DEVICE void leave(const Position& at, int chunk, sm90::FragmentA<DTYPE, kRows>& values) {
+    sm90::FragmentA<DTYPE, kRows> update(scaled_values(at));
+    start_update(at, update);
     const RowFactors factor(b.factors<kLayout.output_factor>(at.buffer));
 #pragma unroll
     for (int i = 0; i < Columns::kCount; ++i) y.x[i] *= factor.of(i);
@@ -187,6 +208,15 @@ struct TransposedState {
     sm90::wgmma_commit();
     sm90::end_products<1>(state);
     update.hold();
+    sm90::barrier_arrive(b.barrier<kLayout.free>(at.buffer));
+  }
+
+  /// Updates the state by a chunk's V', where no output is asked.
+  WYVERN_DEVICE void update(const Position& at) {
+    sm90::FragmentA<DTYPE, kRows> values(scaled_values(at));
+    start_update(at, values);
+    sm90::end_products<0>(state);
+    values.hold();
     sm90::barrier_arrive(b.barrier<kLayout.free>(at.buffer));
   }
 };
@@ -225,5 +255,20 @@ WYVERN_DEVICE void walk(TransposedState& walk, const TensorMap& o_map, const Tok
       finish();
     }
     walk.enter(at, c + 1, packed);
+  }
+}
+
+/// The same for the state alone.
+WYVERN_DEVICE void walk(TransposedState& walk) {
+  const Block& b = walk.b;
+  Position at;
+#pragma unroll 1
+  for (int c = 0; c < b.chunks; ++c, at.advance()) {
+    sm90::barrier_wait(b.barrier<kLayout.loaded>(at.buffer), at.parity);
+    sm90::FragmentA<DTYPE, K> packed(walk.state);
+    walk.start(at, packed);
+    walk.enter(at, c, packed);
+    sm90::barrier_arrive(b.barrier<kLayout.taken>(c % kScoreSlots));
+    walk.update(at);
   }
 }

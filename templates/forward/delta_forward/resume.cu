@@ -1,0 +1,46 @@
+// The forward pass over all segments at once, from the states that enter them, one block BV columns
+// of V of one segment and value head.
+constexpr bool kQueries = true;
+
+#include "device/cuda/segment.cuh"
+#include "forward/delta_forward/block.cuh"
+
+WYVERN_KERNEL(kThreads, 1) {
+  const Segment segment =
+      locate_segment<VARLEN, SEG * BT>(block_index() / kTilesV / HV, e, seq_offsets);
+  if (!segment.used) return;
+  Block b{};
+  b.shared = sm90::swizzled_memory();
+  b.tile = block_index() % kTilesV;
+  b.head = block_index() / kTilesV % HV;
+  b.sequence = segment.sequence;
+  b.token = segment.token;
+  b.tokens = segment.tokens;
+  b.chunks = ceil_div(segment.tokens, kRows);
+  // No chunk is in front of what the block writes. Known to the compiler, that costs registers.
+  b.warm = sm90::opaque(0);
+  b.to_end = segment.last;
+  GateForm form{e.gate_floor, 0.0f, 0.0f};
+  if constexpr (GATE_IN_KERNEL) {
+    form.A_log = A_log[b.head];
+    if constexpr (HAS_DT_BIAS) form.bias = dt_bias[b.head];
+  }
+  const TokenRows<const G_DTYPE> g_rows{g, g_stride};
+  const TokenRows<const BETA_DTYPE> beta_rows{beta, beta_stride};
+  begin_block(b);
+
+  run_block(b, form, e.scale, {g_rows, beta_rows}, q_map, k_map, v_map, 0, [&](auto& walker) {
+    const int64 slot = block_index() / kTilesV;  // of a segment and value head
+    walker.template visit<V, false>(
+        [from = segment_state + slot * K * V](int offset, float& x) { x = from[offset]; });
+    if (b.chunks > 0) walk(walker, o_map, {o, o_stride});
+    if constexpr (FINAL_STATE) {
+      const Block copy = recalled(b);
+      if (copy.to_end)
+        walker.template visit<V, STATE_V_FIRST>(
+            [to = final_state + (int64{copy.sequence} * HV + copy.head) * K * V](
+                int offset, float& x) { to[offset] = x; });
+    }
+    if (thread_index() % 128 == 0) sm90::bulk_wait_read<0>();
+  });
+}
