@@ -439,8 +439,8 @@ TEST_P(EmulatedSegmentPasses, MatchOracle) {
   const OperatorCase& one = GetParam();
   const OperatorData data = make_data(one.problem, one.gate, 15, one.lengths);
   const bool channels = one.problem.op == "kda";
-  const auto plan = plan_with(device(), data.problem,
-                              channels ? "kda_resume.hopper" : "delta_resume.hopper");
+  const auto plan =
+      plan_with(device(), data.problem, channels ? "kda_resume.hopper" : "delta_resume.hopper");
   ASSERT_TRUE(plan.has_value());
   Plan split = *plan;
   ASSERT_EQ(split.size(), data.problem.packed ? 4U : 3U);

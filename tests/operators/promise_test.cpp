@@ -135,12 +135,11 @@ TEST_P(GpuSegmentPasses, MatchOracleAndReplay) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(, GpuSegmentPasses,
-                         ::testing::Combine(::testing::Values("kda", "gated_delta_rule",
-                                                              "delta_rule"),
-                                            ::testing::Values(Gate::typical, Gate::mixed,
-                                                              Gate::zero),
-                                            ::testing::Bool()));
+INSTANTIATE_TEST_SUITE_P(
+    , GpuSegmentPasses,
+    ::testing::Combine(::testing::Values("kda", "gated_delta_rule", "delta_rule"),
+                       ::testing::Values(Gate::typical, Gate::mixed, Gate::zero),
+                       ::testing::Bool()));
 
 TEST_P(OperatorPromise, TakesRowsThatLieApart) {
   WYVERN_OPEN_OR_SKIP(GetParam().kind);

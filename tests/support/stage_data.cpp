@@ -417,7 +417,7 @@ bool exercises(const Template& t, const StageData& data) {
 bool takes(const Template& t, const Limits& limits, const Problem& problem) {
   const bool hopper = limits.wgmma && limits.tensor_copies && problem.dtype != DType::fp32;
   if (t.id() == "scaled_dot_kkt.hopper") return hopper && problem.K % 64 == 0;
-  const bool one_head_gate = t.id() == "delta_forward.hopper";
+  const bool one_head_gate = t.source.starts_with("forward/delta_forward/");
   if (one_head_gate || t.source.starts_with("forward/kda_forward/"))
     return hopper && (problem.K == 64 || problem.K == 128 || (problem.K == 256 && one_head_gate)) &&
            problem.V % 64 == 0 && problem.pass == Pass::forward && !problem.allow_neg_eigval &&

@@ -145,20 +145,16 @@ void segment_from_inputs(const StageContext& c, TensorMap& t, bool channels) {
   if (c.gate_in_kernel) run_reference(channels ? "kda_gate" : "gate", c, own);
   if (own.contains("g")) run_reference("chunk_local_cumsum", c, own);
   own.erase(channels ? "G" : "Gk");
-  for (const char* const stage : {channels ? "kda_intra" : "scaled_dot_kkt", "solve_tril",
-                                  channels ? "kda_recompute_w_u" : "recompute_w_u",
-                                  "fwd_h_segment"})
+  for (const char* const stage :
+       {channels ? "kda_intra" : "scaled_dot_kkt", "solve_tril",
+        channels ? "kda_recompute_w_u" : "recompute_w_u", "fwd_h_segment"})
     run_reference(stage, c, own);
   t["share_M"] = own.at("segment_M");
   t["share_R"] = own.at("segment_R");
 }
 
-void kda_segment(const StageContext& c, TensorMap& t) {
-  segment_from_inputs(c, t, true);
-}
-void delta_segment(const StageContext& c, TensorMap& t) {
-  segment_from_inputs(c, t, false);
-}
+void kda_segment(const StageContext& c, TensorMap& t) { segment_from_inputs(c, t, true); }
+void delta_segment(const StageContext& c, TensorMap& t) { segment_from_inputs(c, t, false); }
 
 /// Says where a pass begins, and does nothing itself.
 void begin_pass(const StageContext&, TensorMap&) {}

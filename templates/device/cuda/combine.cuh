@@ -1,4 +1,5 @@
-// The states at the borders of segments, in order: S <- M S + R, all in fp32.
+// The states at the borders of segments, in order: S <- M S + R, all in fp32. Where M is 0, S is R,
+// whatever it was: those states are copied all at once.
 #pragma once
 
 #include "device/cuda/mma.cuh"
@@ -112,15 +113,18 @@ struct SegmentCombine {
     }
   }
 
-  /// Sixteen rows of the next state, from `first`, to where the next step and who asked read them.
-  WYVERN_DEVICE static void store(const Columns& sum, const State& next, float* to, int first,
-                                  int tile_v) {
+  /// Sixteen rows of the next state, from `first`, to where the next step reads them.
+  WYVERN_DEVICE static void share(const Columns& sum, const State& next, int first) {
 #pragma unroll
     for (int j = 0; j < BV / 8; ++j)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         next.at(first / 4 + lane_index() / 16 + i / 2 * 2,
                 j * 8 + accumulator_col(i))[lane_index() / 4 % 4] = operand(sum.x[j].x[i]);
+  }
+
+  /// And to where who asked reads them.
+  WYVERN_DEVICE static void store(const Columns& sum, float* to, int first, int tile_v) {
 #pragma unroll
     for (int j = 0; j < BV / 8; ++j)
 #pragma unroll
@@ -136,6 +140,56 @@ struct SegmentCombine {
           if (v + 1 < V) to[int64{k} * V + v + 1] = sum.x[j].x[i + 1];
         }
       }
+  }
+
+  /// Which of 32 steps from `first`, of `steps`, have a segment whose M is 0: a bit each. slot_of
+  /// gives a step's place among segments and value heads.
+  template <class SlotOf>
+  WYVERN_DEVICE static uint32 forgetting(const float* segment_M, int first, int steps,
+                                         SlotOf&& slot_of) {
+    const int step = first + lane_index();
+    uint32 mask = 0;
+    if (step < steps && float_bits(segment_M[slot_of(step) * K * K]) == kForgetsAll)
+      mask = 1U << lane_index();
+#pragma unroll
+    for (int other = 16; other > 0; other /= 2) mask |= shuffle_xor(mask, other);
+    return mask;
+  }
+
+  /// Of up to 32 steps from `first`, those in `mask`: the block's columns of R become those of the
+  /// state after the step.
+  template <class SlotOf>
+  WYVERN_DEVICE static void copy_R(const float* segment_R, float* segment_state, int first,
+                                   uint32 mask, int tile_v, SlotOf&& slot_of) {
+    constexpr int kWidth = V % BV == 0 ? 4 : 1;
+    constexpr int kPieces = K * BV / kWidth;  // of a state
+    constexpr int kAhead = 16;                // of a thread, on their way together
+    using Piece = Vector<float, kWidth>;
+    const auto offset_of = [&](int i) {
+      return i % kPieces / (BV / kWidth) * V + tile_v + i % (BV / kWidth) * kWidth;
+    };
+    const auto copied = [&](int i) {
+      return i < 32 * kPieces && (mask >> (i / kPieces) & 1U) != 0 &&
+             (V % BV == 0 || tile_v + i % BV < V);
+    };
+    const int end = mask == 0 ? 0 : 32 * kPieces;
+#pragma unroll 1
+    for (int from = thread_index(); from < end; from += kAhead * kThreads) {
+      Piece pieces[kAhead] = {};
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        const int i = from + j * kThreads;
+        if (copied(i))
+          pieces[j] = load<kWidth>(segment_R + slot_of(first + i / kPieces) * K * V + offset_of(i));
+      }
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        const int i = from + j * kThreads;
+        if (copied(i))
+          store_vector(segment_state + slot_of(first + i / kPieces + 1) * K * V + offset_of(i),
+                       pieces[j]);
+      }
+    }
   }
 
   /// Walks the segments of the block's sequence, forwards or backwards: writes the state at each
@@ -156,39 +210,69 @@ struct SegmentCombine {
     const auto slot_of = [&](int step) {
       return (first + (Backwards ? segments - 1 - step : step)) * HV + head;
     };
+    const int steps = segments - 1;
     const auto turn_of = [&](int step, int turn) {
       const int row = (turn * kWarps + warp_index()) * 16;
       const int64 place = slot_of(step) * K + row;
       return Turn{segment_M + place * K, segment_R + place * V, row,
-                  step < segments - 1 && row < kPaddedK};
+                  step < steps && row < kPaddedK};
+    };
+    // The first step from one on whose M is not 0; `steps` if there is none.
+    uint32 forgotten = forgetting(segment_M, 0, steps, slot_of);
+    int window = 0;  // of `forgotten`
+    const auto next_kept = [&](int step) {
+      for (; step < steps; ++step) {
+        if (step - window >= 32) {
+          window = step;
+          forgotten = forgetting(segment_M, window, steps, slot_of);
+        }
+        if ((forgotten >> (step - window) & 1U) == 0) break;
+      }
+      return step;
     };
 
-    Turn ahead = turn_of(0, 0);
+    int step = next_kept(0);
+    Turn ahead = turn_of(step, 0);
     Rows rows{};
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) ahead.fetch(rows, i);
     Columns sum = ahead.fetch_R(tile_v);
 
-    const auto state_of = [&](int step) {
-      return State{array_at<kLayout.states>(shared) + step % 2 * kLayout.floats};
+    const auto state_of = [&](int buffer) {
+      return State{array_at<kLayout.states>(shared) + buffer * kLayout.floats};
     };
-    const State start = state_of(0);
+    // Before a step whose predecessor forgot all: what that left.
+    const auto fill = [&](const State& state, int before) {
+      const float* const R = segment_R + slot_of(before) * K * V;
+      for (int i = thread_index(); i < kPaddedK * BV; i += kThreads) {
+        const int k = i / BV;
+        const int v = tile_v + i % BV;
+        state.at(k / kRows, i % BV)[k % kRows] = operand(k < K && v < V ? R[k * V + v] : 0.0f);
+      }
+    };
+    int buffer = 0;
     for (int i = thread_index(); i < kPaddedK * BV; i += kThreads) {
       const int k = i / BV;
       const int v = tile_v + i % BV;
       const bool inside = k < K && v < V;
       const float x = inside ? begin(sequence, head, k, v) : 0.0f;
-      start.at(k / kRows, i % BV)[k % kRows] = operand(x);
+      if (step == 0) state_of(0).at(k / kRows, i % BV)[k % kRows] = operand(x);
       if (inside) segment_state[(slot_of(0) * K + k) * V + v] = x;
     }
+    if (step > 0 && step < steps) fill(state_of(0), step - 1);
+    for (int first_step = 0; first_step < steps; first_step += 32)
+      copy_R(segment_R, segment_state, first_step,
+             first_step == window ? forgotten : forgetting(segment_M, first_step, steps, slot_of),
+             tile_v, slot_of);
     sync_block();
 #pragma unroll 1
-    for (int step = 0; step < segments - 1; ++step) {
-      const float* const own = state_of(step).at(lane_index() % 4, lane_index() / 4);
+    while (step < steps) {
+      const int next = next_kept(step + 1);
+      const float* const own = state_of(buffer).at(lane_index() % 4, lane_index() / 4);
 #pragma unroll 1
       for (int turn = 0; turn < kTurns; ++turn) {
         const Turn now = ahead;
-        ahead = turn + 1 < kTurns ? turn_of(step, turn + 1) : turn_of(step + 1, 0);
+        ahead = turn + 1 < kTurns ? turn_of(step, turn + 1) : turn_of(next, 0);
         const Columns next_R = ahead.fetch_R(tile_v);
 #pragma unroll
         for (int from = 0; from < kSteps; from += kBatch) {
@@ -204,11 +288,15 @@ struct SegmentCombine {
 #pragma unroll
           for (int i = from; i < to; ++i) multiply_step(sum, batch.high[i], batch.low[i], own, i);
         }
-        if (now.any)
-          store(sum, state_of(step + 1), segment_state + slot_of(step + 1) * K * V, now.first,
-                tile_v);
+        if (now.any) {
+          if (next == step + 1) share(sum, state_of(1 - buffer), now.first);
+          store(sum, segment_state + slot_of(step + 1) * K * V, now.first, tile_v);
+        }
         sum = next_R;
       }
+      buffer = 1 - buffer;
+      if (next > step + 1 && next < steps) fill(state_of(buffer), next - 1);
+      step = next;
       sync_block();
     }
   }

@@ -54,4 +54,22 @@ WYVERN_DEVICE Segment locate_segment(int slot, const Extents& e, const int32* se
   return segment;
 }
 
+/// What an M begins with that is 0 otherwise: the least positive number. No other M does, and where
+/// one does, the combine need not read it.
+constexpr uint32 kForgetsAll = 1;
+
+/// An element of an M that may not be 0, as it is written.
+WYVERN_DEVICE float element_of_M(float x) { return float_bits(x) == kForgetsAll ? 0.0f : x; }
+
+/// Writes BV columns from `first` of an M that is 0, by all Threads threads.
+template <int K, int BV, int Threads>
+WYVERN_DEVICE void write_no_M(float* M, int first) {
+  constexpr int kPieces = BV / 4;
+  for (int i = thread_index(); i < K * kPieces; i += Threads) {
+    Vector<float, 4> x{};
+    if (i == 0 && first == 0) x.at[0] = bits_float(kForgetsAll);
+    *reinterpret_cast<Vector<float, 4>*>(M + i / kPieces * K + first + i % kPieces * 4) = x;
+  }
+}
+
 }  // namespace wyvern::cuda

@@ -16,8 +16,9 @@ constexpr int kTilesV = V / BV;
 constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
 constexpr int kFirstRegisters = kPipelined ? 56 : 64;
 constexpr int kHelperRegisters = K > 128 ? 168 : kQueries ? (kPipelined ? 72 : 112) : 120;
-constexpr int kStateRegisters =
-    K > 128 ? 248 : kPipelined ? (kQueries ? 192 : 168) : (kQueries ? 224 : 208);
+constexpr int kStateRegisters = K > 128      ? 248
+                                : kPipelined ? (kQueries ? 192 : 168)
+                                             : (kQueries ? 224 : 208);
 static_assert(kFirstRegisters <= kLaunchRegisters && kHelperRegisters <= kLaunchRegisters);
 static_assert(kFirstRegisters + kHelpers * kHelperRegisters + kWalkers * kStateRegisters <=
               kLaunchRegisters * (1 + kHelpers + kWalkers));
@@ -64,9 +65,8 @@ struct ScalarRows {
 /// fills the state, walks, and stores it; `first` is the first walker's columns, in 64s.
 template <class Compute>
 WYVERN_DEVICE void run_block(const Block& b, const GateForm& form, float scale,
-                             const ScalarRows& rows, const TensorMap& q_map,
-                             const TensorMap& k_map, const TensorMap& v_map, int first,
-                             Compute&& compute) {
+                             const ScalarRows& rows, const TensorMap& q_map, const TensorMap& k_map,
+                             const TensorMap& v_map, int first, Compute&& compute) {
   const int warp = sm90::uniform(warp_index());
   const int warpgroup = warp / 4;
   if (warpgroup == 0) {

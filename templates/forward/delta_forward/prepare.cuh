@@ -39,7 +39,7 @@ using Position = sm90::Pipeline<kStages>::Position;
 struct Block : SharedWalk {
   unsigned char* shared;
   int sequence, head, tile;
-  bool halves;  ///< one warpgroup has a state, another block that of the other 64 columns
+  bool halves;          ///< one warpgroup has a state, another block that of the other 64 columns
   bool without_values;  ///< v is 0
 
   WYVERN_DEVICE KeyTile keys(int buffer) const {
@@ -516,7 +516,8 @@ WYVERN_DEVICE void prepare_chunks(const Block& b, int helper) {
     wait_for_tiles(b, at);
     Square of_queries, of_keys;
     if constexpr (kQueries) multiply_by_keys(b, b.queries(at.buffer), at.buffer, of_queries);
-    if constexpr (kScoresLast || !kQueries) multiply_by_keys(b, b.keys(at.buffer), at.buffer, of_keys);
+    if constexpr (kScoresLast || !kQueries)
+      multiply_by_keys(b, b.keys(at.buffer), at.buffer, of_keys);
     sm90::barrier_wait(b.barrier<kLayout.scaled>(at.buffer), at.parity);
     if constexpr (QK_L2NORM) {
       normalize(b, at.buffer);

@@ -9,13 +9,6 @@ constexpr bool kQueries = false;
 
 constexpr int kTilesK = K / BV;
 
-/// BV columns of M from `first` become 0.
-WYVERN_DEVICE void clear_columns(float* M, int first) {
-  constexpr int kPieces = BV / 4;
-  for (int i = thread_index(); i < K * kPieces; i += kThreads)
-    *reinterpret_cast<Vector<float, 4>*>(M + i / kPieces * K + first + i % kPieces * 4) = {};
-}
-
 WYVERN_KERNEL(kThreads, 1) {
   const int tile = block_index() % (kTilesK + kTilesV);
   const int slot = block_index() / (kTilesK + kTilesV);  // of a segment and value head
@@ -42,7 +35,7 @@ WYVERN_KERNEL(kThreads, 1) {
     });
     if (counting < SEG) {
       if (b.without_values) {
-        clear_columns(share_M + int64{slot} * K * K, b.tile * BV);
+        write_no_M<K, BV, kThreads>(share_M + int64{slot} * K * K, b.tile * BV);
         return;
       }
       b.token += (SEG - counting) * kRows;
@@ -58,8 +51,9 @@ WYVERN_KERNEL(kThreads, 1) {
           [](int offset, float& x) { x = offset / K == offset % K ? 1.0f : 0.0f; });
     walk(walker);
     if (b.without_values)
-      walker.template visit<K, false>(
-          [to = share_M + int64{slot} * K * K](int offset, float& x) { to[offset] = x; });
+      walker.template visit<K, false>([to = share_M + int64{slot} * K * K](int offset, float& x) {
+        to[offset] = element_of_M(x);
+      });
     else
       walker.template visit<V, false>(
           [to = share_R + int64{slot} * K * V](int offset, float& x) { to[offset] = x; });

@@ -189,8 +189,7 @@ struct TransposedState {
   }
 
   /// Starts the state's update by a chunk's V'.
-  WYVERN_DEVICE void start_update(const Position& at,
-                                  const sm90::FragmentA<DTYPE, kRows>& update) {
+  WYVERN_DEVICE void start_update(const Position& at, const sm90::FragmentA<DTYPE, kRows>& update) {
     sm90::begin_products(state);
     sm90::multiply(state, update, sm90::columns_of(b.keys(at.buffer)), true);
     sm90::wgmma_commit();

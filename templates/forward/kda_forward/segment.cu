@@ -9,13 +9,6 @@ constexpr bool kQueries = false;
 
 constexpr int kTilesK = K / BV;
 
-/// BV columns of M from `first` become 0.
-WYVERN_DEVICE void clear_columns(float* M, int first) {
-  constexpr int kPieces = BV / 4;
-  for (int i = thread_index(); i < K * kPieces; i += kThreads)
-    *reinterpret_cast<Vector<float, 4>*>(M + i / kPieces * K + first + i % kPieces * 4) = {};
-}
-
 WYVERN_KERNEL(kThreads, 1) {
   const int tile = block_index() % (kTilesK + kTilesV);
   const int slot = block_index() / (kTilesK + kTilesV) / HV;
@@ -36,7 +29,7 @@ WYVERN_KERNEL(kThreads, 1) {
                                    form, {g, g_stride}, beta_rows, {k, k_stride});
   if (fading > 0) {
     if (b.without_values) {
-      clear_columns(share_M + place * K * K, b.tile * BV);
+      write_no_M<K, BV, kThreads>(share_M + place * K * K, b.tile * BV);
       return;
     }
     b.token += b.tokens - fading;
@@ -63,7 +56,7 @@ WYVERN_KERNEL(kThreads, 1) {
     if (b.without_values)
       sm90::visit_state<K, false>(
           walk.state, column,
-          [to = share_M + place * K * K](int offset, float& x) { to[offset] = x; });
+          [to = share_M + place * K * K](int offset, float& x) { to[offset] = element_of_M(x); });
     else
       sm90::visit_state<V, false>(
           walk.state, column,

@@ -32,6 +32,7 @@ WYVERN_KERNEL(Scan::kThreads, 0) {
       [](int, const Scan::State&) {}, [](int, int, const Scan::Values&) {});
   const int width = finds_dM ? K : V;
   float* const to = (finds_dM ? segment_dM : segment_dR) + (int64{slot} * HV + head) * K * width;
-  Scan::for_each_element(state, first, width,
-                         [&](int row, int col, float& x) { to[row * width + col] = x; });
+  Scan::for_each_element(state, first, width, [&](int row, int col, float& x) {
+    to[row * width + col] = finds_dM ? element_of_M(x) : x;
+  });
 }

@@ -28,6 +28,7 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
       [](int, const Scan::State&) {}, [](int, int, const Scan::Values&) {});
   const int width = finds_M ? K : V;
   float* const to = (finds_M ? segment_M : segment_R) + (int64{slot} * HV + head) * K * width;
-  Scan::for_each_element(state, first, width,
-                         [&](int row, int col, float& x) { to[row * width + col] = x; });
+  Scan::for_each_element(state, first, width, [&](int row, int col, float& x) {
+    to[row * width + col] = finds_M ? element_of_M(x) : x;
+  });
 }
