@@ -149,6 +149,14 @@ Problem problem_for(const Template& t, DType dtype, unsigned switches) {
   return p;
 }
 
+/// Some operator uses each template, whatever the options: what tests on a GPU begin with.
+TEST(StageData, EveryTemplateHasAnOperator) {
+  for (const DeviceKind kind : {DeviceKind::cpu, DeviceKind::cuda})
+    for (const std::string& id : template_ids(kind))
+      for (unsigned switches = 0; switches < 16; ++switches)
+        EXPECT_NO_THROW(problem_for(template_of(id), DType::bf16, switches)) << id << switches;
+}
+
 /// What is left out for one template changes nothing that it reads or is held to.
 TEST(StageData, IsTheSameForOneTemplate) {
   for (const std::string& id : template_ids(DeviceKind::cpu)) {

@@ -142,8 +142,10 @@ void segment_from_inputs(const StageContext& c, TensorMap& t, bool channels) {
     run_reference("l2norm_rstd", c, rows);
     own["k_rstd"] = own["q_rstd"] = rows.at("rstd");
   }
-  if (c.gate_in_kernel) run_reference(channels ? "kda_gate" : "gate", c, own);
-  if (own.contains("g")) run_reference("chunk_local_cumsum", c, own);
+  if (own.contains("g")) {
+    if (c.gate_in_kernel) run_reference(channels ? "kda_gate" : "gate", c, own);
+    run_reference("chunk_local_cumsum", c, own);
+  }
   own.erase(channels ? "G" : "Gk");
   for (const char* const stage :
        {channels ? "kda_intra" : "scaled_dot_kkt", "solve_tril",
