@@ -24,5 +24,6 @@ sanitize() {
   export TSAN_OPTIONS=suppressions=$own/thread.supp:external_symbolizer_path=$symbolizer
   TSAN_OPTIONS+=:die_after_fork=0:report_thread_leaks=0
   TSAN_OPTIONS+=:second_deadlock_stack=1:allocator_may_return_null=1
-  run_tests --exclude-regex '^Gpu/|^gpu_' "$@"
+  # Python itself has no sanitizer, and loads no library that needs one.
+  run_tests --exclude-regex '^Gpu/|^gpu_|^python_' "$@"
 }
