@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conftest import make
-from wyvern import ops
+from wyvern import ops, stages
 
 B, H, HV, K, V = 2, 2, 4, 32, 16
 
@@ -158,3 +158,24 @@ def test_gradients(device: str) -> None:
         gradients.append(gradient)
     assert torch.equal(*gradients)
     assert gradients[0][..., :-8].abs().sum() > 0 and not gradients[0][..., -8:].any()
+
+
+def by_stages(q, k, v, g, beta):
+    g = stages.chunk_local_cumsum(g, 16, scale=stages.RCP_LN2)
+    A = stages.chunk_scaled_dot_kkt_fwd(k, g, beta, chunk_size=16)
+    A = stages.solve_tril(A, output_dtype=k.dtype)
+    w, u = stages.recompute_w_u_fwd(k, v, beta, A, g)
+    h, v_new, _ = stages.chunk_gated_delta_rule_fwd_h(k, w, u, g, chunk_size=16)
+    return stages.chunk_fwd_o(q, k, v_new, h, g, chunk_size=16)
+
+
+def test_stages_take_slices_without_a_copy(device: str) -> None:
+    inputs = slices(projection(37, device))
+    assert not any(x.is_contiguous() for x in inputs)
+    assert torch.equal(by_stages(*inputs), by_stages(*dense(inputs)))
+    own = copies(by_stages, *dense(inputs))  # of gates, from base to base
+    assert copies(by_stages, *inputs) == own
+    q, k, *rest = inputs
+    apart = q.transpose(1, 2).contiguous().transpose(1, 2)  # heads before tokens
+    assert copies(by_stages, apart, k, *rest) == own + 1
+    assert torch.equal(by_stages(apart, k, *rest), by_stages(*inputs))
