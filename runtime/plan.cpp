@@ -206,6 +206,7 @@ std::size_t covered_uses(const Template& t, std::span<const StageUse> uses, std:
     return std::ranges::any_of(uses.first(first),
                                [&](const StageUse& use) { return use.stage == cover.stage; });
   };
+  if (first == uses.size()) return 0;  // a step too many
   std::size_t next = first;
   if (uses[first].detour != 0 && uses[first].stage != t.covers.front().stage)
     next += uses[first].detour;

@@ -242,6 +242,9 @@ TEST(Plans, ThatDoNotFitAreRefusedWithAReason) {
   Plan shorter = good;
   shorter.pop_back();
   EXPECT_NE(refused(shorter).find("ends before stage fwd_o"), std::string::npos);
+  Plan longer = good;
+  longer.push_back(good.back());
+  EXPECT_NE(refused(longer).find("the next stage, (none)"), std::string::npos);
   Plan twice = good;
   twice.insert(twice.begin(), twice.front());
   EXPECT_NE(refused(twice).find("does not carry out the next stage"), std::string::npos);
