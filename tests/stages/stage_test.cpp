@@ -92,11 +92,11 @@ void set_gate(Problem& p, const Template& t, std::string_view op, unsigned switc
   });
   const bool has_gate =
       covers_any("gate", "kda_gate", "gate_bwd", "kda_gate_bwd", "gate_param_sum");
-  p.use_gate_in_kernel = (has_gate && !optional_gate) ||
-                         (gated && bit(0) &&
-                          (has_gate || covers_any("chunk_local_reverse_cumsum", "recurrent",
-                                                  "gdn2_recurrent", "kda_segment",
-                                                  "delta_segment")));
+  p.use_gate_in_kernel =
+      (has_gate && !optional_gate) ||
+      (gated && bit(0) &&
+       (has_gate || covers_any("chunk_local_reverse_cumsum", "recurrent", "gdn2_recurrent",
+                               "kda_segment", "delta_segment")));
   p.has_dt_bias = p.use_gate_in_kernel && bit(1);
   p.lower_bound = kda && bit(3) ? std::optional(-5.0F) : std::nullopt;
   p.safe_gate = p.lower_bound && (!p.use_gate_in_kernel || !bit(0));
