@@ -17,6 +17,7 @@
 #include "runtime/arguments.hpp"
 #include "runtime/operator_impl.hpp"
 #include "runtime/plan.hpp"
+#include "runtime/thread_owned.hpp"
 #include "runtime/tuner_command.hpp"
 #include "runtime/tuning_policy.hpp"
 
@@ -45,12 +46,12 @@ struct wyvern_operator {
 namespace wyvern {
 namespace {
 
-/// This thread's last message. What cannot be stored is replaced by what needs no storing.
-struct LastError {
+/// This thread's last message, where it could not be stored: one that needs no storing.
+thread_local const char* unstored_message = nullptr;
+/// Where it could. A type of its own, as a thread has one of each.
+struct StoredMessage {
   std::string text;
-  const char* message = "";
 };
-thread_local LastError last_error;
 
 std::int32_t origin_of(Origin origin) {
   switch (origin) {
@@ -213,10 +214,10 @@ wyvern_tensor_spec spec_of(const TensorSpec& from) {
 
 wyvern_status failed(wyvern_status status, const char* message) noexcept {
   try {
-    last_error.text = message;
-    last_error.message = last_error.text.c_str();
+    ThreadOwned<StoredMessage>::get().text = message;
+    unstored_message = nullptr;
   } catch (...) {
-    last_error.message = "the host's memory is full, so that the message is lost";
+    unstored_message = "the host's memory is full, so that the message is lost";
   }
   return status;
 }
@@ -296,7 +297,11 @@ using namespace wyvern;
 
 int wyvern_api_version() { return WYVERN_API_VERSION; }
 const char* wyvern_version() { return WYVERN_VERSION; }
-const char* wyvern_last_error() { return last_error.message; }
+const char* wyvern_last_error() {
+  if (unstored_message != nullptr) return unstored_message;
+  const auto* const stored = ThreadOwned<StoredMessage>::find();
+  return stored != nullptr ? stored->text.c_str() : "";
+}
 
 wyvern_status wyvern_device_open(const char* name, wyvern_device** device) {
   return guarded([&] {

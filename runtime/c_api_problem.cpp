@@ -139,7 +139,8 @@ struct FieldTexts {
 };
 
 const std::vector<FieldTexts>& field_texts() {
-  static const std::vector<FieldTexts> all = [] {
+  // Never destroyed: callers keep its texts.
+  static const auto& all = *new std::vector<FieldTexts>([] {
     std::vector<FieldTexts> texts;
     const Problem defaults;
     for (const ProblemField& field : problem_fields())
@@ -148,13 +149,13 @@ const std::vector<FieldTexts>& field_texts() {
                          field_text(field, defaults), type_of<T>(), IsOptional<T>::value ? 1 : 0});
       });
     return texts;
-  }();
+  }());
   return all;
 }
 
 /// The names of operators() with their NULs, to live forever.
 const std::vector<std::string>& operator_names() {
-  static const std::vector<std::string> names(operators().begin(), operators().end());
+  static const auto& names = *new std::vector<std::string>(operators().begin(), operators().end());
   return names;
 }
 

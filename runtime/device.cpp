@@ -19,7 +19,9 @@ namespace {
 std::shared_ptr<DeviceImpl> shared_device(const DeviceProvider& provider, int ordinal) {
   using Key = std::pair<const DeviceProvider*, int>;
   static Mutex mutex;
-  static std::map<Key, std::weak_ptr<DeviceImpl>> devices WYVERN_GUARDED_BY(mutex);
+  // Never destroyed: the last threads may open devices while the process ends.
+  static std::map<Key, std::weak_ptr<DeviceImpl>>& devices WYVERN_GUARDED_BY(mutex) =
+      *new std::map<Key, std::weak_ptr<DeviceImpl>>;
   const NoFork no_fork;  // opening may load libraries and start threads
   const Lock lock(mutex);
   std::weak_ptr<DeviceImpl>& slot = devices[{&provider, ordinal}];

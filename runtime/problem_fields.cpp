@@ -343,7 +343,8 @@ std::string ProblemKey::to_string() const {
 }
 
 ProblemKey problem_key(const Problem& problem) {
-  static const std::vector<const ProblemField*> fields = key_fields();
+  // Never destroyed: the last threads may prepare while the process ends.
+  static const auto& fields = *new std::vector<const ProblemField*>(key_fields());
   std::string family;
   family.reserve(160);
   for (const ProblemField* field : fields) field->add_key(problem, family);

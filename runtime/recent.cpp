@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <ctime>
 
+#include "runtime/thread_owned.hpp"
+
 namespace wyvern {
 namespace {
 
@@ -30,9 +32,6 @@ struct Table {
   std::size_t next = 0;  ///< the one that is replaced next
 };
 
-/// Made when a thread first remembers something; look-ups before find nothing.
-thread_local std::unique_ptr<Table> table;
-
 bool is_for(const Entry& entry, std::uint64_t runtime, const DeviceImpl& device,
             const Problem& problem) noexcept {
   return entry.runtime == runtime && entry.device == &device && entry.problem == problem;
@@ -44,6 +43,7 @@ std::shared_ptr<const OperatorImpl> RecentOperators::find(std::uint64_t runtime,
                                                           const DeviceImpl& device,
                                                           const Problem& problem,
                                                           std::uint64_t version) noexcept {
+  const Table* const table = ThreadOwned<Table>::find();  // made when something is remembered
   if (table == nullptr) return nullptr;
   for (const Entry& entry : table->entries)
     if (is_for(entry, runtime, device, problem))
@@ -53,13 +53,13 @@ std::shared_ptr<const OperatorImpl> RecentOperators::find(std::uint64_t runtime,
 
 void RecentOperators::remember(std::uint64_t runtime, std::uint64_t version,
                                const std::shared_ptr<const OperatorImpl>& op) {
-  if (table == nullptr) table = std::make_unique<Table>();
+  Table& table = ThreadOwned<Table>::get();
   Entry* to = nullptr;
-  for (Entry& entry : table->entries)
+  for (Entry& entry : table.entries)
     if (is_for(entry, runtime, op->device.impl(), op->problem)) to = &entry;
   if (to == nullptr) {
-    to = &table->entries.at(table->next);
-    table->next = (table->next + 1) % kEntries;
+    to = &table.entries.at(table.next);
+    table.next = (table.next + 1) % kEntries;
   }
   *to = {runtime, version, now(), &op->device.impl(), op->problem, op};
 }

@@ -12,6 +12,7 @@
 #include "cache/fork_guard.hpp"
 #include "cache/mutex.hpp"
 #include "runtime/bind.hpp"
+#include "runtime/float_environment.hpp"
 #include "runtime/kernel_store.hpp"
 #include "runtime/plan_source.hpp"
 #include "runtime/recent.hpp"
@@ -33,6 +34,7 @@ class Runtime::Impl {
 
   /// The same as before where this thread asked a moment ago and nothing has changed since.
   std::shared_ptr<const OperatorImpl> prepare_again(const Device& device, const Problem& problem) {
+    const DefaultFloatEnvironment plain;
     const std::optional<std::uint64_t> version = plans->version();
     if (version)
       if (auto op = RecentOperators::find(id_, device.impl(), problem, *version)) return op;
@@ -149,11 +151,13 @@ Operator Runtime::prepare(const Device& device, const Problem& problem) {
 }
 
 Operator Runtime::prepare(const Device& device, const Problem& problem, const Plan& plan) {
+  const DefaultFloatEnvironment plain;
   validate(problem);
   return Operator(impl_->prepare(device, problem, plan, Origin::given));
 }
 
 Stage Runtime::prepare_stage(const Device& device, const PlanStep& step, const Problem& problem) {
+  const DefaultFloatEnvironment plain;
   validate(problem);
   const NoFork no_fork;
   std::shared_ptr<OperatorImpl> op = bind_stage(device, problem, step);

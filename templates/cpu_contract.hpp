@@ -14,7 +14,7 @@
 namespace wyvern {
 
 /// Chunk sizes of CPU templates, those to try first in front.
-inline const std::vector<Value> kCpuChunkSizes{64, 32, 16, 128};
+inline const std::vector<Value>& kCpuChunkSizes = *new std::vector<Value>{64, 32, 16, 128};
 
 /// Bytes of a block's scratch.
 using ScratchBytes = std::int64_t (*)(const Spec&);

@@ -25,8 +25,8 @@ inline Precision default_precision(const Spec& s) {
   return is_half(s) ? Precision::ieee : Precision::tf32x3;
 }
 
-inline const std::vector<Value> kPrecisionValues{Precision::tf32x3, Precision::tf32,
-                                                 Precision::ieee};
+inline const std::vector<Value>& kPrecisionValues =
+    *new std::vector<Value>{Precision::tf32x3, Precision::tf32, Precision::ieee};
 
 inline std::vector<Value> integers(std::initializer_list<std::int64_t> values) {
   return {values.begin(), values.end()};

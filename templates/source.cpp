@@ -142,7 +142,9 @@ std::string generated(const Template& t, const Constants& constants, const Confi
 /// once a process.
 std::string file_digests(const Template& t, const Dialect& dialect) {
   static std::mutex mutex;
-  static std::map<std::string, std::string> known;  // guarded by `mutex`; never shrinks
+  // Guarded by `mutex`. Never shrinks and is never destroyed: the last threads may compile while
+  // the process ends.
+  static auto& known = *new std::map<std::string, std::string>;
   const std::lock_guard lock(mutex);
   std::string& lines = known[t.source];
   if (lines.empty()) {

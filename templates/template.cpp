@@ -116,7 +116,8 @@ std::string Template::problem(const Spec& spec, const Limits& limits) const {
 }
 
 const std::vector<Template>& all_templates() {
-  static const std::vector<Template> templates = registered_templates();
+  // Never destroyed, nor are the stages: the last threads may prepare while the process ends.
+  static const auto& templates = *new std::vector<Template>(registered_templates());
   return templates;
 }
 
@@ -129,7 +130,7 @@ const Template* find_template(std::string_view id) {
 }
 
 const std::vector<const StageDefinition*>& all_stages() {
-  static const std::vector<const StageDefinition*> stages = [] {
+  static const auto& stages = *new std::vector<const StageDefinition*>([] {
     std::vector<const StageDefinition*> all;
     for (const Template& t : all_templates())
       for (const Cover& cover : t.covers) all.push_back(cover.stage);
@@ -138,7 +139,7 @@ const std::vector<const StageDefinition*>& all_stages() {
     const auto repeated = std::ranges::unique(all, {}, name);
     all.erase(repeated.begin(), repeated.end());
     return all;
-  }();
+  }());
   return stages;
 }
 

@@ -99,7 +99,8 @@ Target describe_host() {
 }  // namespace
 
 const Target& host_target() {
-  static const Target target = describe_host();
+  // Never destroyed: the last threads may compile while the process ends.
+  static const Target& target = *new Target(describe_host());
   return target;
 }
 

@@ -182,7 +182,8 @@ Nvrtc::Nvrtc(std::span<const char* const> names) {
 }
 
 const Nvrtc& Nvrtc::instance() {
-  static const Nvrtc nvrtc(kLibraryNames);
+  // Never destroyed: the last threads may compile while the process ends.
+  static const Nvrtc& nvrtc = *new Nvrtc(kLibraryNames);
   return nvrtc;
 }
 

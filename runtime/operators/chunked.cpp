@@ -49,33 +49,35 @@ Products products_of(const Problem& p) {
 }  // namespace
 
 const ChunkedStages& scalar_gate_stages() {
-  static const ChunkedStages stages{.gate = &stages::gate,
-                                    .intra = &stages::scaled_dot_kkt,
-                                    .recompute = &stages::recompute_w_u,
-                                    .output = &stages::fwd_o,
-                                    .dv_local = &stages::bwd_dv_local,
-                                    .d_first = &stages::bwd_dqkwg,
-                                    .d_second = &stages::wy_bwd,
-                                    .gate_bwd = &stages::gate_bwd,
-                                    .recurrent = &stages::recurrent,
-                                    .segment = &stages::delta_segment,
-                                    .resume = &stages::delta_resume};
+  // Never destroyed: the last threads may prepare while the process ends.
+  static const ChunkedStages& stages = *new ChunkedStages{.gate = &stages::gate,
+                                                          .intra = &stages::scaled_dot_kkt,
+                                                          .recompute = &stages::recompute_w_u,
+                                                          .output = &stages::fwd_o,
+                                                          .dv_local = &stages::bwd_dv_local,
+                                                          .d_first = &stages::bwd_dqkwg,
+                                                          .d_second = &stages::wy_bwd,
+                                                          .gate_bwd = &stages::gate_bwd,
+                                                          .recurrent = &stages::recurrent,
+                                                          .segment = &stages::delta_segment,
+                                                          .resume = &stages::delta_resume};
   return stages;
 }
 
 const ChunkedStages& vector_gate_stages() {
-  static const ChunkedStages stages{.gate = &stages::kda_gate,
-                                    .intra = &stages::kda_intra,
-                                    .recompute = &stages::kda_recompute_w_u,
-                                    .output = &stages::kda_fwd_o,
-                                    .dv_local = &stages::kda_bwd_dv_local,
-                                    .d_first = &stages::kda_bwd_dqkg,
-                                    .d_second = &stages::kda_intra_bwd,
-                                    .gate_bwd = &stages::kda_gate_bwd,
-                                    .sums = "Gk",
-                                    .d_sums = "dGk",
-                                    .second_has_dq = true,
-                                    .recurrent = &stages::recurrent};
+  // Never destroyed: the last threads may prepare while the process ends.
+  static const ChunkedStages& stages = *new ChunkedStages{.gate = &stages::kda_gate,
+                                                          .intra = &stages::kda_intra,
+                                                          .recompute = &stages::kda_recompute_w_u,
+                                                          .output = &stages::kda_fwd_o,
+                                                          .dv_local = &stages::kda_bwd_dv_local,
+                                                          .d_first = &stages::kda_bwd_dqkg,
+                                                          .d_second = &stages::kda_intra_bwd,
+                                                          .gate_bwd = &stages::kda_gate_bwd,
+                                                          .sums = "Gk",
+                                                          .d_sums = "dGk",
+                                                          .second_has_dq = true,
+                                                          .recurrent = &stages::recurrent};
   return stages;
 }
 

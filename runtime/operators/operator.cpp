@@ -89,23 +89,24 @@ GateKind gate_kind(const Problem& problem) noexcept {
 }
 
 std::span<const std::string_view> operators() {
-  static const std::vector<std::string_view> names = [] {
+  // Never destroyed, nor are the presets: the last threads may ask while the process ends.
+  static const auto& names = *new std::vector<std::string_view>([] {
     std::vector<std::string_view> all;
     for (const OperatorDefinition* definition : operator_definitions())
       all.push_back(definition->facts().name);
     return all;
-  }();
+  }());
   return names;
 }
 
 std::span<const Preset> presets() {
-  static const std::vector<Preset> all = [] {
+  static const auto& all = *new std::vector<Preset>([] {
     std::vector<Preset> joined;
     for (const OperatorDefinition* definition : operator_definitions())
       joined.insert(joined.end(), definition->facts().presets.begin(),
                     definition->facts().presets.end());
     return joined;
-  }();
+  }());
   return all;
 }
 

@@ -6,14 +6,15 @@
 namespace wyvern::reverse_scan {
 
 /// What the sources of all walks are specialized on.
-inline const std::vector<AnyConstant> kConstants{
+inline const std::vector<AnyConstant>& kConstants = *new std::vector<AnyConstant>{
     constant::DTYPE,  constant::H,           constant::HV,          constant::K,        constant::V,
     constant::VARLEN, constant::SCALAR_GATE, constant::VECTOR_GATE, constant::QK_L2NORM};
 
 inline std::int64_t shared_bytes(const Spec& s) { return cuda::ReverseScanLayout(s).bytes; }
 
-inline const scan::Direction kReverse{shared_bytes,
-                                      scratch_bytes<cpu::ReverseScanLayout>,
-                                      {{tunable::num_stages, cuda::integers({2, 1, 3})}}};
+inline const scan::Direction& kReverse =
+    *new scan::Direction{shared_bytes,
+                         scratch_bytes<cpu::ReverseScanLayout>,
+                         {{tunable::num_stages, cuda::integers({2, 1, 3})}}};
 
 }  // namespace wyvern::reverse_scan

@@ -11,7 +11,7 @@
 namespace wyvern::scan {
 
 /// What the sources of all walks are specialized on.
-inline const std::vector<AnyConstant> kConstants{
+inline const std::vector<AnyConstant>& kConstants = *new std::vector<AnyConstant>{
     constant::DTYPE,       constant::U_DTYPE,   constant::H,         constant::HV,
     constant::K,           constant::V,         constant::VARLEN,    constant::SCALAR_GATE,
     constant::VECTOR_GATE, constant::QK_L2NORM, constant::NEG_EIGVAL};
@@ -33,10 +33,11 @@ struct Direction {
   ScratchBytes cpu_scratch;
   std::vector<Tunable> tunables;  ///< beside BT, BV, num_warps and precision
 };
-inline const Direction kForward{shared_bytes,
-                                scratch_bytes<cpu::ForwardScanLayout>,
-                                {{tunable::num_stages, cuda::integers({2, 3, 1, 4})},
-                                 {tunable::min_blocks, cuda::integers({0, 2, 4})}}};
+inline const Direction& kForward =
+    *new Direction{shared_bytes,
+                   scratch_bytes<cpu::ForwardScanLayout>,
+                   {{tunable::num_stages, cuda::integers({2, 3, 1, 4})},
+                    {tunable::min_blocks, cuda::integers({0, 2, 4})}}};
 
 /// What a block walks through: a sequence, a segment, or a segment for what it does to any state,
 /// of which a block has columns of M or of R.

@@ -7,8 +7,8 @@
 
 namespace wyvern::steps {
 
-inline const std::vector<AnyConstant> kRowConstants{constant::DTYPE, constant::H, constant::K,
-                                                    constant::STEPS, constant::FIRST_STEP};
+inline const std::vector<AnyConstant>& kRowConstants = *new std::vector<AnyConstant>{
+    constant::DTYPE, constant::H, constant::K, constant::STEPS, constant::FIRST_STEP};
 
 /// Accesses of up to 16 bytes that a row takes.
 inline std::int64_t vectors_of_row(const Spec& s) {

@@ -9,25 +9,39 @@
 #include <vector>
 
 #include "cache/mutex.hpp"
+#include "runtime/float_environment.hpp"
+#include "runtime/thread_owned.hpp"
 
 namespace wyvern {
 namespace {
 
-/// The calling thread's scratch, grown to the largest size it was ever asked for; null for want of
-/// memory.
-void* thread_scratch(std::size_t bytes) {
-  constexpr std::align_val_t kAlignment{64};
+struct Scratch {
+  static constexpr std::align_val_t kAlignment{64};
   struct Free {
     void operator()(void* p) const { ::operator delete(p, kAlignment); }
   };
-  thread_local std::unique_ptr<void, Free> memory;
-  thread_local std::size_t capacity = 0;
-  if (bytes > capacity) {
-    memory.reset();
-    memory.reset(::operator new(bytes, kAlignment, std::nothrow));
-    capacity = memory != nullptr ? bytes : 0;
+  std::unique_ptr<void, Free> memory;
+  std::size_t capacity = 0;
+};
+
+/// The calling thread's scratch, grown to the largest size it was ever asked for; null for want of
+/// memory.
+void* thread_scratch(std::size_t bytes) {
+  Scratch* scratch = ThreadOwned<Scratch>::find();
+  if (scratch == nullptr) {
+    if (bytes == 0) return nullptr;
+    try {
+      scratch = &ThreadOwned<Scratch>::get();
+    } catch (const std::bad_alloc&) {
+      return nullptr;
+    }
   }
-  return memory.get();
+  if (bytes > scratch->capacity) {
+    scratch->memory.reset();
+    scratch->memory.reset(::operator new(bytes, Scratch::kAlignment, std::nothrow));
+    scratch->capacity = scratch->memory != nullptr ? bytes : 0;
+  }
+  return scratch->memory.get();
 }
 
 // A waiting thread spins this long before it sleeps: the gap between two stages of one launch is
@@ -66,6 +80,7 @@ class ThreadPool::Impl {
   unsigned threads() const { return static_cast<unsigned>(workers_.size()) + 1; }
 
   void run(std::int64_t count, std::size_t scratch_bytes, Body body, const void* context) {
+    const DefaultFloatEnvironment plain;
     void* scratch = thread_scratch(scratch_bytes);
     if (scratch == nullptr && scratch_bytes > 0) throw std::bad_alloc();
     // The word does not count past kCount.
@@ -109,6 +124,7 @@ class ThreadPool::Impl {
   }
 
   void work() {
+    const DefaultFloatEnvironment plain;  // not that of whoever opened the device
     std::uint64_t seen = 0;
     while (!stop_.load(std::memory_order_relaxed)) {
       while (claim_and_run(/*has_scratch=*/false)) {

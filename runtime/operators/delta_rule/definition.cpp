@@ -11,7 +11,7 @@ constexpr std::array kPresets{
 }  // namespace
 
 const OperatorDefinition& definition() {
-  static const ChunkedDeltaRule definition(
+  static const ChunkedDeltaRule& definition = *new ChunkedDeltaRule(
       {.name = "delta_rule",
        .summary = "the delta rule without decay (DeltaNet)",
        .source = "arXiv 2406.06484",

@@ -125,7 +125,7 @@ class GatedDeltaProduct final : public ChunkedDeltaRule {
 }  // namespace
 
 const OperatorDefinition& definition() {
-  static const GatedDeltaProduct definition(
+  static const GatedDeltaProduct& definition = *new GatedDeltaProduct(
       {.name = kName,
        .summary = "the gated delta rule with several steps a token (Gated DeltaProduct)",
        .source = "arXiv 2502.10297",

@@ -22,7 +22,7 @@ constexpr std::array kPresets{
 }  // namespace
 
 const OperatorDefinition& definition() {
-  static const ChunkedDeltaRule definition(
+  static const ChunkedDeltaRule& definition = *new ChunkedDeltaRule(
       {.name = kName,
        .summary = "the delta rule with one decay a head (Gated DeltaNet)",
        .source = "arXiv 2412.06464",

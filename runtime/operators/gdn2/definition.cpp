@@ -20,7 +20,7 @@ TensorRules gate_pair_tensors() {
 
 /// kda's, with its own where kda's have beta.
 const ChunkedStages& own_stages() {
-  static const ChunkedStages all = [] {
+  static const ChunkedStages& all = *new ChunkedStages([] {
     ChunkedStages own = vector_gate_stages();
     own.intra = &stages::gdn2_intra;
     own.recompute = &stages::gdn2_recompute_w_u;
@@ -28,7 +28,7 @@ const ChunkedStages& own_stages() {
     own.d_second = &stages::gdn2_chunk_bwd;
     own.recurrent = &stages::gdn2_recurrent;
     return own;
-  }();
+  }());
   return all;
 }
 
@@ -45,15 +45,15 @@ class Gdn2 final : public ChunkedDeltaRule {
 }  // namespace
 
 const OperatorDefinition& definition() {
-  static const Gdn2 definition(
-      {.name = "gdn2",
-       .summary = "the delta rule with decay, erase and write gates a channel",
-       .source = "flash-linear-attention, chunk_gdn2",
-       .gate = GateKind::vector,
-       .lower_bound = true},
-      join({row_tensors(), gate_pair_tensors(), gate_tensors({TensorDim::K}), state_tensors(),
-            kept_tensors(), kept_decayed_tensors()}),
-      own_stages());
+  static const Gdn2& definition =
+      *new Gdn2({.name = "gdn2",
+                 .summary = "the delta rule with decay, erase and write gates a channel",
+                 .source = "flash-linear-attention, chunk_gdn2",
+                 .gate = GateKind::vector,
+                 .lower_bound = true},
+                join({row_tensors(), gate_pair_tensors(), gate_tensors({TensorDim::K}),
+                      state_tensors(), kept_tensors(), kept_decayed_tensors()}),
+                own_stages());
   return definition;
 }
 

@@ -13,29 +13,29 @@ constexpr std::array kPresets{
 
 /// Those of its gate's kind, and a way round for few heads.
 const ChunkedStages& own_stages() {
-  static const ChunkedStages all = [] {
+  static const ChunkedStages& all = *new ChunkedStages([] {
     ChunkedStages own = vector_gate_stages();
     own.segment = &stages::kda_segment;
     own.resume = &stages::kda_resume;
     return own;
-  }();
+  }());
   return all;
 }
 
 }  // namespace
 
 const OperatorDefinition& definition() {
-  static const ChunkedDeltaRule definition(
-      {.name = "kda",
-       .summary = "the delta rule with one decay a key channel (Kimi Linear)",
-       .source = "arXiv 2510.26692",
-       .gate = GateKind::vector,
-       .lower_bound = true,
-       .beta = true,
-       .presets = kPresets},
-      join({row_tensors(), beta_tensors(), gate_tensors({TensorDim::K}), state_tensors(),
-            kept_tensors(), kept_decayed_tensors()}),
-      own_stages());
+  static const ChunkedDeltaRule& definition =
+      *new ChunkedDeltaRule({.name = "kda",
+                             .summary = "the delta rule with one decay a key channel (Kimi Linear)",
+                             .source = "arXiv 2510.26692",
+                             .gate = GateKind::vector,
+                             .lower_bound = true,
+                             .beta = true,
+                             .presets = kPresets},
+                            join({row_tensors(), beta_tensors(), gate_tensors({TensorDim::K}),
+                                  state_tensors(), kept_tensors(), kept_decayed_tensors()}),
+                            own_stages());
   return definition;
 }
 
