@@ -487,6 +487,19 @@ TEST(CacheForeign, DatabaseOfNobodyIsLeftAlone) {
   expect_left_alone(temp, "another program");
 }
 
+TEST(CacheForeign, DatabaseWithAViewOrATriggerIsLeftAlone) {
+  for (const char* sql :
+       {"CREATE TRIGGER t AFTER INSERT ON winners BEGIN DELETE FROM artifacts; END",
+        "CREATE VIEW v AS SELECT * FROM winners",
+        "DROP TABLE winners; CREATE VIEW winners AS SELECT * FROM measurements"}) {
+    SCOPED_TRACE(sql);
+    const TempDirectory temp;
+    write_file(temp.file(), sound_file());
+    alter(temp.file(), sql);
+    expect_left_alone(temp, "another program");
+  }
+}
+
 TEST(CacheForeign, FileThatBecomesNewerUnderWayIsWrittenNoMore) {
   const TempDirectory temp;
   QuietCache cache(temp.path());

@@ -357,6 +357,21 @@ TEST_F(DefaultDirectory, WithoutAnyTheCacheDoesNothing) {
   EXPECT_EQ(cache.told, 1);
 }
 
+TEST(Cache, OfARelativeDirectoryStaysWhereItWas) {
+  const TempDirectory temp;
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(temp.path());
+  QuietCache cache("mine");
+  std::filesystem::create_directory("elsewhere");
+  std::filesystem::current_path("elsewhere");
+  std::filesystem::remove_all(temp.path() / "mine");  // it has to be made anew
+  EXPECT_TRUE(cache->store_artifact(artifact(1)));
+  std::filesystem::current_path(before);
+  EXPECT_EQ(cache->file(), temp.path() / "mine" / "wyvern.db");
+  EXPECT_TRUE(std::filesystem::exists(temp.path() / "mine" / "wyvern.db"));
+  EXPECT_FALSE(std::filesystem::exists(temp.path() / "elsewhere" / "mine"));
+}
+
 TEST(Claim, OneHasItAtATimeAndOthersWait) {
   const TempDirectory temp;
   QuietCache first(temp.path()), second(temp.path());

@@ -36,8 +36,12 @@ constexpr auto kRetryEvery = 5s;
 /// A disk that damages the file again and again is not worth mending for.
 constexpr int kRepairs = 3;
 
+/// Absolute, so that it stays the same file where the process changes its working directory.
 std::filesystem::path database_file(const std::filesystem::path& directory) {
-  return directory.empty() ? directory : directory / "wyvern.db";
+  if (directory.empty()) return directory;
+  std::error_code error;
+  const std::filesystem::path absolute = std::filesystem::absolute(directory, error);
+  return (error ? directory : absolute) / "wyvern.db";
 }
 
 /// Creates `directory` and what is missing above it, for its owner only.

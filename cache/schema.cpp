@@ -232,10 +232,16 @@ Identity identify(Database& database) {
   const std::int64_t application = database.integer("PRAGMA application_id");
   const std::int64_t version = database.integer("PRAGMA user_version");
   if (application == kApplicationId) {
-    if (version == kSchemaVersion) return Identity::current;
+    if (version > kSchemaVersion) return Identity::newer;
     // A file gets both at once, so one of them is damaged.
     if (version <= 0) throw DatabaseError(SQLITE_CORRUPT, "it has no version");
-    return version > kSchemaVersion ? Identity::newer : Identity::older;
+    // No Wyvern made these. They would run statements of somebody else's with ours, and a view
+    // under a table's name is no table.
+    if (database.integer("SELECT count(*) FROM sqlite_schema"
+                         " WHERE type IN ('view', 'trigger')") != 0)
+      return Identity::foreign;
+    if (version == kSchemaVersion) return Identity::current;
+    return Identity::older;
   }
   // Of a damaged file this throws: what was cut off may have said that it is ours.
   const bool has_tables = database.integer("SELECT count(*) FROM sqlite_schema") != 0;
