@@ -4,10 +4,17 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
+#include <functional>
+#include <future>
 #include <random>
 #include <set>
 #include <string>
 #include <vector>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "cache/cache.hpp"
 #include "cache/cache_testing.hpp"
@@ -317,6 +324,57 @@ TEST(Pack, MalformedIsRefusedByTheLineAndNothingIsAdded) {
                    [&] { import_pack(cache.cache, bad.text, "the pack"); });
   }
   EXPECT_EQ(cache->stats().winners, 0);
+}
+
+TEST(Pack, NestedTooDeepIsRefused) {
+  const TempDirectory temp;
+  QuietCache cache(temp.path());
+  const std::string header = R"({"devices":[],"row":"pack","version":1})"
+                             "\n";
+  const auto lists = [](std::size_t n) { return std::string(n, '[') + std::string(n, ']'); };
+  for (const std::size_t depth : {std::size_t{64}, std::size_t{1'000'000}}) {
+    const std::string line =
+        R"({"row":"winner","device":"d","family":"f","plan":)" + lists(depth) + "}";
+    expect_refused(ErrorKind::kBadInput, "line 2 of the pack is no row: its lists and objects are",
+                   [&] { import_pack(cache.cache, header + line, "the pack"); });
+  }
+  expect_refused(ErrorKind::kBadInput, "no pack",
+                 [&] { import_pack(cache.cache, lists(1'000'000), "the pack"); });
+  // What is a text in a row is none of its levels.
+  std::string problem;
+  EXPECT_TRUE(from_line(R"({"row":"winner","device":"d","family":"\"[[","plan":)" + lists(63) + "}",
+                        problem))
+      << problem;
+  EXPECT_TRUE(from_line(
+      R"({"row":"winner","device":"[","family":")" + std::string(99, '[') + R"(","plan":[]})",
+      problem))
+      << problem;
+}
+
+TEST(Pack, ThatIsNoFileIsRefusedWithoutWaiting) {
+  const TempDirectory temp;
+  const auto fifo = temp.path() / "a.jsonl";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  const std::function<void()> readers[] = {
+      [&] { (void)read_text(fifo); },
+      [&] { (void)read_contents(fifo); },
+      [&] { (void)read_text(temp.path()); },
+  };
+  for (const auto& reader : readers) {
+    auto done = std::async(std::launch::async, [&] {
+      expect_refused(ErrorKind::kBadInput, temp.path().c_str(), reader);
+    });
+    while (done.wait_for(std::chrono::seconds(20)) != std::future_status::ready) {
+      ADD_FAILURE() << "it waits for a writer";
+      ::close(::open(fifo.c_str(), O_WRONLY | O_NONBLOCK));
+    }
+  }
+  std::vector<std::string> told;
+  Packs packs({{"one", {temp.path()}}},
+              [&](const std::string& sentence) { told.push_back(sentence); });
+  EXPECT_FALSE(packs.find(winner(1, 1).device, "gdn", 8, 1));
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_NE(told[0].find("a.jsonl cannot be read: it is no file"), std::string::npos) << told[0];
 }
 
 // ---- Layers

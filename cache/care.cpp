@@ -17,6 +17,7 @@
 #include <sys/vfs.h>
 
 #include "cache/access.hpp"
+#include "cache/json_text.hpp"
 #include "cache/rows.hpp"
 #include "cache/schema.hpp"
 #include "cache/tables.hpp"
@@ -92,7 +93,7 @@ struct Candidate {
 std::set<std::string> wanted_kernels(Database& database) {
   std::set<std::string> names;
   for (const WinnerRow& row : tables::winners(database, tables::Winners::that_answer)) {
-    const auto plan = nlohmann::json::parse(row.plan, nullptr, /*allow_exceptions=*/false);
+    const auto plan = parse_json(row.plan);
     if (!plan.is_array()) continue;
     for (const auto& step : plan)
       if (step.is_object() && step.contains("template") && step.contains("config") &&

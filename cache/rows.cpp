@@ -12,6 +12,8 @@
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
+#include "cache/json_text.hpp"
+
 namespace wyvern {
 namespace {
 
@@ -34,7 +36,7 @@ double real(const json& value) {
 
 /// A stored JSON text as JSON, or as the text that it is.
 json embedded(const std::string& text) {
-  json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  json value = parse_json(text);
   return value.is_discarded() ? json(text) : value;
 }
 
@@ -181,7 +183,7 @@ std::string finished(json line, const char* kind) {
 /// What a column's JSON says; an empty object where it says nothing or is none.
 json object_of(const std::string& text) {
   if (text == "{}") return json::object();
-  json parsed = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  json parsed = parse_json(text);
   return parsed.is_object() ? parsed : json::object();
 }
 
@@ -206,6 +208,10 @@ std::string to_line(const WinnerRow& row) {
 
 std::optional<TextRow> from_line(std::string_view line, std::string& problem) {
   problem.clear();
+  if (is_too_deep(line)) {
+    problem = fmt::format("its lists and objects are nested more than {} deep", kDeepestJson);
+    return {};
+  }
   const json parsed = json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!parsed.is_object()) {
     problem = "it is no JSON object";
@@ -278,7 +284,7 @@ std::string more_text(const WinnerRow& row) {
 
 void read_samples(const std::string& text, MeasurementRow& row) {
   if (text == "[]") return;
-  const json list = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const json list = parse_json(text);
   if (!list.is_array()) return;
   for (const json& sample : list) row.samples_us.push_back(real(sample));
 }

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "cache/access.hpp"
+#include "cache/json_text.hpp"
 #include "cache/rows.hpp"
 #include "cache/schema.hpp"
 #include "cache/tables.hpp"
@@ -243,7 +244,7 @@ std::string export_pack(const Cache& cache, bool all, std::string_view device) {
 }
 
 std::vector<std::string> pack_devices(std::string_view first_line, std::string_view name) {
-  const auto header = nlohmann::json::parse(first_line, nullptr, /*allow_exceptions=*/false);
+  const auto header = parse_json(first_line);
   std::vector<std::string> devices;
   try {
     if (!header.is_object() || header.value("row", "") != "pack")
@@ -291,8 +292,12 @@ Added import_pack(Cache& into, std::string_view text, std::string_view name) {
 
 std::string read_text(const fs::path& path) {
   std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  // Opening a FIFO would wait for somebody to write it.
+  if (fs::exists(status) && !fs::is_regular_file(status))
+    reject(ErrorKind::kBadInput, "{} cannot be read: it is no file", path.string());
   std::ifstream in(path, std::ios::binary);
-  if (!fs::is_regular_file(path, error) || !in)
+  if (!in)
     reject(ErrorKind::kBadInput, "{} cannot be read: there is no such file, or it may not be read",
            path.string());
   return {std::istreambuf_iterator<char>(in), {}};
@@ -301,7 +306,7 @@ std::string read_text(const fs::path& path) {
 Contents read_contents(const fs::path& path) {
   std::error_code error;
   Contents contents;
-  if (!fs::is_directory(path, error)) {
+  if (fs::is_regular_file(path, error)) {
     std::string start(16, '\0');
     std::ifstream(path, std::ios::binary).read(start.data(), 15);
     if (start.front() == '{') {

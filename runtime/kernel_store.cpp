@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "cache/fork_guard.hpp"
+#include "cache/json_text.hpp"
 #include "templates/parallel.hpp"
 
 namespace wyvern {
@@ -48,7 +49,7 @@ ArtifactRow to_row(const Artifact& artifact) {
 }
 
 std::optional<Artifact> from_row(const ArtifactRow& row) {
-  const auto json = nlohmann::json::parse(row.metadata, nullptr, false);
+  const auto json = parse_json(row.metadata);
   if (!json.is_object()) return {};
   Artifact artifact;
   artifact.key = row.key;

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <initializer_list>
 
+#include "cache/json_text.hpp"
 #include "runtime/devices/device_impl.hpp"
 #include "runtime/operators/operator.hpp"
 #include "templates/legality.hpp"
@@ -395,7 +396,7 @@ std::string plan_to_json(const Plan& plan) {
 }
 
 std::optional<Plan> plan_from_json(std::string_view text) {
-  const auto json = nlohmann::json::parse(text, nullptr, false);
+  const auto json = parse_json(text);
   if (!json.is_array()) return {};
   Plan plan;
   for (const auto& item : json) {

@@ -21,6 +21,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cache/fork_guard.hpp"
+#include "cache/json_text.hpp"
 #include "compiler/own_folder.hpp"
 #include "runtime/problem_fields.hpp"
 #include "runtime/spawn_setup.hpp"
@@ -200,7 +201,7 @@ class Child {
 };
 
 std::string judge(const std::string& text, const std::string& program) {
-  const nlohmann::json document = nlohmann::json::parse(text, nullptr, false);
+  const nlohmann::json document = parse_json(text);
   if (!document.is_object()) return fmt::format("'{}', which tunes, ended without a word", program);
   if (const auto error = document.find("error"); error != document.end())
     return error->is_object() ? error->value("message", "the tuner failed") : "the tuner failed";

@@ -291,6 +291,18 @@ class BrokenFiles(Case):
         first, second = json.dumps(self.entry(0, 16)), json.dumps(self.entry(16, 32))
         self.rejects(pack(f'{{"q":{first},"q":{second}}}'.encode(), bytes(32)), "q", "twice")
 
+    def test_duplicate_inner_names(self):
+        """Readers of JSON take one or the other of two."""
+        entry = '"dtype":"F32","shape":[4],"data_offsets":[0,16]'
+        self.rejects(pack(f'{{"q":{{{entry},"shape":[2,2]}}}}'.encode(), bytes(16)), "shape", "twice")
+        self.rejects(pack(f'{{"__metadata__":{{"a":"1","a":"2"}},"q":{{{entry}}}}}'.encode(),
+                          bytes(16)), "a", "twice")
+
+    def test_deep_headers(self):
+        for depth in (9, 1_000_000):
+            with self.subTest(depth):
+                self.rejects(pack(b'{"q":' + b"[" * depth + b"]" * depth + b"}"), "nested")
+
     def test_many_tensors(self):
         """A header is read in time that grows as its length does; square growth takes this one past
         the limit of a run. Of the names a message shows a few."""

@@ -2,10 +2,13 @@
 
 #include <fmt/format.h>
 
+#include "cache/json_text.hpp"
+
 namespace wyvern::cli {
 
 /// A stored JSON text as JSON, or as the text it is.
 Json parsed(const std::string& text) {
+  if (is_too_deep(text)) return text;
   Json json = Json::parse(text, nullptr, false);
   return json.is_discarded() ? Json(text) : json;
 }

@@ -7,6 +7,7 @@
 #include <charconv>
 #include <set>
 
+#include "cache/json_text.hpp"
 #include "tools/wyvern/command.hpp"
 #include "tools/wyvern/output.hpp"
 
@@ -92,6 +93,9 @@ std::vector<ManifestEntry> parse_manifest(std::string_view text) {
     text.remove_prefix(std::min(end + 1, text.size()));
     if (content.find_first_not_of(" \t\r") == std::string_view::npos) continue;
     try {
+      if (is_too_deep(content))
+        reject("line {} of the manifest: its lists and objects are nested more than {} deep", line,
+               kDeepestJson);
       Selection selection = selection_of(Json::parse(content));
       if (!seen.insert(identity(selection.problem)).second) continue;
       entries.push_back({line, std::move(selection)});

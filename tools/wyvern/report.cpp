@@ -18,6 +18,7 @@
 
 #include "autotune/floor.hpp"
 #include "autotune/protocol.hpp"
+#include "cache/json_text.hpp"
 #include "cache/rows.hpp"
 #include "runtime/devices/device_impl.hpp"
 #include "runtime/operators/operator.hpp"
@@ -63,7 +64,7 @@ class Floors {
     const Rates* rates = rates_of(row.device);
     if (rates == nullptr) return 0;
     try {
-      const Problem problem = problem_from(nlohmann::json::parse(row.problem));
+      const Problem problem = problem_from(parse_json(row.problem));
       return 1e6 * floor_time(work_of(problem), peak_of(*rates, problem));
     } catch (const std::exception&) {  // a field of another Wyvern
       return 0;

@@ -65,10 +65,13 @@ struct Entry {
   std::uint64_t begin = 0, end = 0;  ///< bytes after the header
 };
 
-/// Stops at values nested deeper than a header's can be, and finds a name that comes twice.
+/// Stops at values nested deeper than a header's can be, and finds a name that comes twice in one
+/// object, of which readers take either.
 class HeaderWatch final : public nlohmann::json_sax<nlohmann::json> {
  public:
-  std::optional<std::string> duplicate;  ///< a name that comes twice
+  std::optional<std::string> duplicate;        ///< a tensor's name that comes twice
+  std::optional<std::string> inner_duplicate;  ///< another name that does
+  bool too_deep = false;
 
   bool null() override { return true; }
   bool boolean(bool) override { return true; }
@@ -77,12 +80,13 @@ class HeaderWatch final : public nlohmann::json_sax<nlohmann::json> {
   bool number_float(number_float_t, const string_t&) override { return true; }
   bool string(string_t&) override { return true; }
   bool binary(binary_t&) override { return true; }
-  bool start_object(std::size_t) override { return ++depth_ <= kDeepest; }
-  bool start_array(std::size_t) override { return ++depth_ <= kDeepest; }
-  bool end_object() override { return --depth_ >= 0; }
-  bool end_array() override { return --depth_ >= 0; }
+  bool start_object(std::size_t) override { return begin(); }
+  bool start_array(std::size_t) override { return begin(); }
+  bool end_object() override { return end(); }
+  bool end_array() override { return end(); }
   bool key(string_t& name) override {
-    if (depth_ == 1 && !names_.insert(name).second) duplicate = name;
+    if (!names_.back().insert(name).second)
+      (names_.size() == 1 ? duplicate : inner_duplicate) = name;
     return true;
   }
   bool parse_error(std::size_t, const std::string&, const nlohmann::json::exception&) override {
@@ -90,10 +94,19 @@ class HeaderWatch final : public nlohmann::json_sax<nlohmann::json> {
   }
 
  private:
-  static constexpr int kDeepest = 8;
+  static constexpr std::size_t kDeepest = 8;
 
-  std::set<std::string> names_;
-  int depth_ = 0;
+  bool begin() {
+    names_.emplace_back();
+    too_deep = names_.size() > kDeepest;
+    return !too_deep;
+  }
+  bool end() {
+    names_.pop_back();
+    return true;
+  }
+
+  std::vector<std::set<std::string>> names_;  ///< of the objects and lists that have not ended
 };
 
 class Reader {
@@ -135,8 +148,12 @@ class Reader {
     // First a pass that keeps nothing, for what the parsed header cannot tell. The library's parser
     // with a callback would do both at once, but goes over all tensors again after each one.
     HeaderWatch watch;
-    if (!nlohmann::json::sax_parse(text, &watch)) reject("its header is not a JSON object");
+    if (!nlohmann::json::sax_parse(text, &watch))
+      reject(watch.too_deep ? "its header is nested deeper than that of any"
+                            : "its header is not a JSON object");
     if (watch.duplicate) reject(fmt::format("it holds the tensor '{}' twice", *watch.duplicate));
+    if (watch.inner_duplicate)
+      reject(fmt::format("an object of its header holds '{}' twice", *watch.inner_duplicate));
     const nlohmann::json header = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
     if (!header.is_object()) reject("its header is not a JSON object");
 
