@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <limits>
@@ -106,10 +107,16 @@ RuntimeOptions options_of(const wyvern_runtime_options& from) {
 
 Plan plan_of(const char* json) {
   if (std::optional<Plan> plan = plan_from_json(json)) return *std::move(plan);
+  // As much of it as tells which one is meant.
+  constexpr std::size_t kShown = 60;
+  std::string shown(json, ::strnlen(json, kShown + 1));
+  if (shown.size() > kShown) shown.replace(kShown - 3, std::string::npos, "...");
+  for (char& c : shown)
+    if (static_cast<unsigned char>(c) < ' ' || static_cast<unsigned char>(c) > '~') c = '?';
   bad_input(
       fmt::format("options.plan is {}; it must be a JSON list of templates of this library, "
                   "as wyvern_operator_plan() writes it",
-                  json));
+                  shown));
 }
 
 TuningPolicy policy_of(std::int64_t policy) {

@@ -723,6 +723,11 @@ TEST_F(CApiTest, ThePolicySaysWhereThePlanComesFrom) {
   EXPECT_EQ(wyvern_runtime_compiled(runtime_), 1);
   options.plan = "[{}]";
   EXPECT_BAD(wyvern_prepare(runtime_, device_, problem_, &options, &none), "options.plan is [{}]");
+  const std::string longer = "[\n{}" + std::string(5000, ' ') + ']';
+  options.plan = longer.c_str();
+  EXPECT_BAD(wyvern_prepare(runtime_, device_, problem_, &options, &none), "options.plan is [?{} ");
+  EXPECT_LT(std::strlen(wyvern_last_error()), 250U);
+  EXPECT_EQ(std::strchr(wyvern_last_error(), '\n'), nullptr);
   options.plan = nullptr;
   options.policy = 4;
   EXPECT_BAD(wyvern_prepare(runtime_, device_, problem_, &options, &none), "options.policy is 4");
