@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 
 #include <dlfcn.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -12,6 +14,7 @@
 #include <utility>
 
 #include "compiler/own_folder.hpp"
+#include "compiler/sanitized.hpp"
 #include "templates/source.hpp"
 
 namespace wyvern::detail {
@@ -19,21 +22,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define WYVERN_SANITIZED 1
-#elif defined(__has_feature)
-#define WYVERN_SANITIZED (__has_feature(address_sanitizer) || __has_feature(thread_sanitizer))
-#else
-#define WYVERN_SANITIZED 0
-#endif
-
 // Sanitizers forbid RTLD_DEEPBIND; without it a second Clang in the process would be met by this
 // one's symbols.
-#if WYVERN_SANITIZED
-constexpr int kOpenFlags = RTLD_NOW | RTLD_LOCAL;
-#else
-constexpr int kOpenFlags = RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND;
-#endif
+constexpr int kOpenFlags = RTLD_NOW | RTLD_LOCAL | (kSanitized ? 0 : RTLD_DEEPBIND);
 
 WyvernLlvmOutput to_abi(Output output) {
   switch (output) {
@@ -65,6 +56,28 @@ void take(void* taken, const char* bytes, std::size_t size) {
   throw Error(ErrorKind::kUnavailable, what);
 }
 
+/// Said first, since without it the plugin is not found, which would be blamed instead.
+void require_proc() {
+  if (access("/proc/self/fd", F_OK) != 0)
+    unavailable(
+        "/proc is not mounted; compiling CPU kernels finds its parts by it, so mount it "
+        "(`mount -t proc proc /proc`)");
+}
+
+/// LLVM's libraries make objects while they are loaded, and end the process when there is no memory
+/// for one; so what they take, and the compiler at work, is asked for before.
+void require_memory() {
+  constexpr std::size_t kTaken = std::size_t{272} << 20;
+  void* const memory =
+      mmap(nullptr, kTaken, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED)
+    unavailable(
+        fmt::format("there are no {} MiB of address space for the compiler of CPU kernels; raise "
+                    "the limit (ulimit -v)",
+                    kTaken >> 20));
+  munmap(memory, kTaken);
+}
+
 }  // namespace
 
 std::vector<fs::path> plugin_paths() {
@@ -79,6 +92,7 @@ std::vector<fs::path> plugin_paths() {
 }
 
 ClangPlugin::ClangPlugin(std::span<const fs::path> paths) {
+  require_proc();
   const auto exists = [](const fs::path& path) {
     std::error_code error;
     return fs::exists(path, error);
@@ -89,6 +103,7 @@ ClangPlugin::ClangPlugin(std::span<const fs::path> paths) {
         fmt::format("the plugin libwyvern_llvm.so, which compiles CPU kernels, is not at "
                     "{}; install the Python package wyvern-cpu, or build Wyvern with WYVERN_CPU=ON",
                     paths.empty() ? "any place" : paths.front().string()));
+  require_memory();
   void* library = dlopen(path->c_str(), kOpenFlags);
   if (library == nullptr)
     unavailable(
@@ -127,7 +142,7 @@ Code ClangPlugin::compile(const std::string& source, const std::string& label, c
   Code code;
   code.bytes = std::move(taken.bytes);
   if (status == kWyvernLlvmFailed)
-    throw Error(ErrorKind::kIo, fmt::format("{} cannot be linked: {}", label, code.bytes));
+    unavailable(fmt::format("{} cannot be linked: {}", label, code.bytes));
   if (status != kWyvernLlvmOk)
     throw Error(ErrorKind::kCompile,
                 fmt::format("{} does not compile ({}):\n{}", label, llvm_version(), code.bytes));

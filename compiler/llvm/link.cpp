@@ -17,6 +17,7 @@
 #include <mutex>
 #include <new>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -158,13 +159,19 @@ Result link_shared(const std::string& object, const std::string& entry) {
   // Nothing is thrown while the thread runs, nor in it.
   std::string library;
   bool is_read = false;
-  std::thread reader([&] {
-    try {
-      library = read_all(from_linker);
-      is_read = true;
-    } catch (const std::bad_alloc&) {
-    }
-  });
+  std::thread reader;
+  try {
+    reader = std::thread([&] {
+      try {
+        library = read_all(from_linker);
+        is_read = true;
+      } catch (const std::bad_alloc&) {
+      }
+    });
+  } catch (const std::system_error& error) {  // the user's processes are as many as may be
+    errno = error.code().value();
+    return system_failure("thread to read from the linker");
+  }
   std::exception_ptr failure;
   Result linked;
   try {
