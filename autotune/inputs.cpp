@@ -1,11 +1,18 @@
 #include "autotune/inputs.hpp"
 
+#include <wyvern/error.hpp>
+
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <random>
 
+#include "runtime/devices/cpu/memory.hpp"
+#include "runtime/devices/device_impl.hpp"
+#include "runtime/operator_impl.hpp"
 #include "runtime/operators/operator.hpp"
 #include "runtime/plan.hpp"
 
@@ -181,6 +188,35 @@ Problem reduced(const Problem& problem, std::int64_t segment) {
   return small;
 }
 
+namespace {
+
+/// The system promises more memory than there is and kills who touches it, and what a container
+/// throws for want of memory does not say which problem was too large.
+void check_memory(const Device& device, const Problem& p, const std::vector<TensorSpec>& specs,
+                  bool keep_host) {
+  std::uint64_t all = 0, largest = 0;
+  for (const TensorSpec& spec : specs) {
+    if (!spec.present) continue;
+    const std::uint64_t bytes = bytes_of(spec);
+    all += bytes;
+    largest = std::max(largest, bytes);
+  }
+  const auto offsets = p.packed ? (static_cast<std::uint64_t>(p.N) + 1) * sizeof(std::int64_t) : 0;
+  // An input is made in host memory whatever the device.
+  const std::uint64_t needed =
+      (device.impl().host_memory() ? all : 0) + (keep_host ? all : largest) + offsets;
+  const std::uint64_t free = available_memory();
+  if (needed <= free) return;
+  throw Error(
+      ErrorKind::kUnavailable,
+      fmt::format("B = {}, T = {}, N = {}, H = {}, HV = {}, K = {}, V = {} needs {} MB of "
+                  "host memory for its tensors, and {} MB are free; give it fewer "
+                  "sequences, tokens or heads",
+                  p.B, p.T, p.N, p.H, p.HV, p.K, p.V, needed / 1'000'000, free / 1'000'000));
+}
+
+}  // namespace
+
 ProblemTensors::ProblemTensors(const Device& device, const Problem& problem, std::uint64_t seed,
                                bool keep_host, float gates, std::vector<std::int64_t> cu_seqlens)
     : on_(device),
@@ -189,6 +225,7 @@ ProblemTensors::ProblemTensors(const Device& device, const Problem& problem, std
       gates_(gates),
       specs_(tensor_specs(problem)),
       cu_seqlens_(std::move(cu_seqlens)) {
+  check_memory(device, problem, specs_, keep_host);
   if (problem.packed && cu_seqlens_.empty()) cu_seqlens_ = uneven_offsets(problem, seed);
   std::erase_if(specs_, [](const TensorSpec& spec) { return !spec.present; });
   Source source(seed);

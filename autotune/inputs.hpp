@@ -28,7 +28,9 @@ std::vector<std::int64_t> uneven_offsets(const Problem& problem, std::uint64_t s
 class ProblemTensors {
  public:
   /// Without `keep_host` there is no host copy, and host() and fetch() are not to be used.
-  /// `cu_seqlens`: of a packed problem; empty: uneven_offsets().
+  /// `cu_seqlens`: of a packed problem; empty: uneven_offsets(). Throws, before anything is
+  /// allocated, Error(kBadInput) where a tensor is larger than any memory, Error(kUnavailable)
+  /// where the host has not the memory for what is made in it.
   ProblemTensors(const Device& device, const Problem& problem, std::uint64_t seed, bool keep_host,
                  float gates = 1, std::vector<std::int64_t> cu_seqlens = {});
 

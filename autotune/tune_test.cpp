@@ -1,6 +1,7 @@
 // A real tuning of a small problem on the CPU, end to end.
 #include <gtest/gtest.h>
 
+#include <wyvern/error.hpp>
 #include <wyvern/reference.hpp>
 
 #include <fmt/format.h>
@@ -8,6 +9,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <new>
 #include <set>
 
 #include "autotune/bench.hpp"
@@ -334,6 +336,26 @@ TEST(Inputs, SequencesAreThoseThatAreAskedFor) {
   EXPECT_TRUE(std::ranges::equal(uneven.host().cu_seqlens_host, drawn));
   validate_seqlens(problem, drawn);
   EXPECT_EQ(drawn[1], drawn[2]);
+}
+
+TEST(Inputs, TooLargeForTheHostAreRefusedBeforeAnythingIsMade) {
+  Problem problem = small_problem();
+  problem.T = 2'000'000'000;
+  problem.H = problem.HV = 16;
+  problem.K = problem.V = 128;
+  validate(problem);
+  for (const bool keep_host : {false, true}) {
+    try {
+      const ProblemTensors tensors(Device::open("cpu"), problem, 3, keep_host);
+      ADD_FAILURE() << "it was made";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kUnavailable);
+      EXPECT_NE(std::string(error.what()).find("T = 2000000000, N = 1, H = 16"), std::string::npos)
+          << error.what();
+    } catch (const std::bad_alloc&) {
+      ADD_FAILURE() << "memory was asked for";
+    }
+  }
 }
 
 TEST(Inputs, TheReducedProblemHasAnEmptySequenceAndARemainder) {
