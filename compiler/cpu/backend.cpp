@@ -81,7 +81,8 @@ class CpuBackend final : public Backend {
 }  // namespace
 
 const Backend& cpu_backend() {
-  static const CpuBackend backend;
+  // Never destroyed: the last threads may ask it while the process ends.
+  static const CpuBackend& backend = *new CpuBackend;
   return backend;
 }
 

@@ -63,7 +63,8 @@ class CudaBackend final : public Backend {
 }  // namespace
 
 const Backend& cuda_backend() {
-  static const CudaBackend backend;
+  // Never destroyed: the last threads may ask it while the process ends.
+  static const CudaBackend& backend = *new CudaBackend;
   return backend;
 }
 

@@ -233,7 +233,8 @@ class CpuDevices final : public DeviceProvider {
 }  // namespace
 
 const DeviceProvider& cpu_devices() {
-  static const CpuDevices devices;
+  // Never destroyed: the last threads may ask it while the process ends.
+  static const CpuDevices& devices = *new CpuDevices;
   return devices;
 }
 

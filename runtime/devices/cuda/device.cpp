@@ -208,7 +208,8 @@ class CudaDevices final : public DeviceProvider {
 }  // namespace
 
 const DeviceProvider& cuda_devices() {
-  static const CudaDevices devices;
+  // Never destroyed: the last threads may ask it while the process ends.
+  static const CudaDevices& devices = *new CudaDevices;
   return devices;
 }
 
