@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ._extension import load
 
@@ -139,6 +140,9 @@ class _Recurrence(torch.autograd.Function):
                 return (None,) * (ctx.kept_from + 1)
             do = q.new_zeros([*q.shape[:2], *v.shape[2:]])
         gradients = backward_op(ctx.problem, *inputs, do, dht, kept)
+        if torch.is_grad_enabled():  # create_graph=True, or torch.func
+            count = len(gradients)
+            gradients = _OnceDifferentiable.apply(ctx.problem, count, *gradients, *inputs, do, dht)
         result: list[Tensor | None] = [None]
         at = 0
         for place, x in enumerate(inputs):
@@ -170,6 +174,51 @@ class _Transformable(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         return _Recurrence.backward(ctx, *gradients[:2])
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
+        _refuse_forward_mode(ctx.problem)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], problem: str, *inputs: Tensor | None) -> NoReturn:
+        raise NotImplementedError(
+            f"{fields_of(problem)['op']} has no rule for torch.func.vmap, which torch.func.jacrev uses too"
+        )
+
+
+class _OnceDifferentiable(torch.autograd.Function):
+    """The gradients, made of tensors, that refuse to be differentiated by them.
+
+    PyTorch would take them for constants, and so second derivatives for zero.
+    """
+
+    @staticmethod
+    def forward(problem: str, count: int, *gradients_and_tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        return gradients_and_tensors[:count]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
+        ctx.problem = inputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor | None) -> NoReturn:
+        raise NotImplementedError(
+            f"{fields_of(ctx.problem)['op']} has no second derivatives: its gradients (create_graph=True, "
+            "torch.func.grad) cannot be differentiated again"
+        )
+
+
+def _refuse_forward_mode(problem: str) -> NoReturn:
+    raise NotImplementedError(
+        f"{fields_of(problem)['op']} has no forward-mode derivative (torch.autograd.forward_ad, "
+        "torch.func.jvp, torch.func.jacfwd): use reverse mode, as torch.autograd.grad does"
+    )
+
+
+def refuse_tangents(problem: str, *tensors: Tensor | None) -> None:
+    """Refuses derivatives that are carried forwards, which PyTorch would drop without a word."""
+    if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        _refuse_forward_mode(problem)
 
 
 _NO_GRADIENT = (8, 11)  # cu_seqlens, cu_seqlens_cpu
@@ -215,7 +264,11 @@ def run(
             problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
             cu_seqlens_cpu,
         )  # fmt: skip
-    return forward_op(
+    # Derivatives of an outer torch.func.jvp do not show here; at its own level it finds the refusal.
+    function = forward_op
+    if forward_ad._current_level >= 0 and _is_transformed():
+        function = _Transformable.apply
+    return function(
         problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
         cu_seqlens_cpu,
     )  # fmt: skip

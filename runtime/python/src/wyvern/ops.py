@@ -8,7 +8,8 @@ All take tensors of the CPU and of CUDA devices, in float32, float16 or bfloat16
 as q or in float32), and have gradients for every floating-point input, the final state's included. They
 work under ``torch.compile(fullgraph=True)``, ``torch.export``, autocast (q, k and v are cast), activation
 checkpointing and, once called with the same shapes before, in CUDA graphs. They run on the current
-stream, take all memory from PyTorch and wait for nothing.
+stream, take all memory from PyTorch and wait for nothing. Second derivatives, and derivatives carried
+forwards (``torch.autograd.forward_ad``, ``torch.func.jvp``), raise NotImplementedError.
 
 q, k, v, gates and rates may be slices of one projection (``qkv[..., :H * K].unflatten(-1, (H, K))``): rows
 of tokens, each contiguous, that lie a multiple of 16 bytes apart are read where they are, in the forward
@@ -26,8 +27,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from ._call import fields_of, forward_op, raise_as_python, run
+from ._call import fields_of, forward_op, raise_as_python, refuse_tangents, run
 
 __all__ = [
     "chunk_delta_rule",
@@ -622,6 +624,8 @@ def _call(
         if dt_bias is not None:
             problem += " has_dt_bias=1"
             dt_bias = dt_bias.float()
+        if forward_ad._current_level >= 0:
+            refuse_tangents(problem, q, k, v, g, beta, erase, write, initial_state, A_log, dt_bias)
         if return_intermediate_states:
             return _with_states(
                 problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
