@@ -134,6 +134,8 @@ def test_wrong_arguments() -> None:
         stages.chunk_local_cumsum(beta, 16, reverse=True)
     with pytest.raises(ValueError, match="eps is 0.1"):
         stages.l2norm_fwd(k, eps=0.1)
+    with pytest.raises(ValueError, match="g is on meta; it must be on the CPU or a CUDA device"):
+        stages.chunk_local_cumsum(beta.to("meta"), 16)
 
 
 @pytest.mark.skipif("cuda" not in DEVICES, reason="there is no GPU that PyTorch can use")

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from ._extension import load
@@ -46,6 +47,20 @@ def _kept_chunk_size(fields: dict[str, str], v: Tensor) -> int:
     return 32 if row_bytes <= 1024 else 16
 
 
+def _refuse_meta(**tensors: Tensor | None) -> None:
+    """Refuses tensors without values; those of a trace, which has only shapes to begin with, are let by.
+
+    PyTorch takes the functions below for calls on the meta device too, where they would answer with memory
+    that nothing wrote as soon as q is elsewhere.
+    """
+    for name, x in tensors.items():
+        if x is not None and x.device.type == "meta" and not isinstance(x, FakeTensor):
+            raise RuntimeError(
+                f"wyvern.ValueError: {name} is on meta, where tensors have no values; it must be on the CPU "
+                "or a CUDA device"
+            )
+
+
 @torch.library.register_fake("wyvern::forward")
 def _forward_shapes(
     problem: str,
@@ -63,6 +78,10 @@ def _forward_shapes(
     cu_seqlens_cpu: Tensor | None,
 ) -> list[Tensor]:
     fields = fields_of(problem)
+    _refuse_meta(
+        q=q, k=k, v=v, g=g, beta=beta, erase=erase, write=write, initial_state=initial_state,
+        cu_seqlens=cu_seqlens, A_log=A_log, dt_bias=dt_bias, cu_seqlens_cpu=cu_seqlens_cpu,
+    )  # fmt: skip
     B, T, _, K = q.shape
     HV, V = v.shape[2], v.shape[3]
     N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1

@@ -119,7 +119,9 @@ def run(name: str, fields: dict[str, object], given: dict[str, Tensor | None]) -
     Of what is given it takes what it needs. Prepared at the first call, which a CUDA graph must not
     capture. No gradient is recorded.
     """
-    device = next(x.device for x in given.values() if x is not None)
+    first, device = next((first, x.device) for first, x in given.items() if x is not None)
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{first} is on {device}; it must be on the CPU or a CUDA device")
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     key = (name, device, tuple(sorted(fields.items())))
