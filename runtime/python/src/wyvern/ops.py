@@ -9,7 +9,8 @@ as q or in float32), and have gradients for every floating-point input, the fina
 work under ``torch.compile(fullgraph=True)``, ``torch.export``, autocast (q, k and v are cast), activation
 checkpointing and, once called with the same shapes before, in CUDA graphs. They run on the current
 stream, take all memory from PyTorch and wait for nothing. Second derivatives, and derivatives carried
-forwards (``torch.autograd.forward_ad``, ``torch.func.jvp``), raise NotImplementedError.
+forwards (``torch.autograd.forward_ad``, ``torch.func.jvp``), raise NotImplementedError. A program of
+``torch.export`` is for inference: it has no gradients.
 
 q, k, v, gates and rates may be slices of one projection (``qkv[..., :H * K].unflatten(-1, (H, K))``): rows
 of tokens, each contiguous, that lie a multiple of 16 bytes apart are read where they are, in the forward
