@@ -126,7 +126,7 @@ def test_wrong_arguments() -> None:
         stages.chunk_scaled_dot_kkt_fwd(k)
     with pytest.raises(TypeError, match="k has dtype torch.float64"):
         stages.chunk_scaled_dot_kkt_fwd(k.double(), None, beta)
-    with pytest.raises(ValueError, match=r"G has shape \[1, 4, 1\]"):
+    with pytest.raises(ValueError, match=r"g has shape \[1, 4, 1\]"):
         stages.chunk_scaled_dot_kkt_fwd(k, beta[:, :4], beta)
     with pytest.raises(ValueError, match="chunk_size is 48"):
         stages.chunk_local_cumsum(beta, 48)

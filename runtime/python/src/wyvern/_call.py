@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
+from ._arguments import tensor
 from ._extension import load
 
 load()
@@ -299,14 +300,15 @@ _OWN = re.compile(r"wyvern\.(TypeError|ValueError|RuntimeError): (.*)", re.DOTAL
 
 def raise_as_python(error: Exception, **arguments: object) -> NoReturn:
     """Raises what an error of an operator's call with these arguments stands for."""
+    for name, value in arguments.items():
+        if value is not None or name in ("q", "k", "v"):
+            tensor(name, value)
+    cu_seqlens = arguments.get("cu_seqlens")
+    if isinstance(cu_seqlens, Tensor) and cu_seqlens.shape == (0,):
+        raise ValueError("cu_seqlens is empty; it must have N + 1 entries, of N sequences") from None
     if own := _OWN.match(str(error)):
         what = own[2]
         if "b" in arguments:  # the names that gdn2's gates have in Python
             what = re.sub(r"\berase\b", "b", re.sub(r"\bwrite\b", "w", what))
         raise _KINDS[own[1]](what) from None
-    for name, value in arguments.items():
-        if value is None and name in ("q", "k", "v"):
-            raise TypeError(f"{name} is None; it must be a torch.Tensor") from None
-        if value is not None and not isinstance(value, Tensor):
-            raise TypeError(f"{name} is {type(value).__name__}; it must be a torch.Tensor") from None
     raise error
