@@ -89,6 +89,28 @@ def test_wrong_argument(what: str, gradients: bool) -> None:
         function(**call.tensors | changes)
 
 
+@pytest.mark.parametrize("gradients", [True, False], ids=["gradients", "no gradients"])
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [(gated, name) for name in ("q", "k", "v", "g", "beta", "initial_state")] + [(gdn2, "b"), (gdn2, "w")],
+)
+def test_tensor_without_values(function, name: str, gradients: bool) -> None:
+    """One of the meta device makes PyTorch ask for the shapes of a result alone, which nobody computes."""
+    call = make(function, T=3)
+    with torch.set_grad_enabled(gradients), pytest.raises(ValueError, match=f"^{name} is on meta"):
+        function(**call.tensors | {name: call.tensors[name].to("meta")})
+    with torch.set_grad_enabled(gradients), pytest.raises(ValueError, match="^q is on meta"):
+        function(**{key: x.to("meta") for key, x in call.tensors.items()})
+
+
+@pytest.mark.parametrize("name", ["cu_seqlens", "cu_seqlens_cpu"])
+def test_boundaries_without_values(name: str) -> None:
+    call = make(gated, T=3, states=False)
+    boundaries = {"cu_seqlens": torch.tensor([0, 3]), name: torch.tensor([0, 3], device="meta")}
+    with pytest.raises(ValueError, match=f"^{name} is on meta"):
+        gated(**call.tensors | boundaries)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU that PyTorch can use")
 @pytest.mark.parametrize("name", ["q", "k", "beta"])
 def test_tensor_on_another_device(name: str) -> None:

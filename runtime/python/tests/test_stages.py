@@ -126,7 +126,7 @@ def test_wrong_arguments() -> None:
         stages.chunk_scaled_dot_kkt_fwd(k)
     with pytest.raises(TypeError, match="k has dtype torch.float64"):
         stages.chunk_scaled_dot_kkt_fwd(k.double(), None, beta)
-    with pytest.raises(ValueError, match=r"G has shape \[1, 4, 1\]"):
+    with pytest.raises(ValueError, match=r"g has shape \[1, 4, 1\]"):
         stages.chunk_scaled_dot_kkt_fwd(k, beta[:, :4], beta)
     with pytest.raises(ValueError, match="chunk_size is 48"):
         stages.chunk_local_cumsum(beta, 48)
@@ -134,6 +134,8 @@ def test_wrong_arguments() -> None:
         stages.chunk_local_cumsum(beta, 16, reverse=True)
     with pytest.raises(ValueError, match="eps is 0.1"):
         stages.l2norm_fwd(k, eps=0.1)
+    with pytest.raises(ValueError, match="g is on meta; it must be on the CPU or a CUDA device"):
+        stages.chunk_local_cumsum(beta.to("meta"), 16)
 
 
 @pytest.mark.skipif("cuda" not in DEVICES, reason="there is no GPU that PyTorch can use")

@@ -144,6 +144,63 @@ def test_function_transforms(device: str) -> None:
     assert torch.equal(got[0], wanted[0]) and torch.equal(got[1], wanted[3])
 
 
+def squares(*inputs: torch.Tensor) -> torch.Tensor:
+    return ops.chunk_gated_delta_rule(*inputs)[0].square().sum()
+
+
+@pytest.mark.parametrize("of", range(5))
+def test_second_derivatives_are_refused(device: str, of: int) -> None:
+    leaves = gated(device, T=5).leaves()[:5]
+    once = torch.autograd.grad(squares(*leaves), leaves)
+    gradients = torch.autograd.grad(squares(*leaves), leaves, create_graph=True)
+    assert all(torch.equal(one, other) for one, other in zip(gradients, once, strict=True))
+    for x in leaves:
+        with pytest.raises(NotImplementedError, match="gated_delta_rule has no second derivatives"):
+            torch.autograd.grad(gradients[of].sum(), x, retain_graph=True, allow_unused=True)
+
+
+def test_a_penalty_on_gradients_is_refused(device: str) -> None:
+    """Where the gradient that comes in is constant: without a refusal the loss's own gradient passes."""
+    leaves = gated(device, T=5).leaves()[:5]
+    o, _ = ops.chunk_delta_rule(*leaves[:3], leaves[4])
+    (gradient,) = torch.autograd.grad(o.sum(), leaves[0], create_graph=True)
+    with pytest.raises(NotImplementedError, match="^delta_rule has no second derivatives"):
+        (o.sum() + gradient.square().sum()).backward()
+
+
+def test_function_transforms_that_are_refused(device: str) -> None:
+    leaves = [x.detach() for x in gated(device, T=5).leaves()[:5]]
+    ones = tuple(map(torch.ones_like, leaves))
+    with pytest.raises(NotImplementedError, match="gated_delta_rule has no second derivatives"):
+        torch.func.grad(lambda *x: torch.func.grad(squares)(*x).sum())(*leaves)
+    with pytest.raises(NotImplementedError, match="gated_delta_rule has no rule for torch.func.vmap"):
+        torch.func.vmap(torch.func.grad(squares))(*(x[None] for x in leaves))
+
+    def within(*inputs):
+        """The transform of something else, around the operator."""
+        return torch.func.grad(lambda y: squares(*inputs) * y)(leaves[0].sum())
+
+    for function in (squares, torch.func.grad(squares), within):
+        with pytest.raises(NotImplementedError, match="gated_delta_rule has no forward-mode derivative"):
+            torch.func.jvp(function, tuple(leaves), ones)
+    with pytest.raises(NotImplementedError, match="gated_delta_rule has no forward-mode derivative"):
+        torch.func.hessian(squares)(*leaves)
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["no gradients", "gradients"])
+@pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta", "initial_state"])
+def test_derivatives_carried_forwards_are_refused(device: str, name: str, recorded: bool) -> None:
+    call = make(ops.chunk_kda, device=device, T=5)
+    tensors = {key: x if recorded else x.detach() for key, x in call.tensors.items()}
+    states = {"return_intermediate_states": True} if not recorded else {}
+    with torch.autograd.forward_ad.dual_level():
+        wanted, _ = ops.chunk_kda(**tensors)  # constants
+        one = torch.autograd.forward_ad.make_dual(tensors[name], torch.ones_like(tensors[name]))
+        with pytest.raises(NotImplementedError, match="^kda has no forward-mode derivative"):
+            ops.chunk_kda(**tensors | {name: one}, **states)
+    assert torch.equal(ops.chunk_kda(**tensors)[0], wanted)
+
+
 def test_tensors_that_are_not_contiguous_or_aligned(device: str) -> None:
     """Slices of a projection, heads before tokens, a gradient that is expanded, an odd address."""
     call = gated(device, H=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,6 +73,20 @@ def module_of(model: str) -> Any:
     return importlib.import_module(f"transformers.models.{model}.modeling_{model}")
 
 
+def installed() -> list[str]:
+    """The models of the installed transformers that have one of the functions, by their sources."""
+    place = Path(importlib.import_module("transformers").__file__).parent / "models"
+    return sorted(
+        file.parent.name
+        for file in place.glob("*/modeling_*.py")
+        if any(f"\ndef {name}(" in file.read_text() for name in served._FUNCTIONS)
+        and file.name == f"modeling_{file.parent.name}.py"
+    )
+
+
+INSTALLED = installed()
+
+
 def tiny(model: str) -> Any:
     config, language_model, own = MODELS[model]
     torch.manual_seed(0)
@@ -95,7 +110,7 @@ def generate(model: Any) -> Any:
 @pytest.fixture(autouse=True)
 def counted_from_zero(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Without Wyvern every model computes by PyTorch, whether other libraries are installed or not."""
-    for model in MODELS:
+    for model in INSTALLED:
         module = module_of(model)
         for name in served._FUNCTIONS:
             if hasattr(module, name):
@@ -154,6 +169,48 @@ def test_what_is_declined_goes_to_the_model() -> None:
     (reason,) = served.report().declined["chunk_gated_delta_rule"]
     assert "K is 300" in reason
     assert module.torch_chunk_gated_delta_rule is own
+
+
+def function_calls() -> list[tuple[str, str]]:
+    return [
+        (model, name) for model in INSTALLED for name in served._FUNCTIONS if hasattr(module_of(model), name)
+    ]
+
+
+@pytest.mark.parametrize(("model", "name"), function_calls())
+def test_arguments_by_place_and_by_name(model: str, name: str) -> None:
+    """Each argument is what the model's own function takes it for; those that are left out may be."""
+    module = module_of(model)
+    own = getattr(module, name)
+    recurrent = "recurrent" in name
+    tokens = 3 if recurrent else 70
+    q, k, v = (torch.randn(2, tokens, 2, 32) for _ in range(3))
+    decays = (2, tokens, 2, 32) if "kimi" in name else (2, tokens, 2)
+    arguments = [q, k, v, -torch.rand(decays), torch.rand(2, tokens, 2)]
+    if not recurrent:
+        arguments.append(64)
+    arguments += [torch.randn(2, 2, 32, 32), True, True]
+    by_name = dict(zip(inspect.signature(own).parameters, arguments, strict=False))
+    assert {"query", "key", "value", "g", "beta", "initial_state", "output_final_state"} <= by_name.keys()
+    wanted = own(*arguments)
+    with served.enable():
+        replaced = getattr(module, name)
+        assert replaced is not own
+        mixed = dict(list(by_name.items())[6:])
+        results = [replaced(*arguments), replaced(**by_name), replaced(*arguments[:6], **mixed)]
+        with pytest.raises(TypeError, match="multiple values"):
+            replaced(*arguments, value=v)
+        with pytest.raises(TypeError, match="positional arguments"):
+            replaced(*arguments, None)
+    for result in results:
+        for got, exact in zip(result, wanted, strict=True):
+            assert (got - exact).norm() < 1e-4 * exact.norm()
+    counted = served.report()
+    assert list(counted.served.values()) == [3] and not counted.declined
+
+
+def test_every_model_with_these_functions_is_served() -> None:
+    assert set(INSTALLED) <= set(served._MODELS)
 
 
 def test_the_comparison_of_times() -> None:

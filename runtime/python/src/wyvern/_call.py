@@ -15,7 +15,10 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
 
+from ._arguments import tensor
 from ._extension import load
 
 load()
@@ -45,6 +48,20 @@ def _kept_chunk_size(fields: dict[str, str], v: Tensor) -> int:
     return 32 if row_bytes <= 1024 else 16
 
 
+def _refuse_meta(**tensors: Tensor | None) -> None:
+    """Refuses tensors without values; those of a trace, which has only shapes to begin with, are let by.
+
+    PyTorch takes the functions below for calls on the meta device too, where they would answer with memory
+    that nothing wrote as soon as q is elsewhere.
+    """
+    for name, x in tensors.items():
+        if x is not None and x.device.type == "meta" and not isinstance(x, FakeTensor):
+            raise RuntimeError(
+                f"wyvern.ValueError: {name} is on meta, where tensors have no values; it must be on the CPU "
+                "or a CUDA device"
+            )
+
+
 @torch.library.register_fake("wyvern::forward")
 def _forward_shapes(
     problem: str,
@@ -62,6 +79,10 @@ def _forward_shapes(
     cu_seqlens_cpu: Tensor | None,
 ) -> list[Tensor]:
     fields = fields_of(problem)
+    _refuse_meta(
+        q=q, k=k, v=v, g=g, beta=beta, erase=erase, write=write, initial_state=initial_state,
+        cu_seqlens=cu_seqlens, A_log=A_log, dt_bias=dt_bias, cu_seqlens_cpu=cu_seqlens_cpu,
+    )  # fmt: skip
     B, T, _, K = q.shape
     HV, V = v.shape[2], v.shape[3]
     N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -139,6 +160,9 @@ class _Recurrence(torch.autograd.Function):
                 return (None,) * (ctx.kept_from + 1)
             do = q.new_zeros([*q.shape[:2], *v.shape[2:]])
         gradients = backward_op(ctx.problem, *inputs, do, dht, kept)
+        if torch.is_grad_enabled():  # create_graph=True, or torch.func
+            count = len(gradients)
+            gradients = _OnceDifferentiable.apply(ctx.problem, count, *gradients, *inputs, do, dht)
         result: list[Tensor | None] = [None]
         at = 0
         for place, x in enumerate(inputs):
@@ -170,6 +194,51 @@ class _Transformable(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         return _Recurrence.backward(ctx, *gradients[:2])
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
+        _refuse_forward_mode(ctx.problem)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], problem: str, *inputs: Tensor | None) -> NoReturn:
+        raise NotImplementedError(
+            f"{fields_of(problem)['op']} has no rule for torch.func.vmap, which torch.func.jacrev uses too"
+        )
+
+
+class _OnceDifferentiable(torch.autograd.Function):
+    """The gradients, made of tensors, that refuse to be differentiated by them.
+
+    PyTorch would take them for constants, and so second derivatives for zero.
+    """
+
+    @staticmethod
+    def forward(problem: str, count: int, *gradients_and_tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        return gradients_and_tensors[:count]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
+        ctx.problem = inputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor | None) -> NoReturn:
+        raise NotImplementedError(
+            f"{fields_of(ctx.problem)['op']} has no second derivatives: its gradients (create_graph=True, "
+            "torch.func.grad) cannot be differentiated again"
+        )
+
+
+def _refuse_forward_mode(problem: str) -> NoReturn:
+    raise NotImplementedError(
+        f"{fields_of(problem)['op']} has no forward-mode derivative (torch.autograd.forward_ad, "
+        "torch.func.jvp, torch.func.jacfwd): use reverse mode, as torch.autograd.grad does"
+    )
+
+
+def refuse_tangents(problem: str, *tensors: Tensor | None) -> None:
+    """Refuses derivatives that are carried forwards, which PyTorch would drop without a word."""
+    if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        _refuse_forward_mode(problem)
 
 
 _NO_GRADIENT = (8, 11)  # cu_seqlens, cu_seqlens_cpu
@@ -215,7 +284,11 @@ def run(
             problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
             cu_seqlens_cpu,
         )  # fmt: skip
-    return forward_op(
+    # Derivatives of an outer torch.func.jvp do not show here; at its own level it finds the refusal.
+    function = forward_op
+    if forward_ad._current_level >= 0 and _is_transformed():
+        function = _Transformable.apply
+    return function(
         problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
         cu_seqlens_cpu,
     )  # fmt: skip
@@ -227,14 +300,15 @@ _OWN = re.compile(r"wyvern\.(TypeError|ValueError|RuntimeError): (.*)", re.DOTAL
 
 def raise_as_python(error: Exception, **arguments: object) -> NoReturn:
     """Raises what an error of an operator's call with these arguments stands for."""
+    for name, value in arguments.items():
+        if value is not None or name in ("q", "k", "v"):
+            tensor(name, value)
+    cu_seqlens = arguments.get("cu_seqlens")
+    if isinstance(cu_seqlens, Tensor) and cu_seqlens.shape == (0,):
+        raise ValueError("cu_seqlens is empty; it must have N + 1 entries, of N sequences") from None
     if own := _OWN.match(str(error)):
         what = own[2]
         if "b" in arguments:  # the names that gdn2's gates have in Python
             what = re.sub(r"\berase\b", "b", re.sub(r"\bwrite\b", "w", what))
         raise _KINDS[own[1]](what) from None
-    for name, value in arguments.items():
-        if value is None and name in ("q", "k", "v"):
-            raise TypeError(f"{name} is None; it must be a torch.Tensor") from None
-        if value is not None and not isinstance(value, Tensor):
-            raise TypeError(f"{name} is {type(value).__name__}; it must be a torch.Tensor") from None
     raise error

@@ -9,6 +9,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from ._arguments import floating, tensor
 from ._extension import extension, library, load
 
 # The numbers of wyvern_dtype, wyvern_access and wyvern_status.
@@ -21,6 +22,8 @@ _NAMES = {
     torch.int32: "int32",
     torch.int64: "int64",
 }
+# What the public functions call tensors of stages.
+_PUBLIC = {"G": "g", "Gk": "gk", "kg": "k", "Tinv": "A", "v_new": "v"}
 _READ = 1
 _BAD_INPUT = 1
 _ALIGNMENT = 16
@@ -55,13 +58,15 @@ class _Launch(ctypes.Structure):
     ]  # fmt: skip
 
 
-def dtype_name(name: str, tensor: Tensor) -> str:
-    """What the library calls the dtype of the argument; TypeError where it has none."""
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} is {type(tensor).__name__}; it must be a torch.Tensor")
-    if tensor.dtype not in _NAMES:
-        raise TypeError(f"{name} has dtype {tensor.dtype}; it must be one of {', '.join(map(str, _NAMES))}")
-    return _NAMES[tensor.dtype]
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+INTEGERS = (torch.int32, torch.int64)
+
+
+def dtype_name(name: str, x: Tensor, dtypes: tuple[torch.dtype, ...] = FLOATS) -> str:
+    """What the library calls the dtype of the argument; TypeError where it is none of dtypes."""
+    if tensor(name, x).dtype not in dtypes:
+        raise TypeError(f"{name} has dtype {x.dtype}; it must be one of {', '.join(map(str, dtypes))}")
+    return _NAMES[x.dtype]
 
 
 class Stage:
@@ -119,7 +124,13 @@ def run(name: str, fields: dict[str, object], given: dict[str, Tensor | None]) -
     Of what is given it takes what it needs. Prepared at the first call, which a CUDA graph must not
     capture. No gradient is recorded.
     """
-    device = next(x.device for x in given.values() if x is not None)
+    for key, x in given.items():
+        if x is not None:
+            tensor(_PUBLIC.get(key, key), x)
+    first, device = next((first, x.device) for first, x in given.items() if x is not None)
+    if device.type not in ("cpu", "cuda"):
+        first = _PUBLIC.get(first, first)
+        raise ValueError(f"{first} is on {device}; it must be on the CPU or a CUDA device")
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     key = (name, device, tuple(sorted(fields.items())))
@@ -147,13 +158,15 @@ def _rows_lie_apart(x: Tensor) -> bool:
 
 def _ready(name: str, x: Tensor | None, spec: _Spec, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """The tensor as the library takes it; a copy where it does not take it as it is."""
-    dtype = _DTYPES[spec.dtype]
+    dtype, name = _DTYPES[spec.dtype], _PUBLIC.get(name, name)
     if x is None:
         raise ValueError(f"{name} is missing; it must be {dtype} {list(shape)}")
     if x.device != device:
         raise ValueError(f"{name} is on {x.device}; it must be on {device}")
     if tuple(x.shape) != shape:
         raise ValueError(f"{name} has shape {list(x.shape)}; it must be {list(shape)}")
+    if dtype.is_floating_point:
+        floating(name, x)
     x = x.detach().to(dtype)
     if not (spec.strided and x.numel() > 0 and _rows_lie_apart(x)):
         x = x.contiguous()

@@ -8,7 +8,9 @@ All take tensors of the CPU and of CUDA devices, in float32, float16 or bfloat16
 as q or in float32), and have gradients for every floating-point input, the final state's included. They
 work under ``torch.compile(fullgraph=True)``, ``torch.export``, autocast (q, k and v are cast), activation
 checkpointing and, once called with the same shapes before, in CUDA graphs. They run on the current
-stream, take all memory from PyTorch and wait for nothing.
+stream, take all memory from PyTorch and wait for nothing. Second derivatives, and derivatives carried
+forwards (``torch.autograd.forward_ad``, ``torch.func.jvp``), raise NotImplementedError. A program of
+``torch.export`` is for inference: it has no gradients.
 
 q, k, v, gates and rates may be slices of one projection (``qkv[..., :H * K].unflatten(-1, (H, K))``): rows
 of tokens, each contiguous, that lie a multiple of 16 bytes apart are read where they are, in the forward
@@ -26,8 +28,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from ._call import fields_of, forward_op, raise_as_python, run
+from ._arguments import floating, integer, real, tensor
+from ._call import fields_of, forward_op, raise_as_python, refuse_tangents, run
 
 __all__ = [
     "chunk_delta_rule",
@@ -255,7 +259,7 @@ def chunk_gated_delta_product(
         o ``[B, T, HV, V]`` and the final state ``[N, HV, K, V]`` in float32, or None.
     """
     _refuse_old(None, cp_context)
-    problem = f"op=gated_delta_product num_householder={int(num_householder)}"
+    problem = f"op=gated_delta_product num_householder={integer('num_householder', num_householder)}"
     if g is None:
         problem += " has_g=0"
     problem = _options(
@@ -362,7 +366,7 @@ def fused_recurrent_gated_delta_rule(
     if transpose_state_layout is not None:
         state_v_first = _renamed(state_v_first, transpose_state_layout)
     if beta is None:
-        beta = v.new_ones(v.shape[:3])
+        beta = tensor("v", v).new_ones(v.shape[:3])
     gate = ""
     if use_gate_in_kernel:
         _need(A_log, "A_log", "use_gate_in_kernel is true")
@@ -375,7 +379,7 @@ def fused_recurrent_gated_delta_rule(
     op = "gated_delta_rule"
     if gk is not None:
         op = "kda"
-        g = gk if g is None else gk + g.unsqueeze(-1)
+        g = _with_channels(gk, g, q, v)
     elif g is None:
         op = "delta_rule"
     problem = _options(
@@ -412,7 +416,7 @@ def fused_recurrent_delta_rule(
         o ``[B, T, HV, V]`` and the final state ``[N, HV, K, V]`` in float32, or None.
     """
     if beta is None:
-        beta = v.new_ones(v.shape[:3])
+        beta = tensor("v", v).new_ones(v.shape[:3])
     problem = _options(
         "op=delta_rule pass=recurrent", scale, output_final_state, use_qk_l2norm_in_kernel,
         state_v_first, None,
@@ -513,7 +517,7 @@ def _options(
 ) -> str:
     """The problem with the options that every operator has."""
     if scale is not None:
-        problem += f" scale={float(scale)!r}"
+        problem += f" scale={real('scale', scale)!r}"
     if output_final_state:
         problem += " output_final_state=1"
     if use_qk_l2norm:
@@ -521,7 +525,7 @@ def _options(
     if state_v_first:
         problem += " state_v_first=1"
     if chunk_size is not None:
-        problem += f" chunk_size={int(chunk_size)}"
+        problem += f" chunk_size={integer('chunk_size', chunk_size)}"
     return problem
 
 
@@ -546,21 +550,41 @@ def _vector_gate(
     """The problem with the gate of kda and gdn2, and the gate's tensors that it uses."""
     if not use_gate_in_kernel:
         if safe_gate:
-            bound = -5.0 if lower_bound is None else float(lower_bound)
+            bound = -5.0 if lower_bound is None else real("lower_bound", lower_bound)
             problem += f" safe_gate=1 lower_bound={bound!r}"
         return problem, None, None
     problem += " use_gate_in_kernel=1"
     if lower_bound is not None:
-        problem += f" lower_bound={float(lower_bound)!r}"
+        problem += f" lower_bound={real('lower_bound', lower_bound)!r}"
         if A_log is None:
             problem += " has_A_log=0"
     elif safe_gate:
         raise ValueError("lower_bound is None; safe_gate with use_gate_in_kernel needs it")
     else:
         _need(A_log, "A_log", "use_gate_in_kernel is true and lower_bound is None")
-    if dt_bias is not None and dt_bias.dim() != 2:
-        dt_bias = dt_bias.reshape(v.shape[2], -1)
+    if dt_bias is not None and tensor("dt_bias", dt_bias).dim() != 2:
+        heads = tensor("v", v).shape[2] if v.dim() == 4 else 1  # another v is refused by the operator
+        if heads == 0 or dt_bias.numel() % heads != 0:
+            raise ValueError(f"dt_bias has shape {list(dt_bias.shape)}; it must be [HV, K] or [HV * K]")
+        dt_bias = dt_bias.reshape(heads, -1)
     return problem, A_log, dt_bias
+
+
+def _with_channels(gk: Tensor, g: Tensor | None, q: Tensor, v: Tensor) -> Tensor:
+    """The decay for every key channel, that of g in it."""
+    given = {"gk": gk, "q": q, "v": v} if g is None else {"gk": gk, "q": q, "v": v, "g": g}
+    for name, x in given.items():
+        if tensor(name, x).device != q.device:
+            raise ValueError(f"{name} is on {x.device}; it must be on {q.device}, where q is")
+    shape = [*v.shape[:3], *q.shape[3:]]
+    if list(gk.shape) != shape:
+        raise ValueError(f"gk has shape {list(gk.shape)}; it must be {shape}")
+    floating("gk", gk)
+    if g is None:
+        return gk
+    if list(g.shape) != shape[:3]:
+        raise ValueError(f"g has shape {list(g.shape)}; it must be {shape[:3]}")
+    return gk + floating("g", g).unsqueeze(-1)
 
 
 def _need(value: object, name: str, where: str) -> None:
@@ -611,17 +635,22 @@ def _call(
         if g is not None and g.dtype is not torch.float32 and g.dtype is not dtype:
             g = _gate(problem, g)
         if beta is not None and beta.dtype is not dtype and beta.dtype is not torch.float32:
-            beta = beta.float()
+            beta = floating("beta", beta).float()
         if erase is not None and write is not None:
             if erase.dtype is not write.dtype or erase.dtype is not dtype:
-                erase, write = erase.float(), write.float()
+                erase, write = floating("b", erase).float(), floating("w", write).float()
         if initial_state is not None and initial_state.dtype is torch.float16:
             initial_state = initial_state.float()
         if A_log is not None:
-            A_log = A_log.reshape(-1).float()
+            A_log = floating("A_log", A_log).reshape(-1).float()
         if dt_bias is not None:
             problem += " has_dt_bias=1"
-            dt_bias = dt_bias.float()
+            dt_bias = floating("dt_bias", dt_bias).float()
+        if cu_seqlens_cpu is not None and (cu_seqlens is None or cu_seqlens_cpu.numel() == 0):
+            what = "is empty" if cu_seqlens is not None else "is given without cu_seqlens"
+            raise ValueError(f"cu_seqlens_cpu {what}; it must be a copy of cu_seqlens")
+        if forward_ad._current_level >= 0:
+            refuse_tangents(problem, q, k, v, g, beta, erase, write, initial_state, A_log, dt_bias)
         if return_intermediate_states:
             return _with_states(
                 problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
@@ -656,7 +685,7 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _gate(problem: str, g: Tensor) -> Tensor:
     """g in a dtype that the operator takes: one of a vector may be any float."""
     vector = problem.startswith(("op=kda", "op=gdn2"))
-    return g if vector and g.dtype in _FLOATS else g.float()
+    return g if vector and g.dtype in _FLOATS else floating("g", g).float()
 
 
 def _with_states(

@@ -15,6 +15,10 @@ Each is one kernel by its default config, with one more for the tables of a pack
 recorded, and ``torch.compile`` does not trace them. Rows of tokens of q, k, v, g and beta may lie apart, as in
 :mod:`wyvern.ops`, without a copy. Wyvern makes the tables itself: ``chunk_indices`` and
 ``chunk_offsets`` are taken and not looked at.
+
+Wrong arguments raise TypeError or ValueError naming the argument. Boundaries on the CPU, in ``cu_seqlens`` or
+``cu_seqlens_cpu``, are checked in full; those on a GPU are the caller's promise: from 0 to T, none below the
+one before it.
 """
 
 from __future__ import annotations
@@ -24,7 +28,8 @@ import math
 import torch
 from torch import Tensor
 
-from ._stage import dtype_name, run
+from ._arguments import integer, real
+from ._stage import FLOATS, INTEGERS, dtype_name, run
 
 __all__ = [
     "RCP_LN2",
@@ -53,15 +58,17 @@ def chunk_local_cumsum(
 ) -> Tensor:
     """The running sum of ``g`` [B, T, HV] or [B, T, HV, K] inside each chunk, times ``scale``."""
     _refuse(reverse=reverse, head_first=head_first)
+    _output("output_dtype", output_dtype)
     kind = dtype_name("g", g)
     if g.dim() not in (3, 4):
         raise ValueError(f"g has {g.dim()} dimensions; it must have 3 or 4")
     heads = g.shape[2:].numel()
-    fields, tables = _problem(g.shape[0], g.shape[1], heads, heads, chunk_size, cu_seqlens)
+    size = integer("chunk_size", chunk_size)
+    fields, tables = _problem(g.shape[0], g.shape[1], heads, heads, size, cu_seqlens)
     fields |= {"op": "gated_delta_rule", "g_dtype": kind}
     summed = run("chunk_local_cumsum", fields, {"g": g.flatten(2)} | tables)["G"]
     if scale is not None:
-        summed *= scale
+        summed *= real("scale", scale)
     return summed.view(g.shape).to(output_dtype or g.dtype)
 
 
@@ -78,9 +85,11 @@ def chunk_scaled_dot_kkt_fwd(
     ``beta`` are [B, T, HV]."""
     if beta is None:
         raise TypeError("beta is None; it must be a torch.Tensor")
+    _output("output_dtype", output_dtype)
     _rank("k", k, 4)
     _rank("beta", beta, 3)
-    fields, tables = _problem(*k.shape[:3], beta.shape[2], chunk_size, cu_seqlens, g, K=k.shape[3])
+    size = integer("chunk_size", chunk_size)
+    fields, tables = _problem(*k.shape[:3], beta.shape[2], size, cu_seqlens, g, K=k.shape[3])
     fields |= _dtype("k", k) | {"beta_dtype": dtype_name("beta", beta)}
     given = {"k": k, "beta": beta, "G": _natural(g)} | tables
     return run("scaled_dot_kkt", fields, given)["A"].to(output_dtype)
@@ -94,7 +103,7 @@ def solve_tril(
 ) -> Tensor:
     """(I + A)^-1 per chunk, of a strictly lower ``A`` [B, T, HV, BT]."""
     _rank("A", A, 4)
-    output_dtype = output_dtype or A.dtype
+    output_dtype = _output("output_dtype", output_dtype) or A.dtype
     B, T, heads, chunk = A.shape
     fields, tables = _problem(B, T, heads, heads, chunk, cu_seqlens)
     fields |= _dtype("output_dtype", A.new_empty(0, dtype=output_dtype))
@@ -153,7 +162,10 @@ def chunk_gated_delta_rule_fwd_h(
         raise ValueError("gk is given beside g; one of them must be None")
     B, T, H, K = k.shape
     HV, V = u.shape[2:]
+    chunk_size = integer("chunk_size", chunk_size)
     fields, tables = _problem(B, T, H, HV, chunk_size, cu_seqlens, g, K=K, V=V)
+    if cu_seqlens is not None and cu_seqlens_cpu is not None:
+        _boundaries("cu_seqlens_cpu", cu_seqlens_cpu, T, len(cu_seqlens))
     fields |= _dtype("k", k) | {
         "initial_state": initial_state is not None,
         "output_final_state": bool(output_final_state),
@@ -193,10 +205,11 @@ def chunk_fwd_o(
     _rank("h", h, 5)
     B, T, H, K = q.shape
     HV, V = v.shape[2:]
+    chunk_size = integer("chunk_size", chunk_size)
     fields, tables = _problem(B, T, H, HV, chunk_size, cu_seqlens, g, K=K, V=V)
     fields |= _dtype("q", q)
     if scale is not None:
-        fields["scale"] = float(scale)
+        fields["scale"] = real("scale", scale)
     if state_v_first:
         h = h.transpose(-1, -2)
     slots = T // chunk_size + int(fields["N"]) if cu_seqlens is not None else h.shape[1]
@@ -212,6 +225,10 @@ def l2norm_fwd(
     """y = x / sqrt(sum(x^2) + 1e-6) over the last dimension, and the reciprocal root in float32."""
     if eps != 1e-6:
         raise ValueError(f"eps is {eps}; it must be 1e-6")
+    _output("output_dtype", output_dtype)
+    dtype_name("x", x)
+    if x.dim() == 0:
+        raise ValueError("x has 0 dimensions; it must have 1 or more")
     rows = x.reshape(1, -1, 1, x.shape[-1])
     fields, _ = _problem(1, rows.shape[1], 1, 1, None, None, K=x.shape[-1])
     fields |= _dtype("x", x)
@@ -241,8 +258,8 @@ def _problem(
         fields["chunk_size"] = chunk_size
     if cu_seqlens is None:
         return fields, {}
-    _rank("cu_seqlens", cu_seqlens, 1)
-    fields |= {"N": cu_seqlens.shape[0] - 1, "seqlens_dtype": dtype_name("cu_seqlens", cu_seqlens)}
+    _boundaries("cu_seqlens", cu_seqlens, T)
+    fields |= {"N": len(cu_seqlens) - 1, "seqlens_dtype": dtype_name("cu_seqlens", cu_seqlens, INTEGERS)}
     return fields, dict(run("chunk_index", fields, {"cu_seqlens": cu_seqlens}))
 
 
@@ -251,8 +268,30 @@ def _dtype(name: str, x: Tensor) -> dict[str, str]:
     return dict.fromkeys(("dtype", "beta_dtype"), dtype_name(name, x))
 
 
+def _boundaries(name: str, bounds: Tensor, T: int, entries: int | None = None) -> None:
+    """Refuses boundaries that a stage would read or write beyond its tensors by. Those on a GPU are not read,
+    which would wait for it."""
+    _rank(name, bounds, 1, INTEGERS)
+    if len(bounds) == 0 or (entries is not None and len(bounds) != entries):
+        wanted = entries or "N + 1, of N sequences"
+        raise ValueError(f"{name} has {len(bounds)} entries; it must have {wanted}")
+    if bounds.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{name} is on {bounds.device}; it must be on the CPU or a CUDA device")
+    if bounds.device.type == "cuda":
+        return
+    if bounds[0] != 0:
+        raise ValueError(f"{name}[0] is {bounds[0]}; it must be 0")
+    if bounds[-1] != T:
+        raise ValueError(f"{name}[{len(bounds) - 1}] is {bounds[-1]}; it must be T = {T}, the packed tokens")
+    falls = (bounds[1:] < bounds[:-1]).nonzero()
+    if len(falls):
+        at = int(falls[0]) + 1
+        raise ValueError(f"{name}[{at}] is {bounds[at]}; it must be at least the {bounds[at - 1]} before it")
+
+
 def _natural(g: Tensor | None) -> Tensor | None:
-    return None if g is None else g.float() * math.log(2)
+    """Log decays in base 2 as natural ones; what is no such tensor is left for run() to refuse."""
+    return g.float() * math.log(2) if isinstance(g, Tensor) and g.dtype.is_floating_point else g
 
 
 def _chunks(T: int, chunk_size: int, cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None) -> int:
@@ -263,8 +302,15 @@ def _chunks(T: int, chunk_size: int, cu_seqlens: Tensor | None, cu_seqlens_cpu: 
     return int(((bounds[1:] - bounds[:-1] + chunk_size - 1) // chunk_size).sum())
 
 
-def _rank(name: str, x: Tensor, rank: int) -> None:
-    dtype_name(name, x)
+def _output(name: str, dtype: torch.dtype | None) -> torch.dtype | None:
+    """dtype, which must be one of real numbers, or None."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"{name} is {dtype}; it must be a floating-point torch.dtype")
+    return dtype
+
+
+def _rank(name: str, x: Tensor, rank: int, dtypes: tuple[torch.dtype, ...] = FLOATS) -> None:
+    dtype_name(name, x, dtypes)
     if x.dim() != rank:
         raise ValueError(f"{name} has {x.dim()} dimensions; it must have {rank}")
 

@@ -2,10 +2,11 @@
 
     import wyvern.transformers
     wyvern.transformers.enable()
-    model.generate(...)                  # Qwen3-Next, Qwen3.5, Kimi Linear, OLMo hybrid
+    model.generate(...)                  # Qwen3-Next, Qwen3.5, Kimi Linear, OLMo hybrid, ...
     print(wyvern.transformers.report())  # what was served, and what was not and why
 
-Needs transformers with these models; one whose module is missing is left out. Their modules' functions are
+Ling 3 (Bailing hybrid), GLM-5.3-Flash and Qwen4-Exp have the same functions and are served too. Needs
+transformers with one of these models; one whose module is missing is left out. Their modules' functions are
 replaced, so models that exist are served too. What Wyvern declines goes to the model's own function, which
 calls flash-linear-attention where that is installed, else PyTorch.
 """
@@ -27,7 +28,16 @@ from ._serving import Counts, Report, exchange
 
 __all__ = ["Report", "disable", "enable", "is_enabled", "report"]
 
-_MODELS = ("kimi_linear", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next")
+_MODELS = (
+    "bailing_hybrid",
+    "glm5_next",
+    "kimi_linear",
+    "olmo_hybrid",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_next",
+    "qwen4_exp",
+)
 # What the models' modules call the functions.
 _FUNCTIONS = {
     "chunk_kimi_delta_attention": ops.chunk_kda,
@@ -121,26 +131,39 @@ def _find() -> list[tuple[Callable[..., Any], Callable[..., Any]]]:
                 found.append((original, _serving(original, function)))
     if not found:
         raise ImportError(
-            "wyvern.transformers needs transformers with Qwen3-Next, Qwen3.5, Kimi Linear or OLMo "
-            f"hybrid: pip install -U transformers ({missing})"
+            "wyvern.transformers needs transformers with Qwen3-Next, Qwen3.5, Kimi Linear, OLMo "
+            f"hybrid or another model of its list: pip install -U transformers ({missing})"
         ) from missing
     return found
+
+
+# What parameters of theirs are called here.
+_NAMES = {"query": "q", "key": "k", "value": "v"}
 
 
 def _serving(original: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
     """original, whose calls function serves where it can.
 
-    Models pass on every keyword argument of their own; as transformers does for other libraries, those
-    that function does not name are left out. A traced model keeps its own function.
+    Arguments go by the names that original has for them: the order is another, so that the place of its
+    chunk size is that of function's scale. Models pass on every keyword argument of their own; as
+    transformers does for other libraries, those that function does not name are left out. A traced model
+    keeps its own function, and a call that is wrong gets its error from there.
     """
     accepted = frozenset(inspect.signature(function).parameters)
+    places = [
+        name
+        for name, parameter in inspect.signature(original).parameters.items()
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
 
     @functools.wraps(original)
     def serve(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        by_place = dict(zip(places, args, strict=False))
+        if torch.compiler.is_compiling() or len(args) > len(places) or by_place.keys() & kwargs.keys():
             return original(*args, **kwargs)
-        given = {name: value for name, value in kwargs.items() if name in accepted}
-        result, reason = _counts.attempt(function, *args, **given)
+        given = {_NAMES.get(name, name): value for name, value in (by_place | kwargs).items()}
+        given = {name: value for name, value in given.items() if name in accepted}
+        result, reason = _counts.attempt(function, **given)
         return result if reason is None else original(*args, **kwargs)
 
     return serve
