@@ -636,7 +636,7 @@ struct StateWalk {
   }
 };
 
-/// The first slice's values enter the state that the walk starts from.
+/// The first slice's V' by the state that the walk starts from, which decays over the slice then.
 WYVERN_DEVICE void begin_walk(StateWalk& walk, const Position& at) {
   sm90::barrier_wait(walk.b.barrier<kLayout.ready>(at.buffer), at.parity);
   sm90::FragmentA<Operand, K> packed(walk.state);
