@@ -45,12 +45,14 @@ Bench::Bench(const Device& device, const Problem& problem, std::shared_ptr<Cache
     : device_(device),
       runtime_(options_for(std::move(cache))),
       full_(device, problem, seed, false, 1, std::move(cu_seqlens)),
+      compared_{full_.device()},
       seed_(seed),
       small_(device, reduced(problem), seed + 1, runtime_),
       stream_(device.impl().make_stream()),
       timer_(device.impl().make_timer()),
       clock_([device] { return device.impl().state().clock_mhz; }) {
   full_.keep(runtime_);
+  if (gates_matter(problem)) compared_.push_back(full_.with_gates(kLastingGates, seed + 3));
   if (!device.impl().measuring().cold) return;
   flush_bytes_ = static_cast<std::size_t>(2 * device.impl().cache_bytes());
   flush_ = device.allocate(flush_bytes_);
@@ -169,9 +171,9 @@ void Bench::run_before(const Operator& op, std::size_t step) {
   prefix_ = std::move(prefix);
 }
 
-std::unique_ptr<Replay> Bench::record(const Operator& op, std::size_t first, std::size_t last,
-                                      int repeats) {
-  const auto tensors = tensors_of(full_.device());
+std::unique_ptr<Replay> Bench::record(const Operator& op, const Arguments& arguments,
+                                      std::size_t first, std::size_t last, int repeats) {
+  const auto tensors = tensors_of(arguments);
   void* const memory = workspace(op);
   return device_.impl().capture([&op, tensors, memory, first, last, repeats](Stream stream) {
     for (int i = 0; i < repeats; ++i) op.impl().enqueue(tensors, memory, stream, first, last);
@@ -189,7 +191,7 @@ double Bench::time_once(Replay& replay) {
 
 Series Bench::sample_step(const Operator& op, std::size_t step, double bar, int repeats,
                           bool& rejected) {
-  auto replay = record(op, step, step + 1, 1);
+  auto replay = record(op, full_.device(), step, step + 1, 1);
   const double first = time_once(*replay);
   // Beyond four times the bar cold first launches tell enough, where it was not one hiccup.
   if (bar > 0 && first > 4 * bar) {
@@ -202,7 +204,7 @@ Series Bench::sample_step(const Operator& op, std::size_t step, double bar, int 
   Series series;
   for (int attempt = 0; attempt < 2; ++attempt) {
     if (launches > 1) {
-      replay = record(op, step, step + 1, launches);
+      replay = record(op, full_.device(), step, step + 1, launches);
       time_once(*replay);  // the first launch of a graph uploads it
     }
     std::vector<Series> windows;
@@ -214,7 +216,7 @@ Series Bench::sample_step(const Operator& op, std::size_t step, double bar, int 
     const int wanted = repeats_for(summarize(series.samples).median);
     if (!free || rejected || wanted == launches) break;
     launches = wanted;
-    replay = record(op, step, step + 1, launches);
+    replay = record(op, full_.device(), step, step + 1, launches);
   }
   return series;
 }
@@ -286,7 +288,7 @@ std::vector<Outcome> Bench::race(const std::vector<Plan>& plans, std::size_t ste
     if (!operators[i]) continue;
     outcomes[i].status = Status::ok;
     run_before(*operators[i], step);
-    replays[i] = record(*operators[i], step, step + 1, std::max(repeats, 1));
+    replays[i] = record(*operators[i], full_.device(), step, step + 1, std::max(repeats, 1));
     time_once(*replays[i]);
   }
   const auto time_round = [&] {
@@ -310,6 +312,14 @@ std::vector<Outcome> Bench::race(const std::vector<Plan>& plans, std::size_t ste
   return outcomes;
 }
 
+/// All steps, with each of compared().
+std::vector<std::unique_ptr<Replay>> Bench::record_whole(const Operator& op) {
+  std::vector<std::unique_ptr<Replay>> replays;
+  for (const Arguments& arguments : compared_)
+    replays.push_back(record(op, arguments, 0, op.impl().steps.size(), 1));
+  return replays;
+}
+
 std::vector<Outcome> Bench::compare(const std::vector<Plan>& plans, double seconds,
                                     const std::function<void(std::size_t)>& at) {
   std::vector<Outcome> outcomes(plans.size());
@@ -320,20 +330,21 @@ std::vector<Outcome> Bench::compare(const std::vector<Plan>& plans, double secon
     if (outcomes[i].status == Status::ok)
       operators[i] = prepare(full_.problem(), plans[i], outcomes[i]);
     if (!operators[i]) continue;
-    auto replay = record(*operators[i], 0, operators[i]->impl().steps.size(), 1);
-    time_once(*replay);
+    for (const auto& replay : record_whole(*operators[i])) time_once(*replay);
   }
   // Recorded again now that the workspace has its final size and place.
-  std::vector<std::unique_ptr<Replay>> replays(plans.size());
+  std::vector<std::vector<std::unique_ptr<Replay>>> replays(plans.size());
   for (std::size_t i = 0; i < plans.size(); ++i)
-    if (operators[i]) replays[i] = record(*operators[i], 0, operators[i]->impl().steps.size(), 1);
+    if (operators[i]) replays[i] = record_whole(*operators[i]);
   const auto start = std::chrono::steady_clock::now();
   for (std::size_t round = 0; round < kMostRounds; ++round) {
     if (round >= kLeastSamples && seconds_since(start) >= seconds) break;
     for (std::size_t i = 0; i < plans.size(); ++i) {
       const std::size_t plan = (i + round) % plans.size();
-      if (!replays[plan]) continue;
-      outcomes[plan].samples.push_back(time_once(*replays[plan]));
+      if (replays[plan].empty()) continue;
+      double sum = 0;
+      for (const auto& replay : replays[plan]) sum += time_once(*replay);
+      outcomes[plan].samples.push_back(sum / static_cast<double>(replays[plan].size()));
       note_clock(outcomes[plan].clocks_mhz);
     }
   }

@@ -42,10 +42,15 @@ class Bench {
                             double seconds);
 
   /// Checks each plan, one that splits scans on sequences of several segments too, and times whole
-  /// operators in turn for about `seconds`. `at` is called with a plan's index before anything is
+  /// operators in turn for about `seconds`. Where gates_matter() a sample is the mean of two times,
+  /// with gates that fade and with gates that last: a plan that does less where states fade must be
+  /// worth it where they do not. `at` is called with a plan's index before anything is
   /// done with it for the first time.
   std::vector<Outcome> compare(const std::vector<Plan>& plans, double seconds,
                                const std::function<void(std::size_t)>& at);
+
+  /// What compare() times plans with: the problem's tensors, once for each kind of gates.
+  const std::vector<Arguments>& compared() const { return compared_; }
 
   std::int64_t compiled() const { return runtime_.compiled(); }
 
@@ -70,12 +75,14 @@ class Bench {
   void set_pace(const Plan& plan);
   Timing pace();
   void check_whole(const Plan& plan, Outcome& outcome);
-  std::unique_ptr<Replay> record(const Operator& op, std::size_t first, std::size_t last,
-                                 int repeats);
+  std::unique_ptr<Replay> record(const Operator& op, const Arguments& arguments, std::size_t first,
+                                 std::size_t last, int repeats);
+  std::vector<std::unique_ptr<Replay>> record_whole(const Operator& op);
 
   Device device_;
   Runtime runtime_;
   ProblemTensors full_;
+  std::vector<Arguments> compared_;
   std::uint64_t seed_;
   Trial small_;
   std::map<std::int64_t, Trial> long_;  ///< by the tokens of a segment

@@ -92,6 +92,8 @@ namespace {
 /// Tokens of a sequence that a recurrent pass is checked on.
 constexpr std::int64_t kDecodedTokens = 3;
 
+constexpr float kLeastLogRate = -3;
+
 /// How the values of an input are drawn; integers are not.
 template <class Source>
 std::function<void(std::span<float>)> values_of(Quantity holds, const Problem& p, float gates,
@@ -100,10 +102,14 @@ std::function<void(std::span<float>)> values_of(Quantity holds, const Problem& p
     case Quantity::directions: return p.use_qk_l2norm ? source.normal(1) : source.unit();
     case Quantity::rates:
       return p.use_beta_sigmoid ? source.normal(1) : source.uniform(0.05F, 0.95F);
-    case Quantity::gates:  // softplus and sigmoid are all but exp where they are small
-      return p.use_gate_in_kernel ? source.normal(1, std::log(gates))
-                                  : source.uniform(-0.5F * gates, 0.0F);
-    case Quantity::gate_rates: return source.uniform(-3, 0);
+    case Quantity::gates: {
+      if (!p.use_gate_in_kernel) return source.uniform(-0.5F * gates, 0.0F);
+      // Softplus and sigmoid are all but exp where they are small. What a sigmoid is of is
+      // multiplied by a rate first, by the least here in the worst case.
+      const float power = p.lower_bound ? std::exp(-kLeastLogRate) : 1.0F;
+      return source.normal(1, power * std::log(gates));
+    }
+    case Quantity::gate_rates: return source.uniform(kLeastLogRate, 0);
     case Quantity::states:
     case Quantity::state_gradient: return source.normal(0.1F);
     default: return source.normal(1);
@@ -172,6 +178,10 @@ std::vector<std::int64_t> uneven_offsets(const Problem& problem, std::uint64_t s
   return offsets;
 }
 
+bool gates_matter(const Problem& problem) {
+  return gate_kind(problem) != GateKind::none && problem.pass != Pass::recurrent;
+}
+
 Problem reduced(const Problem& problem, std::int64_t segment) {
   Problem small = problem;
   small.B = 1;
@@ -222,19 +232,18 @@ ProblemTensors::ProblemTensors(const Device& device, const Problem& problem, std
     : on_(device),
       problem_(problem),
       keep_host_(keep_host),
-      gates_(gates),
       specs_(tensor_specs(problem)),
       cu_seqlens_(std::move(cu_seqlens)) {
   check_memory(device, problem, specs_, keep_host);
   if (problem.packed && cu_seqlens_.empty()) cu_seqlens_ = uneven_offsets(problem, seed);
   std::erase_if(specs_, [](const TensorSpec& spec) { return !spec.present; });
   Source source(seed);
-  for (const TensorSpec& spec : specs_) add(spec, content_of(spec, source));
+  for (const TensorSpec& spec : specs_) add(spec, content_of(spec, gates, source));
   device_arguments_.cu_seqlens_host = host_arguments_.cu_seqlens_host = cu_seqlens_;
 }
 
 /// The bytes of an input; none for what kernels write.
-Bytes ProblemTensors::content_of(const TensorSpec& spec, Source& source) {
+Bytes ProblemTensors::content_of(const TensorSpec& spec, float gates, Source& source) const {
   const TensorRule& rule = definition_of(problem_).rule(spec.name);
   if (spec.access == TensorAccess::out || rule.role == TensorRole::kept) return {};
   if (rule.holds == Quantity::seqlens) return integer_bytes(cu_seqlens_, spec.dtype);
@@ -243,19 +252,33 @@ Bytes ProblemTensors::content_of(const TensorSpec& spec, Source& source) {
   const std::int64_t elements = shaped(spec).elements();
   const std::int64_t width = spec.shape[static_cast<std::size_t>(spec.rank - 1)];
   return rows_of(width == 0 ? 0 : elements / width, width, spec.dtype,
-                 values_of(rule.holds, problem_, gates_, source));
+                 values_of(rule.holds, problem_, gates, source));
+}
+
+/// A tensor in new memory on the device.
+TensorView ProblemTensors::placed(const TensorSpec& spec, const Bytes& content) {
+  TensorView view = shaped(spec);
+  device_memory_.push_back(on_.allocate(bytes_of(view)));
+  view.data = device_memory_.back().get();
+  on_.copy_in(view.data, content.data(), content.size());
+  return view;
+}
+
+Arguments ProblemTensors::with_gates(float gates, std::uint64_t seed) {
+  Arguments changed = device_arguments_;
+  Source source(seed);
+  for (const TensorSpec& spec : specs_)
+    if (definition_of(problem_).rule(spec.name).holds == Quantity::gates)
+      changed.tensor(spec.name) = placed(spec, content_of(spec, gates, source));
+  return changed;
 }
 
 void ProblemTensors::add(const TensorSpec& spec, Bytes content) {
-  TensorView view = shaped(spec);
-  const std::size_t bytes = bytes_of(view);
-  device_memory_.push_back(on_.allocate(bytes));
-  view.data = device_memory_.back().get();
-  on_.copy_in(view.data, content.data(), content.size());
+  TensorView view = placed(spec, content);
   device_arguments_.tensor(spec.name) = view;
   if (!keep_host_) return;
   if (spec.access == TensorAccess::inout) originals_[spec.name] = content;
-  content.resize(bytes);
+  content.resize(bytes_of(view));
   host_memory_.push_back(std::move(content));
   view.data = host_memory_.back().data();
   host_arguments_.tensor(spec.name) = view;

@@ -22,6 +22,13 @@ Problem reduced(const Problem& problem, std::int64_t segment = 0);
 /// second sequence empty where there are three or more. Same seed, same offsets.
 std::vector<std::int64_t> uneven_offsets(const Problem& problem, std::uint64_t seed);
 
+/// A gate's part of what ProblemTensors draws with which states last for thousands of tokens, where
+/// with 1 they fade within some hundred.
+constexpr float kLastingGates = 0.001F;
+
+/// Whether kernels may do less where states fade: with gates, and where tokens follow each other.
+bool gates_matter(const Problem& problem);
+
 /// The tensors of one problem. Rows of k have length 1, beta is in (0, 1) or logits, g in [-0.5, 0]
 /// or raw gate inputs, or `gates` times that; past some megabytes the rows of a tensor repeat. Same
 /// seed, same values.
@@ -36,6 +43,8 @@ class ProblemTensors {
 
   const Problem& problem() const { return problem_; }
   const Arguments& device() const { return device_arguments_; }
+  /// The same but for gates, which are others, `gates` times as strong. Lives as long as this.
+  Arguments with_gates(float gates, std::uint64_t seed);
   /// The inputs again, in host memory; outputs are where fetch() puts them.
   const Arguments& host() const { return host_arguments_; }
 
@@ -51,13 +60,13 @@ class ProblemTensors {
  private:
   using Bytes = std::vector<unsigned char>;
   class Source;
-  Bytes content_of(const TensorSpec& spec, Source& source);
+  Bytes content_of(const TensorSpec& spec, float gates, Source& source) const;
+  TensorView placed(const TensorSpec& spec, const Bytes& content);
   void add(const TensorSpec& spec, Bytes content);
 
   Device on_;
   Problem problem_;
   bool keep_host_;
-  float gates_;
   std::vector<TensorSpec> specs_;  ///< those that are present
   Arguments device_arguments_, host_arguments_;
   std::vector<std::shared_ptr<void>> device_memory_;

@@ -7,6 +7,8 @@
 #include <fmt/format.h>
 #include <unistd.h>
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <new>
@@ -103,6 +105,31 @@ TEST_F(TuneTest, FindsStoresAndReusesAWinner) {
   for (const auto& [name, wanted] : reference(problem, tensors.host()))
     EXPECT_LE(relative_error(tensors.host().tensor(name), wanted), error_bound(problem, name))
         << name;
+}
+
+/// One that was tried with gates that fade alone is in use until it is measured anew.
+TEST_F(TuneTest, WinnersThatWereMeasuredOtherwiseAreMeasuredAnew) {
+  Problem problem = small_problem();
+  const Device device = Device::open("cpu");
+  Runtime own = runtime();
+  ASSERT_TRUE(tune(own, device, problem, options(600)).complete);
+  const std::string regime =
+      "whole operators in turn, means of gates that fade and that last, warm";
+  WinnerRow row = own.cache().list_winners().at(0);
+  EXPECT_EQ(row.setting.regime, regime);
+  row.setting.regime = "whole operators in turn, warm";
+  row.median_us = 1e9;
+  ASSERT_TRUE(own.cache().store_winner(row));
+  EXPECT_EQ(runtime().prepare(device, problem).origin(), Origin::exact);
+  EXPECT_LT(tune(own, device, problem, options(600)).tuned_us, 1e9);
+  EXPECT_EQ(own.cache().list_winners().at(0).setting.regime, regime);
+
+  // Without a gate there is but one way.
+  problem.op = "delta_rule";
+  tune(own, device, problem, options(0.01));
+  std::multiset<std::string> regimes;
+  for (const WinnerRow& each : own.cache().list_winners()) regimes.insert(each.setting.regime);
+  EXPECT_EQ(regimes, (std::multiset<std::string>{regime, "whole operators in turn, warm"}));
 }
 
 TEST_F(TuneTest, RowsSayWhatWasMeasured) {
@@ -321,6 +348,71 @@ TEST_F(TuneTest, SplitPlansThatAreWrongOnSeveralSegmentsDoNotPass) {
   const Outcome outcome = bench.compare({plan}, 0.01, [](std::size_t) {}).front();
   EXPECT_EQ(outcome.status, Status::wrong);
   EXPECT_NE(outcome.detail.find("is off by"), std::string::npos) << outcome.detail;
+}
+
+std::vector<unsigned char> content(const Device& device, const TensorView& view) {
+  std::vector<unsigned char> bytes(static_cast<std::size_t>(view.elements()) * size_of(view.dtype));
+  device.copy_out(bytes.data(), view.data, bytes.size());
+  return bytes;
+}
+
+TEST_F(TuneTest, PlansAreComparedWithGatesThatFadeAndGatesThatLast) {
+  const Device device = Device::open("cpu");
+  const Problem problem = small_problem();
+  const auto cache = std::make_shared<Cache>(directory_);
+  Bench bench(device, problem, cache, 5);
+  ASSERT_EQ(bench.compared().size(), 2U);
+  const Arguments& fading = bench.compared()[0];
+  const Arguments& lasting = bench.compared()[1];
+  const Operator op = runtime().prepare(device, problem);
+  const Outcome outcome = bench.compare({op.plan()}, 0.01, [](std::size_t) {}).front();
+  ASSERT_EQ(outcome.status, Status::ok) << outcome.detail;
+  // The last launch was one with gates that last.
+  const auto compared = content(device, lasting.o);
+  const auto workspace = device.allocate(op.workspace_bytes());
+  op.launch(lasting, workspace.get());
+  EXPECT_EQ(compared, content(device, lasting.o));
+  op.launch(fading, workspace.get());
+  EXPECT_NE(compared, content(device, fading.o));
+
+  Problem other = problem;
+  other.op = "delta_rule";
+  EXPECT_EQ(Bench(device, other, cache, 5).compared().size(), 1U);
+  other = problem;
+  other.pass = Pass::recurrent;
+  EXPECT_EQ(Bench(device, other, cache, 5).compared().size(), 1U);
+}
+
+/// Gates in every form: log decays, what a softplus is of, and what a bounded sigmoid is of.
+TEST(Inputs, GatesThatLastHardlyDecayInAnyForm) {
+  const Device device = Device::open("cpu");
+  for (const int form : {0, 1, 2}) {
+    Problem problem = small_problem();
+    if (form == 2) problem.op = "kda";
+    problem.use_gate_in_kernel = problem.has_A_log = form > 0;
+    if (form == 2) problem.lower_bound = -5.0F;
+    problem.g_dtype = DType::fp32;
+    ProblemTensors tensors(device, problem, 3, true);
+    const Arguments lasting = tensors.with_gates(kLastingGates, 4);
+    EXPECT_NE(lasting.g.data, tensors.device().g.data);
+    EXPECT_EQ(lasting.q.data, tensors.device().q.data);
+    const auto decays = [&](const TensorView& g) {
+      const std::vector<unsigned char> bytes = content(device, g);
+      std::vector<float> values(bytes.size() / sizeof(float));
+      std::memcpy(values.data(), bytes.data(), bytes.size());
+      // Rates go from exp(-3) to 1: the slowest sigmoid, the steepest softplus.
+      for (float& x : values)
+        if (form > 0)
+          x = form == 1 ? -std::log1p(std::exp(x)) : -5 / (1 + std::exp(-x * std::exp(-3.0F)));
+      return values;
+    };
+    const std::vector<float> slow = decays(lasting.g);
+    const auto [least, most] = std::ranges::minmax(slow);
+    EXPECT_LE(most, 0) << form;
+    EXPECT_LT(least, 0) << form;
+    EXPECT_GT(least, -0.05F) << form;
+    EXPECT_LT(std::ranges::min(decays(tensors.device().g)), -0.4F) << form;
+  }
 }
 
 TEST(Inputs, SequencesAreThoseThatAreAskedFor) {

@@ -156,14 +156,16 @@ class Tuning {
     return plan && candidates_of(space_, *plan) ? *plan : Plan();
   }
 
-  /// The winner of an earlier tuning, unless driver or kernels have changed since.
+  /// The winner of an earlier tuning, unless driver or kernels have changed since, or how winners
+  /// are measured: one that was only tried with gates that fade may be slow with gates that last.
   std::optional<TuneResult> stored_winner() {
     const std::vector<WinnerRow> rows = cache_.list_winners();  // find_winner() says no extents
     const auto row = std::ranges::find_if(rows, [&](const WinnerRow& of) {
       return of.device == info_.key && of.family == key_.family && of.tokens == key_.tokens &&
              of.sequences == key_.sequences;
     });
-    if (row == rows.end() || row->driver != info_.driver || !same_extents(row->setting, setting_))
+    if (row == rows.end() || row->driver != info_.driver || !same_extents(row->setting, setting_) ||
+        row->setting.regime != winners_regime())
       return {};
     const auto plan = plan_from_json(row->plan);
     if (!plan || !std::all_of(plan->begin(), plan->end(),
@@ -222,7 +224,12 @@ class Tuning {
     if (result_.unjudged.empty()) store(timings[*winner], default_samples);
   }
 
-  std::string_view temperature() const { return measuring_.cold ? "cold" : "warm"; }
+  /// How a winner's samples are taken.
+  std::string winners_regime() const {
+    return fmt::format("whole operators in turn, {}{}",
+                       gates_matter(problem_) ? "means of gates that fade and that last, " : "",
+                       measuring_.cold ? "cold" : "warm");
+  }
 
   /// What the problem takes at least. A CPU's rates are measured, for half a second, which a short
   /// budget has no room for.
@@ -248,7 +255,7 @@ class Tuning {
     row.samples_us = winner.samples;
     row.default_samples_us = default_samples;
     row.clocks_mhz = winner.clocks_mhz;
-    row.setting.regime = fmt::format("whole operators in turn, {}", temperature());
+    row.setting.regime = winners_regime();
     if (!row.clocks_mhz.empty()) row.setting.clock_mhz = median_of(row.clocks_mhz);
     result_.stored = cache_.store_winner(row);
   }

@@ -28,26 +28,14 @@ constexpr const char* kStoreArtifact =
     " (key, template_id, target, config, metadata, compile_ms, digest, code, created)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, " WYVERN_NOW ")";
 constexpr const char* kFindArtifact =
-    "SELECT key, template_id, target, config, metadata, compile_ms, created, digest,"
+    "SELECT " WYVERN_ARTIFACT_COLUMNS
+    ", digest,"
     " (SELECT used FROM uses WHERE uses.key = artifacts.key), code FROM artifacts WHERE key = ?";
 constexpr const char* kStoreUse =
     "INSERT INTO uses (key, used) VALUES (?, ?)"
     " ON CONFLICT (key) DO UPDATE SET used = max(used, excluded.used)";
 constexpr const char* kListArtifacts =
-    "SELECT key, template_id, target, config, metadata, compile_ms, created"
-    " FROM artifacts ORDER BY created DESC, id DESC";
-
-ArtifactRow read_artifact(const Query& query) {
-  ArtifactRow row;
-  row.key = query.text(0);
-  row.template_id = query.text(1);
-  row.target = query.text(2);
-  row.config = query.text(3);
-  row.metadata = query.text(4);
-  row.compile_ms = query.real(5);
-  row.created = query.text(6);
-  return row;
-}
+    "SELECT " WYVERN_ARTIFACT_COLUMNS " FROM artifacts ORDER BY created DESC, id DESC";
 
 /// All rows of a query.
 template <class Row>
@@ -120,7 +108,7 @@ std::optional<ArtifactRow> Cache::find_artifact(std::string_view key) const {
     found.reset();
     Query query(database, kFindArtifact);
     if (!query.bind(key).step()) return;
-    found = read_artifact(query);
+    found = tables::read_artifact(query);
     digest = query.text(7);
     impl_->note_use(found->key, std::max(query.text(8), found->created));
     found->code = query.blob(9);
@@ -214,7 +202,7 @@ std::vector<ArtifactRow> Cache::list_artifacts() const {
   std::vector<ArtifactRow> rows;
   impl_->connection.run(Access::read, [&](Database& database) {
     Query query(database, kListArtifacts);
-    rows = read_all(query, read_artifact);
+    rows = read_all(query, tables::read_artifact);
   });
   return rows;
 }

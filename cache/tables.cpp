@@ -241,4 +241,16 @@ std::optional<WinnerRow> winner_near(Database& database, std::string_view device
   return read_one(query);
 }
 
+ArtifactRow read_artifact(const Query& query) {
+  ArtifactRow row;
+  row.key = query.text(0);
+  row.template_id = query.text(1);
+  row.target = query.text(2);
+  row.config = query.text(3);
+  row.metadata = query.text(4);
+  row.compile_ms = query.real(5);
+  row.created = query.text(6);
+  return row;
+}
+
 }  // namespace wyvern::tables

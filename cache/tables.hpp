@@ -1,4 +1,4 @@
-// Rows of measurements and winners in and out of the current tables. Of this room only; every call
+// Rows of the cache in and out of the current tables. Of this room only; every call
 // throws DatabaseError and works in the caller's transaction.
 #pragma once
 
@@ -37,5 +37,9 @@ std::optional<WinnerRow> winner_of(Database& database, std::string_view device,
 std::optional<WinnerRow> winner_near(Database& database, std::string_view device,
                                      std::string_view family, std::int64_t tokens,
                                      std::int64_t sequences);
+
+/// The columns that read_artifact() wants a query to begin with: all but the code.
+#define WYVERN_ARTIFACT_COLUMNS "key, template_id, target, config, metadata, compile_ms, created"
+ArtifactRow read_artifact(const Query& query);
 
 }  // namespace wyvern::tables

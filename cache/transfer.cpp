@@ -93,23 +93,16 @@ struct StoredArtifact {
   auto rank() const { return std::tie(digest, row.created, row.compile_ms); }
 };
 
-#define WYVERN_ARTIFACT                                                             \
-  "SELECT key, template_id, target, config, metadata, compile_ms, created, digest," \
+#define WYVERN_ARTIFACT             \
+  "SELECT " WYVERN_ARTIFACT_COLUMNS \
+  ", digest,"                       \
   " coalesce((SELECT used FROM uses WHERE uses.key = artifacts.key), ''), code FROM artifacts "
 
 StoredArtifact read_artifact(const Query& query) {
-  StoredArtifact stored;
-  ArtifactRow& row = stored.row;
-  row.key = query.text(0);
-  row.template_id = query.text(1);
-  row.target = query.text(2);
-  row.config = query.text(3);
-  row.metadata = query.text(4);
-  row.compile_ms = query.real(5);
-  row.created = query.text(6);
+  StoredArtifact stored{tables::read_artifact(query), {}, {}};
   stored.digest = query.text(7);
   stored.used = query.text(8);
-  row.code = query.blob(9);
+  stored.row.code = query.blob(9);
   return stored;
 }
 
@@ -323,19 +316,8 @@ Contents read_contents(const fs::path& path) {
     const Transaction snapshot(*database, Transaction::Kind::read);
     contents.winners = tables::winners(*database, tables::Winners::that_answer);
     contents.measurements = tables::measurements(*database);
-    Query query(*database,
-                "SELECT key, template_id, target, config, metadata, compile_ms, created"
-                " FROM artifacts ORDER BY key");
-    while (query.step()) {
-      ArtifactRow& row = contents.artifacts.emplace_back();
-      row.key = query.text(0);
-      row.template_id = query.text(1);
-      row.target = query.text(2);
-      row.config = query.text(3);
-      row.metadata = query.text(4);
-      row.compile_ms = query.real(5);
-      row.created = query.text(6);
-    }
+    Query query(*database, "SELECT " WYVERN_ARTIFACT_COLUMNS " FROM artifacts ORDER BY key");
+    while (query.step()) contents.artifacts.push_back(tables::read_artifact(query));
   } catch (const DatabaseError& failed) {
     fail_reading(file, failed);
   }

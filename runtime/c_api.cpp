@@ -461,8 +461,7 @@ wyvern_status wyvern_operator_takes(const wyvern_operator* op, const wyvern_tens
                                     size_t tensor_size, int32_t* takes) {
   return guarded([&] {
     const OperatorImpl& prepared = given(op, "op").op.impl();
-    check_size<wyvern_tensor>("tensor_size", tensor_size);
-    const auto own = read_struct<wyvern_tensor>(&given(tensor, "tensor"), tensor_size, "tensor");
+    const wyvern_tensor own = one_tensor(tensor, tensor_size);
     const std::size_t place = argument_index(&given(own.name, "tensor.name"));
     if (place == kOperatorTensors)
       bad_input(fmt::format("'{}' is not the name of an operator's tensor", own.name));

@@ -167,6 +167,11 @@ void each_tensor(const wyvern_launch& launch, const Visitor& visit) {
   for (std::size_t i = 0; i < launch.tensor_count; ++i, at += launch.tensor_size)
     visit(read_struct<wyvern_tensor>(at, launch.tensor_size, "launch.tensors"));
 }
+/// The caller's tensor of `size` bytes, on its own.
+inline wyvern_tensor one_tensor(const wyvern_tensor* tensor, std::size_t size) {
+  check_size<wyvern_tensor>("tensor_size", size);
+  return read_struct<wyvern_tensor>(&given(tensor, "tensor"), size, "tensor");
+}
 /// Fills in a tensor of a launch as the runtime has them; leaves it absent where nothing is said of
 /// it but its name.
 void read_tensor(const wyvern_tensor& from, TensorView& to);

@@ -21,6 +21,7 @@ struct wyvern_stage {
   wyvern::Stage stage;
   std::vector<std::string> names;           ///< of its tensors, with their NULs
   std::vector<wyvern::TensorSpec> tensors;  ///< with these names
+  std::shared_ptr<const wyvern::OperatorImpl> bound;
 };
 
 namespace wyvern {
@@ -63,16 +64,21 @@ PlanStep step_of(const std::string& name, const Problem& problem, const Target& 
                           problem.chunk_size.value_or(kUsual), target.name()));
 }
 
+/// The place of a tensor of that name among the stage's.
+std::size_t place_of(const wyvern_stage& stage, const char* name) {
+  const auto found = std::find(stage.names.begin(), stage.names.end(), name);
+  if (found == stage.names.end())
+    bad_input(fmt::format("'{}' is not the name of a tensor of {}; those are {}", name,
+                          stage.stage.step().template_id, fmt::join(stage.names, ", ")));
+  return static_cast<std::size_t>(found - stage.names.begin());
+}
+
 void launch(const wyvern_stage& stage, const wyvern_launch& from) {
   std::array<TensorView, kMaxArguments> tensors;
   std::array<bool, kMaxArguments> seen{};
   each_tensor(from, [&](const wyvern_tensor& tensor) {
     if (tensor.name == nullptr) bad_input("the name of a tensor is null; it must not be");
-    const auto found = std::find(stage.names.begin(), stage.names.end(), tensor.name);
-    if (found == stage.names.end())
-      bad_input(fmt::format("'{}' is not the name of a tensor of {}; those are {}", tensor.name,
-                            stage.stage.step().template_id, fmt::join(stage.names, ", ")));
-    const auto at = static_cast<std::size_t>(found - stage.names.begin());
+    const std::size_t at = place_of(stage, tensor.name);
     if (std::exchange(seen[at], true))
       bad_input(fmt::format("{} is given twice; it must be given once", tensor.name));
     read_tensor(tensor, tensors[at]);
@@ -96,8 +102,9 @@ wyvern_status wyvern_prepare_stage(wyvern_runtime* runtime, const wyvern_device*
     const std::string wanted = &given(name, "name");
     validate(what);
     const PlanStep step = step_of(wanted, what, on.impl().target());
-    auto handle = std::make_unique<wyvern_stage>(wyvern_stage{
-        own.prepare_stage(on, step, what), {}, bind_stage(on, what, step)->expected()});
+    std::shared_ptr<const OperatorImpl> bound = bind_stage(on, what, step);
+    auto handle = std::make_unique<wyvern_stage>(
+        wyvern_stage{own.prepare_stage(on, step, what), {}, bound->expected(), bound});
     for (const TensorSpec& tensor : handle->tensors) handle->names.emplace_back(tensor.name);
     for (std::size_t i = 0; i < handle->names.size(); ++i)
       handle->tensors[i].name = handle->names[i];
@@ -111,6 +118,18 @@ wyvern_status wyvern_stage_tensors(const wyvern_stage* stage, wyvern_tensor_spec
                                    size_t spec_size, size_t capacity, size_t* count) {
   return guarded(
       [&] { write_specs(given(stage, "stage").tensors, specs, spec_size, capacity, count); });
+}
+
+wyvern_status wyvern_stage_takes(const wyvern_stage* stage, const wyvern_tensor* tensor,
+                                 size_t tensor_size, int32_t* takes) {
+  return guarded([&] {
+    const wyvern_stage& prepared = given(stage, "stage");
+    const wyvern_tensor own = one_tensor(tensor, tensor_size);
+    const std::size_t place = place_of(prepared, &given(own.name, "tensor.name"));
+    TensorView view;
+    read_tensor(own, view);
+    given(takes, "takes") = prepared.bound->takes(place, view) ? 1 : 0;
+  });
 }
 
 wyvern_status wyvern_stage_launch(const wyvern_stage* stage, const wyvern_launch* launch_of) {

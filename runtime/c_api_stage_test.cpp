@@ -93,6 +93,48 @@ TEST_F(CApiStageTest, LaunchesByTheNamesOfTensors) {
   expect_bad(launch({tensor("A", A), tensor("Tinv", A)}), "Tinv overlaps A");
 }
 
+/// What a binding asks instead of knowing itself which strides, addresses and dtypes will do.
+TEST_F(CApiStageTest, SaysWhichTensorsItTakesAsTheyAre) {
+  if (!compiler_problem(DeviceKind::cpu).empty()) GTEST_SKIP() << compiler_problem(DeviceKind::cpu);
+  ASSERT_GOOD(prepare("l2norm"));
+  constexpr std::int64_t kApart = 2 * kChunk;
+  alignas(64) std::array<float, 2 * kApart> data{};
+  const std::array<std::int64_t, 4> rows_apart{7, kApart, kChunk, 1}, too_near{7, 8, kChunk, 1},
+      columns_apart{7, kApart, kChunk, 2};
+  wyvern_tensor x{"x", data.data(), kShape.data(), nullptr, WYVERN_FP32, 4};
+  const auto takes = [&](const wyvern_tensor& tensor) {
+    std::int32_t yes = -1;
+    EXPECT_GOOD(wyvern_stage_takes(stage_, &tensor, sizeof tensor, &yes));
+    return yes;
+  };
+  EXPECT_EQ(takes(x), 1);
+  x.strides = rows_apart.data();
+  EXPECT_EQ(takes(x), 1);
+  x.name = "y";
+  EXPECT_EQ(takes(x), 0) << "outputs are contiguous";
+  x.name = "x";
+  x.strides = too_near.data();
+  EXPECT_EQ(takes(x), 0);
+  x.strides = columns_apart.data();
+  EXPECT_EQ(takes(x), 0);
+  x.strides = nullptr;
+  x.data = data.data() + 1;
+  EXPECT_EQ(takes(x), 0);
+  x.data = data.data();
+  x.dtype = WYVERN_BF16;
+  EXPECT_EQ(takes(x), 0);
+
+  std::int32_t yes = -1;
+  x.name = "k";
+  expect_bad(wyvern_stage_takes(stage_, &x, sizeof x, &yes), "'k' is not the name of a tensor of");
+  x.name = nullptr;
+  expect_bad(wyvern_stage_takes(stage_, &x, sizeof x, &yes), "tensor.name is null");
+  expect_bad(wyvern_stage_takes(stage_, nullptr, sizeof x, &yes), "tensor is null");
+  expect_bad(wyvern_stage_takes(stage_, &x, 8, &yes), "tensor_size is 8");
+  expect_bad(wyvern_stage_takes(nullptr, &x, sizeof x, &yes), "stage is null");
+  EXPECT_EQ(yes, -1);
+}
+
 TEST_F(CApiStageTest, RefusesWhatIsNoStage) {
   expect_bad(prepare("solve"), "name is 'solve'; for cpu it must be one of");
   expect_bad(prepare(nullptr), "name is null");

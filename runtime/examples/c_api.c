@@ -66,12 +66,14 @@ static void release(tensors* made) {
   }
 }
 
-static float* host_of(const tensors* made, const char* name) {
+static const tensor* find(const tensors* made, const char* name) {
   for (size_t i = 0; i < made->count; ++i)
-    if (strcmp(made->all[i].spec.name, name) == 0) return made->all[i].host;
+    if (strcmp(made->all[i].spec.name, name) == 0) return &made->all[i];
   fprintf(stderr, "the operator has no %s\n", name);
   exit(3);
 }
+
+static float* host_of(const tensors* made, const char* name) { return find(made, name)->host; }
 
 /* Both keys and queries are the first unit vector, so that only the state's first row is written.
  */
@@ -137,6 +139,25 @@ static int outputs_are_right(const tensors* made) {
   return good;
 }
 
+/* A stage is asked which tensors it takes as they are; others would want a copy first. */
+static int stage_is_asked(wyvern_runtime* runtime, const wyvern_device* device,
+                          const wyvern_problem* problem, const tensor* k) {
+  const int64_t rows_apart[] = {T * 2 * K, 2 * K, K, 1},
+                elements_apart[] = {T * 2 * K, 2 * K, K, 2};
+  wyvern_stage* stage;
+  check(wyvern_prepare_stage(runtime, device, problem, "l2norm", &stage));
+  wyvern_tensor x = {
+      "x", wyvern_memory_data(k->memory), k->spec.shape, rows_apart, k->spec.dtype, k->spec.rank};
+  int32_t rows = -1, elements = -1;
+  check(wyvern_stage_takes(stage, &x, sizeof x, &rows));
+  x.strides = elements_apart;
+  check(wyvern_stage_takes(stage, &x, sizeof x, &elements));
+  wyvern_stage_destroy(stage);
+  if (rows == 1 && elements == 0) return 1;
+  printf("rows apart: %d, not 1; elements apart: %d, not 0\n", (int)rows, (int)elements);
+  return 0;
+}
+
 int main(int count, char** arguments) {
   if (wyvern_api_version() < WYVERN_API_VERSION) {
     fprintf(stderr, "Wyvern %s is too old\n", wyvern_version());
@@ -161,7 +182,8 @@ int main(int count, char** arguments) {
   allocate(op, device, &made);
   fill_inputs(&made);
   launch(op, device, &made);
-  const int good = outputs_are_right(&made);
+  const int good =
+      outputs_are_right(&made) & stage_is_asked(runtime, device, problem, find(&made, "k"));
 
   release(&made);
   wyvern_operator_destroy(op);

@@ -161,6 +161,11 @@ void Block::collective(Collective operation, LaneOperands& operands) {
                                   operation, warp.operands)
                             : execute(operation, warp.operands));
   warp.arrived = 0;
+  if (operation == Collective::store_matrix_x4 ||
+      operation == Collective::store_matrix_x4_transposed)
+    for (int lane = 0; lane < 32; ++lane)
+      self.proxies_.write(warp_index * 32 + lane,
+                          self.shared_offset(warp.operands[static_cast<std::size_t>(lane)]->to));
   for (int lane = 0; lane < 32; ++lane)
     self.threads_[static_cast<std::size_t>(warp_index * 32 + lane)]->state = State::ready;
 }

@@ -14,6 +14,7 @@
 #include "tests/emulator/emulator.hpp"
 #include "tests/emulator/fiber.hpp"
 #include "tests/emulator/machine.hpp"
+#include "tests/emulator/proxies.hpp"
 #include "tests/emulator/tensor.hpp"
 #include "tests/emulator/warpgroup.hpp"
 
@@ -95,6 +96,8 @@ class Block {
   static void bulk_commit();
   static void bulk_wait(int pending);
   static void sync_named(int name, int threads, bool wait);
+  static void touch(const void* pointer);
+  static void fence_proxy_async();
   HopperMachine hopper_machine();
   void start_hopper();
   /// Lets one tensor copy arrive; false where none is under way.
@@ -128,6 +131,7 @@ class Block {
   std::vector<Warp> warps_;
   std::vector<WarpProducts> products_;  ///< one a warp
   Barriers barriers_;
+  ProxyOrder proxies_;
   std::deque<Load> loads_;  ///< under way
   std::array<NamedBarrier, 16> named_{};
   Fiber host_;

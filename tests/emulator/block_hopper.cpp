@@ -16,7 +16,9 @@ HopperMachine Block::hopper_machine() {
           .tensor_store = tensor_store,
           .bulk_commit = bulk_commit,
           .bulk_wait = bulk_wait,
-          .sync_named = sync_named};
+          .sync_named = sync_named,
+          .touch = touch,
+          .fence_proxy_async = fence_proxy_async};
 }
 
 void Block::start_hopper() {
@@ -24,11 +26,12 @@ void Block::start_hopper() {
   loads_.clear();
   named_.fill({});
   products_.clear();
+  proxies_ = ProxyOrder(threads_.size(), shared_bytes_);
   const ReadOperands reads =
       schedule_ == Schedule::first_warp ? ReadOperands::at_the_wait : ReadOperands::at_once;
   for (std::size_t warp = 0; warp < warps_.size(); ++warp)
     products_.emplace_back(static_cast<int>(warp % 4), std::span(shared_.data(), shared_bytes_),
-                           reads);
+                           reads, &proxies_);
 }
 
 void Block::barrier_init(void* barrier, unsigned arrivals) {
@@ -69,6 +72,7 @@ void Block::tensor_load(void* to, const void* map, const int* at, int rank, void
   const long offset = self.shared_offset(barrier);
   self.require(copy.check(self.shared_.data(), static_cast<std::int64_t>(self.shared_bytes_)));
   self.require(self.barriers_.check_copy(offset));
+  self.require(self.proxies_.check_copy(self.shared_offset(to), copy.bytes(), /*into=*/true));
   copy.poison();
   self.loads_.push_back({std::move(copy), offset});
 }
@@ -90,6 +94,7 @@ void Block::tensor_store(const void* map, const int* at, int rank, const void* f
   TensorCopy copy(map, std::span(at, static_cast<std::size_t>(rank)),
                   static_cast<unsigned char*>(const_cast<void*>(from)));
   self.require(copy.check(self.shared_.data(), static_cast<std::int64_t>(self.shared_bytes_)));
+  self.require(self.proxies_.check_copy(self.shared_offset(from), copy.bytes(), /*into=*/false));
   self.current().stores.back().push_back(std::move(copy));
 }
 
@@ -121,6 +126,13 @@ void Block::sync_named(int name, int threads, bool wait) {
     self.suspend(State::at_named);
   }
 }
+
+void Block::touch(const void* pointer) {
+  Block& self = *running;
+  self.proxies_.touch(self.machine_.thread, self.shared_offset(pointer));
+}
+
+void Block::fence_proxy_async() { running->proxies_.fence(running->machine_.thread); }
 
 std::string Block::unfinished() const {
   if (!loads_.empty()) return "the block ends before its tensor copies have arrived";

@@ -730,6 +730,37 @@ TEST(KernelHopper, PassesOverSegments) {
 TEST(KernelHopper, PassesOverSegmentsOfAGateAHead) {
   expect_segments_correct("gated_delta_rule", {"delta_segment.hopper", "delta_resume.hopper"}, 43);
 }
+
+/// Rows of keys that are 0, near it and of the usual length, and large values: in fp16 nothing
+/// overflows, of keys that count times a thousand, and nothing is lost of others in their chunk.
+TEST(KernelHopper, NormsOfKeysNearZeroInFp16) {
+  std::uint64_t seed = 46;
+  for (const std::int64_t K : {64, 256})
+    for (const char* const op : {"gated_delta_rule", "delta_rule"}) {
+      Problem p = problem(1, 600, 1, 1, K, 128);
+      p.op = op;
+      p.dtype = p.beta_dtype = DType::fp16;
+      p.initial_state = p.use_qk_l2norm = true;
+      StageData data = testing::make_stage_data(p, 64, Gate::typical, ++seed);
+      HostTensor& k = data.tensors.at("k");
+      HostTensor& v = data.tensors.at("v");
+      const double lengths[] = {0.0, 1e-5, 1.0, 1e-3, 1.0};
+      for (std::int64_t i = 0; i < k.elements(); ++i)
+        // All chunks but the second have such rows.
+        if (i / K < 64 || i / K >= 128) k.set(i, k.at(i) * lengths[i / K % 5]);
+      for (std::int64_t i = 0; i < v.elements(); ++i) v.set(i, 200 * v.at(i));
+      for (const char* const id : {"delta_forward.hopper", "delta_segment.hopper"})
+        for (const std::int64_t BV : {64, 128}) {
+          if (BV > 64 && K > 128) continue;
+          const Template& t = *find_template(id);
+          Config config{{"BT", std::int64_t{64}}, {"BV", BV}, {"num_stages", std::int64_t{2}}};
+          if (t.tunable("SEG") != nullptr) config.set("SEG", data.context.SEG);
+          if (t.illegal(Spec(problem_constants(p), config), kHopper).empty())
+            expect_correct(t, config, data);
+        }
+    }
+}
+
 /// The spectral norm of a square matrix, by powers of M^T M.
 double spectral_norm(const double* M, std::int64_t size) {
   const auto n = static_cast<std::size_t>(size);

@@ -60,6 +60,8 @@ struct HopperMachine {
   void (*bulk_commit)() = nullptr;
   void (*bulk_wait)(int pending) = nullptr;
   void (*sync_named)(int name, int threads, bool wait) = nullptr;
+  void (*touch)(const void* shared) = nullptr;
+  void (*fence_proxy_async)() = nullptr;
 };
 
 /// The processor, as a kernel sees it. The host keeps `thread` that of the running fiber.

@@ -50,7 +50,8 @@ template <int Pending>
 void bulk_wait_read() {
   hopper().bulk_wait(Pending);
 }
-inline void fence_proxy_async() {}
+inline void fence_proxy_async() { hopper().fence_proxy_async(); }
+inline void touch(const void* pointer) { hopper().touch(pointer); }
 
 // ---- named barriers -----------------------------------------------------------------------------
 

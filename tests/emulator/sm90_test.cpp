@@ -580,5 +580,99 @@ TEST(Products, OperandsWrittenBeforeTheWaitShow) {
             0.1);
 }
 
+// ---- ordinary accesses before those of tensor copies and products
+// --------------------------------
+
+/// A tile that was read (READS) or written by stmatrix is then copied to, or copied from, or
+/// multiplied, with a fence in between or without.
+constexpr const char* kProxies = R"(
+#include "device/cuda/sm90/barrier.cuh"
+#include "device/cuda/sm90/product.cuh"
+using namespace wyvern::cuda::sm90;
+using Keys = SwizzledTile<bf16, 64, 64>;
+#undef WYVERN_PARAMETERS
+#define WYVERN_PARAMETERS const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap out_map, float* out, Extents e
+WYVERN_KERNEL(128, 1) {
+  const Keys keys{swizzled_memory()};
+  Barrier* const arrived = reinterpret_cast<Barrier*>(swizzled_memory() + Keys::kBytes);
+  if (thread_index() == 0) {
+    barrier_init(arrived, 1);
+    fence_barrier_init();
+  }
+  const uint32 ones[4] = {0x3F803F80U, 0x3F803F80U, 0x3F803F80U, 0x3F803F80U};
+  float first = 0.0f;
+  if (READS)
+    first = to_float(*keys.at(thread_index() / 2, 0));
+  else
+    for (int col = 0; col < 64; col += 16)
+      store_matrix_x4(keys.at(warp_index() * 16 + lane_index() % 16, col + lane_index() / 16 * 8), ones);
+  if (FENCES) fence_proxy_async();
+  sync_block();
+  if (NEXT == 0) {
+    if (thread_index() == 0) {
+      barrier_arrive_expect(arrived, Keys::kBytes);
+      tensor_load(keys.data, k_map, {0, 0, 0, 0}, arrived);
+    }
+    barrier_wait(arrived, 0);
+  } else if (NEXT == 1) {
+    if (thread_index() == 0) {
+      tensor_store(out_map, {0, 0, 0, 0}, keys.data);
+      bulk_commit();
+      bulk_wait_read<0>();
+    }
+  } else {
+    Accumulator<64> sum;
+    begin_products(sum);
+    multiply<64>(sum, rows_of(keys), rows_of(keys), false);
+    wgmma_commit();
+    end_products<0>(sum);
+    first = sum.x[0];
+  }
+  out[thread_index()] = first;
+}
+)";
+
+/// What the emulator says to it.
+std::string failure_of_proxies(bool reads, int next, bool fences, Schedule schedule) {
+  const HostTensor k(DType::bf16, {64, 1, 64});
+  HostTensor to(DType::bf16, {64, 1, 64});
+  HostTensor out(DType::fp32, {128});
+  TensorMap map = encode(kSquare, 2, k.data());
+  TensorMap out_map = encode(kSquare, 2, to.data());
+  try {
+    run(fmt::format("constexpr bool READS = {}, FENCES = {}; constexpr int NEXT = {};\n", reads,
+                    fences, next) +
+            kProxies,
+        128, 8192 + 8, {&map, &out_map, out.data()}, schedule);
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+TEST(Proxies, FencesThatAreMissingAreReported) {
+  const char* const reports[] = {"a tensor copy to shared memory that thread",
+                                 "a tensor copy from shared memory that thread",
+                                 "was written without a fence.proxy.async"};
+  for (const Schedule schedule : kSchedules)
+    for (int next = 0; next < 3; ++next) {
+      EXPECT_EQ(failure_of_proxies(false, next, true, schedule), "") << next;
+      // A product's operands are looked at as it begins where they are read then.
+      if (next == 2 && schedule == Schedule::first_warp) continue;
+      const std::string failure = failure_of_proxies(false, next, false, schedule);
+      EXPECT_NE(failure.find(reports[next]), std::string::npos) << failure;
+    }
+}
+
+/// What was only read needs a fence before a copy overwrites it, but not to be read again.
+TEST(Proxies, ReadsComeBeforeCopiesByAFence) {
+  for (const Schedule schedule : kSchedules) {
+    EXPECT_NE(failure_of_proxies(true, 0, false, schedule).find("accessed"), std::string::npos);
+    EXPECT_EQ(failure_of_proxies(true, 0, true, schedule), "");
+    EXPECT_EQ(failure_of_proxies(true, 1, false, schedule), "");
+    EXPECT_EQ(failure_of_proxies(true, 2, false, schedule), "");
+  }
+}
+
 }  // namespace
 }  // namespace wyvern::emulator

@@ -34,8 +34,9 @@ std::int64_t offset_of(std::uint64_t descriptor, bool mn_major, std::int64_t row
 
 }  // namespace
 
-WarpProducts::WarpProducts(int warp, std::span<const unsigned char> shared, ReadOperands reads)
-    : warp_(warp), shared_(shared), reads_(reads) {}
+WarpProducts::WarpProducts(int warp, std::span<const unsigned char> shared, ReadOperands reads,
+                           const ProxyOrder* proxies)
+    : warp_(warp), shared_(shared), reads_(reads), proxies_(proxies) {}
 
 std::string WarpProducts::execute(Collective operation, const Lanes& lanes) {
   switch (operation) {
@@ -129,6 +130,11 @@ std::string WarpProducts::read(std::uint64_t descriptor, bool mn_major, bool fp1
   const std::int64_t offset = offset_of(descriptor, mn_major, row, k);
   if (offset + 2 > static_cast<std::int64_t>(shared_.size()))
     return fmt::format("a wgmma descriptor leads to {}, outside shared memory", offset);
+  // At the wait it is too late to tell what was so when the product began.
+  if (reads_ == ReadOperands::at_once && proxies_->written(offset))
+    return fmt::format(
+        "wgmma reads shared memory at {} that was written without a fence.proxy.async since",
+        offset);
   std::uint16_t bits = 0;
   std::memcpy(&bits, shared_.data() + offset, sizeof(bits));
   value = number(bits, fp16);

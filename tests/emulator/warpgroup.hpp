@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tests/emulator/machine.hpp"
+#include "tests/emulator/proxies.hpp"
 
 namespace wyvern::emulator {
 
@@ -22,8 +23,9 @@ class WarpProducts {
  public:
   using Lanes = std::array<LaneOperands*, 32>;
 
-  /// `warp` is its place in the warpgroup.
-  WarpProducts(int warp, std::span<const unsigned char> shared, ReadOperands reads);
+  /// `warp` is its place in the warpgroup; `proxies`, of its block, outlives this.
+  WarpProducts(int warp, std::span<const unsigned char> shared, ReadOperands reads,
+               const ProxyOrder* proxies);
 
   std::string execute(Collective operation, const Lanes& lanes);
   /// Whether products are under way.
@@ -64,6 +66,7 @@ class WarpProducts {
   int warp_;
   std::span<const unsigned char> shared_;
   ReadOperands reads_;
+  const ProxyOrder* proxies_;
   bool fenced_ = false;
   std::vector<Product> open_;  ///< not committed yet
   std::deque<std::vector<Product>> groups_;

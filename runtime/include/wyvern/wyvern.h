@@ -427,6 +427,13 @@ WYVERN_C_API void wyvern_stage_destroy(wyvern_stage* stage);
 WYVERN_C_API wyvern_status wyvern_stage_tensors(const wyvern_stage* stage,
                                                 wyvern_tensor_spec* specs, size_t spec_size,
                                                 size_t capacity, size_t* count);
+/* Version 2. 1 in `takes` where a launch of the stage takes this tensor as it is, by its name,
+ * dtype, shape, strides and address, whatever the others are; else 0: a copy in what
+ * wyvern_stage_tensors() says will do. WYVERN_BAD_INPUT for a name that no tensor of the stage has.
+ * `tensor_size`: sizeof(wyvern_tensor). */
+WYVERN_C_API wyvern_status wyvern_stage_takes(const wyvern_stage* stage,
+                                              const wyvern_tensor* tensor, size_t tensor_size,
+                                              int32_t* takes);
 /* Version 2. As wyvern_operator_launch(), but that a stage takes no workspace and no
  * cu_seqlens_host: what the launch has of these is not looked at. */
 WYVERN_C_API wyvern_status wyvern_stage_launch(const wyvern_stage* stage,

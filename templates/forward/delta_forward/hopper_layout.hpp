@@ -38,6 +38,8 @@ struct HopperLayout {
   /// 48 on, decayed up to there (16 + 32 + 48 of them).
   cuda::ArrayPlace G, key, query, row, beta, erase, update_factor, output_factor, left;
   cuda::ArrayPlace decay;  ///< of the whole chunk, one a buffer
+  /// The largest update_factor of the first 32 rows and of the others, two a buffer.
+  cuda::ArrayPlace largest;
   cuda::ArrayPlace block;  ///< a copy of what all warps know, for those with few registers
   cuda::sm90::BarrierPlace loaded, scaled, free, lowered, joined, inverted, ready, taken, landed;
   int bytes;
@@ -77,6 +79,7 @@ struct HopperLayout {
     factors = (at.bytes - first) / 4;
     at.bytes = first + stages * factors * 4;
     decay = at.array(stages);
+    largest = at.array(2 * stages);
     block = at.array(kBlockWords, DType::int32);
     loaded = cuda::sm90::barriers(at, stages);
     scaled = cuda::sm90::barriers(at, stages);

@@ -392,7 +392,24 @@ WYVERN_DEVICE float scale_of_row(const KeyTile& tile, int row) {
   return reciprocal_sqrt((sum[0] + sum[1]) + (sum[2] + sum[3]) + 1e-6f);
 }
 
-/// Multiplies the scales of rows into their factors: a thread a row of keys or of queries.
+/// A row of keys near 0 counts times up to 1000, for which fp16 may not have the range: V' enters
+/// the state times the key's scale.
+constexpr bool kMayOverflow = QK_L2NORM && !sm90::kIsBf16<DTYPE>;
+/// Where a factor is above the first, V' and the state are taken times the second until V' has
+/// entered it, so that V' of up to 2^13 fit in any case, and other rows' factors keep their digits.
+constexpr float kMostFactor = 8.0f;
+constexpr float kRoom = 0x1p-8f;
+
+/// 1 or kRoom, for all rows of a chunk that is prepared.
+WYVERN_DEVICE float room_of(const Block& b, int buffer) {
+  if constexpr (!kMayOverflow) return 1.0f;
+  const auto largest = load<2>(array_at<kLayout.largest>(b.shared) + 2 * buffer);
+  return maximum(largest.at[0], largest.at[1]) > kMostFactor ? kRoom : 1.0f;
+}
+
+/// Multiplies the scales of rows into their factors: a thread a row of keys or of queries. These
+/// reads of tiles come before the next copy to them by the fence of hand_over(ready): walkers wait
+/// for `ready` before they say that the buffer is free.
 WYVERN_DEVICE void normalize(const Block& b, int buffer) {
   const int thread = thread_index() % 128;
   const int row = thread % kRows;
@@ -405,6 +422,14 @@ WYVERN_DEVICE void normalize(const Block& b, int buffer) {
 #pragma unroll
     for (int i = 0; i < 3; ++i)
       if (row < 16 * (i + 1)) b.factors<kLayout.left>(buffer)[8 * i * (i + 1) + row] *= scale;
+    if constexpr (kMayOverflow) {
+      float largest = b.factors<kLayout.update_factor>(buffer)[row];
+#pragma unroll
+      for (int mask = 16; mask > 0; mask /= 2)
+        largest = maximum(largest, shuffle_xor(largest, mask));
+      if (lane_index() == 0)
+        array_at<kLayout.largest>(b.shared)[2 * buffer + thread / 32] = largest;
+    }
   } else if constexpr (kQueries) {
     const float scale = scale_of_row(b.queries(buffer), row);
     b.factors<kLayout.query>(buffer)[row] *= scale;

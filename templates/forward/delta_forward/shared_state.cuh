@@ -131,21 +131,26 @@ struct SharedState {
     sm90::multiply<kRows>(x, sm90::rows_of(b.inverse(chunk % kSlots)), sm90::columns_of(values),
                           true);
     sm90::wgmma_commit();
-    if constexpr (SCALAR_GATE) {
-#pragma unroll
-      for (int p = 0; p < kParts; ++p)
-#pragma unroll
-        for (int i = 0; i < Square::kCount; ++i) state[p].x[i] *= decay;
-    }
+    const float kept = decay * room_of(b, at.buffer);
+    if (SCALAR_GATE || (kMayOverflow && kept != 1.0f)) multiply_state(kept);
     sm90::end_products<0>(x);
     if constexpr (kQueries) sm90::pin(y.x);
   }
 
+  WYVERN_DEVICE void multiply_state(float factor) {
+#pragma unroll
+    for (int p = 0; p < kParts; ++p)
+#pragma unroll
+      for (int i = 0; i < Square::kCount; ++i) state[p].x[i] *= factor;
+  }
+
   /// V' as the state takes it up, to where products take it from.
-  WYVERN_DEVICE void scale_values(const TwoRows& rate) const {
+  WYVERN_DEVICE void scale_values(const Position& at) const {
+    const TwoRows rate(b.factors<kLayout.update_factor>(at.buffer));
+    const float room = room_of(b, at.buffer);
     Square scaled;
 #pragma unroll
-    for (int i = 0; i < Square::kCount; ++i) scaled.x[i] = x.x[i] * rate.of(i);
+    for (int i = 0; i < Square::kCount; ++i) scaled.x[i] = x.x[i] * (room * rate.of(i));
     store_rows(scaled, update());
   }
 
@@ -163,20 +168,20 @@ struct SharedState {
   /// Ends the state's update, of which `Younger` groups of products are younger, and rounds the
   /// state that the next chunk begins with.
   template <int Younger>
-  WYVERN_DEVICE void end_update() {
+  WYVERN_DEVICE void end_update(const Position& at) {
     sm90::end_products<Younger>(state[0]);
 #pragma unroll
     for (int p = 1; p < kParts; ++p) sm90::pin(state[p].x);
+    if (kMayOverflow && room_of(b, at.buffer) != 1.0f) multiply_state(1.0f / kRoom);
     round_state();
   }
 
   /// Starts the state's update by a chunk's V' and then the rest of its output, and rounds the
   /// state that the next chunk begins with.
   WYVERN_DEVICE void leave(const Position& at, int chunk) {
-    const TwoRows rate(b.factors<kLayout.update_factor>(at.buffer));
     const TwoRows factor(b.factors<kLayout.output_factor>(at.buffer));
     const SquareTile values = b.values(at.buffer, walker);
-    scale_values(rate);
+    scale_values(at);
     // Until all warps are done with u.
     sync();
     store_rows(x, values);
@@ -188,7 +193,7 @@ struct SharedState {
     sm90::multiply<kRows>(y, sm90::rows_of(b.scores(chunk % kScoreSlots)), sm90::columns_of(values),
                           true);
     sm90::wgmma_commit();
-    end_update<1>();
+    end_update<1>(at);
   }
 
   /// A chunk's output, once its products are done: by a tensor copy, or row by row where the
@@ -253,10 +258,10 @@ WYVERN_DEVICE void walk(SharedState& state) {
     state.start(at);
     state.enter(at, c);
     sm90::barrier_arrive(b.barrier<kLayout.taken>(c % kScoreSlots));
-    state.scale_values(TwoRows(b.factors<kLayout.update_factor>(at.buffer)));
+    state.scale_values(at);
     state.publish();
     state.start_update(at);
-    state.end_update<0>();
+    state.end_update<0>(at);
     sm90::barrier_arrive(b.barrier<kLayout.free>(at.buffer));
   }
 }

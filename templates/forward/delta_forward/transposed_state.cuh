@@ -167,9 +167,10 @@ struct TransposedState {
     sm90::wgmma_commit();
     // What was read of the tile was read before the tile is free for the next copy.
     sm90::fence_proxy_async();
-    if (SCALAR_GATE && (!kLazyDecay || decay != 1.0f)) {
+    const float kept = decay * room_of(b, at.buffer);
+    if ((SCALAR_GATE && !kLazyDecay) || ((SCALAR_GATE || kMayOverflow) && kept != 1.0f)) {
 #pragma unroll
-      for (int i = 0; i < Transposed::kCount; ++i) state.x[i] *= decay;
+      for (int i = 0; i < Transposed::kCount; ++i) state.x[i] *= kept;
     }
     sm90::end_products<0>(x);
     u.hold();
@@ -182,10 +183,19 @@ struct TransposedState {
   /// V' as the state takes it up.
   WYVERN_DEVICE Columns scaled_values(const Position& at) const {
     const RowFactors rate(b.factors<kLayout.update_factor>(at.buffer));
+    const float room = room_of(b, at.buffer);
     Columns scaled;
 #pragma unroll
-    for (int i = 0; i < Columns::kCount; ++i) scaled.x[i] = x.x[i] * rate.of(i);
+    for (int i = 0; i < Columns::kCount; ++i) scaled.x[i] = x.x[i] * (room * rate.of(i));
     return scaled;
+  }
+
+  /// After its update the state is what it was taken as for that.
+  WYVERN_DEVICE void restore(const Position& at) {
+    if constexpr (!kMayOverflow) return;
+    if (room_of(b, at.buffer) == 1.0f) return;
+#pragma unroll
+    for (int i = 0; i < Transposed::kCount; ++i) state.x[i] *= 1.0f / kRoom;
   }
 
   /// Starts the state's update by a chunk's V'.
@@ -207,6 +217,7 @@ struct TransposedState {
     sm90::wgmma_commit();
     sm90::end_products<1>(state);
     update.hold();
+    restore(at);
     sm90::barrier_arrive(b.barrier<kLayout.free>(at.buffer));
   }
 
@@ -216,6 +227,7 @@ struct TransposedState {
     start_update(at, values);
     sm90::end_products<0>(state);
     values.hold();
+    restore(at);
     sm90::barrier_arrive(b.barrier<kLayout.free>(at.buffer));
   }
 };

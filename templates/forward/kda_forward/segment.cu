@@ -1,6 +1,6 @@
-// What a segment does to a state, S -> M S + R, from q, k, v, beta and g as they were given: R is
-// what the walk makes of a state of zeros, M what it makes of the identity where v is 0. One block
-// BV columns of M or of R of one segment and value head. Where the segment's last tokens take any
+// What a segment does to a state, S -> M S + R, from k, v, beta and g as they were given: R is what
+// the walk makes of a state of zeros, M what it makes of the identity where v is 0. One block BV
+// columns of M or of R of one segment and value head. Where the segment's last tokens take any
 // state to less than 2^-30 of its length, M is 0 and the walk to R takes no more than those.
 constexpr bool kQueries = false;
 

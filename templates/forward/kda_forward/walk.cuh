@@ -62,9 +62,11 @@ struct GateTile {
   WYVERN_DEVICE G_DTYPE* at(int row, int col) const {
     constexpr int kPiece = 16 / static_cast<int>(sizeof(G_DTYPE));
     const int piece = (col % kPanelGates / kPiece) ^ (row % 8);
-    return reinterpret_cast<G_DTYPE*>(data + col / kPanelGates * kPanelBytes + row * 128 +
-                                      piece * 16) +
-           col % kPiece;
+    auto* const element = reinterpret_cast<G_DTYPE*>(data + col / kPanelGates * kPanelBytes +
+                                                     row * 128 + piece * 16) +
+                          col % kPiece;
+    sm90::touch(element);
+    return element;
   }
 };
 
@@ -179,6 +181,7 @@ struct SliceRows {
   WYVERN_DEVICE explicit SliceRows(const Operand* first) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
+      sm90::touch(first + i * kEightRows);
       const auto words = load<4>(reinterpret_cast<const uint32*>(first + i * kEightRows));
 #pragma unroll
       for (int j = 0; j < 4; ++j) x[i][j] = words.at[j];
@@ -191,6 +194,7 @@ struct SliceRows {
   }
   /// Writes row i of a group to a tile.
   WYVERN_DEVICE static void store(Operand* first, int i, const uint32 (&words)[4]) {
+    sm90::touch(first + i * kEightRows);
     *reinterpret_cast<Vector<uint32, 4>*>(first + i * kEightRows) = {
         {words[0], words[1], words[2], words[3]}};
   }
@@ -632,7 +636,7 @@ struct StateWalk {
   }
 };
 
-/// The first slice's values enter the state that the walk starts from.
+/// The first slice's V' by the state that the walk starts from, which decays over the slice then.
 WYVERN_DEVICE void begin_walk(StateWalk& walk, const Position& at) {
   sm90::barrier_wait(walk.b.barrier<kLayout.ready>(at.buffer), at.parity);
   sm90::FragmentA<Operand, K> packed(walk.state);

@@ -26,7 +26,6 @@ _NAMES = {
 _PUBLIC = {"G": "g", "Gk": "gk", "kg": "k", "Tinv": "A", "v_new": "v"}
 _READ = 1
 _BAD_INPUT = 1
-_ALIGNMENT = 16
 _MOST = 32  # tensors of a stage
 
 
@@ -98,21 +97,48 @@ class Stage:
         for spec in self._specs:
             name, shape = spec.name.decode(), tuple(spec.shape[: spec.rank])
             if spec.access == _READ:
-                used[name] = _ready(name, given.get(name), spec, shape, device)
+                used[name] = self._ready(name, given.get(name), spec, shape, device)
             else:
                 used[name] = outputs[name] = torch.empty(shape, dtype=_DTYPES[spec.dtype], device=device)
         tensors = (_Tensor * len(used))()
         for to, (name, x) in zip(tensors, used.items(), strict=True):
-            to.name, to.data, to.dtype, to.rank = name.encode(), x.data_ptr(), _NUMBERS[x.dtype], x.dim()
-            to.shape = (c_int64 * x.dim())(*x.shape)
-            if not x.is_contiguous():
-                to.strides = (c_int64 * x.dim())(*x.stride())
+            _describe(to, name, x)
         stream = None if device.type == "cpu" else torch.cuda.current_stream(device).cuda_stream
         launch = _Launch(
             ctypes.sizeof(_Launch), ctypes.sizeof(_Tensor), tensors, len(used), None, 0, stream, None, 0
         )
         _check(library().wyvern_stage_launch(self._stage, byref(launch)))
         return outputs
+
+    def _ready(
+        self, name: str, x: Tensor | None, spec: _Spec, shape: tuple[int, ...], device: torch.device
+    ) -> Tensor:
+        """The tensor as the library takes it; a copy where it does not take it as it is."""
+        dtype, public = _DTYPES[spec.dtype], _PUBLIC.get(name, name)
+        if x is None:
+            raise ValueError(f"{public} is missing; it must be {dtype} {list(shape)}")
+        if x.device != device:
+            raise ValueError(f"{public} is on {x.device}; it must be on {device}")
+        if tuple(x.shape) != shape:
+            raise ValueError(f"{public} has shape {list(x.shape)}; it must be {list(shape)}")
+        if dtype.is_floating_point:
+            floating(public, x)
+        x = x.detach().to(dtype)
+        return x if self._takes(name, x) else x.clone(memory_format=torch.contiguous_format)
+
+    def _takes(self, name: str, x: Tensor) -> bool:
+        tensor, takes = _Tensor(), c_int32()
+        _describe(tensor, name, x)
+        size = c_size_t(ctypes.sizeof(_Tensor))
+        _check(library().wyvern_stage_takes(self._stage, byref(tensor), size, byref(takes)))
+        return takes.value != 0
+
+
+def _describe(to: _Tensor, name: str, x: Tensor) -> None:
+    to.name, to.data, to.dtype, to.rank = name.encode(), x.data_ptr(), _NUMBERS[x.dtype], x.dim()
+    to.shape = (c_int64 * x.dim())(*x.shape)
+    if not x.is_contiguous():
+        to.strides = (c_int64 * x.dim())(*x.stride())
 
 
 _stages: dict[tuple[object, ...], Stage] = {}
@@ -143,34 +169,6 @@ def run(name: str, fields: dict[str, object], given: dict[str, Tensor | None]) -
         stage = _stages.setdefault(key, Stage(name, device, fields))
     with torch.no_grad():
         return stage(device, given)
-
-
-def _rows_lie_apart(x: Tensor) -> bool:
-    """Whether the rows of the tokens of x [B, T, ...] are contiguous and lie as wyvern_tensor says."""
-    row, distance = x.shape[2:].numel(), x.stride(1)
-    return (
-        x[:1, :1].is_contiguous()
-        and row <= distance < 2**40 // x.element_size()
-        and distance * x.element_size() % _ALIGNMENT == 0
-        and (x.shape[0] == 1 or x.stride(0) == x.shape[1] * distance)
-    )
-
-
-def _ready(name: str, x: Tensor | None, spec: _Spec, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """The tensor as the library takes it; a copy where it does not take it as it is."""
-    dtype, name = _DTYPES[spec.dtype], _PUBLIC.get(name, name)
-    if x is None:
-        raise ValueError(f"{name} is missing; it must be {dtype} {list(shape)}")
-    if x.device != device:
-        raise ValueError(f"{name} is on {x.device}; it must be on {device}")
-    if tuple(x.shape) != shape:
-        raise ValueError(f"{name} has shape {list(x.shape)}; it must be {list(shape)}")
-    if dtype.is_floating_point:
-        floating(name, x)
-    x = x.detach().to(dtype)
-    if not (spec.strided and x.numel() > 0 and _rows_lie_apart(x)):
-        x = x.contiguous()
-    return x if x.data_ptr() % _ALIGNMENT == 0 else x.clone()
 
 
 def _set(problem: c_void_p, field: bytes, value: object) -> int:

@@ -123,6 +123,10 @@ WYVERN_DEVICE void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+/// Does nothing. Says that this thread is about to read or write the 16 bytes around `pointer`,
+/// from which the emulator tells where fence_proxy_async() is missing.
+WYVERN_DEVICE void touch(const void* /*pointer*/) {}
+
 // ---- named barriers -----------------------------------------------------------------------------
 
 /// Barrier `name` (1 to 15; 0 is sync_block's) of `threads` threads, a multiple of 32.

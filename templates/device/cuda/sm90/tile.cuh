@@ -26,7 +26,10 @@ struct SwizzledTile {
   /// Element (row, col); up to col | 7 its neighbours lie behind it.
   WYVERN_DEVICE T* at(int row, int col) const {
     const int piece = (col % 64 / 8) ^ (row % 8);
-    return reinterpret_cast<T*>(data + col / 64 * kPanelBytes + row * 128 + piece * 16) + col % 8;
+    T* const element =
+        reinterpret_cast<T*>(data + col / 64 * kPanelBytes + row * 128 + piece * 16) + col % 8;
+    touch(element);
+    return element;
   }
 
   /// An operand whose rows are the tile's, from row `first`, a multiple of 8: A, or B transposed.
