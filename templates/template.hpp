@@ -90,9 +90,11 @@ std::int64_t dense_stride(const Argument& argument, const Spec& spec, const Exte
 /// that is strided, dimension 1 of the view counts tokens.
 struct TensorMapUse {
   std::string_view name;      ///< of the parameter, a `wyvern::TensorMap`: "k_map"
-  std::string_view argument;  ///< the tensor: an argument that is always there
+  std::string_view argument;  ///< the tensor
   /// The view; dimensions may be 0 where the kernel copies nothing.
   std::function<TiledView(const Spec&, const Extents&)> view;
+  /// With these flags the tensor is there; the template has no legal config without them.
+  Presence when{};
   std::size_t parameter = 0;  ///< which of the template's parameters it is; set by registration
 };
 inline constexpr std::size_t kMaxTensorMaps = 8;  ///< of one template
