@@ -25,7 +25,7 @@ WYVERN_KERNEL(kThreads, 1) {
   if (warp < 4) {
     sm90::lower_registers<kBringRegisters>();
     if (warp > 0)
-      convert_chunks(b, thread_index() - 32, Aqk + (b.token * HV + b.head) * BT,
+      convert_chunks(b, warp - 1, Aqk + (b.token * HV + b.head) * BT,
                      Gk + (b.token * HV + b.head) * K);
     else if (lane_index() == 0)
       bring_chunks(b, w_map, qg_map, kg_map, u_map);

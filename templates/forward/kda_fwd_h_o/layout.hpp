@@ -5,9 +5,9 @@
 
 namespace wyvern::kda_fwd_h_o {
 
-constexpr int kChunk = 64;       ///< tokens
-constexpr int kColumns = 64;     ///< of V that a warpgroup has
-constexpr int kConverters = 96;  ///< threads that bring what tensor copies cannot
+constexpr int kChunk = 64;      ///< tokens
+constexpr int kColumns = 64;    ///< of V that a warpgroup has
+constexpr int kConverters = 3;  ///< warps that bring what tensor copies cannot, in turns
 
 /// Of `num_stages` chunks, each: W, qg and kg, U, the scores of queries in 16 bits, and the decay
 /// of each channel. The latest output of each warp of the state. Without queries neither qg, scores

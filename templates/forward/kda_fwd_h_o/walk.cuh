@@ -3,9 +3,9 @@
 // of q and k, and the scores of queries are there already. What includes this says whether queries
 // are asked too (kQueries), or the state alone is wanted.
 //
-// Warp 0 brings tiles by tensor copies. Warps 1 to 3 bring the scores, which are rounded to 16 bits
-// on the way, and the decay of a chunk. The warpgroups after them have the state, as S^T, 64
-// columns of V each.
+// Warp 0 brings tiles by tensor copies. Warps 1 to 3 each bring every third chunk's scores, which
+// are rounded to 16 bits on the way, and its decay. The warpgroups after them have the state, as
+// S^T, 64 columns of V each.
 #pragma once
 
 #include "device/cuda/gate.cuh"
@@ -24,18 +24,13 @@ constexpr int kThreads = 128 * (1 + kStates);
 constexpr int kStages = num_stages;
 constexpr int kTilesV = V / BV;
 constexpr kda_fwd_h_o::HopperLayout<Spec> kLayout{Spec{}, kQueries};
-constexpr int kPanelBytes = kChunk * 128;
 constexpr int kElementBytes = static_cast<int>(sizeof(DTYPE));
 constexpr int kValueBytes = kChunk * BV * kElementBytes;
 constexpr int kChunkBytes = (kQueries ? 3 : 2) * kChunk * K * kElementBytes + kValueBytes;
 
 /// Registers of a thread: of the warpgroup that brings, and of those with states.
-constexpr int kBringRegisters = kStates == 1 ? 120 : 72;
+constexpr int kBringRegisters = kStates == 1 ? 200 : 72;
 constexpr int kStateRegisters = kStates == 1 ? 240 : 216;
-
-using KeyTile = sm90::SwizzledTile<DTYPE, kChunk, K>;
-using ValueTile = sm90::SwizzledTile<DTYPE, kChunk, BV>;
-using ScoreTile = sm90::SwizzledTile<DTYPE, kChunk, kChunk>;
 
 /// A chunk's buffers and their parity, as the walk goes on.
 using Position = sm90::Pipeline<kStages>::Position;
@@ -91,74 +86,93 @@ WYVERN_DEVICE void bring_chunks(const Block& b, const TensorMap& w_map, const Te
 
 // ---- warps 1 to 3: scores and decays ------------------------------------------------------------
 
-/// Eight scores of a row, on their way from memory.
-struct ScorePiece {
-  Vector<float, 4> x[2];
-};
-constexpr int kPiecesOfRow = kChunk / 8;
-constexpr int kPieces = ceil_div(kChunk * kPiecesOfRow, kConverters);  ///< of one thread
+/// Of the pieces of eight scores that are on or left of the diagonal, those of each lane.
+constexpr int kPieces = kChunk / 8 * (kChunk / 8 + 1) / 2 * 8 / 32;
+/// How many of them are on their way at a time.
+constexpr int kPiecesAtOnce = kStates == 1 ? kPieces : 3;
+static_assert(kPieces % kPiecesAtOnce == 0);
 
-/// By kConverters threads, of which this is number `thread`. Aqk and Gk are those of the walk's
-/// first token and head.
-WYVERN_DEVICE void convert_chunks(const Block& b, int thread, const float* Aqk, const float* Gk) {
+/// Where a piece lies: eight rows have one each, the next eight two, and so on.
+struct ScorePlace {
+  int row, col;
+
+  WYVERN_DEVICE explicit ScorePlace(int piece) {
+    int eight = 0;
+#pragma unroll
+    for (int i = 1; i < kChunk / 8; ++i)
+      if (piece >= 4 * i * (i + 1)) eight = i;
+    const int in_eight = piece - 4 * eight * (eight + 1);
+    row = 8 * eight + in_eight / (eight + 1);
+    col = in_eight % (eight + 1) * 8;
+  }
+};
+
+/// Writes a chunk's scores in 16 bits; rows past the end become 0. By one warp, once the buffer is
+/// free, which `await` sees to.
+template <class ScoreTile, class Await>
+WYVERN_DEVICE void convert_scores(const ScoreTile& to, const float* Aqk, int rows, Await&& await) {
+#pragma unroll 1
+  for (int first = 0; first < kPieces; first += kPiecesAtOnce) {
+    Vector<float, 4> pieces[kPiecesAtOnce][2] = {};
+#pragma unroll
+    for (int i = 0; i < kPiecesAtOnce; ++i) {
+      const ScorePlace at((first + i) * 32 + lane_index());
+      if (at.row >= rows) continue;
+      const float* const from = Aqk + int64{at.row} * HV * BT + at.col;
+      pieces[i][0] = load<4>(from);
+      pieces[i][1] = load<4>(from + 4);
+    }
+    await();
+#pragma unroll
+    for (int i = 0; i < kPiecesAtOnce; ++i) {
+      const ScorePlace at((first + i) * 32 + lane_index());
+      Vector<uint32, 4> packed;
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        packed.at[j] = pack_within_range<DTYPE>(pieces[i][j / 2].at[j % 2 * 2],
+                                                pieces[i][j / 2].at[j % 2 * 2 + 1]);
+      *reinterpret_cast<Vector<uint32, 4>*>(to.at(at.row, at.col)) = packed;
+    }
+  }
+}
+
+/// Every third chunk from `converter` on, by one warp: a chunk's numbers are on their way for
+/// longer than a state takes to walk through it. Aqk and Gk are those of the walk's first token and
+/// head.
+WYVERN_DEVICE void convert_chunks(const Block& b, int converter, const float* Aqk,
+                                  const float* Gk) {
+  constexpr int kChannels = K / 32;  // of a lane
+  const int lane = lane_index();
   const int chunks = b.chunks();
   Position at;
 #pragma unroll 1
-  for (int c = 0; c < chunks; ++c, at.advance()) {
+  for (int i = 0; i < converter; ++i) at.advance();
+#pragma unroll 1
+  for (int c = converter; c < chunks; c += kConverters) {
     const int rows = b.rows_of(c);
     const int64 first = int64{c} * kChunk * HV;
-    [[maybe_unused]] ScorePiece pieces[kPieces];
-    if constexpr (kQueries) {
-#pragma unroll
-      for (int i = 0; i < kPieces; ++i) {
-        const int piece = thread + i * kConverters;
-        const int row = piece / kPiecesOfRow;
-        const int col = piece % kPiecesOfRow * 8;
-        pieces[i] = {};
-        // What is right of the diagonal is 0, and rows past the end may hold anything.
-        if (row < rows && col <= row) {
-          const float* const from = Aqk + (first + int64{row} * HV) * BT + col;
-          pieces[i] = {{load<4>(from), load<4>(from + 4)}};
-        }
-      }
-    }
-    float sums[ceil_div(K, kConverters)];
-    const float* const last = Gk + (first + int64{rows - 1} * HV) * K;
-#pragma unroll
-    for (int i = 0; i < ceil_div(K, kConverters); ++i) {
-      const int channel = thread + i * kConverters;
-      sums[i] = channel < K ? last[channel] : 0.0f;
-    }
-    sm90::barrier_wait(b.barrier<kLayout.free>(at.buffer), at.parity ^ 1U);
-    if constexpr (kQueries) {
-      const auto scores = b.tile_of<kLayout.scores>(at.buffer);
-#pragma unroll
-      for (int i = 0; i < kPieces; ++i) {
-        const int piece = thread + i * kConverters;
-        if (piece >= kChunk * kPiecesOfRow) break;
-        Vector<uint32, 4> packed;
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-          packed.at[j] = pack_within_range<DTYPE>(pieces[i].x[j / 2].at[j % 2 * 2],
-                                                  pieces[i].x[j / 2].at[j % 2 * 2 + 1]);
-        *reinterpret_cast<Vector<uint32, 4>*>(
-            scores.at(piece / kPiecesOfRow, piece % kPiecesOfRow * 8)) = packed;
-      }
-    }
+    const auto sums = load<kChannels>(Gk + (first + int64{rows - 1} * HV) * K + lane * kChannels);
+    const auto await = [&] {
+      sm90::barrier_wait(b.barrier<kLayout.free>(at.buffer), at.parity ^ 1U);
+    };
+    if constexpr (kQueries)
+      convert_scores(b.tile_of<kLayout.scores>(at.buffer), Aqk + first * BT, rows, await);
+    else
+      await();
     float* const decay = b.decay(at.buffer);
 #pragma unroll
-    for (int i = 0; i < ceil_div(K, kConverters); ++i) {
-      const int channel = thread + i * kConverters;
-      if (channel < K) decay[sm90::channel_place(K, channel)] = exp2_fast(sums[i] * kLog2E);
-    }
+    for (int i = 0; i < kChannels; ++i)
+      decay[sm90::channel_place(K, lane * kChannels + i)] = exp2_fast(sums.at[i] * kLog2E);
     if (rows < kChunk) {
       // What follows in the tensor is the next sequence's: whatever it holds must not come in.
       sm90::barrier_wait(b.barrier<kLayout.loaded>(at.buffer), at.parity);
       const auto keys = b.tile_of<kLayout.kg>(at.buffer);
-      for (int i = thread; i < (kChunk - rows) * (K / 8); i += kConverters)
+      for (int i = lane; i < (kChunk - rows) * (K / 8); i += 32)
         *reinterpret_cast<Vector<uint32, 4>*>(keys.at(rows + i / (K / 8), i % (K / 8) * 8)) = {};
     }
     sm90::hand_over(b.barrier<kLayout.ready>(at.buffer));
+#pragma unroll
+    for (int i = 0; i < kConverters; ++i) at.advance();
   }
 }
 
@@ -372,10 +386,18 @@ WYVERN_DEVICE void walk_state_alone(StateWalk& walk) {
 // ---- the block ----------------------------------------------------------------------------------
 
 WYVERN_DEVICE void begin_block(const Block& b) {
+  if constexpr (kQueries) {
+    // Right of the diagonal scores stay 0.
+    constexpr int kPiecesOfTile = kChunk * kChunk / 8;
+    for (int i = thread_index(); i < kStages * kPiecesOfTile; i += kThreads)
+      *reinterpret_cast<Vector<uint32, 4>*>(b.tile_of<kLayout.scores>(i / kPiecesOfTile).data +
+                                            i % kPiecesOfTile * 16) = {};
+    sm90::fence_proxy_async();
+  }
   if (thread_index() == 0) {
     for (int i = 0; i < kStages; ++i) {
       sm90::barrier_init(b.barrier<kLayout.loaded>(i), 1);
-      sm90::barrier_init(b.barrier<kLayout.ready>(i), kConverters);
+      sm90::barrier_init(b.barrier<kLayout.ready>(i), 32);
       sm90::barrier_init(b.barrier<kLayout.free>(i), 128 * kStates);
     }
     sm90::fence_barrier_init();
