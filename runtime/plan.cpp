@@ -36,9 +36,10 @@ void extend(const Problem& problem, std::span<const StageUse> uses, std::size_t 
 }
 
 /// The plan with the fewest kernels, of equals the one whose templates rank first. With a SEG all
-/// scans are split, without none.
+/// scans are split, without none. Of templates with a cost of walks only `walk`, if it is given.
 std::optional<Plan> shortest_plan(const Problem& problem, std::span<const StageUse> uses,
-                                  const Target& target, PlanShape shape) {
+                                  const Target& target, PlanShape shape,
+                                  const Template* walk = nullptr) {
   struct Best {
     std::size_t kernels = 0, next = 0;  // kernels 0: no way to the end
     PlanStep step;
@@ -56,6 +57,7 @@ std::optional<Plan> shortest_plan(const Problem& problem, std::span<const StageU
   for (std::size_t first = uses.size(); first-- > 0;)
     for (const auto& [t, count] : covers(uses, first, target.device)) {
       const std::size_t next = first + count;
+      if (walk != nullptr && t->walk_cost && t != walk) continue;
       const bool split = t->tunable("SEG") != nullptr;
       if (split ? !splits : is_whole_scan(first, next)) continue;
       if (next < uses.size() && best[next].kernels == 0) continue;
@@ -88,6 +90,46 @@ const SplitCost& split_cost(const Problem& problem, std::span<const StageUse> us
   return kSplitScans;
 }
 
+/// Blocks with so many columns of a state of `columns`.
+std::int64_t tiles(std::int64_t columns, std::int64_t width) {
+  return (columns + width - 1) / width;
+}
+
+/// Microseconds of a pass by a template that walks through whole sequences.
+double walk_time(const WalkCost& cost, const Problem& problem, const Target& target,
+                 std::int64_t BT) {
+  const auto multiprocessors = static_cast<double>(target.limits.multiprocessors);
+  const std::int64_t chains = problem.N * problem.HV;
+  const auto chunks = static_cast<double>(problem.B * problem.T / problem.N / BT);
+  const double narrow = static_cast<double>(chains * tiles(problem.V, 64)) / multiprocessors;
+  const double wide = static_cast<double>(chains * tiles(problem.V, 128)) / multiprocessors;
+  const double chunk = cost.wide > 0 && narrow > 1 ? cost.wide * std::max(1.0, std::ceil(wide))
+                                                   : cost.chunk * std::max(1.0, narrow);
+  return chunks * (chunk + cost.prepare * static_cast<double>(chains) / multiprocessors) +
+         cost.added;
+}
+
+/// The cheapest of the templates for whole sequences that say what they cost; null where none does,
+/// or the device is not known.
+const Template* cheapest_walk(const Problem& problem, std::span<const StageUse> uses,
+                              const Target& target, std::int64_t BT) {
+  if (target.limits.multiprocessors == 0 || problem.N == 0) return nullptr;
+  const Template* best = nullptr;
+  double least = 0;
+  for (std::size_t first = 0; first < uses.size(); ++first)
+    for (const auto& [t, count] : covers(uses, first, target.device)) {
+      if (!t->walk_cost) continue;
+      const Constants constants = step_constants(problem, uses.subspan(first, count));
+      if (!default_config(*t, constants, target.limits, precision_floor(problem), BT)) continue;
+      const double time = walk_time(*t->walk_cost, problem, target, BT);
+      if (best == nullptr || time < least) {
+        best = t;
+        least = time;
+      }
+    }
+  return best;
+}
+
 /// Chunks a segment for the default plan, 0: better not split. The unit of time is a chunk in one
 /// block of a scan: as long as every block has a multiprocessor to itself all walk side by side,
 /// and blocks beyond that take turns, as times of forward passes of 8 to 256 chains on an H200 have
@@ -98,9 +140,6 @@ std::int64_t default_segment(const Problem& problem, std::span<const StageUse> u
   if (target.limits.multiprocessors == 0 || problem.pass == Pass::recurrent || problem.N == 0)
     return 0;
   const SplitCost& cost = split_cost(problem, uses, target, BT);
-  const auto tiles = [](std::int64_t columns, std::int64_t width) {
-    return (columns + width - 1) / width;
-  };
   const auto turns = [&](std::int64_t blocks) {
     return std::max(1.0, static_cast<double>(blocks) / target.limits.multiprocessors);
   };
@@ -344,7 +383,8 @@ Plan default_plan(const Problem& problem, const Target& target) {
   for (const std::int64_t BT : sizes) {
     if (const std::int64_t SEG = default_segment(problem, uses, target, BT); SEG != 0)
       if (std::optional<Plan> plan = shortest_plan(problem, uses, target, {BT, SEG})) return *plan;
-    if (std::optional<Plan> whole = shortest_plan(problem, uses, target, BT)) return *whole;
+    const Template* const walk = cheapest_walk(problem, uses, target, BT);
+    if (std::optional<Plan> whole = shortest_plan(problem, uses, target, BT, walk)) return *whole;
   }
   throw Error(ErrorKind::kUnavailable,
               fmt::format("{} ({}) with K = {}, V = {}, {}{} fits no template on {} ({} bytes of "

@@ -159,7 +159,7 @@ void check_tensor_maps(Template& t) {
                                      [&](const Parameter& p) { return p.name == map.argument; });
     if (tensor == t.parameters.end())
       reject(t, "{} is a map of {}, which is not among its arguments", map.name, map.argument);
-    if (!tensor->present.always())
+    if (const auto absent = tensor->present.negated(); absent && absent->and_also(map.when))
       reject(t, "{} is a map of {}, which is there only with {}", map.name, map.argument,
              tensor->present.text());
     if (!map.view) reject(t, "{} has no view", map.name);

@@ -90,9 +90,11 @@ std::int64_t dense_stride(const Argument& argument, const Spec& spec, const Exte
 /// that is strided, dimension 1 of the view counts tokens.
 struct TensorMapUse {
   std::string_view name;      ///< of the parameter, a `wyvern::TensorMap`: "k_map"
-  std::string_view argument;  ///< the tensor: an argument that is always there
+  std::string_view argument;  ///< the tensor
   /// The view; dimensions may be 0 where the kernel copies nothing.
   std::function<TiledView(const Spec&, const Extents&)> view;
+  /// With these flags the tensor is there; the template has no legal config without them.
+  Presence when{};
   std::size_t parameter = 0;  ///< which of the template's parameters it is; set by registration
 };
 inline constexpr std::size_t kMaxTensorMaps = 8;  ///< of one template
@@ -149,6 +151,15 @@ struct SplitCost {
   double clear;    ///< share of the whole scan's time that is a clear gain
 };
 
+/// What a pass costs by a template that walks through sequences, in microseconds on one H200.
+/// Several can carry out the same pass, by more kernels or fewer; default plans take the cheapest.
+struct WalkCost {
+  double chunk;  ///< in a block with 64 columns of the state
+  double wide;   ///< in a block with 128, which those beyond one a multiprocessor have; 0: none has
+  double prepare;  ///< of one multiprocessor, for what other kernels do for a chunk and head
+  double added;    ///< whatever the size
+};
+
 struct Template {
   std::string name;     ///< the folder: a stage, or a fused group's name
   std::string variant;  ///< "portable" (CUDA, sm_80 and up), "hopper", "cpu"
@@ -168,6 +179,8 @@ struct Template {
   Needs needs;
   /// Of plans that split what it walks through, where that is not what scans by themselves cost.
   std::optional<SplitCost> split_cost{};
+  /// Of the whole pass by this template, where there are others for it.
+  std::optional<WalkCost> walk_cost{};
   int rank = 0;        ///< default plans take the lower of two that cover the same stages
   std::string source;  ///< file under templates/; a contract names it as in its own folder
 

@@ -40,9 +40,13 @@ inline std::vector<Problem> stage_problems() {
   return problems;
 }
 
-/// Whether the problem's pass has all stages of the template.
+/// Whether the problem's pass has all stages of the template, and the tensors it has maps of.
 inline bool has_stages(const Problem& problem, const Template& t) {
   const std::vector<StageUse> uses = stage_uses(problem);
+  const Constants constants = problem_constants(problem);
+  if (!std::ranges::all_of(t.tensor_maps,
+                           [&](const TensorMapUse& map) { return map.when.holds(constants); }))
+    return false;
   return std::all_of(t.covers.begin(), t.covers.end(), [&](const Cover& cover) {
     return std::any_of(uses.begin(), uses.end(),
                        [&](const StageUse& use) { return use.stage == cover.stage; });

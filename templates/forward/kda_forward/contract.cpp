@@ -33,7 +33,9 @@ std::int64_t blocks(const Spec& s, const Extents& e, const Limits& limits) {
 
 std::string illegal(const Spec& s, const Limits& limits) {
   if (s.BT != kChunk) return fmt::format("BT={} is not the {} of its plan", s.BT, kChunk);
-  if (!cuda::is_half(s)) return "wgmma has no fp32 products";
+  // Decayed rows have the range of fp32, which of 16-bit types bf16 alone has; fp16's digits would
+  // be lost.
+  if (s.DTYPE != DType::bf16) return "its products are of bf16";
   if (s.K != 64 && s.K != 128)
     return fmt::format("K={} is not one of 64 and 128, of which a warpgroup can hold the state",
                        s.K);
@@ -144,6 +146,7 @@ Geometry launch(const Spec& s, std::int64_t blocks) {
 Template one_kernel() {
   Template t = whole_walk("kda_forward", "hopper.cu");
   t.summary = "The forward pass in one kernel, for a gate a key channel: the state stays on chip.";
+  t.walk_cost = WalkCost{.chunk = 4.1, .wide = 5.1, .prepare = 0, .added = 0};
   t.covers = whole_pass();
   t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
     narrow(s, limits, shape.sequences * s.HV * s.V);

@@ -10,10 +10,6 @@ constexpr int kRows = 16;     ///< of a slice
 constexpr int kColumns = 64;  ///< of V that a warpgroup has
 constexpr int kHelpers = 7;   ///< warps that prepare slices in turns
 
-/// Where the decay of a channel of K lies: a lane that has channels 8 i + 2 c and the next of all i
-/// finds them one after another, and lanes of four c in different banks.
-constexpr int decay_stride(long long K) { return static_cast<int>(K / 4 + 4); }
-
 /// Of `num_stages` slices, each: rows of k above rows of q, which become k exp(G) and q exp(G);
 /// gates, which become k exp(G_C - G); v; the inverse of I + A, less I, with the scores of queries
 /// to its right; and factors of rows and channels. The latest output of each warp of the state.
@@ -43,7 +39,7 @@ struct HopperLayout {
     slots = at.bytes;
     at.bytes *= stages;
     const int first = at.bytes;
-    decay = at.array(4 * decay_stride(s.K));
+    decay = at.array(cuda::sm90::channel_floats(s.K));
     for (cuda::ArrayPlace* place : {&beta, &erase, &key, &query}) *place = at.array(kRows);
     factors = (at.bytes - first) / 4;
     at.bytes = first + stages * factors * 4;

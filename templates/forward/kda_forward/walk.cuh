@@ -382,7 +382,7 @@ struct Preparation {
     float* const decay = b.factors<kLayout.decay>(buffer) + 2 * i;
 #pragma unroll
     for (int c = 0; c < 4; ++c)
-      *reinterpret_cast<Float2*>(decay + c * kda_forward::decay_stride(K)) = {
+      *reinterpret_cast<Float2*>(decay + c * sm90::channel_stride(K)) = {
           {whole[2 * c], whole[2 * c + 1]}};
   }
 
@@ -542,14 +542,7 @@ struct StateWalk {
   }
 
   WYVERN_DEVICE void decay(int buffer) {
-    const float* const decay =
-        b.factors<kLayout.decay>(buffer) + lane_index() % 4 * kda_forward::decay_stride(K);
-#pragma unroll
-    for (int j = 0; j < State::kCount; j += 8) {
-      const auto x = load<4>(decay + j / 2);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) state.x[j + i] *= x.at[i / 4 * 2 + i % 2];
-    }
+    sm90::scale_columns(state, b.factors<kLayout.decay>(buffer));
   }
 
   /// From the slice's residual to its V', when what is under way has ended.

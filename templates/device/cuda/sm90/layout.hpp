@@ -36,4 +36,13 @@ constexpr BarrierPlace barriers(LayoutBuilder& at, long long count) {
   return {at.take(count * 8), static_cast<int>(count)};
 }
 
+/// Where the factor of a channel of K lies, for scale_columns() of state.cuh: a lane that has
+/// channels 8 i + 2 c and the next of all i finds them one after another, and lanes of four c in
+/// different banks.
+constexpr int channel_stride(long long K) { return static_cast<int>(K / 4 + 4); }
+constexpr int channel_floats(long long K) { return 4 * channel_stride(K); }
+constexpr int channel_place(long long K, int channel) {
+  return channel % 8 / 2 * channel_stride(K) + channel / 8 * 2 + channel % 2;
+}
+
 }  // namespace wyvern::cuda::sm90

@@ -80,6 +80,16 @@ struct FragmentA {
 #pragma unroll
     for (int i = 0; i < Depth / 4; ++i) x[i / 4][i % 4] = pack<T>(from.x[2 * i], from.x[2 * i + 1]);
   }
+  /// What rounding to `rounded` left of `from`, rounded itself.
+  WYVERN_DEVICE FragmentA(const Accumulator<Depth>& from, const FragmentA& rounded) {
+#pragma unroll
+    for (int i = 0; i < Depth / 4; ++i) {
+      const uint32 pair = rounded.x[i / 4][i % 4];
+      const T low{static_cast<uint16>(pair & 0xFFFFU)};
+      const T high{static_cast<uint16>(pair >> 16U)};
+      x[i / 4][i % 4] = pack<T>(from.x[2 * i] - to_float(low), from.x[2 * i + 1] - to_float(high));
+    }
+  }
   /// After the wait for the product that reads it: until then its registers are not free.
   WYVERN_DEVICE void hold() {
 #pragma unroll

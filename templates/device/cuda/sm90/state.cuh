@@ -1,6 +1,7 @@
 // A state S of K x V between global memory and the registers of a warpgroup.
 #pragma once
 
+#include "device/cuda/sm90/layout.hpp"
 #include "device/cuda/sm90/product.cuh"
 
 namespace wyvern::cuda::sm90 {
@@ -30,6 +31,18 @@ WYVERN_DEVICE void visit_rows(Accumulator<N>& state, int row, int column, Visit&
 #pragma unroll
   for (int i = 0; i < State::kCount; ++i)
     visit(start + i / 2 % 2 * 8 * kRowStep + (i / 4 * 8 + i % 2) * kColumnStep, state.x[i]);
+}
+
+/// Scales each channel of K of the transposed state; a channel's factor lies at channel_place().
+template <int K>
+WYVERN_DEVICE void scale_columns(Accumulator<K>& state, const float* factors) {
+  const float* const own = factors + lane_index() % 4 * channel_stride(K);
+#pragma unroll
+  for (int j = 0; j < Accumulator<K>::kCount; j += 8) {
+    const auto x = load<4>(own + j / 2);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) state.x[j + i] *= x.at[i / 4 * 2 + i % 2];
+  }
 }
 
 }  // namespace wyvern::cuda::sm90

@@ -1,0 +1,127 @@
+#include "templates/forward/kda_fwd_h_o/layout.hpp"
+#include "templates/hopper_contract.hpp"
+#include "templates/output/stages.hpp"
+#include "templates/scan/scan_contract.hpp"
+#include "templates/scan/stages.hpp"
+#include "templates/template.hpp"
+
+namespace wyvern::kda_fwd_h_o {
+namespace {
+
+TiledView keys(const Spec& s, const Extents& e) {
+  return hopper::panels(e, s.DTYPE, s.HV, s.K, kChunk, s.K / 64);
+}
+TiledView values(const Spec& s, const Extents& e) {
+  return hopper::panels(e, s.DTYPE, s.HV, s.V, kChunk, s.BV / 64);
+}
+
+std::string illegal(const Spec& s, const Limits& limits, bool queries) {
+  if (!s.VECTOR_GATE) return "it walks by the rows that a gate per key channel has decayed";
+  if (s.BT != kChunk) return fmt::format("BT={} is not the {} of its products", s.BT, kChunk);
+  if (!cuda::is_half(s)) return "wgmma has no fp32 products";
+  if (s.U_DTYPE != s.DTYPE) return "U is brought by tensor copies of 16-bit rows";
+  if (s.K != 64 && s.K != 128)
+    return fmt::format("K={} is not one of 64 and 128, of which a warpgroup can hold the state",
+                       s.K);
+  if (s.V % s.BV != 0) return fmt::format("V={} is not a multiple of BV={}", s.V, s.BV);
+  if (s.NEG_EIGVAL) return "states that need not decay want more digits than 16-bit products keep";
+  return cuda::exceeds_shared(HopperLayout(s, queries).bytes, limits);
+}
+
+/// As many pipeline stages as fit.
+void fill_shared(Spec& s, const Limits& limits, bool queries) {
+  for (const std::int64_t stages : {4, 3, 2}) {
+    s.num_stages = stages;
+    if (HopperLayout(s, queries).bytes <= limits.shared_bytes) return;
+  }
+}
+
+/// What all walks share.
+Template walk(std::string name, std::string source, bool queries) {
+  Template t;
+  t.name = std::move(name);
+  t.variant = "hopper";
+  t.source = std::move(source);
+  t.constants = scan::kConstants;
+  t.needs.wgmma = t.needs.tensor_copies = true;
+  t.tunables = {{tunable::BT, cuda::integers({kChunk})},
+                {tunable::BV, cuda::integers({64, 128})},
+                {tunable::num_stages, cuda::integers({4, 3, 2})}};
+  const Presence vector{constant::VECTOR_GATE};
+  t.tensor_maps = {{.name = "w_map", .argument = "w", .view = keys},
+                   {.name = "kg_map", .argument = "kg", .view = keys, .when = vector},
+                   {.name = "u_map", .argument = "u", .view = values}};
+  t.illegal = [queries](const Spec& s, const Limits& limits) {
+    return illegal(s, limits, queries);
+  };
+  t.fallback = [queries](Spec& s, const Limits& limits) {
+    s.BV = kColumns;
+    fill_shared(s, limits, queries);
+  };
+  return t;
+}
+
+/// The same where queries are asked too.
+Template whole_walk(std::string name, std::string source) {
+  Template t = walk(std::move(name), std::move(source), true);
+  t.constants = scan::joined(
+      t.constants, {constant::FINAL_STATE, constant::STATE_V_FIRST, constant::KEEP_STATES});
+  t.tensor_maps.push_back({.name = "qg_map", .argument = "qg", .view = keys});
+  t.strided = {"o"};
+  t.illegal = [](const Spec& s, const Limits& limits) {
+    if (s.KEEP_STATES) return std::string("states and V' stay on chip");
+    return illegal(s, limits, true);
+  };
+  return t;
+}
+
+Geometry launch(const Spec& s, std::int64_t blocks, bool queries) {
+  return Geometry{.grid = {blocks, 1, 1},
+                  .threads = 128 * (1 + s.BV / kColumns),
+                  .shared_bytes = HopperLayout(s, queries).bytes};
+}
+
+/// Hopper: one block BV columns of V of a sequence and value head.
+Template one_walk() {
+  Template t = whole_walk("kda_fwd_h_o", "hopper.cu");
+  t.summary = "The state scan and the output at once: neither states nor V' are written.";
+  t.constants = scan::joined(t.constants, {constant::STATE_DTYPE, constant::INITIAL_STATE});
+  t.walk_cost = WalkCost{.chunk = 1.1, .wide = 0, .prepare = 12, .added = 8};
+  t.covers = {stages::fwd_h_segment, stages::fwd_h_combine, stages::fwd_h, stages::kda_fwd_o};
+  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
+    return launch(s, e.N * s.HV * (s.V / s.BV), true);
+  };
+  return t;
+}
+
+/// Hopper: one block BV columns of M or of R of a segment and value head.
+Template segment() {
+  Template t = scan::split(walk("fwd_h_segment", "segment.cu", false));
+  t.covers = {stages::fwd_h_segment};
+  t.rank = -1;
+  t.illegal = [](const Spec& s, const Limits& limits) {
+    if (s.K % s.BV != 0) return fmt::format("K={} is not a multiple of BV={}", s.K, s.BV);
+    return illegal(s, limits, false);
+  };
+  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
+    return launch(s, e.NS * s.HV * ((s.K + s.V) / s.BV), false);
+  };
+  return t;
+}
+
+/// Hopper: one block BV columns of V of a segment and value head.
+Template resume() {
+  Template t = scan::split(whole_walk("kda_fwd_h_o_resume", "resume.cu"));
+  t.summary = "The state scan and the output of all segments, from the states that enter them.";
+  t.covers = {stages::fwd_h, stages::kda_fwd_o};
+  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
+    return launch(s, e.NS * s.HV * (s.V / s.BV), true);
+  };
+  return t;
+}
+
+}  // namespace
+
+std::vector<Template> contract() { return {one_walk(), segment(), resume()}; }
+
+}  // namespace wyvern::kda_fwd_h_o

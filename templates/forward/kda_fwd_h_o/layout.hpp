@@ -1,0 +1,48 @@
+// What a block of kda_fwd_h_o and of fwd_h_segment.hopper keeps in shared memory.
+#pragma once
+
+#include "device/cuda/sm90/layout.hpp"
+
+namespace wyvern::kda_fwd_h_o {
+
+constexpr int kChunk = 64;      ///< tokens
+constexpr int kColumns = 64;    ///< of V that a warpgroup has
+constexpr int kConverters = 3;  ///< warps that bring what tensor copies cannot, in turns
+
+/// Of `num_stages` chunks, each: W, qg and kg, U, the scores of queries in 16 bits, and the decay
+/// of each channel. The latest output of each warp of the state. Without queries neither qg, scores
+/// nor output.
+template <class S>
+struct HopperLayout {
+  int slots;                                       ///< bytes from one chunk's tiles to the next's
+  int decays;                                      ///< floats from one chunk's decays to the next's
+  cuda::sm90::SwizzledPlace w, kg, u, qg, scores;  ///< the first chunk's
+  cuda::ArrayPlace decay;                          ///< the first chunk's
+  cuda::ArrayPlace output;                         ///< 64 x 16 elements a warp
+  cuda::sm90::BarrierPlace loaded, ready, free;
+  int bytes;
+
+  constexpr HopperLayout(const S& s, bool queries) {
+    const int stages = static_cast<int>(s.num_stages);
+    cuda::LayoutBuilder at;
+    w = cuda::sm90::swizzled_tile(at, kChunk, s.K, s.DTYPE);
+    kg = cuda::sm90::swizzled_tile(at, kChunk, s.K, s.DTYPE);
+    u = cuda::sm90::swizzled_tile(at, kChunk, s.BV, s.DTYPE);
+    if (queries) {
+      qg = cuda::sm90::swizzled_tile(at, kChunk, s.K, s.DTYPE);
+      scores = cuda::sm90::swizzled_tile(at, kChunk, kChunk, s.DTYPE);
+    }
+    slots = at.bytes;
+    at.bytes *= stages;
+    decay = at.array(cuda::sm90::channel_floats(s.K));
+    decays = decay.count;
+    at.bytes += (stages - 1) * decays * 4;
+    output = at.array(queries ? kChunk * s.BV : 0, s.DTYPE);
+    loaded = cuda::sm90::barriers(at, stages);
+    ready = cuda::sm90::barriers(at, stages);
+    free = cuda::sm90::barriers(at, stages);
+    bytes = at.bytes;
+  }
+};
+
+}  // namespace wyvern::kda_fwd_h_o

@@ -1,0 +1,47 @@
+// The state scan and the output of all segments at once, from the states that enter them, one block
+// BV columns of V of one segment and value head.
+constexpr bool kQueries = true;
+
+#include "device/cuda/segment.cuh"
+#include "forward/kda_fwd_h_o/walk.cuh"
+
+WYVERN_KERNEL(kThreads, 1) {
+  const int slot = block_index() / kTilesV / HV;
+  const Segment segment = locate_segment<VARLEN, SEG * BT>(slot, e, seq_offsets);
+  if (!segment.used) return;
+  Block b;
+  b.shared = sm90::swizzled_memory();
+  b.tile = block_index() % kTilesV;
+  b.head = block_index() / kTilesV % HV;
+  b.token = segment.token;
+  b.tokens = segment.tokens;
+  begin_block(b);
+
+  const int warp = sm90::uniform(warp_index());
+  if (warp < 4) {
+    sm90::lower_registers<kBringRegisters>();
+    if (warp > 0)
+      convert_chunks(b, warp - 1, Aqk + (b.token * HV + b.head) * BT,
+                     Gk + (b.token * HV + b.head) * K);
+    else if (lane_index() == 0)
+      bring_chunks(b, w_map, qg_map, kg_map, u_map);
+  } else {
+    sm90::raise_registers<kStateRegisters>();
+    StateWalk walk{b, (warp - 4) / 4 * kColumns, {}, {}, {}};
+    const int column = b.tile * BV + walk.column;
+    const int64 entering = (int64{slot} * HV + b.head) * K * V;
+    // Always so; in a branch of its own the load takes no registers from what comes after it.
+    if (segment.index >= 0)
+      sm90::visit_state<V, false>(
+          walk.state, column,
+          [from = segment_state + entering](int offset, float& x) { x = from[offset]; });
+    if (b.tokens > 0) walk_state(walk, e.scale, {o, o_stride});
+    if constexpr (FINAL_STATE) {
+      const int64 leaving = (int64{segment.sequence} * HV + b.head) * K * V;
+      if (segment.last)
+        sm90::visit_state<V, STATE_V_FIRST>(
+            walk.state, column,
+            [to = final_state + leaving](int offset, float& x) { to[offset] = x; });
+    }
+  }
+}

@@ -1,0 +1,54 @@
+// What a segment does to a state, S -> M S + R, from W, U and the decayed rows of k: R is what the
+// walk makes of a state of zeros, M what it makes of the identity where U is 0. One block BV
+// columns of M or of R of one segment and value head.
+constexpr bool kQueries = false;
+
+#include "device/cuda/segment.cuh"
+#include "forward/kda_fwd_h_o/walk.cuh"
+
+constexpr int kTilesK = K / BV;
+/// fp16 has digits enough for one.
+constexpr int kPartsOfM = sm90::kIsBf16<DTYPE> ? 2 : 1;
+
+WYVERN_KERNEL(kThreads, 1) {
+  const int tile = block_index() % (kTilesK + kTilesV);
+  const int slot = block_index() / (kTilesK + kTilesV) / HV;
+  const Segment segment = locate_segment<VARLEN, SEG * BT>(slot, e, seq_offsets);
+  if (!segment.used || segment.last) return;
+  Block b;
+  b.shared = sm90::swizzled_memory();
+  b.head = block_index() / (kTilesK + kTilesV) % HV;
+  b.without_values = tile < kTilesK;
+  b.tile = b.without_values ? tile : tile - kTilesK;
+  b.token = segment.token;
+  b.tokens = segment.tokens;
+  begin_block(b);
+
+  const int warp = sm90::uniform(warp_index());
+  if (warp < 4) {
+    sm90::lower_registers<kBringRegisters>();
+    if (warp > 0)
+      convert_chunks(b, warp - 1, nullptr, Gk + (b.token * HV + b.head) * K);
+    else if (lane_index() == 0)
+      bring_chunks(b, w_map, w_map, kg_map, u_map);
+  } else {
+    sm90::raise_registers<kStateRegisters>();
+    StateWalk walk{b, (warp - 4) / 4 * kColumns, {}, {}, {}};
+    const int column = b.tile * BV + walk.column;
+    const int64 place = int64{slot} * HV + b.head;
+    if (b.without_values) {
+      sm90::visit_state<K, false>(walk.state, column, [](int offset, float& x) {
+        x = offset / K == offset % K ? 1.0f : 0.0f;
+      });
+      walk_state_alone<kPartsOfM>(walk);
+      sm90::visit_state<K, false>(
+          walk.state, column,
+          [to = segment_M + place * K * K](int offset, float& x) { to[offset] = element_of_M(x); });
+    } else {
+      walk_state_alone<1>(walk);
+      sm90::visit_state<V, false>(
+          walk.state, column,
+          [to = segment_R + place * K * V](int offset, float& x) { to[offset] = x; });
+    }
+  }
+}
