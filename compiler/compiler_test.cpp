@@ -6,11 +6,13 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace wyvern {
@@ -207,10 +209,13 @@ std::vector<CompileRequest> defaults(DeviceKind device) {
   std::vector<CompileRequest> requests;
   for (const Template& t : all_templates()) {
     if (t.device != device) continue;
-    const auto chosen =
-        default_config(t, problem_constants(), target.limits, Precision::tf32, /*BT=*/64);
+    Constants constants = problem_constants();
+    if (std::ranges::any_of(t.tensor_maps,
+                            [&](const TensorMapUse& map) { return !map.when.holds(constants); }))
+      std::swap(constants.SCALAR_GATE, constants.VECTOR_GATE);
+    const auto chosen = default_config(t, constants, target.limits, Precision::tf32, /*BT=*/64);
     EXPECT_TRUE(chosen.has_value()) << t.id();
-    if (chosen) requests.push_back({&t, problem_constants(), *chosen, target});
+    if (chosen) requests.push_back({&t, constants, *chosen, target});
   }
   return requests;
 }

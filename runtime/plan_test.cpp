@@ -194,6 +194,28 @@ TEST(Plans, FitTheirDefaultsToTheNumberOfSequences) {
   EXPECT_EQ(default_plan(p, target).front().config.integer("BV"), 128);
 }
 
+TEST(Plans, PrepareChunksApartWhereFewHeadsWouldLeaveAGpuIdle) {
+  Target target = cuda_target("sm_90a");
+  Problem p = gated();
+  p.op = "kda";
+  p.K = p.V = 128;
+  const auto last = [&](std::int64_t T, std::int64_t HV) {
+    p.T = T, p.H = p.HV = HV;
+    return default_plan(p, target).back().template_id;
+  };
+  EXPECT_EQ(last(2048, 4), "kda_forward.hopper");  // an architecture alone: the fewest kernels
+  target.limits.multiprocessors = 132;
+  EXPECT_EQ(last(2048, 4), "kda_fwd_h_o.hopper");
+  EXPECT_EQ(last(2048, 8), "kda_fwd_h_o.hopper");
+  EXPECT_EQ(last(512, 4), "kda_forward.hopper");
+  EXPECT_EQ(last(2048, 16), "kda_forward.hopper");
+  EXPECT_EQ(last(8192, 64), "kda_forward.hopper");
+  // Whatever the number of heads: kda_forward would lose fp16's digits.
+  p.dtype = DType::fp16;
+  EXPECT_EQ(last(8192, 64), "kda_fwd_h_o.hopper");
+  EXPECT_EQ(last(32768, 4), "kda_fwd_h_o_resume.hopper");
+}
+
 TEST(Plans, SumTheGateInFp32WhateverItsInput) {
   Problem p = gated();
   p.use_gate_in_kernel = true;

@@ -171,6 +171,11 @@ TEST(Registration, TensorMapsAreOfArgumentsThatAreThere) {
   expect_has(refused([](TensorMapUse& map) { map.name = "beta"; }),
              "two parameters are called beta");
   expect_has(refused([](TensorMapUse& map) { map.view = nullptr; }), "k_map has no view");
+  Template sometimes = with_map();
+  sometimes.tensor_maps.front().argument = "k_rstd";
+  sometimes.tensor_maps.front().when = {constant::QK_L2NORM};
+  register_template(sometimes);
+  EXPECT_EQ(sometimes.parameters[sometimes.tensor_maps.front().parameter].name, "k_rstd");
   Template many = with_map();
   many.tensor_maps.resize(kMaxTensorMaps + 1, many.tensor_maps.front());
   expect_has(refusal(many), "it has 9 tensor maps; 8 is the most");

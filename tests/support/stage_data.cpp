@@ -418,9 +418,13 @@ bool takes(const Template& t, const Limits& limits, const Problem& problem) {
   const bool hopper = limits.wgmma && limits.tensor_copies && problem.dtype != DType::fp32;
   if (t.id() == "scaled_dot_kkt.hopper") return hopper && problem.K % 64 == 0;
   const bool one_head_gate = t.source.starts_with("forward/delta_forward/");
-  if (one_head_gate || t.source.starts_with("forward/kda_forward/"))
+  const bool prepared = t.source.starts_with("forward/kda_fwd_h_o/");
+  const bool one_kernel = t.source.starts_with("forward/kda_forward/");
+  if (one_head_gate || prepared || one_kernel)
     return hopper && (problem.K == 64 || problem.K == 128 || (problem.K == 256 && one_head_gate)) &&
-           problem.V % 64 == 0 && problem.pass == Pass::forward && !problem.allow_neg_eigval &&
+           (!one_kernel || problem.dtype == DType::bf16) &&
+           (!prepared || gate_kind(problem) == GateKind::vector) && problem.V % 64 == 0 &&
+           problem.pass == Pass::forward && !problem.allow_neg_eigval &&
            !problem.disable_recompute && !problem.return_intermediate_states;
   return true;
 }

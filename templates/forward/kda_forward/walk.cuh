@@ -382,8 +382,8 @@ struct Preparation {
     float* const decay = b.factors<kLayout.decay>(buffer) + 2 * i;
 #pragma unroll
     for (int c = 0; c < 4; ++c)
-      *reinterpret_cast<Float2*>(decay + c * sm90::channel_stride(K)) = {
-          {whole[2 * c], whole[2 * c + 1]}};
+      *reinterpret_cast<Float2*>(decay +
+                                 c * sm90::channel_stride(K)) = {{whole[2 * c], whole[2 * c + 1]}};
   }
 
   /// Factors of rows. Squares of k are on the diagonal of its scores.

@@ -86,7 +86,7 @@ Template one_walk() {
   Template t = whole_walk("kda_fwd_h_o", "hopper.cu");
   t.summary = "The state scan and the output at once: neither states nor V' are written.";
   t.constants = scan::joined(t.constants, {constant::STATE_DTYPE, constant::INITIAL_STATE});
-  t.walk_cost = WalkCost{.chunk = 1.1, .wide = 0, .prepare = 12, .added = 8};
+  t.walk_cost = WalkCost{.chunk = 0.8, .wide = 0, .prepare = 16.5, .added = 25};
   t.covers = {stages::fwd_h_segment, stages::fwd_h_combine, stages::fwd_h, stages::kda_fwd_o};
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     return launch(s, e.N * s.HV * (s.V / s.BV), true);
