@@ -100,7 +100,8 @@ double walk_time(const WalkCost& cost, const Problem& problem, const Target& tar
                  std::int64_t BT) {
   const auto multiprocessors = static_cast<double>(target.limits.multiprocessors);
   const std::int64_t chains = problem.N * problem.HV;
-  const auto chunks = static_cast<double>(problem.B * problem.T / problem.N / BT);
+  const std::int64_t of_sequence = problem.B * problem.T / problem.N / BT;
+  const auto chunks = static_cast<double>(of_sequence);
   const double narrow = static_cast<double>(chains * tiles(problem.V, 64)) / multiprocessors;
   const double wide = static_cast<double>(chains * tiles(problem.V, 128)) / multiprocessors;
   const double chunk = cost.wide > 0 && narrow > 1 ? cost.wide * std::max(1.0, std::ceil(wide))

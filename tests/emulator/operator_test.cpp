@@ -77,8 +77,10 @@ TEST_F(EmulatedOperator, PlansMayHaveKernelsOfTensorCopies) {
   check_rows_apart(emulator::prepare(device(), data.problem, *plan), data);
 }
 
-/// The template that has the whole forward pass of a problem in one kernel for Hopper.
+/// The template that has the whole forward pass of a problem in one kernel for Hopper; of kda in
+/// fp16 that for prepared chunks.
 std::string_view one_kernel_of(const Problem& p) {
+  if (p.op == "kda" && p.dtype == DType::fp16) return "kda_fwd_h_o.hopper";
   return p.op == "kda" ? "kda_forward.hopper" : "delta_forward.hopper";
 }
 
