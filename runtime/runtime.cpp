@@ -34,10 +34,10 @@ class Runtime::Impl {
 
   /// The same as before where this thread asked a moment ago and nothing has changed since.
   std::shared_ptr<const OperatorImpl> prepare_again(const Device& device, const Problem& problem) {
-    const DefaultFloatEnvironment plain;
     const std::optional<std::uint64_t> version = plans->version();
     if (version)
       if (auto op = RecentOperators::find(id_, device.impl(), problem, *version)) return op;
+    const DefaultFloatEnvironment plain;  // nothing was computed until here
     validate(problem);
     std::shared_ptr<const OperatorImpl> op = prepare(device, problem);
     if (version) {
