@@ -26,6 +26,7 @@ _NAMES = {
 _PUBLIC = {"G": "g", "Gk": "gk", "kg": "k", "Tinv": "A", "v_new": "v"}
 _READ = 1
 _BAD_INPUT = 1
+_ALIGNMENT = 16
 _MOST = 32  # tensors of a stage
 
 
@@ -124,7 +125,10 @@ class Stage:
         if dtype.is_floating_point:
             floating(public, x)
         x = x.detach().to(dtype)
-        return x if self._takes(name, x) else x.clone(memory_format=torch.contiguous_format)
+        # Dense rows from such an address on every stage takes; to ask costs microseconds.
+        if (x.is_contiguous() and x.data_ptr() % _ALIGNMENT == 0) or self._takes(name, x):
+            return x
+        return x.clone(memory_format=torch.contiguous_format)
 
     def _takes(self, name: str, x: Tensor) -> bool:
         tensor, takes = _Tensor(), c_int32()
