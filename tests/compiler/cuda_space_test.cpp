@@ -77,18 +77,12 @@ Problem draw_problem(const Template& t, const Heads& heads, DType dtype, std::mt
   return p;
 }
 
-/// Whether the tensors that the template has maps of are there.
-bool has_mapped(const Template& t, const Constants& constants) {
-  return std::ranges::all_of(t.tensor_maps,
-                             [&](const TensorMapUse& map) { return map.when.holds(constants); });
-}
-
 /// The constants of a problem that uses the template; options are drawn.
 Constants draw_constants(const Template& t, const Limits& limits, const Heads& heads, DType dtype,
                          std::mt19937& random) {
   for (int tries = 0; tries < 1000; ++tries)
     if (const Problem p = testing::within_reach(t, limits, draw_problem(t, heads, dtype, random));
-        testing::exercises(t, p) && has_mapped(t, problem_constants(p)))
+        testing::exercises(t, p))
       return problem_constants(p);
   throw std::logic_error("no problem uses " + t.id());
 }
@@ -101,7 +95,6 @@ class Sampler {
       const Target target = cuda_target(arch.name);
       Problem usual;
       usual.K = usual.V = 128;
-      if (!has_mapped(t, problem_constants(usual))) usual.op = "kda";
       if (testing::takes(t, target.limits, usual)) {
         targets_.push_back(target);
         add_default(target, arch.dtype);

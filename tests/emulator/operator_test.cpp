@@ -77,10 +77,10 @@ TEST_F(EmulatedOperator, PlansMayHaveKernelsOfTensorCopies) {
   check_rows_apart(emulator::prepare(device(), data.problem, *plan), data);
 }
 
-/// The template that has the whole forward pass of a problem in one kernel for Hopper; of kda in
-/// fp16 that for prepared chunks.
+/// The template that has the whole forward pass of a problem in one kernel for Hopper; of gdn2, and
+/// of kda in fp16, that for prepared chunks.
 std::string_view one_kernel_of(const Problem& p) {
-  if (p.op == "kda" && p.dtype == DType::fp16) return "kda_fwd_h_o.hopper";
+  if (p.op == "gdn2" || (p.op == "kda" && p.dtype == DType::fp16)) return "kda_fwd_h_o.hopper";
   return p.op == "kda" ? "kda_forward.hopper" : "delta_forward.hopper";
 }
 
@@ -155,6 +155,12 @@ std::vector<OperatorCase> one_kernel_cases() {
       [](Problem& p) { p.T = 100, p.use_gate_in_kernel = p.has_A_log = true; });
   add("KdaSteep", "kda", Gate::very_negative, {90, 128},
       [](Problem& p) { p.K = 128, p.initial_state = p.use_qk_l2norm = true; });
+  add("KdaMixed", "kda", Gate::mixed, {70, 33}, [](Problem& p) {
+    p.use_qk_l2norm = true;
+    p.g_dtype = DType::fp16;
+  });
+  add("Gdn2", "gdn2", Gate::mixed, {70, 0, 130},
+      [](Problem& p) { p.K = 128, p.initial_state = p.output_final_state = true; });
   add(
       "KdaMixedFp16", "kda", Gate::mixed, {70, 33},
       [](Problem& p) {
@@ -185,7 +191,9 @@ TEST_P(EmulatedOneKernel, MatchesOracle) {
   const auto plan = plan_with(device(), data.problem, one_kernel_of(one.problem));
   ASSERT_TRUE(plan.has_value());
   check(emulator::prepare(device(), data.problem, *plan), data);
-  if (one.problem.op == "kda" || one.problem.V % 128 != 0 || one.problem.K > 128) return;
+  if (one.problem.op == "kda" || one.problem.op == "gdn2" || one.problem.V % 128 != 0 ||
+      one.problem.K > 128)
+    return;
   check(emulator::prepare(device(), data.problem, in_wide_blocks(*plan)), data);
 }
 

@@ -393,6 +393,8 @@ void run_cover(const Cover& cover, const StageContext& context, TensorMap& value
 
 bool exercises(const Template& t, const Problem& problem) {
   const Constants constants = problem_constants(problem);
+  for (const TensorMapUse& map : t.tensor_maps)
+    if (!map.when.holds(constants)) return false;
   for (const Cover& cover : t.covers)
     if (carries_out(cover, constants) && !uses_stage(problem, std::string(cover.stage->name)))
       return false;
@@ -422,8 +424,7 @@ bool takes(const Template& t, const Limits& limits, const Problem& problem) {
   const bool one_kernel = t.source.starts_with("forward/kda_forward/");
   if (one_head_gate || prepared || one_kernel)
     return hopper && (problem.K == 64 || problem.K == 128 || (problem.K == 256 && one_head_gate)) &&
-           (!one_kernel || problem.dtype == DType::bf16) &&
-           (!prepared || gate_kind(problem) == GateKind::vector) && problem.V % 64 == 0 &&
+           (!one_kernel || problem.dtype == DType::bf16) && problem.V % 64 == 0 &&
            problem.pass == Pass::forward && !problem.allow_neg_eigval &&
            !problem.disable_recompute && !problem.return_intermediate_states;
   return true;

@@ -34,7 +34,8 @@ StageData make_stage_data(const Problem& problem, std::int64_t BT, Gate gate, st
 /// The float64 outputs of the template's stages on the stored inputs of `data`.
 TensorMap reference_outputs(const Template& t, const StageData& data);
 
-/// Whether every stage of the template is one that the problem's operator, pass and options use.
+/// Whether every stage of the template is one that the problem's operator, pass and options use,
+/// and the tensors that it has maps of are there.
 bool exercises(const Template& t, const Problem& problem);
 /// The same, and all that it takes and at least one tensor that it gives is there, with as many
 /// dimensions.
