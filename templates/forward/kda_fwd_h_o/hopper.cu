@@ -18,7 +18,6 @@ WYVERN_KERNEL(kThreads, 1) {
   const Sequence sequence = locate_sequence<VARLEN, kChunk>(n, e, seq_offsets, chunk_offsets);
   b.token = sequence.token;
   b.tokens = sequence.tokens;
-  sm90::fence_proxy_async();  // tensor copies come where lengths of sequences were
   begin_block(b);
 
   const int warp = sm90::uniform(warp_index());
