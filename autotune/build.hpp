@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "cache/cache.hpp"
-#include "cache/mutex.hpp"
 #include "compiler/compiler.hpp"
+#include "runtime/base/mutex.hpp"
 
 namespace wyvern {
 

@@ -4,7 +4,7 @@
 #include <limits>
 #include <utility>
 
-#include "cache/mutex.hpp"
+#include "runtime/base/mutex.hpp"
 
 namespace wyvern {
 

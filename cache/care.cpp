@@ -17,11 +17,11 @@
 #include <sys/vfs.h>
 
 #include "cache/access.hpp"
-#include "cache/json_text.hpp"
 #include "cache/rows.hpp"
 #include "cache/schema.hpp"
 #include "cache/tables.hpp"
 #include "cache/trust.hpp"
+#include "runtime/base/json_text.hpp"
 
 namespace wyvern {
 namespace {

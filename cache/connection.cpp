@@ -17,10 +17,10 @@
 #include <unistd.h>
 
 #include "cache/file_size_signal.hpp"
-#include "cache/fork_guard.hpp"
 #include "cache/repair.hpp"
 #include "cache/schema.hpp"
 #include "cache/trust.hpp"
+#include "runtime/base/fork_guard.hpp"
 
 namespace wyvern {
 namespace {

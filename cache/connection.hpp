@@ -11,7 +11,7 @@
 #include <sys/types.h>
 
 #include "cache/database.hpp"
-#include "cache/mutex.hpp"
+#include "runtime/base/mutex.hpp"
 
 namespace wyvern {
 

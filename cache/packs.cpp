@@ -14,9 +14,9 @@
 #include <tuple>
 #include <utility>
 
-#include "cache/fork_guard.hpp"
 #include "cache/rows.hpp"
 #include "cache/transfer.hpp"
+#include "runtime/base/fork_guard.hpp"
 
 namespace wyvern {
 namespace {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "cache/cache.hpp"
-#include "cache/mutex.hpp"
+#include "runtime/base/mutex.hpp"
 
 namespace wyvern {
 

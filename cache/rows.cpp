@@ -12,7 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
-#include "cache/json_text.hpp"
+#include "runtime/base/json_text.hpp"
 
 namespace wyvern {
 namespace {

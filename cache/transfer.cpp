@@ -18,11 +18,11 @@
 #include <utility>
 
 #include "cache/access.hpp"
-#include "cache/json_text.hpp"
 #include "cache/rows.hpp"
 #include "cache/schema.hpp"
 #include "cache/tables.hpp"
 #include "cache/trust.hpp"
+#include "runtime/base/json_text.hpp"
 
 namespace wyvern {
 namespace {

@@ -10,7 +10,7 @@
 #include <mutex>
 
 #include "compiler/backend.hpp"
-#include "templates/parallel.hpp"
+#include "runtime/base/parallel.hpp"
 #include "templates/source.hpp"
 
 namespace wyvern {

@@ -8,8 +8,8 @@
 #include <map>
 #include <utility>
 
-#include "cache/fork_guard.hpp"
-#include "cache/mutex.hpp"
+#include "runtime/base/fork_guard.hpp"
+#include "runtime/base/mutex.hpp"
 #include "runtime/devices/device_impl.hpp"
 
 namespace wyvern {

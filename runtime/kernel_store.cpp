@@ -8,9 +8,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "cache/fork_guard.hpp"
-#include "cache/json_text.hpp"
-#include "templates/parallel.hpp"
+#include "runtime/base/fork_guard.hpp"
+#include "runtime/base/json_text.hpp"
+#include "runtime/base/parallel.hpp"
 
 namespace wyvern {
 namespace {

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "cache/cache.hpp"
-#include "cache/mutex.hpp"
 #include "compiler/compiler.hpp"
+#include "runtime/base/mutex.hpp"
 #include "runtime/devices/device_impl.hpp"
 #include "runtime/operator_impl.hpp"
 

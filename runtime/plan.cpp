@@ -10,7 +10,7 @@
 #include <cmath>
 #include <initializer_list>
 
-#include "cache/json_text.hpp"
+#include "runtime/base/json_text.hpp"
 #include "runtime/devices/device_impl.hpp"
 #include "runtime/operators/operator.hpp"
 #include "templates/legality.hpp"

@@ -4,8 +4,8 @@
 #include <optional>
 #include <utility>
 
-#include "cache/fork_guard.hpp"
 #include "cache/rows.hpp"
+#include "runtime/base/fork_guard.hpp"
 #include "runtime/nearest_shape.hpp"
 #include "runtime/plan.hpp"
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "cache/cache.hpp"
-#include "cache/mutex.hpp"
 #include "cache/packs.hpp"
+#include "runtime/base/mutex.hpp"
 
 namespace wyvern {
 

@@ -11,9 +11,9 @@
 #include <memory>
 #include <string>
 
+#include "runtime/base/parallel.hpp"
 #include "runtime/operators/operator.hpp"
 #include "runtime/reference_inputs.hpp"
-#include "templates/parallel.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern {

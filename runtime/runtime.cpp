@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "cache/cache.hpp"
-#include "cache/fork_guard.hpp"
-#include "cache/mutex.hpp"
+#include "runtime/base/fork_guard.hpp"
+#include "runtime/base/mutex.hpp"
 #include "runtime/bind.hpp"
 #include "runtime/float_environment.hpp"
 #include "runtime/kernel_store.hpp"

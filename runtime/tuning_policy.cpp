@@ -13,8 +13,8 @@
 #include <utility>
 
 #include "cache/cache.hpp"
-#include "cache/fork_guard.hpp"
-#include "cache/mutex.hpp"
+#include "runtime/base/fork_guard.hpp"
+#include "runtime/base/mutex.hpp"
 #include "runtime/devices/device_impl.hpp"
 #include "runtime/plan.hpp"
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fails where a member is touched without the mutex that its declaration names (cache/mutex.hpp).
+"""Fails where a member is touched without the mutex that its declaration names (runtime/base/mutex.hpp).
 
 usage: thread_safety.py ROOT CLANG
 
@@ -17,12 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOMS = ("cache", "runtime", "autotune")
-WRAPPER = "cache/mutex.hpp"
+INCLUDE_ROOTS = (".", "runtime/base/include", "templates/include", "runtime/include")
+WRAPPER = "runtime/base/mutex.hpp"
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 UNCHECKED = re.compile(r"\bstd::(\w*mutex|condition_variable\w*|call_once)\b")
 SKIPPED = 77
 
-CLASS = """#include "cache/mutex.hpp"
+CLASS = """#include "runtime/base/mutex.hpp"
 class Counter {
  public:
   void add() { %s++count_; }
@@ -36,7 +37,7 @@ class Counter {
 def complaint(clang, root, source):
     """What Clang says against a source; empty when it says nothing."""
     command = [clang, "-std=c++20", "-fsyntax-only", "-Wthread-safety", "-Werror=thread-safety",
-               *(f"-I{root / folder}" for folder in (".", "templates/include", "runtime/include")),
+               *(f"-I{root / folder}" for folder in INCLUDE_ROOTS),
                str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stderr if done.returncode else ""

@@ -6,8 +6,8 @@ include(CMakePackageConfigHelpers)
 # One shared library out of the rooms' objects. SQLite is inside and hidden; Wyvern's own symbols
 # are visible where exports.map says so.
 add_library(wyvern_shared SHARED
-            $<TARGET_OBJECTS:wyvern_templates> $<TARGET_OBJECTS:wyvern_compiler>
-            $<TARGET_OBJECTS:wyvern_cache> $<TARGET_OBJECTS:wyvern_runtime>)
+            $<TARGET_OBJECTS:wyvern_base> $<TARGET_OBJECTS:wyvern_templates>
+            $<TARGET_OBJECTS:wyvern_compiler> $<TARGET_OBJECTS:wyvern_cache> $<TARGET_OBJECTS:wyvern_runtime>)
 target_link_libraries(wyvern_shared PRIVATE wyvern_options wyvern_sqlite ${CMAKE_DL_LIBS})
 target_link_options(wyvern_shared PRIVATE
                     -Wl,--version-script=${CMAKE_CURRENT_SOURCE_DIR}/exports.map)
@@ -26,7 +26,8 @@ set(package ${CMAKE_INSTALL_LIBDIR}/cmake/wyvern)
 install(TARGETS wyvern RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(TARGETS wyvern_shared wyvern_shared_cpp EXPORT wyvern
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_COMPONENT Development)
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/templates/include/wyvern
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/runtime/base/include/wyvern
+                  ${PROJECT_SOURCE_DIR}/templates/include/wyvern
                   ${PROJECT_SOURCE_DIR}/runtime/include/wyvern
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} PATTERN sha256.hpp EXCLUDE)
 # The cache is part of the API: RuntimeOptions takes one.

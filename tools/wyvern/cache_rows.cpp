@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "cache/json_text.hpp"
+#include "runtime/base/json_text.hpp"
 
 namespace wyvern::cli {
 

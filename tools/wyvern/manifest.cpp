@@ -7,7 +7,7 @@
 #include <charconv>
 #include <set>
 
-#include "cache/json_text.hpp"
+#include "runtime/base/json_text.hpp"
 #include "tools/wyvern/command.hpp"
 #include "tools/wyvern/output.hpp"
 

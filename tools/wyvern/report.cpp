@@ -18,8 +18,8 @@
 
 #include "autotune/floor.hpp"
 #include "autotune/protocol.hpp"
-#include "cache/json_text.hpp"
 #include "cache/rows.hpp"
+#include "runtime/base/json_text.hpp"
 #include "runtime/devices/device_impl.hpp"
 #include "runtime/operators/operator.hpp"
 #include "tools/wyvern/cache_rows.hpp"

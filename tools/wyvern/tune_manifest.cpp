@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "cache/cache.hpp"
-#include "cache/mutex.hpp"
+#include "runtime/base/mutex.hpp"
 #include "runtime/plan_source.hpp"
 #include "tools/wyvern/describe.hpp"
 #include "tools/wyvern/file.hpp"

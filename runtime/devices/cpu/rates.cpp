@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "templates/parallel.hpp"
+#include "runtime/base/parallel.hpp"
 
 namespace wyvern {
 namespace {

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "cache/mutex.hpp"
+#include "runtime/base/mutex.hpp"
 #include "runtime/float_environment.hpp"
 #include "runtime/thread_owned.hpp"
 

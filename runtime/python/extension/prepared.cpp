@@ -12,7 +12,7 @@
 #include <memory>
 #include <unordered_map>
 
-#include "cache/mutex.hpp"
+#include "runtime/base/mutex.hpp"
 
 namespace wyvern::extension {
 namespace {

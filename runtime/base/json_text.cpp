@@ -1,4 +1,4 @@
-#include "cache/json_text.hpp"
+#include "runtime/base/json_text.hpp"
 
 #include <nlohmann/json.hpp>
 

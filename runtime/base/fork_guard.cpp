@@ -1,4 +1,4 @@
-#include "cache/fork_guard.hpp"
+#include "runtime/base/fork_guard.hpp"
 
 #include <chrono>
 #include <thread>

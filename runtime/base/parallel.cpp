@@ -1,4 +1,4 @@
-#include "templates/parallel.hpp"
+#include "runtime/base/parallel.hpp"
 
 #include <algorithm>
 #include <atomic>

@@ -6,7 +6,7 @@
 #include <atomic>
 #include <vector>
 
-#include "cache/mutex.hpp"
+#include "runtime/base/mutex.hpp"
 
 namespace wyvern {
 

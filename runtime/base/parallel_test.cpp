@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "templates/parallel.hpp"
+#include "runtime/base/parallel.hpp"
 
 namespace wyvern {
 namespace {
