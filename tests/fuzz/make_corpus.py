@@ -5,7 +5,7 @@ usage: make_corpus.py WYVERN
 
 WYVERN is a build's wyvern, on a machine with nothing but its CPU: what it tunes there goes into the
 seeds of database. Seeds are overwritten and none is removed: inputs that a target has failed on,
-found-*, stay.
+found-*, stay, and so do those of the archives, which learn.py writes.
 """
 
 import hashlib

@@ -19,7 +19,7 @@ fuzz_one() {
                  -close_fd_mask=3 -print_final_stats=1 -artifact_prefix="$findings/$target-")
   [ ! -e "$given/$target.dict" ] || options+=(-dict="$given/$target.dict")
   mkdir -p "$learnt"
-  "$build/bin/fuzz_$target" "${options[@]}" "$learnt" "$given/corpus/$target" \
+  "$build/bin/fuzz_$target" "${options[@]}" "$learnt" "$build/tests/fuzz/corpus/$target" \
     >"$report" 2>&1 || status=$?
   say "$target: $(sed -n 's/^stat::number_of_executed_units: //p' "$report") runs in $seconds s"
   [ "$status" = 0 ] && return
