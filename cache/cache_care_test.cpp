@@ -169,8 +169,10 @@ TEST(Diagnose, FindsWrongOwnersDamageStaleRowsAndForeignFiles) {
   EXPECT_EQ(read_file(temp.file()), sound.substr(0, 3 * 4096));  // looked at, not mended
 
   write_file(temp.file(), sound);
-  alter(temp, "PRAGMA user_version = 1000");
-  EXPECT_EQ(checks(diagnose(temp.path(), {}), Weight::warning), Names{"version"});
+  for (const char* version : {"PRAGMA user_version = 1000", "PRAGMA user_version = 2"}) {
+    alter(temp, version);
+    EXPECT_EQ(checks(diagnose(temp.path(), {}), Weight::warning), Names{"version"});
+  }
 
   write_file(temp.file(), sound);
   write_file(temp.path() / "wyvern.db.corrupt-20261101T000000Z", "old");

@@ -1,4 +1,5 @@
-// Damaged, foreign and newer files: what is kept, what is mended, what is left alone.
+// Damaged and foreign files, and those of other versions: what is kept, what is mended, what is
+// left alone.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -273,7 +274,7 @@ std::string small_file() {
   {
     Database database(temp.file(), Database::Mode::create);
     database.execute("PRAGMA page_size = 512");
-    migrate(database);
+    make_tables(database);
   }
   Cache cache(temp.path());
   for (std::uint64_t i = 0; i < kFewRows; ++i) {
@@ -290,7 +291,7 @@ bool is_same(const ArtifactRow& a, const ArtifactRow& b) {
 }
 
 /// Looks every row up in a damaged file: what was stored, or nothing; and nothing is mended by
-/// storing the row again, unless the file seems to be another program's or a newer Wyvern's.
+/// storing the row again, unless the file seems to be another program's or of another version.
 /// Returns what is wrong.
 std::string misled(const std::filesystem::path& directory) {
   QuietCache cache(directory);
@@ -404,38 +405,6 @@ TEST(CacheDamage, ARowWhoseTextsWereChangedIsAMiss) {
   EXPECT_EQ(cache->status(), "");
 }
 
-TEST(CacheVersions, RowsOfVersionOneAreFoundWhereTheirCodeIsSound) {
-  const TempDirectory temp;
-  const ArtifactRow row = artifact(1), spoilt = artifact(2);
-  {
-    Database database(temp.file(), Database::Mode::create);
-    migrate(database, 1);
-    for (const ArtifactRow& r : {row, spoilt}) {
-      const std::string code = r.key == row.key ? r.code : r.code + "spoilt";
-      const std::string digest = sha256_hex(r.code);
-      Query(database,
-            "INSERT INTO artifacts"
-            " (key, template_id, target, config, metadata, created, sha256, code)"
-            " VALUES (?, ?, ?, ?, ?, '2026-11-01T00:00:00.000Z', ?, ?)")
-          .bind(r.key)
-          .bind(r.template_id)
-          .bind(r.target)
-          .bind(r.config)
-          .bind(r.metadata)
-          .bind(digest)
-          .bind_blob(code)
-          .step();
-    }
-  }
-  QuietCache cache(temp.path());
-  const auto found = cache->find_artifact(row.key);
-  ASSERT_TRUE(found);
-  EXPECT_TRUE(is_same(*found, row));
-  EXPECT_FALSE(cache->find_artifact(spoilt.key));
-  EXPECT_EQ(cache->stats().artifacts, 2);
-  EXPECT_EQ(cache->status(), "");
-}
-
 // ---- Files that are not ours to touch
 
 void expect_left_alone(const TempDirectory& temp, const char* said) {
@@ -473,6 +442,31 @@ TEST(CacheForeign, NewerAndTruncatedFileIsLeftAlone) {
   alter(temp.file(), kNewer);
   write_file(temp.file(), read_file(temp.file()).substr(0, 10 * kPage));
   expect_left_alone(temp, "newer");
+}
+
+/// A file as Wyvern had it before its first release.
+void make_older(const TempDirectory& temp, int version) {
+  write_file(temp.file(), sound_file());
+  alter(temp.file(), ("ALTER TABLE artifacts RENAME COLUMN digest TO sha256;"
+                      "PRAGMA user_version = " +
+                      std::to_string(version))
+                         .c_str());
+}
+
+TEST(CacheForeign, OlderFileIsLeftAlone) {
+  for (const int version : {1, 2}) {
+    SCOPED_TRACE(version);
+    const TempDirectory temp;
+    make_older(temp, version);
+    expect_left_alone(temp, "before the first release");
+  }
+}
+
+TEST(CacheForeign, OlderAndTruncatedFileIsLeftAlone) {
+  const TempDirectory temp;
+  make_older(temp, 2);
+  write_file(temp.file(), read_file(temp.file()).substr(0, 10 * kPage));
+  expect_left_alone(temp, "before the first release");
 }
 
 TEST(CacheForeign, AnotherProgramsDatabaseIsLeftAlone) {

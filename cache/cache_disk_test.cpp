@@ -16,7 +16,6 @@
 #include "cache/cache_testing.hpp"
 #include "cache/database.hpp"
 #include "cache/disk_testing.hpp"
-#include "cache/schema.hpp"
 
 namespace wyvern::testing {
 namespace {
@@ -127,36 +126,6 @@ Files with_write_ahead_log() {
   return files;
 }
 
-Files of_version_one() {
-  const TempDirectory temp;
-  Database database(temp.file(), Database::Mode::create);
-  migrate(database, 1);
-  for (std::uint64_t i = 0; i < kRows; ++i) {
-    const ArtifactRow r = row(i);
-    const std::string digest = sha256_hex(r.code);
-    Query(database,
-          "INSERT INTO artifacts"
-          " (key, template_id, target, config, metadata, compile_ms, created, sha256, code)"
-          " VALUES (?, ?, ?, ?, ?, ?, '2026-11-01T00:00:00.000Z', ?, ?)")
-        .bind(r.key)
-        .bind(r.template_id)
-        .bind(r.target)
-        .bind(r.config)
-        .bind(r.metadata)
-        .bind(r.compile_ms)
-        .bind(digest)
-        .bind_blob(r.code)
-        .step();
-  }
-  return files_of(temp.path());
-}
-
-Content artifacts_only() {
-  Content content;
-  for (std::uint64_t i = 0; i < kRows; ++i) content.store(row(i));
-  return content;
-}
-
 /// The file with an index that lacks its root, which costs no row.
 Files damaged() {
   const TempDirectory temp;
@@ -262,8 +231,7 @@ std::vector<Verb> openings() {
   repair.damaged = true;
   Verb end_log = on("end_write_ahead_log", with_write_ahead_log(), filled(), find_first);
   end_log.keeps_lock = true;
-  return {on("roll_back", with_hot_journal(), filled(), find_first), end_log,
-          on("migrate", of_version_one(), artifacts_only(), find_first), repair};
+  return {on("roll_back", with_hot_journal(), filled(), find_first), end_log, repair};
 }
 
 std::vector<Verb> all_verbs() {

@@ -227,22 +227,6 @@ TEST(Merge, LeavesDamagedArtifactsBehind) {
   EXPECT_TRUE(spoilt->find_artifact(row.key));
 }
 
-TEST(Merge, ReadsFilesOfOlderSchemasAndLeavesThemAsTheyAre) {
-  const TempDirectory temp, other;
-  {
-    Database database(other.file(), Database::Mode::create);
-    migrate(database, 2);
-    database.execute(
-        "INSERT INTO winners (device, family, tokens, sequences, plan, median_us, default_us,"
-        " driver, created) VALUES ('cpu', 'family', 4, 1, '[]', 2.0, 4.0, '13.0', '2026')");
-  }
-  const std::string before = read_file(other.file());
-  QuietCache cache(temp.path());
-  EXPECT_EQ(merge(cache.cache, other.path()).winners, 1);
-  EXPECT_TRUE(cache->find_winner("cpu", "family", 4, 1));
-  EXPECT_EQ(read_file(other.file()), before);
-}
-
 template <class Work>
 void expect_refused(ErrorKind kind, const char* said, const Work& work) {
   try {
@@ -262,6 +246,14 @@ TEST(Merge, RefusesWhatIsNoCacheOrNotToBeTrusted) {
   expect_refused(ErrorKind::kIo, "cannot be read",
                  [&] { merge(cache.cache, other.path() / "text"); });
   QuietCache(other.path())->store_winner(winner(1, 1));
+  const auto set_version = [&](std::int64_t version) {
+    Database(other.file(), Database::Mode::read_write)
+        .execute(("PRAGMA user_version = " + std::to_string(version)).c_str());
+  };
+  set_version(kSchemaVersion - 1);
+  expect_refused(ErrorKind::kIo, "before the first release",
+                 [&] { merge(cache.cache, other.path()); });
+  set_version(kSchemaVersion);
   std::filesystem::permissions(other.file(), std::filesystem::perms::others_write,
                                std::filesystem::perm_options::add);
   expect_refused(ErrorKind::kIo, "written by its group or by others",

@@ -273,9 +273,7 @@ class Diagnosis {
       const Transaction snapshot(database, Transaction::Kind::read);
       const Identity identity = identify(database);
       require_ours(identity, file_);
-      if (identity == Identity::older) {
-        add(Weight::note, "version", "it is of an older Wyvern; whatever uses it brings it up");
-      } else if (identity == Identity::current) {
+      if (identity == Identity::current) {
         look_at_rows(database);
         look_at_drivers(database);
       }

@@ -197,37 +197,35 @@ class TableCopy {
   std::int64_t rows_ = 0;
 };
 
-/// Keeps every writer out of the damaged file and returns the version it was written as. Changes
-/// nothing in it, so that closing it has nothing to roll back.
-std::int64_t seize(Database& damaged, const fs::path& file) {
+/// Keeps every writer out of the damaged file and sees that it is ours. Changes nothing in it, so
+/// that closing it has nothing to roll back.
+void seize(Database& damaged, const fs::path& file) {
   if (!readable([&] { damaged.execute("BEGIN EXCLUSIVE"); })) {
     // Nobody else can begin to write it either. writable_schema lets a file be read that is shorter
     // than it says; a transaction for writing would then correct its header, so this one only
     // reads.
     damaged.execute("PRAGMA writable_schema = ON; BEGIN");
   }
-  std::int64_t version = kSchemaVersion;
   // What is left of a header that was cut short does not say whose the file was; it is kept aside.
   constexpr std::uintmax_t kHeaderBytes = 100;
   std::error_code unknown;
-  if (fs::file_size(file, unknown) < kHeaderBytes) return version;
+  if (fs::file_size(file, unknown) < kHeaderBytes) return;
   readable([&] {
     const std::int64_t application = damaged.integer("PRAGMA application_id");
     const std::int64_t found = damaged.integer("PRAGMA user_version");
     if (application != kApplicationId) require_ours(Identity::foreign, file);
     if (found > kSchemaVersion) require_ours(Identity::newer, file);
-    if (found > 0) version = found;
+    if (found > 0 && found < kSchemaVersion) require_ours(Identity::older, file);
   });
-  return version;
 }
 
 /// Makes the new file. It is nobody's until it has its name, so it is synced once, when complete.
-std::int64_t salvage(Database& damaged, const fs::path& into, std::int64_t version) {
+std::int64_t salvage(Database& damaged, const fs::path& into) {
   std::int64_t rows = 0;
   {
     Database fresh(into, Database::Mode::create);
     fresh.execute("PRAGMA synchronous = OFF; PRAGMA journal_mode = MEMORY");
-    migrate(fresh, version);
+    make_tables(fresh);
     Transaction transaction(fresh);
     // `uses` is left out: when an artifact was used is no loss.
     for (const char* table : {"winners", "measurements", "artifacts"}) {
@@ -306,10 +304,10 @@ std::optional<Repair> repair_database(const fs::path& file, std::chrono::millise
   // find the file moved when they come to write, and open the new one.
   Database damaged(file, Database::Mode::read_write);
   damaged.set_patience(patience);
-  const std::int64_t version = seize(damaged, file);
+  seize(damaged, file);
   const Scratch scratch(file);
   Repair repair;
-  repair.rows = salvage(damaged, scratch.path(), version);
+  repair.rows = salvage(damaged, scratch.path());
   repair.kept = swap_files(file, scratch.path());
   return repair;
 }

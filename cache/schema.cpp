@@ -5,22 +5,21 @@
 #include <fmt/format.h>
 #include <sqlite3.h>
 
-#include <array>
-#include <utility>
-#include <vector>
-
 #include "cache/cache.hpp"
-#include "cache/rows.hpp"
-#include "cache/tables.hpp"
 
 namespace wyvern {
 namespace {
 
-// STRICT: SQLite's types bind. `code` stands last so that listing rows never walks its pages.
-// NULL in a REAL column is a NaN, which SQLite cannot store.
-void to_version_1(Database& database) {
-  database.execute(R"sql(
-    CREATE TABLE artifacts (
+// STRICT: SQLite's types bind. NULL in a REAL column is a NaN, which SQLite cannot store. Code, and
+// the JSON of what no look-up needs, stand last: a look-up and a list never walk their pages, and a
+// new fact needs no new schema. An artifact's digest covers its row and not the code alone, so that
+// no row is taken for another one; `uses` is a table of its own, because a row of artifacts is
+// written as a whole, with its code. Measurements of other extents, hosts and drivers stand beside
+// that of a config, known by the digest of all that they say. So do winners; the first of a problem
+// in the order of their index answers. The statements are short because all of them must fit into
+// the first page: where sqlite_schema has more, damage to one of them costs every table.
+constexpr const char* kTables = R"sql(
+CREATE TABLE artifacts (
       id          INTEGER PRIMARY KEY,
       key         TEXT NOT NULL UNIQUE,
       template_id TEXT NOT NULL,
@@ -29,73 +28,9 @@ void to_version_1(Database& database) {
       metadata    TEXT NOT NULL CHECK (json_valid(metadata)),
       compile_ms  REAL,
       created     TEXT NOT NULL,
-      sha256      TEXT NOT NULL,
+      digest      TEXT NOT NULL,
       code        BLOB NOT NULL
     ) STRICT;
-    CREATE TABLE measurements (
-      id           INTEGER PRIMARY KEY,
-      device       TEXT NOT NULL,
-      problem      TEXT NOT NULL,
-      template_id  TEXT NOT NULL,
-      config       TEXT NOT NULL,
-      artifact_key TEXT NOT NULL,
-      driver       TEXT NOT NULL,
-      status       TEXT NOT NULL,
-      detail       TEXT NOT NULL,
-      samples_us   TEXT NOT NULL CHECK (json_valid(samples_us)),
-      median_us    REAL,
-      error        REAL,
-      created      TEXT NOT NULL,
-      UNIQUE (device, problem, template_id, config)
-    ) STRICT;
-    CREATE TABLE winners (
-      id         INTEGER PRIMARY KEY,
-      device     TEXT NOT NULL,
-      family     TEXT NOT NULL,
-      tokens     INTEGER NOT NULL,
-      sequences  INTEGER NOT NULL,
-      plan       TEXT NOT NULL CHECK (json_valid(plan)),
-      median_us  REAL,
-      default_us REAL,
-      driver     TEXT NOT NULL,
-      created    TEXT NOT NULL,
-      UNIQUE (device, family, tokens, sequences)
-    ) STRICT;
-  )sql");
-}
-
-// The digest covers the row and not the code alone, so that no row is taken for another one. What
-// was stored before is taken as it stands; code that did not match its digest still does not.
-void to_version_2(Database& database) {
-  database.execute("ALTER TABLE artifacts RENAME COLUMN sha256 TO digest");
-  std::vector<std::pair<std::int64_t, std::string>> digests;
-  Query rows(database,
-             "SELECT id, key, template_id, target, config, metadata, digest FROM artifacts");
-  while (rows.step()) {
-    ArtifactRow row;
-    row.key = rows.text(1);
-    row.template_id = rows.text(2);
-    row.target = rows.text(3);
-    row.config = rows.text(4);
-    row.metadata = rows.text(5);
-    digests.emplace_back(rows.integer(0), artifact_digest(row, rows.text(6)));
-  }
-  for (const auto& [id, digest] : digests) {
-    Query(database, "UPDATE artifacts SET digest = ? WHERE id = ?").bind(digest).bind(id).step();
-  }
-}
-
-// Measurements are no longer one of a config: those of other extents, hosts and drivers stand
-// beside it, known by the digest of all that they say. So do winners; the first of a problem in the
-// order of their index answers. `used` has a table of its own, because a row of artifacts is
-// written as a whole, with its code. What no look-up needs is JSON and stands last, so that a
-// look-up never walks its pages and a new fact needs no new schema. The statements are short
-// because all of them must fit into the first page: where sqlite_schema has more, damage to one of
-// them costs every table.
-void create_tables_of_version_3(Database& database) {
-  database.execute(R"sql(
-ALTER TABLE measurements RENAME TO measurements_2;
-ALTER TABLE winners RENAME TO winners_2;
 CREATE TABLE uses (key TEXT PRIMARY KEY, used TEXT NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE measurements (
  id INTEGER PRIMARY KEY,
@@ -135,67 +70,7 @@ CREATE TABLE winners (
 ) STRICT;
 CREATE UNIQUE INDEX winners_by_rank ON winners
  (device, family, tokens, sequences, round DESC, rank, created DESC, digest);
-)sql");
-}
-
-std::vector<MeasurementRow> measurements_of_version_2(Database& database) {
-  std::vector<MeasurementRow> rows;
-  Query query(database,
-              "SELECT device, problem, template_id, config, artifact_key, driver, status, detail,"
-              " samples_us, median_us, error, created FROM measurements_2 ORDER BY id");
-  while (query.step()) {
-    MeasurementRow row;
-    row.device = query.text(0);
-    row.problem = query.text(1);
-    row.template_id = query.text(2);
-    row.config = query.text(3);
-    row.artifact_key = query.text(4);
-    row.driver = query.text(5);
-    row.status = query.text(6);
-    row.detail = query.text(7);
-    read_samples(query.text(8), row);
-    row.median_us = query.real(9);
-    row.error = query.real(10);
-    row.created = query.text(11);
-    rows.push_back(std::move(row));
-  }
-  return rows;
-}
-
-std::vector<WinnerRow> winners_of_version_2(Database& database) {
-  std::vector<WinnerRow> rows;
-  Query query(database,
-              "SELECT device, family, tokens, sequences, plan, median_us, default_us, driver,"
-              " created FROM winners_2 ORDER BY id");
-  while (query.step()) {
-    WinnerRow row;
-    row.device = query.text(0);
-    row.family = query.text(1);
-    row.tokens = query.integer(2);
-    row.sequences = query.integer(3);
-    row.plan = query.text(4);
-    row.median_us = query.real(5);
-    row.default_us = query.real(6);
-    row.driver = query.text(7);
-    row.round = 1;
-    row.created = query.text(8);
-    rows.push_back(std::move(row));
-  }
-  return rows;
-}
-
-// What the rows did not say stays unknown: their extents were buckets, and their driver CUDA's
-// version on a GPU, so that a tuning with a driver that says its own measures anew.
-void to_version_3(Database& database) {
-  create_tables_of_version_3(database);
-  for (const MeasurementRow& row : measurements_of_version_2(database)) tables::add(database, row);
-  for (const WinnerRow& row : winners_of_version_2(database)) tables::add(database, row);
-  database.execute("DROP TABLE measurements_2; DROP TABLE winners_2");
-}
-
-// The step at i leads from version i to version i + 1.
-constexpr std::array<void (*)(Database&), kSchemaVersion> kSteps = {to_version_1, to_version_2,
-                                                                    to_version_3};
+)sql";
 
 // Settings of the connection; none of them changes the file.
 //
@@ -248,16 +123,13 @@ Identity identify(Database& database) {
   return application == 0 && version == 0 && !has_tables ? Identity::empty : Identity::foreign;
 }
 
-Identity migrate(Database& database, std::int64_t version) {
+Identity make_tables(Database& database) {
   Transaction transaction(database);
-  const Identity identity = identify(database);
-  if (identity == Identity::empty || identity == Identity::older) {
-    for (std::int64_t at = database.integer("PRAGMA user_version"); at < version; ++at) {
-      kSteps[static_cast<std::size_t>(at)](database);
-    }
-    database.execute(
-        fmt::format("PRAGMA application_id = {}; PRAGMA user_version = {}", kApplicationId, version)
-            .c_str());
+  if (identify(database) == Identity::empty) {
+    database.execute(kTables);
+    database.execute(fmt::format("PRAGMA application_id = {}; PRAGMA user_version = {}",
+                                 kApplicationId, kSchemaVersion)
+                         .c_str());
   }
   const Identity now = identify(database);
   transaction.commit();
@@ -274,7 +146,7 @@ bool has_current_tables(Database& database) {
     return text;
   };
   Database expected("expected", Database::Mode::memory);
-  migrate(expected);
+  make_tables(expected);
   return text_of(database) == text_of(expected);
 }
 
@@ -283,6 +155,13 @@ void require_ours(Identity identity, const std::filesystem::path& file) {
     throw ForeignDatabase(
         fmt::format("the cache {} was written by a newer Wyvern, so it is left alone and nothing "
                     "is cached: update this Wyvern or set WYVERN_CACHE_DIR to another directory",
+                    file.string()));
+  }
+  if (identity == Identity::older) {
+    throw ForeignDatabase(
+        fmt::format("the cache {} was written by a Wyvern from before the first release, so it is "
+                    "left alone and nothing is cached: move it away or set WYVERN_CACHE_DIR to "
+                    "another directory",
                     file.string()));
   }
   if (identity == Identity::foreign) {
@@ -302,7 +181,7 @@ std::unique_ptr<Database> open_wyvern(const std::filesystem::path& file, Databas
   look.commit();
   require_ours(identity, file);
   configure(*database);
-  if (identity != Identity::current) require_ours(migrate(*database), file);
+  if (identity != Identity::current) require_ours(make_tables(*database), file);
   return database;
 }
 

@@ -1,4 +1,4 @@
-// What wyvern.db looks like, whose it is, and how an older one becomes a current one.
+// What wyvern.db looks like, and whose it is.
 #pragma once
 
 #include "cache/database.hpp"
@@ -24,17 +24,17 @@ enum class Identity { empty, current, older, newer, foreign };
 /// Reads whose file it is, inside the caller's transaction; changes nothing.
 Identity identify(Database& database);
 
-/// Brings an empty or older database to `version` in one transaction. Safe when many processes do
-/// it at once: the first does the work. Returns whose the file is then.
-Identity migrate(Database& database, std::int64_t version = kSchemaVersion);
+/// Makes the tables of an empty database in one transaction. Safe when many processes do it at
+/// once: the first does the work. Returns whose the file is then.
+Identity make_tables(Database& database);
 
-/// Whether tables and indexes are, to the letter, those that migrate() makes.
+/// Whether tables and indexes are, to the letter, those that make_tables() makes.
 bool has_current_tables(Database& database);
 
 /// Opens `file` in `mode`, sees that it is Wyvern's and current, and sets the connection up; waits
 /// up to `patience` for each lock.
-/// Throws DatabaseError, or ForeignDatabase when the file is another program's or a newer Wyvern's;
-/// the file is then untouched.
+/// Throws DatabaseError, or ForeignDatabase when the file is another program's or of another
+/// version; the file is then untouched.
 std::unique_ptr<Database> open_wyvern(const std::filesystem::path& file, Database::Mode mode,
                                       std::chrono::milliseconds patience);
 

@@ -4,7 +4,6 @@
 #include <wyvern/sha256.hpp>
 
 #include <fmt/format.h>
-#include <sqlite3.h>
 
 #include <algorithm>
 #include <fstream>
@@ -39,17 +38,6 @@ template <class... Args>
 
 // ---- Another database
 
-/// A copy in memory, so that an older schema can be brought up without touching the file.
-std::unique_ptr<Database> copy_of(Database& database) {
-  auto copy = std::make_unique<Database>("copy", Database::Mode::memory);
-  sqlite3_backup* backup = sqlite3_backup_init(copy->handle(), "main", database.handle(), "main");
-  if (backup == nullptr) throw DatabaseError(SQLITE_NOMEM, "it cannot be copied");
-  sqlite3_backup_step(backup, -1);
-  if (const int code = sqlite3_backup_finish(backup); code != SQLITE_OK)
-    throw DatabaseError(code, sqlite3_errstr(code));
-  return copy;
-}
-
 fs::path database_at(const fs::path& path) {
   std::error_code error;
   const fs::path file = fs::is_directory(path, error) ? path / "wyvern.db" : path;
@@ -72,9 +60,6 @@ std::unique_ptr<Database> open_other(const fs::path& file) {
   }
   require_ours(identity, file);
   if (identity == Identity::empty) return {};
-  if (identity == Identity::current) return database;
-  database = copy_of(*database);
-  migrate(*database);
   return database;
 }
 

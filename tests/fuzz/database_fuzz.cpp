@@ -40,22 +40,11 @@ void write_file(const std::string& path, std::string_view bytes) {
   chmod(path.c_str(), 0600);
 }
 
-/// The version in the file's header. A file of version 1 has digests of the code alone, and what
-/// else it says of an artifact is taken as it stands.
-std::uint32_t version_of(std::string_view file) {
-  constexpr std::size_t kVersionAt = 60;
-  std::uint32_t version = 0;
-  if (file.size() >= kVersionAt + 4)
-    for (const char byte : file.substr(kVersionAt, 4))
-      version = version * 256 + static_cast<unsigned char>(byte);
-  return version;
-}
-
 /// Everything that can be read is read, by its own key too.
-void read_all(const Cache& cache, bool with_digests) {
+void read_all(const Cache& cache) {
   for (const ArtifactRow& listed : cache.list_artifacts())
     if (const auto row = cache.find_artifact(listed.key))
-      require(row->key == listed.key && (!with_digests || key_of(*row) == row->key),
+      require(row->key == listed.key && key_of(*row) == row->key,
               "an artifact is found as it was stored or not at all");
   for (const MeasurementRow& row : cache.list_measurements()) {
     (void)cache.find_measurement(row.device, row.problem, row.template_id, row.config);
@@ -97,10 +86,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   cache.on_degraded([](const std::string& sentence) {
     fuzz::require(!sentence.empty(), "a degraded cache says why");
   });
-  // A journal may bring back a header of version 1.
-  const bool with_digests = fuzz::version_of(bytes) == 2 && split == bytes.size();
-  fuzz::read_all(cache, with_digests);
+  fuzz::read_all(cache);
   fuzz::store_and_find(cache);
-  fuzz::read_all(cache, with_digests);
+  fuzz::read_all(cache);
   return 0;
 }

@@ -224,15 +224,15 @@ def databases(maker):
 
     variant("current")
     variant("large-pages", "DELETE FROM measurements", "DELETE FROM winners", page=4096)
-    variant("newer", "PRAGMA user_version = 3", "DELETE FROM artifacts", "DELETE FROM measurements")
+    variant("newer", "PRAGMA user_version = 4", "DELETE FROM artifacts", "DELETE FROM measurements")
     variant("foreign", "PRAGMA application_id = 1", "DELETE FROM artifacts",
             "DELETE FROM measurements")
-    variant("version-1", "ALTER TABLE artifacts RENAME COLUMN digest TO sha256",
-            "DELETE FROM measurements", "PRAGMA user_version = 1")
+    variant("older", "ALTER TABLE artifacts RENAME COLUMN digest TO sha256",
+            "DELETE FROM measurements", "PRAGMA user_version = 2")
     variant("cut", damage=lambda content: content[:len(content) // 2])
     variant("other-table", "CREATE TABLE notes (text TEXT)", "DELETE FROM measurements")
     variant("no-index", "PRAGMA writable_schema = ON", "DELETE FROM measurements",
-            "DELETE FROM sqlite_schema WHERE name LIKE 'sqlite_autoindex_winners%'")
+            "DELETE FROM sqlite_schema WHERE name = 'winners_by_rank'")
     put("database", "empty", b"")
     put("database", "text", b"This is not a database.\n")
     put("database", "journal", interrupted(file))
