@@ -9,7 +9,7 @@
 
 namespace wyvern {
 
-/// A tensor of Arguments by its name in the specification.
+/// A tensor of Arguments by its name in SPECIFICATION.md.
 struct ArgumentTensor {
   std::string_view name;
   TensorView Arguments::* member;

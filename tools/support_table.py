@@ -11,7 +11,7 @@ where each of them was met. Exit code 2, and one line, for a file that is no suc
 import json
 import sys
 
-# What shares a bound (specification, section 5), by pass.
+# What shares a bound (runtime/SPECIFICATION.md, section 5), by pass.
 COLUMNS = (
     ("forward", ("forward", {"o", "final_state", "intermediate_states"})),
     ("backward: q k v", ("backward", {"dq", "dk", "dv", "dinitial_state"})),

@@ -12,7 +12,7 @@
 
 namespace wyvern {
 
-/// A dimension of a tensor, by its symbol in the specification.
+/// A dimension of a tensor, by its symbol in runtime/SPECIFICATION.md.
 enum class TensorDim : std::uint8_t {
   B,
   T,

@@ -1,5 +1,5 @@
-// Bad input (specification, section 6): one Error(kBadInput) that names the argument, before
-// anything is written.
+// Bad input (runtime/SPECIFICATION.md, section 6): one Error(kBadInput) that names the argument,
+// before anything is written.
 #include <wyvern/error.hpp>
 
 #include <gtest/gtest.h>

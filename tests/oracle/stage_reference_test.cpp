@@ -83,8 +83,8 @@ TEST(StageReference, CumsumRestartsAtChunksAndHonoursTheFloor) {
   EXPECT_EQ(chunk_local_cumsum(layout, g, -32), (Vector{-1, -3, -32, -36, -5}));
 }
 
-/// The chunked form of section 3: every stage in order, on the inputs the oracle gets; those of
-/// segments of SEG chunks too where that is not 0.
+/// The chunked form (runtime/SPECIFICATION.md, section 3): every stage in order, on the inputs the
+/// oracle gets; those of segments of SEG chunks too where that is not 0.
 class StageChain {
  public:
   StageChain(const OperatorData& data, std::int64_t BT, double gate_floor, std::int64_t SEG = 0)

@@ -343,7 +343,7 @@ TEST_P(StageSanitize, SmallShapes) {
   EXPECT_GE(checked, 2U);
 }
 
-// --- The inverse on its own row of the specification
+// --- The inverse on its own row of SPECIFICATION.md
 // ----------------------------------------------
 
 class SolveTril : public Stage {};

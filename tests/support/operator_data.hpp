@@ -19,7 +19,8 @@ using HostTensors = std::map<std::string, HostTensor, std::less<>>;
 struct OperatorData {
   Problem problem;
   std::vector<std::int64_t> cu_seqlens;  ///< empty unless packed
-  /// By their names in the specification. A tensor that is in and out holds its first content.
+  /// By their names in runtime/SPECIFICATION.md. A tensor that is in and out holds its first
+  /// content.
   HostTensors tensors;
 
   /// Views of the tensors; all others are left absent. The views live as long as this object.

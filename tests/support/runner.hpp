@@ -82,7 +82,7 @@ HostTensors run_operator(const Device& device, const Operator& op, const Operato
                          DeviceTensor::Guards guards = DeviceTensor::Guards::bands,
                          const Launcher& launcher = {}, int launches = 2);
 
-/// Holds every output that the oracle knows to it and to the specification's bounds; records test
+/// Holds every output that the oracle knows to it and to SPECIFICATION.md's bounds; records test
 /// failures.
 void expect_matches_oracle(const OperatorData& data, const HostTensors& outputs);
 

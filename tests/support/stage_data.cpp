@@ -491,7 +491,7 @@ Written written_elements(const StageData& data) {
 
 namespace {
 
-/// What the specification's section 5 groups outputs by.
+/// What runtime/SPECIFICATION.md, section 5, groups outputs by.
 enum class Row : std::uint8_t { forward, gradient, gate_gradient };
 
 Row row_of(std::string_view output) {

@@ -50,7 +50,7 @@ Problem within_reach(const Template& t, const Limits& limits, const Problem& pro
 /// False for what contracts leave alone: elements of h and dh in unused chunk slots.
 Written written_elements(const StageData& data);
 
-/// The bound that holds for an output: exact (0) for tables and copies; else the specification's
+/// The bound that holds for an output: exact (0) for tables and copies; else SPECIFICATION.md's
 /// row of o, dq or dg by the dtype of the problem; fp32 outputs of scalar stages and A without a
 /// vector gate by fp32's, outputs stored in 16 bits by 16 bits'.
 double stage_bound(const StageData& data, const Config& config, std::string_view output);

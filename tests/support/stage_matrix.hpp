@@ -1,5 +1,5 @@
 // Small dense matrices in float64 and the decays of one chunk: what the stage references are
-// written with, so that they read as section 3 of the specification does.
+// written with, so that they read as section 3 of runtime/SPECIFICATION.md does.
 #pragma once
 
 #include <cstdint>

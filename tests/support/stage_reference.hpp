@@ -1,6 +1,6 @@
-// Every stage of the chunked form (specification, section 3) in float64, written from the stage
-// contracts of templates/README.md alone: plain loops over plain vectors, nothing shared with the
-// runtime or with any template.
+// Every stage of the chunked form (runtime/SPECIFICATION.md, section 3) in float64, written from
+// the stage contracts of templates/README.md alone: plain loops over plain vectors, nothing shared
+// with the runtime or with any template.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // References of the backward stages that delta_rule and gated_delta_rule share, and of the reverse
-// state scan, by the full formulas of section 3 of the specification.
+// state scan, by the full formulas of section 3 of runtime/SPECIFICATION.md.
 #include "tests/support/stage_inputs.hpp"
 
 namespace wyvern::testing {

@@ -1,5 +1,5 @@
 // References of kda's own stages, whose gate decays every key channel by itself; gradients by the
-// full formulas of section 3 of the specification.
+// full formulas of section 3 of runtime/SPECIFICATION.md.
 #include "tests/support/stage_inputs.hpp"
 
 namespace wyvern::testing {

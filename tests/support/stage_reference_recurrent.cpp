@@ -1,4 +1,4 @@
-// Reference of the decode stage: the recurrence of section 2 of the specification, token by token.
+// Reference of the decode stage: the recurrence of runtime/SPECIFICATION.md, section 2, by tokens.
 #include <cmath>
 
 #include "tests/support/stage_inputs.hpp"

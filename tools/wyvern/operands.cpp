@@ -64,7 +64,7 @@ void need_dtype(const HostTensor& tensor, std::string_view name, std::vector<DTy
   reject("{} is {}; it must be {}", name, to_string(tensor.dtype), fmt::join(names, " or "));
 }
 
-/// An input's shape in the specification's letters.
+/// An input's shape in SPECIFICATION.md's letters.
 std::string symbols_of(std::string_view name, const Problem& p) {
   return wyvern::symbols_of(definition_of(p).rule(name), p);
 }

@@ -49,9 +49,9 @@ std::vector<Case> make_sweep(std::string_view op, Pass pass, const std::vector<N
 /// The inputs of a case.
 Tensors make_inputs(const Case& c);
 
-/// The options of the specification that the case uses, in its order, with the kinds of input that
-/// a table of support names ("GVA", "cu_seqlens int64", "no decay"); dtypes of q, k, v and floors
-/// are not among them.
+/// The options of runtime/SPECIFICATION.md that the case uses, in its order, with the kinds of
+/// input that a table of support names ("GVA", "cu_seqlens int64", "no decay"); dtypes of q, k, v
+/// and floors are not among them.
 std::vector<std::string> options_of(const Case& c);
 
 /// One line that tells the case from all others.

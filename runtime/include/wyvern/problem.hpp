@@ -126,7 +126,7 @@ struct ProblemKey {
 };
 [[nodiscard]] ProblemKey problem_key(const Problem& problem);
 
-/// A model's shape, spec section 7. B, T and N are left at their defaults.
+/// A model's shape (runtime/SPECIFICATION.md, section 7). B, T and N are left at their defaults.
 struct Preset {
   std::string_view name, op;
   std::int64_t H, HV, K, V;

@@ -14,8 +14,8 @@
 
 namespace wyvern WYVERN_API {
 
-/// Outputs of the oracle by their names in the specification ("o", "dq", ...), row-major in the
-/// shapes of Arguments. What the problem's options leave out is absent.
+/// Outputs of the oracle by their names in runtime/SPECIFICATION.md ("o", "dq", ...), row-major in
+/// the shapes of Arguments. What the problem's options leave out is absent.
 using Reference = std::map<std::string, std::vector<double>, std::less<>>;
 
 /// Carries out the problem's pass token by token in float64 on host tensors (already rounded to

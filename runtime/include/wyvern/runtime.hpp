@@ -83,11 +83,11 @@ struct TensorSpec {
 /// Every tensor of Arguments for a valid problem, in the order of Arguments.
 [[nodiscard]] std::vector<TensorSpec> tensor_specs(const Problem& problem);
 
-/// The tensors of a launch, named as in the specification. A default-constructed view is an absent
-/// tensor; which must be present tensor_specs() says. All pointers are on the operator's device and
-/// stay valid until the work is done. Nothing that a launch writes (an output, `state`, what a
-/// forward pass keeps) shares memory with another of its tensors or the workspace; inputs may share
-/// theirs. The one update in place is `state`, with inplace_state.
+/// The tensors of a launch, named as in runtime/SPECIFICATION.md. A default-constructed view is an
+/// absent tensor; which must be present tensor_specs() says. All pointers are on the operator's
+/// device and stay valid until the work is done. Nothing that a launch writes (an output, `state`,
+/// what a forward pass keeps) shares memory with another of its tensors or the workspace; inputs
+/// may share theirs. The one update in place is `state`, with inplace_state.
 ///
 /// A state is [N,HV,K,V], or [N,HV,V,K] with state_v_first. C is the problem's chunk_size, 64 when
 /// unset. NT counts chunk slots: B ceil(T / C), or floor(T / C) + N for a packed batch, an upper

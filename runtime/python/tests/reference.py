@@ -79,7 +79,7 @@ def _gate(
 
 
 def error(value: Tensor, wanted: Tensor) -> float:
-    """rms(value - wanted) / rms(wanted), the measure of the specification."""
+    """rms(value - wanted) / rms(wanted), the measure of runtime/SPECIFICATION.md."""
     wanted = wanted.detach().double().cpu()
     difference = value.detach().double().cpu() - wanted
     return float(difference.norm() / wanted.norm().clamp_min(1e-30))
