@@ -53,7 +53,7 @@ extern "C" {
 
 /* The WYVERN_API_VERSION of the library that runs. Never fails. */
 WYVERN_C_API int wyvern_api_version(void);
-/* The library's own version: "0.1.0". Lives forever. Never fails. */
+/* The library's own version: "MAJOR.MINOR.PATCH". Lives forever. Never fails. */
 WYVERN_C_API const char* wyvern_version(void);
 
 typedef enum wyvern_status {

@@ -23,7 +23,7 @@ def library() -> ctypes.CDLL:
 
 
 def version() -> str:
-    """The version of the library: "0.1.0"."""
+    """The version of the library: "MAJOR.MINOR.PATCH"."""
     function = library().wyvern_version
     function.restype = ctypes.c_char_p
     return function().decode()
