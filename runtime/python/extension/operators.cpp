@@ -16,16 +16,16 @@ namespace {
 
 using Kind = Refusal::Kind;
 
-// kInputs and cu_seqlens_cpu; what follows them belongs to the backward pass.
-#define WYVERN_INPUT_SCHEMA                                                                    \
-  "str problem, Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor? erase, "        \
-  "Tensor? write, Tensor? initial_state, Tensor? cu_seqlens, Tensor? A_log, Tensor? dt_bias, " \
-  "Tensor? cu_seqlens_cpu"
-constexpr const char* kForwardSchema = "forward(" WYVERN_INPUT_SCHEMA ") -> Tensor[]";
-constexpr const char* kBackwardSchema =
-    "backward(" WYVERN_INPUT_SCHEMA ", Tensor do, Tensor? dht, Tensor[] kept) -> Tensor[]";
+/// An operator's arguments as take() reads them.
+std::string schema(bool backward) {
+  std::string text = backward ? "backward(str problem" : "forward(str problem";
+  for (std::size_t i = 0; i < kInputs.size(); ++i)
+    text += std::string(i < kRequired ? ", Tensor " : ", Tensor? ") + kInputs[i];
+  text += ", Tensor? cu_seqlens_cpu";
+  if (backward) text += ", Tensor do, Tensor? dht, Tensor[] kept";
+  return text + ") -> Tensor[]";
+}
 
-constexpr std::size_t kRequired = 3;  // of kInputs, q, k and v are not optional
 constexpr std::uintptr_t kAlignment = 16, kWorkspaceAlignment = 256;
 constexpr std::size_t kMostTensors = kInputs.size() + kOutputGradients.size() + kKept.size();
 
@@ -397,8 +397,10 @@ void register_operators() {
   TorchLibraryHandle library = nullptr;
   check_torch(torch().aoti_torch_library_init_def("wyvern", __FILE__, __LINE__, &library),
               "the namespace wyvern is taken");
-  for (const char* const schema : {kForwardSchema, kBackwardSchema})
-    check_torch(torch().aoti_torch_library_def(library, schema), schema);
+  for (const bool backward : {false, true}) {
+    const std::string text = schema(backward);
+    check_torch(torch().aoti_torch_library_def(library, text.c_str()), text.c_str());
+  }
   for (const char* const key : {"CPU", "CUDA"}) {
     TorchLibraryHandle kernels = nullptr;
     check_torch(torch().aoti_torch_library_init_impl("wyvern", key, __FILE__, __LINE__, &kernels),

@@ -160,7 +160,19 @@ const char* dtype_name(std::int32_t dtype) {
   }
 }
 
-/// The tensors of a request by name, with checks that the problem's dimensions need.
+/// The place of a tensor of a call: an input, or behind all of them a gradient of an output.
+consteval std::size_t place_of(std::string_view name) {
+  const auto place = [name](const auto& names) {
+    return static_cast<std::size_t>(std::find(names.begin(), names.end(), name) - names.begin());
+  };
+  const std::size_t input = place(kInputs);
+  if (input < kInputs.size()) return input;
+  const std::size_t gradient = place(kOutputGradients);
+  if (gradient == kOutputGradients.size()) throw "no tensor of a call has this name";
+  return input + gradient;
+}
+
+/// The tensors of a request by place, with checks that the problem's dimensions need.
 class Tensors {
  public:
   explicit Tensors(const Request& request) : request_(request) {}
@@ -168,7 +180,8 @@ class Tensors {
   const wyvern_tensor* find(std::size_t at) const {
     return request_.tensors[at].name == nullptr ? nullptr : &request_.tensors[at];
   }
-  const wyvern_tensor& ranked(std::size_t at, const char* name, std::int32_t rank) const {
+  const wyvern_tensor& ranked(std::size_t at, std::int32_t rank) const {
+    const char* const name = kInputs[at];
     const wyvern_tensor* const tensor = find(at);
     if (tensor == nullptr) throw Refusal(Kind::type, std::string(name) + " is missing");
     if (tensor->rank != rank)
@@ -181,9 +194,7 @@ class Tensors {
   const Request& request_;
 };
 
-// Places in kInputs.
-enum Input : std::size_t { kQ, kK, kV, kG, kBeta, kErase, kWrite, kInitialState, kSeqlens };
-constexpr std::size_t kDht = kInputs.size() + 1;
+constexpr std::size_t kSeqlens = place_of("cu_seqlens");
 
 void set_dtype(Problem& problem, const char* field, const wyvern_tensor* tensor) {
   if (tensor != nullptr) problem.set(field, dtype_name(tensor->dtype));
@@ -191,25 +202,27 @@ void set_dtype(Problem& problem, const char* field, const wyvern_tensor* tensor)
 
 void fill(Problem& problem, const Request& request) {
   const Tensors tensors(request);
-  const wyvern_tensor& query = tensors.ranked(kQ, "q", 4);
-  const wyvern_tensor& value = tensors.ranked(kV, "v", 4);
+  const wyvern_tensor& query = tensors.ranked(place_of("q"), 4);
+  const wyvern_tensor& value = tensors.ranked(place_of("v"), 4);
   problem.set("B", query.shape[0]), problem.set("T", query.shape[1]);
   problem.set("H", query.shape[2]), problem.set("K", query.shape[3]);
   problem.set("HV", value.shape[2]), problem.set("V", value.shape[3]);
   const bool packed = tensors.find(kSeqlens) != nullptr;
   problem.set("packed", packed ? 1 : 0);
-  problem.set("N",
-              packed ? tensors.ranked(kSeqlens, "cu_seqlens", 1).shape[0] - 1 : query.shape[0]);
+  problem.set("N", packed ? tensors.ranked(kSeqlens, 1).shape[0] - 1 : query.shape[0]);
   set_dtype(problem, "dtype", &query);
-  const std::size_t rate = tensors.find(kErase) != nullptr ? kErase : kBeta;
-  set_dtype(problem, "beta_dtype", tensors.find(rate) != nullptr ? tensors.find(rate) : &query);
-  set_dtype(problem, "g_dtype", tensors.find(kG));
-  set_dtype(problem, "state_dtype", tensors.find(kInitialState));
+  const wyvern_tensor* rate = &query;
+  for (const std::size_t at : {place_of("beta"), place_of("erase")})
+    if (tensors.find(at) != nullptr) rate = tensors.find(at);
+  set_dtype(problem, "beta_dtype", rate);
+  set_dtype(problem, "g_dtype", tensors.find(place_of("g")));
+  const wyvern_tensor* const state = tensors.find(place_of("initial_state"));
+  set_dtype(problem, "state_dtype", state);
   set_dtype(problem, "seqlens_dtype", tensors.find(kSeqlens));
-  problem.set("initial_state", tensors.find(kInitialState) != nullptr ? 1 : 0);
+  problem.set("initial_state", state != nullptr ? 1 : 0);
   if (!request.backward) return;
   problem.set("pass", "backward");
-  problem.set("output_final_state", tensors.find(kDht) != nullptr ? 1 : 0);
+  problem.set("output_final_state", tensors.find(place_of("dht")) != nullptr ? 1 : 0);
 }
 
 /// Refuses dtypes that no problem has, by the names of tensors: a problem's fields have others.
@@ -359,7 +372,7 @@ void write_key(const Request& request, std::string& key) {
   add(request.cuda_device * 8 + policy * 2 + (request.backward ? 1 : 0));
   for (const wyvern_tensor& tensor : request.tensors)
     key += tensor.name == nullptr ? '\0' : static_cast<char>(tensor.dtype);
-  for (const std::size_t at : {std::size_t{kQ}, std::size_t{kV}, std::size_t{kSeqlens}}) {
+  for (const std::size_t at : {place_of("q"), place_of("v"), kSeqlens}) {
     const wyvern_tensor& tensor = request.tensors[at];
     if (tensor.name == nullptr) continue;
     add(tensor.rank);

@@ -25,10 +25,12 @@ class Refusal : public std::runtime_error {
 /// Throws the refusal that belongs to a status of the C API, with its message.
 void check(wyvern_status status);
 
-// The tensors of a call, in this order; the names are those of <wyvern/runtime.hpp>.
+// The tensors of a call, in this order; the names are those of <wyvern/runtime.hpp>. The operators'
+// schemas are made of these lists, and src/wyvern/_call.py has its names from there.
 inline constexpr auto kInputs =
     std::to_array<const char*>({"q", "k", "v", "g", "beta", "erase", "write", "initial_state",
                                 "cu_seqlens", "A_log", "dt_bias"});
+inline constexpr std::size_t kRequired = 3;  ///< of kInputs, which are not optional: q, k and v
 /// What a backward pass takes beside the inputs.
 inline constexpr auto kOutputGradients = std::to_array<const char*>({"do", "dht"});
 /// What disable_recompute keeps for the backward pass.

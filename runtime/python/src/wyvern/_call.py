@@ -25,6 +25,8 @@ load()
 forward_op = torch.ops.wyvern.forward.default
 backward_op = torch.ops.wyvern.backward.default
 
+INPUTS = tuple(argument.name for argument in forward_op._schema.arguments[1:])  # behind the problem
+_HAS_GRADIENT = tuple(not name.startswith("cu_seqlens") for name in INPUTS)
 KEPT = ("Tinv", "Aqk", "w", "qg", "kg", "h", "v_new")
 _VECTOR_GATED = ("kda", "gdn2")
 
@@ -36,6 +38,11 @@ def fields_of(problem: str) -> dict[str, str]:
 
 def _set(fields: dict[str, str], name: str) -> bool:
     return fields.get(name, "0") == "1"
+
+
+def _given(problem: str) -> int:
+    """How many outputs come before what disable_recompute keeps."""
+    return 1 + _set(fields_of(problem), "output_final_state")
 
 
 def _kept_chunk_size(fields: dict[str, str], v: Tensor) -> int:
@@ -143,7 +150,7 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, problem: str, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         outputs = forward_op(problem, *inputs)
-        given = 2 if " output_final_state=1" in problem else 1
+        given = _given(problem)
         ctx.problem = problem
         ctx.kept_from = len(inputs)
         ctx.set_materialize_grads(False)
@@ -165,8 +172,8 @@ class _Recurrence(torch.autograd.Function):
             gradients = _OnceDifferentiable.apply(ctx.problem, count, *gradients, *inputs, do, dht)
         result: list[Tensor | None] = [None]
         at = 0
-        for place, x in enumerate(inputs):
-            if x is None or place in _NO_GRADIENT:
+        for x, has_gradient in zip(inputs, _HAS_GRADIENT, strict=True):
+            if x is None or not has_gradient:
                 result.append(None)
                 continue
             result.append(gradients[at] if gradients[at].dtype == x.dtype else gradients[at].to(x.dtype))
@@ -187,7 +194,7 @@ class _Transformable(torch.autograd.Function):
         ctx.problem = problem
         ctx.kept_from = len(tensors)
         ctx.set_materialize_grads(False)
-        given = 2 if " output_final_state=1" in problem else 1
+        given = _given(problem)
         ctx.mark_non_differentiable(*output[given:])
         ctx.save_for_backward(*tensors, *output[given:])
 
@@ -241,7 +248,6 @@ def refuse_tangents(problem: str, *tensors: Tensor | None) -> None:
         _refuse_forward_mode(problem)
 
 
-_NO_GRADIENT = (8, 11)  # cu_seqlens, cu_seqlens_cpu
 _is_transformed = torch._C._are_functorch_transforms_active
 
 
@@ -279,11 +285,12 @@ def run(
     ):
         if disable_recompute:
             problem += " disable_recompute=1"
-        function = _Transformable if _is_transformed() else _Recurrence
-        return function.apply(
+        transformed = _is_transformed()
+        outputs = (_Transformable if transformed else _Recurrence).apply(
             problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
             cu_seqlens_cpu,
         )  # fmt: skip
+        return outputs[: _given(problem)] if transformed else outputs
     # Derivatives of an outer torch.func.jvp do not show here; at its own level it finds the refusal.
     function = forward_op
     if forward_ad._current_level >= 0 and _is_transformed():

@@ -660,10 +660,10 @@ def _call(
             problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
             cu_seqlens_cpu, disable_recompute,
         )  # fmt: skip
-        return outputs[0], outputs[1] if " output_final_state=1" in problem else None
+        return outputs[0], outputs[1] if len(outputs) > 1 else None
     except (AttributeError, RuntimeError) as error:
         gates = (
-            {"b": erase, "w": write} if problem.startswith("op=gdn2") else {"beta": beta}
+            {"b": erase, "w": write} if fields_of(problem)["op"] == "gdn2" else {"beta": beta}
         )
         raise_as_python(
             error, q=q, k=k, v=v, g=g, **gates, initial_state=initial_state, cu_seqlens=cu_seqlens,
@@ -719,4 +719,4 @@ def _with_states(
         ends = (cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu).tolist()
         chunks = sum(-(-(end - begin) // size) for begin, end in zip(ends, ends[1:], strict=False))
         states = states[:chunks].unsqueeze(0)
-    return outputs[0], outputs[1] if " output_final_state=1" in problem else None, states
+    return outputs[0], outputs[1] if len(outputs) > 2 else None, states  # the last are the states
