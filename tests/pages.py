@@ -86,11 +86,13 @@ def releases(root):
 def check_itself():
     """The check must find each claim that is not so and pass those that are."""
     files = {
-        "CMakeLists.txt": "add_test(NAME format)\nadd_test(NAME gpu_${tool})\nwyvern_test(a_test a_test.cpp)\n",
+        "CMakeLists.txt": "add_test(NAME format)\nadd_test(NAME gpu_${tool})\n"
+                          "wyvern_test(a_test a_test.cpp)\n",
         "room/a_test.cpp": "",
         "tests/script.py": "",
         "room/sound.md": "the tests `format`, `gpu_memcheck` and `gpu_*`; `a_test`, `a_test.cpp`;\n"
-                         "`tests/script.py --all`, `tests/`, [it](a_test.cpp), [it](../tests/script.py#x)\n",
+                         "`tests/script.py --all`, `tests/`, [it](a_test.cpp),\n"
+                         "[it](../tests/script.py#x)\n",
         "room/wrong.md": "the test `lost`; `b_test`; `b_test.cpp`; `tests/none.py`; [it](none.md)\n",
     }
     with tempfile.TemporaryDirectory() as folder:

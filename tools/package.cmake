@@ -7,7 +7,8 @@ include(CMakePackageConfigHelpers)
 # are visible where exports.map says so.
 add_library(wyvern_shared SHARED
             $<TARGET_OBJECTS:wyvern_base> $<TARGET_OBJECTS:wyvern_templates>
-            $<TARGET_OBJECTS:wyvern_compiler> $<TARGET_OBJECTS:wyvern_cache> $<TARGET_OBJECTS:wyvern_runtime>)
+            $<TARGET_OBJECTS:wyvern_compiler> $<TARGET_OBJECTS:wyvern_cache>
+            $<TARGET_OBJECTS:wyvern_runtime>)
 target_link_libraries(wyvern_shared PRIVATE wyvern_options wyvern_sqlite ${CMAKE_DL_LIBS})
 target_link_options(wyvern_shared PRIVATE
                     -Wl,--version-script=${CMAKE_CURRENT_SOURCE_DIR}/exports.map)

@@ -9,7 +9,7 @@ from reference import error
 
 from wyvern import ops
 
-# Bounds of runtime/SPECIFICATION.md, section 5: outputs, gradients of rows and states, gradients of gates.
+# Bounds of runtime/SPECIFICATION.md, section 5: outputs, gradients of rows and states, of gates.
 BOUNDS = {torch.float32: (1e-5, 2e-5, 5e-5), torch.bfloat16: (5e-3, 8e-3, 2e-2)}
 GATES = ("g", "beta", "b", "w", "A_log", "dt_bias")
 
