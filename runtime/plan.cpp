@@ -74,76 +74,25 @@ std::optional<Plan> shortest_plan(const Problem& problem, std::span<const StageU
   return plan;
 }
 
+/// Where no template of a pass says what its walks cost: the unit is a chunk in one block of a scan.
 /// On one H200, 2026-11-21, an estimate of 0.43 brought a forward pass from 0.349 to 0.204 ms, one
 /// of 0.38 another from 1.458 to 0.833, and one of 0.74 nothing (0.130 and 0.134).
-constexpr SplitCost kSplitScans{.wide = 0, .combine = 1, .added = 0, .clear = 0.6};
-
-/// What the default plan with split scans costs: that of its templates where they say so.
-const SplitCost& split_cost(const Problem& problem, std::span<const StageUse> uses,
-                            const Target& target, std::int64_t BT) {
-  const std::vector<std::int64_t> lengths = segment_lengths(target.device);
-  const auto plan = lengths.empty() ? std::optional<Plan>()
-                                    : shortest_plan(problem, uses, target, {BT, lengths.front()});
-  if (plan)
-    for (const PlanStep& step : *plan)
-      if (const auto& own = find_template(step.template_id)->split_cost) return *own;
-  return kSplitScans;
-}
+constexpr WalkCost kWholeScans{.chunk = 1};
+constexpr WalkCost kSplitScans{.chunk = 1, .combine = 1, .clear = 0.6};
 
 /// Blocks with so many columns of a state of `columns`.
 std::int64_t tiles(std::int64_t columns, std::int64_t width) {
   return (columns + width - 1) / width;
 }
 
-/// Microseconds of a pass by a template that walks through whole sequences.
+/// What a pass costs with segments of SEG chunks, or 0: with none. As long as every block has a
+/// multiprocessor to itself all walk side by side, and blocks beyond that take turns, as times of
+/// forward passes of 8 to 256 chains on an H200 have it (2026-11-21; D = 128). A split walk goes
+/// through its chunks twice, first for what segments do to a state, M (K columns) and R (V
+/// columns), then from the states that combine carried past them.
 double walk_time(const WalkCost& cost, const Problem& problem, const Target& target,
-                 std::int64_t BT) {
+                 std::int64_t BT, std::int64_t SEG) {
   const auto multiprocessors = static_cast<double>(target.limits.multiprocessors);
-  const std::int64_t chains = problem.N * problem.HV;
-  const std::int64_t of_sequence = problem.B * problem.T / problem.N / BT;
-  const auto chunks = static_cast<double>(of_sequence);
-  const double narrow = static_cast<double>(chains * tiles(problem.V, 64)) / multiprocessors;
-  const double wide = static_cast<double>(chains * tiles(problem.V, 128)) / multiprocessors;
-  const double chunk = cost.wide > 0 && narrow > 1 ? cost.wide * std::max(1.0, std::ceil(wide))
-                                                   : cost.chunk * std::max(1.0, narrow);
-  return chunks * (chunk + cost.prepare * static_cast<double>(chains) / multiprocessors) +
-         cost.added;
-}
-
-/// The cheapest of the templates for whole sequences that say what they cost; null where none does,
-/// or the device is not known.
-const Template* cheapest_walk(const Problem& problem, std::span<const StageUse> uses,
-                              const Target& target, std::int64_t BT) {
-  if (target.limits.multiprocessors == 0 || problem.N == 0) return nullptr;
-  const Template* best = nullptr;
-  double least = 0;
-  for (std::size_t first = 0; first < uses.size(); ++first)
-    for (const auto& [t, count] : covers(uses, first, target.device)) {
-      if (!t->walk_cost) continue;
-      const Constants constants = step_constants(problem, uses.subspan(first, count));
-      if (!default_config(*t, constants, target.limits, precision_floor(problem), BT)) continue;
-      const double time = walk_time(*t->walk_cost, problem, target, BT);
-      if (best == nullptr || time < least) {
-        best = t;
-        least = time;
-      }
-    }
-  return best;
-}
-
-/// Chunks a segment for the default plan, 0: better not split. The unit of time is a chunk in one
-/// block of a scan: as long as every block has a multiprocessor to itself all walk side by side,
-/// and blocks beyond that take turns, as times of forward passes of 8 to 256 chains on an H200 have
-/// it (2026-11-21; D = 128). A split scan walks its chunks twice, first for what segments do to a
-/// state, M (K columns) and R (V columns), then from the states that combine carried past them.
-std::int64_t default_segment(const Problem& problem, std::span<const StageUse> uses,
-                             const Target& target, std::int64_t BT) {
-  if (target.limits.multiprocessors == 0 || problem.pass == Pass::recurrent || problem.N == 0)
-    return 0;
-  const SplitCost& cost = split_cost(problem, uses, target, BT);
-  const auto turns = [&](std::int64_t blocks) {
-    return std::max(1.0, static_cast<double>(blocks) / target.limits.multiprocessors);
-  };
   // A chunk in each of so many walks: with states of K or V columns, or of both.
   const auto chunk_of = [&](std::int64_t walks, std::initializer_list<std::int64_t> columns) {
     std::int64_t narrow = 0, wide = 0;
@@ -151,28 +100,66 @@ std::int64_t default_segment(const Problem& problem, std::span<const StageUse> u
       narrow += walks * tiles(width, 64);
       wide += walks * tiles(width, 128);
     }
-    const bool widens = cost.wide > 0 && narrow > target.limits.multiprocessors;
-    return widens ? cost.wide * std::ceil(turns(wide)) : turns(narrow);
+    const double narrow_turns = static_cast<double>(narrow) / multiprocessors;
+    const double wide_turns = static_cast<double>(wide) / multiprocessors;
+    return cost.wide > 0 && narrow_turns > 1 ? cost.wide * std::max(1.0, std::ceil(wide_turns))
+                                             : cost.chunk * std::max(1.0, narrow_turns);
   };
   const std::int64_t chains = problem.N * problem.HV;
   const std::int64_t chunks = problem.B * problem.T * problem.num_householder / problem.N / BT;
-  double best = cost.clear * static_cast<double>(chunks) * chunk_of(chains, {problem.V});
-  std::int64_t length = 0;
-  for (const std::int64_t SEG : segment_lengths(target.device)) {
-    if (chunks < 2 * SEG) continue;
-    const std::int64_t segments = (chunks + SEG - 1) / SEG;
-    // What the last segments do to states is not asked for.
-    const std::int64_t last = cost.wide > 0 ? 1 : 0;
-    const double first = chunk_of(chains * (segments - last), {problem.K, problem.V});
-    const double second = chunk_of(chains * segments, {problem.V});
-    const double time = static_cast<double>(SEG) * (first + second) +
-                        cost.combine * static_cast<double>(segments) + cost.added;
-    if (time < best) {
-      best = time;
-      length = SEG;
+  const double prepared = cost.prepare * static_cast<double>(chunks * chains) / multiprocessors;
+  if (SEG == 0)
+    return static_cast<double>(chunks) * chunk_of(chains, {problem.V}) + prepared + cost.added;
+  const std::int64_t segments = (chunks + SEG - 1) / SEG;
+  // Where blocks choose their columns, a sequence's last segment has none for its M and R.
+  const std::int64_t last = cost.wide > 0 ? 1 : 0;
+  const double first = chunk_of(chains * (segments - last), {problem.K, problem.V});
+  const double second = chunk_of(chains * segments, {problem.V});
+  return static_cast<double>(SEG) * (first + second) +
+         cost.combine * static_cast<double>(segments) + prepared + cost.added;
+}
+
+/// How the default plan walks through sequences.
+struct Walk {
+  const Template* by = nullptr;  ///< null: by the plan with the fewest kernels
+  std::int64_t SEG = 0;
+};
+
+/// The cheapest; where the device's multiprocessors are not known, the one with the fewest kernels.
+Walk cheapest_walk(const Problem& problem, std::span<const StageUse> uses, const Target& target,
+                   std::int64_t BT) {
+  Walk best;
+  if (target.limits.multiprocessors == 0 || problem.pass == Pass::recurrent || problem.N == 0)
+    return best;
+  const std::int64_t chunks = problem.B * problem.T * problem.num_householder / problem.N / BT;
+  double least = 0;
+  bool none = true;
+  const auto compare = [&](const WalkCost& cost, Walk walk) {
+    const double time = walk_time(cost, problem, target, BT, walk.SEG) / cost.clear;
+    if (!none && time >= least) return;
+    best = walk;
+    least = time;
+    none = false;
+  };
+  const auto compare_segments = [&](const WalkCost& cost, const Template* by) {
+    for (const std::int64_t SEG : segment_lengths(target.device))
+      if (chunks >= 2 * SEG) compare(cost, {by, SEG});
+  };
+  for (std::size_t first = 0; first < uses.size(); ++first)
+    for (const auto& [t, count] : covers(uses, first, target.device)) {
+      if (!t->walk_cost) continue;
+      const Constants constants = step_constants(problem, uses.subspan(first, count));
+      if (!default_config(*t, constants, target.limits, precision_floor(problem), BT)) continue;
+      if (t->tunable("SEG") != nullptr)
+        compare_segments(*t->walk_cost, t);
+      else
+        compare(*t->walk_cost, {t, 0});
     }
+  if (none) {
+    compare(kWholeScans, {});
+    compare_segments(kSplitScans, nullptr);
   }
-  return length;
+  return best;
 }
 
 /// How U is stored between kernels: as the inputs, or in fp32 where a chunk has at least twice as
@@ -382,10 +369,13 @@ Plan default_plan(const Problem& problem, const Target& target) {
   const std::span<const std::int64_t> sizes = chunk_sizes(problem, target.device);
   const std::vector<StageUse> uses = stage_uses(problem);
   for (const std::int64_t BT : sizes) {
-    if (const std::int64_t SEG = default_segment(problem, uses, target, BT); SEG != 0)
-      if (std::optional<Plan> plan = shortest_plan(problem, uses, target, {BT, SEG})) return *plan;
-    const Template* const walk = cheapest_walk(problem, uses, target, BT);
-    if (std::optional<Plan> whole = shortest_plan(problem, uses, target, BT, walk)) return *whole;
+    const Walk walk = cheapest_walk(problem, uses, target, BT);
+    if (walk.SEG != 0)
+      if (std::optional<Plan> split = shortest_plan(problem, uses, target, {BT, walk.SEG}, walk.by))
+        return *split;
+    const Template* const whole_by = walk.SEG == 0 ? walk.by : nullptr;
+    if (std::optional<Plan> whole = shortest_plan(problem, uses, target, {BT, 0}, whole_by))
+      return *whole;
   }
   throw Error(ErrorKind::kUnavailable,
               fmt::format("{} ({}) with K = {}, V = {}, {}{} fits no template on {} ({} bytes of "

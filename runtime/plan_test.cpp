@@ -205,11 +205,14 @@ TEST(Plans, PrepareChunksApartWhereFewHeadsWouldLeaveAGpuIdle) {
   };
   EXPECT_EQ(last(2048, 4), "kda_forward.hopper");  // an architecture alone: the fewest kernels
   target.limits.multiprocessors = 132;
-  EXPECT_EQ(last(2048, 4), "kda_fwd_h_o.hopper");
-  EXPECT_EQ(last(2048, 8), "kda_fwd_h_o.hopper");
-  EXPECT_EQ(last(512, 4), "kda_forward.hopper");
-  EXPECT_EQ(last(2048, 16), "kda_forward.hopper");
+  EXPECT_EQ(last(64, 4), "kda_forward.hopper");
+  EXPECT_EQ(last(512, 4), "kda_fwd_h_o.hopper");
+  EXPECT_EQ(last(2048, 16), "kda_fwd_h_o.hopper");
+  EXPECT_EQ(last(2048, 32), "kda_forward.hopper");
   EXPECT_EQ(last(8192, 64), "kda_forward.hopper");
+  EXPECT_EQ(last(4096, 4), "kda_fwd_h_o_resume.hopper");
+  EXPECT_EQ(last(8192, 8), "kda_fwd_h_o_resume.hopper");
+  EXPECT_EQ(last(32768, 8), "kda_resume.hopper");
   // Whatever the number of heads: kda_forward would lose fp16's digits.
   p.dtype = DType::fp16;
   EXPECT_EQ(last(8192, 64), "kda_fwd_h_o.hopper");

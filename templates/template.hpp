@@ -141,23 +141,16 @@ struct PlanShape {
   PlanShape(std::int64_t chunk = 0, std::int64_t segment = 0) : BT(chunk), SEG(segment) {}
 };
 
-/// What a scan costs that is split into segments, in chunks of one block with 64 columns of the
-/// state. Kernels are added, and the estimate is rough: only a clear gain counts.
-struct SplitCost {
-  double wide;     ///< a chunk of a block with 128 columns, which those beyond one a multiprocessor
-                   ///< have; 0: none has
-  double combine;  ///< of a state past a segment
-  double added;    ///< whatever the number of segments
-  double clear;    ///< share of the whole scan's time that is a clear gain
-};
-
-/// What a pass costs by a template that walks through sequences, in microseconds on one H200.
-/// Several can carry out the same pass, by more kernels or fewer; default plans take the cheapest.
+/// What a pass costs by a template that walks through sequences, or through all segments of them at
+/// once, in microseconds on one H200. Several can carry out the same pass, by more kernels or fewer;
+/// default plans take the cheapest. The estimate is rough.
 struct WalkCost {
-  double chunk;  ///< in a block with 64 columns of the state
-  double wide;   ///< in a block with 128, which those beyond one a multiprocessor have; 0: none has
-  double prepare;  ///< of one multiprocessor, for what other kernels do for a chunk and head
-  double added;    ///< whatever the size
+  double chunk;     ///< in a block with 64 columns of the state
+  double wide = 0;  ///< in a block with 128, which those beyond one a multiprocessor have; 0: none
+  double prepare = 0;  ///< of one multiprocessor, for what other kernels do for a chunk and head
+  double combine = 0;  ///< of a state past a segment
+  double added = 0;    ///< whatever the size
+  double clear = 1;    ///< share of another walk's time that is a clear gain
 };
 
 struct Template {
@@ -177,8 +170,6 @@ struct Template {
   /// sequence of a batch at T rows from the one before.
   std::vector<std::string_view> strided{};
   Needs needs;
-  /// Of plans that split what it walks through, where that is not what scans by themselves cost.
-  std::optional<SplitCost> split_cost{};
   /// Of the whole pass by this template, where there are others for it.
   std::optional<WalkCost> walk_cost{};
   int rank = 0;        ///< default plans take the lower of two that cover the same stages

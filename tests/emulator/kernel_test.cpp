@@ -4,6 +4,8 @@
 // must keep its poison.
 #include <gtest/gtest.h>
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -749,6 +751,56 @@ TEST(KernelHopper, WalksThroughPreparedChunks) {
                        data);
       }
   }
+}
+
+/// Chunks from what is given: gates in all their forms, norms, grouped heads, ragged sequences.
+TEST(KernelHopper, PreparesChunks) {
+  std::uint64_t seed = 70;
+  const Template& t = *find_template("kda_prepare.hopper");
+  for (const DType dtype : {DType::bf16, DType::fp16})
+    for (const Gate gate : {Gate::typical, Gate::mixed, Gate::very_negative, Gate::zero})
+      for (const std::int64_t K : {64, 128})
+        for (const bool all : {false, true}) {
+          const std::vector<std::int64_t> lengths{100, 0, 64, 1, 130};
+          Problem p = problem(1, 0, 1, 2, K, K == 64 ? 192 : 128);
+          p.op = "kda";
+          p.dtype = p.beta_dtype = dtype;
+          p.g_dtype = all ? dtype : DType::fp32;
+          p.use_qk_l2norm = p.use_beta_sigmoid = all;
+          if (gate == Gate::typical && all) {
+            p.use_gate_in_kernel = p.has_A_log = p.has_dt_bias = true;
+            if (dtype == DType::bf16) p.lower_bound = -5.0F;
+          }
+          const StageData data =
+              testing::make_stage_data(testing::packed(p, lengths), 64, gate, ++seed, lengths);
+          ASSERT_TRUE(applies(t, data));
+          SCOPED_TRACE(
+              fmt::format("{} {} K={} all={}", to_string(dtype), static_cast<int>(gate), K, all));
+          for (const std::int64_t warps : {8, 16})
+            if (warps * 8 <= K)
+              expect_correct(t, Config{{"BT", std::int64_t{64}}, {"num_warps", warps}}, data);
+        }
+}
+
+TEST(KernelHopper, PreparingChunksSpillsNothing) {
+  if (const std::string missing = compiler_problem(DeviceKind::cuda); !missing.empty())
+    GTEST_SKIP() << missing;
+  for (const std::int64_t width : {64, 128})
+    for (const bool all : {false, true})
+      for (const DType type : {DType::bf16, DType::fp32}) {
+        Problem p = problem(1, 90, 1, 3, width, width);
+        p.op = "kda";
+        p.dtype = DType::bf16;
+        p.g_dtype = type;
+        p.packed = p.use_qk_l2norm = p.use_beta_sigmoid = p.use_gate_in_kernel = all;
+        p.has_A_log = p.has_dt_bias = all;
+        if (all) p.lower_bound = -5.0F;
+        const Artifact artifact =
+            compile({find_template("kda_prepare.hopper"), problem_constants(p),
+                     Config{{"BT", std::int64_t{64}}, {"num_warps", width / 8}},
+                     cuda_target("sm_90a")});
+        EXPECT_EQ(artifact.resources.spill_bytes, 0) << width << ' ' << all << to_string(type);
+      }
 }
 
 /// With 128 columns a thread of the whole pass is short of some registers before and after its

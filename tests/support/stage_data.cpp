@@ -420,7 +420,8 @@ bool takes(const Template& t, const Limits& limits, const Problem& problem) {
   const bool hopper = limits.wgmma && limits.tensor_copies && problem.dtype != DType::fp32;
   if (t.id() == "scaled_dot_kkt.hopper") return hopper && problem.K % 64 == 0;
   const bool one_head_gate = t.source.starts_with("forward/delta_forward/");
-  const bool prepared = t.source.starts_with("forward/kda_fwd_h_o/");
+  const bool prepared = t.source.starts_with("forward/kda_fwd_h_o/") ||
+                        t.source.starts_with("forward/kda_prepare/");
   const bool one_kernel = t.source.starts_with("forward/kda_forward/");
   if (one_head_gate || prepared || one_kernel)
     return hopper && (problem.K == 64 || problem.K == 128 || (problem.K == 256 && one_head_gate)) &&

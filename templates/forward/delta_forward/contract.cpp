@@ -169,6 +169,7 @@ void narrow(Spec& s, const Limits& limits, std::int64_t columns) {
 Template one_kernel() {
   Template t = whole_walk("delta_forward", "hopper.cu");
   t.summary = "The forward pass in one kernel, for a gate a head or none: the state stays on chip.";
+  t.walk_cost = WalkCost{.chunk = 1.8, .wide = 2.5};
   t.covers = whole_pass();
   t.fit = choose_columns;
   t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {
@@ -203,10 +204,9 @@ Template segment() {
 Template resume() {
   Template t = scan::split(whole_walk("delta_resume", "resume.cu"));
   t.summary = "The forward pass over all segments at once, from the states that enter them.";
-  // A chunk takes 1.8 us in a block of 64 columns and 2.5 in one of 128, a segment's step of
-  // fwd_h_combine 1.7. Where gates fade, blocks of the one kernel share a sequence out, which is a
+  // Where gates fade, blocks of the one kernel share a sequence out, which is a
   // little faster than this and far from it where they do not: half as long is a clear gain.
-  t.split_cost = SplitCost{.wide = 1.4, .combine = 1, .added = 6, .clear = 0.6};
+  t.walk_cost = WalkCost{.chunk = 1.8, .wide = 2.5, .combine = 1.8, .added = 11, .clear = 0.6};
   t.covers = scan::joined({stages::delta_resume}, whole_pass());
   t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
     narrow(s, limits, segments_of(s, shape) * s.HV * s.V);

@@ -146,8 +146,9 @@ Geometry launch(const Spec& s, std::int64_t blocks) {
 Template one_kernel() {
   Template t = whole_walk("kda_forward", "hopper.cu");
   t.summary = "The forward pass in one kernel, for a gate a key channel: the state stays on chip.";
-  // Where gates last; where they fade blocks share a sequence out, and a chunk of it takes 0.7 us.
-  t.walk_cost = WalkCost{.chunk = (3.7 + 0.7) / 2, .wide = 5.1, .prepare = 0, .added = 15};
+  // Between gates that last, 4.2 us a chunk, and such that fade: blocks share a sequence out, and a
+  // chunk of it takes from 0.5 us for few heads to 1 for many.
+  t.walk_cost = WalkCost{.chunk = 2.5, .wide = 5.1, .added = 14};
   t.covers = whole_pass();
   t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
     narrow(s, limits, shape.sequences * s.HV * s.V);
@@ -184,10 +185,10 @@ Template segment() {
 Template resume() {
   Template t = scan::split(whole_walk("kda_resume", "resume.cu"));
   t.summary = "The forward pass over all segments at once, from the states that enter them.";
-  // A chunk takes 4.1 us in a block with 64 columns and 5.1 in one with 128; what is beside the
-  // walks, on one H200, 2026-11-23, with gates that do not fade: 8 heads of 32768 tokens in 16
-  // segments of 32 chunks took 0.567 ms, 12 of 2048 0.145 in segments of 8 and 0.134 unsplit.
-  t.split_cost = SplitCost{.wide = 1.25, .combine = 0.75, .added = 11, .clear = 0.85};
+  // Between gates that last, 4.1 us a chunk of a block with 64 columns, and such that fade, 2.6. On
+  // one H200, 2026-11-24, so: 8 heads of 32768 tokens in segments of 32 chunks 0.570 and 0.313 ms,
+  // 4 of 8192 in segments of 16 0.155 and 0.111.
+  t.walk_cost = WalkCost{.chunk = 3.5, .wide = 4.4, .combine = 2.5, .added = 36, .clear = 0.85};
   t.covers = scan::joined({stages::kda_resume}, whole_pass());
   t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
     narrow(s, limits, segments_of(s, shape) * s.HV * s.V);

@@ -13,6 +13,7 @@
 #include "device/cuda/mma.cuh"
 #include "device/cuda/share.cuh"
 #include "device/cuda/sm90/barrier.cuh"
+#include "device/cuda/sm90/slice.cuh"
 #include "device/cuda/sm90/state.cuh"
 #include "device/cuda/token_rows.cuh"
 #include "forward/kda_forward/hopper_layout.hpp"
@@ -28,11 +29,9 @@ constexpr int kStages = num_stages;
 constexpr int kTilesV = V / BV;
 constexpr kda_forward::HopperLayout<Spec> kLayout{Spec{}};
 constexpr int kPanelBytes = kRows * 128;
-constexpr int kPanelGates = 128 / static_cast<int>(sizeof(G_DTYPE));
 constexpr int kValueBytes = kRows * BV * static_cast<int>(sizeof(DTYPE));
 constexpr int kSliceBytes = kRows * (kQueries ? 2 : 1) * K * static_cast<int>(sizeof(DTYPE)) +
                             kRows * K * static_cast<int>(sizeof(G_DTYPE)) + kValueBytes;
-constexpr int kGroup = 32;  ///< channels that a helper's warp has in registers at once
 
 /// Whether exp(-G) may leave fp32's range inside a slice: 16 gates of -5 do not.
 constexpr bool kMayBeSteep = !(GATE_IN_KERNEL && LOWER_BOUND);
@@ -52,23 +51,15 @@ using SquareTile = sm90::SwizzledTile<Operand, kRows, kColumns>;
 /// An element of a tile that has rows as they were given.
 WYVERN_DEVICE float raw(const Operand* element) { return to_float(DTYPE{element->bits}); }
 
+using GateTile = sm90::GateTile<G_DTYPE, kRows>;
+using GateForm = sm90::GateForm<GATE_IN_KERNEL, HAS_A_LOG, LOWER_BOUND>;
+using SliceRows = sm90::SliceRows<Operand>;
+using sm90::kEightRows;
+using sm90::kGroup;
+using sm90::row_of;
+
 /// A slice's buffers and their parity, as the walk goes on.
 using Position = sm90::Pipeline<kStages>::Position;
-
-/// Gates as tensor copies bring them: panels of 128 bytes a row.
-struct GateTile {
-  unsigned char* data;
-
-  WYVERN_DEVICE G_DTYPE* at(int row, int col) const {
-    constexpr int kPiece = 16 / static_cast<int>(sizeof(G_DTYPE));
-    const int piece = (col % kPanelGates / kPiece) ^ (row % 8);
-    auto* const element = reinterpret_cast<G_DTYPE*>(data + col / kPanelGates * kPanelBytes +
-                                                     row * 128 + piece * 16) +
-                          col % kPiece;
-    sm90::touch(element);
-    return element;
-  }
-};
 
 /// What all warps of a block know.
 struct Block : SharedWalk {
@@ -136,112 +127,7 @@ WYVERN_DEVICE void bring_slices(const Block& b, const TensorMap& q_map, const Te
   }
 }
 
-// ---- gates --------------------------------------------------------------------------------------
-
-/// From a gate as given to its log decay in base 2.
-struct GateForm {
-  float rate, bound, floor;
-
-  WYVERN_DEVICE GateForm(const Extents& e, float A_log)
-      : rate(HAS_A_LOG ? exponential(A_log) : 1.0f),
-        bound(e.lower_bound * kLog2E),
-        floor(e.gate_floor * kLog2E) {}
-
-  /// dt_bias as `operator()` takes it.
-  WYVERN_DEVICE float bias(float dt_bias) const {
-    return LOWER_BOUND ? -rate * kLog2E * dt_bias : dt_bias;
-  }
-  WYVERN_DEVICE float operator()(float x, float bias) const {
-    if constexpr (!GATE_IN_KERNEL) {
-      return maximum(x * kLog2E, floor);
-    } else if constexpr (LOWER_BOUND) {
-      const float y = exp2_fast(fused_multiply_add(-rate * kLog2E, x, bias));
-      return bound * reciprocal_fast(1.0f + y);
-    } else {
-      return maximum(log_decay<false>(x + bias, rate, 0.0f) * kLog2E, floor);
-    }
-  }
-};
-
 // ---- warps 1 to 7: slices -----------------------------------------------------------------------
-
-/// The slice's row that row `i` (of 8) of this lane's fragments stands for; row i + 8 stands for
-/// the one 8 further on. In this order lanes that move 16 bytes at once meet no bank twice.
-WYVERN_DEVICE int row_of(int i) { return i % 2 * 4 + i / 2; }
-
-/// Elements from a row of a panel to the one 8 further on, which is swizzled alike.
-constexpr int kEightRows = 8 * 64;
-
-/// A slice's rows as one warp has them: two rows, row_of(lane / 4) and 8 more, of eight channels
-/// from lane % 4 * 8 on in each group of 32.
-struct SliceRows {
-  uint32 x[2][4];
-
-  /// `first` is where row 0 lies in a tile.
-  WYVERN_DEVICE explicit SliceRows(const Operand* first) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      sm90::touch(first + i * kEightRows);
-      const auto words = load<4>(reinterpret_cast<const uint32*>(first + i * kEightRows));
-#pragma unroll
-      for (int j = 0; j < 4; ++j) x[i][j] = words.at[j];
-    }
-  }
-  /// Channel j (of 8) of row i.
-  WYVERN_DEVICE float of(int i, int j) const {
-    const uint32 pair = x[i][j / 2];
-    return to_float(DTYPE{static_cast<uint16>(j % 2 == 0 ? pair & 0xFFFFU : pair >> 16U)});
-  }
-  /// Writes row i of a group to a tile.
-  WYVERN_DEVICE static void store(Operand* first, int i, const uint32 (&words)[4]) {
-    sm90::touch(first + i * kEightRows);
-    *reinterpret_cast<Vector<uint32, 4>*>(first + i * kEightRows) = {
-        {words[0], words[1], words[2], words[3]}};
-  }
-};
-
-/// G, the sums of gates in base 2 up to this lane's two rows: G[i][j] of row i and channel j of
-/// SliceRows. A product of gates with a triangle of ones, which tf32 has exactly; gates enter in
-/// two parts, of eleven digits each.
-WYVERN_DEVICE void sum_gates(float (&G)[2][8], const GateTile& tile, int group, int rows,
-                             const GateForm& form, const float* bias) {
-  const int lane = lane_index();
-  const int column = group * kGroup + lane / 4 * 4;
-  const auto shift = load<4>(bias + column);
-  float gate[4][4];  // of tokens 2 (lane % 4) + i % 2 + i / 2 * 8
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int row = lane % 4 * 2 + i % 2 + i / 2 * 8;
-    const auto raw = load<4>(tile.at(row, column));
-#pragma unroll
-    for (int j = 0; j < 4; ++j)
-      gate[i][j] = row < rows ? form(to_float(raw.at[j]), shift.at[j]) : 0.0f;
-  }
-  const int row = row_of(lane / 4);
-  const float even = lane % 4 * 2 <= row ? 1.0f : 0.0f;
-  const float odd = lane % 4 * 2 + 1 <= row ? 1.0f : 0.0f;
-  const float early[4] = {even, 1.0f, odd, 1.0f};
-  const float late[4] = {0.0f, even, 0.0f, odd};
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    float head[4];
-    float tail[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      head[i] = bits_float(float_bits(gate[i][j]) & 0xFFFFE000U);
-      tail[i] = bits_float(float_bits(gate[i][j] - head[i]) & 0xFFFFE000U);
-    }
-    float sum[4] = {};
-    mma_m16n8k8_tf32(sum, early, head[0], head[1]);
-    mma_m16n8k8_tf32(sum, early, tail[0], tail[1]);
-    mma_m16n8k8_tf32(sum, late, head[2], head[3]);
-    mma_m16n8k8_tf32(sum, late, tail[2], tail[3]);
-    G[0][j] = sum[0];
-    G[0][4 + j] = sum[1];
-    G[1][j] = sum[2];
-    G[1][4 + j] = sum[3];
-  }
-}
 
 /// A product of a slice's rows with its rows: element x[n].x[i] is row row_of(lane / 4) + i / 2 * 8
 /// and column row_of(lane % 4 * 2 + i % 2) + n * 8.
@@ -312,7 +198,7 @@ struct Preparation {
     const int lane = lane_index();
     const RowTile tile = b.rows(buffer);
     float G[2][8];
-    sum_gates(G, b.gates(buffer), group, rows, form, array_at<kLayout.bias>(b.shared));
+    sm90::sum_gates(G, b.gates(buffer), 0, group, rows, form, array_at<kLayout.bias>(b.shared));
     const int row = row_of(lane / 4);
     const int column = group * kGroup + lane % 4 * 8;
     Operand* const key_rows = tile.at(row, column);

@@ -86,7 +86,7 @@ Template one_walk() {
   Template t = whole_walk("kda_fwd_h_o", "hopper.cu");
   t.summary = "The state scan and the output at once: neither states nor V' are written.";
   t.constants = scan::joined(t.constants, {constant::STATE_DTYPE, constant::INITIAL_STATE});
-  t.walk_cost = WalkCost{.chunk = 0.8, .wide = 0, .prepare = 16.5, .added = 25};
+  t.walk_cost = WalkCost{.chunk = 1, .prepare = 10.4, .added = 17};
   t.covers = {stages::fwd_h_segment, stages::fwd_h_combine, stages::fwd_h, stages::kda_fwd_o};
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     return launch(s, e.N * s.HV * (s.V / s.BV), true);
@@ -113,6 +113,8 @@ Template segment() {
 Template resume() {
   Template t = scan::split(whole_walk("kda_fwd_h_o_resume", "resume.cu"));
   t.summary = "The state scan and the output of all segments, from the states that enter them.";
+  t.walk_cost =
+      WalkCost{.chunk = 1.12, .prepare = 10.4, .combine = 2, .added = 19, .clear = 0.95};
   t.covers = {stages::fwd_h, stages::kda_fwd_o};
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     return launch(s, e.NS * s.HV * (s.V / s.BV), true);

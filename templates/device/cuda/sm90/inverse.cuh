@@ -41,6 +41,23 @@ WYVERN_DEVICE void store_block(const BlockSum& from, const SwizzledTile<T, Rows,
   store_matrix_x4(to.at(row + lane_index() % 16, col + lane_index() / 16 * 8), rows);
 }
 
+/// A tile whose columns are scaled as they are written.
+template <class TileType>
+struct ScaledColumns {
+  TileType tile;
+  const float* factors;  ///< of each column
+};
+template <class TileType>
+WYVERN_DEVICE void store_block(BlockSum from, const ScaledColumns<TileType>& to, int row, int col) {
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    const Float2 factor = load<2>(to.factors + col + 8 * n + lane_index() % 4 * 2);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) from.x[n].x[i] *= factor.at[i % 2];
+  }
+  store_block(from, to.tile, row, col);
+}
+
 /// The right operand of a product that sums over the block's rows.
 WYVERN_DEVICE cuda::FragmentB<fp16> right_operand(const Block& x) {
   return {
@@ -238,9 +255,10 @@ struct UnitLowerInverse {
     own = negated(diagonal);
   }
 
-  /// Writes (I + A)^-1 - I, rounded to T, to the blocks of `to` on and below the diagonal.
-  template <class T>
-  WYVERN_DEVICE void invert(const SwizzledTile<T, 64, 64>& to, int warp) {
+  /// Writes (I + A)^-1 - I, rounded to its type, to the blocks of `to`, a SwizzledTile or one with
+  /// ScaledColumns, on and below the diagonal.
+  template <class To>
+  WYVERN_DEVICE void invert(const To& to, int warp) {
     BlockSum diagonal = invert_16(own);
     own = rounded(diagonal);
     share_block(own, x, 16 * warp, 16 * warp);
@@ -260,8 +278,8 @@ struct UnitLowerInverse {
 
  private:
   /// Rows of an odd warp, columns of the warp before.
-  template <class T>
-  WYVERN_DEVICE void join_16(const SwizzledTile<T, 64, 64>& to, int warp) {
+  template <class To>
+  WYVERN_DEVICE void join_16(const To& to, int warp) {
     const int first = 16 * (warp - 1);
     Block a;
 #pragma unroll
@@ -275,8 +293,8 @@ struct UnitLowerInverse {
   }
 
   /// Rows of warps 2 and 3, columns 0 to 31.
-  template <class T>
-  WYVERN_DEVICE void join_32(const SwizzledTile<T, 64, 64>& to, int warp) {
+  template <class To>
+  WYVERN_DEVICE void join_32(const To& to, int warp) {
     BlockSum z[2], sum[2];
     multiply<Precision::ieee>(z[0].x[0], z[0].x[1], left[0], load_b(x, 0, 0));
     multiply<Precision::ieee>(z[0].x[0], z[0].x[1], left[1], load_b(x, 16, 0));

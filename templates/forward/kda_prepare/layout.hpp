@@ -1,0 +1,64 @@
+// What a block of kda_prepare.hopper keeps in shared memory.
+#pragma once
+
+#include "device/cuda/sm90/inverse_layout.hpp"
+#include "device/cuda/sm90/layout.hpp"
+
+namespace wyvern::kda_prepare {
+
+constexpr int kChunk = 64;  ///< tokens
+constexpr int kSlices = 4;  ///< of 16 tokens
+constexpr int kTable = 7;  ///< numbers of a channel and slice
+
+/// What is needed only up to a block barrier lies where something else comes after it.
+template <class S>
+struct HopperLayout {
+  /// q and k become their rows decayed from a slice's start; the first slice of k, which nothing is
+  /// before, its rows decayed to the middle of the chunk.
+  cuda::sm90::SwizzledPlace q, k, v;
+  cuda::sm90::SwizzledPlace gates;  ///< in units of 16 bits: G_DTYPE may have 32
+  /// Where gates were: keys decayed to a slice's end; in the last slice, which nothing is after,
+  /// from the middle of the chunk.
+  cuda::sm90::SwizzledPlace right;
+  cuda::sm90::SwizzledPlace erasing;  ///< k exp(G)
+  cuda::sm90::SwizzledPlace late;     ///< the last slice of q, decayed from the middle of the chunk
+  cuda::sm90::SwizzledPlace inverse;  ///< (I + A)^-1 - I, columns by beta, where `right` was
+  cuda::ArrayPlace shares;            ///< of scores inside slices: 256 of each kind from each other warp
+  cuda::ArrayPlace totals, middles;   ///< sums of gates over each slice, and over its first half
+  cuda::ArrayPlace table;             ///< kTable numbers for each of 32 channels a warp
+  cuda::sm90::InverseLayout solve;    ///< where those were
+  cuda::ArrayPlace squares;           ///< of rows of q, then of k: a warp's part of channels
+  cuda::ArrayPlace beta, bias;
+  cuda::sm90::BarrierPlace loaded;  ///< q, k and gates; v
+  int bytes;
+
+  constexpr explicit HopperLayout(const S& s) {
+    const long long gate_size = static_cast<long long>(size_of(s.G_DTYPE));
+    cuda::LayoutBuilder at;
+    q = cuda::sm90::swizzled_tile(at, kChunk, s.K, s.DTYPE);
+    k = cuda::sm90::swizzled_tile(at, kChunk, s.K, s.DTYPE);
+    v = cuda::sm90::swizzled_tile(at, kChunk, s.V, s.DTYPE);
+    cuda::LayoutBuilder after = at;
+    inverse = cuda::sm90::swizzled_tile(after, kChunk, kChunk, s.DTYPE);
+    after = at;
+    gates = cuda::sm90::swizzled_tile(at, kChunk, s.K * gate_size / 2, s.DTYPE);
+    right = cuda::sm90::swizzled_tile(after, kChunk, s.K, s.DTYPE);
+    erasing = cuda::sm90::swizzled_tile(after, kChunk, s.K, s.DTYPE);
+    at.cover(after);
+    late = cuda::sm90::swizzled_tile(at, 16, s.K, s.DTYPE);
+    after = at;
+    totals = at.array(kSlices * s.K);
+    middles = at.array(kSlices * s.K);
+    table = at.array(s.num_warps * kTable * 32);
+    solve = cuda::sm90::InverseLayout(after);
+    at.cover(after);
+    shares = at.array(kSlices * 2 * 256 * (s.num_warps / kSlices - 1));
+    squares = at.array(s.num_warps / kSlices * 2 * kChunk);
+    beta = at.array(kChunk);
+    bias = at.array(s.K);
+    loaded = cuda::sm90::barriers(at, 2);
+    bytes = at.bytes;
+  }
+};
+
+}  // namespace wyvern::kda_prepare
