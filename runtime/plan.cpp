@@ -74,11 +74,16 @@ std::optional<Plan> shortest_plan(const Problem& problem, std::span<const StageU
   return plan;
 }
 
-/// Where no template of a pass says what its walks cost: the unit is a chunk in one block of a scan.
-/// On one H200, 2026-11-21, an estimate of 0.43 brought a forward pass from 0.349 to 0.204 ms, one
-/// of 0.38 another from 1.458 to 0.833, and one of 0.74 nothing (0.130 and 0.134).
+/// Where no template of a pass says what its walks cost: the unit is a chunk in one block of a
+/// scan. On one H200, 2026-11-21, an estimate of 0.43 brought a forward pass from 0.349 to 0.204
+/// ms, one of 0.38 another from 1.458 to 0.833, and one of 0.74 nothing (0.130 and 0.134).
 constexpr WalkCost kWholeScans{.chunk = 1};
 constexpr WalkCost kSplitScans{.chunk = 1, .combine = 1, .clear = 0.6};
+
+/// A backward pass by portable kernels, of which some templates with a cost take the place: almost
+/// all in proportion to chunks and heads, since its scans are split where few heads would leave a
+/// GPU idle (one H200, 2026-11-24: 31 us of a multiprocessor for 64 heads, 51 for 8).
+constexpr WalkCost kPortableBackward{.chunk = 0, .prepare = 45, .added = 60};
 
 /// Blocks with so many columns of a state of `columns`.
 std::int64_t tiles(std::int64_t columns, std::int64_t width) {
@@ -121,45 +126,72 @@ double walk_time(const WalkCost& cost, const Problem& problem, const Target& tar
 
 /// How the default plan walks through sequences.
 struct Walk {
-  const Template* by = nullptr;  ///< null: by the plan with the fewest kernels
+  const Template* by = nullptr;  ///< of templates with a cost of walks; null: any
   std::int64_t SEG = 0;
+};
+
+/// Stands for none of the templates with a cost of walks.
+const Template& portable_walk() {
+  static const Template& none = *new Template;
+  return none;
+}
+
+/// The least of several costs in one unit.
+class Cheapest {
+ public:
+  Cheapest(const Problem& problem, const Target& target, std::int64_t BT)
+      : problem_(problem),
+        target_(target),
+        BT_(BT),
+        chunks_(problem.B * problem.T * problem.num_householder / problem.N / BT) {}
+
+  void compare(const WalkCost& cost, Walk walk) {
+    const double time = walk_time(cost, problem_, target_, BT_, walk.SEG) / cost.clear;
+    if (any && time >= least_) return;
+    best = walk;
+    least_ = time;
+    any = true;
+  }
+  void compare_segments(const WalkCost& cost, const Template* by) {
+    for (const std::int64_t SEG : segment_lengths(target_.device))
+      if (chunks_ >= 2 * SEG) compare(cost, {by, SEG});
+  }
+
+  Walk best;
+  bool any = false;
+
+ private:
+  const Problem& problem_;
+  const Target& target_;
+  std::int64_t BT_, chunks_;
+  double least_ = 0;
 };
 
 /// The cheapest; where the device's multiprocessors are not known, the one with the fewest kernels.
 Walk cheapest_walk(const Problem& problem, std::span<const StageUse> uses, const Target& target,
                    std::int64_t BT) {
-  Walk best;
   if (target.limits.multiprocessors == 0 || problem.pass == Pass::recurrent || problem.N == 0)
-    return best;
-  const std::int64_t chunks = problem.B * problem.T * problem.num_householder / problem.N / BT;
-  double least = 0;
-  bool none = true;
-  const auto compare = [&](const WalkCost& cost, Walk walk) {
-    const double time = walk_time(cost, problem, target, BT, walk.SEG) / cost.clear;
-    if (!none && time >= least) return;
-    best = walk;
-    least = time;
-    none = false;
-  };
-  const auto compare_segments = [&](const WalkCost& cost, const Template* by) {
-    for (const std::int64_t SEG : segment_lengths(target.device))
-      if (chunks >= 2 * SEG) compare(cost, {by, SEG});
-  };
+    return {};
+  Cheapest portable(problem, target, BT);
+  portable.compare(kWholeScans, {});
+  portable.compare_segments(kSplitScans, nullptr);
+  Cheapest walks(problem, target, BT);
   for (std::size_t first = 0; first < uses.size(); ++first)
     for (const auto& [t, count] : covers(uses, first, target.device)) {
       if (!t->walk_cost) continue;
       const Constants constants = step_constants(problem, uses.subspan(first, count));
       if (!default_config(*t, constants, target.limits, precision_floor(problem), BT)) continue;
       if (t->tunable("SEG") != nullptr)
-        compare_segments(*t->walk_cost, t);
+        walks.compare_segments(*t->walk_cost, t);
       else
-        compare(*t->walk_cost, {t, 0});
+        walks.compare(*t->walk_cost, {t, 0});
     }
-  if (none) {
-    compare(kWholeScans, {});
-    compare_segments(kSplitScans, nullptr);
+  if (!walks.any) return portable.best;
+  if (problem.pass == Pass::backward) {
+    walks.compare(kPortableBackward, {&portable_walk(), 0});
+    if (walks.best.by == &portable_walk()) walks.best.SEG = portable.best.SEG;
   }
-  return best;
+  return walks.best;
 }
 
 /// How U is stored between kernels: as the inputs, or in fp32 where a chunk has at least twice as
@@ -242,7 +274,7 @@ std::size_t covered_uses(const Template& t, std::span<const StageUse> uses, std:
     if (next < uses.size() && uses[next].stage == cover.stage) {
       if (uses[next].rows != uses[first].rows) return 0;
       if (found != nullptr) found->push_back(next);
-      ++next;
+      next += 1 + uses[next].replaces;
     } else if (cover.only_when && !was_before(cover)) {
       if (found != nullptr) found->push_back(Coverage::kNone);
     } else {

@@ -33,6 +33,8 @@ struct StageUse {
   /// the one after them what it needs, or for none, and then goes on behind them. What comes behind
   /// a detour has no constants of its own.
   std::size_t detour = 0;
+  /// A plan that carries this use out is done with so many uses behind it too.
+  std::size_t replaces = 0;
 };
 
 /// Before an input's name: the caller's tensor, whatever a step wrote under that name since.

@@ -98,7 +98,7 @@ TEST(Plans, MakeNormsAndGatesOnce) {
 TEST(Plans, SplitEitherScanOfABackwardPassOrBoth) {
   Problem p = gated();
   p.pass = Pass::backward;
-  const Target target = cuda_target("sm_90a");
+  const Target target = cuda_target("sm_80");
   std::set<std::pair<bool, bool>> split;
   for (const Plan& plan : enumerate_plans(p, target, 64)) {
     const std::vector<std::string> steps = names(plan);
@@ -112,6 +112,34 @@ TEST(Plans, SplitEitherScanOfABackwardPassOrBoth) {
     EXPECT_EQ(shape_of(plan).SEG != 0, has("fwd_h_resume") || has("bwd_dhu_resume"));
   }
   EXPECT_EQ(split.size(), 4U);
+}
+
+/// Both walks at once, then all gradients; the gate's parameters are summed over chunks behind
+/// them.
+TEST(Plans, HaveTwoKernelsForABackwardPassOnHopper) {
+  Target target = cuda_target("sm_90a");
+  Problem p = gated();
+  p.pass = Pass::backward;
+  p.dtype = DType::bf16;
+  p.K = p.V = 128;
+  const auto steps = [&](std::int64_t T, std::int64_t HV) {
+    p.B = p.N = 1, p.T = T, p.H = p.HV = HV;
+    return names(default_plan(p, target));
+  };
+  const std::vector<std::string> two{"delta_scans", "delta_gradient"};
+  EXPECT_EQ(steps(8192, 64), two);
+  target.limits.multiprocessors = 132;
+  EXPECT_EQ(steps(64, 1), two);
+  EXPECT_EQ(steps(8192, 64), two);
+  EXPECT_EQ(steps(32768, 8), two);
+  p.use_gate_in_kernel = p.has_A_log = true;
+  EXPECT_EQ(steps(8192, 64),
+            (std::vector<std::string>{"delta_scans", "delta_gradient", "gate_param_sum"}));
+  // One head's walk would last longer than portable kernels that split it.
+  EXPECT_GT(steps(131072, 1).size(), 3U);
+  EXPECT_NE(shape_of(default_plan(p, target)).SEG, 0);
+  p.dtype = DType::fp16;
+  EXPECT_GT(steps(8192, 64).size(), 3U);
 }
 
 TEST(Plans, SplitScansByDefaultWhereFewChainsWouldLeaveAGpuIdle) {

@@ -97,8 +97,8 @@ struct TensorMapUse {
   Presence when{};
   std::size_t parameter = 0;  ///< which of the template's parameters it is; set by registration
 };
-inline constexpr std::size_t kMaxTensorMaps = 8;  ///< of one template
-inline constexpr std::size_t kMaxStrided = 8;     ///< tensors of one template
+inline constexpr std::size_t kMaxTensorMaps = 10;  ///< of one template
+inline constexpr std::size_t kMaxStrided = 8;      ///< tensors of one template
 
 /// The launch of one kernel: CUDA's grid and block, or the CPU's grid of block-function calls.
 struct Geometry {
@@ -142,8 +142,8 @@ struct PlanShape {
 };
 
 /// What a pass costs by a template that walks through sequences, or through all segments of them at
-/// once, in microseconds on one H200. Several can carry out the same pass, by more kernels or fewer;
-/// default plans take the cheapest. The estimate is rough.
+/// once, in microseconds on one H200. Several can carry out the same pass, by more kernels or
+/// fewer; default plans take the cheapest. The estimate is rough.
 struct WalkCost {
   double chunk;     ///< in a block with 64 columns of the state
   double wide = 0;  ///< in a block with 128, which those beyond one a multiprocessor have; 0: none

@@ -47,6 +47,8 @@ inline constexpr Argument kg{"kg", Access::in, DTYPE, {B, T, HV, K}};
 // States.
 inline constexpr Argument h{"h", Access::in, DTYPE, {NT, HV, K, V}};
 inline constexpr Argument v_new{"v_new", Access::in, DTYPE, {B, T, HV, V}};
+inline constexpr Argument states{"states", Access::in, DTYPE, {NT, HV, V, K}};
+inline constexpr Argument z{"z", Access::in, DTYPE, {NT, HV, BT, V}};
 inline constexpr Argument final_state{"final_state", Access::out, DType::fp32, {N, HV, STATE_ROWS, STATE_COLS}};
 inline constexpr Argument segment_M{"segment_M", Access::in, DType::fp32, {NS, HV, K, K}};
 inline constexpr Argument segment_R{"segment_R", Access::in, DType::fp32, {NS, HV, K, V}};
@@ -56,6 +58,7 @@ inline constexpr Argument o{"o", Access::out, DTYPE, {B, T, HV, V}};
 // Gradients.
 inline constexpr Argument dv_local{"dv_local", Access::in, DTYPE, {B, T, HV, V}};
 inline constexpr Argument dh{"dh", Access::in, DTYPE, {NT, HV, K, V}};
+inline constexpr Argument dstates{"dstates", Access::in, DTYPE, {NT, HV, V, K}};
 inline constexpr Argument du{"du", Access::in, DTYPE, {B, T, HV, V}};
 inline constexpr Argument segment_dM{"segment_dM", Access::in, DType::fp32, {NS, HV, K, K}};
 inline constexpr Argument segment_dR{"segment_dR", Access::in, DType::fp32, {NS, HV, K, V}};

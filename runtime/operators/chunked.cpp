@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 
+#include "templates/backward/stages.hpp"
 #include "templates/decode/stages.hpp"
 #include "templates/forward/stages.hpp"
 #include "templates/gate/stages.hpp"
@@ -60,7 +61,9 @@ const ChunkedStages& scalar_gate_stages() {
                                                           .gate_bwd = &stages::gate_bwd,
                                                           .recurrent = &stages::recurrent,
                                                           .segment = &stages::delta_segment,
-                                                          .resume = &stages::delta_resume};
+                                                          .resume = &stages::delta_resume,
+                                                          .scans = &stages::delta_scans,
+                                                          .gradient = &stages::delta_gradient};
   return stages;
 }
 
@@ -93,6 +96,28 @@ void add_segments(const ChunkedStages& stages, Uses& uses) {
   const std::size_t first = uses.size();
   uses.insert(uses.end(), detour.begin(), detour.end());
   uses[first].detour = detour.size();
+}
+
+void add_two_kernels(const Problem& p, const ChunkedStages& stages, Uses& uses) {
+  if (stages.scans == nullptr || p.disable_recompute) return;
+  uses.push_back({stages.scans, {}, {}});
+  uses.back().detour = 2;
+  uses.push_back({stages.gradient,
+                  {{"dq_given", "dq"},
+                   {"dk_given", "dk"},
+                   {"dg_given", "dg"},
+                   {"dA_chunk", "dA_part"},
+                   {"dbias_chunk", "dbias_part"}},
+                  {}});
+}
+
+void end_two_kernels(const ChunkedStages& stages, Uses& uses) {
+  if (stages.gradient == nullptr) return;
+  const auto gradient = std::ranges::find(uses, stages.gradient, &StageUse::stage);
+  if (gradient == uses.end()) return;
+  const auto behind = uses.end() - gradient - 1;
+  const bool sums = uses.back().stage == &stages::gate_param_sum;
+  gradient->replaces = static_cast<std::size_t>(behind) - (sums ? 1 : 0);
 }
 
 void add_row_scales(const Problem& p, const std::string& x, Uses& uses) {
@@ -208,7 +233,10 @@ Uses chunked_stages(const Problem& p, const ChunkedStages& stages) {
   if (p.pass == Pass::recurrent) return {{stages.recurrent, {}, {}}};
   Uses uses;
   add_chunk_tables(p, uses);
-  if (p.pass == Pass::forward) add_segments(stages, uses);
+  if (p.pass == Pass::forward)
+    add_segments(stages, uses);
+  else
+    add_two_kernels(p, stages, uses);
   for (const char* const x : {"q", "k"}) add_row_scales(p, x, uses);
   add_gate_sums(p, stages, uses);
   if (p.pass == Pass::forward || !p.disable_recompute) {
@@ -224,6 +252,7 @@ Uses chunked_stages(const Problem& p, const ChunkedStages& stages) {
   add_row_gradient(p, "q", uses);
   add_row_gradient(p, "k", uses);
   add_gate_gradient(p, stages, uses);
+  end_two_kernels(stages, uses);
   return uses;
 }
 

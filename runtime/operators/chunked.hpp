@@ -31,6 +31,10 @@ struct ChunkedStages {
   /// goes on from them; null: not at all.
   const StageDefinition* segment = nullptr;
   const StageDefinition* resume = nullptr;
+  /// By which a plan may have the whole backward pass: both walks over the chunks, then the
+  /// gradients; null: not at all.
+  const StageDefinition* scans = nullptr;
+  const StageDefinition* gradient = nullptr;
 };
 
 /// For no gate and for one value a head: intra-chunk products decay by one factor an element.
@@ -44,6 +48,11 @@ const ChunkedStages& vector_gate_stages();
 void add_chunk_tables(const Problem& problem, Uses& uses);
 /// What a forward pass may do first: states are carried from segment to segment.
 void add_segments(const ChunkedStages& stages, Uses& uses);
+/// What a plan may have instead of the rest of a backward pass, in front of it.
+void add_two_kernels(const Problem& problem, const ChunkedStages& stages, Uses& uses);
+/// Says what the two kernels in front replace, once that is there: all but the last sums of the
+/// gate's parameters.
+void end_two_kernels(const ChunkedStages& stages, Uses& uses);
 /// The scales of the rows of `x` (q or k), where they are normalized.
 void add_row_scales(const Problem& problem, const std::string& x, Uses& uses);
 /// The chunks' tables, and the scales of q and of k.

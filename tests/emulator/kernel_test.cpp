@@ -75,7 +75,8 @@ std::vector<unsigned char> rows_apart(const HostTensor& tensor, std::int64_t den
 /// the template takes strided lie `apart` or not.
 std::map<std::string, HostTensor, std::less<>> launch(const Template& t, const Config& config,
                                                       const StageData& data, Schedule schedule,
-                                                      unsigned char poison, bool apart) {
+                                                      unsigned char poison, bool apart,
+                                                      const Limits& device = {}) {
   const Constants constants = problem_constants(data.problem);
   const Spec spec(constants, config);
   const Extents extents = extents_of(data);
@@ -105,7 +106,7 @@ std::map<std::string, HostTensor, std::less<>> launch(const Template& t, const C
     else
       std::memcpy(pointers.back(), tensor.data(), tensor.bytes());
   }
-  emulator::emulate(t, constants, config, t.geometry(spec, extents, Limits{}), extents, pointers,
+  emulator::emulate(t, constants, config, t.geometry(spec, extents, device), extents, pointers,
                     strides, schedule);
 
   std::map<std::string, HostTensor, std::less<>> outputs;
@@ -133,12 +134,13 @@ bool same_element(const HostTensor& a, const HostTensor& b, std::int64_t i) {
   return std::memcmp(a.data() + offset, b.data() + offset, size) == 0;
 }
 
-void expect_correct(const Template& t, const Config& config, const StageData& data) {
+void expect_correct(const Template& t, const Config& config, const StageData& data,
+                    const Limits& device = {}) {
   SCOPED_TRACE(t.id() + " {" + config.to_string() + "} " + testing::describe(data.problem));
   const auto outputs =
-      launch(t, config, data, Schedule::first_warp, testing::kNanPoison, /*apart=*/false);
+      launch(t, config, data, Schedule::first_warp, testing::kNanPoison, /*apart=*/false, device);
   const auto again =
-      launch(t, config, data, Schedule::last_warp, testing::kFinitePoison, /*apart=*/true);
+      launch(t, config, data, Schedule::last_warp, testing::kFinitePoison, /*apart=*/true, device);
   const testing::TensorMap expected = testing::reference_outputs(t, data);
   const testing::Written written = testing::written_elements(data);
   for (const auto& [name, actual] : outputs) {
@@ -754,35 +756,43 @@ TEST(KernelHopper, WalksThroughPreparedChunks) {
 }
 
 /// Chunks from what is given: gates in all their forms, norms, grouped heads, ragged sequences.
+/// Pairs of values meet, not all of them: each case is a kernel to compile.
 TEST(KernelHopper, PreparesChunks) {
-  std::uint64_t seed = 70;
+  struct Case {
+    DType dtype;
+    Gate gate;
+    std::int64_t K, warps;
+    bool all;
+  };
   const Template& t = *find_template("kda_prepare.hopper");
-  for (const DType dtype : {DType::bf16, DType::fp16})
-    for (const Gate gate : {Gate::typical, Gate::mixed, Gate::very_negative, Gate::zero})
-      for (const std::int64_t K : {64, 128})
-        for (const bool all : {false, true}) {
-          const std::vector<std::int64_t> lengths{100, 0, 64, 1, 130};
-          Problem p = problem(1, 0, 1, 2, K, K == 64 ? 192 : 128);
-          p.op = "kda";
-          p.dtype = p.beta_dtype = dtype;
-          p.g_dtype = all ? dtype : DType::fp32;
-          p.use_qk_l2norm = p.use_beta_sigmoid = all;
-          if (gate == Gate::typical && all) {
-            p.use_gate_in_kernel = p.has_A_log = p.has_dt_bias = true;
-            if (dtype == DType::bf16) p.lower_bound = -5.0F;
-          }
-          const StageData data =
-              testing::make_stage_data(testing::packed(p, lengths), 64, gate, ++seed, lengths);
-          ASSERT_TRUE(applies(t, data));
-          SCOPED_TRACE(
-              fmt::format("{} {} K={} all={}", to_string(dtype), static_cast<int>(gate), K, all));
-          for (const std::int64_t warps : {8, 16})
-            if (warps * 8 <= K)
-              expect_correct(t, Config{{"BT", std::int64_t{64}}, {"num_warps", warps}}, data);
-        }
+  std::uint64_t seed = 70;
+  for (const Case& c : {Case{DType::bf16, Gate::typical, 128, 16, true},
+                        {DType::bf16, Gate::mixed, 64, 8, false},
+                        {DType::bf16, Gate::very_negative, 128, 8, true},
+                        {DType::bf16, Gate::zero, 128, 16, false},
+                        {DType::fp16, Gate::typical, 64, 8, true},
+                        {DType::fp16, Gate::mixed, 128, 16, true},
+                        {DType::fp16, Gate::very_negative, 64, 8, false},
+                        {DType::fp16, Gate::zero, 128, 8, true}}) {
+    const std::vector<std::int64_t> lengths{100, 0, 64, 1, 130};
+    Problem p = problem(1, 0, 1, 2, c.K, c.K == 64 ? 192 : 128);
+    p.op = "kda";
+    p.dtype = p.beta_dtype = c.dtype;
+    p.g_dtype = c.all ? c.dtype : DType::fp32;
+    p.use_qk_l2norm = p.use_beta_sigmoid = c.all;
+    if (c.gate == Gate::typical) {
+      p.use_gate_in_kernel = p.has_A_log = p.has_dt_bias = true;
+      if (c.dtype == DType::bf16) p.lower_bound = -5.0F;
+    }
+    const StageData data =
+        testing::make_stage_data(testing::packed(p, lengths), 64, c.gate, ++seed, lengths);
+    ASSERT_TRUE(applies(t, data));
+    expect_correct(t, Config{{"BT", std::int64_t{64}}, {"num_warps", c.warps}}, data);
+  }
 }
 
-TEST(KernelHopper, PreparingChunksSpillsNothing) {
+/// With a thread's sums of gates beside its decayed rows, four numbers.
+TEST(KernelHopper, PreparingChunksSpillsFewRegisters) {
   if (const std::string missing = compiler_problem(DeviceKind::cuda); !missing.empty())
     GTEST_SKIP() << missing;
   for (const std::int64_t width : {64, 128})
@@ -795,11 +805,40 @@ TEST(KernelHopper, PreparingChunksSpillsNothing) {
         p.packed = p.use_qk_l2norm = p.use_beta_sigmoid = p.use_gate_in_kernel = all;
         p.has_A_log = p.has_dt_bias = all;
         if (all) p.lower_bound = -5.0F;
-        const Artifact artifact =
-            compile({find_template("kda_prepare.hopper"), problem_constants(p),
-                     Config{{"BT", std::int64_t{64}}, {"num_warps", width / 8}},
-                     cuda_target("sm_90a")});
-        EXPECT_EQ(artifact.resources.spill_bytes, 0) << width << ' ' << all << to_string(type);
+        const Artifact artifact = compile(
+            {find_template("kda_prepare.hopper"), problem_constants(p),
+             Config{{"BT", std::int64_t{64}}, {"num_warps", width / 8}}, cuda_target("sm_90a")});
+        EXPECT_LE(artifact.resources.spill_bytes, 16) << width << ' ' << all << to_string(type);
+      }
+}
+
+/// Both walks of a backward pass: gates in all their forms and none, norms, states, ragged
+/// sequences.
+TEST(KernelHopper, WalksBothWays) {
+  std::uint64_t seed = 90;
+  const Template& t = *find_template("delta_scans.hopper");
+  for (const Gate gate : {Gate::typical, Gate::mixed, Gate::very_negative, Gate::zero})
+    for (const bool all : {false, true})
+      for (const std::int64_t BV : {64, 128}) {
+        const std::vector<std::int64_t> lengths{100, 0, 64, 1, 200};
+        Problem p = problem(2, 192, 1, 2, 128, 128);
+        p.op = gate == Gate::zero ? "delta_rule" : "gated_delta_rule";
+        p.has_g = gate != Gate::zero;
+        p.pass = Pass::backward;
+        p.dtype = p.beta_dtype = DType::bf16;
+        p.g_dtype = all ? DType::bf16 : DType::fp32;
+        p.use_qk_l2norm = p.use_beta_sigmoid = p.initial_state = p.output_final_state = all;
+        p.state_v_first = all && BV == 64;
+        if (gate == Gate::typical && all) p.use_gate_in_kernel = p.has_A_log = p.has_dt_bias = true;
+        if (all) p = testing::packed(p, lengths);
+        const StageData data = testing::make_stage_data(
+            p, 64, gate, ++seed, all ? lengths : std::vector<std::int64_t>(), &t);
+        ASSERT_TRUE(applies(t, data));
+        expect_correct(t,
+                       Config{{"BT", std::int64_t{64}},
+                              {"BV", BV},
+                              {"num_stages", all ? std::int64_t{3} : std::int64_t{2}}},
+                       data);
       }
 }
 
@@ -1064,6 +1103,88 @@ TEST(KernelGdn2, GatesThatEraseEverything) {
     p.dtype = p.beta_dtype = dtype;
     expect_gdn2_correct(p, 64, Gate::very_negative, 36);
   }
+}
+
+// ---- the backward pass in two kernels -----------------------------------------------------------
+
+/// Gradients of chunks by two or three blocks, each of which takes several.
+void expect_gradients_correct(Problem p, Gate gate, std::uint64_t seed,
+                              const std::vector<std::int64_t>& lengths = {}) {
+  const Template& t = *find_template("delta_gradient.hopper");
+  p.pass = Pass::backward;
+  p.dtype = DType::bf16;
+  const StageData data = testing::make_stage_data(lengths.empty() ? p : testing::packed(p, lengths),
+                                                  64, gate, seed, lengths, &t);
+  ASSERT_TRUE(applies(t, data));
+  Limits device;
+  device.multiprocessors = 2 + static_cast<int>(seed % 2);
+  expect_correct(t, Config{{"BT", std::int64_t{64}}}, data, device);
+}
+
+TEST(KernelHopper, GradientsOfAGateAHead) {
+  for (const Gate gate : {Gate::typical, Gate::mixed, Gate::very_negative, Gate::zero})
+    for (const std::int64_t group : {1, 2, 4}) {
+      SCOPED_TRACE(fmt::format("gate {} group {}", static_cast<int>(gate), group));
+      Problem p = problem(1, group == 1 ? 256 : 150, 1, group, 128, 128);
+      p.initial_state = true;
+      p.beta_dtype = group == 1 ? DType::bf16 : DType::fp32;
+      p.g_dtype = group == 4 ? DType::bf16 : DType::fp32;
+      expect_gradients_correct(p, gate, 80 + static_cast<std::uint64_t>(group), {});
+    }
+}
+
+TEST(KernelHopper, GradientsWithoutAGate) {
+  for (const bool norms : {false, true}) {
+    Problem p = problem(2, 150, 1, 2, 128, 128);
+    p.op = "delta_rule";
+    p.use_qk_l2norm = norms;
+    expect_gradients_correct(p, Gate::typical, 90);
+  }
+}
+
+TEST(KernelHopper, GradientsOfRaggedChunks) {
+  const std::vector<std::int64_t> lengths{100, 0, 64, 1, 130};
+  for (const Gate gate : {Gate::typical, Gate::mixed, Gate::very_negative})
+    for (const bool all : {false, true}) {
+      SCOPED_TRACE(fmt::format("gate {} all {}", static_cast<int>(gate), all));
+      Problem p = problem(1, 0, 2, all ? 4 : 2, 128, 128);
+      p.g_dtype = all ? DType::bf16 : DType::fp32;
+      p.use_qk_l2norm = p.use_beta_sigmoid = all;
+      p.allow_neg_eigval = all && gate == Gate::mixed;
+      if (all && gate == Gate::typical) p.use_gate_in_kernel = p.has_A_log = p.has_dt_bias = true;
+      expect_gradients_correct(p, gate, 91, lengths);
+    }
+}
+
+TEST(KernelHopper, GradientsOfOtherWidths) {
+  for (const auto& [K, V] : {std::pair{64, 64}, {128, 64}, {64, 256}, {256, 128}, {256, 256}}) {
+    Problem p = problem(1, 150, 1, K > V ? 1 : 2, K, V);
+    p.use_qk_l2norm = K == V;
+    expect_gradients_correct(p, Gate::typical, 92);
+  }
+}
+
+TEST(KernelHopper, GradientsSpillNothing) {
+  if (const std::string missing = compiler_problem(DeviceKind::cuda); !missing.empty())
+    GTEST_SKIP() << missing;
+  for (const char* const op : {"delta_rule", "gated_delta_rule"})
+    for (const std::int64_t group : {1, 2, 4})
+      for (const std::int64_t width : {64, 128, 256})
+        for (const bool all : {false, true}) {
+          Problem p = problem(1, 90, 2, 2 * group, width, width);
+          p.op = op;
+          p.pass = Pass::backward;
+          p.dtype = DType::bf16;
+          p.packed = p.use_qk_l2norm = p.use_beta_sigmoid = all;
+          if (all && p.op == "gated_delta_rule")
+            p.use_gate_in_kernel = p.has_A_log = p.has_dt_bias = true;
+          const Artifact artifact =
+              compile({find_template("delta_gradient.hopper"), problem_constants(p),
+                       Config{{"BT", std::int64_t{64}}}, cuda_target("sm_90a")});
+          // Of 256 channels, grouped heads with all options spill what is used once an item.
+          EXPECT_LE(artifact.resources.spill_bytes, width == 256 && group > 1 && all ? 64 : 0)
+              << op << ' ' << group << ' ' << width << ' ' << all;
+        }
 }
 
 }  // namespace

@@ -186,6 +186,7 @@ class DeviceTest : public ::testing::Test {
     Problem usual;
     usual.K = 128;
     usual.dtype = dtype;
+    if (t.source.starts_with("backward/")) usual.pass = Pass::backward;
     if (takes(t, limits(), usual)) return true;
     skip_reason_ = t.id() + " is not for " + std::string(to_string(dtype)) + " on this device";
     return false;

@@ -195,6 +195,24 @@ class Chain {
     store("dv", p_.dtype, heads(p_.HV, p_.V));
     if (!erases()) store("dbeta", p_.beta_dtype, heads(p_.HV));
     if (gated()) gate_gradients();
+    if (!vector() && !erases()) two_kernels();
+  }
+
+  /// The pass of delta_scans and delta_gradient, whose gradients are those of what was given.
+  void two_kernels() {
+    if (p_.dtype != DType::bf16 || BT_ != 64) return;
+    if (!needs({"states", "z", "dstates", "dq_given", "dk_given", "dg_given"})) return;
+    run("delta_scans");
+    store("states", p_.dtype, {NT_, p_.HV, p_.V, p_.K});
+    store("z", p_.dtype, {NT_, p_.HV, BT_, p_.V});
+    store("dstates", p_.dtype, {NT_, p_.HV, p_.V, p_.K});
+    run("delta_gradient");
+    store("dq_given", p_.dtype, heads(p_.H, p_.K));
+    store("dk_given", p_.dtype, heads(p_.H, p_.K));
+    if (gated()) store("dg_given", p_.g_dtype, gate_shape());
+    if (!gated() || !p_.use_gate_in_kernel) return;
+    store("dA_chunk", DType::fp32, {NT_, p_.HV});
+    if (p_.has_dt_bias) store("dbias_chunk", DType::fp32, {NT_, p_.HV});
   }
 
   void segment_gradients() {
@@ -353,8 +371,8 @@ bool uses_stage(const Problem& p, std::string_view stage) {
   if (stage == "chunk_local_cumsum" || stage == "chunk_local_reverse_cumsum")
     return kind != GateKind::none;
   for (const std::string_view scalar :
-       {"delta_segment", "delta_resume", "scaled_dot_kkt", "recompute_w_u", "fwd_o", "bwd_dv_local",
-        "bwd_dqkwg", "wy_bwd"})
+       {"delta_scans", "delta_gradient", "delta_segment", "delta_resume", "scaled_dot_kkt",
+        "recompute_w_u", "fwd_o", "bwd_dv_local", "bwd_dqkwg", "wy_bwd"})
     if (stage == scalar) return kind != GateKind::vector;
   return !stage.starts_with("kda_") || kind == GateKind::vector;
 }
@@ -419,9 +437,14 @@ bool exercises(const Template& t, const StageData& data) {
 bool takes(const Template& t, const Limits& limits, const Problem& problem) {
   const bool hopper = limits.wgmma && limits.tensor_copies && problem.dtype != DType::fp32;
   if (t.id() == "scaled_dot_kkt.hopper") return hopper && problem.K % 64 == 0;
+  if (t.source.starts_with("backward/"))
+    return hopper && problem.dtype == DType::bf16 && problem.pass == Pass::backward &&
+           !problem.disable_recompute && gate_kind(problem) != GateKind::vector &&
+           (problem.K == 64 || problem.K == 128 || problem.K == 256) &&
+           (problem.V == 64 || problem.V == 128 || problem.V == 256);
   const bool one_head_gate = t.source.starts_with("forward/delta_forward/");
-  const bool prepared = t.source.starts_with("forward/kda_fwd_h_o/") ||
-                        t.source.starts_with("forward/kda_prepare/");
+  const bool prepared =
+      t.source.starts_with("forward/kda_fwd_h_o/") || t.source.starts_with("forward/kda_prepare/");
   const bool one_kernel = t.source.starts_with("forward/kda_forward/");
   if (one_head_gate || prepared || one_kernel)
     return hopper && (problem.K == 64 || problem.K == 128 || (problem.K == 256 && one_head_gate)) &&
@@ -438,6 +461,10 @@ Problem within_reach(const Template& t, const Limits& limits, const Problem& pro
   if (takes(t, limits, p)) return p;
   p.V = p.V <= 64 ? 64 : 128;
   p.pass = Pass::forward;
+  if (t.source.starts_with("backward/")) {
+    p.pass = Pass::backward;
+    p.dtype = DType::bf16;
+  }
   p.allow_neg_eigval = p.disable_recompute = p.return_intermediate_states = false;
   return p;
 }
@@ -476,8 +503,9 @@ Written written_elements(const StageData& data) {
   const bool keeps = p.disable_recompute || p.return_intermediate_states;
   const ChunkLayout& layout = data.context.layout;
   const std::int64_t square = p.HV * p.K * p.K;
-  return [&slots = layout.slots, segments = layout.segments(data.context.SEG), one, square, keeps](
-             const std::string& name, std::int64_t i) {
+  const std::int64_t rows = p.HV * layout.BT * p.V;
+  return [&slots = layout.slots, segments = layout.segments(data.context.SEG), one, square, rows,
+          keeps](const std::string& name, std::int64_t i) {
     if (name.starts_with("segment_") || name.starts_with("share_")) {
       const bool is_square = name == "segment_M" || name == "segment_dM" || name == "share_M";
       const auto& segment = segments[static_cast<std::size_t>(i / (is_square ? square : one))];
@@ -485,7 +513,10 @@ Written written_elements(const StageData& data) {
       if (name.ends_with("_M") || name.ends_with("_R")) return !segment.last;
       return name == "segment_state" || name == "segment_dstate" || !segment.first;
     }
-    if (name != "dh" && (name != "h" || keeps)) return true;
+    if (name == "z") return slots[static_cast<std::size_t>(i / rows)].sequence >= 0;
+    const bool of_slots =
+        name == "dh" || name == "states" || name == "dstates" || (name == "h" && !keeps);
+    if (!of_slots) return true;
     return slots[static_cast<std::size_t>(i / one)].sequence >= 0;
   };
 }
@@ -497,12 +528,29 @@ enum class Row : std::uint8_t { forward, gradient, gate_gradient };
 
 Row row_of(std::string_view output) {
   for (const std::string_view name :
-       {"dG", "dG_qk", "dGk", "dGk_inter", "dg", "dg_raw", "dbeta", "derase", "dwrite",
-        "dbeta_inter", "dA_log", "ddt_bias", "dA_part", "dbias_part"})
+       {"dG", "dG_qk", "dGk", "dGk_inter", "dg", "dg_raw", "dg_given", "dbeta", "derase", "dwrite",
+        "dbeta_inter", "dA_log", "ddt_bias", "dA_part", "dbias_part", "dA_chunk", "dbias_chunk"})
     if (output == name) return Row::gate_gradient;
-  for (const std::string_view name :
-       {"dq", "dk", "dv", "du", "dh", "dv_local", "dw", "dinitial_state", "dk_qk", "dq_inter",
-        "dk_inter", "dAqk", "dA", "dy", "dx", "segment_dR", "segment_dstate"})
+  for (const std::string_view name : {"dq",
+                                      "dk",
+                                      "dq_given",
+                                      "dk_given",
+                                      "dv",
+                                      "du",
+                                      "dh",
+                                      "dstates",
+                                      "dv_local",
+                                      "dw",
+                                      "dinitial_state",
+                                      "dk_qk",
+                                      "dq_inter",
+                                      "dk_inter",
+                                      "dAqk",
+                                      "dA",
+                                      "dy",
+                                      "dx",
+                                      "segment_dR",
+                                      "segment_dstate"})
     if (output == name) return Row::gradient;
   return Row::forward;
 }

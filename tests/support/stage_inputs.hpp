@@ -16,6 +16,7 @@ using StageReferences = std::map<std::string_view, StageReference>;
 const StageReferences& row_references();  ///< work on rows and gates alone
 const StageReferences& forward_references();
 const StageReferences& backward_references();
+const StageReferences& pass_references();  ///< a backward pass in two kernels
 const StageReferences& kda_references();
 const StageReferences& gdn2_references();
 const StageReferences& recurrent_references();

@@ -113,8 +113,7 @@ Template segment() {
 Template resume() {
   Template t = scan::split(whole_walk("kda_fwd_h_o_resume", "resume.cu"));
   t.summary = "The state scan and the output of all segments, from the states that enter them.";
-  t.walk_cost =
-      WalkCost{.chunk = 1.12, .prepare = 10.4, .combine = 2, .added = 19, .clear = 0.95};
+  t.walk_cost = WalkCost{.chunk = 1.12, .prepare = 10.4, .combine = 2, .added = 19, .clear = 0.95};
   t.covers = {stages::fwd_h, stages::kda_fwd_o};
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     return launch(s, e.NS * s.HV * (s.V / s.BV), true);

@@ -83,8 +83,9 @@ Template prepare() {
     if (s.K == 128 && blocks <= limits.multiprocessors) s.num_warps = 16;
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
-    return Geometry{
-        .grid = {e.NT * s.HV, 1, 1}, .threads = 32 * s.num_warps, .shared_bytes = HopperLayout(s).bytes};
+    return Geometry{.grid = {e.NT * s.HV, 1, 1},
+                    .threads = 32 * s.num_warps,
+                    .shared_bytes = HopperLayout(s).bytes};
   };
   return t;
 }

@@ -1,9 +1,9 @@
 // All of a chunk of Kimi Delta Attention that needs no state, one block a chunk and value head:
 // norms of rows, gates and their sums, decayed rows, scores, the inverse of I + A, W and U.
 //
-// num_warps / 4 warps have a slice of 16 tokens, each its part of the channels. Within a slice decays are shared
-// out around its middle row, between slices at the start of the later one or the end of the
-// earlier one, and between the chunk's halves in its middle: there no factor is above 1.
+// num_warps / 4 warps have a slice of 16 tokens, each its part of the channels. Within a slice
+// decays are shared out around its middle row, between slices at the start of the later one or the
+// end of the earlier one, and between the chunk's halves in its middle: there no factor is above 1.
 #include "device/cuda/chunk.cuh"
 #include "device/cuda/sm90/barrier.cuh"
 #include "device/cuda/sm90/inverse.cuh"
@@ -367,8 +367,7 @@ struct Slice {
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        sum.x[n].x[i] = part == 0 ? keys.x[n].x[i] : queries.x[n].x[i];
+      for (int i = 0; i < 4; ++i) sum.x[n].x[i] = part == 0 ? keys.x[n].x[i] : queries.x[n].x[i];
 #pragma unroll
     for (int other = 0; other + 1 < kParts; ++other)
 #pragma unroll
@@ -499,8 +498,8 @@ WYVERN_DEVICE void write_rows(const Block& b, const SquareTile& tile, DTYPE* to,
     cuda::Accumulator pair[2];
 #pragma unroll
     for (int i = 0; i < 8; ++i) pair[i / 4].x[i % 4] = x.x[c / 2 + i];
-    store_pair<8>(to + int64{first} * stride + c, stride, pair[0], pair[1],
-                  b.chunk.rows - first, 16);
+    store_pair<8>(to + int64{first} * stride + c, stride, pair[0], pair[1], b.chunk.rows - first,
+                  16);
   }
 }
 

@@ -8,7 +8,7 @@ namespace wyvern::kda_prepare {
 
 constexpr int kChunk = 64;  ///< tokens
 constexpr int kSlices = 4;  ///< of 16 tokens
-constexpr int kTable = 7;  ///< numbers of a channel and slice
+constexpr int kTable = 7;   ///< numbers of a channel and slice
 
 /// What is needed only up to a block barrier lies where something else comes after it.
 template <class S>
@@ -23,11 +23,11 @@ struct HopperLayout {
   cuda::sm90::SwizzledPlace erasing;  ///< k exp(G)
   cuda::sm90::SwizzledPlace late;     ///< the last slice of q, decayed from the middle of the chunk
   cuda::sm90::SwizzledPlace inverse;  ///< (I + A)^-1 - I, columns by beta, where `right` was
-  cuda::ArrayPlace shares;            ///< of scores inside slices: 256 of each kind from each other warp
-  cuda::ArrayPlace totals, middles;   ///< sums of gates over each slice, and over its first half
-  cuda::ArrayPlace table;             ///< kTable numbers for each of 32 channels a warp
-  cuda::sm90::InverseLayout solve;    ///< where those were
-  cuda::ArrayPlace squares;           ///< of rows of q, then of k: a warp's part of channels
+  cuda::ArrayPlace shares;  ///< of scores inside slices: 256 of each kind from each other warp
+  cuda::ArrayPlace totals, middles;  ///< sums of gates over each slice, and over its first half
+  cuda::ArrayPlace table;            ///< kTable numbers for each of 32 channels a warp
+  cuda::sm90::InverseLayout solve;   ///< where those were
+  cuda::ArrayPlace squares;          ///< of rows of q, then of k: a warp's part of channels
   cuda::ArrayPlace beta, bias;
   cuda::sm90::BarrierPlace loaded;  ///< q, k and gates; v
   int bytes;

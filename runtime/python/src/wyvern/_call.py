@@ -9,6 +9,7 @@ the fields that ``wyvern_field_get()`` lists. They give a list of the tensors th
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -40,6 +41,7 @@ def _set(fields: dict[str, str], name: str) -> bool:
     return fields.get(name, "0") == "1"
 
 
+@functools.lru_cache(1024)
 def _given(problem: str) -> int:
     """How many outputs come before what disable_recompute keeps."""
     return 1 + _set(fields_of(problem), "output_final_state")

@@ -75,6 +75,7 @@ template <class T, int Depth>
 struct FragmentA {
   uint32 x[Depth / 16][4];
 
+  FragmentA() = default;
   /// Rounded from an accumulator, whose layout it has.
   WYVERN_DEVICE explicit FragmentA(const Accumulator<Depth>& from) {
 #pragma unroll

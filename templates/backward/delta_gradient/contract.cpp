@@ -1,0 +1,109 @@
+#include <algorithm>
+
+#include "templates/backward/delta_gradient/layout.hpp"
+#include "templates/backward/stages.hpp"
+#include "templates/hopper_contract.hpp"
+#include "templates/template.hpp"
+
+namespace wyvern::delta_gradient {
+namespace {
+
+constexpr std::int64_t kThreads = 384;
+
+TiledView keys(const Spec& s, const Extents& e) {
+  return hopper::panels(e, s.DTYPE, s.H, s.K, kRows, s.K / 64);
+}
+TiledView values(const Spec& s, const Extents& e) {
+  return hopper::panels(e, s.DTYPE, s.HV, s.V, kRows, s.V / 64);
+}
+/// A slice of a key head's gradients.
+TiledView slices(const Spec& s, const Extents& e) {
+  return hopper::panels(e, s.DTYPE, s.H, s.K, kRows, kChannels / 64);
+}
+/// Matrices of a chunk slot and value head, [NT, HV, rows, columns]; one copy brings `part` rows of
+/// `panels` panels.
+TiledView matrices(const Spec& s, const Extents& e, std::int64_t rows, std::int64_t columns,
+                   std::int64_t part, std::int64_t panels) {
+  const auto size = static_cast<std::int64_t>(size_of(s.DTYPE));
+  return {.dims = {64, rows, columns / 64, e.NT * s.HV},
+          .strides = {columns * size, 64 * size, rows * columns * size},
+          .box = {64, part, panels, 1},
+          .swizzle = Swizzle::bytes128};
+}
+TiledView chunk_values(const Spec& s, const Extents& e) {
+  return matrices(s, e, kRows, s.V, kRows, s.V / 64);
+}
+/// A part of a slice of states.
+TiledView state_parts(const Spec& s, const Extents& e) {
+  return matrices(s, e, s.V, s.K, HopperLayout(s).part_rows, 1);
+}
+
+std::string illegal(const Spec& s, const Limits& limits) {
+  if (s.VECTOR_GATE) return "it has one gate a head, not one per key channel";
+  if (s.BT != kRows)
+    return fmt::format("BT={} is not the {} rows of a warpgroup's product", s.BT, kRows);
+  if (s.DTYPE != DType::bf16)
+    return "DTYPE must be bf16: its operands want bf16's range, which fp16 lacks, and wgmma has no "
+           "fp32 products";
+  for (const std::int64_t width : {s.K, s.V})
+    if (width != 64 && width != 128 && width != 256)
+      return fmt::format("K={} and V={} must be 64, 128 or 256", s.K, s.V);
+  return cuda::exceeds_shared(HopperLayout(s).bytes, limits);
+}
+
+/// Hopper: as many blocks as multiprocessors; each takes chunks of key heads in turn.
+Template hopper_template() {
+  Template t;
+  t.name = "delta_gradient";
+  t.variant = "hopper";
+  t.source = "hopper.cu";
+  t.summary =
+      "All gradients of a chunk but v's, for a gate a head or none, from both walks' states.";
+  t.covers = {stages::delta_gradient};
+  t.constants = {constant::DTYPE,
+                 constant::BETA_DTYPE,
+                 constant::G_DTYPE,
+                 constant::H,
+                 constant::HV,
+                 constant::K,
+                 constant::V,
+                 constant::VARLEN,
+                 constant::SCALAR_GATE,
+                 constant::VECTOR_GATE,
+                 constant::HAS_A_LOG,
+                 constant::HAS_DT_BIAS,
+                 constant::GATE_IN_KERNEL,
+                 constant::QK_L2NORM,
+                 constant::BETA_SIGMOID,
+                 constant::NEG_EIGVAL};
+  t.needs.wgmma = t.needs.tensor_copies = true;
+  t.tunables = {{tunable::BT, cuda::integers({kRows})}};
+  t.tensor_maps = {{.name = "q_map", .argument = "q", .view = keys},
+                   {.name = "k_map", .argument = "k", .view = keys},
+                   {.name = "do_map", .argument = "do", .view = values},
+                   {.name = "z_map", .argument = "z", .view = chunk_values},
+                   {.name = "dv_map", .argument = "dv", .view = values},
+                   {.name = "states_map", .argument = "states", .view = state_parts},
+                   {.name = "dstates_map", .argument = "dstates", .view = state_parts},
+                   {.name = "dq_map", .argument = "dq_given", .view = slices},
+                   {.name = "dk_map", .argument = "dk_given", .view = slices}};
+  t.strided = {"q", "k", "beta", "g", "do"};
+  t.illegal = illegal;
+  t.fallback = [](Spec&, const Limits&) {};
+  t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {
+    const std::int64_t items = e.NT * s.H;
+    return Geometry{
+        .grid = {limits.multiprocessors > 0 ? std::min<std::int64_t>(items, limits.multiprocessors)
+                                            : items,
+                 1, 1},
+        .threads = kThreads,
+        .shared_bytes = HopperLayout(s).bytes};
+  };
+  return t;
+}
+
+}  // namespace
+
+std::vector<Template> contract() { return {hopper_template()}; }
+
+}  // namespace wyvern::delta_gradient

@@ -1,0 +1,88 @@
+// What a block of delta_gradient.hopper keeps in shared memory.
+#pragma once
+
+#include "device/cuda/sm90/layout.hpp"
+
+namespace wyvern::delta_gradient {
+
+constexpr int kRows = 64;      ///< of a chunk
+constexpr int kChannels = 64;  ///< of K in a slice
+constexpr int kStages = 2;     ///< of factors; q and k, F, and sums have one
+
+template <class S>
+struct HopperLayout {
+  int row_stages;   ///< of a value head's rows
+  int part_rows;    ///< of V, of S^T and dS'^T that come together
+  int part_stages;  ///< of those
+  cuda::sm90::SwizzledPlace q, k;
+  /// The first stage of a value head's rows: one `tiles` bytes behind the other.
+  cuda::sm90::SwizzledPlace dO, z, dv;
+  /// The first stage of a part of a slice of S^T and of dS'^T: one `parts` bytes behind the other.
+  cuda::sm90::SwizzledPlace state, dstate;
+  /// F and M of a value head. M's place is also where dk waits for its store, as dq does in
+  /// `staging`.
+  cuda::sm90::SwizzledPlace F, M, staging;
+  int tiles, parts;
+  /// Factors of rows, the first stage; `factors` floats from one to the next. G: the running sum of
+  /// gates in base 2; entering: exp(G); leaving: exp(G_C - G) times `column`; column: of k_s in
+  /// products over rows s, beta times the norm's scale; anchored: the same decayed up to anchors.
+  cuda::ArrayPlace G, entering, leaving, column, anchored;
+  int factors;
+  cuda::ArrayPlace query_scale, key_scale;  ///< of rows of q and k by their norms
+  cuda::ArrayPlace own;                     ///< o, from the queries' warpgroup to the keys'
+  /// Sums over rows' channels: q dQ; k (R - C); k I, one a warp; and the diagonal of dV Z^T.
+  cuda::ArrayPlace query_dots, key_dots, end_dots, values;
+  cuda::ArrayPlace state_dots;  ///< <S, dS'>, a part a warp, two stages
+  cuda::ArrayPlace item;        ///< whose q and k are there
+  /// Full and empty barriers of the pipelines' stages.
+  cuda::sm90::BarrierPlace keys, rows, states, scales, scores, sums;
+  cuda::sm90::BarrierPlace landed;
+  int bytes;
+
+  constexpr explicit HopperLayout(const S& s) {
+    cuda::LayoutBuilder at;
+    const auto tile = [&](long long height, long long width) {
+      return cuda::sm90::swizzled_tile(at, height, width, s.DTYPE);
+    };
+    const bool wide = s.K > 128 || s.V > 128;
+    row_stages = wide ? 1 : 2;
+    part_rows = static_cast<int>(wide ? 64 : s.V);
+    part_stages = wide && (s.K <= 128 || s.V <= 128) ? 4 : 2;
+    q = tile(kRows, s.K);
+    k = tile(kRows, s.K);
+    int first = at.bytes;
+    dO = tile(kRows, s.V);
+    z = tile(kRows, s.V);
+    dv = tile(kRows, s.V);
+    tiles = at.bytes - first;
+    at.bytes = first + row_stages * tiles;
+    first = at.bytes;
+    state = tile(part_rows, kChannels);
+    dstate = tile(part_rows, kChannels);
+    parts = at.bytes - first;
+    at.bytes = first + part_stages * parts;
+    F = tile(kRows, kRows);
+    M = tile(kRows, kRows);
+    staging = tile(kRows, kChannels);
+    first = at.bytes;
+    for (cuda::ArrayPlace* place : {&G, &entering, &leaving, &column}) *place = at.array(kRows);
+    anchored = at.array(16 + 32 + 48);
+    factors = (at.bytes - first) / 4;
+    at.bytes = first + kStages * factors * 4;
+    for (cuda::ArrayPlace* place :
+         {&query_scale, &key_scale, &own, &query_dots, &key_dots, &values})
+      *place = at.array(kRows);
+    end_dots = at.array(4);
+    state_dots = at.array(kStages * 4);
+    item = at.array(4, DType::int32);
+    rows = cuda::sm90::barriers(at, 2 * row_stages);
+    states = cuda::sm90::barriers(at, 2 * part_stages);
+    scales = cuda::sm90::barriers(at, 2 * kStages);
+    for (cuda::sm90::BarrierPlace* place : {&keys, &scores, &sums})
+      *place = cuda::sm90::barriers(at, 2);
+    landed = cuda::sm90::barriers(at, 1);
+    bytes = at.bytes;
+  }
+};
+
+}  // namespace wyvern::delta_gradient

@@ -1,0 +1,362 @@
+// Warpgroup 0 of delta_gradient.hopper. Its first warp loads tiles; the others make factors of
+// rows, the states' inner product, and the gradients of beta and of the gate.
+#pragma once
+
+#include "backward/delta_gradient/block.cuh"
+#include "device/cuda/backward.cuh"
+#include "device/cuda/gate.cuh"
+
+// ---- the producer warp --------------------------------------------------------------------------
+
+struct LoadMaps {
+  const TensorMap &q, &k, &dO, &z, &dv, &states, &dstates;
+};
+
+/// Zeros in place of rows from `first` on: what follows in the tensor is the next sequence's.
+template <class TileType>
+WYVERN_DEVICE void clear_rows(const TileType& tile, int first) {
+  constexpr int kPieces = TileType::kCols / 8;
+  for (int i = lane_index(); i < (kRows - first) * kPieces; i += 32) {
+    auto* const words = reinterpret_cast<uint32*>(tile.at(first + i / kPieces, i % kPieces * 8));
+#pragma unroll
+    for (int j = 0; j < 4; ++j) words[j] = 0;
+  }
+}
+
+/// Part `i` of a value head's states, slice by slice.
+WYVERN_DEVICE void load_part(const Block& b, const Turn& turn, int state, int i,
+                             const LoadMaps& maps) {
+  const auto at = turn.part(0, i);
+  b.states().wait_empty(at);
+  if (lane_index() > 0) return;
+  const int row = i % kParts * kPartRows;
+  sm90::Barrier* const full = b.states().full(at);
+  sm90::barrier_arrive_expect(full, 2 * StateTile::kBytes);
+  sm90::tensor_load(b.state(at.buffer).data, maps.states, {0, row, i / kParts, state}, full);
+  sm90::tensor_load(b.dstate(at.buffer).data, maps.dstates, {0, row, i / kParts, state}, full);
+}
+
+/// A value head's tiles; with its group's first those of the key head too. These are loaded after
+/// as many parts of states as there is room for: they wait for the whole item before.
+WYVERN_DEVICE void load_head(const Block& b, const Turn& turn, const Item& item, int n,
+                             uint32& landings, const LoadMaps& maps) {
+  const int head = item.head * kGroup + n;
+  const int state = item.slot * HV + head;
+  const int stage = turn.rows().buffer;
+  const bool with_keys = n == 0;
+  sm90::Barrier* const rows = item.is_full() ? b.rows().full(turn.rows()) : b.landed();
+  sm90::Barrier* const keys = item.is_full() ? b.keys().full(turn.item()) : b.landed();
+  b.rows().wait_empty(turn.rows());
+  if (lane_index() == 0) {
+    const int later = with_keys && !item.is_full() ? 2 * KeyTile::kBytes : 0;
+    sm90::barrier_arrive_expect(rows, 3 * ValueTile::kBytes + later);
+    sm90::tensor_load(b.dO(stage).data, maps.dO, {0, item.token, 0, head}, rows);
+    sm90::tensor_load(b.z(stage).data, maps.z, {0, 0, 0, state}, rows);
+    sm90::tensor_load(b.dv(stage).data, maps.dv, {0, item.token, 0, head}, rows);
+  }
+  int part = 0;
+  for (; part < smaller(kSlices * kParts, kPartStages); ++part)
+    load_part(b, turn, state, part, maps);
+  if (with_keys) {
+    b.keys().wait_empty(turn.item());
+    if (lane_index() == 0) {
+      b.item() = item;
+      if (item.is_full()) sm90::barrier_arrive_expect(keys, 2 * KeyTile::kBytes);
+      sm90::tensor_load(b.q().data, maps.q, {0, item.token, 0, item.head}, keys);
+      sm90::tensor_load(b.k().data, maps.k, {0, item.token, 0, item.head}, keys);
+    }
+  }
+  if (!item.is_full()) {
+    sm90::barrier_wait(b.landed(), landings++ % 2);
+    clear_rows(b.dO(stage), item.rows);
+    clear_rows(b.dv(stage), item.rows);
+    if (with_keys) {
+      clear_rows(b.q(), item.rows);
+      clear_rows(b.k(), item.rows);
+    }
+    sm90::fence_proxy_async();
+    sync_warp();
+    if (lane_index() == 0) {
+      sm90::barrier_arrive(b.rows().full(turn.rows()));
+      if (with_keys) sm90::barrier_arrive(b.keys().full(turn.item()));
+    }
+  }
+#pragma unroll 1
+  for (; part < kSlices * kParts; ++part) load_part(b, turn, state, part, maps);
+}
+
+WYVERN_DEVICE void load_items(const Block& b, Items items, const LoadMaps& maps) {
+  Turn turn;
+  Item item;
+  uint32 landings = 0;
+#pragma unroll 1
+  for (; items.next_used(item); ++turn.items)
+#pragma unroll 1
+    for (int n = 0; n < kGroup; ++n, ++turn.heads) load_head(b, turn, item, n, landings, maps);
+}
+
+// ---- factors of rows ----------------------------------------------------------------------------
+
+constexpr int kFactorWarp = 1, kGradientWarp = 2, kNormWarp = 3;
+constexpr int kWarpsName = 3, kNormsName = 4;  ///< of named barriers
+
+/// A gate's raw input, of one head.
+struct GateForm {
+  float bias, rate;
+
+  WYVERN_DEVICE float log_decay_of(G_DTYPE raw) const {
+    if constexpr (!GATE_IN_KERNEL) return to_float(raw);
+    return log_decay<false>(to_float(raw) + bias, rate, 0.0f);
+  }
+  WYVERN_DEVICE GateSlopes slopes_of(G_DTYPE raw) const {
+    return gate_slopes<false>(to_float(raw) + bias, rate, 0.0f);
+  }
+};
+
+/// What is given of each row and value head.
+struct GivenRows {
+  TokenRows<const G_DTYPE> g;
+  TokenRows<const BETA_DTYPE> beta;
+  const float *A_log, *dt_bias;
+  float floor;
+
+  WYVERN_DEVICE GateForm form(int head) const {
+    GateForm form{0.0f, 1.0f};
+    if constexpr (HAS_DT_BIAS) form.bias = dt_bias[head];
+    if constexpr (HAS_A_LOG) form.rate = exponential(A_log[head]);
+    return form;
+  }
+};
+
+/// Rows `lane` and `lane` + 32 of a chunk and value head; past its end zeros.
+struct RawRows {
+  G_DTYPE g[2];
+  BETA_DTYPE beta[2];
+
+  WYVERN_DEVICE void read(const Item& item, int head, const GivenRows& given) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = 32 * i + lane_index();
+      g[i] = {};
+      beta[i] = {};
+      if (row >= item.rows) continue;
+      if constexpr (SCALAR_GATE) g[i] = given.g.row(item.token + row)[head];
+      beta[i] = given.beta.row(item.token + row)[head];
+    }
+  }
+};
+
+/// beta as it is divided by: where it is next to nothing it counts as 2^-40, by which its row adds
+/// nothing that shows, and so that its gradient can be told.
+WYVERN_DEVICE float divisor(BETA_DTYPE raw) {
+  constexpr float kLeast = 0x1p-40f;
+  const float rate = activate_beta<BETA_SIGMOID, NEG_EIGVAL>(raw);
+  const float least = bits_float(float_bits(rate) & 0x80000000U | float_bits(kLeast));
+  return rate < kLeast && rate > -kLeast ? least : rate;
+}
+
+/// Scales of rows by their norms: this warp's half of the 64 of q or of k.
+WYVERN_DEVICE void scale_by_norms(const Block& b, const KeyTile& tile, float* to) {
+#pragma unroll 1
+  for (int row = lane_index(); row < kRows; row += 32) {
+    float sum[2] = {};
+#pragma unroll 4
+    for (int col = 0; col < K; col += 8) {
+      const auto pairs = load<4>(reinterpret_cast<const uint32*>(tile.at(row, col)));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const Float2 x = sm90::unpack<DTYPE>(pairs.at[i]);
+#pragma unroll
+        for (int n = 0; n < 2; ++n) sum[n] = fused_multiply_add(x.at[n], x.at[n], sum[n]);
+      }
+    }
+    to[row] = reciprocal_sqrt(sum[0] + sum[1] + 1e-6f);
+  }
+}
+
+/// Both warps' scales of an item's rows.
+WYVERN_DEVICE void make_scales(const Block& b, const Turn& turn, int warp) {
+  b.keys().wait_full(turn.item());
+  if (warp == kFactorWarp)
+    scale_by_norms(b, b.k(), b.array<kLayout.key_scale>());
+  else
+    scale_by_norms(b, b.q(), b.array<kLayout.query_scale>());
+  sm90::hand_over(b.keys().empty(turn.item()));
+  sm90::sync_named(kNormsName, 64);
+}
+
+WYVERN_DEVICE void make_factors(const Block& b, const Turn& turn, const Item& item,
+                                const RawRows& raw, const GateForm& form, float floor) {
+  float log_decays[2] = {};
+  float column[2];
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    const int row = 32 * n + lane_index();
+    const bool used = row < item.rows;
+    if (SCALAR_GATE && used) log_decays[n] = maximum(form.log_decay_of(raw.g[n]), floor);
+    column[n] = used ? divisor(raw.beta[n]) : 0.0f;
+    if constexpr (kNorms) column[n] *= b.array<kLayout.key_scale>()[row];
+  }
+  const sm90::DecaySums sums(log_decays);
+  const int stage = turn.factors().buffer;
+  b.scales().wait_empty(turn.factors());
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    const int row = 32 * n + lane_index();
+    b.factors<kLayout.G>(stage)[row] = sums.row[n];
+    b.factors<kLayout.entering>(stage)[row] = exp2_fast(sums.row[n]);
+    b.factors<kLayout.leaving>(stage)[row] = exp2_fast(sums.last - sums.row[n]) * column[n];
+    b.factors<kLayout.column>(stage)[row] = column[n];
+  }
+  sums.store_anchored(b.factors<kLayout.anchored>(stage), column);
+  sm90::barrier_arrive(b.scales().full(turn.factors()));
+}
+
+// ---- the end of the gate's gradient -------------------------------------------------------------
+
+/// The sum over a warp's lanes, always in the same order.
+WYVERN_DEVICE float sum_warp(float x) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+  return x;
+}
+
+/// <S, dS'> by three warps as parts land; complete in each of them.
+WYVERN_DEVICE float multiply_states(const Block& b, const Turn& turn, int warp) {
+  constexpr int kPieces = StateTile::kBytes / 16;
+  float sum[2] = {};
+#pragma unroll 1
+  for (int part = 0; part < kSlices * kParts; ++part) {
+    const auto at = turn.part(0, part);
+    b.states().wait_full(at);
+    const auto* const x = reinterpret_cast<const uint32*>(b.state(at.buffer).data);
+    const auto* const y = reinterpret_cast<const uint32*>(b.dstate(at.buffer).data);
+#pragma unroll 4
+    for (int i = thread_index() - 32; i < kPieces; i += 96) {
+      const auto left = load<4>(x + 4 * i);
+      const auto right = load<4>(y + 4 * i);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const Float2 u = sm90::unpack<DTYPE>(left.at[j]);
+        const Float2 v = sm90::unpack<DTYPE>(right.at[j]);
+#pragma unroll
+        for (int n = 0; n < 2; ++n) sum[n] = fused_multiply_add(u.at[n], v.at[n], sum[n]);
+      }
+    }
+    sm90::hand_over(b.states().empty(at));
+  }
+  // Two stages: what lies in one has been read when the other's sums are complete.
+  float* const parts = b.array<kLayout.state_dots>() + 4 * turn.factors().buffer;
+  const float own = sum_warp(sum[0] + sum[1]);
+  if (lane_index() == 0) parts[warp] = own;
+  sm90::sync_named(kWarpsName, 96);
+  return parts[kFactorWarp] + parts[kGradientWarp] + parts[kNormWarp];
+}
+
+/// Where gradients of rows go, and parts of the gate's parameters.
+struct RowGradients {
+  BETA_DTYPE* dbeta;
+  G_DTYPE* dg;
+  float *dA, *dbias;
+
+  WYVERN_DEVICE void store_parts(int slot, int head, float A_log, float bias) const {
+    if (lane_index() > 0) return;
+    if constexpr (HAS_A_LOG) dA[int64{slot} * HV + head] = A_log;
+    if constexpr (HAS_DT_BIAS) dbias[int64{slot} * HV + head] = bias;
+  }
+};
+
+/// From the sums of a value head's rows to the gradients of beta and of the gate. `through` is
+/// <S, dS'>.
+WYVERN_DEVICE void store_row_gradients(const Block& b, const Turn& turn, const Item& item, int head,
+                                       const RawRows& raw, const GateForm& form, float floor,
+                                       float through, const RowGradients& to) {
+  float values[2], dots[2];
+  float end = 0.0f;
+  b.sums().wait_full(turn.only());
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    const int row = 32 * n + lane_index();
+    values[n] = b.array<kLayout.values>()[row];
+    if constexpr (SCALAR_GATE)
+      dots[n] = b.array<kLayout.query_dots>()[row] + b.array<kLayout.key_dots>()[row];
+  }
+  if constexpr (SCALAR_GATE) {
+    end = through * b.factors<kLayout.entering>(turn.factors().buffer)[kRows - 1];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) end += b.array<kLayout.end_dots>()[i];
+  }
+  sm90::barrier_arrive(b.sums().empty(turn.only()));
+  sm90::barrier_arrive(b.scales().empty(turn.factors()));
+
+  // Sums of dG from the rows to the chunk's last, which has the end's terms.
+  float after[2] = {};
+  if constexpr (SCALAR_GATE) {
+    const float up_to[2] = {sm90::running_sum(dots[0]), sm90::running_sum(dots[1])};
+    const float all[2] = {shuffle(up_to[0], 31), shuffle(up_to[1], 31)};
+    after[1] = end + (all[1] - up_to[1]) + dots[1];
+    after[0] = end + all[1] + (all[0] - up_to[0]) + dots[0];
+  }
+  float A_part = 0.0f;
+  float bias_part = 0.0f;
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    const int row = 32 * n + lane_index();
+    if (row >= item.rows) continue;
+    const int64 place = int64{item.token + row} * HV + head;
+    const float slope = gradient::beta_slope<BETA_SIGMOID, NEG_EIGVAL>(raw.beta[n]);
+    to.dbeta[place] = from_float<BETA_DTYPE>(slope * values[n] / divisor(raw.beta[n]));
+    if constexpr (SCALAR_GATE) {
+      float dg = form.log_decay_of(raw.g[n]) < 0.9999f * floor ? 0.0f : after[n];
+      if constexpr (GATE_IN_KERNEL) {
+        const GateSlopes slopes = form.slopes_of(raw.g[n]);
+        A_part += dg * slopes.by_A_log;
+        dg *= slopes.by_x;
+        bias_part += dg;
+      }
+      to.dg[place] = from_float<G_DTYPE>(dg);
+    }
+  }
+  if constexpr (GATE_IN_KERNEL)
+    to.store_parts(item.slot, head, sum_warp(A_part), sum_warp(bias_part));
+}
+
+/// Slots that no chunk uses add nothing to the gate's parameters.
+WYVERN_DEVICE void clear_unused_parts(Items items, const RowGradients& to) {
+  Item item;
+#pragma unroll 1
+  while (items.next(item))
+    for (int n = 0; item.rows == 0 && n < kGroup; ++n)
+      to.store_parts(item.slot, item.head * kGroup + n, 0.0f, 0.0f);
+}
+
+/// Warps 1 to 3. Each reads the rows of a value head one ahead.
+WYVERN_DEVICE void work_on_rows(const Block& b, Items items, const GivenRows& given,
+                                const RowGradients& to) {
+  const int warp = sm90::uniform(warp_index());
+  if (VARLEN && GATE_IN_KERNEL && warp == kNormWarp) clear_unused_parts(items, to);
+  Turn turn;
+  Item item, following;
+  RawRows raw, next;
+  bool more = items.next_used(following);
+  if (more) next.read(following, following.head * kGroup, given);
+#pragma unroll 1
+  for (; more; ++turn.items) {
+    item = following;
+    if (kNorms && warp != kGradientWarp) make_scales(b, turn, warp);
+#pragma unroll 1
+    for (int n = 0; n < kGroup; ++n, ++turn.heads) {
+      const int head = item.head * kGroup + n;
+      const bool is_last = n + 1 == kGroup;
+      raw = next;
+      if (is_last) more = items.next_used(following);
+      if (more) next.read(following, is_last ? following.head * kGroup : head + 1, given);
+      const GateForm form = given.form(head);
+      if (warp == kFactorWarp) make_factors(b, turn, item, raw, form, given.floor);
+      float through = 0.0f;
+      if constexpr (SCALAR_GATE) through = multiply_states(b, turn, warp);
+      if (warp == kGradientWarp)
+        store_row_gradients(b, turn, item, head, raw, form, given.floor, through, to);
+    }
+  }
+}

@@ -1,0 +1,108 @@
+#include "templates/backward/delta_scans/layout.hpp"
+#include "templates/backward/stages.hpp"
+#include "templates/hopper_contract.hpp"
+#include "templates/template.hpp"
+
+namespace wyvern::delta_scans {
+namespace {
+
+TiledView keys(const Spec& s, const Extents& e) {
+  return hopper::panels(e, s.DTYPE, s.H, s.K, kRows, s.K / 64);
+}
+TiledView values(const Spec& s, const Extents& e) {
+  return hopper::panels(e, s.DTYPE, s.HV, s.V, kRows, s.BV / 64);
+}
+TiledView rows(const Spec& s, const Extents& e) {
+  return hopper::panels(e, s.DTYPE, s.HV, s.V, kRows, 1);
+}
+/// [NT, HV, V, K]: one copy takes 64 rows of one state.
+TiledView states(const Spec& s, const Extents& e) {
+  return {.dims = {64, s.V, s.K / 64, e.NT * s.HV},
+          .strides = {s.K * 2, 128, s.V * s.K * 2},
+          .box = {64, kColumns, s.K / 64, 1},
+          .swizzle = Swizzle::bytes128};
+}
+/// [NT, HV, BT, V]: one copy takes 64 columns of a chunk and head.
+TiledView chunks(const Spec& s, const Extents& e) {
+  return {.dims = {64, e.NT * s.HV * kRows, s.V / 64, 1},
+          .strides = {s.V * 2, 128, 128},
+          .box = {64, kRows, 1, 1},
+          .swizzle = Swizzle::bytes128};
+}
+
+std::string illegal(const Spec& s, const Limits& limits) {
+  if (s.BT != kRows)
+    return fmt::format("BT={} is not the {} rows of a warpgroup's product", s.BT, kRows);
+  if (s.DTYPE != DType::bf16) return "fp16 and fp32 have no room beside factors down to 2^-40";
+  if (s.K != 64 && s.K != 128)
+    return fmt::format("K={} is not one of 64 and 128, of which a warpgroup can hold the state",
+                       s.K);
+  if (s.V % s.BV != 0) return fmt::format("V={} is not a multiple of BV={}", s.V, s.BV);
+  return cuda::exceeds_shared(HopperLayout(s).bytes, limits);
+}
+
+/// Hopper: one block BV columns of V of a sequence, value head and direction.
+Template walks() {
+  Template t;
+  t.name = "delta_scans";
+  t.variant = "hopper";
+  t.source = "hopper.cu";
+  t.covers = {stages::delta_scans};
+  // delta_gradient is most of what there is to `prepare`.
+  t.walk_cost = WalkCost{.chunk = 2.1, .wide = 3, .prepare = 6, .added = 12};
+  t.constants = {constant::DTYPE,
+                 constant::BETA_DTYPE,
+                 constant::G_DTYPE,
+                 constant::STATE_DTYPE,
+                 constant::H,
+                 constant::HV,
+                 constant::K,
+                 constant::V,
+                 constant::VARLEN,
+                 constant::SCALAR_GATE,
+                 constant::GATE_IN_KERNEL,
+                 constant::HAS_A_LOG,
+                 constant::HAS_DT_BIAS,
+                 constant::QK_L2NORM,
+                 constant::BETA_SIGMOID,
+                 constant::NEG_EIGVAL,
+                 constant::INITIAL_STATE,
+                 constant::FINAL_STATE,
+                 constant::STATE_V_FIRST};
+  t.needs.wgmma = t.needs.tensor_copies = true;
+  t.tunables = {{tunable::BT, cuda::integers({kRows})},
+                {tunable::BV, cuda::integers({128, 64})},
+                {tunable::num_stages, cuda::integers({3, 2})}};
+  t.tensor_maps = {{.name = "q_map", .argument = "q", .view = keys},
+                   {.name = "k_map", .argument = "k", .view = keys},
+                   {.name = "v_map", .argument = "v", .view = values},
+                   {.name = "do_map", .argument = "do", .view = values},
+                   {.name = "state_map", .argument = "states", .view = states},
+                   {.name = "z_map", .argument = "z", .view = chunks},
+                   {.name = "dstate_map", .argument = "dstates", .view = states},
+                   {.name = "dv_map", .argument = "dv", .view = rows}};
+  t.strided = {"q", "k", "v", "beta", "g", "do"};
+  t.illegal = illegal;
+  t.fallback = [](Spec& s, const Limits&) {
+    s.BV = s.V % 128 == 0 ? 128 : 64;
+    s.num_stages = 3;
+  };
+  // A block of fewer columns walks faster: where each has a multiprocessor to itself, so do all.
+  t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
+    if (2 * shape.sequences * s.HV * s.V / kColumns > limits.multiprocessors) return;
+    s.BV = kColumns;
+  };
+  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
+    const HopperLayout layout(s);
+    return Geometry{.grid = {2 * e.N * s.HV * (s.V / s.BV), 1, 1},
+                    .threads = 128 * (1 + layout.helpers + layout.consumers),
+                    .shared_bytes = layout.bytes};
+  };
+  return t;
+}
+
+}  // namespace
+
+std::vector<Template> contract() { return {walks()}; }
+
+}  // namespace wyvern::delta_scans

@@ -1,0 +1,561 @@
+// What the blocks of delta_scans.hopper do before the states: tiles and factors of rows (warpgroup
+// 0), the inverse of I + A and, in the reverse walk, the scores P (the prep warpgroups).
+#pragma once
+
+#include "backward/delta_scans/layout.hpp"
+#include "device/cuda/gate.cuh"
+#include "device/cuda/sm90/barrier.cuh"
+#include "device/cuda/sm90/inverse.cuh"
+#include "device/cuda/token_rows.cuh"
+
+using delta_scans::kColumns;
+using delta_scans::kRows;
+using delta_scans::kSlots;
+
+constexpr delta_scans::HopperLayout<Spec> kLayout{Spec{}};
+constexpr int kStages = num_stages;
+constexpr int kValueStages = kLayout.value_stages;
+constexpr int kConsumers = kLayout.consumers;
+constexpr int kHelpers = kLayout.helpers;
+constexpr bool kPipelined = kLayout.pipelined;
+constexpr int kThreads = 128 * (1 + kHelpers + kConsumers);
+/// Warps of warpgroup 0 that make factors of rows: the last two, or the producer warp itself.
+constexpr int kScalers = kPipelined ? 1 : 2;
+constexpr int kFirstScaler = kPipelined ? 0 : 2;
+constexpr int kPanels = BV / kColumns;
+constexpr int kKeyBytes = kRows * K * static_cast<int>(sizeof(DTYPE));
+constexpr int kValueBytes = kRows * BV * static_cast<int>(sizeof(DTYPE));
+
+using KeyTile = sm90::SwizzledTile<DTYPE, kRows, K>;
+using SquareTile = sm90::SwizzledTile<DTYPE, kRows, kRows>;
+using StateTile = sm90::SwizzledTile<DTYPE, kColumns, K>;
+
+/// A chunk's pipeline stage of keys and its parity, as the walk goes on.
+using Position = sm90::Pipeline<kStages>::Position;
+/// The parity of a turn in a ring of Stages, which it has stage turn % Stages of.
+template <int Stages>
+WYVERN_DEVICE uint32 parity_of(int turn) {
+  return static_cast<uint32>(turn / Stages % 2);
+}
+
+/// What all warps of a block know. A reverse walk starts at the sequence's last chunk.
+template <bool Reverse>
+struct Block {
+  static constexpr bool kReverse = Reverse;
+  unsigned char* shared;
+  int64 token;  ///< of the sequence's first row
+  int64 slot;   ///< of its first chunk
+  int tokens, chunks;
+  int sequence, head, tile;
+
+  WYVERN_DEVICE KeyTile keys(int stage) const {
+    return {shared + kLayout.k.offset + stage * kLayout.keys};
+  }
+  WYVERN_DEVICE KeyTile queries(int stage) const {
+    return {shared + kLayout.q.offset + stage * kLayout.keys};
+  }
+  /// Columns of v, or of do, from 64 `panel`.
+  WYVERN_DEVICE SquareTile values(int turn, int panel = 0) const {
+    return {shared + kLayout.v.offset +
+            (turn % kValueStages * kPanels + panel) * SquareTile::kBytes};
+  }
+  WYVERN_DEVICE StateTile staged_state(int consumer) const {
+    return {shared + kLayout.state.offset + consumer * StateTile::kBytes};
+  }
+  WYVERN_DEVICE SquareTile inverse(int slot_of) const {
+    return {shared + kLayout.inverse.offset + slot_of * SquareTile::kBytes};
+  }
+  WYVERN_DEVICE SquareTile scores(int slot_of) const {
+    return {shared + kLayout.scores.offset + slot_of * SquareTile::kBytes};
+  }
+  template <ArrayPlace Place>
+  WYVERN_DEVICE float* factors(int stage) const {
+    return array_at<Place>(shared) + stage * kLayout.factors;
+  }
+  template <sm90::BarrierPlace Place>
+  WYVERN_DEVICE sm90::Barrier* barrier(int i) const {
+    return sm90::barriers_at<Place>(shared) + i;
+  }
+  /// Which of the sequence's chunks comes `turn`-th.
+  WYVERN_DEVICE int chunk(int turn) const { return Reverse ? chunks - 1 - turn : turn; }
+  WYVERN_DEVICE int rows(int turn) const { return smaller(tokens - chunk(turn) * kRows, kRows); }
+  WYVERN_DEVICE int64 first_row(int turn) const { return token + int64{chunk(turn)} * kRows; }
+  /// Of the chunk and head in a tensor [NT, HV, ...].
+  WYVERN_DEVICE int place(int turn) const {
+    return static_cast<int>((slot + chunk(turn)) * HV + head);
+  }
+};
+static_assert(sizeof(Block<true>) <= 4 * delta_scans::kBlockWords);
+
+/// The block from its copy in shared memory, so that between uses it takes no registers.
+template <class B>
+WYVERN_DEVICE B recalled(const B& b) {
+  B copy = *reinterpret_cast<const B*>(array_at<kLayout.block>(b.shared) + sm90::opaque(0));
+  copy.shared = b.shared;
+  return copy;
+}
+
+// ---- producer warp: tiles -----------------------------------------------------------------------
+
+template <class TileType>
+WYVERN_DEVICE void clear_rows(const TileType& tile, int first) {
+  constexpr int kPieces = TileType::kCols / 8;
+  for (int i = lane_index(); i < (kRows - first) * kPieces; i += 32)
+    *reinterpret_cast<Vector<uint32, 4>*>(tile.at(first + i / kPieces, i % kPieces * 8)) = {};
+}
+
+/// Starts loading tiles of `bytes` by load(barrier), once nobody needs what lies there, and says so
+/// where they are. What follows a sequence's end in the tensor is the next sequence's: whatever it
+/// holds must not come in, so that clear() makes it 0.
+template <class B, class Load, class Clear>
+WYVERN_DEVICE void load_rows_of(const B& b, int turn, sm90::Barrier* loaded, int bytes,
+                                uint32 landing, Load&& load, Clear&& clear) {
+  const int rows = b.rows(turn);
+  sm90::Barrier* const barrier = rows < kRows ? b.template barrier<kLayout.landed>(0) : loaded;
+  if (lane_index() > 0 && rows == kRows) sm90::barrier_arrive(loaded);
+  if (lane_index() == 0) {
+    sm90::barrier_arrive_expect(barrier, bytes);
+    load(barrier);
+  }
+  if (rows == kRows) return;
+  sm90::barrier_wait(barrier, landing);
+  clear(rows);
+  sm90::hand_over(loaded);
+}
+
+/// A chunk's k, and q in the reverse walk.
+template <class B>
+WYVERN_DEVICE void load_keys(const B& b, int turn, const Position& at, const TensorMap& q_map,
+                             const TensorMap& k_map) {
+  sm90::barrier_wait(b.template barrier<kLayout.free>(at.buffer), at.parity ^ 1U);
+  const int token = static_cast<int>(b.first_row(turn));
+  const int key_head = b.head / (HV / H);
+  load_rows_of(
+      b, turn, b.template barrier<kLayout.loaded>(at.buffer), (B::kReverse ? 2 : 1) * kKeyBytes, 0,
+      [&](sm90::Barrier* barrier) {
+        sm90::tensor_load(b.keys(at.buffer).data, k_map, {0, token, 0, key_head}, barrier);
+        if constexpr (B::kReverse)
+          sm90::tensor_load(b.queries(at.buffer).data, q_map, {0, token, 0, key_head}, barrier);
+      },
+      [&](int rows) {
+        clear_rows(b.keys(at.buffer), rows);
+        if constexpr (B::kReverse) clear_rows(b.queries(at.buffer), rows);
+      });
+}
+
+/// A chunk's v, or do.
+template <class B>
+WYVERN_DEVICE void load_values(const B& b, int turn, const TensorMap& v_map) {
+  const int stage = turn % kValueStages;
+  sm90::barrier_wait(b.template barrier<kLayout.values_free>(stage),
+                     parity_of<kValueStages>(turn) ^ 1U);
+  load_rows_of(
+      b, turn, b.template barrier<kLayout.values_loaded>(stage), kValueBytes, 1,
+      [&](sm90::Barrier* barrier) {
+        sm90::tensor_load(b.values(turn).data, v_map,
+                          {0, static_cast<int>(b.first_row(turn)), kPanels * b.tile, b.head},
+                          barrier);
+      },
+      [&](int rows) {
+#pragma unroll
+        for (int i = 0; i < kPanels; ++i) clear_rows(b.values(turn, i), rows);
+      });
+}
+
+// ---- factor warps -------------------------------------------------------------------------------
+
+/// The log decay of a row.
+struct GateForm {
+  float floor, bias, A_log;
+
+  WYVERN_DEVICE float operator()(G_DTYPE raw) const {
+    const float x = to_float(raw);
+    return maximum(GATE_IN_KERNEL ? log_decay(x + bias, A_log) : x, floor);
+  }
+};
+
+/// What a block reads a row of tokens at a time.
+struct ScalarRows {
+  TokenRows<const G_DTYPE> g;
+  TokenRows<const BETA_DTYPE> beta;
+};
+
+/// The sum over lanes up to this one.
+WYVERN_DEVICE float running_sum(float x) {
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const float before = shuffle(x, larger(lane_index() - distance, 0));
+    if (lane_index() >= distance) x += before;
+  }
+  return x;
+}
+
+constexpr int kLaneRows = 2 / kScalers;
+
+/// Whether this lane looks after row `i` of its own in the first or in the second half of a chunk.
+WYVERN_DEVICE int half_of_row(int i) {
+  return kScalers == 1 ? i : static_cast<int>(warp_index()) - kFirstScaler;
+}
+
+/// g and beta as given, of the rows that a lane looks after: g of both halves of a chunk, for their
+/// sum, and beta of its own. Read a chunk ahead; what they mean is computed when they are there.
+struct RawRows {
+  G_DTYPE g[2];
+  BETA_DTYPE beta[kLaneRows];
+};
+
+template <class B>
+WYVERN_DEVICE RawRows read_rows(const B& b, int turn, const ScalarRows& from) {
+  RawRows raw = {};
+  const int rows = b.rows(turn);
+  const G_DTYPE* const gates = from.g.row(b.first_row(turn)) + b.head;
+  const BETA_DTYPE* const rates = from.beta.row(b.first_row(turn)) + b.head;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = 32 * i + lane_index();
+    if (SCALAR_GATE && row < rows) raw.g[i] = gates[row * from.g.stride];
+  }
+#pragma unroll
+  for (int i = 0; i < kLaneRows; ++i) {
+    const int row = 32 * half_of_row(i) + lane_index();
+    if (row < rows) raw.beta[i] = rates[row * from.beta.stride];
+  }
+  return raw;
+}
+
+/// beta as a divisor: its gradient is found by division.
+WYVERN_DEVICE float divisor(float beta) {
+  constexpr float kTiny = 0x1p-40f;
+  return beta < 0.0f ? -maximum(-beta, kTiny) : maximum(beta, kTiny);
+}
+
+/// Makes the factors of a chunk's rows, and reads what those of the next are made of.
+template <class B>
+WYVERN_DEVICE void scale_rows(const B& b, int turn, const Position& at, RawRows& next, float scale,
+                              const GateForm& form, const ScalarRows& from) {
+  const RawRows raw = next;
+  if (turn + 1 < b.chunks) next = read_rows(b, turn + 1, from);
+  const int rows = b.rows(turn);
+  float low = 0.0f;
+  float high = 0.0f;
+  if constexpr (SCALAR_GATE) {
+    low = running_sum(lane_index() < rows ? form(raw.g[0]) : 0.0f);
+    high = running_sum(32 + lane_index() < rows ? form(raw.g[1]) : 0.0f);
+  }
+  const float low_sum = shuffle(low, 31);
+  const float last = (low_sum + shuffle(high, 31)) * kLog2E;
+  const float reached_by[3] = {shuffle(low, 15) * kLog2E, low_sum * kLog2E,
+                               (low_sum + shuffle(high, 15)) * kLog2E};
+  sm90::barrier_wait(b.template barrier<kLayout.free>(at.buffer), at.parity ^ 1U);
+#pragma unroll
+  for (int n = 0; n < kLaneRows; ++n) {
+    const int half = half_of_row(n);
+    const int row = 32 * half + lane_index();
+    const float rate =
+        row < rows ? divisor(activate_beta<BETA_SIGMOID, NEG_EIGVAL>(raw.beta[n])) : 0.0f;
+    const float G = (half == 0 ? low : low_sum + high) * kLog2E;
+    const float reached = exp2_fast(G);
+    b.template factors<kLayout.G>(at.buffer)[row] = G;
+    b.template factors<kLayout.key>(at.buffer)[row] = rate;
+    b.template factors<kLayout.row>(at.buffer)[row] = 1.0f;
+    b.template factors<kLayout.enter>(at.buffer)[row] = -reached;
+    b.template factors<kLayout.leave>(at.buffer)[row] = rate * exp2_fast(last - G);
+    if constexpr (B::kReverse) {
+      b.template factors<kLayout.query>(at.buffer)[row] = scale;
+      b.template factors<kLayout.output>(at.buffer)[row] = scale * reached;
+    }
+#pragma unroll
+    for (int i = 0; i < 3; ++i)
+      if (row < 16 * (i + 1))
+        b.template factors<kLayout.left>(at.buffer)[8 * i * (i + 1) + row] =
+            rate * exp2_fast(reached_by[i] - G);
+    if (row == 0) array_at<kLayout.decay>(b.shared)[at.buffer] = exp2_fast(last);
+  }
+  sm90::barrier_arrive(b.template barrier<kLayout.scaled>(at.buffer));
+}
+
+// ---- prep warpgroups: scores and inverses -------------------------------------------------------
+
+using Square = sm90::Accumulator<kRows>;
+
+/// What a warp has of the lower part of its sixteen rows: of blocks of 16 x 16 left of the
+/// diagonal's, of which only as many as the warp's number count, and the diagonal's.
+struct LowerRows {
+  sm90::BlockSum left[3], diagonal;
+};
+
+/// Decays between this thread's rows and columns of a chunk, with the factors of columns.
+struct Decays {
+  float reached[2];      ///< from the last row of the warp before to the thread's rows
+  Float2 column[6];      ///< from the thread's columns to that row
+  float diagonal[2][4];  ///< in the diagonal's block
+
+  /// No branch depends on the warp, so that loads and exponentials of all blocks are under way
+  /// together: while products of other warpgroups stream operands, each wait for shared memory is
+  /// hundreds of clocks.
+  template <class B>
+  WYVERN_DEVICE Decays(const B& b, int stage, int warp) {
+    const float* const G = b.template factors<kLayout.G>(stage);
+    const float* const key = b.template factors<kLayout.key>(stage);
+    const float* const left = b.template factors<kLayout.left>(stage) + 8 * warp * (warp - 1);
+    const int first = 16 * warp;
+    float G_r[2] = {};
+    reached[0] = reached[1] = 1.0f;
+    if constexpr (SCALAR_GATE) {
+      const float G_before = G[larger(first - 1, 0)];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        G_r[i] = G[Square::row(2 * i)];
+        reached[i] = exp2_fast(G_r[i] - G_before);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 6; ++j) column[j] = load<2>(left + Square::col(4 * j));
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const Float2 factor = load<2>(key + first + Square::col(4 * n));
+      Float2 G_s{};
+      if constexpr (SCALAR_GATE) G_s = load<2>(G + first + Square::col(4 * n));
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        diagonal[n][i] = SCALAR_GATE ? factor.at[i % 2] * exp2_fast(G_r[i / 2] - G_s.at[i % 2])
+                                     : factor.at[i % 2];
+    }
+  }
+};
+
+/// Element i of the n-th eight columns of the block on the diagonal.
+WYVERN_DEVICE float on_diagonal(const Square& x, const bool (&is_warp)[4], int n, int i) {
+  float value = x.x[4 * n + i];
+#pragma unroll
+  for (int other = 1; other < 4; ++other)
+    if (is_warp[other]) value = x.x[8 * other + 4 * n + i];
+  return value;
+}
+
+/// The lower part of x times decays and factors of rows; the diagonal's block is 0 above the
+/// diagonal, and with Strict on it.
+template <bool Strict>
+WYVERN_DEVICE LowerRows finish(const Square& x, const Decays& decays, int warp,
+                               const float (&factor)[2]) {
+  LowerRows lower;
+#pragma unroll
+  for (int j = 0; j < 6; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      lower.left[j / 2].x[j % 2].x[i] =
+          x.x[4 * j + i] * (factor[i / 2] * decays.reached[i / 2]) * decays.column[j].at[i % 2];
+  // Choices by lanes: those that all lanes have alike are copied one by one from uniform registers.
+  const int own = sm90::opaque(warp);
+  const bool is_warp[4] = {own == 0, own == 1, own == 2, own == 3};
+  // Above the diagonal's blocks of 8 x 8 there is nothing, and below all counts.
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int right = lane_index() % 4 * 2 + j - lane_index() / 4;
+      const float value = on_diagonal(x, is_warp, half, 2 * half + j) *
+                          (factor[half] * decays.diagonal[half][2 * half + j]);
+      lower.diagonal.x[half].x[2 * half + j] = right > (Strict ? -1 : 0) ? 0.0f : value;
+    }
+#pragma unroll
+  for (int i = 2; i < 4; ++i)
+    lower.diagonal.x[0].x[i] = on_diagonal(x, is_warp, 0, i) * (factor[1] * decays.diagonal[0][i]);
+  return lower;
+}
+
+/// Rows of this warp on and below the diagonal, rounded.
+WYVERN_DEVICE void store_lower(const LowerRows& x, const SquareTile& to, int warp) {
+  const int first = kPipelined ? sm90::opaque(16 * warp) : 16 * warp;
+#pragma unroll
+  for (int s = 0; s < 3; ++s)
+    if (s < warp) sm90::store_block(x.left[s], to, first, 16 * s);
+  sm90::store_block(x.diagonal, to, first, first);
+}
+
+WYVERN_DEVICE void store_negated(const LowerRows& x, const Tile<fp16, kRows, kRows>& to, int warp) {
+  const int first = sm90::opaque(16 * warp);
+#pragma unroll
+  for (int s = 0; s < 3; ++s)
+    if (s < warp) sm90::share_block(sm90::negated(x.left[s]), to, first, 16 * s);
+  sm90::share_block(sm90::negated(x.diagonal), to, first, first);
+}
+
+/// 1 / sqrt(sum of squares + 1e-6) of a row of a tile.
+WYVERN_DEVICE float scale_of_row(const KeyTile& tile, int row) {
+  float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll kPipelined ? 2 : 8
+  for (int col = 0; col < K; col += 8) {
+    const auto words = load<4>(reinterpret_cast<const uint32*>(tile.at(row, col)));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float low = to_float(DTYPE{static_cast<uint16>(words.at[i] & 0xFFFFU)});
+      const float high = to_float(DTYPE{static_cast<uint16>(words.at[i] >> 16U)});
+      sum[i] = fused_multiply_add(high, high, fused_multiply_add(low, low, sum[i]));
+    }
+  }
+  return reciprocal_sqrt((sum[0] + sum[1]) + (sum[2] + sum[3]) + 1e-6f);
+}
+
+/// Multiplies the scales of rows into their factors: a thread a row of keys or of queries. These
+/// reads of tiles come before the next copy to them by the fence of hand_over(ready): consumers
+/// wait for `ready` before they say that the stage is free.
+template <class B>
+WYVERN_DEVICE void normalize(const B& b, int stage) {
+  const int thread = thread_index() % 128;
+  const int row = thread % kRows;
+  if (thread < kRows) {
+    const float scale = scale_of_row(b.keys(stage), row);
+    b.template factors<kLayout.key>(stage)[row] *= scale;
+    b.template factors<kLayout.row>(stage)[row] = scale;
+    b.template factors<kLayout.enter>(stage)[row] *= scale;
+    b.template factors<kLayout.leave>(stage)[row] *= scale;
+#pragma unroll
+    for (int i = 0; i < 3; ++i)
+      if (row < 16 * (i + 1))
+        b.template factors<kLayout.left>(stage)[8 * i * (i + 1) + row] *= scale;
+  } else if constexpr (B::kReverse) {
+    const float scale = scale_of_row(b.queries(stage), row);
+    b.template factors<kLayout.query>(stage)[row] *= scale;
+    b.template factors<kLayout.output>(stage)[row] *= scale;
+  }
+}
+
+/// Until the last chunk whose slot `turn` takes has been consumed.
+template <class B>
+WYVERN_DEVICE void wait_taken(const B& b, int turn) {
+  if (turn >= kSlots)
+    sm90::barrier_wait(b.template barrier<kLayout.taken>(turn % kSlots),
+                       parity_of<kSlots>(turn) ^ 1U);
+}
+
+/// -A of a chunk on its way to the warps that invert it.
+template <class B>
+WYVERN_DEVICE Tile<fp16, kRows, kRows> lower_tile(const B& b, int turn) {
+  return tile_at<kLayout.inversion.inverse>(b.shared + turn % kSlots * kLayout.inversion_bytes);
+}
+
+/// Starts one matrix of a chunk's rows by rows, with those of keys.
+template <class B>
+WYVERN_DEVICE void multiply_by_keys(const B& b, const KeyTile& rows, int stage, Square& x) {
+  sm90::begin_products(x);
+  sm90::multiply<K>(x, sm90::rows_of(rows), sm90::rows_of(b.keys(stage)), false);
+  sm90::wgmma_commit();
+}
+
+template <class B>
+WYVERN_DEVICE void wait_for_tiles(const B& b, const Position& at) {
+  // Copies need not land in order: that the stage's last chunk is gone tells its phase from this
+  // one's.
+  sm90::barrier_wait(b.template barrier<kLayout.free>(at.buffer), at.parity ^ 1U);
+  sm90::barrier_wait(b.template barrier<kLayout.loaded>(at.buffer), at.parity);
+}
+
+/// Waits for the factors of a chunk, with the scales of norms in them.
+template <class B>
+WYVERN_DEVICE void wait_for_factors(const B& b, const Position& at, int name) {
+  sm90::barrier_wait(b.template barrier<kLayout.scaled>(at.buffer), at.parity);
+  if constexpr (QK_L2NORM) {
+    normalize(b, at.buffer);
+    sm90::sync_named(name, 128);
+  }
+}
+
+/// This thread's two rows of a factor.
+WYVERN_DEVICE void read_factor(float (&to)[2], const float* from) {
+  to[0] = from[Square::row(0)];
+  to[1] = from[Square::row(2)];
+}
+
+/// The prep warpgroup where others invert: -A, and P, of every chunk.
+template <class B>
+WYVERN_DEVICE void lower_chunks(const B& b) {
+  const int warp = sm90::uniform(warp_index()) % 4;
+  Position at;
+#pragma unroll 1
+  for (int turn = 0; turn < b.chunks; ++turn, at.advance()) {
+    const int slot = turn % kSlots;
+    wait_for_tiles(b, at);
+    Square x;
+    multiply_by_keys(b, b.keys(at.buffer), at.buffer, x);
+    wait_for_factors(b, at, kConsumers + 1);
+    float of_key[2], of_query[2] = {};
+    read_factor(of_key, b.template factors<kLayout.row>(at.buffer));
+    if constexpr (B::kReverse) read_factor(of_query, b.template factors<kLayout.query>(at.buffer));
+    const Decays decays(b, at.buffer, warp);
+    sm90::end_products<0>(x);
+    if (turn >= kSlots)
+      sm90::barrier_wait(b.template barrier<kLayout.inverted>(slot), parity_of<kSlots>(turn) ^ 1U);
+    store_negated(finish<true>(x, decays, warp, of_key), lower_tile(b, turn), warp);
+    sm90::barrier_arrive(b.template barrier<kLayout.lowered>(slot));
+    if constexpr (B::kReverse) {
+      multiply_by_keys(b, b.queries(at.buffer), at.buffer, x);
+      wait_taken(b, turn);
+      sm90::end_products<0>(x);
+    }
+    sm90::barrier_arrive(b.template barrier<kLayout.free>(at.buffer));
+    if constexpr (B::kReverse)
+      store_lower(finish<false>(x, decays, warp, of_query), b.scores(slot), warp);
+    sm90::hand_over(b.template barrier<kLayout.ready>(slot));
+  }
+}
+
+/// Warps 1 to 3 of warpgroup 0 where a prep warpgroup hands A over: the last two begin an inverse,
+/// and the first ends it.
+template <class B>
+WYVERN_DEVICE void invert_chunks(const B& b) {
+  const int warp = sm90::uniform(warp_index());
+#pragma unroll 1
+  for (int turn = 0; turn < b.chunks; ++turn) {
+    const int slot = turn % kSlots;
+    const uint32 parity = parity_of<kSlots>(turn);
+    const auto begin = [&] { wait_taken(b, turn); };
+    if (warp > 1) {
+      sm90::barrier_wait(b.template barrier<kLayout.lowered>(slot), parity);
+      sm90::invert_32(lower_tile(b, turn), b.inverse(slot), sm90::opaque(32 * (warp - 2)), begin);
+      sm90::barrier_arrive(b.template barrier<kLayout.joined>(slot));
+    } else {
+      sm90::barrier_wait(b.template barrier<kLayout.joined>(slot), parity);
+      sm90::join_32(lower_tile(b, turn), b.inverse(slot), begin);
+      sm90::barrier_arrive(b.template barrier<kLayout.inverted>(slot));
+    }
+    sm90::hand_over(b.template barrier<kLayout.ready>(slot));
+  }
+}
+
+/// A prep warpgroup that inverts: every chunk whose turn it is, from chunk `helper` on.
+template <class B>
+WYVERN_DEVICE void prepare_chunks(const B& b, int helper) {
+  const int warp = sm90::uniform(warp_index()) % 4;
+  auto inverse = sm90::UnitLowerInverse::at<kLayout.inversion>(
+      b.shared + helper * kLayout.inversion_bytes, kConsumers + 3 + 3 * helper);
+  Position at;
+  if (helper == 1) at.advance();
+#pragma unroll 1
+  for (int turn = helper; turn < b.chunks; turn += kHelpers) {
+    const int slot = turn % kSlots;
+    wait_for_tiles(b, at);
+    Square x;
+    multiply_by_keys(b, B::kReverse ? b.queries(at.buffer) : b.keys(at.buffer), at.buffer, x);
+    wait_for_factors(b, at, kConsumers + 1 + helper);
+    float of_key[2], of_query[2] = {};
+    read_factor(of_key, b.template factors<kLayout.row>(at.buffer));
+    if constexpr (B::kReverse) read_factor(of_query, b.template factors<kLayout.query>(at.buffer));
+    const Decays decays(b, at.buffer, warp);
+    sm90::end_products<0>(x);
+    wait_taken(b, turn);
+    if constexpr (B::kReverse) {
+      store_lower(finish<false>(x, decays, warp, of_query), b.scores(slot), warp);
+      multiply_by_keys(b, b.keys(at.buffer), at.buffer, x);
+      sm90::end_products<0>(x);
+    }
+    const LowerRows A = finish<true>(x, decays, warp, of_key);
+    sm90::barrier_arrive(b.template barrier<kLayout.free>(at.buffer));
+    inverse.take(A.left, A.diagonal);
+    inverse.invert(b.inverse(slot), warp);
+    sm90::hand_over(b.template barrier<kLayout.ready>(slot));
+    inverse.release();
+#pragma unroll
+    for (int i = 0; i < kHelpers; ++i) at.advance();
+  }
+}

@@ -1,0 +1,319 @@
+// What the consumer warpgroups of delta_scans.hopper have: 64 columns of V of a state S, or of its
+// gradient dS', transposed in fp32 registers, and how what they find leaves for memory.
+#pragma once
+
+#include "backward/delta_scans/prepare.cuh"
+#include "device/cuda/sm90/state.cuh"
+
+using Transposed = sm90::Accumulator<K>;
+using Columns = sm90::Accumulator<kRows>;  // of V, one for each row of a chunk
+using StateFragment = sm90::FragmentA<DTYPE, K>;
+using RowFragment = sm90::FragmentA<DTYPE, kRows>;
+
+/// Where lanes' rows of four 8 x 8 matrices lie in a tile of a chunk's rows by columns of V: first
+/// this warp's 16 columns of rows 8 j to 8 j + 7, then those of the eight rows that follow.
+WYVERN_DEVICE DTYPE* matrices_at(const SquareTile& tile, int j) {
+  const int lane = lane_index();
+  return tile.at(8 * j + lane / 16 * 8 + lane % 8, warp_index() % 4 * 16 + lane / 8 % 2 * 8);
+}
+
+WYVERN_DEVICE float low_half(uint32 pair) {
+  return to_float(DTYPE{static_cast<uint16>(pair & 0xFFFFU)});
+}
+WYVERN_DEVICE float high_half(uint32 pair) {
+  return to_float(DTYPE{static_cast<uint16>(pair >> 16U)});
+}
+
+/// Rows of a tile, transposed, as a left operand.
+WYVERN_DEVICE void load_rows(RowFragment& a, const SquareTile& tile) {
+#pragma unroll
+  for (int j = 0; j < kRows / 16; ++j) load_matrix_x4_transposed(a.x[j], matrices_at(tile, 2 * j));
+}
+
+/// Calls visit(j, factor) for this thread's columns 8 j and on of `Columns`, with the factors of
+/// those rows, each read while the one before is in use.
+template <class Visit>
+WYVERN_DEVICE void for_row_factors(const float* factors, Visit&& visit) {
+  Float2 next = load<2>(factors + Columns::col(0));
+#pragma unroll
+  for (int j = 0; j < kRows / 8; ++j) {
+    const Float2 now = next;
+    if (j + 1 < kRows / 8) next = load<2>(factors + Columns::col(4 * (j + 1)));
+    visit(j, now);
+  }
+}
+
+/// x as a left operand, columns times factors of rows.
+WYVERN_DEVICE void pack_scaled(RowFragment& to, const Columns& x, const float* factors) {
+  for_row_factors(factors, [&](int j, const Float2& f) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      to.x[j / 2][j % 2 * 2 + i] =
+          pack<DTYPE>(x.x[4 * j + 2 * i] * f.at[0], x.x[4 * j + 2 * i + 1] * f.at[1]);
+  });
+}
+
+/// What both walks do alike. The first `consumer` of a block has its first 64 columns.
+template <class B>
+struct Consumer {
+  const B& b;
+  int consumer;
+  Transposed state;
+  Columns x;
+
+  WYVERN_DEVICE int panel() const { return kPanels * b.tile + consumer; }
+
+  /// Calls act(offset, x) for each element and its place in a state as the caller has it.
+  template <class Act>
+  WYVERN_DEVICE void visit(Act&& act) {
+    sm90::visit_state<V, STATE_V_FIRST>(state, recalled(b).tile * BV + consumer * kColumns, act);
+  }
+
+  /// Starts x = state k^T for the chunk in `at`.
+  WYVERN_DEVICE void start(const Position& at, const StateFragment& packed) {
+    sm90::begin_products(x);
+    sm90::multiply(x, packed, sm90::rows_of(b.keys(at.buffer)), false);
+    sm90::wgmma_commit();
+  }
+  WYVERN_DEVICE void wait_keys(const Position& at) const {
+    sm90::barrier_wait(b.template barrier<kLayout.loaded>(at.buffer), at.parity);
+  }
+  WYVERN_DEVICE void wait_values(int turn) const {
+    sm90::barrier_wait(b.template barrier<kLayout.values_loaded>(turn % kValueStages),
+                       parity_of<kValueStages>(turn));
+  }
+  /// After the last read of a chunk's v or do.
+  WYVERN_DEVICE void free_values(int turn) const {
+    sm90::hand_over(b.template barrier<kLayout.values_free>(turn % kValueStages));
+  }
+  WYVERN_DEVICE void wait_ready(int turn) const {
+    sm90::barrier_wait(b.template barrier<kLayout.ready>(turn % kSlots), parity_of<kSlots>(turn));
+  }
+  WYVERN_DEVICE void sync() const { sm90::sync_named(1 + consumer, 128); }
+
+  /// Where the rows are staged that leave after the state.
+  WYVERN_DEVICE SquareTile staged_rows() const { return {b.staged_state(consumer).data}; }
+  /// Until what was staged before has been read.
+  WYVERN_DEVICE void wait_staging() const {
+    if (thread_index() % 128 == 0) sm90::bulk_wait_read<0>();
+    sync();
+  }
+
+  /// The state leaves for memory as it was rounded.
+  WYVERN_DEVICE void store_state(const StateFragment& packed, int turn,
+                                 const TensorMap& map) const {
+    const int lane = lane_index();
+    const StateTile tile = b.staged_state(consumer);
+    wait_staging();
+#pragma unroll
+    for (int j = 0; j < K / 16; ++j)
+      sm90::store_matrix_x4(tile.at(warp_index() % 4 * 16 + lane % 16, 16 * j + lane / 16 * 8),
+                            packed.x[j]);
+    sm90::fence_proxy_async();
+    sync();
+    if (thread_index() % 128 == 0) {
+      const B block = recalled(b);
+      sm90::tensor_store(
+          map, {0, (kPanels * block.tile + consumer) * kColumns, 0, block.place(turn)}, tile.data);
+      sm90::bulk_commit();
+    }
+  }
+
+  /// x to its staging tile, for send_rows().
+  WYVERN_DEVICE void stage_rows() const {
+    const SquareTile tile = staged_rows();
+    wait_staging();
+#pragma unroll
+    for (int j = 0; j < kRows / 16; ++j) {
+      uint32 packed[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        packed[i] = pack<DTYPE>(x.x[8 * j + 2 * i], x.x[8 * j + 2 * i + 1]);
+      sm90::store_matrix_x4_transposed(matrices_at(tile, 2 * j), packed);
+    }
+    sm90::fence_proxy_async();
+  }
+};
+
+// ---- forward: S, and Z = T (V - a K S) ----------------------------------------------------------
+
+struct Forward : Consumer<Block<false>> {
+  /// x = v - a x.
+  WYVERN_DEVICE void subtract_from_values(const Position& at, const RowFragment& values) {
+    for_row_factors(b.factors<kLayout.enter>(at.buffer), [&](int j, const Float2& f) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint32 pair = values.x[j / 2][j % 2 * 2 + i];
+        float* const to = x.x + 4 * j + 2 * i;
+        to[0] = fused_multiply_add(f.at[0], to[0], low_half(pair));
+        to[1] = fused_multiply_add(f.at[1], to[1], high_half(pair));
+      }
+    });
+  }
+
+  /// Rows of Z: those behind a sequence's end are 0, for so are their keys and values.
+  WYVERN_DEVICE void send_rows(int turn, const TensorMap& z_map) const {
+    sync();
+    if (thread_index() % 128 == 0) {
+      const Block<false> block = recalled(b);
+      sm90::tensor_store(z_map, {0, block.place(turn) * kRows, kPanels * block.tile + consumer, 0},
+                         staged_rows().data);
+      sm90::bulk_commit();
+    }
+  }
+
+  WYVERN_DEVICE void walk(const TensorMap& state_map, const TensorMap& z_map) {
+    Position at;
+#pragma unroll 1
+    for (int turn = 0; turn < b.chunks; ++turn, at.advance()) {
+      wait_keys(at);
+      {
+        StateFragment packed(state);
+        start(at, packed);
+        store_state(packed, turn, state_map);
+        RowFragment values;
+        wait_values(turn);
+        load_rows(values, b.values(turn, consumer));
+        free_values(turn);
+        wait_ready(turn);
+        sm90::end_products<0>(x);
+        packed.hold();
+        subtract_from_values(at, values);
+      }
+      RowFragment u(x);
+      sm90::begin_products(x);
+      sm90::multiply(x, u, sm90::rows_of(b.inverse(turn % kSlots)), true);
+      sm90::wgmma_commit();
+      const float decay = array_at<kLayout.decay>(b.shared)[at.buffer];
+#pragma unroll
+      for (int i = 0; i < Transposed::kCount; ++i) state.x[i] *= decay;
+      sm90::end_products<0>(x);
+      u.hold();
+      RowFragment update;
+      pack_scaled(update, x, b.factors<kLayout.leave>(at.buffer));
+      stage_rows();
+      sm90::begin_products(state);
+      sm90::multiply(state, update, sm90::columns_of(b.keys(at.buffer)), true);
+      sm90::wgmma_commit();
+      send_rows(turn, z_map);
+      sm90::barrier_arrive(b.barrier<kLayout.taken>(turn % kSlots));
+      sm90::end_products<0>(state);
+      update.hold();
+      sm90::barrier_arrive(b.barrier<kLayout.free>(at.buffer));
+    }
+  }
+};
+
+// ---- reverse: dS', and dV = T^T (P^T dO + d b (K dS')) ------------------------------------------
+
+struct Reverse : Consumer<Block<true>> {
+  /// Rounded dO^T P of the chunk in `at`, which needs no state.
+  WYVERN_DEVICE RowFragment own_part(const Position& at, int turn) {
+    wait_keys(at);
+    wait_values(turn);
+    wait_ready(turn);
+    RowFragment gradients;
+    load_rows(gradients, b.values(turn, consumer));
+    Columns y;
+    sm90::begin_products(y);
+    sm90::multiply(y, gradients, sm90::columns_of(b.scores(turn % kSlots)), false);
+    sm90::wgmma_commit();
+    sm90::end_products<0>(y);
+    gradients.hold();
+    return RowFragment(y);
+  }
+
+  /// x = own + d b x.
+  WYVERN_DEVICE void add_own(const Position& at, const RowFragment& own) {
+    for_row_factors(b.factors<kLayout.leave>(at.buffer), [&](int j, const Float2& f) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint32 pair = own.x[j / 2][j % 2 * 2 + i];
+        float* const to = x.x + 4 * j + 2 * i;
+        to[0] = fused_multiply_add(f.at[0], to[0], low_half(pair));
+        to[1] = fused_multiply_add(f.at[1], to[1], high_half(pair));
+      }
+    });
+  }
+
+  /// dO^T with rows times scale a, as the state takes them up.
+  WYVERN_DEVICE void load_scaled_gradients(RowFragment& to, const Position& at, int turn) const {
+    load_rows(to, b.values(turn, consumer));
+    free_values(turn);
+    const float* const factors = b.factors<kLayout.output>(at.buffer) + lane_index() % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < kRows / 16; ++j) {
+      const Float2 f[2] = {load<2>(factors + 16 * j), load<2>(factors + 16 * j + 8)};
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        to.x[j][i] = pack<DTYPE>(low_half(to.x[j][i]) * f[i / 2].at[0],
+                                 high_half(to.x[j][i]) * f[i / 2].at[1]);
+    }
+  }
+
+  /// Rows of dV: by a TMA store, or row by row where the sequence ends in the chunk.
+  WYVERN_DEVICE void send_rows(int turn, const TensorMap& dv_map, DTYPE* dv) const {
+    sync();
+    const Block<true> block = recalled(b);
+    const int thread = thread_index() % 128;
+    const int at_panel = kPanels * block.tile + consumer;
+    const SquareTile tile = staged_rows();
+    const int rows = block.rows(turn);
+    if (rows == kRows) {
+      if (thread == 0) {
+        sm90::tensor_store(
+            dv_map, {0, static_cast<int>(block.first_row(turn)), at_panel, block.head}, tile.data);
+        sm90::bulk_commit();
+      }
+      return;
+    }
+#pragma unroll 1
+    for (int i = thread; i < rows * 8; i += 128)
+      store_vector(dv + ((block.first_row(turn) + i / 8) * HV + block.head) * V +
+                       at_panel * kColumns + i % 8 * 8,
+                   load<8>(tile.at(i / 8, i % 8 * 8)));
+  }
+
+  WYVERN_DEVICE void walk(const TensorMap& state_map, const TensorMap& dv_map, DTYPE* dv) {
+    Position at;
+    RowFragment own = own_part(at, 0);
+#pragma unroll 1
+    for (int turn = 0; turn < b.chunks; ++turn) {
+      {
+        StateFragment packed(state);
+        start(at, packed);
+        store_state(packed, turn, state_map);
+        const float decay = array_at<kLayout.decay>(b.shared)[at.buffer];
+#pragma unroll
+        for (int i = 0; i < Transposed::kCount; ++i) state.x[i] *= decay;
+        sm90::end_products<0>(x);
+        packed.hold();
+        add_own(at, own);
+      }
+      RowFragment u(x);
+      sm90::begin_products(x);
+      sm90::multiply(x, u, sm90::columns_of(b.inverse(turn % kSlots)), true);
+      sm90::wgmma_commit();
+      RowFragment gradients;
+      load_scaled_gradients(gradients, at, turn);
+      sm90::end_products<0>(x);
+      u.hold();
+      RowFragment update;
+      pack_scaled(update, x, b.factors<kLayout.enter>(at.buffer));
+      stage_rows();
+      sm90::begin_products(state);
+      sm90::multiply(state, gradients, sm90::columns_of(b.queries(at.buffer)), true);
+      sm90::multiply(state, update, sm90::columns_of(b.keys(at.buffer)), true);
+      sm90::wgmma_commit();
+      send_rows(turn, dv_map, dv);
+      sm90::barrier_arrive(b.barrier<kLayout.taken>(turn % kSlots));
+      const Position before = at;
+      at.advance();
+      if (turn + 1 < b.chunks) own = own_part(at, turn + 1);
+      sm90::end_products<0>(state);
+      gradients.hold();
+      update.hold();
+      sm90::barrier_arrive(b.barrier<kLayout.free>(before.buffer));
+    }
+  }
+};

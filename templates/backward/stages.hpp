@@ -1,0 +1,69 @@
+// Stages of plans that have the whole backward pass of one gate a head, or of none, in two kernels:
+// both walks over the chunks, then all gradients chunk by chunk. Operators have them in front of
+// the others; a plan that has them is done with those.
+//
+// In a chunk, with b = beta (its magnitude at least 2^-40, so that it can be divided by), a_r =
+// exp(G_r), d_r = exp(G_C - G_r), D_rs = exp(G_r - G_s), and rows of q and k as they count:
+//   T  = (I + strict(K K^T * D) diag(b))^-1     P = scale tril(Q K^T * D) diag(b)
+//   Z  = T (V - a K S)                          S' = exp(G_C) S + K^T (d b Z)
+//   x  = P^T dO + d b (K dS')                   dV = T^T x
+//   dS = exp(G_C) dS' + Q^T (scale a dO) - K^T (a dV)
+// and then, without S' or the other direction's walk,
+//   N  = dV Z^T    dbeta = diag(N) / b          M  = -strict(N * D) diag(b)
+//   F  = scale strict(dO Z^T * D) diag(b)       o  = scale b diag(dO Z^T)
+//   dQ = scale a (dO S^T) + F K + o K
+//   R  = -a (dV S^T) + M K     I = d b (Z dS'^T)     C = I + F^T Q + M^T K
+//   dK = R + C + o Q
+//   dG = rowsum(Q dQ) + rowsum(K R) - rowsum(K C), without the terms of o; the last row also has
+//        exp(G_C) <S, dS'> + sum(K I); dg is the sum of dG from a row to the chunk's last
+#pragma once
+
+#include "templates/tensors.hpp"
+
+namespace wyvern::stages {
+
+// clang-format off
+inline constexpr StageDefinition delta_scans{
+    "delta_scans", "Both walks over the chunks: states that enter them, gradients of those that leave.",
+    {tensor::q,
+     tensor::k,
+     tensor::v,
+     tensor::beta,
+     {"g", Access::in, constant::G_DTYPE, {extent::B, extent::T, constant::HV}, {constant::SCALAR_GATE}},
+     tensor::A_log.when({constant::HAS_A_LOG}),
+     {"dt_bias", Access::in, DType::fp32, {constant::HV}, {constant::HAS_DT_BIAS}},
+     tensor::initial_state.when({constant::INITIAL_STATE}),
+     tensor::do_,
+     tensor::dht.when({constant::FINAL_STATE}),
+     tensor::seq_offsets.when({constant::VARLEN}),
+     tensor::chunk_offsets.when({constant::VARLEN}),
+     tensor::states.out(),
+     tensor::z.out(),
+     tensor::dstates.out(),
+     tensor::dv,
+     tensor::dinitial_state.when({constant::INITIAL_STATE})}};
+
+inline constexpr StageDefinition delta_gradient{
+    "delta_gradient", "Gradients of q, k, beta and g as they were given, chunk by chunk, from what both walks wrote.",
+    {tensor::q,
+     tensor::k,
+     tensor::beta,
+     {"g", Access::in, constant::G_DTYPE, {extent::B, extent::T, constant::HV}, {constant::SCALAR_GATE}},
+     tensor::A_log.when({constant::HAS_A_LOG}),
+     {"dt_bias", Access::in, DType::fp32, {constant::HV}, {constant::HAS_DT_BIAS}},
+     tensor::do_,
+     tensor::states,
+     tensor::z,
+     tensor::dstates,
+     {"dv", Access::in, constant::DTYPE, {extent::B, extent::T, constant::HV, constant::V}},
+     tensor::seq_offsets.when({constant::VARLEN}),
+     tensor::chunk_index.when({constant::VARLEN}),
+     {"dq_given", Access::out, constant::DTYPE, {extent::B, extent::T, constant::H, constant::K}},
+     {"dk_given", Access::out, constant::DTYPE, {extent::B, extent::T, constant::H, constant::K}},
+     tensor::dbeta,
+     {"dg_given", Access::out, constant::G_DTYPE, {extent::B, extent::T, constant::HV}, {constant::SCALAR_GATE}},
+     {"dA_chunk", Access::out, DType::fp32, {extent::NT, constant::HV}, {constant::HAS_A_LOG}},
+     {"dbias_chunk", Access::out, DType::fp32, {extent::NT, constant::HV}, {constant::HAS_DT_BIAS}}}};
+// clang-format on
+
+}  // namespace wyvern::stages

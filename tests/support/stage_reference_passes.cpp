@@ -1,0 +1,204 @@
+// References of the backward pass in two kernels, written from templates/backward/stages.hpp.
+#include <algorithm>
+#include <cmath>
+
+#include "tests/support/stage_inputs.hpp"
+
+namespace wyvern::testing {
+namespace {
+
+/// What both stages make of what is given: rows with their norms, sums of gates, factors of beta.
+TensorMap prepared(const StageContext& c, const TensorMap& t) {
+  TensorMap own;
+  for (const char* const name : {"q", "k", "beta", "g", "A_log", "dt_bias"})
+    if (const auto at = t.find(name); at != t.end()) own.insert(*at);
+  if (c.qk_l2norm)
+    for (const std::string x : {"q", "k"}) {
+      TensorMap rows{{"x", own.at(x)}};
+      run_reference("l2norm_rstd", c, rows);
+      own[x + "_rstd"] = rows.at("rstd");
+    }
+  if (own.contains("g")) {
+    if (c.gate_in_kernel) run_reference("gate", c, own);
+    run_reference("chunk_local_cumsum", c, own);
+    own.erase("Gk");
+  }
+  return own;
+}
+
+/// beta, at least 2^-40 from 0.
+Vector divisors(Vector beta) {
+  for (double& b : beta)
+    if (std::abs(b) < 0x1p-40) b = std::signbit(b) ? -0x1p-40 : 0x1p-40;
+  return beta;
+}
+
+/// (I + A)^-1 x for a strictly lower triangular A, or with A transposed.
+Matrix solved(const Matrix& A, Matrix x, bool transpose) {
+  const std::int64_t n = A.rows();
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::int64_t r = transpose ? n - 1 - i : i;
+    for (std::int64_t j = 0; j < i; ++j) {
+      const std::int64_t s = transpose ? n - 1 - j : j;
+      add(x[r], -(transpose ? A[s][r] : A[r][s]), x[s], x.cols());
+    }
+  }
+  return x;
+}
+
+/// Columns times factors.
+Matrix by_columns(Matrix m, const Vector& factors) {
+  for (std::int64_t r = 0; r < m.rows(); ++r)
+    for (std::int64_t s = 0; s < m.cols(); ++s) m[r][s] *= factors[static_cast<std::size_t>(s)];
+  return m;
+}
+
+/// One chunk's rows and decays.
+struct Rows {
+  Chunk chunk;
+  Decay decay;
+  Matrix Q, K;
+  Vector b;
+
+  Rows(const StageContext& c, const TensorMap& own, const Vector& q, const Vector& k,
+       const Vector& beta, std::size_t slot, std::int64_t head)
+      : chunk(c.layout, c.dims, slot, head),
+        decay(chunk, decays(own)),
+        Q(chunk.keys(q)),
+        K(chunk.keys(k)),
+        b(chunk.scalars(beta)) {}
+};
+
+/// A matrix at place `at` of a tensor [..., rows, columns] that has room for `rows` of them.
+Matrix get(const Vector& tensor, std::int64_t at, std::int64_t rows, std::int64_t columns,
+           std::int64_t used) {
+  Matrix m(used, columns);
+  std::copy_n(tensor.begin() + at * rows * columns, used * columns, m[0]);
+  return m;
+}
+void put(Vector& tensor, std::int64_t at, std::int64_t rows, const Matrix& m) {
+  std::copy_n(m[0], m.rows() * m.cols(), tensor.begin() + at * rows * m.cols());
+}
+
+void delta_scans(const StageContext& c, TensorMap& t) {
+  const TensorMap own = prepared(c, t);
+  const Vector q = queries(own), k = keys(own), beta = divisors(beta_factors(c, own));
+  const auto [H, HV, K, V] = c.dims;
+  const std::int64_t BT = c.layout.BT, NT = std::ssize(c.layout.slots);
+  const auto states_size = static_cast<std::size_t>(NT * HV * K * V);
+  Vector states(states_size), dstates(states_size), dv = zeros(c, V);
+  Vector z(static_cast<std::size_t>(NT * HV * BT * V));
+  Vector dinitial = zero_states(c, static_cast<std::size_t>(c.layout.sequences()));
+  for (std::int64_t n = 0; n < c.layout.sequences(); ++n)
+    for (std::int64_t head = 0; head < HV; ++head) {
+      const auto sequence = static_cast<std::size_t>(n);
+      const std::int64_t begin = c.layout.chunk_offsets[sequence],
+                         end = c.layout.chunk_offsets[sequence + 1];
+      Matrix S = read_state(c, optional(t, "initial_state"), n, head);
+      for (std::int64_t slot = begin; slot < end; ++slot) {
+        const Rows x(c, own, q, k, beta, static_cast<std::size_t>(slot), head);
+        put(states, slot * HV + head, V, transposed(S));
+        const Matrix A = by_columns(x.decay.product(x.K, x.K, true), x.b);
+        const Matrix Z =
+            solved(A, x.chunk.values(t.at("v")) + -1.0 * (x.decay.entering(x.K) * S), false);
+        put(z, slot * HV + head, BT, Z);
+        S = x.decay.through(S) + transposed(x.decay.leaving(x.K)) * scaled(x.b, Z);
+      }
+      Matrix dS = read_state(c, optional(t, "dht"), n, head);
+      for (std::int64_t slot = end - 1; slot >= begin; --slot) {
+        const Rows x(c, own, q, k, beta, static_cast<std::size_t>(slot), head);
+        put(dstates, slot * HV + head, V, transposed(dS));
+        const Matrix A = by_columns(x.decay.product(x.K, x.K, true), x.b);
+        const Matrix P = c.scale * by_columns(x.decay.product(x.Q, x.K, false), x.b);
+        const Matrix dO = x.chunk.values(t.at("do"));
+        const Matrix dV =
+            solved(A, transposed(P) * dO + scaled(x.b, x.decay.leaving(x.K) * dS), true);
+        x.chunk.write(dv, dV);
+        dS = x.decay.through(dS) + c.scale * (transposed(x.decay.entering(x.Q)) * dO) +
+             -1.0 * (transposed(x.decay.entering(x.K)) * dV);
+      }
+      write_state(c, dinitial, n, head, dS);
+    }
+  t["states"] = states;
+  t["z"] = z;
+  t["dstates"] = dstates;
+  t["dv"] = dv;
+  t["dinitial_state"] = dinitial;
+}
+
+void delta_gradient(const StageContext& c, TensorMap& t) {
+  TensorMap own = prepared(c, t);
+  const Vector q = queries(own), k = keys(own), slopes = beta_slopes(c, own),
+               beta = divisors(beta_factors(c, own));
+  const auto [H, HV, K, V] = c.dims;
+  Vector dq = zeros(c, K), dk = dq, dbeta = zeros(c, 1), dG = dbeta;
+  for (std::size_t slot = 0; slot < c.layout.slots.size(); ++slot)
+    for (std::int64_t head = 0; head < HV && c.layout.slots[slot].sequence >= 0; ++head) {
+      const Rows x(c, own, q, k, beta, slot, head);
+      const std::int64_t rows = x.chunk.rows(), at = static_cast<std::int64_t>(slot) * HV + head;
+      const Matrix S = transposed(get(t.at("states"), at, V, K, V)),
+                   dS = transposed(get(t.at("dstates"), at, V, K, V)),
+                   Z = get(t.at("z"), at, c.layout.BT, V, rows);
+      const Matrix dO = x.chunk.values(t.at("do")), dV = x.chunk.values(t.at("dv"));
+      const Matrix N = by_columns(dV * transposed(Z), x.b),
+                   F = c.scale * by_columns(dO * transposed(Z), x.b);
+      Vector own_F, own_N;
+      for (std::int64_t r = 0; r < rows; ++r) {
+        own_F.push_back(F[r][r]);
+        own_N.push_back(N[r][r]);
+      }
+      const Matrix M = -1.0 * N;
+      const Matrix dQ =
+          c.scale * x.decay.entering(dO * transposed(S)) + x.decay.row_sums(F, x.K, true);
+      const Matrix R = -1.0 * x.decay.entering(dV * transposed(S)) + x.decay.row_sums(M, x.K, true);
+      const Matrix I = scaled(x.b, x.decay.leaving(Z * transposed(dS)));
+      const Matrix inside = x.decay.column_sums(F, x.Q, true) + x.decay.column_sums(M, x.K, true);
+      x.chunk.write(dq, dQ + scaled(own_F, x.K));
+      x.chunk.write(dk, R + I + inside + scaled(own_F, x.Q));
+
+      Vector dbeta_rows = x.chunk.scalars(slopes), dG_rows = row_dots(dQ, x.Q);
+      const Vector by_R = row_dots(x.K, R), by_inside = row_dots(x.K, inside),
+                   by_I = row_dots(x.K, I), through = row_dots(dS, x.decay.through(S));
+      for (std::size_t r = 0; r < dG_rows.size(); ++r) {
+        dbeta_rows[r] *= own_N[r] / (x.b[r] * x.b[r]);
+        dG_rows[r] += by_R[r] - by_inside[r];
+        if (r + 1 == dG_rows.size()) continue;
+        dG_rows[r] -= by_I[r];
+        dG_rows.back() += by_I[r];
+      }
+      for (const double value : through) dG_rows.back() += value;
+      x.chunk.write(dbeta, dbeta_rows);
+      x.chunk.write(dG, dG_rows);
+    }
+  t["dbeta"] = dbeta;
+  for (const std::string row : {"q", "k"}) {
+    TensorMap sums{{"dy_heads", row == "q" ? dq : dk}, {"x", t.at(row)}};
+    run_reference("head_sum", c, sums);
+    sums["dx"] = sums.at("dy");
+    if (c.qk_l2norm) {
+      sums["rstd"] = own.at(row + "_rstd");
+      run_reference("l2norm_bwd", c, sums);
+    }
+    t["d" + row + "_given"] = sums.at("dx");
+  }
+  if (!own.contains("g")) return;
+  own["dG"] = dG;
+  run_reference("chunk_local_reverse_cumsum", c, own);
+  t["dg_given"] = own.at("dg");
+  if (!c.gate_in_kernel) return;
+  own["dg_log"] = own.at("dg");
+  run_reference("gate_bwd", c, own);
+  t["dg_given"] = own.at("dg_raw");
+  t["dA_chunk"] = own.at("dA_part");
+  if (own.contains("dbias_part")) t["dbias_chunk"] = own.at("dbias_part");
+}
+
+}  // namespace
+
+const StageReferences& pass_references() {
+  static const StageReferences references{{"delta_scans", delta_scans},
+                                          {"delta_gradient", delta_gradient}};
+  return references;
+}
+
+}  // namespace wyvern::testing
