@@ -60,6 +60,14 @@ def flags_of(entry):
     return (*flags, "-std=c11" if entry["file"].endswith(".c") else "-std=c++20")
 
 
+def files_of(entry):
+    """The source of a compilation, or those that CMake has put into one (UNITY_BUILD)."""
+    file = Path(entry["file"])
+    if "Unity" not in file.parts:
+        return [file]
+    return [Path(name) for name in re.findall(r'^#include "(.+)"$', file.read_text(), re.MULTILINE)]
+
+
 def is_test(file):
     return file.parts[0] == "tests" or file.stem.endswith("_test")
 
@@ -68,13 +76,13 @@ def sources_of(root, build, paths, with_tests):
     """The host sources of the repository, by what they are compiled with."""
     found = {}
     for entry in json.loads((build / "compile_commands.json").read_text()):
-        file = Path(entry["file"])
-        if not file.is_relative_to(root) or file.relative_to(root).parts[0] not in ROOMS:
-            continue
-        if not with_tests and is_test(file.relative_to(root)):
-            continue
-        if not paths or any(file.is_relative_to(path) for path in paths):
-            found.setdefault(file, flags_of(entry))
+        for file in files_of(entry):
+            if not file.is_relative_to(root) or file.relative_to(root).parts[0] not in ROOMS:
+                continue
+            if not with_tests and is_test(file.relative_to(root)):
+                continue
+            if not paths or any(file.is_relative_to(path) for path in paths):
+                found.setdefault(file, flags_of(entry))
     return found
 
 

@@ -101,9 +101,9 @@ int end_of(std::string role) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-TEST(ProcessEnd, GivesBackWhatStaticObjectsHold) { EXPECT_EQ(end_of("--keep"), 0); }
+TEST(CudaProcessEnd, GivesBackWhatStaticObjectsHold) { EXPECT_EQ(end_of("--keep"), 0); }
 
-TEST(ProcessEnd, WhileThreadsLoadAndLaunch) {
+TEST(CudaProcessEnd, WhileThreadsLoadAndLaunch) {
   for (int i = 0; i < 12; ++i) EXPECT_EQ(end_of("--work"), kEndedInTheMiddle);
 }
 

@@ -15,7 +15,7 @@ using GetProcAddress = Result (*)(const char*, void**, int, std::uint64_t, int*)
 constexpr int kApiVersion = 12000;
 
 template <class F>
-bool bind(GetProcAddress get, const char* name, F& function) {
+bool resolve(GetProcAddress get, const char* name, F& function) {
   void* address = nullptr;
   int status = 0;
   if (get(name, &address, kApiVersion, 0, &status) != 0 || address == nullptr) return false;
@@ -26,7 +26,7 @@ bool bind(GetProcAddress get, const char* name, F& function) {
 /// The name of the first entry point that is missing, or null.
 const char* bind_all(GetProcAddress get, Driver& d) {
 #define WYVERN_BIND(name) \
-  if (!bind(get, #name, d.name)) return #name
+  if (!resolve(get, #name, d.name)) return #name
   WYVERN_BIND(cuInit);
   WYVERN_BIND(cuDriverGetVersion);
   WYVERN_BIND(cuDeviceGetCount);
@@ -68,10 +68,10 @@ const char* bind_all(GetProcAddress get, Driver& d) {
   WYVERN_BIND(cuGetErrorString);
 #undef WYVERN_BIND
   // Without these only the templates that need them are out, and rows do not say which GPU it was.
-  bind(get, "cuLaunchKernelEx", d.cuLaunchKernelEx);
-  bind(get, "cuTensorMapEncodeTiled", d.cuTensorMapEncodeTiled);
-  bind(get, "cuTensorMapReplaceAddress", d.cuTensorMapReplaceAddress);
-  bind(get, "cuDeviceGetUuid", d.cuDeviceGetUuid);
+  resolve(get, "cuLaunchKernelEx", d.cuLaunchKernelEx);
+  resolve(get, "cuTensorMapEncodeTiled", d.cuTensorMapEncodeTiled);
+  resolve(get, "cuTensorMapReplaceAddress", d.cuTensorMapReplaceAddress);
+  resolve(get, "cuDeviceGetUuid", d.cuDeviceGetUuid);
   return nullptr;
 }
 
