@@ -5,15 +5,17 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build="$root/build"
 build_preset=default
 log="$build/setup.log"
+configure_options=()
 
 # Everything the build needs; run-time needs follow from it.
 packages=(
   g++ cmake ninja-build python3
   libfmt-dev nlohmann-json3-dev libsqlite3-dev zlib1g-dev libcli11-dev libjs-chart.js
   llvm-19-dev libclang-19-dev libclang-cpp19-dev clang-19 liblld-19-dev
-  libgtest-dev libbenchmark-dev
-  clang-format-19 clang-tidy-19 git
+  libbenchmark-dev
 )
+# What the tests need beside.
+test_packages=(libgtest-dev clang-format-19 clang-tidy-19 git)
 # What fuzz targets and sanitizers need beside; llvm-19 has the symbolizer of their reports.
 clang_packages=(clang-19 libclang-rt-19-dev llvm-19)
 
@@ -69,9 +71,10 @@ explain_nvrtc() {
   say " or 'pip install nvidia-cuda-nvrtc' with its lib folder in LD_LIBRARY_PATH)"
 }
 
+# Builds what is given, else everything, as $build_preset and $configure_options say.
 configure_and_build() {
-  quietly "configuring" cmake --preset "$build_preset" -S "$root"
-  build_configured
+  quietly "configuring" cmake --preset "$build_preset" -S "$root" "${configure_options[@]}"
+  build_configured "$@"
 }
 
 # Builds what is given, else everything, into $build.
@@ -86,13 +89,19 @@ build_configured() {
   fi
 }
 
+# What is built needs no tests: they are not configured, unless they are already.
+without_tests() {
+  grep -qs '^WYVERN_TESTS:BOOL=ON$' "$build/CMakeCache.txt" || configure_options=(-DWYVERN_TESTS=OFF)
+}
+
+# set_up [TARGET...]: installs, configures and builds.
 set_up() {
   mkdir -p "$build"
   : >"$log"
   install_packages
   explain_nvrtc
   [ -x "$build/bin/wyvern" ] || say "building into ${build##*/}/ (some minutes the first time)"
-  configure_and_build
+  configure_and_build "$@"
 }
 
 # Whether a Python has what the Python tests need.

@@ -1,4 +1,5 @@
-// Every CUDA template, over a sample of its space, compiled for five architectures without a GPU.
+// Every CUDA template, over a sample of its space, compiled for five architectures without a GPU;
+// in the short suite for two.
 //
 // The sample is the same in every run: for each architecture the default config of a common
 // problem, one more config for each dtype and other heads, then as many more as it takes for every
@@ -21,18 +22,20 @@
 #include "runtime/operators/operator.hpp"
 #include "runtime/plan.hpp"
 #include "tests/compiler/ptx_flow.hpp"
+#include "tests/support/full_suite.hpp"
 #include "tests/support/stage_data.hpp"
 
 namespace wyvern {
 namespace {
 
-/// An architecture, and the dtype of its common problem.
+/// An architecture, the dtype of its common problem, and whether the short suite has it too.
 struct Arch {
   const char* name;
   DType dtype;
+  bool always = false;
 };
-constexpr std::array kArchs{Arch{"sm_80", DType::fp32}, Arch{"sm_89", DType::fp16},
-                            Arch{"sm_90a", DType::bf16}, Arch{"sm_100a", DType::fp32},
+constexpr std::array kArchs{Arch{"sm_80", DType::fp32, true}, Arch{"sm_89", DType::fp16},
+                            Arch{"sm_90a", DType::bf16, true}, Arch{"sm_100a", DType::fp32},
                             Arch{"sm_120a", DType::bf16}};
 constexpr std::array kDTypes{DType::bf16, DType::fp16, DType::fp32};
 
@@ -92,6 +95,7 @@ class Sampler {
  public:
   explicit Sampler(const Template& t) : template_(t), random_(2026) {
     for (const Arch& arch : kArchs) {
+      if (!arch.always && !testing::full_suite()) continue;
       const Target target = cuda_target(arch.name);
       Problem usual;
       usual.K = usual.V = 128;

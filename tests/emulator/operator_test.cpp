@@ -10,6 +10,7 @@
 
 #include "tests/emulator/device.hpp"
 #include "tests/operators/fixture.hpp"
+#include "tests/support/full_suite.hpp"
 
 namespace wyvern::testing {
 namespace {
@@ -36,7 +37,7 @@ TEST_P(EmulatedFewKeys, MatchesOracle) {
   for (const OperatorCase& one :
        listed_cases({std::string(GetParam()), Pass::forward}, DeviceKind::cuda)) {
     if (!one.name.starts_with("FewKeys")) continue;
-    for (const std::uint64_t seed : {1, 2, 3}) {
+    for (std::uint64_t seed = 1; seed <= (full_suite() ? 3 : 1); ++seed) {
       SCOPED_TRACE(one.name + ", seed " + std::to_string(seed));
       check(make_data(one.problem, one.gate, seed, one.lengths));
     }
@@ -486,7 +487,7 @@ INSTANTIATE_TEST_SUITE_P(, EmulatedFewKeys, ::testing::ValuesIn(operators()),
 
 const auto kSeed = [](const auto& each) { return "seed" + std::to_string(each.param); };
 
-INSTANTIATE_TEST_SUITE_P(, EmulatedRandom, ::testing::Range(0, 20), kSeed);
+INSTANTIATE_TEST_SUITE_P(, EmulatedRandom, ::testing::Range(0, full_suite() ? 20 : 6), kSeed);
 // beta up to 2 and nothing that decays: rounding errors live as long as the state.
 INSTANTIATE_TEST_SUITE_P(NoDecay, EmulatedRandom, ::testing::Values(105, 326), kSeed);
 

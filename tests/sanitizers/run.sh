@@ -11,7 +11,7 @@ sanitize() {
     *) say "tools/test: --sanitize is '$kind'; it must be address or thread" >&2; exit 2 ;;
   esac
   build=$root/build-$kind build_preset=sanitize-$kind log=$root/build-$kind/setup.log
-  packages+=("${clang_packages[@]}")
+  packages+=("${test_packages[@]}" "${clang_packages[@]}")
   set_up
 
   local symbolizer=/usr/lib/llvm-19/bin/llvm-symbolizer
