@@ -113,25 +113,20 @@ struct GateForm {
   }
 };
 
-/// What is given of each row and value head.
+/// What is given of rows and value heads.
 struct GivenRows {
   TokenRows<const G_DTYPE> g;
   TokenRows<const BETA_DTYPE> beta;
   const float *A_log, *dt_bias;
   float floor;
-
-  WYVERN_DEVICE GateForm form(int head) const {
-    GateForm form{0.0f, 1.0f};
-    if constexpr (HAS_DT_BIAS) form.bias = dt_bias[head];
-    if constexpr (HAS_A_LOG) form.rate = exponential(A_log[head]);
-    return form;
-  }
 };
 
-/// Rows `lane` and `lane` + 32 of a chunk and value head; past its end zeros.
+/// Rows `lane` and `lane` + 32 of a chunk and value head as given, past its end zeros. Read a head
+/// ahead; what they mean is computed when they are there.
 struct RawRows {
   G_DTYPE g[2];
   BETA_DTYPE beta[2];
+  float A_log, bias;
 
   WYVERN_DEVICE void read(const Item& item, int head, const GivenRows& given) {
 #pragma unroll
@@ -143,7 +138,11 @@ struct RawRows {
       if constexpr (SCALAR_GATE) g[i] = given.g.row(item.token + row)[head];
       beta[i] = given.beta.row(item.token + row)[head];
     }
+    A_log = bias = 0.0f;
+    if constexpr (HAS_A_LOG) A_log = given.A_log[head];
+    if constexpr (HAS_DT_BIAS) bias = given.dt_bias[head];
   }
+  WYVERN_DEVICE GateForm form() const { return {bias, GATE_IN_KERNEL ? exponential(A_log) : 1.0f}; }
 };
 
 /// beta as it is divided by: where it is next to nothing it counts as 2^-40, by which its row adds
@@ -351,7 +350,7 @@ WYVERN_DEVICE void work_on_rows(const Block& b, Items items, const GivenRows& gi
       raw = next;
       if (is_last) more = items.next_used(following);
       if (more) next.read(following, is_last ? following.head * kGroup : head + 1, given);
-      const GateForm form = given.form(head);
+      const GateForm form = raw.form();
       if (warp == kFactorWarp) make_factors(b, turn, item, raw, form, given.floor);
       float through = 0.0f;
       if constexpr (SCALAR_GATE) through = multiply_states(b, turn, warp);
