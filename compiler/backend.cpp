@@ -44,7 +44,7 @@ Target parse_target(std::string_view text) {
   std::vector<std::string> names;
   for (const detail::Backend* each : detail::backends()) {
     if (const std::optional<Target> target = each->find_target(text)) return *target;
-    names.push_back(each->target_names());
+    names.push_back(each->target_names(text));
   }
   throw Error(ErrorKind::kBadInput, fmt::format("target '{}' is not known; it must be {}", text,
                                                 fmt::join(names, " or ")));

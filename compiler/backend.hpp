@@ -1,5 +1,5 @@
-// What a back end is: everything the compiler room knows of one kind of device. Source text in,
-// code out, no templates. A folder of compiler/ implements it; backend.cpp lists them.
+// A back end: everything the compiler room knows of one kind of device. Source text in, code out,
+// no templates. A folder of compiler/ implements it; backend.cpp lists them.
 #pragma once
 
 #include <optional>
@@ -13,9 +13,9 @@
 
 namespace wyvern::detail {
 
-/// What a back end is asked for.
+/// The kinds of output of a back end.
 enum class Output : std::uint8_t {
-  loadable,  ///< what an Artifact holds: a cubin, or a shared object
+  loadable,  ///< the code of an Artifact: a cubin, or a shared object
   ptx,
   llvm_ir,
   assembly,
@@ -44,8 +44,8 @@ class Backend {
   /// The target of this name, or nothing when it is not a name of this kind. Throws
   /// Error(kBadInput) for one that is of this kind and not known.
   virtual std::optional<Target> find_target(std::string_view name) const = 0;
-  /// Which names there are, for a message: "native-cpu", "one of sm_80, sm_86, ...".
-  virtual std::string target_names() const = 0;
+  /// The legal names for a message about `wanted`: "native-cpu", "one of sm_80, sm_86, ...".
+  virtual std::string target_names(std::string_view wanted) const = 0;
   /// Target::name() of a target of this kind.
   virtual std::string target_name(const Target& target) const = 0;
   /// See wyvern::usual_target().
@@ -54,18 +54,18 @@ class Backend {
   /// How sources for this kind are put together.
   virtual const Dialect& dialect() const = 0;
 
-  /// Opens the compiler; throws Error(kUnavailable) with what is missing and the mend.
+  /// Opens the compiler; throws Error(kUnavailable) with what is missing and how to fix it.
   virtual void open() const = 0;
   /// The compiler's name and version, for people.
   virtual std::string version() const = 0;
-  /// version() and what else tells two builds of it apart; part of the artifact key. Like version()
-  /// it may open the compiler, and then throws as open() does.
+  /// version() and anything else that distinguishes two builds of it; part of the artifact key.
+  /// Like version() it may open the compiler, and then throws as open() does.
   virtual std::string identity() const = 0;
   /// The options that source is compiled with for a target; part of the artifact key.
   virtual std::vector<std::string> options(const Target& target) const = 0;
   /// The forms that emit() can give besides the source.
   virtual std::span<const Form> forms() const = 0;
-  /// Compiles `source`, which defines kEntryPoint. `label` says in errors what it is. Throws
+  /// Compiles `source`, which defines kEntryPoint. `label` names it in errors. Throws
   /// Error(kCompile) with the compiler's message, Error(kUnavailable) when the compiler cannot be
   /// opened, Error(kBadInput) for a target that it does not compile for here.
   virtual Code compile(const std::string& source, const std::string& label, const Target& target,
@@ -89,7 +89,7 @@ Code compile_source(const std::string& source, const std::string& label, const T
                     Output output = Output::loadable);
 
 /// The artifact key of `source` as `config` specialized it. Stored artifacts are found by it: it
-/// changes only with what the code depends on.
+/// changes only when the code may.
 std::string source_key(const Backend& backend, const std::string& source, const Config& config,
                        const Target& target);
 

@@ -16,7 +16,7 @@ class KnownBackend final : public Backend {
  public:
   DeviceKind kind() const override { return DeviceKind::cuda; }
   std::optional<Target> find_target(std::string_view) const override { return {}; }
-  std::string target_names() const override { return {}; }
+  std::string target_names(std::string_view /*wanted*/) const override { return {}; }
   std::string target_name(const Target& target) const override { return target.arch; }
   Target usual_target() const override { return {}; }
   const Dialect& dialect() const override {
@@ -142,10 +142,10 @@ TEST(ParseTarget, UnknownNamesAreAnsweredWithThoseOfEveryKind) {
       EXPECT_EQ(error.kind(), ErrorKind::kBadInput);
       EXPECT_EQ(std::string(error.what())
                     .find("target '" + std::string(name) +
-                          "' is not known; it must be native-cpu or one of "
-                          "sm_80, sm_86, "),
+                          "' is not known; it must be native-cpu or one of sm_"),
                 0U)
           << error.what();
+      EXPECT_TRUE(std::string_view(error.what()).ends_with(" and 8 more")) << error.what();
     }
   }
 }

@@ -1,5 +1,6 @@
 // The C API's problems: fields by their names, in the table of problem_fields.hpp.
-#include <fmt/ranges.h>
+
+#include <fmt/format.h>
 
 #include <array>
 #include <cmath>
@@ -9,6 +10,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "runtime/base/nearest_names.hpp"
 #include "runtime/c_api.hpp"
 #include "runtime/problem_fields.hpp"
 
@@ -54,7 +56,8 @@ const ProblemField& field_of(const char* name) {
     if (field.name == wanted) return field;
     names.push_back(field.name);
   }
-  bad_input(fmt::format("field is '{}'; it must be one of: {}", wanted, fmt::join(names, ", ")));
+  bad_input(
+      fmt::format("field is '{}'; it must be one of: {}", wanted, nearest_names(wanted, names)));
 }
 
 [[noreturn]] void bad_value(const ProblemField& field, const std::string& value,
@@ -102,7 +105,8 @@ T named(const ProblemField& field, std::string_view name, const std::array<T, co
     if (to_string(one) == name) return one;
     names.push_back(to_string(one));
   }
-  bad_value(field, fmt::format("'{}'", name), fmt::format("one of: {}", fmt::join(names, ", ")));
+  bad_value(field, fmt::format("'{}'", name),
+            fmt::format("one of: {}", nearest_names(name, names)));
 }
 
 void set(std::string& member, const ProblemField& /*field*/, std::string_view value) {

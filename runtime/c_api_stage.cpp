@@ -1,5 +1,6 @@
 // The C API's stages: one kernel on its own, its tensors by the names of its contract.
-#include <fmt/ranges.h>
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
@@ -10,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/base/nearest_names.hpp"
 #include "runtime/bind.hpp"
 #include "runtime/c_api.hpp"
 #include "runtime/devices/device_impl.hpp"
@@ -38,7 +40,7 @@ const Template& template_of(const std::string& name, DeviceKind device) {
   }
   if (found == nullptr)
     bad_input(fmt::format("name is '{}'; for {} it must be one of {}", name, to_string(device),
-                          fmt::join(names, ", ")));
+                          nearest_names(name, names)));
   return *found;
 }
 
@@ -69,7 +71,7 @@ std::size_t place_of(const wyvern_stage& stage, const char* name) {
   const auto found = std::find(stage.names.begin(), stage.names.end(), name);
   if (found == stage.names.end())
     bad_input(fmt::format("'{}' is not the name of a tensor of {}; those are {}", name,
-                          stage.stage.step().template_id, fmt::join(stage.names, ", ")));
+                          stage.stage.step().template_id, nearest_names(name, stage.names)));
   return static_cast<std::size_t>(found - stage.names.begin());
 }
 

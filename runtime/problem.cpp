@@ -2,12 +2,12 @@
 #include <wyvern/problem.hpp>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
+#include "runtime/base/nearest_names.hpp"
 #include "runtime/operators/operator.hpp"
 
 namespace wyvern {
@@ -254,7 +254,7 @@ const Preset& find_preset(std::string_view name) {
   if (found != all.end()) return *found;
   std::vector<std::string_view> names;
   for (const Preset& preset : all) names.push_back(preset.name);
-  bad("preset", fmt::format("'{}'", name), fmt::format("one of: {}", fmt::join(names, ", ")));
+  bad("preset", fmt::format("'{}'", name), "one of: " + nearest_names(name, names));
 }
 
 }  // namespace wyvern

@@ -290,7 +290,8 @@ TEST(Problem, PresetsAreLegalAndFound) {
     find_preset("qwen9");
     FAIL() << "accepted";
   } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("fla-gdn-1.3b"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("one of: qwen3.5-9b, "), std::string::npos)
+        << error.what();
   }
 }
 

@@ -31,6 +31,7 @@ std::string parameters(const Template& t) {
   return fmt::format("{} const Extents& e\n{} *(e)\n", text, unpack);
 }
 
+constexpr std::string_view kTargetName = "native-cpu";
 constexpr Dialect kDialect{"device/cpu/types.hpp", "wyvern::cpu", parameters};
 
 class CpuBackend final : public Backend {
@@ -38,10 +39,12 @@ class CpuBackend final : public Backend {
   DeviceKind kind() const override { return DeviceKind::cpu; }
 
   std::optional<Target> find_target(std::string_view name) const override {
-    if (name != target_names()) return {};
+    if (name != kTargetName) return {};
     return host_target();
   }
-  std::string target_names() const override { return "native-cpu"; }
+  std::string target_names(std::string_view /*wanted*/) const override {
+    return std::string(kTargetName);
+  }
   std::string target_name(const Target& target) const override {
     return fmt::format("cpu-{}-{}", target.arch, sha256_hex(target.features).substr(0, 8));
   }

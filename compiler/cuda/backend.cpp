@@ -31,7 +31,9 @@ class CudaBackend final : public Backend {
     if (!name.starts_with("sm_")) return {};
     return cuda_target(name);
   }
-  std::string target_names() const override { return "one of " + cuda_arch_names(); }
+  std::string target_names(std::string_view wanted) const override {
+    return "one of " + nearest_archs(wanted);
+  }
   std::string target_name(const Target& target) const override { return target.arch; }
   Target usual_target() const override { return cuda_target("sm_90a"); }
 

@@ -5,8 +5,11 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <utility>
+#include <vector>
 
 #include "compiler/compiler.hpp"
+#include "runtime/base/nearest_names.hpp"
 
 namespace wyvern {
 namespace {
@@ -31,8 +34,7 @@ constexpr std::array kCudaArchs{
 
 /// On every architecture in the table above.
 constexpr std::int64_t kRegistersPerBlock = 65536;
-/// Clusters and tensor copies came with Hopper; so many blocks a cluster may have on any GPU that
-/// has clusters at all.
+/// Clusters and TMA came with Hopper; every GPU with clusters allows this many blocks in one.
 constexpr int kFirstWithClusters = 90;
 constexpr int kPortableCluster = 8;
 /// Blocks of a launch in x, y and z, since sm_30.
@@ -40,11 +42,10 @@ constexpr std::array<std::int64_t, 3> kMaxGrid{2147483647, 65535, 65535};
 
 }  // namespace
 
-std::string detail::cuda_arch_names() {
-  std::string names;
-  for (const CudaArch& arch : kCudaArchs)
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", arch.name);
-  return names;
+std::string detail::nearest_archs(std::string_view wanted) {
+  std::vector<std::string_view> names;
+  for (const CudaArch& arch : kCudaArchs) names.push_back(arch.name);
+  return nearest_names(wanted, std::move(names));
 }
 
 Target cuda_target(std::string_view arch) {
@@ -64,7 +65,7 @@ Target cuda_target(std::string_view arch) {
     return target;
   }
   throw Error(ErrorKind::kBadInput, fmt::format("arch '{}' is not known; it must be one of {}",
-                                                arch, detail::cuda_arch_names()));
+                                                arch, detail::nearest_archs(arch)));
 }
 
 }  // namespace wyvern

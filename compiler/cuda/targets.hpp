@@ -2,10 +2,11 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 namespace wyvern::detail {
 
-/// "sm_80, sm_86, ...": every name that cuda_target() takes.
-std::string cuda_arch_names();
+/// "sm_80, sm_86, ...": the names that cuda_target() takes, of many those nearest to `wanted`.
+std::string nearest_archs(std::string_view wanted);
 
 }  // namespace wyvern::detail

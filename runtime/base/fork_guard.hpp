@@ -38,7 +38,7 @@ class ForkGuard {
   void hold();
   void let_go(bool in_child);
 
-  // The order in which fork() takes them: work waits for members, and never the other way round.
+  // fork() takes them in this order: work may wait for members, members never wait for work.
   Mutex gate_;
   int working_ WYVERN_GUARDED_BY(gate_) = 0;  ///< threads with a NoFork
   std::atomic<int> waiting_{0};               ///< forks

@@ -6,13 +6,11 @@
 
 namespace wyvern {
 
-/// Far more than anything of ours has. What the JSON library does with a parsed value, copying and
-/// writing it, goes down its levels by recursion, which a text of a few hundred kB can make deeper
-/// than a stack.
+/// Far deeper than any document of Wyvern. The JSON library copies and writes a parsed value by
+/// recursion over its levels, which a text of a few hundred kB can make deeper than a stack.
 constexpr int kDeepestJson = 64;
 
-/// Whether lists and objects lie in each other more than kDeepestJson deep, in JSON or in what is
-/// meant to be.
+/// Whether lists and objects nest more than kDeepestJson deep; the text need not be valid JSON.
 bool is_too_deep(std::string_view json) noexcept;
 
 /// The value of a text; a discarded one where it is no JSON, or too deep.

@@ -55,7 +55,7 @@ class WYVERN_THREAD_ATTRIBUTE(scoped_lockable) Lock {
   std::unique_lock<std::mutex> lock_;
 };
 
-/// A condition variable. Waits may end for no reason: look again at what is awaited, in a loop.
+/// A condition variable. A wait may end spuriously: test the condition in a loop.
 class Condition {
  public:
   void wait(Lock& lock) { variable_.wait(lock.lock_); }

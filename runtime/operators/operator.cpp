@@ -7,6 +7,8 @@
 
 #include <stdexcept>
 
+#include "runtime/base/nearest_names.hpp"
+
 namespace wyvern {
 namespace {
 
@@ -64,7 +66,7 @@ const OperatorDefinition* find_operator(std::string_view name) noexcept {
 const OperatorDefinition& definition_of(const Problem& problem) {
   if (const OperatorDefinition* definition = find_operator(problem.op)) return *definition;
   throw Error(ErrorKind::kBadInput, fmt::format("op is '{}'; it must be one of: {}", problem.op,
-                                                fmt::join(operators(), ", ")));
+                                                nearest_names(problem.op, operators())));
 }
 
 std::string operators_with(bool (*has)(const OperatorFacts&)) {

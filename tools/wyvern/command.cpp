@@ -3,7 +3,6 @@
 #include <wyvern/error.hpp>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -16,6 +15,7 @@
 
 #include <unistd.h>
 
+#include "runtime/base/nearest_names.hpp"
 #include "tools/wyvern/output.hpp"
 
 namespace wyvern::cli {
@@ -89,12 +89,21 @@ std::string full_name(const CLI::App& app) {
   return is_action ? parent->get_name() + ' ' + app.get_name() : app.get_name();
 }
 
-/// "--input, --output": the options a verb takes.
-std::string option_names(const CLI::App& app) {
+/// "--input, --output": the options of a verb, those nearest to the argument that is none.
+std::string option_names(const CLI::App& app, std::string_view argument) {
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_options())
     names.push_back(option->get_positional() ? option->get_name(true) : option->get_name());
-  return fmt::format("{}", fmt::join(names, ", "));
+  return nearest_names(argument.substr(0, argument.find('=')), names);
+}
+
+/// Refuses the first of the arguments that are left, or that there is none.
+[[noreturn]] void reject_name(std::string_view what, const std::vector<std::string>& rest,
+                              const std::vector<std::string>& names) {
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("{} is {}; it must be one of {}", what,
+                          rest.empty() ? "missing" : fmt::format("'{}'", rest.front()),
+                          nearest_names(rest.empty() ? "" : rest.front(), names)));
 }
 
 }  // namespace
@@ -153,8 +162,10 @@ void Command::reject_leftovers(const CLI::App& app) const {
                         option->get_name(), value, full_name(app)));
   const std::vector<std::string> rest = app.remaining();
   if (rest.empty()) return;
-  throw Error(ErrorKind::kBadInput, fmt::format("argument '{}' is not known; `wyvern {}` takes {}",
-                                                rest.front(), full_name(app), option_names(app)));
+  throw Error(
+      ErrorKind::kBadInput,
+      fmt::format("argument '{}' is not known; `wyvern {}` takes {}; see `wyvern {} --help`",
+                  rest.front(), full_name(app), option_names(app, rest.front()), full_name(app)));
 }
 
 /// The action that was named behind the verb.
@@ -167,11 +178,7 @@ std::function<int()> Command::chosen_action(const CLI::App& verb) const {
     if (one.first->parsed()) chosen = &one;
   }
   const std::vector<std::string> rest = verb.remaining();
-  if (chosen == nullptr || !rest.empty())
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("ACTION is {}; it must be one of {}",
-                            rest.empty() ? "missing" : fmt::format("'{}'", rest.front()),
-                            fmt::join(names, ", ")));
+  if (chosen == nullptr || !rest.empty()) reject_name("ACTION", rest, names);
   reject_leftovers(*chosen->first);
   return [this, action = chosen->second] { return action(json_); };
 }
@@ -194,10 +201,7 @@ std::function<int()> Command::parse(int argc, char** argv) {
   std::vector<std::string> names;
   for (const auto& [app, action] : verbs_) names.push_back(app->get_name());
   if (parsed_verb() == nullptr || !app_.remaining().empty()) {
-    const std::vector<std::string> rest = app_.remaining();
-    const std::string given = rest.empty() ? "missing" : fmt::format("'{}'", rest.front());
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("the verb is {}; it must be one of {}", given, fmt::join(names, ", ")));
+    reject_name("the verb", app_.remaining(), names);
   }
   const auto verb = std::ranges::find_if(verbs_, [](const auto& v) { return v.first->parsed(); });
   if (!verb->second) return chosen_action(*verb->first);

@@ -11,6 +11,7 @@
 #include <map>
 #include <utility>
 
+#include "runtime/base/nearest_names.hpp"
 #include "runtime/operators/operator.hpp"
 #include "tools/wyvern/output.hpp"
 
@@ -29,23 +30,18 @@ const HostTensor* find(const Tensors& tensors, const std::string& name) {
   return found == tensors.end() ? nullptr : &found->second;
 }
 
-/// "a, b, c and 19997 more": a file may hold any number of tensors with names of any length.
-std::string names_in(const Tensors& tensors) {
-  constexpr std::size_t kMost = 20, kLongest = 60;
+/// A file may hold any number of tensors with names of any length.
+std::string names_in(const Tensors& tensors, std::string_view wanted) {
+  constexpr std::size_t kLongest = 60;
   std::vector<std::string> names;
-  for (const auto& [name, tensor] : tensors) {
-    if (names.size() == kMost) break;
-    names.push_back(shortened(printable(name), kLongest));
-  }
-  const std::string text = fmt::format("{}", fmt::join(names, ", "));
-  return tensors.size() <= kMost ? text
-                                 : fmt::format("{} and {} more", text, tensors.size() - kMost);
+  for (const auto& [name, tensor] : tensors) names.push_back(shortened(printable(name), kLongest));
+  return nearest_names(wanted, names);
 }
 
 const HostTensor& need(const Tensors& tensors, const std::string& name, std::string_view shape) {
   if (const HostTensor* tensor = find(tensors, name)) return *tensor;
   reject("{} is missing from the input, which holds [{}]; it must be there with shape {}", name,
-         names_in(tensors), shape);
+         names_in(tensors, name), shape);
 }
 
 void need_rank(const HostTensor& tensor, std::string_view name, std::size_t rank,

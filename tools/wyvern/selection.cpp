@@ -13,6 +13,7 @@
 #include <type_traits>
 #include <variant>
 
+#include "runtime/base/nearest_names.hpp"
 #include "tools/wyvern/command.hpp"
 
 namespace wyvern::cli {
@@ -65,8 +66,8 @@ Problem from_preset(const SelectionFlags& flags, Pass pass) {
     std::vector<std::string_view> names;
     for (const Preset& p : presets())
       if (p.op == flags.op) names.push_back(p.name);
-    reject("--preset {} is a shape of {}; those of {} are {}", preset.name, preset.op, flags.op,
-           fmt::join(names, ", "));
+    reject("--preset {} is a shape of {}; the presets of {} are {}", preset.name, preset.op,
+           flags.op, nearest_names(preset.name, names));
   }
   Problem problem;
   problem.H = preset.H;
@@ -260,9 +261,9 @@ void add_device(CLI::App& verb, std::optional<std::string>& device) {
 
 void require_operator(std::string_view op) {
   const auto all = operators();
-  if (op.empty()) reject("OP is missing; it must be one of {}", fmt::join(all, ", "));
+  if (op.empty()) reject("OP is missing; it must be one of {}", nearest_names("", all));
   if (std::find(all.begin(), all.end(), op) == all.end())
-    reject("OP is '{}'; it must be one of {}", op, fmt::join(all, ", "));
+    reject("OP is '{}'; it must be one of {}", op, nearest_names(op, all));
 }
 
 Problem parse_shape(std::string_view text, Problem base,
@@ -321,7 +322,7 @@ Problem problem_from_fields(const std::string& op, std::string_view text) {
   for (const auto& [name, value] : given)
     if (name == "op" || std::find(names.begin(), names.end(), name) == names.end())
       reject("--problem names '{}'; it must name fields: {}", name,
-             fmt::join(names.begin() + 1, names.end(), ", "));
+             nearest_names(name, std::span(names).subspan(1)));
   problem.op = op;
   if (!given.contains("HV")) problem.HV = problem.H;
   if (!given.contains("V")) problem.V = problem.K;

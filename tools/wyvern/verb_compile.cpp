@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "compiler/compiler.hpp"
+#include "runtime/base/nearest_names.hpp"
 #include "runtime/plan.hpp"
 #include "tools/wyvern/command.hpp"
 #include "tools/wyvern/describe.hpp"
@@ -44,7 +45,7 @@ const Template& choose_template(const std::string& name, DeviceKind device) {
   }
   if (found.empty())
     reject("STAGE is '{}'; for {} it must be one of {}", name, to_string(device),
-           fmt::join(names, ", "));
+           nearest_names(name, names));
   return **std::ranges::min_element(found, {}, [](const Template* t) { return t->rank; });
 }
 
@@ -54,7 +55,8 @@ void check_tunables(const Template& t, const Config& given) {
     if (tunable == nullptr) {
       std::vector<std::string> names;
       for (const Tunable& known : t.tunables) names.push_back(known.name);
-      reject("{} is no tunable of {}; those are [{}]", name, t.id(), fmt::join(names, ", "));
+      reject("{} is no tunable of {}; its tunables are [{}]", name, t.id(),
+             nearest_names(name, names));
     }
     if (std::find(tunable->values.begin(), tunable->values.end(), value) != tunable->values.end())
       continue;
@@ -102,7 +104,7 @@ Emit parse_emit(const std::string& text) {
     if (to_string(emit) == text) return emit;
     names.push_back(to_string(emit));
   }
-  reject("--emit is '{}'; it must be one of {}", text, fmt::join(names, ", "));
+  reject("--emit is '{}'; it must be one of {}", text, nearest_names(text, names));
 }
 
 Extents extents_of(const Problem& p, const Config& config) {

@@ -8,10 +8,11 @@
 
 namespace wyvern WYVERN_API {
 
-/// What kind of trouble an Error tells of; the `wyvern` command's exit codes follow it.
+/// The kind of an Error; the `wyvern` command's exit codes follow it.
 enum class ErrorKind {
   kBadInput,     ///< an argument is wrong: the message names it, its value and the legal range
-  kUnavailable,  ///< a device, driver or compiler is missing or failed: the message names the mend
+  kUnavailable,  ///< a device, driver or compiler is missing or failed: the message says how to fix
+                 ///< it
   kCompile,      ///< a template did not compile: template, config and the compiler's own message
   kIo,           ///< a file could not be read or written
 };
