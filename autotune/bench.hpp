@@ -37,25 +37,25 @@ class Bench {
   Outcome measure(const Plan& plan, std::size_t step, double bar, int repeats);
 
   /// Times one step of plans that were measured before, in turn, for about `seconds`: equal indices
-  /// of samples are neighbours, so that what the device's pace does to one it does to all.
+  /// of samples are neighbours, so that a change of the device's clock affects all plans alike.
   std::vector<Outcome> race(const std::vector<Plan>& plans, std::size_t step, int repeats,
                             double seconds);
 
   /// Checks each plan, one that splits scans on sequences of several segments too, and times whole
   /// operators in turn for about `seconds`. Where gates_matter() a sample is the mean of two times,
-  /// with gates that fade and with gates that last: a plan that does less where states fade must be
-  /// worth it where they do not. `at` is called with a plan's index before anything is
-  /// done with it for the first time.
+  /// with fast decay and with slow decay: a plan that skips work where states decay fast must be
+  /// worth it where they do not. `at` is called with a plan's index before anything is done with it
+  /// for the first time.
   std::vector<Outcome> compare(const std::vector<Plan>& plans, double seconds,
                                const std::function<void(std::size_t)>& at);
 
-  /// What compare() times plans with: the problem's tensors, once for each kind of gates.
+  /// The problem's tensors that compare() uses, once for each speed of decay.
   const std::vector<Arguments>& compared() const { return compared_; }
 
   std::int64_t compiled() const { return runtime_.compiled(); }
 
  private:
-  /// A problem to check plans on, and what its outputs are.
+  /// A problem to check plans on, and its expected outputs.
   struct Trial {
     ProblemTensors tensors;
     Reference reference;
@@ -97,7 +97,7 @@ class Bench {
   };
   static bool grow(Workspace& workspace, const Device& device, std::size_t bytes);
   Workspace full_workspace_, small_workspace_;
-  /// The reduced problem by the first plan that was right: what tells a device's pace.
+  /// The first correct plan's operator on the reduced problem; its time tracks the device's clock.
   std::optional<Operator> pacemaker_;
   std::unique_ptr<Replay> pace_;
   double last_pace_us_ = 0;

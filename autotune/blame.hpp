@@ -11,8 +11,9 @@
 
 namespace wyvern {
 
-/// What a failure to prepare or run a plan makes of it. `on_cpu`: where it was to run. A CPU
-/// refuses no kernel for its config, so that what cannot be had there is the machine's lack.
+/// The status of a plan that failed to prepare or run. `on_cpu`: whether it ran on the CPU, which
+/// refuses no kernel for its config, so that kUnavailable there means that the machine lacks a
+/// resource.
 Status blame(const Error& error, bool on_cpu);
 
 /// Whether the text names a lack of descriptors, memory or room as the system or the CUDA driver
@@ -23,8 +24,8 @@ bool names_shortage(std::string_view text);
 /// others: from a user, or from a system short of memory.
 bool own_fault(int signal);
 
-/// What this process could not get now if it asked for it ("file descriptors", "memory"); empty
-/// when there is enough. Of a failure in the meantime nothing can be said.
+/// The resource that this process cannot get now ("file descriptors", "memory"); empty when there
+/// is enough. It says nothing about a shortage that has passed.
 std::string shortage();
 
 }  // namespace wyvern

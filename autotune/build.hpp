@@ -23,7 +23,7 @@
 
 namespace wyvern {
 
-/// A kernel to be: what a CompileRequest says, by name.
+/// A kernel to compile: a CompileRequest with its template and target by name.
 struct KernelSpec {
   std::string template_id;
   Constants constants;
@@ -63,8 +63,8 @@ class CompilingBuilder final : public Builder {
   Problem problem_;
 };
 
-/// What a build came to: `built`, or the Error's text and kind; kIo for what is no Error, such as a
-/// lack of memory.
+/// The result of a build: `built`, or the Error's text and kind; kIo for an exception that is no
+/// Error, such as std::bad_alloc.
 struct BuildResult {
   std::optional<Built> built;
   std::string error;
@@ -75,7 +75,7 @@ struct BuildResult {
 BuildResult try_build(Builder& builder, const KernelSpec& spec);
 
 /// Threads that compile where `jobs` are asked for; 0: one a core, but for two cores with
-/// `overlap`, which are left to what measures meanwhile.
+/// `overlap`, which are left to the measurements meanwhile.
 unsigned compile_threads(unsigned jobs, bool overlap);
 
 /// Builds queued specs on compile_threads(jobs, overlap) threads. With `overlap`, as fast as they
@@ -88,13 +88,13 @@ class CompileAhead {
   CompileAhead(const CompileAhead&) = delete;
   CompileAhead& operator=(const CompileAhead&) = delete;
 
-  /// The specs that will be wanted, soonest first; replaces what was queued and not yet begun.
+  /// The specs that will be wanted, soonest first; replaces the queued specs that were not begun.
   void announce(std::span<const KernelSpec> specs) WYVERN_EXCLUDES(mutex_);
   /// Waits for the spec to be built; nothing when `interrupted` came true first.
   [[nodiscard]] std::optional<BuildResult> wait(const KernelSpec& spec,
                                                 const std::function<bool()>& interrupted)
       WYVERN_EXCLUDES(mutex_);
-  /// What became of a spec, where that is known by now.
+  /// The result of a spec's build, where it is finished.
   [[nodiscard]] std::optional<Built> finished(const KernelSpec& spec) const WYVERN_EXCLUDES(mutex_);
   [[nodiscard]] std::int64_t compiled() const WYVERN_EXCLUDES(mutex_);
 
@@ -117,7 +117,7 @@ class CompileAhead {
   std::size_t allowance_ WYVERN_GUARDED_BY(mutex_) = 0;
   std::int64_t compiled_ WYVERN_GUARDED_BY(mutex_) = 0;
   bool stopping_ WYVERN_GUARDED_BY(mutex_) = false;
-  /// What ended a thread; whoever waits for a build hears of it.
+  /// The exception that ended a thread; rethrown to whoever waits for a build.
   std::exception_ptr failure_ WYVERN_GUARDED_BY(mutex_);
   std::vector<std::thread> threads_;
 };

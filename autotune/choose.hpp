@@ -1,6 +1,6 @@
 // From figures to a plan: the best config of a group, the best plans by sums, the winner of a
-// comparison. Ties within noise go the same way each time: to the default or what is in use first,
-// then to what takes less of the device, then to what the space lists first.
+// comparison. Ties within noise are broken the same way each time: the default or the plan in use
+// first, then the one with the smaller footprint, then the first in the space.
 #pragma once
 
 #include <compare>
@@ -14,7 +14,7 @@
 
 namespace wyvern {
 
-/// What a kernel, or the kernels of a plan, take of the device: what decides between equals.
+/// Device resources of a kernel, or of a plan's kernels; the smaller footprint wins a tie.
 struct Footprint {
   std::int64_t spill_bytes = 0;
   std::int64_t block_bytes = 0;  ///< registers and shared memory of a block; scratch on a CPU
@@ -22,15 +22,14 @@ struct Footprint {
   auto operator<=>(const Footprint&) const = default;
   Footprint& operator+=(const Footprint& other);
 };
-/// By what is known of the candidate; what is not counts nothing.
+/// From the known resources of the candidate; unknown ones count as 0.
 Footprint footprint(const SearchSpace& space, const Results& results, const Candidate& candidate);
 
 /// The group's config of the least median; nothing when none is ok.
 std::optional<std::size_t> fastest_config(const Results& results, std::size_t group);
 
-/// The group's config to use: of those tied with the fastest, the default, else the one that takes
-/// the least, else the first.
-/// Nothing when no config is ok.
+/// The group's config to use: among those tied with the fastest, the default, else the one with the
+/// smallest footprint, else the first. Nothing when no config is ok.
 std::optional<std::size_t> best_config(const SearchSpace& space, const Results& results,
                                        std::size_t group);
 
@@ -65,8 +64,8 @@ struct PlanTiming {
 };
 
 /// Index of the winner, or nothing when none is ok: the fastest of those that beat `fallback`, the
-/// default plan, beyond noise, else the default where it ran. Of what is tied with the fastest it
-/// is `incumbent`, the plan in use (empty: none), else the one that takes the least, else the
+/// default plan, beyond noise, else the default where it ran. Among plans tied with the fastest:
+/// `incumbent`, the plan in use (empty: none), else the one with the smallest footprint, else the
 /// first.
 std::optional<std::size_t> choose_winner(std::span<const PlanTiming> timings, const Plan& fallback,
                                          const Plan& incumbent = {});

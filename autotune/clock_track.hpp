@@ -5,8 +5,8 @@
 
 namespace wyvern {
 
-/// A driver may take longer to tell a clock than a sample takes. So it is asked again only when the
-/// last question's time is a twentieth of what has passed since; until then its last answer stands.
+/// Reading a clock from the driver may take longer than a sample. So it is read again only when
+/// twenty times the last reading's duration has passed since; until then the last reading counts.
 /// Used from one thread.
 class ClockTrack {
  public:

@@ -1,4 +1,4 @@
-// The last rounds of a tuning: from what a search found to the plan that wins.
+// The last rounds of a tuning: from a search's results to the winning plan.
 #pragma once
 
 #include <functional>
@@ -12,24 +12,24 @@
 
 namespace wyvern {
 
-/// Candidates are measured one after the other, minutes apart, while a device's clocks drift: what
-/// a few percent part is not decided by that. So the near-ties of each group run once more in turn,
-/// their samples neighbours in time; then whole operators do, where everything that is still tied
-/// takes its place in the best plan.
+/// Candidates are measured one after the other, minutes apart, while a device's clocks drift: that
+/// cannot decide between configs a few percent apart. So the near-ties of each group run once more
+/// in turn, their samples neighbours in time; then whole operators do, with each config that is
+/// still tied in its place in the best plan.
 class Contest {
  public:
   /// All outlive it. `incumbent`: the plan in use, empty where there is none.
   Contest(const SearchSpace& space, Laboratory& laboratory, Results& results, Plan incumbent);
 
-  /// One more pass, in turn, over the ok configs within six percent of their group's best, and what
-  /// the device's pace has changed by, in every group of a plan that may win. False when
+  /// One more pass, in turn, over the ok configs within six percent of their group's best, or
+  /// within the drift of the device's clock, in every group of a plan that may win. False when
   /// interrupted.
   bool race(double seconds);
 
   /// Times whole operators in two rounds: first the default plan, the best plans by sums and the
-  /// best one with each near-tie in its place; then the best of these, all that is good for each
-  /// step together, the incumbent and the default. What the second round says of the winner;
-  /// nothing when no plan ran. `begin` is told how many plans a round has.
+  /// best one with each near-tie in its place; then the best of these, the plan with the best
+  /// config of each step, the incumbent and the default. Returns the winner's index in the second
+  /// round; nothing when no plan ran. `begin` is told how many plans a round has.
   std::optional<std::size_t> decide(double seconds, const std::function<void(std::size_t)>& begin);
 
   /// Of the last round.

@@ -1,4 +1,4 @@
-// The least time a problem can take, by what its pass must do and what a device can do.
+// The least time a problem can take: its work over the device's peak rates.
 #pragma once
 
 #include <wyvern/device.hpp>
@@ -11,7 +11,7 @@
 
 namespace wyvern {
 
-/// What a device can do, and where the figures are from.
+/// A device's peak rates, and their source.
 struct Peak {
   double bytes_per_s = 0;  ///< device memory, counting reads and writes
   double flops_per_s = 0;  ///< matrix products of the problem's dtype and precision floor
@@ -19,8 +19,8 @@ struct Peak {
 };
 
 /// On an H200 4.25 TB/s (device copy) and 780 TFLOP/s (dense bf16), both measured; on other GPUs
-/// what the driver tells of memory and the architecture's dense rate at boost clock; on a CPU
-/// memory copy and FMA rates measured now on all threads (about half a second).
+/// the driver's memory figures and the architecture's dense rate at boost clock; on a CPU memory
+/// copy and FMA rates measured now on all threads (about half a second).
 Peak device_peak(const Device& device, const Problem& problem);
 
 /// The same from rates that are known.

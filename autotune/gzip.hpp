@@ -9,7 +9,7 @@ namespace wyvern {
 /// Deterministic: no time and no name are in it.
 std::string gzip(std::string_view text);
 
-/// The text of gzip data; what is none is returned as it is. Throws Error(kBadInput) for data that
+/// The text of gzip data; other data is returned unchanged. Throws Error(kBadInput) for data that
 /// is damaged or more than `most` bytes long.
 std::string gunzip(std::string_view data, std::size_t most = std::size_t{256} << 20);
 

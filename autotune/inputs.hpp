@@ -22,11 +22,11 @@ Problem reduced(const Problem& problem, std::int64_t segment = 0);
 /// second sequence empty where there are three or more. Same seed, same offsets.
 std::vector<std::int64_t> uneven_offsets(const Problem& problem, std::uint64_t seed);
 
-/// A gate's part of what ProblemTensors draws with which states last for thousands of tokens, where
-/// with 1 they fade within some hundred.
+/// Factor on the gates that ProblemTensors draws for slow decay: states decay over thousands of
+/// tokens, with a factor of 1 (fast decay) over about a hundred.
 constexpr float kLastingGates = 0.001F;
 
-/// Whether kernels may do less where states fade: with gates, and where tokens follow each other.
+/// Whether kernels may skip work where states decay fast: with gates, in passes over many tokens.
 bool gates_matter(const Problem& problem);
 
 /// The tensors of one problem. Rows of k have length 1, beta is in (0, 1) or logits, g in [-0.5, 0]
@@ -37,7 +37,7 @@ class ProblemTensors {
   /// Without `keep_host` there is no host copy, and host() and fetch() are not to be used.
   /// `cu_seqlens`: of a packed problem; empty: uneven_offsets(). Throws, before anything is
   /// allocated, Error(kBadInput) where a tensor is larger than any memory, Error(kUnavailable)
-  /// where the host has not the memory for what is made in it.
+  /// where the host has too little memory for its copies.
   ProblemTensors(const Device& device, const Problem& problem, std::uint64_t seed, bool keep_host,
                  float gates = 1, std::vector<std::int64_t> cu_seqlens = {});
 
@@ -48,11 +48,12 @@ class ProblemTensors {
   /// The inputs again, in host memory; outputs are where fetch() puts them.
   const Arguments& host() const { return host_arguments_; }
 
-  /// What the backward pass of a problem with disable_recompute reads, from a forward pass.
+  /// Fills the intermediates that the backward pass of a problem with disable_recompute reads, by a
+  /// forward pass.
   void keep(Runtime& runtime);
 
-  /// Fills the outputs with bytes that are NaN in every dtype, and gives what is in and out its
-  /// first content back (where there is a host copy).
+  /// Fills the outputs with bytes that are NaN in every dtype, and restores the first content of
+  /// tensors that are both read and written (where there is a host copy).
   void poison() const;
   /// Copies the outputs to host().
   void fetch() const;
@@ -67,11 +68,11 @@ class ProblemTensors {
   Device on_;
   Problem problem_;
   bool keep_host_;
-  std::vector<TensorSpec> specs_;  ///< those that are present
+  std::vector<TensorSpec> specs_;  ///< of present tensors
   Arguments device_arguments_, host_arguments_;
   std::vector<std::shared_ptr<void>> device_memory_;
   std::vector<Bytes> host_memory_;
-  std::map<std::string_view, Bytes> originals_;  ///< of what is in and out
+  std::map<std::string_view, Bytes> originals_;  ///< of tensors both read and written
   std::vector<std::int64_t> cu_seqlens_;
 };
 

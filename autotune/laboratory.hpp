@@ -16,22 +16,22 @@ namespace wyvern {
 class Laboratory {
  public:
   virtual ~Laboratory() = default;
-  /// What is known of the candidate from an earlier tuning.
+  /// The candidate's outcome in an earlier tuning, if any.
   virtual std::optional<Outcome> recall(const Candidate& candidate) = 0;
   /// These will be measured soon, in this order: time to compile them.
   virtual void announce(std::span<const Candidate> candidates) = 0;
-  /// What the candidate's kernel takes, where that is known already.
+  /// The resources of the candidate's kernel, where it is compiled already.
   virtual std::optional<Resources> resources(const Candidate&) { return {}; }
-  /// Compiles, checks and times; remembers, but not what is unjudged. Never throws for what the
-  /// candidate does. `bar` is the
-  /// best median of its group so far, 0 if none. Nothing when `interrupted` came true meanwhile.
+  /// Compiles, checks and times; remembers the outcome unless it is unjudged. Never throws for a
+  /// candidate's failure. `bar` is the best median of its group so far, 0 if none. Nothing when
+  /// `interrupted` came true meanwhile.
   virtual std::optional<Outcome> measure(const Candidate& candidate, double bar) = 0;
   /// Samples and clocks of candidates of one group that are known to be right, taken in turn for
   /// about `seconds`: equal indices are neighbours. None of one that fails now. Nothing when
   /// interrupted.
   virtual std::optional<std::vector<Series>> race(std::span<const Candidate> candidates,
                                                   double seconds) = 0;
-  /// Stores what became of a candidate, as measure() does with what it returns.
+  /// Stores a candidate's outcome, as measure() does.
   virtual void remember(const Candidate& candidate, const Outcome& outcome) = 0;
   /// Times whole operators by these plans in turn, for about `seconds`.
   virtual std::vector<PlanTiming> compare(std::span<const Plan> plans, double seconds) = 0;

@@ -23,7 +23,7 @@ struct LoopEnd {
   bool complete = false;  ///< the search had nothing left to ask
   bool interrupted = false;
   bool exhaustive = false;  ///< every config that may matter has a result
-  /// What was measured beyond the local search to make it so, and what that took.
+  /// Configs measured beyond the local search to make it exhaustive, and their seconds.
   std::size_t sweep_configs = 0;
   double sweep_s = 0;
 };
@@ -33,7 +33,7 @@ struct LoopEnd {
 LoopEnd run_search(const SearchSpace& space, const Search& search, Laboratory& laboratory,
                    const LoopLimits& limits, Results& results);
 
-/// What `results` hold, counted; `compiled` is left at 0.
+/// Counts of `results` by status; `compiled` is left at 0.
 TuneCounts count(const SearchSpace& space, const Results& results);
 
 }  // namespace wyvern

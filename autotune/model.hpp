@@ -1,4 +1,4 @@
-// A guess at what configs cost that were not measured yet: to try the promising first.
+// Predicts the times of configs that were not measured yet, so that the promising ones run first.
 #pragma once
 
 #include <cstddef>
@@ -14,9 +14,9 @@
 
 namespace wyvern {
 
-/// What a config is like, as numbers on which its cost depends smoothly: tunables as logarithms,
-/// blocks, waves of them and how full the last one is, threads, shared bytes; registers and spills
-/// where it was compiled. Of one template always the same numbers in the same order; NaN: unknown.
+/// A config's features, numbers on which its time depends smoothly: tunables as logarithms, blocks,
+/// waves of them and how full the last one is, threads, shared bytes; registers and spills where it
+/// was compiled. Of one template always the same numbers in the same order; NaN: unknown.
 std::vector<double> features(const Config& config, const Launch& launch, int multiprocessors,
                              const std::optional<Resources>& resources);
 
@@ -30,8 +30,8 @@ struct Observation {
 };
 
 /// Gaussian-process regression (Rasmussen and Williams, 2006, algorithm 2.1) of the logarithm of
-/// time over features, one for each template, over what is measured and `stored` observations. It
-/// puts candidates in order and never rules one out. Immutable.
+/// time over features, one for each template, over measured and `stored` observations. It puts
+/// candidates in order and never rules one out. Immutable.
 class CostModel {
  public:
   CostModel(const SearchSpace& space, const Results& results, std::span<const Observation> stored);

@@ -18,7 +18,7 @@ class Neighbourhood {
  public:
   explicit Neighbourhood(std::span<const Config> configs);
 
-  /// Indices of the neighbours of a config, those that differ least from it first.
+  /// Indices of the neighbours of a config, the most similar first.
   std::vector<std::size_t> of(std::size_t config) const;
   /// How many tunables two configs differ in.
   std::size_t distance(std::size_t a, std::size_t b) const;

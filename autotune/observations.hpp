@@ -1,4 +1,4 @@
-// What stored rows of other problems teach the model.
+// Observations for the model from stored rows of other problems.
 #pragma once
 
 #include <wyvern/problem.hpp>
@@ -12,7 +12,8 @@
 namespace wyvern {
 
 /// The ok rows of the device for problems other than `own` and templates of the space, the newest
-/// first, with what their artifacts say of the kernels. Rows whose artifact is gone are left out.
+/// first, with their kernels' resources from the artifacts. Rows whose artifact is gone are left
+/// out.
 std::vector<Observation> observations(const Cache& cache, std::string_view device,
                                       const ProblemKey& own, const SearchSpace& space);
 

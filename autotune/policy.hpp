@@ -14,13 +14,13 @@ namespace wyvern {
 /// Prepares operators by a policy. Thread-safe. Each problem key is tuned once at most on a device
 /// in the life of this object, also where that fails; several at the same time one after the other.
 /// With `background` tunings take the device and cores from the application: its own times rise
-/// meanwhile, and what is measured is what a busy device does.
+/// meanwhile, and the measurements are those of a busy device.
 class TuningRuntime {
  public:
   /// `runtime` outlives it. `options.worker_command` must be given but for off and cached;
   /// `options.interrupted` and `options.progress` are called from the thread that tunes.
   TuningRuntime(Runtime& runtime, TuningPolicy policy, TuneOptions options);
-  /// Stops what is being tuned: what was measured is kept.
+  /// Stops the tuning in progress; its measurements are kept.
   ~TuningRuntime();
   TuningRuntime(const TuningRuntime&) = delete;
   TuningRuntime& operator=(const TuningRuntime&) = delete;

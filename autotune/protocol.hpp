@@ -24,9 +24,9 @@ nlohmann::json to_json(const Plan& plan);
 /// Throws Error(kBadInput) for a document that is not a plan of this build's templates.
 Plan plan_from(const nlohmann::json& json);
 
-/// What a worker answers about a plan: status, detail, samples, clocks and error.
+/// A worker's answer about a plan: status, detail, samples, clocks and error.
 nlohmann::json to_json(const Outcome& outcome);
-/// Nothing for a document that is no such answer, or calls a plan ok without times above 0.
+/// Nothing for a document that is no answer, or calls a plan ok without times above 0.
 std::optional<Outcome> outcome_from(const nlohmann::json& json);
 
 }  // namespace wyvern

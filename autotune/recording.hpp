@@ -1,9 +1,8 @@
-// A space with everything that was measured in it, as a file: what searches are tried on where the
-// device is not.
+// A space with all its measurements, as a file: searches are replayed on it without the device.
 //
-// JSON lines, plain or gzip: one of what was tuned and the covers of its stages, one for each
-// group, one for each config that has an outcome. Such a file stands for itself: it needs no
-// template of this build.
+// JSON lines, plain or gzip: one of the problem and the covers of its stages, one for each group,
+// one for each config that has an outcome. Such a file stands for itself: it needs no template of
+// this build.
 #pragma once
 
 #include <wyvern/device.hpp>
@@ -17,7 +16,7 @@
 
 namespace wyvern {
 
-/// What was tuned, where and when.
+/// The tuned problem, the device and the date.
 struct RecordingHead {
   std::string device;  ///< "cpu", "cuda:0"
   std::string kind;    ///< "cpu", "cuda"
@@ -34,11 +33,11 @@ struct Recording {
   Results results;
 };
 
-/// The file's text, not compressed. Samples have five digits; what is unjudged is left out.
+/// The file's text, not compressed. Samples have five digits; unjudged outcomes are left out.
 std::string recording_text(const RecordingHead& head, const SearchSpace& space,
                            const Results& results);
 
-/// Takes gzip data too. Throws Error(kBadInput) that names the line and what is wrong with it.
+/// Takes gzip data too. Throws Error(kBadInput) that names the line and its fault.
 Recording recording_from(std::string_view data);
 
 }  // namespace wyvern

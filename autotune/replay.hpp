@@ -13,8 +13,8 @@ namespace wyvern {
 struct ReplayOptions {
   double budget_s = 60;  ///< of each tuning, in the recording's time
   int seeds = 20;
-  /// What all that is measured in one go is off by at most, alike, and each sample besides its own
-  /// recorded scatter.
+  /// The largest relative error that all samples of one measurement share, besides each sample's
+  /// own recorded scatter.
   double drift = 0.01;
   bool sweep = true;  ///< false: the local search alone, whatever the budget has room for
 };
@@ -23,7 +23,7 @@ struct ReplayOptions {
 /// recording, by sums of recorded medians.
 struct ReplayReport {
   std::int64_t configs = 0;      ///< of the recording
-  double exhaustive_s = 0;       ///< what measuring all of them took
+  double exhaustive_s = 0;       ///< time to measure all of them
   double default_over_best = 0;  ///< time of the default plan to the best
   double regret_mean = 0, regret_p95 = 0, regret_max = 0;
   double same_winner = 0;            ///< share of tunings with the most frequent winner

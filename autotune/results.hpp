@@ -1,4 +1,4 @@
-// What became of each candidate.
+// The outcome of each candidate.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ enum class Status : std::uint8_t {
   crashed,   ///< its worker ended, or the device reported a fault
   timeout,   ///< its worker did not answer
   rejected,  ///< clearly slower than another config of its group, or spills where another does not
-  illegal,   ///< compiles to what the device cannot launch
+  illegal,   ///< compiles to a kernel that the device cannot launch
   failed,    ///< does not compile
   unjudged,  ///< the machine failed, not the config: known of no row, and asked for again
 };
@@ -39,8 +39,8 @@ struct Outcome {
   bool reused = false;                      ///< from a stored row
   bool ran = false;                         ///< a worker was asked in this tuning
   std::optional<Resources> resources = {};  ///< of its kernel, where it was compiled
-  double compile_ms = 0, measure_ms = 0;    ///< what it took to get here; 0: unknown
-  double pace_us = 0;                       ///< what the same work took beside it; 0: unknown
+  double compile_ms = 0, measure_ms = 0;    ///< time spent on it; 0: unknown
+  double pace_us = 0;                       ///< time of the reference work beside it; 0: unknown
   /// Of the device at each sample; empty where it does not tell.
   std::vector<double> clocks_mhz = {};
 };
@@ -54,7 +54,7 @@ class Results {
   void put(const Candidate& candidate, Outcome outcome);
   /// Of an ok candidate; zeros for any other.
   const Timing& timing(const Candidate& candidate) const;
-  /// Notes what a candidate's kernel takes, before it is measured.
+  /// Notes the resources of a candidate's kernel, before it is measured.
   void learn(const Candidate& candidate, const Resources& resources);
   const std::optional<Resources>& resources(const Candidate& candidate) const;
   /// The least median of the group's ok configs; 0 when it has none.

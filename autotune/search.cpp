@@ -69,7 +69,8 @@ bool Search::exhausted(const Results& results) const {
   return unmeasured(results, Standing(space_, results), true).empty();
 }
 
-/// Of groups that are not negligible; with `hopeless`, of those too that are.
+/// The configs without a result, except those of negligible groups and, unless `hopeless`, of
+/// hopeless groups.
 std::vector<Candidate> Search::unmeasured(const Results& results, const Standing& standing,
                                           bool hopeless) const {
   std::vector<Candidate> found;

@@ -11,27 +11,29 @@
 
 namespace wyvern {
 
-/// Proposes candidates in rounds: what to measure next, the most promising first; after each few
-/// results the next round says it anew.
+/// Proposes candidates to measure in rounds, the most promising first; a new round follows every
+/// few results.
 ///
 /// The first round is every group's default. Then come the neighbours (Neighbourhood) of each
-/// group's best config, until no best has one without a result; groups that cannot matter are left
-/// alone: those whose best plan costs twice the best known, and those whose own time is a
-/// two-hundredth of it. A group without an ok config tries all of its own. Last, where the budget
-/// has room for all of it, comes every config of the groups that matter, and with room for these
-/// too, of the others but the two-hundredths. When exhaustive, the second round is everything.
+/// group's best config, until no best has one without a result; groups that cannot matter are
+/// skipped: hopeless ones, whose best plan costs twice the best known, and negligible ones, whose
+/// own time is a two-hundredth of it. A group without an ok config tries all of its own. Last,
+/// where the budget has room for all of it, comes every config of the groups that matter, and,
+/// where the budget has room, of the hopeless groups too. When exhaustive, the second round is
+/// everything.
 ///
-/// Most promising is what by the model makes the cheapest plan. Deterministic in its arguments.
+/// The most promising candidate is the one with the cheapest plan by the model. Deterministic in
+/// its arguments.
 class Search {
  public:
-  /// `space` outlives it; `stored` is what the model knows of other problems.
+  /// `space` outlives it; `stored`: the model's observations of other problems.
   Search(const SearchSpace& space, bool exhaustive, std::vector<Observation> stored = {});
 
   /// Candidates without a result; empty at the end of the search. `room`: how many more the budget
   /// can pay for.
   std::vector<Candidate> next_round(const Results& results, std::size_t room = 0) const;
 
-  /// Whether every config that may matter has a result: all but those of negligible groups.
+  /// Whether every config has a result, except those of negligible groups.
   bool exhausted(const Results& results) const;
 
  private:

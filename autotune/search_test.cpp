@@ -387,10 +387,10 @@ TEST(Statistics, DriftThatSlowsNeighboursAlikeHidesNoDifference) {
 }
 
 TEST(Statistics, ClearlySlowerIsWhatTwoSamplesAgreeOn) {
-  const std::vector<double> hiccup{40}, slow{2.1, 1.6}, mended{40, 1.4};
+  const std::vector<double> hiccup{40}, slow{2.1, 1.6}, repaired{40, 1.4};
   EXPECT_FALSE(clearly_slower(hiccup, 1));
   EXPECT_TRUE(clearly_slower(slow, 1));
-  EXPECT_FALSE(clearly_slower(mended, 1));
+  EXPECT_FALSE(clearly_slower(repaired, 1));
   EXPECT_FALSE(clearly_slower(slow, 0));
 }
 

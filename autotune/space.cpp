@@ -98,8 +98,9 @@ class Builder {
     }
   }
 
-  /// A layer splits the scans that start at `split` and no other: no plan is in two layers. What
-  /// splits a scan begins with it or behind it; a detour, which is in front of all, does the first.
+  /// A layer splits the scans that start at `split` and no other: no plan is in two layers. A
+  /// template that splits a scan begins with it or behind it; the optional group in front of all
+  /// uses splits the first.
   bool belongs(const Template& t, std::size_t first, std::size_t last,
                const std::set<std::size_t>& split) const {
     if (t.tunable("SEG") == nullptr) return split.lower_bound(first) == split.lower_bound(last);

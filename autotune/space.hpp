@@ -1,5 +1,4 @@
-// What there is to search: every way to cover an operator's stages, and every config of every
-// template.
+// The search space: every cover of an operator's stages, and every config of every template.
 //
 // Stage times add up, so each (template, config) is measured once, alone, and plans are put
 // together from those figures. A Group is one template at one chunk size (and segment length); a
@@ -21,7 +20,7 @@
 
 namespace wyvern {
 
-/// What a config's kernel is launched with.
+/// Launch dimensions of a config's kernel.
 struct Launch {
   std::int64_t blocks = 0, threads = 0;
   std::int64_t shared_bytes = 0;  ///< dynamic, a block's; scratch on a CPU
@@ -73,7 +72,7 @@ struct Candidate {
 /// throws Error(kUnavailable) when none is left.
 SearchSpace build_space(const Problem& problem, const Target& target);
 
-/// What the config's kernel is launched with for the problem; `rows` as StageUse has it.
+/// Launch dimensions of the config's kernel for the problem; `rows` as in StageUse.
 Launch launch_of(const Template& t, const Spec& spec, const Problem& problem, Rows rows,
                  const Limits& limits);
 

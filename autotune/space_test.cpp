@@ -15,7 +15,7 @@ struct Shape {
   std::int64_t B, T, H, HV, K, V;
 };
 
-/// Problems that between them have every operator and pass, and shapes that bring other templates.
+/// Problems that between them have every operator and pass, and shapes that select other templates.
 std::vector<Problem> problems() {
   std::vector<Problem> all;
   for (const std::string_view op : operators())
@@ -58,8 +58,8 @@ std::size_t reachable(const Group& group, const Neighbourhood& steps) {
   return reached.size();
 }
 
-/// Of plans that take a detour and of those that do not, each by its own way through the uses.
-TEST(Space, HasThePlansOfADetour) {
+/// A plan covers all of an optional group or none of it: kda_segment and kda_resume come together.
+TEST(Space, HasPlansWithAndWithoutAnOptionalGroup) {
   Target target = cuda_target("sm_90a");
   target.limits.multiprocessors = 132;
   Problem p;
@@ -72,13 +72,13 @@ TEST(Space, HasThePlansOfADetour) {
     EXPECT_TRUE(candidates_of(space, space.default_plan).has_value()) << packed;
     for (const Group& group : space.groups) {
       ASSERT_LT(group.step, group.context.size());
-      const bool detours = std::ranges::any_of(group.context, [&](std::size_t index) {
+      const bool segments = std::ranges::any_of(group.context, [&](std::size_t index) {
         return space.groups[index].template_id == "kda_segment.hopper";
       });
       const bool resumes = std::ranges::any_of(group.context, [&](std::size_t index) {
         return space.groups[index].template_id == "kda_resume.hopper";
       });
-      EXPECT_EQ(detours, resumes) << group.template_id;
+      EXPECT_EQ(segments, resumes) << group.template_id;
     }
   }
 }

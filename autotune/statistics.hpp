@@ -1,4 +1,4 @@
-// What samples say: medians, spreads, and when two sets of them cannot be told apart.
+// Statistics of samples: medians, spreads, and ties within noise.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +23,8 @@ Timing summarize(std::span<const double> samples);
 /// percent apart are never tied: on a machine that noisy, the lower one is still the better bet.
 bool tied(const Timing& a, const Timing& b);
 
-/// The same for samples taken in turn, one's i-th next to the other's i-th: what slowed both is
-/// left out. `fastest` is the one with the lower median.
+/// The same for samples taken in turn, one's i-th next to the other's i-th: slowdowns that hit both
+/// cancel. `fastest` is the one with the lower median.
 bool tied_in_turn(std::span<const double> other, std::span<const double> fastest);
 
 /// Whether samples taken in turn with `base`, one's i-th next to the other's i-th, are faster than
@@ -44,8 +44,8 @@ std::size_t steady_window(const std::function<void()>& take, const std::function
 /// Of sorted or unsorted values; 0 for none.
 double median_of(std::vector<double> values);
 
-/// By how much what was measured again and again has changed in the long run: the largest over the
-/// smallest median of eight that follow each other, less 1; 0 for fewer than sixteen.
+/// The long-run change of a repeated measurement: the largest over the smallest median of eight
+/// that follow each other, less 1; 0 for fewer than sixteen.
 double long_run_change(std::span<const double> values);
 
 /// Launches of a step in one sample, for all configs of a group alike: as many as make 50 us of

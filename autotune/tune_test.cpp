@@ -107,7 +107,7 @@ TEST_F(TuneTest, FindsStoresAndReusesAWinner) {
         << name;
 }
 
-/// One that was tried with gates that fade alone is in use until it is measured anew.
+/// A winner that was measured with fast decay alone is in use until it is measured anew.
 TEST_F(TuneTest, WinnersThatWereMeasuredOtherwiseAreMeasuredAnew) {
   Problem problem = small_problem();
   const Device device = Device::open("cpu");
@@ -324,7 +324,7 @@ TEST_F(TuneTest, SplitPlansAreCheckedOnSeveralSegments) {
 }
 
 // The cache hands out, as the kernel that carries states from segment to segment, the one that
-// carries their gradients the other way round: right for one segment, wrong for several.
+// carries their gradients in the opposite direction: right for one segment, wrong for several.
 TEST_F(TuneTest, SplitPlansThatAreWrongOnSeveralSegmentsDoNotPass) {
   const Device device = Device::open("cpu");
   const auto [problem, plan] = split_problem(device);
@@ -356,7 +356,7 @@ std::vector<unsigned char> content(const Device& device, const TensorView& view)
   return bytes;
 }
 
-TEST_F(TuneTest, PlansAreComparedWithGatesThatFadeAndGatesThatLast) {
+TEST_F(TuneTest, PlansAreComparedWithFastAndSlowDecay) {
   const Device device = Device::open("cpu");
   const Problem problem = small_problem();
   const auto cache = std::make_shared<Cache>(directory_);
@@ -367,7 +367,7 @@ TEST_F(TuneTest, PlansAreComparedWithGatesThatFadeAndGatesThatLast) {
   const Operator op = runtime().prepare(device, problem);
   const Outcome outcome = bench.compare({op.plan()}, 0.01, [](std::size_t) {}).front();
   ASSERT_EQ(outcome.status, Status::ok) << outcome.detail;
-  // The last launch was one with gates that last.
+  // The last launch was one with slow decay.
   const auto compared = content(device, lasting.o);
   const auto workspace = device.allocate(op.workspace_bytes());
   op.launch(lasting, workspace.get());
@@ -384,7 +384,7 @@ TEST_F(TuneTest, PlansAreComparedWithGatesThatFadeAndGatesThatLast) {
 }
 
 /// Gates in every form: log decays, what a softplus is of, and what a bounded sigmoid is of.
-TEST(Inputs, GatesThatLastHardlyDecayInAnyForm) {
+TEST(Inputs, SlowDecayIsSlowForEveryKindOfGate) {
   const Device device = Device::open("cpu");
   for (const int form : {0, 1, 2}) {
     Problem problem = small_problem();

@@ -157,7 +157,7 @@ class Tuning {
   }
 
   /// The winner of an earlier tuning, unless driver or kernels have changed since, or how winners
-  /// are measured: one that was only tried with gates that fade may be slow with gates that last.
+  /// are measured: one that was measured with fast decay alone may be slow with slow decay.
   std::optional<TuneResult> stored_winner() {
     const std::vector<WinnerRow> rows = cache_.list_winners();  // find_winner() says no extents
     const auto row = std::ranges::find_if(rows, [&](const WinnerRow& of) {
@@ -224,7 +224,8 @@ class Tuning {
     if (result_.unjudged.empty()) store(timings[*winner], default_samples);
   }
 
-  /// How a winner's samples are taken.
+  /// How a winner's samples are taken. Stored rows are compared with it word for word: another
+  /// wording would tune every problem anew.
   std::string winners_regime() const {
     return fmt::format("whole operators in turn, {}{}",
                        gates_matter(problem_) ? "means of gates that fade and that last, " : "",

@@ -30,7 +30,7 @@ struct TuneProgress {
   std::int64_t done = 0;   ///< candidates decided so far
   std::int64_t total = 0;  ///< candidates known to be of interest; grows as the search goes on
   double elapsed_s = 0;
-  double remaining_s = 0;  ///< estimate, never more than what is left of the budget
+  double remaining_s = 0;  ///< estimate, at most the rest of the budget
   double best_us = 0;      ///< sum of the best plan's steps so far; 0 before the first
   std::string candidate;   ///< "fwd_h.portable BT=64,..."; empty while comparing
   std::string status;      ///< the candidate's, as in MeasurementRow
@@ -40,7 +40,7 @@ struct TuneOptions {
   /// For the whole tuning. When it is spent the best plan so far is compared, stored and returned.
   std::chrono::duration<double> budget = std::chrono::seconds(60);
   unsigned jobs = 0;   ///< threads that compile; 0: one a core that measuring does not need
-  bool force = false;  ///< measure again what the cache already holds
+  bool force = false;  ///< measure configs again that the cache already holds
   /// Every config of every template, also where the budget has no room for a sweep.
   bool exhaustive = false;
   /// Program and arguments of the worker: a process whose whole work is worker_main(0, 1).
@@ -53,17 +53,17 @@ struct TuneOptions {
   std::function<bool()> interrupted;
   /// Of a packed problem: the sequences to time it on. Empty: uneven ones, the same in each tuning.
   std::vector<std::int64_t> cu_seqlens;
-  /// Called at the end with the space and what became of its configs.
+  /// Called at the end with the space and its results.
   std::function<void(const SearchSpace&, const Results&)> examine;
 };
 
-/// (template, config) pairs by what became of them.
+/// (template, config) pairs by outcome.
 struct TuneCounts {
   std::int64_t space = 0;     ///< legal configs of all templates that could take part
   std::int64_t measured = 0;  ///< run by a worker in this tuning, whatever came of it
   std::int64_t reused = 0;    ///< taken from stored rows
   std::int64_t compiled = 0;  ///< kernels compiled in this tuning
-  // Of measured, reused and those that never ran, how many ended as:
+  // Outcomes of measured, reused and never-run configs:
   std::int64_t ok = 0, wrong = 0, crashed = 0, timeout = 0, rejected = 0, illegal = 0, failed = 0;
   std::int64_t unjudged = 0;  ///< the machine failed; the next tuning tries them again
 };
@@ -78,11 +78,11 @@ struct TuneResult {
   double seconds = 0;
   bool complete = false;  ///< the search reached its end before the budget did, all judged
   bool interrupted = false;
-  /// Every config that may matter has been measured: all but those of steps that take less than a
-  /// two-hundredth of the whole.
+  /// Every config has been measured, except for steps that take less than a two-hundredth of the
+  /// whole.
   bool exhaustive = false;
   std::int64_t sweep_configs = 0;  ///< measured beyond the local search to make it so
-  double sweep_seconds = 0;        ///< what they cost
+  double sweep_seconds = 0;        ///< spent on them
   bool stored = false;             ///< the winner is in the cache: prepare() answers with it
   std::string unjudged;  ///< why the machine failed, for one; a winner may have been missed
 };

@@ -26,7 +26,7 @@ struct LaboratoryOptions {
   unsigned jobs = 0;
   bool overlap = false;                  ///< compile while measuring
   bool cold = false;                     ///< samples are taken with the cache displaced
-  std::int64_t registers_per_block = 0;  ///< what a block may take in all; 0: no limit
+  std::int64_t registers_per_block = 0;  ///< limit per block; 0: none
   std::function<bool()> interrupted;
   double open_timeout_s = 120;  ///< a driver's start and the oracle
   double first_timeout_s = 60;  ///< for an answer, before any came
@@ -75,7 +75,7 @@ class WorkerLaboratory final : public Laboratory {
   /// By group: launches in one sample, by the first config that was ok, its default as a rule; 0:
   /// none was yet.
   std::vector<int> repeats_;
-  std::vector<double> paces_us_;  ///< what the same work took beside each candidate
+  std::vector<double> paces_us_;  ///< time of the reference work beside each candidate
   double slowest_answer_s_ = 0;
   std::int64_t compiled_besides_ = 0;  ///< by workers, and at a second try
 };

@@ -13,10 +13,10 @@ namespace wyvern {
 
 struct Reply {
   enum class Kind : std::uint8_t {
-    answer,       ///< `value` is what it said
+    answer,       ///< `value` is the answer
     ended,        ///< it ended instead; `detail` says how
     timeout,      ///< it said nothing in time; it has been killed
-    garbage,      ///< it said what is no JSON; it has been killed
+    garbage,      ///< its answer was no JSON; it has been killed
     interrupted,  ///< the caller did not want to wait any longer; it has been killed
   };
   Kind kind = Kind::ended;

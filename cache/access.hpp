@@ -1,4 +1,4 @@
-// What a Cache is made of, for this room's operations on whole caches.
+// A Cache's parts, for this room's operations on whole caches.
 #pragma once
 
 #include <filesystem>
@@ -23,8 +23,8 @@ class Cache::Impl {
 
   Connection connection;
   /// Artifacts that are used again for the first time in a day, for gc(): written at the end, so
-  /// that a look-up writes nothing. What a killed process used looks unused by it. Touched only by
-  /// work of the connection, which is done by one thread at a time.
+  /// that a look-up writes nothing. Uses by a killed process are lost. Touched only by work of the
+  /// connection, which is done by one thread at a time.
   std::map<std::string, std::string> uses;
 };
 

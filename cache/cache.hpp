@@ -32,8 +32,7 @@ struct ArtifactRow {
   std::string created;  ///< UTC, ISO 8601; filled in by the cache
 };
 
-/// What exactly was measured, where, and under which conditions. Empty and 0: not known, as in rows
-/// of before these were kept.
+/// The conditions of a measurement. Empty and 0: not known, as in rows older than these members.
 struct Setting {
   std::int64_t B = 0, T = 0, N = 0;   ///< exact, where keys may hold buckets
   std::vector<std::int64_t> lengths;  ///< of a packed batch's sequences; empty: T each
@@ -132,15 +131,15 @@ class Cache {
   Cache& operator=(const Cache&) = delete;
 
   /// A number that grows whenever a cache of this process was written to, and with note_change():
-  /// while it is the same, what was found in a cache is what this process knows to be there. Takes
-  /// no lock.
+  /// while it is the same, an earlier look-up's answer still holds as far as this process knows.
+  /// Takes no lock.
   [[nodiscard]] static std::uint64_t changes() noexcept;
   /// Says that another process has written, such as one that this one had tune a problem.
   static void note_change() noexcept;
 
   [[nodiscard]] std::filesystem::path file() const;
   /// Empty while the cache works in full; else one sentence: what is wrong, what still works, and
-  /// the mend.
+  /// how to fix it.
   [[nodiscard]] std::string status() const;
   /// Called once, on the first degradation, from the thread that met it. Default: a line on stderr.
   void on_degraded(std::function<void(const std::string&)> report);
@@ -167,17 +166,17 @@ class Cache {
                                                               std::string_view problem,
                                                               std::string_view template_id,
                                                               std::string_view config) const;
-  /// Adds the row beside those that are there; the same row twice is one.
+  /// Adds the row to the existing ones; the same row twice is one.
   bool store_measurement(const MeasurementRow& row);
   /// All of a problem, by template and config, newest first.
   [[nodiscard]] std::vector<MeasurementRow> measurements(std::string_view device,
                                                          std::string_view problem) const;
 
-  /// The winner with exactly these extents. Of several rows (tunings one after another, or of
-  /// other machines, merged) that of the most rounds answers, then that of the least ratio of plan
-  /// to default: never of the least time, since two machines' times are not comparable. Then the
-  /// newest. The same rows give the same answer, however they came together. Without what is long:
-  /// samples, problem and setting are in list_winners().
+  /// The winner with exactly these extents. Of several rows (repeated tunings, or merged ones of
+  /// other machines) the one with the most rounds answers, then the one with the least ratio of
+  /// plan to default: never of the least time, since two machines' times are not comparable. Then
+  /// the newest. The same rows give the same answer, however they came together. Without the long
+  /// members: samples, problem and setting are in list_winners().
   [[nodiscard]] std::optional<WinnerRow> find_winner(std::string_view device,
                                                      std::string_view family, std::int64_t tokens,
                                                      std::int64_t sequences) const;
@@ -187,7 +186,8 @@ class Cache {
                                                         std::string_view family,
                                                         std::int64_t tokens,
                                                         std::int64_t sequences) const;
-  /// Adds the row and makes it the answer. What answered before is kept and asked no more.
+  /// Adds the row and makes it the answer. The row that answered before is kept and no longer
+  /// answers.
   bool store_winner(const WinnerRow& row);
 
   /// Everything, newest first; artifacts without their code, winners that answer.

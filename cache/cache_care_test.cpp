@@ -158,7 +158,7 @@ TEST(Diagnose, FindsWrongOwnersDamageStaleRowsAndForeignFiles) {
   const auto stale = diagnose(temp.path(), {{winner(1, 1).device, "590.00"}});
   EXPECT_EQ(checks(stale, Weight::warning), Names{"driver"});
   EXPECT_NE(stale.back().message.find("1 winners and 1 measurements"), std::string::npos);
-  EXPECT_NE(stale.back().mend.find("tune"), std::string::npos);
+  EXPECT_NE(stale.back().fix.find("tune"), std::string::npos);
 
   alter(temp, "UPDATE winners SET plan = '[]'");
   EXPECT_EQ(checks(diagnose(temp.path(), {}), Weight::warning), Names{"damage"});
@@ -166,7 +166,7 @@ TEST(Diagnose, FindsWrongOwnersDamageStaleRowsAndForeignFiles) {
   const std::string sound = read_file(temp.file());
   write_file(temp.file(), sound.substr(0, 3 * 4096));
   EXPECT_EQ(checks(diagnose(temp.path(), {}), Weight::warning), Names{"damage"});
-  EXPECT_EQ(read_file(temp.file()), sound.substr(0, 3 * 4096));  // looked at, not mended
+  EXPECT_EQ(read_file(temp.file()), sound.substr(0, 3 * 4096));  // read, not repaired
 
   write_file(temp.file(), sound);
   for (const char* version : {"PRAGMA user_version = 1000", "PRAGMA user_version = 2"}) {
@@ -178,14 +178,14 @@ TEST(Diagnose, FindsWrongOwnersDamageStaleRowsAndForeignFiles) {
   write_file(temp.path() / "wyvern.db.corrupt-20261101T000000Z", "old");
   const auto kept = diagnose(temp.path(), {});
   EXPECT_TRUE(std::any_of(kept.begin(), kept.end(), [](const Finding& finding) {
-    return finding.weight == Weight::note && finding.mend.find("rm ") == 0;
+    return finding.weight == Weight::note && finding.fix.find("rm ") == 0;
   }));
 
   std::filesystem::permissions(temp.file(), std::filesystem::perms::others_write,
                                std::filesystem::perm_options::add);
   const auto open = diagnose(temp.path(), {});
   EXPECT_EQ(checks(open, Weight::warning), Names{"owner"});
-  EXPECT_NE(open.back().mend.find("chmod go-w"), std::string::npos);
+  EXPECT_NE(open.back().fix.find("chmod go-w"), std::string::npos);
 }
 
 TEST(Doctor, WarnsOfDisksOverANetwork) {
@@ -207,7 +207,7 @@ TEST(Doctor, WarnsOfDisksOverANetwork) {
     EXPECT_EQ(finding.weight, Weight::warning) << name;
     EXPECT_NE(finding.message.find(std::string(" ") + name + ","), std::string::npos)
         << finding.message;
-    EXPECT_NE(finding.mend.find("WYVERN_CACHE_DIR"), std::string::npos);
+    EXPECT_NE(finding.fix.find("WYVERN_CACHE_DIR"), std::string::npos);
   }
   EXPECT_EQ(found_on(FUSE_SUPER_MAGIC).weight, Weight::note);
   for (const long type : {long{EXT4_SUPER_MAGIC}, long{TMPFS_MAGIC}, 0L})

@@ -1,4 +1,4 @@
-// What a cache must hold, beside the cache: the oracle of the tests that let its disk fail.
+// The expected content of a cache: the oracle of the tests that let its disk fail.
 #pragma once
 
 #include <map>
@@ -11,8 +11,8 @@
 
 namespace wyvern::testing {
 
-/// Rows by what they are found by, each as one text of all that was stored. Of winners those that
-/// answer; measurements are added and never replaced, so that each is found by its own text.
+/// Rows by their look-up key, each as one text of all its members. Winners that answer;
+/// measurements are added and never replaced, so that each is found by its own text.
 struct Content {
   std::map<std::string, std::string> artifacts, measurements, winners;
 

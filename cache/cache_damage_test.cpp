@@ -1,4 +1,4 @@
-// Damaged and foreign files, and those of other versions: what is kept, what is mended, what is
+// Damaged and foreign files, and those of other versions: what is kept, what is repaired, what is
 // left alone.
 #include <gtest/gtest.h>
 
@@ -196,7 +196,7 @@ TEST(CacheDamage, OneDamagedPageCostsItsRowsOnly) {
   }
 }
 
-TEST(CacheDamage, DamageMetUnderWayIsMended) {
+TEST(CacheDamage, DamageMetUnderWayIsRepaired) {
   const TempDirectory temp;
   write_file(temp.file(), sound_file());
   QuietCache cache(temp.path());
@@ -217,7 +217,7 @@ TEST(CacheDamage, DamageMetUnderWayIsMended) {
   EXPECT_TRUE(other->find_artifact(row.key));
 }
 
-TEST(CacheDamage, ManyWhoMeetItMendItOnce) {
+TEST(CacheDamage, ManyWhoMeetItRepairItOnce) {
   const TempDirectory temp;
   write_file(temp.file(), sound_file().substr(0, sound_file().size() / 2));
   constexpr int kThreads = 8;
@@ -290,7 +290,7 @@ bool is_same(const ArtifactRow& a, const ArtifactRow& b) {
          a.config == b.config && a.metadata == b.metadata && a.code == b.code;
 }
 
-/// Looks every row up in a damaged file: what was stored, or nothing; and nothing is mended by
+/// Looks every row up in a damaged file: what was stored, or nothing; and nothing is repaired by
 /// storing the row again, unless the file seems to be another program's or of another version.
 /// Returns what is wrong.
 std::string misled(const std::filesystem::path& directory) {
@@ -304,8 +304,8 @@ std::string misled(const std::filesystem::path& directory) {
       const bool left_alone = cache->status().find("left alone") != std::string::npos;
       return left_alone ? "" : "not stored again: " + cache->status();
     }
-    const auto mended = cache->find_artifact(stored.key);
-    if (!mended || !is_same(*mended, stored)) return "storing it again mended nothing";
+    const auto repaired = cache->find_artifact(stored.key);
+    if (!repaired || !is_same(*repaired, stored)) return "storing it again repaired nothing";
   }
   return {};
 }
@@ -354,7 +354,7 @@ TEST(CacheDamage, NoFlippedBitLeadsToAnotherRow) {
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST(CacheDamage, AnIndexThatLeadsToAnotherRowIsAMissThatStoringMends) {
+TEST(CacheDamage, AnIndexThatLeadsToAnotherRowIsAMissThatStoringRepairs) {
   const TempDirectory temp;
   const ArtifactRow row = artifact(0), other = artifact(1);
   {

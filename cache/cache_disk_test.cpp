@@ -263,7 +263,7 @@ std::string wrong_with_file(const TempDirectory& temp, const Verb& verb, const F
   if (told && !verb.damaged) return "the next to open is told: " + cache.said;
   if (!cache->store_artifact(artifact(77)) || !cache->find_artifact(artifact(77).key))
     return "it does not work afterwards: " + cache->status();
-  // Where nothing can be undone, the next to mend keeps the file once more.
+  // Where nothing can be undone, the next repair keeps the file once more.
   const std::size_t kept = !verb.damaged ? 0 : fault.lasting ? 2 : 1;
   if (left_behind(temp.path(), "wyvern.db.corrupt-") > kept)
     return "a sound file was taken for a damaged one";

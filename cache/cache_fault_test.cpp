@@ -82,7 +82,7 @@ int role_write(const std::string& directory, std::uint64_t first) {
   return failures == 0 && cache.told == 0 ? 0 : 1;
 }
 
-/// As role_write, on a damaged file: 10 when this process was the one that mended it.
+/// As role_write, on a damaged file: 10 when this process was the one that repaired it.
 int role_write_damaged(const std::string& directory, std::uint64_t first) {
   QuietCache cache(directory);
   int failures = 0;
@@ -191,7 +191,7 @@ TEST(CacheProcesses, SixteenAtOnceLoseNothing) {
   EXPECT_EQ(integrity(temp.path() / "new" / "wyvern.db"), "ok");
 }
 
-TEST(CacheProcesses, ManyWhoMeetDamageMendItOnce) {
+TEST(CacheProcesses, ManyWhoMeetDamageRepairItOnce) {
   const TempDirectory temp;
   for (std::uint64_t i = 0; i < 40; ++i) {
     ASSERT_TRUE(QuietCache(temp.path())->store_artifact(artifact(i)));

@@ -118,7 +118,7 @@ TEST(CachePower, WhatWasStoredIsThere) {
   });
 }
 
-TEST(CachePower, MendingADamagedFileLosesNoMoreThanItWould) {
+TEST(CachePower, RepairingADamagedFileLosesNoMoreThanItWould) {
   const TempDirectory temp;
   {
     QuietCache cache(temp.path());
@@ -131,19 +131,19 @@ TEST(CachePower, MendingADamagedFileLosesNoMoreThanItWould) {
   const std::string damaged = read_file(temp.file());
   Record record;
   record.begin(temp.path());
-  Content mended;
+  Content repaired;
   {
     QuietCache cache(temp.path());
-    mended = content_of(cache.cache);
+    repaired = content_of(cache.cache);
     EXPECT_EQ(cache.told, 1);
   }
   record.end();
-  EXPECT_GT(mended.size(), 5u);
+  EXPECT_GT(repaired.size(), 5u);
   EXPECT_GT(record.size(), 5u);
   at_each_point(record, [&](const TempDirectory& disk, int) {
     QuietCache cache(disk.path());
     content_of(cache.cache);
-    EXPECT_TRUE(content_of(cache.cache) == mended);
+    EXPECT_TRUE(content_of(cache.cache) == repaired);
     EXPECT_TRUE(cache->store_artifact(artifact(77)));
     EXPECT_EQ(integrity(disk.file()), "ok");
     bool is_kept = false;

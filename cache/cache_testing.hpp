@@ -20,7 +20,7 @@
 
 namespace wyvern::testing {
 
-/// When a test gives up what it has to get: long after any machine is done.
+/// A deadline that no test reaches on any machine.
 inline const auto kFar = std::chrono::steady_clock::now() + std::chrono::hours(1);
 
 /// A directory of its own, removed at the end; in memory where that can be had, since a thousand
@@ -112,7 +112,7 @@ inline void write_file(const std::filesystem::path& path, const std::string& byt
       path, std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
 }
 
-/// A cache that counts and keeps what it says instead of writing to stderr.
+/// A cache that counts and keeps its messages instead of writing them to stderr.
 struct QuietCache {
   explicit QuietCache(const std::filesystem::path& directory) : cache(directory) {
     cache.on_degraded([this](const std::string& sentence) {

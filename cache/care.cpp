@@ -190,8 +190,8 @@ class Diagnosis {
   }
 
  private:
-  void add(Weight weight, const char* check, std::string message, std::string mend = "") {
-    findings_.push_back({weight, check, std::move(message), std::move(mend)});
+  void add(Weight weight, const char* check, std::string message, std::string fix = "") {
+    findings_.push_back({weight, check, std::move(message), std::move(fix)});
   }
 
   /// False when nothing more can be said.
@@ -287,7 +287,8 @@ class Diagnosis {
   void look_at_failure(const DatabaseError& failed) {
     if (failed.is_damage())
       add(Weight::error, "damage", fmt::format("{} is damaged ({})", file_.string(), failed.what()),
-          "`wyvern cache stats` mends it: readable rows move to a new file, the damaged one stays");
+          "`wyvern cache stats` repairs it: readable rows move to a new file, the damaged one "
+          "stays");
     else
       add(Weight::error, "database",
           fmt::format("{} cannot be read ({})", file_.string(), failed.what()),

@@ -15,8 +15,8 @@ namespace wyvern {
 
 struct Verification {
   std::int64_t artifacts = 0, measurements = 0, winners = 0;  ///< looked at
-  /// What is not as it was stored, a sentence each: a row is named by what `wyvern cache list`
-  /// calls it.
+  /// Rows that are not as they were stored, a sentence each: a row is named as in `wyvern cache
+  /// list`.
   std::vector<std::string> damage;
 };
 /// Compares every row with its digest and every index with its table. Changes nothing. Throws
@@ -28,7 +28,7 @@ struct Collection {
   std::int64_t bytes_before = 0, bytes = 0;     ///< of the file
 };
 /// Deletes artifacts until the file has at most `max_bytes`, and gives the space back: the least
-/// recently used first (to the day), those that a winner's plan names after all others. Winners and
+/// recently used first (to the day), artifacts of winners' plans after all others. Winners and
 /// measurements stay, whatever they take. Throws Error(kIo) where the cache cannot be written.
 Collection collect(Cache& cache, std::int64_t max_bytes);
 
@@ -38,7 +38,7 @@ struct Finding {
   Weight weight = Weight::good;
   std::string check;    ///< one word: "owner", "damage"
   std::string message;  ///< one sentence
-  std::string mend;     ///< what to do; empty where nothing is to be done
+  std::string fix;      ///< how to fix it; empty for a note
 };
 std::string_view to_string(Finding::Weight weight) noexcept;
 
@@ -46,7 +46,7 @@ std::string_view to_string(Finding::Weight weight) noexcept;
 std::uint32_t file_system_type(const std::filesystem::path& path);
 
 /// Looks at directory, owner, file system, room, version, damage and stale rows, in this order, and
-/// opens nothing that it would have to mend. `drivers`: of this machine's devices by their keys.
+/// opens nothing that it would have to repair. `drivers`: of this machine's devices by their keys.
 /// `type_of` stands in for the machine's mounts in tests.
 std::vector<Finding> diagnose(
     const std::filesystem::path& directory, const std::map<std::string, std::string>& drivers,

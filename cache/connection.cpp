@@ -33,7 +33,7 @@ constexpr std::chrono::milliseconds kPatience = 5s;
 constexpr std::chrono::milliseconds kShortPatience = 20ms;
 /// Between two attempts to open a file that could not be opened, or not for writing.
 constexpr auto kRetryEvery = 5s;
-/// A disk that damages the file again and again is not worth mending for.
+/// A disk that damages the file again and again is not worth repairing.
 constexpr int kRepairs = 3;
 
 /// Absolute, so that it stays the same file where the process changes its working directory.
@@ -88,7 +88,7 @@ std::string explain(const DatabaseError& error, const std::filesystem::path& fil
     case SQLITE_NOTADB:
     case SQLITE_ERROR:
       return fmt::format(
-          "the cache {} is damaged ({}) and cannot be mended here, so the work goes "
+          "the cache {} is damaged ({}) and cannot be repaired here, so the work goes "
           "on without it: delete it {}",
           name, error.what(), kElsewhere);
     case SQLITE_CONSTRAINT:
@@ -176,7 +176,7 @@ bool Connection::run(Access access, const Work& work) {
         recovered(access);
         done = true;
       } catch (const DatabaseError& error) {
-        if (attempt > 0 || !mend(error, access)) {
+        if (attempt > 0 || !recover(error, access)) {
           if (error.primary() == SQLITE_BUSY) be_patient(kShortPatience);
           degrade(access, explain(error, file_));
           break;
@@ -279,7 +279,7 @@ void Connection::open_or_repair() {
   if (const std::error_code error = make_private_directory(directory); error) {
     throw Error(ErrorKind::kIo,
                 fmt::format("the cache's directory {} cannot be created ({}), so nothing is "
-                            "cached: mend that {}",
+                            "cached: fix that {}",
                             directory.string(), error.message(), kElsewhere));
   }
   const Trust trust = trust_in(file_);
@@ -307,7 +307,7 @@ void Connection::open_or_repair() {
 
 void Connection::repair() {
   if (repairs_left_ == 0) {
-    throw DatabaseError(SQLITE_CORRUPT, "mended several times already");
+    throw DatabaseError(SQLITE_CORRUPT, "repaired several times already");
   }
   --repairs_left_;
   if (const auto repaired = repair_database(file_, patience_)) {
@@ -319,7 +319,7 @@ void Connection::repair() {
 }
 
 // After `error`: true when the work should be tried once more.
-bool Connection::mend(const DatabaseError& error, Access access) {
+bool Connection::recover(const DatabaseError& error, Access access) {
   const bool moved = error.code() == SQLITE_READONLY_DBMOVED;
   const bool unreadable = error.primary() == SQLITE_IOERR && access == Access::read;
   if (!moved && !unreadable && !(error.is_damage() && limits_.empty())) return false;

@@ -1,4 +1,4 @@
-// One process's connection to wyvern.db: opening, falling back, mending, surviving fork().
+// One process's connection to wyvern.db: opening, falling back, repairing, surviving fork().
 #pragma once
 
 #include <chrono>
@@ -34,7 +34,7 @@ class Connection {
   /// Runs `work`; false when there is no database for this access or it failed. `work` may run
   /// twice: again after the file was found moved or damaged and has been replaced.
   bool run(Access access, const Work& work) WYVERN_EXCLUDES(mutex_);
-  /// Writes what may as well be lost: waits for no lock, opens and mends nothing, tells nobody.
+  /// Writes rows that may be lost: waits for no lock, opens and repairs nothing, reports nothing.
   void attempt(const Work& work) noexcept WYVERN_EXCLUDES(mutex_);
 
   /// Grows with every run() of this process that wrote, in whatever database, and with
@@ -53,7 +53,7 @@ class Connection {
   void open_or_repair() WYVERN_REQUIRES(mutex_);
   void drop_if_forked() WYVERN_REQUIRES(mutex_);
   void perform(Access access, const Work& work) WYVERN_REQUIRES(mutex_);
-  bool mend(const DatabaseError& error, Access access) WYVERN_REQUIRES(mutex_);
+  bool recover(const DatabaseError& error, Access access) WYVERN_REQUIRES(mutex_);
   void repair() WYVERN_REQUIRES(mutex_);
   void degrade(Access access, const std::string& sentence) WYVERN_REQUIRES(mutex_);
   void recovered(Access access) WYVERN_REQUIRES(mutex_);

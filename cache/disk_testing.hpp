@@ -3,7 +3,7 @@
 // program that links this file has in place of the C library's. It also keeps a record of what was
 // written, so that a loss of power can be played at every point of it.
 //
-// One thread at a time may use what is here.
+// Not thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -36,18 +36,18 @@ void install_faulty_disk();
 void set_fault(const Fault& fault);
 /// How often a call has failed since.
 std::size_t faults_met();
-/// What failed first, by name; empty if nothing has.
+/// The first call that failed, by name; empty if none has.
 std::string first_fault();
 /// How often each call was made since set_fault(), by name.
 std::map<std::string, std::size_t> calls_made();
 
-/// What happened to the files of one directory, in order.
+/// The events of the files of one directory, in order.
 class Record {
  public:
-  /// What the disk may hold after a loss of power.
+  /// The disk's possible contents after a loss of power.
   enum class Loss {
     nothing,  ///< all that was written, synchronized or not
-    all,      ///< of what was not synchronized nothing
+    all,      ///< nothing that was not synchronized
     torn,     ///< all, but of the last write its first half
     random,   ///< of every write that was not synchronized some sectors; some changes of names
   };

@@ -28,16 +28,16 @@ struct PackWinner {
   WinnerRow row;
   std::string layer;
   std::filesystem::path file;
-  /// How far its extents are from those asked for: sum of |log2| distances.
+  /// Distance between its extents and the requested ones: sum of |log2| distances.
   double distance = 0;
 };
 
 /// The packs of a process. A file is opened when a device is asked for the first time, and read
-/// where its first line names that device; a row is parsed when its family is asked for. What
-/// cannot be read is passed over and told once. Thread-safe; usable in a child of fork().
+/// where its first line names that device; a row is parsed when its family is asked for. Unreadable
+/// files and rows are skipped and reported once. Thread-safe; usable in a child of fork().
 class Packs {
  public:
-  /// First the paths of $WYVERN_PACKS, separated by colons, then what is installed with this
+  /// First the paths of $WYVERN_PACKS, separated by colons, then the folder installed with this
   /// library: share/wyvern/packs beside bin/ or lib/.
   static std::vector<PackLayer> default_layers();
   /// The packs of default_layers(), which many runtimes share.
@@ -49,9 +49,9 @@ class Packs {
   Packs(const Packs&) = delete;
   Packs& operator=(const Packs&) = delete;
 
-  /// The winner with exactly these extents: of the first layer that has one; in it that of the
-  /// least ratio of plan to default, then the newest. Ratios and not times, since packs are of many
-  /// machines.
+  /// The winner with exactly these extents: from the first layer that has one; in it the one with
+  /// the least ratio of plan to default, then the newest. Ratios and not times, since packs are of
+  /// many machines.
   std::optional<PackWinner> find(std::string_view device, std::string_view family,
                                  std::int64_t tokens, std::int64_t sequences)
       WYVERN_EXCLUDES(mutex_);

@@ -32,7 +32,7 @@ namespace fs = std::filesystem;
 
 fs::path with_suffix(fs::path path, const std::string& suffix) { return path += suffix; }
 
-/// Brings a file or a directory to the disk. Not for a database that this process has open: closing
+/// Syncs a file or a directory to the disk. Not for a database that this process has open: closing
 /// a second descriptor of one drops the locks of the first.
 void sync(const fs::path& path) {
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
@@ -43,7 +43,7 @@ void sync(const fs::path& path) {
   if (result != 0 && error != EINVAL) fail_io("cannot sync", path, error);
 }
 
-/// The right to mend, among processes: an advisory lock on wyvern.db.repair, which stays behind
+/// The right to repair, among processes: an advisory lock on wyvern.db.repair, which stays behind
 /// empty, because removing a lock file lets two processes lock two files of one name.
 class RepairLock {
  public:
@@ -60,7 +60,7 @@ class RepairLock {
         continue;
       }
       ::close(descriptor_);
-      if (waiting) throw DatabaseError(SQLITE_BUSY, "another process mends it");
+      if (waiting) throw DatabaseError(SQLITE_BUSY, "another process repairs it");
       fail_io("cannot lock", path, error);
     }
   }
@@ -273,7 +273,7 @@ fs::path swap_files(const fs::path& file, const fs::path& fresh) {
   return kept;
 }
 
-/// The file that is being made. Whoever has the right to mend is alone with it, so that one that
+/// The file that is being made. Whoever has the right to repair is alone with it, so that one that
 /// lies there is what a killed process or a loss of power left, and none stays when the work ends
 /// early.
 class Scratch {

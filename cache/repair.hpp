@@ -1,4 +1,4 @@
-// Getting what can be got out of a damaged wyvern.db.
+// Rescues the readable rows of a damaged wyvern.db.
 #pragma once
 
 #include <chrono>

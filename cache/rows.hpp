@@ -12,9 +12,9 @@
 
 namespace wyvern {
 
-/// Without line feed, members in the alphabet's order; what is empty, 0 or not known is left out,
-/// so that a member that is added to rows one day changes no line of before. The row's id is no
-/// part of it. Bytes that are not UTF-8 are replaced.
+/// Without line feed, members in the alphabet's order; members that are empty, 0 or unknown are
+/// left out, so that a new member changes no old line. The row's id is no part of it. Bytes that
+/// are not UTF-8 are replaced.
 std::string to_line(const MeasurementRow& row);
 std::string to_line(const WinnerRow& row);
 
@@ -28,22 +28,22 @@ std::optional<TextRow> from_line(std::string_view line, std::string& problem);
 std::string digest_of(const MeasurementRow& row);
 std::string digest_of(const WinnerRow& row);
 
-/// No problem is tuned more often; what says so is nonsense, and must not overflow.
+/// No problem is tuned more often; a larger count in a file is nonsense and must not overflow.
 inline constexpr std::int64_t kMostRounds = 1'000'000'000;
 
 /// Median of plan / default over samples taken in turn, of which equal indices are neighbours; 0
 /// where there are none.
 double paired_ratio(const WinnerRow& row);
-/// The ratio that winners are ranked by: `ratio` where it was measured, else that of the medians; 1
-/// where neither is known.
+/// The ratio that winners are ranked by: `ratio` where it was measured, else the ratio of the
+/// medians; 1 where neither is known.
 double rank_of(const WinnerRow& row);
 
-/// What a row keeps in columns of JSON: its samples as "[1.5,null,"inf"]", a NaN being null, and
-/// what no look-up needs.
+/// A row's columns of JSON: its samples as "[1.5,null,"inf"]", a NaN being null, and the members
+/// that no look-up needs.
 std::string samples_text(const MeasurementRow& row);
 std::string more_text(const MeasurementRow& row);
 std::string more_text(const WinnerRow& row);
-/// And back; what is not as it was written leaves the row as it is.
+/// And back; a malformed text leaves the row unchanged.
 void read_samples(const std::string& text, MeasurementRow& row);
 void read_more(const std::string& text, MeasurementRow& row);
 void read_more(const std::string& text, WinnerRow& row);

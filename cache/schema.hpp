@@ -1,4 +1,4 @@
-// What wyvern.db looks like, and whose it is.
+// The tables of wyvern.db, and how to recognize the file.
 #pragma once
 
 #include "cache/database.hpp"
@@ -28,7 +28,7 @@ Identity identify(Database& database);
 /// once: the first does the work. Returns whose the file is then.
 Identity make_tables(Database& database);
 
-/// Whether tables and indexes are, to the letter, those that make_tables() makes.
+/// Whether tables and indexes are exactly as make_tables() makes them.
 bool has_current_tables(Database& database);
 
 /// Opens `file` in `mode`, sees that it is Wyvern's and current, and sets the connection up; waits
@@ -38,8 +38,8 @@ bool has_current_tables(Database& database);
 std::unique_ptr<Database> open_wyvern(const std::filesystem::path& file, Database::Mode mode,
                                       std::chrono::milliseconds patience);
 
-/// SHA-256 over what decides what an artifact runs: its key, template, target, config and metadata,
-/// and its code, of which `code_digest` is the SHA-256.
+/// SHA-256 over all that decides which code an artifact runs: its key, template, target, config and
+/// metadata, and its code, of which `code_digest` is the SHA-256.
 std::string artifact_digest(const ArtifactRow& row, std::string_view code_digest);
 
 /// Throws the ForeignDatabase error of an identity that must be left alone.

@@ -3,8 +3,9 @@
 // A pack is a text file: a line {"devices":[...],"row":"pack","version":1}, then a line for each
 // row (rows.hpp), sorted, so that two of them can be compared line by line. It holds no code.
 //
-// Nothing here is for a hot path. Every function throws Error with one sentence: kBadInput for what
-// is no cache or pack, kIo for what cannot be read or stored; then nothing was stored.
+// Nothing here is for a hot path. Every function throws Error with one sentence: kBadInput for a
+// file that is no cache or pack, kIo for one that cannot be read or stored; then nothing was
+// stored.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,7 @@
 
 namespace wyvern {
 
-/// What came to a cache.
+/// Counts of rows added to a cache.
 struct Added {
   std::int64_t artifacts = 0, measurements = 0, winners = 0;
   std::int64_t known = 0;    ///< rows that were there already
@@ -50,7 +51,7 @@ std::vector<std::string> pack_devices(std::string_view first_line, std::string_v
 
 /// All rows of a cache, artifacts without code.
 struct Contents {
-  std::vector<WinnerRow> winners;  ///< all, those that answer first of their problem
+  std::vector<WinnerRow> winners;  ///< all; of each problem the one that answers first
   std::vector<MeasurementRow> measurements;
   std::vector<ArtifactRow> artifacts;
 };

@@ -10,15 +10,15 @@ namespace wyvern {
 struct Trust {
   /// Why the files must not be used, as one sentence without its full stop; empty when they may.
   std::string refusal{};
-  /// They are those of the user that $WYVERN_CACHE_OWNER names: to be read and never written.
+  /// The files belong to the user that $WYVERN_CACHE_OWNER names: read, never write them.
   bool read_only = false;
 };
 
-/// Looks at `file` (wyvern.db), what lies beside it under its name, and its directory. They may be
-/// used when only this user, root and the user named by $WYVERN_CACHE_OWNER (a name or a number)
-/// can have written them. Refused are a directory or file of another user or one that group or
-/// others may write, a symbolic link in place of either, and a directory above that anybody may
-/// change. What is missing is no reason.
+/// Looks at `file` (wyvern.db), the files beside it that begin with its name, and its directory.
+/// They may be used when only this user, root and the user named by $WYVERN_CACHE_OWNER (a name or
+/// a number) can have written them. Refused are a directory or file of another user or one that
+/// group or others may write, a symbolic link in place of either, and a directory above that
+/// anybody may change. A missing file is no reason to refuse.
 [[nodiscard]] Trust trust_in(const std::filesystem::path& file);
 
 }  // namespace wyvern

@@ -19,16 +19,16 @@
 
 namespace wyvern {
 
-/// What code is made for.
+/// The device that code is compiled for.
 struct Target {
   DeviceKind device = DeviceKind::cpu;
   std::string arch;      ///< "sm_90a"; on a CPU vendor, family and model: "genuineintel-6-143"
   std::string features;  ///< CPU: its instruction sets as the kernel lists them; empty on CUDA
   Limits limits;
-  std::int64_t registers_per_block = 0;  ///< what a block's threads may take in all; 0: no limit
+  std::int64_t registers_per_block = 0;  ///< limit for all threads of a block; 0: none
   /// Blocks that one launch may have in x, y and z; 0: no limit.
   std::array<std::int64_t, 3> max_grid{};
-  /// "sm_90a": code may use what only this architecture has, as Hopper's wgmma.
+  /// "sm_90a": code may use features of this architecture alone, such as Hopper's wgmma.
   bool arch_specific = false;
 
   /// "sm_90a", or "cpu-<arch>-<short hash of the features>".
@@ -50,10 +50,10 @@ std::vector<DeviceKind> device_kinds();
 /// The target of a kind that stands for it where none is named: sm_90a, or the host.
 Target usual_target(DeviceKind device);
 
-/// Parses "sm_*" or "native-cpu"; throws Error(kBadInput) that lists what there is.
+/// Parses "sm_*" or "native-cpu"; throws Error(kBadInput) that lists the nearest names.
 Target parse_target(std::string_view text);
 
-/// What the compiler says a kernel takes.
+/// A kernel's resources as the compiler reports them.
 struct Resources {
   int registers = 0;              ///< per thread (CUDA)
   std::int64_t shared_bytes = 0;  ///< static shared memory per block (CUDA)
@@ -62,12 +62,12 @@ struct Resources {
   std::int64_t code_bytes = 0;
 };
 
-/// What a kernel takes, as one line for people; `block_bytes` is the launch's dynamic shared memory
-/// or scratch.
+/// A kernel's resources, as one line for people; `block_bytes` is the launch's dynamic shared
+/// memory or scratch.
 std::string resources_text(const Target& target, const Resources& resources,
                            std::int64_t block_bytes);
 
-/// Compiled code and what it is. A plain value.
+/// Compiled code with its metadata. A plain value.
 struct Artifact {
   std::string key;  ///< SHA-256 hex of everything the code depends on
   std::string template_id;
@@ -109,18 +109,18 @@ enum class Emit : std::uint8_t { source, ptx, cubin, llvm_ir, assembly, object }
 std::string_view to_string(Emit emit) noexcept;
 
 struct Emitted {
-  std::string text;     ///< what was asked for
+  std::string text;     ///< the output
   Resources resources;  ///< of the compiled kernel; zeros for Emit::source
   double compile_ms = 0;
 };
 
 /// One stage of the compilation, for people to read. CUDA: source, ptx, cubin, asm (the PTX is not
 /// machine code, so asm is legal on a CPU only); CPU: source, llvm-ir, asm, object. Throws
-/// Error(kBadInput) for a pair that does not exist, naming what does.
+/// Error(kBadInput) for a pair that does not exist, listing the legal ones.
 Emitted emit(const CompileRequest& request, Emit what);
 
-/// Whether a compiler for this kind of device can be opened here: empty if so, else one sentence
-/// that names what is missing and the mend. Opens it: on the CPU that loads LLVM.
+/// Whether a compiler for this kind of device can be opened here: empty if so, else one sentence:
+/// what is missing and how to fix it. Opens it: on the CPU that loads LLVM.
 std::string compiler_problem(DeviceKind device);
 
 /// "NVRTC 13.0.88", "LLVM 19.1.7"; throws Error(kUnavailable) like artifact_key().

@@ -15,7 +15,7 @@ struct ArgumentTensor {
   TensorView Arguments::* member;
 };
 
-/// Every tensor of Arguments, in binding order, which is that of tensor_specs().
+/// Every tensor of Arguments, in binding order, the order of tensor_specs().
 inline constexpr auto kArguments = std::to_array<ArgumentTensor>({
     {"q", &Arguments::q},
     {"k", &Arguments::k},

@@ -1,4 +1,4 @@
-// What the two halves of the C API share: handles, errors as codes, structs of other versions.
+// Shared by the two halves of the C API: handles, errors as codes, structs of other versions.
 #pragma once
 
 #include <wyvern/wyvern.h>
@@ -44,7 +44,7 @@ namespace wyvern {
 wyvern_status failed(wyvern_status status, const char* message) noexcept;
 wyvern_status status_of(ErrorKind kind) noexcept;
 
-/// Runs the body of a function of the C API: what it throws becomes a status and a message.
+/// Runs the body of a function of the C API and turns an exception into a status and a message.
 template <class Body>
 wyvern_status guarded(const Body& body) noexcept {
   try {
@@ -72,8 +72,8 @@ T& given(T* pointer, std::string_view name) {
   return *pointer;
 }
 
-/// The size of a struct in the first version, all of whose members every caller has: the end of the
-/// member that was the last one then.
+/// The size of a struct in the first version, all of whose members every caller has: the end of
+/// that version's last member.
 template <class T>
 inline constexpr std::size_t kFirstSize = 0;
 template <>
@@ -124,7 +124,7 @@ T read_struct(const void* from, std::size_t size, std::string_view name) {
   return own;
 }
 
-/// A struct that says its own size; where a null pointer means all zeros, those.
+/// A struct that says its own size; all zeros for a null pointer, where that is legal.
 template <class T>
 T read_options(const T* from, std::string_view name) {
   if (from == nullptr) return T{};

@@ -99,7 +99,7 @@ TEST_F(CApiStageTest, SaysWhichTensorsItTakesAsTheyAre) {
   ASSERT_GOOD(prepare("l2norm"));
   constexpr std::int64_t kApart = 2 * kChunk;
   alignas(64) std::array<float, 2 * kApart> data{};
-  const std::array<std::int64_t, 4> rows_apart{7, kApart, kChunk, 1}, too_near{7, 8, kChunk, 1},
+  const std::array<std::int64_t, 4> strided_rows{7, kApart, kChunk, 1}, too_near{7, 8, kChunk, 1},
       columns_apart{7, kApart, kChunk, 2};
   wyvern_tensor x{"x", data.data(), kShape.data(), nullptr, WYVERN_FP32, 4};
   const auto takes = [&](const wyvern_tensor& tensor) {
@@ -108,7 +108,7 @@ TEST_F(CApiStageTest, SaysWhichTensorsItTakesAsTheyAre) {
     return yes;
   };
   EXPECT_EQ(takes(x), 1);
-  x.strides = rows_apart.data();
+  x.strides = strided_rows.data();
   EXPECT_EQ(takes(x), 1);
   x.name = "y";
   EXPECT_EQ(takes(x), 0) << "outputs are contiguous";

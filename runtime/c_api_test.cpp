@@ -497,7 +497,7 @@ TEST_F(CApiTest, LaunchesWhateverTheOrderAndTheVersion) {
 }
 
 /// Slices of one projection, by plans that take them so; gradients are dense.
-TEST_F(CApiTest, TakesRowsThatLieApartWhereThePlanDoes) {
+TEST_F(CApiTest, TakesStridedRowsWhereThePlanDoes) {
   if (!can_compile()) GTEST_SKIP() << compiler_problem(DeviceKind::cpu);
   constexpr std::int64_t kTokens = 3, kRow = 16, kStride = 3 * kRow;
   set("T", kTokens);

@@ -42,7 +42,7 @@ void check_pointer(std::string_view name, const void* pointer, std::size_t bytes
 }  // namespace
 
 TensorMap DeviceImpl::encode(const TiledView& /*view*/, DType /*dtype*/) const {
-  throw Error(ErrorKind::kUnavailable, fmt::format("{} has no tensor copies", info_.name));
+  throw Error(ErrorKind::kUnavailable, fmt::format("{} has no TMA", info_.name));
 }
 
 std::span<const DeviceProvider* const> device_providers() {

@@ -21,9 +21,9 @@
 namespace wyvern {
 
 /// Thread-safe. A kernel found loaded costs a hash look-up under a mutex, which nobody holds for
-/// longer than that. What is missing is compiled in parallel, once even when several threads or
-/// processes that share a cache ask at the same time; who needs a kernel that another thread has
-/// begun waits for it, and nobody else does.
+/// longer than that. Missing kernels are compiled in parallel, each once even when several threads
+/// or processes that share a cache ask at the same time; only a thread that needs a kernel which
+/// another one compiles waits for it.
 class KernelStore {
  public:
   /// How long one load() waits in all for other processes that have claimed its kernels: more than
@@ -37,9 +37,9 @@ class KernelStore {
               std::chrono::milliseconds patience = kPatience)
       : cache_(std::move(cache)), jobs_(jobs), patience_(patience) {}
 
-  /// Fills in kernel, artifact key and resources of every step. What another process has claimed
-  /// for too long is compiled here as well. Throws the Error of the first step whose kernel could
-  /// not be made, whichever thread tried; the next call tries again.
+  /// Fills in kernel, artifact key and resources of every step. A kernel that another process has
+  /// claimed for too long is compiled here as well. Throws the Error of the first step whose kernel
+  /// could not be made, whichever thread tried; the next call tries again.
   void load(OperatorImpl& op) WYVERN_EXCLUDES(mutex_);
 
   [[nodiscard]] std::int64_t compiled() const { return compiled_.load(); }
@@ -80,7 +80,7 @@ class KernelStore {
   unsigned jobs_;
   const std::chrono::milliseconds patience_;
   Mutex mutex_;
-  /// By local_key(): what is loaded, and what some thread is making. What failed is taken out.
+  /// By local_key(): kernels that are loaded or being made. Failed ones are removed.
   std::unordered_map<std::string, Future> kernels_ WYVERN_GUARDED_BY(mutex_);
   std::atomic<std::int64_t> compiled_{0};
   std::atomic<std::int64_t> slept_ms_{0};

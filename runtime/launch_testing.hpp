@@ -1,4 +1,4 @@
-// What tests launch operators with.
+// Tensors and launches of operators for tests.
 #pragma once
 
 #include <wyvern/runtime.hpp>
@@ -42,7 +42,7 @@ class LaunchMemory {
     std::shared_ptr<void> memory;
     std::size_t bytes = 0;
   };
-  std::vector<Tensor> tensors;  ///< those that the problem has
+  std::vector<Tensor> tensors;  ///< the problem's tensors
   std::shared_ptr<void> workspace;
   Arguments arguments;
 };

@@ -42,8 +42,8 @@ bool contiguous(const TensorView& tensor) {
   return true;
 }
 
-/// Whether rows of tokens are contiguous and lie as tensor.hpp says of strided tensors.
-bool rows_lie_apart(const TensorView& tensor) {
+/// Whether each token's row is contiguous and the rows are strided as tensor.hpp allows.
+bool has_strided_rows(const TensorView& tensor) {
   constexpr std::int64_t kFarthest = std::int64_t{1}
                                      << 40;              // bytes; what a tensor map has room for
   constexpr std::int64_t kMost = std::int64_t{1} << 56;  // bytes, as in bytes_of()
@@ -74,7 +74,8 @@ bool fits(const TensorSpec& expected, const TensorView& tensor) {
     elements *= tensor.shape[at];
   }
   if (elements == 0) return true;
-  return tensor.present() && (contiguous(tensor) || (expected.strided && rows_lie_apart(tensor))) &&
+  return tensor.present() &&
+         (contiguous(tensor) || (expected.strided && has_strided_rows(tensor))) &&
          reinterpret_cast<std::uintptr_t>(tensor.data) % kTensorAlignment == 0;
 }
 
@@ -103,7 +104,7 @@ std::uintptr_t bytes_between_rows(const TensorView& tensor) {
     bad(expected,
         fmt::format("has shape {}; it must be {}", shape_text(tensor.shape, tensor.rank), wanted));
   if (!tensor.present()) bad(expected, fmt::format("has no data; it must be {}", wanted));
-  if (!contiguous(tensor) && !(expected.strided && rows_lie_apart(tensor)))
+  if (!contiguous(tensor) && !(expected.strided && has_strided_rows(tensor)))
     bad(expected,
         fmt::format("has strides {} for shape {}; it must be contiguous{}",
                     shape_text(tensor.strides, tensor.rank), shape_text(tensor.shape, tensor.rank),
@@ -220,15 +221,16 @@ void OperatorImpl::check_overlaps(std::span<const TensorView* const> tensors,
   for (std::size_t i = 0; i < count && workspace_bytes != 0; ++i)
     if (ranges[i].meets(scratch))
       throw Error(ErrorKind::kBadInput,
-                  fmt::format("workspace overlaps {}; its {} bytes must be apart from all tensors",
+                  fmt::format("workspace overlaps {}; its {} bytes must not overlap any tensor",
                               name(i), workspace_bytes));
   for (std::size_t i = 0; i < written_; ++i)
     for (std::size_t j = i + 1; j < count; ++j)
       if (ranges[i].meets(ranges[j]))
-        throw Error(ErrorKind::kBadInput,
-                    fmt::format("{} overlaps {}; what a launch writes must be apart from all its "
-                                "other tensors",
-                                name(i), name(j)));
+        throw Error(
+            ErrorKind::kBadInput,
+            fmt::format("{} overlaps {}; a tensor that a launch writes must not overlap the "
+                        "other tensors",
+                        name(i), name(j)));
 }
 
 void OperatorImpl::enqueue(std::span<const TensorView* const> tensors, void* workspace,

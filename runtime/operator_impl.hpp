@@ -33,7 +33,7 @@ struct BoundStride {
   std::int64_t dense = 0;    ///< elements from row to row where nothing lies between them
 };
 
-/// What a tensor map is made of anew where rows of a strided tensor lie apart.
+/// The view from which a launch encodes a new tensor map for a tensor with strided rows.
 struct BoundView {
   static constexpr std::size_t kNone = ~std::size_t{0};
   TiledView view;
@@ -82,9 +82,9 @@ class OperatorImpl {
 
   /// Whether check() accepts a tensor as the one of this place, whatever the others are.
   bool takes(std::size_t place, const TensorView& tensor) const;
-  /// Throws Error(kBadInput) for the first of the caller's tensors that is not what is expected,
-  /// for a workspace that is not aligned, and where what the launch writes shares memory with
-  /// anything else of it. `workspace` has workspace_bytes. Takes nanoseconds.
+  /// Throws Error(kBadInput) for the first of the caller's tensors that does not fit its spec, for
+  /// a workspace that is not aligned, and where a tensor that the launch writes shares memory with
+  /// another tensor or the workspace. `workspace` has workspace_bytes. Takes nanoseconds.
   void check(std::span<const TensorView* const> tensors, const void* workspace) const;
   /// Enqueues steps [first, last) without checks.
   void enqueue(std::span<const TensorView* const> tensors, void* workspace, Stream stream,
@@ -94,12 +94,12 @@ class OperatorImpl {
   void check_overlaps(std::span<const TensorView* const> tensors, const void* workspace) const;
   void enqueue(const BoundStep& step, std::span<const TensorView* const> tensors, void* workspace,
                Stream stream) const;
-  /// By the step's own tensor maps but for tensors whose rows lie apart.
+  /// Uses the step's own tensor maps, except for tensors with strided rows.
   void launch(const BoundStep& step, std::span<void* const> pointers,
               std::span<const std::int64_t> strides, Stream stream) const;
 
   std::vector<TensorSpec> expected_;
-  /// Bytes of tensors in memory, and which these are: those that are written, then the others.
+  /// Bytes of the tensors in memory, and their indices: written tensors first.
   std::vector<std::size_t> bytes_, in_memory_;
   std::size_t written_ = 0;  ///< how many of in_memory_ are written
 };
@@ -111,7 +111,7 @@ std::size_t bytes_of(const TensorSpec& tensor);
 /// one.
 std::int64_t row_stride(const TensorView& tensor, std::int64_t dense);
 
-/// The tensors of Arguments in binding order, that of tensor_specs().
+/// The tensors of Arguments in binding order, the order of tensor_specs().
 std::array<const TensorView*, kOperatorTensors> tensors_of(const Arguments& arguments);
 
 }  // namespace wyvern

@@ -74,9 +74,9 @@ std::optional<Plan> shortest_plan(const Problem& problem, std::span<const StageU
   return plan;
 }
 
-/// Where no template of a pass says what its walks cost: the unit is a chunk in one block of a
-/// scan. On one H200, 2026-11-21, an estimate of 0.43 brought a forward pass from 0.349 to 0.204
-/// ms, one of 0.38 another from 1.458 to 0.833, and one of 0.74 nothing (0.130 and 0.134).
+/// Costs where no template of a pass states its own: the unit is a chunk in one block of a scan. On
+/// one H200, 2026-11-21, an estimate of 0.43 brought a forward pass from 0.349 to 0.204 ms, one of
+/// 0.38 another from 1.458 to 0.833, and one of 0.74 nothing (0.130 and 0.134).
 constexpr WalkCost kWholeScans{.chunk = 1};
 constexpr WalkCost kSplitScans{.chunk = 1, .combine = 1, .clear = 0.6};
 
@@ -268,8 +268,8 @@ std::size_t covered_uses(const Template& t, std::span<const StageUse> uses, std:
   };
   if (first == uses.size()) return 0;  // a step too many
   std::size_t next = first;
-  if (uses[first].detour != 0 && uses[first].stage != t.covers.front().stage)
-    next += uses[first].detour;
+  if (uses[first].optional_group != 0 && uses[first].stage != t.covers.front().stage)
+    next += uses[first].optional_group;
   for (const Cover& cover : t.covers) {
     if (next < uses.size() && uses[next].stage == cover.stage) {
       if (uses[next].rows != uses[first].rows) return 0;
@@ -308,7 +308,7 @@ std::vector<Covering> covers(std::span<const StageUse> uses, std::size_t first, 
 std::vector<std::size_t> splittable_scans(std::span<const StageUse> uses, DeviceKind device) {
   std::vector<std::size_t> found;
   for (std::size_t first = 0; first < uses.size(); ++first) {
-    if (uses[first].detour != 0) continue;  // no scan starts there
+    if (uses[first].optional_group != 0) continue;  // no scan starts with an optional group
     const std::vector<Covering> all = covers(uses, first, device);
     const auto whole = std::count_if(all.begin(), all.end(), [](const Covering& c) {
       return c.source_template->tunable("SEG") == nullptr;

@@ -1,4 +1,4 @@
-// Operators as sequences of stages, and plans: ways to cover those stages by templates.
+// Operators as sequences of stages, and plans: covers of these stages by templates.
 #pragma once
 
 #include <wyvern/problem.hpp>
@@ -17,8 +17,8 @@
 
 namespace wyvern {
 
-/// What a use of a stage has as its T, by which its rows and chunks are counted: tokens, or steps,
-/// num_householder of them a token (the rows of k).
+/// The unit of a stage use's T, in which its rows and chunks are counted: tokens, or steps,
+/// num_householder of them per token (the rows of k).
 enum class Rows : std::uint8_t { tokens, steps };
 
 /// One use of a stage by an operator. Tensors are connected by logical name: an argument is known
@@ -29,24 +29,25 @@ struct StageUse {
   std::map<std::string, std::string, std::less<>> rename;  ///< contract's name -> logical name
   Values constants;  ///< where this use differs from the problem's constants
   Rows rows = Rows::tokens;
-  /// So many uses from this one on are a detour: a plan has templates for all of them, which hand
-  /// the one after them what it needs, or for none, and then goes on behind them. What comes behind
-  /// a detour has no constants of its own.
-  std::size_t detour = 0;
-  /// A plan that carries this use out is done with so many uses behind it too.
+  /// Above 0: this use and the ones after it, so many in all, are an optional group of stages. A
+  /// plan covers all of them or none; the use behind the group reads the group's results where they
+  /// exist, and has no constants of its own.
+  std::size_t optional_group = 0;
+  /// A plan that covers this use covers so many uses behind it too.
   std::size_t replaces = 0;
 };
 
 /// Before an input's name: the caller's tensor, whatever a step wrote under that name since.
 inline constexpr std::string_view kCallers = "caller.";
 
-/// The stages of the problem's operator and pass, in order; those its options leave out are absent.
+/// The stages of the problem's operator and pass, in order, without the stages that its options
+/// leave out.
 std::vector<StageUse> stage_uses(const Problem& problem);
 
 /// Every constant of spec and shapes that the problem sets (templates/README.md lists them).
 Constants problem_constants(const Problem& problem);
 
-/// The constants of one step: the problem's, with what the first stage it covers overrides.
+/// The constants of one step: the problem's, with the overrides of the first stage it covers.
 Constants step_constants(const Problem& problem, std::span<const StageUse> covered);
 
 /// Which use each of a template's covered stages is, and how many uses that makes: optional stages
@@ -57,8 +58,8 @@ struct Coverage {
       use_of;             ///< for each of the template's covers: an index of `uses`, or none
   std::size_t count = 0;  ///< uses in a row, from the first
 };
-/// Nothing unless the template carries out uses[first] and what follows it, all of which count the
-/// same rows.
+/// Nothing unless the template carries out uses[first] and the uses behind it, all of which count
+/// the same rows.
 std::optional<Coverage> coverage(const Template& t, std::span<const StageUse> uses,
                                  std::size_t first);
 
@@ -67,14 +68,15 @@ struct Covering {
   const Template* source_template = nullptr;
   std::size_t count = 0;
 };
-/// The templates for `device` that carry out uses[first] and what follows it, by rank, then name.
+/// The templates for `device` that carry out uses[first] and the uses behind it, by rank, then
+/// name.
 std::vector<Covering> covers(std::span<const StageUse> uses, std::size_t first, DeviceKind device);
 
 /// Which uses each step of the plan covers: step i starts at result[i]; result.back() is the number
 /// of uses. Throws Error(kBadInput) when the templates do not carry out the problem in order.
 std::vector<std::size_t> match(std::span<const StageUse> uses, const Plan& plan);
 
-/// A plan that may be carried out, and what was found out on the way.
+/// A legal plan, and what its check computed.
 struct CheckedPlan {
   std::vector<std::size_t> starts;   ///< as match() returns them
   std::vector<Constants> constants;  ///< of each step
@@ -102,14 +104,14 @@ std::vector<Plan> enumerate_plans(const Problem& problem, const Target& target, 
 /// idle. Throws Error(kUnavailable) when there is none for any chunk size.
 Plan default_plan(const Problem& problem, const Target& target);
 
-/// Chunk sizes a plan of the problem may have, those to try first in front: all that the templates
+/// Chunk sizes a plan of the problem may have, in the order to try them: all that the templates
 /// offer, or the one that the problem names or its tensors' shapes need.
 std::span<const std::int64_t> chunk_sizes(const Problem& problem, DeviceKind device);
 
 /// The first uses of scans that templates for `device` carry out whole as well as in segments.
 std::vector<std::size_t> splittable_scans(std::span<const StageUse> uses, DeviceKind device);
 
-/// The chunks a segment may have where a scan is split, those to try first in front.
+/// The chunks a segment may have where a scan is split, in the order to try them.
 std::vector<std::int64_t> segment_lengths(DeviceKind device);
 
 /// The BT and SEG that the plan's steps agree on, 0 where no step has one. Throws Error(kBadInput)

@@ -31,7 +31,7 @@ struct Contender {
 };
 
 /// Which of the winners answers, the first usable of the contenders. Thread-safe; usable in a child
-/// of fork(). `packs` null: those of this process.
+/// of fork(). `packs` null: the packs of this process.
 class CachePlanSource final : public PlanSource {
  public:
   explicit CachePlanSource(std::shared_ptr<Cache> cache, std::shared_ptr<Packs> packs = nullptr)
@@ -41,11 +41,11 @@ class CachePlanSource final : public PlanSource {
     return Cache::changes();
   }
 
-  /// Every layer's answer to the key, the one that is used first: what has exactly its extents in
-  /// the order of the layers (user, WYVERN_PACKS, shipped), then the nearest of each layer, by
-  /// distance and then in the order of the layers; where none of these is usable, at last that of
-  /// the user's winners which nearest_shape() finds. Empty: nothing is known, and the default plan
-  /// answers.
+  /// Every layer's answer to the key, the one to use first in front: winners with exactly its
+  /// extents in the order of the layers (user, WYVERN_PACKS, shipped), then the nearest winner of
+  /// each layer, by distance and then in the order of the layers; where none of these is usable,
+  /// last the winner that nearest_shape() finds among the user's. Empty: no winner is known, and
+  /// the default plan answers.
   std::vector<Contender> contenders(const DeviceInfo& device, const ProblemKey& key);
 
  private:
@@ -56,7 +56,7 @@ class CachePlanSource final : public PlanSource {
   std::shared_ptr<Cache> cache_;
   std::shared_ptr<Packs> packs_;
   Mutex mutex_;
-  Winners winners_ WYVERN_GUARDED_BY(mutex_);  ///< of the user's cache, those that are usable
+  Winners winners_ WYVERN_GUARDED_BY(mutex_);  ///< usable winners of the user's cache
   std::chrono::steady_clock::time_point looked_ WYVERN_GUARDED_BY(mutex_);
 };
 

@@ -366,10 +366,10 @@ TEST_F(PrepareTest, AnArtifactThatDoesNotLoadIsCompiledAnew) {
     Runtime runtime(options());
     EXPECT_NE(runtime.prepare(device_, problem(16)).impl().steps.front().kernel, nullptr);
     EXPECT_EQ(runtime.compiled(), 1);
-    const std::optional<ArtifactRow> mended = cache->find_artifact(key);
-    ASSERT_TRUE(mended);
-    EXPECT_EQ(from_row(*mended)->entry, entry);
-    EXPECT_EQ(mended->code.size(), good->code.size());
+    const std::optional<ArtifactRow> repaired = cache->find_artifact(key);
+    ASSERT_TRUE(repaired);
+    EXPECT_EQ(from_row(*repaired)->entry, entry);
+    EXPECT_EQ(repaired->code.size(), good->code.size());
   }
 }
 

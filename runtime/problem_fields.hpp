@@ -1,5 +1,5 @@
-// Problem's fields as one table: what the key, JSON documents, the worker's protocol and the
-// command's options are made from.
+// Problem's fields as one table, from which the key, JSON documents, the worker's protocol and the
+// command's options are made.
 #pragma once
 
 #include <wyvern/problem.hpp>
@@ -16,7 +16,7 @@
 
 namespace wyvern {
 
-/// What a document shows of a field; nothing where it is unset.
+/// A field's value in a document; monostate where it is unset.
 using FieldValue = std::variant<std::monostate, bool, std::int64_t, float, std::string>;
 
 /// An option of the command that sets a field.
@@ -44,7 +44,7 @@ struct ProblemField {
                    std::optional<Precision> Problem::*, std::optional<std::int64_t> Problem::*>;
 
   std::string_view name;  ///< in Problem and in the worker's protocol
-  Member member;          ///< its default is that of a Problem
+  Member member;          ///< default: as in a new Problem
   std::string_view help;  ///< one line, of the option where there is one
   FieldScope scope = {};
   FieldOption option = {};
@@ -63,7 +63,7 @@ const ProblemField& problem_field(std::string_view name);
 
 /// Whether the field means something for the operator and pass.
 bool applies(const ProblemField& field, const OperatorFacts& op, Pass pass);
-/// What an option's help says of it: "kda only", "recurrent only"; empty for one that means
+/// The scope that an option's help shows: "kda only", "recurrent only"; empty for one that means
 /// something everywhere.
 std::string scope_text(const FieldScope& scope);
 

@@ -1,4 +1,4 @@
-// What a thread prepared a moment ago.
+// The operators that a thread prepared last.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ class RecentOperators {
                                                                 const DeviceImpl& device,
                                                                 const Problem& problem,
                                                                 std::uint64_t version) noexcept;
-  /// `runtime` is a number that no other runtime of the process has or had. `version` is that of
+  /// `runtime` is a number that no other runtime of the process has or had. `version` was read
   /// before the operator's plan was looked for.
   static void remember(std::uint64_t runtime, std::uint64_t version,
                        const std::shared_ptr<const OperatorImpl>& op);

@@ -200,7 +200,7 @@ class Gradients final : public GradientRows {
     return {buffer.rows.data() + row * buffer.width, index(buffer.width)};
   }
 
-  /// Sums what was written apart, in a fixed order, into the shapes of Arguments.
+  /// Sums the separate rows, in a fixed order, into the shapes of Arguments.
   void finish(Reference& result) {
     for (auto& [name, buffer] : buffers_) {
       if (buffer.kind == Kind::parameter)

@@ -30,8 +30,8 @@ double sigmoid(double x);
 double beta_of(const Problem& problem, double x);
 double beta_slope(const Problem& problem, double x);
 
-/// Replaces q or k row x by x / sqrt(sum x^2 + 1e-6); and turns the gradient of the result into
-/// that of x. Both leave the row alone unless the problem normalizes.
+/// Replaces q or k row x by x / sqrt(sum x^2 + 1e-6); and turns the gradient of the result into the
+/// gradient of x. Both leave the row alone unless the problem normalizes.
 void normalize(const Problem& problem, std::span<double> x);
 void normalize_backward(const Problem& problem, std::span<const double> x, std::span<double> dx);
 
@@ -70,9 +70,9 @@ class HeadReader {
   /// The decay of every row of the state [K]; 1 without a gate.
   void load_decay(std::int64_t at, std::span<double> decay) const;
 
-  /// From the gradient of the log decay, row by row of the state [K], to dg of the token and to
-  /// what it adds to dA_log and ddt_bias, whose row is `parameter_row`. `dlog` is used up; `x`
-  /// is room for [gate_width].
+  /// From the gradient of the log decay, row by row of the state [K], to dg of the token and to its
+  /// share of dA_log and ddt_bias, whose row is `parameter_row`. `dlog` is used up; `x` is room for
+  /// [gate_width].
   void gate_back(std::int64_t at, std::int64_t parameter_row, std::span<double> dlog,
                  std::span<double> x, GradientRows& gradients) const;
 

@@ -1,4 +1,4 @@
-// What a row of the cache says of where and how it was measured.
+// Where and how a row of the cache was measured.
 #pragma once
 
 #include <wyvern/device.hpp>

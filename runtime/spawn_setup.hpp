@@ -1,4 +1,4 @@
-// What posix_spawn is told about a process to start.
+// Attributes and file actions of a process that posix_spawn starts.
 #pragma once
 
 #include <spawn.h>

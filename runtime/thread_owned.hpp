@@ -1,4 +1,4 @@
-// What each thread has one of.
+// An object of each thread, made on first use.
 #pragma once
 
 #include <utility>
@@ -9,13 +9,13 @@ namespace wyvern {
 ///
 /// The thread that ends the process loses its T before static objects are destroyed, and their
 /// destructors may come here again, as may handlers of atexit(). A plain thread_local would hand
-/// them a destroyed object; here they find none, and what they make stays to the end.
+/// them a destroyed object; here they find none, and an object that they make is never destroyed.
 template <class T>
 class ThreadOwned {
  public:
   /// Null where there is none.
   static T* find() noexcept { return object_; }
-  /// Throws what making one throws.
+  /// Throws what T's constructor throws.
   static T& get() {
     if (object_ == nullptr) {
       object_ = new T();

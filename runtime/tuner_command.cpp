@@ -101,8 +101,8 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
   return all;
 }
 
-/// Input and errors are nobody's, but errors the caller's where `aloud`; the process has the
-/// usual signals and, where it is `apart`, a process group of its own.
+/// Standard input is /dev/null, and so is standard error unless `aloud`; the process has the
+/// default signals and, where it is `apart`, a process group of its own.
 void set_up(SpawnSetup& setup, int output, bool aloud, bool apart) {
   posix_spawn_file_actions_addopen(&setup.actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_adddup2(&setup.actions, output, STDOUT_FILENO);

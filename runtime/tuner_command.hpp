@@ -1,5 +1,5 @@
-// Tuning by the program `wyvern`, in a process of its own: what the tuner compiles, loads and does
-// wrong is not in the application, which may fork() or end at any time.
+// Tuning by the program `wyvern`, in a process of its own: the tuner's libraries, kernels and
+// crashes stay out of the application, which may fork() or end at any time.
 #pragma once
 
 #include <filesystem>
@@ -16,8 +16,8 @@ class TunerCommand {
   /// on PATH. The winner goes to the cache in `cache_folder`.
   TunerCommand(const std::string& program, std::filesystem::path cache_folder);
 
-  /// The program's own sentence where it tuned nothing. What it says meanwhile goes to stderr where
-  /// somebody waits for it, and ^C then stops it; in the background it is silent, and in a process
+  /// Returns the program's error message where it tuned nothing. Its progress goes to stderr where
+  /// a caller waits for it, and ^C then stops it; in the background it is silent, and in a process
   /// group of its own. It stops where this process ends.
   std::string operator()(const TuneRequest& request) const;
 

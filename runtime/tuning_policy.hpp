@@ -1,5 +1,5 @@
 // When an application's problems are tuned: never, by others, before their first use, or meanwhile.
-// What tunes is plugged in: the tuner in this process (autotune/policy.hpp) or the command in a
+// The tuner is plugged in: the one in this process (autotune/policy.hpp) or the command in a
 // process of its own (tuner_command.hpp).
 #pragma once
 
@@ -22,7 +22,7 @@ enum class TuningPolicy : std::uint8_t {
   background,  ///< the same on a thread of its own, while the best plan known is used
 };
 
-/// What is to be tuned. Valid until the function that got it returns.
+/// A problem to tune, on a device. Valid until the function that got it returns.
 struct TuneRequest {
   const Device& device;
   const Problem& problem;
@@ -37,7 +37,7 @@ using TuneFunction = std::function<std::string(const TuneRequest&)>;
 
 /// Prepares operators by a policy. Thread-safe. Each problem key is tuned once at most on a device
 /// in the life of this object, also where that fails; several one after the other. A child of
-/// fork() leaves to its parent what that has begun, and may begin more.
+/// fork() leaves its parent's tunings to the parent, and may begin others.
 class PolicyRuntime {
  public:
   struct Prepared {
@@ -62,7 +62,7 @@ class PolicyRuntime {
 
   /// Waits until nothing is left to tune, or as long as is said; returns how many problems are.
   std::size_t wait(std::chrono::duration<double> longest);
-  /// Ends what is being tuned (what was measured is kept) and tunes nothing from now on.
+  /// Ends the tuning in progress (its measurements are kept) and tunes nothing from now on.
   void stop();
 
  private:

@@ -1,5 +1,5 @@
-// What the contracts of Hopper templates have in common: views of tensors for tensor copies, and
-// how many blocks share a sequence.
+// Shared by the contracts of Hopper templates: views of tensors for TMA, and how many blocks a
+// sequence is split over.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@ inline Cover when(Cover cover, const Presence& flags) {
   return cover;
 }
 
-/// x [tokens, heads, width] of `type` as panels whose rows fill the swizzle's 128 bytes; one copy
-/// brings (or takes) `rows` tokens of `panels_a_copy` panels of one head.
+/// x [tokens, heads, width] of `type` as panels whose rows fill the swizzle's 128 bytes; one TMA
+/// load or store moves `rows` tokens of `panels_a_copy` panels of one head.
 inline TiledView panels(const Extents& e, DType type, std::int64_t heads, std::int64_t width,
                         std::int64_t rows, std::int64_t panels_a_copy) {
   const auto size = static_cast<std::int64_t>(size_of(type));

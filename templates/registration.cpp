@@ -167,7 +167,7 @@ void check_tensor_maps(Template& t) {
   }
 }
 
-/// Marks the parameters whose rows may lie apart.
+/// Marks the parameters that may have strided rows.
 void mark_strided(Template& t) {
   if (t.strided.size() > kMaxStrided)
     reject(t, "it has {} strided tensors; {} is the most", t.strided.size(), kMaxStrided);

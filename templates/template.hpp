@@ -78,7 +78,7 @@ struct Keep {
 
 /// One argument of a template's kernel, under the template's name for it, and where it comes from.
 struct Parameter : Argument {
-  std::size_t cover = 0;  ///< which covered stage brought it; covers.size(): none, additional
+  std::size_t cover = 0;  ///< the covered stage that has it; covers.size(): none, additional
   /// The kernel takes its rows at a stride that each launch gives. Set by registration.
   bool strided = false;
 };
@@ -86,8 +86,8 @@ struct Parameter : Argument {
 /// Elements from a row of [B, T, ...] to the next token's where nothing lies between them.
 std::int64_t dense_stride(const Argument& argument, const Spec& spec, const Extents& extents);
 
-/// A tensor map among a kernel's parameters: by it tensor copies bring tiles of an argument. Of one
-/// that is strided, dimension 1 of the view counts tokens.
+/// A tensor map among a kernel's parameters: by it TMA loads and stores tiles of an argument. Where
+/// the argument is strided, dimension 1 of the view counts tokens.
 struct TensorMapUse {
   std::string_view name;      ///< of the parameter, a `wyvern::TensorMap`: "k_map"
   std::string_view argument;  ///< the tensor
@@ -164,10 +164,10 @@ struct Template {
   std::vector<AnyConstant> constants;  ///< what its source is specialized on
   std::vector<Tunable> tunables;
   std::vector<TensorMapUse> tensor_maps;  ///< needs.tensor_copies goes with them
-  /// Tensors [B, T, ...] whose rows of a token may lie apart: for each, in the order of the
-  /// parameters, the kernel has an `int64 <name>_stride` after its tensor maps, elements from a row
-  /// to the next one. Rows start at multiples of 16 bytes where they do so in a dense tensor, a
-  /// sequence of a batch at T rows from the one before.
+  /// Tensors [B, T, ...] that may have strided rows: for each, in the order of the parameters, the
+  /// kernel has an `int64 <name>_stride` after its tensor maps, elements from a row to the next
+  /// one. Rows start at multiples of 16 bytes where they do so in a dense tensor, a sequence of a
+  /// batch at T rows from the one before.
   std::vector<std::string_view> strided{};
   Needs needs;
   /// Of the whole pass by this template, where there are others for it.

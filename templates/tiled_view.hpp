@@ -1,4 +1,4 @@
-// Tensors as tensor copies see them: which tiles of a tensor the hardware brings to shared memory.
+// Views of tensors for TMA: the tiles of a tensor that TMA loads to shared memory or stores.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ namespace wyvern {
 /// within so many bytes, which the tile's innermost dimension must not exceed.
 enum class Swizzle : std::uint8_t { none, bytes32, bytes64, bytes128 };
 
-/// A view of a tensor, and the box that one copy brings. Dimensions count from the innermost, which
-/// is contiguous, and need not be those of the tensor. What lies outside the view is brought as
+/// A view of a tensor, and the box that one TMA load moves. Dimensions count from the innermost,
+/// which is contiguous, and need not be those of the tensor. Elements outside the view load as
 /// zeros. The hardware's conditions: at most 2^32 elements a dimension, strides that are multiples
 /// of 16 bytes, boxes of 1 to 256 elements a dimension with an innermost extent of a multiple of 16
 /// bytes.

@@ -3,7 +3,7 @@
 
 usage: format.py ROOT
 
-The mend: clang-format-19 -i FILE. Exit status 77, with the reason, where there is no clang-format
+The fix: clang-format-19 -i FILE. Exit status 77, with the reason, where there is no clang-format
 19 or ROOT is no clone.
 """
 

@@ -268,7 +268,7 @@ TEST(ClangPlugin, AnotherProcessorIsRefused) {
   }
 }
 
-TEST(ClangPlugin, MissingPluginIsNamedWithTheMend) {
+TEST(ClangPlugin, MissingPluginIsNamedWithTheFix) {
   const std::filesystem::path nowhere[] = {"/nowhere/libwyvern_llvm.so"};
   try {
     const ClangPlugin plugin(nowhere);
@@ -280,7 +280,7 @@ TEST(ClangPlugin, MissingPluginIsNamedWithTheMend) {
   }
 }
 
-TEST(ClangPlugin, FileThatDoesNotLoadIsNamedWithTheMend) {
+TEST(ClangPlugin, FileThatDoesNotLoadIsNamedWithTheFix) {
   const std::filesystem::path text[] = {"/proc/cpuinfo"};
   try {
     const ClangPlugin plugin(text);

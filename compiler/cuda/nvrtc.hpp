@@ -22,10 +22,10 @@ class Nvrtc {
 
   /// "NVRTC 13.0"
   std::string version() const;
-  /// version() and what tells two builds of it apart; part of the artifact key.
+  /// version() and anything else that distinguishes two builds of it; part of the artifact key.
   std::string identity() const;
 
-  /// What it is told for a target, besides the source.
+  /// NVRTC's options for a target.
   std::vector<std::string> options(const Target& target) const;
 
   /// Throws like compile_source; Output::loadable gives a cubin, Output::ptx its PTX.
@@ -43,13 +43,13 @@ class Nvrtc {
   std::int64_t build_ = 0;  ///< size of the library's file
 };
 
-/// Registers, memory and spills from what ptxas prints when it is verbose, summed over the
-/// functions that it did not inline.
+/// Registers, memory and spills from ptxas's verbose output, summed over the functions that it did
+/// not inline.
 Resources parse_ptxas(const std::string& log);
 
-/// The line in which ptxas says that it serializes wgmma (C7507 to C7519 of its remarks: what
-/// keeps products from running on, or that setmaxnreg is dropped), or nothing. compile() takes it
-/// for an error: such a kernel is right and slow, and nothing else would tell.
+/// The line in which ptxas says that it serializes wgmma or drops setmaxnreg (remarks C7507 to
+/// C7519), or nothing. compile() makes it an error: such a kernel is correct and slow, and nothing
+/// else would show it.
 std::string find_serialization(const std::string& log);
 
 }  // namespace wyvern::detail

@@ -155,7 +155,7 @@ TEST_F(NvrtcTest, ArchitectureBeyondThisNvrtcIsNamed) {
   }
 }
 
-TEST(Nvrtc, MissingLibraryIsNamedWithTheMend) {
+TEST(Nvrtc, MissingLibraryIsNamedWithTheFix) {
   constexpr const char* kNames[] = {"libnvrtc-nowhere.so.1", "/nowhere/libnvrtc.so"};
   try {
     const Nvrtc nvrtc(kNames);

@@ -24,7 +24,7 @@ enum WyvernLlvmStatus : int {
 struct WyvernLlvmInput {
   const char* source;  ///< C++ text, `source_size` bytes; a zero byte follows it
   std::size_t source_size;
-  const char* file_name;       ///< what diagnostics call the source
+  const char* file_name;       ///< the source's name in diagnostics
   const char* entry;           ///< the function that must be there, with C linkage
   const char* const* options;  ///< arguments of `clang -cc1`, less target, CPU, input and output
   std::size_t option_count;

@@ -28,8 +28,8 @@ class Kernel {
  public:
   virtual ~Kernel() = default;
   /// Enqueues one grid. `arguments` holds the contract's pointers in order, `maps` what encode()
-  /// made of the template's tensor maps, `strides` those of its strided tensors in order; a grid
-  /// with a zero dimension launches nothing. Allocates nothing, takes no lock.
+  /// made of the template's tensor maps, `strides` the row strides of its strided tensors in order;
+  /// a grid with a zero dimension launches nothing. Allocates nothing, takes no lock.
   virtual void launch(const Geometry& geometry, std::span<void* const> arguments,
                       std::span<const BoundTensorMap> maps, std::span<const std::int64_t> strides,
                       const Extents& extents, Stream stream) const = 0;
@@ -63,11 +63,11 @@ struct Measuring {
   bool beside_compilers = false;
 };
 
-/// What a device can do at most, and where the figures are from.
+/// A device's peak rates, and their source.
 struct Rates {
   double bytes_per_s = 0;         ///< device memory, counting reads and writes
   double matrix_flops_per_s = 0;  ///< products of 16-bit matrices; 0: it has no units for them
-  double scalar_flops_per_s = 0;  ///< fp32 multiply-adds without such units
+  double scalar_flops_per_s = 0;  ///< fp32 multiply-adds without tensor cores
   std::string basis;
 };
 
@@ -99,7 +99,7 @@ class DeviceImpl {
   virtual std::shared_ptr<const Kernel> load(const Artifact& artifact, const Geometry& block) = 0;
 
   /// The map of a view of a tensor whose address is not known yet. Throws Error(kUnavailable) on a
-  /// device without tensor copies, Error(kBadInput) with the figures where it refuses them.
+  /// device without TMA, Error(kBadInput) with the figures where the driver refuses them.
   /// Thread-safe.
   virtual TensorMap encode(const TiledView& view, DType dtype) const;
 
@@ -132,7 +132,7 @@ class DeviceProvider {
   virtual std::string_view names() const = 0;
   /// The ordinal of the device that is called so; nothing when the name is not of this kind.
   virtual std::optional<int> ordinal(std::string_view name) const = 0;
-  /// What there is. Never throws: what cannot be used is listed with its problem.
+  /// The devices of this kind. Never throws: an unusable device is listed with its problem.
   virtual std::vector<DeviceInfo> list() const = 0;
   /// Throws Error(kUnavailable) when the device or its driver is missing.
   virtual std::shared_ptr<DeviceImpl> open(int ordinal) const = 0;

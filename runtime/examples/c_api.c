@@ -142,12 +142,12 @@ static int outputs_are_right(const tensors* made) {
 /* A stage is asked which tensors it takes as they are; others would want a copy first. */
 static int stage_is_asked(wyvern_runtime* runtime, const wyvern_device* device,
                           const wyvern_problem* problem, const tensor* k) {
-  const int64_t rows_apart[] = {T * 2 * K, 2 * K, K, 1},
+  const int64_t strided_rows[] = {T * 2 * K, 2 * K, K, 1},
                 elements_apart[] = {T * 2 * K, 2 * K, K, 2};
   wyvern_stage* stage;
   check(wyvern_prepare_stage(runtime, device, problem, "l2norm", &stage));
   wyvern_tensor x = {
-      "x", wyvern_memory_data(k->memory), k->spec.shape, rows_apart, k->spec.dtype, k->spec.rank};
+      "x", wyvern_memory_data(k->memory), k->spec.shape, strided_rows, k->spec.dtype, k->spec.rank};
   int32_t rows = -1, elements = -1;
   check(wyvern_stage_takes(stage, &x, sizeof x, &rows));
   x.strides = elements_apart;

@@ -90,18 +90,18 @@ void add_chunk_tables(const Problem& p, Uses& uses) {
 
 void add_segments(const ChunkedStages& stages, Uses& uses) {
   if (stages.segment == nullptr) return;
-  const std::array detour{
+  const std::array group{
       StageUse{stages.segment, {{"share_M", "segment_M"}, {"share_R", "segment_R"}}, {}},
       StageUse{&stages::fwd_h_combine, {}, {}}, StageUse{stages.resume, {}, {}}};
   const std::size_t first = uses.size();
-  uses.insert(uses.end(), detour.begin(), detour.end());
-  uses[first].detour = detour.size();
+  uses.insert(uses.end(), group.begin(), group.end());
+  uses[first].optional_group = group.size();
 }
 
 void add_two_kernels(const Problem& p, const ChunkedStages& stages, Uses& uses) {
   if (stages.scans == nullptr || p.disable_recompute) return;
   uses.push_back({stages.scans, {}, {}});
-  uses.back().detour = 2;
+  uses.back().optional_group = 2;
   uses.push_back({stages.gradient,
                   {{"dq_given", "dq"},
                    {"dk_given", "dk"},

@@ -1,5 +1,5 @@
-// What members of the chunked delta rule share: parts of their stage lists, and their useful work.
-// A member's stages() puts parts together, or replaces one by its own.
+// Shared by the operators of the chunked delta rule: parts of their stage lists, and their useful
+// work. An operator's stages() puts parts together, or replaces one by its own.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ namespace wyvern {
 
 using Uses = std::vector<StageUse>;
 
-/// The stages whose form hangs on the gate, and the names that some of their tensors go by.
+/// The stages that depend on the kind of gate, and the names of some of their tensors.
 struct ChunkedStages {
   const StageDefinition* gate = nullptr;  ///< null where there is no gate
   const StageDefinition* intra;
@@ -27,37 +27,37 @@ struct ChunkedStages {
   /// Whether the gradient of q is finished by d_second (else by d_first).
   bool second_has_dq = false;
   const StageDefinition* recurrent;
-  /// By which a plan may carry states from segment to segment before everything else, and what then
-  /// goes on from them; null: not at all.
+  /// The optional group that splits a forward pass into segments: `segment` computes the state
+  /// entering each one, `resume` runs the segments from these states. Null: no such group.
   const StageDefinition* segment = nullptr;
   const StageDefinition* resume = nullptr;
-  /// By which a plan may have the whole backward pass: both walks over the chunks, then the
-  /// gradients; null: not at all.
+  /// The optional group that is the whole backward pass: both scans over the chunks, then the
+  /// gradients. Null: no such group.
   const StageDefinition* scans = nullptr;
   const StageDefinition* gradient = nullptr;
 };
 
-/// For no gate and for one value a head: intra-chunk products decay by one factor an element.
+/// For no gate or a scalar gate per head: one decay factor per element of an intra-chunk product.
 const ChunkedStages& scalar_gate_stages();
-/// For one value a key channel: queries and keys decay before they are multiplied.
+/// For a gate per key channel: queries and keys are scaled by the decay before the product.
 const ChunkedStages& vector_gate_stages();
 
 // Parts, in the order in which a pass has them. Each appends to `uses`.
 
 /// Tables of a packed batch's chunks.
 void add_chunk_tables(const Problem& problem, Uses& uses);
-/// What a forward pass may do first: states are carried from segment to segment.
+/// The optional group `segment`, fwd_h_combine, `resume` in front of a forward pass.
 void add_segments(const ChunkedStages& stages, Uses& uses);
-/// What a plan may have instead of the rest of a backward pass, in front of it.
+/// The optional group `scans`, `gradient` in front of a backward pass.
 void add_two_kernels(const Problem& problem, const ChunkedStages& stages, Uses& uses);
-/// Says what the two kernels in front replace, once that is there: all but the last sums of the
-/// gate's parameters.
+/// Sets which uses that group replaces, once all uses are in the list: all but the final sums of
+/// the gate's parameters.
 void end_two_kernels(const ChunkedStages& stages, Uses& uses);
 /// The scales of the rows of `x` (q or k), where they are normalized.
 void add_row_scales(const Problem& problem, const std::string& x, Uses& uses);
 /// The chunks' tables, and the scales of q and of k.
 void add_row_preparation(const Problem& problem, Uses& uses);
-/// The log decay from the gate's raw input, where that is what is given.
+/// The log decay from the gate's raw input (use_gate_in_kernel).
 void add_gate(const Problem& problem, const ChunkedStages& stages, Uses& uses);
 /// The sums of gates in a chunk, where there is a gate.
 void add_sums(const Problem& problem, const ChunkedStages& stages, Uses& uses);
@@ -72,19 +72,21 @@ void add_output(const Problem& problem, const ChunkedStages& stages, Uses& uses)
 void add_reverse_scan(const ChunkedStages& stages, Uses& uses);
 /// Gradients of q, k, v, beta and the summed gates.
 void add_chunk_gradients(const Problem& problem, const ChunkedStages& stages, Uses& uses);
-/// What that of `x` (q or k) is called there: dq, or dq_heads where add_row_gradient() finishes it.
+/// The name of the gradient of `x` (q or k) in that stage: dq, or dq_heads where add_row_gradient()
+/// finishes it.
 std::string chunk_gradient(const Problem& problem, const std::string& x);
-/// From the gradient of every value head's scaled row of `x` (q or k) to that of x, where value
-/// heads share key heads or rows are normalized.
+/// The gradient of `x` (q or k) from the gradient of every value head's scaled row of x, where
+/// value heads share key heads or rows are normalized.
 void add_row_gradient(const Problem& problem, const std::string& x, Uses& uses);
-/// From the gradient of summed gates to that of the log decay.
+/// The gradient of the log decay from the gradient of the summed gates.
 void add_sums_gradient(const Problem& problem, const ChunkedStages& stages, Uses& uses);
-/// From there to the gate's raw input and its parameters, where that is what is given.
+/// The gradients of the gate's raw input and its parameters from that of the log decay
+/// (use_gate_in_kernel).
 void add_raw_gate_gradient(const Problem& problem, const ChunkedStages& stages, Uses& uses);
-/// From the gradient of summed gates to those of the gates and of what they are made from.
+/// Both of the above: from the gradient of the summed gates to the gradients of the gate's inputs.
 void add_gate_gradient(const Problem& problem, const ChunkedStages& stages, Uses& uses);
 
-/// The whole list of a member whose parts all are those above.
+/// The whole list of an operator that has exactly the parts above.
 Uses chunked_stages(const Problem& problem, const ChunkedStages& stages);
 
 /// Useful FLOPs, per token and value head, C the chunk size, 64 when the problem names none. A
@@ -112,7 +114,7 @@ double chunked_flops(const Problem& problem);
 /// A backward pass that rebuilds the states writes and reads those of every chunk.
 double chunked_rebuilt_bytes(const Problem& problem);
 
-/// A member whose parts all are those above; what differs is data.
+/// An operator that has exactly the parts above; only its data differ.
 class ChunkedDeltaRule : public OperatorDefinition {
  public:
   ChunkedDeltaRule(const OperatorFacts& facts, TensorRules tensors, const ChunkedStages& stages)
@@ -123,7 +125,7 @@ class ChunkedDeltaRule : public OperatorDefinition {
   }
   std::span<const std::int64_t> chunk_sizes(const Problem& problem,
                                             DeviceKind device) const override;
-  /// That of delta_recurrence().
+  /// Returns delta_recurrence().
   std::unique_ptr<Recurrence> recurrence(const Problem& problem, const Arguments& host,
                                          std::int64_t sequence, std::int64_t head) const override {
     return delta_recurrence(problem, host, sequence, head);

@@ -1,5 +1,5 @@
-// What an operator is, as one value: everything outside templates/ that depends on the operator.
-// README.md of this folder says how to add one.
+// An operator as one value: everything outside templates/ that depends on the operator. README.md
+// of this folder says how to add one.
 #pragma once
 
 #include <wyvern/problem.hpp>
@@ -20,7 +20,7 @@
 
 namespace wyvern {
 
-/// What an operator has, by which options are legal and cases are made.
+/// An operator's features, from which follow its legal options and test cases.
 struct OperatorFacts {
   std::string_view name;
   std::string_view summary;  ///< one line
@@ -51,13 +51,13 @@ class OperatorDefinition {
   /// The rule of a tensor by its name; throws Error(kBadInput) where there is none.
   const TensorRule& rule(std::string_view name) const;
 
-  /// Throws Error(kBadInput) for what the facts cannot say; everything else has been checked.
+  /// Throws Error(kBadInput) for rules beyond the facts; everything else has been checked.
   virtual void check(const Problem&) const {}
-  /// The stages of the problem's pass, in order; those its options leave out are absent.
+  /// The stages of the problem's pass, in order, without the stages that its options leave out.
   virtual std::vector<StageUse> stages(const Problem& problem) const = 0;
   /// Constants of its own stages, beside those that problem_constants() sets for every operator.
   virtual Values constants(const Problem&) const { return {}; }
-  /// Every chunk size that templates offer, those to try first in front; lives forever.
+  /// Every chunk size that templates offer, in the order to try them; lives forever.
   virtual std::span<const std::int64_t> chunk_sizes(const Problem& problem,
                                                     DeviceKind device) const;
   /// The recurrence of value head `head` of sequence `sequence` in float64. It refers to the
@@ -86,14 +86,15 @@ const OperatorDefinition& definition_of(const Problem& problem);
 /// The names of the operators for which `has` holds: "kda or gdn2".
 std::string operators_with(bool (*has)(const OperatorFacts&));
 
-/// What a pass must do, whatever the plan.
+/// The work of a pass, whatever the plan.
 struct Work {
   double bytes = 0;
   double flops = 0;
 };
 
-/// bytes: every tensor of the pass once (a state updated in place twice, of a pool only what the
-/// sequences use), and what the pass must write and read again; flops: the operator's own count.
+/// bytes: every tensor of the pass once (a state updated in place twice, of a pool only the slots
+/// that sequences use), and intermediates that any plan must write and read; flops: the operator's
+/// own count.
 Work work_of(const Problem& problem);
 
 }  // namespace wyvern

@@ -25,7 +25,7 @@ Problem problem_of(const OperatorFacts& op, Pass pass) {
   return p;
 }
 
-/// Problems with every option that brings a tensor or a stage.
+/// Problems with every option that adds a tensor or a stage.
 std::vector<Problem> problems_of(const OperatorFacts& op) {
   std::vector<Problem> problems;
   for (const Pass pass : kPasses)

@@ -1,5 +1,5 @@
-// The recurrence of an operator in float64, one value head of one sequence at a time: what the
-// oracle walks forward and back.
+// The recurrence of an operator in float64, one value head of one sequence at a time: the oracle
+// runs it forward and backward.
 #pragma once
 
 #include <wyvern/problem.hpp>
@@ -13,15 +13,15 @@
 
 namespace wyvern {
 
-/// Where the walk back leaves the gradients of a pass. Rows of different tokens, sequences and
-/// value heads are apart, so that several threads may write at once.
+/// Receives the gradients of the backward recurrence. Rows of different tokens, sequences and value
+/// heads are separate, so that several threads may write at once.
 class GradientRows {
  public:
   virtual ~GradientRows() = default;
   /// Row `row` of the gradient `name`, empty where the problem has no such output. A gradient of a
   /// tensor with tokens has a row for each row of the tensor and value head, number (flattened row)
   /// HV + head, also where the tensor is one of key heads: the sum over a group's value heads and
-  /// the way back through the row norm are taken afterwards. One of a parameter (A_log) has a row
+  /// the row norm's backward pass come afterwards. The gradient of a parameter (A_log) has a row
   /// for each sequence and value head, sequence HV + head, and starts at zero.
   virtual std::span<double> row(std::string_view name, std::int64_t row) = 0;
 };
@@ -37,9 +37,9 @@ class Recurrence {
   virtual void step(std::int64_t at, std::span<double> S, std::span<double> out) = 0;
   /// The same, remembering under `slot` (0, 1, ... in any order) what step_back() needs.
   virtual void record(std::int64_t at, std::size_t slot, std::span<double> S) = 0;
-  /// The adjoint of the step recorded under `slot`: dS goes from the gradient of the state after
-  /// the step to that of the state before it. d_o [V] is the gradient of S^T q, zero but for a
-  /// token's last step.
+  /// The adjoint of the step recorded under `slot`: dS is the gradient of the state after the step
+  /// and becomes the gradient of the state before it. d_o [V] is the gradient of S^T q, zero but
+  /// for a token's last step.
   virtual void step_back(std::int64_t at, std::size_t slot, std::span<const double> d_o,
                          std::span<double> dS, GradientRows& gradients) = 0;
 };

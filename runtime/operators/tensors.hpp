@@ -1,4 +1,4 @@
-// The tensors of an operator as data: which there are, of what shape and dtype, and what they hold.
+// The tensors of an operator as data: names, shapes, dtypes and contents.
 #pragma once
 
 #include <wyvern/runtime.hpp>
@@ -49,8 +49,8 @@ enum class TensorRole : std::uint8_t {
   updated,  ///< read and written
 };
 
-/// What a tensor holds. It says how random inputs are drawn: every maker of inputs (the tuner's,
-/// the command's, the tests') has its own distribution for each.
+/// A tensor's contents, which decide how random inputs are drawn: every maker of inputs (the
+/// tuner's, the command's, the tests') has its own distribution for each.
 enum class Quantity : std::uint8_t {
   directions,      ///< rows of q or k: of length 1 unless use_qk_l2norm makes them so
   values,          ///< about normal: v, do
@@ -84,8 +84,8 @@ bool always(const Problem& problem);
 bool in_backward(const Problem& problem);
 bool with_kept(const Problem& problem);  ///< disable_recompute
 
-// Groups of rules that members of the family put together. Each is a whole subject: what is
-// different in a new member replaces the group.
+// Groups of rules that operators put together. Each is a whole subject: a new operator that differs
+// in one replaces the group.
 
 /// q, k, v, o, do and the gradients of q, k and v. `rows` is the dimension of tokens in k and v: T,
 /// or nT for an operator of several steps a token.

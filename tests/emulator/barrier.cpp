@@ -26,7 +26,7 @@ std::string Barriers::check(long offset) const {
 std::string Barriers::check_copy(long offset) const {
   std::string problem = check(offset);
   if (problem.empty() && !barriers_.at(offset).fenced)
-    problem = "a tensor copy on an mbarrier that no fence has made visible to it";
+    problem = "a TMA copy on an mbarrier that no fence has made visible to it";
   return problem;
 }
 

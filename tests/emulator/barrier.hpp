@@ -13,13 +13,13 @@ class Barriers {
   void clear() { barriers_.clear(); }
 
   std::string init(long offset, unsigned arrivals, int thread);
-  /// Tensor copies see what `thread` has initialized.
+  /// TMA copies see what `thread` has initialized.
   void fence(int thread);
   /// One arrival; the phase also waits for `bytes`.
   std::string arrive(long offset, unsigned bytes);
-  /// Whether a tensor copy may use the barrier.
+  /// Whether a TMA copy may use the barrier.
   std::string check_copy(long offset) const;
-  /// A tensor copy has brought `bytes`.
+  /// A TMA load has written `bytes`.
   std::string complete(long offset, std::int64_t bytes);
   /// Whether there is such a barrier.
   std::string check(long offset) const;

@@ -110,7 +110,7 @@ void Block::switch_to(int thread) {
 void Block::suspend(State state) {
   current().state = state;
   int thread = next_ready();
-  // Tensor copies arrive when nothing else can happen: as late as they may.
+  // TMA copies arrive when nothing else can happen: as late as they may.
   while (thread < 0 && land()) thread = next_ready();
   if (thread < 0) fail(deadlock());
   if (thread != machine_.thread) switch_to(thread);

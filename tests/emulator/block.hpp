@@ -63,7 +63,7 @@ class Block {
     long barrier = 0;                             ///< the name or mbarrier that it waits at
     unsigned parity = 0;                          ///< of the mbarrier's phase
   };
-  /// A tensor copy to shared memory, and the mbarrier that gets its bytes.
+  /// A TMA copy to shared memory, and the mbarrier that gets its bytes.
   struct Load {
     TensorCopy copy;
     long barrier;
@@ -100,7 +100,7 @@ class Block {
   static void fence_proxy_async();
   HopperMachine hopper_machine();
   void start_hopper();
-  /// Lets one tensor copy arrive; false where none is under way.
+  /// Lets one TMA copy arrive; false where none is under way.
   bool land();
   /// Readies what waits for a phase of `barrier` that is complete now.
   void wake(long barrier);

@@ -1,4 +1,4 @@
-// A block's mbarriers, tensor copies, named barriers and warpgroups.
+// A block's mbarriers, TMA loads and stores, named barriers and warpgroups.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -135,7 +135,7 @@ void Block::touch(const void* pointer) {
 void Block::fence_proxy_async() { running->proxies_.fence(running->machine_.thread); }
 
 std::string Block::unfinished() const {
-  if (!loads_.empty()) return "the block ends before its tensor copies have arrived";
+  if (!loads_.empty()) return "the block ends before its TMA copies have arrived";
   for (const auto& thread : threads_)
     if (thread->stores.size() > 1 || !thread->stores.back().empty())
       return "the block ends before its tensor stores have read shared memory";

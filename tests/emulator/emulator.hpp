@@ -8,7 +8,7 @@
 // * shared memory starts as NaNs and ends at an unmapped page;
 // * the destination of an asynchronous copy is NaNs from its issue to the wait that completes it;
 // * a warp runs until it must wait for others, in either order of warps;
-// * tensor copies arrive when no thread can go on without, and their destination is NaNs until
+// * TMA copies arrive when no thread can go on without, and their destination is NaNs until
 //   then;
 // * accumulators of wgmma are NaNs until the wait; its operands in shared memory are read at the
 //   wait or at once;

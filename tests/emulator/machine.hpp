@@ -1,5 +1,5 @@
-// What emulated kernels and their host share: the operations of a GPU that are not plain C++.
-// Plain data and functions only, as the two are compiled apart. Included by the host and, through
+// What emulated kernels and their host share: the operations of a GPU that are not plain C++. Plain
+// data and functions only, as the two are compiled separately. Included by the host and, through
 // the emulator's ptx.cuh, by every emulated kernel.
 #pragma once
 
@@ -37,7 +37,7 @@ struct WarpgroupProduct {
   float* d = nullptr;  ///< the lane's n / 2 accumulators
 };
 
-/// What a lane brings to a collective operation and where it wants the result.
+/// A lane's operands of a collective operation and the place of its result.
 struct LaneOperands {
   const void* row = nullptr;  ///< load_matrix: address of this lane's row
   void* to = nullptr;         ///< store_matrix: the same

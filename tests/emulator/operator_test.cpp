@@ -75,7 +75,7 @@ TEST_F(EmulatedOperator, PlansMayHaveKernelsOfTensorCopies) {
   const OperatorData data = make_data(p, Gate::typical, 4, {70, 0, 33});
   const auto plan = plan_with(device(), data.problem, "scaled_dot_kkt.hopper");
   ASSERT_TRUE(plan.has_value());
-  check_rows_apart(emulator::prepare(device(), data.problem, *plan), data);
+  check_strided_rows(emulator::prepare(device(), data.problem, *plan), data);
 }
 
 /// The template that has the whole forward pass of a problem in one kernel for Hopper; of gdn2, and
@@ -238,7 +238,7 @@ TEST_F(EmulatedOperator, OneKernelPaysDecayThatItOwes) {
 
 /// Rows of tokens that lie apart, as those of slices of a projection: one sequence after the other
 /// of a batch, sequences that end inside a chunk.
-TEST_F(EmulatedOperator, OneKernelTakesRowsThatLieApart) {
+TEST_F(EmulatedOperator, OneKernelTakesStridedRows) {
   for (const char* const op : {"gated_delta_rule", "delta_rule", "kda"}) {
     Problem p = base({op, Pass::forward});
     p.B = p.N = 2, p.T = 70;
@@ -249,7 +249,7 @@ TEST_F(EmulatedOperator, OneKernelTakesRowsThatLieApart) {
       const OperatorData data = make_data(p, Gate::typical, 6, lengths);
       const auto plan = plan_with(device(), data.problem, one_kernel_of(data.problem));
       ASSERT_TRUE(plan.has_value());
-      check_rows_apart(emulator::prepare(device(), data.problem, *plan), data);
+      check_strided_rows(emulator::prepare(device(), data.problem, *plan), data);
     }
   }
 }
@@ -257,23 +257,23 @@ TEST_F(EmulatedOperator, OneKernelTakesRowsThatLieApart) {
 class EmulatedPasses : public EmulatedOperator,
                        public ::testing::WithParamInterface<OperatorPass> {};
 
-TEST_P(EmulatedPasses, TakeRowsThatLieApart) {
+TEST_P(EmulatedPasses, TakeStridedRows) {
   Problem p = base(GetParam());
   p.V = 40;
   p.B = p.N = 2, p.T = 20;
   const OperatorData batch = make_data(p, Gate::typical, 8);
-  check_rows_apart(prepare(batch.problem), batch);
+  check_strided_rows(prepare(batch.problem), batch);
 }
 
 /// By every template there is for a pass.
-TEST_P(EmulatedPasses, TakeRowsThatLieApartByEveryPlan) {
+TEST_P(EmulatedPasses, TakeStridedRowsByEveryPlan) {
   Problem p = base(GetParam());
   p.K = 36, p.V = 40;
   p.packed = p.initial_state = p.use_qk_l2norm = true;
   p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
   const OperatorData data = make_data(p, Gate::typical, 7, {20, 0, 17});
   for (const Plan& plan : plans_with_all(device(), data.problem, 16))
-    check_rows_apart(emulator::prepare(device(), data.problem, plan), data);
+    check_strided_rows(emulator::prepare(device(), data.problem, plan), data);
 }
 
 /// The same of chunks that Hopper's templates take.
@@ -297,13 +297,13 @@ INSTANTIATE_TEST_SUITE_P(, EmulatedHopperPlans,
 class EmulatedDecode : public EmulatedOperator,
                        public ::testing::WithParamInterface<std::string_view> {};
 
-TEST_P(EmulatedDecode, TakesRowsThatLieApart) {
+TEST_P(EmulatedDecode, TakesStridedRows) {
   for (const bool packed : {false, true}) {
     Problem p = base({std::string(GetParam()), Pass::recurrent});
     p.packed = packed;
     if (!packed) p.T = 1;
     const OperatorData data = make_data(p, Gate::typical, 6, packed ? Lengths{2, 0, 3} : Lengths{});
-    check_rows_apart(prepare(data.problem), data);
+    check_strided_rows(prepare(data.problem), data);
   }
 }
 
@@ -321,7 +321,7 @@ class EmulatedShares : public EmulatedOperator {
     const auto plan = plan_with(device(), data.problem, one_kernel_of(p));
     ASSERT_TRUE(plan.has_value());
     const Operator op = emulator::prepare(device(), data.problem, *plan);
-    p.packed ? check_rows_apart(op, data) : check(op, data);
+    p.packed ? check_strided_rows(op, data) : check(op, data);
   }
 };
 
@@ -369,7 +369,7 @@ TEST_F(EmulatedShares, OfTokensOrOfColumnsMatchOracle) {
       auto plan = plan_with(device(), data.problem, one_kernel_of(p));
       ASSERT_TRUE(plan.has_value());
       const Operator wide = emulator::prepare(device(), data.problem, in_wide_blocks(*plan));
-      p.packed ? check_rows_apart(wide, data) : check(wide, data);
+      p.packed ? check_strided_rows(wide, data) : check(wide, data);
     };
     expect_correct_in_wide_blocks(Gate::typical, {});
     expect_correct_in_wide_blocks(Gate::zero, {});
@@ -464,7 +464,7 @@ TEST_P(EmulatedSegmentPasses, MatchOracle) {
     if (channels) step.config.set("num_stages", std::int64_t{9});
   }
   const Operator op = emulator::prepare(device(), data.problem, split);
-  data.problem.packed ? check_rows_apart(op, data) : check(op, data);
+  data.problem.packed ? check_strided_rows(op, data) : check(op, data);
 }
 
 INSTANTIATE_TEST_SUITE_P(, EmulatedSegmentPasses, ::testing::ValuesIn(pass_cases()),

@@ -49,7 +49,7 @@ std::string ProxyOrder::check_copy(long offset, std::int64_t bytes, bool into) c
   for (long piece = offset / kPiece; piece * kPiece < offset + bytes; ++piece)
     if (pieces.holds(piece))
       return fmt::format(
-          "a tensor copy {} shared memory that thread {} has {} without a fence.proxy.async since",
+          "a TMA copy {} shared memory that thread {} has {} without a fence.proxy.async since",
           into ? "to" : "from", pieces.owner(piece), into ? "accessed" : "written");
   return {};
 }

@@ -1,4 +1,4 @@
-// The order between ordinary accesses to shared memory and those of tensor copies and wgmma, which
+// The order between ordinary accesses to shared memory and those of TMA copies and wgmma, which
 // only fence.proxy.async by the thread that made the former gives.
 #pragma once
 
@@ -21,7 +21,7 @@ class ProxyOrder {
   void write(int thread, long offset) { writes_.add(thread, offset / kPiece); }
   void fence(int thread);
 
-  /// What is wrong with a tensor copy to (`into`) or from these bytes that starts now, or nothing.
+  /// What is wrong with a TMA copy to (`into`) or from these bytes that starts now, or nothing.
   std::string check_copy(long offset, std::int64_t bytes, bool into) const;
   /// Whether some thread has written the piece and not fenced since.
   bool written(long offset) const { return writes_.holds(offset / kPiece); }

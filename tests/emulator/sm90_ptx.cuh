@@ -34,7 +34,7 @@ inline bool barrier_try_wait(Barrier* barrier, uint32 parity) {
   return true;
 }
 
-// ---- tensor copies ------------------------------------------------------------------------------
+// ---- TMA copies ---------------------------------------------------------------------------------
 
 inline void prefetch(const TensorMap&) {}
 template <int Rank>

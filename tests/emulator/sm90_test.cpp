@@ -193,7 +193,7 @@ WYVERN_KERNEL(128, 1) {
   }
 }
 
-// ---- tensor copies ------------------------------------------------------------------------------
+// ---- TMA copies ---------------------------------------------------------------------------------
 
 /// Copies the box at (`column`, `token`, ...) to shared memory and from there to `out`.
 constexpr const char* kLoad = R"(
@@ -314,7 +314,7 @@ TEST(TensorMap, RefusesWhatTheDriverRefuses) {
 
 /// One warp brings TILES tiles of k through two buffers, a warpgroup sums the products of their
 /// left halves with their right ones, and the sum, or its transpose, leaves by stmatrix and a
-/// tensor copy.
+/// TMA copy.
 constexpr const char* kPipeline = R"(
 #include "device/cuda/sm90/barrier.cuh"
 #include "device/cuda/sm90/product.cuh"
@@ -567,7 +567,7 @@ TEST_P(Mistaken, WarpsThatDoNotMeetAreReported) {
 }
 
 TEST_P(Mistaken, CopiesLeftBehindAreReported) {
-  expect_failure("copy_left_behind", "before its tensor copies have arrived");
+  expect_failure("copy_left_behind", "before its TMA copies have arrived");
 }
 
 INSTANTIATE_TEST_SUITE_P(, Mistaken, ::testing::ValuesIn(kSchedules), [](const auto& each) {
@@ -580,7 +580,7 @@ TEST(Products, OperandsWrittenBeforeTheWaitShow) {
             0.1);
 }
 
-// ---- ordinary accesses before those of tensor copies and products
+// ---- ordinary accesses before those of TMA copies and products
 // --------------------------------
 
 /// A tile that was read (READS) or written by stmatrix is then copied to, or copied from, or
@@ -651,8 +651,8 @@ std::string failure_of_proxies(bool reads, int next, bool fences, Schedule sched
 }
 
 TEST(Proxies, FencesThatAreMissingAreReported) {
-  const char* const reports[] = {"a tensor copy to shared memory that thread",
-                                 "a tensor copy from shared memory that thread",
+  const char* const reports[] = {"a TMA copy to shared memory that thread",
+                                 "a TMA copy from shared memory that thread",
                                  "was written without a fence.proxy.async"};
   for (const Schedule schedule : kSchedules)
     for (int next = 0; next < 3; ++next) {

@@ -78,17 +78,16 @@ TensorCopy::TensorCopy(const void* map, std::span<const int> at, unsigned char* 
 
 std::string TensorCopy::check(const unsigned char* shared, std::int64_t shared_bytes) const {
   const Map map = Map::of(map_);
-  if (map.magic != kMagic) return "a tensor copy by what is not a tensor map";
+  if (map.magic != kMagic) return "a TMA copy by what is not a tensor map";
   if (map.rank != at_.size())
-    return fmt::format("a tensor copy with {} coordinates by a map of rank {}", at_.size(),
-                       map.rank);
+    return fmt::format("a TMA copy with {} coordinates by a map of rank {}", at_.size(), map.rank);
   const std::int64_t offset = shared_ - shared;
   if (offset < 0 || offset + bytes() > shared_bytes)
-    return fmt::format("a tensor copy of {} bytes at {} leaves shared memory", bytes(), offset);
+    return fmt::format("a TMA copy of {} bytes at {} leaves shared memory", bytes(), offset);
   // A swizzle goes by bits of the address: a tile that begins elsewhere is permuted otherwise.
   const int alignment = map.swizzle ? 1024 : 128;
   if (offset % alignment != 0)
-    return fmt::format("a tensor copy's shared memory at {} is not aligned to {} bytes", offset,
+    return fmt::format("a TMA copy's shared memory at {} is not aligned to {} bytes", offset,
                        alignment);
   return {};
 }

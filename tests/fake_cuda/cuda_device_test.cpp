@@ -342,7 +342,7 @@ TEST_F(CudaDeviceTest, ARefusedTensorMapNamesItsFigures) {
   expect_error(ErrorKind::kBadInput, "as many dims as box has, and one more than strides",
                [&] { device.impl().encode(odd, DType::bf16); });
   EXPECT_TRUE(fake_cuda::tensor_maps().empty());
-  expect_error(ErrorKind::kUnavailable, "cpu has no tensor copies",
+  expect_error(ErrorKind::kUnavailable, "cpu has no TMA",
                [] { Device::open("cpu").impl().encode(tiled(), DType::bf16); });
 }
 
@@ -415,9 +415,9 @@ TEST_F(CudaDeviceTest, BindingMakesTheTensorMapsOfATemplate) {
   EXPECT_EQ(fake_cuda::tensor_maps().size(), 1U) << "there is nothing to copy";
 }
 
-/// What rows of tokens that lie apart cost a launch: their maps anew, and strides among the
+/// For strided rows a launch encodes the tensor maps again and passes the strides among the
 /// kernel's parameters.
-TEST_F(CudaDeviceTest, ALaunchMakesTheTensorMapsOfRowsThatLieApart) {
+TEST_F(CudaDeviceTest, ALaunchMakesTheTensorMapsOfStridedRows) {
   const Device device = Device::open("cuda:0");
   Problem p;
   p.B = p.N = 2, p.T = 100;

@@ -17,7 +17,7 @@ def run_on(target, tally, label, spoil, promise_rows=False):
     output = folder / "out"
     done = target.start(*target.run_arguments(output), cache=cache)
     wrong = target.wrong_with(done, output, codes=(0,))
-    outcome = "right output, mended" if done.err else "right output"
+    outcome = "right output, repaired" if done.err else "right output"
     if not wrong and promise_rows:
         wrong = target.wrong_with_cache(cache, [])
     if not wrong:
@@ -41,7 +41,7 @@ def flipped_bits(target, options):
     size, pages = page_kinds(raw)
     tallies = []
     for title, kinds in (("bit of a key index flipped", (2, 10)), ("other bit flipped", (5, 13, 0))):
-        tally = Tally(title, "right output, by a miss that mends itself if need be")
+        tally = Tally(title, "right output, by a miss that repairs itself if need be")
         bits = [bit for kind in kinds for page in pages.get(kind, [])
                 for bit in range(page * size * 8, (page + 1) * size * 8)
                 if raw[bit // 8] or options.full]  # empty space is the rest of most pages

@@ -17,7 +17,7 @@ struct Asked {
   std::vector<StageUse> uses;
 };
 
-/// Every operator and pass, plain and with options that bring stages of their own.
+/// Every operator and pass, plain and with the options that add stages.
 std::vector<Asked> all_problems() {
   std::vector<Asked> all;
   for (const std::string_view op : operators())

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "runtime/plan.hpp"
-#include "tests/support/rows_apart.hpp"
 #include "tests/support/runner.hpp"
+#include "tests/support/strided_rows.hpp"
 
 namespace wyvern::testing {
 
@@ -42,14 +42,14 @@ class OperatorTest : public ::testing::Test {
 
   void check(const OperatorData& data) { check(prepare(data.problem), data); }
 
-  /// The same with all rows of tokens apart; outputs are those of dense tensors, bit by bit.
-  void check_rows_apart(const Operator& op, const OperatorData& data) {
+  /// The same with strided rows everywhere; outputs equal those of dense tensors bit by bit.
+  void check_strided_rows(const Operator& op, const OperatorData& data) {
     SCOPED_TRACE(describe(data.problem));
     SCOPED_TRACE(plan_to_json(op.plan()));
     EXPECT_EQ(strided_tensors(op), rows_of_tokens(op));
     const OperatorData inputs = complete(data);
     const HostTensors outputs =
-        run_operator(device(), op, inputs, Guards::bands, launch_rows_apart(device(), op));
+        run_operator(device(), op, inputs, Guards::bands, launch_strided_rows(device(), op));
     expect_matches_oracle(inputs, outputs);
     for (const auto& [name, dense] : run_operator(device(), op, inputs))
       EXPECT_TRUE(same_bytes(outputs.at(name), dense)) << name;

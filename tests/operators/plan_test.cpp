@@ -241,8 +241,8 @@ std::vector<PlanCase> chunked_cases(DeviceKind kind, const std::vector<DType>& d
   return all;
 }
 
-/// The CPU computes all in fp32, and compiling takes most of the time there, so its element types
-/// share out what they are tried with: chunk sizes of plans, and passes of split plans.
+/// The CPU computes all in fp32, and compiling takes most of the time there, so its cases are split
+/// among element types: chunk sizes of plans, and passes of split plans.
 std::vector<PlanCase> cpu_plan_cases() {
   std::vector<PlanCase> all;
   for (const auto& [dtype, chunks] : {std::pair{DType::bf16, std::vector<std::int64_t>{16, 128}},

@@ -83,8 +83,8 @@ TEST_F(GpuTensorCopies, RepeatAndReplayBitByBit) {
   expect_same(run_operator(device(), op, data, Guards::bands, replayed(device(), op)), direct);
 }
 
-/// What makes its maps anew at a launch, where rows of tokens lie apart.
-TEST_F(GpuTensorCopies, TakeRowsThatLieApart) {
+/// Templates with tensor maps, which a launch encodes again for strided rows.
+TEST_F(GpuTensorCopies, TakeStridedRows) {
   WYVERN_OPEN_OR_SKIP(DeviceKind::cuda);
   for (const auto& [op, id] : {std::pair{"gated_delta_rule", "delta_forward.hopper"},
                                std::pair{"kda", "kda_forward.hopper"}}) {
@@ -94,12 +94,12 @@ TEST_F(GpuTensorCopies, TakeRowsThatLieApart) {
     const OperatorData data = make_data(p, Gate::typical, 18, {150, 0, 33, 200});
     const auto plan = plan_with(device(), data.problem, id);
     if (!plan) GTEST_SKIP() << "this GPU has no wgmma";
-    check_rows_apart(test_runtime().prepare(device(), data.problem, *plan), data);
+    check_strided_rows(test_runtime().prepare(device(), data.problem, *plan), data);
   }
 }
 
-/// Passes that walk from segment to segment, whatever the gates: states that fade inside a segment
-/// and states that stay, by blocks of 64 columns and of 128.
+/// Passes that walk from segment to segment, whatever the gates: fast decay within a segment and
+/// slow decay, by blocks of 64 columns and of 128.
 class GpuSegmentPasses : public GpuTensorCopies,
                          public ::testing::WithParamInterface<std::tuple<std::string, Gate, bool>> {
 };
@@ -141,24 +141,24 @@ INSTANTIATE_TEST_SUITE_P(
                        ::testing::Values(Gate::typical, Gate::mixed, Gate::zero),
                        ::testing::Bool()));
 
-TEST_P(OperatorPromise, TakesRowsThatLieApart) {
+TEST_P(OperatorPromise, TakesStridedRows) {
   WYVERN_OPEN_OR_SKIP(GetParam().kind);
   const OperatorData data = rich_data(19);
-  check_rows_apart(prepare(data.problem), data);
+  check_strided_rows(prepare(data.problem), data);
   Problem p = base(which());
   p.B = p.N = 3, p.T = recurrent() ? 1 : 70;
   p.K = 33;  // rows that are no multiples of 16 bytes
   const OperatorData other = make_data(p, Gate::typical, 20);
-  check_rows_apart(prepare(other.problem), other);
+  check_strided_rows(prepare(other.problem), other);
 }
 
 /// Whatever the templates of a plan.
-TEST_P(OperatorPromise, EveryPlanTakesRowsThatLieApart) {
+TEST_P(OperatorPromise, EveryPlanTakesStridedRows) {
   WYVERN_OPEN_OR_SKIP(GetParam().kind);
   if (recurrent()) GTEST_SKIP() << "there is one plan";
   const OperatorData data = rich_data(22);
   for (const Plan& plan : plans_with_all(device(), data.problem, 64))
-    check_rows_apart(test_runtime().prepare(device(), data.problem, plan), data);
+    check_strided_rows(test_runtime().prepare(device(), data.problem, plan), data);
 }
 
 TEST_P(OperatorPromise, HostLengthsAreAcceptedBesideTheDevices) {

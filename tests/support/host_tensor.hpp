@@ -23,7 +23,7 @@ inline constexpr std::size_t kGuardBytes = 1024;
 inline constexpr unsigned char kGuardByte = 0xA5;
 /// Poison whose every element is a NaN (floating dtypes) or -1 (integers).
 inline constexpr unsigned char kNanPoison = 0xFF;
-/// A second poison, finite in every dtype: what keeps it is not what kNanPoison left.
+/// A second poison, finite in every dtype: an element that keeps either poison was not written.
 inline constexpr unsigned char kFinitePoison = 0x3C;
 
 /// A contiguous tensor that owns its memory: guard band, data aligned to 256 bytes, guard band.

@@ -44,7 +44,7 @@ HostTensor host_tensor(const TensorSpec& spec);
 OperatorData make_data(const Problem& problem, Gate gate, std::uint64_t seed,
                        const std::vector<std::int64_t>& lengths = {});
 
-/// One line that says what a failing problem was.
+/// One line that describes a failing problem.
 std::string describe(const Problem& problem);
 
 }  // namespace wyvern::testing

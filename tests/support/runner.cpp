@@ -16,7 +16,7 @@
 #include "cache/cache.hpp"
 #include "compiler/compiler.hpp"
 #include "runtime/devices/device_impl.hpp"
-#include "tests/support/rows_apart.hpp"
+#include "tests/support/strided_rows.hpp"
 
 namespace wyvern::testing {
 namespace {
@@ -230,7 +230,7 @@ HostTensors run_stage(const Device& device, const Stage& stage, const Constants&
   for (std::size_t launch = 0; launch < (t.strided.empty() ? 2 : 3); ++launch) {
     const unsigned char poison = launch == 1 ? kFinitePoison : kNanPoison;
     std::map<std::string, DeviceTensor> memory;
-    std::vector<RowsApart> apart;
+    std::vector<StridedRows> apart;
     std::vector<TensorView> views;
     for (const Parameter& argument : t.parameters) {
       views.emplace_back();
@@ -265,7 +265,7 @@ HostTensors run_stage(const Device& device, const Stage& stage, const Constants&
   for (const auto& [name, first] : outputs[0]) {
     expect_written(name, first, outputs[1].at(name), written);
     if (t.strided.empty()) continue;
-    EXPECT_TRUE(same_bytes(outputs[2].at(name), first)) << name << ", of rows that lie apart";
+    EXPECT_TRUE(same_bytes(outputs[2].at(name), first)) << name << ", of strided rows";
   }
   return std::move(outputs[0]);
 }

@@ -34,7 +34,7 @@ std::shared_ptr<Cache> test_cache();
 class DeviceTensor {
  public:
   enum class Guards { bands, none };
-  /// What lies around an input is NaN, so that a value read past its end shows in the result.
+  /// Memory around an input is NaN, so that a value read past its end shows in the result.
   enum class Role { input, output, workspace };
   using Against = GuardedMemory::Against;
 
@@ -62,8 +62,8 @@ using Written = std::function<bool(const std::string& name, std::int64_t element
 
 /// Launches `stage` twice, its outputs poisoned differently, and returns the outputs of the first
 /// launch. A test failure is recorded for a changed input, a damaged guard band, an element not
-/// written, an element written that must not be, and bytes that differ between the launches. Inputs
-/// that the template takes strided lie apart in a third one, which must write the first one's
+/// written, an element written that must not be, and bytes that differ between the launches. A
+/// third launch gives strided rows to the inputs that may have them, and must write the first one's
 /// bytes. `tensors` holds every tensor of the template's contract by name, outputs for their shape.
 HostTensors run_stage(const Device& device, const Stage& stage, const Constants& constants,
                       const HostTensors& tensors,
@@ -75,9 +75,9 @@ HostTensors run_stage(const Device& device, const Stage& stage, const Constants&
 using Launcher = std::function<void(const Arguments& arguments, void* workspace)>;
 
 /// The same for an operator, by tensor_specs() of its problem; the workspace is exactly
-/// workspace_bytes(), poisoned and guarded. What is in and out starts every launch from its content
-/// in `data` and must keep the slots that no sequence names. `launches` (at least 2) must agree bit
-/// by bit.
+/// workspace_bytes(), poisoned and guarded. A tensor both read and written starts every launch from
+/// its content in `data` and must keep the slots that no sequence names. `launches` (at least 2)
+/// must agree bit by bit.
 HostTensors run_operator(const Device& device, const Operator& op, const OperatorData& data,
                          DeviceTensor::Guards guards = DeviceTensor::Guards::bands,
                          const Launcher& launcher = {}, int launches = 2);
@@ -86,9 +86,9 @@ HostTensors run_operator(const Device& device, const Operator& op, const Operato
 /// failures.
 void expect_matches_oracle(const OperatorData& data, const HostTensors& outputs);
 
-/// `data` of a backward pass with what the forward pass of disable_recompute keeps, from one such
-/// launch of `forward` (an operator of the same problem with that pass), whose outputs are held to
-/// the oracle too.
+/// `data` of a backward pass with the intermediates that disable_recompute keeps, from one launch
+/// of `forward` (an operator of the same problem with that pass), whose outputs are held to the
+/// oracle too.
 OperatorData with_kept(const Device& device, const Operator& forward, const OperatorData& data,
                        DeviceTensor::Guards guards = DeviceTensor::Guards::bands);
 

@@ -33,7 +33,7 @@ StageContext make_context(const OperatorData& data, std::int64_t BT) {
   return c;
 }
 
-/// A log decay matters through its exponential: next to 1, fp32 does not tell apart what differs by
+/// A log decay matters through its exponential: next to 1, fp32 cannot represent a difference of
 /// less than half a unit in the last place, so a gate that all but keeps everything (g near -1e-30)
 /// is held to that much beside the relative bound.
 double decay_resolution(std::string_view output, const Vector& reference) {

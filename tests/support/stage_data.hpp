@@ -1,5 +1,5 @@
-// Consistent tensors for every stage of a problem: what one stage reads is what the float64
-// references of the stages before it made, rounded as the contract stores it.
+// Consistent tensors for every stage of a problem: a stage's inputs are the results of the float64
+// references of the stages before it, rounded to the contract's dtypes.
 #pragma once
 
 #include <wyvern/config.hpp>
@@ -24,9 +24,9 @@ struct StageData {
 
 /// The tensors of the problem's operator and pass; a backward problem has those of the forward
 /// stages too. `lengths` are the sequences of a packed problem. q and k are taken as they are; x
-/// and dy_heads are tensors of their own, and so is what is made of them. state_slots of 0 with
-/// state_index become N + 3. With `user` only what leads to that template's tensors is computed; it
-/// is the same.
+/// and dy_heads are tensors of their own, and so are tensors computed from them. state_slots of 0
+/// with state_index become N + 3. With `user` only the stages that lead to that template's tensors
+/// are computed, with the same results.
 StageData make_stage_data(const Problem& problem, std::int64_t BT, Gate gate, std::uint64_t seed,
                           const std::vector<std::int64_t>& lengths = {},
                           const Template* user = nullptr);
@@ -41,13 +41,13 @@ bool exercises(const Template& t, const Problem& problem);
 /// dimensions.
 bool exercises(const Template& t, const StageData& data);
 
-/// Whether the template is for this problem on such a target. True of all but the few, known by
-/// their names, that are for some problems alone or that need what not every GPU has.
+/// Whether the template is for this problem on such a target. True of all but a few templates,
+/// listed by name, that are for some problems alone or need features that not every GPU has.
 bool takes(const Template& t, const Limits& limits, const Problem& problem);
 /// The problem, changed where the template would not be for it but for one much like it.
 Problem within_reach(const Template& t, const Limits& limits, const Problem& problem);
 
-/// False for what contracts leave alone: elements of h and dh in unused chunk slots.
+/// False for elements that contracts leave unwritten: h and dh in unused chunk slots.
 Written written_elements(const StageData& data);
 
 /// The bound that holds for an output: exact (0) for tables and copies; else SPECIFICATION.md's

@@ -1,4 +1,4 @@
-// The stages' references by name, in groups, and how they read what several of them share.
+// The stages' references by name, in groups, and inputs that several of them share.
 #pragma once
 
 #include <map>

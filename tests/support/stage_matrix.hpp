@@ -1,5 +1,5 @@
-// Small dense matrices in float64 and the decays of one chunk: what the stage references are
-// written with, so that they read as section 3 of runtime/SPECIFICATION.md does.
+// Small dense matrices in float64 and the decays of one chunk: the stage references use them, so
+// that they read as section 3 of runtime/SPECIFICATION.md does.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ Matrix scaled(const Vector& factors, Matrix a);
 Matrix hadamard(Matrix a, const Matrix& b);
 /// Rows' sums of a * b.
 Vector row_dots(const Matrix& a, const Matrix& b);
-/// What is on or below the diagonal, or with `strict` below it.
+/// The elements on or below the diagonal, or with `strict` below it.
 Matrix lower(Matrix a, bool strict);
 
 double dot(const double* a, const double* b, std::int64_t count);
@@ -124,7 +124,7 @@ class Decay {
 
  private:
   /// exp(G_r - G_s) for r >= s: one number or `width_` of them. The first call computes all, which
-  /// takes longest, and what carries states alone needs none.
+  /// takes longest; references that only propagate states call it never.
   const double* factor(std::int64_t r, std::int64_t s) const;
 
   /// y += m * decay * x.

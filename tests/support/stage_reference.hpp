@@ -57,7 +57,7 @@ Vector chunk_local_cumsum(const ChunkLayout& layout, const Vector& g, double flo
 /// A [tokens, HV, BT], strictly lower part -> Tinv [tokens, HV, BT] = (I + A)^-1.
 Vector solve_tril(const ChunkLayout& layout, std::int64_t HV, const Vector& A);
 
-/// What a stage needs besides its tensors. A gate's kind follows from them: `Gk`, `G` or neither.
+/// A stage's context besides its tensors. A gate's kind follows from them: `Gk`, `G` or neither.
 struct StageContext {
   ChunkLayout layout;
   Dims dims;
@@ -76,11 +76,11 @@ struct StageContext {
 using TensorMap = std::map<std::string, Vector, std::less<>>;
 
 /// Runs one stage by name: reads its inputs from `tensors` (an absent optional one is missing
-/// there) and adds its outputs. Stages run one after another compose as fused templates do, where
-/// a plan connects them under other names: chunk_local_cumsum takes g_log before g and makes Gk
-/// too, chunk_local_reverse_cumsum takes dGk for a missing dG, the gates' backward dg for a missing
-/// dg_log. `recurrent` gives the whole pool as `state`, what it leaves alone included, where there
-/// is one. Throws std::out_of_range for a missing input and std::invalid_argument for an unknown
+/// there) and adds its outputs. Stages run one after another compose as fused templates do, where a
+/// plan connects them under other names: chunk_local_cumsum takes g_log before g and makes Gk too,
+/// chunk_local_reverse_cumsum takes dGk for a missing dG, the gates' backward dg for a missing
+/// dg_log. `recurrent` gives the whole pool as `state`, untouched slots included, where there is
+/// one. Throws std::out_of_range for a missing input and std::invalid_argument for an unknown
 /// stage.
 void run_reference(std::string_view stage, const StageContext& context, TensorMap& tensors);
 

@@ -8,7 +8,7 @@
 
 namespace wyvern::cli {
 
-/// What `cache list` shows of a row; "id" is what `cache show` takes.
+/// A row as `cache list` shows it; `cache show` takes its "id".
 Json to_json(const ArtifactRow& row);
 Json to_json(const MeasurementRow& row);
 Json to_json(const WinnerRow& row);

@@ -1,4 +1,4 @@
-// The command line: verbs, how one is added, and what its errors become.
+// The command line: verbs, how one is added, and exit codes of errors.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -18,11 +18,12 @@ class Command {
  public:
   Command();
 
-  /// Adds a verb. Its options are added to the returned App and bound to what `action` captures.
+  /// Adds a verb. Its options are added to the returned App and bound to variables that `action`
+  /// captures.
   CLI::App& verb(const std::string& name, const std::string& description, Action action);
 
-  /// What the arguments ask for: a function that does it and returns the exit code, to be called
-  /// while this lives. Throws CLI::ParseError or Error(kBadInput).
+  /// Returns a function that runs the verb and returns the exit code; call it while this lives.
+  /// Throws CLI::ParseError or Error(kBadInput).
   std::function<int()> parse(int argc, char** argv);
 
   /// Adds an action to a verb, `wyvern VERB NAME`, with options of its own; the verb itself then
@@ -44,7 +45,7 @@ class Command {
   std::vector<std::pair<CLI::App*, Action>> verbs_, actions_;
 };
 
-/// What is said where there is no memory for anything else; returns the exit code.
+/// Prints the error for exhausted memory without allocating; returns the exit code.
 int report_no_memory(int argc, char** argv) noexcept;
 
 /// A flag, which may also be given a value: --name=true or --name=false, nothing else.

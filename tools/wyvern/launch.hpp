@@ -16,38 +16,40 @@ namespace wyvern::cli {
 
 inline constexpr unsigned char kPoison = 0xFF;  // NaN as fp32, fp16 and bf16
 
-/// What the problem's pass writes, on the host: outputs with every byte poisoned, and of what is
-/// read and written a copy of the input.
+/// The tensors that the problem's pass writes, on the host: outputs with every byte poisoned,
+/// tensors both read and written as a copy of the input.
 Tensors make_outputs(const Problem& problem, const Tensors& inputs);
 
-/// Views of what the problem reads, `state` of the recurrent pass included; the rest is left out.
+/// Views of the tensors that the problem reads, `state` of the recurrent pass included.
 Arguments host_inputs(const Selection& selection, const Tensors& inputs);
 
-/// Views of all tensors of a launch; what is read and written is that of `outputs`.
+/// Views of all tensors of a launch; tensors both read and written come from `outputs`.
 Arguments host_arguments(const Selection& selection, const Tensors& inputs, const Tensors& outputs);
 
 /// Copies of a launch's tensors on a device.
 class DeviceArguments {
  public:
-  /// Copies in what the problem reads. The host tensors must outlive this object.
+  /// Copies in the tensors that the problem reads. The host tensors must outlive this object.
   DeviceArguments(const Device& device, const Problem& problem, const Arguments& host);
 
   const Arguments& arguments() const { return device_; }
-  /// Fills the outputs with NaN patterns, and gives what is in and out its first content back.
+  /// Fills the outputs with NaN patterns, and restores the first content of tensors both read and
+  /// written.
   void poison() const;
-  /// Copies what the pass wrote to the host tensors.
+  /// Copies the pass's results to the host tensors.
   void fetch_outputs() const;
 
  private:
   Device on_;
-  std::vector<TensorSpec> specs_;  ///< of those present
+  std::vector<TensorSpec> specs_;  ///< of present tensors
   Arguments host_, device_;
   std::vector<std::shared_ptr<void>> memory_;
-  std::map<std::string_view, std::vector<unsigned char>> originals_;  ///< of what is in and out
+  std::map<std::string_view, std::vector<unsigned char>>
+      originals_;  ///< of tensors both read and written
 };
 
-/// Adds to the inputs what the backward pass of a problem with disable_recompute reads, from a
-/// forward pass on the device. Does nothing for other problems.
+/// Adds to the inputs the intermediates that the backward pass of a problem with disable_recompute
+/// reads, by a forward pass on the device. Does nothing for other problems.
 void add_kept(Runtime& runtime, const Device& device, const Selection& selection, Tensors& inputs);
 
 }  // namespace wyvern::cli

@@ -29,8 +29,9 @@ struct Shard {
   std::size_t index = 0, count = 1;
 };
 
-/// What --shard says ("I/N"), or "N" and the variables of a Slurm array or an indexed Kubernetes
-/// job, or these alone. `variable` is getenv() as a rule; null: not set. Throws Error(kBadInput).
+/// The shard of --shard "I/N", or of "N" with the variables of a Slurm array or an indexed
+/// Kubernetes job, or of these alone. `variable` is getenv() as a rule; null: not set. Throws
+/// Error(kBadInput).
 Shard find_shard(const std::optional<std::string>& text,
                  const std::function<const char*(const char*)>& variable);
 

@@ -8,13 +8,13 @@
 
 namespace wyvern::cli {
 
-/// Reads shapes and dtypes off the tensors and lays the options over them. q and v set the
-/// dimensions; what else the operator, the pass and the options need must be there and fit. The
+/// Takes shapes and dtypes from the tensors, then applies the options. q and v set the dimensions;
+/// the other tensors that the operator, the pass and the options need must be present and fit. The
 /// tensors that are optional decide options of their own: initial_state, cu_seqlens, dt_bias, A_log
 /// (only with a lower bound), dht of the backward pass, state_index of the recurrent pass. With
 /// --inplace-state an initial_state is renamed to state where there is none. Tensors that the
-/// problem has no use for are left alone. Throws Error(kBadInput) that names the tensor, what it is
-/// and what it must be.
+/// problem has no use for are left alone. Throws Error(kBadInput) that names the tensor, its shape
+/// or dtype and the legal one.
 Selection infer(const std::string& op, Tensors& tensors, const OptionFlags& options);
 
 }  // namespace wyvern::cli

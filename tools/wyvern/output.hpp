@@ -1,4 +1,4 @@
-// What a verb prints: text for people, or one JSON document.
+// The output of a verb: text for people, or one JSON document.
 #pragma once
 
 #include <fmt/format.h>
@@ -20,8 +20,8 @@ enum ExitCode : int {
   kFailed = 3,       ///< a device or compiler is missing or failed
 };
 
-/// Writes to stdout as it is. Throws Error(kIo) when stdout takes no more; what stays in its buffer
-/// is tried by flush_output().
+/// Writes to stdout as it is. Throws Error(kIo) when stdout takes no more; flush_output() writes
+/// the rest of its buffer.
 void put(std::string_view text);
 void flush_output();
 
@@ -37,7 +37,7 @@ void print_document(const Json& document);
 std::string printable(std::string_view text);
 /// The same of a text that has lines: line feeds and tabs stay.
 std::string printable_lines(std::string_view text);
-/// At most about `most` bytes of a printable text: what is too much is left out of its middle.
+/// At most about `most` bytes of a printable text, which loses its middle.
 std::string shortened(const std::string& text, std::size_t most);
 
 /// Columns of text, as wide as they need be; a column whose cells all are numbers is right-aligned.

@@ -22,7 +22,7 @@ class Progress {
   /// Takes the bar away until the next update, for a line of its own.
   void clear();
 
-  /// `done` of `total` pieces are ready; `note` says what goes on. `seconds_left` below 0:
+  /// `done` of `total` pieces are ready; `note` names the current piece. `seconds_left` below 0:
   /// estimated from the time so far.
   void update(std::size_t done, std::size_t total, std::string_view note, double seconds_left = -1);
 

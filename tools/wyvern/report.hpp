@@ -1,4 +1,4 @@
-// What is known of the cache's tunings, for people to look at and for other tools.
+// The report of a cache's tunings, as a page for people and a document for tools.
 #pragma once
 
 #include <wyvern/device.hpp>
@@ -11,8 +11,8 @@
 namespace wyvern::cli {
 
 /// All that the page shows, as one document: provenance, problems with their stages, samples and
-/// tunables, errors, compile times, failures. Floors are those of winners whose device this machine
-/// has; on a CPU its rates are measured for half a second.
+/// tunables, errors, compile times, failures. Floors are given for winners whose device this
+/// machine has; on a CPU its rates are measured for half a second.
 Json report_data(const Cache& cache);
 
 /// The page: HTML with everything in it.

@@ -17,8 +17,7 @@
 
 namespace wyvern::cli {
 
-/// Options that set fields of Problem, as given: what a row of problem_fields() is set to by the
-/// option that it names.
+/// Options that set fields of Problem, as given: values by the option's name in problem_fields().
 class FieldFlags {
  public:
   /// Adds the options for these verbs to the verb.
@@ -31,12 +30,12 @@ class FieldFlags {
   std::map<std::string_view, std::optional<std::string>> texts_;  ///< by the field's name
 };
 
-/// What a synthetic problem is made from, as given: --preset, --shape, --seqlens, ...
+/// Options that describe a synthetic problem, as given: --preset, --shape, --seqlens, ...
 struct SelectionFlags {
   std::string op;
   std::optional<std::string> preset, shape, seqlens, tokens, batch;
   std::string dtype = "bf16";
-  FieldFlags fields;  ///< of what a file's tensors would say
+  FieldFlags fields;  ///< fields that a file's tensors would set
 };
 
 /// The pass and the operator's options as given.
@@ -93,8 +92,8 @@ Device open_device(const std::optional<std::string>& name);
 /// batch, and without the pass where that is forward.
 std::string describe(const Problem& problem);
 
-// Values of options; each throws Error(kBadInput) that names the option, the text and what is
-// legal.
+// Values of options; each throws Error(kBadInput) that names the option, the text and the legal
+// values.
 std::int64_t parse_integer(std::string_view option, std::string_view text, std::int64_t least,
                            std::int64_t most);
 std::uint64_t parse_seed(std::string_view text);

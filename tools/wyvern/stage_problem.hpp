@@ -14,8 +14,8 @@
 
 namespace wyvern::cli {
 
-/// bf16, H=16, HV=32, K=V=128, T=2048, with initial and final state; every option set that brings a
-/// stage of its own. Pass by pass and operator by operator, Problem's own operator first.
+/// bf16, H=16, HV=32, K=V=128, T=2048, with initial and final state; every option set that adds a
+/// stage. Pass by pass and operator by operator, Problem's own operator first.
 inline std::vector<Problem> stage_problems() {
   std::vector<std::string> names{Problem{}.op};
   for (const std::string_view op : operators())

@@ -14,7 +14,7 @@
 
 namespace wyvern::cli {
 
-/// What the gates of a case look like; the others are as make_example() has them.
+/// The gates of a case; other inputs are as in make_example().
 enum class Gates : std::uint8_t {
   typical,
   zero,    ///< no decay at all

@@ -1,4 +1,4 @@
-// What the ways to tune share: one problem, a manifest of many, a replay of recordings.
+// Shared by the ways to tune: one problem, a manifest of many, a replay of recordings.
 #pragma once
 
 #include <wyvern/runtime.hpp>
@@ -44,7 +44,7 @@ class StopOnInterrupt {
   struct sigaction before_{};
 };
 
-/// What the flags say of every tuning; the worker is this program. Throws Error(kBadInput).
+/// The flags as TuneOptions; the worker is this program. Throws Error(kBadInput).
 TuneOptions tune_options(const TuneFlags& flags);
 
 /// The document of one tuning.
@@ -54,7 +54,7 @@ Json tune_document(const Device& device, const Problem& problem, const TuneResul
 /// --replay: searches on recordings, instead of on a device.
 int replay_recordings(const TuneFlags& flags, bool json);
 
-/// --manifest: every problem of a file, or those of a shard of it, on one device or on all GPUs.
+/// --manifest: every problem of a file, or of a shard of it, on one device or on all GPUs.
 int tune_manifest(const TuneFlags& flags, bool json);
 
 }  // namespace wyvern::cli

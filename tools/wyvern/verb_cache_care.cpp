@@ -76,7 +76,7 @@ int doctor(bool json) {
     list.push_back({{"check", finding.check},
                     {"weight", to_string(finding.weight)},
                     {"message", finding.message},
-                    {"mend", finding.mend}});
+                    {"mend", finding.fix}});
   }
   if (json) {
     print_document({{"directory", Cache::default_directory().string()},
@@ -85,7 +85,7 @@ int doctor(bool json) {
   } else {
     for (const Finding& finding : findings) {
       say("{:<8} {}: {}", to_string(finding.weight), finding.check, finding.message);
-      if (!finding.mend.empty()) say("{:<8} what to do: {}", "", finding.mend);
+      if (!finding.fix.empty()) say("{:<8} what to do: {}", "", finding.fix);
     }
     say("{}", healthy ? "nothing is wrong" : "something is wrong");
   }

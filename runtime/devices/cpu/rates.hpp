@@ -1,4 +1,4 @@
-// What the host's processor can do, measured.
+// Peak rates of the host's processor, measured.
 #pragma once
 
 #include "runtime/devices/device_impl.hpp"

@@ -1,4 +1,4 @@
-// A GPU's context: what everything on it holds, and making it current.
+// A GPU's primary context, shared by everything on the device, and making it current.
 #pragma once
 
 #include <array>
@@ -35,8 +35,8 @@ class Current {
   bool changed_ = false;
 };
 
-/// The primary context, kept for as long as anything of the device is alive, and what launches in
-/// it may ask for. Immutable; thread-safe.
+/// The primary context, retained while anything of the device is alive, and the limits of launches
+/// in it. Immutable; thread-safe.
 struct PrimaryContext {
   const Driver& driver;
   DeviceHandle device = 0;

@@ -43,7 +43,7 @@ enum FunctionAttribute : int {
 inline constexpr int kStreamNonBlocking = 1;
 inline constexpr int kCaptureModeThreadLocal = 1;
 
-/// CUlaunchAttribute: what a launch asks for beyond grid, block and shared memory.
+/// CUlaunchAttribute: attributes of a launch beyond grid, block and shared memory.
 enum LaunchAttributeId : int {
   kClusterDimension = 4,
   kProgrammaticStreamSerialization = 6,
@@ -131,11 +131,11 @@ struct Driver {
 };
 
 /// Opens the driver that the loader finds under this name and initializes it; null where there is
-/// none, and then `problem` receives one sentence with the mend. The library stays loaded.
+/// none, and then `problem` receives what is wrong and how to fix it. The library stays loaded.
 std::unique_ptr<Driver> open_driver(const char* library, std::string& problem);
 
 /// The driver of this machine, opened and initialized on first use; null where there is none, and
-/// then `problem` (if given) receives one sentence with the mend. Thread-safe.
+/// then `problem` (if given) receives what is wrong and how to fix it. Thread-safe.
 const Driver* driver(std::string* problem = nullptr);
 
 /// Throws Error(kUnavailable) "<what> failed: <name> (<description>)" unless the result is success.

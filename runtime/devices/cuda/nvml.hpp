@@ -1,5 +1,5 @@
-// What NVIDIA's management library tells of a GPU: its clocks now and its power limit. The library
-// is opened at run time; without it nothing is known.
+// A GPU's current clocks and power limit, from NVIDIA's management library (NVML). The library is
+// opened at run time; without it both are unknown.
 #pragma once
 
 #include <string>

@@ -1,12 +1,12 @@
-// What a GPU can do at most.
+// Peak rates of a GPU.
 #pragma once
 
 #include "runtime/devices/device_impl.hpp"
 
 namespace wyvern::cuda {
 
-/// From what the driver tells of memory and the architecture's dense rate at boost clock; of an
-/// H200 what was measured.
+/// From the driver's memory figures and the architecture's dense rate at boost clock; measured
+/// figures for an H200.
 Rates rates(const DeviceInfo& info);
 
 }  // namespace wyvern::cuda

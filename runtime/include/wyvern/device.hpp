@@ -1,4 +1,4 @@
-// Devices: what is there, memory on it, waiting for it.
+// Devices: listing and opening them, their memory, streams and synchronization.
 #pragma once
 
 #include <wyvern/export.hpp>
@@ -21,13 +21,13 @@ struct DeviceInfo {
   bool cuda = false;   ///< kind is "cuda"
   std::string model;   ///< "NVIDIA H200", or the processor's name
   std::string arch;    ///< "sm_90a"; on the CPU vendor, family and model: "genuineintel-6-143"
-  std::string key;     ///< what measurements are kept under: model, units, clocks, memory
+  std::string key;     ///< key of its measurements: model, units, clocks, memory
   std::string driver;  ///< CUDA version and driver's: "13.0 (580.159)"; the CPU's target name
   int units = 0;       ///< multiprocessors, or threads used
   std::int64_t memory_bytes = 0;
   double clock_ghz = 0;         ///< boost clock
   double peak_bytes_per_s = 0;  ///< of device memory by its clock and width; 0: unknown
-  std::string problem;          ///< empty when usable, else one sentence with the mend
+  std::string problem;          ///< empty when usable, else what is wrong and how to fix it
 };
 
 /// Every device of the machine, the CPU first. Never throws: a device or driver that is there but

@@ -76,7 +76,7 @@ struct Problem {
   /// then.
   std::optional<std::int64_t> chunk_size;
   bool disable_recompute =
-      false;  ///< the forward pass returns what the backward pass would rebuild
+      false;  ///< the forward pass returns intermediates that the backward pass would recompute
   bool return_intermediate_states = false;  ///< forward: the state entering every chunk
 
   // The recurrent pass only.

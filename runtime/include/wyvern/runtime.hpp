@@ -67,7 +67,7 @@ class PlanSource {
 
 enum class TensorAccess : std::uint8_t { in, out, inout };
 
-/// What a launch does with a tensor, and what it must be.
+/// One tensor of a launch: its name, direction, shape and dtype.
 struct TensorSpec {
   std::string_view name;
   TensorAccess access = TensorAccess::in;
@@ -75,8 +75,8 @@ struct TensorSpec {
   int rank = 0;
   std::array<std::int64_t, kMaxRank> shape{};
   bool present = false;  ///< the problem asks for it; else it must be absent
-  /// Of a prepared operator: rows of a token may lie apart, as <wyvern/tensor.hpp> says. Its plan
-  /// decides; false in tensor_specs().
+  /// Whether the prepared operator takes the tensor with strided rows (<wyvern/tensor.hpp>); its
+  /// plan decides. Always false in tensor_specs().
   bool strided = false;
 };
 
@@ -85,15 +85,15 @@ struct TensorSpec {
 
 /// The tensors of a launch, named as in runtime/SPECIFICATION.md. A default-constructed view is an
 /// absent tensor; which must be present tensor_specs() says. All pointers are on the operator's
-/// device and stay valid until the work is done. Nothing that a launch writes (an output, `state`,
-/// what a forward pass keeps) shares memory with another of its tensors or the workspace; inputs
+/// device and stay valid until the work is done. No tensor that a launch writes (an output,
+/// `state`, a kept intermediate) shares memory with another of its tensors or the workspace; inputs
 /// may share theirs. The one update in place is `state`, with inplace_state.
 ///
 /// A state is [N,HV,K,V], or [N,HV,V,K] with state_v_first. C is the problem's chunk_size, 64 when
 /// unset. NT counts chunk slots: B ceil(T / C), or floor(T / C) + N for a packed batch, an upper
 /// bound that needs no look at cu_seqlens; slots that no chunk uses hold zeros. Where a token has
-/// num_householder = n steps, k, v, beta, what is kept of them (Tinv, w, v_new) and their gradients
-/// have n T rows for T, and chunks count these.
+/// num_householder = n steps, k, v, beta, the intermediates kept of them (Tinv, w, v_new) and their
+/// gradients have n T rows for T, and chunks count these.
 struct Arguments {
   TensorView q, k;           ///< [B,T,H,K]
   TensorView v;              ///< [B,T,HV,V]
@@ -112,8 +112,8 @@ struct Arguments {
   /// inplace_state no two sequences may share a slot; that is not checked.
   TensorView state_index;
 
-  /// What disable_recompute keeps: outputs of the forward pass, inputs of the backward pass with
-  /// the same chunk_size. Of the inputs' dtype but for Aqk.
+  /// Intermediates that disable_recompute keeps: outputs of the forward pass, inputs of the
+  /// backward pass with the same chunk_size. Of the inputs' dtype but for Aqk.
   TensorView Tinv;       ///< [B,T,HV,C]
   TensorView Aqk;        ///< [B,T,HV,C] fp32, with a gate per key channel
   TensorView w, qg, kg;  ///< [B,T,HV,K]; qg and kg with a gate per key channel
@@ -151,7 +151,7 @@ class Operator {
   [[nodiscard]] Origin origin() const;
   /// Bytes a launch needs; the memory's content does not matter and need not outlive the launch.
   [[nodiscard]] std::size_t workspace_bytes() const;
-  /// tensor_specs() of the problem, with what this plan takes strided.
+  /// tensor_specs() of the problem, `strided` set where this plan takes strided rows.
   [[nodiscard]] const std::vector<TensorSpec>& tensors() const;
 
   /// Enqueues the pass on `stream` (runs it, on the CPU). `workspace` has `workspace_bytes`, at
@@ -165,8 +165,8 @@ class Operator {
   /// device, as large as shape and size say, is the caller's promise: it cannot be checked.
   void launch(const Arguments& arguments, void* workspace, std::size_t workspace_bytes,
               Stream stream = nullptr) const;
-  /// The same, with all its checks but that of the workspace's size: that it has
-  /// workspace_bytes() is the caller's promise too.
+  /// The same without the check of the workspace's size: the caller promises that it has
+  /// workspace_bytes().
   void launch(const Arguments& arguments, void* workspace, Stream stream = nullptr) const;
 
   const OperatorImpl& impl() const { return *impl_; }
@@ -206,20 +206,20 @@ struct RuntimeOptions {
 
 /// Finds plans, compiles, loads. Thread-safe; keeps each loaded kernel for its own lifetime. A
 /// fork() waits until no other thread is in prepare(), so that the child may prepare and launch
-/// too, on a CPU: what the driver of a GPU holds, no child can use.
+/// too, but on a CPU only: a GPU's driver does not work in a child.
 class Runtime {
  public:
   explicit Runtime(RuntimeOptions options = {});
   ~Runtime();
 
   /// The operator for this problem by the best plan known; by the default plan where that one is
-  /// not legal or cannot be loaded. Compiles what the cache does not hold: milliseconds to seconds
-  /// the first time, microseconds when all is loaded, whatever other threads compile meanwhile.
-  /// What the calling thread prepared among its last problems takes no lock, allocates nothing and
-  /// needs a tenth of a microsecond; a winner that another process stored is seen 20 milliseconds
-  /// late then, one that this process stored at once. Throws Error: kBadInput for an illegal
-  /// problem or one of more blocks than a launch of the device may have, kUnavailable when a
-  /// compiler is missing or no template fits the device.
+  /// not legal or cannot be loaded. Compiles kernels that the cache does not hold: milliseconds to
+  /// seconds the first time, microseconds when all is loaded, whatever other threads compile
+  /// meanwhile. A problem that the calling thread prepared recently takes no lock, allocates
+  /// nothing and needs a tenth of a microsecond; it then sees a winner that another process stored
+  /// 20 milliseconds late, and one that this process stored at once. Throws Error: kBadInput for an
+  /// illegal problem or one of more blocks than a launch of the device may have, kUnavailable when
+  /// a compiler is missing or no template fits the device.
   Operator prepare(const Device& device, const Problem& problem);
   /// The same by a given plan. Throws Error(kBadInput) when the plan does not carry out the
   /// problem, or names the step and the tunable where a config is not in its template's space for

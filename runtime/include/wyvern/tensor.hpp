@@ -19,11 +19,11 @@ inline constexpr int kMaxRank = 5;
 /// contiguous tensors (row-major strides; a dimension of size 1 may have any) aligned to 16 bytes.
 ///
 /// Of a tensor [B, T, ...] that an operator's plan takes strided (TensorSpec::strided) the rows of
-/// tokens may lie apart, as those of a slice of a projection do: each row is contiguous, they are
-/// at equal distances of a multiple of 16 bytes below 2^40 that is not less than a row, and the
-/// sequences of a batch follow one another at T such distances. What lies between rows is neither
-/// read nor written; but the memory of a tensor that is written counts from its first byte to its
-/// last one, so that no other tensor may lie between its rows.
+/// tokens may be strided, as in a slice of a projection: each row is contiguous, the stride between
+/// rows is a multiple of 16 bytes below 2^40 and at least a row, and the stride between sequences
+/// of a batch is T row strides. Memory between rows is neither read nor written; but the memory of
+/// a tensor that is written counts from its first byte to its last one, so that no other tensor may
+/// lie between its rows.
 struct TensorView {
   void* data = nullptr;  ///< null: the tensor is absent
   DType dtype = DType::fp32;

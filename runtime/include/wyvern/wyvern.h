@@ -84,7 +84,7 @@ typedef struct wyvern_device_info {
   const char* arch;    /* "sm_90a"; of the CPU vendor, family and model */
   const char* key;     /* what measurements are kept under */
   const char* driver;  /* CUDA's version and the driver's; the CPU's target name */
-  const char* problem; /* empty where the device can be used, else one sentence with the mend */
+  const char* problem; /* empty when usable, else what is wrong and how to fix it */
   int64_t units;       /* multiprocessors, or threads used */
   int64_t memory_bytes;
   double clock_ghz;

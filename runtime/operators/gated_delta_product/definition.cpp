@@ -2,9 +2,9 @@
 // token's decay comes before its first step, its output after its last one.
 //
 // Chunks are runs of steps: with g at each token's first step, q (and do) at its last one and zeros
-// elsewhere, the stages of the gated delta rule compute it over n T rows. They take those rows from
-// tensors named ..._steps and leave theirs in such; between these and the tensors with a row a
-// token stand stages of their own.
+// elsewhere, the stages of the gated delta rule compute it over n T rows. They read and write
+// tensors named ..._steps, with a row per step; the stages expand_steps and compress_steps convert
+// between these and the caller's tensors, with a row per token.
 #include "runtime/operators/chunked.hpp"
 #include "templates/steps/stages.hpp"
 
@@ -18,7 +18,7 @@ constexpr std::array kPresets{
     Preset{"fla-gated-deltaproduct", kName, 6, 6, 256, 512},
 };
 
-/// What a row a token goes by another name among the stages that count steps.
+/// The per-token names: tensors with a row per token, called ..._steps in stages that count steps.
 constexpr std::string_view kTokenTensors[] = {"cu_seqlens", "q",  "q_rstd", "g",
                                               "o",          "do", "dq",     "dg"};
 

@@ -11,7 +11,8 @@ constexpr std::array kPresets{
     Preset{"kda-h96", "kda", 96, 96, 128, 128, -5.0F},
 };
 
-/// Those of its gate's kind, and a way round for few heads.
+/// The vector-gate stages, with the optional group that splits long sequences of few heads into
+/// segments.
 const ChunkedStages& own_stages() {
   static const ChunkedStages& all = *new ChunkedStages([] {
     ChunkedStages own = vector_gate_stages();

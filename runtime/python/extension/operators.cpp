@@ -334,8 +334,8 @@ class Launch {
   std::size_t count_ = 0;
 };
 
-/// Whether the operator takes the tensor without a copy: contiguous, or with rows of tokens that
-/// lie apart where its plan allows that.
+/// Whether the operator takes the tensor without a copy: contiguous, or with strided rows where its
+/// plan allows them.
 bool takes(const Prepared& op, const wyvern_tensor& tensor) {
   if (is_dense(tensor)) return true;
   std::int32_t taken = 0;

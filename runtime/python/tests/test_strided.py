@@ -105,7 +105,7 @@ def test_export(device: str) -> None:
         assert torch.equal(one, other)
 
 
-def rows_apart(x: torch.Tensor) -> torch.Tensor:
+def strided_rows(x: torch.Tensor) -> torch.Tensor:
     """The same numbers as a slice of rows that hold NaNs behind them."""
     width = x[0, 0].numel()
     wide = x.new_full((*x.shape[:2], (width + 7) // 8 * 8 + 24), torch.nan)
@@ -137,12 +137,12 @@ def test_training_takes_slices_without_a_copy(device: str, function, options, dt
 
     names = list(call.tensors)
     together = [x.detach() for x in call.tensors.values()]
-    apart = [x if n == "initial_state" else rows_apart(x) for n, x in zip(names, together, strict=True)]
+    apart = [x if n == "initial_state" else strided_rows(x) for n, x in zip(names, together, strict=True)]
     assert sum(not x.is_contiguous() for x in apart) == len(names) - 1
-    for one, other in zip(train(rows_apart(do), *apart), train(do, *together), strict=True):
+    for one, other in zip(train(strided_rows(do), *apart), train(do, *together), strict=True):
         assert torch.equal(one, other) and one.is_contiguous()
     assert copies(train, do, *together) == 0
-    assert copies(train, rows_apart(do), *apart) == 0
+    assert copies(train, strided_rows(do), *apart) == 0
     q, k, v, *others = apart
     v = v.transpose(1, 2).contiguous().transpose(1, 2)  # heads before tokens
     assert copies(train, do, q, k, v, *others) == 2  # in either pass

@@ -1,4 +1,4 @@
-#include "tests/support/rows_apart.hpp"
+#include "tests/support/strided_rows.hpp"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <utility>
 
 namespace wyvern::testing {
-RowsApart::RowsApart(Device device, const TensorView& dense)
+StridedRows::StridedRows(Device device, const TensorView& dense)
     : device_(std::move(device)),
       dense_(dense),
       size_(size_of(dense.dtype)),
@@ -22,7 +22,7 @@ RowsApart::RowsApart(Device device, const TensorView& dense)
   device_.copy_in(memory_.get(), before_.data(), before_.size());
 }
 
-TensorView RowsApart::view() const {
+TensorView StridedRows::view() const {
   TensorView view = dense_;
   view.data = static_cast<unsigned char*>(memory_.get()) + kFront;
   const auto stride = static_cast<std::int64_t>(stride_ / size_);
@@ -31,9 +31,11 @@ TensorView RowsApart::view() const {
   return view;
 }
 
-bool RowsApart::is_unchanged() const { return download(memory_.get(), before_.size()) == before_; }
+bool StridedRows::is_unchanged() const {
+  return download(memory_.get(), before_.size()) == before_;
+}
 
-bool RowsApart::bring_back() {
+bool StridedRows::copy_back() {
   std::vector<unsigned char> now = download(memory_.get(), before_.size());
   std::vector<unsigned char> content(rows_ * row_bytes_);
   for (std::size_t r = 0; r < rows_; ++r) {
@@ -45,7 +47,7 @@ bool RowsApart::bring_back() {
   return std::count(now.begin(), now.end(), kNanPoison) == std::ssize(now);
 }
 
-std::vector<unsigned char> RowsApart::download(const void* from, std::size_t bytes) const {
+std::vector<unsigned char> StridedRows::download(const void* from, std::size_t bytes) const {
   std::vector<unsigned char> content(bytes);
   device_.copy_out(content.data(), from, bytes);
   return content;
@@ -72,13 +74,13 @@ std::vector<std::string> rows_of_tokens(const Operator& op) {
   return names;
 }
 
-Launcher launch_rows_apart(const Device& device, const Operator& op) {
+Launcher launch_strided_rows(const Device& device, const Operator& op) {
   return [device, op](const Arguments& dense, void* workspace) {
     Arguments arguments = dense;
-    std::vector<std::pair<const TensorSpec*, RowsApart>> apart;
+    std::vector<std::pair<const TensorSpec*, StridedRows>> apart;
     for (const TensorSpec& spec : op.tensors()) {
       if (!spec.strided) continue;
-      apart.emplace_back(&spec, RowsApart(device, dense.tensor(spec.name)));
+      apart.emplace_back(&spec, StridedRows(device, dense.tensor(spec.name)));
       arguments.tensor(spec.name) = apart.back().second.view();
     }
     op.launch(arguments, workspace);
@@ -87,7 +89,7 @@ Launcher launch_rows_apart(const Device& device, const Operator& op) {
       if (spec->access == TensorAccess::in)
         EXPECT_TRUE(rows.is_unchanged()) << spec->name << " was changed";
       else
-        EXPECT_TRUE(rows.bring_back()) << spec->name << " was written between its rows";
+        EXPECT_TRUE(rows.copy_back()) << spec->name << " was written between its rows";
     }
   };
 }
