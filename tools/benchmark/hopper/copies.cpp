@@ -1,4 +1,4 @@
-// Tensor copies: latency of one, and bandwidth of a grid of one block per multiprocessor that
+// TMA loads: latency of one, and bandwidth of a grid of one block per multiprocessor that
 // streams tiles of [tokens, heads, 128] bf16 through shared memory, beside cp.async and plain
 // loads.
 #include <fmt/format.h>
@@ -27,7 +27,7 @@ extern "C" __global__ void fill(u32* words, u64 count) {
 
 /// Sum over this thread's part of a tile.
 template <int BYTES, int THREADS>
-DEVICE u32 sum_of(u32 tile, int thread) {
+DEVICE u32 sum_of(const unsigned char* tile, int thread) {
   u32 sum = 0;
 #pragma unroll
   for (int i = 0; i < BYTES / 16 / THREADS; ++i) {
@@ -37,21 +37,20 @@ DEVICE u32 sum_of(u32 tile, int thread) {
   return sum;
 }
 
-/// Warp 4 brings tiles of ROWS tokens of one head, warps 0 to 3 add them up. In a cluster of two,
-/// both blocks want the same tiles and each brings one half (of D) for both.
+/// Warp 4 loads tiles of ROWS tokens of one head, warps 0 to 3 add them up. In a cluster of two,
+/// both blocks want the same tiles and each loads one half (of D) for both.
 template <int STAGES, int ROWS, int CLUSTER>
 DEVICE void stream_tensor(const TensorMap& map, int heads, int tiles, int passes, u32* sums) {
-  __shared__ u64 barriers[2 * STAGES];
+  __shared__ Barrier full[STAGES], empty[STAGES];
   constexpr u32 BYTES = ROWS * 256;
-  const u32 base = (shared_address(dynamic_shared) + 1023) & ~1023u;
-  const u32 full = shared_address(barriers), empty = full + STAGES * 8;
+  unsigned char* const base = tile_memory();
   const u32 rank = CLUSTER == 1 ? 0 : cluster_rank();
   if (threadIdx.x == 0) {
     for (int s = 0; s < STAGES; ++s) {
-      barrier_init(full + s * 8, 1);
-      barrier_init(empty + s * 8, 4 * CLUSTER);
+      barrier_init(full + s, 1);
+      barrier_init(empty + s, 4 * CLUSTER);
     }
-    barrier_init_done();
+    fence_barrier_init();
   }
   __syncthreads();
   if constexpr (CLUSTER == 2) { cluster_arrive(); cluster_wait(); }
@@ -61,27 +60,28 @@ DEVICE void stream_tensor(const TensorMap& map, int heads, int tiles, int passes
   u32 parity = 0, sum = 0;
   for (int pass = 0; pass < passes; ++pass)
     for (int tile = first; tile < tiles; tile += step) {
-      const u32 at = base + stage * BYTES;
+      unsigned char* const at = base + stage * BYTES;
       if (warp == 4) {
         if (lane == 0) {
-          barrier_wait_cluster(empty + stage * 8, parity ^ 1);
-          barrier_expect(full + stage * 8, BYTES);
+          barrier_wait_cluster(empty + stage, parity ^ 1);
+          barrier_arrive_expect(full + stage, BYTES);
           const int token = tile / heads * ROWS, head = tile % heads;
           if constexpr (CLUSTER == 1)
-            copy_box(at, map, token, 0, head, full + stage * 8);
+            tensor_load(at, map, {0, token, 0, head}, full + stage);
           else
-            copy_box_multicast(at + rank * BYTES / 2, map, token, rank, head, full + stage * 8, 3);
+            tensor_load_multicast(at + rank * BYTES / 2, map, {0, token, int(rank), head},
+                                  full + stage, 3);
         }
         __syncwarp();
       } else {
-        barrier_wait(full + stage * 8, parity);
+        barrier_wait(full + stage, parity);
         sum += sum_of<BYTES, 128>(at, threadIdx.x);
         __syncwarp();
         // CLUSTER lanes tell as many blocks.
         if constexpr (CLUSTER == 1) {
-          if (lane == 0) barrier_arrive(empty + stage * 8);
+          if (lane == 0) barrier_arrive(empty + stage);
         } else if (lane < CLUSTER) {
-          barrier_arrive_remote_unordered(remote_address(empty + stage * 8, lane));
+          barrier_arrive_remote_unordered(remote_address(empty + stage, lane));
         }
       }
       if (++stage == STAGES) { stage = 0; parity ^= 1; }
@@ -105,29 +105,28 @@ TENSOR(2, 64) TENSOR(3, 64) TENSOR(4, 64) TENSOR(2, 128) TENSOR(3, 128) TENSOR(4
 template <int STAGES, int ROWS>
 DEVICE void stream_async(const char* data, int heads, int tiles, int passes, u32* sums) {
   constexpr u32 BYTES = ROWS * 256;
-  const u32 base = (shared_address(dynamic_shared) + 1023) & ~1023u;
+  unsigned char* const base = tile_memory();
   const int mine = (tiles - int(blockIdx.x) + int(gridDim.x) - 1) / int(gridDim.x);
   const int count = mine * passes;
-  const auto bring = [&](int index) {
+  const auto load = [&](int index) {
     if (index < count) {
       const int tile = int(blockIdx.x) + index % mine * int(gridDim.x);
       const char* from = data + (u64(tile / heads) * ROWS * heads + tile % heads) * 256;
-      const u32 to = base + index % STAGES * BYTES;
+      unsigned char* const to = base + index % STAGES * BYTES;
 #pragma unroll
       for (int i = 0; i < ROWS / 8; ++i) {
         const int piece = i * 128 + threadIdx.x, row = piece / 16;
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + piece * 16),
-                     "l"(from + u64(row) * heads * 256 + piece % 16 * 16) : "memory");
+        copy_async<16>(to + piece * 16, from + u64(row) * heads * 256 + piece % 16 * 16, true);
       }
     }
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    copy_async_commit();
   };
-  for (int s = 0; s < STAGES - 1; ++s) bring(s);
+  for (int s = 0; s < STAGES - 1; ++s) load(s);
   u32 sum = 0;
   for (int i = 0; i < count; ++i) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+    copy_async_wait<STAGES - 2>();
     __syncthreads();
-    bring(i + STAGES - 1);
+    load(i + STAGES - 1);
     sum += sum_of<BYTES, 128>(base + i % STAGES * BYTES, threadIdx.x);
   }
   atomicAdd(sums, sum);
@@ -162,25 +161,24 @@ extern "C" __global__ __launch_bounds__(1024) void loads(const uint4* data, u64 
 extern "C" __global__ void latency_tensor(const __grid_constant__ TensorMap map, int heads,
                                           int rows, u32 bytes, int first, int count, u64* clocks,
                                           u32* sums) {
-  __shared__ u64 barriers[1];
-  const u32 base = (shared_address(dynamic_shared) + 1023) & ~1023u;
-  const u32 full = shared_address(barriers);
+  __shared__ Barrier full[1];
+  unsigned char* const base = tile_memory();
   if (threadIdx.x != 0) return;
   barrier_init(full, 1);
-  barrier_init_done();
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+  fence_barrier_init();
+  prefetch(map);
   u32 sum = 0;
   for (int i = 0; i < count; ++i) {
     const u64 start = clocks_now();
-    barrier_expect(full, bytes);
-    copy_box(base, map, (first + i) / heads * rows, 0, (first + i) % heads, full);
+    barrier_arrive_expect(full, bytes);
+    tensor_load(base, map, {0, (first + i) / heads * rows, 0, (first + i) % heads}, full);
     barrier_wait(full, i & 1);
     clocks[i] = clocks_now() - start;
     for (u32 at = 0; at < bytes; at += 16) {
       const uint4 v = load_shared(base + at);
       sum += v.x + v.y + v.z + v.w;
     }
-    fence_async();
+    fence_proxy_async();
   }
   sums[0] = sum;
 }
@@ -278,7 +276,7 @@ void run_bandwidth(const Report& report, const Source& source, const Extent& ext
       const std::string suffix = fmt::format("_{}_{}", stages, rows);
       const std::string size = fmt::format("{} KB, {} stages", tile_bytes / 1024, stages);
       const Kernel tensor = kernel(program(), "tensor" + suffix, shared);
-      report_bandwidth(report, source, extent, "tensor copies of " + size,
+      report_bandwidth(report, source, extent, "TMA loads of " + size,
                        expected_bandwidth(large, stages * tile_bytes), 1, [&] {
                          launch(tensor, {blocks, 160, shared}, whole, heads, tiles, extent.passes,
                                 source.sums.address());
@@ -354,7 +352,7 @@ void run_latency(const Report& report, const Source& source) {
     for (const char* from : {"HBM", "L2"}) {
       launch(latency, {1, 32, 40 * 1024}, map, static_cast<int>(kHeads), static_cast<int>(box.rows),
              bytes, first, kCount, clocks.address(), source.sums.address());
-      report_latency(report, fmt::format("one tensor copy of {} KB from {}", bytes / 1024, from),
+      report_latency(report, fmt::format("one TMA load of {} KB from {}", bytes / 1024, from),
                      from[0] == 'H' ? "1000 to 1500" : "600 to 900", clocks, kCount,
                      download<std::uint32_t>(source.sums, 1)[0], wanted);
     }

@@ -1,20 +1,13 @@
-// CUDA C++ that every program of the microbenchmarks begins with: one function for each
-// instruction.
+// CUDA C++ that every program of the microbenchmarks begins with: the templates' instructions and
+// tiles of templates/device/cuda/sm90/, and the few instructions that no template uses.
 #pragma once
 
 #include <string>
+#include <string_view>
 
 namespace wyvern::hopper {
 
-/// Clocks, mbarriers, tensor copies, shared-memory matrices, mma.sync.
-const std::string& device_code();
-
-enum class Operand { registers, shared };
-enum class Element { bf16, tf32 };
-
-/// A function `void wgmma(float (&d)[n/2], const u32 (&a)[4], u64 b)`, or `(.., u64 a, u64 b)`
-/// where A is in shared memory: d += A·B^T for one step of k (16 for bf16, 8 for tf32), both
-/// row-major.
-std::string wgmma_function(int n, Operand a, Element element);
+/// The whole source of a program: what it begins with, includes expanded, then `program`.
+std::string source_of(std::string_view program);
 
 }  // namespace wyvern::hopper

@@ -1,6 +1,6 @@
-// One Hopper GPU for the microbenchmarks: the CUDA driver and NVRTC, both opened at run time. It
-// stands apart from the runtime, because measuring the chip needs launches that no operator makes.
-// Used by one thread. Every failure throws std::runtime_error with a sentence.
+// One Hopper GPU for the microbenchmarks: launches that no operator makes, over the runtime's
+// driver table and the compiler's NVRTC. Used by one thread. Every failure throws wyvern::Error:
+// kUnavailable for a missing driver, NVRTC or GPU.
 #pragma once
 
 #include <array>
@@ -10,35 +10,27 @@
 #include <string>
 #include <vector>
 
+#include "runtime/devices/cuda/cuda_driver.hpp"
+
 namespace wyvern::hopper {
 
-/// CUDA C++ for one module; the code of device_code.hpp is put before it.
+/// CUDA C++ for one module; source_of() of device_code.hpp completes it.
 struct Program {
   std::string label;
   std::string source;
 };
 
-/// What NVRTC made of a program for sm_90a.
-struct Compiled {
-  std::string cubin;
-  std::string log;                    ///< what the front end and ptxas -v printed
-  std::vector<std::string> problems;  ///< lines of the log that mean slow or serialized code
-};
+/// The program's cubin for sm_90a; needs no GPU. Throws Error(kCompile) for a program that does not
+/// compile, spills or has a wgmma that ptxas serializes: it would measure something else.
+std::string compile(const Program& program);
 
-/// Compiles for sm_90a; needs no GPU.
-Compiled compile(const Program& program);
-
-/// "13.0"
+/// "NVRTC 13.0"
 std::string nvrtc_version();
 
-using DevicePointer = unsigned long long;
+using cuda::DevicePointer;
+using cuda::TensorMap;
 
-/// A CUtensorMap: passed to kernels by value.
-struct alignas(64) TensorMap {
-  std::array<std::uint64_t, 16> words;
-};
-
-/// A tensor of bf16 [tokens, heads, 128] seen as {64, tokens, 2, heads}, brought in boxes
+/// A tensor of bf16 [tokens, heads, 128] seen as {64, tokens, 2, heads}, loaded in boxes
 /// {64, rows, halves, 1} with 128-byte swizzle.
 struct TensorView {
   DevicePointer address = 0;
@@ -48,7 +40,7 @@ struct TensorView {
   std::uint32_t halves = 2;
 };
 
-/// Device memory that goes with its owner.
+/// Device memory, freed with this object.
 class Memory {
  public:
   explicit Memory(std::size_t bytes);
@@ -81,7 +73,7 @@ std::vector<T> download(const Memory& memory, std::size_t count) {
 
 /// One kernel of a loaded module; valid for the life of the process.
 struct Kernel {
-  void* function = nullptr;
+  cuda::Function function = nullptr;
 };
 
 struct Shape {
@@ -116,11 +108,11 @@ class Stopwatch {
   double stop_ms() const;  ///< waits
 
  private:
-  void* start_ = nullptr;
-  void* stop_ = nullptr;
+  cuda::Event start_ = nullptr;
+  cuda::Event stop_ = nullptr;
 };
 
-/// Records what is launched between its making and finish(), then replays it.
+/// Captures the launches between its constructor and finish() as a graph, then replays it.
 class Recording {
  public:
   Recording();
@@ -131,8 +123,8 @@ class Recording {
   void replay() const;
 
  private:
-  void* graph_ = nullptr;
-  void* executable_ = nullptr;
+  cuda::Graph graph_ = nullptr;
+  cuda::GraphExec executable_ = nullptr;
 };
 
 TensorMap tensor_map(const TensorView& view);
@@ -144,8 +136,7 @@ struct GpuFacts {
   std::size_t l2_bytes = 0;
 };
 
-/// Opens the first GPU; throws a sentence that says what is missing where there is none of compute
-/// capability 9.0.
+/// Opens the first GPU, which must have compute capability 9.0.
 const GpuFacts& open_gpu();
 
 }  // namespace wyvern::hopper

@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "tools/benchmark/hopper/bench.hpp"
-#include "tools/benchmark/hopper/device_code.hpp"
 
 namespace wyvern::hopper {
 namespace {
@@ -14,22 +13,14 @@ namespace {
 constexpr unsigned kSharedBytes = (16 + 16 + 2 * 16 + 1) * 1024;  // Q, K, results of two warpgroups
 
 Program program() {
-  return {"gram", wgmma_function(64, Operand::shared, Element::bf16) + R"CUDA(
-DEVICE float exp2_of(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-template <int PENDING>
-DEVICE void wgmma_wait_for_all_but() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
-/// d = A·B^T, 64x64 over k = 128: both as two tiles of 64 columns.
-DEVICE void product(float (&d)[32], u32 a, u32 b) {
-  wgmma<0>(d, descriptor(a), descriptor(b));
+  return {"gram", R"CUDA(
+using Rows = SwizzledTile<bf16, 64, 128>;
+using Result = SwizzledTile<bf16, 64, 64>;
+/// d = A·B^T, 64x64 over k = 128.
+DEVICE void product(float (&d)[32], Rows a, Rows b) {
 #pragma unroll
-  for (int s = 1; s < 8; ++s)
-    wgmma<1>(d, descriptor(a + s / 4 * 8192) + s % 4 * 2, descriptor(b + s / 4 * 8192) + s % 4 * 2);
+  for (int k = 0; k < 128; k += 16)
+    wgmma<bf16, 64, Major::k, Major::k>(d, a.by_rows(0, k), b.by_rows(0, k), k > 0);
   wgmma_commit();
 }
 /// decay[i] = exp2(g[row] - g[column]) where the warp's rows reach; tiles right of them are left.
@@ -39,15 +30,15 @@ DEVICE void decays(float (&decay)[32], const float* g, int warp, int lane) {
   for (int j = 0; j < 8; ++j) {
     if (j > 2 * warp + 1) continue;
     const float2 at = *reinterpret_cast<const float2*>(g + j * 8 + lane % 4 * 2);
-    decay[4 * j] = exp2_of(above - at.x);
-    decay[4 * j + 1] = exp2_of(above - at.y);
-    decay[4 * j + 2] = exp2_of(below - at.x);
-    decay[4 * j + 3] = exp2_of(below - at.y);
+    decay[4 * j] = exp2_fast(above - at.x);
+    decay[4 * j + 1] = exp2_fast(above - at.y);
+    decay[4 * j + 2] = exp2_fast(below - at.x);
+    decay[4 * j + 3] = exp2_fast(below - at.y);
   }
 }
 /// d ∘ decay ∘ scale of the row, what is right of the diagonal (STRICT: or on it) zero, to `tile`.
 template <bool STRICT>
-DEVICE void finish(float (&d)[32], const float (&decay)[32], float above, float below, u32 tile,
+DEVICE void finish(float (&d)[32], const float (&decay)[32], float above, float below, Result tile,
                    int warp, int lane) {
   const int row = warp * 16 + lane / 4;
 #pragma unroll
@@ -63,10 +54,9 @@ DEVICE void finish(float (&d)[32], const float (&decay)[32], float above, float 
         }
       }
 #pragma unroll
-      for (int i = 0; i < 4; ++i) packed[i] = pack_bf16(d[8 * s + 2 * i], d[8 * s + 2 * i + 1]);
+      for (int i = 0; i < 4; ++i) packed[i] = pack<bf16>(d[8 * s + 2 * i], d[8 * s + 2 * i + 1]);
     }
-    store_matrices(tile + swizzled(warp * 16 + lane % 16, 2 * s + lane / 16), packed[0], packed[1],
-                   packed[2], packed[3]);
+    store_matrix_x4(tile.at(warp * 16 + lane % 16, 16 * s + lane / 16 * 8), packed);
   }
 }
 /// `in`: Q then K, each two tiles of 64 rows of 128 bytes. ONCE: both products take one set of
@@ -75,16 +65,17 @@ template <int PRODUCTS, bool ONCE>
 DEVICE void gram(const uint4* in, const float* g_in, const float* beta_in, u32* out, int iterations,
                  u64* clocks) {
   __shared__ float g[64], beta[64];
-  const u32 base = (shared_address(dynamic_shared) + 1023) & ~1023u;
-  const u32 q = base, k = base + 16384;
+  unsigned char* const base = tile_memory();
+  const Rows q{base}, k{base + Rows::kBytes};
   const int warpgroup = threadIdx.x / 128, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-  const u32 results = base + 32768 + warpgroup * 16384;
-  fill_tile(base, in, 256, threadIdx.x, blockDim.x);
+  unsigned char* const results = base + 2 * Rows::kBytes + warpgroup * 2 * Result::kBytes;
+  const Result p_tile{results}, a_tile{results + Result::kBytes};
+  fill_tile(SwizzledTile<bf16, 256, 64>{base}, in, threadIdx.x, blockDim.x);
   if (threadIdx.x < 64) {
     g[threadIdx.x] = g_in[threadIdx.x];
     beta[threadIdx.x] = beta_in[threadIdx.x];
   }
-  fence_async();
+  fence_proxy_async();
   __syncthreads();
   const u64 start = clocks_now();
   for (int it = 0; it < iterations; ++it) {
@@ -93,19 +84,19 @@ DEVICE void gram(const uint4* in, const float* g_in, const float* beta_in, u32* 
     product(p, q, k);
     if constexpr (PRODUCTS == 2) product(a, k, k);
     decays(decay, g, warp, lane);
-    wgmma_wait_for_all_but<PRODUCTS - 1>();
-    finish<false>(p, decay, 1.f, 1.f, results, warp, lane);
+    wgmma_wait<PRODUCTS - 1>();
+    finish<false>(p, decay, 1.f, 1.f, p_tile, warp, lane);
     if constexpr (PRODUCTS == 2) {
       if constexpr (!ONCE) {
         asm volatile("" ::: "memory");
         decays(decay, g, warp, lane);
       }
       const float above = beta[warp * 16 + lane / 4], below = beta[warp * 16 + lane / 4 + 8];
-      wgmma_wait_for_all_but<0>();
-      finish<true>(a, decay, above, below, results + 8192, warp, lane);
+      wgmma_wait<0>();
+      finish<true>(a, decay, above, below, a_tile, warp, lane);
     }
-    fence_async();
-    named_barrier(1 + warpgroup, 128);
+    fence_proxy_async();
+    sync_named(1 + warpgroup, 128);
   }
   __syncthreads();
   const u64 stop = clocks_now();
@@ -113,7 +104,7 @@ DEVICE void gram(const uint4* in, const float* g_in, const float* beta_in, u32* 
   const int which = blockIdx.x * (blockDim.x / 128) + warpgroup;
   uint4* mine = reinterpret_cast<uint4*>(out) + which * 1024;
   for (int i = threadIdx.x % 128; i < PRODUCTS * 512; i += 128)
-    mine[i] = load_shared(results + i / 512 * 8192 + swizzled(i / 8 % 64, i % 8));
+    mine[i] = load_shared((i < 512 ? p_tile : a_tile).at(i / 8 % 64, i % 8 * 8));
 }
 #define GRAM(NAME, PRODUCTS, ONCE)                                                                \
   extern "C" __global__ __launch_bounds__(256, 1) void NAME(                                      \

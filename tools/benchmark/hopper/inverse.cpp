@@ -17,41 +17,41 @@ constexpr unsigned kBytesEach = 64 * 144 * 2 + 4 * 16 * 16 * 4;  // A, X, diagon
 Program program() {
   return {"inverse", R"CUDA(
 constexpr u32 ROW = 144;  // bytes of a row of 64 fp16 and 16 more, so that 8 rows hit all banks
+constexpr u32 X = 64 * ROW;  // from a to its inverse x
 
 /// X21 (16x8 at column 8 of `half`) = -X22 A21 X11 of the 32x32 block at (corner, corner).
-DEVICE void join_16(u32 a, u32 x, int corner, int half, int lane) {
+DEVICE void join_16(char* a, int corner, int half, int lane) {
   const u32 at_row = (lane % 16) * ROW, at_column = lane / 16 * 16;
   u32 left[4], right[4];
-  load_matrices(left, x + (corner + 16) * ROW + at_row + (corner + 16) * 2 + at_column);
-  load_matrices_transposed(right, a + (corner + 16) * ROW + at_row + corner * 2 + at_column);
+  load_matrix_x4(left, a + X + (corner + 16) * ROW + at_row + (corner + 16) * 2 + at_column);
+  load_matrix_x4_transposed(right, a + (corner + 16) * ROW + at_row + corner * 2 + at_column);
   float u[2][4] = {};
-  mma_f16(u[0], left, right[0], right[1]);
-  mma_f16(u[1], left, right[2], right[3]);
-  const u32 negated[4] = {pack_f16(-u[0][0], -u[0][1]), pack_f16(-u[0][2], -u[0][3]),
-                          pack_f16(-u[1][0], -u[1][1]), pack_f16(-u[1][2], -u[1][3])};
-  load_matrices_transposed(right, x + corner * ROW + at_row + corner * 2 + at_column);
+  mma_m16n8k16<fp16>(u[0], left, right[0], right[1]);
+  mma_m16n8k16<fp16>(u[1], left, right[2], right[3]);
+  const u32 negated[4] = {pack<fp16>(-u[0][0], -u[0][1]), pack<fp16>(-u[0][2], -u[0][3]),
+                          pack<fp16>(-u[1][0], -u[1][1]), pack<fp16>(-u[1][2], -u[1][3])};
+  load_matrix_x4_transposed(right, a + X + corner * ROW + at_row + corner * 2 + at_column);
   float d[4] = {};
-  mma_f16(d, negated, half == 0 ? right[0] : right[2], half == 0 ? right[1] : right[3]);
-  const u32 to = x + (corner + 16 + lane / 4) * ROW + (corner + half * 8 + lane % 4 * 2) * 2;
-  asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(pack_f16(d[0], d[1])) : "memory");
-  asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + 8 * ROW), "r"(pack_f16(d[2], d[3]))
-               : "memory");
+  mma_m16n8k16<fp16>(d, negated, half == 0 ? right[0] : right[2], half == 0 ? right[1] : right[3]);
+  char* const to = a + X + (corner + 16 + lane / 4) * ROW + (corner + half * 8 + lane % 4 * 2) * 2;
+  store_shared(to, pack<fp16>(d[0], d[1]));
+  store_shared(to + 8 * ROW, pack<fp16>(d[2], d[3]));
 }
 
 /// Rows 16 of `strip`, columns 16 of `half` of X21 = -X22 A21 X11, blocks of 32.
-DEVICE void join_32(u32 a, u32 x, int strip, int half, int lane) {
+DEVICE void join_32(char* a, int strip, int half, int lane) {
   const u32 at_row = (lane % 16) * ROW, at_column = lane / 16 * 16;
   u32 left[4], right[4];
   float u[4][4] = {};
 #pragma unroll
   for (int k = 0; k < 2; ++k) {
     if (k > strip) break;  // X22 is lower triangular
-    load_matrices(left, x + (32 + 16 * strip) * ROW + at_row + (32 + 16 * k) * 2 + at_column);
+    load_matrix_x4(left, a + X + (32 + 16 * strip) * ROW + at_row + (32 + 16 * k) * 2 + at_column);
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      load_matrices_transposed(right, a + (32 + 16 * k) * ROW + at_row + n * 32 + at_column);
-      mma_f16(u[2 * n], left, right[0], right[1]);
-      mma_f16(u[2 * n + 1], left, right[2], right[3]);
+      load_matrix_x4_transposed(right, a + (32 + 16 * k) * ROW + at_row + n * 32 + at_column);
+      mma_m16n8k16<fp16>(u[2 * n], left, right[0], right[1]);
+      mma_m16n8k16<fp16>(u[2 * n + 1], left, right[2], right[3]);
     }
   }
   float d[2][4] = {};
@@ -59,25 +59,23 @@ DEVICE void join_32(u32 a, u32 x, int strip, int half, int lane) {
   for (int k = 0; k < 2; ++k) {
     if (k < half) continue;  // X11 too
     const float(&even)[4] = u[2 * k], (&odd)[4] = u[2 * k + 1];
-    const u32 negated[4] = {pack_f16(-even[0], -even[1]), pack_f16(-even[2], -even[3]),
-                            pack_f16(-odd[0], -odd[1]), pack_f16(-odd[2], -odd[3])};
-    load_matrices_transposed(right, x + 16 * k * ROW + at_row + half * 32 + at_column);
-    mma_f16(d[0], negated, right[0], right[1]);
-    mma_f16(d[1], negated, right[2], right[3]);
+    const u32 negated[4] = {pack<fp16>(-even[0], -even[1]), pack<fp16>(-even[2], -even[3]),
+                            pack<fp16>(-odd[0], -odd[1]), pack<fp16>(-odd[2], -odd[3])};
+    load_matrix_x4_transposed(right, a + X + 16 * k * ROW + at_row + half * 32 + at_column);
+    mma_m16n8k16<fp16>(d[0], negated, right[0], right[1]);
+    mma_m16n8k16<fp16>(d[1], negated, right[2], right[3]);
   }
-  const u32 to = x + (32 + 16 * strip + lane / 4) * ROW + (16 * half + lane % 4 * 2) * 2;
+  char* const to = a + X + (32 + 16 * strip + lane / 4) * ROW + (16 * half + lane % 4 * 2) * 2;
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + n * 16), "r"(pack_f16(d[n][0], d[n][1]))
-                 : "memory");
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + n * 16 + 8 * ROW),
-                 "r"(pack_f16(d[n][2], d[n][3])) : "memory");
+    store_shared(to + n * 16, pack<fp16>(d[n][0], d[n][1]));
+    store_shared(to + n * 16 + 8 * ROW, pack<fp16>(d[n][2], d[n][3]));
   }
 }
 
 /// The inverse of a 16x16 block whose fp32 columns lie at `block`, by columns from the left, so
 /// that each step has one multiply-add of latency; both half-warps do the same.
-DEVICE void invert_16(u32 block, u32 x, int corner, int lane) {
+DEVICE void invert_16(const float* block, char* x, int corner, int lane) {
   const int column = lane % 16;
   float v[16];
 #pragma unroll
@@ -86,7 +84,7 @@ DEVICE void invert_16(u32 block, u32 x, int corner, int lane) {
   for (int k = 0; k < 15; ++k)
 #pragma unroll
     for (int i = (k + 1) / 4 * 4; i < 16; i += 4) {
-      const uint4 a = load_shared(block + k * 64 + i * 4);
+      const uint4 a = load_shared(block + k * 16 + i);
       if (i > k) v[i] -= __uint_as_float(a.x) * v[k];
       if (i + 1 > k) v[i + 1] -= __uint_as_float(a.y) * v[k];
       if (i + 2 > k) v[i + 2] -= __uint_as_float(a.z) * v[k];
@@ -95,9 +93,8 @@ DEVICE void invert_16(u32 block, u32 x, int corner, int lane) {
   if (lane < 16)
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-      const u16 half = u16(pack_f16(v[i], 0.f));
-      asm volatile("st.shared.u16 [%0], %1;" ::"r"(x + (corner + i) * ROW + (corner + column) * 2),
-                   "h"(half) : "memory");
+      const u16 half = u16(pack<fp16>(v[i], 0.f));
+      store_shared(x + (corner + i) * ROW + (corner + column) * 2, half);
     }
 }
 
@@ -107,35 +104,34 @@ template <int STEPS>
 DEVICE void invert(const float* in, float* out, int iterations, u64* clocks) {
   const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
   const int warp = thread / 32, lane = thread % 32;
-  char* mine = dynamic_shared + warpgroup * (128 * ROW + 4096);
-  u16* a_values = reinterpret_cast<u16*>(mine);
-  u16* x_values = reinterpret_cast<u16*>(mine + 64 * ROW);
-  float* blocks = reinterpret_cast<float*>(mine + 128 * ROW);
+  char* const a = reinterpret_cast<char*>(shared_memory()) + warpgroup * (128 * ROW + 4096);
+  char* const x = a + X;
+  u16* a_values = reinterpret_cast<u16*>(a);
+  u16* x_values = reinterpret_cast<u16*>(x);
+  float* blocks = reinterpret_cast<float*>(a + 128 * ROW);
   for (int i = thread; i < 4096; i += 128) {
     const int row = i / 64, column = i % 64;
-    a_values[row * 72 + column] = u16(pack_f16(row > column ? in[i] : 0.f, 0.f));
+    a_values[row * 72 + column] = u16(pack<fp16>(row > column ? in[i] : 0.f, 0.f));
     x_values[row * 72 + column] = 0;
     if (row / 16 == column / 16) blocks[column * 16 + row % 16] = row > column ? in[i] : 0.f;
   }
-  const u32 a = shared_address(a_values), x = shared_address(x_values);
-  const u32 block = shared_address(blocks) + warp * 1024;
+  const float* const block = blocks + warp * 256;
   __syncthreads();
   const u64 start = clocks_now();
   for (int it = 0; it < iterations; ++it) {
     invert_16(block, x, warp * 16, lane);
-    named_barrier(1 + 2 * warpgroup + warp / 2, 64);
-    if constexpr (STEPS > 1) join_16(a, x, warp / 2 * 32, warp % 2, lane);
-    named_barrier(9 + warpgroup, 128);
-    if constexpr (STEPS > 2) join_32(a, x, warp / 2, warp % 2, lane);
-    named_barrier(9 + warpgroup, 128);
+    sync_named(1 + 2 * warpgroup + warp / 2, 64);
+    if constexpr (STEPS > 1) join_16(a, warp / 2 * 32, warp % 2, lane);
+    sync_named(9 + warpgroup, 128);
+    if constexpr (STEPS > 2) join_32(a, warp / 2, warp % 2, lane);
+    sync_named(9 + warpgroup, 128);
   }
   __syncthreads();
   const u64 stop = clocks_now();
   if (threadIdx.x == 0) clocks[blockIdx.x] = stop - start;
   for (int i = thread; i < 4096; i += 128) {
-    float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(x_values[i / 64 * 72 + i % 64]));
-    out[(blockIdx.x * (blockDim.x / 128) + warpgroup) * 4096 + i] = value;
+    out[(blockIdx.x * (blockDim.x / 128) + warpgroup) * 4096 + i] =
+        to_float(fp16{x_values[i / 64 * 72 + i % 64]});
   }
 }
 #define INVERT(STEPS)                                                                             \

@@ -1,6 +1,8 @@
 // Microbenchmarks of a Hopper GPU: one table, and a JSON document on request.
 //
 //   build/bin/hopper_bench [--json FILE] [--only SUBJECT]... [--compile [--cubins FOLDER]]
+#include <wyvern/error.hpp>
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -69,7 +71,7 @@ bool wanted(const Options& options, const Subject& subject) {
   return options.only.empty() || options.only.contains(subject.name);
 }
 
-/// 0 where every program compiles without a remark.
+/// 0 where every program compiles.
 int compile_all(const Options& options) {
   int bad = 0;
   std::vector<Program> programs = clock_programs();
@@ -78,16 +80,19 @@ int compile_all(const Options& options) {
     for (Program& program : subject.programs()) programs.push_back(std::move(program));
   }
   for (const Program& program : programs) {
-    const Compiled made = compile(program);
-    fmt::print("{:<40} {:>8} bytes of code\n", program.label, made.cubin.size());
-    for (const std::string& line : made.problems) fmt::print("    {}\n", line);
-    bad += made.problems.empty() ? 0 : 1;
-    if (!options.cubins.empty())
-      std::ofstream(options.cubins + "/" + program.label + ".cubin", std::ios::binary)
-          << made.cubin;
+    try {
+      const std::string cubin = compile(program);
+      fmt::print("{:<40} {:>8} bytes of code\n", program.label, cubin.size());
+      if (!options.cubins.empty())
+        std::ofstream(options.cubins + "/" + program.label + ".cubin", std::ios::binary) << cubin;
+    } catch (const wyvern::Error& error) {
+      if (error.kind() != wyvern::ErrorKind::kCompile) throw;
+      fmt::print("{}\n", error.what());
+      ++bad;
+    }
   }
-  fmt::print("{} programs compiled for sm_90a by NVRTC {}, {} with remarks\n", programs.size(),
-             nvrtc_version(), bad);
+  fmt::print("{} programs for sm_90a by {}, {} of them refused\n", programs.size(), nvrtc_version(),
+             bad);
   return bad == 0 ? 0 : 1;
 }
 
@@ -101,8 +106,8 @@ std::string today() {
 int measure(const Options& options) {
   const GpuFacts& gpu = open_gpu();
   const double before = measure_sm_clock_ghz();
-  fmt::print("{}, {} multiprocessors, CUDA {} driver, NVRTC {}, {}; SM clock {:.3f} GHz\n\n",
-             gpu.name, gpu.multiprocessors, gpu.driver, nvrtc_version(), today(), before);
+  fmt::print("{}, {} multiprocessors, CUDA {} driver, {}, {}; SM clock {:.3f} GHz\n\n", gpu.name,
+             gpu.multiprocessors, gpu.driver, nvrtc_version(), today(), before);
   fmt::print("| subject | what | measured | unit | ± % | expected | check |\n");
   fmt::print("| --- | --- | ---: | --- | ---: | --- | --- |\n");
   nlohmann::json rows = nlohmann::json::array();
@@ -146,8 +151,11 @@ int main(int count, char** arguments) {
   } catch (const BadUsage& error) {
     fmt::print(stderr, "hopper_bench: {}\n", error.what());
     return 2;
+  } catch (const wyvern::Error& error) {
+    fmt::print(stderr, "hopper_bench: {}\n", error.what());
+    return error.kind() == wyvern::ErrorKind::kUnavailable ? 3 : 1;
   } catch (const std::exception& error) {
     fmt::print(stderr, "hopper_bench: {}\n", error.what());
-    return 3;
+    return 1;
   }
 }

@@ -16,14 +16,15 @@ Program program() {
 /// PER_WARP one lane of each warp arrives, else every thread.
 template <bool PER_WARP>
 DEVICE void ping_pong(u32* out, int iterations, u64* clocks) {
-  __shared__ u64 barriers[2];
+  __shared__ Barrier barriers[2];
   __shared__ u32 values[2][128];
   const int side = threadIdx.x / 128, thread = threadIdx.x % 128;
-  const u32 mine = shared_address(&barriers[side]), other = shared_address(&barriers[1 - side]);
+  Barrier* const mine = &barriers[side];
+  Barrier* const other = &barriers[1 - side];
   if (threadIdx.x == 0) {
-    barrier_init(shared_address(&barriers[0]), PER_WARP ? 4 : 128);
-    barrier_init(shared_address(&barriers[1]), PER_WARP ? 4 : 128);
-    barrier_init_done();
+    barrier_init(&barriers[0], PER_WARP ? 4 : 128);
+    barrier_init(&barriers[1], PER_WARP ? 4 : 128);
+    fence_barrier_init();
   }
   values[side][thread] = hash(thread);
   __syncthreads();
@@ -64,14 +65,14 @@ extern "C" __global__ __launch_bounds__(256) void named_turns(u32* out, int n, u
   const u64 start = clocks_now();
   for (int i = 0; i < n; ++i) {
     if (side == 1 || i > 0) {
-      named_barrier(1 + side, 256);
+      sync_named(1 + side, 256);
       volatile u32* from = values[1 - side];
       volatile u32* to = values[side];
       to[thread] = from[(thread + 5) % 128] + 1;
     }
-    asm volatile("bar.arrive %0, 256;" ::"r"(2 - side) : "memory");
+    arrive_named(2 - side, 256);
   }
-  if (side == 0) named_barrier(1, 256);
+  if (side == 0) sync_named(1, 256);
   __syncthreads();
   const u64 stop = clocks_now();
   if (threadIdx.x == 0) clocks[blockIdx.x] = stop - start;
@@ -81,12 +82,12 @@ extern "C" __global__ __launch_bounds__(256) void named_turns(u32* out, int n, u
 /// One thread of each block of a pair arrives at the other's barrier in turn.
 template <bool RELEASE>
 DEVICE void remote_turns(u32* out, int iterations, u64* clocks) {
-  __shared__ u64 barriers[1];
-  const u32 rank = cluster_rank(), mine = shared_address(barriers);
+  __shared__ Barrier mine[1];
+  const u32 rank = cluster_rank();
   const u32 other = remote_address(mine, 1 - rank);
   if (threadIdx.x == 0) {
     barrier_init(mine, 1);
-    barrier_init_done();
+    fence_barrier_init();
   }
   cluster_arrive();
   cluster_wait();
@@ -130,7 +131,7 @@ DEVICE void barriers_in_turn(u32* out, int iterations, int threads, u64* clocks)
       volatile u32* to = values[i & 1];
       to[threadIdx.x] = from[group + (thread + 37) % threads] + 1;
     }
-    named_barrier(id, threads);
+    sync_named(id, threads);
   }
   __syncthreads();
   const u64 stop = clocks_now();
@@ -155,7 +156,7 @@ template <Cluster KIND>
 DEVICE void cluster_barriers(u32* out, int iterations, u64* clocks, int blocks) {
   __shared__ u32 values[2][1024];
   const u32 next = (cluster_rank() + 1) % blocks;
-  const u32 remote = remote_address(shared_address(values), next) + threadIdx.x * 4;
+  const u32 remote = remote_address(values, next) + threadIdx.x * 4;
   values[1][threadIdx.x] = hash(blockIdx.x * blockDim.x + threadIdx.x);
   cluster_arrive();
   cluster_wait();
@@ -192,14 +193,13 @@ template <Way WAY>
 DEVICE void exchange(u32* out, int iterations, u64* clocks) {
   __shared__ alignas(128) char inbox[8192];
   __shared__ alignas(128) char outbox[8192];
-  __shared__ u64 barriers[1];
+  __shared__ Barrier arrived[1];
   const u32 rank = cluster_rank(), thread = threadIdx.x;
-  const u32 arrived = shared_address(barriers);
-  const u32 there = remote_address(shared_address(inbox), 1 - rank);
+  const u32 there = remote_address(inbox, 1 - rank);
   const u32 arrived_there = remote_address(arrived, 1 - rank);
   if (thread == 0) {
     barrier_init(arrived, WAY == Way::store ? 4 : 1);
-    barrier_init_done();
+    fence_barrier_init();
   }
   uint4 v[4];
   for (int i = 0; i < 4; ++i)
@@ -214,9 +214,9 @@ DEVICE void exchange(u32* out, int iterations, u64* clocks) {
         if constexpr (WAY == Way::bulk) {
 #pragma unroll
           for (int i = 0; i < 4; ++i)
-            store_shared(shared_address(outbox) + (i * 128 + thread) * 16, v[i]);
-          fence_async();
-          named_barrier(1, 128);
+            store_shared(outbox + (i * 128 + thread) * 16, v[i]);
+          fence_proxy_async();
+          sync_named(1, 128);
           if (thread == 0)
             asm volatile(
                 "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"
@@ -241,15 +241,15 @@ DEVICE void exchange(u32* out, int iterations, u64* clocks) {
           }
         }
       } else {
-        if (WAY != Way::store && thread == 0) barrier_expect(arrived, 8192);
+        if (WAY != Way::store && thread == 0) barrier_arrive_expect(arrived, 8192);
         barrier_wait_cluster(arrived, it & 1);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          v[i] = load_shared(shared_address(inbox) + (i * 128 + thread) * 16);
+          v[i] = load_shared(inbox + (i * 128 + thread) * 16);
           ++v[i].x, ++v[i].y, ++v[i].z, ++v[i].w;
         }
         // Every thread has read before the other block can be answered and write again.
-        if constexpr (WAY != Way::bulk) named_barrier(1, 128);
+        if constexpr (WAY != Way::bulk) sync_named(1, 128);
       }
     }
   }

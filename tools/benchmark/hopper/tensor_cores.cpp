@@ -7,13 +7,15 @@
 #include <cmath>
 
 #include "tools/benchmark/hopper/bench.hpp"
-#include "tools/benchmark/hopper/device_code.hpp"
 
 namespace wyvern::hopper {
 namespace {
 
 constexpr unsigned kMostWarpgroups = 3;
 constexpr unsigned kSharedBytes = (kMostWarpgroups * 8 + 32 + 1) * 1024;  // A tiles, B, alignment
+
+enum class Operand { registers, shared };
+enum class Element { bf16, tf32 };
 
 const char* word(Operand a) {
   return a == Operand::registers ? "A in registers" : "A in shared memory";
@@ -27,10 +29,28 @@ unsigned most_warpgroups(int n, Operand a) {
 
 /// d += A·B^T over four steps of k, repeated: A is 64 rows of 128 bytes, B n rows of 128 bytes.
 Program rate_program(int n, Operand a, Element element) {
-  std::string source = wgmma_function(n, a, element);
-  source += fmt::format("constexpr int N = {};\nconstexpr bool BF16 = {};\n", n,
-                        element == Element::bf16);
-  source += R"CUDA(
+  const bool in_registers = a == Operand::registers;
+  const std::string settings = fmt::format(
+      "constexpr int N = {};\nconstexpr bool BF16 = {}, REGISTERS = {};\nconstexpr int BOUND = "
+      "{};\n",
+      n, element == Element::bf16, in_registers, most_warpgroups(n, a) * 128);
+  return {fmt::format("wgmma_n{}_{}_{}", n, in_registers ? "registers" : "shared",
+                      element == Element::bf16 ? "bf16" : "tf32"),
+          settings + R"CUDA(
+/// wgmma() for tf32, which no template multiplies by warpgroups: a is 64 x 8, b 8 x N.
+#define WGMMA_TF32(n, registers, a_text, b_at, ...)                                               \
+  if constexpr (N == n)                                                                           \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k8.f32.tf32.tf32 {" WYVERN_D##registers    \
+               "}, " a_text ", %" #b_at ", 1, 1, 1;"                                              \
+               : WYVERN_O##registers(0) : __VA_ARGS__, "l"(b.bits))
+DEVICE void wgmma_tf32(float (&d)[N / 2], Descriptor a, Descriptor b) {
+  WGMMA_TF32(64, 32, "%32", 33, "l"(a.bits));
+  WGMMA_TF32(128, 64, "%64", 65, "l"(a.bits));
+}
+DEVICE void wgmma_tf32(float (&d)[N / 2], const u32 (&a)[4], Descriptor b) {
+  WGMMA_TF32(64, 32, "{%32,%33,%34,%35}", 36, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
+  WGMMA_TF32(128, 64, "{%64,%65,%66,%67}", 68, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
+}
 /// A as the registers of step `step` of k: words of a row that hold k = 2c, 2c+1 (tf32: k = c).
 DEVICE void load_fragment(u32 (&f)[4], const u32* a, int step) {
   const int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
@@ -39,24 +59,36 @@ DEVICE void load_fragment(u32 (&f)[4], const u32* a, int step) {
 }
 template <int BATCH>
 DEVICE void rate(const u32* a, const u32* b, float* out, int iterations, u64* clocks) {
-  const u32 base = (shared_address(dynamic_shared) + 1023) & ~1023u;
   const int warpgroup = threadIdx.x / 128;
-  const u32 left = base + warpgroup * 8192, right = base + 3 * 8192;
-  fill_tile(left, a, 64, threadIdx.x % 128, 128);
-  fill_tile(right, b, N, threadIdx.x, blockDim.x);
-  fence_async();
+  // A step of k has 32 bytes of a row in either format: 16 columns of a 16-bit tile.
+  const SwizzledTile<bf16, 64, 64> left{tile_memory() + warpgroup * 8192};
+  const SwizzledTile<bf16, N, 64> right{tile_memory() + 3 * 8192};
+  fill_tile(left, a, threadIdx.x % 128, 128);
+  fill_tile(right, b, threadIdx.x, blockDim.x);
+  fence_proxy_async();
   float d[N / 2];
   for (int i = 0; i < N / 2; ++i) d[i] = 0;
-  LEFT_DECLARE
+  u32 fragments[4][4];
+  if constexpr (REGISTERS)
+    for (int i = 0; i < 4; ++i) load_fragment(fragments[i], a, i);
   __syncthreads();
   const u64 start = clocks_now();
   for (int it = 0; it < iterations; ++it) {
     wgmma_fence();
 #pragma unroll
-    for (int j = 0; j < BATCH; ++j)
-      wgmma(d, LEFT(j % 4), descriptor(right) + j % 4 * 2);
+    for (int j = 0; j < BATCH; ++j) {
+      const int k = j % 4 * 16;
+      if constexpr (BF16 && REGISTERS)
+        wgmma<bf16, N, Major::k>(d, fragments[j % 4], right.by_rows(0, k), true);
+      else if constexpr (BF16)
+        wgmma<bf16, N, Major::k, Major::k>(d, left.by_rows(0, k), right.by_rows(0, k), true);
+      else if constexpr (REGISTERS)
+        wgmma_tf32(d, fragments[j % 4], right.by_rows(0, k));
+      else
+        wgmma_tf32(d, left.by_rows(0, k), right.by_rows(0, k));
+    }
     wgmma_commit();
-    wgmma_wait();
+    wgmma_wait<0>();
   }
   __syncthreads();
   const u64 stop = clocks_now();
@@ -72,18 +104,7 @@ DEVICE void rate(const u32* a, const u32* b, float* out, int iterations, u64* cl
     rate<BATCH>(a, b, out, iterations, clocks);                                                  \
   }
 RATE(1) RATE(4) RATE(16)
-)CUDA";
-  const bool in_registers = a == Operand::registers;
-  const std::string declare = in_registers ? "u32 fragments[4][4]; for (int i = 0; i < 4; ++i) "
-                                             "load_fragment(fragments[i], a, i);"
-                                           : "";
-  const std::string macros =
-      fmt::format("#define LEFT_DECLARE {}\n#define LEFT(step) {}\n#define BOUND {}\n", declare,
-                  in_registers ? "fragments[step]" : "descriptor(left) + (step) * 2",
-                  most_warpgroups(n, a) * 128);
-  return {fmt::format("wgmma_n{}_{}_{}", n, in_registers ? "registers" : "shared",
-                      element == Element::bf16 ? "bf16" : "tf32"),
-          macros + source};
+)CUDA"};
 }
 
 /// A row-major matrix of 128-byte rows, as words for the device and as numbers for the host.
@@ -172,7 +193,14 @@ void run_wgmma_rates(const Report& report, int n, Operand operand, Element eleme
 
 /// Eight accumulators of 16x8 a warp, all with one A.
 Program mma_program() {
-  std::string source = R"CUDA(
+  return {"mma_sync", R"CUDA(
+DEVICE void mma_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  mma_m16n8k16<bf16>(d, a, b0, b1);
+}
+DEVICE void mma_tf32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  const float left[4] = {bits_float(a[0]), bits_float(a[1]), bits_float(a[2]), bits_float(a[3])};
+  mma_m16n8k8_tf32(d, left, bits_float(b0), bits_float(b1));
+}
 #define MMA_RATE(NAME, INSTRUCTION)                                                               \
   extern "C" __global__ __launch_bounds__(512, 1) void NAME(const u32* a, const u32* b,           \
                                                             float* out, int iterations,           \
@@ -200,8 +228,7 @@ Program mma_program() {
   }
 MMA_RATE(rate_bf16, mma_bf16)
 MMA_RATE(rate_tf32, mma_tf32)
-)CUDA";
-  return {"mma_sync", source};
+)CUDA"};
 }
 
 void run_mma_rates(const Report& report, Element element) {
@@ -253,60 +280,51 @@ void run_mma_rates(const Report& report, Element element) {
 /// that to see what each costs, and the product alone with no packing. Without its fence the
 /// product reads what was there before: that variant only tells what the fence costs.
 Program hand_over_program() {
-  return {"hand_over", wgmma_function(64, Operand::registers, Element::bf16) + R"CUDA(
-namespace from_shared {
-)CUDA" + wgmma_function(64, Operand::shared, Element::bf16) +
-                           R"CUDA(
-}
+  return {"hand_over", R"CUDA(
 enum class Way { registers, fence, barrier, no_fence, shared, product_alone };
 constexpr bool uses_shared(Way way) { return way == Way::shared || way == Way::no_fence; }
 template <Way WAY>
 DEVICE void hand_over(const float* d0, const u32* q, float* out, int iterations, u64* clocks) {
-  const u32 base = (shared_address(dynamic_shared) + 1023) & ~1023u;
   const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
-  const u32 tile = base + warpgroup * 8192, right = base + 3 * 8192;
-  fill_tile(right, q, 64, threadIdx.x, blockDim.x);
-  fence_async();
+  using Tile = SwizzledTile<bf16, 64, 64>;
+  const Tile tile{tile_memory() + warpgroup * Tile::kBytes};
+  const Tile right{tile_memory() + 3 * Tile::kBytes};
+  fill_tile(right, q, threadIdx.x, blockDim.x);
+  fence_proxy_async();
   const int row = thread / 32 * 16 + lane / 4;
   float d[32];
   for (int i = 0; i < 32; ++i)
     d[i] = d0[(row + i / 2 % 2 * 8) * 64 + i / 4 * 8 + lane % 4 * 2 + i % 2];
   u32 packed[4][4];
-  for (int i = 0; i < 16; ++i) packed[i / 4][i % 4] = pack_bf16(d[2 * i], d[2 * i + 1]);
+  for (int i = 0; i < 16; ++i) packed[i / 4][i % 4] = pack<bf16>(d[2 * i], d[2 * i + 1]);
   __syncthreads();
   const u64 start = clocks_now();
   for (int it = 0; it < iterations; ++it) {
     if constexpr (WAY != Way::product_alone) {
 #pragma unroll
-      for (int i = 0; i < 16; ++i) packed[i / 4][i % 4] = pack_bf16(d[2 * i], d[2 * i + 1]);
+      for (int i = 0; i < 16; ++i) packed[i / 4][i % 4] = pack<bf16>(d[2 * i], d[2 * i + 1]);
     }
     if constexpr (uses_shared(WAY)) {
 #pragma unroll
       for (int s = 0; s < 4; ++s)
-        store_matrices(tile + swizzled(thread / 32 * 16 + lane % 16, 2 * s + lane / 16),
-                       packed[s][0], packed[s][1], packed[s][2], packed[s][3]);
+        store_matrix_x4(tile.at(thread / 32 * 16 + lane % 16, 16 * s + lane / 16 * 8), packed[s]);
     }
-    if constexpr (WAY == Way::shared || WAY == Way::fence) fence_async();
-    if constexpr (uses_shared(WAY) || WAY == Way::barrier) named_barrier(1 + warpgroup, 128);
+    if constexpr (WAY == Way::shared || WAY == Way::fence) fence_proxy_async();
+    if constexpr (uses_shared(WAY) || WAY == Way::barrier) sync_named(1 + warpgroup, 128);
     // What is packed is in its registers before the tensor cores are let at them.
-#pragma unroll
-    for (int i = 0; i < 32; ++i) asm volatile("" : "+f"(d[i])::"memory");
+    pin(d);
     wgmma_fence();
 #pragma unroll
     for (int s = 0; s < 4; ++s)
       if constexpr (uses_shared(WAY))
-        if (s == 0)
-          from_shared::wgmma<0>(d, descriptor(tile), descriptor(right));
-        else
-          from_shared::wgmma<1>(d, descriptor(tile) + s * 2, descriptor(right) + s * 2);
-      else if (WAY != Way::product_alone && s == 0)
-        wgmma<0>(d, packed[s], descriptor(right));
+        wgmma<bf16, 64, Major::k, Major::k>(d, tile.by_rows(0, 16 * s), right.by_rows(0, 16 * s),
+                                            s > 0);
       else
-        wgmma<1>(d, packed[s], descriptor(right) + s * 2);
+        wgmma<bf16, 64, Major::k>(d, packed[s], right.by_rows(0, 16 * s),
+                                  WAY == Way::product_alone || s > 0);
     wgmma_commit();
-    wgmma_wait();
-#pragma unroll
-    for (int i = 0; i < 32; ++i) asm volatile("" : "+f"(d[i])::"memory");
+    wgmma_wait<0>();
+    pin(d);
   }
   __syncthreads();
   const u64 stop = clocks_now();
