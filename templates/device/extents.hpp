@@ -14,7 +14,7 @@ struct Extents {
   long long S = 0;           ///< slots of the pool of states that `recurrent` reads and writes
   float scale = 0.0F;        ///< factor on o
   float gate_floor = 0.0F;   ///< chunk_local_cumsum raises each g to at least this; -inf: leaves it
-  float lower_bound = 0.0F;  ///< of the bounded gate, spec section 4
+  float lower_bound = 0.0F;  ///< of the bounded gate, runtime/SPECIFICATION.md section 4
 };
 
 }  // namespace wyvern

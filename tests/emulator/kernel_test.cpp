@@ -829,30 +829,37 @@ TEST(KernelHopper, PreparingChunksSpillsFewRegisters) {
 /// Both walks of a backward pass: gates in all their forms and none, norms, states, ragged
 /// sequences.
 TEST(KernelHopper, WalksBothWays) {
+  struct Size {
+    std::int64_t K, V, BV, stages;
+  };
   std::uint64_t seed = 90;
   const Template& t = *find_template("delta_scans.hopper");
   for (const Gate gate : {Gate::typical, Gate::mixed, Gate::very_negative, Gate::zero})
     for (const bool all : {false, true})
-      for (const std::int64_t BV : {64, 128}) {
+      for (const Size& size : {Size{128, 128, 64, 3},
+                               {128, 128, 128, 3},
+                               {64, 64, 64, 3},
+                               {128, 64, 64, 2},
+                               {256, 128, 64, 2}}) {
+        // Every size meets every gate, with options or without.
+        if (size.K != 128 && all == (gate == Gate::mixed)) continue;
         const std::vector<std::int64_t> lengths{100, 0, 64, 1, 200};
-        Problem p = problem(2, 192, 1, 2, 128, 128);
+        Problem p = problem(2, 192, 1, 2, size.K, size.V);
         p.op = gate == Gate::zero ? "delta_rule" : "gated_delta_rule";
         p.has_g = gate != Gate::zero;
         p.pass = Pass::backward;
         p.dtype = p.beta_dtype = DType::bf16;
         p.g_dtype = all ? DType::bf16 : DType::fp32;
         p.use_qk_l2norm = p.use_beta_sigmoid = p.initial_state = p.output_final_state = all;
-        p.state_v_first = all && BV == 64;
+        p.state_v_first = all && size.BV == 64;
         if (gate == Gate::typical && all) p.use_gate_in_kernel = p.has_A_log = p.has_dt_bias = true;
         if (all) p = testing::packed(p, lengths);
         const StageData data = testing::make_stage_data(
             p, 64, gate, ++seed, all ? lengths : std::vector<std::int64_t>(), &t);
         ASSERT_TRUE(applies(t, data));
-        expect_correct(t,
-                       Config{{"BT", std::int64_t{64}},
-                              {"BV", BV},
-                              {"num_stages", all ? std::int64_t{3} : std::int64_t{2}}},
-                       data);
+        expect_correct(
+            t, Config{{"BT", std::int64_t{64}}, {"BV", size.BV}, {"num_stages", size.stages}},
+            data);
       }
 }
 

@@ -34,9 +34,11 @@ std::string illegal(const Spec& s, const Limits& limits) {
   if (s.BT != kRows)
     return fmt::format("BT={} is not the {} rows of a warpgroup's product", s.BT, kRows);
   if (s.DTYPE != DType::bf16) return "fp16 and fp32 have no room beside factors down to 2^-40";
-  if (s.K != 64 && s.K != 128)
-    return fmt::format("K={} is not one of 64 and 128, of which a warpgroup can hold the state",
-                       s.K);
+  if (s.K != 64 && s.K != 128 && s.K != 256)
+    return fmt::format(
+        "K={} is not one of 64, 128 and 256, of which a warpgroup can hold the state", s.K);
+  if (s.K == 256 && s.BV != kColumns)
+    return fmt::format("BV={} with K=256 is more than shared memory holds", s.BV);
   if (s.V % s.BV != 0) return fmt::format("V={} is not a multiple of BV={}", s.V, s.BV);
   return cuda::exceeds_shared(HopperLayout(s).bytes, limits);
 }
@@ -84,8 +86,8 @@ Template walks() {
   t.strided = {"q", "k", "v", "beta", "g", "do"};
   t.illegal = illegal;
   t.fallback = [](Spec& s, const Limits&) {
-    s.BV = s.V % 128 == 0 ? 128 : 64;
-    s.num_stages = 3;
+    s.BV = s.K < 256 && s.V % 128 == 0 ? 128 : 64;
+    s.num_stages = s.K < 256 ? 3 : 2;
   };
   // A block of fewer columns walks faster: where each has a multiprocessor to itself, so do all.
   t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {

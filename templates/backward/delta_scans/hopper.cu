@@ -9,8 +9,8 @@ constexpr int kTilesV = V / BV;
 /// states. At launch all have as many; what the first two give up the last take.
 constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
 constexpr int kFirstRegisters = kPipelined ? 56 : 64;
-constexpr int kHelperRegisters = kPipelined ? 72 : 112;
-constexpr int kStateRegisters = kPipelined ? 192 : 224;
+constexpr int kHelperRegisters = kSharesState ? 168 : kPipelined ? 72 : 112;
+constexpr int kStateRegisters = kSharesState ? 248 : kPipelined ? 192 : 224;
 static_assert(kFirstRegisters + kHelpers * kHelperRegisters + kConsumers * kStateRegisters <=
               kLaunchRegisters * (1 + kHelpers + kConsumers));
 
@@ -33,13 +33,15 @@ WYVERN_DEVICE void begin_block(const B& b) {
       sm90::barrier_init(b.template barrier<kLayout.joined>(i), 64);
       sm90::barrier_init(b.template barrier<kLayout.inverted>(i), 32);
       sm90::barrier_init(b.template barrier<kLayout.taken>(i), 128 * kConsumers);
+      sm90::barrier_init(b.template barrier<kLayout.scored>(i), 128 * kConsumers);
     }
     sm90::barrier_init(b.template barrier<kLayout.landed>(0), 1);
     sm90::fence_barrier_init();
   }
   // Above the diagonal both stay as they are here.
   auto* const words = reinterpret_cast<uint32*>(b.shared + kLayout.inverse.offset);
-  for (int i = thread_index(); i < 2 * kSlots * SquareTile::kBytes / 4; i += kThreads) words[i] = 0;
+  for (int i = thread_index(); i < (kSlots + kScoreSlots) * SquareTile::kBytes / 4; i += kThreads)
+    words[i] = 0;
   sm90::fence_proxy_async();
   sync_block();
 }

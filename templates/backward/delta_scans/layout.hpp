@@ -14,6 +14,9 @@ constexpr int kSlots = 2;        ///< chunks that are prepared and not consumed
 /// Both walks have the same places; the forward one leaves those of queries and scores alone.
 template <class S>
 struct HopperLayout {
+  /// Whether products take the rounded state from where it is staged: registers have no room for
+  /// it.
+  bool shares_state;
   int consumers;     ///< warpgroups with a state of 64 columns of V
   int helpers;       ///< prep warpgroups
   bool pipelined;    ///< one of them makes I + A, and three warps of warpgroup 0 invert it
@@ -24,7 +27,8 @@ struct HopperLayout {
   cuda::sm90::SwizzledPlace v;     ///< all stages, one after another
   /// Staging of what a consumer writes for a chunk: its state, then its rows of Z or dV.
   cuda::sm90::SwizzledPlace state;
-  cuda::sm90::SwizzledPlace inverse, scores;  ///< kSlots of each: T - I, and P
+  int score_slots;                            ///< chunks of which there are scores
+  cuda::sm90::SwizzledPlace inverse, scores;  ///< of each slot: T - I, and P
   cuda::sm90::InverseLayout inversion;        ///< of the first helper, or the first slot
   int inversion_bytes;                        ///< from one to the next
   /// Factors of a chunk's rows, of the first stage. G: running sum of gates in base 2. key: of k_s
@@ -36,13 +40,17 @@ struct HopperLayout {
   cuda::ArrayPlace block;  ///< a copy of what all warps know, for those with few registers
   cuda::sm90::BarrierPlace loaded, scaled, free;  ///< of k, q and factors
   cuda::sm90::BarrierPlace values_loaded, values_free;
-  cuda::sm90::BarrierPlace lowered, joined, inverted, ready, taken, landed;
+  cuda::sm90::BarrierPlace lowered, joined, inverted, ready;
+  cuda::sm90::BarrierPlace taken, scored;  ///< the inverse, the scores of a slot have been read
+  cuda::sm90::BarrierPlace landed;
   int bytes;
 
   constexpr explicit HopperLayout(const S& s) {
     const int stages = static_cast<int>(s.num_stages);
+    shares_state = s.K > 128;
     consumers = static_cast<int>(s.BV) / kColumns;
-    pipelined = consumers > 1;
+    pipelined = consumers > 1 || shares_state;
+    score_slots = shares_state ? 1 : kSlots;
     helpers = pipelined ? 1 : 2;
     cuda::LayoutBuilder at;
     k = cuda::sm90::swizzled_tile(at, kRows, s.K, s.DTYPE);
@@ -53,7 +61,7 @@ struct HopperLayout {
     v = cuda::sm90::swizzled_tile(at, value_stages * kRows, s.BV, s.DTYPE);
     state = cuda::sm90::swizzled_tile(at, consumers * kColumns, s.K, s.DTYPE);
     inverse = cuda::sm90::swizzled_tile(at, kSlots * kRows, kRows, s.DTYPE);
-    scores = cuda::sm90::swizzled_tile(at, kSlots * kRows, kRows, s.DTYPE);
+    scores = cuda::sm90::swizzled_tile(at, score_slots * kRows, kRows, s.DTYPE);
     const int before = at.bytes;
     inversion = cuda::sm90::InverseLayout(at);
     inversion_bytes = at.bytes - before;
@@ -71,7 +79,7 @@ struct HopperLayout {
     free = cuda::sm90::barriers(at, stages);
     values_loaded = cuda::sm90::barriers(at, value_stages);
     values_free = cuda::sm90::barriers(at, value_stages);
-    for (cuda::sm90::BarrierPlace* place : {&lowered, &joined, &inverted, &ready, &taken})
+    for (cuda::sm90::BarrierPlace* place : {&lowered, &joined, &inverted, &ready, &taken, &scored})
       *place = cuda::sm90::barriers(at, kSlots);
     landed = cuda::sm90::barriers(at, 1);
     bytes = at.bytes;

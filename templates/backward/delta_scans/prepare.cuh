@@ -18,6 +18,8 @@ constexpr int kValueStages = kLayout.value_stages;
 constexpr int kConsumers = kLayout.consumers;
 constexpr int kHelpers = kLayout.helpers;
 constexpr bool kPipelined = kLayout.pipelined;
+constexpr bool kSharesState = kLayout.shares_state;
+constexpr int kScoreSlots = kLayout.score_slots;
 constexpr int kThreads = 128 * (1 + kHelpers + kConsumers);
 /// Warps of warpgroup 0 that make factors of rows: the last two, or the producer warp itself.
 constexpr int kScalers = kPipelined ? 1 : 2;
@@ -62,11 +64,11 @@ struct Block {
   WYVERN_DEVICE StateTile staged_state(int consumer) const {
     return {shared + kLayout.state.offset + consumer * StateTile::kBytes};
   }
-  WYVERN_DEVICE SquareTile inverse(int slot_of) const {
-    return {shared + kLayout.inverse.offset + slot_of * SquareTile::kBytes};
+  WYVERN_DEVICE SquareTile inverse(int turn) const {
+    return {shared + kLayout.inverse.offset + turn % kSlots * SquareTile::kBytes};
   }
-  WYVERN_DEVICE SquareTile scores(int slot_of) const {
-    return {shared + kLayout.scores.offset + slot_of * SquareTile::kBytes};
+  WYVERN_DEVICE SquareTile scores(int turn) const {
+    return {shared + kLayout.scores.offset + turn % kScoreSlots * SquareTile::kBytes};
   }
   template <ArrayPlace Place>
   WYVERN_DEVICE float* factors(int stage) const {
@@ -421,12 +423,19 @@ WYVERN_DEVICE void normalize(const B& b, int stage) {
   }
 }
 
-/// Until the last chunk whose slot `turn` takes has been consumed.
+/// Until the inverse of the last chunk whose slot `turn` takes has been read.
 template <class B>
 WYVERN_DEVICE void wait_taken(const B& b, int turn) {
   if (turn >= kSlots)
     sm90::barrier_wait(b.template barrier<kLayout.taken>(turn % kSlots),
                        parity_of<kSlots>(turn) ^ 1U);
+}
+/// The same for scores.
+template <class B>
+WYVERN_DEVICE void wait_scored(const B& b, int turn) {
+  if (turn >= kScoreSlots)
+    sm90::barrier_wait(b.template barrier<kLayout.scored>(turn % kScoreSlots),
+                       parity_of<kScoreSlots>(turn) ^ 1U);
 }
 
 /// -A of a chunk on its way to the warps that invert it.
@@ -490,12 +499,12 @@ WYVERN_DEVICE void lower_chunks(const B& b) {
     sm90::barrier_arrive(b.template barrier<kLayout.lowered>(slot));
     if constexpr (B::kReverse) {
       multiply_by_keys(b, b.queries(at.buffer), at.buffer, x);
-      wait_taken(b, turn);
+      wait_scored(b, turn);
       sm90::end_products<0>(x);
     }
     sm90::barrier_arrive(b.template barrier<kLayout.free>(at.buffer));
     if constexpr (B::kReverse)
-      store_lower(finish<false>(x, decays, warp, of_query), b.scores(slot), warp);
+      store_lower(finish<false>(x, decays, warp, of_query), b.scores(turn), warp);
     sm90::hand_over(b.template barrier<kLayout.ready>(slot));
   }
 }
@@ -512,11 +521,11 @@ WYVERN_DEVICE void invert_chunks(const B& b) {
     const auto begin = [&] { wait_taken(b, turn); };
     if (warp > 1) {
       sm90::barrier_wait(b.template barrier<kLayout.lowered>(slot), parity);
-      sm90::invert_32(lower_tile(b, turn), b.inverse(slot), sm90::opaque(32 * (warp - 2)), begin);
+      sm90::invert_32(lower_tile(b, turn), b.inverse(turn), sm90::opaque(32 * (warp - 2)), begin);
       sm90::barrier_arrive(b.template barrier<kLayout.joined>(slot));
     } else {
       sm90::barrier_wait(b.template barrier<kLayout.joined>(slot), parity);
-      sm90::join_32(lower_tile(b, turn), b.inverse(slot), begin);
+      sm90::join_32(lower_tile(b, turn), b.inverse(turn), begin);
       sm90::barrier_arrive(b.template barrier<kLayout.inverted>(slot));
     }
     sm90::hand_over(b.template barrier<kLayout.ready>(slot));
@@ -545,14 +554,15 @@ WYVERN_DEVICE void prepare_chunks(const B& b, int helper) {
     sm90::end_products<0>(x);
     wait_taken(b, turn);
     if constexpr (B::kReverse) {
-      store_lower(finish<false>(x, decays, warp, of_query), b.scores(slot), warp);
+      wait_scored(b, turn);
+      store_lower(finish<false>(x, decays, warp, of_query), b.scores(turn), warp);
       multiply_by_keys(b, b.keys(at.buffer), at.buffer, x);
       sm90::end_products<0>(x);
     }
     const LowerRows A = finish<true>(x, decays, warp, of_key);
     sm90::barrier_arrive(b.template barrier<kLayout.free>(at.buffer));
     inverse.take(A.left, A.diagonal);
-    inverse.invert(b.inverse(slot), warp);
+    inverse.invert(b.inverse(turn), warp);
     sm90::hand_over(b.template barrier<kLayout.ready>(slot));
     inverse.release();
 #pragma unroll

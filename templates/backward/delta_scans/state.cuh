@@ -69,12 +69,6 @@ struct Consumer {
     sm90::visit_state<V, STATE_V_FIRST>(state, recalled(b).tile * BV + consumer * kColumns, act);
   }
 
-  /// Starts x = state k^T for the chunk in `at`.
-  WYVERN_DEVICE void start(const Position& at, const StateFragment& packed) {
-    sm90::begin_products(x);
-    sm90::multiply(x, packed, sm90::rows_of(b.keys(at.buffer)), false);
-    sm90::wgmma_commit();
-  }
   WYVERN_DEVICE void wait_keys(const Position& at) const {
     sm90::barrier_wait(b.template barrier<kLayout.loaded>(at.buffer), at.parity);
   }
@@ -99,24 +93,67 @@ struct Consumer {
     sync();
   }
 
-  /// The state leaves for memory as it was rounded.
-  WYVERN_DEVICE void store_state(const StateFragment& packed, int turn,
-                                 const TensorMap& map) const {
+  /// Writes sixteen channels of the rounded state to its staging tile.
+  WYVERN_DEVICE void stage(const uint32 (&packed)[4], int j) const {
     const int lane = lane_index();
-    const StateTile tile = b.staged_state(consumer);
-    wait_staging();
+    sm90::store_matrix_x4(
+        b.staged_state(consumer).at(warp_index() % 4 * 16 + lane % 16, 16 * j + lane / 16 * 8),
+        packed);
+  }
+  WYVERN_DEVICE void send_state(int turn, const TensorMap& map) const {
+    if (thread_index() % 128 != 0) return;
+    const B block = recalled(b);
+    sm90::tensor_store(map, {0, (kPanels * block.tile + consumer) * kColumns, 0, block.place(turn)},
+                       b.staged_state(consumer).data);
+    sm90::bulk_commit();
+  }
+
+  /// x = state k^T, the state rounded; which leaves for memory too. Meanwhile the state decays
+  /// where `decays`, and meanwhile() is called.
+  template <bool Decays, class Meanwhile>
+  WYVERN_DEVICE void multiply_state(const Position& at, int turn, const TensorMap& map,
+                                    Meanwhile&& meanwhile) {
+    if constexpr (kSharesState) {
+      wait_staging();
 #pragma unroll
-    for (int j = 0; j < K / 16; ++j)
-      sm90::store_matrix_x4(tile.at(warp_index() % 4 * 16 + lane % 16, 16 * j + lane / 16 * 8),
-                            packed.x[j]);
-    sm90::fence_proxy_async();
-    sync();
-    if (thread_index() % 128 == 0) {
-      const B block = recalled(b);
-      sm90::tensor_store(
-          map, {0, (kPanels * block.tile + consumer) * kColumns, 0, block.place(turn)}, tile.data);
-      sm90::bulk_commit();
+      for (int j = 0; j < K / 16; ++j) {
+        uint32 packed[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          packed[i] = pack<DTYPE>(state.x[8 * j + 2 * i], state.x[8 * j + 2 * i + 1]);
+        stage(packed, j);
+      }
+      sm90::fence_proxy_async();
+      sync();
+      sm90::begin_products(x);
+      sm90::multiply<K>(x, sm90::rows_of(b.staged_state(consumer)),
+                        sm90::rows_of(b.keys(at.buffer)), false);
+      sm90::wgmma_commit();
+      send_state(turn, map);
+      if constexpr (Decays) decay(at);
+      meanwhile();
+      sm90::end_products<0>(x);
+    } else {
+      StateFragment packed(state);
+      sm90::begin_products(x);
+      sm90::multiply(x, packed, sm90::rows_of(b.keys(at.buffer)), false);
+      sm90::wgmma_commit();
+      wait_staging();
+#pragma unroll
+      for (int j = 0; j < K / 16; ++j) stage(packed.x[j], j);
+      sm90::fence_proxy_async();
+      sync();
+      send_state(turn, map);
+      if constexpr (Decays) decay(at);
+      meanwhile();
+      sm90::end_products<0>(x);
+      packed.hold();
     }
+  }
+  WYVERN_DEVICE void decay(const Position& at) {
+    const float factor = array_at<kLayout.decay>(b.shared)[at.buffer];
+#pragma unroll
+    for (int i = 0; i < Transposed::kCount; ++i) state.x[i] *= factor;
   }
 
   /// x to its staging tile, for send_rows().
@@ -168,25 +205,20 @@ struct Forward : Consumer<Block<false>> {
     for (int turn = 0; turn < b.chunks; ++turn, at.advance()) {
       wait_keys(at);
       {
-        StateFragment packed(state);
-        start(at, packed);
-        store_state(packed, turn, state_map);
         RowFragment values;
-        wait_values(turn);
-        load_rows(values, b.values(turn, consumer));
-        free_values(turn);
-        wait_ready(turn);
-        sm90::end_products<0>(x);
-        packed.hold();
+        multiply_state<false>(at, turn, state_map, [&] {
+          wait_values(turn);
+          load_rows(values, b.values(turn, consumer));
+          free_values(turn);
+          wait_ready(turn);
+        });
         subtract_from_values(at, values);
       }
       RowFragment u(x);
       sm90::begin_products(x);
-      sm90::multiply(x, u, sm90::rows_of(b.inverse(turn % kSlots)), true);
+      sm90::multiply(x, u, sm90::rows_of(b.inverse(turn)), true);
       sm90::wgmma_commit();
-      const float decay = array_at<kLayout.decay>(b.shared)[at.buffer];
-#pragma unroll
-      for (int i = 0; i < Transposed::kCount; ++i) state.x[i] *= decay;
+      decay(at);
       sm90::end_products<0>(x);
       u.hold();
       RowFragment update;
@@ -216,10 +248,11 @@ struct Reverse : Consumer<Block<true>> {
     load_rows(gradients, b.values(turn, consumer));
     Columns y;
     sm90::begin_products(y);
-    sm90::multiply(y, gradients, sm90::columns_of(b.scores(turn % kSlots)), false);
+    sm90::multiply(y, gradients, sm90::columns_of(b.scores(turn)), false);
     sm90::wgmma_commit();
     sm90::end_products<0>(y);
     gradients.hold();
+    sm90::barrier_arrive(b.barrier<kLayout.scored>(turn % kScoreSlots));
     return RowFragment(y);
   }
 
@@ -279,20 +312,11 @@ struct Reverse : Consumer<Block<true>> {
     RowFragment own = own_part(at, 0);
 #pragma unroll 1
     for (int turn = 0; turn < b.chunks; ++turn) {
-      {
-        StateFragment packed(state);
-        start(at, packed);
-        store_state(packed, turn, state_map);
-        const float decay = array_at<kLayout.decay>(b.shared)[at.buffer];
-#pragma unroll
-        for (int i = 0; i < Transposed::kCount; ++i) state.x[i] *= decay;
-        sm90::end_products<0>(x);
-        packed.hold();
-        add_own(at, own);
-      }
+      multiply_state<true>(at, turn, state_map, [] {});
+      add_own(at, own);
       RowFragment u(x);
       sm90::begin_products(x);
-      sm90::multiply(x, u, sm90::columns_of(b.inverse(turn % kSlots)), true);
+      sm90::multiply(x, u, sm90::columns_of(b.inverse(turn)), true);
       sm90::wgmma_commit();
       RowFragment gradients;
       load_scaled_gradients(gradients, at, turn);
