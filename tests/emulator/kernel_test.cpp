@@ -1201,8 +1201,7 @@ TEST(KernelHopper, GradientsSpillNothing) {
           const Artifact artifact =
               compile({find_template("delta_gradient.hopper"), problem_constants(p),
                        Config{{"BT", std::int64_t{64}}}, cuda_target("sm_90a")});
-          // Of 256 channels, grouped heads with all options spill what is used once an item.
-          EXPECT_LE(artifact.resources.spill_bytes, width == 256 && group > 1 && all ? 64 : 0)
+          EXPECT_EQ(artifact.resources.spill_bytes, 0)
               << op << ' ' << group << ' ' << width << ' ' << all;
         }
 }

@@ -30,6 +30,9 @@ WYVERN_DEVICE RowPair scales_of(const Block& b) {
 /// Of two the compiler is to make a loop too: registers have no room for the descriptors of both.
 WYVERN_DEVICE int parts_of_slice() { return kParts == 2 ? sm90::opaque(kParts) : kParts; }
 
+/// A loop over one head stays a loop: joined with that over items it would spill.
+WYVERN_DEVICE int group_size() { return sm90::opaque(kGroup); }
+
 // ---- gradients of rows on their way out ---------------------------------------------------------
 
 /// A slice of gradients of one warpgroup, by way of a tile in shared memory.
@@ -192,20 +195,19 @@ WYVERN_DEVICE void make_key_gradients(const Block& b, Items items, const SliceSt
     SliceSum dK[kSlices];
     RowPair o, along;
 #pragma unroll 1
-    for (int head = 0; head < kGroup; ++head, ++turn.heads) {
+    for (int head = 0; head < group_size(); ++head, ++turn.heads) {
       const int row_stage = turn.rows().buffer;
       const int stage = turn.factors().buffer;
       Square x, y;
       b.rows().wait_full(turn.rows());
       sm90::start_product<V>(x, rows_of(b.dv(row_stage)), rows_of(b.z(row_stage)));
       b.scales().wait_full(turn.factors());
-      const RowPair minus = scales_of<kLayout.key_scale>(b) * -1.0f;
       const sm90::Decays decays(b.factors<kLayout.G>(stage), b.factors<kLayout.column>(stage),
                                 b.factors<kLayout.anchored>(stage), warp);
       sm90::end_products<0>(x);
       b.sums().wait_empty(turn.only());
       sm90::diagonal_of(x, warp).store(b.array<kLayout.values>());
-      sm90::decay_strictly_lower(x, decays, minus, warp);
+      sm90::decay_strictly_lower(x, decays, scales_of<kLayout.key_scale>(b) * -1.0f, warp);
       Fragment M(x);
       out.wait();  // dk was there, and M of the head before
       sm90::store_fragment(b.M(), M);
@@ -213,19 +215,20 @@ WYVERN_DEVICE void make_key_gradients(const Block& b, Items items, const SliceSt
       sm90::sync_named(out.name, 128);
 
       b.scores().wait_full(turn.only());
-      const RowPair own = RowPair::load(b.array<kLayout.own>());
-      if constexpr (kNorms) o = o + own;
+      if constexpr (kNorms) o = o + RowPair::load(b.array<kLayout.own>());
       if (head == 0) b.keys().wait_full(turn.item());
+      // Numbers of rows are read again for each slice: registers are few.
       RowPair from_rows, from_columns, end;
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice) {
+        // Descriptors are made anew for each slice, as registers cannot keep them.
         const auto start = [&](int part) {
           const auto at = turn.part(slice, part);
           b.states().wait_full(at);
           const int first = part * kPartRows;
-          sm90::start_product<kPartRows>(x, rows_of(b.dv(row_stage), 0, first),
+          sm90::start_product<kPartRows>(x, rows_of(b.dv(sm90::opaque(row_stage)), 0, first),
                                          columns_of(b.state(at.buffer)), part > 0);
-          sm90::start_product<kPartRows>(y, rows_of(b.z(row_stage), 0, first),
+          sm90::start_product<kPartRows>(y, rows_of(b.z(sm90::opaque(row_stage)), 0, first),
                                          columns_of(b.dstate(at.buffer)), part > 0);
         };
 #pragma unroll 1
@@ -237,7 +240,8 @@ WYVERN_DEVICE void make_key_gradients(const Block& b, Items items, const SliceSt
         }
         start(kParts - 1);
         sm90::end_products<1>(x);
-        sm90::scale_rows(x, minus * RowPair::load(b.factors<kLayout.entering>(stage)));
+        sm90::scale_rows(x, scales_of<kLayout.key_scale>(b) *
+                                RowPair::load(b.factors<kLayout.entering>(stage)) * -1.0f);
         sm90::start_product(x, M, columns_of(b.k(slice)), true);
         sm90::end_products<1>(y);
         sm90::barrier_arrive(b.states().empty(turn.part(slice, kParts - 1)));
@@ -253,7 +257,7 @@ WYVERN_DEVICE void make_key_gradients(const Block& b, Items items, const SliceSt
         sm90::end_products<0>(y);
         if constexpr (kDots) sm90::add_row_dots(from_columns, y, b.k(slice));
         sm90::add(y, x);
-        sm90::add_rows(y, own, b.q(slice));
+        sm90::add_rows(y, RowPair::load(b.array<kLayout.own>()), b.q(slice));
         dK[slice].add(y);
       }
       sm90::barrier_arrive(b.scores().empty(turn.only()));
