@@ -65,12 +65,15 @@ std::optional<Config> config_for(const Template& t, const Problem& problem, cons
               : default_config(t, constants, limits, precision, {BT, kSegment});
 }
 
+/// Whether it is one of the two kernels of a whole backward pass.
+bool is_backward_pass(const Template& t) { return t.source.starts_with("backward/"); }
+
 Pass pass_of(const Template& t) {
   for (const Cover& cover : t.covers) {
     const std::string_view stage = cover.stage->name;
     if (stage.ends_with("recurrent")) return Pass::recurrent;
     if (stage.find("bwd") != std::string_view::npos || stage == "head_sum" ||
-        stage == "gate_param_sum" || stage == "chunk_local_reverse_cumsum")
+        stage == "gate_param_sum" || stage == "chunk_local_reverse_cumsum" || is_backward_pass(t))
       return Pass::backward;
   }
   return Pass::forward;
@@ -97,7 +100,7 @@ void set_gate(Problem& p, const Template& t, std::string_view op, unsigned switc
       (has_gate && !optional_gate) ||
       (gated && bit(0) &&
        (has_gate || covers_any("chunk_local_reverse_cumsum", "recurrent", "gdn2_recurrent",
-                               "kda_segment", "delta_segment")));
+                               "kda_segment", "delta_segment", "delta_scans", "delta_gradient")));
   p.has_dt_bias = p.use_gate_in_kernel && bit(1);
   p.lower_bound = kda && bit(3) ? std::optional(-5.0F) : std::nullopt;
   p.safe_gate = p.lower_bound && (!p.use_gate_in_kernel || !bit(0));
@@ -111,7 +114,8 @@ std::vector<std::string> operators_of(const Template& t, const Problem& like, un
     Problem p = like;
     p.T = 1, p.K = p.V = 4;
     set_gate(p, t, op, switches);
-    if (exercises(t, make_stage_data(p, 16, Gate::typical, 1, {1}))) found.emplace_back(op);
+    const std::int64_t BT = is_backward_pass(t) ? 64 : 16;
+    if (exercises(t, make_stage_data(p, BT, Gate::typical, 1, {1}))) found.emplace_back(op);
   }
   return found;
 }
@@ -135,7 +139,7 @@ Problem problem_for(const Template& t, DType dtype, unsigned switches) {
   p.state_v_first = bit(1);
   p.seqlens_dtype = bit(2) ? DType::int64 : DType::int32;
   p.return_intermediate_states = t.carries_out("transpose_states");
-  p.disable_recompute = bit(1) == bit(2) && !p.return_intermediate_states;
+  p.disable_recompute = bit(1) == bit(2) && !p.return_intermediate_states && !is_backward_pass(t);
   if (p.pass == Pass::recurrent) {
     p.inplace_state = bit(0) != bit(3);
     p.state_index = bit(1) != bit(2);
@@ -187,7 +191,7 @@ class DeviceTest : public ::testing::Test {
     Problem usual;
     usual.K = 128;
     usual.dtype = dtype;
-    if (t.source.starts_with("backward/")) usual.pass = Pass::backward;
+    if (is_backward_pass(t)) usual.pass = Pass::backward;
     if (takes(t, limits(), usual)) return true;
     skip_reason_ = t.id() + " is not for " + std::string(to_string(dtype)) + " on this device";
     return false;
