@@ -98,8 +98,8 @@ void add_segments(const ChunkedStages& stages, Uses& uses) {
   uses[first].optional_group = group.size();
 }
 
-void add_two_kernels(const Problem& p, const ChunkedStages& stages, Uses& uses) {
-  if (stages.scans == nullptr || p.disable_recompute) return;
+void add_two_kernels(const ChunkedStages& stages, Uses& uses) {
+  if (stages.scans == nullptr) return;
   uses.push_back({stages.scans, {}, {}});
   uses.back().optional_group = 2;
   uses.push_back({stages.gradient,
@@ -236,7 +236,7 @@ Uses chunked_stages(const Problem& p, const ChunkedStages& stages) {
   if (p.pass == Pass::forward)
     add_segments(stages, uses);
   else
-    add_two_kernels(p, stages, uses);
+    add_two_kernels(stages, uses);
   for (const char* const x : {"q", "k"}) add_row_scales(p, x, uses);
   add_gate_sums(p, stages, uses);
   if (p.pass == Pass::forward || !p.disable_recompute) {

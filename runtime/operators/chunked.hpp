@@ -49,7 +49,7 @@ void add_chunk_tables(const Problem& problem, Uses& uses);
 /// The optional group `segment`, fwd_h_combine, `resume` in front of a forward pass.
 void add_segments(const ChunkedStages& stages, Uses& uses);
 /// The optional group `scans`, `gradient` in front of a backward pass.
-void add_two_kernels(const Problem& problem, const ChunkedStages& stages, Uses& uses);
+void add_two_kernels(const ChunkedStages& stages, Uses& uses);
 /// Sets which uses that group replaces, once all uses are in the list: all but the final sums of
 /// the gate's parameters.
 void end_two_kernels(const ChunkedStages& stages, Uses& uses);

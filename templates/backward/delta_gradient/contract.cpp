@@ -20,8 +20,8 @@ TiledView values(const Spec& s, const Extents& e) {
 TiledView slices(const Spec& s, const Extents& e) {
   return hopper::panels(e, s.DTYPE, s.H, s.K, kRows, kChannels / 64);
 }
-/// Matrices of a chunk slot and value head, [NT, HV, rows, columns]; a TMA load takes `part` rows of
-/// `panels` panels.
+/// Matrices of a chunk slot and value head, [NT, HV, rows, columns]; a TMA load takes `part` rows
+/// of `panels` panels.
 TiledView matrices(const Spec& s, const Extents& e, std::int64_t rows, std::int64_t columns,
                    std::int64_t part, std::int64_t panels) {
   const auto size = static_cast<std::int64_t>(size_of(s.DTYPE));

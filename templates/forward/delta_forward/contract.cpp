@@ -73,6 +73,8 @@ std::string illegal(const Spec& s, const Limits& limits) {
         "K={} is not one of 64, 128 and 256, of which a warpgroup can hold the state", s.K);
   if (s.K == 256 && s.BV != kColumns)
     return fmt::format("BV={} with K=256 is more than shared memory holds", s.BV);
+  if (s.BV != kColumns && s.QK_L2NORM && s.DTYPE == DType::fp16)
+    return fmt::format("BV={} leaves no registers for fp16 rows with norms", s.BV);
   if (s.V % s.BV != 0) return fmt::format("V={} is not a multiple of BV={}", s.V, s.BV);
   if (s.NEG_EIGVAL) return "states that need not decay want more digits than 16-bit products keep";
   if (s.KEEP_STATES || s.KEEP_INVERSE) return "what is inside a chunk stays on chip";
@@ -125,7 +127,8 @@ Template walk(std::string name, std::string source) {
   t.strided = {"k", "v", "beta", "g"};
   t.illegal = illegal;
   t.fallback = [](Spec& s, const Limits&) {
-    s.BV = s.K == 256 || s.V % (2 * kColumns) != 0 ? kColumns : 2 * kColumns;
+    const bool narrow = s.K == 256 || (s.QK_L2NORM && s.DTYPE == DType::fp16);
+    s.BV = narrow || s.V % (2 * kColumns) != 0 ? kColumns : 2 * kColumns;
     s.num_stages = s.K == 256 ? 2 : 3;
   };
   return t;
@@ -187,7 +190,8 @@ Template segment() {
     return illegal(s, limits);
   };
   t.fallback = [](Spec& s, const Limits&) {
-    s.BV = s.K == 128 && s.V % (2 * kColumns) == 0 ? 2 * kColumns : kColumns;
+    const bool narrow = s.K != 128 || (s.QK_L2NORM && s.DTYPE == DType::fp16);
+    s.BV = narrow || s.V % (2 * kColumns) != 0 ? kColumns : 2 * kColumns;
     s.num_stages = s.K == 256 ? 2 : 3;
   };
   // A sequence's last segment has no blocks that do anything.
