@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <initializer_list>
+#include <limits>
 
 #include "runtime/base/json_text.hpp"
 #include "runtime/devices/device_impl.hpp"
@@ -128,6 +129,8 @@ double walk_time(const WalkCost& cost, const Problem& problem, const Target& tar
 struct Walk {
   const Template* by = nullptr;  ///< of templates with a cost of walks; null: any
   std::int64_t SEG = 0;
+  /// In microseconds, where templates say what walks cost.
+  double time = std::numeric_limits<double>::infinity();
 };
 
 /// Stands for none of the templates with a cost of walks.
@@ -147,9 +150,8 @@ class Cheapest {
 
   void compare(const WalkCost& cost, Walk walk) {
     const double time = walk_time(cost, problem_, target_, BT_, walk.SEG) / cost.clear;
-    if (any && time >= least_) return;
-    best = walk;
-    least_ = time;
+    if (any && time >= best.time) return;
+    best = {walk.by, walk.SEG, time};
     any = true;
   }
   void compare_segments(const WalkCost& cost, const Template* by) {
@@ -164,7 +166,6 @@ class Cheapest {
   const Problem& problem_;
   const Target& target_;
   std::int64_t BT_, chunks_;
-  double least_ = 0;
 };
 
 /// The cheapest; where the device's multiprocessors are not known, the one with the fewest kernels.
@@ -186,7 +187,7 @@ Walk cheapest_walk(const Problem& problem, std::span<const StageUse> uses, const
       else
         walks.compare(*t->walk_cost, {t, 0});
     }
-  if (!walks.any) return portable.best;
+  if (!walks.any) return {portable.best.by, portable.best.SEG};
   if (problem.pass == Pass::backward) {
     walks.compare(kPortableBackward, {&portable_walk(), 0});
     if (walks.best.by == &portable_walk()) walks.best.SEG = portable.best.SEG;
@@ -397,18 +398,31 @@ std::vector<Plan> enumerate_plans(const Problem& problem, const Target& target, 
   return plans;
 }
 
+/// The plan with chunks of BT tokens; nothing where no template is legal with them.
+static std::optional<Plan> plan_of(const Problem& problem, std::span<const StageUse> uses,
+                                   const Target& target, std::int64_t BT, const Walk& walk) {
+  std::optional<Plan> plan;
+  if (walk.SEG != 0) plan = shortest_plan(problem, uses, target, {BT, walk.SEG}, walk.by);
+  if (!plan)
+    plan = shortest_plan(problem, uses, target, {BT, 0}, walk.SEG == 0 ? walk.by : nullptr);
+  return plan;
+}
+
 Plan default_plan(const Problem& problem, const Target& target) {
   const std::span<const std::int64_t> sizes = chunk_sizes(problem, target.device);
   const std::vector<StageUse> uses = stage_uses(problem);
+  // The cheapest, where costs tell; else the first chunk size for which there is a plan.
+  std::optional<Plan> best;
+  double least = 0;
   for (const std::int64_t BT : sizes) {
     const Walk walk = cheapest_walk(problem, uses, target, BT);
-    if (walk.SEG != 0)
-      if (std::optional<Plan> split = shortest_plan(problem, uses, target, {BT, walk.SEG}, walk.by))
-        return *split;
-    const Template* const whole_by = walk.SEG == 0 ? walk.by : nullptr;
-    if (std::optional<Plan> whole = shortest_plan(problem, uses, target, {BT, 0}, whole_by))
-      return *whole;
+    if (best && walk.time >= least) continue;
+    std::optional<Plan> plan = plan_of(problem, uses, target, BT, walk);
+    if (!plan) continue;
+    best = std::move(plan);
+    least = walk.time;
   }
+  if (best) return *best;
   throw Error(ErrorKind::kUnavailable,
               fmt::format("{} ({}) with K = {}, V = {}, {}{} fits no template on {} ({} bytes of "
                           "shared memory a block)",
