@@ -22,6 +22,7 @@
 #include "runtime/plan.hpp"
 #include "tests/emulator/block.hpp"
 #include "tests/emulator/emulator.hpp"
+#include "tests/support/coverage.hpp"
 #include "tests/support/full_suite.hpp"
 #include "tests/support/stage_data.hpp"
 
@@ -138,6 +139,7 @@ bool same_element(const HostTensor& a, const HostTensor& b, std::int64_t i) {
 void expect_correct(const Template& t, const Config& config, const StageData& data,
                     const Limits& device = {}) {
   SCOPED_TRACE(t.id() + " {" + config.to_string() + "} " + testing::describe(data.problem));
+  testing::note_tried(data.problem, t.id());
   const auto outputs =
       launch(t, config, data, Schedule::first_warp, testing::kNanPoison, /*apart=*/false, device);
   const auto again =

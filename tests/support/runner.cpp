@@ -16,6 +16,7 @@
 #include "cache/cache.hpp"
 #include "compiler/compiler.hpp"
 #include "runtime/devices/device_impl.hpp"
+#include "tests/support/coverage.hpp"
 #include "tests/support/strided_rows.hpp"
 
 namespace wyvern::testing {
@@ -363,6 +364,7 @@ class OperatorMemory {
 HostTensors run_operator(const Device& device, const Operator& op, const OperatorData& data,
                          Guards guards, const Launcher& launcher, int launches) {
   EXPECT_EQ(op.workspace_bytes() % sizeof(float), 0U);
+  for (const PlanStep& step : op.plan()) note_tried(data.problem, step.template_id);
   const HostTensor workspace_like(
       DType::fp32, {static_cast<std::int64_t>(op.workspace_bytes() / sizeof(float))});
   OperatorMemory memory(device, data, guards);

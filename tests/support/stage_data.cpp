@@ -10,6 +10,7 @@
 
 #include "runtime/operators/operator.hpp"
 #include "runtime/plan.hpp"
+#include "tests/support/coverage.hpp"
 
 namespace wyvern::testing {
 namespace {
@@ -641,6 +642,7 @@ void expect_stage_matches(const Device& device, const PlanStep& step, const Stag
                           DeviceTensor::Guards guards) {
   SCOPED_TRACE(step.template_id + " {" + step.config.to_string() + "} " + describe(data.problem));
   const Template& t = *find_template(step.template_id);
+  note_tried(data.problem, step.template_id);
   const Written written = written_elements(data);
   const Stage stage = test_runtime().prepare_stage(device, step, data.problem);
   const HostTensors outputs =
