@@ -128,7 +128,7 @@ void Bench::check_segments(const Plan& plan, Outcome& outcome) {
   check(at->second, plan, outcome);
 }
 
-/// All checks of a plan; those that it has passed in this process are not made again.
+/// All checks of a plan, except those that it has already passed in this process.
 void Bench::check_whole(const Plan& plan, Outcome& outcome) {
   const std::string text = canonical_text(plan);
   outcome.status = Status::ok;
@@ -150,7 +150,7 @@ bool Bench::grow(Workspace& workspace, const Device& device, std::size_t bytes) 
   return true;
 }
 
-/// Memory for the full problem's intermediates; what it held is lost only when it must grow.
+/// Memory for the full problem's intermediates; its content survives unless it must grow.
 void* Bench::workspace(const Operator& op) {
   if (grow(full_workspace_, device_, op.workspace_bytes())) prefix_.clear();
   return full_workspace_.memory.get();

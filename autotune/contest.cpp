@@ -16,12 +16,12 @@ constexpr double kMostRaced = 24;  ///< within kRaced; in proportion where that 
 constexpr double kTied = 1.02;
 constexpr std::size_t kMostSwaps = 24;
 constexpr std::size_t kRanked = 3;
-/// A chunk size whose best sum is within this of the best takes part in the comparison: what sums
-/// leave out (launches, what stays in cache between steps) is of this order.
+/// A chunk size whose best sum is within this of the best takes part in the comparison: effects
+/// that sums leave out (launches, data cached between steps) are of this order.
 constexpr double kNear = 1.25;
 /// A group below this share of the whole moves it by less than noise.
 constexpr double kNegligible = 1.0 / 200;
-/// Of the first round, what goes on to the second.
+/// Plans of the first round that go on to the second.
 constexpr std::size_t kSecondRound = 6;
 
 Footprint footprint_of(const SearchSpace& space, const Results& results,
@@ -75,7 +75,7 @@ bool Contest::race(double seconds) {
     if (!series) return false;
     for (std::size_t i = 0; i < heat.size(); ++i) {
       Series& own = (*series)[i];
-      if (own.samples.empty()) continue;  // it was right before: what it took then stands
+      if (own.samples.empty()) continue;  // it was right before: its earlier time stands
       Outcome outcome = *results_.find(heat[i]);
       outcome.samples = std::move(own.samples);
       outcome.clocks_mhz = std::move(own.clocks_mhz);
@@ -150,8 +150,7 @@ bool Contest::run(double seconds, const std::function<void(std::size_t)>& begin)
   return any;
 }
 
-/// The fastest of the first round, and what proved better than the best plan's own configs put
-/// together.
+/// The fastest plans of the first round, and one plan of all configs that beat the best plan's own.
 std::vector<Contest::Entry> Contest::second_round() const {
   std::vector<std::size_t> order;
   for (std::size_t i = 0; i < entries_.size(); ++i)

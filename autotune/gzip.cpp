@@ -13,7 +13,7 @@ namespace {
 constexpr int kGzipFormat = 15 + 16;  // the largest window, with gzip's header
 constexpr int kMemoryLevel = 8;       // zlib's own default
 
-/// What zlib reads; it writes none of it.
+/// zlib's input, which it does not write.
 Bytef* input(std::string_view text) {
   return const_cast<Bytef*>(reinterpret_cast<const Bytef*>(text.data()));
 }

@@ -104,7 +104,7 @@ std::function<void(std::span<float>)> values_of(Quantity holds, const Problem& p
       return p.use_beta_sigmoid ? source.normal(1) : source.uniform(0.05F, 0.95F);
     case Quantity::gates: {
       if (!p.use_gate_in_kernel) return source.uniform(-0.5F * gates, 0.0F);
-      // Softplus and sigmoid are all but exp where they are small. What a sigmoid is of is
+      // Softplus and sigmoid are all but exp where they are small. A sigmoid's argument is
       // multiplied by a rate first, by the least here in the worst case.
       const float power = p.lower_bound ? std::exp(-kLeastLogRate) : 1.0F;
       return source.normal(1, power * std::log(gates));
@@ -200,8 +200,8 @@ Problem reduced(const Problem& problem, std::int64_t segment) {
 
 namespace {
 
-/// The system promises more memory than there is and kills who touches it, and what a container
-/// throws for want of memory does not say which problem was too large.
+/// Linux overcommits and kills a process that touches too much, and std::bad_alloc does not say
+/// which problem was too large.
 void check_memory(const Device& device, const Problem& p, const std::vector<TensorSpec>& specs,
                   bool keep_host) {
   std::uint64_t all = 0, largest = 0;
@@ -242,7 +242,7 @@ ProblemTensors::ProblemTensors(const Device& device, const Problem& problem, std
   device_arguments_.cu_seqlens_host = host_arguments_.cu_seqlens_host = cu_seqlens_;
 }
 
-/// The bytes of an input; none for what kernels write.
+/// The bytes of an input; none for an output.
 Bytes ProblemTensors::content_of(const TensorSpec& spec, float gates, Source& source) const {
   const TensorRule& rule = definition_of(problem_).rule(spec.name);
   if (spec.access == TensorAccess::out || rule.role == TensorRole::kept) return {};

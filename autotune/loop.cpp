@@ -35,9 +35,9 @@ void report(const SearchSpace& space, const Results& results, const LoopLimits& 
 
 namespace {
 
-/// After so many results the search is asked anew what to try next.
+/// After so many results the search proposes a new round.
 constexpr std::size_t kBatch = 16;
-/// What an estimate of a candidate's cost needs.
+/// The fewest results for an estimate of a candidate's cost.
 constexpr std::size_t kFewest = 4;
 
 /// One run of run_search().
@@ -63,7 +63,8 @@ class Loop {
         break;
       }
       const std::vector<Candidate> unknown = recall(round);
-      if (unknown.size() < round.size() && !unknown.empty()) continue;  // what is known may reorder
+      if (unknown.size() < round.size() && !unknown.empty())
+        continue;  // known results may reorder it
       const double before = limits_.elapsed_s();
       const std::size_t measured = measured_;
       const bool stop = !measure(
@@ -73,7 +74,7 @@ class Loop {
         end_.sweep_configs += measured_ - measured;
       }
       if (stop) {
-        // What a sweep leaves undone is no longer the search's: it had nothing left to ask.
+        // Configs that a sweep leaves out do not count: the search itself had finished.
         end_.complete = sweeping && !end_.interrupted;
         break;
       }
@@ -85,7 +86,7 @@ class Loop {
  private:
   bool interrupted() const { return limits_.interrupted && limits_.interrupted(); }
 
-  /// How many candidates the rest of the budget pays for, by what they have cost so far.
+  /// How many candidates the rest of the budget pays for, by the mean cost so far.
   std::size_t room() const {
     const double now = limits_.elapsed_s();
     const double left = limits_.deadline_s - now;
@@ -94,14 +95,14 @@ class Loop {
     return each > 0 ? static_cast<std::size_t>(std::min(left / each, 1e9)) : 0;
   }
 
-  /// Takes in what an earlier sweep left behind; false when that is nothing.
+  /// Recalls results of an earlier sweep; false when there are none.
   bool recall_rest() {
     if (limits_.force || !limits_.sweep) return false;
     const std::vector<Candidate> rest = search_.next_round(results_, space_.size());
     return recall(rest).size() < rest.size();
   }
 
-  /// Those of the round that nothing is known of.
+  /// The round's candidates without a stored result.
   std::vector<Candidate> recall(const std::vector<Candidate>& round) {
     std::vector<Candidate> unknown;
     for (const Candidate& candidate : round) {

@@ -11,8 +11,8 @@ namespace {
 constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 /// More observations of a template would say little more and cost their third power.
 constexpr std::size_t kMostObservations = 240;
-/// How far a logarithm of time is off its smooth part, as a variance: of what this tuning measured,
-/// and of what another problem's says about this one.
+/// How far a logarithm of time is off its smooth part, as a variance: of this tuning's own
+/// measurements, and of another problem's used for this one.
 constexpr double kOwnNoise = 0.02, kStoredNoise = 0.2;
 /// How far the smooth part carries, in standard deviations of each feature.
 constexpr double kReach = 1.0;
@@ -32,7 +32,7 @@ struct Sample {
   double noise = 0;
 };
 
-/// The time that a result tells of, also that of a config found too slow; 0: none.
+/// The time in a result, also of a config found too slow; 0: none.
 double time_of(const Outcome* outcome) {
   const bool timed = outcome != nullptr && !outcome->samples.empty() &&
                      (outcome->status == Status::ok || outcome->status == Status::rejected);
@@ -100,7 +100,7 @@ class CostModel::Regression {
     for (Sample& sample : samples_) scale(sample.features);
   }
 
-  /// In standard deviations from the mean; what is unknown is taken as the mean.
+  /// In standard deviations from the mean; an unknown feature counts as the mean.
   void scale(std::vector<double>& features) const {
     for (std::size_t f = 0; f < features.size(); ++f)
       features[f] = std::isnan(features[f]) ? 0 : (features[f] - mean_[f]) / deviation_[f];

@@ -28,7 +28,7 @@ std::int64_t number_in(std::string_view key, std::string_view name) {
   return value;
 }
 
-/// The sizes of a key's buckets: what blocks and waves are counted from.
+/// A problem of the sizes of a key's buckets, from which blocks and waves are counted.
 Problem sizes_of(std::string_view key, const Constants& constants) {
   const std::int64_t tokens = number_in(key, "/tokens="), sequences = number_in(key, "/sequences=");
   Problem problem;

@@ -20,7 +20,7 @@ namespace {
 constexpr double kFewestRounds = 3, kMostRaced = 20, kMostCompared = 100;
 /// For racing, and for comparing.
 constexpr double kRoundsSeconds = 2;
-/// What starting a worker, racing and comparing take of a tuning, in the recording's time.
+/// The share of a tuning's time that starting a worker, racing and comparing take.
 constexpr double kComparingShare = 0.1;
 
 /// Answers from a recording, in its time.
@@ -185,7 +185,7 @@ std::optional<double> recorded_us(const Recording& recording, const Plan& plan) 
 
 Plan recorded_best(const Recording& recording) {
   const SearchSpace& space = recording.space;
-  // best_plans() prefers a default that is tied; here what is cheapest by a hair counts.
+  // best_plans() prefers a default that is tied; here the cheapest counts, by however little.
   Results fastest(space);
   for (std::size_t g = 0; g < space.groups.size(); ++g) {
     std::optional<std::size_t> least;

@@ -87,7 +87,7 @@ std::vector<Candidate> Search::nearby(const Results& results, const Standing& st
   for (std::size_t group = 0; group < space_.groups.size(); ++group) {
     if (standing.negligible(group) || standing.hopeless(group)) continue;
     if (const auto best = best_config(space_, results, group)) {
-      // What is tied with the default goes to the default: a slope of ties would end there.
+      // A config tied with the default counts as the default: a slope of ties would end there.
       std::set<std::size_t> near;
       for (const std::size_t from : {*best, *fastest_config(results, group)})
         for (const std::size_t i : neighbourhoods_[group].of(from)) near.insert(i);

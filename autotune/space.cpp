@@ -124,7 +124,8 @@ class Builder {
     const Config preferred =
         default_config(t, constants, target_.limits, floor_, shape).value_or(group.configs.front());
     const auto at = std::find(group.configs.begin(), group.configs.end(), preferred);
-    // A default that the space calls redundant is still what an untuned run uses: it takes part.
+    // A default that the space calls redundant is still the config of an untuned run: it takes
+    // part.
     if (at == group.configs.end())
       group.configs.insert(group.configs.begin(), preferred);
     else

@@ -26,7 +26,7 @@ std::vector<double> ratios_of(std::span<const double> samples, std::span<const d
   return ratios;
 }
 
-/// Between what the median of all that these values were drawn from lies, at 95%.
+/// The 95% confidence interval of the median of the values' distribution.
 struct Bounds {
   double low = 0, high = 0;
 };

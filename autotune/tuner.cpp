@@ -132,12 +132,12 @@ class Tuning {
     return !(options_.interrupted && options_.interrupted());
   }
 
-  /// What rows of other problems on this device say about this one's templates.
+  /// Rows of other problems on this device that used this one's templates.
   std::vector<Observation> stored_observations() {
     return observations(cache_, info_.key, key_, space_);
   }
 
-  /// With a deadline of 0, only what is stored is looked up.
+  /// With a deadline of 0, only stored results are looked up.
   LoopEnd search_until(double deadline_s, const Search& search) {
     LoopLimits limits;
     limits.elapsed_s = [this] { return elapsed(); };
@@ -232,8 +232,8 @@ class Tuning {
                        measuring_.cold ? "cold" : "warm");
   }
 
-  /// What the problem takes at least. A CPU's rates are measured, for half a second, which a short
-  /// budget has no room for.
+  /// The problem's least time. A CPU's rates are measured, for half a second, which a short budget
+  /// has no room for.
   double floor_us() const {
     constexpr std::chrono::seconds kRoomy{10};
     if (!info_.cuda && options_.budget < kRoomy) return 0;

@@ -25,7 +25,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// What a failure to answer makes of the candidate that was asked for.
+/// The outcome of a candidate whose worker did not answer.
 Outcome outcome_of(const Reply& reply) {
   Outcome outcome;
   outcome.status = reply.kind == Reply::Kind::timeout ? Status::timeout : Status::crashed;
@@ -56,8 +56,8 @@ std::optional<std::vector<Outcome>> read_all(const json& value, std::size_t coun
   return outcomes;
 }
 
-/// What a config is given a second try for: it may have met the machine in a bad moment. (A wrong
-/// output is the config's, however seldom it is.)
+/// Whether a config gets a second try: the machine may have failed, not the config. (A wrong output
+/// is the config's, however seldom it is.)
 bool doubtful(Status status) {
   return status == Status::crashed || status == Status::timeout || status == Status::illegal ||
          status == Status::failed;
@@ -157,7 +157,7 @@ std::optional<Outcome> WorkerLaboratory::recall(const Candidate& candidate) {
   return outcome;
 }
 
-/// Notes what later configs of the group are measured by.
+/// Records the group's best time, against which later configs are measured.
 void WorkerLaboratory::settle(const Candidate& candidate, const Outcome& outcome) {
   if (outcome.status != Status::ok) return;
   int& repeats = repeats_[candidate.group];
@@ -240,7 +240,7 @@ std::optional<Outcome> WorkerLaboratory::unfit(const Candidate& candidate,
   return {};
 }
 
-/// Only what fails in a new worker too is held against the candidate.
+/// A candidate has failed only when it fails in a new worker too.
 std::optional<Outcome> WorkerLaboratory::run(const Candidate& candidate, double bar) {
   std::optional<Outcome> outcome = run_once(candidate, bar);
   if (outcome && doubtful(outcome->status)) {

@@ -22,7 +22,7 @@ using Access = Connection::Access;
 #define WYVERN_NOW "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')"
 
 // REPLACE deletes the old row first. An update in place would write into the old row's pages and
-// keep the links between them, which may be what is damaged.
+// keep the links between them, which may be damaged.
 constexpr const char* kStoreArtifact =
     "REPLACE INTO artifacts"
     " (key, template_id, target, config, metadata, compile_ms, digest, code, created)"
@@ -77,7 +77,7 @@ bool CacheAccess::read(const Cache& cache, const Connection::Work& work) {
 
 std::filesystem::path Cache::default_directory() {
   const auto variable = [](const char* name) -> std::filesystem::path {
-    // Not what another user's environment says, where this program has more rights than its caller.
+    // Ignores another user's environment where this program has more rights than its caller.
     const char* value = ::secure_getenv(name);
     return value != nullptr ? value : "";
   };

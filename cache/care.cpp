@@ -56,7 +56,7 @@ Verification look_at(Database& database) {
       if (const std::string text = check.text(0); text != "ok") result.damage.push_back(text);
   }
   if (!has_current_tables(database))
-    result.damage.emplace_back("its tables are not those of its version");
+    result.damage.emplace_back("its tables do not match its version");
   Query artifacts(database,
                   "SELECT key, template_id, target, config, metadata, digest, code FROM artifacts");
   for (; artifacts.step(); ++result.artifacts) {
@@ -256,7 +256,7 @@ class Diagnosis {
       const std::string name = entry.path().filename().string();
       if (name.starts_with("wyvern.db.corrupt-") && !name.ends_with("-journal"))
         add(Weight::note, "damage",
-            fmt::format("{} is what was damaged once; its readable rows were saved",
+            fmt::format("{} is a damaged file kept aside; its readable rows were saved",
                         entry.path().string()),
             fmt::format("rm '{}'", entry.path().string()));
     }
@@ -357,7 +357,7 @@ Collection collect(Cache& cache, std::int64_t max_bytes) {
   if (!CacheAccess::read(cache, [](Database&) {})) fail(cache);
   Collection done;
   done.bytes_before = done.bytes = size_of(cache.file());
-  // What a row takes beside its code is known only when the file has been written anew.
+  // A row's size beside its code is known only when the file has been written anew.
   constexpr int kRounds = 8;
   for (int round = 0; round < kRounds && done.bytes > max_bytes; ++round) {
     const std::int64_t deleted = done.deleted;

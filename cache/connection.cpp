@@ -44,7 +44,7 @@ std::filesystem::path database_file(const std::filesystem::path& directory) {
   return (error ? directory : absolute) / "wyvern.db";
 }
 
-/// Creates `directory` and what is missing above it, for its owner only.
+/// Creates `directory` and its missing parents, for its owner only.
 std::error_code make_private_directory(const std::filesystem::path& directory) {
   std::error_code error;
   if (std::filesystem::is_directory(directory, error)) return {};
@@ -60,7 +60,7 @@ std::error_code make_private_directory(const std::filesystem::path& directory) {
 
 constexpr const char* kElsewhere = "or set WYVERN_CACHE_DIR to another directory";
 
-/// What an error means to a user, as one sentence without its full stop.
+/// An error's meaning for a user, as one sentence without its full stop.
 std::string explain(const DatabaseError& error, const std::filesystem::path& file) {
   const std::string name = file.string();
   switch (error.primary()) {
@@ -121,7 +121,7 @@ struct Abandoned {
 };
 
 Abandoned& abandoned() {
-  static Abandoned* const all = new Abandoned;  // never destroyed, as what is in it
+  static Abandoned* const all = new Abandoned;  // never destroyed, like its elements
   return *all;
 }
 
@@ -245,7 +245,7 @@ void Connection::drop_if_forked() {
   retry_at_ = {};
 }
 
-// Leaves database_ open or null, and in limits_ what is wrong for as long as it stays like this.
+// Leaves database_ open or null, and in limits_ what is wrong while that lasts.
 void Connection::open() {
   owner_ = ::getpid();
   limits_.clear();
@@ -299,7 +299,7 @@ void Connection::open_or_repair() {
   }
   if (database_->read_only()) {
     limits_ = fmt::format(
-        "the cache {} is read-only, so what it holds is used and nothing is "
+        "the cache {} is read-only, so its rows are used and nothing is "
         "added: make it and its directory writable {}",
         file_.string(), kElsewhere);
   }

@@ -19,7 +19,8 @@ namespace {
 
 constexpr std::chrono::milliseconds kPatience{5000};
 
-/// errno of what failed last; SQLite keeps it for the file, and not on every path for the handle.
+/// errno of the last failed call; SQLite keeps it for the file, and not on every path for the
+/// handle.
 int system_error(sqlite3* handle) {
   int of_file = 0;
   sqlite3_file_control(handle, "main", SQLITE_FCNTL_LAST_ERRNO, &of_file);
@@ -64,7 +65,7 @@ bool DatabaseError::is_damage(int code) noexcept {
 Database::Database(const std::filesystem::path& file, Mode mode)
     : file_(file), patience_(kPatience) {
   // SQLite would let others read the file. It is not opened here: closing a second descriptor of a
-  // database drops the locks of the first. Where this fails SQLite says what is wrong.
+  // database drops the locks of the first. Where this fails SQLite reports the error.
   if (mode == Mode::create) ::mknod(file.c_str(), S_IFREG | S_IRUSR | S_IWUSR, 0);
   if (const int code = sqlite3_open_v2(file.c_str(), &handle_, open_flags(mode), nullptr);
       code != SQLITE_OK) {

@@ -72,7 +72,7 @@ bool precedes(const PackWinner& a, const PackWinner& b) {
 
 std::vector<PackLayer> Packs::default_layers() {
   std::vector<PackLayer> layers;
-  // Not what another user's environment says, where this program has more rights than its caller.
+  // Ignores another user's environment where this program has more rights than its caller.
   const char* named = ::secure_getenv("WYVERN_PACKS");
   layers.push_back({"WYVERN_PACKS", paths_of(named != nullptr ? named : "")});
   PackLayer& shipped = layers.emplace_back(PackLayer{"shipped", {}});

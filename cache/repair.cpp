@@ -206,7 +206,7 @@ void seize(Database& damaged, const fs::path& file) {
     // reads.
     damaged.execute("PRAGMA writable_schema = ON; BEGIN");
   }
-  // What is left of a header that was cut short does not say whose the file was; it is kept aside.
+  // A header that was cut short does not say whose file it is; the file is kept aside.
   constexpr std::uintmax_t kHeaderBytes = 100;
   std::error_code unknown;
   if (fs::file_size(file, unknown) < kHeaderBytes) return;
@@ -256,7 +256,7 @@ fs::path swap_files(const fs::path& file, const fs::path& fresh) {
     fail_io("cannot keep the damaged file as", kept, errno);
   }
   // A journal that could not be played back belongs to the damaged file and would ruin the new one.
-  // An empty one is what a finished transaction leaves.
+  // A finished transaction leaves an empty one.
   std::error_code absent;
   const fs::path journal = with_suffix(file, "-journal");
   const fs::path kept_journal = with_suffix(kept, "-journal");
@@ -273,8 +273,8 @@ fs::path swap_files(const fs::path& file, const fs::path& fresh) {
   return kept;
 }
 
-/// The file that is being made. Whoever has the right to repair is alone with it, so that one that
-/// lies there is what a killed process or a loss of power left, and none stays when the work ends
+/// The file that is being made. Whoever has the right to repair is alone with it, so an existing
+/// file is left over from a killed process or a loss of power, and none stays when the work ends
 /// early.
 class Scratch {
  public:
@@ -300,8 +300,8 @@ std::optional<Repair> repair_database(const fs::path& file, std::chrono::millise
   const RepairLock lock(file, patience);
   if (is_healthy(file, patience)) return std::nullopt;
 
-  // Open until the files have changed places: its lock keeps writers out. Those that wait for it
-  // find the file moved when they come to write, and open the new one.
+  // Open until the files have changed places: its lock keeps writers out. Writers that wait for it
+  // then find the file moved, and open the new one.
   Database damaged(file, Database::Mode::read_write);
   damaged.set_patience(patience);
   seize(damaged, file);

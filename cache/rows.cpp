@@ -180,14 +180,14 @@ std::string finished(json line, const char* kind) {
   return text_of(line);
 }
 
-/// What a column's JSON says; an empty object where it says nothing or is none.
+/// A column's JSON object; an empty one where the text is empty or no object.
 json object_of(const std::string& text) {
   if (text == "{}") return json::object();
   json parsed = parse_json(text);
   return parsed.is_object() ? parsed : json::object();
 }
 
-/// What a row must say to be of use.
+/// Requires a member without which a row is useless.
 void require(bool said, const char* what, std::string& problem) {
   if (!said && problem.empty()) problem = fmt::format("it has no {}", what);
 }

@@ -37,7 +37,7 @@ constexpr const char* kAddWinner =
 // The first of a problem answers, by what the rows hold alone, so that it is the same in whatever
 // order they came. winners_by_rank has this order, so that nothing is sorted.
 #define WYVERN_BY_RANK "round DESC, rank, created DESC, digest"
-// What a look-up does not need is not read: it costs ten times the rest.
+// Columns that a look-up does not need are not read: they cost ten times the rest.
 constexpr const char* kWinnerOf = "SELECT " WYVERN_ANSWER " FROM winners " WYVERN_OF_PROBLEM
                                   "ORDER BY " WYVERN_BY_RANK " LIMIT 1";
 constexpr const char* kWinnerById = "SELECT " WYVERN_ANSWER " FROM winners WHERE id = ?";

@@ -74,7 +74,7 @@ struct StoredArtifact {
   ArtifactRow row;
   std::string digest, used;
   bool sound() const { return artifact_digest(row, sha256_hex(row.code)) == digest; }
-  /// What decides between two of one key, the lesser stays.
+  /// Decides between two rows of one key: the lesser stays.
   auto rank() const { return std::tie(digest, row.created, row.compile_ms); }
 };
 
@@ -136,7 +136,7 @@ void add_all(Database& database, const std::vector<Row>& rows, std::int64_t& fre
   for (const Row& row : rows) ++(tables::add(database, row) ? fresh : known);
 }
 
-/// Runs the work in one transaction of the cache; throws what the cache says where it failed.
+/// Runs the work in one transaction of the cache; throws the cache's status where it failed.
 void store(Cache& cache, const Connection::Work& work) {
   if (!CacheAccess::run(cache, Connection::Access::write, work))
     reject(ErrorKind::kIo, "nothing was added: {}", cache.status());

@@ -77,7 +77,7 @@ std::string refusal_of(const std::string& path, const struct stat& info, mode_t 
   return {};
 }
 
-/// The nearest directory above in which anybody may put another one in place of what lies there.
+/// The nearest directory above whose entries any user may replace.
 fs::path open_to_all(const fs::path& directory) {
   std::error_code error;
   const fs::path resolved = fs::canonical(directory, error);
@@ -122,7 +122,7 @@ Trust trust_in(const fs::path& file) {
   const fs::path directory = file.parent_path();
   const Descriptor opened(directory);
   struct stat info{};
-  // What cannot be opened or looked at here cannot be opened later either.
+  // A file that cannot be opened here cannot be opened later either.
   if (opened.number() < 0 || ::fstat(opened.number(), &info) != 0) return {};
   const bool is_own = info.st_uid == ::geteuid() || info.st_uid == 0;
   if (std::string why = refusal_of(directory.string(), info, S_IFDIR, owners); !why.empty()) {

@@ -34,7 +34,7 @@ std::string specialized(const CompileRequest& request) {
                     detail::backend(request.target.device).dialect());
 }
 
-/// What the request is, for messages.
+/// Describes the request in messages.
 std::string label(const CompileRequest& request) {
   return fmt::format("template {} with {} ({}) for {}", request.source_template->id(),
                      request.config.to_string(), request.constants.values().to_string(),

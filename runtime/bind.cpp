@@ -42,8 +42,8 @@ float gate_floor_of(const Problem& problem) {
   return gate_is_bounded(problem) ? 1.2F * *problem.lower_bound : kGateFloor;
 }
 
-/// On its own a stage takes gates as they are where it tells their sums, or is given them; where it
-/// makes the sums for itself it is held to what it makes of them, as operators are.
+/// A stage on its own takes gates unclamped where it writes their sums or reads them; where it sums
+/// them for its own use the floor applies, as in operators.
 float stage_gate_floor(const Template& t, const Constants& constants, const Problem& problem) {
   const bool sums_are_seen = std::ranges::any_of(t.parameters, [&](const Parameter& parameter) {
     return (parameter.name == "G" || parameter.name == "Gk") && is_present(parameter, constants);
@@ -156,7 +156,7 @@ class Wiring {
     }
   }
 
-  /// `uses` are the operator's; the step carries out those from `first` on.
+  /// `uses` are the operator's; the step carries out the uses from `first` on.
   void connect(std::size_t index, std::span<const StageUse> uses, std::size_t first) {
     BoundStep& step = op_.steps[index];
     const Template& t = *step.source_template;
@@ -196,8 +196,8 @@ class Wiring {
   }
 
  private:
-  /// What the operator calls the tensor of a parameter: its name in the first covered stage that
-  /// has it and that the operator does not leave out, or what that use renames it to.
+  /// The operator's name of a parameter's tensor: the name in the first covered stage that has it
+  /// and that the operator does not leave out, or the name that this use renames it to.
   static std::string logical_name(const Template& t, const Parameter& parameter,
                                   const Coverage& covered, std::span<const StageUse> uses) {
     for (std::size_t i = parameter.cover; i < t.covers.size(); ++i) {

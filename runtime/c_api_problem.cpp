@@ -136,7 +136,7 @@ wyvern_status set_field(wyvern_problem* problem, const char* name, const Value& 
   });
 }
 
-/// What wyvern_field_info shows of a field, to live forever.
+/// The texts of a field's wyvern_field_info, which live forever.
 struct FieldTexts {
   std::string name, help, scope, value;
   std::int32_t type = 0, may_be_unset = 0;

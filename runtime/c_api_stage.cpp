@@ -44,7 +44,7 @@ const Template& template_of(const std::string& name, DeviceKind device) {
   return *found;
 }
 
-/// The best of that name that the target has what it takes for.
+/// The best template of that name whose needs the target meets.
 PlanStep step_of(const std::string& name, const Problem& problem, const Target& target) {
   constexpr std::int64_t kUsual = 64;
   const Constants constants = problem_constants(problem);
@@ -70,7 +70,7 @@ PlanStep step_of(const std::string& name, const Problem& problem, const Target& 
 std::size_t place_of(const wyvern_stage& stage, const char* name) {
   const auto found = std::find(stage.names.begin(), stage.names.end(), name);
   if (found == stage.names.end())
-    bad_input(fmt::format("'{}' is not the name of a tensor of {}; those are {}", name,
+    bad_input(fmt::format("'{}' is not the name of a tensor of {}; its tensors are {}", name,
                           stage.stage.step().template_id, nearest_names(name, stage.names)));
   return static_cast<std::size_t>(found - stage.names.begin());
 }

@@ -15,7 +15,7 @@
 namespace wyvern {
 namespace {
 
-/// What identifies a loaded kernel in this process; far cheaper than the artifact key, which hashes
+/// The identity of a loaded kernel in this process; far cheaper than the artifact key, which hashes
 /// the specialized source.
 std::string local_key(const OperatorImpl& op, const BoundStep& step) {
   std::string key = op.device.info().name + '|' + step.step.template_id + '|' +
@@ -72,7 +72,8 @@ std::optional<Artifact> from_row(const ArtifactRow& row) {
   return artifact;
 }
 
-/// The kernel of every step, loaded or to come. Those that nobody makes become this thread's tasks.
+/// The kernel of every step, loaded or to come. Kernels that no thread makes become this thread's
+/// tasks.
 std::vector<KernelStore::Future> KernelStore::futures_of(const OperatorImpl& op,
                                                          std::vector<Task>& tasks) {
   std::vector<std::string> keys;
@@ -134,7 +135,7 @@ ArtifactClaim KernelStore::claim_of(const Task& task, Time give_up) {
   return claim;
 }
 
-/// Compiles what no other process is compiling; what another is, is awaited and taken from the
+/// Compiles the kernel unless another process is compiling it; then waits and takes it from the
 /// cache. Holds one claim at most, and none while it waits, so that nobody waits in a circle.
 KernelStore::Entry KernelStore::compiled_once(DeviceImpl& device, const Task& task, Time give_up) {
   std::optional<ArtifactClaim> claim = claim_of(task, give_up);
@@ -168,7 +169,7 @@ void KernelStore::make(DeviceImpl& device, std::vector<Task>& tasks) {
 }
 
 void KernelStore::load(OperatorImpl& op) {
-  // A child would wait for ever for what this thread is making, or for a lock of the compiler's.
+  // A child would wait for ever for this thread's kernel, or for a lock of the compiler's.
   const NoFork no_fork;
   std::vector<Task> tasks;
   std::vector<Future> futures;

@@ -12,7 +12,7 @@ namespace {
 constexpr double kLeastGain = 0.02, kGainLostPerDoubling = 0.02, kFarthest = 3;
 
 struct Shape {
-  std::string kernels;  ///< of the key, what decides the kernels
+  std::string kernels;  ///< the fields of the key that decide the kernels
   double chains = 0, length = 0, group = 0;
 };
 

@@ -44,9 +44,8 @@ bool contiguous(const TensorView& tensor) {
 
 /// Whether each token's row is contiguous and the rows are strided as tensor.hpp allows.
 bool has_strided_rows(const TensorView& tensor) {
-  constexpr std::int64_t kFarthest = std::int64_t{1}
-                                     << 40;              // bytes; what a tensor map has room for
-  constexpr std::int64_t kMost = std::int64_t{1} << 56;  // bytes, as in bytes_of()
+  constexpr std::int64_t kFarthest = std::int64_t{1} << 40;  // bytes; the limit of a tensor map
+  constexpr std::int64_t kMost = std::int64_t{1} << 56;      // bytes, as in bytes_of()
   std::int64_t row = 1;
   for (int i = tensor.rank - 1; i >= 2; --i) {
     const auto at = static_cast<std::size_t>(i);
@@ -63,7 +62,7 @@ bool has_strided_rows(const TensorView& tensor) {
          tensor.strides[0] == tensor.shape[1] * stride;
 }
 
-/// Whether everything is as expected; the slow path that says what is not is explain().
+/// Whether the tensor fits its spec; explain() is the slow path that says why not.
 bool fits(const TensorSpec& expected, const TensorView& tensor) {
   if (!expected.present) return !tensor.present();
   if (tensor.dtype != expected.dtype || tensor.rank != expected.rank) return false;
@@ -79,7 +78,7 @@ bool fits(const TensorSpec& expected, const TensorView& tensor) {
          reinterpret_cast<std::uintptr_t>(tensor.data) % kTensorAlignment == 0;
 }
 
-/// What lies between the rows of a strided tensor.
+/// The bytes between two rows of a strided tensor.
 std::uintptr_t bytes_between_rows(const TensorView& tensor) {
   std::int64_t row = 1;
   for (int i = 2; i < tensor.rank; ++i) row *= tensor.shape[static_cast<std::size_t>(i)];
@@ -131,7 +130,7 @@ TensorView& Arguments::tensor(std::string_view name) { return this->*member_of(n
 const TensorView& Arguments::tensor(std::string_view name) const { return this->*member_of(name); }
 
 std::size_t bytes_of(const TensorSpec& tensor) {
-  // Past what any address has, and so little of the type that sums of them do not overflow.
+  // More than any address has, and so little of the type that sums do not overflow.
   constexpr std::size_t kMost = std::size_t{1} << 56;
   const auto* const end = tensor.shape.begin() + tensor.rank;
   if (std::find(tensor.shape.begin(), end, 0) != end) return 0;

@@ -19,7 +19,7 @@
 namespace wyvern {
 namespace {
 
-/// Appends every plan that starts with `plan` and covers uses[first] and what follows.
+/// Appends every plan that starts with `plan` and covers uses[first] and all uses behind it.
 void extend(const Problem& problem, std::span<const StageUse> uses, std::size_t first,
             const Target& target, std::int64_t BT, Plan& plan, std::vector<Plan>& plans) {
   if (first == uses.size()) {

@@ -65,7 +65,7 @@ std::vector<Contender> CachePlanSource::contenders(const DeviceInfo& device,
 }
 
 std::optional<PlanChoice> CachePlanSource::find(const DeviceInfo& device, const ProblemKey& key) {
-  // What is asked for again and again is answered by the first look-up alone.
+  // A key that is asked for repeatedly is answered by the first look-up alone.
   if (const auto row = cache_->find_winner(device.key, key.family, key.tokens, key.sequences))
     if (auto choice = choice_of(*row, true, device)) return choice;
   for (const Contender& one : contenders(device, key))
@@ -73,7 +73,7 @@ std::optional<PlanChoice> CachePlanSource::find(const DeviceInfo& device, const 
   return {};
 }
 
-/// Those whose plans are usable, as they were a moment ago. Two threads may both list them.
+/// The winners with usable plans, as of a moment ago. Two threads may both list them.
 CachePlanSource::Winners CachePlanSource::winners() {
   const auto now = std::chrono::steady_clock::now();
   {

@@ -117,8 +117,7 @@ void check_gate(const Problem& p, const OperatorFacts& op) {
         "promised)");
   if (p.safe_gate && !p.lower_bound)
     bad("safe_gate", "true",
-        fmt::format("false unless lower_bound says what is promised ({} only)",
-                    bounded_operators()));
+        fmt::format("false unless lower_bound is set ({} only)", bounded_operators()));
   if (!p.has_A_log && p.use_gate_in_kernel && !p.lower_bound)
     bad("has_A_log", "false", "true unless lower_bound is given; A_log is missing");
 }

@@ -25,7 +25,7 @@ constexpr FieldScope kBounded{0b111, [](const OperatorFacts& f) { return f.lower
 constexpr FieldScope kBeta{0b111, [](const OperatorFacts& f) { return f.beta; }};
 constexpr FieldScope kHouseholder{0b111, [](const OperatorFacts& f) { return f.householder; }};
 
-/// Appends a label and what it labels.
+/// Appends a label and its value.
 void append(std::string& key, std::string_view label, std::string_view value) {
   key += label;
   key += value;
@@ -41,8 +41,8 @@ bool has_states(const Problem& p) {
 
 using Key = std::string&;
 
-/// The rows are in the order of Problem; a piece of the key stands where its place says, so that
-/// keys stay what they are when a field joins.
+/// The rows are in the order of Problem; a piece of the key stands where its place says, so that a
+/// new field changes no existing key.
 const std::array kFields{
     ProblemField{"op", &Problem::op, "the operator", kEverywhere, kNoOption, 1,
                  [](const Problem& p, Key key) { key += p.op; }, "operator"},
@@ -64,7 +64,7 @@ const std::array kFields{
     ProblemField{"V", &Problem::V, "value dimension", kEverywhere, kNoOption, 6,
                  [](const Problem& p, Key key) { append(key, ",V=", p.V); }},
     ProblemField{"N", &Problem::N, "sequences"},
-    // With the dtype of cu_seqlens: that of an absent tensor makes no difference to any plan.
+    // With the dtype of cu_seqlens: the dtype of an absent tensor makes no difference to any plan.
     ProblemField{"packed", &Problem::packed, "sequences are packed, cu_seqlens is given",
                  kEverywhere, kNoOption, 12,
                  [](const Problem& p, Key key) {
@@ -229,7 +229,7 @@ const std::array kFields{
                  }},
     ProblemField{"disable_recompute",
                  &Problem::disable_recompute,
-                 "the forward pass returns what the backward pass would rebuild",
+                 "the forward pass returns intermediates that the backward pass would recompute",
                  kChunked,
                  {"--disable-recompute", For::every},
                  25,

@@ -57,7 +57,7 @@ class StateLayout {
   bool v_first_;
 };
 
-/// What all tasks of one call share.
+/// Shared by all tasks of one call.
 struct Context {
   const Problem& p;
   const Arguments& host;
@@ -324,7 +324,7 @@ Reference reference(const Problem& problem, const Arguments& host, unsigned thre
 
 namespace {
 
-/// What rounding to the nearest can cost a value next to zero: half the least positive one.
+/// The largest error of rounding a value next to zero: half the least positive one.
 double least_resolution(DType dtype) {
   switch (dtype) {
     case DType::fp32: return std::ldexp(1.0, -150);
@@ -369,7 +369,7 @@ double error_bound(const Problem& problem, std::string_view name) {
   for (const Row& row : kRows) {
     if (name.empty() || std::find(row.names.begin(), row.names.end(), name) == row.names.end())
       continue;
-    // What is stored in 16 bits is held to their bound, whatever the inputs are.
+    // An output stored in 16 bits has the bound of 16-bit problems, whatever the inputs are.
     const TensorRule& rule = definition_of(problem).rule(name);
     if (problem.dtype != DType::fp32 || size_of(rule.dtype(problem)) == 2) return row.bits16;
     return precision_floor(problem) == Precision::tf32 ? row.tf32 : row.fp32;

@@ -56,7 +56,7 @@ class Runtime::Impl {
     try {
       return prepare(device, problem, choice->plan, choice->origin);
     } catch (const Error& error) {
-      // Where the default plan fails too, what it throws is the trouble to tell of.
+      // Where the default plan fails too, its exception is the one to report.
       std::shared_ptr<OperatorImpl> op = prepare_default(device, problem);
       refuse(device, key, choice->plan, error);
       return op;
@@ -82,7 +82,7 @@ class Runtime::Impl {
                    Origin::fallback);
   }
 
-  /// What refused_ has a problem under.
+  /// The key of a problem in refused_.
   static std::string name_of(const Device& device, const ProblemKey& key) {
     return device.info().name + '/' + key.to_string();
   }

@@ -34,7 +34,7 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-/// How often a wait looks whether it is to stop, and how long what was asked to stop may take.
+/// How often a wait checks whether to stop, and the grace of a process that was asked to stop.
 constexpr int kGlanceMs = 50;
 constexpr std::chrono::seconds kGrace{2};
 
@@ -64,7 +64,7 @@ std::string folder_of_nvrtc() {
   return {};
 }
 
-/// That of this process, with its cache and where its NVRTC is.
+/// This process's environment, with the paths of its cache and its NVRTC.
 std::vector<std::string> environment(const fs::path& cache_folder) {
   std::vector<std::string> variables;
   const std::string nvrtc = folder_of_nvrtc();
@@ -148,12 +148,13 @@ class Child {
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 
-  /// What it printed; it has ended then. Asked to stop it has a grace, then it is killed.
+  /// The child's whole output; the child has ended then. Once asked to stop it has a grace, then it
+  /// is killed.
   std::string read_to_end(const std::function<bool()>& stopping) {
     std::string text;
     bool asked = false, over = false;
     Clock::time_point deadline;
-    // What it wrote before its end is read after that was seen.
+    // Output from just before its end is read after the end was seen.
     while (read_some(text) || !std::exchange(over, is_over())) {
       if (!asked && stopping()) {
         asked = true;
@@ -169,7 +170,7 @@ class Child {
   std::string problem;  ///< why there is no child; empty where there is one
 
  private:
-  /// Reads what there is, waiting for it a moment; whether there may be more at once.
+  /// Reads available output, waiting a moment for it; returns whether more may follow at once.
   bool read_some(std::string& text) {
     pollfd ready{output_, POLLIN, 0};  // after its end the descriptor is negative: only the wait
     if (::poll(&ready, 1, kGlanceMs) <= 0) return false;

@@ -107,8 +107,8 @@ class PolicyRuntime::Impl {
  private:
   std::size_t left() const WYVERN_REQUIRES(mutex_) { return queue_.size() + (busy_ ? 1 : 0); }
 
-  /// A child of fork() has none of its parent's threads: what they do is the parent's, and what
-  /// they waited on is nobody's.
+  /// A child of fork() has none of its parent's threads: their tunings remain the parent's, and
+  /// their wait objects are abandoned.
   void look_for_fork() WYVERN_REQUIRES(mutex_) {
     if (pid_ == ::getpid()) return;
     pid_ = ::getpid();

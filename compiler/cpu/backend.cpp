@@ -12,8 +12,8 @@
 namespace wyvern::detail {
 namespace {
 
-/// The entry point takes an array of pointers to tensors, then to strides; what unpacks it goes
-/// with the parameters.
+/// The entry point takes an array of pointers to tensors, then to strides; the code that unpacks it
+/// goes with the parameters.
 std::string parameters(const Template& t) {
   std::string text = "#define WYVERN_PARAMETERS";
   std::string unpack = "#define WYVERN_UNPACK(a, e)";

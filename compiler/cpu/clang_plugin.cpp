@@ -37,7 +37,7 @@ WyvernLlvmOutput to_abi(Output output) {
   return kWyvernLlvmSharedObject;
 }
 
-/// What the plugin gives, or that there was no memory for it.
+/// The plugin's answer, or that there was no memory for it.
 struct Taken {
   std::string bytes;
   bool is_whole = true;
@@ -65,7 +65,7 @@ void require_proc() {
 }
 
 /// LLVM's libraries make objects while they are loaded, and end the process when there is no memory
-/// for one; so what they take, and the compiler at work, is asked for before.
+/// for one; so the memory of both the libraries and a compile is checked before.
 void require_memory() {
   constexpr std::size_t kTaken = std::size_t{272} << 20;
   void* const memory =
@@ -178,7 +178,7 @@ std::vector<std::string> cpu_options(const Target& target) {
       "2",
       "-mcmodel=small",
       "-mframe-pointer=none",
-      // What speeds arithmetic up and keeps infinities, NaNs and the written order of sums.
+      // Fast arithmetic that keeps infinities, NaNs and the written order of sums.
       "-ffp-contract=fast",
       "-fno-signed-zeros",
       "-nostdsysteminc",

@@ -111,7 +111,7 @@ std::string read_all(Program program, Size size_of_it, Read read) {
   return text;
 }
 
-/// The same, for what ends in a zero byte.
+/// The same, for a text that ends in a zero byte.
 template <class Size, class Read>
 std::string read_text(Program program, Size size_of_it, Read read) {
   std::string text = read_all(program, size_of_it, read);
@@ -240,8 +240,8 @@ Code Nvrtc::compile(const std::string& source, const std::string& label, const T
                                                  version(), functions_->error_string(result), log));
   if (const std::string line = find_serialization(log); !line.empty())
     throw Error(ErrorKind::kCompile,
-                fmt::format("{} compiles to code that waits where it must not ({}): {}", label,
-                            version(), line));
+                fmt::format("{} compiles, but ptxas serializes wgmma or drops setmaxnreg ({}): {}",
+                            label, version(), line));
   const std::string cubin = read_all(program, functions_->cubin_size, functions_->cubin);
   Code code;
   code.resources = parse_ptxas(log);

@@ -17,7 +17,8 @@ namespace {
 constexpr std::int64_t kKiB = 1024;
 
 /// Shared memory that one block may opt into: CUDA programming guide, "Technical Specifications per
-/// Compute Capability". A name ending in "a" also allows what only that one model has.
+/// Compute Capability". A name ending in "a" also allows features that only that one architecture
+/// has.
 struct CudaArch {
   std::string_view name;
   int compute_capability;

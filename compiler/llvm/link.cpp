@@ -34,7 +34,7 @@ std::unique_ptr<ObjectFile> parse(const std::string& object) {
   return llvm::cantFail(ObjectFile::createObjectFile({object, "kernel.o"}));
 }
 
-/// What loops and copies of aggregates become; every C library has them.
+/// The functions that loops and copies of aggregates compile to; every C library has them.
 bool resolved_by_process(llvm::StringRef name) {
   return llvm::StringSwitch<bool>(name)
       .Cases("", "memcpy", "memmove", "memset", "_GLOBAL_OFFSET_TABLE_", true)
@@ -59,7 +59,7 @@ std::string symbol_problem(const std::string& object, const std::string& entry) 
   return has_entry ? "" : "it defines no function \"" + entry + "\" with C linkage";
 }
 
-/// A descriptor, and the path under which LLD can open what it stands for.
+/// A descriptor, and the path under which LLD can open it.
 class Descriptor {
  public:
   explicit Descriptor(int number) : number_(number) {}
@@ -101,7 +101,7 @@ std::string read_all(const Descriptor& pipe) {
   }
 }
 
-/// What LLD says. After some errors (no descriptor for its output, say) it ends the process, and
+/// LLD's messages. After some errors (no descriptor for its output, say) it ends the process, and
 /// only the message comes before that; so the message is thrown as soon as it is complete.
 class Messages : public llvm::raw_ostream {
  public:

@@ -59,7 +59,8 @@ __attribute__((visibility("default"))) WyvernLlvmStatus wyvern_llvm_compile(
     return true;
   }();
   static_cast<void>(throws_instead);
-  // What an exception left in LLVM is never touched again: its code is not made for them.
+  // LLVM is never called again after an exception passed through it: its code is not
+  // exception-safe.
   static std::atomic<bool> broken = false;
   if (!broken) try {
       return compile(*input, sink, context, code_bytes);

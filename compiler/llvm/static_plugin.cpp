@@ -1,5 +1,5 @@
-// What LLVM's archives name and do not hold: extensions that LLVM was built with (Polly), which
-// join no pipeline unless an option asks for them.
+// Symbols that LLVM's archives refer to and do not define: extensions that LLVM was built with
+// (Polly), which join no pipeline unless an option asks for them.
 #include <llvm/Passes/PassPlugin.h>
 
 #define HANDLE_EXTENSION(Extension)                                                    \

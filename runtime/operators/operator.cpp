@@ -14,8 +14,8 @@ namespace {
 
 double real(std::int64_t count) { return static_cast<double>(count); }
 
-/// Every tensor once, what is read and written twice; of a pool of states only what the sequences
-/// use.
+/// Every tensor once, tensors both read and written twice; of a pool of states only the slots that
+/// sequences use.
 double tensor_bytes(const Problem& p) {
   double bytes = 0;
   for (const TensorSpec& spec : tensor_specs(p)) {
@@ -52,7 +52,7 @@ const TensorRule& OperatorDefinition::rule(std::string_view name) const {
 }
 
 std::span<const std::int64_t> OperatorDefinition::chunk_sizes(const Problem&, DeviceKind) const {
-  // 64 is what the peers use everywhere; smaller ones fit small shared memories.
+  // 64 as in all peers; smaller ones fit small shared memories.
   static constexpr std::array<std::int64_t, 4> kChunkSizes{64, 32, 128, 16};
   return kChunkSizes;
 }

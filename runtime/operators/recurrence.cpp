@@ -14,7 +14,7 @@ using Doubles = std::vector<double>;
 
 Doubles zeros(std::int64_t count) { return Doubles(static_cast<std::size_t>(count)); }
 
-/// One row of k of the value head, and what the step makes of it.
+/// One row of k of the value head, and the step's intermediates.
 struct Step {
   explicit Step(const Problem& p)
       : q(zeros(p.K)), k(q), decay(q.size(), 1.0), v(zeros(p.V)), u(v), residual(v) {}

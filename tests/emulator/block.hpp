@@ -58,14 +58,14 @@ class Block {
   struct Thread {
     Fiber fiber;
     State state = State::ready;
-    std::vector<std::vector<Copy>> copies;        ///< one a group; the last is not committed yet
-    std::vector<std::vector<TensorCopy>> stores;  ///< the same
-    long barrier = 0;                             ///< the name or mbarrier that it waits at
-    unsigned parity = 0;                          ///< of the mbarrier's phase
+    std::vector<std::vector<Copy>> copies;     ///< one a group; the last is not committed yet
+    std::vector<std::vector<TmaCopy>> stores;  ///< the same
+    long barrier = 0;                          ///< the name or mbarrier that it waits at
+    unsigned parity = 0;                       ///< of the mbarrier's phase
   };
   /// A TMA copy to shared memory, and the mbarrier that gets its bytes.
   struct Load {
-    TensorCopy copy;
+    TmaCopy copy;
     long barrier;
   };
   struct NamedBarrier {

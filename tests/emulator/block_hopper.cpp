@@ -67,8 +67,7 @@ void Block::barrier_wait(void* barrier, unsigned parity) {
 
 void Block::tensor_load(void* to, const void* map, const int* at, int rank, void* barrier) {
   Block& self = *running;
-  TensorCopy copy(map, std::span(at, static_cast<std::size_t>(rank)),
-                  static_cast<unsigned char*>(to));
+  TmaCopy copy(map, std::span(at, static_cast<std::size_t>(rank)), static_cast<unsigned char*>(to));
   const long offset = self.shared_offset(barrier);
   self.require(copy.check(self.shared_.data(), static_cast<std::int64_t>(self.shared_bytes_)));
   self.require(self.barriers_.check_copy(offset));
@@ -91,8 +90,8 @@ bool Block::land() {
 void Block::tensor_store(const void* map, const int* at, int rank, const void* from) {
   Block& self = *running;
   // The copy only reads its shared memory.
-  TensorCopy copy(map, std::span(at, static_cast<std::size_t>(rank)),
-                  static_cast<unsigned char*>(const_cast<void*>(from)));
+  TmaCopy copy(map, std::span(at, static_cast<std::size_t>(rank)),
+               static_cast<unsigned char*>(const_cast<void*>(from)));
   self.require(copy.check(self.shared_.data(), static_cast<std::int64_t>(self.shared_bytes_)));
   self.require(self.proxies_.check_copy(self.shared_offset(from), copy.bytes(), /*into=*/false));
   self.current().stores.back().push_back(std::move(copy));
@@ -103,7 +102,7 @@ void Block::bulk_commit() { running->current().stores.emplace_back(); }
 void Block::bulk_wait(int pending) {
   auto& groups = running->current().stores;
   while (static_cast<int>(groups.size()) - 1 > pending) {
-    for (const TensorCopy& copy : groups.front()) copy.store();
+    for (const TmaCopy& copy : groups.front()) copy.store();
     groups.erase(groups.begin());
   }
 }

@@ -260,7 +260,7 @@ constexpr TiledView kSquare{.dims = {64, 64, 1, 1},
                             .box = {64, 64, 1, 1},
                             .swizzle = Swizzle::bytes128};
 
-TEST(TensorCopy, BringsBoxesAndZerosOutside) {
+TEST(TmaCopy, LoadsBoxesAndZerosOutside) {
   Engine engine(3);
   const HostTensor k = testing::normal(engine, DType::bf16, {50, 2, 128});
   for (const int rank : {2, 3, 4})
@@ -285,7 +285,7 @@ TEST(TensorCopy, BringsBoxesAndZerosOutside) {
       }
 }
 
-TEST(TensorCopy, CompilesForHopper) { expect_compiles(kLoad); }
+TEST(TmaCopy, CompilesForHopper) { expect_compiles(kLoad); }
 
 TEST(TensorMap, RefusesWhatTheDriverRefuses) {
   const HostTensor k(DType::bf16, {50, 2, 128});

@@ -71,12 +71,12 @@ TensorMap encode(const TiledView& view, std::size_t element_bytes, void* address
   return encoded;
 }
 
-TensorCopy::TensorCopy(const void* map, std::span<const int> at, unsigned char* shared)
+TmaCopy::TmaCopy(const void* map, std::span<const int> at, unsigned char* shared)
     : at_(at.begin(), at.end()), shared_(shared) {
   std::memcpy(&map_, map, sizeof(map_));
 }
 
-std::string TensorCopy::check(const unsigned char* shared, std::int64_t shared_bytes) const {
+std::string TmaCopy::check(const unsigned char* shared, std::int64_t shared_bytes) const {
   const Map map = Map::of(map_);
   if (map.magic != kMagic) return "a TMA copy by what is not a tensor map";
   if (map.rank != at_.size())
@@ -92,7 +92,7 @@ std::string TensorCopy::check(const unsigned char* shared, std::int64_t shared_b
   return {};
 }
 
-std::int64_t TensorCopy::bytes() const {
+std::int64_t TmaCopy::bytes() const {
   const Map map = Map::of(map_);
   return std::accumulate(map.box.begin(), map.box.begin() + map.rank,
                          std::int64_t{map.element_bytes}, std::multiplies<>());
@@ -100,7 +100,7 @@ std::int64_t TensorCopy::bytes() const {
 
 /// Calls visit(element in shared memory, element of the tensor or null, bytes) over the box.
 template <class Visit>
-void TensorCopy::for_each(Visit&& visit) const {
+void TmaCopy::for_each(Visit&& visit) const {
   const Map map = Map::of(map_);
   std::array<std::int64_t, 5> index{};
   const std::int64_t total = bytes();
@@ -118,9 +118,9 @@ void TensorCopy::for_each(Visit&& visit) const {
   }
 }
 
-void TensorCopy::poison() const { std::memset(shared_, 0xFF, static_cast<std::size_t>(bytes())); }
+void TmaCopy::poison() const { std::memset(shared_, 0xFF, static_cast<std::size_t>(bytes())); }
 
-void TensorCopy::load() const {
+void TmaCopy::load() const {
   for_each([](unsigned char* shared, const unsigned char* element, std::size_t size) {
     if (element != nullptr)
       std::memcpy(shared, element, size);
@@ -129,7 +129,7 @@ void TensorCopy::load() const {
   });
 }
 
-void TensorCopy::store() const {
+void TmaCopy::store() const {
   for_each([](const unsigned char* shared, unsigned char* element, std::size_t size) {
     if (element != nullptr) std::memcpy(element, shared, size);
   });

@@ -17,10 +17,10 @@ namespace wyvern::emulator {
 TensorMap encode(const TiledView& view, std::size_t element_bytes, void* address);
 
 /// A copy of one box, under way between the tensor and shared memory. Immutable.
-class TensorCopy {
+class TmaCopy {
  public:
   /// Of `map` as a kernel has it, for the box at `at`.
-  TensorCopy(const void* map, std::span<const int> at, unsigned char* shared);
+  TmaCopy(const void* map, std::span<const int> at, unsigned char* shared);
 
   /// What is wrong with it, or nothing; nothing else may be called otherwise.
   std::string check(const unsigned char* shared, std::int64_t shared_bytes) const;

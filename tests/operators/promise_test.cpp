@@ -67,9 +67,9 @@ TEST_P(OperatorPromise, ReplaysFromACapture) {
 }
 
 /// Launches put addresses into tensor maps: each its own, a replay those of its capture.
-class GpuTensorCopies : public OperatorTest {};
+class GpuTma : public OperatorTest {};
 
-TEST_F(GpuTensorCopies, RepeatAndReplayBitByBit) {
+TEST_F(GpuTma, RepeatAndReplayBitByBit) {
   WYVERN_OPEN_OR_SKIP(DeviceKind::cuda);
   Problem p = base({"gated_delta_rule", Pass::forward});
   p.K = 128;
@@ -84,7 +84,7 @@ TEST_F(GpuTensorCopies, RepeatAndReplayBitByBit) {
 }
 
 /// Templates with tensor maps, which a launch encodes again for strided rows.
-TEST_F(GpuTensorCopies, TakeStridedRows) {
+TEST_F(GpuTma, TakeStridedRows) {
   WYVERN_OPEN_OR_SKIP(DeviceKind::cuda);
   for (const auto& [op, id] : {std::pair{"gated_delta_rule", "delta_forward.hopper"},
                                std::pair{"kda", "kda_forward.hopper"}}) {
@@ -100,7 +100,7 @@ TEST_F(GpuTensorCopies, TakeStridedRows) {
 
 /// Passes that walk from segment to segment, whatever the gates: fast decay within a segment and
 /// slow decay, by blocks of 64 columns and of 128.
-class GpuSegmentPasses : public GpuTensorCopies,
+class GpuSegmentPasses : public GpuTma,
                          public ::testing::WithParamInterface<std::tuple<std::string, Gate, bool>> {
 };
 

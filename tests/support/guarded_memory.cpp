@@ -17,7 +17,7 @@ namespace {
 
 const auto kPage = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 
-/// What the signal's handler tells of a block. A slot belongs to one block from acquire_slot() to
+/// A block as the signal's handler reports it. A slot belongs to one block from acquire_slot() to
 /// release_slot(); `live` says that its fields are all there.
 struct Slot {
   std::atomic<bool> taken{false}, live{false};
@@ -87,7 +87,7 @@ bool tell(const Slot& slot, std::uintptr_t address) {
   return true;
 }
 
-/// Says what was touched; the access is then made again and ends the process as it would have.
+/// Reports the touched block; the access is then repeated and ends the process.
 void on_fault(int signal, siginfo_t* info, void* /*context*/) {
   const auto address = reinterpret_cast<std::uintptr_t>(info->si_addr);
   for (const Slot& slot : slots)

@@ -43,7 +43,7 @@ class Maker {
 
  private:
   /// Raw gate inputs that give the decays of gate_ after -exp(A_log) softplus(g + dt_bias); with a
-  /// lower bound, those at -1000 lie at the bound instead.
+  /// lower bound, decays of -1000 lie at the bound instead.
   HostTensor raw_gates(const TensorSpec& spec) {
     std::normal_distribution<double> typical(-3, 1);
     std::uniform_int_distribution<int> eighth(0, 7);
@@ -69,8 +69,8 @@ class Maker {
     return tensor;
   }
 
-  /// Distinct slots in no order; a quarter of the sequences, and those past the pool's size, get an
-  /// index that says to skip them.
+  /// Distinct slots in no order; a quarter of the sequences, and sequences past the pool's size,
+  /// get an index that skips them.
   HostTensor slots(const TensorSpec& spec) {
     std::vector<std::int64_t> all(static_cast<std::size_t>(p_.state_slots));
     std::iota(all.begin(), all.end(), 0);

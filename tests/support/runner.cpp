@@ -57,7 +57,7 @@ class CacheDirectory {
 };
 
 /// Calls `launch`; on the CPU from a new thread, so that the scratch memory of its blocks is new
-/// too and full of huge numbers (open_device sees to that), not zeros or what an earlier test left.
+/// too and full of huge numbers (open_device sees to that), not zeros or an earlier test's values.
 void launch_apart(const Device& device, const std::function<void()>& launch) {
   if (!device.impl().host_memory()) return launch();
   std::exception_ptr error;
@@ -171,7 +171,7 @@ DeviceTensor::DeviceTensor(const Device& device, const HostTensor& content, Guar
   const std::size_t bytes = content.bytes(), band = guards == Guards::bands ? kGuardBytes : 0;
   std::shared_ptr<GuardedMemory> pages;
   if (band != 0 && device.impl().host_memory()) {
-    // What the runtime asks for, and no more: code that wants more than that shows.
+    // Exactly the alignment that the runtime asks for: code that needs more fails.
     const std::size_t alignment = role == Role::workspace ? 256 : 16;
     pages = std::make_shared<GuardedMemory>(name, bytes, alignment, band, against);
     content_ = reinterpret_cast<unsigned char*>(pages->data());
@@ -238,7 +238,7 @@ HostTensors run_stage(const Device& device, const Stage& stage, const Constants&
       if (!is_present(argument, constants)) continue;
       const std::string name(argument.name);
       const HostTensor& given = tensors.at(name);
-      // What is read and written starts every launch as given.
+      // Tensors both read and written start every launch as given.
       const bool out = argument.access == Access::out;
       const Role role = argument.access == Access::in ? Role::input : Role::output;
       const auto [at, added] =
@@ -315,7 +315,7 @@ class OperatorMemory {
 
   bool in_and_out(const std::string& name) const { return data_.tensors.contains(name); }
 
-  /// All of them new: outputs poisoned, what is in and out with its content.
+  /// New tensors: outputs poisoned, tensors both read and written with their content.
   Arguments prepare(unsigned char poison, Against against) {
     inputs_.clear();
     outputs_.clear();

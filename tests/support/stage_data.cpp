@@ -40,7 +40,7 @@ StageContext make_context(const OperatorData& data, std::int64_t BT) {
 double decay_resolution(std::string_view output, const Vector& reference) {
   double error = 0;
   if (output == "g_log" || output == "G" || output == "Gk") error = 6e-8;
-  // Sums of up to 256 products of decays, of which those below fp32's normal numbers may be 0.
+  // Sums of up to 256 products of decays, where products below fp32's normal numbers may be 0.
   if (output == "segment_M" || output == "segment_dM")
     error = 256 * double{std::numeric_limits<float>::min()};
   double norm = 0;
@@ -199,7 +199,7 @@ class Chain {
     if (!vector() && !erases()) two_kernels();
   }
 
-  /// The pass of delta_scans and delta_gradient, whose gradients are those of what was given.
+  /// The pass of delta_scans and delta_gradient, whose gradients are of the given inputs.
   void two_kernels() {
     if (p_.dtype != DType::bf16 || BT_ != 64) return;
     if (!needs({"states", "z", "dstates", "dq_given", "dk_given", "dg_given"})) return;
@@ -354,7 +354,7 @@ bool has_its_gates(const Problem& p, std::string_view stage) {
   return true;
 }
 
-/// The stages that only some problems use, by what they need.
+/// Whether the problem uses a stage that only some problems have.
 bool uses_stage(const Problem& p, std::string_view stage) {
   const GateKind kind = gate_kind(p);
   const bool in_kernel = p.use_gate_in_kernel && kind != GateKind::none;
@@ -524,7 +524,7 @@ Written written_elements(const StageData& data) {
 
 namespace {
 
-/// What runtime/SPECIFICATION.md, section 5, groups outputs by.
+/// The groups of outputs in runtime/SPECIFICATION.md, section 5.
 enum class Row : std::uint8_t { forward, gradient, gate_gradient };
 
 Row row_of(std::string_view output) {
@@ -565,8 +565,8 @@ bool is_computed_in_fp32(const StageData& data, std::string_view output) {
   return false;
 }
 
-/// What fp16 operands cost where gates leave next to nothing of a segment's product of chunks: they
-/// are multiples of 2^-24, so that each chunk rounds it and its product with a factor by up to
+/// The error of fp16 operands where gates leave next to nothing of a segment's product of chunks:
+/// they are multiples of 2^-24, so that each chunk rounds it and its product with a factor by up to
 /// 2^-25, whatever its size. As a share of the output's size.
 double fp16_resolution(const StageData& data, std::string_view output) {
   if (data.problem.dtype != DType::fp16) return 0;
@@ -583,7 +583,7 @@ double fp16_resolution(const StageData& data, std::string_view output) {
   return norm == 0 ? 0 : std::ldexp(std::sqrt(2 * SEG), -25) * std::sqrt(count / norm);
 }
 
-/// What a contract leaves open that takes products of at most 2^-30 for 0: the rms of a matrix with
+/// The error of a contract that takes products of at most 2^-30 for 0: the rms of a matrix with
 /// such a norm, as a share of the output's size.
 double skipped_products(const StageData& data, const std::string& output) {
   const HostTensor& tensor = data.tensors.at(output);

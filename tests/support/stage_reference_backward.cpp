@@ -6,7 +6,7 @@ namespace wyvern::testing {
 namespace {
 
 /// In gradients of gates, terms that cancel in exact arithmetic (a row against itself) are left out
-/// of both sums, so that what must be 0 is 0.
+/// of both sums, so that gradients that must be 0 are 0.
 constexpr bool kStrict = true;
 
 void bwd_dv_local(const StageContext& c, TensorMap& t) {

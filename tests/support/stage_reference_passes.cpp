@@ -7,7 +7,7 @@
 namespace wyvern::testing {
 namespace {
 
-/// What both stages make of what is given: rows with their norms, sums of gates, factors of beta.
+/// The inputs as both stages prepare them: rows with their norms, sums of gates, factors of beta.
 TensorMap prepared(const StageContext& c, const TensorMap& t) {
   TensorMap own;
   for (const char* const name : {"q", "k", "beta", "g", "A_log", "dt_bias"})

@@ -125,7 +125,7 @@ void cumsum(const StageContext& c, TensorMap& t) {
   if (t.at("G").size() == zeros(c, c.dims.K).size()) t["Gk"] = t.at("G");
 }
 
-/// Gradients of what the floor raised are 0.
+/// Gradients of gates that the floor raised are 0.
 void reverse_cumsum(const StageContext& c, TensorMap& t) {
   const Vector &dG = either(t, "dG", "dGk"), &G = either(t, "G", "Gk");
   Vector dg(dG.size());

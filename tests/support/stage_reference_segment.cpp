@@ -131,7 +131,7 @@ void bwd_dhu_combine(const StageContext& c, TensorMap& t) {
   t["segment_dstate"] = gradients;
 }
 
-/// fwd_h_segment from what the operator is given, with a gate a key channel or one a head at most.
+/// fwd_h_segment from the operator's inputs, with a gate per key channel, per head or none.
 void segment_from_inputs(const StageContext& c, TensorMap& t, bool channels) {
   TensorMap own;
   for (const char* const name : {"k", "v", "beta", "g", "A_log", "dt_bias"})

@@ -1,5 +1,5 @@
-// References of the stages between what has a row a token and what has a row for each of its steps,
-// with the rows of tokens at their last steps.
+// References of the stages between tensors with a row per token and tensors with a row per step,
+// where a token's row stands at its last step.
 #include "tests/support/stage_inputs.hpp"
 
 namespace wyvern::testing {

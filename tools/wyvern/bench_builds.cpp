@@ -49,7 +49,7 @@ std::string quoted(const std::string& text) {
   return safe + "'";
 }
 
-/// What the program prints, as JSON.
+/// The program's output, as JSON.
 Json document_of(const std::string& program, const std::vector<std::string>& arguments) {
   std::string command = quoted(program);
   for (const std::string& argument : arguments) command += ' ' + quoted(argument);

@@ -57,7 +57,7 @@ int report(const Failure& failure, bool json) {
         {{"error",
           {{"kind", failure.kind}, {"message", message}, {"exit_code", failure.exit_code}}}});
     flush_output();
-  } catch (const std::exception&) {  // of what takes nothing nothing can be told
+  } catch (const std::exception&) {  // stderr takes nothing, so nothing can be reported
   }
   return failure.exit_code;
 }
@@ -89,7 +89,7 @@ std::string full_name(const CLI::App& app) {
   return is_action ? parent->get_name() + ' ' + app.get_name() : app.get_name();
 }
 
-/// "--input, --output": the options of a verb, those nearest to the argument that is none.
+/// "--input, --output": the verb's options that are nearest to the unknown argument.
 std::string option_names(const CLI::App& app, std::string_view argument) {
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_options())
@@ -119,7 +119,7 @@ Command::Command()
 void add_switch(CLI::App& verb, const std::string& name, std::function<void(bool)> set,
                 const std::string& help) {
   // CLI11 has its own ideas of a flag's values (any number, "-", "enable") and answers others with
-  // what std::stoll throws, so that the text is read here, before it converts anything.
+  // std::stoll's exception, so that the text is read here, before it converts anything.
   verb.add_flag(name, help)->each([name, set = std::move(set)](const std::string& text) {
     set(parse_switch(name, text));
   });

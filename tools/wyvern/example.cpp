@@ -69,7 +69,7 @@ enum class Stream : std::uint64_t {
   write
 };
 
-/// The stream of an input that is drawn; a state updated in place has that of an initial state.
+/// The random stream of an input; a state updated in place has the stream of an initial state.
 Stream stream_of(std::string_view name) {
   constexpr std::pair<std::string_view, Stream> kStreams[] = {
       {"q", Stream::q},
@@ -155,7 +155,7 @@ HostTensor log_decay(const Problem& p, const Shape& shape, std::uint64_t seed) {
 }
 
 /// Slots of a pool of states in no order, all different; where there are three sequences or more
-/// the second is padding, as are those that no slot is left for.
+/// the second is padding, as are sequences that no slot is left for.
 HostTensor slots(const Problem& p, std::uint64_t seed) {
   Random random(seed, static_cast<std::uint64_t>(Stream::state_index));
   std::vector<std::int64_t> all(static_cast<std::size_t>(p.state_slots));
@@ -203,7 +203,7 @@ HostTensor make_input(const TensorRule& rule, DType dtype, const Shape& shape,
 Tensors make_example(const Selection& selection, std::uint64_t seed) {
   // The parameters of a gate in the kernel are there for whoever runs the file with that option.
   Problem problem = selection.problem;
-  problem.disable_recompute = false;  // what it keeps is no input of a user's
+  problem.disable_recompute = false;  // kept intermediates are no input of a user's
   if (gate_kind(problem) != GateKind::none && !problem.use_gate_in_kernel)
     problem.use_gate_in_kernel = problem.has_dt_bias = true;
   const OperatorDefinition& definition = definition_of(problem);

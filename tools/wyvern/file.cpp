@@ -89,12 +89,12 @@ void replace(const std::string& path, const struct stat* old,
   FileBeside beside(target, path);
   write_all(beside.number(), path, pieces);
   if (old != nullptr) {
-    // Who may not give the file away keeps it: the name is what was asked for.
+    // A user who may not change the owner keeps the file: only its name was asked for.
     if (old->st_uid != geteuid() || old->st_gid != getegid())
       static_cast<void>(fchown(beside.number(), old->st_uid, old->st_gid) == 0);
     fchmod(beside.number(), old->st_mode & 0777U);
   }
-  // A full disk may say so only now. What cannot be synchronized has no disk to be full.
+  // A full disk may say so only now. A file that cannot be synchronized has no disk to be full.
   if (fsync(beside.number()) != 0 && errno != EINVAL && errno != ENOTSUP)
     cannot_write(path, std::strerror(errno));
   beside.rename_to(target, path);
@@ -105,7 +105,7 @@ void replace(const std::string& path, const struct stat* old,
   if (entries.number() >= 0) fsync(entries.number());
 }
 
-/// What has no content to lose. Without O_NONBLOCK the open of a FIFO waits for a reader.
+/// For files without content to lose. Without O_NONBLOCK the open of a FIFO waits for a reader.
 void write_in_place(const std::string& path, std::span<const std::string_view> pieces) {
   const FileDescriptor file(open(path.c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
   if (file.number() < 0)
@@ -148,8 +148,8 @@ void write_file(const std::string& path, std::span<const std::string_view> piece
     return replace(path, nullptr, pieces);
   }
   if (S_ISDIR(found.st_mode)) cannot_write(path, "it is a directory");
-  // What stdout is (/dev/stdout, say) has a place in it where the next bytes go; a file of its own
-  // would begin at the first byte and write over what stands there.
+  // The file that is stdout (/dev/stdout, say) has a current offset; a descriptor of its own would
+  // begin at the first byte and overwrite what stdout has printed.
   const bool stdout_too =
       !S_ISCHR(found.st_mode) && fstat(STDOUT_FILENO, &output) == 0 && same_file(found, output);
   if (stdout_too) {

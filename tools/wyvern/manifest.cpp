@@ -32,7 +32,7 @@ std::string option_text(const Json& value) {
   return text;
 }
 
-/// What the command line would have of the line's object.
+/// The selection of the line's object, as the command line would make it.
 Selection selection_of(const Json& line) {
   if (!line.is_object()) reject("it is no JSON object");
   if (line.contains("problem")) {

@@ -81,7 +81,7 @@ void infer_dimensions(const Tensors& tensors, Problem& p) {
   p.V = v.shape[3];
 }
 
-/// Those of rates and gates are the caller's choice.
+/// Dtypes of rates and gates are the caller's choice.
 void infer_dtypes(const Tensors& tensors, Problem& p) {
   p.beta_dtype = p.dtype;
   for (const TensorRule& rule : definition_of(p).tensors()) {

@@ -40,7 +40,7 @@ Character first_character(std::string_view text) {
                                                               : Character{code, bytes};
 }
 
-/// Controls, line and paragraph separators, and what turns the reading order round.
+/// Controls, line and paragraph separators, and overrides of the reading order.
 bool acts(std::uint32_t code) {
   return code < 0x20 || (code >= 0x7F && code < 0xA0) || code == 0x200E || code == 0x200F ||
          (code >= 0x2028 && code <= 0x202E) || (code >= 0x2066 && code <= 0x2069);

@@ -88,7 +88,8 @@ using ProblemName = std::pair<std::string, std::string>;  ///< device, problem
 /// The newest row of each config of a problem, by template and config.
 using Latest = std::map<std::pair<std::string, std::string>, const MeasurementRow*>;
 
-/// What two configs must share to stand for each other in a plan: chunk size and segment length.
+/// The values that configs must share to be interchangeable in a plan: chunk size and segment
+/// length.
 std::string interchangeable(const std::string& template_id, const std::string& config) {
   const Json values = config_json(config);
   return fmt::format("{} {} {}", template_id, values.value("BT", Json()).dump(),
@@ -190,7 +191,7 @@ Json problem_json(const WinnerRow& row, const Latest& rows, Floors& floors) {
           {"templates", templates_of(rows)}};
 }
 
-/// What is told of each device by the rows that were measured on it.
+/// Facts of each device, from the rows that were measured on it.
 class Provenance {
  public:
   template <class Row>

@@ -145,11 +145,12 @@ class Reader {
     file_.read(8, text.data(), text.size());
     data_start_ = 8 + length;
 
-    // First a pass that keeps nothing, for what the parsed header cannot tell. The library's parser
-    // with a callback would do both at once, but goes over all tensors again after each one.
+    // First a pass that keeps nothing, for faults that the parsed header no longer shows. The
+    // library's parser with a callback would do both at once, but goes over all tensors again after
+    // each one.
     HeaderWatch watch;
     if (!nlohmann::json::sax_parse(text, &watch))
-      reject(watch.too_deep ? "its header is nested deeper than that of any"
+      reject(watch.too_deep ? "its header is nested deeper than the header of any"
                             : "its header is not a JSON object");
     if (watch.duplicate) reject(fmt::format("it holds the tensor '{}' twice", *watch.duplicate));
     if (watch.inner_duplicate)
@@ -237,7 +238,7 @@ class Reader {
 
 HostTensor HostTensor::make(DType dtype, std::vector<std::int64_t> shape) {
   constexpr std::uint64_t kAlignment = 64;
-  // Memory is promised freely and taken on first touch, so what there is for all tensors is asked
+  // Memory is promised freely and taken on first touch, so the memory of all tensors is checked
   // before the first.
   static const std::uint64_t most = available_memory();
   static std::atomic<std::uint64_t> taken{0};

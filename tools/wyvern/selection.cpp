@@ -106,7 +106,7 @@ void apply_seqlens(std::string_view text, bool tokens_given, Selection& selectio
   problem.packed = true;
 }
 
-/// What is given and wanted of states.
+/// Which states are given and wanted.
 void apply_states(const SelectionFlags& flags, Problem& problem) {
   problem.initial_state = problem.output_final_state = !problem.inplace_state;
   problem.state_index = flags.fields.find("state_slots") != nullptr;
@@ -119,7 +119,7 @@ void apply_gate(const SelectionFlags& flags, const OptionFlags& options, Problem
   problem.has_dt_bias = problem.use_gate_in_kernel && flags.fields.find("has_dt_bias") == nullptr;
 }
 
-/// Sets a field to what its option was given.
+/// Sets a field to its option's value.
 struct FieldSetter {
   const FieldOption& option;
   const std::string& text;

@@ -55,7 +55,7 @@ void beta_sigmoid(Problem& p, bool allow_neg_eigval) {
 }
 
 /// One to three steps a token in turn, for an operator that has several; the gate left out of every
-/// fifth case where it may be and where strong gates or none are not what the case is about.
+/// fifth case where it may be and where the case is not about fast decay or none.
 void vary_operator(std::vector<Case>& cases) {
   for (std::size_t i = 0; i < cases.size(); ++i) {
     Problem& p = cases[i].selection.problem;
@@ -105,9 +105,9 @@ std::vector<Case> chunked_cases(const Problem& base) {
   return cases;
 }
 
-/// What the first cases leave: the largest chunk and dimensions, the other chunk size and dtypes.
-/// The last two stand where make_sweep() has 16-bit numbers, so that fp32 betas are not all of
-/// them.
+/// Values that the first cases leave out: the largest chunk and dimensions, the other chunk size
+/// and dtypes. The last two stand where make_sweep() has 16-bit numbers, so that fp32 betas are not
+/// all of them.
 void add_more_chunked_cases(const Problem& base, std::vector<Case>& cases) {
   std::vector<Case> more(4, Case{{base, {}}});
   const auto problem = [&](std::size_t i) -> Problem& { return more[i].selection.problem; };
@@ -286,7 +286,7 @@ Problem base_problem(std::string_view op, Pass pass, const Number& number) {
   return p;
 }
 
-/// The same case with other numbers. What was of the inputs' dtype stays so.
+/// The same case with other numbers. Tensors of the inputs' dtype stay so.
 void set_number(Problem& p, const Number& number) {
   if (p.beta_dtype == p.dtype) p.beta_dtype = number.dtype;
   if (p.g_dtype == p.dtype) p.g_dtype = number.dtype;

@@ -43,7 +43,7 @@ std::shared_ptr<Cache> cache_of(const Shard& shard) {
                                  fmt::format("shard-{}-of-{}", shard.index, shard.count));
 }
 
-/// Leaves out what is answered exactly, tuned with the driver that is here now.
+/// Drops problems with an exact winner, tuned with the present driver.
 void drop_known(std::vector<ManifestEntry>& entries, const DeviceInfo& device,
                 const std::shared_ptr<Cache>& cache) {
   CachePlanSource known(cache);
@@ -95,7 +95,7 @@ class Fleet {
   /// Called by a tuning that has so many seconds left.
   void show_progress(double left_s) WYVERN_EXCLUDES(mutex_) {
     const Lock lock(mutex_);
-    // As long as those before it took, at first its whole budget.
+    // As long as the problems before it took, at first its whole budget.
     const double each =
         done_ > 0 ? elapsed_s() * threads_ / static_cast<double>(done_) : options_.budget.count();
     left_s += each * static_cast<double>(entries_.size() - next_) / threads_;

@@ -77,7 +77,7 @@ Json show_artifact(const Cache& cache, const std::string& id) {
   if (keys.size() > 1)
     reject("ID is '{}', the beginning of {} artifacts; give more of its digits", id, keys.size());
   const auto row = keys.empty() ? std::nullopt : cache.find_artifact(keys.front());
-  if (!row) reject("ID is '{}'; `wyvern cache list` shows those that exist", id);
+  if (!row) reject("ID is '{}'; `wyvern cache list` shows the existing ones", id);
   Json document = to_json(*row);
   document["code_bytes"] = row->code.size();
   document["metadata"] = parsed(row->metadata);
@@ -151,7 +151,8 @@ int clear(Cache& cache, bool json) {
 }  // namespace
 
 void add_cache(Command& command) {
-  CLI::App& verb = command.verb("cache", "what is remembered, here and in packs", nullptr);
+  CLI::App& verb =
+      command.verb("cache", "stored kernels, measurements and winners, here and in packs", nullptr);
   command.action(verb, "path", "where the cache lies",
                  [](bool json) { return print_path(Cache(), json); });
   command.action(verb, "list", "everything in it, newest first",
@@ -160,7 +161,7 @@ void add_cache(Command& command) {
   CLI::App& shown = command.action(verb, "show", "one row of it", [id](bool json) {
     return print_fields(show(Cache(), *id), json);
   });
-  shown.add_option("ID", *id, "what to show, as list prints it");
+  shown.add_option("ID", *id, "the row to show, as list prints it");
   command.action(verb, "stats", "how much it holds",
                  [](bool json) { return print_fields(stats(Cache()), json); });
   command.action(verb, "clear", "delete everything", [](bool json) {

@@ -54,12 +54,12 @@ int gc(const std::optional<std::string>& max_bytes, bool json) {
       bytes_text(static_cast<double>(done.bytes)),
       bytes_text(static_cast<double>(done.bytes_before)));
   if (!reached)
-    say("that is above {}: what is left are winners and measurements, which stay",
+    say("that is above {}: only winners and measurements are left, which stay",
         bytes_text(static_cast<double>(limit)));
   return kDone;
 }
 
-/// Driver by device key, of what this machine has.
+/// Driver by device key, of this machine's devices.
 std::map<std::string, std::string> drivers() {
   std::map<std::string, std::string> drivers;
   for (const DeviceInfo& device : list_devices())
@@ -101,8 +101,8 @@ void add_cache_care(Command& command, CLI::App& cache) {
       command.action(cache, "gc", "delete compiled kernels, least recently used first",
                      [max_bytes](bool json) { return gc(*max_bytes, json); });
   collected.add_option("--max-bytes", *max_bytes,
-                       "what the file may have, such as 500M; winners and measurements stay");
-  command.action(cache, "doctor", "what is wrong with the cache, and what to do", doctor);
+                       "the largest size of the file, such as 500M; winners and measurements stay");
+  command.action(cache, "doctor", "check the cache and say how to fix it", doctor);
 }
 
 }  // namespace wyvern::cli

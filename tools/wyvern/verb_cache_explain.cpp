@@ -35,7 +35,7 @@ struct Flags {
 
 using Fields = std::map<std::string, std::string>;
 
-/// "a=1,b=2" and what has no value, by names: pieces between the separators.
+/// "a=1,b=2" by names, also names without a value: pieces between the separators.
 void add_fields(std::string_view text, char separator, std::string_view prefix, Fields& fields) {
   for (std::size_t at = 0; at <= text.size();) {
     const std::size_t end = std::min(text.find(separator, at), text.size());
@@ -137,7 +137,8 @@ Json candidate_json(const Contender& one, const DeviceInfo& device, bool answers
           {"why", why}};
 }
 
-/// Whether the plan's kernels are compiled, and where not, what differs from the nearest that is.
+/// Whether the plan's kernels are compiled, and where not, the differences from the nearest
+/// compiled one.
 Json kernels(const Cache& cache, const Device& device, const Problem& problem, const Plan& plan) {
   const Target& target = device.impl().target();
   const CheckedPlan checked = check_plan(problem, stage_uses(problem), plan, target);

@@ -73,7 +73,8 @@ void print_added(const std::vector<std::pair<std::string, Added>>& all, bool jso
 
 int import_rows(const std::string& file, bool json) {
   if (file.empty())
-    throw Error(ErrorKind::kBadInput, "FILE is missing; it must be what `cache export` wrote");
+    throw Error(ErrorKind::kBadInput,
+                "FILE is missing; it must be a pack that `cache export` wrote");
   Cache cache;
   print_added({{file, import_pack(cache, read_text(file), file)}}, json);
   return kDone;
@@ -94,7 +95,7 @@ int merge_caches(const std::vector<std::string>& others, bool json) {
 
 using WinnerKey = std::tuple<std::string, std::string>;  ///< device, problem
 
-/// The rows that answer, by what they answer.
+/// The rows that answer, by problem.
 std::map<WinnerKey, WinnerRow> answers(const Contents& contents) {
   std::map<WinnerKey, WinnerRow> rows;
   for (const WinnerRow& row : contents.winners) {
@@ -201,14 +202,15 @@ void add_cache_transfer(Command& command, CLI::App& cache) {
   const auto file = std::make_shared<std::string>();
   CLI::App& imported = command.action(cache, "import", "add the rows of a pack",
                                       [file](bool json) { return import_rows(*file, json); });
-  imported.add_option("FILE", *file, "what `cache export` wrote");
+  imported.add_option("FILE", *file, "a pack that `cache export` wrote");
   const auto others = std::make_shared<std::vector<std::string>>();
   CLI::App& merged = command.action(cache, "merge", "add everything of other caches",
                                     [others](bool json) { return merge_caches(*others, json); });
   merged.add_option("DB", *others, "directories of caches, or their wyvern.db");
   const auto paths = std::make_shared<std::vector<std::string>>();
-  CLI::App& compared = command.action(cache, "diff", "what two caches or packs answer otherwise",
-                                      [paths](bool json) { return diff(*paths, json); });
+  CLI::App& compared =
+      command.action(cache, "diff", "problems that two caches or packs answer differently",
+                     [paths](bool json) { return diff(*paths, json); });
   compared.add_option("PATHS", *paths, "A and B: directories of caches, databases or packs");
 }
 

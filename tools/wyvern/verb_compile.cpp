@@ -168,7 +168,7 @@ int execute(const Flags& flags, bool json) {
 
 void add_compile(Command& command) {
   const auto flags = std::make_shared<Flags>();
-  CLI::App& verb = command.verb("compile", "compile one template and show what becomes of it",
+  CLI::App& verb = command.verb("compile", "compile one template and show its code or resources",
                                 [flags](bool json) { return execute(*flags, json); });
   verb.add_option("STAGE", flags->stage, "a name that `wyvern stages` lists");
   verb.add_option("--arch", flags->arch, "sm_80, sm_89, sm_90a, sm_100a, ... or native-cpu");

@@ -11,7 +11,7 @@
 #include "tools/wyvern/output.hpp"
 
 // The manual page and the completions of shells are made from the verbs and their options, so that
-// they say what the command itself says.
+// they agree with the command.
 namespace wyvern::cli {
 namespace {
 
@@ -59,7 +59,7 @@ std::string joined(const std::vector<std::string>& words) {
   return text;
 }
 
-/// What may stand where `app` has an operator.
+/// The words that may stand where `app` has an operator.
 std::string positional_words(const CLI::App& app) {
   const auto all = app.get_options();
   const bool takes_operator = std::any_of(
@@ -237,7 +237,7 @@ void add_manual(Command& command) {
                        [own](bool json) { return print(manual(root_of(**own)), json); });
   const auto shell = std::make_shared<std::string>();
   CLI::App& verb =
-      command.verb("completion", "print what a shell completes commands by",
+      command.verb("completion", "print a shell's completion script",
                    [own, shell](bool json) { return complete(root_of(**own), *shell, json); });
   verb.add_option("SHELL", *shell, "bash, zsh or fish");
 }

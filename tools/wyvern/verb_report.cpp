@@ -58,7 +58,7 @@ int execute(const Flags& flags, bool json) {
 void add_report(Command& command) {
   const auto flags = std::make_shared<Flags>();
   CLI::App& verb =
-      command.verb("report", "a page about what was tuned: times, stages, tunables, failures",
+      command.verb("report", "a page about all tunings: times, stages, tunables, failures",
                    [flags](bool json) { return execute(*flags, json); });
   verb.add_option("-o,--output", flags->output, "the file to write");
   verb.add_option("--format", flags->format,

@@ -27,7 +27,8 @@ struct Outcome {
   double ms = 0;        ///< one further launch
 };
 
-/// Launches twice, each time into poisoned outputs, and fetches those of the second, timed launch.
+/// Launches twice, each time into poisoned outputs, and fetches the outputs of the second, timed
+/// launch.
 Outcome execute(Runtime& runtime, const Device& device, const Selection& selection,
                 const Arguments& host, std::optional<Operator>& op) {
   using Clock = std::chrono::steady_clock;

@@ -99,7 +99,7 @@ void print_text(const Device& device, const Problem& problem, const TuneResult& 
                      : "not every config was measured",
         r.sweep_configs, duration_text(r.sweep_seconds));
   if (!r.unjudged.empty())
-    say("the machine failed meanwhile ({}); the same command tries again what it could not judge",
+    say("the machine failed meanwhile ({}); the same command tries the unjudged configs again",
         r.unjudged);
   else if (!r.complete)
     say("the budget ended before the search did; the same command goes on from here");
@@ -109,7 +109,7 @@ void print_text(const Device& device, const Problem& problem, const TuneResult& 
 
 std::string today() { return fmt::format("{:%Y-%m-%d}", std::chrono::system_clock::now()); }
 
-/// The recording of what a tuning found, in memory until that is complete.
+/// The recording of a tuning's results, in memory until it is complete.
 class Recorder {
  public:
   Recorder(const Device& device, const Problem& problem, unsigned jobs) {
@@ -171,7 +171,7 @@ int tune_one(const TuneFlags& flags, bool json) {
   const TuneResult result = tune_with_progress(runtime, device, problem, std::move(options));
   if (result.interrupted)
     throw Error(ErrorKind::kUnavailable,
-                "tuning was interrupted; what was measured is kept and the same command goes on "
+                "tuning was interrupted; its measurements are kept and the same command goes on "
                 "from there");
   if (flags.record) {
     if (!result.complete)
@@ -280,9 +280,9 @@ void add_tune(Command& command) {
   verb.add_option("--budget", flags->budget, "time to spend, such as 60s (default) or 2m");
   verb.add_option("--jobs", flags->jobs,
                   "threads that compile (default 0: one a core that measuring does not need)");
-  add_switch(verb, "--force", flags->force, "measure again what is known");
+  add_switch(verb, "--force", flags->force, "measure configs again that have results");
   add_switch(verb, "--exhaustive", flags->exhaustive,
-             "every config, also beyond what the budget has room for at the end of the search");
+             "measure every config, also beyond the budget");
   verb.add_option("--record", flags->record,
                   "with --exhaustive: write the space and all measurements to a file (.gz: "
                   "compressed)");

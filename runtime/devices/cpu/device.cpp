@@ -30,7 +30,7 @@ namespace wyvern {
 namespace {
 
 constexpr std::size_t kAlignment = 256;
-/// Less is promised without a look at what there is.
+/// Smaller allocations skip the check of available memory.
 constexpr std::size_t kMuch = std::size_t{64} << 20;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 

@@ -16,8 +16,8 @@ namespace fs = std::filesystem;
 
 constexpr std::uint64_t kNoLimit = std::numeric_limits<std::uint64_t>::max();
 
-/// The number after `key` at the beginning of a line, or that of a file that has nothing else when
-/// the key is empty.
+/// The number after `key` at the beginning of a line, or the file's only number when the key is
+/// empty.
 std::optional<std::uint64_t> number_in(const fs::path& file, std::string_view key) {
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);) {
@@ -46,8 +46,8 @@ constexpr Names kFirst{"sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.
                        "total_inactive_file "};
 constexpr Names kSecond{"sys/fs/cgroup", "memory.max", "memory.current", "inactive_file "};
 
-/// What the group at `path` and all above it leave. A container may see its own group as the root,
-/// under a path that is not there.
+/// The bytes that the group at `path` and all groups above it leave. A container may see its own
+/// group as the root, under a path that is not there.
 std::uint64_t left_in(const fs::path& root, const Names& names, fs::path path) {
   std::uint64_t least = kNoLimit;
   for (path = path.relative_path();; path = path.parent_path()) {

@@ -117,8 +117,8 @@ const Driver* driver(std::string* problem) {
     std::string problem;
     std::unique_ptr<Driver> driver = open_driver("libcuda.so.1", problem);
   };
-  // Never freed: an operator or a runtime in a static object, as of a Python extension, gives back
-  // its kernels and memory when the process ends, after what was made later than itself is gone.
+  // Never freed: an operator or a runtime in a static object, as of a Python extension, frees its
+  // kernels and memory when the process ends, after objects made later than itself are gone.
   static const Opened* const opened = new Opened;
   if (problem != nullptr) *problem = opened->problem;
   return opened->driver.get();

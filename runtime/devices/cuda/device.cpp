@@ -156,7 +156,7 @@ class CudaDevice final : public DeviceImpl {
   std::int64_t cache_bytes_ = 0;
 };
 
-/// What cannot even be counted.
+/// The entry of devices that cannot even be counted.
 DeviceInfo broken(std::string problem) {
   DeviceInfo info;
   info.name = info.kind = to_string(DeviceKind::cuda);

@@ -26,7 +26,7 @@ int type_of(DType dtype) {
 
 constexpr int kNoInterleave = 0;  // CUtensorMapInterleave
 constexpr int kL2Promotion = 2;   // CUtensorMapL2promotion: lines of 128 bytes
-constexpr int kZeros = 0;         // CUtensorMapFloatOOBfill: what lies outside the view
+constexpr int kZeros = 0;         // CUtensorMapFloatOOBfill: elements outside the view
 
 /// The driver wants an address before there is one, and older ones refuse null. It reads nothing.
 void* placeholder() { return reinterpret_cast<void*>(std::uintptr_t{1} << 20); }

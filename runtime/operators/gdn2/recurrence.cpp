@@ -13,7 +13,7 @@ using Doubles = std::vector<double>;
 
 Doubles zeros(std::int64_t count) { return Doubles(static_cast<std::size_t>(count)); }
 
-/// One token of the value head, and what the step makes of it.
+/// One token of the value head, and the step's intermediates.
 struct Step {
   explicit Step(const Problem& p)
       : q(zeros(p.K)), k(q), erase(q), erasing_key(q), decay(q), v(zeros(p.V)), write(v), u(v) {}

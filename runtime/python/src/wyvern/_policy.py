@@ -32,7 +32,7 @@ class policy:  # noqa: N801 (called as a function)
 
     A problem is one operator and pass with its dtypes, options, heads and dimensions, and a power of two
     of tokens and of sequences. It is tuned once at most by a process, also where that fails, which a line
-    on stderr says. What is being tuned when the process ends is stopped, and what was measured is kept. A
+    on stderr says. A tuning in progress is stopped when the process ends, and its measurements are kept. A
     child of ``fork()`` leaves to its parent what that has begun.
 
     The environment variable WYVERN_POLICY sets the policy of a process that does not. As a context manager
