@@ -136,7 +136,7 @@ TEST(Contest, NearTiesAreComparedInsideTheBestPlan) {
   EXPECT_EQ(plan[0].config.integer("x"), 1) << canonical_text(plan);
 }
 
-TEST(Contest, WhatIsBetterForEachStepIsPutTogether) {
+TEST(Contest, TheBestConfigOfEachStepMakesAPlan) {
   const SearchSpace space = synthetic_space();
   const Cost alone = [](const Group& group, const Config& config) {
     if (group.BT == 32) return 1000.0;

@@ -215,7 +215,7 @@ TEST_F(LaboratoryTest, FailuresOfTheMachineAreNoRows) {
   EXPECT_TRUE(cache_.measurements("device", "problem").empty());
 }
 
-TEST_F(LaboratoryTest, WhatFailsOnceAndNotAgainIsNoFailure) {
+TEST_F(LaboratoryTest, AConfigThatFailsOnlyOnceHasNotFailed) {
   space_ = wide_space();
   auto lab = laboratory(options());
   const Outcome outcome = measured(lab, {0, kWide + 12});
@@ -281,7 +281,7 @@ TEST(Blame, TellsTheMachinesFailuresFromAConfigs) {
   EXPECT_EQ(shortage(), "");
 }
 
-TEST_F(LaboratoryTest, WhatDoesNotCompileOrFitIsNotRun) {
+TEST_F(LaboratoryTest, ConfigsThatDoNotCompileOrFitAreNotRun) {
   builder_.broken = space_.groups[0].configs[4].to_string();
   builder_.greedy = space_.groups[0].configs[8].to_string();
   builder_.spilling = space_.groups[0].configs[12].to_string();

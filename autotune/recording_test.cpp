@@ -60,7 +60,7 @@ double with_failures(const Group& group, const Config& config) {
   return config.integer("x") == 1 ? 0 : coupled(group, config);
 }
 
-TEST(Gzip, GivesBackWhatItWasGiven) {
+TEST(Gzip, RoundTripsAndReturnsOtherDataUnchanged) {
   std::string text;
   for (int i = 0; i < 100000; ++i) text += static_cast<char>(i % 251 * i % 251);
   const std::string data = gzip(text);
@@ -87,7 +87,7 @@ TEST(Recording, IsReadAsItWasWritten) {
   EXPECT_EQ(recorded_best(second), recorded_best(first));
 }
 
-TEST(Recording, RefusesWhatIsDamaged) {
+TEST(Recording, RefusesDamagedFiles) {
   const Recording good = synthetic_recording(coupled);
   const std::string text = recording_text(good.head, good.space, good.results);
   const auto refused = [](const std::string& damaged, const char* word) {
@@ -129,7 +129,7 @@ TEST(Replay, FindsTheBestOfASpaceThatIsNotSeparable) {
   EXPECT_LT(brief.regret_mean, 0.7 * (brief.default_over_best - 1));
 }
 
-TEST(Replay, KnowsWhatAPlanTook) {
+TEST(Replay, KnowsAPlansTime) {
   const Recording recording = synthetic_recording(with_failures);
   const Plan best = recorded_best(recording);
   const double us = recorded_us(recording, best).value();

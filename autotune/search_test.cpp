@@ -60,7 +60,7 @@ TEST(Search, LocalSearchFindsTheBestPlanOfASmoothSpace) {
 }
 
 // No config has a neighbour one tunable away: a search by single steps would end at the default.
-TEST(Search, ReachesWhatContractsCouple) {
+TEST(Search, ReachesConfigsThatContractsCouple) {
   const SearchSpace space = coupled_space();
   const Cost cost = [](const Group&, const Config& config) {
     double us = 100;
@@ -267,7 +267,7 @@ TEST(Loop, StopsAtTheDeadlineWithTheBestSoFar) {
   EXPECT_FALSE(best_plans(space, results, 1).empty());
 }
 
-TEST(Loop, ResumesWhatWasInterruptedAndMeasuresNothingTwice) {
+TEST(Loop, ResumesAfterAnInterruptionAndMeasuresNothingTwice) {
   const SearchSpace space = synthetic_space();
   SyntheticLaboratory whole(space, smooth), halved(space, smooth);
   Results results(space);
@@ -330,7 +330,7 @@ TEST(Choose, TheFastestWinsOutsideTheNoise) {
   EXPECT_EQ(choose_winner(timings, timings[0].plan), 1U);
 }
 
-TEST(Choose, OnlyWhatBeatsTheDefaultBeyondNoiseTakesItsPlace) {
+TEST(Choose, OnlyAPlanThatBeatsTheDefaultBeyondNoiseReplacesIt) {
   const std::vector<PlanTiming> near{timed("d", {10, 10.3, 9.9}), timed("c", {9.95, 10.2, 9.7}),
                                      timed("a", {9.96, 10.2, 9.7})};
   EXPECT_EQ(choose_winner(near, near[0].plan), 0U);
@@ -386,7 +386,7 @@ TEST(Statistics, DriftThatSlowsNeighboursAlikeHidesNoDifference) {
   EXPECT_TRUE(tied_in_turn(same, fastest));
 }
 
-TEST(Statistics, ClearlySlowerIsWhatTwoSamplesAgreeOn) {
+TEST(Statistics, ClearlySlowerNeedsTwoSamplesThatAgree) {
   const std::vector<double> hiccup{40}, slow{2.1, 1.6}, repaired{40, 1.4};
   EXPECT_FALSE(clearly_slower(hiccup, 1));
   EXPECT_TRUE(clearly_slower(slow, 1));

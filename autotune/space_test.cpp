@@ -102,7 +102,7 @@ TEST(Space, EveryLegalConfigCanBeReachedFromTheDefault) {
     EXPECT_TRUE(templates.contains(t.id())) << t.id() << " takes part in no space";
 }
 
-TEST(Neighbourhood, BridgesWhatTwoStepsDoNotConnect) {
+TEST(Neighbourhood, BridgesPartsThatTwoStepsDoNotConnect) {
   const auto config = [](std::int64_t a, std::int64_t b, std::int64_t c) {
     return Config{{"a", a}, {"b", b}, {"c", c}};
   };

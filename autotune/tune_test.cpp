@@ -232,7 +232,7 @@ TEST_F(TuneTest, PoliciesSayWhenAProblemIsTuned) {
 }
 
 // A worker that may open as many files as it has open soon after its start loads few kernels.
-TEST_F(TuneTest, WhatFailsForWantOfDescriptorsIsNotRemembered) {
+TEST_F(TuneTest, FailuresForWantOfDescriptorsAreNotRemembered) {
   const Device device = Device::open("cpu");
   Runtime own = runtime();
   TuneOptions starved = options(600);
@@ -249,7 +249,7 @@ TEST_F(TuneTest, WhatFailsForWantOfDescriptorsIsNotRemembered) {
     EXPECT_TRUE(row.status == "ok" || row.status == "rejected") << row.status << ": " << row.detail;
 }
 
-TEST_F(TuneTest, RefusesWhatCannotBeTuned) {
+TEST_F(TuneTest, RefusesProblemsThatCannotBeTuned) {
   const Device device = Device::open("cpu");
   Runtime own = runtime();
   Problem empty = small_problem();
@@ -415,7 +415,7 @@ TEST(Inputs, SlowDecayIsSlowForEveryKindOfGate) {
   }
 }
 
-TEST(Inputs, SequencesAreThoseThatAreAskedFor) {
+TEST(Inputs, SequencesHaveTheGivenLengths) {
   Problem problem = small_problem();
   problem.packed = true;
   problem.N = 4;

@@ -89,7 +89,7 @@ std::string integrity(const std::filesystem::path& file) {
   return check.step() ? check.text(0) : "no answer";
 }
 
-TEST(CachePower, WhatWasStoredIsThere) {
+TEST(CachePower, StoredRowsSurvive) {
   const std::vector<Step> all = steps();
   const TempDirectory temp;
   Record record;

@@ -238,7 +238,7 @@ void expect_refused(ErrorKind kind, const char* said, const Work& work) {
   }
 }
 
-TEST(Merge, RefusesWhatIsNoCacheOrNotToBeTrusted) {
+TEST(Merge, RefusesOtherFilesAndUntrustedCaches) {
   const TempDirectory temp, other;
   QuietCache cache(temp.path());
   expect_refused(ErrorKind::kBadInput, "no database", [&] { merge(cache.cache, "/nowhere"); });
@@ -412,7 +412,7 @@ TEST(PackLayers, TheFirstLayerAnswersAndInItTheBestRatio) {
   EXPECT_EQ(told, 0);
 }
 
-TEST(PackLayers, WhatCannotBeReadIsPassedOverAndToldOnce) {
+TEST(PackLayers, UnreadableFilesAreSkippedAndReportedOnce) {
   const TempDirectory temp;
   write_file(temp.path() / "a.jsonl", "no pack");
   write_file(temp.path() / "b.jsonl", pack_of({ranked(8, 1, 2)}) + R"({"family":"gdn","row":1})");

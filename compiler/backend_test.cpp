@@ -41,7 +41,7 @@ const std::string kSource = "extern \"C\" __global__ void wyvern_kernel() {}\n";
 /// Artifacts that users have stored are found by these: a key may change only with what the code
 /// depends on, never with how this program is written. The
 /// two below are of the format's first version, and were computed outside of this program.
-TEST(SourceKey, IsWhatStoredArtifactsHave) {
+TEST(SourceKey, EqualsTheKeysOfStoredArtifacts) {
   Target target;
   target.device = DeviceKind::cuda;
   target.arch = "sm_90a";
@@ -108,7 +108,7 @@ TEST(Backends, StridesStandBetweenTensorsAndSizes) {
   EXPECT_TRUE(cpu.ends_with(last)) << cpu;
 }
 
-TEST(Backends, ResourcesSayWhatTheKindHas) {
+TEST(Backends, ResourcesAreThoseOfTheKind) {
   const Resources r{
       .registers = 56, .shared_bytes = 8, .stack_bytes = 0, .spill_bytes = 4, .code_bytes = 100};
   EXPECT_EQ(resources_text(cuda_target("sm_80"), r, 1024),
@@ -133,7 +133,7 @@ TEST(TargetFacts, TellHopperFromItsOwnArchitectureAndFromOlderOnes) {
   EXPECT_EQ(host_target().registers_per_block, 0);
 }
 
-TEST(ParseTarget, UnknownNamesAreAnsweredWithThoseOfEveryKind) {
+TEST(ParseTarget, UnknownNamesAreAnsweredWithNamesOfEveryKind) {
   for (const char* name : {"gfx942", "native-gpu", ""}) {
     try {
       parse_target(name);

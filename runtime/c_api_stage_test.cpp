@@ -135,7 +135,7 @@ TEST_F(CApiStageTest, SaysWhichTensorsItTakesAsTheyAre) {
   EXPECT_EQ(yes, -1);
 }
 
-TEST_F(CApiStageTest, RefusesWhatIsNoStage) {
+TEST_F(CApiStageTest, RefusesUnknownStages) {
   expect_bad(prepare("solve"), "name is 'solve'; for cpu it must be one of");
   expect_bad(prepare(nullptr), "name is null");
   expect_bad(wyvern_prepare_stage(runtime_, device_, problem_, "solve_tril", nullptr),

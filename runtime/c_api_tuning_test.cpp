@@ -222,7 +222,7 @@ TEST_F(CApiTuningTest, StoppingEndsAProgramThatWouldGoOn) {
   EXPECT_EQ(said(), "");
 }
 
-TEST_F(CApiTuningTest, AForkedChildLeavesToItsParentWhatThatTunes) {
+TEST_F(CApiTuningTest, AForkedChildLeavesTuningsToItsParent) {
   start(kWhenToldTo);
   wyvern_operator* const first = prepare(WYVERN_POLICY_BACKGROUND);
   wait_until_asked();
@@ -247,7 +247,7 @@ TEST_F(CApiTuningTest, AForkedChildLeavesToItsParentWhatThatTunes) {
   EXPECT_EQ(wyvern_operator_is_outdated(first), 1);
 }
 
-TEST_F(CApiTuningTest, RefusesWhatIsNoPolicyNoBudgetAndNoTime) {
+TEST_F(CApiTuningTest, RefusesUnknownPoliciesBudgetsAndTimes) {
   start(kWhenToldTo);
   const auto refuses = [&](const wyvern_prepare_options& options, const std::string& part) {
     wyvern_operator* op = nullptr;

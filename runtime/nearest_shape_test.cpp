@@ -53,7 +53,7 @@ TEST(NearestShape, CountsChainsAndTheirLength) {
     EXPECT_EQ(apart(whole, stranger), -1);
 }
 
-TEST(NearestShape, TakesWhatGainedEnoughForTheWay) {
+TEST(NearestShape, TakesPlansThatGainedEnoughForTheDistance) {
   EXPECT_TRUE(carries_over(0.9, 1));
   EXPECT_FALSE(carries_over(0.99, 0));
   EXPECT_FALSE(carries_over(0.95, 2));

@@ -64,7 +64,7 @@ TEST(Plans, OfTwoTemplatesForOneStageRankDecides) {
   EXPECT_EQ(plans_with("sm_100a", "scaled_dot_kkt.hopper"), 0);
 }
 
-TEST(Plans, OptionsBringTheirStages) {
+TEST(Plans, OptionsAddTheirStages) {
   Problem p = gated(true);
   p.use_qk_l2norm = p.use_gate_in_kernel = true;
   const Plan plan = enumerate_plans(p, host_target(), 32).back();
@@ -222,7 +222,7 @@ TEST(Plans, FitTheirDefaultsToTheNumberOfSequences) {
   EXPECT_EQ(default_plan(p, target).front().config.integer("BV"), 128);
 }
 
-TEST(Plans, PrepareChunksApartWhereFewHeadsWouldLeaveAGpuIdle) {
+TEST(Plans, PrepareChunksInAKernelOfTheirOwnForFewHeads) {
   Target target = cuda_target("sm_90a");
   Problem p = gated();
   p.op = "kda";
@@ -314,7 +314,7 @@ TEST(Plans, ThatDoNotFitAreRefusedWithAReason) {
   EXPECT_NE(refused(foreign).find("the device is cpu"), std::string::npos);
 }
 
-TEST(Plans, WideHeadsHaveOneWithWhatTheForwardPassKeeps) {
+TEST(Plans, WideHeadsHaveOneWithKeptIntermediates) {
   for (const std::string_view op : operators())
     for (const Pass pass : {Pass::forward, Pass::backward}) {
       Problem p;

@@ -283,7 +283,7 @@ TEST_F(PrepareTest, AForkByWhoPreparesDoesNotWaitForItself) {
   EXPECT_EQ(status, 0);
 }
 
-TEST_F(PrepareTest, OneThreadMakesWhatSeveralWant) {
+TEST_F(PrepareTest, OneThreadMakesAKernelThatSeveralNeed) {
   Runtime runtime(options());
   const Operator loaded = runtime.prepare(device_, problem(16));
   std::promise<void> go;

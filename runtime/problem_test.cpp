@@ -166,7 +166,7 @@ TEST(Problem, KeyBucketsArePowersOfTwo) {
   EXPECT_EQ(problem_key(problem).sequences, 0);
 }
 
-TEST(Problem, KeyFamilyIgnoresWhatNoPlanDependsOn) {
+TEST(Problem, KeyFamilyIgnoresFieldsThatNoPlanDependsOn) {
   Problem a;
   a.T = 100;
   Problem b = a;

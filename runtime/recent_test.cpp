@@ -88,7 +88,7 @@ class RecentTest : public ::testing::Test {
   const Device device_ = Device::open("cpu");
 };
 
-TEST_F(RecentTest, AsksOnceForWhatIsAskedAgainAndAgain) {
+TEST_F(RecentTest, AsksOnceForARepeatedProblem) {
   prepare(problem(64));
   prepare(problem(65));
   EXPECT_LT(asked_by(1000, problem(64)), 1000);

@@ -50,13 +50,13 @@ TEST(Registration, OneStageKeepsItsSignature) {
   EXPECT_EQ(t.summary, stages::scaled_dot_kkt.summary);
 }
 
-TEST(Registration, WhatStagesHandToEachOtherIsNoParameter) {
+TEST(Registration, TensorsBetweenCoveredStagesAreNoParameters) {
   Template t = covering({stages::scaled_dot_kkt, stages::solve_tril, stages::recompute_w_u});
   register_template(t);
   EXPECT_EQ(names_of(t), "k beta G k_rstd v seq_offsets chunk_index w u ");
 }
 
-TEST(Registration, WhatIsKeptIsWrittenWhereTheFlagsSaySo) {
+TEST(Registration, KeptTensorsAreWrittenWhereTheFlagsSaySo) {
   Template t = covering({stages::scaled_dot_kkt, stages::solve_tril, stages::recompute_w_u});
   t.keeps = {{"Tinv", {constant::KEEP_INVERSE}}};
   register_template(t);
@@ -131,7 +131,7 @@ TEST(Registration, NamesThatNoStageHasAreRefused) {
   expect_has(refusal(twice), "A is additional, but a covered stage has it");
 }
 
-TEST(Registration, WhatTheSourceCannotDeclareIsRefused) {
+TEST(Registration, TypesThatTheSourceCannotDeclareAreRefused) {
   Template t = covering({stages::solve_tril});
   t.constants = {constant::HV, constant::VARLEN};
   expect_has(refusal(t), "Tinv is of type DTYPE");

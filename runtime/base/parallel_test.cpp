@@ -18,7 +18,7 @@ TEST(InParallel, DoesEachOnce) {
   in_parallel(0, 4, [](std::size_t) { FAIL(); });
 }
 
-TEST(InParallel, WhatACallThrowsIsThrownToTheCaller) {
+TEST(InParallel, ThrowsTheExceptionOfACall) {
   std::atomic<int> done = 0;
   EXPECT_THROW(in_parallel(1000, 4,
                            [&](std::size_t i) {

@@ -250,7 +250,7 @@ TEST_P(CudaSpace, CompilesAndSetsRegistersBeforeReadingThem) {
   report(requests, compiled);
 }
 
-TEST(PtxFlow, FindsWhatALoopCarriesUnset) {
+TEST(PtxFlow, FindsUnsetRegistersCarriedByALoop) {
   const std::string head = "\n{\n.reg .f32 %f<3>;\nmov.f32 \t%f1, 0f00000000;\n";
   const std::string loop =
       "$L__BB0_1:\n// begin inline asm\nadd.f32 \t%f2, %f2, %f1; // sum\n"

@@ -287,7 +287,7 @@ TEST(TmaCopy, LoadsBoxesAndZerosOutside) {
 
 TEST(TmaCopy, CompilesForHopper) { expect_compiles(kLoad); }
 
-TEST(TensorMap, RefusesWhatTheDriverRefuses) {
+TEST(TensorMap, RefusesTheDriversIllegalMaps) {
   const HostTensor k(DType::bf16, {50, 2, 128});
   const TiledView good = view_of(k, 4, true, 32);
   EXPECT_NO_THROW(encode(good, 2, k.data()));

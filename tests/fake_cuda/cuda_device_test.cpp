@@ -95,7 +95,7 @@ class CudaDeviceTest : public testing::Test {
   int objects_ = 0;
 };
 
-TEST_F(CudaDeviceTest, ListsWhatTheDriverTells) {
+TEST_F(CudaDeviceTest, ListsTheDriversFacts) {
   fake_cuda::set_gpus({{}, ampere()});
   const std::vector<DeviceInfo> all = list_devices();
   ASSERT_EQ(all.size(), 3U);
@@ -120,7 +120,7 @@ TEST_F(CudaDeviceTest, SaysWhichOneOfItsModelItIs) {
   EXPECT_EQ(Device::open("cuda:1").impl().state().unit, "GPU-01020304-0506-0708-090a-0b0c0d0e0f10");
 }
 
-TEST_F(CudaDeviceTest, WhatCannotBeUsedIsListedWithItsProblem) {
+TEST_F(CudaDeviceTest, UnusableDevicesAreListedWithTheirProblem) {
   fake_cuda::Gpu old = ampere();
   old.major = 7;
   old.minor = 5;
@@ -257,7 +257,7 @@ TEST_F(CudaDeviceTest, WhereKernelsCannotOverlapAProgrammaticLaunchIsAPlainOne) 
   EXPECT_EQ(launch(*kernel, how), (Names{"cuCtxGetCurrent", "cuLaunchKernel"}));
 }
 
-TEST_F(CudaDeviceTest, AnOldDriverLacksOnlyWhatIsNew) {
+TEST_F(CudaDeviceTest, AnOldDriverLacksOnlyNewFeatures) {
   fake_cuda::lack("cuLaunchKernelEx");
   fake_cuda::lack("cuTensorMapEncodeTiled");
   std::string problem;
@@ -279,7 +279,7 @@ TEST_F(CudaDeviceTest, AnOldDriverLacksOnlyWhatIsNew) {
       [&] { cuda::encode_tiled(*old, {}, DType::bf16); });
 }
 
-TEST_F(CudaDeviceTest, DriversThatCannotBeUsedSayWhatToDo) {
+TEST_F(CudaDeviceTest, UnusableDriversSayHowToFixIt) {
   std::string problem;
   EXPECT_EQ(cuda::open_driver("libcuda-nowhere.so.1", problem), nullptr);
   EXPECT_EQ(problem,

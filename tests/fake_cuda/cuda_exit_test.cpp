@@ -101,7 +101,7 @@ int end_of(std::string role) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-TEST(CudaProcessEnd, GivesBackWhatStaticObjectsHold) { EXPECT_EQ(end_of("--keep"), 0); }
+TEST(CudaProcessEnd, FreesResourcesOfStaticObjects) { EXPECT_EQ(end_of("--keep"), 0); }
 
 TEST(CudaProcessEnd, WhileThreadsLoadAndLaunch) {
   for (int i = 0; i < 12; ++i) EXPECT_EQ(end_of("--work"), kEndedInTheMiddle);

@@ -239,7 +239,7 @@ TEST_P(BadInput, InputsMayShareMemory) {
   device().synchronize();
 }
 
-TEST_P(BadInput, WhatTheOperatorWasPreparedWithoutIsRejected) {
+TEST_P(BadInput, TensorsThatTheOperatorWasPreparedWithoutAreRejected) {
   WYVERN_OPEN_OR_SKIP(GetParam());
   Problem plain = problem();
   plain.use_gate_in_kernel = plain.has_dt_bias = plain.initial_state = false;

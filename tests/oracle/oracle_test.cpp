@@ -410,7 +410,7 @@ TEST(RelativeError, IsTheRatioOfRms) {
   }
 }
 
-TEST(RelativeError, WhatIsTooSmallForTheDTypeIsZero) {
+TEST(RelativeError, ValuesTooSmallForTheDTypeAreZero) {
   const HostTensor fp32(DType::fp32, {2}, {0, 0}), fp16(DType::fp16, {2}, {0, 0});
   EXPECT_EQ(relative_error(fp32.view(), {1e-60, -1e-60}), 0);
   EXPECT_NEAR(relative_error(fp32.view(), {1e-40, -1e-40}), 1, 1e-5);

@@ -36,7 +36,7 @@ TEST(GuardedMemory, HoldsItsBytesAndTheSlack) {
 
 using GuardedMemoryDeathTest = ::testing::Test;
 
-TEST_F(GuardedMemoryDeathTest, NamesWhatWasTouchedBeyondAnEnd) {
+TEST_F(GuardedMemoryDeathTest, NamesTheTensorTouchedBeyondItsEnd) {
   const GuardedMemory q("q", 96, 16, 1024, Against::end);
   EXPECT_DEATH(write_byte(q.data() + 96), "q was touched 0 bytes past its end");
   EXPECT_DEATH(read_byte(q.data() + 96 + 8), "q was touched 8 bytes past its end");

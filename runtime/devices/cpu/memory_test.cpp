@@ -44,7 +44,7 @@ TEST_F(AvailableMemory, IsTheMachinesWhereNoGroupSaysLess) {
   EXPECT_EQ(available_memory("/no/such/root"), std::numeric_limits<std::uint64_t>::max());
 }
 
-TEST_F(AvailableMemory, IsWhatTheNarrowestGroupLeaves) {
+TEST_F(AvailableMemory, IsLimitedByTheNarrowestGroup) {
   write("proc/self/cgroup", "0::/slice/job\n");
   write("sys/fs/cgroup/slice/job/memory.max", "3000000\n");
   write("sys/fs/cgroup/slice/job/memory.current", "1000000\n");
