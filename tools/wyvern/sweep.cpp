@@ -310,8 +310,7 @@ bool has_strong_gates(const Case& c) {
 
 std::vector<Number> numbers(const std::optional<std::string>& dtype,
                             const std::optional<std::string>& precision) {
-  const std::optional<DType> only =
-      dtype ? std::optional(parse_element_type("--dtype", *dtype)) : std::nullopt;
+  const DType only = dtype ? parse_element_type("--dtype", *dtype) : DType::bf16;
   OptionFlags options;
   if (precision) options.set("precision", *precision);
   Problem parsed;
@@ -320,7 +319,7 @@ std::vector<Number> numbers(const std::optional<std::string>& dtype,
   for (const Number& number :
        {Number{DType::bf16, {}}, Number{DType::fp16, {}}, Number{DType::fp32, Precision::tf32x3},
         Number{DType::fp32, Precision::tf32}, Number{DType::fp32, Precision::ieee}}) {
-    if (only && number.dtype != *only) continue;
+    if (dtype && number.dtype != only) continue;
     // A floor says nothing about 16-bit inputs.
     if (precision && number.dtype == DType::fp32 && number.precision != parsed.precision) continue;
     chosen.push_back(number);
