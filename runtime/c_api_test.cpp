@@ -327,7 +327,8 @@ TEST_F(CApiTest, SaysWhatIsWrongWithAField) {
   wyvern_problem* problem = problem_;
   EXPECT_BAD(wyvern_problem_create("conv", &problem), "'conv'", "delta_rule");
   EXPECT_EQ(problem, nullptr);
-  EXPECT_BAD(wyvern_problem_set_int(problem_, "colour", 1), "'colour'", "num_householder");
+  EXPECT_BAD(wyvern_problem_set_int(problem_, "householder", 1), "'householder'",
+             "one of: num_householder, ", " more");
   EXPECT_BAD(wyvern_problem_set_int(problem_, "packed", 2), "packed is 2", "0 or 1");
   EXPECT_BAD(wyvern_problem_set_int(problem_, "dtype", 2), "dtype", "wyvern_problem_set_text()");
   EXPECT_BAD(wyvern_problem_set_text(problem_, "T", "8"), "T is", "wyvern_problem_set_int()");
