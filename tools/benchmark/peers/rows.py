@@ -170,6 +170,11 @@ SWEEP = [
     packed("kda", 32, 32, spread(64, 1, 1000), bounded=True),
     packed("kda", 8, 8, [64] * 64 + [16384], bounded=True, gate="weak"),
     Row("kda", 8, 8, 1, 65536, gate="weak"),
+    # Slow decay beside targets that are of fast decay alone.
+    Row("kda", 20, 20, 1, 12000, gate="weak"),
+    Row("kda", 16, 32, 1, 8192, gate="weak"),
+    Row("kda", 4, 4, 1, 32768, bounded=True, gate="weak"),
+    Row("kda", 8, 8, 1, 8192, D=256, bounded=True, gate="weak"),
 ]
 
 # Where no peer's time is known, the target is a ratio to it, and there is no `must`.
