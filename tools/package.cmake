@@ -5,10 +5,10 @@ include(CMakePackageConfigHelpers)
 
 # One shared library out of the rooms' objects. SQLite is inside and hidden; Wyvern's own symbols
 # are visible where exports.map says so.
-add_library(wyvern_shared SHARED
-            $<TARGET_OBJECTS:wyvern_base> $<TARGET_OBJECTS:wyvern_templates>
+set(objects $<TARGET_OBJECTS:wyvern_base> $<TARGET_OBJECTS:wyvern_templates>
             $<TARGET_OBJECTS:wyvern_compiler> $<TARGET_OBJECTS:wyvern_cache>
             $<TARGET_OBJECTS:wyvern_runtime>)
+add_library(wyvern_shared SHARED ${objects})
 target_link_libraries(wyvern_shared PRIVATE wyvern_options wyvern_sqlite ${CMAKE_DL_LIBS})
 target_link_options(wyvern_shared PRIVATE
                     -Wl,--version-script=${CMAKE_CURRENT_SOURCE_DIR}/exports.map)
@@ -22,6 +22,15 @@ add_library(wyvern_shared_cpp INTERFACE)
 set_target_properties(wyvern_shared_cpp PROPERTIES EXPORT_NAME runtime)
 target_link_libraries(wyvern_shared_cpp INTERFACE wyvern_shared)
 target_compile_features(wyvern_shared_cpp INTERFACE cxx_std_20)
+
+# The same for Python's wheel: the C API alone, for older C libraries than this machine's.
+add_library(wyvern_wheel_library SHARED ${objects})
+target_link_libraries(wyvern_wheel_library PRIVATE wyvern_options wyvern_sqlite ${CMAKE_DL_LIBS})
+wyvern_portable(wyvern_wheel_library)
+wyvern_portable_exports(wyvern_wheel_library)
+set_target_properties(wyvern_wheel_library PROPERTIES
+                      OUTPUT_NAME wyvern SOVERSION ${PROJECT_VERSION_MAJOR}
+                      LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/wheel)
 
 set(package ${CMAKE_INSTALL_LIBDIR}/cmake/wyvern)
 install(TARGETS wyvern RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})

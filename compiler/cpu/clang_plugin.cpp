@@ -83,10 +83,10 @@ void require_memory() {
 std::vector<fs::path> plugin_paths() {
   const fs::path folder = own_folder();
   std::vector<fs::path> paths;
-  // The last one: the Python package wyvern-cpu beside the package wyvern, seen from its lib or
-  // bin.
-  for (const char* place :
-       {"wyvern", WYVERN_PLUGIN_FROM_BIN, "../lib/wyvern", ".", "../lib", "../../wyvern_cpu"})
+  // The last one: the Python distribution wyvern-kernels-cpu beside the package wyvern, seen from
+  // its lib or bin.
+  for (const char* place : {"wyvern", WYVERN_PLUGIN_FROM_BIN, "../lib/wyvern", ".", "../lib",
+                            "../../wyvern_kernels_cpu"})
     paths.push_back((folder / place / "libwyvern_llvm.so").lexically_normal());
   return paths;
 }
@@ -101,7 +101,8 @@ ClangPlugin::ClangPlugin(std::span<const fs::path> paths) {
   if (path == paths.end())
     unavailable(
         fmt::format("the plugin libwyvern_llvm.so, which compiles CPU kernels, is not at "
-                    "{}; install the Python package wyvern-cpu, or build Wyvern with WYVERN_CPU=ON",
+                    "{}; run `pip install wyvern-kernels-cpu`, or build Wyvern with "
+                    "WYVERN_CPU=ON",
                     paths.empty() ? "any place" : paths.front().string()));
   require_memory();
   void* library = dlopen(path->c_str(), kOpenFlags);

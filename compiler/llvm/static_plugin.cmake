@@ -1,5 +1,5 @@
 # wyvern_llvm_static: the same plugin with LLVM, Clang and LLD inside, for machines without them. It
-# is made when it is asked for (Python's wheel wyvern-cpu), where their archives are installed.
+# is made when it is asked for (Python's wheel wyvern-kernels-cpu), where their archives are installed.
 
 # The packages' targets lead to the shared libraries; their archives are taken as files. All of them
 # are offered, and the linker takes what is needed.
@@ -39,6 +39,8 @@ target_link_options(wyvern_llvm_static PRIVATE -s -Wl,--gc-sections -Wl,--as-nee
                     -Wl,--no-undefined)
 target_link_libraries(wyvern_llvm_static PRIVATE -Wl,--start-group ${archives} -Wl,--end-group
                       ${WYVERN_ZSTD} ${WYVERN_TINFO} ZLIB::ZLIB Threads::Threads ${CMAKE_DL_LIBS})
+include(${PROJECT_SOURCE_DIR}/tools/portable/portable.cmake)
+wyvern_portable(wyvern_llvm_static)
 set_target_properties(wyvern_llvm_static PROPERTIES
                       EXCLUDE_FROM_ALL ON
                       LIBRARY_OUTPUT_DIRECTORY ${CMAKE_LIBRARY_OUTPUT_DIRECTORY}/static)

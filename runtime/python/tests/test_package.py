@@ -40,8 +40,11 @@ class Package(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_operators_say_that_torch_is_missing(self):
-        done = python("import wyvern; wyvern.ops")
-        self.assertIn("wyvern.ops needs PyTorch 2.10 or later: pip install torch", done.stderr)
+        for code in ("import wyvern; wyvern.ops", "import wyvern.ops", "import wyvern.fla", "import wyvern.stages",
+                     "import wyvern.transformers", "import wyvern; wyvern.tune"):
+            done = python(code)
+            self.assertIn("ImportError: wyvern's operators need PyTorch 2.10 or later", done.stderr)
+            self.assertIn("pip install 'torch>=2.10'", done.stderr)
 
     def test_a_policy_that_is_none(self):
         done = python("from wyvern._policy import apply_environment; apply_environment()",

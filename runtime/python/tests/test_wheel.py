@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
 import subprocess
 import sys
 import zipfile
+from email import message_from_bytes
+from email.message import Message
 from pathlib import Path
 
 import pytest
@@ -90,8 +94,31 @@ def install(environment: Path, wheel: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def is_for_old_systems(wheel: Path) -> bool:
+    """manylinux_2_28 or older, which auditwheel found by the versions of the symbols that it needs."""
+    versions = [int(minor) for minor in re.findall(r"manylinux_2_(\d+)_x86_64", wheel.name)]
+    return "-py3-none-" in wheel.name and (platform.machine() != "x86_64" or min(versions) <= 28)
+
+
+def metadata(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as file:
+        (name,) = [one for one in file.namelist() if one.endswith(".dist-info/METADATA")]
+        return message_from_bytes(file.read(name))
+
+
+def test_metadata(wheel: Path, cpu_wheel: Path) -> None:
+    """PyPI's `wyvern` is another project's: neither wheel has its name or asks for it."""
+    for made, name in ((wheel, "wyvern-kernels"), (cpu_wheel, "wyvern-kernels-cpu")):
+        said = metadata(made)
+        assert said["Name"] == name and said["License-Expression"] == "MIT" and said["Author"]
+        assert [one for one in zipfile.ZipFile(made).namelist() if one.endswith("/licenses/LICENSE")]
+    wanted = metadata(wheel).get_all("Requires-Dist")
+    assert [one for one in wanted if one.startswith("wyvern")] == ['wyvern-kernels-cpu; extra == "cpu"']
+    assert all("extra ==" in one for one in wanted)  # PyTorch too is optional
+
+
 def test_content(wheel: Path) -> None:
-    assert wheel.name.startswith("wyvern-") and "-py3-none-manylinux" in wheel.name
+    assert wheel.name.startswith("wyvern_kernels-") and is_for_old_systems(wheel)
     names = set(zipfile.ZipFile(wheel).namelist())
     for name in ("py.typed", "ops.py", "lib/libwyvern.so.0", "lib/libwyvern_torch.so", "bin/wyvern"):
         assert f"wyvern/{name}" in names
@@ -100,10 +127,10 @@ def test_content(wheel: Path) -> None:
 
 def test_content_of_the_cpu_wheel(cpu_wheel: Path) -> None:
     """The plugin alone, with nothing of LLVM beside it."""
-    assert cpu_wheel.name.startswith("wyvern_cpu-") and "-py3-none-manylinux" in cpu_wheel.name
+    assert cpu_wheel.name.startswith("wyvern_kernels_cpu-") and is_for_old_systems(cpu_wheel)
     names = zipfile.ZipFile(cpu_wheel).namelist()
     names = {name for name in names if not name.endswith("/") and ".dist-info/" not in name}
-    assert names == {"wyvern_cpu/__init__.py", f"wyvern_cpu/{PLUGIN}"}
+    assert names == {"wyvern_kernels_cpu/__init__.py", f"wyvern_kernels_cpu/{PLUGIN}"}
 
 
 def test_use_without_torch(installed: Path) -> None:
@@ -116,15 +143,39 @@ def test_use_without_torch(installed: Path) -> None:
     assert "PyTorch" in missing.stderr
 
 
+def test_another_distribution_named_wyvern(wheel: Path, tmp_path: Path) -> None:
+    """Beside this one it is warned of; where its __init__.py replaced this one's, an error says what to do."""
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(tmp_path)
+    (tmp_path / "wyvern-0.1.1.dist-info").mkdir()
+    beside = run(sys.executable, "-c", "import wyvern", PYTHONPATH=str(tmp_path))
+    assert beside.returncode == 0 and "pip uninstall -y wyvern wyvern-kernels" in beside.stderr
+    (tmp_path / "wyvern" / "__init__.py").write_text("class Bot: ...\n")
+    for code in ("import wyvern.ops", "from wyvern._command import main; main()"):
+        over = run(sys.executable, "-c", code, PYTHONPATH=str(tmp_path))
+        assert "__init__.py is not of wyvern-kernels" in over.stderr
+        assert "pip uninstall -y wyvern wyvern-kernels" in over.stderr
+
+
+def test_without_the_command(wheel: Path, tmp_path: Path) -> None:
+    """As `pip install` from a clone leaves it."""
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(tmp_path)
+    (tmp_path / "wyvern" / "bin" / "wyvern").unlink()
+    for code in ("import wyvern; wyvern.cache.stats()", "from wyvern._command import main; main()"):
+        without = run(sys.executable, "-c", code, PYTHONPATH=str(tmp_path))
+        assert without.returncode == 1 and "-C cmake.define.WYVERN_COMMAND=ON" in without.stderr
+
+
 def test_use_with_torch(installed: Path, cpu_wheel: Path, tmp_path: Path) -> None:
-    """Without wyvern-cpu a sentence names it at the first call; with it the package computes, and its
+    """Without wyvern-kernels-cpu a sentence names it at the first call; with it the package computes, and its
     command tunes, for a policy too."""
     example = PACKAGE / "examples" / "generation.py"
     variables = {"PYTHONPATH": str(installed), "CUDA_VISIBLE_DEVICES": "", "WYVERN_CACHE_DIR": str(tmp_path)}
     without = run(sys.executable, example, **variables)
     assert without.returncode != 0
     assert f"RuntimeError: the plugin {PLUGIN}, which compiles CPU kernels" in without.stderr
-    assert "install the Python package wyvern-cpu" in without.stderr
+    assert "run `pip install wyvern-kernels-cpu`" in without.stderr
     install(installed.parents[2], cpu_wheel)
     beside = run(sys.executable, example, **variables)
     assert beside.returncode == 0, beside.stderr

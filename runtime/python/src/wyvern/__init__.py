@@ -7,13 +7,16 @@
 ``policy`` says where their plans come from and when they are tuned (``wait_for_tuning`` waits for that),
 ``tune`` finds faster ones, ``prepared`` tells which are in use and ``cache`` looks after what is stored.
 ``fla`` and ``transformers`` have those libraries compute with them; ``stages`` has parts of a forward pass.
-Nothing here imports PyTorch before it is used.
+Nothing here imports PyTorch before it is used. The distribution is ``wyvern-kernels``: ``wyvern`` on PyPI is
+another project's.
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING
+
+DISTRIBUTION = "wyvern-kernels"  # by which _files.py knows this file from that of another package
 
 from ._extension import prepared, version
 from ._policy import policy, wait_for_tuning
@@ -40,21 +43,12 @@ _MODULES = ("cache", "fla", "ops", "stages", "transformers")
 
 def __getattr__(name: str):
     if name in _MODULES:
-        return _imported(name)
+        return importlib.import_module(f".{name}", __name__)
     if name == "tune":
-        return _imported("tuning").tune
+        return importlib.import_module(".tuning", __name__).tune
     if name == "__version__":
         return version()
     raise AttributeError(f"module 'wyvern' has no attribute '{name}'")
-
-
-def _imported(name: str):
-    try:
-        return importlib.import_module(f".{name}", __name__)
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise ImportError(f"wyvern.{name} needs PyTorch 2.10 or later: pip install torch") from None
 
 
 def __dir__() -> list[str]:

@@ -23,9 +23,25 @@ def environment() -> dict[str, str]:
     return changed
 
 
+def _program() -> str:
+    """The program; RuntimeError where the package was installed without it."""
+    if not os.path.exists(COMMAND):
+        raise RuntimeError(
+            "this installation of wyvern, from a clone, has no command `wyvern`, which tunes and manages the "
+            "cache; add it with `pip install -v ./runtime/python -C cmake.define.WYVERN_COMMAND=ON`"
+        )
+    return COMMAND
+
+
 def main() -> None:
     """The console script."""
-    os.execve(COMMAND, ["wyvern", *sys.argv[1:]], environment())
+    try:
+        program = _program()
+    except RuntimeError as error:
+        if "--json" in sys.argv:
+            print(json.dumps({"error": {"message": str(error), "exit_code": 1}}))
+        sys.exit(f"wyvern: {error}")
+    os.execve(program, ["wyvern", *sys.argv[1:]], environment())
 
 
 def run(*arguments: str, quiet: bool = True) -> dict[str, Any]:
@@ -35,7 +51,7 @@ def run(*arguments: str, quiet: bool = True) -> dict[str, Any]:
     sentence.
     """
     done = subprocess.run(
-        [COMMAND, *arguments, "--json"],
+        [_program(), *arguments, "--json"],
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL if quiet else None,

@@ -26,7 +26,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import torch
+from ._torch import torch  # before what imports it by its own name
 from torch import Tensor
 from torch.autograd import forward_ad
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 
-import torch
+from ._torch import torch  # before what imports it by its own name
 from torch import Tensor
 
 from ._arguments import integer, real

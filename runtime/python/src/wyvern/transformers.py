@@ -21,7 +21,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-import torch
+from ._torch import torch
 
 from . import ops
 from ._serving import Counts, Report, exchange

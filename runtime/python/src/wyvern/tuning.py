@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
+from ._torch import torch  # before what imports it by its own name
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
