@@ -21,7 +21,7 @@ def tensor(name: str, x: object) -> Tensor:
 def floating(name: str, x: Tensor) -> Tensor:
     """x, which must hold real numbers: what others are turned into would be a guess, or lose a half."""
     if not x.dtype.is_floating_point:
-        raise TypeError(f"{name} has a dtype that is not taken, {x.dtype}; it must be a floating-point one")
+        raise TypeError(f"{name} is {x.dtype}; it must be of a floating-point dtype")
     return x
 
 

@@ -304,6 +304,7 @@ def run(
 
 
 _KINDS = {"TypeError": TypeError, "ValueError": ValueError, "RuntimeError": RuntimeError}
+_UNKNOWN_DTYPE = re.compile(r"^(q|k|v|g|beta|initial_state|cu_seqlens|cu_seqlens_cpu) has a dtype that it cannot have")
 _OWN = re.compile(r"wyvern\.(TypeError|ValueError|RuntimeError): (.*)", re.DOTALL)
 
 
@@ -316,7 +317,7 @@ def raise_as_python(error: Exception, **arguments: object) -> NoReturn:
     if isinstance(cu_seqlens, Tensor) and cu_seqlens.shape == (0,):
         raise ValueError("cu_seqlens is empty; it must have N + 1 entries, of N sequences") from None
     if own := _OWN.match(str(error)):
-        what = own[2]
+        what = _UNKNOWN_DTYPE.sub(lambda found: f"{found[1]} is {arguments[found[1]].dtype}", own[2])
         if "b" in arguments:  # the names that gdn2's gates have in Python
             what = re.sub(r"\berase\b", "b", re.sub(r"\bwrite\b", "w", what))
         raise _KINDS[own[1]](what) from None

@@ -6,7 +6,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,13 +22,17 @@ class Report:
     """Counts of calls since the start or the last reset.
 
     served: by function. declined: by function, then by reason; those went to the library's own function.
+    traced: by function, the calls that torch.compile or torch.export traced: what they compiled has the
+    library's own function, at each of its calls.
     """
 
     served: dict[str, int]
     declined: dict[str, dict[str, int]]
+    traced: dict[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [f"{name}: {count} served" for name, count in sorted(self.served.items())]
+        lines += [f"{name}: {count} traced, so not served" for name, count in sorted(self.traced.items())]
         for name, reasons in sorted(self.declined.items()):
             lines += [f"{name}: {count} declined: {why}" for why, count in sorted(reasons.items())]
         return "\n".join(lines) or "no calls"
@@ -41,6 +45,11 @@ class Counts:
         self._lock = threading.Lock()
         self._served: dict[str, int] = {}
         self._declined: dict[str, dict[str, int]] = {}
+        self._traced: dict[str, int] = {}
+
+    def traced(self, name: str) -> None:
+        with self._lock:
+            self._traced[name] = self._traced.get(name, 0) + 1
 
     def served(self, name: str) -> None:
         with self._lock:
@@ -54,24 +63,34 @@ class Counts:
     def report(self, reset: bool) -> Report:
         with self._lock:
             declined = {name: dict(reasons) for name, reasons in self._declined.items()}
-            told = Report(dict(self._served), declined)
+            told = Report(dict(self._served), declined, dict(self._traced))
             if reset:
                 self._served.clear()
                 self._declined.clear()
+                self._traced.clear()
         return told
 
-    def attempt(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, str | None]:
-        """What function makes of a call and None, or None and the reason why it declines."""
+    def attempt(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Exception | None]:
+        """What function makes of a call and None, or None and the error with which it declines."""
         try:
             result = function(*args, **kwargs)
         except _FAILED:
             raise
         except _DECLINED as error:
-            reason = str(error)
-            self.declined(function.__name__, reason)
-            return None, reason
+            self.declined(function.__name__, str(error))
+            return None, error
         self.served(function.__name__)
         return result, None
+
+
+def on_cpu(*args: Any, **kwargs: Any) -> bool:
+    """Whether a tensor of a call is on the CPU."""
+    return any(isinstance(x, torch.Tensor) and x.is_cpu for x in (*args, *kwargs.values()))
+
+
+def declined_on_cpu(error: Exception) -> Exception:
+    """The error with which Wyvern declined, where the library itself computes on GPUs only."""
+    return type(error)(f"Wyvern declines this call, and the library itself computes on GPUs only: {error}")
 
 
 def replacement(
@@ -82,6 +101,9 @@ def replacement(
 ) -> Callable[..., Any]:
     """original, with its name and signature, whose calls function serves where it can.
 
+    Where original fails too, on CPU tensors, the error is the one with which function declined: what
+    Triton says of such tensors helps nobody.
+
     It is not traced by torch.compile: whether a call is served shows when it is made.
     """
 
@@ -89,9 +111,15 @@ def replacement(
     @functools.wraps(original)
     def serve(*args: Any, **kwargs: Any) -> Any:
         if is_on():
-            result, reason = counts.attempt(function, *args, **kwargs)
-            if reason is None:
+            result, declined = counts.attempt(function, *args, **kwargs)
+            if declined is None:
                 return result
+            try:
+                return original(*args, **kwargs)
+            except Exception as error:
+                if not on_cpu(*args, **kwargs):
+                    raise
+                raise declined_on_cpu(declined) from error
         return original(*args, **kwargs)
 
     return serve

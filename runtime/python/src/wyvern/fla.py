@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from . import ops
-from ._serving import Counts, Report, exchange, replacement
+from ._serving import Counts, Report, declined_on_cpu, exchange, on_cpu, replacement
 
 __all__ = ["Report", "disable", "enable", "is_enabled", "report"]
 
@@ -157,9 +157,14 @@ def _backend(base: Any) -> Any:
         def verify(self, function_name: str, *args: Any, **kwargs: Any) -> tuple[bool, str | None]:
             if function_name not in _DISPATCHED:
                 return False, "it is a part of an operator"
-            result, reason = _counts.attempt(getattr(ops, function_name), *args, **kwargs)
+            result, declined = _counts.attempt(getattr(ops, function_name), *args, **kwargs)
             self._made.result = result
-            return reason is None, reason
+            if declined is None:
+                return True, None
+            # FLA's kernels take CPU tensors in Triton's interpreter only.
+            if on_cpu(*args, **kwargs) and os.environ.get("TRITON_INTERPRET") != "1":
+                raise declined_on_cpu(declined)
+            return False, str(declined)
 
         def get_implementation(self, function_name: str) -> Callable[..., Any]:
             result, self._made.result = self._made.result, None

@@ -50,6 +50,7 @@ __all__ = [
 # Asked at each call, so it must be quick: whether autocast is on for any device.
 _any_autocast = torch._C._is_any_autocast_enabled
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_heads_first_told = False
 
 
 def chunk_gated_delta_rule(
@@ -610,6 +611,22 @@ def _renamed(state_v_first: bool, transpose_state_layout: bool) -> bool:
     return transpose_state_layout
 
 
+def _suspect_heads_first(q: Tensor) -> None:
+    """Warns, once in a process, of fewer tokens than heads: [B, H, T, K] in the place of [B, T, H, K]."""
+    global _heads_first_told
+    if torch.compiler.is_compiling():  # a comparison of sizes would be a condition of what is compiled
+        return
+    shape = q.shape
+    if len(shape) != 4 or not 1 < shape[1] < shape[2]:
+        return
+    _heads_first_told = True
+    warnings.warn(
+        f"q is {list(shape)}, [B, T, H, K] with fewer tokens ({shape[1]}) than heads ({shape[2]}); if it is "
+        "[B, H, T, K], pass q, k, v, gates and rates transposed: q.transpose(1, 2)",
+        stacklevel=4,
+    )
+
+
 def _call(
     problem: str,
     q: Tensor,
@@ -629,6 +646,8 @@ def _call(
 ) -> tuple[Any, ...]:
     """Casts what the operators do not take as it is, and calls them."""
     try:
+        if not _heads_first_told and " pass=recurrent" not in problem:  # decoding has few tokens
+            _suspect_heads_first(q)
         if _any_autocast():
             q, k, v = _autocast(q, k, v)
         dtype = q.dtype

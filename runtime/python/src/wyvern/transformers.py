@@ -92,7 +92,8 @@ def is_enabled() -> bool:
 
 
 def report(reset: bool = False) -> Report:
-    """Counts of served calls by function of wyvern.ops, and of declined ones by function and reason.
+    """Counts of served calls by function of wyvern.ops, of declined ones by function and reason, and of calls
+    that were traced, so that the model's own function computes.
 
     reset: count from 0 again.
     """
@@ -156,14 +157,21 @@ def _serving(original: Callable[..., Any], function: Callable[..., Any]) -> Call
         if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     ]
 
+    @torch.compiler.assume_constant_result  # called while a call is traced, and no part of the trace
+    def count_traced() -> None:
+        _counts.traced(function.__name__)
+
     @functools.wraps(original)
     def serve(*args: Any, **kwargs: Any) -> Any:
         by_place = dict(zip(places, args, strict=False))
-        if torch.compiler.is_compiling() or len(args) > len(places) or by_place.keys() & kwargs.keys():
+        if torch.compiler.is_compiling():
+            count_traced()
+            return original(*args, **kwargs)
+        if len(args) > len(places) or by_place.keys() & kwargs.keys():
             return original(*args, **kwargs)
         given = {_NAMES.get(name, name): value for name, value in (by_place | kwargs).items()}
         given = {name: value for name, value in given.items() if name in accepted}
-        result, reason = _counts.attempt(function, **given)
-        return result if reason is None else original(*args, **kwargs)
+        result, declined = _counts.attempt(function, **given)
+        return result if declined is None else original(*args, **kwargs)
 
     return serve

@@ -1,0 +1,104 @@
+"""Guard rails: suspicious shapes, refused dtypes, what is declined on a CPU, what is traced."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from conftest import make
+from wyvern import ops, transformers
+from wyvern._serving import Counts, replacement
+
+
+@pytest.fixture(autouse=True)
+def nothing_told(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(ops, "_heads_first_told", False)
+    transformers.report(reset=True)
+    yield
+    transformers.report(reset=True)
+
+
+def test_heads_before_tokens_are_warned_of_once() -> None:
+    call = make(ops.chunk_delta_rule, T=3, H=4, HV=4, states=False)
+    with pytest.warns(UserWarning, match=r"q is \[1, 3, 4, 32\].*fewer tokens \(3\) than heads \(4\).*transpose") as told:
+        call()
+        call()
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("function", [ops.chunk_delta_rule, ops.fused_recurrent_delta_rule])
+def test_usual_shapes_are_not_warned_of(function: Any) -> None:
+    """As many tokens as heads; one token; a few tokens of a recurrent function."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(function, T=4, H=4, HV=4, states=False)()
+        make(function, T=1, H=4, HV=4, states=False)()
+        make(ops.fused_recurrent_delta_rule, T=3, H=4, HV=4, states=False)()
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("q", torch.float64),
+        ("k", torch.float64),
+        ("v", torch.int64),
+        ("g", torch.int64),
+        ("beta", torch.bool),
+        ("initial_state", torch.float64),
+    ],
+)
+def test_a_refused_dtype_is_named(name: str, dtype: torch.dtype) -> None:
+    call = make(ops.chunk_gated_delta_rule, T=3)
+    tensors = call.tensors | {name: call.tensors[name].detach().to(dtype)}
+    with pytest.raises(TypeError, match=rf"^{name} is {dtype}; it must be ") as raised:
+        ops.chunk_gated_delta_rule(**tensors)
+    assert "float" in str(raised.value).split("it must be")[1]
+
+
+def declining(*args: Any, **kwargs: Any) -> None:
+    raise ValueError("gv is given; it must be None")
+
+
+def test_declined_on_a_cpu() -> None:
+    """The reason, not what another library's kernels say of CPU tensors; other errors of a GPU stay theirs."""
+
+    def kernel(x: torch.Tensor) -> None:
+        raise RuntimeError("0 active drivers")
+
+    served = replacement(kernel, declining, Counts(), lambda: True)
+    with pytest.raises(ValueError, match="computes on GPUs only: gv is given") as raised:
+        served(torch.ones(1))
+    assert "active drivers" in str(raised.value.__cause__)
+    with pytest.raises(RuntimeError, match="active drivers"):
+        served(torch.ones(1, device="meta"))
+
+
+def test_declined_on_a_cpu_and_computed_there() -> None:
+    counts = Counts()
+    served = replacement(lambda x: x + 1, declining, counts, lambda: True)
+    assert served(torch.zeros(1)).item() == 1
+    assert counts.report(False).declined == {"declining": {"gv is given; it must be None": 1}}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_traced_calls_are_counted(whole: bool) -> None:
+    """A model's own function is compiled, in one graph too; report() says so."""
+
+    def own(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
+        return value * beta.unsqueeze(-1)
+
+    served = transformers._serving(own, ops.chunk_delta_rule)
+    call = make(ops.chunk_delta_rule, T=3, states=False)
+    tensors = [call.tensors[name].detach() for name in ("q", "k", "v", "beta")]
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *x: served(*x), backend="eager", fullgraph=whole)
+    for _ in range(2):
+        assert torch.equal(compiled(*tensors), own(*tensors))
+    counted = transformers.report()
+    assert counted.traced == {"chunk_delta_rule": 1} and not counted.served and not counted.declined
+    assert str(counted) == "chunk_delta_rule: 1 traced, so not served"
+    served(*tensors)
+    assert transformers.report().served == {"chunk_delta_rule": 1}
