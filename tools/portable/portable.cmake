@@ -4,8 +4,11 @@ include_guard(GLOBAL)
 
 # wyvern_portable(TARGET): the target needs the C library and libgcc_s, on x86-64 old ones too.
 function(wyvern_portable target)
+  if(WYVERN_SANITIZE)
+    return()
+  endif()
   target_link_options(${target} PRIVATE -static-libstdc++)
-  if(NOT CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64" OR WYVERN_SANITIZE)
+  if(NOT CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
     return()
   endif()
   if(NOT TARGET wyvern_old_glibc)
