@@ -23,7 +23,8 @@ def nothing_told(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_heads_before_tokens_are_warned_of_once() -> None:
     call = make(ops.chunk_delta_rule, T=3, H=4, HV=4, states=False)
-    with pytest.warns(UserWarning, match=r"q is \[1, 3, 4, 32\].*fewer tokens \(3\) than heads \(4\).*transpose") as told:
+    message = r"q is \[1, 3, 4, 32\].*fewer tokens \(3\) than heads \(4\).*transpose"
+    with pytest.warns(UserWarning, match=message) as told:
         call()
         call()
     assert len(told) == 1
@@ -63,7 +64,7 @@ def declining(*args: Any, **kwargs: Any) -> None:
 
 
 def test_declined_on_a_cpu() -> None:
-    """The reason, not what another library's kernels say of CPU tensors; other errors of a GPU stay theirs."""
+    """The reason, not what another library's kernels say of CPU tensors; errors on a GPU stay theirs."""
 
     def kernel(x: torch.Tensor) -> None:
         raise RuntimeError("0 active drivers")

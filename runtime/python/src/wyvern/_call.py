@@ -304,7 +304,7 @@ def run(
 
 
 _KINDS = {"TypeError": TypeError, "ValueError": ValueError, "RuntimeError": RuntimeError}
-_UNKNOWN_DTYPE = re.compile(r"^(q|k|v|g|beta|initial_state|cu_seqlens|cu_seqlens_cpu) has a dtype that it cannot have")
+_UNKNOWN_DTYPE = re.compile(r"^(q|k|v|g|beta|initial_state|cu_seqlens\w*) has a dtype that it cannot have")
 _OWN = re.compile(r"wyvern\.(TypeError|ValueError|RuntimeError): (.*)", re.DOTALL)
 
 

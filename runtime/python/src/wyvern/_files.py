@@ -20,13 +20,14 @@ def _check() -> None:
     package = sys.modules[__package__ or "wyvern"]
     if getattr(package, "DISTRIBUTION", None) != "wyvern-kernels":
         raise ImportError(
-            f"{package.__file__} is not of wyvern-kernels: another distribution, wyvern, is installed over it; {_FIX}"
+            f"{package.__file__} is not of wyvern-kernels: another distribution, wyvern, is installed over it; "
+            f"{_FIX}"
         )
     folder = os.path.dirname(PACKAGE)
     for name in os.listdir(folder):
         if name.startswith("wyvern-") and name.endswith((".dist-info", ".egg-info")):
             warnings.warn(
-                f"{os.path.join(folder, name)} is another distribution that has a package `wyvern`, and either may "
+                f"{os.path.join(folder, name)} is another distribution with a package `wyvern`, and either may "
                 f"replace the other's files; {_FIX}",
                 stacklevel=2,
             )

@@ -70,7 +70,9 @@ class Counts:
                 self._traced.clear()
         return told
 
-    def attempt(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Exception | None]:
+    def attempt(
+        self, function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> tuple[Any, Exception | None]:
         """What function makes of a call and None, or None and the error with which it declines."""
         try:
             result = function(*args, **kwargs)
