@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from . import _files  # noqa: F401 (another package in this one's place is told of first)
+
 try:
     import torch
 except ModuleNotFoundError as error:
