@@ -6,8 +6,11 @@
 #error "the versions named here are those of x86-64"
 #endif
 #define _GNU_SOURCE
+#include <features.h>
+#if __GLIBC_PREREQ(2, 34)  // an older one has the old functions under their own names
 #include <dlfcn.h>
 #include <errno.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
@@ -25,11 +28,13 @@
 
 int __pthread_key_create(pthread_key_t*, void (*)(void*));
 double exp(double);
+double exp2(double);
 double log(double);
 double log2(double);
 double pow(double, double);
 
 OLD(double, exp, "2.2.5", (double x), (x))
+OLD(double, exp2, "2.2.5", (double x), (x))
 OLD(double, log, "2.2.5", (double x), (x))
 OLD(double, log2, "2.2.5", (double x), (x))
 OLD(double, pow, "2.2.5", (double x, double y), (x, y))
@@ -48,6 +53,11 @@ OLD(int, pthread_create, "2.2.5",
 OLD(int, pthread_join, "2.2.5", (pthread_t thread, void** result), (thread, result))
 OLD(int, pthread_detach, "2.2.5", (pthread_t thread), (thread))
 OLD(int, pthread_once, "2.2.5", (pthread_once_t * once, void (*start)(void)), (once, start))
+OLD(int, pthread_attr_setstacksize, "2.2.5", (pthread_attr_t * attributes, size_t size),
+    (attributes, size))
+OLD(int, pthread_getname_np, "2.12", (pthread_t thread, char* name, size_t size),
+    (thread, name, size))
+OLD(int, pthread_setname_np, "2.12", (pthread_t thread, const char* name), (thread, name))
 OLD(int, pthread_sigmask, "2.2.5", (int how, const sigset_t* set, sigset_t* old), (how, set, old))
 OLD(int, pthread_mutex_trylock, "2.2.5", (pthread_mutex_t * mutex), (mutex))
 OLD(int, pthread_mutexattr_init, "2.2.5", (pthread_mutexattr_t * attributes), (attributes))
@@ -123,3 +133,21 @@ HIDDEN uint32_t arc4random(void) {
   }
   return value;
 }
+
+// LLVM asks how much memory is taken. Beyond 2 GiB the old function's numbers wrap.
+extern struct mallinfo old_mallinfo(void) __asm__("mallinfo");
+HIDDEN struct mallinfo2 mallinfo2(void) {
+  const struct mallinfo from = old_mallinfo();
+  const struct mallinfo2 to = {.arena = (unsigned)from.arena,
+                               .ordblks = (unsigned)from.ordblks,
+                               .smblks = (unsigned)from.smblks,
+                               .hblks = (unsigned)from.hblks,
+                               .hblkhd = (unsigned)from.hblkhd,
+                               .usmblks = (unsigned)from.usmblks,
+                               .fsmblks = (unsigned)from.fsmblks,
+                               .uordblks = (unsigned)from.uordblks,
+                               .fordblks = (unsigned)from.fordblks,
+                               .keepcost = (unsigned)from.keepcost};
+  return to;
+}
+#endif

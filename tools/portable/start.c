@@ -1,5 +1,7 @@
 // The start of a program for glibc before 2.34 too: there a program runs its own initializers,
 // which the start files of a newer glibc leave to the C library.
+#include <features.h>
+#if __GLIBC_PREREQ(2, 34)
 typedef void Initializer(int, char**, char**);
 extern Initializer* __preinit_array_start[];
 extern Initializer* __preinit_array_end[];
@@ -26,3 +28,4 @@ __attribute__((visibility("hidden"))) int __libc_start_main(Main* program, int a
   return old_start(program, argc, argv, init != 0 ? init : initialize, fini, loader_fini,
                    stack_end);
 }
+#endif
