@@ -3,15 +3,11 @@
 #include <features.h>
 #if __GLIBC_PREREQ(2, 34)
 typedef void Initializer(int, char**, char**);
-extern Initializer* __preinit_array_start[];
-extern Initializer* __preinit_array_end[];
 extern Initializer* __init_array_start[];
 extern Initializer* __init_array_end[];
 extern void _init(void) __attribute__((visibility("hidden")));
 
 static void initialize(int argc, char** argv, char** environment) {
-  for (Initializer** at = __preinit_array_start; at != __preinit_array_end; ++at)
-    (*at)(argc, argv, environment);
   _init();
   for (Initializer** at = __init_array_start; at != __init_array_end; ++at)
     (*at)(argc, argv, environment);
