@@ -71,7 +71,7 @@ def wrong(root, files):
 def presets(root):
     page = (root / "runtime/SPECIFICATION.md").read_text()
     for definition in sorted((root / "runtime/operators").glob("*/definition.cpp")):
-        for name in re.findall(r'Preset\{"([^"]+)"', definition.read_text()):
+        for name in re.findall(r'ModelPreset\{\{"([^"]+)"', definition.read_text()):
             if not re.search(rf"^\|.*(?<![\w.-]){re.escape(name)}(?![\w.-]).*\|$", page, re.MULTILINE):
                 yield f"runtime/SPECIFICATION.md lacks the preset {name}"
 

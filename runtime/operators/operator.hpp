@@ -20,6 +20,21 @@
 
 namespace wyvern {
 
+/// How the layers of a library call an operator. All of them leave the norms of q and k to it.
+struct CallStyle {
+  std::string_view library;     ///< "transformers", "fla"
+  bool gate_in_kernel = false;  ///< A_log and dt_bias are given, g has q's dtype; else g is fp32
+  bool beta_sigmoid = false;    ///< beta are logits
+  bool state_v_first = false;
+  bool no_gate = false;                ///< no g, where the decay is optional
+  void (*decode)(Problem&) = nullptr;  ///< makes the decoding call of it, where that is another
+};
+
+/// A preset with the libraries whose models have its heads, the main one first.
+struct ModelPreset : Preset {
+  std::span<const CallStyle> styles;
+};
+
 /// An operator's features, from which follow its legal options and test cases.
 struct OperatorFacts {
   std::string_view name;
@@ -30,7 +45,7 @@ struct OperatorFacts {
   bool lower_bound = false;    ///< its gate takes lower_bound, and so safe_gate
   bool beta = false;           ///< there is a beta, which may be logits
   bool householder = false;    ///< num_householder may be above 1
-  std::span<const Preset> presets = {};
+  std::span<const ModelPreset> presets = {};
 
   bool gated() const noexcept { return gate != GateKind::none; }
 };

@@ -11,6 +11,7 @@
 #include <stdexcept>
 
 #include "runtime/operators/chunked.hpp"
+#include "runtime/operators/preset_calls.hpp"
 #include "runtime/problem_fields.hpp"
 
 namespace wyvern {
@@ -53,6 +54,22 @@ TEST_P(EveryOperator, IsFoundByItsName) {
   EXPECT_FALSE(facts().summary.empty());
   EXPECT_FALSE(facts().source.empty());
   for (const Preset& preset : facts().presets) EXPECT_EQ(preset.op, facts().name);
+}
+
+TEST_P(EveryOperator, CallsOfPresetsAreLegal) {
+  for (const Preset& preset : facts().presets) {
+    const std::vector<PresetCall> calls = preset_calls(preset.name, DType::bf16);
+    ASSERT_FALSE(calls.empty()) << preset.name;
+    EXPECT_TRUE(calls.front().name.ends_with(": first prefill")) << calls.front().name;
+    for (const PresetCall& call : calls) {
+      EXPECT_NO_THROW(validate(call.problem)) << preset.name << ", " << call.name;
+      EXPECT_EQ(call.problem.op, facts().name);
+      EXPECT_EQ(call.problem.HV, preset.HV);
+      Problem last = call.problem;
+      if (call.finish != nullptr) call.finish(last);
+      EXPECT_NO_THROW(validate(last)) << preset.name << ", " << call.name;
+    }
+  }
 }
 
 TEST_P(EveryOperator, EveryTensorThatIsThereHasAShape) {

@@ -102,6 +102,42 @@ class Tune(Case):
         for option in (("--within", "9s"), ("--missing",)):
             self.refuses("tune", OP, "--shape", SHAPE, *option, names=[option[0], "--manifest"])
 
+    def test_a_preset_is_all_calls_of_its_model(self):
+        """In one budget, each tuned for itself; --pass and options say which, and how."""
+        tune = ("tune", OP, "--preset", "qwen3-next-80b", "--tokens", "16", "--device", "cpu",
+                "--budget", "1s")
+        document = self.document(*tune)
+        calls = {call["call"]: call["problem"] for call in document["calls"]}
+        self.assertEqual(list(calls), [f"transformers: {call}" for call in (
+            "first prefill", "continued prefill", "training, forward", "training, backward",
+            "decoding")])
+        for name, states in zip(calls, ((False, True), (True, True), (False, False),
+                                        (False, False), (True, True))):
+            problem = calls[name]
+            self.assertEqual((problem["initial_state"], problem["output_final_state"]), states)
+            self.assertTrue(problem["use_qk_l2norm"], name)
+            self.assertEqual(problem["T"], 1 if name.endswith("decoding") else 16)
+        self.assertEqual(document["problem"], calls["transformers: first prefill"])
+        self.assertTrue(all(call["stored"] for call in document["calls"]))
+        self.wyvern("example", *tune[1:6], "-o", self.path("in.safetensors"))
+        run = self.document("run", OP, "--use-qk-l2norm", "--device", "cpu", "--input",
+                            self.path("in.safetensors"), "--output", self.path("out.safetensors"))
+        self.assertEqual(run["origin"], "exact")
+
+    def test_calls_of_a_preset_that_options_leave(self):
+        """A manifest's line stands for the same problems; within so short a time none is begun."""
+        def problems(**line):
+            tune = self.manifest({"operator": OP, "preset": "qwen3-next-80b", "tokens": 16, **line})
+            return self.document(*tune, "--device", "cpu", "--budget", "0.1s", "--within", "0.1s",
+                                 expect=3)["problems"]
+        self.assertEqual(problems(), 5)
+        self.assertEqual(problems(**{"pass": "forward"}), 3)
+        self.assertEqual(problems(**{"pass": "backward"}), 1)
+        self.assertEqual(problems(seqlens=[5, 11]), 4)
+        self.assertEqual(problems(inplace_state=True), 1)
+        self.refuses("tune", OP, "--preset", "qwen3-next-80b", "--lower-bound", "-5",
+                     names=["lower_bound"])
+
     def test_shards_are_parts_of_the_whole(self):
         shapes = [f"T={tokens},H=1,K=16" for tokens in (10, 20, 30, 40)]
         tune = self.manifest(*[{"operator": OP, "shape": shape} for shape in shapes])

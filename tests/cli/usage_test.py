@@ -262,7 +262,8 @@ class Example(Case):
         self.assertTrue(all(0 <= slot < 9 for slot in slots[::2]))
 
     def test_kda_preset(self):
-        """As its models run: a bounded gate in the kernel and normalized q and k, unless flags differ."""
+        """As FLA's layer calls it: a bounded gate and a sigmoid in the kernel, norms of q and k, states with
+        V first, unless flags differ."""
         def problem(*options):
             return self.document("example", "kda", "--preset", "kimi-linear-48b", "--tokens", "2",
                                  "-o", self.path("x"), *options)
@@ -271,13 +272,27 @@ class Example(Case):
             self.assertTrue(document["problem"][name], name)
         self.assertEqual(document["problem"]["lower_bound"], -5)
         self.assertEqual(document["options"],
-                         ["--lower-bound -5", "--use-qk-l2norm", "--use-gate-in-kernel"])
+                         ["--lower-bound -5", "--use-qk-l2norm", "--use-gate-in-kernel",
+                          "--use-beta-sigmoid", "--state-v-first"])
+        self.assertEqual(document["problem"]["g_dtype"], "bf16")
         self.assertEqual(problem("--lower-bound", "-2")["problem"]["lower_bound"], -2)
         self.assertIsNone(problem("--lower-bound", "none")["problem"]["lower_bound"])
         self.assertFalse(problem("--use-qk-l2norm=false")["problem"]["use_qk_l2norm"])
         plain = problem("--use-gate-in-kernel=false")["problem"]
         self.assertFalse(plain["use_gate_in_kernel"])
         self.assertIsNone(plain["lower_bound"])
+
+    def test_preset_is_the_first_prefill(self):
+        """Or the model's call of --pass; `run` finds the problem in the file and these options."""
+        states = {"forward": (False, True), "backward": (False, False), "recurrent": (True, True)}
+        for pass_, wanted in states.items():
+            document = self.document("example", OP, "--preset", "qwen3-next-80b", "--pass", pass_,
+                                     "--tokens", "2", "-o", self.path("x"))
+            problem = document["problem"]
+            self.assertEqual((problem["initial_state"], problem["output_final_state"]), wanted)
+            self.assertTrue(problem["use_qk_l2norm"])
+            self.assertEqual((problem["g_dtype"], problem["beta_dtype"]), ("fp32", "bf16"))
+            self.assertIn("--use-qk-l2norm", document["options"])
 
     def test_decode_preset(self):
         document = self.document("example", OP, "--preset", "qwen3-next-80b", "--pass", "recurrent",

@@ -32,13 +32,15 @@ std::string option_text(const Json& value) {
   return text;
 }
 
-/// The selection of the line's object, as the command line would make it.
-Selection selection_of(const Json& line) {
+/// The calls of the line's object, as the command line would select them.
+std::vector<SelectedCall> calls_of(const Json& line) {
   if (!line.is_object()) reject("it is no JSON object");
   if (line.contains("problem")) {
     if (line.size() != 2 || !line.contains("operator"))
       reject("it must have \"operator\" and \"problem\" alone where it has the latter");
-    return {problem_from_fields(option_text(line["operator"]), option_text(line["problem"])), {}};
+    return {
+        {"",
+         {problem_from_fields(option_text(line["operator"]), option_text(line["problem"])), {}}}};
   }
   SelectionFlags selection;
   OptionFlags options;
@@ -63,9 +65,7 @@ Selection selection_of(const Json& line) {
   } catch (const CLI::ParseError& error) {
     reject("{}", error.what());
   }
-  Selection selected = select(selection, options);
-  validate(selected.problem);
-  return selected;
+  return select_calls(selection, options);
 }
 
 /// One spelling of a problem and its exact sizes.
@@ -96,9 +96,9 @@ std::vector<ManifestEntry> parse_manifest(std::string_view text) {
       if (is_too_deep(content))
         reject("line {} of the manifest: its lists and objects are nested more than {} deep", line,
                kDeepestJson);
-      Selection selection = selection_of(Json::parse(content));
-      if (!seen.insert(identity(selection.problem)).second) continue;
-      entries.push_back({line, std::move(selection)});
+      for (SelectedCall& call : calls_of(Json::parse(content)))
+        if (seen.insert(identity(call.selection.problem)).second)
+          entries.push_back({line, std::move(call.name), std::move(call.selection)});
     } catch (const Json::exception& error) {
       reject("line {} of the manifest: {}", line, error.what());
     } catch (const Error& error) {

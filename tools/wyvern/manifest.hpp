@@ -14,6 +14,7 @@ namespace wyvern::cli {
 
 struct ManifestEntry {
   std::size_t line = 0;  ///< from 1
+  std::string call;      ///< of a preset's model; empty without one
   Selection selection;
 };
 

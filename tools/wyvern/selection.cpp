@@ -14,6 +14,7 @@
 #include <variant>
 
 #include "runtime/base/nearest_names.hpp"
+#include "runtime/operators/preset_calls.hpp"
 #include "tools/wyvern/command.hpp"
 
 namespace wyvern::cli {
@@ -60,27 +61,15 @@ std::vector<std::int64_t> parse_seqlens(std::string_view text) {
   return boundaries;
 }
 
-Problem from_preset(const SelectionFlags& flags, Pass pass) {
+std::vector<PresetCall> calls_of_preset(const SelectionFlags& flags) {
   const Preset& preset = find_preset(*flags.preset);
-  if (preset.op != flags.op) {
-    std::vector<std::string_view> names;
-    for (const Preset& p : presets())
-      if (p.op == flags.op) names.push_back(p.name);
-    reject("--preset {} is a shape of {}; the presets of {} are {}", preset.name, preset.op,
-           flags.op, nearest_names(preset.name, names));
-  }
-  Problem problem;
-  problem.H = preset.H;
-  problem.HV = preset.HV;
-  problem.K = preset.K;
-  problem.V = preset.V;
-  problem.T = pass == Pass::recurrent ? kDecodedTokens : kDefaultTokens;
-  if (flags.batch) problem.B = problem.N = parse_integer("--batch", *flags.batch, 0, kMostTokens);
-  if (preset.lower_bound != 0) {
-    problem.lower_bound = preset.lower_bound;
-    problem.use_gate_in_kernel = problem.use_qk_l2norm = true;
-  }
-  return problem;
+  if (preset.op == flags.op)
+    return preset_calls(preset.name, parse_element_type("--dtype", flags.dtype));
+  std::vector<std::string_view> names;
+  for (const Preset& p : presets())
+    if (p.op == flags.op) names.push_back(p.name);
+  reject("--preset {} is a shape of {}; the presets of {} are {}", preset.name, preset.op, flags.op,
+         nearest_names(preset.name, names));
 }
 
 Problem from_shape(const SelectionFlags& flags) {
@@ -89,8 +78,12 @@ Problem from_shape(const SelectionFlags& flags) {
            *flags.tokens);
   if (flags.batch)
     reject("--batch is {}; with --shape it must be left out, B is part of the shape", *flags.batch);
-  return flags.seqlens ? parse_shape(*flags.shape, Problem{}, {"H", "K"})
-                       : parse_shape(*flags.shape, Problem{}, {"T", "H", "K"});
+  Problem problem = flags.seqlens ? parse_shape(*flags.shape, Problem{}, {"H", "K"})
+                                  : parse_shape(*flags.shape, Problem{}, {"T", "H", "K"});
+  problem.op = flags.op;
+  problem.dtype = problem.beta_dtype = parse_element_type("--dtype", flags.dtype);
+  problem.initial_state = problem.output_final_state = true;
+  return problem;
 }
 
 void apply_seqlens(std::string_view text, bool tokens_given, Selection& selection) {
@@ -106,9 +99,9 @@ void apply_seqlens(std::string_view text, bool tokens_given, Selection& selectio
   problem.packed = true;
 }
 
-/// Which states are given and wanted.
+/// A state that is updated in place is neither given nor wanted beside it.
 void apply_states(const SelectionFlags& flags, Problem& problem) {
-  problem.initial_state = problem.output_final_state = !problem.inplace_state;
+  if (problem.inplace_state) problem.initial_state = problem.output_final_state = false;
   problem.state_index = flags.fields.find("state_slots") != nullptr;
 }
 
@@ -201,6 +194,49 @@ struct OptionWriter {
   }
 };
 
+void require_problem(const SelectionFlags& flags) {
+  require_operator(flags.op);
+  if (flags.preset && flags.shape)
+    reject("--preset and --shape are both given; only one of them may be");
+  if (!flags.preset && !flags.shape)
+    reject("--preset or --shape is missing; give one, as in --preset qwen3-next-80b");
+}
+
+std::optional<Pass> given_pass(const OptionFlags& options) {
+  const std::string* const text = options.find("pass");
+  return text != nullptr ? std::optional(parse_pass(*text)) : std::nullopt;
+}
+
+/// A preset's call with its batch and tokens; --tokens is for decoding only where that was asked
+/// for alone.
+Problem with_tokens(const SelectionFlags& flags, Problem problem, bool alone) {
+  if (flags.batch) problem.B = problem.N = parse_integer("--batch", *flags.batch, 0, kMostTokens);
+  const bool decodes = problem.pass == Pass::recurrent;
+  problem.T = decodes ? kDecodedTokens : kDefaultTokens;
+  if (flags.tokens && (alone || !decodes))
+    problem.T = parse_integer("--tokens", *flags.tokens, 0, kMostTokens);
+  return problem;
+}
+
+/// The problem with everything that the options say.
+Selection finished(const SelectionFlags& flags, const OptionFlags& options, Problem problem) {
+  Selection selection{std::move(problem), {}};
+  selection.problem.state_dtype = DType::fp32;
+  selection.problem.seqlens_dtype = DType::int64;
+  if (flags.seqlens) {
+    const bool tokens_given = flags.tokens.has_value() ||
+                              (flags.shape && (flags.shape->starts_with("T=") ||
+                                               flags.shape->find(",T=") != std::string::npos));
+    apply_seqlens(*flags.seqlens, tokens_given, selection);
+  }
+  apply(flags.fields, selection.problem);
+  apply(options, selection.problem);
+  apply_states(flags, selection.problem);
+  apply_gate(flags, options, selection.problem);
+  validate(selection.problem);
+  return selection;
+}
+
 }  // namespace
 
 void add_operator(CLI::App& verb, std::string& op) {
@@ -211,9 +247,14 @@ void add_dtype(CLI::App& verb, std::string& dtype) {
   verb.add_option("--dtype", dtype, "bf16 (default), fp16 or fp32");
 }
 
-void add_selection(CLI::App& verb, SelectionFlags& flags) {
+void add_selection(CLI::App& verb, SelectionFlags& flags, bool all_calls) {
   add_operator(verb, flags.op);
-  verb.add_option("--preset", flags.preset, "a model's shape, such as qwen3-next-80b");
+  verb.add_option("--preset", flags.preset,
+                  all_calls ? "the calls of a model, such as qwen3-next-80b: first prefill, "
+                              "continued prefill, training step, decoding; --pass and options "
+                              "say which and how"
+                            : "the call of a model, such as qwen3-next-80b, in its first prefill "
+                              "(or of --pass): shape and options");
   verb.add_option("--shape", flags.shape,
                   "B=..,T=..,H=..,HV=..,K=..,V=.. (without them B=1, HV=H, V=K)");
   verb.add_option("--seqlens", flags.seqlens, "lengths of a packed batch, such as 5,0,77");
@@ -338,33 +379,39 @@ void apply(const FieldFlags& flags, Problem& problem) {
 }
 
 Selection select(const SelectionFlags& flags, const OptionFlags& options) {
-  require_operator(flags.op);
-  if (flags.preset && flags.shape)
-    reject("--preset and --shape are both given; only one of them may be");
-  if (!flags.preset && !flags.shape)
-    reject("--preset or --shape is missing; give one, as in --preset qwen3-next-80b");
-  const std::string* const given_pass = options.find("pass");
-  const Pass pass = given_pass != nullptr ? parse_pass(*given_pass) : Pass::forward;
-  Selection selection;
-  Problem& problem = selection.problem;
-  problem = flags.preset ? from_preset(flags, pass) : from_shape(flags);
-  problem.op = flags.op;
-  problem.dtype = problem.beta_dtype = parse_element_type("--dtype", flags.dtype);
-  problem.state_dtype = DType::fp32;
-  problem.seqlens_dtype = DType::int64;
-  if (flags.tokens) problem.T = parse_integer("--tokens", *flags.tokens, 0, kMostTokens);
-  if (flags.seqlens) {
-    const bool tokens_given = flags.tokens.has_value() ||
-                              (flags.shape && (flags.shape->starts_with("T=") ||
-                                               flags.shape->find(",T=") != std::string::npos));
-    apply_seqlens(*flags.seqlens, tokens_given, selection);
+  require_problem(flags);
+  if (!flags.preset) return finished(flags, options, from_shape(flags));
+  const Pass pass = given_pass(options).value_or(Pass::forward);
+  const std::vector<PresetCall> calls = calls_of_preset(flags);
+  const auto call = std::ranges::find_if(
+      calls, [&](const PresetCall& each) { return each.problem.pass == pass; });
+  return finished(flags, options, with_tokens(flags, call->problem, true));
+}
+
+std::vector<SelectedCall> select_calls(const SelectionFlags& flags, const OptionFlags& options) {
+  require_problem(flags);
+  if (!flags.preset) return {{"", select(flags, options)}};
+  const std::optional<Pass> pass = given_pass(options);
+  std::vector<SelectedCall> selected;
+  std::optional<Error> refused;
+  for (const PresetCall& call : calls_of_preset(flags)) {
+    const bool decodes = call.problem.pass == Pass::recurrent;
+    if (pass ? call.problem.pass != *pass : decodes && flags.seqlens) continue;
+    try {
+      Selection one = finished(flags, options, with_tokens(flags, call.problem, pass.has_value()));
+      if (call.finish != nullptr) call.finish(one.problem);
+      validate(one.problem);
+      const std::string key = problem_key(one.problem).to_string();
+      const auto same = [&](const SelectedCall& other) {
+        return problem_key(other.selection.problem).to_string() == key;
+      };
+      if (std::ranges::none_of(selected, same)) selected.push_back({call.name, std::move(one)});
+    } catch (const Error& error) {
+      if (!refused) refused = error;
+    }
   }
-  apply(flags.fields, problem);
-  apply(options, problem);
-  apply_states(flags, problem);
-  apply_gate(flags, options, problem);
-  validate(problem);
-  return selection;
+  if (selected.empty()) throw *refused;
+  return selected;
 }
 
 std::vector<std::string> run_options(const Problem& p) {

@@ -47,24 +47,37 @@ struct Selection {
   std::vector<std::int64_t> cu_seqlens;  ///< empty unless problem.packed
 };
 
+/// A call that a preset's models make.
+struct SelectedCall {
+  std::string name;  ///< "transformers: first prefill"; empty without a preset
+  Selection selection;
+};
+
 inline constexpr std::int64_t kDefaultTokens = 2048;  ///< of a preset without --tokens
 inline constexpr std::int64_t kDecodedTokens = 1;     ///< the same for the recurrent pass
 
 void add_operator(CLI::App& verb, std::string& op);
-void add_selection(CLI::App& verb, SelectionFlags& flags);
+/// `all_calls`: the verb takes every call of a preset, by select_calls().
+void add_selection(CLI::App& verb, SelectionFlags& flags, bool all_calls = false);
 void add_dtype(CLI::App& verb, std::string& dtype);
 void add_pass(CLI::App& verb, std::optional<std::string>& pass, const std::string& otherwise);
 void add_options(CLI::App& verb, OptionFlags& flags);
 void add_device(CLI::App& verb, std::optional<std::string>& device);
 
 /// The problem that `wyvern example` writes an input for and that `wyvern run` then finds in that
-/// file: an initial state is given (fp32) and the final state wanted, or updated in place, beta has
-/// the dtype of q, g is fp32 unless --g-dtype says otherwise, cu_seqlens int64, and A_log and
-/// dt_bias are there where the gate is computed in the kernel. So the same selection and options
-/// name the same problem key for tune, bench and run. A preset of kda is run with a bounded gate in
-/// the kernel and normalized q and k, as its models are, unless the options say otherwise. Throws
+/// file: beta has the dtype of q, cu_seqlens is int64, and A_log and dt_bias are there where the
+/// gate is computed in the kernel. Of a shape an initial state is given (fp32) and the final state
+/// wanted, or updated in place, and g is fp32 unless --g-dtype says otherwise; a preset is the call
+/// of its model's first prefill, or the first one of --pass, and the options lie over it. So the
+/// same selection and options name the same problem key for tune, bench and run. Throws
 /// Error(kBadInput).
 Selection select(const SelectionFlags& flags, const OptionFlags& options);
+
+/// Every call of the preset's models, each with the options laid over it; only those of --pass
+/// where that is given, none twice, and none that the options do not go with (with --seqlens no
+/// decoding). Without a preset the one problem of select(). Throws Error(kBadInput) where nothing
+/// is left.
+std::vector<SelectedCall> select_calls(const SelectionFlags& flags, const OptionFlags& options);
 
 /// The options that make `wyvern run` compute this problem: "--use-qk-l2norm", ...
 std::vector<std::string> run_options(const Problem& problem);

@@ -128,6 +128,7 @@ class Fleet {
         note_text = error.what();
       }
       document["line"] = entry.line;
+      if (!entry.call.empty()) document["call"] = entry.call;
       finish(*at, std::move(document), failed,
              fmt::format("{} {} on {}: {}", problem.op, describe(problem), device.info().name,
                          note_text));

@@ -5,6 +5,7 @@
 #include <fmt/chrono.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <csignal>
@@ -14,6 +15,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "autotune/build.hpp"
 #include "autotune/gzip.hpp"
@@ -34,6 +37,9 @@ namespace {
 
 volatile std::sig_atomic_t stop_asked = 0;
 
+/// Of all calls that are left, when the earlier ones have taken the whole budget.
+constexpr std::chrono::duration<double> kLeastBudget{0.1};
+
 constexpr std::int64_t kMostProcesses = std::numeric_limits<::pid_t>::max();
 
 std::string note_of(const TuneProgress& at) {
@@ -49,9 +55,9 @@ std::string note_of(const TuneProgress& at) {
 }
 
 TuneResult tune_with_progress(Runtime& runtime, const Device& device, const Problem& problem,
-                              TuneOptions options) {
+                              const std::string& title, TuneOptions options) {
   const StopOnInterrupt on_interrupt;
-  Progress progress("tuning");
+  Progress progress(title);
   options.progress = [&](const TuneProgress& at) {
     progress.update(static_cast<std::size_t>(at.done), static_cast<std::size_t>(at.total),
                     note_of(at), at.remaining_s);
@@ -148,27 +154,28 @@ bool names_by_options(const TuneFlags& flags) {
   return named;
 }
 
-Selection selection_of(const TuneFlags& flags) {
-  if (!flags.problem) return select(flags.selection, flags.options);
+std::vector<SelectedCall> calls_of(const TuneFlags& flags) {
+  // A recording is of one problem.
+  if (flags.record && !flags.problem) return {{"", select(flags.selection, flags.options)}};
+  if (!flags.problem) return select_calls(flags.selection, flags.options);
   if (names_by_options(flags))
     throw Error(ErrorKind::kBadInput,
                 "--problem is given beside other options that name a problem; it must be alone");
-  return {problem_from_fields(flags.selection.op, *flags.problem), {}};
+  return {{"", {problem_from_fields(flags.selection.op, *flags.problem), {}}}};
 }
 
-int tune_one(const TuneFlags& flags, bool json) {
-  const Selection selection = selection_of(flags);
-  const Problem& problem = selection.problem;
-  TuneOptions options = tune_options(flags);
-  options.cu_seqlens = selection.cu_seqlens;
-  const Device device = open_device(flags.device);
-  Runtime runtime({.cache = nullptr, .plans = nullptr, .compile_jobs = options.jobs});
+/// The document of one call of a preset, or of the problem; it prints the text where that is
+/// wanted.
+Json tune_one(const TuneFlags& flags, const SelectedCall& call, const std::string& title,
+              Runtime& runtime, const Device& device, TuneOptions options, bool json) {
+  const Problem& problem = call.selection.problem;
+  options.cu_seqlens = call.selection.cu_seqlens;
   Recorder recorder(device, problem, options.jobs);
   if (flags.record)
     options.examine = [&](const SearchSpace& space, const Results& results) {
       recorder.take(space, results);
     };
-  const TuneResult result = tune_with_progress(runtime, device, problem, std::move(options));
+  const TuneResult result = tune_with_progress(runtime, device, problem, title, std::move(options));
   if (result.interrupted)
     throw Error(ErrorKind::kUnavailable,
                 "tuning was interrupted; its measurements are kept and the same command goes on "
@@ -180,10 +187,38 @@ int tune_one(const TuneFlags& flags, bool json) {
                   "the same command with a longer --budget goes on from there");
     recorder.write(*flags.record);
   }
-  if (json)
-    print_document(tune_document(device, problem, result, runtime.cache().file().string()));
-  else
+  if (!json) {
+    if (!call.name.empty()) say("{}", call.name);
     print_text(device, problem, result);
+  }
+  Json document = tune_document(device, problem, result, runtime.cache().file().string());
+  if (!call.name.empty()) document["call"] = call.name;
+  return document;
+}
+
+/// Tunes the problem, or every call of a preset in turn within one budget: each gets an equal part
+/// of what is left.
+int tune_calls(const TuneFlags& flags, bool json) {
+  using Clock = std::chrono::steady_clock;
+  const std::vector<SelectedCall> calls = calls_of(flags);
+  TuneOptions options = tune_options(flags);
+  const auto budget = options.budget;
+  const Device device = open_device(flags.device);
+  Runtime runtime({.cache = nullptr, .plans = nullptr, .compile_jobs = options.jobs});
+  Json documents = Json::array();
+  const Clock::time_point start = Clock::now();
+  for (const SelectedCall& call : calls) {
+    const std::size_t done = documents.size(), left = calls.size() - done;
+    const std::chrono::duration<double> rest = budget - (Clock::now() - start);
+    options.budget = std::max(rest, kLeastBudget) / static_cast<double>(left);
+    const std::string title =
+        calls.size() == 1 ? "tuning" : fmt::format("tuning {} of {}", done + 1, calls.size());
+    documents.push_back(tune_one(flags, call, title, runtime, device, options, json));
+  }
+  if (!json) return kDone;
+  Json document = documents.front();
+  if (calls.size() > 1) document["calls"] = std::move(documents);
+  print_document(document);
   return kDone;
 }
 
@@ -218,7 +253,7 @@ int execute(const TuneFlags& flags, bool json) {
   if (flags.record && !flags.exhaustive)
     throw Error(ErrorKind::kBadInput,
                 "--record keeps whole spaces; --exhaustive must be given with it");
-  return tune_one(flags, json);
+  return tune_calls(flags, json);
 }
 
 }  // namespace
@@ -270,14 +305,16 @@ void add_tune(Command& command) {
   const auto flags = std::make_shared<TuneFlags>();
   CLI::App& verb = command.verb("tune", "find and remember the fastest plan for a problem",
                                 [flags](bool json) { return execute(*flags, json); });
-  add_selection(verb, flags->selection);
+  add_selection(verb, flags->selection, true);
   verb.add_option("--problem", flags->problem,
                   "every field that matters, such as T=64,H=2,K=128,use_qk_l2norm=true, instead of "
                   "--preset or --shape and the options below");
   verb.add_option("--device", flags->device,
                   "cpu or cuda:N (default: the first GPU, else the CPU); with --manifest also all: "
                   "every GPU");
-  verb.add_option("--budget", flags->budget, "time to spend, such as 60s (default) or 2m");
+  verb.add_option(
+      "--budget", flags->budget,
+      "time to spend, such as 60s (default) or 2m; of a preset on all its calls together");
   verb.add_option("--jobs", flags->jobs,
                   "threads that compile (default 0: one a core that measuring does not need)");
   add_switch(verb, "--force", flags->force, "measure configs again that have results");

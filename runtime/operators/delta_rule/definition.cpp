@@ -4,8 +4,10 @@
 namespace wyvern::delta_rule {
 namespace {
 
+constexpr std::array kFla{CallStyle{.library = "fla"}};
+
 constexpr std::array kPresets{
-    Preset{"fla-deltanet-1.3b", "delta_rule", 16, 16, 128, 128},
+    ModelPreset{{"fla-deltanet-1.3b", "delta_rule", 16, 16, 128, 128}, kFla},
 };
 
 }  // namespace

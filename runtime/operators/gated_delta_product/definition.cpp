@@ -13,9 +13,20 @@ namespace {
 
 constexpr std::string_view kName = "gated_delta_product";
 
-// The defaults of FLA's GatedDeltaProductConfig: 6 heads of 256, twice as many value columns.
+/// FLA's layer decodes by the delta rule, a step a token.
+void decode_steps(Problem& p) {
+  p.op = p.has_g ? "gated_delta_rule" : "delta_rule";
+  p.T *= p.num_householder;
+  p.num_householder = 1;
+  p.has_g = true;
+}
+
+constexpr std::array kFla{CallStyle{.library = "fla", .no_gate = true, .decode = decode_steps}};
+
+// The defaults of FLA's GatedDeltaProductConfig: 6 heads of 256, twice as many value columns, one
+// step a token and no gate.
 constexpr std::array kPresets{
-    Preset{"fla-gated-deltaproduct", kName, 6, 6, 256, 512},
+    ModelPreset{{"fla-gated-deltaproduct", kName, 6, 6, 256, 512}, kFla},
 };
 
 /// The per-token names: tensors with a row per token, called ..._steps in stages that count steps.

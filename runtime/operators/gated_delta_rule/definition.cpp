@@ -6,17 +6,21 @@ namespace {
 
 constexpr std::string_view kName = "gated_delta_rule";
 
+constexpr std::array kTransformers{CallStyle{.library = "transformers"}};
+constexpr std::array kFla{CallStyle{
+    .library = "fla", .gate_in_kernel = true, .beta_sigmoid = true, .state_v_first = true}};
+
 constexpr std::array kPresets{
-    Preset{"qwen3-next-80b", kName, 16, 32, 128, 128},
-    Preset{"qwen3.5-397b", kName, 16, 64, 128, 128},
-    Preset{"qwen3.5-122b", kName, 16, 64, 128, 128},
-    Preset{"qwen3.5-35b", kName, 16, 32, 128, 128},
-    Preset{"qwen3.5-9b", kName, 16, 32, 128, 128},
-    Preset{"qwen3.5-4b", kName, 16, 32, 128, 128},
-    Preset{"qwen3.5-27b", kName, 16, 48, 128, 128},
-    Preset{"qwen3.5-2b", kName, 16, 16, 128, 128},
-    Preset{"qwen3.5-0.8b", kName, 16, 16, 128, 128},
-    Preset{"fla-gdn-1.3b", kName, 6, 6, 256, 512},
+    ModelPreset{{"qwen3-next-80b", kName, 16, 32, 128, 128}, kTransformers},
+    ModelPreset{{"qwen3.5-397b", kName, 16, 64, 128, 128}, kTransformers},
+    ModelPreset{{"qwen3.5-122b", kName, 16, 64, 128, 128}, kTransformers},
+    ModelPreset{{"qwen3.5-35b", kName, 16, 32, 128, 128}, kTransformers},
+    ModelPreset{{"qwen3.5-9b", kName, 16, 32, 128, 128}, kTransformers},
+    ModelPreset{{"qwen3.5-4b", kName, 16, 32, 128, 128}, kTransformers},
+    ModelPreset{{"qwen3.5-27b", kName, 16, 48, 128, 128}, kTransformers},
+    ModelPreset{{"qwen3.5-2b", kName, 16, 16, 128, 128}, kTransformers},
+    ModelPreset{{"qwen3.5-0.8b", kName, 16, 16, 128, 128}, kTransformers},
+    ModelPreset{{"fla-gdn-1.3b", kName, 6, 6, 256, 512}, kFla},
 };
 
 }  // namespace

@@ -5,10 +5,17 @@
 namespace wyvern::kda {
 namespace {
 
+// The second computes the gate itself, without a bound.
+constexpr std::array kStyles{
+    CallStyle{
+        .library = "fla", .gate_in_kernel = true, .beta_sigmoid = true, .state_v_first = true},
+    CallStyle{.library = "transformers"},
+};
+
 constexpr std::array kPresets{
-    Preset{"kimi-linear-48b", "kda", 32, 32, 128, 128, -5.0F},
-    Preset{"kda-h64", "kda", 64, 64, 128, 128, -5.0F},
-    Preset{"kda-h96", "kda", 96, 96, 128, 128, -5.0F},
+    ModelPreset{{"kimi-linear-48b", "kda", 32, 32, 128, 128, -5.0F}, kStyles},
+    ModelPreset{{"kda-h64", "kda", 64, 64, 128, 128, -5.0F}, std::span(kStyles).first<1>()},
+    ModelPreset{{"kda-h96", "kda", 96, 96, 128, 128, -5.0F}, std::span(kStyles).first<1>()},
 };
 
 /// The vector-gate stages, with the optional group that splits long sequences of few heads into

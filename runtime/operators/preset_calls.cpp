@@ -1,0 +1,66 @@
+#include "runtime/operators/preset_calls.hpp"
+
+#include <fmt/format.h>
+
+#include "runtime/operators/operator.hpp"
+
+namespace wyvern {
+namespace {
+
+struct Call {
+  std::string_view name;
+  Pass pass;
+  bool initial_state, output_final_state;
+};
+
+/// Of every model. A loss depends on no final state, so the backward pass gets no dht.
+constexpr Call kCalls[] = {
+    {"first prefill", Pass::forward, false, true},
+    {"continued prefill", Pass::forward, true, true},
+    {"training, forward", Pass::forward, false, false},
+    {"training, backward", Pass::backward, false, false},
+    {"decoding", Pass::recurrent, true, true},
+};
+
+const ModelPreset& find_model(std::string_view name) {
+  const Preset& preset = find_preset(name);
+  for (const ModelPreset& model : find_operator(preset.op)->facts().presets)
+    if (model.name == name) return model;
+  throw std::logic_error("every preset is an operator's");
+}
+
+Problem problem_of(const ModelPreset& preset, const CallStyle& style, DType dtype) {
+  Problem p;
+  p.op = preset.op;
+  p.H = preset.H, p.HV = preset.HV, p.K = preset.K, p.V = preset.V;
+  p.dtype = p.beta_dtype = dtype;
+  p.g_dtype = style.gate_in_kernel ? dtype : DType::fp32;
+  p.use_qk_l2norm = true;
+  p.has_g = !style.no_gate;
+  p.use_gate_in_kernel = p.has_dt_bias = style.gate_in_kernel;
+  if (style.gate_in_kernel && preset.lower_bound != 0) p.lower_bound = preset.lower_bound;
+  p.use_beta_sigmoid = style.beta_sigmoid;
+  p.state_v_first = style.state_v_first;
+  return p;
+}
+
+}  // namespace
+
+std::vector<PresetCall> preset_calls(std::string_view preset, DType dtype) {
+  const ModelPreset& model = find_model(preset);
+  std::vector<PresetCall> calls;
+  for (const CallStyle& style : model.styles)
+    for (const Call& call : kCalls) {
+      Problem p = problem_of(model, style, dtype);
+      p.pass = call.pass;
+      p.initial_state = call.initial_state;
+      p.output_final_state = call.output_final_state;
+      const bool decodes = call.pass == Pass::recurrent;
+      if (decodes) p.T = 1;
+      calls.push_back({fmt::format("{}: {}", style.library, call.name), std::move(p),
+                       decodes ? style.decode : nullptr});
+    }
+  return calls;
+}
+
+}  // namespace wyvern
