@@ -1,0 +1,129 @@
+"""Runs a tiny model with a preset's heads once through its life: prefill, more of it, decoding, training.
+
+usage: preset_models.py LIBRARY PRESET H HV K V TOKENS, the library being transformers or fla
+
+Prints what wyvern.prepared() says as JSON. In a process of its own, so that its cache is WYVERN_CACHE_DIR's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+
+import wyvern
+
+COMMON = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "num_experts_per_tok": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+
+
+def model_of_transformers(preset: str, H: int, HV: int, K: int, V: int) -> Any:
+    import transformers
+
+    if preset.startswith("kimi"):
+        config = transformers.KimiLinearConfig(
+            **COMMON, num_local_experts=4, kv_lora_rank=32, qk_rope_head_dim=16, qk_nope_head_dim=16,
+            v_head_dim=32, linear_head_dim=K, linear_num_heads=H,
+        )  # fmt: skip
+        return transformers.KimiLinearForCausalLM(config)
+    own = {
+        "linear_key_head_dim": K,
+        "linear_value_head_dim": V,
+        "linear_num_key_heads": H,
+        "linear_num_value_heads": HV,
+        "head_dim": 32,
+    }
+    if preset.startswith("qwen3.5"):
+        return transformers.Qwen3_5ForCausalLM(transformers.Qwen3_5TextConfig(**COMMON, **own))
+    config = transformers.Qwen3NextConfig(
+        **COMMON, **own, num_experts=4, shared_expert_intermediate_size=32
+    )
+    return transformers.Qwen3NextForCausalLM(config)
+
+
+def live_with_transformers(model: Any, tokens: int) -> None:
+    import wyvern.transformers
+
+    model = model.bfloat16()
+    ids = torch.randint(0, COMMON["vocab_size"], (1, 2 * tokens + 1))
+    with wyvern.transformers.enable():
+        with torch.no_grad():
+            past = model(ids[:, :tokens], use_cache=True).past_key_values
+            past = model(ids[:, tokens:-1], past_key_values=past, use_cache=True).past_key_values
+            model(ids[:, -1:], past_key_values=past, use_cache=True)
+        model(ids[:, :tokens], labels=ids[:, :tokens], use_cache=False).loss.backward()
+    assert not wyvern.transformers.report().declined, wyvern.transformers.report()
+
+
+def layer_of_fla(preset: str, H: int, HV: int, K: int, V: int) -> Any:
+    """Without its convolutions and its output's norm, which are Triton's alone."""
+    from fla import layers
+
+    common = {"hidden_size": 64, "use_short_conv": False, "layer_idx": 0}
+    heads = {"head_dim": K, "num_heads": H, "expand_v": V / K}
+    if preset.startswith("kimi"):
+        layer = layers.KimiDeltaAttention(**common, **heads, num_v_heads=HV, lower_bound=-5.0)
+    elif preset == "fla-gdn-1.3b":
+        layer = layers.GatedDeltaNet(**common, **heads, num_v_heads=HV)
+    elif preset == "fla-gated-deltaproduct":
+        layer = layers.GatedDeltaProduct(
+            **common, **heads, num_v_heads=HV, num_householder=1, use_forget_gate=False
+        )
+    else:
+        layer = layers.DeltaNet(
+            **common | {"hidden_size": H * K}, num_heads=H, expand_k=1.0, expand_v=V / K
+        )
+    layer.o_norm = FirstOf()
+    return layer
+
+
+class FirstOf(torch.nn.Module):
+    def forward(self, o: torch.Tensor, *gate: torch.Tensor) -> torch.Tensor:
+        return o
+
+
+def live_with_fla(layer: Any, tokens: int) -> None:
+    from fla.models.utils import Cache
+
+    import wyvern.fla
+
+    layer = layer.bfloat16()
+    x = torch.randn(1, 2 * tokens + 1, layer.hidden_size).bfloat16()
+    with wyvern.fla.enable():
+        layer.eval()
+        with torch.no_grad():
+            past = Cache()
+            for part in (x[:, :tokens], x[:, tokens:-1], x[:, -1:]):
+                _, _, past = layer(part, past_key_values=past, use_cache=True)
+        layer.train()
+        layer(x[:, :tokens])[0].sum().backward()
+    assert not wyvern.fla.report().declined, wyvern.fla.report()
+
+
+def main() -> None:
+    library, preset, *numbers = sys.argv[1:]
+    H, HV, K, V, tokens = map(int, numbers)
+    torch.manual_seed(0)
+    if library == "transformers":
+        live_with_transformers(model_of_transformers(preset, H, HV, K, V), tokens)
+    else:
+        live_with_fla(layer_of_fla(preset, H, HV, K, V), tokens)
+    print(json.dumps(wyvern.prepared()))
+
+
+if __name__ == "__main__":
+    main()
