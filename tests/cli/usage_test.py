@@ -76,7 +76,8 @@ class Usage(Case):
         general = {"--help", "--json", "--seed", "--output"}
         self.assertLessEqual({"--pass", "--num-householder", "--no-A-log"}, shown)
         self.assertEqual(shown - general - named, set(), "not in tools/README.md")
-        shown |= set(options.findall(self.wyvern("tune", "--help").stdout)) & {"--problem"}
+        shown |= set(options.findall(self.wyvern("tune", "--help").stdout)) & {
+            "--problem", "--budget", "--record"}
         self.assertEqual({name for name in named if not name.endswith("-")} - shown - {"--help"},
                          set(), "no option of this build")
 

@@ -99,6 +99,7 @@ class Sampler {
       const Target target = cuda_target(arch.name);
       Problem usual;
       usual.K = usual.V = 128;
+      usual = testing::within_reach(t, target.limits, usual);
       if (testing::takes(t, target.limits, usual)) {
         targets_.push_back(target);
         add_default(target, arch.dtype);

@@ -231,7 +231,9 @@ TEST_F(EmulatedOperator, OneKernelPaysDecayThatItOwes) {
       ASSERT_EQ(token, g.elements());
       const auto plan = plan_with(device(), data.problem, one_kernel_of(data.problem));
       ASSERT_TRUE(plan.has_value());
-      check(emulator::prepare(device(), data.problem, in_wide_blocks(*plan)), data);
+      // Wide blocks have no registers for fp16 rows with norms.
+      const bool wide = dtype == DType::bf16 || !norms;
+      check(emulator::prepare(device(), data.problem, wide ? in_wide_blocks(*plan) : *plan), data);
     }
   }
 }
