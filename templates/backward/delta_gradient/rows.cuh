@@ -335,8 +335,8 @@ WYVERN_DEVICE void work_on_rows(const Block& b, Items items, const GivenRows& gi
   const int warp = sm90::uniform(warp_index());
   if (VARLEN && GATE_IN_KERNEL && warp == kNormWarp) clear_unused_parts(items, to);
   Turn turn;
-  Item item, following;
-  RawRows raw, next;
+  Item item, following{};
+  RawRows raw, next{};
   bool more = items.next_used(following);
   if (more) next.read(following, following.head * kGroup, given);
 #pragma unroll 1
