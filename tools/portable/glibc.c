@@ -26,6 +26,8 @@
   __asm__(".symver old_" #name ", " #name "@GLIBC_" version); \
   HIDDEN result name parameters { return old_##name arguments; }
 
+// The C library's own names.
+// NOLINTBEGIN(readability-identifier-naming)
 int __pthread_key_create(pthread_key_t*, void (*)(void*));
 double exp(double);
 double exp2(double);
@@ -150,4 +152,5 @@ HIDDEN struct mallinfo2 mallinfo2(void) {
                                .keepcost = (unsigned)from.keepcost};
   return to;
 }
+// NOLINTEND(readability-identifier-naming)
 #endif

@@ -5,6 +5,7 @@
 typedef void Initializer(int, char**, char**);
 extern Initializer* __init_array_start[];
 extern Initializer* __init_array_end[];
+// NOLINTBEGIN(readability-identifier-naming): the C library's own names
 extern void _init(void) __attribute__((visibility("hidden")));
 
 static void initialize(int argc, char** argv, char** environment) {
@@ -24,4 +25,5 @@ __attribute__((visibility("hidden"))) int __libc_start_main(Main* program, int a
   return old_start(program, argc, argv, init != 0 ? init : initialize, fini, loader_fini,
                    stack_end);
 }
+// NOLINTEND(readability-identifier-naming)
 #endif
