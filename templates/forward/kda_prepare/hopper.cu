@@ -232,7 +232,7 @@ struct Slice {
     const Rows k(key_rows);
     const Rows q(query_rows);
     uint32 left[2][4], query[2][4], right[2][4], erasing[2][4], reading[2][4], adding[2][4];
-    uint32 late[2][4] = {};  // of queries of the last slice
+    uint32 late[2][4];  // of queries of the last slice
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
       const Float2 total = table.of(ChannelTable::total, j);
