@@ -232,7 +232,10 @@ struct Slice {
     const Rows k(key_rows);
     const Rows q(query_rows);
     uint32 left[2][4], query[2][4], right[2][4], erasing[2][4], reading[2][4], adding[2][4];
-    uint32 late[2][4];  // of queries of the last slice
+    // Queries of the last slice in the tile of its own: 48 rows less in each panel of 64 channels,
+    // swizzled alike. They go there word by word, since eight more words would spill.
+    DTYPE* const late_rows = query_rows - b.tile_of<kLayout.q>().at(3 * kSlice, 0) +
+                             b.tile_of<kLayout.late>().at(0, 0) - group / 2 * (3 * kSlice * 64);
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
       const Float2 total = table.of(ChannelTable::total, j);
@@ -273,13 +276,17 @@ struct Slice {
       }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
+        if (slice == 3) {
+          DTYPE* const to = late_rows + r * kEightRows + j;
+          sm90::touch(to);
+          *reinterpret_cast<uint32*>(to) =
+              pack<DTYPE>(y[r][0] * across.at[0], y[r][1] * across.at[1]);
+        }
         query[r][j / 2] = pack<DTYPE>(y[r][0], y[r][1]);
         left[r][j / 2] = slice == 0 ? pack<DTYPE>(c[r][0] * across.at[0], c[r][1] * across.at[1])
                                     : pack<DTYPE>(a[r][0], a[r][1]);
         right[r][j / 2] = slice == 3 ? pack<DTYPE>(a[r][0] * across.at[0], a[r][1] * across.at[1])
                                      : pack<DTYPE>(c[r][0], c[r][1]);
-        if (slice == 3)
-          late[r][j / 2] = pack<DTYPE>(y[r][0] * across.at[0], y[r][1] * across.at[1]);
         erasing[r][j / 2] = pack<DTYPE>(a[r][0] * whole.at[0], a[r][1] * whole.at[1]);
         reading[r][j / 2] = pack<DTYPE>(y[r][0] * whole.at[0], y[r][1] * whole.at[1]);
         adding[r][j / 2] = pack<DTYPE>(c[r][0] * ahead.at[0], c[r][1] * ahead.at[1]);
@@ -294,7 +301,6 @@ struct Slice {
       Rows::store(query_rows, r, query[r]);
       Rows::store(b.tile_of<kLayout.erasing>().at(row(), col), r, erasing[r]);
       Rows::store(b.tile_of<kLayout.right>().at(row(), col), r, right[r]);
-      if (slice == 3) Rows::store(b.tile_of<kLayout.late>().at(row_of(lane / 4), col), r, late[r]);
       const int token = row() + 8 * r;
       if (token >= b.chunk.rows) continue;
       const int64 at = int64{token} * HV * K + col;
