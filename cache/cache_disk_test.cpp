@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <functional>
 #include <map>
 #include <memory>
@@ -308,18 +309,20 @@ const std::vector<Verb>& verbs() {
   return all;
 }
 
+/// In the short suite every third, others with another fault.
 TEST_P(CacheDisk, EveryCallFailsInTurn) {
   const Verb& verb = verbs()[GetParam()];
+  const std::size_t step = std::getenv("WYVERN_TESTS_FULL") == nullptr ? 3 : 1;
   bool was_met = false;
   ASSERT_EQ(tried(verb, {}, was_met), "");
-  std::size_t faults = 0;
+  std::size_t faults = 0, turn = 0;
   for (const auto kind :
        {Fault::Kind::error, Fault::Kind::full, Fault::Kind::partial, Fault::Kind::interrupted}) {
     for (const bool lasting : {false, true}) {
       // A lock that lasts is waited for, which other tests do.
       if (lasting && kind != Fault::Kind::error && kind != Fault::Kind::partial) continue;
       was_met = true;
-      for (std::size_t at = 1; was_met; ++at) {
+      for (std::size_t at = 1 + turn++ % step; was_met; at += step) {
         EXPECT_EQ(tried(verb, {.at = at, .kind = kind, .lasting = lasting}, was_met), "")
             << "call " << at << ", kind " << static_cast<int>(kind) << (lasting ? ", lasting" : "");
         faults += was_met;
@@ -327,7 +330,7 @@ TEST_P(CacheDisk, EveryCallFailsInTurn) {
     }
   }
   RecordProperty("faults", static_cast<int>(faults));
-  EXPECT_GT(faults, 20u);
+  EXPECT_GT(faults, 20 / step);
 }
 
 std::string name_of(const ::testing::TestParamInfo<std::size_t>& info) {

@@ -15,6 +15,7 @@ except ImportError:
 
 WYVERN = os.environ["WYVERN"]
 OP = "gated_delta_rule"
+FULL = "WYVERN_TESTS_FULL" in os.environ  # tools/test --full: all of every sweep
 SCHEMAS = json.loads((Path(__file__).parents[2] / "tools/schemas.json").read_text())
 
 

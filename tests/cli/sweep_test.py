@@ -39,7 +39,7 @@ class Sweep(Case):
             with self.subTest((op, pass_)):
                 select = (op, "--shape", "B=3,T=4,H=1,HV=2,K=16,V=16", "--dtype", "bf16",
                           "--pass", pass_, *more)
-                tuned = self.document("tune", *select, "--device", "cpu", "--budget", "10s")
+                tuned = self.document("tune", *select, "--device", "cpu", "--budget", "2s")
                 self.assertTrue(tuned["stored"])
                 self.assertEqual(tuned["counts"]["wrong"], 0)
                 self.wyvern("example", *select, "-o", self.path("in.safetensors"))

@@ -6,7 +6,7 @@ import subprocess
 import unittest
 from pathlib import Path
 
-from support import OP, Case, read_file
+from support import FULL, OP, Case, read_file
 
 
 class Usage(Case):
@@ -17,15 +17,17 @@ class Usage(Case):
             self.assertIn(name, error["message"])
 
     def test_values_of_flags(self):
-        """Every flag of every verb takes true and false, and refuses what is neither."""
+        """Every flag of every verb takes true and false, and refuses what is neither. In the short
+        suite the flags of a verb meet the refused values by turns."""
         verbs = re.findall(r"^  ([a-z]+) ", self.wyvern().stdout.split("Subcommands:")[1], re.M)
         self.assertLessEqual({"run", "tune", "compile"}, set(verbs))
         for verb in verbs:
             text = self.wyvern(verb, "--help").stdout
             flags = re.findall(r"^  (--[-A-Za-z0-9]+)(?! TEXT)(?: |$)", text, re.M)
             self.assertIn("--json", flags)
-            for flag in flags:
-                for value in ("maybe", "2", "-", "99999999999999999999", "tru\ne"):
+            values = ("maybe", "2", "-", "99999999999999999999", "tru\ne")
+            for i, flag in enumerate(flags):
+                for value in values if FULL else (values[i % len(values)],):
                     self.refuses(verb, f"{flag}={value}", names=[flag, "true", "false"])
 
     def test_names_that_would_act_on_a_terminal(self):

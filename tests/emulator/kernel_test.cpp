@@ -187,11 +187,13 @@ std::string specialization(const Template& t, const Constants& constants, const 
 }
 
 /// Every template's default config for the problem, and for its backward pass where it is a forward
-/// one; what both compile alike runs once. `only` those of a stage, where one is named.
-void expect_all_correct(const Problem& problem, std::int64_t BT, Gate gate, std::uint64_t seed,
-                        const std::vector<std::int64_t>& lengths = {},
-                        const std::vector<std::string_view>& only = {}) {
+/// one; what both compile alike runs once. `only` those of a stage, where one is named. Of those
+/// one in `step` is tried, others with another seed.
+void expect_some_correct(const Problem& problem, std::int64_t BT, Gate gate, std::uint64_t seed,
+                         const std::vector<std::int64_t>& lengths,
+                         const std::vector<std::string_view>& only, std::uint64_t step) {
   std::set<std::string> done;
+  std::uint64_t turn = seed;
   std::vector<Pass> passes{problem.pass};
   if (problem.pass == Pass::forward) passes.push_back(Pass::backward);
   for (const Pass pass : passes) {
@@ -207,20 +209,30 @@ void expect_all_correct(const Problem& problem, std::int64_t BT, Gate gate, std:
       const auto config = default_config(t, constants, kHopper, precision_floor(data.problem),
                                          {BT, data.context.SEG});
       ASSERT_TRUE(config.has_value()) << t.id() << " has no legal config";
-      if (done.insert(specialization(t, constants, *config)).second)
+      if (done.insert(specialization(t, constants, *config)).second && ++turn % step == 0)
         expect_correct(t, *config, data);
     }
   }
   EXPECT_FALSE(done.empty()) << testing::describe(problem);
 }
 
+void expect_all_correct(const Problem& problem, std::int64_t BT, Gate gate, std::uint64_t seed,
+                        const std::vector<std::int64_t>& lengths = {},
+                        const std::vector<std::string_view>& only = {}) {
+  expect_some_correct(problem, BT, gate, seed, lengths, only, 1);
+}
+
+/// What is left out of the short suite where a problem meets every template: two of three.
+std::uint64_t short_step() { return testing::full_suite() ? 1 : 3; }
+
 /// The same with a gate per head and without one.
 void expect_scalar_correct(Problem problem, std::int64_t BT, Gate gate, std::uint64_t seed,
-                           const std::vector<std::int64_t>& lengths = {}) {
-  expect_all_correct(problem, BT, gate, seed, lengths);
+                           const std::vector<std::int64_t>& lengths = {},
+                           std::uint64_t step = short_step()) {
+  expect_some_correct(problem, BT, gate, seed, lengths, {}, step);
   problem.op = "delta_rule";
   problem.use_gate_in_kernel = problem.has_dt_bias = false;
-  expect_all_correct(problem, BT, gate, seed, lengths);
+  expect_some_correct(problem, BT, gate, seed + 1, lengths, {}, step);
 }
 
 bool has_beta(const Problem& p) { return definition_of(p).facts().beta; }
@@ -240,7 +252,7 @@ Problem problem(std::int64_t B, std::int64_t T, std::int64_t H, std::int64_t HV,
 
 TEST(Kernel, Bf16) {
   Problem p = problem(2, 150, 2, 2, 128, 128);
-  expect_scalar_correct(p, 64, Gate::typical, 1);
+  expect_scalar_correct(p, 64, Gate::typical, 1, {}, 1);
 }
 
 TEST(Kernel, Fp16WithGroupedHeadsAndStates) {
@@ -410,7 +422,7 @@ TEST(Kernel, RowsAndGates) {
         }
         p.use_qk_l2norm = true;
         p = testing::packed(p, lengths);
-        if (testing::is_tried(seed, 4))
+        if (testing::is_tried(seed, 3))
           expect_all_correct(p, seed % 2 == 0 ? 64 : 16, Gate::mixed, seed, lengths, only);
         ++seed;
       }
@@ -441,7 +453,7 @@ TEST(Kernel, ChunkGradients) {
         const Gate gates[] = {Gate::typical, Gate::mixed, Gate::zero, Gate::very_negative};
         const bool packed = seed % 2 != 0 && V < 200;
         if (packed) p = testing::packed(p, lengths);
-        if (testing::is_tried(seed, 3))
+        if (testing::is_tried(seed, 2))
           expect_all_correct(p, BT, gates[seed % 4], seed,
                              packed ? lengths : std::vector<std::int64_t>{}, only);
         ++seed;
@@ -462,8 +474,8 @@ TEST(Kernel, Steps) {
         p.dtype = p.beta_dtype = dtype;
         p.seqlens_dtype = seed % 2 == 0 ? DType::int64 : DType::int32;
         if (packed) p = testing::packed(p, lengths);
-        expect_all_correct(p, 64, Gate::zero, seed++,
-                           packed ? lengths : std::vector<std::int64_t>{});
+        expect_some_correct(p, 64, Gate::zero, seed++,
+                            packed ? lengths : std::vector<std::int64_t>{}, {}, short_step());
       }
 }
 
@@ -528,16 +540,25 @@ TEST(Kernel, SolveTrilOfLargeEntries) {
     }
 }
 
-/// Expects a sample of a template's space to be correct: at a stride that meets all values of all
-/// tunables, or one config, another one for another `turn`.
-void expect_sample_correct(const Template& t, const std::vector<Config>& configs,
-                           const StageData& data, std::size_t turn) {
-  ASSERT_FALSE(configs.empty()) << t.id();
-  std::vector<Config> sample;
-  for (std::size_t i = configs.size() / 8; i < configs.size(); i += configs.size() / 4 + 1)
-    sample.push_back(configs[i]);
-  if (!testing::full_suite()) sample = {sample[turn % sample.size()]};
-  for (const Config& config : sample) expect_correct(t, config, data);
+/// Expects a sample of each template's space to be correct: at a stride that meets all values of
+/// all tunables; in the short suite one config of every fourth template, in other turns others.
+void expect_samples_correct(const StageData& data, Precision precision, std::size_t turn) {
+  const Constants constants = problem_constants(data.problem);
+  std::size_t index = 0;
+  for (const Template& t : all_templates()) {
+    if (!applies(t, data)) continue;
+    const std::vector<Config> configs =
+        space(t, constants, kHopper, precision, {data.context.layout.BT, data.context.SEG});
+    ASSERT_FALSE(configs.empty()) << t.id();
+    std::vector<Config> sample;
+    for (std::size_t i = configs.size() / 8; i < configs.size(); i += configs.size() / 4 + 1)
+      sample.push_back(configs[i]);
+    if (!testing::full_suite()) {
+      if ((index++ + turn) % 4 != 0) continue;
+      sample = {sample[(index / 4 + turn) % sample.size()]};
+    }
+    for (const Config& config : sample) expect_correct(t, config, data);
+  }
 }
 
 /// A sample of every template's space. A backward problem has the forward stages too.
@@ -549,16 +570,9 @@ TEST(Kernel, SampledSpace) {
     p.dtype = dtype;
     p.precision = Precision::tf32;
     p.use_qk_l2norm = true;
-    const Constants constants = problem_constants(p);
-    for (const std::int64_t BT : {32, 64}) {
-      const StageData data = testing::make_stage_data(p, BT, Gate::typical, 11);
-      for (const Template& t : all_templates()) {
-        if (!applies(t, data)) continue;
-        expect_sample_correct(
-            t, space(t, constants, kHopper, Precision::tf32, {BT, data.context.SEG}), data, turn);
-      }
-      ++turn;
-    }
+    for (const std::int64_t BT : {32, 64})
+      expect_samples_correct(testing::make_stage_data(p, BT, Gate::typical, 11), Precision::tf32,
+                             turn++);
   }
 }
 
@@ -633,8 +647,10 @@ TEST(KernelHopper, WholeForwardPassOfAGateAHeadSpillsFewRegisters) {
   struct Size {
     std::int64_t K, BV, stages;
   };
+  std::uint64_t turn = 0;
   for (const Size size : {Size{64, 64, 3}, {64, 128, 3}, {128, 64, 3}, {128, 128, 2}, {256, 64, 2}})
     for (const bool all : {false, true}) {
+      if (!testing::is_tried(turn++, 3)) continue;
       Problem p = problem(1, 90, 1, 3, size.K, 128);
       // fp16 rows with norms have blocks of 64 columns alone.
       p.dtype = p.beta_dtype = all && size.BV == 64 ? DType::fp16 : DType::bf16;
@@ -681,9 +697,11 @@ TEST(KernelHopper, PassesOverSegmentsOfAGateAHeadSpillFewRegisters) {
   struct Size {
     std::int64_t K, BV, stages;
   };
+  std::uint64_t turn = 0;
   for (const Size size : {Size{64, 64, 3}, {128, 64, 3}, {128, 128, 3}, {256, 64, 2}})
     for (const bool all : {false, true})
       for (const char* const id : {"delta_segment.hopper", "delta_resume.hopper"}) {
+        if (!testing::is_tried(turn++, 3)) continue;
         Problem p = problem(1, 90, 1, 3, size.K, 128);
         p.dtype = p.beta_dtype = all && size.BV == 64 ? DType::fp16 : DType::bf16;
         p.packed = p.use_qk_l2norm = p.use_beta_sigmoid = p.use_gate_in_kernel = all;
@@ -846,6 +864,7 @@ TEST(KernelHopper, WalksBothWays) {
                                {256, 128, 64, 2}}) {
         // Every size meets every gate, with options or without.
         if (size.K != 128 && all == (gate == Gate::mixed)) continue;
+        if (!testing::is_tried(seed++, 3)) continue;
         const std::vector<std::int64_t> lengths{100, 0, 64, 1, 200};
         Problem p = problem(2, 192, 1, 2, size.K, size.V);
         p.op = gate == Gate::zero ? "delta_rule" : "gated_delta_rule";
@@ -858,7 +877,7 @@ TEST(KernelHopper, WalksBothWays) {
         if (gate == Gate::typical && all) p.use_gate_in_kernel = p.has_A_log = p.has_dt_bias = true;
         if (all) p = testing::packed(p, lengths);
         const StageData data = testing::make_stage_data(
-            p, 64, gate, ++seed, all ? lengths : std::vector<std::int64_t>(), &t);
+            p, 64, gate, seed, all ? lengths : std::vector<std::int64_t>(), &t);
         ASSERT_TRUE(applies(t, data));
         expect_correct(
             t, Config{{"BT", std::int64_t{64}}, {"BV", size.BV}, {"num_stages", size.stages}},
@@ -994,25 +1013,26 @@ TEST(KernelHopper, SegmentsForgetOnlyWhatIsProved) {
 
 // ---- a decay per key channel --------------------------------------------------------------------
 
-/// Every template of the problem, with a bounded gate and without a bound; `only` as above.
+/// With a bounded gate and without a bound; `only` and `step` as above.
 void expect_vector_gate_correct(Problem p, std::int64_t BT, Gate gate, std::uint64_t seed,
-                                const std::vector<std::int64_t>& lengths = {},
-                                const std::vector<std::string_view>& only = {}) {
-  expect_all_correct(p, BT, gate, seed, lengths, only);
+                                const std::vector<std::int64_t>& lengths,
+                                const std::vector<std::string_view>& only, std::uint64_t step) {
+  expect_some_correct(p, BT, gate, seed, lengths, only, step);
   if (gate == Gate::very_negative) return;
   p.safe_gate = true;
   p.lower_bound = -5.0F;
-  expect_all_correct(p, BT, gate, seed, lengths, only);
+  expect_some_correct(p, BT, gate, seed + 1, lengths, only, step);
 }
 
 void expect_kda_correct(Problem p, std::int64_t BT, Gate gate, std::uint64_t seed,
-                        const std::vector<std::int64_t>& lengths = {}) {
+                        const std::vector<std::int64_t>& lengths = {},
+                        std::uint64_t step = short_step()) {
   p.op = "kda";
-  expect_vector_gate_correct(p, BT, gate, seed, lengths);
+  expect_vector_gate_correct(p, BT, gate, seed, lengths, {}, step);
 }
 
 TEST(KernelKda, Bf16) {
-  expect_kda_correct(problem(1, 150, 1, 2, 128, 128), 64, Gate::typical, 21);
+  expect_kda_correct(problem(1, 150, 1, 2, 128, 128), 64, Gate::typical, 21, {}, 1);
 }
 
 TEST(KernelKda, Fp16WithNormsAndSmallGates) {
@@ -1065,15 +1085,9 @@ TEST(KernelKda, SampledSpace) {
       p.precision = Precision::tf32;
       p.use_qk_l2norm = p.safe_gate = bounded;
       if (bounded) p.lower_bound = -5.0F;
-      const Constants constants = problem_constants(p);
-      for (const std::int64_t BT : {32, 64}) {
-        const StageData data = testing::make_stage_data(p, BT, Gate::typical, 27);
-        for (const Template& t : all_templates()) {
-          if (!applies(t, data)) continue;
-          expect_sample_correct(t, space(t, constants, kHopper, Precision::tf32, BT), data, turn);
-        }
-        ++turn;
-      }
+      for (const std::int64_t BT : {32, 64})
+        expect_samples_correct(testing::make_stage_data(p, BT, Gate::typical, 27), Precision::tf32,
+                               turn++);
     }
 }
 
@@ -1081,14 +1095,15 @@ TEST(KernelKda, SampledSpace) {
 
 /// gdn2's own templates; the others are kda's.
 void expect_gdn2_correct(Problem p, std::int64_t BT, Gate gate, std::uint64_t seed,
-                         const std::vector<std::int64_t>& lengths = {}) {
+                         const std::vector<std::int64_t>& lengths = {},
+                         std::uint64_t step = short_step()) {
   p.op = "gdn2";
   expect_vector_gate_correct(p, BT, gate, seed, lengths,
-                             {"gdn2_intra", "gdn2_recompute_w_u", "gdn2_chunk_bwd"});
+                             {"gdn2_intra", "gdn2_recompute_w_u", "gdn2_chunk_bwd"}, step);
 }
 
 TEST(KernelGdn2, Bf16) {
-  expect_gdn2_correct(problem(1, 150, 1, 2, 128, 128), 64, Gate::typical, 31);
+  expect_gdn2_correct(problem(1, 150, 1, 2, 128, 128), 64, Gate::typical, 31, {}, 1);
 }
 
 TEST(KernelGdn2, Fp16WithNormsAndSmallGates) {
@@ -1190,10 +1205,12 @@ TEST(KernelHopper, GradientsOfOtherWidths) {
 TEST(KernelHopper, GradientsSpillNothing) {
   if (const std::string missing = compiler_problem(DeviceKind::cuda); !missing.empty())
     GTEST_SKIP() << missing;
+  std::uint64_t turn = 0;
   for (const char* const op : {"delta_rule", "gated_delta_rule"})
     for (const std::int64_t group : {1, 2, 4})
       for (const std::int64_t width : {64, 128, 256})
         for (const bool all : {false, true}) {
+          if (!testing::is_tried(turn++, 2)) continue;
           Problem p = problem(1, 90, 2, 2 * group, width, width);
           p.op = op;
           p.pass = Pass::backward;

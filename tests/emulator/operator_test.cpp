@@ -489,7 +489,7 @@ INSTANTIATE_TEST_SUITE_P(, EmulatedFewKeys, ::testing::ValuesIn(operators()),
 
 const auto kSeed = [](const auto& each) { return "seed" + std::to_string(each.param); };
 
-INSTANTIATE_TEST_SUITE_P(, EmulatedRandom, ::testing::Range(0, full_suite() ? 20 : 6), kSeed);
+INSTANTIATE_TEST_SUITE_P(, EmulatedRandom, ::testing::Range(0, full_suite() ? 20 : 3), kSeed);
 // beta up to 2 and nothing that decays: rounding errors live as long as the state.
 INSTANTIATE_TEST_SUITE_P(NoDecay, EmulatedRandom, ::testing::Values(105, 326), kSeed);
 

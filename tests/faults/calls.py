@@ -1,5 +1,6 @@
 """Calls of the command that fail in turn: allocation, files, mapping, libraries, processes, threads."""
 
+import itertools
 import shutil
 
 from target import Tally, in_parallel, last_line, spread
@@ -86,15 +87,19 @@ class Verb:
 
 def attack(target, options):
     """Yields a tally for each class of calls."""
+    turns = itertools.cycle((("",), ("+",)))
     for kind in CLASSES:
         tally = Tally(f"{kind} fails", "right output or one sentence; no output or row is lost")
         for name, (make, cache, cost) in verbs(target).items():
             if options.verbs and name not in options.verbs:
                 continue
             verb = Verb(target, options.shim, name, make, cache)
-            most = 0 if options.full and kind != "malloc" else max(options.calls // cost, 2)
+            most = 0 if options.full and kind != "malloc" else max(options.calls // cost,
+                                                                   min(options.calls, 2))
+            # Once and for good; where there is but one trial, by turns.
+            lastings = ("", "+") if options.calls > 1 else next(turns)
             trials = [(f"{kind}:{n}{lasting}", depth) for depth, calls in verb.count(kind).items()
-                      for lasting in ("", "+") for n in spread(calls, most)]
+                      for lasting in lastings for n in spread(calls, most)]
             in_parallel(options.jobs, lambda trial: verb.try_fault(tally, *trial), trials)
         if tally.times:
             yield tally
