@@ -167,7 +167,7 @@ TEST(Replay, PlansOfNearShapesAreNoWorseThanTheDefault) {
     for (const Recording& to : all) {
       if (&from == &to || from.head.key != to.head.key) continue;
       const auto distance =
-          shape_distance(problem_key(from.head.problem), problem_key(to.head.problem));
+          tuning_distance(problem_key(to.head.problem), problem_key(from.head.problem));
       const Plan plan = recorded_best(from);
       const double gained =
           recorded_us(from, plan).value() / recorded_us(from, from.space.default_plan).value();

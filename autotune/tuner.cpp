@@ -148,12 +148,13 @@ class Tuning {
     return run_search(space_, search, laboratory_, limits, results_);
   }
 
-  /// The plan in use for the problem, of whatever driver; empty where there is none, or where it
-  /// has a config that is no longer in the space.
+  /// The plan in use for the problem, of whatever driver: of the first winner whose configs are in
+  /// the space; empty where there is none.
   Plan incumbent() const {
-    const auto row = cache_.find_winner(info_.key, key_.family, key_.tokens, key_.sequences);
-    const auto plan = row ? plan_from_json(row->plan) : std::nullopt;
-    return plan && candidates_of(space_, *plan) ? *plan : Plan();
+    for (const WinnerRow& row :
+         cache_.find_winners(info_.key, key_.family, key_.tokens, key_.sequences))
+      if (auto plan = plan_from_json(row.plan); plan && candidates_of(space_, *plan)) return *plan;
+    return {};
   }
 
   /// The winner of an earlier tuning, unless driver or kernels have changed since, or how winners

@@ -176,20 +176,29 @@ std::vector<MeasurementRow> Cache::measurements(std::string_view device,
 
 std::optional<WinnerRow> Cache::find_winner(std::string_view device, std::string_view family,
                                             std::int64_t tokens, std::int64_t sequences) const {
-  std::optional<WinnerRow> found;
+  std::vector<WinnerRow> rows;
   impl_->connection.run(Access::read, [&](Database& database) {
-    found = tables::winner_of(database, device, family, tokens, sequences);
+    rows = tables::winners_of(database, device, family, tokens, sequences, 1);
   });
-  return found;
+  if (rows.empty()) return {};
+  return std::move(rows.front());
 }
 
-std::optional<WinnerRow> Cache::nearest_winner(std::string_view device, std::string_view family,
-                                               std::int64_t tokens, std::int64_t sequences) const {
-  std::optional<WinnerRow> found;
+std::vector<WinnerRow> Cache::find_winners(std::string_view device, std::string_view family,
+                                           std::int64_t tokens, std::int64_t sequences) const {
+  std::vector<WinnerRow> rows;
   impl_->connection.run(Access::read, [&](Database& database) {
-    found = tables::winner_near(database, device, family, tokens, sequences);
+    rows = tables::winners_of(database, device, family, tokens, sequences, -1);
   });
-  return found;
+  return rows;
+}
+
+std::vector<WinnerRow> Cache::winners_of(std::string_view family_prefix) const {
+  std::vector<WinnerRow> rows;
+  impl_->connection.run(Access::read, [&](Database& database) {
+    rows = tables::winners_of(database, family_prefix);
+  });
+  return rows;
 }
 
 bool Cache::store_winner(const WinnerRow& row) {

@@ -180,12 +180,14 @@ class Cache {
   [[nodiscard]] std::optional<WinnerRow> find_winner(std::string_view device,
                                                      std::string_view family, std::int64_t tokens,
                                                      std::int64_t sequences) const;
-  /// The winner of the same family whose extents are nearest (sum of |log2| distances; ties: the
-  /// fewer tokens, then the fewer sequences).
-  [[nodiscard]] std::optional<WinnerRow> nearest_winner(std::string_view device,
-                                                        std::string_view family,
-                                                        std::int64_t tokens,
-                                                        std::int64_t sequences) const;
+  /// All rows with exactly these extents, the one that find_winner() returns in front: where its
+  /// plan is another build's, that of the next may still be of use.
+  [[nodiscard]] std::vector<WinnerRow> find_winners(std::string_view device,
+                                                    std::string_view family, std::int64_t tokens,
+                                                    std::int64_t sequences) const;
+  /// All rows of any device whose family begins so; by device, family, tokens and sequences, and
+  /// where these are equal as find_winners() has them. Without the long members.
+  [[nodiscard]] std::vector<WinnerRow> winners_of(std::string_view family_prefix) const;
   /// Adds the row and makes it the answer. The row that answered before is kept and no longer
   /// answers.
   bool store_winner(const WinnerRow& row);

@@ -215,38 +215,44 @@ TEST(Cache, WinnersAreFoundByExactBuckets) {
   EXPECT_EQ(cache->stats().winners, 1);
 }
 
-struct Nearest {
-  std::int64_t tokens, sequences, found_tokens, found_sequences;
-};
-
-TEST(Cache, NearestWinnerByLogDistanceThenFewerTokensThenFewerSequences) {
+TEST(Cache, WinnersOfAProblemStandInTheOrderInWhichTheyAnswer) {
   const TempDirectory temp;
   QuietCache cache(temp.path());
-  EXPECT_FALSE(cache->nearest_winner(winner(1, 1).device, "gdn", 1024, 1));
-  for (const auto& [tokens, sequences] : {std::pair<std::int64_t, std::int64_t>{8192, 4},
-                                          {1024, 1},
-                                          {2048, 8},
-                                          {8192, 1},
-                                          {3, 1},
-                                          {48, 1}}) {
-    ASSERT_TRUE(cache->store_winner(winner(tokens, sequences)));
+  const std::string device = winner(1, 1).device;
+  EXPECT_TRUE(cache->find_winners(device, "gdn", 8, 1).empty());
+  for (const double median : {3.0, 1.0, 2.0}) {  // the last tuning answers, whatever its time
+    WinnerRow row = winner(8, 1);
+    row.median_us = median;
+    ASSERT_TRUE(cache->store_winner(row));
   }
-  ASSERT_TRUE(cache->store_winner(winner(4096, 1, "kda")));
-  for (const Nearest& n : {Nearest{8192, 4, 8192, 4},      // exact
-                           Nearest{16384, 1, 8192, 1},     // one step in T
-                           Nearest{4096, 1, 8192, 1},      // 1 step up beats 2 down
-                           Nearest{8192, 2, 8192, 1},      // tie of 1: the fewer sequences
-                           Nearest{4096, 8, 2048, 8},      // 1 beats 2
-                           Nearest{2048, 2, 1024, 1},      // tie of 2 with 2048x8: fewer tokens
-                           Nearest{12, 1, 3, 1},           // 3 and 48 are both 2 away, in rounding
-                           Nearest{1 << 20, 64, 8192, 4},  // far away
-                           Nearest{0, 0, 3, 1}}) {         // 0 counts as 1
-    const auto found = cache->nearest_winner(winner(1, 1).device, "gdn", n.tokens, n.sequences);
-    ASSERT_TRUE(found);
-    EXPECT_EQ(found->tokens, n.found_tokens) << n.tokens << "x" << n.sequences;
-    EXPECT_EQ(found->sequences, n.found_sequences) << n.tokens << "x" << n.sequences;
-  }
-  EXPECT_FALSE(cache->nearest_winner("cpu", "gdn", 1024, 1));
+  ASSERT_TRUE(cache->store_winner(winner(8, 2)));
+  const auto found = cache->find_winners(device, "gdn", 8, 1);
+  ASSERT_EQ(found.size(), 3u);
+  EXPECT_EQ(found[0].median_us, 2);
+  EXPECT_EQ(found[1].median_us, 1);
+  EXPECT_EQ(found[2].median_us, 3);
+  EXPECT_EQ(cache->find_winner(device, "gdn", 8, 1)->id, found[0].id);
+}
+
+TEST(Cache, WinnersAreListedByHowTheirFamilyBegins) {
+  const TempDirectory temp;
+  QuietCache cache(temp.path());
+  WinnerRow elsewhere = winner(4, 1, "kda/forward/H=1");
+  elsewhere.device = "A";
+  const std::vector<WinnerRow> rows{
+      winner(8, 1, "kda/forward/H=2"),  winner(8, 2, "kda/forward/H=1"),
+      winner(8, 1, "kda/forward/H=1"),  winner(8, 1, "kda/forward"),
+      winner(8, 1, "kda/backward/H=1"), elsewhere};
+  for (const WinnerRow& row : rows) ASSERT_TRUE(cache->store_winner(row));
+  const auto found = cache->winners_of("kda/forward/");
+  ASSERT_EQ(found.size(), 4u);
+  EXPECT_EQ(found[0].device, "A");
+  EXPECT_EQ(found[1].family, "kda/forward/H=1");
+  EXPECT_EQ(found[1].sequences, 1);
+  EXPECT_EQ(found[2].sequences, 2);
+  EXPECT_EQ(found[3].family, "kda/forward/H=2");
+  EXPECT_EQ(cache->winners_of("").size(), rows.size());
+  EXPECT_TRUE(cache->winners_of("gdn2").empty());
 }
 
 TEST(Cache, ListsNewestFirstAndArtifactsWithoutCode) {

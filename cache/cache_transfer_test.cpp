@@ -364,7 +364,7 @@ TEST(Pack, ThatIsNoFileIsRefusedWithoutWaiting) {
   std::vector<std::string> told;
   Packs packs({{"one", {temp.path()}}},
               [&](const std::string& sentence) { told.push_back(sentence); });
-  EXPECT_FALSE(packs.find(winner(1, 1).device, "gdn", 8, 1));
+  EXPECT_TRUE(packs.winners_of(winner(1, 1).device, "gdn")->empty());
   ASSERT_EQ(told.size(), 1u);
   EXPECT_NE(told[0].find("a.jsonl cannot be read: it is no file"), std::string::npos) << told[0];
 }
@@ -385,9 +385,9 @@ WinnerRow ranked(std::int64_t tokens, double median, double standard) {
   return row;
 }
 
-TEST(PackLayers, TheFirstLayerAnswersAndInItTheBestRatio) {
+TEST(PackLayers, StandInOrderAndInThemTheBestRatioInFront) {
   const TempDirectory first, second;
-  write_file(first.path() / "a.jsonl", pack_of({ranked(8, 5, 10), ranked(16, 1, 2)}));
+  write_file(first.path() / "a.jsonl", pack_of({ranked(16, 1, 2), ranked(8, 5, 10)}));
   write_file(first.path() / "b.jsonl", pack_of({ranked(8, 400, 1000)}));  // a slow machine's
   write_file(first.path() / "c.txt", "no pack, and not looked at");
   write_file(second.path() / "a.jsonl", pack_of({ranked(8, 1, 10), ranked(64, 1, 2)}));
@@ -395,21 +395,43 @@ TEST(PackLayers, TheFirstLayerAnswersAndInItTheBestRatio) {
   Packs packs({{"one", {first.path()}}, {"two", {second.path() / "a.jsonl"}}},
               [&](const std::string&) { ++told; });
   const std::string device = winner(1, 1).device;
-  const auto found = packs.find(device, "gdn", 8, 1);
-  ASSERT_TRUE(found);
-  EXPECT_EQ(found->row.median_us, 400);
-  EXPECT_EQ(found->layer, "one");
-  EXPECT_EQ(found->file, first.path() / "b.jsonl");
-  EXPECT_EQ(packs.find(device, "gdn", 64, 1)->layer, "two");
-  EXPECT_FALSE(packs.find(device, "gdn", 32, 1));
-  EXPECT_FALSE(packs.find(device, "kda", 8, 1));
-  EXPECT_FALSE(packs.find("cpu", "gdn", 8, 1));
-  EXPECT_FALSE(packs.find("another device", "gdn", 8, 1));
-  // 16 and 64 are as far from 32: the first layer answers.
-  EXPECT_EQ(packs.nearest(device, "gdn", 32, 1)->row.tokens, 16);
-  EXPECT_EQ(packs.nearest(device, "gdn", 1000, 1)->row.tokens, 64);
-  EXPECT_NEAR(packs.nearest(device, "gdn", 256, 1)->distance, 2, 1e-12);
+  const Packs::Winners found = packs.winners_of(device, "gd");
+  ASSERT_EQ(found->size(), 5u);
+  EXPECT_EQ((*found)[0].row.median_us, 400);
+  EXPECT_EQ((*found)[0].layer, 0u);
+  EXPECT_EQ((*found)[0].file, first.path() / "b.jsonl");
+  EXPECT_EQ((*found)[1].row.median_us, 5);  // answers where the plan before it cannot be used
+  EXPECT_EQ((*found)[2].row.tokens, 16);
+  EXPECT_EQ((*found)[3].layer, 1u);
+  EXPECT_EQ((*found)[4].row.tokens, 64);
+  EXPECT_EQ(packs.winners_of(device, "gd"), found);
+  EXPECT_EQ(packs.winners_of(device, "gdn")->size(), 5u);
+  EXPECT_TRUE(packs.winners_of(device, "gdn/")->empty());
+  EXPECT_TRUE(packs.winners_of(device, "kda")->empty());
+  EXPECT_TRUE(packs.winners_of("cpu", "gdn")->empty());
+  EXPECT_TRUE(packs.winners_of("another device", "gdn")->empty());
   EXPECT_EQ(told, 0);
+}
+
+TEST(PackLayers, ServeProcessorsThatDifferInThreads) {
+  const TempDirectory temp;
+  WinnerRow row = ranked(8, 1, 2);
+  row.device = "EPYC, native, 8 threads";
+  write_file(temp.path() / "a.jsonl",
+             R"({"devices":["EPYC, native, 8 threads"],"row":"pack","version":1})"
+             "\n" +
+                 to_line(row) + '\n');
+  Packs packs({{"one", {temp.path()}}});
+  EXPECT_EQ(packs.winners_of("EPYC, native, 2 threads", "gdn")->size(), 1u);
+  EXPECT_TRUE(packs.winners_of("Xeon, native, 8 threads", "gdn")->empty());
+
+  for (const char* key : {"EPYC, native", "EPYC, x threads", "EPYC, 0 threads", " threads",
+                          "EPYC, 2x threads", "2 threads", ""}) {
+    EXPECT_EQ(device_parts(key).model, key);
+    EXPECT_EQ(device_parts(key).threads, 0);
+  }
+  EXPECT_EQ(device_parts(row.device).threads, 8);
+  EXPECT_EQ(device_parts(row.device).model, "EPYC, native");
 }
 
 TEST(PackLayers, UnreadableFilesAreSkippedAndReportedOnce) {
@@ -419,7 +441,7 @@ TEST(PackLayers, UnreadableFilesAreSkippedAndReportedOnce) {
   std::vector<std::string> told;
   Packs packs({{"one", {temp.path(), "/nowhere.jsonl"}}},
               [&](const std::string& sentence) { told.push_back(sentence); });
-  for (int i = 0; i < 3; ++i) EXPECT_TRUE(packs.find(winner(1, 1).device, "gdn", 8, 1));
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(packs.winners_of(winner(1, 1).device, "gdn")->size(), 1u);
   ASSERT_EQ(told.size(), 3u);
   EXPECT_NE(told[0].find("a.jsonl is no pack"), std::string::npos);
   EXPECT_NE(told[1].find("/nowhere.jsonl"), std::string::npos);

@@ -60,9 +60,10 @@ std::vector<fs::path> packs_at(const fs::path& path) {
 
 std::string_view first_line(std::string_view text) { return text.substr(0, text.find('\n')); }
 
-/// Of equal extents in one layer the first answers.
 bool precedes(const PackWinner& a, const PackWinner& b) {
-  const auto key = [](const PackWinner& w) { return std::tie(w.row.tokens, w.row.sequences); };
+  const auto key = [](const PackWinner& w) {
+    return std::tie(w.layer, w.row.device, w.row.family, w.row.tokens, w.row.sequences);
+  };
   if (key(a) != key(b)) return key(a) < key(b);
   if (const double x = rank_of(a.row), y = rank_of(b.row); x != y) return x < y;
   return std::tie(b.row.created, a.row.plan) < std::tie(a.row.created, b.row.plan);
@@ -99,42 +100,23 @@ Packs::Packs(std::vector<PackLayer> layers, std::function<void(const std::string
         std::fprintf(stderr, "wyvern: %s.\n", sentence.c_str());
       }) {}
 
-std::optional<PackWinner> Packs::find(std::string_view device, std::string_view family,
-                                      std::int64_t tokens, std::int64_t sequences) {
+Packs::Winners Packs::winners_of(std::string_view device, std::string_view family_prefix) {
+  const std::string_view model = device_parts(device).model;
   const NoFork no_fork;
   const Lock lock(mutex_);
-  for (const PackWinner& winner : family_of(device, family))
-    if (winner.row.tokens == tokens && winner.row.sequences == sequences) return winner;
-  return {};
-}
-
-std::optional<PackWinner> Packs::nearest(std::string_view device, std::string_view family,
-                                         std::int64_t tokens, std::int64_t sequences) {
-  const NoFork no_fork;
-  const Lock lock(mutex_);
-  std::optional<PackWinner> best;
-  for (const PackWinner& winner : family_of(device, family)) {
-    const double distance =
-        extents_apart(winner.row.tokens, winner.row.sequences, tokens, sequences);
-    // Distances within rounding of each other are ties, and the earlier stays.
-    if (best && distance >= best->distance - 1e-9) continue;
-    best = winner;
-    best->distance = distance;
-  }
-  return best;
-}
-
-const Packs::Family& Packs::family_of(std::string_view device, std::string_view family) {
-  auto own = devices_.find(device);
-  if (own == devices_.end())
-    own = devices_.emplace(device, DevicePacks{files_of(device), {}}).first;
-  auto known = own->second.families.find(family);
-  if (known == own->second.families.end())
-    known = own->second.families.emplace(family, parse(own->second.files, device, family)).first;
+  auto own = devices_.find(model);
+  if (own == devices_.end()) own = devices_.emplace(model, DevicePacks{files_of(model), {}}).first;
+  auto& [files, families] = own->second;
+  auto known = families.find(family_prefix);
+  if (known == families.end())
+    known = families
+                .emplace(family_prefix, std::make_shared<const std::vector<PackWinner>>(
+                                            parse(files, model, family_prefix)))
+                .first;
   return known->second;
 }
 
-std::vector<Packs::File> Packs::files_of(std::string_view device) {
+std::vector<Packs::File> Packs::files_of(std::string_view model) {
   std::vector<File> files;
   for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
     for (const fs::path& path : layers_[layer].paths) {
@@ -142,7 +124,9 @@ std::vector<Packs::File> Packs::files_of(std::string_view device) {
         try {
           std::string text = read_text(pack);
           const auto devices = pack_devices(first_line(text), pack.string());
-          if (std::find(devices.begin(), devices.end(), device) != devices.end())
+          if (std::ranges::any_of(devices, [&](const std::string& device) {
+                return device_parts(device).model == model;
+              }))
             files.push_back({layer, pack, std::move(text)});
         } catch (const Error& error) {
           report_(fmt::format("{}, so this pack is passed over", error.what()));
@@ -153,20 +137,14 @@ std::vector<Packs::File> Packs::files_of(std::string_view device) {
   return files;
 }
 
-Packs::Family Packs::parse(const std::vector<File>& files, std::string_view device,
-                           std::string_view family) {
-  // Only lines that have it are worth parsing.
-  const std::string mark =
-      nlohmann::json(family).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  Family found;
-  std::size_t begin = 0, layer = 0;
-  const auto sort_layer = [&] {
-    std::sort(found.begin() + static_cast<std::ptrdiff_t>(begin), found.end(), precedes);
-    begin = found.size();
-  };
+std::vector<PackWinner> Packs::parse(const std::vector<File>& files, std::string_view model,
+                                     std::string_view family_prefix) {
+  // Only lines with a text that begins so are worth parsing.
+  std::string mark =
+      nlohmann::json(family_prefix).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  mark.pop_back();
+  std::vector<PackWinner> found;
   for (const File& file : files) {
-    if (file.layer != layer) sort_layer();
-    layer = file.layer;
     std::size_t spoilt = 0;
     for (std::size_t at = file.text.find(mark); at != file.text.npos;) {
       const std::size_t before = file.text.rfind('\n', at);
@@ -176,15 +154,16 @@ Packs::Family Packs::parse(const std::vector<File>& files, std::string_view devi
       auto row = from_line(std::string_view(file.text).substr(start, end - start), problem);
       auto* winner = row ? std::get_if<WinnerRow>(&*row) : nullptr;
       spoilt += !row;
-      if (winner != nullptr && winner->device == device && winner->family == family)
-        found.push_back({std::move(*winner), layers_[file.layer].name, file.path, 0});
+      if (winner != nullptr && device_parts(winner->device).model == model &&
+          winner->family.starts_with(family_prefix))
+        found.push_back({std::move(*winner), file.layer, file.path});
       at = file.text.find(mark, end);
     }
     if (spoilt != 0)
       report_(fmt::format("{} has {} lines that are no rows, so they are passed over",
                           file.path.string(), spoilt));
   }
-  sort_layer();
+  std::ranges::sort(found, precedes);
   return found;
 }
 

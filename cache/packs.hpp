@@ -7,7 +7,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,17 +25,18 @@ struct PackLayer {
 /// A winner of a pack.
 struct PackWinner {
   WinnerRow row;
-  std::string layer;
+  std::size_t layer = 0;  ///< an index of Packs::layers()
   std::filesystem::path file;
-  /// Distance between its extents and the requested ones: sum of |log2| distances.
-  double distance = 0;
 };
 
 /// The packs of a process. A file is opened when a device is asked for the first time, and read
-/// where its first line names that device; a row is parsed when its family is asked for. Unreadable
-/// files and rows are skipped and reported once. Thread-safe; usable in a child of fork().
+/// where its first line names that device or one that differs in threads alone; a row is parsed
+/// when families that begin like its own are asked for. Unreadable files and rows are skipped and
+/// reported once. Thread-safe; usable in a child of fork().
 class Packs {
  public:
+  using Winners = std::shared_ptr<const std::vector<PackWinner>>;
+
   /// First the paths of $WYVERN_PACKS, separated by colons, then the folder installed with this
   /// library: share/wyvern/packs beside bin/ or lib/.
   static std::vector<PackLayer> default_layers();
@@ -49,15 +49,11 @@ class Packs {
   Packs(const Packs&) = delete;
   Packs& operator=(const Packs&) = delete;
 
-  /// The winner with exactly these extents: from the first layer that has one; in it the one with
-  /// the least ratio of plan to default, then the newest. Ratios and not times, since packs are of
-  /// many machines.
-  std::optional<PackWinner> find(std::string_view device, std::string_view family,
-                                 std::int64_t tokens, std::int64_t sequences)
-      WYVERN_EXCLUDES(mutex_);
-  /// The winner of the family whose extents are nearest, of the first layer where several are.
-  std::optional<PackWinner> nearest(std::string_view device, std::string_view family,
-                                    std::int64_t tokens, std::int64_t sequences)
+  /// The winners of the device, and of those that differ from it in threads alone, whose family
+  /// begins so: by layer, device, family, tokens and sequences, and where these are equal by the
+  /// least ratio of plan to default, then the newest. Ratios and not times, since packs are of many
+  /// machines. Never null; later calls return the same object.
+  Winners winners_of(std::string_view device, std::string_view family_prefix)
       WYVERN_EXCLUDES(mutex_);
 
   const std::vector<PackLayer>& layers() const noexcept { return layers_; }
@@ -68,19 +64,19 @@ class Packs {
     std::filesystem::path path;
     std::string text;
   };
-  using Family = std::vector<PackWinner>;  ///< the first of equal extents answers
   struct DevicePacks {
     std::vector<File> files;
-    std::map<std::string, Family, std::less<>> families;
+    std::map<std::string, Winners, std::less<>> families;  ///< by how they begin
   };
 
-  const Family& family_of(std::string_view device, std::string_view family) WYVERN_REQUIRES(mutex_);
-  std::vector<File> files_of(std::string_view device);
-  Family parse(const std::vector<File>& files, std::string_view device, std::string_view family);
+  std::vector<File> files_of(std::string_view model);
+  std::vector<PackWinner> parse(const std::vector<File>& files, std::string_view model,
+                                std::string_view family_prefix);
 
   const std::vector<PackLayer> layers_;
   const std::function<void(const std::string&)> report_;
   Mutex mutex_;
+  /// By DeviceParts::model.
   std::map<std::string, DevicePacks, std::less<>> devices_ WYVERN_GUARDED_BY(mutex_);
 };
 

@@ -6,10 +6,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <system_error>
 #include <type_traits>
 
 #include "runtime/base/json_text.hpp"
@@ -309,6 +311,19 @@ void read_more(const std::string& text, WinnerRow& row) {
     row = std::move(read);
   } catch (const json::exception&) {  // the row as it is
   }
+}
+
+DeviceParts device_parts(std::string_view key) {
+  constexpr std::string_view kThreads = " threads", kBefore = ", ";
+  const std::size_t before = key.rfind(kBefore);
+  if (before == key.npos || !key.ends_with(kThreads)) return {key, 0};
+  const std::string_view digits = key.substr(before + kBefore.size());
+  std::int64_t threads = 0;
+  const auto [end, error] =
+      std::from_chars(digits.data(), digits.data() + digits.size() - kThreads.size(), threads);
+  if (error != std::errc() || std::string_view(end, kThreads.size()) != kThreads || threads < 1)
+    return {key, 0};
+  return {key.substr(0, before), threads};
 }
 
 double extents_apart(std::int64_t tokens, std::int64_t sequences, std::int64_t other_tokens,

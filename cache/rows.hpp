@@ -48,6 +48,14 @@ void read_samples(const std::string& text, MeasurementRow& row);
 void read_more(const std::string& text, MeasurementRow& row);
 void read_more(const std::string& text, WinnerRow& row);
 
+/// A device key in two: what it is, and how many threads it has (0: the key says none), by which
+/// alone the keys of one processor differ: "model, target, 8 threads".
+struct DeviceParts {
+  std::string_view model;
+  std::int64_t threads = 0;
+};
+DeviceParts device_parts(std::string_view key);
+
 /// How far two problems of a family are from each other: sum of |log2| distances of tokens and of
 /// sequences; 0 counts as 1.
 double extents_apart(std::int64_t tokens, std::int64_t sequences, std::int64_t other_tokens,

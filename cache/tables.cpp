@@ -1,7 +1,6 @@
 #include "cache/tables.hpp"
 
 #include <algorithm>
-#include <limits>
 
 #include "cache/rows.hpp"
 
@@ -38,19 +37,18 @@ constexpr const char* kAddWinner =
 // order they came. winners_by_rank has this order, so that nothing is sorted.
 #define WYVERN_BY_RANK "round DESC, rank, created DESC, digest"
 // Columns that a look-up does not need are not read: they cost ten times the rest.
-constexpr const char* kWinnerOf = "SELECT " WYVERN_ANSWER " FROM winners " WYVERN_OF_PROBLEM
-                                  "ORDER BY " WYVERN_BY_RANK " LIMIT 1";
-constexpr const char* kWinnerById = "SELECT " WYVERN_ANSWER " FROM winners WHERE id = ?";
+constexpr const char* kWinnersOf = "SELECT " WYVERN_ANSWER " FROM winners " WYVERN_OF_PROBLEM
+                                   "ORDER BY " WYVERN_BY_RANK " LIMIT ?";
+// In the order of the index, so that nothing is sorted.
+constexpr const char* kWinnersLike = "SELECT " WYVERN_ANSWER
+                                     " FROM winners WHERE substr(family, 1, length(?1)) = ?1"
+                                     " ORDER BY device, family, tokens, sequences, " WYVERN_BY_RANK;
 constexpr const char* kAnsweringWinners = WYVERN_WINNER
     "WHERE id IN (SELECT id FROM (SELECT id, row_number() OVER (PARTITION BY device, family,"
     " tokens, sequences ORDER BY " WYVERN_BY_RANK
     ") AS place FROM winners) WHERE place = 1) ORDER BY created DESC, id DESC";
 constexpr const char* kAllWinners = WYVERN_WINNER "ORDER BY created DESC, id DESC";
 constexpr const char* kLastRound = "SELECT coalesce(max(round), 0) FROM winners " WYVERN_OF_PROBLEM;
-// Answered from the index alone, in the order in which ties are broken.
-constexpr const char* kExtentsOf =
-    "SELECT id, tokens, sequences FROM winners WHERE device = ? AND family = ?"
-    " ORDER BY tokens, sequences, " WYVERN_BY_RANK;
 
 /// Reads a row's columns one after another.
 class Columns {
@@ -117,24 +115,9 @@ std::vector<Row> read_all(Query& query, Row (*read)(const Query&)) {
   return rows;
 }
 
-std::optional<WinnerRow> read_one(Query& query) {
-  if (!query.step()) return {};
+WinnerRow read_short_winner(const Query& query) {
   Columns columns(query);
   return read_answer(columns);
-}
-
-/// The id of the nearest winner, or 0. Distances within rounding of each other are ties.
-std::int64_t nearest_id(Query& extents, std::int64_t tokens, std::int64_t sequences) {
-  std::int64_t best = 0;
-  double least = std::numeric_limits<double>::infinity();
-  while (extents.step()) {
-    const double apart = extents_apart(extents.integer(1), extents.integer(2), tokens, sequences);
-    if (apart < least - 1e-9) {
-      least = apart;
-      best = extents.integer(0);
-    }
-  }
-  return best;
 }
 
 }  // namespace
@@ -222,23 +205,18 @@ std::vector<MeasurementRow> measurements_of(Database& database, std::string_view
   return read_all(query, read_measurement);
 }
 
-std::optional<WinnerRow> winner_of(Database& database, std::string_view device,
-                                   std::string_view family, std::int64_t tokens,
-                                   std::int64_t sequences) {
-  Query query(database, kWinnerOf);
-  query.bind(device).bind(family).bind(tokens).bind(sequences);
-  return read_one(query);
+std::vector<WinnerRow> winners_of(Database& database, std::string_view device,
+                                  std::string_view family, std::int64_t tokens,
+                                  std::int64_t sequences, std::int64_t most) {
+  Query query(database, kWinnersOf);
+  query.bind(device).bind(family).bind(tokens).bind(sequences).bind(most);
+  return read_all(query, read_short_winner);
 }
 
-std::optional<WinnerRow> winner_near(Database& database, std::string_view device,
-                                     std::string_view family, std::int64_t tokens,
-                                     std::int64_t sequences) {
-  Transaction snapshot(database, Transaction::Kind::read);
-  Query extents(database, kExtentsOf);
-  const std::int64_t id = nearest_id(extents.bind(device).bind(family), tokens, sequences);
-  Query query(database, kWinnerById);
-  query.bind(id);
-  return read_one(query);
+std::vector<WinnerRow> winners_of(Database& database, std::string_view family_prefix) {
+  Query query(database, kWinnersLike);
+  query.bind(family_prefix);
+  return read_all(query, read_short_winner);
 }
 
 ArtifactRow read_artifact(const Query& query) {

@@ -31,12 +31,12 @@ std::vector<MeasurementRow> measurements_of(Database& database, std::string_view
 std::vector<MeasurementRow> measurements_of(Database& database, std::string_view device,
                                             std::string_view problem, std::string_view template_id,
                                             std::string_view config, std::int64_t most);
-std::optional<WinnerRow> winner_of(Database& database, std::string_view device,
-                                   std::string_view family, std::int64_t tokens,
-                                   std::int64_t sequences);
-std::optional<WinnerRow> winner_near(Database& database, std::string_view device,
-                                     std::string_view family, std::int64_t tokens,
-                                     std::int64_t sequences);
+/// The one that answers first; it alone where `most` is 1, all where it is -1.
+std::vector<WinnerRow> winners_of(Database& database, std::string_view device,
+                                  std::string_view family, std::int64_t tokens,
+                                  std::int64_t sequences, std::int64_t most);
+/// As Cache::winners_of() has them.
+std::vector<WinnerRow> winners_of(Database& database, std::string_view family_prefix);
 
 /// The columns that read_artifact() wants a query to begin with: all but the code.
 #define WYVERN_ARTIFACT_COLUMNS "key, template_id, target, config, metadata, compile_ms, created"

@@ -735,6 +735,7 @@ TEST_F(CApiTest, ThePolicySaysWhereThePlanComesFrom) {
 
   // One that cannot be used gives way, which the caller hears of.
   EXPECT_TRUE(said_.empty());
+  ASSERT_TRUE(cache.clear());
   row.plan = plan_to_json(
       {{plan_from_json(default_plan)->front().template_id, Config{{"colour", std::int64_t{1}}}}});
   ASSERT_TRUE(cache.store_winner(row));

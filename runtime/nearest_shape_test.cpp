@@ -2,10 +2,10 @@
 
 #include <gtest/gtest.h>
 
-#include <memory>
-
-#include "cache/cache_testing.hpp"
-#include "runtime/plan_source.hpp"
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <vector>
 
 namespace wyvern {
 namespace {
@@ -19,24 +19,12 @@ Problem shape(std::int64_t B, std::int64_t T, std::int64_t H, std::int64_t HV) {
   return problem;
 }
 
-double apart(const Problem& a, const Problem& b) {
-  return shape_distance(problem_key(a), problem_key(b)).value_or(-1);
+/// Below 0: the plan of `found` never serves `wanted`.
+double apart(const Problem& wanted, const Problem& found) {
+  return tuning_distance(problem_key(wanted), problem_key(found)).value_or(-1);
 }
 
-WinnerRow winner(const Problem& problem, double ratio) {
-  const ProblemKey key = problem_key(problem);
-  WinnerRow row;
-  row.device = "H200";
-  row.family = key.family;
-  row.tokens = key.tokens;
-  row.sequences = key.sequences;
-  row.plan = "[]";
-  row.median_us = 100 * ratio;
-  row.default_us = 100;
-  return row;
-}
-
-TEST(NearestShape, CountsChainsAndTheirLength) {
+TEST(TuningDistance, CountsChainsAndTheirLength) {
   const Problem whole = shape(1, 8192, 16, 64);
   EXPECT_DOUBLE_EQ(apart(whole, whole), 0);
   EXPECT_DOUBLE_EQ(apart(whole, shape(1, 8192, 8, 32)), 1);  // a half of its heads
@@ -44,81 +32,125 @@ TEST(NearestShape, CountsChainsAndTheirLength) {
   EXPECT_DOUBLE_EQ(apart(whole, shape(1, 16384, 16, 64)), 1);
   EXPECT_DOUBLE_EQ(apart(whole, shape(1, 8192, 32, 64)), 0.5);
   EXPECT_DOUBLE_EQ(apart(shape(1, 8192, 8, 32), whole), apart(whole, shape(1, 8192, 8, 32)));
-  Problem backward = whole, wide = whole, other = whole, kda = whole;
-  backward.pass = Pass::backward;
-  wide.K = 256;
-  other.dtype = other.beta_dtype = DType::fp16;
-  kda.op = "kda";
-  for (const Problem& stranger : {backward, wide, other, kda})
-    EXPECT_EQ(apart(whole, stranger), -1);
+  EXPECT_EQ(tuning_distance(problem_key(whole), {"no/family", 8192, 1}), std::nullopt);
 }
 
-TEST(NearestShape, TakesPlansThatGainedEnoughForTheDistance) {
+TEST(TuningDistance, NeverCrossesWhatDecidesTheKernels) {
+  const Problem one = shape(1, 8192, 16, 64);
+  const auto with = [&](auto change) {
+    Problem other = one;
+    change(other);
+    return other;
+  };
+  for (const Problem& stranger :
+       {with([](Problem& p) { p.op = "delta_rule"; }),
+        with([](Problem& p) { p.pass = Pass::backward; }),
+        with([](Problem& p) { p.dtype = p.beta_dtype = DType::fp16; }),
+        with([](Problem& p) { p.K = 64; }), with([](Problem& p) { p.V = 64; }),
+        with([](Problem& p) { p.num_householder = 2; }),
+        with([](Problem& p) { p.precision = Precision::ieee; })}) {
+    EXPECT_EQ(apart(one, stranger), -1) << problem_key(stranger).family;
+    EXPECT_EQ(apart(stranger, one), -1) << problem_key(stranger).family;
+  }
+  // Whether there is a gate and whether it is bounded; not what bounds it.
+  Problem kda = one, raw = one, promised = one;
+  kda.op = raw.op = promised.op = "kda";
+  raw.use_gate_in_kernel = true;
+  raw.lower_bound = promised.lower_bound = -5.0F;
+  promised.safe_gate = true;
+  EXPECT_EQ(apart(kda, raw), -1);
+  EXPECT_EQ(apart(promised, kda), -1);
+  EXPECT_DOUBLE_EQ(apart(promised, raw), 0.5);
+}
+
+struct Crossing {
+  std::string_view option;
+  std::string_view op;
+  Pass pass;
+  void (*set)(Problem&);
+};
+
+const Crossing kCrossings[] = {
+    {"initial_state", "kda", Pass::forward, [](Problem& p) { p.initial_state = true; }},
+    {"final_state", "kda", Pass::forward, [](Problem& p) { p.output_final_state = true; }},
+    {"inplace", "kda", Pass::recurrent, [](Problem& p) { p.inplace_state = true; }},
+    {"qk_l2norm", "kda", Pass::backward, [](Problem& p) { p.use_qk_l2norm = true; }},
+    {"gate", "kda", Pass::forward, [](Problem& p) { p.use_gate_in_kernel = true; }},
+    {"beta_sigmoid", "kda", Pass::forward, [](Problem& p) { p.use_beta_sigmoid = true; }},
+    {"beta", "kda", Pass::forward, [](Problem& p) { p.beta_dtype = DType::fp32; }},
+    {"g", "kda", Pass::forward, [](Problem& p) { p.g_dtype = DType::bf16; }},
+    {"packed", "kda", Pass::forward, [](Problem& p) { p.packed = true; }},
+    {"chunk_size", "kda", Pass::forward, [](Problem& p) { p.chunk_size = 64; }},
+    {"kept", "kda", Pass::forward, [](Problem& p) { p.disable_recompute = true; }},
+    {"intermediate_states", "kda", Pass::forward,
+     [](Problem& p) { p.return_intermediate_states = true; }},
+};
+
+TEST(TuningDistance, CrossesOptionsByTheirStatedDistances) {
+  for (const auto& [name, op, pass, set] : kCrossings) {
+    SCOPED_TRACE(name);
+    const auto option = std::ranges::find(crossed_options(), name, &CrossedOption::name);
+    ASSERT_NE(option, crossed_options().end());
+    Problem without = shape(1, 4096, 8, 8);
+    without.op = op;
+    without.pass = pass;
+    Problem with = without;
+    set(with);
+    EXPECT_DOUBLE_EQ(apart(with, without), option->distance);
+    // What narrows the plans of the tuned problem may have cost it the best one.
+    EXPECT_DOUBLE_EQ(apart(without, with), option->narrows ? -1 : option->distance);
+  }
+}
+
+TEST(TuningDistance, AddsWhatDiffersAlone) {
+  Problem without = shape(1, 4096, 8, 8), with = without;
+  without.op = with.op = "kda";
+  // Pieces of the key that only others bring with them.
+  without.use_gate_in_kernel = with.use_gate_in_kernel = with.has_dt_bias = true;
+  EXPECT_DOUBLE_EQ(apart(without, with), 0.5);
+  without.lower_bound = with.lower_bound = -5.0F;
+  with.has_A_log = false;
+  EXPECT_DOUBLE_EQ(apart(without, with), 1);
+  without.use_beta_sigmoid = with.use_beta_sigmoid = with.allow_neg_eigval = true;
+  EXPECT_DOUBLE_EQ(apart(without, with), 1.5);
+  without.output_final_state = with.output_final_state = with.state_v_first = true;
+  EXPECT_DOUBLE_EQ(apart(without, with), 1.75);
+  with.initial_state = true;
+  EXPECT_DOUBLE_EQ(apart(without, with), 2);
+  with.state_dtype = DType::bf16;  // of a state that the other has not
+  EXPECT_DOUBLE_EQ(apart(without, with), 2);
+  without.initial_state = true;  // in fp32
+  EXPECT_DOUBLE_EQ(apart(without, with), 2);
+  with.HV = 16;
+  EXPECT_DOUBLE_EQ(apart(without, with), 3.5);
+  with.chunk_size = 64, without.chunk_size = 32;
+  EXPECT_EQ(apart(without, with), -1);
+
+  Problem pool = shape(4, 1, 8, 8);
+  pool.pass = Pass::recurrent;
+  pool.inplace_state = true;
+  Problem paged = pool;
+  paged.state_index = true;
+  EXPECT_DOUBLE_EQ(apart(pool, paged), 0.25);
+}
+
+TEST(TuningDistance, CountsDoublingsOfThreads) {
+  const ProblemKey key = problem_key(shape(1, 4096, 8, 8));
+  const auto on = [&](std::string_view wanted, std::string_view found) {
+    return tuning_distance(TunedFor(wanted, key), TunedFor(found, key)).value_or(-1);
+  };
+  EXPECT_DOUBLE_EQ(on("EPYC, 8 threads", "EPYC, 8 threads"), 0);
+  EXPECT_DOUBLE_EQ(on("EPYC, 8 threads", "EPYC, 2 threads"), 2);
+  EXPECT_EQ(on("EPYC, 8 threads", "Xeon, 8 threads"), -1);
+  EXPECT_EQ(on("EPYC, 8 threads", "EPYC"), -1);
+}
+
+TEST(TuningDistance, PlansCarryOverThatGainedEnoughForIt) {
   EXPECT_TRUE(carries_over(0.9, 1));
   EXPECT_FALSE(carries_over(0.99, 0));
   EXPECT_FALSE(carries_over(0.95, 2));
   EXPECT_FALSE(carries_over(0.5, 4));
   EXPECT_FALSE(carries_over(0, 0));  // not known
-}
-
-TEST(NearestShape, FindsTheNearestOfItsDevice) {
-  DeviceInfo device;
-  device.key = "H200";
-  const ProblemKey key = problem_key(shape(1, 8192, 8, 32));
-  const std::vector<WinnerRow> rows{winner(shape(1, 8192, 4, 16), 0.99),
-                                    winner(shape(1, 8192, 16, 64), 0.8),
-                                    winner(shape(1, 32768, 16, 64), 0.5)};
-  const auto found = nearest_shape(rows, device, key);
-  ASSERT_TRUE(found.has_value());
-  EXPECT_EQ(found->family, rows[1].family);
-  EXPECT_EQ(found->tokens, rows[1].tokens);
-  device.key = "another";
-  EXPECT_FALSE(nearest_shape(rows, device, key).has_value());
-  EXPECT_FALSE(nearest_shape({}, device, key).has_value());
-}
-
-TEST(NearestShape, AnswersWhereNothingOfTheFamilyDoes) {
-  constexpr const char* kUsable = R"([{"template": "fwd_h.portable", "config": "BT=64"}])";
-  constexpr const char* kUnknown = R"([{"template": "fwd_h.abacus", "config": "BT=64"}])";
-  const testing::TempDirectory directory;
-  const auto cache = std::make_shared<Cache>(directory.path());
-  const auto packs = std::make_shared<Packs>(std::vector<PackLayer>{});
-  DeviceInfo device;
-  device.key = "H200";
-  const Problem half = shape(2, 8192, 8, 32);
-  const auto store = [&](const Problem& problem, double ratio, const char* plan) {
-    WinnerRow row = winner(problem, ratio);
-    row.plan = plan;
-    ASSERT_TRUE(cache->store_winner(row));
-  };
-  const auto asked = [&] {  // anew, since a source may answer by what it saw a second ago
-    return CachePlanSource(cache, packs).contenders(device, problem_key(half));
-  };
-  EXPECT_TRUE(asked().empty());
-
-  // Twice the heads at half the batch: no distance apart, and yet not what was tuned for it.
-  store(shape(1, 8192, 16, 64), 0.5, kUsable);
-  ASSERT_EQ(asked().size(), 1U);
-  EXPECT_TRUE(asked().front().other_shape);
-  EXPECT_EQ(asked().front().distance, 0);
-  EXPECT_FALSE(asked().front().exact());
-  const auto choice = CachePlanSource(cache, packs).find(device, problem_key(half));
-  ASSERT_TRUE(choice.has_value());
-  EXPECT_EQ(choice->origin, Origin::nearest);
-  EXPECT_EQ(choice->plan.size(), 1U);
-
-  // Its own family goes first, be it farther.
-  store(shape(2, 16384, 8, 32), 0.9, kUsable);
-  ASSERT_EQ(asked().size(), 1U);
-  EXPECT_FALSE(asked().front().other_shape);
-
-  // What names templates that this build does not have gives way, of whatever shape.
-  store(half, 0.4, kUnknown);
-  store(shape(1, 8192, 16, 32), 0.1, kUnknown);
-  ASSERT_EQ(asked().size(), 2U);
-  EXPECT_FALSE(asked().front().usable);
-  EXPECT_TRUE(asked().back().other_shape);
-  EXPECT_TRUE(asked().back().usable);
 }
 
 }  // namespace

@@ -388,6 +388,15 @@ CheckedPlan check_plan(const Problem& problem, std::span<const StageUse> uses, c
   return checked;
 }
 
+std::string plan_problem(const Problem& problem, const Plan& plan, const Target& target) {
+  try {
+    check_plan(problem, stage_uses(problem), plan, target);
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
 std::vector<Plan> enumerate_plans(const Problem& problem, const Target& target, std::int64_t BT) {
   const std::vector<StageUse> uses = stage_uses(problem);
   std::vector<Plan> plans;

@@ -90,6 +90,9 @@ struct CheckedPlan {
 CheckedPlan check_plan(const Problem& problem, std::span<const StageUse> uses, const Plan& plan,
                        const Target& target);
 
+/// Empty where check_plan() has no objection, else what it says.
+std::string plan_problem(const Problem& problem, const Plan& plan, const Target& target);
+
 /// Empty when the step's template is part of the build and for the target's kind of device, and
 /// its config one that config_problem() has no objection to; else one sentence that names them.
 std::string step_problem(const PlanStep& step, const Constants& constants, const Target& target,

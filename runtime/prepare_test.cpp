@@ -76,7 +76,7 @@ class WatchedCpu final : public DeviceImpl {
 class OnePlan final : public PlanSource {
  public:
   explicit OnePlan(Plan plan) : plan_(std::move(plan)) {}
-  std::optional<PlanChoice> find(const DeviceInfo&, const ProblemKey&) override {
+  std::optional<PlanChoice> find(const DeviceInfo&, const ProblemKey&, const PlanCheck&) override {
     return PlanChoice{plan_, Origin::exact};
   }
   void set(Plan plan) { plan_ = std::move(plan); }

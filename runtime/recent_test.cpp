@@ -54,7 +54,7 @@ using namespace std::chrono_literals;
 /// No plan; counts how often it is asked.
 class Counting final : public PlanSource {
  public:
-  std::optional<PlanChoice> find(const DeviceInfo&, const ProblemKey&) override {
+  std::optional<PlanChoice> find(const DeviceInfo&, const ProblemKey&, const PlanCheck&) override {
     ++asked;
     return {};
   }

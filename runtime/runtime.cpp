@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdio>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "runtime/bind.hpp"
 #include "runtime/float_environment.hpp"
 #include "runtime/kernel_store.hpp"
+#include "runtime/plan.hpp"
 #include "runtime/plan_source.hpp"
 #include "runtime/recent.hpp"
 
@@ -47,12 +49,17 @@ class Runtime::Impl {
     return op;
   }
 
-  /// The operator by the best plan known. A remembered plan that this build or device no longer
-  /// accepts, or whose kernels do not load, gives way to the default plan.
+  /// The operator by the best plan known that this build and device accept. One whose kernels do
+  /// not load gives way to the default plan, and later to the next one.
   std::shared_ptr<OperatorImpl> prepare(const Device& device, const Problem& problem) {
     const ProblemKey key = problem_key(problem);
-    const std::optional<PlanChoice> choice = plans->find(device.info(), key);
-    if (!choice || is_refused(device, key, choice->plan)) return prepare_default(device, problem);
+    const std::optional<PlanChoice> choice = plans->find(device.info(), key, [&](const Plan& plan) {
+      return is_refused(device, key, plan) ? "its kernels did not load"
+                                           : plan_problem(problem, plan, device.impl().target());
+    });
+    if (choice && !choice->passed_over.empty()) tell_of(device, key, *choice);
+    if (!choice || choice->origin == Origin::fallback || is_refused(device, key, choice->plan))
+      return prepare_default(device, problem);
     try {
       return prepare(device, problem, choice->plan, choice->origin);
     } catch (const Error& error) {
@@ -82,9 +89,24 @@ class Runtime::Impl {
                    Origin::fallback);
   }
 
+  static std::string family_of(const Device& device, const ProblemKey& key) {
+    return device.info().name + '/' + key.family;
+  }
   /// The key of a problem in refused_.
   static std::string name_of(const Device& device, const ProblemKey& key) {
     return device.info().name + '/' + key.to_string();
+  }
+
+  /// Says once what cannot be used; other counts of tokens or sequences change nothing of it.
+  void tell_of(const Device& device, const ProblemKey& key, const PlanChoice& choice)
+      WYVERN_EXCLUDES(mutex_) {
+    {
+      const Lock lock(mutex_);
+      if (!told_.insert(family_of(device, key)).second) return;
+    }
+    on_degraded_(
+        fmt::format("{}, so {} takes its place: tune this problem again", choice.passed_over,
+                    choice.origin == Origin::fallback ? "the default plan" : "another tuned plan"));
   }
 
   bool is_refused(const Device& device, const ProblemKey& key, const Plan& plan)
@@ -103,6 +125,7 @@ class Runtime::Impl {
       const auto [found, added] = refused_.try_emplace(name_of(device, key), plan);
       if (!added && found->second == plan) return;
       found->second = plan;
+      told_.insert(family_of(device, key));
     }
     const std::string_view what = error.what();
     on_degraded_(
@@ -141,6 +164,8 @@ class Runtime::Impl {
   std::vector<std::shared_ptr<const OperatorImpl>> kept_ WYVERN_GUARDED_BY(mutex_);
   std::size_t next_kept_ WYVERN_GUARDED_BY(mutex_) = 0;
   std::unordered_map<std::string, Plan> refused_ WYVERN_GUARDED_BY(mutex_);
+  /// Of which families on which devices it was said that a plan cannot be used.
+  std::unordered_set<std::string> told_ WYVERN_GUARDED_BY(mutex_);
 };
 
 Runtime::Runtime(RuntimeOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}

@@ -84,15 +84,17 @@ class Explain(CacheCase):
         heads = ("--shape", "T=40,H=2,K=16")
         about = self.explain(*heads)
         self.assertEqual((about["layer"], about["origin"]), ("user", "nearest"))
-        self.assertIn("nearest shape", about["reason"])
+        self.assertIn("nearest problem", about["reason"])
         (candidate,) = about["candidates"]
         self.assertTrue(candidate["other_shape"])
         self.assertTrue(candidate["answers"])
         self.assertEqual(candidate["distance"], 1)
         self.assertIn("H=1,", candidate["family"])
-        self.assertEqual({d["field"] for d in about["nearest"]["differs"]}, {"H", "HV"})
+        self.assertEqual({d["field"] for d in candidate["differs"]}, {"H", "HV"})
+        self.assertEqual(about["nearest"]["differs"], candidate["differs"])
         text = self.wyvern(*EXPLAIN, *heads).stdout
-        for word in ("answered by: user (nearest)", "nearest shape", candidate["family"]):
+        for word in ("answered by: user (nearest)", "nearest problem", candidate["family"],
+                     "HV: wanted 2, there is 1"):
             self.assertIn(word, text)
         self.example(*heads)
         run = self.document("run", OP, "--device", "cpu", "--input", self.path("in.safetensors"),
@@ -104,7 +106,47 @@ class Explain(CacheCase):
         self.document("cache", "import", self.pack("b.jsonl", self.winner(0.99)))
         about = self.explain(*heads)
         self.assertEqual(about["layer"], "default")
-        self.assertIn("no shape near it", about["reason"])
+        self.assertIn("no problem near it", about["reason"])
+
+    def test_other_options_answer_where_no_shape_does(self):
+        """A winner for gates in fp32: what differs is said, and the plan computes right."""
+        self.document("cache", "import", self.pack("a.jsonl", self.winner(0.5)))
+        first = (*SHAPE, "--g-dtype", "bf16")
+        about = self.explain(*first)
+        self.assertEqual((about["layer"], about["origin"]), ("user", "nearest"))
+        (candidate,) = about["candidates"]
+        self.assertEqual(candidate["distance"], 0.5)
+        self.assertEqual([d["field"] for d in candidate["differs"]], ["g"])
+        self.assertIn("g: wanted bf16, there is fp32", self.wyvern(*EXPLAIN, *first).stdout)
+        self.example(*first)
+        run = self.document("run", OP, "--device", "cpu", "--input", self.path("in.safetensors"),
+                            "--output", self.path("out"), "--verify")
+        self.assertEqual(run["origin"], "nearest")
+        self.assertTrue(run["verified"])
+
+    def test_another_count_of_threads(self):
+        model, threads = self.winner()["device"].rsplit(", ", 1)
+        twice = 2 * int(threads.removesuffix(" threads"))
+        self.document("cache", "import",
+                      self.pack("a.jsonl", self.winner(device=f"{model}, {twice} threads")))
+        about = self.explain()
+        self.assertEqual((about["layer"], about["origin"]), ("user", "nearest"))
+        (candidate,) = about["candidates"]
+        self.assertEqual([d["field"] for d in candidate["differs"]], ["device"])
+
+    def test_a_neighbour_that_cannot_serve_is_said(self):
+        """Another chunk size: the plan is not legal, the default plan answers, and a line says so."""
+        row = self.winner()
+        BT = {step["config"]["BT"] for step in self.explain()["plan"] if "BT" in step["config"]}.pop()
+        self.document("cache", "import", self.pack("a.jsonl", row))
+        other = (*SHAPE, "--chunk-size", str(32 if BT == 64 else 64))
+        about = self.explain(*other)
+        self.assertEqual(about["layer"], "default")
+        self.assertIn(f"BT is {BT}", about["candidates"][0]["why"])
+        self.example(*other)
+        run = self.wyvern("run", OP, "--device", "cpu", "--input", self.path("in.safetensors"),
+                          "--output", self.path("out"), *other[2:])
+        self.assertEqual(run.stderr.count("so the default plan takes its place"), 1, run.stderr)
 
     def test_hit(self):
         self.document("cache", "import", self.pack("a.jsonl", self.winner()))
@@ -167,6 +209,19 @@ class Layers(CacheCase):
         about = self.explain()
         self.assertEqual(about["layer"], "default")
         self.assertFalse(about["candidates"][0]["usable"])
+
+    def test_a_winner_of_another_build_hides_no_other(self):
+        """A newer build tuned last: its plan is passed over and said, ours answers."""
+        theirs = self.winner(0.1, round=2, plan=[{"template": "fwd_h.abacus", "config": "BT=64"}])
+        self.document("cache", "import", self.pack("a.jsonl", theirs, self.winner(0.5)))
+        about = self.explain()
+        self.assertEqual((about["layer"], about["origin"]), ("user", "exact"))
+        self.assertEqual([c["usable"] for c in about["candidates"]], [False, True])
+        self.example(*SHAPE)
+        run = self.wyvern("run", OP, "--device", "cpu", "--input", self.path("in.safetensors"),
+                          "--output", self.path("out"), "--json")
+        self.assertEqual(json.loads(run.stdout)["origin"], "exact")
+        self.assertEqual(run.stderr.count("so another tuned plan takes its place"), 1, run.stderr)
 
     def test_a_pack_that_cannot_be_read_is_told_and_passed_over(self):
         os.environ["WYVERN_PACKS"] = self.path("nowhere.jsonl")

@@ -52,7 +52,7 @@ void read_all(const Cache& cache) {
   }
   for (const WinnerRow& row : cache.list_winners()) {
     (void)cache.find_winner(row.device, row.family, row.tokens, row.sequences);
-    (void)cache.nearest_winner(row.device, row.family, row.tokens / 2, row.sequences);
+    (void)cache.winners_of(row.family);
     (void)plan_from_json(row.plan);
   }
   (void)cache.stats();

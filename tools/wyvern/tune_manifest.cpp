@@ -9,6 +9,8 @@
 
 #include "cache/cache.hpp"
 #include "runtime/base/mutex.hpp"
+#include "runtime/devices/device_impl.hpp"
+#include "runtime/plan.hpp"
 #include "runtime/plan_source.hpp"
 #include "tools/wyvern/describe.hpp"
 #include "tools/wyvern/file.hpp"
@@ -44,11 +46,14 @@ std::shared_ptr<Cache> cache_of(const Shard& shard) {
 }
 
 /// Drops problems with an exact winner, tuned with the present driver.
-void drop_known(std::vector<ManifestEntry>& entries, const DeviceInfo& device,
+void drop_known(std::vector<ManifestEntry>& entries, const Device& device,
                 const std::shared_ptr<Cache>& cache) {
   CachePlanSource known(cache);
   std::erase_if(entries, [&](const ManifestEntry& entry) {
-    const auto choice = known.find(device, problem_key(entry.selection.problem));
+    const Problem& problem = entry.selection.problem;
+    const auto choice = known.find(device.info(), problem_key(problem), [&](const Plan& plan) {
+      return plan_problem(problem, plan, device.impl().target());
+    });
     return choice && choice->origin == Origin::exact;
   });
 }
@@ -201,7 +206,7 @@ int tune_manifest(const TuneFlags& flags, bool json) {
   const std::vector<Device> devices = devices_of(flags);
   const std::shared_ptr<Cache> cache = cache_of(shard);
   const std::size_t own = entries.size();
-  if (flags.missing) drop_known(entries, devices.front().info(), cache);
+  if (flags.missing) drop_known(entries, devices.front(), cache);
   const std::size_t known = own - entries.size();
   const StopOnInterrupt on_interrupt;
   Fleet fleet(std::move(entries), options, within_s, cache);

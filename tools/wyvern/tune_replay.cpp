@@ -43,8 +43,8 @@ std::vector<Transfer> transfers(const std::vector<Recording>& recordings) {
       const Recording& source = recordings[from];
       const double gained = recorded_us(source, recorded_best(source)).value() /
                             recorded_us(source, source.space.default_plan).value_or(0);
-      const auto distance = shape_distance(problem_key(source.head.problem),
-                                           problem_key(recordings[to].head.problem));
+      const auto distance = tuning_distance(problem_key(recordings[to].head.problem),
+                                            problem_key(source.head.problem));
       found.push_back({from, to, *us / best, *us / *otherwise, distance.value_or(-1),
                        distance && carries_over(gained, *distance)});
     }

@@ -112,13 +112,14 @@ std::optional<std::pair<Row, Json>> nearest(const Fields& wanted, const std::vec
 
 // ---- The answer
 
-Json candidate_json(const Contender& one, const DeviceInfo& device, bool answers) {
+Json candidate_json(const Contender& one, const WinnerRow& wanted, const DeviceInfo& device) {
   const WinnerRow& row = one.row;
+  const bool other_kernels = one.kinship == Kinship::kernels;
   const std::string why =
-      !one.usable   ? "its plan names templates that this build does not have"
-      : answers     ? (one.other_shape ? "it is the nearest shape, and answers" : "it answers")
-      : one.exact() ? "one of an earlier layer answers"
-                    : "one that is nearer, or of an earlier layer, answers";
+      !one.problem.empty() ? fmt::format("its plan cannot be used: {}", one.problem)
+      : one.answers ? (other_kernels ? "it is the nearest problem, and answers" : "it answers")
+      : one.kinship == Kinship::exact ? "one of an earlier layer answers"
+                                      : "one that is nearer, or of an earlier layer, answers";
   return {{"layer", one.layer},
           {"file", one.file.empty() ? Json(nullptr) : Json(one.file)},
           {"family", row.family},
@@ -131,9 +132,10 @@ Json candidate_json(const Contender& one, const DeviceInfo& device, bool answers
           {"created", row.created},
           {"host", row.setting.host},
           {"plan", parsed(row.plan)},
-          {"usable", one.usable},
-          {"other_shape", one.other_shape},
-          {"answers", answers},
+          {"usable", one.problem.empty()},
+          {"other_shape", other_kernels},
+          {"differs", differences(fields_of(wanted), fields_of(row))},
+          {"answers", one.answers},
           {"why", why}};
 }
 
@@ -184,49 +186,44 @@ struct Answer {
 };
 
 std::string reason_of(const Contender& one, bool same_driver) {
-  if (one.other_shape)
-    return "nothing of its family is usable, and it was tuned for the nearest shape with the same "
-           "kernels";
-  if (!one.exact()) return "it was tuned for the nearest extents of the same family";
-  return same_driver ? "it was tuned for this problem on this device"
-                     : "it was tuned for this problem with another driver";
+  switch (one.kinship) {
+    case Kinship::exact:
+      return same_driver ? "it was tuned for this problem on this device"
+                         : "it was tuned for this problem with another driver";
+    case Kinship::extents: return "it was tuned for the nearest extents of the same family";
+    case Kinship::kernels: break;
+  }
+  return "nothing of its family is usable, and it was tuned for the nearest problem whose plan can "
+         "serve";
 }
 
 Answer answer_of(const std::vector<Contender>& all, const Device& device, const Problem& problem) {
   Answer answer;
-  for (const Contender& one : all) {
-    if (!one.usable) continue;
-    answer.layer = one.layer;
-    const bool same_driver = one.row.driver == device.info().driver;
-    answer.origin = one.exact() && same_driver ? "exact" : "nearest";
-    answer.reason = reason_of(one, same_driver);
-    answer.plan = plan_from_json(one.row.plan).value_or(Plan());
-    try {
-      check_plan(problem, stage_uses(problem), answer.plan, device.impl().target());
-      return answer;
-    } catch (const Error& error) {
-      answer.reason =
-          fmt::format("the plan of layer {} cannot be used: {}", one.layer, error.what());
-      answer.layer = answer.origin = "default";
-      break;
-    }
+  const auto one = std::ranges::find_if(all, &Contender::answers);
+  if (one == all.end()) {
+    answer.reason = all.empty() ? "nothing of its family, and no problem near it, is tuned for "
+                                  "this device"
+                                : fmt::format("the plan of layer {} cannot be used: {}",
+                                              all.front().layer, all.front().problem);
+    answer.plan = default_plan(problem, device.impl().target());
+    return answer;
   }
-  if (answer.reason.empty())
-    answer.reason = "nothing of its family, and no shape near it, is tuned for this device";
-  answer.plan = default_plan(problem, device.impl().target());
+  const bool same_driver = one->row.driver == device.info().driver;
+  answer.layer = one->layer;
+  answer.origin = one->kinship == Kinship::exact && same_driver ? "exact" : "nearest";
+  answer.reason = reason_of(*one, same_driver);
+  answer.plan = plan_from_json(one->row.plan).value();
   return answer;
 }
 
 Json explain(const Cache& cache, const Device& device, const Problem& problem,
              const std::vector<Contender>& all, const Answer& answer) {
   const ProblemKey key = problem_key(problem);
+  WinnerRow wanted;
+  wanted.device = device.info().key;
+  wanted.family = key.family, wanted.tokens = key.tokens, wanted.sequences = key.sequences;
   Json candidates = Json::array();
-  bool answered = answer.layer == "default";
-  for (const Contender& one : all) {
-    const bool answers = !answered && one.usable;
-    answered = answered || answers;
-    candidates.push_back(candidate_json(one, device.info(), answers));
-  }
+  for (const Contender& one : all) candidates.push_back(candidate_json(one, wanted, device.info()));
   Json document{{"operator", problem.op},
                 {"device", device.info().name},
                 {"model", device.info().model},
@@ -241,9 +238,6 @@ Json explain(const Cache& cache, const Device& device, const Problem& problem,
                 {"kernels", kernels(cache, device, problem, answer.plan)},
                 {"cache", cache.file().string()},
                 {"cache_status", cache.status()}};
-  WinnerRow wanted;
-  wanted.device = device.info().key;
-  wanted.family = key.family, wanted.tokens = key.tokens, wanted.sequences = key.sequences;
   if (answer.origin == "exact") return document;
   if (const auto near = nearest(fields_of(wanted), cache.list_winners()))
     document["nearest"] = {{"id", fmt::format("w{}", near->first.id)},
@@ -269,13 +263,15 @@ void print_text(const Json& document, const Device& device, const Problem& probl
   say("answered by: {} ({}), because {}", document["layer"].get<std::string>(),
       document["origin"].get<std::string>(), document["reason"].get<std::string>());
   put(plan_text(plan));
-  for (const Json& one : document["candidates"])
+  for (const Json& one : document["candidates"]) {
     say("  {} has {}tokens={} sequences={}, {:.3f} of the default, driver {}: {}",
         one["layer"].get<std::string>(),
         one["other_shape"].get<bool>() ? one["family"].get<std::string>() + " " : "",
         one["tokens"].get<std::int64_t>(), one["sequences"].get<std::int64_t>(),
         one["ratio"].get<double>(), one["driver"].get<std::string>(),
         one["why"].get<std::string>());
+    print_differences(one["differs"]);
+  }
   if (const Json& near = document["nearest"]; !near.is_null()) {
     say("nearest winner in the cache: {}, {}", near["id"].get<std::string>(),
         near["problem"].get<std::string>());
@@ -296,7 +292,9 @@ int execute(const Flags& flags, bool json) {
   const Device device = open_device(flags.device);
   const Problem& problem = selection.problem;
   const auto cache = std::make_shared<Cache>();
-  const auto all = CachePlanSource(cache).contenders(device.info(), problem_key(problem));
+  const auto all = CachePlanSource(cache).contenders(
+      device.info(), problem_key(problem),
+      [&](const Plan& plan) { return plan_problem(problem, plan, device.impl().target()); });
   const Answer answer = answer_of(all, device, problem);
   const Json document = explain(*cache, device, problem, all, answer);
   if (json)

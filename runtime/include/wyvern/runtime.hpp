@@ -40,7 +40,7 @@ using Plan = std::vector<PlanStep>;
 /// Where a prepared operator's plan came from.
 enum class Origin : std::uint8_t {
   exact,     ///< the winner tuned for this problem key
-  nearest,   ///< the winner of the nearest extents of its family, else of a near shape
+  nearest,   ///< that of the nearest problem whose plan can serve, or of another driver
   fallback,  ///< nothing tuned: the templates' default configs
   given,     ///< the caller named the plan
 };
@@ -48,17 +48,32 @@ enum class Origin : std::uint8_t {
 std::string_view to_string(Origin origin) noexcept;
 
 struct PlanChoice {
-  Plan plan;
-  Origin origin = Origin::fallback;
+  Plan plan;                         ///< empty with Origin::fallback
+  Origin origin = Origin::fallback;  ///< fallback: no plan that is known can serve
+  std::string passed_over = {};      ///< which plan would come before and why it cannot serve, a
+                                     ///< clause; empty: none
 };
+
+/// Why a plan cannot serve the problem that is asked for, a clause; empty: it can.
+using PlanCheck = std::function<std::string(const Plan&)>;
 
 /// Answers "which plan for this problem on this device?". The cache is the usual one; a tuner that
 /// tunes on a miss is another. Implementations are thread-safe and return nothing when they have
 /// no answer; they do not throw.
+///
+/// Of the plans that are known to them the best one answers to which `check` has no objection: one
+/// that was tuned for the very problem; else for it with other counts of tokens or sequences; else
+/// with other heads, options, or threads of a processor, whichever are the least apart. Options
+/// count in this order, from the least: states that are given or wanted; norms, gate and beta in
+/// the kernel, dtypes of beta and g; chunk_size and intermediates that are kept; packed sequences.
+/// No plan crosses operators, passes, dtypes, K, V, steps of a token, precision floors, or gates
+/// that are there, or bounded, in one of the problems alone.
 class PlanSource {
  public:
   virtual ~PlanSource() = default;
-  virtual std::optional<PlanChoice> find(const DeviceInfo& device, const ProblemKey& key) = 0;
+  /// `check` null: it has no objection to any plan.
+  virtual std::optional<PlanChoice> find(const DeviceInfo& device, const ProblemKey& key,
+                                         const PlanCheck& check) = 0;
   /// A number that changes when find() may answer otherwise than before, as far as this process
   /// knows: while it is the same, prepare() may spare itself the question for some milliseconds.
   /// Nothing: it always asks. Allocates nothing and takes no lock.
@@ -198,8 +213,9 @@ struct RuntimeOptions {
   std::shared_ptr<PlanSource> plans;
   /// Threads that compile one plan's kernels; 0: one per core.
   unsigned compile_jobs = 0;
-  /// Called with one sentence, from the thread that met it, when the plan that `plans` gave for a
-  /// problem cannot be used and the default plan takes its place: once for each problem key and
+  /// Called with one sentence, from the thread that met it, when a plan cannot be used that was
+  /// tuned for the problem, or where no other can for one alike, once for each problem but for its
+  /// counts of tokens and sequences; and when a plan does not load, once for each problem key and
   /// plan, which this Runtime does not try again. Null: a line on stderr.
   std::function<void(const std::string&)> on_degraded = nullptr;
 };

@@ -338,8 +338,8 @@ WYVERN_C_API wyvern_status wyvern_operator_workspace_bytes(const wyvern_operator
 
 typedef enum wyvern_origin {
   WYVERN_ORIGIN_EXACT = 1,   /* the plan tuned for this problem key */
-  WYVERN_ORIGIN_NEAREST = 2, /* that of its family with the nearest counts of tokens and
-                                sequences, or of a near shape, or of another driver */
+  WYVERN_ORIGIN_NEAREST = 2, /* that of the nearest problem whose plan can serve: with other counts
+                                of tokens or sequences, heads or options; or of another driver */
   WYVERN_ORIGIN_DEFAULT = 3, /* nothing tuned */
   WYVERN_ORIGIN_GIVEN = 4    /* wyvern_prepare_options.plan */
 } wyvern_origin;
