@@ -148,6 +148,38 @@ TEST(Diagnose, FindsNothingWrongWithASoundCache) {
   EXPECT_EQ(checks(diagnose("", {}), Weight::error), Names{"directory"});
 }
 
+TEST(Diagnose, CountsProblemsWhoseFirstWinnerIsAnotherBuilds) {
+  const TempDirectory temp;
+  const std::string device = winner(1, 1).device;
+  const auto store = [&](std::int64_t tokens, std::string plan, std::string on = "") {
+    WinnerRow row = winner(tokens, 1);
+    row.plan = "[\"" + plan + "\"]";
+    row.problem = R"({"op":"gdn"})";
+    if (!on.empty()) row.device = on;
+    ASSERT_TRUE(QuietCache(temp.path())->store_winner(row));
+  };
+  const auto findings = [&] {
+    return diagnose(temp.path(), {{device, "580.65"}}, [](const WinnerRow& row) -> std::string {
+      EXPECT_FALSE(row.problem.empty());  // the check may need it
+      return row.plan == "[\"theirs\"]" ? "it has a template that this build has not" : "";
+    });
+  };
+  store(8, "theirs");
+  store(8, "ours");  // tuned again: theirs is history
+  store(16, "theirs", "another machine's");
+  EXPECT_EQ(checks(findings(), Weight::warning), Names());
+  store(32, "ours");
+  store(32, "theirs");
+  store(64, "theirs");
+  store(64, "theirs");
+  const auto found = findings();
+  EXPECT_EQ(checks(found, Weight::warning), Names{"plans"});
+  EXPECT_NE(found.back().message.find("2 problems, 1 of which have another"), std::string::npos)
+      << found.back().message;
+  EXPECT_NE(found.back().message.find("has a template that this build has not"), std::string::npos);
+  EXPECT_NE(found.back().fix.find("tune"), std::string::npos);
+}
+
 TEST(Diagnose, FindsWrongOwnersDamageStaleRowsAndForeignFiles) {
   const TempDirectory temp;
   {
@@ -192,8 +224,9 @@ TEST(Doctor, WarnsOfDisksOverANetwork) {
   const TempDirectory temp;
   QuietCache(temp.path())->store_winner(winner(1, 1));
   const auto found_on = [&](long type) {
-    for (const Finding& finding :
-         diagnose(temp.path(), {}, [&](const auto&) { return static_cast<std::uint32_t>(type); }))
+    for (const Finding& finding : diagnose(temp.path(), {}, nullptr, [&](const auto&) {
+           return static_cast<std::uint32_t>(type);
+         }))
       if (finding.check == "file system") return finding;
     return Finding();
   };

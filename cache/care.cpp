@@ -12,6 +12,7 @@
 #include <optional>
 #include <set>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
 #include <sys/vfs.h>
@@ -174,10 +175,11 @@ std::string name_of_network(std::uint32_t type) {
 class Diagnosis {
  public:
   Diagnosis(fs::path directory, const std::map<std::string, std::string>& drivers,
-            std::uint32_t type)
+            const WinnerCheck& check, std::uint32_t type)
       : directory_(std::move(directory)),
         file_(directory_ / "wyvern.db"),
         drivers_(drivers),
+        check_(check),
         type_(type) {}
 
   std::vector<Finding> run() {
@@ -276,6 +278,7 @@ class Diagnosis {
       if (identity == Identity::current) {
         look_at_rows(database);
         look_at_drivers(database);
+        if (check_) look_at_plans(database);
       }
     } catch (const DatabaseError& failed) {
       look_at_failure(failed);
@@ -329,6 +332,40 @@ class Diagnosis {
           "`wyvern tune` the problems again");
   }
 
+  /// Problems of this machine's devices whose first winner this build cannot use.
+  void look_at_plans(Database& database) {
+    std::map<std::int64_t, WinnerRow> whole;  // by id: the problem is among the long members
+    for (WinnerRow& row : tables::winners(database, tables::Winners::all))
+      if (drivers_.contains(row.device)) whole.emplace(row.id, std::move(row));
+    std::int64_t replaced = 0, lost = 0;
+    std::string first, problem;
+    const std::vector<WinnerRow> rows = tables::winners_of(database, "");
+    for (auto row = rows.begin(); row != rows.end();) {
+      const auto next = std::find_if(row, rows.end(), [&](const WinnerRow& of) {
+        return std::tie(of.device, of.family, of.tokens, of.sequences) !=
+               std::tie(row->device, row->family, row->tokens, row->sequences);
+      });
+      const auto cannot = [&](const WinnerRow& of) {
+        const auto found = whole.find(of.id);
+        if (found != whole.end()) problem = check_(found->second);
+        return found != whole.end() && !problem.empty();
+      };
+      if (cannot(*row)) {
+        if (first.empty()) first = fmt::format("w{}: {}", row->id, problem);
+        ++(std::all_of(row + 1, next, cannot) ? lost : replaced);
+      }
+      row = next;
+    }
+    if (replaced == 0 && lost == 0)
+      add(Weight::good, "plans", "this build can use the winners of this machine's devices");
+    else
+      add(Weight::warning, "plans",
+          fmt::format("this build cannot use the first winner of {} problems, {} of which have "
+                      "another that it can use (the first is {})",
+                      replaced + lost, replaced, first),
+          "`wyvern tune` the problems again, or use the build that tuned them");
+  }
+
   bool is_stale(const std::string& device, const std::string& driver) const {
     const auto found = drivers_.find(device);
     return found != drivers_.end() && found->second != driver;
@@ -336,6 +373,7 @@ class Diagnosis {
 
   const fs::path directory_, file_;
   const std::map<std::string, std::string>& drivers_;
+  const WinnerCheck& check_;
   const std::uint32_t type_;  ///< of the file system
   std::vector<Finding> findings_;
 };
@@ -397,8 +435,9 @@ std::uint32_t file_system_type(const fs::path& path) {
 
 std::vector<Finding> diagnose(const fs::path& directory,
                               const std::map<std::string, std::string>& drivers,
+                              const WinnerCheck& check,
                               const std::function<std::uint32_t(const fs::path&)>& type_of) {
-  return Diagnosis(directory, drivers, type_of(directory)).run();
+  return Diagnosis(directory, drivers, check, type_of(directory)).run();
 }
 
 }  // namespace wyvern

@@ -45,11 +45,16 @@ std::string_view to_string(Finding::Weight weight) noexcept;
 /// statfs's magic number of the file system that a path lies on (linux/magic.h); 0: not known.
 std::uint32_t file_system_type(const std::filesystem::path& path);
 
-/// Looks at directory, owner, file system, room, version, damage and stale rows, in this order, and
-/// opens nothing that it would have to repair. `drivers`: of this machine's devices by their keys.
+/// Why this build cannot use a winner's plan; empty: it can.
+using WinnerCheck = std::function<std::string(const WinnerRow&)>;
+
+/// Looks at directory, owner, file system, room, version, damage, stale rows and winners that this
+/// build cannot use, in this order, and opens nothing that it would have to repair. `drivers`: of
+/// this machine's devices by their keys. `check` is asked of winners of these; null: of none.
 /// `type_of` stands in for the machine's mounts in tests.
 std::vector<Finding> diagnose(
     const std::filesystem::path& directory, const std::map<std::string, std::string>& drivers,
+    const WinnerCheck& check = nullptr,
     const std::function<std::uint32_t(const std::filesystem::path&)>& type_of = file_system_type);
 
 }  // namespace wyvern

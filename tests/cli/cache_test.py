@@ -211,7 +211,7 @@ class Layers(CacheCase):
         self.assertFalse(about["candidates"][0]["usable"])
 
     def test_a_winner_of_another_build_hides_no_other(self):
-        """A newer build tuned last: its plan is passed over and said, ours answers."""
+        """A newer build tuned last: its plan is passed over and said, ours answers; doctor counts it."""
         theirs = self.winner(0.1, round=2, plan=[{"template": "fwd_h.abacus", "config": "BT=64"}])
         self.document("cache", "import", self.pack("a.jsonl", theirs, self.winner(0.5)))
         about = self.explain()
@@ -222,6 +222,10 @@ class Layers(CacheCase):
                           "--output", self.path("out"), "--json")
         self.assertEqual(json.loads(run.stdout)["origin"], "exact")
         self.assertEqual(run.stderr.count("so another tuned plan takes its place"), 1, run.stderr)
+        findings = self.document("cache", "doctor", expect=1)["findings"]
+        (plans,) = [f for f in findings if f["check"] == "plans"]
+        self.assertEqual(plans["weight"], "warning")
+        self.assertIn("1 problems, 1 of which have another", plans["message"])
 
     def test_a_pack_that_cannot_be_read_is_told_and_passed_over(self):
         os.environ["WYVERN_PACKS"] = self.path("nowhere.jsonl")

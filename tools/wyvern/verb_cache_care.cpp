@@ -1,12 +1,22 @@
 #include <wyvern/device.hpp>
+#include <wyvern/problem.hpp>
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "autotune/protocol.hpp"
 #include "cache/cache.hpp"
 #include "cache/care.hpp"
+#include "runtime/devices/device_impl.hpp"
+#include "runtime/plan.hpp"
+#include "tools/wyvern/cache_rows.hpp"
 #include "tools/wyvern/command.hpp"
 #include "tools/wyvern/output.hpp"
 #include "tools/wyvern/selection.hpp"
@@ -59,16 +69,29 @@ int gc(const std::optional<std::string>& max_bytes, bool json) {
   return kDone;
 }
 
-/// Driver by device key, of this machine's devices.
-std::map<std::string, std::string> drivers() {
-  std::map<std::string, std::string> drivers;
-  for (const DeviceInfo& device : list_devices())
-    if (device.problem.empty()) drivers[device.key] = device.driver;
-  return drivers;
+/// Why this build cannot use the winner's plan on this machine; empty: it can.
+std::string winner_problem(const WinnerRow& row, const std::vector<DeviceInfo>& devices) {
+  const auto plan = plan_from_json(row.plan);
+  if (!plan) return "its plan names templates that this build does not have";
+  const auto device = std::ranges::find(devices, row.device, &DeviceInfo::key);
+  if (device == devices.end() || row.problem.empty()) return "";
+  try {
+    const Problem problem = problem_from(parsed(row.problem));
+    validate(problem);
+    return plan_problem(problem, *plan, Device::open(device->name).impl().target());
+  } catch (const std::exception& error) {
+    return fmt::format("its problem is not one of this build: {}", error.what());
+  }
 }
 
 int doctor(bool json) {
-  const auto findings = diagnose(Cache::default_directory(), drivers());
+  std::vector<DeviceInfo> devices = list_devices();
+  std::erase_if(devices, [](const DeviceInfo& device) { return !device.problem.empty(); });
+  std::map<std::string, std::string> drivers;  // by device key
+  for (const DeviceInfo& device : devices) drivers[device.key] = device.driver;
+  const auto findings = diagnose(Cache::default_directory(), drivers, [&](const WinnerRow& row) {
+    return winner_problem(row, devices);
+  });
   bool healthy = true;
   Json list = Json::array();
   for (const Finding& finding : findings) {
