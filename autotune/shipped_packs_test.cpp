@@ -6,12 +6,16 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <memory>
+#include <vector>
 
 #include "autotune/protocol.hpp"
+#include "cache/cache_testing.hpp"
 #include "cache/packs.hpp"
 #include "cache/transfer.hpp"
 #include "runtime/bind.hpp"
 #include "runtime/plan.hpp"
+#include "runtime/plan_source.hpp"
 
 namespace wyvern {
 namespace {
@@ -47,6 +51,34 @@ TEST(ShippedPacks, HoldLegalPlansThatAreFound) {
     }
   }
   EXPECT_GT(rows, 0U);
+}
+
+// Nobody tuned the first prefill of a prompt: no state is given, the final one is wanted.
+TEST(ShippedPacks, ServeAFirstPrefill) {
+  const std::filesystem::path folder = WYVERN_SHIPPED_PACKS;
+  const testing::TempDirectory directory;
+  CachePlanSource source(std::make_shared<Cache>(directory.path()),
+                         std::make_shared<Packs>(std::vector<PackLayer>{{"shipped", {folder}}}));
+  const Target target = cuda_target("sm_90a");
+  std::size_t served = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() != ".jsonl") continue;
+    for (const WinnerRow& row : read_contents(entry.path()).winners) {
+      Problem problem = problem_from(nlohmann::json::parse(row.problem));
+      if (problem.pass != Pass::forward || !problem.initial_state || row.ratio > 0.97) continue;
+      SCOPED_TRACE(row.family);
+      problem.initial_state = false;
+      DeviceInfo device;
+      device.key = row.device;
+      const auto choice = source.find(device, problem_key(problem), [&](const Plan& plan) {
+        return plan_problem(problem, plan, target);
+      });
+      ASSERT_TRUE(choice.has_value());
+      EXPECT_EQ(choice->origin, Origin::nearest) << choice->passed_over;
+      ++served;
+    }
+  }
+  EXPECT_GT(served, 0U);
 }
 
 }  // namespace
