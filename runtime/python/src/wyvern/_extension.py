@@ -8,10 +8,10 @@ import glob
 import importlib.util
 import json
 import os
-from typing import Any
 
 from ._files import EXTENSION, LIBRARY
 from ._policy import apply_environment
+from ._records import Prepared
 
 _NVRTC = ("libnvrtc.so.13", "libnvrtc.so.12")
 
@@ -55,11 +55,13 @@ def load() -> None:
     apply_environment()
 
 
-def prepared() -> list[dict[str, Any]]:
+def prepared() -> Prepared:
     """What operators of this process were prepared, in no order: each with the "problem" (the key under
     which its plan is stored), the "device", the "origin" of the plan ("exact": tuned for this problem,
-    "nearest": for one of other tokens, sequences or heads, "default") and the "plan" itself."""
-    return json.loads(extension().wyvern_extension_described())
+    "nearest": for one of other tokens, sequences or heads, "default") and the "plan" itself.
+
+    A list of dictionaries that prints as a table."""
+    return Prepared(json.loads(extension().wyvern_extension_described()))
 
 
 def nvrtc_folders() -> list[str]:

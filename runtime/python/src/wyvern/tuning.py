@@ -1,16 +1,20 @@
-"""Finding faster plans for the operators that a piece of code calls."""
+"""Finding faster plans for the operators that a model or a piece of code calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ._torch import torch  # before what imports it by its own name
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ._call import backward_op, fields_of, forward_op
 from ._extension import extension
+from ._records import Cell, Records
 
 _DTYPES = {
     torch.float32: "fp32",
@@ -21,6 +25,39 @@ _DTYPES = {
 }
 
 
+class Tuned(Records):
+    """What :func:`tune` gives: a list of dictionaries that prints as a table of what was gained.
+
+    Times are milliseconds of one call. Its last line is the sum over all calls that were met.
+    """
+
+    def _heading(self) -> tuple[str, ...]:
+        return ("problem", "device", "calls", "default ms", "tuned ms", "default / tuned")
+
+    def _lines(self) -> list[tuple[Cell, ...]]:
+        lines: list[tuple[Cell, ...]] = [
+            (
+                one["problem"]["key"],
+                one["device"],
+                one["calls"],
+                one["default_ms"],
+                one["tuned_ms"],
+                _ratio(one["default_ms"], one["tuned_ms"]),
+            )
+            for one in self
+        ]
+        calls = sum(one["calls"] for one in self)
+        default, tuned = (
+            sum(one["calls"] * one[name] for one in self) for name in ("default_ms", "tuned_ms")
+        )
+        lines.append(("all calls", "", calls, default, tuned, _ratio(default, tuned)))
+        return lines
+
+
+def _ratio(default: float, tuned: float) -> float | None:
+    return default / tuned if tuned > 0 else None
+
+
 def tune(
     function: Callable[..., Any],
     /,
@@ -28,50 +65,145 @@ def tune(
     budget: float = 60.0,
     progress: bool = True,
     **kwargs: Any,
-) -> list[dict[str, Any]]:
-    """Calls ``function(*args, **kwargs)`` once and tunes every problem that Wyvern's operators met in it.
+) -> Tuned:
+    """Runs a model on a batch, or calls a function, and tunes every problem that it has for Wyvern.
 
-    ``function`` may be an operator or anything that calls some, a training step with its backward pass
-    too. Where it gives a tensor, or a tuple with one, that wants a gradient, the backward pass is run and
-    tuned as well (gradients that parameters had are kept as they were).
+    Args:
+        function: a ``torch.nn.Module``, or anything else that can be called: an operator, or what
+            calls some, a training step with its backward pass too.
+        args, kwargs: the batch. A model takes a single dictionary as keyword arguments, a single
+            tuple or list as positional ones, where its ``forward`` has such; a function is called
+            with them as they are.
+        budget: seconds, about, that each problem takes at most.
+        progress: show a bar on stderr.
 
-    Each problem takes at most about ``budget`` seconds, in a process of its own, on the device of its
-    tensors; a bar on stderr shows how far it is, unless ``progress`` is false. What is found is stored in
-    the cache and used by this process, and by every later one, under the policy "cached". What was tuned
-    before goes on where it stopped.
+    A model runs forwards and backwards in training mode (from its ``loss`` where the output has
+    one, else from all output tensors), if a parameter or the batch wants a gradient; then in
+    evaluation mode forwards without gradients and, where it has a ``generate``, that for two new
+    tokens: a prefill and a step of decoding. A ``generate`` that does not take the arguments of
+    ``forward`` and ``max_new_tokens`` is left out with a warning. Its parameters, gradients,
+    buffers and training mode are afterwards as before.
+
+    A function is called once. Where it gives tensors that want a gradient, the backward pass is run
+    and tuned as well; gradients that parameters had are kept as they were. PyTorch's random numbers
+    go on, after either, as if nothing had been called.
+
+    Each problem is tuned in a process of its own, on the device of its tensors. What is found is
+    stored in the cache and used by this process, and by every later one, under the policy "cached".
+    What was tuned before goes on where it stopped.
 
     Returns:
-        For each problem what ``wyvern tune --json`` prints: "operator", "problem" with its fields,
-        "tuned_ms", "default_ms", "plan", "complete", "stored" and more.
+        For each problem, in the order met, what ``wyvern tune --json`` prints: "operator",
+        "problem" with its fields, "tuned_ms" and "default_ms" (milliseconds of a call by the tuned
+        and by the default plan), "plan", "complete", "stored" and more; and "calls", how often it
+        was met. A list of dictionaries that prints as a table.
 
     Raises:
-        ValueError where the function called no operator of Wyvern.
+        ValueError where no operator of Wyvern was called.
     """
     from ._command import run
 
-    with _Recorder() as recorder:
-        outputs = function(*args, **kwargs)
-        _run_backward(outputs)
-    if not recorder.problems:
-        raise ValueError("function called no operator of Wyvern; there is nothing to tune")
-    documents = []
-    for operator, device, fields in recorder.problems:
-        documents.append(
-            run("tune", operator, "--problem", fields, "--device", device, "--budget", f"{budget}s",
-                quiet=not progress)  # fmt: skip
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices), _Recorder() as recorder:
+        if isinstance(function, torch.nn.Module):
+            _run_model(function, *_batch(function, args, kwargs))
+        else:
+            _run_backward(function(*args, **kwargs))
+    if not recorder.calls:
+        raise ValueError(
+            "function called no operator of Wyvern, so there is nothing to tune; models of other "
+            "libraries call them after wyvern.fla.enable() or wyvern.transformers.enable()"
         )
+    documents = Tuned()
+    for (operator, device, fields), calls in recorder.calls.items():
+        document = run(
+            "tune", operator, "--problem", fields, "--device", device, "--budget", f"{budget}s",
+            quiet=not progress,
+        )  # fmt: skip
+        documents.append(document | {"calls": calls})
     extension().wyvern_extension_forget()
     return documents
 
 
-def _run_backward(outputs: Any) -> None:
-    tensors = [outputs] if isinstance(outputs, Tensor) else outputs
-    if not isinstance(tensors, Iterable):
+def _batch(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of the model's forward: those of a single dictionary, tuple or list."""
+    if len(args) == 1 and not kwargs:
+        if isinstance(args[0], Mapping) and _takes(model.forward, **args[0]):
+            return (), dict(args[0])
+        if isinstance(args[0], tuple | list) and _takes(model.forward, *args[0]):
+            return tuple(args[0]), {}
+    return args, kwargs
+
+
+def _takes(function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def _run_model(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A training step without its update, a forward pass without gradients and a generation."""
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        sources = [*model.parameters(), *tree_leaves((args, kwargs))]
+        if any(isinstance(x, Tensor) and x.requires_grad for x in sources):
+            if not model.training:
+                model.train()
+            with torch.enable_grad():
+                _run_backward(model(*args, **kwargs))
+        model.eval()
+        with torch.no_grad():
+            model(*args, **kwargs)
+            _run_generate(model, args, kwargs)
+    finally:
+        for module, training in modes:
+            module.training = training
+        with torch.no_grad():
+            for module, name, buffer, value in buffers:
+                module._buffers[name] = buffer.copy_(value)
+
+
+def _run_generate(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    generate = getattr(model, "generate", None)
+    if generate is None:
         return
-    wanting = [x for x in tensors if isinstance(x, Tensor) and x.requires_grad]
+    signature = inspect.signature(model.forward)
+    inputs = signature.bind(*args, **kwargs).arguments
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            inputs |= inputs.pop(name, {})
+    inputs = {name: x for name, x in inputs.items() if name not in ("labels", "use_cache")}
+    options: dict[str, Any] = {"max_new_tokens": 2}
+    if hasattr(model, "generation_config"):  # transformers: the first token must not be the last
+        options |= {"min_new_tokens": 2, "do_sample": False}
+    if not _takes(generate, **inputs, **options):
+        warnings.warn(
+            f"{type(model).__name__}.generate does not take {', '.join([*inputs, *options])}, so "
+            "what it calls is not tuned; give wyvern.tune a function that calls it",
+            stacklevel=4,
+        )
+        return
+    generate(**inputs, **options)
+
+
+def _run_backward(outputs: Any) -> None:
+    if isinstance(outputs, Mapping):  # a cache's states are for later tokens, not for a loss
+        outputs = {name: x for name, x in outputs.items() if name != "past_key_values"}
+        outputs = outputs if outputs.get("loss") is None else outputs["loss"]
+    wanting = [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad]
     if wanting:
-        leaves = _leaves(wanting)
-        torch.autograd.grad(wanting, leaves, [torch.ones_like(x) for x in wanting], allow_unused=True)
+        ones = [torch.ones_like(x) for x in wanting]
+        torch.autograd.grad(wanting, _leaves(wanting), ones, allow_unused=True)
 
 
 def _leaves(tensors: list[Tensor]) -> list[Tensor]:
@@ -90,19 +222,18 @@ def _leaves(tensors: list[Tensor]) -> list[Tensor]:
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes what the operators are called with, each problem once."""
+    """Counts the calls of each problem that the operators meet."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.problems: list[tuple[str, str, str]] = []  # operator, device, fields
+        self.calls: dict[tuple[str, str, str], int] = {}  # by operator, device and fields
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func in (forward_op, backward_op):
             one = _problem(func is backward_op, *args)
-            if one not in self.problems:
-                self.problems.append(one)
+            self.calls[one] = self.calls.get(one, 0) + 1
         return func(*args, **(kwargs or {}))
 
 
