@@ -56,6 +56,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "cu_seqlens": BOUNDARIES,
     "chunk_size": {"0": 0, "negative": -1, "48": 48, "text": "64", "fraction": 64.5, "huge": 2**70},
     "scale": {"text": "0.5", "list": [1.0], "tensor": torch.ones(2), "complex": 1j},
+    "precision": {"unknown": "fp32", "number": 3, "list": ["tf32"], "tensor": torch.ones(2)},
     "num_householder": {"0": 0, "negative": -1, "text": "2", "fraction": 2.0, "None": None},
 }
 STATES = {

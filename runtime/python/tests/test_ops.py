@@ -7,14 +7,16 @@ import torch
 from conftest import Call, make, reference_of
 from reference import error
 
+import wyvern
 from wyvern import ops
 
 # Bounds of runtime/SPECIFICATION.md, section 5: outputs, gradients of rows and states, of gates.
 BOUNDS = {torch.float32: (1e-5, 2e-5, 5e-5), torch.bfloat16: (5e-3, 8e-3, 2e-2)}
+TF32_BOUNDS = (1e-3, 2e-3, 4e-3)
 GATES = ("g", "beta", "b", "w", "A_log", "dt_bias")
 
 
-def check(call: Call, dtype: torch.dtype) -> None:
+def check(call: Call, dtype: torch.dtype, bounds: tuple[float, ...] | None = None) -> None:
     """Holds outputs and gradients to the reference; all must be finite."""
     o, state = call()
     leaves, (wanted_o, wanted_state) = reference_of(call)
@@ -24,7 +26,7 @@ def check(call: Call, dtype: torch.dtype) -> None:
     wanted = torch.autograd.grad(
         (wanted_o, wanted_state), leaves, (do.double().cpu(), dht.double().cpu())
     )
-    forward, rows, gates = BOUNDS[dtype]
+    forward, rows, gates = bounds or BOUNDS[dtype]
     assert error(o, wanted_o) < forward and error(state, wanted_state) < forward
     assert o.dtype == dtype and state.dtype == torch.float32
     for (name, x), gradient, exact in zip(
@@ -121,6 +123,21 @@ def test_gdn2(device: str) -> None:
 )
 def test_recurrent(device: str, function) -> None:
     check(make(function, device=device, T=3), torch.float32)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "tf32x3", "ieee"])
+def test_precision(device: str, precision: str) -> None:
+    """It is the floor of the problem in each pass."""
+    for function, T in ((ops.chunk_kda, 70), (ops.fused_recurrent_kda, 3)):
+        call = make(function, device=device, T=T, V=24)
+        call.options["precision"] = precision
+        check(call, torch.float32, TF32_BOUNDS if precision == "tf32" else None)
+    keys = [one["problem"] for one in wyvern.prepared()]
+    floors = [key for key in keys if f"/floor={precision}/" in key]
+    for stage in ("forward", "backward", "recurrent"):
+        assert any(key.startswith(f"kda/{stage}/H=1,HV=2,K=32,V=24/") for key in floors)
+    with pytest.raises(ValueError, match="precision is 'fp32'.*'tf32', 'tf32x3', 'ieee'"):
+        ops.chunk_kda(**call.tensors, precision="fp32")
 
 
 def test_recurrent_with_a_decay_for_key_channels(device: str) -> None:

@@ -50,6 +50,7 @@ __all__ = [
 # Asked at each call, so it must be quick: whether autocast is on for any device.
 _any_autocast = torch._C._is_any_autocast_enabled
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_PRECISIONS = ("tf32", "tf32x3", "ieee")
 _heads_first_told = False
 
 
@@ -76,6 +77,7 @@ def chunk_gated_delta_rule(
     dt_bias: Tensor | None = None,
     chunk_size: int | None = None,
     disable_recompute: bool = False,
+    precision: str | None = None,
     transpose_state_layout: bool | None = None,
     head_first: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:
@@ -102,6 +104,10 @@ def chunk_gated_delta_rule(
         A_log, dt_bias: ``[HV]``, of the gate.
         chunk_size: 16, 32, 64 or 128; chosen by the plan by default.
         disable_recompute: keep what the backward pass would compute anew: faster, more memory.
+        precision: what float32 products and the inverse inside a chunk are at least computed in,
+            forwards and backwards: "tf32" (the default of 16-bit q, k and v), "tf32x3" (three
+            products of split numbers, near float32; the default of float32) or "ieee" (float32
+            throughout). 16-bit q, k and v use 16-bit tensor cores with each.
         transpose_state_layout: the old name of ``state_v_first``.
 
     Returns:
@@ -118,8 +124,9 @@ def chunk_gated_delta_rule(
     else:
         A_log = dt_bias = None
     problem = _options(
-        problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first, chunk_size
-    ) + _beta_options(use_beta_sigmoid_in_kernel, allow_neg_eigval)
+        problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
+        chunk_size, precision,
+    ) + _beta_options(use_beta_sigmoid_in_kernel, allow_neg_eigval)  # fmt: skip
     return _call(
         problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias,
         cu_seqlens_cpu, disable_recompute,
@@ -144,6 +151,7 @@ def chunk_delta_rule(
     state_v_first: bool = False,
     chunk_size: int | None = None,
     disable_recompute: bool = False,
+    precision: str | None = None,
     head_first: bool | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The delta rule (DeltaNet, arXiv 2406.06484): u = beta (v - S^T k); S <- S + k u^T; o = scale S^T q.
@@ -155,8 +163,9 @@ def chunk_delta_rule(
     """
     _refuse_old(head_first, None)
     problem = _options(
-        "op=delta_rule", scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first, chunk_size
-    )
+        "op=delta_rule", scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
+        chunk_size, precision,
+    )  # fmt: skip
     return _call(
         problem, q, k, v, None, beta, None, None, initial_state, cu_seqlens, None, None,
         cu_seqlens_cpu, disable_recompute,
@@ -190,6 +199,7 @@ def chunk_kda(
     A_log: Tensor | None = None,
     dt_bias: Tensor | None = None,
     chunk_size: int | None = None,
+    precision: str | None = None,
     transpose_state_layout: bool | None = None,
 ) -> tuple[Tensor, ...]:
     """Kimi Delta Attention (arXiv 2510.26692): the gated delta rule with a decay for every key channel.
@@ -218,8 +228,9 @@ def chunk_kda(
         "op=kda", v, g, use_gate_in_kernel, safe_gate, lower_bound, A_log, dt_bias
     )
     problem = _options(
-        problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first, chunk_size
-    ) + _beta_options(use_beta_sigmoid_in_kernel, allow_neg_eigval)
+        problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
+        chunk_size, precision,
+    ) + _beta_options(use_beta_sigmoid_in_kernel, allow_neg_eigval)  # fmt: skip
     return _call(
         problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias,
         cu_seqlens_cpu, disable_recompute, return_intermediate_states,
@@ -244,6 +255,7 @@ def chunk_gated_delta_product(
     state_v_first: bool = False,
     chunk_size: int | None = None,
     disable_recompute: bool = False,
+    precision: str | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Gated DeltaProduct (arXiv 2502.10297): the gated delta rule with n = num_householder steps a token.
 
@@ -264,8 +276,9 @@ def chunk_gated_delta_product(
     if g is None:
         problem += " has_g=0"
     problem = _options(
-        problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first, chunk_size
-    )
+        problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
+        chunk_size, precision,
+    )  # fmt: skip
     return _call(
         problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, None, None,
         cu_seqlens_cpu, disable_recompute,
@@ -296,6 +309,7 @@ def chunk_gdn2(
     A_log: Tensor | None = None,
     dt_bias: Tensor | None = None,
     chunk_size: int | None = None,
+    precision: str | None = None,
     transpose_state_layout: bool | None = None,
 ) -> tuple[Tensor, ...]:
     """The second gated delta rule: S <- exp(g) * S; u = w * v - S^T (b * k); S <- S + k u^T;
@@ -317,8 +331,9 @@ def chunk_gdn2(
         "op=gdn2", v, g, use_gate_in_kernel, safe_gate, lower_bound, A_log, dt_bias
     )
     problem = _options(
-        problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first, chunk_size
-    )
+        problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
+        chunk_size, precision,
+    )  # fmt: skip
     return _call(
         problem, q, k, v, g, None, b, w, initial_state, cu_seqlens, A_log, dt_bias,
         cu_seqlens_cpu, disable_recompute, return_intermediate_states,
@@ -346,6 +361,7 @@ def fused_recurrent_gated_delta_rule(
     cu_seqlens: Tensor | None = None,
     *,
     transpose_state_layout: bool | None = None,
+    precision: str | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The gated delta rule token by token, for decoding: one or a few tokens a sequence.
 
@@ -385,7 +401,7 @@ def fused_recurrent_gated_delta_rule(
         op = "delta_rule"
     problem = _options(
         f"op={op} pass=recurrent{gate}", scale, output_final_state, use_qk_l2norm_in_kernel,
-        state_v_first, None,
+        state_v_first, None, precision,
     ) + _beta_options(use_beta_sigmoid_in_kernel, allow_neg_eigval)  # fmt: skip
     return _call(
         problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias, None,
@@ -407,6 +423,7 @@ def fused_recurrent_delta_rule(
     cu_seqlens: Tensor | None = None,
     *,
     state_v_first: bool = False,
+    precision: str | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The delta rule token by token, for decoding.
 
@@ -420,7 +437,7 @@ def fused_recurrent_delta_rule(
         beta = tensor("v", v).new_ones(v.shape[:3])
     problem = _options(
         "op=delta_rule pass=recurrent", scale, output_final_state, use_qk_l2norm_in_kernel,
-        state_v_first, None,
+        state_v_first, None, precision,
     )  # fmt: skip
     return _call(
         problem, q, k, v, None, beta, None, None, initial_state, cu_seqlens, None, None, None,
@@ -447,6 +464,7 @@ def fused_recurrent_kda(
     cu_seqlens: Tensor | None = None,
     *,
     transpose_state_layout: bool | None = None,
+    precision: str | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Kimi Delta Attention token by token, for decoding.
 
@@ -461,8 +479,8 @@ def fused_recurrent_kda(
         "op=kda pass=recurrent", v, g, use_gate_in_kernel, False, lower_bound, A_log, dt_bias
     )
     problem = _options(
-        problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first, None
-    ) + _beta_options(use_beta_sigmoid_in_kernel, allow_neg_eigval)
+        problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first, None, precision,
+    ) + _beta_options(use_beta_sigmoid_in_kernel, allow_neg_eigval)  # fmt: skip
     return _call(
         problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias, None,
     )  # fmt: skip
@@ -487,6 +505,7 @@ def fused_recurrent_gdn2(
     cu_seqlens: Tensor | None = None,
     *,
     transpose_state_layout: bool | None = None,
+    precision: str | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The second gated delta rule token by token, for decoding.
 
@@ -501,8 +520,8 @@ def fused_recurrent_gdn2(
         "op=gdn2 pass=recurrent", v, g, use_gate_in_kernel, False, lower_bound, A_log, dt_bias
     )
     problem = _options(
-        problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first, None
-    )
+        problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first, None, precision,
+    )  # fmt: skip
     return _call(
         problem, q, k, v, g, None, b, w, initial_state, cu_seqlens, A_log, dt_bias, None,
     )  # fmt: skip
@@ -515,6 +534,7 @@ def _options(
     use_qk_l2norm: bool,
     state_v_first: bool,
     chunk_size: int | None,
+    precision: str | None,
 ) -> str:
     """The problem with the options that every operator has."""
     if scale is not None:
@@ -527,6 +547,12 @@ def _options(
         problem += " state_v_first=1"
     if chunk_size is not None:
         problem += f" chunk_size={integer('chunk_size', chunk_size)}"
+    if precision is not None:
+        if precision not in _PRECISIONS:
+            raise ValueError(
+                f"precision is {precision!r}; it must be one of {', '.join(map(repr, _PRECISIONS))}"
+            )
+        problem += f" precision={precision}"
     return problem
 
 
