@@ -57,7 +57,7 @@ def _kept_chunk_size(fields: dict[str, str], v: Tensor) -> int:
     return 32 if row_bytes <= 1024 else 16
 
 
-def _refuse_meta(**tensors: Tensor | None) -> None:
+def refuse_meta(**tensors: Tensor | None) -> None:
     """Refuses tensors without values; those of a trace, which has only shapes to begin with, are let by.
 
     PyTorch takes the functions below for calls on the meta device too, where they would answer with memory
@@ -88,7 +88,7 @@ def _forward_shapes(
     cu_seqlens_cpu: Tensor | None,
 ) -> list[Tensor]:
     fields = fields_of(problem)
-    _refuse_meta(
+    refuse_meta(
         q=q, k=k, v=v, g=g, beta=beta, erase=erase, write=write, initial_state=initial_state,
         cu_seqlens=cu_seqlens, A_log=A_log, dt_bias=dt_bias, cu_seqlens_cpu=cu_seqlens_cpu,
     )  # fmt: skip

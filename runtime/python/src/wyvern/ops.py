@@ -12,6 +12,12 @@ stream, take all memory from PyTorch and wait for nothing. Second derivatives, a
 forwards (``torch.autograd.forward_ad``, ``torch.func.jvp``), raise NotImplementedError. A program of
 ``torch.export`` is for inference: it has no gradients.
 
+float64 q, k and v, on the CPU, are computed by the recurrence in float64, token by token, with derivatives
+of every order, in reverse and forwards: for ``torch.autograd.gradcheck`` and as a reference. Gates, rates and
+states may have any floating-point dtype then, o and the final state are float64, and ``chunk_size``,
+``precision`` and ``disable_recompute`` make no difference. float64 on a CUDA device raises TypeError,
+``return_intermediate_states`` ValueError.
+
 q, k, v, gates and rates may be slices of one projection (``qkv[..., :H * K].unflatten(-1, (H, K))``): rows
 of tokens, each contiguous, that lie a multiple of 16 bytes apart are read where they are, in the forward
 and the backward pass, as is the gradient of the output. What else is not contiguous, or does not start at a
@@ -30,6 +36,7 @@ from ._torch import torch  # before what imports it by its own name
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from . import _recurrence
 from ._arguments import floating, integer, real, tensor
 from ._call import fields_of, forward_op, raise_as_python, refuse_tangents, run
 
@@ -677,6 +684,11 @@ def _call(
         if _any_autocast():
             q, k, v = _autocast(q, k, v)
         dtype = q.dtype
+        if dtype is torch.float64:
+            return _exact(
+                problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
+                cu_seqlens_cpu, return_intermediate_states,
+            )  # fmt: skip
         if g is not None and g.dtype is not torch.float32 and g.dtype is not dtype:
             g = _gate(problem, g)
         if beta is not None and beta.dtype is not dtype and beta.dtype is not torch.float32:
@@ -691,9 +703,7 @@ def _call(
         if dt_bias is not None:
             problem += " has_dt_bias=1"
             dt_bias = floating("dt_bias", dt_bias).float()
-        if cu_seqlens_cpu is not None and (cu_seqlens is None or cu_seqlens_cpu.numel() == 0):
-            what = "is empty" if cu_seqlens is not None else "is given without cu_seqlens"
-            raise ValueError(f"cu_seqlens_cpu {what}; it must be a copy of cu_seqlens")
+        _check_copy(cu_seqlens, cu_seqlens_cpu)
         if forward_ad._current_level >= 0:
             refuse_tangents(problem, q, k, v, g, beta, erase, write, initial_state, A_log, dt_bias)
         if return_intermediate_states:
@@ -714,6 +724,43 @@ def _call(
             error, q=q, k=k, v=v, g=g, **gates, initial_state=initial_state, cu_seqlens=cu_seqlens,
             A_log=A_log, dt_bias=dt_bias, cu_seqlens_cpu=cu_seqlens_cpu,
         )  # fmt: skip
+
+
+def _check_copy(cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None) -> None:
+    if cu_seqlens_cpu is not None and (cu_seqlens is None or cu_seqlens_cpu.numel() == 0):
+        what = "is empty" if cu_seqlens is not None else "is given without cu_seqlens"
+        raise ValueError(f"cu_seqlens_cpu {what}; it must be a copy of cu_seqlens")
+
+
+def _exact(
+    problem: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    erase: Tensor | None,
+    write: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    cu_seqlens_cpu: Tensor | None,
+    return_intermediate_states: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """The same of float64 q, k and v, by the recurrence."""
+    if return_intermediate_states:
+        raise ValueError(
+            "return_intermediate_states is true; it must be false where q is torch.float64, which is "
+            "computed without chunks"
+        )
+    _check_copy(cu_seqlens, cu_seqlens_cpu)
+    if A_log is not None:
+        A_log = A_log.reshape(-1)
+    return _recurrence.run(
+        problem, cu_seqlens, cu_seqlens_cpu, q=q, k=k, v=v, g=g, beta=beta, b=erase, w=write,
+        initial_state=initial_state, A_log=A_log, dt_bias=dt_bias,
+    )  # fmt: skip
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
