@@ -85,6 +85,16 @@ def test_it_is_what_the_kernels_compute(what: str) -> None:
         assert error(one, other) < 5e-5
 
 
+def test_vmap() -> None:
+    call = make(ops.chunk_kda, T=5, **SIZES)
+    leaves = [x.detach() for x in exact(call)]
+    function = by_position(call)
+    o, state = torch.func.vmap(function)(*(torch.stack([x, 0.5 * x]) for x in leaves))
+    for i, factor in enumerate((1, 0.5)):
+        wanted = function(*(factor * x for x in leaves))
+        assert error(o[i], wanted[0]) < 1e-14 and error(state[i], wanted[1]) < 1e-14
+
+
 def test_states_and_gates_of_other_dtypes() -> None:
     call = make(ops.chunk_gated_delta_rule, torch.float64, T=5, **SIZES)
     assert {call.tensors[name].dtype for name in ("g", "initial_state")} == {torch.float32}

@@ -175,6 +175,9 @@ def test_states_between_chunks(device: str) -> None:
     with pytest.raises(ValueError, match="return_intermediate_states"):
         q = call.tensors["q"].requires_grad_()
         ops.chunk_kda(**call.tensors | {"q": q}, return_intermediate_states=True)
+    many = {name: x[None] for name, x in call.tensors.items()}
+    with pytest.raises(ValueError, match="return_intermediate_states"):  # whose q asks shows outside
+        torch.func.vmap(lambda x: ops.chunk_kda(**x, return_intermediate_states=True))(many)
 
 
 def test_no_tokens_give_the_initial_state_back(device: str) -> None:

@@ -144,6 +144,99 @@ def test_function_transforms(device: str) -> None:
     assert torch.equal(got[0], wanted[0]) and torch.equal(got[1], wanted[3])
 
 
+VMAPPED = {
+    "rows": ("q", "k", "v", "g", "beta", "initial_state"),
+    "some": ("q", "g"),
+    "states": ("initial_state",),
+    "gate": ("q", "A_log"),
+    "shared gate": ("q", "v"),
+    "packed": ("q", "k", "v", "g", "beta", "initial_state"),
+}
+
+
+@pytest.mark.parametrize("recompute", [True, False], ids=["", "disable_recompute"])
+@pytest.mark.parametrize("what", VMAPPED)
+def test_vmap(device: str, what: str, recompute: bool) -> None:
+    """Values and gradients for each sample are those of calls one after the other."""
+    call = gated(device, T=20, B=1 if what == "packed" else 2, N=3 if what == "packed" else 2)
+    options = call.options | {"disable_recompute": not recompute}
+    if "gate" in what:
+        call.tensors["A_log"] = torch.tensor([0.1, -0.2], device=device)
+        options["use_gate_in_kernel"] = True
+    if what == "packed":
+        options["cu_seqlens"] = torch.tensor([0, 7, 7, 20], device=device)
+    tensors = {name: x.detach() for name, x in call.tensors.items()}
+    dims = {name: 1 if name in VMAPPED[what] else None for name in tensors}
+    samples = {
+        name: torch.stack([x * (1 + 0.1 * i) for i in range(3)], 1) if dims[name] == 1 else x
+        for name, x in tensors.items()
+    }
+
+    def loss(given):
+        o, state = ops.chunk_gated_delta_rule(**given, **options)
+        return o.square().sum() + state.sum(), (o, state)
+
+    each = torch.func.grad(loss, has_aux=True)
+    got = torch.func.vmap(each, in_dims=(dims,))(samples)
+    plain = torch.func.vmap(lambda given: loss(given)[1], in_dims=(dims,))(samples)
+    for i in range(3):
+        one = {name: x.select(1, i) if dims[name] == 1 else x for name, x in samples.items()}
+        gradients, outputs = each(one)
+        for name, x in gradients.items():
+            assert error(got[0][name][i], x) < 1e-6, name
+        for values in (got[1], plain):
+            assert all(error(x[i], wanted) < 1e-6 for x, wanted in zip(values, outputs, strict=True))
+
+
+@pytest.mark.parametrize(
+    "name", ["chunk_delta_rule", "chunk_kda", "chunk_gated_delta_product", "chunk_gdn2", "fused_recurrent_kda"]
+)
+def test_vmap_of_every_kind(device: str, name: str) -> None:
+    """Their own tensors, and what disable_recompute keeps of them, where they have it."""
+    call = make(getattr(ops, name), device=device, T=20, steps=2 if "product" in name else 1)
+    if name == "chunk_kda":
+        call.options["disable_recompute"] = True
+    many = {key: torch.stack([x.detach(), 0.5 * x.detach()]) for key, x in call.tensors.items()}
+
+    def loss(given):
+        o, state = call.function(**given, **call.options)
+        return o.square().sum() + state.sum()
+
+    each = torch.func.grad_and_value(loss)
+    gradients, value = torch.func.vmap(each)(many)
+    for i in range(2):
+        wanted, other = each({key: x[i] for key, x in many.items()})
+        assert error(value[i], other) < 1e-6
+        assert all(error(gradients[key][i], x) < 1e-6 for key, x in wanted.items())
+
+
+def test_vmap_within_others(device: str) -> None:
+    """In a vmap, under gradients that are recorded outside, and as torch.func.jacrev uses it."""
+    leaves = gated(device, T=5).leaves()[:5]
+    many = [torch.stack([torch.stack([x, 0.5 * x]), torch.stack([2 * x, 3 * x])]) for x in leaves]
+    got = torch.func.vmap(torch.func.vmap(squares))(*many)
+    wanted = [[squares(*(x[i, j] for x in many)) for j in range(2)] for i in range(2)]
+    for i, j in ((i, j) for i in range(2) for j in range(2)):
+        assert error(got[i, j], wanted[i][j]) < 1e-6
+    gradients = torch.autograd.grad(got.sum(), leaves, retain_graph=True)
+    exact = torch.autograd.grad(sum(sum(row) for row in wanted), leaves)
+    assert all(error(x, y) < 1e-6 for x, y in zip(gradients, exact, strict=True))
+    slopes = torch.func.vmap(torch.func.grad(squares))(*(x[0] for x in many))
+    with pytest.raises(NotImplementedError, match="gated_delta_rule has no second derivatives"):
+        torch.autograd.grad(slopes.sum(), leaves)
+
+    fixed = [x.detach() for x in leaves]
+
+    def of_q(q: torch.Tensor) -> torch.Tensor:
+        return ops.chunk_gated_delta_rule(q, *fixed[1:])[0]
+
+    jacobian = torch.func.jacrev(of_q)(fixed[0])
+    o, pullback = torch.func.vjp(of_q, fixed[0])
+    do = torch.randn_like(o)
+    (dq,) = pullback(do)
+    assert error(torch.tensordot(do, jacobian, o.dim()), dq) < 1e-6
+
+
 def squares(*inputs: torch.Tensor) -> torch.Tensor:
     return ops.chunk_gated_delta_rule(*inputs)[0].square().sum()
 
@@ -173,8 +266,6 @@ def test_function_transforms_that_are_refused(device: str) -> None:
     ones = tuple(map(torch.ones_like, leaves))
     with pytest.raises(NotImplementedError, match="gated_delta_rule has no second derivatives"):
         torch.func.grad(lambda *x: torch.func.grad(squares)(*x).sum())(*leaves)
-    with pytest.raises(NotImplementedError, match="gated_delta_rule has no rule for torch.func.vmap"):
-        torch.func.vmap(torch.func.grad(squares))(*(x[None] for x in leaves))
 
     def within(*inputs):
         """The transform of something else, around the operator."""

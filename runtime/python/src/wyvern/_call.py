@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
+from torch.utils._pytree import tree_map
 
 from ._arguments import tensor
 from ._extension import load
@@ -146,6 +147,49 @@ def _backward_shapes(
     return gradients + [x.new_empty(x.shape) for x in (A_log, dt_bias) if x is not None]
 
 
+def _vmap_rule(op: Any) -> Any:
+    """The rule of torch.func.vmap: its dimension becomes a part of the batch.
+
+    Calls are made one after the other where that cannot be: of packed batches, with parameters of the
+    gate that differ, and for their gradients, which are sums over the batch.
+    """
+    names = [argument.name for argument in op._schema.arguments[1:]]
+
+    def rule(
+        info: Any, in_dims: tuple[Any, ...], problem: str, *operands: Any
+    ) -> tuple[list[Tensor], list[int]]:
+        size, dims = info.batch_size, in_dims[1:]
+        given = dict(zip(names, zip(operands, dims, strict=True), strict=True))
+
+        def fold(x: Tensor | None, dim: int | None) -> Tensor | None:
+            if x is None:
+                return None
+            return (x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
+
+        def one_of(i: int) -> list[Any]:
+            return tree_map(lambda x, dim: x if dim is None else x.select(dim, i), operands, dims)
+
+        if given["cu_seqlens"][0] is not None or any(
+            x is not None and (dim is not None or op is backward_op)
+            for x, dim in (given["A_log"], given["dt_bias"])
+        ):
+            each = [op(problem, *one_of(i)) for i in range(size)]
+            outputs = [torch.stack(x) for x in zip(*each, strict=True)]
+        else:
+            folded = [
+                x if name in ("A_log", "dt_bias") else tree_map(fold, x, dim)
+                for name, (x, dim) in given.items()
+            ]
+            outputs = [x.unflatten(0, (size, x.shape[0] // size)) for x in op(problem, *folded)]
+        return outputs, [0] * len(outputs)
+
+    return rule
+
+
+for _op in (forward_op, backward_op):
+    torch.library.register_vmap(_op, _vmap_rule(_op))
+
+
 class _Recurrence(torch.autograd.Function):
     """The forward pass with the backward pass as its gradient; its arguments are the operator's."""
 
@@ -186,6 +230,8 @@ class _Recurrence(torch.autograd.Function):
 class _Transformable(torch.autograd.Function):
     """The same for torch.func, which takes only this form; calling it costs the host more."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(problem: str, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         return tuple(forward_op(problem, *inputs))
@@ -208,18 +254,14 @@ class _Transformable(torch.autograd.Function):
     def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
         _refuse_forward_mode(ctx.problem)
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], problem: str, *inputs: Tensor | None) -> NoReturn:
-        raise NotImplementedError(
-            f"{fields_of(problem)['op']} has no rule for torch.func.vmap, which torch.func.jacrev uses too"
-        )
-
 
 class _OnceDifferentiable(torch.autograd.Function):
     """The gradients, made of tensors, that refuse to be differentiated by them.
 
     PyTorch would take them for constants, and so second derivatives for zero.
     """
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(problem: str, count: int, *gradients_and_tensors: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -250,7 +292,7 @@ def refuse_tangents(problem: str, *tensors: Tensor | None) -> None:
         _refuse_forward_mode(problem)
 
 
-_is_transformed = torch._C._are_functorch_transforms_active
+is_transformed = torch._C._are_functorch_transforms_active
 
 
 def run(
@@ -273,6 +315,14 @@ def run(
 
     RuntimeErrors of it are for :func:`raise_as_python`.
     """
+    if is_transformed():  # that a tensor wants a gradient or has a tangent shows at its own level alone
+        if disable_recompute and torch.is_grad_enabled():
+            problem += " disable_recompute=1"
+        outputs = _Transformable.apply(
+            problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
+            cu_seqlens_cpu,
+        )  # fmt: skip
+        return outputs[: _given(problem)]
     if torch.is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
@@ -287,17 +337,11 @@ def run(
     ):
         if disable_recompute:
             problem += " disable_recompute=1"
-        transformed = _is_transformed()
-        outputs = (_Transformable if transformed else _Recurrence).apply(
+        return _Recurrence.apply(
             problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
             cu_seqlens_cpu,
         )  # fmt: skip
-        return outputs[: _given(problem)] if transformed else outputs
-    # Derivatives of an outer torch.func.jvp do not show here; at its own level it finds the refusal.
-    function = forward_op
-    if forward_ad._current_level >= 0 and _is_transformed():
-        function = _Transformable.apply
-    return function(
+    return forward_op(
         problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
         cu_seqlens_cpu,
     )  # fmt: skip

@@ -7,9 +7,11 @@ head h reads key head h // (HV // H)), K and V their dimensions, N sequences: B,
 All take tensors of the CPU and of CUDA devices, in float32, float16 or bfloat16 (q, k and v alike; gates
 as q or in float32), and have gradients for every floating-point input, the final state's included. They
 work under ``torch.compile(fullgraph=True)``, ``torch.export``, autocast (q, k and v are cast), activation
-checkpointing and, once called with the same shapes before, in CUDA graphs. They run on the current
-stream, take all memory from PyTorch and wait for nothing. Second derivatives, and derivatives carried
-forwards (``torch.autograd.forward_ad``, ``torch.func.jvp``), raise NotImplementedError. A program of
+checkpointing, ``torch.func.grad``, ``torch.func.vmap`` (whose dimension becomes a part of the batch, or a
+call for each sample where batches are packed or the gate's parameters differ or get gradients) and, once
+called with the same shapes before, in CUDA graphs. They run on the current stream, take all memory from
+PyTorch and wait for nothing. Second derivatives, and derivatives carried forwards
+(``torch.autograd.forward_ad``, ``torch.func.jvp``), raise NotImplementedError. A program of
 ``torch.export`` is for inference: it has no gradients.
 
 float64 q, k and v, on the CPU, are computed by the recurrence in float64, token by token, with derivatives
@@ -38,7 +40,7 @@ from torch.autograd import forward_ad
 
 from . import _recurrence
 from ._arguments import floating, integer, real, tensor
-from ._call import fields_of, forward_op, raise_as_python, refuse_tangents, run
+from ._call import fields_of, forward_op, is_transformed, raise_as_python, refuse_tangents, run
 
 __all__ = [
     "chunk_delta_rule",
@@ -797,7 +799,9 @@ def _with_states(
 ) -> tuple[Any, ...]:
     """o, the final state or None, and the state before each chunk."""
     inputs = (q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
+    if torch.is_grad_enabled() and (
+        is_transformed() or any(x is not None and x.requires_grad for x in inputs)
+    ):
         raise ValueError(
             "return_intermediate_states is true; it has no gradient, so call under torch.no_grad()"
         )
