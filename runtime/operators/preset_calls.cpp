@@ -11,15 +11,19 @@ struct Call {
   std::string_view name;
   Pass pass;
   bool initial_state, output_final_state;
+  bool short_prefill = false;
 };
 
-/// Of every model. A loss depends on no final state, so the backward pass gets no dht.
+/// Of every model but for the short prefills. A loss depends on no final state, so the backward
+/// pass gets no dht.
 constexpr Call kCalls[] = {
     {"first prefill", Pass::forward, false, true},
     {"continued prefill", Pass::forward, true, true},
     {"training, forward", Pass::forward, false, false},
     {"training, backward", Pass::backward, false, false},
     {"decoding", Pass::recurrent, true, true},
+    {"short first prefill", Pass::recurrent, false, true, true},
+    {"short continued prefill", Pass::recurrent, true, true, true},
 };
 
 const ModelPreset& find_model(std::string_view name) {
@@ -38,7 +42,8 @@ Problem problem_of(const ModelPreset& preset, const CallStyle& style, DType dtyp
   p.use_qk_l2norm = true;
   p.has_g = !style.no_gate;
   p.use_gate_in_kernel = p.has_dt_bias = style.gate_in_kernel;
-  if (style.gate_in_kernel && preset.lower_bound != 0) p.lower_bound = preset.lower_bound;
+  if (style.gate_in_kernel && preset.lower_bound != 0 && !style.no_lower_bound)
+    p.lower_bound = preset.lower_bound;
   p.use_beta_sigmoid = style.beta_sigmoid;
   p.state_v_first = style.state_v_first;
   return p;
@@ -50,16 +55,21 @@ std::vector<PresetCall> preset_calls(std::string_view preset, DType dtype) {
   const ModelPreset& model = find_model(preset);
   std::vector<PresetCall> calls;
   for (const CallStyle& style : model.styles)
-    for (const Call& call : kCalls) {
-      Problem p = problem_of(model, style, dtype);
-      p.pass = call.pass;
-      p.initial_state = call.initial_state;
-      p.output_final_state = call.output_final_state;
-      const bool decodes = call.pass == Pass::recurrent;
-      if (decodes) p.T = 1;
-      calls.push_back({fmt::format("{}: {}", style.library, call.name), std::move(p),
-                       decodes ? style.decode : nullptr});
-    }
+    for (const bool packed : {false, true})
+      for (const Call& call : kCalls) {
+        if (packed && !style.packs_masked) continue;
+        if (call.short_prefill && style.short_prefill == 0) continue;
+        Problem p = problem_of(model, style, dtype);
+        p.pass = call.pass;
+        p.initial_state = call.initial_state;
+        p.output_final_state = call.output_final_state;
+        p.packed = packed;
+        const bool recurrent = call.pass == Pass::recurrent;
+        if (recurrent) p.T = call.short_prefill ? style.short_prefill : 1;
+        calls.push_back(
+            {fmt::format("{}: {}{}", style.library, call.name, packed ? ", packed" : ""),
+             std::move(p), recurrent ? style.decode : nullptr});
+      }
   return calls;
 }
 

@@ -12,15 +12,15 @@ namespace wyvern {
 /// One call of an operator in a model's life.
 struct PresetCall {
   std::string name;  ///< "transformers: first prefill"
-  Problem problem;   ///< T is 1 where tokens are decoded, else 0: the caller's choice
+  Problem problem;   ///< T is 0, the caller's choice, or the most that the call has
   /// To be called when T and options have been set; null: nothing is left to do.
   void (*finish)(Problem&) = nullptr;
 };
 
 /// For each library whose models have the preset's heads, its main one first: the first prefill (no
 /// initial state), a prefill that continues from a state, the forward and the backward pass of a
-/// training step, and decoding. `dtype` is that of q, k, v and o. Throws Error(kBadInput) that
-/// lists the presets.
+/// training step, decoding, and where its layers do so prefills by the recurrent pass, and all of
+/// these packed. `dtype` is that of q, k, v and o. Throws Error(kBadInput) that lists the presets.
 std::vector<PresetCall> preset_calls(std::string_view preset, DType dtype);
 
 }  // namespace wyvern

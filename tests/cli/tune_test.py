@@ -127,9 +127,7 @@ class Tune(Case):
     def test_calls_of_a_preset_that_options_leave(self):
         """A manifest's line stands for the same problems; within so short a time none is begun."""
         def problems(**line):
-            tune = self.manifest({"operator": OP, "preset": "qwen3-next-80b", "tokens": 16, **line})
-            return self.document(*tune, "--device", "cpu", "--budget", "0.1s", "--within", "0.1s",
-                                 expect=3)["problems"]
+            return len(self.calls(OP, "qwen3-next-80b", **line)["not_begun"])
         self.assertEqual(problems(), 5)
         self.assertEqual(problems(**{"pass": "forward"}), 3)
         self.assertEqual(problems(**{"pass": "backward"}), 1)
@@ -137,6 +135,65 @@ class Tune(Case):
         self.assertEqual(problems(inplace_state=True), 1)
         self.refuses("tune", OP, "--preset", "qwen3-next-80b", "--lower-bound", "-5",
                      names=["lower_bound"])
+
+    def calls(self, operator, preset, **line):
+        """The document of a manifest of these calls; within so short a time none is begun."""
+        tune = self.manifest({"operator": operator, "preset": preset, "tokens": 16, **line})
+        return self.document(*tune, "--device", "cpu", "--budget", "0.1s", "--within", "0.1s",
+                             expect=3)
+
+    def test_calls_that_are_left_out_are_named(self):
+        left_out = self.calls(OP, "qwen3-next-80b", seqlens=[5, 11])["left_out"]
+        self.assertEqual([(call["line"], call["call"]) for call in left_out],
+                         [(1, "transformers: decoding")])
+        self.assertIn("--seqlens is 5,11", left_out[0]["reason"])
+        self.assertEqual(self.calls(OP, "qwen3-next-80b", **{"pass": "backward"})["left_out"], [])
+        tune = ("tune", OP, "--preset", "qwen3-next-80b", "--tokens", "16", "--inplace-state",
+                "--device", "cpu", "--budget", "0.1s")
+        document = self.document(*tune)
+        self.assertEqual(document["call"], "transformers: decoding")
+        names = [call["call"] for call in document["left_out"]]
+        self.assertEqual(len(names), 4)
+        line = next(line for line in self.wyvern(*tune).stdout.splitlines()
+                    if line.startswith("left out: "))
+        for part in (*names, "inplace_state"):
+            self.assertIn(part, line)
+        self.assertNotIn("left out", self.wyvern(
+            *tune[:6], "--pass", "recurrent", *tune[7:]).stdout)
+
+    def test_calls_of_layers_that_pack_and_take_short_prefills_by_the_recurrent_pass(self):
+        left = self.calls("delta_rule", "fla-deltanet-1.3b", batch=2)["not_begun"]
+        problems = {call["call"]: call["problem"] for call in left}
+        names = ["first prefill", "continued prefill", "training, forward", "training, backward",
+                 "decoding", "short first prefill", "short continued prefill"]
+        self.assertEqual(list(problems), [f"fla: {name}{packed}" for packed in ("", ", packed")
+                                          for name in names])
+        for name in names:
+            padded, packed = (problems[f"fla: {name}{x}"] for x in ("", ", packed"))
+            tokens = 1 if name == "decoding" else 16
+            self.assertEqual((padded["B"], padded["T"], padded["N"]), (2, tokens, 2), name)
+            self.assertEqual((packed["B"], packed["T"], packed["N"]), (1, 2 * tokens, 2), name)
+            self.assertIn("/packed=int32", packed["key"])
+        for packed in ("", ", packed"):
+            first, more, decoding = (problems[f"fla: {name}{packed}"] for name in (
+                "short first prefill", "short continued prefill", "decoding"))
+            self.assertEqual([x["pass"] for x in (first, more)], ["recurrent"] * 2)
+            self.assertEqual([x["initial_state"] for x in (first, more)], [False, True])
+            self.assertEqual(more["key"].replace("tokens=32", "tokens=2"), decoding["key"])
+        longer = self.calls("delta_rule", "fla-deltanet-1.3b", tokens=100)["not_begun"]
+        self.assertEqual([call["problem"]["T"] for call in longer if "short" in call["call"]],
+                         [64] * 4)
+
+    def test_kda_with_and_without_a_bound(self):
+        left = self.calls("kda", "kimi-linear-48b")["not_begun"]
+        keys = {call["call"]: call["problem"]["key"] for call in left}
+        for name in ("first prefill", "training, backward", "decoding, packed"):
+            self.assertIn(",bounded", keys[f"fla: {name}"])
+            self.assertEqual(keys[f"fla: {name}"].replace(",bounded", ""),
+                             keys[f"fla, no lower bound: {name}"])
+        self.assertEqual(len(keys), 14 + 5 + 14)
+        without = self.calls("kda", "kimi-linear-48b", lower_bound="none")["not_begun"]
+        self.assertEqual(len(without), 14 + 5)
 
     def test_shards_are_parts_of_the_whole(self):
         shapes = [f"T={tokens},H=1,K=16" for tokens in (10, 20, 30, 40)]

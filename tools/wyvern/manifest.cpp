@@ -33,7 +33,7 @@ std::string option_text(const Json& value) {
 }
 
 /// The calls of the line's object, as the command line would select them.
-std::vector<SelectedCall> calls_of(const Json& line) {
+std::vector<SelectedCall> calls_of(const Json& line, std::vector<LeftOutCall>& left_out) {
   if (!line.is_object()) reject("it is no JSON object");
   if (line.contains("problem")) {
     if (line.size() != 2 || !line.contains("operator"))
@@ -65,7 +65,7 @@ std::vector<SelectedCall> calls_of(const Json& line) {
   } catch (const CLI::ParseError& error) {
     reject("{}", error.what());
   }
-  return select_calls(selection, options);
+  return select_calls(selection, options, left_out);
 }
 
 /// One spelling of a problem and its exact sizes.
@@ -84,8 +84,8 @@ std::int64_t integer_of(const char* name, std::string_view text) {
 
 }  // namespace
 
-std::vector<ManifestEntry> parse_manifest(std::string_view text) {
-  std::vector<ManifestEntry> entries;
+Manifest parse_manifest(std::string_view text) {
+  Manifest manifest;
   std::set<std::string> seen;
   for (std::size_t line = 1; !text.empty(); ++line) {
     const std::size_t end = std::min(text.find('\n'), text.size());
@@ -96,17 +96,19 @@ std::vector<ManifestEntry> parse_manifest(std::string_view text) {
       if (is_too_deep(content))
         reject("line {} of the manifest: its lists and objects are nested more than {} deep", line,
                kDeepestJson);
-      for (SelectedCall& call : calls_of(Json::parse(content)))
+      std::vector<LeftOutCall> left_out;
+      for (SelectedCall& call : calls_of(Json::parse(content), left_out))
         if (seen.insert(identity(call.selection.problem)).second)
-          entries.push_back({line, std::move(call.name), std::move(call.selection)});
+          manifest.entries.push_back({line, std::move(call.name), std::move(call.selection)});
+      if (!left_out.empty()) manifest.left_out.push_back({line, std::move(left_out)});
     } catch (const Json::exception& error) {
       reject("line {} of the manifest: {}", line, error.what());
     } catch (const Error& error) {
       reject("line {} of the manifest: {}", line, error.what());
     }
   }
-  if (entries.empty()) reject("the manifest has no problem");
-  return entries;
+  if (manifest.entries.empty()) reject("the manifest has no problem");
+  return manifest;
 }
 
 Shard find_shard(const std::optional<std::string>& text,

@@ -18,13 +18,24 @@ struct ManifestEntry {
   Selection selection;
 };
 
+/// The calls of a line's preset that its options do not go with.
+struct LeftOutEntry {
+  std::size_t line = 0;
+  std::vector<LeftOutCall> calls;
+};
+
+struct Manifest {
+  std::vector<ManifestEntry> entries;
+  std::vector<LeftOutEntry> left_out;
+};
+
 /// The problems of a manifest: one JSON object a line, {"operator": OP} and options of `wyvern
 /// tune` that select a problem by their names without dashes: {"operator": "kda", "preset":
 /// "kimi-linear", "tokens": 8192, "pass": "backward", "use_qk_l2norm": true}. A shape may be an
 /// object, seqlens a list. Or {"operator": OP, "problem": {"T": 64, ...}}, fields of Problem as
 /// --problem has them. Empty lines are passed over; a problem that is there twice counts once.
 /// Throws Error(kBadInput) that names the line.
-std::vector<ManifestEntry> parse_manifest(std::string_view text);
+Manifest parse_manifest(std::string_view text);
 
 struct Shard {
   std::size_t index = 0, count = 1;

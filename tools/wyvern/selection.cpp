@@ -207,22 +207,37 @@ std::optional<Pass> given_pass(const OptionFlags& options) {
   return text != nullptr ? std::optional(parse_pass(*text)) : std::nullopt;
 }
 
-/// A preset's call with its batch and tokens; --tokens is for decoding only where that was asked
-/// for alone.
+/// A preset's call with its batch and tokens; a recurrent call has more than its own only where the
+/// pass was asked for alone.
 Problem with_tokens(const SelectionFlags& flags, Problem problem, bool alone) {
   if (flags.batch) problem.B = problem.N = parse_integer("--batch", *flags.batch, 0, kMostTokens);
-  const bool decodes = problem.pass == Pass::recurrent;
-  problem.T = decodes ? kDecodedTokens : kDefaultTokens;
-  if (flags.tokens && (alone || !decodes))
+  const std::int64_t most = problem.T;
+  if (most == 0) problem.T = kDefaultTokens;
+  if (flags.tokens) {
     problem.T = parse_integer("--tokens", *flags.tokens, 0, kMostTokens);
+    if (most > 0 && !alone) problem.T = std::clamp<std::int64_t>(problem.T, 1, most);
+  }
+  if (problem.packed && !flags.seqlens) {
+    problem.T *= problem.B;
+    problem.B = 1;
+  }
   return problem;
+}
+
+/// The boundaries of a packed batch whose sequences are equally long.
+std::vector<std::int64_t> equal_lengths(const Problem& problem) {
+  std::vector<std::int64_t> boundaries;
+  for (std::int64_t n = 0; n <= problem.N; ++n)
+    boundaries.push_back(problem.N > 0 ? n * (problem.T / problem.N) : 0);
+  return boundaries;
 }
 
 /// The problem with everything that the options say.
 Selection finished(const SelectionFlags& flags, const OptionFlags& options, Problem problem) {
   Selection selection{std::move(problem), {}};
   selection.problem.state_dtype = DType::fp32;
-  selection.problem.seqlens_dtype = DType::int64;
+  // A call that is packed by itself has the boundaries' dtype of its library.
+  if (!selection.problem.packed) selection.problem.seqlens_dtype = DType::int64;
   if (flags.seqlens) {
     const bool tokens_given = flags.tokens.has_value() ||
                               (flags.shape && (flags.shape->starts_with("T=") ||
@@ -388,19 +403,23 @@ Selection select(const SelectionFlags& flags, const OptionFlags& options) {
   return finished(flags, options, with_tokens(flags, call->problem, true));
 }
 
-std::vector<SelectedCall> select_calls(const SelectionFlags& flags, const OptionFlags& options) {
+std::vector<SelectedCall> select_calls(const SelectionFlags& flags, const OptionFlags& options,
+                                       std::vector<LeftOutCall>& left_out) {
   require_problem(flags);
   if (!flags.preset) return {{"", select(flags, options)}};
   const std::optional<Pass> pass = given_pass(options);
   std::vector<SelectedCall> selected;
   std::optional<Error> refused;
   for (const PresetCall& call : calls_of_preset(flags)) {
-    const bool decodes = call.problem.pass == Pass::recurrent;
-    if (pass ? call.problem.pass != *pass : decodes && flags.seqlens) continue;
+    if (pass && call.problem.pass != *pass) continue;
     try {
+      if (!pass && flags.seqlens && call.problem.pass == Pass::recurrent)
+        reject("--seqlens is {}; the recurrent pass has it with --pass recurrent only",
+               *flags.seqlens);
       Selection one = finished(flags, options, with_tokens(flags, call.problem, pass.has_value()));
       if (call.finish != nullptr) call.finish(one.problem);
       validate(one.problem);
+      if (one.problem.packed && !flags.seqlens) one.cu_seqlens = equal_lengths(one.problem);
       const std::string key = problem_key(one.problem).to_string();
       const auto same = [&](const SelectedCall& other) {
         return problem_key(other.selection.problem).to_string() == key;
@@ -408,6 +427,7 @@ std::vector<SelectedCall> select_calls(const SelectionFlags& flags, const Option
       if (std::ranges::none_of(selected, same)) selected.push_back({call.name, std::move(one)});
     } catch (const Error& error) {
       if (!refused) refused = error;
+      left_out.push_back({call.name, error.what()});
     }
   }
   if (selected.empty()) throw *refused;

@@ -53,6 +53,12 @@ struct SelectedCall {
   Selection selection;
 };
 
+/// A call that the options do not go with.
+struct LeftOutCall {
+  std::string name;    ///< as SelectedCall's
+  std::string reason;  ///< "lower_bound is -5; ..."
+};
+
 inline constexpr std::int64_t kDefaultTokens = 2048;  ///< of a preset without --tokens
 inline constexpr std::int64_t kDecodedTokens = 1;     ///< the same for the recurrent pass
 
@@ -74,10 +80,11 @@ void add_device(CLI::App& verb, std::optional<std::string>& device);
 Selection select(const SelectionFlags& flags, const OptionFlags& options);
 
 /// Every call of the preset's models, each with the options laid over it; only those of --pass
-/// where that is given, none twice, and none that the options do not go with (with --seqlens no
-/// decoding). Without a preset the one problem of select(). Throws Error(kBadInput) where nothing
-/// is left.
-std::vector<SelectedCall> select_calls(const SelectionFlags& flags, const OptionFlags& options);
+/// where that is given, and none twice. Those that the options do not go with (decoding with
+/// --seqlens) are appended to `left_out` instead. Without a preset the one problem of select().
+/// Throws Error(kBadInput) where nothing is left.
+std::vector<SelectedCall> select_calls(const SelectionFlags& flags, const OptionFlags& options,
+                                       std::vector<LeftOutCall>& left_out);
 
 /// The options that make `wyvern run` compute this problem: "--use-qk-l2norm", ...
 std::vector<std::string> run_options(const Problem& problem);

@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "autotune/tuner.hpp"
@@ -50,6 +51,11 @@ TuneOptions tune_options(const TuneFlags& flags);
 /// The document of one tuning.
 Json tune_document(const Device& device, const Problem& problem, const TuneResult& result,
                    const std::string& cache);
+
+/// The calls that the options leave out, in a line for each reason that begins with `where`.
+void say_left_out(std::string_view where, const std::vector<LeftOutCall>& calls);
+/// Each as {"call": .., "reason": ..}.
+Json left_out_json(const std::vector<LeftOutCall>& calls);
 
 /// --replay: searches on recordings, instead of on a device.
 int replay_recordings(const TuneFlags& flags, bool json);

@@ -83,6 +83,7 @@ class Fleet {
   }
 
   const std::vector<Json>& documents() const { return documents_; }  ///< null: not begun
+  const std::vector<ManifestEntry>& entries() const { return entries_; }
   bool failed() const { return failed_; }
 
  private:
@@ -190,7 +191,7 @@ int tune_manifest(const TuneFlags& flags, bool json) {
   const InputFile file(*flags.manifest);
   std::string text(file.bytes(), '\0');
   file.read(0, text.data(), text.size());
-  std::vector<ManifestEntry> entries = parse_manifest(text);
+  auto [entries, left_out] = parse_manifest(text);
   const std::size_t all = entries.size();
   const Shard shard = find_shard(flags.shard, [](const char* name) { return std::getenv(name); });
   std::erase_if(entries, [&](const ManifestEntry& entry) {
@@ -211,9 +212,22 @@ int tune_manifest(const TuneFlags& flags, bool json) {
   const StopOnInterrupt on_interrupt;
   Fleet fleet(std::move(entries), options, within_s, cache);
   fleet.run(devices);
-  Json tunings = Json::array(), names = Json::array();
-  for (const Json& document : fleet.documents())
-    if (!document.is_null()) tunings.push_back(document);
+  Json tunings = Json::array(), rest = Json::array(), names = Json::array();
+  for (std::size_t at = 0; at < fleet.entries().size(); ++at) {
+    const ManifestEntry& entry = fleet.entries()[at];
+    if (!fleet.documents()[at].is_null())
+      tunings.push_back(fleet.documents()[at]);
+    else
+      rest.push_back({{"line", entry.line},
+                      {"call", entry.call},
+                      {"problem", to_json(entry.selection.problem)}});
+  }
+  Json illegal = Json::array();
+  for (const LeftOutEntry& entry : left_out)
+    for (Json& call : left_out_json(entry.calls)) {
+      call["line"] = entry.line;
+      illegal.push_back(std::move(call));
+    }
   for (const Device& device : devices) names.push_back(device.info().name);
   const bool whole = tunings.size() == fleet.documents().size();
   if (json)
@@ -223,10 +237,15 @@ int tune_manifest(const TuneFlags& flags, bool json) {
                     {"shard", {{"index", shard.index}, {"count", shard.count}}},
                     {"devices", names},
                     {"tunings", tunings},
+                    {"not_begun", rest},
+                    {"left_out", illegal},
                     {"complete", whole && !fleet.failed()},
                     {"cache", cache->file().string()}});
-  else
+  else {
+    for (const LeftOutEntry& entry : left_out)
+      say_left_out(fmt::format("line {}: ", entry.line), entry.calls);
     print_fleet(fleet.documents(), known, *cache);
+  }
   return whole && !fleet.failed() ? kDone : kFailed;
 }
 

@@ -3,6 +3,7 @@
 #include <wyvern/error.hpp>
 
 #include <fmt/chrono.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <csignal>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -154,10 +156,10 @@ bool names_by_options(const TuneFlags& flags) {
   return named;
 }
 
-std::vector<SelectedCall> calls_of(const TuneFlags& flags) {
+std::vector<SelectedCall> calls_of(const TuneFlags& flags, std::vector<LeftOutCall>& left_out) {
   // A recording is of one problem.
   if (flags.record && !flags.problem) return {{"", select(flags.selection, flags.options)}};
-  if (!flags.problem) return select_calls(flags.selection, flags.options);
+  if (!flags.problem) return select_calls(flags.selection, flags.options, left_out);
   if (names_by_options(flags))
     throw Error(ErrorKind::kBadInput,
                 "--problem is given beside other options that name a problem; it must be alone");
@@ -200,11 +202,13 @@ Json tune_one(const TuneFlags& flags, const SelectedCall& call, const std::strin
 /// of what is left.
 int tune_calls(const TuneFlags& flags, bool json) {
   using Clock = std::chrono::steady_clock;
-  const std::vector<SelectedCall> calls = calls_of(flags);
+  std::vector<LeftOutCall> left_out;
+  const std::vector<SelectedCall> calls = calls_of(flags, left_out);
   TuneOptions options = tune_options(flags);
   const auto budget = options.budget;
   const Device device = open_device(flags.device);
   Runtime runtime({.cache = nullptr, .plans = nullptr, .compile_jobs = options.jobs});
+  if (!json) say_left_out("", left_out);
   Json documents = Json::array();
   const Clock::time_point start = Clock::now();
   for (const SelectedCall& call : calls) {
@@ -218,6 +222,7 @@ int tune_calls(const TuneFlags& flags, bool json) {
   if (!json) return kDone;
   Json document = documents.front();
   if (calls.size() > 1) document["calls"] = std::move(documents);
+  if (!left_out.empty()) document["left_out"] = left_out_json(left_out);
   print_document(document);
   return kDone;
 }
@@ -299,6 +304,20 @@ Json tune_document(const Device& device, const Problem& problem, const TuneResul
           {"complete", result.complete},
           {"stored", result.stored},
           {"cache", cache}};
+}
+
+void say_left_out(std::string_view where, const std::vector<LeftOutCall>& calls) {
+  std::map<std::string_view, std::vector<std::string_view>> by_reason;
+  for (const LeftOutCall& call : calls) by_reason[call.reason].push_back(call.name);
+  for (const auto& [reason, names] : by_reason)
+    say("{}left out: {} ({})", where, fmt::join(names, "; "), reason);
+}
+
+Json left_out_json(const std::vector<LeftOutCall>& calls) {
+  Json array = Json::array();
+  for (const LeftOutCall& call : calls)
+    array.push_back({{"call", call.name}, {"reason", call.reason}});
+  return array;
 }
 
 void add_tune(Command& command) {

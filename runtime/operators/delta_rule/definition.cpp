@@ -4,7 +4,7 @@
 namespace wyvern::delta_rule {
 namespace {
 
-constexpr std::array kFla{CallStyle{.library = "fla"}};
+constexpr std::array kFla{CallStyle{.library = "fla", .short_prefill = 64, .packs_masked = true}};
 
 constexpr std::array kPresets{
     ModelPreset{{"fla-deltanet-1.3b", "delta_rule", 16, 16, 128, 128}, kFla},

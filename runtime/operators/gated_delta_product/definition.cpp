@@ -21,7 +21,11 @@ void decode_steps(Problem& p) {
   p.has_g = true;
 }
 
-constexpr std::array kFla{CallStyle{.library = "fla", .no_gate = true, .decode = decode_steps}};
+constexpr std::array kFla{CallStyle{.library = "fla",
+                                    .no_gate = true,
+                                    .decode = decode_steps,
+                                    .short_prefill = 64,
+                                    .packs_masked = true}};
 
 // The defaults of FLA's GatedDeltaProductConfig: 6 heads of 256, twice as many value columns, one
 // step a token and no gate.

@@ -7,8 +7,12 @@ namespace {
 constexpr std::string_view kName = "gated_delta_rule";
 
 constexpr std::array kTransformers{CallStyle{.library = "transformers"}};
-constexpr std::array kFla{CallStyle{
-    .library = "fla", .gate_in_kernel = true, .beta_sigmoid = true, .state_v_first = true}};
+constexpr std::array kFla{CallStyle{.library = "fla",
+                                    .gate_in_kernel = true,
+                                    .beta_sigmoid = true,
+                                    .state_v_first = true,
+                                    .short_prefill = 64,
+                                    .packs_masked = true}};
 
 constexpr std::array kPresets{
     ModelPreset{{"qwen3-next-80b", kName, 16, 32, 128, 128}, kTransformers},

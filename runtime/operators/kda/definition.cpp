@@ -5,12 +5,23 @@
 namespace wyvern::kda {
 namespace {
 
+constexpr CallStyle kFla{.library = "fla",
+                         .gate_in_kernel = true,
+                         .beta_sigmoid = true,
+                         .state_v_first = true,
+                         .short_prefill = 64,
+                         .packs_masked = true};
+
+/// FLA's layer and KDAConfig have no bound unless they are given one.
+constexpr CallStyle fla_without_bound() {
+  CallStyle style = kFla;
+  style.library = "fla, no lower bound";
+  style.no_lower_bound = true;
+  return style;
+}
+
 // The second computes the gate itself, without a bound.
-constexpr std::array kStyles{
-    CallStyle{
-        .library = "fla", .gate_in_kernel = true, .beta_sigmoid = true, .state_v_first = true},
-    CallStyle{.library = "transformers"},
-};
+constexpr std::array kStyles{kFla, CallStyle{.library = "transformers"}, fla_without_bound()};
 
 constexpr std::array kPresets{
     ModelPreset{{"kimi-linear-48b", "kda", 32, 32, 128, 128, -5.0F}, kStyles},

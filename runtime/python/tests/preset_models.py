@@ -1,6 +1,7 @@
 """Runs a tiny model with a preset's heads once through its life: prefill, more of it, decoding, training.
 
-usage: preset_models.py LIBRARY PRESET H HV K V TOKENS, the library being transformers or fla
+usage: preset_models.py LIBRARY PRESET H HV K V TOKENS [LIFE], the library being transformers or fla, and
+LIFE padded (the default) or of FLA's layers packed (with an attention mask) or unbounded (kda's gate)
 
 Prints what wyvern.prepared() says as JSON. In a process of its own, so that its cache is WYVERN_CACHE_DIR's.
 """
@@ -15,6 +16,7 @@ import torch
 
 import wyvern
 
+SHORT = 64  # the most tokens that FLA's layers take by the recurrent pass
 COMMON = {
     "vocab_size": 97,
     "hidden_size": 64,
@@ -69,14 +71,15 @@ def live_with_transformers(model: Any, tokens: int) -> None:
     assert not wyvern.transformers.report().declined, wyvern.transformers.report()
 
 
-def layer_of_fla(preset: str, H: int, HV: int, K: int, V: int) -> Any:
+def layer_of_fla(preset: str, H: int, HV: int, K: int, V: int, bounded: bool) -> Any:
     """Without its convolutions and its output's norm, which are Triton's alone."""
     from fla import layers
 
     common = {"hidden_size": 64, "use_short_conv": False, "layer_idx": 0}
     heads = {"head_dim": K, "num_heads": H, "expand_v": V / K}
     if preset.startswith("kimi"):
-        layer = layers.KimiDeltaAttention(**common, **heads, num_v_heads=HV, lower_bound=-5.0)
+        bound = -5.0 if bounded else None
+        layer = layers.KimiDeltaAttention(**common, **heads, num_v_heads=HV, lower_bound=bound)
     elif preset == "fla-gdn-1.3b":
         layer = layers.GatedDeltaNet(**common, **heads, num_v_heads=HV)
     elif preset == "fla-gated-deltaproduct":
@@ -96,32 +99,44 @@ class FirstOf(torch.nn.Module):
         return o
 
 
-def live_with_fla(layer: Any, tokens: int) -> None:
+def live_with_fla(layer: Any, tokens: int, masked: bool) -> None:
     from fla.models.utils import Cache
 
     import wyvern.fla
 
     layer = layer.bfloat16()
     x = torch.randn(1, 2 * tokens + 1, layer.hidden_size).bfloat16()
+
+    def mask(count: int) -> torch.Tensor | None:
+        return torch.ones(1, count, dtype=torch.int64) if masked else None
+
+    def generate(*lengths: int) -> None:
+        past, first = Cache(), 0
+        for length in lengths:
+            part = x[:, first : first + length]
+            first += length
+            _, _, past = layer(part, mask(first), past_key_values=past, use_cache=True)
+
     with wyvern.fla.enable():
         layer.eval()
         with torch.no_grad():
-            past = Cache()
-            for part in (x[:, :tokens], x[:, tokens:-1], x[:, -1:]):
-                _, _, past = layer(part, past_key_values=past, use_cache=True)
+            generate(tokens, tokens, 1)
+            generate(SHORT, SHORT)
         layer.train()
-        layer(x[:, :tokens])[0].sum().backward()
+        layer(x[:, :tokens], mask(tokens))[0].sum().backward()
     assert not wyvern.fla.report().declined, wyvern.fla.report()
 
 
 def main() -> None:
-    library, preset, *numbers = sys.argv[1:]
+    library, preset, *numbers = sys.argv[1:8]
+    life = sys.argv[8] if len(sys.argv) > 8 else "padded"
     H, HV, K, V, tokens = map(int, numbers)
     torch.manual_seed(0)
     if library == "transformers":
         live_with_transformers(model_of_transformers(preset, H, HV, K, V), tokens)
     else:
-        live_with_fla(layer_of_fla(preset, H, HV, K, V), tokens)
+        layer = layer_of_fla(preset, H, HV, K, V, life != "unbounded")
+        live_with_fla(layer, tokens, life == "packed")
     print(json.dumps(wyvern.prepared()))
 
 

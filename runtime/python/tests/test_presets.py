@@ -1,4 +1,4 @@
-"""What `wyvern tune --preset` tunes is what models call: after it each of their plans is exact."""
+"""What `wyvern tune --preset` tunes is what models call."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,40 +16,70 @@ from wyvern import _command
 
 MODELS = Path(__file__).parent / "preset_models.py"
 TOKENS = 96
-# FLA's layers decode up to 64 tokens at a time, so that these are a prefill.
-PRESETS = [
-    ("transformers", "gated_delta_rule", "qwen3-next-80b"),
-    ("transformers", "gated_delta_rule", "qwen3.5-0.8b"),
-    ("transformers", "kda", "kimi-linear-48b"),
-    ("fla", "kda", "kimi-linear-48b"),
-    ("fla", "gated_delta_rule", "fla-gdn-1.3b"),
-    ("fla", "delta_rule", "fla-deltanet-1.3b"),
-    ("fla", "gated_delta_product", "fla-gated-deltaproduct"),
+TRANSFORMERS = [
+    ("gated_delta_rule", "qwen3-next-80b"),
+    ("gated_delta_rule", "qwen3.5-0.8b"),
+    ("kda", "kimi-linear-48b"),
 ]
-# Each is tuned and run in a process of its own: a short suite has one of each library.
+FLA = [
+    ("kda", "kimi-linear-48b", "padded"),
+    ("kda", "kimi-linear-48b", "packed"),
+    ("kda", "kimi-linear-48b", "unbounded"),
+    *(
+        (op, preset, life)
+        for op, preset in (
+            ("gated_delta_rule", "fla-gdn-1.3b"),
+            ("delta_rule", "fla-deltanet-1.3b"),
+            ("gated_delta_product", "fla-gated-deltaproduct"),
+        )
+        for life in ("padded", "packed")
+    ),
+]
+# Each is run, and those of transformers tuned, in a process of its own.
 if "WYVERN_TESTS_FULL" not in os.environ:
-    PRESETS = PRESETS[1:4:2]
+    TRANSFORMERS = TRANSFORMERS[1:2]
+    FLA = [case for case in FLA if case[2] != "padded"][:3]
 CALLS = {"first prefill", "continued prefill", "training, forward", "training, backward", "decoding"}
-NEEDED = {"transformers": "transformers.models.kimi_linear", "fla": "fla.ops"}
+SHORT = {"short first prefill", "short continued prefill"}
 
 
-@pytest.mark.parametrize(("library", "op", "preset"), PRESETS)
+def lived(library: str, preset: str, problem: dict[str, Any], *life: str) -> dict[str, str]:
+    """The origins of the plans that a model of the preset uses, by problem."""
+    sizes = [str(problem[name]) for name in ("H", "HV", "K", "V")]
+    done = subprocess.run(
+        [sys.executable, str(MODELS), library, preset, *sizes, str(TOKENS), *life],
+        env=os.environ, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return {one["problem"]: one["origin"] for one in json.loads(done.stdout)}
+
+
+@pytest.mark.parametrize(("op", "preset"), TRANSFORMERS)
 def test_every_call_is_exact(
-    library: str, op: str, preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    op: str, preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip(NEEDED[library], reason=f"{library} is not installed")
+    pytest.importorskip("transformers.models.kimi_linear", reason="transformers is not installed")
     monkeypatch.setenv("WYVERN_CACHE_DIR", str(tmp_path))
     tuned = _command.run(
         "tune", op, "--preset", preset, "--tokens", str(TOKENS), "--device", "cpu", "--budget", "2s"
     )
     assert all(call["stored"] for call in tuned["calls"])
     keys = {call["call"]: call["problem"]["key"] for call in tuned["calls"]}
-    problem = tuned["problem"]
-    sizes = [str(problem[name]) for name in ("H", "HV", "K", "V")]
-    done = subprocess.run(
-        [sys.executable, str(MODELS), library, preset, *sizes, str(TOKENS)],
-        env=os.environ, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    used = {one["problem"]: one["origin"] for one in json.loads(done.stdout)}
-    assert used == {keys[f"{library}: {name}"]: "exact" for name in CALLS}
+    used = lived("transformers", preset, tuned["problem"])
+    assert used == {keys[f"transformers: {name}"]: "exact" for name in CALLS}
+
+
+@pytest.mark.parametrize(("op", "preset", "life"), FLA)
+def test_the_calls_of_layers(op: str, preset: str, life: str, tmp_path: Path) -> None:
+    """By their problems, without tuning: in so short a time none is begun."""
+    pytest.importorskip("fla.ops", reason="flash-linear-attention is not installed")
+    manifest = tmp_path / "problems.jsonl"
+    manifest.write_text(json.dumps({"operator": op, "preset": preset, "tokens": TOKENS}))
+    document = _command.run(
+        "tune", "--manifest", str(manifest), "--device", "cpu", "--budget", "0.1s", "--within", "0.1s"
+    )
+    problems = {call["call"]: call["problem"] for call in document["not_begun"]}
+    style = "fla, no lower bound" if life == "unbounded" else "fla"
+    packed = ", packed" if life == "packed" else ""
+    used = lived("fla", preset, problems["fla: first prefill"], life)
+    assert set(used) == {problems[f"{style}: {name}{packed}"]["key"] for name in CALLS | SHORT}
