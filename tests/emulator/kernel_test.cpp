@@ -232,7 +232,7 @@ void expect_scalar_correct(Problem problem, std::int64_t BT, Gate gate, std::uin
   expect_some_correct(problem, BT, gate, seed, lengths, {}, step);
   problem.op = "delta_rule";
   problem.use_gate_in_kernel = problem.has_dt_bias = false;
-  expect_some_correct(problem, BT, gate, seed + 1, lengths, {}, step);
+  expect_some_correct(problem, BT, gate, seed + 1, lengths, {}, short_step());
 }
 
 bool has_beta(const Problem& p) { return definition_of(p).facts().beta; }

@@ -136,8 +136,8 @@ WYVERN_DEVICE void make_query_gradients(const Block& b, Items items, float scale
       sm90::start_product<V>(x, rows_of(b.dO(row_stage)), rows_of(b.z(row_stage)));
       b.scales().wait_full(turn.factors());
       const RowPair factor = scales_of<kLayout.query_scale>(b) * scale;
-      const sm90::Decays decays(b.factors<kLayout.G>(stage), b.factors<kLayout.column>(stage),
-                                b.factors<kLayout.anchored>(stage), warp);
+      const sm90::Decays<> decays(b.factors<kLayout.G>(stage), b.factors<kLayout.column>(stage),
+                                  b.factors<kLayout.anchored>(stage), warp);
       b.scores().wait_empty(turn.only());
       sm90::end_products<0>(x);
       const RowPair own =
@@ -202,8 +202,8 @@ WYVERN_DEVICE void make_key_gradients(const Block& b, Items items, const SliceSt
       b.rows().wait_full(turn.rows());
       sm90::start_product<V>(x, rows_of(b.dv(row_stage)), rows_of(b.z(row_stage)));
       b.scales().wait_full(turn.factors());
-      const sm90::Decays decays(b.factors<kLayout.G>(stage), b.factors<kLayout.column>(stage),
-                                b.factors<kLayout.anchored>(stage), warp);
+      const sm90::Decays<> decays(b.factors<kLayout.G>(stage), b.factors<kLayout.column>(stage),
+                                  b.factors<kLayout.anchored>(stage), warp);
       sm90::end_products<0>(x);
       b.sums().wait_empty(turn.only());
       sm90::diagonal_of(x, warp).store(b.array<kLayout.values>());

@@ -12,17 +12,6 @@ struct LoadMaps {
   const TensorMap &q, &k, &dO, &z, &dv, &states, &dstates;
 };
 
-/// Zeros in place of rows from `first` on: what follows in the tensor is the next sequence's.
-template <class TileType>
-WYVERN_DEVICE void clear_rows(const TileType& tile, int first) {
-  constexpr int kPieces = TileType::kCols / 8;
-  for (int i = lane_index(); i < (kRows - first) * kPieces; i += 32) {
-    auto* const words = reinterpret_cast<uint32*>(tile.at(first + i / kPieces, i % kPieces * 8));
-#pragma unroll
-    for (int j = 0; j < 4; ++j) words[j] = 0;
-  }
-}
-
 /// Part `i` of a value head's states, slice by slice.
 WYVERN_DEVICE void load_part(const Block& b, const Turn& turn, int state, int i,
                              const LoadMaps& maps) {
@@ -68,11 +57,11 @@ WYVERN_DEVICE void load_head(const Block& b, const Turn& turn, const Item& item,
   }
   if (!item.is_full()) {
     sm90::barrier_wait(b.landed(), landings++ % 2);
-    clear_rows(b.dO(stage), item.rows);
-    clear_rows(b.dv(stage), item.rows);
+    sm90::clear_rows(b.dO(stage), item.rows);
+    sm90::clear_rows(b.dv(stage), item.rows);
     if (with_keys) {
-      clear_rows(b.q(), item.rows);
-      clear_rows(b.k(), item.rows);
+      sm90::clear_rows(b.q(), item.rows);
+      sm90::clear_rows(b.k(), item.rows);
     }
     sm90::fence_proxy_async();
     sync_warp();

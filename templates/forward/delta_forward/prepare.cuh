@@ -6,7 +6,7 @@
 #include "device/cuda/gate.cuh"
 #include "device/cuda/share.cuh"
 #include "device/cuda/sm90/barrier.cuh"
-#include "device/cuda/sm90/inverse.cuh"
+#include "device/cuda/sm90/decay.cuh"
 #include "device/cuda/token_rows.cuh"
 #include "forward/delta_forward/hopper_layout.hpp"
 
@@ -84,16 +84,6 @@ WYVERN_DEVICE Block recalled(const Block& b) {
 
 // ---- warp 0 of warpgroup 0: tiles ---------------------------------------------------------------
 
-template <class TileType>
-WYVERN_DEVICE void clear_rows(const TileType& tile, int first) {
-  constexpr int kPieces = TileType::kCols / 8;
-  for (int i = lane_index(); i < (kRows - first) * kPieces; i += 32) {
-    auto* const words = reinterpret_cast<uint32*>(tile.at(first + i / kPieces, i % kPieces * 8));
-#pragma unroll
-    for (int j = 0; j < 4; ++j) words[j] = 0;
-  }
-}
-
 /// A chunk's tiles, once nobody needs what lies there.
 WYVERN_DEVICE void bring_tiles(const Block& b, int chunk, const Position& at,
                                const TensorMap& q_map, const TensorMap& k_map,
@@ -119,10 +109,10 @@ WYVERN_DEVICE void bring_tiles(const Block& b, int chunk, const Position& at,
   if (rows == kRows) return;
   // What follows in the tensor is the next sequence's: whatever it holds must not come in.
   sm90::barrier_wait(barrier, 0);
-  clear_rows(b.keys(at.buffer), rows);
-  if constexpr (kQueries) clear_rows(b.queries(at.buffer), rows);
+  sm90::clear_rows(b.keys(at.buffer), rows);
+  if constexpr (kQueries) sm90::clear_rows(b.queries(at.buffer), rows);
 #pragma unroll
-  for (int i = 0; i < kPanels; ++i) clear_rows(b.values(at.buffer, i), rows);
+  for (int i = 0; i < kPanels; ++i) sm90::clear_rows(b.values(at.buffer, i), rows);
   sm90::hand_over(loaded);
 }
 
@@ -163,16 +153,6 @@ WYVERN_DEVICE float stretch(int64 t, int head, const GateForm& form,
 }
 
 // ---- factors of rows ----------------------------------------------------------------------------
-
-/// The sum over lanes up to this one.
-WYVERN_DEVICE float running_sum(float x) {
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const float before = shuffle(x, larger(lane_index() - distance, 0));
-    if (lane_index() >= distance) x += before;
-  }
-  return x;
-}
 
 constexpr int kLaneRows = 2 / kScalers;
 
@@ -226,8 +206,8 @@ WYVERN_DEVICE void scale_rows(const Block& b, int chunk, const Position& at, Raw
   float low = 0.0f;
   float high = 0.0f;
   if constexpr (SCALAR_GATE) {
-    low = running_sum(lane_index() < rows ? form(raw.g[0]) : 0.0f);
-    high = running_sum(32 + lane_index() < rows ? form(raw.g[1]) : 0.0f);
+    low = sm90::running_sum(lane_index() < rows ? form(raw.g[0]) : 0.0f);
+    high = sm90::running_sum(32 + lane_index() < rows ? form(raw.g[1]) : 0.0f);
   }
   const float low_sum = shuffle(low, 31);
   const float last = (low_sum + shuffle(high, 31)) * kLog2E;
@@ -270,126 +250,16 @@ WYVERN_DEVICE void scale_rows(const Block& b, int chunk, const Position& at, Raw
 
 using Square = sm90::Accumulator<kRows>;
 
-/// What a warp has of the lower part of its sixteen rows: of blocks of 16 x 16 left of the
-/// diagonal's, of which only as many as the warp's number count, and the diagonal's.
-struct LowerRows {
-  sm90::BlockSum left[3], diagonal;
-};
-
-/// Decays between this thread's rows and columns of a chunk, with the factors of keys.
-struct Decays {
-  float reached[2];      ///< from the last row of the warp before to the thread's rows
-  Float2 column[6];      ///< from the thread's columns to that row
-  float diagonal[2][4];  ///< in the diagonal's block
-
-  /// No branch depends on the warp, so that loads and exponentials of all blocks are under way
-  /// together: while products of other warpgroups stream operands, each wait for shared memory is
-  /// hundreds of clocks.
-  WYVERN_DEVICE Decays(const Block& b, int buffer, int warp) {
-    const float* const G = b.factors<kLayout.G>(buffer);
-    const float* const key = b.factors<kLayout.key>(buffer);
-    const float* const left = b.factors<kLayout.left>(buffer) + 8 * warp * (warp - 1);
-    const int first = 16 * warp;
-    float G_r[2] = {};
-    if constexpr (SCALAR_GATE) {
-      const float G_before = G[larger(first - 1, 0)];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        G_r[i] = G[Square::row(2 * i)];
-        reached[i] = exp2_fast(G_r[i] - G_before);
-      }
-    } else {
-      reached[0] = reached[1] = 1.0f;
-    }
-#pragma unroll
-    for (int j = 0; j < 6; ++j)
-      column[j] =
-          SCALAR_GATE || QK_L2NORM ? load<2>(left + Square::col(4 * j)) : Float2{{1.0f, 1.0f}};
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      Float2 factor{{1.0f, 1.0f}};
-      Float2 G_s{};
-      if constexpr (QK_L2NORM) factor = load<2>(key + first + Square::col(4 * n));
-      if constexpr (SCALAR_GATE) G_s = load<2>(G + first + Square::col(4 * n));
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        diagonal[n][i] = SCALAR_GATE ? factor.at[i % 2] * exp2_fast(G_r[i / 2] - G_s.at[i % 2])
-                                     : factor.at[i % 2];
-    }
-  }
-};
-
-/// Element i of the n-th eight columns of the block on the diagonal.
-WYVERN_DEVICE float on_diagonal(const Square& x, const bool (&is_warp)[4], int n, int i) {
-  float value = x.x[4 * n + i];
-#pragma unroll
-  for (int other = 1; other < 4; ++other)
-    if (is_warp[other]) value = x.x[8 * other + 4 * n + i];
-  return value;
-}
-
-/// The lower part of x times decays and factors of rows; the diagonal's block is 0 above the
-/// diagonal, and with Strict on it.
-template <bool Strict>
-WYVERN_DEVICE LowerRows finish(const Square& x, const Decays& decays, int warp,
-                               const float (&factor)[2]) {
-  LowerRows lower;
-#pragma unroll
-  for (int j = 0; j < 6; ++j)
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      lower.left[j / 2].x[j % 2].x[i] =
-          x.x[4 * j + i] * (factor[i / 2] * decays.reached[i / 2]) * decays.column[j].at[i % 2];
-  // Choices by lanes: those that all lanes have alike are copied one by one from uniform registers.
-  const int own = sm90::opaque(warp);
-  const bool is_warp[4] = {own == 0, own == 1, own == 2, own == 3};
-  // Above the diagonal's blocks of 8 x 8 there is nothing, and below all counts.
-#pragma unroll
-  for (int half = 0; half < 2; ++half)
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int right = lane_index() % 4 * 2 + j - lane_index() / 4;
-      const float value = on_diagonal(x, is_warp, half, 2 * half + j) *
-                          (factor[half] * decays.diagonal[half][2 * half + j]);
-      lower.diagonal.x[half].x[2 * half + j] = right > (Strict ? -1 : 0) ? 0.0f : value;
-    }
-#pragma unroll
-  for (int i = 2; i < 4; ++i)
-    lower.diagonal.x[0].x[i] = on_diagonal(x, is_warp, 0, i) * (factor[1] * decays.diagonal[0][i]);
-  return lower;
-}
-
 /// Rows of this warp on and below the diagonal, rounded.
-WYVERN_DEVICE void store_lower(const LowerRows& x, const SquareTile& to, int warp) {
-  const int first = kPipelined ? sm90::opaque(16 * warp) : 16 * warp;
-#pragma unroll
-  for (int s = 0; s < 3; ++s)
-    if (s < warp) sm90::store_block(x.left[s], to, first, 16 * s);
-  sm90::store_block(x.diagonal, to, first, first);
+WYVERN_DEVICE void store_lower(const sm90::LowerRows& x, const SquareTile& to, int warp) {
+  sm90::store_lower(x, to, warp, kPipelined ? sm90::opaque(16 * warp) : 16 * warp);
 }
 
-WYVERN_DEVICE void store_negated(const LowerRows& x, const Tile<fp16, kRows, kRows>& to, int warp) {
-  const int first = sm90::opaque(16 * warp);
-#pragma unroll
-  for (int s = 0; s < 3; ++s)
-    if (s < warp) sm90::share_block(sm90::negated(x.left[s]), to, first, 16 * s);
-  sm90::share_block(sm90::negated(x.diagonal), to, first, first);
-}
+using Decays = sm90::Decays<SCALAR_GATE, QK_L2NORM>;
 
-/// 1 / sqrt(sum of squares + 1e-6) of a row of a tile.
-WYVERN_DEVICE float scale_of_row(const KeyTile& tile, int row) {
-  float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll kPipelined ? 2 : 8
-  for (int col = 0; col < K; col += 8) {
-    const auto words = load<4>(reinterpret_cast<const uint32*>(tile.at(row, col)));
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float low = to_float(DTYPE{static_cast<uint16>(words.at[i] & 0xFFFFU)});
-      const float high = to_float(DTYPE{static_cast<uint16>(words.at[i] >> 16U)});
-      sum[i] = fused_multiply_add(high, high, fused_multiply_add(low, low, sum[i]));
-    }
-  }
-  return reciprocal_sqrt((sum[0] + sum[1]) + (sum[2] + sum[3]) + 1e-6f);
+WYVERN_DEVICE Decays decays_of(const Block& b, int buffer, int warp) {
+  return Decays(b.factors<kLayout.G>(buffer), b.factors<kLayout.key>(buffer),
+                b.factors<kLayout.left>(buffer), warp);
 }
 
 /// A row of keys near 0 counts times up to 1000, for which fp16 may not have the range: V' enters
@@ -414,7 +284,7 @@ WYVERN_DEVICE void normalize(const Block& b, int buffer) {
   const int thread = thread_index() % 128;
   const int row = thread % kRows;
   if (thread < kRows) {
-    const float scale = scale_of_row(b.keys(buffer), row);
+    const float scale = sm90::norm_scale<kPipelined ? 2 : 8>(b.keys(buffer), row);
     b.factors<kLayout.key>(buffer)[row] = scale;
     b.factors<kLayout.row>(buffer)[row] *= scale;
     b.factors<kLayout.erase>(buffer)[row] *= scale;
@@ -431,7 +301,7 @@ WYVERN_DEVICE void normalize(const Block& b, int buffer) {
         array_at<kLayout.largest>(b.shared)[2 * buffer + thread / 32] = largest;
     }
   } else if constexpr (kQueries) {
-    const float scale = scale_of_row(b.queries(buffer), row);
+    const float scale = sm90::norm_scale<kPipelined ? 2 : 8>(b.queries(buffer), row);
     b.factors<kLayout.query>(buffer)[row] *= scale;
     b.factors<kLayout.output_factor>(buffer)[row] *= scale;
   }
@@ -490,10 +360,10 @@ WYVERN_DEVICE void lower_chunks(const Block& b) {
       of_query[0] = query[Square::row(0)];
       of_query[1] = query[Square::row(2)];
     }
-    const Decays decays(b, at.buffer, warp);
+    const Decays decays = decays_of(b, at.buffer, warp);
     sm90::end_products<0>(x);
     if (c >= kSlots) sm90::barrier_wait(b.barrier<kLayout.inverted>(slot), (c / kSlots + 1) % 2);
-    store_negated(finish<true>(x, decays, warp, of_key), lower_tile(b, c), warp);
+    sm90::store_negated(sm90::lower_rows<true>(x, decays, warp, of_key), lower_tile(b, c), warp);
     sm90::barrier_arrive(b.barrier<kLayout.lowered>(slot));
     if constexpr (kQueries) {
       multiply_by_keys(b, b.queries(at.buffer), at.buffer, x);
@@ -502,7 +372,7 @@ WYVERN_DEVICE void lower_chunks(const Block& b) {
     }
     sm90::barrier_arrive(b.barrier<kLayout.free>(at.buffer));
     if constexpr (kQueries)
-      store_lower(finish<false>(x, decays, warp, of_query), b.scores(slot), warp);
+      store_lower(sm90::lower_rows<false>(x, decays, warp, of_query), b.scores(slot), warp);
     sm90::hand_over(b.barrier<kLayout.ready>(slot));
   }
 }
@@ -557,17 +427,17 @@ WYVERN_DEVICE void prepare_chunks(const Block& b, int helper) {
       of_query[1] = query[r[1]];
     }
     const float of_key[2] = {key[r[0]], key[r[1]]};
-    const Decays decays(b, at.buffer, warp);
-    LowerRows scores;
+    const Decays decays = decays_of(b, at.buffer, warp);
+    sm90::LowerRows scores;
     if constexpr (kQueries) {
       sm90::end_products<0>(of_queries);
       if constexpr (kScoresLast) {
         sm90::pin(of_keys.x);
-        scores = finish<false>(of_queries, decays, warp, of_query);
+        scores = sm90::lower_rows<false>(of_queries, decays, warp, of_query);
       } else {
         wait_taken(b, c);
-        store_lower(finish<false>(of_queries, decays, warp, of_query), b.scores(c % kScoreSlots),
-                    warp);
+        store_lower(sm90::lower_rows<false>(of_queries, decays, warp, of_query),
+                    b.scores(c % kScoreSlots), warp);
         multiply_by_keys(b, b.keys(at.buffer), at.buffer, of_keys);
         sm90::end_products<0>(of_keys);
       }
@@ -575,7 +445,7 @@ WYVERN_DEVICE void prepare_chunks(const Block& b, int helper) {
       sm90::end_products<0>(of_keys);
       if constexpr (!kScoresLast) wait_taken(b, c);
     }
-    const LowerRows A = finish<true>(of_keys, decays, warp, of_key);
+    const sm90::LowerRows A = sm90::lower_rows<true>(of_keys, decays, warp, of_key);
     sm90::barrier_arrive(b.barrier<kLayout.free>(at.buffer));
     inverse.take(A.left, A.diagonal);
     inverse.invert(b.inverse(c % kSlots), warp);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "device/cuda/chunk.cuh"
+#include "device/cuda/sm90/inverse.cuh"
 #include "device/cuda/sm90/register_tile.cuh"
 
 namespace wyvern::cuda::sm90 {
@@ -56,7 +57,9 @@ struct DecaySums {
   }
 };
 
-/// Decays between this thread's rows and columns, times the columns' factors.
+/// Decays between this thread's rows and columns, times the columns' factors. Not Gated: none
+/// decays; not Scaled: the factors are 1.
+template <bool Gated = true, bool Scaled = true>
 struct Decays {
   using Square = Accumulator<kChunkRows>;
 
@@ -64,34 +67,43 @@ struct Decays {
   Float2 column[6];      ///< from the thread's columns to the anchor
   float diagonal[2][4];  ///< in the 16 x 16 on the diagonal
 
-  /// G: running sums in base 2. No branch depends on the warp, so that all loads and exponentials
-  /// are under way together.
+  /// G: running sums in base 2. No branch depends on the warp, so that loads and exponentials of
+  /// all blocks are under way together: while products of other warpgroups stream operands, each
+  /// wait for shared memory is hundreds of clocks.
   WYVERN_DEVICE Decays(const float* G, const float* factor, const float* anchored, int warp) {
+    const float* const left = anchored + anchored_columns(warp);
     const int first = 16 * warp;
-    const float before = G[larger(first - 1, 0)];
-    float G_r[2];
+    float G_r[2] = {};
+    if constexpr (Gated) {
+      const float before = G[larger(first - 1, 0)];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      G_r[i] = G[Square::row(2 * i)];
-      reached[i] = exp2_fast(G_r[i] - before);
+      for (int i = 0; i < 2; ++i) {
+        G_r[i] = G[Square::row(2 * i)];
+        reached[i] = exp2_fast(G_r[i] - before);
+      }
+    } else {
+      reached[0] = reached[1] = 1.0f;
     }
 #pragma unroll
     for (int j = 0; j < 6; ++j)
-      column[j] = load<2>(anchored + anchored_columns(warp) + Square::col(4 * j));
+      column[j] = Gated || Scaled ? load<2>(left + Square::col(4 * j)) : Float2{{1.0f, 1.0f}};
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      const Float2 of_column = load<2>(factor + first + Square::col(4 * n));
-      const Float2 G_s = load<2>(G + first + Square::col(4 * n));
+      Float2 of_column{{1.0f, 1.0f}};
+      Float2 G_s{};
+      if constexpr (Scaled) of_column = load<2>(factor + first + Square::col(4 * n));
+      if constexpr (Gated) G_s = load<2>(G + first + Square::col(4 * n));
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        diagonal[n][i] = of_column.at[i % 2] * exp2_fast(G_r[i / 2] - G_s.at[i % 2]);
+        diagonal[n][i] = Gated ? of_column.at[i % 2] * exp2_fast(G_r[i / 2] - G_s.at[i % 2])
+                               : of_column.at[i % 2];
     }
   }
 };
 
 /// Below the diagonal x times decays and factors of columns and rows, elsewhere 0: chosen, so that
 /// what is there (infinities too) does not matter.
-WYVERN_DEVICE void decay_strictly_lower(Accumulator<kChunkRows>& x, const Decays& decays,
+WYVERN_DEVICE void decay_strictly_lower(Accumulator<kChunkRows>& x, const Decays<>& decays,
                                         const RowPair& row_factor, int warp) {
   // Choices by lanes: those that all lanes have alike are copied one by one from uniform registers.
   const int own = opaque(warp);
@@ -129,6 +141,71 @@ WYVERN_DEVICE RowPair diagonal_of(const Accumulator<kChunkRows>& x, int warp) {
     diagonal.at[half] = shuffle(row % 2 == 0 ? pair[0] : pair[1], 4 * row + row / 2);
   }
   return diagonal;
+}
+
+/// What a warp has of the lower part of its sixteen rows: of blocks of 16 x 16 left of the
+/// diagonal's, of which only as many as the warp's number count, and the diagonal's.
+struct LowerRows {
+  BlockSum left[3], diagonal;
+};
+
+/// Element i of the n-th eight columns of the block on the diagonal.
+WYVERN_DEVICE float on_diagonal(const Accumulator<kChunkRows>& x, const bool (&is_warp)[4], int n,
+                                int i) {
+  float value = x.x[4 * n + i];
+#pragma unroll
+  for (int other = 1; other < 4; ++other)
+    if (is_warp[other]) value = x.x[8 * other + 4 * n + i];
+  return value;
+}
+
+/// The lower part of x times decays and factors of rows; the diagonal's block is 0 above the
+/// diagonal, and with Strict on it.
+template <bool Strict, class Decays>
+WYVERN_DEVICE LowerRows lower_rows(const Accumulator<kChunkRows>& x, const Decays& decays, int warp,
+                                   const float (&factor)[2]) {
+  LowerRows lower;
+#pragma unroll
+  for (int j = 0; j < 6; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      lower.left[j / 2].x[j % 2].x[i] =
+          x.x[4 * j + i] * (factor[i / 2] * decays.reached[i / 2]) * decays.column[j].at[i % 2];
+  // Choices by lanes: those that all lanes have alike are copied one by one from uniform registers.
+  const int own = opaque(warp);
+  const bool is_warp[4] = {own == 0, own == 1, own == 2, own == 3};
+  // Above the diagonal's blocks of 8 x 8 there is nothing, and below all counts.
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int right = lane_index() % 4 * 2 + j - lane_index() / 4;
+      const float value = on_diagonal(x, is_warp, half, 2 * half + j) *
+                          (factor[half] * decays.diagonal[half][2 * half + j]);
+      lower.diagonal.x[half].x[2 * half + j] = right > (Strict ? -1 : 0) ? 0.0f : value;
+    }
+#pragma unroll
+  for (int i = 2; i < 4; ++i)
+    lower.diagonal.x[0].x[i] = on_diagonal(x, is_warp, 0, i) * (factor[1] * decays.diagonal[0][i]);
+  return lower;
+}
+
+/// Rows of this warp, from `first`, on and below the diagonal, rounded.
+template <class SquareTile>
+WYVERN_DEVICE void store_lower(const LowerRows& x, const SquareTile& to, int warp, int first) {
+#pragma unroll
+  for (int s = 0; s < 3; ++s)
+    if (s < warp) store_block(x.left[s], to, first, 16 * s);
+  store_block(x.diagonal, to, first, first);
+}
+
+WYVERN_DEVICE void store_negated(const LowerRows& x, const Tile<fp16, kChunkRows, kChunkRows>& to,
+                                 int warp) {
+  const int first = opaque(16 * warp);
+#pragma unroll
+  for (int s = 0; s < 3; ++s)
+    if (s < warp) share_block(negated(x.left[s]), to, first, 16 * s);
+  share_block(negated(x.diagonal), to, first, first);
 }
 
 }  // namespace wyvern::cuda::sm90

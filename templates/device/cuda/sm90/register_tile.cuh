@@ -162,4 +162,33 @@ WYVERN_DEVICE void start_product(Accumulator<N>& d, const FragmentA<T, Depth>& a
   wgmma_commit();
 }
 
+/// 1 / sqrt(sum of squares + 1e-6) of a row of a tile, Unrolled times 8 columns at once.
+template <int Unrolled, class T, int Rows, int Cols>
+WYVERN_DEVICE float norm_scale(const SwizzledTile<T, Rows, Cols>& tile, int row) {
+  float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll Unrolled
+  for (int col = 0; col < Cols; col += 8) {
+    const auto words = load<4>(reinterpret_cast<const uint32*>(tile.at(row, col)));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float low = to_float(T{static_cast<uint16>(words.at[i] & 0xFFFFU)});
+      const float high = to_float(T{static_cast<uint16>(words.at[i] >> 16U)});
+      sum[i] = fused_multiply_add(high, high, fused_multiply_add(low, low, sum[i]));
+    }
+  }
+  return reciprocal_sqrt((sum[0] + sum[1]) + (sum[2] + sum[3]) + 1e-6f);
+}
+
+/// Zeros in rows from `first` on, by one warp: what follows a sequence's end in a tensor is the
+/// next sequence's, and whatever it holds must not come in.
+template <class T, int Rows, int Cols>
+WYVERN_DEVICE void clear_rows(const SwizzledTile<T, Rows, Cols>& tile, int first) {
+  constexpr int kPieces = Cols / 8;
+  for (int i = lane_index(); i < (Rows - first) * kPieces; i += 32) {
+    auto* const words = reinterpret_cast<uint32*>(tile.at(first + i / kPieces, i % kPieces * 8));
+#pragma unroll
+    for (int j = 0; j < 4; ++j) words[j] = 0;
+  }
+}
+
 }  // namespace wyvern::cuda::sm90
