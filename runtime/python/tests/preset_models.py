@@ -1,7 +1,8 @@
 """Runs a tiny model with a preset's heads once through its life: prefill, more of it, decoding, training.
 
-usage: preset_models.py LIBRARY PRESET H HV K V TOKENS [LIFE], the library being transformers or fla, and
-LIFE padded (the default) or of FLA's layers packed (with an attention mask) or unbounded (kda's gate)
+usage: preset_models.py LIBRARY PRESET H HV K V TOKENS [LIFE], the library being transformers or
+fla, and LIFE padded (the default) or, of FLA's layers, packed (with an attention mask) or unbounded
+(the gate of kda)
 
 Prints what wyvern.prepared() says as JSON. In a process of its own, so that its cache is WYVERN_CACHE_DIR's.
 """

@@ -76,8 +76,9 @@ def test_the_calls_of_layers(op: str, preset: str, life: str, tmp_path: Path) ->
     manifest = tmp_path / "problems.jsonl"
     manifest.write_text(json.dumps({"operator": op, "preset": preset, "tokens": TOKENS}))
     document = _command.run(
-        "tune", "--manifest", str(manifest), "--device", "cpu", "--budget", "0.1s", "--within", "0.1s"
-    )
+        "tune", "--manifest", str(manifest), "--device", "cpu", "--budget", "0.1s",
+        "--within", "0.1s",
+    )  # fmt: skip
     problems = {call["call"]: call["problem"] for call in document["not_begun"]}
     style = "fla, no lower bound" if life == "unbounded" else "fla"
     packed = ", packed" if life == "packed" else ""

@@ -185,11 +185,19 @@ def test_vmap(device: str, what: str, recompute: bool) -> None:
         for name, x in gradients.items():
             assert error(got[0][name][i], x) < 1e-6, name
         for values in (got[1], plain):
-            assert all(error(x[i], wanted) < 1e-6 for x, wanted in zip(values, outputs, strict=True))
+            for x, wanted in zip(values, outputs, strict=True):
+                assert error(x[i], wanted) < 1e-6
 
 
 @pytest.mark.parametrize(
-    "name", ["chunk_delta_rule", "chunk_kda", "chunk_gated_delta_product", "chunk_gdn2", "fused_recurrent_kda"]
+    "name",
+    [
+        "chunk_delta_rule",
+        "chunk_kda",
+        "chunk_gated_delta_product",
+        "chunk_gdn2",
+        "fused_recurrent_kda",
+    ],
 )
 def test_vmap_of_every_kind(device: str, name: str) -> None:
     """Their own tensors, and what disable_recompute keeps of them, where they have it."""

@@ -150,8 +150,8 @@ def _backward_shapes(
 def _vmap_rule(op: Any) -> Any:
     """The rule of torch.func.vmap: its dimension becomes a part of the batch.
 
-    Calls are made one after the other where that cannot be: of packed batches, with parameters of the
-    gate that differ, and for their gradients, which are sums over the batch.
+    Calls are made one after the other where that cannot be: of packed batches, with parameters of
+    the gate that differ, and for their gradients, which are sums over the batch.
     """
     names = [argument.name for argument in op._schema.arguments[1:]]
 
@@ -315,7 +315,8 @@ def run(
 
     RuntimeErrors of it are for :func:`raise_as_python`.
     """
-    if is_transformed():  # that a tensor wants a gradient or has a tangent shows at its own level alone
+    if is_transformed():
+        # That a tensor wants a gradient or has a tangent shows at its own level alone.
         if disable_recompute and torch.is_grad_enabled():
             problem += " disable_recompute=1"
         outputs = _Transformable.apply(

@@ -7,12 +7,12 @@ head h reads key head h // (HV // H)), K and V their dimensions, N sequences: B,
 All take tensors of the CPU and of CUDA devices, in float32, float16 or bfloat16 (q, k and v alike; gates
 as q or in float32), and have gradients for every floating-point input, the final state's included. They
 work under ``torch.compile(fullgraph=True)``, ``torch.export``, autocast (q, k and v are cast), activation
-checkpointing, ``torch.func.grad``, ``torch.func.vmap`` (whose dimension becomes a part of the batch, or a
-call for each sample where batches are packed or the gate's parameters differ or get gradients) and, once
-called with the same shapes before, in CUDA graphs. They run on the current stream, take all memory from
-PyTorch and wait for nothing. Second derivatives, and derivatives carried forwards
-(``torch.autograd.forward_ad``, ``torch.func.jvp``), raise NotImplementedError. A program of
-``torch.export`` is for inference: it has no gradients.
+checkpointing, ``torch.func.grad``, ``torch.func.vmap`` (whose dimension becomes a part of the
+batch, or a call for each sample where batches are packed or the gate's parameters differ or get
+gradients) and, once called with the same shapes before, in CUDA graphs. They run on the current
+stream, take all memory from PyTorch and wait for nothing. Second derivatives, and derivatives
+carried forwards (``torch.autograd.forward_ad``, ``torch.func.jvp``), raise NotImplementedError. A
+program of ``torch.export`` is for inference: it has no gradients.
 
 float64 q, k and v, on the CPU, are computed by the recurrence in float64, token by token, with derivatives
 of every order, in reverse and forwards: for ``torch.autograd.gradcheck`` and as a reference. Gates, rates and
