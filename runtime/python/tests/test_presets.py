@@ -38,7 +38,7 @@ FLA = [
 # Each is run, and those of transformers tuned, in a process of its own.
 if "WYVERN_TESTS_FULL" not in os.environ:
     TRANSFORMERS = TRANSFORMERS[1:2]
-    FLA = [case for case in FLA if case[2] != "padded"][:3]
+    FLA = [("gated_delta_rule", "fla-gdn-1.3b", "packed")]
 CALLS = {"first prefill", "continued prefill", "training, forward", "training, backward", "decoding"}
 SHORT = {"short first prefill", "short continued prefill"}
 
