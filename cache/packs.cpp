@@ -7,7 +7,6 @@
 #include <link.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <system_error>
@@ -17,6 +16,7 @@
 #include "cache/rows.hpp"
 #include "cache/transfer.hpp"
 #include "runtime/base/fork_guard.hpp"
+#include "runtime/base/printable.hpp"
 
 namespace wyvern {
 namespace {
@@ -95,10 +95,7 @@ std::shared_ptr<Packs> Packs::shared() {
 }
 
 Packs::Packs(std::vector<PackLayer> layers, std::function<void(const std::string&)> report)
-    : layers_(std::move(layers)),
-      report_(report ? std::move(report) : [](const std::string& sentence) {
-        std::fprintf(stderr, "wyvern: %s.\n", sentence.c_str());
-      }) {}
+    : layers_(std::move(layers)), report_(report ? std::move(report) : warn) {}
 
 Packs::Winners Packs::winners_of(std::string_view device, std::string_view family_prefix) {
   const std::string_view model = device_parts(device).model;

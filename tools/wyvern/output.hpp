@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/base/printable.hpp"
+
 namespace wyvern::cli {
 
 using Json = nlohmann::ordered_json;
@@ -32,11 +34,6 @@ void note(std::string_view text) noexcept;
 /// Prints a document to stdout, bytes that are not UTF-8 replaced. An infinite number becomes null.
 void print_document(const Json& document);
 
-/// The text with each byte or character that would act on a terminal instead of showing (line
-/// breaks, escapes, the overrides of reading order, what is not UTF-8) as an escape: "\n", "\x1b".
-std::string printable(std::string_view text);
-/// The same of a text that has lines: line feeds and tabs stay.
-std::string printable_lines(std::string_view text);
 /// At most about `most` bytes of a printable text, which loses its middle.
 std::string shortened(const std::string& text, std::size_t most);
 
