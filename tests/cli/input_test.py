@@ -213,6 +213,42 @@ class Passes(Case):
         self.rejects("--pass", "around")
 
 
+class Values(Case):
+    """Inputs that fit and that an operator is not defined for: computed, and told."""
+
+    def setUp(self):
+        super().setUp()
+        self.use_compiled_kernels()
+
+    def run_with(self, op, name, value, *options, expect):
+        self.wyvern("example", op, "--shape", "T=6,H=1,K=16", "-o", self.path("in.safetensors"))
+        tensors = read_file(self.path("in.safetensors"))
+        dtype, shape, content = tensors[name]
+        bits = struct.pack("<f", value)[2 if dtype == "BF16" else 0:]
+        at = 5 * len(bits)
+        tensors[name] = (dtype, shape, content[:at] + bits + content[at + len(bits):])
+        write_file(self.path("in.safetensors"), tensors)
+        return self.wyvern("run", op, "--device", "cpu", "--input", self.path("in.safetensors"),
+                           "--output", self.path("out.safetensors"), "--verify", *options,
+                           expect=expect).stderr
+
+    def test_not_finite(self):
+        said = self.run_with(OP, "k", float("nan"), expect=1)
+        self.assertIn("the input k is not finite: its element 5 is nan", said)
+        self.assertIn("no output can be verified", said)
+        self.assertNotIn("further from", said)
+        self.assertIn("its element 5 is -inf", self.run_with(OP, "initial_state", float("-inf"), expect=1))
+
+    def test_positive_gates(self):
+        self.assertIn("g is up to 0.5, and gates must be at most 0",
+                      self.run_with("gated_delta_rule", "g", 0.5, expect=0))
+        self.assertEqual(self.run_with("gated_delta_rule", "g", 0.0, expect=0), "")
+
+    def test_squares_beyond_fp32(self):
+        said = self.run_with(OP, "k", 1e20, "--use-qk-l2norm", expect=1)
+        self.assertIn("whose square is beyond fp32", said)
+
+
 class BrokenFiles(Case):
     """A file may hold anything; the answer is a sentence, never a crash or a huge allocation."""
 
@@ -297,6 +333,19 @@ class BrokenFiles(Case):
         self.rejects(pack(f'{{"q":{{{entry},"shape":[2,2]}}}}'.encode(), bytes(16)), "shape", "twice")
         self.rejects(pack(f'{{"__metadata__":{{"a":"1","a":"2"}},"q":{{{entry}}}}}'.encode(),
                           bytes(16)), "a", "twice")
+
+    def test_unused_tensors_of_other_dtypes(self):
+        """They are passed over; the layout that they are part of counts."""
+        self.use_compiled_kernels()
+        tensors = read_file(self.example("--shape", "T=6,H=1,K=16"))
+        tensors = {"mask": ("BOOL", [3], b"\1\0\1"), **tensors, "table": ("F8_E4M3", [2, 2], bytes(4))}
+        write_file(self.path("in.safetensors"), tensors)
+        run = ("run", OP, "--device", "cpu", "--input", self.path("in.safetensors"), "--output",
+               self.path("out.safetensors"))
+        self.wyvern(*run)
+        write_file(self.path("in.safetensors"), {**tensors, "beta": ("F64", [6], bytes(48))})
+        self.refuses(*run, names=["'beta'", "F64", "BF16"])
+        self.rejects(pack({"mask": self.entry(8, 12, dtype="BOOL")}, bytes(12)), "mask")
 
     def test_deep_headers(self):
         for depth in (9, 1_000_000):

@@ -2,7 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <limits>
 #include <vector>
+
+#include "runtime/operators/operator.hpp"
+#include "runtime/reference_inputs.hpp"
 
 namespace wyvern::cli {
 
@@ -23,6 +28,38 @@ Json Oracle::check(const Arguments& host) const {
                       {"ok", finite && error <= bound}});
   }
   return checks;
+}
+
+Doubts doubts_about(const Problem& problem, const Arguments& host) {
+  Doubts doubts;
+  for (const TensorSpec& spec : tensor_specs(problem)) {
+    if (!spec.present || spec.access == TensorAccess::out) continue;
+    const TensorRule& rule = definition_of(problem).rule(spec.name);
+    if (rule.holds == Quantity::seqlens || rule.holds == Quantity::state_slots) continue;
+    const TensorView& view = host.tensor(spec.name);
+    std::vector<double> values(static_cast<std::size_t>(view.elements()));
+    load_row(view, 0, values);
+    const auto bad = std::ranges::find_if_not(values, [](double x) { return std::isfinite(x); });
+    if (bad != values.end()) {
+      doubts.not_finite.push_back(fmt::format("the input {} is not finite: its element {} is {}",
+                                              spec.name, std::distance(values.begin(), bad), *bad));
+      continue;
+    }
+    if (values.empty()) continue;
+    const auto [least, most] = std::ranges::minmax(values);
+    if (rule.holds == Quantity::gates && !problem.use_gate_in_kernel && most > 0)
+      doubts.others.push_back(fmt::format(
+          "{} is up to {:.3g}, and gates must be at most 0: what is computed with it is undefined",
+          spec.name, most));
+    // The sum of squares of a row is taken in fp32.
+    if (rule.holds == Quantity::directions && problem.use_qk_l2norm &&
+        std::max(-least, most) > std::sqrt(std::numeric_limits<float>::max()))
+      doubts.others.push_back(fmt::format(
+          "{} has an element of {:.3g}, whose square is beyond fp32: the norm makes its "
+          "row 0",
+          spec.name, std::max(-least, most)));
+  }
+  return doubts;
 }
 
 bool passed(const Json& checks) {

@@ -5,6 +5,7 @@
 #include <wyvern/runtime.hpp>
 
 #include <string>
+#include <vector>
 
 #include "tools/wyvern/output.hpp"
 
@@ -25,6 +26,13 @@ class Oracle {
 };
 
 bool passed(const Json& checks);
+
+/// What is wrong with the values of an operator's inputs.
+struct Doubts {
+  std::vector<std::string> not_finite;  ///< a sentence for each input that holds a NaN or infinity
+  std::vector<std::string> others;      ///< one for each that is outside what the operator computes
+};
+Doubts doubts_about(const Problem& problem, const Arguments& host);
 
 /// A table of the checks.
 std::string check_text(const Json& checks);

@@ -60,7 +60,7 @@ std::optional<std::uint64_t> byte_size(DType dtype, const std::vector<std::int64
 /// A tensor's entry in the header.
 struct Entry {
   std::string name;
-  DType dtype;
+  std::optional<DType> dtype;  ///< none: another dtype, so the tensor is left out
   std::vector<std::int64_t> shape;
   std::uint64_t begin = 0, end = 0;  ///< bytes after the header
 };
@@ -111,14 +111,16 @@ class HeaderWatch final : public nlohmann::json_sax<nlohmann::json> {
 
 class Reader {
  public:
-  explicit Reader(const std::filesystem::path& file) : file_(file.string()) {}
+  Reader(const std::filesystem::path& file, const std::function<bool(std::string_view)>& is_used)
+      : file_(file.string()), is_used_(is_used) {}
 
   Tensors read() {
     const std::vector<Entry> entries = read_header();
     check_layout(entries);
     Tensors tensors;
     for (const Entry& entry : entries) {
-      HostTensor tensor = HostTensor::make(entry.dtype, entry.shape);
+      if (!entry.dtype) continue;
+      HostTensor tensor = HostTensor::make(*entry.dtype, entry.shape);
       file_.read(data_start_ + entry.begin, tensor.data.get(), tensor.bytes());
       tensors.emplace(entry.name, std::move(tensor));
     }
@@ -165,7 +167,7 @@ class Reader {
   }
 
   Entry parse_entry(const std::string& name, const nlohmann::json& value) const {
-    Entry entry{.name = name, .dtype = DType::fp32, .shape = {}};
+    Entry entry{.name = name, .dtype = {}, .shape = {}};
     if (!value.is_object() || !value.contains("dtype") || !value.contains("shape") ||
         !value.contains("data_offsets"))
       reject(fmt::format("tensor '{}' needs dtype, shape and data_offsets", name));
@@ -173,11 +175,12 @@ class Reader {
     const auto known = std::find_if(kDTypeNames.begin(), kDTypeNames.end(), [&](const auto& pair) {
       return dtype.is_string() && dtype.get_ref<const std::string&>() == pair.first;
     });
-    if (known == kDTypeNames.end())
+    if (known != kDTypeNames.end())
+      entry.dtype = known->second;
+    else if (!dtype.is_string() || is_used_(name))
       reject(
           fmt::format("the dtype of tensor '{}' is {}; it must be one of F32, F16, BF16, I32, I64",
                       name, printable(dtype)));
-    entry.dtype = known->second;
 
     const auto& shape = value["shape"];
     if (!shape.is_array() || shape.size() > 16 || !all_counts(shape))
@@ -191,10 +194,10 @@ class Reader {
                          name, printable(offsets)));
     entry.begin = offsets[0].get<std::uint64_t>();
     entry.end = offsets[1].get<std::uint64_t>();
-    const auto bytes = byte_size(entry.dtype, entry.shape);
-    if (!bytes || entry.end < entry.begin || entry.end - entry.begin != *bytes)
+    const auto bytes = byte_size(entry.dtype.value_or(DType::fp32), entry.shape);
+    if (!bytes || entry.end < entry.begin || (entry.dtype && entry.end - entry.begin != *bytes))
       reject(fmt::format("tensor '{}' of {} {} does not fill its bytes {} to {}", name,
-                         to_string(entry.dtype), shape_text(entry.shape), entry.begin, entry.end));
+                         printable(dtype), shape_text(entry.shape), entry.begin, entry.end));
     return entry;
   }
 
@@ -231,6 +234,7 @@ class Reader {
   }
 
   InputFile file_;
+  const std::function<bool(std::string_view)>& is_used_;
   std::uint64_t data_start_ = 0;
 };
 
@@ -296,7 +300,10 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
   return fmt::format("[{}]", fmt::join(shape, ","));
 }
 
-Tensors read_safetensors(const std::filesystem::path& file) { return Reader(file).read(); }
+Tensors read_safetensors(const std::filesystem::path& file,
+                         const std::function<bool(std::string_view)>& is_used) {
+  return Reader(file, is_used).read();
+}
 
 void write_safetensors(const std::filesystem::path& file, const Tensors& tensors) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();

@@ -9,9 +9,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace wyvern::cli {
@@ -42,8 +44,11 @@ using Tensors = std::map<std::string, HostTensor>;
 std::string shape_text(const std::vector<std::int64_t>& shape);
 
 /// Throws Error(kIo) when the file cannot be read and Error(kBadInput) when it is not a well-formed
-/// safetensors file; never trusts a number in it.
-Tensors read_safetensors(const std::filesystem::path& file);
+/// safetensors file; never trusts a number in it. Tensors of other dtypes than ours are an error
+/// where `is_used` of their names, else left out.
+Tensors read_safetensors(
+    const std::filesystem::path& file,
+    const std::function<bool(std::string_view)>& is_used = [](std::string_view) { return true; });
 
 /// Replaces the file as write_file() does. Throws Error(kIo).
 void write_safetensors(const std::filesystem::path& file, const Tensors& tensors);

@@ -4,8 +4,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "cache/cache.hpp"
+#include "runtime/arguments.hpp"
 #include "tools/wyvern/check.hpp"
 #include "tools/wyvern/command.hpp"
 #include "tools/wyvern/describe.hpp"
@@ -60,8 +62,9 @@ void print_text(const Flags& flags, const Operator& op, const Device& device,
   say("{} on {} ({})", describe(op.problem()), device.info().name, device.info().model);
   say("plan: {}", origin_text(op.origin()));
   put(plan_text(op.plan()));
-  say("one run {:.3f} ms, first call {:.1f} ms, compiled {} kernels", document["ms"].get<double>(),
-      document["first_call_ms"].get<double>(), document["compiled"].get<std::int64_t>());
+  say("one run {:.3f} ms, first call {:.1f} ms, compiled {}", document["ms"].get<double>(),
+      document["first_call_ms"].get<double>(),
+      count_text(document["compiled"].get<std::int64_t>(), "kernel"));
   say("wrote {}", *flags.output);
   if (flags.verify) put(check_text(document["checks"]));
 }
@@ -70,11 +73,16 @@ int execute_verb(const Flags& flags, bool json) {
   require_operator(flags.op);
   const std::string& input = require(flags.input, "--input", "a safetensors file to read");
   const std::string& output = require(flags.output, "--output", "a safetensors file to write");
-  Tensors inputs = read_safetensors(input);
+  Tensors inputs = read_safetensors(
+      input, [](std::string_view name) { return argument_index(name) < kOperatorTensors; });
   const Selection selection = infer(flags.op, inputs, flags.options);
   const Device device = open_device(flags.device);
   const Tensors outputs = make_outputs(selection.problem, inputs);
   const Arguments host = host_arguments(selection, inputs, outputs);
+
+  const Doubts doubts = doubts_about(selection.problem, host_inputs(selection, inputs));
+  for (const auto& sentences : {doubts.not_finite, doubts.others})
+    for (const std::string& sentence : sentences) warn(sentence);
 
   Runtime runtime;
   std::optional<Operator> op;
@@ -103,7 +111,9 @@ int execute_verb(const Flags& flags, bool json) {
     print_document(document);
   else
     print_text(flags, *op, device, document);
-  if (!good) note("wyvern: an output is further from the float64 oracle than the bound\n");
+  if (!good)
+    warn(doubts.not_finite.empty() ? "an output is further from the float64 oracle than the bound"
+                                   : "no output can be verified, since an input is not finite");
   return good ? kDone : kCheckFailed;
 }
 
@@ -119,7 +129,9 @@ void add_run(Command& command) {
   verb.add_option("--output", flags->output,
                   "safetensors file to write: o final_state, or dq dk dv ...");
   add_device(verb, flags->device);
-  add_switch(verb, "--verify", flags->verify, "compare with the float64 oracle");
+  add_switch(verb, "--verify", flags->verify,
+             "compare with the float64 oracle; inputs must be finite, g at most 0 and, for norms, "
+             "the squares of q and k within fp32");
   add_options(verb, flags->options);
 }
 
