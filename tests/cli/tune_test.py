@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import pty
 import subprocess
 import unittest
 from pathlib import Path
@@ -38,6 +39,35 @@ class Tune(Case):
             self.assertAlmostEqual(transfer["over_best"], 1)
         self.assertEqual(len(document["transfers"]), 2)
         self.assertIn("within 1%", self.wyvern("tune", "--replay", file, "--seeds", "2").stdout)
+
+    def test_a_short_tuning_says_what_became_of_it(self):
+        """Whether the default plan stays; and the bar shows no time where its estimate has run out."""
+        explain = ("cache", "explain", OP, "--shape", SHAPE, "--device", "cpu")
+        default = self.document(*explain)["plan"]
+        ours, terminal = pty.openpty()
+        environment = dict(os.environ, WYVERN_CACHE_DIR=str(self.cache))
+        done = subprocess.run([WYVERN, "tune", OP, "--shape", SHAPE, "--device", "cpu", "--budget", "2s"],
+                              env=environment, stdout=subprocess.PIPE, stderr=terminal, text=True,
+                              timeout=300, check=True)
+        os.close(terminal)
+        bar = os.read(ours, 1 << 20).decode()
+        os.close(ours)
+        self.assertIn("tuning [", bar)
+        self.assertNotIn(" 0.0 s left", bar)
+        stays = self.document(*explain)["plan"] == default
+        self.assertEqual("default one beyond noise, so it stays" in done.stdout, stays, done.stdout)
+
+    def test_without_proc(self):
+        """What is missing is named, and what to do."""
+        hidden = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh")
+        if subprocess.run([*hidden, "true"], capture_output=True, check=False).returncode != 0:
+            self.skipTest("no mounts of its own for a test")
+        done = subprocess.run([*hidden, WYVERN, "tune", OP, "--shape", SHAPE, "--device", "cpu"],
+                              env=dict(os.environ, WYVERN_CACHE_DIR=str(self.cache)), text=True,
+                              capture_output=True, timeout=300, check=False)
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn("cannot read the link /proc/self/exe", done.stderr)
+        self.assertIn("mount /proc", done.stderr)
 
     def test_bad_recordings(self):
         bad = self.path("bad.jsonl")

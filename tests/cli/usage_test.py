@@ -1,5 +1,7 @@
 """Verbs that need no tuning: what they print, and what they refuse."""
 
+import ast
+import doctest
 import json
 import re
 import subprocess
@@ -465,6 +467,17 @@ class CacheVerb(Case):
             self.refuses("cache", "show", unknown, names=["ID", unknown])
         self.refuses("cache", "path", "w1", names=["w1", "cache path"])
 
+
+    def test_python_help(self):
+        """What help() says of the operator that most people call first."""
+        path = Path(__file__).parents[2] / "runtime" / "python" / "src" / "wyvern" / "ops.py"
+        functions = {node.name: node for node in ast.parse(path.read_text()).body
+                     if isinstance(node, ast.FunctionDef)}
+        text = ast.get_docstring(functions["chunk_gated_delta_rule"])
+        (example,) = doctest.DocTestParser().get_doctest(text, {}, "help", None, 0).examples[-2:-1]
+        self.assertIn("chunk_gated_delta_rule", example.source)
+        for word in ("wyvern.policy", "wyvern.tune", "length of at most 1", "use_qk_l2norm_in_kernel"):
+            self.assertIn(word, text)
 
 if __name__ == "__main__":
     unittest.main()

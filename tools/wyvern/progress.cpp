@@ -50,7 +50,9 @@ void Progress::update(std::size_t done, std::size_t total, std::string_view note
       total == 0 ? 0 : std::min(1.0, static_cast<double>(done) / static_cast<double>(total));
   if (seconds_left < 0 && fraction > 0) seconds_left = elapsed.count() * (1 - fraction) / fraction;
   std::string text = fmt::format("{}/{}", done, total);
-  if (seconds_left >= 0) text += fmt::format(", {} left", duration_text(seconds_left));
+  // An estimate that has run out says nothing.
+  if (constexpr double kShown = 0.05; seconds_left >= kShown)
+    text += fmt::format(", {} left", duration_text(seconds_left));
   if (!note.empty()) text += fmt::format("  {}", note);
   if (terminal_) {
     draw_bar(fraction, text);

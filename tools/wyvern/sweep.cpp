@@ -320,7 +320,7 @@ std::vector<Number> numbers(const std::optional<std::string>& dtype,
        {Number{DType::bf16, {}}, Number{DType::fp16, {}}, Number{DType::fp32, Precision::tf32x3},
         Number{DType::fp32, Precision::tf32}, Number{DType::fp32, Precision::ieee}}) {
     if (dtype && number.dtype != only) continue;
-    // A floor says nothing about 16-bit inputs.
+    // A precision says nothing about 16-bit inputs.
     if (precision && number.dtype == DType::fp32 && number.precision != parsed.precision) continue;
     chosen.push_back(number);
   }

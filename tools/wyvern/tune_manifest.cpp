@@ -180,8 +180,9 @@ void print_fleet(const std::vector<Json>& documents, std::size_t known, const Ca
     if (document.contains("error"))
       say("line {} failed: {}", document["line"].dump(), document["error"].get<std::string>());
   const auto left = std::ranges::count_if(documents, &Json::is_null);
-  if (known > 0) say("{} problems were known before", known);
-  if (left > 0) say("{} problems were not begun; the same command with --missing does", left);
+  if (known > 0) say("known before: {}", count_text(static_cast<std::int64_t>(known), "problem"));
+  if (left > 0)
+    say("not begun: {}; the same command with --missing tunes them", count_text(left, "problem"));
   say("cache: {}", cache.file().string());
 }
 

@@ -166,7 +166,7 @@ Json entrant_json(const Entrant& entrant, const Work& work, const Peak& peak) {
 void print_text(const Json& document, const Device& device, const Selection& selection) {
   say("{} on {} ({})", describe(selection.problem), device.info().name, device.info().model);
   Table table({"plan", "from", "ms", "of default", "spread", "TB/s", "TFLOP/s", "% of FLOPs",
-               "% of floor", "workspace", "correct"});
+               "% of roofline", "workspace", "correct"});
   for (const Json& row : document["plans"])
     table.row({row["name"], row["origin"], fmt::format("{:.4f}", row["ms"].get<double>()),
                fmt::format("{:.3f}", row["ratio"].get<double>()),
@@ -178,12 +178,12 @@ void print_text(const Json& document, const Device& device, const Selection& sel
                bytes_text(row["workspace_bytes"].get<double>()),
                row["verified"].get<bool>() ? "yes" : "NO"});
   const Json& floor = document["floor"];
-  table.row({"floor", "-", fmt::format("{:.4f}", floor["ms"].get<double>()), "-", "-",
+  table.row({"roofline", "-", fmt::format("{:.4f}", floor["ms"].get<double>()), "-", "-",
              fmt::format("{:.3f}", floor["bytes_per_s"].get<double>() / 1e12),
              fmt::format("{:.2f}", floor["flops_per_s"].get<double>() / 1e12), "-", "100.0", "-",
              "-"});
   put(table.text());
-  say("floor: {:.1f} MB to move, {:.2f} GFLOP; {}", floor["bytes"].get<double>() / 1e6,
+  say("roofline: {:.1f} MB to move, {:.2f} GFLOP; {}", floor["bytes"].get<double>() / 1e6,
       floor["flops"].get<double>() / 1e9, floor["basis"].get<std::string>());
   say("checked against the float64 oracle: {}", document["checked"].get<std::string>());
 }
@@ -293,8 +293,9 @@ int execute(const Flags& flags, bool json) {
 
 void add_bench(Command& command) {
   const auto flags = std::make_shared<Flags>();
-  CLI::App& verb = command.verb("bench", "time the tuned plan, the default plan and the floor",
-                                [flags](bool json) { return execute(*flags, json); });
+  CLI::App& verb =
+      command.verb("bench", "time the tuned plan and the default plan, beside the roofline",
+                   [flags](bool json) { return execute(*flags, json); });
   add_selection(verb, flags->selection);
   add_device(verb, flags->device);
   verb.add_option("--compare", flags->compare,

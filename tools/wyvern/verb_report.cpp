@@ -47,7 +47,7 @@ int execute(const Flags& flags, bool json) {
                     {"measurements", data["counts"]["measurements"]},
                     {"charts", charts}});
   else
-    say("{}: {} problems, {}{}", path, data["problems"].size(),
+    say("{}: {}, {}{}", path, count_text(std::ssize(data["problems"]), "problem"),
         bytes_text(static_cast<double>(text.size())),
         page && !charts ? "; without charts, since Chart.js was missing at the build" : "");
   return kDone;

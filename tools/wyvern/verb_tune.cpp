@@ -26,6 +26,7 @@
 #include "autotune/tuner.hpp"
 #include "cache/cache.hpp"
 #include "runtime/devices/device_impl.hpp"
+#include "runtime/plan.hpp"
 #include "tools/wyvern/command.hpp"
 #include "tools/wyvern/describe.hpp"
 #include "tools/wyvern/file.hpp"
@@ -95,17 +96,19 @@ void print_text(const Device& device, const Problem& problem, const TuneResult& 
   Table table({"plan", "ms", "spread"});
   table.row({"tuned", ms(r.tuned_us), ms(r.tuned_spread_us)});
   table.row({"default", ms(r.default_us), "-"});
-  table.row({"floor", ms(r.floor_us), "-"});
+  table.row({"roofline", ms(r.floor_us), "-"});
   put(table.text());
-  say("of {} configs {} measured, {} known before; {} wrong, {} failed; compiled {} kernels; {}",
-      r.counts.space, r.counts.measured, r.counts.reused, r.counts.wrong,
-      r.counts.crashed + r.counts.timeout + r.counts.failed, r.counts.compiled,
-      duration_text(r.seconds));
+  if (r.plan == default_plan(problem, device.impl().target()))
+    say("no plan was faster than the default one beyond noise, so it stays");
+  say("of {} {} measured, {} known before; {} wrong, {} failed; compiled {}; {}",
+      count_text(r.counts.space, "config"), r.counts.measured, r.counts.reused, r.counts.wrong,
+      r.counts.crashed + r.counts.timeout + r.counts.failed,
+      count_text(r.counts.compiled, "kernel"), duration_text(r.seconds));
   if (r.sweep_configs > 0)
-    say("{}: {} configs beyond the local search took {}",
+    say("{}: {} beyond the local search took {}",
         r.exhaustive ? "every config that may matter was measured"
                      : "not every config was measured",
-        r.sweep_configs, duration_text(r.sweep_seconds));
+        count_text(r.sweep_configs, "config"), duration_text(r.sweep_seconds));
   if (!r.unjudged.empty())
     say("the machine failed meanwhile ({}); the same command tries the unjudged configs again",
         r.unjudged);

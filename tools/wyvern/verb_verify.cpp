@@ -90,7 +90,7 @@ bool has_plan(const Device& device, const Problem& problem) {
   }
 }
 
-/// The largest error of a quantity over the cases of a pass, dtype and floor.
+/// The largest error of a quantity over the cases of a pass, dtype and precision.
 void gather(const Json& checked, Json& rows) {
   const Json& problem = checked["problem"];
   for (const Json& check : checked.value("checks", Json::array())) {
@@ -122,7 +122,7 @@ void gather(const Json& checked, Json& rows) {
   }
 }
 
-/// By pass, dtype and floor, in the order in which they are swept.
+/// By pass, dtype and precision, in the order in which they are swept.
 void sort_rows(Json& rows) {
   constexpr std::array<std::string_view, 9> kOrder{
       "forward", "backward", "recurrent", "bf16", "fp16", "fp32", "tf32x3", "tf32", "ieee"};
@@ -188,7 +188,7 @@ void print_text(const Json& document, const Device& device) {
     put(printable_lines(
         fmt::format("FAILED: {}: {}\n", checked["case"].get<std::string>(), reason(checked))));
   }
-  say("{} cases, {} failed", document["cases"].size(), failed);
+  say("{}, {} failed", count_text(std::ssize(document["cases"]), "case"), failed);
 }
 
 int execute(const Flags& flags, bool json) {
@@ -231,7 +231,7 @@ void add_verify(Command& command) {
   add_device(verb, flags->device);
   verb.add_option("--dtype", flags->dtype, "bf16, fp16 or fp32 (default all of them)");
   verb.add_option("--precision", flags->precision,
-                  "floor of fp32 products: ieee, tf32x3 or tf32 (default all of them)");
+                  "least precision of fp32 products: ieee, tf32x3 or tf32 (default all of them)");
   verb.add_option("--count", flags->count, "random cases more for each pass (default 0)");
   verb.add_option("--seed", flags->seed, "of the inputs and the random cases (default 0)");
 }

@@ -144,7 +144,7 @@ function overview() {
     data: {labels: rows.map((row, i) => `#${i + 1}`), datasets: [
       {label: 'tuned', data: rows.map(row => row.ratio), backgroundColor: pattern(0),
        borderColor: inks[0], borderWidth: 1},
-      {label: 'floor', data: rows.map(row => row.floor_us && row.default_us ?
+      {label: 'roofline', data: rows.map(row => row.floor_us && row.default_us ?
                                              row.floor_us / row.default_us : null),
        backgroundColor: pattern(2), borderColor: inks[2], borderWidth: 1},
     ]},
@@ -152,7 +152,7 @@ function overview() {
   }));
   section('Problems',
     note('Tuned and default were timed in turn, as whole operators; their ratio is the median over neighbouring ' +
-         'samples. The floor is the least time that memory or arithmetic allow. Regret is how much the stages ' +
+         'samples. The roofline is the least time that memory or arithmetic allow. Regret is how much the stages ' +
          'of the plan, timed alone, would gain if each had the best config of its template that was measured.'),
     bars,
     table('Each problem that was tuned', [
@@ -160,8 +160,8 @@ function overview() {
       ['tuned', row => us(row.tuned_us), true],
       ['default', row => row.default_us ? us(row.default_us) : '–', true],
       ['tuned / default', row => number(row.ratio), true],
-      ['floor', row => row.floor_us ? us(row.floor_us) : '–', true],
-      ['of floor', row => row.floor_us ? percent(row.floor_us / row.tuned_us) : '–', true],
+      ['roofline', row => row.floor_us ? us(row.floor_us) : '–', true],
+      ['of roofline', row => row.floor_us ? percent(row.floor_us / row.tuned_us) : '–', true],
       ['regret', row => percent(row.regret), true], ['device', row => row.device],
       ['driver', row => row.driver], ['when', row => day(row.created)],
     ], rows));

@@ -93,8 +93,21 @@ def chunk_gated_delta_rule(
     """The gated delta rule (Gated DeltaNet, arXiv 2412.06464): S <- exp(g) S; u = beta (v - S^T k);
     S <- S + k u^T; o = scale S^T q.
 
+    Rows of k must have a length of at most 1, or the state grows from token to token: normalize q and k, or
+    let ``use_qk_l2norm_in_kernel`` do it. :func:`wyvern.tune` finds the fastest plan for a problem;
+    :func:`wyvern.policy` says whether calls may tune by themselves.
+
+    Example:
+        >>> import torch, wyvern
+        >>> q, k, v = (torch.randn(1, 256, 2, 32) for _ in range(3))
+        >>> g, beta = -torch.rand(1, 256, 2), torch.rand(1, 256, 2)
+        >>> o, state = wyvern.ops.chunk_gated_delta_rule(
+        ...     q, k, v, g, beta, output_final_state=True, use_qk_l2norm_in_kernel=True)
+        >>> o.shape, state.shape
+        (torch.Size([1, 256, 2, 32]), torch.Size([1, 2, 32, 32]))
+
     Args:
-        q, k: ``[B, T, H, K]``, K at most 256.
+        q, k: ``[B, T, H, K]``, K at most 256; k of length 1 or less.
         v: ``[B, T, HV, V]``.
         g: ``[B, T, HV]``, the natural logarithm of the decay, at most 0; with ``use_gate_in_kernel`` what
             ``-exp(A_log) * softplus(g + dt_bias)`` makes the decay of.
