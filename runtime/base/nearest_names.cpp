@@ -26,18 +26,35 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
+/// The question that follows the names, or nothing: of short names every other one is near.
+std::string question(std::string_view wanted, const std::vector<std::string_view>& names) {
+  constexpr std::size_t kShortest = 3;
+  if (wanted.size() < kShortest) return "";
+  std::pair nearest{(wanted.size() + 2) / 3, true};  // edits, and whether it lacks what was written
+  std::string_view meant;
+  for (const std::string_view name : names) {
+    const std::pair this_one{edit_distance(wanted, name), name.find(wanted) == name.npos};
+    if (this_one > nearest || (this_one == nearest && !meant.empty())) continue;
+    nearest = this_one;
+    meant = name;
+  }
+  return meant.empty() || nearest.first == 0 ? "" : fmt::format(" (did you mean {}?)", meant);
+}
+
 }  // namespace
 
 std::string nearest_names(std::string_view wanted, std::vector<std::string_view> names) {
-  if (names.size() <= kMost) return fmt::format("{}", fmt::join(names, ", "));
+  if (names.size() <= kMost)
+    return fmt::format("{}{}", fmt::join(names, ", "), question(wanted, names));
+  const std::string asked = question(wanted, names);
   std::vector<std::pair<std::size_t, std::string_view>> ranked;
   for (const std::string_view name : names)
     ranked.emplace_back(
         name.find(wanted) == std::string_view::npos ? 1 + edit_distance(wanted, name) : 0, name);
   std::ranges::stable_sort(ranked, {}, [](const auto& one) { return one.first; });
   for (std::size_t i = 0; i < kMost; ++i) names[i] = ranked[i].second;
-  return fmt::format("{} and {} more", fmt::join(names.begin(), names.begin() + kMost, ", "),
-                     names.size() - kMost);
+  return fmt::format("{} and {} more{}", fmt::join(names.begin(), names.begin() + kMost, ", "),
+                     names.size() - kMost, asked);
 }
 
 }  // namespace wyvern

@@ -35,6 +35,17 @@ TEST(NearestNames, PutsNamesThatContainTheTextFirst) {
             "alpha, beta, gamma, delta, epsilon, zeta, eta, theta and 2 more");
 }
 
+TEST(NearestNames, AsksWhatWasMeant) {
+  const Names verbs{"run", "tune", "bench"};
+  EXPECT_EQ(nearest_names("tnue", verbs), "run, tune, bench (did you mean tune?)");
+  EXPECT_EQ(nearest_names("tun", verbs), "run, tune, bench (did you mean tune?)");
+  EXPECT_EQ(nearest_names("bnech", verbs), "run, tune, bench (did you mean bench?)");
+  EXPECT_EQ(nearest_names("verify", verbs), "run, tune, bench");
+  EXPECT_EQ(nearest_names("do", Names{"dq", "dk"}), "dq, dk");
+  const std::string many = nearest_names("thteta", kMany);
+  EXPECT_TRUE(many.ends_with(" and 2 more (did you mean theta?)")) << many;
+}
+
 TEST(NearestNames, TakesAnyListOfNames) {
   const std::set<std::string> names{"b", "a"};
   EXPECT_EQ(nearest_names("", names), "a, b");

@@ -56,6 +56,20 @@ class Usage(Case):
     def test_unknown_verb(self):
         self.refuses("device", names=["'device'", "one of devices, ", " more"])
 
+    def test_what_was_meant(self):
+        self.refuses("tnue", names=["'tnue'", "(did you mean tune?)"])
+        self.refuses("cache", "explian", names=["(did you mean explain?)"])
+        self.refuses("run", "gated_delta_rul", names=["(did you mean gated_delta_rule?)"])
+        self.refuses("run", OP, "--verfy", names=["(did you mean --verify?)"])
+
+    def test_first_example(self):
+        """The command alone shows commands that work as they stand, in this order."""
+        commands = re.findall(r"^    wyvern (.*)$", self.wyvern().stdout, re.M)
+        self.assertEqual([line.split()[0] for line in commands], ["example", "run", "tune"])
+        self.use_compiled_kernels()
+        for line in commands[:2]:
+            self.wyvern(*line.split(), *([] if line.startswith("example") else ["--device", "cpu"]))
+
     def test_unknown_option(self):
         self.refuses("run", OP, "--inputs", names=["--inputs", "takes --input, ", " more", "--help"])
 
@@ -454,6 +468,17 @@ class CacheVerb(Case):
         self.assertEqual(self.wyvern("cache", "path").stdout.strip(), str(self.cache / "wyvern.db"))
         self.assertEqual(self.document("cache", "path"), {"path": str(self.cache / "wyvern.db")})
 
+    def test_python_help(self):
+        """What help() says of the operator that most people call first."""
+        path = Path(__file__).parents[2] / "runtime" / "python" / "src" / "wyvern" / "ops.py"
+        functions = {node.name: node for node in ast.parse(path.read_text()).body
+                     if isinstance(node, ast.FunctionDef)}
+        text = ast.get_docstring(functions["chunk_gated_delta_rule"])
+        (example,) = doctest.DocTestParser().get_doctest(text, {}, "help", None, 0).examples[-2:-1]
+        self.assertIn("chunk_gated_delta_rule", example.source)
+        for word in ("wyvern.policy", "wyvern.tune", "length of at most 1", "use_qk_l2norm_in_kernel"):
+            self.assertIn(word, text)
+
     def test_empty(self):
         document = self.document("cache", "list")
         self.assertEqual(document, {"winners": [], "measurements": [], "artifacts": []})
@@ -467,17 +492,6 @@ class CacheVerb(Case):
             self.refuses("cache", "show", unknown, names=["ID", unknown])
         self.refuses("cache", "path", "w1", names=["w1", "cache path"])
 
-
-    def test_python_help(self):
-        """What help() says of the operator that most people call first."""
-        path = Path(__file__).parents[2] / "runtime" / "python" / "src" / "wyvern" / "ops.py"
-        functions = {node.name: node for node in ast.parse(path.read_text()).body
-                     if isinstance(node, ast.FunctionDef)}
-        text = ast.get_docstring(functions["chunk_gated_delta_rule"])
-        (example,) = doctest.DocTestParser().get_doctest(text, {}, "help", None, 0).examples[-2:-1]
-        self.assertIn("chunk_gated_delta_rule", example.source)
-        for word in ("wyvern.policy", "wyvern.tune", "length of at most 1", "use_qk_l2norm_in_kernel"):
-            self.assertIn(word, text)
 
 if __name__ == "__main__":
     unittest.main()

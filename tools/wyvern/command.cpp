@@ -190,6 +190,12 @@ std::function<int()> Command::parse(int argc, char** argv) {
       return static_cast<int>(kDone);
     };
   };
+  // Now that the verbs are there: those that are added later would print it too.
+  app_.footer(
+      "A first example, on the first GPU or else the CPU:\n"
+      "    wyvern example gated_delta_rule --shape T=1024,H=2,K=64 -o in.safetensors\n"
+      "    wyvern run gated_delta_rule --input in.safetensors --output out.safetensors --verify\n"
+      "    wyvern tune gated_delta_rule --shape T=1024,H=2,K=64 --budget 20s");
   if (argc <= 1) return show(app_.help());
   try {
     app_.parse(argc, argv);
