@@ -249,12 +249,10 @@ CacheStats Cache::stats() const {
 }
 
 bool Cache::clear() {
-  const bool deleted = impl_->connection.run(Access::write, [](Database& database) {
+  return impl_->connection.run(Access::shrink, [](Database& database) {
     database.execute(
         "DELETE FROM artifacts; DELETE FROM measurements; DELETE FROM winners; DELETE FROM uses");
   });
-  return deleted && impl_->connection.run(Access::alone,
-                                          [](Database& database) { database.execute("VACUUM"); });
 }
 
 }  // namespace wyvern

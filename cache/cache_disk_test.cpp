@@ -15,15 +15,17 @@
 #include "cache/cache.hpp"
 #include "cache/cache_content_testing.hpp"
 #include "cache/cache_testing.hpp"
+#include "cache/care.hpp"
 #include "cache/database.hpp"
 #include "cache/disk_testing.hpp"
+#include "cache/transfer.hpp"
 
 namespace wyvern::testing {
 namespace {
 
 /// What a verb says of itself: a look-up found what is right, nothing, or what is wrong; a store
-/// says that it stored, or that it did not.
-enum class Answer { right, nothing, wrong, stored, not_stored };
+/// says that it stored, or that it did not; an operation on a whole cache threw an error.
+enum class Answer { right, nothing, wrong, stored, not_stored, refused };
 
 /// A verb and what it works on.
 struct Verb {
@@ -228,6 +230,65 @@ std::vector<Verb> stores() {
           clear};
 }
 
+/// A cache that others are made of, and the pack of it.
+const TempDirectory& other_cache() {
+  static const TempDirectory other;
+  static const bool filled = [] {
+    QuietCache cache(other.path());
+    return cache->store_artifact(artifact(50, 9000)) && cache->store_measurement(measurement(50)) &&
+           cache->store_winner(winner(3, 3));
+  }();
+  EXPECT_TRUE(filled);
+  return other;
+}
+
+/// An operation on a whole cache, which throws where it fails.
+Verb care(std::string name, Content after, std::function<bool(Cache&)> act) {
+  Verb verb = on(std::move(name), sound_files(), filled(), [=](Cache& cache) {
+    try {
+      return act(cache) ? Answer::stored : Answer::wrong;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()), "");
+      return Answer::refused;
+    }
+  });
+  verb.after = std::move(after);
+  return verb;
+}
+
+std::vector<Verb> cares() {
+  Content collected = filled(), merged = filled(), imported;
+  collected.artifacts.clear();
+  merged.store(measurement(50));
+  merged.store(winner(3, 3));
+  merged.store(artifact(50, 9000));
+  const std::string pack = export_pack(Cache(other_cache().path()), /*all=*/true, "");
+  {
+    const TempDirectory temp;  // a pack writes the plan's JSON in its own way
+    put(temp, sound_files());
+    QuietCache cache(temp.path());
+    import_pack(cache.cache, pack, "pack");
+    imported = content_of(cache.cache);
+    EXPECT_EQ(imported.size(), 3 * kRows + 2);
+  }
+  const auto rows = static_cast<std::int64_t>(kRows);
+  return {
+      care("collect", collected, [=](Cache& cache) { return collect(cache, 0).deleted == rows; }),
+      care("verify", filled(),
+           [=](Cache& cache) {
+             const Verification found = verify_rows(cache);
+             EXPECT_EQ(found.damage, std::vector<std::string>());
+             return found.damage.empty() && found.artifacts == rows && found.winners == rows;
+           }),
+      care("merge", merged,
+           [](Cache& cache) { return merge(cache, other_cache().path()).artifacts == 1; }),
+      care("import_pack", imported,
+           [=](Cache& cache) { return import_pack(cache, pack, "pack").winners == 1; }),
+      care("export_pack", filled(), [=](Cache& cache) {
+        return parse_pack(export_pack(cache, true, ""), "pack").measurements.size() == kRows;
+      })};
+}
+
 std::vector<Verb> openings() {
   Verb repair = on("repair", damaged(), filled(), find_first);
   repair.damaged = true;
@@ -238,7 +299,7 @@ std::vector<Verb> openings() {
 
 std::vector<Verb> all_verbs() {
   std::vector<Verb> verbs;
-  for (auto& some : {look_ups(), stores(), openings()})
+  for (auto& some : {look_ups(), stores(), cares(), openings()})
     verbs.insert(verbs.end(), some.begin(), some.end());
   return verbs;
 }
@@ -292,7 +353,8 @@ std::string tried(const Verb& verb, const Fault& fault, bool& was_met) {
   if (cache->told > 1) wrong = "told more than once";
   if (answer == Answer::not_stored && !said) wrong = "not stored, and nobody was told";
   if (was_met && fault.kind == Fault::Kind::interrupted && !verb.damaged &&
-      (said || answer == Answer::nothing || answer == Answer::not_stored))
+      (said || answer == Answer::nothing || answer == Answer::not_stored ||
+       answer == Answer::refused))
     wrong = "what is no error was taken for one";
   // Whatever the connection went through, it finds what is right or nothing.
   const Content content = content_of(cache->cache);

@@ -23,6 +23,7 @@
 
 #include "cache/cache.hpp"
 #include "cache/cache_testing.hpp"
+#include "cache/care.hpp"
 #include "cache/database.hpp"
 #include "cache/schema.hpp"
 
@@ -150,6 +151,27 @@ int role_full(const std::string& directory, bool blocked) {
   return cache.told == 1 && cache->find_artifact(artifact(2, 200000).key) ? 0 : 8;
 }
 
+/// Makes room on a disk that has none for a journal of all that goes.
+int role_full_care(const std::string& directory) {
+  QuietCache cache(directory);
+  const auto bytes = [&] {
+    return static_cast<std::int64_t>(std::filesystem::file_size(cache->file()));
+  };
+  for (std::uint64_t i = 0; i < 20; ++i)
+    if (!cache->store_artifact(artifact(i, 20000))) return 1;
+  if (!cache->store_measurement(measurement(1))) return 2;
+  limit_files(static_cast<rlim_t>(bytes()));
+  if (cache->store_artifact(artifact(99, 200000))) return 3;
+  const Collection some = collect(cache.cache, bytes() / 2);
+  if (some.bytes != bytes() || some.bytes > some.bytes_before / 2) return 4;
+  if (some.deleted < 10 || some.deleted > 12 || !cache->status().empty()) return 5;
+  if (cache->stats().artifacts != 20 - some.deleted || cache->stats().measurements != 1) return 6;
+  if (!verify_rows(cache.cache).damage.empty()) return 7;
+  limit_files(static_cast<rlim_t>(bytes()));
+  if (!cache->clear() || bytes() > some.bytes / 2 || !cache->status().empty()) return 8;
+  return cache->stats().artifacts == 0 && cache.told == 1 ? 0 : 9;
+}
+
 int role(int argc, char** argv) {
   const std::string name = argv[2];
   const std::string directory = argv[3];
@@ -158,6 +180,7 @@ int role(int argc, char** argv) {
   if (name == "write-damaged") return role_write_damaged(directory, std::stoull(last));
   if (name == "write-forever") return role_write_forever(directory, std::stoull(last));
   if (name == "read-only") return role_read_only(directory, last);
+  if (name == "full-care") return role_full_care(directory);
   if (name == "full") return role_full(directory, last == "blocked");
   return 99;
 }
@@ -396,6 +419,12 @@ TEST(CacheDisk, FullDiskCostsTheRowAndNoMore) {
   EXPECT_EQ(run({"full", other.path().string(), "blocked"}), 0);
 }
 
+TEST(CacheDisk, FullDiskCanBeFreed) {
+  const TempDirectory temp;
+  EXPECT_EQ(run({"full-care", temp.path().string()}), 0);
+  EXPECT_EQ(integrity(temp.file()), "ok");
+}
+
 TEST(CacheDisk, ReadOnlyDirectoryStillAnswers) {
   const TempDirectory temp;
   const auto directory = temp.path() / "cache";
@@ -457,6 +486,16 @@ TEST(CacheDisk, FileWhereTheDirectoryShouldBe) {
     EXPECT_EQ(cache.told, 1) << below;
   }
   EXPECT_EQ(read_file(temp.path() / "file"), "not a directory");
+}
+
+TEST(CacheDisk, APathTooLongForTheSystemIsRefusedAsAWhole) {
+  const TempDirectory temp;
+  std::string path = temp.path().string();
+  for (int i = 0; i < 10000; ++i) path += "/a";
+  QuietCache cache(path);
+  EXPECT_FALSE(cache->store_artifact(artifact(1)));
+  EXPECT_NE(cache.said.find("cannot be created (File name too long)"), std::string::npos);
+  EXPECT_TRUE(std::filesystem::is_empty(temp.path()));  // not even the first of its directories
 }
 
 TEST(CacheDisk, DeletedUnderWayIsMadeAnew) {

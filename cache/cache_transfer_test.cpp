@@ -261,6 +261,37 @@ TEST(Merge, RefusesOtherFilesAndUntrustedCaches) {
   EXPECT_EQ(cache->stats().winners, 0);
 }
 
+TEST(Merge, AllOrNone) {
+  const TempDirectory temp, good, bad;
+  QuietCache(good.path())->store_winner(winner(1, 1));
+  QuietCache(bad.path())->store_artifact(artifact(1, 9000));
+  QuietCache cache(temp.path());
+  expect_refused(ErrorKind::kBadInput, "no database",
+                 [&] { merge(cache.cache, {good.path(), "/nowhere"}); });
+  EXPECT_EQ(cache->stats().winners, 0);
+  // What is damaged in the other, found only when its artifacts are read, is not taken for damage
+  // of this one.
+  std::int64_t page = 0;
+  {
+    Database database(bad.file(), Database::Mode::read_only);
+    page = database.integer("SELECT rootpage FROM sqlite_schema WHERE name = 'artifacts'");
+  }
+  std::string bytes = read_file(bad.file());
+  bytes.replace(static_cast<std::size_t>(page - 1) * 4096, 4096, std::string(4096, 'U'));
+  write_file(bad.file(), bytes);
+  expect_refused(ErrorKind::kIo, bad.file().c_str(),
+                 [&] { merge(cache.cache, {good.path(), bad.path()}); });
+  EXPECT_EQ(cache->stats().winners, 0);
+  EXPECT_EQ(cache->status(), "");
+  EXPECT_EQ(cache.told, 0);
+  EXPECT_EQ(read_file(bad.file()), bytes);
+  const std::vector<Added> added = merge(cache.cache, {good.path(), temp.path(), good.path()});
+  ASSERT_EQ(added.size(), 3u);
+  EXPECT_EQ(added[0].winners, 1);
+  EXPECT_EQ(added[1].known, 0);
+  EXPECT_EQ(added[2].known, 1);
+}
+
 // ---- Packs
 
 TEST(Pack, ComesBackAsItWent) {

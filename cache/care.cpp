@@ -23,6 +23,7 @@
 #include "cache/tables.hpp"
 #include "cache/trust.hpp"
 #include "runtime/base/json_text.hpp"
+#include "runtime/base/printable.hpp"
 
 namespace wyvern {
 namespace {
@@ -49,13 +50,21 @@ void compare(std::vector<Row> rows, const std::vector<std::string>& digests, cha
       damage.push_back(fmt::format("{}{} is not as it was stored", kind, rows[i].id));
 }
 
+/// Adds what SQLite finds wrong with the pages. It reports one that cannot be read, which the next
+/// attempt may read, among those that are damaged.
+void check_pages(Database& database, std::vector<std::string>& damage) {
+  Query check(database, "PRAGMA integrity_check(10)");
+  while (check.step()) {
+    const std::string text = check.text(0);
+    for (const char* unreadable : {"unable to get the page", "failed to get page"})
+      if (text.find(unreadable) != text.npos) throw DatabaseError(SQLITE_IOERR, text);
+    if (text != "ok") damage.push_back(text);
+  }
+}
+
 Verification look_at(Database& database) {
   Verification result;
-  {
-    Query check(database, "PRAGMA integrity_check(10)");
-    while (check.step())
-      if (const std::string text = check.text(0); text != "ok") result.damage.push_back(text);
-  }
+  check_pages(database, result.damage);
   if (!has_current_tables(database))
     result.damage.emplace_back("its tables do not match its version");
   Query artifacts(database,
@@ -73,7 +82,8 @@ Verification look_at(Database& database) {
   auto measurements = tables::measurements(database);
   auto winners = tables::winners(database, tables::Winners::all);
   result.measurements = static_cast<std::int64_t>(measurements.size());
-  result.winners = static_cast<std::int64_t>(winners.size());
+  result.winners = tables::problems_won(database);
+  result.superseded = static_cast<std::int64_t>(winners.size()) - result.winners;
   compare(std::move(measurements),
           digests_of(database, "SELECT digest FROM measurements ORDER BY id"), 'm', result.damage);
   compare(std::move(winners), digests_of(database, "SELECT digest FROM winners ORDER BY id"), 'w',
@@ -303,13 +313,17 @@ class Diagnosis {
     const Verification result = look_at(database);
     if (result.damage.empty()) {
       add(Weight::good, "damage",
-          fmt::format("{} artifacts, {} measurements and {} winners are as they were stored",
-                      result.artifacts, result.measurements, result.winners));
+          fmt::format(
+              "{}, {}, {} and {} are as they were stored", count_text(result.artifacts, "artifact"),
+              count_text(result.measurements, "measurement"), count_text(result.winners, "winner"),
+              count_text(result.superseded, "superseded winner")));
       return;
     }
     add(Weight::error, "damage",
-        fmt::format("{} things are not as they were stored; the first: {}", result.damage.size(),
-                    result.damage.front()),
+        result.damage.size() == 1
+            ? result.damage.front()
+            : fmt::format("{} things are not as they were stored; the first: {}",
+                          result.damage.size(), result.damage.front()),
         "damaged artifacts are compiled again when asked for; for the rest move the file away and "
         "`wyvern cache merge` it into a new one");
   }
@@ -326,9 +340,9 @@ class Diagnosis {
       add(Weight::good, "driver", "no row of this machine's devices is of another driver");
     else
       add(Weight::warning, "driver",
-          fmt::format("{} winners and {} measurements of this machine's devices are of another "
-                      "driver; the winners are used as the nearest that is known",
-                      winners, measurements),
+          fmt::format("{} and {} of this machine's devices are of another driver; the winners are "
+                      "used as the nearest that is known",
+                      count_text(winners, "winner"), count_text(measurements, "measurement")),
           "`wyvern tune` the problems again");
   }
 
@@ -360,9 +374,9 @@ class Diagnosis {
       add(Weight::good, "plans", "this build can use the winners of this machine's devices");
     else
       add(Weight::warning, "plans",
-          fmt::format("this build cannot use the first winner of {} problems, {} of which have "
-                      "another that it can use (the first is {})",
-                      replaced + lost, replaced, first),
+          fmt::format("this build cannot use the first winner of {}, {} of which with another that "
+                      "it can use (the first is {})",
+                      count_text(replaced + lost, "problem"), replaced, first),
           "`wyvern tune` the problems again, or use the build that tuned them");
   }
 
@@ -400,7 +414,7 @@ Collection collect(Cache& cache, std::int64_t max_bytes) {
   for (int round = 0; round < kRounds && done.bytes > max_bytes; ++round) {
     const std::int64_t deleted = done.deleted;
     Collection next = done;
-    const bool written = CacheAccess::run(cache, Access::write, [&](Database& database) {
+    const bool written = CacheAccess::run(cache, Access::shrink, [&](Database& database) {
       next = done;
       // Free pages are given back by VACUUM alone, which the first round may have to do only.
       const std::int64_t free =
@@ -409,9 +423,6 @@ Collection collect(Cache& cache, std::int64_t max_bytes) {
     });
     if (!written) fail(cache);
     done = next;
-    if (!CacheAccess::run(cache, Access::alone,
-                          [](Database& database) { database.execute("VACUUM"); }))
-      fail(cache);
     done.bytes = size_of(cache.file());
     if (done.deleted == deleted && round > 0) break;
   }

@@ -14,7 +14,9 @@
 namespace wyvern {
 
 struct Verification {
-  std::int64_t artifacts = 0, measurements = 0, winners = 0;  ///< looked at
+  std::int64_t artifacts = 0, measurements = 0;  ///< looked at
+  std::int64_t winners = 0;                      ///< those that answer, as stats() counts them
+  std::int64_t superseded = 0;                   ///< winners of problems that were tuned again
   /// Rows that are not as they were stored, a sentence each: a row is named as in `wyvern cache
   /// list`.
   std::vector<std::string> damage;

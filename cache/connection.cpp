@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <new>
 #include <system_error>
@@ -21,6 +20,7 @@
 #include "cache/schema.hpp"
 #include "cache/trust.hpp"
 #include "runtime/base/fork_guard.hpp"
+#include "runtime/base/printable.hpp"
 
 namespace wyvern {
 namespace {
@@ -48,6 +48,8 @@ std::filesystem::path database_file(const std::filesystem::path& directory) {
 std::error_code make_private_directory(const std::filesystem::path& directory) {
   std::error_code error;
   if (std::filesystem::is_directory(directory, error)) return {};
+  // So are all of its parents but a few, each looked at in a time that grows with its length.
+  if (error == std::errc::filename_too_long) return error;
   const std::filesystem::path parent = directory.parent_path();
   if (!parent.empty() && parent != directory) {
     if (error = make_private_directory(parent); error) return error;
@@ -131,9 +133,7 @@ Connection::Connection(const std::filesystem::path& directory)
     : file_(database_file(directory)),
       patience_(kPatience),
       repairs_left_(kRepairs),
-      report_([](const std::string& sentence) {
-        std::fprintf(stderr, "wyvern: %s.\n", sentence.c_str());
-      }) {
+      report_(warn) {
   ForkGuard::instance().add(mutex_);
   const Lock lock(mutex_);
   const NoFileSizeSignal guard;
@@ -186,6 +186,8 @@ bool Connection::run(Access access, const Work& work) {
         retry_at_ = std::chrono::steady_clock::now() + kRetryEvery;
         notice(limits_ = error.what());
         break;
+      } catch (const Error&) {
+        throw;
       } catch (const std::exception& error) {
         degrade(access, fmt::format("the cache {} fails ({}), so the work goes on without it: set "
                                     "WYVERN_CACHE_DIR to another directory",
@@ -206,17 +208,37 @@ void Connection::attempt(const Work& work) noexcept {
   if (database_ == nullptr || !limits_.empty()) return;
   database_->set_patience(0ms);
   try {
-    perform(Access::write, work);
+    commit(work);
   } catch (const std::exception&) {  // lost, as it may be
   }
   database_->set_patience(patience_);
 }
 
 void Connection::perform(Access access, const Work& work) {
-  if (access != Access::write) {
-    work(*database_);
-    return;
+  switch (access) {
+    case Access::read: work(*database_); break;
+    case Access::write: commit(work); break;
+    case Access::shrink:
+      without_room([&]() WYVERN_REQUIRES(mutex_) { commit(work); });
+      without_room([&]() WYVERN_REQUIRES(mutex_) { database_->execute("VACUUM"); });
+      break;
   }
+}
+
+// Who deletes rows may do it because the disk is full, so that there is no room for the journal of
+// what is overwritten. Then it lies in memory: an error is undone as ever, but a process that is
+// killed in the middle of these writes leaves a damaged file, which the next one repairs.
+void Connection::without_room(const std::function<void()>& step) {
+  try {
+    step();
+  } catch (const DatabaseError& error) {
+    if (error.primary() != SQLITE_FULL) throw;
+    const JournalInMemory journal(*database_);
+    step();
+  }
+}
+
+void Connection::commit(const Work& work) {
   Transaction transaction(*database_);
   // A newer Wyvern may have changed the file since it was opened.
   if (database_->integer("PRAGMA user_version") != kSchemaVersion) {

@@ -22,7 +22,9 @@ class Connection {
   enum class Access {
     read,
     write,  ///< inside one transaction
-    alone   ///< writes, outside any transaction (VACUUM)
+    /// deletes rows inside one transaction, then gives their space back (VACUUM); on a disk without
+    /// room for a journal too
+    shrink
   };
   using Work = std::function<void(Database&)>;
 
@@ -32,7 +34,8 @@ class Connection {
   Connection& operator=(const Connection&) = delete;
 
   /// Runs `work`; false when there is no database for this access or it failed. `work` may run
-  /// twice: again after the file was found moved or damaged and has been replaced.
+  /// twice: again after the file was found moved or damaged and has been replaced, or had no room.
+  /// An Error that `work` itself throws undoes it and is the caller's.
   bool run(Access access, const Work& work) WYVERN_EXCLUDES(mutex_);
   /// Writes rows that may be lost: waits for no lock, opens and repairs nothing, reports nothing.
   void attempt(const Work& work) noexcept WYVERN_EXCLUDES(mutex_);
@@ -53,6 +56,8 @@ class Connection {
   void open_or_repair() WYVERN_REQUIRES(mutex_);
   void drop_if_forked() WYVERN_REQUIRES(mutex_);
   void perform(Access access, const Work& work) WYVERN_REQUIRES(mutex_);
+  void commit(const Work& work) WYVERN_REQUIRES(mutex_);
+  void without_room(const std::function<void()>& step) WYVERN_REQUIRES(mutex_);
   bool recover(const DatabaseError& error, Access access) WYVERN_REQUIRES(mutex_);
   void repair() WYVERN_REQUIRES(mutex_);
   void degrade(Access access, const std::string& sentence) WYVERN_REQUIRES(mutex_);

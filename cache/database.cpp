@@ -212,4 +212,12 @@ Transaction::~Transaction() {
 
 void Transaction::commit() { Query(database_, "COMMIT").step(); }
 
+JournalInMemory::JournalInMemory(Database& database) : database_(database) {
+  database_.execute("PRAGMA journal_mode = MEMORY");
+}
+
+JournalInMemory::~JournalInMemory() {
+  sqlite3_exec(database_.handle(), "PRAGMA journal_mode = TRUNCATE", nullptr, nullptr, nullptr);
+}
+
 }  // namespace wyvern

@@ -141,4 +141,17 @@ class Transaction {
   Database& database_;
 };
 
+/// While it lives, what a transaction overwrites is kept in memory instead of in a journal on the
+/// disk.
+class JournalInMemory {
+ public:
+  explicit JournalInMemory(Database& database);
+  ~JournalInMemory();
+  JournalInMemory(const JournalInMemory&) = delete;
+  JournalInMemory& operator=(const JournalInMemory&) = delete;
+
+ private:
+  Database& database_;
+};
+
 }  // namespace wyvern

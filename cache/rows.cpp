@@ -190,7 +190,7 @@ json object_of(const std::string& text) {
 }
 
 /// Requires a member without which a row is useless.
-void require(bool said, const char* what, std::string& problem) {
+void require(bool said, std::string_view what, std::string& problem) {
   if (!said && problem.empty()) problem = fmt::format("it has no {}", what);
 }
 
@@ -236,7 +236,8 @@ std::optional<TextRow> from_line(std::string_view line, std::string& problem) {
       require(!row.device.empty(), "device", problem);
       require(!row.family.empty(), "family", problem);
       require(embedded(row.plan).is_array(), "plan", problem);
-      require(row.round >= 0 && row.round <= kMostRounds, "round within bounds", problem);
+      require(row.round >= 0 && row.round <= kMostRounds,
+              fmt::format("round from 0 to {}", kMostRounds), problem);
       if (problem.empty()) return row;
     } else {
       problem = fmt::format("its row is '{}' and neither winner nor measurement", kind);

@@ -28,8 +28,9 @@ std::optional<TextRow> from_line(std::string_view line, std::string& problem);
 std::string digest_of(const MeasurementRow& row);
 std::string digest_of(const WinnerRow& row);
 
-/// No problem is tuned more often; a larger count in a file is nonsense and must not overflow.
-inline constexpr std::int64_t kMostRounds = 1'000'000'000;
+/// No problem is tuned more often; a larger count in a file is nonsense. A tuning after a row of so
+/// many counts one more, so that it answers.
+inline constexpr std::int64_t kMostRounds = 1'000'000;
 
 /// Median of plan / default over samples taken in turn, of which equal indices are neighbours; 0
 /// where there are none.

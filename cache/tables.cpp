@@ -169,7 +169,7 @@ void crown(Database& database, WinnerRow row) {
   {
     Query last(database, kLastRound);
     last.bind(row.device).bind(row.family).bind(row.tokens).bind(row.sequences).step();
-    row.round = std::clamp<std::int64_t>(last.integer(0), 0, kMostRounds - 1) + 1;
+    row.round = std::clamp<std::int64_t>(last.integer(0), 0, 2 * kMostRounds) + 1;
   }
   if (row.ratio == 0) row.ratio = paired_ratio(row);
   add(database, row);

@@ -6,8 +6,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <deque>
 #include <fstream>
-#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -142,6 +143,59 @@ void store(Cache& cache, const Connection::Work& work) {
     reject(ErrorKind::kIo, "nothing was added: {}", cache.status());
 }
 
+/// A cache that is merged into another, in a snapshot that lasts as long as this. Its own errors
+/// are not taken for those of the other: they are Error(kIo) that names it.
+class OtherCache {
+ public:
+  OtherCache(fs::path file, std::size_t place) : file_(std::move(file)), place_(place) {
+    if (const Trust trust = trust_in(fs::absolute(file_)); !trust.refusal.empty())
+      reject(ErrorKind::kIo, "{} is not merged: {}", file_.string(), trust.refusal);
+    try {
+      database_ = open_other(file_);
+      if (database_ == nullptr) return;
+      snapshot_.emplace(*database_, Transaction::Kind::read);
+      measurements_ = tables::measurements(*database_);
+      winners_ = tables::winners(*database_, tables::Winners::all);
+    } catch (const DatabaseError& error) {
+      fail_reading(file_, error);
+    }
+  }
+
+  std::size_t place() const { return place_; }  ///< among those that are merged
+
+  Added add_to(Database& database) {
+    Added added;
+    if (database_ == nullptr) return added;
+    add_all(database, measurements_, added.measurements, added.known);
+    add_all(database, winners_, added.winners, added.known);
+    try {
+      artifacts_.emplace(*database_, WYVERN_ARTIFACT "ORDER BY id");
+    } catch (const DatabaseError& error) {
+      fail_reading(file_, error);
+    }
+    while (const auto next = next_artifact()) merge_artifact(database, *next, added);
+    return added;
+  }
+
+ private:
+  std::optional<StoredArtifact> next_artifact() {
+    try {
+      if (artifacts_->step()) return read_artifact(*artifacts_);
+    } catch (const DatabaseError& error) {
+      fail_reading(file_, error);
+    }
+    return {};
+  }
+
+  const fs::path file_;
+  const std::size_t place_;
+  std::unique_ptr<Database> database_;  ///< null: nothing is in it
+  std::optional<Transaction> snapshot_;
+  std::optional<Query> artifacts_;
+  std::vector<MeasurementRow> measurements_;
+  std::vector<WinnerRow> winners_;
+};
+
 bool is_same_file(const fs::path& a, const fs::path& b) {
   std::error_code error;
   return fs::equivalent(a, b, error) && !error;
@@ -171,29 +225,21 @@ void sort_lines(const std::vector<Row>& rows, std::vector<std::string>& lines) {
 
 }  // namespace
 
-Added merge(Cache& into, const fs::path& other) {
-  const fs::path file = database_at(other);
-  Added added;
-  if (is_same_file(file, into.file())) return added;
-  if (const Trust trust = trust_in(fs::absolute(file)); !trust.refusal.empty())
-    reject(ErrorKind::kIo, "{} is not merged: {}", file.string(), trust.refusal);
-  try {
-    const std::unique_ptr<Database> theirs = open_other(file);
-    if (theirs == nullptr) return added;
-    const Transaction snapshot(*theirs, Transaction::Kind::read);
-    const auto measurements = tables::measurements(*theirs);
-    const auto winners = tables::winners(*theirs, tables::Winners::all);
-    store(into, [&](Database& database) {
-      added = {};
-      add_all(database, measurements, added.measurements, added.known);
-      add_all(database, winners, added.winners, added.known);
-      Query query(*theirs, WYVERN_ARTIFACT "ORDER BY id");
-      while (query.step()) merge_artifact(database, read_artifact(query), added);
-    });
-  } catch (const DatabaseError& error) {
-    fail_reading(file, error);
-  }
+std::vector<Added> merge(Cache& into, const std::vector<fs::path>& others) {
+  std::deque<OtherCache> theirs;
+  std::vector<Added> added(others.size());
+  for (std::size_t i = 0; i < others.size(); ++i)
+    if (const fs::path file = database_at(others[i]); !is_same_file(file, into.file()))
+      theirs.emplace_back(file, i);
+  if (theirs.empty()) return added;
+  store(into, [&](Database& database) {
+    for (OtherCache& other : theirs) added[other.place()] = other.add_to(database);
+  });
   return added;
+}
+
+Added merge(Cache& into, const fs::path& other) {
+  return merge(into, std::vector<fs::path>{other}).front();
 }
 
 std::string export_pack(const Cache& cache, bool all, std::string_view device) {
@@ -227,7 +273,7 @@ std::vector<std::string> pack_devices(std::string_view first_line, std::string_v
   try {
     if (!header.is_object() || header.value("row", "") != "pack")
       reject(ErrorKind::kBadInput, "{} is no pack of Wyvern: its first line does not say so", name);
-    if (const int version = header.value("version", 0); version != kPackVersion)
+    if (const double version = header.value("version", 0.0); version != kPackVersion)
       reject(ErrorKind::kBadInput, "{} is a pack of version {}; this Wyvern reads version {}", name,
              version, kPackVersion);
     devices = header.value("devices", devices);
@@ -278,7 +324,12 @@ std::string read_text(const fs::path& path) {
   if (!in)
     reject(ErrorKind::kBadInput, "{} cannot be read: there is no such file, or it may not be read",
            path.string());
-  return {std::istreambuf_iterator<char>(in), {}};
+  std::string text;
+  std::array<char, 1 << 16> piece{};
+  while (in.read(piece.data(), piece.size()), in.gcount() > 0)
+    text.append(piece.data(), static_cast<std::size_t>(in.gcount()));
+  if (in.bad()) reject(ErrorKind::kIo, "{} cannot be read: a read of it fails", path.string());
+  return text;
 }
 
 Contents read_contents(const fs::path& path) {

@@ -25,11 +25,13 @@ struct Added {
   std::int64_t damaged = 0;  ///< artifacts that are not as they were stored, left out
 };
 
-/// Adds every row of another database, a file or the directory of one, which is only read. Merging
-/// is a union: in whatever order and however often caches are merged, the rows and the answers are
-/// the same. Of two artifacts of one key, which are interchangeable, the one of the smaller digest
-/// stays, then the older. Since code of artifacts is run, a database that others may have written
-/// is refused, and so is one of another version.
+/// Adds every row of other databases, files or the directories of them, which are only read: all of
+/// them or, where one cannot be read, none; counts for each, in their order. Merging is a union: in
+/// whatever order and however often caches are merged, the rows and the answers are the same. Of
+/// two artifacts of one key, which are interchangeable, the one of the smaller digest stays, then
+/// the older. Since code of artifacts is run, a database that others may have written is refused,
+/// and so is one of another version.
+std::vector<Added> merge(Cache& into, const std::vector<std::filesystem::path>& others);
 Added merge(Cache& into, const std::filesystem::path& other);
 
 /// A pack of the winners that answer; with all, of every winner and measurement. `device`: of that

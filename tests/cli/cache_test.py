@@ -176,6 +176,9 @@ class Explain(CacheCase):
             self.assertTrue(kernel["nearest"]["differs"])
         self.assertTrue(any("fp32" in str(d["wanted"]) for kernel in missing
                             for d in kernel["nearest"]["differs"]))
+        text = self.wyvern(*EXPLAIN, *SHAPE, "--dtype", "fp32").stdout
+        self.assertIn("it is for another problem", text)
+        self.assertNotRegex(text, "constant [A-Za-z_]+:")
 
     def test_refusals(self):
         self.refuses("cache", "explain", names=["OP", "missing"])
@@ -225,7 +228,7 @@ class Layers(CacheCase):
         findings = self.document("cache", "doctor", expect=1)["findings"]
         (plans,) = [f for f in findings if f["check"] == "plans"]
         self.assertEqual(plans["weight"], "warning")
-        self.assertIn("1 problems, 1 of which have another", plans["message"])
+        self.assertIn("1 problem, 1 of which with another", plans["message"])
 
     def test_a_pack_that_cannot_be_read_is_told_and_passed_over(self):
         os.environ["WYVERN_PACKS"] = self.path("nowhere.jsonl")
@@ -306,6 +309,31 @@ class Transfer(CacheCase):
             self.wyvern("cache", "clear")
         self.assertEqual(images[0], images[1])
 
+    def test_merge_takes_all_or_none(self):
+        self.document("cache", "import", self.pack("a.jsonl", self.winner()))
+        good = self.cache
+        self.other("other")
+        self.refuses("cache", "merge", good, self.path("none"), names=["none", "no cache"])
+        self.assertEqual(self.document("cache", "stats")["winners"], 0)
+
+    def test_counts_and_units(self):
+        done = self.wyvern("cache", "import", self.pack("a.jsonl", self.winner()))
+        self.assertIn("added 0 artifacts, 0 measurements, 1 winner;", done.stdout)
+        listed = self.wyvern("cache", "list").stdout
+        self.assertRegex(listed, r"^id +what +ms ")
+        self.assertRegex(listed, r"w1 +winner +0\.0500 ")
+
+    def test_a_cache_that_cannot_be_used_is_said_once(self):
+        pack = self.pack("a.jsonl", self.winner())
+        (self.folder / "file").write_text("")
+        self.other("file/\x1b[31m")
+        for words in (("import", pack), ("merge", self.folder / "cache"), ("verify",), ("clear",),
+                      ("gc", "--max-bytes", "0"), ("export", "-o", self.path("out"))):
+            self.refuses("cache", *words, names=["cannot be created", r"\x1b[31m"])
+        stats = self.wyvern("cache", "stats")
+        self.assertEqual(stats.stderr.count("\n"), 1)
+        self.assertIn(r"\x1b[31m", stats.stderr)
+
     def test_refusals(self):
         self.refuses("cache", "export", names=["-o", "missing"])
         self.refuses("cache", "import", names=["FILE", "missing"])
@@ -313,6 +341,12 @@ class Transfer(CacheCase):
         self.refuses("cache", "diff", "a", names=["A and B"])
         self.refuses("cache", "import", self.path("nowhere"), names=["nowhere"])
         self.refuses("cache", "merge", self.path("nowhere"), names=["nowhere", "no cache"])
+        self.refuses("cache", "import", "/proc/self/mem", names=["/proc/self/mem", "cannot be read"])
+        for version in ("1.9", "2"):
+            (self.folder / "bad.jsonl").write_text('{"row":"pack","version":%s}\n' % version)
+            self.refuses("cache", "import", self.path("bad.jsonl"), names=["bad.jsonl", f"version {version};"])
+        self.refuses("cache", "import", self.pack("bad.jsonl", self.winner(round=10**9)),
+                     names=["bad.jsonl", "round from 0 to"])
         (self.folder / "bad.jsonl").write_text('{"row":"pack","version":1}\n{"row":"\x1b[31m"}\n')
         self.refuses("cache", "import", self.path("bad.jsonl"), names=["line 2", "bad.jsonl"])
 

@@ -20,4 +20,16 @@ Json parsed(const std::string& text);
 /// "family/tokens=8192/sequences=1".
 std::string problem_of(const WinnerRow& row);
 
+/// Runs work(cache) on the user's cache. What the cache says of itself is noted where the work
+/// succeeds; where it throws the error says it, alone.
+template <class Work>
+auto with_cache(const Work& work) {
+  std::string said;
+  Cache cache;
+  cache.on_degraded([&said](const std::string& sentence) { said = sentence; });
+  auto result = work(cache);
+  if (!said.empty()) warn(said);
+  return result;
+}
+
 }  // namespace wyvern::cli

@@ -30,6 +30,8 @@ int print_path(const Cache& cache, bool json) {
   return kDone;
 }
 
+std::string ms_text(double us) { return us > 0 ? fmt::format("{:.4f}", us / 1e3) : "-"; }
+
 int print_list(const Cache& cache, bool json) {
   const auto winners = cache.list_winners();
   const auto measurements = cache.list_measurements();
@@ -47,15 +49,15 @@ int print_list(const Cache& cache, bool json) {
     say("the cache is empty");
     return kDone;
   }
-  Table table({"id", "what", "time", "of", "status"});
+  Table table({"id", "what", "ms", "of", "status"});
   for (const auto& row : winners)
-    table.row({fmt::format("w{}", row.id), "winner", fmt::format("{:.1f} us", row.median_us),
-               problem_of(row), row.device});
+    table.row({fmt::format("w{}", row.id), "winner", ms_text(row.median_us), problem_of(row),
+               row.device});
   for (const auto& row : measurements)
-    table.row({fmt::format("m{}", row.id), "measurement", fmt::format("{:.1f} us", row.median_us),
+    table.row({fmt::format("m{}", row.id), "measurement", ms_text(row.median_us),
                fmt::format("{} {}", row.template_id, row.config), row.status});
   for (const auto& row : artifacts)
-    table.row({row.key.substr(0, kShortKey), "artifact", fmt::format("{:.0f} ms", row.compile_ms),
+    table.row({row.key.substr(0, kShortKey), "artifact", fmt::format("{:.0f}", row.compile_ms),
                fmt::format("{} {}", row.template_id, row.config), row.target});
   put(table.text());
   return kDone;
@@ -165,8 +167,7 @@ void add_cache(Command& command) {
   command.action(verb, "stats", "how much it holds",
                  [](bool json) { return print_fields(stats(Cache()), json); });
   command.action(verb, "clear", "delete everything", [](bool json) {
-    Cache cache;
-    return clear(cache, json);
+    return with_cache([json](Cache& cache) { return clear(cache, json); });
   });
   add_cache_care(command, verb);
   add_cache_explain(command, verb);

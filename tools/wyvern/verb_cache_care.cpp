@@ -25,19 +25,24 @@ namespace wyvern::cli {
 namespace {
 
 int verify(bool json) {
-  const Cache cache;
-  const Verification result = verify_rows(cache);
+  std::string path;
+  const Verification result = with_cache([&](const Cache& cache) {
+    path = cache.file().string();
+    return verify_rows(cache);
+  });
   if (json) {
-    print_document({{"path", cache.file().string()},
+    print_document({{"path", path},
                     {"artifacts", result.artifacts},
                     {"measurements", result.measurements},
                     {"winners", result.winners},
+                    {"superseded", result.superseded},
                     {"damage", result.damage},
                     {"verified", result.damage.empty()}});
   } else {
     for (const std::string& sentence : result.damage) say("{}", sentence);
-    say("{} artifacts, {} measurements and {} winners: {}", result.artifacts, result.measurements,
-        result.winners,
+    say("{}, {}, {} and {}: {}", count_text(result.artifacts, "artifact"),
+        count_text(result.measurements, "measurement"), count_text(result.winners, "winner"),
+        count_text(result.superseded, "superseded winner"),
         result.damage.empty() ? "all as they were stored"
                               : "some are damaged; `wyvern cache doctor` says what to do");
   }
@@ -47,11 +52,14 @@ int verify(bool json) {
 int gc(const std::optional<std::string>& max_bytes, bool json) {
   const std::int64_t limit = parse_bytes(
       "--max-bytes", require(max_bytes, "--max-bytes", "a size such as 500000000, 500M or 2G"));
-  Cache cache;
-  const Collection done = collect(cache, limit);
+  std::string path;
+  const Collection done = with_cache([&](Cache& cache) {
+    path = cache.file().string();
+    return collect(cache, limit);
+  });
   const bool reached = done.bytes <= limit;
   if (json) {
-    print_document({{"path", cache.file().string()},
+    print_document({{"path", path},
                     {"max_bytes", limit},
                     {"deleted", done.deleted},
                     {"deleted_bytes", done.deleted_bytes},
@@ -60,7 +68,7 @@ int gc(const std::optional<std::string>& max_bytes, bool json) {
                     {"reached", reached}});
     return kDone;
   }
-  say("deleted {} artifacts; the file has {}, before {}", done.deleted,
+  say("deleted {}; the file has {}, before {}", count_text(done.deleted, "artifact"),
       bytes_text(static_cast<double>(done.bytes)),
       bytes_text(static_cast<double>(done.bytes_before)));
   if (!reached)

@@ -35,6 +35,8 @@ struct Flags {
 
 using Fields = std::map<std::string, std::string>;
 
+constexpr std::string_view kConstant = "constant ";  ///< before the name of a kernel's
+
 /// "a=1,b=2" by names, also names without a value: pieces between the separators.
 void add_fields(std::string_view text, char separator, std::string_view prefix, Fields& fields) {
   for (std::size_t at = 0; at <= text.size();) {
@@ -79,7 +81,7 @@ Fields fields_of(const ArtifactRow& row) {
   add_fields(row.config, ',', "", fields);
   const Json metadata = parsed(row.metadata);
   if (metadata.is_object() && metadata.contains("constants") && metadata["constants"].is_string())
-    add_fields(metadata["constants"].get<std::string>(), ',', "constant ", fields);
+    add_fields(metadata["constants"].get<std::string>(), ',', kConstant, fields);
   return fields;
 }
 
@@ -251,10 +253,16 @@ std::string shown(const Json& value) {
   return value.is_null() ? "nothing" : value.is_string() ? value.get<std::string>() : value.dump();
 }
 
+/// Of a kernel's constants, which follow from the problem, only whether they differ.
 void print_differences(const Json& list) {
-  for (const Json& one : list)
-    say("    {}: wanted {}, there is {}", one["field"].get<std::string>(), shown(one["wanted"]),
-        shown(one["found"]));
+  bool constants = false;
+  for (const Json& one : list) {
+    const std::string field = one["field"].get<std::string>();
+    constants |= field.starts_with(kConstant);
+    if (!field.starts_with(kConstant))
+      say("    {}: wanted {}, there is {}", field, shown(one["wanted"]), shown(one["found"]));
+  }
+  if (constants) say("    it is for another problem (--json has each constant)");
 }
 
 void print_text(const Json& document, const Device& device, const Problem& problem,

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -33,7 +35,8 @@ struct ExportFlags {
 int export_rows(const ExportFlags& flags, bool json) {
   const std::string path = require(flags.output, "-o", "the file to write, such as h200.jsonl");
   const std::string device = flags.device ? Device::open(*flags.device).info().key : "";
-  const std::string pack = export_pack(Cache(), flags.all, device);
+  const std::string pack =
+      with_cache([&](const Cache& cache) { return export_pack(cache, flags.all, device); });
   const PackRows rows = parse_pack(pack, path);
   write_file(path, std::array<std::string_view, 1>{pack});
   if (json)
@@ -43,7 +46,8 @@ int export_rows(const ExportFlags& flags, bool json) {
                     {"measurements", rows.measurements.size()},
                     {"bytes", pack.size()}});
   else
-    say("{}: {} winners, {} measurements, {}", path, rows.winners.size(), rows.measurements.size(),
+    say("{}: {}, {}, {}", path, count_text(std::ssize(rows.winners), "winner"),
+        count_text(std::ssize(rows.measurements), "measurement"),
         bytes_text(static_cast<double>(pack.size())));
   return kDone;
 }
@@ -65,9 +69,10 @@ void print_added(const std::vector<std::pair<std::string, Added>>& all, bool jso
     return;
   }
   for (const auto& [from, added] : all) {
-    say("{}: {} artifacts, {} measurements, {} winners added; {} were known", from, added.artifacts,
-        added.measurements, added.winners, added.known);
-    if (added.damaged != 0) say("{} damaged artifacts were left behind", added.damaged);
+    say("{}: added {}, {}, {}; known before: {}", from, count_text(added.artifacts, "artifact"),
+        count_text(added.measurements, "measurement"), count_text(added.winners, "winner"),
+        added.known);
+    if (added.damaged != 0) say("left behind {}", count_text(added.damaged, "damaged artifact"));
   }
 }
 
@@ -75,8 +80,9 @@ int import_rows(const std::string& file, bool json) {
   if (file.empty())
     throw Error(ErrorKind::kBadInput,
                 "FILE is missing; it must be a pack that `cache export` wrote");
-  Cache cache;
-  print_added({{file, import_pack(cache, read_text(file), file)}}, json);
+  const std::string text = read_text(file);
+  print_added({{file, with_cache([&](Cache& cache) { return import_pack(cache, text, file); })}},
+              json);
   return kDone;
 }
 
@@ -84,9 +90,10 @@ int merge_caches(const std::vector<std::string>& others, bool json) {
   if (others.empty())
     throw Error(ErrorKind::kBadInput,
                 "DB is missing; it must be the directory of a cache, or its wyvern.db");
-  Cache cache;
+  const std::vector<std::filesystem::path> paths(others.begin(), others.end());
+  const std::vector<Added> added = with_cache([&](Cache& cache) { return merge(cache, paths); });
   std::vector<std::pair<std::string, Added>> all;
-  for (const std::string& other : others) all.emplace_back(other, merge(cache, other));
+  for (std::size_t i = 0; i < others.size(); ++i) all.emplace_back(others[i], added[i]);
   print_added(all, json);
   return kDone;
 }
@@ -180,7 +187,8 @@ int diff(const std::vector<std::string>& paths, bool json) {
     say("  A: {}", plan_of(one["a"]));
     say("  B: {}", plan_of(one["b"]));
   }
-  say("{} problems have other plans, {} the same", document["winners"].size(),
+  say("{} with other plans, {} with the same",
+      count_text(std::ssize(document["winners"]), "problem"),
       document["same_plans"].get<std::int64_t>());
   for (const char* kind : {"measurements", "artifacts"})
     say("{}: {} only in A, {} only in B, {} in both", kind,
