@@ -349,6 +349,22 @@ TEST(Pack, MalformedIsRefusedByTheLineAndNothingIsAdded) {
   EXPECT_EQ(cache->stats().winners, 0);
 }
 
+TEST(Pack, ATuningAnswersAfterTheMostRounds) {
+  const TempDirectory temp;
+  QuietCache cache(temp.path());
+  WinnerRow row = winner(8, 1);
+  row.round = kMostRounds;
+  row.median_us = 1, row.default_us = 1000;
+  import_pack(cache.cache,
+              R"({"devices":[],"row":"pack","version":1})"
+              "\n" +
+                  to_line(row),
+              "the pack");
+  row.median_us = 900;
+  ASSERT_TRUE(cache->store_winner(row));
+  EXPECT_EQ(cache->find_winner(row.device, row.family, 8, 1)->median_us, 900);
+}
+
 TEST(Pack, NestedTooDeepIsRefused) {
   const TempDirectory temp;
   QuietCache cache(temp.path());
