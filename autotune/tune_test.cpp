@@ -226,6 +226,14 @@ TEST_F(TuneTest, PoliciesSayWhenAProblemIsTuned) {
     EXPECT_NE(failing.prepare(device, again).origin(), Origin::exact);
     EXPECT_NE(failing.last_failure().find("/nonexistent/worker"), std::string::npos);
   }
+  {
+    Problem invariant = problem;
+    invariant.batch_invariant = true;
+    EXPECT_THROW((void)tune(own, device, invariant, options(0.01)), Error);
+    TuningRuntime first(own, TuningPolicy::on_miss, options(0.01));
+    EXPECT_EQ(first.prepare(device, invariant).origin(), Origin::fallback);
+    EXPECT_EQ(first.last_failure(), "");
+  }
   TuningRuntime off(own, TuningPolicy::off, {});
   const Operator plain = off.prepare(device, problem);
   EXPECT_EQ(plain.plan(), default_plan(problem, device.impl().target()));

@@ -319,6 +319,10 @@ TuneResult tune(Runtime& runtime, const Device& device, const Problem& problem,
     throw Error(ErrorKind::kBadInput,
                 fmt::format("B*T is 0 (B = {}, T = {}); there must be tokens to tune for",
                             problem.B, problem.T));
+  if (problem.batch_invariant)
+    throw Error(ErrorKind::kBadInput,
+                "batch_invariant is true; it must be false to tune: such a problem always has the "
+                "default plan, since a winner would change a sequence's bits");
   if (options.worker_command.empty())
     throw Error(ErrorKind::kBadInput,
                 "worker_command is empty; it must name the program that runs the candidates");

@@ -90,8 +90,8 @@ struct TuneResult {
 /// Tunes `problem` and stores the winner under its problem key. Where stored rows of the same
 /// driver and kernels leave the search nothing to ask, the stored winner is returned and nothing
 /// runs. Uses runtime's cache. Throws Error(kBadInput) for an illegal problem, one without tokens
-/// or a missing worker_command; Error(kUnavailable) when no compiler or worker can be had, or when
-/// no plan passes its check.
+/// or with batch_invariant, or a missing worker_command; Error(kUnavailable) when no compiler or
+/// worker can be had, or when no plan passes its check.
 TuneResult tune(Runtime& runtime, const Device& device, const Problem& problem,
                 const TuneOptions& options);
 

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <initializer_list>
 #include <limits>
@@ -385,6 +386,10 @@ CheckedPlan check_plan(const Problem& problem, std::span<const StageUse> uses, c
     throw Error(ErrorKind::kBadInput,
                 fmt::format("the plan's BT is {}; it must be {}, the problem's chunk size",
                             checked.shape.BT, fmt::join(sizes, " or ")));
+  if (problem.batch_invariant && plan != default_plan(problem, target))
+    throw Error(ErrorKind::kBadInput,
+                "the plan is not the default one; batch_invariant allows no other: another order "
+                "of sums would give other bits");
   return checked;
 }
 
@@ -398,6 +403,11 @@ std::string plan_problem(const Problem& problem, const Plan& plan, const Target&
 }
 
 std::vector<Plan> enumerate_plans(const Problem& problem, const Target& target, std::int64_t BT) {
+  if (problem.batch_invariant) {
+    Plan only = default_plan(problem, target);
+    const std::int64_t own = shape_of(only).BT;
+    return own == 0 || own == BT ? std::vector<Plan>{std::move(only)} : std::vector<Plan>();
+  }
   const std::vector<StageUse> uses = stage_uses(problem);
   std::vector<Plan> plans;
   Plan plan;
@@ -417,7 +427,21 @@ static std::optional<Plan> plan_of(const Problem& problem, std::span<const Stage
   return plan;
 }
 
-Plan default_plan(const Problem& problem, const Target& target) {
+/// The problem that stands for every batch of a batch_invariant one: what is left of it are heads,
+/// dimensions, dtypes and options.
+static Problem of_one_sequence(Problem problem) {
+  problem.B = problem.N = 1;
+  problem.T = 64;
+  return problem;
+}
+
+Plan default_plan(const Problem& asked, const Target& target) {
+  if (asked.batch_invariant && target.device != DeviceKind::cpu)
+    throw Error(ErrorKind::kUnavailable,
+                fmt::format("batch_invariant is true, which only the CPU's plans keep yet, and the "
+                            "device is {}; open the device cpu, or leave batch_invariant out",
+                            target.name()));
+  const Problem problem = asked.batch_invariant ? of_one_sequence(asked) : asked;
   const std::span<const std::int64_t> sizes = chunk_sizes(problem, target.device);
   const std::vector<StageUse> uses = stage_uses(problem);
   // The cheapest, where costs tell; else the first chunk size for which there is a plan.
@@ -442,7 +466,12 @@ Plan default_plan(const Problem& problem, const Target& target) {
 }
 
 std::span<const std::int64_t> chunk_sizes(const Problem& problem, DeviceKind device) {
-  const std::span<const std::int64_t> all = definition_of(problem).chunk_sizes(problem, device);
+  // Of each operator those that divide 64, so that chunks of a sequence that goes on after a
+  // multiple of 64 tokens begin where those of the whole do.
+  static constexpr std::array<std::int64_t, 3> kDivide64{64, 32, 16};
+  const std::span<const std::int64_t> all =
+      problem.batch_invariant ? std::span<const std::int64_t>(kDivide64)
+                              : definition_of(problem).chunk_sizes(problem, device);
   if (problem.pass == Pass::recurrent) return all.first(1);  // no template has a chunk size
   const bool kept = problem.disable_recompute || problem.return_intermediate_states;
   if (!problem.chunk_size && !kept) return all;

@@ -85,8 +85,9 @@ struct CheckedPlan {
 /// Throws Error(kBadInput) that names the step and what is wrong unless the plan is legal: its
 /// templates are for the target's kind of device and carry out `uses`, the problem's, in order;
 /// each step's config is one that config_problem() has no objection to; they have one chunk size,
-/// one that the problem's tensors allow, and one segment length. Asks nothing of a contract before
-/// its step's values were checked. Tens of microseconds at most.
+/// one that the problem's tensors allow, and one segment length; of a batch_invariant problem it is
+/// the default plan. Asks nothing of a contract before its step's values were checked. Tens of
+/// microseconds at most, of a batch_invariant problem as long as default_plan() more.
 CheckedPlan check_plan(const Problem& problem, std::span<const StageUse> uses, const Plan& plan,
                        const Target& target);
 
@@ -99,12 +100,14 @@ std::string step_problem(const PlanStep& step, const Constants& constants, const
                          Precision floor);
 
 /// All ways to cover the problem's stages on a target with this BT, default configs; fewest kernels
-/// first. Empty when some stage has no legal config.
+/// first. Empty when some stage has no legal config. Of a batch_invariant problem the default plan
+/// alone.
 std::vector<Plan> enumerate_plans(const Problem& problem, const Target& target, std::int64_t BT);
 
 /// The plan for an untuned problem: the fewest kernels for the first chunk size that has a plan;
 /// with its scans split where few chains of many chunks would leave most of a GPU's multiprocessors
-/// idle. Throws Error(kUnavailable) when there is none for any chunk size.
+/// idle. Of a batch_invariant problem it does not depend on B, T and N. Throws Error(kUnavailable)
+/// when there is none for any chunk size, or where batch_invariant is not to be had on the target.
 Plan default_plan(const Problem& problem, const Target& target);
 
 /// Chunk sizes a plan of the problem may have, in the order to try them: all that the templates

@@ -314,6 +314,51 @@ TEST(Plans, ThatDoNotFitAreRefusedWithAReason) {
   EXPECT_NE(refused(foreign).find("the device is cpu"), std::string::npos);
 }
 
+TEST(Plans, OfBatchInvariantProblemsFollowFromHeadsAndOptionsAlone) {
+  for (const std::string_view op : operators())
+    for (const Pass pass : {Pass::forward, Pass::recurrent}) {
+      SCOPED_TRACE(op);
+      Problem p = gated();
+      p.op = op, p.pass = pass, p.batch_invariant = true;
+      const Plan plan = default_plan(p, host_target());
+      for (const bool packed : {false, true})
+        for (const bool states : {false, true})
+          for (const std::int64_t N : {1, 300}) {
+            Problem other = p;
+            other.packed = packed, other.T = packed ? 70 * N : 70, other.N = N;
+            other.B = packed ? 1 : N;
+            other.initial_state = other.output_final_state = states;
+            Plan own = default_plan(other, host_target());
+            std::erase_if(own, [](const PlanStep& step) {  // which computes no bit of a sequence
+              return step.template_id == "chunk_index.cpu" ||
+                     step.template_id == "step_seqlens.cpu";
+            });
+            EXPECT_EQ(own, plan);
+          }
+      const std::int64_t BT = pass == Pass::forward ? 64 : 0;
+      EXPECT_EQ(shape_of(plan).BT, BT);
+      EXPECT_EQ(shape_of(plan).SEG, 0);
+      EXPECT_EQ(enumerate_plans(p, host_target(), 64), std::vector<Plan>{plan});
+    }
+}
+
+TEST(Plans, OfBatchInvariantProblemsHaveNoOther) {
+  const Device cpu = Device::open("cpu");
+  Problem p = gated();
+  const Plan small = enumerate_plans(p, cpu.impl().target(), 16).front();
+  p.batch_invariant = true;
+  EXPECT_TRUE(enumerate_plans(p, cpu.impl().target(), 16).empty());
+  EXPECT_NE(message_of([&] { bind_operator(cpu, p, small); }).find("not the default one"),
+            std::string::npos);
+  try {
+    (void)default_plan(p, cuda_target("sm_90a"));
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUnavailable);
+    EXPECT_NE(std::string_view(error.what()).find("open the device cpu"), std::string_view::npos);
+  }
+}
+
 TEST(Plans, WideHeadsHaveOneWithKeptIntermediates) {
   for (const std::string_view op : operators())
     for (const Pass pass : {Pass::forward, Pass::backward}) {

@@ -141,6 +141,17 @@ void check_recurrent(const Problem& p) {
   if (p.state_index) check_range("state_slots", p.state_slots, 0, kMaxTokens);
 }
 
+void check_batch_invariant(const Problem& p) {
+  if (!p.batch_invariant) return;
+  if (p.pass == Pass::backward)
+    bad("batch_invariant", "true",
+        "false for the backward pass: it is an option of serving, which needs no gradients");
+  if (p.chunk_size && 64 % *p.chunk_size != 0)
+    bad("chunk_size", *p.chunk_size,
+        "16, 32 or 64 with batch_invariant, so that a sequence may go on at any multiple of 64 "
+        "tokens");
+}
+
 void check_options(const Problem& p, const OperatorFacts& op) {
   if (p.scale && !std::isfinite(*p.scale)) bad("scale", *p.scale, "finite");
   if (p.chunk_size && *p.chunk_size != 16 && *p.chunk_size != 32 && *p.chunk_size != 64 &&
@@ -149,6 +160,7 @@ void check_options(const Problem& p, const OperatorFacts& op) {
   check_gate(p, op);
   check_beta(p, op);
   check_recurrent(p);
+  check_batch_invariant(p);
   if (p.pass != Pass::recurrent) {
     if (p.disable_recompute && p.return_intermediate_states)
       bad("return_intermediate_states", "true",

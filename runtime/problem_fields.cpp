@@ -18,7 +18,7 @@ using For = FieldOption::For;
 constexpr std::int64_t kMostCount = std::int64_t{1} << 40;
 
 constexpr FieldOption kNoOption{};
-constexpr FieldScope kEverywhere{}, kChunked{0b011}, kRecurrent{0b100};
+constexpr FieldScope kEverywhere{}, kChunked{0b011}, kRecurrent{0b100}, kServing{0b101};
 constexpr FieldScope kGated{0b111, [](const OperatorFacts& f) { return f.gated(); }};
 constexpr FieldScope kOptionalGate{0b111, [](const OperatorFacts& f) { return f.optional_gate; }};
 constexpr FieldScope kBounded{0b111, [](const OperatorFacts& f) { return f.lower_bound; }};
@@ -217,6 +217,15 @@ const std::array kFields{
                  15,
                  [](const Problem& p, Key key) {
                    if (p.state_v_first && has_states(p)) key += "/state_v_first";
+                 }},
+    ProblemField{"batch_invariant",
+                 &Problem::batch_invariant,
+                 "a sequence's bits do not depend on the rest of the batch or on tuning; cpu only",
+                 kServing,
+                 {"--batch-invariant", For::every},
+                 29,
+                 [](const Problem& p, Key key) {
+                   if (p.batch_invariant) key += "/batch_invariant";
                  }},
     ProblemField{"chunk_size",
                  &Problem::chunk_size,

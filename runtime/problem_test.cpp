@@ -95,6 +95,12 @@ INSTANTIATE_TEST_SUITE_P(
            BadCase{"LowerBound",
                    [](Problem& p) { p.lower_bound = -5.0F; },
                    {"lower_bound is -5", "kda", "[-5, 0)"}},
+           BadCase{"BatchInvariantBackward",
+                   [](Problem& p) { p.batch_invariant = true, p.pass = Pass::backward; },
+                   {"batch_invariant is true", "false for the backward pass"}},
+           BadCase{"BatchInvariantChunks",
+                   [](Problem& p) { p.batch_invariant = true, p.chunk_size = 128; },
+                   {"chunk_size is 128", "16, 32 or 64 with batch_invariant"}},
            BadCase{"DtBias",
                    [](Problem& p) { p.has_dt_bias = true; },
                    {"has_dt_bias is true", "use_gate_in_kernel"}}),
@@ -197,6 +203,7 @@ TEST(Problem, KeyFamilyTellsApartEverythingElse) {
       [](Problem& p) { p.initial_state = true, p.state_dtype = DType::bf16; },
       [](Problem& p) { p.output_final_state = true; },
       [](Problem& p) { p.output_final_state = p.state_v_first = true; },
+      [](Problem& p) { p.batch_invariant = true; },
   };
   std::set<std::string> families;
   for (const auto& change : changes) {

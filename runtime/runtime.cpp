@@ -52,6 +52,8 @@ class Runtime::Impl {
   /// The operator by the best plan known that this build and device accept. One whose kernels do
   /// not load gives way to the default plan, and later to the next one.
   std::shared_ptr<OperatorImpl> prepare(const Device& device, const Problem& problem) {
+    // Which winners there are must not change a bit.
+    if (problem.batch_invariant) return prepare_default(device, problem);
     const ProblemKey key = problem_key(problem);
     const std::optional<PlanChoice> choice = plans->find(device.info(), key, [&](const Plan& plan) {
       return is_refused(device, key, plan) ? "its kernels did not load"

@@ -64,7 +64,8 @@ class PolicyRuntime::Impl {
               nullptr};
     }
     Operator op = runtime_.prepare(device, problem);
-    const bool tunable = problem.B * problem.T > 0 && op.origin() != Origin::exact;
+    const bool tunable =
+        problem.B * problem.T > 0 && !problem.batch_invariant && op.origin() != Origin::exact;
     if (policy == TuningPolicy::cached || !tunable) return {std::move(op), nullptr};
     if (policy == TuningPolicy::background) {
       std::shared_ptr<Tuning> tuning = enqueue(device, problem, budget_s);

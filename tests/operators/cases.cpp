@@ -34,6 +34,7 @@ constexpr Together kTogether[] = {
     {"Kept16", "Kept16Packed"},
     {"Kept32", "Kept32Packed"},
     {"PackedInt64", "Kept64Packed"},
+    {"BatchInvariant", "Packed"},
     {"EveryStateKFirst", "EveryStatePackedKFirst"},
 };
 
@@ -308,7 +309,11 @@ std::vector<OperatorCase> listed_cases(const OperatorPass& which, DeviceKind kin
     add_pools(cases);
   else
     add_chunks(cases, which.pass);
-  if (kind == DeviceKind::cpu) cases.join();
+  if (kind == DeviceKind::cpu) {
+    if (which.pass != Pass::backward)
+      cases.add("BatchInvariant", [](Problem& p) { p.batch_invariant = true; });
+    cases.join();
+  }
   return cases.take();
 }
 

@@ -268,24 +268,6 @@ class OperatorSplit
     : public OperatorTest,
       public ::testing::WithParamInterface<std::tuple<DeviceKind, std::string_view>> {};
 
-/// Tokens [first, first + count) of every tensor of one sequence of T tokens; a token may have
-/// several rows.
-OperatorData tokens_of(const OperatorData& whole, std::int64_t first, std::int64_t count) {
-  OperatorData part = whole;
-  part.problem.T = count;
-  for (const char* name : {"q", "k", "v", "beta", "erase", "write", "g", "do"}) {
-    if (!whole.tensors.contains(name)) continue;
-    const HostTensor& tensor = whole.tensors.at(name);
-    Shape shape = tensor.shape();
-    const std::int64_t width = tensor.elements() / whole.problem.T;
-    shape[1] = shape[1] / whole.problem.T * count;
-    HostTensor slice(tensor.dtype(), shape);
-    for (std::int64_t i = 0; i < slice.elements(); ++i) slice.set(i, tensor.at(first * width + i));
-    part.tensors[name] = slice;
-  }
-  return part;
-}
-
 TEST_P(OperatorSplit, ChangesLittle) {
   WYVERN_OPEN_OR_SKIP(std::get<0>(GetParam()));
   const OperatorPass which{std::string(std::get<1>(GetParam())), Pass::forward};

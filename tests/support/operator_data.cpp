@@ -132,6 +132,22 @@ OperatorData make_data(const Problem& problem, Gate gate, std::uint64_t seed,
   return data;
 }
 
+OperatorData tokens_of(const OperatorData& whole, std::int64_t first, std::int64_t count) {
+  OperatorData part = whole;
+  part.problem.T = count;
+  for (const char* name : {"q", "k", "v", "beta", "erase", "write", "g", "do"}) {
+    if (!whole.tensors.contains(name)) continue;
+    const HostTensor& tensor = whole.tensors.at(name);
+    Shape shape = tensor.shape();
+    const std::int64_t width = tensor.elements() / whole.problem.T;
+    shape[1] = shape[1] / whole.problem.T * count;
+    HostTensor slice(tensor.dtype(), shape);
+    for (std::int64_t i = 0; i < slice.elements(); ++i) slice.set(i, tensor.at(first * width + i));
+    part.tensors[name] = slice;
+  }
+  return part;
+}
+
 std::string describe(const Problem& p) {
   return fmt::format("{} B={} T={} N={}{}", problem_key(p).family, p.B, p.T, p.N,
                      p.scale ? fmt::format(" scale={}", *p.scale) : "");

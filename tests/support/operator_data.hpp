@@ -44,6 +44,10 @@ HostTensor host_tensor(const TensorSpec& spec);
 OperatorData make_data(const Problem& problem, Gate gate, std::uint64_t seed,
                        const std::vector<std::int64_t>& lengths = {});
 
+/// Tokens [first, first + count) of every tensor of one sequence of T tokens; a token may have
+/// several rows.
+OperatorData tokens_of(const OperatorData& whole, std::int64_t first, std::int64_t count);
+
 /// One line that describes a failing problem.
 std::string describe(const Problem& problem);
 

@@ -69,6 +69,9 @@ struct Problem {
   bool initial_state = false;       ///< an initial state is given, else zero
   bool output_final_state = false;  ///< the final state is wanted; backward: dht is given
   bool state_v_first = false;       ///< states are [N,HV,V,K]
+  /// A sequence's bits follow from its own tokens, heads and options, not from the sequences beside
+  /// it or from tuning (SPECIFICATION.md, section 10). The CPU's forward and recurrent pass only.
+  bool batch_invariant = false;
 
   // The forward and backward pass only.
   /// 16, 32, 64 or 128; unset: tuned, or kept_chunk_size() where a tensor's shape depends on it. A

@@ -229,18 +229,20 @@ class Runtime {
   ~Runtime();
 
   /// The operator for this problem by the best plan known; by the default plan where that one is
-  /// not legal or cannot be loaded. Compiles kernels that the cache does not hold: milliseconds to
-  /// seconds the first time, microseconds when all is loaded, whatever other threads compile
-  /// meanwhile. A problem that the calling thread prepared recently takes no lock, allocates
-  /// nothing and needs a tenth of a microsecond; it then sees a winner that another process stored
-  /// 20 milliseconds late, and one that this process stored at once. Throws Error: kBadInput for an
-  /// illegal problem or one of more blocks than a launch of the device may have, kUnavailable when
-  /// a compiler is missing or no template fits the device.
+  /// not legal or cannot be loaded, and always for a batch_invariant problem. Compiles kernels that
+  /// the cache does not hold: milliseconds to seconds the first time, microseconds when all is
+  /// loaded, whatever other threads compile meanwhile. A problem that the calling thread prepared
+  /// recently takes no lock, allocates nothing and needs a tenth of a microsecond; it then sees a
+  /// winner that another process stored 20 milliseconds late, and one that this process stored at
+  /// once. Throws Error: kBadInput for an illegal problem or one of more blocks than a launch of
+  /// the device may have, kUnavailable when a compiler is missing, no template fits the device, or
+  /// it is a GPU and the problem batch_invariant.
   Operator prepare(const Device& device, const Problem& problem);
   /// The same by a given plan. Throws Error(kBadInput) when the plan does not carry out the
   /// problem, or names the step and the tunable where a config is not in its template's space for
   /// the problem and the device: a value for every tunable and nothing else, each one of the
-  /// tunable's, legal together, and of the problem's precision and chunk size.
+  /// tunable's, legal together, and of the problem's precision and chunk size. A batch_invariant
+  /// problem takes its default plan only.
   Operator prepare(const Device& device, const Problem& problem, const Plan& plan);
 
   /// One template on its own, specialized on the problem's dims, dtypes and options, at its sizes
@@ -258,7 +260,8 @@ class Runtime {
 
 /// Every plan that carries out the problem on the device with chunk size BT, each step with its
 /// default config: all ways to cover the operator's stages by templates of the build. Empty when
-/// some stage has no legal config of this BT. Throws Error(kBadInput) for an illegal problem and
+/// some stage has no legal config of this BT. Of a batch_invariant problem the default plan, if it
+/// has this BT. Throws Error(kBadInput) for an illegal problem and
 /// for a BT below 1.
 [[nodiscard]] std::vector<Plan> plans(const Device& device, const Problem& problem,
                                       std::int64_t BT);
