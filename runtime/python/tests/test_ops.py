@@ -181,6 +181,28 @@ def test_states_between_chunks(device: str) -> None:
         torch.func.vmap(lambda x: ops.chunk_kda(**x, return_intermediate_states=True))(many)
 
 
+@pytest.mark.parametrize("function", [ops.chunk_kda, ops.fused_recurrent_gated_delta_rule])
+@torch.no_grad()
+def test_batch_invariant(function) -> None:
+    """A sequence alone, in a pack, and in two pieces, bit by bit; nobody asks for gradients of it."""
+    call = make(function, device="cpu", T=200)
+    x = {name: tensor.detach() for name, tensor in call.tensors.items() if name != "initial_state"}
+
+    def run(first: int, end: int, **options) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = {name: tensor[:, first:end] for name, tensor in x.items()}
+        return function(**tokens, output_final_state=True, batch_invariant=True, **options)
+
+    o, state = run(70, 200)
+    ends = torch.tensor([0, 70, 70, 200])
+    packed, states = run(0, 200, cu_seqlens=ends)
+    assert torch.equal(packed[:, 70:], o) and torch.equal(states[2:], state)
+    start, middle = run(70, 134)
+    rest, end = run(134, 200, initial_state=middle)
+    assert torch.equal(torch.cat([start, rest], 1), o) and torch.equal(end, state)
+    with torch.enable_grad(), pytest.raises(ValueError, match="batch_invariant is true; .*no_grad"):
+        function(**x | {"q": x["q"].requires_grad_()}, batch_invariant=True)
+
+
 def test_no_tokens_give_the_initial_state_back(device: str) -> None:
     call = make(ops.chunk_gated_delta_rule, device=device, T=0)
     o, state = call()

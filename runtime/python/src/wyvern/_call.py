@@ -336,6 +336,8 @@ def run(
         or (A_log is not None and A_log.requires_grad)
         or (dt_bias is not None and dt_bias.requires_grad)
     ):
+        if " batch_invariant=1" in problem:
+            raise ValueError("batch_invariant is true; it has no gradient, so call under torch.no_grad()")
         if disable_recompute:
             problem += " disable_recompute=1"
         return _Recurrence.apply(

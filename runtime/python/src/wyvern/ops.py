@@ -89,6 +89,7 @@ def chunk_gated_delta_rule(
     precision: str | None = None,
     transpose_state_layout: bool | None = None,
     head_first: bool | None = None,
+    batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """The gated delta rule (Gated DeltaNet, arXiv 2412.06464): S <- exp(g) S; u = beta (v - S^T k);
     S <- S + k u^T; o = scale S^T q.
@@ -131,6 +132,9 @@ def chunk_gated_delta_rule(
             products of split numbers, near float32; the default of float32) or "ieee" (float32
             throughout). 16-bit q, k and v use 16-bit tensor cores with each.
         transpose_state_layout: the old name of ``state_v_first``.
+        batch_invariant: a sequence's bits do not depend on the sequences beside it, on its place among them
+            or on tuning, and going on from a float32 final state after a multiple of 64 tokens gives the
+            bits of one call; on the CPU, and without gradients.
 
     Returns:
         o ``[B, T, HV, V]`` in the dtype of q, and the final state, as ``initial_state`` but float32, or
@@ -147,7 +151,7 @@ def chunk_gated_delta_rule(
         A_log = dt_bias = None
     problem = _options(
         problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
-        chunk_size, precision,
+        chunk_size, precision, batch_invariant,
     ) + _beta_options(use_beta_sigmoid_in_kernel, allow_neg_eigval)  # fmt: skip
     return _call(
         problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias,
@@ -175,6 +179,7 @@ def chunk_delta_rule(
     disable_recompute: bool = False,
     precision: str | None = None,
     head_first: bool | None = None,
+    batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """The delta rule (DeltaNet, arXiv 2406.06484): u = beta (v - S^T k); S <- S + k u^T; o = scale S^T q.
 
@@ -186,7 +191,7 @@ def chunk_delta_rule(
     _refuse_old(head_first, None)
     problem = _options(
         "op=delta_rule", scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
-        chunk_size, precision,
+        chunk_size, precision, batch_invariant,
     )  # fmt: skip
     return _call(
         problem, q, k, v, None, beta, None, None, initial_state, cu_seqlens, None, None,
@@ -223,6 +228,7 @@ def chunk_kda(
     chunk_size: int | None = None,
     precision: str | None = None,
     transpose_state_layout: bool | None = None,
+    batch_invariant: bool = False,
 ) -> tuple[Tensor, ...]:
     """Kimi Delta Attention (arXiv 2510.26692): the gated delta rule with a decay for every key channel.
 
@@ -251,7 +257,7 @@ def chunk_kda(
     )
     problem = _options(
         problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
-        chunk_size, precision,
+        chunk_size, precision, batch_invariant,
     ) + _beta_options(use_beta_sigmoid_in_kernel, allow_neg_eigval)  # fmt: skip
     return _call(
         problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias,
@@ -278,6 +284,7 @@ def chunk_gated_delta_product(
     chunk_size: int | None = None,
     disable_recompute: bool = False,
     precision: str | None = None,
+    batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Gated DeltaProduct (arXiv 2502.10297): the gated delta rule with n = num_householder steps a token.
 
@@ -299,7 +306,7 @@ def chunk_gated_delta_product(
         problem += " has_g=0"
     problem = _options(
         problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
-        chunk_size, precision,
+        chunk_size, precision, batch_invariant,
     )  # fmt: skip
     return _call(
         problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, None, None,
@@ -333,6 +340,7 @@ def chunk_gdn2(
     chunk_size: int | None = None,
     precision: str | None = None,
     transpose_state_layout: bool | None = None,
+    batch_invariant: bool = False,
 ) -> tuple[Tensor, ...]:
     """The second gated delta rule: S <- exp(g) * S; u = w * v - S^T (b * k); S <- S + k u^T;
     o = scale S^T q.
@@ -354,7 +362,7 @@ def chunk_gdn2(
     )
     problem = _options(
         problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
-        chunk_size, precision,
+        chunk_size, precision, batch_invariant,
     )  # fmt: skip
     return _call(
         problem, q, k, v, g, None, b, w, initial_state, cu_seqlens, A_log, dt_bias,
@@ -384,6 +392,7 @@ def fused_recurrent_gated_delta_rule(
     *,
     transpose_state_layout: bool | None = None,
     precision: str | None = None,
+    batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """The gated delta rule token by token, for decoding: one or a few tokens a sequence.
 
@@ -423,7 +432,7 @@ def fused_recurrent_gated_delta_rule(
         op = "delta_rule"
     problem = _options(
         f"op={op} pass=recurrent{gate}", scale, output_final_state, use_qk_l2norm_in_kernel,
-        state_v_first, None, precision,
+        state_v_first, None, precision, batch_invariant,
     ) + _beta_options(use_beta_sigmoid_in_kernel, allow_neg_eigval)  # fmt: skip
     return _call(
         problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias, None,
@@ -446,6 +455,7 @@ def fused_recurrent_delta_rule(
     *,
     state_v_first: bool = False,
     precision: str | None = None,
+    batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """The delta rule token by token, for decoding.
 
@@ -459,7 +469,7 @@ def fused_recurrent_delta_rule(
         beta = tensor("v", v).new_ones(v.shape[:3])
     problem = _options(
         "op=delta_rule pass=recurrent", scale, output_final_state, use_qk_l2norm_in_kernel,
-        state_v_first, None, precision,
+        state_v_first, None, precision, batch_invariant,
     )  # fmt: skip
     return _call(
         problem, q, k, v, None, beta, None, None, initial_state, cu_seqlens, None, None, None,
@@ -487,6 +497,7 @@ def fused_recurrent_kda(
     *,
     transpose_state_layout: bool | None = None,
     precision: str | None = None,
+    batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Kimi Delta Attention token by token, for decoding.
 
@@ -501,7 +512,8 @@ def fused_recurrent_kda(
         "op=kda pass=recurrent", v, g, use_gate_in_kernel, False, lower_bound, A_log, dt_bias
     )
     problem = _options(
-        problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first, None, precision,
+        problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
+        None, precision, batch_invariant,
     ) + _beta_options(use_beta_sigmoid_in_kernel, allow_neg_eigval)  # fmt: skip
     return _call(
         problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias, None,
@@ -528,6 +540,7 @@ def fused_recurrent_gdn2(
     *,
     transpose_state_layout: bool | None = None,
     precision: str | None = None,
+    batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """The second gated delta rule token by token, for decoding.
 
@@ -542,7 +555,8 @@ def fused_recurrent_gdn2(
         "op=gdn2 pass=recurrent", v, g, use_gate_in_kernel, False, lower_bound, A_log, dt_bias
     )
     problem = _options(
-        problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first, None, precision,
+        problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
+        None, precision, batch_invariant,
     )  # fmt: skip
     return _call(
         problem, q, k, v, g, None, b, w, initial_state, cu_seqlens, A_log, dt_bias, None,
@@ -557,6 +571,7 @@ def _options(
     state_v_first: bool,
     chunk_size: int | None,
     precision: str | None,
+    batch_invariant: bool,
 ) -> str:
     """The problem with the options that every operator has."""
     if scale is not None:
@@ -575,6 +590,8 @@ def _options(
                 f"precision is {precision!r}; it must be one of {', '.join(map(repr, _PRECISIONS))}"
             )
         problem += f" precision={precision}"
+    if batch_invariant:
+        problem += " batch_invariant=1"
     return problem
 
 
