@@ -30,6 +30,7 @@ KINDS = (
     ("cu_seqlens int32", "cu_seqlens int64"),
     ("initial_state fp32", "initial_state bf16", "output_final_state"),
     ("state_v_first",),
+    ("batch_invariant",),
     ("use_qk_l2norm",),
     ("use_beta_sigmoid", "allow_neg_eigval"),
     ("use_gate_in_kernel", "no dt_bias"),

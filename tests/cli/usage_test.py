@@ -325,8 +325,8 @@ class Example(Case):
         wanted = """operator pass B T H HV K V N packed dtype beta_dtype g_dtype state_dtype
             seqlens_dtype scale precision lower_bound safe_gate use_qk_l2norm use_gate_in_kernel
             has_A_log has_dt_bias use_beta_sigmoid allow_neg_eigval initial_state output_final_state
-            state_v_first chunk_size disable_recompute return_intermediate_states inplace_state
-            state_index state_slots index_dtype num_householder has_g key"""
+            state_v_first batch_invariant chunk_size disable_recompute return_intermediate_states
+            inplace_state state_index state_slots index_dtype num_householder has_g key"""
         self.assertEqual(set(problem), set(wanted.split()))
         self.assertEqual((problem["seqlens_dtype"], problem["index_dtype"]), ("int64", "int32"))
 

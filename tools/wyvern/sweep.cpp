@@ -111,7 +111,7 @@ std::vector<Case> chunked_cases(const Problem& base) {
 void add_more_chunked_cases(const Problem& base, std::vector<Case>& cases) {
   std::vector<Case> more(4, Case{{base, {}}});
   const auto problem = [&](std::size_t i) -> Problem& { return more[i].selection.problem; };
-  more[0].large = more[1].large = true;
+  more[0].optional = more[1].optional = true;
   size(problem(0), 1, 200, 1, 2, 64, 64);
   states(problem(0));
   problem(0).chunk_size = 128;
@@ -151,6 +151,19 @@ void add_bounded_cases(const Problem& base, std::vector<Case>& cases) {
     p.g_dtype = i == 0 ? base.dtype : DType::fp32;
     cases.push_back(std::move(c));
   }
+}
+
+/// The option of serving, which only a CPU has yet.
+void add_invariant_case(const Problem& base, std::vector<Case>& cases) {
+  if (base.pass == Pass::backward) return;
+  const bool recurrent = base.pass == Pass::recurrent;
+  Case c{{base, {}}};
+  c.optional = true;
+  size(c.selection.problem, 1, 0, 1, 2, 32, 32);
+  pack(c, recurrent ? Lengths{1, 0, 4} : Lengths{70, 0, 33});
+  states(c.selection.problem);
+  c.selection.problem.batch_invariant = true;
+  cases.push_back(std::move(c));
 }
 
 std::vector<Case> recurrent_cases(const Problem& base) {
@@ -333,6 +346,7 @@ std::vector<Case> make_sweep(std::string_view op, Pass pass, const std::vector<N
   std::vector<Case> cases = pass == Pass::recurrent ? recurrent_cases(base) : chunked_cases(base);
   if (pass != Pass::recurrent) add_more_chunked_cases(base, cases);
   add_bounded_cases(base, cases);
+  add_invariant_case(base, cases);
   vary_operator(cases);
   Draw draw(seed);
   for (Case& c : cases) c.seed = draw.seed();
@@ -377,6 +391,7 @@ std::vector<std::string> options_of(const Case& c) {
   add(states, fmt::format("initial_state {}", to_string(p.state_dtype)));
   add(p.output_final_state || p.inplace_state, "output_final_state");
   add(p.state_v_first, "state_v_first");
+  add(p.batch_invariant, "batch_invariant");
   add(p.use_qk_l2norm, "use_qk_l2norm");
   add(p.use_beta_sigmoid, "use_beta_sigmoid");
   add(p.allow_neg_eigval, "allow_neg_eigval");

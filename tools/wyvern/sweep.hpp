@@ -26,7 +26,7 @@ struct Case {
   Selection selection;
   Gates gates = Gates::typical;
   std::uint64_t seed = 0;  ///< of its inputs
-  bool large = false;  ///< no device need have a plan for it: it is left out where there is none
+  bool optional = false;   ///< no device need have a plan for it: left out where there is none
 };
 
 /// The dtypes and floors that a sweep goes through in turn.

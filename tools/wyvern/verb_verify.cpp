@@ -204,8 +204,8 @@ int execute(const Flags& flags, bool json) {
   std::vector<Case> cases;
   for (const Pass pass : passes)
     for (Case& c : make_sweep(flags.op, pass, chosen, count, seed)) cases.push_back(std::move(c));
-  std::erase_if(cases,
-                [&](const Case& c) { return c.large && !has_plan(device, c.selection.problem); });
+  std::erase_if(
+      cases, [&](const Case& c) { return c.optional && !has_plan(device, c.selection.problem); });
   Json document{{"operator", flags.op},         {"device", device.info().name},
                 {"model", device.info().model}, {"seed", seed},
                 {"rows", Json::array()},        {"cases", Json::array()}};
