@@ -285,7 +285,10 @@ int execute(const Flags& flags, bool json) {
     print_document(document);
   else
     print_text(document, device, selection);
-  if (!tuned) note("wyvern: nothing is tuned for this problem yet; `wyvern tune` does it\n");
+  if (selection.problem.batch_invariant)
+    note("wyvern: a batch_invariant problem always has its default plan\n");
+  else if (!tuned)
+    note("wyvern: nothing is tuned for this problem yet; `wyvern tune` does it\n");
   return good ? kDone : kCheckFailed;
 }
 
