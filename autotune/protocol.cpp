@@ -60,6 +60,10 @@ struct Reader {
   void operator()(const std::string& name, std::optional<T>& value) const {
     if (in.contains(name)) value = in.at(name).get<T>();
   }
+  /// An option that the document lacks came after it: rows and recordings outlive builds.
+  void operator()(const std::string& name, bool& value) const {
+    if (in.contains(name)) in.at(name).get_to(value);
+  }
   template <class T>
   void operator()(const std::string& name, T& value) const {
     in.at(name).get_to(value);

@@ -17,7 +17,8 @@ namespace wyvern {
 std::optional<nlohmann::json> message_from(std::string_view line);
 
 nlohmann::json to_json(const Problem& problem);
-/// Throws Error(kBadInput) for a document that is not a problem.
+/// Options (true or false) that the document lacks have their defaults. Throws Error(kBadInput) for
+/// a document that is not a problem.
 Problem problem_from(const nlohmann::json& json);
 
 nlohmann::json to_json(const Plan& plan);
