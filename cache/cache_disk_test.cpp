@@ -247,8 +247,7 @@ Verb care(std::string name, Content after, std::function<bool(Cache&)> act) {
   Verb verb = on(std::move(name), sound_files(), filled(), [=](Cache& cache) {
     try {
       return act(cache) ? Answer::stored : Answer::wrong;
-    } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()), "");
+    } catch (const Error&) {
       return Answer::refused;
     }
   });

@@ -5,7 +5,6 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -16,6 +15,7 @@
 
 #include "cache/cache.hpp"
 #include "runtime/arguments.hpp"
+#include "runtime/base/printable.hpp"
 #include "runtime/operator_impl.hpp"
 #include "runtime/plan.hpp"
 #include "runtime/thread_owned.hpp"
@@ -81,10 +81,7 @@ wyvern_device_info info_of(const DeviceInfo& from) {
 }
 
 std::function<void(const std::string&)> reporter_of(const wyvern_runtime_options& from) {
-  if (from.on_degraded == nullptr)
-    return [](const std::string& sentence) {
-      std::fprintf(stderr, "wyvern: %s.\n", sentence.c_str());
-    };
+  if (from.on_degraded == nullptr) return warn;
   return [say = from.on_degraded, user = from.user](const std::string& sentence) {
     say(sentence.c_str(), user);
   };

@@ -296,6 +296,13 @@ class TwoBuilds : public PlanSourceTest {
         }
     return found;
   }
+  Runtime runtime_that_tells(std::vector<std::string>& said) const {
+    RuntimeOptions options;
+    options.cache = cache_;
+    options.plans = std::make_shared<CachePlanSource>(cache_, packs_);
+    options.on_degraded = [&](const std::string& sentence) { said.push_back(sentence); };
+    return Runtime(options);
+  }
   /// What this build makes of its own winner below the other build's.
   void expect_passed_over(const Problem& problem, const std::string& theirs,
                           std::string_view reason) {
@@ -343,11 +350,7 @@ TEST_F(TwoBuilds, DifferInTheMeaningOfAConfig) {
 
 TEST_F(TwoBuilds, WhatIsPassedOverIsSaidOnce) {
   std::vector<std::string> said;
-  RuntimeOptions options;
-  options.cache = cache_;
-  options.plans = std::make_shared<CachePlanSource>(cache_, packs_);
-  options.on_degraded = [&](const std::string& sentence) { said.push_back(sentence); };
-  Runtime runtime(options);
+  Runtime runtime = runtime_that_tells(said);
   store(row(decode(), plan_to_json(default_plan(decode(), target()))));
   store(row(decode(), kUnknown));
   for (const std::int64_t B : {1, 1, 2, 4}) {
@@ -362,11 +365,7 @@ TEST_F(TwoBuilds, WhatIsPassedOverIsSaidOnce) {
 
 TEST_F(TwoBuilds, ANeighbourThatCannotServeIsSaidOnce) {
   std::vector<std::string> said;
-  RuntimeOptions options;
-  options.cache = cache_;
-  options.plans = std::make_shared<CachePlanSource>(cache_, packs_);
-  options.on_degraded = [&](const std::string& sentence) { said.push_back(sentence); };
-  Runtime runtime(options);
+  Runtime runtime = runtime_that_tells(said);
   Problem neighbour = decode();
   neighbour.initial_state = true;
   store(row(neighbour, plan_to_json(default_plan(decode(), target()))));

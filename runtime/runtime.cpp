@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <atomic>
-#include <cstdio>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -12,6 +11,7 @@
 #include "cache/cache.hpp"
 #include "runtime/base/fork_guard.hpp"
 #include "runtime/base/mutex.hpp"
+#include "runtime/base/printable.hpp"
 #include "runtime/bind.hpp"
 #include "runtime/float_environment.hpp"
 #include "runtime/kernel_store.hpp"
@@ -28,10 +28,7 @@ class Runtime::Impl {
         plans(options.plans ? std::move(options.plans) : std::make_shared<CachePlanSource>(cache)),
         kernels(cache, options.compile_jobs),
         on_degraded_(std::move(options.on_degraded)) {
-    if (!on_degraded_)
-      on_degraded_ = [](const std::string& sentence) {
-        std::fprintf(stderr, "wyvern: %s.\n", sentence.c_str());
-      };
+    if (!on_degraded_) on_degraded_ = warn;
   }
 
   /// The same as before where this thread asked a moment ago and nothing has changed since.

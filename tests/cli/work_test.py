@@ -99,6 +99,14 @@ class Work(Case):
         self.assertEqual((default["name"], default["origin"]), ("default", "default"))
         self.assertTrue(default["verified"])
 
+    def test_bench_of_what_is_never_tuned(self):
+        self.use_compiled_kernels()
+        bench = ("bench", OP, "--shape", "T=40,H=1,K=16", "--device", "cpu")
+        self.assertIn("nothing is tuned", self.wyvern(*bench).stderr)
+        said = self.wyvern(*bench, "--batch-invariant").stderr
+        self.assertIn("always has its default plan", said)
+        self.assertNotIn("nothing is tuned", said)
+
     def test_nearest(self):
         self.wyvern("tune", OP, "--shape", "T=40,H=1,K=16", "--device", "cpu", "--budget", "5s")
         self.example("--shape", "T=300,H=1,K=16")

@@ -20,6 +20,12 @@ def own_cache(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WYVERN_CACHE_DIR", str(tmp_path))
 
 
+def test_tune_leaves_out_what_always_has_its_default_plan() -> None:
+    call = make(ops.fused_recurrent_delta_rule, T=3)
+    with torch.no_grad(), pytest.raises(ValueError, match="nothing to tune"):
+        wyvern.tune(lambda: call.function(**call.tensors, batch_invariant=True), progress=False)
+
+
 def test_tune_finds_what_a_step_calls() -> None:
     call = make(ops.fused_recurrent_delta_rule, T=3)
 

@@ -718,8 +718,8 @@ def _call(
         dtype = q.dtype
         if dtype is torch.float64:
             return _exact(
-                problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
-                cu_seqlens_cpu, return_intermediate_states,
+                problem, cu_seqlens, cu_seqlens_cpu, return_intermediate_states, q=q, k=k, v=v, g=g,
+                beta=beta, b=erase, w=write, initial_state=initial_state, A_log=A_log, dt_bias=dt_bias,
             )  # fmt: skip
         if g is not None and g.dtype is not torch.float32 and g.dtype is not dtype:
             g = _gate(problem, g)
@@ -735,7 +735,8 @@ def _call(
         if dt_bias is not None:
             problem += " has_dt_bias=1"
             dt_bias = floating("dt_bias", dt_bias).float()
-        _check_copy(cu_seqlens, cu_seqlens_cpu)
+        if cu_seqlens_cpu is not None:
+            _check_copy(cu_seqlens, cu_seqlens_cpu)
         if forward_ad._current_level >= 0:
             refuse_tangents(problem, q, k, v, g, beta, erase, write, initial_state, A_log, dt_bias)
         if return_intermediate_states:
@@ -758,41 +759,30 @@ def _call(
         )  # fmt: skip
 
 
-def _check_copy(cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None) -> None:
-    if cu_seqlens_cpu is not None and (cu_seqlens is None or cu_seqlens_cpu.numel() == 0):
+def _check_copy(cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor) -> None:
+    if cu_seqlens is None or cu_seqlens_cpu.numel() == 0:
         what = "is empty" if cu_seqlens is not None else "is given without cu_seqlens"
         raise ValueError(f"cu_seqlens_cpu {what}; it must be a copy of cu_seqlens")
 
 
 def _exact(
     problem: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    beta: Tensor | None,
-    erase: Tensor | None,
-    write: Tensor | None,
-    initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
-    A_log: Tensor | None,
-    dt_bias: Tensor | None,
     cu_seqlens_cpu: Tensor | None,
     return_intermediate_states: bool,
+    **tensors: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The same of float64 q, k and v, by the recurrence."""
+    """The same of float64 q, k and v, by the recurrence; tensors as its run() has them."""
     if return_intermediate_states:
         raise ValueError(
             "return_intermediate_states is true; it must be false where q is torch.float64, which is "
             "computed without chunks"
         )
-    _check_copy(cu_seqlens, cu_seqlens_cpu)
-    if A_log is not None:
-        A_log = A_log.reshape(-1)
-    return _recurrence.run(
-        problem, cu_seqlens, cu_seqlens_cpu, q=q, k=k, v=v, g=g, beta=beta, b=erase, w=write,
-        initial_state=initial_state, A_log=A_log, dt_bias=dt_bias,
-    )  # fmt: skip
+    if cu_seqlens_cpu is not None:
+        _check_copy(cu_seqlens, cu_seqlens_cpu)
+    if tensors["A_log"] is not None:
+        tensors["A_log"] = tensors["A_log"].reshape(-1)
+    return _recurrence.run(problem, cu_seqlens, cu_seqlens_cpu, **tensors)
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
