@@ -123,10 +123,14 @@ std::vector<Contender> CachePlanSource::contenders(const DeviceInfo& device, con
 /// Calls `visit` for every contender, in order.
 void CachePlanSource::visit(const DeviceInfo& device, const ProblemKey& key, const Visit& visit) {
   // The user's own winners are looked up anew: another process may have tuned just now. A key that
-  // has them is answered without the others.
-  for (const WinnerRow& row :
-       cache_->find_winners(device.key, key.family, key.tokens, key.sequences))
-    if (!visit({&row, nullptr, 0, Kinship::exact, 0, 0})) return;
+  // has them is answered without the others, and nearly always by the first.
+  const auto first = cache_->find_winner(device.key, key.family, key.tokens, key.sequences);
+  if (first) {
+    if (!visit({&*first, nullptr, 0, Kinship::exact, 0, 0})) return;
+    for (const WinnerRow& row :
+         cache_->find_winners(device.key, key.family, key.tokens, key.sequences))
+      if (row.id != first->id && !visit({&row, nullptr, 0, Kinship::exact, 0, 0})) return;
+  }
   const std::shared_ptr<Known> known = this->known(device, key);
   const auto ranked = ranking(*known, device, key);
   for (const Ranked& one : *ranked)

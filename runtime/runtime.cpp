@@ -52,15 +52,26 @@ class Runtime::Impl {
     // Which winners there are must not change a bit.
     if (problem.batch_invariant) return prepare_default(device, problem);
     const ProblemKey key = problem_key(problem);
-    const std::optional<PlanChoice> choice = plans->find(device.info(), key, [&](const Plan& plan) {
-      return is_refused(device, key, plan) ? "its kernels did not load"
-                                           : plan_problem(problem, plan, device.impl().target());
-    });
+    // The check binds the plan, which is not checked again then.
+    std::shared_ptr<OperatorImpl> bound;
+    const std::optional<PlanChoice> choice =
+        plans->find(device.info(), key, [&](const Plan& plan) -> std::string {
+          bound = nullptr;
+          if (is_refused(device, key, plan)) return "its kernels did not load";
+          try {
+            bound = bind(device, problem, plan);
+            return "";
+          } catch (const Error& error) {
+            return error.what();
+          }
+        });
     if (choice && !choice->passed_over.empty()) tell_of(device, key, *choice);
     if (!choice || choice->origin == Origin::fallback || is_refused(device, key, choice->plan))
       return prepare_default(device, problem);
     try {
-      return prepare(device, problem, choice->plan, choice->origin);
+      if (bound == nullptr || bound->plan != choice->plan)  // a source need not ask
+        bound = bind(device, problem, choice->plan);
+      return load(std::move(bound), choice->origin);
     } catch (const Error& error) {
       // Where the default plan fails too, its exception is the one to report.
       std::shared_ptr<OperatorImpl> op = prepare_default(device, problem);
@@ -71,11 +82,7 @@ class Runtime::Impl {
 
   std::shared_ptr<OperatorImpl> prepare(const Device& device, const Problem& problem,
                                         const Plan& plan, Origin origin) {
-    const NoFork no_fork;
-    std::shared_ptr<OperatorImpl> op = bind_operator(device, problem, plan);
-    op->origin = origin;
-    kernels.load(*op);
-    return op;
+    return load(bind(device, problem, plan), origin);
   }
 
   std::shared_ptr<Cache> cache;
@@ -83,6 +90,19 @@ class Runtime::Impl {
   KernelStore kernels;
 
  private:
+  static std::shared_ptr<OperatorImpl> bind(const Device& device, const Problem& problem,
+                                            const Plan& plan) {
+    const NoFork no_fork;
+    return bind_operator(device, problem, plan);
+  }
+
+  std::shared_ptr<OperatorImpl> load(std::shared_ptr<OperatorImpl> op, Origin origin) {
+    const NoFork no_fork;
+    op->origin = origin;
+    kernels.load(*op);
+    return op;
+  }
+
   std::shared_ptr<OperatorImpl> prepare_default(const Device& device, const Problem& problem) {
     return prepare(device, problem, default_plan(problem, device.impl().target()),
                    Origin::fallback);
