@@ -73,31 +73,22 @@ def live_with_transformers(model: Any, tokens: int) -> None:
 
 
 def layer_of_fla(preset: str, H: int, HV: int, K: int, V: int, bounded: bool) -> Any:
-    """Without its convolutions and its output's norm, which are Triton's alone."""
     from fla import layers
 
-    common = {"hidden_size": 64, "use_short_conv": False, "layer_idx": 0}
+    common = {"hidden_size": 64, "layer_idx": 0}
     heads = {"head_dim": K, "num_heads": H, "expand_v": V / K}
     if preset.startswith("kimi"):
         bound = -5.0 if bounded else None
-        layer = layers.KimiDeltaAttention(**common, **heads, num_v_heads=HV, lower_bound=bound)
-    elif preset == "fla-gdn-1.3b":
-        layer = layers.GatedDeltaNet(**common, **heads, num_v_heads=HV)
-    elif preset == "fla-gated-deltaproduct":
-        layer = layers.GatedDeltaProduct(
+        return layers.KimiDeltaAttention(**common, **heads, num_v_heads=HV, lower_bound=bound)
+    if preset == "fla-gdn-1.3b":
+        return layers.GatedDeltaNet(**common, **heads, num_v_heads=HV)
+    if preset == "fla-gated-deltaproduct":
+        return layers.GatedDeltaProduct(
             **common, **heads, num_v_heads=HV, num_householder=1, use_forget_gate=False
         )
-    else:
-        layer = layers.DeltaNet(
-            **common | {"hidden_size": H * K}, num_heads=H, expand_k=1.0, expand_v=V / K
-        )
-    layer.o_norm = FirstOf()
-    return layer
-
-
-class FirstOf(torch.nn.Module):
-    def forward(self, o: torch.Tensor, *gate: torch.Tensor) -> torch.Tensor:
-        return o
+    return layers.DeltaNet(
+        **common | {"hidden_size": H * K}, num_heads=H, expand_k=1.0, expand_v=V / K
+    )
 
 
 def live_with_fla(layer: Any, tokens: int, masked: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Call, make, reference_of
-from reference import error
+from reference import error, recurrence
 from test_ops import check
 
 pytest.importorskip(
@@ -174,3 +175,107 @@ def test_counts_from_threads(device: str) -> None:
         for thread in threads:
             thread.join()
     assert wyvern.fla.report().served == {"chunk_kda": 80}
+
+
+LAYERS = {
+    "GatedDeltaNet": {"num_heads": 2, "num_v_heads": 4, "head_dim": 16, "expand_v": 2},
+    "GatedDeltaNet without a gate": {"num_heads": 2, "head_dim": 16, "use_gate": False, "conv_bias": True},
+    "KimiDeltaAttention": {"num_heads": 2, "num_v_heads": 4, "head_dim": 16},
+    "KimiDeltaAttention with a bound": {"num_heads": 2, "head_dim": 16, "lower_bound": -5.0},
+}
+
+
+def layer_of(name: str) -> Any:
+    from fla import layers
+
+    layer = getattr(layers, name.split()[0])(hidden_size=48, layer_idx=0, **LAYERS[name])
+    for weight in (x for name, x in layer.named_parameters() if "norm" in name or "conv" in name):
+        torch.nn.init.normal_(weight, mean=0.5, std=0.5)  # ones would hide what it is multiplied by
+    return layer
+
+
+def exact_output(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    """What a layer in float64 makes of x: its formulas, with Conv1d's own convolution."""
+    kimi = type(layer).__name__.startswith("Kimi")
+
+    def heads(x: torch.Tensor, width: int) -> torch.Tensor:
+        return x.unflatten(-1, (-1, width))
+
+    def convolved(name: str, width: int) -> torch.Tensor:
+        rows = getattr(layer, f"{name}_proj")(x).transpose(1, 2)
+        y = torch.nn.Conv1d.forward(getattr(layer, f"{name}_conv1d"), rows)[..., : x.shape[1]]
+        return heads(torch.nn.functional.silu(y.transpose(1, 2)), width)
+
+    K, V = layer.head_k_dim, layer.head_v_dim
+    g = heads(layer.f_proj(x), K) if kimi else layer.a_proj(x)
+    o, _ = recurrence(
+        convolved("q", K), convolved("k", K), convolved("v", V), g, layer.b_proj(x),
+        l2norm=True, beta_sigmoid=True, gate=True, A_log=layer.A_log,
+        dt_bias=layer.dt_bias.unflatten(0, (-1, K)) if kimi else layer.dt_bias,
+        lower_bound=getattr(layer, "lower_bound", None),
+    )  # fmt: skip
+    o = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + layer.o_norm.eps) * layer.o_norm.weight
+    if kimi or layer.use_gate:
+        gate = heads(layer.g_proj(x), V)
+        o = o * (torch.sigmoid(gate) if kimi else torch.nn.functional.silu(gate))
+    return layer.o_proj(o.flatten(2))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_train_on_the_cpu(name: str) -> None:
+    layer = layer_of(name)
+    exact = copy.deepcopy(layer).double()
+    x = torch.randn(2, 70, 48, requires_grad=True)
+    seed = torch.randn(2, 70, 48)
+    with wyvern.fla.enable():
+        o, _, _ = layer(x)
+        o.backward(seed)
+    wanted_x = x.detach().double().requires_grad_()
+    wanted = exact_output(exact, wanted_x)
+    wanted.backward(seed.double())
+    assert error(o, wanted) < 1e-5 and error(x.grad, wanted_x.grad) < 2e-5
+    for (weight, value), other in zip(layer.named_parameters(), exact.parameters(), strict=True):
+        assert error(value.grad, other.grad) < 5e-5, weight
+    counted = wyvern.fla.report()
+    assert sum(counted.served.values()) == 1 and not counted.declined
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", ["GatedDeltaNet", "KimiDeltaAttention"])
+def test_layers_generate_on_the_cpu(name: str, masked: bool) -> None:
+    """A first part of a prompt, more of it, a token, from the states of the cache; padded on the left."""
+    from fla.models.utils import Cache
+
+    layer = layer_of(name).eval()
+    x = torch.randn(2, 96, 48)
+    first = [0, 7 if masked else 0]  # the first token of each sequence
+    mask = torch.ones(2, 96, dtype=torch.int64)
+    mask[1, : first[1]] = 0
+    past, parts = Cache(), []
+    with wyvern.fla.enable(), torch.no_grad():
+        for begin, end in ((0, 80), (80, 94), (94, 95), (95, 96)):
+            part, _, past = layer(
+                x[:, begin:end], mask[:, :end] if masked else None, past_key_values=past, use_cache=True
+            )
+            parts.append(part)
+        exact = copy.deepcopy(layer).double()
+        for n, o in enumerate(torch.cat(parts, dim=1)):
+            wanted = exact_output(exact, x[n : n + 1, first[n] :].double())
+            assert error(o[first[n] :], wanted[0]) < 1e-5
+    assert not wyvern.fla.report().declined
+
+
+def test_parts_of_layers_elsewhere_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other devices' tensors, and those of the CPU after disable(), go to the library's own functions."""
+    from fla.modules.norm import fused_norm_gate
+
+    called: list[str] = []
+    monkeypatch.setattr(fused_norm_gate, "rms_norm_gated", lambda x, *_: called.append(x.device.type))
+    monkeypatch.setattr(wyvern.fla, "_registered", False)
+    monkeypatch.setattr(wyvern.fla, "_pairs", [])
+    with wyvern.fla.enable():
+        for device in ("meta", "cpu"):
+            x = torch.ones(1, 2, device=device)
+            fused_norm_gate.rms_norm_gated(x, x, None, None)
+    fused_norm_gate.rms_norm_gated(torch.ones(1), None, None, None)
+    assert called == ["meta", "cpu"]

@@ -7,7 +7,9 @@
 
 Needs flash-linear-attention (fla-core) 0.6 or later. ``chunk_gated_delta_rule`` and ``chunk_kda`` are reached
 through its backends, where Wyvern's is "wyvern" (switched off by FLA_WYVERN=0); the other functions have no
-backends and are replaced by name in all modules that are imported.
+backends and are replaced by name in all modules that are imported. So are the short convolution and the
+norms of the library's layers, which PyTorch computes where their tensors are on the CPU: layers run there as
+they are.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from . import ops
+from . import _fla_modules, ops
 from ._serving import Counts, Report, declined_on_cpu, exchange, on_cpu, replacement
 
 __all__ = ["Report", "disable", "enable", "is_enabled", "report"]
@@ -118,6 +120,7 @@ def _prepare() -> None:
         originals = {
             name: getattr(importlib.import_module(module), name) for name, module in _MODULES.items()
         }
+        parts_of_layers = _fla_modules.pairs(is_enabled)
     except (ImportError, AttributeError) as error:
         raise ImportError(
             "wyvern.fla needs flash-linear-attention 0.6 or later: "
@@ -128,6 +131,7 @@ def _prepare() -> None:
     for name, original in originals.items():
         if name not in dispatched:
             _pairs.append((original, replacement(original, getattr(ops, name), _counts, is_enabled)))
+    _pairs.extend(parts_of_layers)
     if dispatched:
         backend = _backend(backends.BaseBackend)
         backends.register("gated_delta_rule", env_var=_SWITCH)(backend)
