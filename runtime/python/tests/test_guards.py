@@ -16,6 +16,8 @@ from wyvern._serving import Counts, replacement
 @pytest.fixture(autouse=True)
 def nothing_told(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(ops, "_heads_first_told", False)
+    monkeypatch.setattr(ops, "_keys_told", False)
+    monkeypatch.setattr(ops, "_keys_seen", set())
     transformers.report(reset=True)
     yield
     transformers.report(reset=True)
@@ -38,6 +40,38 @@ def test_usual_shapes_are_not_warned_of(function: Any) -> None:
         make(function, T=4, H=4, HV=4, states=False)()
         make(function, T=1, H=4, HV=4, states=False)()
         make(ops.fused_recurrent_delta_rule, T=3, H=4, HV=4, states=False)()
+
+
+@pytest.mark.parametrize(
+    "function", [ops.chunk_kda, ops.fused_recurrent_gated_delta_rule, ops.chunk_delta_rule]
+)
+def test_long_keys_are_warned_of_once(function: Any, device: str) -> None:
+    call = make(function, device=device, T=70, states=False)
+    call.tensors["k"] = 11 * call.tensors["k"].detach()
+    with pytest.warns(UserWarning, match=r"length of about 11,.*use_qk_l2norm_in_kernel=True") as told:
+        call()
+        call.options["scale"] = 0.5
+        call()
+    assert len(told) == 1 and told[0].filename.endswith("conftest.py")
+
+
+def test_keys_that_are_normalized_are_not_warned_of() -> None:
+    """By the operator, or before; nor few long ones, nor those of a mapped tensor. A problem is looked at
+    once."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        call = make(ops.chunk_delta_rule, states=False)
+        call()
+        call.tensors["k"] = 11 * call.tensors["k"].detach()
+        call()
+        ops.chunk_delta_rule(**call.tensors, use_qk_l2norm_in_kernel=True)
+        one_long = make(ops.chunk_kda, states=False)
+        one_long.tensors["k"] = one_long.tensors["k"].detach().clone()
+        one_long.tensors["k"][0, 3] *= 11
+        one_long()
+        mapped = make(ops.chunk_gated_delta_rule, B=2, states=False)
+        tensors = [11 * x.detach() for x in mapped.tensors.values()]
+        torch.func.vmap(lambda *x: ops.chunk_gated_delta_rule(*(y.unsqueeze(0) for y in x))[0])(*tensors)
 
 
 @pytest.mark.parametrize(

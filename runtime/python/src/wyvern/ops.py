@@ -10,7 +10,8 @@ work under ``torch.compile(fullgraph=True)``, ``torch.export``, autocast (q, k a
 checkpointing, ``torch.func.grad``, ``torch.func.vmap`` (whose dimension becomes a part of the
 batch, or a call for each sample where batches are packed or the gate's parameters differ or get
 gradients) and, once called with the same shapes before, in CUDA graphs. They run on the current
-stream, take all memory from PyTorch and wait for nothing. Second derivatives, and derivatives
+stream, take all memory from PyTorch and wait for nothing but, in the first call of a problem without norms,
+for the length of its first keys, of which far above 1 they warn. Second derivatives, and derivatives
 carried forwards (``torch.autograd.forward_ad``, ``torch.func.jvp``), raise NotImplementedError. A
 program of ``torch.export`` is for inference: it has no gradients.
 
@@ -61,6 +62,9 @@ _any_autocast = torch._C._is_any_autocast_enabled
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _PRECISIONS = ("tf32", "tf32x3", "ieee")
 _heads_first_told = False
+_LONGEST_KEYS = 2.0  # at a rate of 0.5 longer ones turn the state around and make it grow
+_keys_told = False
+_keys_seen: set[str] = set()  # problems whose first keys were looked at
 
 
 def chunk_gated_delta_rule(
@@ -692,6 +696,28 @@ def _suspect_heads_first(q: Tensor) -> None:
     )
 
 
+def _suspect_long_keys(problem: str, k: Tensor) -> None:
+    """Warns, once in a process, of keys far longer than 1, by the first rows of a problem's first call."""
+    global _keys_told
+    # A subclass (FakeTensor) may have no values; those that are traced or mapped are not to be had.
+    if type(k) is not Tensor or torch.compiler.is_compiling() or is_transformed():
+        return
+    if k.dim() != 4 or k.numel() == 0:
+        return
+    if not (k.is_cpu or (k.is_cuda and not torch.cuda.is_current_stream_capturing())):
+        return
+    _keys_seen.add(problem)
+    length = float(k.detach()[0, :64].float().norm(dim=-1).mean())
+    if not length > _LONGEST_KEYS:
+        return
+    _keys_told = True
+    warnings.warn(
+        f"rows of k have a length of about {length:.3g}, and far above 1 the state grows from token to "
+        "token; normalize q and k, or pass use_qk_l2norm_in_kernel=True",
+        stacklevel=4,
+    )
+
+
 def _call(
     problem: str,
     q: Tensor,
@@ -713,6 +739,8 @@ def _call(
     try:
         if not _heads_first_told and " pass=recurrent" not in problem:  # decoding has few tokens
             _suspect_heads_first(q)
+        if not _keys_told and problem not in _keys_seen and " use_qk_l2norm=1" not in problem:
+            _suspect_long_keys(problem, k)
         if _any_autocast():
             q, k, v = _autocast(q, k, v)
         dtype = q.dtype
