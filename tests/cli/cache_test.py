@@ -20,9 +20,9 @@ class CacheCase(Case):
     def explain(self, *options):
         return self.document(*EXPLAIN, *(options or SHAPE))
 
-    def winner(self, ratio=0.5, **more):
-        """A row that the tuner could have stored for SHAPE, by the default plan."""
-        about = self.explain()
+    def winner(self, ratio=0.5, problem=SHAPE, **more):
+        """A row that the tuner could have stored for a problem, by the default plan."""
+        about = self.explain(*problem)
         family, tokens, sequences = about["problem"]["key"].rsplit("/", 2)
         (cpu,) = [d for d in self.document("devices")["devices"] if d["name"] == "cpu"]
         plan = [{"template": step["template"],
@@ -123,6 +123,19 @@ class Explain(CacheCase):
                             "--output", self.path("out"), "--verify")
         self.assertEqual(run["origin"], "nearest")
         self.assertTrue(run["verified"])
+
+    def test_a_pack_answers_a_first_prefill(self):
+        """Its row has an initial state, which the first prefill has not: that is said."""
+        first = ("--preset", "qwen3.5-0.8b", "--tokens", "64")
+        family = self.explain(*first)["problem"]["key"].rsplit("/", 2)[0]
+        row = self.winner(problem=first,
+                          family=family.replace("/final_state", "/initial_state=fp32/final_state"))
+        os.environ["WYVERN_PACKS"] = self.pack("a.jsonl", row)
+        about = self.explain(*first)
+        self.assertEqual((about["layer"], about["origin"]), ("WYVERN_PACKS", "nearest"))
+        (candidate,) = about["candidates"]
+        self.assertEqual([d["field"] for d in candidate["differs"]], ["initial_state"])
+        self.assertIn("initial_state: wanted", self.wyvern(*EXPLAIN, *first).stdout)
 
     def test_another_count_of_threads(self):
         model, threads = self.winner()["device"].rsplit(", ", 1)
