@@ -198,34 +198,38 @@ Problem reduced(const Problem& problem, std::int64_t segment) {
   return small;
 }
 
-namespace {
-
-/// Linux overcommits and kills a process that touches too much, and std::bad_alloc does not say
-/// which problem was too large.
-void check_memory(const Device& device, const Problem& p, const std::vector<TensorSpec>& specs,
-                  bool keep_host) {
-  std::uint64_t all = 0, largest = 0;
-  for (const TensorSpec& spec : specs) {
+TensorBytes tensor_bytes(const Problem& problem) {
+  TensorBytes bytes;
+  for (const TensorSpec& spec : tensor_specs(problem)) {
     if (!spec.present) continue;
-    const std::uint64_t bytes = bytes_of(spec);
-    all += bytes;
-    largest = std::max(largest, bytes);
+    const std::uint64_t own = bytes_of(spec);
+    bytes.all += own;
+    bytes.largest = std::max(bytes.largest, own);
+    if (spec.access == TensorAccess::out) bytes.outputs += own;
   }
-  const auto offsets = p.packed ? (static_cast<std::uint64_t>(p.N) + 1) * sizeof(std::int64_t) : 0;
-  // An input is made in host memory whatever the device.
-  const std::uint64_t needed =
-      (device.impl().host_memory() ? all : 0) + (keep_host ? all : largest) + offsets;
-  const std::uint64_t free = available_memory();
-  if (needed <= free) return;
-  throw Error(
-      ErrorKind::kUnavailable,
-      fmt::format("B = {}, T = {}, N = {}, H = {}, HV = {}, K = {}, V = {} needs {} MB of "
-                  "host memory for its tensors, and {} MB are free; give it fewer "
-                  "sequences, tokens or heads",
-                  p.B, p.T, p.N, p.H, p.HV, p.K, p.V, needed / 1'000'000, free / 1'000'000));
+  return bytes;
 }
 
-}  // namespace
+void check_memory(const Device& device, const Problem& p, std::uint64_t on_host,
+                  std::uint64_t on_device) {
+  const auto check = [&](std::uint64_t needed, std::uint64_t most, std::string_view whose,
+                         std::string_view is) {
+    if (needed <= most) return;
+    constexpr std::uint64_t kMega = 1'000'000;
+    throw Error(
+        ErrorKind::kUnavailable,
+        fmt::format("B = {}, T = {}, N = {}, H = {}, HV = {}, K = {}, V = {} needs {} MB of "
+                    "{} memory, and {} MB are {}; give it fewer sequences, tokens or heads",
+                    p.B, p.T, p.N, p.H, p.HV, p.K, p.V, needed / kMega, whose, most / kMega, is));
+  };
+  const bool host_only = device.impl().host_memory();
+  // Linux overcommits and kills a process that touches too much, and std::bad_alloc does not say
+  // which problem was too large.
+  check(on_host + (host_only ? on_device : 0), available_memory(), "host", "free");
+  if (!host_only)
+    check(on_device, static_cast<std::uint64_t>(device.info().memory_bytes), device.info().name,
+          "there");
+}
 
 ProblemTensors::ProblemTensors(const Device& device, const Problem& problem, std::uint64_t seed,
                                bool keep_host, float gates, std::vector<std::int64_t> cu_seqlens)
@@ -234,7 +238,11 @@ ProblemTensors::ProblemTensors(const Device& device, const Problem& problem, std
       keep_host_(keep_host),
       specs_(tensor_specs(problem)),
       cu_seqlens_(std::move(cu_seqlens)) {
-  check_memory(device, problem, specs_, keep_host);
+  const TensorBytes bytes = tensor_bytes(problem);
+  const auto offsets =
+      problem.packed ? (static_cast<std::uint64_t>(problem.N) + 1) * sizeof(std::int64_t) : 0;
+  // An input is made in host memory whatever the device.
+  check_memory(device, problem, (keep_host ? bytes.all : bytes.largest) + offsets, bytes.all);
   if (problem.packed && cu_seqlens_.empty()) cu_seqlens_ = uneven_offsets(problem, seed);
   std::erase_if(specs_, [](const TensorSpec& spec) { return !spec.present; });
   Source source(seed);

@@ -29,6 +29,19 @@ constexpr float kLastingGates = 0.001F;
 /// Whether kernels may skip work where states decay fast: with gates, in passes over many tokens.
 bool gates_matter(const Problem& problem);
 
+/// Bytes of the tensors that a problem's launch reads and writes.
+struct TensorBytes {
+  std::uint64_t all = 0, outputs = 0, largest = 0;
+};
+/// Throws Error(kBadInput) where a tensor is larger than any memory.
+TensorBytes tensor_bytes(const Problem& problem);
+
+/// Throws Error(kUnavailable), with the bytes that are needed and those that there are, unless
+/// `on_host` bytes are free in the host's memory and the device's is `on_device` bytes large; both
+/// together where they are one. To be asked before anything large is allocated.
+void check_memory(const Device& device, const Problem& problem, std::uint64_t on_host,
+                  std::uint64_t on_device);
+
 /// The tensors of one problem. Rows of k have length 1, beta is in (0, 1) or logits, g in [-0.5, 0]
 /// or raw gate inputs, or `gates` times that; past some megabytes the rows of a tensor repeat. Same
 /// seed, same values.

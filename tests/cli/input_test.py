@@ -16,10 +16,10 @@ class Tensors(Case):
         super().setUp()
         self.tensors = read_file(self.example("--shape", "T=6,H=2,HV=4,K=16,V=32"))
 
-    def rejects(self, *names, options=("--device", "cpu")):
+    def rejects(self, *names, options=("--device", "cpu"), code=2):
         write_file(self.path("bad.safetensors"), self.tensors)
         self.refuses("run", OP, "--input", self.path("bad.safetensors"),
-                     "--output", self.path("out.safetensors"), *options, names=names)
+                     "--output", self.path("out.safetensors"), *options, names=names, code=code)
         self.assertFalse(Path(self.path("out.safetensors")).exists())
 
     def zeros(self, dtype, *shape):
@@ -27,6 +27,14 @@ class Tensors(Case):
         for dim in shape:
             count *= dim
         return (dtype, list(shape), bytes(count * {"F32": 4, "BF16": 2, "F16": 2, "I32": 4, "I64": 8}[dtype]))
+
+    def test_outputs_larger_than_any_memory(self):
+        """Of sequences that are empty but one, each with a final state of 2 MB."""
+        sequences = 1 << 20
+        self.tensors = read_file(self.example("--shape", "T=1,H=8,K=256"))
+        self.tensors.pop("initial_state")
+        self.tensors["cu_seqlens"] = ("I64", [sequences + 1], struct.pack("<q", 0) * sequences + struct.pack("<q", 1))
+        self.rejects(f"N = {sequences}", "needs 4398", "MB of host memory", "MB are free", code=3)
 
     def test_missing(self):
         for name in ("q", "k", "v", "beta", "g"):

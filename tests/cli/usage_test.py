@@ -194,6 +194,9 @@ class Usage(Case):
     def test_too_large(self):
         self.refuses("example", OP, "--shape", "B=1000,T=1000000,H=1000,K=256", "-o",
                      "x.safetensors", names=["memory"])
+        for verb in ("bench", "tune"):
+            self.refuses(verb, OP, "--shape", "T=100000000,H=16,K=128", "--device", "cpu", code=3,
+                         names=["T = 100000000", "MB of host memory", "MB are free"])
 
     def test_unwritable_output(self):
         self.refuses("example", OP, "--shape", "T=8,H=1,K=16", "-o", "/nowhere/x", names=["/nowhere/x"])

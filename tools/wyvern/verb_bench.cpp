@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "autotune/floor.hpp"
+#include "autotune/inputs.hpp"
 #include "cache/rows.hpp"
 #include "cache/transfer.hpp"
 #include "runtime/devices/device_impl.hpp"
@@ -226,9 +227,12 @@ int execute(const Flags& flags, bool json) {
   if (problem.B * problem.T == 0)
     throw Error(ErrorKind::kBadInput, "T is 0; a problem to be timed must have tokens");
   const Device device = open_device(flags.device);
+  const std::uint64_t bytes = tensor_bytes(problem).all;
+  check_memory(device, problem, bytes, bytes);
   Runtime runtime;
   std::vector<Entrant> entrants;
   const Operator best = runtime.prepare(device, problem);
+  check_memory(device, problem, bytes, bytes + best.workspace_bytes());
   const bool tuned = best.origin() != Origin::fallback;
   if (tuned) entrants.emplace_back("tuned", best.origin(), best, device);
   if (flags.compare) {

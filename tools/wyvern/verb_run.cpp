@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "autotune/inputs.hpp"
 #include "cache/cache.hpp"
 #include "runtime/arguments.hpp"
 #include "tools/wyvern/check.hpp"
@@ -77,6 +78,8 @@ int execute_verb(const Flags& flags, bool json) {
       input, [](std::string_view name) { return argument_index(name) < kOperatorTensors; });
   const Selection selection = infer(flags.op, inputs, flags.options);
   const Device device = open_device(flags.device);
+  const TensorBytes bytes = tensor_bytes(selection.problem);
+  check_memory(device, selection.problem, bytes.outputs, bytes.all);
   const Tensors outputs = make_outputs(selection.problem, inputs);
   const Arguments host = host_arguments(selection, inputs, outputs);
 

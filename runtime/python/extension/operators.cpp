@@ -1,6 +1,7 @@
 // The operators of PyTorch's dispatcher, wyvern::forward and wyvern::backward, and the functions by
 // which the Python package (src/wyvern/_extension.py) loads and steers this library.
 #include <array>
+#include <cstdint>
 #include <cstring>
 #include <optional>
 #include <span>
@@ -8,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/devices/cpu/memory.hpp"
 #include "runtime/python/extension/prepared.hpp"
 #include "runtime/python/extension/torch_abi.hpp"
 
@@ -126,6 +128,26 @@ Tensor empty(std::span<const std::int64_t> shape, std::int32_t dtype, const Plac
                                        strides.data(), dtype, place.type, place.index, &handle),
       "no memory for an output or the workspace");
   return Tensor(handle);
+}
+
+/// The system promises more memory than there is, and kills who touches it.
+void check_memory(const Prepared& op) {
+  constexpr std::uint64_t kMuch = std::uint64_t{1} << 30;  // finding out takes a while
+  constexpr std::uint64_t kMega = 1'000'000;
+  std::uint64_t needed = op.workspace_bytes;
+  for (const wyvern_tensor_spec& output : op.outputs) {
+    std::uint64_t bytes = output.dtype == WYVERN_FP32 ? 4 : 2;  // no output is of integers
+    for (std::int32_t i = 0; i < output.rank; ++i)
+      bytes *= static_cast<std::uint64_t>(output.shape[i]);
+    needed += bytes;
+  }
+  if (needed < kMuch) return;
+  const std::uint64_t free = available_memory();
+  if (needed > free)
+    throw Refusal(Kind::runtime, "the outputs and the workspace need " +
+                                     std::to_string(needed / kMega) + " MB of memory, and " +
+                                     std::to_string(free / kMega) +
+                                     " MB are free; give fewer sequences, tokens or heads");
 }
 
 void* data_of(const Tensor& tensor) {
@@ -364,6 +386,7 @@ std::vector<Tensor> run(Call& call, bool backward) {
   for (std::size_t i = 0; i < count; ++i)
     if (call.tensors[i] && !takes(op, inputs[i])) make_dense(call.tensors[i], inputs[i], place);
 
+  if (place.type == numbers().cpu) check_memory(op);
   std::vector<Tensor> outputs(op.outputs.size());
   for (std::size_t i = 0; i < outputs.size(); ++i)
     outputs[i] = empty({op.outputs[i].shape, static_cast<std::size_t>(op.outputs[i].rank)},

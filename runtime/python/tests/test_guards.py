@@ -42,6 +42,17 @@ def test_usual_shapes_are_not_warned_of(function: Any) -> None:
         make(ops.fused_recurrent_delta_rule, T=3, H=4, HV=4, states=False)()
 
 
+def test_outputs_larger_than_any_memory_are_refused_with_their_size() -> None:
+    """Final states of 2 MB and as much workspace, of a million sequences that are empty but one."""
+    N = 1 << 20
+    call = make(ops.chunk_delta_rule, T=1, H=8, HV=8, K=256, V=256, states=False)
+    tensors = {name: x.detach() for name, x in call.tensors.items()}
+    ends = torch.zeros(N + 1, dtype=torch.int64)
+    ends[-1] = 1
+    with pytest.raises(RuntimeError, match=r"need 439\d{4} MB of memory, and \d+ MB are free; give fewer"):
+        ops.chunk_delta_rule(**tensors, cu_seqlens=ends, output_final_state=True)
+
+
 @pytest.mark.parametrize(
     "function", [ops.chunk_kda, ops.fused_recurrent_gated_delta_rule, ops.chunk_delta_rule]
 )
