@@ -241,9 +241,9 @@ class Wiring {
 }  // namespace
 
 std::shared_ptr<OperatorImpl> bind_operator(const Device& device, const Problem& problem,
-                                            const Plan& plan) {
+                                            const Plan& plan, bool is_default) {
   const std::vector<StageUse> uses = stage_uses(problem);
-  const CheckedPlan checked = check_plan(problem, uses, plan, device.impl().target());
+  const CheckedPlan checked = check_plan(problem, uses, plan, device.impl().target(), is_default);
   const std::vector<std::size_t>& starts = checked.starts;
   auto op = std::make_shared<OperatorImpl>(device);
   op->problem = problem;

@@ -10,9 +10,9 @@ namespace wyvern {
 
 /// Binds an operator's plan: constants, legality, geometry, which tensor every argument is, and
 /// workspace offsets (buffers whose lives do not overlap share bytes). Kernels are left null.
-/// Throws Error(kBadInput) for a plan that does not fit.
+/// Throws Error(kBadInput) for a plan that does not fit. `is_default`: as check_plan() has it.
 std::shared_ptr<OperatorImpl> bind_operator(const Device& device, const Problem& problem,
-                                            const Plan& plan);
+                                            const Plan& plan, bool is_default = false);
 
 /// Binds one template whose tensors all come from the caller.
 std::shared_ptr<OperatorImpl> bind_stage(const Device& device, const Problem& problem,

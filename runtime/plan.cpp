@@ -368,7 +368,7 @@ std::string step_problem(const PlanStep& step, const Constants& constants, const
 }
 
 CheckedPlan check_plan(const Problem& problem, std::span<const StageUse> uses, const Plan& plan,
-                       const Target& target) {
+                       const Target& target, bool is_default) {
   CheckedPlan checked;
   checked.starts = match(uses, plan);
   const Precision floor = precision_floor(problem);
@@ -386,7 +386,7 @@ CheckedPlan check_plan(const Problem& problem, std::span<const StageUse> uses, c
     throw Error(ErrorKind::kBadInput,
                 fmt::format("the plan's BT is {}; it must be {}, the problem's chunk size",
                             checked.shape.BT, fmt::join(sizes, " or ")));
-  if (problem.batch_invariant && plan != default_plan(problem, target))
+  if (problem.batch_invariant && !is_default && plan != default_plan(problem, target))
     throw Error(ErrorKind::kBadInput,
                 "the plan is not the default one; batch_invariant allows no other: another order "
                 "of sums would give other bits");

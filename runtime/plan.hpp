@@ -87,9 +87,10 @@ struct CheckedPlan {
 /// each step's config is one that config_problem() has no objection to; they have one chunk size,
 /// one that the problem's tensors allow, and one segment length; of a batch_invariant problem it is
 /// the default plan. Asks nothing of a contract before its step's values were checked. Tens of
-/// microseconds at most, of a batch_invariant problem as long as default_plan() more.
+/// microseconds at most, of a batch_invariant problem as long as default_plan() more, but for a
+/// plan that `is_default`: one that default_plan() made of the problem just now.
 CheckedPlan check_plan(const Problem& problem, std::span<const StageUse> uses, const Plan& plan,
-                       const Target& target);
+                       const Target& target, bool is_default = false);
 
 /// Empty where check_plan() has no objection, else what it says.
 std::string plan_problem(const Problem& problem, const Plan& plan, const Target& target);

@@ -350,6 +350,8 @@ TEST(Plans, OfBatchInvariantProblemsHaveNoOther) {
   EXPECT_TRUE(enumerate_plans(p, cpu.impl().target(), 16).empty());
   EXPECT_NE(message_of([&] { bind_operator(cpu, p, small); }).find("not the default one"),
             std::string::npos);
+  // prepare() says that its plan is the default one, so that it is not worked out again.
+  EXPECT_NO_THROW(bind_operator(cpu, p, small, /*is_default=*/true));
   try {
     (void)default_plan(p, cuda_target("sm_90a"));
     FAIL() << "accepted";

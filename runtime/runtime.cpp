@@ -91,9 +91,9 @@ class Runtime::Impl {
 
  private:
   static std::shared_ptr<OperatorImpl> bind(const Device& device, const Problem& problem,
-                                            const Plan& plan) {
+                                            const Plan& plan, bool is_default = false) {
     const NoFork no_fork;
-    return bind_operator(device, problem, plan);
+    return bind_operator(device, problem, plan, is_default);
   }
 
   std::shared_ptr<OperatorImpl> load(std::shared_ptr<OperatorImpl> op, Origin origin) {
@@ -104,8 +104,8 @@ class Runtime::Impl {
   }
 
   std::shared_ptr<OperatorImpl> prepare_default(const Device& device, const Problem& problem) {
-    return prepare(device, problem, default_plan(problem, device.impl().target()),
-                   Origin::fallback);
+    const Plan plan = default_plan(problem, device.impl().target());
+    return load(bind(device, problem, plan, /*is_default=*/true), Origin::fallback);
   }
 
   static std::string family_of(const Device& device, const ProblemKey& key) {
