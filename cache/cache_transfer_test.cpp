@@ -472,6 +472,9 @@ TEST(PackLayers, ServeProcessorsThatDifferInThreads) {
   EXPECT_EQ(packs.winners_of("EPYC, native, 2 threads", "gdn")->size(), 1u);
   EXPECT_TRUE(packs.winners_of("Xeon, native, 8 threads", "gdn")->empty());
 
+  EXPECT_EQ(device_text("EPYC, native, 1 threads"), "EPYC, native, 1 thread");
+  for (const char* key : {"EPYC, native, 11 threads", "NVIDIA H200, 132 SMs", "1 threads", ""})
+    EXPECT_EQ(device_text(key), key);
   for (const char* key : {"EPYC, native", "EPYC, x threads", "EPYC, 0 threads", " threads",
                           "EPYC, 2x threads", "2 threads", ""}) {
     EXPECT_EQ(device_parts(key).model, key);

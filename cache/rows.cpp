@@ -327,6 +327,11 @@ DeviceParts device_parts(std::string_view key) {
   return {key.substr(0, before), threads};
 }
 
+std::string device_text(std::string_view key) {
+  const DeviceParts parts = device_parts(key);
+  return parts.threads == 1 ? fmt::format("{}, 1 thread", parts.model) : std::string(key);
+}
+
 double extents_apart(std::int64_t tokens, std::int64_t sequences, std::int64_t other_tokens,
                      std::int64_t other_sequences) {
   const auto log = [](std::int64_t n) {

@@ -56,6 +56,8 @@ struct DeviceParts {
   std::int64_t threads = 0;
 };
 DeviceParts device_parts(std::string_view key);
+/// The key as people read it: "model, target, 1 thread", which rows have as "1 threads".
+std::string device_text(std::string_view key);
 
 /// How far two problems of a family are from each other: sum of |log2| distances of tokens and of
 /// sequences; 0 counts as 1.

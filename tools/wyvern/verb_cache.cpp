@@ -52,7 +52,7 @@ int print_list(const Cache& cache, bool json) {
   Table table({"id", "what", "ms", "of", "status"});
   for (const auto& row : winners)
     table.row({fmt::format("w{}", row.id), "winner", ms_text(row.median_us), problem_of(row),
-               row.device});
+               device_text(row.device)});
   for (const auto& row : measurements)
     table.row({fmt::format("m{}", row.id), "measurement", ms_text(row.median_us),
                fmt::format("{} {}", row.template_id, row.config), row.status});

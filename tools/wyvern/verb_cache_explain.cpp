@@ -70,7 +70,7 @@ Fields fields_of_family(const std::string& family) {
 
 Fields fields_of(const WinnerRow& row) {
   Fields fields = fields_of_family(row.family);
-  fields["device"] = row.device;
+  fields["device"] = device_text(row.device);
   fields["tokens"] = std::to_string(row.tokens);
   fields["sequences"] = std::to_string(row.sequences);
   return fields;

@@ -183,7 +183,7 @@ int diff(const std::vector<std::string>& paths, bool json) {
   }
   for (const Json& one : document["winners"]) {
     say("{}", one["problem"].get<std::string>());
-    say("  on {}", one["device"].get<std::string>());
+    say("  on {}", device_text(one["device"].get<std::string>()));
     say("  A: {}", plan_of(one["a"]));
     say("  B: {}", plan_of(one["b"]));
   }

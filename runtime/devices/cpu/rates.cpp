@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/base/parallel.hpp"
+#include "runtime/base/printable.hpp"
 
 namespace wyvern {
 namespace {
@@ -98,11 +99,11 @@ double fma_rate(int threads) {
 }  // namespace
 
 Rates measure_cpu_rates(int threads) {
-  return {
-      .bytes_per_s = copy_rate(threads),
-      .matrix_flops_per_s = 0,
-      .scalar_flops_per_s = fma_rate(threads),
-      .basis = fmt::format("copy and fp32 FMA rates of {} threads, measured in this run", threads)};
+  return {.bytes_per_s = copy_rate(threads),
+          .matrix_flops_per_s = 0,
+          .scalar_flops_per_s = fma_rate(threads),
+          .basis = fmt::format("copy and fp32 FMA rates of {}, measured in this run",
+                               count_text(threads, "thread"))};
 }
 
 }  // namespace wyvern

@@ -22,6 +22,7 @@ function number(value, digits = 3) {
 }
 const us = value => value >= 1000 ? `${number(value / 1000)} ms` : `${number(value, 1)} µs`;
 const count = (n, what) => `${n} ${what}${n === 1 ? '' : 's'}`;
+const device = key => key.replace(/, 1 threads$/, ', 1 thread');
 const day = time => time.slice(0, 16).replace('T', ' ');
 const percent = value => value === null ? '–' : `${number(100 * value, 1)}%`;
 
@@ -124,7 +125,7 @@ function provenance() {
   section('Provenance',
     table('This page', [['what', row => row[0]], ['', row => row[1]]], facts),
     table('Devices that were measured', [
-      ['device', row => row.key], ['drivers', row => row.drivers.join(', ')],
+      ['device', row => device(row.key)], ['drivers', row => row.drivers.join(', ')],
       ['hosts', row => row.hosts.join(', ') || '–'], ['GPU', row => row.units.join(', ') || '–'],
       ['clock, MHz', row => row.clocks.length ? row.clocks.map(c => number(c, 0)).join(' to ') : '–', true],
       ['power limit, W', row => row.power_limits.map(p => number(p, 0)).join(', ') || '–', true],
@@ -162,7 +163,7 @@ function overview() {
       ['tuned / default', row => number(row.ratio), true],
       ['roofline', row => row.floor_us ? us(row.floor_us) : '–', true],
       ['of roofline', row => row.floor_us ? percent(row.floor_us / row.tuned_us) : '–', true],
-      ['regret', row => percent(row.regret), true], ['device', row => row.device],
+      ['regret', row => percent(row.regret), true], ['device', row => device(row.device)],
       ['driver', row => row.driver], ['when', row => day(row.created)],
     ], rows));
 }
