@@ -30,7 +30,8 @@ struct CallStyle {
   bool no_lower_bound = false;         ///< not even the preset's
   void (*decode)(Problem&) = nullptr;  ///< makes the decoding call of it, where that is another
   std::int64_t short_prefill = 0;      ///< a prefill of at most so many tokens is recurrent
-  bool packs_masked = false;  ///< with an attention mask the batch is packed, cu_seqlens int32
+  bool packs_masked = false;    ///< with an attention mask the batch is packed, cu_seqlens int32
+  bool packs_training = false;  ///< training steps may have packed batches, cu_seqlens int32
 };
 
 /// A preset with the libraries whose models have its heads, the main one first.

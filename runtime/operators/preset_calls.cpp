@@ -57,7 +57,8 @@ std::vector<PresetCall> preset_calls(std::string_view preset, DType dtype) {
   for (const CallStyle& style : model.styles)
     for (const bool packed : {false, true})
       for (const Call& call : kCalls) {
-        if (packed && !style.packs_masked) continue;
+        const bool training = call.pass != Pass::recurrent && !call.output_final_state;
+        if (packed && !style.packs_masked && !(style.packs_training && training)) continue;
         if (call.short_prefill && style.short_prefill == 0) continue;
         Problem p = problem_of(model, style, dtype);
         p.pass = call.pass;

@@ -140,9 +140,9 @@ class Tune(Case):
         calls = {call["call"]: call["problem"] for call in document["calls"]}
         self.assertEqual(list(calls), [f"transformers: {call}" for call in (
             "first prefill", "continued prefill", "training, forward", "training, backward",
-            "decoding")])
+            "decoding", "training, forward, packed", "training, backward, packed")])
         for name, states in zip(calls, ((False, True), (True, True), (False, False),
-                                        (False, False), (True, True))):
+                                        (False, False), (True, True), (False, False), (False, False))):
             problem = calls[name]
             self.assertEqual((problem["initial_state"], problem["output_final_state"]), states)
             self.assertTrue(problem["use_qk_l2norm"], name)
@@ -154,14 +154,24 @@ class Tune(Case):
                             self.path("in.safetensors"), "--output", self.path("out.safetensors"))
         self.assertEqual(run["origin"], "exact")
 
+    def test_steps_that_are_decoded_as_tokens(self):
+        """FLA's layer decodes a token of two steps as two tokens, in given sequences too."""
+        document = self.document(
+            "tune", "gated_delta_product", "--preset", "fla-gated-deltaproduct", "--pass", "recurrent",
+            "--seqlens", "5,0,7", "--num-householder", "2", "--device", "cpu", "--budget", "1s")
+        for call in document["calls"]:
+            self.assertTrue(call["problem"]["key"].startswith("delta_rule/recurrent/"), call)
+            self.assertEqual(call["problem"]["T"], 24)
+            self.assertTrue(call["stored"])
+
     def test_calls_of_a_preset_that_options_leave(self):
         """A manifest's line stands for the same problems; within so short a time none is begun."""
         def problems(**line):
             return len(self.calls(OP, "qwen3-next-80b", **line)["not_begun"])
-        self.assertEqual(problems(), 5)
-        self.assertEqual(problems(**{"pass": "forward"}), 3)
-        self.assertEqual(problems(**{"pass": "backward"}), 1)
-        self.assertEqual(problems(seqlens=[5, 11]), 4)
+        self.assertEqual(problems(), 7)
+        self.assertEqual(problems(**{"pass": "forward"}), 4)
+        self.assertEqual(problems(**{"pass": "backward"}), 2)
+        self.assertEqual(problems(seqlens=[5, 11]), 6)
         self.assertEqual(problems(inplace_state=True), 1)
         self.refuses("tune", OP, "--preset", "qwen3-next-80b", "--lower-bound", "-5",
                      names=["lower_bound"])
@@ -183,7 +193,7 @@ class Tune(Case):
         document = self.document(*tune)
         self.assertEqual(document["call"], "transformers: decoding")
         names = [call["call"] for call in document["left_out"]]
-        self.assertEqual(len(names), 4)
+        self.assertEqual(len(names), 6)
         line = next(line for line in self.wyvern(*tune).stdout.splitlines()
                     if line.startswith("left out: "))
         for part in (*names, "inplace_state"):

@@ -417,7 +417,13 @@ std::vector<SelectedCall> select_calls(const SelectionFlags& flags, const Option
         reject("--seqlens is {}; the recurrent pass has it with --pass recurrent only",
                *flags.seqlens);
       Selection one = finished(flags, options, with_tokens(flags, call.problem, pass.has_value()));
-      if (call.finish != nullptr) call.finish(one.problem);
+      if (call.finish != nullptr) {
+        const std::int64_t tokens = one.problem.T;
+        call.finish(one.problem);
+        // Steps may have become tokens.
+        if (tokens > 0)
+          for (std::int64_t& end : one.cu_seqlens) end = end * one.problem.T / tokens;
+      }
       validate(one.problem);
       if (one.problem.packed && !flags.seqlens) one.cu_seqlens = equal_lengths(one.problem);
       const std::string key = problem_key(one.problem).to_string();

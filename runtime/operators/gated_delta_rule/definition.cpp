@@ -6,7 +6,7 @@ namespace {
 
 constexpr std::string_view kName = "gated_delta_rule";
 
-constexpr std::array kTransformers{CallStyle{.library = "transformers"}};
+constexpr std::array kTransformers{CallStyle{.library = "transformers", .packs_training = true}};
 constexpr std::array kFla{CallStyle{.library = "fla",
                                     .gate_in_kernel = true,
                                     .beta_sigmoid = true,

@@ -9,6 +9,7 @@ Prints what wyvern.prepared() says as JSON. In a process of its own, so that its
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from typing import Any
@@ -68,7 +69,11 @@ def live_with_transformers(model: Any, tokens: int) -> None:
             past = model(ids[:, :tokens], use_cache=True).past_key_values
             past = model(ids[:, tokens:-1], past_key_values=past, use_cache=True).past_key_values
             model(ids[:, -1:], past_key_values=past, use_cache=True)
-        model(ids[:, :tokens], labels=ids[:, :tokens], use_cache=False).loss.backward()
+        train = functools.partial(model, ids[:, :tokens], labels=ids[:, :tokens], use_cache=False)
+        train().loss.backward()
+        ends = torch.tensor([0, tokens], dtype=torch.int32)
+        packed = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+        train(**packed, max_length_q=tokens, max_length_k=tokens).loss.backward()
     assert not wyvern.transformers.report().declined, wyvern.transformers.report()
 
 
