@@ -27,7 +27,8 @@ and the backward pass, as is the gradient of the output. What else is not contig
 multiple of 16 bytes, is copied first, in either pass.
 
 Wrong arguments raise TypeError or ValueError naming the argument; a GPU, NVRTC or the CPU's compiler that
-is missing raises RuntimeError saying what to do, when an operator is called.
+is missing raises RuntimeError saying what to do, when an operator is called. So do outputs and workspace
+larger than the CPU's free memory, with their size; PyTorch's error of a CUDA device names it.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def chunk_gated_delta_rule(
         scale: factor on o; ``K ** -0.5`` by default.
         initial_state: ``[N, HV, K, V]``, or ``[N, HV, V, K]`` with ``state_v_first``; zeros by default.
         output_final_state: return the state after the last token.
-        use_qk_l2norm_in_kernel: normalize the rows of q and k.
+        use_qk_l2norm_in_kernel: normalize the rows of q and k, of a length of at most 1e19.
         use_beta_sigmoid_in_kernel: ``beta <- sigmoid(beta)``.
         allow_neg_eigval: with it, ``beta <- 2 sigmoid(beta)``.
         state_v_first: states are ``[N, HV, V, K]``.
