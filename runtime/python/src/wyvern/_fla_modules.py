@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from ._torch import torch  # before what imports it by its own name
 import torch.nn.functional as F
 from torch import Tensor
 
