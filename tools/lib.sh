@@ -152,5 +152,5 @@ name, wanted = sys.argv[1].split("=="); assert version(name) == wanted' "$peer" 
   # The extra asks for Triton, which PyTorch for CPUs comes without.
   "$1" -m pip install --quiet --retries 1 "${peers[@]/#flash-linear-attention/flash-linear-attention[cpu]}" \
     >>"$log" 2>&1 ||
-    say "${missing[*]} cannot be installed, so the tests named python_fla, python_transformers, python_presets and python_peers are skipped; $log says why"
+    say "${missing[*]} cannot be installed, so the tests of what they call are skipped; $log says why"
 }

@@ -115,6 +115,7 @@ class Work(Case):
         self.assertEqual(document["origin"], "nearest")
 
     def test_options(self):
+        self.use_compiled_kernels()
         self.example("--shape", "H=2,HV=4,K=20,V=36", "--seqlens", "5,0,77", "--dtype", "fp32")
         for options in ((), ("--use-qk-l2norm", "--scale", "0.5"), ("--use-gate-in-kernel",),
                         ("--use-beta-sigmoid", "--allow-neg-eigval"), ("--precision", "ieee"),
@@ -126,6 +127,7 @@ class Work(Case):
         self.assertEqual(out["final_state"][:2], ("F32", [3, 4, 20, 36]))
 
     def test_state_v_first(self):
+        self.use_compiled_kernels()
         tensors = read_file(self.example("--shape", "T=33,H=1,K=16,V=32"))
         tensors["initial_state"] = ("F32", [1, 1, 32, 16], tensors["initial_state"][2])
         write_file(self.path("in.safetensors"), tensors)
@@ -133,6 +135,7 @@ class Work(Case):
         self.assertEqual(read_file(self.path("out.safetensors"))["final_state"][1], [1, 1, 32, 16])
 
     def test_no_state_int32_seqlens(self):
+        self.use_compiled_kernels()
         tensors = read_file(self.example("--shape", "H=1,K=16", "--seqlens", "3,20", "--dtype", "fp16"))
         del tensors["initial_state"], tensors["A_log"], tensors["dt_bias"]
         tensors["cu_seqlens"] = ("I32", [3], struct.pack("<3i", 0, 3, 23))
@@ -157,6 +160,7 @@ class Work(Case):
 
     def test_failed_check(self):
         """An input with a NaN has outputs beyond any bound: exit code 1, and the document says so."""
+        self.use_compiled_kernels()
         tensors = read_file(self.example("--shape", "T=4,H=1,K=16", "--dtype", "fp32"))
         dtype, shape, raw = tensors["v"]
         tensors["v"] = (dtype, shape, struct.pack("<f", float("nan")) + raw[4:])

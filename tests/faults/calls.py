@@ -33,33 +33,30 @@ class Verb:
     def __init__(self, target, shim, name, make, kind):
         self.target, self.shim, self.name, self.make, self.kind = target, shim, name, make, kind
         self.made = {}  # what a run without fault writes into "made"
+        self.calls = {}  # of it, by class and depth
 
-    def start(self, folder, fault, depth=0, counts=None):
-        env = {"LD_PRELOAD": self.shim, "FAULT": fault, "FAULT_DEPTH": depth}
-        if counts:
-            env["FAULT_COUNTS"] = counts
+    def start(self, folder, env):
         for name in ("out", "made"):
             (folder / name).write_bytes(b"old")
         cache = self.target.cache(folder, self.kind)
-        return self.target.start(*self.make(folder), cache=cache, env=env), cache
+        return self.target.start(*self.make(folder), cache=cache,
+                                 env={"LD_PRELOAD": self.shim, **env}), cache
 
-    def count(self, kind):
-        """{depth: calls} of a run without a fault."""
+    def count(self):
+        """Runs without a fault."""
         folder = self.target.folder()
-        done, _ = self.start(folder, f"{kind}:0", counts=folder / "counts")
+        done, _ = self.start(folder, {"FAULT_COUNTS": folder / "counts"})
         assert done.code == 0, (self.name, done)
         self.made = (folder / "made").read_bytes()
-        found = {}
-        if (folder / "counts").exists():
-            for line in (folder / "counts").read_text().splitlines():
-                depth, calls = map(int, line.split())
-                found[depth] = max(calls, found.get(depth, 0))
+        for line in (folder / "counts").read_text().splitlines():
+            depth, kind, calls = line.split()
+            by_depth = self.calls.setdefault(kind, {})
+            by_depth[int(depth)] = max(int(calls), by_depth.get(int(depth), 0))
         shutil.rmtree(folder, ignore_errors=True)
-        return found
 
     def try_fault(self, tally, fault, depth):
         folder = self.target.folder()
-        done, cache = self.start(folder, fault, depth)
+        done, cache = self.start(folder, {"FAULT": fault, "FAULT_DEPTH": depth})
         says = not fault.startswith("write")  # what is said is written too
         wrong = self.target.wrong_with(
             done, folder / "out" if self.name.startswith("run") else None, b"old", says,
@@ -88,18 +85,21 @@ class Verb:
 def attack(target, options):
     """Yields a tally for each class of calls."""
     turns = itertools.cycle((("",), ("+",)))
+    costs = {Verb(target, options.shim, name, make, cache): cost
+             for name, (make, cache, cost) in verbs(target).items()
+             if not options.verbs or name in options.verbs}
+    in_parallel(options.jobs, Verb.count, costs)
     for kind in CLASSES:
         tally = Tally(f"{kind} fails", "right output or one sentence; no output or row is lost")
-        for name, (make, cache, cost) in verbs(target).items():
-            if options.verbs and name not in options.verbs:
-                continue
-            verb = Verb(target, options.shim, name, make, cache)
+        trials = []
+        for verb, cost in costs.items():
             most = 0 if options.full and kind != "malloc" else max(options.calls // cost,
                                                                    min(options.calls, 2))
             # Once and for good; where there is but one trial, by turns.
             lastings = ("", "+") if options.calls > 1 else next(turns)
-            trials = [(f"{kind}:{n}{lasting}", depth) for depth, calls in verb.count(kind).items()
-                      for lasting in lastings for n in spread(calls, most)]
-            in_parallel(options.jobs, lambda trial: verb.try_fault(tally, *trial), trials)
+            trials += [(verb, f"{kind}:{n}{lasting}", depth)
+                       for depth, calls in verb.calls[kind].items()
+                       for lasting in lastings for n in spread(calls, most)]
+        in_parallel(options.jobs, lambda trial: trial[0].try_fault(tally, *trial[1:]), trials)
         if tally.times:
             yield tally

@@ -2,9 +2,9 @@
 //
 //   FAULT=CLASS:N     the N-th call of this class fails (CLASS is a name of kClasses below)
 //   FAULT=CLASS:N+    it and all that follow
-//   FAULT=CLASS:0     none, and FAULT_COUNTS names a file that each process adds a line to: the
-//                     number of its calls of the class, and how many processes stand above it
 //   FAULT_DEPTH=1     in the processes that the command starts and not in the command itself
+//   FAULT_COUNTS=FILE each process adds lines to the file: how many processes stand above it, a
+//                     class, and the number of its calls
 //
 // Calls count from main() on: what fails before it cannot be told by the program. Allocation also
 // means LLVM's, whose plugin is therefore opened without RTLD_DEEPBIND.
@@ -35,23 +35,24 @@ enum Class {
   kSync,
   kRename,
   kThread,
-  kPipe
+  kPipe,
+  kCount
 };
-static const char* const kClasses[] = {"malloc", "open", "read",   "write",  "mmap", "dlopen",
-                                       "spawn",  "sync", "rename", "thread", "pipe"};
+static const char* const kClasses[kCount] = {"malloc", "open", "read",   "write",  "mmap", "dlopen",
+                                             "spawn",  "sync", "rename", "thread", "pipe"};
 
 static int wanted = -1;  // the class; -1: none
 static unsigned long fail_at;
 static int lasting;
-static atomic_ulong calls;
+static atomic_ulong calls[kCount];
 static atomic_int armed;
 static const char* counts_file;
 static int depth;
 
 static int fails(enum Class kind, int error) {
-  if (!atomic_load(&armed) || (int)kind != wanted) return 0;
-  const unsigned long number = atomic_fetch_add(&calls, 1) + 1;
-  if (fail_at == 0 || (lasting ? number < fail_at : number != fail_at)) return 0;
+  if (!atomic_load(&armed)) return 0;
+  const unsigned long number = atomic_fetch_add(&calls[kind], 1) + 1;
+  if ((int)kind != wanted || (lasting ? number < fail_at : number != fail_at)) return 0;
   errno = error;
   return 1;
 }
@@ -229,7 +230,8 @@ static void count(void) {
   if (counts_file == NULL) return;
   FILE* file = fopen(counts_file, "a");
   if (file == NULL) return;
-  fprintf(file, "%d %lu\n", depth, atomic_load(&calls));
+  for (int kind = 0; kind < kCount; ++kind)
+    fprintf(file, "%d %s %lu\n", depth, kClasses[kind], atomic_load(&calls[kind]));
   fclose(file);
 }
 
@@ -245,10 +247,10 @@ __attribute__((constructor)) static void prepare(void) {
   if (fault == NULL || depth != (aim != NULL ? atoi(aim) : 0)) return;
   const char* colon = strchr(fault, ':');
   if (colon == NULL) return;
-  for (unsigned i = 0; i < sizeof kClasses / sizeof *kClasses; ++i)
+  for (int i = 0; i < kCount; ++i)
     if (strlen(kClasses[i]) == (size_t)(colon - fault) &&
         strncmp(fault, kClasses[i], (size_t)(colon - fault)) == 0)
-      wanted = (int)i;
+      wanted = i;
   char* end = NULL;
   fail_at = strtoul(colon + 1, &end, 10);
   lasting = *end == '+';

@@ -364,7 +364,8 @@ class OperatorMemory {
 HostTensors run_operator(const Device& device, const Operator& op, const OperatorData& data,
                          Guards guards, const Launcher& launcher, int launches) {
   EXPECT_EQ(op.workspace_bytes() % sizeof(float), 0U);
-  for (const PlanStep& step : op.plan()) note_tried(data.problem, step.template_id);
+  for (const PlanStep& step : op.plan()) is_only_listed(data.problem, step.template_id);
+  if (is_listing()) return {};
   const HostTensor workspace_like(
       DType::fp32, {static_cast<std::int64_t>(op.workspace_bytes() / sizeof(float))});
   OperatorMemory memory(device, data, guards);
@@ -403,6 +404,7 @@ HostTensors run_operator(const Device& device, const Operator& op, const Operato
 }
 
 void expect_matches_oracle(const OperatorData& data, const HostTensors& outputs) {
+  if (is_listing()) return;
   for (const auto& [name, wanted] : reference(data.problem, data.arguments())) {
     const HostTensor& actual = outputs.at(name);
     // Slots that must not change would only hide the others' error.

@@ -27,7 +27,7 @@ struct Failure {
   int exit_code;
 };
 
-Failure describe(const Error& error) {
+Failure failure_of(const Error& error) {
   switch (error.kind()) {
     case ErrorKind::kBadInput: return {"input", error.what(), kBadUsage};
     case ErrorKind::kIo: return {"file", error.what(), kBadUsage};
@@ -241,7 +241,7 @@ int Command::run(int argc, char** argv) {
                    kBadUsage},
                   json);
   } catch (const Error& error) {
-    return report(describe(error), json);
+    return report(failure_of(error), json);
   } catch (const std::bad_alloc&) {
     return report({"memory", WYVERN_NO_MEMORY, kFailed}, json);
   } catch (const std::exception& error) {

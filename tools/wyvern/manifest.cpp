@@ -10,16 +10,12 @@
 #include "runtime/base/json_text.hpp"
 #include "tools/wyvern/command.hpp"
 #include "tools/wyvern/output.hpp"
+#include "tools/wyvern/reject.hpp"
 
 namespace wyvern::cli {
 namespace {
 
 constexpr std::int64_t kMostShards = 1'000'000;
-
-template <class... Args>
-[[noreturn]] void reject(fmt::format_string<Args...> format, Args&&... args) {
-  throw Error(ErrorKind::kBadInput, fmt::format(format, std::forward<Args>(args)...));
-}
 
 /// A value as an option's text: a list joined by commas, an object as NAME=VALUE pieces.
 std::string option_text(const Json& value) {

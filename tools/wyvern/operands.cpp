@@ -14,16 +14,12 @@
 #include "runtime/base/nearest_names.hpp"
 #include "runtime/operators/operator.hpp"
 #include "tools/wyvern/output.hpp"
+#include "tools/wyvern/reject.hpp"
 
 namespace wyvern::cli {
 namespace {
 
 using Shape = std::vector<std::int64_t>;
-
-template <class... Args>
-[[noreturn]] void reject(fmt::format_string<Args...> format, Args&&... args) {
-  throw Error(ErrorKind::kBadInput, fmt::format(format, std::forward<Args>(args)...));
-}
 
 const HostTensor* find(const Tensors& tensors, const std::string& name) {
   const auto found = tensors.find(name);

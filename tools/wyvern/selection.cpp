@@ -16,16 +16,12 @@
 #include "runtime/base/nearest_names.hpp"
 #include "runtime/operators/preset_calls.hpp"
 #include "tools/wyvern/command.hpp"
+#include "tools/wyvern/reject.hpp"
 
 namespace wyvern::cli {
 namespace {
 
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
-
-template <class... Args>
-[[noreturn]] void reject(fmt::format_string<Args...> format, Args&&... args) {
-  throw Error(ErrorKind::kBadInput, fmt::format(format, std::forward<Args>(args)...));
-}
 
 /// The whole text as a number, or nothing.
 template <class T>

@@ -10,16 +10,12 @@
 #include "tools/wyvern/cache_rows.hpp"
 #include "tools/wyvern/command.hpp"
 #include "tools/wyvern/output.hpp"
+#include "tools/wyvern/reject.hpp"
 
 namespace wyvern::cli {
 namespace {
 
 constexpr std::size_t kShortKey = 12;  // hexadecimal digits that lists show of an artifact's key
-
-template <class... Args>
-[[noreturn]] void reject(fmt::format_string<Args...> format, Args&&... args) {
-  throw Error(ErrorKind::kBadInput, fmt::format(format, std::forward<Args>(args)...));
-}
 
 int print_path(const Cache& cache, bool json) {
   const std::string path = cache.file().string();

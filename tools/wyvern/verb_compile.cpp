@@ -16,6 +16,7 @@
 #include "tools/wyvern/command.hpp"
 #include "tools/wyvern/describe.hpp"
 #include "tools/wyvern/file.hpp"
+#include "tools/wyvern/reject.hpp"
 #include "tools/wyvern/selection.hpp"
 #include "tools/wyvern/stage_problem.hpp"
 
@@ -27,11 +28,6 @@ struct Flags {
   std::optional<std::string> arch, config, shape, emit, output;
   std::string dtype = "bf16";
 };
-
-template <class... Args>
-[[noreturn]] void reject(fmt::format_string<Args...> format, Args&&... args) {
-  throw Error(ErrorKind::kBadInput, fmt::format(format, std::forward<Args>(args)...));
-}
 
 /// A template by its id, or by stage or group name: of several the one that default plans take.
 const Template& choose_template(const std::string& name, DeviceKind device) {

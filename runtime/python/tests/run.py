@@ -1,6 +1,7 @@
 """Runs test files by the Python that has PyTorch: for CTest, which knows exit code 77 as "skipped".
 
-usage: run.py FILE... (beside this one), in an environment with PYTHONPATH set to the package.
+usage: run.py NAME_OR_FILE... (a name: test_NAME.py beside this one), in an environment with PYTHONPATH
+set to the package.
 The Python is $WYVERN_TEST_PYTHON, else the one that runs this, else that of build/pyenv, which
 tools/test makes.
 """
@@ -13,7 +14,11 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 SKIPPED = 77
 NO_TESTS = 5  # pytest's exit code where a file skips itself as a whole
-NEEDED = "import torch, pytest; v = torch.__version__.split('.'); assert (int(v[0]), int(v[1])) >= (2, 10)"
+# Without importing PyTorch, which takes seconds.
+NEEDED = """
+from importlib.metadata import version
+assert version("pytest") and tuple(map(int, version("torch").split(".")[:2])) >= (2, 10)
+"""
 
 
 def pythons():
@@ -37,7 +42,7 @@ def main():
         print("skipped: no Python with PyTorch 2.10 and pytest is at hand (tools/test makes one where "
               "PyPI can be reached; WYVERN_TEST_PYTHON names another)")
         sys.exit(SKIPPED)
-    files = [str(HERE / name) for name in sys.argv[1:]]
+    files = [name if name.endswith(".py") else str(HERE / f"test_{name}.py") for name in sys.argv[1:]]
     os.chdir(HERE)
     command = [python, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--durations=5", *files]
     code = subprocess.run(command, check=False).returncode
