@@ -51,9 +51,10 @@ std::optional<Plan> shortest_plan(const Problem& problem, std::span<const StageU
   shape.tokens = problem.packed && problem.N > 0 ? problem.T / problem.N : problem.T;
   const std::vector<std::size_t> scans =
       splits ? splittable_scans(uses, target.device) : std::vector<std::size_t>();
-  const auto is_whole_scan = [&](std::size_t first, std::size_t next) {
-    return std::any_of(scans.begin(), scans.end(),
-                       [&](std::size_t scan) { return first <= scan && scan < next; });
+  const auto is_whole_scan = [&](const Template& t, std::size_t first, std::size_t next) {
+    return std::any_of(scans.begin(), scans.end(), [&](std::size_t scan) {
+      return first <= scan && scan < next && t.carries_out(uses[scan].stage->name);
+    });
   };
   std::vector<Best> best(uses.size());
   for (std::size_t first = uses.size(); first-- > 0;)
@@ -61,7 +62,7 @@ std::optional<Plan> shortest_plan(const Problem& problem, std::span<const StageU
       const std::size_t next = first + count;
       if (walk != nullptr && t->walk_cost && t != walk) continue;
       const bool split = t->tunable("SEG") != nullptr;
-      if (split ? !splits : is_whole_scan(first, next)) continue;
+      if (split ? !splits : is_whole_scan(*t, first, next)) continue;
       if (next < uses.size() && best[next].kernels == 0) continue;
       const std::size_t kernels = 1 + (next < uses.size() ? best[next].kernels : 0);
       if (best[first].kernels != 0 && best[first].kernels <= kernels) continue;
@@ -115,13 +116,14 @@ double walk_time(const WalkCost& cost, const Problem& problem, const Target& tar
   const std::int64_t chains = problem.N * problem.HV;
   const std::int64_t chunks = problem.B * problem.T * problem.num_householder / problem.N / BT;
   const double prepared = cost.prepare * static_cast<double>(chunks * chains) / multiprocessors;
+  const std::int64_t values = cost.directions * problem.V;
   if (SEG == 0)
-    return static_cast<double>(chunks) * chunk_of(chains, {problem.V}) + prepared + cost.added;
+    return static_cast<double>(chunks) * chunk_of(chains, {values}) + prepared + cost.added;
   const std::int64_t segments = (chunks + SEG - 1) / SEG;
   // Where blocks choose their columns, a sequence's last segment has none for its M and R.
   const std::int64_t last = cost.wide > 0 ? 1 : 0;
-  const double first = chunk_of(chains * (segments - last), {problem.K, problem.V});
-  const double second = chunk_of(chains * segments, {problem.V});
+  const double first = chunk_of(chains * (segments - last), {problem.K, values});
+  const double second = chunk_of(chains * segments, {values});
   return static_cast<double>(SEG) * (first + second) +
          cost.combine * static_cast<double>(segments) + prepared + cost.added;
 }
@@ -270,8 +272,8 @@ std::size_t covered_uses(const Template& t, std::span<const StageUse> uses, std:
   };
   if (first == uses.size()) return 0;  // a step too many
   std::size_t next = first;
-  if (uses[first].optional_group != 0 && uses[first].stage != t.covers.front().stage)
-    next += uses[first].optional_group;
+  while (uses[next].optional_group != 0 && uses[next].stage != t.covers.front().stage)
+    next += uses[next].optional_group;
   for (const Cover& cover : t.covers) {
     if (next < uses.size() && uses[next].stage == cover.stage) {
       if (uses[next].rows != uses[first].rows) return 0;

@@ -151,6 +151,7 @@ struct WalkCost {
   double combine = 0;  ///< of a state past a segment
   double added = 0;    ///< whatever the size
   double clear = 1;    ///< share of another walk's time that is a clear gain
+  int directions = 1;  ///< walks through a sequence beside each other
 };
 
 struct Template {

@@ -88,27 +88,41 @@ void add_chunk_tables(const Problem& p, Uses& uses) {
   if (p.packed) uses.push_back({&stages::chunk_index, {}, {}});
 }
 
+void add_group(std::initializer_list<StageUse> group, Uses& uses) {
+  const std::size_t first = uses.size();
+  uses.insert(uses.end(), group);
+  uses[first].optional_group = group.size();
+}
+
 void add_segments(const ChunkedStages& stages, Uses& uses) {
   if (stages.segment == nullptr) return;
-  const std::array group{
-      StageUse{stages.segment, {{"share_M", "segment_M"}, {"share_R", "segment_R"}}, {}},
-      StageUse{&stages::fwd_h_combine, {}, {}}, StageUse{stages.resume, {}, {}}};
-  const std::size_t first = uses.size();
-  uses.insert(uses.end(), group.begin(), group.end());
-  uses[first].optional_group = group.size();
+  add_group({{stages.segment, {{"share_M", "segment_M"}, {"share_R", "segment_R"}}, {}},
+             {&stages::fwd_h_combine, {}, {}},
+             {stages.resume, {}, {}}},
+            uses);
 }
 
 void add_two_kernels(const ChunkedStages& stages, Uses& uses) {
   if (stages.scans == nullptr) return;
-  uses.push_back({stages.scans, {}, {}});
-  uses.back().optional_group = 2;
-  uses.push_back({stages.gradient,
-                  {{"dq_given", "dq"},
-                   {"dk_given", "dk"},
-                   {"dg_given", "dg"},
-                   {"dA_chunk", "dA_part"},
-                   {"dbias_chunk", "dbias_part"}},
-                  {}});
+  add_group({{&stages::delta_scans_segment,
+              {{"share_M", "segment_M"},
+               {"share_R", "segment_R"},
+               {"share_dM", "segment_dM"},
+               {"share_dR", "segment_dR"}},
+              {}},
+             {&stages::fwd_h_combine, {}, {}},
+             {&stages::bwd_dhu_combine, {}, {}},
+             {&stages::delta_scans_resume, {}, {}}},
+            uses);
+  add_group({{stages.scans, {}, {}},
+             {stages.gradient,
+              {{"dq_given", "dq"},
+               {"dk_given", "dk"},
+               {"dg_given", "dg"},
+               {"dA_chunk", "dA_part"},
+               {"dbias_chunk", "dbias_part"}},
+              {}}},
+            uses);
 }
 
 void end_two_kernels(const ChunkedStages& stages, Uses& uses) {

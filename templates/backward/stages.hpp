@@ -22,7 +22,29 @@
 
 namespace wyvern::stages {
 
+// Long sequences go by segments where a plan has the two stages before `delta_scans` too.
 // clang-format off
+inline constexpr StageDefinition delta_scans_segment{
+    "delta_scans_segment", "As fwd_h_segment and bwd_dhu_segment, from what is given; M may be 0 below 2^-30.",
+    {tensor::q,
+     tensor::k,
+     tensor::v,
+     tensor::beta,
+     {"g", Access::in, constant::G_DTYPE, {extent::B, extent::T, constant::HV}, {constant::SCALAR_GATE}},
+     tensor::A_log.when({constant::HAS_A_LOG}),
+     {"dt_bias", Access::in, DType::fp32, {constant::HV}, {constant::HAS_DT_BIAS}},
+     tensor::do_,
+     tensor::seq_offsets.when({constant::VARLEN}),
+     {"share_M", Access::out, DType::fp32, {extent::NS, constant::HV, constant::K, constant::K}},
+     {"share_R", Access::out, DType::fp32, {extent::NS, constant::HV, constant::K, constant::V}},
+     {"share_dM", Access::out, DType::fp32, {extent::NS, constant::HV, constant::K, constant::K}},
+     {"share_dR", Access::out, DType::fp32, {extent::NS, constant::HV, constant::K, constant::V}}}};
+
+inline constexpr StageDefinition delta_scans_resume{
+    "delta_scans_resume", "The states that enter segments and gradients of those that leave, for both walks.",
+    {tensor::segment_state,
+     tensor::segment_dstate}};
+
 inline constexpr StageDefinition delta_scans{
     "delta_scans", "Both walks over the chunks: states that enter them, gradients of those that leave.",
     {tensor::q,

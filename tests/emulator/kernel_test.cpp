@@ -139,7 +139,7 @@ bool same_element(const HostTensor& a, const HostTensor& b, std::int64_t i) {
 void expect_correct(const Template& t, const Config& config, const StageData& data,
                     const Limits& device = {}) {
   SCOPED_TRACE(t.id() + " {" + config.to_string() + "} " + testing::describe(data.problem));
-  testing::note_tried(data.problem, t.id());
+  if (testing::is_only_listed(data.problem, t.id())) return;
   const auto outputs =
       launch(t, config, data, Schedule::first_warp, testing::kNanPoison, /*apart=*/false, device);
   const auto again =
@@ -188,7 +188,7 @@ std::string specialization(const Template& t, const Constants& constants, const 
 
 /// Every template's default config for the problem, and for its backward pass where it is a forward
 /// one; what both compile alike runs once. `only` those of a stage, where one is named. Of those
-/// one in `step` is tried, others with another seed, and all where that is none.
+/// one in `step` is tried (0: none), others with another seed, and what is new to this process.
 void expect_some_correct(const Problem& problem, std::int64_t BT, Gate gate, std::uint64_t seed,
                          const std::vector<std::int64_t>& lengths,
                          const std::vector<std::string_view>& only, std::uint64_t step) {
@@ -209,20 +209,15 @@ void expect_some_correct(const Problem& problem, std::int64_t BT, Gate gate, std
       const auto config = default_config(t, constants, kHopper, precision_floor(data.problem),
                                          {BT, data.context.SEG});
       ASSERT_TRUE(config.has_value()) << t.id() << " has no legal config";
-      if (!done.insert(specialization(t, constants, *config)).second || ++turn % step != 0)
-        continue;
+      if (!done.insert(specialization(t, constants, *config)).second) continue;
+      const bool sampled = step != 0 && ++turn % step == 0;
+      if (!sampled && !testing::is_new(p, t.id())) continue;
       ++tried;
       expect_correct(t, *config, data);
     }
   }
   ASSERT_FALSE(done.empty()) << testing::describe(problem);
-  if (tried == 0) expect_some_correct(problem, BT, gate, seed, lengths, only, 1);
-}
-
-void expect_all_correct(const Problem& problem, std::int64_t BT, Gate gate, std::uint64_t seed,
-                        const std::vector<std::int64_t>& lengths = {},
-                        const std::vector<std::string_view>& only = {}) {
-  expect_some_correct(problem, BT, gate, seed, lengths, only, 1);
+  if (tried == 0 && step != 0) expect_some_correct(problem, BT, gate, seed, lengths, only, 1);
 }
 
 /// What is left out of the short suite where a problem meets every template: two of three.
@@ -425,8 +420,8 @@ TEST(Kernel, RowsAndGates) {
         }
         p.use_qk_l2norm = true;
         p = testing::packed(p, lengths);
-        if (testing::is_tried(seed, 3))
-          expect_all_correct(p, seed % 2 == 0 ? 64 : 16, Gate::mixed, seed, lengths, only);
+        expect_some_correct(p, seed % 2 == 0 ? 64 : 16, Gate::mixed, seed, lengths, only,
+                            testing::is_tried(seed, 3) ? 1 : 0);
         ++seed;
       }
 }
@@ -456,9 +451,9 @@ TEST(Kernel, ChunkGradients) {
         const Gate gates[] = {Gate::typical, Gate::mixed, Gate::zero, Gate::very_negative};
         const bool packed = seed % 2 != 0 && V < 200;
         if (packed) p = testing::packed(p, lengths);
-        if (testing::is_tried(seed, 2))
-          expect_all_correct(p, BT, gates[seed % 4], seed,
-                             packed ? lengths : std::vector<std::int64_t>{}, only);
+        expect_some_correct(p, BT, gates[seed % 4], seed,
+                            packed ? lengths : std::vector<std::int64_t>{}, only,
+                            testing::is_tried(seed, 2) ? 1 : 0);
         ++seed;
       }
 }
@@ -515,9 +510,9 @@ TEST(Kernel, Recurrent) {
         const std::vector<std::int64_t> lengths{2, 0, 8, 1};
         const bool packed = seed % 3 != 1;
         if (packed) p = testing::packed(p, lengths);
-        if (testing::is_tried(seed, 2))
-          expect_all_correct(p, 64, Gate::mixed, seed,
-                             packed ? lengths : std::vector<std::int64_t>{});
+        expect_some_correct(p, 64, Gate::mixed, seed,
+                            packed ? lengths : std::vector<std::int64_t>{}, {},
+                            testing::is_tried(seed, 2) ? 1 : 0);
         ++seed;
       }
 }
@@ -544,7 +539,8 @@ TEST(Kernel, SolveTrilOfLargeEntries) {
 }
 
 /// Expects a sample of each template's space to be correct: at a stride that meets all values of
-/// all tunables; in the short suite one config of every fourth template, in other turns others.
+/// all tunables; in the short suite one config of every fourth template, in other turns others, and
+/// of those that are new to this process.
 void expect_samples_correct(const StageData& data, Precision precision, std::size_t turn) {
   const Constants constants = problem_constants(data.problem);
   std::size_t index = 0;
@@ -557,7 +553,7 @@ void expect_samples_correct(const StageData& data, Precision precision, std::siz
     for (std::size_t i = configs.size() / 8; i < configs.size(); i += configs.size() / 4 + 1)
       sample.push_back(configs[i]);
     if (!testing::full_suite()) {
-      if ((index++ + turn) % 4 != 0) continue;
+      if ((index++ + turn) % 4 != 0 && !testing::is_new(data.problem, t.id())) continue;
       sample = {sample[(index / 4 + turn) % sample.size()]};
     }
     for (const Config& config : sample) expect_correct(t, config, data);
@@ -746,13 +742,15 @@ TEST(KernelHopper, PassesOverSegmentsSpillNothing) {
 
 /// Stages of these passes by themselves: segments whose states fade and segments whose states stay.
 void expect_segments_correct(const char* op, const std::vector<const char*>& templates,
-                             std::uint64_t seed) {
+                             std::uint64_t seed, Pass pass = Pass::forward) {
   const std::vector<std::int64_t> lengths{1100, 0, 513, 40};
   for (const Gate gate : {Gate::typical, Gate::mixed, Gate::zero}) {
     Problem p = problem(1, 0, 1, 1, 64, 64);
     p.op = op;
+    p.pass = pass;
     p.dtype = p.beta_dtype = DType::bf16;
     p.initial_state = p.use_qk_l2norm = true;
+    p.output_final_state = pass == Pass::backward;
     const StageData data =
         testing::make_stage_data(testing::packed(p, lengths), 64, gate, ++seed, lengths);
     for (const char* const id : templates) {
@@ -867,7 +865,7 @@ TEST(KernelHopper, WalksBothWays) {
                                {256, 128, 64, 2}}) {
         // Every size meets every gate, with options or without.
         if (size.K != 128 && all == (gate == Gate::mixed)) continue;
-        if (!testing::is_tried(seed++, 3)) continue;
+        const bool sampled = testing::is_tried(seed++, 3);
         const std::vector<std::int64_t> lengths{100, 0, 64, 1, 200};
         Problem p = problem(2, 192, 1, 2, size.K, size.V);
         p.op = gate == Gate::zero ? "delta_rule" : "gated_delta_rule";
@@ -879,6 +877,7 @@ TEST(KernelHopper, WalksBothWays) {
         p.state_v_first = all && size.BV == 64;
         if (gate == Gate::typical && all) p.use_gate_in_kernel = p.has_A_log = p.has_dt_bias = true;
         if (all) p = testing::packed(p, lengths);
+        if (!sampled && !testing::is_new(p, t.id())) continue;
         const StageData data = testing::make_stage_data(
             p, 64, gate, seed, all ? lengths : std::vector<std::int64_t>(), &t);
         ASSERT_TRUE(applies(t, data));
@@ -886,6 +885,12 @@ TEST(KernelHopper, WalksBothWays) {
             t, Config{{"BT", std::int64_t{64}}, {"BV", size.BV}, {"num_stages", size.stages}},
             data);
       }
+}
+
+TEST(KernelHopper, WalksBothWaysThroughSegments) {
+  expect_segments_correct("gated_delta_rule",
+                          {"delta_scans_segment.hopper", "delta_scans_resume.hopper"}, 110,
+                          Pass::backward);
 }
 
 /// With 128 columns a thread of the whole pass is short of some registers before and after its

@@ -60,17 +60,17 @@ std::string store_matrix(const Lanes& lanes, bool transposed) {
   return {};
 }
 
-/// d += a * b for 16 x Depth times Depth x 8 operands already gathered from the lanes.
+/// d += a * b for 16 x Depth times Depth x 8 operands already gathered from the lanes. The inner
+/// loop goes over columns, so that the compiler carries out several at once.
 template <int Depth>
 void accumulate(const Lanes& lanes, const float (&a)[16][Depth], const float (&b)[Depth][8]) {
+  float sum[16][8] = {};
+  for (int row = 0; row < 16; ++row)
+    for (int k = 0; k < Depth; ++k)
+      for (int col = 0; col < 8; ++col) sum[row][col] += a[row][k] * b[k][col];
   for (int lane = 0; lane < 32; ++lane)
-    for (int i = 0; i < 4; ++i) {
-      const int row = lane / 4 + i / 2 * 8;
-      const int col = lane % 4 * 2 + i % 2;
-      float sum = 0;
-      for (int k = 0; k < Depth; ++k) sum += a[row][k] * b[k][col];
-      lanes[lane]->d[i] += sum;
-    }
+    for (int i = 0; i < 4; ++i)
+      lanes[lane]->d[i] += sum[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
 }
 
 template <class ToFloat>

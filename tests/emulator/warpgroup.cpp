@@ -144,7 +144,8 @@ std::string WarpProducts::read(std::uint64_t descriptor, bool mn_major, bool fp1
 std::string WarpProducts::carry_out(const Product& product) const {
   const Signature& s = product.signature;
   float a[16][kDepth];
-  std::vector<std::array<float, kDepth>> b(static_cast<std::size_t>(s.n));
+  const auto columns = static_cast<std::size_t>(s.n);
+  std::vector<float> b(kDepth * columns);  // [k][n]
   std::string problem;
   for (int k = 0; k < kDepth; ++k) {
     for (int row = 0; row < 16 && problem.empty(); ++row) {
@@ -157,18 +158,23 @@ std::string WarpProducts::carry_out(const Product& product) const {
     }
     for (int n = 0; n < s.n && problem.empty(); ++n)
       problem = read(s.b_descriptor, s.b_mn_major, s.fp16, n, k,
-                     b[static_cast<std::size_t>(n)][static_cast<std::size_t>(k)]);
+                     b[static_cast<std::size_t>(k) * columns + static_cast<std::size_t>(n)]);
   }
+  if (!problem.empty()) return problem;
+  // The inner loop goes over columns, so that the compiler carries out several at once.
+  std::vector<float> sum(16 * columns);  // [row][n]
+  for (std::size_t row = 0; row < 16; ++row)
+    for (std::size_t k = 0; k < kDepth; ++k)
+      for (std::size_t n = 0; n < columns; ++n)
+        sum[row * columns + n] += a[row][k] * b[k * columns + n];
   float* d = product.sum->values.data();
   for (int lane = 0; lane < 32; ++lane)
     for (int i = 0; i < s.n / 2; ++i, ++d) {
-      const int row = lane / 4 + i / 2 % 2 * 8;
-      const auto col = static_cast<std::size_t>(i / 4 * 8 + lane % 4 * 2 + i % 2);
-      float sum = 0;
-      for (int k = 0; k < kDepth; ++k) sum += a[row][k] * b[col][static_cast<std::size_t>(k)];
-      *d = s.accumulate ? *d + sum : sum;
+      const auto row = static_cast<std::size_t>(lane / 4 + i / 2 % 2 * 8);
+      const auto n = static_cast<std::size_t>(i / 4 * 8 + lane % 4 * 2 + i % 2);
+      *d = s.accumulate ? *d + sum[row * columns + n] : sum[row * columns + n];
     }
-  return problem;
+  return {};
 }
 
 }  // namespace wyvern::emulator

@@ -100,23 +100,28 @@ TEST_F(GpuTma, TakeStridedRows) {
 
 /// Passes that walk from segment to segment, whatever the gates: fast decay within a segment and
 /// slow decay, by blocks of 64 columns and of 128.
-class GpuSegmentPasses : public GpuTma,
-                         public ::testing::WithParamInterface<std::tuple<std::string, Gate, bool>> {
-};
+class GpuSegmentPasses
+    : public GpuTma,
+      public ::testing::WithParamInterface<std::tuple<OperatorPass, Gate, bool>> {};
 
 TEST_P(GpuSegmentPasses, MatchOracleAndReplay) {
   WYVERN_OPEN_OR_SKIP(DeviceKind::cuda);
-  const auto& [op, gate, all] = GetParam();
+  const auto& [which, gate, all] = GetParam();
+  const auto& [op, pass] = which;
   const bool channels = op == "kda";
-  Problem p = base({op, Pass::forward});
+  const bool backward = pass == Pass::backward;
+  Problem p = base(which);
+  if (backward) p.dtype = p.beta_dtype = DType::bf16;
   p.H = 1, p.HV = 3, p.K = p.V = 128;
   p.packed = p.initial_state = p.output_final_state = true;
   p.use_qk_l2norm = all;
   p.use_gate_in_kernel = p.has_A_log = p.has_dt_bias = all && op != "delta_rule";
   if (all && channels) p.lower_bound = -5.0F;
   const OperatorData data = make_data(p, gate, 21, {3000, 0, 33, 512, 1025});
-  const auto plan =
-      plan_with(device(), data.problem, channels ? "kda_resume.hopper" : "delta_resume.hopper");
+  const auto plan = plan_with(device(), data.problem,
+                              channels   ? "kda_resume.hopper"
+                              : backward ? "delta_scans_resume.hopper"
+                                         : "delta_resume.hopper");
   if (!plan) GTEST_SKIP() << "this GPU has no wgmma";
   for (const std::int64_t BV : {64, 128}) {
     Plan split = *plan;
@@ -137,7 +142,11 @@ TEST_P(GpuSegmentPasses, MatchOracleAndReplay) {
 
 INSTANTIATE_TEST_SUITE_P(
     , GpuSegmentPasses,
-    ::testing::Combine(::testing::Values("kda", "gated_delta_rule", "delta_rule"),
+    ::testing::Combine(::testing::Values(OperatorPass{"kda", Pass::forward},
+                                         OperatorPass{"gated_delta_rule", Pass::forward},
+                                         OperatorPass{"delta_rule", Pass::forward},
+                                         OperatorPass{"gated_delta_rule", Pass::backward},
+                                         OperatorPass{"delta_rule", Pass::backward}),
                        ::testing::Values(Gate::typical, Gate::mixed, Gate::zero),
                        ::testing::Bool()));
 

@@ -131,17 +131,20 @@ void bwd_dhu_combine(const StageContext& c, TensorMap& t) {
   t["segment_dstate"] = gradients;
 }
 
-/// fwd_h_segment from the operator's inputs, with a gate per key channel, per head or none.
+/// What segments do from the operator's inputs, with a gate per key channel, per head or none: to a
+/// state, and where there is `do` to its gradient too.
 void segment_from_inputs(const StageContext& c, TensorMap& t, bool channels) {
   TensorMap own;
-  for (const char* const name : {"k", "v", "beta", "g", "A_log", "dt_bias"})
+  for (const char* const name : {"q", "k", "v", "beta", "g", "A_log", "dt_bias", "do"})
     if (const auto at = t.find(name); at != t.end()) own.insert(*at);
-  own["q"] = own.at("k");  // the scores of queries are not asked for
-  if (c.qk_l2norm) {
-    TensorMap rows{{"x", own.at("k")}};
-    run_reference("l2norm_rstd", c, rows);
-    own["k_rstd"] = own["q_rstd"] = rows.at("rstd");
-  }
+  const bool reverse = own.contains("do");
+  own.try_emplace("q", own.at("k"));  // the scores of queries are not asked for
+  for (const std::string row : {"q", "k"})
+    if (c.qk_l2norm) {
+      TensorMap rows{{"x", own.at(row)}};
+      run_reference("l2norm_rstd", c, rows);
+      own[row + "_rstd"] = rows.at("rstd");
+    }
   if (own.contains("g")) {
     if (c.gate_in_kernel) run_reference(channels ? "kda_gate" : "gate", c, own);
     run_reference("chunk_local_cumsum", c, own);
@@ -153,6 +156,10 @@ void segment_from_inputs(const StageContext& c, TensorMap& t, bool channels) {
     run_reference(stage, c, own);
   t["share_M"] = own.at("segment_M");
   t["share_R"] = own.at("segment_R");
+  if (!reverse) return;
+  for (const char* const stage : {"bwd_dv_local", "bwd_dhu_segment"}) run_reference(stage, c, own);
+  t["share_dM"] = own.at("segment_dM");
+  t["share_dR"] = own.at("segment_dR");
 }
 
 void kda_segment(const StageContext& c, TensorMap& t) { segment_from_inputs(c, t, true); }
@@ -165,10 +172,11 @@ void begin_pass(const StageContext&, TensorMap&) {}
 
 const StageReferences& segment_references() {
   static const StageReferences references{
-      {"kda_segment", kda_segment},         {"kda_resume", begin_pass},
-      {"delta_segment", delta_segment},     {"delta_resume", begin_pass},
-      {"fwd_h_segment", fwd_h_segment},     {"fwd_h_combine", fwd_h_combine},
-      {"bwd_dhu_segment", bwd_dhu_segment}, {"bwd_dhu_combine", bwd_dhu_combine}};
+      {"kda_segment", kda_segment},           {"kda_resume", begin_pass},
+      {"delta_segment", delta_segment},       {"delta_resume", begin_pass},
+      {"delta_scans_segment", delta_segment}, {"delta_scans_resume", begin_pass},
+      {"fwd_h_segment", fwd_h_segment},       {"fwd_h_combine", fwd_h_combine},
+      {"bwd_dhu_segment", bwd_dhu_segment},   {"bwd_dhu_combine", bwd_dhu_combine}};
   return references;
 }
 

@@ -1,6 +1,7 @@
 #include "templates/backward/delta_scans/layout.hpp"
 #include "templates/backward/stages.hpp"
 #include "templates/hopper_contract.hpp"
+#include "templates/scan/scan_contract.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::delta_scans {
@@ -43,34 +44,20 @@ std::string illegal(const Spec& s, const Limits& limits) {
   return cuda::exceeds_shared(HopperLayout(s).bytes, limits);
 }
 
-/// Hopper: one block BV columns of V of a sequence, value head and direction.
-Template walks() {
+/// What all walks share.
+Template walks(std::string name, std::string source) {
   Template t;
-  t.name = "delta_scans";
+  t.name = std::move(name);
   t.variant = "hopper";
-  t.source = "hopper.cu";
-  t.covers = {stages::delta_scans};
-  // delta_gradient is most of what there is to `prepare`.
-  t.walk_cost = WalkCost{.chunk = 2.1, .wide = 3, .prepare = 6, .added = 12};
-  t.constants = {constant::DTYPE,
-                 constant::BETA_DTYPE,
-                 constant::G_DTYPE,
-                 constant::STATE_DTYPE,
-                 constant::H,
-                 constant::HV,
-                 constant::K,
-                 constant::V,
-                 constant::VARLEN,
-                 constant::SCALAR_GATE,
-                 constant::GATE_IN_KERNEL,
-                 constant::HAS_A_LOG,
-                 constant::HAS_DT_BIAS,
-                 constant::QK_L2NORM,
-                 constant::BETA_SIGMOID,
-                 constant::NEG_EIGVAL,
-                 constant::INITIAL_STATE,
-                 constant::FINAL_STATE,
-                 constant::STATE_V_FIRST};
+  t.source = std::move(source);
+  t.constants = {constant::DTYPE,       constant::BETA_DTYPE,
+                 constant::G_DTYPE,     constant::H,
+                 constant::HV,          constant::K,
+                 constant::V,           constant::VARLEN,
+                 constant::SCALAR_GATE, constant::GATE_IN_KERNEL,
+                 constant::HAS_A_LOG,   constant::HAS_DT_BIAS,
+                 constant::QK_L2NORM,   constant::BETA_SIGMOID,
+                 constant::NEG_EIGVAL};
   t.needs.wgmma = t.needs.tensor_copies = true;
   t.tunables = {{tunable::BT, cuda::integers({kRows})},
                 {tunable::BV, cuda::integers({128, 64})},
@@ -78,33 +65,101 @@ Template walks() {
   t.tensor_maps = {{.name = "q_map", .argument = "q", .view = keys},
                    {.name = "k_map", .argument = "k", .view = keys},
                    {.name = "v_map", .argument = "v", .view = values},
-                   {.name = "do_map", .argument = "do", .view = values},
-                   {.name = "state_map", .argument = "states", .view = states},
-                   {.name = "z_map", .argument = "z", .view = chunks},
-                   {.name = "dstate_map", .argument = "dstates", .view = states},
-                   {.name = "dv_map", .argument = "dv", .view = rows}};
+                   {.name = "do_map", .argument = "do", .view = values}};
   t.strided = {"q", "k", "v", "beta", "g", "do"};
   t.illegal = illegal;
   t.fallback = [](Spec& s, const Limits&) {
     s.BV = s.K < 256 && s.V % 128 == 0 ? 128 : 64;
     s.num_stages = s.K < 256 ? 3 : 2;
   };
-  // A block of fewer columns walks faster: where each has a multiprocessor to itself, so do all.
+  return t;
+}
+
+/// The same where they write what they find for each chunk.
+Template written_walks(std::string name, std::string source) {
+  Template t = walks(std::move(name), std::move(source));
+  t.constants = scan::joined(t.constants, {constant::STATE_DTYPE, constant::INITIAL_STATE,
+                                           constant::FINAL_STATE, constant::STATE_V_FIRST});
+  t.tensor_maps =
+      scan::joined(t.tensor_maps, {{.name = "state_map", .argument = "states", .view = states},
+                                   {.name = "z_map", .argument = "z", .view = chunks},
+                                   {.name = "dstate_map", .argument = "dstates", .view = states},
+                                   {.name = "dv_map", .argument = "dv", .view = rows}});
+  return t;
+}
+
+/// Blocks for so many columns of states.
+Geometry launch(const Spec& s, std::int64_t columns) {
+  const HopperLayout layout(s);
+  return Geometry{.grid = {columns / s.BV, 1, 1},
+                  .threads = 128 * (1 + layout.helpers + layout.consumers),
+                  .shared_bytes = layout.bytes};
+}
+
+/// A block of fewer columns walks faster: where each has a multiprocessor to itself, so do all.
+void narrow(Spec& s, std::int64_t columns, const Limits& limits) {
+  if (columns / kColumns <= limits.multiprocessors) s.BV = kColumns;
+}
+
+/// Segments of the problem, as far as defaults know it.
+std::int64_t segments_of(const Spec& s, const PlanShape& shape) {
+  return shape.sequences * cuda::ceil_div(shape.tokens, s.BT * s.SEG);
+}
+
+/// Hopper: one block BV columns of V of a sequence, value head and direction.
+Template whole() {
+  Template t = written_walks("delta_scans", "hopper.cu");
+  t.covers = {stages::delta_scans};
+  // delta_gradient is most of what there is to `prepare`.
+  t.walk_cost = WalkCost{.chunk = 2.1, .wide = 3, .prepare = 6, .added = 12, .directions = 2};
   t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
-    if (2 * shape.sequences * s.HV * s.V / kColumns > limits.multiprocessors) return;
-    s.BV = kColumns;
+    narrow(s, 2 * shape.sequences * s.HV * s.V, limits);
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
-    const HopperLayout layout(s);
-    return Geometry{.grid = {2 * e.N * s.HV * (s.V / s.BV), 1, 1},
-                    .threads = 128 * (1 + layout.helpers + layout.consumers),
-                    .shared_bytes = layout.bytes};
+    return launch(s, 2 * e.N * s.HV * s.V);
+  };
+  return t;
+}
+
+/// Hopper: one block BV columns of M, R or dR of a segment and value head.
+Template segment() {
+  Template t = scan::split(walks("delta_scans_segment", "segment.cu"));
+  t.covers = {stages::delta_scans_segment};
+  t.illegal = [](const Spec& s, const Limits& limits) {
+    if (s.K % s.BV != 0) return fmt::format("K={} is not a multiple of BV={}", s.K, s.BV);
+    return illegal(s, limits);
+  };
+  t.fallback = [](Spec& s, const Limits&) {
+    s.BV = s.K == 128 && s.V % 128 == 0 ? 128 : 64;
+    s.num_stages = s.K < 256 ? 3 : 2;
+  };
+  t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
+    narrow(s, segments_of(s, shape) * s.HV * (s.K + 2 * s.V), limits);
+  };
+  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
+    return launch(s, e.NS * s.HV * (s.K + 2 * s.V));
+  };
+  return t;
+}
+
+/// Hopper: one block BV columns of V of a segment, value head and direction.
+Template resume() {
+  Template t = scan::split(written_walks("delta_scans_resume", "resume.cu"));
+  t.summary = "Both walks over all segments at once, from the states and gradients at their ends.";
+  t.walk_cost =
+      WalkCost{.chunk = 2.1, .wide = 3, .prepare = 6, .combine = 3.6, .added = 30, .directions = 2};
+  t.covers = {stages::delta_scans_resume, stages::delta_scans};
+  t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
+    narrow(s, 2 * segments_of(s, shape) * s.HV * s.V, limits);
+  };
+  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
+    return launch(s, 2 * e.NS * s.HV * s.V);
   };
   return t;
 }
 
 }  // namespace
 
-std::vector<Template> contract() { return {walks()}; }
+std::vector<Template> contract() { return {whole(), segment(), resume()}; }
 
 }  // namespace wyvern::delta_scans

@@ -1,9 +1,11 @@
-// What the blocks of delta_scans.hopper do before the states: tiles and factors of rows (warpgroup
-// 0), the inverse of I + A and, in the reverse walk, the scores P (the prep warpgroups).
+// What the blocks of delta_scans do before the states: tiles and factors of rows (warpgroup 0), the
+// inverse of I + A and, in the reverse walk, the scores P (the prep warpgroups). Who includes it
+// says in kWrites whether walks write what they find for each chunk, or their last states alone.
 #pragma once
 
 #include "backward/delta_scans/layout.hpp"
 #include "device/cuda/gate.cuh"
+#include "device/cuda/share.cuh"
 #include "device/cuda/sm90/barrier.cuh"
 #include "device/cuda/sm90/decay.cuh"
 #include "device/cuda/token_rows.cuh"
@@ -40,15 +42,18 @@ WYVERN_DEVICE uint32 parity_of(int turn) {
   return static_cast<uint32>(turn / Stages % 2);
 }
 
-/// What all warps of a block know. A reverse walk starts at the sequence's last chunk.
+/// What all warps of a block know of a sequence, or of a segment of one. A reverse walk starts at
+/// the last chunk.
 template <bool Reverse>
 struct Block {
   static constexpr bool kReverse = Reverse;
   unsigned char* shared;
-  int64 token;  ///< of the sequence's first row
-  int64 slot;   ///< of its first chunk
+  int64 token;  ///< of the first row
+  int64 slot;   ///< of the first chunk; where nothing is written, of the segment and value head
   int tokens, chunks;
   int sequence, head, tile;
+  bool first, last;     ///< of the sequence's segments
+  bool without_values;  ///< v is 0, where nothing is written
 
   WYVERN_DEVICE KeyTile keys(int stage) const {
     return {shared + kLayout.k.offset + stage * kLayout.keys};
@@ -78,7 +83,7 @@ struct Block {
   WYVERN_DEVICE sm90::Barrier* barrier(int i) const {
     return sm90::barriers_at<Place>(shared) + i;
   }
-  /// Which of the sequence's chunks comes `turn`-th.
+  /// Which of the chunks comes `turn`-th.
   WYVERN_DEVICE int chunk(int turn) const { return Reverse ? chunks - 1 - turn : turn; }
   WYVERN_DEVICE int rows(int turn) const { return smaller(tokens - chunk(turn) * kRows, kRows); }
   WYVERN_DEVICE int64 first_row(int turn) const { return token + int64{chunk(turn)} * kRows; }
@@ -144,6 +149,10 @@ WYVERN_DEVICE void load_values(const B& b, int turn, const TensorMap& v_map) {
   const int stage = turn % kValueStages;
   sm90::barrier_wait(b.template barrier<kLayout.values_free>(stage),
                      parity_of<kValueStages>(turn) ^ 1U);
+  if (!kWrites && b.without_values) {
+    sm90::barrier_arrive(b.template barrier<kLayout.values_loaded>(stage));
+    return;
+  }
   load_rows_of(
       b, turn, b.template barrier<kLayout.values_loaded>(stage), kValueBytes, 1,
       [&](sm90::Barrier* barrier) {
@@ -174,6 +183,15 @@ struct ScalarRows {
   TokenRows<const G_DTYPE> g;
   TokenRows<const BETA_DTYPE> beta;
 };
+
+/// stretch() of row `t` of a head.
+WYVERN_DEVICE float stretch_of(int64 t, int head, const GateForm& form, const ScalarRows& from,
+                               const TokenRows<const DTYPE>& k) {
+  const float rate = activate_beta<BETA_SIGMOID, NEG_EIGVAL>(from.beta.row(t)[head]);
+  // A normalized row is no longer, and the bound grows with it.
+  const float square = QK_L2NORM ? 1.0f : squared_length<K>(k.row(t) + head / (HV / H) * K);
+  return stretch(form(from.g.row(t)[head]), rate, square);
+}
 
 constexpr int kLaneRows = 2 / kScalers;
 

@@ -1,4 +1,4 @@
-// What the consumer warpgroups of delta_scans.hopper have: 64 columns of V of a state S, or of its
+// What the consumer warpgroups of delta_scans have: 64 columns of V of a state S, or of its
 // gradient dS', transposed in fp32 registers, and how what they find leaves for memory.
 #pragma once
 
@@ -63,10 +63,10 @@ struct Consumer {
 
   WYVERN_DEVICE int panel() const { return kPanels * b.tile + consumer; }
 
-  /// Calls act(offset, x) for each element and its place in a state as the caller has it.
-  template <class Act>
+  /// Calls act(offset, x) for each element and its place in a state of K x Width, or of Width x K.
+  template <int Width, bool VFirst, class Act>
   WYVERN_DEVICE void visit(Act&& act) {
-    sm90::visit_state<V, STATE_V_FIRST>(state, recalled(b).tile * BV + consumer * kColumns, act);
+    sm90::visit_state<Width, VFirst>(state, recalled(b).tile * BV + consumer * kColumns, act);
   }
 
   WYVERN_DEVICE void wait_keys(const Position& at) const {
@@ -108,8 +108,8 @@ struct Consumer {
     sm90::bulk_commit();
   }
 
-  /// x = state k^T, the state rounded; which leaves for memory too. Meanwhile the state decays
-  /// where `decays`, and meanwhile() is called.
+  /// x = state k^T, the state rounded; which leaves for memory too where walks write. Meanwhile the
+  /// state decays where `decays`, and meanwhile() is called.
   template <bool Decays, class Meanwhile>
   WYVERN_DEVICE void multiply_state(const Position& at, int turn, const TensorMap& map,
                                     Meanwhile&& meanwhile) {
@@ -129,7 +129,7 @@ struct Consumer {
       sm90::multiply<K>(x, sm90::rows_of(b.staged_state(consumer)),
                         sm90::rows_of(b.keys(at.buffer)), false);
       sm90::wgmma_commit();
-      send_state(turn, map);
+      if constexpr (kWrites) send_state(turn, map);
       if constexpr (Decays) decay(at);
       meanwhile();
       sm90::end_products<0>(x);
@@ -138,12 +138,14 @@ struct Consumer {
       sm90::begin_products(x);
       sm90::multiply(x, packed, sm90::rows_of(b.keys(at.buffer)), false);
       sm90::wgmma_commit();
-      wait_staging();
+      if constexpr (kWrites) {
+        wait_staging();
 #pragma unroll
-      for (int j = 0; j < K / 16; ++j) stage(packed.x[j], j);
-      sm90::fence_proxy_async();
-      sync();
-      send_state(turn, map);
+        for (int j = 0; j < K / 16; ++j) stage(packed.x[j], j);
+        sm90::fence_proxy_async();
+        sync();
+        send_state(turn, map);
+      }
       if constexpr (Decays) decay(at);
       meanwhile();
       sm90::end_products<0>(x);
@@ -208,7 +210,10 @@ struct Forward : Consumer<Block<false>> {
         RowFragment values;
         multiply_state<false>(at, turn, state_map, [&] {
           wait_values(turn);
-          load_rows(values, b.values(turn, consumer));
+          if (!kWrites && b.without_values)
+            values = {};
+          else
+            load_rows(values, b.values(turn, consumer));
           free_values(turn);
           wait_ready(turn);
         });
@@ -223,11 +228,11 @@ struct Forward : Consumer<Block<false>> {
       u.hold();
       RowFragment update;
       pack_scaled(update, x, b.factors<kLayout.leave>(at.buffer));
-      stage_rows();
+      if constexpr (kWrites) stage_rows();
       sm90::begin_products(state);
       sm90::multiply(state, update, sm90::columns_of(b.keys(at.buffer)), true);
       sm90::wgmma_commit();
-      send_rows(turn, z_map);
+      if constexpr (kWrites) send_rows(turn, z_map);
       sm90::barrier_arrive(b.barrier<kLayout.taken>(turn % kSlots));
       sm90::end_products<0>(state);
       update.hold();
@@ -324,12 +329,12 @@ struct Reverse : Consumer<Block<true>> {
       u.hold();
       RowFragment update;
       pack_scaled(update, x, b.factors<kLayout.enter>(at.buffer));
-      stage_rows();
+      if constexpr (kWrites) stage_rows();
       sm90::begin_products(state);
       sm90::multiply(state, gradients, sm90::columns_of(b.queries(at.buffer)), true);
       sm90::multiply(state, update, sm90::columns_of(b.keys(at.buffer)), true);
       sm90::wgmma_commit();
-      send_rows(turn, dv_map, dv);
+      if constexpr (kWrites) send_rows(turn, dv_map, dv);
       sm90::barrier_arrive(b.barrier<kLayout.taken>(turn % kSlots));
       const Position before = at;
       at.advance();

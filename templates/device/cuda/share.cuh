@@ -36,6 +36,28 @@ WYVERN_DEVICE int longest_first(int turn, int sequences, const int32* seq_offset
   return chosen;
 }
 
+/// log2 of a bound on how much longer a state can be after a token than before it: the spectral
+/// norm of exp(g) (I - beta k k^T) is at most exp(g) max(1, |1 - beta |k|^2|).
+WYVERN_DEVICE float stretch(float g, float beta, float squared_length) {
+  const float kept = 1.0f - beta * squared_length;
+  const float grown = maximum(kept, -kept) - 1.0f;
+  return (g + (grown > 0.0f ? log_one_plus(grown) : 0.0f)) * kLog2E;
+}
+
+/// |k|^2 of a row of K elements.
+template <int K, class T>
+WYVERN_DEVICE float squared_length(const T* row) {
+  float square = 0.0f;
+#pragma unroll 4
+  for (int i = 0; i < K; i += 8) {
+    const auto x = load<8>(row + i);
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+      square = fused_multiply_add(to_float(x.at[j]), to_float(x.at[j]), square);
+  }
+  return square;
+}
+
 /// How many chunks of Rows tokens before chunk `first` of a sequence take any state that enters
 /// them to less than 2^-30 of its length; `first`, where that is not so after few thousand tokens,
 /// or does not look as if it would be. stretch(t) gives a lane's part of log2 of a bound on how

@@ -39,7 +39,7 @@ WYVERN_KERNEL(kThreads, 1) {
     warm = warm_up<kRows, kThreads, 32>(first, b.factors<kLayout.G>(0), [&](int last) {
       const int t = last - lane_index();
       return t < 0 ? 0.0f
-                   : stretch(sequence.token + t, b.head, form, g_rows, beta_rows, {k, k_stride});
+                   : stretch_of(sequence.token + t, b.head, form, g_rows, beta_rows, {k, k_stride});
     });
   // A chunk of 64 columns takes about 0.75 of the time of one of 128.
   b.halves = may_halve && 4 * (all - first + warm) > 3 * all;

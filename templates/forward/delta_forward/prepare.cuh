@@ -128,28 +128,15 @@ struct GateForm {
   }
 };
 
-/// log2 of a bound on how much longer a state can be after token `t` of a head than before it: the
-/// spectral norm of exp(g) (I - beta k k^T) is at most exp(g) max(1, |1 - beta |k|^2|).
-WYVERN_DEVICE float stretch(int64 t, int head, const GateForm& form,
-                            const TokenRows<const G_DTYPE>& g,
-                            const TokenRows<const BETA_DTYPE>& beta,
-                            const TokenRows<const DTYPE>& k) {
+/// stretch() of token `t` of a head.
+WYVERN_DEVICE float stretch_of(int64 t, int head, const GateForm& form,
+                               const TokenRows<const G_DTYPE>& g,
+                               const TokenRows<const BETA_DTYPE>& beta,
+                               const TokenRows<const DTYPE>& k) {
   const float rate = activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta.row(t)[head]);
-  float square = 1.0f;  // of a normalized row at most; and the bound grows with it
-  if constexpr (!QK_L2NORM) {
-    square = 0.0f;
-    const DTYPE* const row = k.row(t) + head / (HV / H) * K;
-#pragma unroll 4
-    for (int i = 0; i < K; i += 8) {
-      const auto x = load<8>(row + i);
-#pragma unroll
-      for (int j = 0; j < 8; ++j)
-        square = fused_multiply_add(to_float(x.at[j]), to_float(x.at[j]), square);
-    }
-  }
-  const float kept = 1.0f - rate * square;
-  const float grown = maximum(kept, -kept) - 1.0f;
-  return (form(g.row(t)[head]) + (grown > 0.0f ? log_one_plus(grown) : 0.0f)) * kLog2E;
+  // A normalized row is no longer, and the bound grows with it.
+  const float square = QK_L2NORM ? 1.0f : squared_length<K>(k.row(t) + head / (HV / H) * K);
+  return stretch(form(g.row(t)[head]), rate, square);
 }
 
 // ---- factors of rows ----------------------------------------------------------------------------

@@ -31,7 +31,7 @@ WYVERN_KERNEL(kThreads, 1) {
   if constexpr (SCALAR_GATE) {
     const int counting = warm_up<kRows, kThreads, 32>(SEG, b.factors<kLayout.G>(0), [&](int last) {
       const int t = last - lane_index();
-      return t < 0 ? 0.0f : stretch(b.token + t, b.head, form, g_rows, beta_rows, {k, k_stride});
+      return t < 0 ? 0.0f : stretch_of(b.token + t, b.head, form, g_rows, beta_rows, {k, k_stride});
     });
     if (counting < SEG) {
       if (b.without_values) {
