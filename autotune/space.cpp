@@ -100,13 +100,16 @@ class Builder {
 
   /// A layer splits the scans that start at `split` and no other: no plan is in two layers. A
   /// template that splits a scan begins with it or behind it; the optional group in front of all
-  /// uses splits the first.
+  /// uses splits all of them.
   bool belongs(const Template& t, std::size_t first, std::size_t last,
                const std::set<std::size_t>& split) const {
-    if (t.tunable("SEG") == nullptr) return split.lower_bound(first) == split.lower_bound(last);
-    const auto after = std::upper_bound(scans_.begin(), scans_.end(), first);
+    if (t.tunable("SEG") == nullptr)
+      return std::none_of(split.lower_bound(first), split.lower_bound(last),
+                          [&](std::size_t scan) { return t.carries_out(uses_[scan].stage->name); });
     if (scans_.empty()) return false;
-    return split.contains(after == scans_.begin() ? scans_.front() : *std::prev(after));
+    const auto after = std::upper_bound(scans_.begin(), scans_.end(), first);
+    if (after == scans_.begin()) return split.size() == scans_.size();
+    return split.contains(*std::prev(after));
   }
 
   /// The group's index, made on its first use; nothing when the template has no legal config with

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "autotune/neighbourhood.hpp"
@@ -81,6 +82,27 @@ TEST(Space, HasPlansWithAndWithoutAnOptionalGroup) {
       EXPECT_EQ(segments, resumes) << group.template_id;
     }
   }
+}
+
+/// The kernel behind the groups stands for scans that another step has split.
+TEST(Space, HasABackwardPassBySegmentsOnce) {
+  Target target = cuda_target("sm_90a");
+  target.limits.multiprocessors = 132;
+  Problem p;
+  p.op = "gated_delta_rule";
+  p.pass = Pass::backward;
+  p.T = 32768, p.H = 2, p.HV = 8, p.K = p.V = 128;
+  const SearchSpace space = build_space(p, target);
+  EXPECT_EQ(space.default_plan.size(), 5U);
+  EXPECT_TRUE(candidates_of(space, space.default_plan).has_value());
+  std::map<std::int64_t, int> layers;  // that have the first step, by SEG
+  for (const Layer& layer : space.layers)
+    if (layer.SEG != 0)
+      layers[layer.SEG] += std::ranges::any_of(layer.edges, [&](const Edge& edge) {
+        return space.groups[edge.group].template_id == "delta_scans_segment.hopper";
+      });
+  EXPECT_FALSE(layers.empty());
+  for (const auto& [SEG, count] : layers) EXPECT_EQ(count, 1) << SEG;
 }
 
 TEST(Space, EveryLegalConfigCanBeReachedFromTheDefault) {

@@ -56,7 +56,8 @@ TEST(GatedDeltaProduct, SeveralStepsTakeThemOverSteps) {
     const std::vector<const char*> groups =
         pass == Pass::forward
             ? std::vector<const char*>{"delta_segment", "fwd_h_combine", "delta_resume"}
-            : std::vector<const char*>{"delta_scans", "delta_gradient"};
+            : std::vector<const char*>{"delta_scans_segment", "fwd_h_combine", "bwd_dhu_combine",
+                                       "delta_scans_resume",  "delta_scans",   "delta_gradient"};
     for (const char* const name : groups) wanted.erase(std::ranges::find(wanted, name));
     // The raw gate's gradient takes tables of tokens' chunks.
     if (pass == Pass::backward) wanted.emplace_back("chunk_index");
