@@ -122,10 +122,11 @@ TuningPolicy policy_of(std::int64_t policy) {
     case WYVERN_POLICY_OFF: return TuningPolicy::off;
     case WYVERN_POLICY_ON_MISS: return TuningPolicy::on_miss;
     case WYVERN_POLICY_BACKGROUND: return TuningPolicy::background;
+    case WYVERN_POLICY_FIXED: return TuningPolicy::fixed;
     default:
       bad_input(
           fmt::format("options.policy is {}; it must be WYVERN_POLICY_CACHED (0), _OFF (1), "
-                      "_ON_MISS (2) or _BACKGROUND (3)",
+                      "_ON_MISS (2), _BACKGROUND (3) or _FIXED (4)",
                       policy));
   }
 }

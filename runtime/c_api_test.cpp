@@ -716,6 +716,10 @@ TEST_F(CApiTest, ThePolicySaysWhereThePlanComesFrom) {
   prepare(&options);
   EXPECT_EQ(origin(), WYVERN_ORIGIN_DEFAULT);
   EXPECT_EQ(plan(), default_plan);
+  options.policy = WYVERN_POLICY_FIXED;  // whatever this machine's cache holds
+  prepare(&options);
+  EXPECT_EQ(origin(), WYVERN_ORIGIN_DEFAULT);
+  options.policy = WYVERN_POLICY_OFF;
   options.plan = default_plan.c_str();
   EXPECT_BAD(wyvern_prepare(runtime_, device_, problem_, &options, &none), "options.policy is 1");
   options.policy = WYVERN_POLICY_CACHED;
@@ -730,8 +734,8 @@ TEST_F(CApiTest, ThePolicySaysWhereThePlanComesFrom) {
   EXPECT_LT(std::strlen(wyvern_last_error()), 250U);
   EXPECT_EQ(std::strchr(wyvern_last_error(), '\n'), nullptr);
   options.plan = nullptr;
-  options.policy = 4;
-  EXPECT_BAD(wyvern_prepare(runtime_, device_, problem_, &options, &none), "options.policy is 4");
+  options.policy = 5;
+  EXPECT_BAD(wyvern_prepare(runtime_, device_, problem_, &options, &none), "options.policy is 5");
 
   // One that cannot be used gives way, which the caller hears of.
   EXPECT_TRUE(said_.empty());

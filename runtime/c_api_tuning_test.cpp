@@ -256,8 +256,8 @@ TEST_F(CApiTuningTest, RefusesUnknownPoliciesBudgetsAndTimes) {
         << wyvern_last_error();
   };
   wyvern_prepare_options options = WYVERN_PREPARE_OPTIONS_INIT;
-  options.policy = 4;
-  refuses(options, "options.policy is 4");
+  options.policy = 5;
+  refuses(options, "options.policy is 5");
   options.policy = WYVERN_POLICY_BACKGROUND;
   options.plan = "[]";
   refuses(options, "options.policy is 3");

@@ -124,7 +124,9 @@ std::vector<Contender> CachePlanSource::contenders(const DeviceInfo& device, con
 void CachePlanSource::visit(const DeviceInfo& device, const ProblemKey& key, const Visit& visit) {
   // The user's own winners are looked up anew: another process may have tuned just now. A key that
   // has them is answered without the others, and nearly always by the first.
-  const auto first = cache_->find_winner(device.key, key.family, key.tokens, key.sequences);
+  const auto first = cache_ == nullptr
+                         ? std::nullopt
+                         : cache_->find_winner(device.key, key.family, key.tokens, key.sequences);
   if (first) {
     if (!visit({&*first, nullptr, 0, Kinship::exact, 0, 0})) return;
     for (const WinnerRow& row :
@@ -155,7 +157,7 @@ std::shared_ptr<CachePlanSource::Known> CachePlanSource::known(const DeviceInfo&
   const auto made = std::make_shared<Known>();
   made->listed = now;
   made->changes = changes;
-  made->rows = cache_->winners_of(prefix);
+  if (cache_ != nullptr) made->rows = cache_->winners_of(prefix);
   made->packs = packs_->winners_of(device.key, prefix);
   const std::string_view model = device_parts(device.key).model;
   for (const WinnerRow& row : made->rows)

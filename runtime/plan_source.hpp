@@ -46,7 +46,7 @@ struct Contender {
 ///
 /// Of equals the one that gained most answers first; several winners of one problem stand in the
 /// order of their cache or layer. At most kMostTried different plans are tried. Thread-safe; usable
-/// in a child of fork(). `packs` null: the packs of this process.
+/// in a child of fork(). `cache` null: packs alone; `packs` null: the packs of this process.
 class CachePlanSource final : public PlanSource {
  public:
   static constexpr std::size_t kMostTried = 32;

@@ -117,6 +117,16 @@ TEST_F(PlanSourceTest, SoItIsFromAPack) {
   EXPECT_EQ(find(first).origin, Origin::nearest);
 }
 
+TEST_F(PlanSourceTest, WithoutACachePacksAloneAnswer) {
+  store(row(prefill(), plan_named(16)));
+  EXPECT_EQ(answer(prefill()), 16);
+  cache_ = nullptr;
+  EXPECT_EQ(answer(prefill()), 0);
+  pack({row(prefill(), plan_named(32))});
+  EXPECT_EQ(answer(prefill()), 32);
+  EXPECT_EQ(find(prefill()).origin, Origin::exact);
+}
+
 TEST_F(PlanSourceTest, OptionsAreCrossedInTheStatedOrder) {
   Problem wanted = prefill();
   EXPECT_TRUE(contenders(wanted).empty());

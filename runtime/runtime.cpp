@@ -38,7 +38,7 @@ class Runtime::Impl {
       if (auto op = RecentOperators::find(id_, device.impl(), problem, *version)) return op;
     const DefaultFloatEnvironment plain;  // nothing was computed until here
     validate(problem);
-    std::shared_ptr<const OperatorImpl> op = prepare(device, problem);
+    std::shared_ptr<const OperatorImpl> op = prepare(device, problem, *plans);
     if (version) {
       RecentOperators::remember(id_, *version, op);
       keep(op);
@@ -48,14 +48,15 @@ class Runtime::Impl {
 
   /// The operator by the best plan known that this build and device accept. One whose kernels do
   /// not load gives way to the default plan, and later to the next one.
-  std::shared_ptr<OperatorImpl> prepare(const Device& device, const Problem& problem) {
+  std::shared_ptr<OperatorImpl> prepare(const Device& device, const Problem& problem,
+                                        PlanSource& source) {
     // Which winners there are must not change a bit.
     if (problem.batch_invariant) return prepare_default(device, problem);
     const ProblemKey key = problem_key(problem);
     // The check binds the plan, which is not checked again then.
     std::shared_ptr<OperatorImpl> bound;
     const std::optional<PlanChoice> choice =
-        plans->find(device.info(), key, [&](const Plan& plan) -> std::string {
+        source.find(device.info(), key, [&](const Plan& plan) -> std::string {
           bound = nullptr;
           if (is_refused(device, key, plan)) return "its kernels did not load";
           try {
@@ -198,6 +199,12 @@ Operator Runtime::prepare(const Device& device, const Problem& problem, const Pl
   const DefaultFloatEnvironment plain;
   validate(problem);
   return Operator(impl_->prepare(device, problem, plan, Origin::given));
+}
+
+Operator Runtime::prepare(const Device& device, const Problem& problem, PlanSource& plans) {
+  const DefaultFloatEnvironment plain;
+  validate(problem);
+  return Operator(impl_->prepare(device, problem, plans));
 }
 
 Stage Runtime::prepare_stage(const Device& device, const PlanStep& step, const Problem& problem) {

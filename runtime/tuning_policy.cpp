@@ -17,6 +17,7 @@
 #include "runtime/base/mutex.hpp"
 #include "runtime/devices/device_impl.hpp"
 #include "runtime/plan.hpp"
+#include "runtime/plan_source.hpp"
 
 namespace wyvern {
 namespace {
@@ -63,6 +64,7 @@ class PolicyRuntime::Impl {
       return {runtime_.prepare(device, problem, default_plan(problem, device.impl().target())),
               nullptr};
     }
+    if (policy == TuningPolicy::fixed) return {runtime_.prepare(device, problem, packs_), nullptr};
     Operator op = runtime_.prepare(device, problem);
     const bool tunable =
         problem.B * problem.T > 0 && !problem.batch_invariant && op.origin() != Origin::exact;
@@ -204,6 +206,7 @@ class PolicyRuntime::Impl {
   }
 
   Runtime& runtime_;
+  CachePlanSource packs_{nullptr};
   const TuneFunction tune_;
   const std::function<void(const std::string&)> failed_;
   std::atomic<bool> stopping_{false};

@@ -20,6 +20,7 @@ enum class TuningPolicy : std::uint8_t {
   cached,      ///< the best plan known: Runtime::prepare() as it is
   on_miss,     ///< a problem without a winner of its own is tuned first, which takes the budget
   background,  ///< the same on a thread of its own, while the best plan known is used
+  fixed,       ///< the best plan of packs, else the default one, whatever was tuned here
 };
 
 /// A problem to tune, on a device. Valid until the function that got it returns.

@@ -244,6 +244,8 @@ class Runtime {
   /// tunable's, legal together, and of the problem's precision and chunk size. A batch_invariant
   /// problem takes its default plan only.
   Operator prepare(const Device& device, const Problem& problem, const Plan& plan);
+  /// As the first, by the best plan that `plans` knows and not the runtime's own source.
+  Operator prepare(const Device& device, const Problem& problem, PlanSource& plans);
 
   /// One template on its own, specialized on the problem's dims, dtypes and options, at its sizes
   /// and scale. Gates are summed as they are (an operator bounds them at -24).

@@ -278,8 +278,8 @@ WYVERN_C_API void wyvern_runtime_destroy(wyvern_runtime* runtime);
 /* How many kernels this runtime compiled (found neither loaded nor in the cache); 0 for NULL. */
 WYVERN_C_API int64_t wyvern_runtime_compiled(const wyvern_runtime* runtime);
 
-/* Where an operator's plan may come from. The last two (version 2) have a problem tuned, by the
- * program `wyvern` in a process of its own: each problem key once at most on a device in the life
+/* Where an operator's plan may come from. _ON_MISS and _BACKGROUND (version 2) have a problem
+ * tuned, by the program `wyvern` in a process of its own: each problem key once at most on a device in the life
  * of a runtime, several one after the other, also where that fails. A child of fork() leaves to its
  * parent what that has begun. */
 typedef enum wyvern_policy {
@@ -288,9 +288,11 @@ typedef enum wyvern_policy {
   WYVERN_POLICY_ON_MISS = 2, /* a problem that was not tuned is tuned first: wyvern_prepare() takes
                                 the budget longer; the program's progress goes to stderr, and ^C
                                 ends it with what was measured kept */
-  WYVERN_POLICY_BACKGROUND = 3 /* the best plan known, and a problem that was not tuned is tuned
+  WYVERN_POLICY_BACKGROUND = 3, /* the best plan known, and a problem that was not tuned is tuned
                                   meanwhile, with some of the machine's time:
                                   wyvern_operator_is_outdated() says when to prepare it again */
+  WYVERN_POLICY_FIXED = 4 /* the best plan of packs, else the default plan, whatever was tuned on
+                             this machine: equal packs and devices give equal plans */
 } wyvern_policy;
 
 typedef struct wyvern_prepare_options {

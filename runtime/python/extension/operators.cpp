@@ -488,5 +488,10 @@ WYVERN_EXTENSION const char* wyvern_extension_described() {
   return text.c_str();
 }
 
+/// The same as use_plan().
+WYVERN_EXTENSION void wyvern_extension_use_plan(const char* problem_key, const char* plan) {
+  use_plan(problem_key, plan);
+}
+
 /// The same as forget().
 WYVERN_EXTENSION void wyvern_extension_forget() { forget(); }

@@ -44,6 +44,7 @@ struct Shared {
   Mutex mutex;
   Table table;
   std::map<std::int32_t, wyvern_device*> devices;  ///< by number, -1 the CPU
+  std::map<std::string, std::string> plans;        ///< of use_plan(), by key
   wyvern_runtime* runtime = nullptr;
 };
 
@@ -318,13 +319,24 @@ const char* origin_name(std::int32_t origin) {
   }
 }
 
-/// The keys of problems and the names of devices have nothing that JSON would want escaped.
-std::string describe(const Problem& problem, const wyvern_operator* op, std::int32_t device) {
+std::string key_of(const Problem& problem) {
   std::size_t length = 0;
   check(wyvern_problem_key(problem.get(), nullptr, 0, &length));
   std::string key(length + 1, '\0');
   check(wyvern_problem_key(problem.get(), key.data(), key.size(), nullptr));
   key.pop_back();
+  return key;
+}
+
+/// The plan of use_plan(); empty: the policy says.
+std::string plan_in_use(const std::string& key) {
+  const Lock lock(shared().mutex);
+  const auto found = shared().plans.find(key);
+  return found == shared().plans.end() ? "" : found->second;
+}
+
+/// The keys of problems and the names of devices have nothing that JSON would want escaped.
+std::string describe(const std::string& key, const wyvern_operator* op, std::int32_t device) {
   std::int32_t origin = 0;
   const char* plan = nullptr;
   check(wyvern_operator_origin(op, &origin));
@@ -349,6 +361,12 @@ std::shared_ptr<const Prepared> prepare(const Request& request) {
   wyvern_prepare_options options = WYVERN_PREPARE_OPTIONS_INIT;
   options.policy = current_policy.load(std::memory_order_relaxed);
   options.tuning_budget_s = tuning_budget_s.load(std::memory_order_relaxed);
+  const std::string key = key_of(problem);
+  const std::string plan = plan_in_use(key);
+  if (!plan.empty()) {
+    options.policy = WYVERN_POLICY_CACHED;
+    options.plan = plan.c_str();
+  }
   auto made = std::make_shared<Prepared>();
   check(wyvern_prepare(runtime(), device_of(request.cuda_device), problem.get(), &options,
                        &made->op));
@@ -356,7 +374,7 @@ std::shared_ptr<const Prepared> prepare(const Request& request) {
   const std::vector<wyvern_tensor_spec> specs = specs_of(made->op);
   check_given(specs, request);
   connect(*made, specs, request.backward);
-  made->description = describe(problem, made->op, request.cuda_device);
+  made->description = describe(key, made->op, request.cuda_device);
   return made;
 }
 
@@ -369,7 +387,7 @@ void write_key(const Request& request, std::string& key) {
     key.append(bytes, sizeof number);
   };
   const int policy = current_policy.load(std::memory_order_relaxed);
-  add(request.cuda_device * 8 + policy * 2 + (request.backward ? 1 : 0));
+  add(request.cuda_device * 16 + policy * 2 + (request.backward ? 1 : 0));
   for (const wyvern_tensor& tensor : request.tensors)
     key += tensor.name == nullptr ? '\0' : static_cast<char>(tensor.dtype);
   for (const std::size_t at : {place_of("q"), place_of("v"), kSeqlens}) {
@@ -455,6 +473,13 @@ std::string described() {
   for (const auto& [key, one] : shared().table)
     list += (list.empty() ? "" : ",\n ") + one->description;
   return "[" + list + "]";
+}
+void use_plan(const std::string& problem_key, const std::string& plan) {
+  const Lock lock(shared().mutex);
+  if (plan.empty())
+    shared().plans.erase(problem_key);
+  else
+    shared().plans.insert_or_assign(problem_key, plan);
 }
 void forget() {
   const Lock lock(shared().mutex);

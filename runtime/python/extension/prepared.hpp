@@ -93,6 +93,9 @@ std::size_t wait_for_tuning(double seconds);
 wyvern_runtime* runtime();
 /// What is in the process's table, as JSON: [{"problem": key, "device", "origin", "plan"}].
 std::string described();
+/// Has problems of this key prepared by this plan (JSON, as described() writes it) from now on,
+/// whatever the policy; an empty one: by the policy again. Tables are to be emptied by forget().
+void use_plan(const std::string& problem_key, const std::string& plan);
 /// Empties the tables: what is asked for next is prepared again, by a plan tuned meanwhile.
 void forget();
 

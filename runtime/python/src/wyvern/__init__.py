@@ -6,6 +6,7 @@
 ``wyvern.ops`` has the operators for PyTorch, under the names that flash-linear-attention gives them.
 ``policy`` says where their plans come from and when they are tuned (``wait_for_tuning`` waits for that),
 ``tune`` finds faster ones, ``prepared`` tells which are in use and ``cache`` looks after what is stored.
+``plan_digest`` and ``distributed`` see to it that the ranks of a job have the same.
 ``fla`` and ``transformers`` have those libraries compute with them; ``stages`` has parts of a forward pass.
 Nothing here imports PyTorch before it is used. The distribution is ``wyvern-kernels``: ``wyvern`` on PyPI is
 another project's.
@@ -22,14 +23,17 @@ from ._extension import prepared, version
 from ._policy import policy, wait_for_tuning
 
 if TYPE_CHECKING:
-    from . import cache, fla, ops, stages, transformers
+    from . import cache, distributed, fla, ops, stages, transformers
+    from .distributed import plan_digest
     from .tuning import tune
 
 __all__ = [
     "__version__",
     "cache",
+    "distributed",
     "fla",
     "ops",
+    "plan_digest",
     "policy",
     "prepared",
     "stages",
@@ -38,14 +42,15 @@ __all__ = [
     "wait_for_tuning",
 ]
 
-_MODULES = ("cache", "fla", "ops", "stages", "transformers")
+_MODULES = ("cache", "distributed", "fla", "ops", "stages", "transformers")
+_FUNCTIONS = {"tune": "tuning", "plan_digest": "distributed"}  # by the module that has them
 
 
 def __getattr__(name: str):
     if name in _MODULES:
         return importlib.import_module(f".{name}", __name__)
-    if name == "tune":
-        return importlib.import_module(".tuning", __name__).tune
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(f".{_FUNCTIONS[name]}", __name__), name)
     if name == "__version__":
         return version()
     raise AttributeError(f"module 'wyvern' has no attribute '{name}'")

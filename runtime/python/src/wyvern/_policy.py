@@ -6,7 +6,7 @@ import math
 import os
 from types import TracebackType
 
-_NUMBERS = {"cached": 0, "off": 1, "on-miss": 2, "background": 3}
+_NUMBERS = {"cached": 0, "off": 1, "on-miss": 2, "background": 3, "fixed": 4}
 _VARIABLE = "WYVERN_POLICY"
 _BUDGET = 60.0
 _GLANCE = 0.1  # seconds between two looks for ^C
@@ -24,6 +24,9 @@ class policy:  # noqa: N801 (called as a function)
     * ``"cached"`` (the default): plans that ``wyvern.tune``, ``wyvern tune`` or one of the policies below
       stored, the default plan where nothing is stored.
     * ``"off"``: always the default plan.
+    * ``"fixed"``: the plan of a pack (those shipped, and of WYVERN_PACKS), the default plan where no pack
+      has one, whatever was tuned on this machine: the ranks of a job have the same plans where they have
+      the same packs and devices. ``wyvern.distributed.agree()`` makes sure of it.
     * ``"on-miss"``: a problem that was never tuned is tuned at its first call, which takes about ``budget``
       seconds longer; progress goes to stderr.
     * ``"background"``: the plan of ``"cached"`` at first, and a problem that was never tuned is tuned
