@@ -2,9 +2,7 @@
 
 #include <wyvern/error.hpp>
 
-#include <dlfcn.h>
 #include <fmt/format.h>
-#include <link.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -16,36 +14,13 @@
 #include "cache/rows.hpp"
 #include "cache/transfer.hpp"
 #include "runtime/base/fork_guard.hpp"
+#include "runtime/base/own_folder.hpp"
 #include "runtime/base/printable.hpp"
 
 namespace wyvern {
 namespace {
 
 namespace fs = std::filesystem;
-
-/// The folder of the executable or library that holds this function.
-fs::path own_folder() {
-  Dl_info info{};
-  link_map* map = nullptr;
-  const auto* self = reinterpret_cast<const void*>(&own_folder);
-  const bool found =
-      dladdr1(self, &info, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) != 0 && map != nullptr;
-  // The program itself has no name in the link map.
-  const bool is_library = found && map->l_name != nullptr && map->l_name[0] != '\0';
-  std::error_code error;
-  const fs::path file = fs::canonical(is_library ? map->l_name : "/proc/self/exe", error);
-  return file.parent_path();
-}
-
-std::vector<fs::path> paths_of(std::string_view text) {
-  std::vector<fs::path> paths;
-  while (!text.empty()) {
-    const std::size_t end = text.find(':');
-    if (end != 0) paths.emplace_back(text.substr(0, end));
-    text.remove_prefix(end == text.npos ? text.size() : end + 1);
-  }
-  return paths;
-}
 
 /// The packs that a path stands for, in the order of their names.
 std::vector<fs::path> packs_at(const fs::path& path) {
@@ -73,17 +48,10 @@ bool precedes(const PackWinner& a, const PackWinner& b) {
 
 std::vector<PackLayer> Packs::default_layers() {
   std::vector<PackLayer> layers;
-  // Ignores another user's environment where this program has more rights than its caller.
-  const char* named = ::secure_getenv("WYVERN_PACKS");
-  layers.push_back({"WYVERN_PACKS", paths_of(named != nullptr ? named : "")});
-  PackLayer& shipped = layers.emplace_back(PackLayer{"shipped", {}});
-  std::error_code error;
-  for (const char* place : {"../share/wyvern/packs", "../../share/wyvern/packs"}) {
-    const fs::path folder = (own_folder() / place).lexically_normal();
-    if (!fs::is_directory(folder, error)) continue;
-    shipped.paths.push_back(folder);
-    break;
-  }
+  layers.push_back({"WYVERN_PACKS", paths_of_variable("WYVERN_PACKS")});
+  layers.push_back({"shipped", {}});
+  if (fs::path folder = shared_folder("packs"); !folder.empty())
+    layers.back().paths.push_back(std::move(folder));
   return layers;
 }
 

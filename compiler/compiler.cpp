@@ -34,6 +34,36 @@ std::string specialized(const CompileRequest& request) {
                     detail::backend(request.target.device).dialect());
 }
 
+/// The specialized source as a key has it.
+std::string identity_of(const CompileRequest& request) {
+  return source_identity(checked_template(request), request.constants, request.config,
+                         detail::backend(request.target.device).dialect());
+}
+
+/// What a key is a digest of. Fields are named and their lengths written, so that no two requests
+/// give one text.
+class KeyText {
+ public:
+  explicit KeyText(std::string_view kind) : text_(fmt::format("{}\n", kind)) {}
+  void add(std::string_view name, std::string_view value) {
+    fmt::format_to(std::back_inserter(text_), "{} {}\n{}\n", name, value.size(), value);
+  }
+  void add_kernel(const std::string& source, const Config& config, const Target& target) {
+    add("source", source);
+    add("config", config.to_string());
+    add("device", to_string(target.device));
+    add("arch", target.arch);
+    add("features", target.features);
+  }
+  std::string digest() {
+    add("entry", kEntryPoint);
+    return sha256_hex(text_);
+  }
+
+ private:
+  std::string text_;
+};
+
 /// Describes the request in messages.
 std::string label(const CompileRequest& request) {
   return fmt::format("template {} with {} ({}) for {}", request.source_template->id(),
@@ -57,9 +87,13 @@ Output output_for(DeviceKind device, Emit what) {
 
 std::string artifact_key(const CompileRequest& request) {
   const detail::Backend& backend = detail::backend(request.target.device);
-  const std::string identity = source_identity(checked_template(request), request.constants,
-                                               request.config, backend.dialect());
-  return detail::source_key(backend, identity, request.config, request.target);
+  return detail::source_key(backend, identity_of(request), request.config, request.target);
+}
+
+std::string code_key(const CompileRequest& request) {
+  KeyText key("wyvern code 1");
+  key.add_kernel(identity_of(request), request.config, request.target);
+  return key.digest();
 }
 
 Artifact compile(const CompileRequest& request) {
@@ -118,22 +152,13 @@ Emitted emit(const CompileRequest& request, Emit what) {
   return {std::move(code.bytes), code.resources, code.compile_ms};
 }
 
-/// Fields are named and their lengths written, so that no two requests give one text.
 std::string detail::source_key(const Backend& backend, const std::string& source,
                                const Config& config, const Target& target) {
-  std::string text = "wyvern artifact 1\n";
-  const auto field = [&text](std::string_view name, std::string_view value) {
-    fmt::format_to(std::back_inserter(text), "{} {}\n{}\n", name, value.size(), value);
-  };
-  field("source", source);
-  field("config", config.to_string());
-  field("device", to_string(target.device));
-  field("arch", target.arch);
-  field("features", target.features);
-  field("compiler", backend.identity());
-  for (const std::string& option : backend.options(target)) field("option", option);
-  field("entry", kEntryPoint);
-  return sha256_hex(text);
+  KeyText key("wyvern artifact 1");
+  key.add_kernel(source, config, target);
+  key.add("compiler", backend.identity());
+  for (const std::string& option : backend.options(target)) key.add("option", option);
+  return key.digest();
 }
 
 }  // namespace wyvern

@@ -94,6 +94,10 @@ struct CompileRequest {
 /// opened.
 std::string artifact_key(const CompileRequest& request);
 
+/// The key of what the code does, whatever compiler made it: SHA-256 over the specialized source,
+/// the config, the target and the entry point. Opens nothing.
+std::string code_key(const CompileRequest& request);
+
 /// Compiles. Throws Error(kCompile) with template, config and the compiler's message, or
 /// Error(kUnavailable) that says which library is missing and how to get it.
 Artifact compile(const CompileRequest& request);

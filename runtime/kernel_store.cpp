@@ -116,16 +116,27 @@ void KernelStore::fail(Task& task, std::exception_ptr error) {
   task.settled = true;
 }
 
-/// Nothing for an artifact that does not load: compiling it anew replaces its row.
-std::optional<KernelStore::Entry> KernelStore::from_cache(DeviceImpl& device, const Task& task) {
-  const std::optional<ArtifactRow> row = cache_->find_artifact(task.artifact_key);
-  const std::optional<Artifact> artifact = row ? from_row(*row) : std::nullopt;
+/// Nothing for an artifact that does not load: one of the cache is replaced when it is compiled
+/// anew.
+std::optional<KernelStore::Entry> KernelStore::from_row(DeviceImpl& device, const Task& task,
+                                                        const std::optional<ArtifactRow>& row) {
+  const std::optional<Artifact> artifact = row ? wyvern::from_row(*row) : std::nullopt;
   if (!artifact) return {};
   try {
     return Entry{artifact->key, artifact->resources, device.load(*artifact, task.step->geometry)};
   } catch (const Error&) {
     return {};
   }
+}
+
+/// Before the compiler is opened, which need not be there.
+std::optional<KernelStore::Entry> KernelStore::from_shipped(DeviceImpl& device, const Task& task) {
+  if (shipped_->empty()) return {};
+  return from_row(device, task, shipped_->find(task.request.target.name(), code_key(task.request)));
+}
+
+std::optional<KernelStore::Entry> KernelStore::from_cache(DeviceImpl& device, const Task& task) {
+  return from_row(device, task, cache_->find_artifact(task.artifact_key));
 }
 
 ArtifactClaim KernelStore::claim_of(const Task& task, Time give_up) {
@@ -155,6 +166,7 @@ void KernelStore::make(DeviceImpl& device, std::vector<Task>& tasks) {
     settle(task, [&] {
       const BoundStep& step = *task.step;
       task.request = {step.source_template, step.constants, step.step.config, device.target()};
+      if (auto entry = from_shipped(device, task)) return entry;
       task.artifact_key = artifact_key(task.request);
       return from_cache(device, task);
     });

@@ -1,4 +1,5 @@
-// Loaded kernels of this process: from memory, else from the cache, else compiled.
+// Loaded kernels of this process: from memory, else from what was shipped, else from the cache,
+// else compiled.
 #pragma once
 
 #include <atomic>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "cache/cache.hpp"
+#include "cache/shipped_code.hpp"
 #include "compiler/compiler.hpp"
 #include "runtime/base/mutex.hpp"
 #include "runtime/devices/device_impl.hpp"
@@ -34,8 +36,9 @@ class KernelStore {
   static constexpr std::chrono::milliseconds kShortPatience{20};
 
   KernelStore(std::shared_ptr<Cache> cache, unsigned jobs,
-              std::chrono::milliseconds patience = kPatience)
-      : cache_(std::move(cache)), jobs_(jobs), patience_(patience) {}
+              std::chrono::milliseconds patience = kPatience,
+              std::shared_ptr<const ShippedCode> shipped = ShippedCode::shared())
+      : cache_(std::move(cache)), shipped_(std::move(shipped)), jobs_(jobs), patience_(patience) {}
 
   /// Fills in kernel, artifact key and resources of every step. A kernel that another process has
   /// claimed for too long is compiled here as well. Throws the Error of the first step whose kernel
@@ -72,11 +75,15 @@ class KernelStore {
   template <class Attempt>
   void settle(Task& task, Attempt&& attempt);
   void fail(Task& task, std::exception_ptr error) WYVERN_EXCLUDES(mutex_);
+  std::optional<Entry> from_row(DeviceImpl& device, const Task& task,
+                                const std::optional<ArtifactRow>& row);
+  std::optional<Entry> from_shipped(DeviceImpl& device, const Task& task);
   std::optional<Entry> from_cache(DeviceImpl& device, const Task& task);
   ArtifactClaim claim_of(const Task& task, Time give_up);
   Entry compiled_once(DeviceImpl& device, const Task& task, Time give_up);
 
   std::shared_ptr<Cache> cache_;
+  std::shared_ptr<const ShippedCode> shipped_;
   unsigned jobs_;
   const std::chrono::milliseconds patience_;
   Mutex mutex_;

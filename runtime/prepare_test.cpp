@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <future>
 #include <optional>
@@ -186,6 +187,56 @@ TEST_F(PrepareTest, WaitsForAnotherProcessOnlyWithWhoNeedsItsKernel) {
   claim.reset();
   EXPECT_NE(waiting.get(), nullptr);
   EXPECT_EQ(store.compiled(), 3);
+}
+
+/// Kernels that were compiled elsewhere are loaded without a compiler, and a damaged one is
+/// compiled.
+TEST_F(PrepareTest, TakesShippedCode) {
+  const auto cache = std::make_shared<Cache>(directory_.path() / "own");
+  const auto prepare = [&](KernelStore& store, const Problem& p) {
+    const auto op = bind_operator(device_, p, default_plan_of(p));
+    store.load(*op);
+    return op;
+  };
+  const std::filesystem::path folder = directory_.path() / "code";
+  std::filesystem::path file;
+  std::string compiled_key;
+  {
+    KernelStore store(cache, 1);
+    const auto op = prepare(store, problem(16));
+    const BoundStep& step = op->steps.front();
+    compiled_key = step.artifact_key;
+    const std::string key =
+        code_key({step.source_template, step.constants, step.step.config, device_.impl().target()});
+    ShippedCode::write(folder, key, cache->find_artifact(compiled_key).value());
+    file = folder / device_.impl().target().name() / (key + ".kernel");
+    ASSERT_TRUE(std::filesystem::exists(file));
+  }
+  std::string said;
+  const auto shipped =
+      std::make_shared<const ShippedCode>(std::vector{directory_.path() / "none", folder},
+                                          [&](const std::string& sentence) { said += sentence; });
+  const auto other = std::make_shared<Cache>(directory_.path() / "other");
+  {
+    KernelStore store(other, 1, KernelStore::kPatience, shipped);
+    EXPECT_EQ(prepare(store, problem(16))->steps.front().artifact_key, compiled_key);
+    EXPECT_EQ(store.compiled(), 0);
+    EXPECT_TRUE(other->list_artifacts().empty());
+    prepare(store, problem(32));  // not shipped
+    EXPECT_EQ(store.compiled(), 1);
+  }
+  EXPECT_EQ(said, "");
+  {  // the last byte of the code
+    std::fstream damaged(file, std::ios::in | std::ios::out | std::ios::binary);
+    damaged.seekg(-1, std::ios::end);
+    const char last = static_cast<char>(damaged.get());
+    damaged.seekp(-1, std::ios::end);
+    damaged.put(static_cast<char>(~last));
+  }
+  KernelStore store(other, 1, KernelStore::kPatience, shipped);
+  EXPECT_NE(prepare(store, problem(16))->steps.front().kernel, nullptr);
+  EXPECT_EQ(store.compiled(), 1);
+  EXPECT_NE(said.find("is damaged"), std::string::npos) << said;
 }
 
 TEST_F(PrepareTest, ClaimsThatNeverEndDelayACallOnceAndLaterOnesLess) {

@@ -20,9 +20,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "compiler/own_folder.hpp"
 #include "runtime/base/fork_guard.hpp"
 #include "runtime/base/json_text.hpp"
+#include "runtime/base/own_folder.hpp"
 #include "runtime/problem_fields.hpp"
 #include "runtime/spawn_setup.hpp"
 

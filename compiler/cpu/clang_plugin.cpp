@@ -13,8 +13,8 @@
 #include <new>
 #include <utility>
 
-#include "compiler/own_folder.hpp"
 #include "compiler/sanitized.hpp"
+#include "runtime/base/own_folder.hpp"
 #include "templates/source.hpp"
 
 namespace wyvern::detail {

@@ -2,6 +2,7 @@
 
 import ast
 import doctest
+import hashlib
 import json
 import re
 import subprocess
@@ -408,6 +409,24 @@ class Compile(Case):
             self.assertGreater(document["registers"], 0)
             self.assertGreaterEqual(document["dynamic_shared_bytes"], 0)
             self.assertGreaterEqual(document["spill_bytes"], 0)
+
+    def test_kernels_to_ship(self):
+        if not any(c["usable"] for c in self.document("devices")["compilers"] if c["kind"] == "cuda"):
+            self.skipTest("no NVRTC here")
+        good = ("precompile", "--arch", "sm_80", "--preset", "qwen3-next-80b", "--tokens", "512")
+        document = self.document(*good, "-o", self.path("code"))
+        files = list(Path(self.path("code")).glob("sm_80/*.kernel"))
+        self.assertEqual(len(files), document["kernels"])
+        self.assertGreater(document["code_bytes"], 0)
+        for file in files:
+            head, code = file.read_bytes().split(b"\n", 1)
+            self.assertEqual(json.loads(head)["digest"], hashlib.sha256(code).hexdigest())
+            self.assertEqual(code[:4], b"\x7fELF")
+        self.refuses("precompile", "-o", "x", names=["--arch"])
+        self.refuses(*good, names=["--output"])
+        self.refuses("precompile", "--arch", "native-cpu", "-o", "x", names=["--arch", "of a GPU"])
+        self.refuses(*good, "--splits", "0", "-o", "x", names=["--splits", "at least 1"])
+        self.refuses("precompile", "--arch", "sm_80", "--preset", "gpt", "-o", "x", names=["gpt"])
 
     def test_refusals(self):
         good = ["--arch", "sm_80", "--emit", "source", "-o", "x"]

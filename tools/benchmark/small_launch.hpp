@@ -11,14 +11,16 @@
 
 namespace wyvern::benchmarks {
 
-/// qwen3-next-80b in bf16 with one chunk of tokens.
+/// A first prefill or a training step's backward pass of transformers' qwen3-next-80b in bf16, with
+/// one chunk of tokens.
 inline Problem small_problem(Pass pass = Pass::forward) {
   Problem problem;
   problem.pass = pass;
   problem.T = 64;
   problem.H = 16;
   problem.HV = 32;
-  problem.output_final_state = true;
+  problem.use_qk_l2norm = true;
+  problem.output_final_state = pass != Pass::backward;
   return problem;
 }
 

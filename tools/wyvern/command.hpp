@@ -62,6 +62,7 @@ void add_verify(Command& command);
 void add_tune(Command& command);
 void add_bench(Command& command);
 void add_compile(Command& command);
+void add_precompile(Command& command);
 void add_cache(Command& command);
 void add_report(Command& command);
 void add_manual(Command& command);

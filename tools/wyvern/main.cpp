@@ -49,6 +49,7 @@ int run(int argc, char** argv) {
   add_tune(command);
   add_bench(command);
   add_compile(command);
+  add_precompile(command);
   add_cache(command);
   add_report(command);
   add_manual(command);

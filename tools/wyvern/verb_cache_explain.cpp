@@ -12,6 +12,7 @@
 
 #include "cache/cache.hpp"
 #include "cache/rows.hpp"
+#include "cache/shipped_code.hpp"
 #include "compiler/compiler.hpp"
 #include "runtime/devices/device_impl.hpp"
 #include "runtime/plan.hpp"
@@ -153,6 +154,7 @@ Json kernels(const Cache& cache, const Device& device, const Problem& problem, c
     try {
       const CompileRequest request{find_template(plan[i].template_id), checked.constants[i],
                                    plan[i].config, target};
+      one["shipped"] = ShippedCode::shared()->find(target.name(), code_key(request)).has_value();
       one["artifact"] = artifact_key(request);
       one["cached"] = cache.find_artifact(one["artifact"].get<std::string>()).has_value();
       if (!one["cached"].get<bool>()) {
@@ -287,7 +289,9 @@ void print_text(const Json& document, const Device& device, const Problem& probl
   }
   for (const Json& kernel : document["kernels"]) {
     say("{} {}: {}", kernel["template"].get<std::string>(), kernel["config"].get<std::string>(),
-        kernel["cached"].get<bool>() ? "compiled" : "not compiled yet");
+        kernel.value("shipped", false) ? "shipped"
+        : kernel["cached"].get<bool>() ? "compiled"
+                                       : "not compiled yet");
     if (kernel.contains("problem")) say("    {}", kernel["problem"].get<std::string>());
     if (!kernel.contains("nearest")) continue;
     say("  nearest compiled: {}", kernel["nearest"]["artifact"].get<std::string>().substr(0, 12));

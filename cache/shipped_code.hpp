@@ -1,0 +1,49 @@
+// Kernels that were compiled before anybody asked for them, and came with the library or beside it.
+//
+// FOLDER/sm_90a/KEY.kernel is one kernel: a line of JSON, and its code behind it. KEY is the digest
+// of what the kernel is made of but for its compiler (code_key() of the compiler room), so that it
+// is found where no compiler is. Files are only read, and as trusted as the library itself.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cache/cache.hpp"
+
+namespace wyvern {
+
+/// Thread-safe; usable in a child of fork(): each find() opens the one file that it reads.
+class ShippedCode {
+ public:
+  /// The paths of $WYVERN_CODE, separated by colons, then the folder installed with this library:
+  /// share/wyvern/code beside bin/ or lib/, then those of the Python distributions
+  /// wyvern-kernels-sm90 and the like.
+  static std::vector<std::filesystem::path> default_folders();
+  /// The kernels of default_folders().
+  static std::shared_ptr<const ShippedCode> shared();
+
+  /// `report` gets a sentence for each file that is passed over. Default: a line on stderr.
+  explicit ShippedCode(std::vector<std::filesystem::path> folders,
+                       std::function<void(const std::string&)> report = nullptr);
+
+  [[nodiscard]] bool empty() const noexcept { return folders_.empty(); }
+  /// The kernel of this key for a target ("sm_90a"), from the first folder that has it whole; its
+  /// row's key is the artifact's, which its compiler is part of. Nothing where there is none.
+  [[nodiscard]] std::optional<ArtifactRow> find(std::string_view target,
+                                                std::string_view code_key) const;
+
+  /// Writes a kernel where find() finds it, whole or not at all. Throws Error(kIo).
+  static void write(const std::filesystem::path& folder, std::string_view code_key,
+                    const ArtifactRow& row);
+
+ private:
+  const std::vector<std::filesystem::path> folders_;
+  const std::function<void(const std::string&)> report_;
+};
+
+}  // namespace wyvern

@@ -1,0 +1,21 @@
+// Where this build's files are, whatever they are linked into, and what the environment names
+// instead.
+#pragma once
+
+#include <filesystem>
+#include <string_view>
+#include <vector>
+
+namespace wyvern {
+
+/// The folder of the program or library that holds Wyvern's code, without symbolic links; empty
+/// where the system does not tell. Thread-safe.
+std::filesystem::path own_folder();
+/// share/wyvern/NAME beside the bin/ or lib/ that own_folder() is, or is in; empty where there is
+/// none. Thread-safe.
+std::filesystem::path shared_folder(std::string_view name);
+/// The paths that an environment variable names, separated by colons. None where this program has
+/// more rights than its caller, whose environment counts nothing then.
+std::vector<std::filesystem::path> paths_of_variable(const char* name);
+
+}  // namespace wyvern

@@ -1,0 +1,197 @@
+#include <wyvern/error.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "autotune/protocol.hpp"
+#include "cache/shipped_code.hpp"
+#include "cache/transfer.hpp"
+#include "compiler/compiler.hpp"
+#include "runtime/base/json_text.hpp"
+#include "runtime/base/parallel.hpp"
+#include "runtime/kernel_store.hpp"
+#include "runtime/operators/operator.hpp"
+#include "runtime/operators/preset_calls.hpp"
+#include "runtime/plan.hpp"
+#include "tools/wyvern/command.hpp"
+#include "tools/wyvern/output.hpp"
+#include "tools/wyvern/progress.hpp"
+#include "tools/wyvern/reject.hpp"
+#include "tools/wyvern/selection.hpp"
+
+namespace wyvern::cli {
+namespace {
+
+struct Flags {
+  std::optional<std::string> arch, output;
+  std::vector<std::string> presets, packs;
+  std::vector<std::int64_t> splits = {1}, tokens = {512, 2048, 8192, 32768};
+  int multiprocessors = 0;
+  std::string dtype = "bf16";
+  unsigned jobs = 0;
+};
+
+/// As many as the largest GPU of the architecture that models are trained and served on.
+int usual_multiprocessors(int compute_capability) {
+  switch (compute_capability) {
+    case 80: return 108;   // A100
+    case 86: return 84;    // A40, RTX 3090
+    case 89: return 142;   // L40
+    case 90: return 132;   // H100, H200
+    case 100: return 148;  // B200
+    case 120: return 188;  // RTX PRO 6000
+    default: return 0;
+  }
+}
+
+/// The kernels that are wanted, each once, by code_key().
+class Kernels {
+ public:
+  explicit Kernels(Target target) : target_(std::move(target)) {}
+
+  void add(const Problem& problem, const Plan& plan, bool is_default) {
+    const CheckedPlan checked = check_plan(problem, stage_uses(problem), plan, target_, is_default);
+    for (std::size_t i = 0; i < plan.size(); ++i) {
+      CompileRequest request{find_template(plan[i].template_id), checked.constants[i],
+                             plan[i].config, target_};
+      std::string key = code_key(request);
+      if (known_.insert(key).second) wanted_.emplace_back(std::move(key), std::move(request));
+    }
+  }
+  void add_default(const Problem& problem) {
+    validate(problem);
+    add(problem, default_plan(problem, target_), true);
+  }
+
+  const std::vector<std::pair<std::string, CompileRequest>>& wanted() const { return wanted_; }
+
+ private:
+  Target target_;
+  std::set<std::string> known_;
+  std::vector<std::pair<std::string, CompileRequest>> wanted_;
+};
+
+/// The calls of a preset's models, with their heads shared out over so many devices.
+void add_preset(const Flags& flags, const Preset& preset, std::int64_t split, Kernels& kernels) {
+  if (preset.H % split != 0 || preset.HV % split != 0) return;
+  for (const PresetCall& call :
+       preset_calls(preset.name, parse_element_type("--dtype", flags.dtype)))
+    for (const std::int64_t tokens : flags.tokens) {
+      Problem problem = call.problem;
+      problem.H /= split, problem.HV /= split;
+      const bool own_tokens = problem.T != 0;
+      if (!own_tokens) problem.T = problem.pass == Pass::recurrent ? 1 : tokens;
+      if (call.finish != nullptr) call.finish(problem);
+      kernels.add_default(problem);
+      if (own_tokens || problem.pass == Pass::recurrent) break;  // whatever the number
+    }
+}
+
+/// The plans that a pack's devices were tuned to.
+void add_pack(const std::string& file, Kernels& kernels) {
+  for (const WinnerRow& row : parse_pack(read_text(file), file).winners) {
+    const auto plan = plan_from_json(row.plan);
+    if (!plan || row.problem.empty()) continue;
+    const Problem problem = problem_from(parse_json(row.problem));
+    try {
+      kernels.add(problem, *plan, false);
+    } catch (const Error&) {  // for a device of another kind
+    }
+  }
+}
+
+std::vector<const Preset*> chosen_presets(const Flags& flags) {
+  std::vector<const Preset*> chosen;
+  for (const std::string& name : flags.presets) chosen.push_back(&find_preset(name));
+  if (chosen.empty())
+    for (const Preset& preset : presets()) chosen.push_back(&preset);
+  return chosen;
+}
+
+void check(const Flags& flags) {
+  for (const std::int64_t split : flags.splits)
+    if (split < 1) reject("--splits has {}; it must be at least 1", split);
+  for (const std::int64_t tokens : flags.tokens)
+    if (tokens < 1) reject("--tokens has {}; it must be at least 1", tokens);
+}
+
+int execute(const Flags& flags, bool json) {
+  Target target = parse_target(require(flags.arch, "--arch", "sm_80, sm_90a, ..."));
+  const std::string& folder = require(flags.output, "--output", "the folder to write to");
+  if (target.device != DeviceKind::cuda)
+    reject("--arch is {}; it must be of a GPU: kernels for a CPU are compiled where it is",
+           target.name());
+  check(flags);
+  target.limits.multiprocessors = flags.multiprocessors > 0
+                                      ? flags.multiprocessors
+                                      : usual_multiprocessors(target.limits.compute_capability);
+  Kernels kernels(target);
+  for (const Preset* preset : chosen_presets(flags))
+    for (const std::int64_t split : flags.splits) add_preset(flags, *preset, split, kernels);
+  for (const std::string& pack : flags.packs) add_pack(pack, kernels);
+
+  const auto& wanted = kernels.wanted();
+  std::vector<CompileRequest> requests;
+  requests.reserve(wanted.size());
+  for (const auto& [key, request] : wanted) requests.push_back(request);
+  Progress progress("compiling");
+  std::size_t done = 0;
+  const std::vector<Artifact> artifacts = compile_all(requests, flags.jobs, [&](std::size_t i) {
+    progress.update(++done, requests.size(), requests[i].source_template->id());
+  });
+  progress.clear();
+  std::size_t bytes = 0;
+  std::map<std::string, int> spilling;
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    ShippedCode::write(folder, wanted[i].first, to_row(artifacts[i]));
+    bytes += artifacts[i].code.size();
+    if (artifacts[i].resources.spill_bytes > 0) ++spilling[artifacts[i].template_id];
+  }
+  if (json) {
+    print_document({{"target", target.name()},
+                    {"multiprocessors", target.limits.multiprocessors},
+                    {"output", folder},
+                    {"kernels", wanted.size()},
+                    {"code_bytes", bytes},
+                    {"spilling", spilling}});
+    return kDone;
+  }
+  say("{} for {} in {}: {} of code", count_text(wanted.size(), "kernel"), target.name(), folder,
+      bytes_text(static_cast<double>(bytes)));
+  for (const auto& [id, count] : spilling) say("{} of {} spill registers", count, id);
+  return kDone;
+}
+
+}  // namespace
+
+void add_precompile(Command& command) {
+  const auto flags = std::make_shared<Flags>();
+  CLI::App& verb = command.verb(
+      "precompile", "compile the kernels of presets for a GPU that need not be here, to be shipped",
+      [flags](bool json) { return execute(*flags, json); });
+  verb.add_option("--arch", flags->arch, "sm_80, sm_89, sm_90a, sm_100a, ...");
+  verb.add_option("--preset", flags->presets, "of these presets, separated by commas; all")
+      ->delimiter(',');
+  verb.add_option("--pack", flags->packs, "tuned plans of these packs too")->delimiter(',');
+  verb.add_option("--splits", flags->splits,
+                  "devices that a model's heads are shared out over, 1,2,4,8")
+      ->delimiter(',')
+      ->default_str("1");
+  verb.add_option("--tokens", flags->tokens, "of prefills and training steps")
+      ->delimiter(',')
+      ->default_str("512,2048,8192,32768");
+  verb.add_option("--multiprocessors", flags->multiprocessors,
+                  "of the GPU; those of the architecture's largest one");
+  add_dtype(verb, flags->dtype);
+  verb.add_option("-j,--jobs", flags->jobs, "compilers at a time; one a core");
+  verb.add_option("-o,--output", flags->output, "folder to write to; WYVERN_CODE names it later");
+}
+
+}  // namespace wyvern::cli
