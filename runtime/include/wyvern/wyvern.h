@@ -279,9 +279,9 @@ WYVERN_C_API void wyvern_runtime_destroy(wyvern_runtime* runtime);
 WYVERN_C_API int64_t wyvern_runtime_compiled(const wyvern_runtime* runtime);
 
 /* Where an operator's plan may come from. _ON_MISS and _BACKGROUND (version 2) have a problem
- * tuned, by the program `wyvern` in a process of its own: each problem key once at most on a device in the life
- * of a runtime, several one after the other, also where that fails. A child of fork() leaves to its
- * parent what that has begun. */
+ * tuned, by the program `wyvern` in a process of its own: each problem key once at most on a device
+ * in the life of a runtime, several one after the other, also where that fails. A child of fork()
+ * leaves to its parent what that has begun. */
 typedef enum wyvern_policy {
   WYVERN_POLICY_CACHED = 0,  /* tuned plans of the cache, else the default plan */
   WYVERN_POLICY_OFF = 1,     /* the default plan */
