@@ -484,6 +484,42 @@ TEST(PackLayers, ServeProcessorsThatDifferInThreads) {
   EXPECT_EQ(device_parts(row.device).model, "EPYC, native");
 }
 
+TEST(PackLayers, ServeAGpuThatNoPackNamesByTheNearestOfItsArchitecture) {
+  const TempDirectory temp;
+  const char* const h200 = "NVIDIA H200, 132 SMs, 1980 MHz, memory 3201 MHz x 6016 bit, 139 GiB";
+  const char* const h20 = "NVIDIA H20, 78 SMs, 1980 MHz, memory 2619 MHz x 6144 bit, 95 GiB";
+  const char* const h100 =
+      "NVIDIA H100 80GB HBM3, 132 SMs, 1980 MHz, memory 2619 MHz x 5120 bit, 79 GiB";
+  const char* const gh200 =
+      "NVIDIA GH200 480GB, 132 SMs, 1980 MHz, memory 2619 MHz x 6144 bit, 95 GiB";
+  int name = 0;
+  for (const char* const device : {h20, h200}) {
+    WinnerRow row = ranked(8, 1, 2);
+    row.device = device;
+    write_file(temp.path() / (std::to_string(name++) + ".jsonl"),
+               fmt::format(R"({{"devices":["{}"],"row":"pack","version":1}})"
+                           "\n{}\n",
+                           device, to_line(row)));
+  }
+  Packs packs({{"one", {temp.path()}}});
+  for (const char* const device : {h100, gh200}) {
+    const Packs::Winners found = packs.winners_of(device, "gdn");
+    ASSERT_EQ(found->size(), 1u) << device;
+    EXPECT_EQ(found->front().row.device, h200);
+    EXPECT_TRUE(found->front().stand_in);
+  }
+  for (const char* const device : {h20, h200}) {
+    const Packs::Winners found = packs.winners_of(device, "gdn");
+    ASSERT_EQ(found->size(), 1u) << device;
+    EXPECT_EQ(found->front().row.device, device);
+    EXPECT_FALSE(found->front().stand_in);
+  }
+  for (const char* const device :
+       {"NVIDIA B200, 148 SMs, 1965 MHz, memory 3996 MHz x 7680 bit, 178 GiB", "NVIDIA H2000",
+        "cpu"})
+    EXPECT_TRUE(packs.winners_of(device, "gdn")->empty()) << device;
+}
+
 TEST(PackLayers, UnreadableFilesAreSkippedAndReportedOnce) {
   const TempDirectory temp;
   write_file(temp.path() / "a.jsonl", "no pack");

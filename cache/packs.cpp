@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <system_error>
 #include <tuple>
@@ -70,46 +70,60 @@ Packs::Winners Packs::winners_of(std::string_view device, std::string_view famil
   const NoFork no_fork;
   const Lock lock(mutex_);
   auto own = devices_.find(model);
-  if (own == devices_.end()) own = devices_.emplace(model, DevicePacks{files_of(model), {}}).first;
-  auto& [files, families] = own->second;
-  auto known = families.find(family_prefix);
-  if (known == families.end())
-    known = families
+  if (own == devices_.end()) own = devices_.emplace(model, packs_of(model)).first;
+  DevicePacks& packs = own->second;
+  auto known = packs.families.find(family_prefix);
+  if (known == packs.families.end())
+    known = packs.families
                 .emplace(family_prefix, std::make_shared<const std::vector<PackWinner>>(
-                                            parse(files, model, family_prefix)))
+                                            parse(packs, packs.model != model, family_prefix)))
                 .first;
   return known->second;
 }
 
-std::vector<Packs::File> Packs::files_of(std::string_view model) {
-  std::vector<File> files;
-  for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
-    for (const fs::path& path : layers_[layer].paths) {
+Packs::DevicePacks Packs::packs_of(std::string_view model) {
+  struct Named {
+    File file;
+    std::vector<std::string> devices;
+  };
+  std::vector<Named> all;
+  for (std::size_t layer = 0; layer < layers_.size(); ++layer)
+    for (const fs::path& path : layers_[layer].paths)
       for (const fs::path& pack : packs_at(path)) {
         try {
           std::string text = read_text(pack);
-          const auto devices = pack_devices(first_line(text), pack.string());
-          if (std::ranges::any_of(devices, [&](const std::string& device) {
-                return device_parts(device).model == model;
-              }))
-            files.push_back({layer, pack, std::move(text)});
+          auto devices = pack_devices(first_line(text), pack.string());
+          all.push_back({{layer, pack, std::move(text)}, std::move(devices)});
         } catch (const Error& error) {
           report_(fmt::format("{}, so this pack is passed over", error.what()));
         }
       }
+  DevicePacks packs{std::string(model), {}, {}};
+  double nearest = std::numeric_limits<double>::infinity();
+  for (const Named& one : all)
+    for (const std::string& device : one.devices) {
+      const std::string_view named = device_parts(device).model;
+      const auto apart = named == model ? std::optional(-1.0) : devices_apart(model, named);
+      if (!apart || *apart >= nearest) continue;
+      nearest = *apart;
+      packs.model = named;
     }
-  }
-  return files;
+  for (Named& one : all)
+    if (std::ranges::any_of(one.devices, [&](const std::string& device) {
+          return device_parts(device).model == packs.model;
+        }))
+      packs.files.push_back(std::move(one.file));
+  return packs;
 }
 
-std::vector<PackWinner> Packs::parse(const std::vector<File>& files, std::string_view model,
+std::vector<PackWinner> Packs::parse(const DevicePacks& packs, bool stand_in,
                                      std::string_view family_prefix) {
   // Only lines with a text that begins so are worth parsing.
   std::string mark =
       nlohmann::json(family_prefix).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   mark.pop_back();
   std::vector<PackWinner> found;
-  for (const File& file : files) {
+  for (const File& file : packs.files) {
     std::size_t spoilt = 0;
     for (std::size_t at = file.text.find(mark); at != file.text.npos;) {
       const std::size_t before = file.text.rfind('\n', at);
@@ -119,9 +133,9 @@ std::vector<PackWinner> Packs::parse(const std::vector<File>& files, std::string
       auto row = from_line(std::string_view(file.text).substr(start, end - start), problem);
       auto* winner = row ? std::get_if<WinnerRow>(&*row) : nullptr;
       spoilt += !row;
-      if (winner != nullptr && device_parts(winner->device).model == model &&
+      if (winner != nullptr && device_parts(winner->device).model == packs.model &&
           winner->family.starts_with(family_prefix))
-        found.push_back({std::move(*winner), file.layer, file.path});
+        found.push_back({std::move(*winner), stand_in, file.layer, file.path});
       at = file.text.find(mark, end);
     }
     if (spoilt != 0)

@@ -25,6 +25,7 @@ struct PackLayer {
 /// A winner of a pack.
 struct PackWinner {
   WinnerRow row;
+  bool stand_in = false;  ///< of another GPU than the one asked for, which no pack names
   std::size_t layer = 0;  ///< an index of Packs::layers()
   std::filesystem::path file;
 };
@@ -50,9 +51,10 @@ class Packs {
   Packs& operator=(const Packs&) = delete;
 
   /// The winners of the device, and of those that differ from it in threads alone, whose family
-  /// begins so: by layer, device, family, tokens and sequences, and where these are equal by the
-  /// least ratio of plan to default, then the newest. Ratios and not times, since packs are of many
-  /// machines. Never null; later calls return the same object.
+  /// begins so; for a GPU that no pack names those of the nearest one of its architecture. By
+  /// layer, device, family, tokens and sequences, and where these are equal by the least ratio of
+  /// plan to default, then the newest. Ratios and not times, since packs are of many machines.
+  /// Never null; later calls return the same object.
   Winners winners_of(std::string_view device, std::string_view family_prefix)
       WYVERN_EXCLUDES(mutex_);
 
@@ -65,12 +67,13 @@ class Packs {
     std::string text;
   };
   struct DevicePacks {
+    std::string model;  ///< whose winners count: the device's own, or a stand-in's
     std::vector<File> files;
     std::map<std::string, Winners, std::less<>> families;  ///< by how they begin
   };
 
-  std::vector<File> files_of(std::string_view model);
-  std::vector<PackWinner> parse(const std::vector<File>& files, std::string_view model,
+  DevicePacks packs_of(std::string_view model);
+  std::vector<PackWinner> parse(const DevicePacks& packs, bool stand_in,
                                 std::string_view family_prefix);
 
   const std::vector<PackLayer> layers_;

@@ -327,6 +327,55 @@ DeviceParts device_parts(std::string_view key) {
   return {key.substr(0, before), threads};
 }
 
+namespace {
+
+/// The compute capability of a GPU that is sold under this name: "NVIDIA GH200 480GB"; 0: unknown.
+int capability_of(std::string_view name) {
+  struct Named {
+    std::string_view word;
+    int capability;
+  };
+  static constexpr Named kGpus[] = {
+      {"A100", 80}, {"A800", 80},  {"H100", 90},  {"H200", 90},  {"H800", 90},
+      {"H20", 90},  {"GH200", 90}, {"B100", 100}, {"B200", 100}, {"GB200", 100},
+      {"L4", 89},   {"L40", 89},   {"L40S", 89},
+  };
+  for (std::size_t at = 0; at < name.size();) {
+    const std::size_t end = std::min(name.find_first_of(" -", at), name.size());
+    for (const Named& gpu : kGpus)
+      if (name.substr(at, end - at) == gpu.word) return gpu.capability;
+    at = end + 1;
+  }
+  return 0;
+}
+
+/// The number before `unit` in a device's key; 0: there is none.
+double number_before(std::string_view key, std::string_view unit) {
+  const std::size_t end = key.find(unit);
+  if (end == key.npos) return 0;
+  const std::size_t start = key.find_last_not_of("0123456789", end - 1);
+  double number = 0;
+  std::from_chars(key.data() + (start == key.npos ? 0 : start + 1), key.data() + end, number);
+  return number;
+}
+
+}  // namespace
+
+std::optional<double> devices_apart(std::string_view key, std::string_view other) {
+  const auto name = [](std::string_view text) { return text.substr(0, text.find(',')); };
+  const int capability = capability_of(name(key));
+  if (capability == 0 || capability != capability_of(name(other))) return {};
+  const auto doublings = [](double a, double b) {
+    return a > 0 && b > 0 ? std::abs(std::log2(a / b)) : 1.0;
+  };
+  const auto memory_speed = [](std::string_view text) {
+    text.remove_prefix(std::min(text.find("memory "), text.size()));
+    return number_before(text, " MHz") * number_before(text, " bit");
+  };
+  return doublings(number_before(key, " SMs"), number_before(other, " SMs")) +
+         doublings(memory_speed(key), memory_speed(other));
+}
+
 std::string device_text(std::string_view key) {
   const DeviceParts parts = device_parts(key);
   return parts.threads == 1 ? fmt::format("{}, 1 thread", parts.model) : std::string(key);

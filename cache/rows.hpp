@@ -56,6 +56,10 @@ struct DeviceParts {
   std::int64_t threads = 0;
 };
 DeviceParts device_parts(std::string_view key);
+/// How much of one GPU differs from another of its architecture: doublings of multiprocessors and
+/// of memory's speed, by their keys. Nothing where one is no GPU that is known here, or they are of
+/// different architectures: the plans of neither say anything of the other then.
+std::optional<double> devices_apart(std::string_view key, std::string_view other);
 /// The key as people read it: "model, target, 1 thread", which rows have as "1 threads".
 std::string device_text(std::string_view key);
 

@@ -23,6 +23,8 @@ namespace {
 /// Thousands of winners are listed in milliseconds; a problem that none serves asks for them again
 /// and again.
 constexpr auto kFresh = std::chrono::seconds(1);
+/// What another GPU of the architecture adds to a distance, as much as an option of the inputs.
+constexpr double kAnotherGpu = 0.5;
 
 /// What families of the operator and pass begin with: "kda/forward/".
 std::string_view operator_and_pass(std::string_view family) {
@@ -165,7 +167,8 @@ std::shared_ptr<CachePlanSource::Known> CachePlanSource::known(const DeviceInfo&
       made->winners.push_back({{&row}, TunedFor(row.device, key_of(row))});
   for (const PackWinner& one : *made->packs)
     made->winners.push_back(
-        {{&one.row, &one.file, 1 + one.layer}, TunedFor(one.row.device, key_of(one.row))});
+        {{.row = &one.row, .file = &one.file, .layer = 1 + one.layer, .stand_in = one.stand_in},
+         TunedFor(one.stand_in ? device.key : one.row.device, key_of(one.row))});
   const NoFork no_fork;
   const Lock lock(mutex_);
   known_[name] = made;
@@ -195,8 +198,9 @@ std::shared_ptr<const std::vector<CachePlanSource::Ranked>> CachePlanSource::ran
       gain = 1 - rank_of(row);
     before = &winner;
     one.gain = gain;
-    const auto distance = tuning_distance(wanted, winner.tuned_for);
+    auto distance = tuning_distance(wanted, winner.tuned_for);
     if (!distance) continue;
+    if (one.stand_in) *distance += kAnotherGpu;
     // In steps, so that distances within rounding of each other are ties.
     one.distance = std::round(*distance * 1e6) / 1e6;
     const bool own = row.device == device.key && row.family == key.family;

@@ -23,7 +23,7 @@ namespace wyvern {
 enum class Kinship : std::uint8_t {
   exact,    ///< the very problem, whatever the driver was
   extents,  ///< tokens and sequences alone
-  kernels,  ///< heads, crossed_options() or threads too: its plan must carry_over()
+  kernels,  ///< heads, crossed_options(), threads or the GPU too: its plan must carry_over()
 };
 
 /// A winner that may answer for a problem.
@@ -72,6 +72,7 @@ class CachePlanSource final : public PlanSource {
     std::size_t layer = 0;                        ///< 0: the user's cache; else 1 + that of packs
     Kinship kinship = Kinship::exact;
     double distance = 0, gain = 0;
+    bool stand_in = false;  ///< of another GPU, PackWinner::stand_in
   };
   struct Known;
   using Visit = std::function<bool(const Ranked&)>;  ///< false: it has seen enough

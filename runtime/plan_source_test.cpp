@@ -127,6 +127,20 @@ TEST_F(PlanSourceTest, WithoutACachePacksAloneAnswer) {
   EXPECT_EQ(find(prefill()).origin, Origin::exact);
 }
 
+/// A plan of an H200 serves an H100 where it gained more than that counts.
+TEST_F(PlanSourceTest, PacksOfAnotherGpuOfTheArchitectureAnswer) {
+  device_.key = "NVIDIA H200, 132 SMs";
+  pack({row(prefill(), plan_named(32), 0.9), row(continued_prefill(), plan_named(64), 0.975)});
+  EXPECT_EQ(find(prefill()).origin, Origin::exact);
+  device_.key = "NVIDIA H100 80GB HBM3, 132 SMs";
+  EXPECT_EQ(answer(prefill()), 32);
+  EXPECT_EQ(find(prefill()).origin, Origin::nearest);
+  ASSERT_EQ(contenders(prefill()).size(), 1U);
+  EXPECT_DOUBLE_EQ(contenders(prefill())[0].distance, 0.5);
+  device_.key = "NVIDIA B200, 148 SMs";
+  EXPECT_EQ(answer(prefill()), 0);
+}
+
 TEST_F(PlanSourceTest, OptionsAreCrossedInTheStatedOrder) {
   Problem wanted = prefill();
   EXPECT_TRUE(contenders(wanted).empty());

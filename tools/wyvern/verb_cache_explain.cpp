@@ -123,23 +123,16 @@ Json candidate_json(const Contender& one, const WinnerRow& wanted, const DeviceI
       : one.answers ? (other_kernels ? "it is the nearest problem, and answers" : "it answers")
       : one.kinship == Kinship::exact ? "one of an earlier layer answers"
                                       : "one that is nearer, or of an earlier layer, answers";
-  return {{"layer", one.layer},
-          {"file", one.file.empty() ? Json(nullptr) : Json(one.file)},
-          {"family", row.family},
-          {"tokens", row.tokens},
-          {"sequences", row.sequences},
-          {"distance", one.distance},
-          {"ratio", rank_of(row)},
-          {"driver", row.driver},
-          {"same_driver", row.driver == device.driver},
-          {"created", row.created},
-          {"host", row.setting.host},
-          {"plan", parsed(row.plan)},
-          {"usable", one.problem.empty()},
-          {"other_shape", other_kernels},
-          {"differs", differences(fields_of(wanted), fields_of(row))},
-          {"answers", one.answers},
-          {"why", why}};
+  return {
+      {"layer", one.layer},           {"file", one.file.empty() ? Json(nullptr) : Json(one.file)},
+      {"device", row.device},         {"family", row.family},
+      {"tokens", row.tokens},         {"sequences", row.sequences},
+      {"distance", one.distance},     {"ratio", rank_of(row)},
+      {"driver", row.driver},         {"same_driver", row.driver == device.driver},
+      {"created", row.created},       {"host", row.setting.host},
+      {"plan", parsed(row.plan)},     {"usable", one.problem.empty()},
+      {"other_shape", other_kernels}, {"differs", differences(fields_of(wanted), fields_of(row))},
+      {"answers", one.answers},       {"why", why}};
 }
 
 /// Whether the plan's kernels are compiled, and where not, the differences from the nearest
@@ -274,6 +267,8 @@ void print_text(const Json& document, const Device& device, const Problem& probl
       document["origin"].get<std::string>(), document["reason"].get<std::string>());
   put(plan_text(plan));
   for (const Json& one : document["candidates"]) {
+    if (one["device"].get<std::string>() != device.info().key)
+      say("  of {}:", device_text(one["device"].get<std::string>()));
     say("  {} has {}tokens={} sequences={}, {:.3f} of the default, driver {}: {}",
         one["layer"].get<std::string>(),
         one["other_shape"].get<bool>() ? one["family"].get<std::string>() + " " : "",

@@ -63,9 +63,10 @@ using PlanCheck = std::function<std::string(const Plan&)>;
 ///
 /// Of the plans that are known to them the best one answers to which `check` has no objection: one
 /// that was tuned for the very problem; else for it with other counts of tokens or sequences; else
-/// with other heads, options, or threads of a processor, whichever are the least apart. Options
-/// count in this order, from the least: states that are given or wanted; norms, gate and beta in
-/// the kernel, dtypes of beta and g; chunk_size and intermediates that are kept; packed sequences.
+/// with other heads, options, threads of a processor, or on another GPU of the architecture where
+/// packs name that one alone, whichever are the least apart. Options count in this order, from the
+/// least: states that are given or wanted; norms, gate and beta in the kernel, dtypes of beta and
+/// g; chunk_size and intermediates that are kept; packed sequences.
 /// No plan crosses operators, passes, dtypes, K, V, steps of a token, precision floors, or gates
 /// that are there, or bounded, in one of the problems alone.
 class PlanSource {
