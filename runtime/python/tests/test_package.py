@@ -49,7 +49,8 @@ class Package(unittest.TestCase):
     def test_a_policy_that_is_none(self):
         done = python("from wyvern._policy import apply_environment; apply_environment()",
                       WYVERN_POLICY="sometimes")
-        self.assertIn("WYVERN_POLICY is 'sometimes'; it must be one of background, cached, fixed, off, on-miss", done.stderr)
+        self.assertIn("WYVERN_POLICY is 'sometimes'; it must be one of background, cached, fixed, off, on-miss",
+                      done.stderr)
 
     def test_command(self):
         code = "import sys; sys.argv[1:] = ['devices', '--json']; from wyvern._command import main; main()"
