@@ -128,8 +128,10 @@ Bytes integer_bytes(const std::vector<std::int64_t>& values, DType dtype) {
   return bytes;
 }
 
-/// Distinct slots in no order for N sequences; one sequence of a few is padding.
-std::vector<std::int64_t> slots(const Problem& p, std::mt19937_64& random) {
+/// Distinct slots in no order for N sequences; one sequence of a few is padding. The same for every
+/// index tensor: final states go to the slots that sequences start from.
+std::vector<std::int64_t> slots(const Problem& p) {
+  std::mt19937_64 random(static_cast<std::uint64_t>(p.N));
   std::vector<std::int64_t> all(static_cast<std::size_t>(std::max(p.N, p.state_slots)));
   for (std::size_t i = 0; i < all.size(); ++i)
     all[i] = static_cast<std::int64_t>(i) < p.state_slots ? static_cast<std::int64_t>(i) : -1;
@@ -194,6 +196,7 @@ Problem reduced(const Problem& problem, std::int64_t segment) {
     return small;
   }
   const auto sizes = chunk_sizes(problem, DeviceKind::cuda);  // in any order
+  small.state_slots = problem.state_index ? 5 : 0;
   small.T = 2 * std::max(*std::max_element(sizes.begin(), sizes.end()), segment) + 17;
   return small;
 }
@@ -255,8 +258,9 @@ Bytes ProblemTensors::content_of(const TensorSpec& spec, float gates, Source& so
   const TensorRule& rule = definition_of(problem_).rule(spec.name);
   if (spec.access == TensorAccess::out || rule.role == TensorRole::kept) return {};
   if (rule.holds == Quantity::seqlens) return integer_bytes(cu_seqlens_, spec.dtype);
-  if (rule.holds == Quantity::state_slots)
-    return integer_bytes(slots(problem_, source.engine()), spec.dtype);
+  if (rule.holds == Quantity::state_slots) return integer_bytes(slots(problem_), spec.dtype);
+  // Of a server most sequences go on.
+  if (rule.holds == Quantity::choices) return Bytes(bytes_of(spec), Bytes::value_type{1});
   const std::int64_t elements = shaped(spec).elements();
   const std::int64_t width = spec.shape[static_cast<std::size_t>(spec.rank - 1)];
   return rows_of(width == 0 ? 0 : elements / width, width, spec.dtype,

@@ -31,6 +31,8 @@ inline constexpr auto kArguments = std::to_array<ArgumentTensor>({
     {"do", &Arguments::do_},
     {"dht", &Arguments::dht},
     {"state_index", &Arguments::state_index},
+    {"output_state_index", &Arguments::output_state_index},
+    {"has_initial_state", &Arguments::has_initial_state},
     {"Tinv", &Arguments::Tinv},
     {"Aqk", &Arguments::Aqk},
     {"w", &Arguments::w},

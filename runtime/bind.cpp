@@ -29,6 +29,7 @@ TensorSpec expected_tensor(const Argument& argument, const BoundStep& step) {
   for (std::size_t i = 0; i < argument.shape.size(); ++i)
     tensor.shape[i] = argument.shape[i].value(spec, step.extents);
   tensor.present = is_present(argument, step.constants);
+  tensor.outer_dims = outer_dims(argument);
   return tensor;
 }
 
@@ -63,6 +64,7 @@ Extents extents_of(const Problem& problem, PlanShape shape, float gate_floor, Ro
   // Every sequence has a segment, however short it is.
   e.NS = std::max(slots(shape.BT * shape.SEG), shape.SEG == 0 ? 0 : problem.N);
   e.S = problem.state_index ? problem.state_slots : problem.N;
+  e.first_slot = problem.null_slot_zero ? 1 : 0;
   e.scale = scale_of(problem);
   e.lower_bound = problem.lower_bound.value_or(0.0F);
   e.gate_floor = gate_floor;
@@ -283,7 +285,7 @@ std::shared_ptr<OperatorImpl> bind_stage(const Device& device, const Problem& pr
   std::vector<TensorSpec> expected;
   for (std::size_t i = 0; i < step.argument_count; ++i) {
     const Parameter& parameter = step.source_template->parameters[i];
-    if (parameter.access == Access::scratch)
+    if (parameter.access == Access::scratch && is_present(parameter, step.constants))
       throw Error(ErrorKind::kBadInput,
                   fmt::format("template {} needs scratch memory, which a stage on its own has not",
                               step.source_template->id()));

@@ -19,6 +19,8 @@ constexpr std::array kCrossed{
     CrossedOption{"state_v_first", kState},
     CrossedOption{"inplace", kState},
     CrossedOption{"state_index", kState},
+    CrossedOption{"output_state_index", kState},
+    CrossedOption{"has_initial_state", kState},
     CrossedOption{"qk_l2norm", kInput},
     CrossedOption{"gate", kInput},
     CrossedOption{"dt_bias", kInput},

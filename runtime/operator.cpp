@@ -42,23 +42,31 @@ bool contiguous(const TensorView& tensor) {
   return true;
 }
 
-/// Whether each token's row is contiguous and the rows are strided as tensor.hpp allows.
-bool has_strided_rows(const TensorView& tensor) {
+/// Rows of a tensor, of tokens or slots: how many its leading dimensions count.
+std::int64_t rows_of(const TensorView& tensor, int outer_dims) {
+  std::int64_t rows = 1;
+  for (int i = 0; i < outer_dims; ++i) rows *= tensor.shape[static_cast<std::size_t>(i)];
+  return rows;
+}
+
+/// Whether each row, of a token or a slot, is contiguous and the rows are strided as tensor.hpp
+/// allows.
+bool has_strided_rows(const TensorView& tensor, int outer_dims) {
   constexpr std::int64_t kFarthest = std::int64_t{1} << 40;  // bytes; the limit of a tensor map
   constexpr std::int64_t kMost = std::int64_t{1} << 56;      // bytes, as in bytes_of()
   std::int64_t row = 1;
-  for (int i = tensor.rank - 1; i >= 2; --i) {
+  for (int i = tensor.rank - 1; i >= outer_dims; --i) {
     const auto at = static_cast<std::size_t>(i);
     if (tensor.shape[at] != 1 && tensor.strides[at] != row) return false;
     row *= tensor.shape[at];
   }
   const auto size = static_cast<std::int64_t>(size_of(tensor.dtype));
-  const std::int64_t stride = row_stride(tensor, row);
+  const std::int64_t stride = row_stride(tensor, outer_dims, row);
   if (stride < row || stride >= kFarthest / size) return false;
   if (stride != row && stride * size % static_cast<std::int64_t>(kTensorAlignment) != 0)
     return false;
-  if (tensor.shape[0] * tensor.shape[1] > kMost / (stride * size)) return false;
-  return tensor.shape[0] == 1 || tensor.shape[1] == 1 ||
+  if (rows_of(tensor, outer_dims) > kMost / (stride * size)) return false;
+  return outer_dims == 1 || tensor.shape[0] == 1 || tensor.shape[1] == 1 ||
          tensor.strides[0] == tensor.shape[1] * stride;
 }
 
@@ -74,17 +82,26 @@ bool fits(const TensorSpec& expected, const TensorView& tensor) {
   }
   if (elements == 0) return true;
   return tensor.present() &&
-         (contiguous(tensor) || (expected.strided && has_strided_rows(tensor))) &&
+         (contiguous(tensor) ||
+          (expected.strided && has_strided_rows(tensor, expected.outer_dims))) &&
          reinterpret_cast<std::uintptr_t>(tensor.data) % kTensorAlignment == 0;
 }
 
 /// The bytes between two rows of a strided tensor.
-std::uintptr_t bytes_between_rows(const TensorView& tensor) {
+std::uintptr_t bytes_between_rows(const TensorView& tensor, int outer_dims) {
   std::int64_t row = 1;
-  for (int i = 2; i < tensor.rank; ++i) row *= tensor.shape[static_cast<std::size_t>(i)];
-  const std::int64_t gaps = tensor.shape[0] * tensor.shape[1] - 1;
-  return static_cast<std::uintptr_t>(gaps * (row_stride(tensor, row) - row)) *
+  for (int i = outer_dims; i < tensor.rank; ++i) row *= tensor.shape[static_cast<std::size_t>(i)];
+  const std::int64_t gaps = rows_of(tensor, outer_dims) - 1;
+  return static_cast<std::uintptr_t>(gaps * (row_stride(tensor, outer_dims, row) - row)) *
          size_of(tensor.dtype);
+}
+
+/// What a strided tensor may be, for a message.
+std::string_view legal_strides(const TensorSpec& expected) {
+  if (!expected.strided) return "";
+  if (expected.outer_dims == 1)
+    return ", or have contiguous slots at equal distances of a multiple of 16 bytes";
+  return ", or have contiguous rows of tokens at equal distances of a multiple of 16 bytes";
 }
 
 [[noreturn]] void explain(const TensorSpec& expected, const TensorView& tensor) {
@@ -103,13 +120,10 @@ std::uintptr_t bytes_between_rows(const TensorView& tensor) {
     bad(expected,
         fmt::format("has shape {}; it must be {}", shape_text(tensor.shape, tensor.rank), wanted));
   if (!tensor.present()) bad(expected, fmt::format("has no data; it must be {}", wanted));
-  if (!contiguous(tensor) && !(expected.strided && has_strided_rows(tensor)))
-    bad(expected,
-        fmt::format("has strides {} for shape {}; it must be contiguous{}",
-                    shape_text(tensor.strides, tensor.rank), shape_text(tensor.shape, tensor.rank),
-                    expected.strided ? ", or have contiguous rows of tokens at equal distances of "
-                                       "a multiple of 16 bytes"
-                                     : ""));
+  if (!contiguous(tensor) && !(expected.strided && has_strided_rows(tensor, expected.outer_dims)))
+    bad(expected, fmt::format("has strides {} for shape {}; it must be contiguous{}",
+                              shape_text(tensor.strides, tensor.rank),
+                              shape_text(tensor.shape, tensor.rank), legal_strides(expected)));
   bad(expected, fmt::format("starts at {}; it must be aligned to {} bytes", fmt::ptr(tensor.data),
                             kTensorAlignment));
 }
@@ -151,7 +165,8 @@ std::array<const TensorView*, kOperatorTensors> tensors_of(const Arguments& a) {
   return tensors;
 }
 
-std::int64_t row_stride(const TensorView& tensor, std::int64_t dense) {
+std::int64_t row_stride(const TensorView& tensor, int outer_dims, std::int64_t dense) {
+  if (outer_dims == 1) return tensor.shape[0] > 1 ? tensor.strides[0] : dense;
   if (tensor.shape[0] == 0 || tensor.shape[1] == 0) return dense;
   if (tensor.shape[1] > 1) return tensor.strides[1];
   return tensor.shape[0] > 1 ? tensor.strides[0] : dense;
@@ -212,7 +227,8 @@ void OperatorImpl::check_overlaps(std::span<const TensorView* const> tensors,
     const std::size_t at = in_memory_[i];
     ranges[i].begin = reinterpret_cast<std::uintptr_t>(tensors[at]->data);
     ranges[i].end = ranges[i].begin + bytes_[at];
-    if (expected_[at].strided) ranges[i].end += bytes_between_rows(*tensors[at]);
+    if (expected_[at].strided)
+      ranges[i].end += bytes_between_rows(*tensors[at], expected_[at].outer_dims);
   }
   const auto name = [&](std::size_t i) { return expected_[in_memory_[i]].name; };
   const auto begin = reinterpret_cast<std::uintptr_t>(workspace);
@@ -254,9 +270,10 @@ void OperatorImpl::enqueue(const BoundStep& step, std::span<const TensorView* co
   for (std::size_t i = 0; i < step.strides.size(); ++i) {
     const BoundStride& bound = step.strides[i];
     const Binding& binding = step.bindings[bound.argument];
-    strides[i] = binding.from == Binding::From::caller
-                     ? row_stride(*tensors[binding.index], bound.dense)
-                     : bound.dense;
+    strides[i] =
+        binding.from == Binding::From::caller
+            ? row_stride(*tensors[binding.index], expected_[binding.index].outer_dims, bound.dense)
+            : bound.dense;
   }
   for (const auto& [offset, bytes] : step.zeroed)
     device.impl().fill(static_cast<char*>(workspace) + offset, 0, bytes, stream);

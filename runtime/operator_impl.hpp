@@ -107,9 +107,9 @@ class OperatorImpl {
 /// A tensor's bytes. Throws Error(kBadInput) that names it where no memory has so many.
 std::size_t bytes_of(const TensorSpec& tensor);
 
-/// Elements from a token's row of [B, T, ...] to the next one's; `dense` where there is no next
-/// one.
-std::int64_t row_stride(const TensorView& tensor, std::int64_t dense);
+/// Elements from a token's row of [B, T, ...] to the next one's, or with one outer dimension from a
+/// slot to the next one; `dense` where there is no next one.
+std::int64_t row_stride(const TensorView& tensor, int outer_dims, std::int64_t dense);
 
 /// The tensors of Arguments in binding order, the order of tensor_specs().
 std::array<const TensorView*, kOperatorTensors> tensors_of(const Arguments& arguments);

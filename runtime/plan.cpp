@@ -228,6 +228,8 @@ Constants problem_constants(const Problem& problem) {
   c.KEEP_STATES = problem.disable_recompute || problem.return_intermediate_states;
   c.INPLACE_STATE = problem.inplace_state;
   c.STATE_INDEX = problem.state_index;
+  c.OUTPUT_STATE_INDEX = problem.output_state_index;
+  c.HAS_INITIAL_STATE = problem.has_initial_state;
   c.INDEX_DTYPE = problem.index_dtype;
   c.H = problem.H;
   c.HV = problem.HV;

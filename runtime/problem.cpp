@@ -129,15 +129,27 @@ void check_beta(const Problem& p, const OperatorFacts& op) {
   if (p.allow_neg_eigval) bad("allow_neg_eigval", "true", legal);
 }
 
-void check_recurrent(const Problem& p) {
-  const bool recurrent = p.pass == Pass::recurrent;
-  if (p.inplace_state && !recurrent)
-    bad("inplace_state", "true", "false but for the recurrent pass");
+void check_pool(const Problem& p) {
+  if (p.inplace_state && p.pass == Pass::backward)
+    bad("inplace_state", "true",
+        "false for the backward pass: states in place are an option of serving, which needs no "
+        "gradients");
   if (p.inplace_state && p.output_final_state)
     bad("output_final_state", "true", "false with inplace_state, which returns the state in place");
-  if (p.state_index && !recurrent) bad("state_index", "true", "false but for the recurrent pass");
+  if (p.inplace_state && p.disable_recompute)
+    bad("disable_recompute", "true", "false with inplace_state, which has no backward pass");
+  if (p.inplace_state && p.return_intermediate_states)
+    bad("return_intermediate_states", "true", "false with inplace_state");
+  if (p.state_index && !p.inplace_state && p.pass != Pass::recurrent)
+    bad("state_index", "true", "false unless inplace_state is true");
   if (p.state_index && !p.initial_state && !p.inplace_state)
     bad("state_index", "true", "false unless initial_state or inplace_state is true");
+  if (p.output_state_index && !(p.state_index && p.inplace_state))
+    bad("output_state_index", "true", "false unless state_index and inplace_state are true");
+  if (p.null_slot_zero && !p.state_index)
+    bad("null_slot_zero", "true", "false unless state_index is true");
+  if (p.has_initial_state && !p.inplace_state)
+    bad("has_initial_state", "true", "false unless inplace_state is true");
   if (p.state_index) check_range("state_slots", p.state_slots, 0, kMaxTokens);
 }
 
@@ -159,7 +171,7 @@ void check_options(const Problem& p, const OperatorFacts& op) {
     bad("chunk_size", *p.chunk_size, "16, 32, 64 or 128");
   check_gate(p, op);
   check_beta(p, op);
-  check_recurrent(p);
+  check_pool(p);
   check_batch_invariant(p);
   if (p.pass != Pass::recurrent) {
     if (p.disable_recompute && p.return_intermediate_states)

@@ -257,21 +257,37 @@ const std::array kFields{
     ProblemField{"inplace_state",
                  &Problem::inplace_state,
                  "the state is read from and written to `state`",
-                 kRecurrent,
+                 kServing,
                  {"--inplace-state", For::every},
                  27,
                  [](const Problem& p, Key key) {
                    if (p.inplace_state) append(key, "/inplace=", to_string(p.state_dtype));
                  }},
-    ProblemField{"state_index", &Problem::state_index, "states are slots of a pool", kRecurrent,
+    ProblemField{"state_index", &Problem::state_index, "states are slots of a pool", kServing,
                  kNoOption, 28,
                  [](const Problem& p, Key key) {
                    if (p.state_index) append(key, "/state_index=", to_string(p.index_dtype));
                  }},
+    ProblemField{"output_state_index", &Problem::output_state_index,
+                 "final states go to slots of their own", kServing, kNoOption, 30,
+                 [](const Problem& p, Key key) {
+                   if (p.output_state_index) key += "/output_state_index";
+                 }},
+    // Without a piece of the key: kernels take it when they are launched.
+    ProblemField{"null_slot_zero",
+                 &Problem::null_slot_zero,
+                 "index 0 is none of a slot, as those below 0",
+                 kServing,
+                 {"--null-slot-zero", For::every}},
+    ProblemField{"has_initial_state", &Problem::has_initial_state,
+                 "a tensor says which sequences start from zeros", kServing, kNoOption, 31,
+                 [](const Problem& p, Key key) {
+                   if (p.has_initial_state) key += "/has_initial_state";
+                 }},
     ProblemField{"state_slots",
                  &Problem::state_slots,
                  "slots of a pool of states that an index tensor points into",
-                 kRecurrent,
+                 kServing,
                  {"--state-index", For::synthetic, 1, kMostCount},
                  0,
                  nullptr,
@@ -279,7 +295,7 @@ const std::array kFields{
                  [](const Problem& p) -> FieldValue {
                    return p.state_index ? FieldValue(p.state_slots) : FieldValue();
                  }},
-    ProblemField{"index_dtype", &Problem::index_dtype, "of state_index", kRecurrent},
+    ProblemField{"index_dtype", &Problem::index_dtype, "of the index tensors", kServing},
 };
 
 /// The pieces of the key, in their places.

@@ -14,12 +14,12 @@ namespace {
 TEST(ProblemFields, AreAllThere) {
   Problem problem;
   auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19, f20,
-         f21, f22, f23, f24, f25, f26, f27, f28, f29, f30, f31, f32, f33, f34, f35, f36, f37, f38] =
-      problem;
-  std::set<const void*> fields{&f1,  &f2,  &f3,  &f4,  &f5,  &f6,  &f7,  &f8,  &f9,  &f10,
-                               &f11, &f12, &f13, &f14, &f15, &f16, &f17, &f18, &f19, &f20,
-                               &f21, &f22, &f23, &f24, &f25, &f26, &f27, &f28, &f29, &f30,
-                               &f31, &f32, &f33, &f34, &f35, &f36, &f37, &f38};
+         f21, f22, f23, f24, f25, f26, f27, f28, f29, f30, f31, f32, f33, f34, f35, f36, f37, f38,
+         f39, f40, f41] = problem;
+  std::set<const void*> fields{&f1,  &f2,  &f3,  &f4,  &f5,  &f6,  &f7,  &f8,  &f9,  &f10, &f11,
+                               &f12, &f13, &f14, &f15, &f16, &f17, &f18, &f19, &f20, &f21, &f22,
+                               &f23, &f24, &f25, &f26, &f27, &f28, &f29, &f30, &f31, &f32, &f33,
+                               &f34, &f35, &f36, &f37, &f38, &f39, &f40, &f41};
   const void* before = nullptr;
   for (const ProblemField& field : problem_fields()) {
     const void* const at =
@@ -51,7 +51,7 @@ TEST(ProblemFields, HaveNamesHelpAndOptionsOfTheirOwn) {
 
 TEST(ProblemFields, ScopesAreSaidInWords) {
   EXPECT_EQ(scope_text(problem_field("scale").scope), "");
-  EXPECT_EQ(scope_text(problem_field("inplace_state").scope), "recurrent only");
+  EXPECT_EQ(scope_text(problem_field("inplace_state").scope), "forward, recurrent only");
   EXPECT_EQ(scope_text(problem_field("disable_recompute").scope), "forward, backward only");
   EXPECT_EQ(scope_text(problem_field("batch_invariant").scope), "forward, recurrent only");
   const std::string bounded = scope_text(problem_field("lower_bound").scope);
@@ -160,6 +160,13 @@ TEST(ProblemKey, TellsNewOptionsApart) {
   EXPECT_NE(problem_key(problem).family, plain);
   problem.has_g = problem.batch_invariant = true;
   EXPECT_EQ(problem_key(problem).family, plain + "/batch_invariant");
+  problem.batch_invariant = false;
+  problem.inplace_state = problem.state_index = true;
+  const std::string pool = problem_key(problem).family;
+  problem.null_slot_zero = true;  // of a launch
+  EXPECT_EQ(problem_key(problem).family, pool);
+  problem.output_state_index = problem.has_initial_state = true;
+  EXPECT_EQ(problem_key(problem).family, pool + "/output_state_index/has_initial_state");
 }
 
 }  // namespace

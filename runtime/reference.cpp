@@ -9,6 +9,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "runtime/base/parallel.hpp"
@@ -101,26 +102,41 @@ void for_each_task(const Problem& p, unsigned threads, const Work& work) {
 
 // --- Forward and recurrent -----------------------------------------------------------------------
 
-/// Slot of sequence n's state, or -1 for one that is skipped.
-std::int64_t state_slot(const Context& c, std::int64_t n) {
+/// The slots of sequence n's states; nothing for a null sequence.
+struct StateSlots {
+  std::int64_t from, to;
+};
+std::optional<StateSlots> state_slots(const Context& c, std::int64_t n) {
   const Problem& p = c.p;
-  if (p.pass != Pass::recurrent || !p.state_index) return n;
-  const auto slot = static_cast<std::int64_t>(load(c.host.state_index, n));
-  return slot < 0 || slot >= p.state_slots ? -1 : slot;
+  if (!p.state_index) return StateSlots{n, n};
+  const auto slot_in = [&](const TensorView& index) {
+    return static_cast<std::int64_t>(load(index, n));
+  };
+  const auto is_slot = [&](std::int64_t slot) {
+    return slot >= (p.null_slot_zero ? 1 : 0) && slot < p.state_slots;
+  };
+  const std::int64_t from = slot_in(c.host.state_index);
+  const std::int64_t to = p.output_state_index ? slot_in(c.host.output_state_index) : from;
+  if (!is_slot(from) || !is_slot(to)) return {};
+  return StateSlots{from, to};
+}
+
+/// The state that sequence n starts from, of one head.
+Doubles starting_state(const Context& c, Task task, std::int64_t slot) {
+  const Problem& p = c.p;
+  const bool given = !p.has_initial_state || load(c.host.has_initial_state, task.n) != 0;
+  if (given && p.inplace_state) return c.layout.read(c.host.state, slot * p.HV + task.head);
+  if (given && p.initial_state) return c.layout.read(c.host.initial_state, slot * p.HV + task.head);
+  return zeros(c.layout.size());
 }
 
 void run_forward(const Context& c, Task task, Reference& result) {
   const Problem& p = c.p;
-  const bool recurrent = p.pass == Pass::recurrent, inplace = recurrent && p.inplace_state;
-  const std::int64_t slot = state_slot(c, task.n);
-  if (slot < 0) return;
-  Doubles S = zeros(c.layout.size()), out = zeros(p.V);
-  if (inplace)
-    S = c.layout.read(c.host.state, slot * p.HV + task.head);
-  else if (p.initial_state)
-    S = c.layout.read(c.host.initial_state, slot * p.HV + task.head);
+  const std::optional<StateSlots> slots = state_slots(c, task.n);
+  if (!slots) return;
+  Doubles S = starting_state(c, task, slots->from), out = zeros(p.V);
   const auto recurrence = c.definition.recurrence(p, c.host, task.n, task.head);
-  const bool every_chunk = !recurrent && p.return_intermediate_states;
+  const bool every_chunk = p.pass == Pass::forward && p.return_intermediate_states;
   Doubles& o = result.at("o");
   const std::int64_t first = c.offsets[index(task.n)], last = c.offsets[index(task.n) + 1];
   for (std::int64_t at = first; at < last; ++at) {
@@ -134,7 +150,7 @@ void run_forward(const Context& c, Task task, Reference& result) {
     for (std::size_t j = 0; j < out.size(); ++j) row[j] = c.scale * out[j];
   }
   if (p.output_final_state) c.layout.write(result.at("final_state"), task.n * p.HV + task.head, S);
-  if (inplace) c.layout.write(result.at("state"), slot * p.HV + task.head, S);
+  if (p.inplace_state) c.layout.write(result.at("state"), slots->to * p.HV + task.head, S);
 }
 
 Reference forward(const Context& c, unsigned threads) {
@@ -146,7 +162,7 @@ Reference forward(const Context& c, unsigned threads) {
   if (p.pass == Pass::forward && p.return_intermediate_states)
     result["intermediate_states"] =
         zeros(chunk_slots(p.B, p.T * c.steps, p.N, p.packed, c.chunk()) * one);
-  if (p.pass == Pass::recurrent && p.inplace_state) {
+  if (p.inplace_state) {
     Doubles& pool = result["state"];
     pool = zeros((p.state_index ? p.state_slots : p.N) * one);
     load_row(c.host.state, 0, pool);

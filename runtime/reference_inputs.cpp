@@ -51,6 +51,7 @@ void load_row(const TensorView& view, std::int64_t index, std::span<double> row)
     case DType::bf16: return convert_row<std::uint16_t>(view, index, row, bf16_to_float);
     case DType::int32: return convert_row<std::int32_t>(view, index, row, plain);
     case DType::int64: return convert_row<std::int64_t>(view, index, row, plain);
+    case DType::boolean: return convert_row<std::uint8_t>(view, index, row, plain);
   }
 }
 

@@ -31,7 +31,7 @@
   X(DG_DTYPE, "element type of the gate's gradient where it is summed")                     \
   X(STATE_DTYPE, "element type of the initial state and of a pool of states")               \
   X(SEQLENS_DTYPE, "element type of cu_seqlens")                                            \
-  X(INDEX_DTYPE, "element type of state_index")
+  X(INDEX_DTYPE, "element type of state_index and output_state_index")
 #define WYVERN_FLAG_CONSTANTS(X)                                                            \
   X(VARLEN, "a packed batch: sequences by cu_seqlens")                                      \
   X(SCALAR_GATE, "a decay per value head")                                                  \
@@ -52,6 +52,8 @@
   X(KEEP_STATES, "slots of h that no chunk uses are written, as 0")                         \
   X(INPLACE_STATE, "states are read from and written to one pool")                          \
   X(STATE_INDEX, "state_index says which slot of the pool a sequence has")                  \
+  X(OUTPUT_STATE_INDEX, "output_state_index says which slot its final state goes to")       \
+  X(HAS_INITIAL_STATE, "has_initial_state says which sequences start from zeros")           \
   X(FIRST_STEP, "what has a row a token belongs to its first step; else to its last")
 #define WYVERN_INTEGER_TUNABLES(X)                                                          \
   X(BT, "tokens a chunk")                                                                   \

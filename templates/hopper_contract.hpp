@@ -27,6 +27,13 @@ inline TiledView panels(const Extents& e, DType type, std::int64_t heads, std::i
           .swizzle = Swizzle::bytes128};
 }
 
+/// How many warps of the blocks that share a sequence, other than the one that writes its final
+/// state, need the slot no more that it starts from: where states are updated in place, both may be
+/// one (device/cuda/share.cuh).
+inline Argument slots_read(const Presence& when) {
+  return {"slots_read", Access::scratch, DType::int32, {extent::N, constant::HV}, when};
+}
+
 /// Blocks that share a sequence, where `chains` walks of `chunks` chunks each could run side by
 /// side: as many as find a multiprocessor of their own, with shares of `least` chunks or more.
 inline std::int64_t sequence_shares(std::int64_t chains, std::int64_t chunks, std::int64_t least,

@@ -89,9 +89,16 @@ class Derivation {
         if (keep == t_.keeps.end()) continue;
         if (!restrict(p, keep->when)) continue;
       }
-      if (const Parameter* other = find(p.name); other != nullptr)
+      Parameter* const other = find(p.name);
+      if (other == nullptr) {
+        parameters_.push_back(p);
+        continue;
+      }
+      // A pool that an earlier stage reads and this one updates.
+      if (argument.access != Access::inout || other->access != Access::in)
         reject(t_, "{} is both read and written; rename one of them", p.name);
-      parameters_.push_back(p);
+      p.present = p.present.or_else(other->present);
+      *other = p;
     }
     for (const std::string_view name : written)
       made_.insert_or_assign(name, cover.only_when.value_or(Presence()));
@@ -176,9 +183,10 @@ void mark_strided(Template& t) {
                                      [&](const Parameter& p) { return p.name == name; });
     if (tensor == t.parameters.end()) reject(t, "{} is strided, but not among its arguments", name);
     const auto& shape = tensor->shape;
-    if (shape.size() < 3 || !(shape[0] == Dim(extent::B)) ||
-        !(shape[1] == Dim(extent::T) || shape[1] == Dim(extent::nT)))
-      reject(t, "{} is strided, but has no row for each token", name);
+    const bool rows = shape.size() >= 3 && shape[0] == Dim(extent::B) &&
+                      (shape[1] == Dim(extent::T) || shape[1] == Dim(extent::nT));
+    if (!rows && outer_dims(*tensor) != 1)
+      reject(t, "{} is strided, but has no row for each token and no slots", name);
     tensor->strided = true;
   }
 }
@@ -192,9 +200,13 @@ void check_launch(const Template& t) {
 
 std::int64_t dense_stride(const Argument& argument, const Spec& spec, const Extents& extents) {
   std::int64_t elements = 1;
-  for (std::size_t i = 2; i < argument.shape.size(); ++i)
+  for (auto i = static_cast<std::size_t>(outer_dims(argument)); i < argument.shape.size(); ++i)
     elements *= argument.shape[i].value(spec, extents);
   return elements;
+}
+
+int outer_dims(const Argument& argument) {
+  return !argument.shape.empty() && argument.shape[0] == Dim(extent::S) ? 1 : 2;
 }
 
 std::string_view Cover::local(std::string_view argument) const {

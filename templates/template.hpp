@@ -83,8 +83,12 @@ struct Parameter : Argument {
   bool strided = false;
 };
 
-/// Elements from a row of [B, T, ...] to the next token's where nothing lies between them.
+/// Elements from a row of [B, T, ...] to the next token's, or from a slot of a pool to the next
+/// one, where nothing lies between them.
 std::int64_t dense_stride(const Argument& argument, const Spec& spec, const Extents& extents);
+/// How many dimensions count what a strided tensor has at a stride: rows of tokens by [B, T], slots
+/// of a pool by [S].
+int outer_dims(const Argument& argument);
 
 /// A tensor map among a kernel's parameters: by it TMA loads and stores tiles of an argument. Where
 /// the argument is strided, dimension 1 of the view counts tokens.
@@ -168,7 +172,7 @@ struct Template {
   /// Tensors [B, T, ...] that may have strided rows: for each, in the order of the parameters, the
   /// kernel has an `int64 <name>_stride` after its tensor maps, elements from a row to the next
   /// one. Rows start at multiples of 16 bytes where they do so in a dense tensor, a sequence of a
-  /// batch at T rows from the one before.
+  /// batch at T rows from the one before. A pool of states [S, ...] likewise, from slot to slot.
   std::vector<std::string_view> strided{};
   Needs needs;
   /// Of the whole pass by this template, where there are others for it.

@@ -192,7 +192,8 @@ TEST(Registration, StridedTensorsHaveARowForEachToken) {
   for (const Parameter& p : t.parameters)
     EXPECT_EQ(p.strided, p.name == "k" || p.name == "beta") << p.name;
   expect_has(refusal(strided({"q"})), "q is strided, but not among its arguments");
-  expect_has(refusal(strided({"chunk_index"})), "chunk_index is strided, but has no row for each");
+  expect_has(refusal(strided({"chunk_index"})),
+             "chunk_index is strided, but has no row for each token and no slots");
   expect_has(refusal(strided(std::vector<std::string_view>(kMaxStrided + 1, "k"))),
              "it has 9 strided tensors; 8 is the most");
 }

@@ -19,6 +19,11 @@ inline constexpr Argument k{"k", Access::in, DTYPE, {B, T, H, K}};
 inline constexpr Argument v{"v", Access::in, DTYPE, {B, T, HV, V}};
 inline constexpr Argument beta{"beta", Access::in, BETA_DTYPE, {B, T, HV}};
 inline constexpr Argument initial_state{"initial_state", Access::in, STATE_DTYPE, {N, HV, STATE_ROWS, STATE_COLS}};
+// A pool of states in which sequences have slots, and what says which.
+inline constexpr Argument state{"state", Access::in, STATE_DTYPE, {S, HV, STATE_ROWS, STATE_COLS}, {INPLACE_STATE}};
+inline constexpr Argument state_index{"state_index", Access::in, INDEX_DTYPE, {N}, {STATE_INDEX}};
+inline constexpr Argument output_state_index{"output_state_index", Access::in, INDEX_DTYPE, {N}, {OUTPUT_STATE_INDEX}};
+inline constexpr Argument has_initial_state{"has_initial_state", Access::in, DType::boolean, {N}, {HAS_INITIAL_STATE}};
 inline constexpr Argument cu_seqlens{"cu_seqlens", Access::in, SEQLENS_DTYPE, {N1}};
 inline constexpr Argument A_log{"A_log", Access::in, DType::fp32, {HV}};
 inline constexpr Argument do_{"do", Access::in, DTYPE, {B, T, HV, V}};

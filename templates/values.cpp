@@ -11,7 +11,8 @@
 namespace wyvern {
 namespace {
 
-constexpr std::array kDTypes{DType::fp32, DType::fp16, DType::bf16, DType::int32, DType::int64};
+constexpr std::array kDTypes{DType::fp32,  DType::fp16,  DType::bf16,
+                             DType::int32, DType::int64, DType::boolean};
 constexpr std::array kPrecisions{Precision::tf32, Precision::tf32x3, Precision::ieee};
 
 template <class T>
@@ -44,6 +45,7 @@ std::string_view to_string(DType type) noexcept {
     case DType::bf16: return "bf16";
     case DType::int32: return "int32";
     case DType::int64: return "int64";
+    case DType::boolean: return "boolean";
   }
   return "?";
 }
@@ -126,7 +128,7 @@ std::int64_t Values::integer(std::string_view name) const {
 }
 bool Values::flag(std::string_view name) const { return get<bool>(*this, name, "true or false"); }
 DType Values::dtype(std::string_view name) const {
-  return get<DType>(*this, name, "one of fp32, fp16, bf16, int32, int64");
+  return get<DType>(*this, name, "one of fp32, fp16, bf16, int32, int64, boolean");
 }
 Precision Values::precision(std::string_view name) const {
   return get<Precision>(*this, name, "one of tf32, tf32x3, ieee");

@@ -42,6 +42,7 @@ KINDS = (
     ("disable_recompute",),
     ("return_intermediate_states",),
     ("inplace_state", "state_index int32", "state_index int64"),
+    ("output_state_index", "null_slot_zero", "has_initial_state"),
 )
 
 

@@ -154,7 +154,19 @@ TensorRules state_tensors() {
        state_slots,
        {TensorDim::N},
        [](const Problem& p) { return p.index_dtype; },
-       [](const Problem& p) { return p.pass == Pass::recurrent && p.state_index; }},
+       [](const Problem& p) { return !in_backward(p) && p.state_index; }},
+      {"output_state_index",
+       input,
+       state_slots,
+       {TensorDim::N},
+       [](const Problem& p) { return p.index_dtype; },
+       [](const Problem& p) { return !in_backward(p) && p.output_state_index; }},
+      {"has_initial_state",
+       input,
+       choices,
+       {TensorDim::N},
+       [](const Problem&) { return DType::boolean; },
+       [](const Problem& p) { return !in_backward(p) && p.has_initial_state; }},
       {"state", updated, states, pool, dtype_of_states,
        [](const Problem& p) { return p.inplace_state; }},
       {"final_state", output, computed, each, always_fp32,
@@ -241,6 +253,7 @@ std::vector<TensorSpec> tensor_specs(const Problem& problem) {
       spec.shape[at] = extents[static_cast<std::size_t>(rule->dims.at[at])];
     }
     spec.present = rule->present(problem);
+    if (rule->dims.at[0] == TensorDim::slots) spec.outer_dims = 1;
   }
   return specs;
 }

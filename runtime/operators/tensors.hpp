@@ -61,7 +61,8 @@ enum class Quantity : std::uint8_t {
   states,          ///< initial_state, state
   state_gradient,  ///< dht
   seqlens,         ///< cu_seqlens
-  state_slots,     ///< state_index
+  state_slots,     ///< state_index, output_state_index
+  choices,         ///< has_initial_state
   computed,        ///< written by a pass; no input but where a forward pass kept it
 };
 

@@ -16,11 +16,13 @@ inline constexpr StageDefinition recurrent{
      tensor::A_log.when({constant::HAS_A_LOG}),
      {"dt_bias", Access::in, DType::fp32, {constant::GATE_HEADS}, {constant::GATE_IN_KERNEL, constant::HAS_DT_BIAS}},
      tensor::cu_seqlens.when({constant::VARLEN}),
-     {"state_index", Access::in, constant::INDEX_DTYPE, {extent::N}, {constant::STATE_INDEX}},
+     tensor::state_index,
+     tensor::output_state_index,
+     tensor::has_initial_state,
      {"initial_state", Access::in, constant::STATE_DTYPE, {extent::S, constant::HV, constant::STATE_ROWS, constant::STATE_COLS}, {constant::INITIAL_STATE, !constant::INPLACE_STATE}},
      tensor::o,
      tensor::final_state.when({constant::FINAL_STATE}),
-     {"state", Access::inout, constant::STATE_DTYPE, {extent::S, constant::HV, constant::STATE_ROWS, constant::STATE_COLS}, {constant::INPLACE_STATE}}}};
+     tensor::state.inout()}};
 // clang-format on
 
 }  // namespace wyvern::stages

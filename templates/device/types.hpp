@@ -19,6 +19,8 @@ struct alignas(2) fp16 {
   uint16 bits;
 };
 using fp32 = float;
+/// False is 0.
+using boolean = unsigned char;
 
 namespace detail {
 template <DType type>
@@ -42,6 +44,10 @@ struct ElementOf<DType::int32> {
 template <>
 struct ElementOf<DType::int64> {
   using Type = decltype(Extents::T);
+};
+template <>
+struct ElementOf<DType::boolean> {
+  using Type = boolean;
 };
 }  // namespace detail
 

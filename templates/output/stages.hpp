@@ -15,6 +15,8 @@ inline constexpr StageDefinition fwd_o{
      tensor::G.when({constant::SCALAR_GATE}),
      tensor::q_rstd.when({constant::QK_L2NORM}),
      tensor::k_rstd.when({constant::QK_L2NORM}),
+     tensor::state_index,
+     tensor::output_state_index,
      tensor::seq_offsets.when({constant::VARLEN}),
      tensor::chunk_index.when({constant::VARLEN}),
      tensor::o}};
@@ -25,6 +27,8 @@ inline constexpr StageDefinition kda_fwd_o{
      tensor::Aqk,
      tensor::v_new,
      tensor::h,
+     tensor::state_index,
+     tensor::output_state_index,
      tensor::seq_offsets.when({constant::VARLEN}),
      tensor::chunk_index.when({constant::VARLEN}),
      tensor::o}};

@@ -24,7 +24,11 @@ inline constexpr StageDefinition fwd_h_combine{
     "fwd_h_combine", "The states that enter segments, from what each segment does to a state.",
     {tensor::segment_M,
      tensor::segment_R,
-     tensor::initial_state.when({constant::INITIAL_STATE}),
+     tensor::initial_state.when({constant::INITIAL_STATE, !constant::INPLACE_STATE}),
+     tensor::state,
+     tensor::state_index,
+     tensor::output_state_index,
+     tensor::has_initial_state,
      tensor::seq_offsets.when({constant::VARLEN}),
      tensor::segment_state.out()}};
 
@@ -38,11 +42,14 @@ inline constexpr StageDefinition fwd_h{
      tensor::Gk.when({constant::VECTOR_GATE}),
      tensor::k_rstd.when({constant::QK_L2NORM, !constant::VECTOR_GATE}),
      tensor::segment_state,
+     tensor::state_index,
+     tensor::output_state_index,
      tensor::seq_offsets.when({constant::VARLEN}),
      tensor::chunk_offsets.when({constant::VARLEN}),
      tensor::h.out(),
      tensor::v_new.out(),
-     tensor::final_state.when({constant::FINAL_STATE})}};
+     tensor::final_state.when({constant::FINAL_STATE}),
+     tensor::state.inout()}};
 
 inline constexpr StageDefinition bwd_dhu_segment{
     "bwd_dhu_segment", "What each segment but a first one does to a state's gradient: dS -> dM dS + dR.",

@@ -208,13 +208,20 @@ class Passes(Case):
         self.given(OP, "--pass", "recurrent", "--state-index", "7", "--inplace-state")
         self.tensors["state_index"] = ("I32", [3], struct.pack("<3i", 2, -1, 2))
         self.rejects("state_index[2]", "2", "slot")
+        self.tensors["state_index"] = ("I32", [3], struct.pack("<3i", 2, -1, 3))
+        self.tensors["output_state_index"] = ("I32", [3], struct.pack("<3i", 4, -1, 2))
+        self.rejects("output_state_index[2]", "state_index[0]", "slot")
+        self.tensors["output_state_index"] = ("I32", [3], struct.pack("<3i", 4, -1, 3))
+        self.spoiled("output_state_index", "I64", [3], "int64", "int32")
+        self.tensors["has_initial_state"] = ("BOOL", [3], b"\0\1\1")
+        self.spoiled("has_initial_state", "I32", [3], "int32", "boolean")
         del self.tensors["state"]
         self.rejects("state", "missing", "[S,HV,K,V]")
 
     def test_options_of_another_pass(self):
         self.given(OP)
-        self.options = ["--inplace-state"]
-        self.rejects("state")
+        self.options = ["--pass", "backward", "--inplace-state"]
+        self.rejects("inplace_state", "backward")
         self.options = ["--pass", "recurrent", "--disable-recompute"]
         self.rejects("disable_recompute", "recurrent")
         self.options = ["--pass", "around"]

@@ -26,10 +26,10 @@ def options_of(op):
     if op == "gated_delta_product":
         shared |= {"num_householder", "no g"}
     chunked = shared | {"disable_recompute"} | {f"chunk_size {C}" for C in (16, 32, 64, 128)}
-    serving = {"batch_invariant"}
+    serving = {"batch_invariant", "inplace_state", "state_index int32", "state_index int64",
+               "output_state_index", "null_slot_zero", "has_initial_state"}
     return {"forward": chunked | serving | {"return_intermediate_states"}, "backward": chunked,
-            "recurrent": shared | serving |
-                         {"inplace_state", "state_index int32", "state_index int64"}}
+            "recurrent": shared | serving}
 
 
 class Sweep(Case):

@@ -103,7 +103,7 @@ class Usage(Case):
     def test_help_says_where_an_option_applies(self):
         text = " ".join(self.wyvern("example", "--help").stdout.split())
         self.assertRegex(text, r"--lower-bound .{,80}; gdn2, kda\b[a-z0-9_, ]* only")
-        self.assertRegex(text, r"--inplace-state .{,80}; recurrent only")
+        self.assertRegex(text, r"--inplace-state .{,80}; forward, recurrent only")
 
     def test_num_householder(self):
         self.refuses("example", OP, "-o", "x", "--shape", "T=8,H=1,K=16", "--num-householder", "2",
@@ -172,8 +172,11 @@ class Usage(Case):
         refuses("kda", "--safe-gate", names=["safe_gate", "lower_bound"])
         refuses("kda", "--use-gate-in-kernel", "--no-A-log", names=["A_log"])
         refuses("delta_rule", "--use-gate-in-kernel", names=["use_gate_in_kernel", "delta_rule"])
-        refuses(gdn, "--inplace-state", names=["inplace_state", "recurrent"])
-        refuses(gdn, "--state-index", "4", names=["state_index", "recurrent"])
+        refuses(gdn, "--inplace-state", "--pass", "backward", names=["inplace_state", "backward"])
+        refuses(gdn, "--inplace-state", "--disable-recompute",
+                names=["disable_recompute", "inplace_state"])
+        refuses(gdn, "--state-index", "4", names=["state_index", "inplace_state"])
+        refuses(gdn, "--null-slot-zero", "--inplace-state", names=["null_slot_zero", "state_index"])
         refuses(gdn, *decode, "--state-index", "0", names=["--state-index", "0", "1"])
         refuses(gdn, *decode, "--disable-recompute", names=["disable_recompute", "recurrent"])
         refuses(gdn, *decode, "--return-intermediate-states",
@@ -330,7 +333,8 @@ class Example(Case):
             seqlens_dtype scale precision lower_bound safe_gate use_qk_l2norm use_gate_in_kernel
             has_A_log has_dt_bias use_beta_sigmoid allow_neg_eigval initial_state output_final_state
             state_v_first batch_invariant chunk_size disable_recompute return_intermediate_states
-            inplace_state state_index state_slots index_dtype num_householder has_g key"""
+            inplace_state state_index output_state_index null_slot_zero has_initial_state
+            state_slots index_dtype num_householder has_g key"""
         self.assertEqual(set(problem), set(wanted.split()))
         self.assertEqual((problem["seqlens_dtype"], problem["index_dtype"]), ("int64", "int32"))
 

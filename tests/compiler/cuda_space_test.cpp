@@ -73,6 +73,8 @@ Problem draw_problem(const Template& t, const Heads& heads, DType dtype, std::mt
   p.return_intermediate_states = flag();
   p.inplace_state = flag();
   p.state_index = flag();
+  p.output_state_index = p.state_index && p.inplace_state && flag();
+  p.has_initial_state = p.inplace_state && flag();
   p.use_gate_in_kernel = flag();
   p.has_dt_bias = p.use_gate_in_kernel && flag();
   if (gate_kind(p) == GateKind::vector && flag()) p.lower_bound = -5.0F;

@@ -46,6 +46,7 @@ Extents extents_of(const StageData& data) {
       .NT = static_cast<std::int64_t>(data.context.layout.slots.size()),
       .NS = static_cast<std::int64_t>(data.context.layout.segments(data.context.SEG).size()),
       .S = data.context.state_slots,
+      .first_slot = data.context.first_slot,
       .scale = static_cast<float>(data.context.scale),
       .gate_floor = static_cast<float>(data.context.gate_floor),
       .lower_bound = p.lower_bound.value_or(0.0F)};
@@ -499,6 +500,9 @@ TEST(Kernel, Recurrent) {
         p.output_final_state = !p.inplace_state;
         p.state_index = p.inplace_state || p.initial_state;
         p.index_dtype = seed % 2 == 0 ? DType::int32 : DType::int64;
+        p.output_state_index = p.inplace_state && seed % 3 != 1;
+        p.has_initial_state = p.inplace_state && seed % 4 < 2;
+        p.null_slot_zero = p.state_index && seed % 5 < 2;
         p.use_qk_l2norm = seed % 2 == 0;
         p.use_beta_sigmoid = p.allow_neg_eigval = seed % 3 == 0 && has_beta(p);
         p.use_gate_in_kernel = gate_kind(p) != GateKind::none && seed % 4 != 0;
@@ -715,6 +719,39 @@ TEST(KernelHopper, PassesOverSegmentsOfAGateAHeadSpillFewRegisters) {
         EXPECT_LE(artifact.resources.spill_bytes, limit)
             << id << ' ' << size.K << ' ' << size.BV << ' ' << all;
       }
+}
+
+/// Slots of a pool are found before and after a walk: it spills no more than with states of its
+/// own.
+TEST(KernelHopper, StatesInPlaceSpillNoMore) {
+  if (const std::string missing = compiler_problem(DeviceKind::cuda); !missing.empty())
+    GTEST_SKIP() << missing;
+  std::uint64_t turn = 0;
+  for (const char* const id :
+       {"delta_forward.hopper", "delta_resume.hopper", "kda_forward.hopper", "kda_resume.hopper",
+        "kda_fwd_h_o.hopper", "kda_fwd_h_o_resume.hopper"})
+    for (const std::int64_t width : {64, 128}) {
+      if (!testing::is_tried(turn++, 3)) continue;
+      Problem p = problem(1, 90, 1, 3, 128, width);
+      const bool channels = std::string_view(id).starts_with("kda");
+      p.op = channels ? "kda" : "gated_delta_rule";
+      p.dtype = p.beta_dtype = p.g_dtype = DType::bf16;
+      p.packed = p.use_qk_l2norm = p.use_beta_sigmoid = p.use_gate_in_kernel = true;
+      p.initial_state = p.output_final_state = p.has_A_log = p.has_dt_bias = true;
+      if (channels) p.lower_bound = -5.0F;
+      Problem pool = p;
+      pool.initial_state = pool.output_final_state = false;
+      pool.inplace_state = pool.state_index = pool.output_state_index = pool.has_initial_state =
+          true;
+      const Template& t = *find_template(id);
+      const auto spilled = [&](const Problem& one) {
+        const Constants constants = problem_constants(one);
+        auto config = default_config(t, constants, kHopper, precision_floor(one), {64, 8});
+        config->set("BV", width);
+        return compile({&t, constants, *config, cuda_target("sm_90a")}).resources.spill_bytes;
+      };
+      EXPECT_LE(spilled(pool), spilled(p)) << id << ' ' << width;
+    }
 }
 
 /// The kernels that walk from segment to segment spill none.

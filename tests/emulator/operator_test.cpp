@@ -256,6 +256,40 @@ TEST_F(EmulatedOperator, OneKernelTakesStridedRows) {
   }
 }
 
+/// States in place, in slots that lie apart, by every template of a plan.
+class EmulatedPool : public EmulatedOperator,
+                     public ::testing::WithParamInterface<std::string_view> {};
+
+TEST_P(EmulatedPool, OfPortablePlans) {
+  Problem p = base({std::string(GetParam()), Pass::forward});
+  p.H = 1, p.HV = 2, p.K = 36, p.V = 40;
+  const OperatorData data = pool_data(p, Gate::mixed, 31, {20, 3, 33, 17, 1, 5, 0, 16});
+  for (const Plan& plan : plans_with_all(device(), data.problem, 16))
+    check_strided_rows(emulator::prepare(device(), data.problem, plan), data);
+}
+
+TEST_P(EmulatedPool, OfHopperPlans) {
+  Problem p = base({std::string(GetParam()), Pass::forward});
+  p.H = 1, p.HV = 2;
+  for (const bool v_first : {false, true}) {
+    p.state_v_first = v_first;
+    p.state_dtype = v_first ? DType::bf16 : DType::fp32;
+    p.index_dtype = v_first ? DType::int64 : DType::int32;
+    const OperatorData data = pool_data(p, Gate::typical, 32, {70, 3, 130, 17, 1, 64, 0, 33});
+    for (const Plan& plan : plans_with_all(device(), data.problem, 64))
+      check_strided_rows(emulator::prepare(device(), data.problem, plan), data);
+  }
+}
+
+TEST_P(EmulatedPool, OfDecoding) {
+  const Problem p = base({std::string(GetParam()), Pass::recurrent});
+  const OperatorData data = pool_data(p, Gate::typical, 33, {2, 1, 3, 1, 1, 4, 0, 1});
+  check_strided_rows(prepare(data.problem), data);
+}
+
+INSTANTIATE_TEST_SUITE_P(, EmulatedPool, ::testing::ValuesIn(operators()),
+                         [](const auto& each) { return std::string(each.param); });
+
 class EmulatedPasses : public EmulatedOperator,
                        public ::testing::WithParamInterface<OperatorPass> {};
 
@@ -355,6 +389,34 @@ TEST_F(EmulatedShares, OfOneDecayAChannelMatchOracle) {
   expect_correct(p, Gate::typical, {2000, 70});
 }
 
+/// Slots that sequences start from are where their final states go: the blocks of a sequence's
+/// first share read what that of its last one overwrites.
+TEST_F(EmulatedShares, UpdateStatesInPlace) {
+  for (const char* const op : {"gated_delta_rule", "kda"}) {
+    SCOPED_TRACE(op);
+    Problem p = base({op, Pass::forward});
+    p.H = p.HV = 1, p.V = 128;
+    p.inplace_state = p.state_index = p.has_initial_state = true;
+    p.output_final_state = false;
+    p.packed = true;
+    p.state_slots = 8;
+    for (const Gate gate : {Gate::typical, Gate::zero}) {
+      SCOPED_TRACE(to_string(gate));
+      for (const Lengths& lengths : {Lengths{6000}, Lengths{4100, 37}}) {
+        OperatorData data = make_data(p, gate, 14, lengths);
+        for (std::int64_t n = 0; n < data.problem.N; ++n) {
+          data.tensors.at("state_index").set(n, static_cast<double>(7 - n));
+          data.tensors.at("has_initial_state").set(n, n == 0 ? 1 : 0);
+        }
+        const auto plan = plan_with(device(), data.problem, one_kernel_of(p));
+        ASSERT_TRUE(plan.has_value());
+        check(emulator::prepare(device(), data.problem, *plan), data);
+        check(emulator::prepare(device(), data.problem, in_wide_blocks(*plan)), data);
+      }
+    }
+  }
+}
+
 /// Blocks of 128 columns share out a sequence's tokens where its gates let them, or else its
 /// columns.
 TEST_F(EmulatedShares, OfTokensOrOfColumnsMatchOracle) {
@@ -440,6 +502,14 @@ std::vector<OperatorCase> pass_cases() {
     p.g_dtype = DType::bf16;
     p.state_v_first = true;
   });
+  const auto in_place = [](Problem& p) {
+    p.K = p.V = 64;
+    p.initial_state = p.output_final_state = false;
+    p.inplace_state = p.state_index = p.output_state_index = p.has_initial_state = true;
+    p.state_slots = 10;
+  };
+  add("InPlace", Gate::mixed, {700, 0, 512, 70, 513, 1}, in_place);
+  add_scalar("InPlace", Gate::mixed, {700, 0, 512, 70, 513, 1}, in_place);
   add_scalar("None", Gate::zero, {1100, 30}, [](Problem& p) {
     p.op = "delta_rule";
     p.K = p.V = 128;

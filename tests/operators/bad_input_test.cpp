@@ -317,6 +317,7 @@ const std::vector<BadProblem>& bad_problems() {
   const auto decode = [](Problem& p) {
     p.pass = Pass::recurrent, p.use_gate_in_kernel = p.has_dt_bias = false;
   };
+  const auto inplace = [](Problem& p) { p.inplace_state = true, p.output_final_state = false; };
   const auto kda = [](Problem& p) { p.op = "kda", p.has_dt_bias = false; };
   static const std::vector<BadProblem> all{
       {"HV is 3 .. multiple of H, which is 2", [](Problem& p) { p.HV = 3; }},
@@ -344,10 +345,22 @@ const std::vector<BadProblem>& bad_problems() {
        [=](Problem& p) { decode(p), p.disable_recompute = true; }},
       {"return_intermediate_states is true .. recurrent",
        [=](Problem& p) { decode(p), p.return_intermediate_states = true; }},
-      {"inplace_state is true .. recurrent", [](Problem& p) { p.inplace_state = true; }},
+      {"inplace_state is true .. backward",
+       [](Problem& p) { p.pass = Pass::backward, p.inplace_state = true; }},
+      {"disable_recompute is true .. inplace_state",
+       [=](Problem& p) { inplace(p), p.disable_recompute = true; }},
+      {"return_intermediate_states is true .. inplace_state",
+       [=](Problem& p) { inplace(p), p.return_intermediate_states = true; }},
+      {"output_state_index is true .. state_index and inplace_state",
+       [=](Problem& p) { inplace(p), p.output_state_index = true; }},
+      {"null_slot_zero is true .. state_index",
+       [=](Problem& p) { inplace(p), p.null_slot_zero = true; }},
+      {"has_initial_state is true .. inplace_state",
+       [](Problem& p) { p.initial_state = p.has_initial_state = true; }},
       {"output_final_state is true .. inplace_state",
        [=](Problem& p) { decode(p), p.inplace_state = true; }},
-      {"state_index is true .. recurrent", [](Problem& p) { p.state_index = true; }},
+      {"state_index is true .. unless inplace_state",
+       [](Problem& p) { p.initial_state = p.state_index = true; }},
       {"state_index is true .. initial_state or inplace_state",
        [=](Problem& p) { decode(p), p.state_index = true, p.initial_state = false; }},
       {"state_slots is -1 .. between 0",
@@ -422,11 +435,12 @@ class BadTensor : public OperatorTest, public ::testing::WithParamInterface<Tens
   static Problem problem() {
     const OperatorPass& which = GetParam().which;
     Problem p = base(which);
-    p.packed = p.initial_state = true;
+    p.packed = true;
     p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
-    p.disable_recompute = which.pass != Pass::recurrent;
-    if (which.pass != Pass::recurrent) return p;
+    p.disable_recompute = p.initial_state = which.pass == Pass::backward;
+    if (which.pass == Pass::backward) return p;
     p.state_index = p.inplace_state = true, p.state_slots = 3;
+    p.output_state_index = p.has_initial_state = true;
     p.output_final_state = false;
     return p;
   }

@@ -36,6 +36,8 @@ constexpr Together kTogether[] = {
     {"PackedInt64", "Kept64Packed"},
     {"BatchInvariant", "Packed"},
     {"EveryStateKFirst", "EveryStatePackedKFirst"},
+    {"InPlaceBf16", "InPlaceFromZeros"},
+    {"InPlaceFewSlots", "InPlaceIndexedVFirst"},
 };
 
 /// Collects variations of one base problem.
@@ -233,26 +235,56 @@ void add_chunks(Cases& cases, Pass pass) {
   }
 }
 
-void add_pools(Cases& cases) {
-  const auto indexed = [](Problem& p) {
-    p.B = p.N = 6, p.state_index = p.initial_state = true, p.state_slots = 9;
+/// States in place. Of a forward pass the sequences are few, as tokens are many.
+void add_pools_in_place(Cases& cases) {
+  const bool recurrent = cases.recurrent();
+  const auto inplace = [](Problem& p) {
+    p.inplace_state = true, p.initial_state = p.output_final_state = false;
   };
-  const auto inplace = [](Problem& p) { p.inplace_state = true, p.output_final_state = false; };
-  cases.add("Indexed", indexed);
-  cases.add("IndexedInt64", [=](Problem& p) { indexed(p), p.index_dtype = DType::int64; });
-  cases.add("IndexedFewSlots", [=](Problem& p) { indexed(p), p.state_slots = 2; });
-  cases.add("IndexedNoSlots", [=](Problem& p) { indexed(p), p.state_slots = 0; });
+  const auto pool = [=](Problem& p) {
+    inplace(p), p.B = p.N = 6, p.state_index = true, p.state_slots = 9;
+    if (!recurrent) p.T = 70;
+  };
+  const Lengths lengths = recurrent ? Lengths{1, 8, 0, 2, 1, 3} : Lengths{65, 130, 0, 2, 64, 17};
   cases.add("InPlace", inplace);
   cases.add("InPlaceBf16", [=](Problem& p) { inplace(p), p.state_dtype = DType::bf16; });
   for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
     cases.add(
         fmt::format("InPlaceIndexed_{}", to_string(dtype)),
-        [=](Problem& p) { indexed(p), inplace(p), p.dtype = p.beta_dtype = dtype; }, Gate::mixed);
-  cases.add("InPlaceIndexedVFirst",
-            [=](Problem& p) { indexed(p), inplace(p), p.state_v_first = true, p.V = 40, p.T = 1; });
-  cases.add("InPlaceIndexedPacked",
-            [=](Problem& p) { indexed(p), inplace(p), p.packed = p.use_qk_l2norm = true; },
-            Gate::typical, {1, 8, 0, 2, 1, 3});
+        [=](Problem& p) { pool(p), p.dtype = p.beta_dtype = dtype; }, Gate::mixed);
+  cases.add("InPlaceIndexedVFirst", [=](Problem& p) {
+    pool(p), p.state_v_first = true, p.V = 40;
+    if (recurrent) p.T = 1;
+  });
+  cases.add(
+      "InPlaceIndexedPacked", [=](Problem& p) { pool(p), p.packed = p.use_qk_l2norm = true; },
+      Gate::typical, lengths);
+  cases.add("InPlaceNoSlots", [=](Problem& p) { pool(p), p.state_slots = 0; });
+  cases.add("InPlaceFewSlots", [=](Problem& p) { pool(p), p.state_slots = 2; });
+  cases.add("InPlaceFromZeros",
+            [=](Problem& p) { inplace(p), p.B = p.N = 4, p.has_initial_state = true; });
+  cases.add("InPlaceOutputSlots", [=](Problem& p) {
+    pool(p), p.state_slots = 16, p.output_state_index = p.null_slot_zero = true;
+  });
+  cases.add(
+      "InPlaceEverything",
+      [=](Problem& p) {
+        pool(p), p.state_slots = 16, p.packed = p.state_v_first = true;
+        p.output_state_index = p.null_slot_zero = p.has_initial_state = true;
+        p.index_dtype = DType::int64, p.state_dtype = DType::bf16;
+      },
+      Gate::mixed, lengths);
+}
+
+void add_pools(Cases& cases) {
+  const auto indexed = [](Problem& p) {
+    p.B = p.N = 6, p.state_index = p.initial_state = true, p.state_slots = 9;
+  };
+  cases.add("Indexed", indexed);
+  cases.add("IndexedInt64", [=](Problem& p) { indexed(p), p.index_dtype = DType::int64; });
+  cases.add("IndexedFewSlots", [=](Problem& p) { indexed(p), p.state_slots = 2; });
+  cases.add("IndexedNoSlots", [=](Problem& p) { indexed(p), p.state_slots = 0; });
+  cases.add("IndexedZeroIsNull", [=](Problem& p) { indexed(p), p.null_slot_zero = true; });
 }
 
 }  // namespace
@@ -267,6 +299,19 @@ std::vector<Plan> plans_with_all(const Device& device, const Problem& problem,
     if (known.size() != before) chosen.push_back(plan);
   }
   return chosen;
+}
+
+OperatorData pool_data(Problem problem, Gate gate, std::uint64_t seed, const Lengths& lengths) {
+  problem.packed = problem.inplace_state = problem.state_index = true;
+  problem.output_state_index = problem.has_initial_state = problem.null_slot_zero = true;
+  problem.initial_state = problem.output_final_state = false;
+  problem.state_slots = 20;
+  OperatorData data = make_data(problem, gate, seed, lengths);
+  const DType type = problem.index_dtype;
+  data.tensors["state_index"] = HostTensor(type, {8}, {3, -1, 5, 0, 7, 20, 11, 12});
+  data.tensors["output_state_index"] = HostTensor(type, {8}, {3, 2, 6, 8, 0, 4, 11, 13});
+  data.tensors["has_initial_state"] = HostTensor(DType::boolean, {8}, {1, 1, 0, 1, 1, 1, 1, 1});
+  return data;
 }
 
 std::string name_of(const OperatorPass& which) {
@@ -309,6 +354,7 @@ std::vector<OperatorCase> listed_cases(const OperatorPass& which, DeviceKind kin
     add_pools(cases);
   else
     add_chunks(cases, which.pass);
+  if (which.pass != Pass::backward) add_pools_in_place(cases);
   if (kind == DeviceKind::cpu) {
     if (which.pass != Pass::backward)
       cases.add("BatchInvariant", [](Problem& p) { p.batch_invariant = true; });
@@ -370,18 +416,23 @@ void draw_states(Draw& draw, Problem& p) {
   p.state_dtype = draw.flip() ? DType::bf16 : DType::fp32;
   p.output_final_state = draw.flip();
   p.state_v_first = draw.flip();
-  if (p.pass == Pass::recurrent) {
+  const bool recurrent = p.pass == Pass::recurrent;
+  if (p.pass != Pass::backward) {
     p.inplace_state = draw.flip();
-    if (p.inplace_state) p.output_final_state = false;
-    p.state_index = (p.inplace_state || p.initial_state) && draw.flip();
-    p.state_slots = p.state_index ? draw.below(8) : 0;
+    if (p.inplace_state) p.output_final_state = p.initial_state = false;
+    p.state_index = (p.inplace_state || (recurrent && p.initial_state)) && draw.flip();
+    p.state_slots = p.state_index ? draw.below(12) : 0;
     p.index_dtype = draw.flip() ? DType::int64 : DType::int32;
-    return;
+    p.null_slot_zero = p.state_index && draw.flip();
+    p.output_state_index = p.inplace_state && p.state_index && draw.flip();
+    p.has_initial_state = p.inplace_state && draw.flip();
   }
+  if (recurrent) return;
   constexpr std::int64_t kChunks[] = {16, 32, 64};
   if (draw.rarely()) p.chunk_size = draw.of(kChunks);
-  p.disable_recompute = draw.rarely();
-  p.return_intermediate_states = p.pass == Pass::forward && !p.disable_recompute && draw.rarely();
+  p.disable_recompute = !p.inplace_state && draw.rarely();
+  p.return_intermediate_states =
+      p.pass == Pass::forward && !p.inplace_state && !p.disable_recompute && draw.rarely();
 }
 
 }  // namespace

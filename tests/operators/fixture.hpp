@@ -31,8 +31,10 @@ class OperatorTest : public ::testing::Test {
     return test_runtime().prepare(device(), problem);
   }
 
-  /// `data` ready for a launch: with what the forward pass hands over, where the problem says so.
-  OperatorData complete(const OperatorData& data, Guards guards = Guards::bands) {
+  /// `data` ready for a launch: NaN where nothing is read, and with what the forward pass hands
+  /// over, where the problem says so.
+  OperatorData complete(OperatorData data, Guards guards = Guards::bands) {
+    poison_unread(data);
     if (data.problem.pass != Pass::backward || !data.problem.disable_recompute) return data;
     Problem forward = data.problem;
     forward.pass = Pass::forward;
@@ -82,6 +84,11 @@ inline std::optional<Plan> plan_with(const Device& device, const Problem& proble
 /// with one at least that those before it lack.
 std::vector<Plan> plans_with_all(const Device& device, const Problem& problem,
                                  std::int64_t chunk_size);
+
+/// Inputs of a packed problem with states in place and all its options, of eight sequences and 20
+/// slots: two keep their slots, one of them empty; one starts from zeros and one goes on, each to
+/// another slot; four are null.
+OperatorData pool_data(Problem problem, Gate gate, std::uint64_t seed, const Lengths& lengths);
 
 /// An operator and a pass, as a test's name has them: "kda_backward".
 struct OperatorPass {

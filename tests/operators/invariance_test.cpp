@@ -119,11 +119,9 @@ class BatchInvariance : public OperatorTest {
     p.use_beta_sigmoid = definition_of(p).facts().beta;
     p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
     p.state_dtype = DType::bf16;
-    if (which.pass == Pass::recurrent) {
-      p.inplace_state = p.state_index = true;
-      p.initial_state = p.output_final_state = false;
-      p.state_slots = 9;
-    }
+    p.inplace_state = p.state_index = true;
+    p.initial_state = p.output_final_state = false;
+    p.state_slots = 9;
     return p;
   }
 

@@ -378,6 +378,45 @@ TEST(Oracle, RecurrentUpdatesThePoolInPlace) {
   }
 }
 
+/// A slot for input and one for output, a start from zeros, and null sequences: by an index of 0,
+/// and by an output past the slots.
+TEST(Oracle, StatesInPlaceAreThoseOfTheirSlots) {
+  for (const Pass pass : {Pass::forward, Pass::recurrent}) {
+    Problem p = decode_problem();
+    p.pass = pass;
+    p.B = p.N = 5;
+    p.state_slots = 6;
+    p.inplace_state = p.output_state_index = p.has_initial_state = p.null_slot_zero = true;
+    p.initial_state = p.output_final_state = false;
+    OperatorData pool = make_data(p, Gate::typical, 43);
+    pool.tensors["state_index"] = HostTensor(DType::int32, {5}, {3, 0, 5, 2, 1});
+    pool.tensors["output_state_index"] = HostTensor(DType::int32, {5}, {3, 2, 4, 6, 0});
+    pool.tensors["has_initial_state"] = HostTensor(DType::boolean, {5}, {1, 1, 0, 1, 1});
+    const Reference r = oracle(pool);
+    const Doubles before = pool.tensors.at("state").values();
+    const auto slot = [](const Doubles& states, std::int64_t which) {
+      return Doubles(states.begin() + which * 12, states.begin() + (which + 1) * 12);
+    };
+
+    OperatorData plain = pool;
+    plain.problem.inplace_state = plain.problem.state_index = plain.problem.output_state_index =
+        plain.problem.has_initial_state = plain.problem.null_slot_zero = false;
+    plain.problem.initial_state = plain.problem.output_final_state = true;
+    Doubles states(60);
+    std::copy_n(before.begin() + 36, 12, states.begin());
+    plain.tensors["initial_state"] = HostTensor(DType::fp32, {5, 2, 3, 2}, states);
+    const Reference direct = oracle(plain);
+    for (std::size_t i = 0; i < 40; ++i) {
+      const std::size_t n = i / 8;
+      EXPECT_EQ(r.at("o")[i], n == 0 || n == 2 ? direct.at("o")[i] : 0) << i;
+    }
+    for (const std::int64_t kept : {0, 1, 2, 5})
+      EXPECT_EQ(slot(r.at("state"), kept), slot(before, kept)) << kept;
+    EXPECT_EQ(slot(r.at("state"), 3), slot(direct.at("final_state"), 0));
+    EXPECT_EQ(slot(r.at("state"), 4), slot(direct.at("final_state"), 2));
+  }
+}
+
 TEST(Oracle, SequenceLengthsAreChecked) {
   Problem p = fp32_problem(0, 2, 2);
   p.packed = true;

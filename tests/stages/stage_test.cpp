@@ -145,6 +145,9 @@ Problem problem_for(const Template& t, DType dtype, unsigned switches) {
   if (p.pass == Pass::recurrent) {
     p.inplace_state = bit(0) != bit(3);
     p.state_index = bit(1) != bit(2);
+    p.output_state_index = p.inplace_state && p.state_index && bit(0);
+    p.has_initial_state = p.inplace_state && bit(1);
+    p.null_slot_zero = p.state_index && bit(3);
     p.index_dtype = bit(3) ? DType::int64 : DType::int32;
     p.initial_state = !p.inplace_state && (bit(2) || p.state_index);
     p.output_final_state = !p.inplace_state;

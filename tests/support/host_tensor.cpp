@@ -78,6 +78,7 @@ void HostTensor::load(std::int64_t first, std::int64_t count, double* to) const 
     case DType::bf16: return all(std::uint16_t{}, bf16_to_float);
     case DType::int32: return all(std::int32_t{}, number);
     case DType::int64: return all(std::int64_t{}, number);
+    case DType::boolean: return all(std::uint8_t{}, number);
   }
 }
 
@@ -95,6 +96,7 @@ void HostTensor::store(std::int64_t first, std::int64_t count, const double* fro
     case DType::bf16: return all([](double x) { return float_to_bf16(static_cast<float>(x)); });
     case DType::int32: return all([](double x) { return static_cast<std::int32_t>(x); });
     case DType::int64: return all([](double x) { return static_cast<std::int64_t>(x); });
+    case DType::boolean: return all([](double x) { return static_cast<std::uint8_t>(x != 0); });
   }
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
 
 #include "runtime/operators/operator.hpp"
 
@@ -37,6 +38,7 @@ class Maker {
       case Quantity::seqlens:
         return HostTensor(spec.dtype, shape, {data_.cu_seqlens.begin(), data_.cu_seqlens.end()});
       case Quantity::state_slots: return slots(spec);
+      case Quantity::choices: return choices(spec);
       default: return normal(engine_, spec.dtype, shape);
     }
   }
@@ -69,21 +71,46 @@ class Maker {
     return tensor;
   }
 
-  /// Distinct slots in no order; a quarter of the sequences, and sequences past the pool's size,
-  /// get an index that skips them.
+  /// Slots in no order, each of one sequence alone; a quarter of the sequences, and sequences past
+  /// the pool's size, get an index that is none of a slot. A final state goes to the slot that its
+  /// sequence starts from more often than not.
   HostTensor slots(const TensorSpec& spec) {
-    std::vector<std::int64_t> all(static_cast<std::size_t>(p_.state_slots));
-    std::iota(all.begin(), all.end(), 0);
-    std::shuffle(all.begin(), all.end(), engine_);
+    if (spec.name == "state_index") {
+      free_slots_.resize(static_cast<std::size_t>(p_.state_slots));
+      std::iota(free_slots_.begin(), free_slots_.end(), 0);
+      std::shuffle(free_slots_.begin(), free_slots_.end(), engine_);
+    }
+    const bool outputs = spec.name == "output_state_index";
     std::uniform_int_distribution<int> quarter(0, 3);
     HostTensor tensor(spec.dtype, shape_of(spec));
-    tensor.fill([&]() -> double {
-      if (all.empty() || quarter(engine_) == 0)
-        return quarter(engine_) == 0 ? static_cast<double>(p_.state_slots) : -1.0;
-      const std::int64_t slot = all.back();
-      all.pop_back();
-      return static_cast<double>(slot);
-    });
+    for (std::int64_t n = 0; n < tensor.elements(); ++n) {
+      if (outputs && quarter(engine_) != 0)
+        tensor.set(n, data_.tensors.at("state_index").at(n));
+      else
+        tensor.set(n, quarter(engine_) == 0 ? no_slot(spec.dtype) : free_slot(spec.dtype));
+    }
+    return tensor;
+  }
+
+  double free_slot(DType dtype) {
+    if (free_slots_.empty()) return no_slot(dtype);
+    const std::int64_t slot = free_slots_.back();
+    free_slots_.pop_back();
+    return static_cast<double>(slot);
+  }
+
+  /// An index that is none of a slot, near the pool or as far from it as its type has room.
+  double no_slot(DType dtype) {
+    constexpr double kFar32 = 2147483647, kFar64 = 1LL << 52;
+    const double far = dtype == DType::int64 ? kFar64 : kFar32;
+    const double all[] = {-1, static_cast<double>(p_.state_slots), -far, far};
+    return all[std::uniform_int_distribution<int>(0, 3)(engine_)];
+  }
+
+  HostTensor choices(const TensorSpec& spec) {
+    std::uniform_int_distribution<int> third(0, 2);
+    HostTensor tensor(spec.dtype, shape_of(spec));
+    tensor.fill([&] { return third(engine_) == 0 ? 0.0 : 1.0; });
     return tensor;
   }
 
@@ -91,6 +118,7 @@ class Maker {
   const OperatorData& data_;
   Gate gate_;
   Engine engine_;
+  std::vector<std::int64_t> free_slots_;
 };
 
 }  // namespace
@@ -130,6 +158,52 @@ OperatorData make_data(const Problem& problem, Gate gate, std::uint64_t seed,
       data.tensors[std::string(spec.name)] =
           maker.make(spec, definition_of(data.problem).rule(spec.name).holds);
   return data;
+}
+
+std::vector<std::optional<Slots>> slots_of(const OperatorData& data) {
+  const Problem& p = data.problem;
+  std::vector<std::optional<Slots>> all;
+  const auto index = [&](const char* name, std::int64_t n) {
+    return static_cast<std::int64_t>(data.tensors.at(name).at(n));
+  };
+  const auto is_slot = [&](std::int64_t slot) {
+    return slot >= (p.null_slot_zero ? 1 : 0) && slot < p.state_slots;
+  };
+  for (std::int64_t n = 0; n < p.N; ++n) {
+    Slots slots{n, n};
+    if (p.state_index) slots.from = slots.to = index("state_index", n);
+    if (p.output_state_index) slots.to = index("output_state_index", n);
+    const bool null = p.state_index && !(is_slot(slots.from) && is_slot(slots.to));
+    slots.reads = !p.has_initial_state || data.tensors.at("has_initial_state").at(n) != 0;
+    all.push_back(null ? std::nullopt : std::optional(slots));
+  }
+  return all;
+}
+
+void poison_unread(OperatorData& data) {
+  const Problem& p = data.problem;
+  if (!p.inplace_state) return;
+  HostTensor& pool = data.tensors.at("state");
+  const std::int64_t count = p.state_index ? p.state_slots : p.N;
+  std::vector<bool> read(static_cast<std::size_t>(count));
+  const auto sequences = slots_of(data);
+  for (const auto& slots : sequences)
+    if (slots && slots->reads) read[static_cast<std::size_t>(slots->from)] = true;
+  const auto poison = [](HostTensor& tensor, std::int64_t unit, std::int64_t units) {
+    const std::size_t bytes = tensor.bytes() / static_cast<std::size_t>(units);
+    std::fill_n(tensor.data() + static_cast<std::size_t>(unit) * bytes, bytes, kNanPoison);
+  };
+  for (std::int64_t slot = 0; slot < count; ++slot)
+    if (!read[static_cast<std::size_t>(slot)]) poison(pool, slot, count);
+  for (std::int64_t n = 0; n < p.N; ++n) {
+    if (sequences[static_cast<std::size_t>(n)]) continue;
+    const auto at = static_cast<std::size_t>(n);
+    const std::int64_t first = p.packed ? data.cu_seqlens[at] : n * p.T;
+    const std::int64_t end = p.packed ? data.cu_seqlens[at + 1] : (n + 1) * p.T;
+    for (const char* name : {"q", "k", "v", "beta", "erase", "write", "g"})
+      if (const auto tensor = data.tensors.find(name); tensor != data.tensors.end())
+        for (std::int64_t t = first; t < end; ++t) poison(tensor->second, t, p.B * p.T);
+  }
 }
 
 OperatorData tokens_of(const OperatorData& whole, std::int64_t first, std::int64_t count) {

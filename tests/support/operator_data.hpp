@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,18 @@ HostTensor host_tensor(const TensorSpec& spec);
 /// `lengths` are its sequences; their sum is T and their count N.
 OperatorData make_data(const Problem& problem, Gate gate, std::uint64_t seed,
                        const std::vector<std::int64_t>& lengths = {});
+
+/// The slots of a sequence's states, and whether it starts from what the first holds.
+struct Slots {
+  std::int64_t from = 0, to = 0;
+  bool reads = true;
+};
+/// Those of every sequence; nothing for a null one.
+std::vector<std::optional<Slots>> slots_of(const OperatorData& data);
+
+/// Makes all NaN that a problem with states in place must not read: slots that no sequence starts
+/// from, and the tokens of null sequences.
+void poison_unread(OperatorData& data);
 
 /// Tokens [first, first + count) of every tensor of one sequence of T tokens; a token may have
 /// several rows.

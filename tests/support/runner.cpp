@@ -246,7 +246,7 @@ HostTensors run_stage(const Device& device, const Stage& stage, const Constants&
                              name, against_of(static_cast<int>(launch)));
       views.back() = with_rank(at->second.view(), static_cast<int>(argument.shape.size()));
       if (launch == 2 && argument.strided && role == Role::input)
-        views.back() = apart.emplace_back(device, views.back()).view();
+        views.back() = apart.emplace_back(device, views.back(), outer_dims(argument)).view();
     }
     device.synchronize();
     launch_apart(device, [&] { stage.launch(views); });
@@ -273,14 +273,12 @@ HostTensors run_stage(const Device& device, const Stage& stage, const Constants&
 
 namespace {
 
-/// Whether element i of the pool of states belongs to a slot that some sequence names.
+/// Whether element i of the pool of states belongs to a slot that some sequence writes.
 std::function<bool(std::int64_t)> touched_slots(const OperatorData& data) {
   const Problem& p = data.problem;
-  if (!p.state_index) return [](std::int64_t) { return true; };
-  std::vector<bool> touched(static_cast<std::size_t>(p.state_slots));
-  for (const double slot : data.tensors.at("state_index").values())
-    if (slot >= 0 && slot < static_cast<double>(p.state_slots))
-      touched[static_cast<std::size_t>(slot)] = true;
+  std::vector<bool> touched(static_cast<std::size_t>(p.state_index ? p.state_slots : p.N));
+  for (const auto& slots : slots_of(data))
+    if (slots) touched[static_cast<std::size_t>(slots->to)] = true;
   return [touched, one = p.HV * p.K * p.V](std::int64_t i) {
     return touched[static_cast<std::size_t>(i / one)];
   };
@@ -292,7 +290,7 @@ void expect_other_slots_kept(const OperatorData& data, const std::string& name,
   const HostTensor& before = data.tensors.at(name);
   for (std::int64_t i = 0; i < after.elements(); ++i) {
     if (touched(i) || same_element(before, after, i)) continue;
-    ADD_FAILURE() << name << " element " << i << ", of a slot that no sequence names, was changed";
+    ADD_FAILURE() << name << " element " << i << ", of a slot that no sequence writes, was changed";
     return;
   }
 }

@@ -76,7 +76,7 @@ using Launcher = std::function<void(const Arguments& arguments, void* workspace)
 
 /// The same for an operator, by tensor_specs() of its problem; the workspace is exactly
 /// workspace_bytes(), poisoned and guarded. A tensor both read and written starts every launch from
-/// its content in `data` and must keep the slots that no sequence names. `launches` (at least 2)
+/// its content in `data` and must keep the slots that no sequence writes. `launches` (at least 2)
 /// must agree bit by bit.
 HostTensors run_operator(const Device& device, const Operator& op, const OperatorData& data,
                          DeviceTensor::Guards guards = DeviceTensor::Guards::bands,

@@ -28,6 +28,7 @@ StageContext make_context(const OperatorData& data, std::int64_t BT) {
   c.state_v_first = p.state_v_first;
   if (p.lower_bound) c.lower_bound = *p.lower_bound;
   c.state_slots = p.state_index ? p.state_slots : p.N;
+  c.first_slot = p.null_slot_zero ? 1 : 0;
   c.gate_in_kernel = p.use_gate_in_kernel;
   c.qk_l2norm = p.use_qk_l2norm;
   c.steps = p.num_householder;

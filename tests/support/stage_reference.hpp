@@ -66,6 +66,7 @@ struct StageContext {
   double gate_floor = 0;              ///< of chunk_local_cumsum; -infinity leaves g alone
   std::optional<double> lower_bound;  ///< of kda's gate
   std::int64_t state_slots = 0;       ///< recurrent: of the pool of states
+  std::int64_t first_slot = 0;        ///< the least index of one
   bool gate_in_kernel = false;        ///< recurrent: g is the gate's raw input
   bool qk_l2norm = false;             ///< recurrent: it normalizes q and k
   bool beta_sigmoid = false, neg_eigval = false, state_v_first = false;

@@ -90,17 +90,23 @@ void recurrent(const StageContext& c, TensorMap& t) {
   Vector pool = in_place ? t.at("state") : optional(t, "initial_state");
   Vector o = zeros(c, c.dims.V);
   Vector final_state = zero_states(c, size(c.layout.sequences()));
-  const Vector& index = optional(t, "state_index");
+  const Vector &index = optional(t, "state_index"), &outputs = optional(t, "output_state_index");
+  const Vector& given = optional(t, "has_initial_state");
+  const auto is_slot = [&](std::int64_t slot) {
+    return slot >= c.first_slot && slot < c.state_slots;
+  };
   for (std::int64_t n = 0; n < c.layout.sequences(); ++n) {
-    const std::int64_t slot = index.empty() ? n : static_cast<std::int64_t>(index[size(n)]);
-    if (slot < 0 || slot >= c.state_slots) continue;
+    const std::int64_t from = index.empty() ? n : static_cast<std::int64_t>(index[size(n)]);
+    const std::int64_t to = outputs.empty() ? from : static_cast<std::int64_t>(outputs[size(n)]);
+    if (!index.empty() && !(is_slot(from) && is_slot(to))) continue;
+    const bool starts = given.empty() || given[size(n)] != 0;
     for (std::int64_t head = 0; head < c.dims.HV; ++head) {
-      Matrix S = read_state(c, pool, slot, head);
+      Matrix S = starts ? read_state(c, pool, from, head) : Matrix(c.dims.K, c.dims.V);
       for (std::int64_t token = c.layout.offsets[size(n)]; token < c.layout.offsets[size(n) + 1];
            ++token)
         recurrence.token(token, head, S, o.data());
       write_state(c, final_state, n, head, S);
-      if (in_place) write_state(c, pool, slot, head, S);
+      if (in_place) write_state(c, pool, to, head, S);
     }
   }
   t["o"] = o;

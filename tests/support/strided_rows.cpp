@@ -7,11 +7,12 @@
 #include <utility>
 
 namespace wyvern::testing {
-StridedRows::StridedRows(Device device, const TensorView& dense)
+StridedRows::StridedRows(Device device, const TensorView& dense, int outer_dims)
     : device_(std::move(device)),
       dense_(dense),
+      outer_dims_(outer_dims),
       size_(size_of(dense.dtype)),
-      rows_(static_cast<std::size_t>(dense.shape[0] * dense.shape[1])),
+      rows_(static_cast<std::size_t>(dense.shape[0] * (outer_dims == 1 ? 1 : dense.shape[1]))),
       row_bytes_(rows_ == 0 ? 0 : dense.elements() / rows_ * size_),
       stride_((row_bytes_ + 15) / 16 * 16 + kGap),
       before_(kFront + rows_ * stride_, kNanPoison) {
@@ -26,6 +27,10 @@ TensorView StridedRows::view() const {
   TensorView view = dense_;
   view.data = static_cast<unsigned char*>(memory_.get()) + kFront;
   const auto stride = static_cast<std::int64_t>(stride_ / size_);
+  if (outer_dims_ == 1) {
+    view.strides[0] = stride;
+    return view;
+  }
   view.strides[0] = view.shape[1] * stride;
   view.strides[1] = view.shape[1] == 1 ? 7 : stride;  // of one token any
   return view;
@@ -65,7 +70,7 @@ std::vector<std::string> rows_of_tokens(const Operator& op) {
     return step.template_id.starts_with("fwd_o.") || step.template_id.starts_with("kda_fwd_o.");
   };
   const bool dense_output = std::any_of(op.plan().begin(), op.plan().end(), makes_output);
-  constexpr std::array kAll{"q", "k", "v", "beta", "erase", "write", "g", "o", "do"};
+  constexpr std::array kAll{"q", "k", "v", "beta", "erase", "write", "g", "o", "do", "state"};
   std::vector<std::string> names;
   for (const TensorSpec& spec : tensor_specs(op.problem()))
     if (spec.present && std::find(kAll.begin(), kAll.end(), spec.name) != kAll.end() &&
@@ -80,7 +85,7 @@ Launcher launch_strided_rows(const Device& device, const Operator& op) {
     std::vector<std::pair<const TensorSpec*, StridedRows>> apart;
     for (const TensorSpec& spec : op.tensors()) {
       if (!spec.strided) continue;
-      apart.emplace_back(&spec, StridedRows(device, dense.tensor(spec.name)));
+      apart.emplace_back(&spec, StridedRows(device, dense.tensor(spec.name), spec.outer_dims));
       arguments.tensor(spec.name) = apart.back().second.view();
     }
     op.launch(arguments, workspace);

@@ -5,11 +5,11 @@
 
 namespace wyvern::testing {
 
-/// A copy of a tensor [B, T, ...] on the device with strided rows, and NaNs before, between and
-/// after them.
+/// A copy of a tensor [B, T, ...] on the device with strided rows, or with one outer dimension of a
+/// pool [slots, ...] with strided slots, and NaNs before, between and after them.
 class StridedRows {
  public:
-  StridedRows(Device device, const TensorView& dense);
+  StridedRows(Device device, const TensorView& dense, int outer_dims = 2);
 
   TensorView view() const;
   bool is_unchanged() const;
@@ -24,6 +24,7 @@ class StridedRows {
 
   Device device_;
   TensorView dense_;
+  int outer_dims_;
   std::size_t size_, rows_, row_bytes_, stride_;  // stride_ in bytes
   std::vector<unsigned char> before_;
   std::shared_ptr<void> memory_;
@@ -32,7 +33,7 @@ class StridedRows {
 /// The names of the tensors that the operator's plan takes strided, in binding order.
 std::vector<std::string> strided_tensors(const Operator& op);
 /// The tensors it should take strided, whatever the plan: the inputs with a row for each token,
-/// `do` too, and o where one kernel computes it from them.
+/// `do` too, o where one kernel computes it from them, and a pool of states.
 std::vector<std::string> rows_of_tokens(const Operator& op);
 
 /// For run_operator: launches `op` on copies of its strided tensors with NaNs before, between and

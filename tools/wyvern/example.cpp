@@ -66,7 +66,8 @@ enum class Stream : std::uint64_t {
   state_gradient,
   state_index,
   erase,
-  write
+  write,
+  has_initial_state
 };
 
 /// The random stream of an input; a state updated in place has the stream of an initial state.
@@ -84,6 +85,8 @@ Stream stream_of(std::string_view name) {
       {"do", Stream::output_gradient},
       {"dht", Stream::state_gradient},
       {"state_index", Stream::state_index},
+      {"output_state_index", Stream::state_index},
+      {"has_initial_state", Stream::has_initial_state},
       {"erase", Stream::erase},
       {"write", Stream::write}};
   for (const auto& [known, stream] : kStreams)
@@ -168,6 +171,16 @@ HostTensor slots(const Problem& p, std::uint64_t seed) {
   return integer_tensor(p.index_dtype, all);
 }
 
+/// Two in three are true.
+HostTensor choices(const Shape& shape, std::uint64_t seed) {
+  HostTensor tensor = HostTensor::make(DType::boolean, shape);
+  Random random(seed, static_cast<std::uint64_t>(Stream::has_initial_state));
+  const std::int64_t count = tensor.elements();
+  for (std::int64_t i = 0; i < count; ++i)
+    static_cast<std::uint8_t*>(tensor.data.get())[i] = random.next() % 3 != 0 ? 1 : 0;
+  return tensor;
+}
+
 /// One input.
 HostTensor make_input(const TensorRule& rule, DType dtype, const Shape& shape,
                       const Selection& selection, std::uint64_t seed) {
@@ -194,6 +207,7 @@ HostTensor make_input(const TensorRule& rule, DType dtype, const Shape& shape,
     case Quantity::states:
     case Quantity::state_gradient: return normal(0.25);
     case Quantity::state_slots: return slots(p, seed);
+    case Quantity::choices: return choices(shape, seed);
     default: return normal(1);
   }
 }

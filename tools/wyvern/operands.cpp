@@ -136,10 +136,13 @@ void infer_states(Tensors& tensors, Problem& p) {
   p.output_final_state = p.pass == Pass::backward ? tensors.contains("dht") : !p.inplace_state;
 
   const HostTensor* index = find(tensors, "state_index");
-  if (index == nullptr || p.pass != Pass::recurrent) return;
+  const bool serves = p.pass == Pass::recurrent || (p.pass == Pass::forward && p.inplace_state);
+  p.has_initial_state = p.inplace_state && serves && tensors.contains("has_initial_state");
+  if (index == nullptr || !serves) return;
   need_dtype(*index, "state_index", {DType::int32, DType::int64});
   p.state_index = true;
   p.index_dtype = index->dtype;
+  p.output_state_index = p.inplace_state && tensors.contains("output_state_index");
   const HostTensor& pool = need(tensors, name, symbols_of(name, p));
   need_rank(pool, name, 4, symbols_of(name, p));
   p.state_slots = pool.shape[0];
@@ -169,17 +172,25 @@ void check_inputs(const Tensors& tensors, const Problem& p) {
 /// A state that two sequences update at once would be neither's.
 void check_slots(const Tensors& tensors, const Problem& p) {
   if (!p.state_index || !p.inplace_state) return;
-  std::map<std::int64_t, std::size_t> owner;
-  const std::vector<std::int64_t> slots = integers(tensors.at("state_index"));
-  for (std::size_t n = 0; n < slots.size(); ++n) {
-    if (slots[n] < 0) continue;
-    const auto [held, fresh] = owner.emplace(slots[n], n);
-    if (!fresh)
-      reject(
-          "state_index[{}] is {}, as state_index[{}] is; with --inplace-state every sequence "
-          "must have a slot of its own",
-          n, slots[n], held->second);
-  }
+  struct Use {
+    const char* tensor;
+    std::size_t sequence;
+  };
+  std::map<std::int64_t, Use> owner;
+  const auto check = [&](const char* name) {
+    const std::vector<std::int64_t> slots = integers(tensors.at(name));
+    for (std::size_t n = 0; n < slots.size(); ++n) {
+      if (slots[n] < (p.null_slot_zero ? 1 : 0)) continue;
+      const auto [held, fresh] = owner.emplace(slots[n], Use{name, n});
+      if (!fresh && held->second.sequence != n)
+        reject(
+            "{}[{}] is {}, as {}[{}] is; with --inplace-state every sequence must have slots of "
+            "its own",
+            name, n, slots[n], held->second.tensor, held->second.sequence);
+    }
+  };
+  check("state_index");
+  if (p.output_state_index) check("output_state_index");
 }
 
 }  // namespace

@@ -11,8 +11,9 @@ namespace wyvern::cli {
 /// Takes shapes and dtypes from the tensors, then applies the options. q and v set the dimensions;
 /// the other tensors that the operator, the pass and the options need must be present and fit. The
 /// tensors that are optional decide options of their own: initial_state, cu_seqlens, dt_bias, A_log
-/// (only with a lower bound), dht of the backward pass, state_index of the recurrent pass. With
-/// --inplace-state an initial_state is renamed to state where there is none. Tensors that the
+/// (only with a lower bound), dht of the backward pass, state_index of the recurrent pass, and with
+/// --inplace-state state_index, output_state_index and has_initial_state of the forward pass too.
+/// With --inplace-state an initial_state is renamed to state where there is none. Tensors that the
 /// problem has no use for are left alone. Throws Error(kBadInput) that names the tensor, its shape
 /// or dtype and the legal one.
 Selection infer(const std::string& op, Tensors& tensors, const OptionFlags& options);

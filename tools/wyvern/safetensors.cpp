@@ -27,11 +27,12 @@ static_assert(std::endian::native == std::endian::little, "safetensors files are
 
 constexpr std::uint64_t kLongestHeader = 100'000'000;  // the limit of the format's own reader
 
-constexpr std::array<std::pair<std::string_view, DType>, 5> kDTypeNames{{{"F32", DType::fp32},
+constexpr std::array<std::pair<std::string_view, DType>, 6> kDTypeNames{{{"F32", DType::fp32},
                                                                          {"F16", DType::fp16},
                                                                          {"BF16", DType::bf16},
                                                                          {"I32", DType::int32},
-                                                                         {"I64", DType::int64}}};
+                                                                         {"I64", DType::int64},
+                                                                         {"BOOL", DType::boolean}}};
 
 std::string_view name_of(DType type) {
   for (const auto& [name, dtype] : kDTypeNames)
@@ -292,7 +293,8 @@ void store(HostTensor& tensor, std::int64_t index, double value) {
       static_cast<std::uint16_t*>(tensor.data.get())[index] = float_to_fp16(rounded);
       break;
     case DType::int32:
-    case DType::int64: break;  // not made from real numbers
+    case DType::int64:
+    case DType::boolean: break;  // not made from real numbers
   }
 }
 

@@ -166,6 +166,23 @@ void add_invariant_case(const Problem& base, std::vector<Case>& cases) {
   cases.push_back(std::move(c));
 }
 
+/// States in place, which a recurrent pass has among its other cases.
+void add_pool_cases(const Problem& base, std::vector<Case>& cases) {
+  if (base.pass != Pass::forward) return;
+  for (const DType index : {DType::int32, DType::int64}) {
+    Case c{{base, {}}};
+    Problem& p = c.selection.problem;
+    size(p, 1, 0, 1, 2, 64, 32);
+    pack(c, {70, 0, 33, 130});
+    p.inplace_state = p.state_index = true;
+    p.state_slots = 6;
+    p.index_dtype = index;
+    p.output_state_index = p.has_initial_state = p.state_v_first = index == DType::int64;
+    p.null_slot_zero = index == DType::int32;
+    cases.push_back(std::move(c));
+  }
+}
+
 std::vector<Case> recurrent_cases(const Problem& base) {
   std::vector<Case> cases(7, Case{{base, {}}});
   const auto problem = [&](std::size_t i) -> Problem& { return cases[i].selection.problem; };
@@ -182,6 +199,7 @@ std::vector<Case> recurrent_cases(const Problem& base) {
   problem(2).state_dtype = DType::bf16;
   size(problem(3), 5, 1, 2, 4, 128, 64);
   problem(3).inplace_state = problem(3).state_index = true;
+  problem(3).output_state_index = problem(3).null_slot_zero = true;
   problem(3).state_slots = 9;
   gate_in_kernel(problem(3));
   problem(3).use_qk_l2norm = true;
@@ -200,7 +218,7 @@ std::vector<Case> recurrent_cases(const Problem& base) {
   gate_in_kernel(problem(6));
   problem(6).has_dt_bias = false;
   problem(6).seqlens_dtype = DType::int64;
-  problem(6).inplace_state = true;
+  problem(6).inplace_state = problem(6).has_initial_state = true;
   problem(6).state_dtype = DType::bf16;
   problem(6).beta_dtype = DType::fp32;
   problem(6).g_dtype = base.dtype;
@@ -245,11 +263,15 @@ void draw_states(Draw& draw, Problem& p) {
   p.output_final_state = draw.chance(2);
   p.state_v_first = draw.chance(2);
   p.state_dtype = draw.chance(4) ? DType::bf16 : DType::fp32;
-  if (p.pass != Pass::recurrent) return;
-  p.inplace_state = draw.chance(2);
+  if (p.pass == Pass::backward) return;
+  const bool recurrent = p.pass == Pass::recurrent;
+  p.inplace_state = draw.chance(recurrent ? 2 : 4);
   if (p.inplace_state) p.initial_state = p.output_final_state = false;
-  p.state_index = (p.inplace_state || p.initial_state) && draw.chance(2);
+  p.state_index = (p.inplace_state || (recurrent && p.initial_state)) && draw.chance(2);
   if (p.state_index) p.state_slots = p.N + draw.below(4);
+  p.output_state_index = p.inplace_state && p.state_index && draw.chance(2);
+  p.null_slot_zero = p.state_index && draw.chance(2);
+  p.has_initial_state = p.inplace_state && draw.chance(2);
 }
 
 void draw_gate(Draw& draw, Case& c) {
@@ -284,6 +306,7 @@ Case random_case(const Problem& base, Draw& draw) {
   if (facts_of(p).householder) p.num_householder = 1 + draw.below(3);
   if (p.pass == Pass::recurrent) return c;
   if (draw.chance(2)) p.chunk_size = draw.one_of<3>({16, 32, 64});
+  if (p.inplace_state) return c;
   p.disable_recompute = draw.chance(3);
   p.return_intermediate_states = p.pass == Pass::forward && !p.disable_recompute && draw.chance(3);
   return c;
@@ -346,6 +369,7 @@ std::vector<Case> make_sweep(std::string_view op, Pass pass, const std::vector<N
   std::vector<Case> cases = pass == Pass::recurrent ? recurrent_cases(base) : chunked_cases(base);
   if (pass != Pass::recurrent) add_more_chunked_cases(base, cases);
   add_bounded_cases(base, cases);
+  add_pool_cases(base, cases);
   add_invariant_case(base, cases);
   vary_operator(cases);
   Draw draw(seed);
@@ -408,6 +432,9 @@ std::vector<std::string> options_of(const Case& c) {
   add(p.return_intermediate_states, "return_intermediate_states");
   add(p.inplace_state, "inplace_state");
   add(p.state_index, fmt::format("state_index {}", to_string(p.index_dtype)));
+  add(p.output_state_index, "output_state_index");
+  add(p.null_slot_zero, "null_slot_zero");
+  add(p.has_initial_state, "has_initial_state");
   return options;
 }
 
@@ -426,6 +453,8 @@ std::string describe(const Case& c) {
   if (p.initial_state) text += fmt::format(" initial_state={}", to_string(p.state_dtype));
   if (p.output_final_state) text += p.pass == Pass::backward ? " dht" : " final_state";
   if (p.state_index) text += fmt::format(" state_index of {} slots", p.state_slots);
+  if (p.output_state_index) text += " output_state_index";
+  if (p.has_initial_state) text += " has_initial_state";
   if (!p.has_g) text += " no g";
   if (!p.has_A_log) text += " no A_log";
   if (p.has_dt_bias) text += " dt_bias";

@@ -15,6 +15,7 @@ namespace {
 /// CUtensorMapDataType.
 int type_of(DType dtype) {
   switch (dtype) {
+    case DType::boolean: return 0;
     case DType::int32: return 3;
     case DType::int64: return 5;
     case DType::fp16: return 6;

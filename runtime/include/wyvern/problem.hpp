@@ -82,11 +82,16 @@ struct Problem {
       false;  ///< the forward pass returns intermediates that the backward pass would recompute
   bool return_intermediate_states = false;  ///< forward: the state entering every chunk
 
-  // The recurrent pass only.
-  bool inplace_state = false;    ///< the state is read from and written to `state`
-  bool state_index = false;      ///< sequence n's state is slot state_index[n]; negative: skipped
-  std::int64_t state_slots = 0;  ///< slots of the pool with state_index; else N slots
-  DType index_dtype = DType::int32;  ///< of state_index: int32 or int64
+  // The forward and the recurrent pass only: states in a pool (SPECIFICATION.md, section 9).
+  bool inplace_state = false;  ///< the state is read from and written to `state`
+  /// Sequence n's state is slot state_index[n] of the pool; an index that is none of a slot: it
+  /// computes nothing. In the recurrent pass also of `initial_state`.
+  bool state_index = false;
+  bool output_state_index = false;   ///< its final state goes to slot output_state_index[n]
+  bool null_slot_zero = false;       ///< index 0 too is none of a slot; else those below 0 alone
+  bool has_initial_state = false;    ///< starts from zeros where has_initial_state[n] is false
+  std::int64_t state_slots = 0;      ///< slots of the pool with state_index; else N slots
+  DType index_dtype = DType::int32;  ///< of the index tensors: int32 or int64
 
   bool operator==(const Problem&) const = default;
 };

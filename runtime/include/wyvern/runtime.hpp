@@ -91,9 +91,12 @@ struct TensorSpec {
   int rank = 0;
   std::array<std::int64_t, kMaxRank> shape{};
   bool present = false;  ///< the problem asks for it; else it must be absent
-  /// Whether the prepared operator takes the tensor with strided rows (<wyvern/tensor.hpp>); its
-  /// plan decides. Always false in tensor_specs().
+  /// Whether the prepared operator takes the tensor with strided rows (<wyvern/tensor.hpp>), or a
+  /// pool with strided slots; its plan decides. Always false in tensor_specs().
   bool strided = false;
+  /// Leading dimensions that count what may be strided: [B, T] of rows of tokens, [slots] of a
+  /// pool.
+  int outer_dims = 2;
 };
 
 /// Every tensor of Arguments for a valid problem, in the order of Arguments.
@@ -123,10 +126,15 @@ struct Arguments {
   TensorView dt_bias;        ///< [HV], or [HV,K] per key channel; fp32; with has_dt_bias
   TensorView do_;            ///< backward: "do", the gradient of o
   TensorView dht;            ///< backward: the gradient of the final state, fp32
-  /// Recurrent: [N], the slot of each sequence's state; one outside [0, state_slots), such as -1,
-  /// skips the sequence: its rows of o and its final_state are 0, no slot is touched. With
-  /// inplace_state no two sequences may share a slot; that is not checked.
+  /// [N], the slot of each sequence's state; one outside [0, state_slots), such as -1, and 0 with
+  /// null_slot_zero, makes a null sequence: it computes nothing, its rows of o and its final_state
+  /// are 0, no slot is touched. With inplace_state a slot that a sequence writes is no other
+  /// sequence's, read or written; that is not checked.
   TensorView state_index;
+  /// [N], where each sequence's final state goes, with output_state_index: as state_index, of the
+  /// same dtype. An index that is none of a slot in either makes a null sequence.
+  TensorView output_state_index;
+  TensorView has_initial_state;  ///< [N] boolean: false starts from zeros, whatever the slot holds
 
   /// Intermediates that disable_recompute keeps: outputs of the forward pass, inputs of the
   /// backward pass with the same chunk_size. Of the inputs' dtype but for Aqk.
@@ -136,9 +144,11 @@ struct Arguments {
   TensorView h;          ///< [NT,HV,K,V], the state entering every chunk
   TensorView v_new;      ///< [B,T,HV,V]
 
-  TensorView state;        ///< recurrent, in and out: the pool of states, with inplace_state
-  TensorView o;            ///< out, [B,T,HV,V]
-  TensorView final_state;  ///< out, a state, fp32
+  /// In and out: the pool of states [state_slots,HV,...] ([N,HV,...] without state_index), with
+  /// inplace_state. Slots may lie apart (<wyvern/tensor.hpp>).
+  TensorView state;
+  TensorView o;                    ///< out, [B,T,HV,V]
+  TensorView final_state;          ///< out, a state, fp32
   TensorView intermediate_states;  ///< out, [NT,HV,K,V] or [NT,HV,V,K], of the inputs' dtype
   TensorView dq, dk, dv, dbeta;    ///< out, each as its input
   TensorView derase, dwrite, dg;   ///< out, each as its input

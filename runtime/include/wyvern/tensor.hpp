@@ -24,6 +24,9 @@ inline constexpr int kMaxRank = 5;
 /// of a batch is T row strides. Memory between rows is neither read nor written; but the memory of
 /// a tensor that is written counts from its first byte to its last one, so that no other tensor may
 /// lie between its rows.
+///
+/// The slots of a pool of states [slots, HV, ...] may be strided likewise: each is contiguous, the
+/// distance from one to the next is a multiple of 16 bytes below 2^40 and at least a slot.
 struct TensorView {
   void* data = nullptr;  ///< null: the tensor is absent
   DType dtype = DType::fp32;

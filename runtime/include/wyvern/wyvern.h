@@ -143,7 +143,8 @@ typedef enum wyvern_dtype {
   WYVERN_FP16 = 2,
   WYVERN_BF16 = 3,
   WYVERN_INT32 = 4,
-  WYVERN_INT64 = 5
+  WYVERN_INT64 = 5,
+  WYVERN_BOOLEAN = 6 /* a byte, 0 or 1 */
 } wyvern_dtype;
 
 /* What to compute: an operator, a pass, a shape, dtypes, options. */
@@ -367,7 +368,8 @@ typedef struct wyvern_tensor {
                              2): then of [B, T, ...] rows of tokens may lie apart, each contiguous,
                              at equal distances of a multiple of 16 bytes below 2^40, sequences of a
                              batch at T distances; what lies between rows is neither read nor
-                             written, but counts as memory of a tensor that is written */
+                             written, but counts as memory of a tensor that is written. Slots of a
+                             pool of states [slots, ...] may lie apart likewise */
   int32_t dtype;          /* a wyvern_dtype */
   int32_t rank;
 } wyvern_tensor;

@@ -2,6 +2,7 @@
 #include "templates/decode/decode_contract.hpp"
 #include "templates/decode/recurrent/cpu_layout.hpp"
 #include "templates/decode/stages.hpp"
+#include "templates/pool_contract.hpp"
 
 namespace wyvern::recurrent {
 namespace {
@@ -11,35 +12,30 @@ Template stage() {
   Template t;
   t.name = "recurrent";
   t.covers = {stages::recurrent};
-  t.constants = {constant::DTYPE,
-                 constant::BETA_DTYPE,
-                 constant::G_DTYPE,
-                 constant::STATE_DTYPE,
-                 constant::SEQLENS_DTYPE,
-                 constant::INDEX_DTYPE,
-                 constant::H,
-                 constant::HV,
-                 constant::K,
-                 constant::V,
-                 constant::GATE_K,
-                 constant::STEPS,
-                 constant::VARLEN,
-                 constant::GATED,
-                 constant::SCALAR_GATE,
-                 constant::VECTOR_GATE,
-                 constant::GATE_IN_KERNEL,
-                 constant::HAS_A_LOG,
-                 constant::HAS_DT_BIAS,
-                 constant::LOWER_BOUND,
-                 constant::QK_L2NORM,
-                 constant::BETA_SIGMOID,
-                 constant::NEG_EIGVAL,
-                 constant::INITIAL_STATE,
-                 constant::FINAL_STATE,
-                 constant::STATE_V_FIRST,
-                 constant::INPLACE_STATE,
-                 constant::STATE_INDEX};
-  t.strided = {"q", "k", "v", "beta", "g", "o"};
+  t.constants = pool::with_slots({constant::DTYPE,
+                                  constant::BETA_DTYPE,
+                                  constant::G_DTYPE,
+                                  constant::SEQLENS_DTYPE,
+                                  constant::H,
+                                  constant::HV,
+                                  constant::K,
+                                  constant::V,
+                                  constant::GATE_K,
+                                  constant::STEPS,
+                                  constant::VARLEN,
+                                  constant::GATED,
+                                  constant::SCALAR_GATE,
+                                  constant::VECTOR_GATE,
+                                  constant::GATE_IN_KERNEL,
+                                  constant::HAS_A_LOG,
+                                  constant::HAS_DT_BIAS,
+                                  constant::LOWER_BOUND,
+                                  constant::QK_L2NORM,
+                                  constant::BETA_SIGMOID,
+                                  constant::NEG_EIGVAL,
+                                  constant::FINAL_STATE,
+                                  constant::STATE_V_FIRST});
+  t.strided = {"q", "k", "v", "beta", "g", "o", "state"};
   return t;
 }
 

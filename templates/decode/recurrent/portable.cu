@@ -2,6 +2,7 @@
 // one state in registers from the first token to the last; warps never meet, so there is neither
 // shared memory nor a barrier, and a state moves once in and once out.
 #include "device/cuda/decode.cuh"
+#include "device/state_slots.hpp"
 
 constexpr int kThreads = num_warps * 32;
 constexpr int kTiles = ceil_div(V, BV);
@@ -98,24 +99,22 @@ WYVERN_KERNEL(kThreads, 0) {
   const int64 n = block_index() / kTiles / HV;
   const int64 begin = decode::sequence_start<VARLEN>(cu_seqlens, n, e);
   const int64 end = decode::sequence_start<VARLEN>(cu_seqlens, n + 1, e);
-  const int64 slot = STATE_INDEX ? static_cast<int64>(state_index[n]) : n;
-  const int64 from = (slot * HV + head) * (K * V);
-  const int64 to = (n * HV + head) * (K * V);
+  const StateSlots slots =
+      find_states<Spec>(n, head, e, state_stride, state_index, output_state_index);
 
   State S;
   S.clear();
-  if (STATE_INDEX && (slot < 0 || slot >= e.S)) {
+  if (slots.null) {
     decode::clear_output<Spec>({o, o_stride}, begin, end, head, column);
-    if constexpr (FINAL_STATE) S.store(final_state + to, column);
+    if constexpr (FINAL_STATE) S.store(final_state + (n * HV + head) * (K * V), column);
     return;
   }
   const Tensors in{{q, q_stride}, {k, k_stride}, {v, v_stride}, {beta, beta_stride}, {g, g_stride}};
   Token next = {};
   if (begin < end) load_step(next, in, begin * STEPS, head, column);
-  if constexpr (INPLACE_STATE)
-    S.load(state + from, column);
-  else if constexpr (INITIAL_STATE)
-    S.load(initial_state + from, column);
+  if constexpr (INPLACE_STATE || INITIAL_STATE)
+    if (starts_from_slot<Spec>(n, has_initial_state))
+      S.load((INPLACE_STATE ? state : initial_state) + slots.from, column);
   Decay gate;
   gate.load(A_log, dt_bias, head);
   for (int64 row = begin * STEPS; row < end * STEPS; ++row) {
@@ -124,6 +123,6 @@ WYVERN_KERNEL(kThreads, 0) {
     step(S, now, gate, is_first(row), is_last(row), o + row / STEPS * o_stride + head * V, column,
          e);
   }
-  if constexpr (INPLACE_STATE) S.store(state + from, column);
-  if constexpr (FINAL_STATE) S.store(final_state + to, column);
+  if constexpr (INPLACE_STATE) S.store(state + slots.to, column);
+  if constexpr (FINAL_STATE) S.store(final_state + slots.to, column);
 }

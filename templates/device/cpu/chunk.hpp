@@ -9,24 +9,26 @@ namespace wyvern::cpu {
 struct Chunk {
   int64 token;
   int rows;
+  int64 sequence;
 };
 
 /// The chunk of a slot. `seq_offsets` and `chunk_index` are read only where `Packed`.
 template <bool Packed>
 inline Chunk find_chunk(int64 slot, int chunk_size, const Extents& e, const int32* seq_offsets,
                         const int32* chunk_index) {
-  int64 first, end;
+  int64 first, end, sequence;
   if constexpr (Packed) {
-    const int32 sequence = chunk_index[2 * slot];
-    if (sequence < 0) return {0, 0};
+    sequence = chunk_index[2 * slot];
+    if (sequence < 0) return {0, 0, 0};
     first = seq_offsets[sequence] + static_cast<int64>(chunk_index[2 * slot + 1]) * chunk_size;
     end = seq_offsets[sequence + 1];
   } else {
     const int64 per_sequence = (e.T + chunk_size - 1) / chunk_size;
-    first = slot / per_sequence * e.T + slot % per_sequence * chunk_size;
-    end = (slot / per_sequence + 1) * e.T;
+    sequence = slot / per_sequence;
+    first = sequence * e.T + slot % per_sequence * chunk_size;
+    end = (sequence + 1) * e.T;
   }
-  return {first, static_cast<int>(end - first < chunk_size ? end - first : chunk_size)};
+  return {first, static_cast<int>(end - first < chunk_size ? end - first : chunk_size), sequence};
 }
 
 /// The chunk's rows of a tensor whose rows lie `stride` elements apart, each from `column` on.

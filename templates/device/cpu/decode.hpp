@@ -175,13 +175,6 @@ static void store_vector(const float* from, int columns, T* to) {
   for_heads(columns, [&](int c, int count) { store_heads(to + c, load(from + c), count); });
 }
 
-/// Zeros in o, whose rows are `stride` elements apart, for the tokens of a sequence without a slot.
-template <class T>
-static void clear_output(T* o, int64 stride, int64 tokens, int columns) {
-  for (int64 t = 0; t < tokens; ++t)
-    for_heads(columns, [&](int c, int count) { store_heads(o + t * stride + c, f32{}, count); });
-}
-
 template <class S, class T, class State>
 static void load_state(const T* from, int columns, State state) {
   if constexpr (S::STATE_V_FIRST)

@@ -18,16 +18,21 @@ struct CallerState {
       load_tile(from, V, K, columns, state);
   }
 
-  static void store(Tile<S::BV> state, int columns, float* to) {
+  template <class T>
+  static void store(Tile<S::BV> state, int columns, T* to) {
     if constexpr (S::STATE_V_FIRST)
       transpose(state, K, columns, to, K);
     else
       store_tile(state, K, columns, to, V);
   }
 
-  /// Offset of the block's columns in a caller's state of sequence n.
+  /// Offset of the block's columns in a caller's state.
+  static int64 columns_at(int first_column) {
+    return S::STATE_V_FIRST ? int64{first_column} * K : first_column;
+  }
+  /// The same from the start of states [N, HV, ...], of sequence n.
   static int64 start(int64 n, int64 hv, int first_column) {
-    return (n * S::HV + hv) * K * V + (S::STATE_V_FIRST ? int64{first_column} * K : first_column);
+    return (n * S::HV + hv) * K * V + columns_at(first_column);
   }
 };
 

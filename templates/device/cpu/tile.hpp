@@ -142,6 +142,14 @@ static void store_tile(Tile<C> src, int rows, int columns, T* dst, int64 stride,
   detail::store_tile(src.data, src.kStride, rows, columns, dst, stride, factor);
 }
 
+/// Zeros in `columns` elements of rows that lie `stride` elements apart: the output of a null
+/// sequence.
+template <class T>
+static void clear_output(int64 rows, int columns, T* to, int64 stride) {
+  for (int64 r = 0; r < rows; ++r)
+    for (int c = 0; c < columns; ++c) to[r * stride + c] = T{};
+}
+
 namespace detail {
 
 template <int... I>

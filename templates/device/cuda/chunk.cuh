@@ -14,6 +14,7 @@ WYVERN_DEVICE float decay(float x) { return exp2_fast(x * kLog2E); }
 struct Chunk {
   int64 token = 0;
   int rows = 0;
+  int sequence = 0;
 };
 
 /// The chunk in `slot`, for chunks of Size tokens.
@@ -26,11 +27,13 @@ WYVERN_DEVICE Chunk locate_chunk(int slot, const Extents& e, const int32* seq_of
     if (sequence < 0) return chunk;
     chunk.token = seq_offsets[sequence] + chunk_index[2 * slot + 1] * Size;
     chunk.rows = smaller(seq_offsets[sequence + 1] - static_cast<int>(chunk.token), Size);
+    chunk.sequence = sequence;
   } else {
     const int tokens = static_cast<int>(e.T);
     const int per_sequence = ceil_div(tokens, Size);
     const int first = slot % per_sequence * Size;
-    chunk.token = slot / per_sequence * e.T + first;
+    chunk.sequence = slot / per_sequence;
+    chunk.token = chunk.sequence * e.T + first;
     chunk.rows = smaller(tokens - first, Size);
   }
   return chunk;

@@ -135,6 +135,29 @@ WYVERN_DEVICE void store_words(void* to, const uint32 (&x)[4]) {
                : "memory");
 }
 
+// ---- between blocks -----------------------------------------------------------------------------
+
+/// All that this thread read and wrote before comes before what it adds to a counter afterwards.
+WYVERN_DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+/// Adds to a counter in global memory.
+WYVERN_DEVICE void add_to_counter(int32* counter, int32 x) {
+  asm volatile("red.relaxed.gpu.global.add.s32 [%0], %1;" ::"l"(__cvta_generic_to_global(counter)),
+               "r"(x)
+               : "memory");
+}
+/// Waits until a counter in global memory has reached `count`: what other blocks did before they
+/// added to it comes before all that this thread does afterwards. They must have smaller numbers,
+/// as blocks start in the order of theirs.
+WYVERN_DEVICE void await_counter(const int32* counter, int32 count) {
+  int32 seen = 0;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];"
+                 : "=r"(seen)
+                 : "l"(__cvta_generic_to_global(counter))
+                 : "memory");
+  } while (seen < count);
+}
+
 // ---- moving registers inside a warp; every lane must take part ----------------------------------
 
 WYVERN_DEVICE float shuffle(float x, int source_lane) {

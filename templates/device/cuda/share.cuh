@@ -14,6 +14,15 @@ struct SharedWalk {
   bool to_end;
 };
 
+/// Where several blocks share a sequence whose state is updated in place, one writes the slot that
+/// others start from: it waits until each of their warps with a state has said by this that it
+/// needs its slot no more. `counter` is 0 when the kernel starts.
+WYVERN_DEVICE void tell_slot_read(int32* counter) {
+  fence_device();
+  sync_warp();
+  if (lane_index() == 0) add_to_counter(counter, 1);
+}
+
 /// The sequence of a packed batch that comes `turn`-th where longer ones come before shorter ones:
 /// the blocks of the last sequences are those that others wait for. `turn` itself where there are
 /// more sequences than Threads, of which each keeps few blocks busy. By all Threads threads; `room`
@@ -94,8 +103,7 @@ WYVERN_DEVICE int warm_up(int first, float* sums, Stretch&& stretch) {
 }
 
 /// Share number `share` of `shares` of a sequence; warm_up(first) says how many chunks before its
-/// own a block must walk through, for what was before them not to count. The last shares come
-/// first: where they have the whole sequence to walk through, the others have less.
+/// own a block must walk through, for what was before them not to count.
 template <int Rows, class WarmUp>
 WYVERN_DEVICE SharedWalk share_out(const Sequence& sequence, int share, int shares,
                                    WarmUp&& warm_up) {

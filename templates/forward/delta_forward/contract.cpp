@@ -7,6 +7,7 @@
 #include "templates/hopper_contract.hpp"
 #include "templates/intra/stages.hpp"
 #include "templates/output/stages.hpp"
+#include "templates/pool_contract.hpp"
 #include "templates/rows/stages.hpp"
 #include "templates/scan/scan_contract.hpp"
 #include "templates/scan/stages.hpp"
@@ -137,11 +138,11 @@ Template walk(std::string name, std::string source) {
 /// The same where queries are asked too.
 Template whole_walk(std::string name, std::string source) {
   Template t = walk(std::move(name), std::move(source));
-  t.constants = scan::joined(t.constants, {constant::STATE_DTYPE, constant::INITIAL_STATE,
-                                           constant::FINAL_STATE, constant::STATE_V_FIRST});
+  t.constants =
+      scan::joined(pool::with_slots(t.constants), {constant::FINAL_STATE, constant::STATE_V_FIRST});
   t.tensor_maps.insert(t.tensor_maps.begin(), {.name = "q_map", .argument = "q", .view = keys});
   t.tensor_maps.push_back({.name = "o_map", .argument = "o", .view = outputs});
-  t.strided = {"q", "k", "v", "beta", "g", "o"};
+  t.strided = {"q", "k", "v", "beta", "g", "o", "state"};
   return t;
 }
 
@@ -174,6 +175,7 @@ Template one_kernel() {
   t.summary = "The forward pass in one kernel, for a gate a head or none: the state stays on chip.";
   t.walk_cost = WalkCost{.chunk = 1.8, .wide = 2.5};
   t.covers = whole_pass();
+  t.additional = {hopper::slots_read({constant::INPLACE_STATE, constant::SCALAR_GATE})};
   t.fit = choose_columns;
   t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {
     return launch(s, blocks(s, e, limits));

@@ -3,7 +3,11 @@
 // beta and g nothing but they themselves is read, and nothing but o and the final state written.
 constexpr bool kQueries = true;
 
+#include "device/state_slots.hpp"
 #include "forward/delta_forward/block.cuh"
+
+/// Whether one of the blocks that share a sequence waits till the others have read its slot.
+constexpr bool kWaits = INPLACE_STATE && SCALAR_GATE;
 
 WYVERN_KERNEL(kThreads, 1) {
   Block b{};
@@ -17,6 +21,20 @@ WYVERN_KERNEL(kThreads, 1) {
                                          reinterpret_cast<int*>(b.shared));
   const Sequence sequence =
       locate_sequence<VARLEN, kRows>(b.sequence, e, seq_offsets, chunk_offsets);
+  // Without a gate older states always count.
+  const int chains = kTilesV * HV * sequences;
+  const int shares = SCALAR_GATE ? block_count() / chains : 1;
+  // The last shares come first: where they have the whole sequence to walk through, the others have
+  // less. In place the last one waits for the others, so that it comes after them.
+  const int turn = block_index() / chains;
+  const int share = INPLACE_STATE ? turn : shares - 1 - turn;
+  if (is_null_sequence<Spec>(b.sequence, e, state_index, output_state_index)) {
+    if (share == 0)
+      clear_output<kThreads>(
+          TokenRows<DTYPE>{o, o_stride}.at(sequence.token, b.head * V + b.tile * BV),
+          sequence.tokens, BV);
+    return;
+  }
   GateForm form{e.gate_floor, 0.0f, 0.0f};
   if constexpr (GATE_IN_KERNEL) {
     form.A_log = A_log[b.head];
@@ -26,9 +44,6 @@ WYVERN_KERNEL(kThreads, 1) {
   const TokenRows<const G_DTYPE> g_rows{g, g_stride};
   const TokenRows<const BETA_DTYPE> beta_rows{beta, beta_stride};
 
-  // Without a gate older states always count.
-  const int shares = SCALAR_GATE ? block_count() / (kTilesV * HV * sequences) : 1;
-  const int share = shares - 1 - block_index() / (kTilesV * HV * sequences);
   // Two blocks of a sequence share out its chunks, or, where states last so long that this is
   // faster, its columns: what both see in front of the second share decides.
   const bool may_halve = kWalkers == 2 && shares == 2;
@@ -45,28 +60,49 @@ WYVERN_KERNEL(kThreads, 1) {
   b.halves = may_halve && 4 * (all - first + warm) > 3 * all;
   static_cast<SharedWalk&>(b) = share_out<kRows>(sequence, b.halves ? 0 : share,
                                                  b.halves ? 1 : shares, [&](int) { return warm; });
-  if (b.chunks == 0 && !b.to_end) return;
+  if (b.chunks == 0 && !b.to_end) {
+    if constexpr (kWaits)
+      if (warp_index() < 4 * kWalkers) tell_slot_read(slots_read + b.sequence * HV + b.head);
+    return;
+  }
   begin_block(b);
 
   run_block(b, form, e.scale, {g_rows, beta_rows}, q_map, k_map, v_map, b.halves ? share : 0,
             [&](auto& walker) {
-              // Computed where it is used: in between registers are few.
-              const auto state_start = [&] {
+              // Computed where they are used: in between registers are few.
+              const auto slots = [&] {
                 const Block copy = recalled(b);
-                return (int64{copy.sequence} * HV + copy.head) * K * V;
+                return find_states<Spec>(copy.sequence, copy.head, e, state_stride, state_index,
+                                         output_state_index);
               };
-              if constexpr (INITIAL_STATE) {
-                if (b.from_start)
+              if constexpr (INPLACE_STATE || INITIAL_STATE) {
+                if (b.from_start && starts_from_slot<Spec>(recalled(b).sequence, has_initial_state))
                   walker.template visit<V, STATE_V_FIRST>(
-                      [from = initial_state + state_start()](int offset, float& x) {
-                        x = to_float(from[offset]);
-                      });
+                      [from = (INPLACE_STATE ? state : initial_state) + slots().from](
+                          int offset, float& x) { x = to_float(from[offset]); });
+              }
+              if constexpr (kWaits) {
+                const Block copy = recalled(b);
+                if (!copy.to_end) tell_slot_read(slots_read + copy.sequence * HV + copy.head);
               }
               if (b.chunks > 0) walk(walker, o_map, {o, o_stride});
+              if constexpr (INPLACE_STATE) {
+                const Block copy = recalled(b);
+                if (copy.to_end) {
+                  if (kWaits && !copy.halves)
+                    await_counter(slots_read + copy.sequence * HV + copy.head,
+                                  (block_count() / (kTilesV * HV * static_cast<int>(e.N)) - 1) *
+                                      kTilesV * kWalkers * 4);
+                  walker.template visit<V, STATE_V_FIRST>(
+                      [to = state + slots().to](int offset, float& x) {
+                        to[offset] = from_float<STATE_DTYPE>(x);
+                      });
+                }
+              }
               if constexpr (FINAL_STATE) {
                 if (recalled(b).to_end)
                   walker.template visit<V, STATE_V_FIRST>(
-                      [to = final_state + state_start()](int offset, float& x) { to[offset] = x; });
+                      [to = final_state + slots().to](int offset, float& x) { to[offset] = x; });
               }
               if (thread_index() % 128 == 0) sm90::bulk_wait_read<0>();
             });

@@ -3,6 +3,7 @@
 constexpr bool kQueries = true;
 
 #include "device/cuda/segment.cuh"
+#include "device/state_slots.hpp"
 #include "forward/delta_forward/block.cuh"
 
 WYVERN_KERNEL(kThreads, 1) {
@@ -13,6 +14,12 @@ WYVERN_KERNEL(kThreads, 1) {
   b.shared = sm90::swizzled_memory();
   b.tile = block_index() % kTilesV;
   b.head = block_index() / kTilesV % HV;
+  if (is_null_sequence<Spec>(segment.sequence, e, state_index, output_state_index)) {
+    clear_output<kThreads>(
+        TokenRows<DTYPE>{o, o_stride}.at(segment.token, b.head * V + b.tile * BV), segment.tokens,
+        BV);
+    return;
+  }
   b.sequence = segment.sequence;
   b.token = segment.token;
   b.tokens = segment.tokens;
@@ -34,12 +41,20 @@ WYVERN_KERNEL(kThreads, 1) {
     walker.template visit<V, false>(
         [from = segment_state + slot * K * V](int offset, float& x) { x = from[offset]; });
     if (b.chunks > 0) walk(walker, o_map, {o, o_stride});
-    if constexpr (FINAL_STATE) {
+    if constexpr (INPLACE_STATE || FINAL_STATE) {
       const Block copy = recalled(b);
-      if (copy.to_end)
-        walker.template visit<V, STATE_V_FIRST>(
-            [to = final_state + (int64{copy.sequence} * HV + copy.head) * K * V](
-                int offset, float& x) { to[offset] = x; });
+      if (copy.to_end) {
+        const int64 leaving = find_states<Spec>(copy.sequence, copy.head, e, state_stride,
+                                                state_index, output_state_index)
+                                  .to;
+        if constexpr (INPLACE_STATE)
+          walker.template visit<V, STATE_V_FIRST>([to = state + leaving](int offset, float& x) {
+            to[offset] = from_float<STATE_DTYPE>(x);
+          });
+        else
+          walker.template visit<V, STATE_V_FIRST>(
+              [to = final_state + leaving](int offset, float& x) { to[offset] = x; });
+      }
     }
     if (thread_index() % 128 == 0) sm90::bulk_wait_read<0>();
   });

@@ -7,6 +7,7 @@
 #include "templates/hopper_contract.hpp"
 #include "templates/intra/stages.hpp"
 #include "templates/output/stages.hpp"
+#include "templates/pool_contract.hpp"
 #include "templates/rows/stages.hpp"
 #include "templates/scan/scan_contract.hpp"
 #include "templates/scan/stages.hpp"
@@ -129,10 +130,10 @@ Template walk(std::string name, std::string source) {
 /// The same where queries are asked too.
 Template whole_walk(std::string name, std::string source) {
   Template t = walk(std::move(name), std::move(source));
-  t.constants = scan::joined(t.constants, {constant::STATE_DTYPE, constant::INITIAL_STATE,
-                                           constant::FINAL_STATE, constant::STATE_V_FIRST});
+  t.constants =
+      scan::joined(pool::with_slots(t.constants), {constant::FINAL_STATE, constant::STATE_V_FIRST});
   t.tensor_maps.insert(t.tensor_maps.begin(), {.name = "q_map", .argument = "q", .view = keys});
-  t.strided = {"q", "k", "v", "beta", "g", "o"};
+  t.strided = {"q", "k", "v", "beta", "g", "o", "state"};
   return t;
 }
 
@@ -150,6 +151,7 @@ Template one_kernel() {
   // chunk of it takes from 0.5 us for few heads to 1 for many.
   t.walk_cost = WalkCost{.chunk = 2.5, .wide = 5.1, .added = 14};
   t.covers = whole_pass();
+  t.additional = {hopper::slots_read({constant::INPLACE_STATE})};
   t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
     narrow(s, limits, shape.sequences * s.HV * s.V);
   };

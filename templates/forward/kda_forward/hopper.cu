@@ -2,6 +2,7 @@
 // a share of it, and value head: nothing but o and the final state is written.
 constexpr bool kQueries = true;
 
+#include "device/state_slots.hpp"
 #include "forward/kda_forward/walk.cuh"
 
 /// log2 of a bound on how much longer a state can be after token `last` of the sequence that begins
@@ -56,21 +57,35 @@ WYVERN_KERNEL(kThreads, 1) {
   if constexpr (VARLEN)
     b.sequence = longest_first<kThreads>(b.sequence, sequences, seq_offsets,
                                          reinterpret_cast<int*>(b.shared));
+  const Sequence sequence =
+      locate_sequence<VARLEN, kChunk>(b.sequence, e, seq_offsets, chunk_offsets);
+  const int chains = kTilesV * HV * sequences;
+  const int shares = block_count() / chains;
+  // The last shares come first: where they have the whole sequence to walk through, the others have
+  // less. In place the last one waits for the others, so that it comes after them.
+  const int turn = block_index() / chains;
+  const int share = INPLACE_STATE ? turn : shares - 1 - turn;
+  if (is_null_sequence<Spec>(b.sequence, e, state_index, output_state_index)) {
+    if (share == 0)
+      clear_output<kThreads>(
+          TokenRows<DTYPE>{o, o_stride}.at(sequence.token, b.head * V + b.tile * BV),
+          sequence.tokens, BV);
+    return;
+  }
   const GateForm form(e, HAS_A_LOG ? A_log[b.head] : 0.0f);
   bring_bias(b, form, dt_bias);
 
-  const Sequence sequence =
-      locate_sequence<VARLEN, kChunk>(b.sequence, e, seq_offsets, chunk_offsets);
   const TokenRows<const BETA_DTYPE> beta_rows{beta, beta_stride};
-  const int chains = kTilesV * HV * sequences;
-  const int shares = block_count() / chains;
-  const int share = shares - 1 - block_index() / chains;
   static_cast<SharedWalk&>(b) = share_out<kChunk>(sequence, share, shares, [&](int first) {
     return warm_up<kChunk, kThreads, kRows>(first, b.factors<kLayout.decay>(0), [&](int last) {
       return stretch(b, sequence.token, last, form, {g, g_stride}, beta_rows, {k, k_stride});
     });
   });
-  if (b.chunks == 0 && !b.to_end) return;
+  if (b.chunks == 0 && !b.to_end) {
+    if constexpr (INPLACE_STATE)
+      if (warp_index() < 4 * kStates) tell_slot_read(slots_read + b.sequence * HV + b.head);
+    return;
+  }
   begin_block(b);
 
   const int warp = sm90::uniform(warp_index());
@@ -82,22 +97,37 @@ WYVERN_KERNEL(kThreads, 1) {
       bring_slices(b, q_map, k_map, v_map, g_map);
   } else {
     sm90::raise_registers<kStateRegisters>();
-    const int64 state_start = (int64{b.sequence} * HV + b.head) * K * V;
+    const StateSlots slots =
+        find_states<Spec>(b.sequence, b.head, e, state_stride, state_index, output_state_index);
     StateWalk walk{b, (warp - 1 - kHelpers) / 4 * kColumns, {}, {}, {}, {}, {}};
     const int column = b.tile * BV + walk.column;
-    if constexpr (INITIAL_STATE) {
-      if (b.from_start)
+    if constexpr (INPLACE_STATE || INITIAL_STATE) {
+      if (b.from_start && starts_from_slot<Spec>(b.sequence, has_initial_state))
         sm90::visit_state<V, STATE_V_FIRST>(
-            walk.state, column, [from = initial_state + state_start](int offset, float& x) {
+            walk.state, column,
+            [from = (INPLACE_STATE ? state : initial_state) + slots.from](int offset, float& x) {
               x = to_float(from[offset]);
             });
     }
+    if constexpr (INPLACE_STATE)
+      if (!b.to_end) tell_slot_read(slots_read + b.sequence * HV + b.head);
     if (b.chunks > 0) walk_state(walk, {o, o_stride});
+    if constexpr (INPLACE_STATE) {
+      if (b.to_end) {
+        await_counter(
+            slots_read + b.sequence * HV + b.head,
+            (block_count() / (kTilesV * HV * static_cast<int>(e.N)) - 1) * kTilesV * kStates * 4);
+        sm90::visit_state<V, STATE_V_FIRST>(walk.state, column,
+                                            [to = state + slots.to](int offset, float& x) {
+                                              to[offset] = from_float<STATE_DTYPE>(x);
+                                            });
+      }
+    }
     if constexpr (FINAL_STATE) {
       if (b.to_end)
         sm90::visit_state<V, STATE_V_FIRST>(
             walk.state, column,
-            [to = final_state + state_start](int offset, float& x) { to[offset] = x; });
+            [to = final_state + slots.to](int offset, float& x) { to[offset] = x; });
     }
   }
 }

@@ -1,6 +1,7 @@
 #include "templates/forward/kda_fwd_h_o/layout.hpp"
 #include "templates/hopper_contract.hpp"
 #include "templates/output/stages.hpp"
+#include "templates/pool_contract.hpp"
 #include "templates/scan/scan_contract.hpp"
 #include "templates/scan/stages.hpp"
 #include "templates/template.hpp"
@@ -64,10 +65,11 @@ Template walk(std::string name, std::string source, bool queries) {
 /// The same where queries are asked too.
 Template whole_walk(std::string name, std::string source) {
   Template t = walk(std::move(name), std::move(source), true);
-  t.constants = scan::joined(
-      t.constants, {constant::FINAL_STATE, constant::STATE_V_FIRST, constant::KEEP_STATES});
+  t.constants =
+      scan::joined(pool::with_final_slots(t.constants),
+                   {constant::FINAL_STATE, constant::STATE_V_FIRST, constant::KEEP_STATES});
   t.tensor_maps.push_back({.name = "qg_map", .argument = "qg", .view = keys});
-  t.strided = {"o"};
+  t.strided = {"o", "state"};
   t.illegal = [](const Spec& s, const Limits& limits) {
     if (s.KEEP_STATES) return std::string("states and V' stay on chip");
     return illegal(s, limits, true);
@@ -85,7 +87,7 @@ Geometry launch(const Spec& s, std::int64_t blocks, bool queries) {
 Template one_walk() {
   Template t = whole_walk("kda_fwd_h_o", "hopper.cu");
   t.summary = "The state scan and the output at once: neither states nor V' are written.";
-  t.constants = scan::joined(t.constants, {constant::STATE_DTYPE, constant::INITIAL_STATE});
+  t.constants = scan::joined(t.constants, {constant::INITIAL_STATE, constant::HAS_INITIAL_STATE});
   t.walk_cost = WalkCost{.chunk = 1, .prepare = 10.4, .added = 17};
   t.covers = {stages::fwd_h_segment, stages::fwd_h_combine, stages::fwd_h, stages::kda_fwd_o};
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {

@@ -4,6 +4,7 @@ constexpr bool kQueries = true;
 
 #include "device/cuda/chunk.cuh"
 #include "device/cuda/share.cuh"
+#include "device/state_slots.hpp"
 #include "forward/kda_fwd_h_o/walk.cuh"
 
 WYVERN_KERNEL(kThreads, 1) {
@@ -16,6 +17,12 @@ WYVERN_KERNEL(kThreads, 1) {
   if constexpr (VARLEN)
     n = longest_first<kThreads>(n, sequences, seq_offsets, reinterpret_cast<int*>(b.shared));
   const Sequence sequence = locate_sequence<VARLEN, kChunk>(n, e, seq_offsets, chunk_offsets);
+  if (is_null_sequence<Spec>(n, e, state_index, output_state_index)) {
+    clear_output<kThreads>(
+        TokenRows<DTYPE>{o, o_stride}.at(sequence.token, b.head * V + b.tile * BV), sequence.tokens,
+        BV);
+    return;
+  }
   b.token = sequence.token;
   b.tokens = sequence.tokens;
   begin_block(b);
@@ -30,18 +37,26 @@ WYVERN_KERNEL(kThreads, 1) {
       bring_chunks(b, w_map, qg_map, kg_map, u_map);
   } else {
     sm90::raise_registers<kStateRegisters>();
-    const int64 state_start = (int64{n} * HV + b.head) * K * V;
+    const StateSlots slots =
+        find_states<Spec>(n, b.head, e, state_stride, state_index, output_state_index);
     StateWalk walk{b, (warp - 4) / 4 * kColumns, {}, {}, {}};
     const int column = b.tile * BV + walk.column;
-    if constexpr (INITIAL_STATE)
-      sm90::visit_state<V, STATE_V_FIRST>(
-          walk.state, column, [from = initial_state + state_start](int offset, float& x) {
-            x = to_float(from[offset]);
-          });
+    if constexpr (INPLACE_STATE || INITIAL_STATE)
+      if (starts_from_slot<Spec>(n, has_initial_state))
+        sm90::visit_state<V, STATE_V_FIRST>(
+            walk.state, column,
+            [from = (INPLACE_STATE ? state : initial_state) + slots.from](int offset, float& x) {
+              x = to_float(from[offset]);
+            });
     if (b.tokens > 0) walk_state(walk, e.scale, {o, o_stride});
+    if constexpr (INPLACE_STATE)
+      sm90::visit_state<V, STATE_V_FIRST>(walk.state, column,
+                                          [to = state + slots.to](int offset, float& x) {
+                                            to[offset] = from_float<STATE_DTYPE>(x);
+                                          });
     if constexpr (FINAL_STATE)
       sm90::visit_state<V, STATE_V_FIRST>(
           walk.state, column,
-          [to = final_state + state_start](int offset, float& x) { to[offset] = x; });
+          [to = final_state + slots.to](int offset, float& x) { to[offset] = x; });
   }
 }

@@ -3,6 +3,7 @@
 constexpr bool kQueries = true;
 
 #include "device/cuda/segment.cuh"
+#include "device/state_slots.hpp"
 #include "forward/kda_fwd_h_o/walk.cuh"
 
 WYVERN_KERNEL(kThreads, 1) {
@@ -13,6 +14,12 @@ WYVERN_KERNEL(kThreads, 1) {
   b.shared = sm90::swizzled_memory();
   b.tile = block_index() % kTilesV;
   b.head = block_index() / kTilesV % HV;
+  if (is_null_sequence<Spec>(segment.sequence, e, state_index, output_state_index)) {
+    clear_output<kThreads>(
+        TokenRows<DTYPE>{o, o_stride}.at(segment.token, b.head * V + b.tile * BV), segment.tokens,
+        BV);
+    return;
+  }
   b.token = segment.token;
   b.tokens = segment.tokens;
   begin_block(b);
@@ -36,12 +43,21 @@ WYVERN_KERNEL(kThreads, 1) {
           walk.state, column,
           [from = segment_state + entering](int offset, float& x) { x = from[offset]; });
     if (b.tokens > 0) walk_state(walk, e.scale, {o, o_stride});
-    if constexpr (FINAL_STATE) {
-      const int64 leaving = (int64{segment.sequence} * HV + b.head) * K * V;
-      if (segment.last)
-        sm90::visit_state<V, STATE_V_FIRST>(
-            walk.state, column,
-            [to = final_state + leaving](int offset, float& x) { to[offset] = x; });
+    if constexpr (INPLACE_STATE || FINAL_STATE) {
+      if (segment.last) {
+        const int64 leaving = find_states<Spec>(segment.sequence, b.head, e, state_stride,
+                                                state_index, output_state_index)
+                                  .to;
+        if constexpr (INPLACE_STATE)
+          sm90::visit_state<V, STATE_V_FIRST>(walk.state, column,
+                                              [to = state + leaving](int offset, float& x) {
+                                                to[offset] = from_float<STATE_DTYPE>(x);
+                                              });
+        else
+          sm90::visit_state<V, STATE_V_FIRST>(
+              walk.state, column,
+              [to = final_state + leaving](int offset, float& x) { to[offset] = x; });
+      }
     }
   }
 }

@@ -2,6 +2,7 @@
 #include "templates/decode/decode_contract.hpp"
 #include "templates/gdn2/gdn2_recurrent/cpu_layout.hpp"
 #include "templates/gdn2/stages.hpp"
+#include "templates/pool_contract.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::gdn2_recurrent {
@@ -12,28 +13,12 @@ Template stage() {
   Template t;
   t.name = "gdn2_recurrent";
   t.covers = {stages::gdn2_recurrent};
-  t.constants = {constant::DTYPE,
-                 constant::BETA_DTYPE,
-                 constant::G_DTYPE,
-                 constant::STATE_DTYPE,
-                 constant::SEQLENS_DTYPE,
-                 constant::INDEX_DTYPE,
-                 constant::H,
-                 constant::HV,
-                 constant::K,
-                 constant::V,
-                 constant::VARLEN,
-                 constant::GATE_IN_KERNEL,
-                 constant::HAS_A_LOG,
-                 constant::HAS_DT_BIAS,
-                 constant::LOWER_BOUND,
-                 constant::QK_L2NORM,
-                 constant::INITIAL_STATE,
-                 constant::FINAL_STATE,
-                 constant::STATE_V_FIRST,
-                 constant::INPLACE_STATE,
-                 constant::STATE_INDEX};
-  t.strided = {"q", "k", "v", "erase", "write", "g", "o"};
+  t.constants = pool::with_slots(
+      {constant::DTYPE, constant::BETA_DTYPE, constant::G_DTYPE, constant::SEQLENS_DTYPE,
+       constant::H, constant::HV, constant::K, constant::V, constant::VARLEN,
+       constant::GATE_IN_KERNEL, constant::HAS_A_LOG, constant::HAS_DT_BIAS, constant::LOWER_BOUND,
+       constant::QK_L2NORM, constant::FINAL_STATE, constant::STATE_V_FIRST});
+  t.strided = {"q", "k", "v", "erase", "write", "g", "o", "state"};
   return t;
 }
 

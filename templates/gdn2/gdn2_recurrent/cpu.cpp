@@ -1,6 +1,7 @@
 // gdn2's recurrence token by token for one sequence, value head and BV columns of the state, which
 // stays in scratch.
 #include "device/cpu/decode.hpp"
+#include "device/state_slots.hpp"
 #include "gdn2/gdn2_recurrent/cpu_layout.hpp"
 
 constexpr gdn2_recurrent::ScratchLayout kScratch{Spec{}};
@@ -13,10 +14,9 @@ WYVERN_BLOCK {
   const int64 head = block[1], n = block[2];
   const int64 begin = decode::sequence_start<VARLEN>(cu_seqlens, n, e);
   const int64 end = decode::sequence_start<VARLEN>(cu_seqlens, n + 1, e);
-  const int64 slot = STATE_INDEX ? static_cast<int64>(state_index[n]) : n;
+  const StateSlots slots = find_states<Spec>(n, static_cast<int>(head), e, state_stride,
+                                             state_index, output_state_index);
   const int64 tile_at = int64{first_column} * (STATE_V_FIRST ? K : 1);
-  const int64 from = (slot * HV + head) * (K * V) + tile_at;
-  const int64 to = (n * HV + head) * (K * V) + tile_at;
   constexpr int kStateRows = STATE_V_FIRST ? BV : K;
 
   const StateTile tile = cpu::tile_at<kScratch.state>(memory);
@@ -29,17 +29,16 @@ WYVERN_BLOCK {
   float* with_k = vector_at<kScratch.with_k>(memory);
   float* with_q = vector_at<kScratch.with_q>(memory);
 
-  const bool skipped = STATE_INDEX && (slot < 0 || slot >= e.S);
-  if (INPLACE_STATE && !skipped)
-    decode::load_state<Spec>(state + from, columns, tile);
-  else if (INITIAL_STATE && !skipped)
-    decode::load_state<Spec>(initial_state + from, columns, tile);
+  if ((INPLACE_STATE || INITIAL_STATE) && !slots.null &&
+      starts_from_slot<Spec>(n, has_initial_state))
+    decode::load_state<Spec>((INPLACE_STATE ? state : initial_state) + slots.from + tile_at,
+                             columns, tile);
   else
     clear_rows(tile, 0, kStateRows, STATE_V_FIRST ? K : columns);
-  if (skipped) {
-    decode::clear_output(o + begin * o_stride + head * V + first_column, o_stride, end - begin,
-                         columns);
-    if constexpr (FINAL_STATE) decode::store_state<Spec>(tile, columns, final_state + to);
+  if (slots.null) {
+    clear_output(end - begin, columns, o + begin * o_stride + head * V + first_column, o_stride);
+    if constexpr (FINAL_STATE)
+      decode::store_state<Spec>(tile, columns, final_state + (n * HV + head) * (K * V) + tile_at);
     return;
   }
   for (int64 token = begin; token < end; ++token) {
@@ -58,6 +57,7 @@ WYVERN_BLOCK {
     Step::run(tile, t, columns, with_k, with_q, e.scale, out);
     decode::store_vector(out, columns, o + token * o_stride + head * V + first_column);
   }
-  if constexpr (INPLACE_STATE) decode::store_state<Spec>(tile, columns, state + from);
-  if constexpr (FINAL_STATE) decode::store_state<Spec>(tile, columns, final_state + to);
+  if constexpr (INPLACE_STATE) decode::store_state<Spec>(tile, columns, state + slots.to + tile_at);
+  if constexpr (FINAL_STATE)
+    decode::store_state<Spec>(tile, columns, final_state + slots.to + tile_at);
 }

@@ -15,7 +15,7 @@ constexpr bool is_floating(DType type) noexcept {
   return type == DType::fp32 || type == DType::fp16 || type == DType::bf16;
 }
 
-/// "fp32", "fp16", "bf16", "int32", "int64".
+/// "fp32", "fp16", "bf16", "int32", "int64", "boolean".
 std::string_view to_string(DType type) noexcept;
 [[nodiscard]] std::optional<DType> parse_dtype(std::string_view text) noexcept;
 

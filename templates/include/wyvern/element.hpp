@@ -4,7 +4,7 @@
 namespace wyvern {
 
 /// Element types of tensors.
-enum class DType : unsigned char { fp32, fp16, bf16, int32, int64 };
+enum class DType : unsigned char { fp32, fp16, bf16, int32, int64, boolean };
 
 /// How fp32 matrix products and the triangular inverse are computed, least accurate first.
 /// tf32x3 is the three-pass split of each operand into a tf32 head and tail.
@@ -13,6 +13,7 @@ enum class Precision : unsigned char { tf32, tf32x3, ieee };
 /// Bytes per element.
 constexpr decltype(sizeof(0)) size_of(DType type) noexcept {
   switch (type) {
+    case DType::boolean: return 1;
     case DType::fp16:
     case DType::bf16: return 2;
     case DType::fp32:

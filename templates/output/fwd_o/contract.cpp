@@ -4,6 +4,7 @@
 #include "templates/output/fwd_o/cpu_layout.hpp"
 #include "templates/output/fwd_o/layout.hpp"
 #include "templates/output/stages.hpp"
+#include "templates/pool_contract.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::fwd_o {
@@ -14,8 +15,9 @@ Template stage() {
   Template t;
   t.name = "fwd_o";
   t.covers = {stages::fwd_o};
-  t.constants = {constant::DTYPE, constant::H,      constant::HV,          constant::K,
-                 constant::V,     constant::VARLEN, constant::SCALAR_GATE, constant::QK_L2NORM};
+  t.constants =
+      pool::with_indices({constant::DTYPE, constant::H, constant::HV, constant::K, constant::V,
+                          constant::VARLEN, constant::SCALAR_GATE, constant::QK_L2NORM});
   t.strided = {"q", "k"};
   return t;
 }

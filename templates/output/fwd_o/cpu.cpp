@@ -2,6 +2,7 @@
 // same.
 #include "device/cpu/chunk.hpp"
 #include "device/cpu/product.hpp"
+#include "device/state_slots.hpp"
 #include "output/fwd_o/cpu_layout.hpp"
 
 constexpr fwd_o::ScratchLayout kScratch{Spec{}};
@@ -12,6 +13,10 @@ WYVERN_BLOCK {
   const int rows = chunk.rows;
   if (rows <= 0) return;
 
+  if (is_null_sequence<Spec>(chunk.sequence, e, state_index, output_state_index)) {
+    clear_output(rows, HV / H * V, o + (chunk.token * HV + head * (HV / H)) * V, int64{HV} * V);
+    return;
+  }
   const auto queries = tile_at<kScratch.queries>(memory);
   const auto keys = tile_at<kScratch.keys>(memory);
   const auto products = tile_at<kScratch.products>(memory);

@@ -3,6 +3,7 @@
 // A fragment of the product with V'.
 #include "device/cuda/chunk.cuh"
 #include "device/cuda/mma.cuh"
+#include "device/state_slots.hpp"
 #include "output/fwd_o/layout.hpp"
 
 constexpr int kThreads = num_warps * 32;
@@ -99,6 +100,11 @@ WYVERN_KERNEL(kThreads, 0) {
   const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
   const int64 row = chunk.token * HV + head;
+  if (is_null_sequence<Spec>(chunk.sequence, e, state_index, output_state_index)) {
+    clear_output<kThreads>(TokenRows<DTYPE>{o + row * V + first_v, int64{HV} * V}, chunk.rows,
+                           smaller(V - first_v, BV));
+    return;
+  }
   const int key = head / (HV / H);
   const int64 row_k = chunk.token * H + key;
   const auto q_chunk = rows_in(chunk, q, q_stride, key * K);

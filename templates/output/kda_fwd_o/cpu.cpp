@@ -1,6 +1,7 @@
 // O of one chunk and value head, BV columns at a time.
 #include "device/cpu/chunk.hpp"
 #include "device/cpu/product.hpp"
+#include "device/state_slots.hpp"
 #include "output/kda_fwd_o/cpu_layout.hpp"
 
 constexpr kda_fwd_o::ScratchLayout kScratch{Spec{}};
@@ -12,6 +13,10 @@ WYVERN_BLOCK {
   const int rows = chunk.rows;
   if (rows <= 0) return;
 
+  if (is_null_sequence<Spec>(chunk.sequence, e, state_index, output_state_index)) {
+    clear_output(rows, V, o + at * V, int64{HV} * V);
+    return;
+  }
   const auto queries = tile_at<kScratch.queries>(memory);
   const auto attention = tile_at<kScratch.attention>(memory);
   const auto state = tile_at<kScratch.state>(memory);

@@ -3,6 +3,7 @@
 // registers while it multiplies qg with the state.
 #include "device/cuda/chunk.cuh"
 #include "device/cuda/mma.cuh"
+#include "device/state_slots.hpp"
 #include "output/kda_fwd_o/layout.hpp"
 
 constexpr int kThreads = num_warps * 32;
@@ -72,6 +73,11 @@ WYVERN_KERNEL(kThreads, 0) {
   const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
   const int64 row = chunk.token * HV + head;
+  if (is_null_sequence<Spec>(chunk.sequence, e, state_index, output_state_index)) {
+    clear_output<kThreads>(TokenRows<DTYPE>{o + row * V + first_v, int64{HV} * V}, chunk.rows,
+                           smaller(V - first_v, BV));
+    return;
+  }
   const DTYPE* const h_chunk = h + (int64{slot} * HV + head) * K * V + first_v;
 
   const auto values = tile_at<kLayout.values>(shared_memory());

@@ -1,3 +1,4 @@
+#include "templates/pool_contract.hpp"
 #include "templates/scan/scan_contract.hpp"
 #include "templates/scan/stages.hpp"
 
@@ -10,10 +11,10 @@ Template stage() {
   t.name = "fwd_h";
   t.covers = {stages::fwd_h_segment, stages::fwd_h_combine, stages::fwd_h};
   t.summary = "The state scan: every chunk's entering state, V' = U - W S, and the final state.";
-  t.constants = scan::joined(scan::kConstants,
-                             {constant::STATE_DTYPE, constant::INITIAL_STATE, constant::FINAL_STATE,
-                              constant::STATE_V_FIRST, constant::KEEP_STATES});
-  t.strided = {"k"};
+  t.constants =
+      scan::joined(pool::with_slots(scan::kConstants),
+                   {constant::FINAL_STATE, constant::STATE_V_FIRST, constant::KEEP_STATES});
+  t.strided = {"k", "state"};
   return t;
 }
 

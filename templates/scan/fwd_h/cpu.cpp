@@ -1,6 +1,7 @@
 // The state scan of one sequence, value head and block of BV state columns.
 #include "device/cpu/scan.hpp"
 #include "device/cpu/state.hpp"
+#include "device/state_slots.hpp"
 
 using Scan = ForwardScan<Spec>;
 using State = CallerState<Spec>;
@@ -14,11 +15,15 @@ WYVERN_BLOCK {
   const int64 first = VARLEN ? seq_offsets[n] : n * e.T;
   const int64 length = (VARLEN ? seq_offsets[n + 1] : (n + 1) * e.T) - first;
   const int64 slot = VARLEN ? chunk_offsets[n] : n * ((e.T + BT - 1) / BT);
-  const int64 state_at = State::start(n, hv, first_column);
+  const StateSlots slots =
+      find_states<Spec>(n, static_cast<int>(hv), e, state_stride, state_index, output_state_index);
+  if (slots.null) return;  // its output is 0, whatever is in h and V'
+  const int64 columns_at = State::columns_at(first_column);
 
   const Scan::Work work = Scan::work_at<kScratch>(memory);
-  if constexpr (INITIAL_STATE)
-    State::load(initial_state + state_at, columns, work.state);
+  if ((INPLACE_STATE || INITIAL_STATE) && starts_from_slot<Spec>(n, has_initial_state))
+    State::load((INPLACE_STATE ? state : initial_state) + slots.from + columns_at, columns,
+                work.state);
   else
     clear_rows(work.state, 0, K, columns);
   Scan::run<true, true>(work, tensors.at(first, hv, first_column), length, columns,
@@ -26,5 +31,6 @@ WYVERN_BLOCK {
                         v_new + (first * HV + hv) * V + first_column);
   if constexpr (VARLEN && KEEP_STATES)
     Scan::clear_unused_slots(h + first_column, n, hv, columns, chunk_offsets, e);
-  if constexpr (FINAL_STATE) State::store(work.state, columns, final_state + state_at);
+  if constexpr (INPLACE_STATE) State::store(work.state, columns, state + slots.to + columns_at);
+  if constexpr (FINAL_STATE) State::store(work.state, columns, final_state + slots.to + columns_at);
 }

@@ -1,5 +1,6 @@
 // The state scan, one block BV value columns of one sequence and value head.
 #include "device/cuda/scan.cuh"
+#include "device/state_slots.hpp"
 
 using Scan = ForwardScan<Spec>;
 
@@ -9,20 +10,29 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
   const int tile_v = block_index() % Scan::kTilesV * BV;
   const Sequence place = locate_sequence<VARLEN, BT>(sequence, e, seq_offsets, chunk_offsets);
   const Walk walk{place.token, place.tokens, head};
-  const int64 state_start = (int64{sequence} * HV + head) * K * V;
+  const StateSlots slots =
+      find_states<Spec>(sequence, head, e, state_stride, state_index, output_state_index);
+  if (slots.null) return;  // its output is 0, whatever is in h and V'
   const int first_v = tile_v + Scan::warp_column();
-  Scan::State state;
+  Scan::State scanned;
   scan_and_store<Scan>(
-      shared_memory(), state, Scan::Inputs{Scan::key_rows(k, k_stride, kg), w, u, G, Gk, k_rstd},
+      shared_memory(), scanned, Scan::Inputs{Scan::key_rows(k, k_stride, kg), w, u, G, Gk, k_rstd},
       walk, place.slot, tile_v, h, v_new, [&] {
-        if constexpr (INITIAL_STATE)
-          visit_state<STATE_V_FIRST, K, V>(state, first_v, [&](int64 offset, float& x) {
-            x = to_float(initial_state[state_start + offset]);
-          });
+        if ((INPLACE_STATE || INITIAL_STATE) && starts_from_slot<Spec>(sequence, has_initial_state))
+          visit_state<STATE_V_FIRST, K, V>(
+              scanned, first_v,
+              [from = (INPLACE_STATE ? state : initial_state) + slots.from](
+                  int64 offset, float& x) { x = to_float(from[offset]); });
       });
   if constexpr (VARLEN && KEEP_STATES)
     Scan::clear_unused_slots(h, sequence, head, tile_v, chunk_offsets, e);
+  if constexpr (INPLACE_STATE)
+    visit_state<STATE_V_FIRST, K, V>(scanned, first_v,
+                                     [to = state + slots.to](int64 offset, float& x) {
+                                       to[offset] = from_float<STATE_DTYPE>(x);
+                                     });
   if constexpr (FINAL_STATE)
     visit_state<STATE_V_FIRST, K, V>(
-        state, first_v, [&](int64 offset, float& x) { final_state[state_start + offset] = x; });
+        scanned, first_v,
+        [to = final_state + slots.to](int64 offset, float& x) { to[offset] = x; });
 }

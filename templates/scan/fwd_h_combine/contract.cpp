@@ -1,3 +1,4 @@
+#include "templates/pool_contract.hpp"
 #include "templates/scan/combine_contract.hpp"
 #include "templates/scan/stages.hpp"
 
@@ -9,9 +10,9 @@ Template stage() {
   Template t;
   t.name = "fwd_h_combine";
   t.covers = {stages::fwd_h_combine};
-  t.constants = {
-      constant::DTYPE,  constant::STATE_DTYPE,   constant::HV,           constant::K, constant::V,
-      constant::VARLEN, constant::INITIAL_STATE, constant::STATE_V_FIRST};
+  t.constants = pool::with_slots({constant::DTYPE, constant::HV, constant::K, constant::V,
+                                  constant::VARLEN, constant::STATE_V_FIRST});
+  t.strided = {"state"};
   return t;
 }
 

@@ -1,6 +1,7 @@
 // The states that enter segments.
 #include "device/cpu/combine.hpp"
 #include "device/cpu/state.hpp"
+#include "device/state_slots.hpp"
 
 using Segments = SegmentStates<Spec>;
 using State = CallerState<Spec>;
@@ -12,8 +13,13 @@ WYVERN_BLOCK {
   const int64 hv = block[1], n = block[2];
 
   const Segments::Work work = Segments::work_at<kScratch>(memory);
-  if constexpr (INITIAL_STATE)
-    State::load(initial_state + State::start(n, hv, first_column), columns, work.state);
+  const StateSlots slots =
+      find_states<Spec>(n, static_cast<int>(hv), e, state_stride, state_index, output_state_index);
+  if (slots.null) return;  // nobody walks on from its states
+  if ((INPLACE_STATE || INITIAL_STATE) && starts_from_slot<Spec>(n, has_initial_state))
+    State::load(
+        (INPLACE_STATE ? state : initial_state) + slots.from + State::columns_at(first_column),
+        columns, work.state);
   else
     clear_rows(work.state, 0, K, columns);
   Segments::run<false>(work, segment_M, segment_R, seq_offsets, segment_state, e, n, hv,

@@ -1,3 +1,4 @@
+#include "templates/pool_contract.hpp"
 #include "templates/scan/scan_contract.hpp"
 #include "templates/scan/stages.hpp"
 
@@ -9,9 +10,10 @@ Template stage() {
   Template t;
   t.name = "fwd_h_resume";
   t.covers = {stages::fwd_h};
-  t.constants = scan::joined(
-      scan::kConstants, {constant::FINAL_STATE, constant::STATE_V_FIRST, constant::KEEP_STATES});
-  t.strided = {"k"};
+  t.constants =
+      scan::joined(pool::with_final_slots(scan::kConstants),
+                   {constant::FINAL_STATE, constant::STATE_V_FIRST, constant::KEEP_STATES});
+  t.strided = {"k", "state"};
   return t;
 }
 

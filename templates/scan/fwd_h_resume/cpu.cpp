@@ -3,6 +3,7 @@
 #include "device/cpu/scan.hpp"
 #include "device/cpu/segment.hpp"
 #include "device/cpu/state.hpp"
+#include "device/state_slots.hpp"
 
 using Scan = ForwardScan<Spec>;
 using State = CallerState<Spec>;
@@ -16,6 +17,9 @@ WYVERN_BLOCK {
   const Segment segment = find_segment<VARLEN, SEG * BT>(block[2], e, seq_offsets);
   if (!segment.used) return;
   const int64 n = segment.sequence;
+  const StateSlots slots =
+      find_states<Spec>(n, static_cast<int>(hv), e, state_stride, state_index, output_state_index);
+  if (slots.null) return;  // its output is 0, whatever is in h and V'
   const int64 slot = (VARLEN ? chunk_offsets[n] : n * ((e.T + BT - 1) / BT)) + segment.index * SEG;
 
   const Scan::Work work = Scan::work_at<kScratch>(memory);
@@ -26,6 +30,7 @@ WYVERN_BLOCK {
   if (!segment.last) return;
   if constexpr (VARLEN && KEEP_STATES)
     Scan::clear_unused_slots(h + first_column, n, hv, columns, chunk_offsets, e);
-  if constexpr (FINAL_STATE)
-    State::store(work.state, columns, final_state + State::start(n, hv, first_column));
+  const int64 to = slots.to + State::columns_at(first_column);
+  if constexpr (INPLACE_STATE) State::store(work.state, columns, state + to);
+  if constexpr (FINAL_STATE) State::store(work.state, columns, final_state + to);
 }

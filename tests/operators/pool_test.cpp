@@ -1,0 +1,119 @@
+// States in a pool, in place: slots that lie apart, every plan, and what is refused.
+#include <gtest/gtest.h>
+#include <wyvern/reference.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tests/operators/fixture.hpp"
+
+namespace wyvern::testing {
+namespace {
+
+std::vector<OperatorPass> serving_passes() {
+  std::vector<OperatorPass> all = all_passes();
+  std::erase_if(all, [](const OperatorPass& which) { return which.pass == Pass::backward; });
+  return all;
+}
+
+class PoolOperator : public OperatorTest, public ::testing::WithParamInterface<OperatorPass> {
+ protected:
+  void SetUp() override { WYVERN_OPEN_OR_SKIP(DeviceKind::cpu); }
+};
+
+TEST_P(PoolOperator, SlotsMayLieApartInEveryPlan) {
+  Problem p = base(GetParam());
+  p.K = 36, p.V = 40;
+  const bool recurrent = p.pass == Pass::recurrent;
+  const OperatorData pool = pool_data(
+      p, Gate::mixed, 21,
+      recurrent ? Lengths{1, 3, 2, 2, 5, 1, 0, 4} : Lengths{65, 3, 130, 16, 64, 1, 0, 17});
+  for (const Plan& plan : plans_with_all(device(), pool.problem, 16))
+    check_strided_rows(test_runtime().prepare(device(), pool.problem, plan), pool);
+}
+
+/// Pieces of a sequence, each from where the one before left its state.
+TEST_P(PoolOperator, ASequenceGoesOnFromItsSlot) {
+  Problem p = base(GetParam(), DType::fp32);
+  p.B = p.N = 1;
+  p.T = p.pass == Pass::recurrent ? 7 : 150;
+  p.output_final_state = true;
+  OperatorData whole = make_data(p, Gate::typical, 22);
+  const HostTensors wanted = run_operator(device(), prepare(p), whole);
+  p.inplace_state = p.state_index = p.has_initial_state = true;
+  p.output_final_state = false;
+  p.state_slots = 3;
+  HostTensor state(DType::fp32, {3, p.HV, p.K, p.V});
+  state.poison(kNanPoison);
+  const std::int64_t first = p.T / 3;
+  for (const auto& [at, count] : {std::pair{std::int64_t{0}, first}, {first, p.T - first}}) {
+    OperatorData piece = tokens_of(whole, at, count);
+    const std::int64_t T = piece.problem.T;
+    piece.problem = p, piece.problem.T = T;
+    piece.tensors["state"] = state;
+    piece.tensors["state_index"] = HostTensor(p.index_dtype, {1}, {1});
+    piece.tensors["has_initial_state"] = HostTensor(DType::boolean, {1}, {at == 0 ? 0.0 : 1.0});
+    state = run_operator(device(), prepare(piece.problem), piece).at("state");
+  }
+  if (is_listing()) return;
+  std::vector<double> slot = state.values();
+  const std::vector<double> last = wanted.at("final_state").values();
+  slot = {slot.begin() + std::ssize(last), slot.begin() + 2 * std::ssize(last)};
+  const HostTensor after(DType::fp32, {p.HV, p.K, p.V}, slot);
+  EXPECT_LE(rms_error(after, last), 2 * error_bound(p, "state"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Cpu, PoolOperator, ::testing::ValuesIn(serving_passes()),
+                         [](const auto& each) { return name_of(each.param); });
+
+class PoolInput : public OperatorTest {
+ protected:
+  void SetUp() override { WYVERN_OPEN_OR_SKIP(DeviceKind::cpu); }
+};
+
+/// A launch of a pool whose slots lie `distance` elements apart; what it refuses, or "".
+std::string refusal(const Operator& op, const OperatorData& data, std::int64_t distance,
+                    std::int64_t offset = 0) {
+  constexpr std::size_t kRoom = 1 << 20;
+  alignas(256) static unsigned char room[kRoom], output[kRoom], workspace[kRoom];
+  Arguments arguments = data.arguments();
+  arguments.state.data = room + offset;
+  arguments.state.strides[0] = distance;
+  arguments.o = TensorView(offset < 0 ? room + 64 : output, data.problem.dtype,
+                           {data.problem.B, data.problem.T, data.problem.HV, data.problem.V});
+  if (offset < 0) arguments.state.data = room;
+  try {
+    op.launch(arguments, workspace);
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+TEST_F(PoolInput, DistancesOfSlotsAreChecked) {
+  if (is_listing()) return;
+  for (const Pass pass : {Pass::forward, Pass::recurrent}) {
+    Problem p = base({"gated_delta_rule", pass});
+    p.B = p.N = 2, p.T = 4, p.H = p.HV = 1, p.K = p.V = 16;
+    p.inplace_state = true, p.output_final_state = false;
+    const OperatorData data = make_data(p, Gate::typical, 23);
+    const Operator op = prepare(p);
+    ASSERT_LE(op.workspace_bytes(), std::size_t{1} << 20);
+    const std::int64_t slot = 256;
+    EXPECT_EQ(refusal(op, data, slot), "");
+    EXPECT_EQ(refusal(op, data, slot + 4), "");
+    EXPECT_EQ(refusal(op, data, 10 * slot), "");
+    for (const std::int64_t bad : {std::int64_t{0}, slot - 4, slot + 1, slot + 2, -slot}) {
+      const std::string why = refusal(op, data, bad);
+      EXPECT_NE(why.find(fmt::format("state has strides [{}, ", bad)), std::string::npos) << why;
+      EXPECT_NE(why.find("contiguous slots at equal distances"), std::string::npos) << why;
+    }
+    // Of a pool all memory from its first to its last byte is its own.
+    const std::string overlap = refusal(op, data, 10 * slot, -1);
+    EXPECT_NE(overlap.find("state overlaps o"), std::string::npos) << overlap;
+  }
+}
+
+}  // namespace
+}  // namespace wyvern::testing
