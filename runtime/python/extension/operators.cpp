@@ -1,5 +1,6 @@
-// The operators of PyTorch's dispatcher, wyvern::forward and wyvern::backward, and the functions by
-// which the Python package (src/wyvern/_extension.py) loads and steers this library.
+// The operators of PyTorch's dispatcher, wyvern::forward, ::backward and ::update, and the
+// functions by which the Python package (src/wyvern/_extension.py) loads and steers this library.
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstring>
@@ -19,17 +20,33 @@ namespace {
 using Kind = Refusal::Kind;
 
 /// An operator's arguments as take() reads them.
-std::string schema(bool backward) {
-  std::string text = backward ? "backward(str problem" : "forward(str problem";
+const char* name_of(Operation operation) {
+  switch (operation) {
+    case Operation::forward: return "forward";
+    case Operation::backward: return "backward";
+    case Operation::update: break;
+  }
+  return "update";
+}
+
+std::string schema(Operation operation) {
+  std::string text = name_of(operation) + std::string("(str problem");
   for (std::size_t i = 0; i < kInputs.size(); ++i)
     text += std::string(i < kRequired ? ", Tensor " : ", Tensor? ") + kInputs[i];
   text += ", Tensor? cu_seqlens_cpu";
-  if (backward) text += ", Tensor do, Tensor? dht, Tensor[] kept";
-  return text + ") -> Tensor[]";
+  if (operation == Operation::backward) text += ", Tensor do, Tensor? dht, Tensor[] kept";
+  if (operation != Operation::update) return text + ") -> Tensor[]";
+  text += std::string(", Tensor(a!) ") + kPool[0];
+  for (std::size_t i = 1; i < kPool.size(); ++i) text += std::string(", Tensor? ") + kPool[i];
+  return text + ") -> Tensor";
 }
 
 constexpr std::uintptr_t kAlignment = 16, kWorkspaceAlignment = 256;
-constexpr std::size_t kMostTensors = kInputs.size() + kOutputGradients.size() + kKept.size();
+/// Of a call beside its inputs: of a backward pass, or of an update.
+constexpr std::size_t kMostBeside = std::max(kOutputGradients.size(), kPool.size());
+constexpr std::size_t kMostTensors = kInputs.size() + kMostBeside + kKept.size();
+/// Of an update's tensors the pool, which is never copied.
+constexpr std::size_t kPoolAt = kInputs.size();
 
 /// A failure of PyTorch itself, which has said more on stderr or in its own exception.
 void check_torch(AOTITorchError error, const char* what) {
@@ -75,7 +92,7 @@ Place place_of(const Tensor& tensor) {
 /// PyTorch's numbers of dtypes and devices.
 struct Numbers {
   std::int32_t cpu, cuda, bytes;
-  std::array<std::pair<std::int32_t, std::int32_t>, 5> dtypes;  ///< PyTorch's, wyvern_dtype
+  std::array<std::pair<std::int32_t, std::int32_t>, 6> dtypes;  ///< PyTorch's, wyvern_dtype
 };
 
 const Numbers& numbers() {
@@ -86,7 +103,8 @@ const Numbers& numbers() {
                              {torch().aoti_torch_dtype_float16(), WYVERN_FP16},
                              {torch().aoti_torch_dtype_bfloat16(), WYVERN_BF16},
                              {torch().aoti_torch_dtype_int32(), WYVERN_INT32},
-                             {torch().aoti_torch_dtype_int64(), WYVERN_INT64}}}};
+                             {torch().aoti_torch_dtype_int64(), WYVERN_INT64},
+                             {torch().aoti_torch_dtype_bool(), WYVERN_BOOLEAN}}}};
   return all;
 }
 
@@ -103,8 +121,8 @@ std::int32_t torch_dtype_of(std::int32_t dtype) {
 }
 
 const char* dtype_text(std::int32_t dtype) {
-  constexpr std::array<const char*, 5> names{"torch.float32", "torch.float16", "torch.bfloat16",
-                                             "torch.int32", "torch.int64"};
+  constexpr std::array<const char*, 6> names{"torch.float32", "torch.float16", "torch.bfloat16",
+                                             "torch.int32",   "torch.int64",   "torch.bool"};
   return names[static_cast<std::size_t>(dtype - WYVERN_FP32)];
 }
 
@@ -203,7 +221,7 @@ void make_dense(Tensor& tensor, wyvern_tensor& described, const Place& place) {
 /// nothing is lost where a later step throws.
 struct Call {
   std::string problem;
-  std::array<Tensor, kInputs.size() + kOutputGradients.size()> tensors;
+  std::array<Tensor, kInputs.size() + kMostBeside> tensors;
   Tensor cu_seqlens_cpu;
   std::vector<Tensor> kept;
 };
@@ -246,15 +264,20 @@ std::vector<Tensor> take_list(StableIValue value) {
   return tensors;
 }
 
-Call take(const StableIValue* stack, bool backward) {
+Call take(const StableIValue* stack, Operation operation) {
   Call call;
   std::size_t at = 0;
   call.problem = take_string(stack[at++]);
   for (std::size_t i = 0; i < kInputs.size(); ++i, ++at)
     call.tensors[i] = i < kRequired ? take_tensor(stack[at]) : take_optional(stack[at]);
   call.cu_seqlens_cpu = take_optional(stack[at++]);
-  if (!backward) return call;
+  if (operation == Operation::forward) return call;
   call.tensors[kInputs.size()] = take_tensor(stack[at++]);
+  if (operation == Operation::update) {
+    for (std::size_t i = 1; i < kPool.size(); ++i)
+      call.tensors[kInputs.size() + i] = take_optional(stack[at++]);
+    return call;
+  }
   call.tensors[kInputs.size() + 1] = take_optional(stack[at++]);
   call.kept = take_list(stack[at++]);
   return call;
@@ -365,26 +388,39 @@ bool takes(const Prepared& op, const wyvern_tensor& tensor) {
   return taken != 0;
 }
 
-std::vector<Tensor> run(Call& call, bool backward) {
+/// The tensors of a call beside its inputs.
+std::span<const char* const> beside(Operation operation) {
+  switch (operation) {
+    case Operation::forward: break;
+    case Operation::backward: return kOutputGradients;
+    case Operation::update: return kPool;
+  }
+  return {};
+}
+
+std::vector<Tensor> run(Call& call, Operation operation) {
   const Place place = place_of(call.tensors[0]);
   if (place.type != numbers().cpu && place.type != numbers().cuda)
     throw Refusal(Kind::value, "q is on another device; it must be on the CPU or a CUDA device");
-  const std::size_t count = backward ? call.tensors.size() : kInputs.size();
-  std::array<wyvern_tensor, kInputs.size() + kOutputGradients.size()> inputs{};
+  const std::span<const char* const> others = beside(operation);
+  const std::size_t count = kInputs.size() + others.size();
+  std::array<wyvern_tensor, kInputs.size() + kMostBeside> inputs{};
   for (std::size_t i = 0; i < count; ++i)
     if (call.tensors[i])
-      inputs[i] = describe(i < kInputs.size() ? kInputs[i] : kOutputGradients[i - kInputs.size()],
+      inputs[i] = describe(i < kInputs.size() ? kInputs[i] : others[i - kInputs.size()],
                            call.tensors[i], place);
 
   Request request;
   request.problem = call.problem;
-  request.backward = backward;
+  request.operation = operation;
   request.cuda_device = place.type == numbers().cuda ? place.index : -1;
   request.stream = stream_of(place);
   request.tensors = std::span(inputs).first(count);
   const Prepared& op = prepared(request);
-  for (std::size_t i = 0; i < count; ++i)
+  for (std::size_t i = 0; i < count; ++i) {
+    if (operation == Operation::update && i == kPoolAt) continue;
     if (call.tensors[i] && !takes(op, inputs[i])) make_dense(call.tensors[i], inputs[i], place);
+  }
 
   if (place.type == numbers().cpu) check_memory(op);
   std::vector<Tensor> outputs(op.outputs.size());
@@ -409,27 +445,35 @@ std::vector<Tensor> run(Call& call, bool backward) {
   return outputs;
 }
 
-template <bool backward>
+template <Operation operation>
 void kernel(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*outputs*/) {
-  Call call = take(stack, backward);
-  std::vector<Tensor> outputs = run(call, backward);
-  stack[0] = give_list(outputs);
+  Call call = take(stack, operation);
+  std::vector<Tensor> outputs = run(call, operation);
+  if constexpr (operation == Operation::update)
+    stack[0] = reinterpret_cast<StableIValue>(outputs.front().release());
+  else
+    stack[0] = give_list(outputs);
 }
 
 void register_operators() {
   TorchLibraryHandle library = nullptr;
   check_torch(torch().aoti_torch_library_init_def("wyvern", __FILE__, __LINE__, &library),
               "the namespace wyvern is taken");
-  for (const bool backward : {false, true}) {
-    const std::string text = schema(backward);
+  for (const Operation operation : {Operation::forward, Operation::backward, Operation::update}) {
+    const std::string text = schema(operation);
     check_torch(torch().aoti_torch_library_def(library, text.c_str()), text.c_str());
   }
   for (const char* const key : {"CPU", "CUDA"}) {
     TorchLibraryHandle kernels = nullptr;
     check_torch(torch().aoti_torch_library_init_impl("wyvern", key, __FILE__, __LINE__, &kernels),
                 key);
-    check_torch(torch().torch_library_impl(kernels, "forward", &kernel<false>, kTorchVersion), key);
-    check_torch(torch().torch_library_impl(kernels, "backward", &kernel<true>, kTorchVersion), key);
+    const auto implement = [&](Operation operation, auto function) {
+      check_torch(torch().torch_library_impl(kernels, name_of(operation), function, kTorchVersion),
+                  key);
+    };
+    implement(Operation::forward, &kernel<Operation::forward>);
+    implement(Operation::backward, &kernel<Operation::backward>);
+    implement(Operation::update, &kernel<Operation::update>);
   }
 }
 

@@ -157,20 +157,23 @@ const char* dtype_name(std::int32_t dtype) {
     case WYVERN_BF16: return "bf16";
     case WYVERN_INT32: return "int32";
     case WYVERN_INT64: return "int64";
+    case WYVERN_BOOLEAN: return "boolean";
     default: return "?";
   }
 }
 
-/// The place of a tensor of a call: an input, or behind all of them a gradient of an output.
+/// The place of a tensor of a call: an input, or behind all of them a gradient of an output or what
+/// is updated in place.
 consteval std::size_t place_of(std::string_view name) {
   const auto place = [name](const auto& names) {
     return static_cast<std::size_t>(std::find(names.begin(), names.end(), name) - names.begin());
   };
   const std::size_t input = place(kInputs);
   if (input < kInputs.size()) return input;
-  const std::size_t gradient = place(kOutputGradients);
-  if (gradient == kOutputGradients.size()) throw "no tensor of a call has this name";
-  return input + gradient;
+  const std::size_t gradient = place(kOutputGradients), pool = place(kPool);
+  if (gradient < kOutputGradients.size()) return input + gradient;
+  if (pool == kPool.size()) throw "no tensor of a call has this name";
+  return input + pool;
 }
 
 /// The tensors of a request by place, with checks that the problem's dimensions need.
@@ -181,8 +184,7 @@ class Tensors {
   const wyvern_tensor* find(std::size_t at) const {
     return request_.tensors[at].name == nullptr ? nullptr : &request_.tensors[at];
   }
-  const wyvern_tensor& ranked(std::size_t at, std::int32_t rank) const {
-    const char* const name = kInputs[at];
+  const wyvern_tensor& ranked(const char* name, std::size_t at, std::int32_t rank) const {
     const wyvern_tensor* const tensor = find(at);
     if (tensor == nullptr) throw Refusal(Kind::type, std::string(name) + " is missing");
     if (tensor->rank != rank)
@@ -196,6 +198,7 @@ class Tensors {
 };
 
 constexpr std::size_t kSeqlens = place_of("cu_seqlens");
+constexpr std::size_t kState = place_of("state");
 
 void set_dtype(Problem& problem, const char* field, const wyvern_tensor* tensor) {
   if (tensor != nullptr) problem.set(field, dtype_name(tensor->dtype));
@@ -203,14 +206,15 @@ void set_dtype(Problem& problem, const char* field, const wyvern_tensor* tensor)
 
 void fill(Problem& problem, const Request& request) {
   const Tensors tensors(request);
-  const wyvern_tensor& query = tensors.ranked(place_of("q"), 4);
-  const wyvern_tensor& value = tensors.ranked(place_of("v"), 4);
+  const wyvern_tensor& query = tensors.ranked("q", place_of("q"), 4);
+  const wyvern_tensor& value = tensors.ranked("v", place_of("v"), 4);
   problem.set("B", query.shape[0]), problem.set("T", query.shape[1]);
   problem.set("H", query.shape[2]), problem.set("K", query.shape[3]);
   problem.set("HV", value.shape[2]), problem.set("V", value.shape[3]);
   const bool packed = tensors.find(kSeqlens) != nullptr;
   problem.set("packed", packed ? 1 : 0);
-  problem.set("N", packed ? tensors.ranked(kSeqlens, 1).shape[0] - 1 : query.shape[0]);
+  problem.set("N",
+              packed ? tensors.ranked("cu_seqlens", kSeqlens, 1).shape[0] - 1 : query.shape[0]);
   set_dtype(problem, "dtype", &query);
   const wyvern_tensor* rate = &query;
   for (const std::size_t at : {place_of("beta"), place_of("erase")})
@@ -221,22 +225,62 @@ void fill(Problem& problem, const Request& request) {
   set_dtype(problem, "state_dtype", state);
   set_dtype(problem, "seqlens_dtype", tensors.find(kSeqlens));
   problem.set("initial_state", state != nullptr ? 1 : 0);
-  if (!request.backward) return;
+  if (request.operation == Operation::update) {
+    const wyvern_tensor& pool = tensors.ranked("state", kState, 4);
+    const wyvern_tensor* const index = tensors.find(place_of("state_index"));
+    problem.set("inplace_state", 1);
+    set_dtype(problem, "state_dtype", &pool);
+    problem.set("state_index", index != nullptr ? 1 : 0);
+    set_dtype(problem, "index_dtype", index);
+    if (index != nullptr) problem.set("state_slots", pool.shape[0]);
+    problem.set("output_state_index",
+                tensors.find(place_of("output_state_index")) != nullptr ? 1 : 0);
+    problem.set("has_initial_state",
+                tensors.find(place_of("has_initial_state")) != nullptr ? 1 : 0);
+  }
+  if (request.operation != Operation::backward) return;
   problem.set("pass", "backward");
   problem.set("output_final_state", tensors.find(place_of("dht")) != nullptr ? 1 : 0);
 }
 
+/// What a tensor's elements may be.
+enum class Elements : std::uint8_t { none, numbers, integers, booleans };
+
+Elements elements_of(std::int32_t dtype) {
+  switch (dtype) {
+    case WYVERN_FP32:
+    case WYVERN_FP16:
+    case WYVERN_BF16: return Elements::numbers;
+    case WYVERN_INT32:
+    case WYVERN_INT64: return Elements::integers;
+    case WYVERN_BOOLEAN: return Elements::booleans;
+    default: return Elements::none;
+  }
+}
+
+Elements legal_elements(std::string_view name) {
+  if (name == "cu_seqlens" || name == "state_index" || name == "output_state_index")
+    return Elements::integers;
+  return name == "has_initial_state" ? Elements::booleans : Elements::numbers;
+}
+
+const char* legal_dtypes(Elements elements) {
+  switch (elements) {
+    case Elements::integers: return "torch.int32 or torch.int64";
+    case Elements::booleans: return "torch.bool";
+    default: return "torch.float32, torch.float16 or torch.bfloat16";
+  }
+}
+
 /// Refuses dtypes that no problem has, by the names of tensors: a problem's fields have others.
 void check_dtypes(const Request& request) {
-  for (std::size_t i = 0; i < request.tensors.size(); ++i) {
-    const wyvern_tensor& tensor = request.tensors[i];
+  for (const wyvern_tensor& tensor : request.tensors) {
     if (tensor.name == nullptr) continue;
-    const bool integer = tensor.dtype == WYVERN_INT32 || tensor.dtype == WYVERN_INT64;
-    if (tensor.dtype >= 0 && integer == (i == kSeqlens)) continue;
-    throw Refusal(Kind::type,
-                  std::string(tensor.name) + " has a dtype that it cannot have; it must be " +
-                      (i == kSeqlens ? "torch.int32 or torch.int64"
-                                     : "torch.float32, torch.float16 or torch.bfloat16"));
+    const Elements legal = legal_elements(tensor.name);
+    if (elements_of(tensor.dtype) != legal)
+      throw Refusal(Kind::type, std::string(tensor.name) +
+                                    " has a dtype that it cannot have; it must be " +
+                                    legal_dtypes(legal));
   }
 }
 
@@ -264,14 +308,14 @@ std::size_t place_in(const Names& names, std::string_view name) {
 }
 
 /// Says of each tensor of the launch where a call has it.
-void connect(Prepared& made, std::span<const wyvern_tensor_spec> specs, bool backward) {
+void connect(Prepared& made, std::span<const wyvern_tensor_spec> specs, Operation operation) {
   const auto add_outputs = [&](std::span<const char* const> names) {
     for (const char* const name : names)
       if (const wyvern_tensor_spec* const spec = find(specs, name);
           spec != nullptr && spec->access == WYVERN_WRITE)
         made.outputs.push_back(*spec);
   };
-  if (backward) {
+  if (operation == Operation::backward) {
     add_outputs(kGradients);
   } else {
     add_outputs(kOutputs);
@@ -296,6 +340,8 @@ void connect(Prepared& made, std::span<const wyvern_tensor_spec> specs, bool bac
     else if (const std::size_t gradient = place_in(kOutputGradients, name);
              gradient < kOutputGradients.size())
       made.tensors.push_back({spec, From::input, kInputs.size() + gradient});
+    else if (const std::size_t pool = place_in(kPool, name); pool < kPool.size())
+      made.tensors.push_back({spec, From::input, kInputs.size() + pool});
     else
       throw Refusal(Kind::value,
                     "the problem needs " + std::string(name) + ", which no call gives");
@@ -373,7 +419,7 @@ std::shared_ptr<const Prepared> prepare(const Request& request) {
   check(wyvern_operator_workspace_bytes(made->op, &made->workspace_bytes));
   const std::vector<wyvern_tensor_spec> specs = specs_of(made->op);
   check_given(specs, request);
-  connect(*made, specs, request.backward);
+  connect(*made, specs, request.operation);
   made->description = describe(key, made->op, request.cuda_device);
   return made;
 }
@@ -387,7 +433,7 @@ void write_key(const Request& request, std::string& key) {
     key.append(bytes, sizeof number);
   };
   const int policy = current_policy.load(std::memory_order_relaxed);
-  add(request.cuda_device * 16 + policy * 2 + (request.backward ? 1 : 0));
+  add((request.cuda_device * 8 + policy) * 4 + static_cast<int>(request.operation));
   for (const wyvern_tensor& tensor : request.tensors)
     key += tensor.name == nullptr ? '\0' : static_cast<char>(tensor.dtype);
   for (const std::size_t at : {place_of("q"), place_of("v"), kSeqlens}) {
@@ -396,6 +442,9 @@ void write_key(const Request& request, std::string& key) {
     add(tensor.rank);
     for (std::int32_t d = 0; d < tensor.rank; ++d) add(tensor.shape[d]);
   }
+  if (request.operation != Operation::update) return;
+  const wyvern_tensor& pool = request.tensors[kState];
+  add(pool.rank == 0 ? -1 : pool.shape[0]);
 }
 
 std::shared_ptr<const Prepared> find_shared(const std::string& key, const Request& request,

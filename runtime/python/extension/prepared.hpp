@@ -33,6 +33,9 @@ inline constexpr auto kInputs =
 inline constexpr std::size_t kRequired = 3;  ///< of kInputs, which are not optional: q, k and v
 /// What a backward pass takes beside the inputs.
 inline constexpr auto kOutputGradients = std::to_array<const char*>({"do", "dht"});
+/// What an update in place takes beside the inputs.
+inline constexpr auto kPool =
+    std::to_array<const char*>({"state", "state_index", "output_state_index", "has_initial_state"});
 /// What disable_recompute keeps for the backward pass.
 inline constexpr auto kKept =
     std::to_array<const char*>({"Tinv", "Aqk", "w", "qg", "kg", "h", "v_new"});
@@ -43,16 +46,19 @@ inline constexpr auto kOutputs =
 inline constexpr auto kGradients = std::to_array<const char*>(
     {"dq", "dk", "dv", "dg", "dbeta", "derase", "dwrite", "dinitial_state", "dA_log", "ddt_bias"});
 
+/// The operators of PyTorch's dispatcher. `update` is a forward or recurrent pass in place.
+enum class Operation : std::uint8_t { forward, backward, update };
+
 /// A call as the table sees it.
 struct Request {
   /// "op=kda use_qk_l2norm=1 scale=0.5": fields of a problem (wyvern_field_get() lists them) by
   /// name. Those that the tensors say (dimensions, dtypes, what is given) are left out.
   std::string_view problem;
-  bool backward = false;
+  Operation operation = Operation::forward;
   std::int32_t cuda_device = -1;  ///< -1: the CPU
   void* stream = nullptr;         ///< of the GPU: asked whether it is captured
-  /// kInputs, and of a backward pass kOutputGradients; a tensor that is absent has no name, one of
-  /// a dtype that Wyvern does not know has -1.
+  /// kInputs, and of a backward pass kOutputGradients, of an update kPool; a tensor that is absent
+  /// has no name, one of a dtype that Wyvern does not know has -1.
   std::span<const wyvern_tensor> tensors;
 };
 

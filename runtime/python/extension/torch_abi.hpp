@@ -29,6 +29,7 @@ using StringHandle = StringOpaque*;
   X(std::int32_t, aoti_torch_dtype_int32, ())                                                \
   X(std::int32_t, aoti_torch_dtype_int64, ())                                                \
   X(std::int32_t, aoti_torch_dtype_uint8, ())                                                \
+  X(std::int32_t, aoti_torch_dtype_bool, ())                                                 \
   X(AOTITorchError, aoti_torch_delete_tensor_object, (AtenTensorHandle))                     \
   X(AOTITorchError, aoti_torch_get_data_ptr, (AtenTensorHandle, void**))                     \
   X(AOTITorchError, aoti_torch_get_dim, (AtenTensorHandle, std::int64_t*))                   \

@@ -44,7 +44,7 @@ def extension() -> ctypes.CDLL:
 
 @functools.cache
 def load() -> None:
-    """Registers wyvern::forward and wyvern::backward with PyTorch; ImportError where it cannot."""
+    """Registers wyvern::forward, ::backward and ::update with PyTorch; ImportError where it cannot."""
     import torch
 
     if torch.version.cuda is not None:

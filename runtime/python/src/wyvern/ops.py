@@ -34,7 +34,7 @@ larger than the CPU's free memory, with their size; PyTorch's error of a CUDA de
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 from ._torch import torch  # before what imports it by its own name
 from torch import Tensor
@@ -42,7 +42,7 @@ from torch.autograd import forward_ad
 
 from . import _recurrence
 from ._arguments import floating, integer, real, tensor
-from ._call import fields_of, forward_op, is_transformed, raise_as_python, refuse_tangents, run
+from ._call import fields_of, forward_op, is_transformed, raise_as_python, refuse_tangents, run, update
 
 __all__ = [
     "chunk_delta_rule",
@@ -61,11 +61,22 @@ __all__ = [
 # Asked at each call, so it must be quick: whether autocast is on for any device.
 _any_autocast = torch._C._is_any_autocast_enabled
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_STATES = (torch.float32, torch.bfloat16)
 _PRECISIONS = ("tf32", "tf32x3", "ieee")
 _heads_first_told = False
 _LONGEST_KEYS = 2.0  # at a rate of 0.5 longer ones turn the state around and make it grow
 _keys_told = False
 _keys_seen: set[str] = set()  # problems whose first keys were looked at
+
+
+class _Pool(NamedTuple):
+    """States that are updated in place."""
+
+    state: Tensor
+    state_index: Tensor | None
+    output_state_index: Tensor | None
+    has_initial_state: Tensor | None
+    null_slot_zero: bool
 
 
 def chunk_gated_delta_rule(
@@ -95,6 +106,11 @@ def chunk_gated_delta_rule(
     transpose_state_layout: bool | None = None,
     head_first: bool | None = None,
     batch_invariant: bool = False,
+    state: Tensor | None = None,
+    state_index: Tensor | None = None,
+    output_state_index: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    null_slots: str = "negative",
 ) -> tuple[Tensor, Tensor | None]:
     """The gated delta rule (Gated DeltaNet, arXiv 2412.06464): S <- exp(g) S; u = beta (v - S^T k);
     S <- S + k u^T; o = scale S^T q.
@@ -140,10 +156,24 @@ def chunk_gated_delta_rule(
         batch_invariant: a sequence's bits do not depend on the sequences beside it, on its place among them
             or on tuning, and going on from a float32 final state after a multiple of 64 tokens gives the
             bits of one call; on the CPU, and without gradients.
+        state: a pool of states ``[slots, HV, K, V]`` (``[slots, HV, V, K]`` with ``state_v_first``) in
+            float32 or bfloat16, in the place of ``initial_state`` and ``output_final_state``: the states
+            that sequences start from, where their final states are left. It is updated in place, without
+            gradients: inputs that require them are refused. Slots are contiguous, at any distance of a
+            multiple of 16 bytes from one to the next; another pool is refused, not copied.
+        state_index: ``[N]``, int32 or int64, the slot of each sequence; by default n of sequence n, of N
+            slots. A slot that a sequence writes must be no other sequence's. An index below 0, or at or
+            past the slots, makes a null sequence: it computes nothing, its rows of o are 0, and no slot is
+            read or written for it.
+        output_state_index: ``[N]``, of the same dtype, the slot of each final state; by default that of
+            ``state_index``. An index that is none of a slot makes a null sequence here too.
+        has_initial_state: ``[N]``, bool: where it is false the sequence starts from zeros, whatever its
+            slot holds.
+        null_slots: "negative", or "non-positive": index 0 makes a null sequence too.
 
     Returns:
         o ``[B, T, HV, V]`` in the dtype of q, and the final state, as ``initial_state`` but float32, or
-        None.
+        None; with ``state`` None.
     """
     _refuse_old(head_first, cp_context)
     if transpose_state_layout is not None:
@@ -161,6 +191,7 @@ def chunk_gated_delta_rule(
     return _call(
         problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias,
         cu_seqlens_cpu, disable_recompute,
+        pool=_pool(state, state_index, output_state_index, has_initial_state, null_slots),
     )  # fmt: skip
 
 
@@ -185,6 +216,11 @@ def chunk_delta_rule(
     precision: str | None = None,
     head_first: bool | None = None,
     batch_invariant: bool = False,
+    state: Tensor | None = None,
+    state_index: Tensor | None = None,
+    output_state_index: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    null_slots: str = "negative",
 ) -> tuple[Tensor, Tensor | None]:
     """The delta rule (DeltaNet, arXiv 2406.06484): u = beta (v - S^T k); S <- S + k u^T; o = scale S^T q.
 
@@ -201,6 +237,7 @@ def chunk_delta_rule(
     return _call(
         problem, q, k, v, None, beta, None, None, initial_state, cu_seqlens, None, None,
         cu_seqlens_cpu, disable_recompute,
+        pool=_pool(state, state_index, output_state_index, has_initial_state, null_slots),
     )  # fmt: skip
 
 
@@ -234,6 +271,11 @@ def chunk_kda(
     precision: str | None = None,
     transpose_state_layout: bool | None = None,
     batch_invariant: bool = False,
+    state: Tensor | None = None,
+    state_index: Tensor | None = None,
+    output_state_index: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    null_slots: str = "negative",
 ) -> tuple[Tensor, ...]:
     """Kimi Delta Attention (arXiv 2510.26692): the gated delta rule with a decay for every key channel.
 
@@ -267,6 +309,7 @@ def chunk_kda(
     return _call(
         problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias,
         cu_seqlens_cpu, disable_recompute, return_intermediate_states,
+        pool=_pool(state, state_index, output_state_index, has_initial_state, null_slots),
     )  # fmt: skip
 
 
@@ -398,6 +441,11 @@ def fused_recurrent_gated_delta_rule(
     transpose_state_layout: bool | None = None,
     precision: str | None = None,
     batch_invariant: bool = False,
+    state: Tensor | None = None,
+    state_index: Tensor | None = None,
+    output_state_index: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    null_slots: str = "negative",
 ) -> tuple[Tensor, Tensor | None]:
     """The gated delta rule token by token, for decoding: one or a few tokens a sequence.
 
@@ -441,6 +489,7 @@ def fused_recurrent_gated_delta_rule(
     ) + _beta_options(use_beta_sigmoid_in_kernel, allow_neg_eigval)  # fmt: skip
     return _call(
         problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias, None,
+        pool=_pool(state, state_index, output_state_index, has_initial_state, null_slots),
     )  # fmt: skip
 
 
@@ -461,6 +510,11 @@ def fused_recurrent_delta_rule(
     state_v_first: bool = False,
     precision: str | None = None,
     batch_invariant: bool = False,
+    state: Tensor | None = None,
+    state_index: Tensor | None = None,
+    output_state_index: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    null_slots: str = "negative",
 ) -> tuple[Tensor, Tensor | None]:
     """The delta rule token by token, for decoding.
 
@@ -478,6 +532,7 @@ def fused_recurrent_delta_rule(
     )  # fmt: skip
     return _call(
         problem, q, k, v, None, beta, None, None, initial_state, cu_seqlens, None, None, None,
+        pool=_pool(state, state_index, output_state_index, has_initial_state, null_slots),
     )  # fmt: skip
 
 
@@ -503,6 +558,11 @@ def fused_recurrent_kda(
     transpose_state_layout: bool | None = None,
     precision: str | None = None,
     batch_invariant: bool = False,
+    state: Tensor | None = None,
+    state_index: Tensor | None = None,
+    output_state_index: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    null_slots: str = "negative",
 ) -> tuple[Tensor, Tensor | None]:
     """Kimi Delta Attention token by token, for decoding.
 
@@ -522,6 +582,7 @@ def fused_recurrent_kda(
     ) + _beta_options(use_beta_sigmoid_in_kernel, allow_neg_eigval)  # fmt: skip
     return _call(
         problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias, None,
+        pool=_pool(state, state_index, output_state_index, has_initial_state, null_slots),
     )  # fmt: skip
 
 
@@ -735,9 +796,14 @@ def _call(
     cu_seqlens_cpu: Tensor | None,
     disable_recompute: bool = False,
     return_intermediate_states: bool = False,
+    pool: _Pool | None = None,
 ) -> tuple[Any, ...]:
     """Casts what the operators do not take as it is, and calls them."""
     try:
+        if pool is not None:
+            problem = _pool_options(
+                problem, pool, q, initial_state, disable_recompute, return_intermediate_states
+            )
         if not _heads_first_told and " pass=recurrent" not in problem:  # decoding has few tokens
             _suspect_heads_first(q)
         if not _keys_told and problem not in _keys_seen and " use_qk_l2norm=1" not in problem:
@@ -773,6 +839,13 @@ def _call(
                 problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
                 cu_seqlens_cpu,
             )  # fmt: skip
+        if pool is not None:
+            o = update(
+                problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
+                cu_seqlens_cpu, pool.state, pool.state_index, pool.output_state_index,
+                pool.has_initial_state,
+            )  # fmt: skip
+            return o, None
         outputs = run(
             problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
             cu_seqlens_cpu, disable_recompute,
@@ -785,7 +858,65 @@ def _call(
         raise_as_python(
             error, q=q, k=k, v=v, g=g, **gates, initial_state=initial_state, cu_seqlens=cu_seqlens,
             A_log=A_log, dt_bias=dt_bias, cu_seqlens_cpu=cu_seqlens_cpu,
+            **({} if pool is None else pool._asdict() | {"null_slot_zero": None}),
         )  # fmt: skip
+
+
+def _pool(
+    state: Tensor | None,
+    state_index: Tensor | None,
+    output_state_index: Tensor | None,
+    has_initial_state: Tensor | None,
+    null_slots: str,
+) -> _Pool | None:
+    """What a call says of states in place; None where it has none."""
+    if null_slots not in ("negative", "non-positive"):
+        raise ValueError(f"null_slots is {null_slots!r}; it must be 'negative' or 'non-positive'")
+    if state is None:
+        for name, x in (
+            ("state_index", state_index),
+            ("output_state_index", output_state_index),
+            ("has_initial_state", has_initial_state),
+        ):
+            if x is not None:
+                raise ValueError(f"{name} is given without state; it must be None, or state a pool of states")
+        if null_slots != "negative":
+            raise ValueError(f"null_slots is {null_slots!r} without state_index; it must be 'negative'")
+        return None
+    if state_index is None:
+        if output_state_index is not None:
+            raise ValueError("output_state_index is given without state_index; give both or neither")
+        if null_slots != "negative":
+            raise ValueError(f"null_slots is {null_slots!r} without state_index; it must be 'negative'")
+    return _Pool(state, state_index, output_state_index, has_initial_state, null_slots == "non-positive")
+
+
+def _pool_options(
+    problem: str,
+    pool: _Pool,
+    q: Tensor,
+    initial_state: Tensor | None,
+    disable_recompute: bool,
+    return_intermediate_states: bool,
+) -> str:
+    """The problem with states in place, where nothing else that is asked for speaks against them."""
+    state = tensor("state", pool.state)
+    if state.dtype not in _STATES:
+        raise TypeError(f"state is {state.dtype}; it must be torch.float32 or torch.bfloat16")
+    if initial_state is not None:
+        raise ValueError("initial_state is given; it must be None with state, whose slots hold it")
+    for name, value in (
+        ("output_final_state", " output_final_state=1" in problem),
+        ("disable_recompute", disable_recompute),
+        ("return_intermediate_states", return_intermediate_states),
+    ):
+        if value:
+            raise ValueError(f"{name} is true; it must be false with state, which is updated in place")
+    if tensor("q", q).dtype is torch.float64:
+        raise TypeError(
+            "q is torch.float64; with state it must be torch.float32, torch.float16 or torch.bfloat16"
+        )
+    return problem + " null_slot_zero=1" if pool.null_slot_zero else problem
 
 
 def _check_copy(cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor) -> None:
