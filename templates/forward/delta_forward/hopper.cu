@@ -21,15 +21,8 @@ WYVERN_KERNEL(kThreads, 1) {
                                          reinterpret_cast<int*>(b.shared));
   const Sequence sequence =
       locate_sequence<VARLEN, kRows>(b.sequence, e, seq_offsets, chunk_offsets);
-  // Without a gate older states always count.
-  const int chains = kTilesV * HV * sequences;
-  const int shares = SCALAR_GATE ? block_count() / chains : 1;
-  // The last shares come first: where they have the whole sequence to walk through, the others have
-  // less. In place the last one waits for the others, so that it comes after them.
-  const int turn = block_index() / chains;
-  const int share = INPLACE_STATE ? turn : shares - 1 - turn;
   if (is_null_sequence<Spec>(b.sequence, e, state_index, output_state_index)) {
-    if (share == 0)
+    if (block_index() < kTilesV * HV * sequences)
       clear_output<kThreads>(
           TokenRows<DTYPE>{o, o_stride}.at(sequence.token, b.head * V + b.tile * BV),
           sequence.tokens, BV);
@@ -44,6 +37,13 @@ WYVERN_KERNEL(kThreads, 1) {
   const TokenRows<const G_DTYPE> g_rows{g, g_stride};
   const TokenRows<const BETA_DTYPE> beta_rows{beta, beta_stride};
 
+  // Without a gate older states always count.
+  const int chains = kTilesV * HV * sequences;
+  const int shares = SCALAR_GATE ? block_count() / chains : 1;
+  // The last shares come first: where they have the whole sequence to walk through, the others have
+  // less. In place the last one waits for the others, so that it comes after them.
+  const int turn = block_index() / chains;
+  const int share = INPLACE_STATE ? turn : shares - 1 - turn;
   // Two blocks of a sequence share out its chunks, or, where states last so long that this is
   // faster, its columns: what both see in front of the second share decides.
   const bool may_halve = kWalkers == 2 && shares == 2;
