@@ -343,12 +343,12 @@ TEST_F(TuneTest, SplitPlansThatAreWrongOnSeveralSegmentsDoNotPass) {
   CompileRequest request{find_template(combine->template_id), problem_constants(problem),
                          combine->config, device.impl().target()};
   const std::string key = artifact_key(request);
-  request.source_template = find_template("bwd_dhu_combine.cpu");
-  request.constants.FINAL_STATE = false;
-  Artifact reversed = compile(request);
-  reversed.key = key;
+  // It takes segments for twice as long as they are, and finds no state for every second one.
+  request.config.set("SEG", 2 * request.config.integer("SEG"));
+  Artifact misled = compile(request);
+  misled.key = key;
   const auto cache = std::make_shared<Cache>(directory_);
-  ASSERT_TRUE(cache->store_artifact(to_row(reversed)));
+  ASSERT_TRUE(cache->store_artifact(to_row(misled)));
 
   Bench bench(device, problem, cache, 5);
   const auto step = static_cast<std::size_t>(combine - plan.begin());

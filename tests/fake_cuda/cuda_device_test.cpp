@@ -447,11 +447,11 @@ TEST_F(CudaDeviceTest, ALaunchMakesTheTensorMapsOfStridedRows) {
   };
   std::vector<std::size_t> sizes(step.argument_count, sizeof(void*));
   sizes.insert(sizes.end(), 4, sizeof(TensorMap));
-  sizes.insert(sizes.end(), 6, sizeof(std::int64_t));
+  sizes.insert(sizes.end(), 7, sizeof(std::int64_t));
   sizes.push_back(sizeof(Extents));
   fake_cuda::parameter_sizes(sizes);
   const auto strides = [&] {
-    std::array<std::int64_t, 6> all{};
+    std::array<std::int64_t, 7> all{};
     for (std::size_t i = 0; i < all.size(); ++i)
       std::memcpy(&all[i],
                   fake_cuda::launches().back().parameters.at(step.argument_count + 4 + i).data(),
@@ -461,7 +461,7 @@ TEST_F(CudaDeviceTest, ALaunchMakesTheTensorMapsOfStridedRows) {
   make_current(0);
   op->check(given, nullptr);
   op->enqueue(given, nullptr, nullptr, 0, 1);
-  EXPECT_EQ(strides(), (std::array<std::int64_t, 6>{256, 256, 4, 4, 256, 256}));
+  EXPECT_EQ(strides(), (std::array<std::int64_t, 7>{256, 256, 4, 4, 256, 32768, 256}));
   EXPECT_EQ(fake_cuda::tensor_maps().size(), 4U) << "none at a launch of dense tensors";
 
   TensorView& v = tensors[place("v")];
@@ -469,7 +469,7 @@ TEST_F(CudaDeviceTest, ALaunchMakesTheTensorMapsOfStridedRows) {
   tensors[place("g")].strides = {800, 8, 1, 0, 0};
   op->check(given, nullptr);
   op->enqueue(given, nullptr, nullptr, 0, 1);
-  EXPECT_EQ(strides(), (std::array<std::int64_t, 6>{256, 256, 8, 4, 768, 256}));
+  EXPECT_EQ(strides(), (std::array<std::int64_t, 7>{256, 256, 8, 4, 768, 32768, 256}));
   ASSERT_EQ(fake_cuda::tensor_maps().size(), 5U);
   EXPECT_EQ(fake_cuda::tensor_maps()[4].dims, fake_cuda::tensor_maps()[2].dims);
   EXPECT_EQ(fake_cuda::tensor_maps()[4].strides, (std::vector<std::uint64_t>{1536, 128, 128}));
