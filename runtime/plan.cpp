@@ -85,8 +85,10 @@ constexpr WalkCost kSplitScans{.chunk = 1, .combine = 1, .clear = 0.6};
 
 /// A backward pass by portable kernels, of which some templates with a cost take the place: almost
 /// all in proportion to chunks and heads, since its scans are split where few heads would leave a
-/// GPU idle (one H200, 2026-11-24: 31 us of a multiprocessor for 64 heads, 51 for 8).
+/// GPU idle (one H200, 2026-11-24: 31 us of a multiprocessor for 64 heads, 51 for 8; of a decay a
+/// channel 58 for 64 heads).
 constexpr WalkCost kPortableBackward{.chunk = 0, .prepare = 45, .added = 60};
+constexpr WalkCost kPortableVectorBackward{.chunk = 0, .prepare = 60, .added = 60};
 
 /// Blocks with so many columns of a state of `columns`.
 std::int64_t tiles(std::int64_t columns, std::int64_t width) {
@@ -192,7 +194,8 @@ Walk cheapest_walk(const Problem& problem, std::span<const StageUse> uses, const
     }
   if (!walks.any) return {portable.best.by, portable.best.SEG};
   if (problem.pass == Pass::backward) {
-    walks.compare(kPortableBackward, {&portable_walk(), 0});
+    const bool vector = gate_kind(problem) == GateKind::vector;
+    walks.compare(vector ? kPortableVectorBackward : kPortableBackward, {&portable_walk(), 0});
     if (walks.best.by == &portable_walk()) walks.best.SEG = portable.best.SEG;
   }
   return walks.best;

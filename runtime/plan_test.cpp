@@ -144,6 +144,41 @@ TEST(Plans, HaveTwoKernelsForABackwardPassOnHopper) {
   EXPECT_GT(steps(8192, 64).size(), 3U);
 }
 
+TEST(Plans, HaveThreeKernelsForABackwardPassOfADecayAChannelOnHopper) {
+  Target target = cuda_target("sm_90a");
+  Problem p = gated();
+  p.op = "kda";
+  p.pass = Pass::backward;
+  p.dtype = DType::bf16;
+  p.K = p.V = 128;
+  const auto steps = [&](std::int64_t T, std::int64_t HV) {
+    p.B = p.N = 1, p.T = T, p.H = p.HV = HV;
+    return names(default_plan(p, target));
+  };
+  const std::vector<std::string> three{"kda_bwd_prepare", "kda_scans", "kda_gradient"};
+  target.limits.multiprocessors = 132;
+  EXPECT_EQ(steps(64, 1), three);
+  EXPECT_EQ(steps(8192, 64), three);
+  // One head's walk would last longer than portable kernels that split it.
+  EXPECT_GT(steps(131072, 1).size(), 3U);
+  EXPECT_NE(shape_of(default_plan(p, target)).SEG, 0);
+  p.use_gate_in_kernel = p.has_A_log = true;
+  p.lower_bound = -5.0F;
+  std::vector<std::string> with_parameters = three;
+  with_parameters.emplace_back("gate_param_sum");
+  EXPECT_EQ(steps(8192, 64), with_parameters);
+  const auto is_portable = [&](auto change) {
+    Problem other = p;
+    change(other);
+    const std::vector<std::string> found = names(default_plan(other, target));
+    return std::count(found.begin(), found.end(), "kda_scans") == 0;
+  };
+  EXPECT_TRUE(is_portable([](Problem& o) { o.dtype = DType::fp16; }));
+  EXPECT_TRUE(is_portable([](Problem& o) { o.HV = 2 * o.H; }));
+  EXPECT_TRUE(is_portable([](Problem& o) { o.use_beta_sigmoid = o.allow_neg_eigval = true; }));
+  EXPECT_TRUE(is_portable([](Problem& o) { o.V = 256; }));
+}
+
 TEST(Plans, SplitScansByDefaultWhereFewChainsWouldLeaveAGpuIdle) {
   Target target = cuda_target("sm_90a");
   Problem p = gated();
@@ -157,6 +192,8 @@ TEST(Plans, SplitScansByDefaultWhereFewChainsWouldLeaveAGpuIdle) {
   target.limits.multiprocessors = 132;
   for (const Pass pass : {Pass::forward, Pass::backward}) {
     p.pass = pass;
+    // Of which a backward pass has portable kernels alone.
+    p.dtype = pass == Pass::backward ? DType::fp16 : DType::bf16;
     EXPECT_GE(segment(1, 8192, 8), 8);
     EXPECT_GE(segment(1, 32768, 4), segment(1, 8192, 4));
     EXPECT_EQ(segment(1, 8192, 64), 0);
@@ -174,6 +211,7 @@ TEST(Plans, SplitScansByDefaultWhereFewChainsWouldLeaveAGpuIdle) {
       EXPECT_EQ(std::count(steps.begin(), steps.end(), whole), 0);
   }
   p.pass = Pass::forward;
+  p.dtype = DType::bf16;
   segment(1, 32768, 8);
   EXPECT_EQ(names(default_plan(p, target)),
             (std::vector<std::string>{"kda_segment", "fwd_h_combine", "kda_resume"}));

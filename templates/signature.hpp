@@ -154,7 +154,7 @@ struct Argument {
   std::string_view name;  ///< canonical; plans connect stages by it
   Access access = Access::in;
   ElementType type{};
-  FixedList<Dim, 4> shape{};
+  FixedList<Dim, 5> shape{};
   Presence present{};
   /// Index tables of a packed batch: in a fused template they come after the other inputs.
   bool table = false;

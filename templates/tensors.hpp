@@ -49,6 +49,12 @@ inline constexpr Argument u{"u", Access::in, U_DTYPE, {B, T, HV, V}};
 inline constexpr Argument qg{"qg", Access::in, DTYPE, {B, T, HV, K}};
 inline constexpr Argument kg{"kg", Access::in, DTYPE, {B, T, HV, K}};
 
+// A chunk of kda as its backward pass reads it.
+inline constexpr Argument decayed_rows{"decayed_rows", Access::in, DTYPE, {NT, HV, 3, BT, K}};
+inline constexpr Argument squares{"squares", Access::in, DTYPE, {NT, HV, 2, BT, BT}};
+inline constexpr Argument decay{"decay", Access::in, DType::fp32, {NT, HV, K}};
+inline constexpr Argument row_scales{"row_scales", Access::in, DType::fp32, {NT, HV, 2, BT}};
+
 // States.
 inline constexpr Argument h{"h", Access::in, DTYPE, {NT, HV, K, V}};
 inline constexpr Argument v_new{"v_new", Access::in, DTYPE, {B, T, HV, V}};

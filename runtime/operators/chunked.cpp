@@ -102,30 +102,33 @@ void add_segments(const ChunkedStages& stages, Uses& uses) {
             uses);
 }
 
-void add_two_kernels(const ChunkedStages& stages, Uses& uses) {
+void add_whole_pass(const ChunkedStages& stages, Uses& uses) {
   if (stages.scans == nullptr) return;
-  add_group({{&stages::delta_scans_segment,
-              {{"share_M", "segment_M"},
-               {"share_R", "segment_R"},
-               {"share_dM", "segment_dM"},
-               {"share_dR", "segment_dR"}},
-              {}},
-             {&stages::fwd_h_combine, {}, {}},
-             {&stages::bwd_dhu_combine, {}, {}},
-             {&stages::delta_scans_resume, {}, {}}},
-            uses);
-  add_group({{stages.scans, {}, {}},
-             {stages.gradient,
-              {{"dq_given", "dq"},
-               {"dk_given", "dk"},
-               {"dg_given", "dg"},
-               {"dA_chunk", "dA_part"},
-               {"dbias_chunk", "dbias_part"}},
-              {}}},
-            uses);
+  if (stages.scans == &stages::delta_scans)
+    add_group({{&stages::delta_scans_segment,
+                {{"share_M", "segment_M"},
+                 {"share_R", "segment_R"},
+                 {"share_dM", "segment_dM"},
+                 {"share_dR", "segment_dR"}},
+                {}},
+               {&stages::fwd_h_combine, {}, {}},
+               {&stages::bwd_dhu_combine, {}, {}},
+               {&stages::delta_scans_resume, {}, {}}},
+              uses);
+  const StageUse gradient{stages.gradient,
+                          {{"dq_given", "dq"},
+                           {"dk_given", "dk"},
+                           {"dg_given", "dg"},
+                           {"dA_chunk", "dA_part"},
+                           {"dbias_chunk", "dbias_part"}},
+                          {}};
+  if (stages.prepare != nullptr)
+    add_group({{stages.prepare, {}, {}}, {stages.scans, {}, {}}, gradient}, uses);
+  else
+    add_group({{stages.scans, {}, {}}, gradient}, uses);
 }
 
-void end_two_kernels(const ChunkedStages& stages, Uses& uses) {
+void end_whole_pass(const ChunkedStages& stages, Uses& uses) {
   if (stages.gradient == nullptr) return;
   const auto gradient = std::ranges::find(uses, stages.gradient, &StageUse::stage);
   if (gradient == uses.end()) return;
@@ -250,7 +253,7 @@ Uses chunked_stages(const Problem& p, const ChunkedStages& stages) {
   if (p.pass == Pass::forward)
     add_segments(stages, uses);
   else
-    add_two_kernels(stages, uses);
+    add_whole_pass(stages, uses);
   for (const char* const x : {"q", "k"}) add_row_scales(p, x, uses);
   add_gate_sums(p, stages, uses);
   if (p.pass == Pass::forward || !p.disable_recompute) {
@@ -266,7 +269,7 @@ Uses chunked_stages(const Problem& p, const ChunkedStages& stages) {
   add_row_gradient(p, "q", uses);
   add_row_gradient(p, "k", uses);
   add_gate_gradient(p, stages, uses);
-  end_two_kernels(stages, uses);
+  end_whole_pass(stages, uses);
   return uses;
 }
 

@@ -32,7 +32,8 @@ struct ChunkedStages {
   const StageDefinition* segment = nullptr;
   const StageDefinition* resume = nullptr;
   /// The optional group that is the whole backward pass: both scans over the chunks, then the
-  /// gradients. Null: no such group.
+  /// gradients; `prepare`, if it is there, comes first. Null: no such group.
+  const StageDefinition* prepare = nullptr;
   const StageDefinition* scans = nullptr;
   const StageDefinition* gradient = nullptr;
 };
@@ -48,11 +49,11 @@ const ChunkedStages& vector_gate_stages();
 void add_chunk_tables(const Problem& problem, Uses& uses);
 /// The optional group `segment`, fwd_h_combine, `resume` in front of a forward pass.
 void add_segments(const ChunkedStages& stages, Uses& uses);
-/// The optional group `scans`, `gradient` in front of a backward pass.
-void add_two_kernels(const ChunkedStages& stages, Uses& uses);
+/// The optional group `prepare`, `scans`, `gradient` in front of a backward pass.
+void add_whole_pass(const ChunkedStages& stages, Uses& uses);
 /// Sets which uses that group replaces, once all uses are in the list: all but the final sums of
 /// the gate's parameters.
-void end_two_kernels(const ChunkedStages& stages, Uses& uses);
+void end_whole_pass(const ChunkedStages& stages, Uses& uses);
 /// The scales of the rows of `x` (q or k), where they are normalized.
 void add_row_scales(const Problem& problem, const std::string& x, Uses& uses);
 /// The chunks' tables, and the scales of q and of k.

@@ -16,6 +16,12 @@
 //   dK = R + C + o Q
 //   dG = rowsum(Q dQ) + rowsum(K R) - rowsum(K C), without the terms of o; the last row also has
 //        exp(G_C) <S, dS'> + sum(K I); dg is the sum of dG from a row to the chunk's last
+//
+// kda has the same with a decay a channel: three kernels, of which the first makes all that needs
+// no state, with factors in its rows that the walks would else apply:
+//   decayed_rows: -a K, b d K, scale a Q    squares: T - I, P    decay = exp(G_C)
+//   row_scales: of rows of q, then of k, by their norms
+// and dG has products a channel in place of sums over them.
 #pragma once
 
 #include "templates/tensors.hpp"
@@ -86,6 +92,61 @@ inline constexpr StageDefinition delta_gradient{
      {"dg_given", Access::out, constant::G_DTYPE, {extent::B, extent::T, constant::HV}, {constant::SCALAR_GATE}},
      {"dA_chunk", Access::out, DType::fp32, {extent::NT, constant::HV}, {constant::HAS_A_LOG}},
      {"dbias_chunk", Access::out, DType::fp32, {extent::NT, constant::HV}, {constant::HAS_DT_BIAS}}}};
+
+inline constexpr StageDefinition kda_bwd_prepare{
+    "kda_bwd_prepare", "What the backward pass reads of each chunk and needs no state for.",
+    {tensor::q,
+     tensor::k,
+     tensor::beta,
+     {"g", Access::in, constant::G_DTYPE, {extent::B, extent::T, constant::HV, constant::K}},
+     tensor::A_log.when({constant::HAS_A_LOG}),
+     {"dt_bias", Access::in, DType::fp32, {constant::HV, constant::K}, {constant::HAS_DT_BIAS}},
+     tensor::seq_offsets.when({constant::VARLEN}),
+     tensor::chunk_index.when({constant::VARLEN}),
+     tensor::decayed_rows.out(),
+     tensor::squares.out(),
+     tensor::decay.out(),
+     tensor::row_scales.out().when({constant::QK_L2NORM})}};
+
+inline constexpr StageDefinition kda_scans{
+    "kda_scans", "Both walks over prepared chunks: states that enter them, gradients of those that leave.",
+    {tensor::v,
+     tensor::decayed_rows,
+     tensor::squares,
+     tensor::decay,
+     tensor::initial_state.when({constant::INITIAL_STATE}),
+     tensor::do_,
+     tensor::dht.when({constant::FINAL_STATE}),
+     tensor::seq_offsets.when({constant::VARLEN}),
+     tensor::chunk_offsets.when({constant::VARLEN}),
+     tensor::states.out(),
+     tensor::z.out(),
+     tensor::dstates.out(),
+     tensor::dv,
+     tensor::dinitial_state.when({constant::INITIAL_STATE})}};
+
+inline constexpr StageDefinition kda_gradient{
+    "kda_gradient", "Gradients of q, k, beta and g as they were given, chunk by chunk, from what both walks wrote.",
+    {tensor::q,
+     tensor::k,
+     tensor::beta,
+     {"g", Access::in, constant::G_DTYPE, {extent::B, extent::T, constant::HV, constant::K}},
+     tensor::A_log.when({constant::HAS_A_LOG}),
+     {"dt_bias", Access::in, DType::fp32, {constant::HV, constant::K}, {constant::HAS_DT_BIAS}},
+     tensor::row_scales.when({constant::QK_L2NORM}),
+     tensor::do_,
+     tensor::states,
+     tensor::z,
+     tensor::dstates,
+     {"dv", Access::in, constant::DTYPE, {extent::B, extent::T, constant::HV, constant::V}},
+     tensor::seq_offsets.when({constant::VARLEN}),
+     tensor::chunk_index.when({constant::VARLEN}),
+     {"dq_given", Access::out, constant::DTYPE, {extent::B, extent::T, constant::H, constant::K}},
+     {"dk_given", Access::out, constant::DTYPE, {extent::B, extent::T, constant::H, constant::K}},
+     tensor::dbeta,
+     {"dg_given", Access::out, constant::G_DTYPE, {extent::B, extent::T, constant::HV, constant::K}},
+     {"dA_chunk", Access::out, DType::fp32, {extent::NT, constant::HV}, {constant::HAS_A_LOG}},
+     {"dbias_chunk", Access::out, DType::fp32, {extent::NT, constant::HV, constant::K}, {constant::HAS_DT_BIAS}}}};
 // clang-format on
 
 }  // namespace wyvern::stages

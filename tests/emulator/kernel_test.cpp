@@ -1271,5 +1271,101 @@ TEST(KernelHopper, GradientsSpillNothing) {
         }
 }
 
+// ---- kda's backward pass in three kernels -------------------------------------------------------
+
+/// What a case of the three kernels has of options.
+struct KdaCase {
+  Gate gate;
+  std::int64_t K, V;
+  bool norms, in_kernel, bounded, packed;
+  DType g_dtype;
+
+  Problem problem_of() const {
+    Problem p = problem(1, 200, 2, 2, K, V);
+    p.op = "kda";
+    p.pass = Pass::backward;
+    p.dtype = DType::bf16;
+    p.beta_dtype = norms ? DType::bf16 : DType::fp32;
+    p.g_dtype = g_dtype;
+    p.use_qk_l2norm = p.use_beta_sigmoid = norms;
+    p.initial_state = p.output_final_state = packed || in_kernel;
+    p.state_v_first = in_kernel && packed;
+    p.use_gate_in_kernel = p.has_A_log = in_kernel;
+    p.has_dt_bias = in_kernel && packed;
+    if (bounded) p.lower_bound = -5.0F;
+    return p;
+  }
+};
+
+const std::vector<KdaCase>& kda_cases() {
+  static const auto& cases = *new std::vector<KdaCase>{
+      {Gate::typical, 128, 128, true, true, true, true, DType::bf16},
+      {Gate::typical, 128, 128, false, true, false, true, DType::bf16},
+      {Gate::mixed, 128, 128, true, false, false, true, DType::fp32},
+      {Gate::very_negative, 128, 128, true, false, false, false, DType::fp32},
+      {Gate::zero, 128, 128, false, false, false, false, DType::bf16},
+      {Gate::typical, 64, 64, true, true, true, false, DType::bf16},
+      {Gate::mixed, 64, 128, false, false, false, true, DType::fp32},
+      {Gate::very_negative, 128, 64, false, false, false, true, DType::bf16},
+  };
+  return cases;
+}
+
+/// One of the three kernels, with two configs each where it has any; blocks take several chunks.
+void expect_kda_correct(const char* id, const std::vector<Config>& configs, std::uint64_t seed) {
+  const Template& t = *find_template(id);
+  const std::vector<std::int64_t> lengths{100, 0, 64, 1, 130};
+  for (const KdaCase& c : kda_cases()) {
+    const bool sampled = testing::is_tried(++seed, 2);
+    Problem p = c.problem_of();
+    if (c.packed) p = testing::packed(p, lengths);
+    if (!sampled && !testing::is_new(p, t.id())) continue;
+    const StageData data = testing::make_stage_data(
+        p, 64, c.gate, seed, c.packed ? lengths : std::vector<std::int64_t>(), &t);
+    ASSERT_TRUE(applies(t, data));
+    Limits device;
+    device.multiprocessors = 2 + static_cast<int>(seed % 2);
+    for (const Config& config : configs)
+      if (t.illegal(Spec(problem_constants(p), config), kHopper).empty())
+        expect_correct(t, config, data, device);
+  }
+}
+
+TEST(KernelHopper, PreparesChunksForABackwardPass) {
+  expect_kda_correct("kda_bwd_prepare.hopper",
+                     {Config{{"BT", std::int64_t{64}}, {"num_warps", std::int64_t{8}}},
+                      Config{{"BT", std::int64_t{64}}, {"num_warps", std::int64_t{16}}}},
+                     120);
+}
+
+TEST(KernelHopper, WalksBothWaysThroughPreparedChunks) {
+  const auto config = [](std::int64_t BV, std::int64_t stages) {
+    return Config{{"BT", std::int64_t{64}}, {"BV", BV}, {"num_stages", stages}};
+  };
+  expect_kda_correct("kda_scans.hopper", {config(64, 2), config(128, 2)}, 130);
+}
+
+TEST(KernelHopper, GradientsOfAGateAChannel) {
+  expect_kda_correct("kda_gradient.hopper", {Config{{"BT", std::int64_t{64}}}}, 140);
+}
+
+TEST(KernelHopper, BackwardPassOfAGateAChannelSpillsNothingButChunks) {
+  if (const std::string missing = compiler_problem(DeviceKind::cuda); !missing.empty())
+    GTEST_SKIP() << missing;
+  for (const KdaCase& c : kda_cases())
+    for (const char* const id :
+         {"kda_bwd_prepare.hopper", "kda_scans.hopper", "kda_gradient.hopper"}) {
+      const Problem p = c.problem_of();
+      const Template& t = *find_template(id);
+      const auto config =
+          default_config(t, problem_constants(p), kHopper, precision_floor(p), {64, 0});
+      ASSERT_TRUE(config.has_value()) << id;
+      const Artifact artifact = compile({&t, problem_constants(p), *config, cuda_target("sm_90a")});
+      // With eight warps, two blocks a multiprocessor.
+      EXPECT_LE(artifact.resources.spill_bytes, t.name == "kda_bwd_prepare" ? 280 : 0)
+          << id << ' ' << testing::describe(p);
+    }
+}
+
 }  // namespace
 }  // namespace wyvern

@@ -564,6 +564,76 @@ TEST_P(EmulatedSegmentPasses, MatchOracle) {
   data.problem.packed ? check_strided_rows(op, data) : check(op, data);
 }
 
+/// The backward pass of kda in three kernels: gates that keep everything, that keep a little, and
+/// that keep nothing.
+class EmulatedKdaBackward : public EmulatedOperator,
+                            public ::testing::WithParamInterface<OperatorCase> {};
+
+std::vector<OperatorCase> kda_backward_cases() {
+  std::vector<OperatorCase> all;
+  const auto add = [&](std::string name, Gate gate, const Lengths& lengths,
+                       const std::function<void(Problem&)>& change) {
+    OperatorCase one{std::move(name), base({"kda", Pass::backward}, DType::bf16), gate, lengths};
+    one.problem.H = one.problem.HV = 2;
+    one.problem.packed = !lengths.empty();
+    one.problem.K = one.problem.V = 128;
+    one.problem.T = 200;
+    one.problem.initial_state = one.problem.output_final_state = true;
+    change(one.problem);
+    all.push_back(std::move(one));
+  };
+  add("Typical", Gate::typical, {}, [](Problem& p) { p.state_v_first = true; });
+  add("NoDecay", Gate::zero, {}, [](Problem& p) { p.T = 330; });
+  add("Steep", Gate::very_negative, {}, [](Problem& p) { p.use_qk_l2norm = true; });
+  add("Mixed", Gate::mixed, {130, 0, 33, 64, 1}, [](Problem& p) { p.use_qk_l2norm = true; });
+  add("Unbounded", Gate::typical, {130, 33}, [](Problem& p) {
+    p.use_gate_in_kernel = p.has_A_log = true;
+    p.g_dtype = DType::bf16;
+  });
+  add("Bounded", Gate::typical, {130, 0, 33, 64, 1}, [](Problem& p) {
+    p.use_qk_l2norm = p.use_beta_sigmoid = p.use_gate_in_kernel = true;
+    p.has_A_log = p.has_dt_bias = true;
+    p.lower_bound = -5.0F;
+    p.g_dtype = DType::bf16;
+  });
+  add("FewChannels", Gate::mixed, {}, [](Problem& p) {
+    p.B = p.N = 2;
+    p.K = p.V = 64;
+    p.initial_state = p.output_final_state = false;
+  });
+  return all;
+}
+
+TEST_P(EmulatedKdaBackward, MatchesOracle) {
+  const OperatorCase& one = GetParam();
+  const OperatorData data = make_data(one.problem, one.gate, 18, one.lengths);
+  const auto plan = plan_with(device(), data.problem, "kda_gradient.hopper");
+  ASSERT_TRUE(plan.has_value());
+  const Operator op = emulator::prepare(device(), data.problem, *plan);
+  data.problem.packed ? check_strided_rows(op, data) : check(op, data);
+}
+
+/// The same gate everywhere: where next to nothing decays, where most does, at a bound of -5, and
+/// where nothing is left.
+TEST_F(EmulatedOperator, KdaBackwardOfGatesAllAlike) {
+  for (const double gate : {-0.005, -2.5, -5.0, -1000.0}) {
+    SCOPED_TRACE(gate);
+    Problem p = base({"kda", Pass::backward}, DType::bf16);
+    p.H = p.HV = 1, p.K = p.V = 128;
+    p.T = 150;
+    p.initial_state = p.output_final_state = p.use_qk_l2norm = true;
+    OperatorData data = make_data(p, Gate::zero, 17);
+    HostTensor& g = data.tensors.at("g");
+    for (std::int64_t i = 0; i < g.elements(); ++i) g.set(i, gate);
+    const auto plan = plan_with(device(), data.problem, "kda_gradient.hopper");
+    ASSERT_TRUE(plan.has_value());
+    check(emulator::prepare(device(), data.problem, *plan), data);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, EmulatedKdaBackward, ::testing::ValuesIn(kda_backward_cases()),
+                         [](const auto& each) { return each.param.name; });
+
 INSTANTIATE_TEST_SUITE_P(, EmulatedSegmentPasses, ::testing::ValuesIn(pass_cases()),
                          [](const auto& each) { return each.param.name; });
 

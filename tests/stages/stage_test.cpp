@@ -66,8 +66,10 @@ std::optional<Config> config_for(const Template& t, const Problem& problem, cons
               : default_config(t, constants, limits, precision, {BT, kSegment});
 }
 
-/// Whether it is one of the two kernels of a whole backward pass.
-bool is_backward_pass(const Template& t) { return t.source.starts_with("backward/"); }
+/// Whether it is one of the kernels of a whole backward pass.
+bool is_backward_pass(const Template& t) {
+  return t.source.starts_with("backward/") || t.name == "kda_bwd_prepare";
+}
 
 Pass pass_of(const Template& t) {
   for (const Cover& cover : t.covers) {
@@ -100,9 +102,9 @@ void set_gate(Problem& p, const Template& t, std::string_view op, unsigned switc
   p.use_gate_in_kernel =
       (has_gate && !optional_gate) ||
       (gated && bit(0) &&
-       (has_gate ||
-        covers_any("chunk_local_reverse_cumsum", "recurrent", "gdn2_recurrent", "kda_segment",
-                   "delta_segment", "delta_scans", "delta_scans_segment", "delta_gradient")));
+       (has_gate || covers_any("chunk_local_reverse_cumsum", "recurrent", "gdn2_recurrent",
+                               "kda_segment", "delta_segment", "delta_scans", "delta_scans_segment",
+                               "delta_gradient", "kda_bwd_prepare", "kda_gradient")));
   p.has_dt_bias = p.use_gate_in_kernel && bit(1);
   p.lower_bound = kda && bit(3) ? std::optional(-5.0F) : std::nullopt;
   p.safe_gate = p.lower_bound && (!p.use_gate_in_kernel || !bit(0));

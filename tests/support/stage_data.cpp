@@ -6,6 +6,7 @@
 #include <cmath>
 #include <initializer_list>
 #include <limits>
+#include <map>
 #include <set>
 
 #include "runtime/operators/operator.hpp"
@@ -197,29 +198,41 @@ class Chain {
     store("dv", p_.dtype, heads(p_.HV, p_.V));
     if (!erases()) store("dbeta", p_.beta_dtype, heads(p_.HV));
     if (gated()) gate_gradients();
-    if (!vector() && !erases()) two_kernels();
+    if (!erases()) whole_pass();
   }
 
-  /// The pass of delta_scans and delta_gradient, whose gradients are of the given inputs.
-  void two_kernels() {
+  /// The pass of delta_scans and delta_gradient, or of kda's three kernels, whose gradients are of
+  /// the given inputs.
+  void whole_pass() {
     if (p_.dtype != DType::bf16 || BT_ != 64) return;
-    if (needs({"share_dM", "share_dR"})) {
+    if (!vector() && needs({"share_dM", "share_dR"})) {
       run("delta_scans_segment");
       store("share_dM", DType::fp32, {segment_slots(), p_.HV, p_.K, p_.K});
       store("share_dR", DType::fp32, {segment_slots(), p_.HV, p_.K, p_.V});
     }
-    if (!needs({"states", "z", "dstates", "dq_given", "dk_given", "dg_given"})) return;
-    run("delta_scans");
+    if (!needs({"decayed_rows", "states", "z", "dstates", "dq_given", "dk_given", "dg_given"}))
+      return;
+    if (vector()) prepared_chunks();
+    run(vector() ? "kda_scans" : "delta_scans");
     store("states", p_.dtype, {NT_, p_.HV, p_.V, p_.K});
     store("z", p_.dtype, {NT_, p_.HV, BT_, p_.V});
     store("dstates", p_.dtype, {NT_, p_.HV, p_.V, p_.K});
-    run("delta_gradient");
+    run(vector() ? "kda_gradient" : "delta_gradient");
     store("dq_given", p_.dtype, heads(p_.H, p_.K));
     store("dk_given", p_.dtype, heads(p_.H, p_.K));
     if (gated()) store("dg_given", p_.g_dtype, gate_shape());
     if (!gated() || !p_.use_gate_in_kernel) return;
-    store("dA_chunk", DType::fp32, {NT_, p_.HV});
-    if (p_.has_dt_bias) store("dbias_chunk", DType::fp32, {NT_, p_.HV});
+    if (p_.has_A_log) store("dA_chunk", DType::fp32, {NT_, p_.HV});
+    if (p_.has_dt_bias)
+      store("dbias_chunk", DType::fp32, vector() ? Shape{NT_, p_.HV, p_.K} : Shape{NT_, p_.HV});
+  }
+
+  void prepared_chunks() {
+    run("kda_bwd_prepare");
+    store("decayed_rows", p_.dtype, {NT_, p_.HV, 3, BT_, p_.K});
+    store("squares", p_.dtype, {NT_, p_.HV, 2, BT_, BT_});
+    store("decay", DType::fp32, {NT_, p_.HV, p_.K});
+    if (p_.use_qk_l2norm) store("row_scales", DType::fp32, {NT_, p_.HV, 2, BT_});
   }
 
   void segment_gradients() {
@@ -369,6 +382,7 @@ bool uses_stage(const Problem& p, std::string_view stage) {
   if (stage.ends_with("recurrent")) return true;
   const bool moves_steps = stage == "expand_steps" || stage == "compress_steps";
   if ((moves_steps || stage == "step_seqlens") != (p.num_householder > 1)) return false;
+  if (stage == "kda_scans") return uses_stage(p, "kda_gradient");
   if (stage == "step_seqlens") return p.packed;
   if (stage == "chunk_index") return p.packed;
   if (stage == "transpose_states") return p.return_intermediate_states;
@@ -442,9 +456,23 @@ bool exercises(const Template& t, const StageData& data) {
   return writes;
 }
 
+namespace {
+
+/// Whether it is one of the three kernels of kda's backward pass.
+bool is_of_kda_pass(const Template& t) {
+  return t.source.starts_with("backward/kda_") || t.name == "kda_bwd_prepare";
+}
+
+}  // namespace
+
 bool takes(const Template& t, const Limits& limits, const Problem& problem) {
   const bool hopper = limits.wgmma && limits.tensor_copies && problem.dtype != DType::fp32;
   if (t.id() == "scaled_dot_kkt.hopper") return hopper && problem.K % 64 == 0;
+  if (is_of_kda_pass(t))
+    return hopper && problem.dtype == DType::bf16 && problem.pass == Pass::backward &&
+           !problem.disable_recompute && problem.H == problem.HV &&
+           (problem.K == 64 || problem.K == 128) && (problem.V == 64 || problem.V == 128) &&
+           !problem.allow_neg_eigval;
   if (t.source.starts_with("backward/"))
     return hopper && problem.dtype == DType::bf16 && problem.pass == Pass::backward &&
            !problem.disable_recompute && gate_kind(problem) != GateKind::vector &&
@@ -469,7 +497,8 @@ Problem within_reach(const Template& t, const Limits& limits, const Problem& pro
   if (takes(t, limits, p)) return p;
   p.V = p.V <= 64 ? 64 : 128;
   p.pass = Pass::forward;
-  if (t.source.starts_with("backward/")) {
+  if (is_of_kda_pass(t)) p.HV = p.H;
+  if (t.source.starts_with("backward/") || is_of_kda_pass(t)) {
     p.pass = Pass::backward;
     p.dtype = DType::bf16;
   }
@@ -511,9 +540,15 @@ Written written_elements(const StageData& data) {
   const bool keeps = p.disable_recompute || p.return_intermediate_states;
   const ChunkLayout& layout = data.context.layout;
   const std::int64_t square = p.HV * p.K * p.K;
-  const std::int64_t rows = p.HV * layout.BT * p.V;
-  return [&slots = layout.slots, segments = layout.segments(data.context.SEG), one, square, rows,
-          keeps](const std::string& name, std::int64_t i) {
+  const std::int64_t BT = layout.BT;
+  // What a chunk slot has of a tensor [NT, ...].
+  const std::map<std::string, std::int64_t> chunk_sizes{{"z", p.HV * BT * p.V},
+                                                        {"decayed_rows", p.HV * 3 * BT * p.K},
+                                                        {"squares", p.HV * 2 * BT * BT},
+                                                        {"row_scales", p.HV * 2 * BT},
+                                                        {"decay", p.HV * p.K}};
+  return [&slots = layout.slots, segments = layout.segments(data.context.SEG), one, square,
+          chunk_sizes, keeps](const std::string& name, std::int64_t i) {
     if (name.starts_with("segment_") || name.starts_with("share_")) {
       const bool is_square = name.ends_with("M");
       const auto& segment = segments[static_cast<std::size_t>(i / (is_square ? square : one))];
@@ -521,7 +556,8 @@ Written written_elements(const StageData& data) {
       if (name.ends_with("_M") || name.ends_with("_R")) return !segment.last;
       return name == "segment_state" || name == "segment_dstate" || !segment.first;
     }
-    if (name == "z") return slots[static_cast<std::size_t>(i / rows)].sequence >= 0;
+    for (const auto& [tensor, size] : chunk_sizes)
+      if (name == tensor) return slots[static_cast<std::size_t>(i / size)].sequence >= 0;
     const bool of_slots =
         name == "dh" || name == "states" || name == "dstates" || (name == "h" && !keeps);
     if (!of_slots) return true;

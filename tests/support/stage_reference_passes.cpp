@@ -1,4 +1,5 @@
-// References of the backward pass in two kernels, written from templates/backward/stages.hpp.
+// References of the backward passes in two and three kernels, written from
+// templates/backward/stages.hpp.
 #include <algorithm>
 #include <cmath>
 
@@ -7,8 +8,9 @@
 namespace wyvern::testing {
 namespace {
 
-/// The inputs as both stages prepare them: rows with their norms, sums of gates, factors of beta.
-TensorMap prepared(const StageContext& c, const TensorMap& t) {
+/// The inputs as all stages prepare them: rows with their norms, sums of gates, of channels or
+/// of heads, factors of beta.
+TensorMap prepared(const StageContext& c, const TensorMap& t, bool of_channels = false) {
   TensorMap own;
   for (const char* const name : {"q", "k", "beta", "g", "A_log", "dt_bias"})
     if (const auto at = t.find(name); at != t.end()) own.insert(*at);
@@ -19,9 +21,9 @@ TensorMap prepared(const StageContext& c, const TensorMap& t) {
       own[x + "_rstd"] = rows.at("rstd");
     }
   if (own.contains("g")) {
-    if (c.gate_in_kernel) run_reference("gate", c, own);
+    if (c.gate_in_kernel) run_reference(of_channels ? "kda_gate" : "gate", c, own);
     run_reference("chunk_local_cumsum", c, own);
-    own.erase("Gk");
+    own.erase(of_channels ? "G" : "Gk");
   }
   return own;
 }
@@ -31,6 +33,12 @@ Vector divisors(Vector beta) {
   for (double& b : beta)
     if (std::abs(b) < 0x1p-40) b = std::signbit(b) ? -0x1p-40 : 0x1p-40;
   return beta;
+}
+
+Matrix ones(std::int64_t rows, std::int64_t cols) {
+  Matrix m(rows, cols);
+  std::fill_n(m[0], rows * cols, 1.0);
+  return m;
 }
 
 /// (I + A)^-1 x for a strictly lower triangular A, or with A transposed.
@@ -80,6 +88,18 @@ void put(Vector& tensor, std::int64_t at, std::int64_t rows, const Matrix& m) {
   std::copy_n(m[0], m.rows() * m.cols(), tensor.begin() + at * rows * m.cols());
 }
 
+/// The same of square matrices, of which the first rows and columns are used.
+Matrix get_corner(const Vector& tensor, std::int64_t at, std::int64_t rows, std::int64_t used) {
+  Matrix m(used, used);
+  for (std::int64_t r = 0; r < used; ++r)
+    std::copy_n(tensor.begin() + (at * rows + r) * rows, used, m[r]);
+  return m;
+}
+void put_corner(Vector& tensor, std::int64_t at, std::int64_t rows, const Matrix& m) {
+  for (std::int64_t r = 0; r < m.rows(); ++r)
+    std::copy_n(m[r], m.cols(), tensor.begin() + (at * rows + r) * rows);
+}
+
 void delta_scans(const StageContext& c, TensorMap& t) {
   const TensorMap own = prepared(c, t);
   const Vector q = queries(own), k = keys(own), beta = divisors(beta_factors(c, own));
@@ -126,12 +146,13 @@ void delta_scans(const StageContext& c, TensorMap& t) {
   t["dinitial_state"] = dinitial;
 }
 
-void delta_gradient(const StageContext& c, TensorMap& t) {
-  TensorMap own = prepared(c, t);
+/// delta_gradient, or kda_gradient.
+void gradients(const StageContext& c, TensorMap& t, bool of_channels) {
+  TensorMap own = prepared(c, t, of_channels);
   const Vector q = queries(own), k = keys(own), slopes = beta_slopes(c, own),
                beta = divisors(beta_factors(c, own));
   const auto [H, HV, K, V] = c.dims;
-  Vector dq = zeros(c, K), dk = dq, dbeta = zeros(c, 1), dG = dbeta;
+  Vector dq = zeros(c, K), dk = dq, dbeta = zeros(c, 1), dG = of_channels ? dq : dbeta;
   for (std::size_t slot = 0; slot < c.layout.slots.size(); ++slot)
     for (std::int64_t head = 0; head < HV && c.layout.slots[slot].sequence >= 0; ++head) {
       const Rows x(c, own, q, k, beta, slot, head);
@@ -156,19 +177,16 @@ void delta_gradient(const StageContext& c, TensorMap& t) {
       x.chunk.write(dq, dQ + scaled(own_F, x.K));
       x.chunk.write(dk, R + I + inside + scaled(own_F, x.Q));
 
-      Vector dbeta_rows = x.chunk.scalars(slopes), dG_rows = row_dots(dQ, x.Q);
-      const Vector by_R = row_dots(x.K, R), by_inside = row_dots(x.K, inside),
-                   by_I = row_dots(x.K, I), through = row_dots(dS, x.decay.through(S));
-      for (std::size_t r = 0; r < dG_rows.size(); ++r) {
+      Vector dbeta_rows = x.chunk.scalars(slopes);
+      for (std::size_t r = 0; r < dbeta_rows.size(); ++r)
         dbeta_rows[r] *= own_N[r] / (x.b[r] * x.b[r]);
-        dG_rows[r] += by_R[r] - by_inside[r];
-        if (r + 1 == dG_rows.size()) continue;
-        dG_rows[r] -= by_I[r];
-        dG_rows.back() += by_I[r];
-      }
-      for (const double value : through) dG_rows.back() += value;
       x.chunk.write(dbeta, dbeta_rows);
-      x.chunk.write(dG, dG_rows);
+      const Matrix dG_rows = hadamard(x.Q, dQ) + hadamard(x.K, R) + -1.0 * hadamard(x.K, inside) +
+                             leaving_gates(x.K, I, dS, x.decay.through(S));
+      if (of_channels)
+        x.chunk.write(dG, dG_rows);
+      else
+        x.chunk.write(dG, row_dots(dG_rows, ones(rows, K)));
     }
   t["dbeta"] = dbeta;
   for (const std::string row : {"q", "k"}) {
@@ -182,22 +200,125 @@ void delta_gradient(const StageContext& c, TensorMap& t) {
     t["d" + row + "_given"] = sums.at("dx");
   }
   if (!own.contains("g")) return;
-  own["dG"] = dG;
+  own[of_channels ? "dGk" : "dG"] = dG;
   run_reference("chunk_local_reverse_cumsum", c, own);
   t["dg_given"] = own.at("dg");
   if (!c.gate_in_kernel) return;
   own["dg_log"] = own.at("dg");
-  run_reference("gate_bwd", c, own);
+  run_reference(of_channels ? "kda_gate_bwd" : "gate_bwd", c, own);
   t["dg_given"] = own.at("dg_raw");
-  t["dA_chunk"] = own.at("dA_part");
+  if (own.contains("dA_part")) t["dA_chunk"] = own.at("dA_part");
   if (own.contains("dbias_part")) t["dbias_chunk"] = own.at("dbias_part");
+}
+
+void delta_gradient(const StageContext& c, TensorMap& t) { gradients(c, t, false); }
+void kda_gradient(const StageContext& c, TensorMap& t) { gradients(c, t, true); }
+
+void kda_bwd_prepare(const StageContext& c, TensorMap& t) {
+  const TensorMap own = prepared(c, t, true);
+  const Vector q = queries(own), k = keys(own), beta = divisors(beta_factors(c, own));
+  const auto [H, HV, K, V] = c.dims;
+  const std::int64_t BT = c.layout.BT, NT = std::ssize(c.layout.slots);
+  const auto sized = [&](std::int64_t count) {
+    return Vector(static_cast<std::size_t>(NT * HV * count));
+  };
+  Vector decayed_rows = sized(3 * BT * K), squares = sized(2 * BT * BT), decay = sized(K),
+         row_scales = sized(2 * BT);
+  for (std::int64_t slot = 0; slot < NT; ++slot)
+    for (std::int64_t head = 0; head < HV; ++head) {
+      if (c.layout.slots[static_cast<std::size_t>(slot)].sequence < 0) continue;
+      const Rows x(c, own, q, k, beta, static_cast<std::size_t>(slot), head);
+      const std::int64_t at = slot * HV + head, rows = x.chunk.rows();
+      put(decayed_rows, 3 * at, BT, -1.0 * x.decay.entering(x.K));
+      put(decayed_rows, 3 * at + 1, BT, scaled(x.b, x.decay.leaving(x.K)));
+      put(decayed_rows, 3 * at + 2, BT, c.scale * x.decay.entering(x.Q));
+      Matrix identity(rows, rows);
+      for (std::int64_t r = 0; r < rows; ++r) identity[r][r] = 1;
+      const Matrix A = by_columns(x.decay.product(x.K, x.K, true), x.b);
+      put_corner(squares, 2 * at, BT, solved(A, identity, false) + -1.0 * identity);
+      put_corner(squares, 2 * at + 1, BT,
+                 c.scale * by_columns(x.decay.product(x.Q, x.K, false), x.b));
+      put(decay, at, K, x.decay.through(ones(K, 1)));
+      if (!c.qk_l2norm) continue;
+      for (const bool of_k : {false, true}) {
+        const Vector scales = x.chunk.read(own.at(of_k ? "k_rstd" : "q_rstd"), H, 1).data();
+        std::copy(scales.begin(), scales.end(),
+                  row_scales.begin() + (at * 2 + (of_k ? 1 : 0)) * BT);
+      }
+    }
+  t["decayed_rows"] = decayed_rows;
+  t["squares"] = squares;
+  t["decay"] = decay;
+  t["row_scales"] = row_scales;
+}
+
+/// One chunk as kda_bwd_prepare has made it.
+struct Prepared {
+  Chunk chunk;
+  Matrix k_entering, k_leaving, q_entering, T, P;
+  Vector decay;
+
+  Prepared(const StageContext& c, const TensorMap& t, std::int64_t slot, std::int64_t head)
+      : chunk(c.layout, c.dims, static_cast<std::size_t>(slot), head) {
+    const std::int64_t at = slot * c.dims.HV + head, BT = c.layout.BT, K = c.dims.K;
+    const std::int64_t rows = chunk.rows();
+    k_entering = get(t.at("decayed_rows"), 3 * at, BT, K, rows);
+    k_leaving = get(t.at("decayed_rows"), 3 * at + 1, BT, K, rows);
+    q_entering = get(t.at("decayed_rows"), 3 * at + 2, BT, K, rows);
+    T = get_corner(t.at("squares"), 2 * at, BT, rows);
+    P = get_corner(t.at("squares"), 2 * at + 1, BT, rows);
+    const auto first = t.at("decay").begin() + at * K;
+    decay.assign(first, first + K);
+  }
+};
+
+void kda_scans(const StageContext& c, TensorMap& t) {
+  const auto [H, HV, K, V] = c.dims;
+  const std::int64_t BT = c.layout.BT, NT = std::ssize(c.layout.slots);
+  Vector states(static_cast<std::size_t>(NT * HV * K * V)), dstates = states, dv = zeros(c, V);
+  Vector z(static_cast<std::size_t>(NT * HV * BT * V));
+  Vector dinitial = zero_states(c, static_cast<std::size_t>(c.layout.sequences()));
+  for (std::int64_t n = 0; n < c.layout.sequences(); ++n)
+    for (std::int64_t head = 0; head < HV; ++head) {
+      const auto sequence = static_cast<std::size_t>(n);
+      const std::int64_t begin = c.layout.chunk_offsets[sequence],
+                         end = c.layout.chunk_offsets[sequence + 1];
+      Matrix S = read_state(c, optional(t, "initial_state"), n, head);
+      for (std::int64_t slot = begin; slot < end; ++slot) {
+        const Prepared x(c, t, slot, head);
+        put(states, slot * HV + head, V, transposed(S));
+        const Matrix rows = x.chunk.values(t.at("v")) + x.k_entering * S;
+        const Matrix Z = rows + x.T * rows;
+        put(z, slot * HV + head, BT, Z);
+        S = scaled(x.decay, S) + transposed(x.k_leaving) * Z;
+      }
+      Matrix dS = read_state(c, optional(t, "dht"), n, head);
+      for (std::int64_t slot = end - 1; slot >= begin; --slot) {
+        const Prepared x(c, t, slot, head);
+        put(dstates, slot * HV + head, V, transposed(dS));
+        const Matrix dO = x.chunk.values(t.at("do"));
+        const Matrix rows = transposed(x.P) * dO + x.k_leaving * dS;
+        const Matrix dV = rows + transposed(x.T) * rows;
+        x.chunk.write(dv, dV);
+        dS = scaled(x.decay, dS) + transposed(x.q_entering) * dO + transposed(x.k_entering) * dV;
+      }
+      write_state(c, dinitial, n, head, dS);
+    }
+  t["states"] = states;
+  t["z"] = z;
+  t["dstates"] = dstates;
+  t["dv"] = dv;
+  t["dinitial_state"] = dinitial;
 }
 
 }  // namespace
 
 const StageReferences& pass_references() {
   static const StageReferences references{{"delta_scans", delta_scans},
-                                          {"delta_gradient", delta_gradient}};
+                                          {"delta_gradient", delta_gradient},
+                                          {"kda_bwd_prepare", kda_bwd_prepare},
+                                          {"kda_scans", kda_scans},
+                                          {"kda_gradient", kda_gradient}};
   return references;
 }
 

@@ -1,5 +1,6 @@
 // Kimi Delta Attention: the delta rule after a decay of one value a key channel.
 #include "runtime/operators/chunked.hpp"
+#include "templates/backward/stages.hpp"
 #include "templates/forward/stages.hpp"
 
 namespace wyvern::kda {
@@ -29,13 +30,16 @@ constexpr std::array kPresets{
     ModelPreset{{"kda-h96", "kda", 96, 96, 128, 128, -5.0F}, std::span(kStyles).first<1>()},
 };
 
-/// The vector-gate stages, with the optional group that splits long sequences of few heads into
-/// segments.
+/// The vector-gate stages, with the optional groups that split long sequences of few heads into
+/// segments, and that have the backward pass in three kernels.
 const ChunkedStages& own_stages() {
   static const ChunkedStages& all = *new ChunkedStages([] {
     ChunkedStages own = vector_gate_stages();
     own.segment = &stages::kda_segment;
     own.resume = &stages::kda_resume;
+    own.prepare = &stages::kda_bwd_prepare;
+    own.scans = &stages::kda_scans;
+    own.gradient = &stages::kda_gradient;
     return own;
   }());
   return all;

@@ -4,8 +4,10 @@
 
 #include "backward/delta_gradient/layout.hpp"
 #include "device/cuda/sm90/barrier.cuh"
+#include "device/cuda/sm90/chunk_items.cuh"
 #include "device/cuda/sm90/decay.cuh"
 #include "device/cuda/sm90/register_tile.cuh"
+#include "device/cuda/sm90/slice_store.cuh"
 
 using delta_gradient::kChannels;
 using delta_gradient::kRows;
@@ -49,13 +51,8 @@ struct Turn {
   WYVERN_DEVICE Position<1> item() const { return at<1>(items); }
 };
 
-/// A chunk and a key head.
-struct Item {
-  int token, rows;  ///< the chunk's
-  int slot, head;
-
-  WYVERN_DEVICE bool is_full() const { return rows == kRows; }
-};
+using Item = sm90::ChunkItem;
+using Items = sm90::ChunkItems<kRows, H, VARLEN>;
 
 struct Block {
   unsigned char* shared;
@@ -118,59 +115,4 @@ struct Block {
     sm90::barrier_init(landed(), 1);
     sm90::fence_barrier_init();
   }
-};
-
-/// A block's items in order. Neighbouring blocks have neighbouring heads of the same tokens.
-class Items {
- public:
-  WYVERN_DEVICE Items(const Extents& e, const int32* seq_offsets, const int32* chunk_index)
-      : e_(e), seq_offsets_(seq_offsets), chunk_index_(chunk_index) {}
-
-  /// Goes on to the next item, by a whole warp; false where there is none. An unused slot of a
-  /// packed batch has no rows.
-  WYVERN_DEVICE bool next(Item& item) {
-    const int all = static_cast<int>(e_.NT) * H;
-    const int at = block_index() + count_ * block_count();
-    if (at >= all) return false;
-    item.slot = at / H;
-    item.head = at % H;
-    if constexpr (VARLEN) {
-      // Tables are read for 32 items at once, a lane each.
-      if (count_ % 32 == 0) {
-        const int ahead = at + lane_index() * block_count();
-        if (ahead < all) read(ahead / H);
-      }
-      item.token = from_lane(token_, count_ % 32);
-      item.rows = from_lane(rows_, count_ % 32);
-    } else {
-      read(item.slot);
-      item.token = token_;
-      item.rows = rows_;
-    }
-    ++count_;
-    return true;
-  }
-  /// The same, to the next that has rows.
-  WYVERN_DEVICE bool next_used(Item& item) {
-    while (next(item))
-      if (!VARLEN || item.rows > 0) return true;
-    return false;
-  }
-
- private:
-  WYVERN_DEVICE void read(int slot) {
-    const Chunk chunk = locate_chunk<VARLEN, kRows>(slot, e_, seq_offsets_, chunk_index_);
-    token_ = static_cast<int>(chunk.token);
-    rows_ = chunk.rows;
-  }
-  WYVERN_DEVICE static int from_lane(int x, int lane) {
-    const float moved = shuffle(bits_float(static_cast<uint32>(x)), lane);
-    return sm90::uniform(static_cast<int>(float_bits(moved)));
-  }
-
-  const Extents& e_;
-  const int32* seq_offsets_;
-  const int32* chunk_index_;
-  int count_ = 0;
-  int token_ = 0, rows_ = 0;  ///< of this lane's item
 };

@@ -35,41 +35,7 @@ WYVERN_DEVICE int group_size() { return sm90::opaque(kGroup); }
 
 // ---- gradients of rows on their way out ---------------------------------------------------------
 
-/// A slice of gradients of one warpgroup, by way of a tile in shared memory.
-struct SliceStore {
-  const TensorMap& map;
-  DTYPE* to;
-  unsigned char* shared;
-  int name;  ///< of the warpgroup's named barrier
-
-  /// Addresses in it are computed where they are used: in between registers are few.
-  WYVERN_DEVICE SquareTile tile() const { return {shared + sm90::opaque(0)}; }
-
-  /// Until the tile may be written.
-  WYVERN_DEVICE void wait() const {
-    if (thread_index() % 128 == 0) sm90::bulk_wait_read<0>();
-    sm90::sync_named(name, 128);
-  }
-  /// Stores what all threads have written to the tile.
-  WYVERN_DEVICE void store(const Item& item, int slice) const {
-    sm90::fence_proxy_async();
-    sm90::sync_named(name, 128);
-    if (item.is_full()) {
-      if (thread_index() % 128 > 0) return;
-      sm90::tensor_store(map, {0, item.token, slice, item.head}, shared);
-      sm90::bulk_commit();
-      return;
-    }
-    const int thread = sm90::opaque(thread_index() % 128);
-    const int column = thread % 8 * 8;
-#pragma unroll 1
-    for (int row = thread / 8; row < item.rows; row += 16) {
-      const int64 place = (int64{item.token + row} * H + item.head) * K + slice * kChannels;
-      store_words(to + place + column,
-                  *reinterpret_cast<const uint32(*)[4]>(tile().at(row, column)));
-    }
-  }
-};
+using SliceStore = sm90::SliceStore<DTYPE, H, K>;
 
 /// The sum over value heads of a slice of gradients. Where registers have not the room for so many
 /// slices it is rounded after each head.

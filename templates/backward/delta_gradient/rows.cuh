@@ -33,11 +33,11 @@ WYVERN_DEVICE void load_head(const Block& b, const Turn& turn, const Item& item,
   const int state = item.slot * HV + head;
   const int stage = turn.rows().buffer;
   const bool with_keys = n == 0;
-  sm90::Barrier* const rows = item.is_full() ? b.rows().full(turn.rows()) : b.landed();
-  sm90::Barrier* const keys = item.is_full() ? b.keys().full(turn.item()) : b.landed();
+  sm90::Barrier* const rows = item.rows == kRows ? b.rows().full(turn.rows()) : b.landed();
+  sm90::Barrier* const keys = item.rows == kRows ? b.keys().full(turn.item()) : b.landed();
   b.rows().wait_empty(turn.rows());
   if (lane_index() == 0) {
-    const int later = with_keys && !item.is_full() ? 2 * KeyTile::kBytes : 0;
+    const int later = with_keys && item.rows < kRows ? 2 * KeyTile::kBytes : 0;
     sm90::barrier_arrive_expect(rows, 3 * ValueTile::kBytes + later);
     sm90::tensor_load(b.dO(stage).data, maps.dO, {0, item.token, 0, head}, rows);
     sm90::tensor_load(b.z(stage).data, maps.z, {0, 0, 0, state}, rows);
@@ -50,12 +50,12 @@ WYVERN_DEVICE void load_head(const Block& b, const Turn& turn, const Item& item,
     b.keys().wait_empty(turn.item());
     if (lane_index() == 0) {
       b.item() = item;
-      if (item.is_full()) sm90::barrier_arrive_expect(keys, 2 * KeyTile::kBytes);
+      if (item.rows == kRows) sm90::barrier_arrive_expect(keys, 2 * KeyTile::kBytes);
       sm90::tensor_load(b.q().data, maps.q, {0, item.token, 0, item.head}, keys);
       sm90::tensor_load(b.k().data, maps.k, {0, item.token, 0, item.head}, keys);
     }
   }
-  if (!item.is_full()) {
+  if (item.rows < kRows) {
     sm90::barrier_wait(b.landed(), landings++ % 2);
     sm90::clear_rows(b.dO(stage), item.rows);
     sm90::clear_rows(b.dv(stage), item.rows);
@@ -134,13 +134,8 @@ struct RawRows {
   WYVERN_DEVICE GateForm form() const { return {bias, GATE_IN_KERNEL ? exponential(A_log) : 1.0f}; }
 };
 
-/// beta as it is divided by: where it is next to nothing it counts as 2^-40, by which its row adds
-/// nothing that shows, and so that its gradient can be told.
 WYVERN_DEVICE float divisor(BETA_DTYPE raw) {
-  constexpr float kLeast = 0x1p-40f;
-  const float rate = activate_beta<BETA_SIGMOID, NEG_EIGVAL>(raw);
-  const float least = bits_float(float_bits(rate) & 0x80000000U | float_bits(kLeast));
-  return rate < kLeast && rate > -kLeast ? least : rate;
+  return beta_divisor(activate_beta<BETA_SIGMOID, NEG_EIGVAL>(raw));
 }
 
 /// Scales of rows by their norms: this warp's half of the 64 of q or of k.
@@ -202,13 +197,6 @@ WYVERN_DEVICE void make_factors(const Block& b, const Turn& turn, const Item& it
 
 // ---- the end of the gate's gradient -------------------------------------------------------------
 
-/// The sum over a warp's lanes, always in the same order.
-WYVERN_DEVICE float sum_warp(float x) {
-#pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
-  return x;
-}
-
 /// <S, dS'> by three warps as parts land; complete in each of them.
 WYVERN_DEVICE float multiply_states(const Block& b, const Turn& turn, int warp) {
   constexpr int kPieces = StateTile::kBytes / 16;
@@ -235,7 +223,7 @@ WYVERN_DEVICE float multiply_states(const Block& b, const Turn& turn, int warp) 
   }
   // Two stages: what lies in one has been read when the other's sums are complete.
   float* const parts = b.array<kLayout.state_dots>() + 4 * turn.factors().buffer;
-  const float own = sum_warp(sum[0] + sum[1]);
+  const float own = sm90::sum_warp(sum[0] + sum[1]);
   if (lane_index() == 0) parts[warp] = own;
   sm90::sync_named(kWarpsName, 96);
   return parts[kFactorWarp] + parts[kGradientWarp] + parts[kNormWarp];
@@ -306,7 +294,7 @@ WYVERN_DEVICE void store_row_gradients(const Block& b, const Turn& turn, const I
     }
   }
   if constexpr (GATE_IN_KERNEL)
-    to.store_parts(item.slot, head, sum_warp(A_part), sum_warp(bias_part));
+    to.store_parts(item.slot, head, sm90::sum_warp(A_part), sm90::sum_warp(bias_part));
 }
 
 /// Slots that no chunk uses add nothing to the gate's parameters.

@@ -226,12 +226,6 @@ WYVERN_DEVICE RawRows read_rows(const B& b, int turn, const ScalarRows& from) {
   return raw;
 }
 
-/// beta as a divisor: its gradient is found by division.
-WYVERN_DEVICE float divisor(float beta) {
-  constexpr float kTiny = 0x1p-40f;
-  return beta < 0.0f ? -maximum(-beta, kTiny) : maximum(beta, kTiny);
-}
-
 /// Makes the factors of a chunk's rows, and reads what those of the next are made of.
 template <class B>
 WYVERN_DEVICE void scale_rows(const B& b, int turn, const Position& at, RawRows& next, float scale,
@@ -255,7 +249,7 @@ WYVERN_DEVICE void scale_rows(const B& b, int turn, const Position& at, RawRows&
     const int half = half_of_row(n);
     const int row = 32 * half + lane_index();
     const float rate =
-        row < rows ? divisor(activate_beta<BETA_SIGMOID, NEG_EIGVAL>(raw.beta[n])) : 0.0f;
+        row < rows ? beta_divisor(activate_beta<BETA_SIGMOID, NEG_EIGVAL>(raw.beta[n])) : 0.0f;
     const float G = (half == 0 ? low : low_sum + high) * kLog2E;
     const float reached = exp2_fast(G);
     b.template factors<kLayout.G>(at.buffer)[row] = G;

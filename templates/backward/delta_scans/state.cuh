@@ -4,31 +4,12 @@
 
 #include "backward/delta_scans/prepare.cuh"
 #include "device/cuda/sm90/state.cuh"
+#include "device/cuda/sm90/transposed_rows.cuh"
 
 using Transposed = sm90::Accumulator<K>;
 using Columns = sm90::Accumulator<kRows>;  // of V, one for each row of a chunk
 using StateFragment = sm90::FragmentA<DTYPE, K>;
 using RowFragment = sm90::FragmentA<DTYPE, kRows>;
-
-/// Where lanes' rows of four 8 x 8 matrices lie in a tile of a chunk's rows by columns of V: first
-/// this warp's 16 columns of rows 8 j to 8 j + 7, then those of the eight rows that follow.
-WYVERN_DEVICE DTYPE* matrices_at(const SquareTile& tile, int j) {
-  const int lane = lane_index();
-  return tile.at(8 * j + lane / 16 * 8 + lane % 8, warp_index() % 4 * 16 + lane / 8 % 2 * 8);
-}
-
-WYVERN_DEVICE float low_half(uint32 pair) {
-  return to_float(DTYPE{static_cast<uint16>(pair & 0xFFFFU)});
-}
-WYVERN_DEVICE float high_half(uint32 pair) {
-  return to_float(DTYPE{static_cast<uint16>(pair >> 16U)});
-}
-
-/// Rows of a tile, transposed, as a left operand.
-WYVERN_DEVICE void load_rows(RowFragment& a, const SquareTile& tile) {
-#pragma unroll
-  for (int j = 0; j < kRows / 16; ++j) load_matrix_x4_transposed(a.x[j], matrices_at(tile, 2 * j));
-}
 
 /// Calls visit(j, factor) for this thread's columns 8 j and on of `Columns`, with the factors of
 /// those rows, each read while the one before is in use.
@@ -160,16 +141,8 @@ struct Consumer {
 
   /// x to its staging tile, for send_rows().
   WYVERN_DEVICE void stage_rows() const {
-    const SquareTile tile = staged_rows();
     wait_staging();
-#pragma unroll
-    for (int j = 0; j < kRows / 16; ++j) {
-      uint32 packed[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        packed[i] = pack<DTYPE>(x.x[8 * j + 2 * i], x.x[8 * j + 2 * i + 1]);
-      sm90::store_matrix_x4_transposed(matrices_at(tile, 2 * j), packed);
-    }
+    sm90::store_transposed(staged_rows(), RowFragment(x));
     sm90::fence_proxy_async();
   }
 };
@@ -184,8 +157,8 @@ struct Forward : Consumer<Block<false>> {
       for (int i = 0; i < 2; ++i) {
         const uint32 pair = values.x[j / 2][j % 2 * 2 + i];
         float* const to = x.x + 4 * j + 2 * i;
-        to[0] = fused_multiply_add(f.at[0], to[0], low_half(pair));
-        to[1] = fused_multiply_add(f.at[1], to[1], high_half(pair));
+        to[0] = fused_multiply_add(f.at[0], to[0], sm90::low_half<DTYPE>(pair));
+        to[1] = fused_multiply_add(f.at[1], to[1], sm90::high_half<DTYPE>(pair));
       }
     });
   }
@@ -213,7 +186,7 @@ struct Forward : Consumer<Block<false>> {
           if (!kWrites && b.without_values)
             values = {};
           else
-            load_rows(values, b.values(turn, consumer));
+            sm90::load_transposed(values, b.values(turn, consumer));
           free_values(turn);
           wait_ready(turn);
         });
@@ -250,7 +223,7 @@ struct Reverse : Consumer<Block<true>> {
     wait_values(turn);
     wait_ready(turn);
     RowFragment gradients;
-    load_rows(gradients, b.values(turn, consumer));
+    sm90::load_transposed(gradients, b.values(turn, consumer));
     Columns y;
     sm90::begin_products(y);
     sm90::multiply(y, gradients, sm90::columns_of(b.scores(turn)), false);
@@ -268,15 +241,15 @@ struct Reverse : Consumer<Block<true>> {
       for (int i = 0; i < 2; ++i) {
         const uint32 pair = own.x[j / 2][j % 2 * 2 + i];
         float* const to = x.x + 4 * j + 2 * i;
-        to[0] = fused_multiply_add(f.at[0], to[0], low_half(pair));
-        to[1] = fused_multiply_add(f.at[1], to[1], high_half(pair));
+        to[0] = fused_multiply_add(f.at[0], to[0], sm90::low_half<DTYPE>(pair));
+        to[1] = fused_multiply_add(f.at[1], to[1], sm90::high_half<DTYPE>(pair));
       }
     });
   }
 
   /// dO^T with rows times scale a, as the state takes them up.
   WYVERN_DEVICE void load_scaled_gradients(RowFragment& to, const Position& at, int turn) const {
-    load_rows(to, b.values(turn, consumer));
+    sm90::load_transposed(to, b.values(turn, consumer));
     free_values(turn);
     const float* const factors = b.factors<kLayout.output>(at.buffer) + lane_index() % 4 * 2;
 #pragma unroll
@@ -284,8 +257,8 @@ struct Reverse : Consumer<Block<true>> {
       const Float2 f[2] = {load<2>(factors + 16 * j), load<2>(factors + 16 * j + 8)};
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        to.x[j][i] = pack<DTYPE>(low_half(to.x[j][i]) * f[i / 2].at[0],
-                                 high_half(to.x[j][i]) * f[i / 2].at[1]);
+        to.x[j][i] = pack<DTYPE>(sm90::low_half<DTYPE>(to.x[j][i]) * f[i / 2].at[0],
+                                 sm90::high_half<DTYPE>(to.x[j][i]) * f[i / 2].at[1]);
     }
   }
 
@@ -293,23 +266,9 @@ struct Reverse : Consumer<Block<true>> {
   WYVERN_DEVICE void send_rows(int turn, const TensorMap& dv_map, DTYPE* dv) const {
     sync();
     const Block<true> block = recalled(b);
-    const int thread = thread_index() % 128;
     const int at_panel = kPanels * block.tile + consumer;
-    const SquareTile tile = staged_rows();
-    const int rows = block.rows(turn);
-    if (rows == kRows) {
-      if (thread == 0) {
-        sm90::tensor_store(
-            dv_map, {0, static_cast<int>(block.first_row(turn)), at_panel, block.head}, tile.data);
-        sm90::bulk_commit();
-      }
-      return;
-    }
-#pragma unroll 1
-    for (int i = thread; i < rows * 8; i += 128)
-      store_vector(dv + ((block.first_row(turn) + i / 8) * HV + block.head) * V +
-                       at_panel * kColumns + i % 8 * 8,
-                   load<8>(tile.at(i / 8, i % 8 * 8)));
+    sm90::store_rows(dv_map, dv, staged_rows(), block.first_row(turn), block.rows(turn), at_panel,
+                     block.head, HV, V);
   }
 
   WYVERN_DEVICE void walk(const TensorMap& state_map, const TensorMap& dv_map, DTYPE* dv) {

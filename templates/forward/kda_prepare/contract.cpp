@@ -1,3 +1,5 @@
+#include "templates/backward/kda_pass_contract.hpp"
+#include "templates/backward/stages.hpp"
 #include "templates/forward/kda_prepare/layout.hpp"
 #include "templates/gate/stages.hpp"
 #include "templates/hopper_contract.hpp"
@@ -19,27 +21,73 @@ TiledView gates(const Spec& s, const Extents& e) {
                         s.K * static_cast<std::int64_t>(size_of(s.G_DTYPE)) / 128);
 }
 
-std::string illegal(const Spec& s, const Limits& limits) {
+/// Square matrices of a chunk slot and value head, [NT, HV, 2, BT, BT].
+TiledView squares(const Spec& s, const Extents& e) {
+  return {.dims = {64, e.NT * s.HV * 2 * kChunk, 1, 1},
+          .strides = {128, 128, 128},
+          .box = {64, kChunk, 1, 1},
+          .swizzle = Swizzle::bytes128};
+}
+
+std::string illegal(const Spec& s) {
   if (s.BT != kChunk) return fmt::format("BT={} is not the {} of its products", s.BT, kChunk);
-  if (!cuda::is_half(s)) return "wgmma has no fp32 products";
-  if (s.U_DTYPE != s.DTYPE) return "U is written in 16 bits";
   if (s.K != 64 && s.K != 128)
     return fmt::format("K={} is not one of 64 and 128, of which eight warps can hold the gates",
                        s.K);
   if (s.num_warps * 8 > s.K)
     return fmt::format("num_warps={} leaves warps without channels", s.num_warps);
-  if (s.V % 64 != 0) return fmt::format("V={} is not a multiple of 64", s.V);
   if (s.NEG_EIGVAL) return "states that need not decay want more digits than 16-bit products keep";
+  return {};
+}
+std::string forward_illegal(const Spec& s, const Limits& limits) {
+  if (std::string reason = illegal(s); !reason.empty()) return reason;
+  if (!cuda::is_half(s)) return "wgmma has no fp32 products";
+  if (s.U_DTYPE != s.DTYPE) return "U is written in 16 bits";
+  if (s.V % 64 != 0) return fmt::format("V={} is not a multiple of 64", s.V);
   if (s.KEEP_STATES || s.KEEP_INVERSE) return "norms and the inverse stay on chip";
-  return cuda::exceeds_shared(HopperLayout(s).bytes, limits);
+  return cuda::exceeds_shared(HopperLayout(s, s.V).bytes, limits);
+}
+std::string backward_illegal(const Spec& s, const Limits& limits) {
+  if (std::string reason = kda_pass::unsupported(s); !reason.empty()) return reason;
+  if (std::string reason = illegal(s); !reason.empty()) return reason;
+  return cuda::exceeds_shared(HopperLayout(s, 0).bytes, limits);
 }
 
 /// Hopper: one block a chunk and value head.
-Template prepare() {
+Template prepare(std::string name, std::string source, bool backward) {
   Template t;
-  t.name = "kda_prepare";
+  t.name = std::move(name);
   t.variant = "hopper";
-  t.source = "hopper.cu";
+  t.source = std::move(source);
+  t.constants = {constant::DTYPE,        constant::BETA_DTYPE,
+                 constant::G_DTYPE,      constant::H,
+                 constant::HV,           constant::K,
+                 constant::VARLEN,       constant::GATE_IN_KERNEL,
+                 constant::HAS_A_LOG,    constant::HAS_DT_BIAS,
+                 constant::LOWER_BOUND,  constant::QK_L2NORM,
+                 constant::BETA_SIGMOID, constant::NEG_EIGVAL};
+  t.needs.wgmma = t.needs.tensor_copies = true;
+  t.tunables = {{tunable::BT, cuda::integers({kChunk})},
+                {tunable::num_warps, cuda::integers({16, 8})}};
+  t.tensor_maps = {{.name = "q_map", .argument = "q", .view = keys},
+                   {.name = "k_map", .argument = "k", .view = keys},
+                   {.name = "g_map", .argument = "g", .view = gates}};
+  t.strided = {"q", "k", "beta", "g"};
+  t.fallback = [](Spec& s, const Limits&) { s.num_warps = 8; };
+  t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
+    const std::int64_t blocks = shape.sequences * cuda::ceil_div(shape.tokens, s.BT) * s.HV;
+    if (s.K == 128 && blocks <= limits.multiprocessors) s.num_warps = 16;
+  };
+  t.geometry = [backward](const Spec& s, const Extents& e, const Limits&) {
+    return Geometry{.grid = {e.NT * s.HV, 1, 1},
+                    .threads = 32 * s.num_warps,
+                    .shared_bytes = HopperLayout(s, backward ? 0 : s.V).bytes};
+  };
+  return t;
+}
+
+Template for_a_forward_pass() {
+  Template t = prepare("kda_prepare", "hopper.cu", false);
   t.summary = "All of a chunk that needs no state, for a gate a key channel, in one kernel.";
   t.covers = {
       hopper::when({stages::l2norm_rstd, {{"x", "q"}, {"rstd", "q_rstd"}}}, {constant::QK_L2NORM}),
@@ -50,48 +98,24 @@ Template prepare() {
       stages::solve_tril,
       stages::kda_recompute_w_u};
   t.keeps = {{"Gk", {}}};
-  t.constants = {constant::DTYPE,
-                 constant::U_DTYPE,
-                 constant::BETA_DTYPE,
-                 constant::G_DTYPE,
-                 constant::H,
-                 constant::HV,
-                 constant::K,
-                 constant::V,
-                 constant::VARLEN,
-                 constant::SCALAR_GATE,
-                 constant::VECTOR_GATE,
-                 constant::GATE_IN_KERNEL,
-                 constant::HAS_A_LOG,
-                 constant::HAS_DT_BIAS,
-                 constant::LOWER_BOUND,
-                 constant::QK_L2NORM,
-                 constant::BETA_SIGMOID,
-                 constant::NEG_EIGVAL};
-  t.needs.wgmma = t.needs.tensor_copies = true;
-  t.tunables = {{tunable::BT, cuda::integers({kChunk})},
-                {tunable::num_warps, cuda::integers({16, 8})}};
-  t.tensor_maps = {{.name = "q_map", .argument = "q", .view = keys},
-                   {.name = "k_map", .argument = "k", .view = keys},
-                   {.name = "v_map", .argument = "v", .view = values},
-                   {.name = "g_map", .argument = "g", .view = gates}};
-  t.strided = {"q", "k", "v", "beta", "g"};
-  t.illegal = illegal;
-  t.fallback = [](Spec& s, const Limits&) { s.num_warps = 8; };
-  t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
-    const std::int64_t blocks = shape.sequences * cuda::ceil_div(shape.tokens, s.BT) * s.HV;
-    if (s.K == 128 && blocks <= limits.multiprocessors) s.num_warps = 16;
-  };
-  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
-    return Geometry{.grid = {e.NT * s.HV, 1, 1},
-                    .threads = 32 * s.num_warps,
-                    .shared_bytes = HopperLayout(s).bytes};
-  };
+  t.constants.insert(t.constants.end(), {constant::U_DTYPE, constant::V, constant::SCALAR_GATE,
+                                         constant::VECTOR_GATE});
+  t.tensor_maps.push_back({.name = "v_map", .argument = "v", .view = values});
+  t.strided.push_back("v");
+  t.illegal = forward_illegal;
+  return t;
+}
+
+Template for_a_backward_pass() {
+  Template t = prepare("kda_bwd_prepare", "backward.cu", true);
+  t.covers = {stages::kda_bwd_prepare};
+  t.tensor_maps.push_back({.name = "squares_map", .argument = "squares", .view = squares});
+  t.illegal = backward_illegal;
   return t;
 }
 
 }  // namespace
 
-std::vector<Template> contract() { return {prepare()}; }
+std::vector<Template> contract() { return {for_a_forward_pass(), for_a_backward_pass()}; }
 
 }  // namespace wyvern::kda_prepare

@@ -15,14 +15,17 @@ template <class S>
 struct HopperLayout {
   /// q and k become their rows decayed from a slice's start; the first slice of k, which nothing is
   /// before, its rows decayed to the middle of the chunk.
-  cuda::sm90::SwizzledPlace q, k, v;
-  cuda::sm90::SwizzledPlace gates;  ///< in units of 16 bits: G_DTYPE may have 32
+  cuda::sm90::SwizzledPlace q, k;
+  cuda::sm90::SwizzledPlace v;       ///< only forward
+  cuda::sm90::SwizzledPlace scores;  ///< only backward
+  cuda::sm90::SwizzledPlace gates;   ///< in units of 16 bits: G_DTYPE may have 32
   /// Where gates were: keys decayed to a slice's end; in the last slice, which nothing is after,
   /// from the middle of the chunk.
   cuda::sm90::SwizzledPlace right;
-  cuda::sm90::SwizzledPlace erasing;  ///< k exp(G)
+  cuda::sm90::SwizzledPlace erasing;  ///< k exp(G); backward only sums of steep gates
   cuda::sm90::SwizzledPlace late;     ///< the last slice of q, decayed from the middle of the chunk
-  cuda::sm90::SwizzledPlace inverse;  ///< (I + A)^-1 - I, columns by beta, where `right` was
+  cuda::sm90::SwizzledPlace
+      inverse;              ///< (I + A)^-1 - I, forward columns by beta, where `right` was
   cuda::ArrayPlace shares;  ///< of scores inside slices: 256 of each kind from each other warp
   cuda::ArrayPlace totals, middles;  ///< sums of gates over each slice, and over its first half
   cuda::ArrayPlace table;            ///< kTable numbers for each of 32 channels a warp
@@ -32,12 +35,16 @@ struct HopperLayout {
   cuda::sm90::BarrierPlace loaded;  ///< q, k and gates; v
   int bytes;
 
-  constexpr explicit HopperLayout(const S& s) {
+  /// v has so many columns; 0: for the backward pass.
+  constexpr HopperLayout(const S& s, long long values) {
     const long long gate_size = static_cast<long long>(size_of(s.G_DTYPE));
     cuda::LayoutBuilder at;
     q = cuda::sm90::swizzled_tile(at, kChunk, s.K, s.DTYPE);
     k = cuda::sm90::swizzled_tile(at, kChunk, s.K, s.DTYPE);
-    v = cuda::sm90::swizzled_tile(at, kChunk, s.V, s.DTYPE);
+    if (values == 0)
+      scores = cuda::sm90::swizzled_tile(at, kChunk, kChunk, s.DTYPE);
+    else
+      v = cuda::sm90::swizzled_tile(at, kChunk, values, s.DTYPE);
     cuda::LayoutBuilder after = at;
     inverse = cuda::sm90::swizzled_tile(after, kChunk, kChunk, s.DTYPE);
     after = at;

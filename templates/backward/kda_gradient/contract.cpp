@@ -1,0 +1,98 @@
+#include <algorithm>
+
+#include "templates/backward/kda_gradient/layout.hpp"
+#include "templates/backward/kda_pass_contract.hpp"
+#include "templates/backward/stages.hpp"
+#include "templates/hopper_contract.hpp"
+#include "templates/template.hpp"
+
+namespace wyvern::kda_gradient {
+namespace {
+
+constexpr std::int64_t kThreads = 512;
+
+/// A slice of a head's q, k or their gradients.
+TiledView slices(const Spec& s, const Extents& e) {
+  return hopper::panels(e, s.DTYPE, s.H, s.K, kRows, kChannels / 64);
+}
+TiledView gates(const Spec& s, const Extents& e) {
+  return hopper::panels(e, s.G_DTYPE, s.HV, s.K, kRows,
+                        kChannels * static_cast<std::int64_t>(size_of(s.G_DTYPE)) / 128);
+}
+TiledView values(const Spec& s, const Extents& e) {
+  return hopper::panels(e, s.DTYPE, s.HV, s.V, kRows, s.V / 64);
+}
+/// Matrices of a chunk slot and value head, [NT, HV, rows, columns], of which a TMA load takes
+/// `panels` panels.
+TiledView matrices(const Spec& s, const Extents& e, std::int64_t rows, std::int64_t columns,
+                   std::int64_t panels) {
+  const auto size = static_cast<std::int64_t>(size_of(s.DTYPE));
+  return {.dims = {64, rows, columns / 64, e.NT * s.HV},
+          .strides = {columns * size, 64 * size, rows * columns * size},
+          .box = {64, rows, panels, 1},
+          .swizzle = Swizzle::bytes128};
+}
+TiledView chunk_values(const Spec& s, const Extents& e) {
+  return matrices(s, e, kRows, s.V, s.V / 64);
+}
+TiledView states(const Spec& s, const Extents& e) { return matrices(s, e, s.V, s.K, 1); }
+
+std::string illegal(const Spec& s, const Limits& limits) {
+  if (std::string reason = kda_pass::unsupported(s); !reason.empty()) return reason;
+  return cuda::exceeds_shared(HopperLayout(s).bytes, limits);
+}
+
+/// Hopper: as many blocks as multiprocessors; each takes chunks of heads in turn.
+Template hopper_template() {
+  Template t;
+  t.name = "kda_gradient";
+  t.variant = "hopper";
+  t.source = "hopper.cu";
+  t.covers = {stages::kda_gradient};
+  t.constants = {constant::DTYPE,
+                 constant::BETA_DTYPE,
+                 constant::G_DTYPE,
+                 constant::H,
+                 constant::HV,
+                 constant::K,
+                 constant::V,
+                 constant::VARLEN,
+                 constant::HAS_A_LOG,
+                 constant::HAS_DT_BIAS,
+                 constant::GATE_IN_KERNEL,
+                 constant::LOWER_BOUND,
+                 constant::QK_L2NORM,
+                 constant::BETA_SIGMOID,
+                 constant::NEG_EIGVAL};
+  t.needs.wgmma = t.needs.tensor_copies = true;
+  t.tunables = {{tunable::BT, cuda::integers({kRows})}};
+  t.tensor_maps = {{.name = "q_map", .argument = "q", .view = slices},
+                   {.name = "k_map", .argument = "k", .view = slices},
+                   {.name = "g_map", .argument = "g", .view = gates},
+                   {.name = "do_map", .argument = "do", .view = values},
+                   {.name = "z_map", .argument = "z", .view = chunk_values},
+                   {.name = "dv_map", .argument = "dv", .view = values},
+                   {.name = "states_map", .argument = "states", .view = states},
+                   {.name = "dstates_map", .argument = "dstates", .view = states},
+                   {.name = "dq_map", .argument = "dq_given", .view = slices},
+                   {.name = "dk_map", .argument = "dk_given", .view = slices}};
+  t.strided = {"q", "k", "beta", "g", "do"};
+  t.illegal = illegal;
+  t.fallback = [](Spec&, const Limits&) {};
+  t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {
+    const std::int64_t items = e.NT * s.HV;
+    return Geometry{
+        .grid = {limits.multiprocessors > 0 ? std::min<std::int64_t>(items, limits.multiprocessors)
+                                            : items,
+                 1, 1},
+        .threads = kThreads,
+        .shared_bytes = HopperLayout(s).bytes};
+  };
+  return t;
+}
+
+}  // namespace
+
+std::vector<Template> contract() { return {hopper_template()}; }
+
+}  // namespace wyvern::kda_gradient

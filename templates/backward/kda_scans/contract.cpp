@@ -1,0 +1,95 @@
+#include "templates/backward/kda_pass_contract.hpp"
+#include "templates/backward/kda_scans/layout.hpp"
+#include "templates/backward/stages.hpp"
+#include "templates/hopper_contract.hpp"
+#include "templates/template.hpp"
+
+namespace wyvern::kda_scans {
+namespace {
+
+TiledView values(const Spec& s, const Extents& e) {
+  return hopper::panels(e, s.DTYPE, s.HV, s.V, kRows, s.BV / 64);
+}
+TiledView rows(const Spec& s, const Extents& e) {
+  return hopper::panels(e, s.DTYPE, s.HV, s.V, kRows, 1);
+}
+/// [NT, HV, V, K]: one TMA store takes 64 rows of one state.
+TiledView states(const Spec& s, const Extents& e) {
+  return {.dims = {64, s.V, s.K / 64, e.NT * s.HV},
+          .strides = {s.K * 2, 128, s.V * s.K * 2},
+          .box = {64, kColumns, s.K / 64, 1},
+          .swizzle = Swizzle::bytes128};
+}
+/// [NT, HV, count, BT, width]: a TMA load or store takes `panels` of 64 columns of one of a chunk's
+/// and head's matrices.
+TiledView matrices(const Spec& s, const Extents& e, std::int64_t count, std::int64_t width,
+                   std::int64_t panels) {
+  return {.dims = {64, e.NT * s.HV * count * kRows, width / 64, 1},
+          .strides = {width * 2, 128, 128},
+          .box = {64, kRows, panels, 1},
+          .swizzle = Swizzle::bytes128};
+}
+TiledView decayed_rows(const Spec& s, const Extents& e) { return matrices(s, e, 3, s.K, s.K / 64); }
+TiledView squares(const Spec& s, const Extents& e) { return matrices(s, e, 2, kRows, 1); }
+TiledView chunk_values(const Spec& s, const Extents& e) { return matrices(s, e, 1, s.V, 1); }
+
+std::string illegal(const Spec& s, const Limits& limits) {
+  if (std::string reason = kda_pass::unsupported(s); !reason.empty()) return reason;
+  if (s.V % s.BV != 0) return fmt::format("V={} is not a multiple of BV={}", s.V, s.BV);
+  return cuda::exceeds_shared(HopperLayout(s).bytes, limits);
+}
+
+/// Hopper: one block BV columns of V of a sequence, value head and direction.
+Template walks() {
+  Template t;
+  t.name = "kda_scans";
+  t.variant = "hopper";
+  t.source = "hopper.cu";
+  t.covers = {stages::kda_scans};
+  // An estimate; kda_bwd_prepare and kda_gradient are what there is to `prepare`.
+  t.walk_cost = WalkCost{.chunk = 2.4, .wide = 3.6, .prepare = 17, .added = 20, .directions = 2};
+  t.constants = {constant::DTYPE,
+                 constant::HV,
+                 constant::K,
+                 constant::V,
+                 constant::VARLEN,
+                 constant::STATE_DTYPE,
+                 constant::INITIAL_STATE,
+                 constant::FINAL_STATE,
+                 constant::STATE_V_FIRST};
+  t.needs.wgmma = t.needs.tensor_copies = true;
+  t.tunables = {{tunable::BT, cuda::integers({kRows})},
+                {tunable::BV, cuda::integers({128, 64})},
+                {tunable::num_stages, cuda::integers({3, 2})}};
+  t.tensor_maps = {{.name = "rows_map", .argument = "decayed_rows", .view = decayed_rows},
+                   {.name = "v_map", .argument = "v", .view = values},
+                   {.name = "do_map", .argument = "do", .view = values},
+                   {.name = "squares_map", .argument = "squares", .view = squares},
+                   {.name = "state_map", .argument = "states", .view = states},
+                   {.name = "z_map", .argument = "z", .view = chunk_values},
+                   {.name = "dstate_map", .argument = "dstates", .view = states},
+                   {.name = "dv_map", .argument = "dv", .view = rows}};
+  t.strided = {"v", "do"};
+  t.illegal = illegal;
+  t.fallback = [](Spec& s, const Limits&) {
+    s.BV = s.V % 128 == 0 ? 128 : 64;
+    s.num_stages = s.K == 128 ? 2 : 3;
+  };
+  // A block of fewer columns walks faster: where each has a multiprocessor to itself, so do all.
+  t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
+    if (2 * shape.sequences * s.HV * s.V / kColumns <= limits.multiprocessors) s.BV = kColumns;
+  };
+  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
+    const HopperLayout layout(s);
+    return Geometry{.grid = {2 * e.N * s.HV * (s.V / s.BV), 1, 1},
+                    .threads = 128 * (1 + layout.consumers),
+                    .shared_bytes = layout.bytes};
+  };
+  return t;
+}
+
+}  // namespace
+
+std::vector<Template> contract() { return {walks()}; }
+
+}  // namespace wyvern::kda_scans

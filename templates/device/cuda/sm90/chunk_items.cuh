@@ -1,0 +1,78 @@
+// How blocks, one a multiprocessor, share out the chunks of a launch: a chunk and a head at a time.
+#pragma once
+
+#include "device/cuda/chunk.cuh"
+#include "device/cuda/sm90/ptx.cuh"
+
+namespace wyvern::cuda::sm90 {
+
+/// The sum over a warp's lanes, always in the same order.
+WYVERN_DEVICE float sum_warp(float x) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+  return x;
+}
+
+/// A chunk and a head.
+struct ChunkItem {
+  int token, rows;  ///< the chunk's
+  int slot, head;
+};
+
+/// A block's items in order. Neighbouring blocks have neighbouring heads of the same tokens.
+template <int Rows, int Heads, bool Packed>
+class ChunkItems {
+ public:
+  WYVERN_DEVICE ChunkItems(const Extents& e, const int32* seq_offsets, const int32* chunk_index)
+      : e_(e), seq_offsets_(seq_offsets), chunk_index_(chunk_index) {}
+
+  /// Goes on to the next item, by a whole warp; false where there is none. An unused slot of a
+  /// packed batch has no rows.
+  WYVERN_DEVICE bool next(ChunkItem& item) {
+    const int all = static_cast<int>(e_.NT) * Heads;
+    const int at = block_index() + count_ * block_count();
+    if (at >= all) return false;
+    item.slot = at / Heads;
+    item.head = at % Heads;
+    if constexpr (Packed) {
+      // Tables are read for 32 items at once, a lane each.
+      if (count_ % 32 == 0) {
+        const int ahead = at + lane_index() * block_count();
+        if (ahead < all) read(ahead / Heads);
+      }
+      item.token = from_lane(token_, count_ % 32);
+      item.rows = from_lane(rows_, count_ % 32);
+    } else {
+      read(item.slot);
+      item.token = token_;
+      item.rows = rows_;
+    }
+    ++count_;
+    return true;
+  }
+  /// The same, to the next that has rows.
+  WYVERN_DEVICE bool next_used(ChunkItem& item) {
+    while (next(item))
+      if (!Packed || item.rows > 0) return true;
+    return false;
+  }
+
+ private:
+  WYVERN_DEVICE void read(int slot) {
+    const Chunk chunk = locate_chunk<Packed, Rows>(slot, e_, seq_offsets_, chunk_index_);
+    token_ = static_cast<int>(chunk.token);
+    rows_ = chunk.rows;
+  }
+  WYVERN_DEVICE static int from_lane(int x, int lane) {
+    const float moved = shuffle(bits_float(static_cast<uint32>(x)), lane);
+    return uniform(static_cast<int>(float_bits(moved)));
+  }
+
+  const Extents& e_;
+  const int32* seq_offsets_;
+  const int32* chunk_index_;
+  int count_ = 0;
+  int token_ = 0, rows_ = 0;  ///< of this lane's item
+};
+
+}  // namespace wyvern::cuda::sm90

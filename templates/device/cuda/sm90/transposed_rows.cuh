@@ -1,0 +1,59 @@
+// Rows of a chunk by 64 columns of V that a warpgroup has transposed: the columns are the rows of
+// its accumulators, and the chunk's rows their columns.
+#pragma once
+
+#include "device/cuda/sm90/product.cuh"
+#include "device/cuda/token_rows.cuh"
+
+namespace wyvern::cuda::sm90 {
+
+/// Where lanes' rows of four 8 x 8 matrices lie in a tile of a chunk's rows by columns of V: first
+/// this warp's 16 columns of rows 8 j to 8 j + 7, then those of the eight rows that follow.
+template <class TileType>
+WYVERN_DEVICE typename TileType::Element* matrices_at(const TileType& tile, int j) {
+  const int lane = lane_index();
+  return tile.at(8 * j + lane / 16 * 8 + lane % 8, warp_index() % 4 * 16 + lane / 8 % 2 * 8);
+}
+
+template <class T>
+WYVERN_DEVICE float low_half(uint32 pair) {
+  return to_float(T{static_cast<uint16>(pair & 0xFFFFU)});
+}
+template <class T>
+WYVERN_DEVICE float high_half(uint32 pair) {
+  return to_float(T{static_cast<uint16>(pair >> 16U)});
+}
+
+/// Rows of a tile, transposed, as a left operand; and back.
+template <class T>
+WYVERN_DEVICE void load_transposed(FragmentA<T, 64>& a, const SwizzledTile<T, 64, 64>& tile) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) load_matrix_x4_transposed(a.x[j], matrices_at(tile, 2 * j));
+}
+template <class T>
+WYVERN_DEVICE void store_transposed(const SwizzledTile<T, 64, 64>& tile,
+                                    const FragmentA<T, 64>& a) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) store_matrix_x4_transposed(matrices_at(tile, 2 * j), a.x[j]);
+}
+
+/// Stores a chunk's rows of 64 columns from a tile, by a warpgroup that has written it and met: by
+/// a TMA store, or row by row where the sequence ends in the chunk. `to` is a tensor [tokens,
+/// heads, width].
+template <class T>
+WYVERN_DEVICE void store_rows(const TensorMap& map, T* to, const SwizzledTile<T, 64, 64>& tile,
+                              int64 token, int rows, int panel, int head, int heads, int width) {
+  const int thread = thread_index() % 128;
+  if (rows == 64) {
+    if (thread > 0) return;
+    tensor_store(map, {0, static_cast<int>(token), panel, head}, tile.data);
+    bulk_commit();
+    return;
+  }
+#pragma unroll 1
+  for (int i = thread; i < rows * 8; i += 128)
+    store_vector(to + ((token + i / 8) * heads + head) * width + panel * 64 + i % 8 * 8,
+                 load<8>(tile.at(i / 8, i % 8 * 8)));
+}
+
+}  // namespace wyvern::cuda::sm90

@@ -1,0 +1,93 @@
+// A chunk of Kimi Delta Attention as both walks of the backward pass and its gradients read it, one
+// block a chunk and value head: rows decayed to the chunk's ends, the inverse of I + A and the
+// scores P with beta on their columns, norms of rows. Rows behind a sequence's end are 0.
+constexpr int kValues = 0;
+
+#include "forward/kda_prepare/block.cuh"
+
+/// Scores of queries, times the scale, to a tile.
+struct TiledScores {
+  SquareTile tile;
+  const float* beta;
+  float scale;
+
+  WYVERN_DEVICE void put(sm90::BlockSum sum, int row, int col) const {
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum.x[n].x[i] *= scale;
+    sm90::store_block(sum, sm90::ScaledColumns<SquareTile>{tile, beta}, row, col);
+  }
+  WYVERN_DEVICE void put_element(int row, int col, float x) const {
+    *tile.at(row, col) = from_float<DTYPE>(scale * beta[col] * x);
+  }
+  WYVERN_DEVICE void clear_behind(int first) const {
+    const int pieces = (kChunk - kSlice - first) / 8;
+    for (int i = lane_index(); i < kSlice * pieces; i += 32)
+      *reinterpret_cast<Vector<uint32, 4>*>(
+          tile.at(first + i / pieces, first + kSlice + i % pieces * 8)) = {};
+  }
+};
+
+WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
+  Block b;
+  b.shared = sm90::swizzled_memory();
+  b.head = block_index() % HV;
+  const int slot = block_index() / HV;
+  b.chunk = locate_chunk<VARLEN, kChunk>(slot, e, seq_offsets, chunk_index);
+  if (b.chunk.rows <= 0) return;
+  const int thread = thread_index();
+  if (thread == 0) {
+    sm90::barrier_init(b.loaded(0), 1);
+    sm90::fence_barrier_init();
+    load_rows(b, q_map, k_map, g_map);
+  }
+  const GateForm form(e, HAS_A_LOG ? A_log[b.head] : 0.0f);
+  read_factors(
+      b, form, dt_bias, [rows = TokenRows<const BETA_DTYPE>{beta, beta_stride}, &b](int row) {
+        return beta_divisor(
+            activate_beta<BETA_SIGMOID, NEG_EIGVAL>(rows.row(b.chunk.token + row)[b.head]));
+      });
+  sync_block();
+  sm90::barrier_wait(b.loaded(0), 0);
+  if (b.chunk.rows < kChunk) {
+    clear_rows(b.tile_of<kLayout.q>(), b.chunk.rows);
+    clear_rows(b.tile_of<kLayout.k>(), b.chunk.rows);
+    sync_block();
+  }
+
+  const int warp = sm90::uniform(warp_index());
+  Slice slice{b, warp / kParts, warp % kParts, {}, {}};
+  const int64 place = int64{slot} * HV + b.head;
+  decay_rows(slice, form, [&]() -> DecayedRows {
+    const float* const totals = b.floats<kLayout.totals>();
+    for (int i = thread; i < K; i += kThreads)
+      decay[place * K + i] =
+          exp2_fast(totals[i] + totals[K + i] + totals[2 * K + i] + totals[3 * K + i]);
+    const int row = thread % kChunk;
+    if (QK_L2NORM && thread < 2 * kChunk)
+      row_scales[place * 2 * kChunk + thread] =
+          row < b.chunk.rows ? slice.norm(thread / kChunk, row) : 0.0f;
+    DTYPE* const rows = decayed_rows + place * 3 * kChunk * K;
+    return {rows + 2 * kChunk * K, rows + kChunk * K, K, nullptr, rows, e.scale};
+  });
+  sync_block();
+
+  const auto solve = sm90::UnitLowerInverse::at<kLayout.solve>(b.shared, 1);
+  const auto tile = b.tile_of<kLayout.scores>();
+  make_scores(slice,
+              BlockPlace<TiledScores>{
+                  b, slice.part % 2 == 0, solve.x, {tile, b.floats<kLayout.beta>(), e.scale}});
+  sync_block();
+
+  const auto inverted = b.tile_of<kLayout.inverse>();
+  invert(solve, inverted, inverted);
+  sm90::fence_proxy_async();
+  sync_block();
+  if (thread > 0) return;
+  const int row = static_cast<int>(place) * 2 * kChunk;
+  sm90::tensor_store(squares_map, {0, row, 0, 0}, inverted.data);
+  sm90::tensor_store(squares_map, {0, row + kChunk, 0, 0}, tile.data);
+  sm90::bulk_commit();
+  sm90::bulk_wait_read<0>();
+}

@@ -1,0 +1,157 @@
+// What a block does with the slices of a chunk: their decayed rows, scores between them, where all
+// scores of keys and queries go, and the inverse.
+#pragma once
+
+#include "forward/kda_prepare/slice.cuh"
+
+// ---- factors and decayed rows -------------------------------------------------------------------
+
+/// What the chunk's tokens and channels have of their own; beta(row) is that of a row that is used.
+template <class Beta>
+WYVERN_DEVICE void read_factors(const Block& b, const GateForm& form, const float* dt_bias,
+                                Beta&& beta) {
+  const int thread = thread_index();
+  for (int i = thread; i < K; i += kThreads)
+    b.floats<kLayout.bias>()[i] = HAS_DT_BIAS ? form.bias(dt_bias[b.head * K + i]) : 0.0f;
+  if (thread < kChunk)
+    b.floats<kLayout.beta>()[thread] = thread < b.chunk.rows ? beta(thread) : 0.0f;
+}
+
+/// All of a warp's part of its slice. When the sums over slices are there, between() says where
+/// rows go: pointers from before would take registers that there are not.
+template <class Between>
+WYVERN_DEVICE void decay_rows(Slice& slice, const GateForm& form, Between&& between) {
+  const Block& b = slice.b;
+  float G[kGroups][2][8] = {};
+  slice.sum(G, form);
+  sync_block();
+  const DecayedRows to = between();
+  const ChannelTable table{b.floats<kLayout.table>() +
+                           (slice.slice * kParts + slice.part) * kTable * kGroup};
+  const int row = slice.row();
+  const float norms[2][2] = {{slice.norm(0, row), slice.norm(0, row + 8)},
+                             {slice.norm(1, row), slice.norm(1, row + 8)}};
+#pragma unroll 1
+  for (int i = 0; i < kGroups; ++i) {
+    slice.take(G[0], slice.group(i), norms, table, to);
+    Slice::rotate(G);
+  }
+  slice.share();
+}
+
+// ---- scores between slices ----------------------------------------------------------------------
+
+/// 16 rows of keys or queries: where their tile begins, its panels `pitch` bytes apart.
+struct LeftRows {
+  unsigned char* data;
+  int pitch, row;
+};
+
+/// The rows times 16 of a tile.
+WYVERN_DEVICE sm90::BlockSum product(const LeftRows& left, const KeyTile& right, int col) {
+  const int lane = lane_index();
+  sm90::BlockSum sum;
+#pragma unroll
+  for (int depth = 0; depth < K; depth += 16) {
+    cuda::FragmentA<DTYPE> a;
+    cuda::FragmentB<DTYPE> x;
+    const SquareTile panel{left.data + depth / 64 * left.pitch};
+    load_matrix_x4(a.r, panel.at(left.row + lane % 16, depth % 64 + lane / 16 * 8));
+    load_matrix_x4(x.r, right.at(col + lane % 8 + lane / 16 * 8, depth + lane / 8 % 2 * 8));
+    multiply<Precision::ieee>(sum.x[0], sum.x[1], a, x);
+  }
+  return sum;
+}
+
+/// Where a block of scores goes: -A of the chunk, by which the inverse begins, or what `Queries` do
+/// with theirs. Beta is of A's rows, for the backward pass of its columns.
+template <class Queries>
+struct BlockPlace {
+  const Block& b;
+  bool of_keys;
+  SolveTile solve;
+  Queries queries;
+
+  WYVERN_DEVICE void put(sm90::BlockSum sum, int row, int col) const {
+    const int lane = lane_index();
+    if (!of_keys) return queries.put(sum, 16 * row, 16 * col);
+    const float* const beta = b.floats<kLayout.beta>();
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        sum.x[n].x[i] *= beta[kBackward ? 16 * col + 8 * n + lane % 4 * 2 + i % 2
+                                        : 16 * row + lane / 4 + i / 2 * 8];
+    sm90::share_block(sm90::negated(sum), solve, 16 * row, 16 * col);
+  }
+
+  /// A block on the diagonal, from the layout of Scores.
+  WYVERN_DEVICE void put_diagonal(const Scores& sum, int slice) const {
+    const float* const beta = b.floats<kLayout.beta>() + 16 * slice;
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int r = Scores::row(i);
+        const int s = Scores::col(n, i);
+        const float x = sum.x[n].x[i];
+        if (of_keys)
+          *solve.at(16 * slice + r, 16 * slice + s) =
+              from_float<fp16>(s < r ? within_range<fp16>(-beta[kBackward ? s : r] * x) : 0.0f);
+        else
+          queries.put_element(16 * slice + r, 16 * slice + s, s <= r ? x : 0.0f);
+      }
+  }
+};
+
+/// Scores of slices with earlier ones, of keys by every other warp, of queries by those between;
+/// and of the slices' own. The first slice's warps have none with earlier ones and take those of
+/// the last with the one before.
+template <class Queries>
+WYVERN_DEVICE void make_scores(const Slice& slice, const BlockPlace<Queries>& place) {
+  const Block& b = slice.b;
+  const int late = slice.slice;
+  const KeyTile keys{b.tile_of<kLayout.k>()};
+  const KeyTile right{b.tile_of<kLayout.right>()};
+  // Of the last slice's scores with the chunk's first half the left rows lie apart.
+  LeftRows left{b.shared + (place.of_keys ? kLayout.k.offset : kLayout.q.offset),
+                SquareTile::kBytes, late == 0 ? 48 : 16 * late};
+  if (late == 3) left = {right.data, SquareTile::kBytes, 48};
+  if (late == 3 && !place.of_keys) left = {b.shared + kLayout.late.offset, kSlice * 128, 0};
+  const int products = late < 2 ? 1 : 2;
+#pragma unroll 1
+  for (int i = slice.part / 2; i < products; i += kParts / 2) {
+    const int early = late == 0 ? 2 : i;
+    const bool far = early == 0 && late != 1;
+    place.put(product(left, far ? keys : right, 16 * early), late == 0 ? 3 : late, early);
+  }
+  if (slice.part < 2) place.put_diagonal(slice.joined(), late);
+  // Scores with later slices' keys are 0.
+  if (slice.part == kParts - 2) place.queries.clear_behind(16 * late);
+}
+
+/// The inverse, less the identity, from what make_scores() left in `solve`; `to` is `inverse`, a
+/// SwizzledTile, or that with ScaledColumns.
+template <class To>
+WYVERN_DEVICE void invert(const sm90::UnitLowerInverse& solve, const SquareTile& inverse,
+                          const To& to) {
+  const int warp = sm90::uniform(warp_index());
+  if (warp < 4) {
+    auto own = solve;
+#pragma unroll
+    for (int i = 0; i < 3; ++i)
+      if (i < warp) own.left[i] = load_a(solve.x, 16 * warp, 16 * i);
+    own.own = load_a(solve.x, 16 * warp, 16 * warp);
+    sync_warp();
+    own.invert(to, warp);
+  } else {
+    // Right of the diagonal the inverse is 0.
+    for (int i = thread_index() - 128; i < 6 * 32; i += kThreads - 128) {
+      const int block = i / 32;
+      const int row = block < 3 ? 0 : block < 5 ? 1 : 2;
+      const int col = block < 3 ? block + 1 : block < 5 ? block - 1 : 3;
+      *reinterpret_cast<Vector<uint32, 4>*>(
+          inverse.at(16 * row + i % 32 / 2, 16 * col + i % 2 * 8)) = {};
+    }
+  }
+}
