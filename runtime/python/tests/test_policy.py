@@ -244,7 +244,8 @@ def test_nothing_changes_while_a_graph_is_captured(start) -> None:
 def test_what_is_no_policy() -> None:
     import wyvern
 
-    with pytest.raises(ValueError, match="'sometimes'; it must be one of background, cached, off, on-miss"):
+    names = "background, cached, fixed, off, on-miss"
+    with pytest.raises(ValueError, match=f"'sometimes'; it must be one of {names}"):
         wyvern.policy("sometimes")
     for budget in (0, -1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="budget is"):
