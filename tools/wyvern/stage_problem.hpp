@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "compiler/compiler.hpp"
 #include "runtime/operators/operator.hpp"
 #include "runtime/plan.hpp"
 #include "templates/template.hpp"
@@ -54,7 +55,8 @@ inline bool has_stages(const Problem& problem, const Template& t) {
 }
 
 /// The first of them whose pass has all stages of the template, without the options that these
-/// stages do not need; the first of all for a stage that no pass uses.
+/// stages do not need, and without grouped heads where the template has none; the first of all for
+/// a stage that no pass uses.
 inline Problem stage_problem(const Template& t) {
   const std::vector<Problem> problems = stage_problems();
   const auto found = std::find_if(problems.begin(), problems.end(),
@@ -70,6 +72,9 @@ inline Problem stage_problem(const Template& t) {
   drop(&Problem::packed, &Problem::packed);
   drop(&Problem::return_intermediate_states, &Problem::state_v_first);
   chosen.use_qk_l2norm = false;
+  const Limits limits = usual_target(t.device).limits;
+  // Some have no grouped heads.
+  if (space(t, problem_constants(chosen), limits).empty()) chosen.HV = chosen.H;
   return chosen;
 }
 

@@ -183,14 +183,17 @@ void add_precompile(Command& command) {
   verb.add_option("--splits", flags->splits,
                   "devices that a model's heads are shared out over, 1,2,4,8")
       ->delimiter(',')
+      ->type_name("TEXT")
       ->default_str("1");
   verb.add_option("--tokens", flags->tokens, "of prefills and training steps")
       ->delimiter(',')
+      ->type_name("TEXT")
       ->default_str("512,2048,8192,32768");
   verb.add_option("--multiprocessors", flags->multiprocessors,
-                  "of the GPU; those of the architecture's largest one");
+                  "of the GPU; those of the architecture's largest one")
+      ->type_name("TEXT");
   add_dtype(verb, flags->dtype);
-  verb.add_option("-j,--jobs", flags->jobs, "compilers at a time; one a core");
+  verb.add_option("-j,--jobs", flags->jobs, "compilers at a time; one a core")->type_name("TEXT");
   verb.add_option("-o,--output", flags->output, "folder to write to; WYVERN_CODE names it later");
 }
 
