@@ -130,8 +130,7 @@ WYVERN_DEVICE void make_query_gradients(const Block& b, Items items, float scale
         }
         sm90::scale_rows(x, factor * RowPair::load(b.factors<kLayout.entering>(stage)));
         sm90::start_product(x, F, columns_of(b.k(slice)), true);
-        sm90::end_products<0>(x);
-        F.hold();
+        sm90::end_products<0>(x, F);
         if constexpr (kDots) sm90::add_row_dots(dots, x, b.q(slice));
         sm90::add_rows(x, own, b.k(slice));
         dQ[slice].add(x);
@@ -217,8 +216,7 @@ WYVERN_DEVICE void make_key_gradients(const Block& b, Items items, const SliceSt
         sm90::multiply<kRows>(y, columns_of(b.F()), columns_of(b.q(slice)), true);
         sm90::multiply<kRows>(y, columns_of(b.M()), columns_of(b.k(slice)), true);
         sm90::wgmma_commit();
-        sm90::end_products<1>(x);
-        M.hold();
+        sm90::end_products<1>(x, M);
         if constexpr (kDots) sm90::add_row_dots(from_rows, x, b.k(slice));
         sm90::end_products<0>(y);
         if constexpr (kDots) sm90::add_row_dots(from_columns, y, b.k(slice));

@@ -336,9 +336,7 @@ WYVERN_DEVICE Tile<fp16, kRows, kRows> lower_tile(const B& b, int turn) {
 /// Starts one matrix of a chunk's rows by rows, with those of keys.
 template <class B>
 WYVERN_DEVICE void multiply_by_keys(const B& b, const KeyTile& rows, int stage, Square& x) {
-  sm90::begin_products(x);
-  sm90::multiply<K>(x, sm90::rows_of(rows), sm90::rows_of(b.keys(stage)), false);
-  sm90::wgmma_commit();
+  sm90::start_product<K>(x, sm90::rows_of(rows), sm90::rows_of(b.keys(stage)));
 }
 
 template <class B>

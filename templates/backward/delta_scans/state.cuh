@@ -106,19 +106,15 @@ struct Consumer {
       }
       sm90::fence_proxy_async();
       sync();
-      sm90::begin_products(x);
-      sm90::multiply<K>(x, sm90::rows_of(b.staged_state(consumer)),
-                        sm90::rows_of(b.keys(at.buffer)), false);
-      sm90::wgmma_commit();
+      sm90::start_product<K>(x, sm90::rows_of(b.staged_state(consumer)),
+                             sm90::rows_of(b.keys(at.buffer)));
       if constexpr (kWrites) send_state(turn, map);
       if constexpr (Decays) decay(at);
       meanwhile();
       sm90::end_products<0>(x);
     } else {
       StateFragment packed(state);
-      sm90::begin_products(x);
-      sm90::multiply(x, packed, sm90::rows_of(b.keys(at.buffer)), false);
-      sm90::wgmma_commit();
+      sm90::start_product(x, packed, sm90::rows_of(b.keys(at.buffer)));
       if constexpr (kWrites) {
         wait_staging();
 #pragma unroll
@@ -129,8 +125,7 @@ struct Consumer {
       }
       if constexpr (Decays) decay(at);
       meanwhile();
-      sm90::end_products<0>(x);
-      packed.hold();
+      sm90::end_products<0>(x, packed);
     }
   }
   WYVERN_DEVICE void decay(const Position& at) {
@@ -193,22 +188,16 @@ struct Forward : Consumer<Block<false>> {
         subtract_from_values(at, values);
       }
       RowFragment u(x);
-      sm90::begin_products(x);
-      sm90::multiply(x, u, sm90::rows_of(b.inverse(turn)), true);
-      sm90::wgmma_commit();
+      sm90::start_product(x, u, sm90::rows_of(b.inverse(turn)), true);
       decay(at);
-      sm90::end_products<0>(x);
-      u.hold();
+      sm90::end_products<0>(x, u);
       RowFragment update;
       pack_scaled(update, x, b.factors<kLayout.leave>(at.buffer));
       if constexpr (kWrites) stage_rows();
-      sm90::begin_products(state);
-      sm90::multiply(state, update, sm90::columns_of(b.keys(at.buffer)), true);
-      sm90::wgmma_commit();
+      sm90::start_product(state, update, sm90::columns_of(b.keys(at.buffer)), true);
       if constexpr (kWrites) send_rows(turn, z_map);
       sm90::barrier_arrive(b.barrier<kLayout.taken>(turn % kSlots));
-      sm90::end_products<0>(state);
-      update.hold();
+      sm90::end_products<0>(state, update);
       sm90::barrier_arrive(b.barrier<kLayout.free>(at.buffer));
     }
   }
@@ -225,11 +214,8 @@ struct Reverse : Consumer<Block<true>> {
     RowFragment gradients;
     sm90::load_transposed(gradients, b.values(turn, consumer));
     Columns y;
-    sm90::begin_products(y);
-    sm90::multiply(y, gradients, sm90::columns_of(b.scores(turn)), false);
-    sm90::wgmma_commit();
-    sm90::end_products<0>(y);
-    gradients.hold();
+    sm90::start_product(y, gradients, sm90::columns_of(b.scores(turn)));
+    sm90::end_products<0>(y, gradients);
     sm90::barrier_arrive(b.barrier<kLayout.scored>(turn % kScoreSlots));
     return RowFragment(y);
   }
@@ -279,13 +265,10 @@ struct Reverse : Consumer<Block<true>> {
       multiply_state<true>(at, turn, state_map, [] {});
       add_own(at, own);
       RowFragment u(x);
-      sm90::begin_products(x);
-      sm90::multiply(x, u, sm90::columns_of(b.inverse(turn)), true);
-      sm90::wgmma_commit();
+      sm90::start_product(x, u, sm90::columns_of(b.inverse(turn)), true);
       RowFragment gradients;
       load_scaled_gradients(gradients, at, turn);
-      sm90::end_products<0>(x);
-      u.hold();
+      sm90::end_products<0>(x, u);
       RowFragment update;
       pack_scaled(update, x, b.factors<kLayout.enter>(at.buffer));
       if constexpr (kWrites) stage_rows();
@@ -298,9 +281,7 @@ struct Reverse : Consumer<Block<true>> {
       const Position before = at;
       at.advance();
       if (turn + 1 < b.chunks) own = own_part(at, turn + 1);
-      sm90::end_products<0>(state);
-      gradients.hold();
-      update.hold();
+      sm90::end_products<0>(state, gradients, update);
       sm90::barrier_arrive(b.barrier<kLayout.free>(before.buffer));
     }
   }

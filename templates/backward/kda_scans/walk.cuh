@@ -234,21 +234,18 @@ struct Forward : Consumer<Block<false>> {
         start_rows(packed, b.entering(stage), turn, state_map);
         RowFragment values;
         sm90::load_transposed(values, b.values(stage, consumer));
-        sm90::end_products<0>(x);
-        packed.hold();
+        sm90::end_products<0>(x, packed);
         add(x, values);
       }
       RowFragment u(x);
       sm90::start_product(x, u, sm90::rows_of(b.inverse(stage)), true);
       decay(stage);
-      sm90::end_products<0>(x);
-      u.hold();
+      sm90::end_products<0>(x, u);
       RowFragment rows(x);
       stage_rows(rows);
       sm90::start_product(state, rows, sm90::columns_of(b.leaving(stage)), true);
       send_rows(turn, z_map);
-      sm90::end_products<0>(state);
-      rows.hold();
+      sm90::end_products<0>(state, rows);
       leave(stage);
     }
   }
@@ -263,8 +260,7 @@ struct Reverse : Consumer<Block<true>> {
     sm90::load_transposed(gradients, b.values(at.buffer, consumer));
     Columns y;
     sm90::start_product(y, gradients, sm90::columns_of(b.scores(at.buffer)));
-    sm90::end_products<0>(y);
-    gradients.hold();
+    sm90::end_products<0>(y, gradients);
     return RowFragment(y);
   }
 
@@ -278,16 +274,14 @@ struct Reverse : Consumer<Block<true>> {
         StateFragment packed(state);
         start_rows(packed, b.leaving(stage), turn, state_map);
         decay(stage);
-        sm90::end_products<0>(x);
-        packed.hold();
+        sm90::end_products<0>(x, packed);
         add(x, own);
       }
       RowFragment u(x);
       sm90::start_product(x, u, sm90::columns_of(b.inverse(stage)), true);
       RowFragment gradients;
       sm90::load_transposed(gradients, b.values(stage, consumer));
-      sm90::end_products<0>(x);
-      u.hold();
+      sm90::end_products<0>(x, u);
       RowFragment rows(x);
       stage_rows(rows);
       sm90::begin_products(state);
@@ -299,9 +293,7 @@ struct Reverse : Consumer<Block<true>> {
                        HV, V);
       at.advance();
       if (turn + 1 < b.chunks) own = own_part(at);
-      sm90::end_products<0>(state);
-      gradients.hold();
-      rows.hold();
+      sm90::end_products<0>(state, gradients, rows);
       leave(stage);
     }
   }

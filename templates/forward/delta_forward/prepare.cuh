@@ -312,9 +312,7 @@ WYVERN_DEVICE Tile<fp16, kRows, kRows> lower_tile(const Block& b, int chunk) {
 
 /// Of one matrix of a chunk's rows by rows, with those of keys.
 WYVERN_DEVICE void multiply_by_keys(const Block& b, const KeyTile& rows, int buffer, Square& x) {
-  sm90::begin_products(x);
-  sm90::multiply<K>(x, sm90::rows_of(rows), sm90::rows_of(b.keys(buffer)), false);
-  sm90::wgmma_commit();
+  sm90::start_product<K>(x, sm90::rows_of(rows), sm90::rows_of(b.keys(buffer)));
 }
 
 WYVERN_DEVICE void wait_for_tiles(const Block& b, const Position& at) {

@@ -82,17 +82,13 @@ struct SharedState {
 
   /// Starts x = k S for the chunk in `at`.
   WYVERN_DEVICE void start(const Position& at) {
-    sm90::begin_products(x);
-    sm90::multiply<K>(x, sm90::rows_of(b.keys(at.buffer)), sm90::columns_of(rounded()), false);
-    sm90::wgmma_commit();
+    sm90::start_product<K>(x, sm90::rows_of(b.keys(at.buffer)), sm90::columns_of(rounded()));
   }
 
   /// With x under way and y free: makes x = V' and, where asked, y = q S, and the state decay.
   WYVERN_DEVICE void enter(const Position& at, int chunk) {
     if constexpr (kQueries) {
-      sm90::begin_products(y);
-      sm90::multiply<K>(y, sm90::rows_of(b.queries(at.buffer)), sm90::columns_of(rounded()), false);
-      sm90::wgmma_commit();
+      sm90::start_product<K>(y, sm90::rows_of(b.queries(at.buffer)), sm90::columns_of(rounded()));
     }
     sm90::Barrier* const ready = b.barrier<kLayout.ready>(chunk % kSlots);
     const uint32 parity = static_cast<uint32>(chunk / kSlots % 2);
@@ -127,10 +123,8 @@ struct SharedState {
     if (kQueries && thread_index() % 128 == 0) sm90::bulk_wait_read<0>();
     publish();
     if constexpr (!QK_L2NORM) sm90::barrier_wait(ready, parity);
-    sm90::begin_products(x);
-    sm90::multiply<kRows>(x, sm90::rows_of(b.inverse(chunk % kSlots)), sm90::columns_of(values),
-                          true);
-    sm90::wgmma_commit();
+    sm90::start_product<kRows>(x, sm90::rows_of(b.inverse(chunk % kSlots)),
+                               sm90::columns_of(values), true);
     const float kept = decay * room_of(b, at.buffer);
     if (SCALAR_GATE || (kMayOverflow && kept != 1.0f)) multiply_state(kept);
     sm90::end_products<0>(x);
@@ -189,10 +183,8 @@ struct SharedState {
     start_update(at);
 #pragma unroll
     for (int i = 0; i < Square::kCount; ++i) y.x[i] *= factor.of(i);
-    sm90::begin_products(y);
-    sm90::multiply<kRows>(y, sm90::rows_of(b.scores(chunk % kScoreSlots)), sm90::columns_of(values),
-                          true);
-    sm90::wgmma_commit();
+    sm90::start_product<kRows>(y, sm90::rows_of(b.scores(chunk % kScoreSlots)),
+                               sm90::columns_of(values), true);
     end_update<1>(at);
   }
 

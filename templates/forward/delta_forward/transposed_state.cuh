@@ -110,16 +110,12 @@ struct TransposedState {
 
   /// Starts x = k S for the chunk in `at`.
   WYVERN_DEVICE void start(const Position& at, const sm90::FragmentA<DTYPE, K>& packed) {
-    sm90::begin_products(x);
-    sm90::multiply(x, packed, sm90::rows_of(b.keys(at.buffer)), false);
-    sm90::wgmma_commit();
+    sm90::start_product(x, packed, sm90::rows_of(b.keys(at.buffer)));
   }
 
   /// Starts y = q S.
   WYVERN_DEVICE void start_output(const Position& at, const sm90::FragmentA<DTYPE, K>& packed) {
-    sm90::begin_products(y);
-    sm90::multiply(y, packed, sm90::rows_of(b.queries(at.buffer)), false);
-    sm90::wgmma_commit();
+    sm90::start_product(y, packed, sm90::rows_of(b.queries(at.buffer)));
   }
 
   WYVERN_DEVICE Residual residual(const Position& at, int j) const {
@@ -162,9 +158,7 @@ struct TransposedState {
     }
     sm90::FragmentA<DTYPE, kRows> u(x);
     if constexpr (!QK_L2NORM) sm90::barrier_wait(ready, parity);
-    sm90::begin_products(x);
-    sm90::multiply(x, u, sm90::rows_of(b.inverse(chunk % kSlots)), true);
-    sm90::wgmma_commit();
+    sm90::start_product(x, u, sm90::rows_of(b.inverse(chunk % kSlots)), true);
     // What was read of the tile was read before the tile is free for the next copy.
     sm90::fence_proxy_async();
     const float kept = decay * room_of(b, at.buffer);
@@ -172,8 +166,7 @@ struct TransposedState {
 #pragma unroll
       for (int i = 0; i < Transposed::kCount; ++i) state.x[i] *= kept;
     }
-    sm90::end_products<0>(x);
-    u.hold();
+    sm90::end_products<0>(x, u);
     if constexpr (kWalkers == 1) {
       if constexpr (kQueries) sm90::pin(y.x);
       packed.hold();
@@ -200,9 +193,7 @@ struct TransposedState {
 
   /// Starts the state's update by a chunk's V'.
   WYVERN_DEVICE void start_update(const Position& at, const sm90::FragmentA<DTYPE, kRows>& update) {
-    sm90::begin_products(state);
-    sm90::multiply(state, update, sm90::columns_of(b.keys(at.buffer)), true);
-    sm90::wgmma_commit();
+    sm90::start_product(state, update, sm90::columns_of(b.keys(at.buffer)), true);
   }
 
   /// Starts the state's update by a chunk's V' and then the rest of its output.
@@ -212,11 +203,8 @@ struct TransposedState {
     const RowFactors factor(b.factors<kLayout.output_factor>(at.buffer));
 #pragma unroll
     for (int i = 0; i < Columns::kCount; ++i) y.x[i] *= factor.of(i);
-    sm90::begin_products(y);
-    sm90::multiply(y, values, sm90::rows_of(b.scores(chunk % kSlots)), true);
-    sm90::wgmma_commit();
-    sm90::end_products<1>(state);
-    update.hold();
+    sm90::start_product(y, values, sm90::rows_of(b.scores(chunk % kSlots)), true);
+    sm90::end_products<1>(state, update);
     restore(at);
     sm90::barrier_arrive(b.barrier<kLayout.free>(at.buffer));
   }
@@ -225,8 +213,7 @@ struct TransposedState {
   WYVERN_DEVICE void update(const Position& at) {
     sm90::FragmentA<DTYPE, kRows> values(scaled_values(at));
     start_update(at, values);
-    sm90::end_products<0>(state);
-    values.hold();
+    sm90::end_products<0>(state, values);
     restore(at);
     sm90::barrier_arrive(b.barrier<kLayout.free>(at.buffer));
   }

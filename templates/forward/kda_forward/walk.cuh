@@ -422,9 +422,7 @@ struct StateWalk {
 
   /// Starts what a slice reads of the state.
   WYVERN_DEVICE void start(int buffer, sm90::FragmentA<Operand, K>& packed) {
-    sm90::begin_products(read);
-    sm90::multiply(read, packed, sm90::rows_of(b.rows(buffer)), false);
-    sm90::wgmma_commit();
+    sm90::start_product(read, packed, sm90::rows_of(b.rows(buffer)));
   }
 
   WYVERN_DEVICE void decay(int buffer) {
@@ -441,8 +439,7 @@ struct StateWalk {
       load_matrix_x4_transposed(
           v, b.values(buffer).at(lane / 16 * 8 + lane % 8,
                                  column + warp_index() % 4 * 16 + lane / 8 % 2 * 8));
-    sm90::end_products<0>(read);
-    packed.hold();
+    sm90::end_products<0>(read, packed);
 #pragma unroll
     for (int i = 0; i < Columns::kCount; ++i) {
       const uint32 pair = v[i / 2];
@@ -451,27 +448,19 @@ struct StateWalk {
       if constexpr (kQueries) carried.x[i] = read.x[Columns::kCount + i];
     }
     sm90::FragmentA<Operand, kRows> u(values);
-    sm90::begin_products(values);
-    sm90::multiply(values, u, sm90::rows_of(b.square(buffer)), true);
-    sm90::wgmma_commit();
-    sm90::end_products<0>(values);
-    u.hold();
+    sm90::start_product(values, u, sm90::rows_of(b.square(buffer)), true);
+    sm90::end_products<0>(values, u);
   }
 
   /// The state's update by a slice's V', with the rest of its output behind it, which is under way
   /// then.
   WYVERN_DEVICE void leave(int buffer, sm90::FragmentA<Operand, kRows>& update) {
-    sm90::begin_products(state);
-    sm90::multiply(state, update, sm90::columns_of(b.updates(buffer)), true);
-    sm90::wgmma_commit();
+    sm90::start_product(state, update, sm90::columns_of(b.updates(buffer)), true);
     if constexpr (!kQueries) {
-      sm90::end_products<0>(state);
-      update.hold();
+      sm90::end_products<0>(state, update);
       return;
     }
-    sm90::begin_products(output);
-    sm90::multiply(output, update, sm90::rows_of(b.square(buffer), 0, kRows), false);
-    sm90::wgmma_commit();
+    sm90::start_product(output, update, sm90::rows_of(b.square(buffer), 0, kRows));
     sm90::end_products<1>(state);
   }
 
@@ -538,8 +527,7 @@ WYVERN_DEVICE void walk_state(StateWalk& walk, const TokenRows<DTYPE>& o) {
     walk.leave(buffer, update);
     at.advance();
     if (s + 1 == slices) {
-      sm90::end_products<0>(walk.output);
-      update.hold();
+      sm90::end_products<0>(walk.output, update);
       walk.add_carried();
       walk.store(query, s, o);
       break;
@@ -547,8 +535,7 @@ WYVERN_DEVICE void walk_state(StateWalk& walk, const TokenRows<DTYPE>& o) {
     sm90::FragmentA<Operand, K> packed(walk.state);
     sm90::barrier_wait(b.barrier<kLayout.ready>(at.buffer), at.parity);
     walk.start(at.buffer, packed);
-    sm90::end_products<1>(walk.output);
-    update.hold();
+    sm90::end_products<1>(walk.output, update);
     sm90::hand_over(b.barrier<kLayout.free>(buffer));
     walk.add_carried();
     if (s >= warm) walk.store(query, s, o);

@@ -196,15 +196,11 @@ struct StateWalk {
 
   /// Starts what a chunk's W reads of the state.
   WYVERN_DEVICE void predict(int buffer, const sm90::FragmentA<DTYPE, K>& packed) {
-    sm90::begin_products(values);
-    sm90::multiply(values, packed, sm90::rows_of(b.tile_of<kLayout.w>(buffer)), false);
-    sm90::wgmma_commit();
+    sm90::start_product(values, packed, sm90::rows_of(b.tile_of<kLayout.w>(buffer)));
   }
   /// Starts what its queries read.
   WYVERN_DEVICE void ask(int buffer, const sm90::FragmentA<DTYPE, K>& packed) {
-    sm90::begin_products(output);
-    sm90::multiply(output, packed, sm90::rows_of(b.tile_of<kLayout.qg>(buffer)), false);
-    sm90::wgmma_commit();
+    sm90::start_product(output, packed, sm90::rows_of(b.tile_of<kLayout.qg>(buffer)));
   }
 
   /// From S^T W^T to V' = U - W S, 0 in the rows from `rows` on.
@@ -234,19 +230,14 @@ struct StateWalk {
   WYVERN_DEVICE void enter(int buffer, int rows, sm90::FragmentA<DTYPE, K>& packed) {
     sm90::end_products<1>(values);
     find_values(buffer, rows);
-    sm90::end_products<0>(output);
-    packed.hold();
+    sm90::end_products<0>(output, packed);
   }
 
   /// The state's update by a chunk's V', with the rest of its output behind it, which is under way
   /// then.
   WYVERN_DEVICE void leave(int buffer, const sm90::FragmentA<DTYPE, kChunk>& update) {
-    sm90::begin_products(state);
-    sm90::multiply(state, update, sm90::columns_of(b.tile_of<kLayout.kg>(buffer)), true);
-    sm90::wgmma_commit();
-    sm90::begin_products(output);
-    sm90::multiply(output, update, sm90::rows_of(b.tile_of<kLayout.scores>(buffer)), true);
-    sm90::wgmma_commit();
+    sm90::start_product(state, update, sm90::columns_of(b.tile_of<kLayout.kg>(buffer)), true);
+    sm90::start_product(output, update, sm90::rows_of(b.tile_of<kLayout.scores>(buffer)), true);
     sm90::end_products<1>(state);
   }
 
@@ -304,16 +295,14 @@ WYVERN_DEVICE void walk_state(StateWalk& walk, float scale, const TokenRows<DTYP
     walk.leave(buffer, update);
     at.advance();
     if (c + 1 == chunks) {
-      sm90::end_products<0>(walk.output);
-      update.hold();
+      sm90::end_products<0>(walk.output, update);
       walk.store(scale, c, o);
       break;
     }
     sm90::FragmentA<DTYPE, K> packed(walk.state);
     walk.await(at);
     walk.predict(at.buffer, packed);
-    sm90::end_products<1>(walk.output);
-    update.hold();
+    sm90::end_products<1>(walk.output, update);
     sm90::hand_over(b.barrier<kLayout.free>(buffer));
     walk.store(scale, c, o);
     walk.ask(at.buffer, packed);
@@ -368,8 +357,7 @@ WYVERN_DEVICE void walk_state_alone(StateWalk& walk) {
       sm90::begin_products(walk.values);
       packed.multiply(walk.values, sm90::rows_of(b.tile_of<kLayout.w>(buffer)), false);
       sm90::wgmma_commit();
-      sm90::end_products<0>(walk.values);
-      packed.hold();
+      sm90::end_products<0>(walk.values, packed);
     }
     sm90::scale_columns(walk.state, b.decay(buffer));
     walk.find_values(buffer, b.rows_of(c));
@@ -377,8 +365,7 @@ WYVERN_DEVICE void walk_state_alone(StateWalk& walk) {
     sm90::begin_products(walk.state);
     update.multiply(walk.state, sm90::columns_of(b.tile_of<kLayout.kg>(buffer)), true);
     sm90::wgmma_commit();
-    sm90::end_products<0>(walk.state);
-    update.hold();
+    sm90::end_products<0>(walk.state, update);
     sm90::hand_over(b.barrier<kLayout.free>(buffer));
   }
 }

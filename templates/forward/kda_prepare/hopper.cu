@@ -19,10 +19,8 @@ WYVERN_DEVICE void write_rows(const Block& b, const SquareTile& tile, DTYPE* to,
     x.x[i] = rate[i / 2 % 2] * to_float(pair.at[0]);
     x.x[i + 1] = rate[i / 2 % 2] * to_float(pair.at[1]);
   }
-  sm90::begin_products(x);
-  sm90::multiply<kChunk>(x, sm90::rows_of(b.tile_of<kLayout.inverse>()), sm90::columns_of(tile),
-                         true);
-  sm90::wgmma_commit();
+  sm90::start_product<kChunk>(x, sm90::rows_of(b.tile_of<kLayout.inverse>()),
+                              sm90::columns_of(tile), true);
   sm90::end_products<0>(x);
   const int first = warp_index() % 4 * 16;
 #pragma unroll

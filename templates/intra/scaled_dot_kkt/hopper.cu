@@ -35,9 +35,7 @@ WYVERN_KERNEL(kThreads, 0) {
   sm90::barrier_wait(arrived, 0);
 
   sm90::Accumulator<BT> gram;
-  sm90::begin_products(gram);
-  sm90::multiply<K>(gram, sm90::rows_of(keys), sm90::rows_of(keys), false);
-  sm90::wgmma_commit();
+  sm90::start_product<K>(gram, sm90::rows_of(keys), sm90::rows_of(keys));
   sm90::end_products<0>(gram);
 
 #pragma unroll 1

@@ -54,11 +54,13 @@ WYVERN_DEVICE void begin_products(Accumulator<N>& d) {
   pin(d.x);
   wgmma_fence();
 }
-/// Waits until at most Pending committed groups are under way; d is of one that is done.
-template <int Pending, int N>
-WYVERN_DEVICE void end_products(Accumulator<N>& d) {
+/// Waits until at most Pending committed groups are under way; d is of one that is done, and so are
+/// the operands in registers, which are free then.
+template <int Pending, int N, class... Operands>
+WYVERN_DEVICE void end_products(Accumulator<N>& d, Operands&... operands) {
   wgmma_wait<Pending>();
   pin(d.x);
+  (operands.hold(), ...);
 }
 
 /// Starts d = a * b^T, summed over Depth; added to d where `accumulate`. 64 rows of a, N of b.
@@ -105,6 +107,23 @@ WYVERN_DEVICE void multiply(Accumulator<N>& d, const FragmentA<T, Depth>& a,
 #pragma unroll
   for (int step = 0; step < Depth / 16; ++step)
     wgmma<T, N, B>(d.x, a.x[step], b.at(step), accumulate || step > 0);
+}
+
+/// Starts d = a b^T, or d += a b^T, as a group of its own: until its end_products() nothing may
+/// touch d, nor what a and b are of.
+template <int Depth, int N, Major A, Major B, class TileA, class TileB>
+WYVERN_DEVICE void start_product(Accumulator<N>& d, const Operand<A, TileA>& a,
+                                 const Operand<B, TileB>& b, bool accumulate = false) {
+  begin_products(d);
+  multiply<Depth>(d, a, b, accumulate);
+  wgmma_commit();
+}
+template <int N, class T, int Depth, Major B, class TileB>
+WYVERN_DEVICE void start_product(Accumulator<N>& d, const FragmentA<T, Depth>& a,
+                                 const Operand<B, TileB>& b, bool accumulate = false) {
+  begin_products(d);
+  multiply(d, a, b, accumulate);
+  wgmma_commit();
 }
 
 }  // namespace wyvern::cuda::sm90

@@ -145,23 +145,6 @@ WYVERN_DEVICE Accumulator<Depth> unpack(const FragmentA<T, Depth>& x) {
   return values;
 }
 
-/// Starts d = a b^T, or d += a b^T, as a group of its own: until its end_products() nothing may
-/// touch d, nor what a and b are of (a fragment in registers: hold()).
-template <int Depth, int N, Major A, Major B, class TileA, class TileB>
-WYVERN_DEVICE void start_product(Accumulator<N>& d, const Operand<A, TileA>& a,
-                                 const Operand<B, TileB>& b, bool accumulate = false) {
-  begin_products(d);
-  multiply<Depth>(d, a, b, accumulate);
-  wgmma_commit();
-}
-template <int N, class T, int Depth, Major B, class TileB>
-WYVERN_DEVICE void start_product(Accumulator<N>& d, const FragmentA<T, Depth>& a,
-                                 const Operand<B, TileB>& b, bool accumulate = false) {
-  begin_products(d);
-  multiply(d, a, b, accumulate);
-  wgmma_commit();
-}
-
 /// 1 / sqrt(sum of squares + 1e-6) of a row of a tile, Unrolled times 8 columns at once.
 template <int Unrolled, class T, int Rows, int Cols>
 WYVERN_DEVICE float norm_scale(const SwizzledTile<T, Rows, Cols>& tile, int row) {
