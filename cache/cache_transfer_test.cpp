@@ -22,6 +22,7 @@
 #include "cache/packs.hpp"
 #include "cache/rows.hpp"
 #include "cache/schema.hpp"
+#include "cache/shipped_code.hpp"
 #include "cache/transfer.hpp"
 
 namespace wyvern::testing {
@@ -518,6 +519,20 @@ TEST(PackLayers, ServeAGpuThatNoPackNamesByTheNearestOfItsArchitecture) {
        {"NVIDIA B200, 148 SMs, 1965 MHz, memory 3996 MHz x 7680 bit, 178 GiB", "NVIDIA H2000",
         "cpu"})
     EXPECT_TRUE(packs.winners_of(device, "gdn")->empty()) << device;
+}
+
+TEST(ShippedCodeFolders, AreThoseOfThePythonDistributionsToo) {
+  const TempDirectory temp;
+  const auto site = temp.path() / "site-packages";
+  for (const char* const name :
+       {"wyvern/lib", "wyvern_kernels_sm90", "wyvern_kernels_sm80", "wyvern_kernels_cpu", "other"})
+    std::filesystem::create_directories(site / name);
+  std::vector<std::filesystem::path> found = ShippedCode::default_folders(site / "wyvern" / "lib");
+  ASSERT_GE(found.size(), 2u);
+  found.erase(found.begin(), found.end() - 2);
+  EXPECT_EQ(found, (std::vector{site / "wyvern_kernels_sm80", site / "wyvern_kernels_sm90"}));
+  const auto elsewhere = ShippedCode::default_folders(temp.path() / "lib" / "wyvern");
+  EXPECT_EQ(elsewhere, ShippedCode::default_folders(temp.path()));
 }
 
 TEST(PackLayers, UnreadableFilesAreSkippedAndReportedOnce) {

@@ -53,13 +53,13 @@ ArtifactRow row_of(std::string_view text) {
 
 }  // namespace
 
-std::vector<fs::path> ShippedCode::default_folders() {
+std::vector<fs::path> ShippedCode::default_folders(const fs::path& own) {
   std::vector<fs::path> folders = paths_of_variable("WYVERN_CODE");
   if (fs::path folder = shared_folder("code"); !folder.empty()) folders.push_back(folder);
   // Beside the package wyvern, seen from its lib or bin.
   std::error_code error;
   std::vector<fs::path> packages;
-  const fs::path site = (own_folder() / "../..").lexically_normal();
+  const fs::path site = own.parent_path().parent_path();
   if (site.filename() == "site-packages" || site.filename() == "dist-packages")
     for (const auto& entry : fs::directory_iterator(site, error))
       if (entry.path().filename().string().starts_with(kPythonFolders))

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cache/cache.hpp"
+#include "runtime/base/own_folder.hpp"
 
 namespace wyvern {
 
@@ -22,8 +23,9 @@ class ShippedCode {
  public:
   /// The paths of $WYVERN_CODE, separated by colons, then the folder installed with this library:
   /// share/wyvern/code beside bin/ or lib/, then those of the Python distributions
-  /// wyvern-kernels-sm90 and the like.
-  static std::vector<std::filesystem::path> default_folders();
+  /// wyvern-kernels-sm90 and the like, beside the package whose bin/ or lib/ `own` is.
+  static std::vector<std::filesystem::path> default_folders(
+      const std::filesystem::path& own = own_folder());
   /// The kernels of default_folders().
   static std::shared_ptr<const ShippedCode> shared();
 
