@@ -1,20 +1,35 @@
-"""FlashKDA: kda's forward pass by CUTLASS."""
+"""FlashKDA: kda's forward pass by CUTLASS, as vLLM's wheel has it."""
 
 from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
 
 import torch
 
 from inputs import Inputs
 from rows import Row
-from sides.side import Call, Side
+from sides.side import Call, Side, one_line
 
 
 class FlashKda(Side):
     name = "flash-kda"
     about = "FlashKDA"
-    modules = ("flash_kda",)
-    packages = ("flash-kda", "flash_kda")
+    packages = ("vllm",)
     state_v_first = True
+
+    def absent(self) -> str | None:
+        # vLLM itself is not imported: its other extensions want the PyTorch that it was built with.
+        found = importlib.util.find_spec("vllm")
+        folders = [] if found is None else list(found.submodule_search_locations or [])
+        files = [file for folder in folders for file in Path(folder).glob("_flashkda_C*.so")]
+        if not files:
+            return "vllm is not installed, or has no _flashkda_C"
+        try:
+            torch.ops.load_library(str(files[0]))
+        except OSError as error:
+            return one_line(error)
+        return None
 
     def declines(self, row: Row) -> str | None:
         if row.op != "kda" or not row.bounded:
@@ -24,16 +39,21 @@ class FlashKda(Side):
         return "it has no backward pass" if row.part != "forward" else None
 
     def prepare(self, row: Row, x: Inputs) -> Call:
-        import flash_kda
-
+        library = torch.ops._flashkda_C
+        q, k, v, g, beta = (one.reshape(1, -1, *one.shape[2:]) for one in (x.q, x.k, x.v, x.g, x.beta))
         state = self.own_state(x)
-        o, final = torch.empty_like(x.v), torch.empty_like(state)
+        o, final = torch.empty_like(v), torch.empty_like(state)
+        ends = x.cu_seqlens
+        if ends is None:
+            ends = torch.arange(row.B + 1, device=q.device, dtype=torch.int64) * row.T
+        size = library.get_workspace_size(q.shape[1], row.H, row.N)
+        workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
 
         def run() -> tuple[torch.Tensor, torch.Tensor]:
-            flash_kda.fwd(
-                x.q, x.k, x.v, x.g, x.beta, row.D**-0.5, o, A_log=x.A_log, dt_bias=x.dt_bias,
-                lower_bound=-5.0, initial_state=state, final_state=final, cu_seqlens=x.cu_seqlens,
+            library.fwd(
+                q, k, v, g, beta, row.D**-0.5, o, workspace, x.A_log, x.dt_bias.reshape(row.H, row.D),
+                -5.0, state, final, ends, None, None,
             )  # fmt: skip
             return o, final
 
-        return Call(run, lambda result: (result[0], self.k_first(result[1])))
+        return Call(run, lambda result: (result[0].reshape(x.v.shape), self.k_first(result[1])))
