@@ -185,12 +185,15 @@ Walk cheapest_walk(const Problem& problem, std::span<const StageUse> uses, const
   for (std::size_t first = 0; first < uses.size(); ++first)
     for (const auto& [t, count] : covers(uses, first, target.device)) {
       if (!t->walk_cost) continue;
+      WalkCost cost = *t->walk_cost;
+      // Nothing fades, so that blocks of a walk in one kernel cannot share a sequence out.
+      if (gate_kind(problem) == GateKind::none) cost.clear = std::max(cost.clear, 0.8);
       const Constants constants = step_constants(problem, uses.subspan(first, count));
       if (!default_config(*t, constants, target.limits, precision_floor(problem), BT)) continue;
       if (t->tunable("SEG") != nullptr)
-        walks.compare_segments(*t->walk_cost, t);
+        walks.compare_segments(cost, t);
       else
-        walks.compare(*t->walk_cost, {t, 0});
+        walks.compare(cost, {t, 0});
     }
   if (!walks.any) return {portable.best.by, portable.best.SEG};
   if (problem.pass == Pass::backward) {

@@ -239,6 +239,9 @@ TEST(Plans, SplitPassesOfAGateAHeadByDefaultWhereThatIsClearlyFaster) {
     p.op = op;
     p.T = 8192, p.H = p.HV = 8;
     EXPECT_EQ(names(default_plan(p, target)), split) << op;
+    // Where no gate fades, the one kernel cannot share sequences out.
+    p.H = p.HV = 16;
+    EXPECT_EQ(names(default_plan(p, target)), p.op == "delta_rule" ? split : whole);
     p.H = p.HV = 32;
     EXPECT_EQ(names(default_plan(p, target)), whole) << op;
     p.T = 2048, p.H = p.HV = 8;

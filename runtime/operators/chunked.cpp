@@ -51,19 +51,21 @@ Products products_of(const Problem& p) {
 
 const ChunkedStages& scalar_gate_stages() {
   // Never destroyed: the last threads may prepare while the process ends.
-  static const ChunkedStages& stages = *new ChunkedStages{.gate = &stages::gate,
-                                                          .intra = &stages::scaled_dot_kkt,
-                                                          .recompute = &stages::recompute_w_u,
-                                                          .output = &stages::fwd_o,
-                                                          .dv_local = &stages::bwd_dv_local,
-                                                          .d_first = &stages::bwd_dqkwg,
-                                                          .d_second = &stages::wy_bwd,
-                                                          .gate_bwd = &stages::gate_bwd,
-                                                          .recurrent = &stages::recurrent,
-                                                          .segment = &stages::delta_segment,
-                                                          .resume = &stages::delta_resume,
-                                                          .scans = &stages::delta_scans,
-                                                          .gradient = &stages::delta_gradient};
+  static const ChunkedStages& stages =
+      *new ChunkedStages{.gate = &stages::gate,
+                         .intra = &stages::scaled_dot_kkt,
+                         .recompute = &stages::recompute_w_u,
+                         .output = &stages::fwd_o,
+                         .dv_local = &stages::bwd_dv_local,
+                         .d_first = &stages::bwd_dqkwg,
+                         .d_second = &stages::wy_bwd,
+                         .gate_bwd = &stages::gate_bwd,
+                         .recurrent = &stages::recurrent,
+                         .segment = &stages::delta_segment,
+                         .resume = &stages::delta_resume,
+                         .whole_pass = {&stages::delta_scans, &stages::delta_gradient},
+                         .scans_segment = &stages::delta_scans_segment,
+                         .scans_resume = &stages::delta_scans_resume};
   return stages;
 }
 
@@ -88,9 +90,9 @@ void add_chunk_tables(const Problem& p, Uses& uses) {
   if (p.packed) uses.push_back({&stages::chunk_index, {}, {}});
 }
 
-void add_group(std::initializer_list<StageUse> group, Uses& uses) {
+void add_group(const Uses& group, Uses& uses) {
   const std::size_t first = uses.size();
-  uses.insert(uses.end(), group);
+  uses.insert(uses.end(), group.begin(), group.end());
   uses[first].optional_group = group.size();
 }
 
@@ -103,9 +105,8 @@ void add_segments(const ChunkedStages& stages, Uses& uses) {
 }
 
 void add_whole_pass(const ChunkedStages& stages, Uses& uses) {
-  if (stages.scans == nullptr) return;
-  if (stages.scans == &stages::delta_scans)
-    add_group({{&stages::delta_scans_segment,
+  if (stages.scans_segment != nullptr)
+    add_group({{stages.scans_segment,
                 {{"share_M", "segment_M"},
                  {"share_R", "segment_R"},
                  {"share_dM", "segment_dM"},
@@ -113,24 +114,22 @@ void add_whole_pass(const ChunkedStages& stages, Uses& uses) {
                 {}},
                {&stages::fwd_h_combine, {}, {}},
                {&stages::bwd_dhu_combine, {}, {}},
-               {&stages::delta_scans_resume, {}, {}}},
+               {stages.scans_resume, {}, {}}},
               uses);
-  const StageUse gradient{stages.gradient,
-                          {{"dq_given", "dq"},
-                           {"dk_given", "dk"},
-                           {"dg_given", "dg"},
-                           {"dA_chunk", "dA_part"},
-                           {"dbias_chunk", "dbias_part"}},
-                          {}};
-  if (stages.prepare != nullptr)
-    add_group({{stages.prepare, {}, {}}, {stages.scans, {}, {}}, gradient}, uses);
-  else
-    add_group({{stages.scans, {}, {}}, gradient}, uses);
+  if (stages.whole_pass.empty()) return;
+  Uses group;
+  for (const StageDefinition* const stage : stages.whole_pass) group.push_back({stage, {}, {}});
+  group.back().rename = {{"dq_given", "dq"},
+                         {"dk_given", "dk"},
+                         {"dg_given", "dg"},
+                         {"dA_chunk", "dA_part"},
+                         {"dbias_chunk", "dbias_part"}};
+  add_group(group, uses);
 }
 
 void end_whole_pass(const ChunkedStages& stages, Uses& uses) {
-  if (stages.gradient == nullptr) return;
-  const auto gradient = std::ranges::find(uses, stages.gradient, &StageUse::stage);
+  if (stages.whole_pass.empty()) return;
+  const auto gradient = std::ranges::find(uses, stages.whole_pass.back(), &StageUse::stage);
   if (gradient == uses.end()) return;
   const auto behind = uses.end() - gradient - 1;
   const bool sums = uses.back().stage == &stages::gate_param_sum;

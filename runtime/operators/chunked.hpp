@@ -31,11 +31,12 @@ struct ChunkedStages {
   /// entering each one, `resume` runs the segments from these states. Null: no such group.
   const StageDefinition* segment = nullptr;
   const StageDefinition* resume = nullptr;
-  /// The optional group that is the whole backward pass: both scans over the chunks, then the
-  /// gradients; `prepare`, if it is there, comes first. Null: no such group.
-  const StageDefinition* prepare = nullptr;
-  const StageDefinition* scans = nullptr;
-  const StageDefinition* gradient = nullptr;
+  /// The optional group that is the whole backward pass, of whose stages the last one makes
+  /// gradients. Empty: no such group.
+  std::vector<const StageDefinition*> whole_pass{};
+  /// As `segment` and `resume`, before that group. Null: no such group.
+  const StageDefinition* scans_segment = nullptr;
+  const StageDefinition* scans_resume = nullptr;
 };
 
 /// For no gate or a scalar gate per head: one decay factor per element of an intra-chunk product.
@@ -49,7 +50,7 @@ const ChunkedStages& vector_gate_stages();
 void add_chunk_tables(const Problem& problem, Uses& uses);
 /// The optional group `segment`, fwd_h_combine, `resume` in front of a forward pass.
 void add_segments(const ChunkedStages& stages, Uses& uses);
-/// The optional group `prepare`, `scans`, `gradient` in front of a backward pass.
+/// The optional groups of the whole backward pass in front of the others.
 void add_whole_pass(const ChunkedStages& stages, Uses& uses);
 /// Sets which uses that group replaces, once all uses are in the list: all but the final sums of
 /// the gate's parameters.

@@ -37,9 +37,7 @@ const ChunkedStages& own_stages() {
     ChunkedStages own = vector_gate_stages();
     own.segment = &stages::kda_segment;
     own.resume = &stages::kda_resume;
-    own.prepare = &stages::kda_bwd_prepare;
-    own.scans = &stages::kda_scans;
-    own.gradient = &stages::kda_gradient;
+    own.whole_pass = {&stages::kda_bwd_prepare, &stages::kda_scans, &stages::kda_gradient};
     return own;
   }());
   return all;

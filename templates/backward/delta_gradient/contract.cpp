@@ -2,6 +2,7 @@
 
 #include "templates/backward/delta_gradient/layout.hpp"
 #include "templates/backward/stages.hpp"
+#include "templates/backward/views.hpp"
 #include "templates/hopper_contract.hpp"
 #include "templates/template.hpp"
 
@@ -10,29 +11,12 @@ namespace {
 
 constexpr std::int64_t kThreads = 384;
 
-TiledView keys(const Spec& s, const Extents& e) {
-  return hopper::panels(e, s.DTYPE, s.H, s.K, kRows, s.K / 64);
-}
-TiledView values(const Spec& s, const Extents& e) {
-  return hopper::panels(e, s.DTYPE, s.HV, s.V, kRows, s.V / 64);
-}
-/// A slice of a key head's gradients.
-TiledView slices(const Spec& s, const Extents& e) {
-  return hopper::panels(e, s.DTYPE, s.H, s.K, kRows, kChannels / 64);
-}
-/// Matrices of a chunk slot and value head, [NT, HV, rows, columns]; a TMA load takes `part` rows
-/// of `panels` panels.
-TiledView matrices(const Spec& s, const Extents& e, std::int64_t rows, std::int64_t columns,
-                   std::int64_t part, std::int64_t panels) {
-  const auto size = static_cast<std::int64_t>(size_of(s.DTYPE));
-  return {.dims = {64, rows, columns / 64, e.NT * s.HV},
-          .strides = {columns * size, 64 * size, rows * columns * size},
-          .box = {64, part, panels, 1},
-          .swizzle = Swizzle::bytes128};
-}
-TiledView chunk_values(const Spec& s, const Extents& e) {
-  return matrices(s, e, kRows, s.V, kRows, s.V / 64);
-}
+using backward_views::chunk_values;
+using backward_views::keys;
+using backward_views::matrices;
+using backward_views::slices;
+using backward_views::values;
+
 /// A part of a slice of states.
 TiledView state_parts(const Spec& s, const Extents& e) {
   return matrices(s, e, s.V, s.K, HopperLayout(s).part_rows, 1);

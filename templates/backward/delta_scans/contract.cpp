@@ -1,5 +1,6 @@
 #include "templates/backward/delta_scans/layout.hpp"
 #include "templates/backward/stages.hpp"
+#include "templates/backward/views.hpp"
 #include "templates/hopper_contract.hpp"
 #include "templates/scan/scan_contract.hpp"
 #include "templates/template.hpp"
@@ -7,21 +8,20 @@
 namespace wyvern::delta_scans {
 namespace {
 
-TiledView keys(const Spec& s, const Extents& e) {
-  return hopper::panels(e, s.DTYPE, s.H, s.K, kRows, s.K / 64);
-}
+using backward_views::keys;
+using backward_views::matrices;
+
+/// v or do, of a block's columns.
 TiledView values(const Spec& s, const Extents& e) {
   return hopper::panels(e, s.DTYPE, s.HV, s.V, kRows, s.BV / 64);
 }
+/// 64 columns of dV.
 TiledView rows(const Spec& s, const Extents& e) {
   return hopper::panels(e, s.DTYPE, s.HV, s.V, kRows, 1);
 }
 /// [NT, HV, V, K]: one copy takes 64 rows of one state.
 TiledView states(const Spec& s, const Extents& e) {
-  return {.dims = {64, s.V, s.K / 64, e.NT * s.HV},
-          .strides = {s.K * 2, 128, s.V * s.K * 2},
-          .box = {64, kColumns, s.K / 64, 1},
-          .swizzle = Swizzle::bytes128};
+  return matrices(s, e, s.V, s.K, kColumns, s.K / 64);
 }
 /// [NT, HV, BT, V]: one copy takes 64 columns of a chunk and head.
 TiledView chunks(const Spec& s, const Extents& e) {

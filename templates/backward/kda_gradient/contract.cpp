@@ -3,6 +3,7 @@
 #include "templates/backward/kda_gradient/layout.hpp"
 #include "templates/backward/kda_pass_contract.hpp"
 #include "templates/backward/stages.hpp"
+#include "templates/backward/views.hpp"
 #include "templates/hopper_contract.hpp"
 #include "templates/template.hpp"
 
@@ -11,31 +12,16 @@ namespace {
 
 constexpr std::int64_t kThreads = 512;
 
-/// A slice of a head's q, k or their gradients.
-TiledView slices(const Spec& s, const Extents& e) {
-  return hopper::panels(e, s.DTYPE, s.H, s.K, kRows, kChannels / 64);
-}
+using backward_views::chunk_values;
+using backward_views::matrices;
+using backward_views::slices;
+using backward_views::values;
+
 TiledView gates(const Spec& s, const Extents& e) {
   return hopper::panels(e, s.G_DTYPE, s.HV, s.K, kRows,
                         kChannels * static_cast<std::int64_t>(size_of(s.G_DTYPE)) / 128);
 }
-TiledView values(const Spec& s, const Extents& e) {
-  return hopper::panels(e, s.DTYPE, s.HV, s.V, kRows, s.V / 64);
-}
-/// Matrices of a chunk slot and value head, [NT, HV, rows, columns], of which a TMA load takes
-/// `panels` panels.
-TiledView matrices(const Spec& s, const Extents& e, std::int64_t rows, std::int64_t columns,
-                   std::int64_t panels) {
-  const auto size = static_cast<std::int64_t>(size_of(s.DTYPE));
-  return {.dims = {64, rows, columns / 64, e.NT * s.HV},
-          .strides = {columns * size, 64 * size, rows * columns * size},
-          .box = {64, rows, panels, 1},
-          .swizzle = Swizzle::bytes128};
-}
-TiledView chunk_values(const Spec& s, const Extents& e) {
-  return matrices(s, e, kRows, s.V, s.V / 64);
-}
-TiledView states(const Spec& s, const Extents& e) { return matrices(s, e, s.V, s.K, 1); }
+TiledView states(const Spec& s, const Extents& e) { return matrices(s, e, s.V, s.K, s.V, 1); }
 
 std::string illegal(const Spec& s, const Limits& limits) {
   if (std::string reason = kda_pass::unsupported(s); !reason.empty()) return reason;
