@@ -141,6 +141,15 @@ std::vector<std::int64_t> slots(const Problem& p) {
   return all;
 }
 
+/// A token in the middle of each sequence.
+std::vector<std::int64_t> checkpoint_offsets(const Problem& p,
+                                             const std::vector<std::int64_t>& cu_seqlens) {
+  std::vector<std::int64_t> all(static_cast<std::size_t>(p.N));
+  for (std::size_t n = 0; n < all.size(); ++n)
+    all[n] = (p.packed ? cu_seqlens[n + 1] - cu_seqlens[n] : p.T) / 32 * 16;
+  return all;
+}
+
 std::size_t bytes_of(const TensorView& view) {
   return static_cast<std::size_t>(view.elements()) * size_of(view.dtype);
 }
@@ -198,6 +207,10 @@ Problem reduced(const Problem& problem, std::int64_t segment) {
   const auto sizes = chunk_sizes(problem, DeviceKind::cuda);  // in any order
   small.state_slots = problem.state_index ? 5 : 0;
   small.T = 2 * std::max(*std::max_element(sizes.begin(), sizes.end()), segment) + 17;
+  small.checkpoint_rows.reset();
+  constexpr std::int64_t kMostChecked =
+      4096;  // tokens, which the reference goes through one by one
+  small.T = std::max(small.T, std::min(problem.checkpoint_every, kMostChecked) + 17);
   return small;
 }
 
@@ -259,6 +272,8 @@ Bytes ProblemTensors::content_of(const TensorSpec& spec, float gates, Source& so
   if (spec.access == TensorAccess::out || rule.role == TensorRole::kept) return {};
   if (rule.holds == Quantity::seqlens) return integer_bytes(cu_seqlens_, spec.dtype);
   if (rule.holds == Quantity::state_slots) return integer_bytes(slots(problem_), spec.dtype);
+  if (rule.holds == Quantity::offsets)
+    return integer_bytes(checkpoint_offsets(problem_, cu_seqlens_), spec.dtype);
   // Of a server most sequences go on.
   if (rule.holds == Quantity::choices) return Bytes(bytes_of(spec), Bytes::value_type{1});
   const std::int64_t elements = shaped(spec).elements();

@@ -12,7 +12,7 @@ namespace wyvern {
 /// A tensor of Arguments by its name in SPECIFICATION.md.
 struct ArgumentTensor {
   std::string_view name;
-  TensorView Arguments::* member;
+  TensorView Arguments::*member;
 };
 
 /// Every tensor of Arguments, in binding order, the order of tensor_specs().
@@ -33,6 +33,7 @@ inline constexpr auto kArguments = std::to_array<ArgumentTensor>({
     {"state_index", &Arguments::state_index},
     {"output_state_index", &Arguments::output_state_index},
     {"has_initial_state", &Arguments::has_initial_state},
+    {"checkpoint_offsets", &Arguments::checkpoint_offsets},
     {"Tinv", &Arguments::Tinv},
     {"Aqk", &Arguments::Aqk},
     {"w", &Arguments::w},
@@ -40,6 +41,7 @@ inline constexpr auto kArguments = std::to_array<ArgumentTensor>({
     {"kg", &Arguments::kg},
     {"h", &Arguments::h},
     {"v_new", &Arguments::v_new},
+    {"checkpoints", &Arguments::checkpoints},
     {"state", &Arguments::state},
     {"o", &Arguments::o},
     {"final_state", &Arguments::final_state},

@@ -21,6 +21,9 @@ constexpr std::array kCrossed{
     CrossedOption{"state_index", kState},
     CrossedOption{"output_state_index", kState},
     CrossedOption{"has_initial_state", kState},
+    CrossedOption{"checkpoint_every", kState},
+    CrossedOption{"checkpoint_offsets", kState},
+    CrossedOption{"checkpoints", 0},  // their dtype
     CrossedOption{"qk_l2norm", kInput},
     CrossedOption{"gate", kInput},
     CrossedOption{"dt_bias", kInput},

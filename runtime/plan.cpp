@@ -237,6 +237,9 @@ Constants problem_constants(const Problem& problem) {
   c.OUTPUT_STATE_INDEX = problem.output_state_index;
   c.HAS_INITIAL_STATE = problem.has_initial_state;
   c.INDEX_DTYPE = problem.index_dtype;
+  c.CHECKPOINTS = has_checkpoints(problem);
+  c.CHECKPOINT_OFFSETS = problem.checkpoint_offsets;
+  c.CHECKPOINT_EVERY = problem.checkpoint_every;
   c.H = problem.H;
   c.HV = problem.HV;
   c.K = problem.K;

@@ -9,6 +9,7 @@
 
 #include "runtime/base/nearest_names.hpp"
 #include "runtime/operators/operator.hpp"
+#include "runtime/problem_fields.hpp"
 
 namespace wyvern {
 namespace {
@@ -153,6 +154,33 @@ void check_pool(const Problem& p) {
   if (p.state_index) check_range("state_slots", p.state_slots, 0, kMaxTokens);
 }
 
+void check_checkpoints(const Problem& p, const OperatorFacts& op) {
+  constexpr std::int64_t kUnit = 64;
+  if (p.checkpoint_every < 0 || p.checkpoint_every % kUnit != 0)
+    bad("checkpoint_every", p.checkpoint_every, fmt::format("0 or a multiple of {}", kUnit));
+  check_range("checkpoint_every", p.checkpoint_every, 0, kMaxTokens);
+  if (p.checkpoint_offsets && p.checkpoint_every != 0)
+    bad("checkpoint_every", p.checkpoint_every, "0 with checkpoint_offsets");
+  if (p.checkpoint_rows) {
+    check_range("checkpoint_rows", *p.checkpoint_rows, 0, kMaxTokens);
+    if (p.checkpoint_every == 0)
+      bad("checkpoint_rows", *p.checkpoint_rows, "absent unless checkpoint_every is set");
+  }
+  if (!has_checkpoints(p)) return;
+  const std::string_view option = p.checkpoint_offsets ? "checkpoint_offsets" : "checkpoint_every";
+  const std::string value = field_text(problem_field(option), p);
+  const std::string_view none = p.checkpoint_offsets ? "false" : "0";
+  if (p.pass != Pass::forward)
+    bad(option, value, fmt::format("{} for the {} pass", none, to_string(p.pass)));
+  if (op.householder)
+    bad(option, value, fmt::format("{} for {}, whose tokens take several steps", none, op.name));
+  if (p.disable_recompute)
+    bad("disable_recompute", "true", "false with checkpoints, which have no backward pass");
+  if (p.chunk_size && p.checkpoint_every % *p.chunk_size != 0)
+    bad("chunk_size", *p.chunk_size,
+        fmt::format("a divisor of checkpoint_every, which is {}", p.checkpoint_every));
+}
+
 void check_batch_invariant(const Problem& p) {
   if (!p.batch_invariant) return;
   if (p.pass == Pass::backward)
@@ -172,6 +200,7 @@ void check_options(const Problem& p, const OperatorFacts& op) {
   check_gate(p, op);
   check_beta(p, op);
   check_pool(p);
+  check_checkpoints(p, op);
   check_batch_invariant(p);
   if (p.pass != Pass::recurrent) {
     if (p.disable_recompute && p.return_intermediate_states)
@@ -224,6 +253,15 @@ std::int64_t kept_chunk_size(const Problem& problem) noexcept {
   // that 164 KB are.
   const auto row = static_cast<std::int64_t>(size_of(problem.dtype)) * problem.V;
   return row <= 512 ? 64 : row <= 1024 ? 32 : 16;
+}
+
+bool has_checkpoints(const Problem& problem) noexcept {
+  return problem.checkpoint_every != 0 || problem.checkpoint_offsets;
+}
+
+std::int64_t checkpoint_rows(const Problem& problem) noexcept {
+  if (problem.checkpoint_every <= 0) return problem.checkpoint_offsets ? problem.N : 0;
+  return problem.checkpoint_rows.value_or(problem.B * (problem.T / problem.checkpoint_every));
 }
 
 bool gate_is_bounded(const Problem& problem) noexcept {

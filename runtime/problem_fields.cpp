@@ -23,6 +23,7 @@ constexpr FieldScope kGated{0b111, [](const OperatorFacts& f) { return f.gated()
 constexpr FieldScope kOptionalGate{0b111, [](const OperatorFacts& f) { return f.optional_gate; }};
 constexpr FieldScope kBounded{0b111, [](const OperatorFacts& f) { return f.lower_bound; }};
 constexpr FieldScope kBeta{0b111, [](const OperatorFacts& f) { return f.beta; }};
+constexpr FieldScope kCheckpoints{0b001, [](const OperatorFacts& f) { return !f.householder; }};
 constexpr FieldScope kHouseholder{0b111, [](const OperatorFacts& f) { return f.householder; }};
 
 /// Appends a label and its value.
@@ -36,7 +37,8 @@ void append(std::string& key, std::string_view label, std::int64_t value) {
 }
 
 bool has_states(const Problem& p) {
-  return p.initial_state || p.output_final_state || p.inplace_state || p.return_intermediate_states;
+  return p.initial_state || p.output_final_state || p.inplace_state ||
+         p.return_intermediate_states || has_checkpoints(p);
 }
 
 using Key = std::string&;
@@ -296,6 +298,32 @@ const std::array kFields{
                    return p.state_index ? FieldValue(p.state_slots) : FieldValue();
                  }},
     ProblemField{"index_dtype", &Problem::index_dtype, "of the index tensors", kServing},
+    ProblemField{"checkpoint_every",
+                 &Problem::checkpoint_every,
+                 "the state after every so many tokens, a multiple of 64, is written",
+                 kCheckpoints,
+                 {"--checkpoint-every", For::every, 64, kMostCount},
+                 32,
+                 [](const Problem& p, Key key) {
+                   if (p.checkpoint_every != 0)
+                     append(key, "/checkpoint_every=", p.checkpoint_every);
+                 }},
+    ProblemField{"checkpoint_offsets",
+                 &Problem::checkpoint_offsets,
+                 "a tensor says after how many tokens of each sequence its state is written",
+                 kCheckpoints,
+                 {"--checkpoint-offsets", For::synthetic},
+                 33,
+                 [](const Problem& p, Key key) {
+                   if (p.checkpoint_offsets)
+                     append(key, "/checkpoint_offsets=", to_string(p.index_dtype));
+                 }},
+    // How many rows there are no plan depends on: the piece is that there are some.
+    ProblemField{"checkpoint_rows", &Problem::checkpoint_rows,
+                 "rows of checkpoints with checkpoint_every", kCheckpoints, kNoOption, 34,
+                 [](const Problem& p, Key key) {
+                   if (has_checkpoints(p)) append(key, "/checkpoints=", to_string(p.state_dtype));
+                 }},
 };
 
 /// The pieces of the key, in their places.

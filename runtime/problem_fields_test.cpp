@@ -15,11 +15,11 @@ TEST(ProblemFields, AreAllThere) {
   Problem problem;
   auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19, f20,
          f21, f22, f23, f24, f25, f26, f27, f28, f29, f30, f31, f32, f33, f34, f35, f36, f37, f38,
-         f39, f40, f41] = problem;
+         f39, f40, f41, f42, f43, f44] = problem;
   std::set<const void*> fields{&f1,  &f2,  &f3,  &f4,  &f5,  &f6,  &f7,  &f8,  &f9,  &f10, &f11,
                                &f12, &f13, &f14, &f15, &f16, &f17, &f18, &f19, &f20, &f21, &f22,
                                &f23, &f24, &f25, &f26, &f27, &f28, &f29, &f30, &f31, &f32, &f33,
-                               &f34, &f35, &f36, &f37, &f38, &f39, &f40, &f41};
+                               &f34, &f35, &f36, &f37, &f38, &f39, &f40, &f41, &f42, &f43, &f44};
   const void* before = nullptr;
   for (const ProblemField& field : problem_fields()) {
     const void* const at =
@@ -54,6 +54,7 @@ TEST(ProblemFields, ScopesAreSaidInWords) {
   EXPECT_EQ(scope_text(problem_field("inplace_state").scope), "forward, recurrent only");
   EXPECT_EQ(scope_text(problem_field("disable_recompute").scope), "forward, backward only");
   EXPECT_EQ(scope_text(problem_field("batch_invariant").scope), "forward, recurrent only");
+  EXPECT_TRUE(scope_text(problem_field("checkpoint_every").scope).ends_with("forward only"));
   const std::string bounded = scope_text(problem_field("lower_bound").scope);
   EXPECT_TRUE(bounded.starts_with("gdn2, kda")) << bounded;
   EXPECT_TRUE(bounded.ends_with(" only")) << bounded;
@@ -167,6 +168,16 @@ TEST(ProblemKey, TellsNewOptionsApart) {
   EXPECT_EQ(problem_key(problem).family, pool);
   problem.output_state_index = problem.has_initial_state = true;
   EXPECT_EQ(problem_key(problem).family, pool + "/output_state_index/has_initial_state");
+  problem = {};
+  problem.checkpoint_every = 128;
+  const std::string every = problem_key(problem).family;
+  EXPECT_EQ(every, plain + "/checkpoint_every=128/checkpoints=fp32");
+  problem.checkpoint_rows = 3;  // of a launch
+  EXPECT_EQ(problem_key(problem).family, every);
+  problem = {};
+  problem.checkpoint_offsets = true;
+  problem.index_dtype = DType::int64, problem.state_dtype = DType::bf16;
+  EXPECT_EQ(problem_key(problem).family, plain + "/checkpoint_offsets=int64/checkpoints=bf16");
 }
 
 }  // namespace

@@ -130,6 +130,24 @@ Doubles starting_state(const Context& c, Task task, std::int64_t slot) {
   return zeros(c.layout.size());
 }
 
+/// The rows of `checkpoints` that sequence n's states go to, by the tokens before each.
+std::map<std::int64_t, std::int64_t> checkpoints_of(const Context& c, std::int64_t n) {
+  const Problem& p = c.p;
+  const auto length = [&](std::int64_t m) { return c.offsets[index(m) + 1] - c.offsets[index(m)]; };
+  std::map<std::int64_t, std::int64_t> rows;
+  if (p.checkpoint_offsets) {
+    const auto offset = static_cast<std::int64_t>(load(c.host.checkpoint_offsets, n));
+    if (offset > 0 && offset <= length(n) && offset % 16 == 0) rows[offset] = n;
+  } else if (p.checkpoint_every != 0) {
+    std::int64_t row = 0;
+    for (std::int64_t m = 0; m < n; ++m) row += length(m) / p.checkpoint_every;
+    for (std::int64_t at = p.checkpoint_every; at <= length(n) && row < checkpoint_rows(p);
+         at += p.checkpoint_every)
+      rows[at] = row++;
+  }
+  return rows;
+}
+
 void run_forward(const Context& c, Task task, Reference& result) {
   const Problem& p = c.p;
   const std::optional<StateSlots> slots = state_slots(c, task.n);
@@ -137,6 +155,7 @@ void run_forward(const Context& c, Task task, Reference& result) {
   Doubles S = starting_state(c, task, slots->from), out = zeros(p.V);
   const auto recurrence = c.definition.recurrence(p, c.host, task.n, task.head);
   const bool every_chunk = p.pass == Pass::forward && p.return_intermediate_states;
+  const auto checkpoints = checkpoints_of(c, task.n);
   Doubles& o = result.at("o");
   const std::int64_t first = c.offsets[index(task.n)], last = c.offsets[index(task.n) + 1];
   for (std::int64_t at = first; at < last; ++at) {
@@ -145,6 +164,8 @@ void run_forward(const Context& c, Task task, Reference& result) {
       c.layout.write(result.at("intermediate_states"), chunk * p.HV + task.head, S);
     }
     recurrence->step(at, S, out);
+    if (const auto row = checkpoints.find(at + 1 - first); row != checkpoints.end())
+      c.layout.write(result.at("checkpoints"), row->second * p.HV + task.head, S);
     if (at % c.steps != c.steps - 1) continue;
     double* const row = o.data() + (at / c.steps * p.HV + task.head) * p.V;
     for (std::size_t j = 0; j < out.size(); ++j) row[j] = c.scale * out[j];
@@ -162,11 +183,12 @@ Reference forward(const Context& c, unsigned threads) {
   if (p.pass == Pass::forward && p.return_intermediate_states)
     result["intermediate_states"] =
         zeros(chunk_slots(p.B, p.T * c.steps, p.N, p.packed, c.chunk()) * one);
-  if (p.inplace_state) {
-    Doubles& pool = result["state"];
-    pool = zeros((p.state_index ? p.state_slots : p.N) * one);
-    load_row(c.host.state, 0, pool);
-  }
+  const auto updated = [&](const char* name, std::int64_t states, const TensorView& before) {
+    Doubles& values = result[name] = zeros(states * one);
+    load_row(before, 0, values);
+  };
+  if (p.inplace_state) updated("state", p.state_index ? p.state_slots : p.N, c.host.state);
+  if (has_checkpoints(p)) updated("checkpoints", checkpoint_rows(p), c.host.checkpoints);
   for_each_task(p, threads, [&](Task task) { run_forward(c, task, result); });
   return result;
 }
@@ -378,7 +400,7 @@ double error_bound(const Problem& problem, std::string_view name) {
     double bits16, fp32, tf32;
   };
   constexpr Row kRows[] = {
-      {{"o", "final_state", "intermediate_states", "state"}, 5e-3, 1e-5, 1e-3},
+      {{"o", "final_state", "intermediate_states", "state", "checkpoints"}, 5e-3, 1e-5, 1e-3},
       {{"dq", "dk", "dv", "dinitial_state"}, 8e-3, 2e-5, 2e-3},
       {{"dbeta", "derase", "dwrite", "dg", "dA_log", "ddt_bias"}, 2e-2, 5e-5, 4e-3},
   };

@@ -22,16 +22,17 @@
   X(GATE_HEADS, "gates a token: HV GATE_K")                                                 \
   X(STATE_ROWS, "rows of a state as the caller has it: K, or V with STATE_V_FIRST")         \
   X(STATE_COLS, "columns of a state as the caller has it: V, or K with STATE_V_FIRST")      \
-  X(STEPS, "Householder steps a token; rows of k, v and beta are tokens times steps")
+  X(STEPS, "Householder steps a token; rows of k, v and beta are tokens times steps")         \
+  X(CHECKPOINT_EVERY, "tokens of a sequence from one checkpoint to the next; 0: none so")
 #define WYVERN_TYPE_CONSTANTS(X)                                                            \
   X(DTYPE, "element type of q, k, v, o and of 16-bit intermediates")                        \
   X(U_DTYPE, "element type of u between kernels: DTYPE, or fp32 where K is small")            \
   X(BETA_DTYPE, "element type of beta")                                                     \
   X(G_DTYPE, "element type of the gate's input")                                            \
   X(DG_DTYPE, "element type of the gate's gradient where it is summed")                     \
-  X(STATE_DTYPE, "element type of the initial state and of a pool of states")               \
+  X(STATE_DTYPE, "element type of the initial state, a pool of states and checkpoints")     \
   X(SEQLENS_DTYPE, "element type of cu_seqlens")                                            \
-  X(INDEX_DTYPE, "element type of state_index and output_state_index")
+  X(INDEX_DTYPE, "element type of state_index, output_state_index, checkpoint_offsets")
 #define WYVERN_FLAG_CONSTANTS(X)                                                            \
   X(VARLEN, "a packed batch: sequences by cu_seqlens")                                      \
   X(SCALAR_GATE, "a decay per value head")                                                  \
@@ -54,6 +55,8 @@
   X(STATE_INDEX, "state_index says which slot of the pool a sequence has")                  \
   X(OUTPUT_STATE_INDEX, "output_state_index says which slot its final state goes to")       \
   X(HAS_INITIAL_STATE, "has_initial_state says which sequences start from zeros")           \
+  X(CHECKPOINTS, "states inside sequences are written")                                     \
+  X(CHECKPOINT_OFFSETS, "checkpoint_offsets says after how many tokens")                    \
   X(FIRST_STEP, "what has a row a token belongs to its first step; else to its last")
 #define WYVERN_INTEGER_TUNABLES(X)                                                          \
   X(BT, "tokens a chunk")                                                                   \
@@ -111,7 +114,7 @@ struct Spec : Constants {
 template <class T>
 struct Constant {
   std::string_view name;
-  T Constants::* member;
+  T Constants::*member;
   std::string_view meaning;
 };
 using AnyConstant = std::variant<Constant<std::int64_t>, Constant<DType>, Constant<bool>>;
@@ -139,7 +142,7 @@ Value value_of(const AnyConstant& constant, const Constants& constants);
 /// One integer tunable by name; `precision` is the only other.
 struct TunableName {
   std::string_view name;
-  std::int64_t Spec::* member = nullptr;  ///< null for `precision`
+  std::int64_t Spec::*member = nullptr;  ///< null for `precision`
   std::string_view meaning;
 };
 

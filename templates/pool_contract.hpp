@@ -1,6 +1,10 @@
-// What contracts share whose sources find states, or null sequences, by device/state_slots.hpp.
+// What contracts share whose sources find states, or null sequences, by device/state_slots.hpp, or
+// checkpoints by device/checkpoints.hpp.
 #pragma once
 
+#include <fmt/format.h>
+
+#include <string>
 #include <vector>
 
 #include "templates/constants.hpp"
@@ -26,6 +30,19 @@ inline std::vector<AnyConstant> with_slots(std::vector<AnyConstant> constants) {
   constants = with_final_slots(std::move(constants));
   constants.insert(constants.end(), {constant::INITIAL_STATE, constant::HAS_INITIAL_STATE});
   return constants;
+}
+
+/// Those by which it finds a final state's slot, with those by which it finds checkpoints.
+inline std::vector<AnyConstant> with_checkpoints(std::vector<AnyConstant> constants) {
+  constants.insert(constants.end(), {constant::CHECKPOINT_EVERY, constant::CHECKPOINTS,
+                                     constant::CHECKPOINT_OFFSETS});
+  return constants;
+}
+
+/// Empty, or why a walk in chunks of BT does not come to every checkpoint at a chunk's end.
+inline std::string checkpoint_problem(const Spec& s) {
+  if (s.CHECKPOINT_EVERY % s.BT == 0) return {};
+  return fmt::format("BT={} does not divide checkpoint_every={}", s.BT, s.CHECKPOINT_EVERY);
 }
 
 }  // namespace wyvern::pool

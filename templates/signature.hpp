@@ -48,9 +48,9 @@ class FixedList {
 /// A size that a launch knows: a member of Extents, times a constant, plus a number.
 struct ExtentName {
   std::string_view name;
-  long long Extents::* member = nullptr;
+  long long Extents::*member = nullptr;
   std::int64_t plus = 0;
-  std::int64_t Constants::* times = nullptr;  ///< null: 1
+  std::int64_t Constants::*times = nullptr;  ///< null: 1
 };
 
 namespace extent {
@@ -62,6 +62,7 @@ inline constexpr ExtentName N1{"N+1", &Extents::N, 1};
 inline constexpr ExtentName NT{"NT", &Extents::NT};
 inline constexpr ExtentName NS{"NS", &Extents::NS};
 inline constexpr ExtentName S{"S", &Extents::S};
+inline constexpr ExtentName CP{"CP", &Extents::CP};
 }  // namespace extent
 
 /// One dimension of a tensor: a size of the launch, a constant, a tunable or a number.
@@ -122,6 +123,10 @@ class Presence {
   constexpr Presence() = default;  ///< always
   constexpr Presence(std::initializer_list<FlagIs> flags) {
     if (flags.size() != 0) alternatives_.push_back(AllOf(flags));
+  }
+  constexpr Presence(const AllOf& one, const AllOf& other) {
+    alternatives_.push_back(one);
+    alternatives_.push_back(other);
   }
 
   bool always() const { return alternatives_.empty(); }

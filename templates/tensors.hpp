@@ -9,7 +9,7 @@ namespace wyvern::tensor {
 
 // Names of constants, extents and tunables, for this file and the signatures.
 using namespace constant;  // NOLINT(google-build-using-namespace)
-using extent::B, extent::T, extent::N, extent::N1, extent::NT, extent::NS, extent::S;
+using extent::B, extent::T, extent::N, extent::N1, extent::NT, extent::NS, extent::S, extent::CP;
 using tunable::BT;
 
 // clang-format off
@@ -24,6 +24,9 @@ inline constexpr Argument state{"state", Access::in, STATE_DTYPE, {S, HV, STATE_
 inline constexpr Argument state_index{"state_index", Access::in, INDEX_DTYPE, {N}, {STATE_INDEX}};
 inline constexpr Argument output_state_index{"output_state_index", Access::in, INDEX_DTYPE, {N}, {OUTPUT_STATE_INDEX}};
 inline constexpr Argument has_initial_state{"has_initial_state", Access::in, DType::boolean, {N}, {HAS_INITIAL_STATE}};
+// States inside sequences, and after how many tokens of each.
+inline constexpr Argument checkpoints{"checkpoints", Access::inout, STATE_DTYPE, {CP, HV, STATE_ROWS, STATE_COLS}, {CHECKPOINTS}};
+inline constexpr Argument checkpoint_offsets{"checkpoint_offsets", Access::in, INDEX_DTYPE, {N}, {CHECKPOINT_OFFSETS}};
 inline constexpr Argument cu_seqlens{"cu_seqlens", Access::in, SEQLENS_DTYPE, {N1}};
 inline constexpr Argument A_log{"A_log", Access::in, DType::fp32, {HV}};
 inline constexpr Argument do_{"do", Access::in, DTYPE, {B, T, HV, V}};

@@ -43,6 +43,7 @@ KINDS = (
     ("return_intermediate_states",),
     ("inplace_state", "state_index int32", "state_index int64"),
     ("output_state_index", "null_slot_zero", "has_initial_state"),
+    ("checkpoint_every", "checkpoint_offsets"),
 )
 
 

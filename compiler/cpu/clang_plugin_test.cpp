@@ -52,7 +52,7 @@ class Loaded {
 
 /// A kernel's body between the lines that every template has.
 std::string source(const std::string& body, const std::string& before = "") {
-  return "struct Extents { long B, T, N, NT, NS, S, first_slot; float scale, gate_floor, "
+  return "struct Extents { long B, T, N, NT, NS, S, first_slot, CP; float scale, gate_floor, "
          "lower_bound; };\n" +
          before +
          "\nextern \"C\" void wyvern_kernel(void* const* a, const Extents* e, const long* block, "
@@ -224,7 +224,7 @@ constexpr std::array kSignals{SIGINT, SIGTERM, SIGHUP, SIGSEGV, SIGABRT, SIGPIPE
 auto signal_handlers() {
   std::array<decltype(SIG_DFL), kSignals.size()> handlers{};
   for (std::size_t i = 0; i < kSignals.size(); ++i) {
-    struct sigaction action{};
+    struct sigaction action {};
     handlers[i] = sigaction(kSignals[i], nullptr, &action) == 0 ? action.sa_handler : SIG_ERR;
   }
   return handlers;

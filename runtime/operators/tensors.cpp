@@ -30,6 +30,7 @@ std::array<std::int64_t, kDims> extents_of(const Problem& p) {
   set(TensorDim::NT, chunk_slots(p.B, p.num_householder * p.T, p.N, p.packed, chunk));
   set(TensorDim::C, chunk);
   set(TensorDim::slots, p.state_index ? p.state_slots : p.N);
+  set(TensorDim::checkpoints, checkpoint_rows(p));
   set(TensorDim::state_rows, p.state_v_first ? p.V : p.K);
   set(TensorDim::state_columns, p.state_v_first ? p.K : p.V);
   return extents;
@@ -59,6 +60,7 @@ std::string_view symbol(TensorDim dim, const Problem& p) {
     case TensorDim::NT: return "NT";
     case TensorDim::C: return "C";
     case TensorDim::slots: return p.state_index ? "S" : "N";
+    case TensorDim::checkpoints: return p.checkpoint_offsets ? "N" : "CP";
     case TensorDim::state_rows: return p.state_v_first ? "V" : "K";
     case TensorDim::state_columns: return p.state_v_first ? "K" : "V";
   }
@@ -137,6 +139,8 @@ TensorRules gate_tensors(std::initializer_list<TensorDim> channels) {
 TensorRules state_tensors() {
   const Dims pool{TensorDim::slots, TensorDim::HV, TensorDim::state_rows, TensorDim::state_columns};
   const Dims each{TensorDim::N, TensorDim::HV, TensorDim::state_rows, TensorDim::state_columns};
+  const Dims inside{TensorDim::checkpoints, TensorDim::HV, TensorDim::state_rows,
+                    TensorDim::state_columns};
   const Dims chunks{TensorDim::NT, TensorDim::HV, TensorDim::state_rows, TensorDim::state_columns};
   return {
       {"initial_state", input, states, pool, dtype_of_states,
@@ -167,6 +171,14 @@ TensorRules state_tensors() {
        {TensorDim::N},
        [](const Problem&) { return DType::boolean; },
        [](const Problem& p) { return !in_backward(p) && p.has_initial_state; }},
+      {"checkpoint_offsets",
+       input,
+       offsets,
+       {TensorDim::N},
+       [](const Problem& p) { return p.index_dtype; },
+       [](const Problem& p) { return p.checkpoint_offsets; }},
+      // Updated: rows of no checkpoint keep their bytes.
+      {"checkpoints", updated, states, inside, dtype_of_states, has_checkpoints},
       {"state", updated, states, pool, dtype_of_states,
        [](const Problem& p) { return p.inplace_state; }},
       {"final_state", output, computed, each, always_fp32,

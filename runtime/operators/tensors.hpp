@@ -26,10 +26,11 @@ enum class TensorDim : std::uint8_t {
   NT,             ///< chunk slots of kept_chunk_size() rows of k
   C,              ///< kept_chunk_size()
   slots,          ///< state_slots with state_index, else N
+  checkpoints,    ///< checkpoint_rows()
   state_rows,     ///< K, or V with state_v_first
   state_columns,  ///< V, or K with state_v_first
 };
-inline constexpr std::size_t kDims = 14;
+inline constexpr std::size_t kDims = 15;
 
 /// A shape in symbols.
 struct Dims {
@@ -58,11 +59,12 @@ enum class Quantity : std::uint8_t {
   gates,           ///< natural-log decay, or the raw gate input with use_gate_in_kernel
   gate_rates,      ///< A_log
   gate_biases,     ///< dt_bias
-  states,          ///< initial_state, state
+  states,          ///< initial_state, state, checkpoints
   state_gradient,  ///< dht
   seqlens,         ///< cu_seqlens
   state_slots,     ///< state_index, output_state_index
   choices,         ///< has_initial_state
+  offsets,         ///< checkpoint_offsets
   computed,        ///< written by a pass; no input but where a forward pass kept it
 };
 

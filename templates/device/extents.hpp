@@ -13,6 +13,7 @@ struct Extents {
   long long NS = 0;          ///< segment slots over all sequences, as NT
   long long S = 0;           ///< slots of the pool of states
   long long first_slot = 0;  ///< the least index of a slot: 1 where 0 stands for none
+  long long CP = 0;          ///< rows of checkpoints
   float scale = 0.0F;        ///< factor on o
   float gate_floor = 0.0F;   ///< chunk_local_cumsum raises each g to at least this; -inf: leaves it
   float lower_bound = 0.0F;  ///< of the bounded gate, runtime/SPECIFICATION.md section 4

@@ -6,6 +6,7 @@
 #include "templates/cuda_contract.hpp"
 #include "templates/device/cpu/scan_layout.hpp"
 #include "templates/device/cuda/scan_layout.hpp"
+#include "templates/pool_contract.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::scan {
@@ -152,6 +153,16 @@ inline std::vector<Template> templates(const Template& stage, const Direction& d
   std::vector<Template> all{portable(stage, direction, walk), cpu(stage, direction, walk)};
   if (walk != Walk::sequence)
     for (Template& t : all) t = split(std::move(t));
+  return all;
+}
+
+/// The templates of a walk that writes checkpoints: its chunks must end at each.
+inline std::vector<Template> with_checkpoints(std::vector<Template> all) {
+  for (Template& t : all)
+    t.illegal = [illegal = t.illegal](const Spec& s, const Limits& limits) {
+      const std::string problem = pool::checkpoint_problem(s);
+      return problem.empty() ? illegal(s, limits) : problem;
+    };
   return all;
 }
 

@@ -34,7 +34,7 @@ inline constexpr StageDefinition fwd_h_combine{
 
 inline constexpr StageDefinition fwd_h{
     "fwd_h", "The state scan of all segments at once, from the states that enter them.",
-    {tensor::k.when({!constant::VECTOR_GATE}),
+    {tensor::k.when({AllOf{!constant::VECTOR_GATE}, AllOf{constant::CHECKPOINT_OFFSETS}}),
      tensor::kg.when({constant::VECTOR_GATE}),
      tensor::w,
      tensor::u,
@@ -44,12 +44,14 @@ inline constexpr StageDefinition fwd_h{
      tensor::segment_state,
      tensor::state_index,
      tensor::output_state_index,
+     tensor::checkpoint_offsets,
      tensor::seq_offsets.when({constant::VARLEN}),
      tensor::chunk_offsets.when({constant::VARLEN}),
      tensor::h.out(),
      tensor::v_new.out(),
      tensor::final_state.when({constant::FINAL_STATE}),
-     tensor::state.inout()}};
+     tensor::state.inout(),
+     tensor::checkpoints}};
 
 inline constexpr StageDefinition bwd_dhu_segment{
     "bwd_dhu_segment", "What each segment but a first one does to a state's gradient: dS -> dM dS + dR.",

@@ -195,7 +195,8 @@ TEST_P(CpuConversions, RoundsToNearestEven) {
   float G = 0;
   run("fwd_h", constants_of(GetParam()), 1,
       {zeros.data(), nullptr, zeros.data(), zeros.data(), &G, nullptr, nullptr, state.data(),
-       nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, h.data(), v_new.data(), nullptr});
+       nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, h.data(), v_new.data(),
+       nullptr, nullptr});
   for (std::size_t i = 0; i < state.size(); ++i) {
     if (std::isnan(state[i]))
       ASSERT_TRUE(std::isnan(widen(h[i])));

@@ -75,6 +75,7 @@ Problem draw_problem(const Template& t, const Heads& heads, DType dtype, std::mt
   p.state_index = flag();
   p.output_state_index = p.state_index && p.inplace_state && flag();
   p.has_initial_state = p.inplace_state && flag();
+  p.checkpoint_offsets = p.pass == Pass::forward && !definition_of(p).facts().householder && flag();
   p.use_gate_in_kernel = flag();
   p.has_dt_bias = p.use_gate_in_kernel && flag();
   if (gate_kind(p) == GateKind::vector && flag()) p.lower_bound = -5.0F;
@@ -141,9 +142,10 @@ class Sampler {
 
  private:
   std::size_t news(const Config& config) const {
-    return static_cast<std::size_t>(std::count_if(
-        config.items().begin(), config.items().end(),
-        [this](const auto& item) { return unseen_.contains({item.first, item.second}); }));
+    return static_cast<std::size_t>(
+        std::count_if(config.items().begin(), config.items().end(), [this](const auto& item) {
+          return unseen_.contains({item.first, item.second});
+        }));
   }
 
   void take(const Target& target, Constants constants, const Config& config) {

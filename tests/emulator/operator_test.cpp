@@ -290,6 +290,46 @@ TEST_P(EmulatedPool, OfDecoding) {
 INSTANTIATE_TEST_SUITE_P(, EmulatedPool, ::testing::ValuesIn(operators()),
                          [](const auto& each) { return std::string(each.param); });
 
+/// States inside sequences, by every template of a plan: at every 64 tokens, and of a pool's
+/// sequences after so many tokens of each, most of them inside a chunk.
+class EmulatedCheckpoints : public EmulatedOperator,
+                            public ::testing::WithParamInterface<std::string_view> {
+ protected:
+  void check_plans(Problem p, std::int64_t chunk_size, const Lengths& lengths) {
+    p.packed = p.initial_state = p.use_qk_l2norm = true;
+    for (const bool offsets : {false, true}) {
+      p.checkpoint_offsets = p.state_v_first = offsets;
+      p.checkpoint_every = offsets ? 0 : 64;
+      p.state_dtype = offsets ? DType::bf16 : DType::fp32;
+      for (const Gate gate : {Gate::typical, Gate::very_negative}) {
+        const OperatorData data =
+            offsets ? pool_data(p, gate, 35, lengths) : make_data(p, gate, 36, lengths);
+        for (Plan plan : plans_with_all(device(), data.problem, chunk_size)) {
+          for (PlanStep& step : plan)
+            if (step.config.contains("SEG")) step.config.set("SEG", std::int64_t{8});
+          check_strided_rows(emulator::prepare(device(), data.problem, plan), data);
+        }
+      }
+    }
+  }
+};
+
+TEST_P(EmulatedCheckpoints, OfPortablePlans) {
+  Problem p = base({std::string(GetParam()), Pass::forward});
+  p.H = 1, p.HV = 2, p.K = 36, p.V = 40;
+  check_plans(p, 32, {290, 3, 133, 17, 1, 64, 0, 96});
+}
+
+TEST_P(EmulatedCheckpoints, OfHopperPlans) {
+  Problem p = base({std::string(GetParam()), Pass::forward});
+  p.H = 1, p.HV = 2;
+  check_plans(p, 64, {530, 3, 130, 17, 1, 64, 0, 96});
+}
+
+INSTANTIATE_TEST_SUITE_P(, EmulatedCheckpoints,
+                         ::testing::Values("delta_rule", "gated_delta_rule", "kda"),
+                         [](const auto& each) { return std::string(each.param); });
+
 class EmulatedPasses : public EmulatedOperator,
                        public ::testing::WithParamInterface<OperatorPass> {};
 

@@ -7,6 +7,7 @@
 #include <functional>
 #include <limits>
 
+#include "runtime/operators/operator.hpp"
 #include "tests/operators/fixture.hpp"
 
 namespace wyvern::testing {
@@ -365,6 +366,23 @@ const std::vector<BadProblem>& bad_problems() {
        [=](Problem& p) { decode(p), p.state_index = true, p.initial_state = false; }},
       {"state_slots is -1 .. between 0",
        [=](Problem& p) { decode(p), p.state_index = true, p.state_slots = -1; }},
+      {"checkpoint_every is -64 .. multiple of 64", [](Problem& p) { p.checkpoint_every = -64; }},
+      {"checkpoint_every is 96 .. multiple of 64", [](Problem& p) { p.checkpoint_every = 96; }},
+      {"checkpoint_every is 64 .. 0 with checkpoint_offsets",
+       [](Problem& p) { p.checkpoint_every = 64, p.checkpoint_offsets = true; }},
+      {"checkpoint_every is 64 .. 0 for the backward",
+       [](Problem& p) { p.pass = Pass::backward, p.checkpoint_every = 64; }},
+      {"checkpoint_offsets is true .. false for the recurrent",
+       [=](Problem& p) { decode(p), p.checkpoint_offsets = true; }},
+      {"checkpoint_offsets is true .. several steps",
+       [](Problem& p) { p.op = "gated_delta_product", p.checkpoint_offsets = true; }},
+      {"disable_recompute is true .. checkpoints",
+       [](Problem& p) { p.checkpoint_every = 64, p.disable_recompute = true; }},
+      {"chunk_size is 128 .. divisor of checkpoint_every",
+       [](Problem& p) { p.checkpoint_every = 64, p.chunk_size = 128; }},
+      {"checkpoint_rows is -1 .. between 0",
+       [](Problem& p) { p.checkpoint_every = 64, p.checkpoint_rows = -1; }},
+      {"checkpoint_rows is 3 .. checkpoint_every", [](Problem& p) { p.checkpoint_rows = 3; }},
       {"index_dtype is fp32 .. int32 or int64", [](Problem& p) { p.index_dtype = DType::fp32; }},
   };
   return all;
@@ -442,6 +460,7 @@ class BadTensor : public OperatorTest, public ::testing::WithParamInterface<Tens
     p.state_index = p.inplace_state = true, p.state_slots = 3;
     p.output_state_index = p.has_initial_state = true;
     p.output_final_state = false;
+    p.checkpoint_offsets = p.pass == Pass::forward && !definition_of(p).facts().householder;
     return p;
   }
 };

@@ -276,6 +276,60 @@ void add_pools_in_place(Cases& cases) {
       Gate::mixed, lengths);
 }
 
+/// States inside sequences, at every so many tokens and after so many of each.
+void add_checkpoints(Cases& cases) {
+  const auto every = [](Problem& p) { states(p), p.checkpoint_every = 64; };
+  const auto offsets = [](Problem& p) { states(p), p.checkpoint_offsets = true; };
+  const Lengths lengths{65, 0, 1, 64, 130, 0, 200, 16};
+  for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32}) {
+    const auto of = [=](Problem& p) { p.dtype = p.beta_dtype = dtype, p.B = p.N = 3; };
+    cases.add(
+        fmt::format("CheckpointsEvery_{}", to_string(dtype)), [=](Problem& p) { every(p), of(p); },
+        Gate::mixed);
+    cases.add(
+        fmt::format("CheckpointOffsets_{}", to_string(dtype)),
+        [=](Problem& p) { offsets(p), of(p); }, Gate::mixed);
+  }
+  for (const std::int64_t size : {16, 32, 64})
+    cases.add(
+        fmt::format("CheckpointOffsetsChunk{}", size),
+        [=](Problem& p) { offsets(p), p.B = p.N = 4, p.chunk_size = size; }, Gate::very_negative);
+  cases.add(
+      "CheckpointsEveryPacked",
+      [=](Problem& p) { every(p), p.packed = p.use_qk_l2norm = p.state_v_first = true, p.V = 40; },
+      Gate::typical, lengths);
+  cases.add(
+      "CheckpointOffsetsPacked",
+      [=](Problem& p) {
+        offsets(p), p.packed = p.use_qk_l2norm = p.state_v_first = true, p.V = 40, p.K = 60;
+        p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
+      },
+      Gate::typical, lengths);
+  cases.add("CheckpointsEvery128Chunk64",
+            [=](Problem& p) { every(p), p.checkpoint_every = 128, p.chunk_size = 64, p.T = 300; });
+  cases.add(
+      "CheckpointsFewRows", [=](Problem& p) { every(p), p.packed = true, p.checkpoint_rows = 2; },
+      Gate::typical, lengths);
+  cases.add("CheckpointsNoRows", [=](Problem& p) { every(p), p.checkpoint_rows = 0; });
+  cases.add(
+      "CheckpointsMoreRows", [=](Problem& p) { every(p), p.packed = true, p.checkpoint_rows = 9; },
+      Gate::typical, lengths);
+  cases.add("CheckpointsPastTheEnd", [=](Problem& p) { every(p), p.checkpoint_every = 1 << 30; });
+  cases.add("CheckpointsAndEveryState",
+            [=](Problem& p) { offsets(p), p.return_intermediate_states = true; });
+  for (const bool some : {false, true})
+    cases.add(
+        some ? "CheckpointOffsetsInPlace" : "CheckpointsEveryInPlace",
+        [=](Problem& p) {
+          some ? offsets(p) : every(p);
+          p.initial_state = p.output_final_state = false;
+          p.inplace_state = p.state_index = p.packed = p.output_state_index = true;
+          p.has_initial_state = p.null_slot_zero = true;
+          p.state_slots = 16, p.index_dtype = DType::int64, p.state_dtype = DType::bf16;
+        },
+        Gate::mixed, lengths);
+}
+
 void add_pools(Cases& cases) {
   const auto indexed = [](Problem& p) {
     p.B = p.N = 6, p.state_index = p.initial_state = true, p.state_slots = 9;
@@ -355,6 +409,7 @@ std::vector<OperatorCase> listed_cases(const OperatorPass& which, DeviceKind kin
   else
     add_chunks(cases, which.pass);
   if (which.pass != Pass::backward) add_pools_in_place(cases);
+  if (which.pass == Pass::forward && !cases.facts().householder) add_checkpoints(cases);
   if (kind == DeviceKind::cpu) {
     if (which.pass != Pass::backward)
       cases.add("BatchInvariant", [](Problem& p) { p.batch_invariant = true; });
@@ -430,6 +485,12 @@ void draw_states(Draw& draw, Problem& p) {
   if (recurrent) return;
   constexpr std::int64_t kChunks[] = {16, 32, 64};
   if (draw.rarely()) p.chunk_size = draw.of(kChunks);
+  if (p.pass == Pass::forward && !facts_of(p).householder && draw.rarely()) {
+    p.checkpoint_offsets = draw.flip();
+    if (!p.checkpoint_offsets) p.checkpoint_every = 64;
+    if (!p.checkpoint_offsets && draw.flip()) p.checkpoint_rows = draw.below(4);
+    return;
+  }
   p.disable_recompute = !p.inplace_state && draw.rarely();
   p.return_intermediate_states =
       p.pass == Pass::forward && !p.inplace_state && !p.disable_recompute && draw.rarely();

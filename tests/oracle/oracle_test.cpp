@@ -417,6 +417,53 @@ TEST(Oracle, StatesInPlaceAreThoseOfTheirSlots) {
   }
 }
 
+/// Each is the final state of the tokens in front of it; rows of none keep what they held.
+TEST(Oracle, CheckpointsAreFinalStatesOfWhatIsInFront) {
+  for (const bool v_first : {false, true})
+    for (const bool offsets : {false, true}) {
+      Problem p = fp32_problem(0, 2, 2);
+      p.packed = p.initial_state = true, p.state_v_first = v_first;
+      p.checkpoint_offsets = offsets;
+      p.checkpoint_every = offsets ? 0 : 64;
+      const std::vector<std::int64_t> lengths{130, 0, 63, 64, 50, 200};
+      OperatorData data = make_data(p, Gate::typical, 44, lengths);
+      if (offsets)
+        data.tensors["checkpoint_offsets"] =
+            HostTensor(p.index_dtype, {6}, {16, 0, 8, 64, 64, -16});
+      const Reference r = oracle(data);
+      struct Wanted {
+        std::int64_t n, tokens;
+      };
+      const std::vector<Wanted> wanted =
+          offsets ? std::vector<Wanted>{{0, 16}, {0, 0}, {0, 0}, {3, 64}, {0, 0}, {0, 0}}
+                  : std::vector<Wanted>{{0, 64},  {0, 128}, {3, 64}, {5, 64},
+                                        {5, 128}, {5, 192}, {0, 0}};
+      const HostTensor& before = data.tensors.at("checkpoints");
+      ASSERT_EQ(before.shape()[0], std::ssize(wanted));
+      const std::int64_t one = before.elements() / std::ssize(wanted);
+      for (std::size_t row = 0; row < wanted.size(); ++row) {
+        SCOPED_TRACE(row);
+        const auto& [n, tokens] = wanted[row];
+        const auto at = static_cast<std::int64_t>(row) * one;
+        const Doubles kept = before.values();
+        Doubles state(kept.begin() + at, kept.begin() + at + one);
+        if (tokens != 0) {
+          OperatorData part = tokens_of(data, data.cu_seqlens[static_cast<std::size_t>(n)], tokens);
+          Problem& front = part.problem;
+          front.packed = front.checkpoint_offsets = false, front.checkpoint_every = 0;
+          front.N = 1, front.output_final_state = true;
+          HostTensor start(DType::fp32, {1, p.HV, p.K, p.V});
+          for (std::int64_t i = 0; i < one; ++i)
+            start.set(i, data.tensors.at("initial_state").at(n * one + i));
+          part.tensors["initial_state"] = start;
+          state = oracle(part).at("final_state");
+        }
+        const Doubles& all = r.at("checkpoints");
+        EXPECT_EQ(state, Doubles(all.begin() + at, all.begin() + at + one));
+      }
+    }
+}
+
 TEST(Oracle, SequenceLengthsAreChecked) {
   Problem p = fp32_problem(0, 2, 2);
   p.packed = true;

@@ -39,6 +39,7 @@ class Maker {
         return HostTensor(spec.dtype, shape, {data_.cu_seqlens.begin(), data_.cu_seqlens.end()});
       case Quantity::state_slots: return slots(spec);
       case Quantity::choices: return choices(spec);
+      case Quantity::offsets: return offsets(spec);
       default: return normal(engine_, spec.dtype, shape);
     }
   }
@@ -114,6 +115,24 @@ class Maker {
     return tensor;
   }
 
+  /// Mostly multiples of 16 inside their sequences; else 0, or what makes no checkpoint.
+  HostTensor offsets(const TensorSpec& spec) {
+    std::uniform_int_distribution<int> sixth(0, 5);
+    HostTensor tensor(spec.dtype, shape_of(spec));
+    const double far = spec.dtype == DType::int64 ? 1LL << 52 : 2147483632;
+    for (std::int64_t n = 0; n < tensor.elements(); ++n) {
+      const auto at = static_cast<std::size_t>(n);
+      const std::int64_t length =
+          p_.packed ? data_.cu_seqlens[at + 1] - data_.cu_seqlens[at] : p_.T;
+      const std::int64_t past = length / 16 * 16 + 16;
+      const double none[] = {0, -16, 8, static_cast<double>(past), far, -far};
+      const double inside = static_cast<double>(
+          std::uniform_int_distribution<std::int64_t>(0, length / 16)(engine_) * 16);
+      tensor.set(n, sixth(engine_) == 0 ? none[sixth(engine_)] : inside);
+    }
+    return tensor;
+  }
+
   const Problem& p_;
   const OperatorData& data_;
   Gate gate_;
@@ -180,8 +199,37 @@ std::vector<std::optional<Slots>> slots_of(const OperatorData& data) {
   return all;
 }
 
+std::vector<bool> written_checkpoints(const OperatorData& data) {
+  const Problem& p = data.problem;
+  std::vector<bool> written(static_cast<std::size_t>(checkpoint_rows(p)));
+  const auto sequences = slots_of(data);
+  std::size_t row = 0;
+  for (std::size_t n = 0; n < sequences.size(); ++n) {
+    const std::int64_t length = p.packed ? data.cu_seqlens[n + 1] - data.cu_seqlens[n] : p.T;
+    if (p.checkpoint_offsets) {
+      const double offset = data.tensors.at("checkpoint_offsets").at(static_cast<std::int64_t>(n));
+      const bool legal = offset > 0 && offset <= static_cast<double>(length);
+      written[n] = legal && std::fmod(offset, 16) == 0 && sequences[n].has_value();
+    } else {
+      for (std::int64_t i = length / p.checkpoint_every; i > 0; --i, ++row)
+        if (row < written.size()) written[row] = sequences[n].has_value();
+    }
+  }
+  return written;
+}
+
 void poison_unread(OperatorData& data) {
   const Problem& p = data.problem;
+  const auto poison = [](HostTensor& tensor, std::int64_t unit, std::int64_t units) {
+    const std::size_t bytes = tensor.bytes() / static_cast<std::size_t>(units);
+    std::fill_n(tensor.data() + static_cast<std::size_t>(unit) * bytes, bytes, kNanPoison);
+  };
+  if (has_checkpoints(p)) {
+    const std::vector<bool> written = written_checkpoints(data);
+    for (std::size_t row = 0; row < written.size(); ++row)
+      if (written[row])
+        poison(data.tensors.at("checkpoints"), static_cast<std::int64_t>(row), std::ssize(written));
+  }
   if (!p.inplace_state) return;
   HostTensor& pool = data.tensors.at("state");
   const std::int64_t count = p.state_index ? p.state_slots : p.N;
@@ -189,10 +237,6 @@ void poison_unread(OperatorData& data) {
   const auto sequences = slots_of(data);
   for (const auto& slots : sequences)
     if (slots && slots->reads) read[static_cast<std::size_t>(slots->from)] = true;
-  const auto poison = [](HostTensor& tensor, std::int64_t unit, std::int64_t units) {
-    const std::size_t bytes = tensor.bytes() / static_cast<std::size_t>(units);
-    std::fill_n(tensor.data() + static_cast<std::size_t>(unit) * bytes, bytes, kNanPoison);
-  };
   for (std::int64_t slot = 0; slot < count; ++slot)
     if (!read[static_cast<std::size_t>(slot)]) poison(pool, slot, count);
   for (std::int64_t n = 0; n < p.N; ++n) {

@@ -53,8 +53,11 @@ struct Slots {
 /// Those of every sequence; nothing for a null one.
 std::vector<std::optional<Slots>> slots_of(const OperatorData& data);
 
-/// Makes all NaN that a problem with states in place must not read: slots that no sequence starts
-/// from, and the tokens of null sequences.
+/// Which rows of `checkpoints` are written.
+std::vector<bool> written_checkpoints(const OperatorData& data);
+
+/// Makes all NaN that a problem must not read: with states in place slots that no sequence starts
+/// from, and the tokens of null sequences; rows of `checkpoints` that are written.
 void poison_unread(OperatorData& data);
 
 /// Tokens [first, first + count) of every tensor of one sequence of T tokens; a token may have

@@ -273,24 +273,29 @@ HostTensors run_stage(const Device& device, const Stage& stage, const Constants&
 
 namespace {
 
-/// Whether element i of the pool of states belongs to a slot that some sequence writes.
-std::function<bool(std::int64_t)> touched_slots(const OperatorData& data) {
+/// Whether element i of the pool of states, or of checkpoints, belongs to a state that some
+/// sequence writes.
+std::function<bool(std::int64_t)> touched_states(const OperatorData& data,
+                                                 const std::string& name) {
   const Problem& p = data.problem;
+  const auto of = [one = p.HV * p.K * p.V](std::vector<bool> touched) {
+    return [=](std::int64_t i) { return touched[static_cast<std::size_t>(i / one)]; };
+  };
+  if (name == "checkpoints") return of(written_checkpoints(data));
   std::vector<bool> touched(static_cast<std::size_t>(p.state_index ? p.state_slots : p.N));
   for (const auto& slots : slots_of(data))
     if (slots) touched[static_cast<std::size_t>(slots->to)] = true;
-  return [touched, one = p.HV * p.K * p.V](std::int64_t i) {
-    return touched[static_cast<std::size_t>(i / one)];
-  };
+  return of(std::move(touched));
 }
 
-void expect_other_slots_kept(const OperatorData& data, const std::string& name,
-                             const HostTensor& after) {
-  const auto touched = touched_slots(data);
+void expect_other_states_kept(const OperatorData& data, const std::string& name,
+                              const HostTensor& after) {
+  const auto touched = touched_states(data, name);
   const HostTensor& before = data.tensors.at(name);
   for (std::int64_t i = 0; i < after.elements(); ++i) {
     if (touched(i) || same_element(before, after, i)) continue;
-    ADD_FAILURE() << name << " element " << i << ", of a slot that no sequence writes, was changed";
+    ADD_FAILURE() << name << " element " << i
+                  << ", of a state that no sequence writes, was changed";
     return;
   }
 }
@@ -397,7 +402,7 @@ HostTensors run_operator(const Device& device, const Operator& op, const Operato
     }
   }
   for (const auto& [name, tensor] : first)
-    if (memory.in_and_out(name)) expect_other_slots_kept(data, name, tensor);
+    if (memory.in_and_out(name)) expect_other_states_kept(data, name, tensor);
   return first;
 }
 
@@ -405,9 +410,10 @@ void expect_matches_oracle(const OperatorData& data, const HostTensors& outputs)
   if (is_listing()) return;
   for (const auto& [name, wanted] : reference(data.problem, data.arguments())) {
     const HostTensor& actual = outputs.at(name);
-    // Slots that must not change would only hide the others' error.
-    const double error = name == "state" ? rms_error(actual, wanted, touched_slots(data))
-                                         : relative_error(actual.view(), wanted);
+    // States that must not change would only hide the others' error.
+    const bool updated = name == "state" || name == "checkpoints";
+    const double error = updated ? rms_error(actual, wanted, touched_states(data, name))
+                                 : relative_error(actual.view(), wanted);
     EXPECT_LE(error, error_bound(data.problem, name)) << name;
   }
 }

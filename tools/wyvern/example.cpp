@@ -67,7 +67,9 @@ enum class Stream : std::uint64_t {
   state_index,
   erase,
   write,
-  has_initial_state
+  has_initial_state,
+  checkpoint_offsets,
+  checkpoints
 };
 
 /// The random stream of an input; a state updated in place has the stream of an initial state.
@@ -87,6 +89,8 @@ Stream stream_of(std::string_view name) {
       {"state_index", Stream::state_index},
       {"output_state_index", Stream::state_index},
       {"has_initial_state", Stream::has_initial_state},
+      {"checkpoint_offsets", Stream::checkpoint_offsets},
+      {"checkpoints", Stream::checkpoints},
       {"erase", Stream::erase},
       {"write", Stream::write}};
   for (const auto& [known, stream] : kStreams)
@@ -171,6 +175,19 @@ HostTensor slots(const Problem& p, std::uint64_t seed) {
   return integer_tensor(p.index_dtype, all);
 }
 
+/// After how many tokens of each sequence: a multiple of 16, 0 and all of them among these.
+HostTensor offsets(const Selection& selection, std::uint64_t seed) {
+  const Problem& p = selection.problem;
+  Random random(seed, static_cast<std::uint64_t>(Stream::checkpoint_offsets));
+  std::vector<std::int64_t> all(static_cast<std::size_t>(p.N));
+  for (std::size_t n = 0; n < all.size(); ++n) {
+    const std::int64_t length =
+        p.packed ? selection.cu_seqlens[n + 1] - selection.cu_seqlens[n] : p.T;
+    all[n] = static_cast<std::int64_t>(random.next() % (length / 16 + 1)) * 16;
+  }
+  return integer_tensor(p.index_dtype, all);
+}
+
 /// Two in three are true.
 HostTensor choices(const Shape& shape, std::uint64_t seed) {
   HostTensor tensor = HostTensor::make(DType::boolean, shape);
@@ -208,6 +225,7 @@ HostTensor make_input(const TensorRule& rule, DType dtype, const Shape& shape,
     case Quantity::state_gradient: return normal(0.25);
     case Quantity::state_slots: return slots(p, seed);
     case Quantity::choices: return choices(shape, seed);
+    case Quantity::offsets: return offsets(selection, seed);
     default: return normal(1);
   }
 }

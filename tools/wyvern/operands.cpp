@@ -148,6 +148,33 @@ void infer_states(Tensors& tensors, Problem& p) {
   p.state_slots = pool.shape[0];
 }
 
+/// Where states inside sequences go, which are zeros in front of them where no tensor is given.
+void infer_checkpoints(Tensors& tensors, Problem& p) {
+  if (p.pass != Pass::forward) return;
+  const HostTensor* offsets = find(tensors, "checkpoint_offsets");
+  p.checkpoint_offsets = offsets != nullptr && p.checkpoint_every == 0;
+  if (!has_checkpoints(p)) return;
+  if (p.checkpoint_offsets && !p.state_index) {
+    need_dtype(*offsets, "checkpoint_offsets", {DType::int32, DType::int64});
+    p.index_dtype = offsets->dtype;
+  }
+  const HostTensor* given = find(tensors, "checkpoints");
+  if (given == nullptr) {
+    HostTensor zeros = HostTensor::make(
+        p.state_dtype,
+        {checkpoint_rows(p), p.HV, p.state_v_first ? p.V : p.K, p.state_v_first ? p.K : p.V});
+    std::memset(zeros.data.get(), 0, zeros.bytes());
+    tensors.insert({"checkpoints", std::move(zeros)});
+    return;
+  }
+  need_rank(*given, "checkpoints", 4, symbols_of("checkpoints", p));
+  if (!p.initial_state && !p.inplace_state) {
+    need_dtype(*given, "checkpoints", {DType::fp32, DType::bf16});
+    p.state_dtype = given->dtype;
+  }
+  if (p.checkpoint_every != 0) p.checkpoint_rows = given->shape[0];
+}
+
 void infer_gate(const Tensors& tensors, Problem& p) {
   if (definition_of(p).facts().optional_gate) p.has_g = tensors.contains("g");
   if (!p.use_gate_in_kernel) return;
@@ -205,6 +232,7 @@ Selection infer(const std::string& op, Tensors& tensors, const OptionFlags& opti
   infer_dtypes(tensors, p);
   infer_seqlens(tensors, selection);
   infer_states(tensors, p);
+  infer_checkpoints(tensors, p);
   infer_gate(tensors, p);
   validate(p);
   check_inputs(tensors, p);

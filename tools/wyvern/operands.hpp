@@ -13,6 +13,7 @@ namespace wyvern::cli {
 /// tensors that are optional decide options of their own: initial_state, cu_seqlens, dt_bias, A_log
 /// (only with a lower bound), dht of the backward pass, state_index of the recurrent pass, and with
 /// --inplace-state state_index, output_state_index and has_initial_state of the forward pass too.
+/// checkpoint_offsets of the forward pass too; `checkpoints` is made of zeros where it is missing.
 /// With --inplace-state an initial_state is renamed to state where there is none. Tensors that the
 /// problem has no use for are left alone. Throws Error(kBadInput) that names the tensor, its shape
 /// or dtype and the legal one.

@@ -183,6 +183,22 @@ void add_pool_cases(const Problem& base, std::vector<Case>& cases) {
   }
 }
 
+/// States inside sequences: at every 64 tokens, and inside chunks into a pool's problem.
+void add_checkpoint_cases(const Problem& base, std::vector<Case>& cases) {
+  if (base.pass != Pass::forward || facts_of(base).householder) return;
+  for (const bool offsets : {false, true}) {
+    Case c{{base, {}}};
+    Problem& p = c.selection.problem;
+    size(p, 1, 0, 1, 2, 64, 32);
+    pack(c, {70, 0, 33, 130});
+    p.checkpoint_offsets = offsets;
+    p.checkpoint_every = offsets ? 0 : 64;
+    p.inplace_state = p.has_initial_state = p.state_v_first = offsets;
+    p.use_qk_l2norm = true;
+    cases.push_back(std::move(c));
+  }
+}
+
 std::vector<Case> recurrent_cases(const Problem& base) {
   std::vector<Case> cases(7, Case{{base, {}}});
   const auto problem = [&](std::size_t i) -> Problem& { return cases[i].selection.problem; };
@@ -306,6 +322,11 @@ Case random_case(const Problem& base, Draw& draw) {
   if (facts_of(p).householder) p.num_householder = 1 + draw.below(3);
   if (p.pass == Pass::recurrent) return c;
   if (draw.chance(2)) p.chunk_size = draw.one_of<3>({16, 32, 64});
+  if (p.pass == Pass::forward && !facts_of(p).householder && draw.chance(3)) {
+    p.checkpoint_offsets = draw.chance(2);
+    p.checkpoint_every = p.checkpoint_offsets ? 0 : 64;
+    return c;
+  }
   if (p.inplace_state) return c;
   p.disable_recompute = draw.chance(3);
   p.return_intermediate_states = p.pass == Pass::forward && !p.disable_recompute && draw.chance(3);
@@ -370,6 +391,7 @@ std::vector<Case> make_sweep(std::string_view op, Pass pass, const std::vector<N
   if (pass != Pass::recurrent) add_more_chunked_cases(base, cases);
   add_bounded_cases(base, cases);
   add_pool_cases(base, cases);
+  add_checkpoint_cases(base, cases);
   add_invariant_case(base, cases);
   vary_operator(cases);
   Draw draw(seed);
@@ -435,6 +457,8 @@ std::vector<std::string> options_of(const Case& c) {
   add(p.output_state_index, "output_state_index");
   add(p.null_slot_zero, "null_slot_zero");
   add(p.has_initial_state, "has_initial_state");
+  add(p.checkpoint_every != 0, "checkpoint_every");
+  add(p.checkpoint_offsets, "checkpoint_offsets");
   return options;
 }
 
@@ -455,6 +479,8 @@ std::string describe(const Case& c) {
   if (p.state_index) text += fmt::format(" state_index of {} slots", p.state_slots);
   if (p.output_state_index) text += " output_state_index";
   if (p.has_initial_state) text += " has_initial_state";
+  if (p.checkpoint_every != 0) text += fmt::format(" checkpoint_every={}", p.checkpoint_every);
+  if (p.checkpoint_offsets) text += " checkpoint_offsets";
   if (!p.has_g) text += " no g";
   if (!p.has_A_log) text += " no A_log";
   if (p.has_dt_bias) text += " dt_bias";

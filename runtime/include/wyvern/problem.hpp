@@ -51,7 +51,7 @@ struct Problem {
   DType dtype = DType::bf16;           ///< of q, k, v and o: bf16, fp16 or fp32
   DType beta_dtype = DType::bf16;      ///< of beta, or of erase and write: as dtype, or fp32
   DType g_dtype = DType::fp32;         ///< as dtype, or fp32; of kda any of the three
-  DType state_dtype = DType::fp32;     ///< of initial_state and state: fp32 or bf16
+  DType state_dtype = DType::fp32;     ///< of initial_state, state, checkpoints: fp32 or bf16
   DType seqlens_dtype = DType::int32;  ///< int32 or int64
 
   std::optional<float> scale;          ///< factor on o; default K^-0.5
@@ -93,6 +93,14 @@ struct Problem {
   std::int64_t state_slots = 0;      ///< slots of the pool with state_index; else N slots
   DType index_dtype = DType::int32;  ///< of the index tensors: int32 or int64
 
+  // The forward pass only: states inside sequences (SPECIFICATION.md, section 9).
+  /// The state after every so many tokens of each sequence is written, a multiple of 64; 0: none.
+  std::int64_t checkpoint_every = 0;
+  bool checkpoint_offsets = false;  ///< the state after checkpoint_offsets[n] tokens is written
+  /// Rows of `checkpoints` with checkpoint_every; unset: B floor(T / checkpoint_every), which
+  /// sequences of any lengths leave room in.
+  std::optional<std::int64_t> checkpoint_rows;
+
   bool operator==(const Problem&) const = default;
 };
 
@@ -105,6 +113,10 @@ enum class GateKind : std::uint8_t { none, scalar, vector };
 /// chunk_size, or 64; with disable_recompute and rows of v of more than 512 bytes 32, of more than
 /// 1024 bytes 16.
 [[nodiscard]] std::int64_t kept_chunk_size(const Problem& problem) noexcept;
+
+/// Whether states inside sequences are written, and how many rows the tensor of them has.
+[[nodiscard]] bool has_checkpoints(const Problem& problem) noexcept;
+[[nodiscard]] std::int64_t checkpoint_rows(const Problem& problem) noexcept;
 
 /// Whether intra-chunk products may count on g >= lower_bound: promised, or so by the gate's form.
 [[nodiscard]] bool gate_is_bounded(const Problem& problem) noexcept;
@@ -147,4 +159,4 @@ const Preset& find_preset(std::string_view name);
 /// The operators of this build, by name.
 std::span<const std::string_view> operators();
 
-}  // namespace wyvern WYVERN_API
+}  // namespace WYVERN_API

@@ -135,6 +135,9 @@ struct Arguments {
   /// same dtype. An index that is none of a slot in either makes a null sequence.
   TensorView output_state_index;
   TensorView has_initial_state;  ///< [N] boolean: false starts from zeros, whatever the slot holds
+  /// [N], of the dtype of index tensors, with checkpoint_offsets: after how many tokens of each
+  /// sequence its state goes to `checkpoints`, a multiple of 16; 0 or any other number: none does.
+  TensorView checkpoint_offsets;
 
   /// Intermediates that disable_recompute keeps: outputs of the forward pass, inputs of the
   /// backward pass with the same chunk_size. Of the inputs' dtype but for Aqk.
@@ -147,6 +150,10 @@ struct Arguments {
   /// In and out: the pool of states [state_slots,HV,...] ([N,HV,...] without state_index), with
   /// inplace_state. Slots may lie apart (<wyvern/tensor.hpp>).
   TensorView state;
+  /// In and out: [checkpoint_rows,HV,...] states of state_dtype with checkpoint_every, those of
+  /// sequence n from row floor(len_0 / checkpoint_every) + ... of all before it on; [N,HV,...] with
+  /// checkpoint_offsets. Other rows keep their bytes.
+  TensorView checkpoints;
   TensorView o;                    ///< out, [B,T,HV,V]
   TensorView final_state;          ///< out, a state, fp32
   TensorView intermediate_states;  ///< out, [NT,HV,K,V] or [NT,HV,V,K], of the inputs' dtype
@@ -279,4 +286,4 @@ class Runtime {
 [[nodiscard]] std::vector<Plan> plans(const Device& device, const Problem& problem,
                                       std::int64_t BT);
 
-}  // namespace wyvern WYVERN_API
+}  // namespace WYVERN_API

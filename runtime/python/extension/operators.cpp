@@ -35,18 +35,19 @@ std::string schema(Operation operation) {
     text += std::string(i < kRequired ? ", Tensor " : ", Tensor? ") + kInputs[i];
   text += ", Tensor? cu_seqlens_cpu";
   if (operation == Operation::backward) text += ", Tensor do, Tensor? dht, Tensor[] kept";
-  if (operation != Operation::update) return text + ") -> Tensor[]";
-  text += std::string(", Tensor(a!) ") + kPool[0];
-  for (std::size_t i = 1; i < kPool.size(); ++i) text += std::string(", Tensor? ") + kPool[i];
-  return text + ") -> Tensor";
+  char alias = 'a';
+  if (operation == Operation::update)
+    for (const char* const name : kPool)
+      text +=
+          (is_written(name) ? std::string(", Tensor(") + alias++ + "!)? " : ", Tensor? ") + name;
+  // With a list among the outputs PyTorch does not trace an operator that writes to its inputs.
+  return text + (operation == Operation::update ? ") -> Tensor" : ") -> Tensor[]");
 }
 
 constexpr std::uintptr_t kAlignment = 16, kWorkspaceAlignment = 256;
 /// Of a call beside its inputs: of a backward pass, or of an update.
 constexpr std::size_t kMostBeside = std::max(kOutputGradients.size(), kPool.size());
 constexpr std::size_t kMostTensors = kInputs.size() + kMostBeside + kKept.size();
-/// Of an update's tensors the pool, which is never copied.
-constexpr std::size_t kPoolAt = kInputs.size();
 
 /// A failure of PyTorch itself, which has said more on stderr or in its own exception.
 void check_torch(AOTITorchError error, const char* what) {
@@ -271,13 +272,11 @@ Call take(const StableIValue* stack, Operation operation) {
   for (std::size_t i = 0; i < kInputs.size(); ++i, ++at)
     call.tensors[i] = i < kRequired ? take_tensor(stack[at]) : take_optional(stack[at]);
   call.cu_seqlens_cpu = take_optional(stack[at++]);
-  if (operation == Operation::forward) return call;
-  call.tensors[kInputs.size()] = take_tensor(stack[at++]);
-  if (operation == Operation::update) {
-    for (std::size_t i = 1; i < kPool.size(); ++i)
+  if (operation == Operation::update)
+    for (std::size_t i = 0; i < kPool.size(); ++i)
       call.tensors[kInputs.size() + i] = take_optional(stack[at++]);
-    return call;
-  }
+  if (operation != Operation::backward) return call;
+  call.tensors[kInputs.size()] = take_tensor(stack[at++]);
   call.tensors[kInputs.size() + 1] = take_optional(stack[at++]);
   call.kept = take_list(stack[at++]);
   return call;
@@ -418,7 +417,8 @@ std::vector<Tensor> run(Call& call, Operation operation) {
   request.tensors = std::span(inputs).first(count);
   const Prepared& op = prepared(request);
   for (std::size_t i = 0; i < count; ++i) {
-    if (operation == Operation::update && i == kPoolAt) continue;
+    // A copy of what is written would be nobody's.
+    if (i >= kInputs.size() && is_written(others[i - kInputs.size()])) continue;
     if (call.tensors[i] && !takes(op, inputs[i])) make_dense(call.tensors[i], inputs[i], place);
   }
 

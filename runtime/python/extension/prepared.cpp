@@ -198,10 +198,23 @@ class Tensors {
 };
 
 constexpr std::size_t kSeqlens = place_of("cu_seqlens");
-constexpr std::size_t kState = place_of("state");
+constexpr std::size_t kState = place_of("state"), kCheckpoints = place_of("checkpoints");
 
 void set_dtype(Problem& problem, const char* field, const wyvern_tensor* tensor) {
   if (tensor != nullptr) problem.set(field, dtype_name(tensor->dtype));
+}
+
+/// Where states inside sequences go. The number of rows decides where the call names no offsets.
+void fill_checkpoints(Problem& problem, const Tensors& tensors) {
+  if (tensors.find(kCheckpoints) == nullptr) return;
+  const wyvern_tensor& rows = tensors.ranked("checkpoints", kCheckpoints, 4);
+  const wyvern_tensor* const offsets = tensors.find(place_of("checkpoint_offsets"));
+  set_dtype(problem, "index_dtype", offsets);
+  if (tensors.find(place_of("initial_state")) == nullptr) set_dtype(problem, "state_dtype", &rows);
+  if (offsets != nullptr)
+    problem.set("checkpoint_offsets", 1);
+  else
+    problem.set("checkpoint_rows", rows.shape[0]);
 }
 
 void fill(Problem& problem, const Request& request) {
@@ -225,7 +238,8 @@ void fill(Problem& problem, const Request& request) {
   set_dtype(problem, "state_dtype", state);
   set_dtype(problem, "seqlens_dtype", tensors.find(kSeqlens));
   problem.set("initial_state", state != nullptr ? 1 : 0);
-  if (request.operation == Operation::update) {
+  if (request.operation == Operation::update) fill_checkpoints(problem, tensors);
+  if (request.operation == Operation::update && tensors.find(kState) != nullptr) {
     const wyvern_tensor& pool = tensors.ranked("state", kState, 4);
     const wyvern_tensor* const index = tensors.find(place_of("state_index"));
     problem.set("inplace_state", 1);
@@ -259,7 +273,8 @@ Elements elements_of(std::int32_t dtype) {
 }
 
 Elements legal_elements(std::string_view name) {
-  if (name == "cu_seqlens" || name == "state_index" || name == "output_state_index")
+  if (name == "cu_seqlens" || name == "state_index" || name == "output_state_index" ||
+      name == "checkpoint_offsets")
     return Elements::integers;
   return name == "has_initial_state" ? Elements::booleans : Elements::numbers;
 }
@@ -315,11 +330,13 @@ void connect(Prepared& made, std::span<const wyvern_tensor_spec> specs, Operatio
           spec != nullptr && spec->access == WYVERN_WRITE)
         made.outputs.push_back(*spec);
   };
-  if (operation == Operation::backward) {
-    add_outputs(kGradients);
-  } else {
-    add_outputs(kOutputs);
-    add_outputs(kKept);
+  switch (operation) {
+    case Operation::forward:
+      add_outputs(kOutputs);
+      add_outputs(kKept);
+      break;
+    case Operation::backward: add_outputs(kGradients); break;
+    case Operation::update: add_outputs(std::span(kOutputs).first(1)); break;
   }
   for (const char* const name : kKept)
     if (const wyvern_tensor_spec* const spec = find(specs, name);
@@ -331,8 +348,8 @@ void connect(Prepared& made, std::span<const wyvern_tensor_spec> specs, Operatio
   for (const wyvern_tensor_spec& output : made.outputs) outputs.emplace_back(output.name);
   for (const wyvern_tensor_spec& spec : specs) {
     const std::string_view name = spec.name;
-    if (spec.access == WYVERN_WRITE)
-      made.tensors.push_back({spec, From::output, place_in(outputs, name)});
+    if (const std::size_t output = place_in(outputs, name); output < outputs.size())
+      made.tensors.push_back({spec, From::output, output});
     else if (const std::size_t kept = place_in(made.kept, name); kept < made.kept.size())
       made.tensors.push_back({spec, From::kept, kept});
     else if (const std::size_t input = place_in(kInputs, name); input < kInputs.size())
@@ -443,8 +460,10 @@ void write_key(const Request& request, std::string& key) {
     for (std::int32_t d = 0; d < tensor.rank; ++d) add(tensor.shape[d]);
   }
   if (request.operation != Operation::update) return;
-  const wyvern_tensor& pool = request.tensors[kState];
-  add(pool.rank == 0 ? -1 : pool.shape[0]);
+  for (const std::size_t at : {kState, kCheckpoints}) {
+    const wyvern_tensor& states = request.tensors[at];
+    add(states.rank == 0 ? -1 : states.shape[0]);
+  }
 }
 
 std::shared_ptr<const Prepared> find_shared(const std::string& key, const Request& request,

@@ -33,9 +33,14 @@ inline constexpr auto kInputs =
 inline constexpr std::size_t kRequired = 3;  ///< of kInputs, which are not optional: q, k and v
 /// What a backward pass takes beside the inputs.
 inline constexpr auto kOutputGradients = std::to_array<const char*>({"do", "dht"});
-/// What an update in place takes beside the inputs.
+/// What an update in place takes beside the inputs; all of it is optional.
 inline constexpr auto kPool =
-    std::to_array<const char*>({"state", "state_index", "output_state_index", "has_initial_state"});
+    std::to_array<const char*>({"state", "state_index", "output_state_index", "has_initial_state",
+                                "checkpoint_offsets", "checkpoints", "final_state"});
+/// Those of kPool that are written.
+constexpr bool is_written(std::string_view name) {
+  return name == "state" || name == "checkpoints" || name == "final_state";
+}
 /// What disable_recompute keeps for the backward pass.
 inline constexpr auto kKept =
     std::to_array<const char*>({"Tinv", "Aqk", "w", "qg", "kg", "h", "v_new"});
@@ -46,7 +51,8 @@ inline constexpr auto kOutputs =
 inline constexpr auto kGradients = std::to_array<const char*>(
     {"dq", "dk", "dv", "dg", "dbeta", "derase", "dwrite", "dinitial_state", "dA_log", "ddt_bias"});
 
-/// The operators of PyTorch's dispatcher. `update` is a forward or recurrent pass in place.
+/// The operators of PyTorch's dispatcher. `update` is a forward or recurrent pass that writes to
+/// tensors of the caller: a pool of states, or checkpoints and final states.
 enum class Operation : std::uint8_t { forward, backward, update };
 
 /// A call as the table sees it.

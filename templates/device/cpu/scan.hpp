@@ -3,6 +3,7 @@
 // one value head, which stays in scratch from the first chunk to the last.
 #pragma once
 
+#include "device/checkpoints.hpp"
 #include "device/cpu/chunk.hpp"
 #include "device/cpu/product.hpp"
 #include "device/cpu/scan_layout.hpp"
@@ -17,7 +18,8 @@ struct ForwardScan {
   using U_DTYPE = Element<S::U_DTYPE>;
 
   /// Tensors that a walk reads, at its first token and its head; `k` is kg with a vector gate, and
-  /// `u` starts at the block's first column.
+  /// `u` starts at the block's first column. `own_k` is k, for checkpoints inside chunks with a
+  /// vector gate.
   struct Inputs {
     TokenRows<const DTYPE> k;
     const DTYPE* w;
@@ -25,6 +27,7 @@ struct ForwardScan {
     const float* G;
     const float* Gk;
     const float* k_rstd;
+    TokenRows<const DTYPE> own_k{};
 
     /// The same for whole tensors: where a walk that starts at `token` finds them.
     Inputs at(int64 token, int64 hv, int first_column) const {
@@ -34,7 +37,8 @@ struct ForwardScan {
               .u = u + row * V + first_column,
               .G = G + row,
               .Gk = Gk + row * K,
-              .k_rstd = k_rstd + token * H + hv / (HV / H)};
+              .k_rstd = k_rstd + token * H + hv / (HV / H),
+              .own_k = own_k.at(token, hv / (HV / H) * K)};
     }
   };
 
@@ -62,24 +66,58 @@ struct ForwardScan {
 
   /// Takes the state through `length` tokens, from a chunk's first on. Where `Stored`, the state
   /// that enters each chunk goes to `h` and V' to `v_new`, both at their first element.
-  template <bool Values, bool Stored>
+  /// write(kept) keeps the state at checkpoint `kept`; the walk has `passed` tokens of its sequence
+  /// behind. A chunk's V' does not depend on where a checkpoint divides it.
+  template <bool Values, bool Stored, class Kept = NoCheckpoints, class Write = NoCheckpoints>
   static void run(const Work& work, const Inputs& in, int64 length, int columns, DTYPE* h,
-                  DTYPE* v_new) {
+                  DTYPE* v_new, uint32 passed = 0, Kept kept = {}, const Write& write = {}) {
     for (int64 done = 0; done < length; done += BT) {
       const int rows = static_cast<int>(length - done < BT ? length - done : BT);
       const int64 at = done * HV;
+      int inside = 0;
+      if constexpr (Kept::kInside) inside = kept.inside(passed + static_cast<uint32>(done), rows);
       if constexpr (Stored)
         store_tile(work.state, K, columns, h + done / BT * (int64{HV} * K * V), V);
       load_decays(in.G + at, in.Gk + at * K, in.k_rstd + done * H, rows, work.decay,
                   work.end_decay);
+      if (inside != 0)
+        load_decays(in.G + at, in.Gk + at * K, in.k_rstd + done * H, inside, work.decay,
+                    work.end_decay);
       load_tile(in.w + at * K, int64{HV} * K, rows, K, work.keys);
       multiply(rows, columns, K, work.keys, work.state, work.values);
       new_values<Values, Stored>(in.u + at * V, v_new + at * V, rows, columns, work.decay,
                                  work.values);
       load_tile(in.k.at(done, 0), rows, K, work.keys);
-      multiply_add<Layout::columns>(K, columns, rows, work.keys, work.values, work.state,
-                                    work.end_decay);
+      if constexpr (Kept::kInside) {
+        if (inside != 0) {
+          if constexpr (S::VECTOR_GATE)
+            decay_keys(in.own_k.at(done, 0), in.Gk + at * K, inside, work.keys);
+          multiply_add<Layout::columns>(K, columns, inside, work.keys, work.values, work.state,
+                                        work.end_decay);
+          write(kept);
+          kept.pass();
+          load_end_decay(in.G + at, in.Gk + at * K, inside - 1, rows - 1, work.end_decay);
+        }
+      }
+      multiply_add<Layout::columns>(K, columns, rows - inside, work.keys.from(inside),
+                                    work.values.from(inside), work.state, work.end_decay);
+      if constexpr (Kept::kAny) {
+        if (kept.next != passed + done + rows) continue;
+        write(kept);
+        kept.pass();
+      }
     }
+  }
+
+  /// Of sequence n, behind its first `passed` tokens.
+  template <class Index>
+  static Checkpoints<S> find_checkpoints(uint32 passed, int64 n, const Extents& e,
+                                         const int32* seq_offsets,
+                                         const Index* checkpoint_offsets) {
+    const int sequence = static_cast<int>(n);
+    return checkpoints_behind<S>(passed, sequence,
+                                 count_checkpoints<S>(sequence, e, seq_offsets, 0, 1), e,
+                                 checkpoint_offsets);
   }
 
   /// Zeros in the block's columns of the chunk slots that no sequence has, which the sequences
@@ -94,6 +132,43 @@ struct ForwardScan {
   }
 
  private:
+  /// The first `rows` rows of keys, at a chunk's first, decayed to the last of them, in the place
+  /// of kg's: what kg holds may be too little to go back from.
+  static void decay_keys(const TokenRows<const DTYPE>& k, const float* Gk, int rows, Tile<K> keys) {
+    load_tile(k, rows, K, keys);
+    const float* const last = Gk + (rows - 1) * (int64{HV} * K);
+    for (int r = 0; r < rows; ++r) {
+      float* const key = keys.row(r);
+      const float* const gates = Gk + r * (int64{HV} * K);
+      f32 squares{};
+      if constexpr (S::QK_L2NORM)
+        for (int c = 0; c < K; c += kLanes) squares += load(key + c) * load(key + c);
+      const float scale = S::QK_L2NORM ? 1.0F / __builtin_sqrtf(sum(squares) + 1e-6F) : 1.0F;
+      for (int c = 0; c < K; c += kLanes) {
+        const f32 decayed = K - c < kLanes
+                                ? exp(load_part(last + c, K - c) - load_part(gates + c, K - c))
+                                : exp(load(last + c) - load(gates + c));
+        store(key + c, load(key + c) * decayed * scale);
+      }
+    }
+  }
+
+  /// exp(G_last - G_before), of one gate or of each key channel, to `end_decay`.
+  static void load_end_decay(const float* G, const float* Gk, int before, int last,
+                             float* end_decay) {
+    for (int c = 0; c < K; c += kLanes) {
+      f32 sum{};
+      if constexpr (S::SCALAR_GATE) sum = splat(G[int64{last} * HV] - G[int64{before} * HV]);
+      if constexpr (S::VECTOR_GATE) {
+        const float *to = Gk + last * (int64{HV} * K) + c,
+                    *from = Gk + before * (int64{HV} * K) + c;
+        sum =
+            K - c < kLanes ? load_part(to, K - c) - load_part(from, K - c) : load(to) - load(from);
+      }
+      store(end_decay + c, exp(sum));
+    }
+  }
+
   /// V' = U - W S for one chunk, or -W S without `Values`, to v_new where `Stored`; what its rows
   /// add to the state at the chunk's end, exp(G_end - G_r) V'_r (times the key's scale), replaces
   /// W S in `tile`.

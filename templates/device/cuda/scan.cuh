@@ -3,6 +3,7 @@
 // through num_stages buffers, one barrier a chunk.
 #pragma once
 
+#include "device/cuda/checkpoints.cuh"
 #include "device/cuda/walk.cuh"
 
 namespace wyvern::cuda {
@@ -34,7 +35,8 @@ struct ForwardScan : ScanBlock<S> {
   /// what a chunk's rows add cancels, and what rounding does to them does not.
   static constexpr int kUpdateParts = kHalf<T> && (S::NEG_EIGVAL || !kHalf<U>) ? 2 : kExactParts;
 
-  /// Tensors that a walk reads; `k` is kg with a vector gate.
+  /// Tensors that a walk reads; `k` is kg with a vector gate. `own_k` is k, for checkpoints inside
+  /// chunks with a vector gate.
   struct Inputs {
     TokenRows<const T> k;
     const T* w;
@@ -42,6 +44,7 @@ struct ForwardScan : ScanBlock<S> {
     const float* G;
     const float* Gk;
     const float* k_rstd;
+    TokenRows<const T> own_k{};
   };
 
   /// One of the buffers that chunks pass through; a gate or scale that there is none of has no
@@ -74,13 +77,20 @@ struct ForwardScan : ScanBlock<S> {
       }
   }
 
+  /// Rows of a chunk, by multiples of 16: all of them where it has no checkpoint inside.
+  struct Rows {
+    int begin = 0, end = BT;
+    WYVERN_DEVICE bool has(int row) const { return begin <= row && row < end; }
+  };
+
   /// V'^T <- V'^T diag(exp(G_C - G)), with the scales of keys. kg's rows have both factors already.
-  WYVERN_DEVICE static void decay_to_end(Values& values, const Buffer& buffer, int last) {
+  WYVERN_DEVICE static void decay_to_end(Values& values, const Buffer& buffer, int last, Rows of) {
     if constexpr (S::SCALAR_GATE || kScaledKeys) {
 #pragma unroll
       for (int n = 0; n < BT / 8; ++n)
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
+          if (!of.has(n * 8)) continue;
           const int r = n * 8 + accumulator_col(j);
           float factor = 1.0f;
           if constexpr (S::SCALAR_GATE) factor = decay(buffer.G[last] - buffer.G[r]);
@@ -101,11 +111,18 @@ struct ForwardScan : ScanBlock<S> {
   /// `values` in place.
   WYVERN_DEVICE static void update_state(State& state, Values& values, const Buffer& buffer,
                                          int last) {
-    decay_to_end(values, buffer, last);
     if constexpr (S::SCALAR_GATE) decay_state<false>(state, buffer.G + last);
     if constexpr (S::VECTOR_GATE) decay_state<true>(state, buffer.Gk_end);
+    add_values(state, values, buffer, last, {});
+  }
+
+  /// S^T += V'^T diag(exp(G_last - G)) K, over some rows of a chunk. Scales `values` in place.
+  WYVERN_DEVICE static void add_values(State& state, Values& values, const Buffer& buffer, int last,
+                                       Rows of) {
+    decay_to_end(values, buffer, last, of);
 #pragma unroll
     for (int step = 0; step < BT / kDepth<T>; ++step) {
+      if (!of.has(step * kDepth<T>)) continue;
       FragmentA<T> a[kStrips];
 #pragma unroll
       for (int part = 0; part < kUpdateParts; ++part) {
@@ -122,13 +139,101 @@ struct ForwardScan : ScanBlock<S> {
     }
   }
 
+  /// S^T <- exp(G_last - G_before) S^T, with the gates of a chunk that starts at `token`; `before`
+  /// may be -1, in front of it.
+  WYVERN_DEVICE static void decay_between(State& state, const Buffer& buffer, const Inputs& in,
+                                          int64 token, int head, int before, int last) {
+    float factor = 1.0f;
+    if constexpr (S::SCALAR_GATE)
+      factor = decay(buffer.G[last] - (before < 0 ? 0.0f : buffer.G[before]));
+    if constexpr (S::SCALAR_GATE || S::VECTOR_GATE) {
+      const float* const Gk = in.Gk + (token * HV + head) * K;
+      const auto gate = [&](int row, int k) {
+        return row < 0 || k >= K ? 0.0f : Gk[int64{row} * HV * K + k];
+      };
+#pragma unroll
+      for (int i = 0; i < kStrips; ++i)
+        state[i].scale_channels([&](int k) -> Float2 {
+          if constexpr (!S::VECTOR_GATE) return {{factor, factor}};
+          return {{decay(gate(last, k) - gate(before, k)),
+                   decay(gate(last, k + 1) - gate(before, k + 1))}};
+        });
+    }
+  }
+
+  /// Keys of the first `rows` rows of a chunk that starts at `token`, a warp a row, decayed to the
+  /// last of them in the place of kg's: what kg holds may be too little to go back from.
+  WYVERN_DEVICE static void decay_keys(const Buffer& buffer, const Inputs& in, int64 token,
+                                       int head, int rows) {
+    for (int r = warp_index(); r < rows; r += S::num_warps) {
+      const T* const key = in.own_k.row(token + r) + head / (HV / H) * K;
+      const float* const Gk = in.Gk + ((token + r) * HV + head) * K;
+      float scale = 1.0f;
+      if constexpr (S::QK_L2NORM) {
+        float square = 0.0f;
+        for (int k = lane_index(); k < K; k += 32) square += to_float(key[k]) * to_float(key[k]);
+        for (int mask = 16; mask > 0; mask /= 2) square += shuffle_xor(square, mask);
+        scale = reciprocal_sqrt(square + 1e-6f);
+      }
+      for (int k = lane_index(); k < K; k += 32)
+        *buffer.k.at(r, k) = from_float<T>(to_float(key[k]) * scale *
+                                           decay(Gk[int64{rows - 1 - r} * HV * K + k] - Gk[k]));
+    }
+  }
+
+  /// update_state by way of checkpoints: write(element, state) keeps the states at those of the
+  /// chunk that starts at `token`, `passed` tokens of its sequence behind. A chunk's V' does not
+  /// depend on where it is divided.
+  template <class Write>
+  WYVERN_DEVICE static void update_state(State& state, Values& values, const Buffer& buffer,
+                                         const Inputs& in, int64 token, int head, uint32 passed,
+                                         int rows, Checkpoints<S>& checkpoints, Write&& write) {
+    const int inside = checkpoints.inside(passed, rows);
+    if (inside != 0) {
+      if constexpr (S::VECTOR_GATE) {
+        decay_keys(buffer, in, token, head, inside);
+        sync_block();
+      }
+      decay_between(state, buffer, in, token, head, -1, inside - 1);
+      add_values(state, values, buffer, inside - 1, {0, inside});
+      write(checkpoints.element(head), state);
+      checkpoints.pass();
+      decay_between(state, buffer, in, token, head, inside - 1, rows - 1);
+      add_values(state, values, buffer, rows - 1, {inside, BT});
+      return;
+    }
+    update_state(state, values, buffer, rows - 1);
+    if (checkpoints.next != passed + rows) return;
+    write(checkpoints.element(head), state);
+    checkpoints.pass();
+  }
+
+  /// The `update` of a walk, `passed` tokens of its sequence behind, that writes checkpoints from
+  /// `kept` on: the warp's columns, which start at `first_v`.
+  template <class Element>
+  WYVERN_DEVICE static auto by_checkpoints(State& state, const Inputs& in, const Walk& walk,
+                                           uint32 passed, Checkpoints<S>& kept, int first_v,
+                                           Element* to) {
+    return [&, passed, first_v, to](int chunk, int rows, Values& values, const Buffer& buffer) {
+      update_state(state, values, buffer, in, walk.token + int64{chunk} * BT, walk.head,
+                   passed + chunk * BT, rows, kept, [&](int64 element, State& at) {
+                     visit_state<S::STATE_V_FIRST, K, V>(
+                         at, first_v, [to = to + element](int64 offset, float& x) {
+                           to[offset] = from_float<Element>(x);
+                         });
+                   });
+    };
+  }
+
   /// Takes `state` through the chunks of the walk. `begin` sets it, once the first loads are on
   /// their way; `before(chunk, state)` sees the state that enters each chunk, `found(chunk, rows,
-  /// values)` the chunk's V'^T.
-  template <class Begin, class Before, class Found>
+  /// values)` the chunk's V'^T. `update(chunk, rows, values, buffer)`, where it is given, takes
+  /// `state` to the chunk's end in the place of update_state.
+  template <class Begin, class Before, class Found, class... Update>
   WYVERN_DEVICE static void scan_chunks(unsigned char* shared, State& state, const Inputs& in,
                                         const Walk& walk, const StateColumns& columns,
-                                        Begin&& begin, Before&& before, Found&& found) {
+                                        Begin&& begin, Before&& before, Found&& found,
+                                        Update&&... update) {
     const int chunks = ceil_div(walk.tokens, BT);
     const auto load = [&](int chunk) {
       if (chunk < chunks) {
@@ -166,7 +271,10 @@ struct ForwardScan : ScanBlock<S> {
       before(chunk, state);
       subtract_prediction(values, state, buffer, Block::warp_column());
       found(chunk, rows, values);
-      update_state(state, values, buffer, rows - 1);
+      if constexpr (sizeof...(Update) == 0)
+        update_state(state, values, buffer, rows - 1);
+      else
+        (update(chunk, rows, values, buffer), ...);
     }
   }
 

@@ -67,12 +67,13 @@ struct StateColumns {
 
 /// A walk by Scan, a ForwardScan or ReverseScan, that writes what it finds at whole chunks: the
 /// state that enters each, or the gradient of the one that leaves it, from chunk slot `slot` on,
-/// and rows of values, V' or dU. `shared` and `begin` are those of Scan::scan_chunks.
-template <class Scan, class Begin>
+/// and rows of values, V' or dU. `shared`, `begin` and `update` are those of Scan::scan_chunks.
+template <class Scan, class Begin, class... Update>
 WYVERN_DEVICE void scan_and_store(unsigned char* shared, typename Scan::State& state,
                                   const typename Scan::Inputs& in, const Walk& walk, int64 slot,
                                   int tile_v, typename Scan::T* states,
-                                  typename Scan::T* rows_of_values, Begin&& begin) {
+                                  typename Scan::T* rows_of_values, Begin&& begin,
+                                  Update&&... update) {
   constexpr int HV = Scan::HV, K = Scan::K, V = Scan::V;
   const int first_v = tile_v + Scan::warp_column();
   Scan::scan_chunks(
@@ -85,7 +86,8 @@ WYVERN_DEVICE void scan_and_store(unsigned char* shared, typename Scan::State& s
         const int64 row = (walk.token + int64{chunk} * Scan::BT) * HV + walk.head;
         store_rows<V>(rows_of_values + row * V + first_v, int64{HV} * V, values, rows,
                       Scan::columns_from(first_v));
-      });
+      },
+      update...);
 }
 
 }  // namespace wyvern::cuda

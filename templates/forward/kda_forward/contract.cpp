@@ -43,6 +43,7 @@ std::string illegal(const Spec& s, const Limits& limits) {
   if (s.V % s.BV != 0) return fmt::format("V={} is not a multiple of BV={}", s.V, s.BV);
   if (s.NEG_EIGVAL) return "states that need not decay want more digits than 16-bit products keep";
   if (s.KEEP_STATES || s.KEEP_INVERSE) return "what is inside a chunk stays on chip";
+  if (s.CHECKPOINTS) return "states inside sequences stay on chip";
   return cuda::exceeds_shared(HopperLayout(s).bytes, limits);
 }
 
@@ -130,8 +131,8 @@ Template walk(std::string name, std::string source) {
 /// The same where queries are asked too.
 Template whole_walk(std::string name, std::string source) {
   Template t = walk(std::move(name), std::move(source));
-  t.constants =
-      scan::joined(pool::with_slots(t.constants), {constant::FINAL_STATE, constant::STATE_V_FIRST});
+  t.constants = scan::joined(pool::with_checkpoints(pool::with_slots(t.constants)),
+                             {constant::FINAL_STATE, constant::STATE_V_FIRST});
   t.tensor_maps.insert(t.tensor_maps.begin(), {.name = "q_map", .argument = "q", .view = keys});
   t.strided = {"q", "k", "v", "beta", "g", "o", "state"};
   return t;

@@ -66,12 +66,12 @@ Template walk(std::string name, std::string source, bool queries) {
 Template whole_walk(std::string name, std::string source) {
   Template t = walk(std::move(name), std::move(source), true);
   t.constants =
-      scan::joined(pool::with_final_slots(t.constants),
+      scan::joined(pool::with_checkpoints(pool::with_final_slots(t.constants)),
                    {constant::FINAL_STATE, constant::STATE_V_FIRST, constant::KEEP_STATES});
   t.tensor_maps.push_back({.name = "qg_map", .argument = "qg", .view = keys});
   t.strided = {"o", "state"};
   t.illegal = [](const Spec& s, const Limits& limits) {
-    if (s.KEEP_STATES) return std::string("states and V' stay on chip");
+    if (s.KEEP_STATES || s.CHECKPOINTS) return std::string("states and V' stay on chip");
     return illegal(s, limits, true);
   };
   return t;

@@ -12,7 +12,7 @@ Template stage() {
   t.covers = {stages::fwd_h_segment, stages::fwd_h_combine, stages::fwd_h};
   t.summary = "The state scan: every chunk's entering state, V' = U - W S, and the final state.";
   t.constants =
-      scan::joined(pool::with_slots(scan::kConstants),
+      scan::joined(pool::with_checkpoints(pool::with_slots(scan::kConstants)),
                    {constant::FINAL_STATE, constant::STATE_V_FIRST, constant::KEEP_STATES});
   t.strided = {"k", "state"};
   return t;
@@ -21,7 +21,7 @@ Template stage() {
 }  // namespace
 
 std::vector<Template> contract() {
-  return scan::templates(stage(), scan::kForward, scan::Walk::sequence);
+  return scan::with_checkpoints(scan::templates(stage(), scan::kForward, scan::Walk::sequence));
 }
 
 }  // namespace wyvern::fwd_h

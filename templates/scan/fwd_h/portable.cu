@@ -14,16 +14,23 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
       find_states<Spec>(sequence, head, e, state_stride, state_index, output_state_index);
   if (slots.null) return;  // its output is 0, whatever is in h and V'
   const int first_v = tile_v + Scan::warp_column();
+  const Scan::Inputs in{Scan::key_rows(k, k_stride, kg), w, u, G, Gk, k_rstd, {k, k_stride}};
   Scan::State scanned;
-  scan_and_store<Scan>(
-      shared_memory(), scanned, Scan::Inputs{Scan::key_rows(k, k_stride, kg), w, u, G, Gk, k_rstd},
-      walk, place.slot, tile_v, h, v_new, [&] {
-        if ((INPLACE_STATE || INITIAL_STATE) && starts_from_slot<Spec>(sequence, has_initial_state))
-          visit_state<STATE_V_FIRST, K, V>(
-              scanned, first_v,
-              [from = (INPLACE_STATE ? state : initial_state) + slots.from](
-                  int64 offset, float& x) { x = to_float(from[offset]); });
-      });
+  const auto begin = [&] {
+    if ((INPLACE_STATE || INITIAL_STATE) && starts_from_slot<Spec>(sequence, has_initial_state))
+      visit_state<STATE_V_FIRST, K, V>(
+          scanned, first_v,
+          [from = (INPLACE_STATE ? state : initial_state) + slots.from](int64 offset, float& x) {
+            x = to_float(from[offset]);
+          });
+  };
+  if constexpr (CHECKPOINTS) {
+    auto kept = find_checkpoints<Spec>(0, sequence, e, seq_offsets, checkpoint_offsets);
+    scan_and_store<Scan>(shared_memory(), scanned, in, walk, place.slot, tile_v, h, v_new, begin,
+                         Scan::by_checkpoints(scanned, in, walk, 0, kept, first_v, checkpoints));
+  } else {
+    scan_and_store<Scan>(shared_memory(), scanned, in, walk, place.slot, tile_v, h, v_new, begin);
+  }
   if constexpr (VARLEN && KEEP_STATES)
     Scan::clear_unused_slots(h, sequence, head, tile_v, chunk_offsets, e);
   if constexpr (INPLACE_STATE)

@@ -11,7 +11,7 @@ Template stage() {
   t.name = "fwd_h_resume";
   t.covers = {stages::fwd_h};
   t.constants =
-      scan::joined(pool::with_final_slots(scan::kConstants),
+      scan::joined(pool::with_checkpoints(pool::with_final_slots(scan::kConstants)),
                    {constant::FINAL_STATE, constant::STATE_V_FIRST, constant::KEEP_STATES});
   t.strided = {"k", "state"};
   return t;
@@ -20,7 +20,7 @@ Template stage() {
 }  // namespace
 
 std::vector<Template> contract() {
-  return scan::templates(stage(), scan::kForward, scan::Walk::segment);
+  return scan::with_checkpoints(scan::templates(stage(), scan::kForward, scan::Walk::segment));
 }
 
 }  // namespace wyvern::fwd_h_resume

@@ -17,14 +17,24 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
   int64 first_chunk = int64{segment.sequence} * ceil_div(static_cast<int>(e.T), BT);
   if constexpr (VARLEN) first_chunk = chunk_offsets[segment.sequence];
   const float* const entering = segment_state + (int64{slot} * HV + head) * K * V;
+  const Scan::Inputs in{Scan::key_rows(k, k_stride, kg), w, u, G, Gk, k_rstd, {k, k_stride}};
+  const Walk walk{segment.token, segment.tokens, head};
+  const int64 chunk = first_chunk + segment.index * SEG;
   Scan::State scanned;
-  scan_and_store<Scan>(
-      shared_memory(), scanned, Scan::Inputs{Scan::key_rows(k, k_stride, kg), w, u, G, Gk, k_rstd},
-      Walk{segment.token, segment.tokens, head}, first_chunk + segment.index * SEG, tile_v, h,
-      v_new, [&] {
-        Scan::for_each_element(scanned, tile_v, V,
-                               [&](int row, int v, float& x) { x = entering[row * V + v]; });
-      });
+  const auto begin = [&] {
+    Scan::for_each_element(scanned, tile_v, V,
+                           [&](int row, int v, float& x) { x = entering[row * V + v]; });
+  };
+  if constexpr (CHECKPOINTS) {
+    const auto passed = static_cast<uint32>(segment.index * (SEG * BT));
+    auto kept =
+        find_checkpoints<Spec>(passed, segment.sequence, e, seq_offsets, checkpoint_offsets);
+    scan_and_store<Scan>(shared_memory(), scanned, in, walk, chunk, tile_v, h, v_new, begin,
+                         Scan::by_checkpoints(scanned, in, walk, passed, kept,
+                                              tile_v + Scan::warp_column(), checkpoints));
+  } else {
+    scan_and_store<Scan>(shared_memory(), scanned, in, walk, chunk, tile_v, h, v_new, begin);
+  }
   if (!segment.last) return;
   if constexpr (VARLEN && KEEP_STATES)
     Scan::clear_unused_slots(h, segment.sequence, head, tile_v, chunk_offsets, e);

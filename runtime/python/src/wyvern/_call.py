@@ -6,7 +6,8 @@ the fields that ``wyvern_field_get()`` lists. They give a list of the tensors th
 * forward: o, final_state, intermediate_states, then what ``disable_recompute=1`` keeps (``KEPT``);
 * backward: the gradients of q, k, v, g, beta, erase, write, initial_state, A_log, dt_bias.
 
-``wyvern::update`` is the forward or the recurrent pass that updates a pool of states in place, and gives o.
+``wyvern::update`` is the forward or the recurrent pass that writes to tensors of the caller, a pool of states
+or checkpoints and final states, and gives o.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ backward_op = torch.ops.wyvern.backward.default
 update_op = torch.ops.wyvern.update.default
 
 _UPDATED = tuple(argument.name for argument in update_op._schema.arguments[1:])
+_WRITTEN = tuple(argument.name for argument in update_op._schema.arguments if argument.is_write)
 INPUTS = tuple(argument.name for argument in forward_op._schema.arguments[1:])  # behind the problem
 _HAS_GRADIENT = tuple(not name.startswith("cu_seqlens") for name in INPUTS)
 KEPT = ("Tinv", "Aqk", "w", "qg", "kg", "h", "v_new")
@@ -140,16 +142,20 @@ def _update_shapes(
     A_log: Tensor | None,
     dt_bias: Tensor | None,
     cu_seqlens_cpu: Tensor | None,
-    state: Tensor,
+    state: Tensor | None,
     state_index: Tensor | None,
     output_state_index: Tensor | None,
     has_initial_state: Tensor | None,
+    checkpoint_offsets: Tensor | None,
+    checkpoints: Tensor | None,
+    final_state: Tensor | None,
 ) -> Tensor:
     refuse_meta(
         q=q, k=k, v=v, g=g, beta=beta, erase=erase, write=write, initial_state=initial_state,
         cu_seqlens=cu_seqlens, A_log=A_log, dt_bias=dt_bias, cu_seqlens_cpu=cu_seqlens_cpu, state=state,
         state_index=state_index, output_state_index=output_state_index,
-        has_initial_state=has_initial_state,
+        has_initial_state=has_initial_state, checkpoint_offsets=checkpoint_offsets,
+        checkpoints=checkpoints, final_state=final_state,
     )  # fmt: skip
     return q.new_empty([*q.shape[:2], *v.shape[2:]])
 
@@ -384,31 +390,33 @@ def run(
 
 
 def update(problem: str, *tensors: Tensor | None) -> Tensor:
-    """o, with the final states in the pool; the tensors are those of wyvern::update, in its order.
+    """o; the tensors are those of wyvern::update, in its order.
 
     RuntimeErrors of it are for :func:`raise_as_python`.
     """
-    if is_transformed():
-        raise NotImplementedError("state is updated in place, which torch.func cannot transform")
     named = dict(zip(_UPDATED, tensors, strict=True))
+    written = [(name, x) for name in _WRITTEN if (x := named[name]) is not None]
+    first = written[0][0]
+    if is_transformed():
+        raise NotImplementedError(f"{first} is updated in place, which torch.func cannot transform")
     if torch.is_grad_enabled():
         for name, x in named.items():
             if x is not None and x.requires_grad:
                 raise ValueError(
-                    f"{name} requires a gradient; with state, which is updated in place, there is none: call "
-                    "under torch.no_grad()"
+                    f"{name} requires a gradient; with {first}, which is updated in place, there is none: "
+                    "call under torch.no_grad()"
                 )
     o = update_op(problem, *tensors)
-    state = named["state"]
-    # PyTorch counts the changes of tensors that it saves; of a trace it finds them by the schema.
-    if not torch.compiler.is_compiling() and not state.is_inference():
-        torch.autograd.graph.increment_version(state)
+    for _, x in written:
+        # PyTorch counts the changes of tensors that it saves; of a trace it finds them by the schema.
+        if not torch.compiler.is_compiling() and not x.is_inference():
+            torch.autograd.graph.increment_version(x)
     return o
 
 
 _KINDS = {"TypeError": TypeError, "ValueError": ValueError, "RuntimeError": RuntimeError}
 _UNKNOWN_DTYPE = re.compile(
-    r"^(q|k|v|g|beta|\w*state|\w*state_index|cu_seqlens\w*) has a dtype that it cannot have"
+    r"^(q|k|v|g|beta|\w*state|\w*state_index|checkpoint\w*|cu_seqlens\w*) has a dtype that it cannot have"
 )
 _OWN = re.compile(r"wyvern\.(TypeError|ValueError|RuntimeError): (.*)", re.DOTALL)
 

@@ -70,13 +70,17 @@ _keys_seen: set[str] = set()  # problems whose first keys were looked at
 
 
 class _Pool(NamedTuple):
-    """States that are updated in place."""
+    """States that are updated in place, and those inside sequences; the tensors in the order of
+    wyvern::update."""
 
-    state: Tensor
+    state: Tensor | None
     state_index: Tensor | None
     output_state_index: Tensor | None
     has_initial_state: Tensor | None
+    checkpoint_offsets: Tensor | None
+    checkpoints: Tensor | None
     null_slot_zero: bool
+    checkpoint_every: int
 
 
 def chunk_gated_delta_rule(
@@ -111,6 +115,9 @@ def chunk_gated_delta_rule(
     output_state_index: Tensor | None = None,
     has_initial_state: Tensor | None = None,
     null_slots: str = "negative",
+    checkpoint_every: int | None = None,
+    checkpoint_offsets: Tensor | None = None,
+    checkpoints: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The gated delta rule (Gated DeltaNet, arXiv 2412.06464): S <- exp(g) S; u = beta (v - S^T k);
     S <- S + k u^T; o = scale S^T q.
@@ -170,6 +177,17 @@ def chunk_gated_delta_rule(
         has_initial_state: ``[N]``, bool: where it is false the sequence starts from zeros, whatever its
             slot holds.
         null_slots: "negative", or "non-positive": index 0 makes a null sequence too.
+        checkpoint_every: a multiple of 64: the state after every so many tokens of each sequence goes to
+            ``checkpoints``, without gradients.
+        checkpoint_offsets: ``[N]``, int32 or int64 as ``state_index``: the state after so many tokens of
+            each sequence goes to ``checkpoints`` instead. A multiple of 16; 0, a number past the sequence's
+            end or any other: none does.
+        checkpoints: ``[rows, HV, K, V]`` (``[rows, HV, V, K]`` with ``state_v_first``) in the dtype of
+            ``initial_state`` or ``state``, or without these float32 or bfloat16. With
+            ``checkpoint_offsets`` row n is sequence n's, of N rows. With ``checkpoint_every`` rows of a
+            sequence of L tokens are ``L // checkpoint_every``, one sequence after the other; of more than
+            there are rows the last are not written. Other rows, and those of null sequences, keep what they
+            hold.
 
     Returns:
         o ``[B, T, HV, V]`` in the dtype of q, and the final state, as ``initial_state`` but float32, or
@@ -191,7 +209,10 @@ def chunk_gated_delta_rule(
     return _call(
         problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias,
         cu_seqlens_cpu, disable_recompute,
-        pool=_pool(state, state_index, output_state_index, has_initial_state, null_slots),
+        pool=_pool(
+            state, state_index, output_state_index, has_initial_state, null_slots,
+            checkpoint_every, checkpoint_offsets, checkpoints,
+        ),
     )  # fmt: skip
 
 
@@ -221,6 +242,9 @@ def chunk_delta_rule(
     output_state_index: Tensor | None = None,
     has_initial_state: Tensor | None = None,
     null_slots: str = "negative",
+    checkpoint_every: int | None = None,
+    checkpoint_offsets: Tensor | None = None,
+    checkpoints: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The delta rule (DeltaNet, arXiv 2406.06484): u = beta (v - S^T k); S <- S + k u^T; o = scale S^T q.
 
@@ -237,7 +261,10 @@ def chunk_delta_rule(
     return _call(
         problem, q, k, v, None, beta, None, None, initial_state, cu_seqlens, None, None,
         cu_seqlens_cpu, disable_recompute,
-        pool=_pool(state, state_index, output_state_index, has_initial_state, null_slots),
+        pool=_pool(
+            state, state_index, output_state_index, has_initial_state, null_slots,
+            checkpoint_every, checkpoint_offsets, checkpoints,
+        ),
     )  # fmt: skip
 
 
@@ -276,6 +303,9 @@ def chunk_kda(
     output_state_index: Tensor | None = None,
     has_initial_state: Tensor | None = None,
     null_slots: str = "negative",
+    checkpoint_every: int | None = None,
+    checkpoint_offsets: Tensor | None = None,
+    checkpoints: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """Kimi Delta Attention (arXiv 2510.26692): the gated delta rule with a decay for every key channel.
 
@@ -309,7 +339,10 @@ def chunk_kda(
     return _call(
         problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias,
         cu_seqlens_cpu, disable_recompute, return_intermediate_states,
-        pool=_pool(state, state_index, output_state_index, has_initial_state, null_slots),
+        pool=_pool(
+            state, state_index, output_state_index, has_initial_state, null_slots,
+            checkpoint_every, checkpoint_offsets, checkpoints,
+        ),
     )  # fmt: skip
 
 
@@ -840,12 +873,15 @@ def _call(
                 cu_seqlens_cpu,
             )  # fmt: skip
         if pool is not None:
+            final_state = None
+            if pool.checkpoints is not None and " output_final_state=1" in problem:
+                N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+                final_state = q.new_empty([N, *pool.checkpoints.shape[1:]], dtype=torch.float32)
             o = update(
                 problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
-                cu_seqlens_cpu, pool.state, pool.state_index, pool.output_state_index,
-                pool.has_initial_state,
+                cu_seqlens_cpu, *pool[:6], final_state,
             )  # fmt: skip
-            return o, None
+            return o, final_state
         outputs = run(
             problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
             cu_seqlens_cpu, disable_recompute,
@@ -858,7 +894,7 @@ def _call(
         raise_as_python(
             error, q=q, k=k, v=v, g=g, **gates, initial_state=initial_state, cu_seqlens=cu_seqlens,
             A_log=A_log, dt_bias=dt_bias, cu_seqlens_cpu=cu_seqlens_cpu,
-            **({} if pool is None else pool._asdict() | {"null_slot_zero": None}),
+            **({} if pool is None else dict(zip(_Pool._fields[:6], pool[:6], strict=True))),
         )  # fmt: skip
 
 
@@ -868,8 +904,11 @@ def _pool(
     output_state_index: Tensor | None,
     has_initial_state: Tensor | None,
     null_slots: str,
+    checkpoint_every: int | None = None,
+    checkpoint_offsets: Tensor | None = None,
+    checkpoints: Tensor | None = None,
 ) -> _Pool | None:
-    """What a call says of states in place; None where it has none."""
+    """What a call says of states in place and inside sequences; None where it has none."""
     if null_slots not in ("negative", "non-positive"):
         raise ValueError(f"null_slots is {null_slots!r}; it must be 'negative' or 'non-positive'")
     if state is None:
@@ -880,15 +919,25 @@ def _pool(
         ):
             if x is not None:
                 raise ValueError(f"{name} is given without state; it must be None, or state a pool of states")
-        if null_slots != "negative":
-            raise ValueError(f"null_slots is {null_slots!r} without state_index; it must be 'negative'")
-        return None
     if state_index is None:
         if output_state_index is not None:
             raise ValueError("output_state_index is given without state_index; give both or neither")
         if null_slots != "negative":
             raise ValueError(f"null_slots is {null_slots!r} without state_index; it must be 'negative'")
-    return _Pool(state, state_index, output_state_index, has_initial_state, null_slots == "non-positive")
+    if checkpoint_every is not None and checkpoint_offsets is not None:
+        raise ValueError("checkpoint_every and checkpoint_offsets are given; give one of them")
+    if (checkpoints is None) != (checkpoint_every is None and checkpoint_offsets is None):
+        what = "missing; it must be given with" if checkpoints is None else "given without"
+        raise ValueError(f"checkpoints is {what} checkpoint_every or checkpoint_offsets")
+    if state is None and checkpoints is None:
+        return None
+    every = 0 if checkpoint_every is None else integer("checkpoint_every", checkpoint_every)
+    if checkpoint_every is not None and every <= 0:
+        raise ValueError(f"checkpoint_every is {every}; it must be a multiple of 64")
+    return _Pool(
+        state, state_index, output_state_index, has_initial_state, checkpoint_offsets, checkpoints,
+        null_slots == "non-positive", every,
+    )  # fmt: skip
 
 
 def _pool_options(
@@ -900,22 +949,29 @@ def _pool_options(
     return_intermediate_states: bool,
 ) -> str:
     """The problem with states in place, where nothing else that is asked for speaks against them."""
-    state = tensor("state", pool.state)
-    if state.dtype not in _STATES:
-        raise TypeError(f"state is {state.dtype}; it must be torch.float32 or torch.bfloat16")
-    if initial_state is not None:
-        raise ValueError("initial_state is given; it must be None with state, whose slots hold it")
+    given = "checkpoints" if pool.state is None else "state"
+    for name in ("checkpoints", "state"):
+        if (x := getattr(pool, name)) is not None and tensor(name, x).dtype not in _STATES:
+            raise TypeError(f"{name} is {x.dtype}; it must be torch.float32 or torch.bfloat16")
+    if pool.state is not None:
+        if initial_state is not None:
+            raise ValueError("initial_state is given; it must be None with state, whose slots hold it")
+        if " output_final_state=1" in problem:
+            raise ValueError(
+                "output_final_state is true; it must be false with state, which is updated in place"
+            )
     for name, value in (
-        ("output_final_state", " output_final_state=1" in problem),
         ("disable_recompute", disable_recompute),
         ("return_intermediate_states", return_intermediate_states),
     ):
         if value:
-            raise ValueError(f"{name} is true; it must be false with state, which is updated in place")
+            raise ValueError(f"{name} is true; it must be false with {given}, which is updated in place")
     if tensor("q", q).dtype is torch.float64:
         raise TypeError(
-            "q is torch.float64; with state it must be torch.float32, torch.float16 or torch.bfloat16"
+            f"q is torch.float64; with {given} it must be torch.float32, torch.float16 or torch.bfloat16"
         )
+    if pool.checkpoint_every:
+        problem += f" checkpoint_every={pool.checkpoint_every}"
     return problem + " null_slot_zero=1" if pool.null_slot_zero else problem
 
 
