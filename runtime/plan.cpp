@@ -237,6 +237,7 @@ Constants problem_constants(const Problem& problem) {
   c.OUTPUT_STATE_INDEX = problem.output_state_index;
   c.HAS_INITIAL_STATE = problem.has_initial_state;
   c.INDEX_DTYPE = problem.index_dtype;
+  c.BATCH_INVARIANT = problem.batch_invariant;
   c.CHECKPOINTS = has_checkpoints(problem);
   c.CHECKPOINT_OFFSETS = problem.checkpoint_offsets;
   c.CHECKPOINT_EVERY = problem.checkpoint_every;
@@ -448,13 +449,11 @@ static Problem of_one_sequence(Problem problem) {
   return problem;
 }
 
-Plan default_plan(const Problem& asked, const Target& target) {
-  if (asked.batch_invariant && target.device != DeviceKind::cpu)
-    throw Error(ErrorKind::kUnavailable,
-                fmt::format("batch_invariant is true, which only the CPU's plans keep yet, and the "
-                            "device is {}; open the device cpu, or leave batch_invariant out",
-                            target.name()));
+Plan default_plan(const Problem& asked, const Target& given) {
   const Problem problem = asked.batch_invariant ? of_one_sequence(asked) : asked;
+  Target target = given;
+  // How much of a device one sequence fills says nothing: the fewest kernels, no segments.
+  if (asked.batch_invariant) target.limits.multiprocessors = 0;
   const std::span<const std::int64_t> sizes = chunk_sizes(problem, target.device);
   const std::vector<StageUse> uses = stage_uses(problem);
   // The cheapest, where costs tell; else the first chunk size for which there is a plan.

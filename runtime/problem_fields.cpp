@@ -222,7 +222,7 @@ const std::array kFields{
                  }},
     ProblemField{"batch_invariant",
                  &Problem::batch_invariant,
-                 "a sequence's bits do not depend on the rest of the batch or on tuning; cpu only",
+                 "a sequence's bits do not depend on the rest of the batch or on tuning",
                  kServing,
                  {"--batch-invariant", For::every},
                  29,

@@ -55,6 +55,7 @@
   X(STATE_INDEX, "state_index says which slot of the pool a sequence has")                  \
   X(OUTPUT_STATE_INDEX, "output_state_index says which slot its final state goes to")       \
   X(HAS_INITIAL_STATE, "has_initial_state says which sequences start from zeros")           \
+  X(BATCH_INVARIANT, "a sequence's bits do not depend on the rest of the batch")            \
   X(CHECKPOINTS, "states inside sequences are written")                                     \
   X(CHECKPOINT_OFFSETS, "checkpoint_offsets says after how many tokens")                    \
   X(FIRST_STEP, "what has a row a token belongs to its first step; else to its last")
@@ -114,7 +115,7 @@ struct Spec : Constants {
 template <class T>
 struct Constant {
   std::string_view name;
-  T Constants::*member;
+  T Constants::* member;
   std::string_view meaning;
 };
 using AnyConstant = std::variant<Constant<std::int64_t>, Constant<DType>, Constant<bool>>;
@@ -142,7 +143,7 @@ Value value_of(const AnyConstant& constant, const Constants& constants);
 /// One integer tunable by name; `precision` is the only other.
 struct TunableName {
   std::string_view name;
-  std::int64_t Spec::*member = nullptr;  ///< null for `precision`
+  std::int64_t Spec::* member = nullptr;  ///< null for `precision`
   std::string_view meaning;
 };
 

@@ -35,9 +35,11 @@ inline Argument slots_read(const Presence& when) {
 }
 
 /// Blocks that share a sequence, where `chains` walks of `chunks` chunks each could run side by
-/// side: as many as find a multiprocessor of their own, with shares of `least` chunks or more.
-inline std::int64_t sequence_shares(std::int64_t chains, std::int64_t chunks, std::int64_t least,
-                                    const Limits& limits) {
+/// side: as many as find a multiprocessor of their own, with shares of `least` chunks or more. One
+/// where bits are not to depend on how many walks there are.
+inline std::int64_t sequence_shares(const Spec& s, std::int64_t chains, std::int64_t chunks,
+                                    std::int64_t least, const Limits& limits) {
+  if (s.BATCH_INVARIANT || chains == 0) return 1;
   return std::max<std::int64_t>(1, std::min(limits.multiprocessors / chains, chunks / least));
 }
 

@@ -9,7 +9,7 @@
 #include <numbers>
 
 #include "tests/emulator/device.hpp"
-#include "tests/operators/fixture.hpp"
+#include "tests/operators/invariance.hpp"
 #include "tests/support/full_suite.hpp"
 
 namespace wyvern::testing {
@@ -65,6 +65,36 @@ TEST_P(EmulatedSegments, MatchesOracle) {
     if (step.config.contains("SEG")) step.config.set("SEG", std::int64_t{8});
   check(emulator::prepare(device(), data.problem, plan), data);
 }
+
+class EmulatedInvariance : public BatchInvariance<EmulatedOperator>,
+                           public ::testing::WithParamInterface<OperatorPass> {
+ protected:
+  EmulatedInvariance() { device_ = emulator::open_emulated_device(132); }
+};
+
+/// By the kernels of a whole pass for Hopper, and by those of any GPU.
+TEST_P(EmulatedInvariance, AloneInABatchAndInPieces) {
+  const bool forward = GetParam().pass == Pass::forward;
+  for (const Options options : {Options::wide, Options::few, Options::many}) {
+    if (options != Options::wide && !forward) continue;  // the same kernels
+    const Problem p = problem(GetParam(), options);
+    const Lengths lengths =
+        forward ? Lengths{37, 3, 64, 1, 100, 2, 65} : Lengths{3, 0, 1, 8, 2, 4, 1};
+    expect_the_same_anywhere(p, lengths, full_suite() ? Order{0, 2, 4} : Order{2},
+                             /*many=*/false);
+    expect_the_same_in_pieces(p);
+  }
+}
+
+std::vector<OperatorPass> invariant_passes() {
+  std::vector<OperatorPass> all;
+  for (const char* const op : {"delta_rule", "gated_delta_rule", "kda"})
+    for (const Pass pass : {Pass::forward, Pass::recurrent}) all.push_back({op, pass});
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(, EmulatedInvariance, ::testing::ValuesIn(invariant_passes()),
+                         [](const auto& each) { return name_of(each.param); });
 
 /// A stage's kernel for Hopper finds its tensors, the one behind its tensor map too, in the
 /// workspace and among the caller's.

@@ -410,11 +410,9 @@ std::vector<OperatorCase> listed_cases(const OperatorPass& which, DeviceKind kin
     add_chunks(cases, which.pass);
   if (which.pass != Pass::backward) add_pools_in_place(cases);
   if (which.pass == Pass::forward && !cases.facts().householder) add_checkpoints(cases);
-  if (kind == DeviceKind::cpu) {
-    if (which.pass != Pass::backward)
-      cases.add("BatchInvariant", [](Problem& p) { p.batch_invariant = true; });
-    cases.join();
-  }
+  if (which.pass != Pass::backward)
+    cases.add("BatchInvariant", [](Problem& p) { p.batch_invariant = true; });
+  if (kind == DeviceKind::cpu) cases.join();
   return cases.take();
 }
 

@@ -70,7 +70,7 @@ struct Problem {
   bool output_final_state = false;  ///< the final state is wanted; backward: dht is given
   bool state_v_first = false;       ///< states are [N,HV,V,K]
   /// A sequence's bits follow from its own tokens, heads and options, not from the sequences beside
-  /// it or from tuning (SPECIFICATION.md, section 10). The CPU's forward and recurrent pass only.
+  /// it or from tuning (SPECIFICATION.md, section 10). The forward and recurrent pass only.
   bool batch_invariant = false;
 
   // The forward and backward pass only.

@@ -253,8 +253,7 @@ class Runtime {
   /// recently takes no lock, allocates nothing and needs a tenth of a microsecond; it then sees a
   /// winner that another process stored 20 milliseconds late, and one that this process stored at
   /// once. Throws Error: kBadInput for an illegal problem or one of more blocks than a launch of
-  /// the device may have, kUnavailable when a compiler is missing, no template fits the device, or
-  /// it is a GPU and the problem batch_invariant.
+  /// the device may have, kUnavailable when a compiler is missing or no template fits the device.
   Operator prepare(const Device& device, const Problem& problem);
   /// The same by a given plan. Throws Error(kBadInput) when the plan does not carry out the
   /// problem, or names the step and the tunable where a config is not in its template's space for

@@ -29,7 +29,7 @@ TiledView outputs(const Spec& s, const Extents& e) {
 /// Blocks that share a sequence's columns out: without a gate older states always count, and one
 /// walks through all of it.
 std::int64_t shares(const Spec& s, std::int64_t chains, std::int64_t chunks, const Limits& limits) {
-  return s.SCALAR_GATE && chains > 0 ? hopper::sequence_shares(chains, chunks, 16, limits) : 1;
+  return s.SCALAR_GATE ? hopper::sequence_shares(s, chains, chunks, 16, limits) : 1;
 }
 
 std::int64_t blocks(const Spec& s, const Extents& e, const Limits& limits) {
@@ -77,6 +77,9 @@ std::string illegal(const Spec& s, const Limits& limits) {
   if (s.BV != kColumns && s.QK_L2NORM && s.DTYPE == DType::fp16)
     return fmt::format("BV={} leaves no registers for fp16 rows with norms", s.BV);
   if (s.V % s.BV != 0) return fmt::format("V={} is not a multiple of BV={}", s.V, s.BV);
+  if (s.BATCH_INVARIANT && s.BV != kColumns)
+    return fmt::format("BV={}: how long the decay of a state is put off depends on what was before",
+                       s.BV);
   if (s.NEG_EIGVAL) return "states that need not decay want more digits than 16-bit products keep";
   if (s.KEEP_STATES || s.KEEP_INVERSE) return "what is inside a chunk stays on chip";
   if (s.CHECKPOINTS) return "states inside sequences stay on chip";

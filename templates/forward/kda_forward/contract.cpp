@@ -29,7 +29,8 @@ TiledView gates(const Spec& s, const Extents& e) {
 
 std::int64_t blocks(const Spec& s, const Extents& e, const Limits& limits) {
   const std::int64_t chains = e.N * s.HV * (s.V / s.BV);
-  return chains == 0 ? 0 : chains * hopper::sequence_shares(chains, e.NT / e.N, 4, limits);
+  return chains *
+         hopper::sequence_shares(s, chains, e.NT / std::max<std::int64_t>(e.N, 1), 4, limits);
 }
 
 std::string illegal(const Spec& s, const Limits& limits) {

@@ -162,7 +162,7 @@ def chunk_gated_delta_rule(
         transpose_state_layout: the old name of ``state_v_first``.
         batch_invariant: a sequence's bits do not depend on the sequences beside it, on its place among them
             or on tuning, and going on from a float32 final state after a multiple of 64 tokens gives the
-            bits of one call; on the CPU, and without gradients.
+            bits of one call; without gradients. On a GPU no sequence is shared out over blocks then.
         state: a pool of states ``[slots, HV, K, V]`` (``[slots, HV, V, K]`` with ``state_v_first``) in
             float32 or bfloat16, in the place of ``initial_state`` and ``output_final_state``: the states
             that sequences start from, where their final states are left. It is updated in place, without
