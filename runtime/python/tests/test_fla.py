@@ -72,8 +72,7 @@ def declined_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return own
 
     # A fresh enable() finds these where FLA's functions without backends are.
-    monkeypatch.setattr(wyvern.fla, "_registered", False)
-    monkeypatch.setattr(wyvern.fla, "_pairs", [])
+    monkeypatch.setattr(wyvern.fla._switch, "pairs", None)
     for name in NAMES:
         if name not in wyvern.fla._DISPATCHED:
             monkeypatch.setattr(importlib.import_module(wyvern.fla._MODULES[name]), name, stand_in(name))
@@ -271,8 +270,7 @@ def test_parts_of_layers_elsewhere_are_left_alone(monkeypatch: pytest.MonkeyPatc
 
     called: list[str] = []
     monkeypatch.setattr(fused_norm_gate, "rms_norm_gated", lambda x, *_: called.append(x.device.type))
-    monkeypatch.setattr(wyvern.fla, "_registered", False)
-    monkeypatch.setattr(wyvern.fla, "_pairs", [])
+    monkeypatch.setattr(wyvern.fla._switch, "pairs", None)
     with wyvern.fla.enable():
         for device in ("meta", "cpu"):
             x = torch.ones(1, 2, device=device)

@@ -67,6 +67,50 @@ def test_decoding_takes_slices_without_a_copy(device: str, T: int, dtype: torch.
     assert torch.equal(decode(apart, k, v, g, beta)[0], decode(*inputs)[0])
 
 
+def launches(function) -> int:
+    """How many kernels, copies and fills a call has a GPU do, after its first."""
+    function()
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        function()
+        torch.cuda.synchronize()
+    return sum(event.device_type is torch.autograd.DeviceType.CUDA for event in profile.events())
+
+
+@pytest.mark.parametrize("kda", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_decoding_is_one_launch(device: str, dtype: torch.dtype, kda: bool) -> None:
+    """q, k and v as slices of rows, raw gates and rates as slices of others, parameters, a pool of states."""
+    N, heads = 5, 8
+    keys, values = (heads if kda else H) * K, heads * V
+    gates = heads * K if kda else heads
+    rows = torch.randn(N, 2 * keys + values + 16, device=device).to(dtype)
+    raw = torch.randn(N, gates + heads, device=device).to(dtype)
+    pool = torch.randn(7, heads * V * K + 64, device=device)[:, :-64].unflatten(1, (heads, V, K))
+    slots = torch.tensor([3, 0, 6, -1, 2], dtype=torch.int32, device=device)
+    A_log, dt_bias = torch.randn(heads, device=device), torch.randn(gates, device=device)
+    function = ops.fused_recurrent_kda if kda else ops.fused_recurrent_gated_delta_rule
+
+    def call(state: torch.Tensor, prepare=lambda x: x) -> torch.Tensor:
+        q, k, v, _ = rows.unsqueeze(1).split([keys, keys, values, 16], dim=-1)
+        g, beta = raw.unsqueeze(1).split([gates, heads], dim=-1)
+        given = [q.unflatten(-1, (-1, K)), k.unflatten(-1, (-1, K)), v.unflatten(-1, (-1, V))]
+        given += [g.unflatten(-1, (-1, K)) if kda else g, beta]
+        names = ("q", "k", "v", "g", "beta")
+        o, _ = function(
+            **{name: prepare(x) for name, x in zip(names, given, strict=True)}, A_log=A_log, dt_bias=dt_bias,
+            use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True,
+            state=state, state_index=slots, state_v_first=True, null_slots="non-positive",
+        )  # fmt: skip
+        return o
+
+    other = pool.clone()
+    assert torch.equal(call(pool), call(other, torch.Tensor.contiguous)) and torch.equal(pool, other)
+    assert copies(lambda _: call(pool), pool) == 0
+    if device == "cuda":
+        assert launches(lambda: call(pool)) == 1
+
+
 @pytest.mark.parametrize("function", [chunk, decode])
 def test_what_repeats_or_overlaps_is_copied(device: str, function) -> None:
     q, k, v, g, beta = dense(slices(projection(5, device)))

@@ -115,7 +115,7 @@ def counted_from_zero(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         for name in served._FUNCTIONS:
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, inspect.unwrap(getattr(module, name)))
-    monkeypatch.setattr(served, "_pairs", [])
+    monkeypatch.setattr(served._switch, "pairs", None)
     served.report(reset=True)
     yield
     served.disable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import platform
 import re
@@ -115,6 +116,17 @@ def test_metadata(wheel: Path, cpu_wheel: Path) -> None:
     wanted = metadata(wheel).get_all("Requires-Dist")
     assert [one for one in wanted if one.startswith("wyvern")] == ['wyvern-kernels-cpu; extra == "cpu"']
     assert all("extra ==" in one for one in wanted)  # PyTorch too is optional
+
+
+def test_engines_find_their_plugins(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as file:
+        (name,) = [one for one in file.namelist() if one.endswith(".dist-info/entry_points.txt")]
+        said = configparser.ConfigParser()
+        said.read_string(file.read(name).decode())
+    groups = {"vllm.general_plugins": "vllm", "sglang.srt.plugins": "sglang"}
+    for group, module in groups.items():
+        assert dict(said[group]) == {"wyvern": f"wyvern.{module}:plugin"}
+        assert f"wyvern/{module}.py" in zipfile.ZipFile(wheel).namelist()
 
 
 def test_content(wheel: Path) -> None:

@@ -36,13 +36,15 @@ __all__ = [
     "plan_digest",
     "policy",
     "prepared",
+    "sglang",
     "stages",
     "transformers",
     "tune",
+    "vllm",
     "wait_for_tuning",
 ]
 
-_MODULES = ("cache", "distributed", "fla", "ops", "stages", "transformers")
+_MODULES = ("cache", "distributed", "fla", "ops", "sglang", "stages", "transformers", "vllm")
 _FUNCTIONS = {"tune": "tuning", "plan_digest": "distributed"}  # by the module that has them
 
 

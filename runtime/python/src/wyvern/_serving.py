@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ class Counts:
         self._served: dict[str, int] = {}
         self._declined: dict[str, dict[str, int]] = {}
         self._traced: dict[str, int] = {}
+        self._thread = threading.local()
 
     def traced(self, name: str) -> None:
         with self._lock:
@@ -84,6 +86,19 @@ class Counts:
         self.served(function.__name__)
         return result, None
 
+    def fall_back(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What the library's own function makes of a call; the calls that it makes are not tried again."""
+        self._thread.falls_back = True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._thread.falls_back = False
+
+    @property
+    def falls_back(self) -> bool:
+        """Whether this thread is in a function that computes what was declined."""
+        return getattr(self._thread, "falls_back", False)
+
 
 def on_cpu(*args: Any, **kwargs: Any) -> bool:
     """Whether a tensor of a call is on the CPU."""
@@ -112,12 +127,12 @@ def replacement(
     @torch.compiler.disable
     @functools.wraps(original)
     def serve(*args: Any, **kwargs: Any) -> Any:
-        if is_on():
+        if is_on() and not counts.falls_back:
             result, declined = counts.attempt(function, *args, **kwargs)
             if declined is None:
                 return result
             try:
-                return original(*args, **kwargs)
+                return counts.fall_back(original, *args, **kwargs)
             except Exception as error:
                 if not on_cpu(*args, **kwargs):
                     raise
@@ -138,3 +153,61 @@ def exchange(pairs: list[tuple[Callable[..., Any], Callable[..., Any]]]) -> None
             new = other.get(id(value))
             if new is not None:
                 names[name] = new
+
+
+Pairs = list[tuple[Callable[..., Any], Callable[..., Any]]]
+
+
+class Enabled:
+    """What enable() gives: nothing to hold on to, or a context manager that disables at its end."""
+
+    def __init__(self, switch: Switch, first: bool) -> None:
+        self._switch = switch
+        self._first = first
+
+    def __enter__(self) -> Enabled:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._first:
+            self._switch.disable()
+
+
+class Switch:
+    """Whether calls of a library are served. Safe for threads.
+
+    pairs: the library's functions and what stands in their places while enabled; found by find at the
+    first enable(), None before.
+    """
+
+    def __init__(self, find: Callable[[], Pairs]) -> None:
+        self.counts = Counts()
+        self.pairs: Pairs | None = None
+        self._find = find
+        self._lock = threading.Lock()
+        self._enabled = False
+
+    def enable(self) -> Enabled:
+        """Raises what find raises, and leaves everything as it was then."""
+        with self._lock:
+            first = not self._enabled
+            if first:
+                if self.pairs is None:
+                    self.pairs = self._find()
+                exchange(self.pairs)
+                self._enabled = True
+        return Enabled(self, first)
+
+    def disable(self) -> None:
+        with self._lock:
+            if self._enabled:
+                exchange([(new, old) for old, new in self.pairs or []])
+                self._enabled = False
+
+    def is_enabled(self) -> bool:
+        return self._enabled

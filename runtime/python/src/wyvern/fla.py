@@ -18,11 +18,10 @@ import importlib
 import os
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 from . import _fla_modules, ops
-from ._serving import Counts, Report, declined_on_cpu, exchange, on_cpu, replacement
+from ._serving import Enabled, Pairs, Report, Switch, declined_on_cpu, on_cpu, replacement
 
 __all__ = ["Report", "disable", "enable", "is_enabled", "report"]
 
@@ -40,15 +39,8 @@ _MODULES = {
 _DISPATCHED = ("chunk_gated_delta_rule", "chunk_kda")
 _SWITCH = "FLA_WYVERN"
 
-_counts = Counts()
-_lock = threading.Lock()
-_enabled = False
-_registered = False
-# FLA's functions and what stands in their places while enabled.
-_pairs: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
 
-
-class enable:  # noqa: N801 (called as a function)
+def enable() -> Enabled:
     """Serves flash-linear-attention's operators from now on, for all threads of the process.
 
     Modules that imported the functions before have them replaced too. As a context manager it disables at
@@ -60,31 +52,17 @@ class enable:  # noqa: N801 (called as a function)
     Raises:
         ImportError: flash-linear-attention 0.6 or later is not installed.
     """
-
-    def __init__(self) -> None:
-        self._first = _set(True)
-
-    def __enter__(self) -> enable:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._first:
-            disable()
+    return _switch.enable()
 
 
 def disable() -> None:
     """Gives flash-linear-attention its own functions back, in every module; counts are kept."""
-    _set(False)
+    _switch.disable()
 
 
 def is_enabled() -> bool:
     """Whether calls are served: enabled, and not switched off by FLA_WYVERN=0."""
-    return _enabled and os.environ.get(_SWITCH, "1") != "0"
+    return _switch.is_enabled() and os.environ.get(_SWITCH, "1") != "0"
 
 
 def report(reset: bool = False) -> Report:
@@ -92,29 +70,11 @@ def report(reset: bool = False) -> Report:
 
     reset: count from 0 again.
     """
-    return _counts.report(reset)
+    return _switch.counts.report(reset)
 
 
-def _set(enabled: bool) -> bool:
-    """Whether that changed anything."""
-    global _enabled
-    with _lock:
-        if enabled == _enabled:
-            return False
-        if enabled:
-            _prepare()
-            exchange(_pairs)
-        else:
-            exchange([(new, old) for old, new in _pairs])
-        _enabled = enabled
-    return True
-
-
-def _prepare() -> None:
-    """Registers the backend and makes the replacements, once."""
-    global _registered
-    if _registered:
-        return
+def _find() -> Pairs:
+    """The functions and their replacements; registers the backend."""
     try:
         backends = importlib.import_module("fla.backends")
         originals = {
@@ -128,15 +88,19 @@ def _prepare() -> None:
         ) from error
     # FLA's own switch: then its backends are asked for nothing, and names are all there is.
     dispatched = () if os.environ.get("FLA_DISABLE_BACKEND_DISPATCH") == "1" else _DISPATCHED
-    for name, original in originals.items():
-        if name not in dispatched:
-            _pairs.append((original, replacement(original, getattr(ops, name), _counts, is_enabled)))
-    _pairs.extend(parts_of_layers)
+    pairs = [
+        (original, replacement(original, getattr(ops, name), _switch.counts, is_enabled))
+        for name, original in originals.items()
+        if name not in dispatched
+    ]
     if dispatched:
         backend = _backend(backends.BaseBackend)
         backends.register("gated_delta_rule", env_var=_SWITCH)(backend)
         backends.register(originals["chunk_kda"], env_var=_SWITCH)(backend)
-    _registered = True
+    return pairs + parts_of_layers
+
+
+_switch = Switch(_find)
 
 
 def _backend(base: Any) -> Any:
@@ -161,7 +125,7 @@ def _backend(base: Any) -> Any:
         def verify(self, function_name: str, *args: Any, **kwargs: Any) -> tuple[bool, str | None]:
             if function_name not in _DISPATCHED:
                 return False, "it is a part of an operator"
-            result, declined = _counts.attempt(getattr(ops, function_name), *args, **kwargs)
+            result, declined = _switch.counts.attempt(getattr(ops, function_name), *args, **kwargs)
             self._made.result = result
             if declined is None:
                 return True, None

@@ -16,15 +16,13 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 from ._torch import torch
 
 from . import ops
-from ._serving import Counts, Report, exchange
+from ._serving import Enabled, Pairs, Report, Switch
 
 __all__ = ["Report", "disable", "enable", "is_enabled", "report"]
 
@@ -46,14 +44,8 @@ _FUNCTIONS = {
     "torch_recurrent_gated_delta_rule": ops.fused_recurrent_gated_delta_rule,
 }
 
-_counts = Counts()
-_lock = threading.Lock()
-_enabled = False
-# The models' functions and what stands in their places while enabled.
-_pairs: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
 
-
-class enable:  # noqa: N801 (called as a function)
+def enable() -> Enabled:
     """Serves the models' delta rules from now on, for all threads of the process.
 
     As a context manager it disables at the end what it enabled::
@@ -64,31 +56,17 @@ class enable:  # noqa: N801 (called as a function)
     Raises:
         ImportError: transformers is not installed, or none of the models is in it.
     """
-
-    def __init__(self) -> None:
-        self._first = _set(True)
-
-    def __enter__(self) -> enable:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._first:
-            disable()
+    return _switch.enable()
 
 
 def disable() -> None:
     """Gives the models their own functions back; counts are kept."""
-    _set(False)
+    _switch.disable()
 
 
 def is_enabled() -> bool:
     """Whether calls are served."""
-    return _enabled
+    return _switch.is_enabled()
 
 
 def report(reset: bool = False) -> Report:
@@ -97,26 +75,10 @@ def report(reset: bool = False) -> Report:
 
     reset: count from 0 again.
     """
-    return _counts.report(reset)
+    return _switch.counts.report(reset)
 
 
-def _set(enabled: bool) -> bool:
-    """Whether that changed anything."""
-    global _enabled
-    with _lock:
-        if enabled == _enabled:
-            return False
-        if enabled:
-            if not _pairs:
-                _pairs.extend(_find())
-            exchange(_pairs)
-        else:
-            exchange([(new, old) for old, new in _pairs])
-        _enabled = enabled
-    return True
-
-
-def _find() -> list[tuple[Callable[..., Any], Callable[..., Any]]]:
+def _find() -> Pairs:
     """Every model's functions and their replacements."""
     found = []
     missing: ImportError | None = None
@@ -137,6 +99,8 @@ def _find() -> list[tuple[Callable[..., Any], Callable[..., Any]]]:
         ) from missing
     return found
 
+
+_switch = Switch(_find)
 
 # What parameters of theirs are called here.
 _NAMES = {"query": "q", "key": "k", "value": "v"}
@@ -159,7 +123,7 @@ def _serving(original: Callable[..., Any], function: Callable[..., Any]) -> Call
 
     @torch.compiler.assume_constant_result  # called while a call is traced, and no part of the trace
     def count_traced() -> None:
-        _counts.traced(function.__name__)
+        _switch.counts.traced(function.__name__)
 
     @functools.wraps(original)
     def serve(*args: Any, **kwargs: Any) -> Any:
@@ -171,7 +135,7 @@ def _serving(original: Callable[..., Any], function: Callable[..., Any]) -> Call
             return original(*args, **kwargs)
         given = {_NAMES.get(name, name): value for name, value in (by_place | kwargs).items()}
         given = {name: value for name, value in given.items() if name in accepted}
-        result, declined = _counts.attempt(function, **given)
+        result, declined = _switch.counts.attempt(function, **given)
         return result if declined is None else original(*args, **kwargs)
 
     return serve

@@ -1,0 +1,368 @@
+"""wyvern.sglang against SGLang's contract: what fake_sglang.py computes, the names in SGLang's sources."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import engines
+import fake_sglang
+import pytest
+import torch
+import wyvern.sglang
+from reference import error
+from torch import Tensor
+
+H, HV, K, V, SLOTS = 2, 4, 32, 32, 9
+ENDS = [0, 70, 71, 200]
+INDEX = [4, 0, -1, 7, 2]
+
+
+@pytest.fixture
+def sglang(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """SGLang in small, and wyvern.sglang that has not seen it."""
+    fake = fake_sglang.install(monkeypatch)
+    monkeypatch.setattr(wyvern.sglang._switch, "pairs", None)
+    monkeypatch.setattr(wyvern.sglang, "_made", {})
+    wyvern.sglang.report(reset=True)
+    yield fake
+    wyvern.sglang.disable()
+
+
+def pool_of(rows: int = SLOTS, *, steps: int | None = None) -> Tensor:
+    """States ``[rows, HV, V, K]`` of one layer in pages of three; with steps a buffer of snapshots."""
+    if steps is not None:
+        return torch.randn(rows, steps, HV, V, K)
+    return torch.randn(rows, 3, HV, V, K)[:, 1]
+
+
+def dispatcher(sglang: SimpleNamespace, kda: bool, prefill: str = "triton") -> Any:
+    if kda:
+        return sglang.KDAKernelDispatcher("triton", "triton", "triton")
+    return sglang.GDNKernelDispatcher("triton", prefill, None)
+
+
+def compare(sglang: SimpleNamespace, kda: bool, role: str, method: str, given: dict[str, Any],
+            changed: tuple[str, ...], counted: str, prefill: str = "triton") -> tuple[Any, Any]:  # fmt: skip
+    """Wyvern's result and SGLang's, of one served call; named tensors end up the same."""
+    theirs = {name: x.clone() if isinstance(x, Tensor) else x for name, x in given.items()}
+    wanted = getattr(getattr(dispatcher(sglang, kda, prefill), role), method)(**theirs)
+    with wyvern.sglang.enable():
+        kernel = getattr(dispatcher(sglang, kda, prefill), role)
+        got = getattr(kernel, method)(**given)
+    told = wyvern.sglang.report(reset=True)
+    assert told.served == {counted: 1} and not told.declined, told
+    for name in changed:
+        assert error(given[name], theirs[name]) < 1e-5, name
+    return got, wanted
+
+
+def gates(kda: bool) -> dict[str, Tensor]:
+    return {"A_log": torch.randn(HV), "dt_bias": torch.randn(HV * K if kda else HV)}
+
+
+@pytest.mark.parametrize("kda", [False, True])
+def test_decode(sglang: SimpleNamespace, kda: bool) -> None:
+    """-1 is padding, of which vLLM's 0 is none; slots that no sequence has keep their bits."""
+    heads = HV if kda else H
+    q, k, v = (torch.randn(1, 5, h, K) for h in (heads, heads, HV))
+    given = {
+        "q": q, "k": k, "v": v, "a": torch.randn(1, 5, HV * K) if kda else torch.randn(5, HV),
+        "b": torch.randn(1, 5, HV) if kda else torch.randn(5, HV), **gates(kda), "ssm_states": pool_of(),
+        "cache_indices": torch.tensor(INDEX, dtype=torch.int32), "query_start_loc": torch.arange(6),
+    }  # fmt: skip
+    if kda:
+        given["lower_bound"] = -5.0
+    before = given["ssm_states"].clone()
+    name = "kda_decode" if kda else "gdn_decode"
+    got, wanted = compare(sglang, kda, "decode_kernel", "decode", given, ("ssm_states",), name)
+    assert got.shape == wanted.shape == (1, 5, HV, V) and error(got, wanted) < 1e-5
+    assert not got[:, 2].any() and got[:, 1].any()
+    others = [slot for slot in range(SLOTS) if slot not in INDEX]
+    assert torch.equal(given["ssm_states"][others], before[others])
+    assert not torch.equal(given["ssm_states"][0], before[0])
+
+
+@pytest.mark.parametrize("kda", [False, True])
+def test_packed_decode(sglang: SimpleNamespace, kda: bool) -> None:
+    heads = HV if kda else H
+    width = 2 * heads * K + HV * V
+    given = {
+        "mixed_qkv": torch.randn(5, width), "a": torch.randn(5, HV, K) if kda else torch.randn(5, HV),
+        "b": torch.randn(5, HV), **gates(kda), "scale": 0.3, "ssm_states": pool_of(),
+        "cache_indices": torch.tensor(INDEX, dtype=torch.int32), "num_v_heads": HV, "head_v_dim": V,
+        "replayssm_write_pos": None,
+    }  # fmt: skip
+    name = "kda_packed_decode" if kda else "gdn_packed_decode"
+    got, wanted = compare(sglang, kda, "decode_kernel", "packed_decode", given, ("ssm_states",), name)
+    assert got.shape == wanted.shape == (1, 5, HV, V) and error(got, wanted) < 1e-5
+
+
+def verified(kda: bool, tree: bool) -> dict[str, Any]:
+    """Drafts of four tokens for three sequences, the last of which is padding."""
+    N, steps = 3, 4
+    heads = HV if kda else H
+    q, k, v = (torch.randn(1, N * steps, h, K) for h in (heads, heads, HV))
+    parent = torch.tensor([[99, 0, 0, 1], [99, 0, 1, 2], [99, 0, 0, 0]])  # the first is never set
+    return {
+        "q": q, "k": k, "v": v,
+        "a": torch.randn(1, N * steps, HV * K) if kda else torch.randn(N * steps, HV),
+        "b": torch.randn(N * steps, HV), **gates(kda), "ssm_states": pool_of(),
+        "cache_indices": torch.tensor([4, 0, -1]),
+        "query_start_loc": torch.arange(0, N * steps + 1, steps),
+        "intermediate_states_buffer": pool_of(5, steps=steps),
+        "intermediate_state_indices": torch.tensor([3, 1, 0]), "cache_steps": steps,
+        "retrieve_parent_token": parent if tree else None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize("kda", [False, True])
+def test_target_verify(
+    sglang: SimpleNamespace, kda: bool, tree: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool stays as it was; the states after each token go to the buffer."""
+    engines.need("parent", monkeypatch)
+    given = verified(kda, tree)
+    before = given["ssm_states"].clone()
+    kept = given["intermediate_states_buffer"].clone()
+    name = "kda_target_verify" if kda else "gdn_target_verify"
+    role = "verify_kernel" if kda or not tree else "tree_verify_kernel"
+    changed = ("intermediate_states_buffer",)
+    got, wanted = compare(sglang, kda, role, "target_verify", given, changed, name)
+    assert got.shape == wanted.shape and error(got, wanted) < 1e-5 and not got[:, 8:].any()
+    assert torch.equal(given["ssm_states"], before)
+    assert torch.equal(given["intermediate_states_buffer"][[2, 4]], kept[[2, 4]])
+    if tree:
+        assert given["retrieve_parent_token"][0, 0] == 99
+
+
+def prompt(kda: bool) -> dict[str, Any]:
+    heads = HV if kda else H
+    q, k, v = (torch.randn(1, ENDS[-1], h, K) for h in (heads, heads, HV))
+    return {
+        "q": q, "k": k, "v": v, "ssm_states": pool_of(),
+        "cache_indices": torch.tensor([4, 0, 7], dtype=torch.int32),
+        "query_start_loc": torch.tensor(ENDS, dtype=torch.int32),
+        "g": torch.randn(1, ENDS[-1], HV * K) if kda else -torch.rand(1, ENDS[-1], HV),
+        "beta": torch.randn(1, ENDS[-1], HV) if kda else torch.rand(1, ENDS[-1], HV),
+    }  # fmt: skip
+
+
+def test_extend_of_gdn(sglang: SimpleNamespace) -> None:
+    given = prompt(False) | {"num_state_checkpoints": 0, "track_state": None, "track_chunk_idx": None}
+    got, wanted = compare(sglang, False, "extend_kernel", "extend", given, ("ssm_states",), "gdn_extend")
+    assert len(got) == 3 and got[1] is None and error(got[0], wanted[0]) < 1e-5
+
+
+@pytest.mark.parametrize("bound", [None, -5.0])
+def test_extend_of_kda(sglang: SimpleNamespace, bound: float | None) -> None:
+    given = prompt(True) | gates(True) | {"lower_bound": bound, "beta_is_raw": True, "is_spec_decode": False}
+    got, wanted = compare(sglang, True, "extend_kernel", "extend", given, ("ssm_states",), "kda_extend")
+    assert got.shape == wanted.shape and error(got, wanted) < 1e-5
+    tracked = given | {"return_intermediate_states": True, "track_ssm_h_src": torch.empty(0)}
+    got, wanted = compare(sglang, True, "extend_kernel", "extend", tracked, ("ssm_states",), "kda_extend")
+    assert isinstance(got, tuple) and len(got) == 2 and error(got[0], wanted[0]) < 1e-5
+
+
+@pytest.mark.parametrize("every", [64, 128])
+def test_checkpoints(sglang: SimpleNamespace, every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    engines.need("checkpoints", monkeypatch)
+    counts = [(last - first) // every for first, last in zip(ENDS, ENDS[1:], strict=False)]
+    given = prompt(False) | {
+        "num_state_checkpoints": sum(counts), "state_checkpoint_every_n_tokens": every,
+        "state_checkpoint_cu_starts": torch.tensor([0, *counts]).cumsum(0), "output": None,
+    }  # fmt: skip
+    changed = ("ssm_states",)
+    got, wanted = compare(
+        sglang, False, "extend_kernel", "extend", given, changed, "gdn_extend", "flashinfer"
+    )
+    assert error(got[0], wanted[0]) < 1e-5 and got[1] is None
+    assert got[2].shape == wanted[2].shape == (1, sum(counts), HV, V, K) and error(got[2], wanted[2]) < 1e-5
+
+
+def tracked(kda: bool) -> dict[str, Any]:
+    """Chunks before which a state is asked for: the second of the first, none of the second, the third."""
+    more = {
+        "track_chunk_idx": torch.tensor([1, -1, 2], dtype=torch.int32),
+        "track_state": torch.zeros(3, HV, V, K),
+    }
+    if kda:
+        more |= gates(True) | {"lower_bound": -5.0, "beta_is_raw": True, "return_intermediate_states": True}
+    return prompt(kda) | more
+
+
+@pytest.mark.parametrize("kda", [False, True])
+def test_snapshots(sglang: SimpleNamespace, kda: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    engines.need("checkpoints", monkeypatch)
+    given = tracked(kda)
+    own = dispatcher(sglang, kda).extend_kernel
+    theirs = {name: x.clone() if isinstance(x, Tensor) else x for name, x in given.items()}
+    wanted = own.extend(**theirs)
+    # Of the gated delta rule SGLang reads what its kernel gives of all chunks: 2, 1 and 3 of them.
+    states = theirs["track_state"] if kda else wanted[2][0][[1, 2, 5]]
+    with wyvern.sglang.enable():
+        kernel = dispatcher(sglang, kda).extend_kernel
+        assert kernel.supports_track_state_snapshot
+        got = kernel.extend(**given)
+    assert wyvern.sglang.report().served == {"kda_extend" if kda else "gdn_extend": 1}
+    assert error(got[0], wanted[0]) < 1e-5 and error(given["ssm_states"], theirs["ssm_states"]) < 1e-5
+    assert error(given["track_state"][[0, 2]], states[[0, 2]]) < 1e-5
+
+
+def test_snapshots_that_are_declined(sglang: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's kernel gives the states before all chunks, of which those that are asked for are taken."""
+
+    def refuses(*args: Any, **kwargs: Any) -> None:
+        raise ValueError("not today")
+
+    monkeypatch.setattr(wyvern.ops, "chunk_gated_delta_rule", refuses)
+    given = tracked(False)
+    with wyvern.sglang.enable():
+        _, _, h = dispatcher(sglang, False).extend_kernel.extend(**given)
+    assert wyvern.sglang.report().declined == {"gdn_extend": {"not today": 1}}
+    assert torch.equal(given["track_state"][[0, 2]], h[0][[1, 5]])
+
+
+DECLINED = [
+    ("gdn_extend", "inplace_update", {"inplace_update": False}),
+    ("kda_extend", "is_spec_decode", {"is_spec_decode": True}),
+    ("kda_extend", "return_intermediate_states", {"return_intermediate_states": True}),
+    ("gdn_packed_decode", "replayssm_write_pos", {"replayssm_write_pos": torch.zeros(5)}),
+    ("gdn_target_verify", "cache_ring", {"cache_ring": True}),
+    ("kda_target_verify", "fused_accept", {"fused_accept_state_indices": torch.zeros(3)}),
+]
+
+
+@pytest.mark.parametrize(("name", "reason", "wrong"), DECLINED, ids=[why for _, why, _ in DECLINED])
+def test_what_is_declined_goes_to_sglang(
+    sglang: SimpleNamespace, name: str, reason: str, wrong: dict[str, Any]
+) -> None:
+    kda, method = name.startswith("kda"), name.split("_", 1)[1]
+    if method == "extend":
+        given = prompt(kda) | (gates(True) | {"beta_is_raw": True} if kda else {})
+    elif method == "target_verify":
+        given = verified(kda, tree=False)
+    else:
+        given = {
+            "mixed_qkv": torch.randn(5, 2 * H * K + HV * V), "a": torch.randn(5, HV),
+            "b": torch.randn(5, HV), **gates(False), "scale": 0.3, "ssm_states": pool_of(),
+            "cache_indices": torch.tensor(INDEX), "num_v_heads": HV, "head_v_dim": V,
+        }  # fmt: skip
+    role = {"extend": "extend_kernel", "target_verify": "verify_kernel"}.get(method, "decode_kernel")
+    theirs = {key: x.clone() if isinstance(x, Tensor) else x for key, x in given.items()}
+    wanted = getattr(getattr(dispatcher(sglang, kda), role), method)(**theirs, **wrong)
+    with wyvern.sglang.enable():
+        got = getattr(getattr(dispatcher(sglang, kda), role), method)(**given, **wrong)
+    told = wyvern.sglang.report()
+    assert not told.served and reason in next(iter(told.declined[name]))
+    first, second = (x[0] if isinstance(x, tuple) else x for x in (got, wanted))
+    assert torch.equal(first, second) and torch.equal(given["ssm_states"], theirs["ssm_states"])
+
+
+def test_dispatchers_find_their_kernels_unchanged(sglang: SimpleNamespace) -> None:
+    """Of the same classes, with the same abilities, and one where it was one."""
+    with wyvern.sglang.enable():
+        kda, gdn = dispatcher(sglang, True), dispatcher(sglang, False, "flashinfer")
+        with wyvern.sglang.enable():
+            again = dispatcher(sglang, True)
+    assert isinstance(kda.decode_kernel, sglang.TritonKDAKernel)
+    assert kda.decode_kernel is kda.verify_kernel is kda.extend_kernel
+    assert type(kda.decode_kernel) is type(again.decode_kernel)
+    assert gdn.extend_kernel.uses_state_checkpoints and not gdn.extend_kernel.supports_packed_decode
+    assert (
+        gdn.tree_verify_kernel is gdn.decode_kernel and gdn.decode_kernel.supports_strided_target_verify_qkv
+    )
+    assert not gdn.extend_kernel.supports_track_state_snapshot
+
+
+def test_switches(sglang: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = prompt(False)
+    wyvern.sglang.plugin()
+    assert wyvern.sglang.is_enabled()
+    assert not isinstance(
+        dispatcher(sglang, False).extend_kernel, wyvern.sglang._Served
+    )  # no hooks applied yet
+    sglang.HookRegistry.apply_hooks()
+    kernel = dispatcher(sglang, False).extend_kernel
+    kernel.extend(**given)
+    assert wyvern.sglang.report(reset=True).served == {"gdn_extend": 1}
+    monkeypatch.setenv("WYVERN_SGLANG", "0")
+    kernel.extend(**given)
+    monkeypatch.delenv("WYVERN_SGLANG")
+    wyvern.sglang.disable()
+    kernel.extend(**given)
+    assert str(wyvern.sglang.report()) == "no calls" and not wyvern.sglang.is_enabled()
+
+
+def test_sglang_goes_on_without_hooks(sglang: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, fake_sglang.PLUGINS, None)
+    with pytest.raises(ImportError, match=r"wyvern.sglang needs SGLang 0.5.23.*pip install"):
+        wyvern.sglang.enable()
+    with pytest.warns(UserWarning, match="wyvern.sglang needs SGLang 0.5.23"):
+        wyvern.sglang.plugin()
+    assert not wyvern.sglang.is_enabled()
+
+
+SOURCES = {
+    "gdn": ("kernels/gdn_triton.py", "TritonGDNKernel"),
+    "kda": ("kernels/kda_triton.py", "TritonKDAKernel"),
+}
+
+
+def folder() -> Path:
+    spec = importlib.util.find_spec("sglang")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("SGLang is not installed")
+    return Path(spec.submodule_search_locations[0]) / "srt" / "layers" / "attention" / "linear"
+
+
+@pytest.mark.parametrize("method", wyvern.sglang._GDN)
+@pytest.mark.parametrize("gate", SOURCES)
+def test_methods_are_sglangs(gate: str, method: str) -> None:
+    file, name = SOURCES[gate]
+    tree = ast.parse((folder() / file).read_text())
+    (kind,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    (own,) = [node for node in kind.body if isinstance(node, ast.FunctionDef) and node.name == method]
+    function = (wyvern.sglang._KDA if gate == "kda" else wyvern.sglang._GDN)[method]
+    mine = inspect.signature(function).parameters
+    places = [x for x, one in mine.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    assert places[1:] == [argument.arg for argument in own.args.args][1:]
+    required = {
+        one.arg for one, default in zip(own.args.kwonlyargs, own.args.kw_defaults, strict=True) if not default
+    }
+    needed = {x for x, one in mine.items() if one.kind is one.KEYWORD_ONLY and one.default is one.empty}
+    assert needed <= required  # so that no call lacks what is needed here
+
+
+@pytest.mark.parametrize(("file", "name"), [("gdn_backend.py", "GDN"), ("kda_backend.py", "KDA")])
+def test_dispatchers_are_sglangs(file: str, name: str) -> None:
+    """The hooked classes, the attributes that hold kernels, and what is passed to extend()."""
+    tree = ast.parse((folder() / file).read_text())
+    (kind,) = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name == f"{name}KernelDispatcher"
+    ]
+    (init,) = [node for node in kind.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
+    assigned = {
+        target.attr
+        for node in ast.walk(init)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Attribute) and target.attr.endswith("_kernel")
+    }
+    assert {"decode_kernel", "extend_kernel", "verify_kernel"} <= assigned <= set(wyvern.sglang._KERNELS)
+    calls = [
+        {keyword.arg for keyword in node.keywords}
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "extend"
+    ]
+    asked = {"track_state", "track_chunk_idx", "num_state_checkpoints", "state_checkpoint_every_n_tokens"}
+    assert any(asked <= call for call in calls)

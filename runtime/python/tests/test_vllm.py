@@ -1,0 +1,494 @@
+"""wyvern.vllm against vLLM's contract: what fake_vllm.py computes, and the names in vLLM's sources."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import engines
+import fake_vllm
+import pytest
+import torch
+import wyvern.vllm
+from reference import error
+from torch import Tensor
+from wyvern import ops
+
+H, HV, K, V, SLOTS = 2, 4, 32, 32, 9
+ENDS = [0, 70, 71, 200]  # of a prefill
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """vLLM in small, and wyvern.vllm that has not seen it."""
+    own = fake_vllm.install(monkeypatch)
+    monkeypatch.setattr(wyvern.vllm._switch, "pairs", None)
+    wyvern.vllm.report(reset=True)
+    yield own
+    wyvern.vllm.disable()
+
+
+def pool_of(heads: int = HV, dtype: torch.dtype = torch.float32) -> Tensor:
+    """States ``[SLOTS, heads, V, K]``, whose slots lie apart as in vLLM's pages."""
+    size = heads * V * K
+    return torch.randn(SLOTS, size + 64).to(dtype)[:, :size].unflatten(1, (heads, V, K))
+
+
+def packed_rows(N: int, heads: tuple[int, int], dtype: torch.dtype = torch.float32) -> Tensor:
+    """q, k, v of N tokens as the first columns of wider rows."""
+    width = 2 * heads[0] * K + heads[1] * V
+    return torch.randn(N, width + 32).to(dtype)[:, :width]
+
+
+def tokens(T: int, heads: tuple[int, int] = (H, HV), kda: bool = False) -> dict[str, Tensor]:
+    q, k, v = (torch.randn(1, T, h, K) for h in (heads[0], heads[0], heads[1]))
+    shape = (1, T, heads[1], K) if kda else (1, T, heads[1])
+    return {"q": q, "k": k, "v": v, "g": torch.randn(shape), "beta": torch.randn(1, T, heads[1])}
+
+
+def gate(heads: int, kda: bool = False) -> dict[str, Tensor]:
+    return {"A_log": torch.randn(heads), "dt_bias": torch.randn(heads * K if kda else heads)}
+
+
+def copied(given: dict[str, Any]) -> dict[str, Any]:
+    """The same tensors in memory of their own, as strided as they are."""
+
+    def copy(x: Any) -> Any:
+        return x.as_strided(x.shape, x.stride()) if x.is_contiguous() else x
+
+    return {name: copy(x.clone()) if isinstance(x, Tensor) else x for name, x in given.items()}
+
+
+def same(mine: Any, theirs: Any, least: float) -> None:
+    """Tensors and tuples of them of the same shapes and nearly the same numbers."""
+    assert type(mine) is type(theirs)
+    if isinstance(mine, tuple):
+        assert len(mine) == len(theirs)
+        for one, other in zip(mine, theirs, strict=True):
+            same(one, other, least)
+    elif mine is not None:
+        assert mine.shape == theirs.shape
+        assert error(mine, theirs) < least
+
+
+def serve(
+    module: str, name: str, given: dict[str, Any], counted: str | None = None,
+    changed: tuple[str, ...] = (), least: float = 1e-5,
+) -> None:  # fmt: skip
+    """By a served call the function gives, and leaves in tensors, what it does without Wyvern."""
+    theirs = copied(given)
+    wanted = getattr(sys.modules[module], name)(**theirs)
+    with wyvern.vllm.enable():
+        got = getattr(sys.modules[module], name)(**given)
+    told = wyvern.vllm.report(reset=True)
+    assert told.served == {counted or name: 1} and not told.declined, told
+    same(got, wanted, least)
+    for tensor in changed:
+        assert error(given[tensor], theirs[tensor]) < least, tensor
+    pool = given.get("initial_state")
+    if "initial_state" in changed:
+        assert got[1] is pool
+        assert torch.equal(pool[0], theirs["initial_state"][0])
+
+
+INDEX = [4, 0, -1, 7, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_decode(vllm: SimpleNamespace, dtype: torch.dtype) -> None:
+    given = {
+        "mixed_qkv": packed_rows(5, (H, HV), dtype), "a": torch.randn(5, HV).to(dtype),
+        "b": torch.randn(5, 2 * HV).to(dtype)[:, HV:], **gate(HV), "scale": 0.2,
+        "initial_state": pool_of(), "out": torch.full((5, 1, HV, V), float("nan"), dtype=dtype),
+        "ssm_state_indices": torch.tensor(INDEX), "use_qk_l2norm_in_kernel": True,
+    }  # fmt: skip
+    untouched = given["initial_state"].clone()
+    out = given["out"]
+    least = 1e-5 if dtype is torch.float32 else 5e-3
+    serve(
+        fake_vllm.FLA, "fused_recurrent_gated_delta_rule_packed_decode", given,
+        changed=("initial_state", "out"), least=least,
+    )  # fmt: skip
+    assert not out[1:3].any()
+    others = [slot for slot in range(SLOTS) if slot not in (4, 7, 2)]
+    assert torch.equal(given["initial_state"][others], untouched[others])
+
+
+@pytest.mark.parametrize("kda", [False, True])
+@pytest.mark.parametrize("columns", [0, 1])
+def test_update(vllm: SimpleNamespace, kda: bool, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token a sequence; more rows of indices than sequences, as a captured graph has."""
+    if columns:
+        engines.need("num_accepted", monkeypatch)
+    x = tokens(5, kda=kda)
+    index = torch.tensor([*INDEX, 3, 3], dtype=torch.int32)
+    given = {
+        "q": x["q"], "k": x["k"], "v": x["v"], "a": x["g"][0].flatten(1) if kda else x["g"][0],
+        "b": x["beta"][0], **gate(HV, kda), "initial_state": pool_of(), "cu_seqlens": torch.arange(6),
+        "ssm_state_indices": index[:, None] if columns else index, "use_qk_l2norm_in_kernel": True,
+        "is_kda": kda,
+    }  # fmt: skip
+    serve(fake_vllm.FLA, "fused_sigmoid_gating_delta_rule_update", given, changed=("initial_state",))
+
+
+def test_recurrent_of_computed_gates(vllm: SimpleNamespace) -> None:
+    x = tokens(5)
+    given = {
+        "q": x["q"], "k": x["k"], "v": x["v"], "g": -x["g"].abs(), "beta": x["beta"].sigmoid(),
+        "initial_state": pool_of(), "cu_seqlens": torch.arange(6), "ssm_state_indices": torch.tensor(INDEX),
+        "use_qk_l2norm_in_kernel": True,
+    }  # fmt: skip
+    serve(fake_vllm.FLA, "fused_recurrent_gated_delta_rule", given, changed=("initial_state",))
+    given = {**given, "g": -torch.rand(1, 5, HV, K), "initial_state": pool_of()}
+    serve(f"{fake_vllm.FLA}.kda", "fused_recurrent_kda", given, changed=("initial_state",))
+
+
+@pytest.mark.parametrize("bound", [None, -5.0])
+def test_kimi_k3_decodes(vllm: SimpleNamespace, bound: float | None) -> None:
+    x = tokens(5, (HV, HV), kda=True)
+    common = {**gate(HV, kda=True), "lower_bound": bound, "initial_state": pool_of()}
+    raw = {"raw_g": x["g"], "raw_beta": x["beta"]}
+    packed = {
+        "mixed_qkv": packed_rows(5, (HV, HV)), **raw, **common, "state_indices": torch.tensor(INDEX),
+        "out": torch.full((1, 5, HV, V), float("nan")),
+    }  # fmt: skip
+    module = f"{fake_vllm.K3}.ops.third_party.kda"
+    serve(module, "fused_recurrent_kda_packed_decode", packed, changed=("initial_state", "out"))
+    serve(module, "fused_recurrent_kda_packed_decode", packed | {"out": None}, changed=("initial_state",))
+    given = {
+        "q": x["q"], "k": x["k"], "v": x["v"], **raw, **common, "cu_seqlens": torch.arange(6),
+        "ssm_state_indices": torch.tensor(INDEX),
+    }  # fmt: skip
+    serve(module, "fused_recurrent_kda", given, "kimi_k3_fused_recurrent_kda", ("initial_state",))
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_glm5next_decodes(vllm: SimpleNamespace, raw: bool) -> None:
+    x = tokens(5, (HV, HV), kda=True)
+    given = {
+        "q": x["q"], "k": x["k"], "v": x["v"], "g": x["g"] if raw else -x["g"].abs(),
+        "beta": x["beta"] if raw else x["beta"].sigmoid(), "initial_state": pool_of(),
+        "cu_seqlens": torch.arange(6), "ssm_state_indices": torch.tensor(INDEX), "sigmoid_beta": raw,
+        "compute_gate": raw, "out": torch.full_like(x["v"], float("nan")),
+    }  # fmt: skip
+    if raw:
+        bias = gate(HV, kda=True)
+        given |= {"a_log": bias["A_log"].view(1, 1, HV, 1), "g_bias": bias["dt_bias"]}
+    serve(
+        f"{fake_vllm.GLM}.nvidia.ops.third_party.kda",
+        "fused_recurrent_kda",
+        given,
+        changed=("initial_state", "out"),
+    )
+
+
+# Slots of three sequences of up to four tokens, and how many of the last drafts each accepted.
+DRAFTS = {"ends": [0, 4, 5, 8], "index": [[1, 2, 3, 4], [5, 0, 6, 7], [8, 8, 8, 8]], "accepted": [3, 1, 2]}
+
+
+@pytest.mark.parametrize("model", ["qwen", "kimi_k3", "glm5next"])
+def test_drafts(vllm: SimpleNamespace, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each token's state goes to its column's slot; the last sequence is null."""
+    engines.need("num_accepted", monkeypatch)
+    index = torch.tensor(DRAFTS["index"], dtype=torch.int32)
+    index[2] = 0
+    kda = model != "qwen"
+    x = tokens(8, (HV, HV) if kda else (H, HV), kda)
+    given = {
+        "q": x["q"], "k": x["k"], "v": x["v"], "initial_state": pool_of(),
+        "cu_seqlens": torch.tensor(DRAFTS["ends"], dtype=torch.int32), "ssm_state_indices": index,
+        "num_accepted_tokens": torch.tensor(DRAFTS["accepted"], dtype=torch.int32),
+    }  # fmt: skip
+    bias = gate(HV, kda)
+    if model == "qwen":
+        given |= {"a": x["g"][0], "b": x["beta"][0], **bias, "use_qk_l2norm_in_kernel": True}
+        serve(fake_vllm.FLA, "fused_sigmoid_gating_delta_rule_update", given, changed=("initial_state",))
+    elif model == "kimi_k3":
+        given |= {"raw_g": x["g"], "raw_beta": x["beta"], **bias, "lower_bound": -5.0}
+        serve(
+            f"{fake_vllm.K3}.ops.third_party.kda", "fused_recurrent_kda", given,
+            "kimi_k3_fused_recurrent_kda", ("initial_state",),
+        )  # fmt: skip
+    else:
+        given |= {
+            "g": x["g"], "beta": x["beta"], "sigmoid_beta": True, "compute_gate": True,
+            "a_log": bias["A_log"], "g_bias": bias["dt_bias"],
+        }  # fmt: skip
+        serve(
+            f"{fake_vllm.GLM}.nvidia.ops.third_party.kda",
+            "fused_recurrent_kda",
+            given,
+            changed=("initial_state",),
+        )
+
+
+def prompt(kda: bool = False, raw: bool = False) -> dict[str, Any]:
+    """What a prefill is given of three sequences."""
+    x = tokens(ENDS[-1], (HV, HV) if kda else (H, HV), kda)
+    if not raw:
+        x["beta"] = x["beta"].sigmoid()
+        x["k"] = torch.nn.functional.normalize(x["k"], dim=-1)
+        if not kda:
+            x["g"] = -x["g"].abs()
+    return x | {
+        "initial_state": torch.randn(3, HV, V, K),
+        "cu_seqlens": torch.tensor(ENDS, dtype=torch.int32),
+    }
+
+
+def test_prefill(vllm: SimpleNamespace) -> None:
+    given = prompt() | {"output_final_state": True}
+    serve(fake_vllm.LAYERS, "fi_chunk_gated_delta_rule", given | {"use_qk_l2norm_in_kernel": False})
+    serve(fake_vllm.LAYERS, "fi_chunk_gated_delta_rule", given | {"output_final_state": False})
+    wide = torch.full((ENDS[-1] + 5, HV, V), float("nan"))  # rows of a padded batch
+    given["core_attn_out"] = wide[: ENDS[-1]]
+    serve(
+        fake_vllm.FLA,
+        "chunk_gated_delta_rule",
+        given | {"use_qk_l2norm_in_kernel": True},
+        changed=("core_attn_out",),
+    )
+    assert wide[ENDS[-1] :].isnan().all()
+    given = prompt(kda=True) | {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
+    serve(f"{fake_vllm.FLA}.kda", "chunk_kda", given | {"g": -given["g"].abs()})
+
+
+def test_prefill_of_a_layer(vllm: SimpleNamespace) -> None:
+    """Made after enable(), it is of Wyvern's class, which is vLLM's too."""
+    given = prompt() | {"output_final_state": True}
+    before = vllm.ChunkGatedDeltaRule()
+    with wyvern.vllm.enable():
+        layer = vllm.ChunkGatedDeltaRule()
+        assert type(layer) is vllm.registry["ChunkGatedDeltaRule"] and isinstance(layer, type(before))
+        got = layer(**given)
+        assert wyvern.vllm.report(reset=True).served == {"ChunkGatedDeltaRule": 1}
+        order = list(inspect.signature(vllm.ChunkGatedDeltaRule.forward).parameters)[1:9]
+        assert sorted(order) == sorted(given)
+        same(layer(*(given[name] for name in order)), got, 1e-9)
+        before(**given)  # by the function that it calls
+        assert wyvern.vllm.report(reset=True).served == {
+            "ChunkGatedDeltaRule": 1,
+            "chunk_gated_delta_rule": 1,
+        }
+    same(got, layer(**given), 1e-5)
+    assert str(wyvern.vllm.report()) == "no calls"
+
+
+@pytest.mark.parametrize("bound", [None, -5.0])
+def test_prefill_of_kda(vllm: SimpleNamespace, bound: float | None) -> None:
+    """GLM's function has a bound always, which counts with safe_gate alone."""
+    given = prompt(kda=True) | gate(HV, kda=True) | {"output_final_state": True, "lower_bound": bound}
+    given |= {"raw_g": given.pop("g"), "g_bias": given.pop("dt_bias")}
+    name = "chunk_kda_with_fused_gate"
+    serve(f"{fake_vllm.FLA}.kda", name, given)
+    glm = given | {"safe_gate": bound is not None, "lower_bound": -5.0}
+    serve(f"{fake_vllm.GLM}.nvidia.ops.third_party.kda", name, glm, f"glm5next_{name}")
+    given |= {"raw_beta": given.pop("beta"), "use_qk_l2norm_in_kernel": True}
+    given["out"] = torch.full_like(given["v"], float("nan"))
+    serve(f"{fake_vllm.K3}.ops.third_party.kda", name, given, f"kimi_k3_{name}", ("out",))
+
+
+def flashkda(checkpoints: bool) -> dict[str, Any]:
+    given = prompt(kda=True, raw=True) | gate(HV, kda=True) | {"lower_bound": -5.0}
+    given |= {
+        "out": torch.full_like(given["v"], float("nan")), "workspace": torch.empty(0),
+        "final_state": torch.full_like(given["initial_state"], float("nan")),
+    }  # fmt: skip
+    if checkpoints:
+        given["checkpoint_offsets"] = torch.tensor([48, 0, 112])
+        given["checkpoint_state"] = torch.full_like(given["initial_state"], 7.0)
+    return given
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_flashkda_of_kimi_k3(
+    vllm: SimpleNamespace, checkpoints: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if checkpoints:
+        engines.need("checkpoints", monkeypatch)
+    changed = ("out", "final_state", *(["checkpoint_state"] if checkpoints else []))
+    given = flashkda(checkpoints)
+    serve(f"{fake_vllm.K3}.kda", "_flashkda_prefill", given, "kimi_k3_flashkda_prefill", changed)
+    if checkpoints:
+        assert (given["checkpoint_state"][1] == 7).all()
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_flashkda_of_glm5next(
+    vllm: SimpleNamespace, checkpoints: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if checkpoints:
+        engines.need("checkpoints", monkeypatch)
+    given = flashkda(checkpoints)
+    made = [given.pop(name) for name in ("A_log", "dt_bias", "lower_bound")]
+    for name in ("workspace", "final_state", "checkpoint_state"):
+        given.pop(name, None)
+    if checkpoints:
+        given["checkpoint"] = SimpleNamespace(checkpoint_offsets=given.pop("checkpoint_offsets"))
+        given |= {name: torch.randn(2) for name in ("raw_qkv", "conv_state", "recurrent_state")}
+    wanted_layer = vllm.Glm5NextLinearAttention(*made)
+    with torch.no_grad():
+        wanted = wanted_layer._flashkda_prefill(**copied(given))
+        with wyvern.vllm.enable():
+            layer = vllm.Glm5NextLinearAttention(*made)
+            got = layer._flashkda_prefill(**given)
+            same(layer._flashkda_prefill(**given | {"out": None}), wanted, 1e-5)
+    told = wyvern.vllm.report()
+    assert told.served == {"glm5next_flashkda_prefill": 2} and not told.declined, told
+    same(got, wanted, 1e-5)
+    assert got[0] is given["out"]
+    exported = [one._checkpoint_exporter.exported for one in (layer, wanted_layer)]
+    assert [len(one) for one in exported] == ([2, 1] if checkpoints else [0, 0])
+    if checkpoints:
+        mine, theirs = exported[0][0], exported[1][0]
+        assert mine.keys() == theirs.keys() and mine["checkpoint"] is given["checkpoint"]
+        rows = [0, 2]  # offset 0: no checkpoint
+        assert error(mine["recurrent_checkpoint"][rows], theirs["recurrent_checkpoint"][rows]) < 1e-5
+        for name in ("raw_qkv", "conv_state", "recurrent_state"):
+            assert mine[name] is given[name]
+
+
+@pytest.mark.parametrize("every", [64, 128])
+def test_checkpoints(vllm: SimpleNamespace, every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    engines.need("checkpoints", monkeypatch)
+    counts = [(last - first) // every for first, last in zip(ENDS, ENDS[1:], strict=False)]
+    starts = torch.tensor([0, *counts]).cumsum(0)
+    given = prompt() | {
+        "output_final_state": True, "checkpoint_every_n_tokens": every, "checkpoint_cu_starts": starts,
+        "state_checkpoints": torch.full((sum(counts), HV, V, K), float("nan")),
+    }  # fmt: skip
+    serve(fake_vllm.LAYERS, "fi_chunk_gated_delta_rule", given, changed=("state_checkpoints",))
+
+
+def test_what_is_declined_goes_to_vllm(vllm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, also where vLLM's function calls another that is served."""
+    given = prompt() | {"output_final_state": True}
+
+    def refuses(*args: Any, **kwargs: Any) -> None:
+        raise ValueError("not today")
+
+    with wyvern.vllm.enable():
+        layer = vllm.ChunkGatedDeltaRule()
+        monkeypatch.setattr(ops, "chunk_gated_delta_rule", refuses)
+        got = layer(**given)
+        told = wyvern.vllm.report(reset=True)
+        assert told.declined == {"ChunkGatedDeltaRule": {"not today": 1}} and not told.served
+        x = tokens(5)
+        function = sys.modules[fake_vllm.LAYERS].fused_sigmoid_gating_delta_rule_update
+        update = {
+            "q": x["q"], "k": x["k"], "v": x["v"], "a": x["g"], "b": x["beta"], **gate(HV),
+            "cu_seqlens": torch.arange(6), "ssm_state_indices": torch.tensor(INDEX),
+            "initial_state": pool_of(),
+        }  # fmt: skip
+        for wrong in ({"inplace_final_state": False}, {"beta": 2.0}, {"threshold": 1.0}):
+            function(**update, **wrong)
+        assert sum(wyvern.vllm.report().declined[function.__name__].values()) == 3
+        assert all("must be" in why for why in wyvern.vllm.report().declined[function.__name__])
+    same(got, layer(**given), 1e-9)
+
+
+def test_rows_of_other_heads_are_declined(vllm: SimpleNamespace) -> None:
+    given = {
+        "mixed_qkv": torch.randn(5, 7), "a": torch.randn(5, HV), "b": torch.randn(5, HV), **gate(HV),
+        "scale": 0.2, "initial_state": pool_of(), "out": torch.empty(5, 1, HV, V),
+        "ssm_state_indices": torch.tensor(INDEX),
+    }  # fmt: skip
+    name = "fused_recurrent_gated_delta_rule_packed_decode"
+    with wyvern.vllm.enable(), pytest.raises(ValueError, match=r"mixed_qkv has shape \[5, 7\]"):
+        getattr(sys.modules[fake_vllm.FLA], name)(**given)
+    assert wyvern.vllm.report().declined.keys() == {name}
+
+
+def test_switches(vllm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """disable(), WYVERN_VLLM=0, another plugin's class, a vLLM of another version, none."""
+    names = {path: dict(sys.modules[path].__dict__) for path in fake_vllm.MODULES}
+    theirs = type("Theirs", (), {})
+    vllm.registry["Glm5NextLinearAttention"] = theirs
+    with wyvern.vllm.enable():
+        assert wyvern.vllm.is_enabled()
+        for path, functions in wyvern.vllm._FUNCTIONS.items():
+            for name in functions.keys() & fake_vllm.MODULES[path].keys():
+                assert getattr(sys.modules[path], name) is not names[path][name]
+        monkeypatch.setenv("WYVERN_VLLM", "0")
+        assert not wyvern.vllm.is_enabled()
+        vllm.ChunkGatedDeltaRule()(**prompt(), output_final_state=False)
+    assert str(wyvern.vllm.report()) == "no calls"
+    assert {path: dict(sys.modules[path].__dict__) for path in fake_vllm.MODULES} == names
+    assert vllm.registry["Glm5NextLinearAttention"] is theirs
+
+
+def test_vllm_goes_on_without_what_is_missing(vllm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in fake_vllm.MODULES:
+        if path != fake_vllm.FLA:
+            monkeypatch.setitem(sys.modules, path, None)  # importing it fails
+    with wyvern.vllm.enable():
+        assert len(wyvern.vllm._switch.pairs or []) == len(fake_vllm.MODULES[fake_vllm.FLA])
+    monkeypatch.setitem(sys.modules, fake_vllm.FLA, None)
+    monkeypatch.setattr(wyvern.vllm._switch, "pairs", None)
+    with pytest.raises(ImportError, match=r"wyvern.vllm needs vLLM 0.33.*pip install"):
+        wyvern.vllm.enable()
+    with pytest.warns(UserWarning, match="wyvern.vllm needs vLLM 0.33"):
+        wyvern.vllm.plugin()
+    assert not wyvern.vllm.is_enabled()
+
+
+def parameters_of(function: ast.FunctionDef) -> dict[str, Any]:
+    """Names and defaults, or inspect's empty, of what may be given by place, in its order."""
+    arguments = [*function.args.posonlyargs, *function.args.args]
+    defaults = [inspect.Parameter.empty] * (len(arguments) - len(function.args.defaults))
+    defaults += [ast.literal_eval(default) for default in function.args.defaults]
+    return {argument.arg: default for argument, default in zip(arguments, defaults, strict=True)}
+
+
+def parameters(function: Callable[..., Any]) -> dict[str, Any]:
+    found = inspect.signature(function).parameters.values()
+    return {one.name: one.default for one in found if one.kind is one.POSITIONAL_OR_KEYWORD}
+
+
+def source_of(path: str) -> list[ast.Module]:
+    """A module's source, or a package's files, where vLLM is installed."""
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("vLLM is not installed")
+    place = Path(spec.submodule_search_locations[0]).joinpath(*path.split(".")[1:])
+    files = sorted(place.glob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
+    return [ast.parse(file.read_text()) for file in files]
+
+
+def defined(trees: list[ast.Module], kind: type[ast.AST], name: str) -> Any:
+    (found,) = [node for tree in trees for node in tree.body if isinstance(node, kind) and node.name == name]
+    return found
+
+
+FUNCTIONS = [(path, name) for path, names in wyvern.vllm._FUNCTIONS.items() for name in names]
+
+
+@pytest.mark.parametrize(("path", "name"), FUNCTIONS)
+def test_names_and_defaults_are_vllms(path: str, name: str) -> None:
+    """Those of the functions here, and of fake_vllm's."""
+    theirs = parameters_of(defined(source_of(path), ast.FunctionDef, name))
+    mine = parameters(wyvern.vllm._FUNCTIONS[path][name])
+    assert list(mine)[: len(theirs)] == list(theirs)
+    for parameter, default in theirs.items():
+        if default is not inspect.Parameter.empty and mine[parameter] is not inspect.Parameter.empty:
+            assert mine[parameter] == default, parameter
+    if name in fake_vllm.MODULES[path]:
+        assert parameters(fake_vllm.MODULES[path][name]) == theirs
+
+
+@pytest.mark.parametrize("name", wyvern.vllm._METHODS)
+def test_methods_are_vllms(name: str) -> None:
+    path, method, function = wyvern.vllm._METHODS[name]
+    trees = source_of(path)
+    kind = defined(trees, ast.ClassDef, name)
+    if name == "ChunkGatedDeltaRule":  # each of its ways has the arguments that forward() passes on
+        method = "forward_native"
+    (own,) = [one for one in kind.body if isinstance(one, ast.FunctionDef) and one.name == method]
+    theirs = parameters_of(own)
+    assert list(parameters(function).items())[1:] == list(theirs.items())[1:]
