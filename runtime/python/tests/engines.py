@@ -220,3 +220,8 @@ def split(mixed: Tensor, pool: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 prefill = _chunk
+
+
+def copied(given: dict[str, Any]) -> dict[str, Any]:
+    """The same, of tensors in memory of their own."""
+    return {name: x.clone() if isinstance(x, Tensor) else x for name, x in given.items()}

@@ -51,7 +51,7 @@ def dispatcher(sglang: SimpleNamespace, kda: bool, prefill: str = "triton") -> A
 def compare(sglang: SimpleNamespace, kda: bool, role: str, method: str, given: dict[str, Any],
             changed: tuple[str, ...], counted: str, prefill: str = "triton") -> tuple[Any, Any]:  # fmt: skip
     """Wyvern's result and SGLang's, of one served call; named tensors end up the same."""
-    theirs = {name: x.clone() if isinstance(x, Tensor) else x for name, x in given.items()}
+    theirs = engines.copied(given)
     wanted = getattr(getattr(dispatcher(sglang, kda, prefill), role), method)(**theirs)
     with wyvern.sglang.enable():
         kernel = getattr(dispatcher(sglang, kda, prefill), role)
@@ -203,7 +203,7 @@ def test_snapshots(sglang: SimpleNamespace, kda: bool, monkeypatch: pytest.Monke
     engines.need("checkpoints", monkeypatch)
     given = tracked(kda)
     own = dispatcher(sglang, kda).extend_kernel
-    theirs = {name: x.clone() if isinstance(x, Tensor) else x for name, x in given.items()}
+    theirs = engines.copied(given)
     wanted = own.extend(**theirs)
     # Of the gated delta rule SGLang reads what its kernel gives of all chunks: 2, 1 and 3 of them.
     states = theirs["track_state"] if kda else wanted[2][0][[1, 2, 5]]
@@ -256,7 +256,7 @@ def test_what_is_declined_goes_to_sglang(
             "cache_indices": torch.tensor(INDEX), "num_v_heads": HV, "head_v_dim": V,
         }  # fmt: skip
     role = {"extend": "extend_kernel", "target_verify": "verify_kernel"}.get(method, "decode_kernel")
-    theirs = {key: x.clone() if isinstance(x, Tensor) else x for key, x in given.items()}
+    theirs = engines.copied(given)
     wanted = getattr(getattr(dispatcher(sglang, kda), role), method)(**theirs, **wrong)
     with wyvern.sglang.enable():
         got = getattr(getattr(dispatcher(sglang, kda), role), method)(**given, **wrong)

@@ -56,41 +56,32 @@ def gate(heads: int, kda: bool = False) -> dict[str, Tensor]:
     return {"A_log": torch.randn(heads), "dt_bias": torch.randn(heads * K if kda else heads)}
 
 
-def copied(given: dict[str, Any]) -> dict[str, Any]:
-    """The same tensors in memory of their own, as strided as they are."""
-
-    def copy(x: Any) -> Any:
-        return x.as_strided(x.shape, x.stride()) if x.is_contiguous() else x
-
-    return {name: copy(x.clone()) if isinstance(x, Tensor) else x for name, x in given.items()}
-
-
-def same(mine: Any, theirs: Any, least: float) -> None:
+def same(mine: Any, theirs: Any, tolerance: float) -> None:
     """Tensors and tuples of them of the same shapes and nearly the same numbers."""
     assert type(mine) is type(theirs)
     if isinstance(mine, tuple):
         assert len(mine) == len(theirs)
         for one, other in zip(mine, theirs, strict=True):
-            same(one, other, least)
+            same(one, other, tolerance)
     elif mine is not None:
         assert mine.shape == theirs.shape
-        assert error(mine, theirs) < least
+        assert error(mine, theirs) < tolerance
 
 
 def serve(
     module: str, name: str, given: dict[str, Any], counted: str | None = None,
-    changed: tuple[str, ...] = (), least: float = 1e-5,
+    changed: tuple[str, ...] = (), tolerance: float = 1e-5,
 ) -> None:  # fmt: skip
     """By a served call the function gives, and leaves in tensors, what it does without Wyvern."""
-    theirs = copied(given)
+    theirs = engines.copied(given)
     wanted = getattr(sys.modules[module], name)(**theirs)
     with wyvern.vllm.enable():
         got = getattr(sys.modules[module], name)(**given)
     told = wyvern.vllm.report(reset=True)
     assert told.served == {counted or name: 1} and not told.declined, told
-    same(got, wanted, least)
+    same(got, wanted, tolerance)
     for tensor in changed:
-        assert error(given[tensor], theirs[tensor]) < least, tensor
+        assert error(given[tensor], theirs[tensor]) < tolerance, tensor
     pool = given.get("initial_state")
     if "initial_state" in changed:
         assert got[1] is pool
@@ -110,10 +101,10 @@ def test_packed_decode(vllm: SimpleNamespace, dtype: torch.dtype) -> None:
     }  # fmt: skip
     untouched = given["initial_state"].clone()
     out = given["out"]
-    least = 1e-5 if dtype is torch.float32 else 5e-3
+    tolerance = 1e-5 if dtype is torch.float32 else 5e-3
     serve(
         fake_vllm.FLA, "fused_recurrent_gated_delta_rule_packed_decode", given,
-        changed=("initial_state", "out"), least=least,
+        changed=("initial_state", "out"), tolerance=tolerance,
     )  # fmt: skip
     assert not out[1:3].any()
     others = [slot for slot in range(SLOTS) if slot not in (4, 7, 2)]
@@ -122,10 +113,8 @@ def test_packed_decode(vllm: SimpleNamespace, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("kda", [False, True])
 @pytest.mark.parametrize("columns", [0, 1])
-def test_update(vllm: SimpleNamespace, kda: bool, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_update(vllm: SimpleNamespace, kda: bool, columns: int) -> None:
     """A token a sequence; more rows of indices than sequences, as a captured graph has."""
-    if columns:
-        engines.need("num_accepted", monkeypatch)
     x = tokens(5, kda=kda)
     index = torch.tensor([*INDEX, 3, 3], dtype=torch.int32)
     given = {
@@ -334,7 +323,7 @@ def test_flashkda_of_glm5next(
         given |= {name: torch.randn(2) for name in ("raw_qkv", "conv_state", "recurrent_state")}
     wanted_layer = vllm.Glm5NextLinearAttention(*made)
     with torch.no_grad():
-        wanted = wanted_layer._flashkda_prefill(**copied(given))
+        wanted = wanted_layer._flashkda_prefill(**engines.copied(given))
         with wyvern.vllm.enable():
             layer = vllm.Glm5NextLinearAttention(*made)
             got = layer._flashkda_prefill(**given)

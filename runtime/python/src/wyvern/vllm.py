@@ -523,6 +523,8 @@ def _update(
     decline_if(pool is None or index is None, "initial_state or ssm_state_indices is missing")
     N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     index = index[:N]
+    if index.dim() == 2 and index.shape[1] == 1 and num_accepted is None:
+        index = index[:, 0]
     if index.dim() == 2:
         options["num_accepted"] = index.new_ones(N) if num_accepted is None else num_accepted[:N]
     o = decode(
