@@ -12,7 +12,7 @@ namespace wyvern {
 /// A tensor of Arguments by its name in SPECIFICATION.md.
 struct ArgumentTensor {
   std::string_view name;
-  TensorView Arguments::*member;
+  TensorView Arguments::* member;
 };
 
 /// Every tensor of Arguments, in binding order, the order of tensor_specs().

@@ -48,9 +48,9 @@ class FixedList {
 /// A size that a launch knows: a member of Extents, times a constant, plus a number.
 struct ExtentName {
   std::string_view name;
-  long long Extents::*member = nullptr;
+  long long Extents::* member = nullptr;
   std::int64_t plus = 0;
-  std::int64_t Constants::*times = nullptr;  ///< null: 1
+  std::int64_t Constants::* times = nullptr;  ///< null: 1
 };
 
 namespace extent {

@@ -224,7 +224,7 @@ constexpr std::array kSignals{SIGINT, SIGTERM, SIGHUP, SIGSEGV, SIGABRT, SIGPIPE
 auto signal_handlers() {
   std::array<decltype(SIG_DFL), kSignals.size()> handlers{};
   for (std::size_t i = 0; i < kSignals.size(); ++i) {
-    struct sigaction action {};
+    struct sigaction action{};
     handlers[i] = sigaction(kSignals[i], nullptr, &action) == 0 ? action.sa_handler : SIG_ERR;
   }
   return handlers;

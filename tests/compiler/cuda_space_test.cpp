@@ -142,10 +142,9 @@ class Sampler {
 
  private:
   std::size_t news(const Config& config) const {
-    return static_cast<std::size_t>(
-        std::count_if(config.items().begin(), config.items().end(), [this](const auto& item) {
-          return unseen_.contains({item.first, item.second});
-        }));
+    return static_cast<std::size_t>(std::count_if(
+        config.items().begin(), config.items().end(),
+        [this](const auto& item) { return unseen_.contains({item.first, item.second}); }));
   }
 
   void take(const Target& target, Constants constants, const Config& config) {

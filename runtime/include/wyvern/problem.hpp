@@ -159,4 +159,4 @@ const Preset& find_preset(std::string_view name);
 /// The operators of this build, by name.
 std::span<const std::string_view> operators();
 
-}  // namespace WYVERN_API
+}  // namespace wyvern WYVERN_API

@@ -285,4 +285,4 @@ class Runtime {
 [[nodiscard]] std::vector<Plan> plans(const Device& device, const Problem& problem,
                                       std::int64_t BT);
 
-}  // namespace WYVERN_API
+}  // namespace wyvern WYVERN_API

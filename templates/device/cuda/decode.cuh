@@ -15,9 +15,9 @@ inline constexpr int kColumns = S::BV / S::num_warps;
 
 /// Elements of a state's row in memory that move in one access.
 template <class S>
-inline constexpr int kVector = vector_bytes<Element<S::STATE_DTYPE>>(S::STATE_V_FIRST ? S::K
-                                                                                      : S::V) /
-                               static_cast<int>(size_of(S::STATE_DTYPE));
+inline constexpr int kVector =
+    vector_bytes<Element<S::STATE_DTYPE>>(S::STATE_V_FIRST ? S::K : S::V) /
+    static_cast<int>(size_of(S::STATE_DTYPE));
 
 /// How 32 lanes share a warp's part of the state. Lanes lie along the state's rows in whole vectors
 /// first: along V for K-first states, along up to sixteen vectors of K for V-first ones. A thread
