@@ -124,6 +124,7 @@ class Presence {
   constexpr Presence(std::initializer_list<FlagIs> flags) {
     if (flags.size() != 0) alternatives_.push_back(AllOf(flags));
   }
+  /// Where one of two lists is as wanted.
   constexpr Presence(const AllOf& one, const AllOf& other) {
     alternatives_.push_back(one);
     alternatives_.push_back(other);

@@ -53,6 +53,19 @@ WYVERN_DEVICE void begin_block(const Block& b) {
   sync_block();
 }
 
+// ---- checkpoints --------------------------------------------------------------------------------
+
+/// Writes a warpgroup's state times `factor` to a row of `checkpoints`. S is the kernel's Spec.
+template <class S, class State, class Element>
+WYVERN_DEVICE void write_checkpoint(State& walker, int row, float factor, Element* checkpoints) {
+  const int head = recalled(walker.b).head;
+  const auto element = Checkpoints<S>{.row = static_cast<uint32>(row)}.element(head);
+  walker.template visit<V, S::STATE_V_FIRST>(
+      [to = checkpoints + element, factor](int offset, float& x) {
+        to[offset] = from_float<Element>(x * factor);
+      });
+}
+
 // ---- its warps ----------------------------------------------------------------------------------
 
 /// What the block reads a row of tokens at a time.
@@ -63,10 +76,13 @@ struct ScalarRows {
 
 /// All of a block's work after begin_block(). A warpgroup with a state calls compute(walker), which
 /// fills the state, walks, and stores it; `first` is the first walker's columns, in 64s.
-template <class Compute>
+/// find_kept() gives a warp the checkpoints of the walk, counted from its first token, or
+/// NoCheckpoints.
+template <class FindKept, class Compute>
 WYVERN_DEVICE void run_block(const Block& b, const GateForm& form, float scale,
                              const ScalarRows& rows, const TensorMap& q_map, const TensorMap& k_map,
-                             const TensorMap& v_map, int first, Compute&& compute) {
+                             const TensorMap& v_map, int first, FindKept&& find_kept,
+                             Compute&& compute) {
   const int warp = sm90::uniform(warp_index());
   const int warpgroup = warp / 4;
   if (warpgroup == 0) {
@@ -78,11 +94,12 @@ WYVERN_DEVICE void run_block(const Block& b, const GateForm& form, float scale,
       RawRows next = {};
       float owed = 0.0f;  // log2 of the decay that the state owes
       if (scales) next = read_rows(b, 0, rows.g, rows.beta);
+      auto kept = scales ? find_kept() : decltype(find_kept()){};
 #pragma unroll 1
       for (int c = 0; c < b.chunks; ++c, at.advance()) {
         const Block block = kPipelined ? recalled(b) : b;
         if (warp == 0) bring_tiles(block, c, at, q_map, k_map, v_map);
-        if (scales) scale_rows(block, c, at, next, owed, scale, form, rows.g, rows.beta);
+        if (scales) scale_rows(block, c, at, next, owed, scale, form, rows.g, rows.beta, kept);
       }
     } else if constexpr (kPipelined) {
       invert_chunks(b);

@@ -82,8 +82,8 @@ std::string illegal(const Spec& s, const Limits& limits) {
                        s.BV);
   if (s.NEG_EIGVAL) return "states that need not decay want more digits than 16-bit products keep";
   if (s.KEEP_STATES || s.KEEP_INVERSE) return "what is inside a chunk stays on chip";
-  if (s.CHECKPOINTS) return "states inside sequences stay on chip";
-  return cuda::exceeds_shared(HopperLayout(s).bytes, limits);
+  if (std::string reason = pool::checkpoint_problem(s); !reason.empty()) return reason;
+  return cuda::exceeds_shared(HopperLayout(s, s.CHECKPOINTS).bytes, limits);
 }
 
 /// The stages of the whole pass.
@@ -151,7 +151,7 @@ Template whole_walk(std::string name, std::string source) {
 }
 
 Geometry launch(const Spec& s, std::int64_t blocks) {
-  const HopperLayout layout(s);
+  const HopperLayout layout(s, s.CHECKPOINTS);
   return Geometry{.grid = {blocks, 1, 1},
                   .threads = 128 * (1 + layout.helpers + layout.walkers),
                   .shared_bytes = layout.bytes};

@@ -1,7 +1,9 @@
 // The whole forward pass of the delta rule with one gate a head or none, one block BV columns
 // of V of one sequence, or of a share of it, and value head. The state stays on chip: of q, k, v,
-// beta and g nothing but they themselves is read, and nothing but o and the final state written.
+// beta and g nothing but they themselves is read, and nothing but o, the final state and
+// checkpoints written.
 constexpr bool kQueries = true;
+constexpr bool kCheckpoints = CHECKPOINTS, kDivided = CHECKPOINT_OFFSETS;
 
 #include "device/state_slots.hpp"
 #include "forward/delta_forward/block.cuh"
@@ -67,8 +69,21 @@ WYVERN_KERNEL(kThreads, 1) {
   }
   begin_block(b);
 
+  const auto find_kept = [&] {
+    if constexpr (!kCheckpoints) {
+      return NoCheckpoints{};
+    } else {
+      const auto passed = static_cast<uint32>(b.token - sequence.token);
+      return find_checkpoints<Spec>(passed + static_cast<uint32>(b.warm) * kRows, b.sequence, e,
+                                    seq_offsets, checkpoint_offsets)
+          .counted_from(passed);
+    }
+  };
+  const auto keep = [&](auto& walker, int row, float factor) {
+    write_checkpoint<Spec>(walker, row, factor, checkpoints);
+  };
   run_block(b, form, e.scale, {g_rows, beta_rows}, q_map, k_map, v_map, b.halves ? share : 0,
-            [&](auto& walker) {
+            find_kept, [&](auto& walker) {
               // Computed where they are used: in between registers are few.
               const auto slots = [&] {
                 const Block copy = recalled(b);
@@ -85,7 +100,7 @@ WYVERN_KERNEL(kThreads, 1) {
                 const Block copy = recalled(b);
                 if (!copy.to_end) tell_slot_read(slots_read + copy.sequence * HV + copy.head);
               }
-              if (b.chunks > 0) walk(walker, o_map, {o, o_stride});
+              if (b.chunks > 0) walk(walker, o_map, {o, o_stride}, keep);
               if constexpr (INPLACE_STATE) {
                 const Block copy = recalled(b);
                 if (copy.to_end) {

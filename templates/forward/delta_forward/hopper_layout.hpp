@@ -40,11 +40,14 @@ struct HopperLayout {
   cuda::ArrayPlace decay;  ///< of the whole chunk, one a buffer
   /// The largest update_factor of the first 32 rows and of the others, two a buffer.
   cuda::ArrayPlace largest;
+  /// With checkpoints: rows of the chunk in front of one that divides it, kRows of one at its end,
+  /// 0 of none; and its row of the tensor. Two a buffer.
+  cuda::ArrayPlace checkpoint;
   cuda::ArrayPlace block;  ///< a copy of what all warps know, for those with few registers
   cuda::sm90::BarrierPlace loaded, scaled, free, lowered, joined, inverted, ready, taken, landed;
   int bytes;
 
-  constexpr explicit HopperLayout(const S& s) {
+  constexpr explicit HopperLayout(const S& s, bool checkpoints = false) {
     const int stages = static_cast<int>(s.num_stages);
     shares_state = s.K > 128;
     walkers = static_cast<int>(s.BV) / kColumns;
@@ -80,6 +83,7 @@ struct HopperLayout {
     at.bytes = first + stages * factors * 4;
     decay = at.array(stages);
     largest = at.array(2 * stages);
+    if (checkpoints) checkpoint = at.array(2 * stages, DType::int32);
     block = at.array(kBlockWords, DType::int32);
     loaded = cuda::sm90::barriers(at, stages);
     scaled = cuda::sm90::barriers(at, stages);

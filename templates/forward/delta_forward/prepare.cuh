@@ -1,8 +1,10 @@
 // What the blocks of delta_forward.hopper do before the state: tiles and factors of rows
 // (warpgroup 0), scores of queries and inverses of I + A (the helpers). Who includes it says in
-// kQueries whether queries are asked too; where not, no tile of them is brought.
+// kQueries whether queries are asked too; where not, no tile of them is brought; and in
+// kCheckpoints whether states inside the sequence are kept, in kDivided whether inside chunks too.
 #pragma once
 
+#include "device/cuda/checkpoints.cuh"
 #include "device/cuda/gate.cuh"
 #include "device/cuda/share.cuh"
 #include "device/cuda/sm90/barrier.cuh"
@@ -13,7 +15,7 @@
 using delta_forward::kColumns;
 using delta_forward::kRows;
 
-constexpr delta_forward::HopperLayout<Spec> kLayout{Spec{}};
+constexpr delta_forward::HopperLayout<Spec> kLayout{Spec{}, kCheckpoints};
 constexpr int kStages = num_stages;
 constexpr int kWalkers = kLayout.walkers;
 constexpr int kHelpers = kLayout.helpers;
@@ -181,12 +183,26 @@ constexpr bool kLazyDecay = SCALAR_GATE && kScalers == 1 && sm90::kIsBf16<DTYPE>
 /// to 2^100 still fit beside it.
 constexpr float kMostOwed = 24.0f;
 
+/// Where the consumers find a chunk's checkpoint.
+WYVERN_DEVICE int32* checkpoint_of(const Block& b, int buffer) {
+  return reinterpret_cast<int32*>(array_at<kLayout.checkpoint>(b.shared)) + 2 * buffer;
+}
+
+/// The row of the checkpoint at a chunk's end; negative where there is none.
+WYVERN_DEVICE int row_of_end(const Block& b, int buffer) {
+  const int32* const checkpoint = checkpoint_of(b, buffer);
+  return checkpoint[0] == kRows ? checkpoint[1] : -1;
+}
+
 /// Makes the factors of a chunk's rows, and reads what those of the next are made of. `owed` is
-/// log2 of the decay that the state before the chunk owes, and then of what it owes after it.
+/// log2 of the decay that the state before the chunk owes, and then of what it owes after it. Where
+/// a checkpoint divides the chunk, the state decays and takes up rows in front of it up to there
+/// alone. `kept` counts tokens of the walk.
+template <class Kept>
 WYVERN_DEVICE void scale_rows(const Block& b, int chunk, const Position& at, RawRows& next,
                               float& owed, float scale, const GateForm& form,
                               const TokenRows<const G_DTYPE>& g,
-                              const TokenRows<const BETA_DTYPE>& beta) {
+                              const TokenRows<const BETA_DTYPE>& beta, Kept& kept) {
   const RawRows raw = next;
   if (chunk + 1 < b.chunks) next = read_rows(b, chunk + 1, g, beta);
   const int rows = b.rows(chunk);
@@ -200,14 +216,33 @@ WYVERN_DEVICE void scale_rows(const Block& b, int chunk, const Position& at, Raw
   const float last = (low_sum + shuffle(high, 31)) * kLog2E;
   const float before = owed;
   owed += last;
-  // Nothing is owed after the last chunk, nor where gates above 0 let the state grow, nor after
-  // NaN.
-  const bool owes = kLazyDecay && owed >= -kMostOwed && owed <= 0.0f && chunk + 1 < b.chunks;
-  const float decay = owes ? 1.0f : exp2_fast(owed);
+  int front = 0;
+  if constexpr (Kept::kAny) front = kept.reached(static_cast<uint32>(chunk) * kRows, rows);
+  // Nothing is owed after the last chunk or a checkpoint, nor where gates above 0 let the state
+  // grow, nor after NaN.
+  const bool owes =
+      kLazyDecay && owed >= -kMostOwed && owed <= 0.0f && chunk + 1 < b.chunks && front == 0;
+  float decay = owes ? 1.0f : exp2_fast(owed);
   if (!owes) owed = 0.0f;
   const float reached_by[3] = {shuffle(low, 15) * kLog2E, low_sum * kLog2E,
                                (low_sum + shuffle(high, 15)) * kLog2E};
+  int divided = 0;  // rows in front of a checkpoint inside the chunk
+  float at_front = last;
+  if constexpr (Kept::kInside) {
+    if (front < rows) divided = front;
+    if (divided != 0) {
+      at_front = reached_by[divided / 16 - 1];
+      decay = exp2_fast(before + at_front);
+    }
+  }
   sm90::barrier_wait(b.barrier<kLayout.free>(at.buffer), at.parity ^ 1U);
+  if constexpr (Kept::kAny) {
+    if (half_of_row(0) == 0 && lane_index() == 0) {
+      checkpoint_of(b, at.buffer)[0] = front == rows ? kRows : front;
+      checkpoint_of(b, at.buffer)[1] = static_cast<int32>(kept.row);
+    }
+    if (front != 0) kept.pass();
+  }
 #pragma unroll
   for (int n = 0; n < kLaneRows; ++n) {
     const int half = half_of_row(n);
@@ -223,7 +258,8 @@ WYVERN_DEVICE void scale_rows(const Block& b, int chunk, const Position& at, Raw
     }
     b.factors<kLayout.beta>(at.buffer)[row] = rate;
     b.factors<kLayout.erase>(at.buffer)[row] = -rate * reached;
-    b.factors<kLayout.update_factor>(at.buffer)[row] = exp2_fast((owes ? -before : last) - G);
+    const float end = row < divided ? at_front : last;
+    b.factors<kLayout.update_factor>(at.buffer)[row] = exp2_fast((owes ? -before : end) - G);
 #pragma unroll
     for (int i = 0; i < 3; ++i)
       if (row < 16 * (i + 1))

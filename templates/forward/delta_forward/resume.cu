@@ -1,6 +1,7 @@
 // The forward pass over all segments at once, from the states that enter them, one block BV columns
 // of V of one segment and value head.
 constexpr bool kQueries = true;
+constexpr bool kCheckpoints = CHECKPOINTS, kDivided = CHECKPOINT_OFFSETS;
 
 #include "device/cuda/segment.cuh"
 #include "device/state_slots.hpp"
@@ -32,15 +33,26 @@ WYVERN_KERNEL(kThreads, 1) {
     form.A_log = A_log[b.head];
     if constexpr (HAS_DT_BIAS) form.bias = dt_bias[b.head];
   }
-  const TokenRows<const G_DTYPE> g_rows{g, g_stride};
-  const TokenRows<const BETA_DTYPE> beta_rows{beta, beta_stride};
+  const ScalarRows rows{{g, g_stride}, {beta, beta_stride}};
   begin_block(b);
 
-  run_block(b, form, e.scale, {g_rows, beta_rows}, q_map, k_map, v_map, 0, [&](auto& walker) {
+  const auto find_kept = [&] {
+    if constexpr (!kCheckpoints) {
+      return NoCheckpoints{};
+    } else {
+      const auto passed = static_cast<uint32>(segment.index * (SEG * BT));
+      return find_checkpoints<Spec>(passed, b.sequence, e, seq_offsets, checkpoint_offsets)
+          .counted_from(passed);
+    }
+  };
+  const auto keep = [&](auto& walker, int row, float factor) {
+    write_checkpoint<Spec>(walker, row, factor, checkpoints);
+  };
+  run_block(b, form, e.scale, rows, q_map, k_map, v_map, 0, find_kept, [&](auto& walker) {
     const int64 slot = block_index() / kTilesV;  // of a segment and value head
     walker.template visit<V, false>(
         [from = segment_state + slot * K * V](int offset, float& x) { x = from[offset]; });
-    if (b.chunks > 0) walk(walker, o_map, {o, o_stride});
+    if (b.chunks > 0) walk(walker, o_map, {o, o_stride}, keep);
     if constexpr (INPLACE_STATE || FINAL_STATE) {
       const Block copy = recalled(b);
       if (copy.to_end) {

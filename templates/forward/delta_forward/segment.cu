@@ -3,6 +3,7 @@
 // columns of M or of R of one segment and value head. Where gates take any state to less than 2^-30
 // of its length in the segment's last tokens, M is 0 and the walk to R takes no more than those.
 constexpr bool kQueries = false;
+constexpr bool kCheckpoints = false, kDivided = false;
 
 #include "device/cuda/segment.cuh"
 #include "forward/delta_forward/block.cuh"
@@ -45,7 +46,9 @@ WYVERN_KERNEL(kThreads, 1) {
   b.tokens = b.chunks * kRows;
   begin_block(b);
 
-  run_block(b, form, e.scale, {g_rows, beta_rows}, k_map, k_map, v_map, 0, [&](auto& walker) {
+  const ScalarRows rows{g_rows, beta_rows};
+  const auto no_kept = [] { return NoCheckpoints{}; };
+  run_block(b, form, e.scale, rows, k_map, k_map, v_map, 0, no_kept, [&](auto& walker) {
     if (b.without_values)
       walker.template visit<K, false>(
           [](int offset, float& x) { x = offset / K == offset % K ? 1.0f : 0.0f; });

@@ -138,13 +138,17 @@ struct SharedState {
       for (int i = 0; i < Square::kCount; ++i) state[p].x[i] *= factor;
   }
 
-  /// V' as the state takes it up, to where products take it from.
-  WYVERN_DEVICE void scale_values(const Position& at) const {
+  /// V' as the state takes it up, of rows [begin, end) of the chunk, to where products take it
+  /// from.
+  WYVERN_DEVICE void scale_values(const Position& at, int begin = 0, int end = kRows) const {
     const TwoRows rate(b.factors<kLayout.update_factor>(at.buffer));
     const float room = room_of(b, at.buffer);
     Square scaled;
 #pragma unroll
-    for (int i = 0; i < Square::kCount; ++i) scaled.x[i] = x.x[i] * (room * rate.of(i));
+    for (int i = 0; i < Square::kCount; ++i) {
+      const int row = Square::row(i);
+      scaled.x[i] = !kDivided || (begin <= row && row < end) ? x.x[i] * (room * rate.of(i)) : 0.0f;
+    }
     store_rows(scaled, update());
   }
 
@@ -170,12 +174,36 @@ struct SharedState {
     round_state();
   }
 
+  /// Where a checkpoint divides the chunk: the state takes up the rows in front of it, which are
+  /// returned, is kept, and decays to the chunk's end; else 0.
+  template <class Keep>
+  WYVERN_DEVICE int take_front(const Position& at, const Keep& keep) {
+    const int rows = sm90::uniform(checkpoint_of(b, at.buffer)[0]);
+    if (rows == 0 || rows == kRows) return 0;
+    scale_values(at, 0, rows);
+    publish();
+    start_update(at);
+    sm90::end_products<0>(state[0]);
+#pragma unroll
+    for (int p = 1; p < kParts; ++p) sm90::pin(state[p].x);
+    keep(*this, checkpoint_of(b, at.buffer)[1], 1.0f / room_of(b, at.buffer));
+    const float* const G = b.factors<kLayout.G>(at.buffer);
+    multiply_state(exp2_fast(G[kRows - 1] - G[rows - 1]));
+    // Until all warps are done with the rows in front.
+    sync();
+    return rows;
+  }
+
   /// Starts the state's update by a chunk's V' and then the rest of its output, and rounds the
-  /// state that the next chunk begins with.
-  WYVERN_DEVICE void leave(const Position& at, int chunk) {
+  /// state that the next chunk begins with. keep(*this, row, factor) writes the state times a
+  /// factor to a row of checkpoints.
+  template <class Keep>
+  WYVERN_DEVICE void leave(const Position& at, int chunk, const Keep& keep) {
+    int taken = 0;
+    if constexpr (kDivided) taken = take_front(at, keep);
     const TwoRows factor(b.factors<kLayout.output_factor>(at.buffer));
     const SquareTile values = b.values(at.buffer, walker);
-    scale_values(at);
+    scale_values(at, taken);
     // Until all warps are done with u.
     sync();
     store_rows(x, values);
@@ -186,6 +214,8 @@ struct SharedState {
     sm90::start_product<kRows>(y, sm90::rows_of(b.scores(chunk % kScoreSlots)),
                                sm90::columns_of(values), true);
     end_update<1>(at);
+    if constexpr (kCheckpoints)
+      if (const int row = row_of_end(b, at.buffer); row >= 0) keep(*this, row, 1.0f);
   }
 
   /// A chunk's output, once its products are done: by a tensor copy, or row by row where the
@@ -212,7 +242,9 @@ struct SharedState {
   }
 };
 
-WYVERN_DEVICE void walk(SharedState& state, const TensorMap& o_map, const TokenRows<DTYPE>& o) {
+template <class Keep>
+WYVERN_DEVICE void walk(SharedState& state, const TensorMap& o_map, const TokenRows<DTYPE>& o,
+                        const Keep& keep) {
   const Block& b = state.b;
   Position at;
   sm90::barrier_wait(b.barrier<kLayout.loaded>(at.buffer), at.parity);
@@ -221,7 +253,7 @@ WYVERN_DEVICE void walk(SharedState& state, const TensorMap& o_map, const TokenR
   state.enter(at, 0);
 #pragma unroll 1
   for (int c = 0; c < b.chunks; ++c) {
-    state.leave(at, c);
+    state.leave(at, c, keep);
     sm90::Barrier* const free = b.barrier<kLayout.free>(at.buffer);
     at.advance();
     if (c + 1 == b.chunks) {

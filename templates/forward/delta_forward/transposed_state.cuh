@@ -173,13 +173,14 @@ struct TransposedState {
     }
   }
 
-  /// V' as the state takes it up.
-  WYVERN_DEVICE Columns scaled_values(const Position& at) const {
+  /// V' as the state takes it up, of rows [begin, end) of the chunk, by multiples of 16.
+  WYVERN_DEVICE Columns scaled_values(const Position& at, int begin = 0, int end = kRows) const {
     const RowFactors rate(b.factors<kLayout.update_factor>(at.buffer));
     const float room = room_of(b, at.buffer);
     Columns scaled;
 #pragma unroll
-    for (int i = 0; i < Columns::kCount; ++i) scaled.x[i] = x.x[i] * (room * rate.of(i));
+    for (int i = 0; i < Columns::kCount; ++i)
+      scaled.x[i] = begin <= i / 8 * 16 && i / 8 * 16 < end ? x.x[i] * (room * rate.of(i)) : 0.0f;
     return scaled;
   }
 
@@ -196,9 +197,31 @@ struct TransposedState {
     sm90::start_product(state, update, sm90::columns_of(b.keys(at.buffer)), true);
   }
 
-  /// Starts the state's update by a chunk's V' and then the rest of its output.
-  WYVERN_DEVICE void leave(const Position& at, int chunk, sm90::FragmentA<DTYPE, kRows>& values) {
-    sm90::FragmentA<DTYPE, kRows> update(scaled_values(at));
+  /// Where a checkpoint divides the chunk: the state takes up the rows in front of it, which are
+  /// returned, is kept, and decays to the chunk's end; else 0.
+  template <class Keep>
+  WYVERN_DEVICE int take_front(const Position& at, const Keep& keep) {
+    const int rows = sm90::uniform(checkpoint_of(b, at.buffer)[0]);
+    if (rows == 0 || rows == kRows) return 0;
+    sm90::FragmentA<DTYPE, kRows> update(scaled_values(at, 0, rows));
+    start_update(at, update);
+    sm90::end_products<0>(state, update);
+    keep(*this, checkpoint_of(b, at.buffer)[1], 1.0f / room_of(b, at.buffer));
+    const float* const G = b.factors<kLayout.G>(at.buffer);
+    const float decay = exp2_fast(G[kRows - 1] - G[rows - 1]);
+#pragma unroll
+    for (int i = 0; i < Transposed::kCount; ++i) state.x[i] *= decay;
+    return rows;
+  }
+
+  /// Starts the state's update by a chunk's V' and then the rest of its output. keep(*this, row,
+  /// factor) writes the state times a factor to a row of checkpoints.
+  template <class Keep>
+  WYVERN_DEVICE void leave(const Position& at, int chunk, sm90::FragmentA<DTYPE, kRows>& values,
+                           const Keep& keep) {
+    int taken = 0;
+    if constexpr (kDivided) taken = take_front(at, keep);
+    sm90::FragmentA<DTYPE, kRows> update(scaled_values(at, taken));
     start_update(at, update);
     const RowFactors factor(b.factors<kLayout.output_factor>(at.buffer));
 #pragma unroll
@@ -206,6 +229,8 @@ struct TransposedState {
     sm90::start_product(y, values, sm90::rows_of(b.scores(chunk % kSlots)), true);
     sm90::end_products<1>(state, update);
     restore(at);
+    if constexpr (kCheckpoints)
+      if (const int row = row_of_end(b, at.buffer); row >= 0) keep(*this, row, 1.0f);
     sm90::barrier_arrive(b.barrier<kLayout.free>(at.buffer));
   }
 
@@ -219,7 +244,9 @@ struct TransposedState {
   }
 };
 
-WYVERN_DEVICE void walk(TransposedState& walk, const TensorMap& o_map, const TokenRows<DTYPE>& o) {
+template <class Keep>
+WYVERN_DEVICE void walk(TransposedState& walk, const TensorMap& o_map, const TokenRows<DTYPE>& o,
+                        const Keep& keep) {
   const Block& b = walk.b;
   Position at;
   sm90::barrier_wait(b.barrier<kLayout.loaded>(at.buffer), at.parity);
@@ -231,7 +258,7 @@ WYVERN_DEVICE void walk(TransposedState& walk, const TensorMap& o_map, const Tok
 #pragma unroll 1
   for (int c = 0; c < b.chunks; ++c) {
     sm90::FragmentA<DTYPE, kRows> values(walk.x);
-    walk.leave(at, c, values);
+    walk.leave(at, c, values, keep);
     const bool last = c + 1 == b.chunks;
     const auto finish = [&] {
       values.hold();
