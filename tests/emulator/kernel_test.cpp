@@ -754,6 +754,43 @@ TEST(KernelHopper, StatesInPlaceSpillNoMore) {
     }
 }
 
+/// Checkpoints are found by other warps than those with states, and are written between products:
+/// a thread is at most three registers short for them, with K = 256, where states have all there
+/// are, fourteen.
+TEST(KernelHopper, CheckpointsSpillFewMore) {
+  if (const std::string missing = compiler_problem(DeviceKind::cuda); !missing.empty())
+    GTEST_SKIP() << missing;
+  std::uint64_t turn = 0;
+  for (const char* const id :
+       {"delta_forward.hopper", "delta_resume.hopper", "kda_forward.hopper", "kda_resume.hopper",
+        "kda_fwd_h_o.hopper", "kda_fwd_h_o_resume.hopper"})
+    for (const std::int64_t K : {64, 128, 256})
+      for (const std::int64_t width : {64, 128})
+        for (const bool all : {false, true}) {
+          const bool channels = std::string_view(id).starts_with("kda");
+          if (K == 256 && (width != 64 || channels)) continue;
+          if (!testing::is_tried(turn++, 2)) continue;
+          Problem p = problem(1, 90, 1, 3, K, width);
+          p.op = channels ? "kda" : "gated_delta_rule";
+          p.dtype = p.beta_dtype = p.g_dtype = DType::bf16;
+          p.packed = p.use_qk_l2norm = p.use_beta_sigmoid = p.use_gate_in_kernel = all;
+          p.initial_state = p.output_final_state = p.has_A_log = p.has_dt_bias = all;
+          if (channels && all) p.lower_bound = -5.0F;
+          const Template& t = *find_template(id);
+          const auto spilled = [&](const Problem& one) {
+            const Constants constants = problem_constants(one);
+            auto config = default_config(t, constants, kHopper, precision_floor(one), {64, 8});
+            config->set("BV", width);
+            return compile({&t, constants, *config, cuda_target("sm_90a")}).resources.spill_bytes;
+          };
+          Problem every = p, offsets = p;
+          every.checkpoint_every = 64, offsets.checkpoint_offsets = true;
+          const std::int64_t most = spilled(p) + (K == 256 ? 56 : 12);
+          EXPECT_LE(spilled(every), most) << id << ' ' << K << ' ' << width << ' ' << all;
+          EXPECT_LE(spilled(offsets), most) << id << ' ' << K << ' ' << width << ' ' << all;
+        }
+}
+
 /// The kernels that walk from segment to segment spill none.
 TEST(KernelHopper, PassesOverSegmentsSpillNothing) {
   if (const std::string missing = compiler_problem(DeviceKind::cuda); !missing.empty())

@@ -487,6 +487,28 @@ TEST_F(EmulatedShares, UpdateStatesInPlace) {
   }
 }
 
+/// Each of the blocks of a sequence keeps the states inside its own share.
+TEST_F(EmulatedShares, KeepStatesInsideSequences) {
+  for (const char* const op : {"gated_delta_rule", "kda"})
+    for (const bool offsets : {false, true}) {
+      SCOPED_TRACE(op);
+      Problem p = base({op, Pass::forward});
+      p.H = p.HV = 1, p.V = 128;
+      p.packed = p.initial_state = true;
+      p.checkpoint_offsets = offsets;
+      p.checkpoint_every = offsets ? 0 : 192;
+      for (const Gate gate : {Gate::typical, Gate::zero}) {
+        SCOPED_TRACE(to_string(gate));
+        OperatorData data = make_data(p, gate, 16, {4100, 37});
+        if (offsets) data.tensors.at("checkpoint_offsets").set(0, 3056);
+        const auto plan = plan_with(device(), data.problem, one_kernel_of(p));
+        ASSERT_TRUE(plan.has_value());
+        check(emulator::prepare(device(), data.problem, *plan), data);
+        check(emulator::prepare(device(), data.problem, in_wide_blocks(*plan)), data);
+      }
+    }
+}
+
 /// Blocks of 128 columns share out a sequence's tokens where its gates let them, or else its
 /// columns.
 TEST_F(EmulatedShares, OfTokensOrOfColumnsMatchOracle) {

@@ -44,15 +44,15 @@ std::string illegal(const Spec& s, const Limits& limits) {
   if (s.V % s.BV != 0) return fmt::format("V={} is not a multiple of BV={}", s.V, s.BV);
   if (s.NEG_EIGVAL) return "states that need not decay want more digits than 16-bit products keep";
   if (s.KEEP_STATES || s.KEEP_INVERSE) return "what is inside a chunk stays on chip";
-  if (s.CHECKPOINTS) return "states inside sequences stay on chip";
-  return cuda::exceeds_shared(HopperLayout(s).bytes, limits);
+  if (std::string reason = pool::checkpoint_problem(s); !reason.empty()) return reason;
+  return cuda::exceeds_shared(HopperLayout(s, s.CHECKPOINTS).bytes, limits);
 }
 
 /// As many pipeline stages as fit.
 void fill_shared(Spec& s, const Limits& limits) {
   for (const std::int64_t stages : {13, 11, 10, 9}) {
     s.num_stages = stages;
-    if (HopperLayout(s).bytes <= limits.shared_bytes) return;
+    if (HopperLayout(s, s.CHECKPOINTS).bytes <= limits.shared_bytes) return;
   }
 }
 
@@ -142,7 +142,7 @@ Template whole_walk(std::string name, std::string source) {
 Geometry launch(const Spec& s, std::int64_t blocks) {
   return Geometry{.grid = {blocks, 1, 1},
                   .threads = 128 * (2 + s.BV / kColumns),
-                  .shared_bytes = HopperLayout(s).bytes};
+                  .shared_bytes = HopperLayout(s, s.CHECKPOINTS).bytes};
 }
 
 /// Hopper: one block BV columns of V of a sequence and value head.

@@ -1,6 +1,7 @@
 // The whole forward pass of Kimi Delta Attention, one block BV columns of V of one sequence, or of
-// a share of it, and value head: nothing but o and the final state is written.
+// a share of it, and value head: nothing but o, the final state and checkpoints is written.
 constexpr bool kQueries = true;
+constexpr bool kCheckpoints = CHECKPOINTS;
 
 #include "device/state_slots.hpp"
 #include "forward/kda_forward/walk.cuh"
@@ -88,19 +89,32 @@ WYVERN_KERNEL(kThreads, 1) {
   }
   begin_block(b);
 
+  const auto find_kept = [&] {
+    if constexpr (!kCheckpoints) {
+      return NoCheckpoints{};
+    } else {
+      const auto passed = static_cast<uint32>(b.token - sequence.token);
+      return find_checkpoints<Spec>(passed + static_cast<uint32>(b.warm) * kChunk, b.sequence, e,
+                                    seq_offsets, checkpoint_offsets)
+          .counted_from(passed);
+    }
+  };
   const int warp = sm90::uniform(warp_index());
   if (warp < 1 + kHelpers) {
     sm90::lower_registers<kHelperRegisters>();
-    if (warp > 0)
+    if (warp > 0) {
       prepare_slices(b, warp - 1, e.scale, form, beta_rows);
-    else if (lane_index() == 0)
-      bring_slices(b, q_map, k_map, v_map, g_map);
+    } else {
+      const auto kept = find_kept();
+      if (lane_index() == 0) bring_slices(b, q_map, k_map, v_map, g_map, kept);
+    }
   } else {
     sm90::raise_registers<kStateRegisters>();
     const StateSlots slots =
         find_states<Spec>(b.sequence, b.head, e, state_stride, state_index, output_state_index);
     StateWalk walk{b, (warp - 1 - kHelpers) / 4 * kColumns, {}, {}, {}, {}, {}};
     const int column = b.tile * BV + walk.column;
+    const auto keep = [&](int row) { write_checkpoint<Spec>(walk, row, checkpoints); };
     if constexpr (INPLACE_STATE || INITIAL_STATE) {
       if (b.from_start && starts_from_slot<Spec>(b.sequence, has_initial_state))
         sm90::visit_state<V, STATE_V_FIRST>(
@@ -111,7 +125,7 @@ WYVERN_KERNEL(kThreads, 1) {
     }
     if constexpr (INPLACE_STATE)
       if (!b.to_end) tell_slot_read(slots_read + b.sequence * HV + b.head);
-    if (b.chunks > 0) walk_state(walk, {o, o_stride});
+    if (b.chunks > 0) walk_state(walk, {o, o_stride}, keep);
     if constexpr (INPLACE_STATE) {
       if (b.to_end) {
         await_counter(

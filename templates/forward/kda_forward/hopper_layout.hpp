@@ -25,10 +25,12 @@ struct HopperLayout {
   cuda::ArrayPlace decay, beta, erase, key, query;
   cuda::ArrayPlace bias;    ///< dt_bias as the gate's form takes it
   cuda::ArrayPlace output;  ///< 16 x 16 elements a warp
+  /// With checkpoints: of each slice 1 above the row of the one at its end, or 0.
+  cuda::ArrayPlace checkpoint;
   cuda::sm90::BarrierPlace loaded, ready, free;
   int bytes;
 
-  constexpr explicit HopperLayout(const S& s) {
+  constexpr explicit HopperLayout(const S& s, bool checkpoints = false) {
     const int stages = static_cast<int>(s.num_stages);
     cuda::LayoutBuilder at;
     rows = cuda::sm90::swizzled_tile(at, 2 * kRows, s.K, s.DTYPE);
@@ -45,6 +47,7 @@ struct HopperLayout {
     at.bytes = first + stages * factors * 4;
     bias = at.array(s.K);
     output = at.array(kRows * s.BV, s.DTYPE);
+    if (checkpoints) checkpoint = at.array(stages, DType::int32);
     loaded = cuda::sm90::barriers(at, stages);
     ready = cuda::sm90::barriers(at, stages);
     free = cuda::sm90::barriers(at, stages);

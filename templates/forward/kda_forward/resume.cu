@@ -1,6 +1,7 @@
 // The forward pass of Kimi Delta Attention over all segments at once, from the states that enter
 // them, one block BV columns of V of one segment and value head.
 constexpr bool kQueries = true;
+constexpr bool kCheckpoints = CHECKPOINTS;
 
 #include "device/cuda/segment.cuh"
 #include "device/state_slots.hpp"
@@ -30,24 +31,36 @@ WYVERN_KERNEL(kThreads, 1) {
   const TokenRows<const BETA_DTYPE> beta_rows{beta, beta_stride};
   begin_block(b);
 
+  const auto find_kept = [&] {
+    if constexpr (!kCheckpoints) {
+      return NoCheckpoints{};
+    } else {
+      const auto passed = static_cast<uint32>(segment.index * (SEG * BT));
+      return find_checkpoints<Spec>(passed, segment.sequence, e, seq_offsets, checkpoint_offsets)
+          .counted_from(passed);
+    }
+  };
   const int warp = sm90::uniform(warp_index());
   if (warp < 1 + kHelpers) {
     sm90::lower_registers<kHelperRegisters>();
-    if (warp > 0)
+    if (warp > 0) {
       prepare_slices(b, warp - 1, e.scale, form, beta_rows);
-    else if (lane_index() == 0)
-      bring_slices(b, q_map, k_map, v_map, g_map);
+    } else {
+      const auto kept = find_kept();
+      if (lane_index() == 0) bring_slices(b, q_map, k_map, v_map, g_map, kept);
+    }
   } else {
     sm90::raise_registers<kStateRegisters>();
     StateWalk walk{b, (warp - 1 - kHelpers) / 4 * kColumns, {}, {}, {}, {}, {}};
     const int column = b.tile * BV + walk.column;
+    const auto keep = [&](int row) { write_checkpoint<Spec>(walk, row, checkpoints); };
     const int64 entering = (int64{slot} * HV + b.head) * K * V;
     // Always so; in a branch of its own the load takes no registers from what comes after it.
     if (segment.index >= 0)
       sm90::visit_state<V, false>(
           walk.state, column,
           [from = segment_state + entering](int offset, float& x) { x = from[offset]; });
-    if (b.tokens > 0) walk_state(walk, {o, o_stride});
+    if (b.tokens > 0) walk_state(walk, {o, o_stride}, keep);
     if constexpr (INPLACE_STATE || FINAL_STATE) {
       if (segment.last) {
         const int64 leaving = find_states<Spec>(segment.sequence, b.head, e, state_stride,

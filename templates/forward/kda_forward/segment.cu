@@ -3,6 +3,7 @@
 // columns of M or of R of one segment and value head. Where the segment's last tokens take any
 // state to less than 2^-30 of its length, M is 0 and the walk to R takes no more than those.
 constexpr bool kQueries = false;
+constexpr bool kCheckpoints = false;
 
 #include "device/cuda/segment.cuh"
 #include "forward/kda_forward/fading.cuh"
@@ -43,7 +44,7 @@ WYVERN_KERNEL(kThreads, 1) {
     if (warp > 0)
       prepare_slices(b, warp - 1, e.scale, form, beta_rows);
     else if (lane_index() == 0)
-      bring_slices(b, k_map, k_map, v_map, g_map);
+      bring_slices(b, k_map, k_map, v_map, g_map, NoCheckpoints{});
   } else {
     sm90::raise_registers<kStateRegisters>();
     StateWalk walk{b, (warp - 1 - kHelpers) / 4 * kColumns, {}, {}, {}, {}, {}};

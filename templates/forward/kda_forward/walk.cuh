@@ -1,7 +1,8 @@
 // How a block of hopper.cu, segment.cu or resume.cu walks through tokens with a state of Kimi Delta
 // Attention, one block BV columns of V of one value head. The state stays in registers: of q, k, v,
 // beta and g nothing but they themselves is read. What includes this says whether queries are asked
-// too (kQueries), or the state alone is wanted.
+// too (kQueries), or the state alone is wanted, and whether states inside the sequence are kept
+// (kCheckpoints): at multiples of 16 tokens, where slices end.
 //
 // The walk goes by slices of 16 tokens, within which no gate that is bounded takes exp(-G) out of
 // range. Warp 0 brings tiles. Warps 1 to 7 each prepare every seventh slice, from rows in fragments
@@ -9,6 +10,7 @@
 // have the state, as S^T, 64 columns of V each.
 #pragma once
 
+#include "device/cuda/checkpoints.cuh"
 #include "device/cuda/gate.cuh"
 #include "device/cuda/mma.cuh"
 #include "device/cuda/share.cuh"
@@ -27,7 +29,7 @@ constexpr int kStates = BV / kColumns;  ///< warpgroups with states
 constexpr int kThreads = 128 * (2 + kStates);
 constexpr int kStages = num_stages;
 constexpr int kTilesV = V / BV;
-constexpr kda_forward::HopperLayout<Spec> kLayout{Spec{}};
+constexpr kda_forward::HopperLayout<Spec> kLayout{Spec{}, kCheckpoints};
 constexpr int kPanelBytes = kRows * 128;
 constexpr int kValueBytes = kRows * BV * static_cast<int>(sizeof(DTYPE));
 constexpr int kSliceBytes = kRows * (kQueries ? 2 : 1) * K * static_cast<int>(sizeof(DTYPE)) +
@@ -89,6 +91,10 @@ struct Block : SharedWalk {
   WYVERN_DEVICE SquareTile square(int buffer) const {
     return {shared + kLayout.square.offset + buffer * kLayout.slots};
   }
+  /// 1 above the row of the checkpoint at the slice's end, or 0.
+  WYVERN_DEVICE int32* checkpoint(int buffer) const {
+    return reinterpret_cast<int32*>(array_at<kLayout.checkpoint>(shared)) + buffer;
+  }
   template <ArrayPlace Place>
   WYVERN_DEVICE float* factors(int buffer) const {
     return array_at<Place>(shared) + buffer * kLayout.factors;
@@ -101,9 +107,10 @@ struct Block : SharedWalk {
 
 // ---- warp 0: tiles ------------------------------------------------------------------------------
 
-/// By one thread.
+/// By one thread. `kept` counts tokens of the walk.
+template <class Kept>
 WYVERN_DEVICE void bring_slices(const Block& b, const TensorMap& q_map, const TensorMap& k_map,
-                                const TensorMap& v_map, const TensorMap& g_map) {
+                                const TensorMap& v_map, const TensorMap& g_map, Kept kept) {
   const int key_head = b.head / (HV / H);
   const int slices = b.slices();
   Position at;
@@ -112,6 +119,11 @@ WYVERN_DEVICE void bring_slices(const Block& b, const TensorMap& q_map, const Te
     sm90::barrier_wait(b.barrier<kLayout.free>(at.buffer), at.parity ^ 1U);
     sm90::Barrier* const loaded = b.barrier<kLayout.loaded>(at.buffer);
     const int token = static_cast<int>(b.token) + s * kRows;
+    if constexpr (Kept::kAny) {
+      const bool reached = kept.reached(static_cast<uint32>(s) * kRows, b.rows_of(s)) != 0;
+      *b.checkpoint(at.buffer) = reached ? static_cast<int32>(kept.row) + 1 : 0;
+      if (reached) kept.pass();
+    }
     sm90::barrier_arrive_expect(loaded, b.has_values() ? kSliceBytes : kSliceBytes - kValueBytes);
 #pragma unroll
     for (int panel = 0; panel < K / 64; ++panel) {
@@ -513,7 +525,18 @@ WYVERN_DEVICE void begin_walk(StateWalk& walk, const Position& at) {
   walk.decay(at.buffer);
 }
 
-WYVERN_DEVICE void walk_state(StateWalk& walk, const TokenRows<DTYPE>& o) {
+/// Writes the state to a row of `checkpoints`. S is the kernel's Spec.
+template <class S, class Element>
+WYVERN_DEVICE void write_checkpoint(StateWalk& walk, int row, Element* checkpoints) {
+  const auto element = Checkpoints<S>{.row = static_cast<uint32>(row)}.element(walk.b.head);
+  sm90::visit_state<V, S::STATE_V_FIRST>(
+      walk.state, walk.b.tile * BV + walk.column,
+      [to = checkpoints + element](int offset, float& x) { to[offset] = from_float<Element>(x); });
+}
+
+/// keep(row) writes the state to a row of checkpoints.
+template <class Keep>
+WYVERN_DEVICE void walk_state(StateWalk& walk, const TokenRows<DTYPE>& o, const Keep& keep) {
   const Block& b = walk.b;
   const int slices = b.slices();
   const int warm = b.warm * (kChunk / kRows);
@@ -525,6 +548,8 @@ WYVERN_DEVICE void walk_state(StateWalk& walk, const TokenRows<DTYPE>& o) {
     const RowFactors query(b.factors<kLayout.query>(buffer));
     sm90::FragmentA<Operand, kRows> update(walk.scaled_values(buffer));
     walk.leave(buffer, update);
+    if constexpr (kCheckpoints)
+      if (const int row = *b.checkpoint(buffer); row != 0) keep(row - 1);
     at.advance();
     if (s + 1 == slices) {
       sm90::end_products<0>(walk.output, update);

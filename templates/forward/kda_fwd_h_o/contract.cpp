@@ -16,6 +16,11 @@ TiledView values(const Spec& s, const Extents& e) {
   return hopper::panels(e, s.DTYPE, s.HV, s.V, kChunk, s.BV / 64);
 }
 
+/// Of shared memory. Walks that ask queries keep states inside sequences.
+std::int64_t shared_bytes(const Spec& s, bool queries) {
+  return HopperLayout(s, queries, queries && s.CHECKPOINTS).bytes;
+}
+
 std::string illegal(const Spec& s, const Limits& limits, bool queries) {
   if (!s.VECTOR_GATE) return "it walks by the rows that a gate per key channel has decayed";
   if (s.BT != kChunk) return fmt::format("BT={} is not the {} of its products", s.BT, kChunk);
@@ -26,14 +31,15 @@ std::string illegal(const Spec& s, const Limits& limits, bool queries) {
                        s.K);
   if (s.V % s.BV != 0) return fmt::format("V={} is not a multiple of BV={}", s.V, s.BV);
   if (s.NEG_EIGVAL) return "states that need not decay want more digits than 16-bit products keep";
-  return cuda::exceeds_shared(HopperLayout(s, queries).bytes, limits);
+  if (std::string reason = pool::checkpoint_problem(s); !reason.empty()) return reason;
+  return cuda::exceeds_shared(shared_bytes(s, queries), limits);
 }
 
 /// As many pipeline stages as fit.
 void fill_shared(Spec& s, const Limits& limits, bool queries) {
   for (const std::int64_t stages : {4, 3, 2}) {
     s.num_stages = stages;
-    if (HopperLayout(s, queries).bytes <= limits.shared_bytes) return;
+    if (shared_bytes(s, queries) <= limits.shared_bytes) return;
   }
 }
 
@@ -69,9 +75,9 @@ Template whole_walk(std::string name, std::string source) {
       scan::joined(pool::with_checkpoints(pool::with_final_slots(t.constants)),
                    {constant::FINAL_STATE, constant::STATE_V_FIRST, constant::KEEP_STATES});
   t.tensor_maps.push_back({.name = "qg_map", .argument = "qg", .view = keys});
-  t.strided = {"o", "state"};
+  t.strided = {"k", "o", "state"};
   t.illegal = [](const Spec& s, const Limits& limits) {
-    if (s.KEEP_STATES || s.CHECKPOINTS) return std::string("states and V' stay on chip");
+    if (s.KEEP_STATES) return std::string("states and V' stay on chip");
     return illegal(s, limits, true);
   };
   return t;
@@ -80,7 +86,7 @@ Template whole_walk(std::string name, std::string source) {
 Geometry launch(const Spec& s, std::int64_t blocks, bool queries) {
   return Geometry{.grid = {blocks, 1, 1},
                   .threads = 128 * (1 + s.BV / kColumns),
-                  .shared_bytes = HopperLayout(s, queries).bytes};
+                  .shared_bytes = shared_bytes(s, queries)};
 }
 
 /// Hopper: one block BV columns of V of a sequence and value head.

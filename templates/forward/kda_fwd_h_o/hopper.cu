@@ -1,6 +1,7 @@
 // The state scan and the output of Kimi Delta Attention in one kernel, one block BV columns of V of
 // one sequence and value head: neither states nor V' are written.
 constexpr bool kQueries = true;
+constexpr bool kCheckpoints = CHECKPOINTS, kDivided = CHECKPOINT_OFFSETS;
 
 #include "device/cuda/chunk.cuh"
 #include "device/cuda/share.cuh"
@@ -27,12 +28,20 @@ WYVERN_KERNEL(kThreads, 1) {
   b.tokens = sequence.tokens;
   begin_block(b);
 
+  const auto find_kept = [&] {
+    if constexpr (!kCheckpoints) {
+      return NoCheckpoints{};
+    } else {
+      return find_checkpoints<Spec>(0, n, e, seq_offsets, checkpoint_offsets);
+    }
+  };
   const int warp = sm90::uniform(warp_index());
   if (warp < 4) {
     sm90::lower_registers<kBringRegisters>();
     if (warp > 0)
       convert_chunks(b, warp - 1, Aqk + (b.token * HV + b.head) * BT,
-                     Gk + (b.token * HV + b.head) * K);
+                     Gk + (b.token * HV + b.head) * K, find_kept(),
+                     TokenRows<const DTYPE>{k, k_stride}.at(b.token, b.head / (HV / H) * K));
     else if (lane_index() == 0)
       bring_chunks(b, w_map, qg_map, kg_map, u_map);
   } else {
@@ -41,6 +50,7 @@ WYVERN_KERNEL(kThreads, 1) {
         find_states<Spec>(n, b.head, e, state_stride, state_index, output_state_index);
     StateWalk walk{b, (warp - 4) / 4 * kColumns, {}, {}, {}};
     const int column = b.tile * BV + walk.column;
+    const auto keep = [&](int row) { write_checkpoint<Spec>(walk, row, checkpoints); };
     if constexpr (INPLACE_STATE || INITIAL_STATE)
       if (starts_from_slot<Spec>(n, has_initial_state))
         sm90::visit_state<V, STATE_V_FIRST>(
@@ -48,7 +58,7 @@ WYVERN_KERNEL(kThreads, 1) {
             [from = (INPLACE_STATE ? state : initial_state) + slots.from](int offset, float& x) {
               x = to_float(from[offset]);
             });
-    if (b.tokens > 0) walk_state(walk, e.scale, {o, o_stride});
+    if (b.tokens > 0) walk_state(walk, e.scale, {o, o_stride}, keep);
     if constexpr (INPLACE_STATE)
       sm90::visit_state<V, STATE_V_FIRST>(walk.state, column,
                                           [to = state + slots.to](int offset, float& x) {

@@ -19,10 +19,14 @@ struct HopperLayout {
   cuda::sm90::SwizzledPlace w, kg, u, qg, scores;  ///< the first chunk's
   cuda::ArrayPlace decay;                          ///< the first chunk's
   cuda::ArrayPlace output;                         ///< 64 x 16 elements a warp
+  /// With checkpoints: rows of the chunk in front of one that divides it, kChunk of one at its end,
+  /// 0 of none; and its row of the tensor. Two a chunk. rest: each channel's decay from the one
+  /// that divides a chunk to that chunk's end.
+  cuda::ArrayPlace checkpoint, rest;
   cuda::sm90::BarrierPlace loaded, ready, free;
   int bytes;
 
-  constexpr HopperLayout(const S& s, bool queries) {
+  constexpr HopperLayout(const S& s, bool queries, bool checkpoints = false) {
     const int stages = static_cast<int>(s.num_stages);
     cuda::LayoutBuilder at;
     w = cuda::sm90::swizzled_tile(at, kChunk, s.K, s.DTYPE);
@@ -38,6 +42,10 @@ struct HopperLayout {
     decays = decay.count;
     at.bytes += (stages - 1) * decays * 4;
     output = at.array(queries ? kChunk * s.BV : 0, s.DTYPE);
+    if (checkpoints) {
+      checkpoint = at.array(2 * stages, DType::int32);
+      rest = at.array(cuda::sm90::channel_floats(s.K));
+    }
     loaded = cuda::sm90::barriers(at, stages);
     ready = cuda::sm90::barriers(at, stages);
     free = cuda::sm90::barriers(at, stages);

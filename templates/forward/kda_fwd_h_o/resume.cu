@@ -1,6 +1,7 @@
 // The state scan and the output of all segments at once, from the states that enter them, one block
 // BV columns of V of one segment and value head.
 constexpr bool kQueries = true;
+constexpr bool kCheckpoints = CHECKPOINTS, kDivided = CHECKPOINT_OFFSETS;
 
 #include "device/cuda/segment.cuh"
 #include "device/state_slots.hpp"
@@ -24,25 +25,36 @@ WYVERN_KERNEL(kThreads, 1) {
   b.tokens = segment.tokens;
   begin_block(b);
 
+  const auto find_kept = [&] {
+    if constexpr (!kCheckpoints) {
+      return NoCheckpoints{};
+    } else {
+      const auto passed = static_cast<uint32>(segment.index * (SEG * BT));
+      return find_checkpoints<Spec>(passed, segment.sequence, e, seq_offsets, checkpoint_offsets)
+          .counted_from(passed);
+    }
+  };
   const int warp = sm90::uniform(warp_index());
   if (warp < 4) {
     sm90::lower_registers<kBringRegisters>();
     if (warp > 0)
       convert_chunks(b, warp - 1, Aqk + (b.token * HV + b.head) * BT,
-                     Gk + (b.token * HV + b.head) * K);
+                     Gk + (b.token * HV + b.head) * K, find_kept(),
+                     TokenRows<const DTYPE>{k, k_stride}.at(b.token, b.head / (HV / H) * K));
     else if (lane_index() == 0)
       bring_chunks(b, w_map, qg_map, kg_map, u_map);
   } else {
     sm90::raise_registers<kStateRegisters>();
     StateWalk walk{b, (warp - 4) / 4 * kColumns, {}, {}, {}};
     const int column = b.tile * BV + walk.column;
+    const auto keep = [&](int row) { write_checkpoint<Spec>(walk, row, checkpoints); };
     const int64 entering = (int64{slot} * HV + b.head) * K * V;
     // Always so; in a branch of its own the load takes no registers from what comes after it.
     if (segment.index >= 0)
       sm90::visit_state<V, false>(
           walk.state, column,
           [from = segment_state + entering](int offset, float& x) { x = from[offset]; });
-    if (b.tokens > 0) walk_state(walk, e.scale, {o, o_stride});
+    if (b.tokens > 0) walk_state(walk, e.scale, {o, o_stride}, keep);
     if constexpr (INPLACE_STATE || FINAL_STATE) {
       if (segment.last) {
         const int64 leaving = find_states<Spec>(segment.sequence, b.head, e, state_stride,

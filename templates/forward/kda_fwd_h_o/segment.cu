@@ -2,6 +2,7 @@
 // walk makes of a state of zeros, M what it makes of the identity where U is 0. One block BV
 // columns of M or of R of one segment and value head.
 constexpr bool kQueries = false;
+constexpr bool kCheckpoints = false, kDivided = false;
 
 #include "device/cuda/segment.cuh"
 #include "forward/kda_fwd_h_o/walk.cuh"
@@ -28,7 +29,7 @@ WYVERN_KERNEL(kThreads, 1) {
   if (warp < 4) {
     sm90::lower_registers<kBringRegisters>();
     if (warp > 0)
-      convert_chunks(b, warp - 1, nullptr, Gk + (b.token * HV + b.head) * K);
+      convert_chunks(b, warp - 1, nullptr, Gk + (b.token * HV + b.head) * K, NoCheckpoints{}, {});
     else if (lane_index() == 0)
       bring_chunks(b, w_map, w_map, kg_map, u_map);
   } else {

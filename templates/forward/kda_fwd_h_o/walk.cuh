@@ -1,13 +1,15 @@
 // How a block of hopper.cu, resume.cu or segment.cu walks through chunks of 64 tokens with a state
 // of Kimi Delta Attention, one block BV columns of V of one value head, when W, U, the decayed rows
 // of q and k, and the scores of queries are there already. What includes this says whether queries
-// are asked too (kQueries), or the state alone is wanted.
+// are asked too (kQueries), or the state alone is wanted, and whether states inside the sequence
+// are kept (kCheckpoints), inside chunks too (kDivided).
 //
 // Warp 0 brings tiles by tensor copies. Warps 1 to 3 each bring every third chunk's scores, which
 // are rounded to 16 bits on the way, and its decay. The warpgroups after them have the state, as
 // S^T, 64 columns of V each.
 #pragma once
 
+#include "device/cuda/checkpoints.cuh"
 #include "device/cuda/gate.cuh"
 #include "device/cuda/mma.cuh"
 #include "device/cuda/sm90/barrier.cuh"
@@ -23,7 +25,7 @@ constexpr int kStates = BV / kColumns;  ///< warpgroups with states
 constexpr int kThreads = 128 * (1 + kStates);
 constexpr int kStages = num_stages;
 constexpr int kTilesV = V / BV;
-constexpr kda_fwd_h_o::HopperLayout<Spec> kLayout{Spec{}, kQueries};
+constexpr kda_fwd_h_o::HopperLayout<Spec> kLayout{Spec{}, kQueries, kCheckpoints};
 constexpr int kElementBytes = static_cast<int>(sizeof(DTYPE));
 constexpr int kValueBytes = kChunk * BV * kElementBytes;
 constexpr int kChunkBytes = (kQueries ? 3 : 2) * kChunk * K * kElementBytes + kValueBytes;
@@ -50,6 +52,10 @@ struct Block {
   template <sm90::SwizzledPlace Place>
   WYVERN_DEVICE sm90::SwizzledTile<DTYPE, Place.rows, Place.cols> tile_of(int buffer) const {
     return {shared + Place.offset + buffer * kLayout.slots};
+  }
+  /// Rows in front of the chunk's checkpoint, and its row of the tensor.
+  WYVERN_DEVICE int32* checkpoint(int buffer) const {
+    return reinterpret_cast<int32*>(array_at<kLayout.checkpoint>(shared)) + 2 * buffer;
   }
   WYVERN_DEVICE float* decay(int buffer) const {
     return array_at<kLayout.decay>(shared) + buffer * kLayout.decays;
@@ -136,12 +142,53 @@ WYVERN_DEVICE void convert_scores(const ScoreTile& to, const float* Aqk, int row
   }
 }
 
+constexpr int kChannels = K / 32;  ///< of a lane
+
+/// Where a checkpoint divides a chunk: decays `keys` of the rows in front of it up to there, as kg
+/// may hold too little of them to go back from, and gives each channel's decay from there to the
+/// chunk's end. k and Gk are the chunk's. By one warp.
+template <class KeyTile>
+WYVERN_DEVICE void divide_chunk(const Block& b, const KeyTile& keys,
+                                const TokenRows<const DTYPE>& k, const float* Gk, int front,
+                                int rows) {
+  const int first = lane_index() * kChannels;
+  const auto reached = load<kChannels>(Gk + int64{front - 1} * HV * K + first);
+  const auto end = load<kChannels>(Gk + int64{rows - 1} * HV * K + first);
+#pragma unroll
+  for (int i = 0; i < kChannels; ++i)
+    array_at<kLayout.rest>(b.shared)[sm90::channel_place(K, first + i)] =
+        exp2_fast((end.at[i] - reached.at[i]) * kLog2E);
+#pragma unroll 1
+  for (int r = 0; r < front; ++r) {
+    const auto row = load<kChannels>(k.row(r) + first);
+    const auto sums = load<kChannels>(Gk + int64{r} * HV * K + first);
+    float x[kChannels];
+    float square = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) {
+      x[i] = to_float(row.at[i]);
+      square = fused_multiply_add(x[i], x[i], square);
+      x[i] *= exp2_fast((reached.at[i] - sums.at[i]) * kLog2E);
+    }
+    float scale = 1.0f;
+    if constexpr (QK_L2NORM) {
+#pragma unroll
+      for (int mask = 16; mask > 0; mask /= 2) square += shuffle_xor(square, mask);
+      scale = reciprocal_sqrt(square + 1e-6f);
+    }
+#pragma unroll
+    for (int i = 0; i < kChannels; i += 2)
+      *reinterpret_cast<uint32*>(keys.at(r, first + i)) =
+          pack_within_range<DTYPE>(x[i] * scale, x[i + 1] * scale);
+  }
+}
+
 /// Every third chunk from `converter` on, by one warp: a chunk's numbers are on their way for
-/// longer than a state takes to walk through it. Aqk and Gk are those of the walk's first token and
-/// head.
-WYVERN_DEVICE void convert_chunks(const Block& b, int converter, const float* Aqk,
-                                  const float* Gk) {
-  constexpr int kChannels = K / 32;  // of a lane
+/// longer than a state takes to walk through it. Aqk, Gk and k are those of the walk's first token
+/// and head; `kept` counts tokens of the walk.
+template <class Kept>
+WYVERN_DEVICE void convert_chunks(const Block& b, int converter, const float* Aqk, const float* Gk,
+                                  Kept kept, const TokenRows<const DTYPE>& k) {
   const int lane = lane_index();
   const int chunks = b.chunks();
   Position at;
@@ -151,7 +198,15 @@ WYVERN_DEVICE void convert_chunks(const Block& b, int converter, const float* Aq
   for (int c = converter; c < chunks; c += kConverters) {
     const int rows = b.rows_of(c);
     const int64 first = int64{c} * kChunk * HV;
-    const auto sums = load<kChannels>(Gk + (first + int64{rows - 1} * HV) * K + lane * kChannels);
+    int front = 0;    // rows in front of a checkpoint
+    int divided = 0;  // where it is inside the chunk
+    if constexpr (Kept::kAny) {
+      while (kept.next != 0 && kept.next <= static_cast<uint32>(c) * kChunk) kept.pass();
+      front = kept.reached(static_cast<uint32>(c) * kChunk, rows);
+      if (Kept::kInside && front < rows) divided = front;
+    }
+    const int last = divided != 0 ? divided - 1 : rows - 1;
+    const auto sums = load<kChannels>(Gk + (first + int64{last} * HV) * K + lane * kChannels);
     const auto await = [&] {
       sm90::barrier_wait(b.barrier<kLayout.free>(at.buffer), at.parity ^ 1U);
     };
@@ -163,6 +218,19 @@ WYVERN_DEVICE void convert_chunks(const Block& b, int converter, const float* Aq
 #pragma unroll
     for (int i = 0; i < kChannels; ++i)
       decay[sm90::channel_place(K, lane * kChannels + i)] = exp2_fast(sums.at[i] * kLog2E);
+    if constexpr (Kept::kAny) {
+      if (lane == 0) {
+        b.checkpoint(at.buffer)[0] = front == rows ? kChunk : front;
+        b.checkpoint(at.buffer)[1] = static_cast<int32>(kept.row);
+      }
+    }
+    if constexpr (Kept::kInside) {
+      if (divided != 0) {
+        sm90::barrier_wait(b.barrier<kLayout.loaded>(at.buffer), at.parity);
+        divide_chunk(b, b.tile_of<kLayout.kg>(at.buffer), k.at(int64{c} * kChunk, 0),
+                     Gk + first * K, divided, rows);
+      }
+    }
     if (rows < kChunk) {
       // What follows in the tensor is the next sequence's: whatever it holds must not come in.
       sm90::barrier_wait(b.barrier<kLayout.loaded>(at.buffer), at.parity);
@@ -233,12 +301,49 @@ struct StateWalk {
     sm90::end_products<0>(output, packed);
   }
 
+  /// Where a checkpoint divides the chunk, the state takes up the rows in front of it, is kept, and
+  /// decays to the chunk's end. Returns what it still has to take up.
+  template <class Keep>
+  WYVERN_DEVICE sm90::FragmentA<DTYPE, kChunk> take_front(
+      int buffer, const sm90::FragmentA<DTYPE, kChunk>& update, const Keep& keep) {
+    sm90::FragmentA<DTYPE, kChunk> behind = update;
+    const int rows = sm90::uniform(b.checkpoint(buffer)[0]);
+    if (rows == 0 || rows == kChunk) return behind;
+    sm90::FragmentA<DTYPE, kChunk> front = update;
+#pragma unroll
+    for (int step = 0; step < kChunk / 16; ++step)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const bool is_front = step * 16 < rows;
+        front.x[step][i] = is_front ? update.x[step][i] : 0;
+        behind.x[step][i] = is_front ? 0 : update.x[step][i];
+      }
+    sm90::start_product(state, front, sm90::columns_of(b.tile_of<kLayout.kg>(buffer)), true);
+    sm90::end_products<0>(state, front);
+    keep(b.checkpoint(buffer)[1]);
+    sm90::scale_columns(state, array_at<kLayout.rest>(b.shared));
+    return behind;
+  }
+
   /// The state's update by a chunk's V', with the rest of its output behind it, which is under way
-  /// then.
-  WYVERN_DEVICE void leave(int buffer, const sm90::FragmentA<DTYPE, kChunk>& update) {
-    sm90::start_product(state, update, sm90::columns_of(b.tile_of<kLayout.kg>(buffer)), true);
-    sm90::start_product(output, update, sm90::rows_of(b.tile_of<kLayout.scores>(buffer)), true);
-    sm90::end_products<1>(state);
+  /// then. keep(row) writes the state to a row of checkpoints.
+  template <class Keep>
+  WYVERN_DEVICE void leave(int buffer, const sm90::FragmentA<DTYPE, kChunk>& update,
+                           const Keep& keep) {
+    const auto keys = sm90::columns_of(b.tile_of<kLayout.kg>(buffer));
+    const auto scores = sm90::rows_of(b.tile_of<kLayout.scores>(buffer));
+    if constexpr (kDivided) {
+      sm90::FragmentA<DTYPE, kChunk> behind = take_front(buffer, update, keep);
+      sm90::start_product(state, behind, keys, true);
+      sm90::start_product(output, update, scores, true);
+      sm90::end_products<1>(state, behind);
+    } else {
+      sm90::start_product(state, update, keys, true);
+      sm90::start_product(output, update, scores, true);
+      sm90::end_products<1>(state);
+    }
+    if constexpr (kCheckpoints)
+      if (b.checkpoint(buffer)[0] == kChunk) keep(b.checkpoint(buffer)[1]);
   }
 
   /// Writes a chunk's output: a warp its 16 columns, by way of shared memory of its own, a lane
@@ -273,10 +378,21 @@ struct StateWalk {
   }
 };
 
+/// Writes the state to a row of `checkpoints`. S is the kernel's Spec.
+template <class S, class Element>
+WYVERN_DEVICE void write_checkpoint(StateWalk& walk, int row, Element* checkpoints) {
+  const auto element = Checkpoints<S>{.row = static_cast<uint32>(row)}.element(walk.b.head);
+  sm90::visit_state<V, S::STATE_V_FIRST>(
+      walk.state, walk.b.tile * BV + walk.column,
+      [to = checkpoints + element](int offset, float& x) { to[offset] = from_float<Element>(x); });
+}
+
 /// Through all chunks, of which there is at least one. While a chunk's first products run, the
 /// output of the chunk before is written. At the end of a round nothing is under way: ptxas would
 /// have products that cross it wait for each other.
-WYVERN_DEVICE void walk_state(StateWalk& walk, float scale, const TokenRows<DTYPE>& o) {
+template <class Keep>
+WYVERN_DEVICE void walk_state(StateWalk& walk, float scale, const TokenRows<DTYPE>& o,
+                              const Keep& keep) {
   const Block& b = walk.b;
   const int chunks = b.chunks();
   Position at;
@@ -292,7 +408,7 @@ WYVERN_DEVICE void walk_state(StateWalk& walk, float scale, const TokenRows<DTYP
   for (int c = 0; c < chunks; ++c) {
     const int buffer = at.buffer;
     sm90::FragmentA<DTYPE, kChunk> update(walk.values);
-    walk.leave(buffer, update);
+    walk.leave(buffer, update, keep);
     at.advance();
     if (c + 1 == chunks) {
       sm90::end_products<0>(walk.output, update);
