@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <numeric>
 #include <random>
 
 #include "runtime/devices/cpu/memory.hpp"
@@ -150,6 +151,23 @@ std::vector<std::int64_t> checkpoint_offsets(const Problem& p,
   return all;
 }
 
+/// The slot of each sequence in every column of state_index: tokens' states take turns in it.
+std::vector<std::int64_t> in_columns(const std::vector<std::int64_t>& slots, std::int64_t columns) {
+  std::vector<std::int64_t> all;
+  for (const std::int64_t slot : slots)
+    all.insert(all.end(), static_cast<std::size_t>(columns), slot);
+  return all;
+}
+
+/// Two chains of drafts: every token goes on from the one before the one before it.
+std::vector<std::int64_t> parents(const Problem& p) {
+  std::vector<std::int64_t> all;
+  for (std::int64_t n = 0; n < p.N; ++n)
+    for (std::int64_t t = 0; t < draft_tokens_of(p); ++t)
+      all.push_back(std::max<std::int64_t>(t - 2, -1));
+  return all;
+}
+
 std::size_t bytes_of(const TensorView& view) {
   return static_cast<std::size_t>(view.elements()) * size_of(view.dtype);
 }
@@ -202,6 +220,9 @@ Problem reduced(const Problem& problem, std::int64_t segment) {
     small.N = 3;
     small.T = problem.packed ? 3 * kDecodedTokens : kDecodedTokens;
     small.state_slots = problem.state_index ? 5 : 0;
+    if (problem.index_columns != 0) small.index_columns = small.T;
+    if (problem.intermediate_rows) small.intermediate_rows = small.N;
+    if (problem.draft_tokens) small.draft_tokens = problem.packed ? 2 * kDecodedTokens : small.T;
     return small;
   }
   const auto sizes = chunk_sizes(problem, DeviceKind::cuda);  // in any order
@@ -271,7 +292,18 @@ Bytes ProblemTensors::content_of(const TensorSpec& spec, float gates, Source& so
   const TensorRule& rule = definition_of(problem_).rule(spec.name);
   if (spec.access == TensorAccess::out || rule.role == TensorRole::kept) return {};
   if (rule.holds == Quantity::seqlens) return integer_bytes(cu_seqlens_, spec.dtype);
-  if (rule.holds == Quantity::state_slots) return integer_bytes(slots(problem_), spec.dtype);
+  if (rule.holds == Quantity::state_slots)
+    return integer_bytes(in_columns(slots(problem_), spec.rank == 2 ? spec.shape[1] : 1),
+                         spec.dtype);
+  if (rule.holds == Quantity::accepted)
+    return integer_bytes(std::vector<std::int64_t>(static_cast<std::size_t>(problem_.N), 1),
+                         spec.dtype);
+  if (rule.holds == Quantity::rows) {
+    std::vector<std::int64_t> rows(static_cast<std::size_t>(problem_.N));
+    std::iota(rows.begin(), rows.end(), 0);
+    return integer_bytes(rows, spec.dtype);
+  }
+  if (rule.holds == Quantity::parents) return integer_bytes(parents(problem_), spec.dtype);
   if (rule.holds == Quantity::offsets)
     return integer_bytes(checkpoint_offsets(problem_, cu_seqlens_), spec.dtype);
   // Of a server most sequences go on.

@@ -64,6 +64,9 @@ Extents extents_of(const Problem& problem, PlanShape shape, float gate_floor, Ro
   // Every sequence has a segment, however short it is.
   e.NS = std::max(slots(shape.BT * shape.SEG), shape.SEG == 0 ? 0 : problem.N);
   e.S = problem.state_index ? problem.state_slots : problem.N;
+  e.M = std::max<std::int64_t>(problem.index_columns, 1);
+  e.R = problem.intermediate_rows.value_or(0);
+  e.D = draft_tokens_of(problem);
   e.CP = checkpoint_rows(problem);
   e.first_slot = problem.null_slot_zero ? 1 : 0;
   e.scale = scale_of(problem);

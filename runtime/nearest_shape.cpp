@@ -24,6 +24,10 @@ constexpr std::array kCrossed{
     CrossedOption{"checkpoint_every", kState},
     CrossedOption{"checkpoint_offsets", kState},
     CrossedOption{"checkpoints", 0},  // their dtype
+    CrossedOption{"index_columns", kState},
+    CrossedOption{"token_states", kState},
+    CrossedOption{"parent", kState},
+    CrossedOption{"disable_state_update", kState},
     CrossedOption{"qk_l2norm", kInput},
     CrossedOption{"gate", kInput},
     CrossedOption{"dt_bias", kInput},

@@ -238,6 +238,10 @@ Constants problem_constants(const Problem& problem) {
   c.HAS_INITIAL_STATE = problem.has_initial_state;
   c.INDEX_DTYPE = problem.index_dtype;
   c.BATCH_INVARIANT = problem.batch_invariant;
+  c.INDEX_COLUMNS = problem.index_columns != 0;
+  c.INTERMEDIATE_STATES = problem.intermediate_rows.has_value();
+  c.PARENT = problem.parent;
+  c.KEEP_POOL = problem.disable_state_update;
   c.CHECKPOINTS = has_checkpoints(problem);
   c.CHECKPOINT_OFFSETS = problem.checkpoint_offsets;
   c.CHECKPOINT_EVERY = problem.checkpoint_every;

@@ -154,6 +154,72 @@ void check_pool(const Problem& p) {
   if (p.state_index) check_range("state_slots", p.state_slots, 0, kMaxTokens);
 }
 
+constexpr std::int64_t kMostDrafts = 16;  // tokens of a sequence
+
+bool has_drafts(const Problem& p) {
+  return p.index_columns != 0 || p.intermediate_rows || p.draft_tokens || p.parent ||
+         p.disable_state_update;
+}
+
+void check_draft_shapes(const Problem& p) {
+  check_range("index_columns", p.index_columns, 0, kMaxTokens);
+  if (p.index_columns != 0) {
+    if (!p.packed) check_range("T", p.T, 0, kMostDrafts);
+    if (!p.packed && p.index_columns < p.T)
+      bad("index_columns", p.index_columns, fmt::format("at least T, which is {}", p.T));
+    if (!p.state_index || !p.inplace_state)
+      bad("index_columns", p.index_columns, "0 unless inplace_state and state_index are true");
+    if (p.output_state_index)
+      bad("output_state_index", "true", "false with index_columns, which say where states go");
+  }
+  if (p.draft_tokens) {
+    check_range("draft_tokens", *p.draft_tokens, 0, kMostDrafts);
+    if (!p.intermediate_rows)
+      bad("draft_tokens", *p.draft_tokens, "absent unless intermediate_rows is set");
+    if (!p.packed && *p.draft_tokens != p.T)
+      bad("draft_tokens", *p.draft_tokens, fmt::format("T, which is {}, unless packed", p.T));
+  }
+  if (!p.intermediate_rows) return;
+  check_range("intermediate_rows", *p.intermediate_rows, 0, kMaxTokens);
+  if (p.packed && !p.draft_tokens)
+    bad("draft_tokens", "absent",
+        "the most tokens of a sequence of a packed batch with intermediate_states");
+  if (!p.packed) check_range("T", p.T, 0, kMostDrafts);
+}
+
+void check_drafts(const Problem& p, const OperatorFacts& op) {
+  if (!has_drafts(p)) return;
+  const std::string_view option = p.index_columns != 0  ? "index_columns"
+                                  : p.intermediate_rows ? "intermediate_rows"
+                                  : p.draft_tokens      ? "draft_tokens"
+                                  : p.parent            ? "parent"
+                                                        : "disable_state_update";
+  const std::string value = field_text(problem_field(option), p);
+  const std::string_view none = p.index_columns != 0                    ? "0"
+                                : p.intermediate_rows || p.draft_tokens ? "absent"
+                                                                        : "false";
+  if (p.pass != Pass::recurrent)
+    bad(option, value, fmt::format("{} for the {} pass", none, to_string(p.pass)));
+  if (op.householder || !op.beta)
+    bad(option, value,
+        fmt::format(
+            "{} for {}; only {} take it", none, op.name,
+            operators_with([](const OperatorFacts& f) { return f.beta && !f.householder; })));
+  check_draft_shapes(p);
+  if (p.disable_state_update && !p.inplace_state)
+    bad("disable_state_update", "true", "false unless inplace_state is true");
+  if (p.disable_state_update && p.output_state_index)
+    bad("output_state_index", "true", "false with disable_state_update");
+  if (!p.parent) return;
+  if (!p.intermediate_rows)
+    bad("parent", "true", "false without intermediate_states, which tokens go on from");
+  if (p.inplace_state && !p.disable_state_update)
+    bad("parent", "true",
+        "false unless disable_state_update is true: a tree of drafts has no one state to end with");
+  if (p.output_final_state)
+    bad("output_final_state", "true", "false with parent: a tree has no one state to end with");
+}
+
 void check_checkpoints(const Problem& p, const OperatorFacts& op) {
   constexpr std::int64_t kUnit = 64;
   if (p.checkpoint_every < 0 || p.checkpoint_every % kUnit != 0)
@@ -200,6 +266,7 @@ void check_options(const Problem& p, const OperatorFacts& op) {
   check_gate(p, op);
   check_beta(p, op);
   check_pool(p);
+  check_drafts(p, op);
   check_checkpoints(p, op);
   check_batch_invariant(p);
   if (p.pass != Pass::recurrent) {
@@ -262,6 +329,10 @@ bool has_checkpoints(const Problem& problem) noexcept {
 std::int64_t checkpoint_rows(const Problem& problem) noexcept {
   if (problem.checkpoint_every <= 0) return problem.checkpoint_offsets ? problem.N : 0;
   return problem.checkpoint_rows.value_or(problem.B * (problem.T / problem.checkpoint_every));
+}
+
+std::int64_t draft_tokens_of(const Problem& problem) noexcept {
+  return problem.draft_tokens.value_or(problem.T);
 }
 
 bool gate_is_bounded(const Problem& problem) noexcept {

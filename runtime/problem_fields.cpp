@@ -24,6 +24,8 @@ constexpr FieldScope kOptionalGate{0b111, [](const OperatorFacts& f) { return f.
 constexpr FieldScope kBounded{0b111, [](const OperatorFacts& f) { return f.lower_bound; }};
 constexpr FieldScope kBeta{0b111, [](const OperatorFacts& f) { return f.beta; }};
 constexpr FieldScope kCheckpoints{0b001, [](const OperatorFacts& f) { return !f.householder; }};
+constexpr FieldScope kDrafts{0b100,
+                             [](const OperatorFacts& f) { return f.beta && !f.householder; }};
 constexpr FieldScope kHouseholder{0b111, [](const OperatorFacts& f) { return f.householder; }};
 
 /// Appends a label and its value.
@@ -38,7 +40,7 @@ void append(std::string& key, std::string_view label, std::int64_t value) {
 
 bool has_states(const Problem& p) {
   return p.initial_state || p.output_final_state || p.inplace_state ||
-         p.return_intermediate_states || has_checkpoints(p);
+         p.return_intermediate_states || has_checkpoints(p) || p.intermediate_rows;
 }
 
 using Key = std::string&;
@@ -298,6 +300,50 @@ const std::array kFields{
                    return p.state_index ? FieldValue(p.state_slots) : FieldValue();
                  }},
     ProblemField{"index_dtype", &Problem::index_dtype, "of the index tensors", kServing},
+    // Counts of columns and rows are of a launch: the pieces say what there is.
+    ProblemField{"index_columns",
+                 &Problem::index_columns,
+                 "columns of state_index: a slot for each token's state",
+                 kDrafts,
+                 {"--index-columns", For::synthetic, 1, kMostCount},
+                 35,
+                 [](const Problem& p, Key key) {
+                   if (p.index_columns != 0) key += "/index_columns";
+                 }},
+    ProblemField{"intermediate_rows",
+                 &Problem::intermediate_rows,
+                 "rows of intermediate_states, for the states after each token",
+                 kDrafts,
+                 {"--intermediate-rows", For::synthetic, 1, kMostCount},
+                 36,
+                 [](const Problem& p, Key key) {
+                   if (p.intermediate_rows)
+                     key += fmt::format("/token_states={},{}", to_string(p.state_dtype),
+                                        to_string(p.index_dtype));
+                 }},
+    ProblemField{"draft_tokens",
+                 &Problem::draft_tokens,
+                 "tokens a row of intermediate_states and of parent",
+                 kDrafts,
+                 {"--draft-tokens", For::synthetic, 1, 16}},
+    ProblemField{"parent",
+                 &Problem::parent,
+                 "a tensor says which token each token goes on from",
+                 kDrafts,
+                 {"--parent", For::synthetic},
+                 37,
+                 [](const Problem& p, Key key) {
+                   if (p.parent) key += "/parent";
+                 }},
+    ProblemField{"disable_state_update",
+                 &Problem::disable_state_update,
+                 "`state` is read, not written",
+                 kDrafts,
+                 {"--disable-state-update", For::every},
+                 38,
+                 [](const Problem& p, Key key) {
+                   if (p.disable_state_update) key += "/disable_state_update";
+                 }},
     ProblemField{"checkpoint_every",
                  &Problem::checkpoint_every,
                  "the state after every so many tokens, a multiple of 64, is written",

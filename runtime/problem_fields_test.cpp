@@ -15,11 +15,12 @@ TEST(ProblemFields, AreAllThere) {
   Problem problem;
   auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19, f20,
          f21, f22, f23, f24, f25, f26, f27, f28, f29, f30, f31, f32, f33, f34, f35, f36, f37, f38,
-         f39, f40, f41, f42, f43, f44] = problem;
-  std::set<const void*> fields{&f1,  &f2,  &f3,  &f4,  &f5,  &f6,  &f7,  &f8,  &f9,  &f10, &f11,
-                               &f12, &f13, &f14, &f15, &f16, &f17, &f18, &f19, &f20, &f21, &f22,
-                               &f23, &f24, &f25, &f26, &f27, &f28, &f29, &f30, &f31, &f32, &f33,
-                               &f34, &f35, &f36, &f37, &f38, &f39, &f40, &f41, &f42, &f43, &f44};
+         f39, f40, f41, f42, f43, f44, f45, f46, f47, f48, f49] = problem;
+  std::set<const void*> fields{&f1,  &f2,  &f3,  &f4,  &f5,  &f6,  &f7,  &f8,  &f9,  &f10,
+                               &f11, &f12, &f13, &f14, &f15, &f16, &f17, &f18, &f19, &f20,
+                               &f21, &f22, &f23, &f24, &f25, &f26, &f27, &f28, &f29, &f30,
+                               &f31, &f32, &f33, &f34, &f35, &f36, &f37, &f38, &f39, &f40,
+                               &f41, &f42, &f43, &f44, &f45, &f46, &f47, &f48, &f49};
   const void* before = nullptr;
   for (const ProblemField& field : problem_fields()) {
     const void* const at =
@@ -168,6 +169,15 @@ TEST(ProblemKey, TellsNewOptionsApart) {
   EXPECT_EQ(problem_key(problem).family, pool);
   problem.output_state_index = problem.has_initial_state = true;
   EXPECT_EQ(problem_key(problem).family, pool + "/output_state_index/has_initial_state");
+  problem = {};
+  problem.index_columns = 5, problem.disable_state_update = true;
+  EXPECT_EQ(problem_key(problem).family, plain + "/index_columns/disable_state_update");
+  problem = {};
+  problem.intermediate_rows = 7, problem.parent = true;
+  const std::string tree = problem_key(problem).family;
+  EXPECT_EQ(tree, plain + "/token_states=fp32,int32/parent");
+  problem.intermediate_rows = 8, problem.draft_tokens = 3;  // of a launch
+  EXPECT_EQ(problem_key(problem).family, tree);
   problem = {};
   problem.checkpoint_every = 128;
   const std::string every = problem_key(problem).family;

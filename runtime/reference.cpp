@@ -102,23 +102,39 @@ void for_each_task(const Problem& p, unsigned threads, const Work& work) {
 
 // --- Forward and recurrent -----------------------------------------------------------------------
 
+/// Element i of an index tensor, where it is one of a slot.
+std::optional<std::int64_t> slot_at(const Context& c, const TensorView& index, std::int64_t i) {
+  const auto slot = static_cast<std::int64_t>(load(index, i));
+  if (slot < (c.p.null_slot_zero ? 1 : 0) || slot >= c.p.state_slots) return {};
+  return slot;
+}
+
+/// The row of intermediate_states that the states of sequence n's tokens go to, if there is one.
+std::optional<std::int64_t> intermediate_row(const Context& c, std::int64_t n) {
+  if (!c.p.intermediate_rows) return {};
+  const auto row = static_cast<std::int64_t>(load(c.host.intermediate_index, n));
+  if (row < 0 || row >= *c.p.intermediate_rows) return {};
+  return row;
+}
+
 /// The slots of sequence n's states; nothing for a null sequence.
 struct StateSlots {
   std::int64_t from, to;
 };
 std::optional<StateSlots> state_slots(const Context& c, std::int64_t n) {
   const Problem& p = c.p;
+  if (p.parent && !intermediate_row(c, n)) return {};
   if (!p.state_index) return StateSlots{n, n};
-  const auto slot_in = [&](const TensorView& index) {
-    return static_cast<std::int64_t>(load(index, n));
-  };
-  const auto is_slot = [&](std::int64_t slot) {
-    return slot >= (p.null_slot_zero ? 1 : 0) && slot < p.state_slots;
-  };
-  const std::int64_t from = slot_in(c.host.state_index);
-  const std::int64_t to = p.output_state_index ? slot_in(c.host.output_state_index) : from;
-  if (!is_slot(from) || !is_slot(to)) return {};
-  return StateSlots{from, to};
+  std::int64_t column = 0;
+  if (p.index_columns != 0) {
+    column = static_cast<std::int64_t>(load(c.host.num_accepted, n)) - 1;
+    if (column < 0 || column >= p.index_columns) return {};
+  }
+  const auto from =
+      slot_at(c, c.host.state_index, n * std::max<std::int64_t>(p.index_columns, 1) + column);
+  const auto to = p.output_state_index ? slot_at(c, c.host.output_state_index, n) : from;
+  if (!from || !to) return {};
+  return StateSlots{*from, *to};
 }
 
 /// The state that sequence n starts from, of one head.
@@ -148,6 +164,48 @@ std::map<std::int64_t, std::int64_t> checkpoints_of(const Context& c, std::int64
   return rows;
 }
 
+/// The states of one head of a sequence's tokens in the recurrent pass: of a tree of drafts which
+/// each goes on from, and where they are left.
+class Drafts {
+ public:
+  Drafts(const Context& c, Task task, const Doubles& start)
+      : c_(c), task_(task), row_(intermediate_row(c, task.n)), start_(start) {}
+
+  /// Turns S into the state that token t goes on from; false: it is a null token.
+  bool enter(std::int64_t t, Doubles& S) {
+    if (!c_.p.parent) return true;
+    after_.emplace_back();
+    if (t >= draft_tokens_of(c_.p)) return false;
+    const auto from =
+        static_cast<std::int64_t>(load(c_.host.parent, task_.n * draft_tokens_of(c_.p) + t));
+    if (from < -1 || from >= t) return false;
+    if (from >= 0 && after_[index(from)].empty()) return false;
+    S = from < 0 ? start_ : after_[index(from)];
+    return true;
+  }
+
+  /// Leaves the state after token t where the problem has it.
+  void leave(std::int64_t t, const Doubles& S, Reference& result) {
+    const Problem& p = c_.p;
+    if (p.parent) after_.back() = S;
+    const auto write = [&](const char* name, std::int64_t state) {
+      c_.layout.write(result.at(name), state * p.HV + task_.head, S);
+    };
+    if (t < p.index_columns && !p.disable_state_update)
+      if (const auto slot = slot_at(c_, c_.host.state_index, task_.n * p.index_columns + t))
+        write("state", *slot);
+    if (row_ && t < draft_tokens_of(p))
+      write("intermediate_states", *row_ * draft_tokens_of(p) + t);
+  }
+
+ private:
+  const Context& c_;
+  Task task_;
+  std::optional<std::int64_t> row_;
+  Doubles start_;
+  std::vector<Doubles> after_;  ///< with parent: of each token; empty of a null one
+};
+
 void run_forward(const Context& c, Task task, Reference& result) {
   const Problem& p = c.p;
   const std::optional<StateSlots> slots = state_slots(c, task.n);
@@ -156,6 +214,7 @@ void run_forward(const Context& c, Task task, Reference& result) {
   const auto recurrence = c.definition.recurrence(p, c.host, task.n, task.head);
   const bool every_chunk = p.pass == Pass::forward && p.return_intermediate_states;
   const auto checkpoints = checkpoints_of(c, task.n);
+  Drafts drafts(c, task, S);
   Doubles& o = result.at("o");
   const std::int64_t first = c.offsets[index(task.n)], last = c.offsets[index(task.n) + 1];
   for (std::int64_t at = first; at < last; ++at) {
@@ -163,7 +222,9 @@ void run_forward(const Context& c, Task task, Reference& result) {
       const std::int64_t chunk = c.chunk_offsets[index(task.n)] + (at - first) / c.chunk();
       c.layout.write(result.at("intermediate_states"), chunk * p.HV + task.head, S);
     }
+    if (p.pass == Pass::recurrent && !drafts.enter(at - first, S)) continue;
     recurrence->step(at, S, out);
+    if (p.pass == Pass::recurrent) drafts.leave(at - first, S, result);
     if (const auto row = checkpoints.find(at + 1 - first); row != checkpoints.end())
       c.layout.write(result.at("checkpoints"), row->second * p.HV + task.head, S);
     if (at % c.steps != c.steps - 1) continue;
@@ -171,7 +232,8 @@ void run_forward(const Context& c, Task task, Reference& result) {
     for (std::size_t j = 0; j < out.size(); ++j) row[j] = c.scale * out[j];
   }
   if (p.output_final_state) c.layout.write(result.at("final_state"), task.n * p.HV + task.head, S);
-  if (p.inplace_state) c.layout.write(result.at("state"), slots->to * p.HV + task.head, S);
+  if (p.inplace_state && p.index_columns == 0 && !p.disable_state_update)
+    c.layout.write(result.at("state"), slots->to * p.HV + task.head, S);
 }
 
 Reference forward(const Context& c, unsigned threads) {
@@ -189,6 +251,9 @@ Reference forward(const Context& c, unsigned threads) {
   };
   if (p.inplace_state) updated("state", p.state_index ? p.state_slots : p.N, c.host.state);
   if (has_checkpoints(p)) updated("checkpoints", checkpoint_rows(p), c.host.checkpoints);
+  if (p.intermediate_rows)
+    updated("intermediate_states", *p.intermediate_rows * draft_tokens_of(p),
+            c.host.intermediate_states);
   for_each_task(p, threads, [&](Task task) { run_forward(c, task, result); });
   return result;
 }

@@ -32,7 +32,7 @@
   X(DG_DTYPE, "element type of the gate's gradient where it is summed")                     \
   X(STATE_DTYPE, "element type of the initial state, a pool of states and checkpoints")     \
   X(SEQLENS_DTYPE, "element type of cu_seqlens")                                            \
-  X(INDEX_DTYPE, "element type of state_index, output_state_index, checkpoint_offsets")
+  X(INDEX_DTYPE, "element type of state_index and of all that counts slots or tokens")
 #define WYVERN_FLAG_CONSTANTS(X)                                                            \
   X(VARLEN, "a packed batch: sequences by cu_seqlens")                                      \
   X(SCALAR_GATE, "a decay per value head")                                                  \
@@ -58,6 +58,10 @@
   X(BATCH_INVARIANT, "a sequence's bits do not depend on the rest of the batch")            \
   X(CHECKPOINTS, "states inside sequences are written")                                     \
   X(CHECKPOINT_OFFSETS, "checkpoint_offsets says after how many tokens")                    \
+  X(INDEX_COLUMNS, "state_index has a slot for each token of a sequence")                     \
+  X(INTERMEDIATE_STATES, "recurrent: the state after each token is written")                  \
+  X(PARENT, "parent says which token each token goes on from")                                \
+  X(KEEP_POOL, "the pool is read only")                                                       \
   X(FIRST_STEP, "what has a row a token belongs to its first step; else to its last")
 #define WYVERN_INTEGER_TUNABLES(X)                                                          \
   X(BT, "tokens a chunk")                                                                   \

@@ -63,6 +63,9 @@ inline constexpr ExtentName NT{"NT", &Extents::NT};
 inline constexpr ExtentName NS{"NS", &Extents::NS};
 inline constexpr ExtentName S{"S", &Extents::S};
 inline constexpr ExtentName CP{"CP", &Extents::CP};
+inline constexpr ExtentName M{"M", &Extents::M};
+inline constexpr ExtentName R{"R", &Extents::R};
+inline constexpr ExtentName D{"D", &Extents::D};
 }  // namespace extent
 
 /// One dimension of a tensor: a size of the launch, a constant, a tunable or a number.

@@ -44,6 +44,7 @@ KINDS = (
     ("inplace_state", "state_index int32", "state_index int64"),
     ("output_state_index", "null_slot_zero", "has_initial_state"),
     ("checkpoint_every", "checkpoint_offsets"),
+    ("index_columns", "intermediate_rows", "parent", "disable_state_update"),
 )
 
 

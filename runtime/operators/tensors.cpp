@@ -30,6 +30,11 @@ std::array<std::int64_t, kDims> extents_of(const Problem& p) {
   set(TensorDim::NT, chunk_slots(p.B, p.num_householder * p.T, p.N, p.packed, chunk));
   set(TensorDim::C, chunk);
   set(TensorDim::slots, p.state_index ? p.state_slots : p.N);
+  set(TensorDim::index_columns, p.index_columns);
+  set(TensorDim::drafts, p.pass == Pass::recurrent ? draft_tokens_of(p) : 0);
+  set(TensorDim::states_inside, p.pass == Pass::recurrent
+                                    ? p.intermediate_rows.value_or(0)
+                                    : extents[static_cast<std::size_t>(TensorDim::NT)]);
   set(TensorDim::checkpoints, checkpoint_rows(p));
   set(TensorDim::state_rows, p.state_v_first ? p.V : p.K);
   set(TensorDim::state_columns, p.state_v_first ? p.K : p.V);
@@ -42,6 +47,7 @@ TensorAccess access_of(TensorRole role, const Problem& p) {
     case kept: return p.pass == Pass::backward ? TensorAccess::in : TensorAccess::out;
     case output: return TensorAccess::out;
     case updated: return TensorAccess::inout;
+    case inside: return p.pass == Pass::recurrent ? TensorAccess::inout : TensorAccess::out;
   }
   return TensorAccess::in;
 }
@@ -60,6 +66,9 @@ std::string_view symbol(TensorDim dim, const Problem& p) {
     case TensorDim::NT: return "NT";
     case TensorDim::C: return "C";
     case TensorDim::slots: return p.state_index ? "S" : "N";
+    case TensorDim::index_columns: return "M";
+    case TensorDim::drafts: return "D";
+    case TensorDim::states_inside: return p.pass == Pass::recurrent ? "R" : "NT";
     case TensorDim::checkpoints: return p.checkpoint_offsets ? "N" : "CP";
     case TensorDim::state_rows: return p.state_v_first ? "V" : "K";
     case TensorDim::state_columns: return p.state_v_first ? "K" : "V";
@@ -73,6 +82,12 @@ bool outside_backward(const Problem& p) { return p.pass != Pass::backward; }
 bool with_gate(const Problem& p) { return p.has_g; }
 bool with_rate(const Problem& p) { return p.has_g && p.use_gate_in_kernel && p.has_A_log; }
 bool with_bias(const Problem& p) { return p.has_g && p.use_gate_in_kernel && p.has_dt_bias; }
+
+/// Whether the problem's tensors have the dimension: some exist with an option alone.
+bool exists(TensorDim dim, const Problem& p) {
+  if (dim == TensorDim::index_columns) return p.index_columns != 0;
+  return dim != TensorDim::drafts || p.pass == Pass::recurrent;
+}
 
 /// [HV, channels...] after the leading dimensions.
 Dims with_channels(std::initializer_list<TensorDim> leading,
@@ -139,9 +154,10 @@ TensorRules gate_tensors(std::initializer_list<TensorDim> channels) {
 TensorRules state_tensors() {
   const Dims pool{TensorDim::slots, TensorDim::HV, TensorDim::state_rows, TensorDim::state_columns};
   const Dims each{TensorDim::N, TensorDim::HV, TensorDim::state_rows, TensorDim::state_columns};
-  const Dims inside{TensorDim::checkpoints, TensorDim::HV, TensorDim::state_rows,
-                    TensorDim::state_columns};
-  const Dims chunks{TensorDim::NT, TensorDim::HV, TensorDim::state_rows, TensorDim::state_columns};
+  const Dims checkpoints{TensorDim::checkpoints, TensorDim::HV, TensorDim::state_rows,
+                         TensorDim::state_columns};
+  const Dims drafts{TensorDim::states_inside, TensorDim::drafts, TensorDim::HV,
+                    TensorDim::state_rows, TensorDim::state_columns};
   return {
       {"initial_state", input, states, pool, dtype_of_states,
        [](const Problem& p) { return p.initial_state && !p.inplace_state; }},
@@ -156,7 +172,7 @@ TensorRules state_tensors() {
       {"state_index",
        input,
        state_slots,
-       {TensorDim::N},
+       {TensorDim::N, TensorDim::index_columns},
        [](const Problem& p) { return p.index_dtype; },
        [](const Problem& p) { return !in_backward(p) && p.state_index; }},
       {"output_state_index",
@@ -171,6 +187,24 @@ TensorRules state_tensors() {
        {TensorDim::N},
        [](const Problem&) { return DType::boolean; },
        [](const Problem& p) { return !in_backward(p) && p.has_initial_state; }},
+      {"num_accepted",
+       input,
+       accepted,
+       {TensorDim::N},
+       [](const Problem& p) { return p.index_dtype; },
+       [](const Problem& p) { return p.index_columns != 0; }},
+      {"intermediate_index",
+       input,
+       rows,
+       {TensorDim::N},
+       [](const Problem& p) { return p.index_dtype; },
+       [](const Problem& p) { return p.intermediate_rows.has_value(); }},
+      {"parent",
+       input,
+       parents,
+       {TensorDim::N, TensorDim::drafts},
+       [](const Problem& p) { return p.index_dtype; },
+       [](const Problem& p) { return p.parent; }},
       {"checkpoint_offsets",
        input,
        offsets,
@@ -178,13 +212,17 @@ TensorRules state_tensors() {
        [](const Problem& p) { return p.index_dtype; },
        [](const Problem& p) { return p.checkpoint_offsets; }},
       // Updated: rows of no checkpoint keep their bytes.
-      {"checkpoints", updated, states, inside, dtype_of_states, has_checkpoints},
+      {"checkpoints", updated, states, checkpoints, dtype_of_states, has_checkpoints},
       {"state", updated, states, pool, dtype_of_states,
        [](const Problem& p) { return p.inplace_state; }},
       {"final_state", output, computed, each, always_fp32,
        [](const Problem& p) { return !in_backward(p) && p.output_final_state; }},
-      {"intermediate_states", output, computed, chunks, dtype_of_rows,
-       [](const Problem& p) { return p.pass == Pass::forward && p.return_intermediate_states; }},
+      {"intermediate_states", inside, states, drafts,
+       [](const Problem& p) { return p.pass == Pass::recurrent ? p.state_dtype : p.dtype; },
+       [](const Problem& p) {
+         return p.pass == Pass::recurrent ? p.intermediate_rows.has_value()
+                                          : p.pass == Pass::forward && p.return_intermediate_states;
+       }},
       {"dinitial_state", output, computed, each, always_fp32,
        [](const Problem& p) { return in_backward(p) && p.initial_state; }},
   };
@@ -242,8 +280,10 @@ TensorRules join(std::initializer_list<TensorRules> groups) {
 std::string symbols_of(const TensorRule& rule, const Problem& problem) {
   std::string text = "[";
   for (int i = 0; i < rule.dims.rank; ++i) {
+    const TensorDim dim = rule.dims.at[static_cast<std::size_t>(i)];
+    if (!exists(dim, problem)) continue;
     if (i > 0) text += ',';
-    text += symbol(rule.dims.at[static_cast<std::size_t>(i)], problem);
+    text += symbol(dim, problem);
   }
   return text + "]";
 }
@@ -259,10 +299,10 @@ std::vector<TensorSpec> tensor_specs(const Problem& problem) {
     if (rule == nullptr) continue;
     spec.access = access_of(rule->role, problem);
     spec.dtype = rule->dtype(problem);
-    spec.rank = rule->dims.rank;
-    for (int d = 0; d < spec.rank; ++d) {
-      const auto at = static_cast<std::size_t>(d);
-      spec.shape[at] = extents[static_cast<std::size_t>(rule->dims.at[at])];
+    for (int d = 0; d < rule->dims.rank; ++d) {
+      const TensorDim dim = rule->dims.at[static_cast<std::size_t>(d)];
+      if (exists(dim, problem))
+        spec.shape[static_cast<std::size_t>(spec.rank++)] = extents[static_cast<std::size_t>(dim)];
     }
     spec.present = rule->present(problem);
     if (rule->dims.at[0] == TensorDim::slots) spec.outer_dims = 1;

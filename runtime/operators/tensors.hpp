@@ -26,11 +26,14 @@ enum class TensorDim : std::uint8_t {
   NT,             ///< chunk slots of kept_chunk_size() rows of k
   C,              ///< kept_chunk_size()
   slots,          ///< state_slots with state_index, else N
+  index_columns,  ///< index_columns; where it is 0 the tensor does not have the dimension
+  drafts,         ///< draft_tokens_of() in the recurrent pass; elsewhere as index_columns
+  states_inside,  ///< NT, or intermediate_rows in the recurrent pass
   checkpoints,    ///< checkpoint_rows()
   state_rows,     ///< K, or V with state_v_first
   state_columns,  ///< V, or K with state_v_first
 };
-inline constexpr std::size_t kDims = 15;
+inline constexpr std::size_t kDims = 18;
 
 /// A shape in symbols.
 struct Dims {
@@ -48,6 +51,7 @@ enum class TensorRole : std::uint8_t {
   kept,     ///< of disable_recompute: the forward pass writes it, the backward pass reads it
   output,   ///< gradients too
   updated,  ///< read and written
+  inside,   ///< an output of the forward pass; the recurrent pass writes some of its rows
 };
 
 /// A tensor's contents, which decide how random inputs are drawn: every maker of inputs (the
@@ -65,6 +69,9 @@ enum class Quantity : std::uint8_t {
   state_slots,     ///< state_index, output_state_index
   choices,         ///< has_initial_state
   offsets,         ///< checkpoint_offsets
+  accepted,        ///< num_accepted: in 1 to index_columns
+  rows,            ///< intermediate_index
+  parents,         ///< parent
   computed,        ///< written by a pass; no input but where a forward pass kept it
 };
 

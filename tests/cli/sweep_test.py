@@ -29,9 +29,12 @@ def options_of(op):
     serving = {"batch_invariant", "inplace_state", "state_index int32", "state_index int64",
                "output_state_index", "null_slot_zero", "has_initial_state"}
     checkpoints = set() if op == "gated_delta_product" else {"checkpoint_every", "checkpoint_offsets"}
+    drafts = set()
+    if op not in ("gated_delta_product", "gdn2"):
+        drafts = {"index_columns", "intermediate_rows", "parent", "disable_state_update"}
     return {"forward": chunked | serving | checkpoints | {"return_intermediate_states"},
             "backward": chunked,
-            "recurrent": shared | serving}
+            "recurrent": shared | serving | drafts}
 
 
 class Sweep(Case):

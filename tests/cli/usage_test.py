@@ -334,7 +334,8 @@ class Example(Case):
             has_A_log has_dt_bias use_beta_sigmoid allow_neg_eigval initial_state output_final_state
             state_v_first batch_invariant chunk_size disable_recompute return_intermediate_states
             inplace_state state_index output_state_index null_slot_zero has_initial_state
-            state_slots index_dtype checkpoint_every checkpoint_offsets checkpoint_rows
+            state_slots index_dtype index_columns intermediate_rows draft_tokens parent
+            disable_state_update checkpoint_every checkpoint_offsets checkpoint_rows
             num_householder has_g key"""
         self.assertEqual(set(problem), set(wanted.split()))
         self.assertEqual((problem["seqlens_dtype"], problem["index_dtype"]), ("int64", "int32"))

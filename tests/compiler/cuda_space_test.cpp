@@ -75,6 +75,14 @@ Problem draw_problem(const Template& t, const Heads& heads, DType dtype, std::mt
   p.state_index = flag();
   p.output_state_index = p.state_index && p.inplace_state && flag();
   p.has_initial_state = p.inplace_state && flag();
+  if (p.pass == Pass::recurrent && definition_of(p).facts().beta &&
+      !definition_of(p).facts().householder) {
+    p.index_columns = p.state_index && p.inplace_state && !p.output_state_index && flag() ? 4 : 0;
+    p.disable_state_update = p.inplace_state && !p.output_state_index && flag();
+    if (flag()) p.intermediate_rows = 4, p.draft_tokens = p.T = 4;
+    p.parent = p.intermediate_rows && !p.output_final_state &&
+               p.disable_state_update == p.inplace_state && flag();
+  }
   p.checkpoint_offsets = p.pass == Pass::forward && !definition_of(p).facts().householder && flag();
   p.use_gate_in_kernel = flag();
   p.has_dt_bias = p.use_gate_in_kernel && flag();

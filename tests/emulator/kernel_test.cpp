@@ -49,7 +49,10 @@ Extents extents_of(const StageData& data) {
       .first_slot = data.context.first_slot,
       .scale = static_cast<float>(data.context.scale),
       .gate_floor = static_cast<float>(data.context.gate_floor),
-      .lower_bound = p.lower_bound.value_or(0.0F)};
+      .lower_bound = p.lower_bound.value_or(0.0F),
+      .M = std::max<std::int64_t>(p.index_columns, 1),
+      .R = p.intermediate_rows.value_or(0),
+      .D = draft_tokens_of(p)};
 }
 
 /// Elements from row to row of a tensor whose rows of `dense` elements lie apart.

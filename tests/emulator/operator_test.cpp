@@ -320,6 +320,37 @@ TEST_P(EmulatedPool, OfDecoding) {
 INSTANTIATE_TEST_SUITE_P(, EmulatedPool, ::testing::ValuesIn(operators()),
                          [](const auto& each) { return std::string(each.param); });
 
+/// Drafts to verify by the portable kernel: a slot for each token, then a tree; counts, indices and
+/// parents out of range among them.
+class EmulatedDrafts : public EmulatedOperator,
+                       public ::testing::WithParamInterface<std::string_view> {};
+
+TEST_P(EmulatedDrafts, AreVerified) {
+  for (const bool tree : {false, true})
+    for (const bool v_first : {false, true})
+      for (const std::uint64_t seed : {37U, 38U, 39U}) {
+        SCOPED_TRACE(fmt::format("tree={} v_first={} seed={}", tree, v_first, seed));
+        Problem p = base({std::string(GetParam()), Pass::recurrent});
+        p.H = 1, p.HV = 2, p.K = 36, p.V = 40;
+        p.initial_state = p.output_final_state = false;
+        p.inplace_state = p.state_index = p.has_initial_state = p.packed = true;
+        p.state_slots = 60, p.index_columns = 6;
+        p.state_v_first = p.null_slot_zero = v_first;
+        p.state_dtype = v_first ? DType::bf16 : DType::fp32;
+        p.index_dtype = v_first ? DType::int64 : DType::int32;
+        if (tree) {
+          p.intermediate_rows = 8, p.draft_tokens = 7;
+          p.disable_state_update = p.parent = true;
+        }
+        const OperatorData data = make_data(p, Gate::typical, seed, {2, 8, 1, 0, 5, 3, 7, 6});
+        check_strided_rows(prepare(data.problem), data);
+      }
+}
+
+INSTANTIATE_TEST_SUITE_P(, EmulatedDrafts,
+                         ::testing::Values("delta_rule", "gated_delta_rule", "kda"),
+                         [](const auto& each) { return std::string(each.param); });
+
 /// States inside sequences, by every template of a plan: at every 64 tokens, and of a pool's
 /// sequences after so many tokens of each, most of them inside a chunk.
 class EmulatedCheckpoints : public EmulatedOperator,

@@ -319,6 +319,9 @@ const std::vector<BadProblem>& bad_problems() {
     p.pass = Pass::recurrent, p.use_gate_in_kernel = p.has_dt_bias = false;
   };
   const auto inplace = [](Problem& p) { p.inplace_state = true, p.output_final_state = false; };
+  const auto pool = [=](Problem& p) {
+    decode(p), inplace(p), p.state_index = true, p.state_slots = 3, p.T = 4;
+  };
   const auto kda = [](Problem& p) { p.op = "kda", p.has_dt_bias = false; };
   static const std::vector<BadProblem> all{
       {"HV is 3 .. multiple of H, which is 2", [](Problem& p) { p.HV = 3; }},
@@ -366,6 +369,46 @@ const std::vector<BadProblem>& bad_problems() {
        [=](Problem& p) { decode(p), p.state_index = true, p.initial_state = false; }},
       {"state_slots is -1 .. between 0",
        [=](Problem& p) { decode(p), p.state_index = true, p.state_slots = -1; }},
+      {"index_columns is 4 .. 0 for the forward", [](Problem& p) { p.index_columns = 4; }},
+      {"intermediate_rows is 4 .. absent for the backward",
+       [](Problem& p) { p.pass = Pass::backward, p.intermediate_rows = 4; }},
+      {"parent is true .. false for the forward", [](Problem& p) { p.parent = true; }},
+      {"disable_state_update is true .. false for gdn2; only delta_rule",
+       [=](Problem& p) { decode(p), p.op = "gdn2", p.disable_state_update = true; }},
+      {"index_columns is 4 .. 0 for gated_delta_product",
+       [=](Problem& p) { decode(p), p.op = "gated_delta_product", p.index_columns = 4; }},
+      {"index_columns is 4 .. 0 unless inplace_state and state_index",
+       [=](Problem& p) { decode(p), p.T = 1, p.index_columns = 4; }},
+      {"index_columns is 2 .. at least T",
+       [=](Problem& p) { pool(p), p.T = 3, p.index_columns = 2; }},
+      {"index_columns is -1 .. between 0", [=](Problem& p) { pool(p), p.index_columns = -1; }},
+      {"T is 17 .. between 0 and 16", [=](Problem& p) { pool(p), p.T = 17, p.index_columns = 20; }},
+      {"T is 17 .. between 0 and 16",
+       [=](Problem& p) { pool(p), p.T = 17, p.intermediate_rows = 2; }},
+      {"output_state_index is true .. index_columns",
+       [=](Problem& p) { pool(p), p.index_columns = 4, p.output_state_index = true; }},
+      {"draft_tokens is 17 .. between 0 and 16",
+       [=](Problem& p) { pool(p), p.intermediate_rows = 2, p.draft_tokens = 17; }},
+      {"draft_tokens is 2 .. intermediate_rows is set",
+       [=](Problem& p) { pool(p), p.draft_tokens = 2; }},
+      {"draft_tokens is 2 .. T, which is 3, unless packed",
+       [=](Problem& p) { pool(p), p.T = 3, p.intermediate_rows = 2, p.draft_tokens = 2; }},
+      {"draft_tokens is absent .. most tokens of a sequence",
+       [=](Problem& p) { pool(p), p.packed = true, p.B = 1, p.intermediate_rows = 2; }},
+      {"intermediate_rows is -1 .. between 0",
+       [=](Problem& p) { pool(p), p.intermediate_rows = -1; }},
+      {"disable_state_update is true .. inplace_state",
+       [=](Problem& p) { decode(p), p.disable_state_update = true; }},
+      {"output_state_index is true .. disable_state_update",
+       [=](Problem& p) { pool(p), p.output_state_index = p.disable_state_update = true; }},
+      {"parent is true .. intermediate_states",
+       [=](Problem& p) { pool(p), p.parent = p.disable_state_update = true; }},
+      {"parent is true .. disable_state_update",
+       [=](Problem& p) { pool(p), p.parent = true, p.intermediate_rows = 2; }},
+      {"output_final_state is true .. parent",
+       [=](Problem& p) {
+         decode(p), p.T = 3, p.parent = p.output_final_state = true, p.intermediate_rows = 2;
+       }},
       {"checkpoint_every is -64 .. multiple of 64", [](Problem& p) { p.checkpoint_every = -64; }},
       {"checkpoint_every is 96 .. multiple of 64", [](Problem& p) { p.checkpoint_every = 96; }},
       {"checkpoint_every is 64 .. 0 with checkpoint_offsets",
@@ -460,7 +503,12 @@ class BadTensor : public OperatorTest, public ::testing::WithParamInterface<Tens
     p.state_index = p.inplace_state = true, p.state_slots = 3;
     p.output_state_index = p.has_initial_state = true;
     p.output_final_state = false;
-    p.checkpoint_offsets = p.pass == Pass::forward && !definition_of(p).facts().householder;
+    const OperatorFacts& facts = definition_of(p).facts();
+    p.checkpoint_offsets = p.pass == Pass::forward && !facts.householder;
+    if (p.pass != Pass::recurrent || facts.householder || !facts.beta) return p;
+    p.output_state_index = false;
+    p.index_columns = 4, p.intermediate_rows = 3, p.draft_tokens = 2;
+    p.disable_state_update = p.parent = true;
     return p;
   }
 };
@@ -497,8 +545,10 @@ TEST_P(BadTensor, IsNamedAndNothingIsWritten) {
     ++bad.shape[0];
     expect(spec, bad, {"shape [" + std::to_string(bad.shape[0]), legal});
     bad = good;
-    ++bad.rank;
-    bad.shape[static_cast<std::size_t>(good.rank)] = 1;
+    if (good.rank == kMaxRank)
+      --bad.rank;
+    else
+      bad.shape[static_cast<std::size_t>(bad.rank++)] = 1;
     expect(spec, bad, {"shape", legal});
     bad = good;
     bad.strides[static_cast<std::size_t>(good.rank - 1)] = 2;

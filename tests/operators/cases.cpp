@@ -13,6 +13,9 @@ namespace {
 
 const OperatorFacts& facts_of(const Problem& p) { return definition_of(p).facts(); }
 
+/// Whether an operator's recurrent pass takes drafts.
+bool takes_drafts(const Problem& p) { return facts_of(p).beta && !facts_of(p).householder; }
+
 /// A case, and another one that is tried with it: `into` is varied as `one` is too.
 struct Together {
   std::string_view one, into;
@@ -330,6 +333,65 @@ void add_checkpoints(Cases& cases) {
         Gate::mixed, lengths);
 }
 
+/// Drafts to verify: a slot for each token's state, states of each token in a buffer, trees.
+void add_drafts(Cases& cases) {
+  const auto pool = [](Problem& p) {
+    p.initial_state = p.output_final_state = false;
+    p.inplace_state = p.state_index = true;
+    p.B = p.N = 6, p.T = 4, p.state_slots = 40;
+  };
+  const auto columns = [=](Problem& p) { pool(p), p.index_columns = 5; };
+  const auto buffer = [=](Problem& p) {
+    pool(p), p.intermediate_rows = 7, p.disable_state_update = true;
+  };
+  const auto tree = [=](Problem& p) { buffer(p), p.parent = true, p.T = 8; };
+  const Lengths lengths{1, 8, 0, 2, 5, 3};
+  for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
+    for (const bool v_first : {false, true}) {
+      const std::string name = fmt::format("{}{}", to_string(dtype), v_first ? "VFirst" : "");
+      const auto of = [=](Problem& p) {
+        p.dtype = p.beta_dtype = dtype, p.state_v_first = v_first;
+        if (v_first) p.index_dtype = DType::int64, p.has_initial_state = p.null_slot_zero = true;
+        if (v_first && dtype != DType::fp32) p.state_dtype = DType::bf16;
+      };
+      cases.add("Columns_" + name, [=](Problem& p) { columns(p), of(p); }, Gate::mixed);
+      cases.add("Intermediate_" + name, [=](Problem& p) { buffer(p), of(p); }, Gate::mixed);
+      cases.add("Tree_" + name, [=](Problem& p) { tree(p), of(p); }, Gate::mixed);
+    }
+  cases.add(
+      "ColumnsPacked",
+      [=](Problem& p) { columns(p), p.packed = p.use_qk_l2norm = true, p.K = 60, p.V = 40; },
+      Gate::typical, lengths);
+  cases.add("ColumnsOneToken", [=](Problem& p) { columns(p), p.T = p.index_columns = 1; });
+  cases.add("ColumnsNoSlots", [=](Problem& p) { columns(p), p.state_slots = 0; });
+  cases.add("ColumnsAndIntermediate", [=](Problem& p) { columns(p), p.intermediate_rows = 4; });
+  cases.add("ColumnsReadOnly", [=](Problem& p) { columns(p), p.disable_state_update = true; });
+  cases.add(
+      "IntermediatePacked",
+      [=](Problem& p) {
+        pool(p), p.packed = true, p.output_state_index = true;
+        p.intermediate_rows = 8, p.draft_tokens = 6;
+      },
+      Gate::typical, lengths);
+  cases.add("IntermediateOfInitialState", [](Problem& p) {
+    p.B = p.N = 3, p.initial_state = p.output_final_state = true, p.intermediate_rows = 3;
+  });
+  cases.add("IntermediateNoRows", [=](Problem& p) { buffer(p), p.intermediate_rows = 0; });
+  cases.add(
+      "TreePacked",
+      [=](Problem& p) {
+        tree(p), p.packed = p.use_qk_l2norm = p.use_beta_sigmoid = true;
+        p.index_columns = 8, p.draft_tokens = 6, p.intermediate_rows = 6;
+        p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
+      },
+      Gate::typical, lengths);
+  cases.add("TreeOf16",
+            [=](Problem& p) { tree(p), p.T = 16, p.dtype = p.beta_dtype = DType::fp32; });
+  cases.add("TreeFromZeros", [=](Problem& p) {
+    tree(p), p.inplace_state = p.state_index = p.disable_state_update = false, p.state_slots = 0;
+  });
+}
+
 void add_pools(Cases& cases) {
   const auto indexed = [](Problem& p) {
     p.B = p.N = 6, p.state_index = p.initial_state = true, p.state_slots = 9;
@@ -404,6 +466,7 @@ std::vector<OperatorCase> listed_cases(const OperatorPass& which, DeviceKind kin
   add_numbers(cases);
   add_gates(cases);
   add_options(cases);
+  if (which.pass == Pass::recurrent && takes_drafts(base(which))) add_drafts(cases);
   if (which.pass == Pass::recurrent)
     add_pools(cases);
   else
@@ -464,6 +527,18 @@ void draw_gate(Draw& draw, Problem& p) {
   p.has_A_log = !p.use_gate_in_kernel || draw.flip();
 }
 
+/// Whether states of tokens are wanted, and of a tree; shapes follow those of tokens.
+void draw_drafts(Draw& draw, Problem& p) {
+  if (p.inplace_state && p.state_index && !p.output_state_index && draw.flip())
+    p.index_columns = 9 + draw.below(3);
+  p.disable_state_update = p.inplace_state && !p.output_state_index && draw.flip();
+  if (draw.flip()) return;
+  p.intermediate_rows = draw.below(6);
+  p.parent = (!p.inplace_state || p.disable_state_update) && !p.output_final_state && draw.flip();
+  // Where tokens go on from stored states these are rounded, and so is o.
+  if (p.parent && p.dtype == DType::fp32) p.state_dtype = DType::fp32;
+}
+
 void draw_states(Draw& draw, Problem& p) {
   p.initial_state = draw.flip();
   p.state_dtype = draw.flip() ? DType::bf16 : DType::fp32;
@@ -480,6 +555,7 @@ void draw_states(Draw& draw, Problem& p) {
     p.output_state_index = p.inplace_state && p.state_index && draw.flip();
     p.has_initial_state = p.inplace_state && draw.flip();
   }
+  if (recurrent && takes_drafts(p)) draw_drafts(draw, p);
   if (recurrent) return;
   constexpr std::int64_t kChunks[] = {16, 32, 64};
   if (draw.rarely()) p.chunk_size = draw.of(kChunks);
@@ -520,6 +596,7 @@ OperatorCase random_case(std::uint64_t seed) {
     for (std::int64_t n = 1 + draw.below(5); n > 0; --n) one.lengths.push_back(tokens());
   else
     p.T = tokens(), p.B = p.N = 1 + draw.below(3);
+  if (p.packed && p.intermediate_rows) p.draft_tokens = 4 + draw.below(8);
   // dA_log and ddt_bias are sums of terms of either sign over all tokens, dbeta and dg over
   // columns. A single one may all but cancel, and its relative error then says nothing; the rms
   // over several does not.

@@ -417,6 +417,99 @@ TEST(Oracle, StatesInPlaceAreThoseOfTheirSlots) {
   }
 }
 
+/// The state after each token of a tree is the final state of its path from the root.
+TEST(Oracle, TreesOfDraftsAreTheirPaths) {
+  for (const bool v_first : {false, true}) {
+    Problem p = fp32_problem(5, 2, 2);
+    p.pass = Pass::recurrent;
+    p.B = p.N = 2, p.initial_state = p.parent = true, p.output_final_state = false;
+    p.state_v_first = v_first, p.intermediate_rows = 3;
+    OperatorData data = make_data(p, Gate::typical, 45);
+    data.tensors["intermediate_index"] = HostTensor(p.index_dtype, {2}, {2, 3});
+    // Token 3 of the first sequence is null, and so is the last one, which goes on from it.
+    data.tensors["parent"] = HostTensor(p.index_dtype, {2, 5}, {-1, 0, 0, 5, 3, -1, 0, 1, 2, 3});
+    const Reference r = oracle(data);
+    const std::vector<std::vector<std::int64_t>> paths{{0}, {0, 1}, {0, 2}, {}, {}};
+    const HostTensor& before = data.tensors.at("intermediate_states");
+    const Doubles kept = before.values(), &states = r.at("intermediate_states"), &o = r.at("o");
+    const std::int64_t one = before.elements() / 15, row = std::ssize(o) / 10;
+    // Rows 0 and 1 are nobody's, of the second sequence there is none.
+    EXPECT_EQ(Doubles(kept.begin(), kept.begin() + 10 * one),
+              Doubles(states.begin(), states.begin() + 10 * one));
+    EXPECT_EQ(Doubles(o.begin() + 5 * row, o.end()), Doubles(static_cast<std::size_t>(5 * row)));
+    for (std::int64_t t = 0; t < 5; ++t) {
+      SCOPED_TRACE(t);
+      const auto& path = paths[static_cast<std::size_t>(t)];
+      const std::int64_t at = (10 + t) * one;
+      Doubles wanted(kept.begin() + at, kept.begin() + at + one);
+      Doubles out(static_cast<std::size_t>(row));
+      if (!path.empty()) {
+        OperatorData chain = tokens_of(data, 0, 1);
+        Problem& q = chain.problem;
+        q.B = q.N = 1, q.parent = false, q.intermediate_rows.reset();
+        q.T = std::ssize(path), q.output_final_state = true;
+        for (const char* name : {"q", "k", "v", "beta", "g"}) {
+          const HostTensor& all = data.tensors.at(name);
+          const std::int64_t width = all.elements() / 10;
+          Shape shape = all.shape();
+          shape[0] = 1, shape[1] = q.T;
+          HostTensor rows(all.dtype(), shape);
+          for (std::int64_t i = 0; i < rows.elements(); ++i)
+            rows.set(i, all.at(path[static_cast<std::size_t>(i / width)] * width + i % width));
+          chain.tensors[name] = rows;
+        }
+        HostTensor start(DType::fp32, {1, p.HV, v_first ? p.V : p.K, v_first ? p.K : p.V});
+        for (std::int64_t i = 0; i < one; ++i) start.set(i, data.tensors.at("initial_state").at(i));
+        chain.tensors["initial_state"] = start;
+        const Reference exact = oracle(chain);
+        wanted = exact.at("final_state");
+        const Doubles& rows = exact.at("o");
+        out = Doubles(rows.end() - row, rows.end());
+      }
+      EXPECT_EQ(wanted, Doubles(states.begin() + at, states.begin() + at + one));
+      EXPECT_EQ(out, Doubles(o.begin() + t * row, o.begin() + (t + 1) * row));
+    }
+  }
+}
+
+/// Columns of state_index: where each sequence starts, and where each token's state goes.
+TEST(Oracle, TokensHaveSlotsOfTheirOwn) {
+  Problem p = fp32_problem(2, 2, 2);
+  p.pass = Pass::recurrent;
+  p.B = p.N = 3, p.initial_state = p.output_final_state = false;
+  p.inplace_state = p.state_index = true, p.index_columns = 3, p.state_slots = 6;
+  OperatorData data = make_data(p, Gate::typical, 46);
+  data.tensors["state_index"] = HostTensor(p.index_dtype, {3, 3}, {0, 1, 2, 3, -1, 6, 4, 5, 4});
+  data.tensors["num_accepted"] = HostTensor(p.index_dtype, {3}, {3, 1, 4});  // the last one: null
+  const Reference r = oracle(data);
+  const Doubles before = data.tensors.at("state").values(), &after = r.at("state");
+  const std::int64_t one = std::ssize(before) / 6, row = std::ssize(r.at("o")) / 6;
+  const auto slot = [&](const Doubles& states, std::int64_t at) {
+    return Doubles(states.begin() + at * one, states.begin() + (at + 1) * one);
+  };
+  for (const std::int64_t at : {2, 4, 5}) EXPECT_EQ(slot(after, at), slot(before, at)) << at;
+  const Doubles& o = r.at("o");
+  EXPECT_EQ(Doubles(o.begin() + 4 * row, o.end()), Doubles(static_cast<std::size_t>(2 * row)));
+  for (const auto& [n, from, to] : {std::tuple{0, 2, 0}, {1, 3, 3}}) {
+    OperatorData first = tokens_of(data, 2 * n, 1);
+    Problem& q = first.problem;
+    q.B = q.N = 1, q.index_columns = 0, q.state_index = q.inplace_state = false;
+    q.initial_state = q.output_final_state = true;
+    for (const char* name : {"q", "k", "v", "beta", "g"}) {
+      HostTensor& token = first.tensors.at(name);
+      const HostTensor& all = data.tensors.at(name);
+      const std::int64_t width = all.elements() / 6;
+      Shape shape = all.shape();
+      shape[0] = shape[1] = 1;
+      token = HostTensor(all.dtype(), shape);
+      for (std::int64_t i = 0; i < width; ++i) token.set(i, all.at(2 * n * width + i));
+    }
+    first.tensors["initial_state"] =
+        HostTensor(DType::fp32, {1, p.HV, p.K, p.V}, slot(before, from));
+    EXPECT_EQ(oracle(first).at("final_state"), slot(after, to)) << n;
+  }
+}
+
 /// Each is the final state of the tokens in front of it; rows of none keep what they held.
 TEST(Oracle, CheckpointsAreFinalStatesOfWhatIsInFront) {
   for (const bool v_first : {false, true})

@@ -40,6 +40,9 @@ class Maker {
       case Quantity::state_slots: return slots(spec);
       case Quantity::choices: return choices(spec);
       case Quantity::offsets: return offsets(spec);
+      case Quantity::accepted: return accepted(spec);
+      case Quantity::rows: return rows(spec);
+      case Quantity::parents: return parents(spec);
       default: return normal(engine_, spec.dtype, shape);
     }
   }
@@ -133,6 +136,55 @@ class Maker {
     return tensor;
   }
 
+  /// Mostly columns of state_index; else none, near them or far.
+  HostTensor accepted(const TensorSpec& spec) {
+    std::uniform_int_distribution<int> sixth(0, 5);
+    HostTensor tensor(spec.dtype, shape_of(spec));
+    const double far = spec.dtype == DType::int64 ? 1LL << 52 : 2147483647;
+    tensor.fill([&]() -> double {
+      const double none[] = {0, -1, static_cast<double>(p_.index_columns + 1), far, -far, 0};
+      if (sixth(engine_) == 0) return none[sixth(engine_)];
+      return static_cast<double>(
+          std::uniform_int_distribution<std::int64_t>(1, p_.index_columns)(engine_));
+    });
+    return tensor;
+  }
+
+  /// Rows in no order, each of one sequence alone; a quarter of the sequences has none.
+  HostTensor rows(const TensorSpec& spec) {
+    std::vector<std::int64_t> free(static_cast<std::size_t>(*p_.intermediate_rows));
+    std::iota(free.begin(), free.end(), 0);
+    std::shuffle(free.begin(), free.end(), engine_);
+    std::uniform_int_distribution<int> quarter(0, 3);
+    const double far = spec.dtype == DType::int64 ? 1LL << 52 : 2147483647;
+    const double none[] = {-1, static_cast<double>(*p_.intermediate_rows), far, -far};
+    HostTensor tensor(spec.dtype, shape_of(spec));
+    tensor.fill([&]() -> double {
+      if (free.empty() || quarter(engine_) == 0) return none[quarter(engine_)];
+      const std::int64_t row = free.back();
+      free.pop_back();
+      return static_cast<double>(row);
+    });
+    return tensor;
+  }
+
+  /// Chains and branches; one in ten is no earlier token.
+  HostTensor parents(const TensorSpec& spec) {
+    std::uniform_int_distribution<int> tenth(0, 9);
+    const double far = spec.dtype == DType::int64 ? 1LL << 52 : 2147483647;
+    HostTensor tensor(spec.dtype, shape_of(spec));
+    for (std::int64_t i = 0; i < tensor.elements(); ++i) {
+      const std::int64_t t = i % spec.shape[1];
+      const double none[] = {-2, static_cast<double>(t), static_cast<double>(t + 1), far, -far};
+      const int kind = tenth(engine_);
+      const auto earlier = std::uniform_int_distribution<std::int64_t>(-1, t - 1)(engine_);
+      tensor.set(i, kind == 0  ? none[tenth(engine_) / 2]
+                    : kind < 5 ? static_cast<double>(t - 1)
+                               : static_cast<double>(earlier));
+    }
+    return tensor;
+  }
+
   const Problem& p_;
   const OperatorData& data_;
   Gate gate_;
@@ -179,6 +231,36 @@ OperatorData make_data(const Problem& problem, Gate gate, std::uint64_t seed,
   return data;
 }
 
+namespace {
+
+std::int64_t length_of(const OperatorData& data, std::int64_t n) {
+  const auto at = static_cast<std::size_t>(n);
+  return data.problem.packed ? data.cu_seqlens[at + 1] - data.cu_seqlens[at] : data.problem.T;
+}
+
+/// The row of intermediate_states that sequence n has, if any.
+std::optional<std::int64_t> intermediate_row(const OperatorData& data, std::int64_t n) {
+  if (!data.problem.intermediate_rows) return {};
+  const auto row = static_cast<std::int64_t>(data.tensors.at("intermediate_index").at(n));
+  if (row < 0 || row >= *data.problem.intermediate_rows) return {};
+  return row;
+}
+
+/// Which tokens of sequence n, not a null one, have a state.
+std::vector<bool> live_tokens(const OperatorData& data, std::int64_t n) {
+  const std::int64_t length = length_of(data, n), D = draft_tokens_of(data.problem);
+  std::vector<bool> live(static_cast<std::size_t>(length), true);
+  for (std::int64_t t = 0; t < length && data.problem.parent; ++t) {
+    const auto parent =
+        t < D ? static_cast<std::int64_t>(data.tensors.at("parent").at(n * D + t)) : t;
+    live[static_cast<std::size_t>(t)] =
+        parent == -1 || (parent >= 0 && parent < t && live[static_cast<std::size_t>(parent)]);
+  }
+  return live;
+}
+
+}  // namespace
+
 std::vector<std::optional<Slots>> slots_of(const OperatorData& data) {
   const Problem& p = data.problem;
   std::vector<std::optional<Slots>> all;
@@ -190,14 +272,24 @@ std::vector<std::optional<Slots>> slots_of(const OperatorData& data) {
   };
   for (std::int64_t n = 0; n < p.N; ++n) {
     Slots slots{n, n};
-    if (p.state_index) slots.from = slots.to = index("state_index", n);
+    bool null = p.parent && !intermediate_row(data, n);
+    std::int64_t column = 0;
+    if (p.index_columns != 0) {
+      column = index("num_accepted", n) - 1;
+      null = null || column < 0 || column >= p.index_columns;
+    }
+    if (p.state_index && !null)
+      slots.from = slots.to =
+          index("state_index", n * std::max<std::int64_t>(p.index_columns, 1) + column);
     if (p.output_state_index) slots.to = index("output_state_index", n);
-    const bool null = p.state_index && !(is_slot(slots.from) && is_slot(slots.to));
+    null = null || (p.state_index && !(is_slot(slots.from) && is_slot(slots.to)));
     slots.reads = !p.has_initial_state || data.tensors.at("has_initial_state").at(n) != 0;
     all.push_back(null ? std::nullopt : std::optional(slots));
   }
   return all;
 }
+
+namespace {
 
 std::vector<bool> written_checkpoints(const OperatorData& data) {
   const Problem& p = data.problem;
@@ -205,7 +297,7 @@ std::vector<bool> written_checkpoints(const OperatorData& data) {
   const auto sequences = slots_of(data);
   std::size_t row = 0;
   for (std::size_t n = 0; n < sequences.size(); ++n) {
-    const std::int64_t length = p.packed ? data.cu_seqlens[n + 1] - data.cu_seqlens[n] : p.T;
+    const std::int64_t length = length_of(data, static_cast<std::int64_t>(n));
     if (p.checkpoint_offsets) {
       const double offset = data.tensors.at("checkpoint_offsets").at(static_cast<std::int64_t>(n));
       const bool legal = offset > 0 && offset <= static_cast<double>(length);
@@ -218,17 +310,72 @@ std::vector<bool> written_checkpoints(const OperatorData& data) {
   return written;
 }
 
+/// Which states of `name`, the pool or intermediate_states, are written.
+std::vector<bool> written_by_tokens(const OperatorData& data, std::string_view name) {
+  const Problem& p = data.problem;
+  const bool pool = name == "state";
+  const std::int64_t D = draft_tokens_of(p);
+  std::vector<bool> written(static_cast<std::size_t>(!pool           ? *p.intermediate_rows * D
+                                                     : p.state_index ? p.state_slots
+                                                                     : p.N));
+  const auto sequences = slots_of(data);
+  for (std::int64_t n = 0; n < p.N; ++n) {
+    const auto& slots = sequences[static_cast<std::size_t>(n)];
+    if (!slots || (pool && p.disable_state_update)) continue;
+    if (pool && p.index_columns == 0) {
+      written[static_cast<std::size_t>(slots->to)] = true;
+      continue;
+    }
+    const auto row = intermediate_row(data, n);
+    const std::vector<bool> live = live_tokens(data, n);
+    for (std::int64_t t = 0; t < std::ssize(live); ++t) {
+      if (!live[static_cast<std::size_t>(t)] || t >= (pool ? p.index_columns : D)) continue;
+      if (!pool && !row) continue;
+      const std::int64_t to = pool ? static_cast<std::int64_t>(
+                                         data.tensors.at("state_index").at(n * p.index_columns + t))
+                                   : *row * D + t;
+      if (!pool || (to >= (p.null_slot_zero ? 1 : 0) && to < p.state_slots))
+        written[static_cast<std::size_t>(to)] = true;
+    }
+  }
+  return written;
+}
+
+}  // namespace
+
+std::vector<bool> written_states(const OperatorData& data, std::string_view name) {
+  return name == "checkpoints" ? written_checkpoints(data) : written_by_tokens(data, name);
+}
+
 void poison_unread(OperatorData& data) {
   const Problem& p = data.problem;
   const auto poison = [](HostTensor& tensor, std::int64_t unit, std::int64_t units) {
     const std::size_t bytes = tensor.bytes() / static_cast<std::size_t>(units);
     std::fill_n(tensor.data() + static_cast<std::size_t>(unit) * bytes, bytes, kNanPoison);
   };
-  if (has_checkpoints(p)) {
-    const std::vector<bool> written = written_checkpoints(data);
+  for (const char* name : {"checkpoints", "intermediate_states"}) {
+    const auto tensor = data.tensors.find(name);
+    if (tensor == data.tensors.end()) continue;
+    const std::vector<bool> written = written_states(data, name);
     for (std::size_t row = 0; row < written.size(); ++row)
-      if (written[row])
-        poison(data.tensors.at("checkpoints"), static_cast<std::int64_t>(row), std::ssize(written));
+      if (written[row]) poison(tensor->second, static_cast<std::int64_t>(row), std::ssize(written));
+  }
+  const auto poison_tokens = [&](std::int64_t first, std::int64_t count) {
+    for (const char* name : {"q", "k", "v", "beta", "erase", "write", "g"})
+      if (const auto tensor = data.tensors.find(name); tensor != data.tensors.end())
+        for (std::int64_t t = first; t < first + count; ++t) poison(tensor->second, t, p.B * p.T);
+  };
+  const auto start_of = [&](std::int64_t n) {
+    return p.packed ? data.cu_seqlens[static_cast<std::size_t>(n)] : n * p.T;
+  };
+  if (p.parent) {
+    const auto alive = slots_of(data);
+    for (std::int64_t n = 0; n < p.N; ++n) {
+      const std::vector<bool> live = live_tokens(data, n);
+      for (std::int64_t t = 0; t < std::ssize(live); ++t)
+        if (!alive[static_cast<std::size_t>(n)] || !live[static_cast<std::size_t>(t)])
+          poison_tokens(start_of(n) + t, 1);
+    }
   }
   if (!p.inplace_state) return;
   HostTensor& pool = data.tensors.at("state");
@@ -239,15 +386,8 @@ void poison_unread(OperatorData& data) {
     if (slots && slots->reads) read[static_cast<std::size_t>(slots->from)] = true;
   for (std::int64_t slot = 0; slot < count; ++slot)
     if (!read[static_cast<std::size_t>(slot)]) poison(pool, slot, count);
-  for (std::int64_t n = 0; n < p.N; ++n) {
-    if (sequences[static_cast<std::size_t>(n)]) continue;
-    const auto at = static_cast<std::size_t>(n);
-    const std::int64_t first = p.packed ? data.cu_seqlens[at] : n * p.T;
-    const std::int64_t end = p.packed ? data.cu_seqlens[at + 1] : (n + 1) * p.T;
-    for (const char* name : {"q", "k", "v", "beta", "erase", "write", "g"})
-      if (const auto tensor = data.tensors.find(name); tensor != data.tensors.end())
-        for (std::int64_t t = first; t < end; ++t) poison(tensor->second, t, p.B * p.T);
-  }
+  for (std::int64_t n = 0; n < p.N; ++n)
+    if (!sequences[static_cast<std::size_t>(n)]) poison_tokens(start_of(n), length_of(data, n));
 }
 
 OperatorData tokens_of(const OperatorData& whole, std::int64_t first, std::int64_t count) {

@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tests/support/host_tensor.hpp"
@@ -45,7 +46,8 @@ HostTensor host_tensor(const TensorSpec& spec);
 OperatorData make_data(const Problem& problem, Gate gate, std::uint64_t seed,
                        const std::vector<std::int64_t>& lengths = {});
 
-/// The slots of a sequence's states, and whether it starts from what the first holds.
+/// The slots of a sequence's states (with index_columns `to` says nothing), and whether it starts
+/// from what the first holds.
 struct Slots {
   std::int64_t from = 0, to = 0;
   bool reads = true;
@@ -53,11 +55,13 @@ struct Slots {
 /// Those of every sequence; nothing for a null one.
 std::vector<std::optional<Slots>> slots_of(const OperatorData& data);
 
-/// Which rows of `checkpoints` are written.
-std::vector<bool> written_checkpoints(const OperatorData& data);
+/// Which states of a tensor that is in and out, `state`, `checkpoints` or `intermediate_states`,
+/// are written.
+std::vector<bool> written_states(const OperatorData& data, std::string_view name);
 
 /// Makes all NaN that a problem must not read: with states in place slots that no sequence starts
-/// from, and the tokens of null sequences; rows of `checkpoints` that are written.
+/// from, and the tokens of null sequences; null tokens of trees of drafts; states of `checkpoints`
+/// and `intermediate_states` that are written.
 void poison_unread(OperatorData& data);
 
 /// Tokens [first, first + count) of every tensor of one sequence of T tokens; a token may have

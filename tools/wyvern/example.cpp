@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -69,7 +70,11 @@ enum class Stream : std::uint64_t {
   write,
   has_initial_state,
   checkpoint_offsets,
-  checkpoints
+  checkpoints,
+  num_accepted,
+  intermediate_index,
+  parent,
+  intermediate_states
 };
 
 /// The random stream of an input; a state updated in place has the stream of an initial state.
@@ -91,6 +96,10 @@ Stream stream_of(std::string_view name) {
       {"has_initial_state", Stream::has_initial_state},
       {"checkpoint_offsets", Stream::checkpoint_offsets},
       {"checkpoints", Stream::checkpoints},
+      {"num_accepted", Stream::num_accepted},
+      {"intermediate_index", Stream::intermediate_index},
+      {"parent", Stream::parent},
+      {"intermediate_states", Stream::intermediate_states},
       {"erase", Stream::erase},
       {"write", Stream::write}};
   for (const auto& [known, stream] : kStreams)
@@ -100,15 +109,19 @@ Stream stream_of(std::string_view name) {
 
 using Shape = std::vector<std::int64_t>;
 
-/// A 1-D tensor of int32 or int64.
-HostTensor integer_tensor(DType dtype, const std::vector<std::int64_t>& values) {
-  HostTensor tensor = HostTensor::make(dtype, {static_cast<std::int64_t>(values.size())});
+/// A tensor of int32 or int64.
+HostTensor integer_tensor(DType dtype, Shape shape, const std::vector<std::int64_t>& values) {
+  HostTensor tensor = HostTensor::make(dtype, std::move(shape));
   if (dtype == DType::int64)
     std::copy(values.begin(), values.end(), static_cast<std::int64_t*>(tensor.data.get()));
   else
     std::transform(values.begin(), values.end(), static_cast<std::int32_t*>(tensor.data.get()),
                    [](std::int64_t value) { return static_cast<std::int32_t>(value); });
   return tensor;
+}
+
+HostTensor integer_tensor(DType dtype, const std::vector<std::int64_t>& values) {
+  return integer_tensor(dtype, {static_cast<std::int64_t>(values.size())}, values);
 }
 
 template <class Draw>
@@ -161,18 +174,21 @@ HostTensor log_decay(const Problem& p, const Shape& shape, std::uint64_t seed) {
   });
 }
 
-/// Slots of a pool of states in no order, all different; where there are three sequences or more
-/// the second is padding, as are sequences that no slot is left for.
-HostTensor slots(const Problem& p, std::uint64_t seed) {
+/// Slots of a pool of states in no order, all different, one a sequence or one for each column of
+/// it; where there are three sequences or more the second is padding, as is what no slot is left
+/// for.
+HostTensor slots(const Problem& p, const Shape& shape, std::uint64_t seed) {
   Random random(seed, static_cast<std::uint64_t>(Stream::state_index));
   std::vector<std::int64_t> all(static_cast<std::size_t>(p.state_slots));
   for (std::size_t i = 0; i < all.size(); ++i) {
     all[i] = static_cast<std::int64_t>(i);
     std::swap(all[i], all[random.next() % (i + 1)]);
   }
-  all.resize(static_cast<std::size_t>(p.N), -1);
-  if (all.size() >= 3) all[1] = -1;
-  return integer_tensor(p.index_dtype, all);
+  const std::size_t columns = shape.size() == 2 ? static_cast<std::size_t>(shape[1]) : 1;
+  all.resize(static_cast<std::size_t>(p.N) * columns, -1);
+  if (p.N >= 3)
+    std::fill_n(all.begin() + static_cast<std::ptrdiff_t>(columns), columns, std::int64_t{-1});
+  return integer_tensor(p.index_dtype, shape, all);
 }
 
 /// After how many tokens of each sequence: a multiple of 16, 0 and all of them among these.
@@ -186,6 +202,30 @@ HostTensor offsets(const Selection& selection, std::uint64_t seed) {
     all[n] = static_cast<std::int64_t>(random.next() % (length / 16 + 1)) * 16;
   }
   return integer_tensor(p.index_dtype, all);
+}
+
+/// A column of state_index for each sequence.
+HostTensor accepted(const Problem& p, const Shape& shape, std::uint64_t seed) {
+  return filled(p.index_dtype, shape, seed, Stream::num_accepted,
+                [&](Random& random, std::int64_t) {
+                  return static_cast<double>(1 + random.next() % p.index_columns);
+                });
+}
+
+/// A row of intermediate_states for each sequence: its number, where there are as many.
+HostTensor rows(const Problem& p) {
+  std::vector<std::int64_t> all(static_cast<std::size_t>(p.N));
+  std::iota(all.begin(), all.end(), 0);
+  return integer_tensor(p.index_dtype, all);
+}
+
+/// Trees: each token goes on from the one before it or, one in three, from any other before it.
+HostTensor parents(const Problem& p, const Shape& shape, std::uint64_t seed) {
+  return filled(p.index_dtype, shape, seed, Stream::parent, [&](Random& random, std::int64_t i) {
+    const std::int64_t t = i % shape[1];
+    const auto any = static_cast<std::int64_t>(random.next() % (t + 1)) - 1;
+    return static_cast<double>(random.next() % 3 == 0 ? any : t - 1);
+  });
 }
 
 /// Two in three are true.
@@ -223,7 +263,10 @@ HostTensor make_input(const TensorRule& rule, DType dtype, const Shape& shape,
     case Quantity::gate_biases: return uniform(-6.0, 4.0);
     case Quantity::states:
     case Quantity::state_gradient: return normal(0.25);
-    case Quantity::state_slots: return slots(p, seed);
+    case Quantity::state_slots: return slots(p, shape, seed);
+    case Quantity::accepted: return accepted(p, shape, seed);
+    case Quantity::rows: return rows(p);
+    case Quantity::parents: return parents(p, shape, seed);
     case Quantity::choices: return choices(shape, seed);
     case Quantity::offsets: return offsets(selection, seed);
     default: return normal(1);

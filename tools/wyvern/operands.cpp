@@ -148,6 +148,46 @@ void infer_states(Tensors& tensors, Problem& p) {
   p.state_slots = pool.shape[0];
 }
 
+/// Slots for each token of a sequence, states of each token, which are zeros in front of them where
+/// no tensor is given, and trees of drafts.
+void infer_drafts(Tensors& tensors, Problem& p) {
+  if (p.pass != Pass::recurrent) return;
+  if (p.state_index && tensors.at("state_index").shape.size() == 2)
+    p.index_columns = tensors.at("state_index").shape[1];
+  const HostTensor* rows = find(tensors, "intermediate_index");
+  if (rows == nullptr) return;
+  need_dtype(*rows, "intermediate_index", {DType::int32, DType::int64});
+  if (!p.state_index) p.index_dtype = rows->dtype;
+  p.intermediate_rows = p.N;
+  const HostTensor* parent = find(tensors, "parent");
+  p.parent = parent != nullptr;
+  const HostTensor* given = find(tensors, "intermediate_states");
+  if (given == nullptr) {
+    // Of a pack the longest sequence says how many tokens a row has.
+    std::int64_t tokens = p.packed ? 0 : p.T;
+    if (p.packed) {
+      const std::vector<std::int64_t> ends = integers(tensors.at("cu_seqlens"));
+      for (std::size_t n = 1; n < ends.size(); ++n)
+        tokens = std::max(tokens, ends[n] - ends[n - 1]);
+    }
+    if (parent != nullptr && parent->shape.size() == 2) tokens = parent->shape[1];
+    if (p.packed) p.draft_tokens = tokens;
+    HostTensor zeros = HostTensor::make(
+        p.state_dtype,
+        {p.N, tokens, p.HV, p.state_v_first ? p.V : p.K, p.state_v_first ? p.K : p.V});
+    std::memset(zeros.data.get(), 0, zeros.bytes());
+    tensors.insert({"intermediate_states", std::move(zeros)});
+    return;
+  }
+  need_rank(*given, "intermediate_states", 5, symbols_of("intermediate_states", p));
+  if (!p.initial_state && !p.inplace_state) {
+    need_dtype(*given, "intermediate_states", {DType::fp32, DType::bf16});
+    p.state_dtype = given->dtype;
+  }
+  p.intermediate_rows = given->shape[0];
+  if (p.packed) p.draft_tokens = given->shape[1];
+}
+
 /// Where states inside sequences go, which are zeros in front of them where no tensor is given.
 void infer_checkpoints(Tensors& tensors, Problem& p) {
   if (p.pass != Pass::forward) return;
@@ -232,6 +272,7 @@ Selection infer(const std::string& op, Tensors& tensors, const OptionFlags& opti
   infer_dtypes(tensors, p);
   infer_seqlens(tensors, selection);
   infer_states(tensors, p);
+  infer_drafts(tensors, p);
   infer_checkpoints(tensors, p);
   infer_gate(tensors, p);
   validate(p);

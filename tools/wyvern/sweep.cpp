@@ -199,6 +199,24 @@ void add_checkpoint_cases(const Problem& base, std::vector<Case>& cases) {
   }
 }
 
+/// Drafts to verify: slots for each token's state, and a tree with its states in a buffer.
+void add_draft_cases(const Problem& base, std::vector<Case>& cases) {
+  if (base.pass != Pass::recurrent || !facts_of(base).beta || facts_of(base).householder) return;
+  for (const bool tree : {false, true}) {
+    Case c{{base, {}}};
+    Problem& p = c.selection.problem;
+    size(p, 3, 5, 1, 2, 64, 32);
+    p.inplace_state = p.state_index = p.use_qk_l2norm = true;
+    p.state_slots = 16;
+    p.disable_state_update = p.parent = p.state_v_first = tree;
+    if (tree)
+      p.intermediate_rows = 3;
+    else
+      p.index_columns = 5;
+    cases.push_back(std::move(c));
+  }
+}
+
 std::vector<Case> recurrent_cases(const Problem& base) {
   std::vector<Case> cases(7, Case{{base, {}}});
   const auto problem = [&](std::size_t i) -> Problem& { return cases[i].selection.problem; };
@@ -392,6 +410,7 @@ std::vector<Case> make_sweep(std::string_view op, Pass pass, const std::vector<N
   add_bounded_cases(base, cases);
   add_pool_cases(base, cases);
   add_checkpoint_cases(base, cases);
+  add_draft_cases(base, cases);
   add_invariant_case(base, cases);
   vary_operator(cases);
   Draw draw(seed);
@@ -459,6 +478,10 @@ std::vector<std::string> options_of(const Case& c) {
   add(p.has_initial_state, "has_initial_state");
   add(p.checkpoint_every != 0, "checkpoint_every");
   add(p.checkpoint_offsets, "checkpoint_offsets");
+  add(p.index_columns != 0, "index_columns");
+  add(p.intermediate_rows.has_value(), "intermediate_rows");
+  add(p.parent, "parent");
+  add(p.disable_state_update, "disable_state_update");
   return options;
 }
 
@@ -481,6 +504,10 @@ std::string describe(const Case& c) {
   if (p.has_initial_state) text += " has_initial_state";
   if (p.checkpoint_every != 0) text += fmt::format(" checkpoint_every={}", p.checkpoint_every);
   if (p.checkpoint_offsets) text += " checkpoint_offsets";
+  if (p.index_columns != 0) text += fmt::format(" index_columns={}", p.index_columns);
+  if (p.intermediate_rows) text += fmt::format(" intermediate_rows={}", *p.intermediate_rows);
+  if (p.parent) text += " parent";
+  if (p.disable_state_update) text += " disable_state_update";
   if (!p.has_g) text += " no g";
   if (!p.has_A_log) text += " no A_log";
   if (p.has_dt_bias) text += " dt_bias";

@@ -51,7 +51,7 @@ struct Problem {
   DType dtype = DType::bf16;           ///< of q, k, v and o: bf16, fp16 or fp32
   DType beta_dtype = DType::bf16;      ///< of beta, or of erase and write: as dtype, or fp32
   DType g_dtype = DType::fp32;         ///< as dtype, or fp32; of kda any of the three
-  DType state_dtype = DType::fp32;     ///< of initial_state, state, checkpoints: fp32 or bf16
+  DType state_dtype = DType::fp32;     ///< of states but the final one: fp32 or bf16
   DType seqlens_dtype = DType::int32;  ///< int32 or int64
 
   std::optional<float> scale;          ///< factor on o; default K^-0.5
@@ -93,6 +93,19 @@ struct Problem {
   std::int64_t state_slots = 0;      ///< slots of the pool with state_index; else N slots
   DType index_dtype = DType::int32;  ///< of the index tensors: int32 or int64
 
+  // The recurrent pass only: drafts to verify, at most 16 tokens a sequence (SPECIFICATION.md,
+  // section 9); of operators of one step a token that have a beta.
+  /// Columns of state_index, at least T; 0: it is [N]. num_accepted is given then: a sequence
+  /// starts from the slot in column num_accepted[n] - 1, and each token's state goes to its
+  /// column's slot.
+  std::int64_t index_columns = 0;
+  /// The state after each token goes to intermediate_states, of so many rows of draft_tokens.
+  std::optional<std::int64_t> intermediate_rows;
+  /// Tokens a row of intermediate_states and of `parent`, at most 16; unset: T.
+  std::optional<std::int64_t> draft_tokens;
+  bool parent = false;                ///< `parent` is given: drafts are a tree
+  bool disable_state_update = false;  ///< `state` is read only
+
   // The forward pass only: states inside sequences (SPECIFICATION.md, section 9).
   /// The state after every so many tokens of each sequence is written, a multiple of 64; 0: none.
   std::int64_t checkpoint_every = 0;
@@ -117,6 +130,9 @@ enum class GateKind : std::uint8_t { none, scalar, vector };
 /// Whether states inside sequences are written, and how many rows the tensor of them has.
 [[nodiscard]] bool has_checkpoints(const Problem& problem) noexcept;
 [[nodiscard]] std::int64_t checkpoint_rows(const Problem& problem) noexcept;
+
+/// Tokens a row of intermediate_states in the recurrent pass: draft_tokens, or T.
+[[nodiscard]] std::int64_t draft_tokens_of(const Problem& problem) noexcept;
 
 /// Whether intra-chunk products may count on g >= lower_bound: promised, or so by the gate's form.
 [[nodiscard]] bool gate_is_bounded(const Problem& problem) noexcept;

@@ -135,6 +135,21 @@ struct Arguments {
   /// same dtype. An index that is none of a slot in either makes a null sequence.
   TensorView output_state_index;
   TensorView has_initial_state;  ///< [N] boolean: false starts from zeros, whatever the slot holds
+  // Of the dtype of index tensors, in the recurrent pass.
+  /// [N], with index_columns, where state_index is [N,index_columns]: a sequence starts from the
+  /// slot in column num_accepted[n] - 1; a number outside 1 to index_columns, or an index there
+  /// that is none of a slot, makes a null sequence. The state after token t goes to column t's
+  /// slot; an index that is none of a slot, or no column: it is not written.
+  TensorView num_accepted;
+  /// [N], with intermediate_rows: the row of intermediate_states that sequence n's states go to, no
+  /// other sequence's; one outside [0, intermediate_rows): they are not written, and with `parent`
+  /// the sequence is a null one.
+  TensorView intermediate_index;
+  /// [N,draft_tokens], with Problem::parent: token t of sequence n goes on from the state after
+  /// token parent[n,t] < t as intermediate_states has it, -1: from the sequence's start. Any other
+  /// number makes a null token: its row of o is 0, its state is not written, and tokens that go on
+  /// from it are null too, as are tokens past draft_tokens.
+  TensorView parent;
   /// [N], of the dtype of index tensors, with checkpoint_offsets: after how many tokens of each
   /// sequence its state goes to `checkpoints`, a multiple of 16; 0 or any other number: none does.
   TensorView checkpoint_offsets;
@@ -156,7 +171,10 @@ struct Arguments {
   TensorView checkpoints;
   TensorView o;                    ///< out, [B,T,HV,V]
   TensorView final_state;          ///< out, a state, fp32
-  TensorView intermediate_states;  ///< out, [NT,HV,K,V] or [NT,HV,V,K], of the inputs' dtype
+  /// Forward: out, [NT,HV,K,V] or [NT,HV,V,K], of the inputs' dtype. Recurrent: in and out,
+  /// [intermediate_rows,draft_tokens,HV,...] states of state_dtype; those of no token keep their
+  /// bytes.
+  TensorView intermediate_states;
   TensorView dq, dk, dv, dbeta;    ///< out, each as its input
   TensorView derase, dwrite, dg;   ///< out, each as its input
   TensorView dA_log, ddt_bias;     ///< out, each as its input

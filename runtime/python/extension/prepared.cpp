@@ -199,6 +199,7 @@ class Tensors {
 
 constexpr std::size_t kSeqlens = place_of("cu_seqlens");
 constexpr std::size_t kState = place_of("state"), kCheckpoints = place_of("checkpoints");
+constexpr std::size_t kIntermediateStates = place_of("intermediate_states");
 
 void set_dtype(Problem& problem, const char* field, const wyvern_tensor* tensor) {
   if (tensor != nullptr) problem.set(field, dtype_name(tensor->dtype));
@@ -215,6 +216,20 @@ void fill_checkpoints(Problem& problem, const Tensors& tensors) {
     problem.set("checkpoint_offsets", 1);
   else
     problem.set("checkpoint_rows", rows.shape[0]);
+}
+
+/// The states after each token, and the tree that drafts are.
+void fill_drafts(Problem& problem, const Tensors& tensors, bool packed) {
+  const wyvern_tensor* const rows = tensors.find(place_of("intermediate_index"));
+  const wyvern_tensor* const parent = tensors.find(place_of("parent"));
+  set_dtype(problem, "index_dtype", rows != nullptr ? rows : parent);
+  problem.set("parent", parent != nullptr ? 1 : 0);
+  if (tensors.find(kIntermediateStates) == nullptr) return;
+  const wyvern_tensor& states = tensors.ranked("intermediate_states", kIntermediateStates, 5);
+  set_dtype(problem, "state_dtype",
+            tensors.find(place_of("initial_state")) == nullptr ? &states : nullptr);
+  problem.set("intermediate_rows", states.shape[0]);
+  if (packed) problem.set("draft_tokens", states.shape[1]);
 }
 
 void fill(Problem& problem, const Request& request) {
@@ -238,7 +253,10 @@ void fill(Problem& problem, const Request& request) {
   set_dtype(problem, "state_dtype", state);
   set_dtype(problem, "seqlens_dtype", tensors.find(kSeqlens));
   problem.set("initial_state", state != nullptr ? 1 : 0);
-  if (request.operation == Operation::update) fill_checkpoints(problem, tensors);
+  if (request.operation == Operation::update) {
+    fill_checkpoints(problem, tensors);
+    fill_drafts(problem, tensors, packed);
+  }
   if (request.operation == Operation::update && tensors.find(kState) != nullptr) {
     const wyvern_tensor& pool = tensors.ranked("state", kState, 4);
     const wyvern_tensor* const index = tensors.find(place_of("state_index"));
@@ -247,6 +265,7 @@ void fill(Problem& problem, const Request& request) {
     problem.set("state_index", index != nullptr ? 1 : 0);
     set_dtype(problem, "index_dtype", index);
     if (index != nullptr) problem.set("state_slots", pool.shape[0]);
+    if (index != nullptr && index->rank == 2) problem.set("index_columns", index->shape[1]);
     problem.set("output_state_index",
                 tensors.find(place_of("output_state_index")) != nullptr ? 1 : 0);
     problem.set("has_initial_state",
@@ -273,9 +292,10 @@ Elements elements_of(std::int32_t dtype) {
 }
 
 Elements legal_elements(std::string_view name) {
-  if (name == "cu_seqlens" || name == "state_index" || name == "output_state_index" ||
-      name == "checkpoint_offsets")
-    return Elements::integers;
+  for (const std::string_view integers :
+       {"cu_seqlens", "state_index", "output_state_index", "num_accepted", "intermediate_index",
+        "parent", "checkpoint_offsets"})
+    if (name == integers) return Elements::integers;
   return name == "has_initial_state" ? Elements::booleans : Elements::numbers;
 }
 
@@ -453,17 +473,19 @@ void write_key(const Request& request, std::string& key) {
   add((request.cuda_device * 8 + policy) * 4 + static_cast<int>(request.operation));
   for (const wyvern_tensor& tensor : request.tensors)
     key += tensor.name == nullptr ? '\0' : static_cast<char>(tensor.dtype);
-  for (const std::size_t at : {place_of("q"), place_of("v"), kSeqlens}) {
+  const auto add_shape = [&](std::size_t at) {
     const wyvern_tensor& tensor = request.tensors[at];
-    if (tensor.name == nullptr) continue;
+    if (tensor.name == nullptr) return;
     add(tensor.rank);
     for (std::int32_t d = 0; d < tensor.rank; ++d) add(tensor.shape[d]);
-  }
+  };
+  for (const std::size_t at : {place_of("q"), place_of("v"), kSeqlens}) add_shape(at);
   if (request.operation != Operation::update) return;
   for (const std::size_t at : {kState, kCheckpoints}) {
     const wyvern_tensor& states = request.tensors[at];
     add(states.rank == 0 ? -1 : states.shape[0]);
   }
+  for (const std::size_t at : {place_of("state_index"), kIntermediateStates}) add_shape(at);
 }
 
 std::shared_ptr<const Prepared> find_shared(const std::string& key, const Request& request,

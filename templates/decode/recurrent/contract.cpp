@@ -34,7 +34,11 @@ Template stage() {
                                   constant::BETA_SIGMOID,
                                   constant::NEG_EIGVAL,
                                   constant::FINAL_STATE,
-                                  constant::STATE_V_FIRST});
+                                  constant::STATE_V_FIRST,
+                                  constant::INDEX_COLUMNS,
+                                  constant::INTERMEDIATE_STATES,
+                                  constant::PARENT,
+                                  constant::KEEP_POOL});
   t.strided = {"q", "k", "v", "beta", "g", "o", "state"};
   return t;
 }

@@ -3,7 +3,7 @@
 // others the decay is 1 and q 0.
 #include "decode/recurrent/cpu_layout.hpp"
 #include "device/cpu/decode.hpp"
-#include "device/state_slots.hpp"
+#include "device/drafts.hpp"
 
 constexpr recurrent::ScratchLayout kScratch{Spec{}};
 using StateTile = TileAt<kScratch.state>;
@@ -15,8 +15,9 @@ WYVERN_BLOCK {
   const int64 head = block[1], n = block[2];
   const int64 begin = decode::sequence_start<VARLEN>(cu_seqlens, n, e);
   const int64 end = decode::sequence_start<VARLEN>(cu_seqlens, n + 1, e);
-  const StateSlots slots = find_states<Spec>(n, static_cast<int>(head), e, state_stride,
-                                             state_index, output_state_index);
+  const StateSlots slots =
+      find_starting_state<Spec>(n, static_cast<int>(head), e, state_stride, state_index,
+                                output_state_index, num_accepted, intermediate_index);
   const int64 tile_at = int64{first_column} * (STATE_V_FIRST ? K : 1);
   constexpr int kStateRows = STATE_V_FIRST ? BV : K;
 
@@ -30,20 +31,42 @@ WYVERN_BLOCK {
   float* with_k = vector_at<kScratch.with_k>(memory);
   float* with_q = vector_at<kScratch.with_q>(memory);
 
-  if ((INPLACE_STATE || INITIAL_STATE) && !slots.null &&
-      starts_from_slot<Spec>(n, has_initial_state))
-    decode::load_state<Spec>((INPLACE_STATE ? state : initial_state) + slots.from + tile_at,
-                             columns, tile);
-  else
-    clear_rows(tile, 0, kStateRows, STATE_V_FIRST ? K : columns);
+  const auto load_start = [&] {
+    if ((INPLACE_STATE || INITIAL_STATE) && !slots.null &&
+        starts_from_slot<Spec>(n, has_initial_state))
+      decode::load_state<Spec>((INPLACE_STATE ? state : initial_state) + slots.from + tile_at,
+                               columns, tile);
+    else
+      clear_rows(tile, 0, kStateRows, STATE_V_FIRST ? K : columns);
+  };
+  load_start();
   if (slots.null) {
     clear_output(end - begin, columns, o + begin * o_stride + head * V + first_column, o_stride);
     if constexpr (FINAL_STATE)
       decode::store_state<Spec>(tile, columns, final_state + (n * HV + head) * (K * V) + tile_at);
     return;
   }
+  // With PARENT: the tokens that have a state, a bit for each, and the one whose state the tile is.
+  [[maybe_unused]] unsigned live = 0;
+  [[maybe_unused]] int held = -1;
   for (int64 i = begin * STEPS; i < end * STEPS; ++i) {
     const int64 token = i / STEPS;
+    if constexpr (PARENT) {
+      const int from = parent_of(n, token - begin, e, parent, live);
+      if (from == kNoToken) {
+        clear_output(1, columns, o + token * o_stride + head * V + first_column, o_stride);
+        continue;
+      }
+      if (from != held && from >= 0)
+        decode::load_state<Spec>(
+            intermediate_states + tile_at +
+                intermediate_state<Spec>(n, from, static_cast<int>(head), e, intermediate_index),
+            columns, tile);
+      else if (from != held)
+        load_start();
+      held = static_cast<int>(token - begin);
+      live |= 1U << held;
+    }
     const bool first = i % STEPS == 0, last = i % STEPS == STEPS - 1;
     const int64 keys = head / (HV / H) * K;
     decode::load_vector(k + i * k_stride + keys, K, t.k);
@@ -67,8 +90,20 @@ WYVERN_BLOCK {
     }
     Step::run(tile, t, columns, with_k, with_q, e.scale, out);
     if (last) decode::store_vector(out, columns, o + token * o_stride + head * V + first_column);
+    if constexpr (INDEX_COLUMNS && !KEEP_POOL) {
+      const int64 to =
+          token_slot<Spec>(n, token - begin, static_cast<int>(head), e, state_stride, state_index);
+      if (to != kNoState) decode::store_state<Spec>(tile, columns, state + to + tile_at);
+    }
+    if constexpr (INTERMEDIATE_STATES) {
+      const int64 to =
+          intermediate_state<Spec>(n, token - begin, static_cast<int>(head), e, intermediate_index);
+      if (to != kNoState)
+        decode::store_state<Spec>(tile, columns, intermediate_states + to + tile_at);
+    }
   }
-  if constexpr (INPLACE_STATE) decode::store_state<Spec>(tile, columns, state + slots.to + tile_at);
+  if constexpr (INPLACE_STATE && !INDEX_COLUMNS && !KEEP_POOL)
+    decode::store_state<Spec>(tile, columns, state + slots.to + tile_at);
   if constexpr (FINAL_STATE)
     decode::store_state<Spec>(tile, columns, final_state + slots.to + tile_at);
 }

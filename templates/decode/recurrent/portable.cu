@@ -2,7 +2,7 @@
 // one state in registers from the first token to the last; warps never meet, so there is neither
 // shared memory nor a barrier, and a state moves once in and once out.
 #include "device/cuda/decode.cuh"
-#include "device/state_slots.hpp"
+#include "device/drafts.hpp"
 
 constexpr int kThreads = num_warps * 32;
 constexpr int kTiles = ceil_div(V, BV);
@@ -100,7 +100,8 @@ WYVERN_KERNEL(kThreads, 0) {
   const int64 begin = decode::sequence_start<VARLEN>(cu_seqlens, n, e);
   const int64 end = decode::sequence_start<VARLEN>(cu_seqlens, n + 1, e);
   const StateSlots slots =
-      find_states<Spec>(n, head, e, state_stride, state_index, output_state_index);
+      find_starting_state<Spec>(n, head, e, state_stride, state_index, output_state_index,
+                                num_accepted, intermediate_index);
 
   State S;
   S.clear();
@@ -112,17 +113,47 @@ WYVERN_KERNEL(kThreads, 0) {
   const Tensors in{{q, q_stride}, {k, k_stride}, {v, v_stride}, {beta, beta_stride}, {g, g_stride}};
   Token next = {};
   if (begin < end) load_step(next, in, begin * STEPS, head, column);
-  if constexpr (INPLACE_STATE || INITIAL_STATE)
-    if (starts_from_slot<Spec>(n, has_initial_state))
-      S.load((INPLACE_STATE ? state : initial_state) + slots.from, column);
+  const auto load_start = [&] {
+    if constexpr (INPLACE_STATE || INITIAL_STATE)
+      if (starts_from_slot<Spec>(n, has_initial_state))
+        return S.load((INPLACE_STATE ? state : initial_state) + slots.from, column);
+    if constexpr (PARENT) S.clear();
+  };
+  load_start();
   Decay gate;
   gate.load(A_log, dt_bias, head);
+  // With PARENT: the tokens that have a state, a bit for each, and the one whose state S is.
+  [[maybe_unused]] unsigned live = 0;
+  [[maybe_unused]] int held = -1;
   for (int64 row = begin * STEPS; row < end * STEPS; ++row) {
     const Token now = next;
     if (row + 1 < end * STEPS) load_step(next, in, row + 1, head, column);
+    if constexpr (PARENT) {
+      const int from = parent_of(n, row - begin, e, parent, live);
+      if (from == kNoToken) {
+        decode::clear_output<Spec>({o, o_stride}, row, row + 1, head, column);
+        continue;
+      }
+      // This thread wrote what it reads here, so that the order of its accesses is enough.
+      if (from != held && from >= 0)
+        S.load(intermediate_states + intermediate_state<Spec>(n, from, head, e, intermediate_index),
+               column);
+      else if (from != held)
+        load_start();
+      held = static_cast<int>(row - begin);
+      live |= 1U << held;
+    }
     step(S, now, gate, is_first(row), is_last(row), o + row / STEPS * o_stride + head * V, column,
          e);
+    if constexpr (INDEX_COLUMNS && !KEEP_POOL) {
+      const int64 to = token_slot<Spec>(n, row - begin, head, e, state_stride, state_index);
+      if (to != kNoState) S.store(state + to, column);
+    }
+    if constexpr (INTERMEDIATE_STATES) {
+      const int64 to = intermediate_state<Spec>(n, row - begin, head, e, intermediate_index);
+      if (to != kNoState) S.store(intermediate_states + to, column);
+    }
   }
-  if constexpr (INPLACE_STATE) S.store(state + slots.to, column);
+  if constexpr (INPLACE_STATE && !INDEX_COLUMNS && !KEEP_POOL) S.store(state + slots.to, column);
   if constexpr (FINAL_STATE) S.store(final_state + slots.to, column);
 }

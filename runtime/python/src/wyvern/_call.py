@@ -6,8 +6,8 @@ the fields that ``wyvern_field_get()`` lists. They give a list of the tensors th
 * forward: o, final_state, intermediate_states, then what ``disable_recompute=1`` keeps (``KEPT``);
 * backward: the gradients of q, k, v, g, beta, erase, write, initial_state, A_log, dt_bias.
 
-``wyvern::update`` is the forward or the recurrent pass that writes to tensors of the caller, a pool of states
-or checkpoints and final states, and gives o.
+``wyvern::update`` is the forward or the recurrent pass that writes to tensors of the caller, a pool of states,
+states inside sequences and final states, and gives o.
 """
 
 from __future__ import annotations
@@ -146,16 +146,21 @@ def _update_shapes(
     state_index: Tensor | None,
     output_state_index: Tensor | None,
     has_initial_state: Tensor | None,
+    num_accepted: Tensor | None,
+    intermediate_index: Tensor | None,
+    parent: Tensor | None,
     checkpoint_offsets: Tensor | None,
     checkpoints: Tensor | None,
+    intermediate_states: Tensor | None,
     final_state: Tensor | None,
 ) -> Tensor:
     refuse_meta(
         q=q, k=k, v=v, g=g, beta=beta, erase=erase, write=write, initial_state=initial_state,
         cu_seqlens=cu_seqlens, A_log=A_log, dt_bias=dt_bias, cu_seqlens_cpu=cu_seqlens_cpu, state=state,
         state_index=state_index, output_state_index=output_state_index,
-        has_initial_state=has_initial_state, checkpoint_offsets=checkpoint_offsets,
-        checkpoints=checkpoints, final_state=final_state,
+        has_initial_state=has_initial_state, num_accepted=num_accepted,
+        intermediate_index=intermediate_index, parent=parent, checkpoint_offsets=checkpoint_offsets,
+        checkpoints=checkpoints, intermediate_states=intermediate_states, final_state=final_state,
     )  # fmt: skip
     return q.new_empty([*q.shape[:2], *v.shape[2:]])
 
@@ -416,7 +421,8 @@ def update(problem: str, *tensors: Tensor | None) -> Tensor:
 
 _KINDS = {"TypeError": TypeError, "ValueError": ValueError, "RuntimeError": RuntimeError}
 _UNKNOWN_DTYPE = re.compile(
-    r"^(q|k|v|g|beta|\w*state|\w*state_index|checkpoint\w*|cu_seqlens\w*) has a dtype that it cannot have"
+    r"^(q|k|v|g|beta|\w*state|\w*_index|\w*_states|num_accepted|parent|checkpoint\w*|cu_seqlens\w*) has a "
+    "dtype that it cannot have"
 )
 _OWN = re.compile(r"wyvern\.(TypeError|ValueError|RuntimeError): (.*)", re.DOTALL)
 

@@ -77,10 +77,18 @@ class _Pool(NamedTuple):
     state_index: Tensor | None
     output_state_index: Tensor | None
     has_initial_state: Tensor | None
+    num_accepted: Tensor | None
+    intermediate_index: Tensor | None
+    parent: Tensor | None
     checkpoint_offsets: Tensor | None
     checkpoints: Tensor | None
+    intermediate_states: Tensor | None
     null_slot_zero: bool
     checkpoint_every: int
+    disable_state_update: bool
+
+
+_POOL_TENSORS = 10  # of _Pool
 
 
 def chunk_gated_delta_rule(
@@ -479,6 +487,11 @@ def fused_recurrent_gated_delta_rule(
     output_state_index: Tensor | None = None,
     has_initial_state: Tensor | None = None,
     null_slots: str = "negative",
+    num_accepted: Tensor | None = None,
+    intermediate_states: Tensor | None = None,
+    intermediate_index: Tensor | None = None,
+    disable_state_update: bool = False,
+    parent: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The gated delta rule token by token, for decoding: one or a few tokens a sequence.
 
@@ -489,6 +502,24 @@ def fused_recurrent_gated_delta_rule(
         gk: ``[B, T, HV, K]``, a decay for every key channel, beside that of g.
         gv: must be None; no operator has a decay for every value channel.
         beta: ``[B, T, HV]``; ones by default.
+        num_accepted: ``[N]``, of the dtype of ``state_index``, which is ``[N, M]`` with it, M at least T of
+            at most 16: sequence n starts from the slot in column ``num_accepted[n] - 1``; a number outside
+            1 to M, or no slot in that column, makes a null sequence. The state after token t of a sequence
+            goes to the slot in column t; where that holds none of a slot, or a packed sequence has more
+            tokens than M, it is not written.
+        intermediate_states: ``[rows, T, HV, K, V]`` (``[rows, T, HV, V, K]`` with ``state_v_first``) in the
+            dtype of ``state`` or ``initial_state``: the state after each token, of at most 16 a sequence; of
+            packed batches T is any number of at most 16, and states of later tokens are not written.
+        intermediate_index: ``[N]``, int32 or int64 as ``state_index``: the row of each sequence; of one
+            outside the rows nothing is written.
+        disable_state_update: ``state`` is read only. Operators that PyTorch traces count it as written.
+        parent: ``[N, T]`` as ``intermediate_index``, T that of ``intermediate_states``: token t of sequence n
+            goes on from the state after token ``parent[n, t]`` < t, or with -1 from the sequence's start:
+            trees of drafts. That state is read from ``intermediate_states``, rounded to its dtype, unless it
+            is that of the last token before; a sequence without a row there is a null one. A token with
+            any other parent, or that goes on from such a token, is null: its row of o is 0, its state
+            is not written. With ``state`` it needs ``disable_state_update``; ``output_final_state`` must
+            be false.
 
     Gradients are those of the chunked backward pass.
 
@@ -522,7 +553,11 @@ def fused_recurrent_gated_delta_rule(
     ) + _beta_options(use_beta_sigmoid_in_kernel, allow_neg_eigval)  # fmt: skip
     return _call(
         problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias, None,
-        pool=_pool(state, state_index, output_state_index, has_initial_state, null_slots),
+        pool=_pool(
+            state, state_index, output_state_index, has_initial_state, null_slots,
+            num_accepted=num_accepted, intermediate_states=intermediate_states,
+            intermediate_index=intermediate_index, disable_state_update=disable_state_update, parent=parent,
+        ),
     )  # fmt: skip
 
 
@@ -548,11 +583,17 @@ def fused_recurrent_delta_rule(
     output_state_index: Tensor | None = None,
     has_initial_state: Tensor | None = None,
     null_slots: str = "negative",
+    num_accepted: Tensor | None = None,
+    intermediate_states: Tensor | None = None,
+    intermediate_index: Tensor | None = None,
+    disable_state_update: bool = False,
+    parent: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The delta rule token by token, for decoding.
 
-    Arguments as those of :func:`chunk_delta_rule`; beta ``[B, T, HV]``, ones by default. Gradients are those
-    of the chunked backward pass.
+    Arguments as those of :func:`chunk_delta_rule`, and those of drafts as those of
+    :func:`fused_recurrent_gated_delta_rule`; beta ``[B, T, HV]``, ones by default. Gradients are those of the
+    chunked backward pass.
 
     Returns:
         o ``[B, T, HV, V]`` and the final state ``[N, HV, K, V]`` in float32, or None.
@@ -565,7 +606,11 @@ def fused_recurrent_delta_rule(
     )  # fmt: skip
     return _call(
         problem, q, k, v, None, beta, None, None, initial_state, cu_seqlens, None, None, None,
-        pool=_pool(state, state_index, output_state_index, has_initial_state, null_slots),
+        pool=_pool(
+            state, state_index, output_state_index, has_initial_state, null_slots,
+            num_accepted=num_accepted, intermediate_states=intermediate_states,
+            intermediate_index=intermediate_index, disable_state_update=disable_state_update, parent=parent,
+        ),
     )  # fmt: skip
 
 
@@ -596,10 +641,16 @@ def fused_recurrent_kda(
     output_state_index: Tensor | None = None,
     has_initial_state: Tensor | None = None,
     null_slots: str = "negative",
+    num_accepted: Tensor | None = None,
+    intermediate_states: Tensor | None = None,
+    intermediate_index: Tensor | None = None,
+    disable_state_update: bool = False,
+    parent: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Kimi Delta Attention token by token, for decoding.
 
-    Arguments as those of :func:`chunk_kda`. Gradients are those of the chunked backward pass.
+    Arguments as those of :func:`chunk_kda`, and those of drafts as those of
+    :func:`fused_recurrent_gated_delta_rule`. Gradients are those of the chunked backward pass.
 
     Returns:
         o ``[B, T, HV, V]`` and the final state as :func:`chunk_gated_delta_rule`, or None.
@@ -615,7 +666,11 @@ def fused_recurrent_kda(
     ) + _beta_options(use_beta_sigmoid_in_kernel, allow_neg_eigval)  # fmt: skip
     return _call(
         problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias, None,
-        pool=_pool(state, state_index, output_state_index, has_initial_state, null_slots),
+        pool=_pool(
+            state, state_index, output_state_index, has_initial_state, null_slots,
+            num_accepted=num_accepted, intermediate_states=intermediate_states,
+            intermediate_index=intermediate_index, disable_state_update=disable_state_update, parent=parent,
+        ),
     )  # fmt: skip
 
 
@@ -874,12 +929,13 @@ def _call(
             )  # fmt: skip
         if pool is not None:
             final_state = None
-            if pool.checkpoints is not None and " output_final_state=1" in problem:
+            if " output_final_state=1" in problem:  # without a pool, so with states inside sequences
+                inside = pool.intermediate_states if pool.checkpoints is None else pool.checkpoints
                 N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-                final_state = q.new_empty([N, *pool.checkpoints.shape[1:]], dtype=torch.float32)
+                final_state = q.new_empty([N, *inside.shape[-3:]], dtype=torch.float32)
             o = update(
                 problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
-                cu_seqlens_cpu, *pool[:6], final_state,
+                cu_seqlens_cpu, *pool[:_POOL_TENSORS], final_state,
             )  # fmt: skip
             return o, final_state
         outputs = run(
@@ -891,10 +947,11 @@ def _call(
         gates = (
             {"b": erase, "w": write} if fields_of(problem)["op"] == "gdn2" else {"beta": beta}
         )
+        inside = () if pool is None else zip(_Pool._fields[:_POOL_TENSORS], pool, strict=False)
         raise_as_python(
             error, q=q, k=k, v=v, g=g, **gates, initial_state=initial_state, cu_seqlens=cu_seqlens,
             A_log=A_log, dt_bias=dt_bias, cu_seqlens_cpu=cu_seqlens_cpu,
-            **({} if pool is None else dict(zip(_Pool._fields[:6], pool[:6], strict=True))),
+            **dict(inside),
         )  # fmt: skip
 
 
@@ -907,6 +964,11 @@ def _pool(
     checkpoint_every: int | None = None,
     checkpoint_offsets: Tensor | None = None,
     checkpoints: Tensor | None = None,
+    num_accepted: Tensor | None = None,
+    intermediate_states: Tensor | None = None,
+    intermediate_index: Tensor | None = None,
+    disable_state_update: bool = False,
+    parent: Tensor | None = None,
 ) -> _Pool | None:
     """What a call says of states in place and inside sequences; None where it has none."""
     if null_slots not in ("negative", "non-positive"):
@@ -919,24 +981,38 @@ def _pool(
         ):
             if x is not None:
                 raise ValueError(f"{name} is given without state; it must be None, or state a pool of states")
+        if disable_state_update:
+            raise ValueError("disable_state_update is true; it must be false without state")
     if state_index is None:
         if output_state_index is not None:
             raise ValueError("output_state_index is given without state_index; give both or neither")
         if null_slots != "negative":
             raise ValueError(f"null_slots is {null_slots!r} without state_index; it must be 'negative'")
+    columns = state_index is not None and tensor("state_index", state_index).dim() == 2
+    if columns != (num_accepted is not None):
+        what = "missing; it must be given with" if columns else "given without"
+        raise ValueError(f"num_accepted is {what} a state_index of two dimensions, [N, M]")
+    if (intermediate_states is None) != (intermediate_index is None):
+        name, other = ("intermediate_index", "intermediate_states")
+        if intermediate_states is None:
+            name, other = other, name
+        raise ValueError(f"{name} is missing; it must be given with {other}")
+    if parent is not None and intermediate_states is None:
+        raise ValueError("parent is given without intermediate_states, which tokens go on from")
     if checkpoint_every is not None and checkpoint_offsets is not None:
         raise ValueError("checkpoint_every and checkpoint_offsets are given; give one of them")
     if (checkpoints is None) != (checkpoint_every is None and checkpoint_offsets is None):
         what = "missing; it must be given with" if checkpoints is None else "given without"
         raise ValueError(f"checkpoints is {what} checkpoint_every or checkpoint_offsets")
-    if state is None and checkpoints is None:
+    if state is None and checkpoints is None and intermediate_states is None:
         return None
     every = 0 if checkpoint_every is None else integer("checkpoint_every", checkpoint_every)
     if checkpoint_every is not None and every <= 0:
         raise ValueError(f"checkpoint_every is {every}; it must be a multiple of 64")
     return _Pool(
-        state, state_index, output_state_index, has_initial_state, checkpoint_offsets, checkpoints,
-        null_slots == "non-positive", every,
+        state, state_index, output_state_index, has_initial_state, num_accepted, intermediate_index,
+        parent, checkpoint_offsets, checkpoints, intermediate_states, null_slots == "non-positive", every,
+        disable_state_update,
     )  # fmt: skip
 
 
@@ -949,8 +1025,9 @@ def _pool_options(
     return_intermediate_states: bool,
 ) -> str:
     """The problem with states in place, where nothing else that is asked for speaks against them."""
-    given = "checkpoints" if pool.state is None else "state"
-    for name in ("checkpoints", "state"):
+    written = ("state", "checkpoints", "intermediate_states")
+    given = next(name for name in written if getattr(pool, name) is not None)
+    for name in written:
         if (x := getattr(pool, name)) is not None and tensor(name, x).dtype not in _STATES:
             raise TypeError(f"{name} is {x.dtype}; it must be torch.float32 or torch.bfloat16")
     if pool.state is not None:
@@ -970,6 +1047,8 @@ def _pool_options(
         raise TypeError(
             f"q is torch.float64; with {given} it must be torch.float32, torch.float16 or torch.bfloat16"
         )
+    if pool.disable_state_update:
+        problem += " disable_state_update=1"
     if pool.checkpoint_every:
         problem += f" checkpoint_every={pool.checkpoint_every}"
     return problem + " null_slot_zero=1" if pool.null_slot_zero else problem

@@ -1,0 +1,68 @@
+// The states of a sequence's tokens in the recurrent pass: which the first starts from, where each
+// token's goes, and of a tree of drafts which token each goes on from. For kernels of every device.
+// S is the kernel's Spec.
+#pragma once
+
+#include "device/state_slots.hpp"
+
+namespace wyvern {
+
+/// No element of a tensor of states, no token of a sequence.
+inline constexpr int kNoState = -1, kNoToken = -2;
+
+/// As find_states(), but with INDEX_COLUMNS: then a sequence starts from the slot in column
+/// num_accepted[n] - 1 of its row of state_index, and `to` says nothing. With PARENT a sequence
+/// without a row of intermediate_states, which its tokens would go on from, is a null one.
+template <class S, class Index>
+StateSlots find_starting_state(decltype(Extents::N) n, int head, const Extents& e,
+                               decltype(Extents::S) stride, const Index* state_index,
+                               const Index* output_state_index, const Index* num_accepted,
+                               const Index* intermediate_index) {
+  if constexpr (S::PARENT)
+    if (intermediate_index[n] < 0 || intermediate_index[n] >= e.R) return {.null = true};
+  if constexpr (S::INDEX_COLUMNS) {
+    const decltype(Extents::M) accepted = num_accepted[n];
+    if (accepted < 1 || accepted > e.M) return {.null = true};
+    const decltype(Extents::S) slot = state_index[n * e.M + accepted - 1];
+    if (!is_slot(slot, e)) return {.null = true};
+    return {.from = slot * stride + decltype(Extents::S){head} * S::K * S::V};
+  } else {
+    return find_states<S>(n, head, e, stride, state_index, output_state_index);
+  }
+}
+
+/// Where head `head` of the state after token t of sequence n goes in the pool, in elements from
+/// its start; kNoState where its column is none or holds none of a slot.
+template <class S, class Index>
+decltype(Extents::S) token_slot(decltype(Extents::N) n, decltype(Extents::T) t, int head,
+                                const Extents& e, decltype(Extents::S) stride,
+                                const Index* state_index) {
+  if (t >= e.M) return kNoState;
+  const decltype(Extents::S) slot = state_index[n * e.M + t];
+  return is_slot(slot, e) ? slot * stride + decltype(Extents::S){head} * S::K * S::V
+                          : decltype(Extents::S){kNoState};
+}
+
+/// The same in intermediate_states; kNoState without a row of it, and for tokens past its D.
+template <class S, class Index>
+decltype(Extents::S) intermediate_state(decltype(Extents::N) n, decltype(Extents::T) t, int head,
+                                        const Extents& e, const Index* intermediate_index) {
+  const decltype(Extents::R) row = intermediate_index[n];
+  if (row < 0 || row >= e.R || t >= e.D) return kNoState;
+  return ((row * e.D + t) * S::HV + head) * S::K * S::V;
+}
+
+/// The token whose state token t of sequence n goes on from, -1: the sequence's start. kNoToken
+/// where parent[n,t] is neither -1 nor an earlier token that is in `live`, a bit for each: the
+/// token is a null one, and those that go on from it are.
+template <class Index>
+int parent_of(decltype(Extents::N) n, decltype(Extents::T) t, const Extents& e, const Index* parent,
+              unsigned live) {
+  if (t >= e.D) return kNoToken;
+  const auto from = parent[n * e.D + t];
+  if (from < -1 || from >= t) return kNoToken;
+  if (from >= 0 && (live >> from & 1U) == 0) return kNoToken;
+  return static_cast<int>(from);
+}
+
+}  // namespace wyvern
