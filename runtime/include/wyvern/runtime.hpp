@@ -169,16 +169,16 @@ struct Arguments {
   /// sequence n from row floor(len_0 / checkpoint_every) + ... of all before it on; [N,HV,...] with
   /// checkpoint_offsets. Other rows keep their bytes.
   TensorView checkpoints;
-  TensorView o;                    ///< out, [B,T,HV,V]
-  TensorView final_state;          ///< out, a state, fp32
+  TensorView o;            ///< out, [B,T,HV,V]
+  TensorView final_state;  ///< out, a state, fp32
   /// Forward: out, [NT,HV,K,V] or [NT,HV,V,K], of the inputs' dtype. Recurrent: in and out,
   /// [intermediate_rows,draft_tokens,HV,...] states of state_dtype; those of no token keep their
   /// bytes.
   TensorView intermediate_states;
-  TensorView dq, dk, dv, dbeta;    ///< out, each as its input
-  TensorView derase, dwrite, dg;   ///< out, each as its input
-  TensorView dA_log, ddt_bias;     ///< out, each as its input
-  TensorView dinitial_state;       ///< out, a state, fp32
+  TensorView dq, dk, dv, dbeta;   ///< out, each as its input
+  TensorView derase, dwrite, dg;  ///< out, each as its input
+  TensorView dA_log, ddt_bias;    ///< out, each as its input
+  TensorView dinitial_state;      ///< out, a state, fp32
 
   /// The tensor of that name ("do" for do_). Throws Error(kBadInput) for an unknown one.
   TensorView& tensor(std::string_view name);

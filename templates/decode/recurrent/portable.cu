@@ -99,9 +99,8 @@ WYVERN_KERNEL(kThreads, 0) {
   const int64 n = block_index() / kTiles / HV;
   const int64 begin = decode::sequence_start<VARLEN>(cu_seqlens, n, e);
   const int64 end = decode::sequence_start<VARLEN>(cu_seqlens, n + 1, e);
-  const StateSlots slots =
-      find_starting_state<Spec>(n, head, e, state_stride, state_index, output_state_index,
-                                num_accepted, intermediate_index);
+  const StateSlots slots = find_starting_state<Spec>(
+      n, head, e, state_stride, state_index, output_state_index, num_accepted, intermediate_index);
 
   State S;
   S.clear();
