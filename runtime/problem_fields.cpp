@@ -330,7 +330,7 @@ const std::array kFields{
                  &Problem::parent,
                  "a tensor says which token each token goes on from",
                  kDrafts,
-                 {"--parent", For::synthetic},
+                 {"--draft-tree", For::synthetic},
                  37,
                  [](const Problem& p, Key key) {
                    if (p.parent) key += "/parent";

@@ -179,6 +179,6 @@ def test_wrong_arguments(device: str) -> None:
         )
     with pytest.raises(ValueError, match="overlap"):
         ops.fused_recurrent_kda(
-            **call.tensors, state=pool, intermediate_states=pool[: 4 * T].unflatten(0, (4, T)),
+            **call.tensors, state=pool[:4], intermediate_states=pool[: 4 * T].unflatten(0, (4, T)),
             intermediate_index=one,
         )  # fmt: skip
