@@ -399,11 +399,13 @@ bool uses_stage(const Problem& p, std::string_view stage) {
   return !stage.starts_with("kda_") || kind == GateKind::vector;
 }
 
-/// Whether a tensor has the contract's rank; GATE_HEADS counts heads and keys in one.
+/// Whether a tensor has the contract's rank; GATE_HEADS counts heads and keys in one, and operators
+/// have no dimension M where state_index has one column.
 bool has_rank(const HostTensor& tensor, const Argument& argument) {
   const std::size_t rank = tensor.shape().size(), wanted = argument.shape.size();
   return rank == wanted ||
-         (rank == wanted + 1 && argument.shape[wanted - 1].text() == "GATE_HEADS");
+         (rank == wanted + 1 && argument.shape[wanted - 1].text() == "GATE_HEADS") ||
+         (rank + 1 == wanted && argument.shape[wanted - 1].text() == "M");
 }
 
 }  // namespace
