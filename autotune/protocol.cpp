@@ -42,6 +42,7 @@ struct Writer {
 
 struct Reader {
   const json& in;
+  bool required;  ///< counts of every operator and pass are
   void operator()(const std::string& name, DType& value) const {
     value = parse_dtype(in.at(name).get<std::string>()).value();
   }
@@ -64,10 +65,10 @@ struct Reader {
   void operator()(const std::string& name, bool& value) const {
     if (in.contains(name)) in.at(name).get_to(value);
   }
-  template <class T>
-  void operator()(const std::string& name, T& value) const {
-    in.at(name).get_to(value);
+  void operator()(const std::string& name, std::int64_t& value) const {
+    if (required || in.contains(name)) in.at(name).get_to(value);
   }
+  void operator()(const std::string& name, std::string& value) const { in.at(name).get_to(value); }
 };
 
 }  // namespace
@@ -95,8 +96,11 @@ json to_json(const Problem& problem) {
 Problem problem_from(const json& in) {
   Problem problem;
   try {
-    for (const ProblemField& field : problem_fields())
-      visit_field(field, problem, [&](auto& value) { Reader{in}(std::string(field.name), value); });
+    for (const ProblemField& field : problem_fields()) {
+      const bool required = field.scope.passes == 0b111 && field.scope.has == nullptr;
+      visit_field(field, problem,
+                  [&](auto& value) { Reader{in, required}(std::string(field.name), value); });
+    }
   } catch (const json::exception& error) {
     throw Error(ErrorKind::kBadInput, fmt::format("problem is {}: {}", in.dump(), error.what()));
   } catch (const std::bad_optional_access&) {

@@ -79,7 +79,7 @@ const Crossing kCrossings[] = {
     {"checkpoint_every", "kda", Pass::forward, [](Problem& p) { p.checkpoint_every = 64; }},
     {"checkpoint_offsets", "kda", Pass::forward, [](Problem& p) { p.checkpoint_offsets = true; }},
     {"index_columns", "kda", Pass::recurrent, [](Problem& p) { p.index_columns = 4; }},
-    {"intermediate_rows", "kda", Pass::recurrent, [](Problem& p) { p.intermediate_rows = 4; }},
+    {"token_states", "kda", Pass::recurrent, [](Problem& p) { p.intermediate_rows = 4; }},
     {"parent", "kda", Pass::recurrent, [](Problem& p) { p.parent = true; }},
     {"disable_state_update", "kda", Pass::recurrent,
      [](Problem& p) { p.disable_state_update = true; }},

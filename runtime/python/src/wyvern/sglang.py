@@ -27,6 +27,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ._torch import torch  # noqa: F401 (before what imports it by its own name)
+import torch.nn.functional as F
 from torch import Tensor
 
 from . import ops
@@ -163,13 +164,15 @@ def gdn_target_verify(
     N = query_start_loc.shape[0] - 1
     tree = {}
     if retrieve_parent_token is not None:
-        parent = retrieve_parent_token[:N].clone()
-        parent[:, 0] = -1  # SGLang leaves the first token's unset: it continues from the pool's state
-        tree = {"parent": parent}
+        # SGLang leaves the first token's unset: it continues from the pool's state. As wide as the buffer.
+        parent = retrieve_parent_token[:N, 1:].to(cache_indices)
+        missing = intermediate_states_buffer.shape[1] - parent.shape[1] - 1
+        tree = {"parent": F.pad(parent, (1, missing), value=-1)}
     return decode(
         q, k, v, a, b, A_log=A_log, dt_bias=dt_bias, kda=kda, pool=ssm_states, lower_bound=lower_bound,
         state_index=cache_indices[:N], cu_seqlens=query_start_loc, disable_state_update=True,
-        intermediate_states=intermediate_states_buffer, intermediate_index=intermediate_state_indices[:N],
+        intermediate_states=intermediate_states_buffer,
+        intermediate_index=intermediate_state_indices[:N].to(cache_indices),
         **tree,
     )  # fmt: skip
 

@@ -526,7 +526,7 @@ def _update(
     if index.dim() == 2 and index.shape[1] == 1 and num_accepted is None:
         index = index[:, 0]
     if index.dim() == 2:
-        options["num_accepted"] = index.new_ones(N) if num_accepted is None else num_accepted[:N]
+        options["num_accepted"] = index.new_ones(N) if num_accepted is None else num_accepted[:N].to(index)
     o = decode(
         q,
         k,
