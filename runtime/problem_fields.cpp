@@ -318,7 +318,7 @@ const std::array kFields{
                  36,
                  [](const Problem& p, Key key) {
                    if (p.intermediate_rows)
-                     key += fmt::format("/token_states={},{}", to_string(p.state_dtype),
+                     key += fmt::format("/token_states={}:{}", to_string(p.state_dtype),
                                         to_string(p.index_dtype));
                  }},
     ProblemField{"draft_tokens",

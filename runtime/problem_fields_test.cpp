@@ -175,7 +175,7 @@ TEST(ProblemKey, TellsNewOptionsApart) {
   problem = {};
   problem.intermediate_rows = 7, problem.parent = true;
   const std::string tree = problem_key(problem).family;
-  EXPECT_EQ(tree, plain + "/token_states=fp32,int32/parent");
+  EXPECT_EQ(tree, plain + "/token_states=fp32:int32/parent");
   problem.intermediate_rows = 8, problem.draft_tokens = 3;  // of a launch
   EXPECT_EQ(problem_key(problem).family, tree);
   problem = {};
