@@ -42,11 +42,17 @@ def use_another_plan():
     extension().wyvern_extension_forget()
 """
 
+# Gloo's threads hold tensors: one that lets go of its last while the interpreter ends is terminated.
+EPILOGUE = """
+dist.barrier()
+dist.destroy_process_group()
+"""
+
 
 def run(tmp_path: Path, code: str) -> None:
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo"}
-    program = [sys.executable, "-c", PRELUDE + textwrap.dedent(code)]
+    program = [sys.executable, "-c", PRELUDE + textwrap.dedent(code) + EPILOGUE]
     place = f"file://{tmp_path}/store"
     processes = [
         subprocess.Popen(
