@@ -40,7 +40,8 @@ std::string schema(Operation operation) {
     for (const char* const name : kPool)
       text +=
           (is_written(name) ? std::string(", Tensor(") + alias++ + "!)? " : ", Tensor? ") + name;
-  // With a list among the outputs PyTorch does not trace an operator that writes to its inputs.
+  // With a list among the outputs PyTorch does not trace an operator that writes to its inputs, and
+  // none may give an input back: where the caller has o, what an update gives is empty.
   return text + (operation == Operation::update ? ") -> Tensor" : ") -> Tensor[]");
 }
 
@@ -449,10 +450,15 @@ template <Operation operation>
 void kernel(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*outputs*/) {
   Call call = take(stack, operation);
   std::vector<Tensor> outputs = run(call, operation);
-  if constexpr (operation == Operation::update)
+  if constexpr (operation == Operation::update) {
+    if (outputs.empty()) {
+      const std::int64_t none = 0;
+      outputs.push_back(empty({&none, 1}, numbers().bytes, place_of(call.tensors[0])));
+    }
     stack[0] = reinterpret_cast<StableIValue>(outputs.front().release());
-  else
+  } else {
     stack[0] = give_list(outputs);
+  }
 }
 
 void register_operators() {

@@ -343,20 +343,23 @@ std::size_t place_in(const Names& names, std::string_view name) {
 }
 
 /// Says of each tensor of the launch where a call has it.
-void connect(Prepared& made, std::span<const wyvern_tensor_spec> specs, Operation operation) {
+void connect(Prepared& made, std::span<const wyvern_tensor_spec> specs, const Request& request) {
   const auto add_outputs = [&](std::span<const char* const> names) {
     for (const char* const name : names)
       if (const wyvern_tensor_spec* const spec = find(specs, name);
           spec != nullptr && spec->access == WYVERN_WRITE)
         made.outputs.push_back(*spec);
   };
-  switch (operation) {
+  switch (request.operation) {
     case Operation::forward:
       add_outputs(kOutputs);
       add_outputs(kKept);
       break;
     case Operation::backward: add_outputs(kGradients); break;
-    case Operation::update: add_outputs(std::span(kOutputs).first(1)); break;
+    case Operation::update:
+      if (Tensors(request).find(place_of("o")) == nullptr)
+        add_outputs(std::span(kOutputs).first(1));
+      break;
   }
   for (const char* const name : kKept)
     if (const wyvern_tensor_spec* const spec = find(specs, name);
@@ -456,7 +459,7 @@ std::shared_ptr<const Prepared> prepare(const Request& request) {
   check(wyvern_operator_workspace_bytes(made->op, &made->workspace_bytes));
   const std::vector<wyvern_tensor_spec> specs = specs_of(made->op);
   check_given(specs, request);
-  connect(*made, specs, request.operation);
+  connect(*made, specs, request);
   made->description = describe(key, made->op, request.cuda_device);
   return made;
 }

@@ -37,10 +37,10 @@ inline constexpr auto kOutputGradients = std::to_array<const char*>({"do", "dht"
 inline constexpr auto kPool = std::to_array<const char*>(
     {"state", "state_index", "output_state_index", "has_initial_state", "num_accepted",
      "intermediate_index", "parent", "checkpoint_offsets", "checkpoints", "intermediate_states",
-     "final_state"});
+     "o", "final_state"});
 /// Those of kPool that are written.
 constexpr bool is_written(std::string_view name) {
-  return name == "state" || name == "checkpoints" || name == "intermediate_states" ||
+  return name == "state" || name == "checkpoints" || name == "intermediate_states" || name == "o" ||
          name == "final_state";
 }
 /// What disable_recompute keeps for the backward pass.
@@ -54,7 +54,7 @@ inline constexpr auto kGradients = std::to_array<const char*>(
     {"dq", "dk", "dv", "dg", "dbeta", "derase", "dwrite", "dinitial_state", "dA_log", "ddt_bias"});
 
 /// The operators of PyTorch's dispatcher. `update` is a forward or recurrent pass that writes to
-/// tensors of the caller: a pool of states, or states inside sequences and final states.
+/// tensors of the caller: a pool of states, states inside sequences, o and final states.
 enum class Operation : std::uint8_t { forward, backward, update };
 
 /// A call as the table sees it.

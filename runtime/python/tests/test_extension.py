@@ -56,5 +56,5 @@ def test_one_build_is_for_this_torch() -> None:
     _extension.load()
     assert str(torch.ops.wyvern.forward.default._schema).endswith("-> Tensor[]")
     schema = torch.ops.wyvern.update.default._schema
-    written = ["state", "checkpoints", "intermediate_states", "final_state"]
+    written = ["state", "checkpoints", "intermediate_states", "o", "final_state"]
     assert schema.is_mutable and [x.name for x in schema.arguments if x.is_write] == written

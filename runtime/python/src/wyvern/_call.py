@@ -7,7 +7,7 @@ the fields that ``wyvern_field_get()`` lists. They give a list of the tensors th
 * backward: the gradients of q, k, v, g, beta, erase, write, initial_state, A_log, dt_bias.
 
 ``wyvern::update`` is the forward or the recurrent pass that writes to tensors of the caller, a pool of states,
-states inside sequences and final states, and gives o.
+states inside sequences, o (``out`` in Python) and final states, and gives o, or nothing where the caller has it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ forward_op = torch.ops.wyvern.forward.default
 backward_op = torch.ops.wyvern.backward.default
 update_op = torch.ops.wyvern.update.default
 
-_UPDATED = tuple(argument.name for argument in update_op._schema.arguments[1:])
-_WRITTEN = tuple(argument.name for argument in update_op._schema.arguments if argument.is_write)
+_UPDATED = {  # whether it is written, by the names that parameters have
+    "out" if argument.name == "o" else argument.name: argument.is_write
+    for argument in update_op._schema.arguments[1:]
+}
 INPUTS = tuple(argument.name for argument in forward_op._schema.arguments[1:])  # behind the problem
 _HAS_GRADIENT = tuple(not name.startswith("cu_seqlens") for name in INPUTS)
 KEPT = ("Tinv", "Aqk", "w", "qg", "kg", "h", "v_new")
@@ -152,6 +154,7 @@ def _update_shapes(
     checkpoint_offsets: Tensor | None,
     checkpoints: Tensor | None,
     intermediate_states: Tensor | None,
+    o: Tensor | None,
     final_state: Tensor | None,
 ) -> Tensor:
     refuse_meta(
@@ -160,8 +163,10 @@ def _update_shapes(
         state_index=state_index, output_state_index=output_state_index,
         has_initial_state=has_initial_state, num_accepted=num_accepted,
         intermediate_index=intermediate_index, parent=parent, checkpoint_offsets=checkpoint_offsets,
-        checkpoints=checkpoints, intermediate_states=intermediate_states, final_state=final_state,
+        checkpoints=checkpoints, intermediate_states=intermediate_states, out=o, final_state=final_state,
     )  # fmt: skip
+    if o is not None:
+        return q.new_empty([0], dtype=torch.uint8)
     return q.new_empty([*q.shape[:2], *v.shape[2:]])
 
 
@@ -395,13 +400,13 @@ def run(
 
 
 def update(problem: str, *tensors: Tensor | None) -> Tensor:
-    """o; the tensors are those of wyvern::update, in its order.
+    """o, which is out where that is given; the tensors are those of wyvern::update, in its order.
 
     RuntimeErrors of it are for :func:`raise_as_python`.
     """
     named = dict(zip(_UPDATED, tensors, strict=True))
-    written = [(name, x) for name in _WRITTEN if (x := named[name]) is not None]
-    first = written[0][0]
+    written = {name: x for name, x in named.items() if _UPDATED[name] and x is not None}
+    first = next(iter(written))
     if is_transformed():
         raise NotImplementedError(f"{first} is updated in place, which torch.func cannot transform")
     if torch.is_grad_enabled():
@@ -412,16 +417,16 @@ def update(problem: str, *tensors: Tensor | None) -> Tensor:
                     "call under torch.no_grad()"
                 )
     o = update_op(problem, *tensors)
-    for _, x in written:
+    for x in written.values():
         # PyTorch counts the changes of tensors that it saves; of a trace it finds them by the schema.
         if not torch.compiler.is_compiling() and not x.is_inference():
             torch.autograd.graph.increment_version(x)
-    return o
+    return written.get("out", o)
 
 
 _KINDS = {"TypeError": TypeError, "ValueError": ValueError, "RuntimeError": RuntimeError}
 _UNKNOWN_DTYPE = re.compile(
-    r"^(q|k|v|g|beta|\w*state|\w*_index|\w*_states|num_accepted|parent|checkpoint\w*|cu_seqlens\w*) has a "
+    r"^(q|k|v|g|beta|out|\w*state|\w*_index|\w*_states|num_accepted|parent|checkpoint\w*|cu_seqlens\w*) has a "
     "dtype that it cannot have"
 )
 _OWN = re.compile(r"wyvern\.(TypeError|ValueError|RuntimeError): (.*)", re.DOTALL)
@@ -436,7 +441,10 @@ def raise_as_python(error: Exception, **arguments: object) -> NoReturn:
     if isinstance(cu_seqlens, Tensor) and cu_seqlens.shape == (0,):
         raise ValueError("cu_seqlens is empty; it must have N + 1 entries, of N sequences") from None
     if own := _OWN.match(str(error)):
-        what = _UNKNOWN_DTYPE.sub(lambda found: f"{found[1]} is {arguments[found[1]].dtype}", own[2])
+        what = own[2]
+        if arguments.get("out") is not None:
+            what = re.sub(r"\bo\b", "out", what)
+        what = _UNKNOWN_DTYPE.sub(lambda found: f"{found[1]} is {arguments[found[1]].dtype}", what)
         if "b" in arguments:  # the names that gdn2's gates have in Python
             what = re.sub(r"\berase\b", "b", re.sub(r"\bwrite\b", "w", what))
         raise _KINDS[own[1]](what) from None

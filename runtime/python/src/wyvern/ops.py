@@ -70,8 +70,8 @@ _keys_seen: set[str] = set()  # problems whose first keys were looked at
 
 
 class _Pool(NamedTuple):
-    """States that are updated in place, and those inside sequences; the tensors in the order of
-    wyvern::update."""
+    """States that are updated in place, those inside sequences and where o goes; the tensors in the order
+    of wyvern::update."""
 
     state: Tensor | None
     state_index: Tensor | None
@@ -83,12 +83,13 @@ class _Pool(NamedTuple):
     checkpoint_offsets: Tensor | None
     checkpoints: Tensor | None
     intermediate_states: Tensor | None
+    out: Tensor | None
     null_slot_zero: bool
     checkpoint_every: int
     disable_state_update: bool
 
 
-_POOL_TENSORS = 10  # of _Pool
+_POOL_TENSORS = 11  # of _Pool
 
 
 def chunk_gated_delta_rule(
@@ -126,6 +127,7 @@ def chunk_gated_delta_rule(
     checkpoint_every: int | None = None,
     checkpoint_offsets: Tensor | None = None,
     checkpoints: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The gated delta rule (Gated DeltaNet, arXiv 2412.06464): S <- exp(g) S; u = beta (v - S^T k);
     S <- S + k u^T; o = scale S^T q.
@@ -196,6 +198,9 @@ def chunk_gated_delta_rule(
             sequence of L tokens are ``L // checkpoint_every``, one sequence after the other; of more than
             there are rows the last are not written. Other rows, and those of null sequences, keep what they
             hold.
+        out: ``[B, T, HV, V]``, contiguous, aligned to 16 bytes, in the dtype of q (autocast's where that
+            is on): where o goes, and what is returned as o, without gradients. It overlaps no other tensor
+            of the call.
 
     Returns:
         o ``[B, T, HV, V]`` in the dtype of q, and the final state, as ``initial_state`` but float32, or
@@ -219,7 +224,7 @@ def chunk_gated_delta_rule(
         cu_seqlens_cpu, disable_recompute,
         pool=_pool(
             state, state_index, output_state_index, has_initial_state, null_slots,
-            checkpoint_every, checkpoint_offsets, checkpoints,
+            checkpoint_every, checkpoint_offsets, checkpoints, out=out,
         ),
     )  # fmt: skip
 
@@ -253,6 +258,7 @@ def chunk_delta_rule(
     checkpoint_every: int | None = None,
     checkpoint_offsets: Tensor | None = None,
     checkpoints: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The delta rule (DeltaNet, arXiv 2406.06484): u = beta (v - S^T k); S <- S + k u^T; o = scale S^T q.
 
@@ -271,7 +277,7 @@ def chunk_delta_rule(
         cu_seqlens_cpu, disable_recompute,
         pool=_pool(
             state, state_index, output_state_index, has_initial_state, null_slots,
-            checkpoint_every, checkpoint_offsets, checkpoints,
+            checkpoint_every, checkpoint_offsets, checkpoints, out=out,
         ),
     )  # fmt: skip
 
@@ -314,6 +320,7 @@ def chunk_kda(
     checkpoint_every: int | None = None,
     checkpoint_offsets: Tensor | None = None,
     checkpoints: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """Kimi Delta Attention (arXiv 2510.26692): the gated delta rule with a decay for every key channel.
 
@@ -349,7 +356,7 @@ def chunk_kda(
         cu_seqlens_cpu, disable_recompute, return_intermediate_states,
         pool=_pool(
             state, state_index, output_state_index, has_initial_state, null_slots,
-            checkpoint_every, checkpoint_offsets, checkpoints,
+            checkpoint_every, checkpoint_offsets, checkpoints, out=out,
         ),
     )  # fmt: skip
 
@@ -374,6 +381,7 @@ def chunk_gated_delta_product(
     disable_recompute: bool = False,
     precision: str | None = None,
     batch_invariant: bool = False,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Gated DeltaProduct (arXiv 2502.10297): the gated delta rule with n = num_householder steps a token.
 
@@ -399,7 +407,7 @@ def chunk_gated_delta_product(
     )  # fmt: skip
     return _call(
         problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, None, None,
-        cu_seqlens_cpu, disable_recompute,
+        cu_seqlens_cpu, disable_recompute, pool=_pool(out=out),
     )  # fmt: skip
 
 
@@ -430,6 +438,7 @@ def chunk_gdn2(
     precision: str | None = None,
     transpose_state_layout: bool | None = None,
     batch_invariant: bool = False,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """The second gated delta rule: S <- exp(g) * S; u = w * v - S^T (b * k); S <- S + k u^T;
     o = scale S^T q.
@@ -455,7 +464,7 @@ def chunk_gdn2(
     )  # fmt: skip
     return _call(
         problem, q, k, v, g, None, b, w, initial_state, cu_seqlens, A_log, dt_bias,
-        cu_seqlens_cpu, disable_recompute, return_intermediate_states,
+        cu_seqlens_cpu, disable_recompute, return_intermediate_states, pool=_pool(out=out),
     )  # fmt: skip
 
 
@@ -492,6 +501,7 @@ def fused_recurrent_gated_delta_rule(
     intermediate_index: Tensor | None = None,
     disable_state_update: bool = False,
     parent: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The gated delta rule token by token, for decoding: one or a few tokens a sequence.
 
@@ -557,6 +567,7 @@ def fused_recurrent_gated_delta_rule(
             state, state_index, output_state_index, has_initial_state, null_slots,
             num_accepted=num_accepted, intermediate_states=intermediate_states,
             intermediate_index=intermediate_index, disable_state_update=disable_state_update, parent=parent,
+            out=out,
         ),
     )  # fmt: skip
 
@@ -588,6 +599,7 @@ def fused_recurrent_delta_rule(
     intermediate_index: Tensor | None = None,
     disable_state_update: bool = False,
     parent: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The delta rule token by token, for decoding.
 
@@ -610,6 +622,7 @@ def fused_recurrent_delta_rule(
             state, state_index, output_state_index, has_initial_state, null_slots,
             num_accepted=num_accepted, intermediate_states=intermediate_states,
             intermediate_index=intermediate_index, disable_state_update=disable_state_update, parent=parent,
+            out=out,
         ),
     )  # fmt: skip
 
@@ -646,6 +659,7 @@ def fused_recurrent_kda(
     intermediate_index: Tensor | None = None,
     disable_state_update: bool = False,
     parent: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Kimi Delta Attention token by token, for decoding.
 
@@ -670,6 +684,7 @@ def fused_recurrent_kda(
             state, state_index, output_state_index, has_initial_state, null_slots,
             num_accepted=num_accepted, intermediate_states=intermediate_states,
             intermediate_index=intermediate_index, disable_state_update=disable_state_update, parent=parent,
+            out=out,
         ),
     )  # fmt: skip
 
@@ -695,6 +710,7 @@ def fused_recurrent_gdn2(
     transpose_state_layout: bool | None = None,
     precision: str | None = None,
     batch_invariant: bool = False,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The second gated delta rule token by token, for decoding.
 
@@ -714,6 +730,7 @@ def fused_recurrent_gdn2(
     )  # fmt: skip
     return _call(
         problem, q, k, v, g, None, b, w, initial_state, cu_seqlens, A_log, dt_bias, None,
+        pool=_pool(out=out),
     )  # fmt: skip
 
 
@@ -930,9 +947,10 @@ def _call(
         if pool is not None:
             final_state = None
             if " output_final_state=1" in problem:  # without a pool, so with states inside sequences
-                inside = pool.intermediate_states if pool.checkpoints is None else pool.checkpoints
                 N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-                final_state = q.new_empty([N, *inside.shape[-3:]], dtype=torch.float32)
+                KV = [*q.shape[3:], *v.shape[3:]]
+                KV = KV[::-1] if " state_v_first=1" in problem else KV
+                final_state = q.new_empty([N, *v.shape[2:3], *KV], dtype=torch.float32)
             o = update(
                 problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
                 cu_seqlens_cpu, *pool[:_POOL_TENSORS], final_state,
@@ -956,11 +974,11 @@ def _call(
 
 
 def _pool(
-    state: Tensor | None,
-    state_index: Tensor | None,
-    output_state_index: Tensor | None,
-    has_initial_state: Tensor | None,
-    null_slots: str,
+    state: Tensor | None = None,
+    state_index: Tensor | None = None,
+    output_state_index: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    null_slots: str = "negative",
     checkpoint_every: int | None = None,
     checkpoint_offsets: Tensor | None = None,
     checkpoints: Tensor | None = None,
@@ -969,8 +987,9 @@ def _pool(
     intermediate_index: Tensor | None = None,
     disable_state_update: bool = False,
     parent: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> _Pool | None:
-    """What a call says of states in place and inside sequences; None where it has none."""
+    """What a call says of states in place and inside sequences and of where o goes; None where it has none."""
     if null_slots not in ("negative", "non-positive"):
         raise ValueError(f"null_slots is {null_slots!r}; it must be 'negative' or 'non-positive'")
     if state is None:
@@ -1004,15 +1023,15 @@ def _pool(
     if (checkpoints is None) != (checkpoint_every is None and checkpoint_offsets is None):
         what = "missing; it must be given with" if checkpoints is None else "given without"
         raise ValueError(f"checkpoints is {what} checkpoint_every or checkpoint_offsets")
-    if state is None and checkpoints is None and intermediate_states is None:
+    if state is None and checkpoints is None and intermediate_states is None and out is None:
         return None
     every = 0 if checkpoint_every is None else integer("checkpoint_every", checkpoint_every)
     if checkpoint_every is not None and every <= 0:
         raise ValueError(f"checkpoint_every is {every}; it must be a multiple of 64")
     return _Pool(
         state, state_index, output_state_index, has_initial_state, num_accepted, intermediate_index,
-        parent, checkpoint_offsets, checkpoints, intermediate_states, null_slots == "non-positive", every,
-        disable_state_update,
+        parent, checkpoint_offsets, checkpoints, intermediate_states, out, null_slots == "non-positive",
+        every, disable_state_update,
     )  # fmt: skip
 
 
@@ -1026,7 +1045,7 @@ def _pool_options(
 ) -> str:
     """The problem with states in place, where nothing else that is asked for speaks against them."""
     written = ("state", "checkpoints", "intermediate_states")
-    given = next(name for name in written if getattr(pool, name) is not None)
+    given = next((name for name in written if getattr(pool, name) is not None), "out")
     for name in written:
         if (x := getattr(pool, name)) is not None and tensor(name, x).dtype not in _STATES:
             raise TypeError(f"{name} is {x.dtype}; it must be torch.float32 or torch.bfloat16")
