@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import runpy
@@ -23,6 +24,26 @@ EXAMPLES = [file for file in sorted((FOLDER / "examples").glob("*.py")) if file.
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
 def test_example(file: Path) -> None:
     runpy.run_path(str(file), run_name="__main__")
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["qwen3_next", "kimi_linear"])
+def test_serving(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With prefix reuse, drafts, both and neither each request's tokens are those that it gets alone."""
+    monkeypatch.syspath_prepend(FOLDER / "examples")
+    serving = importlib.import_module("serving")
+    model, requests = serving.Model(serving.KINDS[kind]).eval(), serving.some_requests()
+    alone = [serving.served(model, [one], "cpu", reuse=False, drafts=0) for one in requests]
+    wanted = [tokens for (tokens,), _ in alone]
+    assert all(len(set(tokens)) > 1 for tokens in wanted)  # one token over and over shows nothing
+    steps = {}
+    for reuse in (False, True):
+        for drafts in (0, serving.DRAFTS):
+            tokens, counts = serving.served(model, requests, "cpu", reuse=reuse, drafts=drafts)
+            assert tokens == wanted, (reuse, drafts)
+            assert (counts.reused > 0, counts.evicted > 0) == (reuse, reuse), counts
+            assert (counts.accepted > 0, counts.rejected > 0) == (drafts > 0, drafts > 0), counts
+            steps[reuse, drafts] = counts.steps
+    assert steps[True, serving.DRAFTS] < steps[True, 0] < sum(counts.steps for _, counts in alone)
 
 
 def run(*command: object) -> str:
