@@ -166,6 +166,8 @@ class FlashInferGDNKernel(_Kernel):
             state=ssm_states, state_index=cache_indices, checkpoints=states,
             checkpoint_every=state_checkpoint_every_n_tokens or None,
         )  # fmt: skip
+        if kwargs.get("output") is not None:
+            o = kwargs["output"].copy_(o)
         return o, None, None if states is None else states[None]
 
 

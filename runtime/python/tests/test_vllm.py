@@ -6,7 +6,7 @@ import ast
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -148,8 +148,9 @@ def test_kimi_k3_decodes(vllm: SimpleNamespace, bound: float | None) -> None:
         "out": torch.full((1, 5, HV, V), float("nan")),
     }  # fmt: skip
     module = f"{fake_vllm.K3}.ops.third_party.kda"
-    serve(module, "fused_recurrent_kda_packed_decode", packed, changed=("initial_state", "out"))
-    serve(module, "fused_recurrent_kda_packed_decode", packed | {"out": None}, changed=("initial_state",))
+    for out, changed in ((packed["out"], ("initial_state", "out")), (None, ("initial_state",))):
+        name = "fused_recurrent_kda_packed_decode"
+        serve(module, name, packed | {"out": out}, f"kimi_k3_{name}", changed)
     given = {
         "q": x["q"], "k": x["k"], "v": x["v"], **raw, **common, "cu_seqlens": torch.arange(6),
         "ssm_state_indices": torch.tensor(INDEX),
@@ -173,7 +174,8 @@ def test_glm5next_decodes(vllm: SimpleNamespace, raw: bool) -> None:
         f"{fake_vllm.GLM}.nvidia.ops.third_party.kda",
         "fused_recurrent_kda",
         given,
-        changed=("initial_state", "out"),
+        "glm5next_fused_recurrent_kda",
+        ("initial_state", "out"),
     )
 
 
@@ -213,7 +215,8 @@ def test_drafts(vllm: SimpleNamespace, model: str, monkeypatch: pytest.MonkeyPat
             f"{fake_vllm.GLM}.nvidia.ops.third_party.kda",
             "fused_recurrent_kda",
             given,
-            changed=("initial_state",),
+            "glm5next_fused_recurrent_kda",
+            ("initial_state",),
         )
 
 
@@ -331,7 +334,7 @@ def test_flashkda_of_glm5next(
     told = wyvern.vllm.report()
     assert told.served == {"glm5next_flashkda_prefill": 2} and not told.declined, told
     same(got, wanted, 1e-5)
-    assert got[0] is given["out"]
+    assert got[0].data_ptr() == given["out"].data_ptr()
     exported = [one._checkpoint_exporter.exported for one in (layer, wanted_layer)]
     assert [len(one) for one in exported] == ([2, 1] if checkpoints else [0, 0])
     if checkpoints:
@@ -460,24 +463,81 @@ FUNCTIONS = [(path, name) for path, names in wyvern.vllm._FUNCTIONS.items() for 
 
 @pytest.mark.parametrize(("path", "name"), FUNCTIONS)
 def test_names_and_defaults_are_vllms(path: str, name: str) -> None:
-    """Those of the functions here, and of fake_vllm's."""
+    """Each is known here, and those of fake_vllm's functions are the same."""
     theirs = parameters_of(defined(source_of(path), ast.FunctionDef, name))
-    mine = parameters(wyvern.vllm._FUNCTIONS[path][name])
-    assert list(mine)[: len(theirs)] == list(theirs)
-    for parameter, default in theirs.items():
-        if default is not inspect.Parameter.empty and mine[parameter] is not inspect.Parameter.empty:
-            assert mine[parameter] == default, parameter
+    assert not unknown(wyvern.vllm._FUNCTIONS[path][name], theirs)
     if name in fake_vllm.MODULES[path]:
         assert parameters(fake_vllm.MODULES[path][name]) == theirs
 
 
+def unknown(served: Any, names: Iterable[str]) -> list[str]:
+    return [name for name in names if served.ours(name) is None and name not in wyvern.vllm._UNUSED]
+
+
+@pytest.mark.parametrize(("path", "name"), FUNCTIONS)
+def test_names_are_known(path: str, name: str) -> None:
+    """Of fake_vllm's functions, and no two of a function are one argument here."""
+    served, own = wyvern.vllm._FUNCTIONS[path][name], fake_vllm.MODULES[path].get(name)
+    assert own is not None
+    names = list(parameters(own))
+    assert not unknown(served, names)
+    ours = [served.ours(x) for x in names if served.ours(x) is not None]
+    assert len(set(ours)) == len(ours)
+
+
+def test_arguments_of_another_vllm(vllm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is not known here is declined where it says something."""
+    module, own = sys.modules[f"{fake_vllm.K3}.kda"], fake_vllm.k3_flashkda_prefill
+
+    def newer(*args: Any, checkpoint_indptr: Tensor | None = None, **kwargs: Any) -> Any:
+        return own(*args, **kwargs)
+
+    added = inspect.Parameter("checkpoint_indptr", inspect.Parameter.KEYWORD_ONLY, default=None)
+    signature = inspect.signature(own)
+    newer.__signature__ = signature.replace(parameters=[*signature.parameters.values(), added])  # type: ignore[attr-defined]
+    monkeypatch.setattr(module, "_flashkda_prefill", newer)
+    given = flashkda(False)
+    with wyvern.vllm.enable():
+        got = module._flashkda_prefill(**engines.copied(given), checkpoint_indptr=None)
+        wanted = module._flashkda_prefill(**given, checkpoint_indptr=torch.tensor([0]))
+    told = wyvern.vllm.report()
+    name = "kimi_k3_flashkda_prefill"
+    assert told.served == {name: 1} and list(told.declined[name].values()) == [1]
+    assert "checkpoint_indptr is given" in next(iter(told.declined[name]))
+    same(got, wanted, 1e-5)
+
+
+@pytest.mark.parametrize("wrong", ["strided", "small", "dtype"])
+def test_a_buffer_that_does_not_fit_is_declined(vllm: SimpleNamespace, wrong: str) -> None:
+    """Before the pool changes: vLLM's function starts from what it was."""
+    given = {
+        "mixed_qkv": packed_rows(5, (H, HV)), "a": torch.randn(5, HV), "b": torch.randn(5, HV), **gate(HV),
+        "scale": 0.2, "initial_state": pool_of(), "ssm_state_indices": torch.tensor(INDEX),
+        "out": {
+            "strided": torch.empty(5, 1, HV, 2 * V)[..., :V], "small": torch.empty(4, 1, HV, V),
+            "dtype": torch.empty(5, 1, HV, V, dtype=torch.float64),
+        }[wrong],
+    }  # fmt: skip
+    theirs = engines.copied(given)
+    name = "fused_recurrent_gated_delta_rule_packed_decode"
+    with wyvern.vllm.enable():
+        function = getattr(sys.modules[fake_vllm.FLA], name)
+        if wrong == "small":
+            with pytest.raises(ValueError, match=r"out has shape \[4, 1, 4, 32\]"):
+                function(**given)
+        else:
+            function(**given)
+    told = wyvern.vllm.report()
+    assert told.declined.keys() == {name} and not told.served
+    if wrong != "small":
+        getattr(fake_vllm, name)(**theirs)
+        assert torch.equal(given["initial_state"], theirs["initial_state"])
+        assert torch.equal(given["out"], theirs["out"])
+
+
 @pytest.mark.parametrize("name", wyvern.vllm._METHODS)
 def test_methods_are_vllms(name: str) -> None:
-    path, method, function = wyvern.vllm._METHODS[name]
-    trees = source_of(path)
-    kind = defined(trees, ast.ClassDef, name)
-    if name == "ChunkGatedDeltaRule":  # each of its ways has the arguments that forward() passes on
-        method = "forward_native"
-    (own,) = [one for one in kind.body if isinstance(one, ast.FunctionDef) and one.name == method]
-    theirs = parameters_of(own)
-    assert list(parameters(function).items())[1:] == list(theirs.items())[1:]
+    path, _, described, served = wyvern.vllm._METHODS[name]
+    kind = defined(source_of(path), ast.ClassDef, name)
+    (own,) = [one for one in kind.body if isinstance(one, ast.FunctionDef) and one.name == described]
+    assert not unknown(served, parameters_of(own))

@@ -56,11 +56,9 @@ def decode(
     """o of the recurrent pass over a pool ``[slots, HV, V, K]``, with gates and norms in the kernel.
 
     a, b: gates and rates of the tokens of q, in any shape of as many elements; raw unless said otherwise.
-    out: what o is written to and returned, in any shape of as many elements.
+    out: what o is written to, as :func:`place_in` has it, and what is returned.
     options: of :func:`wyvern.ops.fused_recurrent_kda`, of the pool.
     """
-    if out is not None and out.numel() != v.numel():  # found before the pool changes
-        raise ValueError(f"out has shape {list(out.shape)}; it must have the {v.numel()} elements of v")
     tokens = v.shape[:3]
     function = ops.fused_recurrent_kda if kda else ops.fused_recurrent_gated_delta_rule
     if kda:
@@ -81,11 +79,23 @@ def decode(
         use_beta_sigmoid_in_kernel=raw_beta,
         state_v_first=True,
         state=pool,
+        out=place_in(out, v),
         **options,
     )
-    return into(out, o)
+    return o if out is None else out
 
 
-def into(out: Tensor | None, o: Tensor) -> Tensor:
-    """out with the numbers of o, in its shape; o where there is no out."""
-    return o if out is None else out.copy_(o.view(out.shape))
+def place_in(out: Tensor | None, v: Tensor) -> Tensor | None:
+    """The first elements of out in the shape of v, which is that of o, for an operator to write to.
+
+    Raises:
+        ValueError: out is not contiguous, or too small.
+    """
+    if out is None:
+        return None
+    if not out.is_contiguous() or out.numel() < v.numel():
+        raise ValueError(
+            f"out has shape {list(out.shape)} and strides {list(out.stride())}; it must be contiguous, of the "
+            f"{v.numel()} elements of v or more"
+        )
+    return out.view(-1)[: v.numel()].view(v.shape)

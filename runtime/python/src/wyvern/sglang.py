@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import ops
-from ._engine import decline_if, decode, packed_heads
+from ._engine import decline_if, decode, packed_heads, place_in
 from ._serving import Enabled, Pairs, Report, Switch, replacement
 
 __all__ = ["Report", "disable", "enable", "is_enabled", "plugin", "report"]
@@ -197,14 +197,14 @@ def gdn_extend(
     **kwargs: Any,
 ) -> tuple[Tensor, None, Tensor | None]:
     decline_if(not inplace_update, "inplace_update is false; it must be true")
-    checkpoints = _snapshots(track_state, track_chunk_idx, ssm_states, cache_indices)
-    states = None
+    checkpoints, states = {}, None
     if num_state_checkpoints:
+        decline_if(track_state is not None, "num_state_checkpoints and track_state are given; one must be")
         states = ssm_states.new_empty(num_state_checkpoints, *ssm_states.shape[1:])
         checkpoints = {"checkpoint_every": state_checkpoint_every_n_tokens, "checkpoints": states}
-    o, _ = ops.chunk_gated_delta_rule(
-        q, k, v, g, beta, use_qk_l2norm_in_kernel=True, state_v_first=True, cu_seqlens=query_start_loc,
-        state=ssm_states, state_index=cache_indices, **checkpoints,
+    o = _extend(
+        ops.chunk_gated_delta_rule, q, k, v, g, beta, ssm_states, cache_indices, track_state,
+        track_chunk_idx, cu_seqlens=query_start_loc, out=place_in(output, v), **checkpoints,
     )  # fmt: skip
     return o, None, None if states is None else states.unsqueeze(0)
 
@@ -241,25 +241,42 @@ def kda_extend(
         and (track_ssm_h_src is None or track_ssm_h_src.numel() > 0),
         "return_intermediate_states is true without track_state: the states of all chunks",
     )
-    o, _ = ops.chunk_kda(
-        q, k, v, g.reshape(*v.shape[:3], q.shape[3]), beta.reshape(v.shape[:3]),
-        use_qk_l2norm_in_kernel=True, use_gate_in_kernel=A_log is not None,
-        use_beta_sigmoid_in_kernel=beta_is_raw, lower_bound=lower_bound, A_log=A_log, dt_bias=dt_bias,
-        state_v_first=True, cu_seqlens=query_start_loc, state=ssm_states, state_index=cache_indices,
-        **_snapshots(track_state, track_chunk_idx, ssm_states, cache_indices),
+    o = _extend(
+        ops.chunk_kda, q, k, v, g.reshape(*v.shape[:3], q.shape[3]), beta.reshape(v.shape[:3]), ssm_states,
+        cache_indices, track_state, track_chunk_idx, cu_seqlens=query_start_loc,
+        use_gate_in_kernel=A_log is not None, use_beta_sigmoid_in_kernel=beta_is_raw,
+        lower_bound=lower_bound, A_log=A_log, dt_bias=dt_bias,
     )  # fmt: skip
     return (o, None) if return_intermediate_states else o
 
 
-def _snapshots(states: Tensor | None, chunks: Tensor | None, pool: Tensor, index: Tensor) -> dict[str, Any]:
-    """The options that leave in states what each sequence's is before the chunk that chunks says, -1: none.
-
-    Before chunk 0 it is that of the pool, which states holds from then on: no checkpoint is after 0 tokens.
-    """
-    if states is None or chunks is None:
-        return {}
-    states.copy_(pool[index.clamp(0, pool.shape[0] - 1)])
-    return {"checkpoint_offsets": chunks.clamp(min=0) * _CHUNK, "checkpoints": states}
+def _extend(
+    function: Callable[..., Any],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    pool: Tensor,
+    index: Tensor,
+    snapshots: Tensor | None,
+    chunks: Tensor | None,
+    **options: Any,
+) -> Tensor:
+    """o of a prefill into the pool; in snapshots, which may have another dtype than the pool, each sequence's
+    state before the chunk that chunks says, -1: none."""
+    kept = None
+    if snapshots is not None and chunks is not None:
+        # Before chunk 0 it is that of the pool: no checkpoint is after 0 tokens.
+        kept = pool[index.clamp(0, pool.shape[0] - 1)]
+        options |= {"checkpoint_offsets": chunks.clamp(min=0) * _CHUNK, "checkpoints": kept}
+    o, _ = function(
+        q, k, v, g, beta, use_qk_l2norm_in_kernel=True, state_v_first=True, state=pool, state_index=index,
+        **options,
+    )  # fmt: skip
+    if kept is not None:
+        snapshots.copy_(kept)
+    return o
 
 
 def _of_kda(function: Callable[..., Any]) -> Callable[..., Any]:

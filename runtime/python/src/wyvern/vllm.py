@@ -22,23 +22,23 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import os
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ._torch import torch
 from torch import Tensor
 
 from . import ops
-from ._engine import decline_if, decode, into, packed_heads
+from ._engine import decline_if, decode, packed_heads, place_in
 from ._serving import Enabled, Pairs, Report, Switch, replacement
 
 __all__ = ["Report", "disable", "enable", "is_enabled", "plugin", "report"]
 
 _VARIABLE = "WYVERN_VLLM"
 _LAYERS = "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn"
-_GLM5NEXT = "vllm.models.glm5next.common.kda"
 # As torch's softplus has it, beyond which it is the identity.
 _THRESHOLD = 20.0
 
@@ -85,409 +85,136 @@ def plugin() -> None:
         warnings.warn(str(error), stacklevel=1)
 
 
-# The functions below have the names and arguments of vLLM's. Theirs say which shapes: q, k [1, T, H, K],
-# v [1, T, HV, V], states [N, HV, V, K], pools [slots, HV, V, K].
+# What a function of vLLM calls an argument of those below, where that is another name. Theirs say which shapes:
+# q, k [1, T, H, K], v [1, T, HV, V], states [N, HV, V, K], pools [slots, HV, V, K].
+_NAMES = {
+    "self": "layer",
+    "a": "g",
+    "raw_g": "g",
+    "b": "beta",
+    "raw_beta": "beta",
+    "a_log": "A_log",
+    "g_bias": "dt_bias",
+    "is_kda": "kda",
+    "compute_gate": "raw_gate",
+    "sigmoid_beta": "raw_beta",
+    "use_qk_l2norm_in_kernel": "l2norm",
+    "state_indices": "index",
+    "ssm_state_indices": "index",
+    "num_accepted_tokens": "num_accepted",
+    "core_attn_out": "out",
+    "checkpoint_state": "checkpoints",
+    "state_checkpoints": "checkpoints",
+    "checkpoint_every_n_tokens": "checkpoint_every",
+}
+# Arguments that say how vLLM computes, not what.
+_UNUSED = {
+    "aiter_prefill_metadata",
+    "checkpoint_cu_starts",
+    "chunk_indices",
+    "chunk_offsets",
+    "fuse_gate",
+    "self",
+    "use_cp",
+    "workspace",
+}
 
 
-def chunk_gated_delta_rule(
+def _prefill(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     g: Tensor,
     beta: Tensor,
+    *,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
     scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Tensor | None = None,
-    chunk_indices: Tensor | None = None,
-    chunk_offsets: Tensor | None = None,
-    use_qk_l2norm_in_kernel: bool = False,
-    core_attn_out: Tensor | None = None,
-    **checkpoints: Any,
-) -> tuple[Tensor, Tensor | None]:
-    o, final_state = ops.chunk_gated_delta_rule(
-        q,
-        k,
-        v,
-        g,
-        beta,
-        scale=scale,
-        initial_state=initial_state,
-        output_final_state=output_final_state,
-        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
-        state_v_first=True,
-        cu_seqlens=cu_seqlens,
-        **checkpoints,
-    )
-    if core_attn_out is not None:  # at least as large as o
-        core_attn_out.view(-1)[: o.numel()].copy_(o.view(-1))
-    return o, final_state
-
-
-def fi_chunk_gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    initial_state: Tensor,
-    output_final_state: bool,
-    cu_seqlens: Tensor | None = None,
-    use_qk_l2norm_in_kernel: bool = True,
-    state_checkpoints: Tensor | None = None,
-    checkpoint_cu_starts: Tensor | None = None,
-    checkpoint_every_n_tokens: int = 0,
-    use_cp: str | bool = "auto",
-) -> tuple[Tensor, Tensor | None]:
-    checkpoints = {}
-    if checkpoint_every_n_tokens:
-        checkpoints = {"checkpoint_every": checkpoint_every_n_tokens, "checkpoints": state_checkpoints}
-    return chunk_gated_delta_rule(
-        q,
-        k,
-        v,
-        g,
-        beta,
-        initial_state=initial_state,
-        output_final_state=output_final_state,
-        cu_seqlens=cu_seqlens,
-        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
-        **checkpoints,
-    )
-
-
-def ChunkGatedDeltaRule(  # noqa: N802 (the class whose forward() it stands for)
-    layer: Any,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    initial_state: Tensor,
-    output_final_state: bool,
-    cu_seqlens: Tensor | None = None,
-    chunk_indices: Tensor | None = None,
-    chunk_offsets: Tensor | None = None,
-    use_qk_l2norm_in_kernel: bool = True,
-    core_attn_out: Tensor | None = None,
-    aiter_prefill_metadata: object | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    return chunk_gated_delta_rule(
-        q,
-        k,
-        v,
-        g,
-        beta,
-        initial_state=initial_state,
-        output_final_state=output_final_state,
-        cu_seqlens=cu_seqlens,
-        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
-        core_attn_out=core_attn_out,
-    )
-
-
-def fused_recurrent_gated_delta_rule_packed_decode(
-    mixed_qkv: Tensor,
-    a: Tensor,
-    b: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor,
-    scale: float,
-    initial_state: Tensor,
-    out: Tensor,
-    ssm_state_indices: Tensor,
-    use_qk_l2norm_in_kernel: bool = False,
-) -> tuple[Tensor, Tensor]:
-    o = decode(
-        *packed_heads(mixed_qkv, initial_state),
-        a,
-        b,
-        A_log=A_log,
-        dt_bias=dt_bias,
-        kda=False,
-        pool=initial_state,
-        scale=scale,
-        l2norm=use_qk_l2norm_in_kernel,
-        out=out,
-        state_index=ssm_state_indices,
-        null_slots="non-positive",
-    )
-    return o, initial_state
-
-
-def fused_sigmoid_gating_delta_rule_update(
-    A_log: Tensor,
-    a: Tensor,
-    b: Tensor,
-    dt_bias: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: float = 1.0,
-    threshold: float = _THRESHOLD,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    inplace_final_state: bool = True,
-    cu_seqlens: Tensor | None = None,
-    ssm_state_indices: Tensor | None = None,
-    num_accepted_tokens: Tensor | None = None,
-    use_qk_l2norm_in_kernel: bool = False,
-    is_kda: bool = False,
-) -> tuple[Tensor, Tensor]:
-    decline_if(beta != 1.0, f"beta, of softplus, is {beta}; it must be 1")
-    decline_if(threshold != _THRESHOLD, f"threshold, of softplus, is {threshold}; it must be {_THRESHOLD}")
-    return _update(
-        q, k, v, a, b, initial_state, inplace_final_state, cu_seqlens, ssm_state_indices,
-        num_accepted_tokens, A_log=A_log, dt_bias=dt_bias, kda=is_kda, scale=scale,
-        l2norm=use_qk_l2norm_in_kernel,
-    )  # fmt: skip
-
-
-def fused_recurrent_gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor | None = None,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    inplace_final_state: bool = True,
-    cu_seqlens: Tensor | None = None,
-    ssm_state_indices: Tensor | None = None,
-    num_accepted_tokens: Tensor | None = None,
-    use_qk_l2norm_in_kernel: bool = False,
-) -> tuple[Tensor, Tensor]:
-    if beta is None:
-        beta = torch.ones_like(g)
-    decline_if(beta.dim() == v.dim(), "beta has a rate for every value channel; it must be [1, T, HV]")
-    return _update(
-        q, k, v, g, beta, initial_state, inplace_final_state, cu_seqlens, ssm_state_indices,
-        num_accepted_tokens, A_log=None, dt_bias=None, kda=False, scale=scale,
-        l2norm=use_qk_l2norm_in_kernel, raw_gate=False, raw_beta=False,
-    )  # fmt: skip
-
-
-def fused_recurrent_kda(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    inplace_final_state: bool = True,
-    use_qk_l2norm_in_kernel: bool = True,
-    cu_seqlens: Tensor | None = None,
-    ssm_state_indices: Tensor | None = None,
-    num_accepted_tokens: Tensor | None = None,
-    out: Tensor | None = None,
-    sigmoid_beta: bool = False,
-    a_log: Tensor | None = None,
-    g_bias: Tensor | None = None,
-    compute_gate: bool = False,
-    lower_bound: float | None = -5.0,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
-    return _update(
-        q, k, v, g, beta, initial_state, inplace_final_state, cu_seqlens, ssm_state_indices,
-        num_accepted_tokens, out, A_log=a_log, dt_bias=g_bias, kda=True, scale=scale,
-        lower_bound=lower_bound if compute_gate else None, l2norm=use_qk_l2norm_in_kernel,
-        raw_gate=compute_gate, raw_beta=sigmoid_beta,
-    )  # fmt: skip
-
-
-def kimi_k3_fused_recurrent_kda(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    raw_g: Tensor,
-    raw_beta: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor | None,
-    lower_bound: float | None,
-    initial_state: Tensor,
-    cu_seqlens: Tensor,
-    ssm_state_indices: Tensor,
-    num_accepted_tokens: Tensor | None = None,
-    out: Tensor | None = None,
-    fuse_gate: bool | None = None,
-) -> tuple[Tensor, Tensor]:
-    return _update(
-        q, k, v, raw_g, raw_beta, initial_state, True, cu_seqlens, ssm_state_indices, num_accepted_tokens,
-        out, A_log=A_log, dt_bias=dt_bias, kda=True, lower_bound=lower_bound,
-    )  # fmt: skip
-
-
-def fused_recurrent_kda_packed_decode(
-    mixed_qkv: Tensor,
-    raw_g: Tensor,
-    raw_beta: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor,
-    lower_bound: float | None,
-    initial_state: Tensor,
-    state_indices: Tensor,
-    scale: float | None = None,
-    out: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    o = decode(
-        *packed_heads(mixed_qkv, initial_state),
-        raw_g,
-        raw_beta,
-        A_log=A_log,
-        dt_bias=dt_bias,
-        kda=True,
-        pool=initial_state,
-        scale=scale,
-        lower_bound=lower_bound,
-        out=out,
-        state_index=state_indices,
-        null_slots="non-positive",
-    )
-    return o.transpose(0, 1) if out is None else o, initial_state
-
-
-def chunk_kda(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Tensor | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:
-    return ops.chunk_kda(
-        q,
-        k,
-        v,
-        g,
-        beta,
-        scale=scale,
-        initial_state=initial_state,
-        output_final_state=output_final_state,
-        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
-        state_v_first=True,
-        cu_seqlens=cu_seqlens,
-    )
-
-
-def chunk_kda_with_fused_gate(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    raw_g: Tensor,
-    beta: Tensor,
-    A_log: Tensor,
-    g_bias: Tensor | None,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
+    output_final_state: bool = True,
+    l2norm: bool = True,
+    kda: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    safe_gate: bool = True,
     lower_bound: float | None = None,
-    use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Tensor | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:
-    return _gated_kda(
-        q, k, v, raw_g, beta, A_log, g_bias, lower_bound, initial_state, cu_seqlens, scale=scale,
-        raw_beta=False, l2norm=use_qk_l2norm_in_kernel, output_final_state=output_final_state,
-    )  # fmt: skip
-
-
-def glm5next_chunk_kda_with_fused_gate(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    raw_g: Tensor,
-    beta: Tensor,
-    A_log: Tensor,
-    g_bias: Tensor | None,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Tensor | None = None,
-    safe_gate: bool = False,
-    lower_bound: float = -5.0,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:
-    return chunk_kda_with_fused_gate(
-        q, k, v, raw_g, beta, A_log, g_bias, scale, initial_state, output_final_state,
-        lower_bound if safe_gate else None, use_qk_l2norm_in_kernel, cu_seqlens,
-    )  # fmt: skip
-
-
-def kimi_k3_chunk_kda_with_fused_gate(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    raw_g: Tensor,
-    raw_beta: Tensor,
-    A_log: Tensor,
-    g_bias: Tensor | None,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    lower_bound: float | None = None,
-    use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Tensor | None = None,
+    raw_gate: bool = True,
+    raw_beta: bool = True,
     out: Tensor | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:
-    o, final_state = _gated_kda(
-        q, k, v, raw_g, raw_beta, A_log, g_bias, lower_bound, initial_state, cu_seqlens, scale=scale,
-        l2norm=use_qk_l2norm_in_kernel, output_final_state=output_final_state,
-    )  # fmt: skip
-    return into(out, o), final_state
-
-
-def kimi_k3_flashkda_prefill(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor,
-    lower_bound: float,
-    initial_state: Tensor,
-    cu_seqlens: Tensor,
-    out: Tensor,
-    final_state: Tensor,
-    workspace: Tensor,
-    checkpoint_state: Tensor | None = None,
+    final_state: Tensor | None = None,
+    checkpoint_every: int = 0,
     checkpoint_offsets: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    o, state = _gated_kda(
-        q, k, v, g, beta, A_log, dt_bias, lower_bound, initial_state, cu_seqlens,
-        **_at_offsets(checkpoint_offsets, checkpoint_state),
-    )  # fmt: skip
-    return into(out, o), final_state.copy_(state)
+    checkpoints: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """o in the shape of v, in out where it is given, and the final states, in final_state where it is given.
+
+    lower_bound counts with safe_gate alone, checkpoints where it is said after which tokens they are.
+    """
+    options: dict[str, Any] = {}
+    if kda:
+        g = g.reshape(*v.shape[:3], q.shape[3])
+        options = {
+            "use_gate_in_kernel": raw_gate,
+            "use_beta_sigmoid_in_kernel": raw_beta,
+            "lower_bound": lower_bound if safe_gate else None,
+            "A_log": A_log,
+            "dt_bias": dt_bias,
+        }
+    if checkpoint_every:
+        options |= {"checkpoint_every": checkpoint_every, "checkpoints": checkpoints}
+    elif checkpoint_offsets is not None:
+        options |= {"checkpoint_offsets": checkpoint_offsets, "checkpoints": checkpoints}
+    function = ops.chunk_kda if kda else ops.chunk_gated_delta_rule
+    o, state = function(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        scale=scale,
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        use_qk_l2norm_in_kernel=l2norm,
+        state_v_first=True,
+        cu_seqlens=cu_seqlens,
+        out=place_in(out, v),
+        **options,
+    )
+    return o, state if final_state is None else final_state.copy_(state)
 
 
-def glm5next_flashkda_prefill(
+def _prefill_of_glm5next(
     layer: Any,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     g: Tensor,
     beta: Tensor,
+    *,
     initial_state: Tensor,
     cu_seqlens: Tensor,
-    out: Tensor | None,
+    out: Tensor | None = None,
     checkpoint: Any = None,
     raw_qkv: Tensor | None = None,
     conv_state: Tensor | None = None,
     recurrent_state: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     states = None if checkpoint is None else torch.empty_like(initial_state)
-    o, final_state = _gated_kda(
-        q, k, v, g, beta, layer.A_log, layer.dt_bias, layer.kda_lower_bound, initial_state, cu_seqlens,
-        **_at_offsets(None if checkpoint is None else checkpoint.checkpoint_offsets, states),
-    )  # fmt: skip
+    result = _prefill(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        initial_state=initial_state,
+        cu_seqlens=cu_seqlens,
+        kda=True,
+        A_log=layer.A_log,
+        dt_bias=layer.dt_bias,
+        lower_bound=layer.kda_lower_bound,
+        out=out,
+        checkpoint_offsets=None if checkpoint is None else checkpoint.checkpoint_offsets,
+        checkpoints=states,
+    )
     if checkpoint is not None:
         layer._checkpoint_exporter.export(
             checkpoint,
@@ -497,129 +224,202 @@ def glm5next_flashkda_prefill(
             recurrent_state=recurrent_state,
             cu_seqlens=cu_seqlens,
         )
-    return into(out, o), final_state
+    return result
 
 
 def _update(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    a: Tensor,
-    b: Tensor,
-    pool: Tensor | None,
-    in_place: bool,
-    cu_seqlens: Tensor | None,
+    g: Tensor,
+    beta: Tensor | None,
+    *,
+    initial_state: Tensor | None,
     index: Tensor | None,
-    num_accepted: Tensor | None,
+    cu_seqlens: Tensor | None,
+    inplace_final_state: bool = True,
+    num_accepted: Tensor | None = None,
+    softplus_beta: float = 1.0,
+    softplus_threshold: float = _THRESHOLD,
+    kda: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    scale: float | None = None,
+    lower_bound: float | None = None,
+    l2norm: bool = True,
+    raw_gate: bool = True,
+    raw_beta: bool = True,
     out: Tensor | None = None,
-    **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """o, in out where it is given, and the pool. Rows of indices and counts may be more than sequences are.
 
     index: ``[N]``, or ``[N, M]``: token t leaves its state in column t's slot, and the first starts from
     column num_accepted - 1, or 0.
     """
-    decline_if(not in_place, "inplace_final_state is false; it must be true")
-    decline_if(pool is None or index is None, "initial_state or ssm_state_indices is missing")
+    decline_if(softplus_beta != 1.0, f"beta, of softplus, is {softplus_beta}; it must be 1")
+    decline_if(
+        softplus_threshold != _THRESHOLD,
+        f"threshold, of softplus, is {softplus_threshold}; it must be {_THRESHOLD}",
+    )
+    decline_if(not inplace_final_state, "inplace_final_state is false; it must be true")
+    if initial_state is None or index is None:
+        raise ValueError("initial_state or ssm_state_indices is missing; both must be given")
+    if beta is None:
+        beta = v.new_ones(v.shape[:3])
+    decline_if(
+        beta.numel() != v.shape[:3].numel(),
+        f"beta has shape {list(beta.shape)}; it must have one rate a token and head",
+    )
     N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     index = index[:N]
     if index.dim() == 2 and index.shape[1] == 1 and num_accepted is None:
         index = index[:, 0]
+    options = {}
     if index.dim() == 2:
         options["num_accepted"] = index.new_ones(N) if num_accepted is None else num_accepted[:N].to(index)
     o = decode(
         q,
         k,
         v,
-        a,
-        b,
-        pool=pool,
+        g,
+        beta,
+        A_log=A_log,
+        dt_bias=dt_bias,
+        kda=kda,
+        pool=initial_state,
+        scale=scale,
+        lower_bound=lower_bound,
+        l2norm=l2norm,
+        raw_gate=raw_gate,
+        raw_beta=raw_beta,
         out=out,
         cu_seqlens=cu_seqlens,
         state_index=index,
         null_slots="non-positive",
         **options,
     )
-    return o, pool
+    return o, initial_state
 
 
-def _gated_kda(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+def _packed_decode(
+    mixed_qkv: Tensor,
     g: Tensor,
     beta: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor | None,
-    lower_bound: float | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
     *,
-    scale: float | None = None,
-    raw_beta: bool = True,
+    initial_state: Tensor,
+    index: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    scale: float | None,
+    out: Tensor | None,
+    kda: bool = False,
+    lower_bound: float | None = None,
     l2norm: bool = True,
-    output_final_state: bool = True,
-    **checkpoints: Any,
-) -> tuple[Tensor, Tensor | None]:
-    return ops.chunk_kda(
-        q,
-        k,
-        v,
-        g.reshape(*v.shape[:3], q.shape[3]),
+) -> tuple[Tensor, Tensor]:
+    """o, out or of shape ``[1, N, HV, V]``, and the pool."""
+    o = decode(
+        *packed_heads(mixed_qkv, initial_state),
+        g,
         beta,
-        scale=scale,
-        initial_state=initial_state,
-        output_final_state=output_final_state,
-        use_qk_l2norm_in_kernel=l2norm,
-        use_gate_in_kernel=True,
-        use_beta_sigmoid_in_kernel=raw_beta,
-        lower_bound=lower_bound,
-        state_v_first=True,
-        cu_seqlens=cu_seqlens,
         A_log=A_log,
         dt_bias=dt_bias,
-        **checkpoints,
+        kda=kda,
+        pool=initial_state,
+        scale=scale,
+        lower_bound=lower_bound,
+        l2norm=l2norm,
+        out=out,
+        state_index=index,
+        null_slots="non-positive",
     )
+    return o.transpose(0, 1) if out is None else o, initial_state
 
 
-def _at_offsets(offsets: Tensor | None, states: Tensor | None) -> dict[str, Any]:
-    """The options of states after so many tokens of each sequence, 0: none."""
-    return {} if offsets is None else {"checkpoint_offsets": offsets, "checkpoints": states}
+class _Served(NamedTuple):
+    """What serves a function of vLLM: a function above, with what all calls have, and names as _NAMES'."""
+
+    by: Callable[..., Any]
+    fixed: dict[str, Any] = {}  # noqa: RUF012 (nobody changes it)
+    names: dict[str, str] = {}  # noqa: RUF012
+
+    def ours(self, name: str) -> str | None:
+        """What the function above calls vLLM's argument; None where it has none such."""
+        ours = self.names.get(name, _NAMES.get(name, name))
+        return ours if ours in inspect.signature(self.by).parameters else None
+
+    def calling(self, name: str, theirs: inspect.Signature) -> Callable[..., Any]:
+        """A function of this name that takes the arguments of vLLM's, with its defaults.
+
+        An argument of another vLLM that has no meaning here is declined, unless it is what it is by default.
+        """
+        named = [
+            x
+            for x in theirs.parameters.values()
+            if x.kind is x.POSITIONAL_OR_KEYWORD or x.kind is x.KEYWORD_ONLY
+        ]
+        order = [x.name for x in named]
+        defaults = {x.name: None if x.default is x.empty else x.default for x in named}
+        ours = {x: self.ours(x) for x in order}
+        known = [(x, ours[x]) for x in order if ours[x] is not None]
+        unknown = [x for x in order if ours[x] is None and x not in _UNUSED]
+
+        def serve(*args: Any, **kwargs: Any) -> Any:
+            given = {**defaults, **dict(zip(order, args, strict=False)), **kwargs}
+            for x in unknown:
+                decline_if(given[x] is not defaults[x], f"{x} is given; vLLM 0.33 has no such argument")
+            return self.by(**{**self.fixed, **{mine: given[x] for x, mine in known}})
+
+        serve.__name__ = name
+        return serve
 
 
 _FLA = "vllm.third_party.flash_linear_attention.ops"
 _K3 = "vllm.models.kimi_k3.nvidia"
+_GLM = "vllm.models.glm5next"
 _KDA = "ops.third_party.kda"
-# Modules of vLLM, and of each the names of functions that those here stand for.
-_FUNCTIONS: dict[str, dict[str, Callable[..., Any]]] = {
+_COMPUTED = {"raw_gate": False, "raw_beta": False}
+# What counts name functions by, before their names in vLLM.
+_MODELS = {_K3: "kimi_k3_", _GLM: "glm5next_"}
+# Modules of vLLM, their functions, and what serves those.
+_FUNCTIONS = {
     _FLA: {
-        "chunk_gated_delta_rule": chunk_gated_delta_rule,
-        "fused_recurrent_gated_delta_rule": fused_recurrent_gated_delta_rule,
-        "fused_recurrent_gated_delta_rule_packed_decode": fused_recurrent_gated_delta_rule_packed_decode,
-        "fused_sigmoid_gating_delta_rule_update": fused_sigmoid_gating_delta_rule_update,
+        "chunk_gated_delta_rule": _Served(_prefill),
+        "fused_recurrent_gated_delta_rule": _Served(_update, _COMPUTED),
+        "fused_recurrent_gated_delta_rule_packed_decode": _Served(_packed_decode),
+        "fused_sigmoid_gating_delta_rule_update": _Served(
+            _update, names={"beta": "softplus_beta", "threshold": "softplus_threshold"}
+        ),
     },
     f"{_FLA}.kda": {
-        "chunk_kda": chunk_kda,
-        "chunk_kda_with_fused_gate": chunk_kda_with_fused_gate,
-        "fused_recurrent_kda": fused_recurrent_kda,
+        "chunk_kda": _Served(_prefill, {"kda": True, **_COMPUTED}),
+        "chunk_kda_with_fused_gate": _Served(_prefill, {"kda": True, "raw_beta": False}),
+        "fused_recurrent_kda": _Served(_update, {"kda": True, **_COMPUTED}),
     },
-    _LAYERS: {"fi_chunk_gated_delta_rule": fi_chunk_gated_delta_rule},
-    f"{_K3}.kda": {"_flashkda_prefill": kimi_k3_flashkda_prefill},
+    _LAYERS: {"fi_chunk_gated_delta_rule": _Served(_prefill)},
+    f"{_K3}.kda": {"_flashkda_prefill": _Served(_prefill, {"kda": True})},
     f"{_K3}.{_KDA}": {
-        "chunk_kda_with_fused_gate": kimi_k3_chunk_kda_with_fused_gate,
-        "fused_recurrent_kda": kimi_k3_fused_recurrent_kda,
-        "fused_recurrent_kda_packed_decode": fused_recurrent_kda_packed_decode,
+        "chunk_kda_with_fused_gate": _Served(_prefill, {"kda": True}),
+        "fused_recurrent_kda": _Served(_update, {"kda": True}),
+        "fused_recurrent_kda_packed_decode": _Served(_packed_decode, {"kda": True}),
     },
-    f"vllm.models.glm5next.nvidia.{_KDA}": {
-        "chunk_kda_with_fused_gate": glm5next_chunk_kda_with_fused_gate,
-        "fused_recurrent_kda": fused_recurrent_kda,
+    f"{_GLM}.nvidia.{_KDA}": {
+        "chunk_kda_with_fused_gate": _Served(_prefill, {"kda": True, "raw_beta": False}),
+        "fused_recurrent_kda": _Served(_update, {"kda": True}),
     },
 }
-# Classes of vLLM, and of each the method that a function here stands for.
-_METHODS: dict[str, tuple[str, str, Callable[..., Any]]] = {
-    "ChunkGatedDeltaRule": (_LAYERS, "forward", ChunkGatedDeltaRule),
-    "Glm5NextLinearAttention": (_GLM5NEXT, "_flashkda_prefill", glm5next_flashkda_prefill),
-}
+# Classes of vLLM by module, the method of each that is served, and the one that names its arguments.
+_METHODS = {
+    "ChunkGatedDeltaRule": (_LAYERS, "forward", "forward_native", _Served(_prefill)),
+    "Glm5NextLinearAttention": (
+        f"{_GLM}.common.kda", "_flashkda_prefill", "_flashkda_prefill", _Served(_prefill_of_glm5next),
+    ),
+}  # fmt: skip
+
+
+def _counted(path: str, name: str) -> str:
+    """What counts call a function of a module."""
+    model = next((prefix for model, prefix in _MODELS.items() if path.startswith(model)), "")
+    return model + name.removeprefix("_")
 
 
 def _find() -> Pairs:
@@ -632,22 +432,27 @@ def _find() -> Pairs:
         except (ImportError, AttributeError) as error:  # a part that this vLLM, or its platform, is without
             missing = error
             continue
-        for name, function in functions.items():
+        for name, served in functions.items():
             original = getattr(module, name, None)
             if original is not None:
+                function = served.calling(_counted(path, name), inspect.signature(original))
                 pairs.append((original, replacement(original, function, _switch.counts, is_enabled)))
     if not pairs:
         raise ImportError(
             f"wyvern.vllm needs vLLM 0.33, whose functions were not found: pip install -U vllm ({missing})"
         ) from missing
     registry = importlib.import_module("vllm.model_executor.custom_op").op_registry_oot
-    for name, (path, method, function) in _METHODS.items():
+    for name, (path, method, described, served) in _METHODS.items():
         try:
             layer = getattr(importlib.import_module(path), name)
         except (ImportError, AttributeError):
             continue
         if name not in registry:  # another plugin's class stays
             own = getattr(layer, method)
+            function = served.calling(
+                _counted(path, method) if method == described else name,
+                inspect.signature(getattr(layer, described, own)),
+            )
             serve = replacement(own, function, _switch.counts, is_enabled)
             layer.register_oot(type(f"Wyvern{name}", (layer,), {method: functools.wraps(own)(serve)}))
     return pairs
