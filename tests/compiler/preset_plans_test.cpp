@@ -18,31 +18,42 @@
 namespace wyvern {
 namespace {
 
-/// A call of a preset, with as many tokens as a training step or a prefill has.
-Problem problem_of(const PresetCall& call) {
-  Problem p = call.problem;
-  if (p.T == 0) p.T = p.pass == Pass::recurrent ? 1 : 8192;
-  if (call.finish != nullptr) call.finish(p);
-  return p;
-}
+/// The kernels of default plans, each once, by code_key().
+class Kernels {
+ public:
+  explicit Kernels(Target target) : target_(std::move(target)) {}
 
-/// The kernels of the default plans, each once, by code_key().
-std::map<std::string, CompileRequest> kernels_of(const Target& target) {
-  std::map<std::string, CompileRequest> kernels;
-  for (const Preset& preset : presets())
-    for (const DType dtype : {DType::bf16, DType::fp16})
+  /// Of all presets' calls with their heads shared out over so many devices, in the presets whose
+  /// heads stay whole, and with so many tokens where a call does not say how many.
+  void add_presets(DType dtype, std::int64_t split, std::int64_t tokens) {
+    for (const Preset& preset : presets()) {
+      if (preset.H % split != 0 || preset.HV % split != 0) continue;
       for (const PresetCall& call : preset_calls(preset.name, dtype)) {
-        const Problem p = problem_of(call);
-        const Plan plan = default_plan(p, target);
-        const CheckedPlan checked = check_plan(p, stage_uses(p), plan, target, true);
-        for (std::size_t i = 0; i < plan.size(); ++i) {
-          const CompileRequest request{find_template(plan[i].template_id), checked.constants[i],
-                                       plan[i].config, target};
-          kernels.try_emplace(code_key(request), request);
-        }
+        Problem p = call.problem;
+        p.H /= split, p.HV /= split;
+        if (p.T == 0) p.T = p.pass == Pass::recurrent ? 1 : tokens;
+        if (call.finish != nullptr) call.finish(p);
+        add(p);
       }
-  return kernels;
-}
+    }
+  }
+
+  const std::map<std::string, CompileRequest>& by_key() const { return by_key_; }
+
+ private:
+  void add(const Problem& p) {
+    const Plan plan = default_plan(p, target_);
+    const CheckedPlan checked = check_plan(p, stage_uses(p), plan, target_, true);
+    for (std::size_t i = 0; i < plan.size(); ++i) {
+      const CompileRequest request{find_template(plan[i].template_id), checked.constants[i],
+                                   plan[i].config, target_};
+      by_key_.try_emplace(code_key(request), request);
+    }
+  }
+
+  Target target_;
+  std::map<std::string, CompileRequest> by_key_;
+};
 
 class PresetPlans : public ::testing::TestWithParam<std::string> {};
 
@@ -51,7 +62,9 @@ TEST_P(PresetPlans, Compile) {
   const std::string problem = compiler_problem(DeviceKind::cuda);
   if (!problem.empty()) GTEST_SKIP() << problem;
   constexpr std::size_t kInShort = 4;
-  const auto kernels = kernels_of(cuda_target(GetParam()));
+  Kernels all(cuda_target(GetParam()));
+  for (const DType dtype : {DType::bf16, DType::fp16}) all.add_presets(dtype, 1, 8192);
+  const auto& kernels = all.by_key();
   ASSERT_GT(kernels.size(), kInShort);
   const std::size_t step = testing::full_suite() ? 1 : kernels.size() / kInShort;
   std::map<std::string, int> spilling;  // kernels, by template
@@ -72,6 +85,43 @@ INSTANTIATE_TEST_SUITE_P(, PresetPlans,
                          ::testing::Values("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a",
                                            "sm_120a"),
                          [](const auto& id) { return id.param; });
+
+/// A sentence for each template: how many kernels it has, and the constants that its kernels of
+/// equal configs differ in.
+std::string differing_constants(const Kernels& kernels) {
+  std::map<std::string, std::map<std::string, std::vector<const Constants*>>> groups;
+  for (const auto& [key, request] : kernels.by_key())
+    groups[request.source_template->id()][request.config.to_string()].push_back(&request.constants);
+  std::string text;
+  for (const auto& [id, by_config] : groups) {
+    std::size_t count = 0;
+    std::string names;
+    for (const auto& [config, each] : by_config) count += each.size();
+    for (const AnyConstant& constant : find_template(id)->constants)
+      if (std::ranges::any_of(by_config, [&](const auto& group) {
+            return std::ranges::any_of(group.second, [&](const Constants* c) {
+              return value_of(constant, *c) != value_of(constant, *group.second.front());
+            });
+          }))
+        names += fmt::format(" {}", name_of(constant));
+    text += fmt::format("{} has {} kernels, which differ in:{}\n", id, count, names);
+  }
+  return text;
+}
+
+/// All that a model needs on an H200, whatever the model and the devices that share its heads: a
+/// constant that only multiplies compiles shows here.
+TEST(PresetKernels, AreFew) {
+  Target target = cuda_target("sm_90a");
+  target.limits.multiprocessors = 132;
+  Kernels kernels(target);
+  for (const std::int64_t split : {1, 2, 4, 8})
+    for (const std::int64_t tokens : {512, 2048, 8192, 32768})
+      kernels.add_presets(DType::bf16, split, tokens);
+  const std::string differing = differing_constants(kernels);
+  fmt::print("{} kernels\n{}", kernels.by_key().size(), differing);
+  EXPECT_LE(kernels.by_key().size(), 1302U) << differing;
+}
 
 }  // namespace
 }  // namespace wyvern
