@@ -48,7 +48,11 @@ std::optional<Observation> observation(const MeasurementRow& row, const Artifact
   if (t == nullptr) return {};
   try {
     const Config config = Values::parse(row.config);
-    const Constants constants = Constants().with(Values::parse(artifact.constants));
+    // A kernel serves all head counts: the artifact has those it was compiled at first.
+    Constants constants = Constants().with(Values::parse(artifact.constants));
+    constants.H = number_in(row.problem, "/H=");
+    constants.HV = number_in(row.problem, ",HV=");
+    constants.GATE_HEADS = constants.HV * constants.GATE_K;
     Limits limits;
     limits.multiprocessors = space.multiprocessors;
     const Launch launch = launch_of(*t, Spec(constants, config), sizes_of(row.problem, constants),
@@ -56,7 +60,8 @@ std::optional<Observation> observation(const MeasurementRow& row, const Artifact
     const std::int64_t BT = config.contains("BT") ? config.integer("BT") : 0;
     const std::int64_t SEG = config.contains("SEG") ? config.integer("SEG") : 0;
     return Observation{
-        row.template_id, fmt::format("{} {} {} {}", row.problem, artifact.constants, BT, SEG),
+        row.template_id,
+        fmt::format("{} {} {} {}", row.problem, t->values_of(constants).to_string(), BT, SEG),
         features(config, launch, space.multiprocessors, artifact.resources), row.median_us};
   } catch (const Error&) {
     return {};  // of a build whose templates were others

@@ -193,7 +193,7 @@ TEST_P(Compile, AllThrowsTheFirstErrorAfterEveryRequestEnded) {
 /// Constants of a common problem.
 Constants problem_constants() {
   Constants c;
-  c.H = 2, c.HV = 4, c.K = c.V = 128, c.GATE_K = 1, c.GATE_HEADS = 4, c.STEPS = 1;
+  c.H = 2, c.HV = 4, c.GROUP = 2, c.K = c.V = 128, c.GATE_K = 1, c.GATE_HEADS = 4, c.STEPS = 1;
   c.STATE_ROWS = c.STATE_COLS = 128;
   c.DTYPE = c.U_DTYPE = c.BETA_DTYPE = DType::bf16;
   c.SEQLENS_DTYPE = c.INDEX_DTYPE = DType::int32;
@@ -215,7 +215,7 @@ std::vector<CompileRequest> defaults(DeviceKind device) {
       std::swap(constants.SCALAR_GATE, constants.VECTOR_GATE);
     auto chosen = default_config(t, constants, target.limits, Precision::tf32, /*BT=*/64);
     if (!chosen) {  // some have no grouped heads
-      constants.H = constants.HV;
+      constants.H = constants.HV, constants.GROUP = 1;
       chosen = default_config(t, constants, target.limits, Precision::tf32, /*BT=*/64);
     }
     EXPECT_TRUE(chosen.has_value()) << t.id();

@@ -102,6 +102,8 @@ BoundStep make_step(const Device& device, const PlanStep& plan_step, const Const
   step.step = plan_step;
   step.constants = constants;
   step.extents = extents;
+  step.extents.H = static_cast<int>(constants.H);
+  step.extents.HV = static_cast<int>(constants.HV);
   const Spec spec(step.constants, plan_step.config);
   step.geometry = t.geometry(spec, extents, target.limits);
   check_grid(step, target, device.info());

@@ -2,7 +2,6 @@
 
 #include <wyvern/error.hpp>
 
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -18,11 +17,8 @@ namespace {
 /// The identity of a loaded kernel in this process; far cheaper than the artifact key, which hashes
 /// the specialized source.
 std::string local_key(const OperatorImpl& op, const BoundStep& step) {
-  std::string key = op.device.info().name + '|' + step.step.template_id + '|' +
-                    step.step.config.to_string() + '|';
-  for (const AnyConstant& constant : step.source_template->constants)
-    key += fmt::format("{}={},", name_of(constant), to_string(value_of(constant, step.constants)));
-  return key;
+  return op.device.info().name + '|' + step.step.template_id + '|' + step.step.config.to_string() +
+         '|' + step.source_template->values_of(step.constants).to_string();
 }
 
 }  // namespace

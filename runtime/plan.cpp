@@ -247,6 +247,7 @@ Constants problem_constants(const Problem& problem) {
   c.CHECKPOINT_EVERY = problem.checkpoint_every;
   c.H = problem.H;
   c.HV = problem.HV;
+  c.GROUP = problem.HV / problem.H;
   c.K = problem.K;
   c.V = problem.V;
   c.STATE_ROWS = problem.state_v_first ? problem.V : problem.K;

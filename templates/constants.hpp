@@ -16,6 +16,7 @@
 #define WYVERN_INTEGER_CONSTANTS(X)                                                         \
   X(H, "query and key heads")                                                               \
   X(HV, "value heads, a multiple of H")                                                     \
+  X(GROUP, "value heads a query and key head: HV / H")                                       \
   X(K, "key dimension")                                                                     \
   X(V, "value dimension")                                                                   \
   X(GATE_K, "gates a value head: K with a gate per key channel, else 1")                    \

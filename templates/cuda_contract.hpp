@@ -64,6 +64,18 @@ inline Geometry launch(std::int64_t blocks, const Spec& s, std::int64_t shared_b
   return Geometry{{blocks, 1, 1}, s.num_warps * 32, shared_bytes};
 }
 
+/// The same of `rows` rows of blocks each, in which a kernel finds its place, block_row() and
+/// block_index(), without a division. Each of a grid's last two figures is at most 65535, so that
+/// there may be a few rows more.
+inline Geometry launch_rows(std::int64_t rows, std::int64_t blocks, const Spec& s,
+                            std::int64_t shared_bytes) {
+  const std::int64_t layers = ceil_div(rows, 65535);
+  Geometry geometry = launch(blocks, s, shared_bytes);
+  geometry.grid[1] = layers == 0 ? 0 : ceil_div(rows, layers);
+  geometry.grid[2] = layers;
+  return geometry;
+}
+
 /// The geometry of one block a chunk and value head.
 inline std::function<Geometry(const Spec&, const Extents&, const Limits&)> chunk_blocks(
     std::int64_t (*shared_bytes)(const Spec&)) {

@@ -99,6 +99,13 @@ std::int64_t chunk_slots(std::int64_t B, std::int64_t T, std::int64_t N, bool pa
   return packed ? T / BT + N : B * ((T + BT - 1) / BT);
 }
 
+Values Template::values_of(const Constants& problem) const {
+  Values result;
+  for (const AnyConstant& constant : constants)
+    result.set(std::string(name_of(constant)), value_of(constant, problem));
+  return result;
+}
+
 bool Template::carries_out(std::string_view stage) const {
   return std::any_of(covers.begin(), covers.end(),
                      [&](const Cover& cover) { return cover.stage->name == stage; });

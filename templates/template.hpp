@@ -202,6 +202,8 @@ struct Template {
   /// "fwd_h.portable": unique, and what measurements and plans are stored under.
   std::string id() const { return name + "." + variant; }
   bool carries_out(std::string_view stage) const;
+  /// Of a problem's constants, those that the source is specialized on.
+  Values values_of(const Constants& problem) const;
   const Tunable* tunable(std::string_view name) const;
   /// Empty when the target has what the template needs and the config is legal, else the reason.
   std::string problem(const Spec& spec, const Limits& limits) const;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <wyvern/error.hpp>
 
+#include "templates/cuda_contract.hpp"
 #include "templates/gate/stages.hpp"
 #include "templates/intra/stages.hpp"
 #include "templates/legality.hpp"
@@ -274,6 +275,20 @@ TEST(ConfigProblem, AsksTheContractOnlyAboutValuesThatTunablesHave) {
   more.set("BK", std::int64_t{64});
   expect_has(problem(more), "'BK' is not one");
   EXPECT_EQ(asked, 0);
+}
+
+/// A grid has at most 65535 of its last two figures; as few rows more than are asked for as it can.
+TEST(Launch, OfRowsFitsAGrid) {
+  Spec s;
+  s.num_warps = 4;
+  for (const std::int64_t rows : {0, 1, 65535, 65536, 131071, 1000003}) {
+    const Geometry g = cuda::launch_rows(rows, 12, s, 0);
+    EXPECT_EQ(is_empty(g), rows == 0);
+    EXPECT_EQ(g.grid[0], 12);
+    EXPECT_LE(g.grid[1], 65535);
+    EXPECT_GE(g.grid[1] * g.grid[2], rows);
+    EXPECT_LT(g.grid[1] * g.grid[2], rows + std::max<std::int64_t>(g.grid[2], 1)) << rows;
+  }
 }
 
 TEST(Constants, AreSetAndReadByName) {

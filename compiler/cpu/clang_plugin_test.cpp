@@ -53,7 +53,7 @@ class Loaded {
 /// A kernel's body between the lines that every template has.
 std::string source(const std::string& body, const std::string& before = "") {
   return "struct Extents { long B, T, N, NT, NS, S, first_slot, CP; float scale, gate_floor, "
-         "lower_bound; long M, R, D; };\n" +
+         "lower_bound; long M, R, D; int H, HV; };\n" +
          before +
          "\nextern \"C\" void wyvern_kernel(void* const* a, const Extents* e, const long* block, "
          "void* scratch) {\n" +

@@ -80,7 +80,7 @@ inline Template portable(Template t, std::int64_t key_vectors) {
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     const std::int64_t tiles = cuda::ceil_div(s.V, s.BV);
-    return cuda::launch(e.N * s.HV * tiles, s, 0);
+    return cuda::launch_rows(e.N, s.HV * tiles, s, 0);
   };
   return t;
 }

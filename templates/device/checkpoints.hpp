@@ -31,8 +31,8 @@ struct Checkpoints {
     return rows < count ? rows : 0;
   }
   /// Where the state of head `head` goes, in elements from the start of checkpoints.
-  decltype(Extents::CP) element(int head) const {
-    return (decltype(Extents::CP){row} * S::HV + head) * S::K * S::V;
+  decltype(Extents::CP) element(int head, const Extents& e) const {
+    return (decltype(Extents::CP){row} * e.HV + head) * S::K * S::V;
   }
   /// The same with tokens counted from a later one, in front of the next checkpoint.
   Checkpoints counted_from(uint32 token) const {

@@ -49,7 +49,7 @@ decltype(Extents::S) intermediate_state(decltype(Extents::N) n, decltype(Extents
                                         const Extents& e, const Index* intermediate_index) {
   const decltype(Extents::R) row = intermediate_index[n];
   if (row < 0 || row >= e.R || t >= e.D) return kNoState;
-  return ((row * e.D + t) * S::HV + head) * S::K * S::V;
+  return ((row * e.D + t) * e.HV + head) * S::K * S::V;
 }
 
 /// The token whose state token t of sequence n goes on from, -1: the sequence's start. kNoToken

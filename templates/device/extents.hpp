@@ -20,6 +20,16 @@ struct Extents {
   long long M = 1;           ///< columns of state_index
   long long R = 0;           ///< rows of intermediate_states in the recurrent pass
   long long D = 0;           ///< tokens a row of it and of parent
+  int H = 1;                 ///< query and key heads
+  int HV = 1;                ///< value heads, a multiple of H
+
+  /// Value heads of a query and key head.
+  constexpr int group() const { return HV / H; }
+  /// The query and key head of a value head.
+  template <class Integer>
+  constexpr Integer key_head(Integer head) const {
+    return head / group();
+  }
 };
 
 }  // namespace wyvern

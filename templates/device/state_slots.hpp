@@ -40,7 +40,7 @@ StateSlots find_states(decltype(Extents::N) n, int head, const Extents& e,
   if constexpr (S::STATE_INDEX) from = state_index[n];
   if constexpr (S::INPLACE_STATE) to = from;
   if constexpr (S::OUTPUT_STATE_INDEX) to = output_state_index[n];
-  const decltype(Extents::S) slot = S::INPLACE_STATE ? stride : S::HV * kState;
+  const decltype(Extents::S) slot = S::INPLACE_STATE ? stride : e.HV * kState;
   return {from * slot + head * kState, to * slot + head * kState};
 }
 

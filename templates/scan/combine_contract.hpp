@@ -34,7 +34,7 @@ inline Template portable(Template t) {
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     const std::int64_t tiles = cuda::ceil_div(s.V, s.BV);
-    return cuda::launch(e.N * s.HV * tiles, s, shared_bytes(s));
+    return cuda::launch_rows(e.N, s.HV * tiles, s, shared_bytes(s));
   };
   return t;
 }

@@ -114,7 +114,7 @@ void launch(const Kernel& kernel, const Geometry& geometry, const Extents& e,
   Block block(static_cast<int>(geometry.threads), geometry.shared_bytes, schedule);
   *kernel.machine = &block.machine();
   const std::int64_t blocks = geometry.grid[0] * geometry.grid[1] * geometry.grid[2];
-  block.machine().blocks = blocks;
+  block.machine().blocks = geometry.grid[0];
   for (std::int64_t i = 0; i < blocks; ++i)
     block.run(i, [&] { kernel.entry(arguments.data(), e); });
 }

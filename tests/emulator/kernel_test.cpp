@@ -52,7 +52,9 @@ Extents extents_of(const StageData& data) {
       .lower_bound = p.lower_bound.value_or(0.0F),
       .M = std::max<std::int64_t>(p.index_columns, 1),
       .R = p.intermediate_rows.value_or(0),
-      .D = draft_tokens_of(p)};
+      .D = draft_tokens_of(p),
+      .H = static_cast<int>(p.H),
+      .HV = static_cast<int>(p.HV)};
 }
 
 /// Elements from row to row of a tensor whose rows of `dense` elements lie apart.

@@ -68,7 +68,7 @@ struct HopperMachine {
 struct Machine {
   int thread = 0;
   long block = 0;
-  long blocks = 1;  ///< of the launch
+  long blocks = 1;  ///< of a row of the grid
   unsigned char* shared = nullptr;
   long shared_bytes = 0;
   void (*sync_block)() = nullptr;

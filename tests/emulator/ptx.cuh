@@ -19,8 +19,11 @@ using emulator::Collective;
 using emulator::LaneOperands;
 
 inline int thread_index() { return wyvern_machine->thread; }
-inline int block_index() { return static_cast<int>(wyvern_machine->block); }
+inline int block_index() {
+  return static_cast<int>(wyvern_machine->block % wyvern_machine->blocks);
+}
 inline int block_count() { return static_cast<int>(wyvern_machine->blocks); }
+inline int block_row() { return static_cast<int>(wyvern_machine->block / wyvern_machine->blocks); }
 inline int lane_index() { return wyvern_machine->thread % 32; }
 inline int warp_index() { return wyvern_machine->thread / 32; }
 inline unsigned char* shared_memory() { return wyvern_machine->shared; }

@@ -83,6 +83,14 @@ Fields fields_of(const ArtifactRow& row) {
   const Json metadata = parsed(row.metadata);
   if (metadata.is_object() && metadata.contains("constants") && metadata["constants"].is_string())
     add_fields(metadata["constants"].get<std::string>(), ',', kConstant, fields);
+  // Those that its source has not, such as head counts, are of the problem it was compiled for.
+  if (const Template* const t = find_template(row.template_id)) {
+    const Values own = t->values_of({});
+    std::erase_if(fields, [&](const auto& field) {
+      return field.first.starts_with(kConstant) &&
+             !own.contains(field.first.substr(kConstant.size()));
+    });
+  }
   return fields;
 }
 

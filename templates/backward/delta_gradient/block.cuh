@@ -14,7 +14,6 @@ using delta_gradient::kRows;
 using delta_gradient::kStages;
 
 constexpr delta_gradient::HopperLayout<Spec> kLayout{Spec{}};
-constexpr int kGroup = HV / H;  ///< value heads of a key head
 constexpr int kSlices = K / kChannels;
 constexpr int kPartRows = kLayout.part_rows;
 constexpr int kParts = V / kPartRows;  ///< of a slice of states
@@ -52,7 +51,7 @@ struct Turn {
 };
 
 using Item = sm90::ChunkItem;
-using Items = sm90::ChunkItems<kRows, H, VARLEN>;
+using Items = sm90::ChunkItems<kRows, VARLEN>;
 
 struct Block {
   unsigned char* shared;

@@ -44,21 +44,13 @@ Template hopper_template() {
   t.summary =
       "All gradients of a chunk but v's, for a gate a head or none, from both walks' states.";
   t.covers = {stages::delta_gradient};
-  t.constants = {constant::DTYPE,
-                 constant::BETA_DTYPE,
-                 constant::G_DTYPE,
-                 constant::H,
-                 constant::HV,
-                 constant::K,
-                 constant::V,
-                 constant::VARLEN,
-                 constant::SCALAR_GATE,
-                 constant::VECTOR_GATE,
-                 constant::HAS_A_LOG,
-                 constant::HAS_DT_BIAS,
-                 constant::GATE_IN_KERNEL,
-                 constant::QK_L2NORM,
-                 constant::BETA_SIGMOID,
+  t.constants = {constant::DTYPE,       constant::BETA_DTYPE,
+                 constant::G_DTYPE,     constant::GROUP,
+                 constant::K,           constant::V,
+                 constant::VARLEN,      constant::SCALAR_GATE,
+                 constant::VECTOR_GATE, constant::HAS_A_LOG,
+                 constant::HAS_DT_BIAS, constant::GATE_IN_KERNEL,
+                 constant::QK_L2NORM,   constant::BETA_SIGMOID,
                  constant::NEG_EIGVAL};
   t.needs.wgmma = t.needs.tensor_copies = true;
   t.tunables = {{tunable::BT, cuda::integers({kRows})}};

@@ -31,11 +31,11 @@ WYVERN_DEVICE RowPair scales_of(const Block& b) {
 WYVERN_DEVICE int parts_of_slice() { return kParts == 2 ? sm90::opaque(kParts) : kParts; }
 
 /// A loop over one head stays a loop: joined with that over items it would spill.
-WYVERN_DEVICE int group_size() { return sm90::opaque(kGroup); }
+WYVERN_DEVICE int group_size() { return sm90::opaque(GROUP); }
 
 // ---- gradients of rows on their way out ---------------------------------------------------------
 
-using SliceStore = sm90::SliceStore<DTYPE, H, K>;
+using SliceStore = sm90::SliceStore<DTYPE, K>;
 
 /// The sum over value heads of a slice of gradients. Where registers have not the room for so many
 /// slices it is rounded after each head.
@@ -94,7 +94,7 @@ WYVERN_DEVICE void make_query_gradients(const Block& b, Items items, float scale
     SliceSum dQ[kSlices];
     RowPair o, along;
 #pragma unroll 1
-    for (int head = 0; head < kGroup; ++head, ++turn.heads) {
+    for (int head = 0; head < GROUP; ++head, ++turn.heads) {
       const int row_stage = turn.rows().buffer;
       const int stage = turn.factors().buffer;
       Square x;
@@ -261,12 +261,13 @@ WYVERN_KERNEL(kThreads, 1) {
       load_items(b, items, {q_map, k_map, do_map, z_map, dv_map, states_map, dstates_map});
     else
       work_on_rows(b, items, {{g, g_stride}, {beta, beta_stride}, A_log, dt_bias, e.gate_floor},
-                   {dbeta, dg_given, dA_chunk, dbias_chunk});
+                   {dbeta, dg_given, dA_chunk, dbias_chunk, e.HV});
   } else if (warp < 8) {
     sm90::raise_registers<kProductRegisters>();
-    make_query_gradients(b, items, e.scale, {dq_map, dq_given, b.tile<kLayout.staging>().data, 1});
+    make_query_gradients(b, items, e.scale,
+                         {dq_map, dq_given, b.tile<kLayout.staging>().data, 1, e.H});
   } else {
     sm90::raise_registers<kProductRegisters>();
-    make_key_gradients(b, items, {dk_map, dk_given, b.M().data, 2});
+    make_key_gradients(b, items, {dk_map, dk_given, b.M().data, 2, e.H});
   }
 }

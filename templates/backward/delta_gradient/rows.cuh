@@ -29,8 +29,8 @@ WYVERN_DEVICE void load_part(const Block& b, const Turn& turn, int state, int i,
 /// as many parts of states as there is room for: they wait for the whole item before.
 WYVERN_DEVICE void load_head(const Block& b, const Turn& turn, const Item& item, int n,
                              uint32& landings, const LoadMaps& maps) {
-  const int head = item.head * kGroup + n;
-  const int state = item.slot * HV + head;
+  const int head = item.head * GROUP + n;
+  const int state = item.place * GROUP + n;
   const int stage = turn.rows().buffer;
   const bool with_keys = n == 0;
   sm90::Barrier* const rows = item.rows == kRows ? b.rows().full(turn.rows()) : b.landed();
@@ -81,7 +81,7 @@ WYVERN_DEVICE void load_items(const Block& b, Items items, const LoadMaps& maps)
 #pragma unroll 1
   for (; items.next_used(item); ++turn.items)
 #pragma unroll 1
-    for (int n = 0; n < kGroup; ++n, ++turn.heads) load_head(b, turn, item, n, landings, maps);
+    for (int n = 0; n < GROUP; ++n, ++turn.heads) load_head(b, turn, item, n, landings, maps);
 }
 
 // ---- factors of rows ----------------------------------------------------------------------------
@@ -234,11 +234,12 @@ struct RowGradients {
   BETA_DTYPE* dbeta;
   G_DTYPE* dg;
   float *dA, *dbias;
+  int heads;  ///< value heads
 
   WYVERN_DEVICE void store_parts(int slot, int head, float A_log, float bias) const {
     if (lane_index() > 0) return;
-    if constexpr (HAS_A_LOG) dA[int64{slot} * HV + head] = A_log;
-    if constexpr (HAS_DT_BIAS) dbias[int64{slot} * HV + head] = bias;
+    if constexpr (HAS_A_LOG) dA[int64{slot} * heads + head] = A_log;
+    if constexpr (HAS_DT_BIAS) dbias[int64{slot} * heads + head] = bias;
   }
 };
 
@@ -279,7 +280,7 @@ WYVERN_DEVICE void store_row_gradients(const Block& b, const Turn& turn, const I
   for (int n = 0; n < 2; ++n) {
     const int row = 32 * n + lane_index();
     if (row >= item.rows) continue;
-    const int64 place = int64{item.token + row} * HV + head;
+    const int64 place = int64{item.token + row} * to.heads + head;
     const float slope = gradient::beta_slope<BETA_SIGMOID, NEG_EIGVAL>(raw.beta[n]);
     to.dbeta[place] = from_float<BETA_DTYPE>(slope * values[n] / divisor(raw.beta[n]));
     if constexpr (SCALAR_GATE) {
@@ -302,8 +303,8 @@ WYVERN_DEVICE void clear_unused_parts(Items items, const RowGradients& to) {
   Item item;
 #pragma unroll 1
   while (items.next(item))
-    for (int n = 0; item.rows == 0 && n < kGroup; ++n)
-      to.store_parts(item.slot, item.head * kGroup + n, 0.0f, 0.0f);
+    for (int n = 0; item.rows == 0 && n < GROUP; ++n)
+      to.store_parts(item.slot, item.head * GROUP + n, 0.0f, 0.0f);
 }
 
 /// Warps 1 to 3. Each reads the rows of a value head one ahead.
@@ -315,18 +316,18 @@ WYVERN_DEVICE void work_on_rows(const Block& b, Items items, const GivenRows& gi
   Item item, following{};
   RawRows raw, next{};
   bool more = items.next_used(following);
-  if (more) next.read(following, following.head * kGroup, given);
+  if (more) next.read(following, following.head * GROUP, given);
 #pragma unroll 1
   for (; more; ++turn.items) {
     item = following;
     if (kNorms && warp != kGradientWarp) make_scales(b, turn, warp);
 #pragma unroll 1
-    for (int n = 0; n < kGroup; ++n, ++turn.heads) {
-      const int head = item.head * kGroup + n;
-      const bool is_last = n + 1 == kGroup;
+    for (int n = 0; n < GROUP; ++n, ++turn.heads) {
+      const int head = item.head * GROUP + n;
+      const bool is_last = n + 1 == GROUP;
       raw = next;
       if (is_last) more = items.next_used(following);
-      if (more) next.read(following, is_last ? following.head * kGroup : head + 1, given);
+      if (more) next.read(following, is_last ? following.head * GROUP : head + 1, given);
       const GateForm form = raw.form();
       if (warp == kFactorWarp) make_factors(b, turn, item, raw, form, given.floor);
       float through = 0.0f;

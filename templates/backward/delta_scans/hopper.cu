@@ -9,14 +9,14 @@ WYVERN_KERNEL(kThreads, 1) {
   const int walks = block_count() / 2;
   const bool reverse = block_index() < walks;
   const int walk = reverse ? block_index() : block_index() - walks;
-  const int head = walk / kTilesV % HV;
-  const int n = walk / kTilesV / HV;
+  const int head = walk / kTilesV % e.HV;
+  const int n = walk / kTilesV / e.HV;
   const Sequence sequence = locate_sequence<VARLEN, kRows>(n, e, seq_offsets, chunk_offsets);
   const GateForm form = gate_form(e, head, A_log, dt_bias);
   const ScalarRows rows{{g, g_stride}, {beta, beta_stride}};
   const auto state_start = [](const auto& b) {
     const auto copy = recalled(b);
-    return (int64{copy.sequence} * HV + copy.head) * K * V;
+    return (int64{copy.sequence} * copy.heads + copy.head) * K * V;
   };
   const auto block_of = [&](auto b) {
     b.shared = sm90::swizzled_memory();
@@ -26,6 +26,8 @@ WYVERN_KERNEL(kThreads, 1) {
     b.chunks = ceil_div(sequence.tokens, kRows);
     b.sequence = n;
     b.head = head;
+    b.key_head = e.key_head(head);
+    b.heads = e.HV;
     b.tile = walk % kTilesV;
     return b;
   };

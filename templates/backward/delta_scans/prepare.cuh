@@ -51,7 +51,8 @@ struct Block {
   int64 token;  ///< of the first row
   int64 slot;   ///< of the first chunk; where nothing is written, of the segment and value head
   int tokens, chunks;
-  int sequence, head, tile;
+  int sequence, head, key_head, tile;
+  int heads;            ///< value heads
   bool first, last;     ///< of the sequence's segments
   bool without_values;  ///< v is 0, where nothing is written
 
@@ -89,7 +90,7 @@ struct Block {
   WYVERN_DEVICE int64 first_row(int turn) const { return token + int64{chunk(turn)} * kRows; }
   /// Of the chunk and head in a tensor [NT, HV, ...].
   WYVERN_DEVICE int place(int turn) const {
-    return static_cast<int>((slot + chunk(turn)) * HV + head);
+    return static_cast<int>((slot + chunk(turn)) * heads + head);
   }
 };
 static_assert(sizeof(Block<true>) <= 4 * delta_scans::kBlockWords);
@@ -129,13 +130,12 @@ WYVERN_DEVICE void load_keys(const B& b, int turn, const Position& at, const Ten
                              const TensorMap& k_map) {
   sm90::barrier_wait(b.template barrier<kLayout.free>(at.buffer), at.parity ^ 1U);
   const int token = static_cast<int>(b.first_row(turn));
-  const int key_head = b.head / (HV / H);
   load_rows_of(
       b, turn, b.template barrier<kLayout.loaded>(at.buffer), (B::kReverse ? 2 : 1) * kKeyBytes, 0,
       [&](sm90::Barrier* barrier) {
-        sm90::tensor_load(b.keys(at.buffer).data, k_map, {0, token, 0, key_head}, barrier);
+        sm90::tensor_load(b.keys(at.buffer).data, k_map, {0, token, 0, b.key_head}, barrier);
         if constexpr (B::kReverse)
-          sm90::tensor_load(b.queries(at.buffer).data, q_map, {0, token, 0, key_head}, barrier);
+          sm90::tensor_load(b.queries(at.buffer).data, q_map, {0, token, 0, b.key_head}, barrier);
       },
       [&](int rows) {
         sm90::clear_rows(b.keys(at.buffer), rows);
@@ -184,12 +184,12 @@ struct ScalarRows {
   TokenRows<const BETA_DTYPE> beta;
 };
 
-/// stretch() of row `t` of a head.
+/// stretch() of row `t` of a head; k is of its key head.
 WYVERN_DEVICE float stretch_of(int64 t, int head, const GateForm& form, const ScalarRows& from,
                                const TokenRows<const DTYPE>& k) {
   const float rate = activate_beta<BETA_SIGMOID, NEG_EIGVAL>(from.beta.row(t)[head]);
   // A normalized row is no longer, and the bound grows with it.
-  const float square = QK_L2NORM ? 1.0f : squared_length<K>(k.row(t) + head / (HV / H) * K);
+  const float square = QK_L2NORM ? 1.0f : squared_length<K>(k.row(t));
   return stretch(form(from.g.row(t)[head]), rate, square);
 }
 

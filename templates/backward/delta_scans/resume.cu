@@ -10,8 +10,8 @@ WYVERN_KERNEL(kThreads, 1) {
   const int walks = block_count() / 2;
   const bool reverse = block_index() < walks;
   const int walk = reverse ? block_index() : block_index() - walks;
-  const int head = walk / kTilesV % HV;
-  const Segment segment = locate_segment<VARLEN, SEG * BT>(walk / kTilesV / HV, e, seq_offsets);
+  const int head = walk / kTilesV % e.HV;
+  const Segment segment = locate_segment<VARLEN, SEG * BT>(walk / kTilesV / e.HV, e, seq_offsets);
   if (!segment.used) return;
   const Sequence sequence =
       locate_sequence<VARLEN, kRows>(segment.sequence, e, seq_offsets, chunk_offsets);
@@ -26,6 +26,8 @@ WYVERN_KERNEL(kThreads, 1) {
     b.sequence = segment.sequence;
     b.first = segment.index == 0;
     b.head = head;
+    b.key_head = e.key_head(head);
+    b.heads = e.HV;
     b.tile = walk % kTilesV;
     return b;
   };
@@ -43,7 +45,7 @@ WYVERN_KERNEL(kThreads, 1) {
         const auto copy = recalled(b);
         if (copy.first)
           own.visit<V, STATE_V_FIRST>(
-              [to = dinitial_state + (int64{copy.sequence} * HV + copy.head) * K * V](
+              [to = dinitial_state + (int64{copy.sequence} * copy.heads + copy.head) * K * V](
                   int offset, float& x) { to[offset] = x; });
       }
     });

@@ -15,8 +15,8 @@ WYVERN_KERNEL(kThreads, 1) {
   constexpr int kTiles = 2 * kTilesV + kTilesK;
   const int tile = block_index() % kTiles;
   const int slot = block_index() / kTiles;  // of a segment and value head
-  const int head = slot % HV;
-  const Segment segment = locate_segment<VARLEN, SEG * BT>(slot / HV, e, seq_offsets);
+  const int head = slot % e.HV;
+  const Segment segment = locate_segment<VARLEN, SEG * BT>(slot / e.HV, e, seq_offsets);
   const bool first = segment.index == 0;
   if (!segment.used || (first && segment.last)) return;
   const bool reverse = tile < kTilesV;
@@ -31,7 +31,7 @@ WYVERN_KERNEL(kThreads, 1) {
     counting = warm_up<kRows, kThreads, 32>(chunks, array_at<kLayout.G>(shared), [&](int last) {
       const int t = reverse ? chunks * kRows - 1 - last + lane_index() : last - lane_index();
       if (t < 0 || t >= segment.tokens) return 0.0f;
-      return stretch_of(segment.token + t, head, form, rows, {k, k_stride});
+      return stretch_of(segment.token + t, head, form, rows, {k + e.key_head(head) * K, k_stride});
     });
   if (of_M && counting < chunks) {
     const int from = (tile - 2 * kTilesV) * BV;
@@ -47,6 +47,8 @@ WYVERN_KERNEL(kThreads, 1) {
     b.tokens = smaller(segment.tokens - skipped, counting * kRows);
     b.chunks = counting;
     b.head = head;
+    b.key_head = e.key_head(head);
+    b.heads = e.HV;
     b.tile = of_M ? tile - 2 * kTilesV : tile % kTilesV;
     b.without_values = of_M;
     b.first = first;

@@ -254,7 +254,7 @@ struct Reverse : Consumer<Block<true>> {
     const Block<true> block = recalled(b);
     const int at_panel = kPanels * block.tile + consumer;
     sm90::store_rows(dv_map, dv, staged_rows(), block.first_row(turn), block.rows(turn), at_panel,
-                     block.head, HV, V);
+                     block.head, block.heads, V);
   }
 
   WYVERN_DEVICE void walk(const TensorMap& state_map, const TensorMap& dv_map, DTYPE* dv) {

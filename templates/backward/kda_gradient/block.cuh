@@ -37,7 +37,7 @@ using ValueTile = sm90::SwizzledTile<DTYPE, kRows, V>;
 using StateTile = sm90::SwizzledTile<DTYPE, V, kChannels>;
 using GateTile = sm90::GateTile<G_DTYPE, kRows>;
 using Item = sm90::ChunkItem;
-using Items = sm90::ChunkItems<kRows, H, VARLEN>;
+using Items = sm90::ChunkItems<kRows, VARLEN>;
 using sm90::RowPair;
 
 /// How many items and slices a warp has done, from which follows where it is in each pipeline.

@@ -35,20 +35,10 @@ Template hopper_template() {
   t.variant = "hopper";
   t.source = "hopper.cu";
   t.covers = {stages::kda_gradient};
-  t.constants = {constant::DTYPE,
-                 constant::BETA_DTYPE,
-                 constant::G_DTYPE,
-                 constant::H,
-                 constant::HV,
-                 constant::K,
-                 constant::V,
-                 constant::VARLEN,
-                 constant::HAS_A_LOG,
-                 constant::HAS_DT_BIAS,
-                 constant::GATE_IN_KERNEL,
-                 constant::LOWER_BOUND,
-                 constant::QK_L2NORM,
-                 constant::BETA_SIGMOID,
+  t.constants = {constant::DTYPE,       constant::BETA_DTYPE,  constant::G_DTYPE,
+                 constant::K,           constant::V,           constant::VARLEN,
+                 constant::HAS_A_LOG,   constant::HAS_DT_BIAS, constant::GATE_IN_KERNEL,
+                 constant::LOWER_BOUND, constant::QK_L2NORM,   constant::BETA_SIGMOID,
                  constant::NEG_EIGVAL};
   t.needs.wgmma = t.needs.tensor_copies = true;
   t.tunables = {{tunable::BT, cuda::integers({kRows})}};

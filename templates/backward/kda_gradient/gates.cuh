@@ -91,7 +91,7 @@ WYVERN_DEVICE float store_slice(const Block& b, const Turn& turn, const Item& it
   }
   b.given().wait_full(turn.gates());
   const GateTile given = b.gates(turn.gates().buffer);
-  const int64 place = (int64{item.token} * HV + item.head) * K + slice * kChannels + channel;
+  const int64 place = (int64{item.token} * e.HV + item.head) * K + slice * kChannels + channel;
   const Float2 bias = bias_of(to.dt_bias, item.head, slice);
   const float rate = HAS_A_LOG ? exponential(to.A_log[item.head]) : 1.0f;
   float rate_part = 0.0f;
@@ -116,7 +116,7 @@ WYVERN_DEVICE float store_slice(const Block& b, const Turn& turn, const Item& it
       }
       dg.at[n] = from_float<G_DTYPE>(gradient);
     }
-    store_vector(to.dg + place + int64{row} * HV * K, dg);
+    store_vector(to.dg + place + int64{row} * e.HV * K, dg);
   }
   sm90::barrier_arrive(b.dots().empty(turn.slice()));
   sm90::hand_over(b.given().empty(turn.gates()));
@@ -125,7 +125,7 @@ WYVERN_DEVICE float store_slice(const Block& b, const Turn& turn, const Item& it
     *reinterpret_cast<Float2*>(parts + warp * kChannels + channel) = bias_part;
     sync_gates();
     if (warp == 0)
-      store_vector(to.dbias + (int64{item.slot} * HV + item.head) * K + slice * kChannels + channel,
+      store_vector(to.dbias + int64{item.place} * K + slice * kChannels + channel,
                    sum_parts(parts));
   }
   return rate_part;
@@ -137,7 +137,7 @@ WYVERN_DEVICE void clear_unused_parts(Items items, const GateGradients& to) {
 #pragma unroll 1
   while (items.next(item)) {
     if (item.rows > 0) continue;
-    const int64 place = int64{item.slot} * HV + item.head;
+    const int64 place = item.place;
     const int thread = thread_index() % 128;
     if (HAS_A_LOG && thread == 0) to.dA[place] = 0.0f;
     if (HAS_DT_BIAS && thread < K) to.dbias[place * K + thread] = 0.0f;
@@ -168,7 +168,7 @@ WYVERN_DEVICE void end_gates(const Block& b, Items items, const Extents& e,
       const float value = b.array<kLayout.values>()[turn.items % 2 * kRows + row];
       const float slope =
           gradient::beta_slope<BETA_SIGMOID, NEG_EIGVAL>(to.beta.row(item.token + row)[item.head]);
-      to.dbeta[int64{item.token + row} * HV + item.head] = from_float<BETA_DTYPE>(
+      to.dbeta[int64{item.token + row} * e.HV + item.head] = from_float<BETA_DTYPE>(
           slope * value / b.factors<kLayout.beta>(turn.factors().buffer)[row]);
     }
     sm90::barrier_arrive(b.scales().empty(turn.factors()));
@@ -178,8 +178,7 @@ WYVERN_DEVICE void end_gates(const Block& b, Items items, const Extents& e,
       sync_gates();
       if (lane_index() == 0) parts[warp_index() % 4] = part;
       sync_gates();
-      if (row == 0)
-        to.dA[int64{item.slot} * HV + item.head] = (parts[0] + parts[1]) + (parts[2] + parts[3]);
+      if (row == 0) to.dA[item.place] = (parts[0] + parts[1]) + (parts[2] + parts[3]);
     }
   }
 }

@@ -11,7 +11,7 @@
 
 using sm90::columns_of;
 using sm90::rows_of;
-using SliceStore = sm90::SliceStore<DTYPE, H, K>;
+using SliceStore = sm90::SliceStore<DTYPE, K>;
 
 /// Registers of a thread of each warpgroup. At launch all have as many.
 constexpr int kOperandRegisters = kMayBeSteep || kSlices == 1 ? 96 : 88;
@@ -351,10 +351,11 @@ WYVERN_KERNEL(kThreads, 1) {
                       {q_map, k_map, g_map, do_map, z_map, dv_map, states_map, dstates_map});
   } else if (warpgroup == 1) {
     sm90::raise_registers<kQueryRegisters>();
-    make_query_gradients(b, items, e.scale, {dq_map, dq_given, b.tile<kLayout.staging>().data, 1});
+    make_query_gradients(b, items, e.scale,
+                         {dq_map, dq_given, b.tile<kLayout.staging>().data, 1, e.H});
   } else if (warpgroup == 2) {
     sm90::raise_registers<kKeyRegisters>();
-    make_key_gradients(b, items, {dk_map, dk_given, b.M().data, 2});
+    make_key_gradients(b, items, {dk_map, dk_given, b.M().data, 2, e.H});
   } else {
     sm90::lower_registers<kGateRegisters>();
     end_gates(b, items, e,

@@ -22,7 +22,7 @@ WYVERN_DEVICE void load_item(const Block& b, const Turn& turn, const Item& item,
   if (lane_index() == 0) {
     sm90::barrier_arrive_expect(barrier, 3 * ValueTile::kBytes);
     sm90::tensor_load(b.dO().data, maps.dO, {0, item.token, 0, item.head}, barrier);
-    sm90::tensor_load(b.z().data, maps.z, {0, 0, 0, item.slot * HV + item.head}, barrier);
+    sm90::tensor_load(b.z().data, maps.z, {0, 0, 0, item.place}, barrier);
     sm90::tensor_load(b.dv().data, maps.dv, {0, item.token, 0, item.head}, barrier);
   }
   if (is_full) return;
@@ -40,7 +40,6 @@ WYVERN_DEVICE void load_slice(const Block& b, const Turn& turn, const Item& item
                               const LoadMaps& maps) {
   constexpr int kGateBytes = kRows * kChannels * static_cast<int>(sizeof(G_DTYPE));
   constexpr int kGatePanels = kGateBytes / kRows / 128;
-  const int state = item.slot * HV + item.head;
   const int stage = turn.keys().buffer;
   b.slices().wait_empty(turn.keys());
   if (lane_index() == 0) {
@@ -53,8 +52,8 @@ WYVERN_DEVICE void load_slice(const Block& b, const Turn& turn, const Item& item
   if (lane_index() == 0) {
     sm90::Barrier* const full = b.states().full(turn.slice());
     sm90::barrier_arrive_expect(full, 2 * StateTile::kBytes);
-    sm90::tensor_load(b.state().data, maps.states, {0, 0, slice, state}, full);
-    sm90::tensor_load(b.dstate().data, maps.dstates, {0, 0, slice, state}, full);
+    sm90::tensor_load(b.state().data, maps.states, {0, 0, slice, item.place}, full);
+    sm90::tensor_load(b.dstate().data, maps.dstates, {0, 0, slice, item.place}, full);
   }
   b.given().wait_empty(turn.gates());
   if (lane_index() == 0) {
@@ -86,7 +85,7 @@ WYVERN_DEVICE void make_factors(const Block& b, const Turn& turn, const Item& it
     b.factors<kLayout.beta>(stage)[row] =
         row < item.rows ? divisor(given.beta.row(item.token + row)[item.head]) : 0.0f;
     if constexpr (kNorms) {
-      const float* const from = given.row_scales + (int64{item.slot} * HV + item.head) * 2 * kRows;
+      const float* const from = given.row_scales + int64{item.place} * 2 * kRows;
       b.factors<kLayout.query_scale>(stage)[row] = from[row];
       b.factors<kLayout.key_scale>(stage)[row] = from[kRows + row];
     }

@@ -49,15 +49,10 @@ Template walks() {
   // kda_bwd_prepare and kda_gradient are what there is to `prepare`: 0.647 ms of 32 heads' 128
   // chunks on one H200, 2026-11-25; the walk took 0.285.
   t.walk_cost = WalkCost{.chunk = 2.3, .wide = 3.8, .prepare = 21, .added = 20, .directions = 2};
-  t.constants = {constant::DTYPE,
-                 constant::HV,
-                 constant::K,
-                 constant::V,
-                 constant::VARLEN,
-                 constant::STATE_DTYPE,
-                 constant::INITIAL_STATE,
-                 constant::FINAL_STATE,
-                 constant::STATE_V_FIRST};
+  t.constants = {constant::DTYPE,       constant::K,
+                 constant::V,           constant::VARLEN,
+                 constant::STATE_DTYPE, constant::INITIAL_STATE,
+                 constant::FINAL_STATE, constant::STATE_V_FIRST};
   t.needs.wgmma = t.needs.tensor_copies = true;
   t.tunables = {{tunable::BT, cuda::integers({kRows})},
                 {tunable::BV, cuda::integers({128, 64})},

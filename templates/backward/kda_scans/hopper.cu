@@ -8,7 +8,7 @@ WYVERN_KERNEL(kThreads, 1) {
   const int walks = block_count() / 2;
   const bool reverse = block_index() < walks;
   const int walk = reverse ? block_index() : block_index() - walks;
-  const int n = walk / kTilesV / HV;
+  const int n = walk / kTilesV / e.HV;
   const Sequence sequence = locate_sequence<VARLEN, kRows>(n, e, seq_offsets, chunk_offsets);
   const auto block_of = [&](auto b) {
     b.shared = sm90::swizzled_memory();
@@ -16,12 +16,13 @@ WYVERN_KERNEL(kThreads, 1) {
     b.slot = sequence.slot;
     b.tokens = sequence.tokens;
     b.chunks = ceil_div(sequence.tokens, kRows);
-    b.head = walk / kTilesV % HV;
+    b.head = walk / kTilesV % e.HV;
+    b.heads = e.HV;
     b.tile = walk % kTilesV;
     return b;
   };
   const auto b = block_of(Block<false>{});
-  const int64 state_start = (int64{n} * HV + b.head) * K * V;
+  const int64 state_start = (int64{n} * e.HV + b.head) * K * V;
   if (reverse) {
     run_block(block_of(Block<true>{}), {rows_map, squares_map, do_map}, decay,
               [&](const Block<true>& own, int consumer) {

@@ -43,6 +43,7 @@ struct Block {
   int64 slot;   ///< of the first chunk
   int tokens, chunks;
   int head, tile;
+  int heads;  ///< value heads
 
   template <sm90::SwizzledPlace Place>
   WYVERN_DEVICE sm90::SwizzledTile<DTYPE, Place.rows, Place.cols> tile_of(int stage) const {
@@ -73,7 +74,7 @@ struct Block {
   WYVERN_DEVICE int64 first_row(int turn) const { return token + int64{chunk(turn)} * kRows; }
   /// Of the chunk and head in a tensor [NT, HV, ...].
   WYVERN_DEVICE int place(int turn) const {
-    return static_cast<int>((slot + chunk(turn)) * HV + head);
+    return static_cast<int>((slot + chunk(turn)) * heads + head);
   }
 };
 
@@ -290,7 +291,7 @@ struct Reverse : Consumer<Block<true>> {
       sm90::wgmma_commit();
       sync();
       sm90::store_rows(dv_map, dv, staged_rows(), b.first_row(turn), b.rows(turn), panel(), b.head,
-                       HV, V);
+                       b.heads, V);
       at.advance();
       if (turn + 1 < b.chunks) own = own_part(at);
       sm90::end_products<0>(state, gradients, rows);

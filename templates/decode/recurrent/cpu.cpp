@@ -43,7 +43,7 @@ WYVERN_BLOCK {
   if (slots.null) {
     clear_output(end - begin, columns, o + begin * o_stride + head * V + first_column, o_stride);
     if constexpr (FINAL_STATE)
-      decode::store_state<Spec>(tile, columns, final_state + (n * HV + head) * (K * V) + tile_at);
+      decode::store_state<Spec>(tile, columns, final_state + (n * e.HV + head) * (K * V) + tile_at);
     return;
   }
   // With PARENT: the tokens that have a state, a bit for each, and the one whose state the tile is.
@@ -68,7 +68,7 @@ WYVERN_BLOCK {
       live |= 1U << held;
     }
     const bool first = i % STEPS == 0, last = i % STEPS == STEPS - 1;
-    const int64 keys = head / (HV / H) * K;
+    const int64 keys = head / GROUP * K;
     decode::load_vector(k + i * k_stride + keys, K, t.k);
     if (last)
       decode::load_vector(q + token * q_stride + keys, K, t.q);

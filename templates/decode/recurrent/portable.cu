@@ -38,7 +38,7 @@ WYVERN_DEVICE bool is_last(int64 row) { return STEPS == 1 || row % STEPS == STEP
 
 WYVERN_DEVICE void load_step(Token& to, const Tensors& in, int64 row, int head, int column) {
   const int64 token = STEPS == 1 ? row : row / STEPS;
-  const int keys = head / (HV / H) * K;
+  const int keys = head / GROUP * K;
   to.k.load(in.k.row(row) + keys);
   if (is_last(row)) to.q.load(in.q.row(token) + keys);
   if (is_first(row)) {
@@ -95,8 +95,9 @@ WYVERN_DEVICE void step(State& S, const Token& now, const Decay& gate, bool firs
 WYVERN_KERNEL(kThreads, 0) {
   const int column = block_index() % kTiles * BV + warp_index() * decode::kColumns<Spec>;
   if (column >= V) return;
-  const int head = block_index() / kTiles % HV;
-  const int64 n = block_index() / kTiles / HV;
+  const int head = block_index() / kTiles;
+  const int64 n = block_row();
+  if (n >= e.N) return;
   const int64 begin = decode::sequence_start<VARLEN>(cu_seqlens, n, e);
   const int64 end = decode::sequence_start<VARLEN>(cu_seqlens, n + 1, e);
   const StateSlots slots = find_starting_state<Spec>(
@@ -106,7 +107,7 @@ WYVERN_KERNEL(kThreads, 0) {
   S.clear();
   if (slots.null) {
     decode::clear_output<Spec>({o, o_stride}, begin, end, head, column);
-    if constexpr (FINAL_STATE) S.store(final_state + (n * HV + head) * (K * V), column);
+    if constexpr (FINAL_STATE) S.store(final_state + (n * e.HV + head) * (K * V), column);
     return;
   }
   const Tensors in{{q, q_stride}, {k, k_stride}, {v, v_stride}, {beta, beta_stride}, {g, g_stride}};

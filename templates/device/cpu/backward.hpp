@@ -13,7 +13,7 @@ namespace wyvern::cpu {
 
 template <class S>
 struct ChunkBackward {
-  static constexpr int BT = S::BT, BK = S::BK, H = S::H, HV = S::HV, K = S::K, V = S::V;
+  static constexpr int BT = S::BT, BK = S::BK, K = S::K, V = S::V;
 
   /// What decays the rows of a chunk: all 1 without a gate.
   struct Decay {
@@ -21,9 +21,9 @@ struct ChunkBackward {
     float* since_start;  ///< exp(G_r)
     float* until_end;    ///< exp(G_C - G_r)
 
-    void load(const float* from, int rows) const {
+    void load(const float* from, const Extents& e, int rows) const {
       if constexpr (S::SCALAR_GATE) {
-        load_column(from, HV, rows, G);
+        load_column(from, e.HV, rows, G);
         for (int r = 0; r < rows; r += kLanes) {
           store(since_start + r, exp(cpu::load(G + r)));
           store(until_end + r, exp(G[rows - 1] - cpu::load(G + r)));
@@ -80,12 +80,13 @@ struct ChunkBackward {
   /// dV = beta X to memory; sums_r = rowsum(X V).
   template <class T>
   [[gnu::noinline]] static void finish_values(Tile<V> x, const TokenRows<const T>& v,
-                                              const float* beta, int rows, T* dv, float* sums) {
+                                              const float* beta, const Extents& e, int rows, T* dv,
+                                              float* sums) {
     constexpr int kWhole = V / kLanes * kLanes;
     for (int r = 0; r < rows; ++r) {
       const float* from = x.row(r);
       const T* other = v.row(r);
-      T* to = dv + r * (int64{HV} * V);
+      T* to = dv + r * (int64{e.HV} * V);
       f32 products{};
       for (int c = 0; c < kWhole; c += kLanes) {
         products += load(from + c) * load(other + c);

@@ -11,7 +11,7 @@ namespace wyvern::cpu {
 
 template <class S>
 struct SegmentStates {
-  static constexpr int BV = S::BV, HV = S::HV, K = S::K, V = S::V;
+  static constexpr int BV = S::BV, K = S::K, V = S::V;
   static constexpr int kLength = S::SEG * S::BT;  ///< tokens a segment
 
   /// Scratch of a walk.
@@ -41,7 +41,7 @@ struct SegmentStates {
     const int64 first = first_segment<S::VARLEN, kLength>(n, e, seq_offsets);
     fill_column(work.ones, 1.0F, K);
     for (int64 step = 0; step < segments; ++step) {
-      const int64 at = (first + (Backwards ? segments - 1 - step : step)) * HV + hv;
+      const int64 at = (first + (Backwards ? segments - 1 - step : step)) * e.HV + hv;
       const int64 state_at = at * K * V + first_column;
       store_tile(work.state, K, columns, segment_state + state_at, V);
       if (step == segments - 1) break;

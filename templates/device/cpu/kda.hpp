@@ -68,12 +68,13 @@ template <int C, int Out>
 struct IntraRows {
   int64 row, key_row;
   int rows;
+  const Extents& e;
 };
 
 /// The products of a chunk's queries and keys, a strip of rows at a time.
 template <class S>
 struct IntraProducts {
-  static constexpr int BT = S::BT, H = S::H, HV = S::HV, K = S::K;
+  static constexpr int BT = S::BT, K = S::K;
   static constexpr bool kBounded = S::SAFE_GATE;
   static constexpr int kStrip = anchor_rows(kBounded);
 
@@ -104,11 +105,11 @@ struct IntraProducts {
             const TokenRows<const T>& keys, const float* Gk, const float* q_rstd,
             const float* k_rstd, float* scale) const {
     const int rows = from.rows;
-    if constexpr (S::QK_L2NORM) load_column(q_rstd + from.key_row, H, rows, scale);
+    if constexpr (S::QK_L2NORM) load_column(q_rstd + from.key_row, from.e.H, rows, scale);
     load_tile<S::QK_L2NORM>(queries, rows, K, q, scale);
-    if constexpr (S::QK_L2NORM) load_column(k_rstd + from.key_row, H, rows, scale);
+    if constexpr (S::QK_L2NORM) load_column(k_rstd + from.key_row, from.e.H, rows, scale);
     load_tile<S::QK_L2NORM>(keys, rows, K, k, scale);
-    load_tile(Gk + from.row * K, int64{HV} * K, rows, K, G);
+    load_tile(Gk + from.row * K, int64{from.e.HV} * K, rows, K, G);
     transpose(k, rows, K, k_t);
     transpose(G, rows, K, G_t);
   }

@@ -44,7 +44,7 @@ struct BetaBackward {
              const TokenRows<const Beta>& beta, DTYPE* dv) const {
     load_beta<S::BETA_SIGMOID, S::NEG_EIGVAL>(beta, in.rows, rate);
     state.begin(in);
-    values_gradient(v, in.rows, dv);
+    values_gradient(v, in, dv);
   }
 
   void tile(const typename State::Inputs& in, int c, int columns, float scale) const {
@@ -53,11 +53,12 @@ struct BetaBackward {
 
  private:
   /// dv = beta X, and dbeta = rowsum(X V).
-  void values_gradient(const TokenRows<const DTYPE>& v, int rows, DTYPE* dv) const {
+  void values_gradient(const TokenRows<const DTYPE>& v, const typename State::Inputs& in,
+                       DTYPE* dv) const {
     constexpr int kWhole = V / kLanes * kLanes;
-    for (int r = 0; r < rows; ++r) {
+    for (int r = 0; r < in.rows; ++r) {
       const float* from = state.X.row(r);
-      const int64 row = r * State::kValues;
+      const int64 row = r * in.value_stride();
       const DTYPE* v_r = v.row(r);
       f32 row_sum{};
       for (int c = 0; c < kWhole; c += kLanes) {

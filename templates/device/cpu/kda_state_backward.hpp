@@ -10,8 +10,7 @@ namespace wyvern::cpu {
 /// The walk over one chunk's K tiles.
 template <class S>
 struct StateBackward {
-  static constexpr int BT = S::BT, BK = S::BK, H = S::H, HV = S::HV, K = S::K, V = S::V;
-  static constexpr int64 kValues = int64{HV} * V, kKeys = int64{HV} * K;
+  static constexpr int BT = S::BT, BK = S::BK, K = S::K, V = S::V;
   using DTYPE = Element<S::DTYPE>;
 
   /// Tensors that the walk reads: whole, or those of a chunk and value head from its first row on.
@@ -20,12 +19,17 @@ struct StateBackward {
     const DTYPE *v_new, *Tinv;
     const float *Gk, *q_rstd, *k_rstd;
     const DTYPE *h, *dh, *dU;
+    const Extents& e;
     int rows = 0;
 
+    /// Elements from a token to the next one of values [T, HV, V], of keys [T, HV, K].
+    int64 value_stride() const { return int64{e.HV} * V; }
+    int64 key_stride() const { return int64{e.HV} * K; }
+
     Inputs at(const Chunk& chunk, int64 slot, int64 hv) const {
-      const int64 row = chunk.token * HV + hv, key = hv / (HV / H);
-      const int64 key_row = chunk.token * H + key;
-      const int64 state = (slot * HV + hv) * K * V;
+      const int64 row = chunk.token * e.HV + hv, key = e.key_head(hv);
+      const int64 key_row = chunk.token * e.H + key;
+      const int64 state = (slot * e.HV + hv) * K * V;
       return {.q = q.at(chunk.token, key * K),
               .k = k.at(chunk.token, key * K),
               .dO = dO.at(chunk.token, hv * V),
@@ -37,6 +41,7 @@ struct StateBackward {
               .h = h + state,
               .dh = dh + state,
               .dU = dU + row * V,
+              .e = e,
               .rows = chunk.rows};
     }
   };
@@ -66,14 +71,14 @@ struct StateBackward {
   /// X, and what the K tiles need.
   void begin(const Inputs& in) const {
     if constexpr (S::QK_L2NORM) {
-      load_column(in.q_rstd, H, in.rows, q_scale);
-      load_column(in.k_rstd, H, in.rows, k_scale);
+      load_column(in.q_rstd, in.e.H, in.rows, q_scale);
+      load_column(in.k_rstd, in.e.H, in.rows, k_scale);
     }
-    load_tile(in.Tinv, int64{HV} * BT, in.rows, BT, square);
-    load_tile(in.dU, kValues, in.rows, V, values);
+    load_tile(in.Tinv, int64{in.e.HV} * BT, in.rows, BT, square);
+    load_tile(in.dU, in.value_stride(), in.rows, V, values);
     solve_transposed(square, values, in.rows, X);
     load_tile(in.dO, in.rows, V, dO);
-    load_tile(in.v_new, kValues, in.rows, V, values);
+    load_tile(in.v_new, in.value_stride(), in.rows, V, values);
     transpose(values, in.rows, V, values_t);
   }
 
@@ -90,7 +95,7 @@ struct StateBackward {
     transpose(in.dh + int64{c} * V, V, columns, V, dh_t);
     load_tile<S::QK_L2NORM>(in.q.at(0, c), in.rows, columns, tiles.q, q_scale);
     load_tile<S::QK_L2NORM>(in.k.at(0, c), in.rows, columns, tiles.k, k_scale);
-    load_tile(in.Gk + c, kKeys, in.rows, columns, tiles.G);
+    load_tile(in.Gk + c, in.key_stride(), in.rows, columns, tiles.G);
     multiply(in.rows, columns, V, dO, h_t, tiles.dq);
     multiply(in.rows, columns, V, values, dh_t, tiles.dk);
     multiply(in.rows, columns, V, X, h_t, tiles.dG);

@@ -12,8 +12,7 @@ namespace wyvern::cpu {
 
 template <class S>
 struct ReverseScan {
-  static constexpr int BT = S::BT, BV = S::BV, H = S::H, HV = S::HV, K = S::K, V = S::V;
-  static constexpr int kKeyHeads = S::VECTOR_GATE ? HV : H;  // qg and kg have the value heads
+  static constexpr int BT = S::BT, BV = S::BV, K = S::K, V = S::V;
   static constexpr bool kScaledKeys = S::QK_L2NORM && !S::VECTOR_GATE;
   using DTYPE = Element<S::DTYPE>;
 
@@ -29,11 +28,13 @@ struct ReverseScan {
     const float* Gk;
     const float* q_rstd;
     const float* k_rstd;
+    const Extents& e;
 
     /// The same for whole tensors: where a walk that starts at `token` finds them.
     Inputs at(int64 token, int64 hv, int first_column) const {
-      const int64 row = token * HV + hv, key = hv / (HV / kKeyHeads);
-      const int64 key_row = token * kKeyHeads + key;
+      const int64 row = token * e.HV + hv;
+      const int64 key = S::VECTOR_GATE ? hv : e.key_head(hv);
+      const int64 key_row = token * e.H + key;
       return {.q = q.at(token, key * K),
               .k = k.at(token, key * K),
               .w = w + row * K,
@@ -42,13 +43,15 @@ struct ReverseScan {
               .G = G + row,
               .Gk = Gk + row * K,
               .q_rstd = q_rstd + key_row,
-              .k_rstd = k_rstd + key_row};
+              .k_rstd = k_rstd + key_row,
+              .e = e};
     }
   };
 
   /// Rows of keys of a walk, or of queries: kg or qg, `decayed`, with a vector gate.
-  static TokenRows<const DTYPE> key_rows(const DTYPE* given, int64 stride, const DTYPE* decayed) {
-    if constexpr (S::VECTOR_GATE) return {decayed, int64{HV} * K};
+  static TokenRows<const DTYPE> key_rows(const DTYPE* given, int64 stride, const DTYPE* decayed,
+                                         const Extents& e) {
+    if constexpr (S::VECTOR_GATE) return {decayed, int64{e.HV} * K};
     return {given, stride};
   }
 
@@ -82,21 +85,23 @@ struct ReverseScan {
   template <bool Values, bool Stored>
   static void run(const Work& work, const Inputs& in, int64 length, int columns, float scale,
                   DTYPE* dh, DTYPE* du) {
+    const Extents& e = in.e;
     for (int64 chunk = (length + BT - 1) / BT - 1; chunk >= 0; --chunk) {
       const int64 done = chunk * BT;
       const int rows = static_cast<int>(length - done < BT ? length - done : BT);
-      const int64 at = done * HV, key_at = done * kKeyHeads;
-      if constexpr (Stored) store_tile(work.state, K, columns, dh + chunk * (int64{HV} * K * V), V);
-      load_decays(in.G + at, in.Gk + at * K, in.q_rstd + key_at, in.k_rstd + key_at, rows, scale,
+      const int64 at = done * e.HV, key_at = done * e.H;
+      if constexpr (Stored)
+        store_tile(work.state, K, columns, dh + chunk * (int64{e.HV} * K * V), V);
+      load_decays(e, in.G + at, in.Gk + at * K, in.q_rstd + key_at, in.k_rstd + key_at, rows, scale,
                   work.decay);
 
       load_tile(in.k.at(done, 0), rows, K, work.keys);
       multiply(rows, columns, K, work.keys, work.state, work.values);
-      value_gradient<Values, Stored>(in.dv_local + at * V, du + at * V, rows, columns,
+      value_gradient<Values, Stored>(e, in.dv_local + at * V, du + at * V, rows, columns,
                                      work.decay.to_end, work.values);
 
       // Both parts of the update in one product: W's rows above Q's, -dU's above dO's.
-      load_tile(in.w + at * K, int64{HV} * K, rows, K, work.keys);
+      load_tile(in.w + at * K, int64{e.HV} * K, rows, K, work.keys);
       if constexpr (Values) {
         load_tile(in.q.at(done, 0), rows, K, work.keys.from(rows));
         load_tile<true>(in.dO.at(done, 0), rows, columns, work.values.from(rows),
@@ -108,9 +113,9 @@ struct ReverseScan {
   }
 
  private:
-  static void load_decays(const float* G, const float* Gk, const float* q_rstd, const float* k_rstd,
-                          int rows, float scale, const Decays& decay) {
-    load_gates<S::SCALAR_GATE>(G, HV, rows, decay.to_end);
+  static void load_decays(const Extents& e, const float* G, const float* Gk, const float* q_rstd,
+                          const float* k_rstd, int rows, float scale, const Decays& decay) {
+    load_gates<S::SCALAR_GATE>(G, e.HV, rows, decay.to_end);
     const float end = decay.to_end[rows - 1];
     for (int r = 0; r < rows; r += kLanes) {
       const f32 gate = load(decay.to_end + r);
@@ -119,10 +124,10 @@ struct ReverseScan {
     }
     if constexpr (kScaledKeys)
       for (int r = 0; r < rows; ++r) {
-        decay.from_start[r] *= q_rstd[int64{r} * H];
-        decay.to_end[r] *= k_rstd[int64{r} * H];
+        decay.from_start[r] *= q_rstd[int64{r} * e.H];
+        decay.to_end[r] *= k_rstd[int64{r} * e.H];
       }
-    if constexpr (S::VECTOR_GATE) load_column(Gk + (rows - 1) * (int64{HV} * K), 1, K, decay.end);
+    if constexpr (S::VECTOR_GATE) load_column(Gk + (rows - 1) * (int64{e.HV} * K), 1, K, decay.end);
     for (int r = 0; r < K; r += kLanes)
       store(decay.end + r, exp(S::VECTOR_GATE ? load(decay.end + r) : splat(end)));
   }
@@ -130,11 +135,11 @@ struct ReverseScan {
   /// dU = dv_local + diag(decay) K dS for one chunk, or only the second part without `Values`, to
   /// du where `Stored`; -dU replaces K dS in `tile`.
   template <bool Values, bool Stored>
-  static void value_gradient(const DTYPE* dv_local, DTYPE* du, int rows, int columns,
-                             const float* decay, Tile<BV> tile) {
+  static void value_gradient(const Extents& e, const DTYPE* dv_local, DTYPE* du, int rows,
+                             int columns, const float* decay, Tile<BV> tile) {
     const int whole = columns / kLanes * kLanes;
     for (int r = 0; r < rows; ++r) {
-      const int64 at = r * (int64{HV} * V);
+      const int64 at = r * (int64{e.HV} * V);
       float* row = tile.row(r);
       for (int c = 0; c < whole; c += kLanes) {
         const f32 value = (Values ? load(dv_local + at + c) : f32{}) + load(row + c) * decay[r];

@@ -12,8 +12,7 @@ namespace wyvern::cpu {
 
 template <class S>
 struct ForwardScan {
-  static constexpr int BT = S::BT, BV = S::BV, H = S::H, HV = S::HV, K = S::K, V = S::V;
-  static constexpr int kKeyHeads = S::VECTOR_GATE ? HV : H;  // kg has the value heads
+  static constexpr int BT = S::BT, BV = S::BV, K = S::K, V = S::V;
   using DTYPE = Element<S::DTYPE>;
   using U_DTYPE = Element<S::U_DTYPE>;
 
@@ -27,24 +26,28 @@ struct ForwardScan {
     const float* G;
     const float* Gk;
     const float* k_rstd;
+    const Extents& e;
     TokenRows<const DTYPE> own_k{};
 
     /// The same for whole tensors: where a walk that starts at `token` finds them.
     Inputs at(int64 token, int64 hv, int first_column) const {
-      const int64 row = token * HV + hv;
-      return {.k = k.at(token, hv / (HV / kKeyHeads) * K),
+      const int64 row = token * e.HV + hv;
+      const int64 key_head = e.key_head(hv);
+      return {.k = k.at(token, (S::VECTOR_GATE ? hv : key_head) * K),
               .w = w + row * K,
               .u = u + row * V + first_column,
               .G = G + row,
               .Gk = Gk + row * K,
-              .k_rstd = k_rstd + token * H + hv / (HV / H),
-              .own_k = own_k.at(token, hv / (HV / H) * K)};
+              .k_rstd = k_rstd + token * e.H + key_head,
+              .e = e,
+              .own_k = own_k.at(token, key_head * K)};
     }
   };
 
   /// Rows of keys of a walk, or of queries: kg or qg, `decayed`, with a vector gate.
-  static TokenRows<const DTYPE> key_rows(const DTYPE* given, int64 stride, const DTYPE* decayed) {
-    if constexpr (S::VECTOR_GATE) return {decayed, int64{HV} * K};
+  static TokenRows<const DTYPE> key_rows(const DTYPE* given, int64 stride, const DTYPE* decayed,
+                                         const Extents& e) {
+    if constexpr (S::VECTOR_GATE) return {decayed, int64{e.HV} * K};
     return {given, stride};
   }
 
@@ -71,32 +74,33 @@ struct ForwardScan {
   template <bool Values, bool Stored, class Kept = NoCheckpoints, class Write = NoCheckpoints>
   static void run(const Work& work, const Inputs& in, int64 length, int columns, DTYPE* h,
                   DTYPE* v_new, uint32 passed = 0, Kept kept = {}, const Write& write = {}) {
+    const Extents& e = in.e;
     for (int64 done = 0; done < length; done += BT) {
       const int rows = static_cast<int>(length - done < BT ? length - done : BT);
-      const int64 at = done * HV;
+      const int64 at = done * e.HV;
       int inside = 0;
       if constexpr (Kept::kInside) inside = kept.inside(passed + static_cast<uint32>(done), rows);
       if constexpr (Stored)
-        store_tile(work.state, K, columns, h + done / BT * (int64{HV} * K * V), V);
-      load_decays(in.G + at, in.Gk + at * K, in.k_rstd + done * H, rows, work.decay,
+        store_tile(work.state, K, columns, h + done / BT * (int64{e.HV} * K * V), V);
+      load_decays(e, in.G + at, in.Gk + at * K, in.k_rstd + done * e.H, rows, work.decay,
                   work.end_decay);
       if (inside != 0)
-        load_decays(in.G + at, in.Gk + at * K, in.k_rstd + done * H, inside, work.decay,
+        load_decays(e, in.G + at, in.Gk + at * K, in.k_rstd + done * e.H, inside, work.decay,
                     work.end_decay);
-      load_tile(in.w + at * K, int64{HV} * K, rows, K, work.keys);
+      load_tile(in.w + at * K, int64{e.HV} * K, rows, K, work.keys);
       multiply(rows, columns, K, work.keys, work.state, work.values);
-      new_values<Values, Stored>(in.u + at * V, v_new + at * V, rows, columns, work.decay,
+      new_values<Values, Stored>(e, in.u + at * V, v_new + at * V, rows, columns, work.decay,
                                  work.values);
       load_tile(in.k.at(done, 0), rows, K, work.keys);
       if constexpr (Kept::kInside) {
         if (inside != 0) {
           if constexpr (S::VECTOR_GATE)
-            decay_keys(in.own_k.at(done, 0), in.Gk + at * K, inside, work.keys);
+            decay_keys(e, in.own_k.at(done, 0), in.Gk + at * K, inside, work.keys);
           multiply_add<Layout::columns>(K, columns, inside, work.keys, work.values, work.state,
                                         work.end_decay);
           write(kept);
           kept.pass();
-          load_end_decay(in.G + at, in.Gk + at * K, inside - 1, rows - 1, work.end_decay);
+          load_end_decay(e, in.G + at, in.Gk + at * K, inside - 1, rows - 1, work.end_decay);
         }
       }
       multiply_add<Layout::columns>(K, columns, rows - inside, work.keys.from(inside),
@@ -125,7 +129,7 @@ struct ForwardScan {
   static void clear_unused_slots(DTYPE* h, int64 n, int64 hv, int columns,
                                  const int32* chunk_offsets, const Extents& e) {
     for (int64 slot = chunk_offsets[e.N] + n; slot < e.NT; slot += e.N) {
-      DTYPE* to = h + (slot * HV + hv) * K * V;
+      DTYPE* to = h + (slot * e.HV + hv) * K * V;
       for (int r = 0; r < K; ++r)
         for (int c = 0; c < columns; ++c) to[r * int64{V} + c] = DTYPE{};
     }
@@ -134,12 +138,13 @@ struct ForwardScan {
  private:
   /// The first `rows` rows of keys, at a chunk's first, decayed to the last of them, in the place
   /// of kg's: what kg holds may be too little to go back from.
-  static void decay_keys(const TokenRows<const DTYPE>& k, const float* Gk, int rows, Tile<K> keys) {
+  static void decay_keys(const Extents& e, const TokenRows<const DTYPE>& k, const float* Gk,
+                         int rows, Tile<K> keys) {
     load_tile(k, rows, K, keys);
-    const float* const last = Gk + (rows - 1) * (int64{HV} * K);
+    const float* const last = Gk + (rows - 1) * (int64{e.HV} * K);
     for (int r = 0; r < rows; ++r) {
       float* const key = keys.row(r);
-      const float* const gates = Gk + r * (int64{HV} * K);
+      const float* const gates = Gk + r * (int64{e.HV} * K);
       f32 squares{};
       if constexpr (S::QK_L2NORM)
         for (int c = 0; c < K; c += kLanes) squares += load(key + c) * load(key + c);
@@ -154,14 +159,14 @@ struct ForwardScan {
   }
 
   /// exp(G_last - G_before), of one gate or of each key channel, to `end_decay`.
-  static void load_end_decay(const float* G, const float* Gk, int before, int last,
-                             float* end_decay) {
+  static void load_end_decay(const Extents& e, const float* G, const float* Gk, int before,
+                             int last, float* end_decay) {
     for (int c = 0; c < K; c += kLanes) {
       f32 sum{};
-      if constexpr (S::SCALAR_GATE) sum = splat(G[int64{last} * HV] - G[int64{before} * HV]);
+      if constexpr (S::SCALAR_GATE) sum = splat(G[int64{last} * e.HV] - G[int64{before} * e.HV]);
       if constexpr (S::VECTOR_GATE) {
-        const float *to = Gk + last * (int64{HV} * K) + c,
-                    *from = Gk + before * (int64{HV} * K) + c;
+        const float *to = Gk + last * (int64{e.HV} * K) + c,
+                    *from = Gk + before * (int64{e.HV} * K) + c;
         sum =
             K - c < kLanes ? load_part(to, K - c) - load_part(from, K - c) : load(to) - load(from);
       }
@@ -173,11 +178,11 @@ struct ForwardScan {
   /// add to the state at the chunk's end, exp(G_end - G_r) V'_r (times the key's scale), replaces
   /// W S in `tile`.
   template <bool Values, bool Stored>
-  static void new_values(const U_DTYPE* u, DTYPE* v_new, int rows, int columns, const float* decay,
-                         Tile<BV> tile) {
+  static void new_values(const Extents& e, const U_DTYPE* u, DTYPE* v_new, int rows, int columns,
+                         const float* decay, Tile<BV> tile) {
     const int whole = columns / kLanes * kLanes;
     for (int r = 0; r < rows; ++r) {
-      const int64 at = r * (int64{HV} * V);
+      const int64 at = r * (int64{e.HV} * V);
       float* row = tile.row(r);
       for (int c = 0; c < whole; c += kLanes) {
         const f32 value = (Values ? load(u + at + c) : f32{}) - load(row + c);
@@ -196,20 +201,20 @@ struct ForwardScan {
   /// exp(G_end), of one gate or of each key channel, to `end_decay`, and what a row of V' takes
   /// along to the chunk's end, exp(G_end - G_r) and its key's scale, to `decay`: 1 with kg, whose
   /// rows have both.
-  static void load_decays(const float* G, const float* Gk, const float* k_rstd, int rows,
-                          float* decay, float* end_decay) {
+  static void load_decays(const Extents& e, const float* G, const float* Gk, const float* k_rstd,
+                          int rows, float* decay, float* end_decay) {
     if constexpr (S::VECTOR_GATE) {
       fill_column(decay, 1.0F, rows);
-      load_column(Gk + (rows - 1) * (int64{HV} * K), 1, K, end_decay);
+      load_column(Gk + (rows - 1) * (int64{e.HV} * K), 1, K, end_decay);
       for (int r = 0; r < K; r += kLanes) store(end_decay + r, exp(load(end_decay + r)));
     } else {
-      load_gates<S::SCALAR_GATE>(G, HV, rows, decay);
+      load_gates<S::SCALAR_GATE>(G, e.HV, rows, decay);
       const float end = decay[rows - 1];
       for (int r = 0; r < rows; r += kLanes) store(decay + r, exp(end - load(decay + r)));
       const f32 fade = exp(splat(end));
       for (int r = 0; r < K; r += kLanes) store(end_decay + r, fade);
       if constexpr (S::QK_L2NORM)
-        for (int r = 0; r < rows; ++r) decay[r] *= k_rstd[int64{r} * H];
+        for (int r = 0; r < rows; ++r) decay[r] *= k_rstd[int64{r} * e.H];
     }
   }
 };

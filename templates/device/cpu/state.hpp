@@ -31,8 +31,8 @@ struct CallerState {
     return S::STATE_V_FIRST ? int64{first_column} * K : first_column;
   }
   /// The same from the start of states [N, HV, ...], of sequence n.
-  static int64 start(int64 n, int64 hv, int first_column) {
-    return (n * S::HV + hv) * K * V + columns_at(first_column);
+  static int64 start(int64 n, int64 hv, int first_column, const Extents& e) {
+    return (n * e.HV + hv) * K * V + columns_at(first_column);
   }
 };
 

@@ -94,7 +94,7 @@ WYVERN_DEVICE float beta_slope([[maybe_unused]] T raw) {
 template <class S>
 struct ChunkBackward {
   static constexpr int BT = S::BT, BK = S::BK, num_warps = S::num_warps;
-  static constexpr int H = S::H, HV = S::HV, K = S::K, V = S::V;
+  static constexpr int K = S::K, V = S::V;
   static constexpr bool SCALAR_GATE = S::SCALAR_GATE, QK_L2NORM = S::QK_L2NORM;
   static constexpr Precision precision = S::precision;
   static constexpr int kThreads = num_warps * 32;
@@ -141,13 +141,14 @@ struct ChunkBackward {
     float* q_rstd = nullptr;
     float* k_rstd = nullptr;
 
-    WYVERN_DEVICE void load_gate(const float* from, int rows) const {
+    WYVERN_DEVICE void load_gate(const float* from, const Extents& e, int rows) const {
       if constexpr (SCALAR_GATE)
-        for (int r = thread_index(); r < BT; r += kThreads) G[r] = from[smaller(r, rows - 1) * HV];
+        for (int r = thread_index(); r < BT; r += kThreads)
+          G[r] = from[smaller(r, rows - 1) * e.HV];
     }
-    WYVERN_DEVICE static void load_scale(float* to, const float* from, int rows) {
+    WYVERN_DEVICE static void load_scale(float* to, const float* from, const Extents& e, int rows) {
       if constexpr (QK_L2NORM)
-        for (int r = thread_index(); r < BT; r += kThreads) to[r] = r < rows ? from[r * H] : 1.0f;
+        for (int r = thread_index(); r < BT; r += kThreads) to[r] = r < rows ? from[r * e.H] : 1.0f;
     }
 
     /// exp(G_r), exp(G_C - G_r).
@@ -288,7 +289,8 @@ struct ChunkBackward {
   /// to `sums` (of BT). v, beta and Tinv are in shared memory. A warp takes sixteen columns from
   /// the top down: no row of X needs a row of dU above it.
   WYVERN_DEVICE static void make_x(const Square& Tinv, const Values& x, const Values& v,
-                                   const float* beta, T* dv, int rows, float* sums) {
+                                   const float* beta, T* dv, const Extents& e, int rows,
+                                   float* sums) {
 #pragma unroll 1
     for (int strip = 0; strip < kStrips; ++strip) {
       float products[2] = {};
@@ -298,7 +300,7 @@ struct ChunkBackward {
         apply_inverse_transposed(sum, Tinv, x, strip, col);
         sync_warp();
         finish_x(sum, x, v, beta, strip, col, products);
-        store_pair<V>(dv + strip * 16 * (int64{HV} * V) + col, int64{HV} * V, sum[0], sum[1],
+        store_pair<V>(dv + strip * 16 * (int64{e.HV} * V) + col, e.HV * V, sum[0], sum[1],
                       rows - strip * 16, V % 16 == 0 ? 16 : V - col);
       }
 #pragma unroll
@@ -429,12 +431,13 @@ struct ChunkBackward {
 
   /// Writes this warp's share of tile `tile` to rows of [B,T,HV,K]; `to` is the chunk's first.
   template <class Out>
-  WYVERN_DEVICE static void store_part(Out* to, int tile, const Part& out, int rows) {
+  WYVERN_DEVICE static void store_part(Out* to, int tile, const Part& out, const Extents& e,
+                                       int rows) {
     const int first_row = own_strip() * 16;
 #pragma unroll
     for (int n = 0; n < kCols / 8; n += 2) {
       const int col = tile * BK + own_col() + n * 8;
-      store_pair<K>(to + first_row * (int64{HV} * K) + col, int64{HV} * K, out[n], out[n + 1],
+      store_pair<K>(to + first_row * (int64{e.HV} * K) + col, e.HV * K, out[n], out[n + 1],
                     rows - first_row, K - col);
     }
   }

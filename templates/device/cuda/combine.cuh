@@ -16,7 +16,7 @@ namespace wyvern::cuda {
 /// warp, through shared memory, with one barrier a step.
 template <class S>
 struct SegmentCombine {
-  static constexpr int HV = S::HV, K = S::K, V = S::V, BV = S::BV;
+  static constexpr int K = S::K, V = S::V, BV = S::BV;
   static constexpr int kWarps = S::num_warps;
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kPaddedK = padded(K);
@@ -201,14 +201,14 @@ struct SegmentCombine {
                                  float* segment_state, const Extents& e, Begin&& begin) {
     constexpr int kLength = S::SEG * S::BT;
     const int tile_v = block_index() % kTilesV * BV;
-    const int head = block_index() / kTilesV % HV;
-    const int sequence = block_index() / kTilesV / HV;
+    const int head = block_index() / kTilesV;
+    const int sequence = block_row();
     const int tokens =
         S::VARLEN ? seq_offsets[sequence + 1] - seq_offsets[sequence] : static_cast<int>(e.T);
     const int segments = larger(ceil_div(tokens, kLength), 1);
     const int64 first = first_segment<S::VARLEN, kLength>(sequence, e, seq_offsets);
     const auto slot_of = [&](int step) {
-      return (first + (Backwards ? segments - 1 - step : step)) * HV + head;
+      return (first + (Backwards ? segments - 1 - step : step)) * e.HV + head;
     };
     const int steps = segments - 1;
     const auto turn_of = [&](int step, int turn) {

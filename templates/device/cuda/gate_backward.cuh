@@ -109,14 +109,14 @@ WYVERN_DEVICE float sum_block(float* totals, float x) {
 /// The backward pass of a vector gate for one chunk slot and value head: load(dg, place) gives
 /// gradients of log decays of a group of the head's keys. `shared` is where ColumnPlace's memory
 /// starts.
-template <class Shape, bool HasALog, bool HasBias, bool Bounded, int Heads, class T, class Load>
+template <class Shape, bool HasALog, bool HasBias, bool Bounded, class T, class Load>
 WYVERN_DEVICE void vector_gate_backward(unsigned char* shared, const TokenRows<const T>& g,
                                         const float* A_log, const float* dt_bias, T* dg_raw,
-                                        float* dA_part, float* dbias_part, float lower_bound,
+                                        float* dA_part, float* dbias_part, const Extents& e,
                                         int64 slot, int head, const Chunk& chunk, Load&& load) {
   constexpr int kKeys = Shape::kColumns;
-  constexpr int64 kStride = int64{Heads} * kKeys;
-  const int64 start = chunk.token * kStride + head * kKeys;
+  const int64 stride = int64{e.HV} * kKeys;
+  const int64 start = chunk.token * stride + head * kKeys;
   float rate[Shape::kVector];
 #pragma unroll
   for (int j = 0; j < Shape::kVector; ++j) rate[j] = HasALog ? exponential(A_log[head]) : 1.0f;
@@ -128,20 +128,20 @@ WYVERN_DEVICE void vector_gate_backward(unsigned char* shared, const TokenRows<c
     float bias[Shape::kVector] = {};
     if constexpr (HasBias) load_columns<Shape>(bias, dt_bias + head * kKeys + at.column, at.active);
     const ParameterParts<Shape> parts = raw_gate_gradient<Bounded>(
-        dg, g.row(chunk.token) + head * kKeys, g.stride, rate, bias, lower_bound, chunk, at);
-    dg.store(dg_raw + start, kStride, chunk, at);
+        dg, g.row(chunk.token) + head * kKeys, g.stride, rate, bias, e.lower_bound, chunk, at);
+    dg.store(dg_raw + start, stride, chunk, at);
 #pragma unroll
     for (int j = 0; j < Shape::kVector; ++j) dA += parts.A_log[j];
     if constexpr (HasBias) {
       float sum[Shape::kVector];
       sum_segments<Segments::all>(parts.bias, at, sum);
       if (at.active && at.segment == 0)
-        store_columns<Shape>(dbias_part + slot * kStride + head * kKeys + at.column, sum);
+        store_columns<Shape>(dbias_part + slot * stride + head * kKeys + at.column, sum);
     }
   }
   if constexpr (HasALog) {
     const float sum = sum_block<Shape::kThreads>(array_at<Shape::kLayout.sums>(shared), dA);
-    if (thread_index() == 0) dA_part[slot * Heads + head] = sum;
+    if (thread_index() == 0) dA_part[slot * e.HV + head] = sum;
   }
 }
 

@@ -53,15 +53,15 @@ WYVERN_DEVICE auto keys_at(unsigned char* start) {
       tile_at<Place.erase>(start)};
 }
 
-/// Starts copying a tile: `rows` rows and `cols` columns that count. Gk has ValueHeads heads of Key
-/// elements.
-template <int Threads, int Key, int ValueHeads, class T, class Gate, int Size, int Cols>
+/// Starts copying a tile: `rows` rows and `cols` columns that count.
+///
+template <int Threads, int Key, class T, class Gate, int Size, int Cols>
 WYVERN_DEVICE void load_keys(const KeyTile<T, Gate, Size, Cols>& to, const TokenRows<const T>& q,
-                             const TokenRows<const T>& k, const float* Gk,
+                             const TokenRows<const T>& k, const TokenRows<const float>& Gk,
                              const TokenRows<const Gate>& erase, int rows, int cols) {
   load_tile<Threads, Key>(to.q, q, rows, cols);
   load_tile<Threads, Key>(to.k, k, rows, cols);
-  load_tile<Threads, Key>(to.G, Gk, int64{ValueHeads} * Key, rows, cols);
+  load_tile<Threads, Key>(to.G, Gk, rows, cols);
   load_tile<Threads, Key>(to.gate, erase, rows, cols);
 }
 

@@ -212,7 +212,7 @@ WYVERN_DEVICE void add_chunk_end(KeyGradients& d, const float* end, const float*
 template <class S>
 struct StateBackward {
   static constexpr int BT = S::BT, BK = S::BK, num_warps = S::num_warps, num_stages = S::num_stages;
-  static constexpr int H = S::H, HV = S::HV, K = S::K, V = S::V;
+  static constexpr int K = S::K, V = S::V;
   static constexpr Precision precision = S::precision;
   static constexpr int kThreads = num_warps * 32;
   static constexpr int kStrips = BT / 16;              // one a warp
@@ -233,6 +233,7 @@ struct StateBackward {
     const float *Gk, *q_rstd, *k_rstd;
     const T *h, *dh, *dU;
     int rows;
+    const Extents& e;
   };
 
   /// One of the buffers of the pipeline.
@@ -268,8 +269,9 @@ struct StateBackward {
       const int first = index * BK;
       load_tile<kThreads, V>(to.states.h, in.h + int64{first} * V, V, K - first, V);
       load_tile<kThreads, V>(to.states.dh, in.dh + int64{first} * V, V, K - first, V);
-      load_key_tile<kThreads, K, HV>(to.tile, in.q.at(0, first), in.k.at(0, first), in.Gk + first,
-                                     in.rows, K - first);
+      load_key_tile<kThreads, K>(to.tile, in.q.at(0, first), in.k.at(0, first),
+                                 TokenRows<const float>{in.Gk + first, in.e.HV * K}, in.rows,
+                                 K - first);
     }
     copy_async_commit();
   }
@@ -278,14 +280,14 @@ struct StateBackward {
   /// X gives to dbeta of row thread_index().
   WYVERN_DEVICE float begin(const Inputs& in, T* dv) const {
     const auto inverse = tile_at<kLayout.Tinv>(shared);
-    load_tile<kThreads, BT>(inverse, in.Tinv, int64{HV} * BT, in.rows, BT);
-    load_tile<kThreads, V>(inter.X, in.dU, int64{HV} * V, in.rows, V);
+    load_tile<kThreads, BT>(inverse, in.Tinv, in.e.HV * BT, in.rows, BT);
+    load_tile<kThreads, V>(inter.X, in.dU, in.e.HV * V, in.rows, V);
     copy_async_commit();
     load_tile<kThreads, V>(inter.dO, in.dO, in.rows, V);
-    load_tile<kThreads, V>(inter.values, in.v_new, int64{HV} * V, in.rows, V);
+    load_tile<kThreads, V>(inter.values, in.v_new, in.e.HV * V, in.rows, V);
     copy_async_commit();
     load_row_factors<kThreads, BT, S::QK_L2NORM>(
-        inter.rows, in.q_rstd, in.k_rstd, H, in.rows,
+        inter.rows, in.q_rstd, in.k_rstd, in.e.H, in.rows,
         [&](int r) { return activate_beta<S::BETA_SIGMOID, S::NEG_EIGVAL>(*in.beta.row(r)); });
     copy_async_wait<1>();
     sync_block();
@@ -294,7 +296,7 @@ struct StateBackward {
     solve_transposed<precision, num_warps>(
         inverse, inter.X, [&](int strip, int col, Accumulator& left, Accumulator& right) {
           const int rows = in.rows - strip * 16;
-          const int64 at = int64{strip} * 16 * HV * V + col;
+          const int64 at = int64{strip} * 16 * in.e.HV * V + col;
           Accumulator v_left, v_right;
           load_accumulators<V>(in.v.row(strip * 16) + col, in.v.stride, v_left, v_right, rows,
                                V - col);
@@ -305,7 +307,7 @@ struct StateBackward {
             left.x[i] *= rate;
             right.x[i] *= rate;
           }
-          store_pair<V>(dv + at, int64{HV} * V, left, right, rows, V - col);
+          store_pair<V>(dv + at, in.e.HV * V, left, right, rows, V - col);
         });
 #pragma unroll
     for (int strip = 0; strip < kStrips; ++strip)

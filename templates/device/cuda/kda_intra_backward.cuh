@@ -116,12 +116,13 @@ WYVERN_DEVICE void load_gate_tile(const Tile<float, Rows, Cols>& tile, const flo
 
 /// Starts copying a chunk's K tile: `rows` rows, `cols` columns that count. Rows of G past them
 /// repeat the last one.
-template <int Threads, int Key, int ValueHeads, class T, int Size, int Cols>
+template <int Threads, int Key, class T, int Size, int Cols>
 WYVERN_DEVICE void load_key_tile(const KeyTile<T, Size, Cols>& tile, const TokenRows<const T>& q,
-                                 const TokenRows<const T>& k, const float* Gk, int rows, int cols) {
+                                 const TokenRows<const T>& k, const TokenRows<const float>& Gk,
+                                 int rows, int cols) {
   load_tile<Threads, Key>(tile.q, q, rows, cols);
   load_tile<Threads, Key>(tile.k, k, rows, cols);
-  load_gate_tile<Threads, Key>(tile.G, Gk, int64{ValueHeads} * Key, rows, cols);
+  load_gate_tile<Threads, Key>(tile.G, Gk.row(0), Gk.stride, rows, cols);
 }
 
 /// Reads what store_pair writes: 16 rows x 16 columns, zeros past `rows` and `cols`.

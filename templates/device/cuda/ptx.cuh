@@ -18,6 +18,8 @@ namespace wyvern::cuda {
 WYVERN_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 WYVERN_DEVICE int block_index() { return static_cast<int>(blockIdx.x); }
 WYVERN_DEVICE int block_count() { return static_cast<int>(gridDim.x); }
+/// Of a grid of rows of blocks (cuda_contract.hpp), in which block_index() counts a row's.
+WYVERN_DEVICE int block_row() { return static_cast<int>(blockIdx.y + blockIdx.z * gridDim.y); }
 WYVERN_DEVICE int lane_index() { return static_cast<int>(threadIdx.x & 31U); }
 WYVERN_DEVICE int warp_index() { return static_cast<int>(threadIdx.x >> 5U); }
 

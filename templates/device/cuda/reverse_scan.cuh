@@ -13,7 +13,6 @@ template <class S>
 struct ReverseScan : ScanBlock<S> {
   using Block = ScanBlock<S>;
   using Block::columns_from;
-  using Block::kKeyHeads;
   using Block::kPaddedK;
   using Block::kScaledKeys;
   using Block::kStrips;
@@ -21,7 +20,7 @@ struct ReverseScan : ScanBlock<S> {
   using typename Block::State;
   using typename Block::T;
   using typename Block::Values;
-  static constexpr int H = S::H, HV = S::HV, K = S::K, V = S::V;
+  static constexpr int K = S::K, V = S::V;
   static constexpr int BT = S::BT;
   static constexpr ReverseScanLayout<S> kLayout{S{}};
 
@@ -36,7 +35,7 @@ struct ReverseScan : ScanBlock<S> {
     const float* Gk;
     const float* q_rstd;
     const float* k_rstd;
-    float scale;
+    const Extents& e;
   };
 
   /// One of the buffers that chunks pass through; a gate or scale that there is none of has no
@@ -156,24 +155,24 @@ struct ReverseScan : ScanBlock<S> {
   /// Starts copying a chunk's rows, which start at `token`; no q, dO and dv_local without values.
   WYVERN_DEVICE static void load_chunk(const Buffer& buffer, const Inputs& in, int64 token,
                                        int rows, int head, const StateColumns& columns) {
-    const int64 row = token * HV + head;
-    const int key = head / (HV / kKeyHeads);
+    const int64 row = token * in.e.HV + head;
+    const int key = Block::key_head(head, in.e);
     const int value_rows = columns.values ? rows : 0;
     const int cols = columns_from(columns.first);
     load_tile<kThreads, K>(buffer.k, in.k.at(token, key * K), rows, K);
-    load_tile<kThreads, V>(buffer.dv, in.dv_local + row * V + columns.first, HV * V, value_rows,
-                           cols);
-    if constexpr (S::SCALAR_GATE) load_column<kThreads, BT>(buffer.G, in.G + row, HV, rows);
+    load_tile<kThreads, V>(buffer.dv, in.dv_local + row * V + columns.first, in.e.HV * V,
+                           value_rows, cols);
+    if constexpr (S::SCALAR_GATE) load_column<kThreads, BT>(buffer.G, in.G + row, in.e.HV, rows);
     if constexpr (S::VECTOR_GATE)
-      load_column<kThreads, kPaddedK>(buffer.Gk_end, in.Gk + (row + int64{rows - 1} * HV) * K, 1,
-                                      K);
+      load_column<kThreads, kPaddedK>(buffer.Gk_end, in.Gk + (row + int64{rows - 1} * in.e.HV) * K,
+                                      1, K);
     if constexpr (kScaledKeys) {
-      load_column<kThreads, BT>(buffer.q_rstd, in.q_rstd + token * H + key, H, rows);
-      load_column<kThreads, BT>(buffer.k_rstd, in.k_rstd + token * H + key, H, rows);
+      load_column<kThreads, BT>(buffer.q_rstd, in.q_rstd + token * in.e.H + key, in.e.H, rows);
+      load_column<kThreads, BT>(buffer.k_rstd, in.k_rstd + token * in.e.H + key, in.e.H, rows);
     }
     load_tile<kThreads, V>(buffer.dO, in.dO.at(token, head * V + columns.first), value_rows, cols);
     load_tile<kThreads, K>(buffer.q, in.q.at(token, key * K), value_rows, K);
-    load_tile<kThreads, K>(buffer.w, in.w + row * K, HV * K, rows, K);
+    load_tile<kThreads, K>(buffer.w, in.w + row * K, in.e.HV * K, rows, K);
   }
 
   /// Takes `state` through the chunks of the walk, last to first. `begin` sets it, once the first
@@ -211,7 +210,7 @@ struct ReverseScan : ScanBlock<S> {
       value_gradient(values, state, buffer, warp_col, rows - 1);
       found(chunk, rows, values);
       negate_gradient(values, buffer, warp_col);
-      update_state(state, values, buffer, warp_col, rows - 1, in.scale, columns.values);
+      update_state(state, values, buffer, warp_col, rows - 1, in.e.scale, columns.values);
     }
   }
 };

@@ -45,10 +45,11 @@ struct RowPart {
   }
 };
 
-/// Row `row` of a tensor with Heads rows of Cols elements a token, tokens `stride` elements apart.
-template <int Heads, int Cols, class T>
-WYVERN_DEVICE T* row_of_head(T* first, int64 stride, int64 row) {
-  return first + row / Heads * stride + row % Heads * Cols;
+/// Row `row` of a tensor with `heads` rows of Cols elements a token, tokens `stride` elements
+/// apart.
+template <int Cols, class T>
+WYVERN_DEVICE T* row_of_head(T* first, int64 stride, int64 row, int heads) {
+  return first + row / heads * stride + row % heads * Cols;
 }
 
 /// The sum of `Count` rows, one after another in memory.

@@ -15,7 +15,6 @@ template <class S, bool Exact = false>
 struct ForwardScan : ScanBlock<S> {
   using Block = ScanBlock<S>;
   using Block::columns_from;
-  using Block::kKeyHeads;
   using Block::kPaddedK;
   using Block::kScaledKeys;
   using Block::kStrips;
@@ -24,7 +23,7 @@ struct ForwardScan : ScanBlock<S> {
   using typename Block::T;
   using typename Block::Values;
   using U = Element<S::U_DTYPE>;
-  static constexpr int H = S::H, HV = S::HV, K = S::K, V = S::V;
+  static constexpr int K = S::K, V = S::V;
   static constexpr int BT = S::BT, BV = S::BV;
   static constexpr ForwardScanLayout<S> kLayout{S{}};
 
@@ -44,6 +43,7 @@ struct ForwardScan : ScanBlock<S> {
     const float* G;
     const float* Gk;
     const float* k_rstd;
+    const Extents& e;
     TokenRows<const T> own_k{};
   };
 
@@ -147,9 +147,9 @@ struct ForwardScan : ScanBlock<S> {
     if constexpr (S::SCALAR_GATE)
       factor = decay(buffer.G[last] - (before < 0 ? 0.0f : buffer.G[before]));
     if constexpr (S::SCALAR_GATE || S::VECTOR_GATE) {
-      const float* const Gk = in.Gk + (token * HV + head) * K;
+      const float* const Gk = in.Gk + (token * in.e.HV + head) * K;
       const auto gate = [&](int row, int k) {
-        return row < 0 || k >= K ? 0.0f : Gk[int64{row} * HV * K + k];
+        return row < 0 || k >= K ? 0.0f : Gk[int64{row} * in.e.HV * K + k];
       };
 #pragma unroll
       for (int i = 0; i < kStrips; ++i)
@@ -166,8 +166,8 @@ struct ForwardScan : ScanBlock<S> {
   WYVERN_DEVICE static void decay_keys(const Buffer& buffer, const Inputs& in, int64 token,
                                        int head, int rows) {
     for (int r = warp_index(); r < rows; r += S::num_warps) {
-      const T* const key = in.own_k.row(token + r) + head / (HV / H) * K;
-      const float* const Gk = in.Gk + ((token + r) * HV + head) * K;
+      const T* const key = in.own_k.row(token + r) + in.e.key_head(head) * K;
+      const float* const Gk = in.Gk + ((token + r) * in.e.HV + head) * K;
       float scale = 1.0f;
       if constexpr (S::QK_L2NORM) {
         float square = 0.0f;
@@ -176,8 +176,8 @@ struct ForwardScan : ScanBlock<S> {
         scale = reciprocal_sqrt(square + 1e-6f);
       }
       for (int k = lane_index(); k < K; k += 32)
-        *buffer.k.at(r, k) = from_float<T>(to_float(key[k]) * scale *
-                                           decay(Gk[int64{rows - 1 - r} * HV * K + k] - Gk[k]));
+        *buffer.k.at(r, k) = from_float<T>(
+            to_float(key[k]) * scale * decay(Gk[int64{rows - 1 - r} * in.e.HV * K + k] - Gk[k]));
     }
   }
 
@@ -196,7 +196,7 @@ struct ForwardScan : ScanBlock<S> {
       }
       decay_between(state, buffer, in, token, head, -1, inside - 1);
       add_values(state, values, buffer, inside - 1, {0, inside});
-      write(checkpoints.element(head), state);
+      write(checkpoints.element(head, in.e), state);
       checkpoints.pass();
       decay_between(state, buffer, in, token, head, inside - 1, rows - 1);
       add_values(state, values, buffer, rows - 1, {inside, BT});
@@ -204,7 +204,7 @@ struct ForwardScan : ScanBlock<S> {
     }
     update_state(state, values, buffer, rows - 1);
     if (checkpoints.next != passed + rows) return;
-    write(checkpoints.element(head), state);
+    write(checkpoints.element(head, in.e), state);
     checkpoints.pass();
   }
 
@@ -239,18 +239,19 @@ struct ForwardScan : ScanBlock<S> {
       if (chunk < chunks) {
         const Buffer buffer(shared, chunk);
         const int64 first = walk.token + int64{chunk} * BT;
-        const int64 row = first * HV + walk.head;
+        const int64 row = first * in.e.HV + walk.head;
         const int rows = smaller(walk.tokens - chunk * BT, BT);
-        load_tile<kThreads, K>(buffer.w, in.w + row * K, HV * K, rows, K);
-        load_tile<kThreads, V>(buffer.u, in.u + row * V + columns.first, HV * V,
+        load_tile<kThreads, K>(buffer.w, in.w + row * K, in.e.HV * K, rows, K);
+        load_tile<kThreads, V>(buffer.u, in.u + row * V + columns.first, in.e.HV * V,
                                columns.values ? rows : 0, columns_from(columns.first));
-        if constexpr (S::SCALAR_GATE) load_column<kThreads, BT>(buffer.G, in.G + row, HV, rows);
+        if constexpr (S::SCALAR_GATE)
+          load_column<kThreads, BT>(buffer.G, in.G + row, in.e.HV, rows);
         if constexpr (S::VECTOR_GATE)
-          load_column<kThreads, kPaddedK>(buffer.Gk_end, in.Gk + (row + int64{rows - 1} * HV) * K,
-                                          1, K);
-        const int key = walk.head / (HV / kKeyHeads);
+          load_column<kThreads, kPaddedK>(buffer.Gk_end,
+                                          in.Gk + (row + int64{rows - 1} * in.e.HV) * K, 1, K);
+        const int key = Block::key_head(walk.head, in.e);
         if constexpr (kScaledKeys)
-          load_column<kThreads, BT>(buffer.k_rstd, in.k_rstd + first * H + key, H, rows);
+          load_column<kThreads, BT>(buffer.k_rstd, in.k_rstd + first * in.e.H + key, in.e.H, rows);
         load_tile<kThreads, K>(buffer.k, in.k.at(first, key * K), rows, K);
       }
       copy_async_commit();
@@ -283,7 +284,7 @@ struct ForwardScan : ScanBlock<S> {
   WYVERN_DEVICE static void clear_unused_slots(T* h, int sequence, int head, int tile_v,
                                                const int32* chunk_offsets, const Extents& e) {
     for (int64 slot = chunk_offsets[e.N] + sequence; slot < e.NT; slot += e.N) {
-      T* const h_chunk = h + (slot * HV + head) * K * V + tile_v;
+      T* const h_chunk = h + (slot * e.HV + head) * K * V + tile_v;
       for (int i = thread_index(); i < K * BV; i += kThreads)
         if (tile_v + i % BV < V) h_chunk[int64{i / BV} * V + i % BV] = from_float<T>(0.0f);
     }

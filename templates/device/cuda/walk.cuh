@@ -17,7 +17,6 @@ struct ScanBlock {
   static constexpr int kStrips = S::BV / 16 / S::num_warps;  // of sixteen columns, each warp
   static constexpr int kPaddedK = padded(S::K);
   static constexpr int kTilesV = ceil_div(S::V, S::BV);
-  static constexpr int kKeyHeads = S::VECTOR_GATE ? S::HV : S::H;  // qg and kg have the value heads
   static constexpr bool kScaledKeys = S::QK_L2NORM && !S::VECTOR_GATE;
 
   /// A warp's columns of the state, transposed.
@@ -26,9 +25,14 @@ struct ScanBlock {
   using Values = Accumulator[kStrips][S::BT / 8];
 
   /// Rows of keys of a walk, or of queries: kg or qg, `decayed`, with a vector gate.
-  WYVERN_DEVICE static TokenRows<const T> key_rows(const T* given, int64 stride, const T* decayed) {
-    if constexpr (S::VECTOR_GATE) return {decayed, int64{S::HV} * S::K};
+  WYVERN_DEVICE static TokenRows<const T> key_rows(const T* given, int64 stride, const T* decayed,
+                                                   const Extents& e) {
+    if constexpr (S::VECTOR_GATE) return {decayed, e.HV * S::K};
     return {given, stride};
+  }
+  /// The head of these rows that a value head reads.
+  WYVERN_DEVICE static int key_head(int head, const Extents& e) {
+    return S::VECTOR_GATE ? head : e.key_head(head);
   }
 
   /// The warp's first column, of the block's.
@@ -74,17 +78,17 @@ WYVERN_DEVICE void scan_and_store(unsigned char* shared, typename Scan::State& s
                                   int tile_v, typename Scan::T* states,
                                   typename Scan::T* rows_of_values, Begin&& begin,
                                   Update&&... update) {
-  constexpr int HV = Scan::HV, K = Scan::K, V = Scan::V;
+  constexpr int K = Scan::K, V = Scan::V;
   const int first_v = tile_v + Scan::warp_column();
   Scan::scan_chunks(
       shared, state, in, walk, StateColumns{tile_v}, begin,
       [&](int chunk, const typename Scan::State& at_border) {
-        store_state<K, V>(states + ((slot + chunk) * HV + walk.head) * K * V + first_v, at_border,
-                          Scan::columns_from(first_v));
+        store_state<K, V>(states + ((slot + chunk) * in.e.HV + walk.head) * K * V + first_v,
+                          at_border, Scan::columns_from(first_v));
       },
       [&](int chunk, int rows, const typename Scan::Values& values) {
-        const int64 row = (walk.token + int64{chunk} * Scan::BT) * HV + walk.head;
-        store_rows<V>(rows_of_values + row * V + first_v, int64{HV} * V, values, rows,
+        const int64 row = (walk.token + int64{chunk} * Scan::BT) * in.e.HV + walk.head;
+        store_rows<V>(rows_of_values + row * V + first_v, in.e.HV * V, values, rows,
                       Scan::columns_from(first_v));
       },
       update...);

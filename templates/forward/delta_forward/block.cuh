@@ -57,9 +57,10 @@ WYVERN_DEVICE void begin_block(const Block& b) {
 
 /// Writes a warpgroup's state times `factor` to a row of `checkpoints`. S is the kernel's Spec.
 template <class S, class State, class Element>
-WYVERN_DEVICE void write_checkpoint(State& walker, int row, float factor, Element* checkpoints) {
+WYVERN_DEVICE void write_checkpoint(State& walker, int row, float factor, Element* checkpoints,
+                                    const Extents& e) {
   const int head = recalled(walker.b).head;
-  const auto element = Checkpoints<S>{.row = static_cast<uint32>(row)}.element(head);
+  const auto element = Checkpoints<S>{.row = static_cast<uint32>(row)}.element(head, e);
   walker.template visit<V, S::STATE_V_FIRST>(
       [to = checkpoints + element, factor](int offset, float& x) {
         to[offset] = from_float<Element>(x * factor);

@@ -108,20 +108,10 @@ Template walk(std::string name, std::string source) {
   t.name = std::move(name);
   t.variant = "hopper";
   t.source = std::move(source);
-  t.constants = {constant::DTYPE,
-                 constant::BETA_DTYPE,
-                 constant::G_DTYPE,
-                 constant::H,
-                 constant::HV,
-                 constant::K,
-                 constant::V,
-                 constant::VARLEN,
-                 constant::SCALAR_GATE,
-                 constant::VECTOR_GATE,
-                 constant::GATE_IN_KERNEL,
-                 constant::HAS_DT_BIAS,
-                 constant::QK_L2NORM,
-                 constant::BETA_SIGMOID,
+  t.constants = {constant::DTYPE,       constant::BETA_DTYPE,  constant::G_DTYPE,
+                 constant::K,           constant::V,           constant::VARLEN,
+                 constant::SCALAR_GATE, constant::VECTOR_GATE, constant::GATE_IN_KERNEL,
+                 constant::HAS_DT_BIAS, constant::QK_L2NORM,   constant::BETA_SIGMOID,
                  constant::NEG_EIGVAL};
   t.needs.wgmma = t.needs.tensor_copies = true;
   t.tunables = {{tunable::BT, cuda::integers({kRows})},

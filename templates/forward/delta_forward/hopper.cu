@@ -15,16 +15,17 @@ WYVERN_KERNEL(kThreads, 1) {
   Block b{};
   b.shared = sm90::swizzled_memory();
   b.tile = block_index() % kTilesV;
-  b.head = block_index() / kTilesV % HV;
+  b.head = block_index() / kTilesV % e.HV;
+  b.key_head = e.key_head(b.head);
   const int sequences = static_cast<int>(e.N);
-  b.sequence = block_index() / kTilesV / HV % sequences;
+  b.sequence = block_index() / (kTilesV * e.HV) % sequences;
   if constexpr (VARLEN)
     b.sequence = longest_first<kThreads>(b.sequence, sequences, seq_offsets,
                                          reinterpret_cast<int*>(b.shared));
   const Sequence sequence =
       locate_sequence<VARLEN, kRows>(b.sequence, e, seq_offsets, chunk_offsets);
   if (is_null_sequence<Spec>(b.sequence, e, state_index, output_state_index)) {
-    if (block_index() < kTilesV * HV * sequences)
+    if (block_index() < kTilesV * e.HV * sequences)
       clear_output<kThreads>(
           TokenRows<DTYPE>{o, o_stride}.at(sequence.token, b.head * V + b.tile * BV),
           sequence.tokens, BV);
@@ -40,7 +41,7 @@ WYVERN_KERNEL(kThreads, 1) {
   const TokenRows<const BETA_DTYPE> beta_rows{beta, beta_stride};
 
   // Without a gate older states always count.
-  const int chains = kTilesV * HV * sequences;
+  const int chains = kTilesV * e.HV * sequences;
   const int shares = SCALAR_GATE ? block_count() / chains : 1;
   // The last shares come first: where they have the whole sequence to walk through, the others have
   // less. In place the last one waits for the others, so that it comes after them.
@@ -56,7 +57,8 @@ WYVERN_KERNEL(kThreads, 1) {
     warm = warm_up<kRows, kThreads, 32>(first, b.factors<kLayout.G>(0), [&](int last) {
       const int t = last - lane_index();
       return t < 0 ? 0.0f
-                   : stretch_of(sequence.token + t, b.head, form, g_rows, beta_rows, {k, k_stride});
+                   : stretch_of(sequence.token + t, b.head, form, g_rows, beta_rows,
+                                {k + b.key_head * K, k_stride});
     });
   // A chunk of 64 columns takes about 0.75 of the time of one of 128.
   b.halves = may_halve && 4 * (all - first + warm) > 3 * all;
@@ -64,7 +66,7 @@ WYVERN_KERNEL(kThreads, 1) {
                                                  b.halves ? 1 : shares, [&](int) { return warm; });
   if (b.chunks == 0 && !b.to_end) {
     if constexpr (kWaits)
-      if (warp_index() < 4 * kWalkers) tell_slot_read(slots_read + b.sequence * HV + b.head);
+      if (warp_index() < 4 * kWalkers) tell_slot_read(slots_read + b.sequence * e.HV + b.head);
     return;
   }
   begin_block(b);
@@ -80,7 +82,7 @@ WYVERN_KERNEL(kThreads, 1) {
     }
   };
   const auto keep = [&](auto& walker, int row, float factor) {
-    write_checkpoint<Spec>(walker, row, factor, checkpoints);
+    write_checkpoint<Spec>(walker, row, factor, checkpoints, e);
   };
   run_block(b, form, e.scale, {g_rows, beta_rows}, q_map, k_map, v_map, b.halves ? share : 0,
             find_kept, [&](auto& walker) {
@@ -98,15 +100,15 @@ WYVERN_KERNEL(kThreads, 1) {
               }
               if constexpr (kWaits) {
                 const Block copy = recalled(b);
-                if (!copy.to_end) tell_slot_read(slots_read + copy.sequence * HV + copy.head);
+                if (!copy.to_end) tell_slot_read(slots_read + copy.sequence * e.HV + copy.head);
               }
               if (b.chunks > 0) walk(walker, o_map, {o, o_stride}, keep);
               if constexpr (INPLACE_STATE) {
                 const Block copy = recalled(b);
                 if (copy.to_end) {
                   if (kWaits && !copy.halves)
-                    await_counter(slots_read + copy.sequence * HV + copy.head,
-                                  (block_count() / (kTilesV * HV * static_cast<int>(e.N)) - 1) *
+                    await_counter(slots_read + copy.sequence * e.HV + copy.head,
+                                  (block_count() / (kTilesV * e.HV * static_cast<int>(e.N)) - 1) *
                                       kTilesV * kWalkers * 4);
                   walker.template visit<V, STATE_V_FIRST>(
                       [to = state + slots().to](int offset, float& x) {

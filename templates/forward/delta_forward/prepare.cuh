@@ -40,7 +40,7 @@ using Position = sm90::Pipeline<kStages>::Position;
 /// What all warps of a block know.
 struct Block : SharedWalk {
   unsigned char* shared;
-  int sequence, head, tile;
+  int sequence, head, key_head, tile;
   bool halves;          ///< one warpgroup has a state, another block that of the other 64 columns
   bool without_values;  ///< v is 0
 
@@ -90,7 +90,6 @@ WYVERN_DEVICE Block recalled(const Block& b) {
 WYVERN_DEVICE void bring_tiles(const Block& b, int chunk, const Position& at,
                                const TensorMap& q_map, const TensorMap& k_map,
                                const TensorMap& v_map) {
-  const int key_head = b.head / (HV / H);
   sm90::barrier_wait(b.barrier<kLayout.free>(at.buffer), at.parity ^ 1U);
   const int token = static_cast<int>(b.token) + chunk * kRows;
   const int rows = b.rows(chunk);
@@ -101,9 +100,9 @@ WYVERN_DEVICE void bring_tiles(const Block& b, int chunk, const Position& at,
     const bool values = kQueries || !b.without_values;
     sm90::barrier_arrive_expect(barrier,
                                 (kQueries ? 2 : 1) * kKeyBytes + (values ? kValueBytes : 0));
-    sm90::tensor_load(b.keys(at.buffer).data, k_map, {0, token, 0, key_head}, barrier);
+    sm90::tensor_load(b.keys(at.buffer).data, k_map, {0, token, 0, b.key_head}, barrier);
     if constexpr (kQueries)
-      sm90::tensor_load(b.queries(at.buffer).data, q_map, {0, token, 0, key_head}, barrier);
+      sm90::tensor_load(b.queries(at.buffer).data, q_map, {0, token, 0, b.key_head}, barrier);
     if (values)
       sm90::tensor_load(b.values(at.buffer).data, v_map, {0, token, kPanels * b.tile, b.head},
                         barrier);
@@ -130,14 +129,14 @@ struct GateForm {
   }
 };
 
-/// stretch() of token `t` of a head.
+/// stretch() of token `t` of a head; k is of its key head.
 WYVERN_DEVICE float stretch_of(int64 t, int head, const GateForm& form,
                                const TokenRows<const G_DTYPE>& g,
                                const TokenRows<const BETA_DTYPE>& beta,
                                const TokenRows<const DTYPE>& k) {
   const float rate = activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta.row(t)[head]);
   // A normalized row is no longer, and the bound grows with it.
-  const float square = QK_L2NORM ? 1.0f : squared_length<K>(k.row(t) + head / (HV / H) * K);
+  const float square = QK_L2NORM ? 1.0f : squared_length<K>(k.row(t));
   return stretch(form(g.row(t)[head]), rate, square);
 }
 

@@ -9,12 +9,13 @@ constexpr bool kCheckpoints = CHECKPOINTS, kDivided = CHECKPOINT_OFFSETS;
 
 WYVERN_KERNEL(kThreads, 1) {
   const Segment segment =
-      locate_segment<VARLEN, SEG * BT>(block_index() / kTilesV / HV, e, seq_offsets);
+      locate_segment<VARLEN, SEG * BT>(block_index() / kTilesV / e.HV, e, seq_offsets);
   if (!segment.used) return;
   Block b{};
   b.shared = sm90::swizzled_memory();
   b.tile = block_index() % kTilesV;
-  b.head = block_index() / kTilesV % HV;
+  b.head = block_index() / kTilesV % e.HV;
+  b.key_head = e.key_head(b.head);
   if (is_null_sequence<Spec>(segment.sequence, e, state_index, output_state_index)) {
     clear_output<kThreads>(
         TokenRows<DTYPE>{o, o_stride}.at(segment.token, b.head * V + b.tile * BV), segment.tokens,
@@ -46,7 +47,7 @@ WYVERN_KERNEL(kThreads, 1) {
     }
   };
   const auto keep = [&](auto& walker, int row, float factor) {
-    write_checkpoint<Spec>(walker, row, factor, checkpoints);
+    write_checkpoint<Spec>(walker, row, factor, checkpoints, e);
   };
   run_block(b, form, e.scale, rows, q_map, k_map, v_map, 0, find_kept, [&](auto& walker) {
     const int64 slot = block_index() / kTilesV;  // of a segment and value head

@@ -13,11 +13,12 @@ constexpr int kTilesK = K / BV;
 WYVERN_KERNEL(kThreads, 1) {
   const int tile = block_index() % (kTilesK + kTilesV);
   const int slot = block_index() / (kTilesK + kTilesV);  // of a segment and value head
-  const Segment segment = locate_segment<VARLEN, SEG * BT>(slot / HV, e, seq_offsets);
+  const Segment segment = locate_segment<VARLEN, SEG * BT>(slot / e.HV, e, seq_offsets);
   if (!segment.used || segment.last) return;
   Block b{};
   b.shared = sm90::swizzled_memory();
-  b.head = slot % HV;
+  b.head = slot % e.HV;
+  b.key_head = e.key_head(b.head);
   b.without_values = tile < kTilesK;
   b.tile = b.without_values ? tile : tile - kTilesK;
   b.token = segment.token;
@@ -32,7 +33,9 @@ WYVERN_KERNEL(kThreads, 1) {
   if constexpr (SCALAR_GATE) {
     const int counting = warm_up<kRows, kThreads, 32>(SEG, b.factors<kLayout.G>(0), [&](int last) {
       const int t = last - lane_index();
-      return t < 0 ? 0.0f : stretch_of(b.token + t, b.head, form, g_rows, beta_rows, {k, k_stride});
+      return t < 0 ? 0.0f
+                   : stretch_of(b.token + t, b.head, form, g_rows, beta_rows,
+                                {k + b.key_head * K, k_stride});
     });
     if (counting < SEG) {
       if (b.without_values) {

@@ -99,8 +99,6 @@ Template walk(std::string name, std::string source) {
   t.constants = {constant::DTYPE,
                  constant::BETA_DTYPE,
                  constant::G_DTYPE,
-                 constant::H,
-                 constant::HV,
                  constant::K,
                  constant::V,
                  constant::VARLEN,

@@ -39,7 +39,7 @@ WYVERN_DEVICE Fading fading_of_run(const Block& b, int64 last, const GateForm& f
   };
   const auto fetch = [&](int64 t) {
     return Token{load<kChannels>(g.row(t) + b.head * K + first),
-                 load<kChannels>(k.row(t) + b.head / (HV / H) * K + first), beta.row(t)[b.head]};
+                 load<kChannels>(k.row(t) + b.key_head * K + first), beta.row(t)[b.head]};
   };
   Token ahead[kAhead];
 #pragma unroll

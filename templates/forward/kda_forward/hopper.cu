@@ -31,7 +31,7 @@ WYVERN_DEVICE float stretch(const Block& b, int64 begin, int last, const GateFor
     for (int mask = 16; mask > 0; mask /= 2) x = maximum(x, shuffle_xor(x, mask));
     if (lane == i) most = x;
     if constexpr (!QK_L2NORM) {
-      const auto keys = load<kChannels>(k.row(t) + b.head / (HV / H) * K + first);
+      const auto keys = load<kChannels>(k.row(t) + b.key_head * K + first);
       float sum = 0.0f;
 #pragma unroll
       for (int j = 0; j < kChannels; ++j)
@@ -52,15 +52,16 @@ WYVERN_KERNEL(kThreads, 1) {
   Block b;
   b.shared = sm90::swizzled_memory();
   b.tile = block_index() % kTilesV;
-  b.head = block_index() / kTilesV % HV;
+  b.head = block_index() / kTilesV % e.HV;
+  b.key_head = e.key_head(b.head);
   const int sequences = static_cast<int>(e.N);
-  b.sequence = block_index() / kTilesV / HV % sequences;
+  b.sequence = block_index() / kTilesV / e.HV % sequences;
   if constexpr (VARLEN)
     b.sequence = longest_first<kThreads>(b.sequence, sequences, seq_offsets,
                                          reinterpret_cast<int*>(b.shared));
   const Sequence sequence =
       locate_sequence<VARLEN, kChunk>(b.sequence, e, seq_offsets, chunk_offsets);
-  const int chains = kTilesV * HV * sequences;
+  const int chains = kTilesV * e.HV * sequences;
   const int shares = block_count() / chains;
   // The last shares come first: where they have the whole sequence to walk through, the others have
   // less. In place the last one waits for the others, so that it comes after them.
@@ -84,7 +85,7 @@ WYVERN_KERNEL(kThreads, 1) {
   });
   if (b.chunks == 0 && !b.to_end) {
     if constexpr (INPLACE_STATE)
-      if (warp_index() < 4 * kStates) tell_slot_read(slots_read + b.sequence * HV + b.head);
+      if (warp_index() < 4 * kStates) tell_slot_read(slots_read + b.sequence * e.HV + b.head);
     return;
   }
   begin_block(b);
@@ -114,7 +115,7 @@ WYVERN_KERNEL(kThreads, 1) {
         find_states<Spec>(b.sequence, b.head, e, state_stride, state_index, output_state_index);
     StateWalk walk{b, (warp - 1 - kHelpers) / 4 * kColumns, {}, {}, {}, {}, {}};
     const int column = b.tile * BV + walk.column;
-    const auto keep = [&](int row) { write_checkpoint<Spec>(walk, row, checkpoints); };
+    const auto keep = [&](int row) { write_checkpoint<Spec>(walk, row, checkpoints, e); };
     if constexpr (INPLACE_STATE || INITIAL_STATE) {
       if (b.from_start && starts_from_slot<Spec>(b.sequence, has_initial_state))
         sm90::visit_state<V, STATE_V_FIRST>(
@@ -124,13 +125,13 @@ WYVERN_KERNEL(kThreads, 1) {
             });
     }
     if constexpr (INPLACE_STATE)
-      if (!b.to_end) tell_slot_read(slots_read + b.sequence * HV + b.head);
+      if (!b.to_end) tell_slot_read(slots_read + b.sequence * e.HV + b.head);
     if (b.chunks > 0) walk_state(walk, {o, o_stride}, keep);
     if constexpr (INPLACE_STATE) {
       if (b.to_end) {
         await_counter(
-            slots_read + b.sequence * HV + b.head,
-            (block_count() / (kTilesV * HV * static_cast<int>(e.N)) - 1) * kTilesV * kStates * 4);
+            slots_read + b.sequence * e.HV + b.head,
+            (block_count() / (kTilesV * e.HV * static_cast<int>(e.N)) - 1) * kTilesV * kStates * 4);
         sm90::visit_state<V, STATE_V_FIRST>(walk.state, column,
                                             [to = state + slots.to](int offset, float& x) {
                                               to[offset] = from_float<STATE_DTYPE>(x);

@@ -8,13 +8,14 @@ constexpr bool kCheckpoints = CHECKPOINTS;
 #include "forward/kda_forward/walk.cuh"
 
 WYVERN_KERNEL(kThreads, 1) {
-  const int slot = block_index() / kTilesV / HV;
+  const int slot = block_index() / kTilesV / e.HV;
   const Segment segment = locate_segment<VARLEN, SEG * BT>(slot, e, seq_offsets);
   if (!segment.used) return;
   Block b{};
   b.shared = sm90::swizzled_memory();
   b.tile = block_index() % kTilesV;
-  b.head = block_index() / kTilesV % HV;
+  b.head = block_index() / kTilesV % e.HV;
+  b.key_head = e.key_head(b.head);
   if (is_null_sequence<Spec>(segment.sequence, e, state_index, output_state_index)) {
     clear_output<kThreads>(
         TokenRows<DTYPE>{o, o_stride}.at(segment.token, b.head * V + b.tile * BV), segment.tokens,
@@ -53,8 +54,8 @@ WYVERN_KERNEL(kThreads, 1) {
     sm90::raise_registers<kStateRegisters>();
     StateWalk walk{b, (warp - 1 - kHelpers) / 4 * kColumns, {}, {}, {}, {}, {}};
     const int column = b.tile * BV + walk.column;
-    const auto keep = [&](int row) { write_checkpoint<Spec>(walk, row, checkpoints); };
-    const int64 entering = (int64{slot} * HV + b.head) * K * V;
+    const auto keep = [&](int row) { write_checkpoint<Spec>(walk, row, checkpoints, e); };
+    const int64 entering = (int64{slot} * e.HV + b.head) * K * V;
     // Always so; in a branch of its own the load takes no registers from what comes after it.
     if (segment.index >= 0)
       sm90::visit_state<V, false>(

@@ -12,17 +12,17 @@ constexpr int kTilesK = K / BV;
 
 WYVERN_KERNEL(kThreads, 1) {
   const int tile = block_index() % (kTilesK + kTilesV);
-  const int slot = block_index() / (kTilesK + kTilesV) / HV;
-  const Segment segment = locate_segment<VARLEN, SEG * BT>(slot, e, seq_offsets);
+  const int place = block_index() / (kTilesK + kTilesV);  // of a segment and value head
+  const Segment segment = locate_segment<VARLEN, SEG * BT>(place / e.HV, e, seq_offsets);
   if (!segment.used || segment.last) return;
   Block b{};
   b.shared = sm90::swizzled_memory();
-  b.head = block_index() / (kTilesK + kTilesV) % HV;
+  b.head = place % e.HV;
+  b.key_head = e.key_head(b.head);
   b.without_values = tile < kTilesK;
   b.tile = b.without_values ? tile : tile - kTilesK;
   b.token = segment.token;
   b.tokens = segment.tokens;
-  const int64 place = int64{slot} * HV + b.head;
   const GateForm form(e, HAS_A_LOG ? A_log[b.head] : 0.0f);
   bring_bias(b, form, dt_bias);
   const TokenRows<const BETA_DTYPE> beta_rows{beta, beta_stride};
@@ -30,7 +30,7 @@ WYVERN_KERNEL(kThreads, 1) {
                                    form, {g, g_stride}, beta_rows, {k, k_stride});
   if (fading > 0) {
     if (b.without_values) {
-      write_no_M<K, BV, kThreads>(share_M + place * K * K, b.tile * BV);
+      write_no_M<K, BV, kThreads>(share_M + int64{place} * K * K, b.tile * BV);
       return;
     }
     b.token += b.tokens - fading;
@@ -55,12 +55,13 @@ WYVERN_KERNEL(kThreads, 1) {
       });
     walk_state_alone(walk);
     if (b.without_values)
-      sm90::visit_state<K, false>(
-          walk.state, column,
-          [to = share_M + place * K * K](int offset, float& x) { to[offset] = element_of_M(x); });
+      sm90::visit_state<K, false>(walk.state, column,
+                                  [to = share_M + int64{place} * K * K](int offset, float& x) {
+                                    to[offset] = element_of_M(x);
+                                  });
     else
       sm90::visit_state<V, false>(
           walk.state, column,
-          [to = share_R + place * K * V](int offset, float& x) { to[offset] = x; });
+          [to = share_R + int64{place} * K * V](int offset, float& x) { to[offset] = x; });
   }
 }

@@ -66,7 +66,7 @@ using Position = sm90::Pipeline<kStages>::Position;
 /// What all warps of a block know.
 struct Block : SharedWalk {
   unsigned char* shared;
-  int sequence, head, tile;
+  int sequence, head, key_head, tile;
   bool without_values = false;  ///< v counts as 0; only where no queries are asked
 
   WYVERN_DEVICE bool has_values() const { return kQueries || !without_values; }
@@ -111,7 +111,6 @@ struct Block : SharedWalk {
 template <class Kept>
 WYVERN_DEVICE void bring_slices(const Block& b, const TensorMap& q_map, const TensorMap& k_map,
                                 const TensorMap& v_map, const TensorMap& g_map, Kept kept) {
-  const int key_head = b.head / (HV / H);
   const int slices = b.slices();
   Position at;
 #pragma unroll 1
@@ -128,9 +127,9 @@ WYVERN_DEVICE void bring_slices(const Block& b, const TensorMap& q_map, const Te
 #pragma unroll
     for (int panel = 0; panel < K / 64; ++panel) {
       unsigned char* const to = b.rows(at.buffer).data + panel * 2 * kPanelBytes;
-      sm90::tensor_load(to, k_map, {0, token, panel, key_head}, loaded);
+      sm90::tensor_load(to, k_map, {0, token, panel, b.key_head}, loaded);
       if constexpr (kQueries)
-        sm90::tensor_load(to + kPanelBytes, q_map, {0, token, panel, key_head}, loaded);
+        sm90::tensor_load(to + kPanelBytes, q_map, {0, token, panel, b.key_head}, loaded);
     }
     sm90::tensor_load(b.gates(at.buffer).data, g_map, {0, token, 0, b.head}, loaded);
     if (b.has_values())
@@ -527,8 +526,9 @@ WYVERN_DEVICE void begin_walk(StateWalk& walk, const Position& at) {
 
 /// Writes the state to a row of `checkpoints`. S is the kernel's Spec.
 template <class S, class Element>
-WYVERN_DEVICE void write_checkpoint(StateWalk& walk, int row, Element* checkpoints) {
-  const auto element = Checkpoints<S>{.row = static_cast<uint32>(row)}.element(walk.b.head);
+WYVERN_DEVICE void write_checkpoint(StateWalk& walk, int row, Element* checkpoints,
+                                    const Extents& e) {
+  const auto element = Checkpoints<S>{.row = static_cast<uint32>(row)}.element(walk.b.head, e);
   sm90::visit_state<V, S::STATE_V_FIRST>(
       walk.state, walk.b.tile * BV + walk.column,
       [to = checkpoints + element](int offset, float& x) { to[offset] = from_float<Element>(x); });

@@ -12,9 +12,10 @@ WYVERN_KERNEL(kThreads, 1) {
   Block b;
   b.shared = sm90::swizzled_memory();
   b.tile = block_index() % kTilesV;
-  b.head = block_index() / kTilesV % HV;
+  b.head = block_index() / kTilesV % e.HV;
+  b.heads = e.HV;
   const int sequences = static_cast<int>(e.N);
-  int n = block_index() / kTilesV / HV;
+  int n = block_index() / kTilesV / e.HV;
   if constexpr (VARLEN)
     n = longest_first<kThreads>(n, sequences, seq_offsets, reinterpret_cast<int*>(b.shared));
   const Sequence sequence = locate_sequence<VARLEN, kChunk>(n, e, seq_offsets, chunk_offsets);
@@ -39,9 +40,9 @@ WYVERN_KERNEL(kThreads, 1) {
   if (warp < 4) {
     sm90::lower_registers<kBringRegisters>();
     if (warp > 0)
-      convert_chunks(b, warp - 1, Aqk + (b.token * HV + b.head) * BT,
-                     Gk + (b.token * HV + b.head) * K, find_kept(),
-                     TokenRows<const DTYPE>{k, k_stride}.at(b.token, b.head / (HV / H) * K));
+      convert_chunks(b, warp - 1, Aqk + (b.token * e.HV + b.head) * BT,
+                     Gk + (b.token * e.HV + b.head) * K, find_kept(),
+                     TokenRows<const DTYPE>{k, k_stride}.at(b.token, e.key_head(b.head) * K));
     else if (lane_index() == 0)
       bring_chunks(b, w_map, qg_map, kg_map, u_map);
   } else {
@@ -50,7 +51,7 @@ WYVERN_KERNEL(kThreads, 1) {
         find_states<Spec>(n, b.head, e, state_stride, state_index, output_state_index);
     StateWalk walk{b, (warp - 4) / 4 * kColumns, {}, {}, {}};
     const int column = b.tile * BV + walk.column;
-    const auto keep = [&](int row) { write_checkpoint<Spec>(walk, row, checkpoints); };
+    const auto keep = [&](int row) { write_checkpoint<Spec>(walk, row, checkpoints, e); };
     if constexpr (INPLACE_STATE || INITIAL_STATE)
       if (starts_from_slot<Spec>(n, has_initial_state))
         sm90::visit_state<V, STATE_V_FIRST>(

@@ -8,13 +8,14 @@ constexpr bool kCheckpoints = CHECKPOINTS, kDivided = CHECKPOINT_OFFSETS;
 #include "forward/kda_fwd_h_o/walk.cuh"
 
 WYVERN_KERNEL(kThreads, 1) {
-  const int slot = block_index() / kTilesV / HV;
+  const int slot = block_index() / kTilesV / e.HV;
   const Segment segment = locate_segment<VARLEN, SEG * BT>(slot, e, seq_offsets);
   if (!segment.used) return;
   Block b;
   b.shared = sm90::swizzled_memory();
   b.tile = block_index() % kTilesV;
-  b.head = block_index() / kTilesV % HV;
+  b.head = block_index() / kTilesV % e.HV;
+  b.heads = e.HV;
   if (is_null_sequence<Spec>(segment.sequence, e, state_index, output_state_index)) {
     clear_output<kThreads>(
         TokenRows<DTYPE>{o, o_stride}.at(segment.token, b.head * V + b.tile * BV), segment.tokens,
@@ -38,17 +39,17 @@ WYVERN_KERNEL(kThreads, 1) {
   if (warp < 4) {
     sm90::lower_registers<kBringRegisters>();
     if (warp > 0)
-      convert_chunks(b, warp - 1, Aqk + (b.token * HV + b.head) * BT,
-                     Gk + (b.token * HV + b.head) * K, find_kept(),
-                     TokenRows<const DTYPE>{k, k_stride}.at(b.token, b.head / (HV / H) * K));
+      convert_chunks(b, warp - 1, Aqk + (b.token * e.HV + b.head) * BT,
+                     Gk + (b.token * e.HV + b.head) * K, find_kept(),
+                     TokenRows<const DTYPE>{k, k_stride}.at(b.token, e.key_head(b.head) * K));
     else if (lane_index() == 0)
       bring_chunks(b, w_map, qg_map, kg_map, u_map);
   } else {
     sm90::raise_registers<kStateRegisters>();
     StateWalk walk{b, (warp - 4) / 4 * kColumns, {}, {}, {}};
     const int column = b.tile * BV + walk.column;
-    const auto keep = [&](int row) { write_checkpoint<Spec>(walk, row, checkpoints); };
-    const int64 entering = (int64{slot} * HV + b.head) * K * V;
+    const auto keep = [&](int row) { write_checkpoint<Spec>(walk, row, checkpoints, e); };
+    const int64 entering = (int64{slot} * e.HV + b.head) * K * V;
     // Always so; in a branch of its own the load takes no registers from what comes after it.
     if (segment.index >= 0)
       sm90::visit_state<V, false>(

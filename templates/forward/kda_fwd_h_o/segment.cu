@@ -13,12 +13,13 @@ constexpr int kPartsOfM = sm90::kIsBf16<DTYPE> ? 2 : 1;
 
 WYVERN_KERNEL(kThreads, 1) {
   const int tile = block_index() % (kTilesK + kTilesV);
-  const int slot = block_index() / (kTilesK + kTilesV) / HV;
+  const int slot = block_index() / (kTilesK + kTilesV) / e.HV;
   const Segment segment = locate_segment<VARLEN, SEG * BT>(slot, e, seq_offsets);
   if (!segment.used || segment.last) return;
   Block b;
   b.shared = sm90::swizzled_memory();
-  b.head = block_index() / (kTilesK + kTilesV) % HV;
+  b.head = block_index() / (kTilesK + kTilesV) % e.HV;
+  b.heads = e.HV;
   b.without_values = tile < kTilesK;
   b.tile = b.without_values ? tile : tile - kTilesK;
   b.token = segment.token;
@@ -29,14 +30,14 @@ WYVERN_KERNEL(kThreads, 1) {
   if (warp < 4) {
     sm90::lower_registers<kBringRegisters>();
     if (warp > 0)
-      convert_chunks(b, warp - 1, nullptr, Gk + (b.token * HV + b.head) * K, NoCheckpoints{}, {});
+      convert_chunks(b, warp - 1, nullptr, Gk + (b.token * e.HV + b.head) * K, NoCheckpoints{}, {});
     else if (lane_index() == 0)
       bring_chunks(b, w_map, w_map, kg_map, u_map);
   } else {
     sm90::raise_registers<kStateRegisters>();
     StateWalk walk{b, (warp - 4) / 4 * kColumns, {}, {}, {}};
     const int column = b.tile * BV + walk.column;
-    const int64 place = int64{slot} * HV + b.head;
+    const int64 place = int64{slot} * e.HV + b.head;
     if (b.without_values) {
       sm90::visit_state<K, false>(walk.state, column, [](int offset, float& x) {
         x = offset / K == offset % K ? 1.0f : 0.0f;

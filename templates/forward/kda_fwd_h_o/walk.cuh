@@ -43,6 +43,7 @@ struct Block {
   int64 token;  ///< the walk's first
   int tokens;
   int head, tile;
+  int heads;                    ///< value heads
   bool without_values = false;  ///< u counts as 0; only where no queries are asked
 
   WYVERN_DEVICE bool has_values() const { return kQueries || !without_values; }
@@ -113,10 +114,11 @@ struct ScorePlace {
   }
 };
 
-/// Writes a chunk's scores in 16 bits; rows past the end become 0. By one warp, once the buffer is
-/// free, which `await` sees to.
+/// Writes a chunk's scores in 16 bits, from rows `stride` elements apart; rows past the end become
+/// 0. By one warp, once the buffer is free, which `await` sees to.
 template <class ScoreTile, class Await>
-WYVERN_DEVICE void convert_scores(const ScoreTile& to, const float* Aqk, int rows, Await&& await) {
+WYVERN_DEVICE void convert_scores(const ScoreTile& to, const float* Aqk, int stride, int rows,
+                                  Await&& await) {
 #pragma unroll 1
   for (int first = 0; first < kPieces; first += kPiecesAtOnce) {
     Vector<float, 4> pieces[kPiecesAtOnce][2] = {};
@@ -124,7 +126,7 @@ WYVERN_DEVICE void convert_scores(const ScoreTile& to, const float* Aqk, int row
     for (int i = 0; i < kPiecesAtOnce; ++i) {
       const ScorePlace at((first + i) * 32 + lane_index());
       if (at.row >= rows) continue;
-      const float* const from = Aqk + int64{at.row} * HV * BT + at.col;
+      const float* const from = Aqk + int64{at.row} * stride + at.col;
       pieces[i][0] = load<4>(from);
       pieces[i][1] = load<4>(from + 4);
     }
@@ -152,8 +154,8 @@ WYVERN_DEVICE void divide_chunk(const Block& b, const KeyTile& keys,
                                 const TokenRows<const DTYPE>& k, const float* Gk, int front,
                                 int rows) {
   const int first = lane_index() * kChannels;
-  const auto reached = load<kChannels>(Gk + int64{front - 1} * HV * K + first);
-  const auto end = load<kChannels>(Gk + int64{rows - 1} * HV * K + first);
+  const auto reached = load<kChannels>(Gk + int64{front - 1} * b.heads * K + first);
+  const auto end = load<kChannels>(Gk + int64{rows - 1} * b.heads * K + first);
 #pragma unroll
   for (int i = 0; i < kChannels; ++i)
     array_at<kLayout.rest>(b.shared)[sm90::channel_place(K, first + i)] =
@@ -161,7 +163,7 @@ WYVERN_DEVICE void divide_chunk(const Block& b, const KeyTile& keys,
 #pragma unroll 1
   for (int r = 0; r < front; ++r) {
     const auto row = load<kChannels>(k.row(r) + first);
-    const auto sums = load<kChannels>(Gk + int64{r} * HV * K + first);
+    const auto sums = load<kChannels>(Gk + int64{r} * b.heads * K + first);
     float x[kChannels];
     float square = 0.0f;
 #pragma unroll
@@ -197,7 +199,7 @@ WYVERN_DEVICE void convert_chunks(const Block& b, int converter, const float* Aq
 #pragma unroll 1
   for (int c = converter; c < chunks; c += kConverters) {
     const int rows = b.rows_of(c);
-    const int64 first = int64{c} * kChunk * HV;
+    const int64 first = int64{c} * kChunk * b.heads;
     int front = 0;    // rows in front of a checkpoint
     int divided = 0;  // where it is inside the chunk
     if constexpr (Kept::kAny) {
@@ -206,12 +208,13 @@ WYVERN_DEVICE void convert_chunks(const Block& b, int converter, const float* Aq
       if (Kept::kInside && front < rows) divided = front;
     }
     const int last = divided != 0 ? divided - 1 : rows - 1;
-    const auto sums = load<kChannels>(Gk + (first + int64{last} * HV) * K + lane * kChannels);
+    const auto sums = load<kChannels>(Gk + (first + int64{last} * b.heads) * K + lane * kChannels);
     const auto await = [&] {
       sm90::barrier_wait(b.barrier<kLayout.free>(at.buffer), at.parity ^ 1U);
     };
     if constexpr (kQueries)
-      convert_scores(b.tile_of<kLayout.scores>(at.buffer), Aqk + first * BT, rows, await);
+      convert_scores(b.tile_of<kLayout.scores>(at.buffer), Aqk + first * BT, b.heads * BT, rows,
+                     await);
     else
       await();
     float* const decay = b.decay(at.buffer);
@@ -380,8 +383,9 @@ struct StateWalk {
 
 /// Writes the state to a row of `checkpoints`. S is the kernel's Spec.
 template <class S, class Element>
-WYVERN_DEVICE void write_checkpoint(StateWalk& walk, int row, Element* checkpoints) {
-  const auto element = Checkpoints<S>{.row = static_cast<uint32>(row)}.element(walk.b.head);
+WYVERN_DEVICE void write_checkpoint(StateWalk& walk, int row, Element* checkpoints,
+                                    const Extents& e) {
+  const auto element = Checkpoints<S>{.row = static_cast<uint32>(row)}.element(walk.b.head, e);
   sm90::visit_state<V, S::STATE_V_FIRST>(
       walk.state, walk.b.tile * BV + walk.column,
       [to = checkpoints + element](int offset, float& x) { to[offset] = from_float<Element>(x); });

@@ -32,15 +32,15 @@ struct TiledScores {
 WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
   Block b;
   b.shared = sm90::swizzled_memory();
-  b.head = block_index() % HV;
-  const int slot = block_index() / HV;
-  b.chunk = locate_chunk<VARLEN, kChunk>(slot, e, seq_offsets, chunk_index);
+  b.head = block_index() % e.HV;
+  b.heads = e.HV;
+  b.chunk = locate_chunk<VARLEN, kChunk>(block_index() / e.HV, e, seq_offsets, chunk_index);
   if (b.chunk.rows <= 0) return;
   const int thread = thread_index();
   if (thread == 0) {
     sm90::barrier_init(b.loaded(0), 1);
     sm90::fence_barrier_init();
-    load_rows(b, q_map, k_map, g_map);
+    load_rows(b, e.key_head(b.head), q_map, k_map, g_map);
   }
   const GateForm form(e, HAS_A_LOG ? A_log[b.head] : 0.0f);
   read_factors(
@@ -58,7 +58,7 @@ WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
 
   const int warp = sm90::uniform(warp_index());
   Slice slice{b, warp / kParts, warp % kParts, {}, {}};
-  const int64 place = int64{slot} * HV + b.head;
+  const int64 place = block_index();  // of the chunk and head  // of the chunk and head
   decay_rows(slice, form, [&]() -> DecayedRows {
     const float* const totals = b.floats<kLayout.totals>();
     for (int i = thread; i < K; i += kThreads)

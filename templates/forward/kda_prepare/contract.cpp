@@ -59,13 +59,10 @@ Template prepare(std::string name, std::string source, bool backward) {
   t.name = std::move(name);
   t.variant = "hopper";
   t.source = std::move(source);
-  t.constants = {constant::DTYPE,        constant::BETA_DTYPE,
-                 constant::G_DTYPE,      constant::H,
-                 constant::HV,           constant::K,
-                 constant::VARLEN,       constant::GATE_IN_KERNEL,
-                 constant::HAS_A_LOG,    constant::HAS_DT_BIAS,
-                 constant::LOWER_BOUND,  constant::QK_L2NORM,
-                 constant::BETA_SIGMOID, constant::NEG_EIGVAL};
+  t.constants = {constant::DTYPE,     constant::BETA_DTYPE,   constant::G_DTYPE,
+                 constant::K,         constant::VARLEN,       constant::GATE_IN_KERNEL,
+                 constant::HAS_A_LOG, constant::HAS_DT_BIAS,  constant::LOWER_BOUND,
+                 constant::QK_L2NORM, constant::BETA_SIGMOID, constant::NEG_EIGVAL};
   t.needs.wgmma = t.needs.tensor_copies = true;
   t.tunables = {{tunable::BT, cuda::integers({kChunk})},
                 {tunable::num_warps, cuda::integers({16, 8})}};
@@ -98,8 +95,9 @@ Template for_a_forward_pass() {
       stages::solve_tril,
       stages::kda_recompute_w_u};
   t.keeps = {{"Gk", {}}};
-  t.constants.insert(t.constants.end(), {constant::U_DTYPE, constant::V, constant::SCALAR_GATE,
-                                         constant::VECTOR_GATE});
+  // HV: known, the rows of scores take no registers for their addresses, which would spill.
+  t.constants.insert(t.constants.end(), {constant::HV, constant::U_DTYPE, constant::V,
+                                         constant::SCALAR_GATE, constant::VECTOR_GATE});
   t.tensor_maps.push_back({.name = "v_map", .argument = "v", .view = values});
   t.strided.push_back("v");
   t.illegal = forward_illegal;

@@ -48,19 +48,20 @@ struct WrittenScores {
       for (int i = 0; i < 4; i += 2) {
         const int r = row + lane / 4 + i / 2 * 8;
         if (r < b.chunk.rows)
-          store_vector(Aqk + int64{r} * HV * BT + col + 8 * n + lane % 4 * 2,
+          store_vector(Aqk + int64{r} * b.heads * BT + col + 8 * n + lane % 4 * 2,
                        Float2{{sum.x[n].x[i], sum.x[n].x[i + 1]}});
       }
   }
   WYVERN_DEVICE void put_element(int row, int col, float x) const {
-    if (row < b.chunk.rows) Aqk[int64{row} * HV * BT + col] = x;
+    if (row < b.chunk.rows) Aqk[int64{row} * b.heads * BT + col] = x;
   }
   WYVERN_DEVICE void clear_behind(int first) const {
     const int columns = kChunk - kSlice - first;
     for (int i = lane_index() * 4; i < 16 * columns; i += 128) {
       const int r = first + i / columns;
       if (r < b.chunk.rows)
-        store_vector(Aqk + int64{r} * HV * BT + first + kSlice + i % columns, Vector<float, 4>{});
+        store_vector(Aqk + int64{r} * b.heads * BT + first + kSlice + i % columns,
+                     Vector<float, 4>{});
     }
   }
 };
@@ -69,13 +70,14 @@ WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
   Block b;
   b.shared = sm90::swizzled_memory();
   b.head = block_index() % HV;
+  b.heads = HV;
   b.chunk = locate_chunk<VARLEN, kChunk>(block_index() / HV, e, seq_offsets, chunk_index);
   if (b.chunk.rows <= 0) return;
   if (thread_index() == 0) {
     sm90::barrier_init(b.loaded(0), 1);
     sm90::barrier_init(b.loaded(1), 1);
     sm90::fence_barrier_init();
-    load_rows(b, q_map, k_map, g_map);
+    load_rows(b, e.key_head(b.head), q_map, k_map, g_map);
     sm90::barrier_arrive_expect(b.loaded(1), kRowBytes * V);
     sm90::tensor_load(b.tile_of<kLayout.v>().data, v_map,
                       {0, static_cast<int>(b.chunk.token), 0, b.head}, b.loaded(1));
@@ -98,7 +100,7 @@ WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
   const int warp = sm90::uniform(warp_index());
   Slice slice{b, warp / kParts, warp % kParts, {}, {}};
   decay_rows(slice, form, [&]() -> DecayedRows {
-    return {qg + b.first(K), kg + b.first(K), int64{HV} * K, Gk + b.first(K), nullptr, 1.0f};
+    return {qg + b.first(K), kg + b.first(K), b.heads * K, Gk + b.first(K), nullptr, 1.0f};
   });
   sync_block();
 
@@ -120,6 +122,6 @@ WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
     const SquareTile tile{b.shared + (of_w ? kLayout.erasing.offset : kLayout.v.offset) +
                           i * SquareTile::kBytes};
     write_rows(b, tile, (of_w ? w + b.first(K) : u + b.first(V)) + i * kChunk,
-               int64{HV} * (of_w ? K : V));
+               int64{b.heads} * (of_w ? K : V));
   }
 }

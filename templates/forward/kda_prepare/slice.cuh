@@ -44,6 +44,7 @@ struct Block {
   unsigned char* shared;
   Chunk chunk;
   int head;
+  int heads;  ///< value heads
 
   template <sm90::SwizzledPlace Place>
   WYVERN_DEVICE sm90::SwizzledTile<DTYPE, Place.rows, Place.cols> tile_of() const {
@@ -57,7 +58,7 @@ struct Block {
     return sm90::barriers_at<kLayout.loaded>(shared) + i;
   }
   /// The chunk's first row of this head in a tensor [tokens, HV, width].
-  WYVERN_DEVICE int64 first(int width) const { return (chunk.token * HV + head) * width; }
+  WYVERN_DEVICE int64 first(int width) const { return (chunk.token * heads + head) * width; }
 };
 
 /// Scores of a slice's tokens with each other, as the m16n8k8 products of rows in the layout of
@@ -76,11 +77,10 @@ struct Scores {
 constexpr int kRowBytes = kChunk * static_cast<int>(sizeof(DTYPE));
 
 /// Loads gates, k and q, by one thread.
-WYVERN_DEVICE void load_rows(const Block& b, const TensorMap& q_map, const TensorMap& k_map,
-                             const TensorMap& g_map) {
+WYVERN_DEVICE void load_rows(const Block& b, int key_head, const TensorMap& q_map,
+                             const TensorMap& k_map, const TensorMap& g_map) {
   constexpr int kGateBytes = kChunk * K * static_cast<int>(sizeof(G_DTYPE));
   const int token = static_cast<int>(b.chunk.token);
-  const int key_head = b.head / (HV / H);
   sm90::barrier_arrive_expect(b.loaded(0), 2 * kRowBytes * K + kGateBytes);
   sm90::tensor_load(b.shared + kLayout.gates.offset, g_map, {0, token, 0, b.head}, b.loaded(0));
   sm90::tensor_load(b.tile_of<kLayout.k>().data, k_map, {0, token, 0, key_head}, b.loaded(0));

@@ -12,7 +12,7 @@ Template stage() {
   Template t;
   t.name = "gate_param_sum";
   t.covers = {stages::gate_param_sum};
-  t.constants = {constant::HAS_A_LOG, constant::HAS_DT_BIAS, constant::HV, constant::GATE_HEADS};
+  t.constants = {constant::HAS_A_LOG, constant::HAS_DT_BIAS, constant::GATE_K};
   return t;
 }
 

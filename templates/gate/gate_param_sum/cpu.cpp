@@ -19,9 +19,9 @@ static void sum_columns(const float* parts, float* sums, int64 first, int64 colu
 }
 
 WYVERN_BLOCK {
-  constexpr int64 kHeadTiles = HAS_A_LOG ? (HV + BC - 1) / BC : 0;
-  if (block[0] < kHeadTiles)
-    sum_columns(dA_part, dA_log, block[0] * BC, HV, e.NT);
+  const int64 head_tiles = HAS_A_LOG ? (e.HV + BC - 1) / BC : 0;
+  if (block[0] < head_tiles)
+    sum_columns(dA_part, dA_log, block[0] * BC, e.HV, e.NT);
   else
-    sum_columns(dbias_part, ddt_bias, (block[0] - kHeadTiles) * BC, GATE_HEADS, e.NT);
+    sum_columns(dbias_part, ddt_bias, (block[0] - head_tiles) * BC, e.HV * GATE_K, e.NT);
 }

@@ -6,18 +6,19 @@
 constexpr int kThreads = num_warps * 32;
 constexpr gate_param_sum::SharedLayout kLayout{Spec{}};
 
-template <int Columns>
-WYVERN_DEVICE void sum_columns(const float* parts, float* sums, int tile, int64 slots) {
-  constexpr int kVector = Columns % 4 == 0 ? 4 : Columns % 2 == 0 ? 2 : 1;
+/// With vectors of kVector columns, a divisor of their number.
+template <int kVector>
+WYVERN_DEVICE void sum_vectors(const float* parts, float* sums, int tile, int columns,
+                               int64 slots) {
   constexpr int kLanes = BC / kVector;
   constexpr int kStep = kThreads / kLanes;
   const int lane = thread_index() % kLanes;
   const int column = tile * BC + lane * kVector;
-  const int64 end = column < Columns ? slots : 0;
+  const int64 end = column < columns ? slots : 0;
   float sum[kVector] = {};
 #pragma unroll 4
   for (int64 slot = thread_index() / kLanes; slot < end; slot += kStep) {
-    const auto part = load<kVector>(parts + slot * Columns + column);
+    const auto part = load<kVector>(parts + slot * columns + column);
 #pragma unroll
     for (int j = 0; j < kVector; ++j) sum[j] += part.at[j];
   }
@@ -30,17 +31,27 @@ WYVERN_DEVICE void sum_columns(const float* parts, float* sums, int tile, int64 
   }
   sync_block();
   const int own = tile * BC + thread_index();
-  if (thread_index() >= BC || own >= Columns) return;
+  if (thread_index() >= BC || own >= columns) return;
   float total = 0.0f;
 #pragma unroll
   for (int warp = 0; warp < num_warps; ++warp) total += totals[warp * BC + thread_index()];
   sums[own] = total;
 }
 
-WYVERN_KERNEL(kThreads, 0) {
-  constexpr int kHeadTiles = HAS_A_LOG ? ceil_div(HV, BC) : 0;
-  if (block_index() < kHeadTiles)
-    sum_columns<HV>(dA_part, dA_log, block_index(), e.NT);
+WYVERN_DEVICE void sum_columns(const float* parts, float* sums, int tile, int columns,
+                               int64 slots) {
+  if (columns % 4 == 0)
+    sum_vectors<4>(parts, sums, tile, columns, slots);
+  else if (columns % 2 == 0)
+    sum_vectors<2>(parts, sums, tile, columns, slots);
   else
-    sum_columns<GATE_HEADS>(dbias_part, ddt_bias, block_index() - kHeadTiles, e.NT);
+    sum_vectors<1>(parts, sums, tile, columns, slots);
+}
+
+WYVERN_KERNEL(kThreads, 0) {
+  const int head_tiles = HAS_A_LOG ? ceil_div(e.HV, BC) : 0;
+  if (block_index() < head_tiles)
+    sum_columns(dA_part, dA_log, block_index(), e.HV, e.NT);
+  else
+    sum_columns(dbias_part, ddt_bias, block_index() - head_tiles, e.HV * GATE_K, e.NT);
 }

@@ -12,8 +12,7 @@ Template stage() {
   t.covers = {{stages::chunk_local_reverse_cumsum, {{"dg", "dg_log"}}}, stages::kda_gate_bwd};
   t.summary = "Gradients of the raw gate per key channel from that of the running sum.";
   t.constants = {constant::G_DTYPE,     constant::HAS_A_LOG, constant::HAS_DT_BIAS,
-                 constant::LOWER_BOUND, constant::HV,        constant::K,
-                 constant::VARLEN};
+                 constant::LOWER_BOUND, constant::K,         constant::VARLEN};
   t.strided = {"g"};
   return t;
 }

@@ -11,8 +11,7 @@ Template stage() {
   t.name = "kda_gate_bwd";
   t.covers = {stages::kda_gate_bwd};
   t.constants = {constant::G_DTYPE,     constant::HAS_A_LOG, constant::HAS_DT_BIAS,
-                 constant::LOWER_BOUND, constant::HV,        constant::K,
-                 constant::VARLEN};
+                 constant::LOWER_BOUND, constant::K,         constant::VARLEN};
   t.strided = {"g"};
   return t;
 }

@@ -13,8 +13,7 @@ Template stage() {
   Template t;
   t.name = "gdn2_chunk_bwd";
   t.covers = {stages::gdn2_chunk_bwd};
-  t.constants = {constant::DTYPE,  constant::BETA_DTYPE, constant::H,
-                 constant::HV,     constant::K,          constant::V,
+  t.constants = {constant::DTYPE,  constant::BETA_DTYPE, constant::K,        constant::V,
                  constant::VARLEN, constant::SAFE_GATE,  constant::QK_L2NORM};
   t.strided = {"q", "k", "v", "erase", "write", "do"};
   return t;

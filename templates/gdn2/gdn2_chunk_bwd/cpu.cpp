@@ -24,12 +24,12 @@ struct ElementRates {
 
 /// dv = write X and dwrite = v X, from their first row on.
 static void values_gradient(Tile<V> X, const TokenRows<const DTYPE>& v,
-                            const TokenRows<const BETA_DTYPE>& write, int rows, DTYPE* dv,
-                            BETA_DTYPE* dwrite) {
+                            const TokenRows<const BETA_DTYPE>& write, const Backward::Inputs& in,
+                            DTYPE* dv, BETA_DTYPE* dwrite) {
   constexpr int kWhole = V / kLanes * kLanes;
-  for (int r = 0; r < rows; ++r) {
+  for (int r = 0; r < in.rows; ++r) {
     const float* from = X.row(r);
-    const int64 row = r * Backward::kValues;
+    const int64 row = r * in.value_stride();
     const DTYPE* v_r = v.row(r);
     const BETA_DTYPE* write_r = write.row(r);
     for (int c = 0; c < kWhole; c += kLanes) {
@@ -48,11 +48,20 @@ static void values_gradient(Tile<V> X, const TokenRows<const DTYPE>& v,
 WYVERN_BLOCK {
   const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
-  const int64 hv = block[0], at = chunk.token * HV + hv;
-  const Backward::Inputs in =
-      Backward::Inputs{
-          {q, q_stride}, {k, k_stride}, {dO, dO_stride}, v_new, Tinv, Gk, q_rstd, k_rstd, h, dh, du}
-          .at(chunk, block[1], hv);
+  const int64 hv = block[0], at = chunk.token * e.HV + hv;
+  const Backward::Inputs in = Backward::Inputs{{q, q_stride},
+                                               {k, k_stride},
+                                               {dO, dO_stride},
+                                               v_new,
+                                               Tinv,
+                                               Gk,
+                                               q_rstd,
+                                               k_rstd,
+                                               h,
+                                               dh,
+                                               du,
+                                               e}
+                                  .at(chunk, block[1], hv);
 
   const Backward state = Backward::at<kScratch.state>(memory);
   const auto work = intra_scratch_at<kScratch.work>(memory);
@@ -65,8 +74,7 @@ WYVERN_BLOCK {
 
   state.begin(in);
   values_gradient(state.X, rows_in(chunk, v, v_stride, hv * V),
-                  rows_in(chunk, write, write_stride, hv * V), in.rows, dv + at * V,
-                  dwrite + at * V);
+                  rows_in(chunk, write, write_stride, hv * V), in, dv + at * V, dwrite + at * V);
   state.products(in.rows, e.scale, d.dAqk.data, d.dA.data, d.dA.kStride);
   take_diagonal(d, in.rows);
   for (int c = 0; c < K; c += BK) {
@@ -77,9 +85,9 @@ WYVERN_BLOCK {
     IntraBackward<BT, BK, SAFE_GATE, ElementRates>{state.tiles, work,    d,      erases,
                                                    ones,        in.rows, columns}
         .run();
-    store_tile(state.tiles.dq, in.rows, columns, dq + at * K + c, Backward::kKeys);
-    store_tile(state.tiles.dk, in.rows, columns, dk + at * K + c, Backward::kKeys);
-    store_tile(state.tiles.dG, in.rows, columns, dGk + at * K + c, Backward::kKeys);
-    store_tile(gradients, in.rows, columns, derase + at * K + c, Backward::kKeys);
+    store_tile(state.tiles.dq, in.rows, columns, dq + at * K + c, in.key_stride());
+    store_tile(state.tiles.dk, in.rows, columns, dk + at * K + c, in.key_stride());
+    store_tile(state.tiles.dG, in.rows, columns, dGk + at * K + c, in.key_stride());
+    store_tile(gradients, in.rows, columns, derase + at * K + c, in.key_stride());
   }
 }

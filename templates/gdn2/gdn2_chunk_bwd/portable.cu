@@ -37,6 +37,7 @@ struct Inputs {
   const float *Gk, *q_rstd, *k_rstd;
   const DTYPE *h, *dh, *dU;
   int rows;
+  const Extents& e;
 
   /// Starts copying a K tile, if there is one, as one group.
   WYVERN_DEVICE void load(int tile) const {
@@ -45,8 +46,9 @@ struct Inputs {
       const int first = tile * BK;
       load_tile<kThreads, V>(to.states.h, h + int64{first} * V, V, K - first, V);
       load_tile<kThreads, V>(to.states.dh, dh + int64{first} * V, V, K - first, V);
-      kda::load_key_tile<kThreads, K, HV>(to.keys, q.at(0, first), k.at(0, first), Gk + first, rows,
-                                          K - first);
+      kda::load_key_tile<kThreads, K>(to.keys, q.at(0, first), k.at(0, first),
+                                      TokenRows<const float>{Gk + first, e.HV * K}, rows,
+                                      K - first);
       load_tile<kThreads, K>(to.rates.gate, erase.at(0, first), rows, K - first);
     }
     copy_async_commit();
@@ -62,22 +64,22 @@ WYVERN_DEVICE void multiply_elements(Accumulator& x, const Accumulator& y) {
 /// Brings dO, V' and X to shared memory, starts on the first K tiles, and writes dv = write X and
 /// dwrite = v X.
 WYVERN_DEVICE void begin(const Inter& inter, const Inputs& in, DTYPE* dv, BETA_DTYPE* dwrite) {
-  constexpr int64 kStride = int64{HV} * V;
+  const int64 stride = in.e.HV * V;
   const auto inverse = tile_at<kLayout.inverse>(shared_memory());
-  load_tile<kThreads, BT>(inverse, in.Tinv, int64{HV} * BT, in.rows, BT);
-  load_tile<kThreads, V>(inter.X, in.dU, kStride, in.rows, V);
+  load_tile<kThreads, BT>(inverse, in.Tinv, in.e.HV * BT, in.rows, BT);
+  load_tile<kThreads, V>(inter.X, in.dU, stride, in.rows, V);
   copy_async_commit();
   load_tile<kThreads, V>(inter.dO, in.dO, in.rows, V);
-  load_tile<kThreads, V>(inter.values, in.v_new, kStride, in.rows, V);
+  load_tile<kThreads, V>(inter.values, in.v_new, stride, in.rows, V);
   copy_async_commit();
-  kda::load_row_factors<kThreads, BT, QK_L2NORM>(inter.rows, in.q_rstd, in.k_rstd, H, in.rows,
+  kda::load_row_factors<kThreads, BT, QK_L2NORM>(inter.rows, in.q_rstd, in.k_rstd, in.e.H, in.rows,
                                                  [](int) { return 1.0f; });
   copy_async_wait<1>();
   sync_block();
   kda::solve_transposed<precision, num_warps>(
       inverse, inter.X, [&](int strip, int col, Accumulator& left, Accumulator& right) {
         const int rows = in.rows - strip * 16;
-        const int64 at = strip * 16 * kStride + col;
+        const int64 at = strip * 16 * stride + col;
         Accumulator v_left, v_right, write_left, write_right;
         kda::load_accumulators<V>(in.v.row(strip * 16) + col, in.v.stride, v_left, v_right, rows,
                                   V - col);
@@ -87,8 +89,8 @@ WYVERN_DEVICE void begin(const Inter& inter, const Inputs& in, DTYPE* dv, BETA_D
         multiply_elements(v_right, right);
         multiply_elements(left, write_left);
         multiply_elements(right, write_right);
-        store_pair<V>(dwrite + at, kStride, v_left, v_right, rows, V - col);
-        store_pair<V>(dv + at, kStride, left, right, rows, V - col);
+        store_pair<V>(dwrite + at, stride, v_left, v_right, rows, V - col);
+        store_pair<V>(dv + at, stride, left, right, rows, V - col);
       });
   copy_async_wait<0>();
   sync_block();
@@ -138,23 +140,24 @@ WYVERN_DEVICE void set_inter(Inter& inter, kda::KeyGradients (&d)[kCols / 16],
 }
 
 WYVERN_KERNEL(kThreads, min_blocks) {
-  const int head = block_index() % HV;
-  const int slot = block_index() / HV;
+  const int head = block_index() % e.HV;
+  const int slot = block_index() / e.HV;
   const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
-  const int64 row = chunk.token * HV + head;
-  const int key = head / (HV / H);
-  const int64 row_k = chunk.token * H + key;
+  const int64 row = chunk.token * e.HV + head;
+  const int key = e.key_head(head);
+  const int64 row_k = chunk.token * e.H + key;
   const auto q_chunk = rows_in(chunk, q, q_stride, key * K);
   const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
   const auto v_chunk = rows_in(chunk, v, v_stride, head * V);
   const auto erase_chunk = rows_in(chunk, erase, erase_stride, head * K);
   const auto write_chunk = rows_in(chunk, write, write_stride, head * V);
   const auto dO_chunk = rows_in(chunk, dO, dO_stride, head * V);
-  const int64 state = (int64{slot} * HV + head) * K * V;
-  const Inputs in{q_chunk,        k_chunk,         v_chunk,         dO_chunk,     erase_chunk,
-                  write_chunk,    v_new + row * V, Tinv + row * BT, Gk + row * K, q_rstd + row_k,
-                  k_rstd + row_k, h + state,       dh + state,      du + row * V, chunk.rows};
+  const int64 state = (int64{slot} * e.HV + head) * K * V;
+  const Inputs in{q_chunk,      k_chunk,        v_chunk,         dO_chunk,
+                  erase_chunk,  write_chunk,    v_new + row * V, Tinv + row * BT,
+                  Gk + row * K, q_rstd + row_k, k_rstd + row_k,  h + state,
+                  dh + state,   du + row * V,   chunk.rows,      e};
 
   unsigned char* const shared = shared_memory();
   Inter inter;
@@ -190,12 +193,12 @@ WYVERN_KERNEL(kThreads, min_blocks) {
       const int col = tile * BK + first_col + pair * 16;
       if (col >= K) break;
       intra.add(d[pair], derase_[pair], strip, first_col + pair * 16);
-      const int64 at = (row + int64{strip} * 16 * HV) * K + col;
-      constexpr int64 kStride = int64{HV} * K;
-      store_pair<K>(dq + at, kStride, d[pair].dq[0], d[pair].dq[1], rows, K - col);
-      store_pair<K>(dk + at, kStride, d[pair].dk[0], d[pair].dk[1], rows, K - col);
-      store_pair<K>(dGk + at, kStride, d[pair].dG[0], d[pair].dG[1], rows, K - col);
-      store_pair<K>(derase + at, kStride, derase_[pair].x[0], derase_[pair].x[1], rows, K - col);
+      const int64 at = (row + int64{strip} * 16 * e.HV) * K + col;
+      const int64 stride = e.HV * K;
+      store_pair<K>(dq + at, stride, d[pair].dq[0], d[pair].dq[1], rows, K - col);
+      store_pair<K>(dk + at, stride, d[pair].dk[0], d[pair].dk[1], rows, K - col);
+      store_pair<K>(dGk + at, stride, d[pair].dG[0], d[pair].dG[1], rows, K - col);
+      store_pair<K>(derase + at, stride, derase_[pair].x[0], derase_[pair].x[1], rows, K - col);
     }
     sync_block();
     in.load(tile + num_stages);

@@ -12,8 +12,8 @@ Template stage() {
   Template t;
   t.name = "gdn2_intra";
   t.covers = {stages::gdn2_intra};
-  t.constants = {constant::DTYPE, constant::BETA_DTYPE, constant::H,         constant::HV,
-                 constant::K,     constant::VARLEN,     constant::SAFE_GATE, constant::QK_L2NORM};
+  t.constants = {constant::DTYPE,  constant::BETA_DTYPE, constant::K,
+                 constant::VARLEN, constant::SAFE_GATE,  constant::QK_L2NORM};
   t.strided = {"q", "k", "erase"};
   return t;
 }

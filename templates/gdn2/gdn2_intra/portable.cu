@@ -19,12 +19,12 @@ WYVERN_DEVICE auto buffer(int tile) {
 }
 
 WYVERN_KERNEL(kThreads, 0) {
-  const int head = block_index() % HV;
-  const Chunk chunk = locate_chunk<VARLEN, BT>(block_index() / HV, e, seq_offsets, chunk_index);
+  const int head = block_index() % e.HV;
+  const Chunk chunk = locate_chunk<VARLEN, BT>(block_index() / e.HV, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
-  const int64 row = chunk.token * HV + head;
-  const int key = head / (HV / H);
-  const int64 row_k = chunk.token * H + key;
+  const int64 row = chunk.token * e.HV + head;
+  const int key = e.key_head(head);
+  const int64 row_k = chunk.token * e.H + key;
   const auto q_chunk = rows_in(chunk, q, q_stride, key * K);
   const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
   const auto erase_chunk = rows_in(chunk, erase, erase_stride, head * K);
@@ -32,16 +32,16 @@ WYVERN_KERNEL(kThreads, 0) {
   const auto load = [&](int tile) {
     if (tile < kTiles) {
       const int col = tile * BK;
-      gdn2::load_keys<kThreads, K, HV>(buffer(tile), q_chunk.at(0, col), k_chunk.at(0, col),
-                                       Gk + row * K + col, erase_chunk.at(0, col), chunk.rows,
-                                       K - col);
+      gdn2::load_keys<kThreads, K>(buffer(tile), q_chunk.at(0, col), k_chunk.at(0, col),
+                                   TokenRows<const float>{Gk + row * K + col, e.HV * K},
+                                   erase_chunk.at(0, col), chunk.rows, K - col);
     }
     copy_async_commit();
   };
   for (int i = 0; i < num_stages; ++i) load(i);
 
   const auto rows = kda::rows_at<kLayout.rows>(shared_memory());
-  kda::load_row_factors<kThreads, BT, QK_L2NORM>(rows, q_rstd + row_k, k_rstd + row_k, H,
+  kda::load_row_factors<kThreads, BT, QK_L2NORM>(rows, q_rstd + row_k, k_rstd + row_k, e.H,
                                                  chunk.rows, [](int) { return 1.0f; });
 
   const int strip = warp_index() % kStrips;
@@ -61,7 +61,7 @@ WYVERN_KERNEL(kThreads, 0) {
   kda::for_each_intra<QK_L2NORM>(sum, rows, strip,
                                  [&](int r, int s, float P_0, float P_1, float A_0, float A_1) {
                                    if (r >= chunk.rows) return;
-                                   const int64 at = (row + r * HV) * BT + s;
+                                   const int64 at = (row + r * e.HV) * BT + s;
                                    store_vector(Aqk + at, Float2{{P_0, P_1}});
                                    store_vector(A + at, Float2{{A_0, A_1}});
                                  });

@@ -13,8 +13,8 @@ Template stage() {
   t.keeps = {{"Tinv", {constant::KEEP_INVERSE}}};
   t.summary =
       "Aqk, W, U, qg and kg from q, k, v, erase, write and Gk: A and its inverse stay on chip.";
-  t.constants = {constant::DTYPE,     constant::U_DTYPE,   constant::BETA_DTYPE,  constant::H,
-                 constant::HV,        constant::K,         constant::V,           constant::VARLEN,
+  t.constants = {constant::DTYPE,     constant::U_DTYPE,   constant::BETA_DTYPE,
+                 constant::K,         constant::V,         constant::VARLEN,
                  constant::SAFE_GATE, constant::QK_L2NORM, constant::KEEP_INVERSE};
   t.strided = {"q", "k", "v", "erase", "write"};
   return t;

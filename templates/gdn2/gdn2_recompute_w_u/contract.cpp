@@ -12,8 +12,7 @@ Template stage() {
   Template t;
   t.name = "gdn2_recompute_w_u";
   t.covers = {stages::gdn2_recompute_w_u};
-  t.constants = {constant::DTYPE, constant::U_DTYPE, constant::BETA_DTYPE,
-                 constant::H,     constant::HV,      constant::K,
+  t.constants = {constant::DTYPE, constant::U_DTYPE, constant::BETA_DTYPE, constant::K,
                  constant::V,     constant::VARLEN,  constant::QK_L2NORM};
   t.strided = {"q", "k", "v", "erase", "write"};
   return t;

@@ -7,8 +7,8 @@ constexpr gdn2_recompute_w_u::ScratchLayout kScratch{Spec{}};
 
 WYVERN_BLOCK {
   const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets, chunk_index);
-  const int64 hv = block[0], head = hv / (HV / H);
-  const int64 at = chunk.token * HV + hv, at_k = chunk.token * H + head;
+  const int64 hv = block[0], head = e.key_head(hv);
+  const int64 at = chunk.token * e.HV + hv, at_k = chunk.token * e.H + head;
   const int rows = chunk.rows;
   if (rows <= 0) return;
 
@@ -20,34 +20,34 @@ WYVERN_BLOCK {
   float* ones = vector_at<kScratch.ones>(memory);
   float* q_scale = vector_at<kScratch.q_scale>(memory);
   float* k_scale = vector_at<kScratch.k_scale>(memory);
-  constexpr int64 kKeys = int64{HV} * K, kValues = int64{HV} * V;
+  const int64 key_stride = int64{e.HV} * K, value_stride = int64{e.HV} * V;
 
-  load_tile(Tinv + at * BT, int64{HV} * BT, rows, BT, inverse);
+  load_tile(Tinv + at * BT, int64{e.HV} * BT, rows, BT, inverse);
   for (int c = 0; c < V; c += BV) {
     const int columns = V - c < BV ? V - c : BV;
     load_tile(rows_in(chunk, v, v_stride, hv * V + c), rows, columns, factor);
     load_tile(rows_in(chunk, write, write_stride, hv * V + c), rows, columns, gates);
     multiply_elements(factor, gates, rows, columns, factor);
     multiply<Layout::rows, Lower::a>(rows, columns, rows, inverse, factor, queries);
-    store_tile(queries, rows, columns, u + at * V + c, kValues);
+    store_tile(queries, rows, columns, u + at * V + c, value_stride);
   }
   for (int r = 0; r < BT; ++r) ones[r] = 1.0F;
   if constexpr (QK_L2NORM) {
-    load_column(q_rstd + at_k, H, rows, q_scale);
-    load_column(k_rstd + at_k, H, rows, k_scale);
+    load_column(q_rstd + at_k, e.H, rows, q_scale);
+    load_column(k_rstd + at_k, e.H, rows, k_scale);
   }
   for (int c = 0; c < K; c += BV) {
     const int columns = K - c < BV ? K - c : BV;
     load_tile<QK_L2NORM>(rows_in(chunk, q, q_stride, head * K + c), rows, columns, queries,
                          q_scale);
     load_tile<QK_L2NORM>(rows_in(chunk, k, k_stride, head * K + c), rows, columns, keys, k_scale);
-    load_tile(Gk + at * K + c, kKeys, rows, columns, gates);
+    load_tile(Gk + at * K + c, key_stride, rows, columns, gates);
     decay_keys(queries, keys, gates, rows, columns, ones, factor);
-    store_tile(queries, rows, columns, qg + at * K + c, kKeys);
-    store_tile(keys, rows, columns, kg + at * K + c, kKeys);
+    store_tile(queries, rows, columns, qg + at * K + c, key_stride);
+    store_tile(keys, rows, columns, kg + at * K + c, key_stride);
     load_tile(rows_in(chunk, erase, erase_stride, hv * K + c), rows, columns, gates);
     multiply_elements(factor, gates, rows, columns, factor);
     multiply<Layout::rows, Lower::a>(rows, columns, rows, inverse, factor, queries);
-    store_tile(queries, rows, columns, w + at * K + c, kKeys);
+    store_tile(queries, rows, columns, w + at * K + c, key_stride);
   }
 }

@@ -15,9 +15,9 @@ Template stage() {
   t.covers = {stages::gdn2_recurrent};
   t.constants = pool::with_slots(
       {constant::DTYPE, constant::BETA_DTYPE, constant::G_DTYPE, constant::SEQLENS_DTYPE,
-       constant::H, constant::HV, constant::K, constant::V, constant::VARLEN,
-       constant::GATE_IN_KERNEL, constant::HAS_A_LOG, constant::HAS_DT_BIAS, constant::LOWER_BOUND,
-       constant::QK_L2NORM, constant::FINAL_STATE, constant::STATE_V_FIRST});
+       constant::GROUP, constant::K, constant::V, constant::VARLEN, constant::GATE_IN_KERNEL,
+       constant::HAS_A_LOG, constant::HAS_DT_BIAS, constant::LOWER_BOUND, constant::QK_L2NORM,
+       constant::FINAL_STATE, constant::STATE_V_FIRST});
   t.strided = {"q", "k", "v", "erase", "write", "g", "o", "state"};
   return t;
 }

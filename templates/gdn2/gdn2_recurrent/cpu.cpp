@@ -38,11 +38,11 @@ WYVERN_BLOCK {
   if (slots.null) {
     clear_output(end - begin, columns, o + begin * o_stride + head * V + first_column, o_stride);
     if constexpr (FINAL_STATE)
-      decode::store_state<Spec>(tile, columns, final_state + (n * HV + head) * (K * V) + tile_at);
+      decode::store_state<Spec>(tile, columns, final_state + (n * e.HV + head) * (K * V) + tile_at);
     return;
   }
   for (int64 token = begin; token < end; ++token) {
-    const int64 keys = head / (HV / H) * K;
+    const int64 keys = head / GROUP * K;
     decode::load_vector(k + token * k_stride + keys, K, t.k);
     decode::load_vector(k + token * k_stride + keys, K, t.erasing);
     decode::multiply_vector(erase + token * erase_stride + head * K, K, t.erasing);

@@ -32,7 +32,7 @@ struct Tensors {
   TokenRows<const G_DTYPE> g;
 
   WYVERN_DEVICE void load(Token& to, int64 token, int head, int column) const {
-    const int keys = head / (HV / H) * K;
+    const int keys = head / GROUP * K;
     to.k.load(k.row(token) + keys);
     to.q.load(q.row(token) + keys);
     to.erase.load(erase.row(token) + head * K);
@@ -83,8 +83,9 @@ WYVERN_DEVICE void step(State& S, const Token& now, const Decay& gate, DTYPE* o,
 WYVERN_KERNEL(kThreads, 0) {
   const int column = block_index() % kTiles * BV + warp_index() * decode::kColumns<Spec>;
   if (column >= V) return;
-  const int head = block_index() / kTiles % HV;
-  const int64 n = block_index() / kTiles / HV;
+  const int head = block_index() / kTiles;
+  const int64 n = block_row();
+  if (n >= e.N) return;
   const int64 begin = decode::sequence_start<VARLEN>(cu_seqlens, n, e);
   const int64 end = decode::sequence_start<VARLEN>(cu_seqlens, n + 1, e);
   const StateSlots slots =
@@ -94,7 +95,7 @@ WYVERN_KERNEL(kThreads, 0) {
   S.clear();
   if (slots.null) {
     decode::clear_output<Spec>({o, o_stride}, begin, end, head, column);
-    if constexpr (FINAL_STATE) S.store(final_state + (n * HV + head) * (K * V), column);
+    if constexpr (FINAL_STATE) S.store(final_state + (n * e.HV + head) * (K * V), column);
     return;
   }
   const Tensors in{{q, q_stride},         {k, k_stride},         {v, v_stride},

@@ -7,7 +7,7 @@ using Backward = ChunkBackward<Spec>;
 constexpr bwd_dqkwg::ScratchLayout kScratch{Spec{}};
 
 WYVERN_BLOCK {
-  const int64 hv = block[0], slot = block[1], head = hv / (HV / H);
+  const int64 hv = block[0], slot = block[1], head = e.key_head(hv);
   const Chunk chunk = find_chunk<VARLEN>(slot, BT, e, seq_offsets, chunk_index);
   const int rows = chunk.rows;
   if (rows <= 0) return;
@@ -32,15 +32,15 @@ WYVERN_BLOCK {
   float* gate = vector_at<kScratch.gate>(memory);
   float* row_sums = vector_at<kScratch.row_sums>(memory);
 
-  const int64 at = chunk.token * HV + hv, at_k = chunk.token * H + head;
-  decay.load(G + at, rows);
+  const int64 at = chunk.token * e.HV + hv, at_k = chunk.token * e.H + head;
+  decay.load(G + at, e, rows);
   if constexpr (QK_L2NORM) {
-    load_column(q_rstd + at_k, H, rows, query_scale);
-    load_column(k_rstd + at_k, H, rows, key_scale);
+    load_column(q_rstd + at_k, e.H, rows, query_scale);
+    load_column(k_rstd + at_k, e.H, rows, key_scale);
   }
   load_tile(rows_in(chunk, dO, dO_stride, hv * V), rows, V, d_out);
-  load_tile(du + at * V, int64{HV} * V, rows, V, d_values);
-  transpose(v_new + at * V, int64{HV} * V, rows, V, values_t);
+  load_tile(du + at * V, int64{e.HV} * V, rows, V, d_values);
+  transpose(v_new + at * V, int64{e.HV} * V, rows, V, values_t);
   Backward::attention_gradient(d_out, values_t, decay, e.scale, rows, products, factor, P,
                                diagonal);
   for (int r = 0; r < rows; r += kLanes) {
@@ -50,14 +50,14 @@ WYVERN_BLOCK {
   float end = 0.0F;
   for (int c = 0; c < K; c += BK) {
     const int columns = K - c < BK ? K - c : BK;
-    const int64 state_at = ((slot * HV + hv) * K + c) * V;
+    const int64 state_at = ((slot * e.HV + hv) * K + c) * V;
     Backward::load_keys(rows_in(chunk, q, q_stride, head * K + c), query_scale, rows, columns,
                         queries);
     Backward::load_keys(rows_in(chunk, k, k_stride, head * K + c), key_scale, rows, columns, keys);
     transpose(h + state_at, V, columns, V, state_t);
     transpose(dh + state_at, V, columns, V, gradient_t);
     multiply(rows, columns, V, d_values, state_t, result_w);
-    store_tile(result_w, rows, columns, dw + at * K + c, int64{HV} * K, -1.0F);
+    store_tile(result_w, rows, columns, dw + at * K + c, int64{e.HV} * K, -1.0F);
     multiply(rows, columns, V, d_out, state_t, result_q);
     multiply_add<Layout::rows, Lower::a>(rows, columns, rows, P, keys, result_q, factor);
     multiply<Layout::columns>(rows, columns, V, values_t, gradient_t, result_k);
@@ -72,11 +72,11 @@ WYVERN_BLOCK {
     }
     Backward::add_rows(keys, diagonal, rows, columns, result_q);
     Backward::add_rows(queries, diagonal, rows, columns, result_k);
-    store_tile(result_q, rows, columns, dq + at * K + c, int64{HV} * K);
-    store_tile(result_k, rows, columns, dk_qk + at * K + c, int64{HV} * K);
+    store_tile(result_q, rows, columns, dq + at * K + c, int64{e.HV} * K);
+    store_tile(result_k, rows, columns, dk_qk + at * K + c, int64{e.HV} * K);
   }
   if constexpr (SCALAR_GATE) {
     gate[rows - 1] += end;
-    store_column(gate, rows, dG_qk + at, HV);
+    store_column(gate, rows, dG_qk + at, e.HV);
   }
 }

@@ -53,18 +53,18 @@ struct Kernel : gradient::ChunkBackward<Spec> {
 
   /// Results of one tile, of which rows of dw and others begin at the chunk.
   WYVERN_DEVICE static void process(const Buffer& tiles, const Resident& chunk, const OwnRows& own,
-                                    float scale, int tile, int rows, Sums& sums, T* dq,
+                                    const Extents& e, int tile, int rows, Sums& sums, T* dq,
                                     float* dk_qk, T* dw) {
     Part by_state[2];  // dQ, then dW
     Part dk[1];
     accumulate_states(by_state, {chunk.dO, chunk.du}, tiles.h);
     accumulate_states(dk, {chunk.v_new}, tiles.dh);
     scale_rows(by_state[1], {-1.0f, -1.0f});
-    store_part(dw, tile, by_state[1], rows);
+    store_part(dw, tile, by_state[1], e, rows);
 
     Part& q_rows = by_state[0];
-    scale_rows(q_rows, {scale * own.since_start[0] * own.q_unit[0],
-                        scale * own.since_start[1] * own.q_unit[1]});
+    scale_rows(q_rows, {e.scale * own.since_start[0] * own.q_unit[0],
+                        e.scale * own.since_start[1] * own.q_unit[1]});
     scale_rows(dk[0], {own.until_end[0] * own.k_unit[0], own.until_end[1] * own.k_unit[1]});
     if constexpr (SCALAR_GATE) {
       float end[2] = {};
@@ -83,26 +83,26 @@ struct Kernel : gradient::ChunkBackward<Spec> {
     scale_rows(q_rows, {1.0f / own.q_unit[0], 1.0f / own.q_unit[1]});
     add_scaled_rows(q_rows, tiles.k,
                     {on_diagonal[0] * own.k_scale[0], on_diagonal[1] * own.k_scale[1]});
-    store_part(dq, tile, q_rows, rows);
+    store_part(dq, tile, q_rows, e, rows);
     scale_rows(dk[0], {1.0f / own.k_unit[0], 1.0f / own.k_unit[1]});
     add_scaled_rows(dk[0], tiles.q,
                     {on_diagonal[0] * own.q_scale[0], on_diagonal[1] * own.q_scale[1]});
-    store_part(dk_qk, tile, dk[0], rows);
+    store_part(dk_qk, tile, dk[0], e, rows);
   }
 };
 
 WYVERN_KERNEL(Kernel::kThreads, 0) {
-  const int head = block_index() % HV;
-  const int slot = block_index() / HV;
+  const int head = block_index() % e.HV;
+  const int slot = block_index() / e.HV;
   const Chunk at = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
   if (at.rows <= 0) return;
-  const int64 row = at.token * HV + head;
-  const int key = head / (HV / H);
-  const int64 row_k = at.token * H + key;
+  const int64 row = at.token * e.HV + head;
+  const int key = e.key_head(head);
+  const int64 row_k = at.token * e.H + key;
   const auto q_chunk = rows_in(at, q, q_stride, key * K);
   const auto k_chunk = rows_in(at, k, k_stride, key * K);
   const auto dO_chunk = rows_in(at, dO, dO_stride, head * V);
-  const int64 states = (int64{slot} * HV + head) * K * V;
+  const int64 states = (int64{slot} * e.HV + head) * K * V;
   const Kernel::Resident chunk(shared_memory());
 
   const auto load = [&](int tile) {
@@ -117,13 +117,13 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
     copy_async_commit();
   };
   load_tile<Kernel::kThreads, V>(chunk.dO, dO_chunk, at.rows, V);
-  load_tile<Kernel::kThreads, V>(chunk.v_new, v_new + row * V, HV * V, at.rows, V);
-  load_tile<Kernel::kThreads, V>(chunk.du, du + row * V, HV * V, at.rows, V);
+  load_tile<Kernel::kThreads, V>(chunk.v_new, v_new + row * V, e.HV * V, at.rows, V);
+  load_tile<Kernel::kThreads, V>(chunk.du, du + row * V, e.HV * V, at.rows, V);
   copy_async_commit();
   for (int i = 0; i < num_stages; ++i) load(i);
-  chunk.columns.load_gate(G + row, at.rows);
-  chunk.columns.load_scale(chunk.columns.q_rstd, q_rstd + row_k, at.rows);
-  chunk.columns.load_scale(chunk.columns.k_rstd, k_rstd + row_k, at.rows);
+  chunk.columns.load_gate(G + row, e, at.rows);
+  chunk.columns.load_scale(chunk.columns.q_rstd, q_rstd + row_k, e, at.rows);
+  chunk.columns.load_scale(chunk.columns.k_rstd, k_rstd + row_k, e, at.rows);
   copy_async_wait<num_stages>();
   sync_block();
 
@@ -138,7 +138,7 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
   for (int tile = 0; tile < Kernel::kTilesK; ++tile) {
     copy_async_wait<num_stages - 1>();
     sync_block();
-    Kernel::process(Kernel::Buffer(tile), chunk, own, e.scale, tile, at.rows, sums, dq + row * K,
+    Kernel::process(Kernel::Buffer(tile), chunk, own, e, tile, at.rows, sums, dq + row * K,
                     dk_qk + row * K, dw + row * K);
     if (tile + num_stages < Kernel::kTilesK) sync_block();
     load(tile + num_stages);
@@ -149,7 +149,7 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
     chunk.end.put(sums.keys * Kernel::kUnbalance + decay(chunk.columns.G[BT - 1]) * sums.state);
     sync_block();
     for (int r = thread_index(); r < at.rows; r += Kernel::kThreads)
-      dG_qk[row + r * HV] =
+      dG_qk[row + r * e.HV] =
           chunk.gate.get(r) * Kernel::kUnbalance + (r == at.rows - 1 ? chunk.end.get() : 0.0f);
   }
 }

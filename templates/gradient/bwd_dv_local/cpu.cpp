@@ -27,19 +27,19 @@ WYVERN_BLOCK {
   multiply<Layout::rows, Lower::c>(rows, rows, K, queries, keys, products);
   fill_column(query_scale, 1.0F, rows);
   if constexpr (QK_L2NORM) {
-    load_column(q_rstd + chunk.token * H + head, H, rows, query_scale);
-    load_column(k_rstd + chunk.token * H + head, H, rows, key_scale);
+    load_column(q_rstd + chunk.token * e.H + head, e.H, rows, query_scale);
+    load_column(k_rstd + chunk.token * e.H + head, e.H, rows, key_scale);
   }
-  for (int64 hv = head * (HV / H); hv < (head + 1) * (HV / H); ++hv) {
-    const int64 at = chunk.token * HV + hv;
-    load_gates<SCALAR_GATE>(G + at, HV, rows, gate);
+  for (int64 hv = head * e.group(); hv < (head + 1) * e.group(); ++hv) {
+    const int64 at = chunk.token * e.HV + hv;
+    load_gates<SCALAR_GATE>(G + at, e.HV, rows, gate);
     decay_lower<0, QK_L2NORM>(products, rows, gate, query_scale, key_scale, attention);
     for (int c = 0; c < V; c += BV) {
       const int columns = V - c < BV ? V - c : BV;
       load_tile(rows_in(chunk, dO, dO_stride, hv * V + c), rows, columns, gradients);
       multiply<Layout::columns, Lower::a_transposed>(rows, columns, rows, attention, gradients,
                                                      result);
-      store_tile(result, rows, columns, dv_local + at * V + c, int64{HV} * V, e.scale);
+      store_tile(result, rows, columns, dv_local + at * V + c, int64{e.HV} * V, e.scale);
     }
   }
 }

@@ -83,13 +83,13 @@ WYVERN_DEVICE void apply_decay(Accumulator (&scores)[kStrips][BT / 8], const Row
 
 WYVERN_KERNEL(kThreads, 0) {
   const int first_v = block_index() % kTilesV * BV;
-  const int head = block_index() / kTilesV % HV;
-  const int slot = block_index() / kTilesV / HV;
+  const int head = block_index() / kTilesV % e.HV;
+  const int slot = block_index() / kTilesV / e.HV;
   const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
-  const int64 row = chunk.token * HV + head;
-  const int key = head / (HV / H);
-  const int64 row_k = chunk.token * H + key;
+  const int64 row = chunk.token * e.HV + head;
+  const int key = e.key_head(head);
+  const int64 row_k = chunk.token * e.H + key;
   const auto q_chunk = rows_in(chunk, q, q_stride, key * K);
   const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
   const auto dO_chunk = rows_in(chunk, dO, dO_stride, head * V);
@@ -108,10 +108,10 @@ WYVERN_KERNEL(kThreads, 0) {
     }
     copy_async_commit();
   };
-  load_gates<SCALAR_GATE, kThreads, BT>(rows.G, G + row, HV, chunk.rows);
+  load_gates<SCALAR_GATE, kThreads, BT>(rows.G, G + row, e.HV, chunk.rows);
   if constexpr (QK_L2NORM) {
-    load_column<kThreads, BT>(rows.q_rstd, q_rstd + row_k, H, chunk.rows);
-    load_column<kThreads, BT>(rows.k_rstd, k_rstd + row_k, H, chunk.rows);
+    load_column<kThreads, BT>(rows.q_rstd, q_rstd + row_k, e.H, chunk.rows);
+    load_column<kThreads, BT>(rows.k_rstd, k_rstd + row_k, e.H, chunk.rows);
   }
   for (int i = 0; i < num_stages; ++i) load(i);
   load_tile<kThreads, V>(gradients, dO_chunk.at(0, first_v), chunk.rows, rest_from<V, BV>(first_v));
@@ -161,7 +161,7 @@ WYVERN_KERNEL(kThreads, 0) {
 #pragma unroll
   for (int i = 0; i < kStrips; ++i) {
     const int first_row = (first_strip + i * kWarpsDown) * 16;
-    DTYPE* const to = dv_local + (row + int64{first_row} * HV) * V + first_v + first_col;
+    DTYPE* const to = dv_local + (row + int64{first_row} * e.HV) * V + first_v + first_col;
 #pragma unroll
     for (int n = 0; n < kCols / 8; n += 2) {
 #pragma unroll
@@ -169,7 +169,7 @@ WYVERN_KERNEL(kThreads, 0) {
         out[i][n].x[j] *= e.scale;
         out[i][n + 1].x[j] *= e.scale;
       }
-      store_pair<V>(to + n * 8, int64{HV} * V, out[i][n], out[i][n + 1], chunk.rows - first_row,
+      store_pair<V>(to + n * 8, e.HV * V, out[i][n], out[i][n + 1], chunk.rows - first_row,
                     rest_from<V, BV>(first_v + first_col + n * 8));
     }
   }

@@ -13,9 +13,13 @@ Template stage() {
   Template t;
   t.name = "kda_bwd_dqkg";
   t.covers = {stages::kda_bwd_dqkg};
-  t.constants = {constant::DTYPE,     constant::BETA_DTYPE, constant::H,
-                 constant::HV,        constant::K,          constant::V,
-                 constant::VARLEN,    constant::QK_L2NORM,  constant::BETA_SIGMOID,
+  t.constants = {constant::DTYPE,
+                 constant::BETA_DTYPE,
+                 constant::K,
+                 constant::V,
+                 constant::VARLEN,
+                 constant::QK_L2NORM,
+                 constant::BETA_SIGMOID,
                  constant::NEG_EIGVAL};
   t.strided = {"q", "k", "v", "beta", "do"};
   return t;

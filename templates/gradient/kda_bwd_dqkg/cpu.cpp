@@ -9,23 +9,32 @@ constexpr BetaBackwardLayout<Spec> kScratch{Spec{}};
 WYVERN_BLOCK {
   const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
-  const int64 hv = block[0], at = chunk.token * HV + hv;
-  const State::Inputs in =
-      State::Inputs{
-          {q, q_stride}, {k, k_stride}, {dO, dO_stride}, v_new, Tinv, Gk, q_rstd, k_rstd, h, dh, du}
-          .at(chunk, block[1], hv);
+  const int64 hv = block[0], at = chunk.token * e.HV + hv;
+  const State::Inputs in = State::Inputs{{q, q_stride},
+                                         {k, k_stride},
+                                         {dO, dO_stride},
+                                         v_new,
+                                         Tinv,
+                                         Gk,
+                                         q_rstd,
+                                         k_rstd,
+                                         h,
+                                         dh,
+                                         du,
+                                         e}
+                               .at(chunk, block[1], hv);
 
   const Backward backward = Backward::at<kScratch>(memory);
   const State& state = backward.state;
   backward.begin(in, rows_in(chunk, v, v_stride, hv * V), rows_in(chunk, beta, beta_stride, hv),
                  dv + at * V);
-  state.products(in.rows, e.scale, dAqk + at * BT, dA + at * BT, int64{HV} * BT);
+  state.products(in.rows, e.scale, dAqk + at * BT, dA + at * BT, int64{e.HV} * BT);
   for (int c = 0; c < K; c += BK) {
     const int columns = K - c < BK ? K - c : BK;
     backward.tile(in, c, columns, e.scale);
-    store_tile(state.tiles.dq, in.rows, columns, dq_inter + at * K + c, State::kKeys);
-    store_tile(state.tiles.dk, in.rows, columns, dk_inter + at * K + c, State::kKeys);
-    store_tile(state.tiles.dG, in.rows, columns, dGk_inter + at * K + c, State::kKeys);
+    store_tile(state.tiles.dq, in.rows, columns, dq_inter + at * K + c, in.key_stride());
+    store_tile(state.tiles.dk, in.rows, columns, dk_inter + at * K + c, in.key_stride());
+    store_tile(state.tiles.dG, in.rows, columns, dGk_inter + at * K + c, in.key_stride());
   }
-  for (int r = 0; r < in.rows; ++r) dbeta_inter[at + r * HV] = backward.dbeta[r];
+  for (int r = 0; r < in.rows; ++r) dbeta_inter[at + r * e.HV] = backward.dbeta[r];
 }

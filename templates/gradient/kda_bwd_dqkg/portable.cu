@@ -5,31 +5,31 @@
 using Backward = kda::StateBackward<Spec>;
 
 WYVERN_KERNEL(Backward::kThreads, 0) {
-  const int head = block_index() % HV;
-  const int slot = block_index() / HV;
+  const int head = block_index() % e.HV;
+  const int slot = block_index() / e.HV;
   const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
-  const int64 row = chunk.token * HV + head;
-  const int key = head / (HV / H);
-  const int64 row_k = chunk.token * H + key;
+  const int64 row = chunk.token * e.HV + head;
+  const int key = e.key_head(head);
+  const int64 row_k = chunk.token * e.H + key;
   const auto q_chunk = rows_in(chunk, q, q_stride, key * K);
   const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
   const auto v_chunk = rows_in(chunk, v, v_stride, head * V);
   const auto beta_chunk = rows_in(chunk, beta, beta_stride, head);
   const auto dO_chunk = rows_in(chunk, dO, dO_stride, head * V);
-  const int64 state = (int64{slot} * HV + head) * K * V;
-  const Backward::Inputs in{q_chunk,        k_chunk,         v_chunk,         dO_chunk,
-                            beta_chunk,     v_new + row * V, Tinv + row * BT, Gk + row * K,
-                            q_rstd + row_k, k_rstd + row_k,  h + state,       dh + state,
-                            du + row * V,   chunk.rows};
+  const int64 state = (int64{slot} * e.HV + head) * K * V;
+  const Backward::Inputs in{
+      q_chunk,         k_chunk,         v_chunk,      dO_chunk,       beta_chunk,
+      v_new + row * V, Tinv + row * BT, Gk + row * K, q_rstd + row_k, k_rstd + row_k,
+      h + state,       dh + state,      du + row * V, chunk.rows,     e};
 
   Backward block(shared_memory());
   float dbeta = block.begin(in, dv + row * V);
   kda::gradients_of_products<precision, num_warps>(
       block.inter.dO, block.inter.X, block.inter.values, e.scale,
       [&](int i, int j, bool is_dA, const Accumulator& left, const Accumulator& right) {
-        store_pair<BT>((is_dA ? dA : dAqk) + (row + int64{i} * 16 * HV) * BT + j * 16,
-                       int64{HV} * BT, left, right, chunk.rows - i * 16, 16);
+        store_pair<BT>((is_dA ? dA : dAqk) + (row + int64{i} * 16 * e.HV) * BT + j * 16, e.HV * BT,
+                       left, right, chunk.rows - i * 16, 16);
       });
 
   const int first_row = warp_index() % Backward::kStrips * 16;
@@ -45,13 +45,13 @@ WYVERN_KERNEL(Backward::kThreads, 0) {
     for (int pair = 0; pair < Backward::kCols / 16; ++pair) {
       const int col = tile * BK + first_col + pair * 16;
       if (col >= K) break;
-      const int64 at = (row + int64{first_row} * HV) * K + col;
-      constexpr int64 kStride = int64{HV} * K;
-      store_pair<K>(dq_inter + at, kStride, d[pair].dq[0], d[pair].dq[1], rows, K - col);
-      store_pair<K>(dk_inter + at, kStride, d[pair].dk[0], d[pair].dk[1], rows, K - col);
-      store_pair<K>(dGk_inter + at, kStride, d[pair].dG[0], d[pair].dG[1], rows, K - col);
+      const int64 at = (row + int64{first_row} * e.HV) * K + col;
+      const int64 stride = e.HV * K;
+      store_pair<K>(dq_inter + at, stride, d[pair].dq[0], d[pair].dq[1], rows, K - col);
+      store_pair<K>(dk_inter + at, stride, d[pair].dk[0], d[pair].dk[1], rows, K - col);
+      store_pair<K>(dGk_inter + at, stride, d[pair].dG[0], d[pair].dG[1], rows, K - col);
     }
   }
   dbeta += block.join(dbeta_r);
-  if (thread_index() < chunk.rows) dbeta_inter[row + int64{thread_index()} * HV] = dbeta;
+  if (thread_index() < chunk.rows) dbeta_inter[row + int64{thread_index()} * e.HV] = dbeta;
 }

@@ -10,7 +10,7 @@ constexpr kda_bwd_dv_local::ScratchLayout kScratch{Spec{}};
 
 WYVERN_BLOCK {
   const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets, chunk_index);
-  const int64 at = chunk.token * HV + block[0];
+  const int64 at = chunk.token * e.HV + block[0];
   const int rows = chunk.rows;
   if (rows <= 0) return;
 
@@ -18,13 +18,13 @@ WYVERN_BLOCK {
   const auto gradient = tile_at<kScratch.gradient>(memory);
   const auto result = tile_at<kScratch.result>(memory);
 
-  load_tile(Aqk + at * BT, int64{HV} * BT, rows, BT, attention);
+  load_tile(Aqk + at * BT, int64{e.HV} * BT, rows, BT, attention);
   for (int c = 0; c < V; c += BV) {
     const int columns = V - c < BV ? V - c : BV;
     load_tile(rows_in(chunk, dO, dO_stride, block[0] * V + c), rows, columns, gradient);
     for (int s = 0; s < rows; s += kStrip)
       multiply<Layout::columns>(rows - s < kStrip ? rows - s : kStrip, columns, rows - s,
                                 attention.from(s, s), gradient.from(s), result.from(s));
-    store_tile(result, rows, columns, dv_local + at * V + c, int64{HV} * V, e.scale);
+    store_tile(result, rows, columns, dv_local + at * V + c, int64{e.HV} * V, e.scale);
   }
 }

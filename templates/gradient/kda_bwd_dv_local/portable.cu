@@ -24,16 +24,16 @@ WYVERN_DEVICE Accumulator load_transposed(const Tile<float, BT, BT>& x, int row,
 
 WYVERN_KERNEL(kThreads, 0) {
   const int first_v = block_index() % kTilesV * BV;
-  const int head = block_index() / kTilesV % HV;
-  const int slot = block_index() / kTilesV / HV;
+  const int head = block_index() / kTilesV % e.HV;
+  const int slot = block_index() / kTilesV / e.HV;
   const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
-  const int64 row = chunk.token * HV + head;
+  const int64 row = chunk.token * e.HV + head;
   const auto dO_chunk = rows_in(chunk, dO, dO_stride, head * V);
 
   const auto scores = tile_at<kLayout.scores>(shared_memory());
   const auto gradients = tile_at<kLayout.gradients>(shared_memory());
-  load_tile<kThreads, BT>(scores, Aqk + row * BT, int64{HV} * BT, chunk.rows, BT);
+  load_tile<kThreads, BT>(scores, Aqk + row * BT, e.HV * BT, chunk.rows, BT);
   load_tile<kThreads, V>(gradients, dO_chunk.at(0, first_v), chunk.rows, V - first_v);
   copy_async_commit();
   copy_async_wait<0>();
@@ -72,7 +72,7 @@ WYVERN_KERNEL(kThreads, 0) {
 #pragma unroll
   for (int i = 0; i < kStrips; ++i) {
     const int first_row = (first_strip + i * kWarpsDown) * 16;
-    DTYPE* const to = dv_local + (row + int64{first_row} * HV) * V + first_v + first_col;
+    DTYPE* const to = dv_local + (row + int64{first_row} * e.HV) * V + first_v + first_col;
 #pragma unroll
     for (int n = 0; n < kCols / 8; n += 2) {
 #pragma unroll
@@ -80,7 +80,7 @@ WYVERN_KERNEL(kThreads, 0) {
         out[i][n].x[j] *= e.scale;
         out[i][n + 1].x[j] *= e.scale;
       }
-      store_pair<V>(to + n * 8, int64{HV} * V, out[i][n], out[i][n + 1], chunk.rows - first_row,
+      store_pair<V>(to + n * 8, e.HV * V, out[i][n], out[i][n + 1], chunk.rows - first_row,
                     V - first_v - first_col - n * 8);
     }
   }

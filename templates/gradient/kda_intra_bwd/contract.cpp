@@ -13,10 +13,9 @@ Template stage() {
   Template t;
   t.name = "kda_intra_bwd";
   t.covers = {stages::kda_intra_bwd};
-  t.constants = {constant::DTYPE,     constant::BETA_DTYPE, constant::H,
-                 constant::HV,        constant::K,          constant::VARLEN,
-                 constant::SAFE_GATE, constant::QK_L2NORM,  constant::BETA_SIGMOID,
-                 constant::NEG_EIGVAL};
+  t.constants = {constant::DTYPE,        constant::BETA_DTYPE, constant::K,
+                 constant::VARLEN,       constant::SAFE_GATE,  constant::QK_L2NORM,
+                 constant::BETA_SIGMOID, constant::NEG_EIGVAL};
   t.strided = {"q", "k", "beta"};
   return t;
 }

@@ -8,12 +8,12 @@ constexpr kda_intra_bwd::ScratchLayout kScratch{Spec{}};
 
 WYVERN_BLOCK {
   const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets, chunk_index);
-  const int64 hv = block[0], head = hv / (HV / H);
-  const int64 at = chunk.token * HV + hv, key_at = chunk.token * H + head;
+  const int64 hv = block[0], head = e.key_head(hv);
+  const int64 at = chunk.token * e.HV + hv, key_at = chunk.token * e.H + head;
   const int rows = chunk.rows;
   if (rows <= 0) return;
 
-  constexpr int64 kWide = int64{HV} * K;
+  const int64 stride = int64{e.HV} * K;
   const auto tiles = key_tiles_at<kScratch.tiles>(memory);
   const auto work = intra_scratch_at<kScratch.work>(memory);
   const auto d = product_gradients_at<kScratch.d>(memory);
@@ -23,13 +23,13 @@ WYVERN_BLOCK {
   float* ones = vector_at<kScratch.ones>(memory);
   float* row_sums = vector_at<kScratch.row_sums>(memory);
 
-  load_tile(dAqk + at * BT, int64{HV} * BT, rows, BT, d.dAqk);
-  load_tile(dA + at * BT, int64{HV} * BT, rows, BT, d.dA);
+  load_tile(dAqk + at * BT, int64{e.HV} * BT, rows, BT, d.dAqk);
+  load_tile(dA + at * BT, int64{e.HV} * BT, rows, BT, d.dA);
   take_diagonal(d, rows);
   load_beta<BETA_SIGMOID, NEG_EIGVAL>(rows_in(chunk, beta, beta_stride, hv), rows, rate);
   if constexpr (QK_L2NORM) {
-    load_column(q_rstd + key_at, H, rows, q_scale);
-    load_column(k_rstd + key_at, H, rows, k_scale);
+    load_column(q_rstd + key_at, e.H, rows, q_scale);
+    load_column(k_rstd + key_at, e.H, rows, k_scale);
   }
   for (int r = 0; r < BT; ++r) ones[r] = 1.0F;
   fill_column(row_sums, 0.0F, rows * kLanes);
@@ -39,18 +39,18 @@ WYVERN_BLOCK {
                          q_scale);
     load_tile<QK_L2NORM>(rows_in(chunk, k, k_stride, head * K + c), rows, columns, tiles.k,
                          k_scale);
-    load_tile(Gk + at * K + c, kWide, rows, columns, tiles.G);
-    load_tile(dq_inter + at * K + c, kWide, rows, columns, tiles.dq);
-    load_tile(dk_inter + at * K + c, kWide, rows, columns, tiles.dk);
-    load_tile(dGk_inter + at * K + c, kWide, rows, columns, tiles.dG);
+    load_tile(Gk + at * K + c, stride, rows, columns, tiles.G);
+    load_tile(dq_inter + at * K + c, stride, rows, columns, tiles.dq);
+    load_tile(dk_inter + at * K + c, stride, rows, columns, tiles.dk);
+    load_tile(dGk_inter + at * K + c, stride, rows, columns, tiles.dG);
     Intra{tiles, work, d, {rate, row_sums}, ones, rows, columns}.run();
-    store_tile(tiles.dq, rows, columns, dq + at * K + c, kWide);
-    store_tile(tiles.dk, rows, columns, dk + at * K + c, kWide);
-    store_tile(tiles.dG, rows, columns, dGk + at * K + c, kWide);
+    store_tile(tiles.dq, rows, columns, dq + at * K + c, stride);
+    store_tile(tiles.dk, rows, columns, dk + at * K + c, stride);
+    store_tile(tiles.dG, rows, columns, dGk + at * K + c, stride);
   }
   for (int r = 0; r < rows; ++r)
-    store_part(dbeta + at + r * HV,
-               splat((dbeta_inter[at + r * HV] + sum(load(row_sums + r * kLanes))) *
+    store_part(dbeta + at + r * e.HV,
+               splat((dbeta_inter[at + r * e.HV] + sum(load(row_sums + r * kLanes))) *
                      beta_slope<BETA_SIGMOID, NEG_EIGVAL>(rate[r])),
                1);
 }

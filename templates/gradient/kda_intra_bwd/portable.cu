@@ -15,12 +15,13 @@ using Factor = Products::Element;
 using Intra = kda::IntraBackward<DTYPE, Factor, precision, BT, BK, SAFE_GATE, QK_L2NORM>;
 
 /// The strictly lower part of a [BT,BT] matrix of fp32, zeros elsewhere, and its diagonal.
-WYVERN_DEVICE void load_lower(const Products& to, float* diagonal, const float* from, int rows) {
+WYVERN_DEVICE void load_lower(const Products& to, float* diagonal, const float* from,
+                              const Extents& e, int rows) {
   for (int i = thread_index() * 4; i < BT * BT; i += kThreads * 4) {
     const int r = i / BT;
     const int s = i % BT;
     Vector<float, 4> x{};
-    if (r < rows) x = load<4>(from + r * int64{HV * BT} + s);
+    if (r < rows) x = load<4>(from + r * int64{e.HV * BT} + s);
     Vector<Factor, 4> lower;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -32,13 +33,13 @@ WYVERN_DEVICE void load_lower(const Products& to, float* diagonal, const float* 
 }
 
 WYVERN_KERNEL(kThreads, 0) {
-  const int head = block_index() % HV;
-  const int slot = block_index() / HV;
+  const int head = block_index() % e.HV;
+  const int slot = block_index() / e.HV;
   const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
-  const int64 row = chunk.token * HV + head;
-  const int key = head / (HV / H);
-  const int64 row_k = chunk.token * H + key;
+  const int64 row = chunk.token * e.HV + head;
+  const int key = e.key_head(head);
+  const int64 row_k = chunk.token * e.H + key;
   const auto q_chunk = rows_in(chunk, q, q_stride, key * K);
   const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
   const auto beta_chunk = rows_in(chunk, beta, beta_stride, head);
@@ -54,24 +55,25 @@ WYVERN_KERNEL(kThreads, 0) {
   intra.rates = {intra.rows.beta};
   intra.diagonal = diagonal;
   kda::load_row_factors<kThreads, BT, QK_L2NORM>(
-      intra.rows, q_rstd + row_k, k_rstd + row_k, H, chunk.rows,
+      intra.rows, q_rstd + row_k, k_rstd + row_k, e.H, chunk.rows,
       [&](int r) { return activate_beta<BETA_SIGMOID, NEG_EIGVAL>(*beta_chunk.row(r)); });
-  load_lower(intra.dAqk, diagonal, dAqk + row * BT, chunk.rows);
-  load_lower(intra.dA, nullptr, dA + row * BT, chunk.rows);
+  load_lower(intra.dAqk, diagonal, dAqk + row * BT, e, chunk.rows);
+  load_lower(intra.dA, nullptr, dA + row * BT, e, chunk.rows);
 
   const int strip = warp_index() % kStrips;
   const int group = warp_index() / kStrips;
   const int first_row = strip * 16;
-  const int64 warp_row = row + int64{first_row} * HV;
+  const int64 warp_row = row + int64{first_row} * e.HV;
   const int rows = chunk.rows - first_row;
-  constexpr int64 kStride = int64{HV} * K;
+  const int64 stride = e.HV * K;
   float dbeta_r[2] = {0.0f, 0.0f};
 #pragma unroll 1
   for (int tile = 0; tile < kTilesK; ++tile) {
     const int first = tile * BK;
     if (tile > 0) sync_block();
-    kda::load_key_tile<kThreads, K, HV>(intra.tile, q_chunk.at(0, first), k_chunk.at(0, first),
-                                        Gk + row * K + first, chunk.rows, K - first);
+    kda::load_key_tile<kThreads, K>(intra.tile, q_chunk.at(0, first), k_chunk.at(0, first),
+                                    TokenRows<const float>{Gk + row * K + first, e.HV * K},
+                                    chunk.rows, K - first);
     copy_async_commit();
     copy_async_wait<0>();
     sync_block();
@@ -81,21 +83,21 @@ WYVERN_KERNEL(kThreads, 0) {
       if (cols <= 0) break;
       const int64 at = warp_row * K + first + col;
       kda::KeyGradients d;
-      kda::load_accumulators<K>(dq_inter + at, kStride, d.dq[0], d.dq[1], rows, cols);
-      kda::load_accumulators<K>(dk_inter + at, kStride, d.dk[0], d.dk[1], rows, cols);
-      kda::load_accumulators<K>(dGk_inter + at, kStride, d.dG[0], d.dG[1], rows, cols);
+      kda::load_accumulators<K>(dq_inter + at, stride, d.dq[0], d.dq[1], rows, cols);
+      kda::load_accumulators<K>(dk_inter + at, stride, d.dk[0], d.dk[1], rows, cols);
+      kda::load_accumulators<K>(dGk_inter + at, stride, d.dG[0], d.dG[1], rows, cols);
       intra.add(d, dbeta_r, strip, col);
-      store_pair<K>(dq + at, kStride, d.dq[0], d.dq[1], rows, cols);
-      store_pair<K>(dk + at, kStride, d.dk[0], d.dk[1], rows, cols);
-      store_pair<K>(dGk + at, kStride, d.dG[0], d.dG[1], rows, cols);
+      store_pair<K>(dq + at, stride, d.dq[0], d.dq[1], rows, cols);
+      store_pair<K>(dk + at, stride, d.dk[0], d.dk[1], rows, cols);
+      store_pair<K>(dGk + at, stride, d.dG[0], d.dG[1], rows, cols);
     }
   }
   kda::store_row_sums(dbeta_r, row_sums + group * BT + first_row);
   sync_block();
   for (int r = thread_index(); r < chunk.rows; r += kThreads) {
-    float sum = dbeta_inter[row + r * HV];
+    float sum = dbeta_inter[row + r * e.HV];
     for (int i = 0; i < kGroups; ++i) sum += row_sums[i * BT + r];
     sum *= kda::beta_slope<BETA_SIGMOID, NEG_EIGVAL>(intra.rows.beta[r]);
-    dbeta[row + r * HV] = from_float<BETA_DTYPE>(sum);
+    dbeta[row + r * e.HV] = from_float<BETA_DTYPE>(sum);
   }
 }

@@ -10,11 +10,20 @@ constexpr kda_wy_dqkg::ScratchLayout kScratch{Spec{}};
 WYVERN_BLOCK {
   const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
-  const int64 hv = block[0], at = chunk.token * HV + hv;
-  const State::Inputs in =
-      State::Inputs{
-          {q, q_stride}, {k, k_stride}, {dO, dO_stride}, v_new, Tinv, Gk, q_rstd, k_rstd, h, dh, du}
-          .at(chunk, block[1], hv);
+  const int64 hv = block[0], at = chunk.token * e.HV + hv;
+  const State::Inputs in = State::Inputs{{q, q_stride},
+                                         {k, k_stride},
+                                         {dO, dO_stride},
+                                         v_new,
+                                         Tinv,
+                                         Gk,
+                                         q_rstd,
+                                         k_rstd,
+                                         h,
+                                         dh,
+                                         du,
+                                         e}
+                               .at(chunk, block[1], hv);
 
   const Backward backward = Backward::at<kScratch.backward>(memory);
   const State& state = backward.state;
@@ -35,12 +44,12 @@ WYVERN_BLOCK {
     IntraBackward<BT, BK, SAFE_GATE>{state.tiles, work,    d,      {backward.rate, row_sums},
                                      ones,        in.rows, columns}
         .run();
-    store_tile(state.tiles.dq, in.rows, columns, dq + at * K + c, State::kKeys);
-    store_tile(state.tiles.dk, in.rows, columns, dk + at * K + c, State::kKeys);
-    store_tile(state.tiles.dG, in.rows, columns, dGk + at * K + c, State::kKeys);
+    store_tile(state.tiles.dq, in.rows, columns, dq + at * K + c, in.key_stride());
+    store_tile(state.tiles.dk, in.rows, columns, dk + at * K + c, in.key_stride());
+    store_tile(state.tiles.dG, in.rows, columns, dGk + at * K + c, in.key_stride());
   }
   for (int r = 0; r < in.rows; ++r)
-    store_part(dbeta + at + r * HV,
+    store_part(dbeta + at + r * e.HV,
                splat((backward.dbeta[r] + sum(load(row_sums + r * kLanes))) *
                      beta_slope<BETA_SIGMOID, NEG_EIGVAL>(backward.rate[r])),
                1);

@@ -28,23 +28,23 @@ WYVERN_DEVICE void put_products(const Intra& intra, float* diagonal, int i, int 
 }
 
 WYVERN_KERNEL(Backward::kThreads, min_blocks) {
-  const int head = block_index() % HV;
-  const int slot = block_index() / HV;
+  const int head = block_index() % e.HV;
+  const int slot = block_index() / e.HV;
   const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
-  const int64 row = chunk.token * HV + head;
-  const int key = head / (HV / H);
-  const int64 row_k = chunk.token * H + key;
+  const int64 row = chunk.token * e.HV + head;
+  const int key = e.key_head(head);
+  const int64 row_k = chunk.token * e.H + key;
   const auto q_chunk = rows_in(chunk, q, q_stride, key * K);
   const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
   const auto v_chunk = rows_in(chunk, v, v_stride, head * V);
   const auto beta_chunk = rows_in(chunk, beta, beta_stride, head);
   const auto dO_chunk = rows_in(chunk, dO, dO_stride, head * V);
-  const int64 state = (int64{slot} * HV + head) * K * V;
-  const Backward::Inputs in{q_chunk,        k_chunk,         v_chunk,         dO_chunk,
-                            beta_chunk,     v_new + row * V, Tinv + row * BT, Gk + row * K,
-                            q_rstd + row_k, k_rstd + row_k,  h + state,       dh + state,
-                            du + row * V,   chunk.rows};
+  const int64 state = (int64{slot} * e.HV + head) * K * V;
+  const Backward::Inputs in{
+      q_chunk,         k_chunk,         v_chunk,      dO_chunk,       beta_chunk,
+      v_new + row * V, Tinv + row * BT, Gk + row * K, q_rstd + row_k, k_rstd + row_k,
+      h + state,       dh + state,      du + row * V, chunk.rows,     e};
 
   Backward block(shared_memory());
   Intra intra;
@@ -75,11 +75,11 @@ WYVERN_KERNEL(Backward::kThreads, min_blocks) {
       const int col = tile * BK + first_col + pair * 16;
       if (col >= K) break;
       intra.add(d[pair], dbeta_r, strip, first_col + pair * 16);
-      const int64 at = (row + int64{strip} * 16 * HV) * K + col;
-      constexpr int64 kStride = int64{HV} * K;
-      store_pair<K>(dq + at, kStride, d[pair].dq[0], d[pair].dq[1], rows, K - col);
-      store_pair<K>(dk + at, kStride, d[pair].dk[0], d[pair].dk[1], rows, K - col);
-      store_pair<K>(dGk + at, kStride, d[pair].dG[0], d[pair].dG[1], rows, K - col);
+      const int64 at = (row + int64{strip} * 16 * e.HV) * K + col;
+      const int64 stride = e.HV * K;
+      store_pair<K>(dq + at, stride, d[pair].dq[0], d[pair].dq[1], rows, K - col);
+      store_pair<K>(dk + at, stride, d[pair].dk[0], d[pair].dk[1], rows, K - col);
+      store_pair<K>(dGk + at, stride, d[pair].dG[0], d[pair].dG[1], rows, K - col);
     }
     sync_block();
     block.load(in, tile + num_stages);
@@ -87,6 +87,6 @@ WYVERN_KERNEL(Backward::kThreads, min_blocks) {
   dbeta_sum += block.join(dbeta_r);
   if (thread_index() < chunk.rows) {
     dbeta_sum *= kda::beta_slope<BETA_SIGMOID, NEG_EIGVAL>(block.inter.rows.beta[thread_index()]);
-    dbeta[row + int64{thread_index()} * HV] = from_float<BETA_DTYPE>(dbeta_sum);
+    dbeta[row + int64{thread_index()} * e.HV] = from_float<BETA_DTYPE>(dbeta_sum);
   }
 }

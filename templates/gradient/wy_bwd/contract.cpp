@@ -12,10 +12,9 @@ Template stage() {
   Template t;
   t.name = "wy_bwd";
   t.covers = {stages::wy_bwd};
-  t.constants = {constant::DTYPE,        constant::BETA_DTYPE,  constant::H,
-                 constant::HV,           constant::K,           constant::V,
-                 constant::VARLEN,       constant::SCALAR_GATE, constant::QK_L2NORM,
-                 constant::BETA_SIGMOID, constant::NEG_EIGVAL};
+  t.constants = {constant::DTYPE,     constant::BETA_DTYPE,   constant::K,
+                 constant::V,         constant::VARLEN,       constant::SCALAR_GATE,
+                 constant::QK_L2NORM, constant::BETA_SIGMOID, constant::NEG_EIGVAL};
   t.strided = {"k", "v", "beta"};
   return t;
 }

@@ -53,19 +53,21 @@ struct Kernel : gradient::ChunkBackward<Spec> {
   };
 
   /// Adds this lane's part of dk_qk to dk.
-  WYVERN_DEVICE static void add_given(Part& dk, const float* dk_qk, int tile, int rows) {
+  WYVERN_DEVICE static void add_given(Part& dk, const float* dk_qk, const Extents& e, int tile,
+                                      int rows) {
 #pragma unroll
     for (int n = 0; n < kCols / 8; ++n)
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int r = own_row(j / 2);
         const int col = tile * BK + own_col() + n * 8 + accumulator_col(j);
-        if (r < rows && col < K) dk[n].x[j] += dk_qk[r * (int64{HV} * K) + col];
+        if (r < rows && col < K) dk[n].x[j] += dk_qk[r * (int64{e.HV} * K) + col];
       }
   }
 
   WYVERN_DEVICE static void process(const Buffer& tiles, const Resident& chunk, const OwnRows& own,
-                                    int tile, int rows, Sums& sums, const float* dk_qk, T* dk) {
+                                    const Extents& e, int tile, int rows, Sums& sums,
+                                    const float* dk_qk, T* dk) {
     Part y[1];
     accumulate_transposed<false>(y[0], chunk.Tinv, tiles.dw);
     scale_rows(y[0], {own.since_start[0] * own.k_unit[0] * inside(chunk.beta[own_row(0)]),
@@ -77,18 +79,18 @@ struct Kernel : gradient::ChunkBackward<Spec> {
     if constexpr (SCALAR_GATE) add_row_products(sums.gate, -1.0f, result, tiles.k);
     add_rows(result, y[0], {beside(chunk.beta[own_row(0)]), beside(chunk.beta[own_row(1)])});
     scale_rows(result, {1.0f / own.k_unit[0], 1.0f / own.k_unit[1]});
-    add_given(result, dk_qk, tile, rows);
-    store_part(dk, tile, result, rows);
+    add_given(result, dk_qk, e, tile, rows);
+    store_part(dk, tile, result, e, rows);
   }
 };
 
 WYVERN_KERNEL(Kernel::kThreads, 0) {
-  const int head = block_index() % HV;
-  const Chunk at = locate_chunk<VARLEN, BT>(block_index() / HV, e, seq_offsets, chunk_index);
+  const int head = block_index() % e.HV;
+  const Chunk at = locate_chunk<VARLEN, BT>(block_index() / e.HV, e, seq_offsets, chunk_index);
   if (at.rows <= 0) return;
-  const int64 row = at.token * HV + head;
-  const int key = head / (HV / H);
-  const int64 row_k = at.token * H + key;
+  const int64 row = at.token * e.HV + head;
+  const int key = e.key_head(head);
+  const int64 row_k = at.token * e.H + key;
   const auto k_chunk = rows_in(at, k, k_stride, key * K);
   const auto v_chunk = rows_in(at, v, v_stride, head * V);
   const auto beta_chunk = rows_in(at, beta, beta_stride, head);
@@ -99,22 +101,22 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
       const Kernel::Buffer to(tile);
       const int col = tile * BK;
       load_tile<Kernel::kThreads, K>(to.k, k_chunk.at(0, col), at.rows, K - col);
-      load_tile<Kernel::kThreads, K>(to.dw, dw + row * K + col, HV * K, at.rows, K - col);
+      load_tile<Kernel::kThreads, K>(to.dw, dw + row * K + col, e.HV * K, at.rows, K - col);
     }
     copy_async_commit();
   };
-  load_tile<Kernel::kThreads, V>(chunk.x, du + row * V, HV * V, at.rows, V);
+  load_tile<Kernel::kThreads, V>(chunk.x, du + row * V, e.HV * V, at.rows, V);
   load_tile<Kernel::kThreads, V>(chunk.v, v_chunk, at.rows, V);
-  load_tile<Kernel::kThreads, BT>(chunk.Tinv, Tinv + row * BT, HV * BT, at.rows, BT);
+  load_tile<Kernel::kThreads, BT>(chunk.Tinv, Tinv + row * BT, e.HV * BT, at.rows, BT);
   copy_async_commit();
-  load_tile<Kernel::kThreads, V>(chunk.v_new, v_new + row * V, HV * V, at.rows, V);
+  load_tile<Kernel::kThreads, V>(chunk.v_new, v_new + row * V, e.HV * V, at.rows, V);
   copy_async_commit();
-  chunk.columns.load_gate(G + row, at.rows);
-  chunk.columns.load_scale(chunk.columns.k_rstd, k_rstd + row_k, at.rows);
+  chunk.columns.load_gate(G + row, e, at.rows);
+  chunk.columns.load_scale(chunk.columns.k_rstd, k_rstd + row_k, e, at.rows);
   Kernel::load_beta<BETA_SIGMOID, NEG_EIGVAL>(chunk.beta, beta_chunk, at.rows);
   copy_async_wait<1>();
   sync_block();
-  Kernel::make_x(chunk.Tinv, chunk.x, chunk.v, chunk.beta, dv + row * V, at.rows, chunk.values);
+  Kernel::make_x(chunk.Tinv, chunk.x, chunk.v, chunk.beta, dv + row * V, e, at.rows, chunk.values);
   copy_async_wait<0>();
   sync_block();
 
@@ -129,7 +131,7 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
   for (int tile = 0; tile < Kernel::kTilesK; ++tile) {
     copy_async_wait<num_stages - 1>();
     sync_block();
-    Kernel::process(Kernel::Buffer(tile), chunk, own, tile, at.rows, sums, dk_qk + row * K,
+    Kernel::process(Kernel::Buffer(tile), chunk, own, e, tile, at.rows, sums, dk_qk + row * K,
                     dk + row * K);
     if (tile + num_stages < Kernel::kTilesK) sync_block();
     load(tile + num_stages);
@@ -139,7 +141,7 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
   if constexpr (SCALAR_GATE) chunk.gate.put(sums.gate);
   sync_block();
   for (int r = thread_index(); r < at.rows; r += Kernel::kThreads) {
-    const int64 to = row + r * HV;
+    const int64 to = row + r * e.HV;
     const float of_keys = chunk.keys.get(r) * Kernel::kUnbalance;
     const float rate = chunk.beta[r];
     dbeta[to] =

@@ -13,10 +13,9 @@ Template stage() {
   t.name = "wy_dqkg";
   t.covers = {stages::bwd_dqkwg, stages::wy_bwd};
   t.summary = "dQ, dK, dV, dbeta and dG in one kernel: dW is never formed, states are read once.";
-  t.constants = {constant::DTYPE,        constant::BETA_DTYPE,  constant::H,
-                 constant::HV,           constant::K,           constant::V,
-                 constant::VARLEN,       constant::SCALAR_GATE, constant::QK_L2NORM,
-                 constant::BETA_SIGMOID, constant::NEG_EIGVAL};
+  t.constants = {constant::DTYPE,     constant::BETA_DTYPE,   constant::K,
+                 constant::V,         constant::VARLEN,       constant::SCALAR_GATE,
+                 constant::QK_L2NORM, constant::BETA_SIGMOID, constant::NEG_EIGVAL};
   t.strided = {"q", "k", "v", "beta", "do"};
   return t;
 }

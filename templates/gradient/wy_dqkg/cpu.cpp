@@ -7,7 +7,7 @@ using Backward = ChunkBackward<Spec>;
 constexpr wy_dqkg::ScratchLayout kScratch{Spec{}};
 
 WYVERN_BLOCK {
-  const int64 hv = block[0], slot = block[1], head = hv / (HV / H);
+  const int64 hv = block[0], slot = block[1], head = e.key_head(hv);
   const Chunk chunk = find_chunk<VARLEN>(slot, BT, e, seq_offsets, chunk_index);
   const int rows = chunk.rows;
   if (rows <= 0) return;
@@ -39,19 +39,20 @@ WYVERN_BLOCK {
   float* of_beta = vector_at<kScratch.of_beta>(memory);
   float* row_sums = vector_at<kScratch.row_sums>(memory);
 
-  const int64 at = chunk.token * HV + hv, at_k = chunk.token * H + head;
+  const int64 at = chunk.token * e.HV + hv, at_k = chunk.token * e.H + head;
   const auto beta_chunk = rows_in(chunk, beta, beta_stride, hv);
-  decay.load(G + at, rows);
+  decay.load(G + at, e, rows);
   if constexpr (QK_L2NORM) {
-    load_column(q_rstd + at_k, H, rows, query_scale);
-    load_column(k_rstd + at_k, H, rows, key_scale);
+    load_column(q_rstd + at_k, e.H, rows, query_scale);
+    load_column(k_rstd + at_k, e.H, rows, key_scale);
   }
   load_beta<BETA_SIGMOID, NEG_EIGVAL>(beta_chunk, rows, rate);
-  load_tile(Tinv + at * BT, int64{HV} * BT, rows, BT, inverse);
-  load_tile(du + at * V, int64{HV} * V, rows, V, d_out);
-  transpose(v_new + at * V, int64{HV} * V, rows, V, values_t);
+  load_tile(Tinv + at * BT, int64{e.HV} * BT, rows, BT, inverse);
+  load_tile(du + at * V, int64{e.HV} * V, rows, V, d_out);
+  transpose(v_new + at * V, int64{e.HV} * V, rows, V, values_t);
   multiply<Layout::columns, Lower::a_transposed>(rows, V, rows, inverse, d_out, x);
-  Backward::finish_values(x, rows_in(chunk, v, v_stride, hv * V), rate, rows, dv + at * V, of_beta);
+  Backward::finish_values(x, rows_in(chunk, v, v_stride, hv * V), rate, e, rows, dv + at * V,
+                          of_beta);
   Backward::inverse_gradient(x, values_t, decay, rate, rows, products, ones, N, M);
   const auto P = inverse;
   load_tile(rows_in(chunk, dO, dO_stride, hv * V), rows, V, d_out);
@@ -66,7 +67,7 @@ WYVERN_BLOCK {
   float end = 0.0F;
   for (int c = 0; c < K; c += BK) {
     const int columns = K - c < BK ? K - c : BK;
-    const int64 state_at = ((slot * HV + hv) * K + c) * V;
+    const int64 state_at = ((slot * e.HV + hv) * K + c) * V;
     Backward::load_keys(rows_in(chunk, q, q_stride, head * K + c), query_scale, rows, columns,
                         queries);
     Backward::load_keys(rows_in(chunk, k, k_stride, head * K + c), key_scale, rows, columns, keys);
@@ -92,17 +93,17 @@ WYVERN_BLOCK {
     Backward::add_rows(keys, diagonal, rows, columns, result_q);
     Backward::add_rows(queries, diagonal, rows, columns, result_k);
     Backward::add_rows(y, rate, rows, columns, result_k);
-    store_tile(result_q, rows, columns, dq + at * K + c, int64{HV} * K);
-    store_tile(result_k, rows, columns, dk + at * K + c, int64{HV} * K);
+    store_tile(result_q, rows, columns, dq + at * K + c, int64{e.HV} * K);
+    store_tile(result_k, rows, columns, dk + at * K + c, int64{e.HV} * K);
   }
   for (int r = 0; r < rows; r += kLanes) {
     store(gate + r, load(gate + r) + load(rate + r) * load(of_keys + r));
     store(of_beta + r, load(of_beta + r) + load(of_keys + r));
   }
   Backward::through_activation(beta_chunk, rows, ones, of_beta);
-  store_column(of_beta, rows, dbeta + at, HV);
+  store_column(of_beta, rows, dbeta + at, e.HV);
   if constexpr (SCALAR_GATE) {
     gate[rows - 1] += end;
-    store_column(gate, rows, dG + at, HV);
+    store_column(gate, rows, dG + at, e.HV);
   }
 }

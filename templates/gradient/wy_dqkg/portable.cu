@@ -65,27 +65,28 @@ struct Kernel : gradient::ChunkBackward<Spec> {
 
   /// Writes dQ and dK of a tile, whose accumulators hold them but for the diagonal.
   WYVERN_DEVICE static void finish(const Buffer& tiles, const Resident& chunk, const OwnRows& own,
-                                   int tile, int rows, Part& dq, Part& y, Part& dk, T* to_q,
-                                   T* to_k) {
+                                   const Extents& e, int tile, int rows, Part& dq, Part& y,
+                                   Part& dk, T* to_q, T* to_k) {
     const float diagonal[2] = {chunk.diagonal[own_row(0)], chunk.diagonal[own_row(1)]};
     scale_rows(dq, {1.0f / own.q_unit[0], 1.0f / own.q_unit[1]});
     add_scaled_rows(dq, tiles.k, {diagonal[0] * own.k_scale[0], diagonal[1] * own.k_scale[1]});
-    store_part(to_q, tile, dq, rows);
+    store_part(to_q, tile, dq, e, rows);
 
     add_rows(dk, y, {beside(chunk.beta[own_row(0)]), beside(chunk.beta[own_row(1)])});
     scale_rows(dk, {1.0f / own.k_unit[0], 1.0f / own.k_unit[1]});
     add_scaled_rows(dk, tiles.q, {diagonal[0] * own.q_scale[0], diagonal[1] * own.q_scale[1]});
-    store_part(to_k, tile, dk, rows);
+    store_part(to_k, tile, dk, e, rows);
   }
 
   WYVERN_DEVICE static void process(const Buffer& tiles, const Resident& chunk, const OwnRows& own,
-                                    float scale, int tile, int rows, Sums& sums, T* to_q, T* to_k) {
+                                    const Extents& e, int tile, int rows, Sums& sums, T* to_q,
+                                    T* to_k) {
     Part by_state[2];  // dQ, inside(beta) (exp(G) Y + (dA decay) K)
     Part dk[1];
     accumulate_states(by_state, {chunk.dO, chunk.x}, tiles.h);
     accumulate_states(dk, {chunk.v_new}, tiles.dh);
-    scale_rows(by_state[0], {scale * own.since_start[0] * own.q_unit[0],
-                             scale * own.since_start[1] * own.q_unit[1]});
+    scale_rows(by_state[0], {e.scale * own.since_start[0] * own.q_unit[0],
+                             e.scale * own.since_start[1] * own.q_unit[1]});
     scale_rows(by_state[1], {-own.since_start[0] * own.k_unit[0] * inside(chunk.beta[own_row(0)]),
                              -own.since_start[1] * own.k_unit[1] * inside(chunk.beta[own_row(1)])});
     scale_rows(dk[0], {own.until_end[0] * own.k_unit[0], own.until_end[1] * own.k_unit[1]});
@@ -103,24 +104,24 @@ struct Kernel : gradient::ChunkBackward<Spec> {
       add_row_products(sums.gate, 1.0f, by_state[0], tiles.q);
       add_row_products(sums.gate, -1.0f, dk[0], tiles.k);
     }
-    finish(tiles, chunk, own, tile, rows, by_state[0], by_state[1], dk[0], to_q, to_k);
+    finish(tiles, chunk, own, e, tile, rows, by_state[0], by_state[1], dk[0], to_q, to_k);
   }
 };
 
 WYVERN_KERNEL(Kernel::kThreads, 0) {
-  const int head = block_index() % HV;
-  const int slot = block_index() / HV;
+  const int head = block_index() % e.HV;
+  const int slot = block_index() / e.HV;
   const Chunk at = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
   if (at.rows <= 0) return;
-  const int64 row = at.token * HV + head;
-  const int key = head / (HV / H);
-  const int64 row_k = at.token * H + key;
+  const int64 row = at.token * e.HV + head;
+  const int key = e.key_head(head);
+  const int64 row_k = at.token * e.H + key;
   const auto q_chunk = rows_in(at, q, q_stride, key * K);
   const auto k_chunk = rows_in(at, k, k_stride, key * K);
   const auto v_chunk = rows_in(at, v, v_stride, head * V);
   const auto beta_chunk = rows_in(at, beta, beta_stride, head);
   const auto dO_chunk = rows_in(at, dO, dO_stride, head * V);
-  const int64 states = (int64{slot} * HV + head) * K * V;
+  const int64 states = (int64{slot} * e.HV + head) * K * V;
   const Kernel::Resident chunk(shared_memory());
 
   const auto load = [&](int tile) {
@@ -134,20 +135,20 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
     }
     copy_async_commit();
   };
-  load_tile<Kernel::kThreads, V>(chunk.x, du + row * V, HV * V, at.rows, V);
-  load_tile<Kernel::kThreads, BT>(chunk.N, Tinv + row * BT, HV * BT, at.rows, BT);
+  load_tile<Kernel::kThreads, V>(chunk.x, du + row * V, e.HV * V, at.rows, V);
+  load_tile<Kernel::kThreads, BT>(chunk.N, Tinv + row * BT, e.HV * BT, at.rows, BT);
   load_tile<Kernel::kThreads, V>(chunk.v, v_chunk, at.rows, V);
   copy_async_commit();
   load_tile<Kernel::kThreads, V>(chunk.dO, dO_chunk, at.rows, V);
-  load_tile<Kernel::kThreads, V>(chunk.v_new, v_new + row * V, HV * V, at.rows, V);
+  load_tile<Kernel::kThreads, V>(chunk.v_new, v_new + row * V, e.HV * V, at.rows, V);
   copy_async_commit();
-  chunk.columns.load_gate(G + row, at.rows);
-  chunk.columns.load_scale(chunk.columns.q_rstd, q_rstd + row_k, at.rows);
-  chunk.columns.load_scale(chunk.columns.k_rstd, k_rstd + row_k, at.rows);
+  chunk.columns.load_gate(G + row, e, at.rows);
+  chunk.columns.load_scale(chunk.columns.q_rstd, q_rstd + row_k, e, at.rows);
+  chunk.columns.load_scale(chunk.columns.k_rstd, k_rstd + row_k, e, at.rows);
   Kernel::load_beta<BETA_SIGMOID, NEG_EIGVAL>(chunk.beta, beta_chunk, at.rows);
   copy_async_wait<1>();
   sync_block();
-  Kernel::make_x(chunk.N, chunk.x, chunk.v, chunk.beta, dv + row * V, at.rows, chunk.values);
+  Kernel::make_x(chunk.N, chunk.x, chunk.v, chunk.beta, dv + row * V, e, at.rows, chunk.values);
   copy_async_wait<0>();
   sync_block();
 
@@ -167,7 +168,7 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
   for (int tile = 0; tile < Kernel::kTilesK; ++tile) {
     copy_async_wait<num_stages - 1>();
     sync_block();
-    Kernel::process(Kernel::Buffer(tile), chunk, own, e.scale, tile, at.rows, sums, dq + row * K,
+    Kernel::process(Kernel::Buffer(tile), chunk, own, e, tile, at.rows, sums, dq + row * K,
                     dk + row * K);
     if (tile + num_stages < Kernel::kTilesK) sync_block();
     load(tile + num_stages);
@@ -180,7 +181,7 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
   }
   sync_block();
   for (int r = thread_index(); r < at.rows; r += Kernel::kThreads) {
-    const int64 to = row + r * HV;
+    const int64 to = row + r * e.HV;
     const float of_keys = chunk.keys.get(r) * Kernel::kUnbalance;
     const float rate = chunk.beta[r];
     dbeta[to] =

@@ -14,10 +14,9 @@ Template stage() {
   t.covers = {stages::kda_intra};
   t.summary =
       "Aqk = lower part of q_r . exp(Gk_r - Gk_s) k_s, A the same of beta_r k_r, per chunk.";
-  t.constants = {constant::DTYPE,     constant::BETA_DTYPE, constant::H,
-                 constant::HV,        constant::K,          constant::VARLEN,
-                 constant::SAFE_GATE, constant::QK_L2NORM,  constant::BETA_SIGMOID,
-                 constant::NEG_EIGVAL};
+  t.constants = {constant::DTYPE,        constant::BETA_DTYPE, constant::K,
+                 constant::VARLEN,       constant::SAFE_GATE,  constant::QK_L2NORM,
+                 constant::BETA_SIGMOID, constant::NEG_EIGVAL};
   t.strided = {"q", "k", "beta"};
   return t;
 }

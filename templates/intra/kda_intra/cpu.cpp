@@ -8,14 +8,14 @@ constexpr kda_intra::ScratchLayout kScratch{Spec{}};
 WYVERN_BLOCK {
   const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets, chunk_index);
   const int64 hv = block[0];
-  const IntraRows at{chunk.token * HV + hv, chunk.token * H + hv / (HV / H), chunk.rows};
+  const IntraRows at{chunk.token * e.HV + hv, chunk.token * e.H + e.key_head(hv), chunk.rows, e};
   if (at.rows <= 0) return;
 
   const Intra intra = Intra::at<kScratch.intra>(memory);
   float* rate = vector_at<kScratch.rate>(memory);
   float* scale = vector_at<kScratch.scale>(memory);
 
-  const int64 key = hv / (HV / H) * K;
+  const int64 key = e.key_head(hv) * K;
   intra.load(at, rows_in(chunk, q, q_stride, key), rows_in(chunk, k, k_stride, key), Gk, q_rstd,
              k_rstd, scale);
   load_beta<BETA_SIGMOID, NEG_EIGVAL>(rows_in(chunk, beta, beta_stride, hv), at.rows, rate);
@@ -23,7 +23,7 @@ WYVERN_BLOCK {
     const int strip = intra.strip(first, at.rows);
     for (int i = 0; i < strip; ++i) {
       const int r = first + i;
-      const int64 to = (at.row + int64{r} * HV) * BT;
+      const int64 to = (at.row + int64{r} * e.HV) * BT;
       masked_row(intra.products.row(i), 1.0F, r + 1, BT, Aqk + to);
       masked_row(intra.products.row(strip + i), rate[r], r, BT, A + to);
     }

@@ -14,7 +14,7 @@ static void split_strips(const Intra& intra, const IntraRows& at, const float* r
     const int strip = intra.strip(first, at.rows);
     for (int i = 0; i < strip; ++i) {
       const int r = first + i;
-      masked_row(intra.products.row(i), 1.0F, r + 1, BT, Aqk + (at.row + int64{r} * HV) * BT);
+      masked_row(intra.products.row(i), 1.0F, r + 1, BT, Aqk + (at.row + int64{r} * at.e.HV) * BT);
       masked_row(intra.products.row(strip + i), -rate[r], r, columns, n.row(r));
     }
   }
@@ -24,7 +24,7 @@ static void split_strips(const Intra& intra, const IntraRows& at, const float* r
 WYVERN_BLOCK {
   const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets, chunk_index);
   const int64 hv = block[0];
-  const IntraRows at{chunk.token * HV + hv, chunk.token * H + hv / (HV / H), chunk.rows};
+  const IntraRows at{chunk.token * e.HV + hv, chunk.token * e.H + e.key_head(hv), chunk.rows, e};
   const int rows = at.rows;
   if (rows <= 0) return;
 
@@ -39,24 +39,24 @@ WYVERN_BLOCK {
   float* rate = vector_at<kScratch.rate>(memory);
   float* scale = vector_at<kScratch.scale>(memory);
 
-  const int64 key = hv / (HV / H) * K;
+  const int64 key = e.key_head(hv) * K;
   intra.load(at, rows_in(chunk, q, q_stride, key), rows_in(chunk, k, k_stride, key), Gk, q_rstd,
              k_rstd, scale);
   load_beta<BETA_SIGMOID, NEG_EIGVAL>(rows_in(chunk, beta, beta_stride, hv), rows, rate);
   split_strips(intra, at, rate, n, Aqk);
   if (KEEP_INVERSE && rows < BT) clear_rows(inverse, 0, rows, BT);
   invert_unit_lower(n, rows, inverse, block_row);
-  if constexpr (KEEP_INVERSE) store_tile(inverse, rows, BT, Tinv + at.row * BT, int64{HV} * BT);
+  if constexpr (KEEP_INVERSE) store_tile(inverse, rows, BT, Tinv + at.row * BT, int64{e.HV} * BT);
 
   decay_keys(intra.q, intra.k, intra.G, rows, K, rate, key_factor);
-  store_tile(intra.q, rows, K, qg + at.row * K, int64{HV} * K);
-  store_tile(intra.k, rows, K, kg + at.row * K, int64{HV} * K);
+  store_tile(intra.q, rows, K, qg + at.row * K, int64{e.HV} * K);
+  store_tile(intra.k, rows, K, kg + at.row * K, int64{e.HV} * K);
   multiply<Layout::rows, Lower::a>(rows, K, rows, inverse, key_factor, w_rows);
-  store_tile(w_rows, rows, K, w + at.row * K, int64{HV} * K);
+  store_tile(w_rows, rows, K, w + at.row * K, int64{e.HV} * K);
   for (int c = 0; c < V; c += BV) {
     const int columns = V - c < BV ? V - c : BV;
     load_tile<true>(rows_in(chunk, v, v_stride, hv * V + c), rows, columns, value_factor, rate);
     multiply<Layout::rows, Lower::a>(rows, columns, rows, inverse, value_factor, u_rows);
-    store_tile(u_rows, rows, columns, u + at.row * V + c, int64{HV} * V);
+    store_tile(u_rows, rows, columns, u + at.row * V + c, int64{e.HV} * V);
   }
 }

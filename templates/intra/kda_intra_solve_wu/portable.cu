@@ -12,12 +12,12 @@ constexpr int kSplit = num_warps / kStrips;  // warps a strip
 constexpr kda_intra_solve_wu::SharedLayout kLayout{Spec{}};
 
 WYVERN_KERNEL(kThreads, 0) {
-  const int head = block_index() % HV;
-  const Chunk chunk = locate_chunk<VARLEN, BT>(block_index() / HV, e, seq_offsets, chunk_index);
+  const int head = block_index() % e.HV;
+  const Chunk chunk = locate_chunk<VARLEN, BT>(block_index() / e.HV, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
-  const int64 row = chunk.token * HV + head;
-  const int key = head / (HV / H);
-  const int64 row_k = chunk.token * H + key;
+  const int64 row = chunk.token * e.HV + head;
+  const int key = e.key_head(head);
+  const int64 row_k = chunk.token * e.H + key;
   const auto q_chunk = rows_in(chunk, q, q_stride, key * K);
   const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
   const auto v_chunk = rows_in(chunk, v, v_stride, head * V);
@@ -31,10 +31,10 @@ WYVERN_KERNEL(kThreads, 0) {
 
   load_tile<kThreads, K>(keys.q, q_chunk, chunk.rows, K);
   load_tile<kThreads, K>(keys.k, k_chunk, chunk.rows, K);
-  load_tile<kThreads, K>(keys.G, Gk + row * K, int64{HV} * K, chunk.rows, K);
+  load_tile<kThreads, K>(keys.G, Gk + row * K, e.HV * K, chunk.rows, K);
   copy_async_commit();
   kda::load_row_factors<kThreads, BT, QK_L2NORM>(
-      rows, q_rstd + row_k, k_rstd + row_k, H, chunk.rows,
+      rows, q_rstd + row_k, k_rstd + row_k, e.H, chunk.rows,
       [&](int r) { return activate_beta<BETA_SIGMOID, NEG_EIGVAL>(*beta_chunk.row(r)); });
   copy_async_wait<0>();
   sync_block();
@@ -54,7 +54,7 @@ WYVERN_KERNEL(kThreads, 0) {
             const bool valid = r < chunk.rows;
             *reinterpret_cast<Float2*>(x.at(r, s)) =
                 Float2{{valid ? A_0 : 0.0f, valid ? A_1 : 0.0f}};
-            if (valid) store_vector(Aqk + (row + r * HV) * BT + s, Float2{{P_0, P_1}});
+            if (valid) store_vector(Aqk + (row + r * e.HV) * BT + s, Float2{{P_0, P_1}});
           });
   }
   const auto load_values = [&](int tile) {
@@ -64,13 +64,12 @@ WYVERN_KERNEL(kThreads, 0) {
   load_values(0);
   sync_block();
   invert_unit_lower<precision>(x);
-  if constexpr (KEEP_INVERSE)
-    store_inverse<kThreads>(x, Tinv + row * BT, int64{HV} * BT, chunk.rows);
+  if constexpr (KEEP_INVERSE) store_inverse<kThreads>(x, Tinv + row * BT, e.HV * BT, chunk.rows);
 
   // Where U is fp32, its terms are not rounded either.
   constexpr int kInverseParts = kHalf<DTYPE> && !kHalf<U_DTYPE> ? 2 : 1;
   const kda::InverseOperand<DTYPE, BT, kInverseParts> inverse(x, rows.beta);
-  const kda::KeyOutputs<DTYPE> to{w + row * K, qg + row * K, kg + row * K, int64{HV} * K};
+  const kda::KeyOutputs<DTYPE> to{w + row * K, qg + row * K, kg + row * K, e.HV * K};
   const int first = warp_index() * 16;
   for (int col = first; col < K; col += num_warps * 16)
     kda::write_keys<precision, QK_L2NORM, K>(inverse, keys, rows, to, col, col, chunk.rows,
@@ -80,8 +79,8 @@ WYVERN_KERNEL(kThreads, 0) {
     sync_block();
     const int cols = smaller(V - tile * BV, BV);
     for (int col = first; col < cols; col += num_warps * 16)
-      inverse.template apply<precision, V>(values, col, u + row * V + tile * BV + col,
-                                           int64{HV} * V, chunk.rows, cols - col);
+      inverse.template apply<precision, V>(values, col, u + row * V + tile * BV + col, e.HV * V,
+                                           chunk.rows, cols - col);
     if (tile + 1 < kTilesV) {
       sync_block();
       load_values(tile + 1);

@@ -12,8 +12,8 @@ using Inverse = TileAt<kLayout.inverse>;
 
 /// U for one tile of V: `from` and `to` start at its first element.
 WYVERN_DEVICE void write_values(const Inverse& inverse, const kda::RowFactors& rows,
-                                const TokenRows<const DTYPE>& from, U_DTYPE* to, int chunk_rows,
-                                int cols) {
+                                const TokenRows<const DTYPE>& from, U_DTYPE* to, const Extents& e,
+                                int chunk_rows, int cols) {
   const auto x = tile_at<kLayout.values>(shared_memory());
   load_tile<kThreads, V>(x, from, chunk_rows, cols);
   copy_async_commit();
@@ -23,18 +23,18 @@ WYVERN_DEVICE void write_values(const Inverse& inverse, const kda::RowFactors& r
   copy_async_wait<0>();
   sync_block();
   for (int col = warp_index() * 16; col < smaller(BV, cols); col += num_warps * 16)
-    operand.template apply<precision, V>(x, col, to + col, int64{HV} * V, chunk_rows, cols - col);
+    operand.template apply<precision, V>(x, col, to + col, e.HV * V, chunk_rows, cols - col);
 }
 
 WYVERN_KERNEL(kThreads, 0) {
   const int tile = block_index() % (kTilesW + kTilesU);
-  const int head = block_index() / (kTilesW + kTilesU) % HV;
-  const int slot = block_index() / (kTilesW + kTilesU) / HV;
+  const int head = block_index() / (kTilesW + kTilesU) % e.HV;
+  const int slot = block_index() / (kTilesW + kTilesU) / e.HV;
   const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
-  const int64 row = chunk.token * HV + head;
-  const int key = head / (HV / H);
-  const int64 row_k = chunk.token * H + key;
+  const int64 row = chunk.token * e.HV + head;
+  const int key = e.key_head(head);
+  const int64 row_k = chunk.token * e.H + key;
   const auto q_chunk = rows_in(chunk, q, q_stride, key * K);
   const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
   const auto v_chunk = rows_in(chunk, v, v_stride, head * V);
@@ -42,14 +42,14 @@ WYVERN_KERNEL(kThreads, 0) {
 
   const auto inverse = tile_at<kLayout.inverse>(shared_memory());
   const auto rows = kda::rows_at<kLayout.rows>(shared_memory());
-  load_tile<kThreads, BT>(inverse, Tinv + row * BT, HV * BT, chunk.rows, BT);
+  load_tile<kThreads, BT>(inverse, Tinv + row * BT, e.HV * BT, chunk.rows, BT);
   copy_async_commit();
   kda::load_row_factors<kThreads, BT, QK_L2NORM>(
-      rows, q_rstd + row_k, k_rstd + row_k, H, chunk.rows,
+      rows, q_rstd + row_k, k_rstd + row_k, e.H, chunk.rows,
       [&](int r) { return activate_beta<BETA_SIGMOID, NEG_EIGVAL>(*beta_chunk.row(r)); });
   if (tile >= kTilesW) {
     const int col = (tile - kTilesW) * BV;
-    write_values(inverse, rows, v_chunk.at(0, col), u + row * V + col, chunk.rows, V - col);
+    write_values(inverse, rows, v_chunk.at(0, col), u + row * V + col, e, chunk.rows, V - col);
     return;
   }
 
@@ -57,12 +57,12 @@ WYVERN_KERNEL(kThreads, 0) {
   const int first = tile * BK;
   load_tile<kThreads, K>(keys.q, q_chunk.at(0, first), chunk.rows, K - first);
   load_tile<kThreads, K>(keys.k, k_chunk.at(0, first), chunk.rows, K - first);
-  load_tile<kThreads, K>(keys.G, Gk + row * K + first, int64{HV} * K, chunk.rows, K - first);
+  load_tile<kThreads, K>(keys.G, Gk + row * K + first, e.HV * K, chunk.rows, K - first);
   copy_async_commit();
   copy_async_wait<0>();
   sync_block();
   const kda::InverseOperand<DTYPE, BT> operand(inverse, rows.beta);
-  const kda::KeyOutputs<DTYPE> to{w + row * K, qg + row * K, kg + row * K, int64{HV} * K};
+  const kda::KeyOutputs<DTYPE> to{w + row * K, qg + row * K, kg + row * K, e.HV * K};
   for (int col = warp_index() * 16; col < smaller(BK, K - first); col += num_warps * 16)
     kda::write_keys<precision, QK_L2NORM, K>(operand, keys, rows, to, first + col, col, chunk.rows,
                                              K - first - col);

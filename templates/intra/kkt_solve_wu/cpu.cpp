@@ -36,27 +36,27 @@ WYVERN_BLOCK {
   load_tile(rows_in(chunk, k, k_stride, head * K), rows, K, keys);
   transpose(keys, rows, K, keys_t);
   multiply<Layout::columns, Lower::c>(rows, rows, K, keys_t, keys_t, products);
-  if constexpr (QK_L2NORM) load_column(k_rstd + chunk.token * H + head, H, rows, key_scale);
+  if constexpr (QK_L2NORM) load_column(k_rstd + chunk.token * e.H + head, e.H, rows, key_scale);
   if (KEEP_INVERSE && rows < BT) clear_rows(inverse, 0, rows, BT);
-  for (int64 hv = head * (HV / H); hv < (head + 1) * (HV / H); ++hv) {
-    const int64 at = chunk.token * HV + hv;
-    load_gates<SCALAR_GATE>(G + at, HV, rows, decay);
+  for (int64 hv = head * e.group(); hv < (head + 1) * e.group(); ++hv) {
+    const int64 at = chunk.token * e.HV + hv;
+    load_gates<SCALAR_GATE>(G + at, e.HV, rows, decay);
     load_beta<BETA_SIGMOID, NEG_EIGVAL>(rows_in(chunk, beta, beta_stride, hv), rows, rate);
     for (int r = 0; r < rows; r += kLanes) store(factor + r, -load(rate + r));
     if constexpr (QK_L2NORM) scale_column(factor, key_scale, rows);
     decay_lower<1, QK_L2NORM>(products, rows, decay, factor, key_scale, n);
     invert_unit_lower(n, rows, inverse, block_row);
-    if constexpr (KEEP_INVERSE) store_tile(inverse, rows, BT, Tinv + at * BT, int64{HV} * BT);
+    if constexpr (KEEP_INVERSE) store_tile(inverse, rows, BT, Tinv + at * BT, int64{e.HV} * BT);
     for (int c = 0; c < V; c += BV) {
       const int columns = V - c < BV ? V - c : BV;
       load_tile<true>(rows_in(chunk, v, v_stride, hv * V + c), rows, columns, values, rate);
       multiply<Layout::rows, Lower::a>(rows, columns, rows, inverse, values, u_rows);
-      store_tile(u_rows, rows, columns, u + at * V + c, int64{HV} * V);
+      store_tile(u_rows, rows, columns, u + at * V + c, int64{e.HV} * V);
     }
     for (int r = 0; r < rows; r += kLanes) store(factor + r, load(rate + r) * exp(load(decay + r)));
     if constexpr (QK_L2NORM) scale_column(factor, key_scale, rows);
     scale_columns(inverse, round_up(rows, kTileRows), factor, n);
     multiply<Layout::rows, Lower::a>(rows, K, rows, n, keys, w_rows);
-    store_tile(w_rows, rows, K, w + at * K, int64{HV} * K);
+    store_tile(w_rows, rows, K, w + at * K, int64{e.HV} * K);
   }
 }

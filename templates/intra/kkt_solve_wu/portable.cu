@@ -11,12 +11,12 @@ constexpr kkt_solve_wu::SharedLayout kLayout{Spec{}};
 constexpr int kInverseParts = kHalf<DTYPE> && NEG_EIGVAL ? 2 : 1;
 
 WYVERN_KERNEL(kThreads, 0) {
-  const int head = block_index() % HV;
-  const Chunk chunk = locate_chunk<VARLEN, BT>(block_index() / HV, e, seq_offsets, chunk_index);
+  const int head = block_index() % e.HV;
+  const Chunk chunk = locate_chunk<VARLEN, BT>(block_index() / e.HV, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
-  const int64 row = chunk.token * HV + head;
-  const int key = head / (HV / H);
-  const int64 row_k = chunk.token * H + key;
+  const int64 row = chunk.token * e.HV + head;
+  const int key = e.key_head(head);
+  const int64 row_k = chunk.token * e.H + key;
   const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
   const auto v_chunk = rows_in(chunk, v, v_stride, head * V);
   const auto beta_chunk = rows_in(chunk, beta, beta_stride, head);
@@ -39,14 +39,14 @@ WYVERN_KERNEL(kThreads, 0) {
   load_values(0);
   for (int r = thread_index(); r < BT; r += kThreads) {
     // Past the end beta is 0 and G goes on as it ended, so that A's rows are 0 there.
-    const float G_r = SCALAR_GATE ? G[row + smaller(r, chunk.rows - 1) * HV] : 0.0f;
+    const float G_r = SCALAR_GATE ? G[row + smaller(r, chunk.rows - 1) * e.HV] : 0.0f;
     const float beta_r =
         r < chunk.rows ? activate_beta<BETA_SIGMOID, NEG_EIGVAL>(*beta_chunk.row(r)) : 0.0f;
     G_tile[r] = G_r;
     beta_tile[r] = beta_r;
     scale_w[r] = beta_r * decay(G_r);
     if constexpr (QK_L2NORM) {
-      const float rstd_r = r < chunk.rows ? k_rstd[row_k + r * H] : 0.0f;
+      const float rstd_r = r < chunk.rows ? k_rstd[row_k + r * e.H] : 0.0f;
       rstd_tile[r] = rstd_r;
       scale_w[r] *= rstd_r;
     }
@@ -62,8 +62,7 @@ WYVERN_KERNEL(kThreads, 0) {
                               });
   sync_block();
   invert_unit_lower<precision>(x);
-  if constexpr (KEEP_INVERSE)
-    store_inverse<kThreads>(x, Tinv + row * BT, int64{HV} * BT, chunk.rows);
+  if constexpr (KEEP_INVERSE) store_inverse<kThreads>(x, Tinv + row * BT, e.HV * BT, chunk.rows);
 
   constexpr int kSide = num_warps / 2;
   const bool computes_w = warp_index() < kSide;
@@ -71,7 +70,7 @@ WYVERN_KERNEL(kThreads, 0) {
   const LowerOperand<DTYPE, BT, kInverseParts> inverse(x, computes_w ? scale_w : beta_tile);
   if (computes_w)
     for (int col = first; col < K; col += kSide * 16)
-      inverse.template apply<precision, K>(keys, col, w + row * K + col, int64{HV} * K, chunk.rows,
+      inverse.template apply<precision, K>(keys, col, w + row * K + col, e.HV * K, chunk.rows,
                                            K - col);
   for (int tile = 0; tile < kTilesV; ++tile) {
     copy_async_wait<0>();
@@ -79,8 +78,8 @@ WYVERN_KERNEL(kThreads, 0) {
     const int cols = smaller(V - tile * BV, BV);
     if (!computes_w)
       for (int col = first; col < cols; col += kSide * 16)
-        inverse.template apply<precision, V>(values, col, u + row * V + tile * BV + col,
-                                             int64{HV} * V, chunk.rows, cols - col);
+        inverse.template apply<precision, V>(values, col, u + row * V + tile * BV + col, e.HV * V,
+                                             chunk.rows, cols - col);
     if (tile + 1 < kTilesV) {
       sync_block();
       load_values(tile + 1);

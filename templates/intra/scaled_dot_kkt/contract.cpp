@@ -16,10 +16,9 @@ Template stage() {
   Template t;
   t.name = "scaled_dot_kkt";
   t.covers = {stages::scaled_dot_kkt};
-  t.constants = {constant::DTYPE,       constant::BETA_DTYPE, constant::H,
-                 constant::HV,          constant::K,          constant::VARLEN,
-                 constant::SCALAR_GATE, constant::QK_L2NORM,  constant::BETA_SIGMOID,
-                 constant::NEG_EIGVAL};
+  t.constants = {constant::DTYPE,        constant::BETA_DTYPE,  constant::K,
+                 constant::VARLEN,       constant::SCALAR_GATE, constant::QK_L2NORM,
+                 constant::BETA_SIGMOID, constant::NEG_EIGVAL};
   t.strided = {"k", "beta"};
   return t;
 }

@@ -20,14 +20,14 @@ WYVERN_BLOCK {
 
   transpose(rows_in(chunk, k, k_stride, head * K).first, k_stride, rows, K, keys);
   multiply<Layout::columns, Lower::c>(rows, rows, K, keys, keys, products);
-  if constexpr (QK_L2NORM) load_column(k_rstd + chunk.token * H + head, H, rows, key_scale);
+  if constexpr (QK_L2NORM) load_column(k_rstd + chunk.token * e.H + head, e.H, rows, key_scale);
   if (rows < BT) clear_rows(result, 0, rows, BT);
-  for (int64 hv = head * (HV / H); hv < (head + 1) * (HV / H); ++hv) {
-    const int64 at = chunk.token * HV + hv;
-    load_gates<SCALAR_GATE>(G + at, HV, rows, decay);
+  for (int64 hv = head * e.group(); hv < (head + 1) * e.group(); ++hv) {
+    const int64 at = chunk.token * e.HV + hv;
+    load_gates<SCALAR_GATE>(G + at, e.HV, rows, decay);
     load_beta<BETA_SIGMOID, NEG_EIGVAL>(rows_in(chunk, beta, beta_stride, hv), rows, rate);
     if constexpr (QK_L2NORM) scale_column(rate, key_scale, rows);
     decay_lower<1, QK_L2NORM>(products, rows, decay, rate, key_scale, result);
-    store_tile(result, rows, BT, A + at * BT, int64{HV} * BT);
+    store_tile(result, rows, BT, A + at * BT, int64{e.HV} * BT);
   }
 }

@@ -6,13 +6,12 @@
 #include "intra/scaled_dot_kkt/hopper_layout.hpp"
 
 constexpr int kThreads = 128;
-constexpr int kGroup = HV / H;
 constexpr scaled_dot_kkt::HopperLayout kLayout{Spec{}};
 static_assert(BT == 64, "a warpgroup's product has 64 rows");
 
 WYVERN_KERNEL(kThreads, 0) {
-  const int head = block_index() % H;
-  const Chunk chunk = locate_chunk<VARLEN, BT>(block_index() / H, e, seq_offsets, chunk_index);
+  const int head = block_index() % e.H;
+  const Chunk chunk = locate_chunk<VARLEN, BT>(block_index() / e.H, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
 
   unsigned char* const shared = sm90::swizzled_memory();
@@ -30,7 +29,7 @@ WYVERN_KERNEL(kThreads, 0) {
     sm90::tensor_load(keys.data, k_map, {0, static_cast<int32>(chunk.token), 0, head}, arrived);
   }
   if constexpr (QK_L2NORM)
-    load_column<kThreads, BT>(rstd_tile, k_rstd + chunk.token * H + head, H, chunk.rows);
+    load_column<kThreads, BT>(rstd_tile, k_rstd + chunk.token * e.H + head, e.H, chunk.rows);
   sync_block();
   sm90::barrier_wait(arrived, 0);
 
@@ -39,12 +38,12 @@ WYVERN_KERNEL(kThreads, 0) {
   sm90::end_products<0>(gram);
 
 #pragma unroll 1
-  for (int member = 0; member < kGroup; ++member) {
-    const int value_head = head * kGroup + member;
-    const int64 row = chunk.token * HV + value_head;
+  for (int member = 0; member < e.group(); ++member) {
+    const int value_head = head * e.group() + member;
+    const int64 row = chunk.token * e.HV + value_head;
     const auto beta_chunk = rows_in(chunk, beta, beta_stride, value_head);
     if (member > 0) sync_block();
-    load_gates<SCALAR_GATE, kThreads, BT>(G_tile, G + row, HV, chunk.rows);
+    load_gates<SCALAR_GATE, kThreads, BT>(G_tile, G + row, e.HV, chunk.rows);
     copy_async_commit();
     for (int r = thread_index(); r < BT; r += kThreads)
       beta_tile[r] =
@@ -58,7 +57,7 @@ WYVERN_KERNEL(kThreads, 0) {
       if (r >= chunk.rows) continue;
       const float G_r = G_tile[r];
       const float beta_r = QK_L2NORM ? beta_tile[r] * rstd_tile[r] : beta_tile[r];
-      float* const A_row = A + (row + r * HV) * BT;
+      float* const A_row = A + (row + r * e.HV) * BT;
 #pragma unroll
       for (int i = 2 * half; i < gram.kCount; i += 4) {
         const int s = gram.col(i);

@@ -8,11 +8,11 @@ constexpr int kTiles = ceil_div(K, BK);
 constexpr scaled_dot_kkt::SharedLayout kLayout{Spec{}};
 
 WYVERN_KERNEL(kThreads, 0) {
-  const int head = block_index() % HV;
-  const Chunk chunk = locate_chunk<VARLEN, BT>(block_index() / HV, e, seq_offsets, chunk_index);
+  const int head = block_index() % e.HV;
+  const Chunk chunk = locate_chunk<VARLEN, BT>(block_index() / e.HV, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
-  const int64 row = chunk.token * HV + head;
-  const int key = head / (HV / H);
+  const int64 row = chunk.token * e.HV + head;
+  const int key = e.key_head(head);
   const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
   const auto beta_chunk = rows_in(chunk, beta, beta_stride, head);
 
@@ -31,9 +31,9 @@ WYVERN_KERNEL(kThreads, 0) {
       load_tile<kThreads, K>(keys(tile), k_chunk.at(0, tile * BK), chunk.rows, K - tile * BK);
     copy_async_commit();
   };
-  load_gates<SCALAR_GATE, kThreads, BT>(G_tile, G + row, HV, chunk.rows);
+  load_gates<SCALAR_GATE, kThreads, BT>(G_tile, G + row, e.HV, chunk.rows);
   if constexpr (QK_L2NORM)
-    load_column<kThreads, BT>(rstd_tile, k_rstd + chunk.token * H + key, H, chunk.rows);
+    load_column<kThreads, BT>(rstd_tile, k_rstd + chunk.token * e.H + key, e.H, chunk.rows);
   for (int i = 0; i < num_stages; ++i) load(i);
   for (int r = thread_index(); r < BT; r += kThreads)
     beta_tile[r] =
@@ -49,17 +49,16 @@ WYVERN_KERNEL(kThreads, 0) {
   }
 
   float* const A_chunk = A + row * BT;
-  for_each_decayed<QK_L2NORM>(gram, G_tile, beta_tile, rstd_tile,
-                              [&](int r, int s, float x, float y) {
-                                if (r < chunk.rows)
-                                  store_vector(A_chunk + r * (HV * int64{BT}) + s, Float2{{x, y}});
-                              });
+  for_each_decayed<QK_L2NORM>(
+      gram, G_tile, beta_tile, rstd_tile, [&](int r, int s, float x, float y) {
+        if (r < chunk.rows) store_vector(A_chunk + r * (e.HV * int64{BT}) + s, Float2{{x, y}});
+      });
   constexpr int kBlocks = BT / 16;
   for (int i = thread_index(); i < BT * kBlocks; i += kThreads) {
     const int r = i / kBlocks;
     const int block = i % kBlocks;
     if (r >= chunk.rows || block * 16 <= r) continue;
     for (int s = block * 16; s < block * 16 + 16; s += 4)
-      store_vector(A_chunk + r * (HV * int64{BT}) + s, Vector<float, 4>{});
+      store_vector(A_chunk + r * (e.HV * int64{BT}) + s, Vector<float, 4>{});
   }
 }

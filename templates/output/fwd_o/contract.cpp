@@ -15,9 +15,8 @@ Template stage() {
   Template t;
   t.name = "fwd_o";
   t.covers = {stages::fwd_o};
-  t.constants =
-      pool::with_indices({constant::DTYPE, constant::H, constant::HV, constant::K, constant::V,
-                          constant::VARLEN, constant::SCALAR_GATE, constant::QK_L2NORM});
+  t.constants = pool::with_indices({constant::DTYPE, constant::K, constant::V, constant::VARLEN,
+                                    constant::SCALAR_GATE, constant::QK_L2NORM});
   t.strided = {"q", "k"};
   return t;
 }

@@ -14,7 +14,8 @@ WYVERN_BLOCK {
   if (rows <= 0) return;
 
   if (is_null_sequence<Spec>(chunk.sequence, e, state_index, output_state_index)) {
-    clear_output(rows, HV / H * V, o + (chunk.token * HV + head * (HV / H)) * V, int64{HV} * V);
+    clear_output(rows, e.group() * V, o + (chunk.token * e.HV + head * e.group()) * V,
+                 int64{e.HV} * V);
     return;
   }
   const auto queries = tile_at<kScratch.queries>(memory);
@@ -33,22 +34,22 @@ WYVERN_BLOCK {
   multiply<Layout::rows, Lower::c>(rows, rows, K, queries, keys, products);
   fill_column(query_scale, 1.0F, rows);
   if constexpr (QK_L2NORM) {
-    load_column(q_rstd + chunk.token * H + head, H, rows, query_scale);
-    load_column(k_rstd + chunk.token * H + head, H, rows, key_scale);
+    load_column(q_rstd + chunk.token * e.H + head, e.H, rows, query_scale);
+    load_column(k_rstd + chunk.token * e.H + head, e.H, rows, key_scale);
   }
-  for (int64 hv = head * (HV / H); hv < (head + 1) * (HV / H); ++hv) {
-    const int64 at = chunk.token * HV + hv;
-    load_gates<SCALAR_GATE>(G + at, HV, rows, gate);
+  for (int64 hv = head * e.group(); hv < (head + 1) * e.group(); ++hv) {
+    const int64 at = chunk.token * e.HV + hv;
+    load_gates<SCALAR_GATE>(G + at, e.HV, rows, gate);
     for (int r = 0; r < rows; r += kLanes)
       store(decay + r, exp(load(gate + r)) * load(query_scale + r));
     decay_lower<0, QK_L2NORM>(products, rows, gate, query_scale, key_scale, attention);
     for (int c = 0; c < V; c += BV) {
       const int columns = V - c < BV ? V - c : BV;
-      load_tile(h + (slot * HV + hv) * K * V + c, V, K, columns, state);
+      load_tile(h + (slot * e.HV + hv) * K * V + c, V, K, columns, state);
       multiply(rows, columns, K, queries, state, result);
-      load_tile(v_new + at * V + c, int64{HV} * V, rows, columns, state);
+      load_tile(v_new + at * V + c, int64{e.HV} * V, rows, columns, state);
       multiply_add<Layout::rows, Lower::a>(rows, columns, rows, attention, state, result, decay);
-      store_tile(result, rows, columns, o + at * V + c, int64{HV} * V, e.scale);
+      store_tile(result, rows, columns, o + at * V + c, int64{e.HV} * V, e.scale);
     }
   }
 }

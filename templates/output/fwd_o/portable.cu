@@ -95,21 +95,21 @@ WYVERN_DEVICE void apply_decay(Accumulator (&scores)[kStrips][BT / 8],
 
 WYVERN_KERNEL(kThreads, 0) {
   const int first_v = block_index() % kTilesV * BV;
-  const int head = block_index() / kTilesV % HV;
-  const int slot = block_index() / kTilesV / HV;
+  const int head = block_index() / kTilesV % e.HV;
+  const int slot = block_index() / kTilesV / e.HV;
   const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
-  const int64 row = chunk.token * HV + head;
+  const int64 row = chunk.token * e.HV + head;
   if (is_null_sequence<Spec>(chunk.sequence, e, state_index, output_state_index)) {
-    clear_output<kThreads>(TokenRows<DTYPE>{o + row * V + first_v, int64{HV} * V}, chunk.rows,
+    clear_output<kThreads>(TokenRows<DTYPE>{o + row * V + first_v, e.HV * V}, chunk.rows,
                            smaller(V - first_v, BV));
     return;
   }
-  const int key = head / (HV / H);
-  const int64 row_k = chunk.token * H + key;
+  const int key = e.key_head(head);
+  const int64 row_k = chunk.token * e.H + key;
   const auto q_chunk = rows_in(chunk, q, q_stride, key * K);
   const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
-  const DTYPE* const h_chunk = h + (int64{slot} * HV + head) * K * V + first_v;
+  const DTYPE* const h_chunk = h + (int64{slot} * e.HV + head) * K * V + first_v;
 
   unsigned char* const shared = shared_memory();
   const auto values = tile_at<kLayout.values>(shared);
@@ -127,13 +127,13 @@ WYVERN_KERNEL(kThreads, 0) {
     }
     copy_async_commit();
   };
-  load_gates<SCALAR_GATE, kThreads, BT>(rows.G, G + row, HV, chunk.rows);
+  load_gates<SCALAR_GATE, kThreads, BT>(rows.G, G + row, e.HV, chunk.rows);
   if constexpr (QK_L2NORM) {
-    load_column<kThreads, BT>(rows.q_rstd, q_rstd + row_k, H, chunk.rows);
-    load_column<kThreads, BT>(rows.k_rstd, k_rstd + row_k, H, chunk.rows);
+    load_column<kThreads, BT>(rows.q_rstd, q_rstd + row_k, e.H, chunk.rows);
+    load_column<kThreads, BT>(rows.k_rstd, k_rstd + row_k, e.H, chunk.rows);
   }
   for (int i = 0; i < num_stages; ++i) load(i);
-  load_tile<kThreads, V>(values, v_new + row * V + first_v, HV * V, chunk.rows,
+  load_tile<kThreads, V>(values, v_new + row * V + first_v, e.HV * V, chunk.rows,
                          rest_from<V, BV>(first_v));
   copy_async_commit();
 
@@ -181,7 +181,7 @@ WYVERN_KERNEL(kThreads, 0) {
 #pragma unroll
   for (int i = 0; i < kStrips; ++i) {
     const int first_row = (first_strip + i * kWarpsDown) * 16;
-    DTYPE* const to = o + (row + int64{first_row} * HV) * V + first_v + first_col;
+    DTYPE* const to = o + (row + int64{first_row} * e.HV) * V + first_v + first_col;
 #pragma unroll
     for (int n = 0; n < kCols / 8; n += 2) {
 #pragma unroll
@@ -189,7 +189,7 @@ WYVERN_KERNEL(kThreads, 0) {
         out[i][n].x[j] *= e.scale;
         out[i][n + 1].x[j] *= e.scale;
       }
-      store_pair<V>(to + n * 8, int64{HV} * V, out[i][n], out[i][n + 1], chunk.rows - first_row,
+      store_pair<V>(to + n * 8, e.HV * V, out[i][n], out[i][n + 1], chunk.rows - first_row,
                     rest_from<V, BV>(first_v + first_col + n * 8));
     }
   }

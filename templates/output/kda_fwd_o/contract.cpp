@@ -17,8 +17,7 @@ Template stage() {
   Template t;
   t.name = "kda_fwd_o";
   t.covers = {stages::kda_fwd_o};
-  t.constants = pool::with_indices(
-      {constant::DTYPE, constant::HV, constant::K, constant::V, constant::VARLEN});
+  t.constants = pool::with_indices({constant::DTYPE, constant::K, constant::V, constant::VARLEN});
   return t;
 }
 

@@ -33,15 +33,15 @@ struct Buffer {
 };
 
 /// Rows of Aqk of one strip, on and below its diagonal block; `from` points at the chunk's first.
-WYVERN_DEVICE void load_scores(Accumulator (&scores)[BT / 8], const float* from, int strip,
-                               int rows) {
+WYVERN_DEVICE void load_scores(Accumulator (&scores)[BT / 8], const float* from, const Extents& e,
+                               int strip, int rows) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int r = strip * 16 + accumulator_row(2 * half);
 #pragma unroll
     for (int n = 0; n < BT / 8; ++n) {
       if (n / 2 > strip || r >= rows) break;
-      const auto x = load<2>(from + r * (HV * int64{BT}) + n * 8 + accumulator_col(0));
+      const auto x = load<2>(from + r * (e.HV * int64{BT}) + n * 8 + accumulator_col(0));
       scores[n].x[2 * half] = x.at[0];
       scores[n].x[2 * half + 1] = x.at[1];
     }
@@ -68,17 +68,17 @@ WYVERN_DEVICE void accumulate(Accumulator (&out)[kStrips][kCols / 8], const Buff
 
 WYVERN_KERNEL(kThreads, 0) {
   const int first_v = block_index() % kTilesV * BV;
-  const int head = block_index() / kTilesV % HV;
-  const int slot = block_index() / kTilesV / HV;
+  const int head = block_index() / kTilesV % e.HV;
+  const int slot = block_index() / kTilesV / e.HV;
   const Chunk chunk = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
   if (chunk.rows <= 0) return;
-  const int64 row = chunk.token * HV + head;
+  const int64 row = chunk.token * e.HV + head;
   if (is_null_sequence<Spec>(chunk.sequence, e, state_index, output_state_index)) {
-    clear_output<kThreads>(TokenRows<DTYPE>{o + row * V + first_v, int64{HV} * V}, chunk.rows,
+    clear_output<kThreads>(TokenRows<DTYPE>{o + row * V + first_v, e.HV * V}, chunk.rows,
                            smaller(V - first_v, BV));
     return;
   }
-  const DTYPE* const h_chunk = h + (int64{slot} * HV + head) * K * V + first_v;
+  const DTYPE* const h_chunk = h + (int64{slot} * e.HV + head) * K * V + first_v;
 
   const auto values = tile_at<kLayout.values>(shared_memory());
 
@@ -86,14 +86,14 @@ WYVERN_KERNEL(kThreads, 0) {
     if (tile < kTilesK) {
       const Buffer buffer(tile);
       const int cols = rest_from<K, BK>(tile * BK);
-      load_tile<kThreads, K>(buffer.q, qg + row * K + tile * BK, int64{HV} * K, chunk.rows, cols);
+      load_tile<kThreads, K>(buffer.q, qg + row * K + tile * BK, e.HV * K, chunk.rows, cols);
       load_tile<kThreads, V>(buffer.h, h_chunk + int64{tile} * BK * V, V, cols,
                              rest_from<V, BV>(first_v));
     }
     copy_async_commit();
   };
   for (int i = 0; i < num_stages; ++i) load(i);
-  load_tile<kThreads, V>(values, v_new + row * V + first_v, int64{HV} * V, chunk.rows,
+  load_tile<kThreads, V>(values, v_new + row * V + first_v, e.HV * V, chunk.rows,
                          rest_from<V, BV>(first_v));
   copy_async_commit();
 
@@ -103,7 +103,7 @@ WYVERN_KERNEL(kThreads, 0) {
   Accumulator out[kStrips][kCols / 8];
 #pragma unroll
   for (int i = 0; i < kStrips; ++i)
-    load_scores(scores[i], Aqk + row * BT, first_strip + i * kWarpsDown, chunk.rows);
+    load_scores(scores[i], Aqk + row * BT, e, first_strip + i * kWarpsDown, chunk.rows);
 #pragma unroll
   for (int tile = 0; tile < kTilesK; ++tile) {
     // V' was committed after the first num_stages tiles and before the others.
@@ -143,7 +143,7 @@ WYVERN_KERNEL(kThreads, 0) {
 #pragma unroll
   for (int i = 0; i < kStrips; ++i) {
     const int first_row = (first_strip + i * kWarpsDown) * 16;
-    DTYPE* const to = o + (row + int64{first_row} * HV) * V + first_v + first_col;
+    DTYPE* const to = o + (row + int64{first_row} * e.HV) * V + first_v + first_col;
 #pragma unroll
     for (int n = 0; n < kCols / 8; n += 2) {
 #pragma unroll
@@ -151,7 +151,7 @@ WYVERN_KERNEL(kThreads, 0) {
         out[i][n].x[j] *= e.scale;
         out[i][n + 1].x[j] *= e.scale;
       }
-      store_pair<V>(to + n * 8, int64{HV} * V, out[i][n], out[i][n + 1], chunk.rows - first_row,
+      store_pair<V>(to + n * 8, e.HV * V, out[i][n], out[i][n + 1], chunk.rows - first_row,
                     rest_from<V, BV>(first_v + first_col + n * 8));
     }
   }

@@ -10,7 +10,7 @@ Template stage() {
   Template t;
   t.name = "head_sum";
   t.covers = {stages::head_sum};
-  t.constants = {constant::DTYPE, constant::H, constant::HV, constant::K};
+  t.constants = {constant::DTYPE, constant::GROUP, constant::K};
   return t;
 }
 

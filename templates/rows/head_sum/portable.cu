@@ -6,8 +6,8 @@ constexpr int kLanes = RowShape<DTYPE, K>::kLanes;
 
 WYVERN_KERNEL(kThreads, 0) {
   const int64 row = int64{block_index()} * (kThreads / kLanes) + thread_index() / kLanes;
-  const bool active = row < e.B * e.T * H;
+  const bool active = row < e.B * e.T * e.H;
   RowPart<DTYPE, K> sum;
-  add_rows<HV / H>(sum, dy_heads + row * (HV / H * K), active);
+  add_rows<GROUP>(sum, dy_heads + row * (GROUP * K), active);
   sum.store(dy + row * K, active);
 }

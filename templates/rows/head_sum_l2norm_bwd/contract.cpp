@@ -11,7 +11,7 @@ Template stage() {
   t.name = "head_sum_l2norm_bwd";
   t.covers = {stages::head_sum, stages::l2norm_bwd};
   t.summary = "Sum over value heads and the gradient through the row's norm, in one pass.";
-  t.constants = {constant::DTYPE, constant::H, constant::HV, constant::K};
+  t.constants = {constant::DTYPE, constant::GROUP, constant::K};
   t.strided = {"x"};
   return t;
 }

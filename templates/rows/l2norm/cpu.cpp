@@ -3,11 +3,11 @@
 
 WYVERN_BLOCK {
   constexpr int kWhole = K / kLanes * kLanes;
-  const int64 total = e.B * e.T * H;
+  const int64 total = e.B * e.T * e.H;
   const int64 first = block[0] * ROWS;
   const int64 end = first + ROWS < total ? first + ROWS : total;
   for (int64 row = first; row < end; ++row) {
-    const DTYPE* from = x + row / H * x_stride + row % H * K;
+    const DTYPE* from = x + row / e.H * x_stride + row % e.H * K;
     DTYPE* to = y + row * K;
     f32 squares{};
     for (int c = 0; c < kWhole; c += kLanes) {

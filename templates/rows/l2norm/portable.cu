@@ -10,9 +10,9 @@ constexpr int kPerLane = Shape::kPerLane;
 
 WYVERN_KERNEL(kThreads, 0) {
   const int64 row = int64{block_index()} * (kThreads / kLanes) + thread_index() / kLanes;
-  const bool active = row < e.B * e.T * H;
+  const bool active = row < e.B * e.T * e.H;
   const int lane = thread_index() % kLanes;
-  const DTYPE* const from = row_of_head<H, K>(x, x_stride, row);
+  const DTYPE* const from = row_of_head<K>(x, x_stride, row, e.H);
   Vector<DTYPE, kVector> in[kPerLane] = {};
   float sum = 0.0f;
 #pragma unroll

@@ -10,7 +10,7 @@ Template stage() {
   Template t;
   t.name = "l2norm_bwd";
   t.covers = {stages::l2norm_bwd};
-  t.constants = {constant::DTYPE, constant::H, constant::K};
+  t.constants = {constant::DTYPE, constant::K};
   t.strided = {"x"};
   return t;
 }

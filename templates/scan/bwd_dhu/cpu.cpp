@@ -7,16 +7,17 @@ using State = CallerState<Spec>;
 constexpr ReverseScanLayout<Spec> kScratch{Spec{}};
 
 WYVERN_BLOCK {
-  const auto queries = Scan::key_rows(q, q_stride, qg), keys = Scan::key_rows(k, k_stride, kg);
+  const auto queries = Scan::key_rows(q, q_stride, qg, e),
+             keys = Scan::key_rows(k, k_stride, kg, e);
   const TokenRows<const DTYPE> gradients{dO, dO_stride};
-  const Scan::Inputs tensors{queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd};
+  const Scan::Inputs tensors{queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd, e};
   const int first_column = static_cast<int>(block[0]) * BV;
   const int columns = V - first_column < BV ? V - first_column : BV;
   const int64 hv = block[1], n = block[2];
   const int64 first = VARLEN ? seq_offsets[n] : n * e.T;
   const int64 length = (VARLEN ? seq_offsets[n + 1] : (n + 1) * e.T) - first;
   const int64 slot = VARLEN ? chunk_offsets[n] : n * ((e.T + BT - 1) / BT);
-  const int64 state_at = State::start(n, hv, first_column);
+  const int64 state_at = State::start(n, hv, first_column, e);
 
   const Scan::Work work = Scan::work_at<kScratch>(memory);
   if constexpr (FINAL_STATE)
@@ -24,7 +25,7 @@ WYVERN_BLOCK {
   else
     clear_rows(work.state, 0, K, columns);
   Scan::run<true, true>(work, tensors.at(first, hv, first_column), length, columns, e.scale,
-                        dh + (slot * HV + hv) * K * V + first_column,
-                        du + (first * HV + hv) * V + first_column);
+                        dh + (slot * e.HV + hv) * K * V + first_column,
+                        du + (first * e.HV + hv) * V + first_column);
   if constexpr (INITIAL_STATE) State::store(work.state, columns, dinitial_state + state_at);
 }

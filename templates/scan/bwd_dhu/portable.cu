@@ -4,18 +4,19 @@
 using Scan = ReverseScan<Spec>;
 
 WYVERN_KERNEL(Scan::kThreads, 0) {
-  const int head = block_index() / Scan::kTilesV % HV;
-  const int sequence = block_index() / Scan::kTilesV / HV;
+  const int head = block_index() / Scan::kTilesV % e.HV;
+  const int sequence = block_index() / Scan::kTilesV / e.HV;
   const int tile_v = block_index() % Scan::kTilesV * BV;
   const Sequence place = locate_sequence<VARLEN, BT>(sequence, e, seq_offsets, chunk_offsets);
-  const int64 state_start = (int64{sequence} * HV + head) * K * V;
+  const int64 state_start = (int64{sequence} * e.HV + head) * K * V;
   const int first_v = tile_v + Scan::warp_column();
-  const auto queries = Scan::key_rows(q, q_stride, qg), keys = Scan::key_rows(k, k_stride, kg);
+  const auto queries = Scan::key_rows(q, q_stride, qg, e),
+             keys = Scan::key_rows(k, k_stride, kg, e);
   const TokenRows<const DTYPE> gradients{dO, dO_stride};
   Scan::State state;
   scan_and_store<Scan>(
       shared_memory(), state,
-      Scan::Inputs{queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd, e.scale},
+      Scan::Inputs{queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd, e},
       Walk{place.token, place.tokens, head}, place.slot, tile_v, dh, du, [&] {
         if constexpr (FINAL_STATE)
           visit_state<STATE_V_FIRST, K, V>(

@@ -9,9 +9,8 @@ Template stage() {
   Template t;
   t.name = "bwd_dhu_combine";
   t.covers = {stages::bwd_dhu_combine};
-  t.constants = {
-      constant::DTYPE,       constant::HV,           constant::K, constant::V, constant::VARLEN,
-      constant::FINAL_STATE, constant::STATE_V_FIRST};
+  t.constants = {constant::DTYPE,  constant::K,           constant::V,
+                 constant::VARLEN, constant::FINAL_STATE, constant::STATE_V_FIRST};
   return t;
 }
 

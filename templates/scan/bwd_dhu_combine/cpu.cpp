@@ -13,7 +13,7 @@ WYVERN_BLOCK {
 
   const Segments::Work work = Segments::work_at<kScratch>(memory);
   if constexpr (FINAL_STATE)
-    State::load(dht + State::start(n, hv, first_column), columns, work.state);
+    State::load(dht + State::start(n, hv, first_column, e), columns, work.state);
   else
     clear_rows(work.state, 0, K, columns);
   Segments::run<true>(work, segment_dM, segment_dR, seq_offsets, segment_dstate, e, n, hv,

@@ -5,10 +5,11 @@
 using Combine = SegmentCombine<Spec>;
 
 WYVERN_KERNEL(Combine::kThreads, 0) {
+  if (block_row() >= e.N) return;
   Combine::walk<true>(shared_memory(), segment_dM, segment_dR, seq_offsets, segment_dstate, e,
                       [&](int sequence, int head, int k, int v) {
                         if constexpr (!FINAL_STATE) return 0.0f;
-                        const int64 start = (int64{sequence} * HV + head) * K * V;
+                        const int64 start = (int64{sequence} * e.HV + head) * K * V;
                         return dht[start + state_offset<STATE_V_FIRST, K, V>(k, v)];
                       });
 }

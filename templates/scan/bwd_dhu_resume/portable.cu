@@ -6,20 +6,21 @@
 using Scan = ReverseScan<Spec>;
 
 WYVERN_KERNEL(Scan::kThreads, 0) {
-  const int head = block_index() / Scan::kTilesV % HV;
-  const int slot = block_index() / Scan::kTilesV / HV;
+  const int head = block_index() / Scan::kTilesV % e.HV;
+  const int slot = block_index() / Scan::kTilesV / e.HV;
   const int tile_v = block_index() % Scan::kTilesV * BV;
   const Segment segment = locate_segment<VARLEN, SEG * BT>(slot, e, seq_offsets);
   if (!segment.used) return;
   int64 first_chunk = int64{segment.sequence} * ceil_div(static_cast<int>(e.T), BT);
   if constexpr (VARLEN) first_chunk = chunk_offsets[segment.sequence];
-  const float* const leaving = segment_dstate + (int64{slot} * HV + head) * K * V;
-  const auto queries = Scan::key_rows(q, q_stride, qg), keys = Scan::key_rows(k, k_stride, kg);
+  const float* const leaving = segment_dstate + (int64{slot} * e.HV + head) * K * V;
+  const auto queries = Scan::key_rows(q, q_stride, qg, e),
+             keys = Scan::key_rows(k, k_stride, kg, e);
   const TokenRows<const DTYPE> gradients{dO, dO_stride};
   Scan::State state;
   scan_and_store<Scan>(
       shared_memory(), state,
-      Scan::Inputs{queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd, e.scale},
+      Scan::Inputs{queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd, e},
       Walk{segment.token, segment.tokens, head}, first_chunk + segment.index * SEG, tile_v, dh, du,
       [&] {
         Scan::for_each_element(state, tile_v, V,
@@ -27,7 +28,7 @@ WYVERN_KERNEL(Scan::kThreads, 0) {
       });
   if constexpr (INITIAL_STATE) {
     if (segment.index != 0) return;
-    const int64 state_start = (int64{segment.sequence} * HV + head) * K * V;
+    const int64 state_start = (int64{segment.sequence} * e.HV + head) * K * V;
     Scan::for_each_element(state, tile_v, V, [&](int row, int v, float& x) {
       dinitial_state[state_start + state_offset<STATE_V_FIRST, K, V>(row, v)] = x;
     });

@@ -8,9 +8,10 @@ using Scan = ReverseScan<Spec>;
 constexpr ReverseScanLayout<Spec> kScratch{Spec{}};
 
 WYVERN_BLOCK {
-  const auto queries = Scan::key_rows(q, q_stride, qg), keys = Scan::key_rows(k, k_stride, kg);
+  const auto queries = Scan::key_rows(q, q_stride, qg, e),
+             keys = Scan::key_rows(k, k_stride, kg, e);
   const TokenRows<const DTYPE> gradients{dO, dO_stride};
-  const Scan::Inputs tensors{queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd};
+  const Scan::Inputs tensors{queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd, e};
   constexpr int kTilesK = (K + BV - 1) / BV;
   const int64 hv = block[1];
   const Segment segment = find_segment<VARLEN, SEG * BT>(block[2], e, seq_offsets);
@@ -30,6 +31,6 @@ WYVERN_BLOCK {
     Scan::run<true, false>(work, inputs, segment.tokens, columns, e.scale, nullptr, nullptr);
   }
   store_tile(work.state, K, columns,
-             (finds_dM ? segment_dM : segment_dR) + (block[2] * HV + hv) * K * width + first,
+             (finds_dM ? segment_dM : segment_dR) + (block[2] * e.HV + hv) * K * width + first,
              width);
 }

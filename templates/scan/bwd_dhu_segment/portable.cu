@@ -11,18 +11,18 @@ constexpr int kTilesV = Scan::kTilesV;
 
 WYVERN_KERNEL(Scan::kThreads, 0) {
   const int tile = block_index() % (kTilesK + kTilesV);
-  const int head = block_index() / (kTilesK + kTilesV) % HV;
-  const int slot = block_index() / (kTilesK + kTilesV) / HV;
+  const int head = block_index() / (kTilesK + kTilesV) % e.HV;
+  const int slot = block_index() / (kTilesK + kTilesV) / e.HV;
   const Segment segment = locate_segment<VARLEN, SEG * BT>(slot, e, seq_offsets);
   if (!segment.used || segment.index == 0) return;
   const bool finds_dM = tile < kTilesK;
   const int first = (finds_dM ? tile : tile - kTilesK) * BV;
-  const auto queries = Scan::key_rows(q, q_stride, qg), keys = Scan::key_rows(k, k_stride, kg);
+  const auto queries = Scan::key_rows(q, q_stride, qg, e),
+             keys = Scan::key_rows(k, k_stride, kg, e);
   const TokenRows<const DTYPE> gradients{dO, dO_stride};
   Scan::State state;
   Scan::scan_chunks(
-      shared_memory(), state,
-      {queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd, e.scale},
+      shared_memory(), state, {queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd, e},
       Walk{segment.token, segment.tokens, head}, StateColumns{first, !finds_dM},
       [&] {
         if (finds_dM)
@@ -31,7 +31,7 @@ WYVERN_KERNEL(Scan::kThreads, 0) {
       },
       [](int, const Scan::State&) {}, [](int, int, const Scan::Values&) {});
   const int width = finds_dM ? K : V;
-  float* const to = (finds_dM ? segment_dM : segment_dR) + (int64{slot} * HV + head) * K * width;
+  float* const to = (finds_dM ? segment_dM : segment_dR) + (int64{slot} * e.HV + head) * K * width;
   Scan::for_each_element(state, first, width, [&](int row, int col, float& x) {
     to[row * width + col] = finds_dM ? element_of_M(x) : x;
   });

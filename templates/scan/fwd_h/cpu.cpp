@@ -8,7 +8,8 @@ using State = CallerState<Spec>;
 constexpr ForwardScanLayout<Spec> kScratch{Spec{}};
 
 WYVERN_BLOCK {
-  const Scan::Inputs tensors{Scan::key_rows(k, k_stride, kg), w, u, G, Gk, k_rstd, {k, k_stride}};
+  const Scan::Inputs tensors{
+      Scan::key_rows(k, k_stride, kg, e), w, u, G, Gk, k_rstd, e, {k, k_stride}};
   const int first_column = static_cast<int>(block[0]) * BV;
   const int columns = V - first_column < BV ? V - first_column : BV;
   const int64 hv = block[1], n = block[2];
@@ -28,10 +29,10 @@ WYVERN_BLOCK {
     clear_rows(work.state, 0, K, columns);
   Scan::run<true, true>(
       work, tensors.at(first, hv, first_column), length, columns,
-      h + (slot * HV + hv) * K * V + first_column, v_new + (first * HV + hv) * V + first_column, 0,
-      Scan::find_checkpoints(0, n, e, seq_offsets, checkpoint_offsets), [&](const auto& kept) {
+      h + (slot * e.HV + hv) * K * V + first_column, v_new + (first * e.HV + hv) * V + first_column,
+      0, Scan::find_checkpoints(0, n, e, seq_offsets, checkpoint_offsets), [&](const auto& kept) {
         State::store(work.state, columns,
-                     checkpoints + kept.element(static_cast<int>(hv)) + columns_at);
+                     checkpoints + kept.element(static_cast<int>(hv), e) + columns_at);
       });
   if constexpr (VARLEN && KEEP_STATES)
     Scan::clear_unused_slots(h + first_column, n, hv, columns, chunk_offsets, e);

@@ -5,8 +5,8 @@
 using Scan = ForwardScan<Spec>;
 
 WYVERN_KERNEL(Scan::kThreads, min_blocks) {
-  const int head = block_index() / Scan::kTilesV % HV;
-  const int sequence = block_index() / Scan::kTilesV / HV;
+  const int head = block_index() / Scan::kTilesV % e.HV;
+  const int sequence = block_index() / Scan::kTilesV / e.HV;
   const int tile_v = block_index() % Scan::kTilesV * BV;
   const Sequence place = locate_sequence<VARLEN, BT>(sequence, e, seq_offsets, chunk_offsets);
   const Walk walk{place.token, place.tokens, head};
@@ -14,7 +14,7 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
       find_states<Spec>(sequence, head, e, state_stride, state_index, output_state_index);
   if (slots.null) return;  // its output is 0, whatever is in h and V'
   const int first_v = tile_v + Scan::warp_column();
-  const Scan::Inputs in{Scan::key_rows(k, k_stride, kg), w, u, G, Gk, k_rstd, {k, k_stride}};
+  const Scan::Inputs in{Scan::key_rows(k, k_stride, kg, e), w, u, G, Gk, k_rstd, e, {k, k_stride}};
   Scan::State scanned;
   const auto begin = [&] {
     if ((INPLACE_STATE || INITIAL_STATE) && starts_from_slot<Spec>(sequence, has_initial_state))

@@ -10,8 +10,8 @@ Template stage() {
   Template t;
   t.name = "fwd_h_combine";
   t.covers = {stages::fwd_h_combine};
-  t.constants = pool::with_slots({constant::DTYPE, constant::HV, constant::K, constant::V,
-                                  constant::VARLEN, constant::STATE_V_FIRST});
+  t.constants = pool::with_slots(
+      {constant::DTYPE, constant::K, constant::V, constant::VARLEN, constant::STATE_V_FIRST});
   t.strided = {"state"};
   return t;
 }

@@ -6,8 +6,9 @@
 using Combine = SegmentCombine<Spec>;
 
 WYVERN_KERNEL(Combine::kThreads, 0) {
-  const int own_head = block_index() / Combine::kTilesV % HV;
-  const int own_sequence = block_index() / Combine::kTilesV / HV;
+  const int own_head = block_index() / Combine::kTilesV;
+  const int own_sequence = block_row();
+  if (own_sequence >= e.N) return;
   const StateSlots slots =
       find_states<Spec>(own_sequence, own_head, e, state_stride, state_index, output_state_index);
   if (slots.null) return;  // nobody walks on from its states

@@ -10,7 +10,8 @@ using State = CallerState<Spec>;
 constexpr ForwardScanLayout<Spec> kScratch{Spec{}};
 
 WYVERN_BLOCK {
-  const Scan::Inputs tensors{Scan::key_rows(k, k_stride, kg), w, u, G, Gk, k_rstd, {k, k_stride}};
+  const Scan::Inputs tensors{
+      Scan::key_rows(k, k_stride, kg, e), w, u, G, Gk, k_rstd, e, {k, k_stride}};
   const int first_column = static_cast<int>(block[0]) * BV;
   const int columns = V - first_column < BV ? V - first_column : BV;
   const int64 hv = block[1];
@@ -24,14 +25,15 @@ WYVERN_BLOCK {
 
   const Scan::Work work = Scan::work_at<kScratch>(memory);
   const auto passed = static_cast<uint32>(segment.index * (SEG * BT));
-  load_tile(segment_state + (block[2] * HV + hv) * K * V + first_column, V, K, columns, work.state);
+  load_tile(segment_state + (block[2] * e.HV + hv) * K * V + first_column, V, K, columns,
+            work.state);
   Scan::run<true, true>(work, tensors.at(segment.token, hv, first_column), segment.tokens, columns,
-                        h + (slot * HV + hv) * K * V + first_column,
-                        v_new + (segment.token * HV + hv) * V + first_column, passed,
+                        h + (slot * e.HV + hv) * K * V + first_column,
+                        v_new + (segment.token * e.HV + hv) * V + first_column, passed,
                         Scan::find_checkpoints(passed, n, e, seq_offsets, checkpoint_offsets),
                         [&](const auto& kept) {
                           State::store(work.state, columns,
-                                       checkpoints + kept.element(static_cast<int>(hv)) +
+                                       checkpoints + kept.element(static_cast<int>(hv), e) +
                                            State::columns_at(first_column));
                         });
   if (!segment.last) return;

@@ -6,8 +6,8 @@
 using Scan = ForwardScan<Spec>;
 
 WYVERN_KERNEL(Scan::kThreads, min_blocks) {
-  const int head = block_index() / Scan::kTilesV % HV;
-  const int slot = block_index() / Scan::kTilesV / HV;
+  const int head = block_index() / Scan::kTilesV % e.HV;
+  const int slot = block_index() / Scan::kTilesV / e.HV;
   const int tile_v = block_index() % Scan::kTilesV * BV;
   const Segment segment = locate_segment<VARLEN, SEG * BT>(slot, e, seq_offsets);
   if (!segment.used) return;
@@ -16,8 +16,8 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
   if (slots.null) return;  // its output is 0, whatever is in h and V'
   int64 first_chunk = int64{segment.sequence} * ceil_div(static_cast<int>(e.T), BT);
   if constexpr (VARLEN) first_chunk = chunk_offsets[segment.sequence];
-  const float* const entering = segment_state + (int64{slot} * HV + head) * K * V;
-  const Scan::Inputs in{Scan::key_rows(k, k_stride, kg), w, u, G, Gk, k_rstd, {k, k_stride}};
+  const float* const entering = segment_state + (int64{slot} * e.HV + head) * K * V;
+  const Scan::Inputs in{Scan::key_rows(k, k_stride, kg, e), w, u, G, Gk, k_rstd, e, {k, k_stride}};
   const Walk walk{segment.token, segment.tokens, head};
   const int64 chunk = first_chunk + segment.index * SEG;
   Scan::State scanned;

@@ -7,7 +7,7 @@ using Scan = ForwardScan<Spec>;
 constexpr ForwardScanLayout<Spec> kScratch{Spec{}};
 
 WYVERN_BLOCK {
-  const Scan::Inputs tensors{Scan::key_rows(k, k_stride, kg), w, u, G, Gk, k_rstd};
+  const Scan::Inputs tensors{Scan::key_rows(k, k_stride, kg, e), w, u, G, Gk, k_rstd, e};
   constexpr int kTilesK = (K + BV - 1) / BV;
   const int64 hv = block[1];
   const Segment segment = find_segment<VARLEN, SEG * BT>(block[2], e, seq_offsets);
@@ -27,5 +27,5 @@ WYVERN_BLOCK {
     Scan::run<true, false>(work, inputs, segment.tokens, columns, nullptr, nullptr);
   }
   store_tile(work.state, K, columns,
-             (finds_M ? segment_M : segment_R) + (block[2] * HV + hv) * K * width + first, width);
+             (finds_M ? segment_M : segment_R) + (block[2] * e.HV + hv) * K * width + first, width);
 }

@@ -10,15 +10,15 @@ constexpr int kTilesV = Scan::kTilesV;
 
 WYVERN_KERNEL(Scan::kThreads, min_blocks) {
   const int tile = block_index() % (kTilesK + kTilesV);
-  const int head = block_index() / (kTilesK + kTilesV) % HV;
-  const int slot = block_index() / (kTilesK + kTilesV) / HV;
+  const int head = block_index() / (kTilesK + kTilesV) % e.HV;
+  const int slot = block_index() / (kTilesK + kTilesV) / e.HV;
   const Segment segment = locate_segment<VARLEN, SEG * BT>(slot, e, seq_offsets);
   if (!segment.used || segment.last) return;
   const bool finds_M = tile < kTilesK;
   const int first = (finds_M ? tile : tile - kTilesK) * BV;
   Scan::State state;
   Scan::scan_chunks(
-      shared_memory(), state, {Scan::key_rows(k, k_stride, kg), w, u, G, Gk, k_rstd},
+      shared_memory(), state, {Scan::key_rows(k, k_stride, kg, e), w, u, G, Gk, k_rstd, e},
       Walk{segment.token, segment.tokens, head}, StateColumns{first, !finds_M},
       [&] {
         if (finds_M)
@@ -27,7 +27,7 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
       },
       [](int, const Scan::State&) {}, [](int, int, const Scan::Values&) {});
   const int width = finds_M ? K : V;
-  float* const to = (finds_M ? segment_M : segment_R) + (int64{slot} * HV + head) * K * width;
+  float* const to = (finds_M ? segment_M : segment_R) + (int64{slot} * e.HV + head) * K * width;
   Scan::for_each_element(state, first, width, [&](int row, int col, float& x) {
     to[row * width + col] = finds_M ? element_of_M(x) : x;
   });

@@ -12,7 +12,7 @@ Template stage() {
   Template t;
   t.name = "transpose_states";
   t.covers = {stages::transpose_states};
-  t.constants = {constant::DTYPE, constant::HV, constant::K, constant::V};
+  t.constants = {constant::DTYPE, constant::K, constant::V};
   t.illegal = [](const Spec&, const Limits&) { return std::string(); };
   return t;
 }

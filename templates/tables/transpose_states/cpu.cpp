@@ -2,6 +2,6 @@
 #include "device/cpu/tile.hpp"
 
 WYVERN_BLOCK {
-  const int64 at = (block[1] * HV + block[0]) * K * V;
+  const int64 at = (block[1] * e.HV + block[0]) * K * V;
   transpose(h + at, V, K, V, h_v_first + at, K);
 }

@@ -13,14 +13,15 @@ WYVERN_DEVICE float sum_warp(float x) {
   return x;
 }
 
-/// A chunk and a head.
+/// A chunk and a query and key head.
 struct ChunkItem {
   int token, rows;  ///< the chunk's
   int slot, head;
+  int place;  ///< of both in a tensor [NT, H, ...]
 };
 
 /// A block's items in order. Neighbouring blocks have neighbouring heads of the same tokens.
-template <int Rows, int Heads, bool Packed>
+template <int Rows, bool Packed>
 class ChunkItems {
  public:
   WYVERN_DEVICE ChunkItems(const Extents& e, const int32* seq_offsets, const int32* chunk_index)
@@ -29,16 +30,17 @@ class ChunkItems {
   /// Goes on to the next item, by a whole warp; false where there is none. An unused slot of a
   /// packed batch has no rows.
   WYVERN_DEVICE bool next(ChunkItem& item) {
-    const int all = static_cast<int>(e_.NT) * Heads;
+    const int all = static_cast<int>(e_.NT) * e_.H;
     const int at = block_index() + count_ * block_count();
     if (at >= all) return false;
-    item.slot = at / Heads;
-    item.head = at % Heads;
+    item.place = at;
+    item.slot = at / e_.H;
+    item.head = at % e_.H;
     if constexpr (Packed) {
       // Tables are read for 32 items at once, a lane each.
       if (count_ % 32 == 0) {
         const int ahead = at + lane_index() * block_count();
-        if (ahead < all) read(ahead / Heads);
+        if (ahead < all) read(ahead / e_.H);
       }
       item.token = from_lane(token_, count_ % 32);
       item.rows = from_lane(rows_, count_ % 32);

@@ -6,9 +6,9 @@
 
 namespace wyvern::cuda::sm90 {
 
-/// A slice of 64 channels of rows [tokens, Heads, Width] from one warpgroup, by way of a tile in
+/// A slice of 64 channels of rows [tokens, heads, Width] from one warpgroup, by way of a tile in
 /// shared memory.
-template <class T, int Heads, int Width>
+template <class T, int Width>
 struct SliceStore {
   static constexpr int kSize = 64;
   using SliceTile = SwizzledTile<T, kSize, kSize>;
@@ -17,6 +17,7 @@ struct SliceStore {
   T* to;
   unsigned char* shared;
   int name;  ///< of the warpgroup's named barrier
+  int heads;
 
   /// Addresses in it are computed where they are used: in between registers are few.
   WYVERN_DEVICE SliceTile tile() const { return {shared + opaque(0)}; }
@@ -40,7 +41,7 @@ struct SliceStore {
     const int column = thread % 8 * 8;
 #pragma unroll 1
     for (int row = thread / 8; row < item.rows; row += 16) {
-      const int64 place = (int64{item.token + row} * Heads + item.head) * Width + slice * kSize;
+      const int64 place = (int64{item.token + row} * heads + item.head) * Width + slice * kSize;
       store_words(to + place + column,
                   *reinterpret_cast<const uint32(*)[4]>(tile().at(row, column)));
     }
