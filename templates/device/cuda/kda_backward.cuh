@@ -280,11 +280,11 @@ struct StateBackward {
   /// X gives to dbeta of row thread_index().
   WYVERN_DEVICE float begin(const Inputs& in, T* dv) const {
     const auto inverse = tile_at<kLayout.Tinv>(shared);
-    load_tile<kThreads, BT>(inverse, in.Tinv, in.e.HV * BT, in.rows, BT);
-    load_tile<kThreads, V>(inter.X, in.dU, in.e.HV * V, in.rows, V);
+    load_tile<kThreads, BT>(inverse, in.Tinv, int64{in.e.HV} * BT, in.rows, BT);
+    load_tile<kThreads, V>(inter.X, in.dU, int64{in.e.HV} * V, in.rows, V);
     copy_async_commit();
     load_tile<kThreads, V>(inter.dO, in.dO, in.rows, V);
-    load_tile<kThreads, V>(inter.values, in.v_new, in.e.HV * V, in.rows, V);
+    load_tile<kThreads, V>(inter.values, in.v_new, int64{in.e.HV} * V, in.rows, V);
     copy_async_commit();
     load_row_factors<kThreads, BT, S::QK_L2NORM>(
         inter.rows, in.q_rstd, in.k_rstd, in.e.H, in.rows,

@@ -160,7 +160,7 @@ struct ReverseScan : ScanBlock<S> {
     const int value_rows = columns.values ? rows : 0;
     const int cols = columns_from(columns.first);
     load_tile<kThreads, K>(buffer.k, in.k.at(token, key * K), rows, K);
-    load_tile<kThreads, V>(buffer.dv, in.dv_local + row * V + columns.first, in.e.HV * V,
+    load_tile<kThreads, V>(buffer.dv, in.dv_local + row * V + columns.first, int64{in.e.HV} * V,
                            value_rows, cols);
     if constexpr (S::SCALAR_GATE) load_column<kThreads, BT>(buffer.G, in.G + row, in.e.HV, rows);
     if constexpr (S::VECTOR_GATE)
@@ -172,7 +172,7 @@ struct ReverseScan : ScanBlock<S> {
     }
     load_tile<kThreads, V>(buffer.dO, in.dO.at(token, head * V + columns.first), value_rows, cols);
     load_tile<kThreads, K>(buffer.q, in.q.at(token, key * K), value_rows, K);
-    load_tile<kThreads, K>(buffer.w, in.w + row * K, in.e.HV * K, rows, K);
+    load_tile<kThreads, K>(buffer.w, in.w + row * K, int64{in.e.HV} * K, rows, K);
   }
 
   /// Takes `state` through the chunks of the walk, last to first. `begin` sets it, once the first

@@ -241,8 +241,8 @@ struct ForwardScan : ScanBlock<S> {
         const int64 first = walk.token + int64{chunk} * BT;
         const int64 row = first * in.e.HV + walk.head;
         const int rows = smaller(walk.tokens - chunk * BT, BT);
-        load_tile<kThreads, K>(buffer.w, in.w + row * K, in.e.HV * K, rows, K);
-        load_tile<kThreads, V>(buffer.u, in.u + row * V + columns.first, in.e.HV * V,
+        load_tile<kThreads, K>(buffer.w, in.w + row * K, int64{in.e.HV} * K, rows, K);
+        load_tile<kThreads, V>(buffer.u, in.u + row * V + columns.first, int64{in.e.HV} * V,
                                columns.values ? rows : 0, columns_from(columns.first));
         if constexpr (S::SCALAR_GATE)
           load_column<kThreads, BT>(buffer.G, in.G + row, in.e.HV, rows);
