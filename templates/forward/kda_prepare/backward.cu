@@ -58,7 +58,7 @@ WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
 
   const int warp = sm90::uniform(warp_index());
   Slice slice{b, warp / kParts, warp % kParts, {}, {}};
-  const int64 place = block_index();  // of the chunk and head  // of the chunk and head
+  const int64 place = block_index();  // of the chunk and head
   decay_rows(slice, form, [&]() -> DecayedRows {
     const float* const totals = b.floats<kLayout.totals>();
     for (int i = thread; i < K; i += kThreads)

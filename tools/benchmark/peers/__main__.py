@@ -38,7 +38,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--sets",
         default="targets,sweep",
-        help="of targets, sweep, training, small (default: targets,sweep)",
+        help="of targets, sweep, training, more-training, small (default: targets,sweep)",
     )
     parser.add_argument("--training", action="store_true", help="the rows with a backward pass too")
     parser.add_argument("--rows", default="", help="only the rows whose name this regex finds")

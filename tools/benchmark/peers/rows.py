@@ -195,6 +195,21 @@ TRAINING = [
     Row("kda", 64, 64, 1, 8192, bounded=True, part="both", must=2.3, reach=1.9),
 ]
 
+# Further training steps: GVA 2 and 4, ragged packs, slow decay, lengths that no chunk divides, one chunk.
+MORE_TRAINING = [
+    *both_gates(Row("gdn", 16, 32, 1, 4096, part="both")),
+    Row("gdn", 16, 32, 3, 5001, part="both"),
+    Row("gdn", 16, 32, 64, 64, part="both"),
+    Row("gdn", 16, 32, 1, 64, part="both"),
+    Row("gdn", 16, 64, 2, 2048, gate="weak", part="both"),
+    packed("gdn", 16, 32, RAGGED, part="both"),
+    packed("gdn", 16, 32, spread(64, 1, 500), gate="weak", part="both"),
+    Row("gdn", 2, 8, 1, 32768, gate="weak", part="both"),
+    Row("gdn", 4, 4, 1, 65536, gate="weak", part="both"),
+    Row("delta_rule", 16, 16, 1, 8192, part="both"),
+    Row("gdn", 8, 8, 4, 3000, D=256, part="both"),
+]
+
 # A few of each kind that a CPU computes in moments.
 SMALL = [
     Row("gdn", 1, 2, 1, 96, D=32),
@@ -204,7 +219,13 @@ SMALL = [
     Row("gdn", 1, 1, 1, 48, D=16, part="both"),
 ]
 
-SETS = {"targets": TARGETS, "sweep": SWEEP, "training": TRAINING, "small": SMALL}
+SETS = {
+    "targets": TARGETS,
+    "sweep": SWEEP,
+    "training": TRAINING,
+    "more-training": MORE_TRAINING,
+    "small": SMALL,
+}
 
 
 def chosen(sets: list[str]) -> list[Row]:
