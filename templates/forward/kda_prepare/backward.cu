@@ -32,9 +32,11 @@ struct TiledScores {
 WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
   Block b;
   b.shared = sm90::swizzled_memory();
-  b.head = block_index() % e.HV;
+  b.head = block_index();
   b.heads = e.HV;
-  b.chunk = locate_chunk<VARLEN, kChunk>(block_index() / e.HV, e, seq_offsets, chunk_index);
+  const int slot = block_row();
+  if (slot >= e.NT) return;
+  b.chunk = locate_chunk<VARLEN, kChunk>(slot, e, seq_offsets, chunk_index);
   if (b.chunk.rows <= 0) return;
   const int thread = thread_index();
   if (thread == 0) {
@@ -58,7 +60,7 @@ WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
 
   const int warp = sm90::uniform(warp_index());
   Slice slice{b, warp / kParts, warp % kParts, {}, {}};
-  const int64 place = block_index();  // of the chunk and head
+  const int64 place = int64{slot} * e.HV + b.head;
   decay_rows(slice, form, [&]() -> DecayedRows {
     const float* const totals = b.floats<kLayout.totals>();
     for (int i = thread; i < K; i += kThreads)

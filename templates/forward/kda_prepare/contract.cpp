@@ -76,9 +76,7 @@ Template prepare(std::string name, std::string source, bool backward) {
     if (s.K == 128 && blocks <= limits.multiprocessors) s.num_warps = 16;
   };
   t.geometry = [backward](const Spec& s, const Extents& e, const Limits&) {
-    return Geometry{.grid = {e.NT * s.HV, 1, 1},
-                    .threads = 32 * s.num_warps,
-                    .shared_bytes = HopperLayout(s, backward ? 0 : s.V).bytes};
+    return cuda::launch_rows(e.NT, s.HV, s, HopperLayout(s, backward ? 0 : s.V).bytes);
   };
   return t;
 }

@@ -69,9 +69,10 @@ struct WrittenScores {
 WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
   Block b;
   b.shared = sm90::swizzled_memory();
-  b.head = block_index() % HV;
+  b.head = block_index();
   b.heads = HV;
-  b.chunk = locate_chunk<VARLEN, kChunk>(block_index() / HV, e, seq_offsets, chunk_index);
+  if (block_row() >= e.NT) return;
+  b.chunk = locate_chunk<VARLEN, kChunk>(block_row(), e, seq_offsets, chunk_index);
   if (b.chunk.rows <= 0) return;
   if (thread_index() == 0) {
     sm90::barrier_init(b.loaded(0), 1);
