@@ -28,7 +28,7 @@
 #define WYVERN_TYPE_CONSTANTS(X)                                                            \
   X(DTYPE, "element type of q, k, v, o and of 16-bit intermediates")                        \
   X(U_DTYPE, "element type of u between kernels: DTYPE, or fp32 where K is small")            \
-  X(BETA_DTYPE, "element type of beta")                                                     \
+  X(BETA_DTYPE, "element type of beta, erase and write")                                    \
   X(G_DTYPE, "element type of the gate's input")                                            \
   X(DG_DTYPE, "element type of the gate's gradient where it is summed")                     \
   X(STATE_DTYPE, "element type of the initial state, a pool of states and checkpoints")     \
@@ -47,6 +47,7 @@
   X(QK_L2NORM, "rows of q and k count times q_rstd and k_rstd")                             \
   X(BETA_SIGMOID, "beta is given as logits")                                                \
   X(NEG_EIGVAL, "with BETA_SIGMOID: twice the sigmoid")                                     \
+  X(ERASE_WRITE, "gates of one number an element, erase and write, in beta's place")        \
   X(INITIAL_STATE, "an initial state is given")                                             \
   X(FINAL_STATE, "the final state is wanted; backward: its gradient is given")              \
   X(STATE_V_FIRST, "the caller's states are V by K")                                        \

@@ -198,7 +198,7 @@ inline bool is_present(const Argument& argument, const Constants& constants) {
 struct StageDefinition {
   std::string_view name;
   std::string_view summary;
-  FixedList<Argument, 24> arguments;
+  FixedList<Argument, 28> arguments;
 
   /// The argument of that name, or null.
   const Argument* find(std::string_view argument) const;

@@ -18,6 +18,9 @@ inline constexpr Argument q{"q", Access::in, DTYPE, {B, T, H, K}};
 inline constexpr Argument k{"k", Access::in, DTYPE, {B, T, H, K}};
 inline constexpr Argument v{"v", Access::in, DTYPE, {B, T, HV, V}};
 inline constexpr Argument beta{"beta", Access::in, BETA_DTYPE, {B, T, HV}};
+// Gates in beta's place: the state is read by erase k and written with write v.
+inline constexpr Argument erase{"erase", Access::in, BETA_DTYPE, {B, T, HV, K}, {ERASE_WRITE}};
+inline constexpr Argument write{"write", Access::in, BETA_DTYPE, {B, T, HV, V}, {ERASE_WRITE}};
 inline constexpr Argument initial_state{"initial_state", Access::in, STATE_DTYPE, {N, HV, STATE_ROWS, STATE_COLS}};
 // A pool of states in which sequences have slots, and what says which.
 inline constexpr Argument state{"state", Access::in, STATE_DTYPE, {S, HV, STATE_ROWS, STATE_COLS}, {INPLACE_STATE}};
@@ -82,6 +85,8 @@ inline constexpr Argument dq{"dq", Access::out, DTYPE, {B, T, HV, K}};
 inline constexpr Argument dk{"dk", Access::out, DTYPE, {B, T, HV, K}};
 inline constexpr Argument dv{"dv", Access::out, DTYPE, {B, T, HV, V}};
 inline constexpr Argument dbeta{"dbeta", Access::out, BETA_DTYPE, {B, T, HV}};
+inline constexpr Argument derase{"derase", Access::out, BETA_DTYPE, {B, T, HV, K}, {ERASE_WRITE}};
+inline constexpr Argument dwrite{"dwrite", Access::out, BETA_DTYPE, {B, T, HV, V}, {ERASE_WRITE}};
 inline constexpr Argument dw{"dw", Access::in, DTYPE, {B, T, HV, K}};
 inline constexpr Argument dk_qk{"dk_qk", Access::in, DType::fp32, {B, T, HV, K}};
 inline constexpr Argument dG_qk{"dG_qk", Access::in, DType::fp32, {B, T, HV}};
@@ -90,6 +95,7 @@ inline constexpr Argument dq_inter{"dq_inter", Access::in, DType::fp32, {B, T, H
 inline constexpr Argument dk_inter{"dk_inter", Access::in, DType::fp32, {B, T, HV, K}};
 inline constexpr Argument dGk_inter{"dGk_inter", Access::in, DType::fp32, {B, T, HV, K}};
 inline constexpr Argument dbeta_inter{"dbeta_inter", Access::in, DType::fp32, {B, T, HV}};
+inline constexpr Argument derase_inter{"derase_inter", Access::in, DType::fp32, {B, T, HV, K}, {ERASE_WRITE}};
 inline constexpr Argument dAqk{"dAqk", Access::in, DType::fp32, {B, T, HV, BT}};
 inline constexpr Argument dA{"dA", Access::in, DType::fp32, {B, T, HV, BT}};
 inline constexpr Argument dGk{"dGk", Access::out, DType::fp32, {B, T, HV, K}};

@@ -206,7 +206,7 @@ void add_chunk_gradients(const Problem& p, const ChunkedStages& stages, Uses& us
     (stages.second_has_dq ? second : first).rename.emplace("dq", chunk_gradient(p, "q"));
     second.rename.emplace("dk", chunk_gradient(p, "k"));
   }
-  if (first.stage != nullptr) uses.push_back(std::move(first));
+  uses.push_back(std::move(first));
   uses.push_back(std::move(second));
 }
 

@@ -19,7 +19,7 @@ struct ChunkedStages {
   const StageDefinition* recompute;
   const StageDefinition* output;
   const StageDefinition* dv_local;
-  const StageDefinition* d_first;  ///< gradients of a chunk; null where d_second has all of them
+  const StageDefinition* d_first;  ///< gradients of a chunk
   const StageDefinition* d_second;
   const StageDefinition* gate_bwd = nullptr;  ///< as `gate`
   /// The sums of gates in a chunk, and their gradient.

@@ -45,35 +45,35 @@ inline Share share(const Spec& s, std::int64_t columns) {
   return {cuda::round_up(keys, run), vector};
 }
 
-/// Empty, or why a block's columns do not suit its warps; beside the state a lane holds
-/// `key_vectors` vectors over its keys.
-inline std::string illegal(const Spec& s, std::int64_t key_vectors) {
+/// Empty, or why a block's columns do not suit its warps; beside the state a lane holds k, q, the
+/// decay and the erase gate of its keys.
+inline std::string illegal(const Spec& s) {
   const std::int64_t BV = s.BV, warps = s.num_warps;
   if (BV >= 2 * s.V && BV > 8) return fmt::format("BV={} is too wide for V={}", BV, s.V);
   const Share lane = share(s, BV / warps);
   if (BV % warps != 0 || lane.keys == 0 || lane.values == 0)
     return fmt::format("BV={} does not go round among {} warps", BV, warps);
-  if (lane.keys * (lane.values + key_vectors) > 136)
+  if (lane.keys * (lane.values + (s.ERASE_WRITE ? 4 : 3)) > 136)
     return fmt::format("BV={} and num_warps={} keep too much of the state in each thread", BV,
                        warps);
   return {};
 }
 
 /// CUDA, sm_80 and up: one block BV value columns of a sequence and value head.
-inline Template portable(Template t, std::int64_t key_vectors) {
+inline Template portable(Template t) {
   t.variant = "portable";
   t.tunables = {{tunable::BV, cuda::integers({32, 64, 16, 8, 128})},
                 {tunable::num_warps, cuda::integers({4, 2, 1, 8})}};
   t.source = "portable.cu";
-  t.illegal = [key_vectors](const Spec& s, const Limits&) { return illegal(s, key_vectors); };
+  t.illegal = [](const Spec& s, const Limits&) { return illegal(s); };
   // A warp moves 64 bytes of each row where its registers hold so much of the state, else 32, the
   // least that memory moves (one H200, 2026-11-21, 128 sequences, fp32 states of 128 x 128: 0.137
   // ms and 0.155). Of states with rows of K it has whole rows.
-  t.fallback = [key_vectors](Spec& s, const Limits&) {
+  t.fallback = [](Spec& s, const Limits&) {
     const auto size = static_cast<std::int64_t>(size_of(s.STATE_DTYPE));
     s.BV = 32;
     s.num_warps = 2;
-    if (size == 4 && !s.STATE_V_FIRST && s.V > 32 && illegal(s, key_vectors).empty()) return;
+    if (size == 4 && !s.STATE_V_FIRST && s.V > 32 && illegal(s).empty()) return;
     const std::int64_t warps = s.V > 32 / size * 2 ? 4 : 1;
     s.BV = warps * (32 / size);
     s.num_warps = warps;

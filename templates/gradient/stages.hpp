@@ -66,12 +66,14 @@ inline constexpr StageDefinition wy_bwd{
      tensor::dG.when({constant::SCALAR_GATE})}};
 
 inline constexpr StageDefinition kda_bwd_dqkg{
-    "kda_bwd_dqkg", "KDA: dv, dAqk and dA, and what goes through states of dq, dk, dbeta and dGk.",
+    "kda_bwd_dqkg", "KDA: dv, dAqk and dA, and what goes through states of dq, dk, dbeta (derase) and dGk.",
     {tensor::q,
      tensor::k,
      tensor::v,
      tensor::v_new,
-     tensor::beta,
+     tensor::beta.when({!constant::ERASE_WRITE}),
+     tensor::erase,
+     tensor::write,
      tensor::Tinv,
      tensor::Gk,
      tensor::q_rstd.when({constant::QK_L2NORM}),
@@ -86,15 +88,18 @@ inline constexpr StageDefinition kda_bwd_dqkg{
      tensor::dk_inter.out(),
      tensor::dGk_inter.out(),
      tensor::dv,
-     tensor::dbeta_inter.out(),
+     tensor::dbeta_inter.out().when({!constant::ERASE_WRITE}),
+     tensor::derase_inter.out(),
+     tensor::dwrite,
      tensor::dAqk.out(),
      tensor::dA.out()}};
 
 inline constexpr StageDefinition kda_intra_bwd{
-    "kda_intra_bwd", "KDA: dq, dk, dbeta and dGk, the products inside a chunk added to the other parts.",
+    "kda_intra_bwd", "KDA: dq, dk, dbeta (derase) and dGk, the products inside a chunk added to the other parts.",
     {tensor::q,
      tensor::k,
-     tensor::beta,
+     tensor::beta.when({!constant::ERASE_WRITE}),
+     tensor::erase,
      tensor::Gk,
      tensor::q_rstd.when({constant::QK_L2NORM}),
      tensor::k_rstd.when({constant::QK_L2NORM}),
@@ -102,13 +107,15 @@ inline constexpr StageDefinition kda_intra_bwd{
      tensor::dA,
      tensor::dq_inter,
      tensor::dk_inter,
-     tensor::dbeta_inter,
+     tensor::dbeta_inter.when({!constant::ERASE_WRITE}),
+     tensor::derase_inter,
      tensor::dGk_inter,
      tensor::seq_offsets.when({constant::VARLEN}),
      tensor::chunk_index.when({constant::VARLEN}),
      tensor::dq,
      tensor::dk,
-     tensor::dbeta,
+     tensor::dbeta.when({!constant::ERASE_WRITE}),
+     tensor::derase,
      tensor::dGk}};
 // clang-format on
 

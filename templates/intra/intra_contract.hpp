@@ -1,5 +1,5 @@
 // What CUDA templates inside a chunk share whatever stands in beta's place: of the products of keys
-// with a gate per key channel (kda_intra, gdn2_intra), of W and U from the inverse (recompute_w_u
+// with a gate per key channel (kda_intra), of W and U from the inverse (recompute_w_u
 // and its kin), and of both at once. `bytes` counts the template's own shared memory.
 #pragma once
 

@@ -37,10 +37,11 @@ inline constexpr StageDefinition recompute_w_u{
      tensor::u.out()}};
 
 inline constexpr StageDefinition kda_intra{
-    "kda_intra", "Aqk = lower part of q_r . exp(Gk_r - Gk_s) k_s, A the same of beta_r k_r, per chunk.",
+    "kda_intra", "Aqk = lower part of q_r . exp(Gk_r - Gk_s) k_s, A the same of beta_r k_r (erase_r k_r), per chunk.",
     {tensor::q,
      tensor::k,
-     tensor::beta,
+     tensor::beta.when({!constant::ERASE_WRITE}),
+     tensor::erase,
      tensor::Gk,
      tensor::q_rstd.when({constant::QK_L2NORM}),
      tensor::k_rstd.when({constant::QK_L2NORM}),
@@ -50,11 +51,13 @@ inline constexpr StageDefinition kda_intra{
      tensor::A.out()}};
 
 inline constexpr StageDefinition kda_recompute_w_u{
-    "kda_recompute_w_u", "W = Tinv diag(beta) (exp(Gk) K), U = Tinv diag(beta) V, decayed q and k, per chunk.",
+    "kda_recompute_w_u", "W = Tinv (beta exp(Gk) K), U = Tinv (beta V), or with erase and write in beta's place; decayed q and k.",
     {tensor::q,
      tensor::k,
      tensor::v,
-     tensor::beta,
+     tensor::beta.when({!constant::ERASE_WRITE}),
+     tensor::erase,
+     tensor::write,
      tensor::Tinv,
      tensor::Gk,
      tensor::q_rstd.when({constant::QK_L2NORM}),

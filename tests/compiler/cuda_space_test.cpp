@@ -53,7 +53,7 @@ Problem draw_problem(const Template& t, const Heads& heads, DType dtype, std::mt
   p.op = operators()[(random() >> 16) % operators().size()];
   if (definition_of(p).facts().householder)
     p.num_householder = 1 + static_cast<std::int64_t>((random() >> 16) % 3);
-  const bool decodes = t.carries_out("recurrent") || t.carries_out("gdn2_recurrent");
+  const bool decodes = t.carries_out("recurrent");
   p.pass = decodes ? Pass::recurrent : Pass::backward;
   p.H = heads.H, p.HV = heads.HV, p.K = heads.K, p.V = heads.V;
   p.dtype = dtype;

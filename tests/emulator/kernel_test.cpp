@@ -1180,13 +1180,14 @@ TEST(KernelKda, SampledSpace) {
 
 // ---- gates of keys and values -------------------------------------------------------------------
 
-/// gdn2's own templates; the others are kda's.
+/// Templates of the stages that read erase and write; of the others nothing is gdn2's.
 void expect_gdn2_correct(Problem p, std::int64_t BT, Gate gate, std::uint64_t seed,
                          const std::vector<std::int64_t>& lengths = {},
                          std::uint64_t step = short_step()) {
   p.op = "gdn2";
   expect_vector_gate_correct(p, BT, gate, seed, lengths,
-                             {"gdn2_intra", "gdn2_recompute_w_u", "gdn2_chunk_bwd"}, step);
+                             {"kda_intra", "kda_recompute_w_u", "kda_bwd_dqkg", "kda_intra_bwd"},
+                             step);
 }
 
 TEST(KernelGdn2, Bf16) {

@@ -108,7 +108,7 @@ class StageChain {
 
   /// Everything the pass makes, by the stages' names; gradients of inputs by the specification's.
   TensorMap run() {
-    if (p_.pass == Pass::recurrent) return run(erases() ? "gdn2_recurrent" : "recurrent"), t_;
+    if (p_.pass == Pass::recurrent) return run("recurrent"), t_;
     forward();
     if (p_.pass == Pass::backward) backward();
     return t_;
@@ -117,8 +117,6 @@ class StageChain {
   const StageContext& context() const { return c_; }
 
  private:
-  /// Whether gates an element stand in beta's place.
-  bool erases() const { return t_.contains("erase"); }
   void run(std::string_view stage) { run_reference(stage, c_, t_); }
   void run_segments(const std::string& scan) {
     if (c_.SEG == 0) return;
@@ -137,9 +135,9 @@ class StageChain {
     if (p_.use_gate_in_kernel) run(kda ? "kda_gate" : "gate");
     if (gate_kind(p_) != GateKind::none) run("chunk_local_cumsum");
     if (!kda) t_.erase("Gk");
-    run(erases() ? "gdn2_intra" : kda ? "kda_intra" : "scaled_dot_kkt");
+    run(kda ? "kda_intra" : "scaled_dot_kkt");
     run("solve_tril");
-    run(erases() ? "gdn2_recompute_w_u" : kda ? "kda_recompute_w_u" : "recompute_w_u");
+    run(kda ? "kda_recompute_w_u" : "recompute_w_u");
     run_segments("fwd_h");
     run("fwd_h");
     run(kda ? "kda_fwd_o" : "fwd_o");
@@ -150,12 +148,8 @@ class StageChain {
     run(kda ? "kda_bwd_dv_local" : "bwd_dv_local");
     run_segments("bwd_dhu");
     run("bwd_dhu");
-    if (erases()) {
-      run("gdn2_chunk_bwd");
-    } else {
-      run(kda ? "kda_bwd_dqkg" : "bwd_dqkwg");
-      run(kda ? "kda_intra_bwd" : "wy_bwd");
-    }
+    run(kda ? "kda_bwd_dqkg" : "bwd_dqkwg");
+    run(kda ? "kda_intra_bwd" : "wy_bwd");
     if (kda) t_.erase("dG");
     if (gate_kind(p_) != GateKind::none) run("chunk_local_reverse_cumsum");
     if (p_.use_gate_in_kernel) {

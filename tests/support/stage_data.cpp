@@ -141,12 +141,12 @@ class Chain {
 
   void forward() {
     const Shape square = heads(p_.HV, BT_);
-    run(erases() ? "gdn2_intra" : vector() ? "kda_intra" : "scaled_dot_kkt");
+    run(vector() ? "kda_intra" : "scaled_dot_kkt");
     if (vector()) store("Aqk", DType::fp32, square);
     store("A", DType::fp32, square);
     run("solve_tril");
     store("Tinv", p_.dtype, square);
-    run(erases() ? "gdn2_recompute_w_u" : vector() ? "kda_recompute_w_u" : "recompute_w_u");
+    run(vector() ? "kda_recompute_w_u" : "recompute_w_u");
     store("w", p_.dtype, heads(p_.HV, p_.K));
     store("u", problem_constants(p_).U_DTYPE, heads(p_.HV, p_.V));
     for (const char* name : {"qg", "kg"})
@@ -187,9 +187,7 @@ class Chain {
     store("dh", p_.dtype, {NT_, p_.HV, p_.K, p_.V});
     store("du", p_.dtype, heads(p_.HV, p_.V));
     store("dinitial_state", DType::fp32, states(p_.N));
-    if (erases())
-      gdn2_gradients();
-    else if (vector())
+    if (vector())
       kda_gradients();
     else
       gradients();
@@ -257,16 +255,16 @@ class Chain {
     run("kda_bwd_dqkg");
     for (const char* name : {"dq_inter", "dk_inter", "dGk_inter"})
       store(name, DType::fp32, heads(p_.HV, p_.K));
-    store("dbeta_inter", DType::fp32, heads(p_.HV));
+    if (erases())
+      store("derase_inter", DType::fp32, heads(p_.HV, p_.K));
+    else
+      store("dbeta_inter", DType::fp32, heads(p_.HV));
     for (const char* name : {"dAqk", "dA"}) store(name, DType::fp32, heads(p_.HV, BT_));
     run("kda_intra_bwd");
-    summed_gates();
-  }
-
-  void gdn2_gradients() {
-    run("gdn2_chunk_bwd");
-    store("derase", p_.beta_dtype, heads(p_.HV, p_.K));
-    store("dwrite", p_.beta_dtype, heads(p_.HV, p_.V));
+    if (erases()) {
+      store("derase", p_.beta_dtype, heads(p_.HV, p_.K));
+      store("dwrite", p_.beta_dtype, heads(p_.HV, p_.V));
+    }
     summed_gates();
   }
 
@@ -321,7 +319,7 @@ class Chain {
   }
 
   void recurrent() {
-    run(erases() ? "gdn2_recurrent" : "recurrent");
+    run("recurrent");
     store("o", p_.dtype, heads(p_.HV, p_.V));
     store("final_state", DType::fp32, states(p_.N));
   }
@@ -362,14 +360,17 @@ class Chain {
   TensorMap values_;
 };
 
-/// Whether the operator has the stage's gates of keys and values.
-bool has_its_gates(const Problem& p, std::string_view stage) {
+/// Whether the operator has the rates of keys and values that the stage reads.
+bool has_its_rates(const Problem& p, std::string_view stage) {
   const OperatorDefinition& op = definition_of(p);
+  const Constants constants = problem_constants(p);
   for (const StageDefinition* definition : all_stages())
-    for (const std::string_view gate : {"beta", "erase", "write"})
-      if (definition->name == stage && definition->find(gate) != nullptr &&
-          op.rule(argument_index(gate)) == nullptr)
+    for (const std::string_view rate : {"beta", "erase", "write"}) {
+      const Argument* const argument = definition->name == stage ? definition->find(rate) : nullptr;
+      if (argument != nullptr && is_present(*argument, constants) &&
+          op.rule(argument_index(rate)) == nullptr)
         return false;
+    }
   return true;
 }
 
@@ -378,7 +379,7 @@ bool uses_stage(const Problem& p, std::string_view stage) {
   const GateKind kind = gate_kind(p);
   const bool in_kernel = p.use_gate_in_kernel && kind != GateKind::none;
   if (stage.ends_with("recurrent") != (p.pass == Pass::recurrent)) return false;
-  if (!has_its_gates(p, stage)) return false;
+  if (!has_its_rates(p, stage)) return false;
   if (stage.ends_with("recurrent")) return true;
   const bool moves_steps = stage == "expand_steps" || stage == "compress_steps";
   if ((moves_steps || stage == "step_seqlens") != (p.num_householder > 1)) return false;
@@ -487,6 +488,8 @@ bool takes(const Template& t, const Limits& limits, const Problem& problem) {
   if (one_head_gate || prepared || one_kernel)
     return hopper && (problem.K == 64 || problem.K == 128 || (problem.K == 256 && one_head_gate)) &&
            (!one_kernel || problem.dtype == DType::bf16) && problem.V % 64 == 0 &&
+           (problem_constants(problem).ERASE_WRITE ? t.source.starts_with("forward/kda_fwd_h_o/")
+                                                   : true) &&
            problem.pass == Pass::forward && !problem.allow_neg_eigval &&
            !problem.disable_recompute && !problem.return_intermediate_states;
   return true;
@@ -575,7 +578,8 @@ enum class Row : std::uint8_t { forward, gradient, gate_gradient };
 Row row_of(std::string_view output) {
   for (const std::string_view name :
        {"dG", "dG_qk", "dGk", "dGk_inter", "dg", "dg_raw", "dg_given", "dbeta", "derase", "dwrite",
-        "dbeta_inter", "dA_log", "ddt_bias", "dA_part", "dbias_part", "dA_chunk", "dbias_chunk"})
+        "dbeta_inter", "derase_inter", "dA_log", "ddt_bias", "dA_part", "dbias_part", "dA_chunk",
+        "dbias_chunk"})
     if (output == name) return Row::gate_gradient;
   for (const std::string_view name : {"dq",
                                       "dk",

@@ -18,7 +18,6 @@ const StageReferences& forward_references();
 const StageReferences& backward_references();
 const StageReferences& pass_references();  ///< a backward pass in two kernels
 const StageReferences& kda_references();
-const StageReferences& gdn2_references();
 const StageReferences& recurrent_references();
 const StageReferences& segment_references();  ///< of split scans
 const StageReferences& step_references();     ///< between rows of tokens and of steps

@@ -64,8 +64,7 @@ std::vector<ChunkLayout::Segment> ChunkLayout::segments(std::int64_t SEG) const 
 void run_reference(std::string_view stage, const StageContext& context, TensorMap& tensors) {
   for (const StageReferences* group :
        {&row_references(), &forward_references(), &backward_references(), &pass_references(),
-        &kda_references(), &gdn2_references(), &recurrent_references(), &segment_references(),
-        &step_references()})
+        &kda_references(), &recurrent_references(), &segment_references(), &step_references()})
     if (const auto found = group->find(stage); found != group->end())
       return found->second(context, tensors);
   throw std::invalid_argument("no reference for the stage " + std::string(stage));

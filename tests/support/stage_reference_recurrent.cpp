@@ -117,7 +117,7 @@ void recurrent(const StageContext& c, TensorMap& t) {
 }  // namespace
 
 const StageReferences& recurrent_references() {
-  static const StageReferences references{{"recurrent", recurrent}, {"gdn2_recurrent", recurrent}};
+  static const StageReferences references{{"recurrent", recurrent}};
   return references;
 }
 

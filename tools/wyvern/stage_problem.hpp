@@ -21,6 +21,9 @@ inline std::vector<Problem> stage_problems() {
   std::vector<std::string> names{Problem{}.op};
   for (const std::string_view op : operators())
     if (op != names.front()) names.emplace_back(op);
+  // Not every template has gates in beta's place.
+  std::stable_partition(names.begin(), names.end(),
+                        [](const std::string& op) { return find_operator(op)->facts().beta; });
   std::vector<Problem> problems;
   for (const Pass pass : {Pass::forward, Pass::backward, Pass::recurrent})
     for (const std::string& op : names)

@@ -1,6 +1,5 @@
 // The second gated delta rule: kda with an erase gate and a write gate in the place of beta.
 #include "runtime/operators/gdn2/recurrence.hpp"
-#include "templates/gdn2/stages.hpp"
 
 namespace wyvern::gdn2 {
 namespace {
@@ -18,24 +17,13 @@ TensorRules gate_pair_tensors() {
   };
 }
 
-/// kda's, with its own where kda's have beta.
-const ChunkedStages& own_stages() {
-  static const ChunkedStages& all = *new ChunkedStages([] {
-    ChunkedStages own = vector_gate_stages();
-    own.intra = &stages::gdn2_intra;
-    own.recompute = &stages::gdn2_recompute_w_u;
-    own.d_first = nullptr;
-    own.d_second = &stages::gdn2_chunk_bwd;
-    own.recurrent = &stages::gdn2_recurrent;
-    return own;
-  }());
-  return all;
-}
-
 class Gdn2 final : public ChunkedDeltaRule {
  public:
   using ChunkedDeltaRule::ChunkedDeltaRule;
 
+  Values constants(const Problem&) const override {
+    return {{std::string(constant::ERASE_WRITE.name), true}};
+  }
   std::unique_ptr<Recurrence> recurrence(const Problem& problem, const Arguments& host,
                                          std::int64_t sequence, std::int64_t head) const override {
     return gdn2::recurrence(problem, host, sequence, head);
@@ -53,7 +41,7 @@ const OperatorDefinition& definition() {
                  .lower_bound = true},
                 join({row_tensors(), gate_pair_tensors(), gate_tensors({TensorDim::K}),
                       state_tensors(), kept_tensors(), kept_decayed_tensors()}),
-                own_stages());
+                vector_gate_stages());
   return definition;
 }
 

@@ -32,21 +32,21 @@ Template stage() {
                                   constant::QK_L2NORM,
                                   constant::BETA_SIGMOID,
                                   constant::NEG_EIGVAL,
+                                  constant::ERASE_WRITE,
                                   constant::FINAL_STATE,
                                   constant::STATE_V_FIRST,
                                   constant::INDEX_COLUMNS,
                                   constant::INTERMEDIATE_STATES,
                                   constant::PARENT,
                                   constant::KEEP_POOL});
-  t.strided = {"q", "k", "v", "beta", "g", "o", "state"};
+  t.strided = {"q", "k", "v", "beta", "erase", "write", "g", "o", "state"};
   return t;
 }
 
 }  // namespace
 
-// Beside the state a lane holds k, q and the decay of its keys.
 std::vector<Template> contract() {
-  return {decode::portable(stage(), 3), decode::cpu(stage(), scratch_bytes<ScratchLayout>)};
+  return {decode::portable(stage()), decode::cpu(stage(), scratch_bytes<ScratchLayout>)};
 }
 
 }  // namespace wyvern::recurrent

@@ -7,7 +7,7 @@
 
 constexpr recurrent::ScratchLayout kScratch{Spec{}};
 using StateTile = TileAt<kScratch.state>;
-using Step = decode::Step<Spec, StateTile, GATED, /*Erases=*/false>;
+using Step = decode::Step<Spec, StateTile, GATED, ERASE_WRITE>;
 
 WYVERN_BLOCK {
   const int first_column = static_cast<int>(block[0]) * BV;
@@ -23,7 +23,7 @@ WYVERN_BLOCK {
 
   const StateTile tile = cpu::tile_at<kScratch.state>(memory);
   decode::Token t{.k = vector_at<kScratch.k>(memory),
-                  .erasing = nullptr,
+                  .erasing = vector_at<kScratch.erasing>(memory),
                   .q = vector_at<kScratch.q>(memory),
                   .decay = vector_at<kScratch.decay>(memory),
                   .u = vector_at<kScratch.u>(memory)};
@@ -75,12 +75,20 @@ WYVERN_BLOCK {
     else
       decode::fill_keys<Spec>(t.q, 0.0F);
     decode::load_vector(v + i * v_stride + head * V + first_column, columns, t.u);
-    load_beta<BETA_SIGMOID, NEG_EIGVAL>(TokenRows<const BETA_DTYPE>{beta, beta_stride}.at(i, head),
-                                        1, with_k);
+    if constexpr (ERASE_WRITE) {
+      decode::load_vector(k + i * k_stride + keys, K, t.erasing);
+      decode::multiply_vector(erase + i * erase_stride + head * K, K, t.erasing);
+      decode::multiply_vector(write + i * write_stride + head * V + first_column, columns, t.u);
+      t.rate = 1.0F;
+    } else {
+      load_beta<BETA_SIGMOID, NEG_EIGVAL>(
+          TokenRows<const BETA_DTYPE>{beta, beta_stride}.at(i, head), 1, with_k);
+      t.rate = with_k[0];
+    }
     t.kq = decode::dot<Spec>(t.k, t.q);
     t.k_rstd = decode::norm_scale<Spec>(t.k);
     t.q_rstd = decode::norm_scale<Spec>(t.q);
-    t.rate = with_k[0] * t.k_rstd;
+    t.rate *= t.k_rstd;
     if constexpr (GATED) {
       if (first)
         decode::load_decay<Spec, VECTOR_GATE>(g + token * g_stride + head * GATE_K, A_log, dt_bias,

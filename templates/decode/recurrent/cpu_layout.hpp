@@ -9,12 +9,13 @@ namespace wyvern::recurrent {
 template <class S>
 struct ScratchLayout {
   cpu::TilePlace state;
-  cpu::VectorPlace k, q, decay, u, out, with_k, with_q;
+  cpu::VectorPlace k, erasing, q, decay, u, out, with_k, with_q;
   long bytes;
 
   constexpr explicit ScratchLayout(const S& s, cpu::LayoutBuilder at = {}) {
     state = s.STATE_V_FIRST ? at.tile(s.BV, s.K) : at.tile(s.K, s.BV);
     k = at.vector(s.K);
+    if (s.ERASE_WRITE) erasing = at.vector(s.K);
     q = at.vector(s.K);
     decay = at.vector(s.K);
     u = at.vector(s.BV);

@@ -12,7 +12,8 @@ using Decay = decode::Decay<Spec, VECTOR_GATE>;
 using Products = decode::Products<Spec>;
 template <class T>
 using KeyVector = decode::KeyVector<Spec, T>;
-using ValueVector = decode::ValueVector<Spec, DTYPE>;
+template <class T>
+using ValueVector = decode::ValueVector<Spec, T>;
 constexpr int kKeys = decode::Share<Spec>::kKeys;
 constexpr int kValues = decode::Share<Spec>::kValues;
 
@@ -23,12 +24,14 @@ struct Token {
   KeyVector<G_DTYPE> gates;  // VECTOR_GATE
   G_DTYPE gate;              // SCALAR_GATE
   BETA_DTYPE beta;
-  ValueVector v;
+  ValueVector<DTYPE> v;
+  KeyVector<BETA_DTYPE> erase;    // ERASE_WRITE
+  ValueVector<BETA_DTYPE> write;  // ERASE_WRITE
 };
 
 struct Tensors {
   TokenRows<const DTYPE> q, k, v;
-  TokenRows<const BETA_DTYPE> beta;
+  TokenRows<const BETA_DTYPE> beta, erase, write;
   TokenRows<const G_DTYPE> g;
 };
 
@@ -45,7 +48,12 @@ WYVERN_DEVICE void load_step(Token& to, const Tensors& in, int64 row, int head, 
     if constexpr (VECTOR_GATE) to.gates.load(in.g.row(token) + head * K);
     if constexpr (SCALAR_GATE) to.gate = in.g.row(token)[head];
   }
-  to.beta = in.beta.row(row)[head];
+  if constexpr (ERASE_WRITE) {
+    to.erase.load(in.erase.row(row) + head * K);
+    to.write.load(in.write.row(row) + head * V, column);
+  } else {
+    to.beta = in.beta.row(row)[head];
+  }
   to.v.load(in.v.row(row) + head * V, column);
 }
 
@@ -58,13 +66,14 @@ WYVERN_DEVICE void decay_and_multiply(State& S, Products& sums, const Token& now
   for (int i = 0; i < kKeys; ++i) {
     const float k = now.k[i];
     const float q = now.q[i];
+    const float erasing = ERASE_WRITE ? now.erase[i] * k : k;
     float factor = scalar;
     if constexpr (VECTOR_GATE)
       if (first) factor = gate.of(now.gates[i], i, lower_bound);
 #pragma unroll
     for (int j = 0; j < kValues; ++j) {
       if constexpr (GATED) S.x[i][j] *= factor;
-      sums.with_k[j] = fused_multiply_add(S.x[i][j], k, sums.with_k[j]);
+      sums.with_k[j] = fused_multiply_add(S.x[i][j], erasing, sums.with_k[j]);
       sums.with_q[j] = fused_multiply_add(S.x[i][j], q, sums.with_q[j]);
     }
     sums.add_keys(k, q);
@@ -80,12 +89,13 @@ WYVERN_DEVICE void step(State& S, const Token& now, const Decay& gate, bool firs
   decay_and_multiply(S, sums, now, gate, first, e.lower_bound);
   const float k_rstd = QK_L2NORM ? reciprocal_sqrt(sums.kk + 1e-6f) : 1.0f;
   const float q_rstd = QK_L2NORM ? reciprocal_sqrt(sums.qq + 1e-6f) : 1.0f;
-  const float beta = activate_beta<BETA_SIGMOID, NEG_EIGVAL>(now.beta);
+  const float beta = ERASE_WRITE ? 1.0f : activate_beta<BETA_SIGMOID, NEG_EIGVAL>(now.beta);
   float u[kValues];
-  ValueVector out;
+  ValueVector<DTYPE> out;
 #pragma unroll
   for (int j = 0; j < kValues; ++j) {
-    u[j] = k_rstd * (beta * (now.v[j] - k_rstd * sums.with_k[j]));
+    const float value = ERASE_WRITE ? now.write[j] * now.v[j] : now.v[j];
+    u[j] = k_rstd * (beta * (value - k_rstd * sums.with_k[j]));
     out[j] = from_float<DTYPE>(e.scale * q_rstd * (sums.with_q[j] + u[j] * sums.kq));
   }
   if (last) out.store(o, column);
@@ -110,7 +120,8 @@ WYVERN_KERNEL(kThreads, 0) {
     if constexpr (FINAL_STATE) S.store(final_state + (n * e.HV + head) * (K * V), column);
     return;
   }
-  const Tensors in{{q, q_stride}, {k, k_stride}, {v, v_stride}, {beta, beta_stride}, {g, g_stride}};
+  const Tensors in{{q, q_stride},         {k, k_stride},         {v, v_stride}, {beta, beta_stride},
+                   {erase, erase_stride}, {write, write_stride}, {g, g_stride}};
   Token next = {};
   if (begin < end) load_step(next, in, begin * STEPS, head, column);
   const auto load_start = [&] {

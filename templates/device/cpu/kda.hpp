@@ -63,6 +63,30 @@ template <int C, int Out>
     }
 }
 
+/// x *= gate over `rows` rows, element by element. Padding stays 0.
+template <class Gate, int Cols>
+[[gnu::noinline]] static void multiply_elements(const TokenRows<const Gate>& gate, int rows,
+                                                int columns, Tile<Cols> x) {
+  const int whole = columns / kLanes * kLanes;
+  for (int r = 0; r < rows; ++r) {
+    const Gate* from = gate.row(r);
+    float* to = x.row(r);
+    for (int c = 0; c < whole; c += kLanes) store(to + c, load(to + c) * load(from + c));
+    if (whole < columns)
+      store(to + whole, load(to + whole) * load_part(from + whole, columns - whole));
+  }
+}
+
+/// beta of the rows of a kernel with the constants S; ones where gates an element stand in its
+/// place.
+template <class S, class Beta>
+static void load_rates(const TokenRows<const Beta>& beta, int rows, float* rate) {
+  if constexpr (S::ERASE_WRITE)
+    fill_column(rate, 1.0F, rows);
+  else
+    load_beta<S::BETA_SIGMOID, S::NEG_EIGVAL>(beta, rows, rate);
+}
+
 /// Where a chunk of one value head's rows are: `row` counts heads of tokens, key heads for
 /// `key_row`.
 struct IntraRows {
@@ -79,7 +103,7 @@ struct IntraProducts {
   static constexpr int kStrip = anchor_rows(kBounded);
 
   Tile<K> q, k, G;    ///< of the chunk's rows, q and k with their scales
-  Tile<K> erasing;    ///< what rows of A are made of: k, or another tile like it
+  Tile<K> erasing;    ///< what rows of A are made of: k, or with ERASE_WRITE erase k
   Tile<BT> k_t, G_t;  ///< transposed
   Tile<K> left;       ///< 2 kStrip rows
   Tile<BT> right;     ///< K rows
@@ -90,7 +114,7 @@ struct IntraProducts {
     return {.q = tile_at<Place.q>(memory),
             .k = tile_at<Place.k>(memory),
             .G = tile_at<Place.G>(memory),
-            .erasing = tile_at<Place.k>(memory),
+            .erasing = tile_at<Place.erasing>(memory),
             .k_t = tile_at<Place.k_t>(memory),
             .G_t = tile_at<Place.G_t>(memory),
             .left = tile_at<Place.left>(memory),
@@ -98,17 +122,21 @@ struct IntraProducts {
             .products = tile_at<Place.products>(memory)};
   }
 
-  /// Fills in the tiles of a chunk, of whose rows `queries` and `keys` are. `scale` is scratch of a
-  /// value a row.
-  template <class T>
+  /// Fills in the tiles of a chunk, of whose rows `queries`, `keys` and `erase` are. `scale` is
+  /// scratch of a value a row.
+  template <class T, class Gate>
   void load(const IntraRows& from, const TokenRows<const T>& queries,
-            const TokenRows<const T>& keys, const float* Gk, const float* q_rstd,
-            const float* k_rstd, float* scale) const {
+            const TokenRows<const T>& keys, const TokenRows<const Gate>& erase, const float* Gk,
+            const float* q_rstd, const float* k_rstd, float* scale) const {
     const int rows = from.rows;
     if constexpr (S::QK_L2NORM) load_column(q_rstd + from.key_row, from.e.H, rows, scale);
     load_tile<S::QK_L2NORM>(queries, rows, K, q, scale);
     if constexpr (S::QK_L2NORM) load_column(k_rstd + from.key_row, from.e.H, rows, scale);
     load_tile<S::QK_L2NORM>(keys, rows, K, k, scale);
+    if constexpr (S::ERASE_WRITE) {
+      load_tile<S::QK_L2NORM>(keys, rows, K, erasing, scale);
+      multiply_elements(erase, rows, K, erasing);
+    }
     load_tile(Gk + from.row * K, int64{from.e.HV} * K, rows, K, G);
     transpose(k, rows, K, k_t);
     transpose(G, rows, K, G_t);

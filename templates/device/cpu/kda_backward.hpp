@@ -104,6 +104,34 @@ struct RowRates {
   void end(int r, const Row& row) const { store(dbeta + r * kLanes, row.dbeta); }
 };
 
+/// Rates of one an element, and their gradients: tiles like those of the keys.
+struct ElementRates {
+  const float* rates;
+  float* gradients;
+
+  struct Row {
+    const float* rates;
+    float* gradients;
+    f32 rate(int64 i) const { return load(rates + i); }
+    void add(int64 i, f32 a, f32 b) const { store(gradients + i, load(gradients + i) + a * b); }
+  };
+  f32 rate(int, int64 i) const { return load(rates + i); }
+  Row begin(int) const { return {rates, gradients}; }
+  void end(int, const Row&) const {}
+};
+
+template <bool Elements>
+struct RatesKind {
+  using Type = RowRates;
+};
+template <>
+struct RatesKind<true> {
+  using Type = ElementRates;
+};
+/// The rates of a kernel with the constants S.
+template <class S>
+using RatesOf = typename RatesKind<S::ERASE_WRITE>::Type;
+
 /// The walk over one chunk's pairs of rows, Cols columns at a time.
 template <int Size, int Cols, bool Bounded, class Rates = RowRates>
 struct IntraBackward {

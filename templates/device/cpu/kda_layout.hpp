@@ -12,7 +12,7 @@ constexpr int anchor_rows(bool bounded) { return bounded ? 16 : 8; }
 /// Of IntraProducts.
 template <class S>
 struct IntraProductsLayout {
-  TilePlace q, k, G, k_t, G_t, left, right, products;
+  TilePlace q, k, G, erasing, k_t, G_t, left, right, products;
   long bytes;
 
   constexpr explicit IntraProductsLayout(const S& s, LayoutBuilder at = {}) {
@@ -20,6 +20,7 @@ struct IntraProductsLayout {
     q = at.tile(s.BT, s.K);
     k = at.tile(s.BT, s.K);
     G = at.tile(s.BT, s.K);
+    erasing = s.ERASE_WRITE ? at.tile(s.BT, s.K) : k;
     k_t = at.tile(s.K, s.BT);
     G_t = at.tile(s.K, s.BT);
     left = at.tile(2 * strip, s.K);
@@ -104,17 +105,23 @@ struct StateBackwardLayout {
   }
 };
 
-/// Of BetaBackward.
+/// Of RateBackward.
 template <class S>
-struct BetaBackwardLayout {
+struct RateBackwardLayout {
   StateBackwardLayout<S> state;
-  VectorPlace rate, dbeta;
+  VectorPlace rate, dbeta;     ///< without ERASE_WRITE
+  TilePlace rates, gradients;  ///< with it
   long bytes;
 
-  constexpr explicit BetaBackwardLayout(const S& s) : state(s) {
+  constexpr explicit RateBackwardLayout(const S& s) : state(s) {
     LayoutBuilder at{state.bytes};
-    rate = at.vector(s.BT);
-    dbeta = at.vector(s.BT);
+    if (s.ERASE_WRITE) {
+      rates = at.tile(s.BT, s.BK);
+      gradients = at.tile(s.BT, s.BK);
+    } else {
+      rate = at.vector(s.BT);
+      dbeta = at.vector(s.BT);
+    }
     bytes = at.bytes;
   }
 };

@@ -100,10 +100,6 @@ WYVERN_DEVICE void chunk_end_products(const StateTile<T, Rows, Cols>& states,
   }
 }
 
-/// Where a pair of accumulators, sixteen columns, adds its part of the rates' gradients: with one
-/// rate a row, all to the same.
-WYVERN_DEVICE RowRateGradients& gradients_of(RowRateGradients& dbeta, int) { return dbeta; }
-
 /// The parts of gradients of keys, queries and rates that go through states.
 template <class T, Precision P, int Size, int Cols, int Values, bool Scaled>
 struct InterBackward {
@@ -205,6 +201,12 @@ WYVERN_DEVICE void add_chunk_end(KeyGradients& d, const float* end, const float*
     }
 }
 
+/// x *= y, element by element.
+WYVERN_DEVICE void multiply_elements(Accumulator& x, const Accumulator& y) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x.x[i] *= y.x[i];
+}
+
 // ---- a block of a chunk and value head ----------------------------------------------------------
 
 /// The part that kernels of a whole chunk share: dO, V' and X stay in shared memory while tiles of
@@ -223,12 +225,15 @@ struct StateBackward {
   static constexpr StateBufferLayout<S> kBuffer{S{}};
 
   using T = Element<S::DTYPE>;
+  using Gate = Element<S::BETA_DTYPE>;
   using Inter = InterBackward<T, precision, BT, BK, TileAt<kLayout.dO>::kCols, S::QK_L2NORM>;
+  using Rates = RatesOf<S, BK, kCols / 16>;
+  using Keys = decltype(keys_at<kBuffer.keys>(nullptr));
 
   /// Inputs of the block's chunk and value head, from the chunk's first row on.
   struct Inputs {
     TokenRows<const T> q, k, v, dO;
-    TokenRows<const Element<S::BETA_DTYPE>> beta;
+    TokenRows<const Gate> beta, erase, write;
     const T *v_new, *Tinv;
     const float *Gk, *q_rstd, *k_rstd;
     const T *h, *dh, *dU;
@@ -239,7 +244,7 @@ struct StateBackward {
   /// One of the buffers of the pipeline.
   struct Buffer {
     StateTile<T, BK, TileAt<kBuffer.h>::kCols> states;
-    KeyTile<T, BT, BK> tile;
+    Keys tile;
 
     WYVERN_DEVICE explicit Buffer(unsigned char* start)
         : states{tile_at<kBuffer.h>(start), tile_at<kBuffer.dh>(start)},
@@ -265,20 +270,26 @@ struct StateBackward {
   /// Starts copying K tile `index`, if there is one, as one group.
   WYVERN_DEVICE void load(const Inputs& in, int index) const {
     if (index < kTilesK) {
-      const Buffer to(shared + index % num_stages * kBuffer.bytes);
+      const Buffer to = buffer(index);
       const int first = index * BK;
       load_tile<kThreads, V>(to.states.h, in.h + int64{first} * V, V, K - first, V);
       load_tile<kThreads, V>(to.states.dh, in.dh + int64{first} * V, V, K - first, V);
       load_key_tile<kThreads, K>(to.tile, in.q.at(0, first), in.k.at(0, first),
                                  TokenRows<const float>{in.Gk + first, in.e.HV * K}, in.rows,
                                  K - first);
+      load_erase_gate<kThreads, K>(to.tile, in.erase.at(0, first), in.rows, K - first);
     }
     copy_async_commit();
   }
 
-  /// Brings dO, V' and X to shared memory, starts on the first K tiles, writes dv and returns what
-  /// X gives to dbeta of row thread_index().
-  WYVERN_DEVICE float begin(const Inputs& in, T* dv) const {
+  /// The rates of K tile `index`, once it is there.
+  WYVERN_DEVICE typename Rates::Type rates(int index) const {
+    return Rates::at(buffer(index).tile, inter.rows);
+  }
+
+  /// Brings dO, V' and X to shared memory, starts on the first K tiles, writes dv, and dwrite or
+  /// returns what X gives to dbeta of row thread_index().
+  WYVERN_DEVICE float begin(const Inputs& in, T* dv, Gate* dwrite) const {
     const auto inverse = tile_at<kLayout.Tinv>(shared);
     load_tile<kThreads, BT>(inverse, in.Tinv, int64{in.e.HV} * BT, in.rows, BT);
     load_tile<kThreads, V>(inter.X, in.dU, int64{in.e.HV} * V, in.rows, V);
@@ -286,9 +297,8 @@ struct StateBackward {
     load_tile<kThreads, V>(inter.dO, in.dO, in.rows, V);
     load_tile<kThreads, V>(inter.values, in.v_new, int64{in.e.HV} * V, in.rows, V);
     copy_async_commit();
-    load_row_factors<kThreads, BT, S::QK_L2NORM>(
-        inter.rows, in.q_rstd, in.k_rstd, in.e.H, in.rows,
-        [&](int r) { return activate_beta<S::BETA_SIGMOID, S::NEG_EIGVAL>(*in.beta.row(r)); });
+    load_row_factors<kThreads, BT, S::QK_L2NORM>(inter.rows, in.q_rstd, in.k_rstd, in.e.H, in.rows,
+                                                 [&](int r) { return row_rate<S>(in.beta, r); });
     copy_async_wait<1>();
     sync_block();
 
@@ -300,6 +310,18 @@ struct StateBackward {
           Accumulator v_left, v_right;
           load_accumulators<V>(in.v.row(strip * 16) + col, in.v.stride, v_left, v_right, rows,
                                V - col);
+          if constexpr (S::ERASE_WRITE) {
+            Accumulator write_left, write_right;
+            load_accumulators<V>(in.write.row(strip * 16) + col, in.write.stride, write_left,
+                                 write_right, rows, V - col);
+            multiply_elements(v_left, left);
+            multiply_elements(v_right, right);
+            multiply_elements(left, write_left);
+            multiply_elements(right, write_right);
+            store_pair<V>(dwrite + at, in.e.HV * V, v_left, v_right, rows, V - col);
+            store_pair<V>(dv + at, in.e.HV * V, left, right, rows, V - col);
+            return;
+          }
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             x_dot_v[strip][i / 2] += left.x[i] * v_left.x[i] + right.x[i] * v_right.x[i];
@@ -309,9 +331,10 @@ struct StateBackward {
           }
           store_pair<V>(dv + at, in.e.HV * V, left, right, rows, V - col);
         });
+    if constexpr (!S::ERASE_WRITE)
 #pragma unroll
-    for (int strip = 0; strip < kStrips; ++strip)
-      store_row_sums(x_dot_v[strip], row_sums + warp_index() * BT + strip * 16);
+      for (int strip = 0; strip < kStrips; ++strip)
+        store_row_sums(x_dot_v[strip], row_sums + warp_index() * BT + strip * 16);
     copy_async_wait<0>();
     sync_block();
     for (int i = 0; i < num_stages; ++i) load(in, i);
@@ -320,16 +343,16 @@ struct StateBackward {
 
   /// Sets this warp's gradients in K tile `index`, once it is there. All of it but their own q, k
   /// and Gk has then been read.
-  WYVERN_DEVICE void set(KeyGradients (&d)[kCols / 16], float (&dbeta)[2], int index,
-                         const Inputs& in, float scale) {
+  WYVERN_DEVICE void set(KeyGradients (&d)[kCols / 16], typename Rates::Gradients& d_rates,
+                         int index, const Inputs& in, float scale) {
     const int strip = warp_index() % kStrips;
     const int col = warp_index() / kStrips * kCols;
-    const Buffer buffer(shared + index % num_stages * kBuffer.bytes);
-    inter.tile = buffer.tile;
-    inter.states = buffer.states;
+    const Buffer from = buffer(index);
+    inter.tile = from.tile;
+    inter.states = from.states;
     copy_async_wait<num_stages - 1>();
     sync_block();
-    inter.set(d, dbeta, RowRates{inter.rows.beta}, column_sums + strip * BK, strip, col,
+    inter.set(d, d_rates, Rates::at(from.tile, inter.rows), column_sums + strip * BK, strip, col,
               in.rows - 1, scale);
     chunk_end_products<kThreads>(inter.states, inter.tile.G, end);
     sync_block();
@@ -341,17 +364,25 @@ struct StateBackward {
                                  last);
   }
 
-  /// Joins what warps hold of dbeta: the sum for row thread_index().
-  WYVERN_DEVICE float join(float (&dbeta)[2]) const {
+  /// Joins what warps hold of dbeta: the sum for row thread_index(). Gradients of rates of one an
+  /// element have been stored.
+  WYVERN_DEVICE float join(RowRateGradients& dbeta) const {
     store_row_sums(dbeta, row_sums + warp_index() / kStrips * BT + warp_index() % kStrips * 16);
     sync_block();
     return sum_of_rows(kGroups);
   }
+  template <int N>
+  WYVERN_DEVICE float join(ElementGradients (&)[N]) const {
+    return 0.0f;
+  }
 
  private:
+  WYVERN_DEVICE Buffer buffer(int index) const {
+    return Buffer(shared + index % num_stages * kBuffer.bytes);
+  }
   WYVERN_DEVICE float sum_of_rows(int parts) const {
     float sum = 0.0f;
-    if (thread_index() < BT)
+    if (!S::ERASE_WRITE && thread_index() < BT)
       for (int i = 0; i < parts; ++i) sum += row_sums[i * BT + thread_index()];
     return sum;
   }

@@ -84,6 +84,18 @@ struct RowRates {
   WYVERN_DEVICE Row row(int r) const { return {beta[r]}; }
 };
 
+/// One rate an element, the erase gate.
+template <class Gate, int Size, int Cols>
+struct ElementRates {
+  Tile<Gate, Size, Cols> gate;
+
+  struct Row {
+    const Gate* gates;
+    WYVERN_DEVICE float operator()(int c) const { return to_float(gates[c]); }
+  };
+  WYVERN_DEVICE Row row(int r) const { return {gate.at(r, 0)}; }
+};
+
 /// Gradients of sixteen rows and sixteen columns.
 struct KeyGradients {
   Accumulator dq[2], dk[2], dG[2];
@@ -91,9 +103,33 @@ struct KeyGradients {
 
 /// Gradients of rates of one a row: this lane's part of rows lane / 4 + 8 * half.
 using RowRateGradients = float[2];
+/// Of rates of one an element: of sixteen rows and sixteen columns.
+struct ElementGradients {
+  Accumulator x[2];
+};
+
 /// Adds a b to the gradient of the rate of element 2 half + j of accumulator n.
 WYVERN_DEVICE void add_product(RowRateGradients& dbeta, int half, int, int, float a, float b) {
   dbeta[half] += a * b;
+}
+WYVERN_DEVICE void add_product(ElementGradients& d, int half, int n, int j, float a, float b) {
+  d.x[n].x[2 * half + j] += a * b;
+}
+
+/// Where pair `pair` of accumulators, sixteen columns, adds its part of the rates' gradients: with
+/// one rate a row, all to the same.
+WYVERN_DEVICE RowRateGradients& gradients_of(RowRateGradients& dbeta, int) { return dbeta; }
+template <int N>
+WYVERN_DEVICE ElementGradients& gradients_of(ElementGradients (&d)[N], int pair) {
+  return d[pair];
+}
+
+/// Makes ready for the next columns: gradients of rates of one an element begin again.
+WYVERN_DEVICE void begin_columns(RowRateGradients&) {}
+template <int N>
+WYVERN_DEVICE void begin_columns(ElementGradients (&d)[N]) {
+#pragma unroll
+  for (int pair = 0; pair < N; ++pair) d[pair] = {};
 }
 
 /// Starts copying Rows x Cols gates; rows from `rows` on repeat the last one, so that differences
@@ -149,6 +185,45 @@ WYVERN_DEVICE void load_accumulators(const T* from, int64 stride, Accumulator& l
     }
   }
 }
+
+/// Reads or writes the pair's gradients of rates of one an element: 16 rows x 16 columns.
+template <int Align>
+WYVERN_DEVICE void load_rates(const float*, int64, RowRateGradients&, int, int, int) {}
+template <int Align, int N>
+WYVERN_DEVICE void load_rates(const float* from, int64 stride, ElementGradients (&d)[N], int pair,
+                              int rows, int cols) {
+  load_accumulators<Align>(from, stride, d[pair].x[0], d[pair].x[1], rows, cols);
+}
+template <int Align, class T>
+WYVERN_DEVICE void store_rates(T*, int64, const RowRateGradients&, int, int, int) {}
+template <int Align, int N, class T>
+WYVERN_DEVICE void store_rates(T* to, int64 stride, const ElementGradients (&d)[N], int pair,
+                               int rows, int cols) {
+  store_pair<Align>(to, stride, d[pair].x[0], d[pair].x[1], rows, cols);
+}
+
+/// The rates that a kernel with the constants S has of a tile of Cols columns, and their gradients
+/// in Pairs times sixteen columns.
+template <class S, int Cols, int Pairs, bool Elements = S::ERASE_WRITE>
+struct RatesOf {
+  using Type = RowRates;
+  using Gradients = RowRateGradients;
+
+  template <class Keys>
+  WYVERN_DEVICE static Type at(const Keys&, const RowFactors& rows) {
+    return {rows.beta};
+  }
+};
+template <class S, int Cols, int Pairs>
+struct RatesOf<S, Cols, Pairs, true> {
+  using Type = ElementRates<Element<S::BETA_DTYPE>, S::BT, Cols>;
+  using Gradients = ElementGradients[Pairs];
+
+  template <class Keys>
+  WYVERN_DEVICE static Type at(const Keys& tile, const RowFactors&) {
+    return {tile.gate};
+  }
+};
 
 /// The products inside a chunk, over one K tile of T: its rows with strictly lower parts of dAqk
 /// and dA, whose other elements are 0, and dAqk's diagonal. Factor: operand_of() that type.
@@ -373,6 +448,9 @@ WYVERN_DEVICE void store_row_sums(float (&sum)[2], float* to) {
     if (lane_index() % 4 == 0) to[accumulator_row(2 * half)] = sum[half];
   }
 }
+
+template <int N>
+WYVERN_DEVICE void store_row_sums(ElementGradients (&)[N], float*) {}
 
 /// The derivative of activate_beta, from its result.
 template <bool Sigmoid, bool Negative>

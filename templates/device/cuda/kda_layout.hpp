@@ -8,16 +8,30 @@ namespace wyvern::cuda::kda {
 /// Columns of a tile that holds all `cols` columns of a dimension.
 constexpr long long padded(long long cols) { return (cols + 15) / 16 * 16; }
 
-/// A KeyTile: queries and keys in their own type, gates in fp32.
+/// A KeyTile: queries and keys in their own type, gates in fp32; with ERASE_WRITE the erase gate.
 struct KeyPlace {
-  TilePlace q, k, G;
+  TilePlace q, k, G, erase;
 };
-constexpr KeyPlace take_keys(LayoutBuilder& at, long long rows, long long cols, DType type) {
+template <class S>
+constexpr KeyPlace take_keys(LayoutBuilder& at, const S& s, long long cols) {
   KeyPlace keys;
-  keys.q = at.tile(rows, cols, type);
-  keys.k = at.tile(rows, cols, type);
-  keys.G = at.tile(rows, cols, DType::fp32);
+  keys.q = at.tile(s.BT, cols, s.DTYPE);
+  keys.k = at.tile(s.BT, cols, s.DTYPE);
+  keys.G = at.tile(s.BT, cols, DType::fp32);
+  if (s.ERASE_WRITE) keys.erase = at.tile(s.BT, cols, s.BETA_DTYPE);
   return keys;
+}
+
+/// Columns of values; with ERASE_WRITE of their write gate too.
+struct ValuePlace {
+  TilePlace v, write;
+};
+template <class S>
+constexpr ValuePlace take_values(LayoutBuilder& at, const S& s) {
+  ValuePlace values;
+  values.v = at.tile(s.BT, s.BV, s.DTYPE);
+  if (s.ERASE_WRITE) values.write = at.tile(s.BT, s.BV, s.BETA_DTYPE);
+  return values;
 }
 
 /// RowFactors; the scales of queries and keys only where `scaled`.
@@ -55,7 +69,7 @@ struct StateBufferLayout {
     LayoutBuilder at;
     h = at.tile(s.BK, padded(s.V), s.DTYPE);
     dh = at.tile(s.BK, padded(s.V), s.DTYPE);
-    keys = take_keys(at, s.BT, s.BK, s.DTYPE);
+    keys = take_keys(at, s, s.BK);
     bytes = at.bytes;
   }
 };
@@ -66,7 +80,7 @@ template <class S>
 struct StateBackwardLayout {
   TilePlace Tinv, dO, values, X;
   RowPlace rows;
-  ArrayPlace row_sums;     ///< BT for each warp
+  ArrayPlace row_sums;     ///< BT for each warp; of rates of one a row
   ArrayPlace end;          ///< BK
   ArrayPlace column_sums;  ///< BK for each strip
   int bytes;
@@ -80,7 +94,7 @@ struct StateBackwardLayout {
     values = at.tile(s.BT, padded(s.V), s.DTYPE);
     X = at.tile(s.BT, padded(s.V), s.DTYPE);
     rows = take_rows(at, s.BT, s.QK_L2NORM);
-    row_sums = at.array(s.num_warps * s.BT);
+    row_sums = at.array(s.ERASE_WRITE ? 0 : s.num_warps * s.BT);
     end = at.array(s.BK);
     column_sums = at.array(s.BT / 16 * s.BK);
     bytes = at.bytes;

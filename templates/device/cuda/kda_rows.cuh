@@ -44,10 +44,10 @@ WYVERN_DEVICE LaneRows<T, Tile<T, Rows, Cols>::kStride> lane_rows(const Tile<T, 
 /// Size rows and Cols columns of a chunk's q, k and Gk.
 ///
 /// Blocks take a tile of any type with these members. What A's rows are made of, and W, is a member
-/// of its own: here keys, which beta scales as a factor of rows; an operator whose gate erases
-/// channel by channel has a tile whose `erasing` is the product with that gate.
+/// of its own: here keys, which beta scales as a factor of rows.
 template <class T, int Size, int Cols>
 struct KeyTile {
+  static constexpr bool kErases = false;
   static constexpr int kCols = Cols;
 
   Tile<T, Size, Cols> q, k;
@@ -61,11 +61,59 @@ struct KeyTile {
   WYVERN_DEVICE auto erasing_rows(int r, int c) const { return lane_rows(k, r, c); }
 };
 
+/// Both numbers of a times those of b.
+WYVERN_DEVICE Float2 product(const Float2& a, const Float2& b) {
+  return {{a.at[0] * b.at[0], a.at[1] * b.at[1]}};
+}
+
+/// Products of two LaneRows.
+template <class A, class B>
+struct LaneProducts {
+  A a;
+  B b;
+
+  WYVERN_DEVICE Float2 low() const { return product(a.low(), b.low()); }
+  WYVERN_DEVICE Float2 high() const { return product(a.high(), b.high()); }
+};
+template <class A, class B>
+LaneProducts(A, B) -> LaneProducts<A, B>;
+
+/// The same where a gate of one number an element erases: keys erase as erase k.
+template <class T, class Gate, int Size, int Cols>
+struct ErasingKeyTile : KeyTile<T, Size, Cols> {
+  static constexpr bool kErases = true;
+
+  Tile<Gate, Size, Cols> gate;
+
+  WYVERN_DEVICE float erasing(int r, int c) const {
+    return to_float(*gate.at(r, c)) * to_float(*this->k.at(r, c));
+  }
+  WYVERN_DEVICE Float2 erasing_two(int r, int c) const {
+    return product(load_pair(gate, r, c), load_pair(this->k, r, c));
+  }
+  WYVERN_DEVICE auto erasing_rows(int r, int c) const {
+    return LaneProducts{lane_rows(gate, r, c), lane_rows(this->k, r, c)};
+  }
+};
+
 /// The tile that a layout which starts at `start` has in Place.
 template <KeyPlace Place>
-WYVERN_DEVICE KeyTile<Element<Place.q.type>, Place.q.rows, Place.q.cols> keys_at(
-    unsigned char* start) {
-  return {tile_at<Place.q>(start), tile_at<Place.k>(start), tile_at<Place.G>(start)};
+WYVERN_DEVICE auto keys_at(unsigned char* start) {
+  using T = Element<Place.q.type>;
+  const KeyTile<T, Place.q.rows, Place.q.cols> keys{
+      tile_at<Place.q>(start), tile_at<Place.k>(start), tile_at<Place.G>(start)};
+  if constexpr (Place.erase.rows == 0)
+    return keys;
+  else
+    return ErasingKeyTile<T, Element<Place.erase.type>, Place.q.rows, Place.q.cols>{
+        keys, tile_at<Place.erase>(start)};
+}
+
+/// Starts copying a tile's erase gate where it has one: `rows` rows and `cols` columns that count.
+template <int Threads, int Key, class Keys, class Gate>
+WYVERN_DEVICE void load_erase_gate(const Keys& to, const TokenRows<const Gate>& erase, int rows,
+                                   int cols) {
+  if constexpr (Keys::kErases) load_tile<Threads, Key>(to.gate, erase, rows, cols);
 }
 
 /// Factors of a chunk's rows; the scales of queries and keys are there with QK_L2NORM.
@@ -80,6 +128,15 @@ template <RowPlace Place>
 WYVERN_DEVICE RowFactors rows_at(unsigned char* start) {
   return {array_at<Place.beta>(start), array_at<Place.q_rstd>(start),
           array_at<Place.k_rstd>(start)};
+}
+
+/// beta of row r, of a kernel with the constants S; 1 where gates an element stand in its place.
+template <class S, class Beta>
+WYVERN_DEVICE float row_rate(const TokenRows<const Beta>& beta, int r) {
+  if constexpr (S::ERASE_WRITE)
+    return 1.0f;
+  else
+    return activate_beta<S::BETA_SIGMOID, S::NEG_EIGVAL>(*beta.row(r));
 }
 
 /// Fills in the factors of Size rows, beta from load_beta(r); 0 past the chunk's end.

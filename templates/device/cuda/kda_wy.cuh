@@ -166,4 +166,116 @@ WYVERN_DEVICE void write_keys(const InverseOperand<T, Size, Parts>& inverse, con
                       chunk_rows - strip * 16, cols);
 }
 
+// ---- values -------------------------------------------------------------------------------------
+
+/// Size rows and Cols columns of a chunk's v and write.
+template <class T, class Gate, int Size, int Cols>
+struct ValueTile {
+  Tile<T, Size, Cols> v;
+  Tile<Gate, Size, Cols> gate;
+
+  /// write v in rows row..row+15 and columns col..col+7.
+  WYVERN_DEVICE Accumulator product(int row, int col) const {
+    Accumulator x;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = row + accumulator_row(2 * half);
+      const int c = col + accumulator_col(0);
+      const Float2 x_r = kda::product(load_pair(gate, r, c), load_pair(v, r, c));
+      x.x[2 * half] = x_r.at[0];
+      x.x[2 * half + 1] = x_r.at[1];
+    }
+    return x;
+  }
+};
+
+/// The columns of values that a layout which starts at `start` has in Place.
+template <ValuePlace Place>
+WYVERN_DEVICE auto values_at(unsigned char* start) {
+  if constexpr (Place.write.rows == 0)
+    return tile_at<Place.v>(start);
+  else
+    return ValueTile<Element<Place.v.type>, Element<Place.write.type>, Place.v.rows, Place.v.cols>{
+        tile_at<Place.v>(start), tile_at<Place.write>(start)};
+}
+
+/// Starts copying them, `rows` rows and `cols` columns that count, of heads of Value elements.
+template <int Threads, int Value, class T, class Gate, int Size, int Cols>
+WYVERN_DEVICE void load_values(const Tile<T, Size, Cols>& to, const TokenRows<const T>& v,
+                               const TokenRows<const Gate>&, int rows, int cols) {
+  load_tile<Threads, Value>(to, v, rows, cols);
+}
+template <int Threads, int Value, class T, class Gate, int Size, int Cols>
+WYVERN_DEVICE void load_values(const ValueTile<T, Gate, Size, Cols>& to,
+                               const TokenRows<const T>& v, const TokenRows<const Gate>& write,
+                               int rows, int cols) {
+  load_tile<Threads, Value>(to.v, v, rows, cols);
+  load_tile<Threads, Value>(to.gate, write, rows, cols);
+}
+
+/// `x` kept within the range of T.
+template <class T>
+WYVERN_DEVICE Accumulator within_range(const Accumulator& x) {
+  Accumulator y;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) y.x[i] = cuda::within_range<T>(x.x[i]);
+  return y;
+}
+
+/// Writes sixteen columns of U = Tinv (beta v), the tile's from `col`, to `to`, for a chunk of
+/// `rows`: those before `cols`, of which there is at least one.
+template <Precision P, int Align, class T, int Size, int Parts, int Cols, class Out>
+WYVERN_DEVICE void write_values(const InverseOperand<T, Size, Parts>& inverse,
+                                const Tile<T, Size, Cols>& tile, int col, Out* to, int64 stride,
+                                int rows, int cols) {
+  inverse.template apply<P, Align>(tile, col, to, stride, rows, cols);
+}
+
+/// The same of U = Tinv (write v). The inverse comes with factors of 1; where it has two parts,
+/// products of v are not rounded either.
+template <Precision P, int Align, class T, class Gate, int Size, int Parts, int Cols, class Out>
+WYVERN_DEVICE void write_values(const InverseOperand<T, Size, Parts>& inverse,
+                                const ValueTile<T, Gate, Size, Cols>& tile, int col, Out* to,
+                                int64 stride, int rows, int cols) {
+  Accumulator u[Size / 16][2];
+  if constexpr (kHalf<T>) {
+#pragma unroll
+    for (int depth = 0; depth < Size / 16; ++depth) {
+      if (depth * 16 >= rows) break;
+      const Accumulator x[2] = {within_range<T>(tile.product(depth * 16, col)),
+                                within_range<T>(tile.product(depth * 16, col + 8))};
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) u[depth][n].x[i] += x[n].x[i];
+      const FragmentB<T> b = fragment_b<T>(x[0], x[1]);
+#pragma unroll
+      for (int strip = depth; strip < Size / 16; ++strip)
+#pragma unroll
+        for (int part = 0; part < Parts; ++part)
+          multiply<P>(u[strip][0], u[strip][1], inverse.a[part][inverse.index(strip, depth * 16)],
+                      b);
+      if constexpr (Parts == 2) {
+        const FragmentB<T> rest = fragment_b<T>(rounded_off<T>(x[0]), rounded_off<T>(x[1]));
+#pragma unroll
+        for (int strip = depth; strip < Size / 16; ++strip)
+          multiply<P>(u[strip][0], u[strip][1], inverse.a[0][inverse.index(strip, depth * 16)],
+                      rest);
+      }
+    }
+  } else {
+    inverse.template add<P>(u, [&](int depth) {
+      FragmentB<float> b = load_b(tile.v, depth, col);
+      const FragmentB<float> gate = load_b(tile.gate, depth, col);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) b.r[i] *= gate.r[i];
+      return b;
+    });
+  }
+#pragma unroll
+  for (int strip = 0; strip < Size / 16; ++strip)
+    store_pair<Align>(to + strip * 16 * stride, stride, u[strip][0], u[strip][1], rows - strip * 16,
+                      cols);
+}
+
 }  // namespace wyvern::cuda::kda

@@ -43,6 +43,7 @@ std::string illegal(const Spec& s, const Limits& limits) {
                        s.K);
   if (s.V % s.BV != 0) return fmt::format("V={} is not a multiple of BV={}", s.V, s.BV);
   if (s.NEG_EIGVAL) return "states that need not decay want more digits than 16-bit products keep";
+  if (s.ERASE_WRITE) return "its rows have one rate each, beta";
   if (s.KEEP_STATES || s.KEEP_INVERSE) return "what is inside a chunk stays on chip";
   if (std::string reason = pool::checkpoint_problem(s); !reason.empty()) return reason;
   return cuda::exceeds_shared(HopperLayout(s, s.CHECKPOINTS).bytes, limits);
@@ -110,7 +111,8 @@ Template walk(std::string name, std::string source) {
                  constant::LOWER_BOUND,
                  constant::QK_L2NORM,
                  constant::BETA_SIGMOID,
-                 constant::NEG_EIGVAL};
+                 constant::NEG_EIGVAL,
+                 constant::ERASE_WRITE};
   t.needs.wgmma = t.needs.tensor_copies = true;
   t.tunables = {{tunable::BT, cuda::integers({kChunk})},
                 {tunable::BV, cuda::integers({128, 64})},

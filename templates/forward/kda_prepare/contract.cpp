@@ -36,6 +36,7 @@ std::string illegal(const Spec& s) {
                        s.K);
   if (s.num_warps * 8 > s.K)
     return fmt::format("num_warps={} leaves warps without channels", s.num_warps);
+  if (s.ERASE_WRITE) return "its rows have one rate each, beta";
   if (s.NEG_EIGVAL) return "states that need not decay want more digits than 16-bit products keep";
   return {};
 }
@@ -59,10 +60,11 @@ Template prepare(std::string name, std::string source, bool backward) {
   t.name = std::move(name);
   t.variant = "hopper";
   t.source = std::move(source);
-  t.constants = {constant::DTYPE,     constant::BETA_DTYPE,   constant::G_DTYPE,
-                 constant::K,         constant::VARLEN,       constant::GATE_IN_KERNEL,
-                 constant::HAS_A_LOG, constant::HAS_DT_BIAS,  constant::LOWER_BOUND,
-                 constant::QK_L2NORM, constant::BETA_SIGMOID, constant::NEG_EIGVAL};
+  t.constants = {constant::DTYPE,      constant::BETA_DTYPE,   constant::G_DTYPE,
+                 constant::K,          constant::VARLEN,       constant::GATE_IN_KERNEL,
+                 constant::HAS_A_LOG,  constant::HAS_DT_BIAS,  constant::LOWER_BOUND,
+                 constant::QK_L2NORM,  constant::BETA_SIGMOID, constant::NEG_EIGVAL,
+                 constant::ERASE_WRITE};
   t.needs.wgmma = t.needs.tensor_copies = true;
   t.tunables = {{tunable::BT, cuda::integers({kChunk})},
                 {tunable::num_warps, cuda::integers({16, 8})}};

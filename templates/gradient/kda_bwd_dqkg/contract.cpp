@@ -20,8 +20,9 @@ Template stage() {
                  constant::VARLEN,
                  constant::QK_L2NORM,
                  constant::BETA_SIGMOID,
-                 constant::NEG_EIGVAL};
-  t.strided = {"q", "k", "v", "beta", "do"};
+                 constant::NEG_EIGVAL,
+                 constant::ERASE_WRITE};
+  t.strided = {"q", "k", "v", "beta", "erase", "write", "do"};
   return t;
 }
 
@@ -31,7 +32,7 @@ std::int64_t shared_bytes(const Spec& s) { return cuda::kda::StateBackwardLayout
 
 std::vector<Template> contract() {
   return {kda_backward::portable(stage(), shared_bytes),
-          cpu_chunks_by_columns(stage(), scratch_bytes<cpu::BetaBackwardLayout>, tunable::BK,
+          cpu_chunks_by_columns(stage(), scratch_bytes<cpu::RateBackwardLayout>, tunable::BK,
                                 key_columns)};
 }
 

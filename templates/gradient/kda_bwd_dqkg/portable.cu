@@ -16,15 +16,30 @@ WYVERN_KERNEL(Backward::kThreads, 0) {
   const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
   const auto v_chunk = rows_in(chunk, v, v_stride, head * V);
   const auto beta_chunk = rows_in(chunk, beta, beta_stride, head);
+  const auto erase_chunk = rows_in(chunk, erase, erase_stride, head * K);
+  const auto write_chunk = rows_in(chunk, write, write_stride, head * V);
   const auto dO_chunk = rows_in(chunk, dO, dO_stride, head * V);
   const int64 state = (int64{slot} * e.HV + head) * K * V;
-  const Backward::Inputs in{
-      q_chunk,         k_chunk,         v_chunk,      dO_chunk,       beta_chunk,
-      v_new + row * V, Tinv + row * BT, Gk + row * K, q_rstd + row_k, k_rstd + row_k,
-      h + state,       dh + state,      du + row * V, chunk.rows,     e};
+  const Backward::Inputs in{q_chunk,
+                            k_chunk,
+                            v_chunk,
+                            dO_chunk,
+                            beta_chunk,
+                            erase_chunk,
+                            write_chunk,
+                            v_new + row * V,
+                            Tinv + row * BT,
+                            Gk + row * K,
+                            q_rstd + row_k,
+                            k_rstd + row_k,
+                            h + state,
+                            dh + state,
+                            du + row * V,
+                            chunk.rows,
+                            e};
 
   Backward block(shared_memory());
-  float dbeta = block.begin(in, dv + row * V);
+  float dbeta = block.begin(in, dv + row * V, dwrite + row * V);
   kda::gradients_of_products<precision, num_warps>(
       block.inter.dO, block.inter.X, block.inter.values, e.scale,
       [&](int i, int j, bool is_dA, const Accumulator& left, const Accumulator& right) {
@@ -35,11 +50,12 @@ WYVERN_KERNEL(Backward::kThreads, 0) {
   const int first_row = warp_index() % Backward::kStrips * 16;
   const int first_col = warp_index() / Backward::kStrips * Backward::kCols;
   const int rows = chunk.rows - first_row;
-  float dbeta_r[2] = {0.0f, 0.0f};
+  Backward::Rates::Gradients d_rates = {};
 #pragma unroll 1
   for (int tile = 0; tile < Backward::kTilesK; ++tile) {
     kda::KeyGradients d[Backward::kCols / 16];
-    block.set(d, dbeta_r, tile, in, e.scale);
+    kda::begin_columns(d_rates);
+    block.set(d, d_rates, tile, in, e.scale);
     block.load(in, tile + num_stages);
 #pragma unroll
     for (int pair = 0; pair < Backward::kCols / 16; ++pair) {
@@ -50,8 +66,10 @@ WYVERN_KERNEL(Backward::kThreads, 0) {
       store_pair<K>(dq_inter + at, stride, d[pair].dq[0], d[pair].dq[1], rows, K - col);
       store_pair<K>(dk_inter + at, stride, d[pair].dk[0], d[pair].dk[1], rows, K - col);
       store_pair<K>(dGk_inter + at, stride, d[pair].dG[0], d[pair].dG[1], rows, K - col);
+      kda::store_rates<K>(derase_inter + at, stride, d_rates, pair, rows, K - col);
     }
   }
-  dbeta += block.join(dbeta_r);
+  if constexpr (ERASE_WRITE) return;
+  dbeta += block.join(d_rates);
   if (thread_index() < chunk.rows) dbeta_inter[row + int64{thread_index()} * e.HV] = dbeta;
 }

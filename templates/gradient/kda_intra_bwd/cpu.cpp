@@ -3,7 +3,7 @@
 #include "device/cpu/kda_backward.hpp"
 #include "gradient/kda_intra_bwd/cpu_layout.hpp"
 
-using Intra = IntraBackward<BT, BK, SAFE_GATE>;
+using Intra = IntraBackward<BT, BK, SAFE_GATE, RatesOf<Spec>>;
 constexpr kda_intra_bwd::ScratchLayout kScratch{Spec{}};
 
 WYVERN_BLOCK {
@@ -22,17 +22,21 @@ WYVERN_BLOCK {
   float* k_scale = vector_at<kScratch.k_scale>(memory);
   float* ones = vector_at<kScratch.ones>(memory);
   float* row_sums = vector_at<kScratch.row_sums>(memory);
+  const auto rates = tile_at<kScratch.rates>(memory);
+  const auto gradients = tile_at<kScratch.gradients>(memory);
 
   load_tile(dAqk + at * BT, int64{e.HV} * BT, rows, BT, d.dAqk);
   load_tile(dA + at * BT, int64{e.HV} * BT, rows, BT, d.dA);
   take_diagonal(d, rows);
-  load_beta<BETA_SIGMOID, NEG_EIGVAL>(rows_in(chunk, beta, beta_stride, hv), rows, rate);
+  if constexpr (!ERASE_WRITE) {
+    load_beta<BETA_SIGMOID, NEG_EIGVAL>(rows_in(chunk, beta, beta_stride, hv), rows, rate);
+    fill_column(row_sums, 0.0F, rows * kLanes);
+  }
   if constexpr (QK_L2NORM) {
     load_column(q_rstd + key_at, e.H, rows, q_scale);
     load_column(k_rstd + key_at, e.H, rows, k_scale);
   }
   for (int r = 0; r < BT; ++r) ones[r] = 1.0F;
-  fill_column(row_sums, 0.0F, rows * kLanes);
   for (int c = 0; c < K; c += BK) {
     const int columns = K - c < BK ? K - c : BK;
     load_tile<QK_L2NORM>(rows_in(chunk, q, q_stride, head * K + c), rows, columns, tiles.q,
@@ -43,11 +47,19 @@ WYVERN_BLOCK {
     load_tile(dq_inter + at * K + c, stride, rows, columns, tiles.dq);
     load_tile(dk_inter + at * K + c, stride, rows, columns, tiles.dk);
     load_tile(dGk_inter + at * K + c, stride, rows, columns, tiles.dG);
-    Intra{tiles, work, d, {rate, row_sums}, ones, rows, columns}.run();
+    if constexpr (ERASE_WRITE) {
+      load_tile(rows_in(chunk, erase, erase_stride, hv * K + c), rows, columns, rates);
+      load_tile(derase_inter + at * K + c, stride, rows, columns, gradients);
+    }
+    const RatesOf<Spec> of_columns{ERASE_WRITE ? rates.data : rate,
+                                   ERASE_WRITE ? gradients.data : row_sums};
+    Intra{tiles, work, d, of_columns, ones, rows, columns}.run();
     store_tile(tiles.dq, rows, columns, dq + at * K + c, stride);
     store_tile(tiles.dk, rows, columns, dk + at * K + c, stride);
     store_tile(tiles.dG, rows, columns, dGk + at * K + c, stride);
+    if constexpr (ERASE_WRITE) store_tile(gradients, rows, columns, derase + at * K + c, stride);
   }
+  if constexpr (ERASE_WRITE) return;
   for (int r = 0; r < rows; ++r)
     store_part(dbeta + at + r * e.HV,
                splat((dbeta_inter[at + r * e.HV] + sum(load(row_sums + r * kLanes))) *

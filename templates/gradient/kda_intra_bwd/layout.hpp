@@ -19,9 +19,9 @@ struct SharedLayout {
     cuda::LayoutBuilder at;
     dAqk = at.tile(s.BT, s.BT, cuda::kda::operand_of(s.DTYPE));
     dA = at.tile(s.BT, s.BT, cuda::kda::operand_of(s.DTYPE));
-    keys = cuda::kda::take_keys(at, s.BT, s.BK, s.DTYPE);
+    keys = cuda::kda::take_keys(at, s, s.BK);
     diagonal = at.array(s.BT);
-    row_sums = at.array(s.num_warps * 16 / s.BT * s.BT);
+    row_sums = at.array(s.ERASE_WRITE ? 0 : s.num_warps * 16 / s.BT * s.BT);
     rows = cuda::kda::take_rows(at, s.BT, s.QK_L2NORM);
     bytes = at.bytes;
   }

@@ -12,7 +12,9 @@ constexpr int kTilesK = ceil_div(K, BK);
 constexpr kda_intra_bwd::SharedLayout kLayout{Spec{}};
 using Products = TileAt<kLayout.dA>;
 using Factor = Products::Element;
-using Intra = kda::IntraBackward<DTYPE, Factor, precision, BT, BK, SAFE_GATE, QK_L2NORM>;
+using Rates = kda::RatesOf<Spec, BK, 1>;
+using Intra =
+    kda::IntraBackward<DTYPE, Factor, precision, BT, BK, SAFE_GATE, QK_L2NORM, Rates::Type>;
 
 /// The strictly lower part of a [BT,BT] matrix of fp32, zeros elsewhere, and its diagonal.
 WYVERN_DEVICE void load_lower(const Products& to, float* diagonal, const float* from,
@@ -43,6 +45,7 @@ WYVERN_KERNEL(kThreads, 0) {
   const auto q_chunk = rows_in(chunk, q, q_stride, key * K);
   const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
   const auto beta_chunk = rows_in(chunk, beta, beta_stride, head);
+  const auto erase_chunk = rows_in(chunk, erase, erase_stride, head * K);
 
   unsigned char* const shared = shared_memory();
   float* const diagonal = array_at<kLayout.diagonal>(shared);
@@ -50,13 +53,14 @@ WYVERN_KERNEL(kThreads, 0) {
   Intra intra;
   intra.dAqk = tile_at<kLayout.dAqk>(shared);
   intra.dA = tile_at<kLayout.dA>(shared);
-  intra.tile = kda::keys_at<kLayout.keys>(shared);
+  const auto keys = kda::keys_at<kLayout.keys>(shared);
+  intra.tile = keys;
   intra.rows = kda::rows_at<kLayout.rows>(shared);
-  intra.rates = {intra.rows.beta};
+  intra.rates = Rates::at(keys, intra.rows);
   intra.diagonal = diagonal;
   kda::load_row_factors<kThreads, BT, QK_L2NORM>(
       intra.rows, q_rstd + row_k, k_rstd + row_k, e.H, chunk.rows,
-      [&](int r) { return activate_beta<BETA_SIGMOID, NEG_EIGVAL>(*beta_chunk.row(r)); });
+      [&](int r) { return kda::row_rate<Spec>(beta_chunk, r); });
   load_lower(intra.dAqk, diagonal, dAqk + row * BT, e, chunk.rows);
   load_lower(intra.dA, nullptr, dA + row * BT, e, chunk.rows);
 
@@ -66,7 +70,7 @@ WYVERN_KERNEL(kThreads, 0) {
   const int64 warp_row = row + int64{first_row} * e.HV;
   const int rows = chunk.rows - first_row;
   const int64 stride = e.HV * K;
-  float dbeta_r[2] = {0.0f, 0.0f};
+  Rates::Gradients d_rates = {};
 #pragma unroll 1
   for (int tile = 0; tile < kTilesK; ++tile) {
     const int first = tile * BK;
@@ -74,6 +78,7 @@ WYVERN_KERNEL(kThreads, 0) {
     kda::load_key_tile<kThreads, K>(intra.tile, q_chunk.at(0, first), k_chunk.at(0, first),
                                     TokenRows<const float>{Gk + row * K + first, e.HV * K},
                                     chunk.rows, K - first);
+    kda::load_erase_gate<kThreads, K>(keys, erase_chunk.at(0, first), chunk.rows, K - first);
     copy_async_commit();
     copy_async_wait<0>();
     sync_block();
@@ -86,13 +91,16 @@ WYVERN_KERNEL(kThreads, 0) {
       kda::load_accumulators<K>(dq_inter + at, stride, d.dq[0], d.dq[1], rows, cols);
       kda::load_accumulators<K>(dk_inter + at, stride, d.dk[0], d.dk[1], rows, cols);
       kda::load_accumulators<K>(dGk_inter + at, stride, d.dG[0], d.dG[1], rows, cols);
-      intra.add(d, dbeta_r, strip, col);
+      kda::load_rates<K>(derase_inter + at, stride, d_rates, 0, rows, cols);
+      intra.add(d, kda::gradients_of(d_rates, 0), strip, col);
       store_pair<K>(dq + at, stride, d.dq[0], d.dq[1], rows, cols);
       store_pair<K>(dk + at, stride, d.dk[0], d.dk[1], rows, cols);
       store_pair<K>(dGk + at, stride, d.dG[0], d.dG[1], rows, cols);
+      kda::store_rates<K>(derase + at, stride, d_rates, 0, rows, cols);
     }
   }
-  kda::store_row_sums(dbeta_r, row_sums + group * BT + first_row);
+  if constexpr (ERASE_WRITE) return;
+  kda::store_row_sums(d_rates, row_sums + group * BT + first_row);
   sync_block();
   for (int r = thread_index(); r < chunk.rows; r += kThreads) {
     float sum = dbeta_inter[row + r * e.HV];

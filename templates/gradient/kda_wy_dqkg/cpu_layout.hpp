@@ -7,7 +7,7 @@ namespace wyvern::kda_wy_dqkg {
 
 template <class S>
 struct ScratchLayout {
-  cpu::BetaBackwardLayout<S> backward;
+  cpu::RateBackwardLayout<S> backward;
   cpu::IntraBackwardLayout work;
   cpu::ProductGradientsLayout d;
   cpu::VectorPlace ones, row_sums;
@@ -18,7 +18,7 @@ struct ScratchLayout {
     work = at.part<cpu::IntraBackwardLayout>(s.BT, s.BK);
     d = at.part<cpu::ProductGradientsLayout>(s.BT);
     ones = at.vector(s.BT);
-    row_sums = at.vector(cpu::row_sums(s.BT));
+    row_sums = at.vector(s.ERASE_WRITE ? 0 : cpu::row_sums(s.BT));
     bytes = at.bytes;
   }
 };

@@ -12,12 +12,10 @@ Template stage() {
   Template t;
   t.name = "kda_intra";
   t.covers = {stages::kda_intra};
-  t.summary =
-      "Aqk = lower part of q_r . exp(Gk_r - Gk_s) k_s, A the same of beta_r k_r, per chunk.";
   t.constants = {constant::DTYPE,        constant::BETA_DTYPE, constant::K,
                  constant::VARLEN,       constant::SAFE_GATE,  constant::QK_L2NORM,
-                 constant::BETA_SIGMOID, constant::NEG_EIGVAL};
-  t.strided = {"q", "k", "beta"};
+                 constant::BETA_SIGMOID, constant::NEG_EIGVAL, constant::ERASE_WRITE};
+  t.strided = {"q", "k", "beta", "erase"};
   return t;
 }
 

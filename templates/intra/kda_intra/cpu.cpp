@@ -16,9 +16,9 @@ WYVERN_BLOCK {
   float* scale = vector_at<kScratch.scale>(memory);
 
   const int64 key = e.key_head(hv) * K;
-  intra.load(at, rows_in(chunk, q, q_stride, key), rows_in(chunk, k, k_stride, key), Gk, q_rstd,
-             k_rstd, scale);
-  load_beta<BETA_SIGMOID, NEG_EIGVAL>(rows_in(chunk, beta, beta_stride, hv), at.rows, rate);
+  intra.load(at, rows_in(chunk, q, q_stride, key), rows_in(chunk, k, k_stride, key),
+             rows_in(chunk, erase, erase_stride, hv * K), Gk, q_rstd, k_rstd, scale);
+  load_rates<Spec>(rows_in(chunk, beta, beta_stride, hv), at.rows, rate);
   for (int first = 0; first < at.rows; first += Intra::kStrip) {
     const int strip = intra.strip(first, at.rows);
     for (int i = 0; i < strip; ++i) {

@@ -5,7 +5,7 @@
 
 namespace wyvern::kda_intra {
 
-/// One of the buffers that tiles of BK columns of q, k and Gk pass through.
+/// One of the buffers that tiles of BK columns of a KeyTile pass through.
 template <class S>
 struct BufferLayout {
   cuda::kda::KeyPlace keys;
@@ -13,7 +13,7 @@ struct BufferLayout {
 
   constexpr explicit BufferLayout(const S& s) {
     cuda::LayoutBuilder at;
-    keys = cuda::kda::take_keys(at, s.BT, s.BK, s.DTYPE);
+    keys = cuda::kda::take_keys(at, s, s.BK);
     bytes = at.bytes;
   }
 };

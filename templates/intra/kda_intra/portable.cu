@@ -26,6 +26,7 @@ WYVERN_KERNEL(kThreads, 0) {
   const auto q_chunk = rows_in(chunk, q, q_stride, key * K);
   const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
   const auto beta_chunk = rows_in(chunk, beta, beta_stride, head);
+  const auto erase_chunk = rows_in(chunk, erase, erase_stride, head * K);
 
   const auto load = [&](int tile) {
     if (tile < kTiles) {
@@ -34,6 +35,7 @@ WYVERN_KERNEL(kThreads, 0) {
       load_tile<kThreads, K>(to.q, q_chunk.at(0, col), chunk.rows, K - col);
       load_tile<kThreads, K>(to.k, k_chunk.at(0, col), chunk.rows, K - col);
       load_tile<kThreads, K>(to.G, Gk + row * K + col, e.HV * K, chunk.rows, K - col);
+      kda::load_erase_gate<kThreads, K>(to, erase_chunk.at(0, col), chunk.rows, K - col);
     }
     copy_async_commit();
   };
@@ -42,7 +44,7 @@ WYVERN_KERNEL(kThreads, 0) {
   const auto rows = kda::rows_at<kLayout.rows>(shared_memory());
   kda::load_row_factors<kThreads, BT, QK_L2NORM>(
       rows, q_rstd + row_k, k_rstd + row_k, e.H, chunk.rows,
-      [&](int r) { return activate_beta<BETA_SIGMOID, NEG_EIGVAL>(*beta_chunk.row(r)); });
+      [&](int r) { return kda::row_rate<Spec>(beta_chunk, r); });
 
   const int strip = warp_index() % kStrips;
   const int share = warp_index() / kStrips;

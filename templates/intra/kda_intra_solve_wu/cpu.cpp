@@ -40,15 +40,17 @@ WYVERN_BLOCK {
   float* scale = vector_at<kScratch.scale>(memory);
 
   const int64 key = e.key_head(hv) * K;
-  intra.load(at, rows_in(chunk, q, q_stride, key), rows_in(chunk, k, k_stride, key), Gk, q_rstd,
-             k_rstd, scale);
-  load_beta<BETA_SIGMOID, NEG_EIGVAL>(rows_in(chunk, beta, beta_stride, hv), rows, rate);
+  intra.load(at, rows_in(chunk, q, q_stride, key), rows_in(chunk, k, k_stride, key),
+             rows_in(chunk, erase, erase_stride, hv * K), Gk, q_rstd, k_rstd, scale);
+  load_rates<Spec>(rows_in(chunk, beta, beta_stride, hv), rows, rate);
   split_strips(intra, at, rate, n, Aqk);
   if (KEEP_INVERSE && rows < BT) clear_rows(inverse, 0, rows, BT);
   invert_unit_lower(n, rows, inverse, block_row);
   if constexpr (KEEP_INVERSE) store_tile(inverse, rows, BT, Tinv + at.row * BT, int64{e.HV} * BT);
 
   decay_keys(intra.q, intra.k, intra.G, rows, K, rate, key_factor);
+  if constexpr (ERASE_WRITE)
+    multiply_elements(rows_in(chunk, erase, erase_stride, hv * K), rows, K, key_factor);
   store_tile(intra.q, rows, K, qg + at.row * K, int64{e.HV} * K);
   store_tile(intra.k, rows, K, kg + at.row * K, int64{e.HV} * K);
   multiply<Layout::rows, Lower::a>(rows, K, rows, inverse, key_factor, w_rows);
@@ -56,6 +58,9 @@ WYVERN_BLOCK {
   for (int c = 0; c < V; c += BV) {
     const int columns = V - c < BV ? V - c : BV;
     load_tile<true>(rows_in(chunk, v, v_stride, hv * V + c), rows, columns, value_factor, rate);
+    if constexpr (ERASE_WRITE)
+      multiply_elements(rows_in(chunk, write, write_stride, hv * V + c), rows, columns,
+                        value_factor);
     multiply<Layout::rows, Lower::a>(rows, columns, rows, inverse, value_factor, u_rows);
     store_tile(u_rows, rows, columns, u + at.row * V + c, int64{e.HV} * V);
   }

@@ -12,17 +12,18 @@ struct SharedLayout {
   cuda::kda::KeyPlace keys;
   cuda::kda::RowPlace rows;
   cuda::ArrayPlace shares;
-  cuda::TilePlace A, values;
+  cuda::TilePlace A;
+  cuda::kda::ValuePlace values;
   int bytes;
 
   constexpr explicit SharedLayout(const S& s) {
     cuda::LayoutBuilder at;
-    keys = cuda::kda::take_keys(at, s.BT, cuda::kda::padded(s.K), s.DTYPE);
+    keys = cuda::kda::take_keys(at, s, cuda::kda::padded(s.K));
     rows = cuda::kda::take_rows(at, s.BT, s.QK_L2NORM);
     cuda::LayoutBuilder joined = at;
     shares = joined.array(cuda::kda::share_floats(s.BT, s.num_warps / (s.BT / 16)));
     A = at.tile(s.BT, s.BT, DType::fp32);
-    values = at.tile(s.BT, s.BV, s.DTYPE);
+    values = cuda::kda::take_values(at, s);
     at.cover(joined);
     bytes = at.bytes;
   }

@@ -1,5 +1,5 @@
-// Aqk, W, U, qg and kg straight from q, k, v, beta and Gk, one block a chunk and value head: q, k
-// and Gk are read once, A and its inverse stay in shared memory.
+// Aqk, W, U, qg and kg straight from q, k, v, their rates and Gk, one block a chunk and value head:
+// q, k and Gk are read once, A and its inverse stay in shared memory.
 #include "device/cuda/kda.cuh"
 #include "device/cuda/kda_wy.cuh"
 #include "intra/kda_intra_solve_wu/layout.hpp"
@@ -22,20 +22,23 @@ WYVERN_KERNEL(kThreads, 0) {
   const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
   const auto v_chunk = rows_in(chunk, v, v_stride, head * V);
   const auto beta_chunk = rows_in(chunk, beta, beta_stride, head);
+  const auto erase_chunk = rows_in(chunk, erase, erase_stride, head * K);
+  const auto write_chunk = rows_in(chunk, write, write_stride, head * V);
 
   unsigned char* const shared = shared_memory();
   const auto keys = kda::keys_at<kLayout.keys>(shared);
   const auto rows = kda::rows_at<kLayout.rows>(shared);
   const auto x = tile_at<kLayout.A>(shared);  // A, then its inverse
-  const auto values = tile_at<kLayout.values>(shared);
+  const auto values = kda::values_at<kLayout.values>(shared);
 
   load_tile<kThreads, K>(keys.q, q_chunk, chunk.rows, K);
   load_tile<kThreads, K>(keys.k, k_chunk, chunk.rows, K);
   load_tile<kThreads, K>(keys.G, Gk + row * K, e.HV * K, chunk.rows, K);
+  kda::load_erase_gate<kThreads, K>(keys, erase_chunk, chunk.rows, K);
   copy_async_commit();
   kda::load_row_factors<kThreads, BT, QK_L2NORM>(
       rows, q_rstd + row_k, k_rstd + row_k, e.H, chunk.rows,
-      [&](int r) { return activate_beta<BETA_SIGMOID, NEG_EIGVAL>(*beta_chunk.row(r)); });
+      [&](int r) { return kda::row_rate<Spec>(beta_chunk, r); });
   copy_async_wait<0>();
   sync_block();
 
@@ -58,7 +61,9 @@ WYVERN_KERNEL(kThreads, 0) {
           });
   }
   const auto load_values = [&](int tile) {
-    load_tile<kThreads, V>(values, v_chunk.at(0, tile * BV), chunk.rows, V - tile * BV);
+    const int col = tile * BV;
+    kda::load_values<kThreads, V>(values, v_chunk.at(0, col), write_chunk.at(0, col), chunk.rows,
+                                  V - col);
     copy_async_commit();
   };
   load_values(0);
@@ -79,8 +84,8 @@ WYVERN_KERNEL(kThreads, 0) {
     sync_block();
     const int cols = smaller(V - tile * BV, BV);
     for (int col = first; col < cols; col += num_warps * 16)
-      inverse.template apply<precision, V>(values, col, u + row * V + tile * BV + col, e.HV * V,
-                                           chunk.rows, cols - col);
+      kda::write_values<precision, V>(inverse, values, col, u + row * V + tile * BV + col, e.HV * V,
+                                      chunk.rows, cols - col);
     if (tile + 1 < kTilesV) {
       sync_block();
       load_values(tile + 1);

@@ -21,10 +21,12 @@ WYVERN_BLOCK {
   float* k_scale = vector_at<kScratch.k_scale>(memory);
 
   load_tile(Tinv + at * BT, int64{e.HV} * BT, rows, BT, inverse);
-  load_beta<BETA_SIGMOID, NEG_EIGVAL>(rows_in(chunk, beta, beta_stride, hv), rows, rate);
+  load_rates<Spec>(rows_in(chunk, beta, beta_stride, hv), rows, rate);
   for (int c = 0; c < V; c += BV) {
     const int columns = V - c < BV ? V - c : BV;
     load_tile<true>(rows_in(chunk, v, v_stride, hv * V + c), rows, columns, factor, rate);
+    if constexpr (ERASE_WRITE)
+      multiply_elements(rows_in(chunk, write, write_stride, hv * V + c), rows, columns, factor);
     multiply<Layout::rows, Lower::a>(rows, columns, rows, inverse, factor, queries);
     store_tile(queries, rows, columns, u + at * V + c, int64{e.HV} * V);
   }
@@ -39,6 +41,8 @@ WYVERN_BLOCK {
     load_tile<QK_L2NORM>(rows_in(chunk, k, k_stride, head * K + c), rows, columns, keys, k_scale);
     load_tile(Gk + at * K + c, int64{e.HV} * K, rows, columns, gates);
     decay_keys(queries, keys, gates, rows, columns, rate, factor);
+    if constexpr (ERASE_WRITE)
+      multiply_elements(rows_in(chunk, erase, erase_stride, hv * K + c), rows, columns, factor);
     store_tile(queries, rows, columns, qg + at * K + c, int64{e.HV} * K);
     store_tile(keys, rows, columns, kg + at * K + c, int64{e.HV} * K);
     multiply<Layout::rows, Lower::a>(rows, columns, rows, inverse, factor, queries);

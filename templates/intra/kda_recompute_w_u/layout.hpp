@@ -11,7 +11,7 @@ struct SharedLayout {
   cuda::TilePlace inverse;
   cuda::kda::RowPlace rows;
   cuda::kda::KeyPlace keys;
-  cuda::TilePlace values;
+  cuda::kda::ValuePlace values;
   int bytes;
 
   constexpr explicit SharedLayout(const S& s) {
@@ -19,8 +19,8 @@ struct SharedLayout {
     inverse = at.tile(s.BT, s.BT, s.DTYPE);
     rows = cuda::kda::take_rows(at, s.BT, s.QK_L2NORM);
     cuda::LayoutBuilder of_u = at;
-    keys = cuda::kda::take_keys(at, s.BT, s.BK, s.DTYPE);
-    values = of_u.tile(s.BT, s.BV, s.DTYPE);
+    keys = cuda::kda::take_keys(at, s, s.BK);
+    values = cuda::kda::take_values(of_u, s);
     at.cover(of_u);
     bytes = at.bytes;
   }

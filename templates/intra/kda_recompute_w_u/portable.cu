@@ -10,12 +10,13 @@ constexpr int kTilesU = ceil_div(V, BV);
 constexpr kda_recompute_w_u::SharedLayout kLayout{Spec{}};
 using Inverse = TileAt<kLayout.inverse>;
 
-/// U for one tile of V: `from` and `to` start at its first element.
+/// U for one tile of V: `from`, `gate` and `to` start at its first element.
 WYVERN_DEVICE void write_values(const Inverse& inverse, const kda::RowFactors& rows,
-                                const TokenRows<const DTYPE>& from, U_DTYPE* to, const Extents& e,
-                                int chunk_rows, int cols) {
-  const auto x = tile_at<kLayout.values>(shared_memory());
-  load_tile<kThreads, V>(x, from, chunk_rows, cols);
+                                const TokenRows<const DTYPE>& from,
+                                const TokenRows<const BETA_DTYPE>& gate, U_DTYPE* to,
+                                const Extents& e, int chunk_rows, int cols) {
+  const auto x = kda::values_at<kLayout.values>(shared_memory());
+  kda::load_values<kThreads, V>(x, from, gate, chunk_rows, cols);
   copy_async_commit();
   copy_async_wait<1>();
   sync_block();
@@ -23,7 +24,7 @@ WYVERN_DEVICE void write_values(const Inverse& inverse, const kda::RowFactors& r
   copy_async_wait<0>();
   sync_block();
   for (int col = warp_index() * 16; col < smaller(BV, cols); col += num_warps * 16)
-    operand.template apply<precision, V>(x, col, to + col, e.HV * V, chunk_rows, cols - col);
+    kda::write_values<precision, V>(operand, x, col, to + col, e.HV * V, chunk_rows, cols - col);
 }
 
 WYVERN_KERNEL(kThreads, 0) {
@@ -39,6 +40,8 @@ WYVERN_KERNEL(kThreads, 0) {
   const auto k_chunk = rows_in(chunk, k, k_stride, key * K);
   const auto v_chunk = rows_in(chunk, v, v_stride, head * V);
   const auto beta_chunk = rows_in(chunk, beta, beta_stride, head);
+  const auto erase_chunk = rows_in(chunk, erase, erase_stride, head * K);
+  const auto write_chunk = rows_in(chunk, write, write_stride, head * V);
 
   const auto inverse = tile_at<kLayout.inverse>(shared_memory());
   const auto rows = kda::rows_at<kLayout.rows>(shared_memory());
@@ -46,10 +49,11 @@ WYVERN_KERNEL(kThreads, 0) {
   copy_async_commit();
   kda::load_row_factors<kThreads, BT, QK_L2NORM>(
       rows, q_rstd + row_k, k_rstd + row_k, e.H, chunk.rows,
-      [&](int r) { return activate_beta<BETA_SIGMOID, NEG_EIGVAL>(*beta_chunk.row(r)); });
+      [&](int r) { return kda::row_rate<Spec>(beta_chunk, r); });
   if (tile >= kTilesW) {
     const int col = (tile - kTilesW) * BV;
-    write_values(inverse, rows, v_chunk.at(0, col), u + row * V + col, e, chunk.rows, V - col);
+    write_values(inverse, rows, v_chunk.at(0, col), write_chunk.at(0, col), u + row * V + col, e,
+                 chunk.rows, V - col);
     return;
   }
 
@@ -58,6 +62,7 @@ WYVERN_KERNEL(kThreads, 0) {
   load_tile<kThreads, K>(keys.q, q_chunk.at(0, first), chunk.rows, K - first);
   load_tile<kThreads, K>(keys.k, k_chunk.at(0, first), chunk.rows, K - first);
   load_tile<kThreads, K>(keys.G, Gk + row * K + first, e.HV * K, chunk.rows, K - first);
+  kda::load_erase_gate<kThreads, K>(keys, erase_chunk.at(0, first), chunk.rows, K - first);
   copy_async_commit();
   copy_async_wait<0>();
   sync_block();
