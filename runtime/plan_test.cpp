@@ -157,8 +157,11 @@ TEST(Plans, HaveThreeKernelsForABackwardPassOfADecayAChannelOnHopper) {
   };
   const std::vector<std::string> three{"kda_bwd_prepare", "kda_scans", "kda_gradient"};
   target.limits.multiprocessors = 132;
-  EXPECT_EQ(steps(64, 1), three);
-  EXPECT_EQ(steps(8192, 64), three);
+  for (const char* const op : {"gdn2", "kda"}) {
+    p.op = op;
+    EXPECT_EQ(steps(64, 1), three) << op;
+    EXPECT_EQ(steps(8192, 64), three) << op;
+  }
   // One head's walk would last longer than portable kernels that split it.
   EXPECT_GT(steps(131072, 1).size(), 3U);
   EXPECT_NE(shape_of(default_plan(p, target)).SEG, 0);
@@ -177,6 +180,7 @@ TEST(Plans, HaveThreeKernelsForABackwardPassOfADecayAChannelOnHopper) {
   EXPECT_TRUE(is_portable([](Problem& o) { o.HV = 2 * o.H; }));
   EXPECT_TRUE(is_portable([](Problem& o) { o.use_beta_sigmoid = o.allow_neg_eigval = true; }));
   EXPECT_TRUE(is_portable([](Problem& o) { o.V = 256; }));
+  EXPECT_TRUE(is_portable([](Problem& o) { o.op = "gdn2", o.beta_dtype = DType::fp32; }));
 }
 
 TEST(Plans, SplitScansByDefaultWhereFewChainsWouldLeaveAGpuIdle) {
@@ -288,6 +292,12 @@ TEST(Plans, PrepareChunksInAKernelOfTheirOwnForFewHeads) {
   p.dtype = DType::fp16;
   EXPECT_EQ(last(8192, 64), "kda_fwd_h_o.hopper");
   EXPECT_EQ(last(32768, 4), "kda_fwd_h_o_resume.hopper");
+  // kda_forward has no gates in beta's place.
+  p.op = "gdn2";
+  p.dtype = p.beta_dtype = DType::bf16;
+  p.T = 8192, p.H = p.HV = 32;
+  EXPECT_EQ(names(default_plan(p, target)),
+            (std::vector<std::string>{"kda_prepare", "kda_fwd_h_o"}));
 }
 
 TEST(Plans, SumTheGateInFp32WhateverItsInput) {

@@ -59,6 +59,9 @@ inline constexpr Argument kg{"kg", Access::in, DTYPE, {B, T, HV, K}};
 inline constexpr Argument decayed_rows{"decayed_rows", Access::in, DTYPE, {NT, HV, 3, BT, K}};
 inline constexpr Argument squares{"squares", Access::in, DTYPE, {NT, HV, 2, BT, BT}};
 inline constexpr Argument decay{"decay", Access::in, DType::fp32, {NT, HV, K}};
+// With ERASE_WRITE: values as they are written, write v, and the gradient of that.
+inline constexpr Argument written{"written", Access::in, DTYPE, {B, T, HV, V}, {ERASE_WRITE}};
+inline constexpr Argument dwritten{"dwritten", Access::in, DTYPE, {B, T, HV, V}};
 inline constexpr Argument row_scales{"row_scales", Access::in, DType::fp32, {NT, HV, 2, BT}};
 
 // States.

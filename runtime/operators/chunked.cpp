@@ -51,21 +51,21 @@ Products products_of(const Problem& p) {
 
 const ChunkedStages& scalar_gate_stages() {
   // Never destroyed: the last threads may prepare while the process ends.
-  static const ChunkedStages& stages =
-      *new ChunkedStages{.gate = &stages::gate,
-                         .intra = &stages::scaled_dot_kkt,
-                         .recompute = &stages::recompute_w_u,
-                         .output = &stages::fwd_o,
-                         .dv_local = &stages::bwd_dv_local,
-                         .d_first = &stages::bwd_dqkwg,
-                         .d_second = &stages::wy_bwd,
-                         .gate_bwd = &stages::gate_bwd,
-                         .recurrent = &stages::recurrent,
-                         .segment = &stages::delta_segment,
-                         .resume = &stages::delta_resume,
-                         .whole_pass = {&stages::delta_scans, &stages::delta_gradient},
-                         .scans_segment = &stages::delta_scans_segment,
-                         .scans_resume = &stages::delta_scans_resume};
+  static const ChunkedStages& stages = *new ChunkedStages{
+      .gate = &stages::gate,
+      .intra = &stages::scaled_dot_kkt,
+      .recompute = &stages::recompute_w_u,
+      .output = &stages::fwd_o,
+      .dv_local = &stages::bwd_dv_local,
+      .d_first = &stages::bwd_dqkwg,
+      .d_second = &stages::wy_bwd,
+      .gate_bwd = &stages::gate_bwd,
+      .recurrent = &stages::recurrent,
+      .segment = &stages::delta_segment,
+      .resume = &stages::delta_resume,
+      .whole_pass = {{&stages::delta_scans, {}, {}}, {&stages::delta_gradient, {}, {}}},
+      .scans_segment = &stages::delta_scans_segment,
+      .scans_resume = &stages::delta_scans_resume};
   return stages;
 }
 
@@ -117,19 +117,18 @@ void add_whole_pass(const ChunkedStages& stages, Uses& uses) {
                {stages.scans_resume, {}, {}}},
               uses);
   if (stages.whole_pass.empty()) return;
-  Uses group;
-  for (const StageDefinition* const stage : stages.whole_pass) group.push_back({stage, {}, {}});
-  group.back().rename = {{"dq_given", "dq"},
-                         {"dk_given", "dk"},
-                         {"dg_given", "dg"},
-                         {"dA_chunk", "dA_part"},
-                         {"dbias_chunk", "dbias_part"}};
+  Uses group = stages.whole_pass;
+  group.back().rename.insert({{"dq_given", "dq"},
+                              {"dk_given", "dk"},
+                              {"dg_given", "dg"},
+                              {"dA_chunk", "dA_part"},
+                              {"dbias_chunk", "dbias_part"}});
   add_group(group, uses);
 }
 
 void end_whole_pass(const ChunkedStages& stages, Uses& uses) {
   if (stages.whole_pass.empty()) return;
-  const auto gradient = std::ranges::find(uses, stages.whole_pass.back(), &StageUse::stage);
+  const auto gradient = std::ranges::find(uses, stages.whole_pass.back().stage, &StageUse::stage);
   if (gradient == uses.end()) return;
   const auto behind = uses.end() - gradient - 1;
   const bool sums = uses.back().stage == &stages::gate_param_sum;

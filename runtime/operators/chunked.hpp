@@ -33,7 +33,7 @@ struct ChunkedStages {
   const StageDefinition* resume = nullptr;
   /// The optional group that is the whole backward pass, of whose stages the last one makes
   /// gradients. Empty: no such group.
-  std::vector<const StageDefinition*> whole_pass{};
+  std::vector<StageUse> whole_pass{};
   /// As `segment` and `resume`, before that group. Null: no such group.
   const StageDefinition* scans_segment = nullptr;
   const StageDefinition* scans_resume = nullptr;

@@ -21,7 +21,12 @@
 // no state, with factors in its rows that the walks would else apply:
 //   decayed_rows: -a K, b d K, scale a Q    squares: T - I, P    decay = exp(G_C)
 //   row_scales: of rows of q, then of k, by their norms
-// and dG has products a channel in place of sums over them.
+// and dG has products a channel in place of sums over them. dv is what both walks call dV.
+//
+// With ERASE_WRITE (gdn2) b = 1, the walks' V is written = write v, and K is erase k where it reads
+// the state: on the left of T's K K^T, in a K S, K^T (a dV) and rowsum(K R). So dwritten = T^T x,
+//   R  = -a (dV S^T) + M K     C = I + F^T Q + M^T (erase K)
+//   dK = erase R + C + o Q     derase = K R     dv = write dwritten     dwrite = v dwritten
 #pragma once
 
 #include "templates/tensors.hpp"
@@ -97,7 +102,10 @@ inline constexpr StageDefinition kda_bwd_prepare{
     "kda_bwd_prepare", "What the backward pass reads of each chunk and needs no state for.",
     {tensor::q,
      tensor::k,
-     tensor::beta,
+     tensor::v.when({constant::ERASE_WRITE}),
+     tensor::beta.when({!constant::ERASE_WRITE}),
+     tensor::erase,
+     tensor::write,
      {"g", Access::in, constant::G_DTYPE, {extent::B, extent::T, constant::HV, constant::K}},
      tensor::A_log.when({constant::HAS_A_LOG}),
      {"dt_bias", Access::in, DType::fp32, {constant::HV, constant::K}, {constant::HAS_DT_BIAS}},
@@ -106,7 +114,8 @@ inline constexpr StageDefinition kda_bwd_prepare{
      tensor::decayed_rows.out(),
      tensor::squares.out(),
      tensor::decay.out(),
-     tensor::row_scales.out().when({constant::QK_L2NORM})}};
+     tensor::row_scales.out().when({constant::QK_L2NORM}),
+     tensor::written.out()}};
 
 inline constexpr StageDefinition kda_scans{
     "kda_scans", "Both walks over prepared chunks: states that enter them, gradients of those that leave.",
@@ -126,10 +135,13 @@ inline constexpr StageDefinition kda_scans{
      tensor::dinitial_state.when({constant::INITIAL_STATE})}};
 
 inline constexpr StageDefinition kda_gradient{
-    "kda_gradient", "Gradients of q, k, beta and g as they were given, chunk by chunk, from what both walks wrote.",
+    "kda_gradient", "Gradients of q, k, beta (erase, write, v) and g as they were given, chunk by chunk, from what both walks wrote.",
     {tensor::q,
      tensor::k,
-     tensor::beta,
+     tensor::v.when({constant::ERASE_WRITE}),
+     tensor::beta.when({!constant::ERASE_WRITE}),
+     tensor::erase,
+     tensor::write,
      {"g", Access::in, constant::G_DTYPE, {extent::B, extent::T, constant::HV, constant::K}},
      tensor::A_log.when({constant::HAS_A_LOG}),
      {"dt_bias", Access::in, DType::fp32, {constant::HV, constant::K}, {constant::HAS_DT_BIAS}},
@@ -138,12 +150,15 @@ inline constexpr StageDefinition kda_gradient{
      tensor::states,
      tensor::z,
      tensor::dstates,
-     {"dv", Access::in, constant::DTYPE, {extent::B, extent::T, constant::HV, constant::V}},
+     tensor::dwritten,
      tensor::seq_offsets.when({constant::VARLEN}),
      tensor::chunk_index.when({constant::VARLEN}),
      {"dq_given", Access::out, constant::DTYPE, {extent::B, extent::T, constant::H, constant::K}},
      {"dk_given", Access::out, constant::DTYPE, {extent::B, extent::T, constant::H, constant::K}},
-     tensor::dbeta,
+     tensor::dbeta.when({!constant::ERASE_WRITE}),
+     tensor::derase,
+     tensor::dwrite,
+     tensor::dv.when({constant::ERASE_WRITE}),
      {"dg_given", Access::out, constant::G_DTYPE, {extent::B, extent::T, constant::HV, constant::K}},
      {"dA_chunk", Access::out, DType::fp32, {extent::NT, constant::HV}, {constant::HAS_A_LOG}},
      {"dbias_chunk", Access::out, DType::fp32, {extent::NT, constant::HV, constant::K}, {constant::HAS_DT_BIAS}}}};

@@ -906,7 +906,16 @@ TEST(KernelHopper, PreparesChunks) {
   }
 }
 
-/// With a thread's sums of gates beside its decayed rows, four numbers.
+/// gdn2's problem of the same options.
+Problem with_gates_of_elements(Problem p) {
+  p.op = "gdn2";
+  p.beta_dtype = p.dtype;
+  p.use_beta_sigmoid = false;
+  return p;
+}
+
+/// With a thread's sums of gates beside its decayed rows, four numbers; with an erase
+/// gate 22.
 TEST(KernelHopper, PreparingChunksSpillsFewRegisters) {
   if (const std::string missing = compiler_problem(DeviceKind::cuda); !missing.empty())
     GTEST_SKIP() << missing;
@@ -924,6 +933,10 @@ TEST(KernelHopper, PreparingChunksSpillsFewRegisters) {
             {find_template("kda_prepare.hopper"), problem_constants(p),
              Config{{"BT", std::int64_t{64}}, {"num_warps", width / 8}}, cuda_target("sm_90a")});
         EXPECT_LE(artifact.resources.spill_bytes, 16) << width << ' ' << all << to_string(type);
+        const Artifact gated = compile(
+            {find_template("kda_prepare.hopper"), problem_constants(with_gates_of_elements(p)),
+             Config{{"BT", std::int64_t{64}}, {"num_warps", width / 8}}, cuda_target("sm_90a")});
+        EXPECT_LE(gated.resources.spill_bytes, 88) << width << ' ' << all << to_string(type);
       }
 }
 
@@ -1358,9 +1371,12 @@ const std::vector<KdaCase>& kda_cases() {
 void expect_kda_correct(const char* id, const std::vector<Config>& configs, std::uint64_t seed) {
   const Template& t = *find_template(id);
   const std::vector<std::int64_t> lengths{100, 0, 64, 1, 130};
-  for (const KdaCase& c : kda_cases()) {
+  std::vector<std::pair<KdaCase, Problem>> cases;
+  for (const KdaCase& c : kda_cases()) cases.emplace_back(c, c.problem_of());
+  for (const KdaCase& c : kda_cases())
+    cases.emplace_back(c, with_gates_of_elements(c.problem_of()));
+  for (auto& [c, p] : cases) {
     const bool sampled = testing::is_tried(++seed, 2);
-    Problem p = c.problem_of();
     if (c.packed) p = testing::packed(p, lengths);
     if (!sampled && !testing::is_new(p, t.id())) continue;
     const StageData data = testing::make_stage_data(
@@ -1396,17 +1412,21 @@ TEST(KernelHopper, BackwardPassOfAGateAChannelSpillsNothingButChunks) {
   if (const std::string missing = compiler_problem(DeviceKind::cuda); !missing.empty())
     GTEST_SKIP() << missing;
   for (const KdaCase& c : kda_cases())
-    for (const char* const id :
-         {"kda_bwd_prepare.hopper", "kda_scans.hopper", "kda_gradient.hopper"}) {
-      const Problem p = c.problem_of();
+    for (const auto& [id, op] : {std::pair{"kda_bwd_prepare.hopper", "kda"},
+                                 {"kda_scans.hopper", "kda"},
+                                 {"kda_gradient.hopper", "kda"},
+                                 {"kda_bwd_prepare.hopper", "gdn2"},
+                                 {"kda_gradient.hopper", "gdn2"}}) {
+      Problem p = c.problem_of();
+      if (p.op != op) p = with_gates_of_elements(p);
       const Template& t = *find_template(id);
       const auto config =
           default_config(t, problem_constants(p), kHopper, precision_floor(p), {64, 0});
       ASSERT_TRUE(config.has_value()) << id;
       const Artifact artifact = compile({&t, problem_constants(p), *config, cuda_target("sm_90a")});
-      // With eight warps, two blocks a multiprocessor.
-      EXPECT_LE(artifact.resources.spill_bytes, t.name == "kda_bwd_prepare" ? 280 : 0)
-          << id << ' ' << testing::describe(p);
+      // With eight warps, two blocks a multiprocessor. With norms and an erase gate two registers.
+      const std::int64_t most = t.name == "kda_bwd_prepare" ? 280 : p.op == "gdn2" ? 16 : 0;
+      EXPECT_LE(artifact.resources.spill_bytes, most) << id << ' ' << testing::describe(p);
     }
 }
 

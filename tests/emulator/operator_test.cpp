@@ -192,6 +192,18 @@ std::vector<OperatorCase> one_kernel_cases() {
   });
   add("Gdn2", "gdn2", Gate::mixed, {70, 0, 130},
       [](Problem& p) { p.K = 128, p.initial_state = p.output_final_state = true; });
+  add("Gdn2Bounded", "gdn2", Gate::typical, {130, 0, 33, 64, 1}, [](Problem& p) {
+    p.H = 1, p.HV = 3, p.K = 128, p.V = 128;
+    p.use_qk_l2norm = p.use_gate_in_kernel = p.has_A_log = p.has_dt_bias = true;
+    p.initial_state = true;
+    p.lower_bound = -5.0F;
+    p.g_dtype = DType::bf16;
+  });
+  add("Gdn2Steep", "gdn2", Gate::very_negative, {90, 128},
+      [](Problem& p) { p.K = 128, p.initial_state = p.use_qk_l2norm = true; });
+  add(
+      "Gdn2Fp16", "gdn2", Gate::mixed, {70, 33}, [](Problem& p) { p.use_qk_l2norm = true; },
+      DType::fp16);
   add(
       "KdaMixedFp16", "kda", Gate::mixed, {70, 33},
       [](Problem& p) {
@@ -271,7 +283,7 @@ TEST_F(EmulatedOperator, OneKernelPaysDecayThatItOwes) {
 /// Rows of tokens that lie apart, as those of slices of a projection: one sequence after the other
 /// of a batch, sequences that end inside a chunk.
 TEST_F(EmulatedOperator, OneKernelTakesStridedRows) {
-  for (const char* const op : {"gated_delta_rule", "delta_rule", "kda"}) {
+  for (const char* const op : {"gated_delta_rule", "delta_rule", "kda", "gdn2"}) {
     Problem p = base({op, Pass::forward});
     p.B = p.N = 2, p.T = 70;
     p.K = 128, p.V = 128;
@@ -687,8 +699,8 @@ TEST_P(EmulatedSegmentPasses, MatchOracle) {
   data.problem.packed ? check_strided_rows(op, data) : check(op, data);
 }
 
-/// The backward pass of kda in three kernels: gates that keep everything, that keep a little, and
-/// that keep nothing.
+/// The backward pass of kda, and of gdn2, in three kernels: gates that keep everything, that keep a
+/// little, and that keep nothing.
 class EmulatedKdaBackward : public EmulatedOperator,
                             public ::testing::WithParamInterface<OperatorCase> {};
 
@@ -724,6 +736,14 @@ std::vector<OperatorCase> kda_backward_cases() {
     p.K = p.V = 64;
     p.initial_state = p.output_final_state = false;
   });
+  // The same with gates in beta's place.
+  const std::vector<OperatorCase> of_kda = all;
+  for (OperatorCase one : of_kda) {
+    one.name = "Gdn2" + one.name;
+    one.problem.op = "gdn2";
+    one.problem.use_beta_sigmoid = false;
+    all.push_back(std::move(one));
+  }
   return all;
 }
 

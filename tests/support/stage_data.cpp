@@ -196,7 +196,7 @@ class Chain {
     store("dv", p_.dtype, heads(p_.HV, p_.V));
     if (!erases()) store("dbeta", p_.beta_dtype, heads(p_.HV));
     if (gated()) gate_gradients();
-    if (!erases()) whole_pass();
+    whole_pass();
   }
 
   /// The pass of delta_scans and delta_gradient, or of kda's three kernels, whose gradients are of
@@ -211,10 +211,17 @@ class Chain {
     if (!needs({"decayed_rows", "states", "z", "dstates", "dq_given", "dk_given", "dg_given"}))
       return;
     if (vector()) prepared_chunks();
+    const Vector given = values_.at("v");
+    if (erases()) values_["v"] = values_.at("written");
     run(vector() ? "kda_scans" : "delta_scans");
+    values_["v"] = given;
     store("states", p_.dtype, {NT_, p_.HV, p_.V, p_.K});
     store("z", p_.dtype, {NT_, p_.HV, BT_, p_.V});
     store("dstates", p_.dtype, {NT_, p_.HV, p_.V, p_.K});
+    if (vector()) {
+      values_["dwritten"] = values_.at("dv");
+      store("dwritten", p_.dtype, heads(p_.HV, p_.V));
+    }
     run(vector() ? "kda_gradient" : "delta_gradient");
     store("dq_given", p_.dtype, heads(p_.H, p_.K));
     store("dk_given", p_.dtype, heads(p_.H, p_.K));
@@ -231,6 +238,7 @@ class Chain {
     store("squares", p_.dtype, {NT_, p_.HV, 2, BT_, BT_});
     store("decay", DType::fp32, {NT_, p_.HV, p_.K});
     if (p_.use_qk_l2norm) store("row_scales", DType::fp32, {NT_, p_.HV, 2, BT_});
+    if (erases()) store("written", p_.dtype, heads(p_.HV, p_.V));
   }
 
   void segment_gradients() {
@@ -473,6 +481,7 @@ bool takes(const Template& t, const Limits& limits, const Problem& problem) {
   if (t.id() == "scaled_dot_kkt.hopper") return hopper && problem.K % 64 == 0;
   if (is_of_kda_pass(t))
     return hopper && problem.dtype == DType::bf16 && problem.pass == Pass::backward &&
+           (!problem_constants(problem).ERASE_WRITE || problem.beta_dtype == problem.dtype) &&
            !problem.disable_recompute && problem.H == problem.HV &&
            (problem.K == 64 || problem.K == 128) && (problem.V == 64 || problem.V == 128) &&
            !problem.allow_neg_eigval;
@@ -488,8 +497,9 @@ bool takes(const Template& t, const Limits& limits, const Problem& problem) {
   if (one_head_gate || prepared || one_kernel)
     return hopper && (problem.K == 64 || problem.K == 128 || (problem.K == 256 && one_head_gate)) &&
            (!one_kernel || problem.dtype == DType::bf16) && problem.V % 64 == 0 &&
-           (problem_constants(problem).ERASE_WRITE ? t.source.starts_with("forward/kda_fwd_h_o/")
-                                                   : true) &&
+           (!problem_constants(problem).ERASE_WRITE ||
+            t.source.starts_with("forward/kda_fwd_h_o/") ||
+            (prepared && problem.beta_dtype == problem.dtype)) &&
            problem.pass == Pass::forward && !problem.allow_neg_eigval &&
            !problem.disable_recompute && !problem.return_intermediate_states;
   return true;

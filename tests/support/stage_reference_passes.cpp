@@ -12,7 +12,7 @@ namespace {
 /// of heads, factors of beta.
 TensorMap prepared(const StageContext& c, const TensorMap& t, bool of_channels = false) {
   TensorMap own;
-  for (const char* const name : {"q", "k", "beta", "g", "A_log", "dt_bias"})
+  for (const char* const name : {"q", "k", "beta", "erase", "write", "g", "A_log", "dt_bias"})
     if (const auto at = t.find(name); at != t.end()) own.insert(*at);
   if (c.qk_l2norm)
     for (const std::string x : {"q", "k"}) {
@@ -33,6 +33,12 @@ Vector divisors(Vector beta) {
   for (double& b : beta)
     if (std::abs(b) < 0x1p-40) b = std::signbit(b) ? -0x1p-40 : 0x1p-40;
   return beta;
+}
+
+/// What rows are weighed by: beta; 1 where gates of one number an element stand in its place.
+Vector row_rates(const StageContext& c, const TensorMap& own) {
+  if (own.contains("erase")) return Vector(zeros(c, 1).size(), 1.0);
+  return divisors(beta_factors(c, own));
 }
 
 Matrix ones(std::int64_t rows, std::int64_t cols) {
@@ -61,11 +67,11 @@ Matrix by_columns(Matrix m, const Vector& factors) {
   return m;
 }
 
-/// One chunk's rows and decays.
+/// One chunk's rows and decays. `erasing` are keys where they read the state.
 struct Rows {
   Chunk chunk;
   Decay decay;
-  Matrix Q, K;
+  Matrix Q, K, erasing;
   Vector b;
 
   Rows(const StageContext& c, const TensorMap& own, const Vector& q, const Vector& k,
@@ -74,6 +80,7 @@ struct Rows {
         decay(chunk, decays(own)),
         Q(chunk.keys(q)),
         K(chunk.keys(k)),
+        erasing(own.contains("erase") ? hadamard(chunk.wide_keys(own.at("erase")), K) : K),
         b(chunk.scalars(beta)) {}
 };
 
@@ -149,10 +156,12 @@ void delta_scans(const StageContext& c, TensorMap& t) {
 /// delta_gradient, or kda_gradient.
 void gradients(const StageContext& c, TensorMap& t, bool of_channels) {
   TensorMap own = prepared(c, t, of_channels);
-  const Vector q = queries(own), k = keys(own), slopes = beta_slopes(c, own),
-               beta = divisors(beta_factors(c, own));
+  const bool elements = own.contains("erase");
+  const Vector q = queries(own), k = keys(own), beta = row_rates(c, own),
+               slopes = elements ? beta : beta_slopes(c, own);
   const auto [H, HV, K, V] = c.dims;
   Vector dq = zeros(c, K), dk = dq, dbeta = zeros(c, 1), dG = of_channels ? dq : dbeta;
+  Vector derase = dq, dv = zeros(c, V), dwrite = dv;
   for (std::size_t slot = 0; slot < c.layout.slots.size(); ++slot)
     for (std::int64_t head = 0; head < HV && c.layout.slots[slot].sequence >= 0; ++head) {
       const Rows x(c, own, q, k, beta, slot, head);
@@ -160,7 +169,8 @@ void gradients(const StageContext& c, TensorMap& t, bool of_channels) {
       const Matrix S = transposed(get(t.at("states"), at, V, K, V)),
                    dS = transposed(get(t.at("dstates"), at, V, K, V)),
                    Z = get(t.at("z"), at, c.layout.BT, V, rows);
-      const Matrix dO = x.chunk.values(t.at("do")), dV = x.chunk.values(t.at("dv"));
+      const Matrix dO = x.chunk.values(t.at("do")),
+                   dV = x.chunk.values(t.at(of_channels ? "dwritten" : "dv"));
       const Matrix N = by_columns(dV * transposed(Z), x.b),
                    F = c.scale * by_columns(dO * transposed(Z), x.b);
       Vector own_F, own_N;
@@ -173,22 +183,35 @@ void gradients(const StageContext& c, TensorMap& t, bool of_channels) {
           c.scale * x.decay.entering(dO * transposed(S)) + x.decay.row_sums(F, x.K, true);
       const Matrix R = -1.0 * x.decay.entering(dV * transposed(S)) + x.decay.row_sums(M, x.K, true);
       const Matrix I = scaled(x.b, x.decay.leaving(Z * transposed(dS)));
-      const Matrix inside = x.decay.column_sums(F, x.Q, true) + x.decay.column_sums(M, x.K, true);
+      const Matrix inside =
+          x.decay.column_sums(F, x.Q, true) + x.decay.column_sums(M, x.erasing, true);
+      const Matrix dK = I + inside + scaled(own_F, x.Q);
       x.chunk.write(dq, dQ + scaled(own_F, x.K));
-      x.chunk.write(dk, R + I + inside + scaled(own_F, x.Q));
+      if (elements) {
+        x.chunk.write(dk, hadamard(x.chunk.wide_keys(t.at("erase")), R) + dK);
+        x.chunk.write(derase, hadamard(x.K, R));
+        x.chunk.write(dv, hadamard(x.chunk.values(t.at("write")), dV));
+        x.chunk.write(dwrite, hadamard(x.chunk.values(t.at("v")), dV));
+      } else {
+        x.chunk.write(dk, R + dK);
+      }
 
       Vector dbeta_rows = x.chunk.scalars(slopes);
       for (std::size_t r = 0; r < dbeta_rows.size(); ++r)
         dbeta_rows[r] *= own_N[r] / (x.b[r] * x.b[r]);
       x.chunk.write(dbeta, dbeta_rows);
-      const Matrix dG_rows = hadamard(x.Q, dQ) + hadamard(x.K, R) + -1.0 * hadamard(x.K, inside) +
+      const Matrix dG_rows = hadamard(x.Q, dQ) + hadamard(x.erasing, R) +
+                             -1.0 * hadamard(x.K, inside) +
                              leaving_gates(x.K, I, dS, x.decay.through(S));
       if (of_channels)
         x.chunk.write(dG, dG_rows);
       else
         x.chunk.write(dG, row_dots(dG_rows, ones(rows, K)));
     }
-  t["dbeta"] = dbeta;
+  if (elements)
+    t["derase"] = derase, t["dv"] = dv, t["dwrite"] = dwrite;
+  else
+    t["dbeta"] = dbeta;
   for (const std::string row : {"q", "k"}) {
     TensorMap sums{{"dy_heads", row == "q" ? dq : dk}, {"x", t.at(row)}};
     run_reference("head_sum", c, sums);
@@ -216,25 +239,28 @@ void kda_gradient(const StageContext& c, TensorMap& t) { gradients(c, t, true); 
 
 void kda_bwd_prepare(const StageContext& c, TensorMap& t) {
   const TensorMap own = prepared(c, t, true);
-  const Vector q = queries(own), k = keys(own), beta = divisors(beta_factors(c, own));
+  const Vector q = queries(own), k = keys(own), beta = row_rates(c, own);
   const auto [H, HV, K, V] = c.dims;
   const std::int64_t BT = c.layout.BT, NT = std::ssize(c.layout.slots);
   const auto sized = [&](std::int64_t count) {
     return Vector(static_cast<std::size_t>(NT * HV * count));
   };
   Vector decayed_rows = sized(3 * BT * K), squares = sized(2 * BT * BT), decay = sized(K),
-         row_scales = sized(2 * BT);
+         row_scales = sized(2 * BT), written = zeros(c, V);
   for (std::int64_t slot = 0; slot < NT; ++slot)
     for (std::int64_t head = 0; head < HV; ++head) {
       if (c.layout.slots[static_cast<std::size_t>(slot)].sequence < 0) continue;
       const Rows x(c, own, q, k, beta, static_cast<std::size_t>(slot), head);
       const std::int64_t at = slot * HV + head, rows = x.chunk.rows();
-      put(decayed_rows, 3 * at, BT, -1.0 * x.decay.entering(x.K));
+      put(decayed_rows, 3 * at, BT, -1.0 * x.decay.entering(x.erasing));
       put(decayed_rows, 3 * at + 1, BT, scaled(x.b, x.decay.leaving(x.K)));
       put(decayed_rows, 3 * at + 2, BT, c.scale * x.decay.entering(x.Q));
       Matrix identity(rows, rows);
       for (std::int64_t r = 0; r < rows; ++r) identity[r][r] = 1;
-      const Matrix A = by_columns(x.decay.product(x.K, x.K, true), x.b);
+      if (own.contains("write"))
+        x.chunk.write(written,
+                      hadamard(x.chunk.values(own.at("write")), x.chunk.values(t.at("v"))));
+      const Matrix A = by_columns(x.decay.product(x.erasing, x.K, true), x.b);
       put_corner(squares, 2 * at, BT, solved(A, identity, false) + -1.0 * identity);
       put_corner(squares, 2 * at + 1, BT,
                  c.scale * by_columns(x.decay.product(x.Q, x.K, false), x.b));
@@ -250,6 +276,7 @@ void kda_bwd_prepare(const StageContext& c, TensorMap& t) {
   t["squares"] = squares;
   t["decay"] = decay;
   t["row_scales"] = row_scales;
+  if (own.contains("write")) t["written"] = written;
 }
 
 /// One chunk as kda_bwd_prepare has made it.

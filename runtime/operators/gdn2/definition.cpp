@@ -1,5 +1,6 @@
 // The second gated delta rule: kda with an erase gate and a write gate in the place of beta.
 #include "runtime/operators/gdn2/recurrence.hpp"
+#include "templates/backward/stages.hpp"
 
 namespace wyvern::gdn2 {
 namespace {
@@ -15,6 +16,19 @@ TensorRules gate_pair_tensors() {
       {"derase", TensorRole::output, Quantity::computed, keys, dtype_of_rates, in_backward},
       {"dwrite", TensorRole::output, Quantity::computed, values, dtype_of_rates, in_backward},
   };
+}
+
+/// The vector-gate stages, with the optional group that has the backward pass in three kernels:
+/// both walks are over values as they are written.
+const ChunkedStages& own_stages() {
+  static const ChunkedStages& all = *new ChunkedStages([] {
+    ChunkedStages own = vector_gate_stages();
+    own.whole_pass = {{&stages::kda_bwd_prepare, {}, {}},
+                      {&stages::kda_scans, {{"v", "written"}, {"dv", "dwritten"}}, {}},
+                      {&stages::kda_gradient, {}, {}}};
+    return own;
+  }());
+  return all;
 }
 
 class Gdn2 final : public ChunkedDeltaRule {
@@ -41,7 +55,7 @@ const OperatorDefinition& definition() {
                  .lower_bound = true},
                 join({row_tensors(), gate_pair_tensors(), gate_tensors({TensorDim::K}),
                       state_tensors(), kept_tensors(), kept_decayed_tensors()}),
-                vector_gate_stages());
+                own_stages());
   return definition;
 }
 

@@ -37,7 +37,9 @@ const ChunkedStages& own_stages() {
     ChunkedStages own = vector_gate_stages();
     own.segment = &stages::kda_segment;
     own.resume = &stages::kda_resume;
-    own.whole_pass = {&stages::kda_bwd_prepare, &stages::kda_scans, &stages::kda_gradient};
+    own.whole_pass = {{&stages::kda_bwd_prepare, {}, {}},
+                      {&stages::kda_scans, {}, {}},
+                      {&stages::kda_gradient, {{"dwritten", "dv"}}, {}}};
     return own;
   }());
   return all;

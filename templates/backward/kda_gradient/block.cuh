@@ -137,6 +137,11 @@ struct Block {
 /// A loop over one slice stays a loop: joined with that over items it would spill.
 WYVERN_DEVICE int slice_count() { return sm90::opaque(kSlices); }
 
+/// Two channels of a row of an item's keys, at `from` of its first row's.
+WYVERN_DEVICE uint32 load_channels(const BETA_DTYPE* from) {
+  return *reinterpret_cast<const uint32*>(from);
+}
+
 using GateForm = sm90::GateForm<GATE_IN_KERNEL, HAS_A_LOG, LOWER_BOUND>;
 
 /// dt_bias of this lane's two channels of a slice.

@@ -25,6 +25,9 @@ TiledView states(const Spec& s, const Extents& e) { return matrices(s, e, s.V, s
 
 std::string illegal(const Spec& s, const Limits& limits) {
   if (std::string reason = kda_pass::unsupported(s); !reason.empty()) return reason;
+  if (s.ERASE_WRITE && s.BETA_DTYPE != s.DTYPE)
+    return fmt::format("erase and write are {}, not {} as what they are multiplied by",
+                       to_string(s.BETA_DTYPE), to_string(s.DTYPE));
   return cuda::exceeds_shared(HopperLayout(s).bytes, limits);
 }
 
@@ -39,7 +42,7 @@ Template hopper_template() {
                  constant::K,           constant::V,           constant::VARLEN,
                  constant::HAS_A_LOG,   constant::HAS_DT_BIAS, constant::GATE_IN_KERNEL,
                  constant::LOWER_BOUND, constant::QK_L2NORM,   constant::BETA_SIGMOID,
-                 constant::NEG_EIGVAL};
+                 constant::NEG_EIGVAL,  constant::ERASE_WRITE};
   t.needs.wgmma = t.needs.tensor_copies = true;
   t.tunables = {{tunable::BT, cuda::integers({kRows})}};
   t.tensor_maps = {{.name = "q_map", .argument = "q", .view = slices},
@@ -47,12 +50,12 @@ Template hopper_template() {
                    {.name = "g_map", .argument = "g", .view = gates},
                    {.name = "do_map", .argument = "do", .view = values},
                    {.name = "z_map", .argument = "z", .view = chunk_values},
-                   {.name = "dv_map", .argument = "dv", .view = values},
+                   {.name = "dv_map", .argument = "dwritten", .view = values},
                    {.name = "states_map", .argument = "states", .view = states},
                    {.name = "dstates_map", .argument = "dstates", .view = states},
                    {.name = "dq_map", .argument = "dq_given", .view = slices},
                    {.name = "dk_map", .argument = "dk_given", .view = slices}};
-  t.strided = {"q", "k", "beta", "g", "do"};
+  t.strided = {"q", "k", "v", "beta", "erase", "write", "g", "do"};
   t.illegal = illegal;
   t.fallback = [](Spec&, const Limits&) {};
   t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {

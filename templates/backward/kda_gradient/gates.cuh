@@ -144,8 +144,42 @@ WYVERN_DEVICE void clear_unused_parts(Items items, const GateGradients& to) {
   }
 }
 
-WYVERN_DEVICE void end_gates(const Block& b, Items items, const Extents& e,
-                             const GateGradients& to) {
+/// Values, what they are written with, and where gradients of both go.
+struct ValueGradients {
+  TokenRows<const DTYPE> v;
+  TokenRows<const BETA_DTYPE> write;
+  const DTYPE* dwritten;
+  DTYPE* dv;
+  BETA_DTYPE* dwrite;
+};
+
+/// dv = write dwritten and dwrite = v dwritten, of an item.
+WYVERN_DEVICE void store_values(const Item& item, const Extents& e, const ValueGradients& to) {
+  constexpr int kPiece = 16 / static_cast<int>(sizeof(BETA_DTYPE));
+  constexpr int kPieces = V / kPiece;
+#pragma unroll 1
+  for (int i = thread_index() % 128; i < item.rows * kPieces; i += 128) {
+    const int64 token = item.token + i / kPieces;
+    const int col = item.head * V + i % kPieces * kPiece;
+    const int64 at = token * e.HV * V + col;
+    const auto gradient = load<kPiece>(to.dwritten + at);
+    const auto v = load<kPiece>(to.v.row(token) + col);
+    const auto write = load<kPiece>(to.write.row(token) + col);
+    Vector<DTYPE, kPiece> dv;
+    Vector<BETA_DTYPE, kPiece> dwrite;
+#pragma unroll
+    for (int j = 0; j < kPiece; ++j) {
+      const float x = to_float(gradient.at[j]);
+      dv.at[j] = from_float<DTYPE>(x * to_float(write.at[j]));
+      dwrite.at[j] = from_float<BETA_DTYPE>(x * to_float(v.at[j]));
+    }
+    store_vector(to.dv + at, dv);
+    store_vector(to.dwrite + at, dwrite);
+  }
+}
+
+WYVERN_DEVICE void end_gates(const Block& b, Items items, const Extents& e, const GateGradients& to,
+                             const ValueGradients& values) {
   if (VARLEN && (HAS_A_LOG || HAS_DT_BIAS)) clear_unused_parts(items, to);
   const int row = thread_index() % 128;
   Turn turn;
@@ -163,8 +197,9 @@ WYVERN_DEVICE void end_gates(const Block& b, Items items, const Extents& e,
       for (int n = 0; n < 2; ++n) through.at[n] *= exp2_fast(whole.at[n]);
       rate_part += store_slice(b, turn, item, slice, e, through, to);
     }
+    if constexpr (ERASE_WRITE) store_values(item, e, values);
     b.scales().wait_full(turn.factors());
-    if (row < item.rows) {
+    if (!ERASE_WRITE && row < item.rows) {
       const float value = b.array<kLayout.values>()[turn.items % 2 * kRows + row];
       const float slope =
           gradient::beta_slope<BETA_SIGMOID, NEG_EIGVAL>(to.beta.row(item.token + row)[item.head]);

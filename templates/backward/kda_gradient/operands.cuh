@@ -67,13 +67,17 @@ WYVERN_DEVICE void load_slice(const Block& b, const Turn& turn, const Item& item
 // ---- factors of rows ----------------------------------------------------------------------------
 
 struct GivenRows {
-  TokenRows<const BETA_DTYPE> beta;
+  TokenRows<const BETA_DTYPE> beta, erase;
   const float* row_scales;
   const float *A_log, *dt_bias;
 };
 
-WYVERN_DEVICE float divisor(BETA_DTYPE raw) {
-  return beta_divisor(activate_beta<BETA_SIGMOID, NEG_EIGVAL>(raw));
+/// What beta's gradient is divided by; 1 where gates of one number an element stand in its place.
+WYVERN_DEVICE float divisor(const TokenRows<const BETA_DTYPE>& beta, int64 token, int head) {
+  if constexpr (ERASE_WRITE)
+    return 1.0f;
+  else
+    return beta_divisor(activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta.row(token)[head]));
 }
 
 WYVERN_DEVICE void make_factors(const Block& b, const Turn& turn, const Item& item,
@@ -83,7 +87,7 @@ WYVERN_DEVICE void make_factors(const Block& b, const Turn& turn, const Item& it
   b.scales().wait_empty(turn.factors());
   if (row < kRows) {
     b.factors<kLayout.beta>(stage)[row] =
-        row < item.rows ? divisor(given.beta.row(item.token + row)[item.head]) : 0.0f;
+        row < item.rows ? divisor(given.beta, item.token + row, item.head) : 0.0f;
     if constexpr (kNorms) {
       const float* const from = given.row_scales + int64{item.place} * 2 * kRows;
       b.factors<kLayout.query_scale>(stage)[row] = from[row];
@@ -95,9 +99,9 @@ WYVERN_DEVICE void make_factors(const Block& b, const Turn& turn, const Item& it
 
 // ---- operands -----------------------------------------------------------------------------------
 
-/// A slice's operands, of which a warp has 16 rows and a lane two channels.
+/// A slice's operands, of which a warp has 16 rows and a lane two channels; `erase` is the slice's.
 WYVERN_DEVICE void make_operands(const Block& b, const Turn& turn, const Item& item, GateForm form,
-                                 const Float2& dt_bias) {
+                                 const Float2& dt_bias, const TokenRows<const BETA_DTYPE>& erase) {
   const int warp = warp_index();
   const int first = 16 * warp;
   const int channel = 2 * lane_index();
@@ -152,6 +156,13 @@ WYVERN_DEVICE void make_operands(const Block& b, const Turn& turn, const Item& i
   const float* const key_scale = b.factors<kLayout.key_scale>(turn.factors().buffer);
 #pragma unroll
   for (int four = 0; four < 4; ++four) {
+    uint32 gates[4] = {};
+    if constexpr (ERASE_WRITE)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = sm90::opaque(first) + 4 * four + i;
+        if (row < item.rows) gates[i] = load_channels(erase.row(row) + channel);
+      }
     Float2 anchor;
 #pragma unroll
     for (int n = 0; n < 2; ++n) anchor.at[n] = steep ? sum[n][4 * four + 1] : sum[n][7];
@@ -170,6 +181,7 @@ WYVERN_DEVICE void make_operands(const Block& b, const Turn& turn, const Item& i
       if (row >= item.rows) *q_pair = *k_pair = 0;
       Float2 of_q = sm90::unpack<DTYPE>(*q_pair);
       Float2 of_k = sm90::unpack<DTYPE>(*k_pair);
+      const Float2 gate = sm90::unpack<DTYPE>(gates[i % 4]);
       float to[2], from[2], of_query[2];
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
@@ -177,6 +189,7 @@ WYVERN_DEVICE void make_operands(const Block& b, const Turn& turn, const Item& i
         const float key = of_k.at[n] * (kNorms ? key_scale[row] : 1.0f);
         to[n] = key * exp2_fast(-decay.at[n]);
         from[n] = key * grown;
+        if constexpr (ERASE_WRITE) from[n] *= gate.at[n];
         of_query[n] = of_q.at[n] * (kNorms ? query_scale[row] : 1.0f) * grown;
       }
       *reinterpret_cast<uint32*>(b.k_to().at(row, channel)) = pack<DTYPE>(to[0], to[1]);
@@ -207,7 +220,8 @@ WYVERN_DEVICE void make_all_operands(const Block& b, Items items, const Extents&
     make_factors(b, turn, item, given);
 #pragma unroll 1
     for (int slice = 0; slice < slice_count(); ++slice) {
-      make_operands(b, turn, item, form, bias_of(given.dt_bias, item.head, slice));
+      make_operands(b, turn, item, form, bias_of(given.dt_bias, item.head, slice),
+                    given.erase.at(item.token, item.head * K + slice * kChannels));
       ++turn.slices;
       if (slice + 1 < kSlices) {
         if (loads) load_slice(b, turn, item, slice + 1, maps);

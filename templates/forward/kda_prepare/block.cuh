@@ -17,6 +17,14 @@ WYVERN_DEVICE void read_factors(const Block& b, const GateForm& form, const floa
     b.floats<kLayout.beta>()[thread] = thread < b.chunk.rows ? beta(thread) : 0.0f;
 }
 
+/// beta of a token; 1 where gates of one number an element stand in its place.
+WYVERN_DEVICE float rate_of(const TokenRows<const BETA_DTYPE>& beta, int64 token, int head) {
+  if constexpr (ERASE_WRITE)
+    return 1.0f;
+  else
+    return activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta.row(token)[head]);
+}
+
 /// All of a warp's part of its slice. When the sums over slices are there, between() says where
 /// rows go: pointers from before would take registers that there are not.
 template <class Between>

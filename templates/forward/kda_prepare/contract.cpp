@@ -36,7 +36,9 @@ std::string illegal(const Spec& s) {
                        s.K);
   if (s.num_warps * 8 > s.K)
     return fmt::format("num_warps={} leaves warps without channels", s.num_warps);
-  if (s.ERASE_WRITE) return "its rows have one rate each, beta";
+  if (s.ERASE_WRITE && s.BETA_DTYPE != s.DTYPE)
+    return fmt::format("erase and write are {}, not {} as what they are multiplied by",
+                       to_string(s.BETA_DTYPE), to_string(s.DTYPE));
   if (s.NEG_EIGVAL) return "states that need not decay want more digits than 16-bit products keep";
   return {};
 }
@@ -71,8 +73,9 @@ Template prepare(std::string name, std::string source, bool backward) {
   t.tensor_maps = {{.name = "q_map", .argument = "q", .view = keys},
                    {.name = "k_map", .argument = "k", .view = keys},
                    {.name = "g_map", .argument = "g", .view = gates}};
-  t.strided = {"q", "k", "beta", "g"};
-  t.fallback = [](Spec& s, const Limits&) { s.num_warps = 8; };
+  t.strided = {"q", "k", "v", "beta", "erase", "write", "g"};
+  // With the erase gate a multiprocessor's shared memory has no room for a second block.
+  t.fallback = [](Spec& s, const Limits&) { s.num_warps = s.ERASE_WRITE && s.K == 128 ? 16 : 8; };
   t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
     const std::int64_t blocks = shape.sequences * cuda::ceil_div(shape.tokens, s.BT) * s.HV;
     if (s.K == 128 && blocks <= limits.multiprocessors) s.num_warps = 16;
@@ -99,7 +102,6 @@ Template for_a_forward_pass() {
   t.constants.insert(t.constants.end(), {constant::HV, constant::U_DTYPE, constant::V,
                                          constant::SCALAR_GATE, constant::VECTOR_GATE});
   t.tensor_maps.push_back({.name = "v_map", .argument = "v", .view = values});
-  t.strided.push_back("v");
   t.illegal = forward_illegal;
   return t;
 }
@@ -107,6 +109,7 @@ Template for_a_forward_pass() {
 Template for_a_backward_pass() {
   Template t = prepare("kda_bwd_prepare", "backward.cu", true);
   t.covers = {stages::kda_bwd_prepare};
+  t.constants.push_back(constant::V);
   t.tensor_maps.push_back({.name = "squares_map", .argument = "squares", .view = squares});
   t.illegal = backward_illegal;
   return t;

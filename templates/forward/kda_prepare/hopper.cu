@@ -79,22 +79,35 @@ WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
     sm90::barrier_init(b.loaded(1), 1);
     sm90::fence_barrier_init();
     load_rows(b, e.key_head(b.head), q_map, k_map, g_map);
-    sm90::barrier_arrive_expect(b.loaded(1), kRowBytes * V);
-    sm90::tensor_load(b.tile_of<kLayout.v>().data, v_map,
-                      {0, static_cast<int>(b.chunk.token), 0, b.head}, b.loaded(1));
+    if constexpr (!ERASE_WRITE) {
+      sm90::barrier_arrive_expect(b.loaded(1), kRowBytes * V);
+      sm90::tensor_load(b.tile_of<kLayout.v>().data, v_map,
+                        {0, static_cast<int>(b.chunk.token), 0, b.head}, b.loaded(1));
+    }
+  }
+  if constexpr (ERASE_WRITE) {
+    load_erase(b, rows_in(b.chunk, erase, erase_stride, b.head * K));
+    make_written(
+        b, rows_in(b.chunk, v, v_stride, b.head * V),
+        rows_in(b.chunk, write, write_stride, b.head * V),
+        [tile = b.tile_of<kLayout.v>()](int row, int col, const uint32(&x)[4]) {
+          *reinterpret_cast<Vector<uint32, 4>*>(tile.at(row, col)) = {{x[0], x[1], x[2], x[3]}};
+        });
   }
   const GateForm form(e, HAS_A_LOG ? A_log[b.head] : 0.0f);
-  read_factors(
-      b, form, dt_bias, [rows = TokenRows<const BETA_DTYPE>{beta, beta_stride}, &b](int row) {
-        return activate_beta<BETA_SIGMOID, NEG_EIGVAL>(rows.row(b.chunk.token + row)[b.head]);
-      });
+  read_factors(b, form, dt_bias,
+               [rows = TokenRows<const BETA_DTYPE>{beta, beta_stride}, &b](int row) {
+                 return rate_of(rows, b.chunk.token + row, b.head);
+               });
   sync_block();
   sm90::barrier_wait(b.loaded(0), 0);
   if (b.chunk.rows < kChunk) {
     clear_rows(b.tile_of<kLayout.q>(), b.chunk.rows);
     clear_rows(b.tile_of<kLayout.k>(), b.chunk.rows);
-    sm90::barrier_wait(b.loaded(1), 0);
-    clear_rows(b.tile_of<kLayout.v>(), b.chunk.rows);
+    if constexpr (!ERASE_WRITE) {
+      sm90::barrier_wait(b.loaded(1), 0);
+      clear_rows(b.tile_of<kLayout.v>(), b.chunk.rows);
+    }
     sync_block();
   }
 
@@ -110,7 +123,7 @@ WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
               BlockPlace<WrittenScores>{b, slice.part % 2 == 0, solve.x, {b, Aqk + b.first(BT)}});
   sync_block();
 
-  sm90::barrier_wait(b.loaded(1), 0);
+  if constexpr (!ERASE_WRITE) sm90::barrier_wait(b.loaded(1), 0);
   const auto inverse = b.tile_of<kLayout.inverse>();
   invert(solve, inverse, sm90::ScaledColumns<SquareTile>{inverse, b.floats<kLayout.beta>()});
   sm90::fence_proxy_async();

@@ -16,14 +16,16 @@ struct HopperLayout {
   /// q and k become their rows decayed from a slice's start; the first slice of k, which nothing is
   /// before, its rows decayed to the middle of the chunk.
   cuda::sm90::SwizzledPlace q, k;
-  cuda::sm90::SwizzledPlace v;       ///< only forward
+  cuda::sm90::SwizzledPlace erase;   ///< with ERASE_WRITE; else where k is
+  cuda::sm90::SwizzledPlace v;       ///< only forward; with ERASE_WRITE write v
   cuda::sm90::SwizzledPlace scores;  ///< only backward
   cuda::sm90::SwizzledPlace gates;   ///< in units of 16 bits: G_DTYPE may have 32
   /// Where gates were: keys decayed to a slice's end; in the last slice, which nothing is after,
   /// from the middle of the chunk.
   cuda::sm90::SwizzledPlace right;
-  cuda::sm90::SwizzledPlace erasing;  ///< k exp(G); backward only sums of steep gates
-  cuda::sm90::SwizzledPlace late;     ///< the last slice of q, decayed from the middle of the chunk
+  cuda::sm90::SwizzledPlace
+      erasing;  ///< k exp(G), or erase k exp(G); backward only sums of steep gates
+  cuda::sm90::SwizzledPlace late;  ///< the last slice of q, decayed from the middle of the chunk
   cuda::sm90::SwizzledPlace
       inverse;              ///< (I + A)^-1 - I, forward columns by beta, where `right` was
   cuda::ArrayPlace shares;  ///< of scores inside slices: 256 of each kind from each other warp
@@ -41,6 +43,7 @@ struct HopperLayout {
     cuda::LayoutBuilder at;
     q = cuda::sm90::swizzled_tile(at, kChunk, s.K, s.DTYPE);
     k = cuda::sm90::swizzled_tile(at, kChunk, s.K, s.DTYPE);
+    erase = s.ERASE_WRITE ? cuda::sm90::swizzled_tile(at, kChunk, s.K, s.DTYPE) : k;
     if (values == 0)
       scores = cuda::sm90::swizzled_tile(at, kChunk, kChunk, s.DTYPE);
     else

@@ -96,6 +96,48 @@ WYVERN_DEVICE void clear_rows(const TileType& tile, int rows) {
     *reinterpret_cast<Vector<uint32, 4>*>(tile.at(rows + i / kPieces, i % kPieces * 8)) = {};
 }
 
+// ---- gates of one number an element -------------------------------------------------------------
+
+/// Loads the chunk's rows of the erase gate, by all threads; those behind a sequence's end are 0.
+WYVERN_DEVICE void load_erase(const Block& b, const TokenRows<const BETA_DTYPE>& erase) {
+  const auto tile = b.tile_of<kLayout.erase>();
+  constexpr int kPieces = K / 8;
+  for (int i = thread_index(); i < kChunk * kPieces; i += kThreads) {
+    const int row = i / kPieces;
+    const int col = i % kPieces * 8;
+    Vector<uint32, 4> piece{};
+    if (row < b.chunk.rows) piece = load<4>(reinterpret_cast<const uint32*>(erase.row(row) + col));
+    *reinterpret_cast<Vector<uint32, 4>*>(tile.at(row, col)) = piece;
+  }
+}
+
+/// Calls put(row, col, words) with write v, eight columns at a time, by all threads; behind a
+/// sequence's end it is 0.
+template <class Put>
+WYVERN_DEVICE void make_written(const Block& b, const TokenRows<const DTYPE>& v,
+                                const TokenRows<const BETA_DTYPE>& write, Put&& put) {
+  constexpr int kPieces = V / 8;
+  for (int i = thread_index(); i < kChunk * kPieces; i += kThreads) {
+    const int row = i / kPieces;
+    const int col = i % kPieces * 8;
+    uint32 words[4] = {};
+    if (row < b.chunk.rows) {
+      const auto values = load<8>(v.row(row) + col);
+      const auto gates = load<8>(write.row(row) + col);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        float x[2];
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+          x[n] =
+              within_range<DTYPE>(to_float(values.at[2 * j + n]) * to_float(gates.at[2 * j + n]));
+        words[j] = pack<DTYPE>(x[0], x[1]);
+      }
+    }
+    put(row, col, words);
+  }
+}
+
 // ---- a warp's part of a slice -------------------------------------------------------------------
 
 /// Where decayed rows of the chunk and head go, `stride` elements from a token's to the next one's.
@@ -247,6 +289,8 @@ struct Slice {
     DTYPE* const query_rows = b.tile_of<kLayout.q>().at(row(), column(group));
     const Rows k(key_rows);
     const Rows q(query_rows);
+    const DTYPE* const erase_rows =
+        key_rows + (b.tile_of<kLayout.erase>().at(0, 0) - b.tile_of<kLayout.k>().at(0, 0));
     uint32 left[2][4], query[2][4], right[2][4], erasing[2][4], reading[2][4], adding[2][4];
     // Queries of the last slice in the tile of its own: 48 rows less in each panel of 64 channels,
     // swizzled alike. They go there word by word, since eight more words would spill.
@@ -268,15 +312,21 @@ struct Slice {
         for (int d = 0; d < 2; ++d) {
           const float g = G[r][j + d];
           const float key = k.of(r, j + d) * norms[1][r];
+          float erased = key;
+          if constexpr (ERASE_WRITE) {
+            const DTYPE* const gates = erase_rows + r * kEightRows + j;
+            sm90::touch(gates);
+            erased *= to_float(load<2>(gates).at[d]);
+          }
           const float asked = q.of(r, j + d) * norms[0][r];
           const float reached = exp2_fast(g);
           const float left_over = exp2_fast(total.at[d] - g);
-          a[r][d] = key * reached;
+          a[r][d] = erased * reached;
           y[r][d] = asked * reached;
           c[r][d] = key * left_over;
           if constexpr (kMayBeSteep) {
             const float after = exp2_fast(g - from_middle.at[d]);
-            own_k[2 * d + r] = to_tf32(steep ? 0.0f : key * after);
+            own_k[2 * d + r] = to_tf32(steep ? 0.0f : erased * after);
             own_q[2 * d + r] = to_tf32(steep ? 0.0f : asked * after);
             own_right[r][d] = to_tf32(steep ? 0.0f : key * exp2_fast(from_middle.at[d] - g));
           } else {
@@ -378,8 +428,10 @@ struct Slice {
             const float difference = s > r ? 0.0f : *sums(r, c) - *sums(s, c);
             const float x = to_float(*k.at(first() + s, col)) * exp2_fast(difference) *
                             norms[1][i / 2] * norm(1, first() + s);
-            keys.x[n].x[i] =
-                fused_multiply_add(to_float(*k.at(first() + r, col)), x, keys.x[n].x[i]);
+            float erased = to_float(*k.at(first() + r, col));
+            if constexpr (ERASE_WRITE)
+              erased *= to_float(*b.tile_of<kLayout.erase>().at(first() + r, col));
+            keys.x[n].x[i] = fused_multiply_add(erased, x, keys.x[n].x[i]);
             queries.x[n].x[i] = fused_multiply_add(
                 to_float(*q.at(first() + r, col)) * (norms[0][i / 2] / norms[1][i / 2]), x,
                 queries.x[n].x[i]);
