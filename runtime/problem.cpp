@@ -89,7 +89,7 @@ void check_dtypes(const Problem& p, const OperatorFacts& op) {
     check_dtype("g_dtype", p.g_dtype, {DType::fp32});
   else if (gate == GateKind::scalar)
     check_dtype("g_dtype", p.g_dtype, {p.dtype, DType::fp32});
-  check_dtype("state_dtype", p.state_dtype, {DType::fp32, DType::bf16});
+  check_dtype("state_dtype", p.state_dtype, {DType::fp32, DType::bf16, DType::fp16});
   check_dtype("seqlens_dtype", p.seqlens_dtype, {DType::int32, DType::int64});
   check_dtype("index_dtype", p.index_dtype, {DType::int32, DType::int64});
 }

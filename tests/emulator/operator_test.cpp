@@ -313,9 +313,10 @@ TEST_P(EmulatedPool, OfPortablePlans) {
 TEST_P(EmulatedPool, OfHopperPlans) {
   Problem p = base({std::string(GetParam()), Pass::forward});
   p.H = 1, p.HV = 2;
-  for (const bool v_first : {false, true}) {
+  for (const DType states : {DType::fp32, DType::bf16, DType::fp16}) {
+    const bool v_first = states != DType::fp32;
     p.state_v_first = v_first;
-    p.state_dtype = v_first ? DType::bf16 : DType::fp32;
+    p.state_dtype = states;
     p.index_dtype = v_first ? DType::int64 : DType::int32;
     const OperatorData data = pool_data(p, Gate::typical, 32, {70, 3, 130, 17, 1, 64, 0, 33});
     for (const Plan& plan : plans_with_all(device(), data.problem, 64))

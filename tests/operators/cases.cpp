@@ -39,7 +39,7 @@ constexpr Together kTogether[] = {
     {"PackedInt64", "Kept64Packed"},
     {"BatchInvariant", "Packed"},
     {"EveryStateKFirst", "EveryStatePackedKFirst"},
-    {"InPlaceBf16", "InPlaceFromZeros"},
+    {"InPlace_bf16", "InPlaceFromZeros"},
     {"InPlaceFewSlots", "InPlaceIndexedVFirst"},
 };
 
@@ -139,7 +139,9 @@ void add_states(Cases& cases) {
   cases.add("NoStates", [](Problem& p) { p.output_final_state = false; });
   cases.add("States", states);
   cases.add("StatesVFirst", [](Problem& p) { states(p), p.state_v_first = true, p.V = 40; });
-  cases.add("StatesBf16", [](Problem& p) { states(p), p.state_dtype = DType::bf16; });
+  for (const DType dtype : {DType::bf16, DType::fp16})
+    cases.add(fmt::format("States_{}", to_string(dtype)),
+              [=](Problem& p) { states(p), p.state_dtype = dtype; });
 }
 
 void add_numbers(Cases& cases) {
@@ -250,7 +252,9 @@ void add_pools_in_place(Cases& cases) {
   };
   const Lengths lengths = recurrent ? Lengths{1, 8, 0, 2, 1, 3} : Lengths{65, 130, 0, 2, 64, 17};
   cases.add("InPlace", inplace);
-  cases.add("InPlaceBf16", [=](Problem& p) { inplace(p), p.state_dtype = DType::bf16; });
+  for (const DType dtype : {DType::bf16, DType::fp16})
+    cases.add(fmt::format("InPlace_{}", to_string(dtype)),
+              [=](Problem& p) { inplace(p), p.state_dtype = dtype; });
   for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
     cases.add(
         fmt::format("InPlaceIndexed_{}", to_string(dtype)),
@@ -328,7 +332,8 @@ void add_checkpoints(Cases& cases) {
           p.initial_state = p.output_final_state = false;
           p.inplace_state = p.state_index = p.packed = p.output_state_index = true;
           p.has_initial_state = p.null_slot_zero = true;
-          p.state_slots = 16, p.index_dtype = DType::int64, p.state_dtype = DType::bf16;
+          p.state_slots = 16, p.index_dtype = DType::int64;
+          p.state_dtype = some ? DType::fp16 : DType::bf16;
         },
         Gate::mixed, lengths);
 }
@@ -352,7 +357,7 @@ void add_drafts(Cases& cases) {
       const auto of = [=](Problem& p) {
         p.dtype = p.beta_dtype = dtype, p.state_v_first = v_first;
         if (v_first) p.index_dtype = DType::int64, p.has_initial_state = p.null_slot_zero = true;
-        if (v_first && dtype != DType::fp32) p.state_dtype = DType::bf16;
+        if (v_first && dtype != DType::fp32) p.state_dtype = dtype;
       };
       cases.add("Columns_" + name, [=](Problem& p) { columns(p), of(p); }, Gate::mixed);
       cases.add("Intermediate_" + name, [=](Problem& p) { buffer(p), of(p); }, Gate::mixed);
@@ -541,7 +546,7 @@ void draw_drafts(Draw& draw, Problem& p) {
 
 void draw_states(Draw& draw, Problem& p) {
   p.initial_state = draw.flip();
-  p.state_dtype = draw.flip() ? DType::bf16 : DType::fp32;
+  p.state_dtype = draw.flip() ? DType::fp32 : draw.flip() ? DType::bf16 : DType::fp16;
   p.output_final_state = draw.flip();
   p.state_v_first = draw.flip();
   const bool recurrent = p.pass == Pass::recurrent;

@@ -129,7 +129,7 @@ void infer_states(Tensors& tensors, Problem& p) {
   const std::string name = p.inplace_state ? "state" : "initial_state";
   const HostTensor* state = find(tensors, name);
   if (state != nullptr) {
-    need_dtype(*state, name, {DType::fp32, DType::bf16});
+    need_dtype(*state, name, {DType::fp32, DType::bf16, DType::fp16});
     p.state_dtype = state->dtype;
   }
   p.initial_state = state != nullptr && !p.inplace_state;
@@ -181,7 +181,7 @@ void infer_drafts(Tensors& tensors, Problem& p) {
   }
   need_rank(*given, "intermediate_states", 5, symbols_of("intermediate_states", p));
   if (!p.initial_state && !p.inplace_state) {
-    need_dtype(*given, "intermediate_states", {DType::fp32, DType::bf16});
+    need_dtype(*given, "intermediate_states", {DType::fp32, DType::bf16, DType::fp16});
     p.state_dtype = given->dtype;
   }
   p.intermediate_rows = given->shape[0];
@@ -209,7 +209,7 @@ void infer_checkpoints(Tensors& tensors, Problem& p) {
   }
   need_rank(*given, "checkpoints", 4, symbols_of("checkpoints", p));
   if (!p.initial_state && !p.inplace_state) {
-    need_dtype(*given, "checkpoints", {DType::fp32, DType::bf16});
+    need_dtype(*given, "checkpoints", {DType::fp32, DType::bf16, DType::fp16});
     p.state_dtype = given->dtype;
   }
   if (p.checkpoint_every != 0) p.checkpoint_rows = given->shape[0];

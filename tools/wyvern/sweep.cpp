@@ -296,7 +296,7 @@ void draw_states(Draw& draw, Problem& p) {
   p.initial_state = draw.chance(2);
   p.output_final_state = draw.chance(2);
   p.state_v_first = draw.chance(2);
-  p.state_dtype = draw.chance(4) ? DType::bf16 : DType::fp32;
+  p.state_dtype = draw.chance(4) ? DType::bf16 : draw.chance(4) ? DType::fp16 : DType::fp32;
   if (p.pass == Pass::backward) return;
   const bool recurrent = p.pass == Pass::recurrent;
   p.inplace_state = draw.chance(recurrent ? 2 : 4);

@@ -51,7 +51,7 @@ struct Problem {
   DType dtype = DType::bf16;           ///< of q, k, v and o: bf16, fp16 or fp32
   DType beta_dtype = DType::bf16;      ///< of beta, or of erase and write: as dtype, or fp32
   DType g_dtype = DType::fp32;         ///< as dtype, or fp32; of kda any of the three
-  DType state_dtype = DType::fp32;     ///< of states but the final one: fp32 or bf16
+  DType state_dtype = DType::fp32;     ///< of states but the final one: fp32, bf16, fp16
   DType seqlens_dtype = DType::int32;  ///< int32 or int64
 
   std::optional<float> scale;          ///< factor on o; default K^-0.5

@@ -211,7 +211,7 @@ def test_no_tokens_give_the_initial_state_back(device: str) -> None:
 
 
 def test_half_precision_states_and_gates_of_another_dtype(device: str) -> None:
-    """What the kernels do not take is cast: states in fp16, beta in fp16 beside bf16."""
+    """States in fp16 are taken as they are; beta in fp16 beside bf16 is cast."""
     call = make(ops.fused_recurrent_gated_delta_rule, torch.bfloat16, device, T=3)
     wanted, _ = call()
     for name, dtype in (("initial_state", torch.float16), ("beta", torch.float16)):

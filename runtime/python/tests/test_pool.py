@@ -125,11 +125,15 @@ def test_pieces_in_place_are_the_whole(function: Any, device: str) -> None:
     assert pool.any()
 
 
-def test_bfloat16_pools_and_compile(device: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_pools_of_16_bits_and_compile(dtype: torch.dtype, device: str) -> None:
     call = pack(ops.chunk_gated_delta_rule, device, torch.bfloat16)
-    pool, _ = pool_like(call, 8, dtype=torch.bfloat16)
+    pool, _ = pool_like(call, 8, dtype=dtype)
     other = pool.clone()
+    wanted_o, after = wanted(call, pool, v_first=False)
     o, _ = ops.chunk_gated_delta_rule(**call.tensors, **call.fixed, state=pool, **indices(device))
+    assert error(o, wanted_o) < 5e-3
+    assert error(pool, after) < 5e-3
 
     def step(state: torch.Tensor) -> torch.Tensor:
         given = ops.chunk_gated_delta_rule(**call.tensors, **call.fixed, state=state, **indices(device))[0]
@@ -171,7 +175,7 @@ MISTAKES = {
         lambda x: {**x, "initial_state": x["state"].clone()}, ValueError, "initial_state is given",
     ),
     "recompute": (bad(disable_recompute=True), ValueError, "disable_recompute is true"),
-    "dtype": (lambda x: {**x, "state": x["state"].half()}, TypeError, "state is torch.float16; it must be"),
+    "dtype": (lambda x: {**x, "state": x["state"].double()}, TypeError, "state is torch.float64; it must be"),
     "index dtype": (
         lambda x: {**x, "state_index": x["state_index"].float()}, TypeError,
         "state_index is torch.float32; it must be torch.int32 or torch.int64",

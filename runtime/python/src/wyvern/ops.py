@@ -61,7 +61,6 @@ __all__ = [
 # Asked at each call, so it must be quick: whether autocast is on for any device.
 _any_autocast = torch._C._is_any_autocast_enabled
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-_STATES = (torch.float32, torch.bfloat16)
 _PRECISIONS = ("tf32", "tf32x3", "ieee")
 _heads_first_told = False
 _LONGEST_KEYS = 2.0  # at a rate of 0.5 longer ones turn the state around and make it grow
@@ -174,7 +173,7 @@ def chunk_gated_delta_rule(
             or on tuning, and going on from a float32 final state after a multiple of 64 tokens gives the
             bits of one call; without gradients. On a GPU no sequence is shared out over blocks then.
         state: a pool of states ``[slots, HV, K, V]`` (``[slots, HV, V, K]`` with ``state_v_first``) in
-            float32 or bfloat16, in the place of ``initial_state`` and ``output_final_state``: the states
+            float32, float16 or bfloat16, in the place of ``initial_state`` and ``output_final_state``: the states
             that sequences start from, where their final states are left. It is updated in place, without
             gradients: inputs that require them are refused. Slots are contiguous, at any distance of a
             multiple of 16 bytes from one to the next; another pool is refused, not copied.
@@ -193,7 +192,7 @@ def chunk_gated_delta_rule(
             each sequence goes to ``checkpoints`` instead. A multiple of 16; 0, a number past the sequence's
             end or any other: none does.
         checkpoints: ``[rows, HV, K, V]`` (``[rows, HV, V, K]`` with ``state_v_first``) in the dtype of
-            ``initial_state`` or ``state``, or without these float32 or bfloat16. With
+            ``initial_state`` or ``state``, or without these float32, float16 or bfloat16. With
             ``checkpoint_offsets`` row n is sequence n's, of N rows. With ``checkpoint_every`` rows of a
             sequence of L tokens are ``L // checkpoint_every``, one sequence after the other; of more than
             there are rows the last are not written. Other rows, and those of null sequences, keep what they
@@ -928,8 +927,6 @@ def _call(
         if erase is not None and write is not None:
             if erase.dtype is not write.dtype or erase.dtype is not dtype:
                 erase, write = floating("b", erase).float(), floating("w", write).float()
-        if initial_state is not None and initial_state.dtype is torch.float16:
-            initial_state = initial_state.float()
         if A_log is not None:
             A_log = floating("A_log", A_log).reshape(-1).float()
         if dt_bias is not None:
@@ -1047,8 +1044,10 @@ def _pool_options(
     written = ("state", "checkpoints", "intermediate_states")
     given = next((name for name in written if getattr(pool, name) is not None), "out")
     for name in written:
-        if (x := getattr(pool, name)) is not None and tensor(name, x).dtype not in _STATES:
-            raise TypeError(f"{name} is {x.dtype}; it must be torch.float32 or torch.bfloat16")
+        if (x := getattr(pool, name)) is not None and tensor(name, x).dtype not in _FLOATS:
+            raise TypeError(
+                f"{name} is {x.dtype}; it must be torch.float32, torch.float16 or torch.bfloat16"
+            )
     if pool.state is not None:
         if initial_state is not None:
             raise ValueError("initial_state is given; it must be None with state, whose slots hold it")
