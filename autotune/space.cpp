@@ -124,8 +124,9 @@ class Builder {
     Group group{t.id(), constants, BT, SEG, {}, 0, {}, 0, {}};
     group.configs = wyvern::space(t, constants, target_.limits, floor_, shape);
     if (group.configs.empty()) return {};
-    const Config preferred =
-        default_config(t, constants, target_.limits, floor_, shape).value_or(group.configs.front());
+    const Config preferred = default_config(t, constants, target_.limits, floor_,
+                                            work_of(problem_, target_, shape, rows))
+                                 .value_or(group.configs.front());
     const auto at = std::find(group.configs.begin(), group.configs.end(), preferred);
     // A default that the space calls redundant is still the config of an untuned run: it takes
     // part.

@@ -213,10 +213,10 @@ std::vector<CompileRequest> defaults(DeviceKind device) {
     if (std::ranges::any_of(t.tensor_maps,
                             [&](const TensorMapUse& map) { return !map.when.holds(constants); }))
       std::swap(constants.SCALAR_GATE, constants.VECTOR_GATE);
-    auto chosen = default_config(t, constants, target.limits, Precision::tf32, /*BT=*/64);
+    auto chosen = default_config(t, constants, target.limits, Precision::tf32, {.shape = {64}});
     if (!chosen) {  // some have no grouped heads
       constants.H = constants.HV, constants.GROUP = 1;
-      chosen = default_config(t, constants, target.limits, Precision::tf32, /*BT=*/64);
+      chosen = default_config(t, constants, target.limits, Precision::tf32, {.shape = {64}});
     }
     EXPECT_TRUE(chosen.has_value()) << t.id();
     if (chosen) requests.push_back({&t, constants, *chosen, target});

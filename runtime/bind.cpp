@@ -53,21 +53,7 @@ float stage_gate_floor(const Template& t, const Constants& constants, const Prob
 }
 
 Extents extents_of(const Problem& problem, PlanShape shape, float gate_floor, Rows rows) {
-  Extents e;
-  e.B = problem.B;
-  e.T = problem.T * (rows == Rows::steps ? problem.num_householder : 1);
-  e.N = problem.N;
-  const auto slots = [&](std::int64_t tokens) {
-    return tokens == 0 ? 0 : chunk_slots(problem.B, e.T, problem.N, problem.packed, tokens);
-  };
-  e.NT = slots(shape.BT);
-  // Every sequence has a segment, however short it is.
-  e.NS = std::max(slots(shape.BT * shape.SEG), shape.SEG == 0 ? 0 : problem.N);
-  e.S = problem.state_index ? problem.state_slots : problem.N;
-  e.M = std::max<std::int64_t>(problem.index_columns, 1);
-  e.R = problem.intermediate_rows.value_or(0);
-  e.D = draft_tokens_of(problem);
-  e.CP = checkpoint_rows(problem);
+  Extents e = sizes_of(problem, shape, rows);
   e.first_slot = problem.null_slot_zero ? 1 : 0;
   e.scale = scale_of(problem);
   e.lower_bound = problem.lower_bound.value_or(0.0F);

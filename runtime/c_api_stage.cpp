@@ -17,7 +17,7 @@
 #include "runtime/devices/device_impl.hpp"
 #include "runtime/operator_impl.hpp"
 #include "runtime/plan.hpp"
-#include "templates/template.hpp"
+#include "templates/cost.hpp"
 
 struct wyvern_stage {
   wyvern::Stage stage;
@@ -29,14 +29,14 @@ struct wyvern_stage {
 namespace wyvern {
 namespace {
 
-/// The template of that name for the device's kind that default plans take.
+/// A template of that name for the device's kind.
 const Template& template_of(const std::string& name, DeviceKind device) {
   const Template* found = nullptr;
   std::set<std::string_view> names;
   for (const Template& t : all_templates()) {
     if (t.device != device) continue;
     names.insert(t.name);
-    if (t.name == name && (found == nullptr || t.rank < found->rank)) found = &t;
+    if (t.name == name) found = &t;
   }
   if (found == nullptr)
     bad_input(fmt::format("name is '{}'; for {} it must be one of {}", name, to_string(device),
@@ -44,22 +44,23 @@ const Template& template_of(const std::string& name, DeviceKind device) {
   return *found;
 }
 
-/// The best template of that name whose needs the target meets.
+/// The cheapest template of that name whose needs the target meets.
 PlanStep step_of(const std::string& name, const Problem& problem, const Target& target) {
   constexpr std::int64_t kUsual = 64;
   const Constants constants = problem_constants(problem);
-  const Template* best = nullptr;
-  std::optional<Config> config;
+  const Workload work = work_of(problem, target, problem.chunk_size.value_or(kUsual), Rows::tokens);
+  std::optional<PlanStep> best;
+  double least = 0;
   for (const Template& t : all_templates()) {
     if (t.device != target.device || t.name != name) continue;
-    if (best != nullptr && best->rank <= t.rank) continue;
-    if (auto own = default_config(t, constants, target.limits, precision_floor(problem),
-                                  problem.chunk_size.value_or(kUsual))) {
-      best = &t;
-      config = std::move(own);
-    }
+    auto config = default_config(t, constants, target.limits, precision_floor(problem), work);
+    if (!config) continue;
+    const double us = cost_of(t, Spec(constants, *config), work, target.limits);
+    if (best && us >= least) continue;
+    best = PlanStep{t.id(), *std::move(config)};
+    least = us;
   }
-  if (best != nullptr) return {best->id(), *std::move(config)};
+  if (best) return *std::move(best);
   throw Error(ErrorKind::kBadInput,
               fmt::format("{} has no config for a chunk_size of {} and these dimensions on {}",
                           template_of(name, target.device).name,

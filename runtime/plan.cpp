@@ -9,12 +9,14 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <initializer_list>
 #include <limits>
+#include <map>
+#include <utility>
 
 #include "runtime/base/json_text.hpp"
 #include "runtime/devices/device_impl.hpp"
 #include "runtime/operators/operator.hpp"
+#include "templates/cost.hpp"
 #include "templates/legality.hpp"
 
 namespace wyvern {
@@ -29,7 +31,8 @@ void extend(const Problem& problem, std::span<const StageUse> uses, std::size_t 
   }
   for (const auto& [t, count] : covers(uses, first, target.device)) {
     const Constants constants = step_constants(problem, uses.subspan(first, count));
-    const auto config = default_config(*t, constants, target.limits, precision_floor(problem), BT);
+    const auto config = default_config(*t, constants, target.limits, precision_floor(problem),
+                                       work_of(problem, target, BT, uses[first].rows));
     if (!config) continue;
     plan.push_back({t->id(), *config});
     extend(problem, uses, first + count, target, BT, plan, plans);
@@ -37,172 +40,80 @@ void extend(const Problem& problem, std::span<const StageUse> uses, std::size_t 
   }
 }
 
-/// The plan with the fewest kernels, of equals the one whose templates rank first. With a SEG all
-/// scans are split, without none. Of templates with a cost of walks only `walk`, if it is given.
-std::optional<Plan> shortest_plan(const Problem& problem, std::span<const StageUse> uses,
-                                  const Target& target, PlanShape shape,
-                                  const Template* walk = nullptr) {
-  struct Best {
-    std::size_t kernels = 0, next = 0;  // kernels 0: no way to the end
-    PlanStep step;
-  };
-  const bool splits = shape.SEG != 0;
-  shape.sequences = problem.N;
-  shape.tokens = problem.packed && problem.N > 0 ? problem.T / problem.N : problem.T;
-  const std::vector<std::size_t> scans =
-      splits ? splittable_scans(uses, target.device) : std::vector<std::size_t>();
-  const auto is_whole_scan = [&](const Template& t, std::size_t first, std::size_t next) {
-    return std::any_of(scans.begin(), scans.end(), [&](std::size_t scan) {
-      return first <= scan && scan < next && t.carries_out(uses[scan].stage->name);
-    });
-  };
-  std::vector<Best> best(uses.size());
-  for (std::size_t first = uses.size(); first-- > 0;)
-    for (const auto& [t, count] : covers(uses, first, target.device)) {
-      const std::size_t next = first + count;
-      if (walk != nullptr && t->walk_cost && t != walk) continue;
-      const bool split = t->tunable("SEG") != nullptr;
-      if (split ? !splits : is_whole_scan(*t, first, next)) continue;
-      if (next < uses.size() && best[next].kernels == 0) continue;
-      const std::size_t kernels = 1 + (next < uses.size() ? best[next].kernels : 0);
-      if (best[first].kernels != 0 && best[first].kernels <= kernels) continue;
-      const Constants constants = step_constants(problem, uses.subspan(first, count));
-      const auto config =
-          default_config(*t, constants, target.limits, precision_floor(problem), shape);
-      if (config) best[first] = {kernels, next, {t->id(), *config}};
-    }
-  if (best.front().kernels == 0) return {};
-  Plan plan;
-  for (std::size_t use = 0; use < uses.size(); use = best[use].next) plan.push_back(best[use].step);
-  return plan;
-}
-
-/// Costs where no template of a pass states its own: the unit is a chunk in one block of a scan. On
-/// one H200, 2026-11-21, an estimate of 0.43 brought a forward pass from 0.349 to 0.204 ms, one of
-/// 0.38 another from 1.458 to 0.833, and one of 0.74 nothing (0.130 and 0.134).
-constexpr WalkCost kWholeScans{.chunk = 1};
-constexpr WalkCost kSplitScans{.chunk = 1, .combine = 1, .clear = 0.6};
-
-/// A backward pass by portable kernels, of which some templates with a cost take the place: almost
-/// all in proportion to chunks and heads, since its scans are split where few heads would leave a
-/// GPU idle (one H200, 2026-11-24: 31 us of a multiprocessor for 64 heads, 51 for 8; of a decay a
-/// channel 58 for 64 heads).
-constexpr WalkCost kPortableBackward{.chunk = 0, .prepare = 45, .added = 60};
-constexpr WalkCost kPortableVectorBackward{.chunk = 0, .prepare = 60, .added = 60};
-
-/// Blocks with so many columns of a state of `columns`.
-std::int64_t tiles(std::int64_t columns, std::int64_t width) {
-  return (columns + width - 1) / width;
-}
-
-/// What a pass costs with segments of SEG chunks, or 0: with none. As long as every block has a
-/// multiprocessor to itself all walk side by side, and blocks beyond that take turns, as times of
-/// forward passes of 8 to 256 chains on an H200 have it (2026-11-21; D = 128). A split walk goes
-/// through its chunks twice, first for what segments do to a state, M (K columns) and R (V
-/// columns), then from the states that combine carried past them.
-double walk_time(const WalkCost& cost, const Problem& problem, const Target& target,
-                 std::int64_t BT, std::int64_t SEG) {
-  const auto multiprocessors = static_cast<double>(target.limits.multiprocessors);
-  // A chunk in each of so many walks: with states of K or V columns, or of both.
-  const auto chunk_of = [&](std::int64_t walks, std::initializer_list<std::int64_t> columns) {
-    std::int64_t narrow = 0, wide = 0;
-    for (const std::int64_t width : columns) {
-      narrow += walks * tiles(width, 64);
-      wide += walks * tiles(width, 128);
-    }
-    const double narrow_turns = static_cast<double>(narrow) / multiprocessors;
-    const double wide_turns = static_cast<double>(wide) / multiprocessors;
-    return cost.wide > 0 && narrow_turns > 1 ? cost.wide * std::max(1.0, std::ceil(wide_turns))
-                                             : cost.chunk * std::max(1.0, narrow_turns);
-  };
-  const std::int64_t chains = problem.N * problem.HV;
-  const std::int64_t chunks = problem.B * problem.T * problem.num_householder / problem.N / BT;
-  const double prepared = cost.prepare * static_cast<double>(chunks * chains) / multiprocessors;
-  const std::int64_t values = cost.directions * problem.V;
-  if (SEG == 0)
-    return static_cast<double>(chunks) * chunk_of(chains, {values}) + prepared + cost.added;
-  const std::int64_t segments = (chunks + SEG - 1) / SEG;
-  // Where blocks choose their columns, a sequence's last segment has none for its M and R.
-  const std::int64_t last = cost.wide > 0 ? 1 : 0;
-  const double first = chunk_of(chains * (segments - last), {problem.K, values});
-  const double second = chunk_of(chains * segments, {values});
-  return static_cast<double>(SEG) * (first + second) +
-         cost.combine * static_cast<double>(segments) + prepared + cost.added;
-}
-
-/// How the default plan walks through sequences.
-struct Walk {
-  const Template* by = nullptr;  ///< of templates with a cost of walks; null: any
-  std::int64_t SEG = 0;
-  /// In microseconds, where templates say what walks cost.
-  double time = std::numeric_limits<double>::infinity();
+/// One template's step of a plan, and what it takes.
+struct Priced {
+  PlanStep step;
+  double us = 0;
 };
 
-/// Stands for none of the templates with a cost of walks.
-const Template& portable_walk() {
-  static const Template& none = *new Template;
-  return none;
-}
-
-/// The least of several costs in one unit.
+/// The cheapest plans of one problem, chunk size by chunk size.
 class Cheapest {
  public:
-  Cheapest(const Problem& problem, const Target& target, std::int64_t BT)
-      : problem_(problem),
-        target_(target),
-        BT_(BT),
-        chunks_(problem.B * problem.T * problem.num_householder / problem.N / BT) {}
-
-  void compare(const WalkCost& cost, Walk walk) {
-    const double time = walk_time(cost, problem_, target_, BT_, walk.SEG) / cost.clear;
-    if (any && time >= best.time) return;
-    best = {walk.by, walk.SEG, time};
-    any = true;
+  Cheapest(const Problem& problem, std::span<const StageUse> uses, const Target& target)
+      : problem_(problem), uses_(uses), target_(target) {
+    for (std::size_t first = 0; first < uses.size(); ++first)
+      covers_.push_back(covers(uses, first, target.device));
   }
-  void compare_segments(const WalkCost& cost, const Template* by) {
+
+  /// Of all plans with chunks of BT, split or not.
+  void look_at(std::int64_t BT) {
+    whole_.clear();
+    look_at({BT, 0});
+    const Workload work = work_of(problem_, target_, {BT, 0}, Rows::tokens);
     for (const std::int64_t SEG : segment_lengths(target_.device))
-      if (chunks_ >= 2 * SEG) compare(cost, {by, SEG});
+      if (work.longest * problem_.num_householder >= 2 * SEG * BT) look_at({BT, SEG});
   }
 
-  Walk best;
-  bool any = false;
+  const std::optional<Plan>& plan() const { return plan_; }
 
  private:
-  const Problem& problem_;
-  const Target& target_;
-  std::int64_t BT_, chunks_;
-};
+  struct Way {
+    double us = std::numeric_limits<double>::infinity();
+    std::size_t next = 0;
+    const PlanStep* step = nullptr;
+  };
 
-/// The cheapest; where the device's multiprocessors are not known, the one with the fewest kernels.
-Walk cheapest_walk(const Problem& problem, std::span<const StageUse> uses, const Target& target,
-                   std::int64_t BT) {
-  if (target.limits.multiprocessors == 0 || problem.pass == Pass::recurrent || problem.N == 0)
-    return {};
-  Cheapest portable(problem, target, BT);
-  portable.compare(kWholeScans, {});
-  portable.compare_segments(kSplitScans, nullptr);
-  Cheapest walks(problem, target, BT);
-  for (std::size_t first = 0; first < uses.size(); ++first)
-    for (const auto& [t, count] : covers(uses, first, target.device)) {
-      if (!t->walk_cost) continue;
-      WalkCost cost = *t->walk_cost;
-      // Nothing fades, so that blocks of a walk in one kernel cannot share a sequence out.
-      if (gate_kind(problem) == GateKind::none) cost.clear = std::max(cost.clear, 0.8);
-      const Constants constants = step_constants(problem, uses.subspan(first, count));
-      if (!default_config(*t, constants, target.limits, precision_floor(problem), BT)) continue;
-      if (t->tunable("SEG") != nullptr)
-        walks.compare_segments(cost, t);
-      else
-        walks.compare(cost, {t, 0});
-    }
-  if (!walks.any) return {portable.best.by, portable.best.SEG};
-  if (problem.pass == Pass::backward) {
-    const bool vector = gate_kind(problem) == GateKind::vector;
-    walks.compare(vector ? kPortableVectorBackward : kPortableBackward, {&portable_walk(), 0});
-    if (walks.best.by == &portable_walk()) walks.best.SEG = portable.best.SEG;
+  /// The shortest way through all uses. Templates of segments only with a SEG.
+  void look_at(PlanShape shape) {
+    std::map<std::pair<std::size_t, const Template*>, std::optional<Priced>> split;
+    std::vector<Way> ways(uses_.size() + 1);
+    ways.back().us = 0;
+    for (std::size_t first = uses_.size(); first-- > 0;)
+      for (const auto& [t, count] : covers_[first]) {
+        const bool splits = t->tunable("SEG") != nullptr;
+        const Way& rest = ways[first + count];
+        if ((splits && shape.SEG == 0) || std::isinf(rest.us)) continue;
+        const auto [known, is_new] = (splits ? split : whole_).try_emplace({first, t});
+        if (is_new) known->second = priced(*t, first, count, shape);
+        if (!known->second || known->second->us + rest.us >= ways[first].us) continue;
+        ways[first] = {known->second->us + rest.us, first + count, &known->second->step};
+      }
+    if (ways.front().us >= us_) return;
+    us_ = ways.front().us;
+    plan_.emplace();
+    for (std::size_t use = 0; use < uses_.size(); use = ways[use].next)
+      plan_->push_back(*ways[use].step);
   }
-  return walks.best;
-}
+
+  std::optional<Priced> priced(const Template& t, std::size_t first, std::size_t count,
+                               PlanShape shape) const {
+    const Constants constants = step_constants(problem_, uses_.subspan(first, count));
+    const Workload work = work_of(problem_, target_, shape, uses_[first].rows);
+    const auto config =
+        default_config(t, constants, target_.limits, precision_floor(problem_), work);
+    if (!config) return {};
+    return Priced{{t.id(), *config}, cost_of(t, Spec(constants, *config), work, target_.limits)};
+  }
+
+  const Problem& problem_;
+  const std::span<const StageUse> uses_;
+  const Target& target_;
+  std::vector<std::vector<Covering>> covers_;  ///< by first use
+  /// Steps of the chunk size looked at, whatever segments there are.
+  std::map<std::pair<std::size_t, const Template*>, std::optional<Priced>> whole_;
+  std::optional<Plan> plan_;
+  double us_ = std::numeric_limits<double>::infinity();
+};
 
 /// How U is stored between kernels: as the inputs, or in fp32 where a chunk has at least twice as
 /// many rows as keys have elements. Rows of U are as large as values are, whatever K. A state of K
@@ -212,6 +123,36 @@ Walk cheapest_walk(const Problem& problem, std::span<const StageUse> uses, const
 DType u_dtype(const Problem& problem) { return problem.K <= 32 ? DType::fp32 : problem.dtype; }
 
 }  // namespace
+
+Extents sizes_of(const Problem& problem, PlanShape shape, Rows rows) {
+  Extents e;
+  e.B = problem.B;
+  e.T = problem.T * (rows == Rows::steps ? problem.num_householder : 1);
+  e.N = problem.N;
+  const auto slots = [&](std::int64_t tokens) {
+    return tokens == 0 ? 0 : chunk_slots(problem.B, e.T, problem.N, problem.packed, tokens);
+  };
+  e.NT = slots(shape.BT);
+  // Every sequence has a segment, however short it is.
+  e.NS = std::max(slots(shape.BT * shape.SEG), shape.SEG == 0 ? 0 : problem.N);
+  e.S = problem.state_index ? problem.state_slots : problem.N;
+  e.M = std::max<std::int64_t>(problem.index_columns, 1);
+  e.R = problem.intermediate_rows.value_or(0);
+  e.D = draft_tokens_of(problem);
+  e.CP = checkpoint_rows(problem);
+  return e;
+}
+
+Workload work_of(const Problem& problem, const Target& target, PlanShape shape, Rows rows) {
+  Workload work;
+  work.shape = shape;
+  // An architecture alone says nothing of how many blocks run side by side.
+  if (target.device == DeviceKind::cuda && target.limits.multiprocessors == 0) return work;
+  work.extents = sizes_of(problem, shape, rows);
+  work.extents.S = problem.N;
+  if (problem.N > 0) work.longest = (work.extents.B * work.extents.T + problem.N - 1) / problem.N;
+  return work;
+}
 
 Constants problem_constants(const Problem& problem) {
   const OperatorDefinition& definition = definition_of(problem);
@@ -322,7 +263,6 @@ std::vector<Covering> covers(std::span<const StageUse> uses, std::size_t first, 
     if (const std::size_t count = covered_uses(t, uses, first); count != 0)
       found.push_back({&t, count});
   }
-  std::ranges::stable_sort(found, {}, [](const Covering& c) { return c.source_template->rank; });
   return found;
 }
 
@@ -436,16 +376,6 @@ std::vector<Plan> enumerate_plans(const Problem& problem, const Target& target, 
   return plans;
 }
 
-/// The plan with chunks of BT tokens; nothing where no template is legal with them.
-static std::optional<Plan> plan_of(const Problem& problem, std::span<const StageUse> uses,
-                                   const Target& target, std::int64_t BT, const Walk& walk) {
-  std::optional<Plan> plan;
-  if (walk.SEG != 0) plan = shortest_plan(problem, uses, target, {BT, walk.SEG}, walk.by);
-  if (!plan)
-    plan = shortest_plan(problem, uses, target, {BT, 0}, walk.SEG == 0 ? walk.by : nullptr);
-  return plan;
-}
-
 /// The problem that stands for every batch of a batch_invariant one: what is left of it are heads,
 /// dimensions, dtypes and options.
 static Problem of_one_sequence(Problem problem) {
@@ -454,25 +384,16 @@ static Problem of_one_sequence(Problem problem) {
   return problem;
 }
 
-Plan default_plan(const Problem& asked, const Target& given) {
+Plan default_plan(const Problem& asked, const Target& target) {
   const Problem problem = asked.batch_invariant ? of_one_sequence(asked) : asked;
-  Target target = given;
-  // How much of a device one sequence fills says nothing: the fewest kernels, no segments.
-  if (asked.batch_invariant) target.limits.multiprocessors = 0;
   const std::span<const std::int64_t> sizes = chunk_sizes(problem, target.device);
   const std::vector<StageUse> uses = stage_uses(problem);
-  // The cheapest, where costs tell; else the first chunk size for which there is a plan.
-  std::optional<Plan> best;
-  double least = 0;
+  Cheapest cheapest(problem, uses, target);
   for (const std::int64_t BT : sizes) {
-    const Walk walk = cheapest_walk(problem, uses, target, BT);
-    if (best && walk.time >= least) continue;
-    std::optional<Plan> plan = plan_of(problem, uses, target, BT, walk);
-    if (!plan) continue;
-    best = std::move(plan);
-    least = walk.time;
+    cheapest.look_at(BT);
+    if (asked.batch_invariant && cheapest.plan()) break;  // one sequence says nothing of a batch
   }
-  if (best) return *best;
+  if (cheapest.plan()) return *cheapest.plan();
   throw Error(ErrorKind::kUnavailable,
               fmt::format("{} ({}) with K = {}, V = {}, {}{} fits no template on {} ({} bytes of "
                           "shared memory a block)",

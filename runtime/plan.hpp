@@ -44,6 +44,9 @@ inline constexpr std::string_view kCallers = "caller.";
 /// leave out.
 std::vector<StageUse> stage_uses(const Problem& problem);
 
+/// What a launch of a plan of the shape counts, without what is no size.
+Extents sizes_of(const Problem& problem, PlanShape shape, Rows rows);
+
 /// Every constant of spec and shapes that the problem sets (templates/README.md lists them).
 Constants problem_constants(const Problem& problem);
 
@@ -68,8 +71,7 @@ struct Covering {
   const Template* source_template = nullptr;
   std::size_t count = 0;
 };
-/// The templates for `device` that carry out uses[first] and the uses behind it, by rank, then
-/// name.
+/// The templates for `device` that carry out uses[first] and the uses behind it, by name.
 std::vector<Covering> covers(std::span<const StageUse> uses, std::size_t first, DeviceKind device);
 
 /// Which uses each step of the plan covers: step i starts at result[i]; result.back() is the number
@@ -105,10 +107,13 @@ std::string step_problem(const PlanStep& step, const Constants& constants, const
 /// alone.
 std::vector<Plan> enumerate_plans(const Problem& problem, const Target& target, std::int64_t BT);
 
-/// The plan for an untuned problem: the fewest kernels for the first chunk size that has a plan;
-/// with its scans split where few chains of many chunks would leave most of a GPU's multiprocessors
-/// idle. Of a batch_invariant problem it does not depend on B, T and N. Throws Error(kUnavailable)
-/// when there is none for any chunk size, or where batch_invariant is not to be had on the target.
+/// What there is to do for a plan of the shape, of a step that counts such rows.
+Workload work_of(const Problem& problem, const Target& target, PlanShape shape, Rows rows);
+
+/// The plan for an untuned problem: of all chunk sizes, segments and templates the cheapest by
+/// cost_of(). Where the device is an architecture alone, the fewest kernels. Of a batch_invariant
+/// problem it does not depend on B, T and N. Throws Error(kUnavailable) when there is none for any
+/// chunk size, or where batch_invariant is not to be had on the target.
 Plan default_plan(const Problem& problem, const Target& target);
 
 /// Chunk sizes a plan of the problem may have, in the order to try them: all that the templates

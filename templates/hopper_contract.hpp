@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "templates/cost.hpp"
 #include "templates/cuda_contract.hpp"
 
 namespace wyvern::hopper {
@@ -41,6 +42,21 @@ inline std::int64_t sequence_shares(const Spec& s, std::int64_t chains, std::int
                                     std::int64_t least, const Limits& limits) {
   if (s.BATCH_INVARIANT || chains == 0) return 1;
   return std::max<std::int64_t>(1, std::min(limits.multiprocessors / chains, chunks / least));
+}
+
+/// What walks take whose blocks have BV of the `columns` of all states of a value head: to the end
+/// of each sequence, or of each segment where they are split.
+inline double walk_cost(cost::Pace pace, std::int64_t columns, const Spec& s, const Workload& w,
+                        const Limits& limits) {
+  return cost::walks(pace, static_cast<double>(cost::longest_walk(w)),
+                     static_cast<double>(w.extents.NT * s.HV * (columns / s.BV)), limits);
+}
+
+/// The same of all segments but each sequence's last.
+inline double segment_cost(cost::Pace pace, std::int64_t columns, const Spec& s, Workload w,
+                           const Limits& limits) {
+  w.extents.NT = (w.extents.NS - w.extents.N) * w.shape.SEG;
+  return walk_cost(pace, columns, s, w, limits);
 }
 
 }  // namespace wyvern::hopper

@@ -193,7 +193,7 @@ void mark_strided(Template& t) {
 
 void check_launch(const Template& t) {
   if (!t.geometry) reject(t, "it has no launch");
-  if (!t.fallback) reject(t, "it has no default config");
+  if (!t.fallback && !t.cost) reject(t, "it has no default config");
 }
 
 }  // namespace

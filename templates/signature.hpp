@@ -193,12 +193,29 @@ inline bool is_present(const Argument& argument, const Constants& constants) {
   return argument.present.holds(constants);
 }
 
+/// A product [rows, inner] x [inner, cols] of matrices.
+struct Product {
+  Dim rows{}, cols{}, inner{};
+  int times = 1;
+};
+
+/// How what a stage does for a value head hangs together.
+enum class Walk : std::uint8_t {
+  none,      ///< each chunk by itself
+  sequence,  ///< chunk after chunk to the sequence's end, or to its segment's where it is split
+  segment,   ///< the same, in split sequences alone
+  segments,  ///< segment after segment
+};
+
 /// A mathematical step and its signature: inputs, then index tables, then outputs. One object for
 /// each stage, defined in the stages.hpp of its family.
 struct StageDefinition {
   std::string_view name;
   std::string_view summary;
   FixedList<Argument, 28> arguments;
+  /// Of a chunk (of a segment: Walk::segments) and value head, for costs; small ones are left out.
+  FixedList<Product, 10> products{};
+  Walk walk = Walk::none;
 
   /// The argument of that name, or null.
   const Argument* find(std::string_view argument) const;

@@ -57,25 +57,11 @@ std::optional<Value> value_by_name(const Spec& spec, std::string_view name) {
   return {};
 }
 
-/// Two templates that could do the same work must say which goes first.
-void check_ranks(const std::vector<Template>& all) {
-  const auto same = [](const Cover& a, const Cover& b) { return a.stage->name == b.stage->name; };
-  for (const Template& a : all)
-    for (const Template& b : all)
-      if (&a < &b && a.device == b.device && a.rank == b.rank &&
-          std::ranges::equal(a.covers, b.covers, same))
-        throw Error(ErrorKind::kBadInput,
-                    fmt::format("templates {} and {} cover the same stages with rank {}; give one "
-                                "of them another",
-                                a.id(), b.id(), a.rank));
-}
-
 std::vector<Template> registered_templates() {
   std::vector<Template> all = detail::collect_templates();
   for (Template& t : all) register_template(t);
   std::sort(all.begin(), all.end(),
             [](const Template& a, const Template& b) { return a.id() < b.id(); });
-  check_ranks(all);
   return all;
 }
 
@@ -161,11 +147,11 @@ std::vector<Config> space(const Template& t, const Constants& constants, const L
       for (const Value& value : tunable.values) {
         extended.push_back(config);
         extended.back().set(tunable.name, value);
+        if (!within(extended.back(), floor, shape)) extended.pop_back();
       }
     configs = std::move(extended);
   }
   std::erase_if(configs, [&](const Config& config) {
-    if (!within(config, floor, shape)) return true;
     const Spec spec(constants, config);
     return (t.illegal && !t.illegal(spec, limits).empty()) || (t.redundant && t.redundant(spec));
   });
@@ -182,23 +168,28 @@ std::string config_problem(const Template& t, const Config& config, const Consta
 }
 
 std::optional<Config> default_config(const Template& t, const Constants& constants,
-                                     const Limits& limits, Precision floor, PlanShape shape) {
+                                     const Limits& limits, Precision floor, const Workload& work) {
   if (!t.needs.missing(limits).empty()) return {};
+  const PlanShape shape = work.shape;
   const auto BT = start_value(t, "BT", shape.BT), SEG = start_value(t, "SEG", shape.SEG);
   if (!BT || !SEG) return {};
-  Spec spec(constants);
-  spec.BT = *BT;
-  spec.SEG = *SEG;
-  t.fallback(spec, limits);
-  if (t.fit && shape.sequences > 0) t.fit(spec, limits, shape);
-  Config config;
-  for (const Tunable& tunable : t.tunables)
-    if (const auto value = value_by_name(spec, tunable.name)) config.set(tunable.name, *value);
-  if (within(config, floor, shape) && config_problem(t, config, constants, limits, floor).empty())
-    return config;
-  const std::vector<Config> legal = space(t, constants, limits, floor, shape);
+  if (!t.cost) {
+    Spec spec(constants);
+    spec.BT = *BT;
+    spec.SEG = *SEG;
+    t.fallback(spec, limits);
+    Config config;
+    for (const Tunable& tunable : t.tunables)
+      if (const auto value = value_by_name(spec, tunable.name)) config.set(tunable.name, *value);
+    if (within(config, floor, shape) && config_problem(t, config, constants, limits, floor).empty())
+      return config;
+  }
+  std::vector<Config> legal = space(t, constants, limits, floor, shape);
   if (legal.empty()) return {};
-  return legal.front();
+  if (!t.cost) return std::move(legal.front());
+  return std::move(*std::ranges::min_element(legal, {}, [&](const Config& config) {
+    return t.cost(Spec(constants, config), work, limits);
+  }));
 }
 
 }  // namespace wyvern

@@ -32,6 +32,7 @@ struct Limits {
   int compute_capability = 0;     ///< 90 for sm_90 and sm_90a; 0 on a CPU
   int vector_bits = 0;            ///< widest vector register (CPU); 0 on CUDA
   int multiprocessors = 0;        ///< of a GPU that is present; 0 for an architecture, and on a CPU
+  double bytes_per_us = 0;        ///< of a GPU's memory at its peak; 0: unknown
   bool wgmma = false;             ///< warpgroup products: sm_90a alone
   bool tensor_copies = false;     ///< copies through tensor maps: sm_90 and later
   int max_cluster = 1;            ///< blocks that a cluster may have; 1: there are none
@@ -138,24 +139,17 @@ struct Tunable {
 struct PlanShape {
   std::int64_t BT = 0;   ///< tokens a chunk
   std::int64_t SEG = 0;  ///< chunks a segment, where long sequences are split
-  /// Of the problem, for defaults only: sequences, 0 for any number, and tokens of one on average.
-  std::int64_t sequences = 0, tokens = 0;
 
   // NOLINTNEXTLINE(google-explicit-constructor): a chunk size alone is a shape.
   PlanShape(std::int64_t chunk = 0, std::int64_t segment = 0) : BT(chunk), SEG(segment) {}
 };
 
-/// What a pass costs by a template that walks through sequences, or through all segments of them at
-/// once, in microseconds on one H200. Several can carry out the same pass, by more kernels or
-/// fewer; default plans take the cheapest. The estimate is rough.
-struct WalkCost {
-  double chunk;     ///< in a block with 64 columns of the state
-  double wide = 0;  ///< in a block with 128, which those beyond one a multiprocessor have; 0: none
-  double prepare = 0;  ///< of one multiprocessor, for what other kernels do for a chunk and head
-  double combine = 0;  ///< of a state past a segment
-  double added = 0;    ///< whatever the size
-  double clear = 1;    ///< share of another walk's time that is a clear gain
-  int directions = 1;  ///< walks through a sequence beside each other
+/// How much there is to do, as far as it is known before a launch. Of no tokens where the device is
+/// not known: then launches alone count.
+struct Workload {
+  Extents extents{};         ///< of a plan of the shape
+  PlanShape shape{};         ///< SEG 0: sequences are not split
+  std::int64_t longest = 0;  ///< rows of the longest sequence; extents.T counts the same rows
 };
 
 struct Template {
@@ -175,9 +169,6 @@ struct Template {
   /// batch at T rows from the one before. A pool of states [S, ...] likewise, from slot to slot.
   std::vector<std::string_view> strided{};
   Needs needs;
-  /// Of the whole pass by this template, where there are others for it.
-  std::optional<WalkCost> walk_cost{};
-  int rank = 0;        ///< default plans take the lower of two that cover the same stages
   std::string source;  ///< file under templates/; a contract names it as in its own folder
 
   /// Empty when the config is legal for these constants on a target with these limits, else the
@@ -186,11 +177,12 @@ struct Template {
   /// True when the config is legal but compiles to what another config of the space also compiles
   /// to (precision of a product that runs on 16-bit tensor cores): the tuner skips it.
   std::function<bool(const Spec&)> redundant;
-  /// Sets every tunable but BT and SEG, which are set, to what is used when nothing is tuned; may
-  /// be illegal on a small target, then the first legal config with that BT is used.
+  /// What a launch takes, in microseconds (cost.hpp); empty: as it follows from the stages. With
+  /// it, the default config is the cheapest, of equals the first in the order of tunables' values.
+  std::function<double(const Spec&, const Workload&, const Limits&)> cost;
+  /// Without a cost: sets every tunable but BT and SEG, which are set, to what is used when nothing
+  /// is tuned; may be illegal on a small target, then the first legal config with that BT is used.
   std::function<void(Spec&, const Limits&)> fallback;
-  /// Fits what fallback() set to the shape's sequences and tokens; may be empty.
-  std::function<void(Spec&, const Limits&, const PlanShape&)> fit;
   /// The launch, from the sizes and the device's facts (`limits.multiprocessors` is 0 where no
   /// device is present).
   std::function<Geometry(const Spec&, const Extents&, const Limits&)> geometry;
@@ -215,8 +207,7 @@ struct Template {
 void register_template(Template& t);
 
 /// Every template of the build, by name then variant. Built and checked on first use; thread-safe.
-/// Throws Error(kBadInput) as register_template() does, and where two templates for one kind of
-/// device cover the same stages with the same rank.
+/// Throws Error(kBadInput) as register_template() does.
 const std::vector<Template>& all_templates();
 
 /// The template with this id, or null.
@@ -231,9 +222,10 @@ const std::vector<const StageDefinition*>& all_stages();
 std::vector<Config> space(const Template& t, const Constants& constants, const Limits& limits,
                           Precision floor = Precision::tf32, PlanShape shape = {});
 
-/// A complete, legal config: fallback() if it is legal, within `floor` and of the shape, else the
-/// first of the space; nothing when no config of this shape is legal on the target.
+/// A complete, legal config of the shape of `work`, within `floor`: the cheapest where the template
+/// states its cost, else fallback() if it is legal, else the first of the space; nothing when no
+/// config of this shape is legal on the target.
 std::optional<Config> default_config(const Template& t, const Constants& constants,
-                                     const Limits& limits, Precision floor, PlanShape shape);
+                                     const Limits& limits, Precision floor, const Workload& work);
 
 }  // namespace wyvern

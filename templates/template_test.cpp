@@ -216,7 +216,8 @@ TEST(Needs, ATargetThatLacksThemHasNoConfigs) {
   EXPECT_EQ(space(t, Constants{}, limits).size(), 2U);
   t.needs.wgmma = true;
   EXPECT_TRUE(space(t, Constants{}, limits).empty());
-  EXPECT_FALSE(default_config(t, Constants{}, limits, Precision::tf32, 64).has_value());
+  EXPECT_FALSE(
+      default_config(t, Constants{}, limits, Precision::tf32, {.shape = {64}}).has_value());
   expect_has(t.problem(Spec{}, limits), "wgmma");
   limits.wgmma = true;
   EXPECT_EQ(space(t, Constants{}, limits).size(), 2U);
@@ -233,7 +234,7 @@ TEST(DefaultConfig, HasOneOfTheTemplatesValues) {
   t.fallback = [](Spec& s, const Limits&) { s.BV = s.BT / 2; };
   register_template(t);
   const auto BV = [&](PlanShape shape) -> std::int64_t {
-    const auto config = default_config(t, Constants{}, Limits{}, Precision::tf32, shape);
+    const auto config = default_config(t, Constants{}, Limits{}, Precision::tf32, {.shape = shape});
     return config ? config->integer("BV") : 0;
   };
   EXPECT_EQ(BV(64), 32);
@@ -242,6 +243,11 @@ TEST(DefaultConfig, HasOneOfTheTemplatesValues) {
   for (const std::int64_t BT : {-1, 16, 48, 128}) EXPECT_EQ(BV(BT), 0) << BT;
   // What fallback() sets is no exception.
   t.fallback = [](Spec& s, const Limits&) { s.BV = 8; };
+  EXPECT_EQ(BV(64), 32);
+  // With a cost the cheapest, of equal ones the first.
+  t.cost = [](const Spec& s, const Workload&, const Limits&) { return static_cast<double>(s.BV); };
+  EXPECT_EQ(BV(64), 16);
+  t.cost = [](const Spec&, const Workload&, const Limits&) { return 1.0; };
   EXPECT_EQ(BV(64), 32);
 }
 

@@ -16,7 +16,8 @@ inline constexpr StageDefinition bwd_dv_local{
      tensor::k_rstd.when({constant::QK_L2NORM}),
      tensor::seq_offsets.when({constant::VARLEN}),
      tensor::chunk_index.when({constant::VARLEN}),
-     tensor::dv_local.out()}};
+     tensor::dv_local.out()},
+    {{tunable::BT, tunable::BT, constant::K}, {tunable::BT, constant::V, tunable::BT}}};
 
 inline constexpr StageDefinition kda_bwd_dv_local{
     "kda_bwd_dv_local", "dv_local = scale Aqk^T dO, per chunk.",
@@ -24,7 +25,8 @@ inline constexpr StageDefinition kda_bwd_dv_local{
      tensor::do_,
      tensor::seq_offsets.when({constant::VARLEN}),
      tensor::chunk_index.when({constant::VARLEN}),
-     tensor::dv_local.out()}};
+     tensor::dv_local.out()},
+    {{tunable::BT, constant::V, tunable::BT}}};
 
 inline constexpr StageDefinition bwd_dqkwg{
     "bwd_dqkwg", "dQ, dW and attention's and the state's part of dK and of the gate's gradient.",
@@ -43,7 +45,8 @@ inline constexpr StageDefinition bwd_dqkwg{
      tensor::dq,
      tensor::dk_qk.out(),
      tensor::dw.out(),
-     tensor::dG_qk.out().when({constant::SCALAR_GATE})}};
+     tensor::dG_qk.out().when({constant::SCALAR_GATE})},
+    {{tunable::BT, constant::K, constant::V}, {tunable::BT, constant::K, constant::V}, {tunable::BT, constant::K, constant::V}, {tunable::BT, tunable::BT, constant::V}, {tunable::BT, tunable::BT, constant::K}, {tunable::BT, constant::K, tunable::BT}, {tunable::BT, constant::K, tunable::BT}}};
 
 inline constexpr StageDefinition wy_bwd{
     "wy_bwd", "dV, dbeta, and W's, U's and A's part added to dK and to the gate's gradient.",
@@ -63,7 +66,8 @@ inline constexpr StageDefinition wy_bwd{
      tensor::dk,
      tensor::dv,
      tensor::dbeta,
-     tensor::dG.when({constant::SCALAR_GATE})}};
+     tensor::dG.when({constant::SCALAR_GATE})},
+    {{tunable::BT, tunable::BT, constant::K}, {tunable::BT, tunable::BT, constant::V}, {tunable::BT, constant::K, tunable::BT}, {tunable::BT, constant::V, tunable::BT}, {tunable::BT, tunable::BT, tunable::BT}, {tunable::BT, tunable::BT, tunable::BT}, {tunable::BT, constant::K, tunable::BT}, {tunable::BT, tunable::BT, constant::K}}};
 
 inline constexpr StageDefinition kda_bwd_dqkg{
     "kda_bwd_dqkg", "KDA: dv, dAqk and dA, and what goes through states of dq, dk, dbeta (derase) and dGk.",
@@ -92,7 +96,8 @@ inline constexpr StageDefinition kda_bwd_dqkg{
      tensor::derase_inter.out(),
      tensor::dwrite,
      tensor::dAqk.out(),
-     tensor::dA.out()}};
+     tensor::dA.out()},
+    {{tunable::BT, constant::K, constant::V}, {tunable::BT, constant::K, constant::V}, {tunable::BT, constant::K, constant::V}, {tunable::BT, tunable::BT, constant::V}, {tunable::BT, constant::V, tunable::BT}, {tunable::BT, constant::K, tunable::BT}, {tunable::BT, tunable::BT, constant::V}, {tunable::BT, tunable::BT, constant::K}, {tunable::BT, tunable::BT, tunable::BT}, {tunable::BT, tunable::BT, tunable::BT}}};
 
 inline constexpr StageDefinition kda_intra_bwd{
     "kda_intra_bwd", "KDA: dq, dk, dbeta (derase) and dGk, the products inside a chunk added to the other parts.",
@@ -116,7 +121,8 @@ inline constexpr StageDefinition kda_intra_bwd{
      tensor::dk,
      tensor::dbeta.when({!constant::ERASE_WRITE}),
      tensor::derase,
-     tensor::dGk}};
+     tensor::dGk},
+     {{tunable::BT, constant::K, tunable::BT}, {tunable::BT, constant::K, tunable::BT}, {tunable::BT, constant::K, tunable::BT}, {tunable::BT, constant::K, tunable::BT}}};
 // clang-format on
 
 }  // namespace wyvern::stages

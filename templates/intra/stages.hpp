@@ -14,14 +14,16 @@ inline constexpr StageDefinition scaled_dot_kkt{
      tensor::k_rstd.when({constant::QK_L2NORM}),
      tensor::seq_offsets.when({constant::VARLEN}),
      tensor::chunk_index.when({constant::VARLEN}),
-     tensor::A.out()}};
+     tensor::A.out()},
+    {{tunable::BT, tunable::BT, constant::K}}};
 
 inline constexpr StageDefinition solve_tril{
     "solve_tril", "Tinv = (I + A)^-1, per chunk.",
     {tensor::A,
      tensor::seq_offsets.when({constant::VARLEN}),
      tensor::chunk_index.when({constant::VARLEN}),
-     tensor::Tinv.out()}};
+     tensor::Tinv.out()},
+    {{tunable::BT, tunable::BT, tunable::BT}}};
 
 inline constexpr StageDefinition recompute_w_u{
     "recompute_w_u", "W = Tinv diag(beta) (exp(G) K) and U = Tinv diag(beta) V, per chunk.",
@@ -34,7 +36,8 @@ inline constexpr StageDefinition recompute_w_u{
      tensor::seq_offsets.when({constant::VARLEN}),
      tensor::chunk_index.when({constant::VARLEN}),
      tensor::w.out(),
-     tensor::u.out()}};
+     tensor::u.out()},
+    {{tunable::BT, constant::K, tunable::BT}, {tunable::BT, constant::V, tunable::BT}}};
 
 inline constexpr StageDefinition kda_intra{
     "kda_intra", "Aqk = lower part of q_r . exp(Gk_r - Gk_s) k_s, A the same of beta_r k_r (erase_r k_r), per chunk.",
@@ -48,7 +51,9 @@ inline constexpr StageDefinition kda_intra{
      tensor::seq_offsets.when({constant::VARLEN}),
      tensor::chunk_index.when({constant::VARLEN}),
      tensor::Aqk.out(),
-     tensor::A.out()}};
+     tensor::A.out()},
+    // Each channel decays by itself: its rows are weighed again and again.
+    {{tunable::BT, tunable::BT, constant::K, 12}}};
 
 inline constexpr StageDefinition kda_recompute_w_u{
     "kda_recompute_w_u", "W = Tinv (beta exp(Gk) K), U = Tinv (beta V), or with erase and write in beta's place; decayed q and k.",
@@ -67,7 +72,8 @@ inline constexpr StageDefinition kda_recompute_w_u{
      tensor::w.out(),
      tensor::qg.out(),
      tensor::kg.out(),
-     tensor::u.out()}};
+     tensor::u.out()},
+    {{tunable::BT, constant::K, tunable::BT}, {tunable::BT, constant::V, tunable::BT}}};
 // clang-format on
 
 }  // namespace wyvern::stages

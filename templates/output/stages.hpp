@@ -19,7 +19,8 @@ inline constexpr StageDefinition fwd_o{
      tensor::output_state_index,
      tensor::seq_offsets.when({constant::VARLEN}),
      tensor::chunk_index.when({constant::VARLEN}),
-     tensor::o}};
+     tensor::o},
+    {{tunable::BT, tunable::BT, constant::K}, {tunable::BT, constant::V, constant::K}, {tunable::BT, constant::V, tunable::BT}}};
 
 inline constexpr StageDefinition kda_fwd_o{
     "kda_fwd_o", "O = scale (qg S + Aqk V'), per chunk.",
@@ -31,7 +32,8 @@ inline constexpr StageDefinition kda_fwd_o{
      tensor::output_state_index,
      tensor::seq_offsets.when({constant::VARLEN}),
      tensor::chunk_index.when({constant::VARLEN}),
-     tensor::o}};
+     tensor::o},
+    {{tunable::BT, constant::V, constant::K}, {tunable::BT, constant::V, tunable::BT}}};
 // clang-format on
 
 }  // namespace wyvern::stages

@@ -18,7 +18,9 @@ inline constexpr StageDefinition fwd_h_segment{
      tensor::k_rstd.when({constant::QK_L2NORM, !constant::VECTOR_GATE}),
      tensor::seq_offsets.when({constant::VARLEN}),
      tensor::segment_M.out(),
-     tensor::segment_R.out()}};
+     tensor::segment_R.out()},
+    {{tunable::BT, constant::V, constant::K}, {constant::K, constant::V, tunable::BT}, {tunable::BT, constant::K, constant::K}, {constant::K, constant::K, tunable::BT}},
+    Walk::segment};
 
 inline constexpr StageDefinition fwd_h_combine{
     "fwd_h_combine", "The states that enter segments, from what each segment does to a state.",
@@ -30,7 +32,9 @@ inline constexpr StageDefinition fwd_h_combine{
      tensor::output_state_index,
      tensor::has_initial_state,
      tensor::seq_offsets.when({constant::VARLEN}),
-     tensor::segment_state.out()}};
+     tensor::segment_state.out()},
+    {{constant::K, constant::V, constant::K}},
+    Walk::segments};
 
 inline constexpr StageDefinition fwd_h{
     "fwd_h", "The state scan of all segments at once, from the states that enter them.",
@@ -51,7 +55,9 @@ inline constexpr StageDefinition fwd_h{
      tensor::v_new.out(),
      tensor::final_state.when({constant::FINAL_STATE}),
      tensor::state.inout(),
-     tensor::checkpoints}};
+     tensor::checkpoints},
+    {{tunable::BT, constant::V, constant::K}, {constant::K, constant::V, tunable::BT}},
+    Walk::sequence};
 
 inline constexpr StageDefinition bwd_dhu_segment{
     "bwd_dhu_segment", "What each segment but a first one does to a state's gradient: dS -> dM dS + dR.",
@@ -68,7 +74,9 @@ inline constexpr StageDefinition bwd_dhu_segment{
      tensor::k_rstd.when({constant::QK_L2NORM, !constant::VECTOR_GATE}),
      tensor::seq_offsets.when({constant::VARLEN}),
      tensor::segment_dM.out(),
-     tensor::segment_dR.out()}};
+     tensor::segment_dR.out()},
+    {{tunable::BT, constant::V, constant::K}, {constant::K, constant::V, tunable::BT}, {constant::K, constant::V, tunable::BT}, {tunable::BT, constant::K, constant::K}, {constant::K, constant::K, tunable::BT}, {constant::K, constant::K, tunable::BT}},
+    Walk::segment};
 
 inline constexpr StageDefinition bwd_dhu_combine{
     "bwd_dhu_combine", "The gradients of the states that leave segments, from what each does to them.",
@@ -76,7 +84,9 @@ inline constexpr StageDefinition bwd_dhu_combine{
      tensor::segment_dR,
      tensor::dht.when({constant::FINAL_STATE}),
      tensor::seq_offsets.when({constant::VARLEN}),
-     tensor::segment_dstate.out()}};
+     tensor::segment_dstate.out()},
+    {{constant::K, constant::V, constant::K}},
+    Walk::segments};
 
 inline constexpr StageDefinition bwd_dhu{
     "bwd_dhu", "The reverse state scan of all segments at once, from the gradients at their ends.",
@@ -96,7 +106,9 @@ inline constexpr StageDefinition bwd_dhu{
      tensor::chunk_offsets.when({constant::VARLEN}),
      tensor::dh.out(),
      tensor::du.out(),
-     tensor::dinitial_state.when({constant::INITIAL_STATE})}};
+     tensor::dinitial_state.when({constant::INITIAL_STATE})},
+    {{tunable::BT, constant::V, constant::K}, {constant::K, constant::V, tunable::BT}, {constant::K, constant::V, tunable::BT}},
+    Walk::sequence};
 // clang-format on
 
 }  // namespace wyvern::stages

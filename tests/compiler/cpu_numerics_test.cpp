@@ -45,7 +45,7 @@ class CpuNumerics : public ::testing::Test {
     ASSERT_NE(t, nullptr);
     const Target target = host_target();
     const auto config = default_config(*t, constants, target.limits, Precision::ieee,
-                                       t->tunable("BT") == nullptr ? 0 : kBT);
+                                       {.shape = {t->tunable("BT") == nullptr ? 0 : kBT}});
     ASSERT_TRUE(config);
     const Artifact artifact = compile({t, constants, *config, target});
     const int file = memfd_create("kernel", 0);

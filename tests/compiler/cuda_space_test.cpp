@@ -163,9 +163,11 @@ class Sampler {
   void add_default(const Target& target, DType dtype) {
     Constants constants = draw_constants(template_, target.limits, kHeads[0], dtype, random_);
     // Where a block has little shared memory, whole rows of several tensors fit with small chunks.
-    auto config = default_config(template_, constants, target.limits, Precision::tf32, /*BT=*/{64});
+    auto config =
+        default_config(template_, constants, target.limits, Precision::tf32, {.shape = {64}});
     if (!config)
-      config = default_config(template_, constants, target.limits, Precision::tf32, /*BT=*/{32});
+      config =
+          default_config(template_, constants, target.limits, Precision::tf32, {.shape = {32}});
     EXPECT_TRUE(config.has_value()) << template_.id() << " has no default for " << target.arch;
     if (config) take(target, std::move(constants), *config);
   }

@@ -213,7 +213,7 @@ void expect_some_correct(const Problem& problem, std::int64_t BT, Gate gate, std
           std::find(only.begin(), only.end(), t.covers.front().stage->name) == only.end())
         continue;
       const auto config = default_config(t, constants, kHopper, precision_floor(data.problem),
-                                         {BT, data.context.SEG});
+                                         {.shape = {BT, data.context.SEG}});
       ASSERT_TRUE(config.has_value()) << t.id() << " has no legal config";
       if (!done.insert(specialization(t, constants, *config)).second) continue;
       const bool sampled = step != 0 && ++turn % step == 0;
@@ -335,8 +335,9 @@ TEST(Kernel, Segments) {
           const bool backward = t.covers.front().stage->name.starts_with("bwd");
           if (t.tunable("SEG") == nullptr || !applies(t, data)) continue;
           if (backward != (pass == Pass::backward)) continue;
-          const auto config = default_config(t, problem_constants(data.problem), kHopper,
-                                             precision_floor(data.problem), {16, data.context.SEG});
+          const auto config =
+              default_config(t, problem_constants(data.problem), kHopper,
+                             precision_floor(data.problem), {.shape = {16, data.context.SEG}});
           ASSERT_TRUE(config.has_value()) << t.id();
           ++checked[t.id()];
           expect_correct(t, *config, data);
@@ -368,7 +369,7 @@ TEST(Kernel, SegmentsThatForgetAllAndSegmentsThatDoNot) {
       for (std::int64_t j = 1; j < size; ++j) M.set(i + j, 0);
     }
     const auto config = default_config(t, problem_constants(p), kHopper, precision_floor(p),
-                                       {16, data.context.SEG});
+                                       {.shape = {16, data.context.SEG}});
     ASSERT_TRUE(config.has_value());
     expect_correct(t, *config, data);
   }
@@ -390,7 +391,7 @@ TEST(Kernel, SegmentsWhereFewChannelsLast) {
         const Template& t = *find_template(pass == Pass::forward ? "fwd_h_segment.portable"
                                                                  : "bwd_dhu_segment.portable");
         const auto config = default_config(t, problem_constants(p), kHopper, precision_floor(p),
-                                           {BT, data.context.SEG});
+                                           {.shape = {BT, data.context.SEG}});
         ASSERT_TRUE(config.has_value());
         expect_correct(t, *config, data);
       }
@@ -751,7 +752,8 @@ TEST(KernelHopper, StatesInPlaceSpillNoMore) {
       const Template& t = *find_template(id);
       const auto spilled = [&](const Problem& one) {
         const Constants constants = problem_constants(one);
-        auto config = default_config(t, constants, kHopper, precision_floor(one), {64, 8});
+        auto config =
+            default_config(t, constants, kHopper, precision_floor(one), {.shape = {64, 8}});
         config->set("BV", width);
         return compile({&t, constants, *config, cuda_target("sm_90a")}).resources.spill_bytes;
       };
@@ -784,7 +786,8 @@ TEST(KernelHopper, CheckpointsSpillFewMore) {
           const Template& t = *find_template(id);
           const auto spilled = [&](const Problem& one) {
             const Constants constants = problem_constants(one);
-            auto config = default_config(t, constants, kHopper, precision_floor(one), {64, 8});
+            auto config =
+                default_config(t, constants, kHopper, precision_floor(one), {.shape = {64, 8}});
             config->set("BV", width);
             return compile({&t, constants, *config, cuda_target("sm_90a")}).resources.spill_bytes;
           };
@@ -835,8 +838,9 @@ void expect_segments_correct(const char* op, const std::vector<const char*>& tem
     for (const char* const id : templates) {
       const Template& t = *find_template(id);
       ASSERT_TRUE(applies(t, data));
-      const auto config = default_config(t, problem_constants(data.problem), kHopper,
-                                         precision_floor(data.problem), {64, data.context.SEG});
+      const auto config =
+          default_config(t, problem_constants(data.problem), kHopper, precision_floor(data.problem),
+                         {.shape = {64, data.context.SEG}});
       ASSERT_TRUE(config.has_value()) << id;
       expect_correct(t, *config, data);
     }
@@ -862,7 +866,7 @@ TEST(KernelHopper, WalksThroughPreparedChunks) {
         const Template& t = *find_template(id);
         ASSERT_TRUE(applies(t, data));
         auto config = default_config(t, problem_constants(p), kHopper, precision_floor(p),
-                                     {64, data.context.SEG});
+                                     {.shape = {64, data.context.SEG}});
         ASSERT_TRUE(config.has_value()) << id;
         expect_correct(t, config->merged(Config{{"BV", BV}, {"num_stages", std::int64_t{2}}}),
                        data);
@@ -999,8 +1003,8 @@ TEST(KernelHopper, WalksThroughPreparedChunksSpillNothingByDefault) {
         p.dtype = all ? DType::fp16 : DType::bf16;
         p.packed = p.initial_state = p.output_final_state = p.state_v_first = all;
         const Template& t = *find_template(id);
-        const auto config =
-            default_config(t, problem_constants(p), kHopper, precision_floor(p), {64, 8});
+        const auto config = default_config(t, problem_constants(p), kHopper, precision_floor(p),
+                                           {.shape = {64, 8}});
         ASSERT_TRUE(config.has_value()) << id;
         const Artifact artifact =
             compile({&t, problem_constants(p), *config, cuda_target("sm_90a")});
@@ -1421,7 +1425,7 @@ TEST(KernelHopper, BackwardPassOfAGateAChannelSpillsNothingButChunks) {
       if (p.op != op) p = with_gates_of_elements(p);
       const Template& t = *find_template(id);
       const auto config =
-          default_config(t, problem_constants(p), kHopper, precision_floor(p), {64, 0});
+          default_config(t, problem_constants(p), kHopper, precision_floor(p), {.shape = {64, 0}});
       ASSERT_TRUE(config.has_value()) << id;
       const Artifact artifact = compile({&t, problem_constants(p), *config, cuda_target("sm_90a")});
       // With eight warps, two blocks a multiprocessor. With norms and an erase gate two registers.

@@ -56,14 +56,15 @@ std::int64_t segment_tokens(const Template& t, std::int64_t BT) {
 std::optional<Config> config_for(const Template& t, const Problem& problem, const Limits& limits,
                                  std::int64_t BT, Precision precision) {
   const Constants constants = problem_constants(problem);
-  const auto config = default_config(t, constants, limits, Precision::tf32, {BT, kSegment});
+  const auto config =
+      default_config(t, constants, limits, Precision::tf32, {.shape = {BT, kSegment}});
   if (!config || !config->contains("precision")) return config;
   Config wanted = *config;
   wanted.set("precision", precision);
   const bool fits = t.illegal(Spec(constants, wanted), limits).empty() &&
                     !(t.redundant && t.redundant(Spec(constants, wanted)));
   return fits ? std::optional(wanted)
-              : default_config(t, constants, limits, precision, {BT, kSegment});
+              : default_config(t, constants, limits, precision, {.shape = {BT, kSegment}});
 }
 
 /// Whether it is one of the kernels of a whole backward pass.

@@ -29,8 +29,9 @@ struct Flags {
   std::string dtype = "bf16";
 };
 
-/// A template by its id, or by stage or group name: of several the one that default plans take.
-const Template& choose_template(const std::string& name, DeviceKind device) {
+/// A template by its id, or by stage or group name: of several the first that the target can have.
+const Template& choose_template(const std::string& name, const Target& target) {
+  const DeviceKind device = target.device;
   std::vector<const Template*> found;
   std::set<std::string> names;
   for (const Template& t : all_templates()) {
@@ -42,7 +43,9 @@ const Template& choose_template(const std::string& name, DeviceKind device) {
   if (found.empty())
     reject("STAGE is '{}'; for {} it must be one of {}", name, to_string(device),
            nearest_names(name, names));
-  return **std::ranges::min_element(found, {}, [](const Template* t) { return t->rank; });
+  const auto fits = [&](const Template* t) { return t->needs.missing(target.limits).empty(); };
+  const auto first = std::ranges::find_if(found, fits);
+  return first == found.end() ? *found.front() : **first;
 }
 
 void check_tunables(const Template& t, const Config& given) {
@@ -75,7 +78,7 @@ Config complete(const Template& t, const Constants& constants, const Target& tar
   if (given.contains("BT")) sizes = {given.integer("BT")};
   std::string reason;
   for (const std::int64_t BT : sizes) {
-    const auto base = default_config(t, constants, target.limits, Precision::tf32, BT);
+    const auto base = default_config(t, constants, target.limits, Precision::tf32, {.shape = {BT}});
     if (!base) continue;
     const Config config = base->merged(given);
     reason = t.problem(Spec(constants, config), target.limits);
@@ -120,7 +123,7 @@ int execute(const Flags& flags, bool json) {
   const Emit what =
       parse_emit(require(flags.emit, "--emit", "one of source, ptx, cubin, llvm-ir, asm, object"));
   const std::string& file = require(flags.output, "--output", "the file to write");
-  const Template& t = choose_template(flags.stage, target.device);
+  const Template& t = choose_template(flags.stage, target);
   Problem problem = stage_problem(t);
   problem.dtype = problem.beta_dtype = parse_element_type("--dtype", flags.dtype);
   if (flags.shape) problem = parse_shape(*flags.shape, problem, {});

@@ -84,6 +84,7 @@ class CudaDevice final : public DeviceImpl {
     target_.limits.max_cluster = context_->max_cluster;
     target_.limits.tensor_copies = target_.limits.tensor_copies && cuda::has_tensor_maps(driver_);
     target_.limits.multiprocessors = info_.units;
+    target_.limits.bytes_per_us = info_.peak_bytes_per_s * 1e-6;
     target_.limits.shared_bytes =
         attribute(driver_, context_->device, cuda::kMaxSharedMemoryPerBlockOptin);
     cache_bytes_ = attribute(driver_, context_->device, cuda::kL2CacheBytes);

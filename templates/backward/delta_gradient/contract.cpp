@@ -65,7 +65,9 @@ Template hopper_template() {
                    {.name = "dk_map", .argument = "dk_given", .view = slices}};
   t.strided = {"q", "k", "beta", "g", "do"};
   t.illegal = illegal;
-  t.fallback = [](Spec&, const Limits&) {};
+  t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
+    return cost::chunks(s.K == 256 ? 12 : 6, s, w, limits);
+  };
   t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {
     const std::int64_t items = e.NT * s.H;
     return Geometry{

@@ -65,10 +65,6 @@ Template walks(std::string name, std::string source) {
                    {.name = "do_map", .argument = "do", .view = values}};
   t.strided = {"q", "k", "v", "beta", "g", "do"};
   t.illegal = illegal;
-  t.fallback = [](Spec& s, const Limits&) {
-    s.BV = s.K < 256 && s.V % 128 == 0 ? 128 : 64;
-    s.num_stages = s.K < 256 ? 3 : 2;
-  };
   return t;
 }
 
@@ -93,24 +89,18 @@ Geometry launch(const Spec& s, std::int64_t columns) {
                   .shared_bytes = layout.bytes};
 }
 
-/// A block of fewer columns walks faster: where each has a multiprocessor to itself, so do all.
-void narrow(Spec& s, std::int64_t columns, const Limits& limits) {
-  if (columns / kColumns <= limits.multiprocessors) s.BV = kColumns;
-}
-
-/// Segments of the problem, as far as defaults know it.
-std::int64_t segments_of(const Spec& s, const PlanShape& shape) {
-  return shape.sequences * cuda::ceil_div(shape.tokens, s.BT * s.SEG);
+/// Of a chunk in a block (one H200, 2026-11-24).
+cost::Pace pace(const Spec& s) {
+  const double chunk = s.K == 256 ? 4.1 : s.K == 64 ? 1.3 : s.BV > kColumns ? 3 : 2.1;
+  return {4, chunk};
 }
 
 /// Hopper: one block BV columns of V of a sequence, value head and direction.
 Template whole() {
   Template t = written_walks("delta_scans", "hopper.cu");
   t.covers = {stages::delta_scans};
-  // delta_gradient is most of what there is to `prepare`.
-  t.walk_cost = WalkCost{.chunk = 2.1, .wide = 3, .prepare = 6, .added = 12, .directions = 2};
-  t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
-    narrow(s, 2 * shape.sequences * s.HV * s.V, limits);
+  t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
+    return hopper::walk_cost(pace(s), 2 * s.V, s, w, limits);
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     return launch(s, 2 * e.N * s.HV * s.V);
@@ -126,12 +116,8 @@ Template segment() {
     if (s.K % s.BV != 0) return fmt::format("K={} is not a multiple of BV={}", s.K, s.BV);
     return illegal(s, limits);
   };
-  t.fallback = [](Spec& s, const Limits&) {
-    s.BV = s.K == 128 && s.V % 128 == 0 ? 128 : 64;
-    s.num_stages = s.K < 256 ? 3 : 2;
-  };
-  t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
-    narrow(s, segments_of(s, shape) * s.HV * (s.K + 2 * s.V), limits);
+  t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
+    return hopper::segment_cost(pace(s), s.K + 2 * s.V, s, w, limits);
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     return launch(s, e.NS * s.HV * (s.K + 2 * s.V));
@@ -143,11 +129,9 @@ Template segment() {
 Template resume() {
   Template t = scan::split(written_walks("delta_scans_resume", "resume.cu"));
   t.summary = "Both walks over all segments at once, from the states and gradients at their ends.";
-  t.walk_cost =
-      WalkCost{.chunk = 2.1, .wide = 3, .prepare = 6, .combine = 3.6, .added = 30, .directions = 2};
   t.covers = {stages::delta_scans_resume, stages::delta_scans};
-  t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
-    narrow(s, 2 * segments_of(s, shape) * s.HV * s.V, limits);
+  t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
+    return hopper::walk_cost(pace(s), 2 * s.V, s, w, limits);
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     return launch(s, 2 * e.NS * s.HV * s.V);

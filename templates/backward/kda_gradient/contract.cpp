@@ -57,7 +57,10 @@ Template hopper_template() {
                    {.name = "dk_map", .argument = "dk_given", .view = slices}};
   t.strided = {"q", "k", "v", "beta", "erase", "write", "g", "do"};
   t.illegal = illegal;
-  t.fallback = [](Spec&, const Limits&) {};
+  // With kda_bwd_prepare 0.647 ms for 32 heads of 128 chunks on one H200, 2026-11-25.
+  t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
+    return cost::chunks(13, s, w, limits);
+  };
   t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {
     const std::int64_t items = e.NT * s.HV;
     return Geometry{

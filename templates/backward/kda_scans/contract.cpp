@@ -46,9 +46,10 @@ Template walks() {
   t.variant = "hopper";
   t.source = "hopper.cu";
   t.covers = {stages::kda_scans};
-  // kda_bwd_prepare and kda_gradient are what there is to `prepare`: 0.647 ms of 32 heads' 128
-  // chunks on one H200, 2026-11-25; the walk took 0.285.
-  t.walk_cost = WalkCost{.chunk = 2.3, .wide = 3.8, .prepare = 21, .added = 20, .directions = 2};
+  // One H200, 2026-11-25.
+  t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
+    return hopper::walk_cost({4, s.BV > kColumns ? 1.95 : 1.4}, 2 * s.V, s, w, limits);
+  };
   t.constants = {constant::DTYPE,       constant::K,
                  constant::V,           constant::VARLEN,
                  constant::STATE_DTYPE, constant::INITIAL_STATE,
@@ -67,14 +68,6 @@ Template walks() {
                    {.name = "dv_map", .argument = "dv", .view = rows}};
   t.strided = {"v", "do"};
   t.illegal = illegal;
-  t.fallback = [](Spec& s, const Limits&) {
-    s.BV = s.V % 128 == 0 ? 128 : 64;
-    s.num_stages = s.K == 128 ? 2 : 3;
-  };
-  // A block of fewer columns walks faster: where each has a multiprocessor to itself, so do all.
-  t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
-    if (2 * shape.sequences * s.HV * s.V / kColumns <= limits.multiprocessors) s.BV = kColumns;
-  };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     const HopperLayout layout(s);
     return Geometry{.grid = {2 * e.N * s.HV * (s.V / s.BV), 1, 1},

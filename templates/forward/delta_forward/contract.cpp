@@ -37,32 +37,37 @@ std::int64_t blocks(const Spec& s, const Extents& e, const Limits& limits) {
   return chains * shares(s, chains, e.NT / std::max<std::int64_t>(e.N, 1), limits);
 }
 
-/// About how long all blocks take, in chunks of a block of 64 columns: a chunk of 128 takes 2.5 us
-/// where one of 64 takes 1.8 (one H200, 2026-11-22), and a share begins with some chunks of the one
-/// before, about 32 where the weakest of many heads' gates has a mean of -0.01. Two blocks of 128
-/// columns of a sequence share out columns where gates do not let them share out tokens: the
-/// geometric mean of both times.
-double time_of(const Spec& s, const PlanShape& shape, const Limits& limits) {
-  const bool wide = s.BV > kColumns;
-  const std::int64_t chains = shape.sequences * s.HV * (s.V / s.BV);
-  const std::int64_t chunks = cuda::ceil_div(shape.tokens, kRows);
-  const std::int64_t parts = shares(s, chains, chunks, limits);
-  const std::int64_t share = cuda::ceil_div(chunks, parts);
-  const double chunk = wide ? 1.4 : 1.0;
-  const auto turns = static_cast<double>(cuda::ceil_div(chains * parts, limits.multiprocessors));
-  if (wide && parts == 2)
-    return turns *
-           std::sqrt(static_cast<double>(share + 8) * chunk * static_cast<double>(chunks) * 1.1);
-  const std::int64_t before = parts > 1 ? std::min<std::int64_t>(share, 32) : 0;
-  return turns * static_cast<double>(share + before) * chunk;
+/// A chunk in a block of 64 columns of a state, and of 128 (one H200, 2026-11-25; means of times
+/// with fast decay and with slow).
+double chunk_time(const Spec& s) {
+  if (s.K == 256) return 2.9;
+  if (s.K == 64) return 1.2;
+  return s.BV > kColumns ? 2.2 : 1.65;
 }
 
-/// Blocks of 128 columns, which prepare chunks once for both halves, where they take no longer.
-void choose_columns(Spec& s, const Limits& limits, const PlanShape& shape) {
-  if (s.BV == kColumns || limits.multiprocessors == 0) return;
-  Spec narrow = s;
-  narrow.BV = kColumns;
-  if (time_of(narrow, shape, limits) < time_of(s, shape, limits)) s = narrow;
+/// The same in a segment, which has states or outputs to make, not both.
+cost::Pace segment_pace(const Spec& s) { return {4, (s.K == 256 ? 0.7 : 0.85) * chunk_time(s)}; }
+
+/// A share begins with some chunks of the one before, about 32 where the weakest of many heads'
+/// gates has a mean of -0.01; where gates do not fade at all, with all of them, so that nothing is
+/// gained: half of all problems count as such. Two blocks of 128 columns of a sequence share out
+/// columns where gates do not let them share out tokens, and begin with some 8 where they do.
+double pass_cost(const Spec& s, const Workload& w, const Limits& limits) {
+  if (w.longest == 0) return cost::kLaunch;
+  const bool wide = s.BV > kColumns;
+  const std::int64_t chunks = cuda::ceil_div(w.longest, kRows), columns = s.HV * (s.V / s.BV);
+  const std::int64_t parts = shares(s, w.extents.N * columns, chunks, limits);
+  const std::int64_t share = cuda::ceil_div(chunks, parts);
+  const std::int64_t before = parts > 1 ? std::min<std::int64_t>(share, 32) : 0;
+  const auto blocks = static_cast<double>(w.extents.NT * columns * parts);
+  const auto time = [&](double longest) {
+    return cost::walks({0, chunk_time(s)}, longest, blocks * longest / static_cast<double>(chunks),
+                       limits);
+  };
+  const bool pair = wide && parts == 2;
+  const double lasting = time(static_cast<double>(chunks)) * (pair ? 0.8 : 1.0);
+  if (!s.GATED) return lasting;
+  return 0.5 * (time(static_cast<double>(share + (pair ? 8 : before))) + lasting);
 }
 
 std::string illegal(const Spec& s, const Limits& limits) {
@@ -121,11 +126,6 @@ Template walk(std::string name, std::string source) {
                    {.name = "v_map", .argument = "v", .view = values}};
   t.strided = {"k", "v", "beta", "g"};
   t.illegal = illegal;
-  t.fallback = [](Spec& s, const Limits&) {
-    const bool narrow = s.K == 256 || (s.QK_L2NORM && s.DTYPE == DType::fp16);
-    s.BV = narrow || s.V % (2 * kColumns) != 0 ? kColumns : 2 * kColumns;
-    s.num_stages = s.K == 256 ? 2 : 3;
-  };
   return t;
 }
 
@@ -152,25 +152,13 @@ std::int64_t segment_blocks(const Spec& s, const Extents& e, std::int64_t column
   return e.NS * s.HV * (columns / s.BV);
 }
 
-/// Segments of the problem, as far as defaults know it.
-std::int64_t segments_of(const Spec& s, const PlanShape& shape) {
-  return shape.sequences * cuda::ceil_div(shape.tokens, s.BT * s.SEG);
-}
-
-/// A block of fewer columns walks faster: where each has a multiprocessor to itself, so does the
-/// whole. `columns` are those of all walks.
-void narrow(Spec& s, const Limits& limits, std::int64_t columns) {
-  if (columns / kColumns <= limits.multiprocessors) s.BV = kColumns;
-}
-
 /// Hopper: one block BV columns of V of a sequence and value head.
 Template one_kernel() {
   Template t = whole_walk("delta_forward", "hopper.cu");
   t.summary = "The forward pass in one kernel, for a gate a head or none: the state stays on chip.";
-  t.walk_cost = WalkCost{.chunk = 1.8, .wide = 2.5};
+  t.cost = pass_cost;
   t.covers = whole_pass();
   t.additional = {hopper::slots_read({constant::INPLACE_STATE, constant::SCALAR_GATE})};
-  t.fit = choose_columns;
   t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {
     return launch(s, blocks(s, e, limits));
   };
@@ -185,14 +173,9 @@ Template segment() {
     if (s.K % s.BV != 0) return fmt::format("K={} is not a multiple of BV={}", s.K, s.BV);
     return illegal(s, limits);
   };
-  t.fallback = [](Spec& s, const Limits&) {
-    const bool narrow = s.K != 128 || (s.QK_L2NORM && s.DTYPE == DType::fp16);
-    s.BV = narrow || s.V % (2 * kColumns) != 0 ? kColumns : 2 * kColumns;
-    s.num_stages = s.K == 256 ? 2 : 3;
-  };
   // A sequence's last segment has no blocks that do anything.
-  t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
-    narrow(s, limits, (segments_of(s, shape) - shape.sequences) * s.HV * (s.K + s.V));
+  t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
+    return hopper::segment_cost(segment_pace(s), s.K + s.V, s, w, limits);
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     return launch(s, segment_blocks(s, e, s.K + s.V));
@@ -204,13 +187,10 @@ Template segment() {
 Template resume() {
   Template t = scan::split(whole_walk("delta_resume", "resume.cu"));
   t.summary = "The forward pass over all segments at once, from the states that enter them.";
-  // Where gates fade, blocks of the one kernel share a sequence out, which is a
-  // little faster than this and far from it where they do not: half as long is a clear gain.
-  t.walk_cost = WalkCost{.chunk = 1.8, .wide = 2.5, .combine = 1.8, .added = 11, .clear = 0.6};
-  t.covers = scan::joined({stages::delta_resume}, whole_pass());
-  t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
-    narrow(s, limits, segments_of(s, shape) * s.HV * s.V);
+  t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
+    return hopper::walk_cost(segment_pace(s), s.V, s, w, limits);
   };
+  t.covers = scan::joined({stages::delta_resume}, whole_pass());
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     return launch(s, segment_blocks(s, e, s.V));
   };

@@ -49,30 +49,18 @@ std::string illegal(const Spec& s, const Limits& limits) {
   return cuda::exceeds_shared(HopperLayout(s, s.CHECKPOINTS).bytes, limits);
 }
 
-/// As many pipeline stages as fit.
-void fill_shared(Spec& s, const Limits& limits) {
-  for (const std::int64_t stages : {13, 11, 10, 9}) {
-    s.num_stages = stages;
-    if (HopperLayout(s, s.CHECKPOINTS).bytes <= limits.shared_bytes) return;
-  }
+/// The mean of gates that last and such that fade (one H200, 2026-11-25). A block waits for its
+/// helpers' first slices.
+cost::Pace pace(const Spec& s) { return {12, s.K == 64 ? 1.7 : s.BV > kColumns ? 6 : 3.4}; }
+
+/// The same in a segment.
+cost::Pace segment_pace(const Spec& s) {
+  return {28, s.K == 64 ? 2.2 : s.BV > kColumns ? 4.4 : 3.5};
 }
 
 /// Blocks of one launch over segments: `columns` of states for each value head.
 std::int64_t segment_blocks(const Spec& s, const Extents& e, std::int64_t columns) {
   return e.NS * s.HV * (columns / s.BV);
-}
-
-/// Segments of the problem, as far as defaults know it.
-std::int64_t segments_of(const Spec& s, const PlanShape& shape) {
-  return shape.sequences * cuda::ceil_div(shape.tokens, s.BT * s.SEG);
-}
-
-/// A block of fewer columns walks faster: where each has a multiprocessor to itself, so does the
-/// whole. `columns` are those of all walks.
-void narrow(Spec& s, const Limits& limits, std::int64_t columns) {
-  if (columns / kColumns > limits.multiprocessors) return;
-  s.BV = kColumns;
-  fill_shared(s, limits);
 }
 
 /// The stages of the whole pass.
@@ -122,10 +110,6 @@ Template walk(std::string name, std::string source) {
                    {.name = "g_map", .argument = "g", .view = gates}};
   t.strided = {"k", "v", "beta", "g"};
   t.illegal = illegal;
-  t.fallback = [](Spec& s, const Limits& limits) {
-    s.BV = s.V % 128 == 0 ? 128 : 64;
-    fill_shared(s, limits);
-  };
   return t;
 }
 
@@ -151,12 +135,11 @@ Template one_kernel() {
   t.summary = "The forward pass in one kernel, for a gate a key channel: the state stays on chip.";
   // Between gates that last, 4.2 us a chunk, and such that fade: blocks share a sequence out, and a
   // chunk of it takes from 0.5 us for few heads to 1 for many.
-  t.walk_cost = WalkCost{.chunk = 2.5, .wide = 5.1, .added = 14};
+  t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
+    return hopper::walk_cost(pace(s), s.V, s, w, limits);
+  };
   t.covers = whole_pass();
   t.additional = {hopper::slots_read({constant::INPLACE_STATE})};
-  t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
-    narrow(s, limits, shape.sequences * s.HV * s.V);
-  };
   t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {
     return launch(s, blocks(s, e, limits));
   };
@@ -171,13 +154,9 @@ Template segment() {
     if (s.K % s.BV != 0) return fmt::format("K={} is not a multiple of BV={}", s.K, s.BV);
     return illegal(s, limits);
   };
-  t.fallback = [](Spec& s, const Limits& limits) {
-    s.BV = s.V % 128 == 0 && s.K % 128 == 0 ? 128 : 64;
-    fill_shared(s, limits);
-  };
   // A sequence's last segment has no blocks that do anything.
-  t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
-    narrow(s, limits, (segments_of(s, shape) - shape.sequences) * s.HV * (s.K + s.V));
+  t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
+    return hopper::segment_cost(segment_pace(s), s.K + s.V, s, w, limits);
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     return launch(s, segment_blocks(s, e, s.K + s.V));
@@ -189,14 +168,10 @@ Template segment() {
 Template resume() {
   Template t = scan::split(whole_walk("kda_resume", "resume.cu"));
   t.summary = "The forward pass over all segments at once, from the states that enter them.";
-  // Between gates that last, 4.1 us a chunk of a block with 64 columns, and such that fade, 2.6. On
-  // one H200, 2026-11-24, so: 8 heads of 32768 tokens in segments of 32 chunks 0.570 and 0.313 ms,
-  // 4 of 8192 in segments of 16 0.155 and 0.111.
-  t.walk_cost = WalkCost{.chunk = 3.5, .wide = 4.4, .combine = 2.5, .added = 36, .clear = 0.85};
-  t.covers = scan::joined({stages::kda_resume}, whole_pass());
-  t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
-    narrow(s, limits, segments_of(s, shape) * s.HV * s.V);
+  t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
+    return hopper::walk_cost(segment_pace(s), s.V, s, w, limits);
   };
+  t.covers = scan::joined({stages::kda_resume}, whole_pass());
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     return launch(s, segment_blocks(s, e, s.V));
   };

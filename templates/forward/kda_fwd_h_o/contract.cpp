@@ -35,13 +35,9 @@ std::string illegal(const Spec& s, const Limits& limits, bool queries) {
   return cuda::exceeds_shared(shared_bytes(s, queries), limits);
 }
 
-/// As many pipeline stages as fit.
-void fill_shared(Spec& s, const Limits& limits, bool queries) {
-  for (const std::int64_t stages : {4, 3, 2}) {
-    s.num_stages = stages;
-    if (shared_bytes(s, queries) <= limits.shared_bytes) return;
-  }
-}
+/// A chunk in a block of 64 columns of a state; blocks of 128 take twice as long (one H200,
+/// 2026-11-25).
+cost::Pace pace(const Spec& s) { return {8, 1.26 * static_cast<double>(s.BV / kColumns)}; }
 
 /// What all walks share.
 Template walk(std::string name, std::string source, bool queries) {
@@ -60,10 +56,6 @@ Template walk(std::string name, std::string source, bool queries) {
                    {.name = "u_map", .argument = "u", .view = values}};
   t.illegal = [queries](const Spec& s, const Limits& limits) {
     return illegal(s, limits, queries);
-  };
-  t.fallback = [queries](Spec& s, const Limits& limits) {
-    s.BV = kColumns;
-    fill_shared(s, limits, queries);
   };
   return t;
 }
@@ -94,7 +86,9 @@ Template one_walk() {
   Template t = whole_walk("kda_fwd_h_o", "hopper.cu");
   t.summary = "The state scan and the output at once: neither states nor V' are written.";
   t.constants = scan::joined(t.constants, {constant::INITIAL_STATE, constant::HAS_INITIAL_STATE});
-  t.walk_cost = WalkCost{.chunk = 1, .prepare = 10.4, .added = 17};
+  t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
+    return hopper::walk_cost(pace(s), s.V, s, w, limits);
+  };
   t.covers = {stages::fwd_h_segment, stages::fwd_h_combine, stages::fwd_h, stages::kda_fwd_o};
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     return launch(s, e.N * s.HV * (s.V / s.BV), true);
@@ -106,7 +100,9 @@ Template one_walk() {
 Template segment() {
   Template t = scan::split(walk("fwd_h_segment", "segment.cu", false));
   t.covers = {stages::fwd_h_segment};
-  t.rank = -1;
+  t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
+    return hopper::segment_cost(pace(s), s.K + s.V, s, w, limits);
+  };
   t.illegal = [](const Spec& s, const Limits& limits) {
     if (s.K % s.BV != 0) return fmt::format("K={} is not a multiple of BV={}", s.K, s.BV);
     return illegal(s, limits, false);
@@ -121,7 +117,9 @@ Template segment() {
 Template resume() {
   Template t = scan::split(whole_walk("kda_fwd_h_o_resume", "resume.cu"));
   t.summary = "The state scan and the output of all segments, from the states that enter them.";
-  t.walk_cost = WalkCost{.chunk = 1.12, .prepare = 10.4, .combine = 2, .added = 19, .clear = 0.95};
+  t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
+    return hopper::walk_cost(pace(s), s.V, s, w, limits);
+  };
   t.covers = {stages::fwd_h, stages::kda_fwd_o};
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     return launch(s, e.NS * s.HV * (s.V / s.BV), true);

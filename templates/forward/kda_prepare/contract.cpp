@@ -56,6 +56,9 @@ std::string backward_illegal(const Spec& s, const Limits& limits) {
   return cuda::exceeds_shared(HopperLayout(s, 0).bytes, limits);
 }
 
+/// Of a chunk and head, on a multiprocessor to itself, in microseconds, and before and after it.
+constexpr double kBlock = 9, kStarted = 4;
+
 /// Hopper: one block a chunk and value head.
 Template prepare(std::string name, std::string source, bool backward) {
   Template t;
@@ -69,16 +72,17 @@ Template prepare(std::string name, std::string source, bool backward) {
                  constant::ERASE_WRITE};
   t.needs.wgmma = t.needs.tensor_copies = true;
   t.tunables = {{tunable::BT, cuda::integers({kChunk})},
-                {tunable::num_warps, cuda::integers({16, 8})}};
+                {tunable::num_warps, cuda::integers({8, 16})}};
   t.tensor_maps = {{.name = "q_map", .argument = "q", .view = keys},
                    {.name = "k_map", .argument = "k", .view = keys},
                    {.name = "g_map", .argument = "g", .view = gates}};
   t.strided = {"q", "k", "v", "beta", "erase", "write", "g"};
-  // With the erase gate a multiprocessor's shared memory has no room for a second block.
-  t.fallback = [](Spec& s, const Limits&) { s.num_warps = s.ERASE_WRITE && s.K == 128 ? 16 : 8; };
-  t.fit = [](Spec& s, const Limits& limits, const PlanShape& shape) {
-    const std::int64_t blocks = shape.sequences * cuda::ceil_div(shape.tokens, s.BT) * s.HV;
-    if (s.K == 128 && blocks <= limits.multiprocessors) s.num_warps = 16;
+  // Blocks of 8 warps go two to a multiprocessor, for which the erase gate leaves no room; one
+  // alone is done sooner with 16.
+  t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
+    const bool alone = s.ERASE_WRITE || w.extents.NT * s.HV <= limits.multiprocessors;
+    const double block = (s.num_warps == 16) == (alone && s.K == 128) ? kBlock : 1.1 * kBlock;
+    return kStarted + cost::chunks(block, s, w, limits);
   };
   t.geometry = [backward](const Spec& s, const Extents& e, const Limits&) {
     return cuda::launch_rows(e.NT, s.HV, s, HopperLayout(s, backward ? 0 : s.V).bytes);

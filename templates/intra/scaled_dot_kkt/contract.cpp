@@ -90,7 +90,6 @@ Template hopper() {
   t.variant = "hopper";
   t.source = "hopper.cu";
   t.needs.wgmma = t.needs.tensor_copies = true;
-  t.rank = 1;
   t.tunables = {{tunable::BT, cuda::integers({64})}};
   t.tensor_maps = {{.name = "k_map", .argument = "k", .view = panels_of_k}};
   t.illegal = hopper_illegal;
