@@ -49,6 +49,28 @@ def test_tune_finds_what_a_step_calls() -> None:
     assert wyvern.cache.stats()["winners"] == 0
 
 
+def test_tune_knows_pools_of_states() -> None:
+    call = make(ops.fused_recurrent_gated_delta_rule, T=3)
+    tensors = {name: x.detach() for name, x in call.tensors.items() if name != "initial_state"}
+    B, _, HV, V = tensors["v"].shape
+    pool = torch.randn(B + 2, HV, tensors["k"].shape[3], V)
+    slots = torch.arange(B + 2, dtype=torch.int32).flip(0)[:B]
+    columns = slots[:, None].repeat(1, 3)
+    steps = torch.empty(B, 3, *pool.shape[1:])
+    calls = [
+        dict(state=pool, state_index=slots),
+        dict(state=pool, state_index=columns, num_accepted=torch.ones(B, dtype=torch.int32)),
+        dict(state=pool, state_index=slots, disable_state_update=True, intermediate_states=steps,
+             intermediate_index=torch.arange(B, dtype=torch.int32)),
+    ]  # fmt: skip
+    for options in calls:
+        with torch.no_grad():
+            documents = wyvern.tune(lambda: call.function(**tensors, **options), budget=0.5, progress=False)  # noqa: B023
+            call.function(**tensors, **options)
+        assert [one["stored"] for one in documents] == [True]
+        assert documents[0]["problem"]["key"] in {one["problem"] for one in wyvern.prepared()}
+
+
 class Model(nn.Module):
     """A delta rule between projections, with what a model may have of state."""
 

@@ -31,7 +31,7 @@ forward_op = torch.ops.wyvern.forward.default
 backward_op = torch.ops.wyvern.backward.default
 update_op = torch.ops.wyvern.update.default
 
-_UPDATED = {  # whether it is written, by the names that parameters have
+UPDATED = {  # whether it is written, by the names that parameters have
     "out" if argument.name == "o" else argument.name: argument.is_write
     for argument in update_op._schema.arguments[1:]
 }
@@ -404,8 +404,8 @@ def update(problem: str, *tensors: Tensor | None) -> Tensor:
 
     RuntimeErrors of it are for :func:`raise_as_python`.
     """
-    named = dict(zip(_UPDATED, tensors, strict=True))
-    written = {name: x for name, x in named.items() if _UPDATED[name] and x is not None}
+    named = dict(zip(UPDATED, tensors, strict=True))
+    written = {name: x for name, x in named.items() if UPDATED[name] and x is not None}
     first = next(iter(written))
     if is_transformed():
         raise NotImplementedError(f"{first} is updated in place, which torch.func cannot transform")

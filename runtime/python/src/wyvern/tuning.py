@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ._call import backward_op, fields_of, forward_op
+from ._call import INPUTS, UPDATED, backward_op, fields_of, forward_op, update_op
 from ._extension import extension
 from ._records import Cell, Records
 
@@ -231,8 +231,10 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func in (forward_op, backward_op):
-            one = _problem(func is backward_op, *args)
+        if func in (forward_op, backward_op, update_op):
+            inputs = args if func is backward_op else args[: 1 + len(INPUTS)]
+            pool = dict(zip(UPDATED, args[1:], strict=False)) if func is update_op else {}
+            one = _problem(func is backward_op, *inputs, pool=pool)
             if "batch_invariant" not in one[2]:  # which has its default plan whatever is tuned
                 self.calls[one] = self.calls.get(one, 0) + 1
         return func(*args, **(kwargs or {}))
@@ -256,6 +258,8 @@ def _problem(
     do: Tensor | None = None,
     dht: Tensor | None = None,
     kept: object = (),
+    *,
+    pool: dict[str, Tensor | None],
 ) -> tuple[str, str, str]:
     """The operator, the device and the fields of a call, as the library reads it (prepared.cpp)."""
     fields = fields_of(problem)
@@ -275,7 +279,37 @@ def _problem(
     rate = beta if erase is None else erase
     given = {"beta_dtype": rate, "g_dtype": g, "state_dtype": initial_state, "seqlens_dtype": cu_seqlens}
     fields |= {name: _DTYPES[x.dtype] for name, x in given.items() if x is not None}
+    if pool:
+        fields |= _pool_fields(pool, cu_seqlens is not None)
     if backward:
         fields |= {"pass": "backward", "output_final_state": str(int(dht is not None))}
     device = "cpu" if q.device.type == "cpu" else f"cuda:{q.device.index}"
     return operator, device, ",".join(f"{name}={value}" for name, value in fields.items())
+
+
+def _pool_fields(named: dict[str, Tensor | None], packed: bool) -> dict[str, str]:
+    """What a call that writes to its caller's tensors has more, by the names of its parameters."""
+    x = {name: one for name, one in named.items() if one is not None}
+    fields = {"parent": str(int("parent" in x))}
+    for field, names in {
+        "state_dtype": ("state", "initial_state", "intermediate_states", "checkpoints"),
+        "index_dtype": ("state_index", "intermediate_index", "parent", "checkpoint_offsets"),
+    }.items():
+        fields |= {field: _DTYPES[x[name].dtype] for name in reversed(names) if name in x}
+    if "checkpoint_offsets" in x:
+        fields["checkpoint_offsets"] = "1"
+    elif "checkpoints" in x:
+        fields["checkpoint_rows"] = str(x["checkpoints"].shape[0])
+    if "intermediate_states" in x:
+        rows, tokens = x["intermediate_states"].shape[:2]
+        fields["intermediate_rows"] = str(rows)
+        if packed:
+            fields["draft_tokens"] = str(tokens)
+    if "state" in x:
+        given = ("state_index", "output_state_index", "has_initial_state")
+        fields |= {name: str(int(name in x)) for name in given} | {"inplace_state": "1"}
+    if "state_index" in x and "state" in x:
+        fields["state_slots"] = str(x["state"].shape[0])
+        if x["state_index"].ndim == 2:
+            fields["index_columns"] = str(x["state_index"].shape[1])
+    return fields
