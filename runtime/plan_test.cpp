@@ -203,7 +203,9 @@ TEST(Plans, SplitScansByDefaultWhereFewChainsWouldLeaveAGpuIdle) {
     EXPECT_EQ(segment(1, 8192, 64), 0);
     EXPECT_EQ(segment(16, 8192, 8), 0);
     EXPECT_EQ(segment(1, 512, 8), 0);
-    if (pass == Pass::forward) EXPECT_EQ(segment(1, 2048, 12), 0);
+    if (pass == Pass::forward) {
+      EXPECT_EQ(segment(1, 2048, 12), 0);
+    }
     EXPECT_EQ(segment(0, 8192, 8), 0);
     segment(1, 8192, 8);
     const std::vector<std::string> steps = names(default_plan(p, target));

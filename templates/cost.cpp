@@ -24,8 +24,12 @@ struct Rates {
 };
 
 /// As portable kernels and CPU templates reach them in recorded spaces (autotune/recordings).
-Rates rates(const Template& t, const Spec& spec, const Limits& limits) {
-  if (t.device == DeviceKind::cpu) return {4.5e4, 4.5e4, 8e3, 0.3};
+Rates rates(const Template& t, const Spec& spec, std::int64_t BT, const Limits& limits) {
+  if (t.device == DeviceKind::cpu) {
+    // Tiles of few rows keep vector units less busy.
+    const double flops = 6e4 * real(BT) / real(BT + 15);
+    return {flops, flops, 8e3, 0.3};
+  }
   constexpr double kH200 = 4.8e6 / 132;
   const double bytes = limits.bytes_per_us > 0 ? limits.bytes_per_us / units(limits) : kH200;
   const bool half = spec.DTYPE != DType::fp32;
@@ -61,7 +65,7 @@ double derived(const Template& t, const Spec& spec, const Workload& work, const 
                real(product.inner.value(sizes, work.extents));
   }
   const Extents& e = work.extents;
-  const Rates rate = rates(t, spec, limits);
+  const Rates rate = rates(t, spec, work.shape.BT, limits);
   const double parts = real((walk == Walk::segments ? e.NS : e.NT) * spec.HV);
   const double together = parts * flops / (rate.flops * units(limits));
   const double moved = argument_bytes(t, spec, work) / (rate.bytes * units(limits));

@@ -16,7 +16,7 @@ from wyvern import ops
 
 RANKS = 4
 PRELUDE = """
-import json, sys
+import json, re, sys
 import torch
 import torch.distributed as dist
 import wyvern
@@ -37,8 +37,9 @@ def everybodys(x):
 def use_another_plan():
     (one,) = wyvern.prepared()
     plan = json.dumps(one["plan"])
-    assert "BT=64" in plan
-    extension().wyvern_extension_use_plan(one["problem"].encode(), plan.replace("BT=64", "BT=32").encode())
+    own = re.search(r"BT=\\d+", plan)[0]
+    other = plan.replace(own, "BT=64" if own == "BT=32" else "BT=32")
+    extension().wyvern_extension_use_plan(one["problem"].encode(), other.encode())
     extension().wyvern_extension_forget()
 """
 
