@@ -32,6 +32,8 @@ void put(Bytes& bytes, DType dtype, std::size_t index, float value) {
   if (dtype == DType::fp32) store(value);
   if (dtype == DType::bf16) store(float_to_bf16(value));
   if (dtype == DType::fp16) store(float_to_fp16(value));
+  if (dtype == DType::float8_e4m3) store(float_to_e4m3(value));
+  if (dtype == DType::float8_e5m2) store(float_to_e5m2(value));
 }
 
 /// `rows` rows of `width` values; `fill_row` writes one.
@@ -111,6 +113,7 @@ std::function<void(std::span<float>)> values_of(Quantity holds, const Problem& p
       return source.normal(1, power * std::log(gates));
     }
     case Quantity::gate_rates: return source.uniform(kLeastLogRate, 0);
+    case Quantity::state_scales: return source.uniform(0.5F, 2);
     case Quantity::states:
     case Quantity::state_gradient: return source.normal(0.1F);
     default: return source.normal(1);

@@ -33,6 +33,7 @@ inline constexpr auto kArguments = std::to_array<ArgumentTensor>({
     {"state_index", &Arguments::state_index},
     {"output_state_index", &Arguments::output_state_index},
     {"has_initial_state", &Arguments::has_initial_state},
+    {"state_scale", &Arguments::state_scale},
     {"num_accepted", &Arguments::num_accepted},
     {"intermediate_index", &Arguments::intermediate_index},
     {"parent", &Arguments::parent},

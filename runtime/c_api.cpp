@@ -241,16 +241,18 @@ static_assert(static_cast<int>(DType::fp32) == 0 && WYVERN_FP16 - WYVERN_FP32 ==
               WYVERN_BF16 - WYVERN_FP32 == int(DType::bf16) &&
               WYVERN_INT32 - WYVERN_FP32 == int(DType::int32) &&
               WYVERN_INT64 - WYVERN_FP32 == int(DType::int64) &&
-              WYVERN_BOOLEAN - WYVERN_FP32 == int(DType::boolean));
+              WYVERN_BOOLEAN - WYVERN_FP32 == int(DType::boolean) &&
+              WYVERN_FLOAT8_E4M3 - WYVERN_FP32 == int(DType::float8_e4m3) &&
+              WYVERN_FLOAT8_E5M2 - WYVERN_FP32 == int(DType::float8_e5m2));
 static_assert(kMaxRank <= WYVERN_MAX_RANK);
 
 void read_tensor(const wyvern_tensor& from, TensorView& to) {
   // Nothing is said of it but that it is not there.
   if (from.data == nullptr && from.rank == 0 && from.dtype == 0) return;
-  if (from.dtype < WYVERN_FP32 || from.dtype > WYVERN_BOOLEAN)
+  if (from.dtype < WYVERN_FP32 || from.dtype > WYVERN_FLOAT8_E5M2)
     bad_input(fmt::format("{} has dtype {}; it must be a wyvern_dtype, {} to {}", from.name,
                           from.dtype, static_cast<int>(WYVERN_FP32),
-                          static_cast<int>(WYVERN_BOOLEAN)));
+                          static_cast<int>(WYVERN_FLOAT8_E5M2)));
   if (from.rank < 0 || from.rank > kMaxRank)
     bad_input(fmt::format("{} has rank {}; it must be 0 to {}", from.name, from.rank, kMaxRank));
   if (from.rank > 0 && from.shape == nullptr)

@@ -600,7 +600,7 @@ TEST_F(CApiTest, RefusesWrongTensorsByName) {
       },
       __LINE__);
   refused({"v has dtype 0"}, [](Launch& l) { l.tensor("v").dtype = 0; }, __LINE__);
-  refused({"v has dtype 7"}, [](Launch& l) { l.tensor("v").dtype = 7; }, __LINE__);
+  refused({"v has dtype 9"}, [](Launch& l) { l.tensor("v").dtype = 9; }, __LINE__);
   refused({"v is fp32", "bf16"}, [](Launch& l) { l.tensor("v").dtype = WYVERN_FP32; }, __LINE__);
   refused({"k has rank -1"}, [](Launch& l) { l.tensor("k").rank = -1; }, __LINE__);
   refused({"k has rank 6"}, [](Launch& l) { l.tensor("k").rank = 6; }, __LINE__);

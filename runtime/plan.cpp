@@ -183,6 +183,7 @@ Constants problem_constants(const Problem& problem) {
   c.INTERMEDIATE_STATES = problem.intermediate_rows.has_value();
   c.PARENT = problem.parent;
   c.KEEP_POOL = problem.disable_state_update;
+  c.STATE_SCALE = has_state_scale(problem);
   c.CHECKPOINTS = has_checkpoints(problem);
   c.CHECKPOINT_OFFSETS = problem.checkpoint_offsets;
   c.CHECKPOINT_EVERY = problem.checkpoint_every;

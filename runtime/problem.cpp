@@ -89,7 +89,8 @@ void check_dtypes(const Problem& p, const OperatorFacts& op) {
     check_dtype("g_dtype", p.g_dtype, {DType::fp32});
   else if (gate == GateKind::scalar)
     check_dtype("g_dtype", p.g_dtype, {p.dtype, DType::fp32});
-  check_dtype("state_dtype", p.state_dtype, {DType::fp32, DType::bf16, DType::fp16});
+  check_dtype("state_dtype", p.state_dtype,
+              {DType::fp32, DType::bf16, DType::fp16, DType::float8_e4m3, DType::float8_e5m2});
   check_dtype("seqlens_dtype", p.seqlens_dtype, {DType::int32, DType::int64});
   check_dtype("index_dtype", p.index_dtype, {DType::int32, DType::int64});
 }
@@ -247,6 +248,20 @@ void check_checkpoints(const Problem& p, const OperatorFacts& op) {
         fmt::format("a divisor of checkpoint_every, which is {}", p.checkpoint_every));
 }
 
+void check_state_scale(const Problem& p, const OperatorFacts& op) {
+  if (!is_float8(p.state_dtype)) return;
+  const auto refuse = [&](std::string_view why) {
+    bad("state_dtype", to_string(p.state_dtype), fmt::format("fp32 or bf16 or fp16 {}", why));
+  };
+  if (!p.inplace_state) refuse("unless inplace_state is true: a scale belongs to a slot of a pool");
+  if (op.householder || !op.beta)
+    refuse(fmt::format(
+        "for {}; only {} take float8", op.name,
+        operators_with([](const OperatorFacts& f) { return f.beta && !f.householder; })));
+  if (has_checkpoints(p)) refuse("with checkpoints, which have no scale");
+  if (p.intermediate_rows) refuse("with intermediate_states, which have no scale");
+}
+
 void check_batch_invariant(const Problem& p) {
   if (!p.batch_invariant) return;
   if (p.pass == Pass::backward)
@@ -268,6 +283,7 @@ void check_options(const Problem& p, const OperatorFacts& op) {
   check_pool(p);
   check_drafts(p, op);
   check_checkpoints(p, op);
+  check_state_scale(p, op);
   check_batch_invariant(p);
   if (p.pass != Pass::recurrent) {
     if (p.disable_recompute && p.return_intermediate_states)
@@ -329,6 +345,10 @@ bool has_checkpoints(const Problem& problem) noexcept {
 std::int64_t checkpoint_rows(const Problem& problem) noexcept {
   if (problem.checkpoint_every <= 0) return problem.checkpoint_offsets ? problem.N : 0;
   return problem.checkpoint_rows.value_or(problem.B * (problem.T / problem.checkpoint_every));
+}
+
+bool has_state_scale(const Problem& problem) noexcept {
+  return problem.inplace_state && is_float8(problem.state_dtype);
 }
 
 std::int64_t draft_tokens_of(const Problem& problem) noexcept {

@@ -98,7 +98,12 @@ const std::array kFields{
                  [](const Problem& p, Key key) {
                    if (gate_kind(p) != GateKind::none) append(key, ",g=", to_string(p.g_dtype));
                  }},
-    ProblemField{"state_dtype", &Problem::state_dtype, "of initial_state and state"},
+    ProblemField{"state_dtype",
+                 &Problem::state_dtype,
+                 "of states that are given: fp32 (default), bf16, fp16; in place also float8_e4m3, "
+                 "float8_e5m2",
+                 kEverywhere,
+                 {"--state-dtype", For::synthetic}},
     ProblemField{"seqlens_dtype", &Problem::seqlens_dtype, "of cu_seqlens"},
     ProblemField{"scale",
                  &Problem::scale,

@@ -86,6 +86,26 @@ INSTANTIATE_TEST_SUITE_P(
            BadCase{"StateDType",
                    [](Problem& p) { p.state_dtype = DType::int32; },
                    {"state_dtype is int32", "fp32 or bf16 or fp16"}},
+           BadCase{"Float8States",
+                   [](Problem& p) { p.initial_state = true, p.state_dtype = DType::float8_e4m3; },
+                   {"state_dtype is float8_e4m3", "fp32 or bf16 or fp16 unless inplace_state"}},
+           BadCase{"Float8Checkpoints",
+                   [](Problem& p) {
+                     p.inplace_state = true, p.state_dtype = DType::float8_e5m2;
+                     p.checkpoint_every = 64;
+                   },
+                   {"state_dtype is float8_e5m2", "with checkpoints, which have no scale"}},
+           BadCase{"Float8IntermediateStates",
+                   [](Problem& p) {
+                     p.pass = Pass::recurrent, p.T = 2, p.intermediate_rows = 1;
+                     p.inplace_state = true, p.state_dtype = DType::float8_e5m2;
+                   },
+                   {"state_dtype is float8_e5m2", "with intermediate_states"}},
+           BadCase{"Float8StatesOfGdn2",
+                   [](Problem& p) {
+                     p.op = "gdn2", p.inplace_state = true, p.state_dtype = DType::float8_e4m3;
+                   },
+                   {"state_dtype is float8_e4m3", "for gdn2; only", "kda take float8"}},
            BadCase{"SeqlensDType",
                    [](Problem& p) { p.seqlens_dtype = DType::fp32; },
                    {"seqlens_dtype is fp32", "int32 or int64"}},

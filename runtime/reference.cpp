@@ -141,9 +141,26 @@ std::optional<StateSlots> state_slots(const Context& c, std::int64_t n) {
 Doubles starting_state(const Context& c, Task task, std::int64_t slot) {
   const Problem& p = c.p;
   const bool given = !p.has_initial_state || load(c.host.has_initial_state, task.n) != 0;
-  if (given && p.inplace_state) return c.layout.read(c.host.state, slot * p.HV + task.head);
+  if (given && p.inplace_state) {
+    Doubles S = c.layout.read(c.host.state, slot * p.HV + task.head);
+    if (has_state_scale(p))
+      for (double& x : S) x *= load(c.host.state_scale, slot * p.HV + task.head);
+    return S;
+  }
   if (given && p.initial_state) return c.layout.read(c.host.initial_state, slot * p.HV + task.head);
   return zeros(c.layout.size());
+}
+
+/// Leaves one head's state in a slot of the pool.
+void write_slot(const Context& c, Reference& result, std::int64_t slot, std::int64_t head,
+                Doubles S) {
+  const std::int64_t which = slot * c.p.HV + head;
+  if (has_state_scale(c.p)) {
+    const double scale = load(c.host.state_scale, which);
+    const double most = c.p.state_dtype == DType::float8_e4m3 ? 448 : 57344;
+    for (double& x : S) x = std::clamp(x / scale, -most, most);
+  }
+  c.layout.write(result.at("state"), which, S);
 }
 
 /// The rows of `checkpoints` that sequence n's states go to, by the tokens before each.
@@ -188,14 +205,12 @@ class Drafts {
   void leave(std::int64_t t, const Doubles& S, Reference& result) {
     const Problem& p = c_.p;
     if (p.parent) after_.back() = S;
-    const auto write = [&](const char* name, std::int64_t state) {
-      c_.layout.write(result.at(name), state * p.HV + task_.head, S);
-    };
     if (t < p.index_columns && !p.disable_state_update)
       if (const auto slot = slot_at(c_, c_.host.state_index, task_.n * p.index_columns + t))
-        write("state", *slot);
+        write_slot(c_, result, *slot, task_.head, S);
     if (row_ && t < draft_tokens_of(p))
-      write("intermediate_states", *row_ * draft_tokens_of(p) + t);
+      c_.layout.write(result.at("intermediate_states"),
+                      (*row_ * draft_tokens_of(p) + t) * p.HV + task_.head, S);
   }
 
  private:
@@ -233,7 +248,7 @@ void run_forward(const Context& c, Task task, Reference& result) {
   }
   if (p.output_final_state) c.layout.write(result.at("final_state"), task.n * p.HV + task.head, S);
   if (p.inplace_state && p.index_columns == 0 && !p.disable_state_update)
-    c.layout.write(result.at("state"), slots->to * p.HV + task.head, S);
+    write_slot(c, result, slots->to, task.head, S);
 }
 
 Reference forward(const Context& c, unsigned threads) {
@@ -433,8 +448,16 @@ double least_resolution(DType dtype) {
     case DType::fp32: return std::ldexp(1.0, -150);
     case DType::fp16: return std::ldexp(1.0, -25);
     case DType::bf16: return std::ldexp(1.0, -134);
+    case DType::float8_e4m3: return std::ldexp(1.0, -10);
+    case DType::float8_e5m2: return std::ldexp(1.0, -17);
     default: return 0;
   }
+}
+
+/// The relative error, root mean square, of rounding numbers to a float8 type where it is largest:
+/// all a little above a power of two, and evenly spread about the type's numbers there.
+double float8_rounding(DType dtype) {
+  return std::ldexp(1.0, dtype == DType::float8_e4m3 ? -3 : -2) / std::sqrt(12.0);
 }
 
 }  // namespace
@@ -472,8 +495,10 @@ double error_bound(const Problem& problem, std::string_view name) {
   for (const Row& row : kRows) {
     if (name.empty() || std::find(row.names.begin(), row.names.end(), name) == row.names.end())
       continue;
-    // An output stored in 16 bits has the bound of 16-bit problems, whatever the inputs are.
     const TensorRule& rule = definition_of(problem).rule(name);
+    if (name == "state" && is_float8(rule.dtype(problem)))
+      return row.bits16 + float8_rounding(rule.dtype(problem));
+    // An output stored in 16 bits has the bound of 16-bit problems, whatever the inputs are.
     if (problem.dtype != DType::fp32 || size_of(rule.dtype(problem)) == 2) return row.bits16;
     return precision_floor(problem) == Precision::tf32 ? row.tf32 : row.fp32;
   }

@@ -52,6 +52,8 @@ void load_row(const TensorView& view, std::int64_t index, std::span<double> row)
     case DType::int32: return convert_row<std::int32_t>(view, index, row, plain);
     case DType::int64: return convert_row<std::int64_t>(view, index, row, plain);
     case DType::boolean: return convert_row<std::uint8_t>(view, index, row, plain);
+    case DType::float8_e4m3: return convert_row<std::uint8_t>(view, index, row, e4m3_to_float);
+    case DType::float8_e5m2: return convert_row<std::uint8_t>(view, index, row, e5m2_to_float);
   }
 }
 

@@ -63,6 +63,7 @@
   X(INDEX_COLUMNS, "state_index has a slot for each token of a sequence")                     \
   X(INTERMEDIATE_STATES, "recurrent: the state after each token is written")                  \
   X(PARENT, "parent says which token each token goes on from")                                \
+  X(STATE_SCALE, "elements of the pool count times state_scale")                              \
   X(KEEP_POOL, "the pool is read only")                                                       \
   X(FIRST_STEP, "what has a row a token belongs to its first step; else to its last")
 #define WYVERN_INTEGER_TUNABLES(X)                                                          \

@@ -21,7 +21,8 @@ inline std::vector<AnyConstant> with_indices(std::vector<AnyConstant> constants)
 /// Those by which it finds a sequence's final state too.
 inline std::vector<AnyConstant> with_final_slots(std::vector<AnyConstant> constants) {
   constants = with_indices(std::move(constants));
-  constants.insert(constants.end(), {constant::STATE_DTYPE, constant::INPLACE_STATE});
+  constants.insert(constants.end(),
+                   {constant::STATE_DTYPE, constant::STATE_SCALE, constant::INPLACE_STATE});
   return constants;
 }
 
@@ -37,6 +38,11 @@ inline std::vector<AnyConstant> with_checkpoints(std::vector<AnyConstant> consta
   constants.insert(constants.end(), {constant::CHECKPOINT_EVERY, constant::CHECKPOINTS,
                                      constant::CHECKPOINT_OFFSETS});
   return constants;
+}
+
+/// Empty, or why a walk that takes no scale does not read or write the pool.
+inline std::string scale_problem(const Spec& s) {
+  return s.STATE_SCALE ? "elements of its states count as they are" : std::string();
 }
 
 /// Empty, or why a walk in chunks of BT does not come to every checkpoint at a chunk's end.

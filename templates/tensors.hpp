@@ -25,6 +25,7 @@ inline constexpr Argument initial_state{"initial_state", Access::in, STATE_DTYPE
 // A pool of states in which sequences have slots, and what says which.
 inline constexpr Argument state{"state", Access::in, STATE_DTYPE, {S, HV, STATE_ROWS, STATE_COLS}, {INPLACE_STATE}};
 inline constexpr Argument state_index{"state_index", Access::in, INDEX_DTYPE, {N}, {STATE_INDEX}};
+inline constexpr Argument state_scale{"state_scale", Access::in, DType::fp32, {S, HV}, {STATE_SCALE}};
 inline constexpr Argument output_state_index{"output_state_index", Access::in, INDEX_DTYPE, {N}, {OUTPUT_STATE_INDEX}};
 inline constexpr Argument has_initial_state{"has_initial_state", Access::in, DType::boolean, {N}, {HAS_INITIAL_STATE}};
 // States inside sequences, and after how many tokens of each.

@@ -8,11 +8,13 @@
 #include <charconv>
 #include <cmath>
 
+#include "templates/device/float8.hpp"
+
 namespace wyvern {
 namespace {
 
-constexpr std::array kDTypes{DType::fp32,  DType::fp16,  DType::bf16,
-                             DType::int32, DType::int64, DType::boolean};
+constexpr std::array kDTypes{DType::fp32,  DType::fp16,    DType::bf16,        DType::int32,
+                             DType::int64, DType::boolean, DType::float8_e4m3, DType::float8_e5m2};
 constexpr std::array kPrecisions{Precision::tf32, Precision::tf32x3, Precision::ieee};
 
 template <class T>
@@ -46,6 +48,8 @@ std::string_view to_string(DType type) noexcept {
     case DType::int32: return "int32";
     case DType::int64: return "int64";
     case DType::boolean: return "boolean";
+    case DType::float8_e4m3: return "float8_e4m3";
+    case DType::float8_e5m2: return "float8_e5m2";
   }
   return "?";
 }
@@ -108,6 +112,19 @@ float fp16_to_float(std::uint16_t bits) noexcept {
   return std::bit_cast<float>(sign | (wide << 23) | (mantissa << 13));
 }
 
+std::uint8_t float_to_e4m3(float value) noexcept {
+  return static_cast<std::uint8_t>(float8_code<DType::float8_e4m3, std::uint32_t>(value));
+}
+float e4m3_to_float(std::uint8_t bits) noexcept {
+  return float8_value<DType::float8_e4m3, float>(std::uint32_t{bits});
+}
+std::uint8_t float_to_e5m2(float value) noexcept {
+  return static_cast<std::uint8_t>(float8_code<DType::float8_e5m2, std::uint32_t>(value));
+}
+float e5m2_to_float(std::uint8_t bits) noexcept {
+  return float8_value<DType::float8_e5m2, float>(std::uint32_t{bits});
+}
+
 std::string to_string(const Value& value) {
   struct Visitor {
     std::string operator()(bool v) const { return v ? "true" : "false"; }
@@ -128,7 +145,8 @@ std::int64_t Values::integer(std::string_view name) const {
 }
 bool Values::flag(std::string_view name) const { return get<bool>(*this, name, "true or false"); }
 DType Values::dtype(std::string_view name) const {
-  return get<DType>(*this, name, "one of fp32, fp16, bf16, int32, int64, boolean");
+  return get<DType>(*this, name,
+                    "one of fp32, fp16, bf16, int32, int64, boolean, float8_e4m3, float8_e5m2");
 }
 Precision Values::precision(std::string_view name) const {
   return get<Precision>(*this, name, "one of tf32, tf32x3, ieee");

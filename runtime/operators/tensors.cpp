@@ -187,6 +187,12 @@ TensorRules state_tensors() {
        {TensorDim::N},
        [](const Problem&) { return DType::boolean; },
        [](const Problem& p) { return !in_backward(p) && p.has_initial_state; }},
+      {"state_scale",
+       input,
+       state_scales,
+       {TensorDim::slots, TensorDim::HV},
+       always_fp32,
+       has_state_scale},
       {"num_accepted",
        input,
        accepted,
@@ -305,7 +311,7 @@ std::vector<TensorSpec> tensor_specs(const Problem& problem) {
         spec.shape[static_cast<std::size_t>(spec.rank++)] = extents[static_cast<std::size_t>(dim)];
     }
     spec.present = rule->present(problem);
-    if (rule->dims.at[0] == TensorDim::slots) spec.outer_dims = 1;
+    if (rule->holds == states && rule->dims.at[0] == TensorDim::slots) spec.outer_dims = 1;
   }
   return specs;
 }

@@ -68,6 +68,7 @@ enum class Quantity : std::uint8_t {
   seqlens,         ///< cu_seqlens
   state_slots,     ///< state_index, output_state_index
   choices,         ///< has_initial_state
+  state_scales,    ///< state_scale: positive
   offsets,         ///< checkpoint_offsets
   accepted,        ///< num_accepted: in 1 to index_columns
   rows,            ///< intermediate_index

@@ -17,10 +17,11 @@ constexpr std::int64_t power_of_two(std::int64_t n) {
   return power;
 }
 
-/// Elements of the largest access of up to 16 bytes that divides `count` elements.
+/// Elements of the largest access of up to 16 bytes, and 8 elements, that divides `count` elements.
+/// More of a state's row in a lane would leave the other lanes of few keys without any.
 inline std::int64_t vector_elements(std::int64_t count, DType type) {
   const auto size = static_cast<std::int64_t>(size_of(type));
-  std::int64_t bytes = 16;
+  std::int64_t bytes = std::min<std::int64_t>(16, 8 * size);
   while (count * size % bytes != 0) bytes /= 2;
   return bytes / size;
 }
@@ -74,8 +75,9 @@ inline Template portable(Template t) {
     s.BV = 32;
     s.num_warps = 2;
     if (size == 4 && !s.STATE_V_FIRST && s.V > 32 && illegal(s).empty()) return;
-    const std::int64_t warps = s.V > 32 / size * 2 ? 4 : 1;
-    s.BV = warps * (32 / size);
+    const std::int64_t columns = std::min<std::int64_t>(32 / size, 16);  // a warp
+    const std::int64_t warps = s.V > columns * 2 ? 4 : 1;
+    s.BV = warps * columns;
     s.num_warps = warps;
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {

@@ -21,6 +21,7 @@ inline constexpr StageDefinition recurrent{
      {"state_index", Access::in, constant::INDEX_DTYPE, {extent::N, extent::M}, {constant::STATE_INDEX}},
      tensor::output_state_index,
      tensor::has_initial_state,
+     tensor::state_scale,
      {"num_accepted", Access::in, constant::INDEX_DTYPE, {extent::N}, {constant::INDEX_COLUMNS}},
      {"intermediate_index", Access::in, constant::INDEX_DTYPE, {extent::N}, {constant::INTERMEDIATE_STATES}},
      {"parent", Access::in, constant::INDEX_DTYPE, {extent::N, extent::D}, {constant::PARENT}},

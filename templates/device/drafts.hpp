@@ -25,25 +25,27 @@ StateSlots find_starting_state(decltype(Extents::N) n, int head, const Extents& 
     if (accepted < 1 || accepted > e.M) return {.null = true};
     const decltype(Extents::S) slot = state_index[n * e.M + accepted - 1];
     if (!is_slot(slot, e)) return {.null = true};
-    return {.from = slot * stride + decltype(Extents::S){head} * S::K * S::V};
+    return {.from = slot * stride + decltype(Extents::S){head} * S::K * S::V,
+            .from_scale = slot * e.HV + head};
   } else {
     return find_states<S>(n, head, e, stride, state_index, output_state_index);
   }
 }
 
-/// Where head `head` of the state after token t of sequence n goes in the pool, in elements from
-/// its start; kNoState where its column is none or holds none of a slot.
+/// Where head `head` of the state after token t of sequence n goes in the pool: a null one where
+/// its column is none or holds none of a slot.
 template <class S, class Index>
-decltype(Extents::S) token_slot(decltype(Extents::N) n, decltype(Extents::T) t, int head,
-                                const Extents& e, decltype(Extents::S) stride,
-                                const Index* state_index) {
-  if (t >= e.M) return kNoState;
+StateSlots token_slot(decltype(Extents::N) n, decltype(Extents::T) t, int head, const Extents& e,
+                      decltype(Extents::S) stride, const Index* state_index) {
+  if (t >= e.M) return {.null = true};
   const decltype(Extents::S) slot = state_index[n * e.M + t];
-  return is_slot(slot, e) ? slot * stride + decltype(Extents::S){head} * S::K * S::V
-                          : decltype(Extents::S){kNoState};
+  if (!is_slot(slot, e)) return {.null = true};
+  return {.to = slot * stride + decltype(Extents::S){head} * S::K * S::V,
+          .to_scale = slot * e.HV + head};
 }
 
-/// The same in intermediate_states; kNoState without a row of it, and for tokens past its D.
+/// The same in intermediate_states, in elements from its start; kNoState without a row of it, and
+/// for tokens past its D.
 template <class S, class Index>
 decltype(Extents::S) intermediate_state(decltype(Extents::N) n, decltype(Extents::T) t, int head,
                                         const Extents& e, const Index* intermediate_index) {

@@ -10,6 +10,8 @@ struct StateSlots {
   decltype(Extents::S) from = 0;  ///< in the pool, or in initial_state
   decltype(Extents::S) to = 0;    ///< in the pool, or in final_state
   bool null = false;              ///< an index is none of a slot: nothing may be read or written
+  // The same in state_scale, in the pool alone.
+  decltype(Extents::S) from_scale = 0, to_scale = 0;
 };
 
 inline bool is_slot(decltype(Extents::S) index, const Extents& e) {
@@ -41,7 +43,17 @@ StateSlots find_states(decltype(Extents::N) n, int head, const Extents& e,
   if constexpr (S::INPLACE_STATE) to = from;
   if constexpr (S::OUTPUT_STATE_INDEX) to = output_state_index[n];
   const decltype(Extents::S) slot = S::INPLACE_STATE ? stride : e.HV * kState;
-  return {from * slot + head * kState, to * slot + head * kState};
+  return {.from = from * slot + head * kState,
+          .to = to * slot + head * kState,
+          .from_scale = from * e.HV + head,
+          .to_scale = to * e.HV + head};
+}
+
+/// What elements of a state of the pool count times.
+template <class S>
+float scale_at(const float* state_scale, decltype(Extents::S) place) {
+  if constexpr (S::STATE_SCALE) return state_scale[place];
+  return 1.0F;
 }
 
 /// Whether sequence n starts from what its slot holds, not from zeros.

@@ -19,6 +19,13 @@ struct alignas(2) fp16 {
   uint16 bits;
 };
 using fp32 = float;
+/// The same of 8 bits.
+struct float8_e4m3 {
+  unsigned char bits;
+};
+struct float8_e5m2 {
+  unsigned char bits;
+};
 /// False is 0.
 using boolean = unsigned char;
 
@@ -48,6 +55,14 @@ struct ElementOf<DType::int64> {
 template <>
 struct ElementOf<DType::boolean> {
   using Type = boolean;
+};
+template <>
+struct ElementOf<DType::float8_e4m3> {
+  using Type = float8_e4m3;
+};
+template <>
+struct ElementOf<DType::float8_e5m2> {
+  using Type = float8_e5m2;
 };
 }  // namespace detail
 

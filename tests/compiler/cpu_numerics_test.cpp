@@ -194,9 +194,9 @@ TEST_P(CpuConversions, RoundsToNearestEven) {
   std::vector<std::uint16_t> zeros(kWidth), h(state.size()), v_new(kWidth);
   float G = 0;
   run("fwd_h", constants_of(GetParam()), 1,
-      {zeros.data(), nullptr, zeros.data(), zeros.data(), &G, nullptr, nullptr, state.data(),
-       nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, h.data(), v_new.data(),
-       nullptr, nullptr});
+      {zeros.data(), nullptr, zeros.data(), zeros.data(), &G,      nullptr, nullptr,
+       state.data(), nullptr, nullptr,      nullptr,      nullptr, nullptr, nullptr,
+       nullptr,      nullptr, h.data(),     v_new.data(), nullptr, nullptr});
   for (std::size_t i = 0; i < state.size(); ++i) {
     if (std::isnan(state[i]))
       ASSERT_TRUE(std::isnan(widen(h[i])));

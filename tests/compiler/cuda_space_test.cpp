@@ -59,7 +59,7 @@ Problem draw_problem(const Template& t, const Heads& heads, DType dtype, std::mt
   p.dtype = dtype;
   p.beta_dtype = flag() ? dtype : DType::fp32;
   p.g_dtype = flag() ? dtype : DType::fp32;
-  p.state_dtype = flag() ? DType::bf16 : DType::fp32;
+  p.state_dtype = flag() ? DType::fp32 : flag() ? DType::bf16 : DType::fp16;
   p.seqlens_dtype = flag() ? DType::int32 : DType::int64;
   p.index_dtype = flag() ? DType::int32 : DType::int64;
   p.packed = flag();
@@ -83,7 +83,11 @@ Problem draw_problem(const Template& t, const Heads& heads, DType dtype, std::mt
     p.parent = p.intermediate_rows && !p.output_final_state &&
                p.disable_state_update == p.inplace_state && flag();
   }
-  p.checkpoint_offsets = p.pass == Pass::forward && !definition_of(p).facts().householder && flag();
+  if (p.inplace_state && definition_of(p).facts().beta && !definition_of(p).facts().householder &&
+      !p.intermediate_rows && !t.needs.wgmma && flag())
+    p.state_dtype = flag() ? DType::float8_e4m3 : DType::float8_e5m2;
+  p.checkpoint_offsets = p.pass == Pass::forward && !definition_of(p).facts().householder &&
+                         !has_state_scale(p) && flag();
   p.use_gate_in_kernel = flag();
   p.has_dt_bias = p.use_gate_in_kernel && flag();
   if (gate_kind(p) == GateKind::vector && flag()) p.lower_bound = -5.0F;

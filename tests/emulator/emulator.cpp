@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -149,6 +150,10 @@ void emulate(const Template& t, const Constants& constants, const Config& config
     TiledView view = use.view(spec, e);
     if (const auto stride = stride_of.find(use.parameter); stride != stride_of.end())
       view = with_rows_apart(view, stride->second * static_cast<std::int64_t>(size));
+    // As the runtime makes them: nothing is copied of an empty tensor.
+    decltype(view.dims) dims;
+    for (const std::int64_t extent : view.dims) dims.push_back(std::max<std::int64_t>(extent, 1));
+    view.dims = dims;
     maps[i] = encode(view, size, arguments[use.parameter]);
     all.push_back(&maps[i]);
   }

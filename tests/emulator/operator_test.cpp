@@ -333,6 +333,51 @@ TEST_P(EmulatedPool, OfDecoding) {
 INSTANTIATE_TEST_SUITE_P(, EmulatedPool, ::testing::ValuesIn(operators()),
                          [](const auto& each) { return std::string(each.param); });
 
+/// States of 8 bits with their scales: all numbers of both types, and pools by every template of a
+/// plan. Hopper's take no scales.
+class EmulatedFloat8 : public EmulatedOperator,
+                       public ::testing::WithParamInterface<std::string_view> {};
+
+TEST_P(EmulatedFloat8, EveryNumberIsReadAndRounded) {
+  for (const Pass pass : {Pass::forward, Pass::recurrent})
+    for (const DType type : {DType::float8_e4m3, DType::float8_e5m2})
+      for (const bool v_first : {false, true}) {
+        const OperatorData data = float8_data({std::string(GetParam()), pass}, type, v_first);
+        const HostTensors outputs = run_operator(device(), prepare(data.problem), data);
+        expect_float8_rounded(data, outputs.at("state"));
+      }
+}
+
+TEST_P(EmulatedFloat8, InPools) {
+  for (const Pass pass : {Pass::forward, Pass::recurrent})
+    for (const DType type : {DType::float8_e4m3, DType::float8_e5m2}) {
+      Problem p = base({std::string(GetParam()), pass});
+      p.H = 1, p.HV = 2, p.state_dtype = type, p.state_v_first = type == DType::float8_e5m2;
+      const bool forward = pass == Pass::forward;
+      const OperatorData data = pool_data(
+          p, Gate::mixed, 34,
+          forward ? Lengths{70, 3, 33, 17, 1, 64, 0, 16} : Lengths{2, 1, 3, 1, 1, 4, 0, 1});
+      const std::vector<Plan> all = plans_with_all(device(), data.problem, 64);
+      ASSERT_FALSE(all.empty());
+      for (const Plan& plan : all)
+        check_strided_rows(emulator::prepare(device(), data.problem, plan), data);
+    }
+}
+
+TEST_P(EmulatedFloat8, OfEachToken) {
+  Problem p = base({std::string(GetParam()), Pass::recurrent});
+  p.H = 1, p.HV = 2, p.K = 36, p.V = 40;
+  p.output_final_state = false;
+  p.inplace_state = p.state_index = p.has_initial_state = p.packed = true;
+  p.state_slots = 60, p.index_columns = 6, p.state_dtype = DType::float8_e4m3;
+  const OperatorData data = make_data(p, Gate::typical, 40, {2, 8, 1, 0, 5, 3, 7, 6});
+  check_strided_rows(prepare(data.problem), data);
+}
+
+INSTANTIATE_TEST_SUITE_P(, EmulatedFloat8,
+                         ::testing::Values("delta_rule", "gated_delta_rule", "kda"),
+                         [](const auto& each) { return std::string(each.param); });
+
 /// Drafts to verify by the portable kernel: a slot for each token, then a tree; counts, indices and
 /// parents out of range among them.
 class EmulatedDrafts : public EmulatedOperator,

@@ -283,6 +283,33 @@ void add_pools_in_place(Cases& cases) {
       Gate::mixed, lengths);
 }
 
+/// Elements of 8 bits, with a scale for each slot and head.
+void add_float8_pools(Cases& cases) {
+  const bool recurrent = cases.recurrent();
+  for (const DType states : {DType::float8_e4m3, DType::float8_e5m2}) {
+    const auto pool = [=](Problem& p) {
+      p.initial_state = p.output_final_state = false;
+      p.inplace_state = p.state_index = true, p.state_dtype = states;
+      p.B = p.N = 6, p.state_slots = 40, p.T = recurrent ? 3 : 70;
+    };
+    const std::string name(to_string(states));
+    cases.add(
+        "Pool_" + name,
+        [=](Problem& p) {
+          pool(p), p.output_state_index = p.has_initial_state = p.null_slot_zero = true;
+        },
+        Gate::mixed);
+    cases.add("PoolVFirst_" + name, [=](Problem& p) {
+      pool(p), p.state_v_first = true, p.V = 40, p.K = 60, p.dtype = p.beta_dtype = DType::fp32;
+    });
+    cases.add("PoolWithoutIndex_" + name, [=](Problem& p) {
+      pool(p), p.state_index = false, p.state_slots = 0, p.K = 33, p.V = 7;
+    });
+    if (recurrent)
+      cases.add("Columns_" + name, [=](Problem& p) { pool(p), p.index_columns = 5; }, Gate::mixed);
+  }
+}
+
 /// States inside sequences, at every so many tokens and after so many of each.
 void add_checkpoints(Cases& cases) {
   const auto every = [](Problem& p) { states(p), p.checkpoint_every = 64; };
@@ -435,6 +462,41 @@ OperatorData pool_data(Problem problem, Gate gate, std::uint64_t seed, const Len
   return data;
 }
 
+OperatorData float8_data(const OperatorPass& which, DType type, bool v_first) {
+  Problem p = base(which, DType::fp32);
+  p.H = p.HV = 2, p.K = p.V = 16, p.T = 1, p.B = p.N = 6;
+  p.output_final_state = false, p.state_v_first = v_first;
+  p.inplace_state = p.state_index = p.output_state_index = true;
+  p.state_slots = 1 + p.N, p.state_dtype = type;
+  OperatorData data = make_data(p, Gate::zero, 51);
+  data.tensors["beta"].fill([] { return 0.0; });
+  HostTensor& state = data.tensors.at("state");
+  for (std::int64_t i = 0; i < 2 * 256; ++i) {
+    state.data()[i] = static_cast<unsigned char>(i);
+    if (!std::isfinite(state.at(i))) state.set(i, 0);
+  }
+  data.tensors["state_index"].fill([] { return 0.0; });
+  data.tensors["output_state_index"].fill([slot = 0]() mutable -> double { return ++slot; });
+  // Of slot 0 one; of others such that numbers are kept, are halfway between two of the type,
+  // become subnormal, or are more than it has.
+  data.tensors["state_scale"] = HostTensor(
+      DType::fp32, {7, 2}, {1, 1, 1, 0.75, 2, 8, 512, 3, 1.0 / 3, 0.3, 0.01, 5e-4, 1e6, 1.5});
+  return data;
+}
+
+void expect_float8_rounded(const OperatorData& data, const HostTensor& after) {
+  const HostTensor& before = data.tensors.at("state");
+  const HostTensor& scales = data.tensors.at("state_scale");
+  for (std::int64_t slot = 0; slot < scales.shape()[0]; ++slot)
+    for (std::int64_t i = 0; i < 2 * 256; ++i) {
+      HostTensor wanted(before.dtype(), {1});
+      const auto factor = 1.0F / static_cast<float>(scales.at(slot * 2 + i / 256));
+      wanted.set(0, static_cast<float>(before.at(i)) * factor);
+      ASSERT_EQ(after.at(slot * 512 + i), wanted.at(0))
+          << before.at(i) << " by " << scales.at(slot * 2 + i / 256);
+    }
+}
+
 std::string name_of(const OperatorPass& which) {
   return fmt::format("{}_{}", which.op, to_string(which.pass));
 }
@@ -472,6 +534,7 @@ std::vector<OperatorCase> listed_cases(const OperatorPass& which, DeviceKind kin
   add_gates(cases);
   add_options(cases);
   if (which.pass == Pass::recurrent && takes_drafts(base(which))) add_drafts(cases);
+  if (which.pass != Pass::backward && takes_drafts(base(which))) add_float8_pools(cases);
   if (which.pass == Pass::recurrent)
     add_pools(cases);
   else
@@ -561,10 +624,12 @@ void draw_states(Draw& draw, Problem& p) {
     p.has_initial_state = p.inplace_state && draw.flip();
   }
   if (recurrent && takes_drafts(p)) draw_drafts(draw, p);
+  if (p.inplace_state && takes_drafts(p) && !p.intermediate_rows && draw.rarely())
+    p.state_dtype = draw.flip() ? DType::float8_e4m3 : DType::float8_e5m2;
   if (recurrent) return;
   constexpr std::int64_t kChunks[] = {16, 32, 64};
   if (draw.rarely()) p.chunk_size = draw.of(kChunks);
-  if (p.pass == Pass::forward && !facts_of(p).householder && draw.rarely()) {
+  if (p.pass == Pass::forward && !facts_of(p).householder && !has_state_scale(p) && draw.rarely()) {
     p.checkpoint_offsets = draw.flip();
     if (!p.checkpoint_offsets) p.checkpoint_every = 64;
     if (!p.checkpoint_offsets && draw.flip()) p.checkpoint_rows = draw.below(4);

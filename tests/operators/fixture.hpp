@@ -95,6 +95,12 @@ struct OperatorPass {
   std::string op;
   Pass pass;
 };
+
+/// A launch that changes no state but writes those of slot 0, which are all numbers of a float8
+/// type, to slots of other scales; and whether each is the nearest number then.
+OperatorData float8_data(const OperatorPass& which, DType type, bool v_first);
+void expect_float8_rounded(const OperatorData& data, const HostTensor& after);
+
 std::string name_of(const OperatorPass& which);
 /// Every operator with the chunked passes; and with the recurrent pass too.
 std::vector<OperatorPass> chunked_passes();

@@ -67,6 +67,50 @@ TEST_P(PoolOperator, ASequenceGoesOnFromItsSlot) {
 INSTANTIATE_TEST_SUITE_P(Cpu, PoolOperator, ::testing::ValuesIn(serving_passes()),
                          [](const auto& each) { return name_of(each.param); });
 
+class Float8Pool : public OperatorTest,
+                   public ::testing::WithParamInterface<std::tuple<OperatorPass, DType>> {
+ protected:
+  void SetUp() override { WYVERN_OPEN_OR_SKIP(DeviceKind::cpu); }
+};
+
+TEST_P(Float8Pool, SlotsMayLieApartInEveryPlan) {
+  const auto& [which, type] = GetParam();
+  Problem p = base(which);
+  p.K = 36, p.V = 40, p.state_dtype = type;
+  const bool recurrent = p.pass == Pass::recurrent;
+  const OperatorData pool = pool_data(
+      p, Gate::mixed, 24,
+      recurrent ? Lengths{1, 3, 2, 2, 5, 1, 0, 4} : Lengths{65, 3, 130, 16, 64, 1, 0, 17});
+  for (const Plan& plan : plans_with_all(device(), pool.problem, 16))
+    check_strided_rows(test_runtime().prepare(device(), pool.problem, plan), pool);
+}
+
+TEST_P(Float8Pool, EveryNumberIsReadAndRounded) {
+  for (const bool v_first : {false, true}) {
+    const OperatorData data =
+        float8_data(std::get<0>(GetParam()), std::get<1>(GetParam()), v_first);
+    const HostTensors outputs = run_operator(device(), prepare(data.problem), data);
+    if (!is_listing()) expect_float8_rounded(data, outputs.at("state"));
+  }
+}
+
+std::vector<OperatorPass> float8_passes() {
+  std::vector<OperatorPass> all = serving_passes();
+  std::erase_if(all, [](const OperatorPass& which) {
+    return which.op == "gdn2" || which.op == "gated_delta_product";
+  });
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Cpu, Float8Pool,
+                         ::testing::Combine(::testing::ValuesIn(float8_passes()),
+                                            ::testing::Values(DType::float8_e4m3,
+                                                              DType::float8_e5m2)),
+                         [](const auto& each) {
+                           return fmt::format("{}_{}", name_of(std::get<0>(each.param)),
+                                              to_string(std::get<1>(each.param)));
+                         });
+
 class PoolInput : public OperatorTest {
  protected:
   void SetUp() override { WYVERN_OPEN_OR_SKIP(DeviceKind::cpu); }

@@ -417,6 +417,24 @@ TEST(Oracle, StatesInPlaceAreThoseOfTheirSlots) {
   }
 }
 
+/// Elements count times the scale of their slot and head, and end in units of the slot that they go
+/// to, cut off at the largest number.
+TEST(Oracle, Float8StatesHaveScales) {
+  Problem p = fp32_problem(1, 2, 1);
+  p.pass = Pass::recurrent;
+  p.inplace_state = p.state_index = p.output_state_index = true;
+  p.initial_state = p.output_final_state = false;
+  p.state_slots = 2, p.state_dtype = DType::float8_e4m3;
+  OperatorData data = by_hand(p, {1, 0}, {0, 1}, {0}, {0}, {0});
+  data.tensors["state"] = HostTensor(p.state_dtype, {2, 1, 2, 1}, {3, -1.5, 7, 8});
+  data.tensors["state_scale"] = HostTensor(DType::fp32, {2, 1}, {2, 1.0 / 128});
+  data.tensors["state_index"] = HostTensor(p.index_dtype, {1}, {0});
+  data.tensors["output_state_index"] = HostTensor(p.index_dtype, {1}, {1});
+  const Reference r = oracle(data);
+  expect_near(r.at("o"), {6});
+  expect_near(r.at("state"), {3, -1.5, 448, -384});
+}
+
 /// The state after each token of a tree is the final state of its path from the root.
 TEST(Oracle, TreesOfDraftsAreTheirPaths) {
   for (const bool v_first : {false, true}) {
@@ -598,9 +616,10 @@ TEST(RelativeError, ValuesTooSmallForTheDTypeAreZero) {
 }
 
 TEST(RelativeError, ReadsEveryDType) {
-  for (const DType type : {DType::bf16, DType::fp16, DType::fp32}) {
-    const HostTensor x(type, {3}, {0.5, -2, 1024});
-    EXPECT_EQ(relative_error(x.view(), {0.5, -2, 1024}), 0) << to_string(type);
+  for (const DType type :
+       {DType::bf16, DType::fp16, DType::fp32, DType::float8_e4m3, DType::float8_e5m2}) {
+    const HostTensor x(type, {3}, {0.5, -2, 256});
+    EXPECT_EQ(relative_error(x.view(), {0.5, -2, 256}), 0) << to_string(type);
   }
 }
 
@@ -620,6 +639,11 @@ TEST(ErrorBound, FollowsTheSpecification) {
   EXPECT_EQ(error_bound(p, "state"), 1e-3);
   p.state_dtype = DType::bf16;
   EXPECT_EQ(error_bound(p, "state"), 5e-3);
+  p.state_dtype = DType::float8_e4m3;
+  EXPECT_NEAR(error_bound(p, "state"), 5e-3 + 3.61e-2, 1e-4);
+  p.state_dtype = DType::float8_e5m2;
+  EXPECT_NEAR(error_bound(p, "state"), 5e-3 + 7.22e-2, 1e-4);
+  p.state_dtype = DType::bf16;
   EXPECT_EQ(error_bound(p, "intermediate_states"), 1e-3);
   p.precision.reset();
   EXPECT_EQ(error_bound(p, "dk"), 2e-5);

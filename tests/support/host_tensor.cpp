@@ -79,6 +79,8 @@ void HostTensor::load(std::int64_t first, std::int64_t count, double* to) const 
     case DType::int32: return all(std::int32_t{}, number);
     case DType::int64: return all(std::int64_t{}, number);
     case DType::boolean: return all(std::uint8_t{}, number);
+    case DType::float8_e4m3: return all(std::uint8_t{}, e4m3_to_float);
+    case DType::float8_e5m2: return all(std::uint8_t{}, e5m2_to_float);
   }
 }
 
@@ -97,6 +99,10 @@ void HostTensor::store(std::int64_t first, std::int64_t count, const double* fro
     case DType::int32: return all([](double x) { return static_cast<std::int32_t>(x); });
     case DType::int64: return all([](double x) { return static_cast<std::int64_t>(x); });
     case DType::boolean: return all([](double x) { return static_cast<std::uint8_t>(x != 0); });
+    case DType::float8_e4m3:
+      return all([](double x) { return float_to_e4m3(static_cast<float>(x)); });
+    case DType::float8_e5m2:
+      return all([](double x) { return float_to_e5m2(static_cast<float>(x)); });
   }
 }
 

@@ -74,7 +74,8 @@ enum class Stream : std::uint64_t {
   num_accepted,
   intermediate_index,
   parent,
-  intermediate_states
+  intermediate_states,
+  state_scale
 };
 
 /// The random stream of an input; a state updated in place has the stream of an initial state.
@@ -94,6 +95,7 @@ Stream stream_of(std::string_view name) {
       {"state_index", Stream::state_index},
       {"output_state_index", Stream::state_index},
       {"has_initial_state", Stream::has_initial_state},
+      {"state_scale", Stream::state_scale},
       {"checkpoint_offsets", Stream::checkpoint_offsets},
       {"checkpoints", Stream::checkpoints},
       {"num_accepted", Stream::num_accepted},
@@ -261,6 +263,7 @@ HostTensor make_input(const TensorRule& rule, DType dtype, const Shape& shape,
     case Quantity::gates: return log_decay(p, shape, seed);
     case Quantity::gate_rates: return uniform(-1.0, 3.5);
     case Quantity::gate_biases: return uniform(-6.0, 4.0);
+    case Quantity::state_scales: return uniform(0.5, 1.5);
     case Quantity::states:
     case Quantity::state_gradient: return normal(0.25);
     case Quantity::state_slots: return slots(p, shape, seed);

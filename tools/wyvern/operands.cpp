@@ -129,7 +129,11 @@ void infer_states(Tensors& tensors, Problem& p) {
   const std::string name = p.inplace_state ? "state" : "initial_state";
   const HostTensor* state = find(tensors, name);
   if (state != nullptr) {
-    need_dtype(*state, name, {DType::fp32, DType::bf16, DType::fp16});
+    if (p.inplace_state)
+      need_dtype(*state, name,
+                 {DType::fp32, DType::bf16, DType::fp16, DType::float8_e4m3, DType::float8_e5m2});
+    else
+      need_dtype(*state, name, {DType::fp32, DType::bf16, DType::fp16});
     p.state_dtype = state->dtype;
   }
   p.initial_state = state != nullptr && !p.inplace_state;

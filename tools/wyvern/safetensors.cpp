@@ -27,12 +27,15 @@ static_assert(std::endian::native == std::endian::little, "safetensors files are
 
 constexpr std::uint64_t kLongestHeader = 100'000'000;  // the limit of the format's own reader
 
-constexpr std::array<std::pair<std::string_view, DType>, 6> kDTypeNames{{{"F32", DType::fp32},
-                                                                         {"F16", DType::fp16},
-                                                                         {"BF16", DType::bf16},
-                                                                         {"I32", DType::int32},
-                                                                         {"I64", DType::int64},
-                                                                         {"BOOL", DType::boolean}}};
+constexpr std::array<std::pair<std::string_view, DType>, 8> kDTypeNames{
+    {{"F32", DType::fp32},
+     {"F16", DType::fp16},
+     {"BF16", DType::bf16},
+     {"I32", DType::int32},
+     {"I64", DType::int64},
+     {"BOOL", DType::boolean},
+     {"F8_E4M3", DType::float8_e4m3},
+     {"F8_E5M2", DType::float8_e5m2}}};
 
 std::string_view name_of(DType type) {
   for (const auto& [name, dtype] : kDTypeNames)
@@ -291,6 +294,12 @@ void store(HostTensor& tensor, std::int64_t index, double value) {
       break;
     case DType::fp16:
       static_cast<std::uint16_t*>(tensor.data.get())[index] = float_to_fp16(rounded);
+      break;
+    case DType::float8_e4m3:
+      static_cast<std::uint8_t*>(tensor.data.get())[index] = float_to_e4m3(rounded);
+      break;
+    case DType::float8_e5m2:
+      static_cast<std::uint8_t*>(tensor.data.get())[index] = float_to_e5m2(rounded);
       break;
     case DType::int32:
     case DType::int64:

@@ -132,7 +132,13 @@ struct FieldSetter {
   void operator()(bool& value) const {
     value = (text == "true") != option.name.starts_with("--no-");
   }
-  void operator()(DType& value) const { value = parse_element_type(option.name, text); }
+  void operator()(DType& value) const {
+    const auto type = parse_dtype(text);
+    if (!type || !is_floating(*type))
+      reject("{} is '{}'; it must be one of bf16, fp16, fp32, float8_e4m3, float8_e5m2",
+             option.name, text);
+    value = *type;
+  }
   void operator()(Pass& value) const { value = parse_pass(text); }
   void operator()(std::string& value) const { value = text; }
 };
@@ -488,7 +494,7 @@ float parse_float(std::string_view option, std::string_view text) {
 
 DType parse_element_type(std::string_view option, std::string_view text) {
   const auto type = parse_dtype(text);
-  if (!type || !is_floating(*type))
+  if (!type || !is_floating(*type) || is_float8(*type))
     reject("{} is '{}'; it must be one of bf16, fp16, fp32", option, text);
   return *type;
 }

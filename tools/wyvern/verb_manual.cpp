@@ -153,6 +153,8 @@ _wyvern() {{
     --device) COMPREPLY=($(compgen -W "cpu cuda:0" -- "$now")); return ;;
     --pass) COMPREPLY=($(compgen -W "forward backward recurrent" -- "$now")); return ;;
     --dtype|--g-dtype) COMPREPLY=($(compgen -W "bf16 fp16 fp32" -- "$now")); return ;;
+    --state-dtype)
+      COMPREPLY=($(compgen -W "bf16 fp16 fp32 float8_e4m3 float8_e5m2" -- "$now")); return ;;
     -o|--output|--input) COMPREPLY=($(compgen -f -- "$now")); return ;;
   esac
   case "${{COMP_WORDS[*]:1:2}}" in

@@ -15,7 +15,9 @@ namespace {
 /// CUtensorMapDataType.
 int type_of(DType dtype) {
   switch (dtype) {
-    case DType::boolean: return 0;
+    case DType::boolean:
+    case DType::float8_e4m3:
+    case DType::float8_e5m2: return 0;  // bytes
     case DType::int32: return 3;
     case DType::int64: return 5;
     case DType::fp16: return 6;

@@ -48,10 +48,12 @@ struct Problem {
   bool packed = false;
   std::int64_t num_householder = 1;  ///< steps of a token; above 1 where the operator has them
 
-  DType dtype = DType::bf16;           ///< of q, k, v and o: bf16, fp16 or fp32
-  DType beta_dtype = DType::bf16;      ///< of beta, or of erase and write: as dtype, or fp32
-  DType g_dtype = DType::fp32;         ///< as dtype, or fp32; of kda any of the three
-  DType state_dtype = DType::fp32;     ///< of states but the final one: fp32, bf16, fp16
+  DType dtype = DType::bf16;       ///< of q, k, v and o: bf16, fp16 or fp32
+  DType beta_dtype = DType::bf16;  ///< of beta, or of erase and write: as dtype, or fp32
+  DType g_dtype = DType::fp32;     ///< as dtype, or fp32; of kda any of the three
+  /// Of states but the final one: fp32, bf16, fp16; of states in place, of operators of one step a
+  /// token that have a beta, also float8_e4m3 and float8_e5m2.
+  DType state_dtype = DType::fp32;
   DType seqlens_dtype = DType::int32;  ///< int32 or int64
 
   std::optional<float> scale;          ///< factor on o; default K^-0.5
@@ -130,6 +132,9 @@ enum class GateKind : std::uint8_t { none, scalar, vector };
 /// Whether states inside sequences are written, and how many rows the tensor of them has.
 [[nodiscard]] bool has_checkpoints(const Problem& problem) noexcept;
 [[nodiscard]] std::int64_t checkpoint_rows(const Problem& problem) noexcept;
+
+/// Whether elements of the states in place count times state_scale: those of 8 bits do.
+[[nodiscard]] bool has_state_scale(const Problem& problem) noexcept;
 
 /// Tokens a row of intermediate_states in the recurrent pass: draft_tokens, or T.
 [[nodiscard]] std::int64_t draft_tokens_of(const Problem& problem) noexcept;

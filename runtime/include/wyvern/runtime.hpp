@@ -135,6 +135,11 @@ struct Arguments {
   /// same dtype. An index that is none of a slot in either makes a null sequence.
   TensorView output_state_index;
   TensorView has_initial_state;  ///< [N] boolean: false starts from zeros, whatever the slot holds
+  /// [state_slots,HV] fp32 (without state_index [N,HV]), of `state` in float8: an element counts
+  /// times the scale of its slot and head, which must be positive. Read, never written: a final
+  /// state is divided by the scale of the slot that it goes to, and what is beyond the dtype's
+  /// largest number becomes that number.
+  TensorView state_scale;
   // Of the dtype of index tensors, in the recurrent pass.
   /// [N], with index_columns, where state_index is [N,index_columns]: a sequence starts from the
   /// slot in column num_accepted[n] - 1; a number outside 1 to index_columns, or an index there

@@ -144,7 +144,9 @@ typedef enum wyvern_dtype {
   WYVERN_BF16 = 3,
   WYVERN_INT32 = 4,
   WYVERN_INT64 = 5,
-  WYVERN_BOOLEAN = 6 /* a byte, 0 or 1 */
+  WYVERN_BOOLEAN = 6,     /* a byte, 0 or 1 */
+  WYVERN_FLOAT8_E4M3 = 7, /* OCP: no infinities, 448 the largest number */
+  WYVERN_FLOAT8_E5M2 = 8
 } wyvern_dtype;
 
 /* What to compute: an operator, a pass, a shape, dtypes, options. */

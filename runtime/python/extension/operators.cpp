@@ -94,7 +94,7 @@ Place place_of(const Tensor& tensor) {
 /// PyTorch's numbers of dtypes and devices.
 struct Numbers {
   std::int32_t cpu, cuda, bytes;
-  std::array<std::pair<std::int32_t, std::int32_t>, 6> dtypes;  ///< PyTorch's, wyvern_dtype
+  std::array<std::pair<std::int32_t, std::int32_t>, 8> dtypes;  ///< PyTorch's, wyvern_dtype
 };
 
 const Numbers& numbers() {
@@ -106,7 +106,9 @@ const Numbers& numbers() {
                              {torch().aoti_torch_dtype_bfloat16(), WYVERN_BF16},
                              {torch().aoti_torch_dtype_int32(), WYVERN_INT32},
                              {torch().aoti_torch_dtype_int64(), WYVERN_INT64},
-                             {torch().aoti_torch_dtype_bool(), WYVERN_BOOLEAN}}}};
+                             {torch().aoti_torch_dtype_bool(), WYVERN_BOOLEAN},
+                             {torch().aoti_torch_dtype_float8_e4m3fn(), WYVERN_FLOAT8_E4M3},
+                             {torch().aoti_torch_dtype_float8_e5m2(), WYVERN_FLOAT8_E5M2}}}};
   return all;
 }
 
@@ -123,8 +125,9 @@ std::int32_t torch_dtype_of(std::int32_t dtype) {
 }
 
 const char* dtype_text(std::int32_t dtype) {
-  constexpr std::array<const char*, 6> names{"torch.float32", "torch.float16", "torch.bfloat16",
-                                             "torch.int32",   "torch.int64",   "torch.bool"};
+  constexpr std::array<const char*, 8> names{
+      "torch.float32", "torch.float16", "torch.bfloat16",      "torch.int32",
+      "torch.int64",   "torch.bool",    "torch.float8_e4m3fn", "torch.float8_e5m2"};
   return names[static_cast<std::size_t>(dtype - WYVERN_FP32)];
 }
 

@@ -158,6 +158,8 @@ const char* dtype_name(std::int32_t dtype) {
     case WYVERN_INT32: return "int32";
     case WYVERN_INT64: return "int64";
     case WYVERN_BOOLEAN: return "boolean";
+    case WYVERN_FLOAT8_E4M3: return "float8_e4m3";
+    case WYVERN_FLOAT8_E5M2: return "float8_e5m2";
     default: return "?";
   }
 }
@@ -277,13 +279,15 @@ void fill(Problem& problem, const Request& request) {
 }
 
 /// What a tensor's elements may be.
-enum class Elements : std::uint8_t { none, numbers, integers, booleans };
+enum class Elements : std::uint8_t { none, numbers, float8, integers, booleans };
 
 Elements elements_of(std::int32_t dtype) {
   switch (dtype) {
     case WYVERN_FP32:
     case WYVERN_FP16:
     case WYVERN_BF16: return Elements::numbers;
+    case WYVERN_FLOAT8_E4M3:
+    case WYVERN_FLOAT8_E5M2: return Elements::float8;
     case WYVERN_INT32:
     case WYVERN_INT64: return Elements::integers;
     case WYVERN_BOOLEAN: return Elements::booleans;
@@ -311,8 +315,9 @@ const char* legal_dtypes(Elements elements) {
 void check_dtypes(const Request& request) {
   for (const wyvern_tensor& tensor : request.tensors) {
     if (tensor.name == nullptr) continue;
-    const Elements legal = legal_elements(tensor.name);
-    if (elements_of(tensor.dtype) != legal)
+    const Elements legal = legal_elements(tensor.name), given = elements_of(tensor.dtype);
+    const bool pool = std::string_view(tensor.name) == "state" && given == Elements::float8;
+    if (given != legal && !pool)
       throw Refusal(Kind::type, std::string(tensor.name) +
                                     " has a dtype that it cannot have; it must be " +
                                     legal_dtypes(legal));

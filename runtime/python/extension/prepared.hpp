@@ -35,9 +35,9 @@ inline constexpr std::size_t kRequired = 3;  ///< of kInputs, which are not opti
 inline constexpr auto kOutputGradients = std::to_array<const char*>({"do", "dht"});
 /// What an update in place takes beside the inputs; all of it is optional.
 inline constexpr auto kPool = std::to_array<const char*>(
-    {"state", "state_index", "output_state_index", "has_initial_state", "num_accepted",
-     "intermediate_index", "parent", "checkpoint_offsets", "checkpoints", "intermediate_states",
-     "o", "final_state"});
+    {"state", "state_scale", "state_index", "output_state_index", "has_initial_state",
+     "num_accepted", "intermediate_index", "parent", "checkpoint_offsets", "checkpoints",
+     "intermediate_states", "o", "final_state"});
 /// Those of kPool that are written.
 constexpr bool is_written(std::string_view name) {
   return name == "state" || name == "checkpoints" || name == "intermediate_states" || name == "o" ||

@@ -30,6 +30,8 @@ using StringHandle = StringOpaque*;
   X(std::int32_t, aoti_torch_dtype_int64, ())                                                \
   X(std::int32_t, aoti_torch_dtype_uint8, ())                                                \
   X(std::int32_t, aoti_torch_dtype_bool, ())                                                 \
+  X(std::int32_t, aoti_torch_dtype_float8_e4m3fn, ())                                        \
+  X(std::int32_t, aoti_torch_dtype_float8_e5m2, ())                                          \
   X(AOTITorchError, aoti_torch_delete_tensor_object, (AtenTensorHandle))                     \
   X(AOTITorchError, aoti_torch_get_data_ptr, (AtenTensorHandle, void**))                     \
   X(AOTITorchError, aoti_torch_get_dim, (AtenTensorHandle, std::int64_t*))                   \

@@ -145,6 +145,29 @@ def test_pools_of_16_bits_and_compile(dtype: torch.dtype, device: str) -> None:
     assert torch.equal(compiled, o + pool.float().sum())
 
 
+@pytest.mark.parametrize(
+    ("dtype", "rounding"), [(torch.float8_e4m3fn, 2**-3 / 12**0.5), (torch.float8_e5m2, 2**-2 / 12**0.5)]
+)
+@pytest.mark.parametrize("v_first", [False, True])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_float8_pools_have_scales(
+    function: Any, v_first: bool, dtype: torch.dtype, rounding: float, device: str
+) -> None:
+    call = pack(function, device)
+    plain, _ = pool_like(call, 8, v_first)
+    pool = plain.to(dtype)
+    generator = torch.Generator().manual_seed(6)
+    scale = torch.rand(pool.shape[:2], generator=generator).add(0.5).to(device)
+    before = scale.clone()
+    o, after = wanted(call, pool.float() * scale[..., None, None], v_first)
+    got, _ = function(
+        **call.tensors, **call.fixed, state=pool, state_scale=scale, state_v_first=v_first, **indices(device)
+    )
+    assert error(got, o) < 1e-5
+    assert torch.equal(scale, before)
+    assert error(pool.float() * scale[..., None, None], after) < rounding
+
+
 def test_saved_pools_are_noticed(device: str) -> None:
     call = make(ops.chunk_delta_rule, torch.float32, device, states=False)
     tensors = {name: x.detach() for name, x in call.tensors.items()}
@@ -187,6 +210,24 @@ MISTAKES = {
     "flags": (
         lambda x: {**x, "has_initial_state": x["state_index"]}, TypeError,
         "has_initial_state is torch.int32; it must be torch.bool",
+    ),
+    "scale of float32": (
+        lambda x: {**x, "state_scale": torch.ones(8, 2)}, ValueError,
+        "state_scale is given with a state of torch.float32",
+    ),
+    "no scale": (
+        lambda x: {**x, "state": x["state"].to(torch.float8_e4m3fn)}, ValueError,
+        "state_scale is missing; it must be given with a state of torch.float8_e4m3fn",
+    ),
+    "scale's shape": (
+        lambda x: {**x, "state": x["state"].to(torch.float8_e5m2), "state_scale": torch.ones(3, 2)}, ValueError,
+        r"state_scale has shape \[3, 2\]; it must be",
+    ),
+    "scale's dtype": (
+        lambda x: {
+            **x, "state": x["state"].to(torch.float8_e5m2), "state_scale": torch.ones(8, 2).double()
+        }, TypeError,
+        "state_scale is torch.float64; it must be",
     ),
     "rank": (lambda x: {**x, "state": x["state"][0]}, ValueError, "state has 3 dimensions; it must have 4"),
     "shape": (

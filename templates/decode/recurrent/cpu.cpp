@@ -35,7 +35,7 @@ WYVERN_BLOCK {
     if ((INPLACE_STATE || INITIAL_STATE) && !slots.null &&
         starts_from_slot<Spec>(n, has_initial_state))
       decode::load_state<Spec>((INPLACE_STATE ? state : initial_state) + slots.from + tile_at,
-                               columns, tile);
+                               columns, tile, scale_at<Spec>(state_scale, slots.from_scale));
     else
       clear_rows(tile, 0, kStateRows, STATE_V_FIRST ? K : columns);
   };
@@ -99,9 +99,11 @@ WYVERN_BLOCK {
     Step::run(tile, t, columns, with_k, with_q, e.scale, out);
     if (last) decode::store_vector(out, columns, o + token * o_stride + head * V + first_column);
     if constexpr (INDEX_COLUMNS && !KEEP_POOL) {
-      const int64 to =
+      const StateSlots own =
           token_slot<Spec>(n, token - begin, static_cast<int>(head), e, state_stride, state_index);
-      if (to != kNoState) decode::store_state<Spec>(tile, columns, state + to + tile_at);
+      if (!own.null)
+        decode::store_state<Spec>(tile, columns, state + own.to + tile_at,
+                                  scale_at<Spec>(state_scale, own.to_scale));
     }
     if constexpr (INTERMEDIATE_STATES) {
       const int64 to =
@@ -111,7 +113,8 @@ WYVERN_BLOCK {
     }
   }
   if constexpr (INPLACE_STATE && !INDEX_COLUMNS && !KEEP_POOL)
-    decode::store_state<Spec>(tile, columns, state + slots.to + tile_at);
+    decode::store_state<Spec>(tile, columns, state + slots.to + tile_at,
+                              scale_at<Spec>(state_scale, slots.to_scale));
   if constexpr (FINAL_STATE)
     decode::store_state<Spec>(tile, columns, final_state + slots.to + tile_at);
 }

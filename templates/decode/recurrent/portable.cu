@@ -127,7 +127,8 @@ WYVERN_KERNEL(kThreads, 0) {
   const auto load_start = [&] {
     if constexpr (INPLACE_STATE || INITIAL_STATE)
       if (starts_from_slot<Spec>(n, has_initial_state))
-        return S.load((INPLACE_STATE ? state : initial_state) + slots.from, column);
+        return S.load((INPLACE_STATE ? state : initial_state) + slots.from, column,
+                      scale_at<Spec>(state_scale, slots.from_scale));
     if constexpr (PARENT) S.clear();
   };
   load_start();
@@ -157,14 +158,15 @@ WYVERN_KERNEL(kThreads, 0) {
     step(S, now, gate, is_first(row), is_last(row), o + row / STEPS * o_stride + head * V, column,
          e);
     if constexpr (INDEX_COLUMNS && !KEEP_POOL) {
-      const int64 to = token_slot<Spec>(n, row - begin, head, e, state_stride, state_index);
-      if (to != kNoState) S.store(state + to, column);
+      const StateSlots own = token_slot<Spec>(n, row - begin, head, e, state_stride, state_index);
+      if (!own.null) S.store(state + own.to, column, scale_at<Spec>(state_scale, own.to_scale));
     }
     if constexpr (INTERMEDIATE_STATES) {
       const int64 to = intermediate_state<Spec>(n, row - begin, head, e, intermediate_index);
       if (to != kNoState) S.store(intermediate_states + to, column);
     }
   }
-  if constexpr (INPLACE_STATE && !INDEX_COLUMNS && !KEEP_POOL) S.store(state + slots.to, column);
+  if constexpr (INPLACE_STATE && !INDEX_COLUMNS && !KEEP_POOL)
+    S.store(state + slots.to, column, scale_at<Spec>(state_scale, slots.to_scale));
   if constexpr (FINAL_STATE) S.store(final_state + slots.to, column);
 }

@@ -175,19 +175,19 @@ static void store_vector(const float* from, int columns, T* to) {
   for_heads(columns, [&](int c, int count) { store_heads(to + c, load(from + c), count); });
 }
 
+/// Elements of 8 bits count times `scale`; others have none.
 template <class S, class T, class State>
-static void load_state(const T* from, int columns, State state) {
-  if constexpr (S::STATE_V_FIRST)
-    load_tile(from, S::K, columns, S::K, state);
-  else
-    load_tile(from, S::V, S::K, columns, state);
+static void load_state(const T* from, int columns, State state, float scale = 1.0F) {
+  constexpr bool kRows = S::STATE_V_FIRST;
+  load_tile(from, kRows ? S::K : S::V, kRows ? columns : S::K, kRows ? S::K : columns, state);
+  if constexpr (sizeof(T) == 1)
+    scale_tile(state, kRows ? columns : S::K, kRows ? S::K : columns, scale);
 }
 template <class S, class T, class State>
-static void store_state(State state, int columns, T* to) {
-  if constexpr (S::STATE_V_FIRST)
-    store_tile(state, columns, S::K, to, S::K);
-  else
-    store_tile(state, S::K, columns, to, S::V);
+static void store_state(State state, int columns, T* to, float scale = 1.0F) {
+  constexpr bool kRows = S::STATE_V_FIRST;
+  store_tile(state, kRows ? columns : S::K, kRows ? S::K : columns, to, kRows ? S::K : S::V,
+             1.0F / scale);
 }
 
 /// Entry i of cu_seqlens, or where sequence i of equal ones starts.

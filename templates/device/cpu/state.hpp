@@ -9,21 +9,23 @@ template <class S>
 struct CallerState {
   static constexpr int K = S::K, V = S::V;
 
-  /// Loads BV columns of a caller's state from where they start.
+  /// Loads BV columns of a caller's state from where they start. Elements of 8 bits count times
+  /// `scale`; others have none.
   template <class T>
-  static void load(const T* from, int columns, Tile<S::BV> state) {
+  static void load(const T* from, int columns, Tile<S::BV> state, float scale = 1.0F) {
     if constexpr (S::STATE_V_FIRST)
       transpose(from, K, columns, K, state);
     else
       load_tile(from, V, K, columns, state);
+    if constexpr (sizeof(T) == 1) scale_tile(state, K, columns, scale);
   }
 
   template <class T>
-  static void store(Tile<S::BV> state, int columns, T* to) {
+  static void store(Tile<S::BV> state, int columns, T* to, float scale = 1.0F) {
     if constexpr (S::STATE_V_FIRST)
-      transpose(state, K, columns, to, K);
+      transpose<sizeof(T) == 1>(state, K, columns, to, K, 1.0F / scale);
     else
-      store_tile(state, K, columns, to, V);
+      store_tile(state, K, columns, to, V, 1.0F / scale);
   }
 
   /// Offset of the block's columns in a caller's state.

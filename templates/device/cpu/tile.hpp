@@ -99,6 +99,14 @@ static void clear_rows(Tile<C> tile, int begin, int end, int columns) {
   detail::clear_rows(tile.data, tile.kStride, begin, end, columns);
 }
 
+/// tile *= factor in `rows` rows, in whole vectors.
+template <int C>
+static void scale_tile(Tile<C> tile, int rows, int columns, float factor) {
+  for (int r = 0; r < rows; ++r)
+    for (int c = 0; c < columns; c += kLanes)
+      store(tile.row(r) + c, load(tile.row(r) + c) * factor);
+}
+
 /// dst = src (rows x columns, `stride` elements between rows) as fp32. Pads columns and rows with
 /// 0.
 template <class T, int C>
@@ -184,11 +192,13 @@ inline void transpose_square(f32 (&m)[kLanes]) {
   }
 }
 
-/// dst (columns x rows) = src^T (src is rows x columns); strides count elements. `Pad`: dst is a
-/// tile, whose columns from `rows` to the next whole vector become 0; else nothing else is written.
-template <bool Pad, class From, class To>
+/// dst (columns x rows) = src^T (src is rows x columns), times `factor` where `Scaled`; strides
+/// count elements. `Pad`: dst is a tile, whose columns from `rows` to the next whole vector become
+/// 0; else nothing else is written.
+template <bool Pad, bool Scaled = false, class From, class To>
 [[gnu::noinline]] static void transpose(const From* src, int64 stride, int rows, int columns,
-                                        To* dst, int64 ld) {
+                                        To* dst, int64 ld, float factor = 1.0F) {
+  const auto scaled = [factor](f32 v) { return Scaled ? v * factor : v; };
   for (int r = 0; r < rows; r += kLanes)
     for (int c = 0; c < columns; c += kLanes) {
       const int height = rows - r < kLanes ? rows - r : kLanes;
@@ -196,14 +206,14 @@ template <bool Pad, class From, class To>
       f32 square[kLanes];
       if (height == kLanes && width == kLanes) {
 #pragma clang loop unroll(full)
-        for (int i = 0; i < kLanes; ++i) square[i] = load(src + (r + i) * stride + c);
+        for (int i = 0; i < kLanes; ++i) square[i] = scaled(load(src + (r + i) * stride + c));
         transpose_square(square);
 #pragma clang loop unroll(full)
         for (int i = 0; i < kLanes; ++i) store(dst + (c + i) * ld + r, square[i]);
         continue;
       }
       for (int i = 0; i < kLanes; ++i)
-        square[i] = i < height ? load_part(src + (r + i) * stride + c, width) : f32{};
+        square[i] = i < height ? scaled(load_part(src + (r + i) * stride + c, width)) : f32{};
       transpose_square(square);
       for (int i = 0; i < width; ++i) {
         if (Pad || height == kLanes)
@@ -229,10 +239,11 @@ static void transpose(Tile<From> src, int rows, int columns, Tile<To> dst) {
   transpose(src.data, src.kStride, rows, columns, dst);
 }
 
-/// dst (columns x rows, `ld` elements between rows) = src^T for a tile, rounded to T.
-template <int C, class T>
-static void transpose(Tile<C> src, int rows, int columns, T* dst, int64 ld) {
-  detail::transpose<false>(src.data, src.kStride, rows, columns, dst, ld);
+/// dst (columns x rows, `ld` elements between rows) = src^T for a tile, times `factor` where
+/// `Scaled`, rounded to T.
+template <bool Scaled = false, int C, class T>
+static void transpose(Tile<C> src, int rows, int columns, T* dst, int64 ld, float factor = 1.0F) {
+  detail::transpose<false, Scaled>(src.data, src.kStride, rows, columns, dst, ld, factor);
 }
 
 /// dst (columns x rows) = src^T (rows x columns) for parts of tensors; strides count elements.

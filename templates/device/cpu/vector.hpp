@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device/cpu/types.hpp"
+#include "device/float8.hpp"
 
 namespace wyvern::cpu {
 
@@ -17,6 +18,7 @@ using f32 = float __attribute__((vector_size(4 * kLanes)));
 using i32 = int __attribute__((vector_size(4 * kLanes)));
 using u32 = unsigned int __attribute__((vector_size(4 * kLanes)));
 using u16 = unsigned short __attribute__((vector_size(2 * kLanes)));
+using u8 = unsigned char __attribute__((vector_size(kLanes)));
 using f16 = _Float16 __attribute__((vector_size(2 * kLanes)));
 
 /// `n` rounded up to a multiple of `unit`.
@@ -71,6 +73,17 @@ inline f32 load(const fp16* p) {
   return widen_fp16(v);
 }
 
+inline f32 load(const float8_e4m3* p) {
+  u8 v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return float8_value<DType::float8_e4m3, f32>(__builtin_convertvector(v, u32));
+}
+inline f32 load(const float8_e5m2* p) {
+  u8 v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return float8_value<DType::float8_e5m2, f32>(__builtin_convertvector(v, u32));
+}
+
 /// kLanes elements to any address, rounded to its type.
 inline void store(float* p, f32 v) { __builtin_memcpy(p, &v, sizeof v); }
 inline void store(bf16* p, f32 v) {
@@ -79,6 +92,15 @@ inline void store(bf16* p, f32 v) {
 }
 inline void store(fp16* p, f32 v) {
   const u16 narrow = narrow_fp16(v);
+  __builtin_memcpy(p, &narrow, sizeof narrow);
+}
+
+inline void store(float8_e4m3* p, f32 v) {
+  const u8 narrow = __builtin_convertvector(float8_code<DType::float8_e4m3, u32>(v), u8);
+  __builtin_memcpy(p, &narrow, sizeof narrow);
+}
+inline void store(float8_e5m2* p, f32 v) {
+  const u8 narrow = __builtin_convertvector(float8_code<DType::float8_e5m2, u32>(v), u8);
   __builtin_memcpy(p, &narrow, sizeof narrow);
 }
 

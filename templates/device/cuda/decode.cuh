@@ -16,8 +16,9 @@ inline constexpr int kColumns = S::BV / S::num_warps;
 /// Elements of a state's row in memory that move in one access.
 template <class S>
 inline constexpr int kVector =
-    vector_bytes<Element<S::STATE_DTYPE>>(S::STATE_V_FIRST ? S::K : S::V) /
-    static_cast<int>(size_of(S::STATE_DTYPE));
+    smaller(vector_bytes<Element<S::STATE_DTYPE>>(S::STATE_V_FIRST ? S::K : S::V) /
+                static_cast<int>(size_of(S::STATE_DTYPE)),
+            8);
 
 /// How 32 lanes share a warp's part of the state. Lanes lie along the state's rows in whole vectors
 /// first: along V for K-first states, along up to sixteen vectors of K for V-first ones. A thread
@@ -171,21 +172,23 @@ struct State {
 #pragma unroll
       for (int j = 0; j < Share<S>::kValues; ++j) x[i][j] = 0.0f;
   }
+  /// Elements count times `scale`.
   template <class T>
-  WYVERN_DEVICE void load(const T* from, int column) {
+  WYVERN_DEVICE void load(const T* from, int column, float scale = 1.0f) {
     for_runs(column, [&](int offset, int i, int j) {
       T run[kVector<S>];
       load_run(run, from + offset);
 #pragma unroll
-      for (int n = 0; n < kVector<S>; ++n) element(i, j, n) = to_float(run[n]);
+      for (int n = 0; n < kVector<S>; ++n) element(i, j, n) = to_float(run[n]) * scale;
     });
   }
   template <class T>
-  WYVERN_DEVICE void store(T* to, int column) {
+  WYVERN_DEVICE void store(T* to, int column, float scale = 1.0f) {
+    const float factor = 1.0f / scale;
     for_runs(column, [&](int offset, int i, int j) {
       T run[kVector<S>];
 #pragma unroll
-      for (int n = 0; n < kVector<S>; ++n) run[n] = from_float<T>(element(i, j, n));
+      for (int n = 0; n < kVector<S>; ++n) run[n] = from_float<T>(element(i, j, n) * factor);
       store_run(to + offset, run);
     });
   }

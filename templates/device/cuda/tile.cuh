@@ -1,8 +1,8 @@
 // Tiles in shared memory and how they get there.
 #pragma once
 
+#include "device/cuda/float8.cuh"
 #include "device/cuda/layout.hpp"
-#include "device/cuda/ptx.cuh"
 
 namespace wyvern::cuda {
 
@@ -50,12 +50,17 @@ template <class T, int N>
 WYVERN_DEVICE void store_vector(T* to, const Vector<T, N>& x) {
   constexpr int kWords = N * static_cast<int>(sizeof(T)) / 4;
   if constexpr (kWords == 0) {
-    *to = x.at[0];
+#pragma unroll
+    for (int i = 0; i < N; ++i) to[i] = x.at[i];
   } else {
     uint32 words[kWords];
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
-      if constexpr (sizeof(T) == 2)
+      if constexpr (sizeof(T) == 1)
+        words[i] = x.at[4 * i].bits | static_cast<uint32>(x.at[4 * i + 1].bits) << 8U |
+                   static_cast<uint32>(x.at[4 * i + 2].bits) << 16U |
+                   static_cast<uint32>(x.at[4 * i + 3].bits) << 24U;
+      else if constexpr (sizeof(T) == 2)
         words[i] = x.at[2 * i].bits | static_cast<uint32>(x.at[2 * i + 1].bits) << 16U;
       else
         words[i] = word_of(x.at[i]);

@@ -88,6 +88,7 @@ std::string illegal(const Spec& s, const Limits& limits) {
   if (s.NEG_EIGVAL) return "states that need not decay want more digits than 16-bit products keep";
   if (s.KEEP_STATES || s.KEEP_INVERSE) return "what is inside a chunk stays on chip";
   if (std::string reason = pool::checkpoint_problem(s); !reason.empty()) return reason;
+  if (std::string reason = pool::scale_problem(s); !reason.empty()) return reason;
   return cuda::exceeds_shared(HopperLayout(s, s.CHECKPOINTS).bytes, limits);
 }
 

@@ -46,6 +46,7 @@ std::string illegal(const Spec& s, const Limits& limits) {
   if (s.ERASE_WRITE) return "its rows have one rate each, beta";
   if (s.KEEP_STATES || s.KEEP_INVERSE) return "what is inside a chunk stays on chip";
   if (std::string reason = pool::checkpoint_problem(s); !reason.empty()) return reason;
+  if (std::string reason = pool::scale_problem(s); !reason.empty()) return reason;
   return cuda::exceeds_shared(HopperLayout(s, s.CHECKPOINTS).bytes, limits);
 }
 

@@ -32,6 +32,7 @@ std::string illegal(const Spec& s, const Limits& limits, bool queries) {
   if (s.V % s.BV != 0) return fmt::format("V={} is not a multiple of BV={}", s.V, s.BV);
   if (s.NEG_EIGVAL) return "states that need not decay want more digits than 16-bit products keep";
   if (std::string reason = pool::checkpoint_problem(s); !reason.empty()) return reason;
+  if (std::string reason = pool::scale_problem(s); !reason.empty()) return reason;
   return cuda::exceeds_shared(shared_bytes(s, queries), limits);
 }
 

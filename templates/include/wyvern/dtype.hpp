@@ -12,10 +12,10 @@
 namespace wyvern WYVERN_API {
 
 constexpr bool is_floating(DType type) noexcept {
-  return type == DType::fp32 || type == DType::fp16 || type == DType::bf16;
+  return type == DType::fp32 || type == DType::fp16 || type == DType::bf16 || is_float8(type);
 }
 
-/// "fp32", "fp16", "bf16", "int32", "int64", "boolean".
+/// "fp32", "fp16", "bf16", "int32", "int64", "boolean", "float8_e4m3", "float8_e5m2".
 std::string_view to_string(DType type) noexcept;
 [[nodiscard]] std::optional<DType> parse_dtype(std::string_view text) noexcept;
 
@@ -27,5 +27,10 @@ std::string_view to_string(Precision precision) noexcept;
 [[nodiscard]] float bf16_to_float(std::uint16_t bits) noexcept;
 [[nodiscard]] std::uint16_t float_to_fp16(float value) noexcept;
 [[nodiscard]] float fp16_to_float(std::uint16_t bits) noexcept;
+/// The same of the float8 types; what is beyond the largest finite number becomes that number.
+[[nodiscard]] std::uint8_t float_to_e4m3(float value) noexcept;
+[[nodiscard]] float e4m3_to_float(std::uint8_t bits) noexcept;
+[[nodiscard]] std::uint8_t float_to_e5m2(float value) noexcept;
+[[nodiscard]] float e5m2_to_float(std::uint8_t bits) noexcept;
 
 }  // namespace wyvern WYVERN_API

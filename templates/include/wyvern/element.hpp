@@ -3,8 +3,22 @@
 
 namespace wyvern {
 
-/// Element types of tensors.
-enum class DType : unsigned char { fp32, fp16, bf16, int32, int64, boolean };
+/// Element types of tensors. The two float8 types are those of OCP: e4m3 has no infinities and 448
+/// as its largest number, e5m2 has infinities and 57344.
+enum class DType : unsigned char {
+  fp32,
+  fp16,
+  bf16,
+  int32,
+  int64,
+  boolean,
+  float8_e4m3,
+  float8_e5m2
+};
+
+constexpr bool is_float8(DType type) noexcept {
+  return type == DType::float8_e4m3 || type == DType::float8_e5m2;
+}
 
 /// How fp32 matrix products and the triangular inverse are computed, least accurate first.
 /// tf32x3 is the three-pass split of each operand into a tf32 head and tail.
@@ -13,7 +27,9 @@ enum class Precision : unsigned char { tf32, tf32x3, ieee };
 /// Bytes per element.
 constexpr decltype(sizeof(0)) size_of(DType type) noexcept {
   switch (type) {
-    case DType::boolean: return 1;
+    case DType::boolean:
+    case DType::float8_e4m3:
+    case DType::float8_e5m2: return 1;
     case DType::fp16:
     case DType::bf16: return 2;
     case DType::fp32:

@@ -24,7 +24,7 @@ WYVERN_BLOCK {
   const Scan::Work work = Scan::work_at<kScratch>(memory);
   if ((INPLACE_STATE || INITIAL_STATE) && starts_from_slot<Spec>(n, has_initial_state))
     State::load((INPLACE_STATE ? state : initial_state) + slots.from + columns_at, columns,
-                work.state);
+                work.state, scale_at<Spec>(state_scale, slots.from_scale));
   else
     clear_rows(work.state, 0, K, columns);
   Scan::run<true, true>(
@@ -36,6 +36,8 @@ WYVERN_BLOCK {
       });
   if constexpr (VARLEN && KEEP_STATES)
     Scan::clear_unused_slots(h + first_column, n, hv, columns, chunk_offsets, e);
-  if constexpr (INPLACE_STATE) State::store(work.state, columns, state + slots.to + columns_at);
+  if constexpr (INPLACE_STATE)
+    State::store(work.state, columns, state + slots.to + columns_at,
+                 scale_at<Spec>(state_scale, slots.to_scale));
   if constexpr (FINAL_STATE) State::store(work.state, columns, final_state + slots.to + columns_at);
 }

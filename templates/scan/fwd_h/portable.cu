@@ -20,8 +20,9 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
     if ((INPLACE_STATE || INITIAL_STATE) && starts_from_slot<Spec>(sequence, has_initial_state))
       visit_state<STATE_V_FIRST, K, V>(
           scanned, first_v,
-          [from = (INPLACE_STATE ? state : initial_state) + slots.from](int64 offset, float& x) {
-            x = to_float(from[offset]);
+          [from = (INPLACE_STATE ? state : initial_state) + slots.from,
+           scale = scale_at<Spec>(state_scale, slots.from_scale)](int64 offset, float& x) {
+            x = to_float(from[offset]) * scale;
           });
   };
   if constexpr (CHECKPOINTS) {
@@ -34,10 +35,10 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
   if constexpr (VARLEN && KEEP_STATES)
     Scan::clear_unused_slots(h, sequence, head, tile_v, chunk_offsets, e);
   if constexpr (INPLACE_STATE)
-    visit_state<STATE_V_FIRST, K, V>(scanned, first_v,
-                                     [to = state + slots.to](int64 offset, float& x) {
-                                       to[offset] = from_float<STATE_DTYPE>(x);
-                                     });
+    visit_state<STATE_V_FIRST, K, V>(
+        scanned, first_v,
+        [to = state + slots.to, factor = 1.0f / scale_at<Spec>(state_scale, slots.to_scale)](
+            int64 offset, float& x) { to[offset] = from_float<STATE_DTYPE>(x * factor); });
   if constexpr (FINAL_STATE)
     visit_state<STATE_V_FIRST, K, V>(
         scanned, first_v,

@@ -19,7 +19,7 @@ WYVERN_BLOCK {
   if ((INPLACE_STATE || INITIAL_STATE) && starts_from_slot<Spec>(n, has_initial_state))
     State::load(
         (INPLACE_STATE ? state : initial_state) + slots.from + State::columns_at(first_column),
-        columns, work.state);
+        columns, work.state, scale_at<Spec>(state_scale, slots.from_scale));
   else
     clear_rows(work.state, 0, K, columns);
   Segments::run<false>(work, segment_M, segment_R, seq_offsets, segment_state, e, n, hv,

@@ -13,13 +13,16 @@ WYVERN_KERNEL(Combine::kThreads, 0) {
       find_states<Spec>(own_sequence, own_head, e, state_stride, state_index, output_state_index);
   if (slots.null) return;  // nobody walks on from its states
   const bool starts = starts_from_slot<Spec>(own_sequence, has_initial_state);
+  const float scale = scale_at<Spec>(state_scale, slots.from_scale);
   Combine::walk<false>(
       shared_memory(), segment_M, segment_R, seq_offsets, segment_state, e,
       [&](int /*sequence*/, int /*head*/, int k, int v) {
         if constexpr (!INPLACE_STATE && !INITIAL_STATE) return 0.0f;
         if (!starts) return 0.0f;
         return to_float(
-            (INPLACE_STATE ? state
-                           : initial_state)[slots.from + state_offset<STATE_V_FIRST, K, V>(k, v)]);
+                   (INPLACE_STATE
+                        ? state
+                        : initial_state)[slots.from + state_offset<STATE_V_FIRST, K, V>(k, v)]) *
+               scale;
       });
 }

@@ -40,6 +40,7 @@ WYVERN_BLOCK {
   if constexpr (VARLEN && KEEP_STATES)
     Scan::clear_unused_slots(h + first_column, n, hv, columns, chunk_offsets, e);
   const int64 to = slots.to + State::columns_at(first_column);
-  if constexpr (INPLACE_STATE) State::store(work.state, columns, state + to);
+  if constexpr (INPLACE_STATE)
+    State::store(work.state, columns, state + to, scale_at<Spec>(state_scale, slots.to_scale));
   if constexpr (FINAL_STATE) State::store(work.state, columns, final_state + to);
 }

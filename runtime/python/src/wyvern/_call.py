@@ -145,6 +145,7 @@ def _update_shapes(
     dt_bias: Tensor | None,
     cu_seqlens_cpu: Tensor | None,
     state: Tensor | None,
+    state_scale: Tensor | None,
     state_index: Tensor | None,
     output_state_index: Tensor | None,
     has_initial_state: Tensor | None,
@@ -160,7 +161,7 @@ def _update_shapes(
     refuse_meta(
         q=q, k=k, v=v, g=g, beta=beta, erase=erase, write=write, initial_state=initial_state,
         cu_seqlens=cu_seqlens, A_log=A_log, dt_bias=dt_bias, cu_seqlens_cpu=cu_seqlens_cpu, state=state,
-        state_index=state_index, output_state_index=output_state_index,
+        state_scale=state_scale, state_index=state_index, output_state_index=output_state_index,
         has_initial_state=has_initial_state, num_accepted=num_accepted,
         intermediate_index=intermediate_index, parent=parent, checkpoint_offsets=checkpoint_offsets,
         checkpoints=checkpoints, intermediate_states=intermediate_states, out=o, final_state=final_state,
@@ -426,7 +427,7 @@ def update(problem: str, *tensors: Tensor | None) -> Tensor:
 
 _KINDS = {"TypeError": TypeError, "ValueError": ValueError, "RuntimeError": RuntimeError}
 _UNKNOWN_DTYPE = re.compile(
-    r"^(q|k|v|g|beta|out|\w*state|\w*_index|\w*_states|num_accepted|parent|checkpoint\w*|cu_seqlens\w*) has a "
+    r"^(q|k|v|g|beta|out|\w*state|state_scale|\w*_index|\w*_states|num_accepted|parent|checkpoint\w*|cu_seqlens\w*) has a "
     "dtype that it cannot have"
 )
 _OWN = re.compile(r"wyvern\.(TypeError|ValueError|RuntimeError): (.*)", re.DOTALL)

@@ -61,6 +61,7 @@ __all__ = [
 # Asked at each call, so it must be quick: whether autocast is on for any device.
 _any_autocast = torch._C._is_any_autocast_enabled
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _PRECISIONS = ("tf32", "tf32x3", "ieee")
 _heads_first_told = False
 _LONGEST_KEYS = 2.0  # at a rate of 0.5 longer ones turn the state around and make it grow
@@ -73,6 +74,7 @@ class _Pool(NamedTuple):
     of wyvern::update."""
 
     state: Tensor | None
+    state_scale: Tensor | None
     state_index: Tensor | None
     output_state_index: Tensor | None
     has_initial_state: Tensor | None
@@ -88,7 +90,7 @@ class _Pool(NamedTuple):
     disable_state_update: bool
 
 
-_POOL_TENSORS = 11  # of _Pool
+_POOL_TENSORS = 12  # of _Pool
 
 
 def chunk_gated_delta_rule(
@@ -119,6 +121,7 @@ def chunk_gated_delta_rule(
     head_first: bool | None = None,
     batch_invariant: bool = False,
     state: Tensor | None = None,
+    state_scale: Tensor | None = None,
     state_index: Tensor | None = None,
     output_state_index: Tensor | None = None,
     has_initial_state: Tensor | None = None,
@@ -173,10 +176,15 @@ def chunk_gated_delta_rule(
             or on tuning, and going on from a float32 final state after a multiple of 64 tokens gives the
             bits of one call; without gradients. On a GPU no sequence is shared out over blocks then.
         state: a pool of states ``[slots, HV, K, V]`` (``[slots, HV, V, K]`` with ``state_v_first``) in
-            float32, float16 or bfloat16, in the place of ``initial_state`` and ``output_final_state``: the states
+            float32, float16, bfloat16 or a float8 type, in the place of ``initial_state`` and ``output_final_state``: the states
             that sequences start from, where their final states are left. It is updated in place, without
             gradients: inputs that require them are refused. Slots are contiguous, at any distance of a
             multiple of 16 bytes from one to the next; another pool is refused, not copied.
+        state_scale: ``[slots, HV]``, float32, contiguous, positive; with a ``state`` of torch.float8_e4m3fn
+            or torch.float8_e5m2, which takes no ``checkpoints`` and no ``intermediate_states``: what the
+            elements of a slot and head count times. It is read, never written: a final state is divided by
+            the scale of its slot and rounded to nearest, and what is beyond the largest finite number
+            becomes that number.
         state_index: ``[N]``, int32 or int64, the slot of each sequence; by default n of sequence n, of N
             slots. A slot that a sequence writes must be no other sequence's. An index below 0, or at or
             past the slots, makes a null sequence: it computes nothing, its rows of o are 0, and no slot is
@@ -222,7 +230,7 @@ def chunk_gated_delta_rule(
         problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias,
         cu_seqlens_cpu, disable_recompute,
         pool=_pool(
-            state, state_index, output_state_index, has_initial_state, null_slots,
+            state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             checkpoint_every, checkpoint_offsets, checkpoints, out=out,
         ),
     )  # fmt: skip
@@ -250,6 +258,7 @@ def chunk_delta_rule(
     head_first: bool | None = None,
     batch_invariant: bool = False,
     state: Tensor | None = None,
+    state_scale: Tensor | None = None,
     state_index: Tensor | None = None,
     output_state_index: Tensor | None = None,
     has_initial_state: Tensor | None = None,
@@ -275,7 +284,7 @@ def chunk_delta_rule(
         problem, q, k, v, None, beta, None, None, initial_state, cu_seqlens, None, None,
         cu_seqlens_cpu, disable_recompute,
         pool=_pool(
-            state, state_index, output_state_index, has_initial_state, null_slots,
+            state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             checkpoint_every, checkpoint_offsets, checkpoints, out=out,
         ),
     )  # fmt: skip
@@ -312,6 +321,7 @@ def chunk_kda(
     transpose_state_layout: bool | None = None,
     batch_invariant: bool = False,
     state: Tensor | None = None,
+    state_scale: Tensor | None = None,
     state_index: Tensor | None = None,
     output_state_index: Tensor | None = None,
     has_initial_state: Tensor | None = None,
@@ -354,7 +364,7 @@ def chunk_kda(
         problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias,
         cu_seqlens_cpu, disable_recompute, return_intermediate_states,
         pool=_pool(
-            state, state_index, output_state_index, has_initial_state, null_slots,
+            state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             checkpoint_every, checkpoint_offsets, checkpoints, out=out,
         ),
     )  # fmt: skip
@@ -491,6 +501,7 @@ def fused_recurrent_gated_delta_rule(
     precision: str | None = None,
     batch_invariant: bool = False,
     state: Tensor | None = None,
+    state_scale: Tensor | None = None,
     state_index: Tensor | None = None,
     output_state_index: Tensor | None = None,
     has_initial_state: Tensor | None = None,
@@ -563,7 +574,7 @@ def fused_recurrent_gated_delta_rule(
     return _call(
         problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias, None,
         pool=_pool(
-            state, state_index, output_state_index, has_initial_state, null_slots,
+            state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             num_accepted=num_accepted, intermediate_states=intermediate_states,
             intermediate_index=intermediate_index, disable_state_update=disable_state_update, parent=parent,
             out=out,
@@ -589,6 +600,7 @@ def fused_recurrent_delta_rule(
     precision: str | None = None,
     batch_invariant: bool = False,
     state: Tensor | None = None,
+    state_scale: Tensor | None = None,
     state_index: Tensor | None = None,
     output_state_index: Tensor | None = None,
     has_initial_state: Tensor | None = None,
@@ -618,7 +630,7 @@ def fused_recurrent_delta_rule(
     return _call(
         problem, q, k, v, None, beta, None, None, initial_state, cu_seqlens, None, None, None,
         pool=_pool(
-            state, state_index, output_state_index, has_initial_state, null_slots,
+            state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             num_accepted=num_accepted, intermediate_states=intermediate_states,
             intermediate_index=intermediate_index, disable_state_update=disable_state_update, parent=parent,
             out=out,
@@ -649,6 +661,7 @@ def fused_recurrent_kda(
     precision: str | None = None,
     batch_invariant: bool = False,
     state: Tensor | None = None,
+    state_scale: Tensor | None = None,
     state_index: Tensor | None = None,
     output_state_index: Tensor | None = None,
     has_initial_state: Tensor | None = None,
@@ -680,7 +693,7 @@ def fused_recurrent_kda(
     return _call(
         problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias, None,
         pool=_pool(
-            state, state_index, output_state_index, has_initial_state, null_slots,
+            state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             num_accepted=num_accepted, intermediate_states=intermediate_states,
             intermediate_index=intermediate_index, disable_state_update=disable_state_update, parent=parent,
             out=out,
@@ -972,6 +985,7 @@ def _call(
 
 def _pool(
     state: Tensor | None = None,
+    state_scale: Tensor | None = None,
     state_index: Tensor | None = None,
     output_state_index: Tensor | None = None,
     has_initial_state: Tensor | None = None,
@@ -991,6 +1005,7 @@ def _pool(
         raise ValueError(f"null_slots is {null_slots!r}; it must be 'negative' or 'non-positive'")
     if state is None:
         for name, x in (
+            ("state_scale", state_scale),
             ("state_index", state_index),
             ("output_state_index", output_state_index),
             ("has_initial_state", has_initial_state),
@@ -1026,8 +1041,8 @@ def _pool(
     if checkpoint_every is not None and every <= 0:
         raise ValueError(f"checkpoint_every is {every}; it must be a multiple of 64")
     return _Pool(
-        state, state_index, output_state_index, has_initial_state, num_accepted, intermediate_index,
-        parent, checkpoint_offsets, checkpoints, intermediate_states, out, null_slots == "non-positive",
+        state, state_scale, state_index, output_state_index, has_initial_state, num_accepted,
+        intermediate_index, parent, checkpoint_offsets, checkpoints, intermediate_states, out, null_slots == "non-positive",
         every, disable_state_update,
     )  # fmt: skip
 
@@ -1044,11 +1059,17 @@ def _pool_options(
     written = ("state", "checkpoints", "intermediate_states")
     given = next((name for name in written if getattr(pool, name) is not None), "out")
     for name in written:
-        if (x := getattr(pool, name)) is not None and tensor(name, x).dtype not in _FLOATS:
-            raise TypeError(
-                f"{name} is {x.dtype}; it must be torch.float32, torch.float16 or torch.bfloat16"
-            )
+        x = getattr(pool, name)
+        if x is None or tensor(name, x).dtype in _FLOATS or (name == "state" and x.dtype in _FLOAT8):
+            continue
+        more = ", torch.float8_e4m3fn or torch.float8_e5m2" if name == "state" else ""
+        raise TypeError(
+            f"{name} is {x.dtype}; it must be torch.float32, torch.float16 or torch.bfloat16{more}"
+        )
     if pool.state is not None:
+        if (pool.state_scale is not None) != (pool.state.dtype in _FLOAT8):
+            what = "missing; it must be given with" if pool.state_scale is None else "given with"
+            raise ValueError(f"state_scale is {what} a state of {pool.state.dtype}")
         if initial_state is not None:
             raise ValueError("initial_state is given; it must be None with state, whose slots hold it")
         if " output_final_state=1" in problem:
