@@ -254,7 +254,7 @@ TEST(Plans, SplitPassesOfAGateAHeadByDefaultWhereThatIsFaster) {
     EXPECT_EQ(names(default_plan(p, target)), whole) << op;
     p.T = 2048, p.H = p.HV = 8;
     EXPECT_EQ(names(default_plan(p, target)), split) << op;
-    p.H = p.HV = 16;
+    p.H = p.HV = 32;
     EXPECT_EQ(names(default_plan(p, target)), whole) << op;
     p.T = 65536, p.H = p.HV = 4, p.K = p.V = 256;
     EXPECT_EQ(names(default_plan(p, target)), split) << op;

@@ -518,6 +518,10 @@ Problem within_reach(const Template& t, const Limits& limits, const Problem& pro
     p.dtype = DType::bf16;
   }
   p.allow_neg_eigval = p.disable_recompute = p.return_intermediate_states = false;
+  if (p.op == "gdn2") {
+    p.beta_dtype = p.dtype;
+    if (!takes(t, limits, p)) p.op = "kda";
+  }
   return p;
 }
 

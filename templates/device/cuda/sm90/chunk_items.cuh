@@ -25,26 +25,22 @@ template <int Rows, bool Packed>
 class ChunkItems {
  public:
   WYVERN_DEVICE ChunkItems(const Extents& e, const int32* seq_offsets, const int32* chunk_index)
-      : e_(e),
-        seq_offsets_(seq_offsets),
-        chunk_index_(chunk_index),
-        slot_(block_index() / e.H),
-        head_(block_index() % e.H),
-        slot_step_(block_count() / e.H),
-        head_step_(block_count() % e.H) {}
+      : e_(e), seq_offsets_(seq_offsets), chunk_index_(chunk_index) {}
 
   /// Goes on to the next item, by a whole warp; false where there is none. An unused slot of a
   /// packed batch has no rows.
   WYVERN_DEVICE bool next(ChunkItem& item) {
-    if (slot_ >= e_.NT) return false;
-    item.slot = slot_;
-    item.head = head_;
-    item.place = slot_ * e_.H + head_;
+    const int all = static_cast<int>(e_.NT) * e_.H;
+    const int at = block_index() + count_ * block_count();
+    if (at >= all) return false;
+    item.place = at;
+    item.slot = at / e_.H;
+    item.head = at % e_.H;
     if constexpr (Packed) {
       // Tables are read for 32 items at once, a lane each.
       if (count_ % 32 == 0) {
-        const int ahead = (item.place + lane_index() * block_count()) / e_.H;
-        if (ahead < e_.NT) read(ahead);
+        const int ahead = at + lane_index() * block_count();
+        if (ahead < all) read(ahead / e_.H);
       }
       item.token = from_lane(token_, count_ % 32);
       item.rows = from_lane(rows_, count_ % 32);
@@ -54,13 +50,6 @@ class ChunkItems {
       item.rows = rows_;
     }
     ++count_;
-    // Each item waits for these, so that there is no division here.
-    slot_ += slot_step_;
-    head_ += head_step_;
-    if (head_ >= e_.H) {
-      head_ -= e_.H;
-      ++slot_;
-    }
     return true;
   }
   /// The same, to the next that has rows.
@@ -84,8 +73,6 @@ class ChunkItems {
   const Extents& e_;
   const int32* seq_offsets_;
   const int32* chunk_index_;
-  int slot_, head_;            ///< of the next item
-  int slot_step_, head_step_;  ///< from one to the next
   int count_ = 0;
   int token_ = 0, rows_ = 0;  ///< of this lane's item
 };
