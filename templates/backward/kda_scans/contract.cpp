@@ -46,7 +46,7 @@ Template walks() {
   t.variant = "hopper";
   t.source = "hopper.cu";
   t.covers = {stages::kda_scans};
-  // One H200, 2026-11-25.
+  // Fitted to times of whole passes (one H200, 2026-11-25).
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
     return hopper::walk_cost({4, s.BV > kColumns ? 1.95 : 1.4}, 2 * s.V, s, w, limits);
   };

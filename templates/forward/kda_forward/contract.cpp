@@ -50,8 +50,8 @@ std::string illegal(const Spec& s, const Limits& limits) {
   return cuda::exceeds_shared(HopperLayout(s, s.CHECKPOINTS).bytes, limits);
 }
 
-/// The mean of gates that last and such that fade (one H200, 2026-11-25). A block waits for its
-/// helpers' first slices.
+/// Fitted to means of gates that last and such that fade (one H200, 2026-11-25). A block waits for
+/// its helpers' first slices.
 cost::Pace pace(const Spec& s) { return {12, s.K == 64 ? 1.7 : s.BV > kColumns ? 6 : 3.4}; }
 
 /// The same in a segment.

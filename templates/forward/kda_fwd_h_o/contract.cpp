@@ -36,8 +36,8 @@ std::string illegal(const Spec& s, const Limits& limits, bool queries) {
   return cuda::exceeds_shared(shared_bytes(s, queries), limits);
 }
 
-/// A chunk in a block of 64 columns of a state; blocks of 128 take twice as long (one H200,
-/// 2026-11-25).
+/// A chunk in a block of 64 columns of a state; blocks of 128 take twice as long (fitted to
+/// times of whole plans, one H200, 2026-11-25).
 cost::Pace pace(const Spec& s) { return {8, 1.26 * static_cast<double>(s.BV / kColumns)}; }
 
 /// What all walks share.
