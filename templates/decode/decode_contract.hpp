@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "templates/cost.hpp"
 #include "templates/cpu_contract.hpp"
 #include "templates/cuda_contract.hpp"
 #include "templates/template.hpp"
@@ -60,6 +61,33 @@ inline std::string illegal(const Spec& s) {
   return {};
 }
 
+/// Value columns of a block and of a warp. A warp moves 64 bytes of each row where its registers
+/// hold so much of the state, else 32, the least that memory moves (one H200, 2026-11-21, 128
+/// sequences, fp32 states of 128 x 128: 0.137 ms and 0.155). Of states with rows of K it has whole
+/// rows.
+struct Columns {
+  std::int64_t block, warp;
+};
+inline Columns usual_columns(Spec s) {
+  const auto size = static_cast<std::int64_t>(size_of(s.STATE_DTYPE));
+  s.BV = 32;
+  s.num_warps = 2;
+  if (size == 4 && !s.STATE_V_FIRST && s.V > 32 && illegal(s).empty()) return {32, 16};
+  const std::int64_t columns = std::min<std::int64_t>(32 / size, 16);
+  return {columns * (s.V > columns * 2 ? 4 : 1), columns};
+}
+
+/// What moving the states of all sequences in and out takes at this part of memory's peak, in
+/// microseconds.
+inline double moved_states(double part, const Spec& s, const Workload& w, const Limits& limits) {
+  constexpr double kH200 = 4.8e6;
+  const int times = (s.INPLACE_STATE || s.INITIAL_STATE ? 1 : 0) +
+                    (s.FINAL_STATE || (s.INPLACE_STATE && !s.KEEP_POOL) ? 1 : 0);
+  const auto states = static_cast<double>(w.extents.N * s.HV * times);
+  return states * static_cast<double>(s.K * s.V) * static_cast<double>(size_of(s.STATE_DTYPE)) /
+         (part * (limits.bytes_per_us > 0 ? limits.bytes_per_us : kH200));
+}
+
 /// CUDA, sm_80 and up: one block BV value columns of a sequence and value head.
 inline Template portable(Template t) {
   t.variant = "portable";
@@ -67,18 +95,17 @@ inline Template portable(Template t) {
                 {tunable::num_warps, cuda::integers({4, 2, 1, 8})}};
   t.source = "portable.cu";
   t.illegal = [](const Spec& s, const Limits&) { return illegal(s); };
-  // A warp moves 64 bytes of each row where its registers hold so much of the state, else 32, the
-  // least that memory moves (one H200, 2026-11-21, 128 sequences, fp32 states of 128 x 128: 0.137
-  // ms and 0.155). Of states with rows of K it has whole rows.
-  t.fallback = [](Spec& s, const Limits&) {
-    const auto size = static_cast<std::int64_t>(size_of(s.STATE_DTYPE));
-    s.BV = 32;
-    s.num_warps = 2;
-    if (size == 4 && !s.STATE_V_FIRST && s.V > 32 && illegal(s).empty()) return;
-    const std::int64_t columns = std::min<std::int64_t>(32 / size, 16);  // a warp
-    const std::int64_t warps = s.V > columns * 2 ? 4 : 1;
-    s.BV = warps * columns;
-    s.num_warps = warps;
+  t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
+    const Columns best = usual_columns(s);
+    constexpr double kFilled = 2.2;
+    const bool usual = s.BV == best.block && s.BV == best.warp * s.num_warps;
+    // One H200, 2026-11-25: 64 sequences of 32 heads take 80 us, of four tokens each 119 us, one of
+    // 64 tokens 76 us; with a gate a key channel 93, 204 and 132 us.
+    const auto later = static_cast<double>(std::max<std::int64_t>(w.longest * s.STEPS - 1, 0));
+    const double states = 3.8e-7 * static_cast<double>(s.K * s.V * w.extents.N * s.HV);
+    const double steps = s.VECTOR_GATE ? 0.9 * states + later * std::max(3 * states, 2.0)
+                                       : later * std::max(states, 1.1);
+    return cost::kLaunch + kFilled + moved_states(0.75, s, w, limits) + steps + (usual ? 0.0 : 1.0);
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     const std::int64_t tiles = cuda::ceil_div(s.V, s.BV);

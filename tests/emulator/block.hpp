@@ -93,11 +93,15 @@ class Block {
   static void barrier_wait(void* barrier, unsigned parity);
   static void tensor_load(void* to, const void* map, const int* at, int rank, void* barrier);
   static void tensor_store(const void* map, const int* at, int rank, const void* from);
+  static void bulk_load(void* to, const void* from, unsigned bytes, void* barrier);
+  static void bulk_store(void* to, const void* from, unsigned bytes);
   static void bulk_commit();
   static void bulk_wait(int pending);
   static void sync_named(int name, int threads, bool wait);
   static void touch(const void* pointer);
   static void fence_proxy_async();
+  void start_load(TmaCopy copy, void* to, void* barrier);
+  void start_store(TmaCopy copy, const void* from);
   HopperMachine hopper_machine();
   void start_hopper();
   /// Lets one TMA copy arrive; false where none is under way.

@@ -14,6 +14,8 @@ HopperMachine Block::hopper_machine() {
           .barrier_wait = barrier_wait,
           .tensor_load = tensor_load,
           .tensor_store = tensor_store,
+          .bulk_load = bulk_load,
+          .bulk_store = bulk_store,
           .bulk_commit = bulk_commit,
           .bulk_wait = bulk_wait,
           .sync_named = sync_named,
@@ -65,15 +67,25 @@ void Block::barrier_wait(void* barrier, unsigned parity) {
   while (!self.barriers_.passed(thread.barrier, parity)) self.suspend(State::at_mbarrier);
 }
 
-void Block::tensor_load(void* to, const void* map, const int* at, int rank, void* barrier) {
-  Block& self = *running;
-  TmaCopy copy(map, std::span(at, static_cast<std::size_t>(rank)), static_cast<unsigned char*>(to));
-  const long offset = self.shared_offset(barrier);
-  self.require(copy.check(self.shared_.data(), static_cast<std::int64_t>(self.shared_bytes_)));
-  self.require(self.barriers_.check_copy(offset));
-  self.require(self.proxies_.check_copy(self.shared_offset(to), copy.bytes(), /*into=*/true));
+void Block::start_load(TmaCopy copy, void* to, void* barrier) {
+  const long offset = shared_offset(barrier);
+  require(copy.check(shared_.data(), static_cast<std::int64_t>(shared_bytes_)));
+  require(barriers_.check_copy(offset));
+  require(proxies_.check_copy(shared_offset(to), copy.bytes(), /*into=*/true));
   copy.poison();
-  self.loads_.push_back({std::move(copy), offset});
+  loads_.push_back({std::move(copy), offset});
+}
+
+void Block::tensor_load(void* to, const void* map, const int* at, int rank, void* barrier) {
+  running->start_load(
+      TmaCopy(map, std::span(at, static_cast<std::size_t>(rank)), static_cast<unsigned char*>(to)),
+      to, barrier);
+}
+
+void Block::bulk_load(void* to, const void* from, unsigned bytes, void* barrier) {
+  // The copy only reads what is not shared memory.
+  running->start_load(TmaCopy(const_cast<void*>(from), bytes, static_cast<unsigned char*>(to)), to,
+                      barrier);
 }
 
 bool Block::land() {
@@ -87,14 +99,21 @@ bool Block::land() {
   return true;
 }
 
+void Block::start_store(TmaCopy copy, const void* from) {
+  require(copy.check(shared_.data(), static_cast<std::int64_t>(shared_bytes_)));
+  require(proxies_.check_copy(shared_offset(from), copy.bytes(), /*into=*/false));
+  current().stores.back().push_back(std::move(copy));
+}
+
 void Block::tensor_store(const void* map, const int* at, int rank, const void* from) {
-  Block& self = *running;
   // The copy only reads its shared memory.
-  TmaCopy copy(map, std::span(at, static_cast<std::size_t>(rank)),
-               static_cast<unsigned char*>(const_cast<void*>(from)));
-  self.require(copy.check(self.shared_.data(), static_cast<std::int64_t>(self.shared_bytes_)));
-  self.require(self.proxies_.check_copy(self.shared_offset(from), copy.bytes(), /*into=*/false));
-  self.current().stores.back().push_back(std::move(copy));
+  auto* const shared = static_cast<unsigned char*>(const_cast<void*>(from));
+  running->start_store(TmaCopy(map, std::span(at, static_cast<std::size_t>(rank)), shared), from);
+}
+
+void Block::bulk_store(void* to, const void* from, unsigned bytes) {
+  auto* const shared = static_cast<unsigned char*>(const_cast<void*>(from));
+  running->start_store(TmaCopy(to, bytes, shared), from);
 }
 
 void Block::bulk_commit() { running->current().stores.emplace_back(); }

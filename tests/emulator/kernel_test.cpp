@@ -527,6 +527,50 @@ TEST(Kernel, Recurrent) {
       }
 }
 
+/// States that go through shared memory, several to each of two or three blocks.
+TEST(KernelHopper, RecurrentWithManyStates) {
+  const Template& t = *find_template("recurrent.hopper");
+  std::uint64_t seed = 70;
+  for (const auto& [K, V] : {std::tuple{128, 128}, {64, 128}, {128, 64}, {64, 64}})
+    for (const char* op : {"delta_rule", "gated_delta_rule", "gated_delta_product", "kda", "gdn2"})
+      for (const unsigned switches : {0U, 1U, 2U, 3U}) {
+        if (!testing::is_tried(++seed, 2)) continue;
+        Problem p = problem(5, 1 + seed % 3, 1, 2, K, V);
+        p.op = op;
+        p.pass = Pass::recurrent;
+        if (p.op == "gated_delta_product") p.num_householder = 2;
+        p.dtype = p.g_dtype = seed % 3 == 0 ? DType::fp32 : DType::bf16;
+        p.beta_dtype = seed % 2 == 0 ? DType::fp32 : p.dtype;
+        p.state_v_first = switches % 2 != 0;
+        p.inplace_state = switches / 2 != 0;
+        p.state_dtype = !p.inplace_state || seed % 4 > 1 ? DType::fp32
+                        : seed % 4 == 0                  ? DType::bf16
+                                                         : DType::fp16;
+        p.initial_state = !p.inplace_state && seed % 5 != 0;
+        p.output_final_state = !p.inplace_state;
+        p.state_index = p.inplace_state || p.initial_state;
+        p.output_state_index = p.inplace_state && seed % 3 != 1;
+        p.has_initial_state = p.inplace_state && seed % 4 < 2;
+        p.null_slot_zero = p.state_index && seed % 5 < 2;
+        p.use_qk_l2norm = seed % 2 == 0;
+        p.use_beta_sigmoid = p.allow_neg_eigval = seed % 3 == 0 && has_beta(p);
+        p.use_gate_in_kernel = gate_kind(p) != GateKind::none && seed % 4 != 0;
+        p.has_dt_bias = p.use_gate_in_kernel && seed % 3 != 0;
+        const std::vector<std::int64_t> lengths{2, 0, 8, 1, 40};
+        const bool packed = seed % 3 != 1;
+        const StageData data =
+            testing::make_stage_data(packed ? testing::packed(p, lengths) : p, 64, Gate::mixed,
+                                     seed, packed ? lengths : std::vector<std::int64_t>{}, &t);
+        ASSERT_TRUE(applies(t, data));
+        Limits device = kHopper;
+        device.multiprocessors = 2 + static_cast<int>(seed % 2);
+        const auto config = default_config(t, problem_constants(data.problem), device,
+                                           precision_floor(data.problem), {});
+        ASSERT_TRUE(config.has_value());
+        expect_correct(t, *config, data, device);
+      }
+}
+
 /// The inverse with every A_rs in [-1, 1], where it is largest.
 TEST(Kernel, SolveTrilOfLargeEntries) {
   const Template& t = *find_template("solve_tril.portable");

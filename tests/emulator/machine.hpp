@@ -57,6 +57,8 @@ struct HopperMachine {
   void (*barrier_wait)(void* barrier, unsigned parity) = nullptr;
   void (*tensor_load)(void* to, const void* map, const int* at, int rank, void* barrier) = nullptr;
   void (*tensor_store)(const void* map, const int* at, int rank, const void* from) = nullptr;
+  void (*bulk_load)(void* to, const void* from, unsigned bytes, void* barrier) = nullptr;
+  void (*bulk_store)(void* to, const void* from, unsigned bytes) = nullptr;
   void (*bulk_commit)() = nullptr;
   void (*bulk_wait)(int pending) = nullptr;
   void (*sync_named)(int name, int threads, bool wait) = nullptr;

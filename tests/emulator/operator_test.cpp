@@ -409,6 +409,54 @@ INSTANTIATE_TEST_SUITE_P(, EmulatedDrafts,
                          ::testing::Values("delta_rule", "gated_delta_rule", "kda"),
                          [](const auto& each) { return std::string(each.param); });
 
+/// Pools by the kernel for many states, of which each block takes several: in float8 with scales,
+/// with a slot or a row of intermediate_states for each token.
+class EmulatedManyStates : public EmulatedOperator,
+                           public ::testing::WithParamInterface<std::string_view> {
+ protected:
+  EmulatedManyStates() { device_ = emulator::open_emulated_device(/*multiprocessors=*/3); }
+
+  Problem pool() const {
+    Problem p = base({std::string(GetParam()), Pass::recurrent});
+    p.H = 1, p.HV = 2, p.K = p.V = 64;
+    p.initial_state = p.output_final_state = false;
+    p.inplace_state = p.state_index = p.has_initial_state = p.packed = true;
+    p.state_slots = 60;
+    return p;
+  }
+  void check_with_plan(const OperatorData& data) {
+    const auto plan = plan_with(device(), data.problem, "recurrent.hopper");
+    ASSERT_TRUE(plan.has_value());
+    check_strided_rows(emulator::prepare(device(), data.problem, *plan), data);
+  }
+};
+
+TEST_P(EmulatedManyStates, InFloat8) {
+  for (const DType type : {DType::float8_e4m3, DType::float8_e5m2}) {
+    Problem p = pool();
+    p.state_dtype = type;
+    p.state_v_first = type == DType::float8_e5m2;
+    check_with_plan(make_data(p, Gate::typical, 41, {2, 8, 1, 0, 5, 3, 7, 6}));
+  }
+}
+
+TEST_P(EmulatedManyStates, OfEachToken) {
+  for (const bool columns : {false, true}) {
+    Problem p = pool();
+    p.state_dtype = columns ? DType::bf16 : DType::fp32;
+    p.state_v_first = p.null_slot_zero = columns;
+    if (columns)
+      p.index_columns = 6;
+    else
+      p.intermediate_rows = 8, p.draft_tokens = 7;
+    check_with_plan(make_data(p, Gate::typical, 42, {2, 8, 1, 0, 5, 3, 7, 6}));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, EmulatedManyStates,
+                         ::testing::Values("delta_rule", "gated_delta_rule", "kda"),
+                         [](const auto& each) { return std::string(each.param); });
+
 /// States inside sequences, by every template of a plan: at every 64 tokens, and of a pool's
 /// sequences after so many tokens of each, most of them inside a chunk.
 class EmulatedCheckpoints : public EmulatedOperator,

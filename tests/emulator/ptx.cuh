@@ -128,13 +128,22 @@ inline uint32 transpose_8x8(uint32 x) {
   return result;
 }
 
+inline bool in_shared_memory(const void* pointer) {
+  const long offset = static_cast<const unsigned char*>(pointer) - shared_memory();
+  return offset >= 0 && offset < wyvern_machine->shared_bytes;
+}
+/// The instructions take aligned addresses of their own memory only.
 template <int N>
 void store_words(void* to, const uint32 (&x)[N]) {
   static_assert(N == 2 || N == 4);
-  // The instruction takes aligned addresses of global memory only.
-  const long in_shared = static_cast<unsigned char*>(to) - shared_memory();
-  if (reinterpret_cast<unsigned long>(to) % sizeof(x) != 0 ||
-      (in_shared >= 0 && in_shared < wyvern_machine->shared_bytes))
+  if (reinterpret_cast<unsigned long>(to) % sizeof(x) != 0 || in_shared_memory(to))
+    __builtin_trap();
+  __builtin_memcpy(to, x, sizeof(x));
+}
+template <int N>
+void store_shared_words(void* to, const uint32 (&x)[N]) {
+  static_assert(N == 2 || N == 4);
+  if (reinterpret_cast<unsigned long>(to) % sizeof(x) != 0 || !in_shared_memory(to))
     __builtin_trap();
   __builtin_memcpy(to, x, sizeof(x));
 }

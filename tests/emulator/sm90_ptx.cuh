@@ -45,6 +45,12 @@ void tensor_load(void* to, const TensorMap& map, const int32 (&at)[Rank], Barrie
 inline void tensor_store(const TensorMap& map, const int32 (&at)[4], const void* from) {
   hopper().tensor_store(&map, at, 4, from);
 }
+inline void bulk_load(void* to, const void* from, uint32 bytes, Barrier* barrier) {
+  hopper().bulk_load(to, from, bytes, barrier);
+}
+inline void bulk_store(void* to, const void* from, uint32 bytes) {
+  hopper().bulk_store(to, from, bytes);
+}
 inline void bulk_commit() { hopper().bulk_commit(); }
 template <int Pending>
 void bulk_wait_read() {

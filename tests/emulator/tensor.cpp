@@ -76,9 +76,25 @@ TmaCopy::TmaCopy(const void* map, std::span<const int> at, unsigned char* shared
   std::memcpy(&map_, map, sizeof(map_));
 }
 
+TmaCopy::TmaCopy(void* address, std::int64_t bytes, unsigned char* shared)
+    : at_(1, 0), shared_(shared) {
+  // One dimension of words, all of it a box.
+  constexpr std::int64_t kWord = 16;
+  Map map{};
+  map.magic = kMagic;
+  map.base = static_cast<unsigned char*>(address);
+  map.extents[0] = map.box[0] = static_cast<std::uint16_t>(bytes / kWord);
+  map.strides[0] = map.element_bytes = kWord;
+  map.rank = 1;
+  const bool aligned = reinterpret_cast<std::uintptr_t>(address) % kWord == 0;
+  if (!aligned || bytes % kWord != 0 || map.box[0] != bytes / kWord) map.magic = 0;
+  std::memcpy(&map_, &map, sizeof(map));
+}
+
 std::string TmaCopy::check(const unsigned char* shared, std::int64_t shared_bytes) const {
   const Map map = Map::of(map_);
-  if (map.magic != kMagic) return "a TMA copy by what is not a tensor map";
+  if (map.magic != kMagic)
+    return "a TMA copy by what is not a tensor map, or not of whole words of 16 bytes";
   if (map.rank != at_.size())
     return fmt::format("a TMA copy with {} coordinates by a map of rank {}", at_.size(), map.rank);
   const std::int64_t offset = shared_ - shared;

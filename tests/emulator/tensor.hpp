@@ -16,11 +16,15 @@ namespace wyvern::emulator {
 /// bytes, which are not emulated.
 TensorMap encode(const TiledView& view, std::size_t element_bytes, void* address);
 
-/// A copy of one box, under way between the tensor and shared memory. Immutable.
+/// A copy of one box, or of bytes in a row, under way between the tensor and shared memory.
+/// Immutable.
 class TmaCopy {
  public:
   /// Of `map` as a kernel has it, for the box at `at`.
   TmaCopy(const void* map, std::span<const int> at, unsigned char* shared);
+
+  /// Of so many bytes from `address` on.
+  TmaCopy(void* address, std::int64_t bytes, unsigned char* shared);
 
   /// What is wrong with it, or nothing; nothing else may be called otherwise.
   std::string check(const unsigned char* shared, std::int64_t shared_bytes) const;

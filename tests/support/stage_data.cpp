@@ -479,6 +479,12 @@ bool is_of_kda_pass(const Template& t) {
 bool takes(const Template& t, const Limits& limits, const Problem& problem) {
   const bool hopper = limits.wgmma && limits.tensor_copies && problem.dtype != DType::fp32;
   if (t.id() == "scaled_dot_kkt.hopper") return hopper && problem.K % 64 == 0;
+  if (t.id() == "recurrent.hopper") {
+    const Constants constants = problem_constants(problem);
+    return limits.tensor_copies && problem.pass == Pass::recurrent && !constants.PARENT &&
+           (!constants.FINAL_STATE || constants.STATE_DTYPE == DType::fp32) &&
+           (problem.K == 64 || problem.K == 128) && (problem.V == 64 || problem.V == 128);
+  }
   if (is_of_kda_pass(t))
     return hopper && problem.dtype == DType::bf16 && problem.pass == Pass::backward &&
            (!problem_constants(problem).ERASE_WRITE || problem.beta_dtype == problem.dtype) &&
@@ -511,6 +517,12 @@ Problem within_reach(const Template& t, const Limits& limits, const Problem& pro
   p.K = p.K <= 64 ? 64 : 128;
   if (takes(t, limits, p)) return p;
   p.V = p.V <= 64 ? 64 : 128;
+  if (t.carries_out("recurrent")) {
+    p.pass = Pass::recurrent;
+    p.parent = false;
+    if (problem_constants(p).FINAL_STATE) p.state_dtype = DType::fp32;
+    return p;
+  }
   p.pass = Pass::forward;
   if (is_of_kda_pass(t)) p.HV = p.H;
   if (t.source.starts_with("backward/") || is_of_kda_pass(t)) {

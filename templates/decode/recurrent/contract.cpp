@@ -1,6 +1,9 @@
+#include <algorithm>
+
 #include "templates/cpu_contract.hpp"
 #include "templates/decode/decode_contract.hpp"
 #include "templates/decode/recurrent/cpu_layout.hpp"
+#include "templates/decode/recurrent/hopper_layout.hpp"
 #include "templates/decode/stages.hpp"
 #include "templates/pool_contract.hpp"
 
@@ -43,10 +46,56 @@ Template stage() {
   return t;
 }
 
+std::string hopper_illegal(const Spec& s, const Limits& limits) {
+  if (s.PARENT) return "trees of drafts go back to earlier states";
+  if (s.FINAL_STATE && s.STATE_DTYPE != DType::fp32)
+    return fmt::format("final states are fp32, the {} they start from are copied as they are",
+                       to_string(s.STATE_DTYPE));
+  if (s.K % 4 != 0 || s.V % kStateWarps != 0)
+    return fmt::format("K={} is not a multiple of 4, or V={} not one of {}", s.K, s.V, kStateWarps);
+  Spec walk = s;
+  walk.BV = s.V;
+  walk.num_warps = kStateWarps;
+  if (std::string reason = decode::illegal(walk); !reason.empty()) return reason;
+  return cuda::exceeds_shared(HopperLayout(s).bytes, limits);
+}
+
+/// Hopper: as many blocks as multiprocessors; each takes states of heads in turn.
+Template hopper(Template t) {
+  t.variant = "hopper";
+  t.source = "hopper.cu";
+  t.needs.tensor_copies = true;
+  t.tunables = {{tunable::num_stages, cuda::integers({6, 4, 3, 2})}};
+  t.illegal = hopper_illegal;
+  // One H200, 2026-11-25: 64 sequences of 32 heads take 75 us, of four tokens each 83 us, of eight
+  // 124 us, by then as long as the rows are prepared; one of 64 tokens 50 us. Equal but for more
+  // states under way.
+  t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
+    constexpr double kFilled = 4, kRow = 0.9;
+    const std::int64_t items =
+        cuda::ceil_div(w.extents.N * s.HV, std::max(limits.multiprocessors, 1));
+    return cost::kLaunch + kFilled +
+           std::max(decode::moved_states(0.80, s, w, limits),
+                    kRow * static_cast<double>(items * w.longest * s.STEPS)) -
+           0.01 * static_cast<double>(s.num_stages);
+  };
+  t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {
+    const std::int64_t items = e.N * s.HV;
+    return Geometry{
+        .grid = {limits.multiprocessors > 0 ? std::min<std::int64_t>(items, limits.multiprocessors)
+                                            : items,
+                 1, 1},
+        .threads = kWarps * 32,
+        .shared_bytes = HopperLayout(s).bytes};
+  };
+  return t;
+}
+
 }  // namespace
 
 std::vector<Template> contract() {
-  return {decode::portable(stage()), decode::cpu(stage(), scratch_bytes<ScratchLayout>)};
+  return {decode::portable(stage()), hopper(stage()),
+          decode::cpu(stage(), scratch_bytes<ScratchLayout>)};
 }
 
 }  // namespace wyvern::recurrent

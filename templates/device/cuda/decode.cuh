@@ -78,7 +78,7 @@ WYVERN_DEVICE void load_run(T (&to)[N], const T* from) {
     for (int j = 0; j < kPart; ++j) to[i + j] = part.at[j];
   }
 }
-template <int N, class T>
+template <bool Shared = false, int N, class T>
 WYVERN_DEVICE void store_run(T* to, const T (&from)[N]) {
   constexpr int kPart = smaller(N, 16 / static_cast<int>(sizeof(T)));
 #pragma unroll
@@ -86,7 +86,7 @@ WYVERN_DEVICE void store_run(T* to, const T (&from)[N]) {
     Vector<T, kPart> part;
 #pragma unroll
     for (int j = 0; j < kPart; ++j) part.at[j] = from[i + j];
-    store_vector(to + i, part);
+    store_vector<Shared>(to + i, part);
   }
 }
 
@@ -182,17 +182,26 @@ struct State {
       for (int n = 0; n < kVector<S>; ++n) element(i, j, n) = to_float(run[n]) * scale;
     });
   }
-  template <class T>
+  /// To global memory, or to shared memory.
+  template <bool Shared = false, class T>
   WYVERN_DEVICE void store(T* to, int column, float scale = 1.0f) {
     const float factor = 1.0f / scale;
     for_runs(column, [&](int offset, int i, int j) {
       T run[kVector<S>];
 #pragma unroll
       for (int n = 0; n < kVector<S>; ++n) run[n] = from_float<T>(element(i, j, n) * factor);
-      store_run(to + offset, run);
+      store_run<Shared>(to + offset, run);
     });
   }
 };
+
+/// The decay that a gate stands for; with the gate in the kernel g is its raw input, and `rate`
+/// exp(A_log).
+template <class S>
+WYVERN_DEVICE float decay_of(float g, float bias, float rate, float lower_bound) {
+  if constexpr (!S::GATE_IN_KERNEL) return decay(g);
+  return decay(log_decay<S::LOWER_BOUND>(g + bias, rate, lower_bound));
+}
 
 /// The decays of a token: of every key where `PerKey`, else one for all.
 template <class S, bool PerKey>
@@ -215,8 +224,7 @@ struct Decay {
     }
   }
   WYVERN_DEVICE float of(float g, int i, float lower_bound) const {
-    if constexpr (!S::GATE_IN_KERNEL) return decay(g);
-    return decay(log_decay<S::LOWER_BOUND>(g + bias[i], rate, lower_bound));
+    return decay_of<S>(g, bias[i], rate, lower_bound);
   }
 };
 

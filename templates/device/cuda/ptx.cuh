@@ -137,6 +137,17 @@ WYVERN_DEVICE void store_words(void* to, const uint32 (&x)[4]) {
                : "memory");
 }
 
+/// The same to shared memory.
+WYVERN_DEVICE void store_shared_words(void* to, const uint32 (&x)[2]) {
+  asm volatile("st.shared.v2.b32 [%0], {%1,%2};" ::"r"(shared_address(to)), "r"(x[0]), "r"(x[1])
+               : "memory");
+}
+WYVERN_DEVICE void store_shared_words(void* to, const uint32 (&x)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(shared_address(to)), "r"(x[0]),
+               "r"(x[1]), "r"(x[2]), "r"(x[3])
+               : "memory");
+}
+
 // ---- between blocks -----------------------------------------------------------------------------
 
 /// All that this thread read and wrote before comes before what it adds to a counter afterwards.

@@ -2,16 +2,9 @@
 #pragma once
 
 #include "device/cuda/chunk.cuh"
-#include "device/cuda/sm90/ptx.cuh"
+#include "device/cuda/sm90/warp.cuh"
 
 namespace wyvern::cuda::sm90 {
-
-/// The sum over a warp's lanes, always in the same order.
-WYVERN_DEVICE float sum_warp(float x) {
-#pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
-  return x;
-}
 
 /// A chunk and a query and key head.
 struct ChunkItem {
@@ -64,10 +57,6 @@ class ChunkItems {
     const Chunk chunk = locate_chunk<Packed, Rows>(slot, e_, seq_offsets_, chunk_index_);
     token_ = static_cast<int>(chunk.token);
     rows_ = chunk.rows;
-  }
-  WYVERN_DEVICE static int from_lane(int x, int lane) {
-    const float moved = shuffle(bits_float(static_cast<uint32>(x)), lane);
-    return uniform(static_cast<int>(float_bits(moved)));
   }
 
   const Extents& e_;

@@ -110,6 +110,23 @@ WYVERN_DEVICE void tensor_store(const TensorMap& map, const int32 (&at)[4], cons
       "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(shared_address(from))
       : "memory");
 }
+
+/// Starts copying `bytes`, a multiple of 16, from global memory, aligned to 16 bytes as `to` is;
+/// the barrier's phase gets them.
+WYVERN_DEVICE void bulk_load(void* to, const void* from, uint32 bytes, Barrier* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(to)),
+      "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+/// The same the other way, as part of the group that this thread commits next.
+WYVERN_DEVICE void bulk_store(void* to, const void* from, uint32 bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
+                   __cvta_generic_to_global(to)),
+               "r"(shared_address(from)), "r"(bytes)
+               : "memory");
+}
 WYVERN_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 /// Waits until at most Pending of this thread's latest committed groups still read shared memory.
 template <int Pending>

@@ -1,0 +1,239 @@
+// The recurrence token by token where there are many states: they go through shared memory as they
+// are, whole, by copies that no thread waits for, some coming and some going while one is worked
+// on. Blocks stay, one a multiprocessor, and take a sequence and value head after the other. One
+// warp starts the loads, one the stores, kRowWarps prepare rows of tokens, and kStateWarps keep a
+// part of the state each from the first token to the last.
+#include "decode/recurrent/rows.cuh"
+#include "device/cuda/sm90/barrier.cuh"
+
+/// As decode.cuh wants to know it.
+struct Walk : Spec {
+  static constexpr int BV = V, num_warps = recurrent::kStateWarps;
+};
+
+constexpr int kThreads = recurrent::kWarps * 32;
+constexpr recurrent::HopperLayout kLayout{Spec{}};
+constexpr recurrent::RowLayout kPlaces{Spec{}};
+constexpr int kStateBytes = K * V * static_cast<int>(sizeof(STATE_DTYPE));
+constexpr bool kFromMemory = INPLACE_STATE || INITIAL_STATE;
+/// Whether the state after the last token goes where slots.to says.
+constexpr bool kToMemory = FINAL_STATE || (INPLACE_STATE && !INDEX_COLUMNS && !KEEP_POOL);
+
+using State = decode::State<Walk>;
+using StateItem = decode::StateItem;
+using RowVector = decode::KeyVector<Walk, float>;
+using StatePipeline = sm90::Pipeline<num_stages>;
+using RowPipeline = sm90::Pipeline<recurrent::kRowBuffers>;
+constexpr int kKeys = decode::Share<Walk>::kKeys;
+constexpr int kValues = decode::Share<Walk>::kValues;
+
+struct Block {
+  unsigned char* shared;
+  StatePipeline states{sm90::barriers_at<kLayout.state_barriers>(shared)};
+  RowPipeline rows{sm90::barriers_at<kLayout.row_barriers>(shared)};
+
+  WYVERN_DEVICE STATE_DTYPE* state(const StatePipeline::Position& at) const {
+    return array_at<kLayout.states>(shared) + at.buffer * (K * V);
+  }
+  /// Says that a state's tokens are done.
+  WYVERN_DEVICE sm90::Barrier* stepped(const StatePipeline::Position& at) const {
+    return sm90::barriers_at<kLayout.stepped>(shared) + at.buffer;
+  }
+  WYVERN_DEVICE float* row(const RowPipeline::Position& at) const {
+    return array_at<kLayout.rows>(shared) + at.buffer * kPlaces.count;
+  }
+  WYVERN_DEVICE void init() const {
+    states.init(1, 1);
+    for (int i = 0; i < num_stages; ++i)
+      sm90::barrier_init(sm90::barriers_at<kLayout.stepped>(shared) + i, recurrent::kStateWarps);
+    rows.init(32, recurrent::kStateWarps);
+  }
+};
+
+template <class Items>
+WYVERN_DEVICE void bring_states(const Block& b, Items items, const STATE_DTYPE* from) {
+  StateItem item;
+  for (StatePipeline::Position at; items.next(item); at.advance()) {
+    if (lane_index() != 0) continue;
+    b.states.wait_empty(at);
+    if (kFromMemory && item.starts) {
+      sm90::barrier_arrive_expect(b.states.full(at), kStateBytes);
+      sm90::bulk_load(b.state(at), from + item.slots.from, kStateBytes, b.states.full(at));
+    } else {
+      sm90::barrier_arrive(b.states.full(at));
+    }
+  }
+}
+
+/// `pool`: null sequences leave it alone; elsewhere they have a final state of zeros.
+template <class Items, class T>
+WYVERN_DEVICE void take_states(const Block& b, Items items, T* to, bool pool, const Extents& e) {
+  StateItem item;
+  for (StatePipeline::Position at; items.next(item); at.advance()) {
+    if (lane_index() != 0) continue;
+    sm90::barrier_wait(b.stepped(at), at.parity);
+    if (kToMemory && !(pool && item.slots.null)) {
+      const int64 place = item.slots.null ? (item.n * e.HV + item.head) * (K * V) : item.slots.to;
+      sm90::bulk_store(to + place, b.state(at), kStateBytes);
+      sm90::bulk_commit();
+      sm90::bulk_wait_read<0>();
+    }
+    sm90::barrier_arrive(b.states.empty(at));
+  }
+}
+
+/// Warp `own` of kRowWarps: every so many-th row, loaded before the one that came before is
+/// prepared.
+template <class Items>
+WYVERN_DEVICE void prepare_rows(const Block& b, Items items, const decode::Tensors<Spec>& in,
+                                int own, const Extents& e) {
+  decode::Row<Spec> held;
+  RowPipeline::Position at, to;
+  bool holds = false;
+  const auto finish = [&] {
+    if (!holds) return;
+    b.rows.wait_empty(to);
+    held.prepare(b.row(to), e);
+    sm90::barrier_arrive(b.rows.full(to));
+  };
+  StateItem item;
+  int turn = 0;
+  while (items.next(item)) {
+    if (item.slots.null) continue;
+    for (int64 row = item.begin * STEPS; row < item.end * STEPS; ++row, at.advance()) {
+      const bool mine = turn == own;
+      if (++turn == recurrent::kRowWarps) turn = 0;
+      if (!mine) continue;
+      decode::Row<Spec> next;
+      next.load(in, row, item.head);
+      finish();
+      held = next;
+      to = at;
+      holds = true;
+    }
+  }
+  finish();
+}
+
+/// One step: the state becomes S_t, and of a token's last one the thread's columns of o_t = S~^T q
+/// + u (k . q) go to `o`. One round of sums serves both u and o.
+WYVERN_DEVICE void step(State& S, const float* row, bool last, DTYPE* o, int column) {
+  float with_k[kValues] = {}, with_q[kValues] = {};
+  RowVector k, q;
+  k.load(row + kPlaces.k);
+  q.load(row + kPlaces.q);
+  const auto numbers = load<4>(row + kPlaces.numbers);
+  [[maybe_unused]] RowVector decays, erasing;
+  if constexpr (VECTOR_GATE) decays.load(row + kPlaces.decay);
+  if constexpr (ERASE_WRITE) erasing.load(row + kPlaces.erasing);
+  decode::ValueVector<Walk, float> v = {};
+  v.load(row + kPlaces.v, column);
+#pragma unroll
+  for (int i = 0; i < kKeys; ++i) {
+    const float factor = VECTOR_GATE ? decays[i] : numbers.at[0];
+    const float by = ERASE_WRITE ? erasing[i] : k[i];
+#pragma unroll
+    for (int j = 0; j < kValues; ++j) {
+      if constexpr (GATED) S.x[i][j] *= factor;
+      with_k[j] = fused_multiply_add(S.x[i][j], by, with_k[j]);
+      with_q[j] = fused_multiply_add(S.x[i][j], q[i], with_q[j]);
+    }
+  }
+  const float beta = numbers.at[1], kq = numbers.at[2];
+  float u[kValues];
+  decode::ValueVector<Walk, DTYPE> out;
+#pragma unroll
+  for (int j = 0; j < kValues; ++j) {
+    u[j] = beta * (v[j] - decode::Share<Walk>::sum_key_lanes(with_k[j]));
+    const float read = decode::Share<Walk>::sum_key_lanes(with_q[j]);
+    out[j] = from_float<DTYPE>(fused_multiply_add(u[j], kq, read));
+  }
+  if (last) out.store(o, column);
+  decode::add_update(S, k, u);
+}
+
+/// All steps of a sequence; `keep(token)` is called after each token's.
+template <class Keep>
+WYVERN_DEVICE void walk(const Block& b, State& S, RowPipeline::Position& at, const StateItem& item,
+                        int column, const TokenRows<DTYPE>& o, Keep&& keep) {
+  for (int64 row = item.begin * STEPS; row < item.end * STEPS; ++row, at.advance()) {
+    const int64 token = row / STEPS;
+    const bool last = row % STEPS == STEPS - 1;
+    b.rows.wait_full(at);
+    step(S, b.row(at), last, o.row(token) + item.head * V, column);
+    sync_warp();
+    if (lane_index() == 0) sm90::barrier_arrive(b.rows.empty(at));
+    if (last) keep(token - item.begin);
+  }
+}
+
+/// Tells the emulator that this thread is about to read and write its part of the state.
+WYVERN_DEVICE void touch(const STATE_DTYPE* state, int column) {
+  State::for_runs(column, [&](int offset, int, int) { sm90::touch(state + offset); });
+}
+
+WYVERN_KERNEL(kThreads, 1) {
+  const Block b{sm90::swizzled_memory()};
+  if (thread_index() == 0) b.init();
+  sync_block();
+  const auto find = [&](int64 n, int head) {
+    return find_starting_state<Spec>(n, head, e, state_stride, state_index, output_state_index,
+                                     num_accepted, intermediate_index);
+  };
+  using Seqlens = SEQLENS_DTYPE;
+  decode::StateItems<Spec, decltype(find), Seqlens> items(e, find, cu_seqlens, has_initial_state);
+
+  const int warp = sm90::uniform(warp_index());
+  if (warp == 0) return bring_states(b, items, INPLACE_STATE ? state : initial_state);
+  if (warp == 1) {
+    if constexpr (FINAL_STATE)
+      take_states(b, items, final_state, false, e);
+    else
+      take_states(b, items, state, true, e);
+    return;
+  }
+  if (warp < 2 + recurrent::kRowWarps) {
+    const decode::Tensors<Spec> in{{q, q_stride},
+                                   {k, k_stride},
+                                   {v, v_stride},
+                                   {beta, beta_stride},
+                                   {erase, erase_stride},
+                                   {write, write_stride},
+                                   {g, g_stride},
+                                   A_log,
+                                   dt_bias};
+    return prepare_rows(b, items, in, warp - 2, e);
+  }
+
+  const int column = (warp - 2 - recurrent::kRowWarps) * decode::kColumns<Walk>;
+  StateItem item;
+  RowPipeline::Position row_at;
+  for (StatePipeline::Position at; items.next(item); at.advance()) {
+    State S;
+    S.clear();
+    b.states.wait_full(at);
+    touch(b.state(at), column);
+    if (kFromMemory && item.starts)
+      S.load(b.state(at), column, scale_at<Spec>(state_scale, item.slots.from_scale));
+    if (item.slots.null)
+      decode::clear_output<Walk>({o, o_stride}, item.begin, item.end, item.head, column);
+    else
+      walk(b, S, row_at, item, column, {o, o_stride}, [&](int64 token) {
+        if constexpr (INDEX_COLUMNS && !KEEP_POOL) {
+          const StateSlots own =
+              token_slot<Spec>(item.n, token, item.head, e, state_stride, state_index);
+          if (!own.null) S.store(state + own.to, column, scale_at<Spec>(state_scale, own.to_scale));
+        }
+        if constexpr (INTERMEDIATE_STATES) {
+          const int64 to =
+              intermediate_state<Spec>(item.n, token, item.head, e, intermediate_index);
+          if (to != kNoState) S.store(intermediate_states + to, column);
+        }
+      });
+    if constexpr (kToMemory)
+      S.store<true>(b.state(at), column, scale_at<Spec>(state_scale, item.slots.to_scale));
+    sm90::fence_proxy_async();
+    sync_warp();
+    if (lane_index() == 0) sm90::barrier_arrive(b.stepped(at));
+  }
+}

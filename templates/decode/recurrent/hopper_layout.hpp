@@ -1,0 +1,48 @@
+// What a block of recurrent.hopper keeps in shared memory, and who of it does what.
+#pragma once
+
+#include "device/cuda/sm90/layout.hpp"
+
+namespace wyvern::recurrent {
+
+constexpr int kStateWarps = 8;  ///< that hold a state
+constexpr int kRowWarps = 3;    ///< that prepare rows
+constexpr int kWarps = 2 + kRowWarps + kStateWarps;
+constexpr int kRowBuffers = 2 * kRowWarps;
+
+/// A row of k with what goes with it, in floats: normalized k, scaled q, the decays where each key
+/// has its own, the erasing key where it is another, v, and the decay of all keys, beta, k . q.
+template <class S>
+struct RowLayout {
+  int k = 0, q, decay, erasing, v, numbers, count;
+  constexpr explicit RowLayout(const S& s) {
+    const int K = static_cast<int>(s.K);
+    q = K;
+    decay = 2 * K;
+    erasing = decay + (s.VECTOR_GATE ? K : 0);
+    v = erasing + (s.ERASE_WRITE ? K : 0);
+    numbers = v + static_cast<int>(s.V);
+    count = numbers + 4;
+  }
+};
+
+template <class S>
+struct HopperLayout {
+  cuda::ArrayPlace states;  ///< one after the other, each as in memory
+  cuda::ArrayPlace rows;    ///< kRowBuffers of RowLayout
+  cuda::sm90::BarrierPlace state_barriers, stepped, row_barriers;
+  int bytes;
+
+  constexpr explicit HopperLayout(const S& s) {
+    const auto count = static_cast<long long>(s.num_stages);
+    cuda::LayoutBuilder at;
+    states = at.array(count * s.K * s.V, s.STATE_DTYPE);
+    rows = at.array(kRowBuffers * RowLayout<S>(s).count);
+    state_barriers = cuda::sm90::barriers(at, 2 * count);
+    stepped = cuda::sm90::barriers(at, count);
+    row_barriers = cuda::sm90::barriers(at, 2 * kRowBuffers);
+    bytes = at.bytes;
+  }
+};
+
+}  // namespace wyvern::recurrent
