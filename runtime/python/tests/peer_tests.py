@@ -5,7 +5,7 @@ Their files are no part of this repository: name a checkout of theirs.
     git clone --depth 1 https://github.com/fla-org/flash-linear-attention
     peer_tests.py --fla flash-linear-attention --swap       # wyvern.ops where they import fla.ops
     peer_tests.py --fla flash-linear-attention --enable     # through wyvern.fla.enable()
-    peer_tests.py --flashinfer FOLDER                       # through peers/flashinfer
+    peer_tests.py --flashinfer FOLDER                       # wyvern.flashinfer where they import flashinfer
     peer_tests.py --vllm FOLDER                             # through peers/vllm
 
 in an environment that has PyTorch, pytest, this package and, for --fla, flash-linear-attention itself. On
@@ -33,7 +33,7 @@ CANNOT_RUN = 77
 INTERRUPTED = 2  # as pytest has it
 # The results of tests, the order of the table's columns.
 RESULTS = {
-    "passed": "every call of an operator was served by Wyvern, and the test passed",
+    "passed": "every call of an operator was served by Wyvern, or refused as the test wants, and it passed",
     "declined": "Wyvern declined a call and said why",
     "fell back": "the library's own operator ran though no call was declined",
     "failed": "served, or stopped before a call, and failed",

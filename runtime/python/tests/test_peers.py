@@ -144,73 +144,51 @@ def test_a_folder_without_the_tests(tmp_path: Path) -> None:
     assert done.returncode == 77 and "has none of the tests of vllm" in done.stdout
 
 
-PREFILL = '''
+FLASHINFER = '''
 import pytest
 import torch
+from flashinfer.gdn_decode import gated_delta_rule_mtp
+from flashinfer.gdn_kernels.gdn_decode_bf16_state import gated_delta_rule_mtp as kernel
 from flashinfer.gdn_prefill import chunk_gated_delta_rule
 from reference import error, recurrence
 
+DEVICE = torch.device("cuda")
 
-@pytest.mark.parametrize("heads", [(1, 1), (4, 2), (2, 4)])
-def test_prefill(heads):
-    device = torch.device("cuda")
+
+def test_prefill():
     torch.manual_seed(0)
-    HV = max(heads)
-    with device:
-        q = torch.randn(90, heads[0], 32)
-        k = torch.nn.functional.normalize(torch.randn(90, min(heads), 32), dim=-1)
-        v = torch.randn(90, heads[1], 32)
-        alpha, beta = torch.rand(90, HV), torch.rand(90, HV)
-        alpha[3] = 0
-        pool = torch.randn(5, HV, 32, 32)
-        cu_seqlens = torch.tensor([0, 50, 50, 90])
-        slots = torch.tensor([4, 0, 2])
-    before = pool.clone()
-    o, states = chunk_gated_delta_rule(
-        q, k, v, alpha, beta, 0.5, pool, True, cu_seqlens, True, output_state=pool, state_indices=slots)
-    wide = [x.repeat_interleave(HV // x.shape[1], 1)[None].double() for x in (q, k, v)]
-    wanted, final = recurrence(
-        *wide, alpha.double().log()[None], beta.double()[None], scale=0.5, cu_seqlens=cu_seqlens,
-        initial_state=before[slots].double(), v_first=True)
-    assert error(o[None], wanted) < 1e-5 and error(pool[slots], final) < 1e-5
-    assert states is pool and torch.equal(pool[[1, 3]], before[[1, 3]])
-'''
-DECODE = '''
-import torch
-from flashinfer.gdn_decode import gated_delta_rule_decode, gated_delta_rule_mtp
-from reference import error, recurrence
+    with DEVICE:
+        x, cu_seqlens = 3 * torch.randn(40, 2, 32), torch.tensor([0, 40])
+        k, alpha = torch.nn.functional.normalize(x, dim=-1), torch.rand(40, 2)
+    o = chunk_gated_delta_rule(x, k, x, alpha, None, None, None, False, cu_seqlens, True)
+    exact = [y[None].double() for y in (x, k, x, alpha.double().log(), torch.ones(40, 2))]
+    assert error(o[None], recurrence(*exact)[0]) < 1e-5  # without norms
 
 
-def test_mtp():
-    device = torch.device("cuda")
+def test_refusal():
+    with pytest.raises(ValueError, match="multiple of the chunk size"):
+        chunk_gated_delta_rule(*[torch.empty(1)] * 3, checkpoint_every_n_tokens=100)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_accepted(split):
     torch.manual_seed(0)
-    with device:
-        q, k = torch.randn(3, 4, 2, 32), torch.randn(3, 4, 2, 32)
-        v = torch.randn(3, 4, 4, 32)
-        a, b = torch.randn(3, 4, 4), torch.randn(3, 4, 4)
-        A_log, dt_bias = torch.randn(4), torch.randn(4)
-        pool = torch.randn(6, 4, 32, 32)
-        slots = torch.tensor([5, -1, 0])
-        after = torch.zeros(3, 4, 4, 32, 32)
+    with DEVICE:
+        q, v, a = torch.randn(2, 3, 1, 32), torch.randn(2, 3, 2, 32), torch.randn(2, 3, 2)
+        pool, slots, gate = torch.randn(6, 2, 32, 32), torch.tensor([0, 1]), torch.randn(2)
+        each, accepted = torch.tensor([[2, 2, 2], [3, 3, 3]]), torch.tensor([0, 1], dtype=torch.int32)
     before = pool.clone()
-    o, _ = gated_delta_rule_mtp(q, k, v, pool, slots, A_log, a, dt_bias, b, 0.5,
-                                intermediate_states_buffer=after, disable_state_update=False)
-    live = [0, 2]
-    exact = [x[live].double() for x in (q, k, v, a, b)]
-    wanted, final = recurrence(
-        *exact, scale=0.5, initial_state=before[[5, 0]].double(), v_first=True, l2norm=True, gate=True,
-        beta_sigmoid=True, A_log=A_log.double(), dt_bias=dt_bias.double())
-    assert error(o[live], wanted) < 1e-5 and not o[1].any()
-    assert error(pool[[5, 0]], final) < 1e-5 and torch.equal(pool[1:5], before[1:5])
-    assert torch.equal(after[live, 3], pool[[5, 0]]) and not after[1].any()
-    state = before[:3].transpose(-1, -2).contiguous()
-    one, _ = gated_delta_rule_decode(*(x[:, :1] for x in (q, k, v)), state, A_log, a[:, :1], dt_bias,
-                                     b[:, :1], 0.5)
-    exact = [x[:, :1].double() for x in (q, k, v, a, b)]
-    wanted, final = recurrence(
-        *exact, scale=0.5, initial_state=before[:3].double().transpose(-1, -2), l2norm=True, gate=True,
-        beta_sigmoid=True, A_log=A_log.double(), dt_bias=dt_bias.double())
-    assert error(one, wanted) < 1e-5 and error(state, final) < 1e-5
+    given = dict(A_log=gate, a=a, dt_bias=gate, q=q, k=q, v=v, b=a, initial_state_indices=slots)
+    kernel(**given, initial_state_source=pool, accepted_steps=accepted,
+           **(dict(ssm_state_indices=each) if split else {}))
+    for n, slot in enumerate((2, 3) if split else (0, 1)):
+        alone = before.clone()
+        rows = {name: x[n:n + 1, :n + 1] for name, x in dict(q=q, k=q, v=v, a=a, b=a).items()}
+        gated_delta_rule_mtp(**rows, A_log=gate, dt_bias=gate, initial_state=alone,
+                             initial_state_indices=slots[n:n + 1], disable_state_update=False)
+        assert error(pool[slot], alone[n]) < 1e-5
+    untouched = (0, 1, 4, 5) if split else (2, 3, 4, 5)
+    assert torch.equal(pool[[*untouched]], before[[*untouched]])
 '''
 VLLM = '''
 import torch
@@ -269,8 +247,7 @@ def test_no_operator(monkeypatch):
 def test_flashinfers_names_and_layouts(tmp_path: Path) -> None:
     folder = tmp_path / "tests" / "gdn"
     folder.mkdir(parents=True)
-    (folder / "test_prefill_delta_rule.py").write_text(PREFILL)
-    (folder / "test_decode_delta_rule.py").write_text(DECODE)
+    (folder / "test_decode_delta_rule.py").write_text(FLASHINFER)
     code, found, told = run("--flashinfer", tmp_path, "--device", "cpu")
     assert code == 0 and len(found) == 4, told
     assert {result for result, _ in found.values()} == {"passed"}, told

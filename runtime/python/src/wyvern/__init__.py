@@ -7,7 +7,8 @@
 ``policy`` says where their plans come from and when they are tuned (``wait_for_tuning`` waits for that),
 ``tune`` finds faster ones, ``prepared`` tells which are in use and ``cache`` looks after what is stored.
 ``plan_digest`` and ``distributed`` see to it that the ranks of a job have the same.
-``fla`` and ``transformers`` have those libraries compute with them; ``stages`` has parts of a forward pass.
+``fla``, ``transformers``, ``vllm``, ``sglang`` and ``flashinfer`` have those libraries compute with them;
+``stages`` has parts of a forward pass.
 Nothing here imports PyTorch before it is used. The distribution is ``wyvern-kernels``: ``wyvern`` on PyPI is
 another project's.
 """
@@ -23,7 +24,7 @@ from ._extension import prepared, version
 from ._policy import policy, wait_for_tuning
 
 if TYPE_CHECKING:
-    from . import cache, distributed, fla, ops, stages, transformers
+    from . import cache, distributed, fla, flashinfer, ops, stages, transformers
     from .distributed import plan_digest
     from .tuning import tune
 
@@ -32,6 +33,7 @@ __all__ = [
     "cache",
     "distributed",
     "fla",
+    "flashinfer",
     "ops",
     "plan_digest",
     "policy",
@@ -44,7 +46,7 @@ __all__ = [
     "wait_for_tuning",
 ]
 
-_MODULES = ("cache", "distributed", "fla", "ops", "sglang", "stages", "transformers", "vllm")
+_MODULES = ("cache", "distributed", "fla", "flashinfer", "ops", "sglang", "stages", "transformers", "vllm")
 _FUNCTIONS = {"tune": "tuning", "plan_digest": "distributed"}  # by the module that has them
 
 

@@ -51,10 +51,12 @@ def decode(
     raw_gate: bool = True,
     raw_beta: bool = True,
     out: Tensor | None = None,
+    state_v_first: bool = True,
     **options: Any,
 ) -> Tensor:
     """o of the recurrent pass over a pool ``[slots, HV, V, K]``, with gates and norms in the kernel.
 
+    state_v_first: false: slots are ``[HV, K, V]``.
     a, b: gates and rates of the tokens of q, in any shape of as many elements; raw unless said otherwise.
     out: what o is written to, as :func:`place_in` has it, and what is returned.
     options: of :func:`wyvern.ops.fused_recurrent_kda`, of the pool.
@@ -77,7 +79,7 @@ def decode(
         use_qk_l2norm_in_kernel=l2norm,
         use_gate_in_kernel=raw_gate,
         use_beta_sigmoid_in_kernel=raw_beta,
-        state_v_first=True,
+        state_v_first=state_v_first,
         state=pool,
         out=place_in(out, v),
         **options,

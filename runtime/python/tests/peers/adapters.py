@@ -1,12 +1,13 @@
 """FlashInfer's and vLLM's names for the operators: packages of theirs that stand beside this file.
 
-The packages have only what the tests import, and change only names and layouts: decays for their logarithms,
-heads and states in another order, states in pools.
+The packages have only what the tests import: FlashInfer's is wyvern.flashinfer, vLLM's changes names and
+layouts.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -25,8 +26,11 @@ counts = Counts()
 
 
 class Peer:
+    WANTS_REFUSALS = True  # a test that passes with a refusal looked for its words
     # Tests of FlashInfer's kernels themselves.
     DIFFERS = {
+        "test_decode_kernel_bf16_padding_indices": "wants padding to overwrite slot 0",
+        "test_mtp_fp32_state_pool_non_contiguous": "wants slots that are not contiguous",
         "test_gdn_decode_bf16_state_fla_scatter_validation": "wants FlashInfer's checks of arguments",
         "test_gdn_decode_fp16_inputs_are_converted_not_reinterpreted": "wants float16 cut to bfloat16",
         "test_verify_kernel_mtp_reuses_compile_across_cache_modes": "counts compilations of a kernel",
@@ -58,16 +62,25 @@ def decline(name: str, why: str) -> None:
     raise Declined(why)
 
 
+def counted(function: Callable[..., Any], counts: Counts = counts) -> Callable[..., Any]:
+    """The function, whose calls and refusals are counted; a refusal goes to the test."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = function(*args, **kwargs)
+        except (TypeError, ValueError, RuntimeError) as error:
+            counts.declined(function.__name__, str(error))
+            raise
+        counts.served(function.__name__)
+        return result
+
+    return call
+
+
 def served(name: str, *args: Any, **kwargs: Any) -> Any:
     """What wyvern.ops makes of a call, counted."""
-    function: Callable[..., Any] = getattr(wyvern.ops, name)
-    try:
-        result = function(*args, **kwargs)
-    except (TypeError, ValueError, RuntimeError) as error:
-        counts.declined(name, str(error))
-        raise
-    counts.served(name)
-    return result
+    return counted(getattr(wyvern.ops, name))(*args, **kwargs)
 
 
 class _CudaIsCpu(TorchFunctionMode):

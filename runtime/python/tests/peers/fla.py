@@ -17,6 +17,8 @@ import wyvern
 import wyvern.fla
 from wyvern._serving import Counts, exchange
 
+from .adapters import counted
+
 # The operators' own autograd functions; others, of the gates, are no operators.
 _OPERATOR = re.compile(r"(Chunk|FusedRecurrent)\w*Function")
 # References in the library's tests that call operators, backward too; where the library can run those,
@@ -25,6 +27,7 @@ _REFERENCES = ("fla.ops.gated_delta_product.chunk_ref",)
 
 
 class Peer:
+    WANTS_REFUSALS = False
     # Tests that want a refusal of what Wyvern computes.
     DIFFERS = {
         "test_chunk_invalid_chunk_size": "wants an error for chunk sizes that Wyvern has",
@@ -67,7 +70,7 @@ def start(mode: str, device: str) -> Peer:
     pairs = []
     for name, module in wyvern.fla._MODULES.items():
         original = getattr(importlib.import_module(module), name)
-        pairs.append((original, _counted(name, counts)))
+        pairs.append((original, counted(getattr(wyvern.ops, name), counts)))
     kept = {name: dict(vars(sys.modules[name])) for name in _REFERENCES}
     exchange(pairs)
     if device != "cpu" and not _refuses_its_backward():
@@ -90,23 +93,6 @@ def _refuses_its_backward() -> bool:
     except AttributeError:
         return False
     return False
-
-
-def _counted(name: str, counts: Counts) -> Callable[..., Any]:
-    """Wyvern's function, whose calls and refusals are counted; a refusal fails the test."""
-    function = getattr(wyvern.ops, name)
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            result = function(*args, **kwargs)
-        except (TypeError, ValueError, RuntimeError) as error:
-            counts.declined(name, str(error))
-            raise
-        counts.served(name)
-        return result
-
-    return call
 
 
 def _watch() -> list[str]:

@@ -129,17 +129,17 @@ def judge(
         return "skipped", reason.removeprefix("Skipped: ")
     if len(own) > len(declined):
         return "fell back", f"{', '.join(sorted(set(own)))} ran, and no call was declined"
-    if declined:
+    name = getattr(item, "originalname", item.name)
+    if not report.passed and name in peer.DIFFERS:
+        return "differs", peer.DIFFERS[name]
+    if declined and not (peer.WANTS_REFUSALS and report.passed):
         return "declined", f"{'; '.join(sorted(set(declined)))} (the test {report.outcome})"
     if report.passed:
-        return ("passed", "") if served else ("no call", "")
+        return ("passed", "") if served or declined else ("no call", "")
     error = call.excinfo
     assert error is not None
     if isinstance(error.value, TooLong):
         return "too long", str(error.value)
-    name = getattr(item, "originalname", item.name)
-    if name in peer.DIFFERS:
-        return "differs", peer.DIFFERS[name]
     if settings.device == "cpu" and (kernel := gpu_code(error)):
         return "needs a GPU", f"{kernel}, which the library has for GPUs only"
     return "failed", " ".join(str(error.exconly()).split())[:300]

@@ -1,9 +1,10 @@
-"""FlashInfer's decoding with a pool of states ``[pool, HV, V, K]`` in bfloat16."""
+"""FlashInfer's kernels for pools ``[slots, HV, V, K]`` in bfloat16, below its decoding functions."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from peers.adapters import decline
@@ -17,49 +18,47 @@ def gated_delta_rule_mtp(
     dt_bias: Tensor,
     softplus_beta: float = 1.0,
     softplus_threshold: float = 20.0,
-    q: Tensor | None = None,
-    k: Tensor | None = None,
-    v: Tensor | None = None,
-    b: Tensor | None = None,
-    initial_state_source: Tensor | None = None,
-    initial_state_indices: Tensor | None = None,
+    *,
+    initial_state_source: Tensor,
+    initial_state_indices: Tensor,
     output_state_indices: Tensor | None = None,
-    intermediate_states_buffer: Tensor | None = None,
     accepted_steps: Tensor | None = None,
     ssm_state_indices: Tensor | None = None,
     disable_state_update: bool = False,
     use_qk_l2norm_in_kernel: bool = True,
-    scale: float | None = None,
-    output: Tensor | None = None,
     disable_output: bool = False,
     recovery_steps: int = 0,
+    **options: Any,
 ) -> Tensor:
-    name = f"{__name__}.gated_delta_rule_mtp"
-    if accepted_steps is not None or recovery_steps:
-        decline(name, "accepted_steps: no operator runs another number of tokens for each sequence so")
-    if disable_output:
-        decline(name, "disable_output: every operator computes its output")
+    """accepted_steps, recovery_steps: a state is left after so many tokens, and after none later."""
     if (softplus_beta, softplus_threshold) != (1.0, 20.0):
-        decline(name, "softplus_beta and softplus_threshold: the gate has none")
-    given: Any = (q, k, v, initial_state_source, initial_state_indices)
+        decline(f"{__name__}.gated_delta_rule_mtp", "softplus_beta and softplus_threshold: the gate has none")
+    token = torch.arange(a.shape[1], device=a.device)
+    last = token[-1:] if accepted_steps is None else accepted_steps[:, None]
+    if recovery_steps:
+        last = token[recovery_steps - 1]
+    also = None  # where a state goes that has a slot of its own too
+    if ssm_state_indices is not None:
+        also, output_state_indices = output_state_indices, None
+        ssm_state_indices = torch.where(token <= last, ssm_state_indices, -1)
+    elif not disable_state_update and (recovery_steps or accepted_steps is not None):
+        slot = initial_state_indices if output_state_indices is None else output_state_indices
+        ssm_state_indices = torch.where(token == last, slot[:, None], -1)
+        output_state_indices = None
     o, _ = mtp(
-        given[0],
-        given[1],
-        given[2],
-        given[3],
-        given[4].clamp_min(0),  # slot 0 is the rows' to pass over
-        A_log,
-        a,
-        dt_bias,
-        b,
-        scale,
-        output,
-        intermediate_states_buffer,
-        ssm_state_indices,
-        disable_state_update,
-        use_qk_l2norm_in_kernel,
-        output_state_indices,
+        initial_state=initial_state_source,
+        initial_state_indices=initial_state_indices,
+        A_log=A_log,
+        a=a,
+        dt_bias=dt_bias,
+        ssm_state_indices=ssm_state_indices,
+        disable_state_update=disable_state_update,
+        use_qk_l2norm=use_qk_l2norm_in_kernel,
+        output_state_indices=output_state_indices,
+        **options,
     )
+    if also is not None:
+        initial_state_source[also] = initial_state_source[ssm_state_indices[:, -1]]
     return o
 
 
