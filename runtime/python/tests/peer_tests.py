@@ -6,11 +6,13 @@ Their files are no part of this repository: name a checkout of theirs.
     peer_tests.py --fla flash-linear-attention --swap       # wyvern.ops where they import fla.ops
     peer_tests.py --fla flash-linear-attention --enable     # through wyvern.fla.enable()
     peer_tests.py --flashinfer FOLDER                       # wyvern.flashinfer where they import flashinfer
-    peer_tests.py --vllm FOLDER                             # through peers/vllm
+    peer_tests.py --vllm FOLDER                             # tests of its CPU kernels, through peers/packages
+    peer_tests.py --vllm FOLDER --enable                    # tests of its functions, through wyvern.vllm.enable()
 
-in an environment that has PyTorch, pytest, this package and, for --fla, flash-linear-attention itself. On
-a GPU where there is one, else on the CPU, where the tests get CPU tensors and marks that ask for CUDA are
-lifted. A table tells what became of the tests (RESULTS below), another of each file, and all reasons.
+in an environment that has PyTorch, pytest, this package and, for --fla and --enable, the library itself. On
+a GPU where there is one, else on the CPU, where the tests get CPU tensors, marks that ask for CUDA are lifted
+and Triton interprets vLLM's other kernels. A table tells what became of the tests (RESULTS below), by file,
+and all reasons.
 
 Exit status: 0 where nothing failed or fell back in silence, 1 where something did, 77 where it cannot run.
 """
@@ -71,6 +73,16 @@ FILES = {
         "tests/kernels/mamba/cpu/test_cpu_kda_ops.py",
     ],
 }
+ENABLED = FILES | {
+    "vllm": [
+        "tests/kernels/fla/test_fused_recurrent_packed_decode.py",
+        "tests/kernels/fla/test_fused_sigmoid_gating_delta_rule.py",
+        "tests/kernels/mamba/test_gdn_prefill_flashinfer.py",
+        "tests/kernels/mamba/test_gdn_forward_core_split.py",
+        "tests/models/glm5next/test_kda_recurrent.py",
+        "tests/models/kimi_k3/test_kda.py",
+    ],
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -83,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
     peer.add_argument("--flashinfer", type=Path, metavar="DIR", help="a checkout of FlashInfer")
     peer.add_argument("--vllm", type=Path, metavar="DIR", help="a checkout of vLLM")
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--swap", dest="mode", action="store_const", const="swap", default="swap")
+    mode.add_argument("--swap", dest="mode", action="store_const", const="swap", help="the default")
     mode.add_argument("--enable", dest="mode", action="store_const", const="enable")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where it can be used")
     parser.add_argument("--files", nargs="+", metavar="FILE", help="instead of all, by end of name")
@@ -97,10 +109,13 @@ def main(arguments: list[str] | None = None) -> int:
         own, rest = own[: own.index("--")], own[own.index("--") + 1 :]
     options = parser.parse_args(own)
     name = next(one for one in FILES if getattr(options, one) is not None)
+    if name == "flashinfer" and options.mode == "enable":
+        parser.error("--enable is for --fla and --vllm")
+    options.mode = options.mode or "swap"
     records, code = run(options, name, rest)
     if records is None:
         return CANNOT_RUN
-    show(records, name, options.mode if name == "fla" else "adapters")
+    show(records, name, options.mode)
     if options.json:
         options.json.write_text(json.dumps(records, indent=1) + "\n")
     wrong = [record for record in records if record["result"] in WRONG]
@@ -108,17 +123,17 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if wrong or code > 1 or not records else 0
 
 
-def run(
-    options: argparse.Namespace, name: str, rest: list[str]
-) -> tuple[list[dict[str, Any]] | None, int]:
+def run(options: argparse.Namespace, name: str, rest: list[str]) -> tuple[list[dict[str, Any]] | None, int]:
     """The tests' records and pytest's exit status; None, and a sentence printed, where none can run."""
     folder = getattr(options, name).resolve()
-    files = [folder / file for file in FILES[name] if chosen(file, options.files)]
+    all_files = (ENABLED if options.mode == "enable" else FILES)[name]
+    files = [folder / file for file in all_files if chosen(file, options.files)]
     files = [file for file in files if file.exists()]
     if not files:
         print(f"skipped: {folder} has none of the tests of {name} that this runs")
         return None, CANNOT_RUN
-    packages = ("torch", "pytest", *(("fla", "transformers", "einops") if name == "fla" else ()))
+    of_its_own = {"fla": ("fla", "transformers", "einops"), "vllm": ("vllm",) * (options.mode == "enable")}
+    packages = ("torch", "pytest", *of_its_own.get(name, ()))
     missing = [one for one in packages if importlib.util.find_spec(one) is None]
     if missing:
         print(f"skipped: this Python has no {', '.join(missing)}")
@@ -127,7 +142,7 @@ def run(
         records = Path(work) / "records"
         settings = {
             "peer": name,
-            "mode": options.mode if name == "fla" else "adapters",
+            "mode": options.mode,
             "device": options.device or default_device(),
             "records": str(records),
             "most_tokens": options.most_tokens,
@@ -140,6 +155,8 @@ def run(
             "PYTHONPATH": os.pathsep.join(path for path in paths if path),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
+        if settings["device"] == "cpu" and name == "vllm":
+            environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
         if settings["mode"] == "swap":  # no backends take part; with them FLA's tests skip grouped heads
             environment["FLA_DISABLE_BACKEND_DISPATCH"] = "1"
         pytest = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=no", "-rN"]

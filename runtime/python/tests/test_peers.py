@@ -35,7 +35,7 @@ def run(*arguments: object) -> tuple[int, dict[str, tuple[str, str]], str]:
     return done.returncode, found, done.stdout + done.stderr
 
 
-MADE_UP = '''
+MADE_UP = """
 import pytest
 import torch
 from fla.ops.delta_rule import chunk_delta_rule, fused_recurrent_delta_rule
@@ -91,7 +91,7 @@ def test_tokens(T):
 def test_chunk_invalid_chunk_size():
     with pytest.raises(ValueError):
         chunk_delta_rule(*inputs(), chunk_size=16)
-'''
+"""
 
 
 MODES = ["--swap", "--enable"] if "WYVERN_TESTS_FULL" in os.environ else ["--swap"]
@@ -144,7 +144,7 @@ def test_a_folder_without_the_tests(tmp_path: Path) -> None:
     assert done.returncode == 77 and "has none of the tests of vllm" in done.stdout
 
 
-FLASHINFER = '''
+FLASHINFER = """
 import pytest
 import torch
 from flashinfer.gdn_decode import gated_delta_rule_mtp
@@ -189,8 +189,8 @@ def test_accepted(split):
         assert error(pool[slot], alone[n]) < 1e-5
     untouched = (0, 1, 4, 5) if split else (2, 3, 4, 5)
     assert torch.equal(pool[[*untouched]], before[[*untouched]])
-'''
-VLLM = '''
+"""
+VLLM = """
 import torch
 import vllm._custom_ops as ops
 from reference import error, recurrence
@@ -241,7 +241,7 @@ def test_kda():
 def test_no_operator(monkeypatch):
     monkeypatch.setattr(gdn_attention.ops, "causal_conv1d_fwd_cpu", None)
     gdn_attention._spec_aware_nonspec()
-'''
+"""
 
 
 def test_flashinfers_names_and_layouts(tmp_path: Path) -> None:
@@ -271,6 +271,7 @@ SUITE: dict[str, tuple[str, list[object]]] = {
     "fla, enable": ("fla", ["--enable", "--most-tokens", 130]),
     "flashinfer": ("flashinfer", ["--files", "prefill_delta_rule.py", "--most-tokens", 128, "--every", 64]),
     "vllm": ("vllm", []),
+    "vllm, enable": ("vllm", ["--enable", "--files", "packed_decode.py", "sigmoid_gating_delta_rule.py"]),
 }
 
 

@@ -317,20 +317,20 @@ def _packed_decode(
     l2norm: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """o, out or of shape ``[1, N, HV, V]``, and the pool."""
-    o = decode(
+    o, _ = _update(
         *packed_heads(mixed_qkv, initial_state),
         g,
         beta,
+        initial_state=initial_state,
+        index=index,
+        cu_seqlens=None,
         A_log=A_log,
         dt_bias=dt_bias,
         kda=kda,
-        pool=initial_state,
         scale=scale,
         lower_bound=lower_bound,
         l2norm=l2norm,
         out=out,
-        state_index=index,
-        null_slots="non-positive",
     )
     return o.transpose(0, 1) if out is None else o, initial_state
 

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 import torch
 
-from . import adapters, fla
+from . import adapters, fla, vllm
 
 
 @dataclass
 class Settings:
     peer: str  # fla, flashinfer or vllm
-    mode: str  # swap or enable of fla, adapters of the others
+    mode: str  # swap or enable
     device: str
     records: str  # the file that records go to
     most_tokens: int  # tests of more tokens are left out; 0: none is
@@ -48,7 +48,8 @@ settings = Settings(**json.loads(os.environ["WYVERN_PEER_TESTS"]))
 if settings.device == "cuda" and not torch.cuda.is_available():
     raise pytest.UsageError("PyTorch finds no GPU")
 # Now: the tests' conftest.py and the tests take the library's functions from its modules when imported.
-peer = (fla if settings.peer == "fla" else adapters).start(settings.mode, settings.device)
+modules = {("fla", "swap"): fla, ("fla", "enable"): fla, ("vllm", "enable"): vllm}
+peer = modules.get((settings.peer, settings.mode), adapters).start(settings.mode, settings.device)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
