@@ -430,6 +430,16 @@ def test_vllm_goes_on_without_what_is_missing(vllm: SimpleNamespace, monkeypatch
     assert not wyvern.vllm.is_enabled()
 
 
+def test_vllm_goes_on_where_another_version_has_changed(
+    vllm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = dict(sys.modules[fake_vllm.FLA].__dict__)
+    monkeypatch.delattr(sys.modules["vllm.model_executor.custom_op"], "op_registry_oot")
+    with pytest.warns(UserWarning, match="wyvern.vllm needs vLLM 0.33.*op_registry_oot"):
+        wyvern.vllm.plugin()
+    assert not wyvern.vllm.is_enabled() and dict(sys.modules[fake_vllm.FLA].__dict__) == names
+
+
 def parameters_of(function: ast.FunctionDef) -> dict[str, Any]:
     """Names and defaults, or inspect's empty, of what may be given by place, in its order."""
     arguments = [*function.args.posonlyargs, *function.args.args]

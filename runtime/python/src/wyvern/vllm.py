@@ -425,6 +425,7 @@ def _counted(path: str, name: str) -> str:
 def _find() -> Pairs:
     """vLLM's functions and their replacements; registers the classes."""
     pairs = []
+    registry: Any = None
     missing: Exception | None = None
     for path, functions in _FUNCTIONS.items():
         try:
@@ -437,11 +438,14 @@ def _find() -> Pairs:
             if original is not None:
                 function = served.calling(_counted(path, name), inspect.signature(original))
                 pairs.append((original, replacement(original, function, _switch.counts, is_enabled)))
-    if not pairs:
+    try:
+        registry = importlib.import_module("vllm.model_executor.custom_op").op_registry_oot
+    except (ImportError, AttributeError) as error:
+        missing = error
+    if not pairs or registry is None:
         raise ImportError(
             f"wyvern.vllm needs vLLM 0.33, whose functions were not found: pip install -U vllm ({missing})"
         ) from missing
-    registry = importlib.import_module("vllm.model_executor.custom_op").op_registry_oot
     for name, (path, method, described, served) in _METHODS.items():
         try:
             layer = getattr(importlib.import_module(path), name)
