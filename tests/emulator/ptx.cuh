@@ -113,6 +113,7 @@ inline float shuffle(float x, int source_lane) {
   return bits_float(exchange(float_bits(x), source_lane));
 }
 inline float shuffle_xor(float x, int mask) { return shuffle(x, lane_index() ^ mask); }
+inline float shuffle_xor_in_order(float x, int mask) { return shuffle_xor(x, mask); }
 inline uint32 shuffle_xor(uint32 x, int mask) { return exchange(x, lane_index() ^ mask); }
 inline int shuffle_up(int x, int distance) {
   const int lane = lane_index();

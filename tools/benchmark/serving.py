@@ -76,6 +76,11 @@ def prefill(op: str, lengths: list[int]) -> dict[str, Way]:
             **x, **pool, checkpoint_every=256, checkpoints=kept
         ),
         "invariant": lambda: call(**x, **pool, batch_invariant=True),
+        # As engines lay states out.
+        "pool, V first": lambda: call(**x, **pool, state_v_first=True),
+        "checkpoints, V first": lambda: call(
+            **x, **pool, state_v_first=True, checkpoint_every=256, checkpoints=kept
+        ),
     }
 
 

@@ -180,6 +180,16 @@ WYVERN_DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(0xFF
 WYVERN_DEVICE uint32 shuffle_xor(uint32 x, int mask) {
   return __shfl_xor_sync(0xFFFFFFFFU, x, mask);
 }
+/// The same, in its place among accesses to memory. Of an unrolled loop's others the compiler
+/// starts all before the first store, with a register for each.
+WYVERN_DEVICE float shuffle_xor_in_order(float x, int mask) {
+  float y;
+  asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xffffffff;"
+               : "=f"(y)
+               : "f"(x), "r"(mask)
+               : "memory");
+  return y;
+}
 /// The value `distance` lanes below; lanes under `distance` keep their own.
 WYVERN_DEVICE int shuffle_up(int x, int distance) {
   return __shfl_up_sync(0xFFFFFFFFU, x, static_cast<unsigned>(distance));

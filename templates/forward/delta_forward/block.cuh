@@ -61,10 +61,7 @@ WYVERN_DEVICE void write_checkpoint(State& walker, int row, float factor, Elemen
                                     const Extents& e) {
   const int head = recalled(walker.b).head;
   const auto element = Checkpoints<S>{.row = static_cast<uint32>(row)}.element(head, e);
-  walker.template visit<V, S::STATE_V_FIRST>(
-      [to = checkpoints + element, factor](int offset, float& x) {
-        to[offset] = from_float<Element>(x * factor);
-      });
+  walker.template store<S::STATE_V_FIRST>(factor, checkpoints + element);
 }
 
 // ---- its warps ----------------------------------------------------------------------------------

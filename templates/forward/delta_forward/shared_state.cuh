@@ -64,6 +64,16 @@ struct SharedState {
       sm90::visit_rows<K, Width, VFirst>(state[p], 64 * p, column(), act);
   }
 
+  /// Stores the state times a factor to one of V columns.
+  template <bool VFirst, class Element>
+  WYVERN_DEVICE void store(float factor, Element* to) const {
+    constexpr int kRowStep = VFirst ? 1 : V, kColumnStep = VFirst ? K : 1;
+#pragma unroll
+    for (int p = 0; p < kParts; ++p)
+      sm90::store_accumulator<kRowStep, kColumnStep>(
+          state[p], factor, to + 64 * p * kRowStep + column() * kColumnStep);
+  }
+
   /// Of this warpgroup.
   WYVERN_DEVICE void sync() const { sm90::sync_named(1 + walker, 128); }
 

@@ -108,6 +108,13 @@ struct TransposedState {
     sm90::visit_state<Width, VFirst>(state, column(), act);
   }
 
+  /// Stores the state times a factor to one of V columns.
+  template <bool VFirst, class Element>
+  WYVERN_DEVICE void store(float factor, Element* to) const {
+    sm90::store_accumulator<VFirst ? K : 1, VFirst ? 1 : V>(state, factor,
+                                                            to + column() * (VFirst ? K : 1));
+  }
+
   /// Starts x = k S for the chunk in `at`.
   WYVERN_DEVICE void start(const Position& at, const sm90::FragmentA<DTYPE, K>& packed) {
     sm90::start_product(x, packed, sm90::rows_of(b.keys(at.buffer)));
