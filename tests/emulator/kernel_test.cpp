@@ -1472,8 +1472,9 @@ TEST(KernelHopper, BackwardPassOfAGateAChannelSpillsNothingButChunks) {
           default_config(t, problem_constants(p), kHopper, precision_floor(p), {.shape = {64, 0}});
       ASSERT_TRUE(config.has_value()) << id;
       const Artifact artifact = compile({&t, problem_constants(p), *config, cuda_target("sm_90a")});
-      // With eight warps, two blocks a multiprocessor. With norms and an erase gate two registers.
-      const std::int64_t most = t.name == "kda_bwd_prepare" ? 280 : p.op == "gdn2" ? 16 : 0;
+      // With eight warps, two blocks a multiprocessor. With an erase gate and norms the keys'
+      // warpgroup keeps a few numbers of an item beside its slices.
+      const std::int64_t most = t.name == "kda_bwd_prepare" ? 280 : p.op == "gdn2" ? 80 : 0;
       EXPECT_LE(artifact.resources.spill_bytes, most) << id << ' ' << testing::describe(p);
     }
 }

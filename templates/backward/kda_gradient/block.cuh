@@ -76,6 +76,7 @@ struct Block {
   WYVERN_DEVICE SquareTile k_to() const { return tile<kLayout.k_to>(); }
   WYVERN_DEVICE SquareTile k_from() const { return tile<kLayout.k_from>(); }
   WYVERN_DEVICE SquareTile q_from() const { return tile<kLayout.q_from>(); }
+  WYVERN_DEVICE SquareTile erase() const { return tile<kLayout.erase>(); }
   WYVERN_DEVICE SquareTile F() const { return tile<kLayout.F>(); }
   WYVERN_DEVICE SquareTile M() const { return tile<kLayout.M>(); }
 
@@ -117,10 +118,12 @@ struct Block {
   WYVERN_DEVICE auto dots() const { return pipeline<kLayout.dots>(); }      ///< the queries' dG
   WYVERN_DEVICE sm90::Barrier* summed() const { return sm90::barriers_at<kLayout.summed>(shared); }
   WYVERN_DEVICE sm90::Barrier* landed() const { return sm90::barriers_at<kLayout.landed>(shared); }
+  /// The tile of the erase gate is free again.
+  WYVERN_DEVICE sm90::Barrier* stored() const { return sm90::barriers_at<kLayout.stored>(shared); }
 
   /// By one thread; a block barrier must follow.
   WYVERN_DEVICE void init_barriers() const {
-    rows().init(1, 256);
+    rows().init(1, ERASE_WRITE ? 384 : 256);
     states().init(1, 384);
     slices().init(1, 256);
     given().init(1, 256);
@@ -130,17 +133,13 @@ struct Block {
     dots().init(128, 128);
     sm90::barrier_init(summed(), 128);
     sm90::barrier_init(landed(), 1);
+    sm90::barrier_init(stored(), 128);
     sm90::fence_barrier_init();
   }
 };
 
 /// A loop over one slice stays a loop: joined with that over items it would spill.
 WYVERN_DEVICE int slice_count() { return sm90::opaque(kSlices); }
-
-/// Two channels of a row of an item's keys, at `from` of its first row's.
-WYVERN_DEVICE uint32 load_channels(const BETA_DTYPE* from) {
-  return *reinterpret_cast<const uint32*>(from);
-}
 
 using GateForm = sm90::GateForm<GATE_IN_KERNEL, HAS_A_LOG, LOWER_BOUND>;
 

@@ -144,42 +144,76 @@ WYVERN_DEVICE void clear_unused_parts(Items items, const GateGradients& to) {
   }
 }
 
-/// Values, what they are written with, and where gradients of both go.
-struct ValueGradients {
+/// With ERASE_WRITE: values, what they are written with, and where gradients of all gates go.
+struct ElementGradients {
   TokenRows<const DTYPE> v;
   TokenRows<const BETA_DTYPE> write;
-  const DTYPE* dwritten;
   DTYPE* dv;
-  BETA_DTYPE* dwrite;
+  BETA_DTYPE *dwrite, *derase;
 };
 
-/// dv = write dwritten and dwrite = v dwritten, of an item.
-WYVERN_DEVICE void store_values(const Item& item, const Extents& e, const ValueGradients& to) {
-  constexpr int kPiece = 16 / static_cast<int>(sizeof(BETA_DTYPE));
-  constexpr int kPieces = V / kPiece;
+/// dv = write dwritten and dwrite = v dwritten of an item's rows, a slice's share of them: loads of
+/// kAtOnce pieces of eight columns are under way at a time.
+WYVERN_DEVICE void store_values(const Block& b, const Turn& turn, const Item& item, int slice,
+                                const Extents& e, const ElementGradients& to) {
+  constexpr int kPieces = V / 8;
+  constexpr int kOwn = kRows / kSlices * kPieces / 128;  ///< of a thread
+  constexpr int kAtOnce = smaller(kOwn, 2);
+  const int thread = sm90::opaque(thread_index() % 128);
+  const int col = thread % kPieces * 8;
+  const int first = slice * (kRows / kSlices) + thread / kPieces;
+  b.rows().wait_full(turn.item());
 #pragma unroll 1
-  for (int i = thread_index() % 128; i < item.rows * kPieces; i += 128) {
-    const int64 token = item.token + i / kPieces;
-    const int col = item.head * V + i % kPieces * kPiece;
-    const int64 at = token * e.HV * V + col;
-    const auto gradient = load<kPiece>(to.dwritten + at);
-    const auto v = load<kPiece>(to.v.row(token) + col);
-    const auto write = load<kPiece>(to.write.row(token) + col);
-    Vector<DTYPE, kPiece> dv;
-    Vector<BETA_DTYPE, kPiece> dwrite;
+  for (int i = 0; i < kOwn; i += kAtOnce) {
+    const auto row_of = [&](int j) { return first + (i + j) * (128 / kPieces); };
+    Vector<uint32, 4> v[kAtOnce] = {}, write[kAtOnce] = {};
 #pragma unroll
-    for (int j = 0; j < kPiece; ++j) {
-      const float x = to_float(gradient.at[j]);
-      dv.at[j] = from_float<DTYPE>(x * to_float(write.at[j]));
-      dwrite.at[j] = from_float<BETA_DTYPE>(x * to_float(v.at[j]));
+    for (int j = 0; j < kAtOnce; ++j) {
+      if (row_of(j) >= item.rows) continue;
+      const int64 token = item.token + row_of(j);
+      v[j] = load<4>(reinterpret_cast<const uint32*>(to.v.row(token) + item.head * V + col));
+      write[j] =
+          load<4>(reinterpret_cast<const uint32*>(to.write.row(token) + item.head * V + col));
     }
-    store_vector(to.dv + at, dv);
-    store_vector(to.dwrite + at, dwrite);
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      if (row_of(j) >= item.rows) continue;
+      const auto dwritten = load<4>(reinterpret_cast<const uint32*>(b.dv().at(row_of(j), col)));
+      uint32 dv[4], dwrite[4];
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const Float2 x = sm90::unpack<DTYPE>(dwritten.at[n]);
+        const Float2 of_v = sm90::unpack<DTYPE>(v[j].at[n]);
+        const Float2 gate = sm90::unpack<DTYPE>(write[j].at[n]);
+        dv[n] = pack<DTYPE>(x.at[0] * gate.at[0], x.at[1] * gate.at[1]);
+        dwrite[n] = pack<DTYPE>(x.at[0] * of_v.at[0], x.at[1] * of_v.at[1]);
+      }
+      const int64 at = (int64{item.token + row_of(j)} * e.HV + item.head) * V + col;
+      store_words(to.dv + at, dv);
+      store_words(to.dwrite + at, dwrite);
+    }
   }
+  if (slice + 1 == kSlices) sm90::hand_over(b.rows().empty(turn.item()));
+}
+
+/// A slice of derase, when warpgroup 2 has left it.
+WYVERN_DEVICE void store_erase(const Block& b, const Turn& turn, const Item& item, int slice,
+                               const Extents& e, BETA_DTYPE* derase) {
+  const int thread = sm90::opaque(thread_index() % 128);
+  const int column = thread % 8 * 8;
+  sm90::barrier_wait(b.summed(), turn.slices % 2);
+#pragma unroll
+  for (int i = 0; i < kRows / 16; ++i) {
+    const int row = thread / 8 + 16 * i;
+    if (row >= item.rows) continue;
+    const int64 at = (int64{item.token + row} * e.HV + item.head) * K + slice * kChannels + column;
+    store_words(derase + at, *reinterpret_cast<const uint32(*)[4]>(b.erase().at(row, column)));
+  }
+  sm90::barrier_arrive(b.stored());
 }
 
 WYVERN_DEVICE void end_gates(const Block& b, Items items, const Extents& e, const GateGradients& to,
-                             const ValueGradients& values) {
+                             const ElementGradients& elements) {
   if (VARLEN && (HAS_A_LOG || HAS_DT_BIAS)) clear_unused_parts(items, to);
   const int row = thread_index() % 128;
   Turn turn;
@@ -190,14 +224,15 @@ WYVERN_DEVICE void end_gates(const Block& b, Items items, const Extents& e, cons
 #pragma unroll 1
     for (int slice = 0; slice < slice_count(); ++slice, ++turn.slices) {
       Float2 through = multiply_states(b, turn);
+      if constexpr (ERASE_WRITE) store_values(b, turn, item, slice, e, elements);
       b.operands().wait_full(turn.slice());
       const Float2 whole = load<2>(b.array<kLayout.whole>() + 2 * lane_index());
       sm90::barrier_arrive(b.operands().empty(turn.slice()));
 #pragma unroll
       for (int n = 0; n < 2; ++n) through.at[n] *= exp2_fast(whole.at[n]);
+      if constexpr (ERASE_WRITE) store_erase(b, turn, item, slice, e, elements.derase);
       rate_part += store_slice(b, turn, item, slice, e, through, to);
     }
-    if constexpr (ERASE_WRITE) store_values(item, e, values);
     b.scales().wait_full(turn.factors());
     if (!ERASE_WRITE && row < item.rows) {
       const float value = b.array<kLayout.values>()[turn.items % 2 * kRows + row];

@@ -16,7 +16,7 @@ using SliceStore = sm90::SliceStore<DTYPE, K>;
 /// Registers of a thread of each warpgroup. At launch all have as many.
 constexpr int kOperandRegisters = kMayBeSteep || ERASE_WRITE || kSlices == 1 ? 96 : 88;
 constexpr int kQueryRegisters = kMayBeSteep || ERASE_WRITE ? 144 : 152;
-constexpr int kGateRegisters = ERASE_WRITE ? 72 : 80;
+constexpr int kGateRegisters = 80;
 constexpr int kKeyRegisters = 4 * 128 - kOperandRegisters - kQueryRegisters - kGateRegisters;
 
 // ---- what both warpgroups of products do --------------------------------------------------------
@@ -172,6 +172,7 @@ WYVERN_DEVICE void make_query_gradients(const Block& b, Items items, float scale
     own.store(b.array<kLayout.own>());
     keep_strictly_lower(x, scale, beta, warp);
     Fragment F(x);
+    if constexpr (ERASE_WRITE) out.wait();  // dq was there
     sm90::store_fragment(b.F(), F);
     sm90::hand_over(b.scores().full(turn.item()));
 
@@ -199,6 +200,7 @@ WYVERN_DEVICE void make_query_gradients(const Block& b, Items items, float scale
     const RowPair query_scale = scales_of<kLayout.query_scale>(b, turn);
     sm90::barrier_arrive(b.scales().empty(turn.factors()));
     const auto last = Turn{turn.items, turn.slices - 1}.keys();
+    if constexpr (ERASE_WRITE) b.scores().wait_empty(Turn{turn.items + 1}.item());
     dQ.store(b.q(last.buffer), dots, query_scale, out, item);
     if constexpr (kNorms) sm90::hand_over(b.slices().empty(last));
   }
@@ -236,16 +238,9 @@ WYVERN_DEVICE void start_columns(const Block& b, const Turn& turn, Square& y, co
   *reinterpret_cast<Float2*>(to + first / 2 * 8 + lane_index() % 4 * 2) = {{sums[0], sums[1]}};
 }
 
-/// The erase gate, and where its gradient goes.
-struct EraseGradients {
-  TokenRows<const BETA_DTYPE> erase;
-  TokenRows<BETA_DTYPE> derase;
-};
-
-/// From x and y at their rows' anchors to dK and the rest of dG.
-WYVERN_DEVICE void end_keys(const Block& b, const Turn& turn, const Item& item, int slice,
-                            Square& x, const Square& y, const RowPair& own, RowPair& dots,
-                            Fragment& to, const EraseGradients& gates) {
+/// From x and y at their rows' anchors to dK and the rest of dG; derase in the place of erase.
+WYVERN_DEVICE void end_keys(const Block& b, const Turn& turn, Square& x, const Square& y,
+                            const RowPair& own, RowPair& dots, Fragment& to) {
   const SquareTile q = b.q(turn.keys().buffer);
   const SquareTile k = b.k(turn.keys().buffer);
   const RowPair key_scale = scales_of<kLayout.key_scale>(b, turn);
@@ -253,11 +248,12 @@ WYVERN_DEVICE void end_keys(const Block& b, const Turn& turn, const Item& item, 
   b.dots().wait_full(turn.slice());
 #pragma unroll
   for (int j = 0; j < kRows / 16; ++j) {
-    uint32 of_q[4], key_from[4], key_to[4], rows[4] = {};
+    uint32 of_q[4], key_from[4], key_to[4], rows[4] = {}, gates[4] = {};
     load_words(of_q, q, j);
     load_words(key_from, b.k_from(), j);
     load_words(key_to, b.k_to(), j);
     if constexpr (kNorms || ERASE_WRITE) load_words(rows, k, j);
+    if constexpr (ERASE_WRITE) load_words(gates, b.erase(), j);
     for_pairs(j, [&](int word, int i, int half, int column) {
       const int row = Square::row(2 * half);
       const Float2 decay = load<2>(b.pair<kLayout.decay>(row, column));
@@ -266,12 +262,8 @@ WYVERN_DEVICE void end_keys(const Block& b, const Turn& turn, const Item& item, 
       const Float2 decayed = sm90::unpack<DTYPE>(key_to[word]);
       auto* const dG = reinterpret_cast<Float2*>(b.pair<kLayout.dG>(row, column));
       Float2 sum = *dG;
-      Float2 gate{{1.0f, 1.0f}}, derase;
-      const bool used = ERASE_WRITE && row < item.rows;
-      // Addresses of all rows at once would take registers that there are not.
-      const auto token = [&] { return sm90::opaque(item.token + row); };
-      const int at = item.head * K + slice * kChannels + column;
-      if (used) gate = sm90::unpack<DTYPE>(load_channels(gates.erase.row(token()) + at));
+      const Float2 gate = sm90::unpack<DTYPE>(gates[word]);
+      Float2 derase;
       const Float2 key = sm90::unpack<DTYPE>(rows[word]);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
@@ -289,10 +281,7 @@ WYVERN_DEVICE void end_keys(const Block& b, const Turn& turn, const Item& item, 
         by_rows = fused_multiply_add(by_columns, exp2_fast(-decay.at[n]), by_rows);
       }
       *dG = sum;
-      if (used)
-        store_vector(gates.derase.row(token()) + at,
-                     Vector<BETA_DTYPE, 2>{{from_float<BETA_DTYPE>(derase.at[0]),
-                                            from_float<BETA_DTYPE>(derase.at[1])}});
+      if constexpr (ERASE_WRITE) gates[word] = pack<DTYPE>(derase.at[0], derase.at[1]);
       if constexpr (kNorms) {
         const Float2 given = sm90::unpack<DTYPE>(rows[word]);
 #pragma unroll
@@ -301,13 +290,13 @@ WYVERN_DEVICE void end_keys(const Block& b, const Turn& turn, const Item& item, 
       }
       to.x[j][word] = pack<DTYPE>(x.x[i], x.x[i + 1]);
     });
+    if constexpr (ERASE_WRITE) sm90::store_matrix_x4(sm90::fragment_at(b.erase(), 16 * j), gates);
   }
   sm90::barrier_arrive(b.summed());
   sm90::barrier_arrive(b.operands().empty(turn.slice()));
 }
 
-WYVERN_DEVICE void make_key_gradients(const Block& b, Items items, const SliceStore& out,
-                                      const EraseGradients& gates) {
+WYVERN_DEVICE void make_key_gradients(const Block& b, Items items, const SliceStore& out) {
   const int warp = sm90::uniform(warp_index()) % 4;
   Turn turn;
   Item item;
@@ -351,7 +340,7 @@ WYVERN_DEVICE void make_key_gradients(const Block& b, Items items, const SliceSt
       start_columns(b, turn, y, RowPair::load(beta));
       sweep(b, b.is_steep(), x, y, M);
       if (slice + 1 == kSlices) sm90::barrier_arrive(b.scores().empty(turn.item()));
-      end_keys(b, turn, item, slice, x, y, own, dots, dK.next(), gates);
+      end_keys(b, turn, x, y, own, dots, dK.next());
       dK.leave(b, turn, b.k(turn.keys().buffer), slice + 1 == kSlices);
     }
     const RowPair key_scale = scales_of<kLayout.key_scale>(b, turn);
@@ -382,12 +371,11 @@ WYVERN_KERNEL(kThreads, 1) {
                          {dq_map, dq_given, b.tile<kLayout.staging>().data, 1, e.H});
   } else if (warpgroup == 2) {
     sm90::raise_registers<kKeyRegisters>();
-    make_key_gradients(b, items, {dk_map, dk_given, b.M().data, 2, e.H},
-                       {{erase, erase_stride}, {derase, e.HV * K}});
+    make_key_gradients(b, items, {dk_map, dk_given, b.M().data, 2, e.H});
   } else {
     sm90::lower_registers<kGateRegisters>();
     end_gates(b, items, e,
               {{beta, beta_stride}, A_log, dt_bias, dbeta, dg_given, dA_chunk, dbias_chunk},
-              {{v, v_stride}, {write, write_stride}, dwritten, dv, dwrite});
+              {{v, v_stride}, {write, write_stride}, dv, dwrite, derase});
   }
 }

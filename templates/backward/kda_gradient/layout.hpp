@@ -22,8 +22,10 @@ struct HopperLayout {
   cuda::sm90::SwizzledPlace gates;  ///< of the first stage, in units of 16 bits
   /// A slice of k and q decayed to and from the anchors of rows, the operands of both sweeps.
   cuda::sm90::SwizzledPlace k_to, k_from, q_from;
+  /// With ERASE_WRITE a slice of the erase gate, and then of its gradient; else where k is.
+  cuda::sm90::SwizzledPlace erase;
   cuda::sm90::SwizzledPlace F, M;     ///< M's place is also where dk waits for its store
-  cuda::sm90::SwizzledPlace staging;  ///< where dq does
+  cuda::sm90::SwizzledPlace staging;  ///< where dq does; with ERASE_WRITE where F was
   cuda::ArrayPlace decay;             ///< log2, from a row's anchor to the row
   cuda::ArrayPlace dG;
   cuda::ArrayPlace anchors;            ///< log2, from the chunk's start; of four rows each
@@ -37,7 +39,7 @@ struct HopperLayout {
   cuda::ArrayPlace ends;                          ///< sums of k I over a warp's rows, two stages
   cuda::ArrayPlace through, sums, biases, rates;  ///< parts of sums, of each warp that ends gates
   cuda::sm90::BarrierPlace rows, states, slices, given, scales, operands, scores, dots;
-  cuda::sm90::BarrierPlace summed, landed;
+  cuda::sm90::BarrierPlace summed, landed, stored;
   int bytes;
 
   constexpr explicit HopperLayout(const S& s) {
@@ -64,7 +66,8 @@ struct HopperLayout {
     q_from = tile(kRows, kChannels);
     F = tile(kRows, kRows);
     M = tile(kRows, kRows);
-    staging = tile(kRows, kChannels);
+    erase = s.ERASE_WRITE ? tile(kRows, kChannels) : k;
+    staging = s.ERASE_WRITE ? F : tile(kRows, kChannels);
     decay = at.array(kRows * kRowFloats);
     dG = at.array(kRows * kRowFloats);
     anchors = at.array(kAnchors * kChannels);
@@ -87,6 +90,7 @@ struct HopperLayout {
       *place = cuda::sm90::barriers(at, 2);
     summed = cuda::sm90::barriers(at, 1);
     landed = cuda::sm90::barriers(at, 1);
+    stored = cuda::sm90::barriers(at, 1);
     bytes = at.bytes;
   }
 };

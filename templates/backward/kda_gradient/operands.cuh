@@ -99,12 +99,25 @@ WYVERN_DEVICE void make_factors(const Block& b, const Turn& turn, const Item& it
 
 // ---- operands -----------------------------------------------------------------------------------
 
+/// The erase gate of a slice's 16 rows of a warp, a lane two channels; 0 behind a sequence's end.
+WYVERN_DEVICE void load_erase(uint32 (&to)[16], const TokenRows<const BETA_DTYPE>& erase,
+                              int rows) {
+  if constexpr (!ERASE_WRITE) return;
+  const int first = 16 * warp_index();
+  const BETA_DTYPE* from = erase.row(first) + 2 * lane_index();
+#pragma unroll
+  for (int i = 0; i < 16; ++i, from += erase.stride)
+    to[i] = first + i < rows ? *reinterpret_cast<const uint32*>(from) : 0;
+}
+
 /// A slice's operands, of which a warp has 16 rows and a lane two channels; `erase` is the slice's.
 WYVERN_DEVICE void make_operands(const Block& b, const Turn& turn, const Item& item, GateForm form,
                                  const Float2& dt_bias, const TokenRows<const BETA_DTYPE>& erase) {
   const int warp = warp_index();
   const int first = 16 * warp;
   const int channel = 2 * lane_index();
+  uint32 gates[16];
+  load_erase(gates, erase, item.rows);
   float sum[2][16];
   {
     const GateTile given = b.gates(turn.gates().buffer);
@@ -148,6 +161,7 @@ WYVERN_DEVICE void make_operands(const Block& b, const Turn& turn, const Item& i
   }
   if (warp == 0) *reinterpret_cast<Float2*>(b.array<kLayout.whole>() + channel) = whole;
 
+  if constexpr (ERASE_WRITE) sm90::barrier_wait(b.stored(), turn.slices % 2 ^ 1U);
   b.slices().wait_full(turn.keys());
   const int stage = turn.keys().buffer;
   const SquareTile q = b.q(stage);
@@ -156,13 +170,6 @@ WYVERN_DEVICE void make_operands(const Block& b, const Turn& turn, const Item& i
   const float* const key_scale = b.factors<kLayout.key_scale>(turn.factors().buffer);
 #pragma unroll
   for (int four = 0; four < 4; ++four) {
-    uint32 gates[4] = {};
-    if constexpr (ERASE_WRITE)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = sm90::opaque(first) + 4 * four + i;
-        if (row < item.rows) gates[i] = load_channels(erase.row(row) + channel);
-      }
     Float2 anchor;
 #pragma unroll
     for (int n = 0; n < 2; ++n) anchor.at[n] = steep ? sum[n][4 * four + 1] : sum[n][7];
@@ -181,7 +188,6 @@ WYVERN_DEVICE void make_operands(const Block& b, const Turn& turn, const Item& i
       if (row >= item.rows) *q_pair = *k_pair = 0;
       Float2 of_q = sm90::unpack<DTYPE>(*q_pair);
       Float2 of_k = sm90::unpack<DTYPE>(*k_pair);
-      const Float2 gate = sm90::unpack<DTYPE>(gates[i % 4]);
       float to[2], from[2], of_query[2];
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
@@ -189,9 +195,10 @@ WYVERN_DEVICE void make_operands(const Block& b, const Turn& turn, const Item& i
         const float key = of_k.at[n] * (kNorms ? key_scale[row] : 1.0f);
         to[n] = key * exp2_fast(-decay.at[n]);
         from[n] = key * grown;
-        if constexpr (ERASE_WRITE) from[n] *= gate.at[n];
+        if constexpr (ERASE_WRITE) from[n] *= sm90::unpack<DTYPE>(gates[i]).at[n];
         of_query[n] = of_q.at[n] * (kNorms ? query_scale[row] : 1.0f) * grown;
       }
+      if constexpr (ERASE_WRITE) *reinterpret_cast<uint32*>(b.erase().at(row, channel)) = gates[i];
       *reinterpret_cast<uint32*>(b.k_to().at(row, channel)) = pack<DTYPE>(to[0], to[1]);
       *reinterpret_cast<uint32*>(b.k_from().at(row, channel)) = pack<DTYPE>(from[0], from[1]);
       *reinterpret_cast<uint32*>(b.q_from().at(row, channel)) =
