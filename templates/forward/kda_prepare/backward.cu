@@ -44,19 +44,13 @@ WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
     sm90::fence_barrier_init();
     load_rows(b, e.key_head(b.head), q_map, k_map, g_map);
   }
-  if constexpr (ERASE_WRITE) {
-    load_erase(b, rows_in(b.chunk, erase, erase_stride, b.head * K));
-    make_written(b, rows_in(b.chunk, v, v_stride, b.head * V),
-                 rows_in(b.chunk, write, write_stride, b.head * V),
-                 [&, to = written + b.first(V)](int row, int col, const uint32(&x)[4]) {
-                   if (row < b.chunk.rows) store_words(to + int64{row} * b.heads * V + col, x);
-                 });
-  }
+  if constexpr (ERASE_WRITE) load_erase(b, rows_in(b.chunk, erase, erase_stride, b.head * K));
   const GateForm form(e, HAS_A_LOG ? A_log[b.head] : 0.0f);
   read_factors(b, form, dt_bias,
                [rows = TokenRows<const BETA_DTYPE>{beta, beta_stride}, &b](int row) {
                  return beta_divisor(rate_of(rows, b.chunk.token + row, b.head));
                });
+  if constexpr (ERASE_WRITE) copy_async_wait<0>();
   sync_block();
   sm90::barrier_wait(b.loaded(0), 0);
   if (b.chunk.rows < kChunk) {
@@ -91,6 +85,14 @@ WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
 
   const auto inverted = b.tile_of<kLayout.inverse>();
   invert(solve, inverted, inverted);
+  if constexpr (ERASE_WRITE) {
+    if (warp >= 4)
+      make_written(b, rows_in(b.chunk, v, v_stride, b.head * V),
+                   rows_in(b.chunk, write, write_stride, b.head * V),
+                   [&, to = written + b.first(V)](int row, int col, const uint32(&x)[4]) {
+                     if (row < b.chunk.rows) store_words(to + int64{row} * b.heads * V + col, x);
+                   });
+  }
   sm90::fence_proxy_async();
   sync_block();
   if (thread > 0) return;

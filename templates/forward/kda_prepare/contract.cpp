@@ -77,10 +77,9 @@ Template prepare(std::string name, std::string source, bool backward) {
                    {.name = "k_map", .argument = "k", .view = keys},
                    {.name = "g_map", .argument = "g", .view = gates}};
   t.strided = {"q", "k", "v", "beta", "erase", "write", "g"};
-  // Blocks of 8 warps go two to a multiprocessor, for which the erase gate leaves no room; one
-  // alone is done sooner with 16.
+  // Blocks of 8 warps go two to a multiprocessor; one alone is done sooner with 16.
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
-    const bool alone = s.ERASE_WRITE || w.extents.NT * s.HV <= limits.multiprocessors;
+    const bool alone = w.extents.NT * s.HV <= limits.multiprocessors;
     const double block = (s.num_warps == 16) == (alone && s.K == 128) ? kBlock : 1.1 * kBlock;
     return kStarted + cost::chunks(block, s, w, limits);
   };

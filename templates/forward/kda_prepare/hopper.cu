@@ -85,20 +85,13 @@ WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
                         {0, static_cast<int>(b.chunk.token), 0, b.head}, b.loaded(1));
     }
   }
-  if constexpr (ERASE_WRITE) {
-    load_erase(b, rows_in(b.chunk, erase, erase_stride, b.head * K));
-    make_written(
-        b, rows_in(b.chunk, v, v_stride, b.head * V),
-        rows_in(b.chunk, write, write_stride, b.head * V),
-        [tile = b.tile_of<kLayout.v>()](int row, int col, const uint32(&x)[4]) {
-          *reinterpret_cast<Vector<uint32, 4>*>(tile.at(row, col)) = {{x[0], x[1], x[2], x[3]}};
-        });
-  }
+  if constexpr (ERASE_WRITE) load_erase(b, rows_in(b.chunk, erase, erase_stride, b.head * K));
   const GateForm form(e, HAS_A_LOG ? A_log[b.head] : 0.0f);
   read_factors(b, form, dt_bias,
                [rows = TokenRows<const BETA_DTYPE>{beta, beta_stride}, &b](int row) {
                  return rate_of(rows, b.chunk.token + row, b.head);
                });
+  if constexpr (ERASE_WRITE) copy_async_wait<0>();
   sync_block();
   sm90::barrier_wait(b.loaded(0), 0);
   if (b.chunk.rows < kChunk) {
@@ -126,6 +119,13 @@ WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
   if constexpr (!ERASE_WRITE) sm90::barrier_wait(b.loaded(1), 0);
   const auto inverse = b.tile_of<kLayout.inverse>();
   invert(solve, inverse, sm90::ScaledColumns<SquareTile>{inverse, b.floats<kLayout.beta>()});
+  if (ERASE_WRITE && warp >= 4)
+    make_written(
+        b, rows_in(b.chunk, v, v_stride, b.head * V),
+        rows_in(b.chunk, write, write_stride, b.head * V),
+        [tile = b.tile_of<kLayout.v>()](int row, int col, const uint32(&x)[4]) {
+          *reinterpret_cast<Vector<uint32, 4>*>(tile.at(row, col)) = {{x[0], x[1], x[2], x[3]}};
+        });
   sm90::fence_proxy_async();
   sync_block();
   constexpr int kPanelsOfW = K / kChunk;

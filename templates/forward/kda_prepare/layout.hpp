@@ -16,9 +16,10 @@ struct HopperLayout {
   /// q and k become their rows decayed from a slice's start; the first slice of k, which nothing is
   /// before, its rows decayed to the middle of the chunk.
   cuda::sm90::SwizzledPlace q, k;
-  cuda::sm90::SwizzledPlace erase;   ///< with ERASE_WRITE; else where k is
-  cuda::sm90::SwizzledPlace v;       ///< only forward; with ERASE_WRITE write v
-  cuda::sm90::SwizzledPlace scores;  ///< only backward
+  /// With ERASE_WRITE, until rows are decayed; else where k is.
+  cuda::sm90::SwizzledPlace erase;
+  cuda::sm90::SwizzledPlace v;       ///< only forward; with ERASE_WRITE write v, where `erase` was
+  cuda::sm90::SwizzledPlace scores;  ///< only backward, where `erase` was
   cuda::sm90::SwizzledPlace gates;   ///< in units of 16 bits: G_DTYPE may have 32
   /// Where gates were: keys decayed to a slice's end; in the last slice, which nothing is after,
   /// from the middle of the chunk.
@@ -43,12 +44,14 @@ struct HopperLayout {
     cuda::LayoutBuilder at;
     q = cuda::sm90::swizzled_tile(at, kChunk, s.K, s.DTYPE);
     k = cuda::sm90::swizzled_tile(at, kChunk, s.K, s.DTYPE);
-    erase = s.ERASE_WRITE ? cuda::sm90::swizzled_tile(at, kChunk, s.K, s.DTYPE) : k;
+    cuda::LayoutBuilder after = at;
+    erase = s.ERASE_WRITE ? cuda::sm90::swizzled_tile(after, kChunk, s.K, s.DTYPE) : k;
     if (values == 0)
       scores = cuda::sm90::swizzled_tile(at, kChunk, kChunk, s.DTYPE);
     else
       v = cuda::sm90::swizzled_tile(at, kChunk, values, s.DTYPE);
-    cuda::LayoutBuilder after = at;
+    at.cover(after);
+    after = at;
     inverse = cuda::sm90::swizzled_tile(after, kChunk, kChunk, s.DTYPE);
     after = at;
     gates = cuda::sm90::swizzled_tile(at, kChunk, s.K * gate_size / 2, s.DTYPE);

@@ -98,26 +98,28 @@ WYVERN_DEVICE void clear_rows(const TileType& tile, int rows) {
 
 // ---- gates of one number an element -------------------------------------------------------------
 
-/// Loads the chunk's rows of the erase gate, by all threads; those behind a sequence's end are 0.
+/// Starts copies of the chunk's rows of the erase gate, by all threads; those behind a sequence's
+/// end are 0.
 WYVERN_DEVICE void load_erase(const Block& b, const TokenRows<const BETA_DTYPE>& erase) {
   const auto tile = b.tile_of<kLayout.erase>();
   constexpr int kPieces = K / 8;
   for (int i = thread_index(); i < kChunk * kPieces; i += kThreads) {
     const int row = i / kPieces;
     const int col = i % kPieces * 8;
-    Vector<uint32, 4> piece{};
-    if (row < b.chunk.rows) piece = load<4>(reinterpret_cast<const uint32*>(erase.row(row) + col));
-    *reinterpret_cast<Vector<uint32, 4>*>(tile.at(row, col)) = piece;
+    const bool is_used = row < b.chunk.rows;
+    copy_async<16>(tile.at(row, col), erase.row(is_used ? row : 0) + col, is_used);
   }
+  copy_async_commit();
 }
 
-/// Calls put(row, col, words) with write v, eight columns at a time, by all threads; behind a
-/// sequence's end it is 0.
+/// Calls put(row, col, words) with write v, eight columns at a time, by all warps but the first
+/// four; behind a sequence's end it is 0.
 template <class Put>
 WYVERN_DEVICE void make_written(const Block& b, const TokenRows<const DTYPE>& v,
                                 const TokenRows<const BETA_DTYPE>& write, Put&& put) {
   constexpr int kPieces = V / 8;
-  for (int i = thread_index(); i < kChunk * kPieces; i += kThreads) {
+#pragma unroll 4
+  for (int i = thread_index() - 128; i < kChunk * kPieces; i += kThreads - 128) {
     const int row = i / kPieces;
     const int col = i % kPieces * 8;
     uint32 words[4] = {};
