@@ -58,10 +58,30 @@ struct GateGradients {
   float *dA, *dbias;
 };
 
+/// Which of this lane's gates of a slice count as the floor, a bit each, two a row: all that is
+/// needed of gates that are given as they count, so that the next slice's can be loaded.
+WYVERN_DEVICE uint32 floored_gates(const Block& b, const Turn& turn, const Extents& e) {
+  if constexpr (GATE_IN_KERNEL) return 0;
+  const GateTile given = b.gates(turn.gates().buffer);
+  const int first = 16 * (warp_index() % 4);
+  uint32 floored = 0;
+  b.given().wait_full(turn.gates());
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const auto raw = load<2>(given.at(first + i, 2 * lane_index()));
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+      floored |= to_float(raw.at[n]) < 0.9999f * e.gate_floor ? 1U << (2 * i + n) : 0;
+  }
+  sm90::hand_over(b.given().empty(turn.gates()));
+  return floored;
+}
+
 /// Gradients of a slice's gates, a lane two channels of its warp's 16 rows; dG reaches from a row
 /// to the chunk's end, where `end` is added. Returns this thread's part of the gradient of A_log.
 WYVERN_DEVICE float store_slice(const Block& b, const Turn& turn, const Item& item, int slice,
-                                const Extents& e, Float2 end, const GateGradients& to) {
+                                const Extents& e, Float2 end, uint32 floored,
+                                const GateGradients& to) {
   const int warp = sm90::uniform(warp_index()) % 4;
   const int first = 16 * warp;
   const int channel = 2 * lane_index();
@@ -89,7 +109,7 @@ WYVERN_DEVICE float store_slice(const Block& b, const Turn& turn, const Item& it
     for (int n = 0; n < 2; ++n)
       if (i > warp) end.at[n] += later.at[n];
   }
-  b.given().wait_full(turn.gates());
+  if constexpr (GATE_IN_KERNEL) b.given().wait_full(turn.gates());
   const GateTile given = b.gates(turn.gates().buffer);
   const int64 place = (int64{item.token} * e.HV + item.head) * K + slice * kChannels + channel;
   const Float2 bias = bias_of(to.dt_bias, item.head, slice);
@@ -98,20 +118,21 @@ WYVERN_DEVICE float store_slice(const Block& b, const Turn& turn, const Item& it
   Float2 bias_part{};
 #pragma unroll 4
   for (int row = first; row < smaller(first + 16, item.rows); ++row) {
-    const auto raw = load<2>(given.at(row, channel));
+    Vector<G_DTYPE, 2> raw;
+    if constexpr (GATE_IN_KERNEL) raw = load<2>(given.at(row, channel));
     const Float2 sum = load<2>(b.pair<kLayout.dG>(row, channel));
     Vector<G_DTYPE, 2> dg;
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       float gradient = sum.at[n] + end.at[n];
-      const float x = to_float(raw.at[n]);
       if constexpr (GATE_IN_KERNEL) {
-        const GateSlopes slopes = gate_slopes<LOWER_BOUND>(x + bias.at[n], rate, e.lower_bound);
+        const float x = to_float(raw.at[n]) + bias.at[n];
+        const GateSlopes slopes = gate_slopes<LOWER_BOUND>(x, rate, e.lower_bound);
         if (!LOWER_BOUND && slopes.by_A_log < 0.9999f * e.gate_floor) gradient = 0.0f;
         rate_part = fused_multiply_add(gradient, slopes.by_A_log, rate_part);
         gradient *= slopes.by_x;
         bias_part.at[n] += gradient;
-      } else if (x < 0.9999f * e.gate_floor) {
+      } else if ((floored >> (2 * (row - first) + n) & 1U) != 0) {
         gradient = 0.0f;
       }
       dg.at[n] = from_float<G_DTYPE>(gradient);
@@ -119,7 +140,7 @@ WYVERN_DEVICE float store_slice(const Block& b, const Turn& turn, const Item& it
     store_vector(to.dg + place + int64{row} * e.HV * K, dg);
   }
   sm90::barrier_arrive(b.dots().empty(turn.slice()));
-  sm90::hand_over(b.given().empty(turn.gates()));
+  if constexpr (GATE_IN_KERNEL) sm90::hand_over(b.given().empty(turn.gates()));
   if constexpr (HAS_DT_BIAS) {
     float* const parts = b.array<kLayout.biases>();
     *reinterpret_cast<Float2*>(parts + warp * kChannels + channel) = bias_part;
@@ -223,6 +244,7 @@ WYVERN_DEVICE void end_gates(const Block& b, Items items, const Extents& e, cons
     float rate_part = 0.0f;
 #pragma unroll 1
     for (int slice = 0; slice < slice_count(); ++slice, ++turn.slices) {
+      const uint32 floored = floored_gates(b, turn, e);
       Float2 through = multiply_states(b, turn);
       if constexpr (ERASE_WRITE) store_values(b, turn, item, slice, e, elements);
       b.operands().wait_full(turn.slice());
@@ -231,7 +253,7 @@ WYVERN_DEVICE void end_gates(const Block& b, Items items, const Extents& e, cons
 #pragma unroll
       for (int n = 0; n < 2; ++n) through.at[n] *= exp2_fast(whole.at[n]);
       if constexpr (ERASE_WRITE) store_erase(b, turn, item, slice, e, elements.derase);
-      rate_part += store_slice(b, turn, item, slice, e, through, to);
+      rate_part += store_slice(b, turn, item, slice, e, through, floored, to);
     }
     b.scales().wait_full(turn.factors());
     if (!ERASE_WRITE && row < item.rows) {
