@@ -195,16 +195,18 @@ std::vector<std::int64_t> uneven_offsets(const Problem& problem, std::uint64_t s
   std::mt19937_64 random(seed);
   std::uniform_real_distribution<double> weight(0.5, 1.5);
   std::vector<double> weights(static_cast<std::size_t>(problem.N));
+  const std::int64_t first = problem.seqlens_hint && problem.N >= 2 ? longest_sequence(problem) : 0;
   double sum = 0;
   for (std::size_t n = 0; n < weights.size(); ++n) {
-    weights[n] = n == 1 && problem.N >= 3 ? 0.0 : weight(random);
+    const bool none = (n == 0 && first > 0) || (n == 1 && problem.N >= 3);
+    weights[n] = none ? 0.0 : weight(random);
     sum += weights[n];
   }
   std::vector<std::int64_t> offsets{0};
   double passed = 0;
   for (const double w : weights) {
     passed += w;
-    offsets.push_back(std::llround(passed / sum * static_cast<double>(problem.T)));
+    offsets.push_back(first + std::llround(passed / sum * static_cast<double>(problem.T - first)));
   }
   offsets.back() = problem.T;
   return offsets;
@@ -218,6 +220,7 @@ Problem reduced(const Problem& problem, std::int64_t segment) {
   Problem small = problem;
   small.B = 1;
   small.N = problem.packed ? 3 : 1;
+  small.seqlens_hint.reset();
   if (problem.pass == Pass::recurrent) {
     small.B = problem.packed ? 1 : 3;
     small.N = 3;

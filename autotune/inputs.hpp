@@ -19,7 +19,8 @@ namespace wyvern {
 Problem reduced(const Problem& problem, std::int64_t segment = 0);
 
 /// Offsets of a packed problem's N sequences over its T tokens where nothing says them: uneven, the
-/// second sequence empty where there are three or more. Same seed, same offsets.
+/// second sequence empty where there are three or more; with seqlens_hint the first one as long as
+/// longest_sequence(). Same seed, same offsets.
 std::vector<std::int64_t> uneven_offsets(const Problem& problem, std::uint64_t seed);
 
 /// Factor on the gates that ProblemTensors draws for slow decay: states decay over thousands of

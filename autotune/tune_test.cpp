@@ -436,6 +436,13 @@ TEST(Inputs, SequencesHaveTheGivenLengths) {
   EXPECT_TRUE(std::ranges::equal(uneven.host().cu_seqlens_host, drawn));
   validate_seqlens(problem, drawn);
   EXPECT_EQ(drawn[1], drawn[2]);
+  for (const std::int64_t N : {1, 2, 4}) {
+    problem.N = N, problem.seqlens_hint = 70;
+    const auto hinted = uneven_offsets(problem, 3);
+    validate_seqlens(problem, hinted);
+    EXPECT_EQ(hinted[1], N == 1 ? 100 : 70);
+  }
+  EXPECT_FALSE(reduced(problem).seqlens_hint);
 }
 
 TEST(Inputs, TooLargeForTheHostAreRefusedBeforeAnythingIsMade) {

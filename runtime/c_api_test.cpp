@@ -364,6 +364,28 @@ TEST_F(CApiTest, CutsTextsThatDoNotFit) {
   EXPECT_TRUE(std::string_view(key.data()).starts_with("delta_rule/recurrent/")) << key.data();
 }
 
+TEST(CApiProblem, AHintOfTheLongestSequenceIsPartOfTheKey) {
+  wyvern_problem* problem = nullptr;
+  ASSERT_GOOD(wyvern_problem_create("gated_delta_rule", &problem));
+  const auto key = [&] {
+    std::array<char, 256> text{};
+    EXPECT_GOOD(wyvern_problem_key(problem, text.data(), text.size(), nullptr));
+    return std::string(text.data());
+  };
+  ASSERT_GOOD(wyvern_problem_set_int(problem, "packed", 1));
+  ASSERT_GOOD(wyvern_problem_set_int(problem, "T", 36864));
+  ASSERT_GOOD(wyvern_problem_set_int(problem, "N", 65));
+  const std::string plain = key();
+  ASSERT_GOOD(wyvern_problem_set_int(problem, "seqlens_hint", 32768));
+  EXPECT_GOOD(wyvern_problem_validate(problem));
+  EXPECT_NE(key().find("/longest=32768/"), std::string::npos) << key();
+  ASSERT_GOOD(wyvern_problem_unset(problem, "seqlens_hint"));
+  EXPECT_EQ(key(), plain);
+  ASSERT_GOOD(wyvern_problem_set_int(problem, "seqlens_hint", -1));
+  EXPECT_BAD(wyvern_problem_validate(problem), "seqlens_hint is -1");
+  wyvern_problem_destroy(problem);
+}
+
 TEST(CApiProblem, ACopyIsItsOwn) {
   wyvern_problem *first = nullptr, *second = nullptr;
   ASSERT_GOOD(wyvern_problem_create("kda", &first));

@@ -58,7 +58,7 @@ TunedFor::TunedFor(std::string_view device, const ProblemKey& key) {
   static_assert(kOptions == kCrossed.size());
   const DeviceParts parts = device_parts(device);
   threads_ = static_cast<double>(parts.threads);
-  double H = 0, HV = 0;
+  double H = 0, HV = 0, longest = 0;
   bool bounded = false;
   const std::string_view family = key.family;
   for (std::size_t at = 0; at < family.size();) {
@@ -75,6 +75,8 @@ TunedFor::TunedFor(std::string_view device, const ProblemKey& key) {
       H = number(value);
     else if (name == "HV")
       HV = number(value);
+    else if (name == "longest")
+      longest = number(value);
     else if (name == "bounded" || name == "safe_gate")
       bounded = true;  // by the form of the gate, or promised: for the kernels the same
     else if (option == kCrossed.end())
@@ -86,7 +88,8 @@ TunedFor::TunedFor(std::string_view device, const ProblemKey& key) {
   kernels_ += parts.model;
   const auto sequences = static_cast<double>(std::max<std::int64_t>(key.sequences, 1));
   chains_ = sequences * HV;
-  length_ = static_cast<double>(std::max<std::int64_t>(key.tokens, 1)) / sequences;
+  length_ = longest > 0 ? longest
+                        : static_cast<double>(std::max<std::int64_t>(key.tokens, 1)) / sequences;
   group_ = H > 0 ? HV / H : 0;
 }
 

@@ -51,9 +51,9 @@ class TunedFor {
 
 /// How far the problem that is asked for is from one that was tuned; nothing where the plan of one
 /// may not serve the other. A plan's merit depends on how many chains of chunks there are
-/// (sequences times value heads) and how long they are: each doubling of either counts 1, and so
-/// does one of threads; of value heads a key head 0.5; options count as crossed_options() says.
-/// Half of a model's heads at twice the batch has distance 0.
+/// (sequences times value heads) and how long the longest are: each doubling of either counts 1,
+/// and so does one of threads; of value heads a key head 0.5; options count as crossed_options()
+/// says. Half of a model's heads at twice the batch has distance 0.
 std::optional<double> tuning_distance(const TunedFor& wanted, const TunedFor& found);
 /// The same on one device.
 std::optional<double> tuning_distance(const ProblemKey& wanted, const ProblemKey& found);

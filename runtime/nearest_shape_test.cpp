@@ -143,6 +143,17 @@ TEST(TuningDistance, AddsWhatDiffersAlone) {
   EXPECT_DOUBLE_EQ(apart(pool, paged), 0.25);
 }
 
+TEST(TuningDistance, CountsDoublingsOfTheLongestSequence) {
+  Problem even = shape(1, 65536, 8, 8);
+  even.packed = true, even.N = 64;
+  Problem uneven = even, shorter = even;
+  uneven.seqlens_hint = 32768, shorter.seqlens_hint = 16384;
+  EXPECT_DOUBLE_EQ(apart(uneven, even), 5);
+  EXPECT_DOUBLE_EQ(apart(uneven, shorter), 1);
+  even.seqlens_hint = 1024;
+  EXPECT_DOUBLE_EQ(apart(shorter, even), 4);
+}
+
 TEST(TuningDistance, CountsDoublingsOfThreads) {
   const ProblemKey key = problem_key(shape(1, 4096, 8, 8));
   const auto on = [&](std::string_view wanted, std::string_view found) {

@@ -150,7 +150,7 @@ Workload work_of(const Problem& problem, const Target& target, PlanShape shape, 
   if (target.device == DeviceKind::cuda && target.limits.multiprocessors == 0) return work;
   work.extents = sizes_of(problem, shape, rows);
   work.extents.S = problem.N;
-  if (problem.N > 0) work.longest = (work.extents.B * work.extents.T + problem.N - 1) / problem.N;
+  work.longest = longest_sequence(problem) * (rows == Rows::steps ? problem.num_householder : 1);
   return work;
 }
 

@@ -262,6 +262,43 @@ TEST(Plans, SplitPassesOfAGateAHeadByDefaultWhereThatIsFaster) {
   }
 }
 
+/// A pack of 36864 tokens in 65 sequences, and what the caller says of the longest one.
+TEST(Plans, SplitPacksByAHintOfTheirLongestSequence) {
+  Target target = cuda_target("sm_90a");
+  target.limits.multiprocessors = 132;
+  Problem p = gated(true);
+  p.dtype = DType::bf16;
+  p.K = p.V = 128;
+  p.H = 4, p.HV = 8, p.T = 32768 + 64 * 64, p.N = 65;
+  for (const char* op : {"gated_delta_rule", "delta_rule", "kda"})
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      SCOPED_TRACE(fmt::format("{} {}", op, to_string(pass)));
+      p.op = op, p.pass = pass;
+      p.H = p.op == "kda" ? 8 : 4;
+      p.seqlens_hint.reset();
+      const Plan plain = default_plan(p, target);
+      EXPECT_EQ(shape_of(plain).SEG, 0);
+      for (const std::int64_t hint : {0, 64, 567}) {  // less than the mean
+        p.seqlens_hint = hint;
+        EXPECT_EQ(default_plan(p, target), plain);
+      }
+      p.seqlens_hint = 32768;
+      // No backward pass of a gate a channel on Hopper has segments.
+      EXPECT_EQ(shape_of(default_plan(p, target)).SEG != 0, p.op != "kda" || pass == Pass::forward);
+      p.seqlens_hint = 36864;
+      const Plan longest = default_plan(p, target);
+      p.seqlens_hint = 1 << 30;
+      EXPECT_EQ(default_plan(p, target), longest);
+      p.seqlens_hint = 32768;
+      if (pass == Pass::backward) continue;
+      p.batch_invariant = true;
+      const Plan invariant = default_plan(p, target);
+      p.seqlens_hint.reset();
+      EXPECT_EQ(default_plan(p, target), invariant);
+      p.batch_invariant = false;
+    }
+}
+
 TEST(Plans, FitTheirDefaultsToTheNumberOfSequences) {
   Target target = cuda_target("sm_90a");
   target.limits.multiprocessors = 132;

@@ -278,6 +278,12 @@ void check_options(const Problem& p, const OperatorFacts& op) {
   if (p.chunk_size && *p.chunk_size != 16 && *p.chunk_size != 32 && *p.chunk_size != 64 &&
       *p.chunk_size != 128)
     bad("chunk_size", *p.chunk_size, "16, 32, 64 or 128");
+  if (p.seqlens_hint) {
+    if (!p.packed || p.pass == Pass::recurrent)
+      bad("seqlens_hint", *p.seqlens_hint,
+          "absent unless the batch is packed, and for the recurrent pass");
+    check_range("seqlens_hint", *p.seqlens_hint, 0, kMaxTokens);
+  }
   check_gate(p, op);
   check_beta(p, op);
   check_pool(p);
@@ -336,6 +342,13 @@ std::int64_t kept_chunk_size(const Problem& problem) noexcept {
   // that 164 KB are.
   const auto row = static_cast<std::int64_t>(size_of(problem.dtype)) * problem.V;
   return row <= 512 ? 64 : row <= 1024 ? 32 : 16;
+}
+
+std::int64_t longest_sequence(const Problem& problem) noexcept {
+  if (problem.N <= 0) return 0;
+  const std::int64_t mean = (problem.B * problem.T + problem.N - 1) / problem.N;
+  if (!problem.seqlens_hint || !problem.packed || problem.batch_invariant) return mean;
+  return std::clamp(*problem.seqlens_hint, mean, problem.T);
 }
 
 bool has_checkpoints(const Problem& problem) noexcept {

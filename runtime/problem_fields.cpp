@@ -38,6 +38,12 @@ void append(std::string& key, std::string_view label, std::int64_t value) {
   append(key, label, std::string_view(digits.data(), digits.size()));
 }
 
+/// The least power of two at or above; 0 stays 0.
+std::int64_t bucket(std::int64_t count) {
+  return count <= 0 ? 0
+                    : static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(count)));
+}
+
 bool has_states(const Problem& p) {
   return p.initial_state || p.output_final_state || p.inplace_state ||
          p.return_intermediate_states || has_checkpoints(p) || p.intermediate_rows;
@@ -263,6 +269,19 @@ const std::array kFields{
                  [](const Problem& p, Key key) {
                    if (p.return_intermediate_states) key += "/intermediate_states";
                  }},
+    // Of sequences about as long as the mean plans are those without a hint.
+    ProblemField{"seqlens_hint",
+                 &Problem::seqlens_hint,
+                 "tokens of the longest sequence of a packed batch, for the plan alone",
+                 kChunked,
+                 {"--seqlens-hint", For::every, 0, kMostCount},
+                 39,
+                 [](const Problem& p, Key key) {
+                   const std::int64_t mean = p.N > 0 ? (p.B * p.T + p.N - 1) / p.N : 0;
+                   const std::int64_t longest = longest_sequence(p);
+                   if (2 * longest >= 3 * mean && mean > 0)
+                     append(key, "/longest=", bucket(longest));
+                 }},
     ProblemField{"inplace_state",
                  &Problem::inplace_state,
                  "the state is read from and written to `state`",
@@ -386,12 +405,6 @@ std::vector<const ProblemField*> key_fields() {
     return a->key_place < b->key_place;
   });
   return fields;
-}
-
-/// The least power of two at or above; 0 stays 0.
-std::int64_t bucket(std::int64_t count) {
-  return count <= 0 ? 0
-                    : static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(count)));
 }
 
 template <class T>

@@ -15,12 +15,12 @@ TEST(ProblemFields, AreAllThere) {
   Problem problem;
   auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19, f20,
          f21, f22, f23, f24, f25, f26, f27, f28, f29, f30, f31, f32, f33, f34, f35, f36, f37, f38,
-         f39, f40, f41, f42, f43, f44, f45, f46, f47, f48, f49] = problem;
+         f39, f40, f41, f42, f43, f44, f45, f46, f47, f48, f49, f50] = problem;
   std::set<const void*> fields{&f1,  &f2,  &f3,  &f4,  &f5,  &f6,  &f7,  &f8,  &f9,  &f10,
                                &f11, &f12, &f13, &f14, &f15, &f16, &f17, &f18, &f19, &f20,
                                &f21, &f22, &f23, &f24, &f25, &f26, &f27, &f28, &f29, &f30,
                                &f31, &f32, &f33, &f34, &f35, &f36, &f37, &f38, &f39, &f40,
-                               &f41, &f42, &f43, &f44, &f45, &f46, &f47, &f48, &f49};
+                               &f41, &f42, &f43, &f44, &f45, &f46, &f47, &f48, &f49, &f50};
   const void* before = nullptr;
   for (const ProblemField& field : problem_fields()) {
     const void* const at =
@@ -149,6 +149,27 @@ TEST(ProblemKey, StaysWhatItIs) {
     one.set(problem);
     EXPECT_EQ(problem_key(problem).to_string(), one.key);
   }
+}
+
+TEST(ProblemKey, HasTheLongestSequenceOfAnUnevenPack) {
+  Problem problem;
+  problem.packed = true, problem.T = 36864, problem.N = 65;  // a mean of 568
+  const ProblemKey even = problem_key(problem);
+  for (const std::int64_t hint : {0, 568, 851}) {
+    problem.seqlens_hint = hint;
+    EXPECT_EQ(problem_key(problem).to_string(), even.to_string()) << hint;
+  }
+  for (const std::int64_t hint : {16385, 32768}) {
+    problem.seqlens_hint = hint;
+    EXPECT_EQ(problem_key(problem).family, even.family + "/longest=32768") << hint;
+  }
+  problem.seqlens_hint = 1 << 30;  // no sequence is longer than the pack
+  EXPECT_EQ(problem_key(problem).family, even.family + "/longest=65536");
+  problem.batch_invariant = true;
+  EXPECT_EQ(problem_key(problem).family, even.family + "/batch_invariant");
+  problem = {};
+  problem.packed = true, problem.T = 0, problem.N = 0, problem.seqlens_hint = 5;
+  EXPECT_EQ(problem_key(problem).family, even.family);
 }
 
 TEST(ProblemKey, TellsNewOptionsApart) {

@@ -304,6 +304,34 @@ TEST(Seqlens, AreNamedWhereTheyCannotBeRead) {
   }
 }
 
+TEST(Problem, HintsOfTheLongestSequenceAreOfPacksInChunkedPasses) {
+  const auto refusal = [](const Problem& problem) -> std::string {
+    try {
+      validate(problem);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  Problem p;
+  p.T = 100, p.seqlens_hint = 8;
+  const std::string nowhere = "seqlens_hint is 8; it must be absent unless the batch is packed";
+  EXPECT_TRUE(refusal(p).starts_with(nowhere)) << refusal(p);
+  p.packed = true, p.N = 3;
+  EXPECT_EQ(refusal(p), "accepted");
+  EXPECT_EQ(longest_sequence(p), 34);  // which is the mean
+  p.pass = Pass::recurrent;
+  EXPECT_TRUE(refusal(p).starts_with(nowhere)) << refusal(p);
+  p.pass = Pass::backward, p.seqlens_hint = 51;
+  EXPECT_EQ(refusal(p), "accepted");
+  EXPECT_EQ(longest_sequence(p), 51);
+  p.seqlens_hint = 101;
+  EXPECT_EQ(refusal(p), "accepted");
+  EXPECT_EQ(longest_sequence(p), 100);
+  p.seqlens_hint = -1;
+  EXPECT_TRUE(refusal(p).starts_with("seqlens_hint is -1; it must be between 0 and"));
+}
+
 TEST(Problem, PresetsAreLegalAndFound) {
   for (const Preset& preset : presets()) {
     Problem problem;

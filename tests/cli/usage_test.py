@@ -179,6 +179,7 @@ class Usage(Case):
         refuses(gdn, "--null-slot-zero", "--inplace-state", names=["null_slot_zero", "state_index"])
         refuses(gdn, *decode, "--state-index", "0", names=["--state-index", "0", "1"])
         refuses(gdn, *decode, "--disable-recompute", names=["disable_recompute", "recurrent"])
+        refuses(gdn, "--seqlens-hint", "5", names=["seqlens_hint is 5", "unless the batch is packed"])
         refuses(gdn, *decode, "--return-intermediate-states",
                 names=["return_intermediate_states", "recurrent"])
         refuses(gdn, "--disable-recompute", "--return-intermediate-states",
@@ -332,7 +333,7 @@ class Example(Case):
             seqlens_dtype scale precision lower_bound safe_gate use_qk_l2norm use_gate_in_kernel
             has_A_log has_dt_bias use_beta_sigmoid allow_neg_eigval initial_state output_final_state
             state_v_first batch_invariant chunk_size disable_recompute return_intermediate_states
-            inplace_state state_index output_state_index null_slot_zero has_initial_state
+            seqlens_hint inplace_state state_index output_state_index null_slot_zero has_initial_state
             state_slots index_dtype index_columns intermediate_rows draft_tokens parent
             disable_state_update checkpoint_every checkpoint_offsets checkpoint_rows
             num_householder has_g key"""

@@ -110,6 +110,11 @@ void add_shapes(Cases& cases) {
   cases.add(
       "PackedInt64", [](Problem& p) { p.packed = true, p.seqlens_dtype = DType::int64; },
       Gate::typical, lengths);
+  if (!recurrent)
+    for (const std::int64_t hint : {0, 130, 1 << 20})
+      cases.add(
+          fmt::format("PackedHint{}", hint), [=](Problem& p) { ragged(p), p.seqlens_hint = hint; },
+          Gate::mixed, lengths);
   cases.add("PackedAllEmpty", ragged, Gate::typical, {0, 0, 0});
   cases.add("PackedOfNone", ragged, Gate::typical, {});
 }

@@ -226,11 +226,13 @@ Problem with_tokens(const SelectionFlags& flags, Problem problem, bool alone) {
   return problem;
 }
 
-/// The boundaries of a packed batch whose sequences are equally long.
-std::vector<std::int64_t> equal_lengths(const Problem& problem) {
-  std::vector<std::int64_t> boundaries;
-  for (std::int64_t n = 0; n <= problem.N; ++n)
-    boundaries.push_back(problem.N > 0 ? n * (problem.T / problem.N) : 0);
+/// The boundaries of a packed batch whose sequences are equally long, but for the first where a
+/// hint says how long one is.
+std::vector<std::int64_t> assumed_lengths(const Problem& problem) {
+  std::vector<std::int64_t> boundaries{0};
+  const std::int64_t first = longest_sequence(problem);
+  for (std::int64_t n = 0; n < problem.N; ++n)
+    boundaries.push_back(first + (n == 0 ? 0 : n * (problem.T - first) / (problem.N - 1)));
   return boundaries;
 }
 
@@ -427,7 +429,7 @@ std::vector<SelectedCall> select_calls(const SelectionFlags& flags, const Option
           for (std::int64_t& end : one.cu_seqlens) end = end * one.problem.T / tokens;
       }
       validate(one.problem);
-      if (one.problem.packed && !flags.seqlens) one.cu_seqlens = equal_lengths(one.problem);
+      if (one.problem.packed && !flags.seqlens) one.cu_seqlens = assumed_lengths(one.problem);
       const std::string key = problem_key(one.problem).to_string();
       const auto same = [&](const SelectedCall& other) {
         return problem_key(other.selection.problem).to_string() == key;

@@ -83,6 +83,9 @@ struct Problem {
   bool disable_recompute =
       false;  ///< the forward pass returns intermediates that the backward pass would recompute
   bool return_intermediate_states = false;  ///< forward: the state entering every chunk
+  /// Tokens of the longest sequence of a packed batch, as far as they are known: plans are chosen
+  /// by it, longest_sequence() says how. What is computed is the same whatever it says.
+  std::optional<std::int64_t> seqlens_hint;
 
   // The forward and the recurrent pass only: states in a pool (SPECIFICATION.md, section 9).
   bool inplace_state = false;  ///< the state is read from and written to `state`
@@ -129,6 +132,11 @@ enum class GateKind : std::uint8_t { none, scalar, vector };
 /// 1024 bytes 16.
 [[nodiscard]] std::int64_t kept_chunk_size(const Problem& problem) noexcept;
 
+/// Tokens of the longest sequence, as plans take it to be: seqlens_hint, but at least the mean and
+/// at most T; the mean, rounded up, without one, and with batch_invariant, whose plans follow from
+/// no length.
+[[nodiscard]] std::int64_t longest_sequence(const Problem& problem) noexcept;
+
 /// Whether states inside sequences are written, and how many rows the tensor of them has.
 [[nodiscard]] bool has_checkpoints(const Problem& problem) noexcept;
 [[nodiscard]] std::int64_t checkpoint_rows(const Problem& problem) noexcept;
@@ -158,7 +166,8 @@ void validate_seqlens(const Problem& problem, std::span<const std::int64_t> cu_s
 void validate_seqlens(const Problem& problem, const TensorView& cu_seqlens);
 
 /// The key under which winners are kept: everything a plan may depend on but the buckets, and the
-/// buckets: powers of two at or above B*T and N (0 stays 0).
+/// buckets: powers of two at or above B*T and N (0 stays 0). The family of a packed batch whose
+/// longest_sequence() has one and a half times the mean or more has a bucket of it too.
 struct ProblemKey {
   std::string family;
   std::int64_t tokens = 0, sequences = 0;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from conftest import Call, make, reference_of
@@ -9,6 +11,7 @@ from reference import error
 
 import wyvern
 from wyvern import ops
+from wyvern._extension import extension
 
 # Bounds of runtime/SPECIFICATION.md, section 5: outputs, gradients of rows and states, of gates.
 BOUNDS = {torch.float32: (1e-5, 2e-5, 5e-5), torch.bfloat16: (5e-3, 8e-3, 2e-2)}
@@ -201,6 +204,50 @@ def test_batch_invariant(function) -> None:
     assert torch.equal(torch.cat([start, rest], 1), o) and torch.equal(end, state)
     with torch.enable_grad(), pytest.raises(ValueError, match="batch_invariant is true; .*no_grad"):
         function(**x | {"q": x["q"].requires_grad_()}, batch_invariant=True)
+
+
+@pytest.mark.parametrize("function", [ops.chunk_gated_delta_rule, ops.chunk_kda])
+def test_seqlens_hint(function, device: str) -> None:
+    """Right or wrong it is of the problem's key where it says that the pack is uneven, and of no result."""
+    call = make(function, device=device, T=300, N=5, V=20)
+    pack(call, [0, 3, 203, 203, 231, 300], device)  # a mean of 60
+
+    def prepared_for() -> set[str]:
+        """The longest sequences of the keys, a forward and a backward pass each."""
+        keys = [one["problem"] for one in wyvern.prepared() if one["device"].startswith(device)]
+        found = [re.findall(r"/longest=(\d+)", key) for key in keys]
+        assert len(keys) % 2 == 0
+        return {longest[0] if longest else "" for longest in found}
+
+    for options, longest in (
+        ({}, ""),
+        ({"seqlens_hint": 0}, ""),
+        ({"seqlens_hint": 89}, ""),
+        ({"seqlens_hint": 200}, "256"),
+        ({"seqlens_hint": 1 << 30}, "512"),
+        ({"cu_seqlens_cpu": call.fixed["cu_seqlens"].cpu()}, "256"),
+        ({"cu_seqlens_cpu": call.fixed["cu_seqlens"].cpu(), "seqlens_hint": 0}, ""),
+    ):
+        extension().wyvern_extension_forget()
+        call.options = {"output_final_state": True} | options
+        check(call, torch.float32)
+        assert prepared_for() == {longest}, options
+
+    extension().wyvern_extension_forget()
+    even = make(function, device=device, T=300, N=5, V=20)
+    pack(even, [0, 60, 120, 180, 240, 300], device)
+    check(even, torch.float32)
+    even.options["cu_seqlens_cpu"] = even.fixed["cu_seqlens"].cpu()
+    check(even, torch.float32)
+    assert prepared_for() == {""} and len(wyvern.prepared()) == 2  # the same problem
+
+    given = {**call.tensors, **call.fixed}
+    with pytest.raises(ValueError, match="seqlens_hint is 8; it must be absent unless the batch is packed"):
+        function(**call.tensors | {"initial_state": None}, seqlens_hint=8)
+    with pytest.raises(ValueError, match="seqlens_hint is -1"):
+        function(**given, seqlens_hint=-1)
+    with pytest.raises(TypeError, match="seqlens_hint"):
+        function(**given, seqlens_hint="long")
 
 
 def test_no_tokens_give_the_initial_state_back(device: str) -> None:

@@ -28,13 +28,14 @@ TiledView outputs(const Spec& s, const Extents& e) {
 
 /// Blocks that share a sequence's columns out: without a gate older states always count, and one
 /// walks through all of it.
-std::int64_t shares(const Spec& s, std::int64_t chains, std::int64_t chunks, const Limits& limits) {
-  return s.SCALAR_GATE ? hopper::sequence_shares(s, chains, chunks, 16, limits) : 1;
+std::int64_t shares(const Spec& s, const Extents& e, const Limits& limits) {
+  if (!s.SCALAR_GATE) return 1;
+  return hopper::sequence_shares(s, e.N * s.HV * (s.V / s.BV),
+                                 e.NT / std::max<std::int64_t>(e.N, 1), 16, limits);
 }
 
 std::int64_t blocks(const Spec& s, const Extents& e, const Limits& limits) {
-  const std::int64_t chains = e.N * s.HV * (s.V / s.BV);
-  return chains * shares(s, chains, e.NT / std::max<std::int64_t>(e.N, 1), limits);
+  return e.N * s.HV * (s.V / s.BV) * shares(s, e, limits);
 }
 
 /// A chunk in a block of 64 columns of a state, and of 128 (one H200, 2026-11-25; means of times
@@ -56,7 +57,7 @@ double pass_cost(const Spec& s, const Workload& w, const Limits& limits) {
   if (w.longest == 0) return cost::kLaunch;
   const bool wide = s.BV > kColumns;
   const std::int64_t chunks = cuda::ceil_div(w.longest, kRows), columns = s.HV * (s.V / s.BV);
-  const std::int64_t parts = shares(s, w.extents.N * columns, chunks, limits);
+  const std::int64_t parts = shares(s, w.extents, limits);
   const std::int64_t share = cuda::ceil_div(chunks, parts);
   const std::int64_t before = parts > 1 ? std::min<std::int64_t>(share, 32) : 0;
   const auto blocks = static_cast<double>(w.extents.NT * columns * parts);

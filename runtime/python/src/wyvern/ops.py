@@ -119,6 +119,7 @@ def chunk_gated_delta_rule(
     precision: str | None = None,
     transpose_state_layout: bool | None = None,
     head_first: bool | None = None,
+    seqlens_hint: int | None = None,
     batch_invariant: bool = False,
     state: Tensor | None = None,
     state_scale: Tensor | None = None,
@@ -161,7 +162,8 @@ def chunk_gated_delta_rule(
         allow_neg_eigval: with it, ``beta <- 2 sigmoid(beta)``.
         state_v_first: states are ``[N, HV, V, K]``.
         cu_seqlens: ``[N + 1]``, int32 or int64, the boundaries of a packed batch.
-        cu_seqlens_cpu: its copy on the CPU: checked in full before anything runs.
+        cu_seqlens_cpu: its copy on the CPU: checked in full before anything runs, and read for
+            ``seqlens_hint`` where one sequence is far longer than the others.
         chunk_indices: taken for compatibility; nothing needs it.
         cp_context: must be None; sequences are not split over devices here.
         A_log, dt_bias: ``[HV]``, of the gate.
@@ -172,6 +174,10 @@ def chunk_gated_delta_rule(
             products of split numbers, near float32; the default of float32) or "ieee" (float32
             throughout). 16-bit q, k and v use 16-bit tensor cores with each.
         transpose_state_layout: the old name of ``state_v_first``.
+        seqlens_hint: tokens of the longest sequence of a packed batch, about: the plan is chosen by it; without
+            it, and without ``cu_seqlens_cpu``, sequences are taken to be alike. No hint makes a result
+            wrong, and ``batch_invariant`` knows none. Each makes a problem of its own, so round those that
+            change from call to call.
         batch_invariant: a sequence's bits do not depend on the sequences beside it, on its place among them
             or on tuning, and going on from a float32 final state after a multiple of 64 tokens gives the
             bits of one call; without gradients. On a GPU no sequence is shared out over blocks then.
@@ -229,7 +235,7 @@ def chunk_gated_delta_rule(
     return _call(
         problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias,
         cu_seqlens_cpu, disable_recompute,
-        pool=_pool(
+        seqlens_hint=seqlens_hint, pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             checkpoint_every, checkpoint_offsets, checkpoints, out=out,
         ),
@@ -256,6 +262,7 @@ def chunk_delta_rule(
     disable_recompute: bool = False,
     precision: str | None = None,
     head_first: bool | None = None,
+    seqlens_hint: int | None = None,
     batch_invariant: bool = False,
     state: Tensor | None = None,
     state_scale: Tensor | None = None,
@@ -283,7 +290,7 @@ def chunk_delta_rule(
     return _call(
         problem, q, k, v, None, beta, None, None, initial_state, cu_seqlens, None, None,
         cu_seqlens_cpu, disable_recompute,
-        pool=_pool(
+        seqlens_hint=seqlens_hint, pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             checkpoint_every, checkpoint_offsets, checkpoints, out=out,
         ),
@@ -319,6 +326,7 @@ def chunk_kda(
     chunk_size: int | None = None,
     precision: str | None = None,
     transpose_state_layout: bool | None = None,
+    seqlens_hint: int | None = None,
     batch_invariant: bool = False,
     state: Tensor | None = None,
     state_scale: Tensor | None = None,
@@ -363,7 +371,7 @@ def chunk_kda(
     return _call(
         problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias,
         cu_seqlens_cpu, disable_recompute, return_intermediate_states,
-        pool=_pool(
+        seqlens_hint=seqlens_hint, pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             checkpoint_every, checkpoint_offsets, checkpoints, out=out,
         ),
@@ -389,6 +397,7 @@ def chunk_gated_delta_product(
     chunk_size: int | None = None,
     disable_recompute: bool = False,
     precision: str | None = None,
+    seqlens_hint: int | None = None,
     batch_invariant: bool = False,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
@@ -416,7 +425,8 @@ def chunk_gated_delta_product(
     )  # fmt: skip
     return _call(
         problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, None, None,
-        cu_seqlens_cpu, disable_recompute, pool=_pool(out=out),
+        cu_seqlens_cpu, disable_recompute,
+        seqlens_hint=seqlens_hint, pool=_pool(out=out),
     )  # fmt: skip
 
 
@@ -446,6 +456,7 @@ def chunk_gdn2(
     chunk_size: int | None = None,
     precision: str | None = None,
     transpose_state_layout: bool | None = None,
+    seqlens_hint: int | None = None,
     batch_invariant: bool = False,
     out: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
@@ -473,7 +484,8 @@ def chunk_gdn2(
     )  # fmt: skip
     return _call(
         problem, q, k, v, g, None, b, w, initial_state, cu_seqlens, A_log, dt_bias,
-        cu_seqlens_cpu, disable_recompute, return_intermediate_states, pool=_pool(out=out),
+        cu_seqlens_cpu, disable_recompute, return_intermediate_states,
+        seqlens_hint=seqlens_hint, pool=_pool(out=out),
     )  # fmt: skip
 
 
@@ -914,6 +926,7 @@ def _call(
     disable_recompute: bool = False,
     return_intermediate_states: bool = False,
     pool: _Pool | None = None,
+    seqlens_hint: int | None = None,
 ) -> tuple[Any, ...]:
     """Casts what the operators do not take as it is, and calls them."""
     try:
@@ -947,6 +960,10 @@ def _call(
             dt_bias = floating("dt_bias", dt_bias).float()
         if cu_seqlens_cpu is not None:
             _check_copy(cu_seqlens, cu_seqlens_cpu)
+            if seqlens_hint is None and " batch_invariant=1" not in problem:
+                seqlens_hint = _longest_of_uneven(cu_seqlens_cpu)
+        if seqlens_hint is not None:
+            problem += f" seqlens_hint={integer('seqlens_hint', seqlens_hint)}"
         if forward_ad._current_level >= 0:
             refuse_tangents(problem, q, k, v, g, beta, erase, write, initial_state, A_log, dt_bias)
         if return_intermediate_states:
@@ -1097,6 +1114,21 @@ def _check_copy(cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor) -> None:
     if cu_seqlens is None or cu_seqlens_cpu.numel() == 0:
         what = "is empty" if cu_seqlens is not None else "is given without cu_seqlens"
         raise ValueError(f"cu_seqlens_cpu {what}; it must be a copy of cu_seqlens")
+
+
+def _longest_of_uneven(cu_seqlens_cpu: Tensor) -> int | None:
+    """The longest sequence of a pack where it has one and a half times the mean or more, rounded up to four
+    binary digits, so that packs that differ a little are one problem; None where there are no values to read."""
+    if type(cu_seqlens_cpu) is not Tensor or torch.compiler.is_compiling() or is_transformed():
+        return None
+    N = cu_seqlens_cpu.numel() - 1
+    if not cu_seqlens_cpu.is_cpu or cu_seqlens_cpu.dim() != 1 or N < 2:
+        return None
+    tokens, longest = int(cu_seqlens_cpu[-1]), int(cu_seqlens_cpu.diff().max())
+    if not 0 < 3 * tokens <= 2 * longest * N:
+        return None
+    unit = 1 << max(longest.bit_length() - 4, 0)
+    return min((longest + unit - 1) // unit * unit, tokens)
 
 
 def _exact(
