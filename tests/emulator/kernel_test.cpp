@@ -869,16 +869,17 @@ TEST(KernelHopper, PassesOverSegmentsSpillNothing) {
 /// Stages of these passes by themselves: segments whose states fade and segments whose states stay.
 void expect_segments_correct(const char* op, const std::vector<const char*>& templates,
                              std::uint64_t seed, Pass pass = Pass::forward) {
-  const std::vector<std::int64_t> lengths{1100, 0, 513, 40};
-  for (const Gate gate : {Gate::typical, Gate::mixed, Gate::zero}) {
-    Problem p = problem(1, 0, 1, 1, 64, 64);
+  const std::vector<std::int64_t> lengths{17, 1100, 0, 513, 40};
+  const auto expect = [&](bool packed, Gate gate) {
+    Problem p = problem(2, 600, 1, 1, 64, 64);
     p.op = op;
     p.pass = pass;
     p.dtype = p.beta_dtype = DType::bf16;
     p.initial_state = p.use_qk_l2norm = true;
     p.output_final_state = pass == Pass::backward;
     const StageData data =
-        testing::make_stage_data(testing::packed(p, lengths), 64, gate, ++seed, lengths);
+        packed ? testing::make_stage_data(testing::packed(p, lengths), 64, gate, ++seed, lengths)
+               : testing::make_stage_data(p, 64, gate, ++seed);
     for (const char* const id : templates) {
       const Template& t = *find_template(id);
       ASSERT_TRUE(applies(t, data));
@@ -888,7 +889,9 @@ void expect_segments_correct(const char* op, const std::vector<const char*>& tem
       ASSERT_TRUE(config.has_value()) << id;
       expect_correct(t, *config, data);
     }
-  }
+  };
+  for (const Gate gate : {Gate::typical, Gate::mixed, Gate::zero}) expect(true, gate);
+  expect(false, Gate::typical);
 }
 
 TEST(KernelHopper, PassesOverSegments) {

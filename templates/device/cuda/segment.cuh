@@ -7,6 +7,7 @@ namespace wyvern::cuda {
 
 /// One segment slot. Every sequence has at least one segment, an empty sequence an empty one.
 struct Segment {
+  int slot = 0;
   int sequence = 0;
   int index = 0;  ///< of its sequence's segments
   int64 token = 0;
@@ -16,16 +17,19 @@ struct Segment {
 };
 
 /// The first slot of a sequence's segments, of Length tokens each. In a packed batch it is found
-/// without a table: floor(offset / Length) + n leaves room for every sequence's segments.
-template <bool Packed, int Length>
+/// without a table: floor(offset / Length) + n leaves room for every sequence's segments. Counting
+/// only segments that are Followed by another, it is n less, and there are e.NS - e.N at most.
+template <bool Packed, int Length, bool Followed = false>
 WYVERN_DEVICE int64 first_segment(int sequence, const Extents& e, const int32* seq_offsets) {
-  if constexpr (Packed) return seq_offsets[sequence] / Length + sequence;
-  return int64{sequence} * larger(ceil_div(static_cast<int>(e.T), Length), 1);
+  if constexpr (Packed) return seq_offsets[sequence] / Length + (Followed ? 0 : sequence);
+  return int64{sequence} *
+         (larger(ceil_div(static_cast<int>(e.T), Length), 1) - (Followed ? 1 : 0));
 }
 
-/// The segment in `slot`, for segments of Length tokens.
-template <bool Packed, int Length>
-WYVERN_DEVICE Segment locate_segment(int slot, const Extents& e, const int32* seq_offsets) {
+/// The segment in slot `place`, for segments of Length tokens; counting only those that are
+/// Followed by another, it may be a last one where a packed batch has fewer.
+template <bool Packed, int Length, bool Followed = false>
+WYVERN_DEVICE Segment locate_segment(int place, const Extents& e, const int32* seq_offsets) {
   Segment segment;
   int length = static_cast<int>(e.T);
   int64 token = 0;
@@ -33,7 +37,7 @@ WYVERN_DEVICE Segment locate_segment(int slot, const Extents& e, const int32* se
     int high = static_cast<int>(e.N);
     while (high - segment.sequence > 1) {
       const int middle = (segment.sequence + high) / 2;
-      if (first_segment<Packed, Length>(middle, e, seq_offsets) <= slot)
+      if (first_segment<Packed, Length, Followed>(middle, e, seq_offsets) <= place)
         segment.sequence = middle;
       else
         high = middle;
@@ -41,11 +45,12 @@ WYVERN_DEVICE Segment locate_segment(int slot, const Extents& e, const int32* se
     token = seq_offsets[segment.sequence];
     length = seq_offsets[segment.sequence + 1] - static_cast<int>(token);
   } else {
-    segment.sequence = slot / larger(ceil_div(length, Length), 1);
+    segment.sequence = place / (larger(ceil_div(length, Length), 1) - (Followed ? 1 : 0));
     token = segment.sequence * e.T;
   }
-  segment.index =
-      static_cast<int>(slot - first_segment<Packed, Length>(segment.sequence, e, seq_offsets));
+  segment.slot = place + (Followed ? segment.sequence : 0);
+  segment.index = static_cast<int>(
+      place - first_segment<Packed, Length, Followed>(segment.sequence, e, seq_offsets));
   const int first = segment.index * Length;
   segment.used = segment.index == 0 || first < length;
   segment.last = first + Length >= length;

@@ -149,11 +149,6 @@ Geometry launch(const Spec& s, std::int64_t blocks) {
                   .shared_bytes = layout.bytes};
 }
 
-/// Blocks of one launch over segments: `columns` of states for each value head.
-std::int64_t segment_blocks(const Spec& s, const Extents& e, std::int64_t columns) {
-  return e.NS * s.HV * (columns / s.BV);
-}
-
 /// Hopper: one block BV columns of V of a sequence and value head.
 Template one_kernel() {
   Template t = whole_walk("delta_forward", "hopper.cu");
@@ -167,7 +162,7 @@ Template one_kernel() {
   return t;
 }
 
-/// Hopper: one block BV columns of M or of R of a segment and value head.
+/// Hopper: one block BV columns of M or of R of a segment that another follows and value head.
 Template segment() {
   Template t = scan::split(walk("delta_segment", "segment.cu"));
   t.covers = {stages::delta_segment};
@@ -175,12 +170,11 @@ Template segment() {
     if (s.K % s.BV != 0) return fmt::format("K={} is not a multiple of BV={}", s.K, s.BV);
     return illegal(s, limits);
   };
-  // A sequence's last segment has no blocks that do anything.
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
     return hopper::segment_cost(segment_pace(s), s.K + s.V, s, w, limits);
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
-    return launch(s, segment_blocks(s, e, s.K + s.V));
+    return launch(s, (e.NS - e.N) * s.HV * ((s.K + s.V) / s.BV));
   };
   return t;
 }
@@ -194,7 +188,7 @@ Template resume() {
   };
   t.covers = scan::joined({stages::delta_resume}, whole_pass());
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
-    return launch(s, segment_blocks(s, e, s.V));
+    return launch(s, e.NS * s.HV * (s.V / s.BV));
   };
   return t;
 }

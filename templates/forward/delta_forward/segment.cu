@@ -12,13 +12,14 @@ constexpr int kTilesK = K / BV;
 
 WYVERN_KERNEL(kThreads, 1) {
   const int tile = block_index() % (kTilesK + kTilesV);
-  const int slot = block_index() / (kTilesK + kTilesV);  // of a segment and value head
-  const Segment segment = locate_segment<VARLEN, SEG * BT>(slot / e.HV, e, seq_offsets);
+  const int place = block_index() / (kTilesK + kTilesV);  // of a followed segment and value head
+  const Segment segment = locate_segment<VARLEN, SEG * BT, true>(place / e.HV, e, seq_offsets);
   if (!segment.used || segment.last) return;
   Block b{};
   b.shared = sm90::swizzled_memory();
-  b.head = slot % e.HV;
+  b.head = place % e.HV;
   b.key_head = e.key_head(b.head);
+  const int slot = segment.slot * e.HV + b.head;
   b.without_values = tile < kTilesK;
   b.tile = b.without_values ? tile : tile - kTilesK;
   b.token = segment.token;

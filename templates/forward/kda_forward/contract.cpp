@@ -59,11 +59,6 @@ cost::Pace segment_pace(const Spec& s) {
   return {28, s.K == 64 ? 2.2 : s.BV > kColumns ? 4.4 : 3.5};
 }
 
-/// Blocks of one launch over segments: `columns` of states for each value head.
-std::int64_t segment_blocks(const Spec& s, const Extents& e, std::int64_t columns) {
-  return e.NS * s.HV * (columns / s.BV);
-}
-
 /// The stages of the whole pass.
 std::vector<Cover> whole_pass() {
   return {
@@ -147,7 +142,7 @@ Template one_kernel() {
   return t;
 }
 
-/// Hopper: one block BV columns of M or of R of a segment and value head.
+/// Hopper: one block BV columns of M or of R of a segment that another follows and value head.
 Template segment() {
   Template t = scan::split(walk("kda_segment", "segment.cu"));
   t.covers = {stages::kda_segment};
@@ -155,12 +150,11 @@ Template segment() {
     if (s.K % s.BV != 0) return fmt::format("K={} is not a multiple of BV={}", s.K, s.BV);
     return illegal(s, limits);
   };
-  // A sequence's last segment has no blocks that do anything.
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
     return hopper::segment_cost(segment_pace(s), s.K + s.V, s, w, limits);
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
-    return launch(s, segment_blocks(s, e, s.K + s.V));
+    return launch(s, (e.NS - e.N) * s.HV * ((s.K + s.V) / s.BV));
   };
   return t;
 }
@@ -174,7 +168,7 @@ Template resume() {
   };
   t.covers = scan::joined({stages::kda_resume}, whole_pass());
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
-    return launch(s, segment_blocks(s, e, s.V));
+    return launch(s, e.NS * s.HV * (s.V / s.BV));
   };
   return t;
 }

@@ -12,13 +12,14 @@ constexpr int kTilesK = K / BV;
 
 WYVERN_KERNEL(kThreads, 1) {
   const int tile = block_index() % (kTilesK + kTilesV);
-  const int place = block_index() / (kTilesK + kTilesV);  // of a segment and value head
-  const Segment segment = locate_segment<VARLEN, SEG * BT>(place / e.HV, e, seq_offsets);
+  const int place = block_index() / (kTilesK + kTilesV);  // of a followed segment and value head
+  const Segment segment = locate_segment<VARLEN, SEG * BT, true>(place / e.HV, e, seq_offsets);
   if (!segment.used || segment.last) return;
   Block b{};
   b.shared = sm90::swizzled_memory();
   b.head = place % e.HV;
   b.key_head = e.key_head(b.head);
+  const int slot = segment.slot * e.HV + b.head;
   b.without_values = tile < kTilesK;
   b.tile = b.without_values ? tile : tile - kTilesK;
   b.token = segment.token;
@@ -30,7 +31,7 @@ WYVERN_KERNEL(kThreads, 1) {
                                    form, {g, g_stride}, beta_rows, {k, k_stride});
   if (fading > 0) {
     if (b.without_values) {
-      write_no_M<K, BV, kThreads>(share_M + int64{place} * K * K, b.tile * BV);
+      write_no_M<K, BV, kThreads>(share_M + int64{slot} * K * K, b.tile * BV);
       return;
     }
     b.token += b.tokens - fading;
@@ -56,12 +57,12 @@ WYVERN_KERNEL(kThreads, 1) {
     walk_state_alone(walk);
     if (b.without_values)
       sm90::visit_state<K, false>(walk.state, column,
-                                  [to = share_M + int64{place} * K * K](int offset, float& x) {
+                                  [to = share_M + int64{slot} * K * K](int offset, float& x) {
                                     to[offset] = element_of_M(x);
                                   });
     else
       sm90::visit_state<V, false>(
           walk.state, column,
-          [to = share_R + int64{place} * K * V](int offset, float& x) { to[offset] = x; });
+          [to = share_R + int64{slot} * K * V](int offset, float& x) { to[offset] = x; });
   }
 }

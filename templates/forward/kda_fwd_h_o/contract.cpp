@@ -97,7 +97,7 @@ Template one_walk() {
   return t;
 }
 
-/// Hopper: one block BV columns of M or of R of a segment and value head.
+/// Hopper: one block BV columns of M or of R of a segment that another follows and value head.
 Template segment() {
   Template t = scan::split(walk("fwd_h_segment", "segment.cu", false));
   t.covers = {stages::fwd_h_segment};
@@ -109,7 +109,7 @@ Template segment() {
     return illegal(s, limits, false);
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
-    return launch(s, e.NS * s.HV * ((s.K + s.V) / s.BV), false);
+    return launch(s, (e.NS - e.N) * s.HV * ((s.K + s.V) / s.BV), false);
   };
   return t;
 }

@@ -13,8 +13,8 @@ constexpr int kPartsOfM = sm90::kIsBf16<DTYPE> ? 2 : 1;
 
 WYVERN_KERNEL(kThreads, 1) {
   const int tile = block_index() % (kTilesK + kTilesV);
-  const int slot = block_index() / (kTilesK + kTilesV) / e.HV;
-  const Segment segment = locate_segment<VARLEN, SEG * BT>(slot, e, seq_offsets);
+  const int place = block_index() / (kTilesK + kTilesV) / e.HV;
+  const Segment segment = locate_segment<VARLEN, SEG * BT, true>(place, e, seq_offsets);
   if (!segment.used || segment.last) return;
   Block b;
   b.shared = sm90::swizzled_memory();
@@ -37,7 +37,7 @@ WYVERN_KERNEL(kThreads, 1) {
     sm90::raise_registers<kStateRegisters>();
     StateWalk walk{b, (warp - 4) / 4 * kColumns, {}, {}, {}};
     const int column = b.tile * BV + walk.column;
-    const int64 place = int64{slot} * e.HV + b.head;
+    const int64 slot = int64{segment.slot} * e.HV + b.head;
     if (b.without_values) {
       sm90::visit_state<K, false>(walk.state, column, [](int offset, float& x) {
         x = offset / K == offset % K ? 1.0f : 0.0f;
@@ -45,12 +45,12 @@ WYVERN_KERNEL(kThreads, 1) {
       walk_state_alone<kPartsOfM>(walk);
       sm90::visit_state<K, false>(
           walk.state, column,
-          [to = segment_M + place * K * K](int offset, float& x) { to[offset] = element_of_M(x); });
+          [to = segment_M + slot * K * K](int offset, float& x) { to[offset] = element_of_M(x); });
     } else {
       walk_state_alone<1>(walk);
       sm90::visit_state<V, false>(
           walk.state, column,
-          [to = segment_R + place * K * V](int offset, float& x) { to[offset] = x; });
+          [to = segment_R + slot * K * V](int offset, float& x) { to[offset] = x; });
     }
   }
 }
