@@ -347,6 +347,30 @@ TEST(Kernel, Segments) {
   for (const auto& [id, count] : checked) EXPECT_EQ(count, 9) << id;
 }
 
+/// States past segments of keys that some warps have no rows of, that all have, and that take
+/// turns.
+TEST(Kernel, StatesPastSegmentsOfAnyWidth) {
+  const std::vector<std::int64_t> lengths{300, 0, 128, 5, 129};
+  std::uint64_t seed = 40;
+  for (const std::int64_t K : {48, 128, 256})
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      Problem p = problem(1, 0, 1, 2, K, 40);
+      p.pass = pass;
+      p.dtype = p.beta_dtype = DType::bf16;
+      p.initial_state = p.output_final_state = p.disable_recompute = true;
+      const StageData data =
+          testing::make_stage_data(testing::packed(p, lengths), 16, Gate::typical, ++seed, lengths);
+      const Template& t = *find_template(pass == Pass::forward ? "fwd_h_combine.portable"
+                                                               : "bwd_dhu_combine.portable");
+      ASSERT_TRUE(applies(t, data));
+      const auto config =
+          default_config(t, problem_constants(data.problem), kHopper, precision_floor(data.problem),
+                         {.shape = {16, data.context.SEG}});
+      ASSERT_TRUE(config.has_value());
+      expect_correct(t, *config, data);
+    }
+}
+
 /// States past segments of which some forget all, some not, over more of them than are looked at at
 /// once: a head each for every other one, for runs of both kinds, for all but the first and the
 /// last, and for all.

@@ -61,12 +61,12 @@ struct SegmentCombine {
     int first;  ///< row
     bool any;   ///< whether there are such rows
 
-    /// Four columns of a row of M; what they were where there is no such turn.
+    /// Four columns of a row of M. Where there is no such turn, whatever: a load that is not made
+    /// would keep the rows before and after it in registers.
     WYVERN_DEVICE void fetch(Four& x, int row, int col) const {
-      if (!any) return;
       if constexpr (K % 16 == 0) {
         x = load<4>(M + row * K + col);
-      } else {
+      } else if (any) {
 #pragma unroll
         for (int i = 0; i < 4; ++i)
           x.at[i] = first + row < K && col + i < K ? M[row * K + col + i] : 0.0f;
@@ -162,8 +162,8 @@ struct SegmentCombine {
   WYVERN_DEVICE static void copy_R(const float* segment_R, float* segment_state, int first,
                                    uint32 mask, int tile_v, SlotOf&& slot_of) {
     constexpr int kWidth = V % BV == 0 ? 4 : 1;
-    constexpr int kPieces = K * BV / kWidth;  // of a state
-    constexpr int kAhead = 16;                // of a thread, on their way together
+    constexpr int kPieces = K * BV / kWidth;      // of a state
+    constexpr int kAhead = kSteps <= 8 ? 16 : 8;  // of a thread, on their way together
     using Piece = Vector<float, kWidth>;
     const auto offset_of = [&](int i) {
       return i % kPieces / (BV / kWidth) * V + tile_v + i % (BV / kWidth) * kWidth;
@@ -213,9 +213,10 @@ struct SegmentCombine {
     const int steps = segments - 1;
     const auto turn_of = [&](int step, int turn) {
       const int row = (turn * kWarps + warp_index()) * 16;
-      const int64 place = slot_of(step) * K + row;
-      return Turn{segment_M + place * K, segment_R + place * V, row,
-                  step < steps && row < kPaddedK};
+      const bool any = step < steps && row < kPaddedK;
+      // Rows that were written, where there is no such turn.
+      const int64 place = slot_of(smaller(step, steps - 1)) * K + (any ? row : 0);
+      return Turn{segment_M + place * K, segment_R + place * V, row, any};
     };
     // The first step from one on whose M is not 0; `steps` if there is none.
     uint32 forgotten = forgetting(segment_M, 0, steps, slot_of);
@@ -235,7 +236,8 @@ struct SegmentCombine {
     Turn ahead = turn_of(step, 0);
     Rows rows{};
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) ahead.fetch(rows, i);
+    for (int i = 0; i < kSteps; ++i)
+      if (steps > 0) ahead.fetch(rows, i);
     Columns sum = ahead.fetch_R(tile_v);
 
     const auto state_of = [&](int buffer) {
