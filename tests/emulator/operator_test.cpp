@@ -66,6 +66,34 @@ TEST_P(EmulatedSegments, MatchesOracle) {
   check(emulator::prepare(device(), data.problem, plan), data);
 }
 
+/// A long sequence beside many short ones: a hint of it has the default plan go by segments, and
+/// neither it nor a hint that is wrong makes a result wrong.
+class EmulatedHints : public EmulatedOperator {
+ protected:
+  EmulatedHints() { device_ = emulator::open_emulated_device(132); }
+};
+
+TEST_F(EmulatedHints, OfALongSequenceSplitItAndMatchOracle) {
+  Lengths lengths(14, 30);
+  lengths[1] = 0, lengths[3] = 4000;
+  for (const char* const op : {"gated_delta_rule", "kda"}) {
+    SCOPED_TRACE(op);
+    Problem p = base({op, Pass::forward});
+    p.H = 1, p.HV = 1, p.K = p.V = 64;
+    p.packed = p.initial_state = true;
+    OperatorData data = make_data(p, Gate::mixed, 5, lengths);
+    const auto segment = [&] {
+      return shape_of(default_plan(data.problem, device().impl().target())).SEG;
+    };
+    EXPECT_EQ(segment(), 0);
+    for (const std::int64_t hint : {4000, 1 << 20}) {
+      data.problem.seqlens_hint = hint;
+      EXPECT_GT(segment(), 0);
+      check(emulator::prepare(device(), data.problem), data);
+    }
+  }
+}
+
 class EmulatedInvariance : public BatchInvariance<EmulatedOperator>,
                            public ::testing::WithParamInterface<OperatorPass> {
  protected:
