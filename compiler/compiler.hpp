@@ -39,6 +39,10 @@ struct Target {
 /// needs no GPU and no NVRTC. Throws Error(kBadInput) that lists the known ones.
 Target cuda_target(std::string_view arch);
 
+/// The target with the multiprocessors and the memory rate of the largest GPU of its compute
+/// capability that models are trained and served on; as it is where none is known.
+Target on_usual_gpu(Target target);
+
 /// The processor this program runs on, from /proc/cpuinfo; does not open the plugin. Arch and
 /// features are its identity: whatever LLVM detects when it compiles is a function of them, so code
 /// under a key made of them fits. The only CPU that compile() and emit() accept.

@@ -77,6 +77,18 @@ TEST(Target, CudaArchitectures) {
   expect_has(message, "sm_80, sm_86");
 }
 
+TEST(Target, UsualGpusOfArchitectures) {
+  const Limits hopper = on_usual_gpu(cuda_target("sm_90a")).limits;
+  EXPECT_EQ(hopper.multiprocessors, 132);  // of an H200
+  EXPECT_EQ(hopper.bytes_per_us, 4.8e6);
+  EXPECT_TRUE(hopper.wgmma);
+  EXPECT_EQ(on_usual_gpu(cuda_target("sm_90")).limits.multiprocessors, 132);
+  const Limits unknown = on_usual_gpu(cuda_target("sm_87")).limits;
+  EXPECT_EQ(unknown.multiprocessors, 0);
+  EXPECT_EQ(unknown.bytes_per_us, 0);
+  EXPECT_EQ(on_usual_gpu(host_target()).limits.multiprocessors, 0);
+}
+
 TEST(Target, Host) {
   const Target& host = host_target();
   EXPECT_EQ(host.device, DeviceKind::cpu);

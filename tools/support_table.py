@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Turns what `wyvern verify OP --json` printed into tables of support in Markdown.
+"""Turns what `wyvern verify OP --json` printed into tables of support in Markdown, and what `wyvern
+precompile --json` printed into one of code.
 
     tools/support_table.py DOCUMENT.json...
 
 Any number of documents: of several operators, devices, dtypes and seeds. One table per operator, a
 row per option, columns per device. A cell has the largest error of all cases that use the option
 and, in percent, the largest part of its bound that an error takes. Options of one kind share a row
-where each of them was met. Exit code 2, and one line, for a file that is no such document.
+where each of them was met. The table of code has a row per operator and pass, a column per target:
+how many kernels, the most registers of one, the most bytes that one spills (stores and loads). Exit
+code 2, and one line, for a file that is no such document, or is of another command than the others.
 """
 import json
 import sys
@@ -75,6 +78,11 @@ def read(path):
     try:
         with open(path, encoding="utf-8") as file:
             document = json.load(file)
+        if "passes" in document:
+            for row in document["passes"]:
+                code_cell(row)
+            document["target"]  # pylint: disable=pointless-statement
+            return document
         for case in document["cases"]:
             case["options"].append(number_of(case["problem"]))
         document["operator"], document["model"]  # pylint: disable=pointless-statement
@@ -82,8 +90,8 @@ def read(path):
     except OSError as error:
         raise BadDocument(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, KeyError) as error:
-        raise BadDocument(f"{path} is no document of `wyvern verify OP --json`: "
-                          f"{type(error).__name__} {error}") from error
+        raise BadDocument(f"{path} is no document of `wyvern verify OP --json` or `wyvern precompile "
+                          f"--json`: {type(error).__name__} {error}") from error
 
 
 def number_of(problem):
@@ -156,6 +164,29 @@ def table(sweeps, operator):
     return lines
 
 
+def code_cell(row):
+    """Kernels, registers, spilled bytes; what spills is bold."""
+    text = f"{row['kernels']}: {row['registers']}, {row['spill_bytes']} B"
+    return f"**{text}**" if row["spill_bytes"] else text
+
+
+def code_table(documents):
+    cells = {}  # (operator, pass) -> {target: cell}
+    for document in documents:
+        for row in document["passes"]:
+            cells.setdefault((row["operator"], row["pass"]), {})[document["target"]] = code_cell(row)
+    targets = [document["target"] for document in documents]
+    lines = ["| " + " | ".join(["operator, pass", *targets]) + " |", "| --- " * (1 + len(targets)) + "|"]
+    lines += ["| " + " | ".join([", ".join(of), *(row.get(target, "–") for target in targets)]) + " |"
+              for of, row in cells.items()]
+    for document in documents:
+        for row in document["passes"]:
+            if row["spilling"]:
+                lines.append(f"\n{document['target']}, {row['operator']} {row['pass']}: "
+                             + ", ".join(row["spilling"]))
+    return lines
+
+
 def summary(sweeps, device):
     cases = [case for operator in sweeps.cases for case in sweeps.of(operator, device)]
     bad = sum(not case["ok"] for case in cases)
@@ -168,11 +199,19 @@ def main(paths):
         return 0 if paths else 2
     sweeps = Sweeps()
     try:
-        for path in paths:
-            sweeps.add(read(path))
+        documents = [read(path) for path in paths]
+        of_code = ["passes" in document for document in documents]
+        if any(of_code) and not all(of_code):
+            raise BadDocument(f"{paths[of_code.index(not of_code[0])]} is of another command than "
+                              f"{paths[0]}; all must be of `verify` or all of `precompile`")
     except BadDocument as error:
         print(f"support_table: {error}", file=sys.stderr)
         return 2
+    if of_code[0]:
+        print("\n".join(code_table(documents)))
+        return 0
+    for document in documents:
+        sweeps.add(document)
     for operator in sweeps.cases:
         print("\n".join(table(sweeps, operator)), end="\n\n")
     for device in sweeps.devices:

@@ -33,6 +33,21 @@ constexpr std::array kCudaArchs{
     CudaArch{"sm_121a", 121, 99},
 };
 
+/// The largest GPU of a compute capability that models are trained and served on: data sheets.
+struct UsualGpu {
+  int compute_capability;
+  int multiprocessors;
+  double bytes_per_us;
+};
+constexpr std::array kUsualGpus{
+    UsualGpu{80, 108, 2.04e6},   // A100
+    UsualGpu{86, 84, 0.696e6},   // A40
+    UsualGpu{89, 142, 0.864e6},  // L40
+    UsualGpu{90, 132, 4.8e6},    // H200
+    UsualGpu{100, 148, 8e6},     // B200
+    UsualGpu{120, 188, 1.79e6},  // RTX PRO 6000
+};
+
 /// On every architecture in the table above.
 constexpr std::int64_t kRegistersPerBlock = 65536;
 /// Clusters and TMA came with Hopper; every GPU with clusters allows this many blocks in one.
@@ -67,6 +82,15 @@ Target cuda_target(std::string_view arch) {
   }
   throw Error(ErrorKind::kBadInput, fmt::format("arch '{}' is not known; it must be one of {}",
                                                 arch, detail::nearest_archs(arch)));
+}
+
+Target on_usual_gpu(Target target) {
+  for (const UsualGpu& gpu : kUsualGpus) {
+    if (gpu.compute_capability != target.limits.compute_capability) continue;
+    target.limits.multiprocessors = gpu.multiprocessors;
+    target.limits.bytes_per_us = gpu.bytes_per_us;
+  }
+  return target;
 }
 
 }  // namespace wyvern

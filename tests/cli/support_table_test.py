@@ -1,4 +1,4 @@
-"""Tables of support from the documents of `wyvern verify`."""
+"""Tables of support from the documents of `wyvern verify`, and of code from `wyvern precompile`'s."""
 
 import json
 import subprocess
@@ -56,6 +56,28 @@ class SupportTable(Case):
                          self.sweep(case("recurrent", ["GVA"], [("o", 1e-6, 5e-3)]), model="B"))
         self.assertEqual(rows["option"][0::4], ["A: forward", "B: forward"])
         self.assertEqual(rows["GVA"][3::4], ["1.0e-3 20%", "1.0e-6 <1%"])
+
+    @staticmethod
+    def code(target, *rows):
+        names = ("operator", "pass", "kernels", "registers", "spill_bytes", "spilling")
+        return {"target": target, "passes": [dict(zip(names, row)) for row in rows]}
+
+    def test_code(self):
+        """Rows that not every target has; what spills is named."""
+        rows = self.rows(self.code("sm_80", ("kda", "forward", 3, 128, 0, [])),
+                         self.code("sm_90a", ("kda", "forward", 2, 255, 8, ["kda_prepare.hopper"]),
+                                   ("kda", "recurrent", 1, 40, 0, [])))
+        self.assertEqual(rows["operator, pass"], ["sm_80", "sm_90a"])
+        self.assertEqual(rows["kda, forward"], ["3: 128, 0 B", "**2: 255, 8 B**"])
+        self.assertEqual(rows["kda, recurrent"], ["–", "1: 40, 0 B"])
+        said = self.table(self.code("sm_90a", ("kda", "forward", 2, 255, 8, ["kda_prepare.hopper"])))
+        self.assertIn("sm_90a, kda forward: kda_prepare.hopper\n", said.stdout)
+
+    def test_documents_of_two_commands_are_refused(self):
+        sweep = self.sweep(case("recurrent", ["GVA"], [("o", 1e-3, 5e-3)]))
+        for documents in ((sweep, self.code("sm_80")), (self.code("sm_80"), sweep)):
+            self.assertIn("1.json is of another command", self.table(*documents, expect=2).stderr)
+        self.assertIn("KeyError", self.table({"passes": [{"pass": "forward"}]}, expect=2).stderr)
 
     def test_kinds_share_a_row_where_all_were_met(self):
         def of(*sizes, model):

@@ -424,6 +424,13 @@ class Compile(Case):
         files = list(Path(self.path("code")).glob("sm_80/*.kernel"))
         self.assertEqual(len(files), document["kernels"])
         self.assertGreater(document["code_bytes"], 0)
+        passes = {row["pass"]: row for row in document["passes"]}
+        self.assertEqual(set(passes), {"forward", "backward", "recurrent"})
+        for row in passes.values():
+            self.assertEqual(row["operator"], "gated_delta_rule")
+            self.assertLess(0, row["kernels"])
+            self.assertEqual(row["spill_bytes"] == 0, not row["spilling"])
+            self.assertLessEqual(set(row["spilling"]), set(document["spilling"]))
         for file in files:
             head, code = file.read_bytes().split(b"\n", 1)
             self.assertEqual(json.loads(head)["digest"], hashlib.sha256(code).hexdigest())

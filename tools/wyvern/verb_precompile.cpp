@@ -38,19 +38,6 @@ struct Flags {
   unsigned jobs = 0;
 };
 
-/// As many as the largest GPU of the architecture that models are trained and served on.
-int usual_multiprocessors(int compute_capability) {
-  switch (compute_capability) {
-    case 80: return 108;   // A100
-    case 86: return 84;    // A40, RTX 3090
-    case 89: return 142;   // L40
-    case 90: return 132;   // H100, H200
-    case 100: return 148;  // B200
-    case 120: return 188;  // RTX PRO 6000
-    default: return 0;
-  }
-}
-
 /// The kernels that are wanted, each once, by code_key().
 class Kernels {
  public:
@@ -62,7 +49,9 @@ class Kernels {
       CompileRequest request{find_template(plan[i].template_id), checked.constants[i],
                              plan[i].config, target_};
       std::string key = code_key(request);
-      if (known_.insert(key).second) wanted_.emplace_back(std::move(key), std::move(request));
+      const auto [known, is_new] = known_.try_emplace(key, wanted_.size());
+      if (is_new) wanted_.emplace_back(std::move(key), std::move(request));
+      of_pass_[{problem.op, problem.pass}].insert(known->second);
     }
   }
   void add_default(const Problem& problem) {
@@ -71,10 +60,15 @@ class Kernels {
   }
 
   const std::vector<std::pair<std::string, CompileRequest>>& wanted() const { return wanted_; }
+  /// Places in wanted(), by operator and pass.
+  const std::map<std::pair<std::string, Pass>, std::set<std::size_t>>& of_pass() const {
+    return of_pass_;
+  }
 
  private:
   Target target_;
-  std::set<std::string> known_;
+  std::map<std::string, std::size_t> known_;
+  std::map<std::pair<std::string, Pass>, std::set<std::size_t>> of_pass_;
   std::vector<std::pair<std::string, CompileRequest>> wanted_;
 };
 
@@ -122,6 +116,28 @@ void check(const Flags& flags) {
     if (tokens < 1) reject("--tokens has {}; it must be at least 1", tokens);
 }
 
+/// What the kernels of each operator and pass take, each figure of the one that takes most.
+Json passes(const Kernels& kernels, std::span<const Artifact> artifacts) {
+  Json rows = Json::array();
+  for (const auto& [of, places] : kernels.of_pass()) {
+    Resources most;
+    std::set<std::string> spilling;
+    for (const std::size_t i : places) {
+      const Resources& own = artifacts[i].resources;
+      most.registers = std::max(most.registers, own.registers);
+      most.spill_bytes = std::max(most.spill_bytes, own.spill_bytes);
+      if (own.spill_bytes > 0) spilling.insert(artifacts[i].template_id);
+    }
+    rows.push_back({{"operator", of.first},
+                    {"pass", to_string(of.second)},
+                    {"kernels", places.size()},
+                    {"registers", most.registers},
+                    {"spill_bytes", most.spill_bytes},
+                    {"spilling", spilling}});
+  }
+  return rows;
+}
+
 int execute(const Flags& flags, bool json) {
   Target target = parse_target(require(flags.arch, "--arch", "sm_80, sm_90a, ..."));
   const std::string& folder = require(flags.output, "--output", "the folder to write to");
@@ -129,9 +145,8 @@ int execute(const Flags& flags, bool json) {
     reject("--arch is {}; it must be of a GPU: kernels for a CPU are compiled where it is",
            target.name());
   check(flags);
-  target.limits.multiprocessors = flags.multiprocessors > 0
-                                      ? flags.multiprocessors
-                                      : usual_multiprocessors(target.limits.compute_capability);
+  target = on_usual_gpu(std::move(target));
+  if (flags.multiprocessors > 0) target.limits.multiprocessors = flags.multiprocessors;
   Kernels kernels(target);
   for (const Preset* preset : chosen_presets(flags))
     for (const std::int64_t split : flags.splits) add_preset(flags, *preset, split, kernels);
@@ -160,7 +175,8 @@ int execute(const Flags& flags, bool json) {
                     {"output", folder},
                     {"kernels", wanted.size()},
                     {"code_bytes", bytes},
-                    {"spilling", spilling}});
+                    {"spilling", spilling},
+                    {"passes", passes(kernels, artifacts)}});
     return kDone;
   }
   say("{} for {} in {}: {} of code", count_text(wanted.size(), "kernel"), target.name(), folder,
