@@ -91,9 +91,10 @@ double cost_of(const Template& t, const Spec& spec, const Workload& work, const 
   return work.longest == 0 ? cost::kLaunch : derived(t, spec, work, limits);
 }
 
-double cost::walks(Pace pace, double longest, double chunks, const Limits& limits) {
+double cost::walks(Pace pace, double longest, double chunks, const Limits& limits, double even) {
   if (longest == 0) return kLaunch;
-  const double turns = std::ceil(chunks / (longest * units(limits)));
+  const double full = chunks / (longest * units(limits));
+  const double turns = full + even * (std::ceil(full) - full);
   return kLaunch + (pace.start + pace.chunk * longest) * std::max(1.0, turns);
 }
 

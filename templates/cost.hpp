@@ -26,8 +26,8 @@ struct Pace {
 
 /// Of walks side by side through `chunks` chunks in all, of which the longest has `longest`, by
 /// blocks that have a multiprocessor to themselves: with more of them than multiprocessors they
-/// take turns.
-double walks(Pace pace, double longest, double chunks, const Limits& limits);
+/// take turns. `even`: how long the mean is, of the longest; short walks fill what long ones leave.
+double walks(Pace pace, double longest, double chunks, const Limits& limits, double even = 1);
 
 /// Of all chunks and value heads, by blocks that each take `item` for one and wait for none.
 double chunks(double item, const Spec& spec, const Workload& work, const Limits& limits);

@@ -48,8 +48,12 @@ inline std::int64_t sequence_shares(const Spec& s, std::int64_t chains, std::int
 /// of each sequence, or of each segment where they are split.
 inline double walk_cost(cost::Pace pace, std::int64_t columns, const Spec& s, const Workload& w,
                         const Limits& limits) {
-  return cost::walks(pace, static_cast<double>(cost::longest_walk(w)),
-                     static_cast<double>(w.extents.NT * s.HV * (columns / s.BV)), limits);
+  const auto longest = static_cast<double>(cost::longest_walk(w));
+  const std::int64_t tiles = s.HV * (columns / s.BV);
+  const auto chunks = static_cast<double>(w.extents.NT * tiles);
+  const auto walks = static_cast<double>((w.shape.SEG == 0 ? w.extents.N : w.extents.NS) * tiles);
+  const double even = longest * walks == 0 ? 1 : std::min(1.0, chunks / (longest * walks));
+  return cost::walks(pace, longest, chunks, limits, even);
 }
 
 /// The same of all segments but each sequence's last.

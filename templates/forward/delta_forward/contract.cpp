@@ -61,9 +61,11 @@ double pass_cost(const Spec& s, const Workload& w, const Limits& limits) {
   const std::int64_t share = cuda::ceil_div(chunks, parts);
   const std::int64_t before = parts > 1 ? std::min<std::int64_t>(share, 32) : 0;
   const auto blocks = static_cast<double>(w.extents.NT * columns * parts);
+  const double even =
+      std::min(1.0, static_cast<double>(w.extents.NT) / static_cast<double>(w.extents.N * chunks));
   const auto time = [&](double longest) {
     return cost::walks({0, chunk_time(s)}, longest, blocks * longest / static_cast<double>(chunks),
-                       limits);
+                       limits, even);
   };
   const bool pair = wide && parts == 2;
   const double lasting = time(static_cast<double>(chunks)) * (pair ? 0.8 : 1.0);
