@@ -262,6 +262,27 @@ TEST(Plans, SplitPassesOfAGateAHeadByDefaultWhereThatIsFaster) {
   }
 }
 
+/// States go whole through shared memory where there are many, or several tokens of each.
+TEST(Plans, DecodeManyStatesByTheKernelForThem) {
+  Target hopper = cuda_target("sm_90a");
+  hopper.limits.multiprocessors = 132;
+  Problem p = gated();
+  p.pass = Pass::recurrent;
+  p.dtype = DType::bf16;
+  p.K = p.V = 128, p.H = 16, p.HV = 32;
+  p.inplace_state = p.state_index = true;
+  const auto kernel_of = [&](std::int64_t sequences, std::int64_t tokens, const Target& target) {
+    p.B = p.N = sequences, p.T = tokens, p.state_slots = 2 * sequences;
+    return default_plan(p, target).front().template_id;
+  };
+  EXPECT_EQ(kernel_of(1, 1, hopper), "recurrent.portable");
+  EXPECT_EQ(kernel_of(64, 1, hopper), "recurrent.hopper");
+  EXPECT_EQ(kernel_of(8, 4, hopper), "recurrent.hopper");
+  EXPECT_EQ(kernel_of(64, 1, cuda_target("sm_80")), "recurrent.portable");
+  p.intermediate_rows = 64, p.draft_tokens = 4, p.disable_state_update = p.parent = true;
+  EXPECT_EQ(kernel_of(64, 4, hopper), "recurrent.portable");
+}
+
 /// Six sequences of 271 to 3063 tokens and 64 heads: more walks than multiprocessors, of which
 /// short ones fill what long ones leave, so that wide blocks stay the faster ones (one H200,
 /// 2026-11-25: 0.373 ms, narrow ones 0.516). Of 16 heads, the narrow ones are (0.194 ms, 0.255).

@@ -59,7 +59,8 @@ inline double walk_cost(cost::Pace pace, std::int64_t columns, const Spec& s, co
 /// The same of all segments but each sequence's last.
 inline double segment_cost(cost::Pace pace, std::int64_t columns, const Spec& s, Workload w,
                            const Limits& limits) {
-  w.extents.NT = (w.extents.NS - w.extents.N) * w.shape.SEG;
+  w.extents.NS -= w.extents.N;
+  w.extents.NT = w.extents.NS * w.shape.SEG;
   return walk_cost(pace, columns, s, w, limits);
 }
 

@@ -30,6 +30,8 @@ class Wyvern(Side):
 
         leaves = self.leaves(row, x)
         options = dict(output_final_state=True, cu_seqlens=x.cu_seqlens)
+        if x.cu_seqlens is not None:  # FLA's layers know it there too
+            options["cu_seqlens_cpu"] = x.cu_seqlens.cpu()
         if row.op == "kda":
             function, options = wyvern.ops.chunk_kda, options | kda_options(x, row)
         elif row.op == "gdn":
