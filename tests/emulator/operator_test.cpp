@@ -362,7 +362,7 @@ INSTANTIATE_TEST_SUITE_P(, EmulatedPool, ::testing::ValuesIn(operators()),
                          [](const auto& each) { return std::string(each.param); });
 
 /// States of 8 bits with their scales: all numbers of both types, and pools by every template of a
-/// plan. Hopper's take no scales.
+/// plan. Hopper's forward passes take no scales.
 class EmulatedFloat8 : public EmulatedOperator,
                        public ::testing::WithParamInterface<std::string_view> {};
 

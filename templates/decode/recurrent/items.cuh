@@ -35,9 +35,11 @@ class StateItems {
     item.head = sm90::from_lane(own_.head, turn);
     item.slots = {.from = sm90::from_lane(own_.slots.from, turn),
                   .to = sm90::from_lane(own_.slots.to, turn),
-                  .null = sm90::from_lane(static_cast<int>(own_.slots.null), turn) != 0,
-                  .from_scale = sm90::from_lane(own_.slots.from_scale, turn),
-                  .to_scale = sm90::from_lane(own_.slots.to_scale, turn)};
+                  .null = sm90::from_lane(static_cast<int>(own_.slots.null), turn) != 0};
+    if constexpr (S::STATE_SCALE) {
+      item.slots.from_scale = sm90::from_lane(own_.slots.from_scale, turn);
+      item.slots.to_scale = sm90::from_lane(own_.slots.to_scale, turn);
+    }
     item.starts = sm90::from_lane(static_cast<int>(own_.starts), turn) != 0;
     item.begin = S::VARLEN ? sm90::from_lane(own_.begin, turn) : item.n * e_.T;
     item.end = S::VARLEN ? sm90::from_lane(own_.end, turn) : item.begin + e_.T;

@@ -44,22 +44,6 @@ WYVERN_DEVICE Vector<T, N> load(const T* from) {
 WYVERN_DEVICE uint32 word_of(float x) { return float_bits(x); }
 WYVERN_DEVICE uint32 word_of(uint32 x) { return x; }
 
-/// N elements as words of 32 bits.
-template <class T, int N, int Words>
-WYVERN_DEVICE void pack_words(const Vector<T, N>& x, uint32 (&words)[Words]) {
-#pragma unroll
-  for (int i = 0; i < Words; ++i) {
-    if constexpr (sizeof(T) == 1)
-      words[i] = x.at[4 * i].bits | static_cast<uint32>(x.at[4 * i + 1].bits) << 8U |
-                 static_cast<uint32>(x.at[4 * i + 2].bits) << 16U |
-                 static_cast<uint32>(x.at[4 * i + 3].bits) << 24U;
-    else if constexpr (sizeof(T) == 2)
-      words[i] = x.at[2 * i].bits | static_cast<uint32>(x.at[2 * i + 1].bits) << 16U;
-    else
-      words[i] = word_of(x.at[i]);
-  }
-}
-
 /// Writes N elements to `to`, which is a multiple of N elements from a 16-byte boundary: to global
 /// memory, or to shared memory.
 template <bool Shared = false, class T, int N>
@@ -70,7 +54,17 @@ WYVERN_DEVICE void store_vector(T* to, const Vector<T, N>& x) {
     for (int i = 0; i < N; ++i) to[i] = x.at[i];
   } else {
     uint32 words[kWords];
-    pack_words(x, words);
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      if constexpr (sizeof(T) == 1)
+        words[i] = x.at[4 * i].bits | static_cast<uint32>(x.at[4 * i + 1].bits) << 8U |
+                   static_cast<uint32>(x.at[4 * i + 2].bits) << 16U |
+                   static_cast<uint32>(x.at[4 * i + 3].bits) << 24U;
+      else if constexpr (sizeof(T) == 2)
+        words[i] = x.at[2 * i].bits | static_cast<uint32>(x.at[2 * i + 1].bits) << 16U;
+      else
+        words[i] = word_of(x.at[i]);
+    }
     if constexpr (kWords == 1)
       *reinterpret_cast<uint32*>(to) = words[0];
     else if constexpr (Shared)

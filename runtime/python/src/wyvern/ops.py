@@ -34,6 +34,7 @@ larger than the CPU's free memory, with their size; PyTorch's error of a CUDA de
 from __future__ import annotations
 
 import warnings
+from operator import sub
 from typing import Any, NamedTuple
 
 from ._torch import torch  # before what imports it by its own name
@@ -1124,7 +1125,11 @@ def _longest_of_uneven(cu_seqlens_cpu: Tensor) -> int | None:
     N = cu_seqlens_cpu.numel() - 1
     if not cu_seqlens_cpu.is_cpu or cu_seqlens_cpu.dim() != 1 or N < 2:
         return None
-    tokens, longest = int(cu_seqlens_cpu[-1]), int(cu_seqlens_cpu.diff().max())
+    if N <= 64:  # 0.7 to 3 us, where tensors take 5
+        ends = cu_seqlens_cpu.tolist()
+        tokens, longest = ends[-1], max(map(sub, ends[1:], ends))
+    else:
+        tokens, longest = int(cu_seqlens_cpu[-1]), int(cu_seqlens_cpu.diff().max())
     if not 0 < 3 * tokens <= 2 * longest * N:
         return None
     unit = 1 << max(longest.bit_length() - 4, 0)
