@@ -44,6 +44,26 @@ inline std::int64_t sequence_shares(const Spec& s, std::int64_t chains, std::int
   return std::max<std::int64_t>(1, std::min(limits.multiprocessors / chains, chunks / least));
 }
 
+/// What walks take of which `parts` blocks share a sequence out, each with BV columns of V: the
+/// mean of gates that fade in `before` chunks, with which a block begins so many in front of its
+/// share, and of gates that last, with which it walks through all of the sequence up to there.
+inline double shared_walk_cost(cost::Pace pace, std::int64_t parts, std::int64_t before,
+                               const Spec& s, const Workload& w, const Limits& limits) {
+  const std::int64_t longest = cost::longest_walk(w);
+  if (longest == 0) return cost::kLaunch;
+  const auto chunks = static_cast<double>(longest);
+  const auto slots = static_cast<double>(w.extents.NT);
+  const auto blocks = slots * static_cast<double>(s.HV * (s.V / s.BV) * parts);
+  const double even = std::min(1.0, slots / (static_cast<double>(w.extents.N) * chunks));
+  const auto time = [&](std::int64_t walk) {
+    const auto each = static_cast<double>(walk);
+    return cost::walks(pace, each, blocks * each / chunks, limits, even);
+  };
+  const std::int64_t share = cuda::ceil_div(longest, parts);
+  if (parts == 1) return time(longest);
+  return 0.5 * (time(std::min(share + before, longest)) + time(longest));
+}
+
 /// What walks take whose blocks have BV of the `columns` of all states of a value head: to the end
 /// of each sequence, or of each segment where they are split.
 inline double walk_cost(cost::Pace pace, std::int64_t columns, const Spec& s, const Workload& w,

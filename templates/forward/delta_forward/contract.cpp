@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 
 #include "templates/forward/delta_forward/hopper_layout.hpp"
 #include "templates/forward/stages.hpp"
@@ -38,39 +37,28 @@ std::int64_t blocks(const Spec& s, const Extents& e, const Limits& limits) {
   return e.N * s.HV * (s.V / s.BV) * shares(s, e, limits);
 }
 
-/// A chunk in a block of 64 columns of a state, and of 128 (one H200, 2026-11-25; means of times
+/// A chunk in a block of 64 columns of a state, and of 128 (one H200, 2026-11-26; means of times
 /// with fast decay and with slow).
 double chunk_time(const Spec& s) {
-  if (s.K == 256) return 2.9;
-  if (s.K == 64) return 1.2;
-  return s.BV > kColumns ? 2.2 : 1.65;
+  if (s.K == 256) return 3.4;
+  if (s.K == 64) return 1.33;
+  return s.BV > kColumns ? 2.6 : 1.83;
 }
 
-/// The same in a segment, which has states or outputs to make, not both.
-cost::Pace segment_pace(const Spec& s) { return {4, (s.K == 256 ? 0.7 : 0.85) * chunk_time(s)}; }
+/// The same in a segment, which has states or outputs to make, not both, and skips maps of states
+/// that have faded.
+cost::Pace segment_pace(const Spec& s) {
+  const double chunk = s.K == 256 ? 2.6 : s.K == 64 ? 0.84 : s.BV > kColumns ? 1.66 : 1.33;
+  return {6, (s.GATED ? 1.0 : 1.25) * chunk};
+}
 
-/// A share begins with some chunks of the one before, about 32 where the weakest of many heads'
-/// gates has a mean of -0.01; where gates do not fade at all, with all of them, so that nothing is
-/// gained: half of all problems count as such. Two blocks of 128 columns of a sequence share out
-/// columns where gates do not let them share out tokens, and begin with some 8 where they do.
+/// Two blocks of 128 columns of a sequence share out columns where gates do not let them share out
+/// tokens.
 double pass_cost(const Spec& s, const Workload& w, const Limits& limits) {
-  if (w.longest == 0) return cost::kLaunch;
-  const bool wide = s.BV > kColumns;
-  const std::int64_t chunks = cuda::ceil_div(w.longest, kRows), columns = s.HV * (s.V / s.BV);
   const std::int64_t parts = shares(s, w.extents, limits);
-  const std::int64_t share = cuda::ceil_div(chunks, parts);
-  const std::int64_t before = parts > 1 ? std::min<std::int64_t>(share, 32) : 0;
-  const auto blocks = static_cast<double>(w.extents.NT * columns * parts);
-  const double even =
-      std::min(1.0, static_cast<double>(w.extents.NT) / static_cast<double>(w.extents.N * chunks));
-  const auto time = [&](double longest) {
-    return cost::walks({0, chunk_time(s)}, longest, blocks * longest / static_cast<double>(chunks),
-                       limits, even);
-  };
-  const bool pair = wide && parts == 2;
-  const double lasting = time(static_cast<double>(chunks)) * (pair ? 0.8 : 1.0);
-  if (!s.GATED) return lasting;
-  return 0.5 * (time(static_cast<double>(share + (pair ? 8 : before))) + lasting);
+  const bool pair = s.BV > kColumns && parts == 2;
+  return (pair ? 0.9 : 1.0) *
+         hopper::shared_walk_cost({0, chunk_time(s)}, parts, pair ? 8 : 16, s, w, limits);
 }
 
 std::string illegal(const Spec& s, const Limits& limits) {

@@ -27,10 +27,12 @@ TiledView gates(const Spec& s, const Extents& e) {
                         s.K * static_cast<std::int64_t>(size_of(s.G_DTYPE)) / 128);
 }
 
-std::int64_t blocks(const Spec& s, const Extents& e, const Limits& limits) {
-  const std::int64_t chains = e.N * s.HV * (s.V / s.BV);
-  return chains *
-         hopper::sequence_shares(s, chains, e.NT / std::max<std::int64_t>(e.N, 1), 4, limits);
+/// Walks side by side, were no sequence shared out.
+std::int64_t chains(const Spec& s, const Extents& e) { return e.N * s.HV * (s.V / s.BV); }
+
+/// Blocks that share a sequence's tokens out.
+std::int64_t shares(const Spec& s, const Extents& e, const Limits& limits) {
+  return hopper::sequence_shares(s, chains(s, e), e.NT / std::max<std::int64_t>(e.N, 1), 4, limits);
 }
 
 std::string illegal(const Spec& s, const Limits& limits) {
@@ -50,13 +52,14 @@ std::string illegal(const Spec& s, const Limits& limits) {
   return cuda::exceeds_shared(HopperLayout(s, s.CHECKPOINTS).bytes, limits);
 }
 
-/// Fitted to means of gates that last and such that fade (one H200, 2026-11-25). A block waits for
-/// its helpers' first slices.
-cost::Pace pace(const Spec& s) { return {12, s.K == 64 ? 1.7 : s.BV > kColumns ? 6 : 3.4}; }
+/// A chunk in a block of 64 columns of a state, and of 128 (one H200, 2026-11-26; means of times
+/// with fast decay and with slow). A block waits for its helpers' first slices.
+cost::Pace pace(const Spec& s) { return {12, s.K == 64 ? 2.2 : s.BV > kColumns ? 5 : 3.5}; }
 
 /// The same in a segment.
 cost::Pace segment_pace(const Spec& s) {
-  return {28, s.K == 64 ? 2.2 : s.BV > kColumns ? 4.4 : 3.5};
+  const double steep = s.LOWER_BOUND ? 1.0 : 1.17;
+  return {32 * steep, steep * (s.K == 64 ? 1.6 : s.BV > kColumns ? 3.1 : 2.6)};
 }
 
 /// The stages of the whole pass.
@@ -129,15 +132,14 @@ Geometry launch(const Spec& s, std::int64_t blocks) {
 Template one_kernel() {
   Template t = whole_walk("kda_forward", "hopper.cu");
   t.summary = "The forward pass in one kernel, for a gate a key channel: the state stays on chip.";
-  // Between gates that last, 4.2 us a chunk, and such that fade: blocks share a sequence out, and a
-  // chunk of it takes from 0.5 us for few heads to 1 for many.
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
-    return hopper::walk_cost(pace(s), s.V, s, w, limits);
+    return hopper::shared_walk_cost(pace(s), shares(s, w.extents, limits), s.LOWER_BOUND ? 10 : 40,
+                                    s, w, limits);
   };
   t.covers = whole_pass();
   t.additional = {hopper::slots_read({constant::INPLACE_STATE})};
   t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {
-    return launch(s, blocks(s, e, limits));
+    return launch(s, chains(s, e) * shares(s, e, limits));
   };
   return t;
 }
