@@ -404,6 +404,17 @@ Plan default_plan(const Problem& asked, const Target& target) {
                           target.name(), target.limits.shared_bytes));
 }
 
+double plan_cost(const Problem& problem, const Plan& plan, const Target& target) {
+  const std::vector<StageUse> uses = stage_uses(problem);
+  const CheckedPlan checked = check_plan(problem, uses, plan, target);
+  double us = 0;
+  for (std::size_t i = 0; i < plan.size(); ++i)
+    us += cost_of(*find_template(plan[i].template_id), Spec(checked.constants[i], plan[i].config),
+                  work_of(problem, target, checked.shape, uses[checked.starts[i]].rows),
+                  target.limits);
+  return us;
+}
+
 std::span<const std::int64_t> chunk_sizes(const Problem& problem, DeviceKind device) {
   // Of each operator those that divide 64, so that chunks of a sequence that goes on after a
   // multiple of 64 tokens begin where those of the whole do.

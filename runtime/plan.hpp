@@ -110,6 +110,9 @@ std::vector<Plan> enumerate_plans(const Problem& problem, const Target& target, 
 /// What there is to do for a plan of the shape, of a step that counts such rows.
 Workload work_of(const Problem& problem, const Target& target, PlanShape shape, Rows rows);
 
+/// Microseconds by cost_of(), of all steps of a legal plan. Throws Error(kBadInput) for another.
+double plan_cost(const Problem& problem, const Plan& plan, const Target& target);
+
 /// The plan for an untuned problem: of all chunk sizes, segments and templates the cheapest by
 /// cost_of(). Where the device is an architecture alone, the fewest kernels. Of a batch_invariant
 /// problem it does not depend on B, T and N. Throws Error(kUnavailable) when there is none for any
