@@ -481,6 +481,23 @@ TEST_P(EmulatedManyStates, OfEachToken) {
   }
 }
 
+/// Whatever V is, the kernel is right or not legal.
+TEST_P(EmulatedManyStates, OfAnyWidth) {
+  int served = 0;
+  for (const std::int64_t V : {8, 16, 32, 40, 48, 96, 192})
+    for (const bool v_first : {false, true}) {
+      SCOPED_TRACE(fmt::format("V={} v_first={}", V, v_first));
+      Problem p = pool();
+      p.V = V, p.state_v_first = v_first;
+      const OperatorData data = make_data(p, Gate::typical, 46, {2, 1, 0, 3});
+      const auto plan = plan_with(device(), data.problem, "recurrent.hopper");
+      if (!plan) continue;
+      ++served;
+      check_strided_rows(emulator::prepare(device(), data.problem, *plan), data);
+    }
+  EXPECT_GE(served, 2);
+}
+
 INSTANTIATE_TEST_SUITE_P(, EmulatedManyStates,
                          ::testing::Values("delta_rule", "gated_delta_rule", "kda"),
                          [](const auto& each) { return std::string(each.param); });

@@ -53,6 +53,9 @@ std::string hopper_illegal(const Spec& s, const Limits& limits) {
                        to_string(s.STATE_DTYPE));
   if (s.K % 4 != 0 || s.V % kStateWarps != 0)
     return fmt::format("K={} is not a multiple of 4, or V={} not one of {}", s.K, s.V, kStateWarps);
+  if (const std::int64_t columns = s.V / kStateWarps; decode::power_of_two(columns) != columns)
+    return fmt::format("V={} leaves each of {} warps {} columns, which is no power of two", s.V,
+                       kStateWarps, columns);
   Spec walk = s;
   walk.BV = s.V;
   walk.num_warps = kStateWarps;
