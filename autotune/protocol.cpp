@@ -29,6 +29,9 @@ struct Writer {
   void operator()(const std::string& name, const std::optional<Precision>& value) const {
     if (value) out[name] = text_of(*value);
   }
+  void operator()(const std::string& name, const std::optional<Activation>& value) const {
+    if (value) out[name] = text_of(*value);
+  }
   void operator()(const std::string& name, Pass value) const { out[name] = text_of(value); }
   template <class T>
   void operator()(const std::string& name, const std::optional<T>& value) const {
@@ -48,6 +51,9 @@ struct Reader {
   }
   void operator()(const std::string& name, std::optional<Precision>& value) const {
     if (in.contains(name)) value = parse_precision(in.at(name).get<std::string>()).value();
+  }
+  void operator()(const std::string& name, std::optional<Activation>& value) const {
+    if (in.contains(name)) value = parse_activation(in.at(name).get<std::string>()).value();
   }
   void operator()(const std::string& name, Pass& value) const {
     const auto text = in.at(name).get<std::string>();
@@ -104,9 +110,11 @@ Problem problem_from(const json& in) {
   } catch (const json::exception& error) {
     throw Error(ErrorKind::kBadInput, fmt::format("problem is {}: {}", in.dump(), error.what()));
   } catch (const std::bad_optional_access&) {
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("problem is {}; its pass, dtypes and precision must be known names",
-                            in.dump()));
+    throw Error(
+        ErrorKind::kBadInput,
+        fmt::format("problem is {}; its pass, dtypes, precision and output_norm must be known "
+                    "names",
+                    in.dump()));
   }
   return problem;
 }

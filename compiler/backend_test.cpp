@@ -96,7 +96,8 @@ TEST(Backends, KernelsOfGpusGetTensorsThenMapsThenStridesThenSizes) {
 TEST(Backends, StridesStandBetweenTensorsAndSizes) {
   const std::string strides =
       " int64 q_stride, int64 k_stride, int64 v_stride, int64 beta_stride, int64 "
-      "erase_stride, int64 write_stride, int64 g_stride, int64 o_stride, int64 state_stride,";
+      "erase_stride, int64 write_stride, int64 g_stride, int64 norm_gate_stride, "
+      "int64 o_stride, int64 state_stride,";
   const std::string cuda =
       backend(DeviceKind::cuda).dialect().parameters(*find_template("recurrent.portable"));
   EXPECT_TRUE(cuda.ends_with(strides + " Extents e\n")) << cuda;

@@ -28,6 +28,8 @@ inline constexpr auto kArguments = std::to_array<ArgumentTensor>({
     {"cu_seqlens", &Arguments::cu_seqlens},
     {"A_log", &Arguments::A_log},
     {"dt_bias", &Arguments::dt_bias},
+    {"norm_weight", &Arguments::norm_weight},
+    {"norm_gate", &Arguments::norm_gate},
     {"do", &Arguments::do_},
     {"dht", &Arguments::dht},
     {"state_index", &Arguments::state_index},

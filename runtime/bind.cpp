@@ -56,6 +56,7 @@ Extents extents_of(const Problem& problem, PlanShape shape, float gate_floor, Ro
   Extents e = sizes_of(problem, shape, rows);
   e.first_slot = problem.null_slot_zero ? 1 : 0;
   e.scale = scale_of(problem);
+  e.norm_eps = norm_eps_of(problem);
   e.lower_bound = problem.lower_bound.value_or(0.0F);
   e.gate_floor = gate_floor;
   return e;

@@ -123,6 +123,9 @@ void set(DType& member, const ProblemField& field, std::string_view value) {
 void set(std::optional<Precision>& member, const ProblemField& field, std::string_view value) {
   member = named(field, value, std::array{Precision::tf32, Precision::tf32x3, Precision::ieee});
 }
+void set(std::optional<Activation>& member, const ProblemField& field, std::string_view value) {
+  member = named(field, value, std::array{Activation::silu, Activation::sigmoid});
+}
 template <class T>
 void set(T& /*member*/, const ProblemField& field, std::string_view value) {
   bad_type<T>(field, fmt::format("the text '{}'", value));

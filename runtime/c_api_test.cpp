@@ -386,6 +386,20 @@ TEST(CApiProblem, AHintOfTheLongestSequenceIsPartOfTheKey) {
   wyvern_problem_destroy(problem);
 }
 
+TEST(CApiProblem, ANormOfOIsNamedByItsActivation) {
+  wyvern_problem* problem = nullptr;
+  ASSERT_GOOD(wyvern_problem_create("kda", &problem));
+  ASSERT_GOOD(wyvern_problem_set_text(problem, "pass", "recurrent"));
+  EXPECT_BAD(wyvern_problem_set_text(problem, "output_norm", "relu"), "output_norm is 'relu'",
+             "silu");
+  ASSERT_GOOD(wyvern_problem_set_text(problem, "output_norm", "sigmoid"));
+  ASSERT_GOOD(wyvern_problem_set_real(problem, "norm_eps", 1e-5));
+  EXPECT_GOOD(wyvern_problem_validate(problem));
+  ASSERT_GOOD(wyvern_problem_unset(problem, "output_norm"));
+  EXPECT_BAD(wyvern_problem_validate(problem), "norm_eps is 1e-05", "output_norm is set");
+  wyvern_problem_destroy(problem);
+}
+
 TEST(CApiProblem, ACopyIsItsOwn) {
   wyvern_problem *first = nullptr, *second = nullptr;
   ASSERT_GOOD(wyvern_problem_create("kda", &first));

@@ -36,6 +36,7 @@ constexpr std::array kCrossed{
     CrossedOption{"neg", kInput},
     CrossedOption{"beta", kInput},
     CrossedOption{"g", kInput},
+    CrossedOption{"output_norm", kInput},
     CrossedOption{"packed", kPacking},
     CrossedOption{"chunk_size", kNarrowing, true},
     CrossedOption{"kept", kNarrowing, true},

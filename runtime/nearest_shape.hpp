@@ -42,7 +42,7 @@ class TunedFor {
  private:
   friend std::optional<double> tuning_distance(const TunedFor& wanted, const TunedFor& found);
 
-  static constexpr std::size_t kOptions = 26;
+  static constexpr std::size_t kOptions = 27;
 
   std::string kernels_;  ///< the device's model, and the pieces of the family that are not crossed
   std::array<std::string, kOptions> options_;  ///< by crossed_options()

@@ -83,6 +83,7 @@ const Crossing kCrossings[] = {
     {"parent", "kda", Pass::recurrent, [](Problem& p) { p.parent = true; }},
     {"disable_state_update", "kda", Pass::recurrent,
      [](Problem& p) { p.disable_state_update = true; }},
+    {"output_norm", "kda", Pass::recurrent, [](Problem& p) { p.output_norm = Activation::silu; }},
     {"qk_l2norm", "kda", Pass::backward, [](Problem& p) { p.use_qk_l2norm = true; }},
     {"gate", "kda", Pass::forward, [](Problem& p) { p.use_gate_in_kernel = true; }},
     {"beta_sigmoid", "kda", Pass::forward, [](Problem& p) { p.use_beta_sigmoid = true; }},

@@ -184,6 +184,8 @@ Constants problem_constants(const Problem& problem) {
   c.PARENT = problem.parent;
   c.KEEP_POOL = problem.disable_state_update;
   c.STATE_SCALE = has_state_scale(problem);
+  c.OUTPUT_NORM = problem.output_norm.has_value();
+  c.NORM_SILU = problem.output_norm == Activation::silu;
   c.CHECKPOINTS = has_checkpoints(problem);
   c.CHECKPOINT_OFFSETS = problem.checkpoint_offsets;
   c.CHECKPOINT_EVERY = problem.checkpoint_every;

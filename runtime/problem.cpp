@@ -45,6 +45,8 @@ void check_enumerations(const Problem& p) {
     bad("pass", static_cast<int>(p.pass), "forward (0), backward (1) or recurrent (2)");
   if (p.precision && *p.precision > Precision::ieee)
     bad("precision", static_cast<int>(*p.precision), "tf32 (0), tf32x3 (1) or ieee (2)");
+  if (p.output_norm && *p.output_norm > Activation::sigmoid)
+    bad("output_norm", static_cast<int>(*p.output_norm), "silu (0) or sigmoid (1)");
 }
 
 void check_sizes(const Problem& p) {
@@ -221,6 +223,23 @@ void check_drafts(const Problem& p, const OperatorFacts& op) {
     bad("output_final_state", "true", "false with parent: a tree has no one state to end with");
 }
 
+void check_output_norm(const Problem& p, const OperatorFacts& op) {
+  if (p.norm_eps && !(std::isfinite(*p.norm_eps) && *p.norm_eps > 0))
+    bad("norm_eps", *p.norm_eps, "finite and above 0");
+  if (!p.output_norm) {
+    if (p.norm_eps) bad("norm_eps", *p.norm_eps, "absent unless output_norm is set");
+    return;
+  }
+  const std::string_view value = to_string(*p.output_norm);
+  if (p.pass != Pass::recurrent)
+    bad("output_norm", value, fmt::format("absent for the {} pass", to_string(p.pass)));
+  if (op.householder || !op.beta)
+    bad("output_norm", value,
+        fmt::format(
+            "absent for {}; only {} take it", op.name,
+            operators_with([](const OperatorFacts& f) { return f.beta && !f.householder; })));
+}
+
 void check_checkpoints(const Problem& p, const OperatorFacts& op) {
   constexpr std::int64_t kUnit = 64;
   if (p.checkpoint_every < 0 || p.checkpoint_every % kUnit != 0)
@@ -288,6 +307,7 @@ void check_options(const Problem& p, const OperatorFacts& op) {
   check_beta(p, op);
   check_pool(p);
   check_drafts(p, op);
+  check_output_norm(p, op);
   check_checkpoints(p, op);
   check_state_scale(p, op);
   check_batch_invariant(p);
@@ -333,6 +353,20 @@ std::string_view to_string(Pass pass) noexcept {
     case Pass::recurrent: return "recurrent";
   }
   return "?";
+}
+
+std::string_view to_string(Activation activation) noexcept {
+  switch (activation) {
+    case Activation::silu: return "silu";
+    case Activation::sigmoid: return "sigmoid";
+  }
+  return "?";
+}
+
+std::optional<Activation> parse_activation(std::string_view text) noexcept {
+  for (const Activation one : {Activation::silu, Activation::sigmoid})
+    if (to_string(one) == text) return one;
+  return {};
 }
 
 std::int64_t kept_chunk_size(const Problem& problem) noexcept {
@@ -384,6 +418,8 @@ float scale_of(const Problem& problem) noexcept {
   if (problem.scale) return *problem.scale;
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(problem.K)));
 }
+
+float norm_eps_of(const Problem& problem) noexcept { return problem.norm_eps.value_or(1e-6F); }
 
 void validate(const Problem& problem) {
   const OperatorDefinition& op = definition_of(problem);

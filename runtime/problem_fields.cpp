@@ -24,8 +24,9 @@ constexpr FieldScope kOptionalGate{0b111, [](const OperatorFacts& f) { return f.
 constexpr FieldScope kBounded{0b111, [](const OperatorFacts& f) { return f.lower_bound; }};
 constexpr FieldScope kBeta{0b111, [](const OperatorFacts& f) { return f.beta; }};
 constexpr FieldScope kCheckpoints{0b001, [](const OperatorFacts& f) { return !f.householder; }};
-constexpr FieldScope kDrafts{0b100,
-                             [](const OperatorFacts& f) { return f.beta && !f.householder; }};
+/// Drafts, and the norm of o.
+constexpr FieldScope kDecoding{0b100,
+                               [](const OperatorFacts& f) { return f.beta && !f.householder; }};
 constexpr FieldScope kHouseholder{0b111, [](const OperatorFacts& f) { return f.householder; }};
 
 /// Appends a label and its value.
@@ -328,7 +329,7 @@ const std::array kFields{
     ProblemField{"index_columns",
                  &Problem::index_columns,
                  "columns of state_index: a slot for each token's state",
-                 kDrafts,
+                 kDecoding,
                  {"--index-columns", For::synthetic, 1, kMostCount},
                  35,
                  [](const Problem& p, Key key) {
@@ -337,7 +338,7 @@ const std::array kFields{
     ProblemField{"intermediate_rows",
                  &Problem::intermediate_rows,
                  "rows of intermediate_states, for the states after each token",
-                 kDrafts,
+                 kDecoding,
                  {"--intermediate-rows", For::synthetic, 1, kMostCount},
                  36,
                  [](const Problem& p, Key key) {
@@ -348,12 +349,12 @@ const std::array kFields{
     ProblemField{"draft_tokens",
                  &Problem::draft_tokens,
                  "tokens a row of intermediate_states and of parent",
-                 kDrafts,
+                 kDecoding,
                  {"--draft-tokens", For::synthetic, 1, 16}},
     ProblemField{"parent",
                  &Problem::parent,
                  "a tensor says which token each token goes on from",
-                 kDrafts,
+                 kDecoding,
                  {"--draft-tree", For::synthetic},
                  37,
                  [](const Problem& p, Key key) {
@@ -362,12 +363,26 @@ const std::array kFields{
     ProblemField{"disable_state_update",
                  &Problem::disable_state_update,
                  "`state` is read, not written",
-                 kDrafts,
+                 kDecoding,
                  {"--disable-state-update", For::every},
                  38,
                  [](const Problem& p, Key key) {
                    if (p.disable_state_update) key += "/disable_state_update";
                  }},
+    ProblemField{"output_norm",
+                 &Problem::output_norm,
+                 "RMSNorm of each head's o, gated by silu or sigmoid of norm_gate",
+                 kDecoding,
+                 {"--output-norm", For::every},
+                 40,
+                 [](const Problem& p, Key key) {
+                   if (p.output_norm) append(key, "/output_norm=", to_string(*p.output_norm));
+                 }},
+    ProblemField{"norm_eps",
+                 &Problem::norm_eps,
+                 "beside the mean square of that norm (default 1e-6)",
+                 kDecoding,
+                 {"--norm-eps", For::every}},
     ProblemField{"checkpoint_every",
                  &Problem::checkpoint_every,
                  "the state after every so many tokens, a multiple of 64, is written",

@@ -15,12 +15,12 @@ TEST(ProblemFields, AreAllThere) {
   Problem problem;
   auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19, f20,
          f21, f22, f23, f24, f25, f26, f27, f28, f29, f30, f31, f32, f33, f34, f35, f36, f37, f38,
-         f39, f40, f41, f42, f43, f44, f45, f46, f47, f48, f49, f50] = problem;
-  std::set<const void*> fields{&f1,  &f2,  &f3,  &f4,  &f5,  &f6,  &f7,  &f8,  &f9,  &f10,
-                               &f11, &f12, &f13, &f14, &f15, &f16, &f17, &f18, &f19, &f20,
-                               &f21, &f22, &f23, &f24, &f25, &f26, &f27, &f28, &f29, &f30,
-                               &f31, &f32, &f33, &f34, &f35, &f36, &f37, &f38, &f39, &f40,
-                               &f41, &f42, &f43, &f44, &f45, &f46, &f47, &f48, &f49, &f50};
+         f39, f40, f41, f42, f43, f44, f45, f46, f47, f48, f49, f50, f51, f52] = problem;
+  std::set<const void*> fields{&f1,  &f2,  &f3,  &f4,  &f5,  &f6,  &f7,  &f8,  &f9,  &f10, &f11,
+                               &f12, &f13, &f14, &f15, &f16, &f17, &f18, &f19, &f20, &f21, &f22,
+                               &f23, &f24, &f25, &f26, &f27, &f28, &f29, &f30, &f31, &f32, &f33,
+                               &f34, &f35, &f36, &f37, &f38, &f39, &f40, &f41, &f42, &f43, &f44,
+                               &f45, &f46, &f47, &f48, &f49, &f50, &f51, &f52};
   const void* before = nullptr;
   for (const ProblemField& field : problem_fields()) {
     const void* const at =
@@ -199,6 +199,11 @@ TEST(ProblemKey, TellsNewOptionsApart) {
   EXPECT_EQ(tree, plain + "/token_states=fp32:int32/parent");
   problem.intermediate_rows = 8, problem.draft_tokens = 3;  // of a launch
   EXPECT_EQ(problem_key(problem).family, tree);
+  problem = {};
+  problem.output_norm = Activation::silu;
+  EXPECT_EQ(problem_key(problem).family, plain + "/output_norm=silu");
+  problem.output_norm = Activation::sigmoid, problem.norm_eps = 1e-5F;  // of a launch
+  EXPECT_EQ(problem_key(problem).family, plain + "/output_norm=sigmoid");
   problem = {};
   problem.checkpoint_every = 128;
   const std::string every = problem_key(problem).family;

@@ -221,6 +221,19 @@ class Drafts {
   std::vector<Doubles> after_;  ///< with parent: of each token; empty of a null one
 };
 
+/// Normalizes and gates row `at` of o, counted over tokens and heads.
+void normalize_output(const Context& c, std::int64_t at, std::span<double> o) {
+  double squares = 0;
+  for (const double x : o) squares += x * x;
+  const double mean = squares / static_cast<double>(c.p.V);
+  const double rstd = 1 / std::sqrt(mean + static_cast<double>(norm_eps_of(c.p)));
+  for (std::int64_t j = 0; j < c.p.V; ++j) {
+    const double z = load(c.host.norm_gate, at * c.p.V + j);
+    const double gate = c.p.output_norm == Activation::silu ? z * sigmoid(z) : sigmoid(z);
+    o[index(j)] *= rstd * load(c.host.norm_weight, j) * gate;
+  }
+}
+
 void run_forward(const Context& c, Task task, Reference& result) {
   const Problem& p = c.p;
   const std::optional<StateSlots> slots = state_slots(c, task.n);
@@ -243,8 +256,10 @@ void run_forward(const Context& c, Task task, Reference& result) {
     if (const auto row = checkpoints.find(at + 1 - first); row != checkpoints.end())
       c.layout.write(result.at("checkpoints"), row->second * p.HV + task.head, S);
     if (at % c.steps != c.steps - 1) continue;
-    double* const row = o.data() + (at / c.steps * p.HV + task.head) * p.V;
+    const std::int64_t place = at / c.steps * p.HV + task.head;
+    const std::span row(o.data() + place * p.V, out.size());
     for (std::size_t j = 0; j < out.size(); ++j) row[j] = c.scale * out[j];
+    if (p.output_norm) normalize_output(c, place, row);
   }
   if (p.output_final_state) c.layout.write(result.at("final_state"), task.n * p.HV + task.head, S);
   if (p.inplace_state && p.index_columns == 0 && !p.disable_state_update)

@@ -65,6 +65,8 @@
   X(PARENT, "parent says which token each token goes on from")                                \
   X(STATE_SCALE, "elements of the pool count times state_scale")                              \
   X(KEEP_POOL, "the pool is read only")                                                       \
+  X(OUTPUT_NORM, "recurrent: rows of o are normalized and gated")                             \
+  X(NORM_SILU, "with OUTPUT_NORM: the gate is silu(norm_gate), else sigmoid(norm_gate)")      \
   X(FIRST_STEP, "what has a row a token belongs to its first step; else to its last")
 #define WYVERN_INTEGER_TUNABLES(X)                                                          \
   X(BT, "tokens a chunk")                                                                   \

@@ -33,6 +33,9 @@ inline constexpr Argument checkpoints{"checkpoints", Access::inout, STATE_DTYPE,
 inline constexpr Argument checkpoint_offsets{"checkpoint_offsets", Access::in, INDEX_DTYPE, {N}, {CHECKPOINT_OFFSETS}};
 inline constexpr Argument cu_seqlens{"cu_seqlens", Access::in, SEQLENS_DTYPE, {N1}};
 inline constexpr Argument A_log{"A_log", Access::in, DType::fp32, {HV}};
+// With OUTPUT_NORM: the weight of a row of o, and the gate's input.
+inline constexpr Argument norm_weight{"norm_weight", Access::in, DType::fp32, {V}, {OUTPUT_NORM}};
+inline constexpr Argument norm_gate{"norm_gate", Access::in, DTYPE, {B, T, HV, V}, {OUTPUT_NORM}};
 inline constexpr Argument do_{"do", Access::in, DTYPE, {B, T, HV, V}};
 inline constexpr Argument dht{"dht", Access::in, DType::fp32, {N, HV, STATE_ROWS, STATE_COLS}};
 

@@ -48,6 +48,7 @@ KINDS = (
     ("output_state_index", "null_slot_zero", "has_initial_state"),
     ("checkpoint_every", "checkpoint_offsets"),
     ("index_columns", "intermediate_rows", "parent", "disable_state_update"),
+    ("output_norm silu", "output_norm sigmoid"),
 )
 
 

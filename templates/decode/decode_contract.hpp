@@ -61,6 +61,11 @@ inline std::string illegal(const Spec& s) {
   return {};
 }
 
+/// Blocks of a sequence and value head: with OUTPUT_NORM one has all columns, in turn.
+inline std::int64_t blocks_a_head(const Spec& s) {
+  return s.OUTPUT_NORM ? 1 : cuda::ceil_div(s.V, s.BV);
+}
+
 /// Value columns of a block and of a warp. A warp moves 64 bytes of each row where its registers
 /// hold so much of the state, else 32, the least that memory moves (one H200, 2026-11-21, 128
 /// sequences, fp32 states of 128 x 128: 0.137 ms and 0.155). Of states with rows of K it has whole
@@ -77,18 +82,32 @@ inline Columns usual_columns(Spec s) {
   return {columns * (s.V > columns * 2 ? 4 : 1), columns};
 }
 
+/// Of the device's memory; of an H200's where nobody knows it.
+inline double bytes_per_us(const Limits& limits) {
+  constexpr double kH200 = 4.8e6;
+  return limits.bytes_per_us > 0 ? limits.bytes_per_us : kH200;
+}
+
 /// What moving the states of all sequences in and out takes at this part of memory's peak, in
 /// microseconds.
 inline double moved_states(double part, const Spec& s, const Workload& w, const Limits& limits) {
-  constexpr double kH200 = 4.8e6;
   const int times = (s.INPLACE_STATE || s.INITIAL_STATE ? 1 : 0) +
                     (s.FINAL_STATE || (s.INPLACE_STATE && !s.KEEP_POOL) ? 1 : 0);
   const auto states = static_cast<double>(w.extents.N * s.HV * times);
   return states * static_cast<double>(s.K * s.V) * static_cast<double>(size_of(s.STATE_DTYPE)) /
-         (part * (limits.bytes_per_us > 0 ? limits.bytes_per_us : kH200));
+         (part * bytes_per_us(limits));
 }
 
-/// CUDA, sm_80 and up: one block BV value columns of a sequence and value head.
+/// What the norm of o takes beside the walk, in microseconds: its gate's bytes at this part of
+/// memory's peak.
+inline double moved_gates(double part, const Spec& s, const Workload& w, const Limits& limits) {
+  if (!s.OUTPUT_NORM) return 0;
+  const auto elements = static_cast<double>(w.extents.B * w.extents.T * s.HV * s.V);
+  return elements * static_cast<double>(size_of(s.DTYPE)) / (part * bytes_per_us(limits));
+}
+
+/// CUDA, sm_80 and up: one block BV value columns of a sequence and value head; with OUTPUT_NORM
+/// all of them.
 inline Template portable(Template t) {
   t.variant = "portable";
   t.tunables = {{tunable::BV, cuda::integers({32, 64, 16, 8, 128})},
@@ -103,13 +122,17 @@ inline Template portable(Template t) {
     // 64 tokens 76 us; with a gate a key channel 93, 204 and 132 us.
     const auto later = static_cast<double>(std::max<std::int64_t>(w.longest * s.STEPS - 1, 0));
     const double states = 3.8e-7 * static_cast<double>(s.K * s.V * w.extents.N * s.HV);
-    const double steps = s.VECTOR_GATE ? 0.9 * states + later * std::max(3 * states, 2.0)
-                                       : later * std::max(states, 1.1);
-    return cost::kLaunch + kFilled + moved_states(0.75, s, w, limits) + steps + (usual ? 0.0 : 1.0);
+    // Of a block's columns that are walked one after the other each part waits for its first load,
+    // and the norm for the last store; not measured.
+    const auto turns = static_cast<double>(cuda::ceil_div(s.V, s.BV) / blocks_a_head(s));
+    const double steps = s.VECTOR_GATE ? 0.9 * states + later * std::max(3 * states, 2.0 * turns)
+                                       : later * std::max(states, 1.1 * turns);
+    const double norm = s.OUTPUT_NORM ? kFilled / 2 + moved_gates(0.75, s, w, limits) : 0;
+    return cost::kLaunch + turns * kFilled + moved_states(0.75, s, w, limits) + steps + norm +
+           (usual ? 0.0 : 1.0);
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
-    const std::int64_t tiles = cuda::ceil_div(s.V, s.BV);
-    return cuda::launch_rows(e.N, s.HV * tiles, s, 0);
+    return cuda::launch_rows(e.N, s.HV * blocks_a_head(s), s, 0);
   };
   return t;
 }
@@ -127,8 +150,7 @@ inline Template cpu(Template t, std::int64_t (*bytes)(const Spec&)) {
   };
   t.fallback = [](Spec& s, const Limits&) { s.BV = column_block(s.V, 128); };
   t.geometry = [bytes](const Spec& s, const Extents& e, const Limits&) {
-    const std::int64_t BV = s.BV;
-    return Geometry{.grid = {(s.V + BV - 1) / BV, s.HV, e.N}, .shared_bytes = bytes(s)};
+    return Geometry{.grid = {blocks_a_head(s), s.HV, e.N}, .shared_bytes = bytes(s)};
   };
   return t;
 }

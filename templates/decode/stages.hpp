@@ -17,6 +17,8 @@ inline constexpr StageDefinition recurrent{
      {"g", Access::in, constant::G_DTYPE, {extent::B, extent::T, constant::GATE_HEADS}, {constant::GATED}},
      tensor::A_log.when({constant::HAS_A_LOG}),
      {"dt_bias", Access::in, DType::fp32, {constant::GATE_HEADS}, {constant::GATE_IN_KERNEL, constant::HAS_DT_BIAS}},
+     tensor::norm_weight,
+     tensor::norm_gate,
      tensor::cu_seqlens.when({constant::VARLEN}),
      {"state_index", Access::in, constant::INDEX_DTYPE, {extent::N, extent::M}, {constant::STATE_INDEX}},
      tensor::output_state_index,

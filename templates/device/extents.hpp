@@ -17,6 +17,7 @@ struct Extents {
   float scale = 0.0F;        ///< factor on o
   float gate_floor = 0.0F;   ///< chunk_local_cumsum raises each g to at least this; -inf: leaves it
   float lower_bound = 0.0F;  ///< of the bounded gate, runtime/SPECIFICATION.md section 4
+  float norm_eps = 0.0F;     ///< of the norm of o
   long long M = 1;           ///< columns of state_index
   long long R = 0;           ///< rows of intermediate_states in the recurrent pass
   long long D = 0;           ///< tokens a row of it and of parent

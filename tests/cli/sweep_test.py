@@ -31,7 +31,8 @@ def options_of(op):
     checkpoints = set() if op == "gated_delta_product" else {"checkpoint_every", "checkpoint_offsets"}
     drafts = set()
     if op not in ("gated_delta_product", "gdn2"):
-        drafts = {"index_columns", "intermediate_rows", "parent", "disable_state_update"}
+        drafts = {"index_columns", "intermediate_rows", "parent", "disable_state_update",
+                  "output_norm silu", "output_norm sigmoid"}
     return {"forward": chunked | serving | checkpoints | {"return_intermediate_states"},
             "backward": chunked,
             "recurrent": shared | serving | drafts}

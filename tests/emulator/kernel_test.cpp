@@ -50,6 +50,7 @@ Extents extents_of(const StageData& data) {
       .scale = static_cast<float>(data.context.scale),
       .gate_floor = static_cast<float>(data.context.gate_floor),
       .lower_bound = p.lower_bound.value_or(0.0F),
+      .norm_eps = static_cast<float>(data.context.norm_eps),
       .M = std::max<std::int64_t>(p.index_columns, 1),
       .R = p.intermediate_rows.value_or(0),
       .D = draft_tokens_of(p),
@@ -541,6 +542,8 @@ TEST(Kernel, Recurrent) {
           p.lower_bound = -4.0F;
           p.has_A_log = seed % 4 == 2;
         }
+        if (has_beta(p) && p.num_householder == 1 && seed % 2 == 0)
+          p.output_norm = seed % 4 == 0 ? Activation::silu : Activation::sigmoid;
         const std::vector<std::int64_t> lengths{2, 0, 8, 1};
         const bool packed = seed % 3 != 1;
         if (packed) p = testing::packed(p, lengths);
@@ -580,6 +583,8 @@ TEST(KernelHopper, RecurrentWithManyStates) {
         p.use_beta_sigmoid = p.allow_neg_eigval = seed % 3 == 0 && has_beta(p);
         p.use_gate_in_kernel = gate_kind(p) != GateKind::none && seed % 4 != 0;
         p.has_dt_bias = p.use_gate_in_kernel && seed % 3 != 0;
+        if (has_beta(p) && p.num_householder == 1 && seed % 3 != 2)
+          p.output_norm = seed % 3 == 0 ? Activation::silu : Activation::sigmoid;
         const std::vector<std::int64_t> lengths{2, 0, 8, 1, 40};
         const bool packed = seed % 3 != 1;
         const StageData data =

@@ -433,6 +433,26 @@ TEST_P(EmulatedDrafts, AreVerified) {
       }
 }
 
+/// Rows of o are normalized after a walk over several blocks of columns, those of null tokens stay
+/// 0.
+TEST_P(EmulatedDrafts, HaveNormalizedOutputs) {
+  for (const bool tree : {false, true}) {
+    SCOPED_TRACE(tree);
+    Problem p = base({std::string(GetParam()), Pass::recurrent}, tree ? DType::bf16 : DType::fp32);
+    p.H = 1, p.HV = 2, p.K = 36, p.V = 300;
+    p.initial_state = p.output_final_state = false;
+    p.inplace_state = p.state_index = p.has_initial_state = p.packed = true;
+    p.state_slots = 60, p.index_columns = 6;
+    p.output_norm = tree ? Activation::silu : Activation::sigmoid;
+    if (tree) {
+      p.intermediate_rows = 8, p.draft_tokens = 7;
+      p.disable_state_update = p.parent = p.state_v_first = true;
+    }
+    const OperatorData data = make_data(p, Gate::typical, 44, {2, 8, 1, 0, 5, 3, 7, 6});
+    check_strided_rows(prepare(data.problem), data);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(, EmulatedDrafts,
                          ::testing::Values("delta_rule", "gated_delta_rule", "kda"),
                          [](const auto& each) { return std::string(each.param); });
@@ -478,6 +498,18 @@ TEST_P(EmulatedManyStates, OfEachToken) {
     else
       p.intermediate_rows = 8, p.draft_tokens = 7;
     check_with_plan(make_data(p, Gate::typical, 42, {2, 8, 1, 0, 5, 3, 7, 6}));
+  }
+}
+
+TEST_P(EmulatedManyStates, WithNormalizedOutputs) {
+  for (const bool columns : {false, true}) {
+    Problem p = pool();
+    p.dtype = p.beta_dtype = columns ? DType::bf16 : DType::fp32;
+    p.K = 36, p.V = columns ? 128 : 64;
+    p.state_v_first = columns;
+    p.output_norm = columns ? Activation::silu : Activation::sigmoid;
+    if (columns) p.index_columns = 6;
+    check_with_plan(make_data(p, Gate::typical, 45, {2, 8, 1, 0, 5, 3, 7, 6}));
   }
 }
 

@@ -409,6 +409,26 @@ const std::vector<BadProblem>& bad_problems() {
        [=](Problem& p) {
          decode(p), p.T = 3, p.parent = p.output_final_state = true, p.intermediate_rows = 2;
        }},
+      {"output_norm is silu .. absent for the forward",
+       [](Problem& p) { p.output_norm = Activation::silu; }},
+      {"output_norm is sigmoid .. absent for the backward",
+       [](Problem& p) { p.pass = Pass::backward, p.output_norm = Activation::sigmoid; }},
+      {"output_norm is silu .. absent for gdn2; only delta_rule",
+       [=](Problem& p) { decode(p), p.op = "gdn2", p.output_norm = Activation::silu; }},
+      {"output_norm is silu .. absent for gated_delta_product",
+       [=](Problem& p) {
+         decode(p), p.op = "gated_delta_product", p.output_norm = Activation::silu;
+       }},
+      {"output_norm is 7 .. silu (0) or sigmoid (1)",
+       [=](Problem& p) { decode(p), p.output_norm = static_cast<Activation>(7); }},
+      {"norm_eps is 0.1 .. output_norm is set", [=](Problem& p) { decode(p), p.norm_eps = 0.1F; }},
+      {"norm_eps is 0 .. finite and above 0",
+       [=](Problem& p) { decode(p), p.output_norm = Activation::silu, p.norm_eps = 0.0F; }},
+      {"norm_eps is inf .. finite and above 0",
+       [=](Problem& p) {
+         decode(p), p.output_norm = Activation::silu;
+         p.norm_eps = std::numeric_limits<float>::infinity();
+       }},
       {"checkpoint_every is -64 .. multiple of 64", [](Problem& p) { p.checkpoint_every = -64; }},
       {"checkpoint_every is 96 .. multiple of 64", [](Problem& p) { p.checkpoint_every = 96; }},
       {"checkpoint_every is 64 .. 0 with checkpoint_offsets",
@@ -509,6 +529,7 @@ class BadTensor : public OperatorTest, public ::testing::WithParamInterface<Tens
     p.output_state_index = false;
     p.index_columns = 4, p.intermediate_rows = 3, p.draft_tokens = 2;
     p.disable_state_update = p.parent = true;
+    p.output_norm = Activation::silu;
     return p;
   }
 };

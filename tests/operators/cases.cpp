@@ -13,7 +13,7 @@ namespace {
 
 const OperatorFacts& facts_of(const Problem& p) { return definition_of(p).facts(); }
 
-/// Whether an operator's recurrent pass takes drafts.
+/// Whether an operator's recurrent pass takes drafts, and the norm of o.
 bool takes_drafts(const Problem& p) { return facts_of(p).beta && !facts_of(p).householder; }
 
 /// A case, and another one that is tried with it: `into` is varied as `one` is too.
@@ -429,6 +429,42 @@ void add_drafts(Cases& cases) {
   });
 }
 
+/// Rows of o normalized and gated, of null sequences and null tokens too.
+void add_output_norms(Cases& cases) {
+  const auto norm = [](Problem& p) { p.output_norm = Activation::silu; };
+  const auto pool = [=](Problem& p) {
+    norm(p), p.initial_state = p.output_final_state = false;
+    p.inplace_state = p.state_index = true;
+    p.B = p.N = 6, p.T = 4, p.state_slots = 40;
+  };
+  for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32})
+    cases.add(fmt::format("Norm_{}", to_string(dtype)), [=](Problem& p) {
+      norm(p), states(p), p.dtype = p.beta_dtype = dtype, p.K = p.V = 128;
+      if (dtype == DType::fp16) p.output_norm = Activation::sigmoid;
+    });
+  cases.add("NormK33V100", [=](Problem& p) {
+    p.output_norm = Activation::sigmoid, p.norm_eps = 1e-3F, p.K = 33, p.V = 100;
+  });
+  cases.add("NormK256V512",
+            [=](Problem& p) { norm(p), states(p), p.H = p.HV = 1, p.K = 256, p.V = 512; });
+  cases.add("NormPacked",
+            [=](Problem& p) {
+              norm(p), states(p), p.packed = p.use_qk_l2norm = p.state_v_first = true, p.V = 40;
+              p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
+            },
+            Gate::mixed, {1, 0, 3, 8, 0});
+  cases.add("NormNoTokens", [=](Problem& p) { norm(p), states(p), p.T = 0; });
+  cases.add(
+      "NormColumns", [=](Problem& p) { pool(p), p.index_columns = 5, p.state_dtype = DType::bf16; },
+      Gate::mixed);
+  cases.add(
+      "NormTree",
+      [=](Problem& p) {
+        pool(p), p.intermediate_rows = 7, p.disable_state_update = p.parent = true, p.T = 8;
+      },
+      Gate::mixed);
+}
+
 void add_pools(Cases& cases) {
   const auto indexed = [](Problem& p) {
     p.B = p.N = 6, p.state_index = p.initial_state = true, p.state_slots = 9;
@@ -538,7 +574,10 @@ std::vector<OperatorCase> listed_cases(const OperatorPass& which, DeviceKind kin
   add_numbers(cases);
   add_gates(cases);
   add_options(cases);
-  if (which.pass == Pass::recurrent && takes_drafts(base(which))) add_drafts(cases);
+  if (which.pass == Pass::recurrent && takes_drafts(base(which))) {
+    add_drafts(cases);
+    add_output_norms(cases);
+  }
   if (which.pass != Pass::backward && takes_drafts(base(which))) add_float8_pools(cases);
   if (which.pass == Pass::recurrent)
     add_pools(cases);
@@ -628,7 +667,11 @@ void draw_states(Draw& draw, Problem& p) {
     p.output_state_index = p.inplace_state && p.state_index && draw.flip();
     p.has_initial_state = p.inplace_state && draw.flip();
   }
-  if (recurrent && takes_drafts(p)) draw_drafts(draw, p);
+  if (recurrent && takes_drafts(p)) {
+    draw_drafts(draw, p);
+    if (draw.rarely()) p.output_norm = draw.flip() ? Activation::silu : Activation::sigmoid;
+    if (p.output_norm && draw.flip()) p.norm_eps = 1e-5F;
+  }
   if (p.inplace_state && takes_drafts(p) && !p.intermediate_rows && draw.rarely())
     p.state_dtype = draw.flip() ? DType::float8_e4m3 : DType::float8_e5m2;
   if (recurrent) return;

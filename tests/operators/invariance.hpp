@@ -23,7 +23,7 @@ using Order = std::vector<std::size_t>;
 
 /// The axis along which sequences lie one after the other in a pack; nothing for what they share.
 inline std::optional<std::size_t> pack_axis(const Problem& p, std::string_view name) {
-  for (const char* tokens : {"q", "k", "v", "beta", "erase", "write", "g", "o"})
+  for (const char* tokens : {"q", "k", "v", "beta", "erase", "write", "g", "norm_gate", "o"})
     if (name == tokens) return 1;
   if (name == "state_index" || name == "final_state") return 0;
   if (!p.state_index && (name == "initial_state" || name == "state")) return 0;
@@ -114,6 +114,8 @@ class BatchInvariance : public Base {
     p.dtype = p.beta_dtype = which.op == "kda" ? DType::fp32 : DType::fp16;
     p.use_qk_l2norm = p.state_v_first = true;
     p.use_beta_sigmoid = definition_of(p).facts().beta;
+    if (p.pass == Pass::recurrent && p.use_beta_sigmoid && !definition_of(p).facts().householder)
+      p.output_norm = Activation::silu;
     p.use_gate_in_kernel = p.has_dt_bias = gate_kind(p) != GateKind::none;
     p.state_dtype = DType::bf16;
     p.inplace_state = p.state_index = true;

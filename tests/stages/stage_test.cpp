@@ -110,6 +110,9 @@ void set_gate(Problem& p, const Template& t, std::string_view op, unsigned switc
   p.lower_bound = kda && bit(3) ? std::optional(-5.0F) : std::nullopt;
   p.safe_gate = p.lower_bound && (!p.use_gate_in_kernel || !bit(0));
   p.has_A_log = !p.lower_bound || bit(0) || !bit(1);
+  const OperatorFacts& facts = definition_of(p).facts();
+  if (p.pass == Pass::recurrent && facts.beta && !facts.householder && bit(1))
+    p.output_norm = bit(2) ? Activation::silu : Activation::sigmoid;
 }
 
 /// The operators of this build that use the template with these options.

@@ -362,7 +362,7 @@ void poison_unread(OperatorData& data) {
       if (written[row]) poison(tensor->second, static_cast<std::int64_t>(row), std::ssize(written));
   }
   const auto poison_tokens = [&](std::int64_t first, std::int64_t count) {
-    for (const char* name : {"q", "k", "v", "beta", "erase", "write", "g"})
+    for (const char* name : {"q", "k", "v", "beta", "erase", "write", "g", "norm_gate"})
       if (const auto tensor = data.tensors.find(name); tensor != data.tensors.end())
         for (std::int64_t t = first; t < first + count; ++t) poison(tensor->second, t, p.B * p.T);
   };
@@ -394,7 +394,7 @@ void poison_unread(OperatorData& data) {
 OperatorData tokens_of(const OperatorData& whole, std::int64_t first, std::int64_t count) {
   OperatorData part = whole;
   part.problem.T = count;
-  for (const char* name : {"q", "k", "v", "beta", "erase", "write", "g", "do"}) {
+  for (const char* name : {"q", "k", "v", "beta", "erase", "write", "g", "norm_gate", "do"}) {
     if (!whole.tensors.contains(name)) continue;
     const HostTensor& tensor = whole.tensors.at(name);
     Shape shape = tensor.shape();

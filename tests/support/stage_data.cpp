@@ -32,6 +32,8 @@ StageContext make_context(const OperatorData& data, std::int64_t BT) {
   c.first_slot = p.null_slot_zero ? 1 : 0;
   c.gate_in_kernel = p.use_gate_in_kernel;
   c.qk_l2norm = p.use_qk_l2norm;
+  c.norm_silu = p.output_norm == Activation::silu;
+  c.norm_eps = norm_eps_of(p);
   c.steps = p.num_householder;
   return c;
 }

@@ -84,6 +84,20 @@ class Recurrence {
   const Vector& v_;
 };
 
+/// The norm of rows of o, with norm_weight and the gate of norm_gate.
+void normalize_output(const StageContext& c, const TensorMap& t, Vector& o) {
+  const Vector &weight = t.at("norm_weight"), &gate = t.at("norm_gate");
+  const std::size_t V = weight.size();
+  for (std::size_t start = 0; start < o.size(); start += V) {
+    const double mean = dot(&o[start], &o[start], c.dims.V) / static_cast<double>(V);
+    for (std::size_t j = 0; j < V; ++j) {
+      const double z = gate[start + j];
+      o[start + j] *=
+          weight[j] * (c.norm_silu ? z : 1) / (1 + std::exp(-z)) / std::sqrt(mean + c.norm_eps);
+    }
+  }
+}
+
 void recurrent(const StageContext& c, TensorMap& t) {
   const Recurrence recurrence(c, t);
   const bool in_place = t.contains("state");
@@ -109,6 +123,7 @@ void recurrent(const StageContext& c, TensorMap& t) {
       if (in_place) write_state(c, pool, to, head, S);
     }
   }
+  if (t.contains("norm_gate")) normalize_output(c, t, o);
   t["o"] = o;
   t["final_state"] = final_state;
   if (in_place) t["state"] = pool;

@@ -70,7 +70,8 @@ std::vector<std::string> rows_of_tokens(const Operator& op) {
     return step.template_id.starts_with("fwd_o.") || step.template_id.starts_with("kda_fwd_o.");
   };
   const bool dense_output = std::any_of(op.plan().begin(), op.plan().end(), makes_output);
-  constexpr std::array kAll{"q", "k", "v", "beta", "erase", "write", "g", "o", "do", "state"};
+  constexpr std::array kAll{"q", "k",         "v", "beta", "erase", "write",
+                            "g", "norm_gate", "o", "do",   "state"};
   std::vector<std::string> names;
   for (const TensorSpec& spec : tensor_specs(op.problem()))
     if (spec.present && std::find(kAll.begin(), kAll.end(), spec.name) != kAll.end() &&

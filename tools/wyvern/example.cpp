@@ -75,7 +75,9 @@ enum class Stream : std::uint64_t {
   intermediate_index,
   parent,
   intermediate_states,
-  state_scale
+  state_scale,
+  norm_weight,
+  norm_gate
 };
 
 /// The random stream of an input; a state updated in place has the stream of an initial state.
@@ -96,6 +98,8 @@ Stream stream_of(std::string_view name) {
       {"output_state_index", Stream::state_index},
       {"has_initial_state", Stream::has_initial_state},
       {"state_scale", Stream::state_scale},
+      {"norm_weight", Stream::norm_weight},
+      {"norm_gate", Stream::norm_gate},
       {"checkpoint_offsets", Stream::checkpoint_offsets},
       {"checkpoints", Stream::checkpoints},
       {"num_accepted", Stream::num_accepted},

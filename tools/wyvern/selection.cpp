@@ -129,6 +129,10 @@ struct FieldSetter {
     value = parse_precision(text);
     if (!value) reject("{} is '{}'; it must be one of ieee, tf32x3, tf32", option.name, text);
   }
+  void operator()(std::optional<Activation>& value) const {
+    value = parse_activation(text);
+    if (!value) reject("{} is '{}'; it must be one of silu, sigmoid", option.name, text);
+  }
   void operator()(bool& value) const {
     value = (text == "true") != option.name.starts_with("--no-");
   }
@@ -165,6 +169,10 @@ struct TextSetter {
   void operator()(std::optional<Precision>& value) const {
     value = parse_precision(text);
     if (!value) reject("{} is '{}'; it must be one of ieee, tf32x3, tf32", name, text);
+  }
+  void operator()(std::optional<Activation>& value) const {
+    value = parse_activation(text);
+    if (!value) reject("{} is '{}'; it must be one of silu, sigmoid", name, text);
   }
 
  private:

@@ -199,7 +199,8 @@ void add_checkpoint_cases(const Problem& base, std::vector<Case>& cases) {
   }
 }
 
-/// Drafts to verify: slots for each token's state, and a tree with its states in a buffer.
+/// Drafts to verify: slots for each token's state, and a tree with its states in a buffer; rows of
+/// o normalized.
 void add_draft_cases(const Problem& base, std::vector<Case>& cases) {
   if (base.pass != Pass::recurrent || !facts_of(base).beta || facts_of(base).householder) return;
   for (const bool tree : {false, true}) {
@@ -213,6 +214,7 @@ void add_draft_cases(const Problem& base, std::vector<Case>& cases) {
       p.intermediate_rows = 3;
     else
       p.index_columns = 5;
+    p.output_norm = tree ? Activation::sigmoid : Activation::silu;
     cases.push_back(std::move(c));
   }
 }
@@ -338,7 +340,11 @@ Case random_case(const Problem& base, Draw& draw) {
     p.allow_neg_eigval = p.use_beta_sigmoid && draw.chance(2);
   }
   if (facts_of(p).householder) p.num_householder = 1 + draw.below(3);
-  if (p.pass == Pass::recurrent) return c;
+  if (p.pass == Pass::recurrent) {
+    if (facts_of(p).beta && !facts_of(p).householder && draw.chance(4))
+      p.output_norm = draw.chance(2) ? Activation::silu : Activation::sigmoid;
+    return c;
+  }
   if (draw.chance(2)) p.chunk_size = draw.one_of<3>({16, 32, 64});
   if (p.pass == Pass::forward && !facts_of(p).householder && draw.chance(3)) {
     p.checkpoint_offsets = draw.chance(2);
@@ -482,6 +488,7 @@ std::vector<std::string> options_of(const Case& c) {
   add(p.intermediate_rows.has_value(), "intermediate_rows");
   add(p.parent, "parent");
   add(p.disable_state_update, "disable_state_update");
+  if (p.output_norm) add(true, fmt::format("output_norm {}", to_string(*p.output_norm)));
   return options;
 }
 

@@ -18,6 +18,11 @@ namespace wyvern WYVERN_API {
 enum class Pass : std::uint8_t { forward, backward, recurrent };
 std::string_view to_string(Pass pass) noexcept;
 
+/// What an output norm's gate goes through: silu(x) = x sigmoid(x), or sigmoid(x).
+enum class Activation : std::uint8_t { silu, sigmoid };
+std::string_view to_string(Activation activation) noexcept;
+[[nodiscard]] std::optional<Activation> parse_activation(std::string_view text) noexcept;
+
 /// One operator at one shape. A plain value; validate() says whether it is legal.
 ///
 /// A state S (K x V, one per sequence and value head; value head h reads key head h / (HV / H))
@@ -111,6 +116,12 @@ struct Problem {
   bool parent = false;                ///< `parent` is given: drafts are a tree
   bool disable_state_update = false;  ///< `state` is read only
 
+  // The recurrent pass only, of operators of one step a token that have a beta.
+  /// Each value head's row of o is normalized and gated, norm_weight and norm_gate are given:
+  /// o <- o rsqrt(mean(o^2) + norm_eps) norm_weight output_norm(norm_gate).
+  std::optional<Activation> output_norm;
+  std::optional<float> norm_eps;  ///< finite, above 0; default 1e-6
+
   // The forward pass only: states inside sequences (SPECIFICATION.md, section 9).
   /// The state after every so many tokens of each sequence is written, a multiple of 64; 0: none.
   std::int64_t checkpoint_every = 0;
@@ -154,6 +165,7 @@ enum class GateKind : std::uint8_t { none, scalar, vector };
 [[nodiscard]] Precision default_precision(DType dtype) noexcept;
 [[nodiscard]] Precision precision_floor(const Problem& problem) noexcept;
 [[nodiscard]] float scale_of(const Problem& problem) noexcept;
+[[nodiscard]] float norm_eps_of(const Problem& problem) noexcept;
 
 /// Throws Error(kBadInput) that names the first wrong field, its value and what is legal.
 void validate(const Problem& problem);

@@ -124,6 +124,8 @@ struct Arguments {
   TensorView cu_seqlens;     ///< [N+1], packed batches
   TensorView A_log;          ///< [HV] fp32, with use_gate_in_kernel and has_A_log
   TensorView dt_bias;        ///< [HV], or [HV,K] per key channel; fp32; with has_dt_bias
+  TensorView norm_weight;    ///< [V] fp32, with output_norm
+  TensorView norm_gate;      ///< [B,T,HV,V], of the dtype of v, with output_norm
   TensorView do_;            ///< backward: "do", the gradient of o
   TensorView dht;            ///< backward: the gradient of the final state, fp32
   /// [N], the slot of each sequence's state; one outside [0, state_slots), such as -1, and 0 with

@@ -36,8 +36,8 @@ inline constexpr auto kOutputGradients = std::to_array<const char*>({"do", "dht"
 /// What an update in place takes beside the inputs; all of it is optional.
 inline constexpr auto kPool = std::to_array<const char*>(
     {"state", "state_scale", "state_index", "output_state_index", "has_initial_state",
-     "num_accepted", "intermediate_index", "parent", "checkpoint_offsets", "checkpoints",
-     "intermediate_states", "o", "final_state"});
+     "num_accepted", "intermediate_index", "parent", "norm_weight", "norm_gate",
+     "checkpoint_offsets", "checkpoints", "intermediate_states", "o", "final_state"});
 /// Those of kPool that are written.
 constexpr bool is_written(std::string_view name) {
   return name == "state" || name == "checkpoints" || name == "intermediate_states" || name == "o" ||
@@ -53,8 +53,9 @@ inline constexpr auto kOutputs =
 inline constexpr auto kGradients = std::to_array<const char*>(
     {"dq", "dk", "dv", "dg", "dbeta", "derase", "dwrite", "dinitial_state", "dA_log", "ddt_bias"});
 
-/// The operators of PyTorch's dispatcher. `update` is a forward or recurrent pass that writes to
-/// tensors of the caller: a pool of states, states inside sequences, o and final states.
+/// The operators of PyTorch's dispatcher. `update` is a forward or recurrent pass without
+/// gradients: one that writes to tensors of the caller (a pool of states, states inside sequences,
+/// o and final states), or that normalizes o.
 enum class Operation : std::uint8_t { forward, backward, update };
 
 /// A call as the table sees it.

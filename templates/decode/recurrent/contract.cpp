@@ -41,8 +41,10 @@ Template stage() {
                                   constant::INDEX_COLUMNS,
                                   constant::INTERMEDIATE_STATES,
                                   constant::PARENT,
-                                  constant::KEEP_POOL});
-  t.strided = {"q", "k", "v", "beta", "erase", "write", "g", "o", "state"};
+                                  constant::KEEP_POOL,
+                                  constant::OUTPUT_NORM,
+                                  constant::NORM_SILU});
+  t.strided = {"q", "k", "v", "beta", "erase", "write", "g", "norm_gate", "o", "state"};
   return t;
 }
 
@@ -74,12 +76,14 @@ Template hopper(Template t) {
   // 124 us, by then as long as the rows are prepared; one of 64 tokens 50 us. Equal but for more
   // states under way.
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
-    constexpr double kFilled = 4, kRow = 0.9;
+    constexpr double kFilled = 4;
+    const double row = s.OUTPUT_NORM ? 1.0 : 0.9;  // with the norm not measured
     const std::int64_t items =
         cuda::ceil_div(w.extents.N * s.HV, std::max(limits.multiprocessors, 1));
     return cost::kLaunch + kFilled +
-           std::max(decode::moved_states(0.80, s, w, limits),
-                    kRow * static_cast<double>(items * w.longest * s.STEPS)) -
+           std::max(
+               decode::moved_states(0.80, s, w, limits) + decode::moved_gates(0.80, s, w, limits),
+               row * static_cast<double>(items * w.longest * s.STEPS)) -
            0.01 * static_cast<double>(s.num_stages);
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {

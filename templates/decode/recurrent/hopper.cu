@@ -115,9 +115,38 @@ WYVERN_DEVICE void prepare_rows(const Block& b, Items items, const decode::Tenso
   finish();
 }
 
+/// Leaves in the token's row what the warp's columns of o_t add to the sum of squares.
+WYVERN_DEVICE void add_squares(const float (&o)[kValues], float* row, int column) {
+  float squares = 0.0f;
+#pragma unroll
+  for (int j = 0; j < kValues; ++j) squares = fused_multiply_add(o[j], o[j], squares);
+  // Lanes that share columns have the same numbers.
+  squares = sm90::sum_warp(decode::Share<Walk>::key_lane() == 0 ? squares : 0.0f);
+  if (lane_index() == 0) row[kPlaces.squares + column / decode::kColumns<Walk>] = squares;
+}
+
+/// The thread's columns of o_t, normalized and gated: here the state warps meet, once a token.
+WYVERN_DEVICE decode::ValueVector<Walk, DTYPE> normalized(const float (&o)[kValues],
+                                                          const float* row, int column, float eps) {
+  decode::ValueVector<Walk, float> gate = {};
+  gate.load(row + kPlaces.output_gate, column);
+  sm90::sync_named(1, recurrent::kStateWarps * 32);
+  float squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < recurrent::kStateWarps; i += 4) {
+    const auto part = load<4>(row + kPlaces.squares + i);
+    squares += part.at[0] + part.at[1] + (part.at[2] + part.at[3]);
+  }
+  const float rstd = reciprocal_sqrt(squares / V + eps);
+  decode::ValueVector<Walk, DTYPE> out;
+#pragma unroll
+  for (int j = 0; j < kValues; ++j) out[j] = from_float<DTYPE>(o[j] * rstd * gate[j]);
+  return out;
+}
+
 /// One step: the state becomes S_t, and of a token's last one the thread's columns of o_t = S~^T q
 /// + u (k . q) go to `o`. One round of sums serves both u and o.
-WYVERN_DEVICE void step(State& S, const float* row, bool last, DTYPE* o, int column) {
+WYVERN_DEVICE void step(State& S, float* row, bool last, DTYPE* o, int column, float norm_eps) {
   float with_k[kValues] = {}, with_q[kValues] = {};
   RowVector k, q;
   k.load(row + kPlaces.k);
@@ -140,27 +169,32 @@ WYVERN_DEVICE void step(State& S, const float* row, bool last, DTYPE* o, int col
     }
   }
   const float beta = numbers.at[1], kq = numbers.at[2];
-  float u[kValues];
+  float u[kValues], o_t[kValues];
   decode::ValueVector<Walk, DTYPE> out;
 #pragma unroll
   for (int j = 0; j < kValues; ++j) {
     u[j] = beta * (v[j] - decode::Share<Walk>::sum_key_lanes(with_k[j]));
     const float read = decode::Share<Walk>::sum_key_lanes(with_q[j]);
-    out[j] = from_float<DTYPE>(fused_multiply_add(u[j], kq, read));
+    o_t[j] = fused_multiply_add(u[j], kq, read);
+    out[j] = from_float<DTYPE>(o_t[j]);
   }
-  if (last) out.store(o, column);
+  if constexpr (OUTPUT_NORM)
+    add_squares(o_t, row, column);
+  else if (last)
+    out.store(o, column);
   decode::add_update(S, k, u);
+  if constexpr (OUTPUT_NORM) normalized(o_t, row, column, norm_eps).store(o, column);
 }
 
 /// All steps of a sequence; `keep(token)` is called after each token's.
 template <class Keep>
 WYVERN_DEVICE void walk(const Block& b, State& S, RowPipeline::Position& at, const StateItem& item,
-                        int column, const TokenRows<DTYPE>& o, Keep&& keep) {
+                        int column, const TokenRows<DTYPE>& o, float norm_eps, Keep&& keep) {
   for (int64 row = item.begin * STEPS; row < item.end * STEPS; ++row, at.advance()) {
     const int64 token = row / STEPS;
     const bool last = row % STEPS == STEPS - 1;
     b.rows.wait_full(at);
-    step(S, b.row(at), last, o.row(token) + item.head * V, column);
+    step(S, b.row(at), last, o.row(token) + item.head * V, column, norm_eps);
     sync_warp();
     if (lane_index() == 0) sm90::barrier_arrive(b.rows.empty(at));
     if (last) keep(token - item.begin);
@@ -201,7 +235,9 @@ WYVERN_KERNEL(kThreads, 1) {
                                    {write, write_stride},
                                    {g, g_stride},
                                    A_log,
-                                   dt_bias};
+                                   dt_bias,
+                                   {norm_gate, norm_gate_stride},
+                                   norm_weight};
     return prepare_rows(b, items, in, warp - 2, e);
   }
 
@@ -218,7 +254,7 @@ WYVERN_KERNEL(kThreads, 1) {
     if (item.slots.null)
       decode::clear_output<Walk>({o, o_stride}, item.begin, item.end, item.head, column);
     else
-      walk(b, S, row_at, item, column, {o, o_stride}, [&](int64 token) {
+      walk(b, S, row_at, item, column, {o, o_stride}, e.norm_eps, [&](int64 token) {
         if constexpr (INDEX_COLUMNS && !KEEP_POOL) {
           const StateSlots own =
               token_slot<Spec>(item.n, token, item.head, e, state_stride, state_index);

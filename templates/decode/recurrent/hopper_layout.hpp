@@ -12,9 +12,11 @@ constexpr int kRowBuffers = 2 * kRowWarps;
 
 /// A row of k with what goes with it, in floats: normalized k, scaled q, the decays where each key
 /// has its own, the erasing key where it is another, v, and the decay of all keys, beta, k . q.
+/// With OUTPUT_NORM what elements of o are multiplied with, and the state warps' sums of squares of
+/// o.
 template <class S>
 struct RowLayout {
-  int k = 0, q, decay, erasing, v, numbers, count;
+  int k = 0, q, decay, erasing, v, numbers, output_gate, squares, count;
   constexpr explicit RowLayout(const S& s) {
     const int K = static_cast<int>(s.K);
     q = K;
@@ -22,7 +24,9 @@ struct RowLayout {
     erasing = decay + (s.VECTOR_GATE ? K : 0);
     v = erasing + (s.ERASE_WRITE ? K : 0);
     numbers = v + static_cast<int>(s.V);
-    count = numbers + 4;
+    output_gate = numbers + 4;
+    squares = output_gate + (s.OUTPUT_NORM ? static_cast<int>(s.V) : 0);
+    count = squares + (s.OUTPUT_NORM ? kStateWarps : 0);
   }
 };
 

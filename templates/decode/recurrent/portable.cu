@@ -1,11 +1,12 @@
 // The recurrence token by token, for a few tokens a sequence. A warp keeps all of K x kColumns of
-// one state in registers from the first token to the last; warps never meet, so there is neither
-// shared memory nor a barrier, and a state moves once in and once out.
+// one state in registers from the first token to the last; warps do not meet on the way, so there
+// is no shared memory, and a state moves once in and once out. With OUTPUT_NORM a block has all
+// columns, BV after BV, and then normalizes its rows of o as they are stored.
 #include "device/cuda/decode.cuh"
 #include "device/drafts.hpp"
 
 constexpr int kThreads = num_warps * 32;
-constexpr int kTiles = ceil_div(V, BV);
+constexpr int kBlocksAHead = OUTPUT_NORM ? 1 : ceil_div(V, BV);
 
 using State = decode::State<Spec>;
 using Decay = decode::Decay<Spec, VECTOR_GATE>;
@@ -103,9 +104,10 @@ WYVERN_DEVICE void step(State& S, const Token& now, const Decay& gate, bool firs
 }
 
 WYVERN_KERNEL(kThreads, 0) {
-  const int column = block_index() % kTiles * BV + warp_index() * decode::kColumns<Spec>;
-  if (column >= V) return;
-  const int head = block_index() / kTiles;
+  const int first_column =
+      block_index() % kBlocksAHead * BV + warp_index() * decode::kColumns<Spec>;
+  if (!OUTPUT_NORM && first_column >= V) return;
+  const int head = block_index() / kBlocksAHead;
   const int64 n = block_row();
   if (n >= e.N) return;
   const int64 begin = decode::sequence_start<VARLEN>(cu_seqlens, n, e);
@@ -113,60 +115,75 @@ WYVERN_KERNEL(kThreads, 0) {
   const StateSlots slots = find_starting_state<Spec>(
       n, head, e, state_stride, state_index, output_state_index, num_accepted, intermediate_index);
 
-  State S;
-  S.clear();
-  if (slots.null) {
-    decode::clear_output<Spec>({o, o_stride}, begin, end, head, column);
-    if constexpr (FINAL_STATE) S.store(final_state + (n * e.HV + head) * (K * V), column);
-    return;
-  }
-  const Tensors in{{q, q_stride},         {k, k_stride},         {v, v_stride}, {beta, beta_stride},
-                   {erase, erase_stride}, {write, write_stride}, {g, g_stride}};
-  Token next = {};
-  if (begin < end) load_step(next, in, begin * STEPS, head, column);
-  const auto load_start = [&] {
-    if constexpr (INPLACE_STATE || INITIAL_STATE)
-      if (starts_from_slot<Spec>(n, has_initial_state))
-        return S.load((INPLACE_STATE ? state : initial_state) + slots.from, column,
-                      scale_at<Spec>(state_scale, slots.from_scale));
-    if constexpr (PARENT) S.clear();
-  };
-  load_start();
-  Decay gate;
-  gate.load(A_log, dt_bias, head);
-  // With PARENT: the tokens that have a state, a bit for each, and the one whose state S is.
-  [[maybe_unused]] unsigned live = 0;
-  [[maybe_unused]] int held = -1;
-  for (int64 row = begin * STEPS; row < end * STEPS; ++row) {
-    const Token now = next;
-    if (row + 1 < end * STEPS) load_step(next, in, row + 1, head, column);
-    if constexpr (PARENT) {
-      const int from = parent_of(n, row - begin, e, parent, live);
-      if (from == kNoToken) {
-        decode::clear_output<Spec>({o, o_stride}, row, row + 1, head, column);
-        continue;
+  const auto walk = [&](int column) {
+    State S;
+    S.clear();
+    if (slots.null) {
+      decode::clear_output<Spec>({o, o_stride}, begin, end, head, column);
+      if constexpr (FINAL_STATE) S.store(final_state + (n * e.HV + head) * (K * V), column);
+      return;
+    }
+    const Tensors in{{q, q_stride},       {k, k_stride},         {v, v_stride},
+                     {beta, beta_stride}, {erase, erase_stride}, {write, write_stride},
+                     {g, g_stride}};
+    Token next = {};
+    if (begin < end) load_step(next, in, begin * STEPS, head, column);
+    const auto load_start = [&] {
+      if constexpr (INPLACE_STATE || INITIAL_STATE)
+        if (starts_from_slot<Spec>(n, has_initial_state))
+          return S.load((INPLACE_STATE ? state : initial_state) + slots.from, column,
+                        scale_at<Spec>(state_scale, slots.from_scale));
+      if constexpr (PARENT) S.clear();
+    };
+    load_start();
+    Decay gate;
+    gate.load(A_log, dt_bias, head);
+    // With PARENT: the tokens that have a state, a bit for each, and the one whose state S is.
+    [[maybe_unused]] unsigned live = 0;
+    [[maybe_unused]] int held = -1;
+    for (int64 row = begin * STEPS; row < end * STEPS; ++row) {
+      const Token now = next;
+      if (row + 1 < end * STEPS) load_step(next, in, row + 1, head, column);
+      if constexpr (PARENT) {
+        const int from = parent_of(n, row - begin, e, parent, live);
+        if (from == kNoToken) {
+          decode::clear_output<Spec>({o, o_stride}, row, row + 1, head, column);
+          continue;
+        }
+        // This thread wrote what it reads here, so that the order of its accesses is enough.
+        if (from != held && from >= 0)
+          S.load(
+              intermediate_states + intermediate_state<Spec>(n, from, head, e, intermediate_index),
+              column);
+        else if (from != held)
+          load_start();
+        held = static_cast<int>(row - begin);
+        live |= 1U << held;
       }
-      // This thread wrote what it reads here, so that the order of its accesses is enough.
-      if (from != held && from >= 0)
-        S.load(intermediate_states + intermediate_state<Spec>(n, from, head, e, intermediate_index),
-               column);
-      else if (from != held)
-        load_start();
-      held = static_cast<int>(row - begin);
-      live |= 1U << held;
+      step(S, now, gate, is_first(row), is_last(row), o + row / STEPS * o_stride + head * V, column,
+           e);
+      if constexpr (INDEX_COLUMNS && !KEEP_POOL) {
+        const StateSlots own = token_slot<Spec>(n, row - begin, head, e, state_stride, state_index);
+        if (!own.null) S.store(state + own.to, column, scale_at<Spec>(state_scale, own.to_scale));
+      }
+      if constexpr (INTERMEDIATE_STATES) {
+        const int64 to = intermediate_state<Spec>(n, row - begin, head, e, intermediate_index);
+        if (to != kNoState) S.store(intermediate_states + to, column);
+      }
     }
-    step(S, now, gate, is_first(row), is_last(row), o + row / STEPS * o_stride + head * V, column,
-         e);
-    if constexpr (INDEX_COLUMNS && !KEEP_POOL) {
-      const StateSlots own = token_slot<Spec>(n, row - begin, head, e, state_stride, state_index);
-      if (!own.null) S.store(state + own.to, column, scale_at<Spec>(state_scale, own.to_scale));
-    }
-    if constexpr (INTERMEDIATE_STATES) {
-      const int64 to = intermediate_state<Spec>(n, row - begin, head, e, intermediate_index);
-      if (to != kNoState) S.store(intermediate_states + to, column);
-    }
+    if constexpr (INPLACE_STATE && !INDEX_COLUMNS && !KEEP_POOL)
+      S.store(state + slots.to, column, scale_at<Spec>(state_scale, slots.to_scale));
+    if constexpr (FINAL_STATE) S.store(final_state + slots.to, column);
+  };
+  if constexpr (!OUTPUT_NORM) {
+    walk(first_column);
+  } else {
+#pragma unroll 1
+    for (int column = first_column; column < V; column += BV) walk(column);
+    sync_block();
+    for (int64 token = begin + warp_index(); token < end; token += num_warps)
+      decode::normalize_row<Spec>(o + token * o_stride + head * V,
+                                  norm_gate + token * norm_gate_stride + head * V, norm_weight,
+                                  e.norm_eps);
   }
-  if constexpr (INPLACE_STATE && !INDEX_COLUMNS && !KEEP_POOL)
-    S.store(state + slots.to, column, scale_at<Spec>(state_scale, slots.to_scale));
-  if constexpr (FINAL_STATE) S.store(final_state + slots.to, column);
 }

@@ -15,6 +15,8 @@ struct Tensors {
   Rows<S::BETA_DTYPE> beta, erase, write;
   Rows<S::G_DTYPE> g;
   const float *A_log, *dt_bias;
+  Rows<S::DTYPE> norm_gate;
+  const float* norm_weight;
 };
 
 /// A warp's part of a vector, four neighbours a lane and turn; zeros past its end.
@@ -87,6 +89,10 @@ class Row {
     }
     if constexpr (S::GATED)
       if (first_) load_gates(in, token, head);
+    if constexpr (S::OUTPUT_NORM) {
+      norm_gate_.load(in.norm_gate.row(token) + head * S::V);
+      norm_weight_.load(in.norm_weight);
+    }
   }
 
   WYVERN_DEVICE void prepare(float* to, const Extents& e) const {
@@ -107,6 +113,13 @@ class Row {
       beta = activate_beta<S::BETA_SIGMOID, S::NEG_EIGVAL>(beta_);
     }
     v.store(to + kPlaces.v);
+    if constexpr (S::OUTPUT_NORM) {
+      auto factors = norm_weight_;
+      factors.change([&](float x, int t, int i) {
+        return x * output_gate<S>(to_float(norm_gate_.part[t].at[i]));
+      });
+      factors.store(to + kPlaces.output_gate);
+    }
     const float numbers[4] = {prepare_decay(to, e.lower_bound), beta, k.dot(q), 0.0f};
     if (lane_index() == 0) store_run<true>(to + kPlaces.numbers, numbers);
   }
@@ -151,6 +164,8 @@ class Row {
   WarpVector<float, S::VECTOR_GATE ? S::K : 0> biases_;                  // VECTOR_GATE
   WarpVector<Element<S::BETA_DTYPE>, S::ERASE_WRITE ? S::K : 0> erase_;  // ERASE_WRITE
   WarpVector<Element<S::BETA_DTYPE>, S::ERASE_WRITE ? S::V : 0> write_;  // ERASE_WRITE
+  WarpVector<Element<S::DTYPE>, S::OUTPUT_NORM ? S::V : 0> norm_gate_;   // OUTPUT_NORM
+  WarpVector<float, S::OUTPUT_NORM ? S::V : 0> norm_weight_;             // OUTPUT_NORM
 };
 
 }  // namespace wyvern::cuda::decode

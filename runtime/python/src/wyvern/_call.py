@@ -6,8 +6,9 @@ the fields that ``wyvern_field_get()`` lists. They give a list of the tensors th
 * forward: o, final_state, intermediate_states, then what ``disable_recompute=1`` keeps (``KEPT``);
 * backward: the gradients of q, k, v, g, beta, erase, write, initial_state, A_log, dt_bias.
 
-``wyvern::update`` is the forward or the recurrent pass that writes to tensors of the caller, a pool of states,
-states inside sequences, o (``out`` in Python) and final states, and gives o, or nothing where the caller has it.
+``wyvern::update`` is the forward or the recurrent pass that has no gradient: it writes to tensors of the
+caller, a pool of states, states inside sequences, o (``out`` in Python) and final states, or normalizes o,
+and gives o, or nothing where the caller has it.
 """
 
 from __future__ import annotations
@@ -152,6 +153,8 @@ def _update_shapes(
     num_accepted: Tensor | None,
     intermediate_index: Tensor | None,
     parent: Tensor | None,
+    norm_weight: Tensor | None,
+    norm_gate: Tensor | None,
     checkpoint_offsets: Tensor | None,
     checkpoints: Tensor | None,
     intermediate_states: Tensor | None,
@@ -163,8 +166,9 @@ def _update_shapes(
         cu_seqlens=cu_seqlens, A_log=A_log, dt_bias=dt_bias, cu_seqlens_cpu=cu_seqlens_cpu, state=state,
         state_scale=state_scale, state_index=state_index, output_state_index=output_state_index,
         has_initial_state=has_initial_state, num_accepted=num_accepted,
-        intermediate_index=intermediate_index, parent=parent, checkpoint_offsets=checkpoint_offsets,
-        checkpoints=checkpoints, intermediate_states=intermediate_states, out=o, final_state=final_state,
+        intermediate_index=intermediate_index, parent=parent, norm_weight=norm_weight, norm_gate=norm_gate,
+        checkpoint_offsets=checkpoint_offsets, checkpoints=checkpoints,
+        intermediate_states=intermediate_states, out=o, final_state=final_state,
     )  # fmt: skip
     if o is not None:
         return q.new_empty([0], dtype=torch.uint8)
@@ -407,14 +411,14 @@ def update(problem: str, *tensors: Tensor | None) -> Tensor:
     """
     named = dict(zip(UPDATED, tensors, strict=True))
     written = {name: x for name, x in named.items() if UPDATED[name] and x is not None}
-    first = next(iter(written))
+    first, how = (next(iter(written)), "updated in place") if written else ("norm_gate", "applied to o")
     if is_transformed():
-        raise NotImplementedError(f"{first} is updated in place, which torch.func cannot transform")
+        raise NotImplementedError(f"{first} is {how}, which torch.func cannot transform")
     if torch.is_grad_enabled():
         for name, x in named.items():
             if x is not None and x.requires_grad:
                 raise ValueError(
-                    f"{name} requires a gradient; with {first}, which is updated in place, there is none: "
+                    f"{name} requires a gradient; with {first}, which is {how}, there is none: "
                     "call under torch.no_grad()"
                 )
     o = update_op(problem, *tensors)
@@ -427,7 +431,7 @@ def update(problem: str, *tensors: Tensor | None) -> Tensor:
 
 _KINDS = {"TypeError": TypeError, "ValueError": ValueError, "RuntimeError": RuntimeError}
 _UNKNOWN_DTYPE = re.compile(
-    r"^(q|k|v|g|beta|out|\w*state|state_scale|\w*_index|\w*_states|num_accepted|parent|checkpoint\w*|cu_seqlens\w*) has a "
+    r"^(q|k|v|g|beta|out|\w*state|state_scale|\w*_index|\w*_states|num_accepted|parent|norm_\w*|checkpoint\w*|cu_seqlens\w*) has a "
     "dtype that it cannot have"
 )
 _OWN = re.compile(r"wyvern\.(TypeError|ValueError|RuntimeError): (.*)", re.DOTALL)

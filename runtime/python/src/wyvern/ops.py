@@ -64,6 +64,7 @@ _any_autocast = torch._C._is_any_autocast_enabled
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _PRECISIONS = ("tf32", "tf32x3", "ieee")
+_NORM_ACTIVATIONS = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}  # the fields' names
 _heads_first_told = False
 _LONGEST_KEYS = 2.0  # at a rate of 0.5 longer ones turn the state around and make it grow
 _keys_told = False
@@ -71,8 +72,8 @@ _keys_seen: set[str] = set()  # problems whose first keys were looked at
 
 
 class _Pool(NamedTuple):
-    """States that are updated in place, those inside sequences and where o goes; the tensors in the order
-    of wyvern::update."""
+    """States that are updated in place, those inside sequences, the norm of o and where it goes; the tensors
+    in the order of wyvern::update."""
 
     state: Tensor | None
     state_scale: Tensor | None
@@ -82,6 +83,8 @@ class _Pool(NamedTuple):
     num_accepted: Tensor | None
     intermediate_index: Tensor | None
     parent: Tensor | None
+    norm_weight: Tensor | None
+    norm_gate: Tensor | None
     checkpoint_offsets: Tensor | None
     checkpoints: Tensor | None
     intermediate_states: Tensor | None
@@ -89,9 +92,10 @@ class _Pool(NamedTuple):
     null_slot_zero: bool
     checkpoint_every: int
     disable_state_update: bool
+    output_norm: str  # of the problem; empty without norm_weight and norm_gate
 
 
-_POOL_TENSORS = 12  # of _Pool
+_POOL_TENSORS = 14  # of _Pool
 
 
 def chunk_gated_delta_rule(
@@ -524,6 +528,10 @@ def fused_recurrent_gated_delta_rule(
     intermediate_index: Tensor | None = None,
     disable_state_update: bool = False,
     parent: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_gate: Tensor | None = None,
+    norm_eps: float = 1e-6,
+    norm_activation: str = "silu",
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The gated delta rule token by token, for decoding: one or a few tokens a sequence.
@@ -553,6 +561,12 @@ def fused_recurrent_gated_delta_rule(
             any other parent, or that goes on from such a token, is null: its row of o is 0, its state
             is not written. With ``state`` it needs ``disable_state_update``; ``output_final_state`` must
             be false.
+        norm_weight: ``[V]``, float32 or cast to it, with ``norm_gate``: o is normalized and gated where it is
+            computed, ``o * rsqrt(mean(o ** 2) + norm_eps) * norm_weight * act(norm_gate)``, each value head's
+            row by itself. Rows of null sequences and null tokens stay 0. There is no gradient then.
+        norm_gate: ``[B, T, HV, V]`` in the dtype of q; rows of tokens may lie apart, as v's may.
+        norm_eps: above 0.
+        norm_activation: what the gate goes through, "silu" (or "swish") or "sigmoid".
 
     Gradients are those of the chunked backward pass.
 
@@ -590,6 +604,7 @@ def fused_recurrent_gated_delta_rule(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             num_accepted=num_accepted, intermediate_states=intermediate_states,
             intermediate_index=intermediate_index, disable_state_update=disable_state_update, parent=parent,
+            norm_weight=norm_weight, norm_gate=norm_gate, norm_eps=norm_eps, norm_activation=norm_activation,
             out=out,
         ),
     )  # fmt: skip
@@ -623,11 +638,15 @@ def fused_recurrent_delta_rule(
     intermediate_index: Tensor | None = None,
     disable_state_update: bool = False,
     parent: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_gate: Tensor | None = None,
+    norm_eps: float = 1e-6,
+    norm_activation: str = "silu",
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The delta rule token by token, for decoding.
 
-    Arguments as those of :func:`chunk_delta_rule`, and those of drafts as those of
+    Arguments as those of :func:`chunk_delta_rule`, and those of drafts and of the norm of o as those of
     :func:`fused_recurrent_gated_delta_rule`; beta ``[B, T, HV]``, ones by default. Gradients are those of the
     chunked backward pass.
 
@@ -646,6 +665,7 @@ def fused_recurrent_delta_rule(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             num_accepted=num_accepted, intermediate_states=intermediate_states,
             intermediate_index=intermediate_index, disable_state_update=disable_state_update, parent=parent,
+            norm_weight=norm_weight, norm_gate=norm_gate, norm_eps=norm_eps, norm_activation=norm_activation,
             out=out,
         ),
     )  # fmt: skip
@@ -684,11 +704,15 @@ def fused_recurrent_kda(
     intermediate_index: Tensor | None = None,
     disable_state_update: bool = False,
     parent: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_gate: Tensor | None = None,
+    norm_eps: float = 1e-6,
+    norm_activation: str = "silu",
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Kimi Delta Attention token by token, for decoding.
 
-    Arguments as those of :func:`chunk_kda`, and those of drafts as those of
+    Arguments as those of :func:`chunk_kda`, and those of drafts and of the norm of o as those of
     :func:`fused_recurrent_gated_delta_rule`. Gradients are those of the chunked backward pass.
 
     Returns:
@@ -709,6 +733,7 @@ def fused_recurrent_kda(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             num_accepted=num_accepted, intermediate_states=intermediate_states,
             intermediate_index=intermediate_index, disable_state_update=disable_state_update, parent=parent,
+            norm_weight=norm_weight, norm_gate=norm_gate, norm_eps=norm_eps, norm_activation=norm_activation,
             out=out,
         ),
     )  # fmt: skip
@@ -1016,9 +1041,14 @@ def _pool(
     intermediate_index: Tensor | None = None,
     disable_state_update: bool = False,
     parent: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_gate: Tensor | None = None,
+    norm_eps: float = 1e-6,
+    norm_activation: str = "silu",
     out: Tensor | None = None,
 ) -> _Pool | None:
-    """What a call says of states in place and inside sequences and of where o goes; None where it has none."""
+    """What a call says of states in place and inside sequences, of the norm of o and of where it goes; None
+    where it has none."""
     if null_slots not in ("negative", "non-positive"):
         raise ValueError(f"null_slots is {null_slots!r}; it must be 'negative' or 'non-positive'")
     if state is None:
@@ -1053,15 +1083,27 @@ def _pool(
     if (checkpoints is None) != (checkpoint_every is None and checkpoint_offsets is None):
         what = "missing; it must be given with" if checkpoints is None else "given without"
         raise ValueError(f"checkpoints is {what} checkpoint_every or checkpoint_offsets")
+    if (norm_weight is None) != (norm_gate is None):
+        name, other = ("norm_weight", "norm_gate") if norm_weight is None else ("norm_gate", "norm_weight")
+        raise ValueError(f"{name} is missing; it must be given with {other}")
+    output_norm = ""
+    if norm_weight is not None:
+        if norm_activation not in _NORM_ACTIVATIONS:
+            legal = ", ".join(map(repr, _NORM_ACTIVATIONS))
+            raise ValueError(f"norm_activation is {norm_activation!r}; it must be one of {legal}")
+        output_norm = f" output_norm={_NORM_ACTIVATIONS[norm_activation]}"
+        output_norm += f" norm_eps={real('norm_eps', norm_eps)!r}"
+        norm_weight = floating("norm_weight", norm_weight).float()
     if state is None and checkpoints is None and intermediate_states is None and out is None:
-        return None
+        if norm_weight is None:
+            return None
     every = 0 if checkpoint_every is None else integer("checkpoint_every", checkpoint_every)
     if checkpoint_every is not None and every <= 0:
         raise ValueError(f"checkpoint_every is {every}; it must be a multiple of 64")
     return _Pool(
         state, state_scale, state_index, output_state_index, has_initial_state, num_accepted,
-        intermediate_index, parent, checkpoint_offsets, checkpoints, intermediate_states, out, null_slots == "non-positive",
-        every, disable_state_update,
+        intermediate_index, parent, norm_weight, norm_gate, checkpoint_offsets, checkpoints,
+        intermediate_states, out, null_slots == "non-positive", every, disable_state_update, output_norm,
     )  # fmt: skip
 
 
@@ -1075,7 +1117,7 @@ def _pool_options(
 ) -> str:
     """The problem with states in place, where nothing else that is asked for speaks against them."""
     written = ("state", "checkpoints", "intermediate_states")
-    given = next((name for name in written if getattr(pool, name) is not None), "out")
+    given = next((name for name in (*written, "norm_gate") if getattr(pool, name) is not None), "out")
     for name in written:
         x = getattr(pool, name)
         if x is None or tensor(name, x).dtype in _FLOATS or (name == "state" and x.dtype in _FLOAT8):
@@ -1099,11 +1141,12 @@ def _pool_options(
         ("return_intermediate_states", return_intermediate_states),
     ):
         if value:
-            raise ValueError(f"{name} is true; it must be false with {given}, which is updated in place")
+            raise ValueError(f"{name} is true; it must be false with {given}, which has no gradient")
     if tensor("q", q).dtype is torch.float64:
         raise TypeError(
             f"q is torch.float64; with {given} it must be torch.float32, torch.float16 or torch.bfloat16"
         )
+    problem += pool.output_norm
     if pool.disable_state_update:
         problem += " disable_state_update=1"
     if pool.checkpoint_every:

@@ -1,0 +1,138 @@
+"""The norm of o in decoding: RMSNorm of each value head's row, weighed and gated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import Call, make
+from reference import error, recurrence
+from wyvern import ops
+
+FUNCTIONS = [ops.fused_recurrent_delta_rule, ops.fused_recurrent_gated_delta_rule, ops.fused_recurrent_kda]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 5e-3}
+ACTIVATIONS = {"silu": F.silu, "swish": F.silu, "sigmoid": torch.sigmoid}
+
+
+def normalized(o: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+    """What the norm makes of o, in float64."""
+    gate = ACTIVATIONS[given.get("norm_activation", "silu")](given["norm_gate"].double().cpu())
+    weight = given["norm_weight"].double().cpu()
+    return F.rms_norm(o.double().cpu(), o.shape[-1:], weight, given.get("norm_eps", 1e-6)) * gate
+
+
+def batch(function: Callable[..., Any], device: str, dtype: torch.dtype, **sizes: int) -> Call:
+    """Without gradients, with a norm of o."""
+    call = make(function, dtype, device, **sizes)
+    call.tensors = {name: x.detach() for name, x in call.tensors.items()}
+    v = call.tensors["v"]
+    call.fixed = {
+        "norm_weight": torch.randn(v.shape[-1], device=device),
+        "norm_gate": torch.randn(v.shape, device=device).to(dtype),
+    }
+    return call
+
+
+def exact(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    return recurrence(**{name: x.double().cpu() for name, x in call.tensors.items()}, **call.reference)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_rows_are_normalized(function: Any, dtype: torch.dtype, activation: str, device: str) -> None:
+    call = batch(function, device, dtype, B=3, T=4)
+    call.fixed |= {"norm_activation": activation, "norm_eps": 1e-3}
+    o, state = call()
+    wanted, after = exact(call)
+    assert o.dtype is dtype
+    assert error(o, normalized(wanted, call.fixed)) < TOLERANCE[dtype]
+    assert error(state, after) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_slices_of_one_row(dtype: torch.dtype, device: str) -> None:
+    """q, k, v and the gate of a token side by side, as one projection gives them; raw a and b; a weight in
+    the model's dtype; out."""
+    N, H, HV, K, V = 5, 2, 4, 32, 16
+    sizes = [H * K, H * K, HV * V, HV * V]
+    rows = torch.randn(N, 1, sum(sizes), device=device).to(dtype)
+    q, k, v, z = (
+        x.unflatten(-1, (-1, width)) for x, width in zip(rows.split(sizes, -1), (K, K, V, V), strict=True)
+    )
+    a, b = torch.randn(2, N, 1, HV, device=device).to(dtype)
+    A_log, dt_bias = torch.randn(2, HV, device=device)
+    pool = torch.randn(7, HV, V, K, device=device)
+    index = torch.tensor([4, -1, 0, 6, 2], dtype=torch.int32, device=device)
+    z[1] = float("nan")  # of no sequence
+    out = torch.full([N, 1, HV, V], float("nan"), device=device, dtype=dtype)
+    norm = {"norm_weight": torch.randn(V, device=device).to(dtype), "norm_gate": z}
+    start = pool.clone()
+    o, _ = ops.fused_recurrent_gated_delta_rule(
+        q, k, v, a, beta=b, A_log=A_log, dt_bias=dt_bias, use_gate_in_kernel=True,
+        use_beta_sigmoid_in_kernel=True, use_qk_l2norm_in_kernel=True, state=pool, state_index=index,
+        state_v_first=True, out=out, **norm,
+    )  # fmt: skip
+    assert o is out and not out[1].any()
+    live = [0, 2, 3, 4]
+    wanted, after = recurrence(
+        *(x[live].double().cpu() for x in (q, k, v, a, b)), A_log=A_log.double().cpu(),
+        dt_bias=dt_bias.double().cpu(), gate=True, beta_sigmoid=True, l2norm=True, v_first=True,
+        initial_state=start[index[live].long()].double().cpu(),
+    )  # fmt: skip
+    norm["norm_gate"] = z[live]
+    assert error(out[live], normalized(wanted, norm)) < TOLERANCE[dtype]
+    assert error(pool[index[live].long()], after) < TOLERANCE[dtype]
+
+
+def test_every_token_of_drafts(device: str) -> None:
+    """Null tokens' rows are 0 whatever their gates hold."""
+    call = batch(ops.fused_recurrent_kda, device, torch.float32, B=2, T=3, states=False)
+    call.options = {}
+    v = call.tensors["v"]
+    kept = torch.zeros(2, 3, v.shape[2], call.tensors["q"].shape[3], v.shape[3], device=device)
+    parents = [[-1, 0, 0], [-1, 2, 0]]
+    call.fixed["norm_gate"][1, 1] = float("nan")
+    o, _ = call.function(
+        **call.tensors, **call.fixed, intermediate_states=kept, parent=torch.tensor(parents, device=device),
+        intermediate_index=torch.tensor([1, 0], device=device),
+    )  # fmt: skip
+    assert not o[1, 1].any()
+    for n, path in ((0, [0, 1]), (0, [0, 2]), (1, [0]), (1, [0, 2])):
+        rows = {name: x[n : n + 1, path].double().cpu() for name, x in call.tensors.items()}
+        gate = {**call.fixed, "norm_gate": call.fixed["norm_gate"][n, path[-1]]}
+        assert error(o[n, path[-1]], normalized(recurrence(**rows)[0][0, -1], gate)) < 1e-5
+
+
+def test_compiled(device: str) -> None:
+    call = batch(ops.fused_recurrent_gated_delta_rule, device, torch.float32, B=2, T=1)
+    torch._dynamo.reset()
+    step = torch.compile(lambda given: call.function(**given)[0] + 1, backend="aot_eager", fullgraph=True)
+    assert error(step({**call.tensors, **call.fixed}), normalized(exact(call)[0], call.fixed) + 1) < 1e-5
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], type, str]] = {
+    "no weight": ({"norm_weight": None}, ValueError, "norm_weight is missing; .* with norm_gate"),
+    "no gate": ({"norm_gate": None}, ValueError, "norm_gate is missing; .* with norm_weight"),
+    "activation": ({"norm_activation": "relu"}, ValueError, "norm_activation is 'relu'; .* 'silu', 'swish'"),
+    "eps": ({"norm_eps": 0.0}, ValueError, "norm_eps is 0; it must be finite and above 0"),
+    "shape": ({"norm_weight": torch.ones(15)}, ValueError, r"norm_weight has shape \[15\]; it must be .*16"),
+    "integers": ({"norm_gate": torch.ones(2, 3, 2, 16).int()}, TypeError, "norm_gate is torch.int32"),
+    "dtype": ({"norm_gate": torch.ones(2, 3, 2, 16).half()}, TypeError, "norm_gate is torch.float16"),
+    "list": ({"norm_gate": [1]}, TypeError, "norm_gate is list; it must be a torch.Tensor"),
+    "gradient": (
+        {"norm_gate": torch.ones(2, 3, 2, 16, requires_grad=True)}, ValueError,
+        "norm_gate requires a gradient; with .* under torch.no_grad",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_named(name: str) -> None:
+    change, kind, message = MISTAKES[name]
+    call = batch(ops.fused_recurrent_delta_rule, "cpu", torch.float32, B=2, T=3, states=False)
+    with pytest.raises(kind, match=message):
+        call.function(**{**call.tensors, **call.fixed, **change})
