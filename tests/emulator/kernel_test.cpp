@@ -976,9 +976,11 @@ TEST(KernelHopper, PreparesChunks) {
                         {DType::fp16, Gate::typical, 64, 8, true},
                         {DType::fp16, Gate::mixed, 128, 16, true},
                         {DType::fp16, Gate::very_negative, 64, 8, false},
-                        {DType::fp16, Gate::zero, 128, 8, true}}) {
+                        {DType::fp16, Gate::zero, 128, 8, true},
+                        {DType::bf16, Gate::typical, 256, 16, true},
+                        {DType::fp16, Gate::very_negative, 256, 16, false}}) {
     const std::vector<std::int64_t> lengths{100, 0, 64, 1, 130};
-    Problem p = problem(1, 0, 1, 2, c.K, c.K == 64 ? 192 : 128);
+    Problem p = problem(1, 0, 1, 2, c.K, c.K == 128 ? 128 : 192);
     p.op = "kda";
     p.dtype = p.beta_dtype = c.dtype;
     p.g_dtype = c.all ? c.dtype : DType::fp32;
@@ -1006,7 +1008,8 @@ TEST(KernelHopper, PreparingChunksSpillsFewRegisters) {
   struct Size {
     std::int64_t width, warps, most, most_gated;  ///< bytes; of gdn2
   };
-  for (const Size& size : {Size{64, 8, 16, 64}, {128, 16, 16, 72}, {128, 8, 192, 264}})
+  for (const Size& size :
+       {Size{64, 8, 16, 64}, {128, 16, 16, 72}, {128, 8, 192, 264}, {256, 16, 192, 264}})
     for (const bool all : {false, true})
       for (const DType type : {DType::bf16, DType::fp32}) {
         Problem p = problem(1, 90, 1, 3, size.width, size.width);

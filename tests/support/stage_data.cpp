@@ -499,14 +499,14 @@ bool takes(const Template& t, const Limits& limits, const Problem& problem) {
            (problem.K == 64 || problem.K == 128 || problem.K == 256) &&
            (problem.V == 64 || problem.V == 128 || problem.V == 256);
   const bool one_head_gate = t.source.starts_with("forward/delta_forward/");
-  const bool prepared =
-      t.source.starts_with("forward/kda_fwd_h_o/") || t.source.starts_with("forward/kda_prepare/");
+  const bool walks = t.source.starts_with("forward/kda_fwd_h_o/");
+  const bool prepared = walks || t.source.starts_with("forward/kda_prepare/");
   const bool one_kernel = t.source.starts_with("forward/kda_forward/");
   if (one_head_gate || prepared || one_kernel)
-    return hopper && (problem.K == 64 || problem.K == 128 || (problem.K == 256 && one_head_gate)) &&
+    return hopper &&
+           (problem.K == 64 || problem.K == 128 || (problem.K == 256 && !one_kernel && !walks)) &&
            (!one_kernel || problem.dtype == DType::bf16) && problem.V % 64 == 0 &&
-           (!problem_constants(problem).ERASE_WRITE ||
-            t.source.starts_with("forward/kda_fwd_h_o/") ||
+           (!problem_constants(problem).ERASE_WRITE || walks ||
             (prepared && problem.beta_dtype == problem.dtype)) &&
            problem.pass == Pass::forward && !problem.allow_neg_eigval &&
            !problem.disable_recompute && !problem.return_intermediate_states;

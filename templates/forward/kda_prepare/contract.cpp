@@ -31,11 +31,12 @@ TiledView squares(const Spec& s, const Extents& e) {
 
 std::string illegal(const Spec& s) {
   if (s.BT != kChunk) return fmt::format("BT={} is not the {} of its products", s.BT, kChunk);
-  if (s.K != 64 && s.K != 128)
-    return fmt::format("K={} is not one of 64 and 128, of which eight warps can hold the gates",
-                       s.K);
+  if (s.K != 64 && s.K != 128 && s.K != 256)
+    return fmt::format("K={} is not one of 64, 128 and 256, which warps share out in groups", s.K);
   if (s.num_warps * 8 > s.K)
     return fmt::format("num_warps={} leaves warps without channels", s.num_warps);
+  if (s.num_warps * 16 < s.K)
+    return fmt::format("num_warps={} cannot hold the gates of K={}", s.num_warps, s.K);
   if (s.ERASE_WRITE && s.BETA_DTYPE != s.DTYPE)
     return fmt::format("erase and write are {}, not {} as what they are multiplied by",
                        to_string(s.BETA_DTYPE), to_string(s.DTYPE));
@@ -77,11 +78,12 @@ Template prepare(std::string name, std::string source, bool backward) {
                    {.name = "k_map", .argument = "k", .view = keys},
                    {.name = "g_map", .argument = "g", .view = gates}};
   t.strided = {"q", "k", "v", "beta", "erase", "write", "g"};
-  // Blocks of 8 warps go two to a multiprocessor; one alone is done sooner with 16.
+  // Blocks of 8 warps go two to a multiprocessor; one alone is done sooner with 16. With K = 256 a
+  // block has a multiprocessor to itself.
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
     const bool alone = w.extents.NT * s.HV <= limits.multiprocessors;
-    const double block = (s.num_warps == 16) == (alone && s.K == 128) ? kBlock : 1.1 * kBlock;
-    return kStarted + cost::chunks(block, s, w, limits);
+    const double pace = s.K == 256 ? 2.2 : (s.num_warps == 16) == (alone && s.K == 128) ? 1.0 : 1.1;
+    return kStarted + cost::chunks(pace * kBlock, s, w, limits);
   };
   t.geometry = [backward](const Spec& s, const Extents& e, const Limits&) {
     return cuda::launch_rows(e.NT, s.HV, s, HopperLayout(s, backward ? 0 : s.V).bytes);
