@@ -930,9 +930,10 @@ TEST(KernelHopper, WalksThroughPreparedChunks) {
   const std::vector<const char*> walks{"kda_fwd_h_o.hopper", "fwd_h_segment.hopper",
                                        "kda_fwd_h_o_resume.hopper"};
   expect_segments_correct("kda", walks, 50);
-  // 128 columns in two warpgroups, grouped heads, a chunk that is not full.
+  // 128 columns in two warpgroups, grouped heads, a chunk that is not full; so many chunks that
+  // warps which take turns come to a buffer before the last but one that used it is done.
   for (const DType dtype : {DType::bf16, DType::fp16}) {
-    Problem p = problem(2, 150, 1, 2, 128, 128);
+    Problem p = problem(2, 400, 1, 2, 128, 128);
     p.op = "kda";
     p.dtype = p.beta_dtype = dtype;
     p.initial_state = p.output_final_state = p.state_v_first = true;

@@ -5,15 +5,17 @@
 
 namespace wyvern::kda_fwd_h_o {
 
-constexpr int kChunk = 64;      ///< tokens
-constexpr int kColumns = 64;    ///< of V that a warpgroup has
-constexpr int kConverters = 3;  ///< warps that bring what tensor copies cannot, in turns
+constexpr int kChunk = 64;    ///< tokens
+constexpr int kColumns = 64;  ///< of V that a warpgroup has
 
 /// Of `num_stages` chunks, each: W, qg and kg, U, the scores of queries in 16 bits, and the decay
 /// of each channel. The latest output of each warp of the state. Without queries neither qg, scores
 /// nor output.
 template <class S>
 struct HopperLayout {
+  /// Warps that bring what tensor copies cannot, in turns. Not more than chunks: a warp that waits
+  /// for a buffer, by the parity of its phase, must have waited for the phase before.
+  int converters;
   int slots;                                       ///< bytes from one chunk's tiles to the next's
   int decays;                                      ///< floats from one chunk's decays to the next's
   cuda::sm90::SwizzledPlace w, kg, u, qg, scores;  ///< the first chunk's
@@ -28,6 +30,7 @@ struct HopperLayout {
 
   constexpr HopperLayout(const S& s, bool queries, bool checkpoints = false) {
     const int stages = static_cast<int>(s.num_stages);
+    converters = stages < 3 ? stages : 3;
     cuda::LayoutBuilder at;
     w = cuda::sm90::swizzled_tile(at, kChunk, s.K, s.DTYPE);
     kg = cuda::sm90::swizzled_tile(at, kChunk, s.K, s.DTYPE);

@@ -38,11 +38,11 @@ WYVERN_KERNEL(kThreads, 1) {
   const int warp = sm90::uniform(warp_index());
   if (warp < 4) {
     sm90::lower_registers<kBringRegisters>();
-    if (warp > 0)
+    if (warp > 0 && warp <= kConverters)
       convert_chunks(b, warp - 1, Aqk + (b.token * e.HV + b.head) * BT,
                      Gk + (b.token * e.HV + b.head) * K, find_kept(),
                      TokenRows<const DTYPE>{k, k_stride}.at(b.token, e.key_head(b.head) * K));
-    else if (lane_index() == 0)
+    else if (thread_index() == 0)
       bring_chunks(b, w_map, qg_map, kg_map, u_map);
   } else {
     sm90::raise_registers<kStateRegisters>();

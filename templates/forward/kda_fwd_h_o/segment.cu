@@ -29,9 +29,9 @@ WYVERN_KERNEL(kThreads, 1) {
   const int warp = sm90::uniform(warp_index());
   if (warp < 4) {
     sm90::lower_registers<kBringRegisters>();
-    if (warp > 0)
+    if (warp > 0 && warp <= kConverters)
       convert_chunks(b, warp - 1, nullptr, Gk + (b.token * e.HV + b.head) * K, NoCheckpoints{}, {});
-    else if (lane_index() == 0)
+    else if (thread_index() == 0)
       bring_chunks(b, w_map, w_map, kg_map, u_map);
   } else {
     sm90::raise_registers<kStateRegisters>();

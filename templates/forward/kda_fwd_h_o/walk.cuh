@@ -4,9 +4,9 @@
 // are asked too (kQueries), or the state alone is wanted, and whether states inside the sequence
 // are kept (kCheckpoints), inside chunks too (kDivided).
 //
-// Warp 0 brings tiles by tensor copies. Warps 1 to 3 each bring every third chunk's scores, which
-// are rounded to 16 bits on the way, and its decay. The warpgroups after them have the state, as
-// S^T, 64 columns of V each.
+// Warp 0 brings tiles by tensor copies. Warps 1 to 3, of which a buffer of chunks keeps one busy,
+// take turns at bringing a chunk's scores, which are rounded to 16 bits on the way, and its decay.
+// The warpgroups after them have the state, as S^T, 64 columns of V each.
 #pragma once
 
 #include "device/cuda/checkpoints.cuh"
@@ -19,13 +19,13 @@
 
 using kda_fwd_h_o::kChunk;
 using kda_fwd_h_o::kColumns;
-using kda_fwd_h_o::kConverters;
 
 constexpr int kStates = BV / kColumns;  ///< warpgroups with states
 constexpr int kThreads = 128 * (1 + kStates);
 constexpr int kStages = num_stages;
 constexpr int kTilesV = V / BV;
 constexpr kda_fwd_h_o::HopperLayout<Spec> kLayout{Spec{}, kQueries, kCheckpoints};
+constexpr int kConverters = kLayout.converters;
 constexpr int kElementBytes = static_cast<int>(sizeof(DTYPE));
 constexpr int kValueBytes = kChunk * BV * kElementBytes;
 constexpr int kChunkBytes = (kQueries ? 3 : 2) * kChunk * K * kElementBytes + kValueBytes;
@@ -185,9 +185,9 @@ WYVERN_DEVICE void divide_chunk(const Block& b, const KeyTile& keys,
   }
 }
 
-/// Every third chunk from `converter` on, by one warp: a chunk's numbers are on their way for
-/// longer than a state takes to walk through it. Aqk, Gk and k are those of the walk's first token
-/// and head; `kept` counts tokens of the walk.
+/// Every kConverters-th chunk from `converter` on, by one warp: a chunk's numbers are on their way
+/// for longer than a state takes to walk through it. Aqk, Gk and k are those of the walk's first
+/// token and head; `kept` counts tokens of the walk.
 template <class Kept>
 WYVERN_DEVICE void convert_chunks(const Block& b, int converter, const float* Aqk, const float* Gk,
                                   Kept kept, const TokenRows<const DTYPE>& k) {
