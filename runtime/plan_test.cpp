@@ -376,6 +376,12 @@ TEST(Plans, PrepareChunksInAKernelOfTheirOwnForFewHeads) {
   p.dtype = DType::fp16;
   EXPECT_EQ(last(8192, 64), "kda_fwd_h_o.hopper");
   EXPECT_EQ(last(32768, 4), "kda_fwd_h_o_resume.hopper");
+  // It has no room for more keys.
+  p.dtype = DType::bf16;
+  p.K = p.V = 256, p.T = 2048, p.H = p.HV = 8;
+  EXPECT_EQ(names(default_plan(p, target)),
+            (std::vector<std::string>{"kda_prepare", "kda_fwd_h_o"}));
+  p.K = p.V = 128;
   // kda_forward has no gates in beta's place.
   p.op = "gdn2";
   p.dtype = p.beta_dtype = DType::bf16;

@@ -949,6 +949,25 @@ TEST(KernelHopper, WalksThroughPreparedChunks) {
                        data);
       }
   }
+  // Wide keys, whose state lies in shared memory too; one segment that another follows.
+  for (const bool all : {false, true}) {
+    const std::vector<std::int64_t> lengths{570, 0, 64, 17};
+    Problem p = problem(1, 0, 1, 1, 256, all ? 64 : 128);
+    p.op = "kda";
+    p.dtype = p.beta_dtype = all ? DType::fp16 : DType::bf16;
+    p.initial_state = p.output_final_state = p.state_v_first = p.use_qk_l2norm = all;
+    const StageData data = testing::make_stage_data(testing::packed(p, lengths), 64,
+                                                    all ? Gate::mixed : Gate::zero, 61, lengths);
+    for (const char* const id : walks) {
+      const Template& t = *find_template(id);
+      ASSERT_TRUE(applies(t, data));
+      const auto config =
+          default_config(t, problem_constants(data.problem), kHopper, precision_floor(data.problem),
+                         {.shape = {64, data.context.SEG}});
+      ASSERT_TRUE(config.has_value()) << id;
+      expect_correct(t, *config, data);
+    }
+  }
 }
 
 /// gdn2's problem of the same options.
@@ -1080,7 +1099,7 @@ TEST(KernelHopper, WalksBothWaysThroughSegments) {
 TEST(KernelHopper, WalksThroughPreparedChunksSpillNothingByDefault) {
   if (const std::string missing = compiler_problem(DeviceKind::cuda); !missing.empty())
     GTEST_SKIP() << missing;
-  for (const std::int64_t width : {64, 128})
+  for (const std::int64_t width : {64, 128, 256})
     for (const bool all : {false, true})
       for (const char* const id :
            {"kda_fwd_h_o.hopper", "fwd_h_segment.hopper", "kda_fwd_h_o_resume.hopper"}) {

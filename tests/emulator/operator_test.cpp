@@ -137,9 +137,10 @@ TEST_F(EmulatedOperator, PlansMayHaveKernelsOfTensorCopies) {
 }
 
 /// The template that has the whole forward pass of a problem in one kernel for Hopper; of gdn2, and
-/// of kda in fp16, that for prepared chunks.
+/// of kda in fp16 or with wide keys, that for prepared chunks.
 std::string_view one_kernel_of(const Problem& p) {
-  if (p.op == "gdn2" || (p.op == "kda" && p.dtype == DType::fp16)) return "kda_fwd_h_o.hopper";
+  if (p.op == "gdn2" || (p.op == "kda" && (p.dtype == DType::fp16 || p.K > 128)))
+    return "kda_fwd_h_o.hopper";
   return p.op == "kda" ? "kda_forward.hopper" : "delta_forward.hopper";
 }
 
@@ -240,6 +241,23 @@ std::vector<OperatorCase> one_kernel_cases() {
       },
       DType::fp16);
   add("KdaNoDecay", "kda", Gate::zero, {}, [](Problem& p) { p.T = 500, p.K = 128; });
+  for (const std::int64_t T : {1, 330})
+    add(fmt::format("KdaWideKeysTokens{}", T), "kda", Gate::typical, {}, [&](Problem& p) {
+      p.T = T, p.K = 256;
+      p.initial_state = T != 1;
+    });
+  add("KdaWideKeysBounded", "kda", Gate::typical, {130, 0, 33, 64, 1}, [](Problem& p) {
+    p.H = 1, p.HV = 2, p.K = 256, p.V = 128;
+    p.use_qk_l2norm = p.use_beta_sigmoid = p.use_gate_in_kernel = true;
+    p.has_A_log = p.has_dt_bias = p.initial_state = p.state_v_first = true;
+    p.lower_bound = -5.0F;
+    p.g_dtype = DType::bf16;
+  });
+  add(
+      "KdaWideKeysMixedFp16", "kda", Gate::mixed, {70, 33},
+      [](Problem& p) { p.K = 256, p.use_qk_l2norm = p.initial_state = true; }, DType::fp16);
+  add("Gdn2WideKeys", "gdn2", Gate::mixed, {70, 0, 130},
+      [](Problem& p) { p.K = 256, p.initial_state = p.output_final_state = true; });
   return all;
 }
 
@@ -816,6 +834,14 @@ std::vector<OperatorCase> pass_cases() {
   };
   add("InPlace", Gate::mixed, {700, 0, 512, 70, 513, 1}, in_place);
   add_scalar("InPlace", Gate::mixed, {700, 0, 512, 70, 513, 1}, in_place);
+  add("WideKeys", Gate::zero, {600, 513}, [](Problem& p) {
+    p.K = 256, p.V = 64;
+    p.H = 1, p.HV = 2;
+  });
+  add("InPlaceWideKeys", Gate::mixed, {700, 0, 512, 1}, [&](Problem& p) {
+    in_place(p);
+    p.K = 256, p.state_v_first = true;
+  });
   add_scalar("None", Gate::zero, {1100, 30}, [](Problem& p) {
     p.op = "delta_rule";
     p.K = p.V = 128;
@@ -852,10 +878,11 @@ TEST_P(EmulatedSegmentPasses, MatchOracle) {
   const OperatorData data = make_data(one.problem, one.gate, 15, one.lengths);
   const bool channels = one.problem.op == "kda";
   const bool backward = one.problem.pass == Pass::backward;
-  const auto plan = plan_with(device(), data.problem,
-                              channels   ? "kda_resume.hopper"
-                              : backward ? "delta_scans_resume.hopper"
-                                         : "delta_resume.hopper");
+  const auto plan =
+      plan_with(device(), data.problem,
+                channels   ? one.problem.K > 128 ? "kda_fwd_h_o_resume.hopper" : "kda_resume.hopper"
+                : backward ? "delta_scans_resume.hopper"
+                           : "delta_resume.hopper");
   ASSERT_TRUE(plan.has_value());
   Plan split = *plan;
   for (PlanStep& step : split) {

@@ -100,6 +100,12 @@ void add_shapes(Cases& cases) {
   cases.add("K128V128", dims(128, 128));
   cases.add("K256V512",
             [=](Problem& p) { p.H = p.HV = 1, p.K = 256, p.V = 512, p.T = recurrent ? 3 : 70; });
+  cases.add(
+      "K256V256Packed",
+      [](Problem& p) {
+        p.packed = p.use_qk_l2norm = true, p.H = 1, p.HV = 2, p.K = p.V = 256, states(p);
+      },
+      Gate::mixed, recurrent ? Lengths{3, 0, 1} : Lengths{330, 0, 1, 64});
   cases.add("Batch", [=](Problem& p) { p.B = p.N = 3, p.T = recurrent ? 8 : 50; });
   cases.add("OneToken", [](Problem& p) { p.T = 1, states(p); });
   cases.add("NoTokens", [](Problem& p) { p.T = 0, states(p); });

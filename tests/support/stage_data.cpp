@@ -503,8 +503,7 @@ bool takes(const Template& t, const Limits& limits, const Problem& problem) {
   const bool prepared = walks || t.source.starts_with("forward/kda_prepare/");
   const bool one_kernel = t.source.starts_with("forward/kda_forward/");
   if (one_head_gate || prepared || one_kernel)
-    return hopper &&
-           (problem.K == 64 || problem.K == 128 || (problem.K == 256 && !one_kernel && !walks)) &&
+    return hopper && (problem.K == 64 || problem.K == 128 || (problem.K == 256 && !one_kernel)) &&
            (!one_kernel || problem.dtype == DType::bf16) && problem.V % 64 == 0 &&
            (!problem_constants(problem).ERASE_WRITE || walks ||
             (prepared && problem.beta_dtype == problem.dtype)) &&

@@ -26,9 +26,13 @@ std::string illegal(const Spec& s, const Limits& limits, bool queries) {
   if (s.BT != kChunk) return fmt::format("BT={} is not the {} of its products", s.BT, kChunk);
   if (!cuda::is_half(s)) return "wgmma has no fp32 products";
   if (s.U_DTYPE != s.DTYPE) return "U is brought by tensor copies of 16-bit rows";
-  if (s.K != 64 && s.K != 128)
-    return fmt::format("K={} is not one of 64 and 128, of which a warpgroup can hold the state",
-                       s.K);
+  if (s.K != 64 && s.K != 128 && s.K != 256)
+    return fmt::format(
+        "K={} is not one of 64, 128 and 256, of which a warpgroup can hold the state", s.K);
+  if (s.K == 256 && s.BV != kColumns)
+    return fmt::format("BV={} with K=256 is more than shared memory holds", s.BV);
+  if (s.K == 256 && queries && s.CHECKPOINT_OFFSETS)
+    return "with K=256 no warp has the keys of a chunk that a checkpoint divides";
   if (s.V % s.BV != 0) return fmt::format("V={} is not a multiple of BV={}", s.V, s.BV);
   if (s.NEG_EIGVAL) return "states that need not decay want more digits than 16-bit products keep";
   if (std::string reason = pool::checkpoint_problem(s); !reason.empty()) return reason;
@@ -37,8 +41,10 @@ std::string illegal(const Spec& s, const Limits& limits, bool queries) {
 }
 
 /// A chunk in a block of 64 columns of a state; blocks of 128 take twice as long (fitted to
-/// times of whole plans, one H200, 2026-11-25).
-cost::Pace pace(const Spec& s) { return {8, 1.26 * static_cast<double>(s.BV / kColumns)}; }
+/// times of whole plans, one H200, 2026-11-25). With K = 256 products take twice as long.
+cost::Pace pace(const Spec& s) {
+  return {8, 1.26 * static_cast<double>(s.BV / kColumns) * (s.K == 256 ? 2 : 1)};
+}
 
 /// What all walks share.
 Template walk(std::string name, std::string source, bool queries) {

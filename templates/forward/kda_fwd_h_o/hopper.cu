@@ -38,7 +38,7 @@ WYVERN_KERNEL(kThreads, 1) {
   };
   const int warp = sm90::uniform(warp_index());
   if (warp < 4) {
-    sm90::lower_registers<kBringRegisters>();
+    begin_bringing();
     if (warp > 0 && warp <= kConverters)
       convert_chunks(b, warp - 1, Aqk + (b.token * e.HV + b.head) * BT,
                      Gk + (b.token * e.HV + b.head) * K, find_kept(),
@@ -46,28 +46,22 @@ WYVERN_KERNEL(kThreads, 1) {
     else if (thread_index() == 0)
       bring_chunks(b, w_map, qg_map, kg_map, u_map);
   } else {
-    sm90::raise_registers<kStateRegisters>();
+    begin_walking();
     const StateSlots slots =
         find_states<Spec>(n, b.head, e, state_stride, state_index, output_state_index);
     StateWalk walk{b, (warp - 4) / 4 * kColumns, {}, {}, {}};
-    const int column = b.tile * BV + walk.column;
     const auto keep = [&](int row) { write_checkpoint<Spec>(walk, row, checkpoints, e); };
     if constexpr (INPLACE_STATE || INITIAL_STATE)
       if (starts_from_slot<Spec>(n, has_initial_state))
-        sm90::visit_state<V, STATE_V_FIRST>(
-            walk.state, column,
-            [from = (INPLACE_STATE ? state : initial_state) + slots.from](int offset, float& x) {
-              x = to_float(from[offset]);
-            });
+        walk.visit<V, STATE_V_FIRST>([from = (INPLACE_STATE ? state : initial_state) + slots.from](
+                                         int offset, float& x) { x = to_float(from[offset]); });
     if (b.tokens > 0) walk_state(walk, e.scale, {o, o_stride}, keep);
     if constexpr (INPLACE_STATE)
-      sm90::visit_state<V, STATE_V_FIRST>(walk.state, column,
-                                          [to = state + slots.to](int offset, float& x) {
-                                            to[offset] = from_float<STATE_DTYPE>(x);
-                                          });
+      walk.visit<V, STATE_V_FIRST>([to = state + slots.to](int offset, float& x) {
+        to[offset] = from_float<STATE_DTYPE>(x);
+      });
     if constexpr (FINAL_STATE)
-      sm90::visit_state<V, STATE_V_FIRST>(
-          walk.state, column,
+      walk.visit<V, STATE_V_FIRST>(
           [to = final_state + slots.to](int offset, float& x) { to[offset] = x; });
   }
 }

@@ -37,7 +37,7 @@ WYVERN_KERNEL(kThreads, 1) {
   };
   const int warp = sm90::uniform(warp_index());
   if (warp < 4) {
-    sm90::lower_registers<kBringRegisters>();
+    begin_bringing();
     if (warp > 0 && warp <= kConverters)
       convert_chunks(b, warp - 1, Aqk + (b.token * e.HV + b.head) * BT,
                      Gk + (b.token * e.HV + b.head) * K, find_kept(),
@@ -45,15 +45,13 @@ WYVERN_KERNEL(kThreads, 1) {
     else if (thread_index() == 0)
       bring_chunks(b, w_map, qg_map, kg_map, u_map);
   } else {
-    sm90::raise_registers<kStateRegisters>();
+    begin_walking();
     StateWalk walk{b, (warp - 4) / 4 * kColumns, {}, {}, {}};
-    const int column = b.tile * BV + walk.column;
     const auto keep = [&](int row) { write_checkpoint<Spec>(walk, row, checkpoints, e); };
     const int64 entering = (int64{slot} * e.HV + b.head) * K * V;
     // Always so; in a branch of its own the load takes no registers from what comes after it.
     if (segment.index >= 0)
-      sm90::visit_state<V, false>(
-          walk.state, column,
+      walk.visit<V, false>(
           [from = segment_state + entering](int offset, float& x) { x = from[offset]; });
     if (b.tokens > 0) walk_state(walk, e.scale, {o, o_stride}, keep);
     if constexpr (INPLACE_STATE || FINAL_STATE) {
@@ -62,13 +60,11 @@ WYVERN_KERNEL(kThreads, 1) {
                                                 state_index, output_state_index)
                                   .to;
         if constexpr (INPLACE_STATE)
-          sm90::visit_state<V, STATE_V_FIRST>(walk.state, column,
-                                              [to = state + leaving](int offset, float& x) {
-                                                to[offset] = from_float<STATE_DTYPE>(x);
-                                              });
+          walk.visit<V, STATE_V_FIRST>([to = state + leaving](int offset, float& x) {
+            to[offset] = from_float<STATE_DTYPE>(x);
+          });
         else
-          sm90::visit_state<V, STATE_V_FIRST>(
-              walk.state, column,
+          walk.visit<V, STATE_V_FIRST>(
               [to = final_state + leaving](int offset, float& x) { to[offset] = x; });
       }
     }

@@ -28,28 +28,24 @@ WYVERN_KERNEL(kThreads, 1) {
 
   const int warp = sm90::uniform(warp_index());
   if (warp < 4) {
-    sm90::lower_registers<kBringRegisters>();
+    begin_bringing();
     if (warp > 0 && warp <= kConverters)
       convert_chunks(b, warp - 1, nullptr, Gk + (b.token * e.HV + b.head) * K, NoCheckpoints{}, {});
     else if (thread_index() == 0)
       bring_chunks(b, w_map, w_map, kg_map, u_map);
   } else {
-    sm90::raise_registers<kStateRegisters>();
+    begin_walking();
     StateWalk walk{b, (warp - 4) / 4 * kColumns, {}, {}, {}};
-    const int column = b.tile * BV + walk.column;
     const int64 slot = int64{segment.slot} * e.HV + b.head;
     if (b.without_values) {
-      sm90::visit_state<K, false>(walk.state, column, [](int offset, float& x) {
-        x = offset / K == offset % K ? 1.0f : 0.0f;
-      });
+      walk.visit<K, false>(
+          [](int offset, float& x) { x = offset / K == offset % K ? 1.0f : 0.0f; });
       walk_state_alone<kPartsOfM>(walk);
-      sm90::visit_state<K, false>(
-          walk.state, column,
+      walk.visit<K, false>(
           [to = segment_M + slot * K * K](int offset, float& x) { to[offset] = element_of_M(x); });
     } else {
       walk_state_alone<1>(walk);
-      sm90::visit_state<V, false>(
-          walk.state, column,
+      walk.visit<V, false>(
           [to = segment_R + slot * K * V](int offset, float& x) { to[offset] = x; });
     }
   }
