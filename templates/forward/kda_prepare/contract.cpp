@@ -82,7 +82,7 @@ Template prepare(std::string name, std::string source, bool backward) {
   // block has a multiprocessor to itself.
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
     const bool alone = w.extents.NT * s.HV <= limits.multiprocessors;
-    const double pace = s.K == 256 ? 2.2 : (s.num_warps == 16) == (alone && s.K == 128) ? 1.0 : 1.1;
+    const double pace = s.K == 256 ? 2.3 : (s.num_warps == 16) == (alone && s.K == 128) ? 1.0 : 1.1;
     return kStarted + cost::chunks(pace * kBlock, s, w, limits);
   };
   t.geometry = [backward](const Spec& s, const Extents& e, const Limits&) {
