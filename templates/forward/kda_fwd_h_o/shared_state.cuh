@@ -14,7 +14,8 @@ using SquareTile = sm90::SwizzledTile<DTYPE, 64, 64>;
 
 /// The state of 64 columns of V as it walks through the chunks.
 struct SharedState {
-  static constexpr int kParts = K / 64;  ///< of 64 rows
+  static constexpr int kParts = 4;  ///< of 64 rows
+  static_assert(!kLayout.shares_state || K == 64 * kParts);
   using Tile = sm90::SwizzledTile<DTYPE, K, kColumns>;
 
   const Block& b;
@@ -57,17 +58,20 @@ struct SharedState {
     sm90::barrier_arrive(b.barrier<kLayout.emptied>(buffer));
   }
 
-  /// Writes the state, as a sum of Parts 16-bit numbers, where no product reads it any more.
+  /// Writes 64 rows of the state, as a sum of Parts 16-bit numbers, where no product reads it any
+  /// more.
+  template <int Parts>
+  WYVERN_DEVICE void round(int p) const {
+    const sm90::FragmentA<DTYPE, 64> first(state[p]);
+    sm90::store_fragment(SquareTile{rounded().data + p * SquareTile::kBytes}, first);
+    if constexpr (Parts == 2)
+      sm90::store_fragment(SquareTile{rounded(1).data + p * SquareTile::kBytes},
+                           sm90::FragmentA<DTYPE, 64>(state[p], first));
+  }
   template <int Parts>
   WYVERN_DEVICE void round_state() const {
 #pragma unroll
-    for (int p = 0; p < kParts; ++p) {
-      const sm90::FragmentA<DTYPE, 64> first(state[p]);
-      sm90::store_fragment(SquareTile{rounded().data + p * SquareTile::kBytes}, first);
-      if constexpr (Parts == 2)
-        sm90::store_fragment(SquareTile{rounded(1).data + p * SquareTile::kBytes},
-                             sm90::FragmentA<DTYPE, 64>(state[p], first));
-    }
+    for (int p = 0; p < kParts; ++p) round<Parts>(p);
     publish();
   }
 
@@ -115,25 +119,21 @@ struct SharedState {
       sm90::scale_rows(state[p], sm90::RowPair::load(factors + 64 * p));
   }
 
-  /// Starts the state's update by a chunk's V'.
+  /// Starts the update of 64 rows of the state by a chunk's V'.
   template <int Parts>
-  WYVERN_DEVICE void start_update(int of_keys, int buffer) {
-#pragma unroll
-    for (int p = 0; p < kParts; ++p) sm90::begin_products(state[p]);
+  WYVERN_DEVICE void start_update(int p, int of_keys, int buffer) {
+    sm90::begin_products(state[p]);
 #pragma unroll
     for (int part = 0; part < Parts; ++part)
-#pragma unroll
-      for (int p = 0; p < kParts; ++p)
-        sm90::multiply<kChunk>(state[p], sm90::columns_of(b.ring(of_keys), 64 * p),
-                               sm90::columns_of(part == 0 ? values(buffer) : spare()), true);
+      sm90::multiply<kChunk>(state[p], sm90::columns_of(b.ring(of_keys), 64 * p),
+                             sm90::columns_of(part == 0 ? values(buffer) : spare()), true);
     sm90::wgmma_commit();
   }
-  /// Waits for it; Younger groups of products are younger.
-  template <int Younger>
-  WYVERN_DEVICE void end_update() {
-    sm90::end_products<Younger>(state[0]);
-#pragma unroll
-    for (int p = 1; p < kParts; ++p) sm90::pin(state[p].x);
+  /// Waits for it, behind which Younger groups of products are under way, and rounds these rows.
+  template <int Parts, int Younger>
+  WYVERN_DEVICE void end_update(int p) {
+    sm90::end_products<Younger>(state[p]);
+    round<Parts>(p);
   }
 
   /// Rounds a chunk's output into shared memory, each warp rows of its own.
@@ -165,8 +165,9 @@ struct SharedState {
 };
 
 /// Through all chunks, of which there is at least one. keep(row) writes the state to a row of
-/// checkpoints. At the end of a round nothing is under way: ptxas would have products that cross it
-/// wait for each other.
+/// checkpoints. Parts of the state and the output are rounded while products of others run. At the
+/// end of a round nothing is under way: ptxas would have products that cross it wait for each
+/// other.
 template <class Keep>
 WYVERN_DEVICE void walk_state(SharedState& walk, float scale, const TokenRows<DTYPE>& o,
                               const Keep& keep) {
@@ -191,20 +192,26 @@ WYVERN_DEVICE void walk_state(SharedState& walk, float scale, const TokenRows<DT
     walk.publish();
     sm90::barrier_wait(b.barrier<kLayout.ready>(at.buffer), at.parity);
     walk.decay(b.decay(at.buffer));
-    walk.start_update<1>(of_keys, at.buffer);
-    sm90::end_products<1>(walk.output);
+    walk.start_update<1>(0, of_keys, at.buffer);
+    walk.start_update<1>(1, of_keys, at.buffer);
+    sm90::end_products<2>(walk.output);
     walk.give_back(of_queries);
     sm90::start_product<kChunk>(walk.output, sm90::rows_of(b.tile_of<kLayout.scores>(at.buffer)),
                                 sm90::columns_of(walk.values(at.buffer)), true);
-    walk.end_update<1>();
+    walk.start_update<1>(2, of_keys, at.buffer);
+    walk.start_update<1>(3, of_keys, at.buffer);
+    walk.sync();  // no warp's products read the state any more
+    walk.end_update<1, 4>(0);
+    walk.end_update<1, 3>(1);
+    sm90::end_products<2>(walk.output);
+    walk.round_output(scale);
+    walk.end_update<1, 1>(2);
+    walk.end_update<1, 0>(3);
     walk.give_back(of_keys);
     if constexpr (kCheckpoints)
       if (b.checkpoint(at.buffer)[0] == kChunk) keep(b.checkpoint(at.buffer)[1]);
-    walk.sync();
-    walk.round_state<1>();
-    sm90::end_products<0>(walk.output);
-    sm90::hand_over(b.barrier<kLayout.free>(at.buffer));
-    walk.round_output(scale);
+    walk.publish();
+    sm90::barrier_arrive(b.barrier<kLayout.free>(at.buffer));
   }
   walk.store(chunks - 1, o);
 }
@@ -218,10 +225,10 @@ WYVERN_DEVICE void walk_state_alone(SharedState& walk) {
   const int chunks = b.chunks();
   Position at;
   RingPosition next;
+  walk.round_state<Parts>();
 #pragma unroll 1
   for (int c = 0; c < chunks; ++c, at.advance()) {
     const int rows = b.rows_of(c);
-    walk.round_state<Parts>();
     const int of_w = walk.await(next);
     walk.start_reading<Parts>(walk.x, of_w);
     sm90::end_products<0>(walk.x);
@@ -232,9 +239,14 @@ WYVERN_DEVICE void walk_state_alone(SharedState& walk) {
     const int of_keys = walk.await(next);
     if (rows < kChunk) walk.clear_keys(of_keys, rows);
     walk.publish();
-    walk.start_update<Parts>(of_keys, at.buffer);
-    walk.end_update<0>();
+#pragma unroll
+    for (int p = 0; p < SharedState::kParts; ++p) walk.start_update<Parts>(p, of_keys, at.buffer);
+    walk.end_update<Parts, 3>(0);
+    walk.end_update<Parts, 2>(1);
+    walk.end_update<Parts, 1>(2);
+    walk.end_update<Parts, 0>(3);
     walk.give_back(of_keys);
-    sm90::hand_over(b.barrier<kLayout.free>(at.buffer));
+    walk.publish();
+    sm90::barrier_arrive(b.barrier<kLayout.free>(at.buffer));
   }
 }
