@@ -379,16 +379,30 @@ std::vector<Plan> enumerate_plans(const Problem& problem, const Target& target, 
   return plans;
 }
 
+/// Sequences and tokens of each that stand for every batch of decoding: a server decodes many
+/// sequences together, and there a template costs most or saves most; one token each, several where
+/// drafts are verified.
+constexpr std::int64_t kDecodedSequences = 64, kDecodedTokens = 2;
+
 /// The problem that stands for every batch of a batch_invariant one: what is left of it are heads,
 /// dimensions, dtypes and options.
-static Problem of_one_sequence(Problem problem) {
-  problem.B = problem.N = 1;
-  problem.T = 64;
+static Problem representative(Problem problem) {
+  if (problem.pass != Pass::recurrent) {
+    problem.B = problem.N = 1;
+    problem.T = 64;
+    return problem;
+  }
+  problem.N = kDecodedSequences;
+  problem.B = problem.packed ? 1 : problem.N;
+  problem.T = kDecodedTokens * problem.N / problem.B;
+  // A sequence may go on from its final state: its pieces differ in which states they have.
+  if (!problem.inplace_state) problem.initial_state = problem.output_final_state = true;
+  problem.disable_state_update = false;
   return problem;
 }
 
 Plan default_plan(const Problem& asked, const Target& target) {
-  const Problem problem = asked.batch_invariant ? of_one_sequence(asked) : asked;
+  const Problem problem = asked.batch_invariant ? representative(asked) : asked;
   const std::span<const std::int64_t> sizes = chunk_sizes(problem, target.device);
   const std::vector<StageUse> uses = stage_uses(problem);
   Cheapest cheapest(problem, uses, target);

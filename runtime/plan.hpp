@@ -115,8 +115,9 @@ double plan_cost(const Problem& problem, const Plan& plan, const Target& target)
 
 /// The plan for an untuned problem: of all chunk sizes, segments and templates the cheapest by
 /// cost_of(). Where the device is an architecture alone, the fewest kernels. Of a batch_invariant
-/// problem it does not depend on B, T and N. Throws Error(kUnavailable) when there is none for any
-/// chunk size, or where batch_invariant is not to be had on the target.
+/// problem it does not depend on B, T and N: forward that of one sequence, recurrent that of a
+/// batch of 64. Throws Error(kUnavailable) when there is none for any chunk size, or where
+/// batch_invariant is not to be had on the target.
 Plan default_plan(const Problem& problem, const Target& target);
 
 /// Chunk sizes a plan of the problem may have, in the order to try them: all that the templates

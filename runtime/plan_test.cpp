@@ -500,6 +500,39 @@ TEST(Plans, OfBatchInvariantProblemsFollowFromHeadsAndOptionsAlone) {
       }
 }
 
+/// The kernel for many states serves every batch, of however few, with drafts or without.
+TEST(Plans, OfBatchInvariantDecodingAreThoseOfManySequences) {
+  Target hopper = cuda_target("sm_90a");
+  hopper.limits.multiprocessors = 132;
+  for (const std::string_view op : operators()) {
+    SCOPED_TRACE(op);
+    Problem p = gated();
+    p.op = op, p.pass = Pass::recurrent;
+    p.dtype = DType::bf16;
+    p.K = p.V = 128, p.H = p.HV = 16;
+    p.batch_invariant = true;
+    const Plan plan = default_plan(p, hopper);
+    EXPECT_EQ(plan.front().template_id, "recurrent.hopper");
+    EXPECT_EQ(default_plan(p, cuda_target("sm_80")).front().template_id, "recurrent.portable");
+    // Any piece of a sequence, the first and the last one too.
+    for (const bool initial : {false, true})
+      for (const bool final : {false, true}) {
+        p.initial_state = initial, p.output_final_state = final;
+        EXPECT_EQ(default_plan(p, hopper), plan);
+      }
+    p.initial_state = p.output_final_state = false;
+    p.inplace_state = p.state_index = true;
+    for (const std::int64_t N : {1, 8, 500})
+      for (const std::int64_t columns : {0, 4})
+        for (const bool kept : {false, true}) {
+          p.B = p.N = N, p.T = std::max<std::int64_t>(columns, 1);
+          p.state_slots = 4 * N;
+          p.index_columns = columns, p.disable_state_update = kept;
+          EXPECT_EQ(default_plan(p, hopper), plan);
+        }
+  }
+}
+
 TEST(Plans, OfBatchInvariantProblemsHaveNoOther) {
   const Device cpu = Device::open("cpu");
   Problem p = gated();

@@ -104,7 +104,6 @@ class EmulatedInvariance : public BatchInvariance<EmulatedOperator>,
 TEST_P(EmulatedInvariance, AloneInABatchAndInPieces) {
   const bool forward = GetParam().pass == Pass::forward;
   for (const Options options : {Options::wide, Options::few, Options::many}) {
-    if (options != Options::wide && !forward) continue;  // the same kernels
     const Problem p = problem(GetParam(), options);
     const Lengths lengths =
         forward ? Lengths{37, 3, 64, 1, 100, 2, 65} : Lengths{3, 0, 1, 8, 2, 4, 1};
@@ -123,6 +122,33 @@ std::vector<OperatorPass> invariant_passes() {
 
 INSTANTIATE_TEST_SUITE_P(, EmulatedInvariance, ::testing::ValuesIn(invariant_passes()),
                          [](const auto& each) { return name_of(each.param); });
+
+/// By the kernel for many states, of which each block takes several.
+class EmulatedManyInvariance : public BatchInvariance<EmulatedOperator>,
+                               public ::testing::WithParamInterface<std::string_view> {
+ protected:
+  EmulatedManyInvariance() { device_ = emulator::open_emulated_device(/*multiprocessors=*/3); }
+
+  Operator prepare(const Problem& asked) override {
+    Problem problem = asked;
+    problem.batch_invariant = false;  // with it no plan may be named; the kernel does not know it
+    return emulator::prepare(device(), problem,
+                             plan_with(device(), problem, "recurrent.hopper").value());
+  }
+};
+
+TEST_P(EmulatedManyInvariance, AloneInABatchAndInPieces) {
+  for (const Options options : {Options::wide, Options::many}) {
+    Problem p = problem({std::string(GetParam()), Pass::recurrent}, options);
+    p.H = 1, p.HV = 2, p.K = p.V = 64;
+    expect_the_same_anywhere(p, {3, 0, 1, 8, 2, 4, 1}, {0, 2, 4}, /*many=*/true);
+    expect_the_same_in_pieces(p);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, EmulatedManyInvariance,
+                         ::testing::Values("delta_rule", "gated_delta_rule", "kda", "gdn2"),
+                         [](const auto& each) { return std::string(each.param); });
 
 /// A stage's kernel for Hopper finds its tensors, the one behind its tensor map too, in the
 /// workspace and among the caller's.

@@ -95,7 +95,10 @@ def decode(op: str, N: int, T: int) -> dict[str, Way]:
         state=0.1 * normal(3 * N, HV, D, D, dtype=torch.float32),
         state_index=torch.randperm(3 * N, device="cuda")[:N].to(torch.int32),
     )
-    ways: dict[str, Way] = {"wyvern": lambda: call(**x, **pool)}
+    ways: dict[str, Way] = {
+        "wyvern": lambda: call(**x, **pool),
+        "wyvern invariant": lambda: call(**x, **pool, batch_invariant=True),
+    }
     if T > 1:
         steps = torch.empty(N, T, HV, D, D, device="cuda")
         rows = torch.arange(N, dtype=torch.int32, device="cuda")
