@@ -586,10 +586,11 @@ class EmulatedCheckpoints : public EmulatedOperator,
   void check_plans(Problem p, std::int64_t chunk_size, const Lengths& lengths) {
     p.packed = p.initial_state = p.use_qk_l2norm = true;
     for (const bool offsets : {false, true}) {
-      p.checkpoint_offsets = p.state_v_first = offsets;
+      p.checkpoint_offsets = offsets;
       p.checkpoint_every = offsets ? 0 : 64;
       p.state_dtype = offsets ? DType::bf16 : DType::fp32;
       for (const Gate gate : {Gate::typical, Gate::very_negative}) {
+        p.state_v_first = offsets == (gate == Gate::typical);
         const OperatorData data =
             offsets ? pool_data(p, gate, 35, lengths) : make_data(p, gate, 36, lengths);
         for (Plan plan : plans_with_all(device(), data.problem, chunk_size)) {

@@ -111,8 +111,11 @@ WYVERN_KERNEL(kThreads, 1) {
     }
   } else {
     sm90::raise_registers<kStateRegisters>();
-    const StateSlots slots =
-        find_states<Spec>(b.sequence, b.head, e, state_stride, state_index, output_state_index);
+    // Computed where they are used: in between registers are few.
+    const auto slots = [&] {
+      return find_states<Spec>(b.sequence, b.head, e, state_stride, state_index,
+                               output_state_index);
+    };
     StateWalk walk{b, (warp - 1 - kHelpers) / 4 * kColumns, {}, {}, {}, {}, {}};
     const int column = b.tile * BV + walk.column;
     const auto keep = [&](int row) { write_checkpoint<Spec>(walk, row, checkpoints, e); };
@@ -120,7 +123,7 @@ WYVERN_KERNEL(kThreads, 1) {
       if (b.from_start && starts_from_slot<Spec>(b.sequence, has_initial_state))
         sm90::visit_state<V, STATE_V_FIRST>(
             walk.state, column,
-            [from = (INPLACE_STATE ? state : initial_state) + slots.from](int offset, float& x) {
+            [from = (INPLACE_STATE ? state : initial_state) + slots().from](int offset, float& x) {
               x = to_float(from[offset]);
             });
     }
@@ -132,17 +135,11 @@ WYVERN_KERNEL(kThreads, 1) {
         await_counter(
             slots_read + b.sequence * e.HV + b.head,
             (block_count() / (kTilesV * e.HV * static_cast<int>(e.N)) - 1) * kTilesV * kStates * 4);
-        sm90::visit_state<V, STATE_V_FIRST>(walk.state, column,
-                                            [to = state + slots.to](int offset, float& x) {
-                                              to[offset] = from_float<STATE_DTYPE>(x);
-                                            });
+        walk.write<STATE_V_FIRST>(state + slots().to);
       }
     }
     if constexpr (FINAL_STATE) {
-      if (b.to_end)
-        sm90::visit_state<V, STATE_V_FIRST>(
-            walk.state, column,
-            [to = final_state + slots.to](int offset, float& x) { to[offset] = x; });
+      if (b.to_end) walk.write<STATE_V_FIRST>(final_state + slots().to);
     }
   }
 }

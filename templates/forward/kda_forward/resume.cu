@@ -63,19 +63,16 @@ WYVERN_KERNEL(kThreads, 1) {
           [from = segment_state + entering](int offset, float& x) { x = from[offset]; });
     if (b.tokens > 0) walk_state(walk, {o, o_stride}, keep);
     if constexpr (INPLACE_STATE || FINAL_STATE) {
-      if (segment.last) {
-        const int64 leaving = find_states<Spec>(segment.sequence, b.head, e, state_stride,
-                                                state_index, output_state_index)
+      // Found again: in between registers are few.
+      const Segment end = locate_segment<VARLEN, SEG * BT>(sm90::opaque(slot), e, seq_offsets);
+      if (end.last) {
+        const int64 leaving = find_states<Spec>(end.sequence, b.head, e, state_stride, state_index,
+                                                output_state_index)
                                   .to;
         if constexpr (INPLACE_STATE)
-          sm90::visit_state<V, STATE_V_FIRST>(walk.state, column,
-                                              [to = state + leaving](int offset, float& x) {
-                                                to[offset] = from_float<STATE_DTYPE>(x);
-                                              });
+          walk.write<STATE_V_FIRST>(state + leaving);
         else
-          sm90::visit_state<V, STATE_V_FIRST>(
-              walk.state, column,
-              [to = final_state + leaving](int offset, float& x) { to[offset] = x; });
+          walk.write<STATE_V_FIRST>(final_state + leaving);
       }
     }
   }

@@ -513,6 +513,14 @@ struct StateWalk {
     store_vector(o.row(b.token + row) + b.head * V + b.tile * BV + first + lane % 2 * 8,
                  load<8>(piece(lane / 2, lane % 2)));
   }
+
+  /// Writes the state to one of V columns.
+  template <bool VFirst, class Element>
+  WYVERN_DEVICE void write(Element* to) const {
+    constexpr int kRowStep = VFirst ? K : 1, kColumnStep = VFirst ? 1 : V;
+    sm90::store_accumulator<kRowStep, kColumnStep>(state, 1.0f,
+                                                   to + (b.tile * BV + column) * kRowStep);
+  }
 };
 
 /// The first slice's V' by the state that the walk starts from, which decays over the slice then.
@@ -526,12 +534,10 @@ WYVERN_DEVICE void begin_walk(StateWalk& walk, const Position& at) {
 
 /// Writes the state to a row of `checkpoints`. S is the kernel's Spec.
 template <class S, class Element>
-WYVERN_DEVICE void write_checkpoint(StateWalk& walk, int row, Element* checkpoints,
+WYVERN_DEVICE void write_checkpoint(const StateWalk& walk, int row, Element* checkpoints,
                                     const Extents& e) {
   const auto element = Checkpoints<S>{.row = static_cast<uint32>(row)}.element(walk.b.head, e);
-  sm90::visit_state<V, S::STATE_V_FIRST>(
-      walk.state, walk.b.tile * BV + walk.column,
-      [to = checkpoints + element](int offset, float& x) { to[offset] = from_float<Element>(x); });
+  walk.write<S::STATE_V_FIRST>(checkpoints + element);
 }
 
 /// keep(row) writes the state to a row of checkpoints.

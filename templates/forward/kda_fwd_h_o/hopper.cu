@@ -56,12 +56,7 @@ WYVERN_KERNEL(kThreads, 1) {
         walk.visit<V, STATE_V_FIRST>([from = (INPLACE_STATE ? state : initial_state) + slots.from](
                                          int offset, float& x) { x = to_float(from[offset]); });
     if (b.tokens > 0) walk_state(walk, e.scale, {o, o_stride}, keep);
-    if constexpr (INPLACE_STATE)
-      walk.visit<V, STATE_V_FIRST>([to = state + slots.to](int offset, float& x) {
-        to[offset] = from_float<STATE_DTYPE>(x);
-      });
-    if constexpr (FINAL_STATE)
-      walk.visit<V, STATE_V_FIRST>(
-          [to = final_state + slots.to](int offset, float& x) { to[offset] = x; });
+    if constexpr (INPLACE_STATE) walk.write<STATE_V_FIRST>(state + slots.to);
+    if constexpr (FINAL_STATE) walk.write<STATE_V_FIRST>(final_state + slots.to);
   }
 }

@@ -31,6 +31,15 @@ struct SharedState {
     for (int p = 0; p < kParts; ++p)
       sm90::visit_rows<K, Width, VFirst>(state[p], 64 * p, b.tile * BV + column, act);
   }
+  /// Writes the state to one of V columns.
+  template <bool VFirst, class Element>
+  WYVERN_DEVICE void write(Element* to) const {
+    constexpr int kRowStep = VFirst ? 1 : V, kColumnStep = VFirst ? K : 1;
+#pragma unroll
+    for (int p = 0; p < kParts; ++p)
+      sm90::store_accumulator<kRowStep, kColumnStep>(
+          state[p], 1.0f, to + 64 * p * kRowStep + (b.tile * BV + column) * kColumnStep);
+  }
 
   /// The rounded state; as the second part what rounding left of it.
   WYVERN_DEVICE Tile rounded(int part = 0) const {

@@ -20,6 +20,13 @@ struct TransposedState {
   WYVERN_DEVICE void visit(Act&& act) {
     sm90::visit_state<Width, VFirst>(state, b.tile * BV + column, act);
   }
+  /// Writes the state to one of V columns.
+  template <bool VFirst, class Element>
+  WYVERN_DEVICE void write(Element* to) const {
+    constexpr int kRowStep = VFirst ? K : 1, kColumnStep = VFirst ? 1 : V;
+    sm90::store_accumulator<kRowStep, kColumnStep>(state, 1.0f,
+                                                   to + (b.tile * BV + column) * kRowStep);
+  }
 
   WYVERN_DEVICE void await(const Position& at) const {
     sm90::barrier_wait(b.barrier<kLayout.ready>(at.buffer), at.parity);

@@ -23,9 +23,8 @@ using StateWalk = StateOf<kLayout.shares_state>::Type;
 
 /// Writes the state to a row of `checkpoints`. S is the kernel's Spec.
 template <class S, class Element>
-WYVERN_DEVICE void write_checkpoint(StateWalk& walk, int row, Element* checkpoints,
+WYVERN_DEVICE void write_checkpoint(const StateWalk& walk, int row, Element* checkpoints,
                                     const Extents& e) {
   const auto element = Checkpoints<S>{.row = static_cast<uint32>(row)}.element(walk.b.head, e);
-  walk.visit<V, S::STATE_V_FIRST>(
-      [to = checkpoints + element](int offset, float& x) { to[offset] = from_float<Element>(x); });
+  walk.write<S::STATE_V_FIRST>(checkpoints + element);
 }
