@@ -69,7 +69,8 @@ inline std::int64_t blocks_a_head(const Spec& s) {
 /// Value columns of a block and of a warp. A warp moves 64 bytes of each row where its registers
 /// hold so much of the state, else 32, the least that memory moves (one H200, 2026-11-21, 128
 /// sequences, fp32 states of 128 x 128: 0.137 ms and 0.155). Of states with rows of K it has whole
-/// rows.
+/// rows, in blocks of a warp (one H200, 2026-11-26, 64 and 256 sequences: 16 rows a warp 74 and 280
+/// us, 8 rows 75 and 290).
 struct Columns {
   std::int64_t block, warp;
 };
@@ -78,6 +79,10 @@ inline Columns usual_columns(Spec s) {
   s.BV = 32;
   s.num_warps = 2;
   if (size == 4 && !s.STATE_V_FIRST && s.V > 32 && illegal(s).empty()) return {32, 16};
+  s.BV = 16;
+  s.num_warps = 1;
+  if (size == 4 && s.STATE_V_FIRST && !s.VECTOR_GATE && s.V >= 16 && illegal(s).empty())
+    return {16, 16};
   const std::int64_t columns = std::min<std::int64_t>(32 / size, 16);
   return {columns * (s.V > columns * 2 ? 4 : 1), columns};
 }
@@ -118,8 +123,9 @@ inline Template portable(Template t) {
     const Columns best = usual_columns(s);
     constexpr double kFilled = 2.2;
     const bool usual = s.BV == best.block && s.BV == best.warp * s.num_warps;
-    // One H200, 2026-11-25: 64 sequences of 32 heads take 80 us, of four tokens each 119 us, one of
-    // 64 tokens 76 us; with a gate a key channel 93, 204 and 132 us.
+    // One H200, 2026-11-26: 64 sequences of 32 heads take 73 us; from slots in no order 81 us, as
+    // warps move pieces of rows, or 74 us of whole ones. On 2026-11-25: of four tokens each 119 us,
+    // one of 64 tokens 76 us; with a gate a key channel 93, 204 and 132 us.
     const auto later = static_cast<double>(std::max<std::int64_t>(w.longest * s.STEPS - 1, 0));
     const double states = 3.8e-7 * static_cast<double>(s.K * s.V * w.extents.N * s.HV);
     // Of a block's columns that are walked one after the other each part waits for its first load,
@@ -127,8 +133,9 @@ inline Template portable(Template t) {
     const auto turns = static_cast<double>(cuda::ceil_div(s.V, s.BV) / blocks_a_head(s));
     const double steps = s.VECTOR_GATE ? 0.9 * states + later * std::max(3 * states, 2.0 * turns)
                                        : later * std::max(states, 1.1 * turns);
-    const double norm = s.OUTPUT_NORM ? kFilled / 2 + moved_gates(0.75, s, w, limits) : 0;
-    return cost::kLaunch + turns * kFilled + moved_states(0.75, s, w, limits) + steps + norm +
+    const double part = s.STATE_V_FIRST ? 0.815 : s.STATE_INDEX ? 0.75 : 0.835;
+    const double norm = s.OUTPUT_NORM ? kFilled / 2 + moved_gates(part, s, w, limits) : 0;
+    return cost::kLaunch + turns * kFilled + moved_states(part, s, w, limits) + steps + norm +
            (usual ? 0.0 : 1.0);
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {

@@ -58,7 +58,7 @@ std::string backward_illegal(const Spec& s, const Limits& limits) {
 }
 
 /// Of a chunk and head, on a multiprocessor to itself, in microseconds, and before and after it.
-constexpr double kBlock = 9, kStarted = 4;
+constexpr double kBlock = 8, kStarted = 4;
 
 /// Hopper: one block a chunk and value head.
 Template prepare(std::string name, std::string source, bool backward) {
@@ -82,7 +82,7 @@ Template prepare(std::string name, std::string source, bool backward) {
   // block has a multiprocessor to itself.
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
     const bool alone = w.extents.NT * s.HV <= limits.multiprocessors;
-    const double pace = s.K == 256 ? 2.3 : (s.num_warps == 16) == (alone && s.K == 128) ? 1.0 : 1.1;
+    const double pace = s.K == 256 ? 2.6 : (s.num_warps == 16) == (alone && s.K == 128) ? 1.0 : 1.1;
     return kStarted + cost::chunks(pace * kBlock, s, w, limits);
   };
   t.geometry = [backward](const Spec& s, const Extents& e, const Limits&) {
