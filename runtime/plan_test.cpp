@@ -282,6 +282,32 @@ TEST(Plans, DecodeManyStatesByTheKernelForThem) {
   EXPECT_EQ(kernel_of(64, 4, hopper), "recurrent.portable");
 }
 
+/// A row of o needs all columns: a block has them side by side where they fit, whatever the states'
+/// layout, else in turn.
+TEST(Plans, NormalizeRowsOfOInOneBlock) {
+  Target hopper = cuda_target("sm_90a");
+  hopper.limits.multiprocessors = 132;
+  Problem p = gated();
+  p.pass = Pass::recurrent;
+  p.dtype = DType::bf16;
+  p.K = p.V = 128, p.H = 16, p.HV = 32;
+  p.inplace_state = p.state_index = true;
+  p.output_norm = Activation::silu;
+  const auto step_of = [&](std::int64_t sequences) {
+    p.B = p.N = sequences, p.T = 1, p.state_slots = 2 * sequences;
+    return default_plan(p, hopper).front();
+  };
+  for (const bool v_first : {false, true}) {
+    p.state_v_first = v_first;
+    const PlanStep step = step_of(1);
+    ASSERT_EQ(step.template_id, "recurrent.portable");
+    EXPECT_EQ(step.config.to_string(), "BV=128,num_warps=8");
+    EXPECT_EQ(step_of(64).template_id, "recurrent.hopper");
+  }
+  p.K = 256, p.V = 512;
+  EXPECT_EQ(step_of(1).template_id, "recurrent.portable");
+}
+
 /// Six sequences of 271 to 3063 tokens and 64 heads: more walks than multiprocessors, of which
 /// short ones fill what long ones leave, so that wide blocks stay the faster ones (one H200,
 /// 2026-11-25: 0.373 ms, narrow ones 0.516). Of 16 heads, the narrow ones are (0.194 ms, 0.255).

@@ -122,10 +122,12 @@ inline Template portable(Template t) {
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
     const Columns best = usual_columns(s);
     constexpr double kFilled = 2.2;
-    const bool usual = s.BV == best.block && s.BV == best.warp * s.num_warps;
+    // With OUTPUT_NORM the fewest turns decide.
+    const bool usual = s.OUTPUT_NORM || (s.BV == best.block && s.BV == best.warp * s.num_warps);
     // One H200, 2026-11-26: 64 sequences of 32 heads take 73 us; from slots in no order 81 us, as
-    // warps move pieces of rows, or 74 us of whole ones. On 2026-11-25: of four tokens each 119 us,
-    // one of 64 tokens 76 us; with a gate a key channel 93, 204 and 132 us.
+    // warps move pieces of rows, or 74 us of whole ones; in blocks of all columns 91 us. On
+    // 2026-11-25: of four tokens each 119 us, one of 64 tokens 76 us; with a gate a key channel 93,
+    // 204 and 132 us.
     const auto later = static_cast<double>(std::max<std::int64_t>(w.longest * s.STEPS - 1, 0));
     const double states = 3.8e-7 * static_cast<double>(s.K * s.V * w.extents.N * s.HV);
     // Of a block's columns that are walked one after the other each part waits for its first load,
@@ -133,7 +135,10 @@ inline Template portable(Template t) {
     const auto turns = static_cast<double>(cuda::ceil_div(s.V, s.BV) / blocks_a_head(s));
     const double steps = s.VECTOR_GATE ? 0.9 * states + later * std::max(3 * states, 2.0 * turns)
                                        : later * std::max(states, 1.1 * turns);
-    const double part = s.STATE_V_FIRST ? 0.815 : s.STATE_INDEX ? 0.75 : 0.835;
+    const double part = s.OUTPUT_NORM     ? 0.65
+                        : s.STATE_V_FIRST ? 0.815
+                        : s.STATE_INDEX   ? 0.75
+                                          : 0.835;
     const double norm = s.OUTPUT_NORM ? kFilled / 2 + moved_gates(part, s, w, limits) : 0;
     return cost::kLaunch + turns * kFilled + moved_states(part, s, w, limits) + steps + norm +
            (usual ? 0.0 : 1.0);
