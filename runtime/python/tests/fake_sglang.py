@@ -211,6 +211,14 @@ class GDNKernelDispatcher:
         self.supports_packed_decode = self.decode_kernel.supports_packed_decode
 
 
+class GDNAttnBackend:
+    def __init__(self, dispatcher: GDNKernelDispatcher) -> None:
+        self.kernel_dispatcher = dispatcher
+
+    def forward_extend(self, layer: Any, forward_batch: Any, mixed_qkv: Any, **kwargs: Any) -> Any:
+        return self.kernel_dispatcher.extend_kernel.extend(**mixed_qkv, **kwargs)
+
+
 class KDAKernelDispatcher:
     def __init__(self, decode_backend: str, prefill_backend: str, verify_backend: str) -> None:
         assert decode_backend == prefill_backend == verify_backend == "triton"
@@ -225,8 +233,12 @@ def install(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(HookRegistry, "patched", set())
     for kind in (GDNKernelDispatcher, KDAKernelDispatcher):
         monkeypatch.setattr(kind, "__init__", kind.__init__)  # taken back after hooks
+    monkeypatch.setattr(GDNAttnBackend, "forward_extend", GDNAttnBackend.forward_extend)
     engines.install(monkeypatch, PLUGINS, HookRegistry=HookRegistry, HookType=HookType)
-    engines.install(monkeypatch, f"{LINEAR}.gdn_backend", GDNKernelDispatcher=GDNKernelDispatcher)
+    engines.install(
+        monkeypatch, f"{LINEAR}.gdn_backend", GDNKernelDispatcher=GDNKernelDispatcher,
+        GDNAttnBackend=GDNAttnBackend,
+    )  # fmt: skip
     engines.install(monkeypatch, f"{LINEAR}.kda_backend", KDAKernelDispatcher=KDAKernelDispatcher)
     engines.install(monkeypatch, f"{LINEAR}.kernels.gdn_triton", TritonGDNKernel=TritonGDNKernel)
     return SimpleNamespace(

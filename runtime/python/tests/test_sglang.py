@@ -171,6 +171,39 @@ def test_extend_of_kda(sglang: SimpleNamespace, bound: float | None) -> None:
     assert isinstance(got, tuple) and len(got) == 2 and error(got[0], wanted[0]) < 1e-5
 
 
+@pytest.mark.parametrize("kda", [False, True])
+@pytest.mark.parametrize(
+    ("lengths", "hint"),
+    [([70, 1, 129], 144), ([66, 67, 67], None), ([129], None), (None, None), (torch.tensor([70, 1, 129]), 144)],
+    ids=["uneven", "even", "others", "unknown", "tensor"],
+)
+def test_lengths_on_the_host_are_a_hint(
+    sglang: SimpleNamespace, kda: bool, lengths: Any, hint: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of ENDS' sequences, or of others; the layer of the gated delta rule has them, the kernel of KDA."""
+    given = prompt(kda) | (gates(True) | {"beta_is_raw": True} if kda else {})
+    told = []
+    name = "chunk_kda" if kda else "chunk_gated_delta_rule"
+    own = getattr(wyvern.ops, name)
+
+    def recording(*args: Any, **kwargs: Any) -> Any:
+        told.append(kwargs.get("seqlens_hint"))
+        return own(*args, **kwargs)
+
+    monkeypatch.setattr(wyvern.ops, name, recording)
+    with wyvern.sglang.enable():
+        if kda:
+            dispatcher(sglang, kda).extend_kernel.extend(**given, extend_seq_lens_cpu=lengths)
+        else:
+            layer = sglang.GDNAttnBackend(dispatcher(sglang, kda))
+            batch = SimpleNamespace(extend_seq_lens_cpu=lengths)
+            layer.forward_extend(layer=None, forward_batch=batch, mixed_qkv=given)
+            layer.forward_extend(None, batch, given)
+            layer.kernel_dispatcher.extend_kernel.extend(**given)
+    assert told == ([hint] if kda else [hint, hint, None])
+    assert not wyvern.sglang.report().declined
+
+
 @pytest.mark.parametrize("every", [64, 128])
 def test_checkpoints(sglang: SimpleNamespace, every: int, monkeypatch: pytest.MonkeyPatch) -> None:
     engines.need("checkpoints", monkeypatch)
@@ -377,3 +410,15 @@ def test_dispatchers_are_sglangs(file: str, name: str) -> None:
     ]
     asked = {"track_state", "track_chunk_idx", "num_state_checkpoints", "state_checkpoint_every_n_tokens"}
     assert any(asked <= call for call in calls)
+    assert name == "GDN" or any("extend_seq_lens_cpu" in call for call in calls)
+
+
+def test_the_layer_is_sglangs() -> None:
+    tree = ast.parse((folder() / "gdn_backend.py").read_text())
+    (layer,) = [
+        node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "GDNAttnBackend"
+    ]
+    (forward,) = [
+        node for node in layer.body if isinstance(node, ast.FunctionDef) and node.name == "forward_extend"
+    ]
+    assert [argument.arg for argument in forward.args.args][:3] == ["self", "layer", "forward_batch"]

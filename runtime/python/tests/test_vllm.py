@@ -251,6 +251,65 @@ def test_prefill(vllm: SimpleNamespace) -> None:
     serve(f"{fake_vllm.FLA}.kda", "chunk_kda", given | {"g": -given["g"].abs()})
 
 
+@pytest.mark.parametrize(
+    ("lengths", "hint"), [([1, 1, 70, 1, 129], 144), ([66, 67, 67], None)], ids=["uneven", "even"]
+)
+@pytest.mark.parametrize("kda", [False, True])
+@pytest.mark.parametrize("batches", [1, 2])
+def test_lengths_on_the_host_are_a_hint(
+    vllm: SimpleNamespace, lengths: list[int], hint: int | None, kda: bool, batches: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Of the metadata whose cu_seqlens a call has, with sequences in front that are decoded; vLLM has a list
+    of metadata where it splits a batch."""
+    given = prompt(kda) | {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
+    if kda:
+        given["g"] = -given["g"].abs()
+    blocks = -(-torch.tensor(lengths) // 8)
+    mine = SimpleNamespace(prefill_query_start_loc=given["cu_seqlens"], nums_dict={8: {"nums": blocks}})
+    others = SimpleNamespace(prefill_query_start_loc=given["cu_seqlens"].clone(), nums_dict=None)
+    metadata: Any = [{"attention": others}, {"first": others, "second": mine}]
+    context = SimpleNamespace(attn_metadata=metadata if batches == 2 else metadata[1])
+    known = engines.install(
+        monkeypatch, "vllm.forward_context", is_forward_context_available=lambda: context is not None,
+        get_forward_context=lambda: context,
+    )  # fmt: skip
+    told = []
+    name = "chunk_kda" if kda else "chunk_gated_delta_rule"
+    own = getattr(ops, name)
+
+    def recording(*args: Any, **kwargs: Any) -> Any:
+        told.append(kwargs["seqlens_hint"])
+        return own(*args, **kwargs)
+
+    monkeypatch.setattr(ops, name, recording)
+    path = f"{fake_vllm.FLA}.kda" if kda else fake_vllm.FLA
+    serve(path, name, given)
+    serve(path, name, given | {"cu_seqlens": given["cu_seqlens"].clone()})
+    context.attn_metadata = None  # warm-up
+    serve(path, name, given)
+    known.is_forward_context_available = lambda: False
+    serve(path, name, given)
+    assert told == [hint, None, None, None]
+
+
+def test_the_metadata_is_vllms() -> None:
+    """Its fields, the blocks of the convolution, and the context that it is found in."""
+    trees = source_of("vllm.v1.attention.backends.gdn_attn")
+    fields = {
+        node.target.id
+        for node in defined(trees, ast.ClassDef, "GDNAttentionMetadata").body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    assert fields >= {"prefill_query_start_loc", "non_spec_query_start_loc", "nums_dict"}
+    (tree,) = source_of("vllm.v1.attention.backends.utils")
+    blocks = ast.unparse(defined([tree], ast.FunctionDef, "compute_causal_conv1d_metadata"))
+    assert "nums = -(-seqlens // BLOCK_M)" in blocks and "nums_dict[BLOCK_M]['nums'] = nums" in blocks
+    trees = source_of("vllm.forward_context")
+    for name in ("get_forward_context", "is_forward_context_available"):
+        defined(trees, ast.FunctionDef, name)
+
+
 def test_prefill_of_a_layer(vllm: SimpleNamespace) -> None:
     """Made after enable(), it is of Wyvern's class, which is vLLM's too."""
     given = prompt() | {"output_final_state": True}

@@ -1161,8 +1161,7 @@ def _check_copy(cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor) -> None:
 
 
 def _longest_of_uneven(cu_seqlens_cpu: Tensor) -> int | None:
-    """The longest sequence of a pack where it has one and a half times the mean or more, rounded up to four
-    binary digits, so that packs that differ a little are one problem; None where there are no values to read."""
+    """hint_of_uneven() of a pack; None where there are no values to read."""
     if type(cu_seqlens_cpu) is not Tensor or torch.compiler.is_compiling() or is_transformed():
         return None
     N = cu_seqlens_cpu.numel() - 1
@@ -1170,10 +1169,14 @@ def _longest_of_uneven(cu_seqlens_cpu: Tensor) -> int | None:
         return None
     if N <= 64:  # 0.7 to 3 us, where tensors take 5
         ends = cu_seqlens_cpu.tolist()
-        tokens, longest = ends[-1], max(map(sub, ends[1:], ends))
-    else:
-        tokens, longest = int(cu_seqlens_cpu[-1]), int(cu_seqlens_cpu.diff().max())
-    if not 0 < 3 * tokens <= 2 * longest * N:
+        return hint_of_uneven(max(map(sub, ends[1:], ends)), ends[-1], N)
+    return hint_of_uneven(int(cu_seqlens_cpu.diff().max()), int(cu_seqlens_cpu[-1]), N)
+
+
+def hint_of_uneven(longest: int, tokens: int, N: int) -> int | None:
+    """``seqlens_hint`` of a pack of N sequences: None unless the longest has one and a half times the mean or
+    more; rounded up to four binary digits, so that packs that differ a little are one problem."""
+    if N < 2 or not 0 < 3 * tokens <= 2 * longest * N:
         return None
     unit = 1 << max(longest.bit_length() - 4, 0)
     return min((longest + unit - 1) // unit * unit, tokens)

@@ -12,7 +12,7 @@ or, in a program of one's own, before an engine is made::
 
 Hooks around the ``__init__`` of ``GDNKernelDispatcher`` and ``KDAKernelDispatcher`` give the kernels that
 these chose, by ``--linear-attn-backend`` and its like, methods of Wyvern: decode, packed_decode, extend and
-target_verify. What Wyvern declines goes to the kernel's own method. WYVERN_SGLANG=0 keeps Wyvern out of a
+target_verify. A hook around ``GDNAttnBackend.forward_extend`` knows the lengths of prompts on the host. What Wyvern declines goes to the kernel's own method. WYVERN_SGLANG=0 keeps Wyvern out of a
 process; so does SGLang's own SGLANG_PLUGINS.
 """
 
@@ -24,6 +24,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from ._torch import torch  # noqa: F401 (before what imports it by its own name)
@@ -39,6 +40,8 @@ __all__ = ["Report", "disable", "enable", "is_enabled", "plugin", "report"]
 _VARIABLE = "WYVERN_SGLANG"
 _LINEAR = "sglang.srt.layers.attention.linear"
 _CHUNK = 64  # tokens between two states of SGLang's own chunked kernels
+# Tokens of each sequence that a GDN layer prefills now, on the host.
+_lengths: ContextVar[Any] = ContextVar("lengths", default=None)
 
 
 def enable() -> Enabled:
@@ -203,8 +206,8 @@ def gdn_extend(
         states = ssm_states.new_empty(num_state_checkpoints, *ssm_states.shape[1:])
         checkpoints = {"checkpoint_every": state_checkpoint_every_n_tokens, "checkpoints": states}
     o = _extend(
-        ops.chunk_gated_delta_rule, q, k, v, g, beta, ssm_states, cache_indices, track_state,
-        track_chunk_idx, cu_seqlens=query_start_loc, out=place_in(output, v), **checkpoints,
+        ops.chunk_gated_delta_rule, q, k, v, g, beta, ssm_states, cache_indices, query_start_loc,
+        _lengths.get(), track_state, track_chunk_idx, out=place_in(output, v), **checkpoints,
     )  # fmt: skip
     return o, None, None if states is None else states.unsqueeze(0)
 
@@ -224,6 +227,7 @@ def kda_extend(
     dt_bias: Tensor | None = None,
     lower_bound: float | None = None,
     beta_is_raw: bool = False,
+    extend_seq_lens_cpu: Any = None,
     return_intermediate_states: bool = False,
     is_spec_decode: bool = False,
     track_ssm_h_src: Tensor | None = None,
@@ -243,7 +247,7 @@ def kda_extend(
     )
     o = _extend(
         ops.chunk_kda, q, k, v, g.reshape(*v.shape[:3], q.shape[3]), beta.reshape(v.shape[:3]), ssm_states,
-        cache_indices, track_state, track_chunk_idx, cu_seqlens=query_start_loc,
+        cache_indices, query_start_loc, extend_seq_lens_cpu, track_state, track_chunk_idx,
         use_gate_in_kernel=A_log is not None, use_beta_sigmoid_in_kernel=beta_is_raw,
         lower_bound=lower_bound, A_log=A_log, dt_bias=dt_bias,
     )  # fmt: skip
@@ -259,20 +263,29 @@ def _extend(
     beta: Tensor,
     pool: Tensor,
     index: Tensor,
+    cu_seqlens: Tensor,
+    lengths: Any,
     snapshots: Tensor | None,
     chunks: Tensor | None,
     **options: Any,
 ) -> Tensor:
     """o of a prefill into the pool; in snapshots, which may have another dtype than the pool, each sequence's
-    state before the chunk that chunks says, -1: none."""
-    kept = None
+    state before the chunk that chunks says, -1: none.
+
+    lengths: tokens of each sequence, a list or a tensor of the CPU. None, or of other sequences, as SGLang's
+    multi-item scoring has them: they are taken to be alike.
+    """
+    kept, N = None, cu_seqlens.shape[0] - 1
+    if lengths is not None and len(lengths) == N:
+        longest = int(max(lengths, default=0))
+        options["seqlens_hint"] = ops.hint_of_uneven(longest, q.shape[1], N)
     if snapshots is not None and chunks is not None:
         # Before chunk 0 it is that of the pool: no checkpoint is after 0 tokens.
         kept = pool[index.clamp(0, pool.shape[0] - 1)]
         options |= {"checkpoint_offsets": chunks.clamp(min=0) * _CHUNK, "checkpoints": kept}
     o, _ = function(
-        q, k, v, g, beta, use_qk_l2norm_in_kernel=True, state_v_first=True, state=pool, state_index=index,
-        **options,
+        q, k, v, g, beta, use_qk_l2norm_in_kernel=True, state_v_first=True, cu_seqlens=cu_seqlens,
+        state=pool, state_index=index, **options,
     )  # fmt: skip
     if kept is not None:
         snapshots.copy_(kept)
@@ -298,6 +311,8 @@ _DISPATCHERS = {
     f"{_LINEAR}.gdn_backend.GDNKernelDispatcher": _GDN,
     f"{_LINEAR}.kda_backend.KDAKernelDispatcher": _KDA,
 }
+# Whose kernel is not told how long sequences are.
+_LAYER = f"{_LINEAR}.gdn_backend.GDNAttnBackend.forward_extend"
 _KERNELS = ("decode_kernel", "extend_kernel", "verify_kernel", "tree_verify_kernel", "triton_kernel")
 
 
@@ -312,6 +327,7 @@ def _find() -> Pairs:
         for dispatcher, functions in _DISPATCHERS.items():
             hook = functools.partial(_around_init, functions)
             hooks.HookRegistry.register(f"{dispatcher}.__init__", hook, hooks.HookType.AROUND)
+        hooks.HookRegistry.register(_LAYER, _around_forward, hooks.HookType.AROUND)
     except (ImportError, AttributeError) as error:
         raise ImportError(
             f"wyvern.sglang needs SGLang 0.5.23 or later: pip install -U sglang ({error})"
@@ -331,6 +347,15 @@ def _around_init(
         kernel = getattr(dispatcher, name, None)
         if kernel is not None and not isinstance(kernel, _Served):
             kernel.__class__ = _served_kind(type(kernel), functions is _KDA)
+
+
+def _around_forward(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    batch = kwargs["forward_batch"] if "forward_batch" in kwargs else args[2]  # after self and layer
+    before = _lengths.set(batch.extend_seq_lens_cpu)
+    try:
+        return forward(*args, **kwargs)
+    finally:
+        _lengths.reset(before)
 
 
 class _Served:

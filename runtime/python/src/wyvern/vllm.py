@@ -24,6 +24,7 @@ import functools
 import importlib
 import inspect
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -176,10 +177,30 @@ def _prefill(
         use_qk_l2norm_in_kernel=l2norm,
         state_v_first=True,
         cu_seqlens=cu_seqlens,
+        seqlens_hint=None if cu_seqlens is None else _hint(cu_seqlens, q.shape[1]),
         out=place_in(out, v),
         **options,
     )
     return o, state if final_state is None else final_state.copy_(state)
+
+
+def _hint(cu_seqlens: Tensor, tokens: int) -> int | None:
+    """``seqlens_hint`` of a prefill by what vLLM's metadata of this step has on the host: how many blocks of
+    tokens the convolution takes of each sequence. None where cu_seqlens is not the metadata's."""
+    context = sys.modules.get("vllm.forward_context")
+    if context is None or not context.is_forward_context_available():
+        return None
+    steps = context.get_forward_context().attn_metadata
+    for layers in steps if isinstance(steps, list) else [steps]:
+        for metadata in (layers or {}).values():
+            if (
+                cu_seqlens is getattr(metadata, "prefill_query_start_loc", None)
+                or cu_seqlens is getattr(metadata, "non_spec_query_start_loc", None)
+            ) and getattr(metadata, "nums_dict", None):
+                size, blocks = next(iter(metadata.nums_dict.items()))
+                longest = min(size * int(blocks["nums"].max()), tokens)
+                return ops.hint_of_uneven(longest, tokens, cu_seqlens.shape[0] - 1)
+    return None
 
 
 def _prefill_of_glm5next(
