@@ -159,7 +159,7 @@ def chunk_gated_delta_rule(
     kept = state_checkpoints
     if kept is not None and (kept.dtype is not states.dtype or not kept.is_contiguous()):
         kept = kept.to(states.dtype, copy=True, memory_format=torch.contiguous_format)
-    given = output is not None and output.dtype is q.dtype and output.is_contiguous()
+    out = _writable(output, q)
     o, final_state = function(
         q[None],
         k[None],
@@ -172,17 +172,28 @@ def chunk_gated_delta_rule(
         batch_invariant=use_cp != "auto",
         checkpoint_every=checkpoint_every_n_tokens or None,
         checkpoints=kept,
-        out=output[None] if given else None,
+        out=None if out is None else out[None],
         output_final_state=output_final_state and not states.in_place,
         **gate,
         **states.options,
     )
     if kept is not state_checkpoints:
         state_checkpoints.copy_(kept)
-    o = o[0] if output is None else output if given else output.copy_(o[0])
+    o = _put(o[0], output, out)
     if not output_final_state:
         return o
     return o, output_state if states.in_place else states.leave(final_state)
+
+
+def _writable(output: Tensor | None, q: Tensor) -> Tensor | None:
+    """output where an operator writes o to it itself."""
+    fits = output is not None and output.dtype is q.dtype and output.is_contiguous()
+    return output if fits else None
+
+
+def _put(o: Tensor, output: Tensor | None, out: Tensor | None) -> Tensor:
+    """o in output where there is one; in out it is there already."""
+    return o if output is None else output if out is not None else output.copy_(o)
 
 
 def _check_checkpoints(
@@ -355,13 +366,9 @@ def gated_delta_rule_decode_pretranspose(
     pool = state if initial_state is None else initial_state
     if pool is None or (initial_state is None) != (initial_state_indices is None):
         raise ValueError("initial_state and initial_state_indices must both be given, or state alone")
+    update = not disable_state_update
     options = _drafts(
-        q,
-        initial_state_indices,
-        output_state_indices,
-        None,
-        intermediate_states_buffer,
-        not disable_state_update,
+        q, initial_state_indices, output_state_indices, None, intermediate_states_buffer, update
     )
     return _decode(q, k, v, a, b, A_log, dt_bias, pool, scale, use_qk_l2norm, output, **options), pool
 
@@ -487,15 +494,14 @@ def _decode(
     output: Tensor | None,
     **options: Any,
 ) -> Tensor:
-    given = output is not None and output.dtype is q.dtype and output.is_contiguous()
-    shape = v.shape
+    out, shape = _writable(output, q), v.shape
     if "cu_seqlens" in options:
         q, k, v, a, b = (x.flatten(0, 1)[None] for x in (q, k, v, a, b))
     o = decode(
         q, k, v, a, b, A_log=A_log, dt_bias=dt_bias, kda=False, pool=pool, scale=scale, l2norm=use_qk_l2norm,
-        out=output if given else None, **options,
-    ).view(shape)  # fmt: skip
-    return o if output is None or given else output.copy_(o)
+        out=out, **options,
+    )  # fmt: skip
+    return _put(o.view(shape), output, out)
 
 
 def _find() -> Pairs:

@@ -249,15 +249,16 @@ def _prefill_of_glm5next(
 
 
 def _update(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
     g: Tensor,
     beta: Tensor | None,
     *,
     initial_state: Tensor | None,
     index: Tensor | None,
-    cu_seqlens: Tensor | None,
+    q: Any = None,
+    k: Any = None,
+    v: Any = None,
+    mixed_qkv: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     inplace_final_state: bool = True,
     num_accepted: Tensor | None = None,
     softplus_beta: float = 1.0,
@@ -274,6 +275,7 @@ def _update(
 ) -> tuple[Tensor, Tensor]:
     """o, in out where it is given, and the pool. Rows of indices and counts may be more than sequences are.
 
+    mixed_qkv: q, k and v of a token of each sequence, in their place; o is ``[1, N, HV, V]`` then.
     index: ``[N]``, or ``[N, M]``: token t leaves its state in column t's slot, and the first starts from
     column num_accepted - 1, or 0.
     """
@@ -285,6 +287,8 @@ def _update(
     decline_if(not inplace_final_state, "inplace_final_state is false; it must be true")
     if initial_state is None or index is None:
         raise ValueError("initial_state or ssm_state_indices is missing; both must be given")
+    if mixed_qkv is not None:
+        q, k, v = packed_heads(mixed_qkv, initial_state)
     if beta is None:
         beta = v.new_ones(v.shape[:3])
     decline_if(
@@ -319,41 +323,7 @@ def _update(
         null_slots="non-positive",
         **options,
     )
-    return o, initial_state
-
-
-def _packed_decode(
-    mixed_qkv: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    *,
-    initial_state: Tensor,
-    index: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor,
-    scale: float | None,
-    out: Tensor | None,
-    kda: bool = False,
-    lower_bound: float | None = None,
-    l2norm: bool = True,
-) -> tuple[Tensor, Tensor]:
-    """o, out or of shape ``[1, N, HV, V]``, and the pool."""
-    o, _ = _update(
-        *packed_heads(mixed_qkv, initial_state),
-        g,
-        beta,
-        initial_state=initial_state,
-        index=index,
-        cu_seqlens=None,
-        A_log=A_log,
-        dt_bias=dt_bias,
-        kda=kda,
-        scale=scale,
-        lower_bound=lower_bound,
-        l2norm=l2norm,
-        out=out,
-    )
-    return o.transpose(0, 1) if out is None else o, initial_state
+    return o.transpose(0, 1) if mixed_qkv is not None and out is None else o, initial_state
 
 
 class _Served(NamedTuple):
@@ -406,7 +376,7 @@ _FUNCTIONS = {
     _FLA: {
         "chunk_gated_delta_rule": _Served(_prefill),
         "fused_recurrent_gated_delta_rule": _Served(_update, _COMPUTED),
-        "fused_recurrent_gated_delta_rule_packed_decode": _Served(_packed_decode),
+        "fused_recurrent_gated_delta_rule_packed_decode": _Served(_update),
         "fused_sigmoid_gating_delta_rule_update": _Served(
             _update, names={"beta": "softplus_beta", "threshold": "softplus_threshold"}
         ),
@@ -421,7 +391,7 @@ _FUNCTIONS = {
     f"{_K3}.{_KDA}": {
         "chunk_kda_with_fused_gate": _Served(_prefill, {"kda": True}),
         "fused_recurrent_kda": _Served(_update, {"kda": True}),
-        "fused_recurrent_kda_packed_decode": _Served(_packed_decode, {"kda": True}),
+        "fused_recurrent_kda_packed_decode": _Served(_update, {"kda": True}),
     },
     f"{_GLM}.nvidia.{_KDA}": {
         "chunk_kda_with_fused_gate": _Served(_prefill, {"kda": True, "raw_beta": False}),
