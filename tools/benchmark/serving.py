@@ -85,8 +85,9 @@ def prefill(op: str, lengths: list[int]) -> dict[str, Way]:
 
 
 def decode(op: str, N: int, T: int) -> dict[str, Way]:
-    """One or several tokens of N sequences, states in place; `drafts` leaves the states of all
-    tokens and not the last in the pool."""
+    """One or several tokens of N sequences, states in place: rows of values ("V first": of keys),
+    with the gated norm of o too; `drafts` leaves the states of all tokens and not the last in the
+    pool."""
     call = (
         ops.fused_recurrent_kda if op == "kda" else ops.fused_recurrent_gated_delta_rule
     )
