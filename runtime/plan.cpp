@@ -49,8 +49,10 @@ struct Priced {
 /// The cheapest plans of one problem, chunk size by chunk size.
 class Cheapest {
  public:
-  Cheapest(const Problem& problem, std::span<const StageUse> uses, const Target& target)
-      : problem_(problem), uses_(uses), target_(target) {
+  /// `sizes`: the problem whose sequences and tokens there are to work on.
+  Cheapest(const Problem& problem, const Problem& sizes, std::span<const StageUse> uses,
+           const Target& target)
+      : problem_(problem), sizes_(sizes), uses_(uses), target_(target) {
     for (std::size_t first = 0; first < uses.size(); ++first)
       covers_.push_back(covers(uses, first, target.device));
   }
@@ -59,7 +61,7 @@ class Cheapest {
   void look_at(std::int64_t BT) {
     whole_.clear();
     look_at({BT, 0});
-    const Workload work = work_of(problem_, target_, {BT, 0}, Rows::tokens);
+    const Workload work = work_of(sizes_, target_, {BT, 0}, Rows::tokens);
     for (const std::int64_t SEG : segment_lengths(target_.device))
       if (work.longest * problem_.num_householder >= 2 * SEG * BT) look_at({BT, SEG});
   }
@@ -98,7 +100,7 @@ class Cheapest {
   std::optional<Priced> priced(const Template& t, std::size_t first, std::size_t count,
                                PlanShape shape) const {
     const Constants constants = step_constants(problem_, uses_.subspan(first, count));
-    const Workload work = work_of(problem_, target_, shape, uses_[first].rows);
+    const Workload work = work_of(sizes_, target_, shape, uses_[first].rows);
     const auto config =
         default_config(t, constants, target_.limits, precision_floor(problem_), work);
     if (!config) return {};
@@ -106,6 +108,7 @@ class Cheapest {
   }
 
   const Problem& problem_;
+  const Problem& sizes_;
   const std::span<const StageUse> uses_;
   const Target& target_;
   std::vector<std::vector<Covering>> covers_;  ///< by first use
@@ -381,15 +384,17 @@ std::vector<Plan> enumerate_plans(const Problem& problem, const Target& target, 
 
 /// Sequences and tokens of each that stand for every batch of decoding: a server decodes many
 /// sequences together, and there a template costs most or saves most; one token each, several where
-/// drafts are verified.
+/// drafts are verified. And those that stand for every prefill, too short for segments.
 constexpr std::int64_t kDecodedSequences = 64, kDecodedTokens = 2;
+constexpr std::int64_t kPrefilledSequences = 8, kPrefilledTokens = 1023;
 
 /// The problem that stands for every batch of a batch_invariant one: what is left of it are heads,
 /// dimensions, dtypes and options.
 static Problem representative(Problem problem) {
   if (problem.pass != Pass::recurrent) {
-    problem.B = problem.N = 1;
-    problem.T = 64;
+    problem.packed = false;  // whose chunks are counted more exactly than a pack's
+    problem.B = problem.N = kPrefilledSequences;
+    problem.T = kPrefilledTokens;
     return problem;
   }
   problem.N = kDecodedSequences;
@@ -402,22 +407,24 @@ static Problem representative(Problem problem) {
 }
 
 Plan default_plan(const Problem& asked, const Target& target) {
-  const Problem problem = asked.batch_invariant ? representative(asked) : asked;
-  const std::span<const std::int64_t> sizes = chunk_sizes(problem, target.device);
+  const Problem sizes = asked.batch_invariant ? representative(asked) : asked;
+  Problem problem = sizes;
+  problem.packed = asked.packed;
   const std::vector<StageUse> uses = stage_uses(problem);
-  Cheapest cheapest(problem, uses, target);
-  for (const std::int64_t BT : sizes) {
+  Cheapest cheapest(problem, sizes, uses, target);
+  for (const std::int64_t BT : chunk_sizes(problem, target.device)) {
     cheapest.look_at(BT);
-    if (asked.batch_invariant && cheapest.plan()) break;  // one sequence says nothing of a batch
+    if (asked.batch_invariant && cheapest.plan()) break;  // pieces are of 64 tokens
   }
   if (cheapest.plan()) return *cheapest.plan();
-  throw Error(ErrorKind::kUnavailable,
-              fmt::format("{} ({}) with K = {}, V = {}, {}{} fits no template on {} ({} bytes of "
-                          "shared memory a block)",
-                          problem.op, to_string(problem.pass), problem.K, problem.V,
-                          to_string(problem.dtype),
-                          sizes.size() == 1 ? fmt::format(", chunk_size = {}", sizes.front()) : "",
-                          target.name(), target.limits.shared_bytes));
+  throw Error(
+      ErrorKind::kUnavailable,
+      fmt::format("{} ({}) with K = {}, V = {}, {}{} fits no template on {} ({} bytes of "
+                  "shared memory a block)",
+                  problem.op, to_string(problem.pass), problem.K, problem.V,
+                  to_string(problem.dtype),
+                  asked.chunk_size ? fmt::format(", chunk_size = {}", *asked.chunk_size) : "",
+                  target.name(), target.limits.shared_bytes));
 }
 
 double plan_cost(const Problem& problem, const Plan& plan, const Target& target) {

@@ -485,44 +485,53 @@ TEST(Plans, ThatDoNotFitAreRefusedWithAReason) {
 TEST(Plans, OfBatchInvariantProblemsFollowFromHeadsAndOptionsAlone) {
   Target hopper = cuda_target("sm_90a");
   hopper.limits.multiprocessors = 132;
+  struct Case {
+    std::string_view op;
+    Pass pass;
+    std::int64_t heads;
+  };
+  std::vector<Case> cases;
+  for (const std::string_view op : operators())
+    for (const Pass pass : {Pass::forward, Pass::recurrent})
+      for (const std::int64_t heads : {1, 2, 8, 32, 96}) cases.push_back({op, pass, heads});
   for (const Target& target : {host_target(), hopper})
-    for (const std::string_view op : operators())
-      for (const Pass pass : {Pass::forward, Pass::recurrent}) {
-        SCOPED_TRACE(op);
-        Problem p = gated();
-        p.op = op, p.pass = pass, p.batch_invariant = true;
-        if (target.device == DeviceKind::cuda) p.dtype = DType::bf16, p.K = p.V = 128;
-        const Plan plan = default_plan(p, target);
-        for (const bool packed : {false, true})
-          for (const bool states : {false, true})
-            for (const std::int64_t N : {1, 300}) {
-              Problem other = p;
-              other.packed = packed, other.T = packed ? 70 * N : 70, other.N = N;
-              other.B = packed ? 1 : N;
-              other.initial_state = other.output_final_state = states;
-              Plan own = default_plan(other, target);
-              std::erase_if(own, [](const PlanStep& step) {  // which computes no bit of a sequence
-                return step.template_id.starts_with("chunk_index.") ||
-                       step.template_id.starts_with("step_seqlens.");
-              });
-              EXPECT_EQ(own, plan);
-            }
-        // Blocks of 64 columns, whose states decay chunk by chunk, and no two of a sequence.
-        if (plan.front().template_id == "delta_forward.hopper") {
-          EXPECT_EQ(plan.front().config.integer("BV"), 64);
-        }
-        for (const PlanStep& step : plan) {
-          const Template& t = *find_template(step.template_id);
-          const Extents e{.B = 1, .T = 65536, .N = 1, .NT = 1024};
-          if (!t.name.ends_with("_forward")) continue;
-          EXPECT_EQ(t.geometry(Spec(problem_constants(p), step.config), e, target.limits).grid[0],
-                    p.HV * p.V / step.config.integer("BV"));
-        }
-        const std::int64_t BT = pass == Pass::forward ? 64 : 0;
-        EXPECT_EQ(shape_of(plan).BT, BT);
-        EXPECT_EQ(shape_of(plan).SEG, 0);
-        EXPECT_EQ(enumerate_plans(p, target, 64), std::vector<Plan>{plan});
+    for (const auto& [op, pass, heads] : cases) {
+      SCOPED_TRACE(fmt::format("{}, {} heads", op, heads));
+      Problem p = gated();
+      p.op = op, p.pass = pass, p.batch_invariant = true;
+      p.H = p.HV = heads;
+      if (target.device == DeviceKind::cuda) p.dtype = p.beta_dtype = DType::bf16, p.K = p.V = 128;
+      const Plan plan = default_plan(p, target);
+      for (const bool packed : {false, true})
+        for (const bool states : {false, true})
+          for (const std::int64_t N : {1, 300}) {
+            Problem other = p;
+            other.packed = packed, other.T = packed ? 70 * N : 70, other.N = N;
+            other.B = packed ? 1 : N;
+            other.initial_state = other.output_final_state = states;
+            Plan own = default_plan(other, target);
+            std::erase_if(own, [](const PlanStep& step) {  // which computes no bit of a sequence
+              return step.template_id.starts_with("chunk_index.") ||
+                     step.template_id.starts_with("step_seqlens.");
+            });
+            EXPECT_EQ(own, plan);
+          }
+      // Blocks of 64 columns, whose states decay chunk by chunk, and no two of a sequence.
+      if (plan.front().template_id == "delta_forward.hopper") {
+        EXPECT_EQ(plan.front().config.integer("BV"), 64);
       }
+      for (const PlanStep& step : plan) {
+        const Template& t = *find_template(step.template_id);
+        const Extents e{.B = 1, .T = 65536, .N = 1, .NT = 1024};
+        if (!t.name.ends_with("_forward")) continue;
+        EXPECT_EQ(t.geometry(Spec(problem_constants(p), step.config), e, target.limits).grid[0],
+                  p.HV * p.V / step.config.integer("BV"));
+      }
+      const std::int64_t BT = pass == Pass::forward ? 64 : 0;
+      EXPECT_EQ(shape_of(plan).BT, BT);
+      EXPECT_EQ(shape_of(plan).SEG, 0);
+      EXPECT_EQ(enumerate_plans(p, target, 64), std::vector<Plan>{plan});
+    }
 }
 
 /// The kernel for many states serves every batch, of however few, with drafts or without.
