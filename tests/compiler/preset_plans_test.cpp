@@ -60,8 +60,7 @@ class PresetPlans : public ::testing::TestWithParam<std::string> {};
 /// Bytes that a kernel of a template spills at most, on any of the architectures.
 std::int64_t known_spill(const std::string& id) {
   static const std::map<std::string, std::int64_t>& known =
-      *new std::map<std::string, std::int64_t>{{"bwd_dhu_combine.portable", 346},
-                                               {"bwd_dhu_resume.portable", 128},
+      *new std::map<std::string, std::int64_t>{{"bwd_dhu_resume.portable", 128},
                                                {"bwd_dhu_segment.portable", 32},
                                                {"bwd_dv_local.portable", 24},
                                                {"delta_forward.hopper", 104},
@@ -69,7 +68,6 @@ std::int64_t known_spill(const std::string& id) {
                                                {"delta_scans.hopper", 48},
                                                {"delta_segment.hopper", 16},
                                                {"fwd_h.portable", 104},
-                                               {"fwd_h_combine.portable", 310},
                                                {"fwd_h_resume.portable", 276},
                                                {"fwd_h_segment.portable", 24},
                                                {"fwd_o.portable", 92},

@@ -353,7 +353,7 @@ TEST(Kernel, Segments) {
 TEST(Kernel, StatesPastSegmentsOfAnyWidth) {
   const std::vector<std::int64_t> lengths{300, 0, 128, 5, 129};
   std::uint64_t seed = 40;
-  for (const std::int64_t K : {48, 128, 256})
+  for (const std::int64_t K : {48, 128, 160, 256})
     for (const Pass pass : {Pass::forward, Pass::backward}) {
       Problem p = problem(1, 0, 1, 2, K, 40);
       p.pass = pass;

@@ -96,9 +96,16 @@ def decode(op: str, N: int, T: int) -> dict[str, Way]:
         state=0.1 * normal(3 * N, HV, D, D, dtype=torch.float32),
         state_index=torch.randperm(3 * N, device="cuda")[:N].to(torch.int32),
     )
+    norm = dict(
+        norm_weight=1 + 0.1 * normal(D, dtype=torch.float32), norm_gate=normal(N, T, HV, D),
+        norm_activation="sigmoid" if op == "kda" else "silu",
+    )  # fmt: skip
     ways: dict[str, Way] = {
         "wyvern": lambda: call(**x, **pool),
         "wyvern invariant": lambda: call(**x, **pool, batch_invariant=True),
+        "wyvern, V first": lambda: call(**x, **pool, state_v_first=True),
+        "wyvern, norm": lambda: call(**x, **pool, **norm),
+        "wyvern, V first, norm": lambda: call(**x, **pool, **norm, state_v_first=True),
     }
     if T > 1:
         steps = torch.empty(N, T, HV, D, D, device="cuda")

@@ -12,8 +12,8 @@ namespace wyvern::cuda {
 ///
 /// A step is short and depends on the one before, so that what it reads of memory is on its way a
 /// turn ahead: a warp has sixteen rows of M in registers, as the products take them, and what
-/// is about to be multiplied makes room for the next turn's. Only the state goes from warp to
-/// warp, through shared memory, with one barrier a step.
+/// is about to be multiplied, or was just now, makes room for the next turn's. Only the state goes
+/// from warp to warp, through shared memory, with one barrier a step.
 template <class S>
 struct SegmentCombine {
   static constexpr int K = S::K, V = S::V, BV = S::BV;
@@ -23,8 +23,9 @@ struct SegmentCombine {
   static constexpr int kTilesV = ceil_div(V, BV);
   static constexpr int kSteps = kPaddedK / 16;  // of a product's depth, and sixteens of rows
   static constexpr int kTurns = ceil_div(kSteps, kWarps);
-  /// Steps whose rows are taken out of the way at once of those to come: as registers allow.
-  static constexpr int kBatch = kSteps <= 8 ? 8 : 2;
+  /// Steps that are multiplied before the rows of the next turn take the place of theirs, where
+  /// registers do not have both turns' rows.
+  static constexpr int kBatch = 4;
   static constexpr CombineLayout<S> kLayout{S{}};
   static constexpr int kRows = CombineLayout<S>::kRows;
   static constexpr int kStride = CombineLayout<S>::stride(BV);
@@ -276,19 +277,25 @@ struct SegmentCombine {
         const Turn now = ahead;
         ahead = turn + 1 < kTurns ? turn_of(step, turn + 1) : turn_of(next, 0);
         const Columns next_R = ahead.fetch_R(tile_v);
+        // Where a warp waits, or the compiler would put loads off until they are needed.
+        if constexpr (kSteps <= 8) {
+          const Rows present = rows;
 #pragma unroll
-        for (int from = 0; from < kSteps; from += kBatch) {
-          const int to = smaller(from + kBatch, kSteps);
-          Rows batch;
+          for (int i = 0; i < kSteps; ++i) ahead.fetch(rows, i);
+          sync_warp();
 #pragma unroll
-          for (int i = from; i < to; ++i) {
-            batch.high[i] = rows.high[i];
-            batch.low[i] = rows.low[i];
-            ahead.fetch(rows, i);
+          for (int i = 0; i < kSteps; ++i)
+            multiply_step(sum, present.high[i], present.low[i], own, i);
+        } else {
+#pragma unroll
+          for (int from = 0; from < kSteps; from += kBatch) {
+            const int to = smaller(from + kBatch, kSteps);
+#pragma unroll
+            for (int i = from; i < to; ++i) multiply_step(sum, rows.high[i], rows.low[i], own, i);
+#pragma unroll
+            for (int i = from; i < to; ++i) ahead.fetch(rows, i);
+            sync_warp();
           }
-          sync_warp();  // or the compiler puts loads off until they are needed
-#pragma unroll
-          for (int i = from; i < to; ++i) multiply_step(sum, batch.high[i], batch.low[i], own, i);
         }
         if (now.any) {
           if (next == step + 1) share(sum, state_of(1 - buffer), now.first);
