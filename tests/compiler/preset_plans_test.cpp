@@ -66,6 +66,8 @@ std::int64_t known_spill(const std::string& id) {
                                                {"delta_forward.hopper", 104},
                                                {"delta_resume.hopper", 120},
                                                {"delta_scans.hopper", 48},
+                                               {"delta_scans_resume.hopper", 48},
+                                               {"delta_scans_segment.hopper", 64},
                                                {"delta_segment.hopper", 16},
                                                {"fwd_h.portable", 104},
                                                {"fwd_h_resume.portable", 276},

@@ -56,7 +56,8 @@ def limits(target, options):
     tallies = []
     for name, limit, values in (
             ("ulimit -n", resource.RLIMIT_NOFILE, range(3, 31)),
-            ("ulimit -v (MB)", resource.RLIMIT_AS, range(10, 610, 20)),
+            # The program itself takes 11: with less there is nobody to say a sentence.
+            ("ulimit -v (MB)", resource.RLIMIT_AS, range(20, 620, 20)),
             ("ulimit -f (kB)", resource.RLIMIT_FSIZE, [0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 128])):
         tally = Tally(name, "right output or one sentence; no output or row is lost")
         unit = {"ulimit -n": 1, "ulimit -v (MB)": 1 << 20, "ulimit -f (kB)": 1 << 10}[name]

@@ -97,7 +97,7 @@ double chunk_time(const Spec& s) {
 /// The same in a segment: maps of states that have faded are skipped.
 cost::Pace segment_pace(const Spec& s) {
   const double part = (s.BV > kColumns ? 0.75 : 0.83) * (s.SCALAR_GATE ? 1.0 : 1.15);
-  return {4, part * chunk_time(s)};
+  return {8, part * chunk_time(s)};
 }
 
 /// Hopper: one block BV columns of V of a sequence, value head and direction.
