@@ -8,6 +8,7 @@ from typing import Any
 import engines
 import pytest
 import torch
+import torch.nn.functional as F
 from engines import prefill, split, update
 from torch import Tensor
 
@@ -78,6 +79,21 @@ def fused_recurrent_gated_delta_rule_packed_decode(
         A_log=A_log, dt_bias=dt_bias, scale=scale, l2norm=use_qk_l2norm_in_kernel,
     )  # fmt: skip
     return last(out, o), initial_state
+
+
+def fused_gdn_decode_post_conv_mtp(
+    mixed_qkv: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, state_indices: Tensor,
+    cu_seqlens: Tensor, num_accepted_tokens: Tensor, state: Tensor, output_gate: Tensor,
+    norm_weight: Tensor, out: Tensor | None = None, scale: float = 128**-0.5, norm_eps: float = 1e-5,
+    output_gate_activation: str = "silu",
+):  # fmt: skip
+    o = update(
+        *(x.double() for x in split(mixed_qkv, state)), a, b, state, state_indices, cu_seqlens,
+        A_log=A_log, dt_bias=dt_bias, scale=scale, accepted=num_accepted_tokens,
+    )  # fmt: skip
+    activation = {"silu": F.silu, "sigmoid": torch.sigmoid}[output_gate_activation]
+    o = F.rms_norm(o[0], o.shape[-1:], norm_weight.double(), norm_eps) * activation(output_gate.double())
+    return last(torch.empty_like(output_gate) if out is None else out, o)
 
 
 def fused_sigmoid_gating_delta_rule_update(
@@ -279,6 +295,7 @@ class Glm5NextLinearAttention(_Pluggable):
 
 # The modules, and what each calls the functions above.
 MODULES: dict[str, dict[str, Any]] = {
+    "vllm._custom_ops": {"fused_gdn_decode_post_conv_mtp": fused_gdn_decode_post_conv_mtp},
     LAYERS: {
         "fi_chunk_gated_delta_rule": fi_chunk_gated_delta_rule,
         "ChunkGatedDeltaRule": ChunkGatedDeltaRule,

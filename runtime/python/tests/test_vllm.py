@@ -71,8 +71,8 @@ def same(mine: Any, theirs: Any, tolerance: float) -> None:
 def serve(
     module: str, name: str, given: dict[str, Any], counted: str | None = None,
     changed: tuple[str, ...] = (), tolerance: float = 1e-5,
-) -> None:  # fmt: skip
-    """By a served call the function gives, and leaves in tensors, what it does without Wyvern."""
+) -> Any:  # fmt: skip
+    """What a served call gives: that, and what it leaves in tensors, as without Wyvern."""
     theirs = engines.copied(given)
     wanted = getattr(sys.modules[module], name)(**theirs)
     with wyvern.vllm.enable():
@@ -86,6 +86,7 @@ def serve(
     if "initial_state" in changed:
         assert got[1] is pool
         assert torch.equal(pool[0], theirs["initial_state"][0])
+    return got
 
 
 INDEX = [4, 0, -1, 7, 2]
@@ -218,6 +219,89 @@ def test_drafts(vllm: SimpleNamespace, model: str, monkeypatch: pytest.MonkeyPat
             "glm5next_fused_recurrent_kda",
             ("initial_state",),
         )
+
+
+CUSTOM_OPS = "vllm._custom_ops"
+FUSED_DECODE = "fused_gdn_decode_post_conv_mtp"
+
+
+def fused_decode(
+    drafts: bool, dtype: torch.dtype = torch.float32, state: torch.dtype = torch.float32
+) -> dict[str, Any]:
+    """What the fused decode is given: slices of projected rows, one token of each of five sequences or
+    DRAFTS. Some sequences are null by their slot or their count, and a token's column may hold no slot."""
+    ends = DRAFTS["ends"] if drafts else list(range(6))
+    index = torch.tensor(DRAFTS["index"] if drafts else [[slot] for slot in INDEX], dtype=torch.int32)
+    accepted = torch.tensor(DRAFTS["accepted"] if drafts else [1, 1, 1, 0, 1], dtype=torch.int32)
+    if drafts:
+        index[0, 1] = 0
+        index[2] = 0
+    T = ends[-1]
+    qkv, values = 2 * H * K + HV * V, HV * V
+    mixed_qkv, z = torch.randn(T, qkv + values).to(dtype).split([qkv, values], -1)
+    b, a = torch.randn(T, 2 * HV).to(dtype).chunk(2, -1)
+    return {
+        "mixed_qkv": mixed_qkv, "a": a, "b": b, **gate(HV), "state_indices": index,
+        "cu_seqlens": torch.tensor(ends, dtype=torch.int32), "num_accepted_tokens": accepted,
+        "state": pool_of(dtype=state), "output_gate": z.unflatten(-1, (HV, V)),
+        "norm_weight": torch.randn(V).to(dtype), "out": torch.full((T, HV, V), float("nan"), dtype=dtype),
+        "scale": 0.2, "norm_eps": 1e-3,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("activation", ["silu", "sigmoid"])
+@pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("drafts", [False, True])
+def test_fused_decode_with_norm(
+    vllm: SimpleNamespace, drafts: bool, dtype: torch.dtype, state: torch.dtype, activation: str, device: str
+) -> None:
+    with torch.device(device):
+        given = fused_decode(drafts, dtype, state) | {"output_gate_activation": activation}
+    untouched = given["state"].clone()
+    tolerance = 1e-5 if dtype is state is torch.float32 else 5e-3
+    got = serve(CUSTOM_OPS, FUSED_DECODE, given, changed=("state", "out"), tolerance=tolerance)
+    assert got is given["out"]
+    null, written = (slice(5, 8), [1, 3, 4, 5]) if drafts else ([1, 2, 3], [4, 2])
+    assert not got[null].any()
+    others = [slot for slot in range(SLOTS) if slot not in written]
+    assert torch.equal(given["state"][others], untouched[others])
+    assert all((given["state"][slot] != untouched[slot]).any() for slot in written)
+
+
+def test_fused_decode_by_its_defaults(vllm: SimpleNamespace) -> None:
+    """Without a buffer for o; a weight in float32 beside tokens in bfloat16."""
+    given = fused_decode(True, torch.bfloat16) | {"norm_weight": torch.randn(V)}
+    for name in ("out", "scale", "norm_eps"):
+        del given[name]
+    got = serve(CUSTOM_OPS, FUSED_DECODE, given, changed=("state",), tolerance=5e-3)
+    assert got.is_contiguous() and got.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("wrong", ["gate", "out"])
+def test_a_fused_decode_that_is_declined(vllm: SimpleNamespace, wrong: str) -> None:
+    """Before the pool changes: vLLM's function starts from what it was."""
+    given = fused_decode(True)
+    given |= {
+        "gate": {"output_gate": given["output_gate"].double()},
+        "out": {"out": torch.empty(8, HV, 2 * V)[..., :V]},
+    }[wrong]
+    theirs = engines.copied(given)
+    with wyvern.vllm.enable():
+        getattr(sys.modules[CUSTOM_OPS], FUSED_DECODE)(**given)
+    told = wyvern.vllm.report()
+    assert told.declined.keys() == {FUSED_DECODE} and not told.served
+    getattr(fake_vllm, FUSED_DECODE)(**theirs)
+    assert torch.equal(given["state"], theirs["state"]) and torch.equal(given["out"], theirs["out"])
+
+
+def test_the_layer_takes_the_fused_decode_from_its_module() -> None:
+    """At each call, so that the replacement there is what is called."""
+    (tree,) = source_of(fake_vllm.LAYERS)
+    choice = ast.unparse(defined([tree], ast.FunctionDef, "fused_mtp_decode_impl"))
+    assert f"return ops.{FUSED_DECODE}" in choice
+    assert "from vllm import _custom_ops as ops" in ast.unparse(tree)
+    assert "fused_mtp_decode_impl()(" in ast.unparse(tree)
 
 
 def prompt(kda: bool = False, raw: bool = False) -> dict[str, Any]:
@@ -503,7 +587,7 @@ def parameters_of(function: ast.FunctionDef) -> dict[str, Any]:
     """Names and defaults, or inspect's empty, of what may be given by place, in its order."""
     arguments = [*function.args.posonlyargs, *function.args.args]
     defaults = [inspect.Parameter.empty] * (len(arguments) - len(function.args.defaults))
-    defaults += [ast.literal_eval(default) for default in function.args.defaults]
+    defaults += [eval(ast.unparse(default), {}) for default in function.args.defaults]  # 128**-0.5
     return {argument.arg: default for argument, default in zip(arguments, defaults, strict=True)}
 
 

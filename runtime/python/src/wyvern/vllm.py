@@ -103,6 +103,9 @@ _NAMES = {
     "state_indices": "index",
     "ssm_state_indices": "index",
     "num_accepted_tokens": "num_accepted",
+    "state": "initial_state",
+    "output_gate": "norm_gate",
+    "output_gate_activation": "norm_activation",
     "core_attn_out": "out",
     "checkpoint_state": "checkpoints",
     "state_checkpoints": "checkpoints",
@@ -326,6 +329,52 @@ def _update(
     return o.transpose(0, 1) if mixed_qkv is not None and out is None else o, initial_state
 
 
+def _update_with_norm(
+    g: Tensor,
+    beta: Tensor,
+    *,
+    initial_state: Tensor,
+    index: Tensor,
+    mixed_qkv: Tensor,
+    cu_seqlens: Tensor,
+    num_accepted: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    scale: float,
+    norm_gate: Tensor,
+    norm_weight: Tensor,
+    norm_eps: float,
+    norm_activation: str,
+    out: Tensor | None = None,
+) -> Tensor:
+    """o ``[T, HV, V]``, normalized and gated, in out where it is given; the rest as _update has it.
+
+    mixed_qkv: q, k and v of all sequences' tokens, packed. norm_gate: ``[T, HV, V]``.
+    """
+    q, k, v = (x.transpose(0, 1) for x in packed_heads(mixed_qkv, initial_state))
+    return decode(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        A_log=A_log,
+        dt_bias=dt_bias,
+        kda=False,
+        pool=initial_state,
+        scale=scale,
+        out=torch.empty_like(norm_gate, memory_format=torch.contiguous_format) if out is None else out,
+        cu_seqlens=cu_seqlens,
+        state_index=index,
+        null_slots="non-positive",
+        num_accepted=num_accepted,
+        norm_weight=norm_weight,
+        norm_gate=norm_gate[None],
+        norm_eps=norm_eps,
+        norm_activation=norm_activation,
+    )
+
+
 class _Served(NamedTuple):
     """What serves a function of vLLM: a function above, with what all calls have, and names as _NAMES'."""
 
@@ -373,6 +422,7 @@ _COMPUTED = {"raw_gate": False, "raw_beta": False}
 _MODELS = {_K3: "kimi_k3_", _GLM: "glm5next_"}
 # Modules of vLLM, their functions, and what serves those.
 _FUNCTIONS = {
+    "vllm._custom_ops": {"fused_gdn_decode_post_conv_mtp": _Served(_update_with_norm)},
     _FLA: {
         "chunk_gated_delta_rule": _Served(_prefill),
         "fused_recurrent_gated_delta_rule": _Served(_update, _COMPUTED),
