@@ -63,7 +63,7 @@ std::int64_t known_spill(const std::string& id) {
       *new std::map<std::string, std::int64_t>{{"bwd_dhu_resume.portable", 128},
                                                {"bwd_dhu_segment.portable", 32},
                                                {"bwd_dv_local.portable", 24},
-                                               {"delta_forward.hopper", 104},
+                                               {"delta_forward.hopper", 200},
                                                {"delta_resume.hopper", 120},
                                                {"delta_scans.hopper", 48},
                                                {"delta_scans_resume.hopper", 48},
