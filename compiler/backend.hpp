@@ -58,8 +58,8 @@ class Backend {
   virtual void open() const = 0;
   /// The compiler's name and version, for people.
   virtual std::string version() const = 0;
-  /// version() and anything else that distinguishes two builds of it; part of the artifact key.
-  /// Like version() it may open the compiler, and then throws as open() does.
+  /// What distinguishes two builds of the compiler; part of the artifact key. Like version() it may
+  /// open the compiler, and then throws as open() does.
   virtual std::string identity() const = 0;
   /// The options that source is compiled with for a target; part of the artifact key.
   virtual std::vector<std::string> options(const Target& target) const = 0;

@@ -92,10 +92,10 @@ struct CompileRequest {
 };
 
 /// The artifact key of a request: SHA-256 over the specialized source (its files by their digests,
-/// which the build took), the config, the target, the compiler's name and version, its options and
-/// the entry point. Compiles nothing, but opens NVRTC for its version (5 ms, once), so it throws
-/// Error(kUnavailable) where there is none; the CPU's compiler is known since the build and is not
-/// opened.
+/// which the build took), the config, the target, the compiler's build, its options and the entry
+/// point. Compiles nothing. NVRTC is known by its file, or opened (5 ms, once) where that does not
+/// tell its build; Error(kUnavailable) is thrown where there is none. The CPU's compiler is known
+/// since the build and is not opened.
 std::string artifact_key(const CompileRequest& request);
 
 /// The key of what the code does, whatever compiler made it: SHA-256 over the specialized source,
@@ -131,7 +131,7 @@ Emitted emit(const CompileRequest& request, Emit what);
 /// what is missing and how to fix it. Opens it: on the CPU that loads LLVM.
 std::string compiler_problem(DeviceKind device);
 
-/// "NVRTC 13.0.88", "LLVM 19.1.7"; throws Error(kUnavailable) like artifact_key().
+/// "NVRTC 13.0.88", "LLVM 19.1.7"; throws Error(kUnavailable) where NVRTC cannot be opened.
 std::string compiler_version(DeviceKind device);
 
 }  // namespace wyvern

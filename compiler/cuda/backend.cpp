@@ -41,9 +41,9 @@ class CudaBackend final : public Backend {
 
   void open() const override { Nvrtc::instance(); }
   std::string version() const override { return Nvrtc::instance().version(); }
-  std::string identity() const override { return Nvrtc::instance().identity(); }
+  std::string identity() const override { return Nvrtc::identity().build; }
   std::vector<std::string> options(const Target& target) const override {
-    return Nvrtc::instance().options(target);
+    return nvrtc_options(target, Nvrtc::identity().major);
   }
   /// PTX is not machine code, so it is not Emit::assembly.
   std::span<const Form> forms() const override {

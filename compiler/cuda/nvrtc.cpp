@@ -6,26 +6,21 @@
 #include <fmt/ranges.h>
 
 #include <dlfcn.h>
-#include <sys/stat.h>
 
 #include <algorithm>
-#include <array>
+#include <atomic>
 #include <charconv>
 #include <chrono>
+#include <filesystem>
+#include <iterator>
 #include <memory>
 #include <optional>
+#include <system_error>
+
+#include "compiler/cuda/nvrtc_file.hpp"
 
 namespace wyvern::detail {
 namespace {
-
-/// Newest first; by plain name the loader knows the toolkit's, a Python wheel's that is loaded
-/// already, and whatever its configuration adds; the toolkit's own folder is not always in it.
-constexpr std::array kLibraryNames{
-    "libnvrtc.so.13",
-    "/usr/local/cuda/lib64/libnvrtc.so.13",
-    "libnvrtc.so.12",
-    "/usr/local/cuda/lib64/libnvrtc.so.12",
-};
 
 constexpr int kSuccess = 0;
 
@@ -53,13 +48,13 @@ struct Nvrtc::Functions {
 
 namespace {
 
-/// The size of the file a symbol was loaded from. nvrtcVersion() tells no build number, and two
-/// builds of one version make different code; their sizes differ.
-std::int64_t library_file_size(const void* symbol) {
+/// What is known of a build by its file alone, so that it is the same before the file is opened.
+std::string build_of(const std::string& id) { return fmt::format("NVRTC of build {}", id); }
+
+/// The file a symbol was loaded from.
+std::string library_file(const void* symbol) {
   Dl_info info{};
-  struct stat file{};
-  if (dladdr(symbol, &info) == 0 || stat(info.dli_fname, &file) != 0) return 0;
-  return file.st_size;
+  return dladdr(symbol, &info) != 0 ? info.dli_fname : "";
 }
 
 void* open_first(std::span<const char* const> names) {
@@ -177,19 +172,43 @@ Nvrtc::Nvrtc(std::span<const char* const> names) {
   functions->count_archs(&count);
   archs_.resize(static_cast<std::size_t>(count));
   functions->list_archs(archs_.data());
-  build_ = library_file_size(reinterpret_cast<const void*>(functions->version));
+  const std::string file = library_file(reinterpret_cast<const void*>(functions->version));
+  std::error_code error;
+  // nvrtcVersion() tells no build number, and two builds of one version make different code; the
+  // sizes of their files differ.
+  if (const std::string id = build_id(file); !id.empty())
+    build_ = build_of(id);
+  else
+    build_ = fmt::format("{} of {} bytes", version(), std::filesystem::file_size(file, error));
   functions_ = functions.release();
 }
 
+/// instance() where it has been asked for.
+static constinit std::atomic<const Nvrtc*> opened = nullptr;
+
 const Nvrtc& Nvrtc::instance() {
   // Never destroyed: the last threads may compile while the process ends.
-  static const Nvrtc& nvrtc = *new Nvrtc(kLibraryNames);
+  static const Nvrtc& nvrtc = *[] {
+    std::vector<const char*> names(std::begin(kNvrtcNames), std::end(kNvrtcNames));
+    if (nvrtc_file()) names.insert(names.begin(), nvrtc_file()->path.c_str());
+    const auto* const made = new Nvrtc(names);
+    opened.store(made, std::memory_order_release);
+    return made;
+  }();
   return nvrtc;
 }
 
-std::string Nvrtc::version() const { return fmt::format("NVRTC {}.{}", major_, minor_); }
+NvrtcIdentity Nvrtc::identity() {
+  const Nvrtc* nvrtc = opened.load(std::memory_order_acquire);
+  if (nvrtc == nullptr) {
+    const std::optional<NvrtcFile>& file = nvrtc_file();
+    if (file && !file->build_id.empty()) return {file->major, build_of(file->build_id)};
+    nvrtc = &instance();
+  }
+  return {nvrtc->major_, nvrtc->build_};
+}
 
-std::string Nvrtc::identity() const { return fmt::format("{} of {} bytes", version(), build_); }
+std::string Nvrtc::version() const { return fmt::format("NVRTC {}.{}", major_, minor_); }
 
 void Nvrtc::require_arch(const Target& target) const {
   if (std::find(archs_.begin(), archs_.end(), arch_number(target.arch)) != archs_.end()) return;
@@ -198,7 +217,7 @@ void Nvrtc::require_arch(const Target& target) const {
                           version(), target.arch, fmt::join(archs_, ", sm_")));
 }
 
-std::vector<std::string> Nvrtc::options(const Target& target) const {
+std::vector<std::string> nvrtc_options(const Target& target, int major) {
   std::vector<std::string> list{
       "-arch=" + target.arch,
       "-std=c++20",
@@ -208,7 +227,7 @@ std::vector<std::string> Nvrtc::options(const Target& target) const {
       "-diag-suppress=177",          // a template need not use every constant it is specialized on
       "--ptxas-options=-v",          // prints the figures that parse_ptxas() reads
   };
-  if (major_ >= 13) {
+  if (major >= 13) {
     list.emplace_back("--frandom-seed=wyvern");  // the same cubin every time
     list.emplace_back("--no-cache");             // Wyvern's own knows more and is checked
   }
@@ -229,7 +248,7 @@ Code Nvrtc::compile(const std::string& source, const std::string& label, const T
   const auto destroy = [this](Program made) { functions_->destroy(&made); };
   const std::unique_ptr<OpaqueProgram, decltype(destroy)> owner(program, destroy);
 
-  const std::vector<std::string> texts = options(target);
+  const std::vector<std::string> texts = nvrtc_options(target, major_);
   std::vector<const char*> arguments;
   for (const std::string& option : texts) arguments.push_back(option.c_str());
   const int result =

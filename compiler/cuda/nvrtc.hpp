@@ -1,7 +1,6 @@
 // NVRTC, opened at run time. No header of CUDA's is needed to build this.
 #pragma once
 
-#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
@@ -10,6 +9,12 @@
 
 namespace wyvern::detail {
 
+/// What keys say of an NVRTC.
+struct NvrtcIdentity {
+  int major = 0;
+  std::string build;  ///< tells two builds apart
+};
+
 /// The functions of one libnvrtc. Immutable after construction; every member is thread-safe. The
 /// library stays loaded for the life of the process.
 class Nvrtc {
@@ -17,16 +22,15 @@ class Nvrtc {
   /// Opens the first of `names` that loads; throws Error(kUnavailable) when none does.
   explicit Nvrtc(std::span<const char* const> names);
 
-  /// The one of this process, opened on first use; an Error is thrown anew by each call.
+  /// The one of this process, opened on first use: that of nvrtc_file(), or what the loader finds.
+  /// An Error is thrown anew by each call.
   static const Nvrtc& instance();
+  /// Of instance(), which is opened only where its file does not tell. Should the file be replaced
+  /// before it is opened, it is another one from then on.
+  static NvrtcIdentity identity();
 
   /// "NVRTC 13.0"
   std::string version() const;
-  /// version() and anything else that distinguishes two builds of it; part of the artifact key.
-  std::string identity() const;
-
-  /// NVRTC's options for a target.
-  std::vector<std::string> options(const Target& target) const;
 
   /// Throws like compile_source; Output::loadable gives a cubin, Output::ptx its PTX.
   Code compile(const std::string& source, const std::string& label, const Target& target,
@@ -40,8 +44,11 @@ class Nvrtc {
   std::vector<int> archs_;
   int major_ = 0;
   int minor_ = 0;
-  std::int64_t build_ = 0;  ///< size of the library's file
+  std::string build_;  ///< NvrtcIdentity::build
 };
+
+/// The options for a target of an NVRTC of this major version.
+std::vector<std::string> nvrtc_options(const Target& target, int major);
 
 /// Registers, memory and spills from ptxas's verbose output, summed over the functions that it did
 /// not inline.

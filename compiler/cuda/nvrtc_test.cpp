@@ -3,9 +3,19 @@
 #include <gtest/gtest.h>
 #include <wyvern/error.hpp>
 
+#include <dlfcn.h>
+#include <link.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "compiler/cuda/nvrtc_file.hpp"
 
 namespace wyvern::detail {
 namespace {
@@ -170,6 +180,111 @@ TEST(Nvrtc, MissingLibraryIsNamedWithTheFix) {
 TEST(Nvrtc, LibraryThatIsNotNvrtcIsRefused) {
   constexpr const char* kNames[] = {"libc.so.6"};
   EXPECT_THROW(Nvrtc{kNames}, Error);
+}
+
+/// A file of a library that says nothing but its build ID.
+void write_library(const std::filesystem::path& path, const std::string& id) {
+  struct {
+    ElfW(Ehdr) header {};
+    ElfW(Phdr) other{}, notes {};
+    ElfW(Nhdr) first{}, second {};
+  } file;
+  const std::string name("GNU", 4), abi = name + std::string(16, 'a');
+  std::memcpy(file.header.e_ident, ELFMAG, SELFMAG);
+  file.header.e_phoff = sizeof file.header;
+  file.header.e_phnum = 2;
+  file.other.p_type = PT_LOAD;
+  file.notes.p_type = PT_NOTE;
+  file.notes.p_offset = sizeof file.header + 2 * sizeof file.notes;
+  file.first = {4, 16, NT_GNU_ABI_TAG};
+  file.second = {4, static_cast<ElfW(Word)>(id.size()), NT_GNU_BUILD_ID};
+  file.notes.p_filesz = 2 * sizeof file.first + abi.size() + name.size() + id.size();
+  const auto bytes = [](const auto& of) {
+    return std::string(reinterpret_cast<const char*>(&of), sizeof of);
+  };
+  std::ofstream(path, std::ios::binary)
+      << bytes(file.header) << bytes(file.other) << bytes(file.notes) << bytes(file.first) << abi
+      << bytes(file.second) << name << id;
+}
+
+class NvrtcFileTest : public testing::Test {
+ protected:
+  NvrtcFileTest() {
+    // Its children are processes of their own, where nothing is open.
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    for (const auto& folder : folders_) std::filesystem::create_directories(folder);
+  }
+  ~NvrtcFileTest() override { std::filesystem::remove_all(root_); }
+  /// Whether the test's process has NVRTC open.
+  static bool is_open() {
+    return std::ranges::any_of(kNvrtcNames, [](const char* name) {
+      return dlopen(name, RTLD_LAZY | RTLD_NOLOAD) != nullptr;
+    });
+  }
+
+  const std::filesystem::path root_ = std::filesystem::path(testing::TempDir()) /
+                                      testing::UnitTest::GetInstance()->current_test_info()->name();
+  const std::vector<std::filesystem::path> folders_{root_ / "none", root_ / "a", root_ / "b"};
+};
+
+TEST_F(NvrtcFileTest, BuildIdIsReadFromTheFile) {
+  const auto path = folders_[1] / "library.so";
+  EXPECT_EQ(build_id(path), "") << "no file";
+  write_library(path, "\x01\xab\x7f\xfe");
+  EXPECT_EQ(build_id(path), "01ab7ffe");
+  for (std::uintmax_t size = std::filesystem::file_size(path); size-- > 0;) {
+    std::filesystem::resize_file(path, size);
+    EXPECT_EQ(build_id(path), "") << "cut off after " << size << " bytes";
+  }
+  EXPECT_EQ(build_id(folders_[1]), "") << "a folder";
+}
+
+TEST_F(NvrtcFileTest, TheFirstOfTheFoldersIsFoundAndAReplacedOneIsAnother) {
+  EXPECT_EXIT(
+      {
+        write_library(folders_[2] / kNvrtcNames[0], "\x02");
+        EXPECT_EQ(find_nvrtc(folders_)->build_id, "02");
+        write_library(folders_[1] / kNvrtcNames[0], "\x01");
+        const std::optional<NvrtcFile> found = find_nvrtc(folders_);
+        EXPECT_EQ(found->path, folders_[1] / kNvrtcNames[0]);
+        EXPECT_EQ(found->major, 13);
+        EXPECT_EQ(found->build_id, "01");
+        write_library(folders_[1] / kNvrtcNames[0], "\x03");
+        EXPECT_EQ(find_nvrtc(folders_)->build_id, "03");
+        std::exit(HasFailure() ? 1 : 0);
+      },
+      testing::ExitedWithCode(0), "");
+}
+
+TEST_F(NvrtcFileTest, KeysAreOfTheLibraryOnTheLoadersPath) {
+  EXPECT_EXIT(
+      {
+        write_library(folders_[1] / kNvrtcNames[0], "\x07\x08");
+        setenv("LD_LIBRARY_PATH", folders_[1].c_str(), 1);
+        EXPECT_EQ(Nvrtc::identity().build, "NVRTC of build 0708");
+        EXPECT_EQ(Nvrtc::identity().major, 13);
+        std::exit(HasFailure() ? 1 : 0);
+      },
+      testing::ExitedWithCode(0), "");
+}
+
+TEST_F(NvrtcFileTest, KeysAreTheSameBeforeTheLibraryIsOpenAndAfter) {
+  EXPECT_EXIT(
+      {
+        const std::optional<NvrtcFile>& file = nvrtc_file();
+        const bool told = file && !file->build_id.empty();
+        if (!told && !compiler_problem(DeviceKind::cuda).empty()) std::exit(0);
+        const auto key = [] {
+          return source_key(cuda_backend(), kSource, {}, cuda_target("sm_90a"));
+        };
+        const std::string before = key();
+        EXPECT_EQ(is_open(), !told);
+        EXPECT_NE(before, "");
+        Nvrtc::instance();
+        EXPECT_EQ(key(), before);
+        std::exit(HasFailure() ? 1 : 0);
+      },
+      testing::ExitedWithCode(0), "");
 }
 
 TEST_F(NvrtcTest, EightThreadsCompileAtOnce) {
