@@ -549,6 +549,33 @@ TEST(PackLayers, UnreadableFilesAreSkippedAndReportedOnce) {
   EXPECT_NE(told[2].find("1 lines"), std::string::npos);
 }
 
+TEST(PackLayers, RowsAreReadButForHowTheyWereMeasured) {
+  const TempDirectory temp;
+  WinnerRow row = ranked(8, 1, 2);
+  row.setting.host = R"(a "host", {of [brackets\)";
+  row.problem = R"({"op":"gdn","list":[1,{"text":"} ] \" , "}],"problem":{}})";
+  row.samples_us = {1, 2.5}, row.default_samples_us = {3}, row.clocks_mhz = {1980};
+  std::string lines;
+  for (const std::size_t left : {0, 1, 2, 30}) {
+    const std::string line = to_line(row);
+    lines += line.substr(0, line.size() - left) + '\n';
+  }
+  write_file(temp.path() / "a.jsonl", pack_of({}) + lines);
+  std::vector<std::string> told;
+  Packs packs({{"one", {temp.path()}}},
+              [&](const std::string& sentence) { told.push_back(sentence); });
+  const Packs::Winners found = packs.winners_of(row.device, "gdn");
+  ASSERT_EQ(found->size(), 1u);
+  WinnerRow expected = row;
+  expected.problem.clear();
+  expected.samples_us.clear();
+  expected.default_samples_us.clear();
+  expected.clocks_mhz.clear();
+  EXPECT_EQ(to_line(found->front().row), to_line(expected));
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_NE(told[0].find("3 lines"), std::string::npos) << told[0];
+}
+
 TEST(PackLayers, AreNamedByTheEnvironment) {
   const TempDirectory temp;
   write_file(temp.path() / "a.jsonl", pack_of({ranked(8, 1, 2)}));

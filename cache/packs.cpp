@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <system_error>
@@ -34,6 +35,44 @@ std::vector<fs::path> packs_at(const fs::path& path) {
 }
 
 std::string_view first_line(std::string_view text) { return text.substr(0, text.find('\n')); }
+
+/// Members of a winner's line that nobody chooses by, and most of its text.
+constexpr std::array<std::string_view, 4> kPassedOver{
+    R"("problem":)", R"("samples_us":)", R"("default_samples_us":)", R"("clocks_mhz":)"};
+
+/// An object's text without the members kPassedOver, of which the brackets alone are looked at; a
+/// text that ends before its object does as it is.
+std::string abridged(std::string_view line) {
+  std::string kept;
+  std::size_t member = 0;  // where the one at hand begins
+  int depth = 0;
+  bool in_string = false, is_first = true;
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    const char c = line[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      if (c == '"') in_string = false;
+      continue;
+    }
+    if (c == '"') in_string = true;
+    if (c == '}' || c == ']') --depth;
+    if (!kept.empty() && (depth == 0 || (depth == 1 && c == ','))) {
+      const std::string_view text = line.substr(member, i - member);
+      if (std::ranges::none_of(kPassedOver, [&](auto name) { return text.starts_with(name); })) {
+        if (!is_first) kept += ',';
+        kept += text;
+        is_first = false;
+      }
+      member = i + 1;
+      if (depth == 0) return kept.append(line.substr(i));
+    }
+    if ((c == '{' || c == '[') && ++depth == 1) {
+      member = i + 1;
+      kept = line.substr(0, member);
+    }
+  }
+  return std::string(line);
+}
 
 bool precedes(const PackWinner& a, const PackWinner& b) {
   const auto key = [](const PackWinner& w) {
@@ -130,7 +169,8 @@ std::vector<PackWinner> Packs::parse(const DevicePacks& packs, bool stand_in,
       const std::size_t start = before == file.text.npos ? 0 : before + 1;
       const std::size_t end = std::min(file.text.find('\n', at), file.text.size());
       std::string problem;
-      auto row = from_line(std::string_view(file.text).substr(start, end - start), problem);
+      auto row =
+          from_line(abridged(std::string_view(file.text).substr(start, end - start)), problem);
       auto* winner = row ? std::get_if<WinnerRow>(&*row) : nullptr;
       spoilt += !row;
       if (winner != nullptr && device_parts(winner->device).model == packs.model &&

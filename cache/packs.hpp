@@ -24,7 +24,7 @@ struct PackLayer {
 
 /// A winner of a pack.
 struct PackWinner {
-  WinnerRow row;
+  WinnerRow row;          ///< without `problem`, samples and clocks
   bool stand_in = false;  ///< of another GPU than the one asked for, which no pack names
   std::size_t layer = 0;  ///< an index of Packs::layers()
   std::filesystem::path file;
