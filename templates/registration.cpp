@@ -24,6 +24,10 @@ class Derivation {
   explicit Derivation(const Template& t) : t_(t) {}
 
   std::vector<Parameter> parameters() {
+    // A parameter is a kilobyte: none is moved, and each is copied to its place once.
+    std::size_t most = t_.additional.size();
+    for (const Cover& cover : t_.covers) most += cover.stage->arguments.size();
+    parameters_.reserve(most);
     find_read_later();
     for (std::size_t i = 0; i < t_.covers.size(); ++i) take(i);
     for (const Argument& argument : t_.additional) {
@@ -34,9 +38,12 @@ class Derivation {
     for (const Keep& keep : t_.keeps)
       if (!inner_.contains(keep.name))
         reject(t_, "it keeps {}, which no covered stage hands to a later one", keep.name);
-    std::stable_sort(parameters_.begin(), parameters_.end(),
-                     [](const Parameter& a, const Parameter& b) { return place(a) < place(b); });
-    return std::move(parameters_);
+    std::vector<Parameter> ordered;
+    ordered.reserve(parameters_.size());
+    for (const int wanted : {0, 1, 2, 3})
+      for (const Parameter& p : parameters_)
+        if (place(p) == wanted) ordered.push_back(p);
+    return ordered;
   }
 
  private:
@@ -147,8 +154,8 @@ void check_constants(const Template& t) {
       reject(t, "{} is of type {}, which is not among its constants", p.name, type->name);
     for (const AllOf& all : p.present.alternatives())
       for (const FlagIs& f : all)
-        if (!has_constant(t, f.flag.name))
-          reject(t, "{} is there with {}, which is not among its constants", p.name, f.flag.name);
+        if (!has_constant(t, f.flag->name))
+          reject(t, "{} is there with {}, which is not among its constants", p.name, f.flag->name);
   }
 }
 

@@ -40,7 +40,7 @@ std::string_view ElementType::text() const {
 }
 
 bool Presence::holds(const Constants& constants) const {
-  const auto as_wanted = [&](const FlagIs& f) { return constants.*f.flag.member == f.wanted; };
+  const auto as_wanted = [&](const FlagIs& f) { return constants.*f.flag->member == f.wanted; };
   return always() || std::any_of(alternatives_.begin(), alternatives_.end(), [&](const AllOf& all) {
            return std::all_of(all.begin(), all.end(), as_wanted);
          });
@@ -55,7 +55,7 @@ std::optional<Presence> Presence::and_also(const Presence& other) const {
       AllOf joined = a;
       bool possible = true;
       for (const FlagIs& flag : b) {
-        const FlagIs opposite(flag.flag, !flag.wanted);
+        const FlagIs opposite(*flag.flag, !flag.wanted);
         possible &= std::find(a.begin(), a.end(), opposite) == a.end();
         if (std::find(a.begin(), a.end(), flag) == a.end()) joined.push_back(flag);
       }
@@ -81,7 +81,7 @@ std::optional<Presence> Presence::negated() const {
   for (const AllOf& all : alternatives_) {
     Presence none;  // one of the list's flags is not as wanted
     for (const FlagIs& flag : all) {
-      const Presence opposite{FlagIs(flag.flag, !flag.wanted)};
+      const Presence opposite{FlagIs(*flag.flag, !flag.wanted)};
       none = none.always() ? opposite : none.or_else(opposite);
     }
     if (result) result = result->and_also(none);
@@ -96,7 +96,7 @@ std::string Presence::text() const {
     for (const FlagIs& f : all) {
       if (&f != all.begin()) text += ',';
       if (!f.wanted) text += '!';
-      text += f.flag.name;
+      text += f.flag->name;
     }
   }
   return text;

@@ -106,14 +106,13 @@ class ElementType {
 
 /// A flag that must, or must not, hold.
 struct FlagIs {
-  Constant<bool> flag{};
+  const Constant<bool>* flag = nullptr;  ///< of namespace constant
   bool wanted = true;
   constexpr FlagIs() = default;
   constexpr FlagIs(const Constant<bool>& constant, bool value = true)
-      : flag(constant), wanted(value) {}
-  bool operator==(const FlagIs& other) const {
-    return flag.name == other.flag.name && wanted == other.wanted;
-  }
+      : flag(&constant), wanted(value) {}
+  FlagIs(const Constant<bool>&& constant, bool value = true) = delete;  // would not last
+  bool operator==(const FlagIs&) const = default;
 };
 constexpr FlagIs operator!(const Constant<bool>& flag) { return {flag, false}; }
 
