@@ -261,15 +261,20 @@ TEST(Plans, SplitPassesOfAGateAHeadByDefaultWhereThatIsFaster) {
   }
 }
 
-/// States go whole through shared memory where there are many, or several tokens of each.
-TEST(Plans, DecodeManyStatesByTheKernelForThem) {
-  Target hopper = cuda_target("sm_90a");
-  hopper.limits.multiprocessors = 132;
+Problem pooled_decoding() {
   Problem p = gated();
   p.pass = Pass::recurrent;
   p.dtype = DType::bf16;
   p.K = p.V = 128, p.H = 16, p.HV = 32;
   p.inplace_state = p.state_index = true;
+  return p;
+}
+
+/// States go whole through shared memory where there are many, or several tokens of each.
+TEST(Plans, DecodeManyStatesByTheKernelForThem) {
+  Target hopper = cuda_target("sm_90a");
+  hopper.limits.multiprocessors = 132;
+  Problem p = pooled_decoding();
   const auto kernel_of = [&](std::int64_t sequences, std::int64_t tokens, const Target& target) {
     p.B = p.N = sequences, p.T = tokens, p.state_slots = 2 * sequences;
     return default_plan(p, target).front().template_id;
@@ -287,11 +292,7 @@ TEST(Plans, DecodeManyStatesByTheKernelForThem) {
 TEST(Plans, NormalizeRowsOfOInOneBlock) {
   Target hopper = cuda_target("sm_90a");
   hopper.limits.multiprocessors = 132;
-  Problem p = gated();
-  p.pass = Pass::recurrent;
-  p.dtype = DType::bf16;
-  p.K = p.V = 128, p.H = 16, p.HV = 32;
-  p.inplace_state = p.state_index = true;
+  Problem p = pooled_decoding();
   p.output_norm = Activation::silu;
   const auto step_of = [&](std::int64_t sequences) {
     p.B = p.N = sequences, p.T = 1, p.state_slots = 2 * sequences;

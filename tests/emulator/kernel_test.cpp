@@ -895,6 +895,18 @@ TEST(KernelHopper, PassesOverSegmentsSpillNothing) {
       }
 }
 
+void expect_defaults_correct(const std::vector<const char*>& templates, const StageData& data) {
+  for (const char* const id : templates) {
+    const Template& t = *find_template(id);
+    ASSERT_TRUE(applies(t, data));
+    const auto config =
+        default_config(t, problem_constants(data.problem), kHopper, precision_floor(data.problem),
+                       {.shape = {64, data.context.SEG}});
+    ASSERT_TRUE(config.has_value()) << id;
+    expect_correct(t, *config, data);
+  }
+}
+
 /// Stages of these passes by themselves: segments whose states fade and segments whose states stay.
 void expect_segments_correct(const char* op, const std::vector<const char*>& templates,
                              std::uint64_t seed, Pass pass = Pass::forward) {
@@ -909,15 +921,7 @@ void expect_segments_correct(const char* op, const std::vector<const char*>& tem
     const StageData data =
         packed ? testing::make_stage_data(testing::packed(p, lengths), 64, gate, ++seed, lengths)
                : testing::make_stage_data(p, 64, gate, ++seed);
-    for (const char* const id : templates) {
-      const Template& t = *find_template(id);
-      ASSERT_TRUE(applies(t, data));
-      const auto config =
-          default_config(t, problem_constants(data.problem), kHopper, precision_floor(data.problem),
-                         {.shape = {64, data.context.SEG}});
-      ASSERT_TRUE(config.has_value()) << id;
-      expect_correct(t, *config, data);
-    }
+    expect_defaults_correct(templates, data);
   };
   for (const Gate gate : {Gate::typical, Gate::mixed, Gate::zero}) expect(true, gate);
   expect(false, Gate::typical);
@@ -958,15 +962,7 @@ TEST(KernelHopper, WalksThroughPreparedChunks) {
     p.initial_state = p.output_final_state = p.state_v_first = p.use_qk_l2norm = all;
     const StageData data = testing::make_stage_data(testing::packed(p, lengths), 64,
                                                     all ? Gate::mixed : Gate::zero, 61, lengths);
-    for (const char* const id : walks) {
-      const Template& t = *find_template(id);
-      ASSERT_TRUE(applies(t, data));
-      const auto config =
-          default_config(t, problem_constants(data.problem), kHopper, precision_floor(data.problem),
-                         {.shape = {64, data.context.SEG}});
-      ASSERT_TRUE(config.has_value()) << id;
-      expect_correct(t, *config, data);
-    }
+    expect_defaults_correct(walks, data);
   }
 }
 
