@@ -142,8 +142,8 @@ inline Template cpu(Template t, const Direction& direction, Walk walk) {
 }
 
 /// Adds the segment length to a scan's tunables.
-inline Template split(Template t) {
-  t.tunables.push_back({tunable::SEG, segment_lengths()});
+inline Template split(Template t, std::vector<Value> lengths = segment_lengths()) {
+  t.tunables.push_back({tunable::SEG, std::move(lengths)});
   return t;
 }
 

@@ -113,7 +113,9 @@ Template one_walk() {
 
 /// Hopper: one block BV columns of M or of R of a segment that another follows and value head.
 Template segment() {
-  Template t = scan::split(walk("fwd_h_segment", "segment.cu", false));
+  // Errors of a segment's M grow with its length: past 64 chunks o was off by 5.0e-3, with slow
+  // decay, gates unbounded and no norms (one H200, 2026-11-26).
+  Template t = scan::split(walk("fwd_h_segment", "segment.cu", false), cuda::integers({16, 8, 32}));
   t.covers = {stages::fwd_h_segment};
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
     return hopper::segment_cost(segment_pace(s), s.K + s.V, s, w, limits);
