@@ -411,10 +411,11 @@ Plan default_plan(const Problem& asked, const Target& target) {
   Problem problem = sizes;
   problem.packed = asked.packed;
   const std::vector<StageUse> uses = stage_uses(problem);
+  const std::span<const std::int64_t> chunks = chunk_sizes(problem, target.device);
   Cheapest cheapest(problem, sizes, uses, target);
-  for (const std::int64_t BT : chunk_sizes(problem, target.device)) {
+  for (const std::int64_t BT : chunks) {
     cheapest.look_at(BT);
-    if (asked.batch_invariant && cheapest.plan()) break;  // pieces are of 64 tokens
+    if (asked.batch_invariant && cheapest.plan()) break;  // the largest that has one
   }
   if (cheapest.plan()) return *cheapest.plan();
   throw Error(
@@ -423,7 +424,7 @@ Plan default_plan(const Problem& asked, const Target& target) {
                   "shared memory a block)",
                   problem.op, to_string(problem.pass), problem.K, problem.V,
                   to_string(problem.dtype),
-                  asked.chunk_size ? fmt::format(", chunk_size = {}", *asked.chunk_size) : "",
+                  chunks.size() == 1 ? fmt::format(", chunk_size = {}", chunks.front()) : "",
                   target.name(), target.limits.shared_bytes));
 }
 

@@ -8,11 +8,12 @@
 // checked and timed in turn for so many seconds each. Prints a line of JSON for the device and one
 // for each problem. Kernels are kept in CACHE: with 0 seconds several processes fill it first.
 #include <wyvern/device.hpp>
-#include <wyvern/error.hpp>
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <map>
 #include <memory>

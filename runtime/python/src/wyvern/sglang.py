@@ -12,8 +12,9 @@ or, in a program of one's own, before an engine is made::
 
 Hooks around the ``__init__`` of ``GDNKernelDispatcher`` and ``KDAKernelDispatcher`` give the kernels that
 these chose, by ``--linear-attn-backend`` and its like, methods of Wyvern: decode, packed_decode, extend and
-target_verify. A hook around ``GDNAttnBackend.forward_extend`` knows the lengths of prompts on the host. What Wyvern declines goes to the kernel's own method. WYVERN_SGLANG=0 keeps Wyvern out of a
-process; so does SGLang's own SGLANG_PLUGINS.
+target_verify. A hook around ``GDNAttnBackend.forward_extend`` knows the lengths of prompts on the host. What
+Wyvern declines goes to the kernel's own method. WYVERN_SGLANG=0 keeps Wyvern out of a process; so does
+SGLang's own SGLANG_PLUGINS.
 """
 
 from __future__ import annotations
