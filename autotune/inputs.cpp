@@ -106,7 +106,9 @@ std::function<void(std::span<float>)> values_of(Quantity holds, const Problem& p
     case Quantity::rates:
       return p.use_beta_sigmoid ? source.normal(1) : source.uniform(0.05F, 0.95F);
     case Quantity::gates: {
-      if (!p.use_gate_in_kernel) return source.uniform(-0.5F * gates, 0.0F);
+      // A channel of many decays faster than a head does that has one gate.
+      const float fastest = gate_kind(p) == GateKind::vector ? -5.0F : -0.5F;
+      if (!p.use_gate_in_kernel) return source.uniform(fastest * gates, 0.0F);
       // Softplus and sigmoid are all but exp where they are small. A sigmoid's argument is
       // multiplied by a rate first, by the least here in the worst case.
       const float power = p.lower_bound ? std::exp(-kLeastLogRate) : 1.0F;

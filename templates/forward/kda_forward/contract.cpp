@@ -54,7 +54,10 @@ std::string illegal(const Spec& s, const Limits& limits) {
 
 /// A chunk in a block of 64 columns of a state, and of 128 (one H200, 2026-11-26; means of times
 /// with fast decay and with slow). A block waits for its helpers' first slices.
-cost::Pace pace(const Spec& s) { return {12, s.K == 64 ? 2.2 : s.BV > kColumns ? 5 : 3.5}; }
+cost::Pace pace(const Spec& s) {
+  if (s.BV > kColumns) return {12, s.K == 64 ? 2.2 : 5};
+  return {12, s.K == 64 ? 2.2 : front_warps(s.BV, s.num_stages) > 8 ? 3.4 : 3.5};
+}
 
 /// The same in a segment.
 cost::Pace segment_pace(const Spec& s) {
@@ -124,7 +127,7 @@ Template whole_walk(std::string name, std::string source) {
 
 Geometry launch(const Spec& s, std::int64_t blocks) {
   return Geometry{.grid = {blocks, 1, 1},
-                  .threads = 128 * (2 + s.BV / kColumns),
+                  .threads = 32 * front_warps(s.BV, s.num_stages) + 128 * (s.BV / kColumns),
                   .shared_bytes = HopperLayout(s, s.CHECKPOINTS).bytes};
 }
 
@@ -133,8 +136,7 @@ Template one_kernel() {
   Template t = whole_walk("kda_forward", "hopper.cu");
   t.summary = "The forward pass in one kernel, for a gate a key channel: the state stays on chip.";
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
-    return hopper::shared_walk_cost(pace(s), shares(s, w.extents, limits), s.LOWER_BOUND ? 10 : 40,
-                                    s, w, limits);
+    return hopper::shared_walk_cost(pace(s), shares(s, w.extents, limits), 1, s, w, limits);
   };
   t.covers = whole_pass();
   t.additional = {hopper::slots_read({constant::INPLACE_STATE})};

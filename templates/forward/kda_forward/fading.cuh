@@ -14,8 +14,8 @@ WYVERN_DEVICE float log2_bound(float x) {
   return static_cast<float>(static_cast<int>(float_bits(x))) * 0x1p-23f - 126.9f;
 }
 
-/// Tokens in a run that one warp looks at.
-constexpr int kRun = kChunk;
+/// Tokens in a run that one warp looks at: few, since it goes through them one after the other.
+constexpr int kRun = kRows;
 
 /// Of the kRun tokens that end with token `last`, in all lanes of a warp.
 ///
@@ -29,7 +29,7 @@ WYVERN_DEVICE Fading fading_of_run(const Block& b, int64 last, const GateForm& f
                                    const TokenRows<const BETA_DTYPE>& beta,
                                    const TokenRows<const DTYPE>& k) {
   constexpr int kChannels = K / 32;  // of a lane
-  constexpr int kAhead = 4;          // tokens that are on their way
+  constexpr int kAhead = 8;          // tokens that are on their way
   const int first = lane_index() * kChannels;
   const auto bias = load<kChannels>(array_at<kLayout.bias>(b.shared) + first);
   struct Token {

@@ -4,49 +4,7 @@ constexpr bool kQueries = true;
 constexpr bool kCheckpoints = CHECKPOINTS;
 
 #include "device/state_slots.hpp"
-#include "forward/kda_forward/walk.cuh"
-
-/// log2 of a bound on how much longer a state can be after token `last` of the sequence that begins
-/// with token `begin` than before the kRows tokens that end with it: the spectral norm of
-/// (I - beta k k^T) diag(exp(g)) is at most max(exp(g)) max(1, |1 - beta |k|^2|). A lane's part of
-/// the sum over tokens; by a warp, which has the rows of four tokens on their way at a time.
-WYVERN_DEVICE float stretch(const Block& b, int64 begin, int last, const GateForm& form,
-                            const TokenRows<const G_DTYPE>& g,
-                            const TokenRows<const BETA_DTYPE>& beta,
-                            const TokenRows<const DTYPE>& k) {
-  constexpr int kChannels = K / 32;  // of a lane
-  const int lane = lane_index();
-  const int first = lane * kChannels;
-  const auto bias = load<kChannels>(array_at<kLayout.bias>(b.shared) + first);
-  float most = 0.0f;    // of token last - lane
-  float square = 1.0f;  // of a normalized row at most; and the bound grows with it
-#pragma unroll 4
-  for (int i = 0; i < kRows; ++i) {
-    const int64 t = begin + larger(last - i, 0);
-    const auto gates = load<kChannels>(g.row(t) + b.head * K + first);
-    float x = bits_float(0xFF800000U);  // -inf
-#pragma unroll
-    for (int j = 0; j < kChannels; ++j) x = maximum(x, form(to_float(gates.at[j]), bias.at[j]));
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) x = maximum(x, shuffle_xor(x, mask));
-    if (lane == i) most = x;
-    if constexpr (!QK_L2NORM) {
-      const auto keys = load<kChannels>(k.row(t) + b.key_head * K + first);
-      float sum = 0.0f;
-#pragma unroll
-      for (int j = 0; j < kChannels; ++j)
-        sum = fused_multiply_add(to_float(keys.at[j]), to_float(keys.at[j]), sum);
-#pragma unroll
-      for (int mask = 16; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
-      if (lane == i) square = sum;
-    }
-  }
-  if (lane >= kRows || lane > last) return 0.0f;
-  const float rate = activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta.row(begin + last - lane)[b.head]);
-  const float kept = 1.0f - rate * square;
-  const float grown = maximum(kept, -kept) - 1.0f;
-  return most + (grown > 0.0f ? log_one_plus(grown) * kLog2E : 0.0f);
-}
+#include "forward/kda_forward/fading.cuh"
 
 WYVERN_KERNEL(kThreads, 1) {
   Block b;
@@ -79,9 +37,12 @@ WYVERN_KERNEL(kThreads, 1) {
 
   const TokenRows<const BETA_DTYPE> beta_rows{beta, beta_stride};
   static_cast<SharedWalk&>(b) = share_out<kChunk>(sequence, share, shares, [&](int first) {
-    return warm_up<kChunk, kThreads, kRows>(first, b.factors<kLayout.decay>(0), [&](int last) {
-      return stretch(b, sequence.token, last, form, {g, g_stride}, beta_rows, {k, k_stride});
-    });
+    // A walk through more than these tokens would not be worth the look.
+    constexpr int kMost = 4096;
+    const int tokens =
+        fading_tokens(b, sequence.token + first * kChunk, smaller(first * kChunk, kMost),
+                      b.factors<kLayout.decay>(0), form, {g, g_stride}, beta_rows, {k, k_stride});
+    return tokens == 0 ? first : ceil_div(tokens, kChunk);
   });
   if (b.chunks == 0 && !b.to_end) {
     if constexpr (INPLACE_STATE)
@@ -101,7 +62,7 @@ WYVERN_KERNEL(kThreads, 1) {
     }
   };
   const int warp = sm90::uniform(warp_index());
-  if (warp < 1 + kHelpers) {
+  if (warp < kFrontWarps) {
     sm90::lower_registers<kHelperRegisters>();
     if (warp > 0) {
       prepare_slices(b, warp - 1, e.scale, form, beta_rows);
@@ -116,7 +77,7 @@ WYVERN_KERNEL(kThreads, 1) {
       return find_states<Spec>(b.sequence, b.head, e, state_stride, state_index,
                                output_state_index);
     };
-    StateWalk walk{b, (warp - 1 - kHelpers) / 4 * kColumns, {}, {}, {}, {}, {}};
+    StateWalk walk{b, (warp - kFrontWarps) / 4 * kColumns, {}, {}, {}, {}, {}};
     const int column = b.tile * BV + walk.column;
     const auto keep = [&](int row) { write_checkpoint<Spec>(walk, row, checkpoints, e); };
     if constexpr (INPLACE_STATE || INITIAL_STATE) {

@@ -8,7 +8,12 @@ namespace wyvern::kda_forward {
 constexpr int kChunk = 64;    ///< tokens, of the plan; the kernel itself knows slices only
 constexpr int kRows = 16;     ///< of a slice
 constexpr int kColumns = 64;  ///< of V that a warpgroup has
-constexpr int kHelpers = 7;   ///< warps that prepare slices in turns
+
+/// Warps in front of those of the state. The first brings slices, the others prepare them in turns:
+/// more than eight where there are registers for them, and buffers that keep them busy.
+constexpr int front_warps(long long BV, long long stages) {
+  return BV == kColumns && stages >= 13 ? 12 : 8;
+}
 
 /// Of `num_stages` slices, each: rows of k above rows of q, which become k exp(G) and q exp(G);
 /// gates, which become k exp(G_C - G); v; the inverse of I + A, less I, with the scores of queries

@@ -42,7 +42,7 @@ WYVERN_KERNEL(kThreads, 1) {
     }
   };
   const int warp = sm90::uniform(warp_index());
-  if (warp < 1 + kHelpers) {
+  if (warp < kFrontWarps) {
     sm90::lower_registers<kHelperRegisters>();
     if (warp > 0) {
       prepare_slices(b, warp - 1, e.scale, form, beta_rows);
@@ -52,7 +52,7 @@ WYVERN_KERNEL(kThreads, 1) {
     }
   } else {
     sm90::raise_registers<kStateRegisters>();
-    StateWalk walk{b, (warp - 1 - kHelpers) / 4 * kColumns, {}, {}, {}, {}, {}};
+    StateWalk walk{b, (warp - kFrontWarps) / 4 * kColumns, {}, {}, {}, {}, {}};
     const int column = b.tile * BV + walk.column;
     const auto keep = [&](int row) { write_checkpoint<Spec>(walk, row, checkpoints, e); };
     const int64 entering = (int64{slot} * e.HV + b.head) * K * V;

@@ -40,7 +40,7 @@ WYVERN_KERNEL(kThreads, 1) {
   begin_block(b);
 
   const int warp = sm90::uniform(warp_index());
-  if (warp < 1 + kHelpers) {
+  if (warp < kFrontWarps) {
     sm90::lower_registers<kHelperRegisters>();
     if (warp > 0)
       prepare_slices(b, warp - 1, e.scale, form, beta_rows);
@@ -48,7 +48,7 @@ WYVERN_KERNEL(kThreads, 1) {
       bring_slices(b, k_map, k_map, v_map, g_map, NoCheckpoints{});
   } else {
     sm90::raise_registers<kStateRegisters>();
-    StateWalk walk{b, (warp - 1 - kHelpers) / 4 * kColumns, {}, {}, {}, {}, {}};
+    StateWalk walk{b, (warp - kFrontWarps) / 4 * kColumns, {}, {}, {}, {}, {}};
     const int column = b.tile * BV + walk.column;
     if (b.without_values)
       sm90::visit_state<K, false>(walk.state, column, [](int offset, float& x) {

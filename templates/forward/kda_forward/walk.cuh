@@ -5,9 +5,9 @@
 // (kCheckpoints): at multiples of 16 tokens, where slices end.
 //
 // The walk goes by slices of 16 tokens, within which no gate that is bounded takes exp(-G) out of
-// range. Warp 0 brings tiles. Warps 1 to 7 each prepare every seventh slice, from rows in fragments
-// of mma: decayed rows, the scores of queries, and the inverse of I + A. The warpgroups after them
-// have the state, as S^T, 64 columns of V each.
+// range. Warp 0 brings tiles. Those after it, kHelpers, prepare slices in turns, from rows in
+// fragments of mma: decayed rows, the scores of queries, and the inverse of I + A. The warpgroups
+// after them have the state, as S^T, 64 columns of V each.
 #pragma once
 
 #include "device/cuda/checkpoints.cuh"
@@ -22,11 +22,12 @@
 
 using kda_forward::kChunk;
 using kda_forward::kColumns;
-using kda_forward::kHelpers;
 using kda_forward::kRows;
 
 constexpr int kStates = BV / kColumns;  ///< warpgroups with states
-constexpr int kThreads = 128 * (2 + kStates);
+constexpr int kFrontWarps = kda_forward::front_warps(BV, num_stages);
+constexpr int kHelpers = kFrontWarps - 1;  ///< that prepare slices
+constexpr int kThreads = 32 * kFrontWarps + 128 * kStates;
 constexpr int kStages = num_stages;
 constexpr int kTilesV = V / BV;
 constexpr kda_forward::HopperLayout<Spec> kLayout{Spec{}, kCheckpoints};
@@ -39,9 +40,10 @@ constexpr int kSliceBytes = kRows * (kQueries ? 2 : 1) * K * static_cast<int>(si
 constexpr bool kMayBeSteep = !(GATE_IN_KERNEL && LOWER_BOUND);
 constexpr float kLeastDecay = 0x1p-116f;
 
-/// Registers of a thread: of the two warpgroups that bring and prepare, and of those with states.
-constexpr int kHelperRegisters = kStates == 1 ? 136 : K == 64 ? 120 : 104;
-constexpr int kStateRegisters = kStates == 1 ? 232 : K == 64 ? 136 : 152;
+/// Registers of a thread: of those that bring and prepare, and of those with states.
+constexpr bool kManyHelpers = kFrontWarps > 8;
+constexpr int kHelperRegisters = kManyHelpers ? 112 : kStates == 1 ? 136 : K == 64 ? 120 : 104;
+constexpr int kStateRegisters = kManyHelpers ? 176 : kStates == 1 ? 232 : K == 64 ? 136 : 152;
 
 /// Type of what is multiplied, whatever DTYPE is: factors of decays have the range of fp32.
 using Operand = bf16;
@@ -138,7 +140,7 @@ WYVERN_DEVICE void bring_slices(const Block& b, const TensorMap& q_map, const Te
   }
 }
 
-// ---- warps 1 to 7: slices -----------------------------------------------------------------------
+// ---- warps after it: slices ---------------------------------------------------------------------
 
 /// A product of a slice's rows with its rows: element x[n].x[i] is row row_of(lane / 4) + i / 2 * 8
 /// and column row_of(lane % 4 * 2 + i % 2) + n * 8.
