@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <numbers>
 
@@ -718,18 +719,27 @@ TEST_F(EmulatedShares, OfOneDecayAChannelMatchOracle) {
   expect_correct(p, Gate::typical, {2000, 70});
 }
 
+/// Walks whose blocks share sequences out.
+constexpr std::string_view kSharedWalks[] = {"delta_forward.hopper", "kda_forward.hopper",
+                                             "kda_fwd_h_o.hopper"};
+
+Problem problem_of_walk(std::string_view walk) {
+  Problem p = base({walk.starts_with("kda") ? "kda" : "gated_delta_rule", Pass::forward});
+  p.H = p.HV = 1, p.V = 128;
+  return p;
+}
+
 /// Slots that sequences start from are where their final states go: the blocks of a sequence's
 /// first share read what that of its last one overwrites.
 TEST_F(EmulatedShares, UpdateStatesInPlace) {
-  for (const char* const op : {"gated_delta_rule", "kda"}) {
-    SCOPED_TRACE(op);
-    Problem p = base({op, Pass::forward});
-    p.H = p.HV = 1, p.V = 128;
+  for (const std::string_view walk : kSharedWalks) {
+    SCOPED_TRACE(walk);
+    Problem p = problem_of_walk(walk);
     p.inplace_state = p.state_index = p.has_initial_state = true;
     p.output_final_state = false;
     p.packed = true;
     p.state_slots = 8;
-    for (const Gate gate : {Gate::typical, Gate::zero}) {
+    for (const Gate gate : {Gate::typical, Gate::zero, Gate::very_negative}) {
       SCOPED_TRACE(to_string(gate));
       for (const Lengths& lengths : {Lengths{6000}, Lengths{4100, 37}}) {
         OperatorData data = make_data(p, gate, 14, lengths);
@@ -737,7 +747,7 @@ TEST_F(EmulatedShares, UpdateStatesInPlace) {
           data.tensors.at("state_index").set(n, static_cast<double>(7 - n));
           data.tensors.at("has_initial_state").set(n, n == 0 ? 1 : 0);
         }
-        const auto plan = plan_with(device(), data.problem, one_kernel_of(p));
+        const auto plan = plan_with(device(), data.problem, walk);
         ASSERT_TRUE(plan.has_value());
         check(emulator::prepare(device(), data.problem, *plan), data);
         check(emulator::prepare(device(), data.problem, in_wide_blocks(*plan)), data);
@@ -748,25 +758,82 @@ TEST_F(EmulatedShares, UpdateStatesInPlace) {
 
 /// Each of the blocks of a sequence keeps the states inside its own share.
 TEST_F(EmulatedShares, KeepStatesInsideSequences) {
-  for (const char* const op : {"gated_delta_rule", "kda"})
+  for (const std::string_view walk : kSharedWalks)
     for (const bool offsets : {false, true}) {
-      SCOPED_TRACE(op);
-      Problem p = base({op, Pass::forward});
-      p.H = p.HV = 1, p.V = 128;
+      SCOPED_TRACE(walk);
+      Problem p = problem_of_walk(walk);
       p.packed = p.initial_state = true;
       p.checkpoint_offsets = offsets;
       p.checkpoint_every = offsets ? 0 : 192;
-      for (const Gate gate : {Gate::typical, Gate::zero}) {
+      for (const Gate gate : {Gate::typical, Gate::zero, Gate::very_negative}) {
         SCOPED_TRACE(to_string(gate));
         OperatorData data = make_data(p, gate, 16, {4100, 37});
         if (offsets) data.tensors.at("checkpoint_offsets").set(0, 3056);
-        const auto plan = plan_with(device(), data.problem, one_kernel_of(p));
+        const auto plan = plan_with(device(), data.problem, walk);
         ASSERT_TRUE(plan.has_value());
         check(emulator::prepare(device(), data.problem, *plan), data);
         check(emulator::prepare(device(), data.problem, in_wide_blocks(*plan)), data);
       }
     }
 }
+
+/// Blocks that walk through prepared chunks begin one or two chunks in front of their shares where
+/// nothing of older states can be left, and there alone: what is no number shows how far it went.
+class EmulatedPreparedShares : public EmulatedShares,
+                               public ::testing::WithParamInterface<std::int64_t> {
+ protected:
+  static constexpr std::int64_t kShare = 4 * 64;  ///< tokens
+
+  /// gates are `steep` times as far from 0 as typical ones.
+  OperatorData data_of(Problem p, double steep, const Lengths& lengths = {}) {
+    p.H = p.HV = 1, p.K = GetParam();
+    p.T = 6 * kShare;
+    p.packed = !lengths.empty();
+    p.initial_state = p.use_qk_l2norm = true;
+    OperatorData data = make_data(p, Gate::typical, 17, lengths);
+    HostTensor& g = data.tensors.at("g");
+    for (std::int64_t i = 0; i < g.elements(); ++i) g.set(i, steep * g.at(i));
+    return data;
+  }
+  Operator prepare_walk(const OperatorData& data, bool wide = false) {
+    const Plan plan = plan_with(device(), data.problem, "kda_fwd_h_o.hopper").value();
+    return emulator::prepare(device(), data.problem, wide ? in_wide_blocks(plan) : plan);
+  }
+};
+
+TEST_P(EmulatedPreparedShares, MatchOracle) {
+  for (const double steep : {1.0, 6.0, 30.0})
+    for (const DType dtype : {DType::bf16, DType::fp16}) {
+      SCOPED_TRACE(fmt::format("{}, {}", steep, to_string(dtype)));
+      const Problem p = base({"kda", Pass::forward}, dtype);
+      OperatorData data = data_of(p, steep);
+      check(prepare_walk(data), data);
+      data = data_of(p, steep, {1500, 0, 70});
+      check_strided_rows(prepare_walk(data), data);
+    }
+  if (GetParam() > 128) return;
+  Problem p = base({"kda", Pass::forward});
+  p.V = 128;
+  const OperatorData data = data_of(p, 30.0);
+  check(prepare_walk(data, /*wide=*/true), data);
+}
+
+TEST_P(EmulatedPreparedShares, BeginWhereNoOlderStateIsLeft) {
+  for (const double steep : {1.0, 6.0, 30.0}) {
+    SCOPED_TRACE(steep);
+    OperatorData data = data_of(base({"kda", Pass::forward}), steep);
+    HostTensor& state = data.tensors.at("initial_state");
+    for (std::int64_t i = 0; i < state.elements(); ++i) state.set(i, std::nan(""));
+    const HostTensors outputs = run_operator(device(), prepare_walk(data), data);
+    const HostTensor& o = outputs.at("o");
+    const std::int64_t reached = (steep > 1 ? kShare : data.problem.T) * data.problem.V;
+    for (std::int64_t i = 0; i < o.elements(); ++i)
+      ASSERT_EQ(std::isnan(o.at(i)), i < reached) << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, EmulatedPreparedShares, ::testing::Values(64, 128, 256),
+                         [](const auto& each) { return fmt::format("{}Keys", each.param); });
 
 /// Blocks of 128 columns share out a sequence's tokens where its gates let them, or else its
 /// columns.

@@ -121,4 +121,19 @@ WYVERN_DEVICE SharedWalk share_out(const Sequence& sequence, int share, int shar
   return walk;
 }
 
+/// The same, but where the last share would have to begin with the sequence, it alone is that of
+/// all chunks and the others have none: they would take as long and only be in its way.
+template <int Rows, class WarmUp>
+WYVERN_DEVICE SharedWalk share_out_all_or_none(const Sequence& sequence, int share, int shares,
+                                               WarmUp&& warm_up) {
+  const int64 all = ceil_div(sequence.tokens, Rows);
+  const int begin = static_cast<int>(all * (shares - 1) / shares);
+  const int warm = begin > 0 ? warm_up(begin) : 0;
+  if (warm < begin)
+    return share_out<Rows>(sequence, share, shares,
+                           [&](int first) { return first == begin ? warm : warm_up(first); });
+  if (share + 1 < shares) return {};
+  return share_out<Rows>(sequence, 0, 1, warm_up);
+}
+
 }  // namespace wyvern::cuda

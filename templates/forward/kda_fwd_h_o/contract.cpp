@@ -96,17 +96,24 @@ Geometry launch(const Spec& s, std::int64_t blocks, bool queries) {
                   .shared_bytes = shared_bytes(s, queries)};
 }
 
-/// Hopper: one block BV columns of V of a sequence and value head.
+/// Blocks that share a sequence's tokens out.
+std::int64_t shares(const Spec& s, const Extents& e, const Limits& limits) {
+  return hopper::sequence_shares(s, e.N * s.HV * (s.V / s.BV),
+                                 e.NT / std::max<std::int64_t>(e.N, 1), 4, limits);
+}
+
+/// Hopper: one block BV columns of V of a sequence, or of a share of it, and value head.
 Template one_walk() {
   Template t = whole_walk("kda_fwd_h_o", "hopper.cu");
   t.summary = "The state scan and the output at once: neither states nor V' are written.";
   t.constants = scan::joined(t.constants, {constant::INITIAL_STATE, constant::HAS_INITIAL_STATE});
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
-    return hopper::walk_cost(pace(s), s.V, s, w, limits);
+    return hopper::shared_walk_cost(pace(s), shares(s, w.extents, limits), 1, s, w, limits);
   };
   t.covers = {stages::fwd_h_segment, stages::fwd_h_combine, stages::fwd_h, stages::kda_fwd_o};
-  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
-    return launch(s, e.N * s.HV * (s.V / s.BV), true);
+  t.additional = {hopper::slots_read({constant::INPLACE_STATE, constant::VECTOR_GATE})};
+  t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {
+    return launch(s, e.N * s.HV * (s.V / s.BV) * shares(s, e, limits), true);
   };
   return t;
 }

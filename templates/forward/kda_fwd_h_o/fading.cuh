@@ -1,0 +1,79 @@
+// How long a state counts, by what the walk itself multiplies it by.
+#pragma once
+
+#include "forward/kda_fwd_h_o/block.cuh"
+
+/// How many times as long a state can be after a chunk as before it: the walk takes S to M S + R,
+/// M = diag(exp(G_C)) - kg^T W, whose spectral norm is at most the largest of exp(G_C) and the sum
+/// of |kg_t| |W_t| over the chunk's rows. w and kg are its rows, `stride` elements apart, Gk the
+/// last one's. By all threads; `sums` is shared memory for one float a warp.
+WYVERN_DEVICE float growth_of_chunk(const DTYPE* w, const DTYPE* kg, const float* Gk, int64 stride,
+                                    float* sums) {
+  constexpr int kLanes = K / 8;  // of a row
+  constexpr int kRowsAtOnce = kThreads / kLanes;
+  constexpr int kRounds = ceil_div(kChunk, kRowsAtOnce);
+  constexpr float kUnderflow = 0x1p-120f;  // more than what squares below fp32's range are off by
+  const int lane = lane_index();
+  const int first = thread_index() / kLanes;
+  float squares[2][kRounds] = {};
+#pragma unroll
+  for (int i = 0; i < kRounds; ++i) {
+    const int row = first + i * kRowsAtOnce;
+    if (row >= kChunk) continue;
+    const int64 at = row * stride + lane % kLanes * 8;
+    const auto of_w = load<8>(w + at);
+    const auto of_keys = load<8>(kg + at);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float x = to_float(of_w.at[j]);
+      const float y = to_float(of_keys.at[j]);
+      squares[0][i] = fused_multiply_add(x, x, squares[0][i]);
+      squares[1][i] = fused_multiply_add(y, y, squares[1][i]);
+    }
+  }
+  constexpr int kOfLane = K / 32;
+  const auto gates = load<kOfLane>(Gk + lane * kOfLane);
+  float most = gates.at[0];
+#pragma unroll
+  for (int j = 1; j < kOfLane; ++j) most = maximum(most, gates.at[j]);
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) most = maximum(most, shuffle_xor(most, mask));
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kRounds; ++i) {
+#pragma unroll
+    for (int mask = kLanes / 2; mask > 0; mask /= 2) {
+      squares[0][i] += shuffle_xor(squares[0][i], mask);
+      squares[1][i] += shuffle_xor(squares[1][i], mask);
+    }
+    const float square = fused_multiply_add(squares[0][i], squares[1][i], kUnderflow);
+    sum = fused_multiply_add(square, reciprocal_sqrt(square), sum);
+  }
+#pragma unroll
+  for (int mask = 16; mask >= kLanes; mask /= 2) sum += shuffle_xor(sum, mask);
+  sync_block();
+  if (lane == 0) sums[warp_index()] = sum;
+  sync_block();
+  float growth = exp2_fast(most * kLog2E);
+  for (int i = 0; i < kThreads / 32; ++i) growth += sums[i];
+  // Alike in all lanes, which the compiler must know: else what a walk needs would spill.
+  return bits_float(static_cast<uint32>(sm90::uniform(static_cast<int>(float_bits(growth)))));
+}
+
+/// How many chunks before chunk `first` of a sequence take any state that enters them to less than
+/// 2^-30 of its length; `first`, where that is not proved or would take more than eight. growth(c)
+/// is that of chunk c.
+template <class Growth>
+WYVERN_DEVICE int chunks_to_fade(int first, Growth&& growth) {
+  constexpr float kEnough = 0x1p-31f;  // so that roundings of states and of V' do not count
+  float bound = 1.0f;
+  float needed = 1.0f;
+#pragma unroll 1
+  for (int chunks = 1; chunks < first; ++chunks) {
+    bound *= growth(first - chunks);
+    needed *= 0x1p-4f;
+    if (bound < kEnough) return chunks;
+    if (!(bound < needed)) return first;  // or it is no number
+  }
+  return first;
+}
