@@ -222,9 +222,8 @@ class Wiring {
     return {Binding::From::workspace, buffers_.size() - 1};
   }
 
-  /// In use from the first step on, in front of which it is zeroed.
   Binding scratch(const TensorSpec& tensor, std::size_t index) {
-    buffers_.push_back({buffer_bytes(tensor), 0, index, 0});
+    buffers_.push_back({buffer_bytes(tensor), index, index, 0});
     return {Binding::From::workspace, buffers_.size() - 1};
   }
 

@@ -250,10 +250,6 @@ void OperatorImpl::check_overlaps(std::span<const TensorView* const> tensors,
 
 void OperatorImpl::enqueue(std::span<const TensorView* const> tensors, void* workspace,
                            Stream stream, std::size_t first, std::size_t last) const {
-  // In front of all kernels: those that may overlap have nothing between them.
-  for (std::size_t i = first; i < last; ++i)
-    for (const auto& [offset, bytes] : steps[i].zeroed)
-      device.impl().fill(static_cast<char*>(workspace) + offset, 0, bytes, stream);
   for (std::size_t i = first; i < last; ++i) enqueue(steps[i], tensors, workspace, stream);
 }
 
@@ -279,6 +275,8 @@ void OperatorImpl::enqueue(const BoundStep& step, std::span<const TensorView* co
             ? row_stride(*tensors[binding.index], expected_[binding.index].outer_dims, bound.dense)
             : bound.dense;
   }
+  for (const auto& [offset, bytes] : step.zeroed)
+    device.impl().fill(static_cast<char*>(workspace) + offset, 0, bytes, stream);
   launch(step, {pointers.data(), step.argument_count}, {strides.data(), step.strides.size()},
          stream);
 }

