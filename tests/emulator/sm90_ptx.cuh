@@ -18,11 +18,6 @@ inline int uniform(int x) { return x; }
 
 inline int opaque(int x) { return x; }
 
-// ---- kernels that overlap: none do --------------------------------------------------------------
-
-inline void let_next_kernel_start() {}
-inline void await_previous_kernels() {}
-
 // ---- mbarriers ----------------------------------------------------------------------------------
 
 inline void barrier_init(Barrier* barrier, uint32 arrivals) {

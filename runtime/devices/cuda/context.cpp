@@ -9,8 +9,6 @@ namespace {
 
 /// Clusters and programmatic launches came with Hopper.
 constexpr int kFirstMajor = 9;
-/// The driver's first CUDA version whose graphs know programmatic launches.
-constexpr int kProgrammaticInGraphs = 12030;
 /// So many blocks every GPU that has clusters allows.
 constexpr int kPortableCluster = 8;
 
@@ -33,9 +31,7 @@ PrimaryContext::PrimaryContext(const Driver& d, int ordinal) : driver(d) {
   check(d.cuDeviceGet(&device, ordinal), "cuDeviceGet");
   if (d.cuLaunchKernelEx != nullptr &&
       attribute(d, device, kComputeCapabilityMajor) >= kFirstMajor) {
-    int version = 0;
-    check(d.cuDriverGetVersion(&version), "cuDriverGetVersion");
-    programmatic = version >= kProgrammaticInGraphs;
+    programmatic = true;
     if (attribute(d, device, kClusterLaunch) != 0) max_cluster = kPortableCluster;
   }
   check(d.cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");

@@ -286,7 +286,7 @@ WYVERN_DEVICE void begin_block(const Block& b) {
     for (int i = thread_index(); i < kStages * kPiecesOfTile; i += kThreads)
       *reinterpret_cast<Vector<uint32, 4>*>(b.tile_of<kLayout.scores>(i / kPiecesOfTile).data +
                                             i % kPiecesOfTile * 16) = {};
-    sm90::fence_proxy_async();
+    sm90::fence_proxy_async();  // of lengths of sequences too, where there were some
   }
   if (thread_index() == 0) {
     for (int i = 0; i < kLayout.loaded.count; ++i)

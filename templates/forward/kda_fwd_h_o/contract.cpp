@@ -113,9 +113,7 @@ Template one_walk() {
   t.covers = {stages::fwd_h_segment, stages::fwd_h_combine, stages::fwd_h, stages::kda_fwd_o};
   t.additional = {hopper::slots_read({constant::INPLACE_STATE, constant::VECTOR_GATE})};
   t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {
-    Geometry g = launch(s, e.N * s.HV * (s.V / s.BV) * shares(s, e, limits), true);
-    g.programmatic = true;
-    return g;
+    return launch(s, e.N * s.HV * (s.V / s.BV) * shares(s, e, limits), true);
   };
   return t;
 }

@@ -15,8 +15,6 @@ WYVERN_KERNEL(kThreads, 1) {
   b.tile = block_index() % kTilesV;
   b.head = block_index() / kTilesV % e.HV;
   b.heads = e.HV;
-  begin_block(b);
-  sm90::await_previous_kernels();
   const int sequences = static_cast<int>(e.N);
   int n = block_index() / kTilesV / e.HV % sequences;
   if constexpr (VARLEN)
@@ -50,8 +48,7 @@ WYVERN_KERNEL(kThreads, 1) {
   b.token = own.token;
   b.tokens = own.tokens;
   b.warm = own.warm;
-  sm90::fence_proxy_async();  // tiles come where lengths of sequences were
-  sync_block();
+  begin_block(b);
 
   const auto find_kept = [&] {
     if constexpr (!kCheckpoints) {

@@ -67,7 +67,6 @@ struct WrittenScores {
 };
 
 WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
-  sm90::let_next_kernel_start();
   Block b;
   b.shared = sm90::swizzled_memory();
   b.head = block_index();

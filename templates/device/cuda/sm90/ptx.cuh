@@ -24,17 +24,6 @@ WYVERN_DEVICE int opaque(int x) {
   return x;
 }
 
-// ---- kernels that overlap -----------------------------------------------------------------------
-
-/// Lets the next kernel in the stream start, where it may overlap (Geometry::programmatic), once
-/// each block of this one has come here or ended.
-WYVERN_DEVICE void let_next_kernel_start() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-/// Waits until the kernels in front in the stream have ended and what they wrote can be read. A
-/// kernel that may overlap comes here in at least one block, or what is behind it would not wait.
-WYVERN_DEVICE void await_previous_kernels() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
 // ---- mbarriers ----------------------------------------------------------------------------------
 
 /// Phase 0 begins; a phase takes `arrivals` arrivals. One thread does this, then
