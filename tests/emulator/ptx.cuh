@@ -95,6 +95,7 @@ inline float reciprocal_fast(float x) { return 1.0f / x; }
 inline float exponential(float x) { return __builtin_expf(x); }
 inline float log_one_plus(float x) { return __builtin_log1pf(x); }
 inline float reciprocal_sqrt(float x) { return 1.0f / __builtin_sqrtf(x); }
+inline float reciprocal_sqrt_fast(float x) { return reciprocal_sqrt(x); }
 inline float fused_multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline float maximum(float a, float b) { return __builtin_fmaxf(a, b); }
 

@@ -116,6 +116,12 @@ WYVERN_DEVICE float reciprocal_fast(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+/// 1 / sqrt(x) within 2 ulp.
+WYVERN_DEVICE float reciprocal_sqrt_fast(float x) {
+  float y;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 WYVERN_DEVICE float exponential(float x) { return expf(x); }
 WYVERN_DEVICE float log_one_plus(float x) { return log1pf(x); }
 WYVERN_DEVICE float reciprocal_sqrt(float x) { return 1.0f / sqrtf(x); }

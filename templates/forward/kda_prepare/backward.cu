@@ -18,14 +18,20 @@ struct TiledScores {
       for (int i = 0; i < 4; ++i) sum.x[n].x[i] *= scale;
     sm90::store_block(sum, sm90::ScaledColumns<SquareTile>{tile, beta}, row, col);
   }
-  WYVERN_DEVICE void put_element(int row, int col, float x) const {
-    *tile.at(row, col) = from_float<DTYPE>(scale * beta[col] * x);
+  WYVERN_DEVICE void put_diagonal(const Scores& sum, int first) const {
+    const int row = first + Scores::row(0);
+    const int col = first + Scores::col(0, 0);
+    // Eight columns more are the next piece of 16 bytes, and eight rows more are swizzled alike.
+    DTYPE* const to[2] = {tile.at(row, col), tile.at(row, col + 8)};
+    sum.for_elements([&](int r, int s, int i, int j, float x) {
+      to[j / 8][i * kEightRows + j % 8] =
+          from_float<DTYPE>(s <= r ? scale * beta[first + s] * x : 0.0f);
+    });
   }
   WYVERN_DEVICE void clear_behind(int first) const {
-    const int pieces = (kChunk - kSlice - first) / 8;
-    for (int i = lane_index(); i < kSlice * pieces; i += 32)
-      *reinterpret_cast<Vector<uint32, 4>*>(
-          tile.at(first + i / pieces, first + kSlice + i % pieces * 8)) = {};
+    const int lane = lane_index();
+    for (int col = first + kSlice; col < kChunk; col += kSlice)
+      *reinterpret_cast<Vector<uint32, 4>*>(tile.at(first + lane / 2, col + lane % 2 * 8)) = {};
   }
 };
 
@@ -45,11 +51,10 @@ WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
     load_rows(b, e.key_head(b.head), q_map, k_map, g_map);
   }
   if constexpr (ERASE_WRITE) load_erase(b, rows_in(b.chunk, erase, erase_stride, b.head * K));
-  const GateForm form(e, HAS_A_LOG ? A_log[b.head] : 0.0f);
-  read_factors(b, form, dt_bias,
-               [rows = TokenRows<const BETA_DTYPE>{beta, beta_stride}, &b](int row) {
-                 return beta_divisor(rate_of(rows, b.chunk.token + row, b.head));
-               });
+  const GateForm form = read_factors(
+      b, e, A_log, dt_bias, [rows = TokenRows<const BETA_DTYPE>{beta, beta_stride}, &b](int row) {
+        return beta_divisor(rate_of(rows, b.chunk.token + row, b.head));
+      });
   if constexpr (ERASE_WRITE) copy_async_wait<0>();
   sync_block();
   sm90::barrier_wait(b.loaded(0), 0);
@@ -59,14 +64,14 @@ WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
     sync_block();
   }
 
-  const int warp = sm90::uniform(warp_index());
+  const int warp = block_warp();
   Slice slice{b, warp / kParts, warp % kParts, {}, {}};
   const int64 place = int64{slot} * e.HV + b.head;
   decay_rows(slice, form, [&]() -> DecayedRows {
     const float* const totals = b.floats<kLayout.totals>();
-    for (int i = thread; i < K; i += kThreads)
-      decay[place * K + i] =
-          exp2_fast(totals[i] + totals[K + i] + totals[2 * K + i] + totals[3 * K + i]);
+    if (thread < K)
+      decay[place * K + thread] = exp2_fast(totals[thread] + totals[K + thread] +
+                                            totals[2 * K + thread] + totals[3 * K + thread]);
     const int row = thread % kChunk;
     if (QK_L2NORM && thread < 2 * kChunk)
       row_scales[place * 2 * kChunk + thread] =

@@ -6,15 +6,22 @@
 
 // ---- factors and decayed rows -------------------------------------------------------------------
 
-/// What the chunk's tokens and channels have of their own; beta(row) is that of a row that is used.
+/// What the chunk's tokens and channels have of their own, and its head; beta(row) is that of a row
+/// that is used. Other warps read those of tokens than those of channels, and all is asked for
+/// before anything waits.
 template <class Beta>
-WYVERN_DEVICE void read_factors(const Block& b, const GateForm& form, const float* dt_bias,
-                                Beta&& beta) {
+WYVERN_DEVICE GateForm read_factors(const Block& b, const Extents& e, const float* A_log,
+                                    const float* dt_bias, Beta&& beta) {
+  static_assert(K + kChunk <= kThreads);
   const int thread = thread_index();
-  for (int i = thread; i < K; i += kThreads)
-    b.floats<kLayout.bias>()[i] = HAS_DT_BIAS ? form.bias(dt_bias[b.head * K + i]) : 0.0f;
-  if (thread < kChunk)
-    b.floats<kLayout.beta>()[thread] = thread < b.chunk.rows ? beta(thread) : 0.0f;
+  const float shift = HAS_DT_BIAS && thread < K ? dt_bias[b.head * K + thread] : 0.0f;
+  const GateForm form(e, HAS_A_LOG ? A_log[b.head] : 0.0f);
+  const int row = thread - (kThreads - kChunk);
+  if (thread < K)
+    b.floats<kLayout.bias>()[thread] = HAS_DT_BIAS ? form.bias(shift) : 0.0f;
+  else if (row >= 0)
+    b.floats<kLayout.beta>()[row] = row < b.chunk.rows ? beta(row) : 0.0f;
+  return form;
 }
 
 /// beta of a token; 1 where gates of one number an element stand in its place.
@@ -34,8 +41,8 @@ WYVERN_DEVICE void decay_rows(Slice& slice, const GateForm& form, Between&& betw
   slice.sum(G, form);
   sync_block();
   const DecayedRows to = between();
-  const ChannelTable table{b.floats<kLayout.table>() +
-                           (slice.slice * kParts + slice.part) * kTable * kGroup};
+  const ChannelTable table(b.floats<kLayout.table>() +
+                           (slice.slice * kParts + slice.part) * kTable * kGroup);
   const int row = slice.row();
   const float norms[2][2] = {{slice.norm(0, row), slice.norm(0, row + 8)},
                              {slice.norm(1, row), slice.norm(1, row + 8)}};
@@ -95,20 +102,14 @@ struct BlockPlace {
 
   /// A block on the diagonal, from the layout of Scores.
   WYVERN_DEVICE void put_diagonal(const Scores& sum, int slice) const {
-    const float* const beta = b.floats<kLayout.beta>() + 16 * slice;
-#pragma unroll
-    for (int n = 0; n < 2; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int r = Scores::row(i);
-        const int s = Scores::col(n, i);
-        const float x = sum.x[n].x[i];
-        if (of_keys)
-          *solve.at(16 * slice + r, 16 * slice + s) =
-              from_float<fp16>(s < r ? within_range<fp16>(-beta[kBackward ? s : r] * x) : 0.0f);
-        else
-          queries.put_element(16 * slice + r, 16 * slice + s, s <= r ? x : 0.0f);
-      }
+    const int first = 16 * slice;
+    if (!of_keys) return queries.put_diagonal(sum, first);
+    const float* const beta = b.floats<kLayout.beta>() + first;
+    fp16* const to = solve.at(first + Scores::row(0), first + Scores::col(0, 0));
+    sum.for_elements([&](int r, int s, int i, int j, float x) {
+      to[i * 8 * solve.kStride + j] =
+          from_float<fp16>(s < r ? within_range<fp16>(-beta[kBackward ? s : r] * x) : 0.0f);
+    });
   }
 };
 
@@ -143,7 +144,7 @@ WYVERN_DEVICE void make_scores(const Slice& slice, const BlockPlace<Queries>& pl
 template <class To>
 WYVERN_DEVICE void invert(const sm90::UnitLowerInverse& solve, const SquareTile& inverse,
                           const To& to) {
-  const int warp = sm90::uniform(warp_index());
+  const int warp = block_warp();
   if (warp < 4) {
     auto own = solve;
 #pragma unroll

@@ -13,16 +13,22 @@ WYVERN_DEVICE void write_rows(const Block& b, const SquareTile& tile, DTYPE* to,
   Sum x;
   const float* const beta = b.floats<kLayout.beta>();
   const float rate[2] = {beta[Sum::row(0)], beta[Sum::row(2)]};
+  const int lane = lane_index();
+  const int first = warp_index() % 4 * 16;
 #pragma unroll
-  for (int i = 0; i < Sum::kCount; i += 2) {
-    const auto pair = load<2>(tile.at(Sum::row(i), Sum::col(i)));
-    x.x[i] = rate[i / 2 % 2] * to_float(pair.at[0]);
-    x.x[i + 1] = rate[i / 2 % 2] * to_float(pair.at[1]);
+  for (int c = 0; c < kChunk; c += 16) {
+    uint32 pairs[4];  // of rows, of those eight further on; the same of eight columns further on
+    load_matrix_x4(pairs, tile.at(first + lane % 16, c + lane / 16 * 8));
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint32 pair = pairs[i / 2];
+      const DTYPE element{static_cast<uint16>(i % 2 == 0 ? pair & 0xFFFFU : pair >> 16U)};
+      x.x[c / 2 + i] = rate[i / 2 % 2] * to_float(element);
+    }
   }
   sm90::start_product<kChunk>(x, sm90::rows_of(b.tile_of<kLayout.inverse>()),
                               sm90::columns_of(tile), true);
   sm90::end_products<0>(x);
-  const int first = warp_index() % 4 * 16;
 #pragma unroll
   for (int c = 0; c < kChunk; c += 16) {
     cuda::Accumulator pair[2];
@@ -52,17 +58,19 @@ struct WrittenScores {
                        Float2{{sum.x[n].x[i], sum.x[n].x[i + 1]}});
       }
   }
-  WYVERN_DEVICE void put_element(int row, int col, float x) const {
-    if (row < b.chunk.rows) Aqk[int64{row} * b.heads * BT + col] = x;
+  WYVERN_DEVICE void put_diagonal(const Scores& sum, int first) const {
+    const int row = first + Scores::row(0);
+    float* const to = Aqk + int64{row} * b.heads * BT + first + Scores::col(0, 0);
+    sum.for_elements([&](int r, int s, int i, int j, float x) {
+      if (row + 8 * i < b.chunk.rows) to[int64{8 * i} * b.heads * BT + j] = s <= r ? x : 0.0f;
+    });
   }
   WYVERN_DEVICE void clear_behind(int first) const {
-    const int columns = kChunk - kSlice - first;
-    for (int i = lane_index() * 4; i < 16 * columns; i += 128) {
-      const int r = first + i / columns;
-      if (r < b.chunk.rows)
-        store_vector(Aqk + int64{r} * b.heads * BT + first + kSlice + i % columns,
-                     Vector<float, 4>{});
-    }
+    const int lane = lane_index();
+    const int row = first + lane / 2;
+    if (row >= b.chunk.rows) return;
+    for (int col = first + kSlice; col < kChunk; col += 8)
+      store_vector(Aqk + int64{row} * b.heads * BT + col + lane % 2 * 4, Vector<float, 4>{});
   }
 };
 
@@ -86,11 +94,10 @@ WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
     }
   }
   if constexpr (ERASE_WRITE) load_erase(b, rows_in(b.chunk, erase, erase_stride, b.head * K));
-  const GateForm form(e, HAS_A_LOG ? A_log[b.head] : 0.0f);
-  read_factors(b, form, dt_bias,
-               [rows = TokenRows<const BETA_DTYPE>{beta, beta_stride}, &b](int row) {
-                 return rate_of(rows, b.chunk.token + row, b.head);
-               });
+  const GateForm form = read_factors(
+      b, e, A_log, dt_bias, [rows = TokenRows<const BETA_DTYPE>{beta, beta_stride}, &b](int row) {
+        return rate_of(rows, b.chunk.token + row, b.head);
+      });
   if constexpr (ERASE_WRITE) copy_async_wait<0>();
   sync_block();
   sm90::barrier_wait(b.loaded(0), 0);
@@ -104,7 +111,7 @@ WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
     sync_block();
   }
 
-  const int warp = sm90::uniform(warp_index());
+  const int warp = block_warp();
   Slice slice{b, warp / kParts, warp % kParts, {}, {}};
   decay_rows(slice, form, [&]() -> DecayedRows {
     return {qg + b.first(K), kg + b.first(K), b.heads * K, Gk + b.first(K), nullptr, 1.0f};

@@ -33,12 +33,21 @@ constexpr float kLn2 = 0.6931471805599453f;
 constexpr bool kMayBeSteep = !(GATE_IN_KERNEL && LOWER_BOUND);
 constexpr float kSteep = 100.0f;  ///< log2
 
+/// What a product in tf32 drops of an operand, the digits behind the eleventh, on the mean and of
+/// the operand. Factors around the middle row are larger by so much: rounding would take an
+/// instruction or two of each operand.
+constexpr float kDropped = 0x1.7p-12f;
+constexpr float kDroppedLog2 = kDropped * kLog2E;
+
 using GateForm = sm90::GateForm<GATE_IN_KERNEL, HAS_A_LOG, LOWER_BOUND>;
 using GateTile = sm90::GateTile<G_DTYPE, kChunk>;
 using Rows = sm90::SliceRows<DTYPE>;
 using KeyTile = sm90::SwizzledTile<DTYPE, kChunk, K>;
 using SquareTile = sm90::SwizzledTile<DTYPE, kChunk, kChunk>;
 using SolveTile = Tile<fp16, kChunk, kChunk>;
+
+/// This thread's warp. With its range known, what is computed from it needs no signs.
+WYVERN_DEVICE int block_warp() { return sm90::uniform(warp_index()) & (num_warps - 1); }
 
 struct Block {
   unsigned char* shared;
@@ -53,6 +62,11 @@ struct Block {
   template <ArrayPlace Place>
   WYVERN_DEVICE float* floats() const {
     return array_at<Place>(shared);
+  }
+  /// From a tile's start to element (row, col), of a tile with the chunk's rows.
+  WYVERN_DEVICE int place(int row, int col) const {
+    return static_cast<int>(reinterpret_cast<unsigned char*>(tile_of<kLayout.q>().at(row, col)) -
+                            tile_of<kLayout.q>().data);
   }
   WYVERN_DEVICE sm90::Barrier* loaded(int i) const {
     return sm90::barriers_at<kLayout.loaded>(shared) + i;
@@ -69,6 +83,39 @@ struct Scores {
   WYVERN_DEVICE static int row(int i) { return row_of(lane_index() / 4) + i / 2 * 8; }
   WYVERN_DEVICE static int col(int n, int i) {
     return row_of(lane_index() % 4 * 2 + i % 2) + n * 8;
+  }
+  /// Calls visit(row, col, i, j, x) with each element, which is 8 i rows and j columns from this
+  /// lane's first.
+  template <class Visit>
+  WYVERN_DEVICE void for_elements(Visit&& visit) const {
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) visit(row(i), col(n, i), i / 2, 8 * n + i % 2 * 4, x[n].x[i]);
+  }
+};
+
+/// Squares of 16 rows: the diagonal of products of rows with themselves.
+struct Squares {
+  cuda::Accumulator x[2];  ///< of rows 0 to 7, and 8 to 15, with all 16
+
+  /// Adds those of a group of channels from `col` on.
+  WYVERN_DEVICE void add(const KeyTile& tile, int row, int col) {
+    const int lane = lane_index();
+#pragma unroll
+    for (int depth = 0; depth < kGroup; depth += 16) {
+      uint32 r[4];
+      load_matrix_x4(r, tile.at(row + lane % 16, col + depth + lane / 16 * 8));
+      mma_m16n8k16<DTYPE>(x[0].x, r, r[0], r[2]);
+      mma_m16n8k16<DTYPE>(x[1].x, r, r[1], r[3]);
+    }
+  }
+  WYVERN_DEVICE void store(float* to) const {
+    const int lane = lane_index();
+    if (lane % 4 != lane / 8) return;
+    const int odd = lane / 4 % 2;
+    to[lane / 4] = odd != 0 ? x[0].x[1] : x[0].x[0];
+    to[lane / 4 + 8] = odd != 0 ? x[1].x[3] : x[1].x[2];
   }
 };
 
@@ -155,10 +202,14 @@ struct DecayedRows {
 
 /// What a channel's decays over the chunk are to a slice, by a lane for each of a group's channels.
 struct ChannelTable {
-  float* own;  ///< kTable rows of 32
+  float* own;         ///< kTable rows of 32
+  const float* mine;  ///< the first of this lane's channels
 
-  WYVERN_DEVICE Float2 of(int row, int j) const {
-    return load<2>(own + row * kGroup + lane_index() % 4 * 8 + j);
+  WYVERN_DEVICE explicit ChannelTable(float* table)
+      : own(table), mine(table + sm90::opaque(lane_index() % 4 * 8)) {}
+  template <int N = 2>
+  WYVERN_DEVICE Vector<float, N> of(int row, int j) const {
+    return load<N>(mine + row * kGroup + j);
   }
   enum Row { before, total, whole, ahead, from_middle, to_middle, across };
 };
@@ -182,12 +233,14 @@ WYVERN_DEVICE bool fill_table(const Block& b, const ChannelTable& table, int sli
   const float total = totals[slice * K + channel];
   const float middle = b.floats<kLayout.middles>()[slice * K + channel];
   float* const to = table.own + lane;
-  to[ChannelTable::before * kGroup] = before;
+  to[ChannelTable::before * kGroup] = before * kLn2;
   to[ChannelTable::total * kGroup] = total;
   to[ChannelTable::whole * kGroup] = exp2_fast(before);
   to[ChannelTable::ahead * kGroup] = exp2_fast(start[kSlices] - after);
-  to[ChannelTable::from_middle * kGroup] = kMayBeSteep ? middle : exp2_fast(-middle);
-  to[ChannelTable::to_middle * kGroup] = kMayBeSteep ? 0.0f : exp2_fast(middle - total);
+  constexpr float kMore = 1.0f + kDropped;
+  to[ChannelTable::from_middle * kGroup] =
+      kMayBeSteep ? middle - kDroppedLog2 : kMore * exp2_fast(-middle);
+  to[ChannelTable::to_middle * kGroup] = kMayBeSteep ? 0.0f : kMore * exp2_fast(middle - total);
   // From the middle of the chunk to the next slice but one, or to the last but one.
   to[ChannelTable::across * kGroup] = exp2_fast(totals[(slice == 0 ? 1 : 2) * K + channel]);
   bool steep = false;
@@ -226,7 +279,7 @@ struct Slice {
   /// The sums of gates inside the slice, for all its slices to see at its end; squares of rows.
   WYVERN_DEVICE void sum(float (&G)[kGroups][2][8], const GateForm& form) const {
     const int lane = lane_index();
-    float squares[2][2] = {};
+    Squares squares[2];
 #pragma unroll 1
     for (int i = 0; i < kGroups; ++i) {
       rotate(G);
@@ -245,28 +298,15 @@ struct Slice {
         }
       }
       if constexpr (QK_L2NORM) {
-        const Rows q(b.tile_of<kLayout.q>().at(row(), column(group(i))));
-        const Rows k(b.tile_of<kLayout.k>().at(row(), column(group(i))));
-#pragma unroll
-        for (int r = 0; r < 2; ++r)
-#pragma unroll
-          for (int j = 0; j < 8; ++j) {
-            squares[0][r] = fused_multiply_add(q.of(r, j), q.of(r, j), squares[0][r]);
-            squares[1][r] = fused_multiply_add(k.of(r, j), k.of(r, j), squares[1][r]);
-          }
+        squares[0].add(b.tile_of<kLayout.q>(), first(), group(i) * kGroup);
+        squares[1].add(b.tile_of<kLayout.k>(), first(), group(i) * kGroup);
       }
     }
     if constexpr (QK_L2NORM) {
 #pragma unroll
       for (int of_k = 0; of_k < 2; ++of_k)
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          float x = squares[of_k][r];
-          x += shuffle_xor(x, 1);
-          x += shuffle_xor(x, 2);
-          if (lane % 4 == 0)
-            b.floats<kLayout.squares>()[(kParts * of_k + part) * kChunk + row() + 8 * r] = x;
-        }
+        squares[of_k].store(b.floats<kLayout.squares>() + (kParts * of_k + part) * kChunk +
+                            first());
     }
   }
 
@@ -277,7 +317,7 @@ struct Slice {
     float sum = 1e-6f;
 #pragma unroll
     for (int i = 0; i < kParts; ++i) sum += squares[i * kChunk];
-    return reciprocal_sqrt(sum);
+    return reciprocal_sqrt_fast(sum);
   }
 
   /// Decayed rows of one group, and what they add to the scores inside the slice. Of rows behind a
@@ -287,17 +327,18 @@ struct Slice {
     const bool steep = fill_table(b, table, slice, group);
     if (kMayBeSteep && steep) add_steep(G, group, norms);
     const float betas[2] = {b.floats<kLayout.beta>()[row()], b.floats<kLayout.beta>()[row() + 8]};
-    DTYPE* const key_rows = b.tile_of<kLayout.k>().at(row(), column(group));
-    DTYPE* const query_rows = b.tile_of<kLayout.q>().at(row(), column(group));
+    // One address and constants from it: of what the compiler knew it would make one for each tile.
+    unsigned char* const place = b.shared + sm90::opaque(b.place(row(), column(group)));
+    DTYPE* const key_rows = reinterpret_cast<DTYPE*>(place + kLayout.k.offset);
+    DTYPE* const query_rows = reinterpret_cast<DTYPE*>(place + kLayout.q.offset);
     const Rows k(key_rows);
     const Rows q(query_rows);
-    const DTYPE* const erase_rows =
-        key_rows + (b.tile_of<kLayout.erase>().at(0, 0) - b.tile_of<kLayout.k>().at(0, 0));
+    const auto* const erase_rows = reinterpret_cast<const DTYPE*>(place + kLayout.erase.offset);
     uint32 left[2][4], query[2][4], right[2][4], erasing[2][4], reading[2][4], adding[2][4];
     // Queries of the last slice in the tile of its own: 48 rows less in each panel of 64 channels,
     // swizzled alike. They go there word by word, since eight more words would spill.
-    DTYPE* const late_rows = query_rows - b.tile_of<kLayout.q>().at(3 * kSlice, 0) +
-                             b.tile_of<kLayout.late>().at(0, 0) - group / 2 * (3 * kSlice * 64);
+    auto* const late_rows = reinterpret_cast<DTYPE*>(place + kLayout.late.offset -
+                                                     (group / 2 + 1) * (3 * kSlice * 128));
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
       const Float2 total = table.of(ChannelTable::total, j);
@@ -328,33 +369,26 @@ struct Slice {
           c[r][d] = key * left_over;
           if constexpr (kMayBeSteep) {
             const float after = exp2_fast(g - from_middle.at[d]);
-            own_k[2 * d + r] = to_tf32(steep ? 0.0f : erased * after);
-            own_q[2 * d + r] = to_tf32(steep ? 0.0f : asked * after);
-            own_right[r][d] = to_tf32(steep ? 0.0f : key * exp2_fast(from_middle.at[d] - g));
+            own_k[2 * d + r] = erased * after;
+            own_q[2 * d + r] = asked * after;
+            own_right[r][d] = key * exp2_fast(from_middle.at[d] + 2 * kDroppedLog2 - g);
           } else {
-            own_k[2 * d + r] = to_tf32(a[r][d] * from_middle.at[d]);
-            own_q[2 * d + r] = to_tf32(y[r][d] * from_middle.at[d]);
-            own_right[r][d] = to_tf32(c[r][d] * to_middle.at[d]);
+            own_k[2 * d + r] = a[r][d] * from_middle.at[d];
+            own_q[2 * d + r] = y[r][d] * from_middle.at[d];
+            own_right[r][d] = c[r][d] * to_middle.at[d];
           }
         }
+      if (!steep)
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        mma_m16n8k8_tf32(keys.x[n].x, own_k, own_right[n][0], own_right[n][1]);
-        mma_m16n8k8_tf32(queries.x[n].x, own_q, own_right[n][0], own_right[n][1]);
-      }
+        for (int n = 0; n < 2; ++n) {
+          mma_m16n8k8_tf32(keys.x[n].x, own_k, own_right[n][0], own_right[n][1]);
+          mma_m16n8k8_tf32(queries.x[n].x, own_q, own_right[n][0], own_right[n][1]);
+        }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        if (slice == 3) {
-          DTYPE* const to = late_rows + r * kEightRows + j;
-          sm90::touch(to);
-          *reinterpret_cast<uint32*>(to) =
-              pack<DTYPE>(y[r][0] * across.at[0], y[r][1] * across.at[1]);
-        }
         query[r][j / 2] = pack<DTYPE>(y[r][0], y[r][1]);
-        left[r][j / 2] = slice == 0 ? pack<DTYPE>(c[r][0] * across.at[0], c[r][1] * across.at[1])
-                                    : pack<DTYPE>(a[r][0], a[r][1]);
-        right[r][j / 2] = slice == 3 ? pack<DTYPE>(a[r][0] * across.at[0], a[r][1] * across.at[1])
-                                     : pack<DTYPE>(c[r][0], c[r][1]);
+        left[r][j / 2] = pack<DTYPE>(a[r][0], a[r][1]);
+        right[r][j / 2] = pack<DTYPE>(c[r][0], c[r][1]);
         const float of_a = kBackward ? -1.0f : 1.0f;
         const float of_y = kBackward ? to.scale : 1.0f;
         const float of_c = kBackward ? betas[r] : 1.0f;
@@ -365,17 +399,33 @@ struct Slice {
         adding[r][j / 2] =
             pack<DTYPE>(c[r][0] * (of_c * ahead.at[0]), c[r][1] * (of_c * ahead.at[1]));
       }
+      // What meets the chunk's other half does so in its middle.
+      if (slice % 3 == 0) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const uint32 key = pack<DTYPE>((slice == 0 ? c : a)[r][0] * across.at[0],
+                                         (slice == 0 ? c : a)[r][1] * across.at[1]);
+          if (slice == 0) {
+            left[r][j / 2] = key;
+          } else {
+            right[r][j / 2] = key;
+            DTYPE* const to = late_rows + r * kEightRows + j;
+            sm90::touch(to);
+            *reinterpret_cast<uint32*>(to) =
+                pack<DTYPE>(y[r][0] * across.at[0], y[r][1] * across.at[1]);
+          }
+        }
+      }
     }
     sync_warp();  // the table may be filled again
-    const int lane = lane_index();
     const int col = column(group);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       Rows::store(key_rows, r, left[r]);
       Rows::store(query_rows, r, query[r]);
       if constexpr (!kBackward)
-        Rows::store(b.tile_of<kLayout.erasing>().at(row(), col), r, erasing[r]);
-      Rows::store(b.tile_of<kLayout.right>().at(row(), col), r, right[r]);
+        Rows::store(reinterpret_cast<DTYPE*>(place + kLayout.erasing.offset), r, erasing[r]);
+      Rows::store(reinterpret_cast<DTYPE*>(place + kLayout.right.offset), r, right[r]);
       const int token = row() + 8 * r;
       if (!kBackward && token >= b.chunk.rows) continue;
       const int64 at = token * to.stride + col;
@@ -386,10 +436,11 @@ struct Slice {
       } else {
 #pragma unroll
         for (int j = 0; j < 8; j += 4) {
-          const auto before = load<4>(table.own + ChannelTable::before * kGroup + lane % 4 * 8 + j);
+          const auto before = table.of<4>(ChannelTable::before, j);
           Vector<float, 4> sums;
 #pragma unroll
-          for (int i = 0; i < 4; ++i) sums.at[i] = (before.at[i] + G[r][j + i]) * kLn2;
+          for (int i = 0; i < 4; ++i)
+            sums.at[i] = fused_multiply_add(G[r][j + i], kLn2, before.at[i]);
           store_vector(to.Gk + at + j, sums);
         }
       }
