@@ -401,18 +401,19 @@ struct Slice {
       }
       // What meets the chunk's other half does so in its middle.
       if (slice % 3 == 0) {
+        const auto across_half = [&](const float(&x)[2]) {
+          return pack<DTYPE>(x[0] * across.at[0], x[1] * across.at[1]);
+        };
+        if (slice == 0) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const uint32 key = pack<DTYPE>((slice == 0 ? c : a)[r][0] * across.at[0],
-                                         (slice == 0 ? c : a)[r][1] * across.at[1]);
-          if (slice == 0) {
-            left[r][j / 2] = key;
-          } else {
-            right[r][j / 2] = key;
+          for (int r = 0; r < 2; ++r) left[r][j / 2] = across_half(c[r]);
+        } else {
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {
+            right[r][j / 2] = across_half(a[r]);
             DTYPE* const to = late_rows + r * kEightRows + j;
             sm90::touch(to);
-            *reinterpret_cast<uint32*>(to) =
-                pack<DTYPE>(y[r][0] * across.at[0], y[r][1] * across.at[1]);
+            *reinterpret_cast<uint32*>(to) = across_half(y[r]);
           }
         }
       }
