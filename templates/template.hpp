@@ -75,6 +75,8 @@ struct Cover {
 struct Keep {
   std::string_view name;
   Presence when{};
+  /// Where this does not hold, the last row of each chunk alone: later stages read no other.
+  Presence whole{};
 };
 
 /// One argument of a template's kernel, under the template's name for it, and where it comes from.

@@ -152,7 +152,7 @@ void expect_correct(const Template& t, const Config& config, const StageData& da
   const auto again =
       launch(t, config, data, Schedule::last_warp, testing::kFinitePoison, /*apart=*/true, device);
   const testing::TensorMap expected = testing::reference_outputs(t, data);
-  const testing::Written written = testing::written_elements(data);
+  const testing::Written written = testing::written_elements(data, &t);
   for (const auto& [name, actual] : outputs) {
     const HostTensor& second = again.at(name);
     std::int64_t unstable = 0;

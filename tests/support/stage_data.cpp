@@ -566,7 +566,7 @@ TensorMap reference_outputs(const Template& t, const StageData& data) {
   return values;
 }
 
-Written written_elements(const StageData& data) {
+Written written_elements(const StageData& data, const Template* t) {
   const Problem& p = data.problem;
   const std::int64_t one = p.HV * p.K * p.V;
   const bool keeps = p.disable_recompute || p.return_intermediate_states;
@@ -579,8 +579,16 @@ Written written_elements(const StageData& data) {
                                                         {"squares", p.HV * 2 * BT * BT},
                                                         {"row_scales", p.HV * 2 * BT},
                                                         {"decay", p.HV * p.K}};
-  return [&slots = layout.slots, segments = layout.segments(data.context.SEG), one, square,
-          chunk_sizes, keeps](const std::string& name, std::int64_t i) {
+  std::set<std::string> of_ends;
+  if (t != nullptr)
+    for (const Keep& keep : t->keeps)
+      if (!keep.whole.holds(problem_constants(p))) of_ends.emplace(keep.name);
+  std::vector<bool> is_end(static_cast<std::size_t>(layout.tokens()));
+  for (const ChunkLayout::Slot& slot : layout.slots)
+    if (slot.rows > 0) is_end[static_cast<std::size_t>(slot.begin + slot.rows - 1)] = true;
+  return [&slots = layout.slots, of_ends, is_end, row = p.HV * p.K,
+          segments = layout.segments(data.context.SEG), one, square, chunk_sizes,
+          keeps](const std::string& name, std::int64_t i) {
     if (name.starts_with("segment_") || name.starts_with("share_")) {
       const bool is_square = name.ends_with("M");
       const auto& segment = segments[static_cast<std::size_t>(i / (is_square ? square : one))];
@@ -588,6 +596,7 @@ Written written_elements(const StageData& data) {
       if (name.ends_with("_M") || name.ends_with("_R")) return !segment.last;
       return name == "segment_state" || name == "segment_dstate" || !segment.first;
     }
+    if (of_ends.contains(name)) return is_end[static_cast<std::size_t>(i / row)];
     for (const auto& [tensor, size] : chunk_sizes)
       if (name == tensor) return slots[static_cast<std::size_t>(i / size)].sequence >= 0;
     const bool of_slots =
@@ -722,7 +731,7 @@ void expect_stage_matches(const Device& device, const PlanStep& step, const Stag
   SCOPED_TRACE(step.template_id + " {" + step.config.to_string() + "} " + describe(data.problem));
   const Template& t = *find_template(step.template_id);
   if (is_only_listed(data.problem, step.template_id)) return;
-  const Written written = written_elements(data);
+  const Written written = written_elements(data, &t);
   const Stage stage = test_runtime().prepare_stage(device, step, data.problem);
   const HostTensors outputs =
       run_stage(device, stage, problem_constants(data.problem), data.tensors, guards, written);

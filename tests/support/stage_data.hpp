@@ -47,8 +47,9 @@ bool takes(const Template& t, const Limits& limits, const Problem& problem);
 /// The problem, changed where the template would not be for it but for one much like it.
 Problem within_reach(const Template& t, const Limits& limits, const Problem& problem);
 
-/// False for elements that contracts leave unwritten: h and dh in unused chunk slots.
-Written written_elements(const StageData& data);
+/// False for elements that contracts leave unwritten: h and dh in unused chunk slots; with a
+/// template, rows of which it keeps none but each chunk's last.
+Written written_elements(const StageData& data, const Template* t = nullptr);
 
 /// The bound that holds for an output: exact (0) for tables and copies; else SPECIFICATION.md's
 /// row of o, dq or dg by the dtype of the problem; fp32 outputs of scalar stages and A without a

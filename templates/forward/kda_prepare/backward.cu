@@ -2,6 +2,7 @@
 // block a chunk and value head: rows decayed to the chunk's ends, the inverse of I + A and the
 // scores P with beta on their columns, norms of rows. Rows behind a sequence's end are 0.
 constexpr int kValues = 0;
+constexpr bool kAllSums = false;
 
 #include "forward/kda_prepare/block.cuh"
 

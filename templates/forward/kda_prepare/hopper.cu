@@ -1,6 +1,7 @@
 // All of a chunk of Kimi Delta Attention that needs no state, one block a chunk and value head:
 // norms of rows, gates and their sums, decayed rows, scores, the inverse of I + A, W and U.
 constexpr int kValues = V;
+constexpr bool kAllSums = CHECKPOINT_OFFSETS;
 
 #include "forward/kda_prepare/block.cuh"
 

@@ -1,7 +1,7 @@
 // A chunk of Kimi Delta Attention as the kernels of kda_prepare have it in shared memory: tiles as
 // they are loaded, and a warp's part of a slice of 16 tokens: gates and their sums, decayed rows,
-// the slice's own scores. Who includes it says in kValues how many columns of v there are; none for
-// the backward pass.
+// the slice's own scores. Who includes it says in kValues how many columns of v there are, none for
+// the backward pass; in kAllSums whether sums of gates are written of all rows, or of the last.
 //
 // num_warps / 4 warps have a slice, each its part of the channels. Within a slice decays are shared
 // out around its middle row, between slices at the start of the later one or the end of the earlier
@@ -434,7 +434,7 @@ struct Slice {
       store_words(to.k_leaving + at, adding[r]);
       if constexpr (kBackward) {
         store_words(to.k_entering + at, erasing[r]);
-      } else {
+      } else if (kAllSums || token + 1 == b.chunk.rows) {
 #pragma unroll
         for (int j = 0; j < 8; j += 4) {
           const auto before = table.of<4>(ChannelTable::before, j);
