@@ -7,8 +7,11 @@ constexpr bool kAllSums = CHECKPOINT_OFFSETS;
 
 // ---- W and U ------------------------------------------------------------------------------------
 
+/// The first of the warpgroups' named barriers: those before are the inverse's.
+constexpr int kFirstOfRows = 4;
+
 /// 64 columns of (I + A)^-1 diag(beta) times a tile, by one warpgroup: what the identity makes of
-/// them in fp32, and the rest, of which the inverse's 16 bits are enough.
+/// them in fp32, and the rest, of which the inverse's 16 bits are enough. Overwrites the tile.
 WYVERN_DEVICE void write_rows(const Block& b, const SquareTile& tile, DTYPE* to, int64 stride) {
   using Sum = sm90::Accumulator<kChunk>;
   Sum x;
@@ -30,13 +33,22 @@ WYVERN_DEVICE void write_rows(const Block& b, const SquareTile& tile, DTYPE* to,
   sm90::start_product<kChunk>(x, sm90::rows_of(b.tile_of<kLayout.inverse>()),
                               sm90::columns_of(tile), true);
   sm90::end_products<0>(x);
+  // By way of the tile, in rows of 128 bytes, when all have read it.
+  sm90::sync_named(kFirstOfRows + warp_index() / 4, 128);
 #pragma unroll
   for (int c = 0; c < kChunk; c += 16) {
-    cuda::Accumulator pair[2];
+    uint32 pairs[4];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) pair[i / 4].x[i % 4] = x.x[c / 2 + i];
-    store_pair<8>(to + int64{first} * stride + c, stride, pair[0], pair[1], b.chunk.rows - first,
-                  16);
+    for (int i = 0; i < 4; ++i) pairs[i] = pack<DTYPE>(x.x[c / 2 + 2 * i], x.x[c / 2 + 2 * i + 1]);
+    sm90::store_matrix_x4(tile.at(first + lane % 16, c + lane / 16 * 8), pairs);
+  }
+  sync_warp();
+#pragma unroll
+  for (int i = 0; i < 16; i += 4) {
+    const int row = first + i + lane / 8;
+    if (row < b.chunk.rows)
+      store_words(to + row * stride + lane % 8 * 8,
+                  *reinterpret_cast<const uint32(*)[4]>(tile.at(row, lane % 8 * 8)));
   }
 }
 
