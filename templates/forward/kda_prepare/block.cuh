@@ -62,10 +62,10 @@ struct LeftRows {
   int pitch, row;
 };
 
-/// The rows times 16 of a tile.
+/// The rows times 16 of a tile. Two sums, so that a product need not wait for the one before.
 WYVERN_DEVICE sm90::BlockSum product(const LeftRows& left, const KeyTile& right, int col) {
   const int lane = lane_index();
-  sm90::BlockSum sum;
+  sm90::BlockSum sums[2];
 #pragma unroll
   for (int depth = 0; depth < K; depth += 16) {
     cuda::FragmentA<DTYPE> a;
@@ -73,9 +73,14 @@ WYVERN_DEVICE sm90::BlockSum product(const LeftRows& left, const KeyTile& right,
     const SquareTile panel{left.data + depth / 64 * left.pitch};
     load_matrix_x4(a.r, panel.at(left.row + lane % 16, depth % 64 + lane / 16 * 8));
     load_matrix_x4(x.r, right.at(col + lane % 8 + lane / 16 * 8, depth + lane / 8 % 2 * 8));
+    sm90::BlockSum& sum = sums[depth / 16 % 2];
     multiply<Precision::ieee>(sum.x[0], sum.x[1], a, x);
   }
-  return sum;
+#pragma unroll
+  for (int n = 0; n < 2; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[0].x[n].x[i] += sums[1].x[n].x[i];
+  return sums[0];
 }
 
 /// Where a block of scores goes: -A of the chunk, by which the inverse begins, or what `Queries` do
