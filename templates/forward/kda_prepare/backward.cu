@@ -84,16 +84,12 @@ WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
 
   const auto solve = sm90::UnitLowerInverse::at<kLayout.solve>(b.shared, 1);
   const auto tile = b.tile_of<kLayout.scores>();
-  make_scores(slice,
-              BlockPlace<TiledScores>{
-                  b, slice.part % 2 == 0, solve.x, {tile, b.floats<kLayout.beta>(), e.scale}});
-  sync_block();
-
+  make_scores(slice, KeyScores{b, solve.x}, TiledScores{tile, b.floats<kLayout.beta>(), e.scale});
   const auto inverted = b.tile_of<kLayout.inverse>();
-  invert(solve, inverted, inverted);
+  invert(slice, solve, inverted, inverted);
   if constexpr (ERASE_WRITE) {
-    if (warp >= 4)
-      make_written(b, rows_in(b.chunk, v, v_stride, b.head * V),
+    if (slice.part > 0)
+      make_written(b, slice.other_thread(), rows_in(b.chunk, v, v_stride, b.head * V),
                    rows_in(b.chunk, write, write_stride, b.head * V),
                    [&, to = written + b.first(V)](int row, int col, const uint32(&x)[4]) {
                      if (row < b.chunk.rows) store_words(to + int64{row} * b.heads * V + col, x);

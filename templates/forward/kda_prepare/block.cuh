@@ -4,6 +4,10 @@
 
 #include "forward/kda_prepare/slice.cuh"
 
+/// Named barriers behind the inverse's three: scores of keys are there; warpgroups' own.
+constexpr int kKeysDone = 4;
+constexpr int kFirstOfRows = 5;
+
 // ---- factors and decayed rows -------------------------------------------------------------------
 
 /// What the chunk's tokens and channels have of their own, and its head; beta(row) is that of a row
@@ -83,32 +87,25 @@ WYVERN_DEVICE sm90::BlockSum product(const LeftRows& left, const KeyTile& right,
   return sums[0];
 }
 
-/// Where a block of scores goes: -A of the chunk, by which the inverse begins, or what `Queries` do
-/// with theirs. Beta is of A's rows, for the backward pass of its columns.
-template <class Queries>
-struct BlockPlace {
+/// Where scores of keys go: -A of the chunk, by which the inverse begins. Beta is of its rows, for
+/// the backward pass of its columns.
+struct KeyScores {
   const Block& b;
-  bool of_keys;
   SolveTile solve;
-  Queries queries;
 
   WYVERN_DEVICE void put(sm90::BlockSum sum, int row, int col) const {
     const int lane = lane_index();
-    if (!of_keys) return queries.put(sum, 16 * row, 16 * col);
     const float* const beta = b.floats<kLayout.beta>();
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        sum.x[n].x[i] *= beta[kBackward ? 16 * col + 8 * n + lane % 4 * 2 + i % 2
-                                        : 16 * row + lane / 4 + i / 2 * 8];
-    sm90::share_block(sm90::negated(sum), solve, 16 * row, 16 * col);
+        sum.x[n].x[i] *=
+            beta[kBackward ? col + 8 * n + lane % 4 * 2 + i % 2 : row + lane / 4 + i / 2 * 8];
+    sm90::share_block(sm90::negated(sum), solve, row, col);
   }
-
   /// A block on the diagonal, from the layout of Scores.
-  WYVERN_DEVICE void put_diagonal(const Scores& sum, int slice) const {
-    const int first = 16 * slice;
-    if (!of_keys) return queries.put_diagonal(sum, first);
+  WYVERN_DEVICE void put_diagonal(const Scores& sum, int first) const {
     const float* const beta = b.floats<kLayout.beta>() + first;
     fp16* const to = solve.at(first + Scores::row(0), first + Scores::col(0, 0));
     sum.for_elements([&](int r, int s, int i, int j, float x) {
@@ -118,49 +115,66 @@ struct BlockPlace {
   }
 };
 
-/// Scores of slices with earlier ones, of keys by every other warp, of queries by those between;
-/// and of the slices' own. The first slice's warps have none with earlier ones and take those of
-/// the last with the one before.
-template <class Queries>
-WYVERN_DEVICE void make_scores(const Slice& slice, const BlockPlace<Queries>& place) {
+/// Block i (of two at most) of a slice's scores with earlier ones, of keys or of queries. The first
+/// slice has none with earlier ones and takes those of the last with the one before.
+template <class Place>
+WYVERN_DEVICE void make_block(const Slice& slice, bool of_keys, int i, const Place& place) {
   const Block& b = slice.b;
   const int late = slice.slice;
+  if (i > 0 && late < 2) return;
   const KeyTile keys{b.tile_of<kLayout.k>()};
   const KeyTile right{b.tile_of<kLayout.right>()};
   // Of the last slice's scores with the chunk's first half the left rows lie apart.
-  LeftRows left{b.shared + (place.of_keys ? kLayout.k.offset : kLayout.q.offset),
-                SquareTile::kBytes, late == 0 ? 48 : 16 * late};
+  LeftRows left{b.shared + (of_keys ? kLayout.k.offset : kLayout.q.offset), SquareTile::kBytes,
+                late == 0 ? 48 : 16 * late};
   if (late == 3) left = {right.data, SquareTile::kBytes, 48};
-  if (late == 3 && !place.of_keys) left = {b.shared + kLayout.late.offset, kSlice * 128, 0};
-  const int products = late < 2 ? 1 : 2;
-#pragma unroll 1
-  for (int i = slice.part / 2; i < products; i += kParts / 2) {
-    const int early = late == 0 ? 2 : i;
-    const bool far = early == 0 && late != 1;
-    place.put(product(left, far ? keys : right, 16 * early), late == 0 ? 3 : late, early);
-  }
-  if (slice.part < 2) place.put_diagonal(slice.joined(), late);
-  // Scores with later slices' keys are 0.
-  if (slice.part == kParts - 2) place.queries.clear_behind(16 * late);
+  if (late == 3 && !of_keys) left = {b.shared + kLayout.late.offset, kSlice * 128, 0};
+  const int early = late == 0 ? 2 : i;
+  const bool far = early == 0 && late != 1;
+  place.put(product(left, far ? keys : right, 16 * early), late == 0 ? 48 : 16 * late, 16 * early);
 }
 
-/// The inverse, less the identity, from what make_scores() left in `solve`; `to` is `inverse`, a
-/// SwizzledTile, or that with ScaledColumns.
+/// Scores of slices with earlier ones, and of the slices' own. Each slice's first warp returns when
+/// all of keys are there, which inverts them while others are still at those of queries.
+template <class Queries>
+WYVERN_DEVICE void make_scores(const Slice& slice, const KeyScores& keys, const Queries& queries) {
+  constexpr int kMakers = 2 * kSlices * 32;
+  const int part = slice.part;
+  const int first = slice.first();
+  if (kParts == 2 || part % 2 == 0) {
+    make_block(slice, true, part / (kParts / 2), keys);
+    if (part == 0) {
+      keys.put_diagonal(slice.joined(), first);
+      sm90::sync_named(kKeysDone, kMakers);
+    } else {
+      sm90::arrive_named(kKeysDone, kMakers);
+    }
+  }
+  if (part % 2 != 0)
+#pragma unroll 1
+    for (int i = part / 2; i < 2; i += kParts / 2) make_block(slice, false, i, queries);
+  if (part == 1) queries.put_diagonal(slice.joined(), first);
+  // Scores with later slices' keys are 0.
+  if (part == kParts - 1) queries.clear_behind(first);
+}
+
+/// The inverse, less the identity, from what make_scores() left in `solve`, by each slice's first
+/// warp; `to` is `inverse`, a SwizzledTile, or that with ScaledColumns.
 template <class To>
-WYVERN_DEVICE void invert(const sm90::UnitLowerInverse& solve, const SquareTile& inverse,
-                          const To& to) {
-  const int warp = block_warp();
-  if (warp < 4) {
+WYVERN_DEVICE void invert(const Slice& slice, const sm90::UnitLowerInverse& solve,
+                          const SquareTile& inverse, const To& to) {
+  const int own_slice = slice.slice;
+  if (slice.part == 0) {
     auto own = solve;
 #pragma unroll
     for (int i = 0; i < 3; ++i)
-      if (i < warp) own.left[i] = load_a(solve.x, 16 * warp, 16 * i);
-    own.own = load_a(solve.x, 16 * warp, 16 * warp);
+      if (i < own_slice) own.left[i] = load_a(solve.x, 16 * own_slice, 16 * i);
+    own.own = load_a(solve.x, 16 * own_slice, 16 * own_slice);
     sync_warp();
-    own.invert(to, warp);
+    own.invert(to, own_slice);
   } else {
     // Right of the diagonal the inverse is 0.
-    for (int i = thread_index() - 128; i < 6 * 32; i += kThreads - 128) {
+    for (int i = slice.other_thread(); i < 6 * 32; i += kOthers) {
       const int block = i / 32;
       const int row = block < 3 ? 0 : block < 5 ? 1 : 2;
       const int col = block < 3 ? block + 1 : block < 5 ? block - 1 : 3;

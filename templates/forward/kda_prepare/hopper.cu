@@ -7,9 +7,6 @@ constexpr bool kAllSums = CHECKPOINT_OFFSETS;
 
 // ---- W and U ------------------------------------------------------------------------------------
 
-/// The first of the warpgroups' named barriers: those before are the inverse's.
-constexpr int kFirstOfRows = 4;
-
 /// 64 columns of (I + A)^-1 diag(beta) times a tile, by one warpgroup: what the identity makes of
 /// them in fp32, and the rest, of which the inverse's 16 bits are enough. Overwrites the tile.
 WYVERN_DEVICE void write_rows(const Block& b, const SquareTile& tile, DTYPE* to, int64 stride) {
@@ -132,16 +129,13 @@ WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
   sync_block();
 
   const auto solve = sm90::UnitLowerInverse::at<kLayout.solve>(b.shared, 1);
-  make_scores(slice,
-              BlockPlace<WrittenScores>{b, slice.part % 2 == 0, solve.x, {b, Aqk + b.first(BT)}});
-  sync_block();
-
-  if constexpr (!ERASE_WRITE) sm90::barrier_wait(b.loaded(1), 0);
+  make_scores(slice, KeyScores{b, solve.x}, WrittenScores{b, Aqk + b.first(BT)});
   const auto inverse = b.tile_of<kLayout.inverse>();
-  invert(solve, inverse, sm90::ScaledColumns<SquareTile>{inverse, b.floats<kLayout.beta>()});
-  if (ERASE_WRITE && warp >= 4)
+  invert(slice, solve, inverse, sm90::ScaledColumns<SquareTile>{inverse, b.floats<kLayout.beta>()});
+  if constexpr (!ERASE_WRITE) sm90::barrier_wait(b.loaded(1), 0);
+  if (ERASE_WRITE && slice.part > 0)
     make_written(
-        b, rows_in(b.chunk, v, v_stride, b.head * V),
+        b, slice.other_thread(), rows_in(b.chunk, v, v_stride, b.head * V),
         rows_in(b.chunk, write, write_stride, b.head * V),
         [tile = b.tile_of<kLayout.v>()](int row, int col, const uint32(&x)[4]) {
           *reinterpret_cast<Vector<uint32, 4>*>(tile.at(row, col)) = {{x[0], x[1], x[2], x[3]}};

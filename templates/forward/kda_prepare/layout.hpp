@@ -27,8 +27,8 @@ struct HopperLayout {
   cuda::sm90::SwizzledPlace
       erasing;  ///< k exp(G), or erase k exp(G); backward only sums of steep gates
   cuda::sm90::SwizzledPlace late;  ///< the last slice of q, decayed from the middle of the chunk
-  cuda::sm90::SwizzledPlace
-      inverse;              ///< (I + A)^-1 - I, forward columns by beta, where `right` was
+  /// (I + A)^-1 - I, forward columns by beta, backward where `erasing` was.
+  cuda::sm90::SwizzledPlace inverse;
   cuda::ArrayPlace shares;  ///< of scores inside slices: 256 of each kind from each other warp
   cuda::ArrayPlace totals, middles;  ///< sums of gates over each slice, and over its first half
   cuda::ArrayPlace table;            ///< kTable numbers for each of 32 channels a warp
@@ -52,12 +52,12 @@ struct HopperLayout {
       v = cuda::sm90::swizzled_tile(at, kChunk, values, s.DTYPE);
     at.cover(after);
     after = at;
-    inverse = cuda::sm90::swizzled_tile(after, kChunk, kChunk, s.DTYPE);
-    after = at;
     gates = cuda::sm90::swizzled_tile(at, kChunk, s.K * gate_size / 2, s.DTYPE);
     right = cuda::sm90::swizzled_tile(after, kChunk, s.K, s.DTYPE);
+    cuda::LayoutBuilder inverted = after;
     erasing = cuda::sm90::swizzled_tile(after, kChunk, s.K, s.DTYPE);
     at.cover(after);
+    inverse = cuda::sm90::swizzled_tile(values == 0 ? inverted : at, kChunk, kChunk, s.DTYPE);
     late = cuda::sm90::swizzled_tile(at, 16, s.K, s.DTYPE);
     after = at;
     totals = at.array(kSlices * s.K);

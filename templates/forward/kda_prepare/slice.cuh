@@ -24,8 +24,9 @@ using sm90::row_of;
 constexpr int kThreads = 32 * num_warps;
 constexpr bool kBackward = kValues == 0;
 constexpr kda_prepare::HopperLayout kLayout{Spec{}, kValues};
-constexpr int kParts = num_warps / kSlices;   ///< warps that share a slice's channels
-constexpr int kGroups = K / kGroup / kParts;  ///< of a warp
+constexpr int kParts = num_warps / kSlices;       ///< warps that share a slice's channels
+constexpr int kGroups = K / kGroup / kParts;      ///< of a warp
+constexpr int kOthers = kThreads - 32 * kSlices;  ///< threads of all warps but each slice's first
 constexpr float kLn2 = 0.6931471805599453f;
 
 /// Whether a slice's gates may go beyond what factors around its middle row have room for: 16
@@ -159,14 +160,14 @@ WYVERN_DEVICE void load_erase(const Block& b, const TokenRows<const BETA_DTYPE>&
   copy_async_commit();
 }
 
-/// Calls put(row, col, words) with write v, eight columns at a time, by all warps but the first
-/// four; behind a sequence's end it is 0.
+/// Calls put(row, col, words) with write v, eight columns at a time, by all warps but each slice's
+/// first, of whose threads this one is number `thread`; behind a sequence's end it is 0.
 template <class Put>
-WYVERN_DEVICE void make_written(const Block& b, const TokenRows<const DTYPE>& v,
+WYVERN_DEVICE void make_written(const Block& b, int thread, const TokenRows<const DTYPE>& v,
                                 const TokenRows<const BETA_DTYPE>& write, Put&& put) {
   constexpr int kPieces = V / 8;
 #pragma unroll 4
-  for (int i = thread_index() - 128; i < kChunk * kPieces; i += kThreads - 128) {
+  for (int i = thread; i < kChunk * kPieces; i += kOthers) {
     const int row = i / kPieces;
     const int col = i % kPieces * 8;
     uint32 words[4] = {};
@@ -264,6 +265,10 @@ struct Slice {
   WYVERN_DEVICE int group(int i) const { return part * kGroups + i; }
   WYVERN_DEVICE static int column(int group) { return group * kGroup + lane_index() % 4 * 8; }
   WYVERN_DEVICE int row() const { return first() + row_of(lane_index() / 4); }
+  /// This thread's number among kOthers.
+  WYVERN_DEVICE int other_thread() const {
+    return (slice * (kParts - 1) + part - 1) * 32 + lane_index();
+  }
 
   /// The groups' sums one place on. A loop over groups that were told apart by an index would be
   /// unrolled, and its instructions fetched twice.
