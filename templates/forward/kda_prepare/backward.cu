@@ -69,14 +69,12 @@ WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
   Slice slice{b, warp / kParts, warp % kParts, {}, {}};
   const int64 place = int64{slot} * e.HV + b.head;
   decay_rows(slice, form, [&]() -> DecayedRows {
+    // By warps of the slices in the middle, which have the least to do.
+    const int i = thread - (kThreads - K) / 2;
     const float* const totals = b.floats<kLayout.totals>();
-    if (thread < K)
-      decay[place * K + thread] = exp2_fast(totals[thread] + totals[K + thread] +
-                                            totals[2 * K + thread] + totals[3 * K + thread]);
-    const int row = thread % kChunk;
-    if (QK_L2NORM && thread < 2 * kChunk)
-      row_scales[place * 2 * kChunk + thread] =
-          row < b.chunk.rows ? slice.norm(thread / kChunk, row) : 0.0f;
+    if (i >= 0 && i < K)
+      decay[place * K + i] =
+          exp2_fast(totals[i] + totals[K + i] + totals[2 * K + i] + totals[3 * K + i]);
     DTYPE* const rows = decayed_rows + place * 3 * kChunk * K;
     return {rows + 2 * kChunk * K, rows + kChunk * K, K, nullptr, rows, e.scale};
   });
@@ -87,6 +85,12 @@ WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
   make_scores(slice, KeyScores{b, solve.x}, TiledScores{tile, b.floats<kLayout.beta>(), e.scale});
   const auto inverted = b.tile_of<kLayout.inverse>();
   invert(slice, solve, inverted, inverted);
+  if (QK_L2NORM && slice.part > 0) {
+    const int i = slice.other_thread();
+    const int row = i % kChunk;
+    if (i < 2 * kChunk)
+      row_scales[place * 2 * kChunk + i] = row < b.chunk.rows ? slice.norm(i / kChunk, row) : 0.0f;
+  }
   if constexpr (ERASE_WRITE) {
     if (slice.part > 0)
       make_written(b, slice.other_thread(), rows_in(b.chunk, v, v_stride, b.head * V),
