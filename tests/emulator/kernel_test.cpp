@@ -1027,7 +1027,7 @@ TEST(KernelHopper, PreparingChunksSpillsFewRegisters) {
     std::int64_t width, warps, most, most_gated;  ///< bytes; of gdn2
   };
   for (const Size& size :
-       {Size{64, 8, 0, 0}, {128, 16, 0, 0}, {128, 8, 92, 96}, {256, 16, 124, 108}})
+       {Size{64, 8, 0, 0}, {128, 16, 0, 0}, {128, 8, 120, 124}, {256, 16, 128, 124}})
     for (const bool all : {false, true})
       for (const DType type : {DType::bf16, DType::fp32}) {
         Problem p = problem(1, 90, 1, 3, size.width, size.width);

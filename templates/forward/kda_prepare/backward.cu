@@ -65,8 +65,7 @@ WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
     sync_block();
   }
 
-  const int warp = block_warp();
-  Slice slice{b, warp / kParts, warp % kParts, {}, {}};
+  Slice slice = slice_of(b, block_warp());
   const int64 place = int64{slot} * e.HV + b.head;
   decay_rows(slice, form, [&]() -> DecayedRows {
     // By warps of the slices in the middle, which have the least to do.

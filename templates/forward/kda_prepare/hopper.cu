@@ -122,7 +122,7 @@ WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
   }
 
   const int warp = block_warp();
-  Slice slice{b, warp / kParts, warp % kParts, {}, {}};
+  Slice slice = slice_of(b, warp);
   decay_rows(slice, form, [&]() -> DecayedRows {
     return {qg + b.first(K), kg + b.first(K), b.heads * K, Gk + b.first(K), nullptr, 1.0f};
   });

@@ -533,3 +533,10 @@ struct Slice {
           {scores.x[n].x[0], scores.x[n].x[1], scores.x[n].x[2], scores.x[n].x[3]}};
   }
 };
+
+/// A warp's. Warps go to the quarters of a multiprocessor in turns, and each slice's first part,
+/// which inverts, to another.
+WYVERN_DEVICE Slice slice_of(const Block& b, int warp) {
+  const int slice = warp / kParts;
+  return {b, slice, (warp + slice * kParts / kSlices) % kParts, {}, {}};
+}
