@@ -3,17 +3,32 @@
 
 #include "forward/kda_fwd_h_o/block.cuh"
 
+/// x, which is alike in all lanes. The compiler must know: else what a walk needs would spill.
+WYVERN_DEVICE float alike(float x) {
+  return bits_float(static_cast<uint32>(sm90::uniform(static_cast<int>(float_bits(x)))));
+}
+
 /// How many times as long a state can be after a chunk as before it: the walk takes S to M S + R,
 /// M = diag(exp(G_C)) - kg^T W, whose spectral norm is at most the largest of exp(G_C) and the sum
 /// of |kg_t| |W_t| over the chunk's rows. w and kg are its rows, `stride` elements apart, Gk the
-/// last one's. By all threads; `sums` is shared memory for one float a warp.
+/// last one's. Where exp(G_C) alone reaches `most`, that is all that is looked at. By all threads;
+/// `sums` is shared memory for one float a warp.
 WYVERN_DEVICE float growth_of_chunk(const DTYPE* w, const DTYPE* kg, const float* Gk, int64 stride,
-                                    float* sums) {
+                                    float most, float* sums) {
   constexpr int kLanes = K / 8;  // of a row
   constexpr int kRowsAtOnce = kThreads / kLanes;
   constexpr int kRounds = ceil_div(kChunk, kRowsAtOnce);
   constexpr float kUnderflow = 0x1p-120f;  // more than what squares below fp32's range are off by
+  constexpr int kOfLane = K / 32;
   const int lane = lane_index();
+  const auto gates = load<kOfLane>(Gk + lane * kOfLane);
+  float longest = gates.at[0];
+#pragma unroll
+  for (int j = 1; j < kOfLane; ++j) longest = maximum(longest, gates.at[j]);
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) longest = maximum(longest, shuffle_xor(longest, mask));
+  float growth = alike(exp2_fast(longest * kLog2E));
+  if (growth >= most) return growth;
   const int first = thread_index() / kLanes;
   float squares[2][kRounds] = {};
 #pragma unroll
@@ -31,13 +46,6 @@ WYVERN_DEVICE float growth_of_chunk(const DTYPE* w, const DTYPE* kg, const float
       squares[1][i] = fused_multiply_add(y, y, squares[1][i]);
     }
   }
-  constexpr int kOfLane = K / 32;
-  const auto gates = load<kOfLane>(Gk + lane * kOfLane);
-  float most = gates.at[0];
-#pragma unroll
-  for (int j = 1; j < kOfLane; ++j) most = maximum(most, gates.at[j]);
-#pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) most = maximum(most, shuffle_xor(most, mask));
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kRounds; ++i) {
@@ -54,15 +62,13 @@ WYVERN_DEVICE float growth_of_chunk(const DTYPE* w, const DTYPE* kg, const float
   sync_block();
   if (lane == 0) sums[warp_index()] = sum;
   sync_block();
-  float growth = exp2_fast(most * kLog2E);
   for (int i = 0; i < kThreads / 32; ++i) growth += sums[i];
-  // Alike in all lanes, which the compiler must know: else what a walk needs would spill.
-  return bits_float(static_cast<uint32>(sm90::uniform(static_cast<int>(float_bits(growth)))));
+  return alike(growth);
 }
 
 /// How many chunks before chunk `first` of a sequence take any state that enters them to less than
-/// 2^-30 of its length; `first`, where that is not proved or would take more than eight. growth(c)
-/// is that of chunk c.
+/// 2^-30 of its length; `first`, where that is not proved or would take more than eight.
+/// growth(c, most) is that of chunk c, or anything from `most` on that it is at least.
 template <class Growth>
 WYVERN_DEVICE int chunks_to_fade(int first, Growth&& growth) {
   constexpr float kEnough = 0x1p-31f;  // so that roundings of states and of V' do not count
@@ -70,8 +76,8 @@ WYVERN_DEVICE int chunks_to_fade(int first, Growth&& growth) {
   float needed = 1.0f;
 #pragma unroll 1
   for (int chunks = 1; chunks < first; ++chunks) {
-    bound *= growth(first - chunks);
     needed *= 0x1p-4f;
+    bound *= growth(first - chunks, needed / bound);
     if (bound < kEnough) return chunks;
     if (!(bound < needed)) return first;  // or it is no number
   }

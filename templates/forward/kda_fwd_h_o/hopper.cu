@@ -34,10 +34,10 @@ WYVERN_KERNEL(kThreads, 1) {
     return;
   }
   const SharedWalk own = share_out_all_or_none<kChunk>(sequence, share, shares, [&](int first) {
-    return chunks_to_fade(first, [&](int chunk) {
+    return chunks_to_fade(first, [&](int chunk, float most) {
       const int64 row = (sequence.token + int64{chunk} * kChunk) * e.HV + b.head;
       return growth_of_chunk(w + row * K, kg + row * K, Gk + (row + int64{kChunk - 1} * e.HV) * K,
-                             int64{e.HV} * K, b.decay(0));
+                             int64{e.HV} * K, most, b.decay(0));
     });
   });
   if (own.chunks == 0 && !own.to_end) {
