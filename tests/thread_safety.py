@@ -74,6 +74,18 @@ def sources(root):
     return [path for path in files(root, ".cpp") if locks(path) or locks(path.with_suffix(".hpp"))]
 
 
+def complaints(clang, root, paths):
+    """Of the sources: read together, as most of the time goes into headers, and one by one where Clang
+    then says anything."""
+    with tempfile.TemporaryDirectory() as folder:
+        together = Path(folder) / "together.cpp"
+        together.write_text("".join(f'#include "{path}"\n' for path in paths))
+        if not complaint(clang, root, together):
+            return []
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(filter(None, pool.map(lambda path: complaint(clang, root, path), paths)))
+
+
 def main():
     root, clang = Path(sys.argv[1]).resolve(), shutil.which(sys.argv[2])
     if clang is None:
@@ -81,8 +93,7 @@ def main():
         sys.exit(SKIPPED)
     check_itself(clang, root)
     found = unchecked(root)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found += filter(None, pool.map(lambda path: complaint(clang, root, path), sources(root)))
+    found += complaints(clang, root, sources(root))
     if found:
         sys.exit("\n".join(found))
 
