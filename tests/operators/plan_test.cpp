@@ -9,6 +9,7 @@
 #include "runtime/devices/device_impl.hpp"
 #include "runtime/operators/operator.hpp"
 #include "tests/operators/fixture.hpp"
+#include "tests/support/full_suite.hpp"
 
 namespace wyvern::testing {
 namespace {
@@ -156,8 +157,12 @@ TEST_P(OperatorSegments, StatesAtTheEnds) {
     const std::int64_t size = p.disable_recompute ? kept_chunk_size(p) : BT;
     const std::vector<Plan> all = split_plans(plans(device(), data.problem, size));
     ASSERT_FALSE(all.empty());
-    for (const Plan& plan : {all.front(), all.back()})
-      check(test_runtime().prepare(device(), data.problem, plan), data);
+    for (const bool last : {false, true}) {
+      // In the short suite each plan meets a state and none at either end.
+      if (kind == DeviceKind::cpu && !full_suite() && last != (options == 1 || options == 2))
+        continue;
+      check(test_runtime().prepare(device(), data.problem, last ? all.back() : all.front()), data);
+    }
   }
 }
 
