@@ -16,9 +16,9 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[1]
 LOSSES = FOLDER.parents[1] / "tools" / "benchmark" / "losses"
-# Below as two runs, one with each backend.
-OF_ITS_OWN = "language_model"
-EXAMPLES = [file for file in sorted((FOLDER / "examples").glob("*.py")) if file.stem != OF_ITS_OWN]
+# Below as two runs, one with each backend, and with few requests.
+OF_THEIR_OWN = ("language_model", "serving")
+EXAMPLES = [file for file in sorted((FOLDER / "examples").glob("*.py")) if file.stem not in OF_THEIR_OWN]
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
@@ -46,6 +46,18 @@ def test_serving(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert steps[True, serving.DRAFTS] < steps[True, 0] < sum(counts.steps for _, counts in alone)
 
 
+def test_serving_by_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """With two requests, as the test above serves all of them."""
+    monkeypatch.syspath_prepend(FOLDER / "examples")
+    serving = importlib.import_module("serving")
+    requests = serving.some_requests()[:2]
+    monkeypatch.setattr(serving, "some_requests", lambda: requests)
+    serving.main()
+    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == [
+        kind.name for kind in serving.KINDS
+    ]
+
+
 def run(*command: object) -> str:
     done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -56,7 +68,7 @@ def language_model(backend: str, file: Path, monkeypatch: pytest.MonkeyPatch) ->
     """A small one's exit status; its report is in the file."""
     pytest.importorskip("fla.layers", reason="pip install flash-linear-attention")
     small = "--device cpu --steps 4 --batch 2 --length 100 --width 64 --head-dim 32 --layers 2"
-    example = str(FOLDER / "examples" / f"{OF_ITS_OWN}.py")
+    example = str(FOLDER / "examples" / "language_model.py")
     monkeypatch.setattr(sys, "argv", [example, "--backend", backend, "--json", str(file), *small.split()])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(example, run_name="__main__")
