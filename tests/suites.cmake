@@ -4,6 +4,9 @@
 #
 # Cases that match QUICK (* all, none) are labelled `quick`. A suite with enough cases is split over
 # SHARDS CTests, so that several processors share it; those of a GPU are not, which has one queue.
+#
+# COST says roughly how many seconds a long CTest takes: CTest begins with those that take longest, and
+# in a new build folder it knows of no times.
 
 # list_cases(OUTPUT filter): "suite.case" of each case that the filter admits, in the program's order.
 function(list_cases output filter)
@@ -80,7 +83,7 @@ foreach(suite IN LISTS suites)
   math(EXPR last "${SHARDS} - 1")
   foreach(shard RANGE ${last})
     add("${suite}.shard${shard}" "${filter}"
-        "GTEST_TOTAL_SHARDS=${SHARDS};GTEST_SHARD_INDEX=${shard};${ENVIRONMENT}")
+        "GTEST_TOTAL_SHARDS=${SHARDS};GTEST_SHARD_INDEX=${shard};${ENVIRONMENT}" COST 60)
   endforeach()
 endforeach()
 file(WRITE ${OUTPUT} "${text}")
