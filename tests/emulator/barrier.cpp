@@ -58,6 +58,11 @@ bool Barriers::passed(long offset, unsigned parity) const {
   return barriers_.at(offset).phase % 2 != parity % 2;
 }
 
+bool Barriers::begins(long offset) const {
+  const Barrier& barrier = barriers_.at(offset);
+  return barrier.missing == barrier.arrivals;
+}
+
 std::string Barriers::describe(long offset) const {
   const Barrier& barrier = barriers_.at(offset);
   return fmt::format("the mbarrier at {}, in phase {}, lacks {} of {} arrivals and {} bytes",

@@ -25,6 +25,8 @@ class Barriers {
   std::string check(long offset) const;
   /// Whether the latest phase of this parity is complete.
   bool passed(long offset, unsigned parity) const;
+  /// Whether no thread has arrived in its phase, as when the one before has just ended.
+  bool begins(long offset) const;
   /// What the barrier's phase still waits for.
   std::string describe(long offset) const;
 

@@ -44,6 +44,7 @@ void Block::barrier_init(void* barrier, unsigned arrivals) {
 void Block::fence_barrier_init() { running->barriers_.fence(running->machine_.thread); }
 
 void Block::wake(long barrier) {
+  if (!barriers_.begins(barrier)) return;
   for (const auto& thread : threads_)
     if (thread->state == State::at_mbarrier && thread->barrier == barrier &&
         barriers_.passed(barrier, thread->parity))

@@ -124,7 +124,7 @@ std::string execute(Collective operation, const Lanes& lanes) {
     case Collective::load_matrix_x4_transposed: return load_matrix(lanes, true);
     case Collective::store_matrix_x4: return store_matrix(lanes, false);
     case Collective::store_matrix_x4_transposed: return store_matrix(lanes, true);
-    case Collective::mma_bf16: mma_16bit(lanes, bf16_to_float); return {};
+    case Collective::mma_bf16: mma_16bit(lanes, [](Half x) { return bf16_number(x); }); return {};
     case Collective::mma_fp16: mma_16bit(lanes, fp16_to_float); return {};
     case Collective::mma_tf32: mma_tf32(lanes); return {};
     case Collective::wgmma_fence:

@@ -6,13 +6,15 @@
 
 #include <cstring>
 
+#include "tests/emulator/warp.hpp"
+
 namespace wyvern::emulator {
 namespace {
 
 constexpr int kDepth = 16;
 
 float number(std::uint16_t bits, bool fp16) {
-  return fp16 ? fp16_to_float(bits) : bf16_to_float(bits);
+  return fp16 ? fp16_to_float(bits) : bf16_number(bits);
 }
 
 /// The offset in shared memory of element (row, k) of an operand: the canonical layouts with
@@ -125,48 +127,54 @@ std::string WarpProducts::finish(const std::vector<Product>& group) {
   return {};
 }
 
-std::string WarpProducts::read(std::uint64_t descriptor, bool mn_major, bool fp16, int row, int k,
-                               float& value) const {
-  const std::int64_t offset = offset_of(descriptor, mn_major, row, k);
-  if (offset + 2 > static_cast<std::int64_t>(shared_.size()))
-    return fmt::format("a wgmma descriptor leads to {}, outside shared memory", offset);
-  // At the wait it is too late to tell what was so when the product began.
-  if (reads_ == ReadOperands::at_once && proxies_->written(offset))
-    return fmt::format(
-        "wgmma reads shared memory at {} that was written without a fence.proxy.async since",
-        offset);
-  std::uint16_t bits = 0;
-  std::memcpy(&bits, shared_.data() + offset, sizeof(bits));
-  value = number(bits, fp16);
+std::string WarpProducts::read(std::uint64_t descriptor, bool mn_major, bool fp16, int first_row,
+                               int rows, float* values) const {
+  // Eight elements along m or n, or along k, lie together, whatever the swizzle.
+  constexpr int kPiece = 8;
+  std::array<std::uint16_t, kPiece> bits;
+  for (int k = 0; k < kDepth; k += mn_major ? 1 : kPiece)
+    for (int row = 0; row < rows; row += mn_major ? kPiece : 1) {
+      const std::int64_t offset = offset_of(descriptor, mn_major, first_row + row, k);
+      if (offset + static_cast<std::int64_t>(sizeof(bits)) >
+          static_cast<std::int64_t>(shared_.size()))
+        return fmt::format("a wgmma descriptor leads to {}, outside shared memory", offset);
+      // At the wait it is too late to tell what was so when the product began.
+      if (reads_ == ReadOperands::at_once && proxies_->written(offset))
+        return fmt::format(
+            "wgmma reads shared memory at {} that was written without a fence.proxy.async since",
+            offset);
+      std::memcpy(bits.data(), shared_.data() + offset, sizeof(bits));
+      float* to = values + k * rows + row;
+      for (const std::uint16_t element : bits) {
+        *to = number(element, fp16);
+        to += mn_major ? 1 : rows;
+      }
+    }
   return {};
 }
 
 std::string WarpProducts::carry_out(const Product& product) const {
   const Signature& s = product.signature;
-  float a[16][kDepth];
+  float a[kDepth][16];
   const auto columns = static_cast<std::size_t>(s.n);
   std::vector<float> b(kDepth * columns);  // [k][n]
   std::string problem;
-  for (int k = 0; k < kDepth; ++k) {
-    for (int row = 0; row < 16 && problem.empty(); ++row) {
-      if (!s.a_in_registers) {
-        problem = read(s.a_descriptor, s.a_mn_major, s.fp16, warp_ * 16 + row, k, a[row][k]);
-        continue;
+  if (s.a_in_registers)
+    for (int k = 0; k < kDepth; ++k)
+      for (int row = 0; row < 16; ++row) {
+        const unsigned word = product.a.at(row % 8 * 4 + k % 8 / 2).at(row / 8 + k / 8 * 2);
+        a[k][row] = number(static_cast<std::uint16_t>(word >> (k % 2 * 16)), s.fp16);
       }
-      const unsigned word = product.a.at(row % 8 * 4 + k % 8 / 2).at(row / 8 + k / 8 * 2);
-      a[row][k] = number(static_cast<std::uint16_t>(word >> (k % 2 * 16)), s.fp16);
-    }
-    for (int n = 0; n < s.n && problem.empty(); ++n)
-      problem = read(s.b_descriptor, s.b_mn_major, s.fp16, n, k,
-                     b[static_cast<std::size_t>(k) * columns + static_cast<std::size_t>(n)]);
-  }
+  else
+    problem = read(s.a_descriptor, s.a_mn_major, s.fp16, warp_ * 16, 16, &a[0][0]);
+  if (problem.empty()) problem = read(s.b_descriptor, s.b_mn_major, s.fp16, 0, s.n, b.data());
   if (!problem.empty()) return problem;
   // The inner loop goes over columns, so that the compiler carries out several at once.
   std::vector<float> sum(16 * columns);  // [row][n]
   for (std::size_t row = 0; row < 16; ++row)
     for (std::size_t k = 0; k < kDepth; ++k)
       for (std::size_t n = 0; n < columns; ++n)
-        sum[row * columns + n] += a[row][k] * b[k * columns + n];
+        sum[row * columns + n] += a[k][row] * b[k * columns + n];
   float* d = product.sum->values.data();
   for (int lane = 0; lane < 32; ++lane)
     for (int i = 0; i < s.n / 2; ++i, ++d) {

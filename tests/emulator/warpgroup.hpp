@@ -59,9 +59,9 @@ class WarpProducts {
   std::string finish(const std::vector<Product>& group);
   std::string carry_out(const Product& product) const;
   std::shared_ptr<Sum> sum_of(const Lanes& lanes, int n, std::string& problem);
-  /// The element (row, k) of an operand in shared memory.
-  std::string read(std::uint64_t descriptor, bool mn_major, bool fp16, int row, int k,
-                   float& value) const;
+  /// `rows` rows of an operand in shared memory, to values[k][row].
+  std::string read(std::uint64_t descriptor, bool mn_major, bool fp16, int first_row, int rows,
+                   float* values) const;
 
   int warp_;
   std::span<const unsigned char> shared_;
