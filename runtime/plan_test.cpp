@@ -396,7 +396,8 @@ TEST(Plans, PrepareChunksInAKernelOfTheirOwnForFewHeads) {
   EXPECT_EQ(last(2048, 64), "kda_forward.hopper");
   EXPECT_EQ(last(8192, 64), "kda_forward.hopper");
   EXPECT_EQ(last(4096, 4), "kda_fwd_h_o.hopper");
-  EXPECT_EQ(last(8192, 8), "kda_fwd_h_o_resume.hopper");
+  EXPECT_EQ(last(8192, 4), "kda_fwd_h_o_resume.hopper");
+  EXPECT_EQ(last(8192, 8), "kda_resume.hopper");
   EXPECT_EQ(last(32768, 8), "kda_resume.hopper");
   // Whatever the number of heads: kda_forward would lose fp16's digits.
   p.dtype = DType::fp16;

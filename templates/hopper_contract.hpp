@@ -46,9 +46,11 @@ inline std::int64_t sequence_shares(const Spec& s, std::int64_t chains, std::int
 
 /// What walks take of which `parts` blocks share a sequence out, each with BV columns of V: the
 /// mean of gates that fade in `before` chunks, with which a block begins so many in front of its
-/// share, and of gates that last, with which it walks through all of the sequence up to there.
+/// share, and of gates that last, with which it walks through all of the sequence up to there; both
+/// no less than `least`.
 inline double shared_walk_cost(cost::Pace pace, std::int64_t parts, std::int64_t before,
-                               const Spec& s, const Workload& w, const Limits& limits) {
+                               const Spec& s, const Workload& w, const Limits& limits,
+                               double least = 0) {
   const std::int64_t longest = cost::longest_walk(w);
   if (longest == 0) return cost::kLaunch;
   const auto chunks = static_cast<double>(longest);
@@ -57,7 +59,7 @@ inline double shared_walk_cost(cost::Pace pace, std::int64_t parts, std::int64_t
   const double even = std::min(1.0, slots / (static_cast<double>(w.extents.N) * chunks));
   const auto time = [&](std::int64_t walk) {
     const auto each = static_cast<double>(walk);
-    return cost::walks(pace, each, blocks * each / chunks, limits, even);
+    return std::max(least, cost::walks(pace, each, blocks * each / chunks, limits, even));
   };
   const std::int64_t share = cuda::ceil_div(longest, parts);
   if (parts == 1) return time(longest);

@@ -59,11 +59,14 @@ cost::Pace pace(const Spec& s) {
   return {12, s.K == 64 ? 2.2 : front_warps(s.BV, s.num_stages) > 8 ? 3.4 : 3.5};
 }
 
-/// The same in a segment.
+/// The same where a segment is walked through for its map.
 cost::Pace segment_pace(const Spec& s) {
-  const double steep = s.LOWER_BOUND ? 1.0 : 1.17;
-  return {32 * steep, steep * (s.K == 64 ? 1.6 : s.BV > kColumns ? 3.1 : 2.6)};
+  return {12, s.K == 64 ? 1.9 : s.BV > kColumns ? 4.3 : 3.2};
 }
+/// What maps of segments take that fade, however many.
+constexpr double kFading = 30;
+/// Chunks in front of a share, with gates that fade fast: one, and as long as two for the look.
+constexpr int kBefore = 3;
 
 /// The stages of the whole pass.
 std::vector<Cover> whole_pass() {
@@ -136,7 +139,7 @@ Template one_kernel() {
   Template t = whole_walk("kda_forward", "hopper.cu");
   t.summary = "The forward pass in one kernel, for a gate a key channel: the state stays on chip.";
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
-    return hopper::shared_walk_cost(pace(s), shares(s, w.extents, limits), 1, s, w, limits);
+    return hopper::shared_walk_cost(pace(s), shares(s, w.extents, limits), kBefore, s, w, limits);
   };
   t.covers = whole_pass();
   t.additional = {hopper::slots_read({constant::INPLACE_STATE})};
@@ -155,7 +158,8 @@ Template segment() {
     return illegal(s, limits);
   };
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
-    return hopper::segment_cost(segment_pace(s), s.K + s.V, s, w, limits);
+    const double lasting = hopper::segment_cost(segment_pace(s), s.K + s.V, s, w, limits);
+    return 0.5 * (lasting + std::min(lasting, cost::kLaunch + kFading));
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     return launch(s, (e.NS - e.N) * s.HV * ((s.K + s.V) / s.BV));
@@ -168,7 +172,7 @@ Template resume() {
   Template t = scan::split(whole_walk("kda_resume", "resume.cu"));
   t.summary = "The forward pass over all segments at once, from the states that enter them.";
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
-    return hopper::walk_cost(segment_pace(s), s.V, s, w, limits);
+    return hopper::walk_cost(pace(s), s.V, s, w, limits);
   };
   t.covers = scan::joined({stages::kda_resume}, whole_pass());
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {

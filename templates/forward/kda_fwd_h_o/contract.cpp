@@ -96,6 +96,19 @@ Geometry launch(const Spec& s, std::int64_t blocks, bool queries) {
                   .shared_bytes = shared_bytes(s, queries)};
 }
 
+/// What the bytes take that blocks bring: with few chunks for each block they set the pace. Scores
+/// are in fp32, half of them.
+double bringing(const Spec& s, const Extents& e, const Limits& limits) {
+  const double chunk = kChunk * static_cast<double>(2 * (3 * s.K + s.BV) + 2 * kChunk);
+  const double bytes_per_us = limits.bytes_per_us > 0 ? limits.bytes_per_us : 4.8e6;
+  constexpr double kReached = 0.85;  // of what the memory can
+  return cost::kLaunch + pace(s).start +
+         static_cast<double>(e.NT * s.HV * (s.V / s.BV)) * chunk / (kReached * bytes_per_us);
+}
+
+/// Chunks in front of a share, with gates that fade fast: one, and as long as three for the look.
+constexpr int kBefore = 4;
+
 /// Blocks that share a sequence's tokens out.
 std::int64_t shares(const Spec& s, const Extents& e, const Limits& limits) {
   return hopper::sequence_shares(s, e.N * s.HV * (s.V / s.BV),
@@ -108,7 +121,8 @@ Template one_walk() {
   t.summary = "The state scan and the output at once: neither states nor V' are written.";
   t.constants = scan::joined(t.constants, {constant::INITIAL_STATE, constant::HAS_INITIAL_STATE});
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
-    return hopper::shared_walk_cost(pace(s), shares(s, w.extents, limits), 1, s, w, limits);
+    return hopper::shared_walk_cost(pace(s), shares(s, w.extents, limits), kBefore, s, w, limits,
+                                    bringing(s, w.extents, limits));
   };
   t.covers = {stages::fwd_h_segment, stages::fwd_h_combine, stages::fwd_h, stages::kda_fwd_o};
   t.additional = {hopper::slots_read({constant::INPLACE_STATE, constant::VECTOR_GATE})};
