@@ -1035,7 +1035,7 @@ TEST(KernelHopper, PreparingChunksSpillsFewRegisters) {
   };
   std::uint64_t turn = 0;
   for (const Size& size :
-       {Size{64, 8, 0, 0}, {128, 16, 0, 0}, {128, 8, 120, 124}, {256, 16, 128, 124}})
+       {Size{64, 8, 0, 0}, {128, 16, 0, 0}, {128, 8, 144, 148}, {256, 16, 164, 164}})
     for (const bool all : {false, true})
       for (const DType type : {DType::bf16, DType::fp32}) {
         Problem p = problem(1, 90, 1, 3, size.width, size.width);

@@ -88,7 +88,7 @@ WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
   Block b;
   b.shared = sm90::swizzled_memory();
   b.head = block_index();
-  b.heads = HV;
+  b.heads = e.HV;
   if (block_row() >= e.NT) return;
   b.chunk = locate_chunk<VARLEN, kChunk>(block_row(), e, seq_offsets, chunk_index);
   if (b.chunk.rows <= 0) return;
