@@ -35,13 +35,18 @@ inline Argument slots_read(const Presence& when) {
   return {"slots_read", Access::scratch, DType::int32, {extent::N, constant::HV}, when};
 }
 
-/// Blocks that share a sequence, where `chains` walks of `chunks` chunks each could run side by
-/// side: as many as find a multiprocessor of their own, with shares of `least` chunks or more. One
-/// where bits are not to depend on how many walks there are.
-inline std::int64_t sequence_shares(const Spec& s, std::int64_t chains, std::int64_t chunks,
-                                    std::int64_t least, const Limits& limits) {
-  if (s.BATCH_INVARIANT || chains == 0) return 1;
-  return std::max<std::int64_t>(1, std::min(limits.multiprocessors / chains, chunks / least));
+/// Walks side by side, of BV columns of V each, were no sequence shared out.
+inline std::int64_t chains(const Spec& s, const Extents& e) { return e.N * s.HV * (s.V / s.BV); }
+
+/// Blocks that share a sequence: as many as find a multiprocessor of their own, with shares of
+/// `least` chunks of the mean sequence or more. One where bits are not to depend on how many walks
+/// there are.
+inline std::int64_t sequence_shares(const Spec& s, const Extents& e, std::int64_t least,
+                                    const Limits& limits) {
+  const std::int64_t walks = chains(s, e);
+  if (s.BATCH_INVARIANT || walks == 0) return 1;
+  const std::int64_t chunks = e.NT / e.N;
+  return std::max<std::int64_t>(1, std::min(limits.multiprocessors / walks, chunks / least));
 }
 
 /// What walks take of which `parts` blocks share a sequence out, each with BV columns of V: the

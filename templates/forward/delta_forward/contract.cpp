@@ -29,12 +29,11 @@ TiledView outputs(const Spec& s, const Extents& e) {
 /// walks through all of it.
 std::int64_t shares(const Spec& s, const Extents& e, const Limits& limits) {
   if (!s.SCALAR_GATE) return 1;
-  return hopper::sequence_shares(s, e.N * s.HV * (s.V / s.BV),
-                                 e.NT / std::max<std::int64_t>(e.N, 1), 16, limits);
+  return hopper::sequence_shares(s, e, 16, limits);
 }
 
 std::int64_t blocks(const Spec& s, const Extents& e, const Limits& limits) {
-  return e.N * s.HV * (s.V / s.BV) * shares(s, e, limits);
+  return hopper::chains(s, e) * shares(s, e, limits);
 }
 
 /// A chunk in a block of 64 columns of a state, and of 128 (one H200, 2026-11-26; means of times

@@ -27,12 +27,9 @@ TiledView gates(const Spec& s, const Extents& e) {
                         s.K * static_cast<std::int64_t>(size_of(s.G_DTYPE)) / 128);
 }
 
-/// Walks side by side, were no sequence shared out.
-std::int64_t chains(const Spec& s, const Extents& e) { return e.N * s.HV * (s.V / s.BV); }
-
 /// Blocks that share a sequence's tokens out.
 std::int64_t shares(const Spec& s, const Extents& e, const Limits& limits) {
-  return hopper::sequence_shares(s, chains(s, e), e.NT / std::max<std::int64_t>(e.N, 1), 4, limits);
+  return hopper::sequence_shares(s, e, 4, limits);
 }
 
 std::string illegal(const Spec& s, const Limits& limits) {
@@ -144,7 +141,7 @@ Template one_kernel() {
   t.covers = whole_pass();
   t.additional = {hopper::slots_read({constant::INPLACE_STATE})};
   t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {
-    return launch(s, chains(s, e) * shares(s, e, limits));
+    return launch(s, hopper::chains(s, e) * shares(s, e, limits));
   };
   return t;
 }

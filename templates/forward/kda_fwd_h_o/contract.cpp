@@ -111,8 +111,7 @@ constexpr int kBefore = 4;
 
 /// Blocks that share a sequence's tokens out.
 std::int64_t shares(const Spec& s, const Extents& e, const Limits& limits) {
-  return hopper::sequence_shares(s, e.N * s.HV * (s.V / s.BV),
-                                 e.NT / std::max<std::int64_t>(e.N, 1), 4, limits);
+  return hopper::sequence_shares(s, e, 4, limits);
 }
 
 /// Hopper: one block BV columns of V of a sequence, or of a share of it, and value head.
@@ -127,7 +126,7 @@ Template one_walk() {
   t.covers = {stages::fwd_h_segment, stages::fwd_h_combine, stages::fwd_h, stages::kda_fwd_o};
   t.additional = {hopper::slots_read({constant::INPLACE_STATE, constant::VECTOR_GATE})};
   t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {
-    return launch(s, e.N * s.HV * (s.V / s.BV) * shares(s, e, limits), true);
+    return launch(s, hopper::chains(s, e) * shares(s, e, limits), true);
   };
   return t;
 }
