@@ -151,6 +151,35 @@ def fla_fused_recurrent_kda(
     )  # fmt: skip
 
 
+def fused_recurrent_kda_fwd(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float, initial_state: Tensor,
+    inplace_final_state: bool = True, cu_seqlens: Tensor | None = None,
+    ssm_state_indices: Tensor | None = None, num_accepted_tokens: Tensor | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+):  # fmt: skip
+    return glm_fused_recurrent_kda(
+        q, k, v, g, beta, scale, initial_state, inplace_final_state, use_qk_l2norm_in_kernel, cu_seqlens,
+        ssm_state_indices, num_accepted_tokens,
+    )  # fmt: skip
+
+
+def fused_kda_decode(
+    x: Tensor, weight: Tensor, bias: Tensor | None, conv_state: Tensor, raw_g: Tensor, raw_beta: Tensor,
+    A_log: Tensor, dt_bias: Tensor, state_indices: Tensor, state: Tensor, out: Tensor | None = None,
+    lower_bound: float | None = None, output_gate: Tensor | None = None, norm_weight: Tensor | None = None,
+    norm_eps: float = 1e-5,
+):  # fmt: skip
+    return x + 1 if out is None else out.copy_(x + 1)
+
+
+def flashinfer_fused_kda_decode(*args: Any, **kwargs: Any):
+    return args, kwargs
+
+
+def flashinfer_packed_fused_kda_decode(*args: Any, **kwargs: Any):
+    return args, kwargs
+
+
 def k3_fused_recurrent_kda(
     q: Tensor, k: Tensor, v: Tensor, raw_g: Tensor, raw_beta: Tensor, A_log: Tensor, dt_bias: Tensor | None,
     lower_bound: float | None, initial_state: Tensor, cu_seqlens: Tensor, ssm_state_indices: Tensor,
@@ -295,7 +324,14 @@ class Glm5NextLinearAttention(_Pluggable):
 
 # The modules, and what each calls the functions above.
 MODULES: dict[str, dict[str, Any]] = {
-    "vllm._custom_ops": {"fused_gdn_decode_post_conv_mtp": fused_gdn_decode_post_conv_mtp},
+    "vllm._custom_ops": {
+        "fused_gdn_decode_post_conv_mtp": fused_gdn_decode_post_conv_mtp,
+        "fused_kda_decode": fused_kda_decode,
+    },
+    "vllm.utils.flashinfer": {
+        "flashinfer_fused_kda_decode": flashinfer_fused_kda_decode,
+        "flashinfer_packed_fused_kda_decode": flashinfer_packed_fused_kda_decode,
+    },
     LAYERS: {
         "fi_chunk_gated_delta_rule": fi_chunk_gated_delta_rule,
         "ChunkGatedDeltaRule": ChunkGatedDeltaRule,
@@ -311,6 +347,7 @@ MODULES: dict[str, dict[str, Any]] = {
         "chunk_kda": chunk_kda,
         "chunk_kda_with_fused_gate": fla_chunk_kda_with_fused_gate,
         "fused_recurrent_kda": fla_fused_recurrent_kda,
+        "fused_recurrent_kda_fwd": fused_recurrent_kda_fwd,
     },
     f"{K3}.kda": {"_flashkda_prefill": k3_flashkda_prefill},
     f"{K3}.ops.third_party.kda": {

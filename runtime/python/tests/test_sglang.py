@@ -345,6 +345,35 @@ def test_switches(sglang: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> N
     assert str(wyvern.sglang.report()) == "no calls" and not wyvern.sglang.is_enabled()
 
 
+def test_deterministic_inference(sglang: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All calls by batch_invariant; what is declined is an error."""
+    called: list[dict[str, Any]] = []
+
+    def refuses(*args: Any, **kwargs: Any) -> None:
+        called.append(kwargs)
+        raise ValueError("not today")
+
+    names = ("chunk_gated_delta_rule", "chunk_kda", "fused_recurrent_gated_delta_rule", "fused_recurrent_kda")
+    for name in names:
+        monkeypatch.setattr(wyvern.sglang.ops, name, refuses)
+    monkeypatch.setenv("SGLANG_ENABLE_DETERMINISTIC_INFERENCE", "1")
+    q, v = torch.randn(1, 5, H, K), torch.randn(1, 5, HV, V)
+    given = {
+        "q": q, "k": q, "v": v, "a": torch.randn(5, HV), "b": torch.randn(5, HV), **gates(False),
+        "ssm_states": pool_of(), "cache_indices": torch.tensor(INDEX), "query_start_loc": torch.arange(6),
+    }  # fmt: skip
+    prompt = {"q": q, "k": q, "v": v, "g": -torch.rand(1, 5, HV), "beta": torch.rand(1, 5, HV)} | {
+        name: given[name] for name in ("ssm_states", "cache_indices", "query_start_loc")
+    }
+    wyvern.sglang.enable()
+    served = dispatcher(sglang, kda=False)
+    for kernel, method, arguments in (("decode", "decode", given), ("extend", "extend", prompt)):
+        with pytest.raises(ValueError, match=f"gdn_{method}, and SGLang's own.*deterministic.*not today"):
+            getattr(getattr(served, f"{kernel}_kernel"), method)(**arguments)
+    assert [call["batch_invariant"] for call in called] == [True, True]
+    assert "seqlens_hint" not in called[1]
+
+
 def test_sglang_goes_on_without_hooks(sglang: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, fake_sglang.PLUGINS, None)
     with pytest.raises(ImportError, match=r"wyvern.sglang needs SGLang 0.5.23.*pip install"):

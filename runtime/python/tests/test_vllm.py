@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import os
+import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +21,7 @@ import torch
 import wyvern.vllm
 from reference import error
 from torch import Tensor
-from wyvern import ops
+from wyvern import _vllm_invariance, ops
 
 H, HV, K, V, SLOTS = 2, 4, 32, 32, 9
 ENDS = [0, 70, 71, 200]  # of a prefill
@@ -184,7 +187,7 @@ def test_glm5next_decodes(vllm: SimpleNamespace, raw: bool) -> None:
 DRAFTS = {"ends": [0, 4, 5, 8], "index": [[1, 2, 3, 4], [5, 0, 6, 7], [8, 8, 8, 8]], "accepted": [3, 1, 2]}
 
 
-@pytest.mark.parametrize("model", ["qwen", "kimi_k3", "glm5next"])
+@pytest.mark.parametrize("model", ["qwen", "kimi_k3", "glm5next", "bailing"])
 def test_drafts(vllm: SimpleNamespace, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each token's state goes to its column's slot; the last sequence is null."""
     engines.need("num_accepted", monkeypatch)
@@ -201,6 +204,14 @@ def test_drafts(vllm: SimpleNamespace, model: str, monkeypatch: pytest.MonkeyPat
     if model == "qwen":
         given |= {"a": x["g"][0], "b": x["beta"][0], **bias, "use_qk_l2norm_in_kernel": True}
         serve(fake_vllm.FLA, "fused_sigmoid_gating_delta_rule_update", given, changed=("initial_state",))
+    elif model == "bailing":
+        given |= {
+            "g": -x["g"].abs(),
+            "beta": x["beta"].sigmoid(),
+            "scale": 0.2,
+            "use_qk_l2norm_in_kernel": True,
+        }
+        serve(f"{fake_vllm.FLA}.kda", "fused_recurrent_kda_fwd", given, changed=("initial_state",))
     elif model == "kimi_k3":
         given |= {"raw_g": x["g"], "raw_beta": x["beta"], **bias, "lower_bound": -5.0}
         serve(
@@ -576,11 +587,245 @@ def test_vllm_goes_on_without_what_is_missing(vllm: SimpleNamespace, monkeypatch
 def test_vllm_goes_on_where_another_version_has_changed(
     vllm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = dict(sys.modules[fake_vllm.FLA].__dict__)
+    """Classes that cannot be registered stay; functions are served."""
     monkeypatch.delattr(sys.modules["vllm.model_executor.custom_op"], "op_registry_oot")
-    with pytest.warns(UserWarning, match="wyvern.vllm needs vLLM 0.33.*op_registry_oot"):
+    with pytest.warns(UserWarning, match="wyvern leaves vllm.models.glm5next.*op_registry_oot"):
         wyvern.vllm.plugin()
-    assert not wyvern.vllm.is_enabled() and dict(sys.modules[fake_vllm.FLA].__dict__) == names
+    assert wyvern.vllm.is_enabled()
+    assert sys.modules[fake_vllm.FLA].chunk_gated_delta_rule is not vllm.chunk_gated_delta_rule
+    layer = vllm.ChunkGatedDeltaRule()
+    assert type(layer) is vllm.ChunkGatedDeltaRule
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error"), AssertionError("no"), OSError(13, "denied")])
+def test_no_error_leaves_the_plugin(
+    vllm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails() -> Any:
+        raise error
+
+    monkeypatch.setattr(wyvern.vllm._switch, "_find", fails)
+    with pytest.warns(UserWarning, match="Wyvern serves nothing in this process"):
+        wyvern.vllm.plugin()
+    assert not wyvern.vllm.is_enabled()
+
+
+PACKAGE = """
+import vllm.imported
+vllm.imported.names.append(__name__)
+"""
+PROGRAM = """
+import sys, torch, wyvern.vllm
+wyvern.vllm.plugin()
+assert wyvern.vllm.is_enabled() and not torch.cuda.is_initialized()
+assert not [name for name in sys.modules if name == "vllm" or name.startswith("vllm.")], "imported"
+import {FLA}, later
+import vllm.imported
+assert vllm.imported.names == ["{FLA}.chunk", "{FLA}"], vllm.imported.names
+package = sys.modules["{FLA}"]
+for place in (package, package.chunk, later):
+    assert place.chunk_gated_delta_rule is package.chunk_gated_delta_rule
+    assert hasattr(place.chunk_gated_delta_rule, "__wrapped__")
+wyvern.vllm.disable()
+import {FLA}.kda
+for place, name in ((package, "chunk_gated_delta_rule"), (later, "chunk_gated_delta_rule"), (package.kda, "chunk_kda")):
+    assert not hasattr(getattr(place, name), "__wrapped__")
+wyvern.vllm.enable()
+assert hasattr(package.kda.chunk_kda, "__wrapped__") and hasattr(later.chunk_gated_delta_rule, "__wrapped__")
+"""
+
+
+def test_the_plugin_imports_nothing(tmp_path: Path) -> None:
+    """Modules have their functions replaced when they are imported, wherever these are by then."""
+    folder = tmp_path.joinpath(*fake_vllm.FLA.split("."))
+    folder.mkdir(parents=True)
+    for above in list(folder.parents)[: len(fake_vllm.FLA.split(".")) - 1]:
+        (above / "__init__.py").touch()
+    (tmp_path / "vllm" / "imported.py").write_text("names = []\n")
+    function = "def {}(q, k, v, g, beta, initial_state=None, cu_seqlens=None): return None\n"
+    (folder / "chunk.py").write_text(PACKAGE + function.format("chunk_gated_delta_rule"))
+    (folder / "__init__.py").write_text("from .chunk import chunk_gated_delta_rule\n" + PACKAGE)
+    (folder / "kda.py").write_text(PACKAGE + function.format("chunk_kda"))
+    (tmp_path / "later.py").write_text(f"from {fake_vllm.FLA} import chunk_gated_delta_rule\n")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.replace("{FLA}", fake_vllm.FLA)],
+        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+
+
+def test_the_reason_is_in_the_error_on_gpus(vllm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own error, of its type, which says why Wyvern declined too."""
+
+    class TritonError(Exception):
+        def __init__(self, source: str, line: int) -> None:
+            super().__init__(f"{source}:{line}")
+
+    def fails(*args: Any, **kwargs: Any) -> None:
+        raise TritonError("kernel", 7)
+
+    monkeypatch.setattr("wyvern._serving.on_cpu", lambda *args, **kwargs: False)
+    monkeypatch.setattr(sys.modules[fake_vllm.FLA], "chunk_gated_delta_rule", fails)
+    given = {**prompt(), "beta": torch.randn(1, 3, 2)}
+    with wyvern.vllm.enable(), pytest.raises(TritonError, match="^kernel:7") as raised:
+        sys.modules[fake_vllm.FLA].chunk_gated_delta_rule(**given)
+    (reasons,) = wyvern.vllm.report().declined.values()
+    (why,) = reasons
+    assert why in "".join(traceback.format_exception(raised.value))
+
+
+def test_fused_decode_of_kimi_k3_is_counted(vllm: SimpleNamespace) -> None:
+    x = torch.randn(3, 8)
+    rest = [torch.empty(0)] * 9
+    with wyvern.vllm.enable():
+        got = sys.modules[CUSTOM_OPS].fused_kda_decode(x, *rest)
+        sys.modules["vllm.utils.flashinfer"].flashinfer_fused_kda_decode(x=x)
+    assert torch.equal(got, x + 1)
+    told = wyvern.vllm.report()
+    assert told.declined.keys() == {"fused_kda_decode", "flashinfer_fused_kda_decode"} and not told.served
+    assert all("convolves" in why for reasons in told.declined.values() for why in reasons)
+
+
+def test_pages_that_warm_up(vllm: SimpleNamespace) -> None:
+    """vLLM warms its update up with a state of whole pages ``[1, elements]``; index 0 is null."""
+    x = tokens(1)
+    given = {
+        "q": x["q"], "k": x["k"], "v": x["v"], "a": x["g"], "b": x["beta"], **gate(HV),
+        "initial_state": torch.randn(1, HV * V * K + 64), "inplace_final_state": True,
+        "cu_seqlens": torch.tensor([0, 1], dtype=torch.int32),
+        "ssm_state_indices": torch.zeros(1, 1, dtype=torch.int32), "use_qk_l2norm_in_kernel": True,
+    }  # fmt: skip
+    before = given["initial_state"].clone()
+    name = "fused_sigmoid_gating_delta_rule_update"
+    with wyvern.vllm.enable():
+        o, state = getattr(sys.modules[fake_vllm.FLA], name)(**given)
+    assert wyvern.vllm.report().served == {name: 1}
+    assert not o.any() and state is given["initial_state"] and torch.equal(state, before)
+
+
+@pytest.fixture
+def invariant(vllm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """VLLM_BATCH_INVARIANT, and what wyvern.ops is called with."""
+    called: list[dict[str, Any]] = []
+
+    def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            called.append(kwargs)
+            return function(*args, **kwargs)
+
+        return call
+
+    for name in (
+        "chunk_gated_delta_rule",
+        "chunk_kda",
+        "fused_recurrent_gated_delta_rule",
+        "fused_recurrent_kda",
+    ):
+        monkeypatch.setattr(ops, name, recorded(getattr(ops, name)))
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    return called
+
+
+def test_calls_of_an_invariant_engine(
+    vllm: SimpleNamespace, invariant: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All by batch_invariant: a sequence has the same bits alone; what is declined is an error."""
+    given = prompt() | {"output_final_state": True}
+    alone = {name: given[name][:, ENDS[2] :] for name in ("q", "k", "v", "g", "beta")} | {
+        "initial_state": given["initial_state"][2:], "cu_seqlens": torch.tensor([0, ENDS[3] - ENDS[2]]),
+        "output_final_state": True,
+    }  # fmt: skip
+    module = sys.modules[fake_vllm.FLA]
+    with wyvern.vllm.enable():
+        o, state = module.chunk_gated_delta_rule(**given)
+        one, after = module.chunk_gated_delta_rule(**alone)
+        assert torch.equal(o[:, ENDS[2] :], one) and torch.equal(state[2:], after)
+        x = tokens(5, kda=True)
+        kda = {name: x[name] for name in ("q", "k", "v", "g", "beta")} | {
+            "initial_state": pool_of(), "cu_seqlens": torch.arange(6),
+            "ssm_state_indices": torch.tensor(INDEX), "use_qk_l2norm_in_kernel": True,
+        }  # fmt: skip
+        sys.modules[f"{fake_vllm.FLA}.kda"].fused_recurrent_kda(**kda)
+        sys.modules[CUSTOM_OPS].fused_gdn_decode_post_conv_mtp(**fused_decode(False))
+        assert len(invariant) == 4 and all(call["batch_invariant"] is True for call in invariant)
+        wrong = {**given, "beta": torch.randn(1, 3, 2)}
+        with pytest.raises(
+            ValueError, match="chunk_gated_delta_rule, and vLLM's own.*VLLM_BATCH_INVARIANT.*beta"
+        ):
+            module.chunk_gated_delta_rule(**wrong)
+        monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
+        module.chunk_gated_delta_rule(**given)
+        assert invariant[-1]["batch_invariant"] is False
+
+
+def test_an_invariant_engine_accepts_these_models(
+    vllm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class AttentionBackend:
+        @classmethod
+        def supports_batch_invariance(cls) -> bool:
+            return False
+
+    class GDNAttentionBackend(AttentionBackend):
+        pass
+
+    class KimiK3KDAAttentionBackend(GDNAttentionBackend):
+        pass
+
+    path = "vllm.v1.attention.backends.gdn_attn"
+    engines.install(monkeypatch, path, GDNAttentionBackend=GDNAttentionBackend)
+    kinds = (GDNAttentionBackend, KimiK3KDAAttentionBackend, AttentionBackend)
+    for _ in range(2):
+        with wyvern.vllm.enable():
+            assert [kind.supports_batch_invariance() for kind in kinds] == [True, True, False]
+        assert not any(kind.supports_batch_invariance() for kind in kinds)
+        monkeypatch.setattr(wyvern.vllm._switch, "pairs", None)
+
+
+@pytest.mark.parametrize(
+    ("start", "count", "last", "cut"),
+    [
+        (0, 1000, 1000, 1000),  # the prompt's end
+        (0, 1024, 2500, 1024),
+        (0, 1000, 2500, 960),
+        (960, 63, 2500, 0),  # not even a chunk is left of the budget
+        (50, 100, 2500, 78),  # after a start that was cut elsewhere
+        (0, 128, 129, 64),  # the last token alone would be decoded
+        (64, 64, 129, 0),
+        (2500, 1, 2500, 1),  # decoding
+    ],
+)
+def test_where_prompts_are_cut(start: int, count: int, last: int, cut: int) -> None:
+    assert _vllm_invariance.tokens_until_cut(start, count, last) == cut
+
+
+@pytest.mark.parametrize("mode", ["none", "align"])
+@pytest.mark.parametrize("asked", [False, True])
+def test_the_scheduler_of_an_invariant_engine(
+    vllm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, mode: str, asked: bool
+) -> None:
+    class Scheduler:
+        def __init__(self, mode: str) -> None:
+            self.has_mamba_layers = True
+            self.need_mamba_block_aligned_split = mode == "align"
+
+        def _mamba_block_aligned_split(
+            self, request: Any, num_new_tokens: int, num_new_local_computed_tokens: int = 0,
+            num_external_computed_tokens: int = 0,
+        ) -> int:  # fmt: skip
+            return min(num_new_tokens, 600)
+
+    engines.install(monkeypatch, "vllm.v1.core.sched.scheduler", Scheduler=Scheduler)
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", str(int(asked)))
+    request = SimpleNamespace(num_computed_tokens=64, num_prompt_tokens=5000, num_tokens=5000)
+    with wyvern.vllm.enable():
+        one = Scheduler(mode)
+        assert one.need_mamba_block_aligned_split is (asked or mode == "align")
+        own = 600 if mode == "align" else 700
+        got = one._mamba_block_aligned_split(request, 700, 64, num_external_computed_tokens=0)
+        assert got == ((128 + own) // 64 * 64 - 128 if asked else own)
 
 
 def parameters_of(function: ast.FunctionDef) -> dict[str, Any]:
@@ -617,6 +862,10 @@ FUNCTIONS = [(path, name) for path, names in wyvern.vllm._FUNCTIONS.items() for 
 @pytest.mark.parametrize(("path", "name"), FUNCTIONS)
 def test_names_and_defaults_are_vllms(path: str, name: str) -> None:
     """Each is known here, and those of fake_vllm's functions are the same."""
+    if path == "vllm.utils.flashinfer":  # made by a function, so of any arguments
+        (tree,) = source_of(path)
+        assert any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(tree))
+        return
     theirs = parameters_of(defined(source_of(path), ast.FunctionDef, name))
     assert not unknown(wyvern.vllm._FUNCTIONS[path][name], theirs)
     if name in fake_vllm.MODULES[path]:
@@ -624,6 +873,8 @@ def test_names_and_defaults_are_vllms(path: str, name: str) -> None:
 
 
 def unknown(served: Any, names: Iterable[str]) -> list[str]:
+    if isinstance(served, wyvern.vllm._Declined):  # whatever it is given
+        return []
     return [name for name in names if served.ours(name) is None and name not in wyvern.vllm._UNUSED]
 
 
@@ -634,6 +885,8 @@ def test_names_are_known(path: str, name: str) -> None:
     assert own is not None
     names = list(parameters(own))
     assert not unknown(served, names)
+    if isinstance(served, wyvern.vllm._Declined):
+        return
     ours = [served.ours(x) for x in names if served.ours(x) is not None]
     assert len(set(ours)) == len(ours)
 

@@ -110,16 +110,30 @@ def declined_on_cpu(error: Exception) -> Exception:
     return type(error)(f"Wyvern declines this call, and the library itself computes on GPUs only: {error}")
 
 
+def _failed_too(error: Exception, declined: Exception, cpu: bool) -> tuple[Exception, Exception]:
+    """What to raise where the library's own function fails after Wyvern declined, and its cause.
+
+    On CPU tensors the error with which Wyvern declined: what Triton says of such tensors helps nobody.
+    Elsewhere the library's, with a note.
+    """
+    if cpu:
+        return declined_on_cpu(declined), error
+    if sys.version_info >= (3, 11):
+        error.add_note(f"Wyvern had declined this call: {declined}")
+        return error, error.__cause__ or declined
+    return error, declined
+
+
 def replacement(
     original: Callable[..., Any],
     function: Callable[..., Any],
     counts: Counts,
     is_on: Callable[[], bool],
+    may_decline: Callable[[], str | None] = lambda: None,
 ) -> Callable[..., Any]:
     """original, with its name and signature, whose calls function serves where it can.
 
-    Where original fails too, on CPU tensors, the error is the one with which function declined: what
-    Triton says of such tensors helps nobody.
+    may_decline: None, or why no other function may compute; then a call that is declined is an error.
 
     It is not traced by torch.compile: whether a call is served shows when it is made.
     """
@@ -131,12 +145,15 @@ def replacement(
             result, declined = counts.attempt(function, *args, **kwargs)
             if declined is None:
                 return result
+            if (why := may_decline()) is not None:
+                raise type(declined)(
+                    f"Wyvern declines this call of {function.__name__}, and {why}: {declined}"
+                )
             try:
                 return counts.fall_back(original, *args, **kwargs)
             except Exception as error:
-                if not on_cpu(*args, **kwargs):
-                    raise
-                raise declined_on_cpu(declined) from error
+                raised, cause = _failed_too(error, declined, on_cpu(*args, **kwargs))
+                raise raised from cause
         return original(*args, **kwargs)
 
     return serve
@@ -182,14 +199,14 @@ class Switch:
     """Whether calls of a library are served. Safe for threads.
 
     pairs: the library's functions and what stands in their places while enabled; found by find at the
-    first enable(), None before.
+    first enable(), None before; more of them by add().
     """
 
     def __init__(self, find: Callable[[], Pairs]) -> None:
         self.counts = Counts()
         self.pairs: Pairs | None = None
         self._find = find
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # find may add
         self._enabled = False
 
     def enable(self) -> Enabled:
@@ -198,10 +215,24 @@ class Switch:
             first = not self._enabled
             if first:
                 if self.pairs is None:
-                    self.pairs = self._find()
+                    self.pairs = []
+                    try:
+                        found = self._find()
+                    except BaseException:
+                        self.pairs = None
+                        raise
+                    self.pairs += found
                 exchange(self.pairs)
                 self._enabled = True
         return Enabled(self, first)
+
+    def add(self, pairs: Pairs) -> None:
+        """Further functions, of modules that were imported meanwhile."""
+        with self._lock:
+            if self.pairs is not None:
+                self.pairs += pairs
+            if self._enabled:
+                exchange(pairs)
 
     def disable(self) -> None:
         with self._lock:

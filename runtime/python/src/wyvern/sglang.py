@@ -15,6 +15,9 @@ these chose, by ``--linear-attn-backend`` and its like, methods of Wyvern: decod
 target_verify. A hook around ``GDNAttnBackend.forward_extend`` knows the lengths of prompts on the host. What
 Wyvern declines goes to the kernel's own method. WYVERN_SGLANG=0 keeps Wyvern out of a process; so does
 SGLang's own SGLANG_PLUGINS.
+
+With ``--enable-deterministic-inference`` all calls are made with ``batch_invariant``, and a call that would be
+declined is an error (SPECIFICATION.md section 10).
 """
 
 from __future__ import annotations
@@ -84,8 +87,19 @@ def plugin() -> None:
     """
     try:
         _switch.enable()
-    except ImportError as error:
-        warnings.warn(str(error), stacklevel=1)
+    except Exception as error:  # whatever it is, the engine starts
+        warnings.warn(f"Wyvern serves nothing in this process: {error}", stacklevel=1)
+
+
+def _is_invariant() -> bool:
+    """Whether SGLang is asked for deterministic inference, which it tells its processes by this variable."""
+    return os.environ.get("SGLANG_ENABLE_DETERMINISTIC_INFERENCE", "0").lower() in ("1", "true")
+
+
+def _may_decline() -> str | None:
+    return (
+        "SGLang's own function does not keep deterministic inference's promise" if _is_invariant() else None
+    )
 
 
 # The functions below have the arguments of the kernels' methods. q, k [1, T, H, K], v [1, T, HV, V], pools
@@ -111,7 +125,7 @@ def gdn_decode(
 ) -> Tensor:
     return decode(
         q, k, v, a, b, A_log=A_log, dt_bias=dt_bias, kda=kda, pool=ssm_states, lower_bound=lower_bound,
-        state_index=cache_indices, cu_seqlens=query_start_loc,
+        state_index=cache_indices, cu_seqlens=query_start_loc, batch_invariant=_is_invariant(),
     )  # fmt: skip
 
 
@@ -137,7 +151,7 @@ def gdn_packed_decode(
     )
     o = decode(
         *packed_heads(mixed_qkv, ssm_states), a, b, A_log=A_log, dt_bias=dt_bias, kda=kda, pool=ssm_states,
-        scale=scale, lower_bound=lower_bound, state_index=cache_indices,
+        scale=scale, lower_bound=lower_bound, state_index=cache_indices, batch_invariant=_is_invariant(),
     )  # fmt: skip
     return o.transpose(0, 1)
 
@@ -177,7 +191,7 @@ def gdn_target_verify(
         state_index=cache_indices[:N], cu_seqlens=query_start_loc, disable_state_update=True,
         intermediate_states=intermediate_states_buffer,
         intermediate_index=intermediate_state_indices[:N].to(cache_indices),
-        **tree,
+        batch_invariant=_is_invariant(), **tree,
     )  # fmt: skip
 
 
@@ -277,7 +291,8 @@ def _extend(
     multi-item scoring has them: they are taken to be alike.
     """
     kept, N = None, cu_seqlens.shape[0] - 1
-    if lengths is not None and len(lengths) == N:
+    options["batch_invariant"] = _is_invariant()
+    if lengths is not None and len(lengths) == N and not options["batch_invariant"]:
         longest = int(max(lengths, default=0))
         options["seqlens_hint"] = ops.hint_of_uneven(longest, q.shape[1], N)
     if snapshots is not None and chunks is not None:
@@ -385,7 +400,7 @@ def _make_served_kind(kind: Any, kda: bool) -> type:
             # Of the states that it gives the caller reads a few, which then are asked for by track_state.
             own = _with_snapshots(own)
             members["supports_track_state_snapshot"] = True
-        members[name] = replacement(own, function, _switch.counts, is_enabled)
+        members[name] = replacement(own, function, _switch.counts, is_enabled, _may_decline)
     return type(f"{kind.__name__}WithWyvern", (kind, _Served), members)
 
 

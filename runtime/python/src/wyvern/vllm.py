@@ -10,30 +10,39 @@ or, in a program of one's own, before models are loaded::
     ...
     print(wyvern.vllm.report())            # what was served, and what was not and why
 
-Served are Qwen3-Next and Qwen3.5, OLMo hybrid, Kimi K3, GLM-5.3-Flash and others that call the same
-functions: prefill with and without checkpoints, decoding, and verifying drafts. Layers call functions of
-vLLM's modules, which are replaced by name in all modules that have them, and two classes, of which vLLM's
-registry of out-of-tree layers has subclasses: ``ChunkGatedDeltaRule``, and ``Glm5NextLinearAttention``,
-whose method calls FlashKDA. What Wyvern declines goes to vLLM's own function. WYVERN_VLLM=0 keeps Wyvern out
-of a process; so does vLLM's own VLLM_PLUGINS.
+Served are Qwen3-Next and Qwen3.5, OLMo hybrid, Kimi Linear, GLM-5.3-Flash, Ling 3 (Bailing) and others that
+call the same functions: prefill with and without checkpoints, decoding, and verifying drafts. Of Kimi K3
+prefill and drafts are served, and decoding with ``kda_decode_backend=triton`` alone: vLLM's fused decode of
+KDA convolves in the same call, so it is counted as declined.
+
+Layers call functions of vLLM's modules, which are replaced by name in all modules that have them, and two
+classes, of which vLLM's registry of out-of-tree layers has subclasses: ``ChunkGatedDeltaRule``, and
+``Glm5NextLinearAttention``, whose method calls FlashKDA. That is done when vLLM imports these modules, so
+nothing is imported and no CUDA is initialized before. What Wyvern declines goes to vLLM's own function.
+WYVERN_VLLM=0 keeps Wyvern out of a process; so does vLLM's own VLLM_PLUGINS.
+
+VLLM_BATCH_INVARIANT=1, which vLLM itself refuses for these models, is accepted: all calls are made with
+``batch_invariant``, chunks of prompts end at multiples of 64 tokens, and a call that would be declined is an
+error (SPECIFICATION.md section 10).
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import os
 import sys
 import warnings
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from ._torch import torch
 from torch import Tensor
 
-from . import ops
+from . import _vllm_invariance, ops
 from ._engine import decline_if, decode, packed_heads, place_in
+from ._hooks import after_import, is_installed
 from ._serving import Enabled, Pairs, Report, Switch, replacement
 
 __all__ = ["Report", "disable", "enable", "is_enabled", "plugin", "report"]
@@ -47,9 +56,9 @@ _THRESHOLD = 20.0
 def enable() -> Enabled:
     """Serves vLLM's delta rules from now on, for all threads of the process.
 
-    Layers that exist have their functions replaced too, but keep the class ``ChunkGatedDeltaRule`` or
-    ``Glm5NextLinearAttention`` that they were made with. As a context manager it disables at the end what it
-    enabled.
+    Modules of vLLM that are imported have their functions replaced now, others when they are imported. Layers
+    that exist keep the class ``ChunkGatedDeltaRule`` or ``Glm5NextLinearAttention`` that they were made with.
+    As a context manager it disables at the end what it enabled.
 
     Raises:
         ImportError: vLLM 0.33 is not installed, or none of its modules with these functions is in it.
@@ -82,8 +91,8 @@ def plugin() -> None:
     """
     try:
         enable()
-    except ImportError as error:
-        warnings.warn(str(error), stacklevel=1)
+    except Exception as error:  # whatever it is, the engine starts
+        warnings.warn(f"Wyvern serves nothing in this process: {error}", stacklevel=1)
 
 
 # What a function of vLLM calls an argument of those below, where that is another name. Theirs say which shapes:
@@ -167,6 +176,7 @@ def _prefill(
         options |= {"checkpoint_every": checkpoint_every, "checkpoints": checkpoints}
     elif checkpoint_offsets is not None:
         options |= {"checkpoint_offsets": checkpoint_offsets, "checkpoints": checkpoints}
+    invariant = _vllm_invariance.is_on()
     function = ops.chunk_kda if kda else ops.chunk_gated_delta_rule
     o, state = function(
         q,
@@ -180,7 +190,8 @@ def _prefill(
         use_qk_l2norm_in_kernel=l2norm,
         state_v_first=True,
         cu_seqlens=cu_seqlens,
-        seqlens_hint=None if cu_seqlens is None else _hint(cu_seqlens, q.shape[1]),
+        seqlens_hint=None if cu_seqlens is None or invariant else _hint(cu_seqlens, q.shape[1]),
+        batch_invariant=invariant,
         out=place_in(out, v),
         **options,
     )
@@ -290,8 +301,12 @@ def _update(
     decline_if(not inplace_final_state, "inplace_final_state is false; it must be true")
     if initial_state is None or index is None:
         raise ValueError("initial_state or ssm_state_indices is missing; both must be given")
+    pool = initial_state
+    if pool.dim() == 2 and mixed_qkv is None:  # whole pages, as vLLM warms its kernels up with
+        shape = (v.shape[2], v.shape[3], q.shape[3])
+        pool = pool[:, : shape[0] * shape[1] * shape[2]].unflatten(1, shape)
     if mixed_qkv is not None:
-        q, k, v = packed_heads(mixed_qkv, initial_state)
+        q, k, v = packed_heads(mixed_qkv, pool)
     if beta is None:
         beta = v.new_ones(v.shape[:3])
     decline_if(
@@ -314,7 +329,7 @@ def _update(
         A_log=A_log,
         dt_bias=dt_bias,
         kda=kda,
-        pool=initial_state,
+        pool=pool,
         scale=scale,
         lower_bound=lower_bound,
         l2norm=l2norm,
@@ -324,6 +339,7 @@ def _update(
         cu_seqlens=cu_seqlens,
         state_index=index,
         null_slots="non-positive",
+        batch_invariant=_vllm_invariance.is_on(),
         **options,
     )
     return o.transpose(0, 1) if mixed_qkv is not None and out is None else o, initial_state
@@ -367,6 +383,7 @@ def _update_with_norm(
         cu_seqlens=cu_seqlens,
         state_index=index,
         null_slots="non-positive",
+        batch_invariant=_vllm_invariance.is_on(),
         num_accepted=num_accepted,
         norm_weight=norm_weight,
         norm_gate=norm_gate[None],
@@ -413,6 +430,19 @@ class _Served(NamedTuple):
         return serve
 
 
+class _Declined(NamedTuple):
+    """A function of vLLM that is counted, and goes to vLLM always."""
+
+    why: str
+
+    def calling(self, name: str, theirs: inspect.Signature) -> Callable[..., Any]:
+        def decline(*args: Any, **kwargs: Any) -> Any:
+            raise ValueError(self.why)
+
+        decline.__name__ = name
+        return decline
+
+
 _FLA = "vllm.third_party.flash_linear_attention.ops"
 _K3 = "vllm.models.kimi_k3.nvidia"
 _GLM = "vllm.models.glm5next"
@@ -420,9 +450,17 @@ _KDA = "ops.third_party.kda"
 _COMPUTED = {"raw_gate": False, "raw_beta": False}
 # What counts name functions by, before their names in vLLM.
 _MODELS = {_K3: "kimi_k3_", _GLM: "glm5next_"}
+_CONVOLVES = _Declined("it convolves q, k and v in the same call, which Wyvern does not")
 # Modules of vLLM, their functions, and what serves those.
-_FUNCTIONS = {
-    "vllm._custom_ops": {"fused_gdn_decode_post_conv_mtp": _Served(_update_with_norm)},
+_FUNCTIONS: dict[str, dict[str, _Served | _Declined]] = {
+    "vllm._custom_ops": {
+        "fused_gdn_decode_post_conv_mtp": _Served(_update_with_norm),
+        "fused_kda_decode": _CONVOLVES,
+    },
+    "vllm.utils.flashinfer": {
+        "flashinfer_fused_kda_decode": _CONVOLVES,
+        "flashinfer_packed_fused_kda_decode": _CONVOLVES,
+    },
     _FLA: {
         "chunk_gated_delta_rule": _Served(_prefill),
         "fused_recurrent_gated_delta_rule": _Served(_update, _COMPUTED),
@@ -435,6 +473,7 @@ _FUNCTIONS = {
         "chunk_kda": _Served(_prefill, {"kda": True, **_COMPUTED}),
         "chunk_kda_with_fused_gate": _Served(_prefill, {"kda": True, "raw_beta": False}),
         "fused_recurrent_kda": _Served(_update, {"kda": True, **_COMPUTED}),
+        "fused_recurrent_kda_fwd": _Served(_update, {"kda": True, **_COMPUTED}),
     },
     _LAYERS: {"fi_chunk_gated_delta_rule": _Served(_prefill)},
     f"{_K3}.kda": {"_flashkda_prefill": _Served(_prefill, {"kda": True})},
@@ -464,43 +503,46 @@ def _counted(path: str, name: str) -> str:
 
 
 def _find() -> Pairs:
-    """vLLM's functions and their replacements; registers the classes."""
-    pairs = []
-    registry: Any = None
-    missing: Exception | None = None
-    for path, functions in _FUNCTIONS.items():
-        try:
-            module = importlib.import_module(path)
-        except (ImportError, AttributeError) as error:  # a part that this vLLM, or its platform, is without
-            missing = error
-            continue
-        for name, served in functions.items():
-            original = getattr(module, name, None)
-            if original is not None:
-                function = served.calling(_counted(path, name), inspect.signature(original))
-                pairs.append((original, replacement(original, function, _switch.counts, is_enabled)))
-    try:
-        registry = importlib.import_module("vllm.model_executor.custom_op").op_registry_oot
-    except (ImportError, AttributeError) as error:
-        missing = error
-    if not pairs or registry is None:
-        raise ImportError(
-            f"wyvern.vllm needs vLLM 0.33, whose functions were not found: pip install -U vllm ({missing})"
-        ) from missing
-    for name, (path, method, described, served) in _METHODS.items():
-        try:
-            layer = getattr(importlib.import_module(path), name)
-        except (ImportError, AttributeError):
-            continue
-        if name not in registry:  # another plugin's class stays
+    """Has vLLM's modules changed: those that are imported now, others when they are."""
+    paths = {*_FUNCTIONS, *(path for path, *_ in _METHODS.values())}
+    if not any(is_installed(path) for path in paths):
+        raise ImportError("wyvern.vllm needs vLLM 0.33, whose functions were not found: pip install -U vllm")
+    for path in paths:
+        after_import(path, _met)
+    _vllm_invariance.enable(is_enabled)
+    return []
+
+
+def _met(module: ModuleType) -> None:
+    """Adds the replacements of a module's functions, and registers its classes."""
+    path, pairs = module.__name__, []
+    for name, served in _FUNCTIONS.get(path, {}).items():
+        original = getattr(module, name, None)
+        if original is not None and not hasattr(original, "__wyvern__"):
+            pairs.append((original, _replacement(original, served, _counted(path, name), original)))
+    _switch.add(pairs)
+    for name, (where, method, described, served) in _METHODS.items():
+        layer = getattr(module, name, None) if where == path else None
+        if layer is not None and name not in _registry():  # another plugin's class stays
             own = getattr(layer, method)
-            function = served.calling(
-                _counted(path, method) if method == described else name,
-                inspect.signature(getattr(layer, described, own)),
-            )
-            serve = replacement(own, function, _switch.counts, is_enabled)
+            counted = _counted(path, method) if method == described else name
+            serve = _replacement(own, served, counted, getattr(layer, described, own))
             layer.register_oot(type(f"Wyvern{name}", (layer,), {method: functools.wraps(own)(serve)}))
-    return pairs
+
+
+def _registry() -> Any:
+    """Of out-of-tree layers; imported by the modules that have the classes."""
+    return sys.modules["vllm.model_executor.custom_op"].op_registry_oot
+
+
+def _replacement(
+    original: Callable[..., Any], served: _Served | _Declined, name: str, described: Callable[..., Any]
+) -> Callable[..., Any]:
+    """described: the function that names original's arguments."""
+    function = served.calling(name, inspect.signature(described))
+    made = replacement(original, function, _switch.counts, is_enabled, _vllm_invariance.may_decline)
+    made.__wyvern__ = True  # type: ignore[attr-defined]
+    return made
 
 
 _switch = Switch(_find)
