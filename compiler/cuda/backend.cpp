@@ -10,15 +10,26 @@
 namespace wyvern::detail {
 namespace {
 
-/// Tensors, maps of tensors, strides, then the sizes of the launch.
+/// Tensors, tensor maps, strides, then the sizes of the launch: WYVERN_PARAMETERS, the entry
+/// point's list, and `Params`, a struct of the same, made of WYVERN_ARGUMENTS. Maps and sizes stay
+/// where they are: the address of a copy would be no descriptor.
 std::string parameters(const Template& t) {
-  std::string text = "#define WYVERN_PARAMETERS";
-  for (const Parameter& p : t.parameters) text += fmt::format(" {},", declaration(p));
+  std::string list, members, names;
+  const auto add = [&](std::string_view parameter, std::string_view member) {
+    list += fmt::format(" {},", parameter);
+    members += fmt::format("  {};\n", member);
+    names += fmt::format("{},", member.substr(member.rfind(' ')));
+  };
+  for (const Parameter& p : t.parameters) add(declaration(p), declaration(p));
   for (const TensorMapUse& map : t.tensor_maps)
-    text += fmt::format(" const __grid_constant__ TensorMap {},", map.name);
+    add(fmt::format("const __grid_constant__ TensorMap {}", map.name),
+        fmt::format("const TensorMap& {}", map.name));
   for (const Parameter& p : t.parameters)
-    if (p.strided) text += fmt::format(" {},", stride_declaration(p));
-  return text + " Extents e\n";
+    if (p.strided) add(stride_declaration(p), stride_declaration(p));
+  return fmt::format(
+      "#define WYVERN_PARAMETERS{} Extents e\n#define WYVERN_ARGUMENTS{} e\n"
+      "namespace {{\nstruct Params {{\n{}  const Extents& e;\n}};\n}}  // namespace\n",
+      list, names, members);
 }
 
 constexpr Dialect kDialect{"device/cuda/types.cuh", "wyvern::cuda", parameters};

@@ -5,5 +5,6 @@
 
 namespace wyvern {
 using int64 = long long;
+struct TensorMap;
 namespace cuda {}
 }  // namespace wyvern
