@@ -134,7 +134,7 @@ Template whole_walk(std::string name, std::string source) {
 Geometry launch(const Spec& s, std::int64_t blocks) {
   const HopperLayout layout(s, s.CHECKPOINTS);
   return Geometry{.grid = {blocks, 1, 1},
-                  .threads = 128 * (1 + layout.helpers + layout.walkers),
+                  .threads = 128 * (1 + layout.prep_groups + layout.consumers),
                   .shared_bytes = layout.bytes};
 }
 

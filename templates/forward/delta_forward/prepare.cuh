@@ -1,7 +1,6 @@
-// What the blocks of delta_forward.hopper do before the state: tiles and factors of rows
-// (warpgroup 0), scores of queries and inverses of I + A (the helpers). Who includes it says in
-// kQueries whether queries are asked too; where not, no tile of them is brought; and in
-// kCheckpoints whether states inside the sequence are kept, in kDivided whether inside chunks too.
+// delta_forward's producers: warpgroup 0 loads tiles and computes the factors of rows, prep
+// warpgroups compute the scores of queries and the inverse of I + A. `Scheduler`, a global alias
+// set before the include, says which work a block has.
 #pragma once
 
 #include "device/cuda/checkpoints.cuh"
@@ -9,23 +8,28 @@
 #include "device/cuda/share.cuh"
 #include "device/cuda/sm90/barrier.cuh"
 #include "device/cuda/sm90/decay.cuh"
+#include "device/cuda/sm90/scheduler.cuh"
 #include "device/cuda/token_rows.cuh"
 #include "forward/delta_forward/hopper_layout.hpp"
 
 using delta_forward::kColumns;
 using delta_forward::kRows;
 
+/// Whether there is an output; where not, queries are not loaded.
+constexpr bool kQueries = Scheduler::kOutput;
+/// Whether states inside the sequence are written, and inside chunks too.
+constexpr bool kCheckpoints = Scheduler::kCheckpoints, kDivided = Scheduler::kDivided;
 constexpr delta_forward::HopperLayout<Spec> kLayout{Spec{}, kCheckpoints};
 constexpr int kStages = num_stages;
-constexpr int kWalkers = kLayout.walkers;
-constexpr int kHelpers = kLayout.helpers;
+constexpr int kConsumers = kLayout.consumers;
+constexpr int kPrepGroups = kLayout.prep_groups;
 constexpr bool kPipelined = kLayout.pipelined;
 constexpr int kSlots = kLayout.slots;
 constexpr int kScoreSlots = kLayout.score_slots;
-constexpr int kThreads = 128 * (1 + kHelpers + kWalkers);
-/// Warps of warpgroup 0 that make factors of rows: the last two, or that which brings tiles.
-constexpr int kScalers = kPipelined ? 1 : 2;
-constexpr int kFirstScaler = kPipelined ? 0 : 2;
+constexpr int kThreads = 128 * (1 + kPrepGroups + kConsumers);
+/// Warps of warpgroup 0 that compute factors: the last two, or the one that loads tiles.
+constexpr int kFactorWarps = kPipelined ? 1 : 2;
+constexpr int kFirstFactorWarp = kPipelined ? 0 : 2;
 constexpr int kPanels = BV / kColumns;
 /// Of a tile of keys, or of queries, and of values.
 constexpr int kKeyBytes = kRows * K * static_cast<int>(sizeof(DTYPE));
@@ -34,16 +38,11 @@ constexpr int kValueBytes = kRows * BV * static_cast<int>(sizeof(DTYPE));
 using KeyTile = sm90::SwizzledTile<DTYPE, kRows, K>;
 using SquareTile = sm90::SwizzledTile<DTYPE, kRows, kRows>;
 
-/// A chunk's buffer and its parity, as the walk goes on.
+/// The pipeline stage of a chunk's tiles and factors, and its phase.
 using Position = sm90::Pipeline<kStages>::Position;
 
-/// What all warps of a block know.
-struct Block : SharedWalk {
-  unsigned char* shared;
-  int sequence, head, key_head, tile;
-  bool halves;          ///< one warpgroup has a state, another block that of the other 64 columns
-  bool without_values;  ///< v is 0
-
+/// A block's work, and where its tiles, factors and barriers are in shared memory.
+struct Block : sm90::Work {
   WYVERN_DEVICE KeyTile keys(int buffer) const {
     return {shared + kLayout.k.offset + buffer * kLayout.tiles};
   }
@@ -75,7 +74,7 @@ struct Block : SharedWalk {
 };
 static_assert(sizeof(Block) <= 4 * delta_forward::kBlockWords);
 
-/// The block from its copy in shared memory, so that between uses it takes no registers.
+/// The block, reloaded from its copy in shared memory: between uses it takes no registers.
 WYVERN_DEVICE Block recalled(const Block& b) {
   const auto* const at =
       reinterpret_cast<const Block*>(array_at<kLayout.block>(b.shared) + sm90::opaque(0));
@@ -86,38 +85,37 @@ WYVERN_DEVICE Block recalled(const Block& b) {
 
 // ---- warp 0 of warpgroup 0: tiles ---------------------------------------------------------------
 
-/// A chunk's tiles, once nobody needs what lies there.
-WYVERN_DEVICE void bring_tiles(const Block& b, int chunk, const Position& at,
-                               const TensorMap& q_map, const TensorMap& k_map,
-                               const TensorMap& v_map) {
-  sm90::barrier_wait(b.barrier<kLayout.free>(at.buffer), at.parity ^ 1U);
+/// Loads a chunk's tiles when their pipeline stage is empty.
+template <class Params>
+WYVERN_DEVICE void load_tiles(const Block& b, int chunk, const Position& at, const Params& p) {
+  sm90::barrier_wait(b.barrier<kLayout.tiles_empty>(at.buffer), at.parity ^ 1U);
   const int token = static_cast<int>(b.token) + chunk * kRows;
   const int rows = b.rows(chunk);
-  sm90::Barrier* const loaded = b.barrier<kLayout.loaded>(at.buffer);
-  sm90::Barrier* const barrier = rows < kRows ? b.barrier<kLayout.landed>(0) : loaded;
-  if (lane_index() > 0 && rows == kRows) sm90::barrier_arrive(loaded);
+  sm90::Barrier* const full = b.barrier<kLayout.tiles_full>(at.buffer);
+  sm90::Barrier* const barrier = rows < kRows ? b.barrier<kLayout.tail_full>(0) : full;
+  if (lane_index() > 0 && rows == kRows) sm90::barrier_arrive(full);
   if (lane_index() == 0) {
-    const bool values = kQueries || !b.without_values;
+    const bool values = kQueries || !b.zero_v;
     sm90::barrier_arrive_expect(barrier,
                                 (kQueries ? 2 : 1) * kKeyBytes + (values ? kValueBytes : 0));
-    sm90::tensor_load(b.keys(at.buffer).data, k_map, {0, token, 0, b.key_head}, barrier);
+    sm90::tensor_load(b.keys(at.buffer).data, p.k_map, {0, token, 0, b.key_head}, barrier);
     if constexpr (kQueries)
-      sm90::tensor_load(b.queries(at.buffer).data, q_map, {0, token, 0, b.key_head}, barrier);
+      sm90::tensor_load(b.queries(at.buffer).data, p.q_map, {0, token, 0, b.key_head}, barrier);
     if (values)
-      sm90::tensor_load(b.values(at.buffer).data, v_map, {0, token, kPanels * b.tile, b.head},
+      sm90::tensor_load(b.values(at.buffer).data, p.v_map, {0, token, kPanels * b.tile, b.head},
                         barrier);
   }
   if (rows == kRows) return;
-  // What follows in the tensor is the next sequence's: whatever it holds must not come in.
+  // The rows past the sequence's end belong to the next sequence.
   sm90::barrier_wait(barrier, 0);
   sm90::clear_rows(b.keys(at.buffer), rows);
   if constexpr (kQueries) sm90::clear_rows(b.queries(at.buffer), rows);
 #pragma unroll
   for (int i = 0; i < kPanels; ++i) sm90::clear_rows(b.values(at.buffer, i), rows);
-  sm90::hand_over(loaded);
+  sm90::hand_over(full);
 }
 
-// ---- where a block's walk begins ----------------------------------------------------------------
+// ---- the overlap of splits ----------------------------------------------------------------------
 
 /// The log decay of a row.
 struct GateForm {
@@ -140,17 +138,23 @@ WYVERN_DEVICE float stretch_of(int64 t, int head, const GateForm& form,
   return stretch(form(g.row(t)[head]), rate, square);
 }
 
-// ---- factors of rows ----------------------------------------------------------------------------
+/// The per-token scalars.
+struct ScalarRows {
+  TokenRows<const G_DTYPE> g;
+  TokenRows<const BETA_DTYPE> beta;
+};
 
-constexpr int kLaneRows = 2 / kScalers;
+// ---- factor warps -------------------------------------------------------------------------------
 
-/// Whether this lane looks after row `i` of its own in the first or in the second half of a chunk.
+constexpr int kLaneRows = 2 / kFactorWarps;
+
+/// The half of a chunk, 0 or 1, that row `i` of this lane is in.
 WYVERN_DEVICE int half_of_row(int i) {
-  return kScalers == 1 ? i : static_cast<int>(warp_index()) - kFirstScaler;
+  return kFactorWarps == 1 ? i : static_cast<int>(warp_index()) - kFirstFactorWarp;
 }
 
-/// g and beta as given, of the rows that a lane looks after: g of both halves of a chunk, for their
-/// sum, and beta of its own. Read a chunk ahead; what they mean is computed when they are there.
+/// A lane's raw g and beta: g of a row in both halves of a chunk, for the running sum, and beta of
+/// its own rows. Loaded one chunk ahead of their use.
 struct RawRows {
   G_DTYPE g[2];
   BETA_DTYPE beta[kLaneRows];
@@ -175,12 +179,12 @@ WYVERN_DEVICE RawRows read_rows(const Block& b, int chunk, const TokenRows<const
   return raw;
 }
 
-/// Whether a state decays only now and then. Till then the factors of what is read of it and added
-/// to it make up for the decay that it owes, for which fp16 has not the range.
-constexpr bool kLazyDecay = SCALAR_GATE && kScalers == 1 && sm90::kIsBf16<DTYPE>;
+/// Whether the decay of a state is deferred over chunks: meanwhile the factors of products with the
+/// state include the decay that it owes. fp16 has too little range for them.
+constexpr bool kLazyDecay = SCALAR_GATE && kFactorWarps == 1 && sm90::kIsBf16<DTYPE>;
 /// log2 of the decay that a state may owe after a chunk, and so of the largest factor: values of up
-/// to 2^100 still fit beside it.
-constexpr float kMostOwed = 24.0f;
+/// to 2^100 times it are finite.
+constexpr float kMaxOwed = 24.0f;
 
 /// Where the consumers find a chunk's checkpoint.
 WYVERN_DEVICE int32* checkpoint_of(const Block& b, int buffer) {
@@ -193,15 +197,15 @@ WYVERN_DEVICE int row_of_end(const Block& b, int buffer) {
   return checkpoint[0] == kRows ? checkpoint[1] : -1;
 }
 
-/// Makes the factors of a chunk's rows, and reads what those of the next are made of. `owed` is
-/// log2 of the decay that the state before the chunk owes, and then of what it owes after it. Where
-/// a checkpoint divides the chunk, the state decays and takes up rows in front of it up to there
-/// alone. `kept` counts tokens of the walk.
-template <class Kept>
-WYVERN_DEVICE void scale_rows(const Block& b, int chunk, const Position& at, RawRows& next,
-                              float& owed, float scale, const GateForm& form,
-                              const TokenRows<const G_DTYPE>& g,
-                              const TokenRows<const BETA_DTYPE>& beta, Kept& kept) {
+/// Computes the factors of a chunk's rows from `next`, and loads the next chunk's raw rows there.
+/// `owed` is log2 of the decay that the state owes before the chunk, and then after it. Where a
+/// checkpoint divides the chunk, `decay` and the update of the rows in front of it go up to it.
+/// `checkpoints` counts tokens from the block's first.
+template <class Checkpoints>
+WYVERN_DEVICE void make_factors(const Block& b, int chunk, const Position& at, RawRows& next,
+                                float& owed, float scale, const GateForm& form,
+                                const TokenRows<const G_DTYPE>& g,
+                                const TokenRows<const BETA_DTYPE>& beta, Checkpoints& checkpoints) {
   const RawRows raw = next;
   if (chunk + 1 < b.chunks) next = read_rows(b, chunk + 1, g, beta);
   const int rows = b.rows(chunk);
@@ -216,31 +220,32 @@ WYVERN_DEVICE void scale_rows(const Block& b, int chunk, const Position& at, Raw
   const float before = owed;
   owed += last;
   int front = 0;
-  if constexpr (Kept::kAny) front = kept.reached(static_cast<uint32>(chunk) * kRows, rows);
+  if constexpr (Checkpoints::kAny)
+    front = checkpoints.reached(static_cast<uint32>(chunk) * kRows, rows);
   // Nothing is owed after the last chunk or a checkpoint, nor where gates above 0 let the state
   // grow, nor after NaN.
   const bool owes =
-      kLazyDecay && owed >= -kMostOwed && owed <= 0.0f && chunk + 1 < b.chunks && front == 0;
+      kLazyDecay && owed >= -kMaxOwed && owed <= 0.0f && chunk + 1 < b.chunks && front == 0;
   float decay = owes ? 1.0f : exp2_fast(owed);
   if (!owes) owed = 0.0f;
   const float reached_by[3] = {shuffle(low, 15) * kLog2E, low_sum * kLog2E,
                                (low_sum + shuffle(high, 15)) * kLog2E};
   int divided = 0;  // rows in front of a checkpoint inside the chunk
   float at_front = last;
-  if constexpr (Kept::kInside) {
+  if constexpr (Checkpoints::kInside) {
     if (front < rows) divided = front;
     if (divided != 0) {
       at_front = reached_by[divided / 16 - 1];
       decay = exp2_fast(before + at_front);
     }
   }
-  sm90::barrier_wait(b.barrier<kLayout.free>(at.buffer), at.parity ^ 1U);
-  if constexpr (Kept::kAny) {
+  sm90::barrier_wait(b.barrier<kLayout.tiles_empty>(at.buffer), at.parity ^ 1U);
+  if constexpr (Checkpoints::kAny) {
     if (half_of_row(0) == 0 && lane_index() == 0) {
       checkpoint_of(b, at.buffer)[0] = front == rows ? kRows : front;
-      checkpoint_of(b, at.buffer)[1] = static_cast<int32>(kept.row);
+      checkpoint_of(b, at.buffer)[1] = static_cast<int32>(checkpoints.row);
     }
-    if (front != 0) kept.pass();
+    if (front != 0) checkpoints.pass();
   }
 #pragma unroll
   for (int n = 0; n < kLaneRows; ++n) {
@@ -265,10 +270,10 @@ WYVERN_DEVICE void scale_rows(const Block& b, int chunk, const Position& at, Raw
         b.factors<kLayout.left>(at.buffer)[8 * i * (i + 1) + row] = exp2_fast(reached_by[i] - G);
     if (row == 0) array_at<kLayout.decay>(b.shared)[at.buffer] = decay;
   }
-  sm90::barrier_arrive(b.barrier<kLayout.scaled>(at.buffer));
+  sm90::barrier_arrive(b.barrier<kLayout.factors_full>(at.buffer));
 }
 
-// ---- helpers: scores and inverses ---------------------------------------------------------------
+// ---- prep warpgroups: scores and inverses -------------------------------------------------------
 
 using Square = sm90::Accumulator<kRows>;
 
@@ -284,24 +289,24 @@ WYVERN_DEVICE Decays decays_of(const Block& b, int buffer, int warp) {
                 b.factors<kLayout.left>(buffer), warp);
 }
 
-/// A row of keys near 0 counts times up to 1000, for which fp16 may not have the range: V' enters
-/// the state times the key's scale.
+/// The norm scale of a key near 0 is up to 1000, and V' enters the state times it: fp16 may
+/// overflow.
 constexpr bool kMayOverflow = QK_L2NORM && !sm90::kIsBf16<DTYPE>;
-/// Where a factor is above the first, V' and the state are taken times the second until V' has
-/// entered it, so that V' of up to 2^13 fit in any case, and other rows' factors keep their digits.
-constexpr float kMostFactor = 8.0f;
+/// In a chunk with a factor above kMaxFactor, V' and the state are multiplied by kRoom until V' is
+/// added: V' of up to 2^13 fits in any case, and other rows' factors keep their digits.
+constexpr float kMaxFactor = 8.0f;
 constexpr float kRoom = 0x1p-8f;
 
-/// 1 or kRoom, for all rows of a chunk that is prepared.
+/// 1 or kRoom, for all rows of a prepared chunk.
 WYVERN_DEVICE float room_of(const Block& b, int buffer) {
   if constexpr (!kMayOverflow) return 1.0f;
   const auto largest = load<2>(array_at<kLayout.largest>(b.shared) + 2 * buffer);
-  return maximum(largest.at[0], largest.at[1]) > kMostFactor ? kRoom : 1.0f;
+  return maximum(largest.at[0], largest.at[1]) > kMaxFactor ? kRoom : 1.0f;
 }
 
-/// Multiplies the scales of rows into their factors: a thread a row of keys or of queries. These
-/// reads of tiles come before the next copy to them by the fence of hand_over(ready): walkers wait
-/// for `ready` before they say that the buffer is free.
+/// Multiplies the norm scales of rows into their factors, one thread per row of keys or queries.
+/// The fence of hand_over(chunk_full) orders these reads of tiles before the next load to them:
+/// consumers wait for chunk_full before they arrive at tiles_empty.
 WYVERN_DEVICE void normalize(const Block& b, int buffer) {
   const int thread = thread_index() % 128;
   const int row = thread % kRows;
@@ -329,36 +334,35 @@ WYVERN_DEVICE void normalize(const Block& b, int buffer) {
   }
 }
 
-/// One buffer of scores only: they are stored when the chunk before is done with its own, after the
-/// inverse, which has two.
+/// Scores have one buffer and inverses two: scores are stored last, when the buffer is empty.
 constexpr bool kScoresLast = kScoreSlots < kSlots;
 
-/// Until the last chunk whose scores lay where those of `chunk` go is done with them.
-WYVERN_DEVICE void wait_taken(const Block& b, int chunk) {
+/// Waits for the buffer of `chunk`'s scores.
+WYVERN_DEVICE void wait_scores_empty(const Block& b, int chunk) {
   if (chunk >= kScoreSlots)
-    sm90::barrier_wait(b.barrier<kLayout.taken>(chunk % kScoreSlots),
+    sm90::barrier_wait(b.barrier<kLayout.scores_empty>(chunk % kScoreSlots),
                        (chunk / kScoreSlots + 1) % 2);
 }
 
-/// -A of a chunk on its way to the warps that invert it.
-WYVERN_DEVICE Tile<fp16, kRows, kRows> lower_tile(const Block& b, int chunk) {
+/// -A of a chunk, for the warps that invert I + A.
+WYVERN_DEVICE Tile<fp16, kRows, kRows> A_tile(const Block& b, int chunk) {
   return tile_at<kLayout.inversion.inverse>(b.shared + chunk % kSlots * kLayout.inversion_bytes);
 }
 
-/// Of one matrix of a chunk's rows by rows, with those of keys.
+/// Starts x = rows K^T.
 WYVERN_DEVICE void multiply_by_keys(const Block& b, const KeyTile& rows, int buffer, Square& x) {
   sm90::start_product<K>(x, sm90::rows_of(rows), sm90::rows_of(b.keys(buffer)));
 }
 
 WYVERN_DEVICE void wait_for_tiles(const Block& b, const Position& at) {
-  // Copies need not land in order: that the buffer's last chunk is gone tells its phase from this
-  // one's.
-  sm90::barrier_wait(b.barrier<kLayout.free>(at.buffer), at.parity ^ 1U);
-  sm90::barrier_wait(b.barrier<kLayout.loaded>(at.buffer), at.parity);
+  // Loads may complete out of order: the wait for `empty` tells this phase of `full` from the one
+  // before.
+  sm90::barrier_wait(b.barrier<kLayout.tiles_empty>(at.buffer), at.parity ^ 1U);
+  sm90::barrier_wait(b.barrier<kLayout.tiles_full>(at.buffer), at.parity);
 }
 
-/// The helper where others invert: -A and the scores of every chunk.
-WYVERN_DEVICE void lower_chunks(const Block& b) {
+/// A prep warpgroup that leaves the inverse to warps of warpgroup 0: -A and scores of every chunk.
+WYVERN_DEVICE void prepare_A(const Block& b) {
   const int warp = sm90::uniform(warp_index()) % 4;
   Position at;
 #pragma unroll 1
@@ -367,10 +371,10 @@ WYVERN_DEVICE void lower_chunks(const Block& b) {
     wait_for_tiles(b, at);
     Square x;
     multiply_by_keys(b, b.keys(at.buffer), at.buffer, x);
-    sm90::barrier_wait(b.barrier<kLayout.scaled>(at.buffer), at.parity);
+    sm90::barrier_wait(b.barrier<kLayout.factors_full>(at.buffer), at.parity);
     if constexpr (QK_L2NORM) {
       normalize(b, at.buffer);
-      sm90::sync_named(kWalkers + 1, 128);
+      sm90::sync_named(kConsumers + 1, 128);
     }
     const float* const key = b.factors<kLayout.row>(at.buffer);
     const float of_key[2] = {key[Square::row(0)], key[Square::row(2)]};
@@ -382,61 +386,61 @@ WYVERN_DEVICE void lower_chunks(const Block& b) {
     }
     const Decays decays = decays_of(b, at.buffer, warp);
     sm90::end_products<0>(x);
-    if (c >= kSlots) sm90::barrier_wait(b.barrier<kLayout.inverted>(slot), (c / kSlots + 1) % 2);
-    sm90::store_negated(sm90::lower_rows<true>(x, decays, warp, of_key), lower_tile(b, c), warp);
-    sm90::barrier_arrive(b.barrier<kLayout.lowered>(slot));
+    if (c >= kSlots) sm90::barrier_wait(b.barrier<kLayout.A_empty>(slot), (c / kSlots + 1) % 2);
+    sm90::store_negated(sm90::lower_rows<true>(x, decays, warp, of_key), A_tile(b, c), warp);
+    sm90::barrier_arrive(b.barrier<kLayout.A_full>(slot));
     if constexpr (kQueries) {
       multiply_by_keys(b, b.queries(at.buffer), at.buffer, x);
-      wait_taken(b, c);
+      wait_scores_empty(b, c);
       sm90::end_products<0>(x);
     }
-    sm90::barrier_arrive(b.barrier<kLayout.free>(at.buffer));
+    sm90::barrier_arrive(b.barrier<kLayout.tiles_empty>(at.buffer));
     if constexpr (kQueries)
       store_lower(sm90::lower_rows<false>(x, decays, warp, of_query), b.scores(slot), warp);
-    sm90::hand_over(b.barrier<kLayout.ready>(slot));
+    sm90::hand_over(b.barrier<kLayout.chunk_full>(slot));
   }
 }
 
-/// Warps 1 to 3 of warpgroup 0 where a helper hands A over: the last two begin an inverse, and the
-/// first ends it.
+/// Warps 1 to 3 of warpgroup 0 invert I + A: warps 2 and 3 one half of 32 rows each, then warp 1
+/// the block below them.
 WYVERN_DEVICE void invert_chunks(const Block& b) {
   const int warp = sm90::uniform(warp_index());
 #pragma unroll 1
   for (int c = 0; c < b.chunks; ++c) {
     const int slot = c % kSlots;
     const uint32 parity = static_cast<uint32>(c / kSlots % 2);
-    const auto begin = [&] { wait_taken(b, c); };
+    const auto begin = [&] { wait_scores_empty(b, c); };
     if (warp > 1) {
-      sm90::barrier_wait(b.barrier<kLayout.lowered>(slot), parity);
-      sm90::invert_32(lower_tile(b, c), b.inverse(slot), sm90::opaque(32 * (warp - 2)), begin);
-      sm90::barrier_arrive(b.barrier<kLayout.joined>(slot));
+      sm90::barrier_wait(b.barrier<kLayout.A_full>(slot), parity);
+      sm90::invert_32(A_tile(b, c), b.inverse(slot), sm90::opaque(32 * (warp - 2)), begin);
+      sm90::barrier_arrive(b.barrier<kLayout.halves_full>(slot));
     } else {
-      sm90::barrier_wait(b.barrier<kLayout.joined>(slot), parity);
-      sm90::join_32(lower_tile(b, c), b.inverse(slot), begin);
-      sm90::barrier_arrive(b.barrier<kLayout.inverted>(slot));
+      sm90::barrier_wait(b.barrier<kLayout.halves_full>(slot), parity);
+      sm90::join_32(A_tile(b, c), b.inverse(slot), begin);
+      sm90::barrier_arrive(b.barrier<kLayout.A_empty>(slot));
     }
-    sm90::hand_over(b.barrier<kLayout.ready>(slot));
+    sm90::hand_over(b.barrier<kLayout.chunk_full>(slot));
   }
 }
 
-/// A helper that inverts: every chunk whose turn it is, from chunk `helper` on.
-WYVERN_DEVICE void prepare_chunks(const Block& b, int helper) {
+/// A prep warpgroup that inverts: every kPrepGroups-th chunk from chunk `prep` on.
+WYVERN_DEVICE void prepare_chunks(const Block& b, int prep) {
   const int warp = sm90::uniform(warp_index()) % 4;
   auto inverse = sm90::UnitLowerInverse::at<kLayout.inversion>(
-      b.shared + helper * kLayout.inversion_bytes, kWalkers + 3 + 3 * helper);
+      b.shared + prep * kLayout.inversion_bytes, kConsumers + 3 + 3 * prep);
   Position at;
-  if (helper == 1) at.advance();
+  if (prep == 1) at.advance();
 #pragma unroll 1
-  for (int c = helper; c < b.chunks; c += kHelpers) {
+  for (int c = prep; c < b.chunks; c += kPrepGroups) {
     wait_for_tiles(b, at);
     Square of_queries, of_keys;
     if constexpr (kQueries) multiply_by_keys(b, b.queries(at.buffer), at.buffer, of_queries);
     if constexpr (kScoresLast || !kQueries)
       multiply_by_keys(b, b.keys(at.buffer), at.buffer, of_keys);
-    sm90::barrier_wait(b.barrier<kLayout.scaled>(at.buffer), at.parity);
+    sm90::barrier_wait(b.barrier<kLayout.factors_full>(at.buffer), at.parity);
     if constexpr (QK_L2NORM) {
       normalize(b, at.buffer);
-      sm90::sync_named(kWalkers + 1 + helper, 128);
+      sm90::sync_named(kConsumers + 1 + prep, 128);
     }
     const int r[2] = {Square::row(0), Square::row(2)};
     const float* const query = b.factors<kLayout.query>(at.buffer);
@@ -455,7 +459,7 @@ WYVERN_DEVICE void prepare_chunks(const Block& b, int helper) {
         sm90::pin(of_keys.x);
         scores = sm90::lower_rows<false>(of_queries, decays, warp, of_query);
       } else {
-        wait_taken(b, c);
+        wait_scores_empty(b, c);
         store_lower(sm90::lower_rows<false>(of_queries, decays, warp, of_query),
                     b.scores(c % kScoreSlots), warp);
         multiply_by_keys(b, b.keys(at.buffer), at.buffer, of_keys);
@@ -463,19 +467,19 @@ WYVERN_DEVICE void prepare_chunks(const Block& b, int helper) {
       }
     } else {
       sm90::end_products<0>(of_keys);
-      if constexpr (!kScoresLast) wait_taken(b, c);
+      if constexpr (!kScoresLast) wait_scores_empty(b, c);
     }
     const sm90::LowerRows A = sm90::lower_rows<true>(of_keys, decays, warp, of_key);
-    sm90::barrier_arrive(b.barrier<kLayout.free>(at.buffer));
+    sm90::barrier_arrive(b.barrier<kLayout.tiles_empty>(at.buffer));
     inverse.take(A.left, A.diagonal);
     inverse.invert(b.inverse(c % kSlots), warp);
     if constexpr (kScoresLast) {
-      wait_taken(b, c);
+      wait_scores_empty(b, c);
       if constexpr (kQueries) store_lower(scores, b.scores(c % kScoreSlots), warp);
     }
-    sm90::hand_over(b.barrier<kLayout.ready>(c % kSlots));
+    sm90::hand_over(b.barrier<kLayout.chunk_full>(c % kSlots));
     inverse.release();
 #pragma unroll
-    for (int i = 0; i < kHelpers; ++i) at.advance();
+    for (int i = 0; i < kPrepGroups; ++i) at.advance();
   }
 }

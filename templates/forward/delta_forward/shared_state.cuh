@@ -1,20 +1,20 @@
-// The state of delta_forward.hopper as S, K x 64 columns of V, in the registers of a warpgroup, and
-// rounded in shared memory, from where products take it.
+// The state as S, K x 64 columns of V, in the registers of a consumer warpgroup, and rounded in
+// shared memory, where products read it.
 #pragma once
 
 #include "device/cuda/sm90/state.cuh"
 #include "forward/delta_forward/prepare.cuh"
 
-/// Products of 64 rows of K that make up a state.
+/// Accumulators of 64 rows of K of a state.
 constexpr int kParts = K / 64;
 
 using StateTile = sm90::SwizzledTile<DTYPE, K, kColumns>;
 
-/// Where a lane's row of four 8 x 8 matrices lies, of this warp's rows from `first` and the columns
-/// from 16 j: the 16 rows of the first eight columns, then those of the next.
+/// This lane's row of four 8 x 8 matrices, of this warp's rows from `first` and the columns from
+/// 16 j: the 16 rows of the first eight columns, then of the next eight.
 template <class TileType>
 WYVERN_DEVICE DTYPE* matrices_of_rows(const TileType& tile, int first, int j) {
-  // Addresses kept from one chunk to the next would leave too few registers.
+  // Recompute addresses to save registers.
   const int lane = sm90::opaque(lane_index());
   return tile.at(first + warp_index() % 4 * 16 + lane % 16, 16 * j + lane / 16 * 8);
 }
@@ -41,20 +41,20 @@ struct TwoRows {
   WYVERN_DEVICE float of(int i) const { return x[i / 2 % 2]; }
 };
 
-/// One warpgroup's walk: the state, and of a chunk V' and what the state gives to its output.
+/// The state, and a chunk's V' and its output from the state.
 struct SharedState {
   const Block& b;
-  int walker;  ///< which 64 of the block's columns of V
+  int consumer;  ///< which 64 of the block's columns of V
   Square state[kParts];
   Square x, y;
 
   WYVERN_DEVICE StateTile rounded() const {
-    return {b.shared + kLayout.state.offset + walker * StateTile::kBytes};
+    return {b.shared + kLayout.state.offset + consumer * StateTile::kBytes};
   }
   WYVERN_DEVICE SquareTile update() const {
-    return {b.shared + kLayout.update.offset + walker * SquareTile::kBytes};
+    return {b.shared + kLayout.update.offset + consumer * SquareTile::kBytes};
   }
-  WYVERN_DEVICE int column() const { return b.tile * BV + walker * kColumns; }
+  WYVERN_DEVICE int column() const { return b.tile * BV + consumer * kColumns; }
 
   /// Calls act(offset, x) for each element and its place in a state of Width columns.
   template <int Width, bool VFirst, class Act>
@@ -74,16 +74,16 @@ struct SharedState {
           state[p], factor, to + 64 * p * kRowStep + column() * kColumnStep);
   }
 
-  /// Of this warpgroup.
-  WYVERN_DEVICE void sync() const { sm90::sync_named(1 + walker, 128); }
+  /// Among this warpgroup.
+  WYVERN_DEVICE void sync() const { sm90::sync_named(1 + consumer, 128); }
 
-  /// What this warpgroup wrote to shared memory is there for its products.
+  /// Makes this warpgroup's writes to shared memory visible to its products.
   WYVERN_DEVICE void publish() const {
     sm90::fence_proxy_async();
     sync();
   }
 
-  /// Nobody reads the rounded state any more.
+  /// Writes the rounded state, which no product may be reading.
   WYVERN_DEVICE void round_state() const {
 #pragma unroll
     for (int p = 0; p < kParts; ++p) store_rows(state[p], rounded(), 64 * p);
@@ -95,26 +95,26 @@ struct SharedState {
     sm90::start_product<K>(x, sm90::rows_of(b.keys(at.buffer)), sm90::columns_of(rounded()));
   }
 
-  /// With x under way and y free: makes x = V' and, where asked, y = q S, and the state decay.
-  WYVERN_DEVICE void enter(const Position& at, int chunk) {
+  /// With x in flight and y free: computes x = V' and y = q S, and decays the state.
+  WYVERN_DEVICE void compute_values(const Position& at, int chunk) {
     if constexpr (kQueries) {
       sm90::start_product<K>(y, sm90::rows_of(b.queries(at.buffer)), sm90::columns_of(rounded()));
     }
-    sm90::Barrier* const ready = b.barrier<kLayout.ready>(chunk % kSlots);
+    sm90::Barrier* const prepared = b.barrier<kLayout.chunk_full>(chunk % kSlots);
     const uint32 parity = static_cast<uint32>(chunk / kSlots % 2);
-    // With norms the factors are there only when the chunk is prepared.
+    // With norms prep warpgroups complete the factors.
     if constexpr (QK_L2NORM)
-      sm90::barrier_wait(ready, parity);
+      sm90::barrier_wait(prepared, parity);
     else
-      sm90::barrier_wait(b.barrier<kLayout.scaled>(at.buffer), at.parity);
-    const SquareTile values = b.values(at.buffer, walker);
+      sm90::barrier_wait(b.barrier<kLayout.factors_full>(at.buffer), at.parity);
+    const SquareTile values = b.values(at.buffer, consumer);
     const TwoRows beta(b.factors<kLayout.beta>(at.buffer));
     const TwoRows erase(b.factors<kLayout.erase>(at.buffer));
     const float decay = array_at<kLayout.decay>(b.shared)[at.buffer];
     uint32 v[4][4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) load_matrix_x4(v[j], matrices_of_rows(values, 0, j));
-    if (!kQueries && b.without_values) {
+    if (!kQueries && b.zero_v) {
 #pragma unroll
       for (int j = 0; j < 4; ++j)
 #pragma unroll
@@ -129,14 +129,14 @@ struct SharedState {
     }
     // u, in v's place: each warp in its own rows.
     store_rows(x, values);
-    // The output that lies where the update of the state will has been copied.
+    // The TMA store of the last output, in the place of the update, has read it.
     if (kQueries && thread_index() % 128 == 0) sm90::bulk_wait_read<0>();
     publish();
-    if constexpr (!QK_L2NORM) sm90::barrier_wait(ready, parity);
+    if constexpr (!QK_L2NORM) sm90::barrier_wait(prepared, parity);
     sm90::start_product<kRows>(x, sm90::rows_of(b.inverse(chunk % kSlots)),
                                sm90::columns_of(values), true);
-    const float kept = decay * room_of(b, at.buffer);
-    if (SCALAR_GATE || (kMayOverflow && kept != 1.0f)) multiply_state(kept);
+    const float factor = decay * room_of(b, at.buffer);
+    if (SCALAR_GATE || (kMayOverflow && factor != 1.0f)) multiply_state(factor);
     sm90::end_products<0>(x);
     if constexpr (kQueries) sm90::pin(y.x);
   }
@@ -148,8 +148,7 @@ struct SharedState {
       for (int i = 0; i < Square::kCount; ++i) state[p].x[i] *= factor;
   }
 
-  /// V' as the state takes it up, of rows [begin, end) of the chunk, to where products take it
-  /// from.
+  /// Writes V' times its factors in the update to shared memory, of rows [begin, end) of the chunk.
   WYVERN_DEVICE void scale_values(const Position& at, int begin = 0, int end = kRows) const {
     const TwoRows rate(b.factors<kLayout.update_factor>(at.buffer));
     const float room = room_of(b, at.buffer);
@@ -173,8 +172,8 @@ struct SharedState {
     sm90::wgmma_commit();
   }
 
-  /// Ends the state's update, of which `Younger` groups of products are younger, and rounds the
-  /// state that the next chunk begins with.
+  /// Waits for the state's update, with `Younger` groups of products after it, and writes the
+  /// rounded state.
   template <int Younger>
   WYVERN_DEVICE void end_update(const Position& at) {
     sm90::end_products<Younger>(state[0]);
@@ -184,10 +183,10 @@ struct SharedState {
     round_state();
   }
 
-  /// Where a checkpoint divides the chunk: the state takes up the rows in front of it, which are
-  /// returned, is kept, and decays to the chunk's end; else 0.
-  template <class Keep>
-  WYVERN_DEVICE int take_front(const Position& at, const Keep& keep) {
+  /// Where a checkpoint divides the chunk: updates the state by the rows in front of it, writes the
+  /// checkpoint, decays the state to the chunk's end and returns those rows; else 0.
+  template <class WriteCheckpoint>
+  WYVERN_DEVICE int update_front(const Position& at, const WriteCheckpoint& write_checkpoint) {
     const int rows = sm90::uniform(checkpoint_of(b, at.buffer)[0]);
     if (rows == 0 || rows == kRows) return 0;
     scale_values(at, 0, rows);
@@ -196,7 +195,7 @@ struct SharedState {
     sm90::end_products<0>(state[0]);
 #pragma unroll
     for (int p = 1; p < kParts; ++p) sm90::pin(state[p].x);
-    keep(*this, checkpoint_of(b, at.buffer)[1], 1.0f / room_of(b, at.buffer));
+    write_checkpoint(*this, checkpoint_of(b, at.buffer)[1], 1.0f / room_of(b, at.buffer));
     const float* const G = b.factors<kLayout.G>(at.buffer);
     multiply_state(exp2_fast(G[kRows - 1] - G[rows - 1]));
     // Until all warps are done with the rows in front.
@@ -204,16 +203,17 @@ struct SharedState {
     return rows;
   }
 
-  /// Starts the state's update by a chunk's V' and then the rest of its output, and rounds the
-  /// state that the next chunk begins with. keep(*this, row, factor) writes the state times a
-  /// factor to a row of checkpoints.
-  template <class Keep>
-  WYVERN_DEVICE void leave(const Position& at, int chunk, const Keep& keep) {
-    int taken = 0;
-    if constexpr (kDivided) taken = take_front(at, keep);
+  /// Updates the state by a chunk's V', writes it rounded, and starts the rest of the chunk's
+  /// output. write_checkpoint(*this, row, factor) writes the state times a factor to a row of
+  /// `checkpoints`.
+  template <class WriteCheckpoint>
+  WYVERN_DEVICE void update_and_output(const Position& at, int chunk,
+                                       const WriteCheckpoint& write_checkpoint) {
+    int front = 0;
+    if constexpr (kDivided) front = update_front(at, write_checkpoint);
     const TwoRows factor(b.factors<kLayout.output_factor>(at.buffer));
-    const SquareTile values = b.values(at.buffer, walker);
-    scale_values(at, taken);
+    const SquareTile values = b.values(at.buffer, consumer);
+    scale_values(at, front);
     // Until all warps are done with u.
     sync();
     store_rows(x, values);
@@ -225,7 +225,7 @@ struct SharedState {
                                sm90::columns_of(values), true);
     end_update<1>(at);
     if constexpr (kCheckpoints)
-      if (const int row = row_of_end(b, at.buffer); row >= 0) keep(*this, row, 1.0f);
+      if (const int row = row_of_end(b, at.buffer); row >= 0) write_checkpoint(*this, row, 1.0f);
   }
 
   /// A chunk's output, once its products are done: by a tensor copy, or row by row where the
@@ -252,50 +252,51 @@ struct SharedState {
   }
 };
 
-template <class Keep>
-WYVERN_DEVICE void walk(SharedState& state, const TensorMap& o_map, const TokenRows<DTYPE>& o,
-                        const Keep& keep) {
+/// The consumer's mainloop.
+template <class WriteCheckpoint>
+WYVERN_DEVICE void mainloop(SharedState& state, const TensorMap& o_map, const TokenRows<DTYPE>& o,
+                            const WriteCheckpoint& write_checkpoint) {
   const Block& b = state.b;
   Position at;
-  sm90::barrier_wait(b.barrier<kLayout.loaded>(at.buffer), at.parity);
+  sm90::barrier_wait(b.barrier<kLayout.tiles_full>(at.buffer), at.parity);
   state.round_state();
   state.start(at);
-  state.enter(at, 0);
+  state.compute_values(at, 0);
 #pragma unroll 1
   for (int c = 0; c < b.chunks; ++c) {
-    state.leave(at, c, keep);
-    sm90::Barrier* const free = b.barrier<kLayout.free>(at.buffer);
+    state.update_and_output(at, c, write_checkpoint);
+    sm90::Barrier* const empty = b.barrier<kLayout.tiles_empty>(at.buffer);
     at.advance();
     if (c + 1 == b.chunks) {
       sm90::end_products<0>(state.y);
       state.store(c, o_map, o);
       break;
     }
-    sm90::barrier_wait(b.barrier<kLayout.loaded>(at.buffer), at.parity);
+    sm90::barrier_wait(b.barrier<kLayout.tiles_full>(at.buffer), at.parity);
     state.start(at);
     sm90::end_products<1>(state.y);
-    sm90::barrier_arrive(free);
-    sm90::barrier_arrive(b.barrier<kLayout.taken>(c % kScoreSlots));
+    sm90::barrier_arrive(empty);
+    sm90::barrier_arrive(b.barrier<kLayout.scores_empty>(c % kScoreSlots));
     if (c >= b.warm) state.store(c, o_map, o);
-    state.enter(at, c + 1);
+    state.compute_values(at, c + 1);
   }
 }
 
-/// The same for the state alone.
-WYVERN_DEVICE void walk(SharedState& state) {
+/// The mainloop of the state alone.
+WYVERN_DEVICE void mainloop(SharedState& state) {
   const Block& b = state.b;
   Position at;
   state.round_state();
 #pragma unroll 1
   for (int c = 0; c < b.chunks; ++c, at.advance()) {
-    sm90::barrier_wait(b.barrier<kLayout.loaded>(at.buffer), at.parity);
+    sm90::barrier_wait(b.barrier<kLayout.tiles_full>(at.buffer), at.parity);
     state.start(at);
-    state.enter(at, c);
-    sm90::barrier_arrive(b.barrier<kLayout.taken>(c % kScoreSlots));
+    state.compute_values(at, c);
+    sm90::barrier_arrive(b.barrier<kLayout.scores_empty>(c % kScoreSlots));
     state.scale_values(at);
     state.publish();
     state.start_update(at);
     state.end_update<0>(at);
-    sm90::barrier_arrive(b.barrier<kLayout.free>(at.buffer));
+    sm90::barrier_arrive(b.barrier<kLayout.tiles_empty>(at.buffer));
   }
 }

@@ -1,4 +1,4 @@
-// The state of delta_forward.hopper as S^T in the registers of one warpgroup, 64 columns of V x K.
+// The state as S^T in the registers of a consumer warpgroup, 64 columns of V x K.
 #pragma once
 
 #include "device/cuda/sm90/state.cuh"
@@ -19,21 +19,21 @@ struct RowFactors {
   WYVERN_DEVICE float of(int i) const { return x[i / 4].at[i % 2]; }
 };
 
-/// Where lanes' rows of four 8 x 8 matrices lie in a tile of a chunk's rows by columns of V: first
-/// this warp's 16 columns of rows 8 j to 8 j + 7, then those of the eight rows that follow.
+/// This lane's row of four 8 x 8 matrices of a tile of a chunk's rows by columns of V: this warp's
+/// 16 columns of rows 8 j to 8 j + 7, then of the next eight rows.
 WYVERN_DEVICE DTYPE* matrices_at(const SquareTile& tile, int j) {
   const int lane = lane_index();
   return tile.at(8 * j + lane / 16 * 8 + lane % 8, warp_index() % 4 * 16 + lane / 8 % 2 * 8);
 }
 
-/// What makes u = beta v - beta exp(G) k S of k S, for 16 tokens.
+/// The operands of u = beta v - beta exp(G) k S, for 16 tokens.
 struct Residual {
   uint32 values[4];
   Float2 beta[2], erase[2];
 
-  WYVERN_DEVICE Residual(const Block& b, int buffer, int walker, int j) {
-    load_matrix_x4_transposed(values, matrices_at(b.values(buffer, walker), 2 * j));
-    if (!kQueries && b.without_values) {
+  WYVERN_DEVICE Residual(const Block& b, int buffer, int consumer, int j) {
+    load_matrix_x4_transposed(values, matrices_at(b.values(buffer, consumer), 2 * j));
+    if (!kQueries && b.zero_v) {
 #pragma unroll
       for (uint32& pair : values) pair = 0;
     }
@@ -54,19 +54,19 @@ struct Residual {
   }
 };
 
-/// The output of a chunk, if it is the block's: by a tensor copy, or row by row where the sequence
-/// ends in it.
-WYVERN_DEVICE void store_transposed(const Block& block, int walker, const Columns& x, int chunk,
+/// Stores a chunk's output, unless it is the overlap's: by a TMA store, or row by row where the
+/// sequence ends inside the chunk.
+WYVERN_DEVICE void store_transposed(const Block& block, int consumer, const Columns& x, int chunk,
                                     const TensorMap& o_map, const TokenRows<DTYPE>& o) {
   const Block b = recalled(block);
   if (chunk < b.warm) return;
   const int thread = thread_index() % 128;
-  const int panel = kPanels * b.tile + walker;
-  const SquareTile tile = b.output(kLayout.outputs * walker + chunk % kLayout.outputs);
-  // The one buffer's last copy has read it; of two, the barrier below says so of the next one's.
+  const int panel = kPanels * b.tile + consumer;
+  const SquareTile tile = b.output(kLayout.outputs * consumer + chunk % kLayout.outputs);
+  // With one buffer its last store must have read it; with two the barrier below orders that.
   if constexpr (kLayout.outputs == 1) {
     if (thread == 0) sm90::bulk_wait_read<0>();
-    sm90::sync_named(1 + walker, 128);
+    sm90::sync_named(1 + consumer, 128);
   }
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
@@ -77,7 +77,7 @@ WYVERN_DEVICE void store_transposed(const Block& block, int walker, const Column
   }
   sm90::fence_proxy_async();
   if (kLayout.outputs > 1 && thread == 0) sm90::bulk_wait_read<0>();
-  sm90::sync_named(1 + walker, 128);
+  sm90::sync_named(1 + consumer, 128);
   const int64 token = b.token + chunk * kRows;
   const int rows = b.rows(chunk);
   if (rows == kRows) {
@@ -93,14 +93,14 @@ WYVERN_DEVICE void store_transposed(const Block& block, int walker, const Column
                  load<8>(tile.at(i / 8, i % 8 * 8)));
 }
 
-/// The state, and of a chunk V' and what the state gives to its output.
+/// The state, and a chunk's V' and its output from the state.
 struct TransposedState {
   const Block& b;
-  int walker;  ///< which 64 of the block's columns of V
+  int consumer;  ///< which 64 of the block's columns of V
   Transposed state;
   Columns x, y;
 
-  WYVERN_DEVICE int column() const { return b.tile * BV + walker * kColumns; }
+  WYVERN_DEVICE int column() const { return b.tile * BV + consumer * kColumns; }
 
   /// Calls act(offset, x) for each element and its place in a state of Width columns.
   template <int Width, bool VFirst, class Act>
@@ -126,25 +126,26 @@ struct TransposedState {
   }
 
   WYVERN_DEVICE Residual residual(const Position& at, int j) const {
-    return Residual(b, at.buffer, walker, j);
+    return Residual(b, at.buffer, consumer, j);
   }
   WYVERN_DEVICE void apply(const Residual (&residuals)[2], int j) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) residuals[i].apply(x.x + 8 * (j + i));
   }
 
-  /// With x under way and y free: makes x = V' and, where asked, y = q S, and the state decay.
-  WYVERN_DEVICE void enter(const Position& at, int chunk, sm90::FragmentA<DTYPE, K>& packed) {
-    sm90::Barrier* const ready = b.barrier<kLayout.ready>(chunk % kSlots);
+  /// With x in flight and y free: computes x = V' and y = q S, and decays the state.
+  WYVERN_DEVICE void compute_values(const Position& at, int chunk,
+                                    sm90::FragmentA<DTYPE, K>& packed) {
+    sm90::Barrier* const prepared = b.barrier<kLayout.chunk_full>(chunk % kSlots);
     const uint32 parity = static_cast<uint32>(chunk / kSlots % 2);
-    if constexpr (kQueries && kWalkers > 1) start_output(at, packed);
-    // With norms the factors are there only when the chunk is prepared.
+    if constexpr (kQueries && kConsumers > 1) start_output(at, packed);
+    // With norms prep warpgroups complete the factors.
     if constexpr (QK_L2NORM)
-      sm90::barrier_wait(ready, parity);
+      sm90::barrier_wait(prepared, parity);
     else
-      sm90::barrier_wait(b.barrier<kLayout.scaled>(at.buffer), at.parity);
+      sm90::barrier_wait(b.barrier<kLayout.factors_full>(at.buffer), at.parity);
     const float decay = array_at<kLayout.decay>(b.shared)[at.buffer];
-    if constexpr (kWalkers == 1) {
+    if constexpr (kConsumers == 1) {
       const Residual first[2] = {residual(at, 0), residual(at, 1)};
       const Residual last[2] = {residual(at, 2), residual(at, 3)};
       if constexpr (kQueries) start_output(at, packed);
@@ -164,23 +165,23 @@ struct TransposedState {
       packed.hold();
     }
     sm90::FragmentA<DTYPE, kRows> u(x);
-    if constexpr (!QK_L2NORM) sm90::barrier_wait(ready, parity);
+    if constexpr (!QK_L2NORM) sm90::barrier_wait(prepared, parity);
     sm90::start_product(x, u, sm90::rows_of(b.inverse(chunk % kSlots)), true);
-    // What was read of the tile was read before the tile is free for the next copy.
+    // These reads of the tile come before the next load to it.
     sm90::fence_proxy_async();
-    const float kept = decay * room_of(b, at.buffer);
-    if ((SCALAR_GATE && !kLazyDecay) || ((SCALAR_GATE || kMayOverflow) && kept != 1.0f)) {
+    const float factor = decay * room_of(b, at.buffer);
+    if ((SCALAR_GATE && !kLazyDecay) || ((SCALAR_GATE || kMayOverflow) && factor != 1.0f)) {
 #pragma unroll
-      for (int i = 0; i < Transposed::kCount; ++i) state.x[i] *= kept;
+      for (int i = 0; i < Transposed::kCount; ++i) state.x[i] *= factor;
     }
     sm90::end_products<0>(x, u);
-    if constexpr (kWalkers == 1) {
+    if constexpr (kConsumers == 1) {
       if constexpr (kQueries) sm90::pin(y.x);
       packed.hold();
     }
   }
 
-  /// V' as the state takes it up, of rows [begin, end) of the chunk, by multiples of 16.
+  /// V' times its factors in the update, of rows [begin, end) of the chunk, multiples of 16.
   WYVERN_DEVICE Columns scaled_values(const Position& at, int begin = 0, int end = kRows) const {
     const RowFactors rate(b.factors<kLayout.update_factor>(at.buffer));
     const float room = room_of(b, at.buffer);
@@ -191,7 +192,7 @@ struct TransposedState {
     return scaled;
   }
 
-  /// After its update the state is what it was taken as for that.
+  /// Divides the state by room_of() after its update.
   WYVERN_DEVICE void restore(const Position& at) {
     if constexpr (!kMayOverflow) return;
     if (room_of(b, at.buffer) == 1.0f) return;
@@ -204,16 +205,16 @@ struct TransposedState {
     sm90::start_product(state, update, sm90::columns_of(b.keys(at.buffer)), true);
   }
 
-  /// Where a checkpoint divides the chunk: the state takes up the rows in front of it, which are
-  /// returned, is kept, and decays to the chunk's end; else 0.
-  template <class Keep>
-  WYVERN_DEVICE int take_front(const Position& at, const Keep& keep) {
+  /// Where a checkpoint divides the chunk: updates the state by the rows in front of it, writes the
+  /// checkpoint, decays the state to the chunk's end and returns those rows; else 0.
+  template <class WriteCheckpoint>
+  WYVERN_DEVICE int update_front(const Position& at, const WriteCheckpoint& write_checkpoint) {
     const int rows = sm90::uniform(checkpoint_of(b, at.buffer)[0]);
     if (rows == 0 || rows == kRows) return 0;
     sm90::FragmentA<DTYPE, kRows> update(scaled_values(at, 0, rows));
     start_update(at, update);
     sm90::end_products<0>(state, update);
-    keep(*this, checkpoint_of(b, at.buffer)[1], 1.0f / room_of(b, at.buffer));
+    write_checkpoint(*this, checkpoint_of(b, at.buffer)[1], 1.0f / room_of(b, at.buffer));
     const float* const G = b.factors<kLayout.G>(at.buffer);
     const float decay = exp2_fast(G[kRows - 1] - G[rows - 1]);
 #pragma unroll
@@ -221,14 +222,15 @@ struct TransposedState {
     return rows;
   }
 
-  /// Starts the state's update by a chunk's V' and then the rest of its output. keep(*this, row,
-  /// factor) writes the state times a factor to a row of checkpoints.
-  template <class Keep>
-  WYVERN_DEVICE void leave(const Position& at, int chunk, sm90::FragmentA<DTYPE, kRows>& values,
-                           const Keep& keep) {
-    int taken = 0;
-    if constexpr (kDivided) taken = take_front(at, keep);
-    sm90::FragmentA<DTYPE, kRows> update(scaled_values(at, taken));
+  /// Updates the state by a chunk's V', and starts the rest of its output. write_checkpoint(*this,
+  /// row, factor) writes the state times a factor to a row of `checkpoints`.
+  template <class WriteCheckpoint>
+  WYVERN_DEVICE void update_and_output(const Position& at, int chunk,
+                                       sm90::FragmentA<DTYPE, kRows>& values,
+                                       const WriteCheckpoint& write_checkpoint) {
+    int front = 0;
+    if constexpr (kDivided) front = update_front(at, write_checkpoint);
+    sm90::FragmentA<DTYPE, kRows> update(scaled_values(at, front));
     start_update(at, update);
     const RowFactors factor(b.factors<kLayout.output_factor>(at.buffer));
 #pragma unroll
@@ -237,70 +239,71 @@ struct TransposedState {
     sm90::end_products<1>(state, update);
     restore(at);
     if constexpr (kCheckpoints)
-      if (const int row = row_of_end(b, at.buffer); row >= 0) keep(*this, row, 1.0f);
-    sm90::barrier_arrive(b.barrier<kLayout.free>(at.buffer));
+      if (const int row = row_of_end(b, at.buffer); row >= 0) write_checkpoint(*this, row, 1.0f);
+    sm90::barrier_arrive(b.barrier<kLayout.tiles_empty>(at.buffer));
   }
 
-  /// Updates the state by a chunk's V', where no output is asked.
+  /// Updates the state by a chunk's V', without an output.
   WYVERN_DEVICE void update(const Position& at) {
     sm90::FragmentA<DTYPE, kRows> values(scaled_values(at));
     start_update(at, values);
     sm90::end_products<0>(state, values);
     restore(at);
-    sm90::barrier_arrive(b.barrier<kLayout.free>(at.buffer));
+    sm90::barrier_arrive(b.barrier<kLayout.tiles_empty>(at.buffer));
   }
 };
 
-template <class Keep>
-WYVERN_DEVICE void walk(TransposedState& walk, const TensorMap& o_map, const TokenRows<DTYPE>& o,
-                        const Keep& keep) {
-  const Block& b = walk.b;
+/// The consumer's mainloop. Products of a chunk overlap those of the next one.
+template <class WriteCheckpoint>
+WYVERN_DEVICE void mainloop(TransposedState& s, const TensorMap& o_map, const TokenRows<DTYPE>& o,
+                            const WriteCheckpoint& write_checkpoint) {
+  const Block& b = s.b;
   Position at;
-  sm90::barrier_wait(b.barrier<kLayout.loaded>(at.buffer), at.parity);
+  sm90::barrier_wait(b.barrier<kLayout.tiles_full>(at.buffer), at.parity);
   {
-    sm90::FragmentA<DTYPE, K> packed(walk.state);
-    walk.start(at, packed);
-    walk.enter(at, 0, packed);
+    sm90::FragmentA<DTYPE, K> packed(s.state);
+    s.start(at, packed);
+    s.compute_values(at, 0, packed);
   }
 #pragma unroll 1
   for (int c = 0; c < b.chunks; ++c) {
-    sm90::FragmentA<DTYPE, kRows> values(walk.x);
-    walk.leave(at, c, values, keep);
+    sm90::FragmentA<DTYPE, kRows> values(s.x);
+    s.update_and_output(at, c, values, write_checkpoint);
     const bool last = c + 1 == b.chunks;
     const auto finish = [&] {
       values.hold();
-      if (!last) sm90::barrier_arrive(b.barrier<kLayout.taken>(c % kSlots));
-      store_transposed(b, walk.walker, walk.y, c, o_map, o);
+      if (!last) sm90::barrier_arrive(b.barrier<kLayout.scores_empty>(c % kSlots));
+      store_transposed(b, s.consumer, s.y, c, o_map, o);
     };
-    // Two walkers have no registers for this output beside the next chunk's products.
-    if (kWalkers > 1 || last) {
-      sm90::end_products<0>(walk.y);
+    // Two consumer warpgroups have no registers for this output beside the next chunk's products.
+    if (kConsumers > 1 || last) {
+      sm90::end_products<0>(s.y);
       finish();
       if (last) break;
     }
     at.advance();
-    sm90::barrier_wait(b.barrier<kLayout.loaded>(at.buffer), at.parity);
-    sm90::FragmentA<DTYPE, K> packed(walk.state);
-    walk.start(at, packed);
-    if constexpr (kWalkers == 1) {
-      sm90::end_products<1>(walk.y);
+    sm90::barrier_wait(b.barrier<kLayout.tiles_full>(at.buffer), at.parity);
+    sm90::FragmentA<DTYPE, K> packed(s.state);
+    s.start(at, packed);
+    if constexpr (kConsumers == 1) {
+      sm90::end_products<1>(s.y);
       finish();
     }
-    walk.enter(at, c + 1, packed);
+    s.compute_values(at, c + 1, packed);
   }
 }
 
-/// The same for the state alone.
-WYVERN_DEVICE void walk(TransposedState& walk) {
-  const Block& b = walk.b;
+/// The mainloop of the state alone.
+WYVERN_DEVICE void mainloop(TransposedState& s) {
+  const Block& b = s.b;
   Position at;
 #pragma unroll 1
   for (int c = 0; c < b.chunks; ++c, at.advance()) {
-    sm90::barrier_wait(b.barrier<kLayout.loaded>(at.buffer), at.parity);
-    sm90::FragmentA<DTYPE, K> packed(walk.state);
-    walk.start(at, packed);
-    walk.enter(at, c, packed);
-    sm90::barrier_arrive(b.barrier<kLayout.taken>(c % kScoreSlots));
-    walk.update(at);
+    sm90::barrier_wait(b.barrier<kLayout.tiles_full>(at.buffer), at.parity);
+    sm90::FragmentA<DTYPE, K> packed(s.state);
+    s.start(at, packed);
+    s.compute_values(at, c, packed);
+    sm90::barrier_arrive(b.barrier<kLayout.scores_empty>(c % kScoreSlots));
+    s.update(at);
   }
 }

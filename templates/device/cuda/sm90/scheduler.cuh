@@ -1,0 +1,183 @@
+// Schedulers: which sequence, head, columns of V and chunks a block has. S is the kernel's Spec. A
+// Kernel has the constants kRows (of a chunk), kTilesV (blocks over V), kThreads, kRoles, its
+// `work`, its parameters `p`, and load_head(), which loads the head's gate parameters.
+#pragma once
+
+#include "device/cuda/chunk.cuh"
+#include "device/cuda/segment.cuh"
+#include "device/cuda/share.cuh"
+#include "device/cuda/sm90/ptx.cuh"
+#include "device/state_slots.hpp"
+
+namespace wyvern::cuda::sm90 {
+
+/// A block's work, known to all its warps.
+struct Work : SharedWalk {
+  unsigned char* shared;
+  int sequence, head, key_head, tile;
+  bool halves;  ///< of BV columns: one consumer warpgroup works, the others are another block's
+  bool zero_v;  ///< v is 0
+};
+
+/// Clears a null sequence's output in the block's columns.
+template <class S, class Kernel>
+WYVERN_DEVICE void clear_columns(const Kernel& k, int64 token, int tokens) {
+  using Row = TokenRows<Element<S::DTYPE>>;
+  clear_output<Kernel::kThreads>(
+      Row{k.p.o, k.p.o_stride}.at(token, k.work.head * S::V + k.work.tile * S::BV), tokens, S::BV);
+}
+
+/// A block per sequence, or per split of it. A split that is not the first starts with an overlap:
+/// chunks recomputed, without output, until older state has decayed. Kernel::kSplits: whether
+/// sequences may split; overlap(sequence, first): the chunks needed in front of chunk `first`;
+/// Kernel::kMayHalve: whether two blocks may instead have half of the columns each.
+template <class S>
+struct WholeSequence {
+  static constexpr bool kOutput = true, kOverlaps = true;
+  static constexpr bool kCheckpoints = S::CHECKPOINTS, kDivided = S::CHECKPOINT_OFFSETS;
+
+  int64 sequence_token;
+  int first_consumer;
+
+  template <class Kernel>
+  WYVERN_DEVICE bool find(Kernel& k) {
+    auto& b = k.work;
+    const auto& p = k.p;
+    const Extents& e = p.e;
+    b.tile = block_index() % Kernel::kTilesV;
+    b.head = block_index() / Kernel::kTilesV % e.HV;
+    b.key_head = e.key_head(b.head);
+    const int sequences = static_cast<int>(e.N);
+    b.sequence = block_index() / (Kernel::kTilesV * e.HV) % sequences;
+    if constexpr (S::VARLEN)
+      b.sequence = longest_first<Kernel::kThreads>(b.sequence, sequences, p.seq_offsets,
+                                                   reinterpret_cast<int*>(b.shared));
+    const Sequence sequence =
+        locate_sequence<S::VARLEN, Kernel::kRows>(b.sequence, e, p.seq_offsets, p.chunk_offsets);
+    sequence_token = sequence.token;
+    const int chains = Kernel::kTilesV * e.HV * sequences;
+    if (is_null_sequence<S>(b.sequence, e, p.state_index, p.output_state_index)) {
+      if (block_index() < chains) clear_columns<S>(k, sequence.token, sequence.tokens);
+      return false;
+    }
+    k.load_head();
+    const int splits = Kernel::kSplits ? block_count() / chains : 1;
+    // The last splits start first, since their overlaps may reach the sequence's start. In place
+    // the last split waits for the others, so it starts after them.
+    const int turn = block_index() / chains;
+    const int split = S::INPLACE_STATE ? turn : splits - 1 - turn;
+    const bool may_halve = Kernel::kMayHalve && splits == 2;
+    const int all = ceil_div(sequence.tokens, Kernel::kRows);
+    const int first = static_cast<int>(int64{all} * (may_halve ? 1 : split) / splits);
+    int overlap = 0;
+    if (Kernel::kSplits && first > 0) overlap = k.overlap(sequence, first);
+    // Both blocks decide by the second split's overlap. A chunk of 64 columns takes about 0.75 of
+    // the time of one of 128.
+    b.halves = may_halve && 4 * (all - first + overlap) > 3 * all;
+    first_consumer = b.halves ? split : 0;
+    static_cast<SharedWalk&>(b) = share_out<Kernel::kRows>(
+        sequence, b.halves ? 0 : split, b.halves ? 1 : splits, [&](int) { return overlap; });
+    if (b.chunks == 0 && !b.to_end) {
+      if constexpr (S::INPLACE_STATE && Kernel::kSplits)
+        if (warp_index() < 4 * Kernel::kRoles.mma)
+          tell_slot_read(p.slots_read + b.sequence * e.HV + b.head);
+      return false;
+    }
+    return true;
+  }
+
+  /// Tokens of the sequence before the block's first.
+  WYVERN_DEVICE uint32 passed(const Work& b) const {
+    return static_cast<uint32>(b.token - sequence_token);
+  }
+};
+
+/// A block per segment that another follows and BV columns of M or R, its map of states S -> M S +
+/// R. Only the overlap() chunks before the segment's end count: if not all do, M is 0.
+template <class S>
+struct SegmentMap {
+  static constexpr bool kOutput = false, kOverlaps = false;
+  static constexpr bool kCheckpoints = false, kDivided = false;
+  static constexpr int first_consumer = 0;
+
+  int slot;  ///< of the segment and value head
+
+  template <class Kernel>
+  WYVERN_DEVICE bool find(Kernel& k) {
+    constexpr int kTilesK = S::K / S::BV, kTiles = kTilesK + Kernel::kTilesV;
+    auto& b = k.work;
+    const auto& p = k.p;
+    const Extents& e = p.e;
+    const int tile = block_index() % kTiles;
+    const int place = block_index() / kTiles;  // of the segment and value head
+    const Segment segment =
+        locate_segment<S::VARLEN, S::SEG * S::BT, true>(place / e.HV, e, p.seq_offsets);
+    if (!segment.used || segment.last) return false;
+    b.head = place % e.HV;
+    b.key_head = e.key_head(b.head);
+    slot = segment.slot * e.HV + b.head;
+    b.zero_v = tile < kTilesK;
+    b.tile = b.zero_v ? tile : tile - kTilesK;
+    b.token = segment.token;
+    b.chunks = S::SEG;
+    k.load_head();
+    if constexpr (Kernel::kSplits) {
+      const int overlap =
+          k.overlap({.token = b.token, .tokens = segment.tokens, .slot = 0}, S::SEG);
+      if (overlap < S::SEG) {
+        if (b.zero_v) {
+          write_no_M<S::K, S::BV, Kernel::kThreads>(p.share_M + int64{slot} * S::K * S::K,
+                                                    b.tile * S::BV);
+          return false;
+        }
+        b.token += (S::SEG - overlap) * Kernel::kRows;
+        b.chunks = overlap;
+      }
+    }
+    b.tokens = b.chunks * Kernel::kRows;
+    return true;
+  }
+};
+
+/// A block per segment, from the state before it.
+template <class S>
+struct SegmentResume {
+  static constexpr bool kOutput = true, kOverlaps = false;
+  static constexpr bool kCheckpoints = S::CHECKPOINTS, kDivided = S::CHECKPOINT_OFFSETS;
+  static constexpr int first_consumer = 0;
+
+  int index;  ///< of the segment in its sequence
+
+  template <class Kernel>
+  WYVERN_DEVICE bool find(Kernel& k) {
+    auto& b = k.work;
+    const auto& p = k.p;
+    const Extents& e = p.e;
+    const Segment segment = locate_segment<S::VARLEN, S::SEG * S::BT>(
+        block_index() / Kernel::kTilesV / e.HV, e, p.seq_offsets);
+    if (!segment.used) return false;
+    b.tile = block_index() % Kernel::kTilesV;
+    b.head = block_index() / Kernel::kTilesV % e.HV;
+    b.key_head = e.key_head(b.head);
+    if (is_null_sequence<S>(segment.sequence, e, p.state_index, p.output_state_index)) {
+      clear_columns<S>(k, segment.token, segment.tokens);
+      return false;
+    }
+    b.sequence = segment.sequence;
+    b.token = segment.token;
+    b.tokens = segment.tokens;
+    b.chunks = ceil_div(segment.tokens, Kernel::kRows);
+    // There is no overlap. As a constant 0 costs registers.
+    b.warm = opaque(0);
+    b.to_end = segment.last;
+    index = segment.index;
+    k.load_head();
+    return true;
+  }
+
+  WYVERN_DEVICE uint32 passed(const Work&) const {
+    return static_cast<uint32>(index * (S::SEG * S::BT));
+  }
+};
+
+}  // namespace wyvern::cuda::sm90

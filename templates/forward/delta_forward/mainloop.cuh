@@ -1,0 +1,145 @@
+// The kernels of delta_forward by role. `Scheduler`, a global alias set before the include, says
+// which work a block has.
+//
+// load: a producer warp loads tiles, factor warps compute the factors of rows. prepare: decayed
+// scores of queries and the inverse of I + A, by two prep warpgroups in turns; a single one leaves
+// the inverse to warps of warpgroup 0. mma: consumer warpgroups, each with a state of 64 columns.
+#pragma once
+
+#include "device/cuda/sm90/kernel.cuh"
+#include "device/cuda/sm90/state_io.cuh"
+#include "forward/delta_forward/shared_state.cuh"
+#include "forward/delta_forward/transposed_state.cuh"
+
+template <class P>
+struct DeltaForward {
+  using Params = P;
+  using Scheduler = ::Scheduler;  // for StateIo
+  using Io = sm90::StateIo<Scheduler>;
+  static constexpr int kRows = ::kRows, kThreads = ::kThreads, kTilesV = V / BV;
+  static constexpr bool kCheckpoints = ::kCheckpoints;
+  /// Without a gate state does not decay.
+  static constexpr bool kSplits = SCALAR_GATE, kMayHalve = kConsumers == 2;
+  static constexpr sm90::Roles kRoles{.prepare = kPrepGroups,
+                                      .mma = kConsumers,
+                                      .load_registers = kPipelined ? 56 : 64,
+                                      .prepare_registers = K > 128    ? 168
+                                                           : kQueries ? (kPipelined ? 72 : 112)
+                                                                      : 120,
+                                      .mma_registers = K > 128      ? 248
+                                                       : kPipelined ? (kQueries ? 192 : 168)
+                                                                    : (kQueries ? 224 : 208)};
+
+  const P& p;
+  Block work{};
+  GateForm form{p.e.gate_floor, 0.0f, 0.0f};
+  Scheduler scheduler;
+
+  WYVERN_DEVICE explicit DeltaForward(const P& params) : p(params) {}
+
+  // ---- for the scheduler ------------------------------------------------------------------------
+
+  WYVERN_DEVICE bool find() {
+    work.shared = sm90::swizzled_memory();
+    return scheduler.find(*this);
+  }
+  WYVERN_DEVICE Block recall() const { return recalled(work); }
+
+  WYVERN_DEVICE void load_head() {
+    if constexpr (GATE_IN_KERNEL) {
+      form.A_log = p.A_log[work.head];
+      if constexpr (HAS_DT_BIAS) form.bias = p.dt_bias[work.head];
+    }
+  }
+  WYVERN_DEVICE ScalarRows scalar_rows() const {
+    return {{p.g, p.g_stride}, {p.beta, p.beta_stride}};
+  }
+  WYVERN_DEVICE int overlap(const Sequence& sequence, int first) const {
+    const ScalarRows rows = scalar_rows();
+    return warm_up<kRows, kThreads, 32>(first, work.factors<kLayout.G>(0), [&](int last) {
+      const int t = last - lane_index();
+      return t < 0 ? 0.0f
+                   : stretch_of(sequence.token + t, work.head, form, rows.g, rows.beta,
+                                {p.k + work.key_head * K, p.k_stride});
+    });
+  }
+
+  // ---- shared memory ----------------------------------------------------------------------------
+
+  WYVERN_DEVICE void init_barriers() const {
+    *reinterpret_cast<Block*>(array_at<kLayout.block>(work.shared)) = work;
+    const int consumers = work.halves ? 1 : kConsumers;
+    sm90::init_barriers<kLayout.tiles_full>(work.shared, 32);
+    sm90::init_barriers<kLayout.factors_full>(work.shared, 32 * kFactorWarps);
+    sm90::init_barriers<kLayout.tiles_empty>(work.shared, 128 * (1 + consumers));
+    sm90::init_barriers<kLayout.chunk_full>(work.shared, kPipelined ? 128 + 96 : 128);
+    sm90::init_barriers<kLayout.A_full>(work.shared, 128);
+    sm90::init_barriers<kLayout.halves_full>(work.shared, 64);
+    sm90::init_barriers<kLayout.A_empty>(work.shared, 32);
+    sm90::init_barriers<kLayout.scores_empty>(work.shared, 128 * consumers);
+    sm90::init_barriers<kLayout.tail_full>(work.shared, 1);
+  }
+  /// Above the diagonal inverses and scores stay 0.
+  WYVERN_DEVICE void clear_shared() const {
+    auto* const words = reinterpret_cast<uint32*>(work.shared + kLayout.inverse.offset);
+    for (int i = thread_index(); i < (kSlots + kScoreSlots) * SquareTile::kBytes / 4; i += kThreads)
+      words[i] = 0;
+  }
+
+  // ---- roles ------------------------------------------------------------------------------------
+
+  WYVERN_DEVICE void load(int warp) const {
+    const Block& b = work;
+    const ScalarRows rows = scalar_rows();
+    if (b.chunks == 0) return;
+    const bool computes = warp >= kFirstFactorWarp && warp < kFirstFactorWarp + kFactorWarps;
+    if (warp == 0 || computes) {
+      Position at;
+      RawRows next = {};
+      float owed = 0.0f;  // log2 of the decay that the state owes
+      if (computes) next = read_rows(b, 0, rows.g, rows.beta);
+      using Checkpoints = decltype(sm90::find_checkpoints_of<Spec>(*this));
+      auto checkpoints = computes ? sm90::find_checkpoints_of<Spec>(*this) : Checkpoints{};
+#pragma unroll 1
+      for (int c = 0; c < b.chunks; ++c, at.advance()) {
+        const Block block = kPipelined ? recalled(b) : b;
+        if (warp == 0) load_tiles(block, c, at, p);
+        if (computes)
+          make_factors(block, c, at, next, owed, p.e.scale, form, rows.g, rows.beta, checkpoints);
+      }
+    } else if constexpr (kPipelined) {
+      invert_chunks(b);
+    }
+  }
+
+  WYVERN_DEVICE void prepare(int prep) const {
+    if constexpr (kPipelined)
+      prepare_A(work);
+    else
+      prepare_chunks(work, prep);
+  }
+
+  WYVERN_DEVICE bool idle(int consumer) const { return work.halves && consumer > 0; }
+
+  WYVERN_DEVICE void mma(int consumer) const {
+    if constexpr (kLayout.shares_state)
+      mma_with<SharedState>(scheduler.first_consumer + consumer);
+    else
+      mma_with<TransposedState>(scheduler.first_consumer + consumer);
+  }
+  template <class State>
+  WYVERN_DEVICE void mma_with(int consumer) const {
+    State state{work, consumer, {}, {}, {}};
+    Io::load(*this, state);
+    if constexpr (kQueries) {
+      if (work.chunks > 0)
+        mainloop(state, p.o_map, {p.o, p.o_stride}, [&](auto& at, int row, float factor) {
+          sm90::write_checkpoint<Spec>(*this, at, row, factor);
+        });
+    } else {
+      mainloop(state);
+    }
+    Io::store(*this, state);
+    if (kQueries && thread_index() % 128 == 0) sm90::bulk_wait_read<0>();
+  }
+};
