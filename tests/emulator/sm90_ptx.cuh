@@ -17,6 +17,7 @@ inline uint32 shared_address(const void* pointer) {
 inline int uniform(int x) { return x; }
 
 inline int opaque(int x) { return x; }
+inline float opaque(float x) { return x; }
 
 // ---- mbarriers ----------------------------------------------------------------------------------
 

@@ -50,7 +50,7 @@ WYVERN_KERNEL(kThreads, 1) {
       Forward own{{b, consumer, {}, {}}};
       if constexpr (INITIAL_STATE)
         own.visit<V, STATE_V_FIRST>([from = initial_state + state_start(b)](int offset, float& x) {
-          x = to_float(from[offset]);
+          x = sm90::opaque(to_float(from[offset]));
         });
       own.walk(state_map, z_map);
     });

@@ -41,7 +41,7 @@ WYVERN_KERNEL(kThreads, 1) {
       Forward at{{own, consumer, {}, {}}};
       if constexpr (INITIAL_STATE)
         at.visit<STATE_V_FIRST>([from = initial_state + state_start](int offset, float& x) {
-          x = to_float(from[offset]);
+          x = sm90::opaque(to_float(from[offset]));
         });
       at.walk(state_map, z_map);
     });

@@ -85,7 +85,7 @@ WYVERN_KERNEL(kThreads, 1) {
         sm90::visit_state<V, STATE_V_FIRST>(
             walk.state, column,
             [from = (INPLACE_STATE ? state : initial_state) + slots().from](int offset, float& x) {
-              x = to_float(from[offset]);
+              x = sm90::opaque(to_float(from[offset]));
             });
     }
     if constexpr (INPLACE_STATE)

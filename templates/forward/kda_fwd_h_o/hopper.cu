@@ -77,8 +77,10 @@ WYVERN_KERNEL(kThreads, 1) {
     const auto keep = [&](int row) { write_checkpoint<Spec>(walk, row, checkpoints, e); };
     if constexpr (INPLACE_STATE || INITIAL_STATE)
       if (own.from_start && starts_from_slot<Spec>(n, has_initial_state))
-        walk.visit<V, STATE_V_FIRST>([from = (INPLACE_STATE ? state : initial_state) + slots.from](
-                                         int offset, float& x) { x = to_float(from[offset]); });
+        walk.visit<V, STATE_V_FIRST>(
+            [from = (INPLACE_STATE ? state : initial_state) + slots.from](int offset, float& x) {
+              x = sm90::opaque(to_float(from[offset]));
+            });
     if constexpr (INPLACE_STATE)
       if (!own.to_end) tell_slot_read(slots_read + n * e.HV + b.head);
     if (b.tokens > 0) walk_state(walk, e.scale, {o, o_stride}, keep);

@@ -23,6 +23,12 @@ WYVERN_DEVICE int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
+/// The same. A number that a state begins with must be a float to the compiler: a bf16 number
+/// becomes one by a shift of integers, and what was an integer is copied before each product.
+WYVERN_DEVICE float opaque(float x) {
+  asm("" : "+f"(x));
+  return x;
+}
 
 // ---- mbarriers ----------------------------------------------------------------------------------
 

@@ -41,11 +41,16 @@ struct StateIo<WholeSequence<S>> {
   template <class Kernel, class State>
   WYVERN_DEVICE static void load(const Kernel& k, State& state) {
     if constexpr (S::INPLACE_STATE || S::INITIAL_STATE) {
-      if (k.work.from_start && starts_from_slot<S>(k.recall().sequence, k.p.has_initial_state))
+      const bool starts =
+          k.work.from_start && starts_from_slot<S>(k.recall().sequence, k.p.has_initial_state);
+      // An optimization barrier: with K = 256 and an fp32 pool the branch took registers from the
+      // mainloop, which spilled 3 KB, and ptxas serialized its products.
+      constexpr bool kOpaque = S::HAS_INITIAL_STATE && S::K > 128;
+      if (kOpaque ? opaque(starts) != 0 : starts)
         state.template visit<S::V, S::STATE_V_FIRST>(
             [from = (S::INPLACE_STATE ? k.p.state : k.p.initial_state) +
                     slots_of<S>(k, k.recall()).from](int offset, float& x) {
-              x = to_float(from[offset]);
+              x = opaque(to_float(from[offset]));
             });
     }
     if constexpr (kWaits<Kernel>) {
