@@ -56,7 +56,7 @@ def _report(_: Any) -> dict[str, object] | None:
     wyvern = sys.modules.get("wyvern.vllm")
     if wyvern is None or not wyvern.is_enabled():
         return None
-    told = wyvern.report()
+    told = wyvern.report(own=True)
     return {"served": told.served, "declined": told.declined, "traced": told.traced}
 
 

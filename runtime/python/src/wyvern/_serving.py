@@ -6,11 +6,13 @@ import functools
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
 import torch
+
+from . import _report
+from ._report import Report as Report
 
 # What an operator raises before anything ran. A device that failed or has no memory left is not among
 # them: the library's own kernels would fail there too, and say less.
@@ -18,59 +20,8 @@ _DECLINED = (TypeError, ValueError, RuntimeError)
 _FAILED = (torch.OutOfMemoryError, torch.AcceleratorError)
 
 
-@dataclass(frozen=True)
-class Report:
-    """Counts of calls since the start or the last reset.
-
-    served: by function. declined: by function, then by reason; those went to the library's own function.
-    traced: by function, the calls that torch.compile or torch.export traced: what they compiled has the
-    library's own function, at each of its calls.
-    """
-
-    served: dict[str, int]
-    declined: dict[str, dict[str, int]]
-    traced: dict[str, int] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        lines = [f"{name}: {count} served" for name, count in sorted(self.served.items())]
-        lines += [f"{name}: {count} traced, so not served" for name, count in sorted(self.traced.items())]
-        for name, reasons in sorted(self.declined.items()):
-            lines += [f"{name}: {count} declined: {why}" for why, count in sorted(reasons.items())]
-        return "\n".join(lines) or "no calls"
-
-
-class Counts:
-    """What :class:`Report` tells, from all threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._served: dict[str, int] = {}
-        self._declined: dict[str, dict[str, int]] = {}
-        self._traced: dict[str, int] = {}
-        self._thread = threading.local()
-
-    def traced(self, name: str) -> None:
-        with self._lock:
-            self._traced[name] = self._traced.get(name, 0) + 1
-
-    def served(self, name: str) -> None:
-        with self._lock:
-            self._served[name] = self._served.get(name, 0) + 1
-
-    def declined(self, name: str, reason: str) -> None:
-        with self._lock:
-            reasons = self._declined.setdefault(name, {})
-            reasons[reason] = reasons.get(reason, 0) + 1
-
-    def report(self, reset: bool) -> Report:
-        with self._lock:
-            declined = {name: dict(reasons) for name, reasons in self._declined.items()}
-            told = Report(dict(self._served), declined, dict(self._traced))
-            if reset:
-                self._served.clear()
-                self._declined.clear()
-                self._traced.clear()
-        return told
+class Counts(_report.Counts):
+    """The same, and calls that are tried."""
 
     def attempt(
         self, function: Callable[..., Any], *args: Any, **kwargs: Any
@@ -88,16 +39,11 @@ class Counts:
 
     def fall_back(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What the library's own function makes of a call; the calls that it makes are not tried again."""
-        self._thread.falls_back = True
+        self.falls_back = True
         try:
             return original(*args, **kwargs)
         finally:
-            self._thread.falls_back = False
-
-    @property
-    def falls_back(self) -> bool:
-        """Whether this thread is in a function that computes what was declined."""
-        return getattr(self._thread, "falls_back", False)
+            self.falls_back = False
 
 
 def on_cpu(*args: Any, **kwargs: Any) -> bool:
@@ -199,11 +145,12 @@ class Switch:
     """Whether calls of a library are served. Safe for threads.
 
     pairs: the library's functions and what stands in their places while enabled; found by find at the
-    first enable(), None before; more of them by add().
+    first enable(), None before; more of them by add(). engine: the library's name, where it runs in several
+    processes that share their counts.
     """
 
-    def __init__(self, find: Callable[[], Pairs]) -> None:
-        self.counts = Counts()
+    def __init__(self, find: Callable[[], Pairs], engine: str | None = None) -> None:
+        self.counts = Counts(engine)
         self.pairs: Pairs | None = None
         self._find = find
         self._lock = threading.RLock()  # find may add
@@ -223,6 +170,7 @@ class Switch:
                         raise
                     self.pairs += found
                 exchange(self.pairs)
+                self.counts.share()
                 self._enabled = True
         return Enabled(self, first)
 

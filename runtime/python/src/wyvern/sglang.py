@@ -16,8 +16,8 @@ target_verify. A hook around ``GDNAttnBackend.forward_extend`` knows the lengths
 Wyvern declines goes to the kernel's own method. WYVERN_SGLANG=0 keeps Wyvern out of a process; so does
 SGLang's own SGLANG_PLUGINS.
 
-With ``--enable-deterministic-inference`` all calls are made with ``batch_invariant``, and a call that would be
-declined is an error (SPECIFICATION.md section 10).
+With ``--enable-deterministic-inference`` all calls are made with ``batch_invariant``, and a call that would
+be declined is an error (SPECIFICATION.md section 10).
 """
 
 from __future__ import annotations
@@ -71,12 +71,15 @@ def is_enabled() -> bool:
     return _switch.is_enabled() and os.environ.get(_VARIABLE, "1") != "0"
 
 
-def report(reset: bool = False) -> Report:
-    """Counts of served calls by method, and of declined ones by method and reason, of this process.
+def report(reset: bool = False, own: bool = False) -> Report:
+    """Counts of served calls by method, and of declined ones by method and reason, of the engine's processes.
 
-    reset: count from 0 again.
+    These are this process and those on this machine that it, or the process above it, has started since
+    Wyvern was enabled there. Counts of others come within a second. Replays of CUDA graphs are not counted.
+
+    reset: count from 0 again, for reports of this process. own: of this process alone.
     """
-    return _switch.counts.report(reset)
+    return _switch.counts.report(reset, own)
 
 
 def plugin() -> None:
@@ -431,4 +434,4 @@ def _with_snapshots(own: Callable[..., Any]) -> Callable[..., Any]:
     return extend
 
 
-_switch = Switch(_find)
+_switch = Switch(_find, "sglang")

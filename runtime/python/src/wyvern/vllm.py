@@ -76,12 +76,15 @@ def is_enabled() -> bool:
     return _switch.is_enabled() and os.environ.get(_VARIABLE, "1") != "0"
 
 
-def report(reset: bool = False) -> Report:
-    """Counts of served calls by function, and of declined ones by function and reason, of this process.
+def report(reset: bool = False, own: bool = False) -> Report:
+    """Counts of served calls by function, and of declined ones by function and reason, of a whole engine.
 
-    reset: count from 0 again.
+    These are this process and those on this machine that it, or the process above it, has started since
+    Wyvern was enabled there. Counts of others come within a second. Replays of CUDA graphs are not counted.
+
+    reset: count from 0 again, for reports of this process. own: of this process alone.
     """
-    return _switch.counts.report(reset)
+    return _switch.counts.report(reset, own)
 
 
 def plugin() -> None:
@@ -545,4 +548,4 @@ def _replacement(
     return made
 
 
-_switch = Switch(_find)
+_switch = Switch(_find, "vllm")
