@@ -85,8 +85,10 @@ def write(folder: Path, name: str) -> Path:
             "decoder": None, "model": {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"},
         },
     }  # fmt: skip
-    for file, document in documents.items():
-        (model / file).write_text(json.dumps(document, indent=1))
+    for name, document in documents.items():
+        file, text = model / name, json.dumps(document, indent=1)
+        if not file.exists() or file.read_text() != text:  # another run may be reading it
+            file.write_text(text)
     return model
 
 
