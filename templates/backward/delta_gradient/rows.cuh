@@ -223,7 +223,7 @@ WYVERN_DEVICE float multiply_states(const Block& b, const Turn& turn, int warp) 
   }
   // Two stages: what lies in one has been read when the other's sums are complete.
   float* const parts = b.array<kLayout.state_dots>() + 4 * turn.factors().buffer;
-  const float own = sm90::sum_warp(sum[0] + sum[1]);
+  const float own = sum_warp(sum[0] + sum[1]);
   if (lane_index() == 0) parts[warp] = own;
   sm90::sync_named(kWarpsName, 96);
   return parts[kFactorWarp] + parts[kGradientWarp] + parts[kNormWarp];
@@ -295,7 +295,7 @@ WYVERN_DEVICE void store_row_gradients(const Block& b, const Turn& turn, const I
     }
   }
   if constexpr (GATE_IN_KERNEL)
-    to.store_parts(item.slot, head, sm90::sum_warp(A_part), sm90::sum_warp(bias_part));
+    to.store_parts(item.slot, head, sum_warp(A_part), sum_warp(bias_part));
 }
 
 /// Slots that no chunk uses add nothing to the gate's parameters.

@@ -264,7 +264,7 @@ WYVERN_DEVICE void scale_rows(const B& b, int turn, const Position& at, RawRows&
 #pragma unroll
     for (int i = 0; i < 3; ++i)
       if (row < 16 * (i + 1))
-        b.template factors<kLayout.left>(at.buffer)[8 * i * (i + 1) + row] =
+        b.template factors<kLayout.left>(at.buffer)[sm90::anchored_columns(i + 1) + row] =
             rate * exp2_fast(reached_by[i] - G);
     if (row == 0) array_at<kLayout.decay>(b.shared)[at.buffer] = exp2_fast(last);
   }
@@ -304,7 +304,7 @@ WYVERN_DEVICE void normalize(const B& b, int stage) {
 #pragma unroll
     for (int i = 0; i < 3; ++i)
       if (row < 16 * (i + 1))
-        b.template factors<kLayout.left>(stage)[8 * i * (i + 1) + row] *= scale;
+        b.template factors<kLayout.left>(stage)[sm90::anchored_columns(i + 1) + row] *= scale;
   } else if constexpr (B::kReverse) {
     const float scale = sm90::norm_scale<kPipelined ? 2 : 8>(b.queries(stage), row);
     b.template factors<kLayout.query>(stage)[row] *= scale;

@@ -266,7 +266,7 @@ WYVERN_DEVICE void end_gates(const Block& b, Items items, const Extents& e, cons
     sm90::barrier_arrive(b.scales().empty(turn.factors()));
     if constexpr (HAS_A_LOG) {
       float* const parts = b.array<kLayout.rates>();
-      const float part = sm90::sum_warp(rate_part);
+      const float part = sum_warp(rate_part);
       sync_gates();
       if (lane_index() == 0) parts[warp_index() % 4] = part;
       sync_gates();

@@ -143,8 +143,7 @@ WYVERN_DEVICE void make_operands(const Block& b, const Turn& turn, const Item& i
     float most = 0.0f;
 #pragma unroll
     for (int n = 0; n < 2; ++n) most = maximum(most, maximum(-sum[n][7], sum[n][7] - sum[n][15]));
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) most = maximum(most, shuffle_xor(most, mask));
+    most = max_warp(most);
     if (lane_index() == 0) b.array<kLayout.steepness>()[warp] = most;
   }
   sm90::sync_named(kOperandsName, 128);

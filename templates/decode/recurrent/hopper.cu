@@ -121,7 +121,7 @@ WYVERN_DEVICE void add_squares(const float (&o)[kValues], float* row, int column
 #pragma unroll
   for (int j = 0; j < kValues; ++j) squares = fused_multiply_add(o[j], o[j], squares);
   // Lanes that share columns have the same numbers.
-  squares = sm90::sum_warp(decode::Share<Walk>::key_lane() == 0 ? squares : 0.0f);
+  squares = sum_warp(decode::Share<Walk>::key_lane() == 0 ? squares : 0.0f);
   if (lane_index() == 0) row[kPlaces.squares + column / decode::kColumns<Walk>] = squares;
 }
 

@@ -3,6 +3,7 @@
 
 #include "device/cuda/decode.cuh"
 #include "device/cuda/sm90/warp.cuh"
+#include "device/cuda/warp.cuh"
 #include "device/drafts.hpp"
 
 namespace wyvern::cuda::decode {

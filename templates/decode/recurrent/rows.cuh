@@ -54,7 +54,7 @@ struct WarpVector {
     for (int t = 0; t < kTurns; ++t)
 #pragma unroll
       for (int i = 0; i < 4; ++i) sum = fused_multiply_add(part[t].at[i], with.part[t].at[i], sum);
-    return sm90::sum_warp(sum);
+    return sum_warp(sum);
   }
 };
 

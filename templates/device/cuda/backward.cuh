@@ -13,6 +13,7 @@
 #include "device/cuda/backward_layout.hpp"
 #include "device/cuda/chunk.cuh"
 #include "device/cuda/mma.cuh"
+#include "device/cuda/warp.cuh"
 
 namespace wyvern::cuda::gradient {
 
@@ -484,8 +485,7 @@ struct ChunkBackward {
     float* at;
 
     WYVERN_DEVICE void put(float own) const {
-#pragma unroll
-      for (int distance = 16; distance > 0; distance /= 2) own += shuffle_xor(own, distance);
+      own = sum_warp(own);
       if (lane_index() == 0) at[warp_index()] = own;
     }
     WYVERN_DEVICE float get() const {

@@ -6,6 +6,7 @@
 #include "device/cuda/gate.cuh"
 #include "device/cuda/tile.cuh"
 #include "device/cuda/token_rows.cuh"
+#include "device/cuda/warp.cuh"
 
 namespace wyvern::cuda::decode {
 
@@ -298,8 +299,7 @@ WYVERN_DEVICE void normalize_row(T* o, const T* gate, const float* weight, float
       squares = fused_multiply_add(x, x, squares);
     }
   });
-#pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) squares += shuffle_xor(squares, mask);
+  squares = sum_warp(squares);
   if (squares == 0.0f) return;
   const float rstd = reciprocal_sqrt(squares / S::V + eps);
   each([&](int turn, int first) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "device/cuda/columns.cuh"
+#include "device/cuda/warp.cuh"
 
 namespace wyvern::cuda {
 
@@ -95,8 +96,7 @@ WYVERN_DEVICE void scalar_gate_backward(ColumnTile<Shape>& dg, const TokenRows<c
 /// each warp.
 template <int Threads>
 WYVERN_DEVICE float sum_block(float* totals, float x) {
-#pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+  x = sum_warp(x);
   sync_block();  // what lay here has been read
   if (lane_index() == 0) totals[warp_index()] = x;
   sync_block();

@@ -5,6 +5,7 @@
 
 #include "device/cuda/checkpoints.cuh"
 #include "device/cuda/walk.cuh"
+#include "device/cuda/warp.cuh"
 
 namespace wyvern::cuda {
 
@@ -172,8 +173,7 @@ struct ForwardScan : ScanBlock<S> {
       if constexpr (S::QK_L2NORM) {
         float square = 0.0f;
         for (int k = lane_index(); k < K; k += 32) square += to_float(key[k]) * to_float(key[k]);
-        for (int mask = 16; mask > 0; mask /= 2) square += shuffle_xor(square, mask);
-        scale = reciprocal_sqrt(square + 1e-6f);
+        scale = reciprocal_sqrt(sum_warp(square) + 1e-6f);
       }
       for (int k = lane_index(); k < K; k += 32)
         *buffer.k.at(r, k) = from_float<T>(

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device/cuda/chunk.cuh"
+#include "device/cuda/warp.cuh"
 
 namespace wyvern::cuda {
 
@@ -84,8 +85,7 @@ WYVERN_DEVICE int warm_up(int first, float* sums, Stretch&& stretch) {
 #pragma unroll 1
   for (int chunks = 0; chunks < kMostChunks;) {
     float x = stretch((first - chunks) * Rows - 1 - warp_index() * Tokens);
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+    x = sum_warp(x);
     sync_block();
     if (lane_index() == 0) sums[warp_index()] = x;
     sync_block();

@@ -10,6 +10,7 @@
 #include "device/cuda/sm90/decay.cuh"
 #include "device/cuda/sm90/scheduler.cuh"
 #include "device/cuda/token_rows.cuh"
+#include "device/cuda/warp.cuh"
 #include "forward/delta_forward/hopper_layout.hpp"
 
 using delta_forward::kColumns;
@@ -267,7 +268,8 @@ WYVERN_DEVICE void make_factors(const Block& b, int chunk, const Position& at, R
 #pragma unroll
     for (int i = 0; i < 3; ++i)
       if (row < 16 * (i + 1))
-        b.factors<kLayout.left>(at.buffer)[8 * i * (i + 1) + row] = exp2_fast(reached_by[i] - G);
+        b.factors<kLayout.left>(at.buffer)[sm90::anchored_columns(i + 1) + row] =
+            exp2_fast(reached_by[i] - G);
     if (row == 0) array_at<kLayout.decay>(b.shared)[at.buffer] = decay;
   }
   sm90::barrier_arrive(b.barrier<kLayout.factors_full>(at.buffer));
@@ -318,12 +320,10 @@ WYVERN_DEVICE void normalize(const Block& b, int buffer) {
     b.factors<kLayout.update_factor>(buffer)[row] *= scale;
 #pragma unroll
     for (int i = 0; i < 3; ++i)
-      if (row < 16 * (i + 1)) b.factors<kLayout.left>(buffer)[8 * i * (i + 1) + row] *= scale;
+      if (row < 16 * (i + 1))
+        b.factors<kLayout.left>(buffer)[sm90::anchored_columns(i + 1) + row] *= scale;
     if constexpr (kMayOverflow) {
-      float largest = b.factors<kLayout.update_factor>(buffer)[row];
-#pragma unroll
-      for (int mask = 16; mask > 0; mask /= 2)
-        largest = maximum(largest, shuffle_xor(largest, mask));
+      const float largest = max_warp(b.factors<kLayout.update_factor>(buffer)[row]);
       if (lane_index() == 0)
         array_at<kLayout.largest>(b.shared)[2 * buffer + thread / 32] = largest;
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device/cuda/sm90/state.cuh"
+#include "device/cuda/sm90/transposed_rows.cuh"
 #include "forward/delta_forward/prepare.cuh"
 
 using Transposed = sm90::Accumulator<K>;
@@ -19,20 +20,13 @@ struct RowFactors {
   WYVERN_DEVICE float of(int i) const { return x[i / 4].at[i % 2]; }
 };
 
-/// This lane's row of four 8 x 8 matrices of a tile of a chunk's rows by columns of V: this warp's
-/// 16 columns of rows 8 j to 8 j + 7, then of the next eight rows.
-WYVERN_DEVICE DTYPE* matrices_at(const SquareTile& tile, int j) {
-  const int lane = lane_index();
-  return tile.at(8 * j + lane / 16 * 8 + lane % 8, warp_index() % 4 * 16 + lane / 8 % 2 * 8);
-}
-
 /// The operands of u = beta v - beta exp(G) k S, for 16 tokens.
 struct Residual {
   uint32 values[4];
   Float2 beta[2], erase[2];
 
   WYVERN_DEVICE Residual(const Block& b, int buffer, int consumer, int j) {
-    load_matrix_x4_transposed(values, matrices_at(b.values(buffer, consumer), 2 * j));
+    load_matrix_x4_transposed(values, sm90::matrices_at(b.values(buffer, consumer), 2 * j));
     if (!kQueries && b.zero_v) {
 #pragma unroll
       for (uint32& pair : values) pair = 0;
@@ -73,7 +67,7 @@ WYVERN_DEVICE void store_transposed(const Block& block, int consumer, const Colu
     uint32 packed[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) packed[i] = pack<DTYPE>(x.x[8 * j + 2 * i], x.x[8 * j + 2 * i + 1]);
-    sm90::store_matrix_x4_transposed(matrices_at(tile, 2 * j), packed);
+    sm90::store_matrix_x4_transposed(sm90::matrices_at(tile, 2 * j), packed);
   }
   sm90::fence_proxy_async();
   if (kLayout.outputs > 1 && thread == 0) sm90::bulk_wait_read<0>();

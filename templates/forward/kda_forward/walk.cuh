@@ -364,14 +364,6 @@ struct Preparation {
   }
 };
 
-/// Rows `first` to `end` - 1 of a tile become 0. By one warp.
-template <class TileType>
-WYVERN_DEVICE void clear_rows(const TileType& tile, int first, int end) {
-  constexpr int kPieces = TileType::kCols / 8;
-  for (int i = lane_index(); i < (end - first) * kPieces; i += 32)
-    *reinterpret_cast<Vector<uint32, 4>*>(tile.at(first + i / kPieces, i % kPieces * 8)) = {};
-}
-
 WYVERN_DEVICE void prepare_slices(const Block& b, int helper, float scale, const GateForm& form,
                                   const TokenRows<const BETA_DTYPE>& beta) {
   const int slices = b.slices();
@@ -391,9 +383,9 @@ WYVERN_DEVICE void prepare_slices(const Block& b, int helper, float scale, const
     sm90::barrier_wait(b.barrier<kLayout.loaded>(at.buffer), at.parity);
     if (rows < kRows) {
       // What follows in the tensor is the next sequence's: whatever it holds must not come in.
-      clear_rows(b.rows(at.buffer), rows, kRows);
-      if constexpr (kQueries) clear_rows(b.rows(at.buffer), kRows + rows, 2 * kRows);
-      clear_rows(b.values(at.buffer), rows, kRows);
+      sm90::clear_rows(b.rows(at.buffer), rows, kRows);
+      if constexpr (kQueries) sm90::clear_rows(b.rows(at.buffer), kRows + rows, 2 * kRows);
+      sm90::clear_rows(b.values(at.buffer), rows, kRows);
       sync_warp();
     }
     if (lane_index() < kRows) b.factors<kLayout.beta>(at.buffer)[lane_index()] = rate;

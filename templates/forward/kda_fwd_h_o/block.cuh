@@ -10,6 +10,7 @@
 #include "device/cuda/sm90/barrier.cuh"
 #include "device/cuda/sm90/state.cuh"
 #include "device/cuda/token_rows.cuh"
+#include "device/cuda/warp.cuh"
 #include "forward/kda_fwd_h_o/layout.hpp"
 
 using kda_fwd_h_o::kChunk;
@@ -201,9 +202,7 @@ WYVERN_DEVICE void divide_chunk(const Block& b, const KeyTile& keys,
     }
     float scale = 1.0f;
     if constexpr (QK_L2NORM) {
-#pragma unroll
-      for (int mask = 16; mask > 0; mask /= 2) square += shuffle_xor(square, mask);
-      scale = reciprocal_sqrt(square + 1e-6f);
+      scale = reciprocal_sqrt(sum_warp(square) + 1e-6f);
     }
 #pragma unroll
     for (int i = 0; i < kChannels; i += 2)

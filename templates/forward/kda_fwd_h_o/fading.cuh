@@ -25,9 +25,7 @@ WYVERN_DEVICE float growth_of_chunk(const DTYPE* w, const DTYPE* kg, const float
   float longest = gates.at[0];
 #pragma unroll
   for (int j = 1; j < kOfLane; ++j) longest = maximum(longest, gates.at[j]);
-#pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) longest = maximum(longest, shuffle_xor(longest, mask));
-  float growth = alike(exp2_fast(longest * kLog2E));
+  float growth = alike(exp2_fast(max_warp(longest) * kLog2E));
   if (growth >= most) return growth;
   const int first = thread_index() / kLanes;
   float squares[2][kRounds] = {};

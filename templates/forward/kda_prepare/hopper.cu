@@ -112,11 +112,11 @@ WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
   sync_block();
   sm90::barrier_wait(b.loaded(0), 0);
   if (b.chunk.rows < kChunk) {
-    clear_rows(b.tile_of<kLayout.q>(), b.chunk.rows);
-    clear_rows(b.tile_of<kLayout.k>(), b.chunk.rows);
+    sm90::clear_rows<kThreads>(b.tile_of<kLayout.q>(), b.chunk.rows);
+    sm90::clear_rows<kThreads>(b.tile_of<kLayout.k>(), b.chunk.rows);
     if constexpr (!ERASE_WRITE) {
       sm90::barrier_wait(b.loaded(1), 0);
-      clear_rows(b.tile_of<kLayout.v>(), b.chunk.rows);
+      sm90::clear_rows<kThreads>(b.tile_of<kLayout.v>(), b.chunk.rows);
     }
     sync_block();
   }

@@ -11,6 +11,7 @@
 #include "device/cuda/sm90/barrier.cuh"
 #include "device/cuda/sm90/inverse.cuh"
 #include "device/cuda/sm90/slice.cuh"
+#include "device/cuda/warp.cuh"
 #include "forward/kda_prepare/layout.hpp"
 
 using kda_prepare::kChunk;
@@ -135,15 +136,6 @@ WYVERN_DEVICE void load_rows(const Block& b, int key_head, const TensorMap& q_ma
   sm90::tensor_load(b.tile_of<kLayout.q>().data, q_map, {0, token, 0, key_head}, b.loaded(0));
 }
 
-/// Rows from `rows` on become 0: what follows in the tensor is the next sequence's, and whatever it
-/// holds must not come in. By all threads.
-template <class TileType>
-WYVERN_DEVICE void clear_rows(const TileType& tile, int rows) {
-  constexpr int kPieces = TileType::kCols / 8;
-  for (int i = thread_index(); i < (kChunk - rows) * kPieces; i += kThreads)
-    *reinterpret_cast<Vector<uint32, 4>*>(tile.at(rows + i / kPieces, i % kPieces * 8)) = {};
-}
-
 // ---- gates of one number an element -------------------------------------------------------------
 
 /// Starts copies of the chunk's rows of the erase gate, by all threads; those behind a sequence's
@@ -247,8 +239,7 @@ WYVERN_DEVICE bool fill_table(const Block& b, const ChannelTable& table, int sli
   bool steep = false;
   if constexpr (kMayBeSteep) {
     float most = maximum(-middle, middle - total);
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) most = maximum(most, shuffle_xor(most, mask));
+    most = max_warp(most);
     steep = most > kSteep;
   }
   sync_warp();

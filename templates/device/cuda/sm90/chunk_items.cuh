@@ -3,6 +3,7 @@
 
 #include "device/cuda/chunk.cuh"
 #include "device/cuda/sm90/warp.cuh"
+#include "device/cuda/warp.cuh"
 
 namespace wyvern::cuda::sm90 {
 

@@ -162,16 +162,4 @@ WYVERN_DEVICE float norm_scale(const SwizzledTile<T, Rows, Cols>& tile, int row)
   return reciprocal_sqrt((sum[0] + sum[1]) + (sum[2] + sum[3]) + 1e-6f);
 }
 
-/// Zeros in rows from `first` on, by one warp: what follows a sequence's end in a tensor is the
-/// next sequence's, and whatever it holds must not come in.
-template <class T, int Rows, int Cols>
-WYVERN_DEVICE void clear_rows(const SwizzledTile<T, Rows, Cols>& tile, int first) {
-  constexpr int kPieces = Cols / 8;
-  for (int i = lane_index(); i < (Rows - first) * kPieces; i += 32) {
-    auto* const words = reinterpret_cast<uint32*>(tile.at(first + i / kPieces, i % kPieces * 8));
-#pragma unroll
-    for (int j = 0; j < 4; ++j) words[j] = 0;
-  }
-}
-
 }  // namespace wyvern::cuda::sm90

@@ -7,8 +7,8 @@
 
 namespace wyvern::cuda::sm90 {
 
-/// Where lanes' rows of four 8 x 8 matrices lie in a tile of a chunk's rows by columns of V: first
-/// this warp's 16 columns of rows 8 j to 8 j + 7, then those of the eight rows that follow.
+/// This lane's row of four 8 x 8 matrices of a tile of a chunk's rows by columns of V: this warp's
+/// 16 columns of rows 8 j to 8 j + 7, then of the next eight rows.
 template <class TileType>
 WYVERN_DEVICE typename TileType::Element* matrices_at(const TileType& tile, int j) {
   const int lane = lane_index();

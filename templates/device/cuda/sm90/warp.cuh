@@ -1,18 +1,11 @@
-// What the lanes of a warp tell each other. All of them take part.
+// Numbers of one lane for all lanes of a warp. All of them take part.
 #pragma once
 
 #include "device/cuda/sm90/ptx.cuh"
 
 namespace wyvern::cuda::sm90 {
 
-/// The sum over the lanes, always in the same order.
-WYVERN_DEVICE float sum_warp(float x) {
-#pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
-  return x;
-}
-
-/// What that lane has.
+/// The number of that lane.
 WYVERN_DEVICE int from_lane(int x, int lane) {
   const float moved = shuffle(bits_float(static_cast<uint32>(x)), lane);
   return uniform(static_cast<int>(float_bits(moved)));
