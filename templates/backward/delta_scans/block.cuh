@@ -48,9 +48,9 @@ WYVERN_DEVICE void begin_block(const B& b) {
 
 /// All of a block's work; consume(warpgroup) is that of a warpgroup with a state.
 template <class B, class Consume>
-WYVERN_DEVICE void run_block(const B& b, const GateForm& form, float scale, const ScalarRows& rows,
-                             const TensorMap& q_map, const TensorMap& k_map, const TensorMap& v_map,
-                             Consume&& consume) {
+WYVERN_DEVICE void run_block(const B& b, const ScalarGate& gate, float scale,
+                             const ScalarRows& rows, const TensorMap& q_map, const TensorMap& k_map,
+                             const TensorMap& v_map, Consume&& consume) {
   begin_block(b);
   const int warp = sm90::uniform(warp_index());
   const int warpgroup = warp / 4;
@@ -66,7 +66,7 @@ WYVERN_DEVICE void run_block(const B& b, const GateForm& form, float scale, cons
       for (int turn = 0; turn < b.chunks; ++turn, at.advance()) {
         const B block = kPipelined ? recalled(b) : b;
         if (warp == 0) load_keys(block, turn, at, q_map, k_map);
-        if (scales) scale_rows(block, turn, at, next, scale, form, rows);
+        if (scales) scale_rows(block, turn, at, next, scale, gate, rows);
         if (warp == 0) load_values(block, turn, v_map);
       }
     } else if constexpr (kPipelined) {
@@ -83,15 +83,4 @@ WYVERN_DEVICE void run_block(const B& b, const GateForm& form, float scale, cons
     consume(warpgroup - 1 - kHelpers);
     if (thread_index() % 128 == 0) sm90::bulk_wait_read<0>();
   }
-}
-
-/// What a block begins with, from its head.
-WYVERN_DEVICE GateForm gate_form(const Extents& e, int head, const float* A_log,
-                                 const float* dt_bias) {
-  GateForm form{e.gate_floor, 0.0f, 0.0f};
-  if constexpr (GATE_IN_KERNEL) {
-    form.A_log = A_log[head];
-    if constexpr (HAS_DT_BIAS) form.bias = dt_bias[head];
-  }
-  return form;
 }

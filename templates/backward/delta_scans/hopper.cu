@@ -12,7 +12,7 @@ WYVERN_KERNEL(kThreads, 1) {
   const int head = walk / kTilesV % e.HV;
   const int n = walk / kTilesV / e.HV;
   const Sequence sequence = locate_sequence<VARLEN, kRows>(n, e, seq_offsets, chunk_offsets);
-  const GateForm form = gate_form(e, head, A_log, dt_bias);
+  const auto gate = ScalarGate::of_head(e, A_log, dt_bias, head);
   const ScalarRows rows{{g, g_stride}, {beta, beta_stride}};
   const auto state_start = [](const auto& b) {
     const auto copy = recalled(b);
@@ -33,7 +33,7 @@ WYVERN_KERNEL(kThreads, 1) {
   };
   if (reverse) {
     const auto b = block_of(Block<true>{});
-    run_block(b, form, e.scale, rows, q_map, k_map, do_map, [&](int consumer) {
+    run_block(b, gate, e.scale, rows, q_map, k_map, do_map, [&](int consumer) {
       Reverse own{{b, consumer, {}, {}}};
       if constexpr (FINAL_STATE)
         own.visit<V, STATE_V_FIRST>(
@@ -46,7 +46,7 @@ WYVERN_KERNEL(kThreads, 1) {
   } else {
     const auto b = block_of(Block<false>{});
     if (b.chunks == 0) return;
-    run_block(b, form, e.scale, rows, q_map, k_map, v_map, [&](int consumer) {
+    run_block(b, gate, e.scale, rows, q_map, k_map, v_map, [&](int consumer) {
       Forward own{{b, consumer, {}, {}}};
       if constexpr (INITIAL_STATE)
         own.visit<V, STATE_V_FIRST>([from = initial_state + state_start(b)](int offset, float& x) {

@@ -4,11 +4,9 @@
 #pragma once
 
 #include "backward/delta_scans/layout.hpp"
-#include "device/cuda/gate.cuh"
-#include "device/cuda/share.cuh"
-#include "device/cuda/sm90/barrier.cuh"
 #include "device/cuda/sm90/decay.cuh"
-#include "device/cuda/token_rows.cuh"
+#include "device/cuda/sm90/scalar_rows.cuh"
+#include "device/cuda/sm90/tma.cuh"
 
 using delta_scans::kColumns;
 using delta_scans::kRows;
@@ -41,6 +39,9 @@ template <int Stages>
 WYVERN_DEVICE uint32 parity_of(int turn) {
   return static_cast<uint32>(turn / Stages % 2);
 }
+
+using ScalarGate = sm90::ScalarGate<Spec>;
+using ScalarRows = sm90::ScalarRows<Spec>;
 
 /// What all warps of a block know of a sequence, or of a segment of one. A reverse walk starts at
 /// the last chunk.
@@ -105,39 +106,22 @@ WYVERN_DEVICE B recalled(const B& b) {
 
 // ---- producer warp: tiles -----------------------------------------------------------------------
 
-/// Starts loading tiles of `bytes` by load(barrier), once nobody needs what lies there, and says so
-/// where they are. What follows a sequence's end in the tensor is the next sequence's: whatever it
-/// holds must not come in, so that clear() makes it 0.
-template <class B, class Load, class Clear>
-WYVERN_DEVICE void load_rows_of(const B& b, int turn, sm90::Barrier* loaded, int bytes,
-                                uint32 landing, Load&& load, Clear&& clear) {
-  const int rows = b.rows(turn);
-  sm90::Barrier* const barrier = rows < kRows ? b.template barrier<kLayout.landed>(0) : loaded;
-  if (lane_index() > 0 && rows == kRows) sm90::barrier_arrive(loaded);
-  if (lane_index() == 0) {
-    sm90::barrier_arrive_expect(barrier, bytes);
-    load(barrier);
-  }
-  if (rows == kRows) return;
-  sm90::barrier_wait(barrier, landing);
-  clear(rows);
-  sm90::hand_over(loaded);
-}
-
 /// A chunk's k, and q in the reverse walk.
 template <class B>
 WYVERN_DEVICE void load_keys(const B& b, int turn, const Position& at, const TensorMap& q_map,
                              const TensorMap& k_map) {
   sm90::barrier_wait(b.template barrier<kLayout.free>(at.buffer), at.parity ^ 1U);
   const int token = static_cast<int>(b.first_row(turn));
-  load_rows_of(
-      b, turn, b.template barrier<kLayout.loaded>(at.buffer), (B::kReverse ? 2 : 1) * kKeyBytes, 0,
+  const int rows = b.rows(turn);
+  sm90::load_rows<kRows>(
+      rows, b.template barrier<kLayout.loaded>(at.buffer), b.template barrier<kLayout.landed>(0), 0,
+      (B::kReverse ? 2 : 1) * kKeyBytes,
       [&](sm90::Barrier* barrier) {
         sm90::tensor_load(b.keys(at.buffer).data, k_map, {0, token, 0, b.key_head}, barrier);
         if constexpr (B::kReverse)
           sm90::tensor_load(b.queries(at.buffer).data, q_map, {0, token, 0, b.key_head}, barrier);
       },
-      [&](int rows) {
+      [&] {
         sm90::clear_rows(b.keys(at.buffer), rows);
         if constexpr (B::kReverse) sm90::clear_rows(b.queries(at.buffer), rows);
       });
@@ -153,45 +137,22 @@ WYVERN_DEVICE void load_values(const B& b, int turn, const TensorMap& v_map) {
     sm90::barrier_arrive(b.template barrier<kLayout.values_loaded>(stage));
     return;
   }
-  load_rows_of(
-      b, turn, b.template barrier<kLayout.values_loaded>(stage), kValueBytes, 1,
+  const int rows = b.rows(turn);
+  sm90::load_rows<kRows>(
+      rows, b.template barrier<kLayout.values_loaded>(stage), b.template barrier<kLayout.landed>(0),
+      1, kValueBytes,
       [&](sm90::Barrier* barrier) {
         sm90::tensor_load(b.values(turn).data, v_map,
                           {0, static_cast<int>(b.first_row(turn)), kPanels * b.tile, b.head},
                           barrier);
       },
-      [&](int rows) {
+      [&] {
 #pragma unroll
         for (int i = 0; i < kPanels; ++i) sm90::clear_rows(b.values(turn, i), rows);
       });
 }
 
 // ---- factor warps -------------------------------------------------------------------------------
-
-/// The log decay of a row.
-struct GateForm {
-  float floor, bias, A_log;
-
-  WYVERN_DEVICE float operator()(G_DTYPE raw) const {
-    const float x = to_float(raw);
-    return maximum(GATE_IN_KERNEL ? log_decay(x + bias, A_log) : x, floor);
-  }
-};
-
-/// What a block reads a row of tokens at a time.
-struct ScalarRows {
-  TokenRows<const G_DTYPE> g;
-  TokenRows<const BETA_DTYPE> beta;
-};
-
-/// stretch() of row `t` of a head; k is of its key head.
-WYVERN_DEVICE float stretch_of(int64 t, int head, const GateForm& form, const ScalarRows& from,
-                               const TokenRows<const DTYPE>& k) {
-  const float rate = activate_beta<BETA_SIGMOID, NEG_EIGVAL>(from.beta.row(t)[head]);
-  // A normalized row is no longer, and the bound grows with it.
-  const float square = QK_L2NORM ? 1.0f : squared_length<K>(k.row(t));
-  return stretch(form(from.g.row(t)[head]), rate, square);
-}
 
 constexpr int kLaneRows = 2 / kScalers;
 
@@ -229,15 +190,15 @@ WYVERN_DEVICE RawRows read_rows(const B& b, int turn, const ScalarRows& from) {
 /// Makes the factors of a chunk's rows, and reads what those of the next are made of.
 template <class B>
 WYVERN_DEVICE void scale_rows(const B& b, int turn, const Position& at, RawRows& next, float scale,
-                              const GateForm& form, const ScalarRows& from) {
+                              const ScalarGate& gate, const ScalarRows& from) {
   const RawRows raw = next;
   if (turn + 1 < b.chunks) next = read_rows(b, turn + 1, from);
   const int rows = b.rows(turn);
   float low = 0.0f;
   float high = 0.0f;
   if constexpr (SCALAR_GATE) {
-    low = sm90::running_sum(lane_index() < rows ? form(raw.g[0]) : 0.0f);
-    high = sm90::running_sum(32 + lane_index() < rows ? form(raw.g[1]) : 0.0f);
+    low = sm90::running_sum(lane_index() < rows ? gate(raw.g[0]) : 0.0f);
+    high = sm90::running_sum(32 + lane_index() < rows ? gate(raw.g[1]) : 0.0f);
   }
   const float low_sum = shuffle(low, 31);
   const float last = (low_sum + shuffle(high, 31)) * kLog2E;

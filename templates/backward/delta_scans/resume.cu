@@ -15,7 +15,7 @@ WYVERN_KERNEL(kThreads, 1) {
   if (!segment.used) return;
   const Sequence sequence =
       locate_sequence<VARLEN, kRows>(segment.sequence, e, seq_offsets, chunk_offsets);
-  const GateForm form = gate_form(e, head, A_log, dt_bias);
+  const auto gate = ScalarGate::of_head(e, A_log, dt_bias, head);
   const ScalarRows rows{{g, g_stride}, {beta, beta_stride}};
   const auto block_of = [&](auto b) {
     b.shared = sm90::swizzled_memory();
@@ -37,7 +37,7 @@ WYVERN_KERNEL(kThreads, 1) {
   };
   if (reverse) {
     const auto b = block_of(Block<true>{});
-    run_block(b, form, e.scale, rows, q_map, k_map, do_map, [&](int consumer) {
+    run_block(b, gate, e.scale, rows, q_map, k_map, do_map, [&](int consumer) {
       Reverse own{{b, consumer, {}, {}}};
       own.visit<V, false>(begin(segment_dstate));
       if (b.chunks > 0) own.walk(dstate_map, dv_map, dv);
@@ -52,7 +52,7 @@ WYVERN_KERNEL(kThreads, 1) {
   } else {
     const auto b = block_of(Block<false>{});
     if (b.chunks == 0) return;
-    run_block(b, form, e.scale, rows, q_map, k_map, v_map, [&](int consumer) {
+    run_block(b, gate, e.scale, rows, q_map, k_map, v_map, [&](int consumer) {
       Forward own{{b, consumer, {}, {}}};
       own.visit<V, false>(begin(segment_state));
       own.walk(state_map, z_map);

@@ -23,7 +23,7 @@ WYVERN_KERNEL(kThreads, 1) {
   const bool of_M = tile >= 2 * kTilesV;
   if (!of_M && (reverse ? first : segment.last)) return;
   unsigned char* const shared = sm90::swizzled_memory();
-  const GateForm form = gate_form(e, head, A_log, dt_bias);
+  const auto gate = ScalarGate::of_head(e, A_log, dt_bias, head);
   const ScalarRows rows{{g, g_stride}, {beta, beta_stride}};
   const int chunks = ceil_div(segment.tokens, kRows);
   int counting = chunks;
@@ -31,7 +31,8 @@ WYVERN_KERNEL(kThreads, 1) {
     counting = warm_up<kRows, kThreads, 32>(chunks, array_at<kLayout.G>(shared), [&](int last) {
       const int t = reverse ? chunks * kRows - 1 - last + lane_index() : last - lane_index();
       if (t < 0 || t >= segment.tokens) return 0.0f;
-      return stretch_of(segment.token + t, head, form, rows, {k + e.key_head(head) * K, k_stride});
+      return sm90::stretch_of<Spec>(segment.token + t, head, gate, rows,
+                                    {k + e.key_head(head) * K, k_stride});
     });
   if (of_M && counting < chunks) {
     const int from = (tile - 2 * kTilesV) * BV;
@@ -57,7 +58,7 @@ WYVERN_KERNEL(kThreads, 1) {
   };
   if (reverse) {
     const auto b = block_of(Block<true>{});
-    run_block(b, form, e.scale, rows, q_map, k_map, do_map, [&](int consumer) {
+    run_block(b, gate, e.scale, rows, q_map, k_map, do_map, [&](int consumer) {
       Reverse own{{b, consumer, {}, {}}};
       own.walk(k_map, k_map, nullptr);
       own.visit<V, false>(
@@ -65,7 +66,7 @@ WYVERN_KERNEL(kThreads, 1) {
     });
   } else {
     const auto b = block_of(Block<false>{});
-    run_block(b, form, e.scale, rows, q_map, k_map, v_map, [&](int consumer) {
+    run_block(b, gate, e.scale, rows, q_map, k_map, v_map, [&](int consumer) {
       Forward own{{b, consumer, {}, {}}};
       if (recalled(b).without_values)
         own.visit<K, false>(

@@ -253,8 +253,8 @@ struct Reverse : Consumer<Block<true>> {
     sync();
     const Block<true> block = recalled(b);
     const int at_panel = kPanels * block.tile + consumer;
-    sm90::store_rows(dv_map, dv, staged_rows(), block.first_row(turn), block.rows(turn), at_panel,
-                     block.head, block.heads, V);
+    sm90::store_rows(dv_map, {dv, int64{block.heads} * V}, staged_rows(), block.first_row(turn),
+                     block.rows(turn), at_panel, block.head, V);
   }
 
   WYVERN_DEVICE void walk(const TensorMap& state_map, const TensorMap& dv_map, DTYPE* dv) {

@@ -10,6 +10,7 @@
 #include "device/cuda/sm90/barrier.cuh"
 #include "device/cuda/sm90/register_tile.cuh"
 #include "device/cuda/sm90/state.cuh"
+#include "device/cuda/sm90/tma.cuh"
 #include "device/cuda/sm90/transposed_rows.cuh"
 
 using kda_scans::kColumns;
@@ -290,8 +291,8 @@ struct Reverse : Consumer<Block<true>> {
       sm90::multiply(state, rows, sm90::columns_of(b.entering(stage)), true);
       sm90::wgmma_commit();
       sync();
-      sm90::store_rows(dv_map, dv, staged_rows(), b.first_row(turn), b.rows(turn), panel(), b.head,
-                       b.heads, V);
+      sm90::store_rows(dv_map, {dv, int64{b.heads} * V}, staged_rows(), b.first_row(turn),
+                       b.rows(turn), panel(), b.head, V);
       at.advance();
       if (turn + 1 < b.chunks) own = own_part(at);
       sm90::end_products<0>(state, gradients, rows);

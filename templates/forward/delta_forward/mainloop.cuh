@@ -32,7 +32,7 @@ struct DeltaForward {
 
   const P& p;
   Block work{};
-  GateForm form{p.e.gate_floor, 0.0f, 0.0f};
+  ScalarGate gate;
   Scheduler scheduler;
 
   WYVERN_DEVICE explicit DeltaForward(const P& params) : p(params) {}
@@ -45,12 +45,7 @@ struct DeltaForward {
   }
   WYVERN_DEVICE Block recall() const { return recalled(work); }
 
-  WYVERN_DEVICE void load_head() {
-    if constexpr (GATE_IN_KERNEL) {
-      form.A_log = p.A_log[work.head];
-      if constexpr (HAS_DT_BIAS) form.bias = p.dt_bias[work.head];
-    }
-  }
+  WYVERN_DEVICE void load_head() { gate = ScalarGate::of_head(p.e, p.A_log, p.dt_bias, work.head); }
   WYVERN_DEVICE ScalarRows scalar_rows() const {
     return {{p.g, p.g_stride}, {p.beta, p.beta_stride}};
   }
@@ -59,8 +54,8 @@ struct DeltaForward {
     return warm_up<kRows, kThreads, 32>(first, work.factors<kLayout.G>(0), [&](int last) {
       const int t = last - lane_index();
       return t < 0 ? 0.0f
-                   : stretch_of(sequence.token + t, work.head, form, rows.g, rows.beta,
-                                {p.k + work.key_head * K, p.k_stride});
+                   : sm90::stretch_of<Spec>(sequence.token + t, work.head, gate, rows,
+                                            {p.k + work.key_head * K, p.k_stride});
     });
   }
 
@@ -97,15 +92,14 @@ struct DeltaForward {
       Position at;
       RawRows next = {};
       float owed = 0.0f;  // log2 of the decay that the state owes
-      if (computes) next = read_rows(b, 0, rows.g, rows.beta);
+      if (computes) next = read_rows(b, 0, rows);
       using Checkpoints = decltype(sm90::find_checkpoints_of<Spec>(*this));
       auto checkpoints = computes ? sm90::find_checkpoints_of<Spec>(*this) : Checkpoints{};
 #pragma unroll 1
       for (int c = 0; c < b.chunks; ++c, at.advance()) {
         const Block block = kPipelined ? recalled(b) : b;
         if (warp == 0) load_tiles(block, c, at, p);
-        if (computes)
-          make_factors(block, c, at, next, owed, p.e.scale, form, rows.g, rows.beta, checkpoints);
+        if (computes) make_factors(block, c, at, next, owed, p.e.scale, gate, rows, checkpoints);
       }
     } else if constexpr (kPipelined) {
       invert_chunks(b);

@@ -4,12 +4,10 @@
 #pragma once
 
 #include "device/cuda/checkpoints.cuh"
-#include "device/cuda/gate.cuh"
-#include "device/cuda/share.cuh"
-#include "device/cuda/sm90/barrier.cuh"
 #include "device/cuda/sm90/decay.cuh"
+#include "device/cuda/sm90/scalar_rows.cuh"
 #include "device/cuda/sm90/scheduler.cuh"
-#include "device/cuda/token_rows.cuh"
+#include "device/cuda/sm90/tma.cuh"
 #include "device/cuda/warp.cuh"
 #include "forward/delta_forward/hopper_layout.hpp"
 
@@ -41,6 +39,9 @@ using SquareTile = sm90::SwizzledTile<DTYPE, kRows, kRows>;
 
 /// The pipeline stage of a chunk's tiles and factors, and its phase.
 using Position = sm90::Pipeline<kStages>::Position;
+
+using ScalarGate = sm90::ScalarGate<Spec>;
+using ScalarRows = sm90::ScalarRows<Spec>;
 
 /// A block's work, and where its tiles, factors and barriers are in shared memory.
 struct Block : sm90::Work {
@@ -92,58 +93,25 @@ WYVERN_DEVICE void load_tiles(const Block& b, int chunk, const Position& at, con
   sm90::barrier_wait(b.barrier<kLayout.tiles_empty>(at.buffer), at.parity ^ 1U);
   const int token = static_cast<int>(b.token) + chunk * kRows;
   const int rows = b.rows(chunk);
-  sm90::Barrier* const full = b.barrier<kLayout.tiles_full>(at.buffer);
-  sm90::Barrier* const barrier = rows < kRows ? b.barrier<kLayout.tail_full>(0) : full;
-  if (lane_index() > 0 && rows == kRows) sm90::barrier_arrive(full);
-  if (lane_index() == 0) {
-    const bool values = kQueries || !b.zero_v;
-    sm90::barrier_arrive_expect(barrier,
-                                (kQueries ? 2 : 1) * kKeyBytes + (values ? kValueBytes : 0));
-    sm90::tensor_load(b.keys(at.buffer).data, p.k_map, {0, token, 0, b.key_head}, barrier);
-    if constexpr (kQueries)
-      sm90::tensor_load(b.queries(at.buffer).data, p.q_map, {0, token, 0, b.key_head}, barrier);
-    if (values)
-      sm90::tensor_load(b.values(at.buffer).data, p.v_map, {0, token, kPanels * b.tile, b.head},
-                        barrier);
-  }
-  if (rows == kRows) return;
-  // The rows past the sequence's end belong to the next sequence.
-  sm90::barrier_wait(barrier, 0);
-  sm90::clear_rows(b.keys(at.buffer), rows);
-  if constexpr (kQueries) sm90::clear_rows(b.queries(at.buffer), rows);
+  const bool values = kQueries || !b.zero_v;
+  sm90::load_rows<kRows>(
+      rows, b.barrier<kLayout.tiles_full>(at.buffer), b.barrier<kLayout.tail_full>(0), 0,
+      (kQueries ? 2 : 1) * kKeyBytes + (values ? kValueBytes : 0),
+      [&](sm90::Barrier* barrier) {
+        sm90::tensor_load(b.keys(at.buffer).data, p.k_map, {0, token, 0, b.key_head}, barrier);
+        if constexpr (kQueries)
+          sm90::tensor_load(b.queries(at.buffer).data, p.q_map, {0, token, 0, b.key_head}, barrier);
+        if (values)
+          sm90::tensor_load(b.values(at.buffer).data, p.v_map, {0, token, kPanels * b.tile, b.head},
+                            barrier);
+      },
+      [&] {
+        sm90::clear_rows(b.keys(at.buffer), rows);
+        if constexpr (kQueries) sm90::clear_rows(b.queries(at.buffer), rows);
 #pragma unroll
-  for (int i = 0; i < kPanels; ++i) sm90::clear_rows(b.values(at.buffer, i), rows);
-  sm90::hand_over(full);
+        for (int i = 0; i < kPanels; ++i) sm90::clear_rows(b.values(at.buffer, i), rows);
+      });
 }
-
-// ---- the overlap of splits ----------------------------------------------------------------------
-
-/// The log decay of a row.
-struct GateForm {
-  float floor, bias, A_log;
-
-  WYVERN_DEVICE float operator()(G_DTYPE raw) const {
-    const float x = to_float(raw);
-    return maximum(GATE_IN_KERNEL ? log_decay(x + bias, A_log) : x, floor);
-  }
-};
-
-/// stretch() of token `t` of a head; k is of its key head.
-WYVERN_DEVICE float stretch_of(int64 t, int head, const GateForm& form,
-                               const TokenRows<const G_DTYPE>& g,
-                               const TokenRows<const BETA_DTYPE>& beta,
-                               const TokenRows<const DTYPE>& k) {
-  const float rate = activate_beta<BETA_SIGMOID, NEG_EIGVAL>(beta.row(t)[head]);
-  // A normalized row is no longer, and the bound grows with it.
-  const float square = QK_L2NORM ? 1.0f : squared_length<K>(k.row(t));
-  return stretch(form(g.row(t)[head]), rate, square);
-}
-
-/// The per-token scalars.
-struct ScalarRows {
-  TokenRows<const G_DTYPE> g;
-  TokenRows<const BETA_DTYPE> beta;
-};
 
 // ---- factor warps -------------------------------------------------------------------------------
 
@@ -161,21 +129,20 @@ struct RawRows {
   BETA_DTYPE beta[kLaneRows];
 };
 
-WYVERN_DEVICE RawRows read_rows(const Block& b, int chunk, const TokenRows<const G_DTYPE>& g,
-                                const TokenRows<const BETA_DTYPE>& beta) {
+WYVERN_DEVICE RawRows read_rows(const Block& b, int chunk, const ScalarRows& from) {
   RawRows raw = {};
   const int rows = b.rows(chunk);
-  const G_DTYPE* const gates = g.row(b.token + chunk * kRows) + b.head;
-  const BETA_DTYPE* const rates = beta.row(b.token + chunk * kRows) + b.head;
+  const G_DTYPE* const gates = from.g.row(b.token + chunk * kRows) + b.head;
+  const BETA_DTYPE* const rates = from.beta.row(b.token + chunk * kRows) + b.head;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = 32 * i + lane_index();
-    if (SCALAR_GATE && row < rows) raw.g[i] = gates[row * g.stride];
+    if (SCALAR_GATE && row < rows) raw.g[i] = gates[row * from.g.stride];
   }
 #pragma unroll
   for (int i = 0; i < kLaneRows; ++i) {
     const int row = 32 * half_of_row(i) + lane_index();
-    if (row < rows) raw.beta[i] = rates[row * beta.stride];
+    if (row < rows) raw.beta[i] = rates[row * from.beta.stride];
   }
   return raw;
 }
@@ -204,17 +171,16 @@ WYVERN_DEVICE int row_of_end(const Block& b, int buffer) {
 /// `checkpoints` counts tokens from the block's first.
 template <class Checkpoints>
 WYVERN_DEVICE void make_factors(const Block& b, int chunk, const Position& at, RawRows& next,
-                                float& owed, float scale, const GateForm& form,
-                                const TokenRows<const G_DTYPE>& g,
-                                const TokenRows<const BETA_DTYPE>& beta, Checkpoints& checkpoints) {
+                                float& owed, float scale, const ScalarGate& gate,
+                                const ScalarRows& from, Checkpoints& checkpoints) {
   const RawRows raw = next;
-  if (chunk + 1 < b.chunks) next = read_rows(b, chunk + 1, g, beta);
+  if (chunk + 1 < b.chunks) next = read_rows(b, chunk + 1, from);
   const int rows = b.rows(chunk);
   float low = 0.0f;
   float high = 0.0f;
   if constexpr (SCALAR_GATE) {
-    low = sm90::running_sum(lane_index() < rows ? form(raw.g[0]) : 0.0f);
-    high = sm90::running_sum(32 + lane_index() < rows ? form(raw.g[1]) : 0.0f);
+    low = sm90::running_sum(lane_index() < rows ? gate(raw.g[0]) : 0.0f);
+    high = sm90::running_sum(32 + lane_index() < rows ? gate(raw.g[1]) : 0.0f);
   }
   const float low_sum = shuffle(low, 31);
   const float last = (low_sum + shuffle(high, 31)) * kLog2E;

@@ -21,7 +21,7 @@ WYVERN_DEVICE DTYPE* matrices_of_rows(const TileType& tile, int first, int j) {
 
 /// Writes 64 rows from `first` of a tile, rounded.
 template <class TileType>
-WYVERN_DEVICE void store_rows(const Square& x, const TileType& tile, int first = 0) {
+WYVERN_DEVICE void write_rounded(const Square& x, const TileType& tile, int first = 0) {
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     uint32 packed[4];
@@ -86,7 +86,7 @@ struct SharedState {
   /// Writes the rounded state, which no product may be reading.
   WYVERN_DEVICE void round_state() const {
 #pragma unroll
-    for (int p = 0; p < kParts; ++p) store_rows(state[p], rounded(), 64 * p);
+    for (int p = 0; p < kParts; ++p) write_rounded(state[p], rounded(), 64 * p);
     publish();
   }
 
@@ -128,7 +128,7 @@ struct SharedState {
       x.x[i] = fused_multiply_add(erase.of(i), x.x[i], beta.of(i) * to_float(value));
     }
     // u, in v's place: each warp in its own rows.
-    store_rows(x, values);
+    write_rounded(x, values);
     // The TMA store of the last output, in the place of the update, has read it.
     if (kQueries && thread_index() % 128 == 0) sm90::bulk_wait_read<0>();
     publish();
@@ -158,7 +158,7 @@ struct SharedState {
       const int row = Square::row(i);
       scaled.x[i] = !kDivided || (begin <= row && row < end) ? x.x[i] * (room * rate.of(i)) : 0.0f;
     }
-    store_rows(scaled, update());
+    write_rounded(scaled, update());
   }
 
   /// Starts the state's update by a chunk's V'.
@@ -216,7 +216,7 @@ struct SharedState {
     scale_values(at, front);
     // Until all warps are done with u.
     sync();
-    store_rows(x, values);
+    write_rounded(x, values);
     publish();
     start_update(at);
 #pragma unroll
@@ -228,12 +228,12 @@ struct SharedState {
       if (const int row = row_of_end(b, at.buffer); row >= 0) write_checkpoint(*this, row, 1.0f);
   }
 
-  /// A chunk's output, once its products are done: by a tensor copy, or row by row where the
-  /// sequence ends in it.
+  /// Stores a chunk's output when its products are done. Not by sm90::store_rows, with which a
+  /// thread spills up to two numbers more.
   WYVERN_DEVICE void store(int chunk, const TensorMap& o_map, const TokenRows<DTYPE>& o) const {
     const int thread = thread_index() % 128;
     const SquareTile tile = update();
-    store_rows(y, tile);
+    write_rounded(y, tile);
     publish();
     const int64 token = b.token + chunk * kRows;
     const int rows = b.rows(chunk);

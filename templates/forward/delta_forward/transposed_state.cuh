@@ -72,19 +72,7 @@ WYVERN_DEVICE void store_transposed(const Block& block, int consumer, const Colu
   sm90::fence_proxy_async();
   if (kLayout.outputs > 1 && thread == 0) sm90::bulk_wait_read<0>();
   sm90::sync_named(1 + consumer, 128);
-  const int64 token = b.token + chunk * kRows;
-  const int rows = b.rows(chunk);
-  if (rows == kRows) {
-    if (thread == 0) {
-      sm90::tensor_store(o_map, {0, static_cast<int>(token), panel, b.head}, tile.data);
-      sm90::bulk_commit();
-    }
-    return;
-  }
-#pragma unroll 1
-  for (int i = thread; i < rows * 8; i += 128)
-    store_vector(o.row(token + i / 8) + int64{b.head} * V + panel * kColumns + i % 8 * 8,
-                 load<8>(tile.at(i / 8, i % 8 * 8)));
+  sm90::store_rows(o_map, o, tile, b.token + chunk * kRows, b.rows(chunk), panel, b.head, V);
 }
 
 /// The state, and a chunk's V' and its output from the state.

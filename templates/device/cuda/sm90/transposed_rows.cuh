@@ -3,7 +3,6 @@
 #pragma once
 
 #include "device/cuda/sm90/product.cuh"
-#include "device/cuda/token_rows.cuh"
 
 namespace wyvern::cuda::sm90 {
 
@@ -35,25 +34,6 @@ WYVERN_DEVICE void store_transposed(const SwizzledTile<T, 64, 64>& tile,
                                     const FragmentA<T, 64>& a) {
 #pragma unroll
   for (int j = 0; j < 4; ++j) store_matrix_x4_transposed(matrices_at(tile, 2 * j), a.x[j]);
-}
-
-/// Stores a chunk's rows of 64 columns from a tile, by a warpgroup that has written it and met: by
-/// a TMA store, or row by row where the sequence ends in the chunk. `to` is a tensor [tokens,
-/// heads, width].
-template <class T>
-WYVERN_DEVICE void store_rows(const TensorMap& map, T* to, const SwizzledTile<T, 64, 64>& tile,
-                              int64 token, int rows, int panel, int head, int heads, int width) {
-  const int thread = thread_index() % 128;
-  if (rows == 64) {
-    if (thread > 0) return;
-    tensor_store(map, {0, static_cast<int>(token), panel, head}, tile.data);
-    bulk_commit();
-    return;
-  }
-#pragma unroll 1
-  for (int i = thread; i < rows * 8; i += 128)
-    store_vector(to + ((token + i / 8) * heads + head) * width + panel * 64 + i % 8 * 8,
-                 load<8>(tile.at(i / 8, i % 8 * 8)));
 }
 
 }  // namespace wyvern::cuda::sm90
