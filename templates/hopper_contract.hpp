@@ -30,7 +30,7 @@ inline TiledView panels(const Extents& e, DType type, std::int64_t heads, std::i
 
 /// How many warps of the blocks that share a sequence, other than the one that writes its final
 /// state, need the slot no more that it starts from: where states are updated in place, both may be
-/// one (device/cuda/share.cuh).
+/// one (device/cuda/split.cuh).
 inline Argument slots_read(const Presence& when) {
   return {"slots_read", Access::scratch, DType::int32, {extent::N, constant::HV}, when};
 }

@@ -28,12 +28,13 @@ WYVERN_KERNEL(kThreads, 1) {
   const int chunks = ceil_div(segment.tokens, kRows);
   int counting = chunks;
   if constexpr (SCALAR_GATE)
-    counting = warm_up<kRows, kThreads, 32>(chunks, array_at<kLayout.G>(shared), [&](int last) {
-      const int t = reverse ? chunks * kRows - 1 - last + lane_index() : last - lane_index();
-      if (t < 0 || t >= segment.tokens) return 0.0f;
-      return sm90::stretch_of<Spec>(segment.token + t, head, gate, rows,
-                                    {k + e.key_head(head) * K, k_stride});
-    });
+    counting =
+        count_overlap<kRows, kThreads, 32>(chunks, array_at<kLayout.G>(shared), [&](int last) {
+          const int t = reverse ? chunks * kRows - 1 - last + lane_index() : last - lane_index();
+          if (t < 0 || t >= segment.tokens) return 0.0f;
+          return sm90::stretch_of<Spec>(segment.token + t, head, gate, rows,
+                                        {k + e.key_head(head) * K, k_stride});
+        });
   if (of_M && counting < chunks) {
     const int from = (tile - 2 * kTilesV) * BV;
     if (!segment.last) write_no_M<K, BV, kThreads>(share_M + int64{slot} * K * K, from);

@@ -51,7 +51,7 @@ struct DeltaForward {
   }
   WYVERN_DEVICE int overlap(const Sequence& sequence, int first) const {
     const ScalarRows rows = scalar_rows();
-    return warm_up<kRows, kThreads, 32>(first, work.factors<kLayout.G>(0), [&](int last) {
+    return count_overlap<kRows, kThreads, 32>(first, work.factors<kLayout.G>(0), [&](int last) {
       const int t = last - lane_index();
       return t < 0 ? 0.0f
                    : sm90::stretch_of<Spec>(sequence.token + t, work.head, gate, rows,

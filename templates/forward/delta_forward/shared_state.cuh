@@ -277,7 +277,7 @@ WYVERN_DEVICE void mainloop(SharedState& state, const TensorMap& o_map, const To
     sm90::end_products<1>(state.y);
     sm90::barrier_arrive(empty);
     sm90::barrier_arrive(b.barrier<kLayout.scores_empty>(c % kScoreSlots));
-    if (c >= b.warm) state.store(c, o_map, o);
+    if (c >= b.overlap) state.store(c, o_map, o);
     state.compute_values(at, c + 1);
   }
 }

@@ -53,7 +53,7 @@ struct Residual {
 WYVERN_DEVICE void store_transposed(const Block& block, int consumer, const Columns& x, int chunk,
                                     const TensorMap& o_map, const TokenRows<DTYPE>& o) {
   const Block b = recalled(block);
-  if (chunk < b.warm) return;
+  if (chunk < b.overlap) return;
   const int thread = thread_index() % 128;
   const int panel = kPanels * b.tile + consumer;
   const SquareTile tile = b.output(kLayout.outputs * consumer + chunk % kLayout.outputs);

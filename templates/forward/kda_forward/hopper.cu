@@ -36,7 +36,7 @@ WYVERN_KERNEL(kThreads, 1) {
   bring_bias(b, form, dt_bias);
 
   const TokenRows<const BETA_DTYPE> beta_rows{beta, beta_stride};
-  static_cast<SharedWalk&>(b) = share_out<kChunk>(sequence, share, shares, [&](int first) {
+  static_cast<SequenceSplit&>(b) = split_sequence<kChunk>(sequence, share, shares, [&](int first) {
     // A walk through more than these tokens would not be worth the look.
     constexpr int kMost = 4096;
     const int tokens =
@@ -56,7 +56,7 @@ WYVERN_KERNEL(kThreads, 1) {
       return NoCheckpoints{};
     } else {
       const auto passed = static_cast<uint32>(b.token - sequence.token);
-      return find_checkpoints<Spec>(passed + static_cast<uint32>(b.warm) * kChunk, b.sequence, e,
+      return find_checkpoints<Spec>(passed + static_cast<uint32>(b.overlap) * kChunk, b.sequence, e,
                                     seq_offsets, checkpoint_offsets)
           .counted_from(passed);
     }

@@ -26,7 +26,7 @@ WYVERN_KERNEL(kThreads, 1) {
   b.tokens = segment.tokens;
   // No slice is in front of what the block writes. Were that known, the walk's loop would be one
   // piece of code, in which ptxas runs out of registers and has products wait for each other.
-  b.warm = sm90::opaque(0);
+  b.overlap = sm90::opaque(0);
   const GateForm form(e, HAS_A_LOG ? A_log[b.head] : 0.0f);
   bring_bias(b, form, dt_bias);
   const TokenRows<const BETA_DTYPE> beta_rows{beta, beta_stride};

@@ -13,10 +13,10 @@
 #include "device/cuda/checkpoints.cuh"
 #include "device/cuda/gate.cuh"
 #include "device/cuda/mma.cuh"
-#include "device/cuda/share.cuh"
 #include "device/cuda/sm90/barrier.cuh"
 #include "device/cuda/sm90/slice.cuh"
 #include "device/cuda/sm90/state.cuh"
+#include "device/cuda/split.cuh"
 #include "device/cuda/token_rows.cuh"
 #include "forward/kda_forward/hopper_layout.hpp"
 
@@ -66,7 +66,7 @@ using sm90::row_of;
 using Position = sm90::Pipeline<kStages>::Position;
 
 /// What all warps of a block know.
-struct Block : SharedWalk {
+struct Block : SequenceSplit {
   unsigned char* shared;
   int sequence, head, key_head, tile;
   bool without_values = false;  ///< v counts as 0; only where no queries are asked
@@ -539,7 +539,7 @@ template <class Keep>
 WYVERN_DEVICE void walk_state(StateWalk& walk, const TokenRows<DTYPE>& o, const Keep& keep) {
   const Block& b = walk.b;
   const int slices = b.slices();
-  const int warm = b.warm * (kChunk / kRows);
+  const int overlap = b.overlap * (kChunk / kRows);
   Position at;
   begin_walk(walk, at);
 #pragma unroll 1
@@ -563,7 +563,7 @@ WYVERN_DEVICE void walk_state(StateWalk& walk, const TokenRows<DTYPE>& o, const 
     sm90::end_products<1>(walk.output, update);
     sm90::hand_over(b.barrier<kLayout.free>(buffer));
     walk.add_carried();
-    if (s >= warm) walk.store(query, s, o);
+    if (s >= overlap) walk.store(query, s, o);
     walk.decay(at.buffer);
     walk.enter(at.buffer, packed);
   }

@@ -46,7 +46,7 @@ struct Block {
   unsigned char* shared;
   int64 token;  ///< the walk's first
   int tokens;
-  int warm = 0;  ///< chunks in front whose output is another block's
+  int overlap = 0;  ///< chunks in front whose output is another block's
   int head, tile;
   int heads;                    ///< value heads
   bool without_values = false;  ///< u counts as 0; only where no queries are asked

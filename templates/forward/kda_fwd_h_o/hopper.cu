@@ -4,7 +4,7 @@ constexpr bool kQueries = true;
 constexpr bool kCheckpoints = CHECKPOINTS, kDivided = CHECKPOINT_OFFSETS;
 
 #include "device/cuda/chunk.cuh"
-#include "device/cuda/share.cuh"
+#include "device/cuda/split.cuh"
 #include "device/state_slots.hpp"
 #include "forward/kda_fwd_h_o/fading.cuh"
 #include "forward/kda_fwd_h_o/walk.cuh"
@@ -33,7 +33,7 @@ WYVERN_KERNEL(kThreads, 1) {
           sequence.tokens, BV);
     return;
   }
-  const SharedWalk own = share_out_all_or_none<kChunk>(sequence, share, shares, [&](int first) {
+  const SequenceSplit own = split_all_or_none<kChunk>(sequence, share, shares, [&](int first) {
     return chunks_to_fade(first, [&](int chunk, float most) {
       const int64 row = (sequence.token + int64{chunk} * kChunk) * e.HV + b.head;
       return growth_of_chunk(w + row * K, kg + row * K, Gk + (row + int64{kChunk - 1} * e.HV) * K,
@@ -47,7 +47,7 @@ WYVERN_KERNEL(kThreads, 1) {
   }
   b.token = own.token;
   b.tokens = own.tokens;
-  b.warm = own.warm;
+  b.overlap = own.overlap;
   begin_block(b);
 
   const auto find_kept = [&] {
@@ -55,7 +55,7 @@ WYVERN_KERNEL(kThreads, 1) {
       return NoCheckpoints{};
     } else {
       const auto passed = static_cast<uint32>(b.token - sequence.token);
-      return find_checkpoints<Spec>(passed + static_cast<uint32>(b.warm) * kChunk, n, e,
+      return find_checkpoints<Spec>(passed + static_cast<uint32>(b.overlap) * kChunk, n, e,
                                     seq_offsets, checkpoint_offsets)
           .counted_from(passed);
     }

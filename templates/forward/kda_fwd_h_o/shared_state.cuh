@@ -161,7 +161,7 @@ struct SharedState {
   }
   /// Writes these rows of a chunk.
   WYVERN_DEVICE void store(int chunk, const TokenRows<DTYPE>& o) const {
-    if (chunk < b.warm) return;
+    if (chunk < b.overlap) return;
     const int lane = lane_index();
     const int rows = b.rows_of(chunk);
     const int first = warp_index() % 4 * 16 + lane / 8;

@@ -120,7 +120,7 @@ struct TransposedState {
   /// Writes a chunk's output: a warp its 16 columns, by way of shared memory of its own, a lane
   /// half a row of them at a time.
   WYVERN_DEVICE void store(float scale, int chunk, const TokenRows<DTYPE>& o) const {
-    if (chunk < b.warm) return;
+    if (chunk < b.overlap) return;
     const int lane = lane_index();
     const int first = column + warp_index() % 4 * 16;
     DTYPE* const own = array_at<kLayout.output>(b.shared) + first * kChunk;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "device/cuda/gate.cuh"
-#include "device/cuda/share.cuh"
+#include "device/cuda/split.cuh"
 #include "device/cuda/token_rows.cuh"
 
 namespace wyvern::cuda::sm90 {

@@ -5,14 +5,14 @@
 
 #include "device/cuda/chunk.cuh"
 #include "device/cuda/segment.cuh"
-#include "device/cuda/share.cuh"
 #include "device/cuda/sm90/ptx.cuh"
+#include "device/cuda/split.cuh"
 #include "device/state_slots.hpp"
 
 namespace wyvern::cuda::sm90 {
 
 /// A block's work, known to all its warps.
-struct Work : SharedWalk {
+struct Work : SequenceSplit {
   unsigned char* shared;
   int sequence, head, key_head, tile;
   bool halves;  ///< of BV columns: one consumer warpgroup works, the others are another block's
@@ -75,7 +75,7 @@ struct WholeSequence {
     // the time of one of 128.
     b.halves = may_halve && 4 * (all - first + overlap) > 3 * all;
     first_consumer = b.halves ? split : 0;
-    static_cast<SharedWalk&>(b) = share_out<Kernel::kRows>(
+    static_cast<SequenceSplit&>(b) = split_sequence<Kernel::kRows>(
         sequence, b.halves ? 0 : split, b.halves ? 1 : splits, [&](int) { return overlap; });
     if (b.chunks == 0 && !b.to_end) {
       if constexpr (S::INPLACE_STATE && Kernel::kSplits)
@@ -168,7 +168,7 @@ struct SegmentResume {
     b.tokens = segment.tokens;
     b.chunks = ceil_div(segment.tokens, Kernel::kRows);
     // There is no overlap. As a constant 0 costs registers.
-    b.warm = opaque(0);
+    b.overlap = opaque(0);
     b.to_end = segment.last;
     index = segment.index;
     k.load_head();

@@ -124,7 +124,7 @@ WYVERN_DEVICE auto find_checkpoints_of(const Kernel& k) {
     const uint32 passed = k.scheduler.passed(k.work);
     uint32 own = passed;
     if constexpr (Kernel::Scheduler::kOverlaps)
-      own += static_cast<uint32>(k.work.warm) * Kernel::kRows;
+      own += static_cast<uint32>(k.work.overlap) * Kernel::kRows;
     return find_checkpoints<S>(own, k.work.sequence, k.p.e, k.p.seq_offsets, k.p.checkpoint_offsets)
         .counted_from(passed);
   }
