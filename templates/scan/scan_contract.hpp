@@ -12,10 +12,10 @@
 namespace wyvern::scan {
 
 /// What the sources of all walks are specialized on.
-inline const std::vector<AnyConstant>& kConstants =
-    *new std::vector<AnyConstant>{constant::DTYPE,       constant::U_DTYPE,   constant::K,
-                                  constant::V,           constant::VARLEN,    constant::SCALAR_GATE,
-                                  constant::VECTOR_GATE, constant::QK_L2NORM, constant::NEG_EIGVAL};
+inline const std::vector<AnyConstant>& kConstants = *new std::vector<AnyConstant>{
+    constant::DTYPE,      constant::U_DTYPE,     constant::K,           constant::V,
+    constant::VARLEN,     constant::SCALAR_GATE, constant::VECTOR_GATE, constant::QK_L2NORM,
+    constant::NEG_EIGVAL, constant::STATE_UNIT};
 
 template <class T>
 std::vector<T> joined(std::vector<T> first, const std::vector<T>& second) {

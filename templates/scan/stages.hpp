@@ -55,6 +55,7 @@ inline constexpr StageDefinition fwd_h{
      tensor::chunk_offsets.when({constant::VARLEN}),
      tensor::h.out(),
      tensor::v_new.out(),
+     tensor::state_unit.out(),
      tensor::final_state.when({constant::FINAL_STATE}),
      tensor::state.inout(),
      tensor::checkpoints},

@@ -27,7 +27,7 @@ struct Narrow {
   static constexpr DType DTYPE = DType::bf16, U_DTYPE = DType::fp32, BETA_DTYPE = DType::fp32;
   static constexpr bool VARLEN = true, SCALAR_GATE = false, VECTOR_GATE = true, SAFE_GATE = false,
                         QK_L2NORM = true, BETA_SIGMOID = true, NEG_EIGVAL = true,
-                        STATE_V_FIRST = true;
+                        STATE_V_FIRST = true, STATE_UNIT = false;
 };
 struct Wide {
   static constexpr int K = 128, V = 64, BT = 64, BK = 128, BV = 64, SEG = 16;
@@ -36,7 +36,7 @@ struct Wide {
   static constexpr DType DTYPE = DType::fp32, U_DTYPE = DType::fp32, BETA_DTYPE = DType::bf16;
   static constexpr bool VARLEN = false, SCALAR_GATE = true, VECTOR_GATE = false, SAFE_GATE = true,
                         QK_L2NORM = false, BETA_SIGMOID = false, NEG_EIGVAL = false,
-                        STATE_V_FIRST = false;
+                        STATE_V_FIRST = false, STATE_UNIT = true;
 };
 )";
 

@@ -633,6 +633,26 @@ INSTANTIATE_TEST_SUITE_P(, EmulatedCheckpoints,
                          ::testing::Values("delta_rule", "gated_delta_rule", "kda"),
                          [](const auto& each) { return std::string(each.param); });
 
+/// States and values beyond fp16, by every template of a plan.
+class EmulatedRange : public EmulatedOperator,
+                      public ::testing::WithParamInterface<std::tuple<OperatorPass, bool>> {};
+
+TEST_P(EmulatedRange, MatchesOracle) {
+  const auto& [which, values] = GetParam();
+  for (const std::int64_t chunk : {16, 64}) {
+    const OperatorData data = beyond_fp16(which, values, chunk == 16 ? 32 : 128, 6);
+    for (const Plan& plan : plans_with_all(device(), data.problem, chunk))
+      check(emulator::prepare(device(), data.problem, plan), data);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, EmulatedRange,
+                         ::testing::Combine(::testing::ValuesIn(range_passes()), ::testing::Bool()),
+                         [](const auto& each) {
+                           return name_of(std::get<0>(each.param)) +
+                                  (std::get<1>(each.param) ? "_values" : "_states");
+                         });
+
 class EmulatedPasses : public EmulatedOperator,
                        public ::testing::WithParamInterface<OperatorPass> {};
 

@@ -98,6 +98,7 @@ inline float reciprocal_sqrt(float x) { return 1.0f / __builtin_sqrtf(x); }
 inline float reciprocal_sqrt_fast(float x) { return reciprocal_sqrt(x); }
 inline float fused_multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline float maximum(float a, float b) { return __builtin_fmaxf(a, b); }
+inline float absolute(float x) { return __builtin_fabsf(x); }
 
 // ---- warps --------------------------------------------------------------------------------------
 

@@ -515,6 +515,34 @@ OperatorData pool_data(Problem problem, Gate gate, std::uint64_t seed, const Len
   return data;
 }
 
+std::vector<OperatorPass> range_passes() {
+  std::vector<OperatorPass> passes = chunked_passes();
+  std::erase_if(passes, [](const OperatorPass& which) { return which.pass != Pass::forward; });
+  return passes;
+}
+
+OperatorData beyond_fp16(const OperatorPass& which, bool values, std::int64_t size,
+                         std::uint64_t seed) {
+  Problem p = base(which, DType::fp16);
+  p.K = p.V = size;
+  p.packed = p.initial_state = true;
+  p.scale = values ? 0.05F : 1e-5F;
+  OperatorData data = make_data(p, Gate::typical, seed, {150, 0, 33, 1});
+  if (values) {
+    // Values of changing signs under few keys: what a key has is nearly the opposite of its next
+    // value, and both are near fp16's end.
+    HostTensor &k = data.tensors.at("k"), &v = data.tensors.at("v");
+    const std::int64_t keys = k.shape()[2] * k.shape()[3], row = v.shape()[2] * v.shape()[3];
+    for (std::int64_t i = 0; i < k.elements(); ++i) k.set(i, k.at(i % (4 * keys)));
+    for (std::int64_t i = 0; i < v.elements(); ++i)
+      v.set(i, (i / row / 4 % 2 == 0 ? 1 : -1) * (5e4 + 3e3 * std::clamp(v.at(i), -3.0, 3.0)));
+  } else {
+    HostTensor& state = data.tensors.at("initial_state");
+    for (std::int64_t i = 0; i < state.elements(); ++i) state.set(i, 1e5 * state.at(i));
+  }
+  return data;
+}
+
 OperatorData float8_data(const OperatorPass& which, DType type, bool v_first) {
   Problem p = base(which, DType::fp32);
   p.H = p.HV = 2, p.K = p.V = 16, p.T = 1, p.B = p.N = 6;

@@ -116,6 +116,13 @@ std::vector<OperatorPass> all_passes();
 /// pass), with a final state; two steps a token where the operator has them.
 Problem base(const OperatorPass& which, DType dtype = DType::bf16);
 
+/// Inputs in fp16 of a pass whose states, or with `values` whose values less what the state
+/// predicts of them, are beyond fp16 while its outputs are not. K = V = size.
+OperatorData beyond_fp16(const OperatorPass& which, bool values, std::int64_t size,
+                         std::uint64_t seed);
+/// The passes that must carry such inputs out.
+std::vector<OperatorPass> range_passes();
+
 /// Inputs of one listed or random problem.
 struct OperatorCase {
   std::string name;

@@ -7,6 +7,7 @@
 #include "device/cpu/chunk.hpp"
 #include "device/cpu/product.hpp"
 #include "device/cpu/scan_layout.hpp"
+#include "device/state_unit.hpp"
 
 namespace wyvern::cpu {
 
@@ -28,6 +29,7 @@ struct ForwardScan {
     const float* k_rstd;
     const Extents& e;
     TokenRows<const DTYPE> own_k{};
+    float u_factor = 1.0F;  ///< of elements of u, in the unit of the walk's states
 
     /// The same for whole tensors: where a walk that starts at `token` finds them.
     Inputs at(int64 token, int64 hv, int first_column) const {
@@ -40,7 +42,8 @@ struct ForwardScan {
               .Gk = Gk + row * K,
               .k_rstd = k_rstd + token * e.H + key_head,
               .e = e,
-              .own_k = own_k.at(token, key_head * K)};
+              .own_k = own_k.at(token, key_head * K),
+              .u_factor = u_factor};
     }
   };
 
@@ -89,7 +92,7 @@ struct ForwardScan {
                     work.end_decay);
       load_tile(in.w + at * K, int64{e.HV} * K, rows, K, work.keys);
       multiply(rows, columns, K, work.keys, work.state, work.values);
-      new_values<Values, Stored>(e, in.u + at * V, v_new + at * V, rows, columns, work.decay,
+      new_values<Values, Stored>(in, in.u + at * V, v_new + at * V, rows, columns, work.decay,
                                  work.values);
       load_tile(in.k.at(done, 0), rows, K, work.keys);
       if constexpr (Kept::kInside) {
@@ -122,6 +125,29 @@ struct ForwardScan {
     return checkpoints_behind<S>(passed, sequence,
                                  count_checkpoints<S>(sequence, e, seq_offsets, 0, 1), e,
                                  checkpoint_offsets);
+  }
+
+  /// Takes the block's columns of a state into the unit of the walk's states, which is chosen by
+  /// the whole state of the head: the K V elements at `entering`, times `scale`; null: zeros.
+  /// Returns the unit, and writes it for each chunk to `units`, at the walk's first, unless null.
+  template <class T>
+  static float enter_unit(const T* entering, float scale, const Work& work, int columns,
+                          int64 length, const Extents& e, float* units) {
+    if constexpr (!S::STATE_UNIT) return 1.0F;
+    f32 largest{};
+    constexpr int kElements = K * V;
+    for (int i = 0; entering != nullptr && i < kElements; i += kLanes) {
+      const f32 x =
+          kElements - i < kLanes ? load_part(entering + i, kElements - i) : load(entering + i);
+      largest = at_least(x < 0.0F ? -x : x, largest);
+    }
+    float of_lanes = 0.0F;
+    for (int i = 0; i < kLanes; ++i) of_lanes = of_lanes < largest[i] ? largest[i] : of_lanes;
+    const float unit = unit_of_states<S>(of_lanes * scale);
+    scale_tile(work.state, K, columns, 1.0F / unit);
+    for (int64 chunk = 0; units != nullptr && chunk * BT < length; ++chunk)
+      units[chunk * e.HV] = unit;
+    return unit;
   }
 
   /// Zeros in the block's columns of the chunk slots that no sequence has, which the sequences
@@ -178,20 +204,21 @@ struct ForwardScan {
   /// add to the state at the chunk's end, exp(G_end - G_r) V'_r (times the key's scale), replaces
   /// W S in `tile`.
   template <bool Values, bool Stored>
-  static void new_values(const Extents& e, const U_DTYPE* u, DTYPE* v_new, int rows, int columns,
+  static void new_values(const Inputs& in, const U_DTYPE* u, DTYPE* v_new, int rows, int columns,
                          const float* decay, Tile<BV> tile) {
     const int whole = columns / kLanes * kLanes;
+    const auto in_unit = [&](f32 x) { return S::STATE_UNIT ? x * in.u_factor : x; };
     for (int r = 0; r < rows; ++r) {
-      const int64 at = r * (int64{e.HV} * V);
+      const int64 at = r * (int64{in.e.HV} * V);
       float* row = tile.row(r);
       for (int c = 0; c < whole; c += kLanes) {
-        const f32 value = (Values ? load(u + at + c) : f32{}) - load(row + c);
+        const f32 value = (Values ? in_unit(load(u + at + c)) : f32{}) - load(row + c);
         if constexpr (Stored) store(v_new + at + c, value);
         store(row + c, value * decay[r]);
       }
       if (whole < columns) {
-        const f32 value =
-            (Values ? load_part(u + at + whole, columns - whole) : f32{}) - load(row + whole);
+        const f32 value = (Values ? in_unit(load_part(u + at + whole, columns - whole)) : f32{}) -
+                          load(row + whole);
         if constexpr (Stored) store_part(v_new + at + whole, value, columns - whole);
         store(row + whole, value * decay[r]);
       }

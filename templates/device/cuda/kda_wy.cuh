@@ -107,10 +107,10 @@ struct InverseOperand<float, Size, 1> {
     }
   }
 
-  /// As LowerOperand's.
+  /// As LowerOperand's; fp32 has no units.
   template <Precision P, int Align, int Cols>
   WYVERN_DEVICE void apply(const Tile<float, Size, Cols>& x, int col, float* to, int64 stride,
-                           int rows, int cols) const {
+                           int rows, int cols, float) const {
     Accumulator sum[Size / 16][2];
     add<P>(sum, [&](int depth) {
       FragmentB<float> b = load_b(x, depth, col);
@@ -222,13 +222,13 @@ WYVERN_DEVICE Accumulator within_range(const Accumulator& x) {
   return y;
 }
 
-/// Writes sixteen columns of U = Tinv (beta v), the tile's from `col`, to `to`, for a chunk of
-/// `rows`: those before `cols`, of which there is at least one.
+/// Writes sixteen columns of U = Tinv (beta v), the tile's from `col`, in `unit` to `to`, for a
+/// chunk of `rows`: those before `cols`, of which there is at least one.
 template <Precision P, int Align, class T, int Size, int Parts, int Cols, class Out>
 WYVERN_DEVICE void write_values(const InverseOperand<T, Size, Parts>& inverse,
                                 const Tile<T, Size, Cols>& tile, int col, Out* to, int64 stride,
-                                int rows, int cols) {
-  inverse.template apply<P, Align>(tile, col, to, stride, rows, cols);
+                                int rows, int cols, float unit) {
+  inverse.template apply<P, Align>(tile, col, to, stride, rows, cols, unit);
 }
 
 /// The same of U = Tinv (write v). The inverse comes with factors of 1; where it has two parts,
@@ -236,7 +236,7 @@ WYVERN_DEVICE void write_values(const InverseOperand<T, Size, Parts>& inverse,
 template <Precision P, int Align, class T, class Gate, int Size, int Parts, int Cols, class Out>
 WYVERN_DEVICE void write_values(const InverseOperand<T, Size, Parts>& inverse,
                                 const ValueTile<T, Gate, Size, Cols>& tile, int col, Out* to,
-                                int64 stride, int rows, int cols) {
+                                int64 stride, int rows, int cols, float unit) {
   Accumulator u[Size / 16][2];
   if constexpr (kHalf<T>) {
 #pragma unroll
@@ -274,8 +274,8 @@ WYVERN_DEVICE void write_values(const InverseOperand<T, Size, Parts>& inverse,
   }
 #pragma unroll
   for (int strip = 0; strip < Size / 16; ++strip)
-    store_pair<Align>(to + strip * 16 * stride, stride, u[strip][0], u[strip][1], rows - strip * 16,
-                      cols);
+    store_pair<Align>(to + strip * 16 * stride, stride, scaled(u[strip][0], 1.0f / unit),
+                      scaled(u[strip][1], 1.0f / unit), rows - strip * 16, cols);
 }
 
 }  // namespace wyvern::cuda::kda

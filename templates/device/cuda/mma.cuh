@@ -13,6 +13,10 @@ struct Accumulator {
   float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 };
 
+WYVERN_DEVICE Accumulator scaled(const Accumulator& a, float factor) {
+  return {{a.x[0] * factor, a.x[1] * factor, a.x[2] * factor, a.x[3] * factor}};
+}
+
 /// Row (of 16) and column (of 8) of element i of an Accumulator in this lane.
 WYVERN_DEVICE int accumulator_row(int i) { return lane_index() / 4 + (i / 2) * 8; }
 WYVERN_DEVICE int accumulator_col(int i) { return lane_index() % 4 * 2 + i % 2; }

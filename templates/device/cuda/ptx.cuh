@@ -127,6 +127,7 @@ WYVERN_DEVICE float log_one_plus(float x) { return log1pf(x); }
 WYVERN_DEVICE float reciprocal_sqrt(float x) { return 1.0f / sqrtf(x); }
 WYVERN_DEVICE float fused_multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 WYVERN_DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
+WYVERN_DEVICE float absolute(float x) { return fabsf(x); }
 
 // ---- wide stores --------------------------------------------------------------------------------
 

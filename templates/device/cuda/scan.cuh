@@ -4,6 +4,7 @@
 #pragma once
 
 #include "device/cuda/checkpoints.cuh"
+#include "device/cuda/state_unit.cuh"
 #include "device/cuda/walk.cuh"
 #include "device/cuda/warp.cuh"
 
@@ -46,6 +47,7 @@ struct ForwardScan : ScanBlock<S> {
     const float* k_rstd;
     const Extents& e;
     TokenRows<const T> own_k{};
+    float u_factor = 1.0f;  ///< of elements of u, in the unit of the walk's states
   };
 
   /// One of the buffers that chunks pass through; a gate or scale that there is none of has no
@@ -64,9 +66,27 @@ struct ForwardScan : ScanBlock<S> {
         : start(shared + chunk % S::num_stages * kLayout.buffer_bytes) {}
   };
 
+  /// Takes a state into the unit of the walk's states, which is chosen by the whole state of the
+  /// head: the K V elements at `entering`, times `scale`; null: zeros. All threads get the unit.
+  /// Writes it for each chunk to `units`, at the walk's first.
+  template <class Element>
+  WYVERN_DEVICE static float enter_unit(unsigned char* shared, State& state,
+                                        const Element* entering, float scale, const Walk& walk,
+                                        const Extents& e, float* units) {
+    if constexpr (!S::STATE_UNIT) return 1.0f;
+    const float unit = find_unit<S, kThreads>(entering, scale, array_at<kLayout.largest>(shared));
+#pragma unroll
+    for (int i = 0; i < kStrips; ++i)
+      state[i].scale_channels([&](int) { return Float2{{1.0f / unit, 1.0f / unit}}; });
+    for (int i = thread_index(); i * BT < walk.tokens; i += kThreads)
+      units[int64{i} * e.HV + walk.head] = unit;
+    return unit;
+  }
+
   /// V'^T = U^T - S^T W^T.
   WYVERN_DEVICE static void subtract_prediction(Values& values, const State& state,
-                                                const Buffer& buffer, int first_col) {
+                                                const Buffer& buffer, int first_col,
+                                                float u_factor) {
     multiply_rows<S::precision, kExactParts>(values, state, buffer.w);
 #pragma unroll
     for (int i = 0; i < kStrips; ++i)
@@ -74,7 +94,8 @@ struct ForwardScan : ScanBlock<S> {
       for (int n = 0; n < BT / 8; ++n) {
         const Accumulator u = load_transposed(buffer.u, n * 8, first_col + i * 16);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) values[i][n].x[j] = u.x[j] - values[i][n].x[j];
+        for (int j = 0; j < 4; ++j)
+          values[i][n].x[j] = (S::STATE_UNIT ? u.x[j] * u_factor : u.x[j]) - values[i][n].x[j];
       }
   }
 
@@ -209,17 +230,17 @@ struct ForwardScan : ScanBlock<S> {
   }
 
   /// The `update` of a walk, `passed` tokens of its sequence behind, that writes checkpoints from
-  /// `kept` on: the warp's columns, which start at `first_v`.
+  /// `kept` on: the warp's columns, which start at `first_v`, of a state in `unit`.
   template <class Element>
   WYVERN_DEVICE static auto by_checkpoints(State& state, const Inputs& in, const Walk& walk,
                                            uint32 passed, Checkpoints<S>& kept, int first_v,
-                                           Element* to) {
+                                           Element* to, const float& unit) {
     return [&, passed, first_v, to](int chunk, int rows, Values& values, const Buffer& buffer) {
       update_state(state, values, buffer, in, walk.token + int64{chunk} * BT, walk.head,
                    passed + chunk * BT, rows, kept, [&](int64 element, State& at) {
                      visit_state<S::STATE_V_FIRST, K, V>(
-                         at, first_v, [to = to + element](int64 offset, float& x) {
-                           to[offset] = from_float<Element>(x);
+                         at, first_v, [to = to + element, &unit](int64 offset, float& x) {
+                           to[offset] = from_float<Element>(x * unit);
                          });
                    });
     };
@@ -270,7 +291,7 @@ struct ForwardScan : ScanBlock<S> {
       const int rows = smaller(walk.tokens - chunk * BT, BT);
       Values values;
       before(chunk, state);
-      subtract_prediction(values, state, buffer, Block::warp_column());
+      subtract_prediction(values, state, buffer, Block::warp_column(), in.u_factor);
       found(chunk, rows, values);
       if constexpr (sizeof...(Update) == 0)
         update_state(state, values, buffer, rows - 1);

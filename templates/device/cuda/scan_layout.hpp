@@ -15,6 +15,7 @@ struct ForwardScanLayout {
   ArrayPlace Gk_end;  // of the chunk's last row
   ArrayPlace k_rstd;
   int buffer_bytes;
+  ArrayPlace largest;  // behind the buffers: a number of each warp
   int bytes;
 
   constexpr explicit ForwardScanLayout(const S& s) {
@@ -26,7 +27,9 @@ struct ForwardScanLayout {
     if (s.VECTOR_GATE) Gk_end = at.array(padded(s.K));
     if (s.QK_L2NORM && !s.VECTOR_GATE) k_rstd = at.array(s.BT);
     buffer_bytes = at.bytes;
-    bytes = static_cast<int>(s.num_stages * buffer_bytes);
+    at.bytes = static_cast<int>(s.num_stages * buffer_bytes);
+    if (s.STATE_UNIT) largest = at.array(s.num_warps);
+    bytes = at.bytes;
   }
 };
 

@@ -212,11 +212,11 @@ struct LowerOperand {
       }
   }
 
-  /// Writes rows 0 .. rows-1 of this * x for sixteen columns, x's from `col`, to `to`: those before
-  /// `cols`, of which there is at least one. Align is the width of the tensor.
+  /// Writes rows 0 .. rows-1 of this * x for sixteen columns, x's from `col`, in `unit` to `to`:
+  /// those before `cols`, of which there is at least one. Align is the width of the tensor.
   template <Precision P, int Align, int Cols, class Out>
   WYVERN_DEVICE void apply(const Tile<T, Size, Cols>& x, int col, Out* to, int64 stride, int rows,
-                           int cols) const {
+                           int cols, float unit) const {
     Accumulator sum[Size / 16][2];
     if constexpr (kHalf<T>) apply_diagonal(sum, x, col);
 #pragma unroll
@@ -231,8 +231,9 @@ struct LowerOperand {
     }
 #pragma unroll
     for (int strip = 0; strip < Size / 16; ++strip)
-      store_pair<Align>(to + strip * 16 * stride, stride, sum[strip][0], sum[strip][1],
-                        rows - strip * 16, Align % 16 == 0 ? 16 : cols);
+      store_pair<Align>(to + strip * 16 * stride, stride, scaled(sum[strip][0], 1.0f / unit),
+                        scaled(sum[strip][1], 1.0f / unit), rows - strip * 16,
+                        Align % 16 == 0 ? 16 : cols);
   }
 
   /// sum = the diagonal's part of this * x.

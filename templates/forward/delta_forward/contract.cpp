@@ -108,7 +108,7 @@ Template walk(std::string name, std::string source) {
                  constant::K,           constant::V,           constant::VARLEN,
                  constant::SCALAR_GATE, constant::VECTOR_GATE, constant::GATE_IN_KERNEL,
                  constant::HAS_DT_BIAS, constant::QK_L2NORM,   constant::BETA_SIGMOID,
-                 constant::NEG_EIGVAL};
+                 constant::NEG_EIGVAL,  constant::STATE_UNIT};
   t.needs.wgmma = t.needs.tensor_copies = true;
   t.tunables = {{tunable::BT, cuda::integers({kRows})},
                 {tunable::BV, cuda::integers({64, 128})},

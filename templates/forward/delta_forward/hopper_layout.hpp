@@ -8,7 +8,7 @@ namespace wyvern::delta_forward {
 
 constexpr int kRows = 64;        ///< of a chunk
 constexpr int kColumns = 64;     ///< of V that a warpgroup has
-constexpr int kBlockWords = 14;  ///< of a `Block`
+constexpr int kBlockWords = 16;  ///< of a `Block`
 
 /// `num_stages` pipeline stages of a chunk's q, k and v and of the factors of its rows; the scores
 /// and inverses of prepared chunks; buffers of the output, or the rounded state and its update.

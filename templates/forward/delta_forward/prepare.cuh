@@ -174,6 +174,9 @@ WYVERN_DEVICE void make_factors(const Block& b, int chunk, const Position& at, R
                                 float& owed, float scale, const ScalarGate& gate,
                                 const ScalarRows& from, Checkpoints& checkpoints) {
   const RawRows raw = next;
+  // Values enter in the state's unit, the output leaves it.
+  const float unit = sm90::unit_of<Spec>(b);
+  scale *= unit;
   if (chunk + 1 < b.chunks) next = read_rows(b, chunk + 1, from);
   const int rows = b.rows(chunk);
   float low = 0.0f;
@@ -227,7 +230,7 @@ WYVERN_DEVICE void make_factors(const Block& b, int chunk, const Position& at, R
       b.factors<kLayout.query>(at.buffer)[row] = scale;
       b.factors<kLayout.output_factor>(at.buffer)[row] = scale * reached;
     }
-    b.factors<kLayout.beta>(at.buffer)[row] = rate;
+    b.factors<kLayout.beta>(at.buffer)[row] = rate / unit;
     b.factors<kLayout.erase>(at.buffer)[row] = -rate * reached;
     const float end = row < divided ? at_front : last;
     b.factors<kLayout.update_factor>(at.buffer)[row] = exp2_fast((owes ? -before : end) - G);

@@ -9,6 +9,7 @@
 #include "device/cuda/mma.cuh"
 #include "device/cuda/sm90/barrier.cuh"
 #include "device/cuda/sm90/state.cuh"
+#include "device/cuda/state_unit.cuh"
 #include "device/cuda/token_rows.cuh"
 #include "device/cuda/warp.cuh"
 #include "forward/kda_fwd_h_o/layout.hpp"
@@ -48,8 +49,19 @@ struct Block {
   int tokens;
   int overlap = 0;  ///< chunks in front whose output is another block's
   int head, tile;
-  int heads;                    ///< value heads
-  bool without_values = false;  ///< u counts as 0; only where no queries are asked
+  int heads;                      ///< value heads
+  bool without_values = false;    ///< u counts as 0; only where no queries are asked
+  float unit = kValueUnit<Spec>;  ///< of the state, in which elements of u count times u_factor
+  float u_factor = 1.0f;
+
+  /// By all threads, before anything else is in shared memory: the unit of states that start from
+  /// the K V elements at `state`; null: from zeros.
+  template <class Element>
+  WYVERN_DEVICE void choose_unit(const Element* state) {
+    if constexpr (!STATE_UNIT) return;
+    unit = find_unit<Spec, kThreads>(state, 1.0f, reinterpret_cast<float*>(shared));
+    u_factor = kValueUnit<Spec> / unit;
+  }
 
   WYVERN_DEVICE bool has_values() const { return kQueries || !without_values; }
   WYVERN_DEVICE int chunks() const { return ceil_div(tokens, kChunk); }

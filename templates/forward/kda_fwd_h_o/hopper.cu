@@ -48,6 +48,15 @@ WYVERN_KERNEL(kThreads, 1) {
   b.token = own.token;
   b.tokens = own.tokens;
   b.overlap = own.overlap;
+  if constexpr (STATE_UNIT) {
+    const auto* const states = INPLACE_STATE ? state : initial_state;
+    const bool starts = (INPLACE_STATE || INITIAL_STATE) && own.from_start &&
+                        starts_from_slot<Spec>(n, has_initial_state);
+    b.choose_unit(starts ? states + find_states<Spec>(n, b.head, e, state_stride, state_index,
+                                                      output_state_index)
+                                        .from
+                         : nullptr);
+  }
   begin_block(b);
 
   const auto find_kept = [&] {
@@ -78,12 +87,11 @@ WYVERN_KERNEL(kThreads, 1) {
     if constexpr (INPLACE_STATE || INITIAL_STATE)
       if (own.from_start && starts_from_slot<Spec>(n, has_initial_state))
         walk.visit<V, STATE_V_FIRST>(
-            [from = (INPLACE_STATE ? state : initial_state) + slots.from](int offset, float& x) {
-              x = sm90::opaque(to_float(from[offset]));
-            });
+            [from = (INPLACE_STATE ? state : initial_state) + slots.from, factor = 1.0f / b.unit](
+                int offset, float& x) { x = sm90::opaque(to_float(from[offset]) * factor); });
     if constexpr (INPLACE_STATE)
       if (!own.to_end) tell_slot_read(slots_read + n * e.HV + b.head);
-    if (b.tokens > 0) walk_state(walk, e.scale, {o, o_stride}, keep);
+    if (b.tokens > 0) walk_state(walk, e.scale * b.unit, {o, o_stride}, keep);
     if constexpr (INPLACE_STATE) {
       if (own.to_end) {
         await_counter(slots_read + n * e.HV + b.head, (shares - 1) * kTilesV * kStates * 4);

@@ -24,6 +24,7 @@ WYVERN_KERNEL(kThreads, 1) {
   }
   b.token = segment.token;
   b.tokens = segment.tokens;
+  b.choose_unit(segment_state + (int64{slot} * e.HV + b.head) * K * V);
   begin_block(b);
 
   const auto find_kept = [&] {
@@ -51,9 +52,9 @@ WYVERN_KERNEL(kThreads, 1) {
     const int64 entering = (int64{slot} * e.HV + b.head) * K * V;
     // Always so; in a branch of its own the load takes no registers from what comes after it.
     if (segment.index >= 0)
-      walk.visit<V, false>(
-          [from = segment_state + entering](int offset, float& x) { x = from[offset]; });
-    if (b.tokens > 0) walk_state(walk, e.scale, {o, o_stride}, keep);
+      walk.visit<V, false>([from = segment_state + entering, factor = 1.0f / b.unit](
+                               int offset, float& x) { x = from[offset] * factor; });
+    if (b.tokens > 0) walk_state(walk, e.scale * b.unit, {o, o_stride}, keep);
     if constexpr (INPLACE_STATE || FINAL_STATE) {
       // Found again: in between registers are few.
       const Segment end = locate_segment<VARLEN, SEG * BT>(sm90::opaque(slot), e, seq_offsets);

@@ -45,8 +45,9 @@ WYVERN_KERNEL(kThreads, 1) {
           [to = segment_M + slot * K * K](int offset, float& x) { to[offset] = element_of_M(x); });
     } else {
       walk_state_alone<1>(walk);
-      walk.visit<V, false>(
-          [to = segment_R + slot * K * V](int offset, float& x) { to[offset] = x; });
+      walk.visit<V, false>([to = segment_R + slot * K * V](int offset, float& x) {
+        to[offset] = x * kValueUnit<Spec>;
+      });
     }
   }
 }

@@ -31,14 +31,14 @@ struct SharedState {
     for (int p = 0; p < kParts; ++p)
       sm90::visit_rows<K, Width, VFirst>(state[p], 64 * p, b.tile * BV + column, act);
   }
-  /// Writes the state to one of V columns.
+  /// Writes the state, which is in b's unit, to one of V columns.
   template <bool VFirst, class Element>
   WYVERN_DEVICE void write(Element* to) const {
     constexpr int kRowStep = VFirst ? 1 : V, kColumnStep = VFirst ? K : 1;
 #pragma unroll
     for (int p = 0; p < kParts; ++p)
       sm90::store_accumulator<kRowStep, kColumnStep>(
-          state[p], 1.0f, to + 64 * p * kRowStep + (b.tile * BV + column) * kColumnStep);
+          state[p], b.unit, to + 64 * p * kRowStep + (b.tile * BV + column) * kColumnStep);
   }
 
   /// The rounded state; as the second part what rounding left of it.
@@ -108,7 +108,8 @@ struct SharedState {
     const Square from = sm90::unpack(u);
 #pragma unroll
     for (int i = 0; i < Square::kCount; ++i)
-      x.x[i] = Square::row(i) < rows ? from.x[i] - x.x[i] : 0.0f;
+      x.x[i] =
+          Square::row(i) < rows ? (STATE_UNIT ? from.x[i] * b.u_factor : from.x[i]) - x.x[i] : 0.0f;
     const sm90::FragmentA<DTYPE, 64> first(x);
     sm90::store_fragment(tile, first);
     if constexpr (Parts == 2) sm90::store_fragment(spare(), sm90::FragmentA<DTYPE, 64>(x, first));

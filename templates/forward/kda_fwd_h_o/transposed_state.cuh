@@ -20,11 +20,11 @@ struct TransposedState {
   WYVERN_DEVICE void visit(Act&& act) {
     sm90::visit_state<Width, VFirst>(state, b.tile * BV + column, act);
   }
-  /// Writes the state to one of V columns.
+  /// Writes the state, which is in b's unit, to one of V columns.
   template <bool VFirst, class Element>
   WYVERN_DEVICE void write(Element* to) const {
     constexpr int kRowStep = VFirst ? K : 1, kColumnStep = VFirst ? 1 : V;
-    sm90::store_accumulator<kRowStep, kColumnStep>(state, 1.0f,
+    sm90::store_accumulator<kRowStep, kColumnStep>(state, b.unit,
                                                    to + (b.tile * BV + column) * kRowStep);
   }
 
@@ -56,7 +56,7 @@ struct TransposedState {
         const uint32 pair = x[i / 2];
         const DTYPE from{static_cast<uint16>(i % 2 == 0 ? pair & 0xFFFFU : pair >> 16U)};
         float& value = values.x[first / 2 + i];
-        value = to_float(from) - value;
+        value = (STATE_UNIT ? to_float(from) * b.u_factor : to_float(from)) - value;
       }
     }
     if (rows == kChunk) return;

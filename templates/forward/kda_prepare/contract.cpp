@@ -103,8 +103,9 @@ Template for_a_forward_pass() {
       stages::solve_tril,
       stages::kda_recompute_w_u};
   t.keeps = {{.name = "Gk", .whole = {constant::CHECKPOINT_OFFSETS}}};
-  t.constants.insert(t.constants.end(), {constant::U_DTYPE, constant::V, constant::SCALAR_GATE,
-                                         constant::VECTOR_GATE, constant::CHECKPOINT_OFFSETS});
+  t.constants.insert(t.constants.end(),
+                     {constant::U_DTYPE, constant::STATE_UNIT, constant::V, constant::SCALAR_GATE,
+                      constant::VECTOR_GATE, constant::CHECKPOINT_OFFSETS});
   t.tensor_maps.push_back({.name = "v_map", .argument = "v", .view = values});
   t.illegal = forward_illegal;
   return t;

@@ -3,13 +3,16 @@
 constexpr int kValues = V;
 constexpr bool kAllSums = CHECKPOINT_OFFSETS;
 
+#include "device/state_unit.hpp"
 #include "forward/kda_prepare/block.cuh"
 
 // ---- W and U ------------------------------------------------------------------------------------
 
 /// 64 columns of (I + A)^-1 diag(beta) times a tile, by one warpgroup: what the identity makes of
-/// them in fp32, and the rest, of which the inverse's 16 bits are enough. Overwrites the tile.
-WYVERN_DEVICE void write_rows(const Block& b, const SquareTile& tile, DTYPE* to, int64 stride) {
+/// them in fp32, and the rest, of which the inverse's 16 bits are enough, in `unit`. Overwrites the
+/// tile.
+WYVERN_DEVICE void write_rows(const Block& b, const SquareTile& tile, DTYPE* to, int64 stride,
+                              float unit) {
   using Sum = sm90::Accumulator<kChunk>;
   Sum x;
   const float* const beta = b.floats<kLayout.beta>();
@@ -32,11 +35,13 @@ WYVERN_DEVICE void write_rows(const Block& b, const SquareTile& tile, DTYPE* to,
   sm90::end_products<0>(x);
   // By way of the tile, in rows of 128 bytes, when all have read it.
   sm90::sync_named(kFirstOfRows + warp_index() / 4, 128);
+  const float factor = 1.0f / unit;
 #pragma unroll
   for (int c = 0; c < kChunk; c += 16) {
     uint32 pairs[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) pairs[i] = pack<DTYPE>(x.x[c / 2 + 2 * i], x.x[c / 2 + 2 * i + 1]);
+    for (int i = 0; i < 4; ++i)
+      pairs[i] = pack<DTYPE>(x.x[c / 2 + 2 * i] * factor, x.x[c / 2 + 2 * i + 1] * factor);
     sm90::store_matrix_x4(tile.at(first + lane % 16, c + lane / 16 * 8), pairs);
   }
   sync_warp();
@@ -150,6 +155,6 @@ WYVERN_KERNEL(kThreads, num_warps == 8 ? 2 : 1) {
     const SquareTile tile{b.shared + (of_w ? kLayout.erasing.offset : kLayout.v.offset) +
                           i * SquareTile::kBytes};
     write_rows(b, tile, (of_w ? w + b.first(K) : u + b.first(V)) + i * kChunk,
-               int64{b.heads} * (of_w ? K : V));
+               int64{b.heads} * (of_w ? K : V), of_w ? 1.0f : kValueUnit<Spec>);
   }
 }

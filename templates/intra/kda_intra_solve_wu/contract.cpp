@@ -14,17 +14,10 @@ Template stage() {
   t.covers = {stages::kda_intra, stages::solve_tril, stages::kda_recompute_w_u};
   t.keeps = {{"Tinv", {constant::KEEP_INVERSE}}};
   t.summary = "Aqk, W, U, qg and kg from q, k, v, rates and Gk: A and its inverse stay on chip.";
-  t.constants = {constant::DTYPE,
-                 constant::U_DTYPE,
-                 constant::BETA_DTYPE,
-                 constant::K,
-                 constant::V,
-                 constant::VARLEN,
-                 constant::SAFE_GATE,
-                 constant::QK_L2NORM,
-                 constant::BETA_SIGMOID,
-                 constant::NEG_EIGVAL,
-                 constant::KEEP_INVERSE,
+  t.constants = {constant::DTYPE,        constant::U_DTYPE,    constant::STATE_UNIT,
+                 constant::BETA_DTYPE,   constant::K,          constant::V,
+                 constant::VARLEN,       constant::SAFE_GATE,  constant::QK_L2NORM,
+                 constant::BETA_SIGMOID, constant::NEG_EIGVAL, constant::KEEP_INVERSE,
                  constant::ERASE_WRITE};
   t.strided = {"q", "k", "v", "beta", "erase", "write"};
   return t;

@@ -1,6 +1,7 @@
 // Aqk, W, U, qg and kg of one chunk and value head: A and its inverse never leave scratch.
 #include "device/cpu/inverse.hpp"
 #include "device/cpu/kda.hpp"
+#include "device/state_unit.hpp"
 #include "intra/kda_intra_solve_wu/cpu_layout.hpp"
 
 using Intra = IntraProducts<Spec>;
@@ -62,6 +63,6 @@ WYVERN_BLOCK {
       multiply_elements(rows_in(chunk, write, write_stride, hv * V + c), rows, columns,
                         value_factor);
     multiply<Layout::rows, Lower::a>(rows, columns, rows, inverse, value_factor, u_rows);
-    store_tile(u_rows, rows, columns, u + at.row * V + c, int64{e.HV} * V);
+    store_tile(u_rows, rows, columns, u + at.row * V + c, int64{e.HV} * V, 1.0F / kValueUnit<Spec>);
   }
 }

@@ -2,6 +2,7 @@
 // q, k and Gk are read once, A and its inverse stay in shared memory.
 #include "device/cuda/kda.cuh"
 #include "device/cuda/kda_wy.cuh"
+#include "device/state_unit.hpp"
 #include "intra/kda_intra_solve_wu/layout.hpp"
 
 constexpr int kThreads = num_warps * 32;
@@ -85,7 +86,7 @@ WYVERN_KERNEL(kThreads, 0) {
     const int cols = smaller(V - tile * BV, BV);
     for (int col = first; col < cols; col += num_warps * 16)
       kda::write_values<precision, V>(inverse, values, col, u + row * V + tile * BV + col, e.HV * V,
-                                      chunk.rows, cols - col);
+                                      chunk.rows, cols - col, kValueUnit<Spec>);
     if (tile + 1 < kTilesV) {
       sync_block();
       load_values(tile + 1);

@@ -1,5 +1,6 @@
 // W, qg, kg and U of one chunk and value head, BV columns at a time.
 #include "device/cpu/kda.hpp"
+#include "device/state_unit.hpp"
 #include "intra/kda_recompute_w_u/cpu_layout.hpp"
 
 constexpr kda_recompute_w_u::ScratchLayout kScratch{Spec{}};
@@ -28,7 +29,7 @@ WYVERN_BLOCK {
     if constexpr (ERASE_WRITE)
       multiply_elements(rows_in(chunk, write, write_stride, hv * V + c), rows, columns, factor);
     multiply<Layout::rows, Lower::a>(rows, columns, rows, inverse, factor, queries);
-    store_tile(queries, rows, columns, u + at * V + c, int64{e.HV} * V);
+    store_tile(queries, rows, columns, u + at * V + c, int64{e.HV} * V, 1.0F / kValueUnit<Spec>);
   }
   if constexpr (QK_L2NORM) {
     load_column(q_rstd + at_k, e.H, rows, q_scale);

@@ -1,6 +1,7 @@
 // W, qg, kg and U from the inverse, one block a tile of BK columns of the first three or BV columns
 // of U.
 #include "device/cuda/kda_wy.cuh"
+#include "device/state_unit.hpp"
 #include "intra/kda_recompute_w_u/layout.hpp"
 
 constexpr int kThreads = num_warps * 32;
@@ -24,7 +25,8 @@ WYVERN_DEVICE void write_values(const Inverse& inverse, const kda::RowFactors& r
   copy_async_wait<0>();
   sync_block();
   for (int col = warp_index() * 16; col < smaller(BV, cols); col += num_warps * 16)
-    kda::write_values<precision, V>(operand, x, col, to + col, e.HV * V, chunk_rows, cols - col);
+    kda::write_values<precision, V>(operand, x, col, to + col, e.HV * V, chunk_rows, cols - col,
+                                    kValueUnit<Spec>);
 }
 
 WYVERN_KERNEL(kThreads, 0) {

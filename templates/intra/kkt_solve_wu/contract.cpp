@@ -15,10 +15,10 @@ Template stage() {
   t.covers = {stages::scaled_dot_kkt, stages::solve_tril, stages::recompute_w_u};
   t.keeps = {{"Tinv", {constant::KEEP_INVERSE}}};
   t.summary = "W and U from k, v, beta and G in one kernel: A and its inverse stay on chip.";
-  t.constants = {constant::DTYPE,       constant::U_DTYPE,     constant::BETA_DTYPE,
-                 constant::K,           constant::V,           constant::VARLEN,
-                 constant::SCALAR_GATE, constant::QK_L2NORM,   constant::BETA_SIGMOID,
-                 constant::NEG_EIGVAL,  constant::KEEP_INVERSE};
+  t.constants = {constant::DTYPE,        constant::U_DTYPE,     constant::STATE_UNIT,
+                 constant::BETA_DTYPE,   constant::K,           constant::V,
+                 constant::VARLEN,       constant::SCALAR_GATE, constant::QK_L2NORM,
+                 constant::BETA_SIGMOID, constant::NEG_EIGVAL,  constant::KEEP_INVERSE};
   t.strided = {"k", "v", "beta"};
   return t;
 }

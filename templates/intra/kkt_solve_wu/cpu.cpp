@@ -2,6 +2,7 @@
 // and the products of keys are computed once for all of them.
 #include "device/cpu/chunk.hpp"
 #include "device/cpu/inverse.hpp"
+#include "device/state_unit.hpp"
 #include "intra/kkt_solve_wu/cpu_layout.hpp"
 
 /// dst = src with column c times scale[c]; n rows and columns.
@@ -51,7 +52,7 @@ WYVERN_BLOCK {
       const int columns = V - c < BV ? V - c : BV;
       load_tile<true>(rows_in(chunk, v, v_stride, hv * V + c), rows, columns, values, rate);
       multiply<Layout::rows, Lower::a>(rows, columns, rows, inverse, values, u_rows);
-      store_tile(u_rows, rows, columns, u + at * V + c, int64{e.HV} * V);
+      store_tile(u_rows, rows, columns, u + at * V + c, int64{e.HV} * V, 1.0F / kValueUnit<Spec>);
     }
     for (int r = 0; r < rows; r += kLanes) store(factor + r, load(rate + r) * exp(load(decay + r)));
     if constexpr (QK_L2NORM) scale_column(factor, key_scale, rows);

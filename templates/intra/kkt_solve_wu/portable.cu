@@ -1,6 +1,7 @@
 // W and U straight from k, v, beta and G, one block a chunk and value head. A and its inverse stay
 // in shared memory. Half of the warps then compute W, the other half U, tile by tile of BV columns.
 #include "device/cuda/wy.cuh"
+#include "device/state_unit.hpp"
 #include "intra/kkt_solve_wu/layout.hpp"
 
 constexpr int kThreads = num_warps * 32;
@@ -71,7 +72,7 @@ WYVERN_KERNEL(kThreads, 0) {
   if (computes_w)
     for (int col = first; col < K; col += kSide * 16)
       inverse.template apply<precision, K>(keys, col, w + row * K + col, e.HV * K, chunk.rows,
-                                           K - col);
+                                           K - col, 1.0f);
   for (int tile = 0; tile < kTilesV; ++tile) {
     copy_async_wait<0>();
     sync_block();
@@ -79,7 +80,7 @@ WYVERN_KERNEL(kThreads, 0) {
     if (!computes_w)
       for (int col = first; col < cols; col += kSide * 16)
         inverse.template apply<precision, V>(values, col, u + row * V + tile * BV + col, e.HV * V,
-                                             chunk.rows, cols - col);
+                                             chunk.rows, cols - col, kValueUnit<Spec>);
     if (tile + 1 < kTilesV) {
       sync_block();
       load_values(tile + 1);

@@ -12,10 +12,10 @@ Template stage() {
   Template t;
   t.name = "recompute_w_u";
   t.covers = {stages::recompute_w_u};
-  t.constants = {constant::DTYPE,       constant::U_DTYPE,   constant::BETA_DTYPE,
-                 constant::K,           constant::V,         constant::VARLEN,
-                 constant::SCALAR_GATE, constant::QK_L2NORM, constant::BETA_SIGMOID,
-                 constant::NEG_EIGVAL};
+  t.constants = {constant::DTYPE,        constant::U_DTYPE,     constant::STATE_UNIT,
+                 constant::BETA_DTYPE,   constant::K,           constant::V,
+                 constant::VARLEN,       constant::SCALAR_GATE, constant::QK_L2NORM,
+                 constant::BETA_SIGMOID, constant::NEG_EIGVAL};
   t.strided = {"k", "v", "beta"};
   return t;
 }

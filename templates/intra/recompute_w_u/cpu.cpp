@@ -1,6 +1,7 @@
 // W and U of one chunk and value head.
 #include "device/cpu/chunk.hpp"
 #include "device/cpu/product.hpp"
+#include "device/state_unit.hpp"
 #include "intra/recompute_w_u/cpu_layout.hpp"
 
 constexpr recompute_w_u::ScratchLayout kScratch{Spec{}};
@@ -26,7 +27,7 @@ WYVERN_BLOCK {
     const int columns = V - c < BV ? V - c : BV;
     load_tile<true>(rows_in(chunk, v, v_stride, hv * V + c), rows, columns, factor, rate);
     multiply<Layout::rows, Lower::a>(rows, columns, rows, inverse, factor, result);
-    store_tile(result, rows, columns, u + at * V + c, int64{e.HV} * V);
+    store_tile(result, rows, columns, u + at * V + c, int64{e.HV} * V, 1.0F / kValueUnit<Spec>);
   }
   for (int r = 0; r < rows; r += kLanes) store(rate + r, load(rate + r) * exp(load(decay + r)));
   if constexpr (QK_L2NORM) {

@@ -1,5 +1,6 @@
 // W and U from the inverse, one block a tile of BK columns of W or BV columns of U.
 #include "device/cuda/wy.cuh"
+#include "device/state_unit.hpp"
 #include "intra/recompute_w_u/layout.hpp"
 
 constexpr int kThreads = num_warps * 32;
@@ -36,7 +37,8 @@ WYVERN_DEVICE void apply_tile(const DTYPE* Tinv, const TokenRows<const DTYPE>& f
   copy_async_wait<0>();
   sync_block();
   for (int col = warp_index() * 16; col < smaller(X.cols, cols); col += num_warps * 16)
-    operand.template apply<precision, Columns>(x, col, to + col, e.HV * Columns, rows, cols - col);
+    operand.template apply<precision, Columns>(x, col, to + col, e.HV * Columns, rows, cols - col,
+                                               Keys ? 1.0f : kValueUnit<Spec>);
 }
 
 WYVERN_KERNEL(kThreads, 0) {

@@ -15,8 +15,9 @@ Template stage() {
   Template t;
   t.name = "fwd_o";
   t.covers = {stages::fwd_o};
-  t.constants = pool::with_indices({constant::DTYPE, constant::K, constant::V, constant::VARLEN,
-                                    constant::SCALAR_GATE, constant::QK_L2NORM});
+  t.constants =
+      pool::with_indices({constant::DTYPE, constant::K, constant::V, constant::VARLEN,
+                          constant::SCALAR_GATE, constant::QK_L2NORM, constant::STATE_UNIT});
   t.strided = {"q", "k"};
   return t;
 }

@@ -49,7 +49,8 @@ WYVERN_BLOCK {
       multiply(rows, columns, K, queries, state, result);
       load_tile(v_new + at * V + c, int64{e.HV} * V, rows, columns, state);
       multiply_add<Layout::rows, Lower::a>(rows, columns, rows, attention, state, result, decay);
-      store_tile(result, rows, columns, o + at * V + c, int64{e.HV} * V, e.scale);
+      store_tile(result, rows, columns, o + at * V + c, int64{e.HV} * V,
+                 STATE_UNIT ? e.scale * state_unit[slot * e.HV + hv] : e.scale);
     }
   }
 }

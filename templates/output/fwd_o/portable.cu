@@ -178,6 +178,7 @@ WYVERN_KERNEL(kThreads, 0) {
     }
   }
 
+  const float scale = STATE_UNIT ? e.scale * state_unit[int64{slot} * e.HV + head] : e.scale;
 #pragma unroll
   for (int i = 0; i < kStrips; ++i) {
     const int first_row = (first_strip + i * kWarpsDown) * 16;
@@ -186,8 +187,8 @@ WYVERN_KERNEL(kThreads, 0) {
     for (int n = 0; n < kCols / 8; n += 2) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        out[i][n].x[j] *= e.scale;
-        out[i][n + 1].x[j] *= e.scale;
+        out[i][n].x[j] *= scale;
+        out[i][n + 1].x[j] *= scale;
       }
       store_pair<V>(to + n * 8, e.HV * V, out[i][n], out[i][n + 1], chunk.rows - first_row,
                     rest_from<V, BV>(first_v + first_col + n * 8));

@@ -17,7 +17,8 @@ Template stage() {
   Template t;
   t.name = "kda_fwd_o";
   t.covers = {stages::kda_fwd_o};
-  t.constants = pool::with_indices({constant::DTYPE, constant::K, constant::V, constant::VARLEN});
+  t.constants = pool::with_indices(
+      {constant::DTYPE, constant::K, constant::V, constant::VARLEN, constant::STATE_UNIT});
   return t;
 }
 

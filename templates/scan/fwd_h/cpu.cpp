@@ -8,8 +8,7 @@ using State = CallerState<Spec>;
 constexpr ForwardScanLayout<Spec> kScratch{Spec{}};
 
 WYVERN_BLOCK {
-  const Scan::Inputs tensors{
-      Scan::key_rows(k, k_stride, kg, e), w, u, G, Gk, k_rstd, e, {k, k_stride}};
+  Scan::Inputs tensors{Scan::key_rows(k, k_stride, kg, e), w, u, G, Gk, k_rstd, e, {k, k_stride}};
   const int first_column = static_cast<int>(block[0]) * BV;
   const int columns = V - first_column < BV ? V - first_column : BV;
   const int64 hv = block[1], n = block[2];
@@ -22,22 +21,30 @@ WYVERN_BLOCK {
   const int64 columns_at = State::columns_at(first_column);
 
   const Scan::Work work = Scan::work_at<kScratch>(memory);
-  if ((INPLACE_STATE || INITIAL_STATE) && starts_from_slot<Spec>(n, has_initial_state))
-    State::load((INPLACE_STATE ? state : initial_state) + slots.from + columns_at, columns,
-                work.state, scale_at<Spec>(state_scale, slots.from_scale));
+  const auto* const entering = INPLACE_STATE ? state : initial_state;
+  const bool starts =
+      (INPLACE_STATE || INITIAL_STATE) && starts_from_slot<Spec>(n, has_initial_state);
+  const float entering_scale = scale_at<Spec>(state_scale, starts ? slots.from_scale : 0);
+  if (starts)
+    State::load(entering + slots.from + columns_at, columns, work.state, entering_scale);
   else
     clear_rows(work.state, 0, K, columns);
+  const float unit =
+      Scan::enter_unit(starts ? entering + slots.from : nullptr, entering_scale, work, columns,
+                       length, e, first_column == 0 ? state_unit + slot * e.HV + hv : nullptr);
+  tensors.u_factor = kValueUnit<Spec> / unit;
   Scan::run<true, true>(
       work, tensors.at(first, hv, first_column), length, columns,
       h + (slot * e.HV + hv) * K * V + first_column, v_new + (first * e.HV + hv) * V + first_column,
       0, Scan::find_checkpoints(0, n, e, seq_offsets, checkpoint_offsets), [&](const auto& kept) {
         State::store(work.state, columns,
-                     checkpoints + kept.element(static_cast<int>(hv), e) + columns_at);
+                     checkpoints + kept.element(static_cast<int>(hv), e) + columns_at, 1.0F / unit);
       });
   if constexpr (VARLEN && KEEP_STATES)
     Scan::clear_unused_slots(h + first_column, n, hv, columns, chunk_offsets, e);
   if constexpr (INPLACE_STATE)
     State::store(work.state, columns, state + slots.to + columns_at,
-                 scale_at<Spec>(state_scale, slots.to_scale));
-  if constexpr (FINAL_STATE) State::store(work.state, columns, final_state + slots.to + columns_at);
+                 scale_at<Spec>(state_scale, slots.to_scale) / unit);
+  if constexpr (FINAL_STATE)
+    State::store(work.state, columns, final_state + slots.to + columns_at, 1.0F / unit);
 }

@@ -14,21 +14,27 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
       find_states<Spec>(sequence, head, e, state_stride, state_index, output_state_index);
   if (slots.null) return;  // its output is 0, whatever is in h and V'
   const int first_v = tile_v + Scan::warp_column();
-  const Scan::Inputs in{Scan::key_rows(k, k_stride, kg, e), w, u, G, Gk, k_rstd, e, {k, k_stride}};
+  Scan::Inputs in{Scan::key_rows(k, k_stride, kg, e), w, u, G, Gk, k_rstd, e, {k, k_stride}};
   Scan::State scanned;
+  float unit = 1.0f;
   const auto begin = [&] {
-    if ((INPLACE_STATE || INITIAL_STATE) && starts_from_slot<Spec>(sequence, has_initial_state))
-      visit_state<STATE_V_FIRST, K, V>(
-          scanned, first_v,
-          [from = (INPLACE_STATE ? state : initial_state) + slots.from,
-           scale = scale_at<Spec>(state_scale, slots.from_scale)](int64 offset, float& x) {
-            x = to_float(from[offset]) * scale;
-          });
+    const bool starts =
+        (INPLACE_STATE || INITIAL_STATE) && starts_from_slot<Spec>(sequence, has_initial_state);
+    const auto* const from = (INPLACE_STATE ? state : initial_state) + slots.from;
+    const float scale = scale_at<Spec>(state_scale, slots.from_scale);
+    if (starts)
+      visit_state<STATE_V_FIRST, K, V>(scanned, first_v, [from, scale](int64 offset, float& x) {
+        x = to_float(from[offset]) * scale;
+      });
+    unit = Scan::enter_unit(shared_memory(), scanned, starts ? from : nullptr, scale, walk, e,
+                            state_unit + place.slot * e.HV);
+    in.u_factor = kValueUnit<Spec> / unit;
   };
   if constexpr (CHECKPOINTS) {
     auto kept = find_checkpoints<Spec>(0, sequence, e, seq_offsets, checkpoint_offsets);
-    scan_and_store<Scan>(shared_memory(), scanned, in, walk, place.slot, tile_v, h, v_new, begin,
-                         Scan::by_checkpoints(scanned, in, walk, 0, kept, first_v, checkpoints));
+    scan_and_store<Scan>(
+        shared_memory(), scanned, in, walk, place.slot, tile_v, h, v_new, begin,
+        Scan::by_checkpoints(scanned, in, walk, 0, kept, first_v, checkpoints, unit));
   } else {
     scan_and_store<Scan>(shared_memory(), scanned, in, walk, place.slot, tile_v, h, v_new, begin);
   }
@@ -37,10 +43,10 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
   if constexpr (INPLACE_STATE)
     visit_state<STATE_V_FIRST, K, V>(
         scanned, first_v,
-        [to = state + slots.to, factor = 1.0f / scale_at<Spec>(state_scale, slots.to_scale)](
+        [to = state + slots.to, factor = unit / scale_at<Spec>(state_scale, slots.to_scale)](
             int64 offset, float& x) { to[offset] = from_float<STATE_DTYPE>(x * factor); });
   if constexpr (FINAL_STATE)
     visit_state<STATE_V_FIRST, K, V>(
         scanned, first_v,
-        [to = final_state + slots.to](int64 offset, float& x) { to[offset] = x; });
+        [to = final_state + slots.to, unit](int64 offset, float& x) { to[offset] = x * unit; });
 }

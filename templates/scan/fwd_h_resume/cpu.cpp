@@ -10,8 +10,7 @@ using State = CallerState<Spec>;
 constexpr ForwardScanLayout<Spec> kScratch{Spec{}};
 
 WYVERN_BLOCK {
-  const Scan::Inputs tensors{
-      Scan::key_rows(k, k_stride, kg, e), w, u, G, Gk, k_rstd, e, {k, k_stride}};
+  Scan::Inputs tensors{Scan::key_rows(k, k_stride, kg, e), w, u, G, Gk, k_rstd, e, {k, k_stride}};
   const int first_column = static_cast<int>(block[0]) * BV;
   const int columns = V - first_column < BV ? V - first_column : BV;
   const int64 hv = block[1];
@@ -25,8 +24,11 @@ WYVERN_BLOCK {
 
   const Scan::Work work = Scan::work_at<kScratch>(memory);
   const auto passed = static_cast<uint32>(segment.index * (SEG * BT));
-  load_tile(segment_state + (block[2] * e.HV + hv) * K * V + first_column, V, K, columns,
-            work.state);
+  const float* const entering = segment_state + (block[2] * e.HV + hv) * K * V;
+  load_tile(entering + first_column, V, K, columns, work.state);
+  const float unit = Scan::enter_unit(entering, 1.0F, work, columns, segment.tokens, e,
+                                      first_column == 0 ? state_unit + slot * e.HV + hv : nullptr);
+  tensors.u_factor = kValueUnit<Spec> / unit;
   Scan::run<true, true>(work, tensors.at(segment.token, hv, first_column), segment.tokens, columns,
                         h + (slot * e.HV + hv) * K * V + first_column,
                         v_new + (segment.token * e.HV + hv) * V + first_column, passed,
@@ -34,13 +36,15 @@ WYVERN_BLOCK {
                         [&](const auto& kept) {
                           State::store(work.state, columns,
                                        checkpoints + kept.element(static_cast<int>(hv), e) +
-                                           State::columns_at(first_column));
+                                           State::columns_at(first_column),
+                                       1.0F / unit);
                         });
   if (!segment.last) return;
   if constexpr (VARLEN && KEEP_STATES)
     Scan::clear_unused_slots(h + first_column, n, hv, columns, chunk_offsets, e);
   const int64 to = slots.to + State::columns_at(first_column);
   if constexpr (INPLACE_STATE)
-    State::store(work.state, columns, state + to, scale_at<Spec>(state_scale, slots.to_scale));
-  if constexpr (FINAL_STATE) State::store(work.state, columns, final_state + to);
+    State::store(work.state, columns, state + to,
+                 scale_at<Spec>(state_scale, slots.to_scale) / unit);
+  if constexpr (FINAL_STATE) State::store(work.state, columns, final_state + to, 1.0F / unit);
 }

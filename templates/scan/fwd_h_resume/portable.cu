@@ -17,13 +17,17 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
   int64 first_chunk = int64{segment.sequence} * ceil_div(static_cast<int>(e.T), BT);
   if constexpr (VARLEN) first_chunk = chunk_offsets[segment.sequence];
   const float* const entering = segment_state + (int64{slot} * e.HV + head) * K * V;
-  const Scan::Inputs in{Scan::key_rows(k, k_stride, kg, e), w, u, G, Gk, k_rstd, e, {k, k_stride}};
+  Scan::Inputs in{Scan::key_rows(k, k_stride, kg, e), w, u, G, Gk, k_rstd, e, {k, k_stride}};
   const Walk walk{segment.token, segment.tokens, head};
   const int64 chunk = first_chunk + segment.index * SEG;
   Scan::State scanned;
+  float unit = 1.0f;
   const auto begin = [&] {
     Scan::for_each_element(scanned, tile_v, V,
                            [&](int row, int v, float& x) { x = entering[row * V + v]; });
+    unit = Scan::enter_unit(shared_memory(), scanned, entering, 1.0f, walk, e,
+                            state_unit + chunk * e.HV);
+    in.u_factor = kValueUnit<Spec> / unit;
   };
   if constexpr (CHECKPOINTS) {
     const auto passed = static_cast<uint32>(segment.index * (SEG * BT));
@@ -31,7 +35,7 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
         find_checkpoints<Spec>(passed, segment.sequence, e, seq_offsets, checkpoint_offsets);
     scan_and_store<Scan>(shared_memory(), scanned, in, walk, chunk, tile_v, h, v_new, begin,
                          Scan::by_checkpoints(scanned, in, walk, passed, kept,
-                                              tile_v + Scan::warp_column(), checkpoints));
+                                              tile_v + Scan::warp_column(), checkpoints, unit));
   } else {
     scan_and_store<Scan>(shared_memory(), scanned, in, walk, chunk, tile_v, h, v_new, begin);
   }
@@ -39,7 +43,7 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
   if constexpr (VARLEN && KEEP_STATES)
     Scan::clear_unused_slots(h, segment.sequence, head, tile_v, chunk_offsets, e);
   if constexpr (INPLACE_STATE) {
-    const float factor = 1.0f / scale_at<Spec>(state_scale, slots.to_scale);
+    const float factor = unit / scale_at<Spec>(state_scale, slots.to_scale);
     Scan::for_each_element(scanned, tile_v, V, [&](int row, int v, float& x) {
       state[slots.to + state_offset<STATE_V_FIRST, K, V>(row, v)] =
           from_float<STATE_DTYPE>(x * factor);
@@ -47,6 +51,6 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
   }
   if constexpr (FINAL_STATE)
     Scan::for_each_element(scanned, tile_v, V, [&](int row, int v, float& x) {
-      final_state[slots.to + state_offset<STATE_V_FIRST, K, V>(row, v)] = x;
+      final_state[slots.to + state_offset<STATE_V_FIRST, K, V>(row, v)] = x * unit;
     });
 }

@@ -27,5 +27,6 @@ WYVERN_BLOCK {
     Scan::run<true, false>(work, inputs, segment.tokens, columns, nullptr, nullptr);
   }
   store_tile(work.state, K, columns,
-             (finds_M ? segment_M : segment_R) + (block[2] * e.HV + hv) * K * width + first, width);
+             (finds_M ? segment_M : segment_R) + (block[2] * e.HV + hv) * K * width + first, width,
+             finds_M ? 1.0F : kValueUnit<Spec>);
 }

@@ -29,6 +29,6 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
   const int width = finds_M ? K : V;
   float* const to = (finds_M ? segment_M : segment_R) + (int64{slot} * e.HV + head) * K * width;
   Scan::for_each_element(state, first, width, [&](int row, int col, float& x) {
-    to[row * width + col] = finds_M ? element_of_M(x) : x;
+    to[row * width + col] = finds_M ? element_of_M(x) : x * kValueUnit<Spec>;
   });
 }

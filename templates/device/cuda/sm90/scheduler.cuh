@@ -7,6 +7,7 @@
 #include "device/cuda/segment.cuh"
 #include "device/cuda/sm90/ptx.cuh"
 #include "device/cuda/split.cuh"
+#include "device/cuda/state_unit.cuh"
 #include "device/state_slots.hpp"
 
 namespace wyvern::cuda::sm90 {
@@ -17,7 +18,14 @@ struct Work : SequenceSplit {
   int sequence, head, key_head, tile;
   bool halves;  ///< of BV columns: one consumer warpgroup works, the others are another block's
   bool zero_v;  ///< v is 0
+  float unit;   ///< of the state, with STATE_UNIT
 };
+
+/// The unit of the block's state.
+template <class S>
+WYVERN_DEVICE float unit_of(const Work& work) {
+  return S::STATE_UNIT ? work.unit : 1.0f;
+}
 
 /// Clears a null sequence's output in the block's columns.
 template <class S, class Kernel>
@@ -83,6 +91,15 @@ struct WholeSequence {
           tell_slot_read(p.slots_read + b.sequence * e.HV + b.head);
       return false;
     }
+    if constexpr (S::STATE_UNIT) {
+      const auto* const states = S::INPLACE_STATE ? p.state : p.initial_state;
+      const bool starts = (S::INPLACE_STATE || S::INITIAL_STATE) && b.from_start &&
+                          starts_from_slot<S>(b.sequence, p.has_initial_state);
+      const StateSlots slots = find_states<S>(b.sequence, b.head, e, p.state_stride, p.state_index,
+                                              p.output_state_index);
+      b.unit = find_unit<S, Kernel::kThreads>(starts ? states + slots.from : nullptr, 1.0f,
+                                              reinterpret_cast<float*>(b.shared));
+    }
     return true;
   }
 
@@ -135,6 +152,7 @@ struct SegmentMap {
       }
     }
     b.tokens = b.chunks * Kernel::kRows;
+    b.unit = b.zero_v ? 1.0f : kValueUnit<S>;
     return true;
   }
 };
@@ -172,6 +190,10 @@ struct SegmentResume {
     b.to_end = segment.last;
     index = segment.index;
     k.load_head();
+    if constexpr (S::STATE_UNIT)
+      b.unit = find_unit<S, Kernel::kThreads>(
+          p.segment_state + int64{block_index() / Kernel::kTilesV} * S::K * S::V, 1.0f,
+          reinterpret_cast<float*>(b.shared));
     return true;
   }
 

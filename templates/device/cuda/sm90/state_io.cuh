@@ -19,14 +19,17 @@ WYVERN_DEVICE StateSlots slots_of(const Kernel& k, const Work& work) {
 /// Writes the state after the sequence's last token.
 template <class S, class Kernel, class State>
 WYVERN_DEVICE void store_final(const Kernel& k, const Work& work, State& state) {
+  const float unit = unit_of<S>(work);
   if constexpr (S::INPLACE_STATE)
     state.template visit<S::V, S::STATE_V_FIRST>(
-        [to = k.p.state + slots_of<S>(k, work).to](int offset, float& x) {
-          to[offset] = from_float<Element<S::STATE_DTYPE>>(x);
+        [to = k.p.state + slots_of<S>(k, work).to, unit](int offset, float& x) {
+          to[offset] = from_float<Element<S::STATE_DTYPE>>(x * unit);
         });
   else if constexpr (S::FINAL_STATE)
     state.template visit<S::V, S::STATE_V_FIRST>(
-        [to = k.p.final_state + slots_of<S>(k, work).to](int offset, float& x) { to[offset] = x; });
+        [to = k.p.final_state + slots_of<S>(k, work).to, unit](int offset, float& x) {
+          to[offset] = x * unit;
+        });
 }
 
 template <class Scheduler>
@@ -49,8 +52,9 @@ struct StateIo<WholeSequence<S>> {
       if (kOpaque ? opaque(starts) != 0 : starts)
         state.template visit<S::V, S::STATE_V_FIRST>(
             [from = (S::INPLACE_STATE ? k.p.state : k.p.initial_state) +
-                    slots_of<S>(k, k.recall()).from](int offset, float& x) {
-              x = opaque(to_float(from[offset]));
+                    slots_of<S>(k, k.recall()).from,
+             factor = 1.0f / unit_of<S>(k.work)](int offset, float& x) {
+              x = opaque(to_float(from[offset]) * factor);
             });
     }
     if constexpr (kWaits<Kernel>) {
@@ -93,7 +97,9 @@ struct StateIo<SegmentMap<S>> {
           });
     else
       state.template visit<S::V, false>(
-          [to = k.p.share_R + slot * S::K * S::V](int offset, float& x) { to[offset] = x; });
+          [to = k.p.share_R + slot * S::K * S::V](int offset, float& x) {
+            to[offset] = x * kValueUnit<S>;
+          });
   }
 };
 
@@ -102,8 +108,9 @@ struct StateIo<SegmentResume<S>> {
   template <class Kernel, class State>
   WYVERN_DEVICE static void load(const Kernel& k, State& state) {
     const int64 slot = block_index() / Kernel::kTilesV;  // of the segment and value head
-    state.template visit<S::V, false>([from = k.p.segment_state + slot * S::K * S::V](
-                                          int offset, float& x) { x = from[offset]; });
+    state.template visit<S::V, false>(
+        [from = k.p.segment_state + slot * S::K * S::V, factor = 1.0f / unit_of<S>(k.work)](
+            int offset, float& x) { x = from[offset] * factor; });
   }
 
   template <class Kernel, class State>
@@ -133,9 +140,9 @@ WYVERN_DEVICE auto find_checkpoints_of(const Kernel& k) {
 /// Writes a warpgroup's state times `factor` to a row of `checkpoints`.
 template <class S, class Kernel, class State>
 WYVERN_DEVICE void write_checkpoint(const Kernel& k, State& state, int row, float factor) {
-  const auto element =
-      Checkpoints<S>{.row = static_cast<uint32>(row)}.element(k.recall().head, k.p.e);
-  state.template store<S::STATE_V_FIRST>(factor, k.p.checkpoints + element);
+  const auto work = k.recall();
+  const auto element = Checkpoints<S>{.row = static_cast<uint32>(row)}.element(work.head, k.p.e);
+  state.template store<S::STATE_V_FIRST>(factor * unit_of<S>(work), k.p.checkpoints + element);
 }
 
 }  // namespace wyvern::cuda::sm90

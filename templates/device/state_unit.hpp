@@ -1,0 +1,25 @@
+// The units in which a pass in fp16 computes states and values. For kernels of every device.
+//
+// fp16 ends at 65504, and a state may be larger though o is not. The pass is linear in the initial
+// state and v together, so it may compute both in any unit: a power of two, which costs no digits.
+// U is in the unit of values, which leaves room for values that are subtracted from each other. The
+// states h, V' and what follows from them are in a unit of their sequence (of their segment, where
+// a scan is split) and head, chosen by the state that it starts from; `state_unit` has it for each
+// chunk. S is the kernel's Spec; without STATE_UNIT all units are 1.
+#pragma once
+
+namespace wyvern {
+
+template <class S>
+inline constexpr float kValueUnit = S::STATE_UNIT ? 4.0F : 1.0F;
+
+/// The unit of states whose first one has no element above `largest`: its elements are at most 512
+/// units, so that products with rows of keys stay in range.
+template <class S>
+constexpr float unit_of_states(float largest) {
+  float unit = kValueUnit<S>;
+  while (unit * 512 < largest) unit *= 64;
+  return unit;
+}
+
+}  // namespace wyvern
