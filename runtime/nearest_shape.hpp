@@ -18,8 +18,8 @@ namespace wyvern {
 struct CrossedOption {
   std::string_view name;  ///< of the piece: "initial_state"
   double distance = 0;    ///< what a difference in it adds
-  /// It narrows the plans that a problem may have: a plan that was tuned without it may serve a
-  /// problem with it, and never the other way round, nor one with another value.
+  /// The field narrows the plans that a problem may have: a plan that was tuned without it may
+  /// serve a problem with it. A plan that was tuned with it serves only problems of the same value.
   bool narrows = false;
 };
 

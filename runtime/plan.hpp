@@ -117,7 +117,7 @@ double plan_cost(const Problem& problem, const Plan& plan, const Target& target)
 /// cost_of(). Where the device is an architecture alone, the fewest kernels. Of a batch_invariant
 /// problem it does not depend on B, T and N: forward that of one sequence, recurrent that of a
 /// batch of 64. Throws Error(kUnavailable) when there is none for any chunk size, or where
-/// batch_invariant is not to be had on the target.
+/// the target has no plan that is batch_invariant.
 Plan default_plan(const Problem& problem, const Target& target);
 
 /// Chunk sizes a plan of the problem may have, in the order to try them: all that the templates

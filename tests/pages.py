@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Fails where a page says what is not so of the sources: a test, script or file that is not there, a
-link that leads nowhere, presets that the specification lacks, a version that the change log lacks.
+link that leads nowhere, presets that the specification lacks, a version that the change log lacks;
+where a page's line is longer than 120 characters; where a page or source has a BANNED phrase.
 
 usage: pages.py ROOT
 
@@ -17,7 +18,14 @@ from pathlib import Path
 NAMED = re.compile(r"\btests? ((?:`[^`]+`(?:, | and )?)+)")  # "the test `format`", "tests `a` and `b`"
 PROGRAM = re.compile(r"`([\w/]+_test(?:\.\w+)?)`")
 SCRIPT = re.compile(r"`(tests/[\w/]+(?:\.\w+|/))[ `]")
-LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)")
+COLUMNS = 120
+BANNED = re.compile(r"\b(?:men[d](?:s|ed|ing)?|way\s+round|let\s+by|to\s+be\s+had|lies?\s+apart)\b",
+                    re.IGNORECASE)
+# A line's end within a sentence, in comments and strings too.
+NEW_LINE = re.compile(r'"?[ \t]*\n[ \t]*(?://+|#+|\*(?!/)|f?"(?!""))?[ \t]*')
+SPOKEN = (".md", ".cpp", ".hpp", ".h", ".c", ".cu", ".cuh", ".py", ".cmake", "CMakeLists.txt", ".sh", ".json",
+          ".js", ".html", ".yml", ".toml")
 PLACEHOLDER = re.compile(r"\\\$\\\{\w+\\\}")  # ${...} behind re.escape
 
 
@@ -44,6 +52,38 @@ def is_file(name, page, files):
                file.endswith(below) for file in files)
 
 
+def prose(text):
+    """A page's lines outside of code blocks and tables, and their numbers from 1."""
+    fenced = False
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif not fenced and not line.startswith(("    ", "|")):
+            yield number, line
+
+
+def sections(text):
+    """The anchors of a page's headings, as GitHub makes them."""
+    return {re.sub(r"[^\w\- ]", "", line.lstrip("#").strip().lower()).replace(" ", "-")
+            for _, line in prose(text) if line.startswith("#")}
+
+
+def wording(root, files):
+    """Every line of a page that is too long, and every banned phrase, in a sentence."""
+    for file in files:
+        path = root / file
+        scripted = "." not in path.name and path.read_bytes().startswith(b"#!")
+        if not file.endswith(SPOKEN) and not scripted:
+            continue
+        text = path.read_text()
+        for found in BANNED.findall(NEW_LINE.sub(" ", text)):
+            yield f'{file} says "{found}"; say it plainly'
+        if file.endswith(".md"):
+            for number, line in prose(text):
+                if len(line) > COLUMNS:
+                    yield f"{file}:{number} has {len(line)} characters, {COLUMNS} are allowed"
+
+
 def wrong(root, files):
     """Every claim of a page that is not so, in a sentence."""
     read = {file: (root / file).read_text() for file in files
@@ -63,9 +103,12 @@ def wrong(root, files):
         for name in SCRIPT.findall(text):
             if not is_file(name, page, files):
                 yield f"{file} names {name}, which is not there"
-        for name in LINK.findall(text):
-            if not (root / page.parent / name).exists():
+        for name, section in LINK.findall(text):
+            target = os.path.normpath(page.parent / name).replace(os.sep, "/") if name else file
+            if not (root / target).exists():
                 yield f"{file} links to {name}, which is not there"
+            elif section and target in read and section not in sections(read[target]):
+                yield f"{file} links to {name}#{section}, a section that is not there"
 
 
 def presets(root):
@@ -92,8 +135,13 @@ def check_itself():
         "tests/script.py": "",
         "room/sound.md": "the tests `format`, `gpu_memcheck` and `gpu_*`; `a_test`, `a_test.cpp`;\n"
                          "`tests/script.py --all`, `tests/`, [it](a_test.cpp),\n"
-                         "[it](../tests/script.py#x)\n",
-        "room/wrong.md": "the test `lost`; `b_test`; `b_test.cpp`; `tests/none.py`; [it](none.md)\n",
+                         "[it](../tests/script.py#x), [it](long.md#its-only-section), recommended\n",
+        "room/wrong.md": "the test `lost`; `b_test`; `b_test.cpp`; `tests/none.py`; [it](none.md);\n"
+                         "[it](#none)\n",
+        "room/long.md": "## Its `only` section\n" + "```\n" + 121 * "x" + "\n```\n    " + 121 * "x" + "\n|"
+                        + 121 * "x" + "\n" + 120 * "\N{PLUS-MINUS SIGN}" + "\n" + 121 * "x" + "\n",
+        "room/said.cpp": "// Rows that li" + "e\n// apart; this men" + "ds it.\n",
+        "room/said.py": 'x = ("is to be "\n     "ha' + 'd")\n',
     }
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -101,8 +149,12 @@ def check_itself():
             (root / name).parent.mkdir(exist_ok=True)
             (root / name).write_text(text)
         found = list(wrong(root, list(files)))
-    if len(found) != 5 or not all(each.startswith("room/wrong.md") for each in found):
+        spoken = list(wording(root, list(files)))
+    if len(found) != 6 or not all(each.startswith("room/wrong.md") for each in found):
         sys.exit(f"the check itself is broken: it found {found}")
+    where = [each.split(" ")[0] for each in spoken]
+    if where != ["room/long.md:8", "room/said.cpp", "room/said.cpp", "room/said.py"]:
+        sys.exit(f"the check itself is broken: it found {spoken}")
 
 
 def main():
@@ -114,7 +166,7 @@ def main():
         print(f"skipped: {root} is no clone: {listed.stderr.strip()}")
         sys.exit(77)
     files = [name for name in listed.stdout.split("\0") if name and (root / name).is_file()]
-    if found := [*wrong(root, files), *presets(root), *releases(root)]:
+    if found := [*wrong(root, files), *wording(root, files), *presets(root), *releases(root)]:
         sys.exit("\n".join(found))
 
 

@@ -77,7 +77,7 @@ inline std::string strip_problem(const Spec& s) {
   return {};
 }
 
-/// Empty, or why so many blocks a multiprocessor are not to be had. The minimum caps registers at
+/// Empty, or why a multiprocessor cannot hold so many blocks. The minimum caps registers at
 /// 128, at the cost of a few spills, where the compiler takes more.
 inline std::string min_blocks_problem(const Spec& s, std::int64_t bytes, const Limits& limits) {
   const std::int64_t blocks = s.min_blocks;

@@ -382,7 +382,7 @@ class Care(CacheCase):
         os.chmod(self.cache / "wyvern.db", 0o666)
         (finding,) = self.document("cache", "doctor", expect=1)["findings"]
         self.assertEqual((finding["check"], finding["weight"]), ("owner", "error"))
-        self.assertIn("chmod go-w", finding["mend"])
+        self.assertIn("chmod go-w", finding["fix"])
 
     def test_gc(self):
         self.example(*SHAPE)

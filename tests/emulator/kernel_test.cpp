@@ -58,7 +58,7 @@ Extents extents_of(const StageData& data) {
       .HV = static_cast<int>(p.HV)};
 }
 
-/// Elements from row to row of a tensor whose rows of `dense` elements lie apart.
+/// Elements from row to row of a tensor with strided rows of `dense` elements.
 std::int64_t stride_apart(std::int64_t dense, DType dtype) {
   const std::int64_t unit = 16 / static_cast<std::int64_t>(size_of(dtype));
   return ((dense + unit - 1) / unit + 3) * unit;

@@ -356,8 +356,8 @@ TEST_F(EmulatedOperator, OneKernelPaysDecayThatItOwes) {
   }
 }
 
-/// Rows of tokens that lie apart, as those of slices of a projection: one sequence after the other
-/// of a batch, sequences that end inside a chunk.
+/// Strided rows of tokens, as slices of a projection have them: one sequence after the other of a
+/// batch, sequences that end inside a chunk.
 TEST_F(EmulatedOperator, OneKernelTakesStridedRows) {
   for (const char* const op : {"gated_delta_rule", "delta_rule", "kda", "gdn2"}) {
     Problem p = base({op, Pass::forward});
@@ -374,7 +374,7 @@ TEST_F(EmulatedOperator, OneKernelTakesStridedRows) {
   }
 }
 
-/// States in place, in slots that lie apart, by every template of a plan.
+/// States in place, in strided slots, by every template of a plan.
 class EmulatedPool : public EmulatedOperator,
                      public ::testing::WithParamInterface<std::string_view> {};
 

@@ -1,4 +1,4 @@
-// States in a pool, in place: slots that lie apart, every plan, and what is refused.
+// States in a pool, in place: strided slots, every plan, and what is refused.
 #include <gtest/gtest.h>
 #include <wyvern/reference.hpp>
 

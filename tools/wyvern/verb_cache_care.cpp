@@ -107,7 +107,7 @@ int doctor(bool json) {
     list.push_back({{"check", finding.check},
                     {"weight", to_string(finding.weight)},
                     {"message", finding.message},
-                    {"mend", finding.fix}});
+                    {"fix", finding.fix}});
   }
   if (json) {
     print_document({{"directory", Cache::default_directory().string()},

@@ -170,7 +170,7 @@ struct Arguments {
   TensorView v_new;      ///< [B,T,HV,V]
 
   /// In and out: the pool of states [state_slots,HV,...] ([N,HV,...] without state_index), with
-  /// inplace_state. Slots may lie apart (<wyvern/tensor.hpp>).
+  /// inplace_state. Slots may be strided (<wyvern/tensor.hpp>).
   TensorView state;
   /// In and out: [checkpoint_rows,HV,...] states of state_dtype with checkpoint_every, those of
   /// sequence n from row floor(len_0 / checkpoint_every) + ... of all before it on; [N,HV,...] with

@@ -365,13 +365,13 @@ typedef struct wyvern_tensor {
   void* data; /* on the operator's device, aligned to 16 bytes; NULL: there is no such tensor, or
                  it has no elements */
   const int64_t* shape;   /* `rank` extents; NULL where rank is 0 */
-  const int64_t* strides; /* in elements; NULL: contiguous, as every tensor must be (row-major; a
-                             dimension of extent 1 may have any stride) that is not strided (version
-                             2): then of [B, T, ...] rows of tokens may lie apart, each contiguous,
-                             at equal distances of a multiple of 16 bytes below 2^40, sequences of a
-                             batch at T distances; what lies between rows is neither read nor
-                             written, but counts as memory of a tensor that is written. Slots of a
-                             pool of states [slots, ...] may lie apart likewise */
+  const int64_t* strides; /* in elements; NULL: contiguous (row-major; a dimension of extent 1 may
+                             have any stride). Where `strided` of its wyvern_tensor_spec is 1
+                             (version 2), a tensor [B, T, ...] may have rows of tokens at equal
+                             distances of a multiple of 16 bytes below 2^40, each row contiguous,
+                             sequences of a batch at T distances. A launch neither reads nor writes
+                             between rows, but counts these bytes as memory of a tensor that it
+                             writes. Slots of a pool [slots, ...] may be strided likewise */
   int32_t dtype;          /* a wyvern_dtype */
   int32_t rank;
 } wyvern_tensor;

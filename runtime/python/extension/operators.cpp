@@ -516,7 +516,7 @@ WYVERN_EXTENSION double wyvern_extension_tuning_budget(double seconds) {
   return set_tuning_budget(seconds);
 }
 
-/// The same as wait_for_tuning(); below 0 where there is no runtime to be had.
+/// The same as wait_for_tuning(); below 0 where no runtime can be made.
 WYVERN_EXTENSION std::int64_t wyvern_extension_wait_for_tuning(double seconds) {
   try {
     return static_cast<std::int64_t>(wait_for_tuning(seconds));
@@ -525,7 +525,7 @@ WYVERN_EXTENSION std::int64_t wyvern_extension_wait_for_tuning(double seconds) {
   }
 }
 
-/// The process's wyvern_runtime, for what is not an operator; null where there is none to be had.
+/// The process's wyvern_runtime, for what is not an operator; null where none can be made.
 WYVERN_EXTENSION wyvern_runtime* wyvern_extension_runtime() {
   try {
     return runtime();

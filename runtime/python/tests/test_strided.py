@@ -1,4 +1,4 @@
-"""Tensors whose rows of tokens lie apart, as slices of one projection do."""
+"""Tensors with strided rows of tokens, as slices of one projection have them."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 
 
 def pool_of(heads: int = HV, dtype: torch.dtype = torch.float32) -> Tensor:
-    """States ``[SLOTS, heads, V, K]``, whose slots lie apart as in vLLM's pages."""
+    """States ``[SLOTS, heads, V, K]``, whose slots are strided as in vLLM's pages."""
     size = heads * V * K
     return torch.randn(SLOTS, size + 64).to(dtype)[:, :size].unflatten(1, (heads, V, K))
 

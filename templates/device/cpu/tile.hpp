@@ -121,7 +121,7 @@ static void load_tile(const T* src, int64 stride, int rows, int columns, Tile<C>
   detail::load_tile<Scaled>(src, stride, rows, columns, dst.data, dst.kStride, scale);
 }
 
-/// Rows of tokens, which may lie apart.
+/// Rows of tokens, which may be strided.
 template <class T>
 struct TokenRows {
   T* first;

@@ -1,4 +1,4 @@
-// Rows of tokens that may lie apart.
+// Rows of tokens that may be strided.
 #pragma once
 
 #include "device/cuda/tile.cuh"

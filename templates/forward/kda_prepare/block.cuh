@@ -124,7 +124,7 @@ WYVERN_DEVICE void make_block(const Slice& slice, bool of_keys, int i, const Pla
   if (i > 0 && late < 2) return;
   const KeyTile keys{b.tile_of<kLayout.k>()};
   const KeyTile right{b.tile_of<kLayout.right>()};
-  // Of the last slice's scores with the chunk's first half the left rows lie apart.
+  // The scores of the last slice with the chunk's first half have strided left rows.
   LeftRows left{b.shared + (of_keys ? kLayout.k.offset : kLayout.q.offset), SquareTile::kBytes,
                 late == 0 ? 48 : 16 * late};
   if (late == 3) left = {right.data, SquareTile::kBytes, 48};

@@ -68,7 +68,7 @@ def _kept_chunk_size(fields: dict[str, str], v: Tensor) -> int:
 
 
 def refuse_meta(**tensors: Tensor | None) -> None:
-    """Refuses tensors without values; those of a trace, which has only shapes to begin with, are let by.
+    """Refuses tensors without values, but for those of a trace, which has only shapes.
 
     PyTorch takes the functions below for calls on the meta device too, where they would answer with memory
     that nothing wrote as soon as q is elsewhere.

@@ -564,7 +564,7 @@ def fused_recurrent_gated_delta_rule(
         norm_weight: ``[V]``, float32 or cast to it, with ``norm_gate``: o is normalized and gated where it is
             computed, ``o * rsqrt(mean(o ** 2) + norm_eps) * norm_weight * act(norm_gate)``, each value head's
             row by itself. Rows of null sequences and null tokens stay 0. There is no gradient then.
-        norm_gate: ``[B, T, HV, V]`` in the dtype of q; rows of tokens may lie apart, as v's may.
+        norm_gate: ``[B, T, HV, V]`` in the dtype of q; rows of tokens may be strided, as v's may.
         norm_eps: above 0.
         norm_activation: what the gate goes through, "silu" (or "swish") or "sigmoid".
 
@@ -916,7 +916,7 @@ def _suspect_heads_first(q: Tensor) -> None:
 def _suspect_long_keys(problem: str, k: Tensor) -> None:
     """Warns, once in a process, of keys far longer than 1, by the first rows of a problem's first call."""
     global _keys_told
-    # A subclass (FakeTensor) may have no values; those that are traced or mapped are not to be had.
+    # A subclass (FakeTensor) may have no values; traced and mapped tensors have none that can be read.
     if type(k) is not Tensor or torch.compiler.is_compiling() or is_transformed():
         return
     if k.dim() != 4 or k.numel() == 0:

@@ -12,7 +12,7 @@ forward pass::
     o = chunk_fwd_o(q, k, v_new, h, g)
 
 Each is one kernel by its default config, with one more for the tables of a packed batch; no gradient is
-recorded, and ``torch.compile`` does not trace them. Rows of tokens of q, k, v, g and beta may lie apart, as in
+recorded, and ``torch.compile`` does not trace them. Rows of tokens of q, k, v, g and beta may be strided, as in
 :mod:`wyvern.ops`, without a copy. Wyvern makes the tables itself: ``chunk_indices`` and
 ``chunk_offsets`` are taken and not looked at.
 

@@ -20,7 +20,7 @@ struct Accumulator {
 };
 
 /// A tile as an operand: with Major::k its rows are the tile's rows from `first`, the depth runs
-/// along the columns from `depth`; with Major::mn the other way round.
+/// along the columns from `depth`; with Major::mn rows and columns change places.
 template <Major M, class TileType>
 struct Operand {
   static constexpr Major kMajor = M;
