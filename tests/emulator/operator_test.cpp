@@ -653,6 +653,27 @@ INSTANTIATE_TEST_SUITE_P(, EmulatedRange,
                                   (std::get<1>(each.param) ? "_values" : "_states");
                          });
 
+/// Gradients of gates that are as small as fp32's resolution beside terms of their sums that
+/// cancel: of rows of one token, and of what a chunk's last token tells the state that leaves it.
+TEST_F(EmulatedOperator, GradientsOfGatesOfFastDecay) {
+  for (const auto& [op, steps] : {std::pair{"gated_delta_rule", 1},
+                                  {"gated_delta_product", 2},
+                                  {"gated_delta_product", 3},
+                                  {"kda", 1},
+                                  {"gdn2", 1}})
+    for (const DType dtype : {DType::bf16, DType::fp32})
+      for (const std::int64_t chunk_size : {16, 64}) {
+        Problem p = base({op, Pass::backward}, dtype);
+        p.H = 1, p.HV = 2, p.num_householder = steps;
+        p.packed = p.initial_state = true;
+        p.use_qk_l2norm = chunk_size == 64;
+        p.use_beta_sigmoid = steps == 2;
+        const OperatorData data = make_data(p, Gate::fast, 6, {70, 0, 33, 1});
+        for (const Plan& plan : plans_with_all(device(), data.problem, chunk_size))
+          check(emulator::prepare(device(), data.problem, plan), data);
+      }
+}
+
 class EmulatedPasses : public EmulatedOperator,
                        public ::testing::WithParamInterface<OperatorPass> {};
 

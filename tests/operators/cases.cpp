@@ -197,6 +197,16 @@ void add_gates(Cases& cases) {
         },
         gate);
   }
+  for (const DType dtype : {DType::bf16, DType::fp32}) {
+    const auto fast = [=](Problem& p) { p.dtype = p.beta_dtype = dtype, states(p); };
+    const std::string name = fmt::format("Gate_fast_{}", to_string(dtype));
+    cases.add(name, fast, Gate::fast);
+    if (cases.facts().householder)
+      cases.add(
+          name + "_Steps3",
+          [=](Problem& p) { fast(p), p.num_householder = 3, p.packed = p.use_qk_l2norm = true; },
+          Gate::fast, {65, 0, 1, 64});
+  }
   cases.add("GateInKernelWithoutBias", [](Problem& p) { p.use_gate_in_kernel = true; });
   if (cases.facts().optional_gate) cases.add("NoGate", [](Problem& p) { p.has_g = false; });
   if (!cases.facts().lower_bound) return;

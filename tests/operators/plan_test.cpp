@@ -78,20 +78,31 @@ struct PlanCase {
 
 void PrintTo(const PlanCase& c, std::ostream* out) { *out << name_of(c.which); }
 
-class OperatorPlan : public PlanTest, public ::testing::WithParamInterface<PlanCase> {};
+class OperatorPlan : public PlanTest, public ::testing::WithParamInterface<PlanCase> {
+ protected:
+  void check_precisions(OperatorData data) {
+    const auto [kind, which, dtype, BT] = GetParam();
+    for (const Precision floor : {Precision::tf32, Precision::tf32x3, Precision::ieee}) {
+      // The CPU computes all in fp32: its templates have one precision.
+      if ((dtype != DType::fp32 || kind == DeviceKind::cpu) && floor != Precision::tf32) continue;
+      data.problem.precision = floor;
+      check_plans(data, BT);
+    }
+  }
+};
 
 TEST_P(OperatorPlan, MatchesOracle) {
-  const auto [kind, which, dtype, BT] = GetParam();
-  WYVERN_OPEN_OR_SKIP(kind);
+  const OperatorPass& which = GetParam().which;
+  WYVERN_OPEN_OR_SKIP(GetParam().kind);
   const Lengths lengths =
       which.pass == Pass::recurrent ? Lengths{2, 0, 1, 5} : Lengths{65, 0, 1, 64};
-  OperatorData data = make_data(with_all_options(which, dtype), Gate::mixed, 1, lengths);
-  for (const Precision floor : {Precision::tf32, Precision::tf32x3, Precision::ieee}) {
-    // The CPU computes all in fp32: its templates have one precision.
-    if ((dtype != DType::fp32 || kind == DeviceKind::cpu) && floor != Precision::tf32) continue;
-    data.problem.precision = floor;
-    check_plans(data, BT);
-  }
+  Problem p = with_all_options(which, GetParam().dtype);
+  check_precisions(make_data(p, Gate::mixed, 1, lengths));
+  if (which.pass != Pass::backward || gate_kind(p) == GateKind::none) return;
+  // A gate's gradient is as small as fp32's resolution where decay is fast.
+  p.use_gate_in_kernel = p.has_dt_bias = false;
+  if (definition_of(p).facts().householder) p.num_householder = 3;
+  check_precisions(make_data(p, Gate::fast, 2, lengths));
 }
 
 /// Splitting long sequences into segments is exact: the bounds hold at any gate, however weak, and

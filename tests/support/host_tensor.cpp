@@ -181,6 +181,7 @@ std::string to_string(Gate gate) {
   switch (gate) {
     case Gate::zero: return "zero";
     case Gate::typical: return "typical";
+    case Gate::fast: return "fast";
     case Gate::very_negative: return "very_negative";
     case Gate::mixed: return "mixed";
   }
@@ -194,6 +195,7 @@ HostTensor gates(Engine& engine, DType dtype, Shape shape, Gate gate) {
   tensor.fill([&]() -> double {
     if (gate == Gate::zero) return 0;
     if (gate == Gate::very_negative) return -1000;
+    if (gate == Gate::fast) return -16 + 0.1 * exponent(engine);
     if (gate == Gate::mixed && eighth(engine) == 0) return -1000;
     return -std::exp(exponent(engine));
   });

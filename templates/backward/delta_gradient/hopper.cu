@@ -228,13 +228,14 @@ WYVERN_DEVICE void make_key_gradients(const Block& b, Items items, const SliceSt
       sm90::barrier_arrive(b.rows().empty(turn.rows()));
       if constexpr (kNorms) along = along + from_rows + from_columns;
       if constexpr (SCALAR_GATE) {
-        (from_rows - from_columns).over_quads().store(b.array<kLayout.key_dots>());
-        // Rows as `from_columns` sums them, so that the last one's K I cancels to the last bit:
-        // where gates let nothing through, nothing else is there.
-        const RowPair ends = end.over_quads();
-        float sum = ends.at[0] + ends.at[1];
+        // What the last row tells the state that leaves does not decay. It cancels, and is left out
+        // of both sums: where gates let little through it would hide what they do.
+        const int last = b.item().rows - 1;
 #pragma unroll
-        for (int mask = 4; mask < 32; mask *= 2) sum += shuffle_xor(sum, mask);
+        for (int i = 0; i < 2; ++i)
+          if (Square::row(2 * i) == last) from_columns.at[i] = end.at[i] = 0.0f;
+        (from_rows - from_columns).over_quads().store(b.array<kLayout.key_dots>());
+        const float sum = sm90::sum_warp(end.at[0] + end.at[1]);
         if (lane_index() == 0) b.array<kLayout.end_dots>()[warp] = sum;
       }
       sm90::barrier_arrive(b.sums().full(turn.only()));

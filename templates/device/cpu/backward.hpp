@@ -2,9 +2,11 @@
 // wy_dqkg share. BT rows, all of V, BK columns of K at a time.
 //
 // The gate's gradient comes from sums over rows of products that hold each pair of rows twice, with
-// opposite signs; what lies on the diagonal cancels between them and is left out.
+// opposite signs. Pairs of rows of one token cancel between them, the diagonal above all, and are
+// left out, as is what the last token's rows tell the state that leaves.
 #pragma once
 
+#include "device/chunk_tokens.hpp"
 #include "device/cpu/backward_layout.hpp"
 #include "device/cpu/chunk.hpp"
 #include "device/cpu/product.hpp"
@@ -14,6 +16,9 @@ namespace wyvern::cpu {
 template <class S>
 struct ChunkBackward {
   static constexpr int BT = S::BT, BK = S::BK, K = S::K, V = S::V;
+  static constexpr int kEarlier = earlier_steps(S{});
+
+  using Tokens = ChunkTokens<S>;
 
   /// What decays the rows of a chunk: all 1 without a gate.
   struct Decay {
@@ -49,28 +54,65 @@ struct ChunkBackward {
     load_tile<S::QK_L2NORM>(from, rows, columns, dst, scale);
   }
 
+  // ---- pairs of rows of one token ---------------------------------------------------------------
+
+  /// Moves what `lower` holds below its diagonal of rows of one token to `pairs`, kEarlier for each
+  /// row, and leaves 0.
+  static void take_pairs(const Tokens& tokens, Tile<BT> lower, float* pairs) {
+    for_each_pair(tokens, [&](int r, int s) {
+      pair(pairs, r, s) = lower.row(r)[s];
+      lower.row(r)[s] = 0.0F;
+    });
+  }
+
+  /// Adds what pairs of P make of q and k.
+  static void add_attention_pairs(const Tokens& tokens, float* pairs, Tile<BK> queries,
+                                  Tile<BK> keys, int columns, Tile<BK> dq, Tile<BK> dk) {
+    for_each_pair(tokens, [&](int r, int s) {
+      add_row(keys.row(s), pair(pairs, r, s), columns, dq.row(r));
+      add_row(queries.row(r), pair(pairs, r, s), columns, dk.row(s));
+    });
+  }
+
+  /// Adds what pairs of N make of k: to y their products with it, whose products with k it adds to
+  /// `of_beta`, to dk those of diag(beta) N from above.
+  static void add_inverse_pairs(const Tokens& tokens, float* pairs, const float* beta,
+                                Tile<BK> keys, int columns, Tile<BK> y, Tile<BK> dk,
+                                float* of_beta) {
+    for_each_pair(tokens, [&](int r, int s) {
+      of_beta[r] += pair(pairs, r, s) * dot(keys.row(r), keys.row(s), columns);
+      add_row(keys.row(s), pair(pairs, r, s), columns, y.row(r));
+      add_row(keys.row(r), beta[r] * pair(pairs, r, s), columns, dk.row(s));
+    });
+  }
+
   // ---- attention's gradient ---------------------------------------------------------------------
 
-  /// What dO V'^T gives: scale dO V'^T exp(G_r - G_s) below the diagonal, and the diagonal.
-  /// `products` and `factor` are scratch.
-  static void attention_gradient(Tile<V> dO, Tile<BT> values_t, const Decay& decay, float scale,
-                                 int rows, Tile<BT> products, float* factor, Tile<BT> P,
-                                 float* diagonal) {
+  /// What dO V'^T gives: scale dO V'^T exp(G_r - G_s) below the diagonal, pairs of rows of one
+  /// token apart, and the diagonal. `products` and `factor` are scratch.
+  static void attention_gradient(const Tokens& tokens, Tile<V> dO, Tile<BT> values_t,
+                                 const Decay& decay, float scale, Tile<BT> products, float* factor,
+                                 Tile<BT> P, float* pairs, float* diagonal) {
+    const int rows = tokens.rows;
     multiply<Layout::rows, Lower::c>(rows, rows, V, dO, values_t, products);
     fill_column(factor, scale, rows);
     decay_lower<1, false>(products, rows, decay.G, factor, nullptr, P);
+    take_pairs(tokens, P, pairs);
     for (int r = 0; r < rows; ++r) diagonal[r] = scale * products.row(r)[r];
   }
 
   // ---- the inverse's gradient -------------------------------------------------------------------
 
-  /// N = dA exp(G_r - G_s) and M = diag(beta) N, dA = -strict_tril(X V'^T). `products` and `factor`
-  /// are scratch.
-  static void inverse_gradient(Tile<V> x, Tile<BT> values_t, const Decay& decay, const float* beta,
-                               int rows, Tile<BT> products, float* factor, Tile<BT> N, Tile<BT> M) {
+  /// N = dA exp(G_r - G_s), pairs of rows of one token apart, and M = diag(beta) N, dA =
+  /// -strict_tril(X V'^T). `products` and `factor` are scratch.
+  static void inverse_gradient(const Tokens& tokens, Tile<V> x, Tile<BT> values_t,
+                               const Decay& decay, const float* beta, Tile<BT> products,
+                               float* factor, Tile<BT> N, float* pairs, Tile<BT> M) {
+    const int rows = tokens.rows;
     multiply<Layout::rows, Lower::c>(rows, rows, V, x, values_t, products);
     fill_column(factor, -1.0F, rows);
     decay_lower<1, false>(products, rows, decay.G, factor, nullptr, N);
+    take_pairs(tokens, N, pairs);
     const int columns = round_up(rows, 16);
     for (int r = 0; r < rows; ++r)
       for (int c = 0; c < columns; c += kLanes) store(M.row(r) + c, load(N.row(r) + c) * beta[r]);
@@ -105,28 +147,23 @@ struct ChunkBackward {
   /// sums_r += sign rowsum(a * b).
   [[gnu::noinline]] static void add_row_products(Tile<BK> a, Tile<BK> b, float sign, int rows,
                                                  int columns, float* sums) {
-    for (int r = 0; r < rows; ++r) {
-      f32 products{};
-      for (int c = 0; c < columns; c += kLanes) products += load(a.row(r) + c) * load(b.row(r) + c);
-      sums[r] += sign * sum(products);
-    }
+    for (int r = 0; r < rows; ++r) sums[r] += sign * dot(a.row(r), b.row(r), columns);
   }
 
   /// dst_r += factor_r src_r.
   [[gnu::noinline]] static void add_rows(Tile<BK> src, const float* factor, int rows, int columns,
                                          Tile<BK> dst) {
-    for (int r = 0; r < rows; ++r)
-      for (int c = 0; c < columns; c += kLanes)
-        store(dst.row(r) + c, load(dst.row(r) + c) + load(src.row(r) + c) * factor[r]);
+    for (int r = 0; r < rows; ++r) add_row(src.row(r), factor[r], columns, dst.row(r));
   }
 
-  /// What a chunk's last row gets on top: sum over rows of exp(G_C - G) K (V' dS'^T), where dk is
-  /// V' dS'^T, plus sum(exp(G_C) S dS'). `row_sums` is scratch.
-  static float end_of_chunk(Tile<BK> dk, Tile<BK> keys, Tile<BK> state_t, Tile<BK> gradient_t,
-                            const Decay& decay, int rows, int columns, float* row_sums) {
-    fill_column(row_sums, 0.0F, rows);
+  /// What a chunk's last row gets on top: sum over rows before the last token's of exp(G_C - G) K
+  /// (V' dS'^T), where dk is V' dS'^T, plus sum(exp(G_C) S dS'). `row_sums` is scratch.
+  static float end_of_chunk(const Tokens& tokens, Tile<BK> dk, Tile<BK> keys, Tile<BK> state_t,
+                            Tile<BK> gradient_t, const Decay& decay, int columns, float* row_sums) {
+    const int rows = tokens.first(tokens.rows - 1);
+    fill_column(row_sums, 0.0F, tokens.rows);
     add_row_products(dk, keys, 1.0F, rows, columns, row_sums);
-    float end = decay.since_start[rows - 1] * sum_of_products(state_t, gradient_t, columns);
+    float end = decay.since_start[tokens.rows - 1] * sum_of_products(state_t, gradient_t, columns);
     for (int r = 0; r < rows; ++r) end += decay.until_end[r] * row_sums[r];
     return end;
   }
@@ -146,6 +183,24 @@ struct ChunkBackward {
   }
 
  private:
+  template <class Visit>
+  static void for_each_pair(const Tokens& tokens, Visit visit) {
+    if constexpr (kEarlier > 0)
+      for (int r = 0; r < tokens.rows; ++r)
+        for (int s = tokens.first(r); s < r; ++s) visit(r, s);
+  }
+  static float& pair(float* pairs, int r, int s) { return pairs[r * kEarlier + r - s - 1]; }
+
+  static void add_row(const float* src, float factor, int columns, float* dst) {
+    for (int c = 0; c < columns; c += kLanes)
+      store(dst + c, load(dst + c) + load(src + c) * factor);
+  }
+  static float dot(const float* a, const float* b, int columns) {
+    f32 products{};
+    for (int c = 0; c < columns; c += kLanes) products += load(a + c) * load(b + c);
+    return sum(products);
+  }
+
   /// The sum of a * b over V rows.
   [[gnu::noinline]] static float sum_of_products(Tile<BK> a, Tile<BK> b, int columns) {
     f32 products{};

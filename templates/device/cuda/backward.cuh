@@ -7,9 +7,11 @@
 // Products whose row sums make the gate's gradient are taken before scales of rows are undone. With
 // QK_L2NORM the operand of P and A holds the scales of both its rows and its columns, so that what
 // multiplies it are q and k as they are given, and both sums over a pair of rows see the same
-// rounded numbers. What lies on the diagonal cancels between them; it is left out.
+// rounded numbers. Pairs of rows of one token cancel between them, the diagonal above all; they are
+// left out, as is what the last token's rows tell the state that leaves.
 #pragma once
 
+#include "device/chunk_tokens.hpp"
 #include "device/cuda/backward_layout.hpp"
 #include "device/cuda/chunk.cuh"
 #include "device/cuda/mma.cuh"
@@ -104,8 +106,10 @@ struct ChunkBackward {
   static constexpr int kCols = BK / kAcross;           // columns of a tile of K that a warp owns
   static constexpr int kTilesK = ceil_div(K, BK);
   static constexpr int kPaddedV = round_up(V, 16);
+  static constexpr int kEarlier = earlier_steps(S{});
 
   using T = Element<S::DTYPE>;
+  using Tokens = ChunkTokens<S>;
 
   /// Steps of a reduction that are laid out one after the other. fp32 ones are long as they are.
   static constexpr int kUnroll = kHalf<T> ? 4 : 1;
@@ -226,11 +230,11 @@ struct ChunkBackward {
                   accumulator[i][j / 4].x[j % 4], accumulator[i][j / 4].x[j % 4 + 1]);
     }
 
-    /// to_rs = factor(r) exp(G_r - G_s) this_rs below the diagonal, 0 on and above it, in these
-    /// blocks; times the scales of rows and of keys.
+    /// to_rs = factor(r) exp(G_r - G_s) this_rs where row s is of an earlier token than r, else 0,
+    /// in these blocks; times the scales of rows and of keys.
     template <class Factor>
-    WYVERN_DEVICE void store_decayed(const Square& to, Factor&& factor, const Columns& columns,
-                                     const float* row_rstd) const {
+    WYVERN_DEVICE void store_decayed(const Square& to, const Tokens& tokens, Factor&& factor,
+                                     const Columns& columns, const float* row_rstd) const {
       for_each_pair([&](int r, int s, float first, float second) {
         float weight[2] = {factor(r), factor(r)};
 #pragma unroll
@@ -238,10 +242,11 @@ struct ChunkBackward {
           if constexpr (QK_L2NORM) weight[j] *= row_rstd[r] * kBalance * columns.k_rstd[s + j];
           // Only below the diagonal is the exponent known not to be positive.
           if constexpr (SCALAR_GATE)
-            weight[j] *= r > s + j ? decay(columns.G[r] - columns.G[s + j]) : 0.0f;
+            weight[j] *=
+                tokens.is_earlier(s + j, r) ? decay(columns.G[r] - columns.G[s + j]) : 0.0f;
         }
-        store_two(to.at(r, s), r > s ? within_range<T>(first * weight[0]) : 0.0f,
-                  r > s + 1 ? within_range<T>(second * weight[1]) : 0.0f);
+        store_two(to.at(r, s), tokens.is_earlier(s, r) ? within_range<T>(first * weight[0]) : 0.0f,
+                  tokens.is_earlier(s + 1, r) ? within_range<T>(second * weight[1]) : 0.0f);
       });
     }
     WYVERN_DEVICE void store_diagonal(float* to, float factor) const {
@@ -249,6 +254,21 @@ struct ChunkBackward {
         if (r == s) to[r] = factor * first;
         if (r == s + 1) to[r] = factor * second;
       });
+    }
+    /// What store_decayed() leaves out below the diagonal: factor(r) this_rs at BT (r - s - 1) + r,
+    /// 0 for rows of two tokens.
+    template <class Factor>
+    WYVERN_DEVICE void store_pairs(float* to, const Tokens& tokens, Factor&& factor) const {
+      if constexpr (kEarlier > 0)
+        for_each_pair([&](int r, int s, float first, float second) {
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            const int before = r - s - j;
+            if (before < 1 || before > kEarlier) continue;
+            const float x = factor(r) * (j == 0 ? first : second);
+            to[BT * (before - 1) + r] = tokens.is_earlier(s + j, r) ? 0.0f : x;
+          }
+        });
     }
   };
 
@@ -422,6 +442,43 @@ struct ChunkBackward {
       }
   }
 
+  /// Adds what pairs of rows r and s of one token, s < r, make of `keys`: pairs_rs factor(r, s)
+  /// keys_s to out_r where `Rows`, else pairs_rs factor(r, s) keys_r to out_s. `pairs` is what
+  /// store_pairs() left.
+  template <bool Rows, class Factor>
+  WYVERN_DEVICE static void add_pairs(Part& out, const float* pairs, const Keys& keys,
+                                      Factor&& factor) {
+    if constexpr (kEarlier > 0)
+#pragma unroll 1
+      for (int between = 1; between <= kEarlier; ++between)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int own = own_row(half);
+          const int other = Rows ? own - between : own + between;
+          if (other < 0 || other >= BT) continue;
+          const int r = Rows ? own : other, s = Rows ? other : own;
+          const float weight = pairs[BT * (between - 1) + r] * factor(r, s);
+#pragma unroll
+          for (int n = 0; n < kCols / 8; ++n) {
+            const auto x = load<2>(keys.at(other, own_col() + n * 8 + accumulator_col(0)));
+#pragma unroll
+            for (int j = 0; j < 2; ++j) out[n].x[2 * half + j] += weight * to_float(x.at[j]);
+          }
+        }
+  }
+
+  /// What pairs of N make of k: their part of y = inside(beta) (exp(G) Y + N K) as it is scaled;
+  /// sums += rowsum(y K) then.
+  WYVERN_DEVICE static void add_inverse_pairs(Part& y, const float* pairs, const Keys& keys,
+                                              const Columns& columns, float (&sums)[2]) {
+    if constexpr (kEarlier > 0) {
+      add_pairs<true>(y, pairs, keys, [&](int r, int s) {
+        return kBalance * columns.scale_of_k(r) * columns.scale_of_k(s);
+      });
+      add_row_products(sums, 1.0f, y, keys);
+    }
+  }
+
   /// out += factor other, row by row.
   WYVERN_DEVICE static void add_rows(Part& out, const Part& other, const float (&factor)[2]) {
 #pragma unroll
@@ -493,6 +550,29 @@ struct ChunkBackward {
 #pragma unroll
       for (int i = 0; i < num_warps; ++i) sum += at[i];
       return sum;
+    }
+  };
+
+  /// A lane's sums over all tiles, of which the gate's gradient is made.
+  struct GateSums {
+    float q[2] = {};     ///< rowsum(dQ Q) of its rows
+    float k[2] = {};     ///< -rowsum(dK K)
+    float end[2] = {};   ///< exp(G_C - G) rowsum(K (V' dS'^T))
+    float state = 0.0f;  ///< sum of S dS'
+
+    /// Sums of rows to `gate`, what the chunk's last row gets on top to `at_end`. What rows of the
+    /// last token tell the state that leaves is in neither.
+    WYVERN_DEVICE void put(const RowSums& gate, const BlockSum& at_end, const Tokens& tokens,
+                           const Columns& columns) const {
+      float rows[2], leaving[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const bool is_last = tokens.is_last(own_row(half));
+        rows[half] = q[half] + (is_last ? 0.0f : k[half]);
+        leaving[half] = is_last ? 0.0f : end[half];
+      }
+      gate.put(rows);
+      at_end.put((leaving[0] + leaving[1]) * kUnbalance + decay(columns.G[BT - 1]) * state);
     }
   };
 

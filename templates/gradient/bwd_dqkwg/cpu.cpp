@@ -31,6 +31,8 @@ WYVERN_BLOCK {
   float* factor = vector_at<kScratch.factor>(memory);
   float* gate = vector_at<kScratch.gate>(memory);
   float* row_sums = vector_at<kScratch.row_sums>(memory);
+  float* pairs = vector_at<kScratch.pairs>(memory);
+  const Backward::Tokens tokens(chunk.token, rows);
 
   const int64 at = chunk.token * e.HV + hv, at_k = chunk.token * e.H + head;
   decay.load(G + at, e, rows);
@@ -41,7 +43,7 @@ WYVERN_BLOCK {
   load_tile(rows_in(chunk, dO, dO_stride, hv * V), rows, V, d_out);
   load_tile(du + at * V, int64{e.HV} * V, rows, V, d_values);
   transpose(v_new + at * V, int64{e.HV} * V, rows, V, values_t);
-  Backward::attention_gradient(d_out, values_t, decay, e.scale, rows, products, factor, P,
+  Backward::attention_gradient(tokens, d_out, values_t, decay, e.scale, products, factor, P, pairs,
                                diagonal);
   for (int r = 0; r < rows; r += kLanes) {
     store(factor + r, load(decay.since_start + r) * e.scale);
@@ -62,14 +64,15 @@ WYVERN_BLOCK {
     multiply_add<Layout::rows, Lower::a>(rows, columns, rows, P, keys, result_q, factor);
     multiply<Layout::columns>(rows, columns, V, values_t, gradient_t, result_k);
     if constexpr (SCALAR_GATE)
-      end += Backward::end_of_chunk(result_k, keys, state_t, gradient_t, decay, rows, columns,
+      end += Backward::end_of_chunk(tokens, result_k, keys, state_t, gradient_t, decay, columns,
                                     row_sums);
     multiply_add<Layout::columns, Lower::a_transposed>(rows, columns, rows, P, queries, result_k,
                                                        decay.until_end);
     if constexpr (SCALAR_GATE) {
       Backward::add_row_products(result_q, queries, 1.0F, rows, columns, gate);
-      Backward::add_row_products(result_k, keys, -1.0F, rows, columns, gate);
+      Backward::add_row_products(result_k, keys, -1.0F, tokens.first(rows - 1), columns, gate);
     }
+    Backward::add_attention_pairs(tokens, pairs, queries, keys, columns, result_q, result_k);
     Backward::add_rows(keys, diagonal, rows, columns, result_q);
     Backward::add_rows(queries, diagonal, rows, columns, result_k);
     store_tile(result_q, rows, columns, dq + at * K + c, int64{e.HV} * K);

@@ -1,6 +1,7 @@
 // What a block of bwd_dqkwg keeps in scratch.
 #pragma once
 
+#include "device/chunk_tokens.hpp"
 #include "device/cpu/backward_layout.hpp"
 
 namespace wyvern::bwd_dqkwg {
@@ -10,7 +11,7 @@ struct ScratchLayout {
   cpu::TilePlace d_out, d_values, values_t, products, P, queries, keys, state_t, gradient_t,
       result_q, result_k, result_w;
   cpu::DecayLayout decay;
-  cpu::VectorPlace query_scale, key_scale, diagonal, factor, gate, row_sums;
+  cpu::VectorPlace query_scale, key_scale, diagonal, factor, gate, row_sums, pairs;
   long bytes;
 
   constexpr explicit ScratchLayout(const S& s, cpu::LayoutBuilder at = {}) {
@@ -33,6 +34,7 @@ struct ScratchLayout {
     factor = at.vector(s.BT);
     gate = at.vector(s.BT);
     row_sums = at.vector(s.BT);
+    pairs = at.vector(s.BT * earlier_steps(s));
     bytes = at.bytes;
   }
 };

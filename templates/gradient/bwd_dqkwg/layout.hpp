@@ -1,6 +1,7 @@
 // What a block of bwd_dqkwg keeps in shared memory.
 #pragma once
 
+#include "device/chunk_tokens.hpp"
 #include "device/cuda/backward_layout.hpp"
 
 namespace wyvern::bwd_dqkwg {
@@ -9,7 +10,7 @@ namespace wyvern::bwd_dqkwg {
 template <class S>
 struct SharedLayout {
   cuda::TilePlace dO, v_new, du, P;
-  cuda::ArrayPlace diagonal;
+  cuda::ArrayPlace diagonal, pairs;
   cuda::gradient::ColumnPlace columns;
   cuda::ArrayPlace gate, end;
   int bytes;
@@ -22,6 +23,7 @@ struct SharedLayout {
     du = cuda::gradient::take_values(at, s);
     P = cuda::gradient::take_square(at, s);
     diagonal = at.array(s.BT);
+    pairs = at.array(s.BT * earlier_steps(s));
     columns = cuda::gradient::take_columns(at, s);
     gate = cuda::gradient::take_row_sums(at, s);
     end = at.array(s.num_warps);

@@ -28,6 +28,7 @@ struct Kernel : gradient::ChunkBackward<Spec> {
     Values dO, v_new, du;
     Square P;         ///< scale dO V'^T exp(G_r - G_s) below the diagonal, scaled
     float* diagonal;  ///< scale dO_r V'_r
+    float* pairs;     ///< scale dO_r V'_s of rows of one token
     Columns columns;
     RowSums gate;
     BlockSum end;
@@ -38,22 +39,16 @@ struct Kernel : gradient::ChunkBackward<Spec> {
           du(tile_at<kLayout.du>(shared)),
           P(tile_at<kLayout.P>(shared)),
           diagonal(array_at<kLayout.diagonal>(shared)),
+          pairs(array_at<kLayout.pairs>(shared)),
           columns{array_at<kLayout.columns.G>(shared), array_at<kLayout.columns.q_rstd>(shared),
                   array_at<kLayout.columns.k_rstd>(shared)},
           gate{array_at<kLayout.gate>(shared)},
           end{array_at<kLayout.end>(shared)} {}
   };
 
-  /// A lane's sums over all tiles.
-  struct Sums {
-    float gate[2] = {};  ///< rowsum(dQ Q) - rowsum(dK K) of its rows
-    float keys = 0.0f;   ///< sum of exp(G_C - G) K (V' dS'^T)
-    float state = 0.0f;  ///< sum of S dS'
-  };
-
   /// Results of one tile, of which rows of dw and others begin at the chunk.
   WYVERN_DEVICE static void process(const Buffer& tiles, const Resident& chunk, const OwnRows& own,
-                                    const Extents& e, int tile, int rows, Sums& sums, T* dq,
+                                    const Extents& e, int tile, int rows, GateSums& sums, T* dq,
                                     float* dk_qk, T* dw) {
     Part by_state[2];  // dQ, then dW
     Part dk[1];
@@ -67,26 +62,28 @@ struct Kernel : gradient::ChunkBackward<Spec> {
                         e.scale * own.since_start[1] * own.q_unit[1]});
     scale_rows(dk[0], {own.until_end[0] * own.k_unit[0], own.until_end[1] * own.k_unit[1]});
     if constexpr (SCALAR_GATE) {
-      float end[2] = {};
-      add_row_products(end, 1.0f, dk[0], tiles.k);
-      sums.keys += end[0] + end[1];
+      add_row_products(sums.end, 1.0f, dk[0], tiles.k);
       sums.state += sum_of_products(tiles.h, tiles.dh);
     }
     accumulate_lower(by_state, {chunk.P}, tiles.k);
     accumulate_transposed<false>(dk[0], chunk.P, tiles.q);
     if constexpr (SCALAR_GATE) {
-      add_row_products(sums.gate, 1.0f, q_rows, tiles.q);
-      add_row_products(sums.gate, -1.0f, dk[0], tiles.k);
+      add_row_products(sums.q, 1.0f, q_rows, tiles.q);
+      add_row_products(sums.k, -1.0f, dk[0], tiles.k);
     }
 
     const float on_diagonal[2] = {chunk.diagonal[own_row(0)], chunk.diagonal[own_row(1)]};
     scale_rows(q_rows, {1.0f / own.q_unit[0], 1.0f / own.q_unit[1]});
     add_scaled_rows(q_rows, tiles.k,
                     {on_diagonal[0] * own.k_scale[0], on_diagonal[1] * own.k_scale[1]});
+    add_pairs<true>(q_rows, chunk.pairs, tiles.k,
+                    [&](int, int s) { return chunk.columns.scale_of_k(s); });
     store_part(dq, tile, q_rows, e, rows);
     scale_rows(dk[0], {1.0f / own.k_unit[0], 1.0f / own.k_unit[1]});
     add_scaled_rows(dk[0], tiles.q,
                     {on_diagonal[0] * own.q_scale[0], on_diagonal[1] * own.q_scale[1]});
+    add_pairs<false>(dk[0], chunk.pairs, tiles.q,
+                     [&](int r, int) { return chunk.columns.scale_of_q(r); });
     store_part(dk_qk, tile, dk[0], e, rows);
   }
 };
@@ -128,12 +125,15 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
   sync_block();
 
   const Kernel::OwnRows own(chunk.columns);
+  const Kernel::Tokens tokens(at.token, at.rows);
   {
     const Kernel::Blocks P(chunk.dO, chunk.v_new);
-    P.store_decayed(chunk.P, [&](int) { return e.scale; }, chunk.columns, chunk.columns.q_rstd);
+    const auto scale = [&](int) { return e.scale; };
+    P.store_decayed(chunk.P, tokens, scale, chunk.columns, chunk.columns.q_rstd);
     P.store_diagonal(chunk.diagonal, e.scale);
+    P.store_pairs(chunk.pairs, tokens, scale);
   }
-  Kernel::Sums sums;
+  Kernel::GateSums sums;
 #pragma unroll 1
   for (int tile = 0; tile < Kernel::kTilesK; ++tile) {
     copy_async_wait<num_stages - 1>();
@@ -145,8 +145,7 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
   }
 
   if constexpr (SCALAR_GATE) {
-    chunk.gate.put(sums.gate);
-    chunk.end.put(sums.keys * Kernel::kUnbalance + decay(chunk.columns.G[BT - 1]) * sums.state);
+    sums.put(chunk.gate, chunk.end, tokens, chunk.columns);
     sync_block();
     for (int r = thread_index(); r < at.rows; r += Kernel::kThreads)
       dG_qk[row + r * e.HV] =

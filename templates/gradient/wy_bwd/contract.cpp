@@ -14,7 +14,8 @@ Template stage() {
   t.covers = {stages::wy_bwd};
   t.constants = {constant::DTYPE,     constant::BETA_DTYPE,   constant::K,
                  constant::V,         constant::VARLEN,       constant::SCALAR_GATE,
-                 constant::QK_L2NORM, constant::BETA_SIGMOID, constant::NEG_EIGVAL};
+                 constant::QK_L2NORM, constant::BETA_SIGMOID, constant::NEG_EIGVAL,
+                 constant::STEPS};
   t.strided = {"k", "v", "beta"};
   return t;
 }

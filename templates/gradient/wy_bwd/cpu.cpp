@@ -30,6 +30,8 @@ WYVERN_BLOCK {
   float* gate = vector_at<kScratch.gate>(memory);
   float* of_keys = vector_at<kScratch.of_keys>(memory);
   float* of_beta = vector_at<kScratch.of_beta>(memory);
+  float* pairs = vector_at<kScratch.pairs>(memory);
+  const Backward::Tokens tokens(chunk.token, rows);
 
   const int64 at = chunk.token * e.HV + hv, at_k = chunk.token * e.H + head;
   const auto beta_chunk = rows_in(chunk, beta, beta_stride, hv);
@@ -42,7 +44,7 @@ WYVERN_BLOCK {
   multiply<Layout::columns, Lower::a_transposed>(rows, V, rows, inverse, d_values, x);
   Backward::finish_values(x, rows_in(chunk, v, v_stride, hv * V), rate, e, rows, dv + at * V,
                           of_beta);
-  Backward::inverse_gradient(x, values_t, decay, rate, rows, products, factor, N, M);
+  Backward::inverse_gradient(tokens, x, values_t, decay, rate, products, factor, N, pairs, M);
   for (int r = 0; r < rows; r += kLanes) {
     store(of_keys + r, f32{});
     store(gate + r, f32{});
@@ -59,6 +61,7 @@ WYVERN_BLOCK {
     Backward::add_row_products(y, keys, 1.0F, rows, columns, of_keys);
     if constexpr (SCALAR_GATE)
       Backward::add_row_products(result_k, keys, -1.0F, rows, columns, gate);
+    Backward::add_inverse_pairs(tokens, pairs, rate, keys, columns, y, result_k, of_beta);
     Backward::add_rows(y, rate, rows, columns, result_k);
     load_tile(dk_qk + at * K + c, int64{e.HV} * K, rows, columns, d_w);
     Backward::add_rows(d_w, factor, rows, columns, result_k);

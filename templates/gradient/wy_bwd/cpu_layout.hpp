@@ -1,6 +1,7 @@
 // What a block of wy_bwd keeps in scratch.
 #pragma once
 
+#include "device/chunk_tokens.hpp"
 #include "device/cpu/backward_layout.hpp"
 
 namespace wyvern::wy_bwd {
@@ -9,7 +10,7 @@ template <class S>
 struct ScratchLayout {
   cpu::TilePlace d_values, x, values_t, inverse, products, N, M, keys, d_w, y, result_k;
   cpu::DecayLayout decay;
-  cpu::VectorPlace rate, key_scale, factor, gate, of_keys, of_beta;
+  cpu::VectorPlace rate, key_scale, factor, gate, of_keys, of_beta, pairs;
   long bytes;
 
   constexpr explicit ScratchLayout(const S& s, cpu::LayoutBuilder at = {}) {
@@ -31,6 +32,7 @@ struct ScratchLayout {
     gate = at.vector(s.BT);
     of_keys = at.vector(s.BT);
     of_beta = at.vector(s.BT);
+    pairs = at.vector(s.BT * earlier_steps(s));
     bytes = at.bytes;
   }
 };

@@ -1,6 +1,7 @@
 // What a block of wy_bwd keeps in shared memory.
 #pragma once
 
+#include "device/chunk_tokens.hpp"
 #include "device/cuda/backward_layout.hpp"
 
 namespace wyvern::wy_bwd {
@@ -23,9 +24,9 @@ struct BufferLayout {
 template <class S>
 struct SharedLayout {
   cuda::TilePlace v, v_new, x, Tinv, N;
-  cuda::ArrayPlace beta, values;
+  cuda::ArrayPlace pairs, beta, values;
   cuda::gradient::ColumnPlace columns;
-  cuda::ArrayPlace gate, keys;
+  cuda::ArrayPlace gate, keys, all_keys;
   int bytes;
 
   constexpr explicit SharedLayout(const S& s) {
@@ -37,11 +38,13 @@ struct SharedLayout {
     x = cuda::gradient::take_values(at, s);
     Tinv = cuda::gradient::take_square(at, s);
     N = cuda::gradient::take_square(at, s);
+    pairs = at.array(s.BT * earlier_steps(s));
     beta = at.array(s.BT);
     values = at.array(s.num_warps * s.BT);
     columns = cuda::gradient::take_columns(at, s);
     gate = cuda::gradient::take_row_sums(at, s);
     keys = cuda::gradient::take_row_sums(at, s);
+    if (earlier_steps(s) > 0) all_keys = cuda::gradient::take_row_sums(at, s);
     bytes = at.bytes;
   }
 };

@@ -26,11 +26,12 @@ struct Kernel : gradient::ChunkBackward<Spec> {
   struct Resident {
     Values v, v_new, x;
     Square Tinv;
-    Square N;  ///< inside(beta_r) dA exp(G_r - G_s), scaled
+    Square N;      ///< inside(beta_r) dA exp(G_r - G_s), scaled
+    float* pairs;  ///< -inside(beta_r) X_r V'_s of rows of one token
     float* beta;
     float* values;  ///< rowsum(X V), a part for each warp
     Columns columns;
-    RowSums gate, keys;
+    RowSums gate, keys, all_keys;
 
     WYVERN_DEVICE explicit Resident(unsigned char* shared)
         : v(tile_at<kLayout.v>(shared)),
@@ -38,18 +39,21 @@ struct Kernel : gradient::ChunkBackward<Spec> {
           x(tile_at<kLayout.x>(shared)),
           Tinv(tile_at<kLayout.Tinv>(shared)),
           N(tile_at<kLayout.N>(shared)),
+          pairs(array_at<kLayout.pairs>(shared)),
           beta(array_at<kLayout.beta>(shared)),
           values(array_at<kLayout.values>(shared)),
           columns{array_at<kLayout.columns.G>(shared), array_at<kLayout.columns.q_rstd>(shared),
                   array_at<kLayout.columns.k_rstd>(shared)},
           gate{array_at<kLayout.gate>(shared)},
-          keys{array_at<kLayout.keys>(shared)} {}
+          keys{array_at<kLayout.keys>(shared)},
+          all_keys{array_at<kLayout.all_keys>(shared)} {}
   };
 
   /// A lane's sums over all tiles, of its two rows.
   struct Sums {
-    float gate[2] = {};  ///< -rowsum((M decay)^T K * K)
-    float keys[2] = {};  ///< inside(beta) rowsum((exp(G) Y + (dA decay) K) * K)
+    float gate[2] = {};      ///< -rowsum((M decay)^T K * K)
+    float keys[2] = {};      ///< inside(beta) rowsum((exp(G) Y + (dA decay) K) * K)
+    float all_keys[2] = {};  ///< the same with pairs of rows of one token
   };
 
   /// Adds this lane's part of dk_qk to dk.
@@ -77,8 +81,12 @@ struct Kernel : gradient::ChunkBackward<Spec> {
     accumulate_transposed<true>(result, chunk.N, tiles.k, chunk.beta);
     add_row_products(sums.keys, 1.0f, y[0], tiles.k);
     if constexpr (SCALAR_GATE) add_row_products(sums.gate, -1.0f, result, tiles.k);
+    add_inverse_pairs(y[0], chunk.pairs, tiles.k, chunk.columns, sums.all_keys);
     add_rows(result, y[0], {beside(chunk.beta[own_row(0)]), beside(chunk.beta[own_row(1)])});
     scale_rows(result, {1.0f / own.k_unit[0], 1.0f / own.k_unit[1]});
+    add_pairs<false>(result, chunk.pairs, tiles.k, [&](int r, int) {
+      return beside(chunk.beta[r]) * chunk.columns.scale_of_k(r);
+    });
     add_given(result, dk_qk, e, tile, rows);
     store_part(dk, tile, result, e, rows);
   }
@@ -122,10 +130,13 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
 
   for (int i = 0; i < num_stages; ++i) load(i);
   const Kernel::OwnRows own(chunk.columns);
-  Kernel::Blocks(chunk.x, chunk.v_new)
-      .store_decayed(
-          chunk.N, [&](int r) { return -inside(chunk.beta[r]); }, chunk.columns,
-          chunk.columns.k_rstd);
+  {
+    const Kernel::Tokens tokens(at.token, at.rows);
+    const Kernel::Blocks N(chunk.x, chunk.v_new);
+    const auto rate = [&](int r) { return -inside(chunk.beta[r]); };
+    N.store_decayed(chunk.N, tokens, rate, chunk.columns, chunk.columns.k_rstd);
+    N.store_pairs(chunk.pairs, tokens, rate);
+  }
   Kernel::Sums sums;
 #pragma unroll 1
   for (int tile = 0; tile < Kernel::kTilesK; ++tile) {
@@ -138,14 +149,17 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
   }
 
   chunk.keys.put(sums.keys);
+  if constexpr (Kernel::kEarlier > 0) chunk.all_keys.put(sums.all_keys);
   if constexpr (SCALAR_GATE) chunk.gate.put(sums.gate);
   sync_block();
   for (int r = thread_index(); r < at.rows; r += Kernel::kThreads) {
     const int64 to = row + r * e.HV;
     const float of_keys = chunk.keys.get(r) * Kernel::kUnbalance;
+    const float all_keys =
+        Kernel::kEarlier > 0 ? chunk.all_keys.get(r) * Kernel::kUnbalance : of_keys;
     const float rate = chunk.beta[r];
     dbeta[to] =
-        from_float<BETA_DTYPE>((of_keys / inside(rate) + Kernel::sum_of_warps(chunk.values, r)) *
+        from_float<BETA_DTYPE>((all_keys / inside(rate) + Kernel::sum_of_warps(chunk.values, r)) *
                                gradient::beta_slope<BETA_SIGMOID, NEG_EIGVAL>(*beta_chunk.row(r)));
     if constexpr (SCALAR_GATE)
       dG[to] = dG_qk[to] + chunk.gate.get(r) * Kernel::kUnbalance + beside(rate) * of_keys;

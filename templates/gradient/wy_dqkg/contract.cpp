@@ -15,7 +15,8 @@ Template stage() {
   t.summary = "dQ, dK, dV, dbeta and dG in one kernel: dW is never formed, states are read once.";
   t.constants = {constant::DTYPE,     constant::BETA_DTYPE,   constant::K,
                  constant::V,         constant::VARLEN,       constant::SCALAR_GATE,
-                 constant::QK_L2NORM, constant::BETA_SIGMOID, constant::NEG_EIGVAL};
+                 constant::QK_L2NORM, constant::BETA_SIGMOID, constant::NEG_EIGVAL,
+                 constant::STEPS};
   t.strided = {"q", "k", "v", "beta", "do"};
   return t;
 }

@@ -38,6 +38,9 @@ WYVERN_BLOCK {
   float* of_keys = vector_at<kScratch.of_keys>(memory);
   float* of_beta = vector_at<kScratch.of_beta>(memory);
   float* row_sums = vector_at<kScratch.row_sums>(memory);
+  float* pairs_P = vector_at<kScratch.pairs_P>(memory);
+  float* pairs_N = vector_at<kScratch.pairs_N>(memory);
+  const Backward::Tokens tokens(chunk.token, rows);
 
   const int64 at = chunk.token * e.HV + hv, at_k = chunk.token * e.H + head;
   const auto beta_chunk = rows_in(chunk, beta, beta_stride, hv);
@@ -53,10 +56,11 @@ WYVERN_BLOCK {
   multiply<Layout::columns, Lower::a_transposed>(rows, V, rows, inverse, d_out, x);
   Backward::finish_values(x, rows_in(chunk, v, v_stride, hv * V), rate, e, rows, dv + at * V,
                           of_beta);
-  Backward::inverse_gradient(x, values_t, decay, rate, rows, products, ones, N, M);
+  Backward::inverse_gradient(tokens, x, values_t, decay, rate, products, ones, N, pairs_N, M);
   const auto P = inverse;
   load_tile(rows_in(chunk, dO, dO_stride, hv * V), rows, V, d_out);
-  Backward::attention_gradient(d_out, values_t, decay, e.scale, rows, products, ones, P, diagonal);
+  Backward::attention_gradient(tokens, d_out, values_t, decay, e.scale, products, ones, P, pairs_P,
+                               diagonal);
   for (int r = 0; r < rows; r += kLanes) {
     store(query_factor + r, load(decay.since_start + r) * e.scale);
     store(y_factor + r, -load(decay.since_start + r));
@@ -79,7 +83,7 @@ WYVERN_BLOCK {
     multiply_add<Layout::rows, Lower::a>(rows, columns, rows, N, keys, y, y_factor);
     multiply<Layout::columns>(rows, columns, V, values_t, gradient_t, result_k);
     if constexpr (SCALAR_GATE)
-      end += Backward::end_of_chunk(result_k, keys, state_t, gradient_t, decay, rows, columns,
+      end += Backward::end_of_chunk(tokens, result_k, keys, state_t, gradient_t, decay, columns,
                                     row_sums);
     multiply_add<Layout::columns, Lower::a_transposed>(rows, columns, rows, P, queries, result_k,
                                                        decay.until_end);
@@ -88,8 +92,10 @@ WYVERN_BLOCK {
     Backward::add_row_products(y, keys, 1.0F, rows, columns, of_keys);
     if constexpr (SCALAR_GATE) {
       Backward::add_row_products(result_q, queries, 1.0F, rows, columns, gate);
-      Backward::add_row_products(result_k, keys, -1.0F, rows, columns, gate);
+      Backward::add_row_products(result_k, keys, -1.0F, tokens.first(rows - 1), columns, gate);
     }
+    Backward::add_attention_pairs(tokens, pairs_P, queries, keys, columns, result_q, result_k);
+    Backward::add_inverse_pairs(tokens, pairs_N, rate, keys, columns, y, result_k, of_beta);
     Backward::add_rows(keys, diagonal, rows, columns, result_q);
     Backward::add_rows(queries, diagonal, rows, columns, result_k);
     Backward::add_rows(y, rate, rows, columns, result_k);

@@ -1,6 +1,7 @@
 // What a block of wy_dqkg keeps in scratch.
 #pragma once
 
+#include "device/chunk_tokens.hpp"
 #include "device/cpu/backward_layout.hpp"
 
 namespace wyvern::wy_dqkg {
@@ -11,7 +12,7 @@ struct ScratchLayout {
       result_q, result_k, y;
   cpu::DecayLayout decay;
   cpu::VectorPlace rate, query_scale, key_scale, diagonal, query_factor, y_factor, ones, gate,
-      of_keys, of_beta, row_sums;
+      of_keys, of_beta, row_sums, pairs_P, pairs_N;
   long bytes;
 
   constexpr explicit ScratchLayout(const S& s, cpu::LayoutBuilder at = {}) {
@@ -41,6 +42,8 @@ struct ScratchLayout {
     of_keys = at.vector(s.BT);
     of_beta = at.vector(s.BT);
     row_sums = at.vector(s.BT);
+    pairs_P = at.vector(s.BT * earlier_steps(s));
+    pairs_N = at.vector(s.BT * earlier_steps(s));
     bytes = at.bytes;
   }
 };

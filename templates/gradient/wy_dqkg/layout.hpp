@@ -1,6 +1,7 @@
 // What a block of wy_dqkg keeps in shared memory.
 #pragma once
 
+#include "device/chunk_tokens.hpp"
 #include "device/cuda/backward_layout.hpp"
 
 namespace wyvern::wy_dqkg {
@@ -9,9 +10,9 @@ namespace wyvern::wy_dqkg {
 template <class S>
 struct SharedLayout {
   cuda::TilePlace v, dO, v_new, x, P, N;
-  cuda::ArrayPlace diagonal, beta, values;
+  cuda::ArrayPlace diagonal, pairs_P, pairs_N, beta, values;
   cuda::gradient::ColumnPlace columns;
-  cuda::ArrayPlace gate, keys, end;
+  cuda::ArrayPlace gate, keys, all_keys, end;
   int bytes;
 
   constexpr explicit SharedLayout(const S& s) {
@@ -25,11 +26,14 @@ struct SharedLayout {
     P = cuda::gradient::take_square(at, s);
     N = cuda::gradient::take_square(at, s);
     diagonal = at.array(s.BT);
+    pairs_P = at.array(s.BT * earlier_steps(s));
+    pairs_N = at.array(s.BT * earlier_steps(s));
     beta = at.array(s.BT);
     values = at.array(s.num_warps * s.BT);
     columns = cuda::gradient::take_columns(at, s);
     gate = cuda::gradient::take_row_sums(at, s);
     keys = cuda::gradient::take_row_sums(at, s);
+    if (earlier_steps(s) > 0) all_keys = cuda::gradient::take_row_sums(at, s);
     end = at.array(s.num_warps);
     bytes = at.bytes;
   }

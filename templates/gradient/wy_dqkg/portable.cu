@@ -29,13 +29,14 @@ struct Kernel : gradient::ChunkBackward<Spec> {
   /// What stays in shared memory, behind the buffers; v is in their place until the first comes.
   struct Resident {
     Values v, dO, v_new, x;
-    Square P;         ///< scale dO V'^T exp(G_r - G_s) below the diagonal, scaled
-    Square N;         ///< Tinv, then inside(beta_r) dA exp(G_r - G_s), scaled
-    float* diagonal;  ///< scale dO_r V'_r
+    Square P;                  ///< scale dO V'^T exp(G_r - G_s) below the diagonal, scaled
+    Square N;                  ///< Tinv, then inside(beta_r) dA exp(G_r - G_s), scaled
+    float* diagonal;           ///< scale dO_r V'_r
+    float *pairs_P, *pairs_N;  ///< P and N of rows of one token, not scaled
     float* beta;
     float* values;  ///< rowsum(X V), a part for each warp
     Columns columns;
-    RowSums gate, keys;
+    RowSums gate, keys, all_keys;
     BlockSum end;
 
     WYVERN_DEVICE explicit Resident(unsigned char* shared)
@@ -46,35 +47,42 @@ struct Kernel : gradient::ChunkBackward<Spec> {
           P(tile_at<kLayout.P>(shared)),
           N(tile_at<kLayout.N>(shared)),
           diagonal(array_at<kLayout.diagonal>(shared)),
+          pairs_P(array_at<kLayout.pairs_P>(shared)),
+          pairs_N(array_at<kLayout.pairs_N>(shared)),
           beta(array_at<kLayout.beta>(shared)),
           values(array_at<kLayout.values>(shared)),
           columns{array_at<kLayout.columns.G>(shared), array_at<kLayout.columns.q_rstd>(shared),
                   array_at<kLayout.columns.k_rstd>(shared)},
           gate{array_at<kLayout.gate>(shared)},
           keys{array_at<kLayout.keys>(shared)},
+          all_keys{array_at<kLayout.all_keys>(shared)},
           end{array_at<kLayout.end>(shared)} {}
   };
 
-  /// A lane's sums over all tiles.
+  /// A lane's sums over all tiles; those of the gate's without the terms with beta.
   struct Sums {
-    float gate[2] = {};  ///< rowsum(dQ Q) - rowsum(dK K) of its rows, without the terms with beta
-    float keys[2] = {};  ///< inside(beta) rowsum((exp(G) Y + (dA decay) K) * K)
-    float end = 0.0f;    ///< sum of exp(G_C - G) K (V' dS'^T)
-    float state = 0.0f;  ///< sum of S dS'
+    GateSums gate;
+    float keys[2] = {};      ///< inside(beta) rowsum((exp(G) Y + (dA decay) K) * K)
+    float all_keys[2] = {};  ///< the same with pairs of rows of one token
   };
 
   /// Writes dQ and dK of a tile, whose accumulators hold them but for the diagonal.
   WYVERN_DEVICE static void finish(const Buffer& tiles, const Resident& chunk, const OwnRows& own,
                                    const Extents& e, int tile, int rows, Part& dq, Part& y,
                                    Part& dk, T* to_q, T* to_k) {
+    const Columns& columns = chunk.columns;
     const float diagonal[2] = {chunk.diagonal[own_row(0)], chunk.diagonal[own_row(1)]};
     scale_rows(dq, {1.0f / own.q_unit[0], 1.0f / own.q_unit[1]});
     add_scaled_rows(dq, tiles.k, {diagonal[0] * own.k_scale[0], diagonal[1] * own.k_scale[1]});
+    add_pairs<true>(dq, chunk.pairs_P, tiles.k, [&](int, int s) { return columns.scale_of_k(s); });
     store_part(to_q, tile, dq, e, rows);
 
     add_rows(dk, y, {beside(chunk.beta[own_row(0)]), beside(chunk.beta[own_row(1)])});
     scale_rows(dk, {1.0f / own.k_unit[0], 1.0f / own.k_unit[1]});
     add_scaled_rows(dk, tiles.q, {diagonal[0] * own.q_scale[0], diagonal[1] * own.q_scale[1]});
+    add_pairs<false>(dk, chunk.pairs_P, tiles.q, [&](int r, int) { return columns.scale_of_q(r); });
+    add_pairs<false>(dk, chunk.pairs_N, tiles.k,
+                     [&](int r, int) { return beside(chunk.beta[r]) * columns.scale_of_k(r); });
     store_part(to_k, tile, dk, e, rows);
   }
 
@@ -91,19 +99,18 @@ struct Kernel : gradient::ChunkBackward<Spec> {
                              -own.since_start[1] * own.k_unit[1] * inside(chunk.beta[own_row(1)])});
     scale_rows(dk[0], {own.until_end[0] * own.k_unit[0], own.until_end[1] * own.k_unit[1]});
     if constexpr (SCALAR_GATE) {
-      float end[2] = {};
-      add_row_products(end, 1.0f, dk[0], tiles.k);
-      sums.end += end[0] + end[1];
-      sums.state += sum_of_products(tiles.h, tiles.dh);
+      add_row_products(sums.gate.end, 1.0f, dk[0], tiles.k);
+      sums.gate.state += sum_of_products(tiles.h, tiles.dh);
     }
     accumulate_lower(by_state, {chunk.P, chunk.N}, tiles.k);
     accumulate_transposed<false>(dk[0], chunk.P, tiles.q);
     accumulate_transposed<true>(dk[0], chunk.N, tiles.k, chunk.beta);
     add_row_products(sums.keys, 1.0f, by_state[1], tiles.k);
     if constexpr (SCALAR_GATE) {
-      add_row_products(sums.gate, 1.0f, by_state[0], tiles.q);
-      add_row_products(sums.gate, -1.0f, dk[0], tiles.k);
+      add_row_products(sums.gate.q, 1.0f, by_state[0], tiles.q);
+      add_row_products(sums.gate.k, -1.0f, dk[0], tiles.k);
     }
+    add_inverse_pairs(by_state[1], chunk.pairs_N, tiles.k, chunk.columns, sums.all_keys);
     finish(tiles, chunk, own, e, tile, rows, by_state[0], by_state[1], dk[0], to_q, to_k);
   }
 };
@@ -154,15 +161,20 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
 
   for (int i = 0; i < num_stages; ++i) load(i);
   const Kernel::OwnRows own(chunk.columns);
+  const Kernel::Tokens tokens(at.token, at.rows);
   {
     const Kernel::Blocks P(chunk.dO, chunk.v_new);
-    P.store_decayed(chunk.P, [&](int) { return e.scale; }, chunk.columns, chunk.columns.q_rstd);
+    const auto scale = [&](int) { return e.scale; };
+    P.store_decayed(chunk.P, tokens, scale, chunk.columns, chunk.columns.q_rstd);
     P.store_diagonal(chunk.diagonal, e.scale);
+    P.store_pairs(chunk.pairs_P, tokens, scale);
   }
-  Kernel::Blocks(chunk.x, chunk.v_new)
-      .store_decayed(
-          chunk.N, [&](int r) { return -inside(chunk.beta[r]); }, chunk.columns,
-          chunk.columns.k_rstd);
+  {
+    const Kernel::Blocks N(chunk.x, chunk.v_new);
+    const auto rate = [&](int r) { return -inside(chunk.beta[r]); };
+    N.store_decayed(chunk.N, tokens, rate, chunk.columns, chunk.columns.k_rstd);
+    N.store_pairs(chunk.pairs_N, tokens, rate);
+  }
   Kernel::Sums sums;
 #pragma unroll 1
   for (int tile = 0; tile < Kernel::kTilesK; ++tile) {
@@ -175,17 +187,17 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
   }
 
   chunk.keys.put(sums.keys);
-  if constexpr (SCALAR_GATE) {
-    chunk.gate.put(sums.gate);
-    chunk.end.put(sums.end * Kernel::kUnbalance + decay(chunk.columns.G[BT - 1]) * sums.state);
-  }
+  if constexpr (Kernel::kEarlier > 0) chunk.all_keys.put(sums.all_keys);
+  if constexpr (SCALAR_GATE) sums.gate.put(chunk.gate, chunk.end, tokens, chunk.columns);
   sync_block();
   for (int r = thread_index(); r < at.rows; r += Kernel::kThreads) {
     const int64 to = row + r * e.HV;
     const float of_keys = chunk.keys.get(r) * Kernel::kUnbalance;
+    const float all_keys =
+        Kernel::kEarlier > 0 ? chunk.all_keys.get(r) * Kernel::kUnbalance : of_keys;
     const float rate = chunk.beta[r];
     dbeta[to] =
-        from_float<BETA_DTYPE>((of_keys / inside(rate) + Kernel::sum_of_warps(chunk.values, r)) *
+        from_float<BETA_DTYPE>((all_keys / inside(rate) + Kernel::sum_of_warps(chunk.values, r)) *
                                gradient::beta_slope<BETA_SIGMOID, NEG_EIGVAL>(*beta_chunk.row(r)));
     if constexpr (SCALAR_GATE)
       dG[to] = chunk.gate.get(r) * Kernel::kUnbalance + beside(rate) * of_keys +
