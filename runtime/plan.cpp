@@ -220,8 +220,7 @@ Constants problem_constants(const Problem& problem) {
 Constants step_constants(const Problem& problem, std::span<const StageUse> covered) {
   Constants constants = problem_constants(problem);
   // Tensors that a caller sees have no unit.
-  constants.STATE_UNIT =
-      problem.pass == Pass::forward && problem.dtype == DType::fp16 && !constants.KEEP_STATES;
+  constants.STATE_UNIT = problem.dtype == DType::fp16 && !constants.KEEP_STATES;
   const Values& own = covered.front().constants;
   return own.empty() ? constants : constants.with(own);
 }

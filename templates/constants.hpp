@@ -53,7 +53,7 @@
   X(STATE_V_FIRST, "the caller's states are V by K")                                        \
   X(KEEP_INVERSE, "fused templates that cover solve_tril also write Tinv")                  \
   X(KEEP_STATES, "slots of h that no chunk uses are written, as 0")                         \
-  X(STATE_UNIT, "fp16: u, h and v_new are in units, those of device/state_unit.hpp")          \
+  X(STATE_UNIT, "fp16: u, states and gradients of states are in units (device/state_unit.hpp)") \
   X(INPLACE_STATE, "states are read from and written to one pool")                          \
   X(STATE_INDEX, "state_index says which slot of the pool a sequence has")                  \
   X(OUTPUT_STATE_INDEX, "output_state_index says which slot its final state goes to")       \

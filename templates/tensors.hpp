@@ -72,6 +72,7 @@ inline constexpr Argument row_scales{"row_scales", Access::in, DType::fp32, {NT,
 inline constexpr Argument h{"h", Access::in, DTYPE, {NT, HV, K, V}};
 inline constexpr Argument v_new{"v_new", Access::in, DTYPE, {B, T, HV, V}};
 inline constexpr Argument state_unit{"state_unit", Access::in, DType::fp32, {NT, HV}, {STATE_UNIT}};
+inline constexpr Argument dstate_unit{"dstate_unit", Access::in, DType::fp32, {NT, HV}, {STATE_UNIT}};
 inline constexpr Argument states{"states", Access::in, DTYPE, {NT, HV, V, K}};
 inline constexpr Argument z{"z", Access::in, DTYPE, {NT, HV, BT, V}};
 inline constexpr Argument final_state{"final_state", Access::out, DType::fp32, {N, HV, STATE_ROWS, STATE_COLS}};

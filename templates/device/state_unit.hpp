@@ -5,19 +5,31 @@
 // U is in the unit of values, which leaves room for values that are subtracted from each other. The
 // states h, V' and what follows from them are in a unit of their sequence (of their segment, where
 // a scan is split) and head, chosen by the state that it starts from; `state_unit` has it for each
-// chunk. S is the kernel's Spec; without STATE_UNIT all units are 1.
+// chunk. Gradients of states, dU and dv_local are linear in dht and dO likewise: dv_local is in the
+// unit of gradients, dh and dU in `dstate_unit`. Products of both are in none. S is the kernel's
+// Spec; without STATE_UNIT all units are 1.
 #pragma once
+
+#include "device/extents.hpp"
 
 namespace wyvern {
 
 template <class S>
 inline constexpr float kValueUnit = S::STATE_UNIT ? 4.0F : 1.0F;
 
-/// The unit of states whose first one has no element above `largest`: its elements are at most 512
-/// units, so that products with rows of keys stay in range.
+/// The unit of gradients of values: near the factor on o, with which gradients of o enter.
 template <class S>
-constexpr float unit_of_states(float largest) {
-  float unit = kValueUnit<S>;
+float unit_of_gradients(const Extents& e) {
+  if constexpr (!S::STATE_UNIT) return 1.0F;
+  const unsigned int exponent = __builtin_bit_cast(unsigned int, 16 * e.scale) & 0x7F800000U;
+  const float unit = __builtin_bit_cast(float, exponent);
+  return unit > 0.0F && unit < 0x1p100F ? unit : 1.0F;
+}
+
+/// The unit of states whose first one has no element above `largest`, or of their gradients, at
+/// least `unit`: elements of the first are at most 512 units, so that products with rows of keys
+/// stay in range.
+inline float unit_of_states(float largest, float unit) {
   while (unit * 512 < largest) unit *= 64;
   return unit;
 }

@@ -7,8 +7,8 @@ namespace wyvern::reverse_scan {
 
 /// What the sources of all walks are specialized on.
 inline const std::vector<AnyConstant>& kConstants = *new std::vector<AnyConstant>{
-    constant::DTYPE,       constant::K,           constant::V,        constant::VARLEN,
-    constant::SCALAR_GATE, constant::VECTOR_GATE, constant::QK_L2NORM};
+    constant::DTYPE,       constant::K,           constant::V,         constant::VARLEN,
+    constant::SCALAR_GATE, constant::VECTOR_GATE, constant::QK_L2NORM, constant::STATE_UNIT};
 
 inline std::int64_t shared_bytes(const Spec& s) { return cuda::ReverseScanLayout(s).bytes; }
 

@@ -109,6 +109,7 @@ inline constexpr StageDefinition bwd_dhu{
      tensor::chunk_offsets.when({constant::VARLEN}),
      tensor::dh.out(),
      tensor::du.out(),
+     tensor::dstate_unit.out(),
      tensor::dinitial_state.when({constant::INITIAL_STATE})},
     {{tunable::BT, constant::V, constant::K}, {constant::K, constant::V, tunable::BT}, {constant::K, constant::V, tunable::BT}},
     Walk::sequence};

@@ -120,8 +120,6 @@ Problem base(const OperatorPass& which, DType dtype = DType::bf16);
 /// predicts of them, are beyond fp16 while its outputs are not. K = V = size.
 OperatorData beyond_fp16(const OperatorPass& which, bool values, std::int64_t size,
                          std::uint64_t seed);
-/// The passes that must carry such inputs out.
-std::vector<OperatorPass> range_passes();
 
 /// Inputs of one listed or random problem.
 struct OperatorCase {

@@ -19,8 +19,10 @@ struct StateBackward {
     const DTYPE *v_new, *Tinv;
     const float *Gk, *q_rstd, *k_rstd;
     const DTYPE *h, *dh, *dU;
+    const float *state_unit, *dstate_unit;
     const Extents& e;
     int rows = 0;
+    float unit = 1.0F, d_unit = 1.0F;  ///< of h and v_new, of dh and dU
 
     /// Elements from a token to the next one of values [T, HV, V], of keys [T, HV, K].
     int64 value_stride() const { return int64{e.HV} * V; }
@@ -41,8 +43,12 @@ struct StateBackward {
               .h = h + state,
               .dh = dh + state,
               .dU = dU + row * V,
+              .state_unit = state_unit,
+              .dstate_unit = dstate_unit,
               .e = e,
-              .rows = chunk.rows};
+              .rows = chunk.rows,
+              .unit = S::STATE_UNIT ? state_unit[slot * e.HV + hv] : 1.0F,
+              .d_unit = S::STATE_UNIT ? dstate_unit[slot * e.HV + hv] : 1.0F};
     }
   };
 
@@ -76,9 +82,11 @@ struct StateBackward {
     }
     load_tile(in.Tinv, int64{in.e.HV} * BT, in.rows, BT, square);
     load_tile(in.dU, in.value_stride(), in.rows, V, values);
+    if constexpr (S::STATE_UNIT) scale_tile(values, in.rows, V, in.d_unit);
     solve_transposed(square, values, in.rows, X);
     load_tile(in.dO, in.rows, V, dO);
     load_tile(in.v_new, in.value_stride(), in.rows, V, values);
+    if constexpr (S::STATE_UNIT) scale_tile(values, in.rows, V, in.unit);
     transpose(values, in.rows, V, values_t);
   }
 
@@ -93,6 +101,10 @@ struct StateBackward {
   void tile(const Inputs& in, int c, int columns, float scale, const Rates& rates) const {
     transpose(in.h + int64{c} * V, V, columns, V, h_t);
     transpose(in.dh + int64{c} * V, V, columns, V, dh_t);
+    if constexpr (S::STATE_UNIT) {
+      scale_tile(h_t, V, columns, in.unit);
+      scale_tile(dh_t, V, columns, in.d_unit);
+    }
     load_tile<S::QK_L2NORM>(in.q.at(0, c), in.rows, columns, tiles.q, q_scale);
     load_tile<S::QK_L2NORM>(in.k.at(0, c), in.rows, columns, tiles.k, k_scale);
     load_tile(in.Gk + c, in.key_stride(), in.rows, columns, tiles.G);

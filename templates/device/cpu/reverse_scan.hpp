@@ -29,6 +29,7 @@ struct ReverseScan {
     const float* q_rstd;
     const float* k_rstd;
     const Extents& e;
+    float dv_factor = 1.0F;  ///< of elements of dv_local, in the unit of the walk's gradients
 
     /// The same for whole tensors: where a walk that starts at `token` finds them.
     Inputs at(int64 token, int64 hv, int first_column) const {
@@ -44,7 +45,8 @@ struct ReverseScan {
               .Gk = Gk + row * K,
               .q_rstd = q_rstd + key_row,
               .k_rstd = k_rstd + key_row,
-              .e = e};
+              .e = e,
+              .dv_factor = dv_factor};
     }
   };
 
@@ -97,7 +99,7 @@ struct ReverseScan {
 
       load_tile(in.k.at(done, 0), rows, K, work.keys);
       multiply(rows, columns, K, work.keys, work.state, work.values);
-      value_gradient<Values, Stored>(e, in.dv_local + at * V, du + at * V, rows, columns,
+      value_gradient<Values, Stored>(in, in.dv_local + at * V, du + at * V, rows, columns,
                                      work.decay.to_end, work.values);
 
       // Both parts of the update in one product: W's rows above Q's, -dU's above dO's.
@@ -135,20 +137,23 @@ struct ReverseScan {
   /// dU = dv_local + diag(decay) K dS for one chunk, or only the second part without `Values`, to
   /// du where `Stored`; -dU replaces K dS in `tile`.
   template <bool Values, bool Stored>
-  static void value_gradient(const Extents& e, const DTYPE* dv_local, DTYPE* du, int rows,
+  static void value_gradient(const Inputs& in, const DTYPE* dv_local, DTYPE* du, int rows,
                              int columns, const float* decay, Tile<BV> tile) {
     const int whole = columns / kLanes * kLanes;
+    const auto in_unit = [&](f32 x) { return S::STATE_UNIT ? x * in.dv_factor : x; };
     for (int r = 0; r < rows; ++r) {
-      const int64 at = r * (int64{e.HV} * V);
+      const int64 at = r * (int64{in.e.HV} * V);
       float* row = tile.row(r);
       for (int c = 0; c < whole; c += kLanes) {
-        const f32 value = (Values ? load(dv_local + at + c) : f32{}) + load(row + c) * decay[r];
+        const f32 value =
+            (Values ? in_unit(load(dv_local + at + c)) : f32{}) + load(row + c) * decay[r];
         if constexpr (Stored) store(du + at + c, value);
         store(row + c, -value);
       }
       if (whole < columns) {
-        const f32 value = (Values ? load_part(dv_local + at + whole, columns - whole) : f32{}) +
-                          load(row + whole) * decay[r];
+        const f32 value =
+            (Values ? in_unit(load_part(dv_local + at + whole, columns - whole)) : f32{}) +
+            load(row + whole) * decay[r];
         if constexpr (Stored) store_part(du + at + whole, value, columns - whole);
         store(row + whole, -value);
       }

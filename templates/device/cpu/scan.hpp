@@ -7,7 +7,6 @@
 #include "device/cpu/chunk.hpp"
 #include "device/cpu/product.hpp"
 #include "device/cpu/scan_layout.hpp"
-#include "device/state_unit.hpp"
 
 namespace wyvern::cpu {
 
@@ -125,29 +124,6 @@ struct ForwardScan {
     return checkpoints_behind<S>(passed, sequence,
                                  count_checkpoints<S>(sequence, e, seq_offsets, 0, 1), e,
                                  checkpoint_offsets);
-  }
-
-  /// Takes the block's columns of a state into the unit of the walk's states, which is chosen by
-  /// the whole state of the head: the K V elements at `entering`, times `scale`; null: zeros.
-  /// Returns the unit, and writes it for each chunk to `units`, at the walk's first, unless null.
-  template <class T>
-  static float enter_unit(const T* entering, float scale, const Work& work, int columns,
-                          int64 length, const Extents& e, float* units) {
-    if constexpr (!S::STATE_UNIT) return 1.0F;
-    f32 largest{};
-    constexpr int kElements = K * V;
-    for (int i = 0; entering != nullptr && i < kElements; i += kLanes) {
-      const f32 x =
-          kElements - i < kLanes ? load_part(entering + i, kElements - i) : load(entering + i);
-      largest = at_least(x < 0.0F ? -x : x, largest);
-    }
-    float of_lanes = 0.0F;
-    for (int i = 0; i < kLanes; ++i) of_lanes = of_lanes < largest[i] ? largest[i] : of_lanes;
-    const float unit = unit_of_states<S>(of_lanes * scale);
-    scale_tile(work.state, K, columns, 1.0F / unit);
-    for (int64 chunk = 0; units != nullptr && chunk * BT < length; ++chunk)
-      units[chunk * e.HV] = unit;
-    return unit;
   }
 
   /// Zeros in the block's columns of the chunk slots that no sequence has, which the sequences

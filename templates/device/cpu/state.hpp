@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device/cpu/tile.hpp"
+#include "device/state_unit.hpp"
 
 namespace wyvern::cpu {
 
@@ -26,6 +27,29 @@ struct CallerState {
       transpose<sizeof(T) == 1>(state, K, columns, to, K, 1.0F / scale);
     else
       store_tile(state, K, columns, to, V, 1.0F / scale);
+  }
+
+  /// Takes the block's columns of a state into the unit of a walk's states, at least `least`, which
+  /// is chosen by the whole state of the head: the K V elements at `entering`, times `scale`; null:
+  /// zeros. Returns the unit, and writes it for each of `chunks` to `units`, at the first, unless
+  /// null.
+  template <class T>
+  static float enter_unit(const T* entering, float scale, Tile<S::BV> state, int columns,
+                          int64 chunks, const Extents& e, float* units, float least) {
+    if constexpr (!S::STATE_UNIT) return 1.0F;
+    constexpr int kElements = K * V;
+    f32 largest{};
+    for (int i = 0; entering != nullptr && i < kElements; i += kLanes) {
+      const f32 x =
+          kElements - i < kLanes ? load_part(entering + i, kElements - i) : cpu::load(entering + i);
+      largest = at_least(x < 0.0F ? -x : x, largest);
+    }
+    float of_lanes = 0.0F;
+    for (int i = 0; i < kLanes; ++i) of_lanes = of_lanes < largest[i] ? largest[i] : of_lanes;
+    const float unit = unit_of_states(of_lanes * scale, least);
+    scale_tile(state, K, columns, 1.0F / unit);
+    for (int64 c = 0; units != nullptr && c < chunks; ++c) units[c * e.HV] = unit;
+    return unit;
   }
 
   /// Offset of the block's columns in a caller's state.

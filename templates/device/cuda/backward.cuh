@@ -175,6 +175,20 @@ struct ChunkBackward {
     }
   };
 
+  /// The units of a chunk and head, whose place in the tensors is `at`: of h and V', of dU and dh,
+  /// and of products of one with the other.
+  struct Units {
+    float state = 1.0f, gradient = 1.0f, both = 1.0f;
+
+    WYVERN_DEVICE Units(const float* state_unit, const float* dstate_unit, int64 at) {
+      if constexpr (S::STATE_UNIT) {
+        state = state_unit[at];
+        gradient = dstate_unit[at];
+        both = state * gradient;
+      }
+    }
+  };
+
   /// Factors of this lane's two rows.
   struct OwnRows {
     float q_scale[2], k_scale[2];        ///< of normalized rows
@@ -284,10 +298,11 @@ struct ChunkBackward {
                           load_b(du, depth, col));
   }
 
-  /// Sixteen rows and columns of X to where dU was; `sums` += this lane's part of rowsum(X V); and
-  /// what holds X becomes dV = beta X.
+  /// Sixteen rows and columns of X, in `unit`, to where dU was; `sums` += this lane's part of
+  /// rowsum(X V); and what holds X becomes dV = beta X. The latter two have no unit.
   WYVERN_DEVICE static void finish_x(Accumulator (&sum)[2], const Values& x, const Values& v,
-                                     const float* beta, int strip, int col, float (&sums)[2]) {
+                                     const float* beta, int strip, int col, float (&sums)[2],
+                                     float unit) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int r = strip * 16 + accumulator_row(2 * half);
@@ -299,6 +314,7 @@ struct ChunkBackward {
         store_two(x.at(r, c), x_r[0], x_r[1]);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
+          if constexpr (S::STATE_UNIT) x_r[j] *= unit;
           sums[half] += x_r[j] * to_float(v_r.at[j]);
           x_r[j] *= beta[r];
         }
@@ -307,11 +323,11 @@ struct ChunkBackward {
   }
 
   /// X in the place of dU, dV = beta X to memory and, for each row, this warp's part of rowsum(X V)
-  /// to `sums` (of BT). v, beta and Tinv are in shared memory. A warp takes sixteen columns from
-  /// the top down: no row of X needs a row of dU above it.
+  /// to `sums` (of BT); dU is in `unit`. v, beta and Tinv are in shared memory. A warp takes
+  /// sixteen columns from the top down: no row of X needs a row of dU above it.
   WYVERN_DEVICE static void make_x(const Square& Tinv, const Values& x, const Values& v,
                                    const float* beta, T* dv, const Extents& e, int rows,
-                                   float* sums) {
+                                   float* sums, float unit) {
 #pragma unroll 1
     for (int strip = 0; strip < kStrips; ++strip) {
       float products[2] = {};
@@ -320,7 +336,7 @@ struct ChunkBackward {
         Accumulator sum[2];
         apply_inverse_transposed(sum, Tinv, x, strip, col);
         sync_warp();
-        finish_x(sum, x, v, beta, strip, col, products);
+        finish_x(sum, x, v, beta, strip, col, products, unit);
         store_pair<V>(dv + strip * 16 * (int64{e.HV} * V) + col, e.HV * V, sum[0], sum[1],
                       rows - strip * 16, V % 16 == 0 ? 16 : V - col);
       }

@@ -44,14 +44,14 @@ WYVERN_DEVICE void multiply_rows(Accumulator& d0, Accumulator& d1, const Tile<T,
     multiply<P>(d0, d1, load_a(left, row, depth), load_b_transposed(right, depth, col));
 }
 
-/// Calls put(i, j, is_dA, left, right) with the 16 x 16 blocks of scale dO V'^T and -X V'^T on and
-/// below the diagonal, what is above it selected away (dA's: what is on it too), and zeros for the
-/// others.
+/// Calls put(i, j, is_dA, left, right) with the 16 x 16 blocks of scale dO V'^T and of_dA X V'^T on
+/// and below the diagonal, what is above it selected away (dA's: what is on it too), and zeros for
+/// the others.
 template <Precision P, int Warps, class T, int Size, int Cols, class Put>
 WYVERN_DEVICE void gradients_of_products(const Tile<T, Size, Cols>& dO,
                                          const Tile<T, Size, Cols>& X,
                                          const Tile<T, Size, Cols>& values, float scale,
-                                         Put&& put) {
+                                         float of_dA, Put&& put) {
   constexpr int kBlocks = Size / 16;
 #pragma unroll 1
   for (int task = warp_index(); task < 2 * kBlocks * kBlocks; task += Warps) {
@@ -66,7 +66,7 @@ WYVERN_DEVICE void gradients_of_products(const Tile<T, Size, Cols>& dO,
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const int distance = (i - j) * 16 + accumulator_row(k) - n * 8 - accumulator_col(k);
-        const float x = accumulator[n].x[k] * (is_dA ? -1.0f : scale);
+        const float x = accumulator[n].x[k] * (is_dA ? of_dA : scale);
         accumulator[n].x[k] = distance > 0 || (distance == 0 && !is_dA) ? x : 0.0f;
       }
     put(i, j, is_dA, accumulator[0], accumulator[1]);
@@ -79,10 +79,10 @@ struct StateTile {
   Tile<T, Rows, Cols> h, dh;
 };
 
-/// end[c] = exp(G_C) dS' . S over the values of key channel c.
+/// end[c] = factor exp(G_C) dS' . S over the values of key channel c.
 template <int Threads, class T, int Size, int Rows, int Cols>
 WYVERN_DEVICE void chunk_end_products(const StateTile<T, Rows, Cols>& states,
-                                      const Tile<float, Size, Rows>& G, float* end) {
+                                      const Tile<float, Size, Rows>& G, float* end, float factor) {
   const int part = lane_index() % 8;
 #pragma unroll
   for (int first = 0; first < Rows; first += Threads / 8) {
@@ -96,7 +96,7 @@ WYVERN_DEVICE void chunk_end_products(const StateTile<T, Rows, Cols>& states,
         sum = fused_multiply_add(a.at[1], b.at[1], sum);
       }
     for (int mask = 1; mask < 8; mask *= 2) sum += shuffle_xor(sum, mask);
-    if (c < Rows && part == 0) end[c] = decay(*G.at(Size - 1, c)) * sum;
+    if (c < Rows && part == 0) end[c] = decay(*G.at(Size - 1, c)) * (sum * factor);
   }
 }
 
@@ -107,6 +107,7 @@ struct InterBackward {
   RowFactors rows;
   StateTile<T, Cols, Values> states;
   Tile<T, Size, Values> dO, values, X;
+  float unit = 1.0f, d_unit = 1.0f;  ///< of S and V', of dS' and X
 
   /// Sets the gradients of rows of `strip` in N times sixteen columns from `col`, the chunk-end
   /// term left out; sums[c] is what column c gives to that: the sum of k exp(G_C - G) (V' dS'^T)
@@ -172,9 +173,10 @@ struct InterBackward {
       const float q_r = Scaled ? q.at[j] * rows.q_rstd[r] : q.at[j];
       const float k_r = Scaled ? k.at[j] * rows.k_rstd[r] : k.at[j];
       const float from_start = decay(G.at[j]);
-      const float dw = -from_start * dG[j];  // gradient of beta k, through W
-      dq[j] *= scale * from_start;
-      const float to_end = dk[j] * decay(G_end.at[j] - G.at[j]);
+      const float both = unit * d_unit;
+      const float dw = -from_start * (dG[j] * both);  // gradient of beta k, through W
+      dq[j] *= scale * unit * from_start;
+      const float to_end = (dk[j] * both) * decay(G_end.at[j] - G.at[j]);
       const float through_w = rate(c + j) * dw;
       add_product(d_rates, half, n, j, k_r, dw);
       dk[j] = to_end + through_w;
@@ -237,9 +239,15 @@ struct StateBackward {
     const T *v_new, *Tinv;
     const float *Gk, *q_rstd, *k_rstd;
     const T *h, *dh, *dU;
+    float unit, d_unit;  ///< of h and v_new, of dh and dU
     int rows;
     const Extents& e;
   };
+
+  /// A unit of a chunk and head, whose place in the tensor is `at`.
+  WYVERN_DEVICE static float unit_at(const float* units, int64 at) {
+    return S::STATE_UNIT ? units[at] : 1.0f;
+  }
 
   /// One of the buffers of the pipeline.
   struct Buffer {
@@ -289,7 +297,9 @@ struct StateBackward {
 
   /// Brings dO, V' and X to shared memory, starts on the first K tiles, writes dv, and dwrite or
   /// returns what X gives to dbeta of row thread_index().
-  WYVERN_DEVICE float begin(const Inputs& in, T* dv, Gate* dwrite) const {
+  WYVERN_DEVICE float begin(const Inputs& in, T* dv, Gate* dwrite) {
+    inter.unit = in.unit;
+    inter.d_unit = in.d_unit;
     const auto inverse = tile_at<kLayout.Tinv>(shared);
     load_tile<kThreads, BT>(inverse, in.Tinv, int64{in.e.HV} * BT, in.rows, BT);
     load_tile<kThreads, V>(inter.X, in.dU, int64{in.e.HV} * V, in.rows, V);
@@ -307,6 +317,8 @@ struct StateBackward {
         inverse, inter.X, [&](int strip, int col, Accumulator& left, Accumulator& right) {
           const int rows = in.rows - strip * 16;
           const int64 at = int64{strip} * 16 * in.e.HV * V + col;
+          left = scaled(left, in.d_unit);
+          right = scaled(right, in.d_unit);
           Accumulator v_left, v_right;
           load_accumulators<V>(in.v.row(strip * 16) + col, in.v.stride, v_left, v_right, rows,
                                V - col);
@@ -354,7 +366,7 @@ struct StateBackward {
     sync_block();
     inter.set(d, d_rates, Rates::at(from.tile, inter.rows), column_sums + strip * BK, strip, col,
               in.rows - 1, scale);
-    chunk_end_products<kThreads>(inter.states, inter.tile.G, end);
+    chunk_end_products<kThreads>(inter.states, inter.tile.G, end, in.unit * in.d_unit);
     sync_block();
     const int last = in.rows - 1 - strip * 16;
     if (last < 0 || last >= 16) return;

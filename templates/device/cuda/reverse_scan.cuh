@@ -36,7 +36,14 @@ struct ReverseScan : ScanBlock<S> {
     const float* q_rstd;
     const float* k_rstd;
     const Extents& e;
+    float scale;             ///< factor on o, by the unit of the walk's gradients
+    float dv_factor = 1.0f;  ///< of elements of dv_local, in that unit
   };
+
+  /// Of enter_unit().
+  WYVERN_DEVICE static float* unit_scratch(unsigned char* shared) {
+    return array_at<kLayout.largest>(shared);
+  }
 
   /// One of the buffers that chunks pass through; a gate or scale that there is none of has no
   /// place.
@@ -60,7 +67,7 @@ struct ReverseScan : ScanBlock<S> {
   /// dU^T = dv_local^T + (dS^T K^T) diag(exp(G_C - G)), with the scales of keys; kg's rows have
   /// both factors already. `last` is the chunk's last row.
   WYVERN_DEVICE static void value_gradient(Values& values, const State& state, const Buffer& buffer,
-                                           int first_col, int last) {
+                                           int first_col, int last, float dv_factor) {
     multiply_rows<S::precision>(values, state, buffer.k);
 #pragma unroll
     for (int n = 0; n < BT / 8; ++n) {
@@ -77,7 +84,7 @@ struct ReverseScan : ScanBlock<S> {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           float& x = values[i][n].x[j];
-          x = fused_multiply_add(x, factor[j % 2], dv.x[j]);
+          x = fused_multiply_add(x, factor[j % 2], S::STATE_UNIT ? dv.x[j] * dv_factor : dv.x[j]);
         }
       }
     }
@@ -207,10 +214,10 @@ struct ReverseScan : ScanBlock<S> {
       const int rows = smaller(walk.tokens - chunk * BT, BT);
       Values values;
       before(chunk, state);
-      value_gradient(values, state, buffer, warp_col, rows - 1);
+      value_gradient(values, state, buffer, warp_col, rows - 1, in.dv_factor);
       found(chunk, rows, values);
       negate_gradient(values, buffer, warp_col);
-      update_state(state, values, buffer, warp_col, rows - 1, in.e.scale, columns.values);
+      update_state(state, values, buffer, warp_col, rows - 1, in.scale, columns.values);
     }
   }
 };

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "device/cuda/checkpoints.cuh"
-#include "device/cuda/state_unit.cuh"
 #include "device/cuda/walk.cuh"
 #include "device/cuda/warp.cuh"
 
@@ -66,21 +65,9 @@ struct ForwardScan : ScanBlock<S> {
         : start(shared + chunk % S::num_stages * kLayout.buffer_bytes) {}
   };
 
-  /// Takes a state into the unit of the walk's states, which is chosen by the whole state of the
-  /// head: the K V elements at `entering`, times `scale`; null: zeros. All threads get the unit.
-  /// Writes it for each chunk to `units`, at the walk's first.
-  template <class Element>
-  WYVERN_DEVICE static float enter_unit(unsigned char* shared, State& state,
-                                        const Element* entering, float scale, const Walk& walk,
-                                        const Extents& e, float* units) {
-    if constexpr (!S::STATE_UNIT) return 1.0f;
-    const float unit = find_unit<S, kThreads>(entering, scale, array_at<kLayout.largest>(shared));
-#pragma unroll
-    for (int i = 0; i < kStrips; ++i)
-      state[i].scale_channels([&](int) { return Float2{{1.0f / unit, 1.0f / unit}}; });
-    for (int i = thread_index(); i * BT < walk.tokens; i += kThreads)
-      units[int64{i} * e.HV + walk.head] = unit;
-    return unit;
+  /// Of enter_unit().
+  WYVERN_DEVICE static float* unit_scratch(unsigned char* shared) {
+    return array_at<kLayout.largest>(shared);
   }
 
   /// V'^T = U^T - S^T W^T.

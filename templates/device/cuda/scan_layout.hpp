@@ -41,6 +41,7 @@ struct ReverseScanLayout {
   ArrayPlace Gk_end;  // of the chunk's last row
   ArrayPlace q_rstd, k_rstd;
   int buffer_bytes;
+  ArrayPlace largest;  // behind the buffers: a number of each warp
   int bytes;
 
   constexpr explicit ReverseScanLayout(const S& s) {
@@ -57,7 +58,9 @@ struct ReverseScanLayout {
       k_rstd = at.array(s.BT);
     }
     buffer_bytes = at.bytes;
-    bytes = static_cast<int>(s.num_stages * buffer_bytes);
+    at.bytes = static_cast<int>(s.num_stages * buffer_bytes);
+    if (s.STATE_UNIT) largest = at.array(s.num_warps);
+    bytes = at.bytes;
   }
 };
 

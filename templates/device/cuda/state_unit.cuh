@@ -7,11 +7,13 @@
 
 namespace wyvern::cuda {
 
-/// The unit of states that start from the K V elements at `state`, times `scale`; null: from zeros.
-/// By all Threads threads of a block, which get the same; `scratch` has a number for each warp.
+/// The unit, at least `least`, of states that start from the K V elements at `state`, times
+/// `scale`; null: from zeros. By all Threads threads of a block, which get the same; `scratch` has
+/// a number for each warp.
 template <class S, int Threads, class Element>
-WYVERN_DEVICE float find_unit(const Element* state, float scale, float* scratch) {
-  if (state == nullptr) return kValueUnit<S>;
+WYVERN_DEVICE float find_unit(const Element* state, float scale, float* scratch,
+                              float least = kValueUnit<S>) {
+  if (state == nullptr) return least;
   constexpr int kElements = S::K * S::V, kVector = kElements % 4 == 0 ? 4 : 1;
   float largest = 0.0f;
 #pragma unroll 8
@@ -26,7 +28,7 @@ WYVERN_DEVICE float find_unit(const Element* state, float scale, float* scratch)
   sync_block();
   for (int i = 0; i < Threads / 32; ++i) largest = maximum(largest, scratch[i]);
   sync_block();
-  return unit_of_states<S>(largest * scale);
+  return unit_of_states(largest * scale, least);
 }
 
 }  // namespace wyvern::cuda

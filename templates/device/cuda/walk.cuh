@@ -5,8 +5,16 @@
 #include "device/cuda/chunk.cuh"
 #include "device/cuda/scan_layout.hpp"
 #include "device/cuda/state.cuh"
+#include "device/cuda/state_unit.cuh"
 
 namespace wyvern::cuda {
+
+/// A run of one sequence's tokens, which starts at a chunk.
+struct Walk {
+  int64 token;
+  int tokens;
+  int head;  // value head
+};
 
 /// What a block of a scan has: BV columns of the state of one value head, or of its gradient. Each
 /// warp keeps its share of them in registers. S is the kernel's Spec.
@@ -38,6 +46,24 @@ struct ScanBlock {
   /// The warp's first column, of the block's.
   WYVERN_DEVICE static int warp_column() { return warp_index() * kStrips * 16; }
 
+  /// Takes a state, or its gradient, into the unit of the walk's, at least `least`, which is chosen
+  /// by the whole state of the head: the K V elements at `entering`, times `scale`; null: zeros.
+  /// All threads get the unit. Writes it for each chunk to `units`, at the walk's first. `scratch`
+  /// has a number for each warp.
+  template <class Element>
+  WYVERN_DEVICE static float enter_unit(float* scratch, State& state, const Element* entering,
+                                        float scale, const Walk& walk, const Extents& e,
+                                        float* units, float least) {
+    if constexpr (!S::STATE_UNIT) return 1.0f;
+    const float unit = find_unit<S, kThreads>(entering, scale, scratch, least);
+#pragma unroll
+    for (int i = 0; i < kStrips; ++i)
+      state[i].scale_channels([&](int) { return Float2{{1.0f / unit, 1.0f / unit}}; });
+    for (int i = thread_index(); i * S::BT < walk.tokens; i += kThreads)
+      units[int64{i} * e.HV + walk.head] = unit;
+    return unit;
+  }
+
   /// Columns of V from `first` on, where that is not known to be enough for a strip.
   WYVERN_DEVICE static int columns_from(int first) {
     return S::V % S::BV == 0 ? S::BV : S::V - first;
@@ -54,13 +80,6 @@ struct ScanBlock {
         if (row < S::K && v < width) visit(row, v, x);
       });
   }
-};
-
-/// A run of one sequence's tokens, which starts at a chunk.
-struct Walk {
-  int64 token;
-  int tokens;
-  int head;  // value head
 };
 
 /// The state's columns that a block has, counted from `first`: of values, or with none at all.

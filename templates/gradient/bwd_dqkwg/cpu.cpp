@@ -43,6 +43,13 @@ WYVERN_BLOCK {
   load_tile(rows_in(chunk, dO, dO_stride, hv * V), rows, V, d_out);
   load_tile(du + at * V, int64{e.HV} * V, rows, V, d_values);
   transpose(v_new + at * V, int64{e.HV} * V, rows, V, values_t);
+  // Tiles of fp32 need no units.
+  const float unit = STATE_UNIT ? state_unit[slot * e.HV + hv] : 1.0F;
+  const float d_unit = STATE_UNIT ? dstate_unit[slot * e.HV + hv] : 1.0F;
+  if constexpr (STATE_UNIT) {
+    scale_tile(d_values, rows, V, d_unit);
+    scale_tile(values_t, V, rows, unit);
+  }
   Backward::attention_gradient(tokens, d_out, values_t, decay, e.scale, products, factor, P, pairs,
                                diagonal);
   for (int r = 0; r < rows; r += kLanes) {
@@ -58,6 +65,10 @@ WYVERN_BLOCK {
     Backward::load_keys(rows_in(chunk, k, k_stride, head * K + c), key_scale, rows, columns, keys);
     transpose(h + state_at, V, columns, V, state_t);
     transpose(dh + state_at, V, columns, V, gradient_t);
+    if constexpr (STATE_UNIT) {
+      scale_tile(state_t, V, columns, unit);
+      scale_tile(gradient_t, V, columns, d_unit);
+    }
     multiply(rows, columns, V, d_values, state_t, result_w);
     store_tile(result_w, rows, columns, dw + at * K + c, int64{e.HV} * K, -1.0F);
     multiply(rows, columns, V, d_out, state_t, result_q);

@@ -48,22 +48,23 @@ struct Kernel : gradient::ChunkBackward<Spec> {
 
   /// Results of one tile, of which rows of dw and others begin at the chunk.
   WYVERN_DEVICE static void process(const Buffer& tiles, const Resident& chunk, const OwnRows& own,
-                                    const Extents& e, int tile, int rows, GateSums& sums, T* dq,
-                                    float* dk_qk, T* dw) {
+                                    const Extents& e, const Units& units, int tile, int rows,
+                                    GateSums& sums, T* dq, float* dk_qk, T* dw) {
     Part by_state[2];  // dQ, then dW
     Part dk[1];
     accumulate_states(by_state, {chunk.dO, chunk.du}, tiles.h);
     accumulate_states(dk, {chunk.v_new}, tiles.dh);
-    scale_rows(by_state[1], {-1.0f, -1.0f});
+    scale_rows(by_state[1], {-units.both, -units.both});
     store_part(dw, tile, by_state[1], e, rows);
 
     Part& q_rows = by_state[0];
-    scale_rows(q_rows, {e.scale * own.since_start[0] * own.q_unit[0],
-                        e.scale * own.since_start[1] * own.q_unit[1]});
-    scale_rows(dk[0], {own.until_end[0] * own.k_unit[0], own.until_end[1] * own.k_unit[1]});
+    scale_rows(q_rows, {e.scale * units.state * own.since_start[0] * own.q_unit[0],
+                        e.scale * units.state * own.since_start[1] * own.q_unit[1]});
+    scale_rows(dk[0], {units.both * own.until_end[0] * own.k_unit[0],
+                       units.both * own.until_end[1] * own.k_unit[1]});
     if constexpr (SCALAR_GATE) {
       add_row_products(sums.end, 1.0f, dk[0], tiles.k);
-      sums.state += sum_of_products(tiles.h, tiles.dh);
+      sums.state += units.both * sum_of_products(tiles.h, tiles.dh);
     }
     accumulate_lower(by_state, {chunk.P}, tiles.k);
     accumulate_transposed<false>(dk[0], chunk.P, tiles.q);
@@ -101,6 +102,7 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
   const auto dO_chunk = rows_in(at, dO, dO_stride, head * V);
   const int64 states = (int64{slot} * e.HV + head) * K * V;
   const Kernel::Resident chunk(shared_memory());
+  const Kernel::Units units(state_unit, dstate_unit, int64{slot} * e.HV + head);
 
   const auto load = [&](int tile) {
     if (tile < Kernel::kTilesK) {
@@ -128,9 +130,9 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
   const Kernel::Tokens tokens(at.token, at.rows);
   {
     const Kernel::Blocks P(chunk.dO, chunk.v_new);
-    const auto scale = [&](int) { return e.scale; };
+    const auto scale = [&](int) { return e.scale * units.state; };
     P.store_decayed(chunk.P, tokens, scale, chunk.columns, chunk.columns.q_rstd);
-    P.store_diagonal(chunk.diagonal, e.scale);
+    P.store_diagonal(chunk.diagonal, e.scale * units.state);
     P.store_pairs(chunk.pairs, tokens, scale);
   }
   Kernel::GateSums sums;
@@ -138,7 +140,7 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
   for (int tile = 0; tile < Kernel::kTilesK; ++tile) {
     copy_async_wait<num_stages - 1>();
     sync_block();
-    Kernel::process(Kernel::Buffer(tile), chunk, own, e, tile, at.rows, sums, dq + row * K,
+    Kernel::process(Kernel::Buffer(tile), chunk, own, e, units, tile, at.rows, sums, dq + row * K,
                     dk_qk + row * K, dw + row * K);
     if (tile + num_stages < Kernel::kTilesK) sync_block();
     load(tile + num_stages);

@@ -14,8 +14,8 @@ Template stage() {
   Template t;
   t.name = "bwd_dv_local";
   t.covers = {stages::bwd_dv_local};
-  t.constants = {constant::DTYPE,  constant::K,           constant::V,
-                 constant::VARLEN, constant::SCALAR_GATE, constant::QK_L2NORM};
+  t.constants = {constant::DTYPE,       constant::K,         constant::V,         constant::VARLEN,
+                 constant::SCALAR_GATE, constant::QK_L2NORM, constant::STATE_UNIT};
   t.strided = {"q", "k", "do"};
   return t;
 }

@@ -2,6 +2,7 @@
 // are the same.
 #include "device/cpu/chunk.hpp"
 #include "device/cpu/product.hpp"
+#include "device/state_unit.hpp"
 #include "gradient/bwd_dv_local/cpu_layout.hpp"
 
 constexpr bwd_dv_local::ScratchLayout kScratch{Spec{}};
@@ -39,7 +40,8 @@ WYVERN_BLOCK {
       load_tile(rows_in(chunk, dO, dO_stride, hv * V + c), rows, columns, gradients);
       multiply<Layout::columns, Lower::a_transposed>(rows, columns, rows, attention, gradients,
                                                      result);
-      store_tile(result, rows, columns, dv_local + at * V + c, int64{e.HV} * V, e.scale);
+      store_tile(result, rows, columns, dv_local + at * V + c, int64{e.HV} * V,
+                 e.scale / unit_of_gradients<Spec>(e));
     }
   }
 }

@@ -3,6 +3,7 @@
 // and is the A fragment of the product with dO.
 #include "device/cuda/chunk.cuh"
 #include "device/cuda/mma.cuh"
+#include "device/state_unit.hpp"
 #include "gradient/bwd_dv_local/layout.hpp"
 
 constexpr int kThreads = num_warps * 32;
@@ -158,6 +159,7 @@ WYVERN_KERNEL(kThreads, 0) {
     }
   }
 
+  const float scale = e.scale / unit_of_gradients<Spec>(e);
 #pragma unroll
   for (int i = 0; i < kStrips; ++i) {
     const int first_row = (first_strip + i * kWarpsDown) * 16;
@@ -166,8 +168,8 @@ WYVERN_KERNEL(kThreads, 0) {
     for (int n = 0; n < kCols / 8; n += 2) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        out[i][n].x[j] *= e.scale;
-        out[i][n + 1].x[j] *= e.scale;
+        out[i][n].x[j] *= scale;
+        out[i][n + 1].x[j] *= scale;
       }
       store_pair<V>(to + n * 8, e.HV * V, out[i][n], out[i][n + 1], chunk.rows - first_row,
                     rest_from<V, BV>(first_v + first_col + n * 8));

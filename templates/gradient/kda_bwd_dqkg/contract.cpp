@@ -21,7 +21,8 @@ Template stage() {
                  constant::QK_L2NORM,
                  constant::BETA_SIGMOID,
                  constant::NEG_EIGVAL,
-                 constant::ERASE_WRITE};
+                 constant::ERASE_WRITE,
+                 constant::STATE_UNIT};
   t.strided = {"q", "k", "v", "beta", "erase", "write", "do"};
   return t;
 }

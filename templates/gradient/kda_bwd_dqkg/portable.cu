@@ -35,13 +35,15 @@ WYVERN_KERNEL(Backward::kThreads, 0) {
                             h + state,
                             dh + state,
                             du + row * V,
+                            Backward::unit_at(state_unit, int64{slot} * e.HV + head),
+                            Backward::unit_at(dstate_unit, int64{slot} * e.HV + head),
                             chunk.rows,
                             e};
 
   Backward block(shared_memory());
   float dbeta = block.begin(in, dv + row * V, dwrite + row * V);
   kda::gradients_of_products<precision, num_warps>(
-      block.inter.dO, block.inter.X, block.inter.values, e.scale,
+      block.inter.dO, block.inter.X, block.inter.values, e.scale * in.unit, -in.unit * in.d_unit,
       [&](int i, int j, bool is_dA, const Accumulator& left, const Accumulator& right) {
         store_pair<BT>((is_dA ? dA : dAqk) + (row + int64{i} * 16 * e.HV) * BT + j * 16, e.HV * BT,
                        left, right, chunk.rows - i * 16, 16);

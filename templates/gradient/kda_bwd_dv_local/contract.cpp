@@ -15,7 +15,7 @@ Template stage() {
   Template t;
   t.name = "kda_bwd_dv_local";
   t.covers = {stages::kda_bwd_dv_local};
-  t.constants = {constant::DTYPE, constant::V, constant::VARLEN};
+  t.constants = {constant::DTYPE, constant::V, constant::VARLEN, constant::STATE_UNIT};
   t.strided = {"do"};
   return t;
 }

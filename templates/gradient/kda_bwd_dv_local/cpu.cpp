@@ -1,6 +1,7 @@
 // dv_local of one chunk and value head, BV columns at a time.
 #include "device/cpu/chunk.hpp"
 #include "device/cpu/product.hpp"
+#include "device/state_unit.hpp"
 #include "gradient/kda_bwd_dv_local/cpu_layout.hpp"
 
 /// Rows of a product that starts at the diagonal: what is left of it is zero.
@@ -25,6 +26,7 @@ WYVERN_BLOCK {
     for (int s = 0; s < rows; s += kStrip)
       multiply<Layout::columns>(rows - s < kStrip ? rows - s : kStrip, columns, rows - s,
                                 attention.from(s, s), gradient.from(s), result.from(s));
-    store_tile(result, rows, columns, dv_local + at * V + c, int64{e.HV} * V, e.scale);
+    store_tile(result, rows, columns, dv_local + at * V + c, int64{e.HV} * V,
+               e.scale / unit_of_gradients<Spec>(e));
   }
 }

@@ -2,6 +2,7 @@
 // 16-row strips of the result, or with more warps than strips a share of their columns.
 #include "device/cuda/chunk.cuh"
 #include "device/cuda/mma.cuh"
+#include "device/state_unit.hpp"
 #include "gradient/kda_bwd_dv_local/layout.hpp"
 
 constexpr int kThreads = num_warps * 32;
@@ -69,6 +70,7 @@ WYVERN_KERNEL(kThreads, 0) {
     }
   }
 
+  const float scale = e.scale / unit_of_gradients<Spec>(e);
 #pragma unroll
   for (int i = 0; i < kStrips; ++i) {
     const int first_row = (first_strip + i * kWarpsDown) * 16;
@@ -77,8 +79,8 @@ WYVERN_KERNEL(kThreads, 0) {
     for (int n = 0; n < kCols / 8; n += 2) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        out[i][n].x[j] *= e.scale;
-        out[i][n + 1].x[j] *= e.scale;
+        out[i][n].x[j] *= scale;
+        out[i][n + 1].x[j] *= scale;
       }
       store_pair<V>(to + n * 8, e.HV * V, out[i][n], out[i][n + 1], chunk.rows - first_row,
                     V - first_v - first_col - n * 8);

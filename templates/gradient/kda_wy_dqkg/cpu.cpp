@@ -22,6 +22,8 @@ WYVERN_BLOCK {
                                          h,
                                          dh,
                                          du,
+                                         state_unit,
+                                         dstate_unit,
                                          e}
                                .at(chunk, block[1], hv);
 

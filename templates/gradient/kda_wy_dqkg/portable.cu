@@ -59,6 +59,8 @@ WYVERN_KERNEL(Backward::kThreads, min_blocks) {
                             h + state,
                             dh + state,
                             du + row * V,
+                            Backward::unit_at(state_unit, int64{slot} * e.HV + head),
+                            Backward::unit_at(dstate_unit, int64{slot} * e.HV + head),
                             chunk.rows,
                             e};
 
@@ -71,7 +73,7 @@ WYVERN_KERNEL(Backward::kThreads, min_blocks) {
   intra.diagonal = diagonal;
   float dbeta_sum = block.begin(in, dv + row * V, dwrite + row * V);
   kda::gradients_of_products<precision, num_warps>(
-      block.inter.dO, block.inter.X, block.inter.values, e.scale,
+      block.inter.dO, block.inter.X, block.inter.values, e.scale * in.unit, -in.unit * in.d_unit,
       [&](int i, int j, bool is_dA, const Accumulator& left, const Accumulator& right) {
         put_products(intra, diagonal, i, j, is_dA, left, right);
       });

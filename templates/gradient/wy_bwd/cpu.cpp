@@ -8,7 +8,8 @@ constexpr wy_bwd::ScratchLayout kScratch{Spec{}};
 
 WYVERN_BLOCK {
   const int64 hv = block[0], head = e.key_head(hv);
-  const Chunk chunk = find_chunk<VARLEN>(block[1], BT, e, seq_offsets, chunk_index);
+  const int64 slot = block[1];
+  const Chunk chunk = find_chunk<VARLEN>(slot, BT, e, seq_offsets, chunk_index);
   const int rows = chunk.rows;
   if (rows <= 0) return;
 
@@ -41,6 +42,10 @@ WYVERN_BLOCK {
   load_tile(Tinv + at * BT, int64{e.HV} * BT, rows, BT, inverse);
   load_tile(du + at * V, int64{e.HV} * V, rows, V, d_values);
   transpose(v_new + at * V, int64{e.HV} * V, rows, V, values_t);
+  if constexpr (STATE_UNIT) {
+    scale_tile(d_values, rows, V, dstate_unit[slot * e.HV + hv]);
+    scale_tile(values_t, V, rows, state_unit[slot * e.HV + hv]);
+  }
   multiply<Layout::columns, Lower::a_transposed>(rows, V, rows, inverse, d_values, x);
   Backward::finish_values(x, rows_in(chunk, v, v_stride, hv * V), rate, e, rows, dv + at * V,
                           of_beta);

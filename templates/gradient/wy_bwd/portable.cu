@@ -94,7 +94,8 @@ struct Kernel : gradient::ChunkBackward<Spec> {
 
 WYVERN_KERNEL(Kernel::kThreads, 0) {
   const int head = block_index() % e.HV;
-  const Chunk at = locate_chunk<VARLEN, BT>(block_index() / e.HV, e, seq_offsets, chunk_index);
+  const int slot = block_index() / e.HV;
+  const Chunk at = locate_chunk<VARLEN, BT>(slot, e, seq_offsets, chunk_index);
   if (at.rows <= 0) return;
   const int64 row = at.token * e.HV + head;
   const int key = e.key_head(head);
@@ -103,6 +104,7 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
   const auto v_chunk = rows_in(at, v, v_stride, head * V);
   const auto beta_chunk = rows_in(at, beta, beta_stride, head);
   const Kernel::Resident chunk(shared_memory());
+  const Kernel::Units units(state_unit, dstate_unit, int64{slot} * e.HV + head);
 
   const auto load = [&](int tile) {
     if (tile < Kernel::kTilesK) {
@@ -124,7 +126,8 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
   Kernel::load_beta<BETA_SIGMOID, NEG_EIGVAL>(chunk.beta, beta_chunk, at.rows);
   copy_async_wait<1>();
   sync_block();
-  Kernel::make_x(chunk.Tinv, chunk.x, chunk.v, chunk.beta, dv + row * V, e, at.rows, chunk.values);
+  Kernel::make_x(chunk.Tinv, chunk.x, chunk.v, chunk.beta, dv + row * V, e, at.rows, chunk.values,
+                 units.gradient);
   copy_async_wait<0>();
   sync_block();
 
@@ -133,7 +136,7 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
   {
     const Kernel::Tokens tokens(at.token, at.rows);
     const Kernel::Blocks N(chunk.x, chunk.v_new);
-    const auto rate = [&](int r) { return -inside(chunk.beta[r]); };
+    const auto rate = [&](int r) { return -inside(chunk.beta[r]) * units.both; };
     N.store_decayed(chunk.N, tokens, rate, chunk.columns, chunk.columns.k_rstd);
     N.store_pairs(chunk.pairs, tokens, rate);
   }

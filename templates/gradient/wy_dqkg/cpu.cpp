@@ -53,6 +53,13 @@ WYVERN_BLOCK {
   load_tile(Tinv + at * BT, int64{e.HV} * BT, rows, BT, inverse);
   load_tile(du + at * V, int64{e.HV} * V, rows, V, d_out);
   transpose(v_new + at * V, int64{e.HV} * V, rows, V, values_t);
+  // Tiles of fp32 need no units.
+  const float unit = STATE_UNIT ? state_unit[slot * e.HV + hv] : 1.0F;
+  const float d_unit = STATE_UNIT ? dstate_unit[slot * e.HV + hv] : 1.0F;
+  if constexpr (STATE_UNIT) {
+    scale_tile(d_out, rows, V, d_unit);
+    scale_tile(values_t, V, rows, unit);
+  }
   multiply<Layout::columns, Lower::a_transposed>(rows, V, rows, inverse, d_out, x);
   Backward::finish_values(x, rows_in(chunk, v, v_stride, hv * V), rate, e, rows, dv + at * V,
                           of_beta);
@@ -77,6 +84,10 @@ WYVERN_BLOCK {
     Backward::load_keys(rows_in(chunk, k, k_stride, head * K + c), key_scale, rows, columns, keys);
     transpose(h + state_at, V, columns, V, state_t);
     transpose(dh + state_at, V, columns, V, gradient_t);
+    if constexpr (STATE_UNIT) {
+      scale_tile(state_t, V, columns, unit);
+      scale_tile(gradient_t, V, columns, d_unit);
+    }
     multiply(rows, columns, V, d_out, state_t, result_q);
     multiply_add<Layout::rows, Lower::a>(rows, columns, rows, P, keys, result_q, query_factor);
     multiply(rows, columns, V, x, state_t, y);

@@ -87,20 +87,21 @@ struct Kernel : gradient::ChunkBackward<Spec> {
   }
 
   WYVERN_DEVICE static void process(const Buffer& tiles, const Resident& chunk, const OwnRows& own,
-                                    const Extents& e, int tile, int rows, Sums& sums, T* to_q,
-                                    T* to_k) {
+                                    const Extents& e, const Units& units, int tile, int rows,
+                                    Sums& sums, T* to_q, T* to_k) {
     Part by_state[2];  // dQ, inside(beta) (exp(G) Y + (dA decay) K)
     Part dk[1];
     accumulate_states(by_state, {chunk.dO, chunk.x}, tiles.h);
     accumulate_states(dk, {chunk.v_new}, tiles.dh);
-    scale_rows(by_state[0], {e.scale * own.since_start[0] * own.q_unit[0],
-                             e.scale * own.since_start[1] * own.q_unit[1]});
-    scale_rows(by_state[1], {-own.since_start[0] * own.k_unit[0] * inside(chunk.beta[own_row(0)]),
-                             -own.since_start[1] * own.k_unit[1] * inside(chunk.beta[own_row(1)])});
-    scale_rows(dk[0], {own.until_end[0] * own.k_unit[0], own.until_end[1] * own.k_unit[1]});
+    const float of_k[2] = {units.both * own.k_unit[0], units.both * own.k_unit[1]};
+    scale_rows(by_state[0], {e.scale * units.state * own.since_start[0] * own.q_unit[0],
+                             e.scale * units.state * own.since_start[1] * own.q_unit[1]});
+    scale_rows(by_state[1], {-own.since_start[0] * of_k[0] * inside(chunk.beta[own_row(0)]),
+                             -own.since_start[1] * of_k[1] * inside(chunk.beta[own_row(1)])});
+    scale_rows(dk[0], {own.until_end[0] * of_k[0], own.until_end[1] * of_k[1]});
     if constexpr (SCALAR_GATE) {
       add_row_products(sums.gate.end, 1.0f, dk[0], tiles.k);
-      sums.gate.state += sum_of_products(tiles.h, tiles.dh);
+      sums.gate.state += units.both * sum_of_products(tiles.h, tiles.dh);
     }
     accumulate_lower(by_state, {chunk.P, chunk.N}, tiles.k);
     accumulate_transposed<false>(dk[0], chunk.P, tiles.q);
@@ -130,6 +131,7 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
   const auto dO_chunk = rows_in(at, dO, dO_stride, head * V);
   const int64 states = (int64{slot} * e.HV + head) * K * V;
   const Kernel::Resident chunk(shared_memory());
+  const Kernel::Units units(state_unit, dstate_unit, int64{slot} * e.HV + head);
 
   const auto load = [&](int tile) {
     if (tile < Kernel::kTilesK) {
@@ -155,7 +157,8 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
   Kernel::load_beta<BETA_SIGMOID, NEG_EIGVAL>(chunk.beta, beta_chunk, at.rows);
   copy_async_wait<1>();
   sync_block();
-  Kernel::make_x(chunk.N, chunk.x, chunk.v, chunk.beta, dv + row * V, e, at.rows, chunk.values);
+  Kernel::make_x(chunk.N, chunk.x, chunk.v, chunk.beta, dv + row * V, e, at.rows, chunk.values,
+                 units.gradient);
   copy_async_wait<0>();
   sync_block();
 
@@ -164,14 +167,14 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
   const Kernel::Tokens tokens(at.token, at.rows);
   {
     const Kernel::Blocks P(chunk.dO, chunk.v_new);
-    const auto scale = [&](int) { return e.scale; };
+    const auto scale = [&](int) { return e.scale * units.state; };
     P.store_decayed(chunk.P, tokens, scale, chunk.columns, chunk.columns.q_rstd);
-    P.store_diagonal(chunk.diagonal, e.scale);
+    P.store_diagonal(chunk.diagonal, e.scale * units.state);
     P.store_pairs(chunk.pairs_P, tokens, scale);
   }
   {
     const Kernel::Blocks N(chunk.x, chunk.v_new);
-    const auto rate = [&](int r) { return -inside(chunk.beta[r]); };
+    const auto rate = [&](int r) { return -inside(chunk.beta[r]) * units.both; };
     N.store_decayed(chunk.N, tokens, rate, chunk.columns, chunk.columns.k_rstd);
     N.store_pairs(chunk.pairs_N, tokens, rate);
   }
@@ -180,7 +183,7 @@ WYVERN_KERNEL(Kernel::kThreads, 0) {
   for (int tile = 0; tile < Kernel::kTilesK; ++tile) {
     copy_async_wait<num_stages - 1>();
     sync_block();
-    Kernel::process(Kernel::Buffer(tile), chunk, own, e, tile, at.rows, sums, dq + row * K,
+    Kernel::process(Kernel::Buffer(tile), chunk, own, e, units, tile, at.rows, sums, dq + row * K,
                     dk + row * K);
     if (tile + num_stages < Kernel::kTilesK) sync_block();
     load(tile + num_stages);

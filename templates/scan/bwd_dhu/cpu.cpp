@@ -10,7 +10,7 @@ WYVERN_BLOCK {
   const auto queries = Scan::key_rows(q, q_stride, qg, e),
              keys = Scan::key_rows(k, k_stride, kg, e);
   const TokenRows<const DTYPE> gradients{dO, dO_stride};
-  const Scan::Inputs tensors{queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd, e};
+  Scan::Inputs tensors{queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd, e};
   const int first_column = static_cast<int>(block[0]) * BV;
   const int columns = V - first_column < BV ? V - first_column : BV;
   const int64 hv = block[1], n = block[2];
@@ -24,8 +24,15 @@ WYVERN_BLOCK {
     State::load(dht + state_at, columns, work.state);
   else
     clear_rows(work.state, 0, K, columns);
-  Scan::run<true, true>(work, tensors.at(first, hv, first_column), length, columns, e.scale,
+  const float least = unit_of_gradients<Spec>(e);
+  const float unit =
+      State::enter_unit(FINAL_STATE ? dht + (n * e.HV + hv) * K * V : nullptr, 1.0F, work.state,
+                        columns, (length + BT - 1) / BT, e,
+                        first_column == 0 ? dstate_unit + slot * e.HV + hv : nullptr, least);
+  tensors.dv_factor = least / unit;
+  Scan::run<true, true>(work, tensors.at(first, hv, first_column), length, columns, e.scale / unit,
                         dh + (slot * e.HV + hv) * K * V + first_column,
                         du + (first * e.HV + hv) * V + first_column);
-  if constexpr (INITIAL_STATE) State::store(work.state, columns, dinitial_state + state_at);
+  if constexpr (INITIAL_STATE)
+    State::store(work.state, columns, dinitial_state + state_at, 1.0F / unit);
 }

@@ -13,16 +13,23 @@ WYVERN_KERNEL(Scan::kThreads, 0) {
   const auto queries = Scan::key_rows(q, q_stride, qg, e),
              keys = Scan::key_rows(k, k_stride, kg, e);
   const TokenRows<const DTYPE> gradients{dO, dO_stride};
+  const Walk walk{place.token, place.tokens, head};
+  Scan::Inputs in{queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd, e, e.scale};
   Scan::State state;
-  scan_and_store<Scan>(
-      shared_memory(), state,
-      Scan::Inputs{queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd, e},
-      Walk{place.token, place.tokens, head}, place.slot, tile_v, dh, du, [&] {
-        if constexpr (FINAL_STATE)
-          visit_state<STATE_V_FIRST, K, V>(
-              state, first_v, [&](int64 offset, float& x) { x = dht[state_start + offset]; });
-      });
+  float unit = 1.0f;
+  scan_and_store<Scan>(shared_memory(), state, in, walk, place.slot, tile_v, dh, du, [&] {
+    if constexpr (FINAL_STATE)
+      visit_state<STATE_V_FIRST, K, V>(
+          state, first_v, [&](int64 offset, float& x) { x = dht[state_start + offset]; });
+    const float least = unit_of_gradients<Spec>(e);
+    unit = Scan::enter_unit(Scan::unit_scratch(shared_memory()), state,
+                            FINAL_STATE ? dht + state_start : nullptr, 1.0f, walk, e,
+                            dstate_unit + place.slot * e.HV, least);
+    in.scale = e.scale / unit;
+    in.dv_factor = least / unit;
+  });
   if constexpr (INITIAL_STATE)
-    visit_state<STATE_V_FIRST, K, V>(
-        state, first_v, [&](int64 offset, float& x) { dinitial_state[state_start + offset] = x; });
+    visit_state<STATE_V_FIRST, K, V>(state, first_v, [&](int64 offset, float& x) {
+      dinitial_state[state_start + offset] = x * unit;
+    });
 }

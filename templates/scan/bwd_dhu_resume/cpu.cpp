@@ -12,7 +12,7 @@ WYVERN_BLOCK {
   const auto queries = Scan::key_rows(q, q_stride, qg, e),
              keys = Scan::key_rows(k, k_stride, kg, e);
   const TokenRows<const DTYPE> gradients{dO, dO_stride};
-  const Scan::Inputs tensors{queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd, e};
+  Scan::Inputs tensors{queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd, e};
   const int first_column = static_cast<int>(block[0]) * BV;
   const int columns = V - first_column < BV ? V - first_column : BV;
   const int64 hv = block[1];
@@ -22,12 +22,18 @@ WYVERN_BLOCK {
   const int64 slot = (VARLEN ? chunk_offsets[n] : n * ((e.T + BT - 1) / BT)) + segment.index * SEG;
 
   const Scan::Work work = Scan::work_at<kScratch>(memory);
-  load_tile(segment_dstate + (block[2] * e.HV + hv) * K * V + first_column, V, K, columns,
-            work.state);
+  const float* const leaving = segment_dstate + (block[2] * e.HV + hv) * K * V;
+  load_tile(leaving + first_column, V, K, columns, work.state);
+  const float least = unit_of_gradients<Spec>(e);
+  const float unit =
+      State::enter_unit(leaving, 1.0F, work.state, columns, (segment.tokens + BT - 1) / BT, e,
+                        first_column == 0 ? dstate_unit + slot * e.HV + hv : nullptr, least);
+  tensors.dv_factor = least / unit;
   Scan::run<true, true>(work, tensors.at(segment.token, hv, first_column), segment.tokens, columns,
-                        e.scale, dh + (slot * e.HV + hv) * K * V + first_column,
+                        e.scale / unit, dh + (slot * e.HV + hv) * K * V + first_column,
                         du + (segment.token * e.HV + hv) * V + first_column);
   if constexpr (INITIAL_STATE)
     if (segment.index == 0)
-      State::store(work.state, columns, dinitial_state + State::start(n, hv, first_column, e));
+      State::store(work.state, columns, dinitial_state + State::start(n, hv, first_column, e),
+                   1.0F / unit);
 }

@@ -17,20 +17,25 @@ WYVERN_KERNEL(Scan::kThreads, 0) {
   const auto queries = Scan::key_rows(q, q_stride, qg, e),
              keys = Scan::key_rows(k, k_stride, kg, e);
   const TokenRows<const DTYPE> gradients{dO, dO_stride};
+  const Walk walk{segment.token, segment.tokens, head};
+  const int64 chunk = first_chunk + segment.index * SEG;
+  Scan::Inputs in{queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd, e, e.scale};
   Scan::State state;
-  scan_and_store<Scan>(
-      shared_memory(), state,
-      Scan::Inputs{queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd, e},
-      Walk{segment.token, segment.tokens, head}, first_chunk + segment.index * SEG, tile_v, dh, du,
-      [&] {
-        Scan::for_each_element(state, tile_v, V,
-                               [&](int row, int v, float& x) { x = leaving[row * V + v]; });
-      });
+  float unit = 1.0f;
+  scan_and_store<Scan>(shared_memory(), state, in, walk, chunk, tile_v, dh, du, [&] {
+    Scan::for_each_element(state, tile_v, V,
+                           [&](int row, int v, float& x) { x = leaving[row * V + v]; });
+    const float least = unit_of_gradients<Spec>(e);
+    unit = Scan::enter_unit(Scan::unit_scratch(shared_memory()), state, leaving, 1.0f, walk, e,
+                            dstate_unit + chunk * e.HV, least);
+    in.scale = e.scale / unit;
+    in.dv_factor = least / unit;
+  });
   if constexpr (INITIAL_STATE) {
     if (segment.index != 0) return;
     const int64 state_start = (int64{segment.sequence} * e.HV + head) * K * V;
     Scan::for_each_element(state, tile_v, V, [&](int row, int v, float& x) {
-      dinitial_state[state_start + state_offset<STATE_V_FIRST, K, V>(row, v)] = x;
+      dinitial_state[state_start + state_offset<STATE_V_FIRST, K, V>(row, v)] = x * unit;
     });
   }
 }

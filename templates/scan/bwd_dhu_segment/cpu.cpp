@@ -3,6 +3,7 @@
 // columns of dM or of dR.
 #include "device/cpu/reverse_scan.hpp"
 #include "device/cpu/segment.hpp"
+#include "device/state_unit.hpp"
 
 using Scan = ReverseScan<Spec>;
 constexpr ReverseScanLayout<Spec> kScratch{Spec{}};
@@ -21,6 +22,7 @@ WYVERN_BLOCK {
   const int first = static_cast<int>(finds_dM ? block[0] : block[0] - kTilesK) * BV;
   const int columns = width - first < BV ? width - first : BV;
 
+  const float unit = unit_of_gradients<Spec>(e);
   const Scan::Work work = Scan::work_at<kScratch>(memory);
   clear_rows(work.state, 0, K, columns);
   const Scan::Inputs inputs = tensors.at(segment.token, hv, finds_dM ? 0 : first);
@@ -28,9 +30,9 @@ WYVERN_BLOCK {
     for (int c = 0; c < columns; ++c) work.state.row(first + c)[c] = 1.0F;
     Scan::run<false, false>(work, inputs, segment.tokens, columns, e.scale, nullptr, nullptr);
   } else {
-    Scan::run<true, false>(work, inputs, segment.tokens, columns, e.scale, nullptr, nullptr);
+    Scan::run<true, false>(work, inputs, segment.tokens, columns, e.scale / unit, nullptr, nullptr);
   }
   store_tile(work.state, K, columns,
              (finds_dM ? segment_dM : segment_dR) + (block[2] * e.HV + hv) * K * width + first,
-             width);
+             width, finds_dM ? 1.0F : unit);
 }

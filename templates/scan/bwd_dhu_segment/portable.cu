@@ -20,9 +20,11 @@ WYVERN_KERNEL(Scan::kThreads, 0) {
   const auto queries = Scan::key_rows(q, q_stride, qg, e),
              keys = Scan::key_rows(k, k_stride, kg, e);
   const TokenRows<const DTYPE> gradients{dO, dO_stride};
+  const float unit = unit_of_gradients<Spec>(e);
   Scan::State state;
   Scan::scan_chunks(
-      shared_memory(), state, {queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd, e},
+      shared_memory(), state,
+      {queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd, e, e.scale / unit},
       Walk{segment.token, segment.tokens, head}, StateColumns{first, !finds_dM},
       [&] {
         if (finds_dM)
@@ -33,6 +35,6 @@ WYVERN_KERNEL(Scan::kThreads, 0) {
   const int width = finds_dM ? K : V;
   float* const to = (finds_dM ? segment_dM : segment_dR) + (int64{slot} * e.HV + head) * K * width;
   Scan::for_each_element(state, first, width, [&](int row, int col, float& x) {
-    to[row * width + col] = finds_dM ? element_of_M(x) : x;
+    to[row * width + col] = finds_dM ? element_of_M(x) : x * unit;
   });
 }

@@ -29,9 +29,10 @@ WYVERN_BLOCK {
     State::load(entering + slots.from + columns_at, columns, work.state, entering_scale);
   else
     clear_rows(work.state, 0, K, columns);
-  const float unit =
-      Scan::enter_unit(starts ? entering + slots.from : nullptr, entering_scale, work, columns,
-                       length, e, first_column == 0 ? state_unit + slot * e.HV + hv : nullptr);
+  const float unit = State::enter_unit(starts ? entering + slots.from : nullptr, entering_scale,
+                                       work.state, columns, (length + BT - 1) / BT, e,
+                                       first_column == 0 ? state_unit + slot * e.HV + hv : nullptr,
+                                       kValueUnit<Spec>);
   tensors.u_factor = kValueUnit<Spec> / unit;
   Scan::run<true, true>(
       work, tensors.at(first, hv, first_column), length, columns,

@@ -26,8 +26,8 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
       visit_state<STATE_V_FIRST, K, V>(scanned, first_v, [from, scale](int64 offset, float& x) {
         x = to_float(from[offset]) * scale;
       });
-    unit = Scan::enter_unit(shared_memory(), scanned, starts ? from : nullptr, scale, walk, e,
-                            state_unit + place.slot * e.HV);
+    unit = Scan::enter_unit(Scan::unit_scratch(shared_memory()), scanned, starts ? from : nullptr,
+                            scale, walk, e, state_unit + place.slot * e.HV, kValueUnit<Spec>);
     in.u_factor = kValueUnit<Spec> / unit;
   };
   if constexpr (CHECKPOINTS) {

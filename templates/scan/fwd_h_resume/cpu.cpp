@@ -26,8 +26,9 @@ WYVERN_BLOCK {
   const auto passed = static_cast<uint32>(segment.index * (SEG * BT));
   const float* const entering = segment_state + (block[2] * e.HV + hv) * K * V;
   load_tile(entering + first_column, V, K, columns, work.state);
-  const float unit = Scan::enter_unit(entering, 1.0F, work, columns, segment.tokens, e,
-                                      first_column == 0 ? state_unit + slot * e.HV + hv : nullptr);
+  const float unit = State::enter_unit(
+      entering, 1.0F, work.state, columns, (segment.tokens + BT - 1) / BT, e,
+      first_column == 0 ? state_unit + slot * e.HV + hv : nullptr, kValueUnit<Spec>);
   tensors.u_factor = kValueUnit<Spec> / unit;
   Scan::run<true, true>(work, tensors.at(segment.token, hv, first_column), segment.tokens, columns,
                         h + (slot * e.HV + hv) * K * V + first_column,

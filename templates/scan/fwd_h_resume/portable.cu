@@ -25,8 +25,8 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
   const auto begin = [&] {
     Scan::for_each_element(scanned, tile_v, V,
                            [&](int row, int v, float& x) { x = entering[row * V + v]; });
-    unit = Scan::enter_unit(shared_memory(), scanned, entering, 1.0f, walk, e,
-                            state_unit + chunk * e.HV);
+    unit = Scan::enter_unit(Scan::unit_scratch(shared_memory()), scanned, entering, 1.0f, walk, e,
+                            state_unit + chunk * e.HV, kValueUnit<Spec>);
     in.u_factor = kValueUnit<Spec> / unit;
   };
   if constexpr (CHECKPOINTS) {

@@ -2,6 +2,7 @@
 // what it makes of the identity when there are no values. One call is BV columns of M or of R.
 #include "device/cpu/scan.hpp"
 #include "device/cpu/segment.hpp"
+#include "device/state_unit.hpp"
 
 using Scan = ForwardScan<Spec>;
 constexpr ForwardScanLayout<Spec> kScratch{Spec{}};
