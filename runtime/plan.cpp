@@ -204,6 +204,7 @@ Constants problem_constants(const Problem& problem) {
   c.BETA_DTYPE = problem.beta_dtype;
   c.G_DTYPE = problem.g_dtype;
   c.STATE_DTYPE = problem.state_dtype;
+  c.CHECKPOINT_DTYPE = checkpoint_dtype(problem);
   c.SEQLENS_DTYPE = problem.seqlens_dtype;
   c.VARLEN = problem.packed;
   c.HAS_DT_BIAS = problem.has_dt_bias;

@@ -252,6 +252,8 @@ void check_checkpoints(const Problem& p, const OperatorFacts& op) {
     if (p.checkpoint_every == 0)
       bad("checkpoint_rows", *p.checkpoint_rows, "absent unless checkpoint_every is set");
   }
+  if (p.fp32_checkpoints && !has_checkpoints(p))
+    bad("fp32_checkpoints", "true", "false without checkpoint_every and checkpoint_offsets");
   if (!has_checkpoints(p)) return;
   const std::string_view option = p.checkpoint_offsets ? "checkpoint_offsets" : "checkpoint_every";
   const std::string value = field_text(problem_field(option), p);
@@ -277,7 +279,8 @@ void check_state_scale(const Problem& p, const OperatorFacts& op) {
     refuse(fmt::format(
         "for {}; only {} take float8", op.name,
         operators_with([](const OperatorFacts& f) { return f.beta && !f.householder; })));
-  if (has_checkpoints(p)) refuse("with checkpoints, which have no scale");
+  if (has_checkpoints(p) && !p.fp32_checkpoints)
+    refuse("with checkpoints, which have no scale, unless fp32_checkpoints is true");
   if (p.intermediate_rows) refuse("with intermediate_states, which have no scale");
 }
 
@@ -392,6 +395,11 @@ bool has_checkpoints(const Problem& problem) noexcept {
 std::int64_t checkpoint_rows(const Problem& problem) noexcept {
   if (problem.checkpoint_every <= 0) return problem.checkpoint_offsets ? problem.N : 0;
   return problem.checkpoint_rows.value_or(problem.B * (problem.T / problem.checkpoint_every));
+}
+
+DType checkpoint_dtype(const Problem& problem) noexcept {
+  const bool as_states = has_checkpoints(problem) && !problem.fp32_checkpoints;
+  return as_states ? problem.state_dtype : DType::fp32;
 }
 
 bool has_state_scale(const Problem& problem) noexcept {

@@ -407,8 +407,14 @@ const std::array kFields{
     ProblemField{"checkpoint_rows", &Problem::checkpoint_rows,
                  "rows of checkpoints with checkpoint_every", kCheckpoints, kNoOption, 34,
                  [](const Problem& p, Key key) {
-                   if (has_checkpoints(p)) append(key, "/checkpoints=", to_string(p.state_dtype));
+                   if (has_checkpoints(p))
+                     append(key, "/checkpoints=", to_string(checkpoint_dtype(p)));
                  }},
+    ProblemField{"fp32_checkpoints",
+                 &Problem::fp32_checkpoints,
+                 "states that are written inside sequences are fp32, whatever the others are",
+                 kCheckpoints,
+                 {"--fp32-checkpoints", For::synthetic}},
 };
 
 /// The pieces of the key, in their places.

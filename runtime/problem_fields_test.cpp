@@ -15,12 +15,12 @@ TEST(ProblemFields, AreAllThere) {
   Problem problem;
   auto& [f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17, f18, f19, f20,
          f21, f22, f23, f24, f25, f26, f27, f28, f29, f30, f31, f32, f33, f34, f35, f36, f37, f38,
-         f39, f40, f41, f42, f43, f44, f45, f46, f47, f48, f49, f50, f51, f52] = problem;
+         f39, f40, f41, f42, f43, f44, f45, f46, f47, f48, f49, f50, f51, f52, f53] = problem;
   std::set<const void*> fields{&f1,  &f2,  &f3,  &f4,  &f5,  &f6,  &f7,  &f8,  &f9,  &f10, &f11,
                                &f12, &f13, &f14, &f15, &f16, &f17, &f18, &f19, &f20, &f21, &f22,
                                &f23, &f24, &f25, &f26, &f27, &f28, &f29, &f30, &f31, &f32, &f33,
                                &f34, &f35, &f36, &f37, &f38, &f39, &f40, &f41, &f42, &f43, &f44,
-                               &f45, &f46, &f47, &f48, &f49, &f50, &f51, &f52};
+                               &f45, &f46, &f47, &f48, &f49, &f50, &f51, &f52, &f53};
   const void* before = nullptr;
   for (const ProblemField& field : problem_fields()) {
     const void* const at =
@@ -214,6 +214,8 @@ TEST(ProblemKey, TellsNewOptionsApart) {
   problem.checkpoint_offsets = true;
   problem.index_dtype = DType::int64, problem.state_dtype = DType::bf16;
   EXPECT_EQ(problem_key(problem).family, plain + "/checkpoint_offsets=int64/checkpoints=bf16");
+  problem.fp32_checkpoints = true;
+  EXPECT_EQ(problem_key(problem).family, plain + "/checkpoint_offsets=int64/checkpoints=fp32");
 }
 
 }  // namespace

@@ -95,6 +95,9 @@ INSTANTIATE_TEST_SUITE_P(
                      p.checkpoint_every = 64;
                    },
                    {"state_dtype is float8_e5m2", "with checkpoints, which have no scale"}},
+           BadCase{"Fp32CheckpointsOfNone",
+                   [](Problem& p) { p.fp32_checkpoints = true; },
+                   {"fp32_checkpoints is true", "false without checkpoint_every"}},
            BadCase{"Float8IntermediateStates",
                    [](Problem& p) {
                      p.pass = Pass::recurrent, p.T = 2, p.intermediate_rows = 1;

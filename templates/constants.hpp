@@ -31,7 +31,8 @@
   X(BETA_DTYPE, "element type of beta, erase and write")                                    \
   X(G_DTYPE, "element type of the gate's input")                                            \
   X(DG_DTYPE, "element type of the gate's gradient where it is summed")                     \
-  X(STATE_DTYPE, "element type of the initial state, a pool of states and checkpoints")     \
+  X(STATE_DTYPE, "element type of the initial state and of a pool of states")               \
+  X(CHECKPOINT_DTYPE, "element type of checkpoints: STATE_DTYPE, or fp32")                  \
   X(SEQLENS_DTYPE, "element type of cu_seqlens")                                            \
   X(INDEX_DTYPE, "element type of state_index and of all that counts slots or tokens")
 #define WYVERN_FLAG_CONSTANTS(X)                                                            \

@@ -36,7 +36,7 @@ inline std::vector<AnyConstant> with_slots(std::vector<AnyConstant> constants) {
 /// Those by which it finds a final state's slot, with those by which it finds checkpoints.
 inline std::vector<AnyConstant> with_checkpoints(std::vector<AnyConstant> constants) {
   constants.insert(constants.end(), {constant::CHECKPOINT_EVERY, constant::CHECKPOINTS,
-                                     constant::CHECKPOINT_OFFSETS});
+                                     constant::CHECKPOINT_OFFSETS, constant::CHECKPOINT_DTYPE});
   return constants;
 }
 

@@ -29,7 +29,7 @@ inline constexpr Argument state_scale{"state_scale", Access::in, DType::fp32, {S
 inline constexpr Argument output_state_index{"output_state_index", Access::in, INDEX_DTYPE, {N}, {OUTPUT_STATE_INDEX}};
 inline constexpr Argument has_initial_state{"has_initial_state", Access::in, DType::boolean, {N}, {HAS_INITIAL_STATE}};
 // States inside sequences, and after how many tokens of each.
-inline constexpr Argument checkpoints{"checkpoints", Access::inout, STATE_DTYPE, {CP, HV, STATE_ROWS, STATE_COLS}, {CHECKPOINTS}};
+inline constexpr Argument checkpoints{"checkpoints", Access::inout, CHECKPOINT_DTYPE, {CP, HV, STATE_ROWS, STATE_COLS}, {CHECKPOINTS}};
 inline constexpr Argument checkpoint_offsets{"checkpoint_offsets", Access::in, INDEX_DTYPE, {N}, {CHECKPOINT_OFFSETS}};
 inline constexpr Argument cu_seqlens{"cu_seqlens", Access::in, SEQLENS_DTYPE, {N1}};
 inline constexpr Argument A_log{"A_log", Access::in, DType::fp32, {HV}};

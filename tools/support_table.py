@@ -46,7 +46,7 @@ KINDS = (
     ("return_intermediate_states",),
     ("inplace_state", "state_index int32", "state_index int64"),
     ("output_state_index", "null_slot_zero", "has_initial_state"),
-    ("checkpoint_every", "checkpoint_offsets"),
+    ("checkpoint_every", "checkpoint_offsets", "fp32_checkpoints"),
     ("index_columns", "intermediate_rows", "parent", "disable_state_update"),
     ("output_norm silu", "output_norm sigmoid"),
 )

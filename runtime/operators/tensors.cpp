@@ -231,7 +231,7 @@ TensorRules state_tensors() {
        [](const Problem& p) { return p.index_dtype; },
        [](const Problem& p) { return p.checkpoint_offsets; }},
       // Updated: rows of no checkpoint keep their bytes.
-      {"checkpoints", updated, states, checkpoints, dtype_of_states, has_checkpoints},
+      {"checkpoints", updated, states, checkpoints, checkpoint_dtype, has_checkpoints},
       {"state", updated, states, pool, dtype_of_states,
        [](const Problem& p) { return p.inplace_state; }},
       {"final_state", output, computed, each, always_fp32,

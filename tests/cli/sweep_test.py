@@ -28,7 +28,9 @@ def options_of(op):
     chunked = shared | {"disable_recompute"} | {f"chunk_size {C}" for C in (16, 32, 64, 128)}
     serving = {"batch_invariant", "inplace_state", "state_index int32", "state_index int64",
                "output_state_index", "null_slot_zero", "has_initial_state"}
-    checkpoints = set() if op == "gated_delta_product" else {"checkpoint_every", "checkpoint_offsets"}
+    checkpoints = {"checkpoint_every", "checkpoint_offsets", "fp32_checkpoints"}
+    if op == "gated_delta_product":
+        checkpoints = set()
     drafts = set()
     if op not in ("gated_delta_product", "gdn2"):
         drafts = {"index_columns", "intermediate_rows", "parent", "disable_state_update",

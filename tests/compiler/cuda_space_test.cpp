@@ -89,6 +89,7 @@ Problem draw_problem(const Template& t, const Heads& heads, DType dtype, std::mt
     p.state_dtype = flag() ? DType::float8_e4m3 : DType::float8_e5m2;
   p.checkpoint_offsets = p.pass == Pass::forward && !definition_of(p).facts().householder &&
                          !has_state_scale(p) && flag();
+  p.fp32_checkpoints = p.checkpoint_offsets && flag();
   p.use_gate_in_kernel = flag();
   p.has_dt_bias = p.use_gate_in_kernel && flag();
   if (gate_kind(p) == GateKind::vector && flag()) p.lower_bound = -5.0F;

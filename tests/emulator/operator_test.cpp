@@ -600,6 +600,7 @@ class EmulatedCheckpoints : public EmulatedOperator,
       p.checkpoint_every = offsets ? 0 : 64;
       p.state_dtype = offsets ? DType::bf16 : DType::fp32;
       for (const Gate gate : {Gate::typical, Gate::very_negative}) {
+        p.fp32_checkpoints = offsets && gate == Gate::typical;
         p.state_v_first = offsets == (gate == Gate::typical);
         const bool scalar = gate_kind(p) == GateKind::scalar;
         if (!full_suite() && gate_kind(p) != GateKind::vector &&

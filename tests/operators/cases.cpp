@@ -376,6 +376,25 @@ void add_checkpoints(Cases& cases) {
       "CheckpointsMoreRows", [=](Problem& p) { every(p), p.packed = true, p.checkpoint_rows = 9; },
       Gate::typical, lengths);
   cases.add("CheckpointsPastTheEnd", [=](Problem& p) { every(p), p.checkpoint_every = 1 << 30; });
+  for (const DType dtype : {DType::bf16, DType::fp16}) {
+    const auto wide = [=](Problem& p) { p.state_dtype = dtype, p.fp32_checkpoints = true; };
+    cases.add(
+        fmt::format("CheckpointsEveryFp32Of_{}", to_string(dtype)),
+        [=](Problem& p) { every(p), wide(p), p.packed = true; }, Gate::mixed, lengths);
+    cases.add(
+        fmt::format("CheckpointOffsetsFp32Of_{}", to_string(dtype)),
+        [=](Problem& p) { offsets(p), wide(p), p.state_v_first = true, p.B = p.N = 3; },
+        Gate::mixed);
+  }
+  if (cases.facts().beta && !cases.facts().householder)
+    cases.add(
+        "CheckpointsEveryFp32OfFloat8",
+        [=](Problem& p) {
+          every(p), p.initial_state = p.output_final_state = false;
+          p.inplace_state = p.state_index = p.fp32_checkpoints = true;
+          p.state_slots = 4, p.B = p.N = 3, p.state_dtype = DType::float8_e4m3;
+        },
+        Gate::mixed);
   cases.add("CheckpointsAndEveryState",
             [=](Problem& p) { offsets(p), p.return_intermediate_states = true; });
   for (const bool some : {false, true})
@@ -729,6 +748,7 @@ void draw_states(Draw& draw, Problem& p) {
     p.checkpoint_offsets = draw.flip();
     if (!p.checkpoint_offsets) p.checkpoint_every = 64;
     if (!p.checkpoint_offsets && draw.flip()) p.checkpoint_rows = draw.below(4);
+    p.fp32_checkpoints = draw.flip();
     return;
   }
   p.disable_recompute = !p.inplace_state && draw.rarely();

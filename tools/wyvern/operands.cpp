@@ -205,7 +205,7 @@ void infer_checkpoints(Tensors& tensors, Problem& p) {
   const HostTensor* given = find(tensors, "checkpoints");
   if (given == nullptr) {
     HostTensor zeros = HostTensor::make(
-        p.state_dtype,
+        checkpoint_dtype(p),
         {checkpoint_rows(p), p.HV, p.state_v_first ? p.V : p.K, p.state_v_first ? p.K : p.V});
     std::memset(zeros.data.get(), 0, zeros.bytes());
     tensors.insert({"checkpoints", std::move(zeros)});
@@ -216,6 +216,7 @@ void infer_checkpoints(Tensors& tensors, Problem& p) {
     need_dtype(*given, "checkpoints", {DType::fp32, DType::bf16, DType::fp16});
     p.state_dtype = given->dtype;
   }
+  p.fp32_checkpoints = given->dtype == DType::fp32 && p.state_dtype != DType::fp32;
   if (p.checkpoint_every != 0) p.checkpoint_rows = given->shape[0];
 }
 

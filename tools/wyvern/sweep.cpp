@@ -194,6 +194,8 @@ void add_checkpoint_cases(const Problem& base, std::vector<Case>& cases) {
     p.checkpoint_offsets = offsets;
     p.checkpoint_every = offsets ? 0 : 64;
     p.inplace_state = p.has_initial_state = p.state_v_first = offsets;
+    p.fp32_checkpoints = offsets;
+    if (offsets) p.state_dtype = DType::bf16;
     p.use_qk_l2norm = true;
     cases.push_back(std::move(c));
   }
@@ -484,6 +486,7 @@ std::vector<std::string> options_of(const Case& c) {
   add(p.has_initial_state, "has_initial_state");
   add(p.checkpoint_every != 0, "checkpoint_every");
   add(p.checkpoint_offsets, "checkpoint_offsets");
+  add(p.fp32_checkpoints, "fp32_checkpoints");
   add(p.index_columns != 0, "index_columns");
   add(p.intermediate_rows.has_value(), "intermediate_rows");
   add(p.parent, "parent");
@@ -511,6 +514,7 @@ std::string describe(const Case& c) {
   if (p.has_initial_state) text += " has_initial_state";
   if (p.checkpoint_every != 0) text += fmt::format(" checkpoint_every={}", p.checkpoint_every);
   if (p.checkpoint_offsets) text += " checkpoint_offsets";
+  if (p.fp32_checkpoints) text += " fp32_checkpoints";
   if (p.index_columns != 0) text += fmt::format(" index_columns={}", p.index_columns);
   if (p.intermediate_rows) text += fmt::format(" intermediate_rows={}", *p.intermediate_rows);
   if (p.parent) text += " parent";

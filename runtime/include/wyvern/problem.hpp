@@ -56,8 +56,9 @@ struct Problem {
   DType dtype = DType::bf16;       ///< of q, k, v and o: bf16, fp16 or fp32
   DType beta_dtype = DType::bf16;  ///< of beta, or of erase and write: as dtype, or fp32
   DType g_dtype = DType::fp32;     ///< as dtype, or fp32; of kda any of the three
-  /// Of states but the final one: fp32, bf16, fp16; of states in place, of operators of one step a
-  /// token that have a beta, also float8_e4m3 and float8_e5m2.
+  /// Of states but the final one, and of checkpoints unless fp32_checkpoints: fp32, bf16, fp16; of
+  /// states in place, of operators of one step a token that have a beta, also float8_e4m3 and
+  /// float8_e5m2.
   DType state_dtype = DType::fp32;
   DType seqlens_dtype = DType::int32;  ///< int32 or int64
 
@@ -129,6 +130,7 @@ struct Problem {
   /// Rows of `checkpoints` with checkpoint_every; unset: B floor(T / checkpoint_every), which
   /// sequences of any lengths leave room in.
   std::optional<std::int64_t> checkpoint_rows;
+  bool fp32_checkpoints = false;  ///< `checkpoints` is fp32, whatever state_dtype is
 
   bool operator==(const Problem&) const = default;
 };
@@ -151,6 +153,8 @@ enum class GateKind : std::uint8_t { none, scalar, vector };
 /// Whether states inside sequences are written, and how many rows the tensor of them has.
 [[nodiscard]] bool has_checkpoints(const Problem& problem) noexcept;
 [[nodiscard]] std::int64_t checkpoint_rows(const Problem& problem) noexcept;
+/// Of `checkpoints`; fp32 of a problem without.
+[[nodiscard]] DType checkpoint_dtype(const Problem& problem) noexcept;
 
 /// Whether elements of the states in place count times state_scale: those of 8 bits do.
 [[nodiscard]] bool has_state_scale(const Problem& problem) noexcept;

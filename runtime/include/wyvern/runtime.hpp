@@ -172,9 +172,9 @@ struct Arguments {
   /// In and out: the pool of states [state_slots,HV,...] ([N,HV,...] without state_index), with
   /// inplace_state. Slots may be strided (<wyvern/tensor.hpp>).
   TensorView state;
-  /// In and out: [checkpoint_rows,HV,...] states of state_dtype with checkpoint_every, those of
-  /// sequence n from row floor(len_0 / checkpoint_every) + ... of all before it on; [N,HV,...] with
-  /// checkpoint_offsets. Other rows keep their bytes.
+  /// In and out: [checkpoint_rows,HV,...] states of checkpoint_dtype() with checkpoint_every, those
+  /// of sequence n from row floor(len_0 / checkpoint_every) + ... of all before it on; [N,HV,...]
+  /// with checkpoint_offsets. Other rows keep their bytes.
   TensorView checkpoints;
   TensorView o;            ///< out, [B,T,HV,V]
   TensorView final_state;  ///< out, a state, fp32

@@ -213,7 +213,13 @@ void fill_checkpoints(Problem& problem, const Tensors& tensors) {
   const wyvern_tensor& rows = tensors.ranked("checkpoints", kCheckpoints, 4);
   const wyvern_tensor* const offsets = tensors.find(place_of("checkpoint_offsets"));
   set_dtype(problem, "index_dtype", offsets);
-  if (tensors.find(place_of("initial_state")) == nullptr) set_dtype(problem, "state_dtype", &rows);
+  const wyvern_tensor* const pool = tensors.find(kState);
+  const wyvern_tensor* const states =
+      pool != nullptr ? pool : tensors.find(place_of("initial_state"));
+  if (states == nullptr)
+    set_dtype(problem, "state_dtype", &rows);
+  else if (rows.dtype == WYVERN_FP32 && states->dtype != WYVERN_FP32)
+    problem.set("fp32_checkpoints", 1);
   if (offsets != nullptr)
     problem.set("checkpoint_offsets", 1);
   else

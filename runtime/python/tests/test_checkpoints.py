@@ -105,6 +105,24 @@ def test_of_a_pool(function: Any, device: str) -> None:
     assert (kept[1:3] == 7).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_fp32_of_narrow_states(function: Any, dtype: torch.dtype, device: str) -> None:
+    """Checkpoints are not rounded to the dtype of the states, given ones or a pool's."""
+    call = pack(function, device)
+    start = call.tensors["initial_state"].to(dtype)
+    call.tensors["initial_state"] = start
+    tensors = {name: x for name, x in call.tensors.items() if name != "initial_state"}
+    offsets = torch.tensor(OFFSETS, dtype=torch.int32, device=device)
+    for states in ({"initial_state": start}, {"state": start.clone()}):
+        kept = torch.full((len(LENGTHS), *start.shape[1:]), 7.0, device=device)
+        function(**tensors, **call.fixed, **states, checkpoint_offsets=offsets, checkpoints=kept)
+        for n in (0, 2, 3):
+            assert error(kept[n], wanted(call, n, OFFSETS[n])) < 1e-5
+            assert error(kept[n].to(dtype), wanted(call, n, OFFSETS[n])) > 1e-5
+        assert (kept[[1, 4, 5]] == 7).all()
+
+
 def test_resuming_and_compile(device: str) -> None:
     """Going on from a checkpoint is running through; a trace sees that checkpoints change."""
     call = make(ops.chunk_gated_delta_rule, torch.float32, device, T=192, states=False)

@@ -512,6 +512,18 @@ def test_checkpoints(vllm: SimpleNamespace, every: int, monkeypatch: pytest.Monk
     serve(fake_vllm.LAYERS, "fi_chunk_gated_delta_rule", given, changed=("state_checkpoints",))
 
 
+def test_fp32_checkpoints_of_bf16_states(vllm: SimpleNamespace) -> None:
+    """As vLLM asks for with prefix caching and FlashInfer's backend, its default on Hopper."""
+    counts = [(last - first) // 64 for first, last in zip(ENDS, ENDS[1:], strict=False)]
+    given = prompt() | {
+        "output_final_state": True, "checkpoint_every_n_tokens": 64,
+        "checkpoint_cu_starts": torch.tensor([0, *counts]).cumsum(0),
+        "state_checkpoints": torch.full((sum(counts), HV, V, K), float("nan")),
+    }  # fmt: skip
+    given["initial_state"] = given["initial_state"].bfloat16()
+    serve(fake_vllm.LAYERS, "fi_chunk_gated_delta_rule", given, changed=("state_checkpoints",))
+
+
 def test_what_is_declined_goes_to_vllm(vllm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, also where vLLM's function calls another that is served."""
     given = prompt() | {"output_final_state": True}

@@ -192,7 +192,7 @@ def chunk_gated_delta_rule(
             gradients: inputs that require them are refused. Slots are contiguous, at any distance of a
             multiple of 16 bytes from one to the next; another pool is refused, not copied.
         state_scale: ``[slots, HV]``, float32, contiguous, positive; with a ``state`` of torch.float8_e4m3fn
-            or torch.float8_e5m2, which takes no ``checkpoints`` and no ``intermediate_states``: what the
+            or torch.float8_e5m2, with ``checkpoints`` in float32 and no ``intermediate_states``: what the
             elements of a slot and head count times. It is read, never written: a final state is divided by
             the scale of its slot and rounded to nearest, and what is beyond the largest finite number
             becomes that number.
@@ -210,8 +210,8 @@ def chunk_gated_delta_rule(
         checkpoint_offsets: ``[N]``, int32 or int64 as ``state_index``: the state after so many tokens of
             each sequence goes to ``checkpoints`` instead. A multiple of 16; 0, a number past the sequence's
             end or any other: none does.
-        checkpoints: ``[rows, HV, K, V]`` (``[rows, HV, V, K]`` with ``state_v_first``) in the dtype of
-            ``initial_state`` or ``state``, or without these float32, float16 or bfloat16. With
+        checkpoints: ``[rows, HV, K, V]`` (``[rows, HV, V, K]`` with ``state_v_first``) in float32 or the dtype
+            of ``initial_state`` or ``state``; without these float32, float16 or bfloat16. With
             ``checkpoint_offsets`` row n is sequence n's, of N rows. With ``checkpoint_every`` rows of a
             sequence of L tokens are ``L // checkpoint_every``, one sequence after the other; of more than
             there are rows the last are not written. Other rows, and those of null sequences, keep what they

@@ -300,6 +300,8 @@ def _pool_fields(named: dict[str, Tensor | None], packed: bool) -> dict[str, str
         fields["checkpoint_offsets"] = "1"
     elif "checkpoints" in x:
         fields["checkpoint_rows"] = str(x["checkpoints"].shape[0])
+    if "checkpoints" in x and _DTYPES[x["checkpoints"].dtype] == "fp32" != fields["state_dtype"]:
+        fields["fp32_checkpoints"] = "1"
     if "intermediate_states" in x:
         rows, tokens = x["intermediate_states"].shape[:2]
         fields["intermediate_rows"] = str(rows)
