@@ -674,6 +674,19 @@ TEST_F(EmulatedOperator, GradientsOfGatesOfFastDecay) {
       }
 }
 
+/// By every template there is for a pass.
+TEST_F(EmulatedOperator, SaturatedGates) {
+  for (const char* const op : {"gated_delta_rule", "kda"})
+    for (const Pass pass : {Pass::forward, Pass::backward, Pass::recurrent}) {
+      Problem p = base({op, pass});
+      p.H = 1, p.HV = 2, p.has_dt_bias = true;
+      if (pass != Pass::recurrent) p.T = 70;
+      for (const OperatorData& data : saturated_gates(p))
+        for (const Plan& plan : plans_with_all(device(), data.problem, 64))
+          check(emulator::prepare(device(), data.problem, plan), data);
+    }
+}
+
 class EmulatedPasses : public EmulatedOperator,
                        public ::testing::WithParamInterface<OperatorPass> {};
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <optional>
+#include <random>
 #include <set>
 
 #include "runtime/operators/operator.hpp"
@@ -568,6 +570,33 @@ OperatorData beyond_fp16(const OperatorPass& which, bool values, std::int64_t si
     for (std::int64_t i = 0; i < state.elements(); ++i) state.set(i, 1e5 * state.at(i));
   }
   return data;
+}
+
+std::vector<OperatorData> saturated_gates(Problem problem) {
+  struct Given {
+    double A_log, size, mean;
+    std::optional<float> bound;
+  };
+  problem.use_gate_in_kernel = problem.initial_state = true;
+  std::vector<OperatorData> all;
+  for (const Given& given : {Given{88, 1, 0, {}},
+                             {20, 1e30, 0, {}},
+                             {100, 1, -200, {}},
+                             {88, 1, 0, -5.0F},
+                             {20, 1e30, 0, -5.0F},
+                             {100, 0, 0, -5.0F}}) {
+    if (given.bound && !facts_of(problem).lower_bound) continue;
+    // Gradients of gates of that rate are beyond fp32.
+    if (given.A_log == 100 && problem.pass == Pass::backward) continue;
+    problem.lower_bound = given.bound;
+    OperatorData data = make_data(problem, Gate::typical, 3);
+    Engine engine(4);
+    std::normal_distribution<double> raw;
+    data.tensors.at("g").fill([&] { return given.mean + given.size * raw(engine); });
+    data.tensors.at("A_log").fill([&] { return given.A_log; });
+    all.push_back(std::move(data));
+  }
+  return all;
 }
 
 OperatorData float8_data(const OperatorPass& which, DType type, bool v_first) {

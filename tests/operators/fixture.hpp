@@ -96,6 +96,10 @@ std::vector<Plan> plans_with_all(const Device& device, const Problem& problem,
 /// another slot; four are null.
 OperatorData pool_data(Problem problem, Gate gate, std::uint64_t seed, const Lengths& lengths);
 
+/// Inputs of an operator with a gate in the kernel that are beyond what exp or a product of fp32
+/// holds: where decays erase all, bounded gates are steps, and what is finite must stay so.
+std::vector<OperatorData> saturated_gates(Problem problem);
+
 /// An operator and a pass, as a test's name has them: "kda_backward".
 struct OperatorPass {
   std::string op;

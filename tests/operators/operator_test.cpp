@@ -1,6 +1,6 @@
 // Every operator and pass by its default plan against the float64 oracle: shapes, dtypes, gates and
 // options by name, and combinations of them at random. Cases are {Cpu,Gpu}/{OperatorListed,
-// OperatorRandom}.
+// OperatorSaturated,OperatorRandom}.
 #include <fmt/format.h>
 
 #include "tests/operators/fixture.hpp"
@@ -45,6 +45,29 @@ TEST_P(OperatorRandom, MatchesOracle) {
   }
 }
 
+struct SaturatedCase {
+  DeviceKind kind;
+  OperatorPass which;
+};
+
+void PrintTo(const SaturatedCase& one, std::ostream* out) { *out << name_of(one.which); }
+
+class OperatorSaturated : public OperatorTest,
+                          public ::testing::WithParamInterface<SaturatedCase> {};
+
+TEST_P(OperatorSaturated, GatesMatchOracle) {
+  WYVERN_OPEN_OR_SKIP(GetParam().kind);
+  for (const DType dtype : {DType::bf16, DType::fp32})
+    for (const OperatorData& data : saturated_gates(base(GetParam().which, dtype))) check(data);
+}
+
+std::vector<SaturatedCase> saturated_cases(DeviceKind kind) {
+  std::vector<SaturatedCase> all;
+  for (const OperatorPass& which : all_passes())
+    if (gate_kind(base(which)) != GateKind::none) all.push_back({kind, which});
+  return all;
+}
+
 using ::testing::Combine;
 using ::testing::Range;
 using ::testing::Values;
@@ -53,12 +76,16 @@ using ::testing::ValuesIn;
 const auto kListed = [](const auto& each) {
   return name_of(each.param.which) + "_" + each.param.one.name;
 };
+const auto kPass = [](const auto& each) { return name_of(each.param.which); };
 const auto kShard = [](const auto& each) {
   return fmt::format("shard{}", std::get<1>(each.param));
 };
 
 INSTANTIATE_TEST_SUITE_P(Cpu, OperatorListed, ValuesIn(all_listed(DeviceKind::cpu)), kListed);
 INSTANTIATE_TEST_SUITE_P(Gpu, OperatorListed, ValuesIn(all_listed(DeviceKind::cuda)), kListed);
+INSTANTIATE_TEST_SUITE_P(Cpu, OperatorSaturated, ValuesIn(saturated_cases(DeviceKind::cpu)), kPass);
+INSTANTIATE_TEST_SUITE_P(Gpu, OperatorSaturated, ValuesIn(saturated_cases(DeviceKind::cuda)),
+                         kPass);
 INSTANTIATE_TEST_SUITE_P(Cpu, OperatorRandom, Combine(Values(DeviceKind::cpu), Range(0, 20)),
                          kShard);
 INSTANTIATE_TEST_SUITE_P(Gpu, OperatorRandom, Combine(Values(DeviceKind::cuda), Range(0, 40)),

@@ -131,7 +131,9 @@ struct RawRows {
     if constexpr (HAS_A_LOG) A_log = given.A_log[head];
     if constexpr (HAS_DT_BIAS) bias = given.dt_bias[head];
   }
-  WYVERN_DEVICE GateForm form() const { return {bias, GATE_IN_KERNEL ? exponential(A_log) : 1.0f}; }
+  WYVERN_DEVICE GateForm form() const {
+    return {bias, GATE_IN_KERNEL ? gate_rate<false>(A_log) : 1.0f};
+  }
 };
 
 WYVERN_DEVICE float divisor(BETA_DTYPE raw) {

@@ -113,7 +113,7 @@ WYVERN_DEVICE float store_slice(const Block& b, const Turn& turn, const Item& it
   const GateTile given = b.gates(turn.gates().buffer);
   const int64 place = (int64{item.token} * e.HV + item.head) * K + slice * kChannels + channel;
   const Float2 bias = bias_of(to.dt_bias, item.head, slice);
-  const float rate = HAS_A_LOG ? exponential(to.A_log[item.head]) : 1.0f;
+  const float rate = HAS_A_LOG ? gate_rate<LOWER_BOUND>(to.A_log[item.head]) : 1.0f;
   float rate_part = 0.0f;
   Float2 bias_part{};
 #pragma unroll 4

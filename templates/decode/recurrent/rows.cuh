@@ -139,7 +139,7 @@ class Row {
   WYVERN_DEVICE float prepare_decay([[maybe_unused]] float* to,
                                     [[maybe_unused]] float lower_bound) const {
     if constexpr (!S::GATED) return 1.0f;
-    const float rate = S::GATE_IN_KERNEL && S::HAS_A_LOG ? exponential(A_log_) : 1.0f;
+    const float rate = S::GATE_IN_KERNEL && S::HAS_A_LOG ? gate_rate<S::LOWER_BOUND>(A_log_) : 1.0f;
     if constexpr (!S::VECTOR_GATE)
       return first_ ? decay_of<S>(to_float(gate_), bias_, rate, lower_bound) : 1.0f;
     auto decays = in_floats(gates_);

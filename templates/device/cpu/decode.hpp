@@ -61,7 +61,8 @@ template <class S, bool PerKey, class T>
 static void load_decay(const T* g, const float* A_log, const float* dt_bias, int64 head,
                        float lower_bound, float* decay) {
   f32 rate = splat(1.0F);
-  if constexpr (S::GATE_IN_KERNEL && S::HAS_A_LOG) rate = exp(splat(A_log[head]));
+  if constexpr (S::GATE_IN_KERNEL && S::HAS_A_LOG)
+    rate = gate_rate<S::LOWER_BOUND>(splat(A_log[head]));
   const auto of = [&](f32 x) {
     if constexpr (S::GATE_IN_KERNEL) return exp(log_decay<S::LOWER_BOUND>(x, rate, lower_bound));
     return exp(x);

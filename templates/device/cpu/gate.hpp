@@ -25,6 +25,13 @@ inline void store_heads(T* p, f32 v, int count) {
     store_part(p, v, count);
 }
 
+/// exp(A_log), finite, so that times 0 it is 0: a bounded gate's input counts as 0 below 1e-28
+/// then, and dt_bias may be large.
+template <bool Bounded>
+inline f32 gate_rate(f32 A_log) {
+  return at_most(exp(A_log), splat(Bounded ? 0x1p100F : 0x1p127F));
+}
+
 /// The gate's parameters of a vector of heads.
 struct HeadGate {
   f32 factor;  ///< -exp(A_log)
@@ -33,7 +40,7 @@ struct HeadGate {
 
 template <bool Bias>
 inline HeadGate load_gate(const float* A_log, const float* dt_bias, int head, int count) {
-  HeadGate gate{-exp(load_heads(A_log + head, count)), f32{}};
+  HeadGate gate{-gate_rate<false>(load_heads(A_log + head, count)), f32{}};
   if constexpr (Bias) gate.bias = load_heads(dt_bias + head, count);
   return gate;
 }
@@ -48,7 +55,8 @@ inline f32 log_decay(f32 x, f32 rate, float lower_bound) {
   return -rate * softplus(x);
 }
 
-/// The derivatives of log_decay.
+/// The derivatives of log_decay. They are finite: where a decay erases all, its gradient is 0 times
+/// them.
 struct GateSlopes {
   f32 by_x, by_A_log;
 };
@@ -61,7 +69,7 @@ inline GateSlopes gate_slopes(f32 x, f32 rate, float lower_bound) {
     const f32 slope = rate * lower_bound * (small / ((small + 1.0F) * (small + 1.0F)));
     return {slope, slope * x};
   } else {
-    return {-rate * sigmoid(x), -rate * softplus(x)};
+    return {-rate * sigmoid(x), at_least(-rate * softplus(x), splat(-0x1.fffffep127F))};
   }
 }
 
@@ -71,11 +79,11 @@ struct GateColumns {
 };
 
 /// Those of `count` keys of a vector gate's head, dt_bias from `column` on.
-template <bool HasALog, bool HasBias>
+template <bool Bounded, bool HasALog, bool HasBias>
 inline GateColumns load_columns(const float* A_log, int64 head, const float* dt_bias, int64 column,
                                 int count) {
   GateColumns gate{splat(1.0F), f32{}};
-  if constexpr (HasALog) gate.rate = exp(splat(A_log[head]));
+  if constexpr (HasALog) gate.rate = gate_rate<Bounded>(splat(A_log[head]));
   if constexpr (HasBias) gate.bias = load_heads(dt_bias + column, count);
   return gate;
 }

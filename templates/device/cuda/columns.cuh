@@ -187,7 +187,7 @@ WYVERN_DEVICE void apply_gate(ColumnTile<Shape>& tile, const float* A_log, const
   float rate = 1.0f;
   float bias[Shape::kVector] = {};
   if constexpr (HasALog)
-    if (at.active) rate = exponential(A_log[at.column / Unit]);
+    if (at.active) rate = gate_rate<Bounded>(A_log[at.column / Unit]);
   if constexpr (HasBias) load_columns<Shape>(bias, dt_bias + at.column, at.active);
 #pragma unroll
   for (int i = 0; i < Shape::kRows; ++i)

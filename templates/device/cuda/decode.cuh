@@ -212,7 +212,7 @@ struct Decay {
   float bias[kCount] = {};
 
   WYVERN_DEVICE void load(const float* A_log, const float* dt_bias, int head) {
-    if constexpr (S::GATE_IN_KERNEL && S::HAS_A_LOG) rate = exponential(A_log[head]);
+    if constexpr (S::GATE_IN_KERNEL && S::HAS_A_LOG) rate = gate_rate<S::LOWER_BOUND>(A_log[head]);
     if constexpr (S::GATE_IN_KERNEL && S::HAS_DT_BIAS) {
       if constexpr (PerKey) {
         KeyVector<S, float> all;

@@ -5,10 +5,19 @@
 
 namespace wyvern::cuda {
 
+/// exp(A_log), finite, so that times 0 it is 0: a bounded gate's input counts as 0 below 1e-28
+/// then, and dt_bias may be large.
+template <bool Bounded>
+WYVERN_DEVICE float gate_rate(float A_log) {
+  constexpr float kMost = Bounded ? 0x1p100f : 0x1p127f;
+  const float rate = exponential(A_log);
+  return rate < kMost ? rate : kMost;
+}
+
 /// -exp(A_log) * softplus(x), the log decay of the gated delta rule; x includes dt_bias.
 WYVERN_DEVICE float log_decay(float x, float A_log) {
   const float softplus = x > 20.0f ? x : log_one_plus(exponential(x));
-  return -exponential(A_log) * softplus;
+  return -gate_rate<false>(A_log) * softplus;
 }
 
 /// How a block of Threads covers one chunk of Size rows and a group of heads: lanes along the
@@ -59,7 +68,8 @@ WYVERN_DEVICE float log_decay(float x, float rate, float lower_bound) {
   return -rate * (x > 20.0f ? x : log_one_plus(exponential(x)));
 }
 
-/// The derivatives of log_decay.
+/// The derivatives of log_decay. They are finite: where a decay erases all, its gradient is 0 times
+/// them.
 struct GateSlopes {
   float by_x, by_A_log;
 };
@@ -72,7 +82,7 @@ WYVERN_DEVICE GateSlopes gate_slopes(float x, float rate, float lower_bound) {
     const float slope = lower_bound * rate * (small / ((1.0f + small) * (1.0f + small)));
     return {slope, slope * x};
   } else {
-    return {-rate * sigmoid(x), log_decay<false>(x, rate, lower_bound)};
+    return {-rate * sigmoid(x), maximum(log_decay<false>(x, rate, lower_bound), -0x1.fffffep127f)};
   }
 }
 

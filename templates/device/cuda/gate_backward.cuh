@@ -77,7 +77,7 @@ WYVERN_DEVICE void scalar_gate_backward(ColumnTile<Shape>& dg, const TokenRows<c
   float bias[Shape::kVector] = {};
   load_columns<Shape>(rate, A_log + at.column, at.active);
 #pragma unroll
-  for (int j = 0; j < Shape::kVector; ++j) rate[j] = exponential(rate[j]);
+  for (int j = 0; j < Shape::kVector; ++j) rate[j] = gate_rate<false>(rate[j]);
   if constexpr (HasBias) load_columns<Shape>(bias, dt_bias + at.column, at.active);
   const ParameterParts<Shape> parts =
       raw_gate_gradient<false>(dg, g.row(chunk.token), g.stride, rate, bias, 0.0f, chunk, at);
@@ -119,7 +119,8 @@ WYVERN_DEVICE void vector_gate_backward(unsigned char* shared, const TokenRows<c
   const int64 start = chunk.token * stride + head * kKeys;
   float rate[Shape::kVector];
 #pragma unroll
-  for (int j = 0; j < Shape::kVector; ++j) rate[j] = HasALog ? exponential(A_log[head]) : 1.0f;
+  for (int j = 0; j < Shape::kVector; ++j)
+    rate[j] = HasALog ? gate_rate<Bounded>(A_log[head]) : 1.0f;
   float dA = 0.0f;
   for (int group = 0; group < Shape::kGroups; ++group) {
     const ColumnPlace<Shape> at(group, shared);

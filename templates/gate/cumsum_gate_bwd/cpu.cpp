@@ -6,7 +6,7 @@ WYVERN_BLOCK {
   const Chunk chunk = find_chunk<VARLEN>(block[0], BT, e, seq_offsets, chunk_index);
   for_heads(HV, [&](int head, int count) {
     const int64 start = chunk.token * HV + head;
-    const GateColumns gate{exp(load_heads(A_log + head, count)),
+    const GateColumns gate{gate_rate<false>(load_heads(A_log + head, count)),
                            HAS_DT_BIAS ? load_heads(dt_bias + head, count) : f32{}};
     LogDecayGradient gradient{dG + start, G + start, HV, count, e.gate_floor};
     const GateSlopes sums = gate_backward<false>(rows_in(chunk, g, g_stride, head), dg_raw + start,

@@ -8,8 +8,8 @@ WYVERN_BLOCK {
   f32 dA{};
   for_heads(K, [&](int key, int count) {
     const int64 start = chunk.token * stride + block[1] * K + key;
-    const auto gate =
-        load_columns<HAS_A_LOG, HAS_DT_BIAS>(A_log, block[1], dt_bias, block[1] * K + key, count);
+    const auto gate = load_columns<LOWER_BOUND, HAS_A_LOG, HAS_DT_BIAS>(A_log, block[1], dt_bias,
+                                                                        block[1] * K + key, count);
     const auto gradient = [&](int r) { return load_heads(dg_log + start + r * stride, count); };
     const GateSlopes sums =
         gate_backward<LOWER_BOUND>(rows_in(chunk, g, g_stride, block[1] * K + key), dg_raw + start,

@@ -6,8 +6,8 @@ WYVERN_BLOCK {
   const int64 head = block[1];
   const f32 floor = splat(e.gate_floor);
   for_heads(K, [&](int key, int count) {
-    const auto gate =
-        load_columns<HAS_A_LOG, HAS_DT_BIAS>(A_log, head, dt_bias, head * K + key, count);
+    const auto gate = load_columns<LOWER_BOUND, HAS_A_LOG, HAS_DT_BIAS>(A_log, head, dt_bias,
+                                                                        head * K + key, count);
     f32 sum{};
     for (int r = 0; r < chunk.rows; ++r) {
       const int64 token = chunk.token + r, at = (token * HV + head) * K + key;

@@ -34,7 +34,7 @@ struct GateForm {
   float rate, bound, floor;
 
   WYVERN_DEVICE GateForm(const Extents& e, float A_log)
-      : rate(HasALog ? exponential(A_log) : 1.0f),
+      : rate(HasALog ? gate_rate<Bounded>(A_log) : 1.0f),
         bound(e.lower_bound * kLog2E),
         floor(e.gate_floor * kLog2E) {}
 
