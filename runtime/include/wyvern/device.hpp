@@ -21,7 +21,7 @@ struct DeviceInfo {
   bool cuda = false;   ///< kind is "cuda"
   std::string model;   ///< "NVIDIA H200", or the processor's name
   std::string arch;    ///< "sm_90a"; on the CPU vendor, family and model: "genuineintel-6-143"
-  std::string key;     ///< key of its measurements: model, units, clocks, memory
+  std::string key;     ///< identifies the device in measurements: model, units, clocks, memory
   std::string driver;  ///< CUDA version and driver's: "13.0 (580.159)"; the CPU's target name
   int units = 0;       ///< multiprocessors, or threads used
   std::int64_t memory_bytes = 0;
@@ -30,8 +30,8 @@ struct DeviceInfo {
   std::string problem;          ///< empty when usable, else what is wrong and how to fix it
 };
 
-/// Every device of the machine, the CPU first. Never throws: a device or driver that is there but
-/// cannot be used is listed with its problem.
+/// Every device of the machine, the CPU first. Never throws: a device or driver that is present but
+/// unusable is listed with its problem.
 [[nodiscard]] std::vector<DeviceInfo> list_devices();
 
 class DeviceImpl;
@@ -48,13 +48,12 @@ class Device {
 
   [[nodiscard]] const DeviceInfo& info() const;
 
-  /// Uninitialized memory, aligned to 256 bytes, freed with the last copy of the pointer, which
-  /// keeps the device open. Throws Error(kUnavailable) when there is too little, as for more bytes
-  /// than an address has.
+  /// Allocates uninitialized memory, aligned to 256 bytes. The last copy of the pointer frees it;
+  /// until then the device stays open. Throws Error(kUnavailable) when there is too little memory.
   [[nodiscard]] std::shared_ptr<void> allocate(std::size_t bytes) const;
-  /// Synchronous copies between host and device memory. They wait for no stream that was made not
-  /// to wait for the default one: synchronize() it first. Throw Error(kBadInput), as fill() does,
-  /// for a null pointer where there are bytes to move.
+  /// Synchronous copies between host and device memory. They do not wait for non-blocking streams:
+  /// synchronize() such a stream first. Throw Error(kBadInput), as fill() does, for a null pointer
+  /// with a byte count above 0.
   void copy_in(void* device, const void* host, std::size_t bytes) const;
   void copy_out(void* host, const void* device, std::size_t bytes) const;
   /// Fills with a byte, ordered after `stream`.

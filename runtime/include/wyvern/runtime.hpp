@@ -40,8 +40,8 @@ using Plan = std::vector<PlanStep>;
 /// Where a prepared operator's plan came from.
 enum class Origin : std::uint8_t {
   exact,     ///< the winner tuned for this problem key
-  nearest,   ///< that of the nearest problem whose plan can serve, or of another driver
-  fallback,  ///< nothing tuned: the templates' default configs
+  nearest,   ///< the winner of the nearest tuned problem, or one tuned with another driver
+  fallback,  ///< no winner: the default plan
   given,     ///< the caller named the plan
 };
 /// "exact", "nearest", "default", "given".
@@ -49,35 +49,34 @@ std::string_view to_string(Origin origin) noexcept;
 
 struct PlanChoice {
   Plan plan;                         ///< empty with Origin::fallback
-  Origin origin = Origin::fallback;  ///< fallback: no plan that is known can serve
-  std::string passed_over = {};      ///< which plan would come before and why it cannot serve, a
-                                     ///< clause; empty: none
+  Origin origin = Origin::fallback;  ///< fallback: no known plan is legal for the problem
+  std::string passed_over = {};      ///< a clause: which plan came first and why it is not legal;
+                                     ///< empty: none came first
 };
 
-/// Why a plan cannot serve the problem that is asked for, a clause; empty: it can.
+/// Says in a clause why a plan is not legal for the problem; empty: it is legal.
 using PlanCheck = std::function<std::string(const Plan&)>;
 
-/// Answers "which plan for this problem on this device?". The cache is the usual one; a tuner that
-/// tunes on a miss is another. Implementations are thread-safe and return nothing when they have
-/// no answer; they do not throw.
+/// Finds the plan of a problem on a device. The cache is one implementation, a tuner that tunes on
+/// a miss another. Implementations are thread-safe, do not throw, and return nothing where they
+/// know no plan.
 ///
-/// Of the plans that are known to them the best one answers to which `check` has no objection: one
-/// that was tuned for the very problem; else for it with other counts of tokens or sequences; else
-/// with other heads, options, threads of a processor, or on another GPU of the architecture where
-/// packs name that one alone, whichever are the least apart. Options count in this order, from the
-/// least: states that are given or wanted; norms, gate and beta in the kernel, dtypes of beta and
-/// g; chunk_size and intermediates that are kept; packed sequences.
-/// No plan crosses operators, passes, dtypes, K, V, steps of a token, precision floors, or gates
-/// that are there, or bounded, in one of the problems alone.
+/// They return the best known plan that `check` accepts: first one tuned for this problem; then for
+/// this problem with other counts of tokens or sequences; then for the nearest problem with other
+/// heads, options, or threads of a processor, or on another GPU of the architecture where packs
+/// name only that GPU. Differences in options count in this order, the least first: states that are
+/// given or output; norms, gate and beta in the kernel, dtypes of beta and g; chunk_size and kept
+/// intermediates; packed sequences. Operator, pass, dtype, K, V, steps per token and precision must
+/// be the same, and both problems or neither must have a gate, and a bounded one.
 class PlanSource {
  public:
   virtual ~PlanSource() = default;
-  /// `check` null: it has no objection to any plan.
+  /// A null `check` accepts every plan.
   virtual std::optional<PlanChoice> find(const DeviceInfo& device, const ProblemKey& key,
                                          const PlanCheck& check) = 0;
-  /// A number that changes when find() may answer otherwise than before, as far as this process
-  /// knows: while it is the same, prepare() may spare itself the question for some milliseconds.
-  /// Nothing: it always asks. Allocates nothing and takes no lock.
+  /// A number that changes when this process knows that find() may return another plan. While it
+  /// is the same, prepare() may skip find() for some milliseconds; without a number it never skips.
+  /// Allocates nothing and takes no lock.
   [[nodiscard]] virtual std::optional<std::uint64_t> version() const noexcept { return {}; }
 };
 
@@ -90,12 +89,12 @@ struct TensorSpec {
   DType dtype = DType::fp32;
   int rank = 0;
   std::array<std::int64_t, kMaxRank> shape{};
-  bool present = false;  ///< the problem asks for it; else it must be absent
-  /// Whether the prepared operator takes the tensor with strided rows (<wyvern/tensor.hpp>), or a
-  /// pool with strided slots; its plan decides. Always false in tensor_specs().
+  bool present = false;  ///< true: the problem requires it; false: it must be absent
+  /// Whether the operator's plan accepts the tensor with strided rows (<wyvern/tensor.hpp>), or a
+  /// pool with strided slots. Always false in tensor_specs().
   bool strided = false;
-  /// Leading dimensions that count what may be strided: [B, T] of rows of tokens, [slots] of a
-  /// pool.
+  /// Leading dimensions whose elements may be strided: 2 for rows of tokens [B, T], 1 for the slots
+  /// of a pool.
   int outer_dims = 2;
 };
 
@@ -103,16 +102,16 @@ struct TensorSpec {
 [[nodiscard]] std::vector<TensorSpec> tensor_specs(const Problem& problem);
 
 /// The tensors of a launch, named as in runtime/SPECIFICATION.md. A default-constructed view is an
-/// absent tensor; which must be present tensor_specs() says. All pointers are on the operator's
-/// device and stay valid until the work is done. No tensor that a launch writes (an output,
-/// `state`, a kept intermediate) shares memory with another of its tensors or the workspace; inputs
-/// may share theirs. The one update in place is `state`, with inplace_state.
+/// absent tensor; tensor_specs() says which must be present. All pointers are on the operator's
+/// device and stay valid until the work is done. A tensor that a launch writes (an output, `state`,
+/// a kept intermediate) must not share memory with another tensor or the workspace; inputs may
+/// share memory. Only `state`, with inplace_state, is updated in place.
 ///
 /// A state is [N,HV,K,V], or [N,HV,V,K] with state_v_first. C is the problem's chunk_size, 64 when
 /// unset. NT counts chunk slots: B ceil(T / C), or floor(T / C) + N for a packed batch, an upper
-/// bound that needs no look at cu_seqlens; slots that no chunk uses hold zeros. Where a token has
-/// num_householder = n steps, k, v, beta, the intermediates kept of them (Tinv, w, v_new) and their
-/// gradients have n T rows for T, and chunks count these.
+/// bound for any cu_seqlens; slots that no chunk uses hold zeros. Where a token has num_householder
+/// = n steps, k, v, beta, the intermediates kept of them (Tinv, w, v_new) and their gradients have
+/// n T rows in place of T, and chunks count these rows.
 struct Arguments {
   TensorView q, k;           ///< [B,T,H,K]
   TensorView v;              ///< [B,T,HV,V]
@@ -128,41 +127,41 @@ struct Arguments {
   TensorView norm_gate;      ///< [B,T,HV,V], of the dtype of v, with output_norm
   TensorView do_;            ///< backward: "do", the gradient of o
   TensorView dht;            ///< backward: the gradient of the final state, fp32
-  /// [N], the slot of each sequence's state; one outside [0, state_slots), such as -1, and 0 with
-  /// null_slot_zero, makes a null sequence: it computes nothing, its rows of o and its final_state
-  /// are 0, no slot is touched. With inplace_state a slot that a sequence writes is no other
-  /// sequence's, read or written; that is not checked.
+  /// [N], the slot of each sequence's state. An index outside [0, state_slots), such as -1, and 0
+  /// with null_slot_zero, makes a null sequence: its rows of o and its final_state are 0, and it
+  /// reads and writes no slot. With inplace_state no other sequence may read or write a slot that a
+  /// sequence writes; launches do not check this.
   TensorView state_index;
-  /// [N], where each sequence's final state goes, with output_state_index: as state_index, of the
-  /// same dtype. An index that is none of a slot in either makes a null sequence.
+  /// [N], with output_state_index: the slot of each sequence's final state, of state_index's dtype.
+  /// An index that names no slot, here or in state_index, makes a null sequence.
   TensorView output_state_index;
-  TensorView has_initial_state;  ///< [N] boolean: false starts from zeros, whatever the slot holds
-  /// [state_slots,HV] fp32 (without state_index [N,HV]), of `state` in float8: an element counts
-  /// times the scale of its slot and head, which must be positive. Read, never written: a final
-  /// state is divided by the scale of the slot that it goes to, and what is beyond the dtype's
-  /// largest number becomes that number.
+  TensorView has_initial_state;  ///< [N] boolean: false starts from zero, whatever the slot holds
+  /// [state_slots,HV] fp32 (without state_index [N,HV]), for a float8 `state`: each element is
+  /// multiplied by the scale of its slot and head, which must be positive. A launch reads scales
+  /// and never writes them: it divides a final state by the scale of its slot, and clamps it to the
+  /// dtype's largest number.
   TensorView state_scale;
   // Of the dtype of index tensors, in the recurrent pass.
   /// [N], with index_columns, where state_index is [N,index_columns]: a sequence starts from the
-  /// slot in column num_accepted[n] - 1; a number outside 1 to index_columns, or an index there
-  /// that is none of a slot, makes a null sequence. The state after token t goes to column t's
-  /// slot; an index that is none of a slot, or no column: it is not written.
+  /// slot in column num_accepted[n] - 1. A number outside 1 to index_columns, or an index there
+  /// that names no slot, makes a null sequence. The state after token t goes to the slot in column
+  /// t; without such a column, or where its index names no slot, it is not written.
   TensorView num_accepted;
-  /// [N], with intermediate_rows: the row of intermediate_states that sequence n's states go to, no
-  /// other sequence's; one outside [0, intermediate_rows): they are not written, and with `parent`
-  /// the sequence is a null one.
+  /// [N], with intermediate_rows: the row of intermediate_states for sequence n's states; no two
+  /// sequences may have the same row. For a row outside [0, intermediate_rows) they are not
+  /// written, and with `parent` the sequence is a null sequence.
   TensorView intermediate_index;
-  /// [N,draft_tokens], with Problem::parent: token t of sequence n goes on from the state after
-  /// token parent[n,t] < t as intermediate_states has it, -1: from the sequence's start. Any other
-  /// number makes a null token: its row of o is 0, its state is not written, and tokens that go on
-  /// from it are null too, as are tokens past draft_tokens.
+  /// [N,draft_tokens], with Problem::parent: token t of sequence n continues from the state after
+  /// token parent[n,t] < t in intermediate_states; -1: from the sequence's start. Any other number
+  /// makes a null token: its row of o is 0 and its state is not written. Tokens that continue from
+  /// a null token are null, as are tokens past draft_tokens.
   TensorView parent;
-  /// [N], of the dtype of index tensors, with checkpoint_offsets: after how many tokens of each
-  /// sequence its state goes to `checkpoints`, a multiple of 16; 0 or any other number: none does.
+  /// [N], of the dtype of index tensors, with checkpoint_offsets: sequence n's state after this
+  /// many tokens, a multiple of 16, goes to `checkpoints`. For 0 or any other number none does.
   TensorView checkpoint_offsets;
 
   /// Intermediates that disable_recompute keeps: outputs of the forward pass, inputs of the
-  /// backward pass with the same chunk_size. Of the inputs' dtype but for Aqk.
+  /// backward pass with the same chunk_size. All but Aqk have the inputs' dtype.
   TensorView Tinv;       ///< [B,T,HV,C]
   TensorView Aqk;        ///< [B,T,HV,C] fp32, with a gate per key channel
   TensorView w, qg, kg;  ///< [B,T,HV,K]; qg and kg with a gate per key channel
@@ -172,15 +171,15 @@ struct Arguments {
   /// In and out: the pool of states [state_slots,HV,...] ([N,HV,...] without state_index), with
   /// inplace_state. Slots may be strided (<wyvern/tensor.hpp>).
   TensorView state;
-  /// In and out: [checkpoint_rows,HV,...] states of checkpoint_dtype() with checkpoint_every, those
-  /// of sequence n from row floor(len_0 / checkpoint_every) + ... of all before it on; [N,HV,...]
-  /// with checkpoint_offsets. Other rows keep their bytes.
+  /// In and out, states of checkpoint_dtype(). With checkpoint_every [checkpoint_rows,HV,...]:
+  /// sequence n's begin at the row sum over i < n of floor(len_i / checkpoint_every). With
+  /// checkpoint_offsets [N,HV,...]. Other rows keep their bytes.
   TensorView checkpoints;
   TensorView o;            ///< out, [B,T,HV,V]
   TensorView final_state;  ///< out, a state, fp32
   /// Forward: out, [NT,HV,K,V] or [NT,HV,V,K], of the inputs' dtype. Recurrent: in and out,
-  /// [intermediate_rows,draft_tokens,HV,...] states of state_dtype; those of no token keep their
-  /// bytes.
+  /// [intermediate_rows,draft_tokens,HV,...] states of state_dtype; entries without a token keep
+  /// their bytes.
   TensorView intermediate_states;
   TensorView dq, dk, dv, dbeta;   ///< out, each as its input
   TensorView derase, dwrite, dg;  ///< out, each as its input
@@ -191,40 +190,38 @@ struct Arguments {
   TensorView& tensor(std::string_view name);
   const TensorView& tensor(std::string_view name) const;
 
-  /// Optional host copy of cu_seqlens (N + 1 entries), not owned: checked in full before the
-  /// launch. Without it a device-resident cu_seqlens is clamped into [0, T] on the device, so that
-  /// a bad one cannot make a kernel read or write out of bounds; on the CPU cu_seqlens itself is
-  /// always checked.
+  /// Optional host copy of cu_seqlens (N + 1 entries), not owned, which a launch checks in full.
+  /// Without it a GPU's kernels clamp cu_seqlens to [0, T], so that a bad one cannot make them read
+  /// or write out of bounds. On the CPU a launch always checks cu_seqlens itself.
   std::span<const std::int64_t> cu_seqlens_host;
 };
 
 class OperatorImpl;
 
-/// A prepared operator: compiled, loaded, ready. Immutable; copies share; thread-safe. It may
-/// outlive the Runtime that made it.
+/// A prepared operator: compiled, loaded, ready to launch. Immutable and thread-safe; copies share
+/// one object. It may outlive the Runtime that made it.
 class Operator {
  public:
   [[nodiscard]] const Problem& problem() const;
   [[nodiscard]] const Plan& plan() const;
   [[nodiscard]] Origin origin() const;
-  /// Bytes a launch needs; the memory's content does not matter and need not outlive the launch.
+  /// Bytes of workspace that a launch needs. Its content need not be set before or kept after.
   [[nodiscard]] std::size_t workspace_bytes() const;
   /// tensor_specs() of the problem, `strided` set where this plan takes strided rows.
   [[nodiscard]] const std::vector<TensorSpec>& tensors() const;
 
-  /// Enqueues the pass on `stream` (runs it, on the CPU). `workspace` has `workspace_bytes`, at
-  /// least workspace_bytes(), is aligned to 256 bytes, not shared with a launch in flight, and may
-  /// be null when workspace_bytes() is 0. Allocates nothing (on the CPU a thread keeps the scratch
-  /// memory that its first launches ask for), waits for no lock, synchronizes nothing; legal inside
-  /// CUDA graph capture. Same inputs and plan, same device: bitwise the same outputs. Before
-  /// anything is launched throws Error(kBadInput) that names a wrong tensor, a workspace that is
-  /// too small or not aligned, or two tensors of which one is written and that share memory;
-  /// Error(kUnavailable) when the driver refuses a launch. That pointers lead to memory of the
-  /// device, as large as shape and size say, is the caller's promise: it cannot be checked.
+  /// Enqueues the pass on `stream`; on the CPU runs it. `workspace` has `workspace_bytes`, at least
+  /// workspace_bytes(), is aligned to 256 bytes, is not used by another launch in flight, and may
+  /// be null when workspace_bytes() is 0. A launch allocates nothing (on the CPU a thread keeps the
+  /// scratch memory of its first launches), waits for no lock, synchronizes nothing, and is legal
+  /// inside CUDA graph capture. The same inputs, plan and device give bitwise the same outputs.
+  /// Throws, before it launches anything, Error(kBadInput) that names a wrong tensor, a workspace
+  /// that is too small or not aligned, or a written tensor that shares memory with another one;
+  /// Error(kUnavailable) when the driver refuses a launch. It cannot check that pointers lead to
+  /// device memory as large as the shapes say: the caller must make sure.
   void launch(const Arguments& arguments, void* workspace, std::size_t workspace_bytes,
               Stream stream = nullptr) const;
-  /// The same without the check of the workspace's size: the caller promises that it has
-  /// workspace_bytes().
+  /// The same without a check of the workspace's size, which must be at least workspace_bytes().
   void launch(const Arguments& arguments, void* workspace, Stream stream = nullptr) const;
 
   const OperatorImpl& impl() const { return *impl_; }
@@ -234,13 +231,13 @@ class Operator {
   std::shared_ptr<const OperatorImpl> impl_;
 };
 
-/// A stage of the chunked form on its own: one template, its tensors by their contract's names
-/// (templates/README.md lists them). Immutable; copies share; thread-safe.
+/// One stage of the chunked form by one template. templates/README.md lists its tensors. Immutable
+/// and thread-safe; copies share one object.
 class Stage {
  public:
   const PlanStep& step() const;
-  /// `tensors[i]` is the i-th argument of the template's contract (absent optional ones default).
-  /// It has no workspace. Same promises as Operator::launch.
+  /// `tensors[i]` is the i-th argument of the template's contract; an absent optional tensor is a
+  /// default-constructed view. A stage has no workspace; else as Operator::launch.
   void launch(std::span<const TensorView> tensors, Stream stream = nullptr) const;
 
   explicit Stage(std::shared_ptr<const OperatorImpl> impl) : impl_(std::move(impl)) {}
@@ -250,50 +247,51 @@ class Stage {
 };
 
 struct RuntimeOptions {
-  /// Null: the cache in its default directory. Give a Cache over another directory to use that.
+  /// Null: a cache in the default directory.
   std::shared_ptr<Cache> cache;
-  /// Null: winners from the cache.
+  /// Null: winners of the cache and of packs.
   std::shared_ptr<PlanSource> plans;
   /// Threads that compile one plan's kernels; 0: one per core.
   unsigned compile_jobs = 0;
-  /// Called with one sentence, from the thread that met it, when a plan cannot be used that was
-  /// tuned for the problem, or where no other can for one alike, once for each problem but for its
-  /// counts of tokens and sequences; and when a plan does not load, once for each problem key and
-  /// plan, which this Runtime does not try again. Null: a line on stderr.
+  /// Called with one sentence from the thread that prepares, in two cases. A winner of the problem,
+  /// or without another legal plan one of a near problem, is not legal: once for each family. A
+  /// plan does not load: once for each problem key and plan, which this Runtime does not try again.
+  /// Null: a line on stderr.
   std::function<void(const std::string&)> on_degraded = nullptr;
 };
 
-/// Finds plans, compiles, loads. Thread-safe; keeps each loaded kernel for its own lifetime. A
-/// fork() waits until no other thread is in prepare(), so that the child may prepare and launch
-/// too, but on a CPU only: a GPU's driver does not work in a child.
+/// Finds plans, compiles and loads kernels, and keeps them loaded while it lives. Thread-safe. A
+/// fork() waits until no other thread is in prepare(), so that the child may prepare and launch on
+/// the CPU. It cannot use a GPU: the driver does not work in a child.
 class Runtime {
  public:
   explicit Runtime(RuntimeOptions options = {});
   ~Runtime();
 
-  /// The operator for this problem by the best plan known; by the default plan where that one is
-  /// not legal or cannot be loaded, and always for a batch_invariant problem. Compiles kernels that
-  /// the cache does not hold: milliseconds to seconds the first time, microseconds when all is
-  /// loaded, whatever other threads compile meanwhile. A problem that the calling thread prepared
-  /// recently takes no lock, allocates nothing and needs a tenth of a microsecond; it then sees a
-  /// winner that another process stored 20 milliseconds late, and one that this process stored at
-  /// once. Throws Error: kBadInput for an illegal problem or one of more blocks than a launch of
-  /// the device may have, kUnavailable when a compiler is missing or no template fits the device.
+  /// Prepares the problem by the best known plan, or by the default plan where that plan is not
+  /// legal or does not load; a batch_invariant problem always has its default plan. Compiles the
+  /// kernels that the cache lacks: milliseconds to seconds the first time, microseconds when all
+  /// are loaded, even while other threads compile. For a problem that the calling thread prepared
+  /// recently it takes no lock, allocates nothing and needs a tenth of a microsecond; it then uses
+  /// a new winner of another process up to 20 milliseconds late, one of this process at once.
+  /// Throws Error(kBadInput) for an illegal problem and for one that needs more blocks than the
+  /// device can launch, Error(kUnavailable) when a compiler is missing or no template fits the
+  /// device.
   Operator prepare(const Device& device, const Problem& problem);
-  /// The same by a given plan. Throws Error(kBadInput) when the plan does not carry out the
-  /// problem, or names the step and the tunable where a config is not in its template's space for
-  /// the problem and the device: a value for every tunable and nothing else, each one of the
-  /// tunable's, legal together, and of the problem's precision and chunk size. A batch_invariant
-  /// problem takes its default plan only.
+  /// Prepares the problem by a given plan. Throws Error(kBadInput) when the plan does not compute
+  /// the problem, and one that names the step and the tunable when a config is not in its
+  /// template's space for the problem and device: it must have a legal value for every tunable and
+  /// nothing else, and fit the problem's precision and chunk size. A batch_invariant problem
+  /// accepts its default plan only.
   Operator prepare(const Device& device, const Problem& problem, const Plan& plan);
-  /// As the first, by the best plan that `plans` knows and not the runtime's own source.
+  /// As the first, with `plans` in place of the runtime's own PlanSource.
   Operator prepare(const Device& device, const Problem& problem, PlanSource& plans);
 
-  /// One template on its own, specialized on the problem's dims, dtypes and options, at its sizes
-  /// and scale. Gates are summed as they are (an operator bounds them at -24).
+  /// Prepares one template for the problem's dimensions, dtypes, options, sizes and scale. A stage
+  /// sums gates as they are, while an operator bounds them at -24.
   Stage prepare_stage(const Device& device, const PlanStep& step, const Problem& problem);
 
-  /// How many kernels were compiled by this runtime (not found loaded or in the cache).
+  /// How many kernels this runtime compiled, because it found them neither loaded nor in the cache.
   [[nodiscard]] std::int64_t compiled() const;
   Cache& cache();  ///< lives as long as the runtime
 
@@ -302,11 +300,10 @@ class Runtime {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Every plan that carries out the problem on the device with chunk size BT, each step with its
+/// Every plan that computes the problem on the device with chunk size BT, each step with its
 /// default config: all ways to cover the operator's stages by templates of the build. Empty when
-/// some stage has no legal config of this BT. Of a batch_invariant problem the default plan, if it
-/// has this BT. Throws Error(kBadInput) for an illegal problem and
-/// for a BT below 1.
+/// some stage has no legal config of this BT. A batch_invariant problem has its default plan only,
+/// if that has this BT. Throws Error(kBadInput) for an illegal problem and for a BT below 1.
 [[nodiscard]] std::vector<Plan> plans(const Device& device, const Problem& problem,
                                       std::int64_t BT);
 

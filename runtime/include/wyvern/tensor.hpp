@@ -1,4 +1,4 @@
-// A view of a tensor that somebody else owns.
+// A non-owning view of a tensor.
 #pragma once
 
 #include <wyvern/dtype.hpp>
@@ -15,18 +15,18 @@ namespace wyvern WYVERN_API {
 inline constexpr int kMaxRank = 5;
 
 /// Pointer, dtype, shape and strides; owns nothing. Fields follow DLPack's DLTensor: strides count
-/// elements, and the pointer is on the device the operator was prepared for. Wyvern asks for
-/// contiguous tensors (row-major strides; a dimension of size 1 may have any) aligned to 16 bytes.
+/// elements, and the pointer is on the device the operator was prepared for. Tensors must be
+/// contiguous (row-major strides; a dimension of size 1 may have any) and aligned to 16 bytes.
 ///
-/// Of a tensor [B, T, ...] that an operator's plan takes strided (TensorSpec::strided) the rows of
-/// tokens may be strided, as in a slice of a projection: each row is contiguous, the stride between
-/// rows is a multiple of 16 bytes below 2^40 and at least a row, and the stride between sequences
-/// of a batch is T row strides. Memory between rows is neither read nor written; but the memory of
-/// a tensor that is written counts from its first byte to its last one, so that no other tensor may
-/// lie between its rows.
+/// Where an operator's plan accepts a tensor [B, T, ...] with strided rows (TensorSpec::strided),
+/// its rows of tokens may be strided, as in a slice of a projection: each row is contiguous, the
+/// stride between rows is a multiple of 16 bytes below 2^40 and at least a row, and the stride
+/// between sequences of a batch is T row strides. A launch neither reads nor writes memory between
+/// rows. The memory of a tensor that it writes counts from the first byte to the last, so no other
+/// tensor may be between its rows.
 ///
-/// The slots of a pool of states [slots, HV, ...] may be strided likewise: each is contiguous, the
-/// distance from one to the next is a multiple of 16 bytes below 2^40 and at least a slot.
+/// The slots of a pool of states [slots, HV, ...] may be strided likewise: each slot is contiguous,
+/// the stride between slots is a multiple of 16 bytes below 2^40 and at least a slot.
 struct TensorView {
   void* data = nullptr;  ///< null: the tensor is absent
   DType dtype = DType::fp32;

@@ -9,32 +9,32 @@
  *   launch.tensors = tensors;    launch.tensor_count = 6;
  *   wyvern_operator_launch(op, &launch);
  *
- * C11 and C++ compile it. What a problem means, and each tensor's shape and content, is said once,
- * in <wyvern/problem.hpp> (Problem) and <wyvern/runtime.hpp> (Arguments): fields and tensors go
- * here by the names they have there, so that a new one needs no new function.
+ * The header compiles as C11 and as C++. <wyvern/problem.hpp> (Problem) and <wyvern/runtime.hpp>
+ * (Arguments) define what a problem means and each tensor's shape and content. Fields and tensors
+ * have the same names here, so that a new one needs no new function.
  *
- * Errors. A function that can fail returns a wyvern_status; after any but WYVERN_OK
- * wyvern_last_error() has one sentence that names the argument, its value and what is legal, and
- * what the function gives through pointers is not written, but for handles, which are NULL. No C++
- * exception leaves the library. A null pointer where none is allowed is WYVERN_BAD_INPUT; a pointer
- * to something else, or to a handle that was destroyed, is undefined.
+ * Errors. A function that can fail returns a wyvern_status. After any but WYVERN_OK
+ * wyvern_last_error() returns one sentence that names the argument, its value and what is legal;
+ * output handles are NULL then and other outputs are not written. No C++ exception leaves the
+ * library. A null pointer where none is allowed is WYVERN_BAD_INPUT; a wrong pointer, or a handle
+ * that was destroyed, is undefined behaviour.
  *
- * Ownership. What a function creates the caller destroys with the function of that name, which
- * takes NULL too. Handles may be destroyed in any order: an operator keeps what it needs of its
- * runtime and device, memory its device. Destroying an operator or memory does not wait for a GPU:
- * work that uses it must be done. Text that goes in is NUL-terminated UTF-8 and copied. Text that
- * comes out is never NULL; its function says how long it lives.
+ * Ownership. The caller destroys each object with the _destroy function of its type, which accepts
+ * NULL. Handles may be destroyed in any order: an operator holds references to what it needs of its
+ * runtime and device, memory to its device. Destroying an operator or memory does not wait for a
+ * GPU: work that uses it must be done. Input text is NUL-terminated UTF-8 and copied. Output text
+ * is never NULL; its function says how long it lives.
  *
- * Threads. Every handle but a wyvern_problem may be used by several threads at once; a problem only
- * while none of them changes it. No thread may still use a handle that another destroys.
+ * Threads. Several threads may use any handle at once, a wyvern_problem only while none of them
+ * changes it. No thread may use a handle while or after another destroys it.
  *
- * Versions. Functions and values of enumerations are added and never taken away or changed, so that
- * a program works with every library whose wyvern_api_version() is at least the
- * WYVERN_API_VERSION it was compiled with. Structs grow at their end. A struct says its size as the
- * caller knows it: what an older caller does not have counts as 0, what is beyond the library's own
- * struct must be 0 (WYVERN_BAD_INPUT: a newer caller asks for something that this library has not)
- * where the library reads, and becomes 0 where it writes. So initialize structs to zeros, or with
- * the macro beside them. */
+ * Versions. Later versions add functions, values of enumerations and members at the end of structs,
+ * and never remove or change any. So a program works with every library whose
+ * wyvern_api_version() is at least the WYVERN_API_VERSION it was compiled with. A struct has its
+ * size as the caller knows it. The library reads members that an older caller does not have as 0.
+ * Bytes beyond its own struct it sets to 0 where it writes, and where it reads they must be 0
+ * (WYVERN_BAD_INPUT: a newer caller sets a member that this library does not know). So initialize
+ * structs to zeros, or with the macro beside them. */
 #ifndef WYVERN_WYVERN_H
 #define WYVERN_WYVERN_H
 
@@ -73,7 +73,7 @@ WYVERN_C_API const char* wyvern_last_error(void);
 /* ---- Devices ---- */
 
 typedef struct wyvern_device wyvern_device;           /* an open device */
-typedef struct wyvern_device_list wyvern_device_list; /* what there was when it was made */
+typedef struct wyvern_device_list wyvern_device_list; /* the devices when it was created */
 typedef struct wyvern_memory wyvern_memory;           /* memory on a device */
 
 typedef struct wyvern_device_info {
@@ -82,7 +82,7 @@ typedef struct wyvern_device_info {
   const char* kind;    /* "cpu", "cuda" */
   const char* model;   /* "NVIDIA H200", or the processor's name */
   const char* arch;    /* "sm_90a"; of the CPU vendor, family and model */
-  const char* key;     /* what measurements are kept under */
+  const char* key;     /* identifies the device in measurements */
   const char* driver;  /* CUDA's version and the driver's; the CPU's target name */
   const char* problem; /* empty when usable, else what is wrong and how to fix it */
   int64_t units;       /* multiprocessors, or threads used */
@@ -94,18 +94,18 @@ typedef struct wyvern_device_info {
 /* All zeros but the size. The same for each struct below. */
 #define WYVERN_DEVICE_INFO_INIT {sizeof(wyvern_device_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
-/* "cpu" or "cuda:N". On a GPU the device's primary context is used, that of the CUDA runtime.
+/* Opens "cpu" or "cuda:N". A GPU is used by its primary context, that of the CUDA runtime.
  * WYVERN_BAD_INPUT for another spelling, WYVERN_UNAVAILABLE where the device or its driver is
- * missing. Opening a device again gives another handle to the same. */
+ * missing. Opening a device again returns another handle to the same device. */
 WYVERN_C_API wyvern_status wyvern_device_open(const char* name, wyvern_device** device);
-/* The first GPU that can be used, else the CPU. */
+/* Opens the first usable GPU, else the CPU. */
 WYVERN_C_API wyvern_status wyvern_device_open_best(wyvern_device** device);
 WYVERN_C_API void wyvern_device_destroy(wyvern_device* device);
 /* The texts live as long as the handle. */
 WYVERN_C_API wyvern_status wyvern_device_get_info(const wyvern_device* device,
                                                   wyvern_device_info* info);
 
-/* Every device of the machine, the CPU first, those that cannot be used with their problem. */
+/* Lists every device of the machine, the CPU first, unusable ones with their problem. */
 WYVERN_C_API wyvern_status wyvern_device_list_create(wyvern_device_list** list);
 WYVERN_C_API void wyvern_device_list_destroy(wyvern_device_list* list);
 /* 0 for NULL. */
@@ -114,22 +114,22 @@ WYVERN_C_API size_t wyvern_device_list_count(const wyvern_device_list* list);
 WYVERN_C_API wyvern_status wyvern_device_list_get(const wyvern_device_list* list, size_t index,
                                                   wyvern_device_info* info);
 
-/* Uninitialized memory on the device, aligned to 256 bytes, for callers that have no allocator of
- * their own. WYVERN_UNAVAILABLE where there is too little. */
+/* Allocates uninitialized memory on the device, aligned to 256 bytes, for callers without an
+ * allocator of their own. WYVERN_UNAVAILABLE where there is too little. */
 WYVERN_C_API wyvern_status wyvern_memory_create(const wyvern_device* device, size_t bytes,
                                                 wyvern_memory** memory);
 WYVERN_C_API void wyvern_memory_destroy(wyvern_memory* memory);
 /* The address on the device, as long as the handle lives; NULL for NULL. */
 WYVERN_C_API void* wyvern_memory_data(const wyvern_memory* memory);
 
-/* Copy `bytes` between host memory and the device's, and wait until it is done, but for no stream
- * that was made not to wait for the default one: wyvern_device_synchronize() it first. */
+/* Copy `bytes` between host and device memory and wait for the copy. They do not wait for
+ * non-blocking streams: call wyvern_device_synchronize() for such a stream first. */
 WYVERN_C_API wyvern_status wyvern_device_copy_in(const wyvern_device* device, void* to,
                                                  const void* from_host, size_t bytes);
 WYVERN_C_API wyvern_status wyvern_device_copy_out(const wyvern_device* device, void* to_host,
                                                   const void* from, size_t bytes);
-/* Sets every byte to `byte`, ordered after `stream`, a CUstream (NULL: the default stream). Streams
- * mean nothing to the CPU, where every call is done when it returns. */
+/* Sets every byte to `byte`, ordered after `stream`, a CUstream (NULL: the default stream). The CPU
+ * ignores streams: every call is complete when it returns. */
 WYVERN_C_API wyvern_status wyvern_device_fill(const wyvern_device* device, void* to,
                                               unsigned char byte, size_t bytes, void* stream);
 /* Waits for all work of the stream. WYVERN_UNAVAILABLE where the device reports a fault. */
@@ -137,7 +137,7 @@ WYVERN_C_API wyvern_status wyvern_device_synchronize(const wyvern_device* device
 
 /* ---- Problems ---- */
 
-/* Element types of tensors. 0 is none of them, so that one that was forgotten is noticed. */
+/* Element types of tensors. 0 is not one, so that the library refuses a dtype that was not set. */
 typedef enum wyvern_dtype {
   WYVERN_FP32 = 1,
   WYVERN_FP16 = 2,
@@ -164,21 +164,21 @@ typedef struct wyvern_field_info {
   size_t struct_size;
   const char* name;
   const char* help;     /* one line */
-  const char* scope;    /* where it means something: "kda only"; empty: everywhere */
+  const char* scope;    /* the operators and passes it applies to: "kda only"; empty: all */
   const char* value;    /* its default as text; empty: unset */
   int32_t type;         /* a wyvern_field_type */
-  int32_t may_be_unset; /* 1: wyvern_problem_unset() takes it */
+  int32_t may_be_unset; /* 1: wyvern_problem_unset() accepts it */
 } wyvern_field_info;
 
 #define WYVERN_FIELD_INFO_INIT {sizeof(wyvern_field_info), 0, 0, 0, 0, 0, 0}
 
 /* How many fields a problem has in this library. */
 WYVERN_C_API size_t wyvern_field_count(void);
-/* `index` is below the count; a field's index may be another in another version. */
+/* `index` is below the count. A field's index may differ between versions. */
 WYVERN_C_API wyvern_status wyvern_field_get(size_t index, wyvern_field_info* info);
 
-/* How many operators this library has, and their names, which live forever; NULL for an index that
- * is not below the count. */
+/* How many operators this library has, and their names, which live forever; NULL for an index at or
+ * above the count. */
 WYVERN_C_API size_t wyvern_operator_name_count(void);
 WYVERN_C_API const char* wyvern_operator_name(size_t index);
 
@@ -188,27 +188,27 @@ WYVERN_C_API wyvern_status wyvern_problem_copy(const wyvern_problem* from,
                                                wyvern_problem** problem);
 WYVERN_C_API void wyvern_problem_destroy(wyvern_problem* problem);
 
-/* Set a field by its name. WYVERN_BAD_INPUT for a name that is no field's, a field of another type,
- * and a text that is none of the field's names; whether values are legal together
- * wyvern_problem_validate() says, and whatever takes a problem after it. */
+/* Set a field by its name. WYVERN_BAD_INPUT for an unknown field, a field of another type, and a
+ * text that is not one of the field's names. wyvern_problem_validate(), and every function that
+ * takes a problem, checks whether the values are legal together. */
 WYVERN_C_API wyvern_status wyvern_problem_set_int(wyvern_problem* problem, const char* field,
                                                   int64_t value);
 WYVERN_C_API wyvern_status wyvern_problem_set_real(wyvern_problem* problem, const char* field,
                                                    double value);
 WYVERN_C_API wyvern_status wyvern_problem_set_text(wyvern_problem* problem, const char* field,
                                                    const char* value);
-/* As if the field had never been set: its default is chosen by the rest of the problem. */
+/* Unsets a field: the rest of the problem then determines its value. */
 WYVERN_C_API wyvern_status wyvern_problem_unset(wyvern_problem* problem, const char* field);
-/* A field of any type as text: "8192", "true", "bf16"; empty where it is unset. Writes up to
- * `capacity` bytes with the NUL (`text` may be NULL where that is 0) and the length without it to
- * `length`, which may be NULL; a text that does not fit is cut. */
+/* Writes a field of any type as text: "8192", "true", "bf16"; empty where it is unset. Writes at
+ * most `capacity` bytes, the NUL included (`text` may be NULL where `capacity` is 0), truncates a
+ * longer text, and writes the full length without the NUL to `length`, which may be NULL. */
 WYVERN_C_API wyvern_status wyvern_problem_get_text(const wyvern_problem* problem, const char* field,
                                                    char* text, size_t capacity, size_t* length);
 
-/* Whether the problem is legal; else WYVERN_BAD_INPUT with the first wrong field. */
+/* WYVERN_OK for a legal problem, else WYVERN_BAD_INPUT with the first wrong field. */
 WYVERN_C_API wyvern_status wyvern_problem_validate(const wyvern_problem* problem);
-/* The key under which the problem's tuned plans are kept, written as wyvern_problem_get_text()
- * does. The problem must be legal. */
+/* Writes the key of the problem's tuned plans as wyvern_problem_get_text() writes text. The problem
+ * must be legal. */
 WYVERN_C_API wyvern_status wyvern_problem_key(const wyvern_problem* problem, char* text,
                                               size_t capacity, size_t* length);
 
@@ -225,50 +225,49 @@ typedef enum wyvern_access {
 /* What a tensor of a launch must be. */
 typedef struct wyvern_tensor_spec {
   const char* name; /* lives forever */
-  int32_t present;  /* 1: the problem asks for it; 0: it must be left out, all below is 0 */
+  int32_t present;  /* 1: the problem requires it; 0: it must be absent, all below is 0 */
   int32_t access;   /* a wyvern_access */
   int32_t dtype;    /* a wyvern_dtype */
   int32_t rank;
   int64_t shape[WYVERN_MAX_RANK]; /* elements; 0 beyond the rank */
   size_t bytes;                   /* of the contiguous tensor */
-  /* Version 2. 1: the operator's plan takes it strided, as wyvern_tensor says; 0: it must be
-   * contiguous. 0 of wyvern_problem_tensors(), as plans differ. */
+  /* Version 2. 1: the operator's plan accepts it strided, as wyvern_tensor says; 0: it must be
+   * contiguous. Always 0 from wyvern_problem_tensors(), as plans differ. */
   int64_t strided;
 } wyvern_tensor_spec;
 
-/* Every tensor that an operator can have, those of a legal problem with `present`: what a launch
- * takes and how large it must be, for which no device is needed. Writes the first `capacity` of
- * them, each `spec_size` bytes, sizeof(wyvern_tensor_spec), after the other (`specs` may be NULL
- * where capacity is 0) and how many there are to `count`, which may be NULL. The order is that of
- * wyvern_operator_tensors() and may be another in another version: go by names. */
+/* Describes every tensor that operators can have; `present` marks those of a launch of this legal
+ * problem. Needs no device. Writes the first `capacity` specs at intervals of `spec_size` bytes,
+ * sizeof(wyvern_tensor_spec) (`specs` may be NULL where `capacity` is 0), and their full number to
+ * `count`, which may be NULL. The order is that of wyvern_operator_tensors() and may differ between
+ * versions: look tensors up by name. */
 WYVERN_C_API wyvern_status wyvern_problem_tensors(const wyvern_problem* problem,
                                                   wyvern_tensor_spec* specs, size_t spec_size,
                                                   size_t capacity, size_t* count);
 
 /* ---- The runtime ---- */
 
-/* Finds plans, compiles, loads, and keeps each loaded kernel for its own lifetime; one for a
- * process is enough. fork(): the child may go on with it on the CPU; what a GPU's driver holds, no
- * child can use. */
+/* Finds plans, compiles and loads kernels, and keeps them loaded while it lives; one per process is
+ * enough. After fork() the child may use it on the CPU, but not on a GPU. */
 typedef struct wyvern_runtime wyvern_runtime;
 
 typedef struct wyvern_runtime_options {
   size_t struct_size;
   /* The folder of the cache of compiled kernels and tuned plans; NULL: the user's own
-   * ($WYVERN_CACHE_DIR, else $XDG_CACHE_HOME/wyvern, else ~/.cache/wyvern). One that cannot be used
-   * is no error: kernels are then compiled in each process. */
+   * ($WYVERN_CACHE_DIR, else $XDG_CACHE_HOME/wyvern, else ~/.cache/wyvern). An unusable folder is
+   * no error: each process then compiles its kernels. */
   const char* cache_directory;
   /* Threads that compile one plan's kernels; 0: one per core. */
   uint64_t compile_jobs;
-  /* Called with one sentence from the thread that met it, when a tuned plan cannot be used and the
-   * default plan takes its place, when the cache works no longer or only in part, and when a policy
-   * wanted a problem tuned and it was not; NULL: a line on stderr. The sentence lives until it
-   * returns. It must neither throw nor call wyvern_ functions on this runtime; `user` is passed on
-   * and must be valid while the runtime lives. */
+  /* Called with one sentence, from the thread concerned, when the default plan replaces a tuned
+   * plan that cannot be used, when the cache fails in whole or in part, and when a tuning that a
+   * policy began fails; NULL: a line on stderr. The sentence lives until the function
+   * returns. The function must neither throw nor call wyvern_ functions on this runtime. It gets
+   * `user`, which must be valid while the runtime lives. */
   void (*on_degraded)(const char* sentence, void* user);
   void* user;
-  /* Version 2. The program `wyvern`, which tunes where a policy wants that, as a path or a name on
-   * PATH; NULL: the one installed with this library, else `wyvern` on PATH. */
+  /* Version 2. The program `wyvern`, with which policies tune: a path or a name on PATH; NULL: the
+   * one installed with this library, else `wyvern` on PATH. */
   const char* command;
 } wyvern_runtime_options;
 
@@ -278,31 +277,32 @@ typedef struct wyvern_runtime_options {
 WYVERN_C_API wyvern_status wyvern_runtime_create(const wyvern_runtime_options* options,
                                                  wyvern_runtime** runtime);
 WYVERN_C_API void wyvern_runtime_destroy(wyvern_runtime* runtime);
-/* How many kernels this runtime compiled (found neither loaded nor in the cache); 0 for NULL. */
+/* How many kernels this runtime compiled, because it found them neither loaded nor in the cache; 0
+ * for NULL. */
 WYVERN_C_API int64_t wyvern_runtime_compiled(const wyvern_runtime* runtime);
 
-/* Where an operator's plan may come from. _ON_MISS and _BACKGROUND (version 2) have a problem
- * tuned, by the program `wyvern` in a process of its own: each problem key once at most on a device
- * in the life of a runtime, several one after the other, also where that fails. A child of fork()
- * leaves to its parent what that has begun. */
+/* Where an operator's plan may come from. With _ON_MISS and _BACKGROUND (version 2) the program
+ * `wyvern` tunes a problem in a process of its own: each problem key at most once per device and
+ * runtime, even where that fails, and one problem at a time. A child of fork() does not continue
+ * its parent's tunings. */
 typedef enum wyvern_policy {
-  WYVERN_POLICY_CACHED = 0,  /* tuned plans of the cache, else the default plan */
-  WYVERN_POLICY_OFF = 1,     /* the default plan */
-  WYVERN_POLICY_ON_MISS = 2, /* a problem that was not tuned is tuned first: wyvern_prepare() takes
-                                the budget longer; the program's progress goes to stderr, and ^C
-                                ends it with what was measured kept */
-  WYVERN_POLICY_BACKGROUND = 3, /* the best plan known, and a problem that was not tuned is tuned
-                                  meanwhile, with some of the machine's time:
+  WYVERN_POLICY_CACHED = 0,     /* tuned plans of the cache, else the default plan */
+  WYVERN_POLICY_OFF = 1,        /* the default plan */
+  WYVERN_POLICY_ON_MISS = 2,    /* wyvern_prepare() tunes an untuned problem first, for the budget;
+                                   the program's progress goes to stderr, and ^C ends it and keeps
+                                   its measurements */
+  WYVERN_POLICY_BACKGROUND = 3, /* the best known plan, while an untuned problem is tuned in the
+                                  background, which takes some of the machine's time:
                                   wyvern_operator_is_outdated() says when to prepare it again */
-  WYVERN_POLICY_FIXED = 4 /* the best plan of packs, else the default plan, whatever was tuned on
-                             this machine: equal packs and devices give equal plans */
+  WYVERN_POLICY_FIXED = 4 /* the best plan of packs, else the default plan, never one tuned on this
+                             machine: equal packs and devices give equal plans */
 } wyvern_policy;
 
 typedef struct wyvern_prepare_options {
   size_t struct_size;
   int64_t policy;   /* a wyvern_policy */
   const char* plan; /* not NULL: this plan, as wyvern_operator_plan() writes it; policy is 0 then */
-  /* Version 2. Seconds that a tuning which the policy begins may take; 0: 60. */
+  /* Version 2. Seconds that a policy may spend on tuning the problem; 0: 60. */
   double tuning_budget_s;
 } wyvern_prepare_options;
 
@@ -311,11 +311,11 @@ typedef struct wyvern_prepare_options {
 /* A prepared operator: compiled, loaded, ready. Never changes. */
 typedef struct wyvern_operator wyvern_operator;
 
-/* The operator for the problem, of which it keeps a copy. Compiles what the cache does not hold:
- * milliseconds to seconds the first time, microseconds when all is loaded, whatever other threads
- * compile meanwhile. Not to be called while a CUDA graph is captured. `options` may be NULL: all
- * zeros. WYVERN_BAD_INPUT for an illegal problem and for a plan that does not carry it out,
- * WYVERN_UNAVAILABLE where a compiler is missing or nothing fits the device. */
+/* Prepares an operator for the problem, which it copies. Compiles the kernels that the cache lacks:
+ * milliseconds to seconds the first time, microseconds when all are loaded, even while other
+ * threads compile. Do not call it while a CUDA graph is captured. `options` may be NULL: all zeros.
+ * WYVERN_BAD_INPUT for an illegal problem and for a plan that does not compute it,
+ * WYVERN_UNAVAILABLE where a compiler is missing or no template fits the device. */
 WYVERN_C_API wyvern_status wyvern_prepare(wyvern_runtime* runtime, const wyvern_device* device,
                                           const wyvern_problem* problem,
                                           const wyvern_prepare_options* options,
@@ -323,28 +323,28 @@ WYVERN_C_API wyvern_status wyvern_prepare(wyvern_runtime* runtime, const wyvern_
 WYVERN_C_API void wyvern_operator_destroy(wyvern_operator* op);
 
 /* Version 2. 1 where the operator was prepared with WYVERN_POLICY_BACKGROUND and its problem has
- * been tuned since, so that wyvern_prepare() gives a better one, in milliseconds; else, and for
- * NULL, 0. The operator goes on working, inside a captured graph too. Takes no lock and reads one
- * number, so it may be asked before each launch. */
+ * been tuned since, so that wyvern_prepare() returns a better one, in milliseconds; else, and for
+ * NULL, 0. The operator remains valid, inside a captured graph too. Reads one number without a
+ * lock: cheap enough to call before each launch. */
 WYVERN_C_API int wyvern_operator_is_outdated(const wyvern_operator* op);
-/* Version 2. Waits until nothing is left to tune in the background, but no longer than `seconds`
- * (0: not at all; infinity: as long as it takes), and writes how many problems are to `left`, which
- * may be NULL. */
+/* Version 2. Waits until all background tuning is done, but at most `seconds` (0: does not wait;
+ * infinity: no limit), and writes the number of problems left to tune to `left`, which may be
+ * NULL. */
 WYVERN_C_API wyvern_status wyvern_runtime_wait_for_tuning(wyvern_runtime* runtime, double seconds,
                                                           size_t* left);
-/* Version 2. Ends what is being tuned, within some seconds, and has the runtime tune nothing from
- * now on: for the end of a program that does not destroy its runtime, which does the same. What was
- * measured is kept. */
+/* Version 2. Stops the tuning in progress within some seconds and keeps its measurements; the
+ * runtime tunes nothing from then on. For the end of a program that does not destroy its runtime;
+ * destroying it does the same. */
 WYVERN_C_API wyvern_status wyvern_runtime_stop_tuning(wyvern_runtime* runtime);
 
-/* Bytes of memory on the device that a launch needs beside its tensors. */
+/* Bytes of device memory that a launch needs besides its tensors. */
 WYVERN_C_API wyvern_status wyvern_operator_workspace_bytes(const wyvern_operator* op,
                                                            size_t* bytes);
 
 typedef enum wyvern_origin {
   WYVERN_ORIGIN_EXACT = 1,   /* the plan tuned for this problem key */
-  WYVERN_ORIGIN_NEAREST = 2, /* that of the nearest problem whose plan can serve: with other counts
-                                of tokens or sequences, heads or options; or of another driver */
+  WYVERN_ORIGIN_NEAREST = 2, /* the winner of the nearest tuned problem, with other counts of tokens
+                                or sequences, heads or options; or one of another driver */
   WYVERN_ORIGIN_DEFAULT = 3, /* nothing tuned */
   WYVERN_ORIGIN_GIVEN = 4    /* wyvern_prepare_options.plan */
 } wyvern_origin;
@@ -376,40 +376,40 @@ typedef struct wyvern_tensor {
   int32_t rank;
 } wyvern_tensor;
 
-/* Version 2. 1 in `takes` where a launch of the operator takes this tensor as it is, by its name,
- * dtype, shape, strides and address; else 0. `tensor_size`: sizeof(wyvern_tensor). */
+/* Version 2. Writes 1 to `takes` where a launch of the operator accepts this tensor as it is, by
+ * its name, dtype, shape, strides and address; else 0. `tensor_size` is sizeof(wyvern_tensor). */
 WYVERN_C_API wyvern_status wyvern_operator_takes(const wyvern_operator* op,
                                                  const wyvern_tensor* tensor, size_t tensor_size,
                                                  int32_t* takes);
 
 typedef struct wyvern_launch {
   size_t struct_size;
-  size_t tensor_size; /* sizeof(wyvern_tensor), bytes from one to the next */
-  /* Each tensor of the operator that is present, once, in any order; that of
-   * wyvern_operator_tensors() is found fastest. */
+  size_t tensor_size; /* sizeof(wyvern_tensor): the interval of `tensors` in bytes */
+  /* Each present tensor of the operator once, in any order. The order of wyvern_operator_tensors()
+   * is the fastest. */
   const wyvern_tensor* tensors;
   size_t tensor_count;
-  /* Memory on the device, aligned to 256 bytes, at least wyvern_operator_workspace_bytes(), which
-   * no launch in flight uses. Its content does not matter. NULL where 0 bytes are needed. */
+  /* Device memory of at least wyvern_operator_workspace_bytes(), aligned to 256 bytes, that no
+   * other launch in flight uses. Its content need not be set. NULL where 0 bytes are needed. */
   void* workspace;
   size_t workspace_bytes;
   void* stream; /* a CUstream of the operator's device; NULL: the default stream */
-  /* Optional copy of cu_seqlens on the host, N + 1 entries, checked in full before the launch.
-   * Without it a bad one on a GPU is clamped into [0, T] there. */
+  /* Optional host copy of cu_seqlens, N + 1 entries, which the launch checks in full. Without it a
+   * GPU's kernels clamp cu_seqlens to [0, T]. */
   const int64_t* cu_seqlens_host;
   size_t cu_seqlens_host_count;
 } wyvern_launch;
 
 #define WYVERN_LAUNCH_INIT {sizeof(wyvern_launch), sizeof(wyvern_tensor), 0, 0, 0, 0, 0, 0, 0}
 
-/* Enqueues the pass on the stream (runs it, on the CPU). Allocates nothing, takes no lock,
- * synchronizes nothing; legal inside CUDA graph capture. Tensors stay valid until the work is done;
- * the structs and what they point to only until this returns. What is written (outputs, a state
- * updated in place) shares memory with nothing else of the launch. Before anything is launched
- * WYVERN_BAD_INPUT names a tensor that is missing, unknown, given twice or wrong, a workspace that
- * is too small or not aligned, or two tensors that share memory; WYVERN_UNAVAILABLE where the
- * driver refuses. That pointers lead to memory of the device, as large as the shapes say, is the
- * caller's promise. */
+/* Enqueues the pass on the stream; on the CPU runs it. Allocates nothing, takes no lock,
+ * synchronizes nothing; legal inside CUDA graph capture. Tensors must stay valid until the work is
+ * done, the structs and their arrays only until this returns. A tensor that the launch writes (an
+ * output, a state updated in place) must not share memory with another tensor or the workspace.
+ * WYVERN_BAD_INPUT, before it launches anything, for a tensor that is missing, unknown, given twice
+ * or wrong, for a workspace that is too small or not aligned, and for tensors that share memory;
+ * WYVERN_UNAVAILABLE where the driver refuses. It cannot check that pointers lead to device memory
+ * as large as the shapes say: the caller must make sure. */
 WYVERN_C_API wyvern_status wyvern_operator_launch(const wyvern_operator* op,
                                                   const wyvern_launch* launch);
 
@@ -418,11 +418,11 @@ WYVERN_C_API wyvern_status wyvern_operator_launch(const wyvern_operator* op,
 /* Version 2. A stage of the chunked form on its own, one kernel. Never changes. */
 typedef struct wyvern_stage wyvern_stage;
 
-/* Version 2. The stage of that name ("solve_tril"; `wyvern stages` lists them, templates/README.md
- * says what their tensors mean), for the problem's dimensions, dtypes and options, by its default
- * config for the problem's chunk_size (64 where it is unset). Gates are summed as they are. Else as
- * wyvern_prepare(); WYVERN_BAD_INPUT for a name that no kernel of the device has, and for a stage
- * that does not stand alone. */
+/* Version 2. Prepares the stage `name` ("solve_tril"; `wyvern stages` lists them,
+ * templates/README.md says what their tensors mean) for the problem's dimensions, dtypes and
+ * options, by its default config for the problem's chunk_size (64 where it is unset). It sums gates
+ * as they are. Else as wyvern_prepare(). WYVERN_BAD_INPUT for a stage that the device has no kernel
+ * of, and for one that cannot run alone. */
 WYVERN_C_API wyvern_status wyvern_prepare_stage(wyvern_runtime* runtime,
                                                 const wyvern_device* device,
                                                 const wyvern_problem* problem, const char* name,
@@ -433,15 +433,14 @@ WYVERN_C_API void wyvern_stage_destroy(wyvern_stage* stage);
 WYVERN_C_API wyvern_status wyvern_stage_tensors(const wyvern_stage* stage,
                                                 wyvern_tensor_spec* specs, size_t spec_size,
                                                 size_t capacity, size_t* count);
-/* Version 2. 1 in `takes` where a launch of the stage takes this tensor as it is, by its name,
- * dtype, shape, strides and address, whatever the others are; else 0: a copy in what
- * wyvern_stage_tensors() says will do. WYVERN_BAD_INPUT for a name that no tensor of the stage has.
- * `tensor_size`: sizeof(wyvern_tensor). */
+/* Version 2. Writes 1 to `takes` where a launch of the stage accepts this tensor as it is, by its
+ * name, dtype, shape, strides and address, whatever the others are; else 0: it accepts a copy as
+ * wyvern_stage_tensors() describes. WYVERN_BAD_INPUT for a name that no tensor of the stage has.
+ * `tensor_size` is sizeof(wyvern_tensor). */
 WYVERN_C_API wyvern_status wyvern_stage_takes(const wyvern_stage* stage,
                                               const wyvern_tensor* tensor, size_t tensor_size,
                                               int32_t* takes);
-/* Version 2. As wyvern_operator_launch(), but that a stage takes no workspace and no
- * cu_seqlens_host: what the launch has of these is not looked at. */
+/* Version 2. As wyvern_operator_launch(), but a stage ignores workspace and cu_seqlens_host. */
 WYVERN_C_API wyvern_status wyvern_stage_launch(const wyvern_stage* stage,
                                                const wyvern_launch* launch);
 
