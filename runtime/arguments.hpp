@@ -1,4 +1,4 @@
-// The tensors of Arguments as a table: their names, in the order of the struct.
+// A table of the tensors of Arguments.
 #pragma once
 
 #include <wyvern/runtime.hpp>
@@ -9,7 +9,7 @@
 
 namespace wyvern {
 
-/// A tensor of Arguments by its name in SPECIFICATION.md.
+/// A tensor of Arguments and its name in SPECIFICATION.md.
 struct ArgumentTensor {
   std::string_view name;
   TensorView Arguments::* member;
@@ -66,11 +66,11 @@ inline constexpr auto kArguments = std::to_array<ArgumentTensor>({
 
 inline constexpr std::size_t kOperatorTensors = kArguments.size();
 
-// A tensor that joins Arguments joins the table.
+// The table has every tensor of Arguments.
 static_assert(sizeof(Arguments) ==
               kOperatorTensors * sizeof(TensorView) + sizeof(decltype(Arguments::cu_seqlens_host)));
 
-/// The place of a tensor in the table; kOperatorTensors for a name that is not in it.
+/// A tensor's index in the table; kOperatorTensors for an unknown name.
 constexpr std::size_t argument_index(std::string_view name) noexcept {
   std::size_t i = 0;
   while (i < kOperatorTensors && kArguments[i].name != name) ++i;

@@ -1,4 +1,4 @@
-// From a plan to kernels with geometry and pointers: everything but compiling and loading.
+// Turns a plan into kernels with geometry and pointers, without compiling or loading them.
 #pragma once
 
 #include <memory>
@@ -8,13 +8,14 @@
 
 namespace wyvern {
 
-/// Binds an operator's plan: constants, legality, geometry, which tensor every argument is, and
-/// workspace offsets (buffers whose lives do not overlap share bytes). Kernels are left null.
-/// Throws Error(kBadInput) for a plan that does not fit. `is_default`: as check_plan() has it.
+/// Binds an operator's plan: checks it and computes each step's constants, geometry, the tensor of
+/// each argument, and workspace offsets (buffers whose lifetimes do not overlap share bytes).
+/// Leaves kernels null. Throws Error(kBadInput) for a plan that is not legal. `is_default`: see
+/// check_plan().
 std::shared_ptr<OperatorImpl> bind_operator(const Device& device, const Problem& problem,
                                             const Plan& plan, bool is_default = false);
 
-/// Binds one template whose tensors all come from the caller.
+/// Binds one template; the caller provides all its tensors.
 std::shared_ptr<OperatorImpl> bind_stage(const Device& device, const Problem& problem,
                                          const PlanStep& step);
 

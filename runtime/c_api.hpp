@@ -1,4 +1,4 @@
-// Shared by the two halves of the C API: handles, errors as codes, structs of other versions.
+// Shared by the C API's sources: handles, errors as status codes, structs of other versions.
 #pragma once
 
 #include <wyvern/wyvern.h>
@@ -40,7 +40,7 @@ struct wyvern_runtime {
 
 namespace wyvern {
 
-/// Keeps the message for wyvern_last_error() and returns the status.
+/// Stores the message for wyvern_last_error() and returns the status.
 wyvern_status failed(wyvern_status status, const char* message) noexcept;
 wyvern_status status_of(ErrorKind kind) noexcept;
 
@@ -65,15 +65,15 @@ wyvern_status guarded(const Body& body) noexcept {
   throw Error(ErrorKind::kBadInput, message);
 }
 
-/// The object behind a pointer that must not be null.
+/// The object of a pointer; throws Error(kBadInput) for null.
 template <class T>
 T& given(T* pointer, std::string_view name) {
   if (pointer == nullptr) bad_input(fmt::format("{} is null; it must not be", name));
   return *pointer;
 }
 
-/// The size of a struct in the first version, all of whose members every caller has: the end of
-/// that version's last member.
+/// The size of a struct in API version 1, which every caller's struct has at least: the end of that
+/// version's last member.
 template <class T>
 inline constexpr std::size_t kFirstSize = 0;
 template <>
@@ -98,20 +98,20 @@ template <>
 inline constexpr std::size_t kFirstSize<wyvern_launch> =
     offsetof(wyvern_launch, cu_seqlens_host_count) + sizeof(std::size_t);
 
-/// No version of a struct is larger: a size that was never set is mostly beyond it.
+/// An upper limit of every struct's size; an uninitialized size is mostly above it.
 inline constexpr std::size_t kLargestStruct = 4096;
 
 /// Throws Error(kBadInput) for a size that no version of T has.
 template <class T>
 void check_size(std::string_view name, std::size_t size) {
-  // A hole would hold whatever the caller's memory held, where a later member may be.
+  // Padding at the end would be uninitialized where a later version has a member.
   static_assert(kFirstSize<T> % alignof(T) == 0 && sizeof(T) % alignof(T) == 0);
   if (size < kFirstSize<T> || size > kLargestStruct)
     bad_input(fmt::format("{} is {}; it must be the size of the struct, between {} and {}", name,
                           size, kFirstSize<T>, kLargestStruct));
 }
 
-/// The caller's struct of `size` bytes as this library's.
+/// Converts the caller's struct of `size` bytes to this library's T.
 template <class T>
 T read_struct(const void* from, std::size_t size, std::string_view name) {
   const auto* const bytes = static_cast<const unsigned char*>(from);
@@ -124,7 +124,7 @@ T read_struct(const void* from, std::size_t size, std::string_view name) {
   return own;
 }
 
-/// A struct that says its own size; all zeros for a null pointer, where that is legal.
+/// Reads a struct that has a struct_size; all zeros for a null pointer.
 template <class T>
 T read_options(const T* from, std::string_view name) {
   if (from == nullptr) return T{};
@@ -140,7 +140,7 @@ void write_struct(const T& own, void* to, std::size_t size) {
   std::memset(static_cast<unsigned char*>(to) + known, 0, size - known);
 }
 
-/// Fills a struct that says its own size, which stays.
+/// Fills a struct that has a struct_size, and keeps that size.
 template <class T>
 void write_info(T own, T* to, std::string_view name) {
   const std::size_t size = given(to, name).struct_size;
@@ -149,10 +149,10 @@ void write_info(T own, T* to, std::string_view name) {
   write_struct(own, to, size);
 }
 
-/// Fills a caller's buffer with a text and its NUL, as much as fits.
+/// Writes a text and its NUL to the caller's buffer, truncated to its capacity.
 void write_text(std::string_view text, char* to, std::size_t capacity, std::size_t* length);
 
-/// Fills a caller's array, see wyvern_problem_tensors().
+/// Fills the caller's array as wyvern_problem_tensors() says.
 void write_specs(std::span<const TensorSpec> from, wyvern_tensor_spec* specs, std::size_t spec_size,
                  std::size_t capacity, std::size_t* count);
 
@@ -167,13 +167,12 @@ void each_tensor(const wyvern_launch& launch, const Visitor& visit) {
   for (std::size_t i = 0; i < launch.tensor_count; ++i, at += launch.tensor_size)
     visit(read_struct<wyvern_tensor>(at, launch.tensor_size, "launch.tensors"));
 }
-/// The caller's tensor of `size` bytes, on its own.
+/// Reads a single tensor of the caller, of `size` bytes.
 inline wyvern_tensor one_tensor(const wyvern_tensor* tensor, std::size_t size) {
   check_size<wyvern_tensor>("tensor_size", size);
   return read_struct<wyvern_tensor>(&given(tensor, "tensor"), size, "tensor");
 }
-/// Fills in a tensor of a launch as the runtime has them; leaves it absent where nothing is said of
-/// it but its name.
+/// Converts a caller's tensor to a TensorView; leaves it absent where the caller set only its name.
 void read_tensor(const wyvern_tensor& from, TensorView& to);
 
 }  // namespace wyvern

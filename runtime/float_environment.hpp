@@ -1,4 +1,4 @@
-// The floating-point environment that everything here is computed in.
+// The floating-point environment of all computations on the host.
 #pragma once
 
 #include <cfenv>
@@ -9,9 +9,9 @@
 
 namespace wyvern {
 
-/// For a scope, of the calling thread: rounds to nearest, keeps subnormal numbers, traps nothing.
-/// The caller's own modes, which some libraries change for a whole process, come back at the end.
-/// Threads that are started within the scope have the default too.
+/// Within its scope the calling thread rounds to nearest, keeps subnormal numbers and traps
+/// nothing. The destructor restores the caller's modes, which some libraries change for a whole
+/// process. Threads that start within the scope inherit the default.
 class DefaultFloatEnvironment {
  public:
   DefaultFloatEnvironment() noexcept : changed_(!is_default()) {
@@ -26,7 +26,7 @@ class DefaultFloatEnvironment {
   DefaultFloatEnvironment& operator=(const DefaultFloatEnvironment&) = delete;
 
  private:
-  /// Changing it costs more than a small launch may, and mostly there is nothing to change.
+  /// Setting the environment is slow for a small launch, and it is mostly the default already.
   static bool is_default() noexcept {
 #if defined(__x86_64__)
     constexpr unsigned kFlags = 0x3F, kDefault = 0x1F80;  // what happened; all traps masked

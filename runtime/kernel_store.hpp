@@ -1,5 +1,4 @@
-// Loaded kernels of this process: from memory, else from what was shipped, else from the cache,
-// else compiled.
+// Loads kernels: from memory, else from shipped code, else from the cache, else compiles them.
 #pragma once
 
 #include <atomic>
@@ -22,17 +21,16 @@
 
 namespace wyvern {
 
-/// Thread-safe. A kernel found loaded costs a hash look-up under a mutex, which nobody holds for
-/// longer than that. Missing kernels are compiled in parallel, each once even when several threads
-/// or processes that share a cache ask at the same time; only a thread that needs a kernel which
-/// another one compiles waits for it.
+/// Thread-safe. A loaded kernel costs a hash look-up under a mutex, which no thread holds longer
+/// than that. Missing kernels compile in parallel, each once even when several threads, or
+/// processes that share a cache, need it at the same time. A thread waits for another one's
+/// compilation only where it needs that kernel.
 class KernelStore {
  public:
-  /// How long one load() waits in all for other processes that have claimed its kernels: more than
-  /// compiling an operator takes them, so that who waits longer waits for a process that is
-  /// stopped.
+  /// How long one load() waits in all for other processes that have claimed its kernels. Compiling
+  /// an operator takes less, so a longer wait means that the owner hangs.
   static constexpr std::chrono::milliseconds kPatience{20000};
-  /// The same once that was in vain, until a claim has been worth waiting for.
+  /// The wait after such a wait was in vain, until a claim succeeds again.
   static constexpr std::chrono::milliseconds kShortPatience{20};
 
   KernelStore(std::shared_ptr<Cache> cache, unsigned jobs,
@@ -40,13 +38,13 @@ class KernelStore {
               std::shared_ptr<const ShippedCode> shipped = ShippedCode::shared())
       : cache_(std::move(cache)), shipped_(std::move(shipped)), jobs_(jobs), patience_(patience) {}
 
-  /// Fills in kernel, artifact key and resources of every step. A kernel that another process has
-  /// claimed for too long is compiled here as well. Throws the Error of the first step whose kernel
-  /// could not be made, whichever thread tried; the next call tries again.
+  /// Sets kernel, artifact key and resources of every step. Compiles a kernel that another process
+  /// has claimed for too long. Throws the Error of the first step whose kernel could not be made,
+  /// by whichever thread; the next call tries again.
   void load(OperatorImpl& op) WYVERN_EXCLUDES(mutex_);
 
   [[nodiscard]] std::int64_t compiled() const { return compiled_.load(); }
-  /// How long its threads have slept, in all, while other processes had claims.
+  /// How long its threads have slept in total while other processes held claims.
   [[nodiscard]] std::chrono::milliseconds slept() const {
     return std::chrono::milliseconds(slept_ms_.load());
   }
@@ -59,7 +57,7 @@ class KernelStore {
   };
   using Future = std::shared_future<Entry>;
   using Time = std::chrono::steady_clock::time_point;
-  /// A kernel that this thread has to make, for a step that needs it.
+  /// A kernel that this thread must make, and the step that needs it.
   struct Task {
     std::string local_key;
     const BoundStep* step = nullptr;
@@ -87,15 +85,15 @@ class KernelStore {
   unsigned jobs_;
   const std::chrono::milliseconds patience_;
   Mutex mutex_;
-  /// By local_key(): kernels that are loaded or being made. Failed ones are removed.
+  /// The kernels that are loaded or being made, by local_key(). Failed ones are removed.
   std::unordered_map<std::string, Future> kernels_ WYVERN_GUARDED_BY(mutex_);
   std::atomic<std::int64_t> compiled_{0};
   std::atomic<std::int64_t> slept_ms_{0};
-  /// Whether the last claim that was waited for never came.
+  /// Whether the last wait for a claim was in vain.
   std::atomic<bool> in_vain_{false};
 };
 
-/// An artifact as the cache keeps it, and back.
+/// Convert between an artifact and its row in the cache.
 [[nodiscard]] ArtifactRow to_row(const Artifact& artifact);
 [[nodiscard]] std::optional<Artifact> from_row(const ArtifactRow& row);
 

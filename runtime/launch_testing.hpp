@@ -12,7 +12,7 @@
 
 namespace wyvern::testing {
 
-/// The tensors and the workspace of an operator's launches, zeros, in the memory of its device.
+/// An operator's tensors and workspace in its device's memory; tensors are zeros.
 class LaunchMemory {
  public:
   LaunchMemory(const Device& device, const Operator& op) {

@@ -1,6 +1,5 @@
-// How far a tuned problem is from one that was not tuned, whose plan it may serve: the same model
-// in other batches, at other lengths, with its heads split over several devices, with other
-// options, or on a processor with other threads.
+// The distance between a tuned problem and an untuned one that may use its plan: the same model
+// with other batches, lengths, splits of heads over devices, options, or threads of a processor.
 #pragma once
 
 #include <wyvern/problem.hpp>
@@ -14,29 +13,29 @@
 
 namespace wyvern {
 
-/// An option that a plan may cross: one piece of ProblemKey::family.
+/// An option in which the two problems may differ: one piece of ProblemKey::family.
 struct CrossedOption {
-  std::string_view name;  ///< of the piece: "initial_state"
-  double distance = 0;    ///< what a difference in it adds
+  std::string_view name;  ///< the piece's name: "initial_state"
+  double distance = 0;    ///< the distance that a difference adds
   /// The field narrows the plans that a problem may have: a plan that was tuned without it may
   /// serve a problem with it. A plan that was tuned with it serves only problems of the same value.
   bool narrows = false;
 };
 
-/// The options that a plan may cross, the nearest first: states (given, wanted, their layout), then
-/// what is done to inputs before the recurrence (norms, the gate and beta in the kernel), then
-/// dtypes of beta and g, then packed sequences, then what narrows the plans. All else in a family
-/// is never crossed: operator, pass, dtype, K, V, steps of a token, precision floor, whether there
+/// The options in which the problems may differ, the least distance first: states (given, output,
+/// their layout), then what precedes the recurrence (norms, the gate and beta in the kernel), then
+/// dtypes of beta and g, then packed sequences, then options that narrow the plans. All else in a
+/// family must be the same: operator, pass, dtype, K, V, steps per token, precision, whether there
 /// is a gate and whether it is bounded.
 std::span<const CrossedOption> crossed_options();
 
-/// A problem of a device, as distances see it.
+/// A problem on a device, parsed for tuning_distance().
 class TunedFor {
  public:
-  /// `device`: its key.
+  /// `device`: the device's key.
   TunedFor(std::string_view device, const ProblemKey& key);
 
-  /// Problems that differ in this have no distance.
+  /// What must be the same: other problems have no distance.
   const std::string& kernels() const noexcept { return kernels_; }
 
  private:
@@ -44,23 +43,23 @@ class TunedFor {
 
   static constexpr std::size_t kOptions = 27;
 
-  std::string kernels_;  ///< the device's model, and the pieces of the family that are not crossed
-  std::array<std::string, kOptions> options_;  ///< by crossed_options()
+  std::string kernels_;  ///< the device's model, and the family's pieces that must be the same
+  std::array<std::string, kOptions> options_;  ///< in the order of crossed_options()
   double chains_ = 0, length_ = 0, group_ = 0, threads_ = 0;
 };
 
-/// How far the problem that is asked for is from one that was tuned; nothing where the plan of one
-/// may not serve the other. A plan's merit depends on how many chains of chunks there are
-/// (sequences times value heads) and how long the longest are: each doubling of either counts 1,
-/// and so does one of threads; of value heads a key head 0.5; options count as crossed_options()
-/// says. Half of a model's heads at twice the batch has distance 0.
+/// The distance of the problem `wanted` from the tuned problem `found`; nothing where a plan of one
+/// may not serve the other. A plan's speed depends on the number of chains of chunks (sequences
+/// times value heads) and the length of the longest: each doubling of either counts 1, a doubling
+/// of threads 1, of value heads per key head 0.5; options count as crossed_options() says. Half of
+/// a model's heads at twice the batch has distance 0.
 std::optional<double> tuning_distance(const TunedFor& wanted, const TunedFor& found);
 /// The same on one device.
 std::optional<double> tuning_distance(const ProblemKey& wanted, const ProblemKey& found);
 
-/// Whether a plan that took `ratio` of the default plan's time where it was tuned may be expected
-/// to beat it at this distance too: its gain must be more than two percent, and two more for each
-/// 1 of distance, which may be 3.
+/// Whether a plan that took `ratio` of the default plan's time where it was tuned is expected to
+/// beat the default plan at this distance: its gain must exceed two percent, plus two percent per
+/// unit of distance. The distance may be at most 3.
 bool carries_over(double ratio, double distance);
 
 }  // namespace wyvern

@@ -1,4 +1,4 @@
-// A prepared plan: kernels, launch geometry and where every kernel's pointers come from.
+// A prepared plan: kernels, launch geometry, and the origin of every kernel's pointers.
 #pragma once
 
 #include <wyvern/runtime.hpp>
@@ -17,7 +17,7 @@
 namespace wyvern {
 
 inline constexpr std::size_t kMaxArguments = 32;
-/// Of an operator, or of a stage on its own.
+/// The most tensors of an operator or of a stage.
 inline constexpr std::size_t kMaxCallerTensors = std::max(kOperatorTensors, kMaxArguments);
 
 /// Where one pointer of a kernel comes from.
@@ -30,7 +30,7 @@ struct Binding {
 /// A strided tensor of a kernel, in the order of its parameters.
 struct BoundStride {
   std::size_t argument = 0;  ///< which parameter
-  std::int64_t dense = 0;    ///< elements from row to row where nothing lies between them
+  std::int64_t dense = 0;    ///< the stride of the dense tensor, in elements
 };
 
 /// The view from which a launch encodes a new tensor map for a tensor with strided rows.
@@ -38,7 +38,7 @@ struct BoundView {
   static constexpr std::size_t kNone = ~std::size_t{0};
   TiledView view;
   DType dtype = DType::fp32;
-  std::size_t stride = kNone;  ///< which of the step's strides
+  std::size_t stride = kNone;  ///< index among the step's strides
 };
 
 /// One kernel of the plan, ready to launch.
@@ -53,9 +53,9 @@ struct BoundStep {
   std::size_t argument_count = 0;
   std::array<Binding, kMaxArguments> bindings{};
   std::vector<BoundTensorMap> maps;  ///< the template's tensor maps; none where the grid is empty
-  std::vector<BoundView> views;      ///< of the maps
+  std::vector<BoundView> views;      ///< one for each map
   std::vector<BoundStride> strides;
-  /// Runs of the workspace, as offset and bytes, that are zeros when the kernel starts.
+  /// Ranges of the workspace (offset, bytes) that the launch zeros before the kernel.
   std::vector<std::pair<std::size_t, std::size_t>> zeroed;
   std::shared_ptr<const Kernel> kernel;
 };
@@ -76,11 +76,11 @@ class OperatorImpl {
   const std::vector<TensorSpec>& expected() const { return expected_; }
   /// Throws Error(kBadInput) for a tensor that is larger than any memory.
   void expect(std::vector<TensorSpec> tensors);
-  /// Says of each expected tensor whether all steps that have it take it strided. When their
-  /// bindings are complete.
+  /// Sets `strided` of each expected tensor where all steps that use it accept it strided. Needs
+  /// complete bindings.
   void find_strided();
 
-  /// Whether check() accepts a tensor as the one of this place, whatever the others are.
+  /// Whether check() accepts this tensor at index `place`, whatever the others are.
   bool takes(std::size_t place, const TensorView& tensor) const;
   /// Throws Error(kBadInput) for the first of the caller's tensors that does not fit its spec, for
   /// a workspace that is not aligned, and where a tensor that the launch writes shares memory with
@@ -99,16 +99,16 @@ class OperatorImpl {
               std::span<const std::int64_t> strides, Stream stream) const;
 
   std::vector<TensorSpec> expected_;
-  /// Bytes of the tensors in memory, and their indices: written tensors first.
+  /// Bytes of each tensor; and the indices of the tensors in memory, written ones first.
   std::vector<std::size_t> bytes_, in_memory_;
   std::size_t written_ = 0;  ///< how many of in_memory_ are written
 };
 
-/// A tensor's bytes. Throws Error(kBadInput) that names it where no memory has so many.
+/// A tensor's bytes. Throws Error(kBadInput) that names it where they exceed any memory.
 std::size_t bytes_of(const TensorSpec& tensor);
 
-/// Elements from a token's row of [B, T, ...] to the next one's, or with one outer dimension from a
-/// slot to the next one; `dense` where there is no next one.
+/// The stride in elements between rows of tokens of [B, T, ...], or with one outer dimension
+/// between slots; `dense` where there is only one row or slot.
 std::int64_t row_stride(const TensorView& tensor, int outer_dims, std::int64_t dense);
 
 /// The tensors of Arguments in binding order, the order of tensor_specs().

@@ -1,4 +1,4 @@
-// Plans from the cache's winners and from packs: those of the very problem, else of one alike.
+// Finds plans among winners of the cache and of packs: of the problem itself, else of a near one.
 #pragma once
 
 #include <wyvern/runtime.hpp>
@@ -19,34 +19,34 @@
 
 namespace wyvern {
 
-/// How a tuned problem differs from the one that is asked for. The lesser answers first.
+/// How a tuned problem differs from the wanted one. Lesser values come first.
 enum class Kinship : std::uint8_t {
-  exact,    ///< the very problem, whatever the driver was
-  extents,  ///< tokens and sequences alone
-  kernels,  ///< heads, crossed_options(), threads or the GPU too: its plan must carry_over()
+  exact,    ///< the same problem, under any driver
+  extents,  ///< other tokens or sequences only
+  kernels,  ///< other heads, crossed_options(), threads or GPU too: its plan must carry_over()
 };
 
-/// A winner that may answer for a problem.
+/// A winner whose plan may serve the wanted problem.
 struct Contender {
   std::string layer;  ///< "user", or the pack layer's name
-  std::string file;   ///< of a pack; empty for the user's cache
+  std::string file;   ///< the pack's file; empty for the user's cache
   WinnerRow row;
   Kinship kinship = Kinship::exact;
   double distance = 0;   ///< tuning_distance()
-  std::string problem;   ///< why its plan cannot serve; empty: it can
-  bool answers = false;  ///< the first that can
+  std::string problem;   ///< why its plan is not legal; empty: it is
+  bool answers = false;  ///< true for the first legal one, which find() returns
 };
 
-/// Which of the winners answers: the first whose plan names templates of this build and passes the
-/// caller's check. In this order:
+/// Returns the first winner whose plan names templates of this build and passes the caller's check,
+/// in this order:
 ///
 /// 1. Kinship::exact, by layer: the user's cache, WYVERN_PACKS, shipped
 /// 2. Kinship::extents, by distance, then by layer
 /// 3. Kinship::kernels, by distance, then by layer, of those that carry_over()
 ///
-/// Of equals the one that gained most answers first; several winners of one problem stand in the
-/// order of their cache or layer. At most kMostTried different plans are tried. Thread-safe; usable
-/// in a child of fork(). `cache` null: packs alone; `packs` null: the packs of this process.
+/// Of equals the one with the largest gain comes first; several winners of one problem keep the
+/// order of their cache or layer. Tries at most kMostTried different plans. Thread-safe; usable in
+/// a child of fork(). A null `cache` means packs only, a null `packs` the packs of this process.
 class CachePlanSource final : public PlanSource {
  public:
   static constexpr std::size_t kMostTried = 32;
@@ -59,23 +59,23 @@ class CachePlanSource final : public PlanSource {
     return Cache::changes();
   }
 
-  /// In order: the contenders that are passed over, the one that answers, and of every layer that
-  /// has none among these its first. Empty: nothing alike is known, and the default plan answers.
+  /// In order: the contenders that find() passes over, the one that it returns, and the first of
+  /// every layer that has none among these. Empty: no near winner is known.
   std::vector<Contender> contenders(const DeviceInfo& device, const ProblemKey& key,
                                     const PlanCheck& check);
 
  private:
-  /// A winner in its place; `row` and `file` live as long as the Known.
+  /// A winner and what ranks it; `row` and `file` live as long as the Known.
   struct Ranked {
     const WinnerRow* row = nullptr;
-    const std::filesystem::path* file = nullptr;  ///< null: of the user's cache
-    std::size_t layer = 0;                        ///< 0: the user's cache; else 1 + that of packs
+    const std::filesystem::path* file = nullptr;  ///< null: the user's cache
+    std::size_t layer = 0;  ///< 0: the user's cache; else 1 + the layer of packs
     Kinship kinship = Kinship::exact;
     double distance = 0, gain = 0;
-    bool stand_in = false;  ///< of another GPU, PackWinner::stand_in
+    bool stand_in = false;  ///< from another GPU, PackWinner::stand_in
   };
   struct Known;
-  using Visit = std::function<bool(const Ranked&)>;  ///< false: it has seen enough
+  using Visit = std::function<bool(const Ranked&)>;  ///< returns false to stop
 
   void visit(const DeviceInfo& device, const ProblemKey& key, const Visit& visit);
   std::shared_ptr<Known> known(const DeviceInfo& device, const ProblemKey& key)
@@ -86,7 +86,7 @@ class CachePlanSource final : public PlanSource {
   std::shared_ptr<Cache> cache_;
   std::shared_ptr<Packs> packs_;
   Mutex mutex_;
-  /// By device and what families of an operator and pass begin with.
+  /// By device and the prefix of an operator and pass's families.
   std::map<std::string, std::shared_ptr<Known>, std::less<>> known_ WYVERN_GUARDED_BY(mutex_);
 };
 

@@ -1,5 +1,5 @@
-// Problem's fields as one table, from which the key, JSON documents, the worker's protocol and the
-// command's options are made.
+// The table of Problem's fields, from which the key, JSON documents, the worker's protocol and the
+// command's options follow.
 #pragma once
 
 #include <wyvern/problem.hpp>
@@ -22,16 +22,16 @@ using FieldValue = std::variant<std::monostate, bool, std::int64_t, float, std::
 /// An option of the command that sets a field.
 struct FieldOption {
   enum class For : std::uint8_t {
-    nothing,    ///< no option of its own: shapes, tensors or another option decide
+    nothing,    ///< no option of its own: shapes, tensors or another option set the field
     every,      ///< every verb that takes a problem
-    synthetic,  ///< verbs that make a problem up; a file's tensors say it otherwise
+    synthetic,  ///< verbs that generate a problem; elsewhere a file's tensors set the field
   };
-  std::string_view name = {};  ///< "--chunk-size"; "--no-..." says that something is not there
+  std::string_view name = {};  ///< "--chunk-size"; "--no-..." sets false
   For verbs = For::nothing;
   std::int64_t least = 0, most = std::numeric_limits<std::int64_t>::max();  ///< of an integer
 };
 
-/// The passes and operators for which a field means something.
+/// The passes and operators that a field applies to.
 struct FieldScope {
   std::uint8_t passes = 0b111;                  ///< bit i: Pass(i)
   bool (*has)(const OperatorFacts&) = nullptr;  ///< null: every operator
@@ -45,13 +45,13 @@ struct ProblemField {
                    std::optional<std::int64_t> Problem::*>;
 
   std::string_view name;  ///< in Problem and in the worker's protocol
-  Member member;          ///< default: as in a new Problem
-  std::string_view help;  ///< one line, of the option where there is one
+  Member member;          ///< its default is that of a new Problem
+  std::string_view help;  ///< one line, also the help of its option
   FieldScope scope = {};
   FieldOption option = {};
-  /// Its place among the pieces of ProblemKey::family, from 1; 0: no piece of its own.
+  /// Its position among the pieces of ProblemKey::family, from 1; 0: it has no piece.
   int key_place = 0;
-  /// Appends the piece, nothing where no plan depends on the value.
+  /// Appends the piece; appends nothing for a value that no plan depends on.
   void (*add_key)(const Problem&, std::string& key) = nullptr;
   std::string_view shown_name = {};               ///< in documents; empty: name
   FieldValue (*shown)(const Problem&) = nullptr;  ///< in documents; null: the value itself
@@ -62,13 +62,13 @@ std::span<const ProblemField> problem_fields();
 /// The field of that name. Throws std::out_of_range.
 const ProblemField& problem_field(std::string_view name);
 
-/// Whether the field means something for the operator and pass.
+/// Whether the field applies to the operator and pass.
 bool applies(const ProblemField& field, const OperatorFacts& op, Pass pass);
-/// The scope that an option's help shows: "kda only", "recurrent only"; empty for one that means
-/// something everywhere.
+/// The scope in an option's help: "kda only", "recurrent only"; empty where the field applies
+/// everywhere.
 std::string scope_text(const FieldScope& scope);
 
-/// The field's value as the command's --problem and the C API have it: "8192", "true", "bf16";
+/// The field's value as text, as in the command's --problem and the C API: "8192", "true", "bf16";
 /// empty where it is unset.
 std::string field_text(const ProblemField& field, const Problem& problem);
 

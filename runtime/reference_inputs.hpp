@@ -1,4 +1,4 @@
-// Host tensors of an operator as float64, as the recurrence reads them.
+// Reads an operator's host tensors as float64 for the recurrence.
 #pragma once
 
 #include <wyvern/problem.hpp>
@@ -18,24 +18,24 @@ double load(const TensorView& view, std::int64_t index);
 /// Elements [index, index + row.size()).
 void load_row(const TensorView& view, std::int64_t index, std::span<double> row);
 
-/// Throws Error(kBadInput) unless every input that the recurrence or its adjoint reads is there
-/// with its size.
+/// Throws Error(kBadInput) unless every input of the recurrence or its adjoint is present and has
+/// its size.
 void require_inputs(const Problem& problem, const Arguments& host);
 
-/// First token of each sequence in the flattened [B*T] order, and the end of the last.
+/// The first token of each sequence in the flattened [B*T] order, and the end of the last one.
 std::vector<std::int64_t> sequence_offsets(const Problem& problem, const Arguments& host);
 
 double sigmoid(double x);
-/// sigmoid(x) or 2 sigmoid(x) where beta are logits, else x; and its derivative.
+/// sigmoid(x) or 2 sigmoid(x) where the tensor beta holds logits, else x; and the derivative.
 double beta_of(const Problem& problem, double x);
 double beta_slope(const Problem& problem, double x);
 
-/// Replaces q or k row x by x / sqrt(sum x^2 + 1e-6); and turns the gradient of the result into the
-/// gradient of x. Both leave the row alone unless the problem normalizes.
+/// Replaces a row x of q or k by x / sqrt(sum x^2 + 1e-6); and the gradient of the result by the
+/// gradient of x. Both do nothing unless the problem normalizes.
 void normalize(const Problem& problem, std::span<double> x);
 void normalize_backward(const Problem& problem, std::span<const double> x, std::span<double> dx);
 
-/// Widths of a token's gate: K for a gate per channel, 1 per head, 0 without a gate.
+/// The width of a token's gate: K for a gate per channel, 1 for one per head, 0 without a gate.
 std::int64_t gate_width(const Problem& problem);
 
 /// The gate of one value head: log decay as a function of x = g + dt_bias, and its derivatives.
@@ -53,26 +53,26 @@ class GateForm {
   double rate_ = 1;  ///< exp(A_log)
 };
 
-/// The inputs of one value head, token by token, as its recurrence reads them. `at` counts tokens
-/// over the flattened batch; `row` is `at`, or the row of a tensor that has several rows a token.
+/// Reads the inputs of one value head token by token. `at` counts tokens over the flattened batch;
+/// `row` is `at`, or the row of a tensor with several rows per token.
 class HeadReader {
  public:
-  /// Refers to the problem and the host tensors.
+  /// Keeps references to `problem` and `host`.
   HeadReader(const Problem& problem, const Arguments& host, std::int64_t head);
 
   // Rows of q and k [K], normalized where the problem says so, and of v [V].
   void load_query(std::int64_t at, std::span<double> q) const;
   void load_key(std::int64_t row, std::span<double> k) const;
   void load_value(std::int64_t row, std::span<double> v) const;
-  /// beta, and its derivative by the tensor's element.
+  /// beta, and its derivative with respect to the tensor's element.
   double beta(std::int64_t row) const;
   double beta_slope(std::int64_t row) const;
   /// The decay of every row of the state [K]; 1 without a gate.
   void load_decay(std::int64_t at, std::span<double> decay) const;
 
-  /// From the gradient of the log decay, row by row of the state [K], to dg of the token and to its
-  /// share of dA_log and ddt_bias, whose row is `parameter_row`. `dlog` is used up; `x` is room for
-  /// [gate_width].
+  /// Computes dg of the token, and its summand of dA_log and ddt_bias at `parameter_row`, from the
+  /// gradient `dlog` [K] of the log decay of each row of the state. Overwrites `dlog`; `x` is
+  /// scratch of [gate_width].
   void gate_back(std::int64_t at, std::int64_t parameter_row, std::span<double> dlog,
                  std::span<double> x, GradientRows& gradients) const;
 

@@ -14,10 +14,10 @@ void decay_and_read(const double* from, double* to, std::span<const double> deca
 void write_and_read(const double* from, double* to, std::span<const double> k,
                     std::span<const double> u, std::span<const double> q, std::span<double> out);
 
-/// The rows of the adjoint's step: S is the state after decay and before the write, dS the gradient
-/// of the state after the write, `erasing_key` the key that the state is read by (beta k), du the
-/// gradient of u. Gives S do, dS u, the gradient -S du of that key and, with
-/// dS~ = dS - erasing_key du^T, rowsum(dS~ * S); leaves diag(decay) dS~ in dS.
+/// The adjoint of a step: S is the state after decay and before the write, dS the gradient of the
+/// state after the write, `erasing_key` the key that reads the state (beta k), du the gradient of
+/// u. Computes dq = S do, dk = dS u, d_erasing_key = -S du and, with dS~ = dS - erasing_key du^T,
+/// dg = rowsum(dS~ * S); replaces dS by diag(decay) dS~.
 void adjoint_rows(const double* S, double* dS, std::span<const double> erasing_key,
                   std::span<const double> decay, std::span<const double> u,
                   std::span<const double> du, std::span<const double> d_o, std::span<double> dq,

@@ -1,4 +1,4 @@
-// Where and how a row of the cache was measured.
+// The conditions under which a row of the cache was measured.
 #pragma once
 
 #include <wyvern/device.hpp>
@@ -8,9 +8,8 @@
 
 namespace wyvern {
 
-/// The problem's exact extents, this host, and the device's state now. Lengths of a packed batch's
-/// sequences and the regime are left to the caller. On a GPU the first call takes tens of
-/// milliseconds.
+/// The problem's exact extents, this host, and the device's present state. The caller sets the
+/// lengths of a packed batch and the regime. On a GPU the first call takes tens of milliseconds.
 Setting setting_of(const Device& device, const Problem& problem);
 
 }  // namespace wyvern

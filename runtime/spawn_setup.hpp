@@ -5,7 +5,7 @@
 
 namespace wyvern {
 
-/// Its lists of file actions and attributes, empty at first and released with it.
+/// Owns a list of file actions and attributes, both empty at first.
 class SpawnSetup {
  public:
   SpawnSetup() {

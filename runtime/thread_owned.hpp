@@ -1,25 +1,25 @@
-// An object of each thread, made on first use.
+// One object per thread, created on first use.
 #pragma once
 
 #include <utility>
 
 namespace wyvern {
 
-/// The calling thread's T: made when it is first asked for, destroyed when the thread ends.
+/// The calling thread's T, created on first use and destroyed when the thread ends.
 ///
-/// The thread that ends the process loses its T before static objects are destroyed, and their
-/// destructors may come here again, as may handlers of atexit(). A plain thread_local would hand
-/// them a destroyed object; here they find none, and an object that they make is never destroyed.
+/// The thread that ends the process destroys its T before static objects, whose destructors may use
+/// it again, as may handlers of atexit(). A plain thread_local would give them a destroyed object;
+/// here find() returns null, and an object that get() creates then is never destroyed.
 template <class T>
 class ThreadOwned {
  public:
-  /// Null where there is none.
+  /// Null before the first get() and after the thread's end.
   static T* find() noexcept { return object_; }
   /// Throws what T's constructor throws.
   static T& get() {
     if (object_ == nullptr) {
       object_ = new T();
-      thread_local const Owner owner;  // after its end it is not made again
+      thread_local const Owner owner;  // not constructed again after its destruction
     }
     return *object_;
   }

@@ -1,5 +1,5 @@
-// Tuning by the program `wyvern`, in a process of its own: the tuner's libraries, kernels and
-// crashes stay out of the application, which may fork() or end at any time.
+// Tunes by the program `wyvern` in a separate process: the tuner's libraries, kernels and crashes
+// stay out of the application, which may fork() or end at any time.
 #pragma once
 
 #include <filesystem>
@@ -16,9 +16,9 @@ class TunerCommand {
   /// on PATH. The winner goes to the cache in `cache_folder`.
   TunerCommand(const std::string& program, std::filesystem::path cache_folder);
 
-  /// Returns the program's error message where it tuned nothing. Its progress goes to stderr where
-  /// a caller waits for it, and ^C then stops it; in the background it is silent, and in a process
-  /// group of its own. It stops where this process ends.
+  /// Runs the program; returns its error message where it tuned nothing. Where a caller waits, its
+  /// progress goes to stderr and ^C stops it; in the background it is silent and has its own
+  /// process group. It stops when this process ends.
   std::string operator()(const TuneRequest& request) const;
 
  private:

@@ -1,6 +1,6 @@
-// When an application's problems are tuned: never, by others, before their first use, or meanwhile.
-// The tuner is plugged in: the one in this process (autotune/policy.hpp) or the command in a
-// process of its own (tuner_command.hpp).
+// Policies for tuning an application's problems: never, elsewhere, before the first use, or in the
+// background. The tuner is a function: the tuner of this process (autotune/policy.hpp) or the
+// command in a separate process (tuner_command.hpp).
 #pragma once
 
 #include <wyvern/runtime.hpp>
@@ -17,10 +17,10 @@ namespace wyvern {
 
 enum class TuningPolicy : std::uint8_t {
   off,         ///< the default plan, whatever the cache holds
-  cached,      ///< the best plan known: Runtime::prepare() as it is
-  on_miss,     ///< a problem without a winner of its own is tuned first, which takes the budget
-  background,  ///< the same on a thread of its own, while the best plan known is used
-  fixed,       ///< the best plan of packs, else the default one, whatever was tuned here
+  cached,      ///< the best known plan: Runtime::prepare() alone
+  on_miss,     ///< tunes a problem that has no winner of its own first, for the budget
+  background,  ///< tunes it on a background thread, and uses the best known plan meanwhile
+  fixed,       ///< the best plan of packs, else the default plan; never one tuned on this machine
 };
 
 /// A problem to tune, on a device. Valid until the function that got it returns.
@@ -28,42 +28,42 @@ struct TuneRequest {
   const Device& device;
   const Problem& problem;
   double budget_s;
-  bool meanwhile;  ///< nobody waits for it
-  /// Asked often, from the calling thread; true: return within a second or two. Takes no lock.
+  bool meanwhile;  ///< in the background: no caller waits
+  /// Call it often, from the calling thread; after true return within two seconds. Takes no lock.
   std::function<bool()> stopping;
 };
-/// Tunes and stores the winner where the runtime finds it. Returns why it did not; empty where it
-/// did. Called by one thread at a time.
+/// Tunes and stores the winner where the runtime finds it. Returns an error message; empty on
+/// success. One thread at a time calls it.
 using TuneFunction = std::function<std::string(const TuneRequest&)>;
 
-/// Prepares operators by a policy. Thread-safe. Each problem key is tuned once at most on a device
-/// in the life of this object, also where that fails; several one after the other. A child of
-/// fork() leaves its parent's tunings to the parent, and may begin others.
+/// Prepares operators by a policy. Thread-safe. An object tunes each problem key at most once per
+/// device, even where that fails, and one problem at a time. A child of fork() does not continue
+/// its parent's tunings, and may begin others.
 class PolicyRuntime {
  public:
   struct Prepared {
     Operator op;
-    /// Becomes true when a winner was tuned in the background that this operator is not: prepare it
-    /// again then. Null where that will not be.
+    /// Becomes true when background tuning has found a winner that this operator does not use:
+    /// prepare the problem again then. Null where no tuning will.
     std::shared_ptr<const std::atomic<bool>> outdated;
   };
 
-  /// `runtime` outlives it. `failed` is told, from the thread that tuned, why a tuning found
-  /// nothing; it calls nothing of this object.
+  /// `runtime` must outlive this object. The thread that tunes calls `failed` with the reason why a
+  /// tuning failed; `failed` must not call this object.
   PolicyRuntime(Runtime& runtime, TuneFunction tune,
                 std::function<void(const std::string& sentence)> failed);
   ~PolicyRuntime();  ///< stops
   PolicyRuntime(const PolicyRuntime&) = delete;
   PolicyRuntime& operator=(const PolicyRuntime&) = delete;
 
-  /// Throws what Runtime::prepare() throws. A tuning that fails is no error: the best plan known is
-  /// used then. Not to be called while a graph is captured.
+  /// Throws what Runtime::prepare() throws. A tuning that fails is no error: the best known plan
+  /// serves then. Do not call it while a graph is captured.
   Prepared prepare(const Device& device, const Problem& problem, TuningPolicy policy,
                    double budget_s);
 
-  /// Waits until nothing is left to tune, or as long as is said; returns how many problems are.
+  /// Waits until all tuning is done, at most `longest`; returns the number of problems left.
   std::size_t wait(std::chrono::duration<double> longest);
-  /// Ends the tuning in progress (its measurements are kept) and tunes nothing from now on.
+  /// Stops the tuning in progress, keeps its measurements, and tunes nothing from then on.
   void stop();
 
  private:
