@@ -551,6 +551,7 @@ OperatorData beyond_fp16(const OperatorPass& which, bool values, std::int64_t si
   Problem p = base(which, DType::fp16);
   p.K = p.V = size;
   p.packed = p.initial_state = true;
+  p.state_v_first = values;
   p.scale = !values ? 1e-5F : which.pass == Pass::backward ? 1e-3F : 0.05F;
   OperatorData data = make_data(p, Gate::typical, seed, {150, 0, 33, 1});
   if (which.pass == Pass::backward) {  // so that its products with states are in range

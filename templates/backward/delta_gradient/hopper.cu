@@ -235,7 +235,7 @@ WYVERN_DEVICE void make_key_gradients(const Block& b, Items items, const SliceSt
         for (int i = 0; i < 2; ++i)
           if (Square::row(2 * i) == last) from_columns.at[i] = end.at[i] = 0.0f;
         (from_rows - from_columns).over_quads().store(b.array<kLayout.key_dots>());
-        const float sum = sm90::sum_warp(end.at[0] + end.at[1]);
+        const float sum = sum_warp(end.at[0] + end.at[1]);
         if (lane_index() == 0) b.array<kLayout.end_dots>()[warp] = sum;
       }
       sm90::barrier_arrive(b.sums().full(turn.only()));

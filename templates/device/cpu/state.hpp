@@ -24,7 +24,7 @@ struct CallerState {
   template <class T>
   static void store(Tile<S::BV> state, int columns, T* to, float scale = 1.0F) {
     if constexpr (S::STATE_V_FIRST)
-      transpose<sizeof(T) == 1>(state, K, columns, to, K, 1.0F / scale);
+      transpose<sizeof(T) == 1 || S::STATE_UNIT>(state, K, columns, to, K, 1.0F / scale);
     else
       store_tile(state, K, columns, to, V, 1.0F / scale);
   }
