@@ -264,6 +264,87 @@ def test_layers_generate_on_the_cpu(name: str, masked: bool) -> None:
     assert not wyvern.fla.report().declined
 
 
+@pytest.mark.parametrize("name", ["GatedDeltaNet", "KimiDeltaAttention"])
+def test_layers_take_packs_with_empty_sequences(name: str) -> None:
+    """In cu_seqlens, as a masked row and as all there is: with gradients, as the operators do."""
+    layer = layer_of(name)
+    exact = copy.deepcopy(layer).double()
+    x, seed = torch.randn(1, 90, 48, requires_grad=True), torch.randn(1, 90, 48)
+    bounds = [0, 0, 20, 20, 90, 90]
+    mask = torch.ones(2, 45, dtype=torch.int64)
+    mask[1] = 0
+    with wyvern.fla.enable():
+        o, _, _ = layer(x, cu_seqlens=torch.tensor(bounds))
+        o.backward(seed)
+        masked, _, _ = layer(x.detach().view(2, 45, 48), mask)
+        none, _, _ = layer(x[:, :0])
+        assert not torch.autograd.grad(none.sum(), layer.v_conv1d.weight)[0].any()
+    wanted_x = x.detach().double().requires_grad_()
+    wanted = torch.cat([exact_output(exact, wanted_x[:, :20]), exact_output(exact, wanted_x[:, 20:])], dim=1)
+    wanted.backward(seed.double())
+    assert error(o, wanted) < 1e-5 and error(x.grad, wanted_x.grad) < 2e-5
+    for (weight, value), other in zip(layer.named_parameters(), exact.parameters(), strict=True):
+        assert error(value.grad, other.grad) < 5e-5, weight
+    assert error(masked[0], exact_output(exact, x[:, :45].double())[0]) < 1e-5 and not masked[1].any()
+    assert none.shape == (1, 0, 48)
+    assert not wyvern.fla.report().declined
+
+
+def short_convolution() -> Callable[..., Any]:
+    return importlib.import_module("fla.modules.conv").causal_conv1d
+
+
+@pytest.mark.parametrize("bounds", [[0, 20], [0, 7, 7, 20], [0, 0, 1, 2, 20, 20]])
+def test_the_short_convolution_takes_packs(bounds: list[int]) -> None:
+    """Two rows that are one pack, with states, also of sequences that are shorter than the kernel."""
+    x, weight, N = torch.randn(2, 10, 6), torch.randn(6, 4), len(bounds) - 1
+    states, residual = torch.randn(N, 6, 4), torch.randn(2, 10, 6)
+    with wyvern.fla.enable():
+        y, last = short_convolution()(
+            x, weight, None, residual, states, True, "silu", cu_seqlens=torch.tensor(bounds)
+        )
+    tokens = x.double().flatten(0, 1)
+    for n in range(N):
+        row = torch.cat([states[n].T.double(), tokens[bounds[n] : bounds[n + 1]]])
+        sums = [(row[t - 3 : t + 1] * weight.T.double()).sum(0) for t in range(4, len(row))]
+        if sums:
+            wanted = torch.nn.functional.silu(torch.stack(sums))
+            wanted += residual.flatten(0, 1)[bounds[n] : bounds[n + 1]]
+            assert error(y.flatten(0, 1)[bounds[n] : bounds[n + 1]], wanted) < 1e-6
+        assert torch.equal(last[n].double(), row[-4:].T)
+    assert y.shape == x.shape
+
+
+@pytest.mark.parametrize("bounds", [None, [0], [0, 0, 0]])
+def test_the_short_convolution_of_no_tokens(bounds: list[int] | None) -> None:
+    x, weight = torch.randn(1, 0, 6), torch.randn(6, 4)
+    N = 1 if bounds is None else len(bounds) - 1
+    states = torch.randn(N, 6, 4)
+    cu_seqlens = None if bounds is None else torch.tensor(bounds)
+    with wyvern.fla.enable():
+        y, last = short_convolution()(x, weight, None, None, states, True, cu_seqlens=cu_seqlens)
+    assert y.shape == x.shape and torch.equal(last, states)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "sentence"),
+    [
+        ([], "cu_seqlens is empty; it must have N + 1 entries, of N sequences"),
+        ([1, 5, 20], "cu_seqlens[0] is 1; it must be 0"),
+        ([0, 12, 5, 20], "cu_seqlens[2] is 5; it must be at least the entry before it, 12"),
+        ([0, 5, 12], "cu_seqlens[2] is 12; it must be T = 20, the packed tokens"),
+        ([0, 5, 21], "cu_seqlens[2] is 21; it must be T = 20, the packed tokens"),
+        ([0, 20], "initial_state has 2 states; it must have N = 1"),
+    ],
+)
+def test_the_short_convolution_refuses_what_the_operators_refuse(bounds: list[int], sentence: str) -> None:
+    x, weight, states = torch.randn(1, 20, 6), torch.randn(6, 4), torch.randn(2, 6, 4)
+    cu_seqlens = torch.tensor(bounds, dtype=torch.int64)
+    with wyvern.fla.enable(), pytest.raises(ValueError) as raised:
+        short_convolution()(x, weight, initial_state=states, cu_seqlens=cu_seqlens)
+    assert str(raised.value) == sentence
+
+
 def test_parts_of_layers_elsewhere_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other devices' tensors, and those of the CPU after disable(), go to the library's own functions."""
     from fla.modules.norm import fused_norm_gate

@@ -30,11 +30,30 @@ def _convolve(
     before = x.new_zeros(x.shape[0], x.shape[2], W) if state is None else state.to(x.dtype)
     tokens = torch.cat([before, x.transpose(1, 2)], dim=-1)
     wide = _wide(x)
+    # With a zero for the token that no output reads, so that a row is left to drop where T is 0: conv1d
+    # takes no input shorter than W.
     y = F.conv1d(
-        tokens[..., 1:].to(wide), weight.to(wide).unsqueeze(1),
+        F.pad(tokens[..., 1:], (1, 0)).to(wide), weight.to(wide).unsqueeze(1),
         None if bias is None else bias.to(wide), groups=x.shape[2],
     )  # fmt: skip
-    return y.transpose(1, 2), tokens[..., -W:].contiguous() if keep else None
+    return y[..., 1:].transpose(1, 2), tokens[..., -W:].contiguous() if keep else None
+
+
+def _boundaries(cu_seqlens: Tensor, T: int) -> list[int]:
+    """cu_seqlens of a pack of T tokens, checked as the operators check it."""
+    at = cu_seqlens.tolist()
+    if not at:
+        raise ValueError("cu_seqlens is empty; it must have N + 1 entries, of N sequences")
+    if at[0] != 0:
+        raise ValueError(f"cu_seqlens[0] is {at[0]}; it must be 0")
+    for n in range(1, len(at)):
+        if at[n] < at[n - 1]:
+            raise ValueError(
+                f"cu_seqlens[{n}] is {at[n]}; it must be at least the entry before it, {at[n - 1]}"
+            )
+    if at[-1] != T:
+        raise ValueError(f"cu_seqlens[{len(at) - 1}] is {at[-1]}; it must be T = {T}, the packed tokens")
+    return at
 
 
 def causal_conv1d(
@@ -54,13 +73,16 @@ def causal_conv1d(
     if cu_seqlens is None:
         y, state = _convolve(x, weight, bias, initial_state, keep)
     else:
-        ends = cu_seqlens.tolist()
-        N = len(ends) - 1
+        rows = x.flatten(0, 1).unsqueeze(0)
+        at = _boundaries(cu_seqlens, rows.shape[1])
+        N = len(at) - 1
+        if initial_state is not None and initial_state.shape[0] != N:
+            raise ValueError(f"initial_state has {initial_state.shape[0]} states; it must have N = {N}")
         states = [None] * N if initial_state is None else initial_state.split(1)
-        parts = [_convolve(x[:, ends[n] : ends[n + 1]], weight, bias, states[n], keep) for n in range(N)]
-        y = torch.cat([part for part, _ in parts], dim=1)
-        state = torch.cat([last for _, last in parts]) if keep else None
-    y = _ACTIVATIONS[activation](y)
+        parts = [_convolve(rows[:, at[n] : at[n + 1]], weight, bias, states[n], keep) for n in range(N)]
+        y = torch.cat([rows[:, :0], *(part for part, _ in parts)], dim=1)
+        state = torch.cat([rows.new_zeros(0, *weight.shape), *(last for _, last in parts)]) if keep else None
+    y = _ACTIVATIONS[activation](y).view(x.shape)
     return (y if residual is None else y + residual).to(x.dtype), state
 
 
