@@ -34,6 +34,7 @@ def gradients_of(function, leaves) -> list[torch.Tensor]:
     return [o, state, *torch.autograd.grad(o.square().sum() + state.sum(), leaves)]
 
 
+@pytest.mark.filterwarnings("error:Dynamo detected")  # what it traces otherwise than Python runs it
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compile(device: str, backend: str) -> None:
     leaves = gated(device).leaves()
