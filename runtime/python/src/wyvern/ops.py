@@ -210,8 +210,8 @@ def chunk_gated_delta_rule(
         checkpoint_offsets: ``[N]``, int32 or int64 as ``state_index``: the state after so many tokens of
             each sequence goes to ``checkpoints`` instead. A multiple of 16; 0, a number past the sequence's
             end or any other: none does.
-        checkpoints: ``[rows, HV, K, V]`` (``[rows, HV, V, K]`` with ``state_v_first``) in float32 or the dtype
-            of ``initial_state`` or ``state``; without these float32, float16 or bfloat16. With
+        checkpoints: ``[rows, HV, K, V]`` (``[rows, HV, V, K]`` with ``state_v_first``) in float32, or in the
+            dtype of ``initial_state`` or ``state``; without these float32, float16 or bfloat16. With
             ``checkpoint_offsets`` row n is sequence n's, of N rows. With ``checkpoint_every`` rows of a
             sequence of L tokens are ``L // checkpoint_every``, one sequence after the other; of more than
             there are rows the last are not written. Other rows, and those of null sequences, keep what they
