@@ -127,10 +127,12 @@ def run_row(options: argparse.Namespace, row: Row, side: str) -> dict[str, Any]:
 
 
 def last_error(text: str) -> str:
-    """The last line that names an error, else the last one."""
+    """The last line that names an error, and no other as its root cause; else the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if re.match(r"(\(.*\) )?(ERROR .*)?[\w.]*(Error|Exception)\b", line)]
-    return ((errors or lines)[-1] if lines else "it said nothing")[:400]
+    names = r"(\(.*\) )?(ERROR .*|\[rank\d+\]: )?[\w.]*(Error|Exception)\b"  # by vLLM, by PyTorch
+    errors = [line for line in lines if re.match(names, line)]
+    causes = [line for line in errors if "root cause" not in line]
+    return ((causes or errors or lines)[-1] if lines else "it said nothing")[:400]
 
 
 def main() -> None:

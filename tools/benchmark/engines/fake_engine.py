@@ -1,5 +1,6 @@
 """An engine that is made up: log-probabilities follow from tokens, and, unless it is invariant, from the
-place in the batch. Wyvern's side is off by a known amount. FAKE_FAILS=graphs: it has no graphs."""
+place in the batch. Wyvern's side is off by a known amount. FAKE_FAILS=graphs: it has no graphs; another
+text: it prints that, one line after the other, and ends."""
 
 from __future__ import annotations
 
@@ -22,6 +23,9 @@ def caches(folder: str) -> dict[str, str]:
 def start(model: str, settings: Settings) -> FakeEngine:
     if os.environ.get("FAKE_FAILS") == "graphs" and settings.graphs:
         raise ValueError("no graphs here")
+    if (said := os.environ.get("FAKE_FAILS", "graphs")) != "graphs":
+        print(said, flush=True)
+        os._exit(1)
     return FakeEngine()
 
 

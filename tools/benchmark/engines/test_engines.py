@@ -74,6 +74,22 @@ class Engines(unittest.TestCase):
         self.assertEqual(sum("error" in run for run in self.runs()), 2)
         cells(done.stdout, "tiny-qwen3.5/eager, Wyvern", "tiny-qwen3.5/eager, fake_engine")
 
+    def test_the_error_is_found_in_what_an_engine_logs(self) -> None:
+        """As vLLM's processes and PyTorch's ranks write it, with warnings and a summary behind it."""
+        why = "ModuleNotFoundError: No module named 'flashinfer'"
+        ranks = (f"[rank0]: ImportError: no\n[rank0]: {why}", "[rank0]:[W1127 a.cpp:1] Warning: destroy it")
+        process = "(EngineCore pid=5)"
+        processes = (
+            f"{process} ERROR 11-27 [core.py:9] {why}",
+            f"{process} WARNING 11-27 [a.py:1] it goes on",
+            "RuntimeError: Engine core initialization failed. See root cause above.",
+        )
+        logs = {"base": "\n".join(ranks), "eager": "\n".join(processes)}
+        for option, log in logs.items():
+            rows = f"^tiny-qwen3.5/{option}$"
+            done = self.run_command("--rows", rows, "--side", "engine", FAKE_FAILS=log)
+            self.assertRegex(done.stdout, rf"{option}, engine: exit code 1: .*{re.escape(why)} \(")
+
     def test_invariance(self) -> None:
         rows = "^tiny-kimi-linear/"
         done = self.run_command("--sets", "invariance", "--rows", rows, "--measure", "invariance")
