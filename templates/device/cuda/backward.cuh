@@ -569,7 +569,7 @@ struct ChunkBackward {
     }
   };
 
-  /// A lane's sums over all tiles, of which the gate's gradient is made.
+  /// A lane's sums over all tiles, from which it computes the gate's gradient.
   struct GateSums {
     float q[2] = {};     ///< rowsum(dQ Q) of its rows
     float k[2] = {};     ///< -rowsum(dK K)
