@@ -17,7 +17,8 @@ from wyvern._serving import Counts, replacement
 def nothing_told(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(ops, "_heads_first_told", False)
     monkeypatch.setattr(ops, "_keys_told", False)
-    monkeypatch.setattr(ops, "_keys_seen", set())
+    monkeypatch.setattr(ops, "_gates_told", False)
+    monkeypatch.setattr(ops, "_seen", set())
     transformers.report(reset=True)
     yield
     transformers.report(reset=True)
@@ -83,6 +84,25 @@ def test_keys_that_are_normalized_are_not_warned_of() -> None:
         mapped = make(ops.chunk_gated_delta_rule, B=2, states=False)
         tensors = [11 * x.detach() for x in mapped.tensors.values()]
         torch.func.vmap(lambda *x: ops.chunk_gated_delta_rule(*(y.unsqueeze(0) for y in x))[0])(*tensors)
+
+
+@pytest.mark.parametrize(
+    "function", [ops.chunk_gated_delta_rule, ops.fused_recurrent_kda, ops.chunk_gdn2]
+)
+def test_gates_above_0_are_warned_of_once(function: Any, device: str) -> None:
+    """In whatever token; as raw inputs of a gate in the kernel they may be."""
+    call = make(function, device=device, T=70, states=False)
+    call.tensors["g"] = call.tensors["g"].detach().clone()
+    call.tensors["g"][0, -1] = 0.25
+    with pytest.warns(UserWarning, match=r"g is up to 0\.25, and gates must be at most 0") as told:
+        call()
+        call.options["scale"] = 0.5
+        call()
+    assert len(told) == 1 and told[0].filename.endswith("conftest.py")
+    ops._gates_told = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        function(**call.tensors, use_gate_in_kernel=True, A_log=torch.zeros(2, device=device))
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,8 @@ _PRECISIONS = ("tf32", "tf32x3", "ieee")
 _NORM_ACTIVATIONS = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}  # the fields' names
 _heads_first_told = False
 _LONGEST_KEYS = 2.0  # at a rate of 0.5 longer ones turn the state around and make it grow
-_keys_told = False
-_keys_seen: set[str] = set()  # problems whose first keys were looked at
+_keys_told = _gates_told = False
+_seen: set[str] = set()  # problems whose first keys and gates were looked at
 
 
 class _Pool(NamedTuple):
@@ -913,26 +913,37 @@ def _suspect_heads_first(q: Tensor) -> None:
     )
 
 
-def _suspect_long_keys(problem: str, k: Tensor) -> None:
-    """Warns, once in a process, of keys far longer than 1, by the first rows of a problem's first call."""
-    global _keys_told
+def _suspect_values(problem: str, k: Tensor, g: Tensor | None) -> None:
+    """Warns, once in a process of each, of keys far longer than 1, by the first rows of a problem's first
+    call, and of gates above 0, by all of that call."""
+    global _keys_told, _gates_told
     # A subclass (FakeTensor) may have no values; traced and mapped tensors have none that can be read.
-    if type(k) is not Tensor or torch.compiler.is_compiling() or is_transformed():
-        return
-    if k.dim() != 4 or k.numel() == 0:
+    if type(k) is not Tensor or is_transformed() or k.dim() != 4 or k.numel() == 0:
         return
     if not (k.is_cpu or (k.is_cuda and not torch.cuda.is_current_stream_capturing())):
         return
-    _keys_seen.add(problem)
-    length = float(k.detach()[0, :64].float().norm(dim=-1).mean())
-    if not length > _LONGEST_KEYS:
+    _seen.add(problem)
+    if not _keys_told and " use_qk_l2norm=1" not in problem:
+        length = float(k.detach()[0, :64].float().norm(dim=-1).mean())
+        if length > _LONGEST_KEYS:
+            _keys_told = True
+            warnings.warn(
+                f"rows of k have a length of about {length:.3g}, and far above 1 the state grows from token "
+                "to token; normalize q and k, or pass use_qk_l2norm_in_kernel=True",
+                stacklevel=4,
+            )
+    if _gates_told or g is None or " use_gate_in_kernel=1" in problem:
         return
-    _keys_told = True
-    warnings.warn(
-        f"rows of k have a length of about {length:.3g}, and far above 1 the state grows from token to "
-        "token; normalize q and k, or pass use_qk_l2norm_in_kernel=True",
-        stacklevel=4,
-    )
+    if type(g) is not Tensor or g.device != k.device or g.numel() == 0:
+        return
+    most = float(g.detach().max())
+    if most > 0:
+        _gates_told = True
+        warnings.warn(
+            f"g is up to {most:.3g}, and gates must be at most 0, the logarithm of a decay: what is computed "
+            "with it is undefined; pass use_gate_in_kernel=True where g is what a gate is computed from",
+            stacklevel=4,
+        )
 
 
 def _call(
@@ -962,8 +973,9 @@ def _call(
             )
         if not _heads_first_told and " pass=recurrent" not in problem:  # decoding has few tokens
             _suspect_heads_first(q)
-        if not _keys_told and problem not in _keys_seen and " use_qk_l2norm=1" not in problem:
-            _suspect_long_keys(problem, k)
+        # What was seen would be a condition of what is compiled.
+        if not torch.compiler.is_compiling() and problem not in _seen:
+            _suspect_values(problem, k, g)
         if _any_autocast():
             q, k, v = _autocast(q, k, v)
         dtype = q.dtype
