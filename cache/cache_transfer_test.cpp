@@ -523,16 +523,17 @@ TEST(PackLayers, ServeAGpuThatNoPackNamesByTheNearestOfItsArchitecture) {
 
 TEST(ShippedCodeFolders, AreThoseOfThePythonDistributionsToo) {
   const TempDirectory temp;
-  const auto site = temp.path() / "site-packages";
+  const auto site = temp.path() / "packages";  // pip install --target: any name
   for (const char* const name :
        {"wyvern/lib", "wyvern_kernels_sm90", "wyvern_kernels_sm80", "wyvern_kernels_cpu", "other"})
     std::filesystem::create_directories(site / name);
+  const auto without = ShippedCode::default_folders(site / "wyvern" / "lib");
+  EXPECT_EQ(without, ShippedCode::default_folders(temp.path()));
+  write_file(site / "wyvern" / "__init__.py", "");
   std::vector<std::filesystem::path> found = ShippedCode::default_folders(site / "wyvern" / "lib");
   ASSERT_GE(found.size(), 2u);
   found.erase(found.begin(), found.end() - 2);
   EXPECT_EQ(found, (std::vector{site / "wyvern_kernels_sm80", site / "wyvern_kernels_sm90"}));
-  const auto elsewhere = ShippedCode::default_folders(temp.path() / "lib" / "wyvern");
-  EXPECT_EQ(elsewhere, ShippedCode::default_folders(temp.path()));
 }
 
 TEST(PackLayers, UnreadableFilesAreSkippedAndReportedOnce) {

@@ -56,12 +56,12 @@ ArtifactRow row_of(std::string_view text) {
 std::vector<fs::path> ShippedCode::default_folders(const fs::path& own) {
   std::vector<fs::path> folders = paths_of_variable("WYVERN_CODE");
   if (fs::path folder = shared_folder("code"); !folder.empty()) folders.push_back(folder);
-  // Beside the package wyvern, seen from its lib or bin.
+  // Beside the Python package whose lib or bin `own` is, wherever that is installed.
   std::error_code error;
   std::vector<fs::path> packages;
-  const fs::path site = own.parent_path().parent_path();
-  if (site.filename() == "site-packages" || site.filename() == "dist-packages")
-    for (const auto& entry : fs::directory_iterator(site, error))
+  const fs::path package = own.parent_path();
+  if (fs::is_regular_file(package / "__init__.py", error))
+    for (const auto& entry : fs::directory_iterator(package.parent_path(), error))
       if (entry.path().filename().string().starts_with(kPythonFolders))
         packages.push_back(entry.path());
   std::ranges::sort(packages);
