@@ -199,6 +199,13 @@ TEST_F(CApiTuningTest, APoorProgramIsNamed) {
   EXPECT_NE(said().find("'/nonexistent/wyvern', which tunes, cannot be started"), std::string::npos)
       << said();
   wyvern_runtime_destroy(runtime_);
+  start_with("wyvern-that-no-path-has");
+  EXPECT_EQ(origin(prepare(WYVERN_POLICY_ON_MISS)), WYVERN_ORIGIN_DEFAULT);
+  for (const char* const word : {"'wyvern-that-no-path-has', which tunes, cannot be started: it is "
+                                 "neither installed with this library nor on PATH",
+                                 "WYVERN_COMMAND=ON", "\"cached\""})
+    EXPECT_NE(said().find(word), std::string::npos) << said();
+  wyvern_runtime_destroy(runtime_);
   start("echo no JSON");
   EXPECT_EQ(origin(prepare(WYVERN_POLICY_ON_MISS)), WYVERN_ORIGIN_DEFAULT);
   EXPECT_NE(said().find("program', which tunes, ended without a word"), std::string::npos)

@@ -139,8 +139,14 @@ class Child {
     output_ = ends[0];
     if (failure == 0) return;
     pid_ = -1;
-    problem = fmt::format("the program '{}', which tunes, cannot be started: {}", command.front(),
-                          std::strerror(failure));
+    const bool is_name = command.front().find('/') == std::string::npos;
+    problem = fmt::format(
+        "the program '{}', which tunes, cannot be started: {}", command.front(),
+        failure == ENOENT && is_name
+            ? "it is neither installed with this library nor on PATH; from a clone `pip install -v "
+              "./runtime/python -C cmake.define.WYVERN_COMMAND=ON` installs it, and the policy "
+              "\"cached\" needs none"
+            : std::strerror(failure));
   }
   ~Child() {
     if (output_ >= 0) ::close(output_);
