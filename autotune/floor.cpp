@@ -1,6 +1,7 @@
 #include "autotune/floor.hpp"
 
 #include <algorithm>
+#include <ranges>
 
 namespace wyvern {
 namespace {
@@ -17,17 +18,30 @@ double dtype_factor(const Problem& problem) {
   return 1;
 }
 
-}  // namespace
-
-Peak device_peak(const Device& device, const Problem& problem) {
-  return peak_of(device.impl().rates(), problem);
+/// Of a pass whose tensors are in the caches, as far as they fit: what the largest data that is no
+/// larger than they are is updated at.
+double warm_rate(const Rates& rates, const Problem& problem) {
+  // work_of() counts tensors that are updated in place twice.
+  const double least_bytes = work_of(problem).bytes / 2;
+  double rate = rates.bytes_per_s;
+  for (const auto& [bytes, bytes_per_s] : rates.cached | std::views::reverse) {
+    rate = std::max(rate, bytes_per_s);
+    if (bytes <= least_bytes) break;
+  }
+  return rate;
 }
 
-Peak peak_of(const Rates& rates, const Problem& problem) {
+}  // namespace
+
+Peak device_peak(const Device& device, const Problem& problem, bool cold) {
+  return peak_of(device.impl().rates(), problem, cold);
+}
+
+Peak peak_of(const Rates& rates, const Problem& problem, bool cold) {
   const double factor = dtype_factor(problem);
   const bool scalar = factor == 0 || rates.matrix_flops_per_s == 0;
-  return {rates.bytes_per_s, scalar ? rates.scalar_flops_per_s : rates.matrix_flops_per_s / factor,
-          rates.basis};
+  return {cold ? rates.bytes_per_s : warm_rate(rates, problem),
+          scalar ? rates.scalar_flops_per_s : rates.matrix_flops_per_s / factor, rates.basis};
 }
 
 double floor_time(const Work& work, const Peak& peak) {

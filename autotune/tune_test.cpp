@@ -15,6 +15,7 @@
 #include <set>
 
 #include "autotune/bench.hpp"
+#include "autotune/floor.hpp"
 #include "autotune/inputs.hpp"
 #include "autotune/policy.hpp"
 #include "autotune/protocol.hpp"
@@ -39,6 +40,30 @@ Problem small_problem() {
   problem.use_qk_l2norm = true;
   problem.output_final_state = true;
   return problem;
+}
+
+/// Bytes that the caches hold move at their rate, unless they are cold.
+TEST(FloorTest, CountsTensorsInCachesAtTheirRates) {
+  Problem decode = small_problem();
+  decode.pass = Pass::recurrent;
+  decode.T = 1;
+  const double bytes = work_of(decode).bytes;
+  Rates rates;
+  rates.bytes_per_s = 1;
+  rates.scalar_flops_per_s = 1e30;
+  rates.cached = {{bytes / 8, 1000}, {bytes / 4, 100}, {bytes, 10}};
+  const auto seconds = [&](const Problem& problem, bool cold) {
+    return floor_time(work_of(problem), peak_of(rates, problem, cold));
+  };
+  EXPECT_DOUBLE_EQ(seconds(decode, true), bytes);
+  EXPECT_DOUBLE_EQ(seconds(decode, false), bytes / 100);  // half of it, where all is updated
+  Problem prefill = small_problem();
+  prefill.T = 5000;
+  EXPECT_DOUBLE_EQ(seconds(prefill, false), work_of(prefill).bytes / 10);
+  rates.bytes_per_s = 20;
+  EXPECT_DOUBLE_EQ(seconds(prefill, false), work_of(prefill).bytes / 20);
+  rates.cached.clear();
+  EXPECT_DOUBLE_EQ(seconds(decode, false), bytes / 20);
 }
 
 class TuneTest : public testing::Test {

@@ -238,7 +238,7 @@ class Tuning {
   double floor_us() const {
     constexpr std::chrono::seconds kRoomy{10};
     if (!info_.cuda && options_.budget < kRoomy) return 0;
-    return 1e6 * floor_time(work_of(problem_), device_peak(device_, problem_));
+    return 1e6 * floor_time(work_of(problem_), device_peak(device_, problem_, measuring_.cold));
   }
 
   void store(const PlanTiming& winner, const std::vector<double>& default_samples) {

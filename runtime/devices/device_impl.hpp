@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "compiler/compiler.hpp"
@@ -68,6 +69,8 @@ struct Rates {
   double bytes_per_s = 0;         ///< device memory, counting reads and writes
   double matrix_flops_per_s = 0;  ///< products of 16-bit matrices; 0: it has no units for them
   double scalar_flops_per_s = 0;  ///< fp32 multiply-adds without tensor cores
+  /// Rates of data that the caches hold, by its bytes, ascending; empty: not known.
+  std::vector<std::pair<double, double>> cached;
   std::string basis;
 };
 

@@ -63,9 +63,10 @@ class Floors {
     if (!json.is_object()) return 0;
     const Rates* rates = rates_of(row.device);
     if (rates == nullptr) return 0;
+    const bool cold = row.setting.regime.ends_with("cold");
     try {
       const Problem problem = problem_from(parse_json(row.problem));
-      return 1e6 * floor_time(work_of(problem), peak_of(*rates, problem));
+      return 1e6 * floor_time(work_of(problem), peak_of(*rates, problem, cold));
     } catch (const std::exception&) {  // a field of another Wyvern
       return 0;
     }

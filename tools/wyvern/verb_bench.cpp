@@ -250,7 +250,7 @@ int execute(const Flags& flags, bool json) {
   const Selection checked = checked_selection(selection);
   verify(runtime, device, checked, entrants);
   // A CPU's peaks are measured on both sides of the timing: a shared machine has slow spells.
-  Peak peak = device_peak(device, problem);
+  Peak peak = device_peak(device, problem, true);
   {
     Tensors inputs = make_example(selection, 2);
     add_kept(runtime, device, selection, inputs);
@@ -259,7 +259,7 @@ int execute(const Flags& flags, bool json) {
     measure(device, placed.arguments(), entrants);
   }
   const Work work = work_of(problem);
-  const Peak after = device_peak(device, problem);
+  const Peak after = device_peak(device, problem, true);
   peak.bytes_per_s = std::max(peak.bytes_per_s, after.bytes_per_s);
   peak.flops_per_s = std::max(peak.flops_per_s, after.flops_per_s);
   const double floor_s = floor_time(work, peak);

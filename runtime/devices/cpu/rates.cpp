@@ -7,6 +7,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "runtime/base/parallel.hpp"
@@ -80,6 +81,62 @@ double widest_multiply_add(float seed) {
   return multiply_add<4>(seed);
 }
 
+/// Updates data in place, as often as `passes`.
+template <int Lanes>
+[[gnu::always_inline]] inline void update(float* data, std::size_t count, std::size_t passes) {
+  using Vector [[gnu::vector_size(Lanes * sizeof(float))]] = float;
+  for (std::size_t pass = 0; pass < passes; ++pass) {
+    for (std::size_t i = 0; i < count; i += Lanes) {
+      Vector lanes;
+      std::memcpy(&lanes, data + i, sizeof(lanes));
+      lanes = lanes + 1.0F;
+      std::memcpy(data + i, &lanes, sizeof(lanes));
+    }
+    asm volatile("" : : "r"(data) : "memory");  // each pass writes
+  }
+}
+
+#if defined(__x86_64__)
+[[gnu::target("avx512f")]] void update_512(float* data, std::size_t count, std::size_t passes) {
+  update<16>(data, count, passes);
+}
+[[gnu::target("avx2")]] void update_256(float* data, std::size_t count, std::size_t passes) {
+  update<8>(data, count, passes);
+}
+#endif
+
+void widest_update(float* data, std::size_t count, std::size_t passes) {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f")) return update_512(data, count, passes);
+  if (__builtin_cpu_supports("avx2")) return update_256(data, count, passes);
+#endif
+  update<4>(data, count, passes);
+}
+
+/// Bytes read and written a second by updates of what was updated before, for data of each size:
+/// its bytes on all threads, and the rate.
+std::vector<std::pair<double, double>> cached_rates(int threads) {
+  constexpr std::size_t kLeast = std::size_t{16} << 10,
+                        kMost = std::size_t{64} << 20;  // per thread
+  std::vector<std::vector<float>> data(static_cast<std::size_t>(threads));
+  on_threads(threads,
+             [&](int i) { data[static_cast<std::size_t>(i)].resize(kMost / sizeof(float)); });
+  std::vector<std::pair<double, double>> rates;
+  for (std::size_t bytes = kLeast; bytes <= kMost; bytes *= 4) {
+    double best = 1e9;
+    for (int run = 0; run < 5; ++run)
+      best = std::min(best, seconds_of([&] {
+                        on_threads(threads, [&](int i) {
+                          widest_update(data[static_cast<std::size_t>(i)].data(),
+                                        bytes / sizeof(float), kMost / bytes);
+                        });
+                      }));
+    rates.emplace_back(static_cast<double>(bytes) * threads,
+                       2.0 * static_cast<double>(kMost) * threads / best);
+  }
+  return rates;
+}
+
 /// fp32 operations a second.
 double fma_rate(int threads) {
   double best = 0;
@@ -102,7 +159,8 @@ Rates measure_cpu_rates(int threads) {
   return {.bytes_per_s = copy_rate(threads),
           .matrix_flops_per_s = 0,
           .scalar_flops_per_s = fma_rate(threads),
-          .basis = fmt::format("copy and fp32 FMA rates of {}, measured in this run",
+          .cached = cached_rates(threads),
+          .basis = fmt::format("memory, cache and fp32 FMA rates of {}, measured in this run",
                                count_text(threads, "thread"))};
 }
 

@@ -25,6 +25,7 @@ Rates rates(const DeviceInfo& info) {
       .bytes_per_s = h200 ? 4.25e12 : info.peak_bytes_per_s,
       .matrix_flops_per_s = h200 ? 780e12 : operations_per_clock(info.arch) * info.units * clock_hz,
       .scalar_flops_per_s = 256.0 * info.units * clock_hz,  // 128 FMA units a multiprocessor
+      .cached = {},
       .basis = h200 ? "measured on an H200" : "the driver's figures and the architecture's rates"};
 }
 

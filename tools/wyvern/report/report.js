@@ -153,8 +153,9 @@ function overview() {
   }));
   section('Problems',
     note('Tuned and default were timed in turn, as whole operators; their ratio is the median over neighbouring ' +
-         'samples. The roofline is the least time that memory or arithmetic allow. Regret is how much the stages ' +
-         'of the plan, timed alone, would gain if each had the best config of its template that was measured.'),
+         'samples. The roofline is the least time that arithmetic and memory allow, or the caches where they ' +
+         'hold the tensors of a CPU. Regret is how much the stages of the plan, timed alone, would gain if each had ' +
+         'the best config of its template that was measured.'),
     bars,
     table('Each problem that was tuned', [
       ['#', row => rows.indexOf(row) + 1, true], ['problem', problemName],
