@@ -157,17 +157,26 @@ class Report(CacheCase):
         self.assertTrue("its worker &lt;b&gt;ended&lt;/b&gt;" in shown)
         self.assertLess(len(text), 2_000_000)
 
+    def overflow(self, html, elements, width):
+        """How many pixels the content of those elements is wider than they are, in a window's width."""
+        probe = ("<script>document.body.dataset.overflow = Math.max(...Array.from(document.querySelectorAll("
+                 f"'{elements}'), one => one.scrollWidth - one.clientWidth));</script></body>")
+        (self.folder / "report.html").write_text(html.replace("</body>", probe))
+        done = self.browse("--dump-dom", f"--window-size={width},3000")
+        (overflow,) = re.findall(r'data-overflow="(-?\d+)"', done.stdout)
+        return int(overflow)
+
+    @unittest.skipUnless(BROWSER, "no Chromium here (Debian's package: chromium)")
+    def test_it_fits_a_screen(self):
+        """No table is cut off, or scrolls, in a window of 1280 pixels."""
+        self.fill()
+        self.assertEqual(self.overflow(self.page(), "html, .wrap", 1280), 0)
+
     @unittest.skipUnless(BROWSER, "no Chromium here (Debian's package: chromium)")
     def test_it_fits_a_phone(self):
         """A picture of a narrow window: nothing is wider than it. (Tables scroll in their place.)"""
         self.fill()
-        html = self.page()
-        probe = ("<script>document.body.dataset.overflow ="
-                 " document.documentElement.scrollWidth - window.innerWidth;</script></body>")
-        (self.folder / "report.html").write_text(html.replace("</body>", probe))
-        done = self.browse("--dump-dom", "--window-size=500,3000")
-        (overflow,) = re.findall(r'data-overflow="(-?\d+)"', done.stdout)
-        self.assertLessEqual(int(overflow), 0)
+        self.assertEqual(self.overflow(self.page(), "html", 500), 0)
         self.browse(f"--screenshot={self.path('phone.png')}", "--window-size=500,3000")
         width, height = struct.unpack(">II", (self.folder / "phone.png").read_bytes()[16:24])
         self.assertEqual((width, height), (500, 3000))
