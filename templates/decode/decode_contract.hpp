@@ -113,7 +113,7 @@ inline double moved_gates(double part, const Spec& s, const Workload& w, const L
 
 /// CUDA, sm_80 and up: one block BV value columns of a sequence and value head; with OUTPUT_NORM
 /// all of them.
-inline Template portable(Template t) {
+inline Template portable(Template t, std::int64_t (*shared_bytes)(const Spec&)) {
   t.variant = "portable";
   t.tunables = {{tunable::BV, cuda::integers({32, 64, 16, 8, 128})},
                 {tunable::num_warps, cuda::integers({4, 2, 1, 8})}};
@@ -122,7 +122,7 @@ inline Template portable(Template t) {
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
     const Columns best = usual_columns(s);
     constexpr double kFilled = 2.2;
-    // With OUTPUT_NORM the fewest turns decide.
+    // With OUTPUT_NORM the fewest turns decide; of several each is made twice.
     const bool usual = s.OUTPUT_NORM || (s.BV == best.block && s.BV == best.warp * s.num_warps);
     // One H200, 2026-11-26: 64 sequences of 32 heads take 73 us; from slots in no order 81 us, as
     // warps move pieces of rows, or 74 us of whole ones; in blocks of all columns 91 us. On
@@ -130,9 +130,10 @@ inline Template portable(Template t) {
     // 204 and 132 us.
     const auto later = static_cast<double>(std::max<std::int64_t>(w.longest * s.STEPS - 1, 0));
     const double states = 3.8e-7 * static_cast<double>(s.K * s.V * w.extents.N * s.HV);
-    // Of a block's columns that are walked one after the other each part waits for its first load,
-    // and the norm for the last store; not measured.
+    // Of a block's columns that are walked one after the other each part waits for its first load;
+    // not measured.
     const auto turns = static_cast<double>(cuda::ceil_div(s.V, s.BV) / blocks_a_head(s));
+    const double walks = turns > 1 ? 2 : 1;
     const double steps = s.VECTOR_GATE ? 0.9 * states + later * std::max(3 * states, 2.0 * turns)
                                        : later * std::max(states, 1.1 * turns);
     const double part = s.OUTPUT_NORM     ? 0.65
@@ -140,17 +141,17 @@ inline Template portable(Template t) {
                         : s.STATE_INDEX   ? 0.75
                                           : 0.835;
     const double norm = s.OUTPUT_NORM ? kFilled / 2 + moved_gates(part, s, w, limits) : 0;
-    return cost::kLaunch + turns * kFilled + moved_states(part, s, w, limits) + steps + norm +
-           (usual ? 0.0 : 1.0);
+    return cost::kLaunch + walks * (turns * kFilled + moved_states(part, s, w, limits) + steps) +
+           norm + (usual ? 0.0 : 1.0);
   };
-  t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
-    return cuda::launch_rows(e.N, s.HV * blocks_a_head(s), s, 0);
+  t.geometry = [shared_bytes](const Spec& s, const Extents& e, const Limits&) {
+    return cuda::launch_rows(e.N, s.HV * blocks_a_head(s), s, shared_bytes(s));
   };
   return t;
 }
 
-/// One call: all tokens of one sequence, one value head, BV columns of the state. `bytes`
-/// counts its scratch.
+/// One call: all tokens of one sequence, one value head, BV columns of the state; with OUTPUT_NORM
+/// all columns, whatever BV is. `bytes` counts its scratch.
 inline Template cpu(Template t, std::int64_t (*bytes)(const Spec&)) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
@@ -160,6 +161,7 @@ inline Template cpu(Template t, std::int64_t (*bytes)(const Spec&)) {
     const std::string problem = column_block_problem("BV", s.BV, s.V);
     return problem.empty() ? scratch_problem(bytes(s), limits) : problem;
   };
+  t.redundant = [](const Spec& s) { return s.OUTPUT_NORM && s.BV != column_block(s.V, 128); };
   t.fallback = [](Spec& s, const Limits&) { s.BV = column_block(s.V, 128); };
   t.geometry = [bytes](const Spec& s, const Extents& e, const Limits&) {
     return Geometry{.grid = {blocks_a_head(s), s.HV, e.N}, .shared_bytes = bytes(s)};

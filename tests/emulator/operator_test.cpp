@@ -485,8 +485,7 @@ TEST_P(EmulatedDrafts, AreVerified) {
       }
 }
 
-/// Rows of o are normalized after a walk over several blocks of columns, those of null tokens stay
-/// 0.
+/// Rows of o are normalized over several blocks of columns, those of null tokens stay 0.
 TEST_P(EmulatedDrafts, HaveNormalizedOutputs) {
   for (const bool tree : {false, true}) {
     SCOPED_TRACE(tree);
@@ -502,6 +501,36 @@ TEST_P(EmulatedDrafts, HaveNormalizedOutputs) {
     }
     const OperatorData data = make_data(p, Gate::typical, 44, {2, 8, 1, 0, 5, 3, 7, 6});
     check_strided_rows(prepare(data.problem), data);
+  }
+}
+
+/// A null token between two others, whose rows of o are normalized with all columns in a block.
+TEST_P(EmulatedDrafts, NormalizeOutputsBesideNullTokens) {
+  Problem p = base({std::string(GetParam()), Pass::recurrent});
+  p.H = 1, p.HV = 2, p.K = 32, p.V = 64, p.B = p.N = 2, p.T = 6;
+  p.initial_state = p.output_final_state = false;
+  p.inplace_state = p.state_index = p.parent = p.disable_state_update = true;
+  p.state_slots = 4, p.intermediate_rows = 2;
+  p.output_norm = Activation::silu;
+  OperatorData data = make_data(p, Gate::typical, 44);
+  data.tensors["intermediate_index"] = HostTensor(p.index_dtype, {2}, {0, 1});
+  data.tensors["state_index"] = HostTensor(p.index_dtype, {2}, {1, 2});
+  // 99 is no token's number: the row is a null token.
+  data.tensors["parent"] =
+      HostTensor(p.index_dtype, {2, 6}, {-1, 99, 0, 99, 2, 4, -1, 99, -1, 99, 0, 0});
+  for (const Plan& plan : plans_with_all(device(), data.problem, 64))
+    check(emulator::prepare(device(), data.problem, plan), data);
+}
+
+/// With all columns of a state in a block at once, by either kernel, and with some after the
+/// others, of a sequence that is longer than what two walks are for.
+TEST_P(EmulatedDrafts, NormalizeOutputsOfAnySize) {
+  for (const auto& [V, T] : {std::pair{64, 3}, {300, 3}, {300, 260}}) {
+    Problem p = base({std::string(GetParam()), Pass::recurrent}, DType::fp16);
+    p.B = p.N = p.H = 1, p.HV = 2, p.K = 36, p.V = V, p.T = T;
+    for (const OperatorData& data : outputs_of_any_size(p))
+      for (const Plan& plan : plans_with_all(device(), data.problem, 64))
+        check(emulator::prepare(device(), data.problem, plan), data);
   }
 }
 

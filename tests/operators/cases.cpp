@@ -600,6 +600,23 @@ std::vector<OperatorData> saturated_gates(Problem problem) {
   return all;
 }
 
+std::vector<OperatorData> outputs_of_any_size(Problem problem) {
+  problem.output_norm = Activation::silu;
+  problem.initial_state = true;
+  std::vector<OperatorData> all;
+  for (const double size : {1e-6, 1.0, 1e6}) {
+    OperatorData data = make_data(problem, Gate::typical, 8);
+    const auto scale = [&](std::string_view name, double factor) {
+      HostTensor& tensor = data.tensors.find(name)->second;
+      for (std::int64_t i = 0; i < tensor.elements(); ++i) tensor.set(i, tensor.at(i) * factor);
+    };
+    scale("initial_state", size);
+    scale("v", std::min(size, 1.0));
+    all.push_back(std::move(data));
+  }
+  return all;
+}
+
 OperatorData float8_data(const OperatorPass& which, DType type, bool v_first) {
   Problem p = base(which, DType::fp32);
   p.H = p.HV = 2, p.K = p.V = 16, p.T = 1, p.B = p.N = 6;

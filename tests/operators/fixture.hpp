@@ -100,6 +100,10 @@ OperatorData pool_data(Problem problem, Gate gate, std::uint64_t seed, const Len
 /// holds: where decays erase all, bounded gates are steps, and what is finite must stay so.
 std::vector<OperatorData> saturated_gates(Problem problem);
 
+/// Inputs of a recurrent problem with the norm of o whose o is nothing beside fp16's least numbers,
+/// of usual size, and beyond fp16's largest.
+std::vector<OperatorData> outputs_of_any_size(Problem problem);
+
 /// An operator and a pass, as a test's name has them: "kda_backward".
 struct OperatorPass {
   std::string op;

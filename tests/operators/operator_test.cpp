@@ -1,6 +1,6 @@
 // Every operator and pass by its default plan against the float64 oracle: shapes, dtypes, gates and
 // options by name, and combinations of them at random. Cases are {Cpu,Gpu}/{OperatorListed,
-// OperatorSaturated,OperatorRandom}.
+// OperatorSaturated,OperatorNorm,OperatorRandom}.
 #include <fmt/format.h>
 
 #include "tests/operators/fixture.hpp"
@@ -45,15 +45,14 @@ TEST_P(OperatorRandom, MatchesOracle) {
   }
 }
 
-struct SaturatedCase {
+struct PassCase {
   DeviceKind kind;
   OperatorPass which;
 };
 
-void PrintTo(const SaturatedCase& one, std::ostream* out) { *out << name_of(one.which); }
+void PrintTo(const PassCase& one, std::ostream* out) { *out << name_of(one.which); }
 
-class OperatorSaturated : public OperatorTest,
-                          public ::testing::WithParamInterface<SaturatedCase> {};
+class OperatorSaturated : public OperatorTest, public ::testing::WithParamInterface<PassCase> {};
 
 TEST_P(OperatorSaturated, GatesMatchOracle) {
   WYVERN_OPEN_OR_SKIP(GetParam().kind);
@@ -61,8 +60,26 @@ TEST_P(OperatorSaturated, GatesMatchOracle) {
     for (const OperatorData& data : saturated_gates(base(GetParam().which, dtype))) check(data);
 }
 
-std::vector<SaturatedCase> saturated_cases(DeviceKind kind) {
-  std::vector<SaturatedCase> all;
+class OperatorNorm : public OperatorTest, public ::testing::WithParamInterface<PassCase> {};
+
+TEST_P(OperatorNorm, OfOutputsOfAnySize) {
+  WYVERN_OPEN_OR_SKIP(GetParam().kind);
+  for (const auto& [K, V] : {std::pair{128, 128}, {33, 100}, {256, 256}}) {
+    Problem p = base(GetParam().which, DType::fp16);
+    p.K = K, p.V = V;
+    for (const OperatorData& data : outputs_of_any_size(p)) check(data);
+  }
+}
+
+std::vector<PassCase> norm_cases(DeviceKind kind) {
+  std::vector<PassCase> all;
+  for (const char* const op : {"delta_rule", "gated_delta_rule", "kda"})
+    all.push_back({kind, {op, Pass::recurrent}});
+  return all;
+}
+
+std::vector<PassCase> saturated_cases(DeviceKind kind) {
+  std::vector<PassCase> all;
   for (const OperatorPass& which : all_passes())
     if (gate_kind(base(which)) != GateKind::none) all.push_back({kind, which});
   return all;
@@ -86,6 +103,8 @@ INSTANTIATE_TEST_SUITE_P(Gpu, OperatorListed, ValuesIn(all_listed(DeviceKind::cu
 INSTANTIATE_TEST_SUITE_P(Cpu, OperatorSaturated, ValuesIn(saturated_cases(DeviceKind::cpu)), kPass);
 INSTANTIATE_TEST_SUITE_P(Gpu, OperatorSaturated, ValuesIn(saturated_cases(DeviceKind::cuda)),
                          kPass);
+INSTANTIATE_TEST_SUITE_P(Cpu, OperatorNorm, ValuesIn(norm_cases(DeviceKind::cpu)), kPass);
+INSTANTIATE_TEST_SUITE_P(Gpu, OperatorNorm, ValuesIn(norm_cases(DeviceKind::cuda)), kPass);
 INSTANTIATE_TEST_SUITE_P(Cpu, OperatorRandom, Combine(Values(DeviceKind::cpu), Range(0, 20)),
                          kShard);
 INSTANTIATE_TEST_SUITE_P(Gpu, OperatorRandom, Combine(Values(DeviceKind::cuda), Range(0, 40)),

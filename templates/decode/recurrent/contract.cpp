@@ -4,6 +4,7 @@
 #include "templates/decode/decode_contract.hpp"
 #include "templates/decode/recurrent/cpu_layout.hpp"
 #include "templates/decode/recurrent/hopper_layout.hpp"
+#include "templates/decode/recurrent/portable_layout.hpp"
 #include "templates/decode/stages.hpp"
 #include "templates/pool_contract.hpp"
 
@@ -101,8 +102,9 @@ Template hopper(Template t) {
 }  // namespace
 
 std::vector<Template> contract() {
-  return {decode::portable(stage()), hopper(stage()),
-          decode::cpu(stage(), scratch_bytes<ScratchLayout>)};
+  return {decode::portable(stage(),
+                           [](const Spec& s) -> std::int64_t { return PortableLayout(s).bytes; }),
+          hopper(stage()), decode::cpu(stage(), scratch_bytes<ScratchLayout>)};
 }
 
 }  // namespace wyvern::recurrent

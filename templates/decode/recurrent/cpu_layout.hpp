@@ -5,6 +5,12 @@
 
 namespace wyvern::recurrent {
 
+/// Value columns of a block.
+template <class S>
+constexpr int block_columns(const S& s) {
+  return static_cast<int>(s.OUTPUT_NORM ? s.V : s.BV);
+}
+
 /// The state, rows of K or of V as its tensor has it, and a token's vectors.
 template <class S>
 struct ScratchLayout {
@@ -13,15 +19,16 @@ struct ScratchLayout {
   long bytes;
 
   constexpr explicit ScratchLayout(const S& s, cpu::LayoutBuilder at = {}) {
-    state = s.STATE_V_FIRST ? at.tile(s.BV, s.K) : at.tile(s.K, s.BV);
+    const int columns = block_columns(s);
+    state = s.STATE_V_FIRST ? at.tile(columns, s.K) : at.tile(s.K, columns);
     k = at.vector(s.K);
     if (s.ERASE_WRITE) erasing = at.vector(s.K);
     q = at.vector(s.K);
     decay = at.vector(s.K);
-    u = at.vector(s.BV);
-    out = at.vector(s.BV);
-    with_k = at.vector(s.BV);
-    with_q = at.vector(s.BV);
+    u = at.vector(columns);
+    out = at.vector(columns);
+    with_k = at.vector(columns);
+    with_q = at.vector(columns);
     bytes = at.bytes;
   }
 };

@@ -1,10 +1,16 @@
 // The recurrence token by token, for a few tokens a sequence. A warp keeps all of K x kColumns of
 // one state in registers from the first token to the last; warps do not meet on the way, so there
 // is no shared memory, and a state moves once in and once out. With OUTPUT_NORM a block has all
-// columns, BV after BV, and then normalizes its rows of o as they are stored.
+// columns: at once, and its warps tell each other their sums of squares once a token; or, where
+// they are too many for its registers, BV after BV and twice, first for the sums of squares of
+// rows of o, then for the rows.
+#include "decode/recurrent/portable_layout.hpp"
 #include "device/cuda/decode.cuh"
 #include "device/drafts.hpp"
 
+constexpr recurrent::PortableLayout kLayout{Spec{}};
+constexpr bool kAtOnce = recurrent::all_columns_at_once(Spec{});
+constexpr int kSumRows = recurrent::sum_rows(Spec{});
 constexpr int kThreads = num_warps * 32;
 constexpr int kBlocksAHead = OUTPUT_NORM ? 1 : ceil_div(V, BV);
 
@@ -82,25 +88,90 @@ WYVERN_DEVICE void decay_and_multiply(State& S, Products& sums, const Token& now
   sums.reduce();
 }
 
-/// One step: the state becomes S_t, and of a token's last one the thread's columns of o_t = scale
-/// (S~^T q + u (k . q)) go to `o`. One round of sums serves both u and o.
+/// Rows of o from `first` to `end`: of those before a walk makes the states only. With OUTPUT_NORM
+/// and not kAtOnce a walk is for their sums of squares, or for themselves once these are known.
+struct Rows {
+  int64 first, end;
+  bool measured = true;
+};
+
+/// Where one head's rows of o go.
+struct Output {
+  TokenRows<DTYPE> o;
+  TokenRows<const DTYPE> norm_gate;
+  const float* norm_weight;
+  float norm_eps;
+  float* squares;  ///< with OUTPUT_NORM a row's sums of squares, one a warp
+
+  WYVERN_DEVICE float* squares_of(int64 row, const Rows& rows) const {
+    return squares + (row - rows.first) % kSumRows * num_warps;
+  }
+
+  /// A row's part of this thread: stored, or with OUTPUT_NORM added to the sum of squares.
+  WYVERN_DEVICE void begin(const float (&part)[kValues], int64 row, int column,
+                           const Rows& rows) const {
+    if constexpr (!OUTPUT_NORM) {
+      ValueVector<DTYPE> out;
+#pragma unroll
+      for (int j = 0; j < kValues; ++j) out[j] = from_float<DTYPE>(part[j]);
+      out.store(o.row(row), column);
+    } else if (kAtOnce || (!rows.measured && row >= rows.first)) {
+      constexpr int kRun = decode::Share<Spec>::kValueRun;
+      float sum = 0.0f;
+      // Of lanes that share columns, one counts them.
+      if (decode::Share<Spec>::key_lane() == 0)
+#pragma unroll
+        for (int j = 0; j < kValues; ++j)
+          if (column + decode::Share<Spec>::value(j / kRun) < V)
+            sum = fused_multiply_add(part[j], part[j], sum);
+      sum = sum_warp(sum);
+      float& to = squares_of(row, rows)[warp_index()];
+      if (lane_index() == 0) to = kAtOnce ? sum : to + sum;
+    }
+  }
+  /// With OUTPUT_NORM: normalized, gated and stored.
+  WYVERN_DEVICE void finish(const float (&part)[kValues], int64 row, int column,
+                            const Rows& rows) const {
+    if constexpr (!OUTPUT_NORM) return;
+    if (!kAtOnce && (!rows.measured || row < rows.first)) return;
+    ValueVector<DTYPE> z = {};
+    ValueVector<float> weight = {};
+    z.load(norm_gate.row(row), column);
+    weight.load(norm_weight, column);
+    if constexpr (kAtOnce) sync_block();
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < num_warps; ++i) sum += squares_of(row, rows)[i];
+    const float rstd = reciprocal_sqrt(sum / V + norm_eps);
+    ValueVector<DTYPE> out;
+#pragma unroll
+    for (int j = 0; j < kValues; ++j)
+      out[j] =
+          from_float<DTYPE>(part[j] * rstd * weight[j] * decode::output_gate<Spec>(to_float(z[j])));
+    out.store(o.row(row), column);
+  }
+};
+
+/// One step: the state becomes S_t, and `begin` and `finish` get, of a token's last one, the
+/// thread's columns of o_t = scale (S~^T q + u (k . q)). One round of sums serves both u and o.
+template <class Begin, class Finish>
 WYVERN_DEVICE void step(State& S, const Token& now, const Decay& gate, bool first, bool last,
-                        DTYPE* o, int column, const Extents& e) {
+                        const Extents& e, Begin&& begin, Finish&& finish) {
   Products sums;
   decay_and_multiply(S, sums, now, gate, first, e.lower_bound);
   const float k_rstd = QK_L2NORM ? reciprocal_sqrt(sums.kk + 1e-6f) : 1.0f;
   const float q_rstd = QK_L2NORM ? reciprocal_sqrt(sums.qq + 1e-6f) : 1.0f;
   const float beta = ERASE_WRITE ? 1.0f : activate_beta<BETA_SIGMOID, NEG_EIGVAL>(now.beta);
-  float u[kValues];
-  ValueVector<DTYPE> out;
+  float u[kValues], part[kValues];
 #pragma unroll
   for (int j = 0; j < kValues; ++j) {
     const float value = ERASE_WRITE ? now.write[j] * now.v[j] : now.v[j];
     u[j] = k_rstd * (beta * (value - k_rstd * sums.with_k[j]));
-    out[j] = from_float<DTYPE>(e.scale * q_rstd * (sums.with_q[j] + u[j] * sums.kq));
+    part[j] = e.scale * q_rstd * (sums.with_q[j] + u[j] * sums.kq);
   }
-  if (last) out.store(o, column);
+  if (last) begin(part);
   decode::add_update(S, now.k, u);
+  if (last) finish(part);
 }
 
 WYVERN_KERNEL(kThreads, 0) {
@@ -114,8 +185,15 @@ WYVERN_KERNEL(kThreads, 0) {
   const int64 end = decode::sequence_start<VARLEN>(cu_seqlens, n + 1, e);
   const StateSlots slots = find_starting_state<Spec>(
       n, head, e, state_stride, state_index, output_state_index, num_accepted, intermediate_index);
+  const Output output{{o + head * V, o_stride},
+                      {norm_gate + head * V, norm_gate_stride},
+                      norm_weight,
+                      e.norm_eps,
+                      array_at<kLayout.squares>(shared_memory())};
 
-  const auto walk = [&](int column) {
+  const auto walk = [&](int column, const Rows& rows) {
+    // A walk that measures rows leaves the pool as it is: the next one starts from it too.
+    const bool keeps = kAtOnce || !OUTPUT_NORM || rows.measured;
     State S;
     S.clear();
     if (slots.null) {
@@ -141,13 +219,15 @@ WYVERN_KERNEL(kThreads, 0) {
     // With PARENT: the tokens that have a state, a bit for each, and the one whose state S is.
     [[maybe_unused]] unsigned live = 0;
     [[maybe_unused]] int held = -1;
-    for (int64 row = begin * STEPS; row < end * STEPS; ++row) {
+    for (int64 row = begin * STEPS; row < rows.end * STEPS; ++row) {
       const Token now = next;
-      if (row + 1 < end * STEPS) load_step(next, in, row + 1, head, column);
+      if (row + 1 < rows.end * STEPS) load_step(next, in, row + 1, head, column);
       if constexpr (PARENT) {
         const int from = parent_of(n, row - begin, e, parent, live);
         if (from == kNoToken) {
           decode::clear_output<Spec>({o, o_stride}, row, row + 1, head, column);
+          // Rows r and r + 2 share a slot of `squares`: a row without a step needs its barrier too.
+          if constexpr (OUTPUT_NORM && kAtOnce) sync_block();
           continue;
         }
         // This thread wrote what it reads here, so that the order of its accesses is enough.
@@ -160,30 +240,45 @@ WYVERN_KERNEL(kThreads, 0) {
         held = static_cast<int>(row - begin);
         live |= 1U << held;
       }
-      step(S, now, gate, is_first(row), is_last(row), o + row / STEPS * o_stride + head * V, column,
-           e);
+      const int64 token = row / STEPS;
+      step(
+          S, now, gate, is_first(row), is_last(row), e,
+          [&](const float(&part)[kValues]) { output.begin(part, token, column, rows); },
+          [&](const float(&part)[kValues]) { output.finish(part, token, column, rows); });
       if constexpr (INDEX_COLUMNS && !KEEP_POOL) {
         const StateSlots own = token_slot<Spec>(n, row - begin, head, e, state_stride, state_index);
-        if (!own.null) S.store(state + own.to, column, scale_at<Spec>(state_scale, own.to_scale));
+        if (keeps && !own.null)
+          S.store(state + own.to, column, scale_at<Spec>(state_scale, own.to_scale));
       }
       if constexpr (INTERMEDIATE_STATES) {
         const int64 to = intermediate_state<Spec>(n, row - begin, head, e, intermediate_index);
         if (to != kNoState) S.store(intermediate_states + to, column);
       }
     }
+    if (!keeps || rows.end < end) return;
     if constexpr (INPLACE_STATE && !INDEX_COLUMNS && !KEEP_POOL)
       S.store(state + slots.to, column, scale_at<Spec>(state_scale, slots.to_scale));
     if constexpr (FINAL_STATE) S.store(final_state + slots.to, column);
   };
-  if constexpr (!OUTPUT_NORM) {
-    walk(first_column);
+  if constexpr (!OUTPUT_NORM || kAtOnce) {
+    walk(first_column, {begin, end});
   } else {
+    const auto walk_columns = [&](const Rows& rows) {
 #pragma unroll 1
-    for (int column = first_column; column < V; column += BV) walk(column);
-    sync_block();
-    for (int64 token = begin + warp_index(); token < end; token += num_warps)
-      decode::normalize_row<Spec>(o + token * o_stride + head * V,
-                                  norm_gate + token * norm_gate_stride + head * V, norm_weight,
-                                  e.norm_eps);
+      for (int column = first_column; column < V; column += BV) walk(column, rows);
+    };
+    int64 first = begin;
+    do {
+      const int64 last = first + kSumRows < end ? first + kSumRows : end;
+      for (int i = thread_index(); i < kSumRows * num_warps; i += kThreads)
+        output.squares[i] = 0.0f;
+#pragma unroll 1
+      for (int turn = 0; turn < 2; ++turn) {
+        sync_block();
+        walk_columns({first, last, turn == 1});
+      }
+      sync_block();
+      first = last;
+    } while (first < end);
   }
 }

@@ -176,22 +176,19 @@ static void store_vector(const float* from, int columns, T* to) {
   for_heads(columns, [&](int c, int count) { store_heads(to + c, load(from + c), count); });
 }
 
-/// Normalizes and gates a row of o as it is stored. A row of zeros, as null tokens have, stays one
-/// whatever its gate is.
+/// A token's row of outputs, normalized, gated and rounded.
 template <class S, class T>
-static void normalize_row(T* o, const T* gate, const float* weight, float eps) {
+static void store_normalized(const float* o, const T* gate, const float* weight, float eps, T* to) {
   f32 sums{};
   for_heads(S::V, [&](int c, int count) {
     const f32 x = load_heads(o + c, count);
     sums += x * x;
   });
-  const float squares = sum(sums);
-  if (squares == 0.0F) return;
-  const f32 rstd = splat(1.0F / __builtin_sqrtf(squares / S::V + eps));
+  const f32 rstd = splat(1.0F / __builtin_sqrtf(sum(sums) / S::V + eps));
   for_heads(S::V, [&](int c, int count) {
     const f32 z = load_heads(gate + c, count);
     const f32 gated = S::NORM_SILU ? z * sigmoid(z) : sigmoid(z);
-    store_heads(o + c, load_heads(o + c, count) * rstd * load_heads(weight + c, count) * gated,
+    store_heads(to + c, load_heads(o + c, count) * rstd * load_heads(weight + c, count) * gated,
                 count);
   });
 }

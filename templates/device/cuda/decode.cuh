@@ -275,44 +275,6 @@ WYVERN_DEVICE float output_gate(float z) {
   return S::NORM_SILU ? z * sigmoid(z) : sigmoid(z);
 }
 
-/// Normalizes and gates a row of o as it is stored, by a warp. A row of zeros, as null tokens have,
-/// stays one whatever its gate is.
-template <class S, class T = Element<S::DTYPE>>
-WYVERN_DEVICE void normalize_row(T* o, const T* gate, const float* weight, float eps) {
-  constexpr int kPart = smaller(vector_bytes<T>(S::V) / static_cast<int>(sizeof(T)),
-                                vector_bytes<float>(S::V) / static_cast<int>(sizeof(float)));
-  constexpr int kTurns = ceil_div(S::V, 32 * kPart);
-  Vector<T, kPart> row[kTurns];
-  float squares = 0.0f;
-  const auto each = [](auto&& visit) {
-#pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) {
-      const int first = (turn * 32 + lane_index()) * kPart;
-      if (first < S::V) visit(turn, first);
-    }
-  };
-  each([&](int turn, int first) {
-    row[turn] = load<kPart>(o + first);
-#pragma unroll
-    for (int i = 0; i < kPart; ++i) {
-      const float x = to_float(row[turn].at[i]);
-      squares = fused_multiply_add(x, x, squares);
-    }
-  });
-  squares = sum_warp(squares);
-  if (squares == 0.0f) return;
-  const float rstd = reciprocal_sqrt(squares / S::V + eps);
-  each([&](int turn, int first) {
-    const auto z = load<kPart>(gate + first);
-    const auto factor = load<kPart>(weight + first);
-#pragma unroll
-    for (int i = 0; i < kPart; ++i)
-      row[turn].at[i] = from_float<T>(to_float(row[turn].at[i]) * rstd * factor.at[i] *
-                                      output_gate<S>(to_float(z.at[i])));
-    store_vector(o + first, row[turn]);
-  });
-}
-
 /// A sequence without a slot: zeros in the warp's columns of its rows of o.
 template <class S>
 WYVERN_DEVICE void clear_output(const TokenRows<Element<S::DTYPE>>& o, int64 begin, int64 end,
