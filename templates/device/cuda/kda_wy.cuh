@@ -223,7 +223,7 @@ WYVERN_DEVICE Accumulator within_range(const Accumulator& x) {
 }
 
 /// Writes sixteen columns of U = Tinv (beta v), the tile's from `col`, in `unit` to `to`, for a
-/// chunk of `rows`: those before `cols`, of which there is at least one.
+/// chunk of `rows`: those before `cols`, at least one.
 template <Precision P, int Align, class T, int Size, int Parts, int Cols, class Out>
 WYVERN_DEVICE void write_values(const InverseOperand<T, Size, Parts>& inverse,
                                 const Tile<T, Size, Cols>& tile, int col, Out* to, int64 stride,

@@ -213,7 +213,7 @@ struct LowerOperand {
   }
 
   /// Writes rows 0 .. rows-1 of this * x for sixteen columns, x's from `col`, in `unit` to `to`:
-  /// those before `cols`, of which there is at least one. Align is the width of the tensor.
+  /// those before `cols`, at least one. Align is the width of the tensor.
   template <Precision P, int Align, int Cols, class Out>
   WYVERN_DEVICE void apply(const Tile<T, Size, Cols>& x, int col, Out* to, int64 stride, int rows,
                            int cols, float unit) const {

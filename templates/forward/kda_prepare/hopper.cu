@@ -8,9 +8,9 @@ constexpr bool kAllSums = CHECKPOINT_OFFSETS;
 
 // ---- W and U ------------------------------------------------------------------------------------
 
-/// 64 columns of (I + A)^-1 diag(beta) times a tile, by one warpgroup: what the identity makes of
-/// them in fp32, and the rest, of which the inverse's 16 bits are enough, in `unit`. Overwrites the
-/// tile.
+/// 64 columns of (I + A)^-1 diag(beta) times a tile, by one warpgroup: the product of
+/// the identity in fp32, and in `unit` that of the rest, for which the inverse's 16 bits are
+/// enough. Overwrites the tile.
 WYVERN_DEVICE void write_rows(const Block& b, const SquareTile& tile, DTYPE* to, int64 stride,
                               float unit) {
   using Sum = sm90::Accumulator<kChunk>;
