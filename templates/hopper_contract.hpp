@@ -60,7 +60,8 @@ inline double shared_walk_cost(cost::Pace pace, std::int64_t parts, std::int64_t
   if (longest == 0) return cost::kLaunch;
   const auto chunks = static_cast<double>(longest);
   const auto slots = static_cast<double>(w.extents.NT);
-  const auto blocks = slots * static_cast<double>(s.HV * (s.V / s.BV) * parts);
+  const std::int64_t of_a_slot = s.HV * (s.V / s.BV) * parts;
+  const auto blocks = slots * static_cast<double>(of_a_slot);
   const double even = std::min(1.0, slots / (static_cast<double>(w.extents.N) * chunks));
   const auto time = [&](std::int64_t walk) {
     const auto each = static_cast<double>(walk);

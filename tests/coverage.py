@@ -21,7 +21,9 @@ from pathlib import Path
 PROGRAMS = {
     "stage_test": "Cpu/*",
     "kernel_test": "Kernel*-*Spill*",  # what is only compiled has no options to meet
-    "emulated_operator_test": "*",
+    # Without those that compare outputs themselves: nothing runs.
+    "emulated_operator_test": "*-*.AloneInABatchAndInPieces/*:*.EveryNumberIsReadAndRounded/*:"
+                              "*.BeginWhereNoOlderStateIsLeft/*",
     "operator_test": "Cpu/OperatorListed.*:Cpu/OperatorRandom.*",
 }
 

@@ -132,7 +132,8 @@ inline Template portable(Template t, std::int64_t (*shared_bytes)(const Spec&)) 
     const double states = 3.8e-7 * static_cast<double>(s.K * s.V * w.extents.N * s.HV);
     // Of a block's columns that are walked one after the other each part waits for its first load;
     // not measured.
-    const auto turns = static_cast<double>(cuda::ceil_div(s.V, s.BV) / blocks_a_head(s));
+    const std::int64_t count = cuda::ceil_div(s.V, s.BV) / blocks_a_head(s);
+    const auto turns = static_cast<double>(count);
     const double walks = turns > 1 ? 2 : 1;
     const double steps = s.VECTOR_GATE ? 0.9 * states + later * std::max(3 * states, 2.0 * turns)
                                        : later * std::max(states, 1.1 * turns);

@@ -44,7 +44,8 @@ std::string illegal(const Spec& s, const Limits& limits, bool queries) {
 /// times of whole plans, one H200, 2026-11-26).
 cost::Pace pace(const Spec& s) {
   if (s.K == 256) return {8, 1.86};
-  return {8, 1.26 * static_cast<double>(s.BV / kColumns)};
+  const std::int64_t consumers = s.BV / kColumns;
+  return {8, 1.26 * static_cast<double>(consumers)};
 }
 
 /// The same in a segment; with K = 256 not measured.
@@ -102,8 +103,9 @@ double bringing(const Spec& s, const Extents& e, const Limits& limits) {
   const double chunk = kChunk * static_cast<double>(2 * (3 * s.K + s.BV) + 2 * kChunk);
   const double bytes_per_us = limits.bytes_per_us > 0 ? limits.bytes_per_us : 4.8e6;
   constexpr double kReached = 0.85;  // of what the memory can
+  const std::int64_t blocks = e.NT * s.HV * (s.V / s.BV);
   return cost::kLaunch + pace(s).start +
-         static_cast<double>(e.NT * s.HV * (s.V / s.BV)) * chunk / (kReached * bytes_per_us);
+         static_cast<double>(blocks) * chunk / (kReached * bytes_per_us);
 }
 
 /// Chunks in front of a share, with gates that fade fast: one, and as long as three for the look.
