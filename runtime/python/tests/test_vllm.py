@@ -761,7 +761,8 @@ def test_calls_of_an_invariant_engine(
         }  # fmt: skip
         sys.modules[f"{fake_vllm.FLA}.kda"].fused_recurrent_kda(**kda)
         sys.modules[CUSTOM_OPS].fused_gdn_decode_post_conv_mtp(**fused_decode(False))
-        assert len(invariant) == 4 and all(call["batch_invariant"] is True for call in invariant)
+        # The prompt of one token is decoded too.
+        assert len(invariant) == 5 and all(call["batch_invariant"] is True for call in invariant)
         wrong = {**given, "beta": torch.randn(1, 3, 2)}
         with pytest.raises(
             ValueError, match="chunk_gated_delta_rule, and vLLM's own.*VLLM_BATCH_INVARIANT.*beta"
@@ -770,6 +771,40 @@ def test_calls_of_an_invariant_engine(
         monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
         module.chunk_gated_delta_rule(**given)
         assert invariant[-1]["batch_invariant"] is False
+
+
+def test_tokens_that_decode_beside_prompts(
+    vllm: SimpleNamespace, invariant: list[dict[str, Any]]
+) -> None:
+    """Kimi's layers pass them through prefill; they get the bits of a step in which all decode."""
+    dtype = torch.bfloat16
+    ends = [0, 1, 2, 70, 71, 200]
+    mixed_qkv = packed_rows(ends[-1], (HV, HV), dtype)
+    x = tokens(ends[-1], (HV, HV), kda=True)
+    common = {**gate(HV, kda=True), "lower_bound": -5.0}
+    bias = {"A_log": common["A_log"], "g_bias": common["dt_bias"], "lower_bound": -5.0}
+    single = [0, 1, 3]
+    rows = [ends[n] for n in single]
+    pool = pool_of()
+    q, k, v = (
+        x.unflatten(-1, (HV, -1)).unsqueeze(0)
+        for x in mixed_qkv.split([HV * K, HV * K, HV * V], dim=-1)
+    )
+    g, beta = x["g"].to(dtype), x["beta"].to(dtype)
+    module = sys.modules[f"{fake_vllm.K3}.ops.third_party.kda"]
+    with wyvern.vllm.enable():
+        o, state = module.chunk_kda_with_fused_gate(
+            q=q, k=k, v=v, raw_g=g, raw_beta=beta, **bias, initial_state=pool[1:6].clone(),
+            output_final_state=True, use_qk_l2norm_in_kernel=True,
+            cu_seqlens=torch.tensor(ends, dtype=torch.int32),
+        )  # fmt: skip
+        alone, _ = module.fused_recurrent_kda_packed_decode(
+            mixed_qkv=mixed_qkv[rows], raw_g=g[:, rows], raw_beta=beta[:, rows], **common,
+            initial_state=pool, state_indices=torch.tensor([n + 1 for n in single]),
+        )  # fmt: skip
+    assert o.isfinite().all() and o.any()
+    assert torch.equal(o[0, rows], alone.view(len(rows), HV, V))
+    assert torch.equal(state[single], pool[[n + 1 for n in single]])
 
 
 def test_an_invariant_engine_accepts_these_models(

@@ -198,7 +198,50 @@ def _prefill(
         out=place_in(out, v),
         **options,
     )
+    if invariant and cu_seqlens is not None:
+        gates = {"kda": kda, "A_log": A_log, "dt_bias": dt_bias, "lower_bound": options.get("lower_bound")}
+        _decode_single_tokens(
+            o, state, q, k, v, g, beta, initial_state, cu_seqlens, scale=scale, l2norm=l2norm,
+            raw_gate=kda and raw_gate, raw_beta=kda and raw_beta, **gates,
+        )  # fmt: skip
     return o, state if final_state is None else final_state.copy_(state)
+
+
+def _decode_single_tokens(
+    o: Tensor,
+    state: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor,
+    **options: Any,
+) -> None:
+    """Overwrites o and the final states of sequences of one token with what decoding computes.
+
+    vLLM's Kimi layers pass sequences that decode through prefill where a step has both. A sequence that
+    decodes alone, or beside others that decode, must get the same bits.
+    """
+    bounds = cu_seqlens.tolist()
+    single = [n for n, first in enumerate(bounds[:-1]) if bounds[n + 1] == first + 1]
+    if not single:
+        return
+    rows = cu_seqlens.new_tensor([bounds[n] for n in single])
+    single = cu_seqlens.new_tensor(single)
+    shape = (v.shape[2], v.shape[3], q.shape[3])
+    pool = torch.zeros(len(single) + 1, *shape, dtype=torch.float32, device=v.device)  # slot 0 is null
+    if initial_state is not None:
+        pool[1:] = initial_state[single]
+    q, k, v, g, beta = (x[0, rows].unsqueeze(1) for x in (q, k, v, g, beta))
+    index = torch.arange(1, len(single) + 1, dtype=torch.int32, device=v.device)
+    o[0, rows] = decode(
+        q, k, v, g, beta, pool=pool, state_index=index, null_slots="non-positive", batch_invariant=True,
+        **options,
+    )[:, 0]  # fmt: skip
+    if state is not None:
+        state[single] = pool[1:].to(state.dtype)
 
 
 def _hint(cu_seqlens: Tensor, tokens: int) -> int | None:
