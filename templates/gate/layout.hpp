@@ -6,7 +6,7 @@
 
 namespace wyvern::cumsum {
 
-/// A sum of each thread.
+/// A sum of each thread, and what was lost of it.
 template <class S>
 struct SharedLayout {
   cuda::ArrayPlace totals;
@@ -14,7 +14,7 @@ struct SharedLayout {
 
   constexpr explicit SharedLayout(const S& s) {
     cuda::LayoutBuilder at;
-    totals = at.array(s.num_warps * 32);
+    totals = at.array(2 * s.num_warps * 32);
     bytes = at.bytes;
   }
 };

@@ -1194,6 +1194,8 @@ const auto kSeed = [](const auto& each) { return "seed" + std::to_string(each.pa
 INSTANTIATE_TEST_SUITE_P(, EmulatedRandom, ::testing::Range(0, 20), kSeed);
 // beta up to 2 and nothing that decays: rounding errors live as long as the state.
 INSTANTIATE_TEST_SUITE_P(NoDecay, EmulatedRandom, ::testing::Values(105, 326), kSeed);
+// Resets, behind which decays are differences of sums of some hundred.
+INSTANTIATE_TEST_SUITE_P(Resets, EmulatedRandom, ::testing::Values(290), kSeed);
 
 }  // namespace
 }  // namespace wyvern::testing

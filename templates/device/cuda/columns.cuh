@@ -138,19 +138,6 @@ WYVERN_DEVICE void sum_forward(ColumnTile<Shape>& tile, const ColumnPlace<Shape>
     for (int j = 0; j < Shape::kVector; ++j) tile.x[i][j] += before[j];
 }
 
-/// A sum and what its roundings lost.
-struct ExactSum {
-  float sum = 0.0f, lost = 0.0f;
-
-  WYVERN_DEVICE void add(float x) {
-    const float total = sum + x;
-    const float taken = total - sum;
-    lost += (sum - (total - taken)) + (x - taken);
-    sum = total;
-  }
-  WYVERN_DEVICE float value() const { return sum + lost; }
-};
-
 /// Every row becomes the sum of the chunk's rows from it on. Where terms cancel, the sum is as good
 /// as the terms: what it is multiplied with later may be large.
 template <class Shape>

@@ -30,8 +30,22 @@ struct CumsumShape {
   static constexpr int kRows = Size / kSegments;
 };
 
+/// A sum and what its roundings lost (two-sum: Knuth, TAOCP 2, 4.2.2).
+struct ExactSum {
+  float sum = 0.0f, lost = 0.0f;
+
+  WYVERN_DEVICE void add(float x) {
+    const float total = sum + x;
+    const float taken = total - sum;
+    lost += (sum - (total - taken)) + (x - taken);
+    sum = total;
+  }
+  WYVERN_DEVICE float value() const { return sum + lost; }
+};
+
 /// G(r) = sum over i <= r of load(i, head), for the block's chunk and group of heads. `totals` is
-/// shared memory for a float of each thread.
+/// shared memory for two floats of each thread. G may be some hundred, and what its roundings lose
+/// there is an error of decays, which are differences of it.
 template <int Threads, int Size, int Heads, class Load>
 WYVERN_DEVICE void chunk_cumsum(float* totals, const Chunk& chunk, int group, float* G,
                                 Load&& load) {
@@ -41,21 +55,25 @@ WYVERN_DEVICE void chunk_cumsum(float* totals, const Chunk& chunk, int group, fl
   const int head = group * Shape::kLanes + lane;
   const bool active = head < Heads && segment < Shape::kSegments;
   const int first = segment * Shape::kRows;
-  float sum[Shape::kRows];
-  float running = 0.0f;
+  float term[Shape::kRows];
 #pragma unroll
   for (int i = 0; i < Shape::kRows; ++i)
-    sum[i] = active && first + i < chunk.rows ? load(first + i, head) : 0.0f;
+    term[i] = active && first + i < chunk.rows ? load(first + i, head) : 0.0f;
+  ExactSum total;
 #pragma unroll
-  for (int i = 0; i < Shape::kRows; ++i) sum[i] = running += sum[i];
-  totals[thread_index()] = running;
+  for (int i = 0; i < Shape::kRows; ++i) total.add(term[i]);
+  totals[thread_index()] = total.sum;
+  totals[thread_index() + Threads] = total.lost;
   sync_block();
-  float before = 0.0f;
-  for (int i = lane; i < segment * Shape::kLanes; i += Shape::kLanes) before += totals[i];
+  ExactSum running;
+  for (int i = lane; i < segment * Shape::kLanes; i += Shape::kLanes)
+    running.add(totals[i]), running.add(totals[i + Threads]);
 #pragma unroll
-  for (int i = 0; i < Shape::kRows; ++i)
+  for (int i = 0; i < Shape::kRows; ++i) {
+    running.add(term[i]);
     if (active && first + i < chunk.rows)
-      G[(chunk.token + first + i) * Heads + head] = before + sum[i];
+      G[(chunk.token + first + i) * Heads + head] = running.value();
+  }
 }
 
 WYVERN_DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
