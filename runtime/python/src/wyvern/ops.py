@@ -34,6 +34,8 @@ larger than the CPU's free memory, with their size; PyTorch's error of a CUDA de
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from functools import partial
 from operator import sub
 from typing import Any, NamedTuple
 
@@ -44,6 +46,7 @@ from torch.autograd import forward_ad
 from . import _recurrence
 from ._arguments import floating, integer, real, tensor
 from ._call import fields_of, forward_op, is_transformed, raise_as_python, refuse_tangents, run, update
+from .distributed._context import around
 
 __all__ = [
     "chunk_delta_rule",
@@ -170,7 +173,12 @@ def chunk_gated_delta_rule(
         cu_seqlens_cpu: its copy on the CPU: checked in full before anything runs, and read for
             ``seqlens_hint`` where one sequence is far longer than the others.
         chunk_indices: taken for compatibility; nothing needs it.
-        cp_context: must be None; sequences are not split over devices here.
+        cp_context: a ``torch.distributed`` ProcessGroup or DeviceMesh: T are this rank's tokens of sequences that
+            go through all of its ranks; or what :func:`wyvern.distributed.build_cp_context` makes of a pack,
+            whose boundaries ``cu_seqlens`` then must not repeat. N are this rank's sequences: of those that
+            come from another rank ``initial_state`` is not read, of those that go on to one the final state is
+            that at the border. All ranks call it, forwards and backwards; they need not have the same T. Without
+            pools, ``checkpoints``, ``out``, intermediate states and ``torch.func``.
         A_log, dt_bias: ``[HV]``, of the gate.
         chunk_size: 16, 32, 64 or 128; chosen by the plan by default.
         disable_recompute: keep what the backward pass would compute anew: faster, more memory.
@@ -224,7 +232,7 @@ def chunk_gated_delta_rule(
         o ``[B, T, HV, V]`` in the dtype of q, and the final state, as ``initial_state`` but float32, or
         None; with ``state`` None.
     """
-    _refuse_old(head_first, cp_context)
+    _refuse_old(head_first)
     if transpose_state_layout is not None:
         state_v_first = _renamed(state_v_first, transpose_state_layout)
     problem = "op=gated_delta_rule"
@@ -240,7 +248,7 @@ def chunk_gated_delta_rule(
     return _call(
         problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias,
         cu_seqlens_cpu, disable_recompute,
-        seqlens_hint=seqlens_hint, pool=_pool(
+        cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             checkpoint_every, checkpoint_offsets, checkpoints, out=out,
         ),
@@ -262,6 +270,7 @@ def chunk_delta_rule(
     cu_seqlens: Tensor | None = None,
     cu_seqlens_cpu: Tensor | None = None,
     *,
+    cp_context: Any = None,
     state_v_first: bool = False,
     chunk_size: int | None = None,
     disable_recompute: bool = False,
@@ -287,7 +296,7 @@ def chunk_delta_rule(
     Returns:
         o ``[B, T, HV, V]`` and the final state ``[N, HV, K, V]`` in float32, or None.
     """
-    _refuse_old(head_first, None)
+    _refuse_old(head_first)
     problem = _options(
         "op=delta_rule", scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
         chunk_size, precision, batch_invariant,
@@ -295,7 +304,7 @@ def chunk_delta_rule(
     return _call(
         problem, q, k, v, None, beta, None, None, initial_state, cu_seqlens, None, None,
         cu_seqlens_cpu, disable_recompute,
-        seqlens_hint=seqlens_hint, pool=_pool(
+        cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             checkpoint_every, checkpoint_offsets, checkpoints, out=out,
         ),
@@ -363,7 +372,6 @@ def chunk_kda(
         V]`` in the dtype of q (a packed batch's chunks one after the other, whose count is read from
         ``cu_seqlens_cpu``, else from ``cu_seqlens``, for which the device is waited for).
     """
-    _refuse_old(None, cp_context)
     if transpose_state_layout is not None:
         state_v_first = _renamed(state_v_first, transpose_state_layout)
     problem, A_log, dt_bias = _vector_gate(
@@ -376,7 +384,7 @@ def chunk_kda(
     return _call(
         problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias,
         cu_seqlens_cpu, disable_recompute, return_intermediate_states,
-        seqlens_hint=seqlens_hint, pool=_pool(
+        cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             checkpoint_every, checkpoint_offsets, checkpoints, out=out,
         ),
@@ -420,7 +428,6 @@ def chunk_gated_delta_product(
     Returns:
         o ``[B, T, HV, V]`` and the final state ``[N, HV, K, V]`` in float32, or None.
     """
-    _refuse_old(None, cp_context)
     problem = f"op=gated_delta_product num_householder={integer('num_householder', num_householder)}"
     if g is None:
         problem += " has_g=0"
@@ -431,7 +438,7 @@ def chunk_gated_delta_product(
     return _call(
         problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, None, None,
         cu_seqlens_cpu, disable_recompute,
-        seqlens_hint=seqlens_hint, pool=_pool(out=out),
+        cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(out=out),
     )  # fmt: skip
 
 
@@ -477,7 +484,6 @@ def chunk_gdn2(
     Returns:
         As :func:`chunk_kda`.
     """
-    _refuse_old(None, cp_context)
     if transpose_state_layout is not None:
         state_v_first = _renamed(state_v_first, transpose_state_layout)
     problem, A_log, dt_bias = _vector_gate(
@@ -490,7 +496,7 @@ def chunk_gdn2(
     return _call(
         problem, q, k, v, g, None, b, w, initial_state, cu_seqlens, A_log, dt_bias,
         cu_seqlens_cpu, disable_recompute, return_intermediate_states,
-        seqlens_hint=seqlens_hint, pool=_pool(out=out),
+        cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(out=out),
     )  # fmt: skip
 
 
@@ -879,11 +885,9 @@ def _need(value: object, name: str, where: str) -> None:
         raise ValueError(f"{name} is None; it must be given where {where}")
 
 
-def _refuse_old(head_first: bool | None, cp_context: object) -> None:
+def _refuse_old(head_first: bool | None) -> None:
     if head_first is not None:
         raise ValueError("head_first is given; it was removed: heads come after tokens, [B, T, H, ...]")
-    if cp_context is not None:
-        raise ValueError("cp_context is given; it must be None: sequences are not split over devices")
 
 
 def _renamed(state_v_first: bool, transpose_state_layout: bool) -> bool:
@@ -964,14 +968,18 @@ def _call(
     return_intermediate_states: bool = False,
     pool: _Pool | None = None,
     seqlens_hint: int | None = None,
+    cp_context: Any = None,
 ) -> tuple[Any, ...]:
     """Casts what the operators do not take as it is, and calls them."""
     try:
+        if cp_context is None:
+            cp_context = _context_around(problem)
         if pool is not None:
             problem = _pool_options(
                 problem, pool, q, initial_state, disable_recompute, return_intermediate_states
             )
-        if not _heads_first_told and " pass=recurrent" not in problem:  # decoding has few tokens
+        if not _heads_first_told and " pass=recurrent" not in problem and cp_context is None:
+            # Decoding has few tokens, and so may a rank.
             _suspect_heads_first(q)
         # What was seen would be a condition of what is compiled.
         if not torch.compiler.is_compiling() and problem not in _seen:
@@ -979,7 +987,12 @@ def _call(
         if _any_autocast():
             q, k, v = _autocast(q, k, v)
         dtype = q.dtype
+        over_ranks = None
+        if cp_context is not None:
+            over_ranks = _over_ranks(cp_context, cu_seqlens, return_intermediate_states, pool)
         if dtype is torch.float64:
+            if over_ranks is not None:
+                return over_ranks(problem, q, k, v, g, beta, erase, write, initial_state, A_log, dt_bias)
             return _exact(
                 problem, cu_seqlens, cu_seqlens_cpu, return_intermediate_states, q=q, k=k, v=v, g=g,
                 beta=beta, b=erase, w=write, initial_state=initial_state, A_log=A_log, dt_bias=dt_bias,
@@ -1002,6 +1015,8 @@ def _call(
                 seqlens_hint = _longest_of_uneven(cu_seqlens_cpu)
         if seqlens_hint is not None:
             problem += f" seqlens_hint={integer('seqlens_hint', seqlens_hint)}"
+        if over_ranks is not None:
+            return over_ranks(problem, q, k, v, g, beta, erase, write, initial_state, A_log, dt_bias)
         if forward_ad._current_level >= 0:
             refuse_tangents(problem, q, k, v, g, beta, erase, write, initial_state, A_log, dt_bias)
         if return_intermediate_states:
@@ -1036,6 +1051,30 @@ def _call(
             A_log=A_log, dt_bias=dt_bias, cu_seqlens_cpu=cu_seqlens_cpu,
             **dict(inside),
         )  # fmt: skip
+
+
+def _context_around(problem: str) -> Any:
+    """The context of a context_parallel() block around the call, or None."""
+    context = around()
+    if context is not None and " pass=recurrent" in problem:
+        raise ValueError(
+            "a fused_recurrent function is called inside wyvern.distributed.context_parallel(); it computes "
+            "one rank's tokens alone: call it outside, or the chunk function"
+        )
+    return context
+
+
+def _over_ranks(
+    cp_context: Any, cu_seqlens: Tensor | None, return_intermediate_states: bool, pool: _Pool | None
+) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """What computes a call with this context, beside the other arguments of the call."""
+    from .distributed import _parallel
+
+    beside = {"cu_seqlens": cu_seqlens, "return_intermediate_states": return_intermediate_states or None}
+    if pool is not None:
+        beside |= dict(zip(_Pool._fields[:_POOL_TENSORS], pool, strict=False))
+    refused = next((name for name, value in beside.items() if value is not None), None)
+    return partial(_parallel.run, cp_context, refused)
 
 
 def _pool(

@@ -1,12 +1,4 @@
-"""One plan for all ranks of a job over ``torch.distributed``.
-
-Plans differ in the order of sums, so ranks that chose different ones (each tuned by itself, or found
-another cache) compute bits that differ, and steps that take different times::
-
-    wyvern.policy("fixed")              # plans of packs and defaults, never of this machine's tuning
-    step(batch)                         # meets the problems of the model
-    wyvern.distributed.agree()          # raises where ranks cannot have one plan
-"""
+"""One plan for all ranks of a job."""
 
 from __future__ import annotations
 
@@ -14,13 +6,11 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from ._extension import extension, prepared
-from ._records import Cell, Records
+from .._extension import extension, prepared
+from .._records import Cell, Records
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-__all__ = ["agree", "plan_digest"]
 
 
 class Differences(Records):

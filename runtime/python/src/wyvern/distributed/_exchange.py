@@ -1,0 +1,135 @@
+"""What ranks tell each other: whether their calls agree, and what their tokens make of a state."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ._context import CPContext
+
+_LEAST_RANKS_BY_HEADS = 4
+_LEAST_BYTES_BY_HEADS = 2 << 20  # of a rank's summaries; below it the second collective costs more than it saves
+
+
+class _Refusal(NamedTuple):
+    kind: str
+    message: str
+
+
+_agreed: weakref.WeakKeyDictionary[dist.ProcessGroup, set[tuple[tuple[str, str], ...]]] = (
+    weakref.WeakKeyDictionary()
+)
+_KINDS = {"TypeError": TypeError, "ValueError": ValueError, "RuntimeError": RuntimeError}
+
+
+def is_agreed(context: CPContext, call: dict[str, str]) -> bool:
+    """Whether the ranks have compared such calls before, or are not to."""
+    if os.environ.get("WYVERN_CP_CHECK", "1") == "0":
+        return True
+    return tuple(call.items()) in _agreed.get(context.group, ())
+
+
+def agree(context: CPContext, call: dict[str, str], error: Exception | None) -> None:
+    """Compares what each rank is about to compute, before anything else is exchanged.
+
+    call: by the names of arguments what must be the same in all ranks. error: why this rank cannot compute.
+
+    Every rank of the group calls it. Raises, the same sentence in every rank, a ValueError that names the first
+    argument that differs and who has which value, or an error of the kind of the lowest rank's.
+    """
+    mine = (call, error and _Refusal(_kind(error), str(error)))
+    every: list[tuple[dict[str, str], _Refusal | None]] = [mine] * dist.get_world_size(context.group)
+    dist.all_gather_object(every, mine, group=context.group)
+    calls = [one for one, _ in every]
+    for name in dict.fromkeys(name for one in calls for name in one):
+        values: dict[str, list[int]] = {}
+        for rank, one in enumerate(calls):
+            values.setdefault(one.get(name, "not given"), []).append(rank)
+        if len(values) > 1:
+            found = "; ".join(f"{value} in {_ranks(ranks)}" for value, ranks in values.items())
+            raise ValueError(
+                f"{name} differs between the ranks of cp_context: {found}; it must be the same in all"
+            ) from error
+    refusals = [(rank, why) for rank, (_, why) in enumerate(every) if why is not None]
+    if refusals:
+        why = refusals[0][1]
+        ranks = _ranks([rank for rank, _ in refusals])
+        raise _KINDS[why.kind](f"{why.message} (in {ranks} of cp_context)") from error
+    _agreed.setdefault(context.group, set()).add(tuple(call.items()))
+
+
+def _kind(error: Exception) -> str:
+    return next(name for name in _KINDS if isinstance(error, _KINDS[name]))
+
+
+def _ranks(ranks: list[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def by_heads(context: CPContext, summaries: Tensor) -> bool:
+    """Whether states pass by all-to-alls and not by an all-gather: alike in all ranks.
+
+    summaries: as :func:`exchange` has them. ValueError where heads are asked for that do not divide.
+    """
+    P, HV = dist.get_world_size(context.group), summaries.shape[2]
+    if context.exchange == "heads":
+        if HV % P:
+            raise ValueError(
+                f"exchange is 'heads' and v has {HV} heads, which {P} ranks do not divide; use 'gather' or 'auto'"
+            )
+        return True
+    bytes_of_rank = summaries.numel() * summaries.element_size()
+    return (
+        context.exchange == "auto"
+        and P >= _LEAST_RANKS_BY_HEADS
+        and HV % P == 0
+        and bytes_of_rank >= _LEAST_BYTES_BY_HEADS
+    )
+
+
+def exchange(context: CPContext, summaries: Tensor, V: int, reverse: bool = False) -> Tensor:
+    """The state that enters each range of this rank; with ``reverse`` the gradient of the one that leaves it.
+
+    summaries: ``[ranges, B, HV, K, V]``, R of each range of this rank (dR with ``reverse``), with
+    ``context.transition`` ``[ranges, B, HV, K, V + K]``, R and M; what nobody reads may be zeros.
+
+    Returns ``[ranges, B, HV, K, V]``. Every rank of the group calls it. Collectives move bytes and add nothing,
+    and both ways fold in one order: they have the same bits, run after run.
+    """
+    group, n = context.group, summaries.shape[0]
+    P, rank = dist.get_world_size(group), dist.get_rank(group)
+    if not by_heads(context, summaries):
+        every = summaries.new_empty([P * n, *summaries.shape[1:]])
+        dist.all_gather_into_tensor(every, summaries.contiguous(), group=group)
+        return fold(context, every, V, reverse)[rank * n : (rank + 1) * n]
+    # [P, n, B, HV / P, ...]: to each rank its heads, from each rank its ranges; and back.
+    parts = torch.stack(summaries.chunk(P, 2))
+    every = torch.empty_like(parts)
+    dist.all_to_all_single(every, parts, group=group)
+    states = fold(context, every.flatten(0, 1), V, reverse).unflatten(0, (P, n))
+    parts = torch.empty_like(states)
+    dist.all_to_all_single(parts, states, group=group)
+    return torch.cat(parts.unbind(), 2)
+
+
+def fold(context: CPContext, summaries: Tensor, V: int, reverse: bool = False) -> Tensor:
+    """The same of all ranks' ranges: S = 0; for each range in the order of tokens: it enters, S <- R + M S.
+
+    ``reverse``: from the last range to the first, with M transposed. Products are in float64, states rounded
+    behind each range: no setting of PyTorch's matrix products makes a difference.
+    """
+    states = summaries.new_zeros([*summaries.shape[:-1], V])
+    S = states[0]
+    for i in reversed(context.order) if reverse else context.order:
+        states[i] = S
+        R = summaries[i, ..., :V]
+        if i in context.spanning:
+            M = summaries[i, ..., V:].double()
+            R = (R.double() + (M.mT if reverse else M) @ states[i].double()).to(R.dtype)
+        S = R
+    return states

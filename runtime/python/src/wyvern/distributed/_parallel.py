@@ -1,0 +1,397 @@
+"""Operators whose sequences lie on several ranks, by the ordinary passes of each rank.
+
+A rank's tokens act on a state by an affine map, S -> M S + R (section 11 of runtime/SPECIFICATION.md). So each
+range computes R and, where one sequence goes through it, M; one exchange tells it the state that enters it; the
+ordinary pass goes on from there. The backward pass does so from the right, with dR and the same M, transposed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from .. import _recurrence
+from .._call import (
+    _OnceDifferentiable,
+    backward_op,
+    fields_of,
+    forward_op,
+    is_transformed,
+    raise_as_python,
+    refuse_tangents,
+)
+from .._extension import version
+from ._context import CPContext, Range, context_of
+from ._exchange import agree, exchange, is_agreed
+
+# M of a longer run is the product of those of its parts: 16-bit operands lose digits of long walks of the identity.
+_TOKENS_OF_M = 2048
+_OF_A_RANK = ("output_final_state", "seqlens_hint")  # options that may differ between ranks
+_PER_STEP = ("k", "v", "beta")
+_PER_CALL = ("initial_state", "A_log", "dt_bias")
+_NAMES = {"erase": "b", "write": "w"}  # of gdn2's gates in Python
+
+
+class Inputs(NamedTuple):
+    """What a pass reads, in the order of wyvern::forward; initial_state ``[N, HV, K, V]``."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor | None
+    beta: Tensor | None
+    erase: Tensor | None
+    write: Tensor | None
+    initial_state: Tensor | None
+    A_log: Tensor | None
+    dt_bias: Tensor | None
+
+    def rows(self, start: int, stop: int, initial_state: Tensor) -> Inputs:
+        """Tokens start to stop, from these states."""
+        T = self.q.shape[1]
+
+        def cut(name: str, x: Tensor | None) -> Tensor | None:
+            if x is None or name in _PER_CALL:
+                return x
+            steps = x.shape[1] // T if T and name in _PER_STEP else 1
+            return x[:, start * steps : stop * steps]
+
+        cuts = (cut(*one) for one in self._asdict().items())
+        return Inputs(*cuts)._replace(initial_state=initial_state)
+
+    def named(self) -> dict[str, Tensor | None]:
+        """By the names of parameters in Python."""
+        return {_NAMES.get(name, name): x for name, x in self._asdict().items()}
+
+
+class _Problem(NamedTuple):
+    """An operator with its options, computed by its kernels or, of float64, by the recurrence."""
+
+    text: str
+    exact: bool
+
+    def forward(
+        self, x: Inputs, cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """o and the final states."""
+        if self.exact:
+            return _recurrence.run(self.text, cu_seqlens, cu_seqlens_cpu, **x.named())
+        o, state = forward_op(self.text, *x[:8], cu_seqlens, *x[8:], cu_seqlens_cpu)
+        return o, state
+
+    def backward(
+        self,
+        x: Inputs,
+        do: Tensor,
+        dht: Tensor,
+        cu_seqlens: Tensor | None = None,
+        cu_seqlens_cpu: Tensor | None = None,
+    ) -> Inputs:
+        """The gradients of x, whose initial_state is given."""
+        given = [one for one in x if one is not None]
+        if self.exact:
+            leaves = [one.detach().requires_grad_() for one in given]
+            of = iter(leaves)
+            with torch.enable_grad():
+                outputs = self.forward(
+                    Inputs(*(one if one is None else next(of) for one in x)), cu_seqlens, cu_seqlens_cpu
+                )
+            pairs = [(y, dy) for y, dy in zip(outputs, (do, dht), strict=True) if y.requires_grad]
+            gradients = torch.autograd.grad(
+                [y for y, _ in pairs], leaves, [dy for _, dy in pairs], allow_unused=True, materialize_grads=True
+            )
+        else:
+            gradients = backward_op(self.text, *x[:8], cu_seqlens, *x[8:], cu_seqlens_cpu, do, dht, [])
+        found = iter(gradients)
+        return Inputs(*(one if one is None else next(found) for one in x))
+
+
+class _Part(NamedTuple):
+    """A range of this rank: its tokens, and the states that its runs start from."""
+
+    range: Range
+    tokens: slice  # of this rank's tensors
+    sequences: slice  # of the caller's states
+    x: Inputs
+
+    @property
+    def boundaries(self) -> tuple[Tensor | None, Tensor | None]:
+        return self.range.cu_seqlens, self.range.cu_seqlens_cpu
+
+    def run(self, i: int) -> tuple[slice, slice]:
+        """The first (0) or last (-1) run: its tokens of x, and its rows of the states (of a dense batch all)."""
+        bounds = self.range.boundaries
+        if bounds is None:
+            return slice(0, self.x.q.shape[1]), slice(None)
+        n = i % (len(bounds) - 1)
+        return slice(bounds[n], bounds[n + 1]), slice(n, n + 1)
+
+    def run_alone(self, i: int) -> Inputs:
+        tokens, rows = self.run(i)
+        return self.x.rows(tokens.start, tokens.stop, self.x.initial_state[rows])
+
+
+def _parts(context: CPContext, x: Inputs) -> list[_Part]:
+    """This rank's ranges; states that enter them are zeros."""
+    (B, T, _, K), (HV, V) = x.q.shape, x.v.shape[2:]
+    parts = []
+    first = 0
+    for one in context.ranges:
+        count = B if one.boundaries is None else len(one.boundaries) - 1
+        tokens = slice(one.start, T if one.stop is None else one.stop)
+        # Of a dense batch in zigzag the second range has the same sequences; the first has their beginnings.
+        sequences = slice(None) if one.boundaries is None else slice(first, first + count)
+        if x.initial_state is None:
+            states = x.q.new_zeros([count, HV, K, V], dtype=_state_dtype(x))
+        else:
+            states = x.initial_state[sequences].clone(memory_format=torch.contiguous_format)
+        part = _Part(one, tokens, sequences, x.rows(tokens.start, tokens.stop, states))
+        if one.enters:
+            states[part.run(0)[1]] = 0
+        parts.append(part)
+        first += count
+    return parts
+
+
+def _state_dtype(x: Inputs) -> torch.dtype:
+    return torch.float64 if x.q.dtype is torch.float64 else torch.float32
+
+
+def _transition(problem: _Problem, x: Inputs) -> Tensor:
+    """M ``[B, HV, K, K]`` of a run: what it makes of the identity where the values that it writes are 0."""
+    (B, T, _, K), HV = x.q.shape, x.v.shape[2]
+    identity = torch.eye(K, dtype=_state_dtype(x), device=x.q.device).repeat(B, HV, 1, 1)
+    M = identity
+    for start in range(0, T, _TOKENS_OF_M):
+        part = x.rows(start, min(start + _TOKENS_OF_M, T), identity)
+        v = part.v.new_zeros([*part.v.shape[:3], K])
+        write = None if part.write is None else part.write.new_zeros(v.shape)
+        one = problem.forward(part._replace(v=v, write=write))[1]
+        M = (one.double() @ M.double()).to(M.dtype) if start else one
+    return M
+
+
+class _ContextParallel(torch.autograd.Function):
+    """o, and the state behind this rank's tokens of each of its sequences."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, context: CPContext, problem: _Problem, *tensors: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        x = Inputs(*tensors)
+        parts = _parts(context, x)
+        (B, _, _, K), (HV, V) = x.q.shape, x.v.shape[2:]
+        columns = V + K if context.transition else V
+        summaries = x.q.new_zeros([len(parts), B, HV, K, columns], dtype=_state_dtype(x))
+        for summary, part in zip(summaries, parts, strict=True):
+            if part.range.leaves:
+                last = part.run_alone(-1)
+                summary[..., :V] = problem.forward(last)[1]
+                if part.range.spans:
+                    summary[..., V:] = _transition(problem, last)
+        entering = exchange(context, summaries, V)
+        outputs, states = [], []
+        for part, state in zip(parts, entering, strict=True):
+            if part.range.enters:
+                part.x.initial_state[part.run(0)[1]] = state
+            o, final_states = problem.forward(part.x, *part.boundaries)
+            outputs.append(o)
+            states.append(final_states)
+        ctx.of = context, problem
+        M = summaries[..., V:].clone() if any(part.range.spans for part in parts) else None
+        ctx.save_for_backward(*tensors, entering, M)
+        return torch.cat(outputs, 1), _by_sequence(parts, states)
+
+    @staticmethod
+    def backward(ctx: Any, do: Tensor, dstates: Tensor) -> tuple[Any, ...]:
+        context, problem = ctx.of
+        *tensors, entering, M = ctx.saved_tensors
+        x = Inputs(*tensors)
+        parts = _parts(context, x)
+        B, HV, K, V = entering.shape[1:]
+        columns = V + K if context.transition else V
+        summaries = entering.new_zeros([len(parts), B, HV, K, columns])
+        if M is not None:
+            summaries[..., V:] = M
+        behind = []  # the gradients of the states behind each run
+        for i, (summary, part) in enumerate(zip(summaries, parts, strict=True)):
+            dense = part.range.boundaries is None
+            dht = dstates[part.sequences].clone(memory_format=torch.contiguous_format)
+            if dense and i < len(parts) - 1:
+                dht.zero_()
+            behind.append(dht)
+            if part.range.enters:
+                tokens, rows = part.run(0)
+                part.x.initial_state[rows] = entering[i]
+                first = part.run_alone(0)
+                do_first = do[:, part.tokens][:, tokens]
+                summary[..., :V] = problem.backward(first, do_first, dht[rows]).initial_state
+        leaving = exchange(context, summaries, V, reverse=True)
+        found: list[Inputs] = []
+        for part, dht, gradient in zip(parts, behind, leaving, strict=True):
+            if part.range.leaves:
+                dht[part.run(-1)[1]] += gradient
+            found.append(problem.backward(part.x, do[:, part.tokens], dht, *part.boundaries))
+            if part.range.enters:
+                found[-1].initial_state[part.run(0)[1]] = 0
+        gradients: list[Tensor | None] = []
+        for name, given, ours in zip(Inputs._fields, x, zip(*found, strict=True), strict=True):
+            if given is None:
+                gradients.append(None)
+            elif name == "initial_state":
+                dense = parts[0].range.boundaries is None
+                gradients.append(ours[0] if dense else torch.cat(ours))
+            else:
+                gradients.append(torch.stack(ours).sum(0) if name in _PER_CALL else torch.cat(ours, 1))
+        if torch.is_grad_enabled():  # create_graph=True
+            count = len(gradients)
+            gradients = _OnceDifferentiable.apply(problem.text, count, *gradients, *tensors, do, dstates)
+        return None, None, *gradients
+
+
+def _by_sequence(parts: list[_Part], states: list[Tensor]) -> Tensor:
+    """The states behind this rank's sequences: of a dense batch those behind its last range."""
+    return states[-1] if parts[0].range.boundaries is None else torch.cat(states)
+
+
+def _ring(context: CPContext, problem: _Problem, x: Inputs) -> tuple[Tensor, Tensor]:
+    """The same from rank to rank: each range waits for the state that the one before it ends with."""
+    rank, n = dist.get_rank(context.group), len(context.ranges)
+    outputs, states = [], []
+    parts = _parts(context, x)
+    for i, part in enumerate(parts):
+        at = context.order.index(rank * n + i)
+        if part.range.enters:
+            owner = context.order[at - 1] // n
+            rows = part.run(0)[1]
+            state = torch.empty_like(part.x.initial_state[rows])
+            if owner == rank:
+                state.copy_(states[-1][parts[i - 1].run(-1)[1]])
+            else:
+                dist.recv(state, group=context.group, group_src=owner)
+            part.x.initial_state[rows] = state
+        o, final_states = problem.forward(part.x, *part.boundaries)
+        outputs.append(o)
+        states.append(final_states)
+        if part.range.leaves and (owner := context.order[at + 1] // n) != rank:
+            dist.send(final_states[part.run(-1)[1]].contiguous(), group=context.group, group_dst=owner)
+    return torch.cat(outputs, 1), _by_sequence(parts, states)
+
+
+@torch.compiler.disable
+def run(
+    cp_context: object, refused: str | None, problem: str, *tensors: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """o and, where the problem wants it, the states behind this rank's tokens, with their gradients.
+
+    Collective: every rank of the group calls it, and every rank's backward pass has to run.
+
+    Args:
+        cp_context: as the operators of wyvern.ops have it.
+        refused: the name of an argument that was given and cannot be with a context; None: there is none.
+        problem: as wyvern::forward has it.
+        tensors: those of :class:`Inputs`, states with V first where the problem says so.
+    """
+    context = context_of(cp_context)
+    x = Inputs(*tensors)
+    fields = fields_of(problem)
+    if is_transformed():
+        raise ValueError("cp_context is given; torch.func cannot transform what several ranks compute")
+    if forward_ad._current_level >= 0:
+        refuse_tangents(problem, *x)
+    gradients = torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in x)
+    error = _error(context, x, fields, refused, gradients)
+    v_first = "state_v_first" in fields
+    wants_state = "output_final_state" in fields
+    for name in ("state_v_first", *_OF_A_RANK):
+        fields.pop(name, None)
+    exact = x.q.dtype is torch.float64
+    texts = [f"{name}={value}" for name, value in fields.items()]
+    one = _Problem(" ".join([*texts, "output_final_state=1"]), exact)
+    if exact:
+        x = Inputs(*(y if y is None else y.double() for y in x))
+        x = x if x.A_log is None else x._replace(A_log=x.A_log.reshape(-1))
+    if x.initial_state is not None:
+        state = x.initial_state.mT if v_first else x.initial_state
+        x = x._replace(initial_state=state.to(_state_dtype(x)).contiguous())
+    capturing = x.q.is_cuda and torch.cuda.is_current_stream_capturing()
+    call = _call_of(context, x, fields, gradients)
+    if capturing or is_agreed(context, call):
+        if error is not None:
+            raise error
+    else:
+        agree(context, call, error or _first_error(context, one, x))
+    if context.exchange == "ring":
+        o, state = _ring(context, one, x)
+    else:
+        o, state = _ContextParallel.apply(context, one, *x)
+    if not wants_state:
+        return o, None
+    return o, state.mT.contiguous() if v_first else state
+
+
+def _error(
+    context: CPContext, x: Inputs, fields: dict[str, str], refused: str | None, gradients: bool
+) -> ValueError | None:
+    """Why this rank cannot compute, by what can be seen without computing."""
+    if refused is not None:
+        return ValueError(f"{refused} is given; it must be left out with cp_context")
+    ring, invariant = context.exchange == "ring", "batch_invariant" in fields
+    if ring != invariant:
+        return ValueError(
+            "exchange is 'ring', which is for batch_invariant=True; use 'auto'"
+            if ring
+            else "batch_invariant is true; with cp_context it needs exchange='ring' of build_cp_context()"
+        )
+    if ring and gradients:
+        return ValueError("batch_invariant is true; it has no gradient, so call under torch.no_grad()")
+    if x.q.dim() != 4:
+        return None  # the operator says so
+    B, T = x.q.shape[:2]
+    if context.boundaries is not None and B != 1:
+        return ValueError(f"B is {B}; it must be 1 with a cp_context of cu_seqlens")
+    wanted = context.ranges[-1].stop
+    if wanted is not None and T != wanted:
+        return ValueError(f"q has {T} tokens; cp_context has {wanted} for this rank")
+    return None
+
+
+def _first_error(context: CPContext, problem: _Problem, x: Inputs) -> Exception | None:
+    """What the ordinary pass of this rank's tokens raises, which others are to hear of: a wrong shape, a missing
+    compiler."""
+    try:
+        with torch.no_grad():
+            problem.forward(x, context.cu_seqlens, context.cu_seqlens_cpu)
+    except (TypeError, ValueError, RuntimeError) as error:
+        try:
+            raise_as_python(error, **{name: y for name, y in x.named().items() if y is not None})
+        except (TypeError, ValueError, RuntimeError) as told:
+            return told
+    return None
+
+
+def _call_of(
+    context: CPContext, x: Inputs, fields: dict[str, str], gradients: bool
+) -> dict[str, str]:
+    """What must be the same in all ranks, by the names of arguments."""
+    call = {"the version of wyvern": version()} | fields
+    for name, y in x._asdict().items():
+        if y is None or name == "initial_state":
+            continue
+        shape: list[int | str] = list(y.shape)
+        if name not in _PER_CALL and len(shape) > 1 and x.q.dim() == 4:
+            steps = int(fields.get("num_householder", "1")) if name in _PER_STEP else 1
+            if shape[1] == x.q.shape[1] * steps:
+                shape[1] = "T"
+        call[_NAMES.get(name, name)] = f"{y.dtype} [{', '.join(map(str, shape))}]"
+    for name in ("boundaries", "tokens", "layout", "exchange"):
+        value = repr(getattr(context, name))
+        if len(value) > 200:
+            value = f"one of SHA-256 {hashlib.sha256(value.encode()).hexdigest()[:16]}"
+        call["cu_seqlens" if name == "boundaries" else name] = value
+    return call | {"the device": x.q.device.type, "whether a gradient is wanted": str(gradients)}
