@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import multiprocessing
 import os
 import pickle
@@ -10,8 +12,10 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from multiprocessing.connection import wait
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from conftest import make
@@ -26,6 +30,21 @@ BOUNDS = {
     torch.float32: (1e-5, 2e-5, 5e-5),
     torch.bfloat16: (5e-3, 8e-3, 2e-2),
     torch.float16: (5e-3, 8e-3, 2e-2),
+}
+OPERATORS = ("chunk_delta_rule", "chunk_gated_delta_rule", "chunk_kda", "chunk_gdn2", "chunk_gated_delta_product")
+LAYOUTS = {
+    "even": {"P": 3, "tokens": [16, 16, 16]},
+    "uneven, B = 2": {"P": 3, "tokens": [37, 3, 20], "B": 2},
+    "empty ranks": {"P": 4, "tokens": [0, 20, 0, 21]},
+    "two ranks": {"P": 2, "tokens": [20, 23], "B": 2},
+    "pack across borders": {"P": 3, "tokens": [16, 16, 16], "lengths": [7, 2, 29, 10]},
+    "pack, border on a boundary": {"P": 4, "tokens": [10, 10, 10, 13], "lengths": [10, 10, 13, 10]},
+    "pack, empty sequences": {"P": 3, "tokens": [20, 7, 16], "lengths": [0, 15, 0, 28, 0]},
+    "pack, empty ranks": {"P": 4, "tokens": [12, 0, 0, 23], "lengths": [12, 23]},
+    "pack, empty rank inside": {"P": 3, "tokens": [12, 0, 23], "lengths": [5, 30]},
+    "zigzag": {"P": 2, "tokens": [21, 20], "B": 2, "layout": "zigzag"},
+    "zigzag, four ranks": {"P": 4, "tokens": [9, 2, 8, 7], "layout": "zigzag"},
+    "zigzag pack": {"P": 3, "tokens": [14, 13, 15], "lengths": [13, 25, 0, 4], "layout": "zigzag"},
 }
 _LIKE_VALUES = ("q", "k", "v", "initial_state")
 _OF_ALL_TOKENS = ("A_log", "dt_bias")
@@ -51,14 +70,19 @@ class Ranks:
     def __call__(self, P: int, function: Callable[..., Any], arguments: list[Any]) -> list[Any]:
         for end, given in zip(self._ends[:P], arguments, strict=True):
             end.send_bytes(pickle.dumps((P, function, given)))
-        answers = []
-        for rank, end in enumerate(self._ends[:P]):
-            assert end.poll(120), f"rank {rank} does not answer"
-            answers.append(pickle.loads(end.recv_bytes()))
-        for answer in answers:
-            if isinstance(answer, _Failure):
-                raise AssertionError(answer.traceback)
-        return answers
+        answers: dict[int, Any] = {}
+        failures: list[str] = []
+        while len(answers) < P:
+            waiting = {self._ends[rank]: rank for rank in range(P) if rank not in answers}
+            # Ranks that wait for one that failed are not waited for.
+            ready = wait(list(waiting), 5 if failures else 120)
+            assert ready, "\n".join([*failures, f"no answer of ranks {list(waiting.values())}"])
+            for end in ready:
+                answer = pickle.loads(end.recv_bytes())
+                answers[waiting[end]] = answer
+                failures += [answer.traceback] if isinstance(answer, _Failure) else []
+        assert not failures, "\n".join(failures)
+        return [answers[rank] for rank in range(P)]
 
     def close(self) -> None:
         for end in self._ends:
@@ -67,6 +91,19 @@ class Ranks:
             process.join(20)
             process.kill()
         self._folder.cleanup()
+
+
+@functools.cache
+def _processes() -> Ranks:
+    processes = Ranks(4)
+    atexit.register(processes.close)
+    return processes
+
+
+@pytest.fixture
+def ranks() -> Ranks:
+    """Four processes over gloo, the same for all files, of which a test uses the first P."""
+    return _processes()
 
 
 @dataclass
@@ -180,7 +217,8 @@ def inputs_of(case: Case) -> tuple[dict[str, torch.Tensor], dict[str, Any], list
         getattr(ops, case.op), case.dtype, B=case.B, T=T, H=case.H, HV=case.HV, K=case.K, V=case.V, N=N,
         steps=case.steps, states=case.states, seed=case.seed,
     )  # fmt: skip
-    tensors = {name: x.detach() for name, x in call.tensors.items()}
+    exact = case.dtype is torch.float64
+    tensors = {name: x.detach().double() if exact else x.detach() for name, x in call.tensors.items()}
     random = torch.Generator().manual_seed(case.seed + 1)
     vector = "kda" in case.op or "gdn2" in case.op
     if case.gate:
@@ -332,3 +370,15 @@ def compute(group: Any, rank: int, device: torch.device, given: dict[str, Any]) 
         "state": k_first.detach().cpu(),
         "gradients": {name: x.cpu() for name, x in zip(leaves, gradients, strict=True)},
     }
+
+
+def run(ranks: Ranks, case: Case, function: Callable[..., Any] = compute) -> list[Any]:
+    """What a function of shards (``compute``) makes of the case in its ranks."""
+    return ranks(case.P, function, [shard(case, rank) for rank in range(case.P)])
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two answers have the same bits."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+    return torch.equal(one, other)

@@ -1,41 +1,209 @@
-"""Operators whose sequences lie on two, three and four processes over gloo, beside the float64 recurrence."""
+"""Operators whose sequences lie on two, three and four processes over gloo, beside the float64 recurrence.
+
+flash-linear-attention's #1115 (kda's gradients but on the last rank) is among :func:`test_layouts`, #1180 (the fold)
+in test_context.py, #774 and #1140 (convolutions of ranks with few tokens) in test_context_tokens.py.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import time
+from typing import Any
+
 import pytest
 import torch
-from context_ranks import Case, Ranks, check, compute, shard
+import torch.distributed as dist
+import wyvern
+from context_ranks import LAYOUTS, OPERATORS, Case, Ranks, check, compute, ranks, run, same, shard  # noqa: F401 (a fixture)
+from torch.utils.checkpoint import checkpoint
 
-OPERATORS = ("chunk_delta_rule", "chunk_gated_delta_rule", "chunk_kda", "chunk_gdn2", "chunk_gated_delta_product")
-LAYOUTS = {
-    "even": {"P": 3, "tokens": [16, 16, 16]},
-    "uneven, B = 2": {"P": 3, "tokens": [37, 3, 20], "B": 2},
-    "empty ranks": {"P": 4, "tokens": [0, 20, 0, 21]},
-    "two ranks": {"P": 2, "tokens": [20, 23], "B": 2},
-    "pack across borders": {"P": 3, "tokens": [16, 16, 16], "lengths": [7, 2, 29, 10]},
-    "pack, border on a boundary": {"P": 4, "tokens": [10, 10, 10, 13], "lengths": [10, 10, 13, 10]},
-    "pack, empty sequences": {"P": 3, "tokens": [20, 7, 16], "lengths": [0, 15, 0, 28, 0]},
-    "pack, empty ranks": {"P": 4, "tokens": [12, 0, 0, 23], "lengths": [12, 23]},
-    "pack, empty rank inside": {"P": 3, "tokens": [12, 0, 23], "lengths": [5, 30]},
-    "zigzag": {"P": 2, "tokens": [21, 20], "B": 2, "layout": "zigzag"},
-    "zigzag, four ranks": {"P": 4, "tokens": [9, 2, 8, 7], "layout": "zigzag"},
-    "zigzag pack": {"P": 3, "tokens": [14, 13, 15], "lengths": [13, 25, 0, 4], "layout": "zigzag"},
-}
+from wyvern import ops
+from wyvern.distributed import _parallel, build_cp_context, context_parallel
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    processes = Ranks(4)
-    yield processes
-    processes.close()
-
-
-def run(ranks: Ranks, case: Case) -> list[dict]:
-    return ranks(case.P, compute, [shard(case, rank) for rank in range(case.P)])
+def steps_of(op: str) -> int:
+    return 2 if "product" in op else 1
 
 
 @pytest.mark.parametrize("op", OPERATORS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(ranks: Ranks, layout: str, op: str) -> None:
-    case = Case(op, steps=2 if "product" in op else 1, **LAYOUTS[layout])
+    case = Case(op, steps=steps_of(op), **LAYOUTS[layout])
     check(case, run(ranks, case))
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_float64(ranks: Ranks, op: str) -> None:
+    """To rounding: the maps and the fold are exact."""
+    for layout in ("uneven, B = 2", "empty ranks", "zigzag pack"):
+        case = Case(op, dtype=torch.float64, steps=steps_of(op), **LAYOUTS[layout])
+        check(case, run(ranks, case))
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_bfloat16(ranks: Ranks, op: str) -> None:
+    for tokens, lengths in (([70, 33, 90], None), ([64, 100, 29], [30, 150, 13])):
+        case = Case(op, 3, torch.bfloat16, tokens=tokens, lengths=lengths, K=32, V=32, steps=steps_of(op))
+        check(case, run(ranks, case))
+
+
+L2NORM = {"use_qk_l2norm_in_kernel": True}
+GATE = {"use_gate_in_kernel": True}
+SIGMOID = {"use_beta_sigmoid_in_kernel": True}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "float16": {"op": "chunk_gated_delta_rule", "dtype": torch.float16},
+    "norms, rates, scale": {
+        "op": "chunk_gated_delta_rule", "options": L2NORM | SIGMOID | {"allow_neg_eigval": True, "scale": 0.3},
+    },
+    "gate": {"op": "chunk_gated_delta_rule", "options": GATE, "gate": ("A_log", "dt_bias")},
+    "gate of channels": {"op": "chunk_kda", "options": GATE, "gate": ("A_log", "dt_bias")},
+    "bound": {"op": "chunk_kda", "options": GATE | {"lower_bound": -3.0}, "gate": ("A_log",)},
+    "V first": {"op": "chunk_gdn2", "options": {"state_v_first": True}},
+    "grouped heads": {"op": "chunk_kda", "H": 2, "HV": 6, "K": 24, "V": 8},
+    "no states": {"op": "chunk_delta_rule", "states": False},
+    "chunk size": {"op": "chunk_gated_delta_rule", "options": {"chunk_size": 16, "disable_recompute": True}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", OPTIONS)
+def test_options(ranks: Ranks, what: str) -> None:
+    case = Case(**{"P": 3, "tokens": [14, 13, 16], "lengths": [9, 34], "V": 16} | OPTIONS[what])
+    if case.options.get("state_v_first"):
+        case = dataclasses.replace(case, states=False)
+    check(case, run(ranks, case))
+
+
+def compute_late(group: Any, rank: int, device: torch.device, given: Any) -> dict[str, Any]:
+    """The ranks arrive one after the other, the last first."""
+    time.sleep(0.1 * (dist.get_world_size(group) - rank))
+    return compute(group, rank, device, given)
+
+
+def compute_in_parts(group: Any, rank: int, device: torch.device, given: Any) -> dict[str, Any]:
+    """M of the product of many."""
+    whole, _parallel._TOKENS_OF_M = _parallel._TOKENS_OF_M, 5
+    try:
+        return compute(group, rank, device, given)
+    finally:
+        _parallel._TOKENS_OF_M = whole
+
+
+@pytest.mark.parametrize("layout", ["uneven, B = 2", "zigzag pack"])
+def test_every_exchange_and_order_of_arrival_has_the_same_bits(ranks: Ranks, layout: str) -> None:
+    case = Case("chunk_kda", exchange="gather", HV=6, **LAYOUTS[layout])
+    gathered = run(ranks, case)
+    check(case, gathered)
+    by_heads = dataclasses.replace(case, exchange="heads")
+    for function, other in ((compute_late, case), (compute, by_heads), (compute_late, by_heads)):
+        for one, wanted in zip(run(ranks, other, function), gathered, strict=True):
+            assert same(one, wanted)
+
+
+def test_parts_of_a_map(ranks: Ranks) -> None:
+    case = Case("chunk_gated_delta_product", steps=2, **LAYOUTS["uneven, B = 2"])
+    check(case, run(ranks, case, compute_in_parts))
+
+
+@pytest.mark.parametrize("P", [1, 2, 3])
+def test_a_group_alone(ranks: Ranks, P: int) -> None:
+    """No rank knows how many tokens the others have."""
+    case = Case("chunk_kda", P, tokens=[20, 5, 17][:P], B=2, group_alone=True)
+    check(case, run(ranks, case))
+
+
+def call_of(group: Any, given: dict[str, Any], gradients: bool = True) -> tuple[dict[str, Any], Any]:
+    """The tensors of a shard, and its context."""
+    case: Case = given["case"]
+    tensors = {name: x.clone().requires_grad_(gradients) for name, x in given["tensors"].items()}
+    cu_seqlens = None if case.lengths is None else torch.tensor([0, *case.lengths]).cumsum(0)
+    return tensors, build_cp_context(
+        cu_seqlens, group, tokens=case.tokens, layout=case.layout, exchange=case.exchange
+    )
+
+
+def ring(group: Any, rank: int, device: torch.device, given: dict[str, Any]) -> dict[str, Any]:
+    tensors, context = call_of(group, given, gradients=False)
+    o, state = getattr(ops, given["case"].op)(
+        **tensors, **given["options"], batch_invariant=True, cp_context=context
+    )
+    return {"o": o, "state": state}
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
+def test_a_ring_has_the_bits_of_one_call(ranks: Ranks, layout: str) -> None:
+    tokens = [64, 128, 37] if layout == "contiguous" else [128, 128, 64 + 64]
+    case = Case("chunk_gated_delta_rule", 3, torch.bfloat16, tokens=tokens, layout=layout, exchange="ring")
+    given = shard(dataclasses.replace(case, P=1, tokens=[sum(tokens)], layout="contiguous"), 0)
+    with torch.no_grad():
+        o, state = ops.chunk_gated_delta_rule(**given["tensors"], **given["options"], batch_invariant=True)
+    answers = run(ranks, case, ring)
+    found = torch.cat([answer["o"] for answer in answers], 1)
+    if layout == "zigzag":
+        pieces = [answer["o"].chunk(2, 1) for answer in answers]
+        found = torch.cat([piece[0] for piece in pieces] + [piece[1] for piece in reversed(pieces)], 1)
+    assert torch.equal(found, o)
+    assert torch.equal(answers[0 if layout == "zigzag" else 2]["state"], state)
+
+
+def around(group: Any, rank: int, device: torch.device, given: dict[str, Any]) -> dict[str, Any]:
+    """By a block around a model that is computed anew in the backward pass, and by a mesh."""
+    tensors, context = call_of(group, given)
+
+    def model(*leaves: torch.Tensor) -> Any:
+        return ops.chunk_kda(**dict(zip(tensors, leaves, strict=True)), **given["options"])
+
+    with context_parallel(context):
+        o, state = checkpoint(model, *tensors.values(), use_reentrant=False)
+        gradients = torch.autograd.grad((o, state), list(tensors.values()), given["seeds"])
+        try:
+            ops.fused_recurrent_kda(**tensors)
+        except ValueError as error:
+            message = str(error)
+    assert wyvern.distributed._context.around() is None
+    mesh = dist.DeviceMesh.from_group(group, "cpu")
+    by_mesh = ops.chunk_kda(**tensors, **given["options"], cp_context=mesh)
+    assert torch.equal(by_mesh[0], o) and torch.equal(by_mesh[1], state)
+    named = dict(zip(tensors, gradients, strict=True))
+    return {"o": o.detach(), "state": state.detach(), "gradients": named, "message": message}
+
+
+def test_a_block_around_a_model(ranks: Ranks) -> None:
+    case = Case("chunk_kda", **LAYOUTS["uneven, B = 2"])
+    answers = run(ranks, case, around)
+    check(case, answers)
+    assert "inside wyvern.distributed.context_parallel()" in answers[0]["message"]
+
+
+def derivatives(group: Any, rank: int, device: torch.device, given: dict[str, Any]) -> list[str]:
+    tensors, context = call_of(group, given)
+    found = []
+
+    def o(q: torch.Tensor) -> torch.Tensor:
+        return ops.chunk_kda(**tensors | {"q": q}, cp_context=context)[0]
+
+    (once,) = torch.autograd.grad(o(tensors["q"]).square().sum(), tensors["q"], create_graph=True)
+    for call in (
+        lambda: once.sum().backward(),
+        lambda: torch.func.grad(lambda q: o(q).sum())(tensors["q"]),
+    ):
+        try:
+            call()
+        except (NotImplementedError, ValueError) as error:
+            found.append(str(error))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(tensors["q"].detach(), torch.ones_like(tensors["q"]))
+        try:
+            o(dual)
+        except NotImplementedError as error:
+            found.append(str(error))
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_derivatives_that_there_are_not(ranks: Ranks, dtype: torch.dtype) -> None:
+    case = Case("chunk_kda", 2, dtype, tokens=[5, 6])
+    for messages in run(ranks, case, derivatives):
+        second, func, forwards = messages
+        assert "has no second derivatives" in second
+        assert func.startswith("cp_context is given; torch.func cannot transform")
+        assert "has no forward-mode derivative" in forwards

@@ -211,47 +211,59 @@ class _ContextParallel(torch.autograd.Function):
     def backward(ctx: Any, do: Tensor, dstates: Tensor) -> tuple[Any, ...]:
         context, problem = ctx.of
         *tensors, entering, M = ctx.saved_tensors
-        x = Inputs(*tensors)
-        parts = _parts(context, x)
-        B, HV, K, V = entering.shape[1:]
-        columns = V + K if context.transition else V
-        summaries = entering.new_zeros([len(parts), B, HV, K, columns])
-        if M is not None:
-            summaries[..., V:] = M
-        behind = []  # the gradients of the states behind each run
-        for i, (summary, part) in enumerate(zip(summaries, parts, strict=True)):
-            dense = part.range.boundaries is None
-            dht = dstates[part.sequences].clone(memory_format=torch.contiguous_format)
-            if dense and i < len(parts) - 1:
-                dht.zero_()
-            behind.append(dht)
-            if part.range.enters:
-                tokens, rows = part.run(0)
-                part.x.initial_state[rows] = entering[i]
-                first = part.run_alone(0)
-                do_first = do[:, part.tokens][:, tokens]
-                summary[..., :V] = problem.backward(first, do_first, dht[rows]).initial_state
-        leaving = exchange(context, summaries, V, reverse=True)
-        found: list[Inputs] = []
-        for part, dht, gradient in zip(parts, behind, leaving, strict=True):
-            if part.range.leaves:
-                dht[part.run(-1)[1]] += gradient
-            found.append(problem.backward(part.x, do[:, part.tokens], dht, *part.boundaries))
-            if part.range.enters:
-                found[-1].initial_state[part.run(0)[1]] = 0
-        gradients: list[Tensor | None] = []
-        for name, given, ours in zip(Inputs._fields, x, zip(*found, strict=True), strict=True):
-            if given is None:
-                gradients.append(None)
-            elif name == "initial_state":
-                dense = parts[0].range.boundaries is None
-                gradients.append(ours[0] if dense else torch.cat(ours))
-            else:
-                gradients.append(torch.stack(ours).sum(0) if name in _PER_CALL else torch.cat(ours, 1))
+        gradients = _gradients(context, problem, Inputs(*tensors), entering, M, do, dstates)
         if torch.is_grad_enabled():  # create_graph=True
             count = len(gradients)
             gradients = _OnceDifferentiable.apply(problem.text, count, *gradients, *tensors, do, dstates)
         return None, None, *gradients
+
+
+@torch.no_grad()
+def _gradients(
+    context: CPContext,
+    problem: _Problem,
+    x: Inputs,
+    entering: Tensor,
+    M: Tensor | None,
+    do: Tensor,
+    dstates: Tensor,
+) -> list[Tensor | None]:
+    """The gradients of x; entering and M ``[ranges, B, HV, K, V or K]`` are kept from the forward pass."""
+    parts = _parts(context, x)
+    dense = parts[0].range.boundaries is None
+    V = entering.shape[-1]
+    columns = V + x.q.shape[3] if context.transition else V
+    summaries = entering.new_zeros([*entering.shape[:-1], columns])
+    if M is not None:
+        summaries[..., V:] = M
+    behind = []  # of each range the gradients of the states behind its runs
+    for i, (summary, part) in enumerate(zip(summaries, parts, strict=True)):
+        dht = dstates[part.sequences].clone(memory_format=torch.contiguous_format)
+        if dense and i < len(parts) - 1:
+            dht.zero_()
+        behind.append(dht)
+        if part.range.enters:
+            tokens, rows = part.run(0)
+            part.x.initial_state[rows] = entering[i]
+            of_first = problem.backward(part.run_alone(0), do[:, part.tokens][:, tokens], dht[rows])
+            summary[..., :V] = of_first.initial_state
+    leaving = exchange(context, summaries, V, reverse=True)
+    found: list[Inputs] = []
+    for part, dht, gradient in zip(parts, behind, leaving, strict=True):
+        if part.range.leaves:
+            dht[part.run(-1)[1]] += gradient
+        found.append(problem.backward(part.x, do[:, part.tokens], dht, *part.boundaries))
+        if part.range.enters:
+            found[-1].initial_state[part.run(0)[1]] = 0
+    gradients: list[Tensor | None] = []
+    for name, given, ours in zip(Inputs._fields, x, zip(*found, strict=True), strict=True):
+        if given is None:
+            gradients.append(None)
+        elif name == "initial_state":
+            gradients.append(ours[0] if dense else torch.cat(ours))
+        else:
+            gradients.append(torch.stack(ours).sum(0) if name in _PER_CALL else torch.cat(ours, 1))
+    return gradients
 
 
 def _by_sequence(parts: list[_Part], states: list[Tensor]) -> Tensor:

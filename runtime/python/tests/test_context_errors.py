@@ -1,0 +1,192 @@
+"""Ranks that differ, arguments that are wrong, and a rank that dies."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from context_ranks import Case, Ranks, check, ranks, run, shard  # noqa: F401 (a fixture)
+
+from wyvern import ops
+from wyvern.distributed import _parallel, build_cp_context
+
+CASE = Case("chunk_kda", 3, tokens=[16, 9, 20], lengths=[30, 15], K=16, V=16)
+
+
+def message_of(group: Any, rank: int, device: torch.device, given: Any) -> str:
+    """What a call raises whose arguments are those of a shard, changed in the ranks that ``where`` names."""
+    part, what, where = given
+    tensors, options = dict(part["tensors"]), dict(part["options"])
+    case: Case = part["case"]
+    layout: dict[str, Any] = {"tokens": case.tokens}
+    cu_seqlens: torch.Tensor | None = torch.tensor([0, *case.lengths]).cumsum(0)
+    version, gradients = _parallel.version, True
+    if rank in where:
+        if what == "dtype":
+            tensors = {name: x.bfloat16() for name, x in tensors.items() if name != "initial_state"}
+        elif what == "heads":
+            tensors = {name: torch.cat([x, x], 2) for name, x in tensors.items() if name != "initial_state"}
+        elif what == "K":
+            tensors = {name: x[..., :8] if name in ("q", "k", "g") else x for name, x in tensors.items()}
+            del tensors["initial_state"]
+        elif what == "K too large":
+            tensors = {name: x.repeat_interleave(20, 3) if name in ("q", "k", "g") else x for name, x in tensors.items()}
+            del tensors["initial_state"]
+        elif what == "rank of q":
+            tensors["q"] = tensors["q"][0]
+        elif what == "shape of g":
+            tensors["g"] = tensors["g"][:, :, :1]
+        elif what == "shape of states":
+            tensors["initial_state"] = tensors["initial_state"][:0]
+        elif what == "option":
+            options["use_qk_l2norm_in_kernel"] = True
+        elif what == "scale":
+            options["scale"] = 0.25
+        elif what == "gradients":
+            gradients = False
+        elif what == "version":
+            _parallel.version = lambda: "0.0.1"
+        elif what == "tokens of q":
+            tensors["q"] = tensors["q"][:, 1:]
+        elif what == "tokens":
+            tensors = {name: x if name == "initial_state" else x[:, 1:] for name, x in tensors.items()}
+        elif what == "layout":
+            layout = {"tokens": [16, 10, 19]}
+        elif what == "boundaries":
+            cu_seqlens = torch.tensor([0, 31, 45])
+        elif what == "exchange":
+            layout["exchange"] = "gather"
+        elif what == "heads that do not divide":
+            layout["exchange"] = "heads"
+        elif what == "dense":
+            cu_seqlens = None
+            del tensors["initial_state"]
+        elif what == "ring":
+            layout["exchange"] = "ring"
+        elif what == "ring's gradient":
+            layout["exchange"], options["batch_invariant"] = "ring", True
+        elif what == "batch_invariant":
+            options["batch_invariant"] = True
+        elif what == "cu_seqlens":
+            options["cu_seqlens"] = torch.tensor([0, tensors["q"].shape[1]])
+        elif what == "return_intermediate_states":
+            options["return_intermediate_states"] = True
+        elif what == "out":
+            options["out"] = torch.empty_like(tensors["v"])
+        elif what == "batch":
+            tensors = {name: torch.cat([x, x]) for name, x in tensors.items() if name != "initial_state"}
+    tensors = {name: x.clone().requires_grad_(gradients) for name, x in tensors.items()}
+    try:
+        context = build_cp_context(cu_seqlens, group, **layout)
+        getattr(ops, case.op)(**tensors, **options, cp_context=context)
+    except (TypeError, ValueError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        _parallel.version = version
+    return ""
+
+
+def messages(ranks: Ranks, what: str, where: tuple[int, ...]) -> list[str]:
+    return ranks(3, message_of, [(shard(CASE, rank), what, where) for rank in range(3)])
+
+
+DIFFERENT = {
+    "dtype": r"q differs .*: torch.float32 \[1, T, 1, 16\] in ranks 0, 2; torch.bfloat16 .* in rank 1; it must be",
+    "heads": r"q differs .* \[1, T, 1, 16\] in ranks 0, 2; .* \[1, T, 2, 16\] in rank 1",
+    "K": r"q differs .* \[1, T, 1, 8\] in rank 1",
+    "rank of q": r"q differs .* \[9, 1, 16\] in rank 1",
+    "shape of g": r"g differs .* \[1, T, 1, 16\] in rank 1",
+    "option": "use_qk_l2norm differs .*: not given in ranks 0, 2; 1 in rank 1",
+    "scale": "scale differs .*: not given in ranks 0, 2; 0.25 in rank 1",
+    "gradients": "whether a gradient is wanted differs .*: True in ranks 0, 2; False in rank 1",
+    "version": "the version of wyvern differs .*; 0.0.1 in rank 1",
+    "layout": r"tokens differs .*: \(16, 9, 20\) in ranks 0, 2; \(16, 10, 19\) in rank 1",
+    "boundaries": r"cu_seqlens differs .*: \(0, 30, 45\) in ranks 0, 2; \(0, 31, 45\) in rank 1",
+    "dense": r"cu_seqlens differs .*: \(0, 30, 45\) in ranks 0, 2; None in rank 1",
+    "exchange": "exchange differs .*: 'auto' in ranks 0, 2; 'gather' in rank 1",
+    "shape of states": r"initial_state has shape \[0, 2, 16, 16\].* \(in rank 1 of cp_context\)",
+    "tokens": r"q has 8 tokens; cp_context has 9 for this rank \(in rank 1 of cp_context\)",
+    "tokens of q": r"k differs .* \[1, T, 1, 16\] in ranks 0, 2; .* \[1, 9, 1, 16\] in rank 1",
+    "cu_seqlens": r"cu_seqlens is given; it must be left out with cp_context \(in rank 1 of",
+}
+REFUSED = {
+    "K too large": r"K is 320; .*\(in ranks 0, 1, 2 of",
+    "cu_seqlens": "cu_seqlens is given; it must be left out with cp_context",
+    "return_intermediate_states": "return_intermediate_states is given; it must be left out",
+    "out": "out is given; it must be left out with cp_context",
+    "batch": "B is 2; it must be 1 with a cp_context of cu_seqlens",
+    "batch_invariant": "batch_invariant is true; with cp_context it needs exchange='ring'",
+    "ring": "exchange is 'ring', which is for batch_invariant=True; use 'auto'",
+    "ring's gradient": "batch_invariant is true; it has no gradient",
+    "heads that do not divide": "exchange is 'heads' and v has 2 heads, which 3 ranks do not divide; use 'gather'",
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_one_rank_differs(ranks: Ranks, what: str) -> None:
+    """Every rank raises the same sentence, and the next call is right."""
+    one, *others = messages(ranks, what, (1,))
+    assert others == [one, one]
+    assert re.search(DIFFERENT[what], one), one
+    assert one.startswith("ValueError: ")
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_all_ranks_refuse(ranks: Ranks, what: str) -> None:
+    for one in messages(ranks, what, (0, 1, 2)):
+        assert one.startswith("ValueError: ")
+        assert re.search(REFUSED[what], one), one
+
+
+def test_calls_are_right_behind_errors(ranks: Ranks) -> None:
+    check(CASE, run(ranks, CASE))
+
+
+KILLED = """
+import os, signal, sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+from conftest import make
+from wyvern import ops
+
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=3, timeout=timedelta(seconds=20))
+call = make(ops.chunk_kda, T=9 + rank, states=False)
+call.options["cp_context"] = dist.group.WORLD
+call()
+print("first", flush=True)
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    call()
+except RuntimeError as error:
+    print("RuntimeError:", error, flush=True)
+    os._exit(3)  # what is left of the group would wait for the dead
+"""
+
+
+def test_a_killed_rank_ends_the_others(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", KILLED, str(rank), f"file://{tmp_path}/store"], env=environment,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(3)
+    ]  # fmt: skip
+    try:
+        said = [process.communicate(timeout=90)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [3, -signal.SIGKILL, 3], said
+    assert all("first" in one for one in said)
+    assert all("RuntimeError:" in said[rank] for rank in (0, 2)), said
