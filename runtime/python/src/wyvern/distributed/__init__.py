@@ -18,7 +18,8 @@ rank to rank, tokens do not::
     with wyvern.distributed.context_parallel(context):                  # for models that pass no cp_context
         loss = model(batch).loss
 
-Section 11 of runtime/SPECIFICATION.md says what is computed.
+:func:`halo` gives a short convolution the tokens before a rank's own, and :func:`by_heads` computes the same
+by two all-to-alls of tokens. Section 11 of runtime/SPECIFICATION.md says what is computed.
 """
 
 from __future__ import annotations
@@ -30,13 +31,16 @@ from ._plans import agree, plan_digest
 
 if TYPE_CHECKING:
     from ._context import CPContext, Range, build_cp_context, context_parallel
+    from ._tokens import by_heads, halo
 
 __all__ = [
     "CPContext",
     "Range",
     "agree",
     "build_cp_context",
+    "by_heads",
     "context_parallel",
+    "halo",
     "plan_digest",
 ]
 
@@ -45,6 +49,8 @@ _NEED_TORCH = {  # by the module that has them
     "Range": "_context",
     "build_cp_context": "_context",
     "context_parallel": "_context",
+    "by_heads": "_tokens",
+    "halo": "_tokens",
 }
 
 
