@@ -37,7 +37,8 @@ def message_of(group: Any, rank: int, device: torch.device, given: Any) -> str:
             tensors = {name: x[..., :8] if name in ("q", "k", "g") else x for name, x in tensors.items()}
             del tensors["initial_state"]
         elif what == "K too large":
-            tensors = {name: x.repeat_interleave(20, 3) if name in ("q", "k", "g") else x for name, x in tensors.items()}
+            for name in ("q", "k", "g"):
+                tensors[name] = tensors[name].repeat_interleave(20, 3)
             del tensors["initial_state"]
         elif what == "rank of q":
             tensors["q"] = tensors["q"][0]

@@ -14,7 +14,18 @@ import pytest
 import torch
 import torch.distributed as dist
 import wyvern
-from context_ranks import LAYOUTS, OPERATORS, Case, Ranks, check, compute, ranks, run, same, shard  # noqa: F401 (a fixture)
+from context_ranks import (  # noqa: F401 (ranks is a fixture)
+    LAYOUTS,
+    OPERATORS,
+    Case,
+    Ranks,
+    check,
+    compute,
+    ranks,
+    run,
+    same,
+    shard,
+)
 from torch.utils.checkpoint import checkpoint
 
 from wyvern import ops
