@@ -5,43 +5,24 @@
 #include <cmath>
 
 #include "cache/rows.hpp"
+#include "runtime/problem_fields.hpp"
 
 namespace wyvern {
 namespace {
 
 constexpr double kLeastGain = 0.02, kGainLostPerDistance = 0.02, kFarthest = 3;
 
-constexpr double kState = 0.25, kInput = 0.5, kPacking = 1, kNarrowing = 0.5;
-
-constexpr std::array kCrossed{
-    CrossedOption{"initial_state", kState},
-    CrossedOption{"final_state", kState},
-    CrossedOption{"state_v_first", kState},
-    CrossedOption{"inplace", kState},
-    CrossedOption{"state_index", kState},
-    CrossedOption{"output_state_index", kState},
-    CrossedOption{"has_initial_state", kState},
-    CrossedOption{"checkpoint_every", kState},
-    CrossedOption{"checkpoint_offsets", kState},
-    CrossedOption{"checkpoints", 0},  // their dtype
-    CrossedOption{"index_columns", kState},
-    CrossedOption{"token_states", kState},
-    CrossedOption{"parent", kState},
-    CrossedOption{"disable_state_update", kState},
-    CrossedOption{"qk_l2norm", kInput},
-    CrossedOption{"gate", kInput},
-    CrossedOption{"dt_bias", kInput},
-    CrossedOption{"no_A_log", kInput},
-    CrossedOption{"beta_sigmoid", kInput},
-    CrossedOption{"neg", kInput},
-    CrossedOption{"beta", kInput},
-    CrossedOption{"g", kInput},
-    CrossedOption{"output_norm", kInput},
-    CrossedOption{"packed", kPacking},
-    CrossedOption{"chunk_size", kNarrowing, true},
-    CrossedOption{"kept", kNarrowing, true},
-    CrossedOption{"intermediate_states", kNarrowing, true},
-};
+/// The fields in which the problems may differ.
+const std::vector<const ProblemField*>& crossed_fields() {
+  // Never destroyed: the last threads may prepare while the process ends.
+  static const auto& crossed = *new std::vector<const ProblemField*>([] {
+    std::vector<const ProblemField*> fields;
+    for (const ProblemField& field : problem_fields())
+      if (field.distance) fields.push_back(&field);
+    return fields;
+  }());
+  return crossed;
+}
 
 double number(std::string_view text) {
   std::int64_t value = 0;
@@ -53,10 +34,9 @@ double doublings(double a, double b) { return std::fabs(std::log2(a / b)); }
 
 }  // namespace
 
-std::span<const CrossedOption> crossed_options() { return kCrossed; }
-
-TunedFor::TunedFor(std::string_view device, const ProblemKey& key) {
-  static_assert(kOptions == kCrossed.size());
+TunedFor::TunedFor(std::string_view device, const ProblemKey& key)
+    : options_(crossed_fields().size()) {
+  const std::vector<const ProblemField*>& crossed = crossed_fields();
   const DeviceParts parts = device_parts(device);
   threads_ = static_cast<double>(parts.threads);
   double H = 0, HV = 0, longest = 0;
@@ -69,9 +49,10 @@ TunedFor::TunedFor(std::string_view device, const ProblemKey& key) {
     const std::size_t equals = std::min(piece.find('='), piece.size());
     const std::string_view name = piece.substr(0, equals);
     const std::string_view value = piece.substr(std::min(equals + 1, piece.size()));
-    const auto option = std::ranges::find(kCrossed, name, &CrossedOption::name);
-    if (option != kCrossed.end())
-      options_[static_cast<std::size_t>(option - kCrossed.begin())] = value.empty() ? "yes" : value;
+    const auto option =
+        std::ranges::find(crossed, name, [](const ProblemField* field) { return field->key.name; });
+    if (option != crossed.end())
+      options_[static_cast<std::size_t>(option - crossed.begin())] = value.empty() ? "yes" : value;
     if (name == "H")
       H = number(value);
     else if (name == "HV")
@@ -80,7 +61,7 @@ TunedFor::TunedFor(std::string_view device, const ProblemKey& key) {
       longest = number(value);
     else if (name == "bounded" || name == "safe_gate")
       bounded = true;  // by the form of the gate, or promised: for the kernels the same
-    else if (option == kCrossed.end())
+    else if (option == crossed.end())
       kernels_.append(piece).push_back('/');
     else if (name == "g")
       kernels_ += "g/";  // its dtype is crossed, its being there is not
@@ -103,10 +84,11 @@ std::optional<double> tuning_distance(const TunedFor& wanted, const TunedFor& fo
     if (wanted.threads_ <= 0 || found.threads_ <= 0) return {};
     distance += doublings(wanted.threads_, found.threads_);
   }
-  for (std::size_t i = 0; i < kCrossed.size(); ++i) {
+  for (std::size_t i = 0; i < wanted.options_.size(); ++i) {
     if (wanted.options_[i] == found.options_[i]) continue;
-    if (kCrossed[i].narrows && !found.options_[i].empty()) return {};
-    distance += kCrossed[i].distance;
+    const ProblemField& field = *crossed_fields()[i];
+    if (field.narrows && !found.options_[i].empty()) return {};
+    distance += *field.distance;
   }
   return distance;
 }

@@ -4,30 +4,13 @@
 
 #include <wyvern/problem.hpp>
 
-#include <array>
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace wyvern {
-
-/// An option in which the two problems may differ: one piece of ProblemKey::family.
-struct CrossedOption {
-  std::string_view name;  ///< the piece's name: "initial_state"
-  double distance = 0;    ///< the distance that a difference adds
-  /// The field narrows the plans that a problem may have: a plan that was tuned without it may
-  /// serve a problem with it. A plan that was tuned with it serves only problems of the same value.
-  bool narrows = false;
-};
-
-/// The options in which the problems may differ, the least distance first: states (given, output,
-/// their layout), then what precedes the recurrence (norms, the gate and beta in the kernel), then
-/// dtypes of beta and g, then packed sequences, then options that narrow the plans. All else in a
-/// family must be the same: operator, pass, dtype, K, V, steps per token, precision, whether there
-/// is a gate and whether it is bounded.
-std::span<const CrossedOption> crossed_options();
 
 /// A problem on a device, parsed for tuning_distance().
 class TunedFor {
@@ -41,18 +24,16 @@ class TunedFor {
  private:
   friend std::optional<double> tuning_distance(const TunedFor& wanted, const TunedFor& found);
 
-  static constexpr std::size_t kOptions = 27;
-
   std::string kernels_;  ///< the device's model, and the family's pieces that must be the same
-  std::array<std::string, kOptions> options_;  ///< in the order of crossed_options()
+  std::vector<std::string> options_;  ///< values of the fields that have a distance, in their order
   double chains_ = 0, length_ = 0, group_ = 0, threads_ = 0;
 };
 
 /// The distance of the problem `wanted` from the tuned problem `found`; nothing where a plan of one
 /// may not serve the other. A plan's speed depends on the number of chains of chunks (sequences
 /// times value heads) and the length of the longest: each doubling of either counts 1, a doubling
-/// of threads 1, of value heads per key head 0.5; options count as crossed_options() says. Half of
-/// a model's heads at twice the batch has distance 0.
+/// of threads 1, of value heads per key head 0.5; options count as ProblemField::distance says. All
+/// else in a family must be the same. Half of a model's heads at twice the batch has distance 0.
 std::optional<double> tuning_distance(const TunedFor& wanted, const TunedFor& found);
 /// The same on one device.
 std::optional<double> tuning_distance(const ProblemKey& wanted, const ProblemKey& found);

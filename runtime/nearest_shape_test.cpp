@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/problem_fields.hpp"
+
 namespace wyvern {
 namespace {
 
@@ -99,16 +101,18 @@ const Crossing kCrossings[] = {
 TEST(TuningDistance, CrossesOptionsByTheirStatedDistances) {
   for (const auto& [name, op, pass, set] : kCrossings) {
     SCOPED_TRACE(name);
-    const auto option = std::ranges::find(crossed_options(), name, &CrossedOption::name);
-    ASSERT_NE(option, crossed_options().end());
+    const auto field = std::ranges::find(problem_fields(), name,
+                                         [](const ProblemField& each) { return each.key.name; });
+    ASSERT_NE(field, problem_fields().end());
+    ASSERT_TRUE(field->distance);
     Problem without = shape(1, 4096, 8, 8);
     without.op = op;
     without.pass = pass;
     Problem with = without;
     set(with);
-    EXPECT_DOUBLE_EQ(apart(with, without), option->distance);
+    EXPECT_DOUBLE_EQ(apart(with, without), *field->distance);
     // What narrows the plans of the tuned problem may have cost it the best one.
-    EXPECT_DOUBLE_EQ(apart(without, with), option->narrows ? -1 : option->distance);
+    EXPECT_DOUBLE_EQ(apart(without, with), field->narrows ? -1 : *field->distance);
   }
 }
 

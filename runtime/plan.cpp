@@ -16,6 +16,7 @@
 #include "runtime/base/json_text.hpp"
 #include "runtime/devices/device_impl.hpp"
 #include "runtime/operators/operator.hpp"
+#include "runtime/problem_fields.hpp"
 #include "templates/cost.hpp"
 #include "templates/legality.hpp"
 
@@ -160,60 +161,24 @@ Workload work_of(const Problem& problem, const Target& target, PlanShape shape, 
 Constants problem_constants(const Problem& problem) {
   const OperatorDefinition& definition = definition_of(problem);
   const GateKind gate = problem.has_g ? definition.facts().gate : GateKind::none;
-  const std::int64_t gate_K = gate == GateKind::vector ? problem.K : 1;
-  const bool gate_in_kernel = problem.use_gate_in_kernel && gate != GateKind::none;
   Constants c;
-  c.STEPS = problem.num_householder;
+  set_constants(problem, c);
   c.SCALAR_GATE = gate == GateKind::scalar;
   c.VECTOR_GATE = gate == GateKind::vector;
   c.GATED = gate != GateKind::none;
-  c.GATE_K = gate_K;
-  c.GATE_HEADS = problem.HV * gate_K;
-  c.GATE_IN_KERNEL = gate_in_kernel;
-  c.HAS_A_LOG = gate_in_kernel && problem.has_A_log;
-  c.LOWER_BOUND = gate_in_kernel && problem.lower_bound.has_value();
-  c.SAFE_GATE = gate_is_bounded(problem);
-  c.DG_DTYPE = gate_in_kernel ? DType::fp32 : problem.g_dtype;
+  c.GATE_K = gate == GateKind::vector ? problem.K : 1;
+  c.GATE_HEADS = problem.HV * c.GATE_K;
+  c.DG_DTYPE = c.GATE_IN_KERNEL ? DType::fp32 : problem.g_dtype;
   c.KEEP_INVERSE = problem.pass == Pass::backward || problem.disable_recompute;
   c.KEEP_STATES = problem.disable_recompute || problem.return_intermediate_states;
-  c.INPLACE_STATE = problem.inplace_state;
-  c.STATE_INDEX = problem.state_index;
-  c.OUTPUT_STATE_INDEX = problem.output_state_index;
-  c.HAS_INITIAL_STATE = problem.has_initial_state;
-  c.INDEX_DTYPE = problem.index_dtype;
-  c.BATCH_INVARIANT = problem.batch_invariant;
-  c.INDEX_COLUMNS = problem.index_columns != 0;
-  c.INTERMEDIATE_STATES = problem.intermediate_rows.has_value();
-  c.PARENT = problem.parent;
-  c.KEEP_POOL = problem.disable_state_update;
   c.STATE_SCALE = has_state_scale(problem);
-  c.OUTPUT_NORM = problem.output_norm.has_value();
   c.NORM_SILU = problem.output_norm == Activation::silu;
   c.CHECKPOINTS = has_checkpoints(problem);
-  c.CHECKPOINT_OFFSETS = problem.checkpoint_offsets;
-  c.CHECKPOINT_EVERY = problem.checkpoint_every;
-  c.H = problem.H;
-  c.HV = problem.HV;
+  c.CHECKPOINT_DTYPE = checkpoint_dtype(problem);
   c.GROUP = problem.HV / problem.H;
-  c.K = problem.K;
-  c.V = problem.V;
   c.STATE_ROWS = problem.state_v_first ? problem.V : problem.K;
   c.STATE_COLS = problem.state_v_first ? problem.K : problem.V;
-  c.DTYPE = problem.dtype;
   c.U_DTYPE = u_dtype(problem);
-  c.BETA_DTYPE = problem.beta_dtype;
-  c.G_DTYPE = problem.g_dtype;
-  c.STATE_DTYPE = problem.state_dtype;
-  c.CHECKPOINT_DTYPE = checkpoint_dtype(problem);
-  c.SEQLENS_DTYPE = problem.seqlens_dtype;
-  c.VARLEN = problem.packed;
-  c.HAS_DT_BIAS = problem.has_dt_bias;
-  c.QK_L2NORM = problem.use_qk_l2norm;
-  c.BETA_SIGMOID = problem.use_beta_sigmoid;
-  c.NEG_EIGVAL = problem.use_beta_sigmoid && problem.allow_neg_eigval;
-  c.INITIAL_STATE = problem.initial_state;
-  c.FINAL_STATE = problem.output_final_state;
-  c.STATE_V_FIRST = problem.state_v_first;
   const Values own = definition.constants(problem);
   return own.empty() ? c : c.with(own);
 }

@@ -23,7 +23,8 @@ namespace wyvern {
 enum class Kinship : std::uint8_t {
   exact,    ///< the same problem, under any driver
   extents,  ///< other tokens or sequences only
-  kernels,  ///< other heads, crossed_options(), threads or GPU too: its plan must carry_over()
+  kernels,  ///< other heads, fields that have a distance, threads or GPU too: its plan must
+            ///< carry_over()
 };
 
 /// A winner whose plan may serve the wanted problem.

@@ -39,6 +39,26 @@ void check_dtype(std::string_view name, DType type, std::initializer_list<DType>
   bad(name, to_string(type), names);
 }
 
+/// Rejects fields that are set and do not apply to the pass or operator. A field that says that a
+/// tensor is absent may be set for all.
+void check_scope(const Problem& p, const OperatorFacts& op) {
+  for (const ProblemField& field : problem_fields()) {
+    const bool absent = std::holds_alternative<bool Problem::*>(field.member) &&
+                        !(p.*std::get<bool Problem::*>(field.member));
+    if (field.key.place == 0 || absent || !is_set(field, p) ||
+        std::holds_alternative<DType Problem::*>(field.member) || applies(field, op, p.pass))
+      continue;
+    std::string legal = field_text(field, Problem());
+    if (legal.empty()) legal = "absent";
+    const std::string value = field_text(field, p);
+    if (((field.scope.passes >> static_cast<int>(p.pass)) & 1) == 0)
+      bad(field.name, value, fmt::format("{} for the {} pass", legal, to_string(p.pass)));
+    bad(field.name, value,
+        fmt::format("{} for {}; only {} may set it", legal, op.name,
+                    operators_with(field.scope.has)));
+  }
+}
+
 /// Values of enumerations that are none of theirs: a cast, or memory that was never written.
 void check_enumerations(const Problem& p) {
   if (p.pass > Pass::recurrent)
@@ -67,10 +87,7 @@ void check_sizes(const Problem& p) {
   if (p.N == 0 && p.T != 0) bad("T", p.T, "0 for a packed batch of N = 0 sequences");
 }
 
-void check_householder(const Problem& p, const OperatorFacts& op) {
-  if (p.num_householder != 1 && !op.householder)
-    bad("num_householder", p.num_householder,
-        fmt::format("1 for {}, whose tokens take one step each", op.name));
+void check_householder(const Problem& p) {
   check_range("num_householder", p.num_householder, 1, kMaxSteps);
   if (p.B * p.T * p.num_householder > kMaxTokens)
     bad("B*T*num_householder", p.B * p.T * p.num_householder,
@@ -97,47 +114,24 @@ void check_dtypes(const Problem& p, const OperatorFacts& op) {
   check_dtype("index_dtype", p.index_dtype, {DType::int32, DType::int64});
 }
 
-std::string bounded_operators() {
-  return operators_with([](const OperatorFacts& op) { return op.lower_bound; });
-}
-
-/// Options that mean something for some operators only.
 void check_gate(const Problem& p, const OperatorFacts& op) {
   if (!p.has_g && op.gated() && !op.optional_gate)
     bad("has_g", "false", fmt::format("true for {}; g is missing", op.name));
-  if (p.use_gate_in_kernel && !op.gated())
-    bad("use_gate_in_kernel", "true", fmt::format("false for {}, which has no gate", op.name));
   if (p.use_gate_in_kernel && !p.has_g) bad("use_gate_in_kernel", "true", "false without g");
   if (p.has_dt_bias && !p.use_gate_in_kernel)
     bad("has_dt_bias", "true", "false unless use_gate_in_kernel is true");
-  if (p.lower_bound && !op.lower_bound)
-    bad("lower_bound", *p.lower_bound,
-        fmt::format("absent for {}; only {} takes one, in [-5, 0)", op.name, bounded_operators()));
   if (p.lower_bound && !(*p.lower_bound >= -5.0F && *p.lower_bound < 0.0F))
     bad("lower_bound", *p.lower_bound, "in [-5, 0)");
   if (p.lower_bound && !p.use_gate_in_kernel && !p.safe_gate)
     bad("lower_bound", *p.lower_bound,
         "absent unless use_gate_in_kernel is true (it shapes the gate) or safe_gate is (it is "
         "promised)");
-  if (p.safe_gate && !p.lower_bound)
-    bad("safe_gate", "true",
-        fmt::format("false unless lower_bound is set ({} only)", bounded_operators()));
+  if (p.safe_gate && !p.lower_bound) bad("safe_gate", "true", "false unless lower_bound is set");
   if (!p.has_A_log && p.use_gate_in_kernel && !p.lower_bound)
     bad("has_A_log", "false", "true unless lower_bound is given; A_log is missing");
 }
 
-void check_beta(const Problem& p, const OperatorFacts& op) {
-  if (op.beta) return;
-  const std::string legal = fmt::format("false for {}, which has no beta", op.name);
-  if (p.use_beta_sigmoid) bad("use_beta_sigmoid", "true", legal);
-  if (p.allow_neg_eigval) bad("allow_neg_eigval", "true", legal);
-}
-
 void check_pool(const Problem& p) {
-  if (p.inplace_state && p.pass == Pass::backward)
-    bad("inplace_state", "true",
-        "false for the backward pass: states in place are an option of serving, which needs no "
-        "gradients");
   if (p.inplace_state && p.output_final_state)
     bad("output_final_state", "true", "false with inplace_state, which returns the state in place");
   if (p.inplace_state && p.disable_recompute)
@@ -158,11 +152,6 @@ void check_pool(const Problem& p) {
 }
 
 constexpr std::int64_t kMostDrafts = 16;  // tokens of a sequence
-
-bool has_drafts(const Problem& p) {
-  return p.index_columns != 0 || p.intermediate_rows || p.draft_tokens || p.parent ||
-         p.disable_state_update;
-}
 
 void check_draft_shapes(const Problem& p) {
   check_range("index_columns", p.index_columns, 0, kMaxTokens);
@@ -190,24 +179,7 @@ void check_draft_shapes(const Problem& p) {
   if (!p.packed) check_range("T", p.T, 0, kMostDrafts);
 }
 
-void check_drafts(const Problem& p, const OperatorFacts& op) {
-  if (!has_drafts(p)) return;
-  const std::string_view option = p.index_columns != 0  ? "index_columns"
-                                  : p.intermediate_rows ? "intermediate_rows"
-                                  : p.draft_tokens      ? "draft_tokens"
-                                  : p.parent            ? "parent"
-                                                        : "disable_state_update";
-  const std::string value = field_text(problem_field(option), p);
-  const std::string_view none = p.index_columns != 0                    ? "0"
-                                : p.intermediate_rows || p.draft_tokens ? "absent"
-                                                                        : "false";
-  if (p.pass != Pass::recurrent)
-    bad(option, value, fmt::format("{} for the {} pass", none, to_string(p.pass)));
-  if (op.householder || !op.beta)
-    bad(option, value,
-        fmt::format(
-            "{} for {}; only {} take it", none, op.name,
-            operators_with([](const OperatorFacts& f) { return f.beta && !f.householder; })));
+void check_drafts(const Problem& p) {
   check_draft_shapes(p);
   if (p.disable_state_update && !p.inplace_state)
     bad("disable_state_update", "true", "false unless inplace_state is true");
@@ -223,24 +195,14 @@ void check_drafts(const Problem& p, const OperatorFacts& op) {
     bad("output_final_state", "true", "false with parent: a tree has no one state to end with");
 }
 
-void check_output_norm(const Problem& p, const OperatorFacts& op) {
+void check_output_norm(const Problem& p) {
   if (p.norm_eps && !(std::isfinite(*p.norm_eps) && *p.norm_eps > 0))
     bad("norm_eps", *p.norm_eps, "finite and above 0");
-  if (!p.output_norm) {
-    if (p.norm_eps) bad("norm_eps", *p.norm_eps, "absent unless output_norm is set");
-    return;
-  }
-  const std::string_view value = to_string(*p.output_norm);
-  if (p.pass != Pass::recurrent)
-    bad("output_norm", value, fmt::format("absent for the {} pass", to_string(p.pass)));
-  if (op.householder || !op.beta)
-    bad("output_norm", value,
-        fmt::format(
-            "absent for {}; only {} take it", op.name,
-            operators_with([](const OperatorFacts& f) { return f.beta && !f.householder; })));
+  if (p.norm_eps && !p.output_norm)
+    bad("norm_eps", *p.norm_eps, "absent unless output_norm is set");
 }
 
-void check_checkpoints(const Problem& p, const OperatorFacts& op) {
+void check_checkpoints(const Problem& p) {
   constexpr std::int64_t kUnit = 64;
   if (p.checkpoint_every < 0 || p.checkpoint_every % kUnit != 0)
     bad("checkpoint_every", p.checkpoint_every, fmt::format("0 or a multiple of {}", kUnit));
@@ -255,13 +217,6 @@ void check_checkpoints(const Problem& p, const OperatorFacts& op) {
   if (p.fp32_checkpoints && !has_checkpoints(p))
     bad("fp32_checkpoints", "true", "false without checkpoint_every and checkpoint_offsets");
   if (!has_checkpoints(p)) return;
-  const std::string_view option = p.checkpoint_offsets ? "checkpoint_offsets" : "checkpoint_every";
-  const std::string value = field_text(problem_field(option), p);
-  const std::string_view none = p.checkpoint_offsets ? "false" : "0";
-  if (p.pass != Pass::forward)
-    bad(option, value, fmt::format("{} for the {} pass", none, to_string(p.pass)));
-  if (op.householder)
-    bad(option, value, fmt::format("{} for {}, whose tokens take several steps", none, op.name));
   if (p.disable_recompute)
     bad("disable_recompute", "true", "false with checkpoints, which have no backward pass");
   if (p.chunk_size && p.checkpoint_every % *p.chunk_size != 0)
@@ -286,9 +241,6 @@ void check_state_scale(const Problem& p, const OperatorFacts& op) {
 
 void check_batch_invariant(const Problem& p) {
   if (!p.batch_invariant) return;
-  if (p.pass == Pass::backward)
-    bad("batch_invariant", "true",
-        "false for the backward pass: it is an option of serving, which needs no gradients");
   if (p.chunk_size && 64 % *p.chunk_size != 0)
     bad("chunk_size", *p.chunk_size,
         "16, 32 or 64 with batch_invariant, so that a sequence may go on at any multiple of 64 "
@@ -301,28 +253,19 @@ void check_options(const Problem& p, const OperatorFacts& op) {
       *p.chunk_size != 128)
     bad("chunk_size", *p.chunk_size, "16, 32, 64 or 128");
   if (p.seqlens_hint) {
-    if (!p.packed || p.pass == Pass::recurrent)
-      bad("seqlens_hint", *p.seqlens_hint,
-          "absent unless the batch is packed, and for the recurrent pass");
+    if (!p.packed) bad("seqlens_hint", *p.seqlens_hint, "absent unless the batch is packed");
     check_range("seqlens_hint", *p.seqlens_hint, 0, kMaxTokens);
   }
   check_gate(p, op);
-  check_beta(p, op);
   check_pool(p);
-  check_drafts(p, op);
-  check_output_norm(p, op);
-  check_checkpoints(p, op);
+  check_drafts(p);
+  check_output_norm(p);
+  check_checkpoints(p);
   check_state_scale(p, op);
   check_batch_invariant(p);
-  if (p.pass != Pass::recurrent) {
-    if (p.disable_recompute && p.return_intermediate_states)
-      bad("return_intermediate_states", "true",
-          "false with disable_recompute, which returns the states as h");
-    return;
-  }
-  if (p.disable_recompute) bad("disable_recompute", "true", "false for the recurrent pass");
-  if (p.return_intermediate_states)
-    bad("return_intermediate_states", "true", "false for the recurrent pass");
+  if (p.disable_recompute && p.return_intermediate_states)
+    bad("return_intermediate_states", "true",
+        "false with disable_recompute, which returns the states as h");
 }
 
 template <class Integer>
@@ -433,7 +376,8 @@ void validate(const Problem& problem) {
   const OperatorDefinition& op = definition_of(problem);
   check_enumerations(problem);
   check_sizes(problem);
-  check_householder(problem, op.facts());
+  check_scope(problem, op.facts());
+  check_householder(problem);
   check_dtypes(problem, op.facts());
   check_options(problem, op.facts());
   op.check(problem);

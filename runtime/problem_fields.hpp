@@ -1,5 +1,5 @@
-// The table of Problem's fields, from which the key, JSON documents, the worker's protocol and the
-// command's options follow.
+// The table of Problem's fields, from which the key, distances, kernels' constants, JSON documents,
+// the worker's protocol, the command's options and tests of bad input follow.
 #pragma once
 
 #include <wyvern/problem.hpp>
@@ -13,6 +13,7 @@
 #include <variant>
 
 #include "runtime/operators/operator.hpp"
+#include "templates/constants.hpp"
 
 namespace wyvern {
 
@@ -37,6 +38,23 @@ struct FieldScope {
   bool (*has)(const OperatorFacts&) = nullptr;  ///< null: every operator
 };
 
+/// A field's piece of ProblemKey::family: "/initial_state=fp32".
+struct FieldKey {
+  int place = 0;                           ///< among the pieces, from 1; 0: the field has no piece
+  std::string_view before = {};            ///< "/" or ","
+  std::string_view name = {};              ///< "initial_state"
+  bool (*when)(const Problem&) = nullptr;  ///< null: where is_set()
+  /// Follows "name="; empty: the name stands alone. Null: the field's own value, none of a bool.
+  std::string (*value)(const Problem&) = nullptr;
+};
+
+/// A value that validate() rejects.
+struct FieldExample {
+  /// Makes a valid problem (T = 8, all else at its default) one that is rejected for the field.
+  void (*spoil)(Problem&) = nullptr;  ///< null: no value of the field is ever rejected
+  std::string_view words = {};        ///< what the message says, in this order, by " .. "
+};
+
 struct ProblemField {
   using Member =
       std::variant<std::string Problem::*, Pass Problem::*, std::int64_t Problem::*,
@@ -49,10 +67,16 @@ struct ProblemField {
   std::string_view help;  ///< one line, also the help of its option
   FieldScope scope = {};
   FieldOption option = {};
-  /// Its position among the pieces of ProblemKey::family, from 1; 0: it has no piece.
-  int key_place = 0;
-  /// Appends the piece; appends nothing for a value that no plan depends on.
-  void (*add_key)(const Problem&, std::string& key) = nullptr;
+  FieldKey key = {};
+  /// What a difference in the field's piece adds to tuning_distance(); unset: such problems share
+  /// no plan.
+  std::optional<double> distance = {};
+  /// The field narrows the plans that a problem may have: a plan that was tuned without it may
+  /// serve a problem with it. A plan that was tuned with it serves only problems of the same value.
+  bool narrows = false;
+  std::optional<AnyConstant> constant = {};  ///< that kernels see; its type is the field's or bool
+  bool (*flag)(const Problem&) = nullptr;    ///< of a bool constant; null: is_set()
+  FieldExample illegal = {};
   std::string_view shown_name = {};               ///< in documents; empty: name
   FieldValue (*shown)(const Problem&) = nullptr;  ///< in documents; null: the value itself
 };
@@ -61,6 +85,12 @@ struct ProblemField {
 std::span<const ProblemField> problem_fields();
 /// The field of that name. Throws std::out_of_range.
 const ProblemField& problem_field(std::string_view name);
+
+/// Whether the field's value is not its default.
+bool is_set(const ProblemField& field, const Problem& problem);
+
+/// Sets the constants that fields name.
+void set_constants(const Problem& problem, Constants& constants);
 
 /// Whether the field applies to the operator and pass.
 bool applies(const ProblemField& field, const OperatorFacts& op, Pass pass);

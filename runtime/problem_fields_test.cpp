@@ -2,10 +2,13 @@
 #include "runtime/problem_fields.hpp"
 
 #include <gtest/gtest.h>
+#include <wyvern/error.hpp>
 
 #include <algorithm>
 #include <set>
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace wyvern {
 namespace {
@@ -39,8 +42,8 @@ TEST(ProblemFields, HaveNamesHelpAndOptionsOfTheirOwn) {
     EXPECT_TRUE(names.insert(field.name).second) << field.name;
     EXPECT_FALSE(field.help.empty()) << field.name;
     EXPECT_EQ(&problem_field(field.name), &field);
-    EXPECT_EQ(field.add_key != nullptr, field.key_place != 0) << field.name;
-    EXPECT_TRUE(field.key_place == 0 || places.insert(field.key_place).second) << field.name;
+    EXPECT_TRUE(field.key.place == 0 || places.insert(field.key.place).second) << field.name;
+    EXPECT_TRUE(!field.distance || field.key.place != 0) << field.name;
     EXPECT_EQ(field.option.name.empty(), field.option.verbs == FieldOption::For::nothing);
     if (!field.option.name.empty()) {
       EXPECT_TRUE(options.insert(field.option.name).second) << field.option.name;
@@ -48,6 +51,32 @@ TEST(ProblemFields, HaveNamesHelpAndOptionsOfTheirOwn) {
     }
   }
   EXPECT_THROW(problem_field("colour"), std::out_of_range);
+}
+
+TEST(ProblemFields, HaveAnIllegalExampleButForThreeThatAreAlwaysLegal) {
+  Problem good;
+  good.T = 8;
+  EXPECT_NO_THROW(validate(good));
+  std::vector<std::string_view> legal;
+  for (const ProblemField& field : problem_fields()) {
+    if (field.illegal.spoil == nullptr) {
+      legal.push_back(field.name);
+      continue;
+    }
+    Problem problem = good;
+    field.illegal.spoil(problem);
+    try {
+      validate(problem);
+      ADD_FAILURE() << field.name << ": the example is accepted";
+    } catch (const Error& error) {
+      const std::string_view words = field.illegal.words;
+      const std::string_view first = words.substr(0, words.find(" .. "));
+      EXPECT_TRUE(std::string_view(error.what()).starts_with(first))
+          << field.name << ": '" << first << "' does not begin: " << error.what();
+    }
+  }
+  EXPECT_EQ(legal,
+            (std::vector<std::string_view>{"use_qk_l2norm", "initial_state", "state_v_first"}));
 }
 
 TEST(ProblemFields, ScopesAreSaidInWords) {

@@ -43,42 +43,16 @@ TEST_P(BadProblem, IsNamed) {
 
 INSTANTIATE_TEST_SUITE_P(
     Fields, BadProblem,
-    Values(BadCase{"op", [](Problem& p) { p.op = "delta"; }, {"op", "'delta'", "gated_delta_rule"}},
-           BadCase{"pass",
-                   [](Problem& p) { p.pass = static_cast<Pass>(9); },
-                   {"pass is 9", "forward", "backward", "recurrent"}},
-           BadCase{"precision",
-                   [](Problem& p) { p.precision = static_cast<Precision>(7); },
-                   {"precision is 7", "tf32", "tf32x3", "ieee"}},
-           BadCase{"B", [](Problem& p) { p.B = -1; }, {"B is -1", "between 0 and"}},
-           BadCase{"T", [](Problem& p) { p.T = -1; }, {"T is -1", "between 0 and"}},
-           BadCase{"H", [](Problem& p) { p.H = 0; }, {"H is 0", "between 1 and"}},
-           BadCase{"HV", [](Problem& p) { p.HV = 0; }, {"HV is 0", "between 1 and"}},
-           BadCase{"HVNotMultiple",
-                   [](Problem& p) { p.H = 4, p.HV = 6; },
-                   {"HV is 6", "multiple of H", "4"}},
+    Values(BadCase{"HV", [](Problem& p) { p.HV = 0; }, {"HV is 0", "between 1 and"}},
            BadCase{"HVBelowH", [](Problem& p) { p.H = 4, p.HV = 2; }, {"HV is 2", "multiple of H"}},
-           BadCase{"KTooLarge", [](Problem& p) { p.K = 257; }, {"K is 257", "between 1 and 256"}},
            BadCase{"KZero", [](Problem& p) { p.K = 0; }, {"K is 0", "between 1 and 256"}},
-           BadCase{"V", [](Problem& p) { p.V = 0; }, {"V is 0", "between 1 and"}},
            BadCase{"TooManyTokens",
                    [](Problem& p) { p.B = p.N = 1 << 16, p.T = 1 << 16; },
                    {"B*T is 4294967296", "at most 2147483647"}},
-           BadCase{"N", [](Problem& p) { p.N = 2; }, {"N is 2", "equal to B", "1"}},
-           BadCase{"PackedB", [](Problem& p) { p.packed = true, p.B = 2; }, {"B is 2", "packed"}},
            BadCase{"PackedN", [](Problem& p) { p.packed = true, p.N = -1; }, {"N is -1"}},
            BadCase{"PackedTokensOfNobody",
                    [](Problem& p) { p.packed = true, p.N = 0; },
                    {"T is 8", "N = 0"}},
-           BadCase{"DType",
-                   [](Problem& p) { p.dtype = DType::int32; },
-                   {"dtype is int32", "bf16 or fp16 or fp32"}},
-           BadCase{"BetaDType",
-                   [](Problem& p) { p.beta_dtype = DType::fp16; },
-                   {"beta_dtype is fp16", "bf16 or fp32"}},
-           BadCase{"GDType",
-                   [](Problem& p) { p.g_dtype = DType::fp16; },
-                   {"g_dtype is fp16", "bf16 or fp32"}},
            BadCase{
                "GDTypeOfFp32",
                [](Problem& p) { p.dtype = p.beta_dtype = DType::fp32, p.g_dtype = DType::bf16; },
@@ -86,18 +60,12 @@ INSTANTIATE_TEST_SUITE_P(
            BadCase{"StateDType",
                    [](Problem& p) { p.state_dtype = DType::int32; },
                    {"state_dtype is int32", "fp32 or bf16 or fp16"}},
-           BadCase{"Float8States",
-                   [](Problem& p) { p.initial_state = true, p.state_dtype = DType::float8_e4m3; },
-                   {"state_dtype is float8_e4m3", "fp32 or bf16 or fp16 unless inplace_state"}},
            BadCase{"Float8Checkpoints",
                    [](Problem& p) {
                      p.inplace_state = true, p.state_dtype = DType::float8_e5m2;
                      p.checkpoint_every = 64;
                    },
                    {"state_dtype is float8_e5m2", "with checkpoints, which have no scale"}},
-           BadCase{"Fp32CheckpointsOfNone",
-                   [](Problem& p) { p.fp32_checkpoints = true; },
-                   {"fp32_checkpoints is true", "false without checkpoint_every"}},
            BadCase{"Float8IntermediateStates",
                    [](Problem& p) {
                      p.pass = Pass::recurrent, p.T = 2, p.intermediate_rows = 1;
@@ -109,36 +77,22 @@ INSTANTIATE_TEST_SUITE_P(
                      p.op = "gdn2", p.inplace_state = true, p.state_dtype = DType::float8_e4m3;
                    },
                    {"state_dtype is float8_e4m3", "for gdn2; only", "kda take float8"}},
-           BadCase{"SeqlensDType",
-                   [](Problem& p) { p.seqlens_dtype = DType::fp32; },
-                   {"seqlens_dtype is fp32", "int32 or int64"}},
            BadCase{"Scale",
                    [](Problem& p) { p.scale = std::numeric_limits<float>::quiet_NaN(); },
                    {"scale is nan", "finite"}},
            BadCase{"LowerBound",
                    [](Problem& p) { p.lower_bound = -5.0F; },
-                   {"lower_bound is -5", "kda", "[-5, 0)"}},
-           BadCase{"BatchInvariantBackward",
-                   [](Problem& p) { p.batch_invariant = true, p.pass = Pass::backward; },
-                   {"batch_invariant is true", "false for the backward pass"}},
+                   {"lower_bound is -5", "absent for gated_delta_rule", "kda"}},
            BadCase{"BatchInvariantChunks",
                    [](Problem& p) { p.batch_invariant = true, p.chunk_size = 128; },
-                   {"chunk_size is 128", "16, 32 or 64 with batch_invariant"}},
-           BadCase{"DtBias",
-                   [](Problem& p) { p.has_dt_bias = true; },
-                   {"has_dt_bias is true", "use_gate_in_kernel"}}),
+                   {"chunk_size is 128", "16, 32 or 64 with batch_invariant"}}),
     [](const auto& bad) { return std::string(bad.param.name); });
 
-INSTANTIATE_TEST_SUITE_P(
-    Operators, BadProblem,
-    Values(BadCase{"num_householder",
-                   [](Problem& p) { p.num_householder = 2; },
-                   {"num_householder is 2", "1 for gated_delta_rule"}},
-           BadCase{"no_steps", [](Problem& p) { p.num_householder = 0; }, {"num_householder is 0"}},
-           BadCase{"has_g",
-                   [](Problem& p) { p.has_g = false; },
-                   {"has_g is false", "true for gated_delta_rule"}}),
-    [](const auto& bad) { return std::string(bad.param.name); });
+INSTANTIATE_TEST_SUITE_P(Operators, BadProblem,
+                         Values(BadCase{"num_householder",
+                                        [](Problem& p) { p.num_householder = 2; },
+                                        {"num_householder is 2", "1 for gated_delta_rule"}}),
+                         [](const auto& bad) { return std::string(bad.param.name); });
 
 TEST(Problem, EmptyIsLegal) {
   Problem empty;
@@ -324,7 +278,7 @@ TEST(Problem, HintsOfTheLongestSequenceAreOfPacksInChunkedPasses) {
   EXPECT_EQ(refusal(p), "accepted");
   EXPECT_EQ(longest_sequence(p), 34);  // which is the mean
   p.pass = Pass::recurrent;
-  EXPECT_TRUE(refusal(p).starts_with(nowhere)) << refusal(p);
+  EXPECT_EQ(refusal(p), "seqlens_hint is 8; it must be absent for the recurrent pass");
   p.pass = Pass::backward, p.seqlens_hint = 51;
   EXPECT_EQ(refusal(p), "accepted");
   EXPECT_EQ(longest_sequence(p), 51);
