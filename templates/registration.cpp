@@ -147,15 +147,15 @@ bool has_constant(const Template& t, std::string_view name) {
                      [&](const AnyConstant& c) { return name_of(c) == name; });
 }
 
-/// What the source must know to declare and use its parameters.
-void check_constants(const Template& t) {
+/// Adds what the source must know to declare and use its parameters: their types and flags.
+void add_constants(Template& t) {
+  const auto add = [&](const auto& constant) {
+    if (!has_constant(t, constant.name)) t.constants.emplace_back(constant);
+  };
   for (const Parameter& p : t.parameters) {
-    if (const Constant<DType>* type = p.type.constant(); type && !has_constant(t, type->name))
-      reject(t, "{} is of type {}, which is not among its constants", p.name, type->name);
+    if (const Constant<DType>* type = p.type.constant()) add(*type);
     for (const AllOf& all : p.present.alternatives())
-      for (const FlagIs& f : all)
-        if (!has_constant(t, f.flag->name))
-          reject(t, "{} is there with {}, which is not among its constants", p.name, f.flag->name);
+      for (const FlagIs& f : all) add(*f.flag);
   }
 }
 
@@ -224,7 +224,7 @@ std::string_view Cover::local(std::string_view argument) const {
 void register_template(Template& t) {
   if (t.covers.empty()) reject(t, "it covers no stage");
   t.parameters = Derivation(t).parameters();
-  check_constants(t);
+  add_constants(t);
   check_tensor_maps(t);
   mark_strided(t);
   check_launch(t);

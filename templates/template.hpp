@@ -158,11 +158,12 @@ struct Template {
   std::string name;     ///< the folder: a stage, or a fused group's name
   std::string variant;  ///< "portable" (CUDA, sm_80 and up), "hopper", "cpu"
   DeviceKind device = DeviceKind::cuda;
-  std::vector<Cover> covers;           ///< the stages it carries out, in order
-  std::vector<Keep> keeps;             ///< of what its stages hand to each other
-  std::vector<Argument> additional;    ///< what it needs beside its stages' tensors
-  std::string summary;                 ///< one line for `wyvern stages`
-  std::vector<AnyConstant> constants;  ///< what its source is specialized on
+  std::vector<Cover> covers;         ///< the stages it carries out, in order
+  std::vector<Keep> keeps;           ///< of what its stages hand to each other
+  std::vector<Argument> additional;  ///< what it needs beside its stages' tensors
+  std::string summary;               ///< one line for `wyvern stages`
+  /// What its source is specialized on. Registration adds the types and flags of its parameters.
+  std::vector<AnyConstant> constants;
   std::vector<Tunable> tunables;
   std::vector<TensorMapUse> tensor_maps;  ///< needs.tensor_copies goes with them
   /// Tensors [B, T, ...] that may have strided rows: for each, in the order of the parameters, the

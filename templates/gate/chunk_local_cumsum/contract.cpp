@@ -10,7 +10,7 @@ Template stage() {
   Template t;
   t.name = "chunk_local_cumsum";
   t.covers = {stages::chunk_local_cumsum};
-  t.constants = {constant::G_DTYPE, constant::GATE_HEADS, constant::VARLEN};
+  t.constants = {constant::G_DTYPE, constant::GATE_HEADS};
   t.strided = {"g"};
   return t;
 }

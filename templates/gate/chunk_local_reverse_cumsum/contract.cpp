@@ -10,8 +10,7 @@ Template stage() {
   Template t;
   t.name = "chunk_local_reverse_cumsum";
   t.covers = {stages::chunk_local_reverse_cumsum};
-  t.constants = {constant::DG_DTYPE, constant::GATE_K, constant::GATE_HEADS, constant::VECTOR_GATE,
-                 constant::VARLEN};
+  t.constants = {constant::DG_DTYPE, constant::GATE_K, constant::GATE_HEADS, constant::VECTOR_GATE};
   return t;
 }
 

@@ -11,7 +11,7 @@ Template stage() {
   t.name = "cumsum_gate_bwd";
   t.covers = {{stages::chunk_local_reverse_cumsum, {{"dg", "dg_log"}}}, stages::gate_bwd};
   t.summary = "Gradients of the raw gate from that of the running sum, in one pass.";
-  t.constants = {constant::G_DTYPE, constant::HAS_DT_BIAS, constant::HV, constant::VARLEN};
+  t.constants = {constant::G_DTYPE, constant::HAS_DT_BIAS, constant::HV};
   t.strided = {"g"};
   return t;
 }

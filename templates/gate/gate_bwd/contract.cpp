@@ -10,7 +10,7 @@ Template stage() {
   Template t;
   t.name = "gate_bwd";
   t.covers = {stages::gate_bwd};
-  t.constants = {constant::G_DTYPE, constant::HAS_DT_BIAS, constant::HV, constant::VARLEN};
+  t.constants = {constant::G_DTYPE, constant::HAS_DT_BIAS, constant::HV};
   t.strided = {"g"};
   return t;
 }

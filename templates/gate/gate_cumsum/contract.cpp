@@ -11,7 +11,7 @@ Template stage() {
   t.name = "gate_cumsum";
   t.covers = {{stages::gate, {{"g_log", "g"}}}, stages::chunk_local_cumsum};
   t.summary = "The gate and its running sum inside each chunk, in one pass.";
-  t.constants = {constant::G_DTYPE, constant::HAS_DT_BIAS, constant::HV, constant::VARLEN};
+  t.constants = {constant::G_DTYPE, constant::HAS_DT_BIAS, constant::HV};
   t.strided = {"g"};
   return t;
 }

@@ -11,8 +11,8 @@ Template stage() {
   t.name = "kda_cumsum_gate_bwd";
   t.covers = {{stages::chunk_local_reverse_cumsum, {{"dg", "dg_log"}}}, stages::kda_gate_bwd};
   t.summary = "Gradients of the raw gate per key channel from that of the running sum.";
-  t.constants = {constant::G_DTYPE,     constant::HAS_A_LOG, constant::HAS_DT_BIAS,
-                 constant::LOWER_BOUND, constant::K,         constant::VARLEN};
+  t.constants = {constant::G_DTYPE, constant::HAS_A_LOG, constant::HAS_DT_BIAS,
+                 constant::LOWER_BOUND, constant::K};
   t.strided = {"g"};
   return t;
 }

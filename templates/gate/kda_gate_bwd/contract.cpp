@@ -10,8 +10,8 @@ Template stage() {
   Template t;
   t.name = "kda_gate_bwd";
   t.covers = {stages::kda_gate_bwd};
-  t.constants = {constant::G_DTYPE,     constant::HAS_A_LOG, constant::HAS_DT_BIAS,
-                 constant::LOWER_BOUND, constant::K,         constant::VARLEN};
+  t.constants = {constant::G_DTYPE, constant::HAS_A_LOG, constant::HAS_DT_BIAS,
+                 constant::LOWER_BOUND, constant::K};
   t.strided = {"g"};
   return t;
 }

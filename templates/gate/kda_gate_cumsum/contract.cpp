@@ -12,8 +12,7 @@ Template stage() {
   t.covers = {{stages::kda_gate, {{"g_log", "g"}}}, stages::chunk_local_cumsum};
   t.summary = "The gate per key channel and its running sum inside each chunk, in one pass.";
   t.constants = {constant::G_DTYPE,     constant::HAS_A_LOG, constant::HAS_DT_BIAS,
-                 constant::LOWER_BOUND, constant::HV,        constant::K,
-                 constant::VARLEN};
+                 constant::LOWER_BOUND, constant::HV,        constant::K};
   t.strided = {"g"};
   return t;
 }

@@ -12,8 +12,8 @@ Template stage() {
   Template t;
   t.name = "bwd_dqkwg";
   t.covers = {stages::bwd_dqkwg};
-  t.constants = {constant::DTYPE,       constant::K,         constant::V,     constant::VARLEN,
-                 constant::SCALAR_GATE, constant::QK_L2NORM, constant::STEPS, constant::STATE_UNIT};
+  t.constants = {constant::DTYPE,       constant::K,         constant::V,    constant::VARLEN,
+                 constant::SCALAR_GATE, constant::QK_L2NORM, constant::STEPS};
   t.strided = {"q", "k", "do"};
   return t;
 }

@@ -20,9 +20,7 @@ Template stage() {
                  constant::VARLEN,
                  constant::QK_L2NORM,
                  constant::BETA_SIGMOID,
-                 constant::NEG_EIGVAL,
-                 constant::ERASE_WRITE,
-                 constant::STATE_UNIT};
+                 constant::NEG_EIGVAL};
   t.strided = {"q", "k", "v", "beta", "erase", "write", "do"};
   return t;
 }

@@ -15,7 +15,7 @@ Template stage() {
   t.covers = {stages::kda_intra_bwd};
   t.constants = {constant::DTYPE,        constant::BETA_DTYPE, constant::K,
                  constant::VARLEN,       constant::SAFE_GATE,  constant::QK_L2NORM,
-                 constant::BETA_SIGMOID, constant::NEG_EIGVAL, constant::ERASE_WRITE};
+                 constant::BETA_SIGMOID, constant::NEG_EIGVAL};
   t.strided = {"q", "k", "beta", "erase"};
   return t;
 }

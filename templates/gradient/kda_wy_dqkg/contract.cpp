@@ -14,10 +14,9 @@ Template stage() {
   t.name = "kda_wy_dqkg";
   t.covers = {stages::kda_bwd_dqkg, stages::kda_intra_bwd};
   t.summary = "KDA: dq, dk, dv, dbeta (derase, dwrite) and dGk of a chunk at once.";
-  t.constants = {constant::DTYPE,       constant::BETA_DTYPE,   constant::K,
-                 constant::V,           constant::VARLEN,       constant::SAFE_GATE,
-                 constant::QK_L2NORM,   constant::BETA_SIGMOID, constant::NEG_EIGVAL,
-                 constant::ERASE_WRITE, constant::STATE_UNIT};
+  t.constants = {constant::DTYPE,     constant::BETA_DTYPE,   constant::K,
+                 constant::V,         constant::VARLEN,       constant::SAFE_GATE,
+                 constant::QK_L2NORM, constant::BETA_SIGMOID, constant::NEG_EIGVAL};
   t.strided = {"q", "k", "v", "beta", "erase", "write", "do"};
   return t;
 }

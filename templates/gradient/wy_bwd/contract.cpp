@@ -15,7 +15,7 @@ Template stage() {
   t.constants = {constant::DTYPE,     constant::BETA_DTYPE,   constant::K,
                  constant::V,         constant::VARLEN,       constant::SCALAR_GATE,
                  constant::QK_L2NORM, constant::BETA_SIGMOID, constant::NEG_EIGVAL,
-                 constant::STEPS,     constant::STATE_UNIT};
+                 constant::STEPS};
   t.strided = {"k", "v", "beta"};
   return t;
 }

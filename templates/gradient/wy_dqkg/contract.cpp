@@ -16,7 +16,7 @@ Template stage() {
   t.constants = {constant::DTYPE,     constant::BETA_DTYPE,   constant::K,
                  constant::V,         constant::VARLEN,       constant::SCALAR_GATE,
                  constant::QK_L2NORM, constant::BETA_SIGMOID, constant::NEG_EIGVAL,
-                 constant::STEPS,     constant::STATE_UNIT};
+                 constant::STEPS};
   t.strided = {"q", "k", "v", "beta", "do"};
   return t;
 }

@@ -17,8 +17,7 @@ Template stage() {
   t.constants = {constant::DTYPE,        constant::U_DTYPE,    constant::STATE_UNIT,
                  constant::BETA_DTYPE,   constant::K,          constant::V,
                  constant::VARLEN,       constant::SAFE_GATE,  constant::QK_L2NORM,
-                 constant::BETA_SIGMOID, constant::NEG_EIGVAL, constant::KEEP_INVERSE,
-                 constant::ERASE_WRITE};
+                 constant::BETA_SIGMOID, constant::NEG_EIGVAL, constant::KEEP_INVERSE};
   t.strided = {"q", "k", "v", "beta", "erase", "write"};
   return t;
 }

@@ -12,10 +12,10 @@ Template stage() {
   Template t;
   t.name = "kda_recompute_w_u";
   t.covers = {stages::kda_recompute_w_u};
-  t.constants = {constant::DTYPE,      constant::U_DTYPE,    constant::STATE_UNIT,
-                 constant::BETA_DTYPE, constant::K,          constant::V,
-                 constant::VARLEN,     constant::QK_L2NORM,  constant::BETA_SIGMOID,
-                 constant::NEG_EIGVAL, constant::ERASE_WRITE};
+  t.constants = {constant::DTYPE,      constant::U_DTYPE,   constant::STATE_UNIT,
+                 constant::BETA_DTYPE, constant::K,         constant::V,
+                 constant::VARLEN,     constant::QK_L2NORM, constant::BETA_SIGMOID,
+                 constant::NEG_EIGVAL};
   t.strided = {"q", "k", "v", "beta", "erase", "write"};
   return t;
 }

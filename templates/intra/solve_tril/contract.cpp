@@ -17,7 +17,7 @@ Template stage() {
   Template t;
   t.name = "solve_tril";
   t.covers = {stages::solve_tril};
-  t.constants = {constant::DTYPE, constant::VARLEN};
+  t.constants = {constant::DTYPE};
   return t;
 }
 

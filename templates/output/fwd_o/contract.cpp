@@ -4,7 +4,6 @@
 #include "templates/output/fwd_o/cpu_layout.hpp"
 #include "templates/output/fwd_o/layout.hpp"
 #include "templates/output/stages.hpp"
-#include "templates/pool_contract.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::fwd_o {
@@ -15,9 +14,8 @@ Template stage() {
   Template t;
   t.name = "fwd_o";
   t.covers = {stages::fwd_o};
-  t.constants =
-      pool::with_indices({constant::DTYPE, constant::K, constant::V, constant::VARLEN,
-                          constant::SCALAR_GATE, constant::QK_L2NORM, constant::STATE_UNIT});
+  t.constants = {constant::DTYPE,  constant::K,           constant::V,
+                 constant::VARLEN, constant::SCALAR_GATE, constant::QK_L2NORM};
   t.strided = {"q", "k"};
   return t;
 }

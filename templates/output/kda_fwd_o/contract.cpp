@@ -6,7 +6,6 @@
 #include "templates/output/kda_fwd_o/cpu_layout.hpp"
 #include "templates/output/kda_fwd_o/layout.hpp"
 #include "templates/output/stages.hpp"
-#include "templates/pool_contract.hpp"
 #include "templates/template.hpp"
 
 namespace wyvern::kda_fwd_o {
@@ -17,8 +16,7 @@ Template stage() {
   Template t;
   t.name = "kda_fwd_o";
   t.covers = {stages::kda_fwd_o};
-  t.constants = pool::with_indices(
-      {constant::DTYPE, constant::K, constant::V, constant::VARLEN, constant::STATE_UNIT});
+  t.constants = {constant::DTYPE, constant::K, constant::V, constant::VARLEN};
   return t;
 }
 

@@ -12,7 +12,6 @@ Template stage() {
   Template t;
   t.name = "chunk_index";
   t.covers = {stages::chunk_index};
-  t.constants = {constant::SEQLENS_DTYPE};
   return t;
 }
 
