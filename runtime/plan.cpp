@@ -204,10 +204,12 @@ std::size_t covered_uses(const Template& t, std::span<const StageUse> uses, std:
   };
   if (first == uses.size()) return 0;  // a step too many
   std::size_t next = first;
-  while (uses[next].optional_group != 0 && uses[next].stage != t.covers.front().stage)
-    next += uses[next].optional_group;
   for (const Cover& cover : t.covers) {
-    if (next < uses.size() && uses[next].stage == cover.stage) {
+    std::size_t at = next;  // behind optional groups that the template leaves out
+    while (at < uses.size() && uses[at].optional_group != 0 && uses[at].stage != cover.stage)
+      at += uses[at].optional_group;
+    if (at < uses.size() && uses[at].stage == cover.stage) {
+      next = at;
       if (uses[next].rows != uses[first].rows) return 0;
       if (found != nullptr) found->push_back(next);
       next += 1 + uses[next].replaces;

@@ -64,6 +64,26 @@ TEST(Plans, KnowTwoTemplatesForOneStage) {
   EXPECT_EQ(plans_with("sm_100a", "scaled_dot_kkt.hopper"), 0);
 }
 
+TEST(Plans, TemplatesPassOverOptionalGroupsBeforeAndBetweenTheirStages) {
+  const auto use = [](const StageDefinition& stage, std::size_t group = 0) {
+    return StageUse{.stage = &stage, .rename = {}, .constants = {}, .optional_group = group};
+  };
+  const std::vector<StageUse> uses{use(stages::kda_intra, 1), use(stages::scaled_dot_kkt),
+                                   use(stages::kda_intra, 2), use(stages::solve_tril),
+                                   use(stages::solve_tril),   use(stages::recompute_w_u)};
+  Template t;
+  t.covers = {stages::scaled_dot_kkt, stages::solve_tril, stages::recompute_w_u};
+  const auto whole = coverage(t, uses, 0);
+  ASSERT_TRUE(whole);
+  EXPECT_EQ(whole->count, 6U);
+  EXPECT_EQ(whole->use_of, (std::vector<std::size_t>{1, 4, 5}));
+  // A group behind the last covered stage is for the next step to cover or pass over.
+  t.covers = {stages::scaled_dot_kkt};
+  EXPECT_EQ(coverage(t, uses, 0)->count, 2U);
+  t.covers = {stages::scaled_dot_kkt, stages::recompute_w_u};
+  EXPECT_FALSE(coverage(t, uses, 0));
+}
+
 TEST(Plans, OptionsAddTheirStages) {
   Problem p = gated(true);
   p.use_qk_l2norm = p.use_gate_in_kernel = true;
