@@ -9,6 +9,7 @@ import torch
 from context_ranks import Case, stretches
 from reference import error
 
+from wyvern import _serving
 from wyvern.distributed import _context, _exchange, build_cp_context, context_parallel
 
 
@@ -54,6 +55,20 @@ def test_random_packs(layout: str) -> None:
         for (_, one), (_, behind) in zip(in_order, in_order[1:], strict=False):
             assert one.leaves == behind.enters
         assert not in_order[0][1].enters and not in_order[-1][1].leaves
+
+
+def test_a_declined_call_does_not_go_to_a_library() -> None:
+    """Its own function would take a rank's tokens for whole sequences."""
+    counts = _serving.Counts()
+
+    def declines() -> None:
+        raise ValueError("K is 1000")
+
+    result, error = counts.attempt(declines)
+    assert result is None and str(error) == "K is 1000"
+    with context_parallel(_context.lay_out(None, 0, 1, torch.tensor([0, 5]), tokens=[5], layout="contiguous")):
+        with pytest.raises(ValueError, match="K is 1000"):
+            counts.attempt(declines)
 
 
 def test_attributes_are_those_of_flash_linear_attention() -> None:

@@ -13,6 +13,7 @@ import torch
 
 from . import _report
 from ._report import Report as Report
+from .distributed._context import around
 
 # What an operator raises before anything ran. A device that failed or has no memory left is not among
 # them: the library's own kernels would fail there too, and say less.
@@ -26,13 +27,19 @@ class Counts(_report.Counts):
     def attempt(
         self, function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> tuple[Any, Exception | None]:
-        """What function makes of a call and None, or None and the error with which it declines."""
+        """What function makes of a call and None, or None and the error with which it declines.
+
+        Inside of ``wyvern.distributed.context_parallel()`` the error is raised: the library's own function
+        would take a rank's tokens for whole sequences.
+        """
         try:
             result = function(*args, **kwargs)
         except _FAILED:
             raise
         except _DECLINED as error:
             self.declined(function.__name__, str(error))
+            if around() is not None:
+                raise
             return None, error
         self.served(function.__name__)
         return result, None
