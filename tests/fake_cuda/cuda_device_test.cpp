@@ -373,6 +373,10 @@ TEST_F(CudaDeviceTest, ALaunchPutsTheAddressIntoItsTensorMapsAndMakesNone) {
     std::memcpy(&extents, one.parameters[5].data(), sizeof extents);
     EXPECT_EQ(extents.T, 4096);
   }
+  void* const empty[] = {nullptr, nullptr, nullptr};
+  fake_cuda::take_calls();
+  kernel->launch(geometry(), empty, maps, {}, extents_, nullptr);
+  EXPECT_EQ(fake_cuda::take_calls(), (Names{"cuCtxGetCurrent", "cuLaunchKernel"}));
 }
 
 TEST_F(CudaDeviceTest, BindingMakesTheTensorMapsOfATemplate) {
