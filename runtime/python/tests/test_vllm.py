@@ -761,8 +761,7 @@ def test_calls_of_an_invariant_engine(
         }  # fmt: skip
         sys.modules[f"{fake_vllm.FLA}.kda"].fused_recurrent_kda(**kda)
         sys.modules[CUSTOM_OPS].fused_gdn_decode_post_conv_mtp(**fused_decode(False))
-        # The prompt of one token is decoded too.
-        assert len(invariant) == 5 and all(call["batch_invariant"] is True for call in invariant)
+        assert len(invariant) == 4 and all(call["batch_invariant"] is True for call in invariant)
         wrong = {**given, "beta": torch.randn(1, 3, 2)}
         with pytest.raises(
             ValueError, match="chunk_gated_delta_rule, and vLLM's own.*VLLM_BATCH_INVARIANT.*beta"

@@ -198,11 +198,10 @@ def _prefill(
         out=place_in(out, v),
         **options,
     )
-    if invariant and cu_seqlens is not None:
-        gates = {"kda": kda, "A_log": A_log, "dt_bias": dt_bias, "lower_bound": options.get("lower_bound")}
+    if invariant and kda and cu_seqlens is not None:
         _decode_single_tokens(
-            o, state, q, k, v, g, beta, initial_state, cu_seqlens, scale=scale, l2norm=l2norm,
-            raw_gate=kda and raw_gate, raw_beta=kda and raw_beta, **gates,
+            o, state, (q, k, v, g, beta), initial_state, cu_seqlens, kda=True, A_log=A_log, dt_bias=dt_bias,
+            scale=scale, lower_bound=options["lower_bound"], l2norm=l2norm, raw_gate=raw_gate, raw_beta=raw_beta,
         )  # fmt: skip
     return o, state if final_state is None else final_state.copy_(state)
 
@@ -210,19 +209,18 @@ def _prefill(
 def _decode_single_tokens(
     o: Tensor,
     state: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
+    tokens: tuple[Tensor, ...],
     initial_state: Tensor | None,
     cu_seqlens: Tensor,
     **options: Any,
 ) -> None:
     """Overwrites o and the final states of sequences of one token with what decoding computes.
 
-    vLLM's Kimi layers pass sequences that decode through prefill where a step has both. A sequence that
-    decodes alone, or beside others that decode, must get the same bits.
+    vLLM's Kimi layers pass sequences that decode through prefill where a step has both; its GDN layers do
+    not. A sequence that decodes alone, or beside others that decode, must get the same bits. Waits for the
+    device, which tells where sequences begin.
+
+    tokens: q, k, v, g and beta, ``[1, T, ...]``.
     """
     bounds = cu_seqlens.tolist()
     single = [n for n, first in enumerate(bounds[:-1]) if bounds[n + 1] == first + 1]
@@ -230,11 +228,10 @@ def _decode_single_tokens(
         return
     rows = cu_seqlens.new_tensor([bounds[n] for n in single])
     single = cu_seqlens.new_tensor(single)
-    shape = (v.shape[2], v.shape[3], q.shape[3])
-    pool = torch.zeros(len(single) + 1, *shape, dtype=torch.float32, device=v.device)  # slot 0 is null
+    q, k, v, g, beta = (x[0, rows].unsqueeze(1) for x in tokens)
+    pool = v.new_zeros(len(single) + 1, v.shape[2], v.shape[3], q.shape[3], dtype=torch.float32)
     if initial_state is not None:
-        pool[1:] = initial_state[single]
-    q, k, v, g, beta = (x[0, rows].unsqueeze(1) for x in (q, k, v, g, beta))
+        pool[1:] = initial_state[single]  # slot 0 is null
     index = torch.arange(1, len(single) + 1, dtype=torch.int32, device=v.device)
     o[0, rows] = decode(
         q, k, v, g, beta, pool=pool, state_index=index, null_slots="non-positive", batch_invariant=True,

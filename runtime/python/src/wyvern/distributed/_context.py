@@ -111,7 +111,7 @@ def build_cp_context(
         conv1d_kernel_size: kept as an attribute, for flash-linear-attention's convolution.
         cu_seqlens_cpu: its copy on the CPU; without it a ``cu_seqlens`` on a GPU is waited for.
         tokens: the tokens of each rank, any numbers, also 0; by default equal ones of a pack, and of a dense
-            batch what each call brings.
+            batch those of each call.
         layout: "contiguous"; or "zigzag": of 2P pieces rank r has r and 2P - 1 - r, one behind the other, of
             equal lengths (the first has one token more where ``tokens`` is odd).
         exchange: how states pass between ranks (section 11 of the specification): "gather", an all-gather of all
@@ -255,13 +255,13 @@ def _range(
     if begins is None or boundaries is None:
         return Range(0, None, i > 0, i < count - 1)
     start, stop = begins[i], begins[i + 1]
-    enters, leaves = (_begin(boundaries, x) < x for x in (start, stop))
+    enters, leaves = (begin_of(boundaries, x) < x for x in (start, stop))
     inside = sorted({x for x in boundaries if start < x < stop})
     runs = [start, *inside, stop] if start < stop or enters else [start]
     return Range(0, 0, enters, leaves, tuple(x - start for x in runs))
 
 
-def _begin(boundaries: Sequence[int], token: int) -> int:
+def begin_of(boundaries: Sequence[int], token: int) -> int:
     """Where the sequence begins that goes on across ``token``; ``token`` itself where none does."""
     return boundaries[bisect_right(boundaries, token) - 1]
 
@@ -280,7 +280,7 @@ def _attributes(
         halo = 0 if rank == 0 else None if begins is None else begins[rank]
     else:
         start, stop = begins[rank], begins[rank + 1]
-        first = _begin(boundaries, start)
+        first = begin_of(boundaries, start)
         last = boundaries[bisect_left(boundaries, stop)]
         halo = start - first
         before = sum(first < x <= start for x in begins[1 : rank + 1])

@@ -104,17 +104,26 @@ def exchange(context: CPContext, summaries: Tensor, V: int, reverse: bool = Fals
     group, n = context.group, summaries.shape[0]
     P, rank = dist.get_world_size(group), dist.get_rank(group)
     if not by_heads(context, summaries):
-        every = summaries.new_empty([P * n, *summaries.shape[1:]])
-        dist.all_gather_into_tensor(every, summaries.contiguous(), group=group)
-        return fold(context, every, V, reverse)[rank * n : (rank + 1) * n]
+        return fold(context, gather(group, summaries), V, reverse)[rank * n : (rank + 1) * n]
     # [P, n, B, HV / P, ...]: to each rank its heads, from each rank its ranges; and back.
-    parts = torch.stack(summaries.chunk(P, 2))
-    every = torch.empty_like(parts)
-    dist.all_to_all_single(every, parts, group=group)
-    states = fold(context, every.flatten(0, 1), V, reverse).unflatten(0, (P, n))
-    parts = torch.empty_like(states)
-    dist.all_to_all_single(parts, states, group=group)
-    return torch.cat(parts.unbind(), 2)
+    every = all_to_all(group, summaries, 2)
+    states = fold(context, every.flatten(0, 1), V, reverse)
+    return torch.cat(all_to_all(group, states, 0).unbind(), 2)
+
+
+def gather(group: dist.ProcessGroup, x: Tensor) -> Tensor:
+    """``[P * n, ...]`` of every rank's x ``[n, ...]``."""
+    every = x.new_empty([dist.get_world_size(group) * x.shape[0], *x.shape[1:]])
+    dist.all_gather_into_tensor(every, x.contiguous(), group=group)
+    return every
+
+
+def all_to_all(group: dist.ProcessGroup, x: Tensor, dim: int) -> Tensor:
+    """``[P, ...]``: of every rank's x the part for this rank, where ranks divide dimension ``dim``."""
+    parts = torch.stack(x.chunk(dist.get_world_size(group), dim))
+    received = torch.empty_like(parts)
+    dist.all_to_all_single(received, parts, group=group)
+    return received
 
 
 def fold(context: CPContext, summaries: Tensor, V: int, reverse: bool = False) -> Tensor:

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._arguments import integer, tensor
-from ._context import CPContext, context_of, group_of
+from ._context import CPContext, begin_of, context_of, group_of
+from ._exchange import all_to_all, gather
 
 _Source = tuple[int, int] | None  # a range in the order of tokens, and a row of its last ones; None: zeros
 
@@ -58,8 +59,7 @@ def _sources(context: CPContext, width: int, i: int) -> list[_Source]:
     if begins is None:
         return [(i - 1, row) if i else None for row in range(width)]
     start = begins[i]
-    # The greatest boundary at or before start: start itself where no sequence goes on across it.
-    first = 0 if boundaries is None else boundaries[bisect_right(boundaries, start) - 1]
+    first = 0 if boundaries is None else begin_of(boundaries, start)
     found: list[_Source] = []
     for token in range(start - width, start):
         owner = bisect_right(begins, token) - 1
@@ -74,7 +74,7 @@ class _Halo(torch.autograd.Function):
     def forward(ctx: Any, context: CPContext, ends: Tensor) -> Tensor:
         ctx.context = context
         n, width = ends.shape[0], ends.shape[2]
-        every = _gather(context, ends)
+        every = gather(context.group, ends)
         rank = dist.get_rank(context.group)
         result = torch.zeros_like(ends)
         for local in range(n):
@@ -88,7 +88,7 @@ class _Halo(torch.autograd.Function):
         """The gradients of this rank's rows, added in the order of the ranges that read them."""
         context: CPContext = ctx.context
         n, width = gradient.shape[0], gradient.shape[2]
-        every = _gather(context, gradient)
+        every = gather(context.group, gradient)
         rank = dist.get_rank(context.group)
         result = torch.zeros_like(gradient)
         for i, reader in enumerate(context.order):
@@ -98,23 +98,13 @@ class _Halo(torch.autograd.Function):
         return None, result
 
 
-def _gather(context: CPContext, x: Tensor) -> Tensor:
-    """``[ranks * ranges, ...]`` of every rank's ``[ranges, ...]``."""
-    every = x.new_empty([dist.get_world_size(context.group) * x.shape[0], *x.shape[1:]])
-    dist.all_gather_into_tensor(every, x.contiguous(), group=context.group)
-    return every
-
-
 class _AllToAll(torch.autograd.Function):
-    """Dimension ``scatter`` is divided over the ranks, dimension ``gather`` put together from them."""
+    """Dimension ``scatter`` is divided over the ranks, dimension ``join`` put together from them."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, scatter: int, gather: int) -> Tensor:
-        ctx.of = group, gather, scatter
-        pieces = torch.stack(x.chunk(dist.get_world_size(group), scatter))
-        received = torch.empty_like(pieces)
-        dist.all_to_all_single(received, pieces, group=group)
-        return torch.cat(received.unbind(), gather)
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, scatter: int, join: int) -> Tensor:
+        ctx.of = group, join, scatter
+        return torch.cat(all_to_all(group, x, scatter).unbind(), join)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
@@ -126,8 +116,8 @@ def by_heads(
 ) -> tuple[Any, ...]:
     """The same by heads: every rank computes whole sequences of a part of the heads.
 
-    Two all-to-alls of tokens, where ``cp_context=`` exchanges states alone; it is for shards of few tokens (below
-    about 128 a rank of the group), and gives the bits of one rank's heads. With gradients.
+    Two all-to-alls of tokens, where ``cp_context=`` exchanges states alone; with K = V = 128 these are
+    fewer bytes where a rank has less than about 128 P tokens. It gives the bits of one rank's heads. With gradients.
 
     Args:
         op: an operator, ``wyvern.ops.chunk_kda``, or any function of such tensors whose first result is o.
