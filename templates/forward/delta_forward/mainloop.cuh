@@ -17,9 +17,11 @@ struct DeltaForward {
   using Scheduler = ::Scheduler;  // for StateIo
   using Io = sm90::StateIo<Scheduler>;
   static constexpr int kRows = ::kRows, kThreads = ::kThreads, kTilesV = V / BV;
-  static constexpr bool kCheckpoints = ::kCheckpoints;
+  static constexpr bool kCheckpoints = ::kCheckpoints, kGathersStates = false;
   /// Without a gate state does not decay.
-  static constexpr bool kSplits = SCALAR_GATE, kMayHalve = kConsumers == 2;
+  static constexpr sm90::Splits kSplits = !SCALAR_GATE      ? sm90::Splits::none
+                                          : kConsumers == 2 ? sm90::Splits::or_halves
+                                                            : sm90::Splits::each;
   static constexpr sm90::Roles kRoles{.prepare = kPrepGroups,
                                       .mma = kConsumers,
                                       .load_registers = kPipelined ? 56 : 64,
@@ -49,20 +51,24 @@ struct DeltaForward {
   WYVERN_DEVICE ScalarRows scalar_rows() const {
     return {{p.g, p.g_stride}, {p.beta, p.beta_stride}};
   }
-  WYVERN_DEVICE int overlap(const Sequence& sequence, int first) const {
+  WYVERN_DEVICE int overlap(const Sequence& sequence, int tokens) const {
     const ScalarRows rows = scalar_rows();
-    return count_overlap<kRows, kThreads, 32>(first, work.factors<kLayout.G>(0), [&](int last) {
+    const auto stretch = [&](int last) {
       const int t = last - lane_index();
       return t < 0 ? 0.0f
                    : sm90::stretch_of<Spec>(sequence.token + t, work.head, gate, rows,
                                             {p.k + work.key_head * K, p.k_stride});
-    });
+    };
+    return kRows *
+           count_overlap<kRows, kThreads, 32>(tokens / kRows, work.factors<kLayout.G>(0), stretch);
   }
+  WYVERN_DEVICE float* segment_M() const { return p.share_M; }
+  WYVERN_DEVICE float* segment_R() const { return p.share_R; }
 
   // ---- shared memory ----------------------------------------------------------------------------
 
   WYVERN_DEVICE void init_barriers() const {
-    *reinterpret_cast<Block*>(array_at<kLayout.block>(work.shared)) = work;
+    sm90::save_block<kLayout.block>(work);
     const int consumers = work.halves ? 1 : kConsumers;
     sm90::init_barriers<kLayout.tiles_full>(work.shared, 32);
     sm90::init_barriers<kLayout.factors_full>(work.shared, 32 * kFactorWarps);

@@ -74,16 +74,9 @@ struct Block : sm90::Work {
   }
   WYVERN_DEVICE int rows(int chunk) const { return smaller(tokens - chunk * kRows, kRows); }
 };
-static_assert(sizeof(Block) <= 4 * delta_forward::kBlockWords);
 
-/// The block, reloaded from its copy in shared memory: between uses it takes no registers.
-WYVERN_DEVICE Block recalled(const Block& b) {
-  const auto* const at =
-      reinterpret_cast<const Block*>(array_at<kLayout.block>(b.shared) + sm90::opaque(0));
-  Block copy = *at;
-  copy.shared = b.shared;
-  return copy;
-}
+/// The block, reloaded from its copy in shared memory.
+WYVERN_DEVICE Block recalled(const Block& b) { return sm90::saved_block<kLayout.block>(b); }
 
 // ---- warp 0 of warpgroup 0: tiles ---------------------------------------------------------------
 

@@ -17,13 +17,13 @@ namespace wyvern::kda_forward {
 namespace {
 
 TiledView keys(const Spec& s, const Extents& e) {
-  return hopper::panels(e, s.DTYPE, s.H, s.K, kRows, 1);
+  return hopper::panels(e, s.DTYPE, s.H, s.K, kSlice, 1);
 }
 TiledView values(const Spec& s, const Extents& e) {
-  return hopper::panels(e, s.DTYPE, s.HV, s.V, kRows, s.BV / 64);
+  return hopper::panels(e, s.DTYPE, s.HV, s.V, kSlice, s.BV / 64);
 }
 TiledView gates(const Spec& s, const Extents& e) {
-  return hopper::panels(e, s.G_DTYPE, s.HV, s.K, kRows,
+  return hopper::panels(e, s.G_DTYPE, s.HV, s.K, kSlice,
                         s.K * static_cast<std::int64_t>(size_of(s.G_DTYPE)) / 128);
 }
 
@@ -53,7 +53,7 @@ std::string illegal(const Spec& s, const Limits& limits) {
 /// with fast decay and with slow). A block waits for its helpers' first slices.
 cost::Pace pace(const Spec& s) {
   if (s.BV > kColumns) return {12, s.K == 64 ? 2.2 : 5};
-  return {12, s.K == 64 ? 2.2 : front_warps(s.BV, s.num_stages) > 8 ? 3.4 : 3.5};
+  return {12, s.K == 64 ? 2.2 : load_warpgroups(s.BV, s.num_stages) > 2 ? 3.4 : 3.5};
 }
 
 /// The same where a segment is walked through for its map.
@@ -102,7 +102,8 @@ Template walk(std::string name, std::string source) {
                  constant::QK_L2NORM,
                  constant::BETA_SIGMOID,
                  constant::NEG_EIGVAL,
-                 constant::ERASE_WRITE};
+                 constant::ERASE_WRITE,
+                 constant::STATE_UNIT};
   t.needs.wgmma = t.needs.tensor_copies = true;
   t.tunables = {{tunable::BT, cuda::integers({kChunk})},
                 {tunable::BV, cuda::integers({128, 64})},
@@ -127,7 +128,7 @@ Template whole_walk(std::string name, std::string source) {
 
 Geometry launch(const Spec& s, std::int64_t blocks) {
   return Geometry{.grid = {blocks, 1, 1},
-                  .threads = 32 * front_warps(s.BV, s.num_stages) + 128 * (s.BV / kColumns),
+                  .threads = threads(s.BV, s.num_stages),
                   .shared_bytes = HopperLayout(s, s.CHECKPOINTS).bytes};
 }
 

@@ -52,7 +52,7 @@ WYVERN_DEVICE void run(const typename Kernel::Params& p) {
     kernel.load(warp);
   } else if (warpgroup < kRoles.load + kRoles.prepare) {
     if constexpr (kRoles.prepare_registers != 0) lower_registers<kRoles.prepare_registers>();
-    kernel.prepare(warpgroup - kRoles.load);
+    if constexpr (kRoles.prepare > 0) kernel.prepare(warpgroup - kRoles.load);
   } else {
     constexpr int kFirst = kRoles.load + kRoles.prepare;
     if (kernel.idle(warpgroup - kFirst)) return;

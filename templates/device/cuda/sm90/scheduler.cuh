@@ -1,6 +1,6 @@
 // Schedulers: which sequence, head, columns of V and chunks a block has. S is the kernel's Spec. A
-// Kernel has the constants kRows (of a chunk), kTilesV (blocks over V), kThreads, kRoles, its
-// `work`, its parameters `p`, and load_head(), which loads the head's gate parameters.
+// Kernel has the constants kRows (of a chunk), kTilesV (blocks over V), kThreads, kRoles, kSplits,
+// its `work`, its parameters `p`, and load_head(), which loads the head's gate parameters.
 #pragma once
 
 #include "device/cuda/chunk.cuh"
@@ -12,6 +12,15 @@
 
 namespace wyvern::cuda::sm90 {
 
+/// How blocks split a sequence. A split that is not the first starts with an overlap: chunks
+/// recomputed, without output, until older state has decayed.
+enum class Splits {
+  none,
+  each,         ///< every split with its overlap
+  or_halves,    ///< the same; of two splits each may instead have half of the block's columns
+  all_or_none,  ///< the last split has all chunks if its overlap reaches the sequence's start
+};
+
 /// A block's work, known to all its warps.
 struct Work : SequenceSplit {
   unsigned char* shared;
@@ -20,6 +29,20 @@ struct Work : SequenceSplit {
   bool zero_v;  ///< v is 0
   float unit;   ///< of the state, with STATE_UNIT
 };
+
+/// A copy of a block's work in shared memory: what is reloaded from there takes no registers
+/// between its uses. By one thread.
+template <ArrayPlace Place, class Block>
+WYVERN_DEVICE void save_block(const Block& b) {
+  static_assert(sizeof(Block) <= 4 * Place.count);
+  *reinterpret_cast<Block*>(array_at<Place>(b.shared)) = b;
+}
+template <ArrayPlace Place, class Block>
+WYVERN_DEVICE Block saved_block(const Block& b) {
+  Block copy = *reinterpret_cast<const Block*>(array_at<Place>(b.shared) + opaque(0));
+  copy.shared = b.shared;
+  return copy;
+}
 
 /// The unit of the block's state.
 template <class S>
@@ -35,10 +58,8 @@ WYVERN_DEVICE void clear_columns(const Kernel& k, int64 token, int tokens) {
       Row{k.p.o, k.p.o_stride}.at(token, k.work.head * S::V + k.work.tile * S::BV), tokens, S::BV);
 }
 
-/// A block per sequence, or per split of it. A split that is not the first starts with an overlap:
-/// chunks recomputed, without output, until older state has decayed. Kernel::kSplits: whether
-/// sequences may split; overlap(sequence, first): the chunks needed in front of chunk `first`;
-/// Kernel::kMayHalve: whether two blocks may instead have half of the columns each.
+/// A block per sequence, or per split of it. Kernel::overlap(sequence, tokens): how many of a
+/// sequence's first `tokens` tokens are needed in front of the others.
 template <class S>
 struct WholeSequence {
   static constexpr bool kOutput = true, kOverlaps = true;
@@ -69,24 +90,33 @@ struct WholeSequence {
       return false;
     }
     k.load_head();
-    const int splits = Kernel::kSplits ? block_count() / chains : 1;
+    constexpr bool kMaySplit = Kernel::kSplits != Splits::none;
+    const int splits = kMaySplit ? block_count() / chains : 1;
     // The last splits start first, since their overlaps may reach the sequence's start. In place
     // the last split waits for the others, so it starts after them.
     const int turn = block_index() / chains;
     const int split = S::INPLACE_STATE ? turn : splits - 1 - turn;
-    const bool may_halve = Kernel::kMayHalve && splits == 2;
-    const int all = ceil_div(sequence.tokens, Kernel::kRows);
-    const int first = static_cast<int>(int64{all} * (may_halve ? 1 : split) / splits);
-    int overlap = 0;
-    if (Kernel::kSplits && first > 0) overlap = k.overlap(sequence, first);
-    // Both blocks decide by the second split's overlap. A chunk of 64 columns takes about 0.75 of
-    // the time of one of 128.
-    b.halves = may_halve && 4 * (all - first + overlap) > 3 * all;
-    first_consumer = b.halves ? split : 0;
-    static_cast<SequenceSplit&>(b) = split_sequence<Kernel::kRows>(
-        sequence, b.halves ? 0 : split, b.halves ? 1 : splits, [&](int) { return overlap; });
+    const auto overlap_before = [&](int chunk) {
+      return ceil_div(k.overlap(sequence, chunk * Kernel::kRows), Kernel::kRows);
+    };
+    first_consumer = 0;
+    if constexpr (Kernel::kSplits == Splits::all_or_none) {
+      static_cast<SequenceSplit&>(b) =
+          split_all_or_none<Kernel::kRows>(sequence, split, splits, overlap_before);
+    } else {
+      const bool may_halve = Kernel::kSplits == Splits::or_halves && splits == 2;
+      const int all = ceil_div(sequence.tokens, Kernel::kRows);
+      const int first = static_cast<int>(int64{all} * (may_halve ? 1 : split) / splits);
+      const int overlap = kMaySplit && first > 0 ? overlap_before(first) : 0;
+      // Both blocks decide by the second split's overlap. A chunk of 64 columns takes about 0.75 of
+      // the time of one of 128.
+      b.halves = may_halve && 4 * (all - first + overlap) > 3 * all;
+      if (b.halves) first_consumer = split;
+      static_cast<SequenceSplit&>(b) = split_sequence<Kernel::kRows>(
+          sequence, b.halves ? 0 : split, b.halves ? 1 : splits, [&](int) { return overlap; });
+    }
     if (b.chunks == 0 && !b.to_end) {
-      if constexpr (S::INPLACE_STATE && Kernel::kSplits)
+      if constexpr (S::INPLACE_STATE && kMaySplit)
         if (warp_index() < 4 * Kernel::kRoles.mma)
           tell_slot_read(p.slots_read + b.sequence * e.HV + b.head);
       return false;
@@ -110,7 +140,8 @@ struct WholeSequence {
 };
 
 /// A block per segment that another follows and BV columns of M or R, its map of states S -> M S +
-/// R. Only the overlap() chunks before the segment's end count: if not all do, M is 0.
+/// R, in Kernel's segment_M() and segment_R(). Only the overlap() tokens before the segment's end
+/// count: if not all do, M is 0.
 template <class S>
 struct SegmentMap {
   static constexpr bool kOutput = false, kOverlaps = false;
@@ -122,13 +153,14 @@ struct SegmentMap {
   template <class Kernel>
   WYVERN_DEVICE bool find(Kernel& k) {
     constexpr int kTilesK = S::K / S::BV, kTiles = kTilesK + Kernel::kTilesV;
+    constexpr int kTokens = S::SEG * S::BT;
     auto& b = k.work;
     const auto& p = k.p;
     const Extents& e = p.e;
     const int tile = block_index() % kTiles;
     const int place = block_index() / kTiles;  // of the segment and value head
     const Segment segment =
-        locate_segment<S::VARLEN, S::SEG * S::BT, true>(place / e.HV, e, p.seq_offsets);
+        locate_segment<S::VARLEN, kTokens, true>(place / e.HV, e, p.seq_offsets);
     if (!segment.used || segment.last) return false;
     b.head = place % e.HV;
     b.key_head = e.key_head(b.head);
@@ -136,22 +168,21 @@ struct SegmentMap {
     b.zero_v = tile < kTilesK;
     b.tile = b.zero_v ? tile : tile - kTilesK;
     b.token = segment.token;
-    b.chunks = S::SEG;
+    b.tokens = kTokens;
     k.load_head();
-    if constexpr (Kernel::kSplits) {
-      const int overlap =
-          k.overlap({.token = b.token, .tokens = segment.tokens, .slot = 0}, S::SEG);
-      if (overlap < S::SEG) {
+    if constexpr (Kernel::kSplits != Splits::none) {
+      const int overlap = k.overlap({.token = b.token, .tokens = kTokens, .slot = 0}, kTokens);
+      if (overlap < kTokens) {
         if (b.zero_v) {
-          write_no_M<S::K, S::BV, Kernel::kThreads>(p.share_M + int64{slot} * S::K * S::K,
+          write_no_M<S::K, S::BV, Kernel::kThreads>(k.segment_M() + int64{slot} * S::K * S::K,
                                                     b.tile * S::BV);
           return false;
         }
-        b.token += (S::SEG - overlap) * Kernel::kRows;
-        b.chunks = overlap;
+        b.token += kTokens - overlap;
+        b.tokens = overlap;
       }
     }
-    b.tokens = b.chunks * Kernel::kRows;
+    b.chunks = ceil_div(b.tokens, Kernel::kRows);
     b.unit = b.zero_v ? 1.0f : kValueUnit<S>;
     return true;
   }

@@ -33,6 +33,7 @@ template <bool InKernel, bool HasALog, bool Bounded>
 struct GateForm {
   float rate, bound, floor;
 
+  GateForm() = default;
   WYVERN_DEVICE GateForm(const Extents& e, float A_log)
       : rate(HasALog ? gate_rate<Bounded>(A_log) : 1.0f),
         bound(e.lower_bound * kLog2E),

@@ -1,7 +1,8 @@
 // Loads and stores of states, by scheduler: initial state, pool slot, segment state, final state,
 // checkpoints. S is the kernel's Spec. A State has visit<Width, VFirst>(act) and
-// store<VFirst>(factor, to); a Kernel also has recall(), its work reloaded from shared memory:
-// there registers are few.
+// store<VFirst>(factor, to). A Kernel also has recall(), its work, reloaded from shared memory
+// where registers are few, and kGathersStates: whether a final state is written by store(), four
+// elements at a time, and not by visit(); which of them spills less differs by kernel.
 #pragma once
 
 #include "device/cuda/checkpoints.cuh"
@@ -20,16 +21,17 @@ WYVERN_DEVICE StateSlots slots_of(const Kernel& k, const Work& work) {
 template <class S, class Kernel, class State>
 WYVERN_DEVICE void store_final(const Kernel& k, const Work& work, State& state) {
   const float unit = unit_of<S>(work);
+  const auto write = [&]<class T>(T* to) {
+    if constexpr (Kernel::kGathersStates)
+      state.template store<S::STATE_V_FIRST>(unit, to);
+    else
+      state.template visit<S::V, S::STATE_V_FIRST>(
+          [to, unit](int offset, float& x) { to[offset] = from_float<T>(x * unit); });
+  };
   if constexpr (S::INPLACE_STATE)
-    state.template visit<S::V, S::STATE_V_FIRST>(
-        [to = k.p.state + slots_of<S>(k, work).to, unit](int offset, float& x) {
-          to[offset] = from_float<Element<S::STATE_DTYPE>>(x * unit);
-        });
+    write(k.p.state + slots_of<S>(k, work).to);
   else if constexpr (S::FINAL_STATE)
-    state.template visit<S::V, S::STATE_V_FIRST>(
-        [to = k.p.final_state + slots_of<S>(k, work).to, unit](int offset, float& x) {
-          to[offset] = x * unit;
-        });
+    write(k.p.final_state + slots_of<S>(k, work).to);
 }
 
 template <class Scheduler>
@@ -39,7 +41,7 @@ template <class S>
 struct StateIo<WholeSequence<S>> {
   /// Whether the last split waits until the others have read the slot that it writes.
   template <class Kernel>
-  static constexpr bool kWaits = S::INPLACE_STATE && Kernel::kSplits;
+  static constexpr bool kWaits = S::INPLACE_STATE && Kernel::kSplits != Splits::none;
 
   template <class Kernel, class State>
   WYVERN_DEVICE static void load(const Kernel& k, State& state) {
@@ -92,12 +94,12 @@ struct StateIo<SegmentMap<S>> {
     const int64 slot = k.scheduler.slot;
     if (k.work.zero_v)
       state.template visit<S::K, false>(
-          [to = k.p.share_M + slot * S::K * S::K](int offset, float& x) {
+          [to = k.segment_M() + slot * S::K * S::K](int offset, float& x) {
             to[offset] = element_of_M(x);
           });
     else
       state.template visit<S::V, false>(
-          [to = k.p.share_R + slot * S::K * S::V](int offset, float& x) {
+          [to = k.segment_R() + slot * S::K * S::V](int offset, float& x) {
             to[offset] = x * kValueUnit<S>;
           });
   }
@@ -108,6 +110,8 @@ struct StateIo<SegmentResume<S>> {
   template <class Kernel, class State>
   WYVERN_DEVICE static void load(const Kernel& k, State& state) {
     const int64 slot = block_index() / Kernel::kTilesV;  // of the segment and value head
+    // Never so: in a branch of its own the load takes no registers from the mainloop.
+    if (Kernel::kGathersStates && k.scheduler.index < 0) return;
     state.template visit<S::V, false>(
         [from = k.p.segment_state + slot * S::K * S::V, factor = 1.0f / unit_of<S>(k.work)](
             int offset, float& x) { x = from[offset] * factor; });

@@ -1,11 +1,11 @@
-// How long a state counts: bounds on what tokens leave of it.
+// The overlap of splits and segments, by bounds on what tokens leave of a state.
 #pragma once
 
-#include "forward/kda_forward/walk.cuh"
+#include "forward/kda_forward/prepare.cuh"
 
-/// log2 of bounds on what a run of tokens does to a state: on a product of the tokens' spectral
-/// norms, and on the 1-norm of the product of their matrices.
-struct Fading {
+/// log2 of bounds on how much longer a state can be after a run of tokens: the product of their
+/// spectral norms, and the 1-norm of the product of their matrices.
+struct RunBounds {
   float spectral, columns;
 };
 
@@ -14,22 +14,21 @@ WYVERN_DEVICE float log2_bound(float x) {
   return static_cast<float>(static_cast<int>(float_bits(x))) * 0x1p-23f - 126.9f;
 }
 
-/// Tokens in a run that one warp looks at: few, since it goes through them one after the other.
-constexpr int kRun = kRows;
+/// Tokens in a warp's run: few, since it goes through them one after the other.
+constexpr int kRun = kSlice;
 
-/// Of the kRun tokens that end with token `last`, in all lanes of a warp.
+/// The bounds of the kRun tokens that end with token `last`, in all lanes of a warp.
 ///
 /// A token takes S to A S, A = (I - beta k k^T) diag(a), a = exp(g). Its spectral norm is at most
 /// max(a) max(1, |1 - beta |k|^2|). Its entries are at most those of (I + beta |k| |k|^T) diag(a),
 /// which are not negative; so from r = 1, r <- a (r + beta |k| (|k| . r)) from the last token back
 /// bounds the sums of the columns of the product of all A, the largest of which is its 1-norm. No
 /// terms cancel, so that fp32 errs by few parts in 2^24 a token.
-WYVERN_DEVICE Fading fading_of_run(const Block& b, int64 last, const GateForm& form,
-                                   const TokenRows<const G_DTYPE>& g,
-                                   const TokenRows<const BETA_DTYPE>& beta,
-                                   const TokenRows<const DTYPE>& k) {
+WYVERN_DEVICE RunBounds bounds_of_run(const Block& b, int64 last, const GateForm& form,
+                                      const TokenRows<const G_DTYPE>& g, const BetaRows& beta,
+                                      const TokenRows<const DTYPE>& k) {
   constexpr int kChannels = K / 32;  // of a lane
-  constexpr int kAhead = 8;          // tokens that are on their way
+  constexpr int kAhead = 8;          // tokens that are loaded ahead
   const int first = lane_index() * kChannels;
   const auto bias = load<kChannels>(array_at<kLayout.bias>(b.shared) + first);
   struct Token {
@@ -99,17 +98,16 @@ WYVERN_DEVICE Fading fading_of_run(const Block& b, int64 last, const GateForm& f
     most = maximum(most, shuffle_xor(most, mask));
     all += shuffle_xor(all, mask);
   }
-  // What is out of range may be no number any more, which maximum() passes over.
+  // Out of range r may be NaN, which maximum() passes over.
   return {spectral, all < 0x1p100f ? log2_bound(most) : 128.0f};
 }
 
-/// How many of the `most` tokens before token `end`, a multiple of kRun, take any state to less
-/// than 2^-30 of its length; 0, where that is not proved or does not look as if it would be. By all
-/// threads; `sums` is shared memory for two floats a warp.
-WYVERN_DEVICE int fading_tokens(const Block& b, int64 end, int most, float* sums,
-                                const GateForm& form, const TokenRows<const G_DTYPE>& g,
-                                const TokenRows<const BETA_DTYPE>& beta,
-                                const TokenRows<const DTYPE>& k) {
+/// The number of tokens before token `end`, a multiple of kRun, in which any state decays below
+/// 2^-30 of its length; 0, if that is not proved within `most` tokens or does not seem to be. By
+/// all threads; `sums` is shared memory for two floats a warp.
+WYVERN_DEVICE int tokens_to_decay(const Block& b, int64 end, int most, float* sums,
+                                  const GateForm& form, const TokenRows<const G_DTYPE>& g,
+                                  const BetaRows& beta, const TokenRows<const DTYPE>& k) {
   constexpr float kEnough = -30.25f;  // roundings included
   constexpr int kWarps = kThreads / 32;
   float spectral = 0.0f;
@@ -117,8 +115,8 @@ WYVERN_DEVICE int fading_tokens(const Block& b, int64 end, int most, float* sums
 #pragma unroll 1
   for (int done = 0; done + kRun <= most;) {
     const int before = done + warp_index() * kRun;
-    Fading own{0.0f, 0.0f};
-    if (before + kRun <= most) own = fading_of_run(b, end - before - 1, form, g, beta, k);
+    RunBounds own{0.0f, 0.0f};
+    if (before + kRun <= most) own = bounds_of_run(b, end - before - 1, form, g, beta, k);
     sync_block();
     if (lane_index() == 0) {
       sums[2 * warp_index()] = own.spectral;
