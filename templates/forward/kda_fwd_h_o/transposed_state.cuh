@@ -1,49 +1,48 @@
-// The state of kda_fwd_h_o.hopper and its kin as S^T, 64 columns of V by K, in the registers of a
-// warpgroup, rounded to 16 bits where it is the left operand of products.
+// The state as S^T, 64 columns of V x K, in the registers of a consumer warpgroup, rounded to 16
+// bits as the left operand of products.
 #pragma once
 
-#include "forward/kda_fwd_h_o/block.cuh"
+#include "forward/kda_fwd_h_o/prepare.cuh"
 
-using State = sm90::Accumulator<K>;
-using Rows = sm90::Accumulator<kChunk>;  ///< of V's columns, one for each token of a chunk
+using Transposed = sm90::Accumulator<K>;
+using Columns = sm90::Accumulator<kChunk>;  ///< of V, one for each row of a chunk
 
-/// The state of 64 columns of V as it walks through the chunks.
+/// The state, and a chunk's V' and its output.
 struct TransposedState {
   const Block& b;
   int column;  ///< the warpgroup's first, of the block's
-  State state;
-  Rows values;  ///< S^T W^T, then V'
-  Rows output;
+  Transposed state;
+  Columns values;  ///< S^T W^T, then V'
+  Columns output;
 
   /// Calls act(offset, x) for each element and its place in a state of Width columns.
   template <int Width, bool VFirst, class Act>
   WYVERN_DEVICE void visit(Act&& act) {
     sm90::visit_state<Width, VFirst>(state, b.tile * BV + column, act);
   }
-  /// Writes the state, which is in b's unit, to one of V columns.
+  /// Stores the state times a factor to one of V columns.
   template <bool VFirst, class Element>
-  WYVERN_DEVICE void write(Element* to) const {
-    constexpr int kRowStep = VFirst ? K : 1, kColumnStep = VFirst ? 1 : V;
-    sm90::store_accumulator<kRowStep, kColumnStep>(state, b.unit,
-                                                   to + (b.tile * BV + column) * kRowStep);
+  WYVERN_DEVICE void store(float factor, Element* to) const {
+    sm90::store_accumulator<VFirst ? K : 1, VFirst ? 1 : V>(
+        state, factor, to + (b.tile * BV + column) * (VFirst ? K : 1));
   }
 
-  WYVERN_DEVICE void await(const Position& at) const {
-    sm90::barrier_wait(b.barrier<kLayout.ready>(at.buffer), at.parity);
-    sm90::barrier_wait(b.barrier<kLayout.loaded>(at.buffer), at.parity);
+  WYVERN_DEVICE void wait_chunk(const Position& at) const {
+    b.wait_scores(at);
+    b.wait_tiles(at);
   }
 
-  /// Starts what a chunk's W reads of the state.
-  WYVERN_DEVICE void predict(int buffer, const sm90::FragmentA<DTYPE, K>& packed) {
+  /// Starts S^T W^T.
+  WYVERN_DEVICE void start(int buffer, const sm90::FragmentA<DTYPE, K>& packed) {
     sm90::start_product(values, packed, sm90::rows_of(b.tile_of<kLayout.w>(buffer)));
   }
-  /// Starts what its queries read.
-  WYVERN_DEVICE void ask(int buffer, const sm90::FragmentA<DTYPE, K>& packed) {
+  /// Starts the output from the state, S^T qg^T.
+  WYVERN_DEVICE void start_output(int buffer, const sm90::FragmentA<DTYPE, K>& packed) {
     sm90::start_product(output, packed, sm90::rows_of(b.tile_of<kLayout.qg>(buffer)));
   }
 
-  /// From S^T W^T to V' = U - W S, 0 in the rows from `rows` on.
-  WYVERN_DEVICE void find_values(int buffer, int rows) {
+  /// Computes V' = U - W S from S^T W^T, 0 in the rows from `rows` on.
+  WYVERN_DEVICE void subtract_from_u(int buffer, int rows) {
     const auto u = b.tile_of<kLayout.u>(buffer);
     const int lane = lane_index();
     const int col = column + warp_index() % 4 * 16 + lane / 8 % 2 * 8;
@@ -61,22 +60,23 @@ struct TransposedState {
     }
     if (rows == kChunk) return;
 #pragma unroll
-    for (int i = 0; i < Rows::kCount; ++i)
-      if (Rows::col(i) >= rows) values.x[i] = 0.0f;
+    for (int i = 0; i < Columns::kCount; ++i)
+      if (Columns::col(i) >= rows) values.x[i] = 0.0f;
   }
 
-  /// V', while the queries' products are under way; then they have ended.
-  WYVERN_DEVICE void enter(int buffer, int rows, sm90::FragmentA<DTYPE, K>& packed) {
+  /// Waits for S^T W^T and computes V' while the queries' products run; waits for these.
+  WYVERN_DEVICE void compute_values(int buffer, int rows, sm90::FragmentA<DTYPE, K>& packed) {
     sm90::end_products<1>(values);
-    find_values(buffer, rows);
+    subtract_from_u(buffer, rows);
     sm90::end_products<0>(output, packed);
   }
 
-  /// Where a checkpoint divides the chunk, the state takes up the rows in front of it, is kept, and
-  /// decays to the chunk's end. Returns what it still has to take up.
-  template <class Keep>
-  WYVERN_DEVICE sm90::FragmentA<DTYPE, kChunk> take_front(
-      int buffer, const sm90::FragmentA<DTYPE, kChunk>& update, const Keep& keep) {
+  /// Where a checkpoint divides the chunk: updates the state by the rows in front of it, writes the
+  /// checkpoint and decays the state to the chunk's end. Returns the rest of the update.
+  template <class WriteCheckpoint>
+  WYVERN_DEVICE sm90::FragmentA<DTYPE, kChunk> update_front(
+      int buffer, const sm90::FragmentA<DTYPE, kChunk>& update,
+      const WriteCheckpoint& write_checkpoint) {
     sm90::FragmentA<DTYPE, kChunk> behind = update;
     const int rows = sm90::uniform(b.checkpoint(buffer)[0]);
     if (rows == 0 || rows == kChunk) return behind;
@@ -91,20 +91,19 @@ struct TransposedState {
       }
     sm90::start_product(state, front, sm90::columns_of(b.tile_of<kLayout.kg>(buffer)), true);
     sm90::end_products<0>(state, front);
-    keep(b.checkpoint(buffer)[1]);
+    write_checkpoint(b.checkpoint(buffer)[1]);
     sm90::scale_columns(state, array_at<kLayout.rest>(b.shared));
     return behind;
   }
 
-  /// The state's update by a chunk's V', with the rest of its output behind it, which is under way
-  /// then. keep(row) writes the state to a row of checkpoints.
-  template <class Keep>
-  WYVERN_DEVICE void leave(int buffer, const sm90::FragmentA<DTYPE, kChunk>& update,
-                           const Keep& keep) {
+  /// Updates the state by a chunk's V', and starts the rest of its output.
+  template <class WriteCheckpoint>
+  WYVERN_DEVICE void update_and_output(int buffer, const sm90::FragmentA<DTYPE, kChunk>& update,
+                                       const WriteCheckpoint& write_checkpoint) {
     const auto keys = sm90::columns_of(b.tile_of<kLayout.kg>(buffer));
     const auto scores = sm90::rows_of(b.tile_of<kLayout.scores>(buffer));
     if constexpr (kDivided) {
-      sm90::FragmentA<DTYPE, kChunk> behind = take_front(buffer, update, keep);
+      sm90::FragmentA<DTYPE, kChunk> behind = update_front(buffer, update, write_checkpoint);
       sm90::start_product(state, behind, keys, true);
       sm90::start_product(output, update, scores, true);
       sm90::end_products<1>(state, behind);
@@ -114,12 +113,12 @@ struct TransposedState {
       sm90::end_products<1>(state);
     }
     if constexpr (kCheckpoints)
-      if (b.checkpoint(buffer)[0] == kChunk) keep(b.checkpoint(buffer)[1]);
+      if (b.checkpoint(buffer)[0] == kChunk) write_checkpoint(b.checkpoint(buffer)[1]);
   }
 
-  /// Writes a chunk's output: a warp its 16 columns, by way of shared memory of its own, a lane
-  /// half a row of them at a time.
-  WYVERN_DEVICE void store(float scale, int chunk, const TokenRows<DTYPE>& o) const {
+  /// Stores a chunk's output: a warp its 16 columns, by way of its own shared memory, a lane half a
+  /// row of them at a time.
+  WYVERN_DEVICE void store_output(float scale, int chunk, const TokenRows<DTYPE>& o) const {
     if (chunk < b.overlap) return;
     const int lane = lane_index();
     const int first = column + warp_index() % 4 * 16;
@@ -150,43 +149,43 @@ struct TransposedState {
   }
 };
 
-/// Through all chunks, of which there is at least one. While a chunk's first products run, the
-/// output of the chunk before is written. At the end of a round nothing is under way: ptxas would
-/// have products that cross it wait for each other.
-template <class Keep>
-WYVERN_DEVICE void walk_state(TransposedState& walk, float scale, const TokenRows<DTYPE>& o,
-                              const Keep& keep) {
-  const Block& b = walk.b;
-  const int chunks = b.chunks();
+/// The consumer's mainloop. While a chunk's first products run, the output of the chunk before is
+/// written. At the loop's back edge no product is in flight: ptxas would serialize all of them.
+/// write_checkpoint(row) writes the state to a row of `checkpoints`.
+template <class WriteCheckpoint>
+WYVERN_DEVICE void mainloop(TransposedState& s, float scale, const TokenRows<DTYPE>& o,
+                            const WriteCheckpoint& write_checkpoint) {
+  const Block& b = s.b;
+  const int chunks = b.chunks;
   Position at;
-  walk.await(at);
+  s.wait_chunk(at);
   {
-    sm90::FragmentA<DTYPE, K> packed(walk.state);
-    sm90::scale_columns(walk.state, b.decay(at.buffer));
-    walk.predict(at.buffer, packed);
-    walk.ask(at.buffer, packed);
-    walk.enter(at.buffer, b.rows_of(0), packed);
+    sm90::FragmentA<DTYPE, K> packed(s.state);
+    sm90::scale_columns(s.state, b.decay(at.buffer));
+    s.start(at.buffer, packed);
+    s.start_output(at.buffer, packed);
+    s.compute_values(at.buffer, b.rows_of(0), packed);
   }
 #pragma unroll 1
   for (int c = 0; c < chunks; ++c) {
     const int buffer = at.buffer;
-    sm90::FragmentA<DTYPE, kChunk> update(walk.values);
-    walk.leave(buffer, update, keep);
+    sm90::FragmentA<DTYPE, kChunk> update(s.values);
+    s.update_and_output(buffer, update, write_checkpoint);
     at.advance();
     if (c + 1 == chunks) {
-      sm90::end_products<0>(walk.output, update);
-      walk.store(scale, c, o);
+      sm90::end_products<0>(s.output, update);
+      s.store_output(scale, c, o);
       break;
     }
-    sm90::FragmentA<DTYPE, K> packed(walk.state);
-    walk.await(at);
-    walk.predict(at.buffer, packed);
-    sm90::end_products<1>(walk.output, update);
-    sm90::hand_over(b.barrier<kLayout.free>(buffer));
-    walk.store(scale, c, o);
-    walk.ask(at.buffer, packed);
-    sm90::scale_columns(walk.state, b.decay(at.buffer));
-    walk.enter(at.buffer, b.rows_of(c + 1), packed);
+    sm90::FragmentA<DTYPE, K> packed(s.state);
+    s.wait_chunk(at);
+    s.start(at.buffer, packed);
+    sm90::end_products<1>(s.output, update);
+    sm90::hand_over(b.empty(buffer));
+    s.store_output(scale, c, o);
+    s.start_output(at.buffer, packed);
+    sm90::scale_columns(s.state, b.decay(at.buffer));
+    s.compute_values(at.buffer, b.rows_of(c + 1), packed);
   }
 }
 
@@ -219,32 +218,31 @@ struct Summands<Depth, 2> : Summands<Depth, 1> {
   }
 };
 
-/// The same for the state alone, which enters products as a sum of Parts 16-bit numbers, as V'
-/// does: where chunks take away most of what there is and add nothing, what is rounded off would
-/// outlast the rest.
+/// The mainloop of the state alone, which enters products as a sum of Parts 16-bit numbers, as V'
+/// does: where chunks only decay it, rounding errors would outlast the rest.
 template <int Parts>
-WYVERN_DEVICE void walk_state_alone(TransposedState& walk) {
-  const Block& b = walk.b;
-  const int chunks = b.chunks();
+WYVERN_DEVICE void mainloop(TransposedState& s) {
+  const Block& b = s.b;
+  const int chunks = b.chunks;
   Position at;
 #pragma unroll 1
   for (int c = 0; c < chunks; ++c, at.advance()) {
     const int buffer = at.buffer;
     {
-      Summands<K, Parts> packed(walk.state);
-      walk.await(at);
-      sm90::begin_products(walk.values);
-      packed.multiply(walk.values, sm90::rows_of(b.tile_of<kLayout.w>(buffer)), false);
+      Summands<K, Parts> packed(s.state);
+      s.wait_chunk(at);
+      sm90::begin_products(s.values);
+      packed.multiply(s.values, sm90::rows_of(b.tile_of<kLayout.w>(buffer)), false);
       sm90::wgmma_commit();
-      sm90::end_products<0>(walk.values, packed);
+      sm90::end_products<0>(s.values, packed);
     }
-    sm90::scale_columns(walk.state, b.decay(buffer));
-    walk.find_values(buffer, b.rows_of(c));
-    Summands<kChunk, Parts> update(walk.values);
-    sm90::begin_products(walk.state);
-    update.multiply(walk.state, sm90::columns_of(b.tile_of<kLayout.kg>(buffer)), true);
+    sm90::scale_columns(s.state, b.decay(buffer));
+    s.subtract_from_u(buffer, b.rows_of(c));
+    Summands<kChunk, Parts> update(s.values);
+    sm90::begin_products(s.state);
+    update.multiply(s.state, sm90::columns_of(b.tile_of<kLayout.kg>(buffer)), true);
     sm90::wgmma_commit();
-    sm90::end_products<0>(walk.state, update);
-    sm90::hand_over(b.barrier<kLayout.free>(buffer));
+    sm90::end_products<0>(s.state, update);
+    sm90::hand_over(b.empty(buffer));
   }
 }

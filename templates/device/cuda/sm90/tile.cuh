@@ -62,13 +62,13 @@ WYVERN_DEVICE SwizzledTile<Element<Place.type>, Place.rows, Place.cols> swizzled
   return {start + Place.offset};
 }
 
-/// Clears rows `first` to `end` - 1 of a tile, by a warp or by Threads threads: past a sequence's
-/// end the rows of a tensor belong to the next sequence.
+/// Clears rows `first` to `end` - 1 of a tile, by a warp, a warpgroup or a block of Threads
+/// threads: past a sequence's end the rows of a tensor belong to the next sequence.
 template <int Threads = 32, class TileType>
 WYVERN_DEVICE void clear_rows(const TileType& tile, int first, int end = TileType::kRows) {
   constexpr int kPieces = TileType::kCols / 8;
-  for (int i = Threads == 32 ? lane_index() : thread_index(); i < (end - first) * kPieces;
-       i += Threads)
+  const int thread = Threads > 128 ? thread_index() : thread_index() % Threads;
+  for (int i = Threads == 32 ? lane_index() : thread; i < (end - first) * kPieces; i += Threads)
     *reinterpret_cast<Vector<uint32, 4>*>(tile.at(first + i / kPieces, i % kPieces * 8)) = {};
 }
 

@@ -1,31 +1,31 @@
-// How long a state counts, by what the walk itself multiplies it by.
+// The overlap of splits, by bounds on what chunks leave of a state.
 #pragma once
 
-#include "forward/kda_fwd_h_o/block.cuh"
+#include "forward/kda_fwd_h_o/prepare.cuh"
 
-/// x, which is alike in all lanes. The compiler must know: else what a walk needs would spill.
-WYVERN_DEVICE float alike(float x) {
+/// x, which is the same in all lanes. The compiler must know, or the mainloop would spill.
+WYVERN_DEVICE float same_in_warp(float x) {
   return bits_float(static_cast<uint32>(sm90::uniform(static_cast<int>(float_bits(x)))));
 }
 
-/// How many times as long a state can be after a chunk as before it: the walk takes S to M S + R,
-/// M = diag(exp(G_C)) - kg^T W, whose spectral norm is at most the largest of exp(G_C) and the sum
+/// How many times as long a state can be after a chunk as before it: the chunk takes S to M S + R,
+/// M = diag(exp(G_C)) - kg^T W, whose spectral norm is at most the largest of exp(G_C) plus the sum
 /// of |kg_t| |W_t| over the chunk's rows. w and kg are its rows, `stride` elements apart, Gk the
-/// last one's. Where exp(G_C) alone reaches `most`, that is all that is looked at. By all threads;
-/// `sums` is shared memory for one float a warp.
+/// last one's. Where exp(G_C) alone reaches `most`, returns that. By all threads; `sums` is shared
+/// memory for one float a warp.
 WYVERN_DEVICE float growth_of_chunk(const DTYPE* w, const DTYPE* kg, const float* Gk, int64 stride,
                                     float most, float* sums) {
   constexpr int kLanes = K / 8;  // of a row
   constexpr int kRowsAtOnce = kThreads / kLanes;
   constexpr int kRounds = ceil_div(kChunk, kRowsAtOnce);
-  constexpr float kUnderflow = 0x1p-120f;  // more than what squares below fp32's range are off by
+  constexpr float kUnderflow = 0x1p-120f;  // above the error of squares below fp32's range
   constexpr int kOfLane = K / 32;
   const int lane = lane_index();
   const auto gates = load<kOfLane>(Gk + lane * kOfLane);
   float longest = gates.at[0];
 #pragma unroll
   for (int j = 1; j < kOfLane; ++j) longest = maximum(longest, gates.at[j]);
-  float growth = alike(exp2_fast(max_warp(longest) * kLog2E));
+  float growth = same_in_warp(exp2_fast(max_warp(longest) * kLog2E));
   if (growth >= most) return growth;
   const int first = thread_index() / kLanes;
   float squares[2][kRounds] = {};
@@ -61,15 +61,15 @@ WYVERN_DEVICE float growth_of_chunk(const DTYPE* w, const DTYPE* kg, const float
   if (lane == 0) sums[warp_index()] = sum;
   sync_block();
   for (int i = 0; i < kThreads / 32; ++i) growth += sums[i];
-  return alike(growth);
+  return same_in_warp(growth);
 }
 
-/// How many chunks before chunk `first` of a sequence take any state that enters them to less than
-/// 2^-30 of its length; `first`, where that is not proved or would take more than eight.
-/// growth(c, most) is that of chunk c, or anything from `most` on that it is at least.
+/// The number of chunks before chunk `first` of a sequence in which any state decays below 2^-30 of
+/// its length; `first`, if that is not proved or would take more than eight. growth(c, most) is the
+/// bound of chunk c, or any part of it that is `most` or more.
 template <class Growth>
-WYVERN_DEVICE int chunks_to_fade(int first, Growth&& growth) {
-  constexpr float kEnough = 0x1p-31f;  // so that roundings of states and of V' do not count
+WYVERN_DEVICE int chunks_to_decay(int first, Growth&& growth) {
+  constexpr float kEnough = 0x1p-31f;  // roundings of states and of V' included
   float bound = 1.0f;
   float needed = 1.0f;
 #pragma unroll 1
@@ -77,7 +77,7 @@ WYVERN_DEVICE int chunks_to_fade(int first, Growth&& growth) {
     needed *= 0x1p-4f;
     bound *= growth(first - chunks, needed / bound);
     if (bound < kEnough) return chunks;
-    if (!(bound < needed)) return first;  // or it is no number
+    if (!(bound < needed)) return first;  // NaN too
   }
   return first;
 }
