@@ -128,5 +128,5 @@ def _arguments(model: str, settings: Settings) -> dict[str, Any]:
     if settings.ssm_dtype != "auto":
         arguments["mamba_ssm_dtype"] = settings.ssm_dtype
     if settings.prefix_caching:
-        arguments["mamba_scheduler_strategy"] = "extra_buffer"
+        arguments["mamba_radix_cache_strategy"] = "extra_buffer"
     return arguments
