@@ -50,11 +50,13 @@ def test_declarations_are_those_of_torch(tmp_path: Path) -> None:
 
 def test_one_build_is_for_this_torch() -> None:
     """Every function is there, and the operators are registered once however often they are loaded."""
-    from wyvern import _extension
+    from wyvern import _call, _extension
 
     _extension.load.cache_clear()
     _extension.load()
-    assert str(torch.ops.wyvern.forward.default._schema).endswith("-> Tensor[]")
+    forward = torch.ops.wyvern.forward.default._schema
+    assert str(forward).endswith("-> Tensor[]")
+    assert [argument.name for argument in forward.arguments] == ["problem", *_call.INPUTS]
     schema = torch.ops.wyvern.update.default._schema
     written = ["state", "checkpoints", "intermediate_states", "o", "final_state"]
     assert schema.is_mutable and [x.name for x in schema.arguments if x.is_write] == written

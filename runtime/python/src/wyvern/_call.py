@@ -1,7 +1,8 @@
 """The operators of PyTorch's dispatcher, their gradients, their shapes, and what their errors become.
 
 ``wyvern::forward`` and ``wyvern::backward`` take a problem as text, "op=kda scale=0.5", whose names are
-the fields that ``wyvern_field_get()`` lists. They give a list of the tensors that the problem has:
+the fields that ``wyvern_field_get()`` lists; in Python it is a dictionary until it crosses
+(``text_of``). They give a list of the tensors that the problem has:
 
 * forward: o, final_state, intermediate_states, then what ``disable_recompute=1`` keeps (``KEPT``);
 * backward: the gradients of q, k, v, g, beta, erase, write, initial_state, A_log, dt_bias.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -25,25 +26,60 @@ from torch.utils._pytree import tree_map
 
 from ._arguments import tensor
 from ._extension import load
+from ._policy import apply_environment
 
 load()
+apply_environment()
 forward_op = torch.ops.wyvern.forward.default
 backward_op = torch.ops.wyvern.backward.default
 update_op = torch.ops.wyvern.update.default
+
+Problem = dict[str, "str | int | float"]
+"""Fields of a problem by name. Flags are 1; a field that is left out has its default."""
+
+
+class Inputs(NamedTuple):
+    """The tensors of a forward call, in the order of wyvern::forward."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor | None = None
+    beta: Tensor | None = None
+    erase: Tensor | None = None
+    write: Tensor | None = None
+    initial_state: Tensor | None = None
+    cu_seqlens: Tensor | None = None
+    A_log: Tensor | None = None
+    dt_bias: Tensor | None = None
+    cu_seqlens_cpu: Tensor | None = None
+
 
 UPDATED = {  # whether it is written, by the names that parameters have
     "out" if argument.name == "o" else argument.name: argument.is_write
     for argument in update_op._schema.arguments[1:]
 }
-INPUTS = tuple(argument.name for argument in forward_op._schema.arguments[1:])  # behind the problem
+INPUTS = Inputs._fields
+_BESIDE = tuple(UPDATED)[len(INPUTS) :]  # what an update takes beside the inputs
 _HAS_GRADIENT = tuple(not name.startswith("cu_seqlens") for name in INPUTS)
 KEPT = ("Tinv", "Aqk", "w", "qg", "kg", "h", "v_new")
-_VECTOR_GATED = ("kda", "gdn2")
+VECTOR_GATED = ("kda", "gdn2")
+
+
+def text_of(problem: Problem) -> str:
+    """The problem as the operators take it."""
+    return " ".join([f"{name}={value}" for name, value in problem.items()])
 
 
 def fields_of(problem: str) -> dict[str, str]:
     """The fields that a problem's text names."""
     return dict(field.split("=", 1) for field in problem.split(" "))
+
+
+def by_parameter(problem: Problem, inputs: Inputs) -> dict[str, Tensor | None]:
+    """The inputs by the names that they have in wyvern.ops."""
+    names = {"erase": "b", "write": "w"} if problem["op"] == "gdn2" else {}
+    return {names.get(name, name): x for name, x in zip(INPUTS, inputs, strict=True)}
 
 
 def _set(fields: dict[str, str], name: str) -> bool:
@@ -52,7 +88,7 @@ def _set(fields: dict[str, str], name: str) -> bool:
 
 def _given(problem: str) -> int:
     """How many outputs come before what disable_recompute keeps."""
-    return 1 + (" output_final_state=1" in problem)
+    return 1 + _set(fields_of(problem), "output_final_state")
 
 
 def _kept_chunk_size(fields: dict[str, str], v: Tensor) -> int:
@@ -80,26 +116,10 @@ def refuse_meta(**tensors: Tensor | None) -> None:
 
 
 @torch.library.register_fake("wyvern::forward")
-def _forward_shapes(
-    problem: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    beta: Tensor | None,
-    erase: Tensor | None,
-    write: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    A_log: Tensor | None,
-    dt_bias: Tensor | None,
-    cu_seqlens_cpu: Tensor | None,
-) -> list[Tensor]:
+def _forward_shapes(problem: str, *tensors: Tensor | None) -> list[Tensor]:
     fields = fields_of(problem)
-    refuse_meta(
-        q=q, k=k, v=v, g=g, beta=beta, erase=erase, write=write, initial_state=initial_state,
-        cu_seqlens=cu_seqlens, A_log=A_log, dt_bias=dt_bias, cu_seqlens_cpu=cu_seqlens_cpu,
-    )  # fmt: skip
+    refuse_meta(**dict(zip(INPUTS, tensors, strict=True)))
+    q, _, v, *_, cu_seqlens = tensors[: INPUTS.index("cu_seqlens") + 1]
     B, T, _, K = q.shape
     HV, V = v.shape[2], v.shape[3]
     N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -119,7 +139,7 @@ def _forward_shapes(
             "h": [slots, HV, K, V],
             "v_new": [B, rows, HV, V],
         }
-        if fields["op"] in _VECTOR_GATED:
+        if fields["op"] in VECTOR_GATED:
             shapes |= {"Aqk": [B, T, HV, C], "qg": [B, T, HV, K], "kg": [B, T, HV, K]}
         for name in KEPT:
             if name in shapes:
@@ -129,74 +149,22 @@ def _forward_shapes(
 
 
 @torch.library.register_fake("wyvern::update")
-def _update_shapes(
-    problem: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    beta: Tensor | None,
-    erase: Tensor | None,
-    write: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    A_log: Tensor | None,
-    dt_bias: Tensor | None,
-    cu_seqlens_cpu: Tensor | None,
-    state: Tensor | None,
-    state_scale: Tensor | None,
-    state_index: Tensor | None,
-    output_state_index: Tensor | None,
-    has_initial_state: Tensor | None,
-    num_accepted: Tensor | None,
-    intermediate_index: Tensor | None,
-    parent: Tensor | None,
-    norm_weight: Tensor | None,
-    norm_gate: Tensor | None,
-    checkpoint_offsets: Tensor | None,
-    checkpoints: Tensor | None,
-    intermediate_states: Tensor | None,
-    o: Tensor | None,
-    final_state: Tensor | None,
-) -> Tensor:
-    refuse_meta(
-        q=q, k=k, v=v, g=g, beta=beta, erase=erase, write=write, initial_state=initial_state,
-        cu_seqlens=cu_seqlens, A_log=A_log, dt_bias=dt_bias, cu_seqlens_cpu=cu_seqlens_cpu, state=state,
-        state_scale=state_scale, state_index=state_index, output_state_index=output_state_index,
-        has_initial_state=has_initial_state, num_accepted=num_accepted,
-        intermediate_index=intermediate_index, parent=parent, norm_weight=norm_weight, norm_gate=norm_gate,
-        checkpoint_offsets=checkpoint_offsets, checkpoints=checkpoints,
-        intermediate_states=intermediate_states, out=o, final_state=final_state,
-    )  # fmt: skip
-    if o is not None:
+def _update_shapes(problem: str, *tensors: Tensor | None) -> Tensor:
+    named = dict(zip(UPDATED, tensors, strict=True))
+    refuse_meta(**named)
+    q, v = named["q"], named["v"]
+    if named["out"] is not None:
         return q.new_empty([0], dtype=torch.uint8)
     return q.new_empty([*q.shape[:2], *v.shape[2:]])
 
 
 @torch.library.register_fake("wyvern::backward")
-def _backward_shapes(
-    problem: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    beta: Tensor | None,
-    erase: Tensor | None,
-    write: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    A_log: Tensor | None,
-    dt_bias: Tensor | None,
-    cu_seqlens_cpu: Tensor | None,
-    do: Tensor,
-    dht: Tensor | None,
-    kept: Sequence[Tensor],
-) -> list[Tensor]:
-    inputs = (q, k, v, g, beta, erase, write)
-    gradients = [x.new_empty(x.shape) for x in inputs if x is not None]
-    if initial_state is not None:
-        gradients.append(initial_state.new_empty(initial_state.shape, dtype=torch.float32))
-    return gradients + [x.new_empty(x.shape) for x in (A_log, dt_bias) if x is not None]
+def _backward_shapes(problem: str, *tensors: Any) -> list[Tensor]:
+    return [
+        x.new_empty(x.shape, dtype=torch.float32 if name == "initial_state" else x.dtype)
+        for name, x, has_gradient in zip(INPUTS, tensors, _HAS_GRADIENT, strict=False)
+        if x is not None and has_gradient
+    ]
 
 
 def _vmap_rule(op: Any) -> Any:
@@ -304,7 +272,7 @@ class _Transformable(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
-        _refuse_forward_mode(ctx.problem)
+        _refuse_forward_mode(fields_of(ctx.problem)["op"])
 
 
 class _OnceDifferentiable(torch.autograd.Function):
@@ -331,9 +299,9 @@ class _OnceDifferentiable(torch.autograd.Function):
         )
 
 
-def _refuse_forward_mode(problem: str) -> NoReturn:
+def _refuse_forward_mode(op: str) -> NoReturn:
     raise NotImplementedError(
-        f"{fields_of(problem)['op']} has no forward-mode derivative (torch.autograd.forward_ad, "
+        f"{op} has no forward-mode derivative (torch.autograd.forward_ad, "
         "torch.func.jvp, torch.func.jacfwd): use reverse mode, as torch.autograd.grad does"
     )
 
@@ -341,28 +309,13 @@ def _refuse_forward_mode(problem: str) -> NoReturn:
 def refuse_tangents(problem: str, *tensors: Tensor | None) -> None:
     """Refuses derivatives that are carried forwards, which PyTorch would drop without a word."""
     if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
-        _refuse_forward_mode(problem)
+        _refuse_forward_mode(fields_of(problem)["op"])
 
 
 is_transformed = torch._C._are_functorch_transforms_active
 
 
-def run(
-    problem: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    beta: Tensor | None,
-    erase: Tensor | None,
-    write: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    A_log: Tensor | None,
-    dt_bias: Tensor | None,
-    cu_seqlens_cpu: Tensor | None,
-    disable_recompute: bool = False,
-) -> Sequence[Tensor]:
+def run(problem: Problem, inputs: Inputs, disable_recompute: bool = False) -> Sequence[Tensor]:
     """o, with the final state where the problem wants it, with their gradients where they are asked.
 
     RuntimeErrors of it are for :func:`raise_as_python`.
@@ -370,56 +323,38 @@ def run(
     if is_transformed():
         # That a tensor wants a gradient or has a tangent shows at its own level alone.
         if disable_recompute and torch.is_grad_enabled():
-            problem += " disable_recompute=1"
-        outputs = _Transformable.apply(
-            problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
-            cu_seqlens_cpu,
-        )  # fmt: skip
-        return outputs[: _given(problem)]
-    if torch.is_grad_enabled() and (
-        q.requires_grad
-        or k.requires_grad
-        or v.requires_grad
-        or (g is not None and g.requires_grad)
-        or (beta is not None and beta.requires_grad)
-        or (erase is not None and erase.requires_grad)
-        or (write is not None and write.requires_grad)
-        or (initial_state is not None and initial_state.requires_grad)
-        or (A_log is not None and A_log.requires_grad)
-        or (dt_bias is not None and dt_bias.requires_grad)
-    ):
-        if " batch_invariant=1" in problem:
+            problem = {**problem, "disable_recompute": 1}
+        outputs = _Transformable.apply(text_of(problem), *inputs)
+        return outputs[: 1 + ("output_final_state" in problem)]
+    if torch.is_grad_enabled() and any([x is not None and x.requires_grad for x in inputs]):
+        if "batch_invariant" in problem:
             raise ValueError("batch_invariant is true; it has no gradient, so call under torch.no_grad()")
         if disable_recompute:
-            problem += " disable_recompute=1"
-        return _Recurrence.apply(
-            problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
-            cu_seqlens_cpu,
-        )  # fmt: skip
-    return forward_op(
-        problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
-        cu_seqlens_cpu,
-    )  # fmt: skip
+            problem = {**problem, "disable_recompute": 1}
+        return _Recurrence.apply(text_of(problem), *inputs)
+    return forward_op(text_of(problem), *inputs)
 
 
-def update(problem: str, *tensors: Tensor | None) -> Tensor:
-    """o, which is out where that is given; the tensors are those of wyvern::update, in its order.
+def update(problem: Problem, inputs: Inputs, beside: dict[str, Tensor]) -> Tensor:
+    """o, which is out where that is given.
+
+    beside: what wyvern::update takes beside the inputs, by the names of parameters.
 
     RuntimeErrors of it are for :func:`raise_as_python`.
     """
-    named = dict(zip(UPDATED, tensors, strict=True))
-    written = {name: x for name, x in named.items() if UPDATED[name] and x is not None}
+    written = {name: beside[name] for name, is_write in UPDATED.items() if is_write and name in beside}
     first, how = (next(iter(written)), "updated in place") if written else ("norm_gate", "applied to o")
     if is_transformed():
         raise NotImplementedError(f"{first} is {how}, which torch.func cannot transform")
+    tensors = [*inputs, *[beside.get(name) for name in _BESIDE]]
     if torch.is_grad_enabled():
-        for name, x in named.items():
+        for name, x in zip(UPDATED, tensors, strict=True):
             if x is not None and x.requires_grad:
                 raise ValueError(
                     f"{name} requires a gradient; with {first}, which is {how}, there is none: "
                     "call under torch.no_grad()"
                 )
-    o = update_op(problem, *tensors)
+    o = update_op(text_of(problem), *tensors)
     for x in written.values():
         # PyTorch counts the changes of tensors that it saves; of a trace it finds them by the schema.
         if not torch.compiler.is_compiling() and not x.is_inference():

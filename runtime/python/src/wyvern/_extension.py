@@ -10,7 +10,6 @@ import json
 import os
 
 from ._files import EXTENSION, LIBRARY
-from ._policy import apply_environment
 from ._records import Prepared
 
 _NVRTC = ("libnvrtc.so.13", "libnvrtc.so.12")
@@ -52,7 +51,6 @@ def load() -> None:
     problem = extension().wyvern_extension_load().decode()
     if problem:
         raise ImportError(problem.removeprefix("wyvern.RuntimeError: "))
-    apply_environment()
 
 
 def prepared() -> Prepared:

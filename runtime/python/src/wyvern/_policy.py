@@ -6,6 +6,8 @@ import math
 import os
 from types import TracebackType
 
+from ._extension import extension
+
 _NUMBERS = {"cached": 0, "off": 1, "on-miss": 2, "background": 3, "fixed": 4}
 _VARIABLE = "WYVERN_POLICY"
 _BUDGET = 60.0
@@ -48,8 +50,6 @@ class policy:  # noqa: N801 (called as a function)
     """
 
     def __init__(self, name: str, *, budget: float = _BUDGET) -> None:
-        from ._extension import extension
-
         number = _number(name, "policy")
         if not 1e-3 <= budget <= 1e6:
             raise ValueError(f"budget is {budget}; it must be from 0.001 to 1000000 seconds")
@@ -65,8 +65,6 @@ class policy:  # noqa: N801 (called as a function)
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        from ._extension import extension
-
         extension().wyvern_extension_policy(self._before)
         extension().wyvern_extension_tuning_budget(self._budget)
 
@@ -76,8 +74,6 @@ def wait_for_tuning(timeout: float | None = None) -> bool:
 
     Returns whether nothing is left to tune. ^C ends the wait.
     """
-    from ._extension import extension
-
     seconds = math.inf if timeout is None else max(timeout, 0.0)
     while (left := extension().wyvern_extension_wait_for_tuning(min(seconds, _GLANCE))) != 0:
         if left < 0:
@@ -91,6 +87,4 @@ def wait_for_tuning(timeout: float | None = None) -> bool:
 def apply_environment() -> None:
     """Sets what WYVERN_POLICY says; ValueError for a name that is none."""
     if name := os.environ.get(_VARIABLE):
-        from ._extension import extension
-
         extension().wyvern_extension_policy(_number(name, _VARIABLE))

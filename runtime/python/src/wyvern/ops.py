@@ -34,8 +34,6 @@ larger than the CPU's free memory, with their size; PyTorch's error of a CUDA de
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from functools import partial
 from operator import sub
 from typing import Any, NamedTuple
 
@@ -45,7 +43,20 @@ from torch.autograd import forward_ad
 
 from . import _recurrence
 from ._arguments import floating, integer, real, tensor
-from ._call import fields_of, forward_op, is_transformed, raise_as_python, refuse_tangents, run, update
+from ._call import (
+    INPUTS,
+    VECTOR_GATED,
+    Inputs,
+    Problem,
+    by_parameter,
+    forward_op,
+    is_transformed,
+    raise_as_python,
+    refuse_tangents,
+    run,
+    text_of,
+    update,
+)
 from .distributed._context import around
 
 __all__ = [
@@ -71,34 +82,15 @@ _NORM_ACTIVATIONS = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}  # t
 _heads_first_told = False
 _LONGEST_KEYS = 2.0  # at a rate of 0.5 longer ones turn the state around and make it grow
 _keys_told = _gates_told = False
-_seen: set[str] = set()  # problems whose first keys and gates were looked at
+_seen: set[tuple[tuple[str, object], ...]] = set()  # problems whose first keys and gates were looked at
 
 
 class _Pool(NamedTuple):
-    """States that are updated in place, those inside sequences, the norm of o and where it goes; the tensors
-    in the order of wyvern::update."""
+    """What a call has beside its inputs: tensors, by the names of parameters (states that are updated in place
+    and inside sequences, the norm of o, out), and the problem's fields that go with them."""
 
-    state: Tensor | None
-    state_scale: Tensor | None
-    state_index: Tensor | None
-    output_state_index: Tensor | None
-    has_initial_state: Tensor | None
-    num_accepted: Tensor | None
-    intermediate_index: Tensor | None
-    parent: Tensor | None
-    norm_weight: Tensor | None
-    norm_gate: Tensor | None
-    checkpoint_offsets: Tensor | None
-    checkpoints: Tensor | None
-    intermediate_states: Tensor | None
-    out: Tensor | None
-    null_slot_zero: bool
-    checkpoint_every: int
-    disable_state_update: bool
-    output_norm: str  # of the problem; empty without norm_weight and norm_gate
-
-
-_POOL_TENSORS = 14  # of _Pool
+    tensors: dict[str, Tensor]
+    fields: Problem
 
 
 def chunk_gated_delta_rule(
@@ -235,19 +227,22 @@ def chunk_gated_delta_rule(
     _refuse_old(head_first)
     if transpose_state_layout is not None:
         state_v_first = _renamed(state_v_first, transpose_state_layout)
-    problem = "op=gated_delta_rule"
+    problem: Problem = {"op": "gated_delta_rule"}
     if use_gate_in_kernel:
         _need(A_log, "A_log", "use_gate_in_kernel is true")
-        problem += " use_gate_in_kernel=1"
+        problem["use_gate_in_kernel"] = 1
     else:
         A_log = dt_bias = None
-    problem = _options(
+    _options(
         problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
         chunk_size, precision, batch_invariant,
-    ) + _beta_options(use_beta_sigmoid_in_kernel, allow_neg_eigval)  # fmt: skip
+    )  # fmt: skip
+    _beta_options(problem, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     return _call(
-        problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias,
-        cu_seqlens_cpu, disable_recompute,
+        problem, Inputs(
+            q, k, v, g, beta, initial_state=initial_state, cu_seqlens=cu_seqlens, A_log=A_log,
+            dt_bias=dt_bias, cu_seqlens_cpu=cu_seqlens_cpu,
+        ), disable_recompute,
         cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             checkpoint_every, checkpoint_offsets, checkpoints, out=out,
@@ -297,13 +292,16 @@ def chunk_delta_rule(
         o ``[B, T, HV, V]`` and the final state ``[N, HV, K, V]`` in float32, or None.
     """
     _refuse_old(head_first)
-    problem = _options(
-        "op=delta_rule", scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
+    problem: Problem = {"op": "delta_rule"}
+    _options(
+        problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
         chunk_size, precision, batch_invariant,
     )  # fmt: skip
     return _call(
-        problem, q, k, v, None, beta, None, None, initial_state, cu_seqlens, None, None,
-        cu_seqlens_cpu, disable_recompute,
+        problem, Inputs(
+            q, k, v, beta=beta, initial_state=initial_state, cu_seqlens=cu_seqlens,
+            cu_seqlens_cpu=cu_seqlens_cpu,
+        ), disable_recompute,
         cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             checkpoint_every, checkpoint_offsets, checkpoints, out=out,
@@ -374,16 +372,20 @@ def chunk_kda(
     """
     if transpose_state_layout is not None:
         state_v_first = _renamed(state_v_first, transpose_state_layout)
-    problem, A_log, dt_bias = _vector_gate(
-        "op=kda", v, g, use_gate_in_kernel, safe_gate, lower_bound, A_log, dt_bias
+    problem: Problem = {"op": "kda"}
+    A_log, dt_bias = _vector_gate(
+        problem, v, g, use_gate_in_kernel, safe_gate, lower_bound, A_log, dt_bias
     )
-    problem = _options(
+    _options(
         problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
         chunk_size, precision, batch_invariant,
-    ) + _beta_options(use_beta_sigmoid_in_kernel, allow_neg_eigval)  # fmt: skip
+    )  # fmt: skip
+    _beta_options(problem, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     return _call(
-        problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias,
-        cu_seqlens_cpu, disable_recompute, return_intermediate_states,
+        problem, Inputs(
+            q, k, v, g, beta, initial_state=initial_state, cu_seqlens=cu_seqlens, A_log=A_log,
+            dt_bias=dt_bias, cu_seqlens_cpu=cu_seqlens_cpu,
+        ), disable_recompute, return_intermediate_states,
         cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             checkpoint_every, checkpoint_offsets, checkpoints, out=out,
@@ -428,16 +430,19 @@ def chunk_gated_delta_product(
     Returns:
         o ``[B, T, HV, V]`` and the final state ``[N, HV, K, V]`` in float32, or None.
     """
-    problem = f"op=gated_delta_product num_householder={integer('num_householder', num_householder)}"
+    steps = integer("num_householder", num_householder)
+    problem: Problem = {"op": "gated_delta_product", "num_householder": steps}
     if g is None:
-        problem += " has_g=0"
-    problem = _options(
+        problem["has_g"] = 0
+    _options(
         problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
         chunk_size, precision, batch_invariant,
     )  # fmt: skip
     return _call(
-        problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, None, None,
-        cu_seqlens_cpu, disable_recompute,
+        problem, Inputs(
+            q, k, v, g, beta, initial_state=initial_state, cu_seqlens=cu_seqlens,
+            cu_seqlens_cpu=cu_seqlens_cpu,
+        ), disable_recompute,
         cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(out=out),
     )  # fmt: skip
 
@@ -486,16 +491,19 @@ def chunk_gdn2(
     """
     if transpose_state_layout is not None:
         state_v_first = _renamed(state_v_first, transpose_state_layout)
-    problem, A_log, dt_bias = _vector_gate(
-        "op=gdn2", v, g, use_gate_in_kernel, safe_gate, lower_bound, A_log, dt_bias
+    problem: Problem = {"op": "gdn2"}
+    A_log, dt_bias = _vector_gate(
+        problem, v, g, use_gate_in_kernel, safe_gate, lower_bound, A_log, dt_bias
     )
-    problem = _options(
+    _options(
         problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
         chunk_size, precision, batch_invariant,
     )  # fmt: skip
     return _call(
-        problem, q, k, v, g, None, b, w, initial_state, cu_seqlens, A_log, dt_bias,
-        cu_seqlens_cpu, disable_recompute, return_intermediate_states,
+        problem, Inputs(
+            q, k, v, g, erase=b, write=w, initial_state=initial_state, cu_seqlens=cu_seqlens, A_log=A_log,
+            dt_bias=dt_bias, cu_seqlens_cpu=cu_seqlens_cpu,
+        ), disable_recompute, return_intermediate_states,
         cp_context=cp_context, seqlens_hint=seqlens_hint, pool=_pool(out=out),
     )  # fmt: skip
 
@@ -585,27 +593,30 @@ def fused_recurrent_gated_delta_rule(
         state_v_first = _renamed(state_v_first, transpose_state_layout)
     if beta is None:
         beta = tensor("v", v).new_ones(v.shape[:3])
-    gate = ""
+    problem: Problem = {"op": "gated_delta_rule", "pass": "recurrent"}
     if use_gate_in_kernel:
         _need(A_log, "A_log", "use_gate_in_kernel is true")
         _need(g, "g", "use_gate_in_kernel is true")
         if gk is not None:
             raise ValueError("gk is given; it must be None where use_gate_in_kernel is true")
-        gate = " use_gate_in_kernel=1"
+        problem["use_gate_in_kernel"] = 1
     else:
         A_log = dt_bias = None
-    op = "gated_delta_rule"
     if gk is not None:
-        op = "kda"
+        problem["op"] = "kda"
         g = _with_channels(gk, g, q, v)
     elif g is None:
-        op = "delta_rule"
-    problem = _options(
-        f"op={op} pass=recurrent{gate}", scale, output_final_state, use_qk_l2norm_in_kernel,
-        state_v_first, None, precision, batch_invariant,
-    ) + _beta_options(use_beta_sigmoid_in_kernel, allow_neg_eigval)  # fmt: skip
+        problem["op"] = "delta_rule"
+    _options(
+        problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
+        None, precision, batch_invariant,
+    )  # fmt: skip
+    _beta_options(problem, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     return _call(
-        problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias, None,
+        problem, Inputs(
+            q, k, v, g, beta, initial_state=initial_state, cu_seqlens=cu_seqlens, A_log=A_log,
+            dt_bias=dt_bias,
+        ),
         pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             num_accepted=num_accepted, intermediate_states=intermediate_states,
@@ -661,12 +672,13 @@ def fused_recurrent_delta_rule(
     """
     if beta is None:
         beta = tensor("v", v).new_ones(v.shape[:3])
-    problem = _options(
-        "op=delta_rule pass=recurrent", scale, output_final_state, use_qk_l2norm_in_kernel,
+    problem: Problem = {"op": "delta_rule", "pass": "recurrent"}
+    _options(
+        problem, scale, output_final_state, use_qk_l2norm_in_kernel,
         state_v_first, None, precision, batch_invariant,
     )  # fmt: skip
     return _call(
-        problem, q, k, v, None, beta, None, None, initial_state, cu_seqlens, None, None, None,
+        problem, Inputs(q, k, v, beta=beta, initial_state=initial_state, cu_seqlens=cu_seqlens),
         pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             num_accepted=num_accepted, intermediate_states=intermediate_states,
@@ -726,15 +738,20 @@ def fused_recurrent_kda(
     """
     if transpose_state_layout is not None:
         state_v_first = _renamed(state_v_first, transpose_state_layout)
-    problem, A_log, dt_bias = _vector_gate(
-        "op=kda pass=recurrent", v, g, use_gate_in_kernel, False, lower_bound, A_log, dt_bias
+    problem: Problem = {"op": "kda", "pass": "recurrent"}
+    A_log, dt_bias = _vector_gate(
+        problem, v, g, use_gate_in_kernel, False, lower_bound, A_log, dt_bias
     )
-    problem = _options(
+    _options(
         problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
         None, precision, batch_invariant,
-    ) + _beta_options(use_beta_sigmoid_in_kernel, allow_neg_eigval)  # fmt: skip
+    )  # fmt: skip
+    _beta_options(problem, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     return _call(
-        problem, q, k, v, g, beta, None, None, initial_state, cu_seqlens, A_log, dt_bias, None,
+        problem, Inputs(
+            q, k, v, g, beta, initial_state=initial_state, cu_seqlens=cu_seqlens, A_log=A_log,
+            dt_bias=dt_bias,
+        ),
         pool=_pool(
             state, state_scale, state_index, output_state_index, has_initial_state, null_slots,
             num_accepted=num_accepted, intermediate_states=intermediate_states,
@@ -777,21 +794,25 @@ def fused_recurrent_gdn2(
     """
     if transpose_state_layout is not None:
         state_v_first = _renamed(state_v_first, transpose_state_layout)
-    problem, A_log, dt_bias = _vector_gate(
-        "op=gdn2 pass=recurrent", v, g, use_gate_in_kernel, False, lower_bound, A_log, dt_bias
+    problem: Problem = {"op": "gdn2", "pass": "recurrent"}
+    A_log, dt_bias = _vector_gate(
+        problem, v, g, use_gate_in_kernel, False, lower_bound, A_log, dt_bias
     )
-    problem = _options(
+    _options(
         problem, scale, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
         None, precision, batch_invariant,
     )  # fmt: skip
     return _call(
-        problem, q, k, v, g, None, b, w, initial_state, cu_seqlens, A_log, dt_bias, None,
+        problem, Inputs(
+            q, k, v, g, erase=b, write=w, initial_state=initial_state, cu_seqlens=cu_seqlens, A_log=A_log,
+            dt_bias=dt_bias,
+        ),
         pool=_pool(out=out),
     )  # fmt: skip
 
 
 def _options(
-    problem: str,
+    problem: Problem,
     scale: float | None,
     output_final_state: bool,
     use_qk_l2norm: bool,
@@ -799,39 +820,39 @@ def _options(
     chunk_size: int | None,
     precision: str | None,
     batch_invariant: bool,
-) -> str:
-    """The problem with the options that every operator has."""
+) -> None:
+    """Sets the options that every operator has."""
     if scale is not None:
-        problem += f" scale={real('scale', scale)!r}"
+        problem["scale"] = real("scale", scale)
     if output_final_state:
-        problem += " output_final_state=1"
+        problem["output_final_state"] = 1
     if use_qk_l2norm:
-        problem += " use_qk_l2norm=1"
+        problem["use_qk_l2norm"] = 1
     if state_v_first:
-        problem += " state_v_first=1"
+        problem["state_v_first"] = 1
     if chunk_size is not None:
-        problem += f" chunk_size={integer('chunk_size', chunk_size)}"
+        problem["chunk_size"] = integer("chunk_size", chunk_size)
     if precision is not None:
         if precision not in _PRECISIONS:
             raise ValueError(
                 f"precision is {precision!r}; it must be one of {', '.join(map(repr, _PRECISIONS))}"
             )
-        problem += f" precision={precision}"
+        problem["precision"] = precision
     if batch_invariant:
-        problem += " batch_invariant=1"
-    return problem
+        problem["batch_invariant"] = 1
 
 
-def _beta_options(use_beta_sigmoid: bool, allow_neg_eigval: bool) -> str:
-    if not use_beta_sigmoid:
-        if allow_neg_eigval:
-            raise ValueError("allow_neg_eigval is true; use_beta_sigmoid_in_kernel must be too")
-        return ""
-    return " use_beta_sigmoid=1 allow_neg_eigval=1" if allow_neg_eigval else " use_beta_sigmoid=1"
+def _beta_options(problem: Problem, use_beta_sigmoid: bool, allow_neg_eigval: bool) -> None:
+    if allow_neg_eigval and not use_beta_sigmoid:
+        raise ValueError("allow_neg_eigval is true; use_beta_sigmoid_in_kernel must be too")
+    if use_beta_sigmoid:
+        problem["use_beta_sigmoid"] = 1
+    if allow_neg_eigval:
+        problem["allow_neg_eigval"] = 1
 
 
 def _vector_gate(
-    problem: str,
+    problem: Problem,
     v: Tensor,
     g: Tensor,
     use_gate_in_kernel: bool,
@@ -839,18 +860,18 @@ def _vector_gate(
     lower_bound: float | None,
     A_log: Tensor | None,
     dt_bias: Tensor | None,
-) -> tuple[str, Tensor | None, Tensor | None]:
-    """The problem with the gate of kda and gdn2, and the gate's tensors that it uses."""
+) -> tuple[Tensor | None, Tensor | None]:
+    """Sets the gate of kda and gdn2, and returns A_log and dt_bias as it uses them."""
     if not use_gate_in_kernel:
         if safe_gate:
-            bound = -5.0 if lower_bound is None else real("lower_bound", lower_bound)
-            problem += f" safe_gate=1 lower_bound={bound!r}"
-        return problem, None, None
-    problem += " use_gate_in_kernel=1"
+            problem["safe_gate"] = 1
+            problem["lower_bound"] = -5.0 if lower_bound is None else real("lower_bound", lower_bound)
+        return None, None
+    problem["use_gate_in_kernel"] = 1
     if lower_bound is not None:
-        problem += f" lower_bound={real('lower_bound', lower_bound)!r}"
+        problem["lower_bound"] = real("lower_bound", lower_bound)
         if A_log is None:
-            problem += " has_A_log=0"
+            problem["has_A_log"] = 0
     elif safe_gate:
         raise ValueError("lower_bound is None; safe_gate with use_gate_in_kernel needs it")
     else:
@@ -860,7 +881,7 @@ def _vector_gate(
         if heads == 0 or dt_bias.numel() % heads != 0:
             raise ValueError(f"dt_bias has shape {list(dt_bias.shape)}; it must be [HV, K] or [HV * K]")
         dt_bias = dt_bias.reshape(heads, -1)
-    return problem, A_log, dt_bias
+    return A_log, dt_bias
 
 
 def _with_channels(gk: Tensor, g: Tensor | None, q: Tensor, v: Tensor) -> Tensor:
@@ -917,7 +938,7 @@ def _suspect_heads_first(q: Tensor) -> None:
     )
 
 
-def _suspect_values(problem: str, k: Tensor, g: Tensor | None) -> None:
+def _suspect_values(problem: Problem, k: Tensor, g: Tensor | None) -> None:
     """Warns, once in a process of each, of keys far longer than 1, by the first rows of a problem's first
     call, and of gates above 0, by all of that call."""
     global _keys_told, _gates_told
@@ -926,8 +947,8 @@ def _suspect_values(problem: str, k: Tensor, g: Tensor | None) -> None:
         return
     if not (k.is_cpu or (k.is_cuda and not torch.cuda.is_current_stream_capturing())):
         return
-    _seen.add(problem)
-    if not _keys_told and " use_qk_l2norm=1" not in problem:
+    _seen.add(tuple(problem.items()))
+    if not _keys_told and "use_qk_l2norm" not in problem:
         length = float(k.detach()[0, :64].float().norm(dim=-1).mean())
         if length > _LONGEST_KEYS:
             _keys_told = True
@@ -936,7 +957,7 @@ def _suspect_values(problem: str, k: Tensor, g: Tensor | None) -> None:
                 "to token; normalize q and k, or pass use_qk_l2norm_in_kernel=True",
                 stacklevel=4,
             )
-    if _gates_told or g is None or " use_gate_in_kernel=1" in problem:
+    if _gates_told or g is None or "use_gate_in_kernel" in problem:
         return
     if type(g) is not Tensor or g.device != k.device or g.numel() == 0:
         return
@@ -951,19 +972,8 @@ def _suspect_values(problem: str, k: Tensor, g: Tensor | None) -> None:
 
 
 def _call(
-    problem: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    beta: Tensor | None,
-    erase: Tensor | None,
-    write: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    A_log: Tensor | None,
-    dt_bias: Tensor | None,
-    cu_seqlens_cpu: Tensor | None,
+    problem: Problem,
+    inputs: Inputs,
     disable_recompute: bool = False,
     return_intermediate_states: bool = False,
     pool: _Pool | None = None,
@@ -972,91 +982,76 @@ def _call(
 ) -> tuple[Any, ...]:
     """Casts what the operators do not take as it is, and calls them."""
     try:
+        q, k, v, g, beta = inputs[:5]
         if cp_context is None:
             cp_context = _context_around(problem)
         if pool is not None:
-            problem = _pool_options(
-                problem, pool, q, initial_state, disable_recompute, return_intermediate_states
-            )
-        if not _heads_first_told and " pass=recurrent" not in problem and cp_context is None:
+            _check_pool(problem, pool, inputs, disable_recompute, return_intermediate_states)
+            problem |= pool.fields
+        if not _heads_first_told and problem.get("pass") != "recurrent" and cp_context is None:
             # Decoding has few tokens, and so may a rank.
             _suspect_heads_first(q)
         # What was seen would be a condition of what is compiled.
-        if not torch.compiler.is_compiling() and problem not in _seen:
+        if not torch.compiler.is_compiling() and tuple(problem.items()) not in _seen:
             _suspect_values(problem, k, g)
+        cast: dict[str, Tensor] = {}
         if _any_autocast():
             q, k, v = _autocast(q, k, v)
+            cast = {"q": q, "k": k, "v": v}
         dtype = q.dtype
-        over_ranks = None
-        if cp_context is not None:
-            over_ranks = _over_ranks(cp_context, cu_seqlens, return_intermediate_states, pool)
         if dtype is torch.float64:
-            if over_ranks is not None:
-                return over_ranks(problem, q, k, v, g, beta, erase, write, initial_state, A_log, dt_bias)
-            return _exact(
-                problem, cu_seqlens, cu_seqlens_cpu, return_intermediate_states, q=q, k=k, v=v, g=g,
-                beta=beta, b=erase, w=write, initial_state=initial_state, A_log=A_log, dt_bias=dt_bias,
-            )  # fmt: skip
+            inputs = inputs._replace(**cast)
+            if cp_context is not None:
+                return _over_ranks(problem, inputs, cp_context, return_intermediate_states, pool)
+            return _exact(problem, inputs, return_intermediate_states)
         if g is not None and g.dtype is not torch.float32 and g.dtype is not dtype:
-            g = _gate(problem, g)
+            cast["g"] = _gate(problem, g)
         if beta is not None and beta.dtype is not dtype and beta.dtype is not torch.float32:
-            beta = floating("beta", beta).float()
+            cast["beta"] = floating("beta", beta).float()
+        erase, write = inputs.erase, inputs.write
         if erase is not None and write is not None:
             if erase.dtype is not write.dtype or erase.dtype is not dtype:
-                erase, write = floating("b", erase).float(), floating("w", write).float()
-        if A_log is not None:
-            A_log = floating("A_log", A_log).reshape(-1).float()
-        if dt_bias is not None:
-            problem += " has_dt_bias=1"
-            dt_bias = floating("dt_bias", dt_bias).float()
+                cast["erase"], cast["write"] = floating("b", erase).float(), floating("w", write).float()
+        if inputs.A_log is not None:
+            cast["A_log"] = floating("A_log", inputs.A_log).reshape(-1).float()
+        if inputs.dt_bias is not None:
+            problem["has_dt_bias"] = 1
+            cast["dt_bias"] = floating("dt_bias", inputs.dt_bias).float()
+        if cast:
+            inputs = inputs._replace(**cast)
+        cu_seqlens, cu_seqlens_cpu = inputs.cu_seqlens, inputs.cu_seqlens_cpu
         if cu_seqlens_cpu is not None:
             _check_copy(cu_seqlens, cu_seqlens_cpu)
-            if seqlens_hint is None and " batch_invariant=1" not in problem:
+            if seqlens_hint is None and "batch_invariant" not in problem:
                 seqlens_hint = _longest_of_uneven(cu_seqlens_cpu)
         if seqlens_hint is not None:
-            problem += f" seqlens_hint={integer('seqlens_hint', seqlens_hint)}"
-        if over_ranks is not None:
-            return over_ranks(problem, q, k, v, g, beta, erase, write, initial_state, A_log, dt_bias)
+            problem["seqlens_hint"] = integer("seqlens_hint", seqlens_hint)
+        if cp_context is not None:
+            return _over_ranks(problem, inputs, cp_context, return_intermediate_states, pool)
         if forward_ad._current_level >= 0:
-            refuse_tangents(problem, q, k, v, g, beta, erase, write, initial_state, A_log, dt_bias)
+            refuse_tangents(text_of(problem), *inputs)
         if return_intermediate_states:
-            return _with_states(
-                problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
-                cu_seqlens_cpu,
-            )  # fmt: skip
+            return _with_states(problem, inputs)
         if pool is not None:
-            final_state = None
-            if " output_final_state=1" in problem:  # without a pool, so with states inside sequences
+            tensors, final_state = pool.tensors, None
+            if "output_final_state" in problem:  # without a pool, so with states inside sequences
                 N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
                 KV = [*q.shape[3:], *v.shape[3:]]
-                KV = KV[::-1] if " state_v_first=1" in problem else KV
+                KV = KV[::-1] if "state_v_first" in problem else KV
                 final_state = q.new_empty([N, *v.shape[2:3], *KV], dtype=torch.float32)
-            o = update(
-                problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
-                cu_seqlens_cpu, *pool[:_POOL_TENSORS], final_state,
-            )  # fmt: skip
-            return o, final_state
-        outputs = run(
-            problem, q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias,
-            cu_seqlens_cpu, disable_recompute,
-        )  # fmt: skip
+                tensors = {**tensors, "final_state": final_state}
+            return update(problem, inputs, tensors), final_state
+        outputs = run(problem, inputs, disable_recompute)
         return outputs[0], outputs[1] if len(outputs) > 1 else None
     except (AttributeError, RuntimeError) as error:
-        gates = (
-            {"b": erase, "w": write} if fields_of(problem)["op"] == "gdn2" else {"beta": beta}
-        )
-        inside = () if pool is None else zip(_Pool._fields[:_POOL_TENSORS], pool, strict=False)
-        raise_as_python(
-            error, q=q, k=k, v=v, g=g, **gates, initial_state=initial_state, cu_seqlens=cu_seqlens,
-            A_log=A_log, dt_bias=dt_bias, cu_seqlens_cpu=cu_seqlens_cpu,
-            **dict(inside),
-        )  # fmt: skip
+        inside = {} if pool is None else pool.tensors
+        raise_as_python(error, **by_parameter(problem, inputs), **inside)
 
 
-def _context_around(problem: str) -> Any:
+def _context_around(problem: Problem) -> Any:
     """The context of a context_parallel() block around the call, or None."""
     context = around()
-    if context is not None and " pass=recurrent" in problem:
+    if context is not None and problem.get("pass") == "recurrent":
         raise ValueError(
             "a fused_recurrent function is called inside wyvern.distributed.context_parallel(); it computes "
             "one rank's tokens alone: call it outside, or the chunk function"
@@ -1065,16 +1060,24 @@ def _context_around(problem: str) -> Any:
 
 
 def _over_ranks(
-    cp_context: Any, cu_seqlens: Tensor | None, return_intermediate_states: bool, pool: _Pool | None
-) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    """What computes a call with this context, beside the other arguments of the call."""
+    problem: Problem,
+    inputs: Inputs,
+    cp_context: Any,
+    return_intermediate_states: bool,
+    pool: _Pool | None,
+) -> tuple[Tensor, Tensor | None]:
+    """The same of this rank's tokens, where sequences go through several ranks."""
     from .distributed import _parallel
 
-    beside = {"cu_seqlens": cu_seqlens, "return_intermediate_states": return_intermediate_states or None}
-    if pool is not None:
-        beside |= dict(zip(_Pool._fields[:_POOL_TENSORS], pool, strict=False))
-    refused = next((name for name, value in beside.items() if value is not None), None)
-    return partial(_parallel.run, cp_context, refused)
+    refused: str | None = None
+    if inputs.cu_seqlens is not None:
+        refused = "cu_seqlens"
+    elif return_intermediate_states:
+        refused = "return_intermediate_states"
+    elif pool is not None:
+        refused = next(iter(pool.tensors))
+    tensors = [x for name, x in zip(INPUTS, inputs, strict=True) if not name.startswith("cu_seqlens")]
+    return _parallel.run(cp_context, refused, text_of(problem), *tensors)
 
 
 def _pool(
@@ -1137,53 +1140,72 @@ def _pool(
     if (norm_weight is None) != (norm_gate is None):
         name, other = ("norm_weight", "norm_gate") if norm_weight is None else ("norm_gate", "norm_weight")
         raise ValueError(f"{name} is missing; it must be given with {other}")
-    output_norm = ""
+    fields: Problem = {}
     if norm_weight is not None:
         if norm_activation not in _NORM_ACTIVATIONS:
             legal = ", ".join(map(repr, _NORM_ACTIVATIONS))
             raise ValueError(f"norm_activation is {norm_activation!r}; it must be one of {legal}")
-        output_norm = f" output_norm={_NORM_ACTIVATIONS[norm_activation]}"
-        output_norm += f" norm_eps={real('norm_eps', norm_eps)!r}"
+        fields["output_norm"] = _NORM_ACTIVATIONS[norm_activation]
+        fields["norm_eps"] = real("norm_eps", norm_eps)
         norm_weight = floating("norm_weight", norm_weight).float()
     if state is None and checkpoints is None and intermediate_states is None and out is None:
         if norm_weight is None:
             return None
-    every = 0 if checkpoint_every is None else integer("checkpoint_every", checkpoint_every)
-    if checkpoint_every is not None and every <= 0:
-        raise ValueError(f"checkpoint_every is {every}; it must be a multiple of 64")
-    return _Pool(
-        state, state_scale, state_index, output_state_index, has_initial_state, num_accepted,
-        intermediate_index, parent, norm_weight, norm_gate, checkpoint_offsets, checkpoints,
-        intermediate_states, out, null_slots == "non-positive", every, disable_state_update, output_norm,
-    )  # fmt: skip
+    if disable_state_update:
+        fields["disable_state_update"] = 1
+    if checkpoint_every is not None:
+        every = fields["checkpoint_every"] = integer("checkpoint_every", checkpoint_every)
+        if every <= 0:
+            raise ValueError(f"checkpoint_every is {every}; it must be a multiple of 64")
+    if null_slots == "non-positive":
+        fields["null_slot_zero"] = 1
+    tensors = {
+        "state": state,
+        "state_scale": state_scale,
+        "state_index": state_index,
+        "output_state_index": output_state_index,
+        "has_initial_state": has_initial_state,
+        "num_accepted": num_accepted,
+        "intermediate_index": intermediate_index,
+        "parent": parent,
+        "norm_weight": norm_weight,
+        "norm_gate": norm_gate,
+        "checkpoint_offsets": checkpoint_offsets,
+        "checkpoints": checkpoints,
+        "intermediate_states": intermediate_states,
+        "out": out,
+    }
+    return _Pool({name: x for name, x in tensors.items() if x is not None}, fields)
 
 
-def _pool_options(
-    problem: str,
+def _check_pool(
+    problem: Problem,
     pool: _Pool,
-    q: Tensor,
-    initial_state: Tensor | None,
+    inputs: Inputs,
     disable_recompute: bool,
     return_intermediate_states: bool,
-) -> str:
-    """The problem with states in place, where nothing else that is asked for speaks against them."""
+) -> None:
+    """Refuses what else is asked for and goes with none of the pool's tensors."""
     written = ("state", "checkpoints", "intermediate_states")
-    given = next((name for name in (*written, "norm_gate") if getattr(pool, name) is not None), "out")
+    tensors = pool.tensors
+    given = next((name for name in (*written, "norm_gate") if name in tensors), "out")
     for name in written:
-        x = getattr(pool, name)
+        x = tensors.get(name)
         if x is None or tensor(name, x).dtype in _FLOATS or (name == "state" and x.dtype in _FLOAT8):
             continue
         more = ", torch.float8_e4m3fn or torch.float8_e5m2" if name == "state" else ""
         raise TypeError(
             f"{name} is {x.dtype}; it must be torch.float32, torch.float16 or torch.bfloat16{more}"
         )
-    if pool.state is not None:
-        if (pool.state_scale is not None) != (pool.state.dtype in _FLOAT8):
-            what = "missing; it must be given with" if pool.state_scale is None else "given with"
-            raise ValueError(f"state_scale is {what} a state of {pool.state.dtype}")
-        if initial_state is not None:
+    state = tensors.get("state")
+    if state is not None:
+        scaled = "state_scale" in tensors
+        if scaled != (state.dtype in _FLOAT8):
+            what = "given with" if scaled else "missing; it must be given with"
+            raise ValueError(f"state_scale is {what} a state of {state.dtype}")
+        if inputs.initial_state is not None:
             raise ValueError("initial_state is given; it must be None with state, whose slots hold it")
-        if " output_final_state=1" in problem:
+        if "output_final_state" in problem:
             raise ValueError(
                 "output_final_state is true; it must be false with state, which is updated in place"
             )
@@ -1193,16 +1215,10 @@ def _pool_options(
     ):
         if value:
             raise ValueError(f"{name} is true; it must be false with {given}, which has no gradient")
-    if tensor("q", q).dtype is torch.float64:
+    if tensor("q", inputs.q).dtype is torch.float64:
         raise TypeError(
             f"q is torch.float64; with {given} it must be torch.float32, torch.float16 or torch.bfloat16"
         )
-    problem += pool.output_norm
-    if pool.disable_state_update:
-        problem += " disable_state_update=1"
-    if pool.checkpoint_every:
-        problem += f" checkpoint_every={pool.checkpoint_every}"
-    return problem + " null_slot_zero=1" if pool.null_slot_zero else problem
 
 
 def _check_copy(cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor) -> None:
@@ -1234,23 +1250,19 @@ def hint_of_uneven(longest: int, tokens: int, N: int) -> int | None:
 
 
 def _exact(
-    problem: str,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_cpu: Tensor | None,
-    return_intermediate_states: bool,
-    **tensors: Tensor | None,
+    problem: Problem, inputs: Inputs, return_intermediate_states: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The same of float64 q, k and v, by the recurrence; tensors as its run() has them."""
+    """The same of float64 q, k and v, by the recurrence."""
     if return_intermediate_states:
         raise ValueError(
             "return_intermediate_states is true; it must be false where q is torch.float64, which is "
             "computed without chunks"
         )
-    if cu_seqlens_cpu is not None:
-        _check_copy(cu_seqlens, cu_seqlens_cpu)
-    if tensors["A_log"] is not None:
-        tensors["A_log"] = tensors["A_log"].reshape(-1)
-    return _recurrence.run(problem, cu_seqlens, cu_seqlens_cpu, **tensors)
+    if inputs.cu_seqlens_cpu is not None:
+        _check_copy(inputs.cu_seqlens, inputs.cu_seqlens_cpu)
+    if inputs.A_log is not None:
+        inputs = inputs._replace(A_log=inputs.A_log.reshape(-1))
+    return _recurrence.run(text_of(problem), **by_parameter(problem, inputs))
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -1264,43 +1276,29 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _gate(problem: str, g: Tensor) -> Tensor:
+def _gate(problem: Problem, g: Tensor) -> Tensor:
     """g in a dtype that the operator takes: one of a vector may be any float."""
-    vector = problem.startswith(("op=kda", "op=gdn2"))
+    vector = problem["op"] in VECTOR_GATED
     return g if vector and g.dtype in _FLOATS else floating("g", g).float()
 
 
-def _with_states(
-    problem: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    beta: Tensor | None,
-    erase: Tensor | None,
-    write: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    A_log: Tensor | None,
-    dt_bias: Tensor | None,
-    cu_seqlens_cpu: Tensor | None,
-) -> tuple[Any, ...]:
+def _with_states(problem: Problem, inputs: Inputs) -> tuple[Any, ...]:
     """o, the final state or None, and the state before each chunk."""
-    inputs = (q, k, v, g, beta, erase, write, initial_state, cu_seqlens, A_log, dt_bias)
+    q, cu_seqlens = inputs.q, inputs.cu_seqlens
     if torch.is_grad_enabled() and (
         is_transformed() or any(x is not None and x.requires_grad for x in inputs)
     ):
         raise ValueError(
             "return_intermediate_states is true; it has no gradient, so call under torch.no_grad()"
         )
-    outputs = forward_op(problem + " return_intermediate_states=1", *inputs, cu_seqlens_cpu)
+    outputs = forward_op(text_of({**problem, "return_intermediate_states": 1}), *inputs)
     states = outputs[-1]
     if cu_seqlens is None:
         # A batch without tokens has no chunks to tell its size from.
         states = states.reshape(q.shape[0], -1 if states.numel() else 0, *states.shape[1:])
     else:
-        size = int(fields_of(problem).get("chunk_size", "64"))
-        ends = (cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu).tolist()
+        size = problem.get("chunk_size", 64)
+        ends = (cu_seqlens if inputs.cu_seqlens_cpu is None else inputs.cu_seqlens_cpu).tolist()
         chunks = sum(-(-(end - begin) // size) for begin, end in zip(ends, ends[1:], strict=False))
         states = states[:chunks].unsqueeze(0)
     return outputs[0], outputs[1] if len(outputs) > 2 else None, states  # the last are the states
