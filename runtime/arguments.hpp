@@ -67,8 +67,9 @@ inline constexpr auto kArguments = std::to_array<ArgumentTensor>({
 inline constexpr std::size_t kOperatorTensors = kArguments.size();
 
 // The table has every tensor of Arguments.
-static_assert(sizeof(Arguments) ==
-              kOperatorTensors * sizeof(TensorView) + sizeof(decltype(Arguments::cu_seqlens_host)));
+static_assert(sizeof(Arguments) == kOperatorTensors * sizeof(TensorView) +
+                                       sizeof(decltype(Arguments::cu_seqlens_host)) +
+                                       sizeof(ShownName));
 
 /// A tensor's index in the table; kOperatorTensors for an unknown name.
 constexpr std::size_t argument_index(std::string_view name) noexcept {

@@ -194,6 +194,7 @@ Arguments arguments_of(const wyvern_launch& launch) {
     bad_input(fmt::format("launch.cu_seqlens_host is null; it must point to {} entries",
                           launch.cu_seqlens_host_count));
   arguments.cu_seqlens_host = {launch.cu_seqlens_host, launch.cu_seqlens_host_count};
+  arguments.shown_name = launch.shown_name;
   return arguments;
 }
 

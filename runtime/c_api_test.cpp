@@ -34,7 +34,8 @@ static_assert(offsetof(wyvern_runtime_options, command) == 40);
 static_assert(sizeof(wyvern_prepare_options) == 32 && offsetof(wyvern_prepare_options, plan) == 16);
 static_assert(offsetof(wyvern_prepare_options, tuning_budget_s) == 24);
 static_assert(sizeof(wyvern_tensor) == 40 && offsetof(wyvern_tensor, dtype) == 32);
-static_assert(sizeof(wyvern_launch) == 72 && offsetof(wyvern_launch, stream) == 48);
+static_assert(sizeof(wyvern_launch) == 80 && offsetof(wyvern_launch, stream) == 48);
+static_assert(offsetof(wyvern_launch, shown_name) == 72);
 
 /// A struct as a later version has it.
 template <class T>
@@ -651,6 +652,24 @@ TEST_F(CApiTest, RefusesWrongTensorsByName) {
       [&](Launch& l) { l.tensor("k").strides = other_strides.data(); }, __LINE__);
   refused({"o has no data"}, [](Launch& l) { l.tensor("o").data = nullptr; }, __LINE__);
   refused({"o overlaps q"}, [](Launch& l) { l.tensor("o").data = l.tensor("q").data; }, __LINE__);
+  refused(
+      {"keys has shape"},
+      [&](Launch& l) {
+        l.tensor("k").shape = other_shape.data();
+        l.what.shown_name = [](const char* name) {
+          return std::string_view(name) == "k" ? "keys" : name;
+        };
+      },
+      __LINE__);
+  refused(
+      {"out overlaps q"},
+      [](Launch& l) {
+        l.tensor("o").data = l.tensor("q").data;
+        l.what.shown_name = [](const char* name) {
+          return std::string_view(name) == "o" ? "out" : name;
+        };
+      },
+      __LINE__);
   refused({"launch.tensors is null"}, [](Launch& l) { l.what.tensors = nullptr; }, __LINE__);
   refused(
       {"cu_seqlens_host is null"}, [](Launch& l) { l.what.cu_seqlens_host_count = 2; }, __LINE__);

@@ -28,8 +28,14 @@ std::string shape_text(const Shape& shape, int rank) {
   return fmt::format("[{}]", fmt::join(shape.begin(), shape.begin() + rank, ", "));
 }
 
-[[noreturn]] void bad(const TensorSpec& expected, const std::string& what) {
-  throw Error(ErrorKind::kBadInput, fmt::format("{} {}", expected.name, what));
+/// What messages call a tensor.
+std::string_view shown(std::string_view name, ShownName of) {
+  // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): names are literals, with their NUL
+  return of == nullptr ? name : of(name.data());
+}
+
+[[noreturn]] void bad(std::string_view name, const std::string& what) {
+  throw Error(ErrorKind::kBadInput, fmt::format("{} {}", name, what));
 }
 
 bool contiguous(const TensorView& tensor) {
@@ -104,28 +110,29 @@ std::string_view legal_strides(const TensorSpec& expected) {
   return ", or have contiguous rows of tokens at equal distances of a multiple of 16 bytes";
 }
 
-[[noreturn]] void explain(const TensorSpec& expected, const TensorView& tensor) {
+[[noreturn]] void explain(const TensorSpec& expected, const TensorView& tensor,
+                          std::string_view name) {
   if (!expected.present)
-    bad(expected, "was given, but the operator was prepared without it; leave it out");
+    bad(name, "was given, but the operator was prepared without it; leave it out");
   const std::string wanted =
       fmt::format("{} {}", to_string(expected.dtype), shape_text(expected.shape, expected.rank));
   if (!tensor.present() && tensor.rank == 0)
-    bad(expected, fmt::format("is missing; it must be {}", wanted));
+    bad(name, fmt::format("is missing; it must be {}", wanted));
   if (tensor.dtype != expected.dtype)
-    bad(expected, fmt::format("is {}; it must be {}", to_string(tensor.dtype), wanted));
+    bad(name, fmt::format("is {}; it must be {}", to_string(tensor.dtype), wanted));
   if (tensor.rank < 0 || tensor.rank > kMaxRank)
-    bad(expected, fmt::format("has rank {}; it must be {}", tensor.rank, wanted));
+    bad(name, fmt::format("has rank {}; it must be {}", tensor.rank, wanted));
   if (tensor.rank != expected.rank ||
       shape_text(tensor.shape, tensor.rank) != shape_text(expected.shape, expected.rank))
-    bad(expected,
+    bad(name,
         fmt::format("has shape {}; it must be {}", shape_text(tensor.shape, tensor.rank), wanted));
-  if (!tensor.present()) bad(expected, fmt::format("has no data; it must be {}", wanted));
+  if (!tensor.present()) bad(name, fmt::format("has no data; it must be {}", wanted));
   if (!contiguous(tensor) && !(expected.strided && has_strided_rows(tensor, expected.outer_dims)))
-    bad(expected, fmt::format("has strides {} for shape {}; it must be contiguous{}",
-                              shape_text(tensor.strides, tensor.rank),
-                              shape_text(tensor.shape, tensor.rank), legal_strides(expected)));
-  bad(expected, fmt::format("starts at {}; it must be aligned to {} bytes", fmt::ptr(tensor.data),
-                            kTensorAlignment));
+    bad(name, fmt::format("has strides {} for shape {}; it must be contiguous{}",
+                          shape_text(tensor.strides, tensor.rank),
+                          shape_text(tensor.shape, tensor.rank), legal_strides(expected)));
+  bad(name, fmt::format("starts at {}; it must be aligned to {} bytes", fmt::ptr(tensor.data),
+                        kTensorAlignment));
 }
 
 }  // namespace
@@ -151,9 +158,10 @@ std::size_t bytes_of(const TensorSpec& tensor) {
   std::size_t bytes = size_of(tensor.dtype);
   for (const auto* dim = tensor.shape.begin(); dim != end; ++dim) {
     if (static_cast<std::size_t>(*dim) > kMost / bytes)
-      bad(tensor, fmt::format("would be {} {}, more than any memory has; give the problem fewer "
-                              "sequences or tokens",
-                              to_string(tensor.dtype), shape_text(tensor.shape, tensor.rank)));
+      bad(tensor.name,
+          fmt::format("would be {} {}, more than any memory has; give the problem fewer "
+                      "sequences or tokens",
+                      to_string(tensor.dtype), shape_text(tensor.shape, tensor.rank)));
     bytes *= static_cast<std::size_t>(*dim);
   }
   return bytes;
@@ -176,16 +184,18 @@ bool OperatorImpl::takes(std::size_t place, const TensorView& tensor) const {
   return fits(expected_[place], tensor);
 }
 
-void OperatorImpl::check(std::span<const TensorView* const> tensors, const void* workspace) const {
+void OperatorImpl::check(std::span<const TensorView* const> tensors, const void* workspace,
+                         ShownName shown_name) const {
   for (std::size_t i = 0; i < expected_.size(); ++i)
-    if (!fits(expected_[i], *tensors[i])) explain(expected_[i], *tensors[i]);
+    if (!fits(expected_[i], *tensors[i]))
+      explain(expected_[i], *tensors[i], shown(expected_[i].name, shown_name));
   if (workspace_bytes != 0 &&
       (workspace == nullptr ||
        reinterpret_cast<std::uintptr_t>(workspace) % kWorkspaceAlignment != 0))
     throw Error(ErrorKind::kBadInput,
                 fmt::format("workspace is {}; it must be {} bytes aligned to {}",
                             fmt::ptr(workspace), workspace_bytes, kWorkspaceAlignment));
-  check_overlaps(tensors, workspace);
+  check_overlaps(tensors, workspace, shown_name);
 }
 
 void OperatorImpl::expect(std::vector<TensorSpec> tensors) {
@@ -215,8 +225,8 @@ void OperatorImpl::find_strided() {
     }
 }
 
-void OperatorImpl::check_overlaps(std::span<const TensorView* const> tensors,
-                                  const void* workspace) const {
+void OperatorImpl::check_overlaps(std::span<const TensorView* const> tensors, const void* workspace,
+                                  ShownName shown_name) const {
   struct Range {
     std::uintptr_t begin = 0, end = 0;
     bool meets(const Range& other) const { return begin < other.end && other.begin < end; }
@@ -230,7 +240,7 @@ void OperatorImpl::check_overlaps(std::span<const TensorView* const> tensors,
     if (expected_[at].strided)
       ranges[i].end += bytes_between_rows(*tensors[at], expected_[at].outer_dims);
   }
-  const auto name = [&](std::size_t i) { return expected_[in_memory_[i]].name; };
+  const auto name = [&](std::size_t i) { return shown(expected_[in_memory_[i]].name, shown_name); };
   const auto begin = reinterpret_cast<std::uintptr_t>(workspace);
   const Range scratch{begin, begin + workspace_bytes};
   for (std::size_t i = 0; i < count && workspace_bytes != 0; ++i)
@@ -318,7 +328,7 @@ void Operator::launch(const Arguments& arguments, void* workspace, std::size_t w
 
 void Operator::launch(const Arguments& arguments, void* workspace, Stream stream) const {
   const auto tensors = tensors_of(arguments);
-  impl_->check(tensors, workspace);
+  impl_->check(tensors, workspace, arguments.shown_name);
   if (impl_->problem.packed) {
     const TensorView& seqlens = *tensors[kSeqlens];
     if (!arguments.cu_seqlens_host.empty())

@@ -85,13 +85,15 @@ class OperatorImpl {
   /// Throws Error(kBadInput) for the first of the caller's tensors that does not fit its spec, for
   /// a workspace that is not aligned, and where a tensor that the launch writes shares memory with
   /// another tensor or the workspace. `workspace` has workspace_bytes. Takes nanoseconds.
-  void check(std::span<const TensorView* const> tensors, const void* workspace) const;
+  void check(std::span<const TensorView* const> tensors, const void* workspace,
+             ShownName shown_name = nullptr) const;
   /// Enqueues steps [first, last) without checks.
   void enqueue(std::span<const TensorView* const> tensors, void* workspace, Stream stream,
                std::size_t first, std::size_t last) const;
 
  private:
-  void check_overlaps(std::span<const TensorView* const> tensors, const void* workspace) const;
+  void check_overlaps(std::span<const TensorView* const> tensors, const void* workspace,
+                      ShownName shown_name) const;
   void enqueue(const BoundStep& step, std::span<const TensorView* const> tensors, void* workspace,
                Stream stream) const;
   /// Uses the step's own tensor maps, except for tensors with strided rows.

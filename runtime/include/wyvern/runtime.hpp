@@ -101,6 +101,10 @@ struct TensorSpec {
 /// Every tensor of Arguments for a valid problem, in the order of Arguments.
 [[nodiscard]] std::vector<TensorSpec> tensor_specs(const Problem& problem);
 
+/// What messages call the tensor of this name, where a caller's own interface has other names.
+/// Gives its argument or a literal.
+using ShownName = const char* (*)(const char* name);
+
 /// The tensors of a launch, named as in runtime/SPECIFICATION.md. A default-constructed view is an
 /// absent tensor; tensor_specs() says which must be present. All pointers are on the operator's
 /// device and stay valid until the work is done. A tensor that a launch writes (an output, `state`,
@@ -194,6 +198,7 @@ struct Arguments {
   /// Without it a GPU's kernels clamp cu_seqlens to [0, T], so that a bad one cannot make them read
   /// or write out of bounds. On the CPU a launch always checks cu_seqlens itself.
   std::span<const std::int64_t> cu_seqlens_host;
+  ShownName shown_name = nullptr;  ///< null: messages call tensors by the names above
 };
 
 class OperatorImpl;

@@ -398,9 +398,13 @@ typedef struct wyvern_launch {
    * GPU's kernels clamp cu_seqlens to [0, T]. */
   const int64_t* cu_seqlens_host;
   size_t cu_seqlens_host_count;
+  /* Version 2. What wyvern_last_error() calls the tensor of this name, where the caller's own
+   * interface has other names: the argument or another text that lives forever. Called only where
+   * the launch fails. NULL: its name. wyvern_stage_launch() ignores it. */
+  const char* (*shown_name)(const char* name);
 } wyvern_launch;
 
-#define WYVERN_LAUNCH_INIT {sizeof(wyvern_launch), sizeof(wyvern_tensor), 0, 0, 0, 0, 0, 0, 0}
+#define WYVERN_LAUNCH_INIT {sizeof(wyvern_launch), sizeof(wyvern_tensor), 0, 0, 0, 0, 0, 0, 0, 0}
 
 /* Enqueues the pass on the stream; on the CPU runs it. Allocates nothing, takes no lock,
  * synchronizes nothing; legal inside CUDA graph capture. Tensors must stay valid until the work is

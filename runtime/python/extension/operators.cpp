@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -48,6 +49,8 @@ std::string schema(Operation operation) {
 constexpr std::uintptr_t kAlignment = 16, kWorkspaceAlignment = 256;
 /// Of a call beside its inputs: of a backward pass, or of an update.
 constexpr std::size_t kMostBeside = std::max(kOutputGradients.size(), kPool.size());
+constexpr std::size_t kOutput = kInputs.size() + (std::ranges::find(kPool, std::string_view("o")) -
+                                                  kPool.begin());  ///< o of an update
 constexpr std::size_t kMostTensors = kInputs.size() + kMostBeside + kKept.size();
 
 /// A failure of PyTorch itself, which has said more on stderr or in its own exception.
@@ -112,10 +115,11 @@ const Numbers& numbers() {
   return all;
 }
 
+/// Below 0: one that Wyvern does not know.
 std::int32_t wyvern_dtype_of(std::int32_t dtype) {
   for (const auto& [theirs, ours] : numbers().dtypes)
     if (theirs == dtype) return ours;
-  return -1;
+  return -1 - dtype;
 }
 
 std::int32_t torch_dtype_of(std::int32_t dtype) {
@@ -124,11 +128,22 @@ std::int32_t torch_dtype_of(std::int32_t dtype) {
   throw Refusal(Kind::runtime, "an output has a dtype that PyTorch has not");
 }
 
+/// What PyTorch calls a dtype of wyvern_dtype_of().
 const char* dtype_text(std::int32_t dtype) {
   constexpr std::array<const char*, 8> names{
       "torch.float32", "torch.float16", "torch.bfloat16",      "torch.int32",
       "torch.int64",   "torch.bool",    "torch.float8_e4m3fn", "torch.float8_e5m2"};
-  return names[static_cast<std::size_t>(dtype - WYVERN_FP32)];
+  if (dtype >= 0) return names[static_cast<std::size_t>(dtype - WYVERN_FP32)];
+  for (const auto& [theirs, text] : {
+           std::pair{torch().aoti_torch_dtype_float64(), "torch.float64"},
+           std::pair{torch().aoti_torch_dtype_uint8(), "torch.uint8"},
+           std::pair{torch().aoti_torch_dtype_int8(), "torch.int8"},
+           std::pair{torch().aoti_torch_dtype_int16(), "torch.int16"},
+           std::pair{torch().aoti_torch_dtype_complex64(), "torch.complex64"},
+           std::pair{torch().aoti_torch_dtype_complex128(), "torch.complex128"},
+       })
+    if (-1 - theirs == dtype) return text;
+  return "of another dtype";
 }
 
 std::string place_text(const Place& place) {
@@ -179,13 +194,27 @@ void* data_of(const Tensor& tensor) {
   return data;
 }
 
+using ShownName = decltype(wyvern_launch::shown_name);
+
+/// The names that tensors have in wyvern.ops; with_out() is for calls that are given o.
+const char* in_python(const char* name) {
+  const std::string_view given = name;
+  if (given == "erase") return "b";
+  return given == "write" ? "w" : name;
+}
+const char* with_out(const char* name) {
+  return std::string_view(name) == "o" ? "out" : in_python(name);
+}
+
 /// The tensor's description for the C API, which lives as long as the tensor; strides are left out
 /// where it is contiguous.
-wyvern_tensor describe(const char* name, const Tensor& tensor, const Place& place) {
+wyvern_tensor describe(const char* name, const Tensor& tensor, const Place& place,
+                       ShownName shown_name) {
+  const auto shown = [&] { return std::string(shown_name(name)); };
   const Place own = place_of(tensor);
   if (own != place)
-    throw Refusal(Kind::value, std::string(name) + " is on " + place_text(own) +
-                                   "; it must be on " + place_text(place) + ", where q is");
+    throw Refusal(Kind::value, shown() + " is on " + place_text(own) + "; it must be on " +
+                                   place_text(place) + ", where q is");
   wyvern_tensor described{name, nullptr, nullptr, nullptr, 0, 0};
   std::int64_t rank = 0, *sizes = nullptr, *strides = nullptr;
   std::int32_t dtype = 0;
@@ -195,7 +224,7 @@ wyvern_tensor describe(const char* name, const Tensor& tensor, const Place& plac
   check_torch(torch().aoti_torch_get_dtype(tensor.get(), &dtype), "get_dtype");
   check_torch(torch().aoti_torch_is_contiguous(tensor.get(), &contiguous), "is_contiguous");
   if (rank > WYVERN_MAX_RANK)
-    throw Refusal(Kind::value, std::string(name) + " has " + std::to_string(rank) + " dimensions");
+    throw Refusal(Kind::value, shown() + " has " + std::to_string(rank) + " dimensions");
   if (!contiguous)
     check_torch(torch().aoti_torch_get_strides(tensor.get(), &strides), "get_strides");
   described.data = data_of(tensor);
@@ -219,7 +248,7 @@ void make_dense(Tensor& tensor, wyvern_tensor& described, const Place& place) {
   Tensor copy = empty({described.shape, static_cast<std::size_t>(described.rank)}, dtype, place);
   check_torch(torch().aoti_torch_copy_(copy.get(), tensor.get(), 0), "copy_");
   tensor = std::move(copy);
-  described = describe(described.name, tensor, place);
+  described = describe(described.name, tensor, place, in_python);
 }
 
 /// What the dispatcher hands over, owned: reading it takes it from the stack, all of it, so that
@@ -312,7 +341,7 @@ class HostSeqlens {
   explicit HostSeqlens(Tensor& tensor) {
     if (!tensor) return;
     const Place host{numbers().cpu, -1};
-    wyvern_tensor given = describe("cu_seqlens_cpu", tensor, host);
+    wyvern_tensor given = describe("cu_seqlens_cpu", tensor, host, in_python);
     make_dense(tensor, given, host);
     if (given.rank != 1)
       throw Refusal(Kind::value, "cu_seqlens_cpu has " + std::to_string(given.rank) +
@@ -338,11 +367,11 @@ class HostSeqlens {
 /// The tensors of a launch, gathered in the order in which the operator names them.
 class Launch {
  public:
-  Launch(const Prepared& prepared, std::span<const wyvern_tensor> inputs,
-         std::span<const wyvern_tensor> kept, std::span<const Tensor> outputs)
-      : prepared_(prepared) {
+  Launch(const Prepared& prepared, const Request& request, std::span<const wyvern_tensor> kept,
+         std::span<const Tensor> outputs)
+      : prepared_(prepared), shown_name_(request.shown_name) {
     for (const LaunchTensor& tensor : prepared.tensors) switch (tensor.from) {
-        case LaunchTensor::From::input: add(tensor.spec, inputs[tensor.at]); break;
+        case LaunchTensor::From::input: add(tensor.spec, request.tensors[tensor.at]); break;
         case LaunchTensor::From::kept: add(tensor.spec, kept[tensor.at]); break;
         case LaunchTensor::From::output:
           tensors_[count_++] = {tensor.spec.name, data_of(outputs[tensor.at]), tensor.spec.shape,
@@ -364,6 +393,7 @@ class Launch {
     launch.stream = stream;
     launch.cu_seqlens_host = seqlens.entries().data();
     launch.cu_seqlens_host_count = seqlens.entries().size();
+    launch.shown_name = shown_name_;
     check(wyvern_operator_launch(prepared_.op, &launch));
   }
 
@@ -372,12 +402,14 @@ class Launch {
   void add(const wyvern_tensor_spec& spec, const wyvern_tensor& given) {
     if (given.name == nullptr) return;
     if (given.dtype != spec.dtype)
-      throw Refusal(Kind::type, std::string(given.name) + " is " + dtype_text(given.dtype) +
-                                    "; it must be " + dtype_text(spec.dtype));
+      throw Refusal(Kind::type, std::string(shown_name_(given.name)) + " is " +
+                                    dtype_text(given.dtype) + "; it must be " +
+                                    dtype_text(spec.dtype));
     tensors_[count_++] = given;
   }
 
   const Prepared& prepared_;
+  ShownName shown_name_;
   std::array<wyvern_tensor, kMostTensors + kGradients.size()> tensors_{};
   std::size_t count_ = 0;
 };
@@ -408,10 +440,12 @@ std::vector<Tensor> run(Call& call, Operation operation) {
   const std::span<const char* const> others = beside(operation);
   const std::size_t count = kInputs.size() + others.size();
   std::array<wyvern_tensor, kInputs.size() + kMostBeside> inputs{};
+  const ShownName shown_name =
+      operation == Operation::update && call.tensors[kOutput] ? with_out : in_python;
   for (std::size_t i = 0; i < count; ++i)
     if (call.tensors[i])
       inputs[i] = describe(i < kInputs.size() ? kInputs[i] : others[i - kInputs.size()],
-                           call.tensors[i], place);
+                           call.tensors[i], place, shown_name);
 
   Request request;
   request.problem = call.problem;
@@ -419,6 +453,8 @@ std::vector<Tensor> run(Call& call, Operation operation) {
   request.cuda_device = place.type == numbers().cuda ? place.index : -1;
   request.stream = stream_of(place);
   request.tensors = std::span(inputs).first(count);
+  request.shown_name = shown_name;
+  request.dtype_name = dtype_text;
   const Prepared& op = prepared(request);
   for (std::size_t i = 0; i < count; ++i) {
     // A copy of what is written would be nobody's.
@@ -436,7 +472,7 @@ std::vector<Tensor> run(Call& call, Operation operation) {
                                    " tensors; it must have " + std::to_string(op.kept.size()));
   std::array<wyvern_tensor, kKept.size()> kept{};
   for (std::size_t i = 0; i < op.kept.size(); ++i) {
-    kept[i] = describe(op.kept[i], call.kept[i], place);
+    kept[i] = describe(op.kept[i], call.kept[i], place, shown_name);
     make_dense(call.kept[i], kept[i], place);
   }
   Tensor workspace;
@@ -445,7 +481,7 @@ std::vector<Tensor> run(Call& call, Operation operation) {
     workspace = empty({&bytes, 1}, numbers().bytes, place);
   }
   const HostSeqlens seqlens(call.cu_seqlens_cpu);
-  Launch(op, request.tensors, kept, outputs).run(workspace, seqlens, request.stream);
+  Launch(op, request, kept, outputs).run(workspace, seqlens, request.stream);
   return outputs;
 }
 

@@ -188,14 +188,16 @@ class Tensors {
   }
   const wyvern_tensor& ranked(const char* name, std::size_t at, std::int32_t rank) const {
     const wyvern_tensor* const tensor = find(at);
-    if (tensor == nullptr) throw Refusal(Kind::type, std::string(name) + " is missing");
+    if (tensor == nullptr) throw Refusal(Kind::type, shown(name) + " is missing");
     if (tensor->rank != rank)
-      throw Refusal(Kind::value, std::string(name) + " has " + std::to_string(tensor->rank) +
+      throw Refusal(Kind::value, shown(name) + " has " + std::to_string(tensor->rank) +
                                      " dimensions; it must have " + std::to_string(rank));
     return *tensor;
   }
 
  private:
+  std::string shown(const char* name) const { return request_.shown_name(name); }
+
   const Request& request_;
 };
 
@@ -324,8 +326,8 @@ void check_dtypes(const Request& request) {
     const Elements legal = legal_elements(tensor.name), given = elements_of(tensor.dtype);
     const bool pool = std::string_view(tensor.name) == "state" && given == Elements::float8;
     if (given != legal && !pool)
-      throw Refusal(Kind::type, std::string(tensor.name) +
-                                    " has a dtype that it cannot have; it must be " +
+      throw Refusal(Kind::type, std::string(request.shown_name(tensor.name)) + " is " +
+                                    request.dtype_name(tensor.dtype) + "; it must be " +
                                     legal_dtypes(legal));
   }
 }
@@ -403,8 +405,8 @@ void connect(Prepared& made, std::span<const wyvern_tensor_spec> specs, const Re
 void check_given(std::span<const wyvern_tensor_spec> specs, const Request& request) {
   for (const wyvern_tensor& tensor : request.tensors)
     if (tensor.name != nullptr && find(specs, tensor.name) == nullptr)
-      throw Refusal(Kind::value,
-                    std::string(tensor.name) + " is given; this problem has no use for it");
+      throw Refusal(Kind::value, std::string(request.shown_name(tensor.name)) +
+                                     " is given; this problem has no use for it");
 }
 
 const char* origin_name(std::int32_t origin) {

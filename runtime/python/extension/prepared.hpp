@@ -67,8 +67,12 @@ struct Request {
   std::int32_t cuda_device = -1;  ///< -1: the CPU
   void* stream = nullptr;         ///< of the GPU: asked whether it is captured
   /// kInputs, and of a backward pass kOutputGradients, of an update kPool; a tensor that is absent
-  /// has no name, one of a dtype that Wyvern does not know has -1.
+  /// has no name, one of a dtype that Wyvern does not know has a number below 0.
   std::span<const wyvern_tensor> tensors;
+  /// As wyvern_launch has it; not null.
+  const char* (*shown_name)(const char* name) = [](const char* name) { return name; };
+  /// What PyTorch calls a dtype of `tensors`; not null.
+  const char* (*dtype_name)(std::int32_t dtype) = [](std::int32_t) { return "?"; };
 };
 
 /// A tensor of a launch, and where a call has it.

@@ -29,6 +29,11 @@ using StringHandle = StringOpaque*;
   X(std::int32_t, aoti_torch_dtype_int32, ())                                                \
   X(std::int32_t, aoti_torch_dtype_int64, ())                                                \
   X(std::int32_t, aoti_torch_dtype_uint8, ())                                                \
+  X(std::int32_t, aoti_torch_dtype_int8, ())                                                 \
+  X(std::int32_t, aoti_torch_dtype_int16, ())                                                \
+  X(std::int32_t, aoti_torch_dtype_float64, ())                                              \
+  X(std::int32_t, aoti_torch_dtype_complex64, ())                                            \
+  X(std::int32_t, aoti_torch_dtype_complex128, ())                                           \
   X(std::int32_t, aoti_torch_dtype_bool, ())                                                 \
   X(std::int32_t, aoti_torch_dtype_float8_e4m3fn, ())                                        \
   X(std::int32_t, aoti_torch_dtype_float8_e5m2, ())                                          \

@@ -64,6 +64,8 @@ WRONG = {
         "lower_bound is None",
     ),
     "gdn2's names": (gdn2, {"b": zeros(1, 3, 2, 31)}, ValueError, r"b has shape \[1, 3, 2, 31\]"),
+    "gdn2's gate missing": (gdn2, {"w": None}, ValueError, "^w is missing"),
+    "unknown dtype": (gated, {"cu_seqlens": torch.tensor([0, 3]).short()}, TypeError, "^cu_seqlens is torch.int16; it"),
     "gdn2's write gate": (gdn2, {"w": "no"}, TypeError, "w is str"),
     "decay of values": (
         ops.fused_recurrent_gated_delta_rule,

@@ -14,8 +14,7 @@ and gives o, or nothing where the caller has it.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -76,7 +75,7 @@ def fields_of(problem: str) -> dict[str, str]:
     return dict(field.split("=", 1) for field in problem.split(" "))
 
 
-def by_parameter(problem: Problem, inputs: Inputs) -> dict[str, Tensor | None]:
+def by_parameter(problem: Mapping[str, object], inputs: Inputs) -> dict[str, Tensor | None]:
     """The inputs by the names that they have in wyvern.ops."""
     names = {"erase": "b", "write": "w"} if problem["op"] == "gdn2" else {}
     return {names.get(name, name): x for name, x in zip(INPUTS, inputs, strict=True)}
@@ -118,7 +117,7 @@ def refuse_meta(**tensors: Tensor | None) -> None:
 @torch.library.register_fake("wyvern::forward")
 def _forward_shapes(problem: str, *tensors: Tensor | None) -> list[Tensor]:
     fields = fields_of(problem)
-    refuse_meta(**dict(zip(INPUTS, tensors, strict=True)))
+    refuse_meta(**by_parameter(fields, Inputs(*tensors)))
     q, _, v, *_, cu_seqlens = tensors[: INPUTS.index("cu_seqlens") + 1]
     B, T, _, K = q.shape
     HV, V = v.shape[2], v.shape[3]
@@ -150,12 +149,12 @@ def _forward_shapes(problem: str, *tensors: Tensor | None) -> list[Tensor]:
 
 @torch.library.register_fake("wyvern::update")
 def _update_shapes(problem: str, *tensors: Tensor | None) -> Tensor:
-    named = dict(zip(UPDATED, tensors, strict=True))
-    refuse_meta(**named)
-    q, v = named["q"], named["v"]
-    if named["out"] is not None:
-        return q.new_empty([0], dtype=torch.uint8)
-    return q.new_empty([*q.shape[:2], *v.shape[2:]])
+    inputs = Inputs(*tensors[: len(INPUTS)])
+    beside = dict(zip(_BESIDE, tensors[len(INPUTS) :], strict=True))
+    refuse_meta(**by_parameter(fields_of(problem), inputs), **beside)
+    if beside["out"] is not None:
+        return inputs.q.new_empty([0], dtype=torch.uint8)
+    return inputs.q.new_empty([*inputs.q.shape[:2], *inputs.v.shape[2:]])
 
 
 @torch.library.register_fake("wyvern::backward")
@@ -362,12 +361,11 @@ def update(problem: Problem, inputs: Inputs, beside: dict[str, Tensor]) -> Tenso
     return written.get("out", o)
 
 
-_KINDS = {"TypeError": TypeError, "ValueError": ValueError, "RuntimeError": RuntimeError}
-_UNKNOWN_DTYPE = re.compile(
-    r"^(q|k|v|g|beta|out|\w*state|state_scale|\w*_index|\w*_states|num_accepted|parent|norm_\w*|checkpoint\w*|cu_seqlens\w*) has a "
-    "dtype that it cannot have"
-)
-_OWN = re.compile(r"wyvern\.(TypeError|ValueError|RuntimeError): (.*)", re.DOTALL)
+_KINDS = {
+    "wyvern.TypeError": TypeError,
+    "wyvern.ValueError": ValueError,
+    "wyvern.RuntimeError": RuntimeError,
+}
 
 
 def raise_as_python(error: Exception, **arguments: object) -> NoReturn:
@@ -378,12 +376,8 @@ def raise_as_python(error: Exception, **arguments: object) -> NoReturn:
     cu_seqlens = arguments.get("cu_seqlens")
     if isinstance(cu_seqlens, Tensor) and cu_seqlens.shape == (0,):
         raise ValueError("cu_seqlens is empty; it must have N + 1 entries, of N sequences") from None
-    if own := _OWN.match(str(error)):
-        what = own[2]
-        if arguments.get("out") is not None:
-            what = re.sub(r"\bo\b", "out", what)
-        what = _UNKNOWN_DTYPE.sub(lambda found: f"{found[1]} is {arguments[found[1]].dtype}", what)
-        if "b" in arguments:  # the names that gdn2's gates have in Python
-            what = re.sub(r"\berase\b", "b", re.sub(r"\bwrite\b", "w", what))
-        raise _KINDS[own[1]](what) from None
+    # PyTorch keeps the text alone of what the extension throws.
+    kind, _, what = str(error).partition(": ")
+    if kind in _KINDS:
+        raise _KINDS[kind](what) from None
     raise error
