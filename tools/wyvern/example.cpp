@@ -1,9 +1,6 @@
 #include "tools/wyvern/example.hpp"
 
-#include <wyvern/error.hpp>
 #include <wyvern/runtime.hpp>
-
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
@@ -53,64 +50,13 @@ class Random {
   std::uint64_t state_;
 };
 
-/// The streams of random numbers, one per tensor, so that none depends on another's size.
-enum class Stream : std::uint64_t {
-  q = 1,
-  k,
-  v,
-  beta,
-  g,
-  initial_state,
-  A_log,
-  dt_bias,
-  output_gradient,
-  state_gradient,
-  state_index,
-  erase,
-  write,
-  has_initial_state,
-  checkpoint_offsets,
-  checkpoints,
-  num_accepted,
-  intermediate_index,
-  parent,
-  intermediate_states,
-  state_scale,
-  norm_weight,
-  norm_gate
-};
-
-/// The random stream of an input; a state updated in place has the stream of an initial state.
-Stream stream_of(std::string_view name) {
-  constexpr std::pair<std::string_view, Stream> kStreams[] = {
-      {"q", Stream::q},
-      {"k", Stream::k},
-      {"v", Stream::v},
-      {"beta", Stream::beta},
-      {"g", Stream::g},
-      {"initial_state", Stream::initial_state},
-      {"state", Stream::initial_state},
-      {"A_log", Stream::A_log},
-      {"dt_bias", Stream::dt_bias},
-      {"do", Stream::output_gradient},
-      {"dht", Stream::state_gradient},
-      {"state_index", Stream::state_index},
-      {"output_state_index", Stream::state_index},
-      {"has_initial_state", Stream::has_initial_state},
-      {"state_scale", Stream::state_scale},
-      {"norm_weight", Stream::norm_weight},
-      {"norm_gate", Stream::norm_gate},
-      {"checkpoint_offsets", Stream::checkpoint_offsets},
-      {"checkpoints", Stream::checkpoints},
-      {"num_accepted", Stream::num_accepted},
-      {"intermediate_index", Stream::intermediate_index},
-      {"parent", Stream::parent},
-      {"intermediate_states", Stream::intermediate_states},
-      {"erase", Stream::erase},
-      {"write", Stream::write}};
-  for (const auto& [known, stream] : kStreams)
-    if (known == name) return stream;
-  throw Error(ErrorKind::kBadInput, fmt::format("{} is not an input that is drawn", name));
+/// The random stream of an input, by its name alone, so that none depends on another. A state
+/// updated in place has the stream of an initial state.
+std::uint64_t stream_of(std::string_view name) {
+  if (name == "state") name = "initial_state";
+  std::uint64_t hash = 0xCBF29CE484222325U;  // FNV-1a
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3U;
+  return hash;
 }
 
 using Shape = std::vector<std::int64_t>;
@@ -131,18 +77,19 @@ HostTensor integer_tensor(DType dtype, const std::vector<std::int64_t>& values) 
 }
 
 template <class Draw>
-HostTensor filled(DType dtype, Shape shape, std::uint64_t seed, Stream stream, const Draw& draw) {
+HostTensor filled(DType dtype, Shape shape, std::uint64_t seed, std::string_view name,
+                  const Draw& draw) {
   HostTensor tensor = HostTensor::make(dtype, std::move(shape));
-  Random random(seed, static_cast<std::uint64_t>(stream));
+  Random random(seed, stream_of(name));
   const std::int64_t count = tensor.elements();
   for (std::int64_t i = 0; i < count; ++i) store(tensor, i, draw(random, i));
   return tensor;
 }
 
 /// Rows of unit length: k so that the recurrence is stable without use_qk_l2norm.
-HostTensor unit_rows(DType dtype, Shape shape, std::uint64_t seed, Stream stream) {
+HostTensor unit_rows(DType dtype, Shape shape, std::uint64_t seed, std::string_view name) {
   HostTensor tensor = HostTensor::make(dtype, std::move(shape));
-  Random random(seed, static_cast<std::uint64_t>(stream));
+  Random random(seed, stream_of(name));
   const std::int64_t width = tensor.shape.back();
   std::vector<double> row(static_cast<std::size_t>(width));
   const std::int64_t count = tensor.elements();
@@ -168,12 +115,12 @@ HostTensor log_decay(const Problem& p, const Shape& shape, std::uint64_t seed) {
   const std::int64_t gates = gate_kind(p) == GateKind::vector ? p.HV * p.K : p.HV;
   const double bound = p.safe_gate && !p.use_gate_in_kernel ? *p.lower_bound : -1.0;
   std::vector<double> depth(static_cast<std::size_t>(gates));
-  Random heads(seed ^ 0x6865616473U, static_cast<std::uint64_t>(Stream::g));
+  Random heads(seed ^ 0x6865616473U, stream_of("g"));
   for (double& d : depth) {
     const double u = heads.uniform();
     d = (kMost - kLeast) * (0.05 + 0.95 * u);
   }
-  return filled(p.g_dtype, shape, seed, Stream::g, [&](Random& random, std::int64_t i) {
+  return filled(p.g_dtype, shape, seed, "g", [&](Random& random, std::int64_t i) {
     const double u = random.uniform();
     const double g = -(kLeast + depth[static_cast<std::size_t>(i % gates)] * (u * u));
     return std::max(g, bound);
@@ -184,7 +131,7 @@ HostTensor log_decay(const Problem& p, const Shape& shape, std::uint64_t seed) {
 /// it; where there are three sequences or more the second is padding, as is what no slot is left
 /// for.
 HostTensor slots(const Problem& p, const Shape& shape, std::uint64_t seed) {
-  Random random(seed, static_cast<std::uint64_t>(Stream::state_index));
+  Random random(seed, stream_of("state_index"));
   std::vector<std::int64_t> all(static_cast<std::size_t>(p.state_slots));
   for (std::size_t i = 0; i < all.size(); ++i) {
     all[i] = static_cast<std::int64_t>(i);
@@ -200,7 +147,7 @@ HostTensor slots(const Problem& p, const Shape& shape, std::uint64_t seed) {
 /// After how many tokens of each sequence: a multiple of 16, 0 and all of them among these.
 HostTensor offsets(const Selection& selection, std::uint64_t seed) {
   const Problem& p = selection.problem;
-  Random random(seed, static_cast<std::uint64_t>(Stream::checkpoint_offsets));
+  Random random(seed, stream_of("checkpoint_offsets"));
   std::vector<std::int64_t> all(static_cast<std::size_t>(p.N));
   for (std::size_t n = 0; n < all.size(); ++n) {
     const std::int64_t length =
@@ -212,10 +159,9 @@ HostTensor offsets(const Selection& selection, std::uint64_t seed) {
 
 /// A column of state_index for each sequence.
 HostTensor accepted(const Problem& p, const Shape& shape, std::uint64_t seed) {
-  return filled(p.index_dtype, shape, seed, Stream::num_accepted,
-                [&](Random& random, std::int64_t) {
-                  return static_cast<double>(1 + random.next() % p.index_columns);
-                });
+  return filled(p.index_dtype, shape, seed, "num_accepted", [&](Random& random, std::int64_t) {
+    return static_cast<double>(1 + random.next() % p.index_columns);
+  });
 }
 
 /// A row of intermediate_states for each sequence: its number, where there are as many.
@@ -227,7 +173,7 @@ HostTensor rows(const Problem& p) {
 
 /// Trees: each token goes on from the one before it or, one in three, from any other before it.
 HostTensor parents(const Problem& p, const Shape& shape, std::uint64_t seed) {
-  return filled(p.index_dtype, shape, seed, Stream::parent, [&](Random& random, std::int64_t i) {
+  return filled(p.index_dtype, shape, seed, "parent", [&](Random& random, std::int64_t i) {
     const std::int64_t t = i % shape[1];
     const auto any = static_cast<std::int64_t>(random.next() % (t + 1)) - 1;
     return static_cast<double>(random.next() % 3 == 0 ? any : t - 1);
@@ -237,7 +183,7 @@ HostTensor parents(const Problem& p, const Shape& shape, std::uint64_t seed) {
 /// Two in three are true.
 HostTensor choices(const Shape& shape, std::uint64_t seed) {
   HostTensor tensor = HostTensor::make(DType::boolean, shape);
-  Random random(seed, static_cast<std::uint64_t>(Stream::has_initial_state));
+  Random random(seed, stream_of("has_initial_state"));
   const std::int64_t count = tensor.elements();
   for (std::int64_t i = 0; i < count; ++i)
     static_cast<std::uint8_t*>(tensor.data.get())[i] = random.next() % 3 != 0 ? 1 : 0;
@@ -249,20 +195,20 @@ HostTensor make_input(const TensorRule& rule, DType dtype, const Shape& shape,
                       const Selection& selection, std::uint64_t seed) {
   const Problem& p = selection.problem;
   if (rule.holds == Quantity::seqlens) return integer_tensor(dtype, selection.cu_seqlens);
-  const Stream stream = stream_of(rule.name);
+  const std::string_view name = rule.name;
   const auto normal = [&](double deviation) {
-    return filled(dtype, shape, seed, stream, [deviation](Random& random, std::int64_t) {
+    return filled(dtype, shape, seed, name, [deviation](Random& random, std::int64_t) {
       return deviation * random.normal();
     });
   };
   const auto uniform = [&](double least, double width) {
-    return filled(dtype, shape, seed, stream, [least, width](Random& random, std::int64_t) {
+    return filled(dtype, shape, seed, name, [least, width](Random& random, std::int64_t) {
       const double scaled = width * random.uniform();
       return least + scaled;
     });
   };
   switch (rule.holds) {
-    case Quantity::directions: return unit_rows(dtype, shape, seed, stream);
+    case Quantity::directions: return unit_rows(dtype, shape, seed, name);
     case Quantity::rates: return uniform(0.02, 0.96);
     case Quantity::gates: return log_decay(p, shape, seed);
     case Quantity::gate_rates: return uniform(-1.0, 3.5);
