@@ -116,11 +116,11 @@ TensorRules row_tensors(TensorDim rows) {
   const Dims value{TensorDim::B, rows, TensorDim::HV, TensorDim::V},
       out{TensorDim::B, TensorDim::T, TensorDim::HV, TensorDim::V};
   return {
-      {"q", input, directions, query, dtype_of_rows, always},
-      {"k", input, directions, key, dtype_of_rows, always},
-      {"v", input, values, value, dtype_of_rows, always},
-      {"do", input, values, out, dtype_of_rows, in_backward},
-      {"o", output, computed, out, dtype_of_rows, outside_backward},
+      {"q", input, directions, query, dtype_of_rows, always, kStrided},
+      {"k", input, directions, key, dtype_of_rows, always, kStrided},
+      {"v", input, values, value, dtype_of_rows, always, kStrided},
+      {"do", input, values, out, dtype_of_rows, in_backward, kStrided},
+      {"o", output, computed, out, dtype_of_rows, outside_backward, kStrided},
       {"dq", output, computed, query, dtype_of_rows, in_backward},
       {"dk", output, computed, key, dtype_of_rows, in_backward},
       {"dv", output, computed, value, dtype_of_rows, in_backward},
@@ -130,7 +130,7 @@ TensorRules row_tensors(TensorDim rows) {
 TensorRules beta_tensors(TensorDim rows) {
   const Dims dims{TensorDim::B, rows, TensorDim::HV};
   return {
-      {"beta", input, rates, dims, dtype_of_rates, always},
+      {"beta", input, rates, dims, dtype_of_rates, always, kStrided},
       {"dbeta", output, computed, dims, dtype_of_rates, in_backward},
   };
 }
@@ -144,7 +144,8 @@ TensorRules output_norm_tensors() {
        values,
        {TensorDim::B, TensorDim::T, TensorDim::HV, TensorDim::V},
        dtype_of_rows,
-       with_norm},
+       with_norm,
+       kStrided},
   };
 }
 
@@ -152,7 +153,7 @@ TensorRules gate_tensors(std::initializer_list<TensorDim> channels) {
   const Dims gate = with_channels({TensorDim::B, TensorDim::T, TensorDim::HV}, channels);
   const Dims bias = with_channels({TensorDim::HV}, channels), rate{TensorDim::HV};
   return {
-      {"g", input, gates, gate, dtype_of_gates, with_gate},
+      {"g", input, gates, gate, dtype_of_gates, with_gate, kStrided},
       {"A_log", input, gate_rates, rate, always_fp32, with_rate},
       {"dt_bias", input, gate_biases, bias, always_fp32, with_bias},
       {"dg", output, computed, gate, dtype_of_gates,
@@ -233,7 +234,7 @@ TensorRules state_tensors() {
       // Updated: rows of no checkpoint keep their bytes.
       {"checkpoints", updated, states, checkpoints, checkpoint_dtype, has_checkpoints},
       {"state", updated, states, pool, dtype_of_states,
-       [](const Problem& p) { return p.inplace_state; }},
+       [](const Problem& p) { return p.inplace_state; }, kStrided},
       {"final_state", output, computed, each, always_fp32,
        [](const Problem& p) { return !in_backward(p) && p.output_final_state; }},
       {"intermediate_states", inside, states, drafts,

@@ -58,7 +58,7 @@ enum class TensorRole : std::uint8_t {
 /// tuner's, the command's, the tests') has its own distribution for each.
 enum class Quantity : std::uint8_t {
   directions,      ///< rows of q or k: of length 1 unless use_qk_l2norm makes them so
-  values,          ///< about normal: v, do, norm_weight, norm_gate
+  values,          ///< about normal: v, do
   rates,           ///< in (0, 1), or logits with use_beta_sigmoid: beta, erase, write
   gates,           ///< natural-log decay, or the raw gate input with use_gate_in_kernel
   gate_rates,      ///< A_log
@@ -84,7 +84,11 @@ struct TensorRule {
   Dims dims;
   DType (*dtype)(const Problem&) = nullptr;
   bool (*present)(const Problem&) = nullptr;  ///< for a problem of the operator
+  /// Its rows of tokens, or slots, may be strided: default plans accept it so, but for o where
+  /// fwd_o or kda_fwd_o writes it.
+  bool strided = false;
 };
+inline constexpr bool kStrided = true;
 using TensorRules = std::vector<TensorRule>;
 
 // Dtypes and presences that rules share.
@@ -103,7 +107,7 @@ bool with_kept(const Problem& problem);  ///< disable_recompute
 TensorRules row_tensors(TensorDim rows = TensorDim::T);
 /// beta and its gradient.
 TensorRules beta_tensors(TensorDim rows = TensorDim::T);
-/// Of output_norm: norm_weight, norm_gate.
+/// Of output_norm: the weight and the gate.
 TensorRules output_norm_tensors();
 /// g, A_log, dt_bias and their gradients; the shape of a token's gate is [HV, dims...].
 TensorRules gate_tensors(std::initializer_list<TensorDim> channels = {});

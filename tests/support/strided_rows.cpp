@@ -3,8 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <utility>
+
+#include "runtime/operators/operator.hpp"
 
 namespace wyvern::testing {
 StridedRows::StridedRows(Device device, const TensorView& dense, int outer_dims)
@@ -70,12 +71,10 @@ std::vector<std::string> rows_of_tokens(const Operator& op) {
     return step.template_id.starts_with("fwd_o.") || step.template_id.starts_with("kda_fwd_o.");
   };
   const bool dense_output = std::any_of(op.plan().begin(), op.plan().end(), makes_output);
-  constexpr std::array kAll{"q", "k",         "v", "beta", "erase", "write",
-                            "g", "norm_gate", "o", "do",   "state"};
+  const OperatorDefinition& definition = definition_of(op.problem());
   std::vector<std::string> names;
   for (const TensorSpec& spec : tensor_specs(op.problem()))
-    if (spec.present && std::find(kAll.begin(), kAll.end(), spec.name) != kAll.end() &&
-        !(dense_output && spec.name == "o"))
+    if (spec.present && definition.rule(spec.name).strided && !(dense_output && spec.name == "o"))
       names.emplace_back(spec.name);
   return names;
 }

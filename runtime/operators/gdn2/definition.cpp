@@ -11,8 +11,8 @@ TensorRules gate_pair_tensors() {
   const Dims keys{TensorDim::B, TensorDim::T, TensorDim::HV, TensorDim::K},
       values{TensorDim::B, TensorDim::T, TensorDim::HV, TensorDim::V};
   return {
-      {"erase", TensorRole::input, Quantity::rates, keys, dtype_of_rates, always},
-      {"write", TensorRole::input, Quantity::rates, values, dtype_of_rates, always},
+      {"erase", TensorRole::input, Quantity::rates, keys, dtype_of_rates, always, kStrided},
+      {"write", TensorRole::input, Quantity::rates, values, dtype_of_rates, always, kStrided},
       {"derase", TensorRole::output, Quantity::computed, keys, dtype_of_rates, in_backward},
       {"dwrite", TensorRole::output, Quantity::computed, values, dtype_of_rates, in_backward},
   };
