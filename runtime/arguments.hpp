@@ -1,68 +1,97 @@
-// A table of the tensors of Arguments.
+// The table of the tensors of Arguments: every list of tensors by name follows from it.
 #pragma once
 
 #include <wyvern/runtime.hpp>
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <string_view>
 
 namespace wyvern {
 
-/// A tensor of Arguments and its name in SPECIFICATION.md.
+/// How PyTorch's operators (runtime/python/extension) pass a tensor. wyvern::forward takes the
+/// inputs, wyvern::backward output gradients too, wyvern::update what is beside them, updated or an
+/// output.
+enum class Passing : std::uint8_t {
+  required,         ///< an input that is always there
+  input,            ///< an optional input; its gradient, where there is one, is "d" + name
+  output_gradient,  ///< an input of the backward pass alone
+  beside,           ///< an input of an update alone
+  updated,          ///< of an update, which writes it
+  kept,             ///< of disable_recompute: an output forwards, an input backwards
+  output,           ///< an output, and of an update a tensor of the caller that it writes
+  gradient,         ///< an output of the backward pass
+};
+
+/// What dtypes a tensor may have.
+enum class Elements : std::uint8_t { numbers, integers, booleans };
+
+/// A tensor of Arguments.
 struct ArgumentTensor {
-  std::string_view name;
+  std::string_view name;  ///< in SPECIFICATION.md; a literal
   TensorView Arguments::* member;
+  Passing passing;
+  /// Its place in the schemas of PyTorch's operators, among inputs or among what an update takes
+  /// beside them. Places are published: a new tensor has the next one.
+  int place = -1;
+  Elements elements = Elements::numbers;
+  std::string_view python = name;  ///< the parameter of wyvern.ops; a literal
 };
 
 /// Every tensor of Arguments, in binding order, the order of tensor_specs().
-inline constexpr auto kArguments = std::to_array<ArgumentTensor>({
-    {"q", &Arguments::q},
-    {"k", &Arguments::k},
-    {"v", &Arguments::v},
-    {"beta", &Arguments::beta},
-    {"erase", &Arguments::erase},
-    {"write", &Arguments::write},
-    {"g", &Arguments::g},
-    {"initial_state", &Arguments::initial_state},
-    {"cu_seqlens", &Arguments::cu_seqlens},
-    {"A_log", &Arguments::A_log},
-    {"dt_bias", &Arguments::dt_bias},
-    {"norm_weight", &Arguments::norm_weight},
-    {"norm_gate", &Arguments::norm_gate},
-    {"do", &Arguments::do_},
-    {"dht", &Arguments::dht},
-    {"state_index", &Arguments::state_index},
-    {"output_state_index", &Arguments::output_state_index},
-    {"has_initial_state", &Arguments::has_initial_state},
-    {"state_scale", &Arguments::state_scale},
-    {"num_accepted", &Arguments::num_accepted},
-    {"intermediate_index", &Arguments::intermediate_index},
-    {"parent", &Arguments::parent},
-    {"checkpoint_offsets", &Arguments::checkpoint_offsets},
-    {"Tinv", &Arguments::Tinv},
-    {"Aqk", &Arguments::Aqk},
-    {"w", &Arguments::w},
-    {"qg", &Arguments::qg},
-    {"kg", &Arguments::kg},
-    {"h", &Arguments::h},
-    {"v_new", &Arguments::v_new},
-    {"checkpoints", &Arguments::checkpoints},
-    {"state", &Arguments::state},
-    {"o", &Arguments::o},
-    {"final_state", &Arguments::final_state},
-    {"intermediate_states", &Arguments::intermediate_states},
-    {"dq", &Arguments::dq},
-    {"dk", &Arguments::dk},
-    {"dv", &Arguments::dv},
-    {"dbeta", &Arguments::dbeta},
-    {"derase", &Arguments::derase},
-    {"dwrite", &Arguments::dwrite},
-    {"dg", &Arguments::dg},
-    {"dA_log", &Arguments::dA_log},
-    {"ddt_bias", &Arguments::ddt_bias},
-    {"dinitial_state", &Arguments::dinitial_state},
-});
+inline constexpr auto kArguments = [] {
+  using enum Passing;
+  using A = Arguments;
+  constexpr Elements integers = Elements::integers;
+  return std::to_array<ArgumentTensor>({
+      {"q", &A::q, required, 0},
+      {"k", &A::k, required, 1},
+      {"v", &A::v, required, 2},
+      {"beta", &A::beta, input, 4},
+      {"erase", &A::erase, input, 5, Elements::numbers, "b"},
+      {"write", &A::write, input, 6, Elements::numbers, "w"},
+      {"g", &A::g, input, 3},
+      {"initial_state", &A::initial_state, input, 7},
+      {"cu_seqlens", &A::cu_seqlens, input, 8, integers},
+      {"A_log", &A::A_log, input, 9},
+      {"dt_bias", &A::dt_bias, input, 10},
+      {"norm_weight", &A::norm_weight, beside, 8},
+      {"norm_gate", &A::norm_gate, beside, 9},
+      {"do", &A::do_, output_gradient},
+      {"dht", &A::dht, output_gradient},
+      {"state_index", &A::state_index, beside, 2, integers},
+      {"output_state_index", &A::output_state_index, beside, 3, integers},
+      {"has_initial_state", &A::has_initial_state, beside, 4, Elements::booleans},
+      {"state_scale", &A::state_scale, beside, 1},
+      {"num_accepted", &A::num_accepted, beside, 5, integers},
+      {"intermediate_index", &A::intermediate_index, beside, 6, integers},
+      {"parent", &A::parent, beside, 7, integers},
+      {"checkpoint_offsets", &A::checkpoint_offsets, beside, 10, integers},
+      {"Tinv", &A::Tinv, kept},
+      {"Aqk", &A::Aqk, kept},
+      {"w", &A::w, kept},
+      {"qg", &A::qg, kept},
+      {"kg", &A::kg, kept},
+      {"h", &A::h, kept},
+      {"v_new", &A::v_new, kept},
+      {"checkpoints", &A::checkpoints, updated, 11},
+      {"state", &A::state, updated, 0},
+      {"o", &A::o, output, 13, Elements::numbers, "out"},
+      {"final_state", &A::final_state, output, 14},
+      {"intermediate_states", &A::intermediate_states, output, 12},
+      {"dq", &A::dq, gradient},
+      {"dk", &A::dk, gradient},
+      {"dv", &A::dv, gradient},
+      {"dbeta", &A::dbeta, gradient},
+      {"derase", &A::derase, gradient},
+      {"dwrite", &A::dwrite, gradient},
+      {"dg", &A::dg, gradient},
+      {"dA_log", &A::dA_log, gradient},
+      {"ddt_bias", &A::ddt_bias, gradient},
+      {"dinitial_state", &A::dinitial_state, gradient},
+  });
+}();
 
 inline constexpr std::size_t kOperatorTensors = kArguments.size();
 

@@ -85,6 +85,45 @@ TEST_P(EveryOperator, EveryTensorThatIsThereHasAShape) {
   }
 }
 
+/// What PyTorch's operators are told of a tensor is what its rule says.
+TEST_P(EveryOperator, TensorsArePassedByTheirRoles) {
+  for (const Problem& p : problems_of(facts()))
+    for (const ArgumentTensor& tensor : kArguments) {
+      const TensorRule* const rule = GetParam()->rule(argument_index(tensor.name));
+      if (rule == nullptr) continue;
+      SCOPED_TRACE(tensor.name);
+      switch (tensor.passing) {
+        case Passing::required:
+          EXPECT_EQ(rule->role, TensorRole::input);
+          EXPECT_TRUE(rule->present(p));
+          break;
+        case Passing::input: EXPECT_EQ(rule->role, TensorRole::input); break;
+        case Passing::output_gradient:
+          EXPECT_EQ(rule->role, TensorRole::input);
+          EXPECT_LE(rule->present(p), p.pass == Pass::backward);
+          break;
+        case Passing::beside:
+          EXPECT_EQ(rule->role, TensorRole::input);
+          EXPECT_LE(rule->present(p), p.pass != Pass::backward);
+          break;
+        case Passing::updated: EXPECT_EQ(rule->role, TensorRole::updated); break;
+        case Passing::kept: EXPECT_EQ(rule->role, TensorRole::kept); break;
+        case Passing::output:
+          EXPECT_TRUE(rule->role == TensorRole::output || rule->role == TensorRole::inside);
+          EXPECT_LE(rule->present(p), p.pass != Pass::backward);
+          break;
+        case Passing::gradient:
+          EXPECT_EQ(rule->role, TensorRole::output);
+          EXPECT_LE(rule->present(p), p.pass == Pass::backward);
+          break;
+      }
+      const DType dtype = rule->dtype(p);
+      const bool integers = dtype == DType::int32 || dtype == DType::int64;
+      EXPECT_EQ(tensor.elements == Elements::integers, integers);
+      EXPECT_EQ(tensor.elements == Elements::booleans, dtype == DType::boolean);
+    }
+}
+
 /// A stage's tensors are renamed by name, so a name that the stage does not have would change
 /// nothing.
 TEST_P(EveryOperator, StagesAreJoinedByTensorsThatTheyHave) {

@@ -38,9 +38,8 @@ std::string schema(Operation operation) {
   if (operation == Operation::backward) text += ", Tensor do, Tensor? dht, Tensor[] kept";
   char alias = 'a';
   if (operation == Operation::update)
-    for (const char* const name : kPool)
-      text +=
-          (is_written(name) ? std::string(", Tensor(") + alias++ + "!)? " : ", Tensor? ") + name;
+    for (std::size_t i = 0; i < kPool.size(); ++i)
+      text += (kWritten[i] ? std::string(", Tensor(") + alias++ + "!)? " : ", Tensor? ") + kPool[i];
   // With a list among the outputs PyTorch does not trace an operator that writes to its inputs, and
   // none may give an input back: where the caller has o, what an update gives is empty.
   return text + (operation == Operation::update ? ") -> Tensor" : ") -> Tensor[]");
@@ -197,13 +196,12 @@ void* data_of(const Tensor& tensor) {
 using ShownName = decltype(wyvern_launch::shown_name);
 
 /// The names that tensors have in wyvern.ops; with_out() is for calls that are given o.
-const char* in_python(const char* name) {
-  const std::string_view given = name;
-  if (given == "erase") return "b";
-  return given == "write" ? "w" : name;
-}
 const char* with_out(const char* name) {
-  return std::string_view(name) == "o" ? "out" : in_python(name);
+  const std::size_t at = argument_index(name);
+  return at < kOperatorTensors ? kArguments[at].python.data() : name;
+}
+const char* in_python(const char* name) {
+  return std::string_view(name) == "o" ? name : with_out(name);
 }
 
 /// The tensor's description for the C API, which lives as long as the tensor; strides are left out
@@ -458,7 +456,8 @@ std::vector<Tensor> run(Call& call, Operation operation) {
   const Prepared& op = prepared(request);
   for (std::size_t i = 0; i < count; ++i) {
     // A copy of what is written would be nobody's.
-    if (i >= kInputs.size() && is_written(others[i - kInputs.size()])) continue;
+    if (operation == Operation::update && i >= kInputs.size() && kWritten[i - kInputs.size()])
+      continue;
     if (call.tensors[i] && !takes(op, inputs[i])) make_dense(call.tensors[i], inputs[i], place);
   }
 

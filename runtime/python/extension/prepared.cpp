@@ -286,29 +286,18 @@ void fill(Problem& problem, const Request& request) {
   problem.set("output_final_state", tensors.find(place_of("dht")) != nullptr ? 1 : 0);
 }
 
-/// What a tensor's elements may be.
-enum class Elements : std::uint8_t { none, numbers, float8, integers, booleans };
-
-Elements elements_of(std::int32_t dtype) {
-  switch (dtype) {
-    case WYVERN_FP32:
-    case WYVERN_FP16:
-    case WYVERN_BF16: return Elements::numbers;
-    case WYVERN_FLOAT8_E4M3:
-    case WYVERN_FLOAT8_E5M2: return Elements::float8;
-    case WYVERN_INT32:
-    case WYVERN_INT64: return Elements::integers;
-    case WYVERN_BOOLEAN: return Elements::booleans;
-    default: return Elements::none;
-  }
+bool is_float8(std::int32_t dtype) {
+  return dtype == WYVERN_FLOAT8_E4M3 || dtype == WYVERN_FLOAT8_E5M2;
 }
 
-Elements legal_elements(std::string_view name) {
-  for (const std::string_view integers :
-       {"cu_seqlens", "state_index", "output_state_index", "num_accepted", "intermediate_index",
-        "parent", "checkpoint_offsets"})
-    if (name == integers) return Elements::integers;
-  return name == "has_initial_state" ? Elements::booleans : Elements::numbers;
+bool is_one_of(std::int32_t dtype, Elements elements) {
+  switch (elements) {
+    case Elements::numbers:
+      return dtype == WYVERN_FP32 || dtype == WYVERN_FP16 || dtype == WYVERN_BF16;
+    case Elements::integers: return dtype == WYVERN_INT32 || dtype == WYVERN_INT64;
+    case Elements::booleans: return dtype == WYVERN_BOOLEAN;
+  }
+  return false;
 }
 
 const char* legal_dtypes(Elements elements) {
@@ -323,9 +312,9 @@ const char* legal_dtypes(Elements elements) {
 void check_dtypes(const Request& request) {
   for (const wyvern_tensor& tensor : request.tensors) {
     if (tensor.name == nullptr) continue;
-    const Elements legal = legal_elements(tensor.name), given = elements_of(tensor.dtype);
-    const bool pool = std::string_view(tensor.name) == "state" && given == Elements::float8;
-    if (given != legal && !pool)
+    const Elements legal = kArguments[argument_index(tensor.name)].elements;
+    const bool pool = std::string_view(tensor.name) == "state" && is_float8(tensor.dtype);
+    if (!is_one_of(tensor.dtype, legal) && !pool)
       throw Refusal(Kind::type, std::string(request.shown_name(tensor.name)) + " is " +
                                     request.dtype_name(tensor.dtype) + "; it must be " +
                                     legal_dtypes(legal));

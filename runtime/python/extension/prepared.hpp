@@ -3,6 +3,7 @@
 
 #include <wyvern/wyvern.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -11,6 +12,8 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "runtime/arguments.hpp"
 
 namespace wyvern::extension {
 
@@ -25,33 +28,69 @@ class Refusal : public std::runtime_error {
 /// Throws the refusal that belongs to a status of the C API, with its message.
 void check(wyvern_status status);
 
-// The tensors of a call, in this order; the names are those of <wyvern/runtime.hpp>. The operators'
-// schemas are made of these lists, and src/wyvern/_call.py has its names from there.
-inline constexpr auto kInputs =
-    std::to_array<const char*>({"q", "k", "v", "g", "beta", "erase", "write", "initial_state",
-                                "cu_seqlens", "A_log", "dt_bias"});
-inline constexpr std::size_t kRequired = 3;  ///< of kInputs, which are not optional: q, k and v
-/// What a backward pass takes beside the inputs.
-inline constexpr auto kOutputGradients = std::to_array<const char*>({"do", "dht"});
-/// What an update in place takes beside the inputs; all of it is optional.
-inline constexpr auto kPool = std::to_array<const char*>(
-    {"state", "state_scale", "state_index", "output_state_index", "has_initial_state",
-     "num_accepted", "intermediate_index", "parent", "norm_weight", "norm_gate",
-     "checkpoint_offsets", "checkpoints", "intermediate_states", "o", "final_state"});
-/// Those of kPool that are written.
-constexpr bool is_written(std::string_view name) {
-  return name == "state" || name == "checkpoints" || name == "intermediate_states" || name == "o" ||
-         name == "final_state";
+// The tensors of a call follow from the table of <runtime/arguments.hpp>, and the operators'
+// schemas and the names of src/wyvern/_call.py from these lists.
+
+/// The tensors that are passed in one of these ways, in the table's order.
+template <Passing... ways>
+consteval auto passed() {
+  constexpr auto is_one = [](const ArgumentTensor& tensor) {
+    return ((tensor.passing == ways) || ...);
+  };
+  std::array<ArgumentTensor, std::ranges::count_if(kArguments, is_one)> tensors{};
+  std::ranges::copy_if(kArguments, tensors.begin(), is_one);
+  return tensors;
 }
+
+/// The same in the order of their places in the schemas, which have no gaps.
+template <Passing... ways>
+consteval auto placed() {
+  auto tensors = passed<ways...>();
+  std::ranges::sort(tensors, {}, &ArgumentTensor::place);
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    if (tensors[i].place != static_cast<int>(i)) throw "places are not 0, 1, 2, ...";
+  return tensors;
+}
+
+template <std::size_t count>
+consteval std::array<const char*, count> names_of(
+    const std::array<ArgumentTensor, count>& tensors) {
+  std::array<const char*, count> names{};
+  std::ranges::transform(tensors, names.begin(), [](const auto& one) { return one.name.data(); });
+  return names;
+}
+
+inline constexpr auto kInputs = names_of(placed<Passing::required, Passing::input>());
+/// How many of kInputs, the first, are not optional: q, k and v.
+inline constexpr std::size_t kRequired = placed<Passing::required>().size();
+/// What a backward pass takes beside the inputs: do, and dht, which is optional.
+inline constexpr auto kOutputGradients = names_of(passed<Passing::output_gradient>());
+static_assert(kOutputGradients.size() == 2);
+/// What an update in place takes beside the inputs; all of it is optional.
+inline constexpr auto kPool =
+    names_of(placed<Passing::beside, Passing::updated, Passing::output>());
+/// Which of kPool are written.
+inline constexpr auto kWritten = [] {
+  std::array<bool, kPool.size()> written{};
+  std::ranges::transform(placed<Passing::beside, Passing::updated, Passing::output>(),
+                         written.begin(),
+                         [](const auto& one) { return one.passing != Passing::beside; });
+  return written;
+}();
 /// What disable_recompute keeps for the backward pass.
-inline constexpr auto kKept =
-    std::to_array<const char*>({"Tinv", "Aqk", "w", "qg", "kg", "h", "v_new"});
+inline constexpr auto kKept = names_of(passed<Passing::kept>());
 /// What a forward or recurrent pass gives before what it keeps.
-inline constexpr auto kOutputs =
-    std::to_array<const char*>({"o", "final_state", "intermediate_states"});
-/// What a backward pass gives.
-inline constexpr auto kGradients = std::to_array<const char*>(
-    {"dq", "dk", "dv", "dg", "dbeta", "derase", "dwrite", "dinitial_state", "dA_log", "ddt_bias"});
+inline constexpr auto kOutputs = names_of(passed<Passing::output>());
+/// What a backward pass gives: the gradients of the inputs that have one, in the inputs' order.
+inline constexpr auto kGradients = [] {
+  std::array<const char*, passed<Passing::gradient>().size()> names{};
+  auto* end = names.begin();
+  for (const std::string_view input : kInputs)
+    for (const ArgumentTensor& one : passed<Passing::gradient>())
+      if (one.name.substr(1) == input) *end++ = one.name.data();
+  if (end != names.end()) throw "a gradient is that of no input";
+  return names;
+}();
 
 /// The operators of PyTorch's dispatcher. `update` is a forward or recurrent pass without
 /// gradients: one that writes to tensors of the caller (a pool of states, states inside sequences,
