@@ -14,11 +14,12 @@ import torch
 from . import _report
 from ._report import Report as Report
 from .distributed._context import around
+from .distributed._exchange import ContextError
 
 # What an operator raises before anything ran. A device that failed or has no memory left is not among
 # them: the library's own kernels would fail there too, and say less.
 _DECLINED = (TypeError, ValueError, RuntimeError)
-_FAILED = (torch.OutOfMemoryError, torch.AcceleratorError)
+_FAILED = (torch.OutOfMemoryError, torch.AcceleratorError, ContextError)
 
 
 class Counts(_report.Counts):
@@ -30,13 +31,16 @@ class Counts(_report.Counts):
         """What function makes of a call and None, or None and the error with which it declines.
 
         Inside of ``wyvern.distributed.context_parallel()`` the error is raised: the library's own function
-        would take a rank's tokens for whole sequences.
+        would take a rank's tokens for whole sequences. So is, as a ContextError, one of a call with a
+        ``cp_context`` after ranks began to exchange: none may fall back alone.
         """
         try:
             result = function(*args, **kwargs)
         except _FAILED:
             raise
         except _DECLINED as error:
+            if getattr(error, "while_exchanging", False):
+                raise ContextError(str(error)) from error
             self.declined(function.__name__, str(error))
             if around() is not None:
                 raise

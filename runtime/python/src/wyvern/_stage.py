@@ -175,6 +175,19 @@ def run(name: str, fields: dict[str, object], given: dict[str, Tensor | None]) -
         return stage(device, given)
 
 
+def validate(fields: dict[str, object]) -> None:
+    """Raises ValueError where the problem of these fields is not legal, on whatever device."""
+    problem, lib = c_void_p(), library()
+    try:
+        _check(lib.wyvern_problem_create(str(fields["op"]).encode(), byref(problem)))
+        for field, value in fields.items():
+            if field != "op":
+                _check(_set(problem, field.encode(), value))
+        _check(lib.wyvern_problem_validate(problem))
+    finally:
+        lib.wyvern_problem_destroy(problem)
+
+
 def _set(problem: c_void_p, field: bytes, value: object) -> int:
     lib = library()
     if isinstance(value, str):

@@ -10,6 +10,10 @@ through its backends, where Wyvern's is "wyvern" (switched off by FLA_WYVERN=0);
 backends and are replaced by name in all modules that are imported. So are the short convolution and the
 norms of the library's layers, which PyTorch computes where their tensors are on the CPU: layers run there as
 they are.
+
+Calls with the library's ``cp_context`` are served too, forwards and backwards by Wyvern's exchange. Whether a call
+is declined then depends on nothing that may differ between ranks and shows before they exchange; an error
+afterwards is a ``wyvern.distributed.ContextError``, and no rank falls back.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from . import _fla_modules, ops
+from . import _fla_context, _fla_modules, ops
 from ._serving import Enabled, Pairs, Report, Switch, declined_on_cpu, on_cpu, replacement
 
 __all__ = ["Report", "disable", "enable", "is_enabled", "report"]
@@ -80,7 +84,8 @@ def _find() -> Pairs:
         originals = {
             name: getattr(importlib.import_module(module), name) for name, module in _MODULES.items()
         }
-        parts_of_layers = _fla_modules.pairs(is_enabled)
+        functions = {name: _fla_context.taking_theirs(getattr(ops, name)) for name in _MODULES}
+        others = _fla_modules.pairs(is_enabled) + _fla_context.pairs()
     except (ImportError, AttributeError) as error:
         raise ImportError(
             "wyvern.fla needs flash-linear-attention 0.6 or later: "
@@ -89,21 +94,21 @@ def _find() -> Pairs:
     # FLA's own switch: then its backends are asked for nothing, and names are all there is.
     dispatched = () if os.environ.get("FLA_DISABLE_BACKEND_DISPATCH") == "1" else _DISPATCHED
     pairs = [
-        (original, replacement(original, getattr(ops, name), _switch.counts, is_enabled))
+        (original, replacement(original, functions[name], _switch.counts, is_enabled))
         for name, original in originals.items()
         if name not in dispatched
     ]
     if dispatched:
-        backend = _backend(backends.BaseBackend)
+        backend = _backend(backends.BaseBackend, functions)
         backends.register("gated_delta_rule", env_var=_SWITCH)(backend)
         backends.register(originals["chunk_kda"], env_var=_SWITCH)(backend)
-    return pairs + parts_of_layers
+    return pairs + others
 
 
 _switch = Switch(_find)
 
 
-def _backend(base: Any) -> Any:
+def _backend(base: Any, functions: dict[str, Callable[..., Any]]) -> Any:
     """The class of Wyvern's backend, derived from FLA's.
 
     FLA asks a backend first whether it takes a call. Only the call itself tells all that Wyvern may have
@@ -125,7 +130,7 @@ def _backend(base: Any) -> Any:
         def verify(self, function_name: str, *args: Any, **kwargs: Any) -> tuple[bool, str | None]:
             if function_name not in _DISPATCHED:
                 return False, "it is a part of an operator"
-            result, declined = _switch.counts.attempt(getattr(ops, function_name), *args, **kwargs)
+            result, declined = _switch.counts.attempt(functions[function_name], *args, **kwargs)
             self._made.result = result
             if declined is None:
                 return True, None

@@ -31,10 +31,12 @@ from ._plans import agree, plan_digest
 
 if TYPE_CHECKING:
     from ._context import CPContext, Range, build_cp_context, context_parallel
+    from ._exchange import ContextError
     from ._tokens import by_heads, halo
 
 __all__ = [
     "CPContext",
+    "ContextError",
     "Range",
     "agree",
     "build_cp_context",
@@ -47,6 +49,7 @@ __all__ = [
 _NEED_TORCH = {  # by the module that has them
     "CPContext": "_context",
     "Range": "_context",
+    "ContextError": "_exchange",
     "build_cp_context": "_context",
     "context_parallel": "_context",
     "by_heads": "_tokens",

@@ -56,7 +56,8 @@ class CPContext:
     group: ProcessGroup
     ranges: tuple[Range, ...]  # of this rank, in the order of its tensors
     order: tuple[int, ...]  # all ranks' ranges in the order of tokens: rank * len(ranges) + number in the rank
-    spanning: frozenset[int]  # which of these span
+    spanning: frozenset[int]  # which of these span; of another library's context those whose M this rank needs
+    transition: bool  # whether some range of some rank spans: then every summary has K more columns, M
     layout: str = "contiguous"
     exchange: str = "auto"
     tokens: tuple[int, ...] | None = None  # of each rank
@@ -70,11 +71,11 @@ class CPContext:
     post_num_ranks: int | None = None  # ranks behind it that have a part of its last
     conv1d_kernel_size: int | None = None
     pre_num_conv_tokens: int | None = None  # tokens of the first sequence on the ranks before
+    may_decline: bool = False  # whether another library computes what the problem alone refuses
 
     @property
-    def transition(self) -> bool:
-        """Whether some range spans: then every summary has K more columns, M."""
-        return bool(self.spanning)
+    def is_packed(self) -> bool:
+        return self.ranges[0].boundaries is not None
 
     @property
     def num_seqs(self) -> int:
@@ -124,11 +125,11 @@ def build_cp_context(
     """
     group = group_of(group)
     return lay_out(
-        group, *_place(group), cu_seqlens, conv1d_kernel_size, cu_seqlens_cpu, tokens, layout, exchange
+        group, *place(group), cu_seqlens, conv1d_kernel_size, cu_seqlens_cpu, tokens, layout, exchange
     )
 
 
-def _place(group: ProcessGroup) -> tuple[int, int]:
+def place(group: ProcessGroup) -> tuple[int, int]:
     """This rank's number in the group, and how many there are."""
     import torch.distributed as dist
 
@@ -179,8 +180,7 @@ def lay_out(
     n = 1 if layout == "contiguous" else 2
     count = n * P
     tokens = _tokens(tokens, boundaries, P, count, layout)
-    places = [min(i, count - 1 - i) if n == 2 else i for i in range(count)]  # the rank of each range
-    order = [place * n + (i >= P) for i, place in enumerate(places)]
+    places, order = order_of(P, n)
     begins = None
     if tokens is not None:
         begins = [0]
@@ -198,12 +198,14 @@ def lay_out(
             runs += [start + x for x in one.boundaries[1:]]
             one = replace(one, **_tensors(one.boundaries, cu_seqlens))
         local.append(one)
+    spanning = frozenset(order[i] for i, one in enumerate(ranges) if one.spans)
     fla = _attributes(rank, begins, boundaries, P) if n == 1 else {}
     return CPContext(
         group=group,
         ranges=tuple(local),
         order=tuple(order),
-        spanning=frozenset(order[i] for i, one in enumerate(ranges) if one.spans),
+        spanning=spanning,
+        transition=bool(spanning),
         layout=layout,
         exchange=exchange,
         tokens=tokens,
@@ -213,6 +215,13 @@ def lay_out(
         **({} if boundaries is None else _tensors(runs, cu_seqlens)),
         **fla,
     )
+
+
+def order_of(P: int, n: int) -> tuple[list[int], list[int]]:
+    """Of P ranks' ranges, n each, in the order of tokens: the rank that has each, and CPContext.order."""
+    count = n * P
+    places = [min(i, count - 1 - i) if n == 2 else i for i in range(count)]
+    return places, [place * n + (i >= P) for i, place in enumerate(places)]
 
 
 def _values(cu_seqlens: Tensor, cu_seqlens_cpu: Tensor | None) -> tuple[int, ...]:

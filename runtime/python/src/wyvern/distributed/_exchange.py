@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -14,6 +16,21 @@ from ._context import CPContext
 
 _LEAST_RANKS_BY_HEADS = 4
 _LEAST_BYTES_BY_HEADS = 2 << 20  # of a rank's summaries; below it the second collective costs more than it saves
+
+
+class ContextError(RuntimeError):
+    """A call that flash-linear-attention, or another library, made with a ``cp_context`` failed after the ranks
+    had begun to exchange: one rank alone must not turn to another computation."""
+
+
+@contextmanager
+def exchanging() -> Iterator[None]:
+    """Marks errors that are raised where the other ranks of a call may wait for this one."""
+    try:
+        yield
+    except Exception as error:
+        error.while_exchanging = True  # type: ignore[attr-defined]
+        raise
 
 
 class _Refusal(NamedTuple):

@@ -26,8 +26,9 @@ from .._call import (
     refuse_tangents,
 )
 from .._extension import version
+from .._stage import dtype_name, validate
 from ._context import CPContext, Range, context_of
-from ._exchange import agree, exchange, is_agreed
+from ._exchange import agree, exchange, exchanging, is_agreed
 
 # M of a longer run is the product of those of its parts: 16-bit operands lose digits of long walks of the identity.
 _TOKENS_OF_M = 2048
@@ -331,20 +332,46 @@ def run(
     if x.initial_state is not None:
         state = x.initial_state.mT if v_first else x.initial_state
         x = x._replace(initial_state=state.to(_state_dtype(x)).contiguous())
-    capturing = x.q.is_cuda and torch.cuda.is_current_stream_capturing()
-    call = _call_of(context, x, fields, gradients)
-    if capturing or is_agreed(context, call):
-        if error is not None:
-            raise error
-    else:
-        agree(context, call, error or _first_error(context, one, x))
-    if context.exchange == "ring":
-        o, state = _ring(context, one, x)
-    else:
-        o, state = _ContextParallel.apply(context, one, *x)
+    if context.may_decline:
+        _refuse(fields, x)
+    with exchanging():
+        capturing = x.q.is_cuda and torch.cuda.is_current_stream_capturing()
+        call = _call_of(context, x, fields, gradients)
+        if capturing or is_agreed(context, call):
+            if error is not None:
+                raise error
+        else:
+            agree(context, call, error or _first_error(context, one, x))
+        if context.exchange == "ring":
+            o, state = _ring(context, one, x)
+        else:
+            o, state = _ContextParallel.apply(context, one, *x)
     if not wants_state:
         return o, None
     return o, state.mT.contiguous() if v_first else state
+
+
+def _refuse(fields: dict[str, str], x: Inputs) -> None:
+    """Raises what fields, dtypes, heads and dimensions alone say against a problem: the same in all ranks."""
+    for name, y in (("q", x.q), ("k", x.k), ("v", x.v)):
+        if y.dim() != 4:
+            raise ValueError(f"{name} has {y.dim()} dimensions; it must have 4")
+        if y.dtype is not x.q.dtype:
+            raise TypeError(f"{name} is {y.dtype}; it must be {x.q.dtype}, as q is")
+    if x.q.dtype is not torch.float64 or not x.q.is_cpu:
+        (H, K), (HV, V), dtype = x.q.shape[2:], x.v.shape[2:], dtype_name("q", x.q)
+        dtypes = {"dtype": dtype, "beta_dtype": dtype}
+        given = {name: value if name == "op" else _number(value) for name, value in fields.items()}
+        validate(given | dtypes | {"B": 1, "N": 1, "T": 1, "H": H, "HV": HV, "K": K, "V": V})
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
 
 
 def _error(
@@ -365,7 +392,7 @@ def _error(
     if x.q.dim() != 4:
         return None  # the operator says so
     B, T = x.q.shape[:2]
-    if context.boundaries is not None and B != 1:
+    if context.is_packed and B != 1:
         return ValueError(f"B is {B}; it must be 1 with a cp_context of cu_seqlens")
     wanted = context.ranges[-1].stop
     if wanted is not None and T != wanted:

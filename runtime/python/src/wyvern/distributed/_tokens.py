@@ -43,7 +43,7 @@ def halo(x: Tensor, cp_context: object, width: int) -> Tensor:
         raise ValueError(f"x has {T} tokens; without tokens= of build_cp_context() it must have {width} or more")
     if wanted is not None and T != wanted:
         raise ValueError(f"x has {T} tokens; cp_context has {wanted} for this rank")
-    if context.boundaries is not None and B != 1:
+    if context.is_packed and B != 1:
         raise ValueError(f"B is {B}; it must be 1 with a cp_context of cu_seqlens")
     ends = []
     for one in context.ranges:
