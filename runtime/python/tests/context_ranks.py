@@ -348,18 +348,19 @@ def check(case: Case, answers: list[dict[str, Any]]) -> None:
         assert error(whole, gradients[name]) < bound, f"{name}'s gradient"
 
 
+def context_of(case: Case, group: Any, device: torch.device) -> Any:
+    """The cp_context of a case's calls."""
+    if case.group_alone:
+        return group
+    cu_seqlens = None if case.lengths is None else torch.tensor([0, *case.lengths]).cumsum(0).to(device)
+    return build_cp_context(cu_seqlens, group, tokens=case.tokens, layout=case.layout, exchange=case.exchange)
+
+
 def compute(group: Any, rank: int, device: torch.device, given: dict[str, Any]) -> dict[str, Any]:
     """One rank's call and its gradients."""
     case: Case = given["case"]
     leaves = {name: x.to(device).requires_grad_() for name, x in given["tensors"].items()}
-    context = group
-    if not case.group_alone:
-        cu_seqlens = None
-        if case.lengths is not None:
-            cu_seqlens = torch.tensor([0, *case.lengths]).cumsum(0).to(device)
-        context = build_cp_context(
-            cu_seqlens, group, tokens=case.tokens, layout=case.layout, exchange=case.exchange
-        )
+    context = context_of(case, group, device)
     o, state = getattr(ops, case.op)(**leaves, **given["options"], cp_context=context)
     v_first = given["options"].get("state_v_first", False)
     k_first = state.mT if v_first else state

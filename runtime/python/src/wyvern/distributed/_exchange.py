@@ -14,6 +14,8 @@ from torch import Tensor
 
 from ._context import CPContext
 
+_functional = torch.ops._c10d_functional  # what a trace has of the collectives
+_wait = _functional.wait_tensor
 _LEAST_RANKS_BY_HEADS = 4
 _LEAST_BYTES_BY_HEADS = 2 << 20  # of a rank's summaries; below it the second collective costs more than it saves
 
@@ -130,14 +132,20 @@ def exchange(context: CPContext, summaries: Tensor, V: int, reverse: bool = Fals
 
 def gather(group: dist.ProcessGroup, x: Tensor) -> Tensor:
     """``[P * n, ...]`` of every rank's x ``[n, ...]``."""
-    every = x.new_empty([dist.get_world_size(group) * x.shape[0], *x.shape[1:]])
+    P = dist.get_world_size(group)
+    if torch.compiler.is_compiling():
+        return _wait(_functional.all_gather_into_tensor(x.contiguous(), P, group.group_name))
+    every = x.new_empty([P * x.shape[0], *x.shape[1:]])
     dist.all_gather_into_tensor(every, x.contiguous(), group=group)
     return every
 
 
 def all_to_all(group: dist.ProcessGroup, x: Tensor, dim: int) -> Tensor:
     """``[P, ...]``: of every rank's x the part for this rank, where ranks divide dimension ``dim``."""
-    parts = torch.stack(x.chunk(dist.get_world_size(group), dim))
+    P = dist.get_world_size(group)
+    parts = torch.stack(x.chunk(P, dim))
+    if torch.compiler.is_compiling():
+        return _wait(_functional.all_to_all_single(parts, [1] * P, [1] * P, group.group_name))
     received = torch.empty_like(parts)
     dist.all_to_all_single(received, parts, group=group)
     return received

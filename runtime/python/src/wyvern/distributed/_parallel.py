@@ -168,12 +168,12 @@ def _transition(problem: _Problem, x: Inputs) -> Tensor:
     (B, T, _, K), HV = x.q.shape, x.v.shape[2]
     identity = torch.eye(K, dtype=_state_dtype(x), device=x.q.device).repeat(B, HV, 1, 1)
     M = identity
-    for start in range(0, T, _TOKENS_OF_M):
-        part = x.rows(start, min(start + _TOKENS_OF_M, T), identity)
+    for n in range((T + _TOKENS_OF_M - 1) // _TOKENS_OF_M):  # in a trace no condition on T itself
+        part = x.rows(n * _TOKENS_OF_M, min((n + 1) * _TOKENS_OF_M, T), identity)
         v = part.v.new_zeros([*part.v.shape[:3], K])
         write = None if part.write is None else part.write.new_zeros(v.shape)
         one = problem.forward(part._replace(v=v, write=write))[1]
-        M = (one.double() @ M.double()).to(M.dtype) if start else one
+        M = (one.double() @ M.double()).to(M.dtype) if n else one
     return M
 
 
@@ -296,7 +296,6 @@ def _ring(context: CPContext, problem: _Problem, x: Inputs) -> tuple[Tensor, Ten
     return torch.cat(outputs, 1), _by_sequence(parts, states)
 
 
-@torch.compiler.disable
 def run(
     cp_context: object, refused: str | None, problem: str, *tensors: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
@@ -334,21 +333,42 @@ def run(
         x = x._replace(initial_state=state.to(_state_dtype(x)).contiguous())
     if context.may_decline:
         _refuse(fields, x)
-    with exchanging():
-        capturing = x.q.is_cuda and torch.cuda.is_current_stream_capturing()
-        call = _call_of(context, x, fields, gradients)
-        if capturing or is_agreed(context, call):
-            if error is not None:
-                raise error
-        else:
-            agree(context, call, error or _first_error(context, one, x))
-        if context.exchange == "ring":
-            o, state = _ring(context, one, x)
-        else:
-            o, state = _ContextParallel.apply(context, one, *x)
+    if torch.compiler.is_compiling():  # ranks compare calls that run, not ones that are traced
+        if error is not None:
+            raise error
+        o, state = _compute(context, one, x)
+    else:
+        with exchanging():
+            _agree(context, one, x, _call_of(context, x, fields, gradients), error)
+            o, state = _compute(context, one, x)
     if not wants_state:
         return o, None
     return o, state.mT.contiguous() if v_first else state
+
+
+def _compute(context: CPContext, problem: _Problem, x: Inputs) -> tuple[Tensor, Tensor]:
+    if context.exchange == "ring" or problem.exact:
+        return _compute_untraced(context, problem, x)
+    return _ContextParallel.apply(context, problem, *x)
+
+
+@torch.compiler.disable
+def _compute_untraced(context: CPContext, problem: _Problem, x: Inputs) -> tuple[Tensor, Tensor]:
+    """What torch.compile has no graph of: send and receive, and float64, whose gradient is autograd's."""
+    if context.exchange == "ring":
+        return _ring(context, problem, x)
+    return _ContextParallel.apply(context, problem, *x)
+
+
+def _agree(
+    context: CPContext, problem: _Problem, x: Inputs, call: dict[str, str], error: ValueError | None
+) -> None:
+    """Compares a call with the other ranks' where it is the first of its kind; raises this rank's error in any."""
+    capturing = x.q.is_cuda and torch.cuda.is_current_stream_capturing()
+    if not (capturing or is_agreed(context, call)):
+        agree(context, call, error or _first_error(context, problem, x))
+    elif error is not None:
+        raise error
 
 
 def _refuse(fields: dict[str, str], x: Inputs) -> None:
