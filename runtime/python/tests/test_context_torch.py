@@ -1,7 +1,11 @@
-"""Context parallelism beside PyTorch's own: torch.compile, activation checkpointing, meshes."""
+"""Context parallelism beside PyTorch's own: torch.compile, activation checkpointing, meshes; and in the example, FSDP2."""
 
 from __future__ import annotations
 
+import importlib
+import math
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +26,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
 from wyvern import ops
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))  # in the ranks too, which import this file
 
 
 def call_of(group: Any, given: dict[str, Any]) -> Any:
@@ -162,3 +168,20 @@ def test_a_mesh_of_two_dimensions_is_refused(ranks: Ranks) -> None:
     given = shard(Case("chunk_kda", 1, tokens=[5]), 0)
     for message in ranks(4, a_mesh_of_two_dimensions, [given] * 4):
         assert message.startswith("group is a DeviceMesh of 2 dimensions")
+
+
+def example(group: Any, rank: int, device: torch.device, given: Any) -> Any:
+    return importlib.import_module("context_parallel").train(given, device, group)
+
+
+@pytest.mark.parametrize("P", [2, 4])
+def test_the_example(ranks: Ranks, P: int) -> None:
+    """FSDP2, activation checkpointing and context parallelism, in float64: the loss and every gradient of the first
+    step are those of one process, to rounding."""
+    sizes = importlib.import_module("context_parallel").Sizes(
+        tokens=16 * P, width=16, head_dim=4, layers=3, steps=3, dtype=torch.float64
+    )
+    found = ranks(P, example, [sizes] * P)
+    assert all(one.losses == found[0].losses for one in found)
+    assert found[0].loss_apart < 1e-12 and found[0].gradients_apart < 1e-10
+    assert len(found[0].losses) == 3 and all(0 < loss < 2 * math.log(256) for loss in found[0].losses)
