@@ -15,7 +15,7 @@ import torch
 from context_ranks import Case, Ranks, check, ranks, run, shard  # noqa: F401 (a fixture)
 
 from wyvern import ops
-from wyvern.distributed import _parallel, build_cp_context
+from wyvern.distributed import _parallel, agree, build_cp_context
 
 CASE = Case("chunk_kda", 3, tokens=[16, 9, 20], lengths=[30, 15], K=16, V=16)
 
@@ -148,6 +148,40 @@ def test_what_all_ranks_refuse(ranks: Ranks, what: str) -> None:
 
 def test_calls_are_right_behind_errors(ranks: Ranks) -> None:
     check(CASE, run(ranks, CASE))
+
+
+def out_of_order(group: Any, rank: int, device: torch.device, given: Any) -> list[str]:
+    """Two kinds of calls that the ranks have compared, which one rank then makes in the other order; then new ones."""
+    tensors, found = given["tensors"], []
+
+    def call(scale: float) -> None:
+        try:
+            ops.chunk_kda(**tensors, scale=scale, cp_context=group)
+        except ValueError as error:
+            found.append(str(error))
+
+    for scale in (0.5, 0.25):
+        call(scale)
+    agree(group)
+    for scale in (0.25, 0.5) if rank == 1 else (0.5, 0.25):
+        call(scale)
+    try:
+        agree(group)
+    except ValueError as error:
+        found.append(str(error))
+    for scale in (0.75, 0.75, 0.125):
+        call(scale)
+    agree(group)
+    return found
+
+
+def test_a_rank_whose_order_differs_is_found_at_the_next_new_call(ranks: Ranks) -> None:
+    """Or by wyvern.distributed.agree(). Calls of one size would else give wrong numbers and no error."""
+    case = Case("chunk_kda", 3, tokens=[5, 6, 7], states=False, group_alone=True)
+    one, *others = run(ranks, case, out_of_order)
+    assert others == [one, one] and len(one) == 2
+    assert re.search("^the ranks' calls with a cp_context of group differ .rank 0: .*; rank 1: .*; all must", one[0])
+    assert re.search("^the sequence of earlier calls differs .* in ranks 0, 2; .* in rank 1; it must", one[1])
 
 
 KILLED = """

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import weakref
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -40,36 +42,64 @@ class _Refusal(NamedTuple):
     message: str
 
 
-_agreed: weakref.WeakKeyDictionary[dist.ProcessGroup, set[tuple[tuple[str, str], ...]]] = (
-    weakref.WeakKeyDictionary()
-)
+@dataclass
+class _Calls:
+    """What a group's calls were, as far as this rank knows."""
+
+    kinds: dict[tuple[tuple[str, str], ...], int] = field(default_factory=dict)  # compared ones, by digests
+    count: int = 0
+    digest: int = 0  # of all in their order
+
+    def add(self, kind: int) -> None:
+        self.count += 1
+        self.digest = (self.digest * 1_000_003 + kind) % (1 << 64)
+
+    def __str__(self) -> str:
+        return f"{self.count} with the digest {self.digest:016x}"
+
+
+_calls: weakref.WeakKeyDictionary[dist.ProcessGroup, _Calls] = weakref.WeakKeyDictionary()
+_EARLIER = "the sequence of earlier calls"
 _KINDS = {"TypeError": TypeError, "ValueError": ValueError, "RuntimeError": RuntimeError}
 
 
 def is_agreed(context: CPContext, call: dict[str, str]) -> bool:
-    """Whether the ranks have compared such calls before, or are not to."""
+    """Whether the ranks have compared such calls before, or are not to. Of those that they have it keeps count."""
     if os.environ.get("WYVERN_CP_CHECK", "1") == "0":
         return True
-    return tuple(call.items()) in _agreed.get(context.group, ())
+    calls = _calls.get(context.group)
+    kind = None if calls is None else calls.kinds.get(tuple(call.items()))
+    if kind is None:
+        return False
+    calls.add(kind)
+    return True
+
+
+def calls_of(group: dist.ProcessGroup) -> str:
+    """What the group's compared calls were so far: the same text in all ranks that made them in one order."""
+    return str(_calls.get(group, _Calls()))
 
 
 def agree(context: CPContext, call: dict[str, str], error: Exception | None) -> None:
-    """Compares what each rank is about to compute, before anything else is exchanged.
+    """Compares what each rank is about to compute, before anything else is exchanged, and what it computed before.
 
     call: by the names of arguments what must be the same in all ranks. error: why this rank cannot compute.
 
     Every rank of the group calls it. Raises, the same sentence in every rank, a ValueError that names the first
     argument that differs and who has which value, or an error of the kind of the lowest rank's.
     """
-    mine = (call, error and _Refusal(_kind(error), str(error)))
+    calls = _calls.setdefault(context.group, _Calls())
+    mine = (call | {_EARLIER: str(calls)}, error and _Refusal(_kind(error), str(error)))
     every: list[tuple[dict[str, str], _Refusal | None]] = [mine] * dist.get_world_size(context.group)
     dist.all_gather_object(every, mine, group=context.group)
-    calls = [one for one, _ in every]
-    for name in dict.fromkeys(name for one in calls for name in one):
+    asked = [one for one, _ in every]
+    for name in dict.fromkeys(name for one in asked for name in one):
         values: dict[str, list[int]] = {}
-        for rank, one in enumerate(calls):
+        for rank, one in enumerate(asked):
             values.setdefault(one.get(name, "not given"), []).append(rank)
         if len(values) > 1:
+            if name == _EARLIER:
+                calls.count = calls.digest = 0  # in all ranks: it is said once
             found = "; ".join(f"{value} in {_ranks(ranks)}" for value, ranks in values.items())
             raise ValueError(
                 f"{name} differs between the ranks of cp_context: {found}; it must be the same in all"
@@ -79,7 +109,9 @@ def agree(context: CPContext, call: dict[str, str], error: Exception | None) -> 
         why = refusals[0][1]
         ranks = _ranks([rank for rank, _ in refusals])
         raise _KINDS[why.kind](f"{why.message} (in {ranks} of cp_context)") from error
-    _agreed.setdefault(context.group, set()).add(tuple(call.items()))
+    key = tuple(call.items())
+    calls.kinds[key] = zlib.crc32(repr(key).encode())
+    calls.add(calls.kinds[key])
 
 
 def _kind(error: Exception) -> str:

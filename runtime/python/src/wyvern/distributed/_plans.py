@@ -58,7 +58,8 @@ def agree(group: ProcessGroup | None = None) -> Differences:
 
     Returns the problems for which a rank had another plan, the same list in every rank, empty where there
     is none: a list of dictionaries ("problem", "ranks", "plan_of" the rank whose plan it is, "plan"),
-    which prints as a table. RuntimeError where ``torch.distributed`` is not initialized; a later call
+    which prints as a table. ValueError where ranks made other calls with a ``cp_context`` of this group than
+    the rest, or in another order. RuntimeError where ``torch.distributed`` is not initialized; a later call
     raises a ValueError that names the plan where this rank's device cannot have it.
     """
     import torch.distributed as dist
@@ -67,12 +68,20 @@ def agree(group: ProcessGroup | None = None) -> Differences:
         raise RuntimeError(
             "torch.distributed is not initialized; call torch.distributed.init_process_group() first"
         )
-    mine = _plans()
+    from ._exchange import calls_of
+
+    mine, calls = _plans(), calls_of(dist.group.WORLD if group is None else group)
     gathered: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(gathered, (_digest(mine), mine), group=group)
-    if len({digest for digest, _ in gathered}) == 1:
+    dist.all_gather_object(gathered, (_digest(mine), mine, calls), group=group)
+    made = [calls for _, _, calls in gathered]
+    if len(set(made)) > 1:
+        found = "; ".join(f"rank {rank}: {calls}" for rank, calls in enumerate(made))
+        raise ValueError(
+            f"the ranks' calls with a cp_context of group differ ({found}); all must make the same in one order"
+        )
+    if len({digest for digest, _, _ in gathered}) == 1:
         return Differences()
-    every = [plans for _, plans in gathered]
+    every = [plans for _, plans, _ in gathered]
     found = Differences()
     for problem in sorted(set().union(*every)):
         first = next(rank for rank, plans in enumerate(every) if problem in plans)
