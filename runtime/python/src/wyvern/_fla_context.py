@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from ._torch import torch  # noqa: F401 (before what imports it by its own name)
 from torch import Tensor
 
 from .distributed._context import CPContext, Range, lay_out, order_of, place
