@@ -282,6 +282,11 @@ void check_seqlens(const Problem& problem, std::span<const Integer> cu_seqlens) 
   if (cu_seqlens.back() != problem.T)
     bad(fmt::format("cu_seqlens[{}]", expected - 1), cu_seqlens.back(),
         fmt::format("T = {}, the packed tokens", problem.T));
+  if (problem.index_columns == 0) return;
+  for (std::size_t i = 1; i < expected; ++i)
+    if (const auto tokens = cu_seqlens[i] - cu_seqlens[i - 1]; tokens > kMostDrafts)
+      bad(fmt::format("the length of sequence {}", i - 1), tokens,
+          fmt::format("at most {} with index_columns", kMostDrafts));
 }
 
 template <class Integer>

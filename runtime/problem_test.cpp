@@ -124,6 +124,20 @@ void expect_bad_seqlens(const std::vector<std::int64_t>& seqlens, const char* en
   }
 }
 
+TEST(Problem, SequencesOfDraftsAreShort) {
+  Problem problem;
+  problem.pass = Pass::recurrent, problem.packed = true, problem.N = 2, problem.T = 20;
+  problem.inplace_state = problem.state_index = true, problem.index_columns = 4;
+  EXPECT_NO_THROW(validate_seqlens(problem, std::vector<std::int64_t>{0, 16, 20}));
+  try {
+    validate_seqlens(problem, std::vector<std::int64_t>{0, 3, 20});
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(),
+                 "the length of sequence 1 is 17; it must be at most 16 with index_columns");
+  }
+}
+
 TEST(Problem, SeqlensAreCheckedEntryByEntry) {
   Problem problem;
   problem.packed = true, problem.N = 3, problem.T = 10;

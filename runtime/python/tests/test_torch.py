@@ -57,14 +57,14 @@ def test_compile_with_any_number_of_tokens(device: str) -> None:
 def test_other_problems_do_not_recompile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are called beside a compiled function, for the first time."""
     torch._dynamo.reset()  # what other tests compiled of the same function
-    monkeypatch.setattr(torch._dynamo.config, "error_on_recompile", True)
     monkeypatch.setattr(ops, "_seen", set())
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     leaves = [x.detach() for x in gated().leaves()]
-    o, _ = compiled(*leaves)
-    layer(*leaves)
-    make(ops.chunk_kda)()
-    assert torch.equal(compiled(*leaves)[0], o)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        o, _ = compiled(*leaves)
+        layer(*leaves)
+        make(ops.chunk_kda)()
+        assert torch.equal(compiled(*leaves)[0], o)
 
 
 @pytest.mark.parametrize("strict", [True, False])
