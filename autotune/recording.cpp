@@ -56,7 +56,6 @@ json line_of(const RecordingHead& r, const SearchSpace& space) {
           {"jobs", r.jobs},
           {"overlap", r.overlap},
           {"uses", space.uses},
-          {"multiprocessors", space.multiprocessors},
           {"groups", space.groups.size()},
           {"layers", std::move(layers)},
           {"default_plan", plan_json(space.default_plan)}};
@@ -148,7 +147,6 @@ class Reader {
     head.at("overlap").get_to(head_.overlap);
     head_.problem = problem_from(head.at("problem"));
     head.at("uses").get_to(space_.uses);
-    head.at("multiprocessors").get_to(space_.multiprocessors);
     head.at("groups").get_to(groups_);
     for (const json& of : head.at("layers")) {
       Layer layer{of.at("BT").get<std::int64_t>(), of.at("SEG").get<std::int64_t>(), {}};

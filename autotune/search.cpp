@@ -1,6 +1,8 @@
 #include "autotune/search.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <map>
 #include <set>
 
@@ -12,6 +14,12 @@ namespace {
 /// A local search gains tens of percent on a default, not a factor of two.
 constexpr double kHopeless = 2.0;
 constexpr double kNegligible = 1.0 / 200;
+
+/// Whether an outcome has times, also that of a config found too slow.
+bool is_timed(const Outcome& outcome) {
+  return !outcome.samples.empty() &&
+         (outcome.status == Status::ok || outcome.status == Status::rejected);
+}
 
 }  // namespace
 
@@ -34,8 +42,7 @@ struct Search::Standing {
   }
 };
 
-Search::Search(const SearchSpace& space, bool exhaustive, std::vector<Observation> stored)
-    : space_(space), exhaustive_(exhaustive), stored_(std::move(stored)) {
+Search::Search(const SearchSpace& space, bool exhaustive) : space_(space), exhaustive_(exhaustive) {
   for (const Group& group : space.groups) neighbourhoods_.emplace_back(group.configs);
 }
 
@@ -101,13 +108,30 @@ std::vector<Candidate> Search::nearby(const Results& results, const Standing& st
   return found;
 }
 
+/// The geometric mean of the times of the measured configs of the group that differ from the
+/// candidate in the fewest tunables; 0: none has a time.
+double Search::expected_us(const Results& results, const Candidate& candidate) const {
+  std::size_t least = std::numeric_limits<std::size_t>::max();
+  double sum = 0;
+  double count = 0;
+  for (std::size_t i = 0; i < space_.groups[candidate.group].configs.size(); ++i) {
+    const Outcome* const outcome = results.find({candidate.group, i});
+    if (outcome == nullptr || !is_timed(*outcome)) continue;
+    const std::size_t distance = neighbourhoods_[candidate.group].distance(candidate.config, i);
+    if (distance > least) continue;
+    if (distance < least) least = distance, sum = count = 0;
+    sum += std::log(summarize(outcome->samples).median);
+    count += 1;
+  }
+  return count > 0 ? std::exp(sum / count) : 0;
+}
+
 void Search::order(const Results& results, const Standing& standing,
                    std::vector<Candidate>& candidates) const {
-  const CostModel model(space_, results, stored_);
   std::map<Candidate, double> costs;
   for (const Candidate& candidate : candidates)
     costs[candidate] = standing.through[candidate.group] - standing.own[candidate.group] +
-                       model.predict(candidate);
+                       expected_us(results, candidate);
   std::ranges::stable_sort(candidates, {},
                            [&](const Candidate& candidate) { return costs.at(candidate); });
 }

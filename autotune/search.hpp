@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <vector>
 
-#include "autotune/model.hpp"
 #include "autotune/neighbourhood.hpp"
 #include "autotune/results.hpp"
 #include "autotune/space.hpp"
@@ -22,12 +21,13 @@ namespace wyvern {
 /// where the budget has room, of the hopeless groups too. When exhaustive, the second round is
 /// everything.
 ///
-/// The most promising candidate is the one with the cheapest plan by the model. Deterministic in
-/// its arguments.
+/// The most promising candidate is the one with the cheapest plan, if it takes as long as the
+/// configs of its group that have a time and differ from it in the fewest tunables do in the
+/// geometric mean. Deterministic in its arguments.
 class Search {
  public:
-  /// `space` outlives it; `stored`: the model's observations of other problems.
-  Search(const SearchSpace& space, bool exhaustive, std::vector<Observation> stored = {});
+  /// `space` outlives it.
+  Search(const SearchSpace& space, bool exhaustive);
 
   /// Candidates without a result; empty at the end of the search. `room`: how many more the budget
   /// can pay for.
@@ -41,12 +41,12 @@ class Search {
   std::vector<Candidate> unmeasured(const Results& results, const Standing& standing,
                                     bool hopeless) const;
   std::vector<Candidate> nearby(const Results& results, const Standing& standing) const;
+  double expected_us(const Results& results, const Candidate& candidate) const;
   void order(const Results& results, const Standing& standing,
              std::vector<Candidate>& candidates) const;
 
   const SearchSpace& space_;
   bool exhaustive_;
-  std::vector<Observation> stored_;
   std::vector<Neighbourhood> neighbourhoods_;  ///< by group
 };
 

@@ -142,33 +142,6 @@ TEST(Search, TheModelPutsPromisingConfigsFirst) {
   EXPECT_LT(rank, 0.1 * static_cast<double>(space.size()));
 }
 
-TEST(Search, StoredRowsOfAnotherProblemTellWhereToBegin) {
-  const SearchSpace space = coupled_space();
-  const auto cost = [](const Config& config) {
-    return 100 + 20.0 * std::fabs(static_cast<double>(config.integer("s")) - 3) +
-           10.0 * std::fabs(static_cast<double>(config.integer("w")) - 2);
-  };
-  std::vector<Observation> stored;
-  for (std::size_t i = 0; i < space.groups[0].configs.size(); i += 3) {
-    const Config& config = space.groups[0].configs[i];
-    stored.push_back({"a", "another", features(config, {}, 0, {}), 8 * cost(config)});
-  }
-  Results results(space);
-  Outcome first;
-  first.status = Status::ok;
-  first.samples = {cost(space.groups[0].configs[0])};
-  results.put({0, 0}, first);
-  const auto by_chance = Search(space, false).next_round(results);
-  const auto informed = Search(space, false, stored).next_round(results);
-  ASSERT_EQ(by_chance.size(), informed.size());  // put in order, not left out
-  const auto mean = [&](const std::vector<Candidate>& round) {
-    double sum = 0;
-    for (std::size_t i = 0; i < 10; ++i) sum += cost(space.groups[0].configs[round[i].config]);
-    return sum / 10;
-  };
-  EXPECT_LT(mean(informed), mean(by_chance) - 10);
-}
-
 TEST(Search, ExhaustiveFindsTheBestPlanOfARandomSpace) {
   const SearchSpace space = synthetic_space();
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {

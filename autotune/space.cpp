@@ -54,7 +54,6 @@ class Builder {
                               problem_.op, target_.name()));
     drop_unused_groups();
     space_.default_plan = default_plan(problem_, target_);
-    space_.multiprocessors = target_.limits.multiprocessors;
     return std::move(space_);
   }
 

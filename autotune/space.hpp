@@ -57,7 +57,6 @@ struct SearchSpace {
   std::vector<Group> groups;
   std::vector<Layer> layers;  ///< preferred chunk size first, unsplit first
   Plan default_plan;
-  int multiprocessors = 0;  ///< of the device; 0: unknown, or a CPU
 
   std::size_t size() const;  ///< configs in all groups
 };

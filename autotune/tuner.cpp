@@ -12,7 +12,6 @@
 #include "autotune/floor.hpp"
 #include "autotune/inputs.hpp"
 #include "autotune/loop.hpp"
-#include "autotune/observations.hpp"
 #include "autotune/protocol.hpp"
 #include "autotune/worker_laboratory.hpp"
 #include "cache/cache.hpp"
@@ -71,7 +70,7 @@ class Tuning {
         return finish(end);
       }
     }
-    const Search search(space_, options_.exhaustive, stored_observations());
+    const Search search(space_, options_.exhaustive);
     const double deadline = options_.budget.count() - compare_seconds() - race_seconds();
     end = search_until(deadline, search);
     if (!end.interrupted && !race()) end.interrupted = true;
@@ -130,11 +129,6 @@ class Tuning {
     report_phase(TuneProgress::Phase::racing, 0, race_seconds() + compare_seconds());
     contest_.race(race_seconds());
     return !(options_.interrupted && options_.interrupted());
-  }
-
-  /// Rows of other problems on this device that used this one's templates.
-  std::vector<Observation> stored_observations() {
-    return observations(cache_, info_.key, key_, space_);
   }
 
   /// With a deadline of 0, only stored results are looked up.
