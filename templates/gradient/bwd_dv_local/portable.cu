@@ -2,22 +2,16 @@
 // the chunk (and with more warps than strips a share of the columns); k q^T stays in its registers
 // and is the A fragment of the product with dO.
 #include "device/cuda/chunk.cuh"
-#include "device/cuda/mma.cuh"
+#include "device/cuda/strips.cuh"
 #include "device/state_unit.hpp"
 #include "gradient/bwd_dv_local/layout.hpp"
 
 constexpr int kThreads = num_warps * 32;
-constexpr int kStrips = larger(BT / 16 / num_warps, 1);  // per warp
-constexpr int kWarpsDown = BT / 16 / kStrips;
-constexpr int kCols = BV / (num_warps / kWarpsDown);  // per warp
 constexpr int kTilesK = ceil_div(K, BK);
 constexpr int kTilesV = ceil_div(V, BV);
 
-/// Rest of a dimension that tiles of Size columns cover, where that is not known to be enough.
-template <int Dimension, int Size>
-WYVERN_DEVICE int rest_from(int first) {
-  return Dimension % Size == 0 ? Size : Dimension - first;
-}
+using Warp = Strips<Spec>;
+constexpr int kStrips = Warp::kStrips;
 
 constexpr bwd_dv_local::SharedLayout kLayout{Spec{}};
 constexpr bwd_dv_local::BufferLayout kBuffer{Spec{}};
@@ -33,17 +27,15 @@ struct Buffer {
 };
 
 /// scores += k q^T over one tile of K, on and above the diagonal: rows s, columns r.
-WYVERN_DEVICE void accumulate(Accumulator (&scores)[kStrips][BT / 8], const Buffer& buffer,
-                              int first_strip) {
+WYVERN_DEVICE void accumulate(Warp::Scores& scores, const Buffer& buffer, const Warp& warp) {
 #pragma unroll
   for (int depth = 0; depth < BK; depth += kDepth<DTYPE>) {
     FragmentA<DTYPE> k[kStrips];
 #pragma unroll
-    for (int i = 0; i < kStrips; ++i)
-      k[i] = load_a(buffer.k, (first_strip + i * kWarpsDown) * 16, depth);
+    for (int i = 0; i < kStrips; ++i) k[i] = load_a(buffer.k, warp.row(i), depth);
 #pragma unroll
     for (int n = 0; n < BT / 8; n += 2) {
-      if (n / 2 < first_strip) continue;
+      if (n / 2 < warp.first_strip) continue;
       const auto b = load_b_transposed(buffer.q, depth, n * 8);
 #pragma unroll
       for (int i = 0; i < kStrips; ++i)
@@ -61,13 +53,13 @@ struct Rows {
 
 /// scores <- exp(G_r - G_s) scores, with the scales of queries and keys, where s <= r < rows, else
 /// 0: past the chunk's end the exponent may overflow.
-WYVERN_DEVICE void apply_decay(Accumulator (&scores)[kStrips][BT / 8], const Rows& factors,
-                               int first_strip, int rows) {
+WYVERN_DEVICE void apply_decay(Warp::Scores& scores, const Rows& factors, const Warp& warp,
+                               int rows) {
 #pragma unroll
   for (int i = 0; i < kStrips; ++i)
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const int s = (first_strip + i * kWarpsDown) * 16 + accumulator_row(j);
+      const int s = warp.row(i) + accumulator_row(j);
       const float G_s = factors.G[s];
       float k_scale = 1.0f;
       if constexpr (QK_L2NORM) k_scale = factors.k_rstd[s];
@@ -118,9 +110,8 @@ WYVERN_KERNEL(kThreads, 0) {
   load_tile<kThreads, V>(gradients, dO_chunk.at(0, first_v), chunk.rows, rest_from<V, BV>(first_v));
   copy_async_commit();
 
-  const int first_strip = warp_index() % kWarpsDown;
-  const int first_col = warp_index() / kWarpsDown * kCols;
-  Accumulator scores[kStrips][BT / 8];
+  const Warp warp;
+  Warp::Scores scores;
 #pragma unroll
   for (int tile = 0; tile < kTilesK; ++tile) {
     // dO was committed after the first num_stages tiles and before the others.
@@ -129,50 +120,17 @@ WYVERN_KERNEL(kThreads, 0) {
     else
       copy_async_wait<num_stages - 1>();
     sync_block();
-    accumulate(scores, Buffer(tile), first_strip);
+    accumulate(scores, Buffer(tile), warp);
     if (tile + num_stages < kTilesK) sync_block();
     load(tile + num_stages);
   }
-  apply_decay(scores, rows, first_strip, chunk.rows);
+  apply_decay(scores, rows, warp, chunk.rows);
   copy_async_wait<0>();
   sync_block();
 
-  Accumulator out[kStrips][kCols / 8];
-#pragma unroll
-  for (int step = 0; step < BT / kDepth<DTYPE>; ++step) {
-    if ((step + 1) * kDepth<DTYPE> <= first_strip * 16) continue;
-    // P enters as head and rest, as in fwd_o.
-    FragmentA<DTYPE> a[kStrips], rest[kStrips];
-#pragma unroll
-    for (int i = 0; i < kStrips; ++i) {
-      a[i] = fragment_a<DTYPE>(scores[i], step);
-      if constexpr (kHalf<DTYPE>) rest[i] = fragment_a_rest(scores[i], step, a[i]);
-    }
-#pragma unroll
-    for (int n = 0; n < kCols / 8; n += 2) {
-      const auto b = load_b(gradients, step * kDepth<DTYPE>, first_col + n * 8);
-#pragma unroll
-      for (int i = 0; i < kStrips; ++i) {
-        if constexpr (kHalf<DTYPE>) multiply<precision>(out[i][n], out[i][n + 1], rest[i], b);
-        multiply<precision>(out[i][n], out[i][n + 1], a[i], b);
-      }
-    }
-  }
+  Warp::Columns out;
+  warp.multiply<Triangle::upper>(out, scores, gradients);
 
   const float scale = e.scale / unit_of_gradients<Spec>(e);
-#pragma unroll
-  for (int i = 0; i < kStrips; ++i) {
-    const int first_row = (first_strip + i * kWarpsDown) * 16;
-    DTYPE* const to = dv_local + (row + int64{first_row} * e.HV) * V + first_v + first_col;
-#pragma unroll
-    for (int n = 0; n < kCols / 8; n += 2) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        out[i][n].x[j] *= scale;
-        out[i][n + 1].x[j] *= scale;
-      }
-      store_pair<V>(to + n * 8, e.HV * V, out[i][n], out[i][n + 1], chunk.rows - first_row,
-                    rest_from<V, BV>(first_v + first_col + n * 8));
-    }
-  }
+  warp.store(out, scale, dv_local, row, e.HV, chunk.rows, first_v);
 }

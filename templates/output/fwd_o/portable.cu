@@ -2,22 +2,16 @@
 // (and with more warps than strips a share of the columns); q k^T stays in its registers and is the
 // A fragment of the product with V'.
 #include "device/cuda/chunk.cuh"
-#include "device/cuda/mma.cuh"
+#include "device/cuda/strips.cuh"
 #include "device/state_slots.hpp"
 #include "output/fwd_o/layout.hpp"
 
 constexpr int kThreads = num_warps * 32;
-constexpr int kStrips = larger(BT / 16 / num_warps, 1);  // per warp
-constexpr int kWarpsDown = BT / 16 / kStrips;
-constexpr int kCols = BV / (num_warps / kWarpsDown);  // per warp
 constexpr int kTilesK = ceil_div(K, BK);
 constexpr int kTilesV = ceil_div(V, BV);
 
-/// Rest of a dimension that tiles of Size columns cover, where that is not known to be enough.
-template <int Dimension, int Size>
-WYVERN_DEVICE int rest_from(int first) {
-  return Dimension % Size == 0 ? Size : Dimension - first;
-}
+using Warp = Strips<Spec>;
+constexpr int kStrips = Warp::kStrips;
 
 constexpr fwd_o::SharedLayout kLayout{Spec{}};
 constexpr fwd_o::BufferLayout kBuffer{Spec{}};
@@ -34,26 +28,24 @@ struct Buffer {
 };
 
 /// Sums over one tile of K: scores += q k^T on and below the diagonal, out += q h.
-WYVERN_DEVICE void accumulate(Accumulator (&scores)[kStrips][BT / 8],
-                              Accumulator (&out)[kStrips][kCols / 8], const Buffer& buffer,
-                              int first_strip, int first_col) {
+WYVERN_DEVICE void accumulate(Warp::Scores& scores, Warp::Columns& out, const Buffer& buffer,
+                              const Warp& warp) {
 #pragma unroll
   for (int depth = 0; depth < BK; depth += kDepth<DTYPE>) {
     FragmentA<DTYPE> q[kStrips];
 #pragma unroll
-    for (int i = 0; i < kStrips; ++i)
-      q[i] = load_a(buffer.q, (first_strip + i * kWarpsDown) * 16, depth);
+    for (int i = 0; i < kStrips; ++i) q[i] = load_a(buffer.q, warp.row(i), depth);
 #pragma unroll
     for (int n = 0; n < BT / 8; n += 2) {
-      if (n / 2 > first_strip + (kStrips - 1) * kWarpsDown) break;
+      if (n / 2 > warp.row(kStrips - 1) / 16) break;
       const auto b = load_b_transposed(buffer.k, depth, n * 8);
 #pragma unroll
       for (int i = 0; i < kStrips; ++i)
         multiply<precision>(scores[i][n], scores[i][n + 1], q[i], b);
     }
 #pragma unroll
-    for (int n = 0; n < kCols / 8; n += 2) {
-      const auto b = load_b(buffer.h, depth, first_col + n * 8);
+    for (int n = 0; n < Warp::kPairs; n += 2) {
+      const auto b = load_b(buffer.h, depth, warp.first_col + n * 8);
 #pragma unroll
       for (int i = 0; i < kStrips; ++i) multiply<precision>(out[i][n], out[i][n + 1], q[i], b);
     }
@@ -69,20 +61,19 @@ struct Rows {
 
 /// out <- exp(G) out, scores <- exp(G_r - G_s) scores on and below the diagonal, else 0; both with
 /// the scales of queries and keys.
-WYVERN_DEVICE void apply_decay(Accumulator (&scores)[kStrips][BT / 8],
-                               Accumulator (&out)[kStrips][kCols / 8], const Rows& rows,
-                               int first_strip) {
+WYVERN_DEVICE void apply_decay(Warp::Scores& scores, Warp::Columns& out, const Rows& rows,
+                               const Warp& warp) {
 #pragma unroll
   for (int i = 0; i < kStrips; ++i)
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const int r = (first_strip + i * kWarpsDown) * 16 + accumulator_row(j);
+      const int r = warp.row(i) + accumulator_row(j);
       const float G_r = rows.G[r];
       float q_scale = 1.0f;
       if constexpr (QK_L2NORM) q_scale = rows.q_rstd[r];
       const float factor = decay(G_r) * q_scale;
 #pragma unroll
-      for (int n = 0; n < kCols / 8; ++n) out[i][n].x[j] *= factor;
+      for (int n = 0; n < Warp::kPairs; ++n) out[i][n].x[j] *= factor;
 #pragma unroll
       for (int n = 0; n < BT / 8; ++n) {
         const int s = n * 8 + accumulator_col(j);
@@ -137,10 +128,9 @@ WYVERN_KERNEL(kThreads, 0) {
                          rest_from<V, BV>(first_v));
   copy_async_commit();
 
-  const int first_strip = warp_index() % kWarpsDown;
-  const int first_col = warp_index() / kWarpsDown * kCols;
-  Accumulator scores[kStrips][BT / 8];
-  Accumulator out[kStrips][kCols / 8];
+  const Warp warp;
+  Warp::Scores scores;
+  Warp::Columns out;
 #pragma unroll
   for (int tile = 0; tile < kTilesK; ++tile) {
     // V' was committed after the first num_stages tiles and before the others.
@@ -149,49 +139,15 @@ WYVERN_KERNEL(kThreads, 0) {
     else
       copy_async_wait<num_stages - 1>();
     sync_block();
-    accumulate(scores, out, Buffer(tile), first_strip, first_col);
+    accumulate(scores, out, Buffer(tile), warp);
     if (tile + num_stages < kTilesK) sync_block();
     load(tile + num_stages);
   }
-  apply_decay(scores, out, rows, first_strip);
+  apply_decay(scores, out, rows, warp);
   copy_async_wait<0>();
   sync_block();
-#pragma unroll
-  for (int step = 0; step < BT / kDepth<DTYPE>; ++step) {
-    if (step * kDepth<DTYPE> >= (first_strip + (kStrips - 1) * kWarpsDown + 1) * 16) break;
-    // P enters as head and rest: its rounding would be the largest error of short sequences, and
-    // the kernel waits for memory, not for products.
-    FragmentA<DTYPE> a[kStrips], rest[kStrips];
-#pragma unroll
-    for (int i = 0; i < kStrips; ++i) {
-      a[i] = fragment_a<DTYPE>(scores[i], step);
-      if constexpr (kHalf<DTYPE>) rest[i] = fragment_a_rest(scores[i], step, a[i]);
-    }
-#pragma unroll
-    for (int n = 0; n < kCols / 8; n += 2) {
-      const auto b = load_b(values, step * kDepth<DTYPE>, first_col + n * 8);
-#pragma unroll
-      for (int i = 0; i < kStrips; ++i) {
-        if constexpr (kHalf<DTYPE>) multiply<precision>(out[i][n], out[i][n + 1], rest[i], b);
-        multiply<precision>(out[i][n], out[i][n + 1], a[i], b);
-      }
-    }
-  }
+  warp.multiply<Triangle::lower>(out, scores, values);
 
   const float scale = STATE_UNIT ? e.scale * state_unit[int64{slot} * e.HV + head] : e.scale;
-#pragma unroll
-  for (int i = 0; i < kStrips; ++i) {
-    const int first_row = (first_strip + i * kWarpsDown) * 16;
-    DTYPE* const to = o + (row + int64{first_row} * e.HV) * V + first_v + first_col;
-#pragma unroll
-    for (int n = 0; n < kCols / 8; n += 2) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        out[i][n].x[j] *= scale;
-        out[i][n + 1].x[j] *= scale;
-      }
-      store_pair<V>(to + n * 8, e.HV * V, out[i][n], out[i][n + 1], chunk.rows - first_row,
-                    rest_from<V, BV>(first_v + first_col + n * 8));
-    }
-  }
+  warp.store(out, scale, o, row, e.HV, chunk.rows, first_v);
 }
