@@ -37,7 +37,7 @@ inline SearchSpace synthetic_space() {
   return space;
 }
 
-/// One group of five tunables, of which contracts allow a third of the combinations.
+/// One group of five tunables; contracts allow a third of their combinations.
 inline SearchSpace coupled_space() {
   SearchSpace space;
   space.uses = 1;

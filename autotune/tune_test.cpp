@@ -338,7 +338,7 @@ TEST(Space, SplitsEitherScanOfABackwardPassOrBoth) {
   EXPECT_TRUE((layers.contains({64, 8})));
 }
 
-/// A problem with a split plan of which the reduced problem fills but one segment.
+/// A problem with a split plan; the reduced problem fills only one segment of it.
 std::pair<Problem, Plan> split_problem(const Device& device) {
   Problem problem = small_problem();
   problem.T = 5000;

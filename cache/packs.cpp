@@ -40,7 +40,7 @@ std::string_view first_line(std::string_view text) { return text.substr(0, text.
 constexpr std::array<std::string_view, 4> kPassedOver{
     R"("problem":)", R"("samples_us":)", R"("default_samples_us":)", R"("clocks_mhz":)"};
 
-/// An object's text without the members kPassedOver, of which the brackets alone are looked at; a
+/// An object's text without the members kPassedOver, where only brackets are counted; a
 /// text that ends before its object does as it is.
 std::string abridged(std::string_view line) {
   std::string kept;

@@ -38,7 +38,7 @@ std::vector<WinnerRow> winners_of(Database& database, std::string_view device,
 /// As Cache::winners_of() has them.
 std::vector<WinnerRow> winners_of(Database& database, std::string_view family_prefix);
 
-/// The columns that read_artifact() wants a query to begin with: all but the code.
+/// The columns that a query for read_artifact() begins with: all but the code.
 #define WYVERN_ARTIFACT_COLUMNS "key, template_id, target, config, metadata, compile_ms, created"
 ArtifactRow read_artifact(const Query& query);
 

@@ -39,7 +39,7 @@ class WatchedCpu final : public DeviceImpl {
     target_ = real().target();
   }
 
-  /// Called before each load; what it throws the load throws.
+  /// Called before each load; its exceptions propagate to load().
   std::function<void(const Artifact&)> before_load;
 
   void* allocate(std::size_t bytes) override { return real().allocate(bytes); }

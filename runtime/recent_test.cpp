@@ -67,7 +67,7 @@ class Counting final : public PlanSource {
 class RecentTest : public ::testing::Test {
  protected:
   Operator prepare(const Problem& problem) { return runtime_.prepare(device_, problem); }
-  /// Calls in a row of which at least one comes soon after the one before, however busy the
+  /// Calls in a row; at least one comes soon after the one before, however busy the
   /// machine.
   int asked_by(int calls, const Problem& problem) {
     const int before = source_->asked;

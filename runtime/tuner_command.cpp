@@ -93,7 +93,7 @@ std::string problem_text(const Problem& problem) {
   return text;
 }
 
-/// The null-terminated array that exec wants.
+/// The null-terminated array that exec takes.
 std::vector<char*> pointers(std::vector<std::string>& texts) {
   std::vector<char*> all;
   for (std::string& text : texts) all.push_back(text.data());

@@ -169,7 +169,7 @@ class PolicyRuntime::Impl {
     run(lock, *tuning, false);
   }
 
-  /// Tunes with the caller's lock let go meanwhile, which Clang does not follow.
+  /// Releases the caller's lock while it tunes, which Clang does not follow.
   void run(Lock& lock, Tuning& tuning, bool meanwhile)
       WYVERN_REQUIRES(mutex_) WYVERN_UNCHECKED_LOCKING {
     busy_ = true;

@@ -24,7 +24,7 @@ struct Pace {
   double start, chunk;
 };
 
-/// Of walks side by side through `chunks` chunks in all, of which the longest has `longest`, by
+/// Of scans side by side through `chunks` chunks in all, the longest through `longest`, by
 /// blocks that have a multiprocessor to themselves: with more of them than multiprocessors they
 /// take turns. `even`: how long the mean is, of the longest; short walks fill what long ones leave.
 double walks(Pace pace, double longest, double chunks, const Limits& limits, double even = 1);

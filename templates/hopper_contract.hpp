@@ -49,7 +49,7 @@ inline std::int64_t sequence_shares(const Spec& s, const Extents& e, std::int64_
   return std::max<std::int64_t>(1, std::min(limits.multiprocessors / walks, chunks / least));
 }
 
-/// What walks take of which `parts` blocks share a sequence out, each with BV columns of V: the
+/// Cost of a scan split over `parts` blocks, each with BV columns of V: the
 /// mean of gates that fade in `before` chunks, with which a block begins so many in front of its
 /// share, and of gates that last, with which it walks through all of the sequence up to there; both
 /// no less than `least`.

@@ -139,7 +139,7 @@ static int outputs_are_right(const tensors* made) {
   return good;
 }
 
-/* A stage is asked which tensors it takes as they are; others would want a copy first. */
+/* A stage says which tensors it takes as they are; others must be copied first. */
 static int stage_is_asked(wyvern_runtime* runtime, const wyvern_device* device,
                           const wyvern_problem* problem, const tensor* k) {
   const int64_t strided_rows[] = {T * 2 * K, 2 * K, K, 1},

@@ -13,13 +13,13 @@ inline std::string unsupported(const Spec& s) {
   if (s.BT != kRows)
     return fmt::format("BT={} is not the {} rows of a warpgroup's product", s.BT, kRows);
   if (s.DTYPE != DType::bf16)
-    return "DTYPE must be bf16: its operands want bf16's range, which fp16 lacks, and wgmma has no "
+    return "DTYPE must be bf16: its operands need bf16's range, which fp16 lacks, and wgmma has no "
            "fp32 products";
   if (s.H != s.HV)
     return fmt::format("H={} must be HV={}: no gradients are summed over value heads", s.H, s.HV);
   if (s.K != 64 && s.K != 128) return fmt::format("K={} must be 64 or 128", s.K);
   if (s.V != 64 && s.V != 128) return fmt::format("V={} must be 64 or 128", s.V);
-  if (s.NEG_EIGVAL) return "states that need not decay want more digits than 16-bit products keep";
+  if (s.NEG_EIGVAL) return "allow_neg_eigval needs more digits than 16-bit products keep";
   return {};
 }
 

@@ -54,7 +54,7 @@ inline std::string illegal(const Spec& s) {
   if (BV >= 2 * s.V && BV > 8) return fmt::format("BV={} is too wide for V={}", BV, s.V);
   const Share lane = share(s, BV / warps);
   if (BV % warps != 0 || lane.keys == 0 || lane.values == 0)
-    return fmt::format("BV={} does not go round among {} warps", BV, warps);
+    return fmt::format("BV={} does not divide among {} warps", BV, warps);
   if (lane.keys * (lane.values + (s.ERASE_WRITE ? 4 : 3)) > 136)
     return fmt::format("BV={} and num_warps={} keep too much of the state in each thread", BV,
                        warps);

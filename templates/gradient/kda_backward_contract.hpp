@@ -7,13 +7,12 @@
 
 namespace wyvern::kda_backward {
 
-/// Empty, or why warps cannot share out the strips and columns of K tiles.
+/// Empty, or why warps cannot divide the strips and columns of K tiles.
 inline std::string uneven_warps(const Spec& s) {
   const std::int64_t BK = s.BK, BT = s.BT;
   const std::int64_t warps = s.num_warps;
   if (warps % (BT / 16) != 0)
-    return fmt::format("num_warps={} does not share out the {} strips of BT={}", warps, BT / 16,
-                       BT);
+    return fmt::format("num_warps={} does not divide the {} strips of BT={}", warps, BT / 16, BT);
   if (BK % (warps * 256 / BT) != 0)
     return fmt::format("num_warps={} leaves warps without 16 columns of BK={}", warps, BK);
   return {};

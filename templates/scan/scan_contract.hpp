@@ -60,7 +60,7 @@ inline std::int64_t accumulators(const Spec& s) {
   return strips * (cuda::round_up(s.K, 16) + s.BT) / 2;
 }
 
-/// Empty, or why the warps of a block cannot share out its columns of the state.
+/// Empty, or why a block's warps cannot divide its columns of the state.
 inline std::string strip_problem(const Spec& s) {
   const std::int64_t BV = s.BV;
   const std::int64_t warps = s.num_warps;

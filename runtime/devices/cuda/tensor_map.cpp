@@ -31,7 +31,8 @@ constexpr int kNoInterleave = 0;  // CUtensorMapInterleave
 constexpr int kL2Promotion = 2;   // CUtensorMapL2promotion: lines of 128 bytes
 constexpr int kZeros = 0;         // CUtensorMapFloatOOBfill: elements outside the view
 
-/// The driver wants an address before there is one, and older ones refuse null. It reads nothing.
+/// The driver needs an address before there is one, and older drivers refuse null. It reads
+/// nothing.
 void* placeholder() { return reinterpret_cast<void*>(std::uintptr_t{1} << 20); }
 
 [[noreturn]] void refuse(const TiledView& v, DType dtype, const std::string& why) {
@@ -43,7 +44,7 @@ void* placeholder() { return reinterpret_cast<void*>(std::uintptr_t{1} << 20); }
                           v.swizzle == Swizzle::none ? 0 : 16 << static_cast<int>(v.swizzle), why));
 }
 
-/// The list as the driver wants it. Negative numbers become too large ones.
+/// The list as the driver takes it. Negative numbers become too large ones.
 template <class To, std::size_t N>
 std::array<To, N> as(const FixedList<std::int64_t, N>& list) {
   std::array<To, N> result{};

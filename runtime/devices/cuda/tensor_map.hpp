@@ -18,8 +18,8 @@ inline bool has_tensor_maps(const Driver& d) {
 /// when it refuses them.
 TensorMap encode_tiled(const Driver& d, const TiledView& view, DType dtype);
 
-/// Makes `map` one of the tensor at `address`, which is aligned to 16 bytes; null for an empty
-/// tensor, of which nothing is copied. Allocates nothing, takes no lock, enqueues nothing.
+/// Makes `map` one of the tensor at `address`, which is aligned to 16 bytes; null, as empty tensors
+/// have it, leaves the map as it is. Allocates nothing, takes no lock, enqueues nothing.
 inline void place(const Driver& d, TensorMap& map, void* address) {
   if (address == nullptr) return;  // the driver refuses it
   check(d.cuTensorMapReplaceAddress(&map, address), "cuTensorMapReplaceAddress");

@@ -167,7 +167,7 @@ Tensor empty(std::span<const std::int64_t> shape, std::int32_t dtype, const Plac
   return Tensor(handle);
 }
 
-/// The system promises more memory than there is, and kills who touches it.
+/// Linux overcommits memory; touching the pages may run out of it, and kills the process.
 void check_memory(const Prepared& op) {
   constexpr std::uint64_t kMuch = std::uint64_t{1} << 30;  // finding out takes a while
   constexpr std::uint64_t kMega = 1'000'000;

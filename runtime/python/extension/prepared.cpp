@@ -52,7 +52,7 @@ Shared& shared() {
   static Shared* const all = [] {
     auto* made = new Shared;
     // A child of fork() must find the lock free; it is held for moments only.
-    // It is taken by one of these functions and let go by the others.
+    // One of these functions acquires it, the others release it.
     pthread_atfork([]() WYVERN_UNCHECKED_LOCKING { shared().mutex.lock(); },
                    []() WYVERN_UNCHECKED_LOCKING { shared().mutex.unlock(); },
                    []() WYVERN_UNCHECKED_LOCKING { shared().mutex.unlock(); });
@@ -423,7 +423,7 @@ std::string plan_in_use(const std::string& key) {
   return found == shared().plans.end() ? "" : found->second;
 }
 
-/// The keys of problems and the names of devices have nothing that JSON would want escaped.
+/// The keys of problems and the names of devices have no character that JSON escapes.
 std::string describe(const std::string& key, const wyvern_operator* op, std::int32_t device) {
   std::int32_t origin = 0;
   const char* plan = nullptr;

@@ -102,7 +102,7 @@ def _processes() -> Ranks:
 
 @pytest.fixture
 def ranks() -> Ranks:
-    """Four processes over gloo, the same for all files, of which a test uses the first P."""
+    """Four processes over gloo, the same for all files; a test uses the first P."""
     return _processes()
 
 

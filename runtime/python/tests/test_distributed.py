@@ -1,4 +1,4 @@
-"""Four processes over gloo, of which some have plans of their own."""
+"""Four processes over gloo, some with plans of their own."""
 
 from __future__ import annotations
 

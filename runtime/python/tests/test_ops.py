@@ -186,7 +186,7 @@ def test_states_between_chunks(device: str) -> None:
         q = call.tensors["q"].requires_grad_()
         ops.chunk_kda(**call.tensors | {"q": q}, return_intermediate_states=True)
     many = {name: x[None] for name, x in call.tensors.items()}
-    # Within a transform a tensor that wants a gradient does not show it.
+    # Within a transform a tensor that requires a gradient does not show it.
     with pytest.raises(ValueError, match="return_intermediate_states"):
         torch.func.vmap(lambda x: ops.chunk_kda(**x, return_intermediate_states=True))(many)
 

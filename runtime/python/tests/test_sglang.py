@@ -69,7 +69,7 @@ def gates(kda: bool) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("kda", [False, True])
 def test_decode(sglang: SimpleNamespace, kda: bool) -> None:
-    """-1 is padding, of which vLLM's 0 is none; slots that no sequence has keep their bits."""
+    """-1 is padding, and vLLM's 0 is not; slots that no sequence has keep their bits."""
     heads = HV if kda else H
     q, k, v = (torch.randn(1, 5, h, K) for h in (heads, heads, HV))
     given = {
@@ -260,7 +260,7 @@ def test_snapshots(
 
 
 def test_snapshots_that_are_declined(sglang: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SGLang's kernel gives the states before all chunks, of which those that are asked for are taken."""
+    """SGLang's kernel gives the states before all chunks; the wanted ones are taken from them."""
 
     def refuses(*args: Any, **kwargs: Any) -> None:
         raise ValueError("not today")

@@ -27,7 +27,7 @@ std::string illegal(const Spec& s, const Limits& limits) {
   if (s.BT != kRows)
     return fmt::format("BT={} is not the {} rows of a warpgroup's product", s.BT, kRows);
   if (s.DTYPE != DType::bf16)
-    return "DTYPE must be bf16: its operands want bf16's range, which fp16 lacks, and wgmma has no "
+    return "DTYPE must be bf16: its operands need bf16's range, which fp16 lacks, and wgmma has no "
            "fp32 products";
   for (const std::int64_t width : {s.K, s.V})
     if (width != 64 && width != 128 && width != 256)

@@ -37,7 +37,7 @@ std::string illegal(const Spec& s, const Limits& limits) {
   if (s.DTYPE != DType::bf16) return "fp16 and fp32 have no room beside factors down to 2^-40";
   if (s.K != 64 && s.K != 128 && s.K != 256)
     return fmt::format(
-        "K={} is not one of 64, 128 and 256, of which a warpgroup can hold the state", s.K);
+        "K={} is not one of 64, 128 and 256, whose states fit into a warpgroup's registers", s.K);
   if (s.K == 256 && s.BV != kColumns)
     return fmt::format("BV={} with K=256 is more than shared memory holds", s.BV);
   if (s.V % s.BV != 0) return fmt::format("V={} is not a multiple of BV={}", s.V, s.BV);

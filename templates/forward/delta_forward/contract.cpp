@@ -51,7 +51,7 @@ cost::Pace segment_pace(const Spec& s) {
   return {6, (s.GATED ? 1.0 : 1.25) * chunk};
 }
 
-/// Two blocks of 128 columns of a sequence share out columns where gates do not let them share out
+/// Two blocks of 128 columns of a sequence split its columns where gates do not let them split its
 /// tokens.
 double pass_cost(const Spec& s, const Workload& w, const Limits& limits) {
   const std::int64_t parts = shares(s, w.extents, limits);
@@ -65,17 +65,16 @@ std::string illegal(const Spec& s, const Limits& limits) {
     return fmt::format("BT={} is not the {} rows of a warpgroup's product", s.BT, kRows);
   if (!cuda::is_half(s)) return "wgmma has no fp32 products";
   if (s.K != 64 && s.K != 128 && s.K != 256)
-    return fmt::format(
-        "K={} is not one of 64, 128 and 256, of which a warpgroup can hold the state", s.K);
+    return fmt::format("K={} is not one of 64, 128 and 256, whose states a warpgroup can hold",
+                       s.K);
   if (s.K == 256 && s.BV != kColumns)
     return fmt::format("BV={} with K=256 is more than shared memory holds", s.BV);
   if (s.BV != kColumns && s.QK_L2NORM && s.DTYPE == DType::fp16)
     return fmt::format("BV={} leaves no registers for fp16 rows with norms", s.BV);
   if (s.V % s.BV != 0) return fmt::format("V={} is not a multiple of BV={}", s.V, s.BV);
   if (s.BATCH_INVARIANT && s.BV != kColumns)
-    return fmt::format("BV={}: how long the decay of a state is put off depends on what was before",
-                       s.BV);
-  if (s.NEG_EIGVAL) return "states that need not decay want more digits than 16-bit products keep";
+    return fmt::format("BV={} defers decay, so that bits depend on earlier chunks", s.BV);
+  if (s.NEG_EIGVAL) return "allow_neg_eigval needs more digits than 16-bit products keep";
   if (s.KEEP_STATES || s.KEEP_INVERSE) return "what is inside a chunk stays on chip";
   if (std::string reason = pool::checkpoint_problem(s); !reason.empty()) return reason;
   if (std::string reason = pool::scale_problem(s); !reason.empty()) return reason;

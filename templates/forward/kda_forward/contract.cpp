@@ -38,10 +38,9 @@ std::string illegal(const Spec& s, const Limits& limits) {
   // be lost.
   if (s.DTYPE != DType::bf16) return "its products are of bf16";
   if (s.K != 64 && s.K != 128)
-    return fmt::format("K={} is not one of 64 and 128, of which a warpgroup can hold the state",
-                       s.K);
+    return fmt::format("K={} is not one of 64 and 128, whose states a warpgroup can hold", s.K);
   if (s.V % s.BV != 0) return fmt::format("V={} is not a multiple of BV={}", s.V, s.BV);
-  if (s.NEG_EIGVAL) return "states that need not decay want more digits than 16-bit products keep";
+  if (s.NEG_EIGVAL) return "allow_neg_eigval needs more digits than 16-bit products keep";
   if (s.ERASE_WRITE) return "its rows have one rate each, beta";
   if (s.KEEP_STATES || s.KEEP_INVERSE) return "what is inside a chunk stays on chip";
   if (std::string reason = pool::checkpoint_problem(s); !reason.empty()) return reason;

@@ -27,14 +27,14 @@ std::string illegal(const Spec& s, const Limits& limits, bool queries) {
   if (!cuda::is_half(s)) return "wgmma has no fp32 products";
   if (s.U_DTYPE != s.DTYPE) return "U is brought by tensor copies of 16-bit rows";
   if (s.K != 64 && s.K != 128 && s.K != 256)
-    return fmt::format(
-        "K={} is not one of 64, 128 and 256, of which a warpgroup can hold the state", s.K);
+    return fmt::format("K={} is not one of 64, 128 and 256, whose states a warpgroup can hold",
+                       s.K);
   if (s.K == 256 && s.BV != kColumns)
     return fmt::format("BV={} with K=256 is more than shared memory holds", s.BV);
   if (s.K == 256 && queries && s.CHECKPOINT_OFFSETS)
     return "with K=256 no warp has the keys of a chunk that a checkpoint divides";
   if (s.V % s.BV != 0) return fmt::format("V={} is not a multiple of BV={}", s.V, s.BV);
-  if (s.NEG_EIGVAL) return "states that need not decay want more digits than 16-bit products keep";
+  if (s.NEG_EIGVAL) return "allow_neg_eigval needs more digits than 16-bit products keep";
   if (std::string reason = pool::checkpoint_problem(s); !reason.empty()) return reason;
   if (std::string reason = pool::scale_problem(s); !reason.empty()) return reason;
   return cuda::exceeds_shared(shared_bytes(s, queries), limits);

@@ -32,7 +32,7 @@ TiledView squares(const Spec& s, const Extents& e) {
 std::string illegal(const Spec& s) {
   if (s.BT != kChunk) return fmt::format("BT={} is not the {} of its products", s.BT, kChunk);
   if (s.K != 64 && s.K != 128 && s.K != 256)
-    return fmt::format("K={} is not one of 64, 128 and 256, which warps share out in groups", s.K);
+    return fmt::format("K={} is not one of 64, 128 and 256, which warps divide into groups", s.K);
   if (s.num_warps * 8 > s.K)
     return fmt::format("num_warps={} leaves warps without channels", s.num_warps);
   if (s.num_warps * 16 < s.K)
@@ -40,7 +40,7 @@ std::string illegal(const Spec& s) {
   if (s.ERASE_WRITE && s.BETA_DTYPE != s.DTYPE)
     return fmt::format("erase and write are {}, not {} as what they are multiplied by",
                        to_string(s.BETA_DTYPE), to_string(s.DTYPE));
-  if (s.NEG_EIGVAL) return "states that need not decay want more digits than 16-bit products keep";
+  if (s.NEG_EIGVAL) return "allow_neg_eigval needs more digits than 16-bit products keep";
   return {};
 }
 std::string forward_illegal(const Spec& s, const Limits& limits) {

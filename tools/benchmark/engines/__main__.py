@@ -93,7 +93,7 @@ def run_row(options: argparse.Namespace, row: Row, side: str) -> dict[str, Any]:
     start = time.monotonic()
     described = {**row.describe(), "side": side, "engine": options.engine}
     if row.settings.code and not options.code:
-        return {**described, "error": "it wants --code FOLDER"}
+        return {**described, "error": "it needs --code FOLDER"}
     measured = [name for name in row.measures if not options.measure or name in options.measure.split(",")]
     log = options.out / "logs" / f"{row.name.replace('/', '-')}-{side}.log"
     log.parent.mkdir(exist_ok=True)

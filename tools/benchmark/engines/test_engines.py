@@ -48,7 +48,7 @@ class Engines(unittest.TestCase):
     def test_options_beside_the_engine(self) -> None:
         rows = ("--rows", "^tiny-qwen3-next/(base|eager|cold)", "--measure", "logprobs")
         done = self.run_command(*rows, "--parallel", "2")
-        self.assertEqual(done.returncode, 1)  # cold-code wants a folder
+        self.assertEqual(done.returncode, 1)  # cold-code needs a folder
         page = done.stdout
         self.assertEqual(page, (self.out / "engines.md").read_text())
         off = f"{fake_engine.OFF:.2e}"
@@ -57,7 +57,7 @@ class Engines(unittest.TestCase):
         yardstick = cells(page, "tiny-qwen3-next/eager, fake_engine", "tiny-qwen3-next/base, fake_engine")
         self.assertEqual(yardstick[2:], ["0.00e+00"] * 4)
         self.assertEqual(cells(page, "tiny-qwen3-next/base", "Wyvern")[-2:], ["prefill 6", "decode: no 4"])
-        self.assertIn("tiny-qwen3-next/cold-code, wyvern: it wants --code FOLDER", page)
+        self.assertIn("tiny-qwen3-next/cold-code, wyvern: it needs --code FOLDER", page)
         # A second time nothing is run but what was lost and is asked for again.
         before = len(self.runs())
         self.run_command(*rows)

@@ -320,7 +320,7 @@ def run(problem: Problem, inputs: Inputs, disable_recompute: bool = False) -> Se
     RuntimeErrors of it are for :func:`raise_as_python`.
     """
     if is_transformed():
-        # That a tensor wants a gradient or has a tangent shows at its own level alone.
+        # That a tensor requires a gradient or has a tangent shows at its own level alone.
         if disable_recompute and torch.is_grad_enabled():
             problem = {**problem, "disable_recompute": 1}
         outputs = _Transformable.apply(text_of(problem), *inputs)

@@ -14,7 +14,7 @@ from typing import Any
 
 from ._hooks import after_import
 
-_CHUNK = 64  # after multiples of which a sequence goes on with the bits of one that runs through
+_CHUNK = 64  # a sequence that goes on after a multiple of it has the bits of one that runs through
 
 
 def is_on() -> bool:

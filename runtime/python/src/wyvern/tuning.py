@@ -78,13 +78,13 @@ def tune(
         progress: show a bar on stderr.
 
     A model runs forwards and backwards in training mode (from its ``loss`` where the output has
-    one, else from all output tensors), if a parameter or the batch wants a gradient; then in
+    one, else from all output tensors), if a parameter or the batch requires a gradient; then in
     evaluation mode forwards without gradients and, where it has a ``generate``, that for two new
     tokens: a prefill and a step of decoding. A ``generate`` that does not take the arguments of
     ``forward`` and ``max_new_tokens`` is left out with a warning. Its parameters, gradients,
     buffers and training mode are afterwards as before.
 
-    A function is called once. Where it gives tensors that want a gradient, the backward pass is run
+    A function is called once. Where it gives tensors that require a gradient, the backward pass is run
     and tuned as well; gradients that parameters had are kept as they were. PyTorch's random numbers
     go on, after either, as if nothing had been called.
 
@@ -207,7 +207,7 @@ def _run_backward(outputs: Any) -> None:
 
 
 def _leaves(tensors: list[Tensor]) -> list[Tensor]:
-    """The tensors of which these are functions, and that want gradients."""
+    """The tensors that these are functions of and that require gradients."""
     found: dict[int, Tensor] = {}
     nodes, seen = [torch.autograd.graph.get_gradient_edge(x).node for x in tensors], set()
     while nodes:

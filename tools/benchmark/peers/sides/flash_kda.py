@@ -19,7 +19,7 @@ class FlashKda(Side):
     state_v_first = True
 
     def absent(self) -> str | None:
-        # vLLM itself is not imported: its other extensions want the PyTorch that it was built with.
+        # vLLM itself is not imported: its other extensions need the PyTorch that it was built with.
         found = importlib.util.find_spec("vllm")
         folders = [] if found is None else list(found.submodule_search_locations or [])
         files = [file for folder in folders for file in Path(folder).glob("_flashkda_C*.so")]

@@ -17,7 +17,7 @@ from rows import Row
 class Call:
     """A library's call on a row's tensors. `run` gives what `read` makes o [B,T,HV,V] and the final
     state [N,HV,K,V] of (None where there is none). `leaves` are the tensors that it takes, by the
-    names of Inputs: what has gradients in a training row, in the shapes that the library wants."""
+    names of Inputs: what has gradients in a training row, in the shapes that the library takes."""
 
     run: Callable[[], object]
     read: Callable[[object], tuple[Tensor, Tensor | None]]
