@@ -256,6 +256,51 @@ std::shared_ptr<OperatorImpl> bind_operator(const Device& device, const Problem&
   return op;
 }
 
+std::shared_ptr<OperatorImpl> bind_fold(const Device& device, const FoldOptions& options) {
+  const auto check = [](std::string_view name, std::int64_t value, std::int64_t most) {
+    if (value < 1 || value > most)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("{} is {}; it must be between 1 and {}", name, value, most));
+  };
+  constexpr std::int64_t kMaxRow = (std::int64_t{1} << 30) - 1;  // so that V + K is an int
+  check("ranges", options.ranges, kMaxRanges);
+  check("HV", options.HV, kMaxRow);
+  check("K", options.K, 256);
+  check("V", options.V, kMaxRow / options.HV);
+
+  const Target& target = device.impl().target();
+  const Template& t = *std::ranges::find_if(all_templates(), [&](const Template& one) {
+    return one.name == "fold" && one.device == target.device;
+  });
+  Extents extents;
+  extents.N = options.ranges;
+  Constants constants;
+  constants.H = constants.HV = options.HV;
+  constants.K = options.K;
+  constants.V = options.V;
+  constants.TRANSITION = options.transition;
+  constants.SUMMARY_COLUMNS = options.V + (options.transition ? options.K : 0);
+  auto op = std::make_shared<OperatorImpl>(device);
+  for (const bool backwards : {false, true}) {
+    constants.BACKWARDS = backwards;
+    const auto config = default_config(t, constants, target.limits, Precision::ieee, {});
+    if (!config)
+      throw Error(ErrorKind::kUnavailable,
+                  fmt::format("no config of {} for K = {}, V = {} fits {}", t.id(), options.K,
+                              options.V, device.info().name));
+    op->plan.push_back({t.id(), *config});
+    op->steps.push_back(make_step(device, op->plan.back(), constants, extents));
+    for (std::size_t i = 0; i < t.parameters.size(); ++i)
+      op->steps.back().bindings[i] = {Binding::From::caller, i};
+  }
+  std::vector<TensorSpec> expected;
+  for (const Parameter& parameter : t.parameters)
+    expected.push_back(expected_tensor(parameter, op->steps.front()));
+  expected.back().name = "states";
+  op->expect(std::move(expected));
+  return op;
+}
+
 std::shared_ptr<OperatorImpl> bind_stage(const Device& device, const Problem& problem,
                                          const PlanStep& plan_step) {
   const Constants constants = problem_constants(problem);

@@ -92,6 +92,9 @@ template <>
 inline constexpr std::size_t kFirstSize<wyvern_prepare_options> =
     offsetof(wyvern_prepare_options, plan) + sizeof(const char*);
 template <>
+inline constexpr std::size_t kFirstSize<wyvern_fold_options> =
+    offsetof(wyvern_fold_options, transition) + sizeof(std::int64_t);
+template <>
 inline constexpr std::size_t kFirstSize<wyvern_tensor> =
     offsetof(wyvern_tensor, rank) + sizeof(std::int32_t);
 template <>

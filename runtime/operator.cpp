@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bitset>
 
 #include "runtime/operator_impl.hpp"
 #include "runtime/plan.hpp"
@@ -133,6 +134,21 @@ std::string_view legal_strides(const TensorSpec& expected) {
                           shape_text(tensor.shape, tensor.rank), legal_strides(expected)));
   bad(name, fmt::format("starts at {}; it must be aligned to {} bytes", fmt::ptr(tensor.data),
                         kTensorAlignment));
+}
+
+/// Throws where not each range is there once.
+void check_order(std::span<const std::int32_t> order) {
+  std::bitset<kMaxRanges + 1> seen;
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    if (order[i] < 0 || order[i] >= std::ssize(order))
+      bad(fmt::format("order[{}]", i),
+          fmt::format("is {}; it must be between 0 and {}", order[i], order.size() - 1));
+    const auto range = static_cast<std::size_t>(order[i]);
+    if (seen[range])
+      bad(fmt::format("order[{}]", i),
+          fmt::format("is {} again; order has each range once", range));
+    seen.set(range);
+  }
 }
 
 }  // namespace
@@ -337,6 +353,17 @@ void Operator::launch(const Arguments& arguments, void* workspace, Stream stream
     if (impl_->device.impl().host_memory()) validate_seqlens(impl_->problem, seqlens);
   }
   impl_->enqueue(tensors, workspace, stream, 0, impl_->steps.size());
+}
+
+void Fold::launch(const FoldArguments& arguments, Stream stream) const {
+  const std::array<const TensorView*, 3> tensors{&arguments.summaries, &arguments.order,
+                                                 &arguments.states};
+  impl_->check(tensors, nullptr);
+  if (impl_->device.impl().host_memory())
+    check_order({static_cast<const std::int32_t*>(arguments.order.data),
+                 static_cast<std::size_t>(options_.ranges)});
+  const std::size_t step = arguments.backwards ? 1 : 0;
+  impl_->enqueue(tensors, nullptr, stream, step, step + 1);
 }
 
 const PlanStep& Stage::step() const { return impl_->plan.front(); }

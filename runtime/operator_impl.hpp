@@ -17,6 +17,8 @@
 namespace wyvern {
 
 inline constexpr std::size_t kMaxArguments = 32;
+/// The most ranges of a fold.
+inline constexpr std::int64_t kMaxRanges = 65535;
 /// The most tensors of an operator or of a stage.
 inline constexpr std::size_t kMaxCallerTensors = std::max(kOperatorTensors, kMaxArguments);
 

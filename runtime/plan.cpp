@@ -179,6 +179,10 @@ Constants problem_constants(const Problem& problem) {
   c.STATE_ROWS = problem.state_v_first ? problem.V : problem.K;
   c.STATE_COLS = problem.state_v_first ? problem.K : problem.V;
   c.U_DTYPE = u_dtype(problem);
+  // Of a fold as a stage on its own; bind_fold() has the options of a Fold in their place.
+  c.TRANSITION = true;
+  c.BACKWARDS = problem.pass == Pass::backward;
+  c.SUMMARY_COLUMNS = problem.V + problem.K;
   const Values own = definition.constants(problem);
   return own.empty() ? c : c.with(own);
 }

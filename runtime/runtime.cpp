@@ -216,6 +216,14 @@ Stage Runtime::prepare_stage(const Device& device, const PlanStep& step, const P
   return Stage(std::move(op));
 }
 
+Fold Runtime::prepare_fold(const Device& device, const FoldOptions& options) {
+  const DefaultFloatEnvironment plain;
+  const NoFork no_fork;
+  std::shared_ptr<OperatorImpl> op = bind_fold(device, options);
+  impl_->kernels.load(*op);
+  return {options, std::move(op)};
+}
+
 std::int64_t Runtime::compiled() const { return impl_->kernels.compiled(); }
 Cache& Runtime::cache() { return *impl_->cache; }
 

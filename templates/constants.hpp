@@ -24,7 +24,8 @@
   X(STATE_ROWS, "rows of a state as the caller has it: K, or V with STATE_V_FIRST")         \
   X(STATE_COLS, "columns of a state as the caller has it: V, or K with STATE_V_FIRST")      \
   X(STEPS, "Householder steps a token; rows of k, v and beta are tokens times steps")         \
-  X(CHECKPOINT_EVERY, "tokens of a sequence from one checkpoint to the next; 0: none so")
+  X(CHECKPOINT_EVERY, "tokens of a sequence from one checkpoint to the next; 0: none so")     \
+  X(SUMMARY_COLUMNS, "columns of a range's summary: V of R, and with TRANSITION K of M")
 #define WYVERN_TYPE_CONSTANTS(X)                                                            \
   X(DTYPE, "element type of q, k, v, o and of 16-bit intermediates")                        \
   X(U_DTYPE, "element type of u between kernels: DTYPE, or fp32 where K is small")            \
@@ -69,6 +70,8 @@
   X(KEEP_POOL, "the pool is read only")                                                       \
   X(OUTPUT_NORM, "recurrent: rows of o are normalized and gated")                             \
   X(NORM_SILU, "with OUTPUT_NORM: the gate is silu(norm_gate), else sigmoid(norm_gate)")      \
+  X(TRANSITION, "summaries of ranges hold M beside R")                                        \
+  X(BACKWARDS, "gradients of states go from range to range, from the last one on")            \
   X(FIRST_STEP, "what has a row a token belongs to its first step; else to its last")
 #define WYVERN_INTEGER_TUNABLES(X)                                                          \
   X(BT, "tokens a chunk")                                                                   \

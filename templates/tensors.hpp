@@ -79,6 +79,11 @@ inline constexpr Argument final_state{"final_state", Access::out, DType::fp32, {
 inline constexpr Argument segment_M{"segment_M", Access::in, DType::fp32, {NS, HV, K, K}};
 inline constexpr Argument segment_R{"segment_R", Access::in, DType::fp32, {NS, HV, K, V}};
 inline constexpr Argument segment_state{"segment_state", Access::in, DType::fp32, {NS, HV, K, V}};
+// Of N ranges of tokens: what each does to a state, R and M side by side, their order, and the state
+// that enters each.
+inline constexpr Argument summaries{"summaries", Access::in, DType::fp32, {N, HV, K, SUMMARY_COLUMNS}};
+inline constexpr Argument order{"order", Access::in, DType::int32, {N}};
+inline constexpr Argument range_states{"range_states", Access::out, DType::fp32, {N, HV, K, V}};
 inline constexpr Argument o{"o", Access::out, DTYPE, {B, T, HV, V}};
 
 // Gradients.

@@ -62,6 +62,12 @@ inline constexpr StageDefinition fwd_h{
     {{tunable::BT, constant::V, constant::K}, {constant::K, constant::V, tunable::BT}},
     Walk::sequence};
 
+inline constexpr StageDefinition fold{
+    "fold", "The states that enter ranges of tokens, or the gradients that leave them, from what each does.",
+    {tensor::summaries, tensor::order, tensor::range_states.out()},
+    {{constant::K, constant::V, constant::K}},
+    Walk::segments};
+
 inline constexpr StageDefinition bwd_dhu_segment{
     "bwd_dhu_segment", "What each segment but a first one does to a state's gradient: dS -> dM dS + dR.",
     {tensor::q.when({!constant::VECTOR_GATE}),

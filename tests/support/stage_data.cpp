@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "runtime/operators/operator.hpp"
@@ -35,6 +36,7 @@ StageContext make_context(const OperatorData& data, std::int64_t BT) {
   c.norm_silu = p.output_norm == Activation::silu;
   c.norm_eps = norm_eps_of(p);
   c.steps = p.num_householder;
+  c.backwards = p.pass == Pass::backward;
   return c;
 }
 
@@ -75,6 +77,7 @@ class Chain {
     } else {
       tables();
       if (needs({"x", "y", "rstd", "dy_heads", "dy", "dx"})) rows();
+      if (needs({"summaries", "order", "range_states"})) ranges();
       gates();
       forward();
       if (p_.pass == Pass::backward) backward();
@@ -125,6 +128,25 @@ class Chain {
     run("l2norm_rstd");
     store("rstd", DType::fp32, heads(p_.H));
     if (p_.pass == Pass::backward) row_gradients();
+  }
+
+  /// What ranges of tokens do to a state, as many as there are sequences, in any order; of a few M
+  /// is 0.
+  void ranges() {
+    Engine engine(static_cast<std::uint64_t>(p_.N + p_.K));
+    std::vector<double> order(static_cast<std::size_t>(p_.N));
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), engine);
+    add("order", HostTensor(DType::int32, {p_.N}, order));
+    const std::int64_t columns = p_.V + p_.K, one = p_.HV * p_.K * columns;
+    HostTensor summaries = normal(engine, DType::fp32, {p_.N, p_.HV, p_.K, columns});
+    const double length =
+        1 / std::sqrt(static_cast<double>(p_.K));  // M keeps about what it is given
+    for (std::int64_t i = 0; i < summaries.elements(); ++i)
+      if (i % columns >= p_.V) summaries.set(i, i / one % 4 == 3 ? 0 : length * summaries.at(i));
+    add("summaries", summaries);
+    run("fold");
+    store("range_states", DType::fp32, {p_.N, p_.HV, p_.K, p_.V});
   }
 
   void gates() {
@@ -645,8 +667,8 @@ Row row_of(std::string_view output) {
 /// Whether an fp32 output of a 16-bit problem comes from sums and functions in fp32 alone.
 bool is_computed_in_fp32(const StageData& data, std::string_view output) {
   if (output == "A") return gate_kind(data.problem) != GateKind::vector;
-  for (const std::string_view name :
-       {"G", "Gk", "g_log", "rstd", "dg", "dg_raw", "dA_part", "dbias_part", "dA_log", "ddt_bias"})
+  for (const std::string_view name : {"G", "Gk", "g_log", "rstd", "dg", "dg_raw", "dA_part",
+                                      "dbias_part", "dA_log", "ddt_bias", "range_states"})
     if (output == name) return true;
   return false;
 }

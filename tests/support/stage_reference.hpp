@@ -73,6 +73,7 @@ struct StageContext {
   double norm_eps = 0;                ///< recurrent: of the norm of o
   bool beta_sigmoid = false, neg_eigval = false, state_v_first = false;
   std::int64_t steps = 1;  ///< of a token
+  bool backwards = false;  ///< fold: gradients, from the last range to the first
 };
 
 /// Tensors by their contract's names.

@@ -1,6 +1,8 @@
 // References of the scans that work on segments of long sequences at once.
 #include "tests/support/stage_inputs.hpp"
 
+#include <algorithm>
+
 namespace wyvern::testing {
 namespace {
 
@@ -79,6 +81,29 @@ void fwd_h_combine(const StageContext& c, TensorMap& t) {
     }
   }
   t["segment_state"] = states;
+}
+
+void fold(const StageContext& c, TensorMap& t) {
+  const auto [H, HV, K, V] = c.dims;
+  Vector order = t.at("order");
+  if (c.backwards) std::reverse(order.begin(), order.end());
+  Vector states = zero_states(c, order.size());
+  for (std::int64_t head = 0; head < HV; ++head) {
+    Matrix state(K, V);
+    for (const double range : order) {
+      const std::size_t at = static_cast<std::size_t>(range) * static_cast<std::size_t>(HV) +
+                             static_cast<std::size_t>(head);
+      put(states, at, state);
+      const Matrix summary = get(t.at("summaries"), at, K, V + K);
+      Matrix R(K, V), M(K, K);
+      for (std::int64_t k = 0; k < K; ++k) {
+        std::copy_n(summary[k], V, R[k]);
+        std::copy_n(summary[k] + V, K, M[k]);
+      }
+      state = (c.backwards ? transposed(M) : M) * state + R;
+    }
+  }
+  t["range_states"] = states;
 }
 
 /// dS -> dM dS + dR over a segment, from its last chunk to its first.
@@ -171,12 +196,17 @@ void begin_pass(const StageContext&, TensorMap&) {}
 }  // namespace
 
 const StageReferences& segment_references() {
-  static const StageReferences references{
-      {"kda_segment", kda_segment},           {"kda_resume", begin_pass},
-      {"delta_segment", delta_segment},       {"delta_resume", begin_pass},
-      {"delta_scans_segment", delta_segment}, {"delta_scans_resume", begin_pass},
-      {"fwd_h_segment", fwd_h_segment},       {"fwd_h_combine", fwd_h_combine},
-      {"bwd_dhu_segment", bwd_dhu_segment},   {"bwd_dhu_combine", bwd_dhu_combine}};
+  static const StageReferences references{{"kda_segment", kda_segment},
+                                          {"kda_resume", begin_pass},
+                                          {"delta_segment", delta_segment},
+                                          {"delta_resume", begin_pass},
+                                          {"delta_scans_segment", delta_segment},
+                                          {"delta_scans_resume", begin_pass},
+                                          {"fwd_h_segment", fwd_h_segment},
+                                          {"fwd_h_combine", fwd_h_combine},
+                                          {"bwd_dhu_segment", bwd_dhu_segment},
+                                          {"bwd_dhu_combine", bwd_dhu_combine},
+                                          {"fold", fold}};
   return references;
 }
 

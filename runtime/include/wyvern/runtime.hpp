@@ -251,6 +251,59 @@ class Stage {
   std::shared_ptr<const OperatorImpl> impl_;
 };
 
+/// A fold of what ranges of tokens do to a state (context parallelism, section 11 of
+/// runtime/SPECIFICATION.md).
+struct FoldOptions {
+  std::int64_t ranges = 0;  ///< of all ranks, 1 to 65535
+  std::int64_t HV = 0;      ///< value heads, of a dense batch times B
+  std::int64_t K = 0, V = 0;
+  bool transition = false;  ///< summaries hold M: some range has a sequence that goes through it
+
+  bool operator==(const FoldOptions&) const = default;
+};
+
+/// The tensors of a fold, on its device, contiguous. States are [K,V], whatever state_v_first is.
+struct FoldArguments {
+  /// [ranges,HV,K,V] fp32: R of each range, or with `transition` [ranges,HV,K,V+K]: V columns of R,
+  /// then K of M. R is 0 of a range that no sequence leaves (with `backwards`, dR of one that none
+  /// enters), M of one that none goes through.
+  TensorView summaries;
+  /// [ranges] int32: the ranges in the order of their tokens, by their places in `summaries`, each
+  /// once.
+  TensorView order;
+  /// Out, [ranges,HV,K,V] fp32: the state that enters each range, at its place in `summaries`; with
+  /// `backwards` the gradient of the state that leaves it.
+  TensorView states;
+  /// From the last range to the first, by M transposed; `order` and M are those of the forward
+  /// pass.
+  bool backwards = false;
+};
+
+/// A prepared fold. Immutable and thread-safe; copies share one object. It may outlive the Runtime
+/// that made it.
+///
+///   S = 0;  for each range i in order:  states[i] = S,  S = R_i + M_i S
+///
+/// Sums are in fp32, have one order, and follow from the ranges, K and V alone: whoever folds a
+/// part of the heads gets the bits of one who folds all of them. Where M is 0 S is R, also after a
+/// state that is not finite.
+class Fold {
+ public:
+  [[nodiscard]] const FoldOptions& options() const { return options_; }
+
+  /// As Operator::launch, without a workspace. Throws Error(kBadInput), before it launches
+  /// anything, for a wrong tensor, for `states` in memory of another one, and on the CPU for a
+  /// wrong order; on a GPU a wrong order gives wrong states, or leaves some unwritten.
+  void launch(const FoldArguments& arguments, Stream stream = nullptr) const;
+
+  Fold(const FoldOptions& options, std::shared_ptr<const OperatorImpl> impl)
+      : options_(options), impl_(std::move(impl)) {}
+
+ private:
+  FoldOptions options_;
+  std::shared_ptr<const OperatorImpl> impl_;
+};
+
 struct RuntimeOptions {
   /// Null: a cache in the default directory.
   std::shared_ptr<Cache> cache;
@@ -295,6 +348,10 @@ class Runtime {
   /// Prepares one template for the problem's dimensions, dtypes, options, sizes and scale. A stage
   /// sums gates as they are, while an operator bounds them at -24.
   Stage prepare_stage(const Device& device, const PlanStep& step, const Problem& problem);
+
+  /// Prepares a fold for both directions. Throws as prepare(): Error(kBadInput) names the option
+  /// that is out of range.
+  Fold prepare_fold(const Device& device, const FoldOptions& options);
 
   /// How many kernels this runtime compiled, because it found them neither loaded nor in the cache.
   [[nodiscard]] std::int64_t compiled() const;

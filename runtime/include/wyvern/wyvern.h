@@ -448,6 +448,38 @@ WYVERN_C_API wyvern_status wyvern_stage_takes(const wyvern_stage* stage,
 WYVERN_C_API wyvern_status wyvern_stage_launch(const wyvern_stage* stage,
                                                const wyvern_launch* launch);
 
+/* ---- Folds ---- */
+
+/* Version 2. What ranges of tokens do to a state, from range to range in order (context
+ * parallelism): the state that enters each, or the gradient of the one that leaves it. Never
+ * changes. <wyvern/runtime.hpp> (Fold) defines what is computed. */
+typedef struct wyvern_fold wyvern_fold;
+
+typedef struct wyvern_fold_options {
+  size_t struct_size;
+  int64_t ranges; /* of all ranks, 1 to 65535 */
+  int64_t HV;     /* value heads, of a dense batch times B */
+  int64_t K;
+  int64_t V;
+  int64_t transition; /* 1: each summary has K more columns, M; 0: R alone */
+} wyvern_fold_options;
+
+#define WYVERN_FOLD_OPTIONS_INIT {sizeof(wyvern_fold_options), 0, 0, 0, 0, 0}
+
+/* Version 2. Prepares a fold for both directions. WYVERN_BAD_INPUT for an option out of range; else
+ * as wyvern_prepare(). */
+WYVERN_C_API wyvern_status wyvern_prepare_fold(wyvern_runtime* runtime, const wyvern_device* device,
+                                               const wyvern_fold_options* options,
+                                               wyvern_fold** fold);
+WYVERN_C_API void wyvern_fold_destroy(wyvern_fold* fold);
+/* Version 2. Enqueues the fold on the launch's stream; on the CPU runs it. `backwards` 0: states;
+ * 1: gradients. The tensors, contiguous: "summaries" [ranges,HV,K,V] (V+K with transition), fp32,
+ * and "order" [ranges], int32, each range once, are read, "states" [ranges,HV,K,V], fp32, is
+ * written. Workspace, cu_seqlens_host and shown_name are ignored. Else as
+ * wyvern_operator_launch(). */
+WYVERN_C_API wyvern_status wyvern_fold_launch(const wyvern_fold* fold, const wyvern_launch* launch,
+                                              int32_t backwards);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif
