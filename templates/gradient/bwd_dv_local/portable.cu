@@ -2,7 +2,7 @@
 // the chunk (and with more warps than strips a share of the columns); k q^T stays in its registers
 // and is the A fragment of the product with dO.
 #include "device/cuda/chunk.cuh"
-#include "device/cuda/strips.cuh"
+#include "device/cuda/score_strips.cuh"
 #include "device/state_unit.hpp"
 #include "gradient/bwd_dv_local/layout.hpp"
 
@@ -10,7 +10,7 @@ constexpr int kThreads = num_warps * 32;
 constexpr int kTilesK = ceil_div(K, BK);
 constexpr int kTilesV = ceil_div(V, BV);
 
-using Warp = Strips<Spec>;
+using Warp = ScoreStrips<Spec>;
 constexpr int kStrips = Warp::kStrips;
 
 constexpr bwd_dv_local::SharedLayout kLayout{Spec{}};

@@ -17,7 +17,7 @@ WYVERN_DEVICE int rest_from(int first) {
 enum class Triangle { lower, upper };
 
 template <class S>
-struct Strips {
+struct ScoreStrips {
   static constexpr int kStrips = larger(S::BT / 16 / S::num_warps, 1);  ///< of a warp
   static constexpr int kWarpsDown = S::BT / 16 / kStrips;
   static constexpr int kCols = S::BV / (S::num_warps / kWarpsDown);  ///< of a warp
