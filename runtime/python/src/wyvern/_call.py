@@ -85,11 +85,6 @@ def _set(fields: dict[str, str], name: str) -> bool:
     return fields.get(name, "0") == "1"
 
 
-def _given(problem: str) -> int:
-    """How many outputs come before what disable_recompute keeps."""
-    return 1 + _set(fields_of(problem), "output_final_state")
-
-
 def _kept_chunk_size(fields: dict[str, str], v: Tensor) -> int:
     """As kept_chunk_size() of <wyvern/problem.hpp>."""
     if "chunk_size" in fields:
@@ -210,12 +205,14 @@ for _op in (forward_op, backward_op):
 
 
 class _Recurrence(torch.autograd.Function):
-    """The forward pass with the backward pass as its gradient; its arguments are the operator's."""
+    """The forward pass with the backward pass as its gradient; its arguments are the operator's.
+
+    given: how many outputs come before what disable_recompute keeps.
+    """
 
     @staticmethod
-    def forward(ctx: Any, problem: str, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, problem: str, given: int, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         outputs = forward_op(problem, *inputs)
-        given = _given(problem)
         ctx.problem = problem
         ctx.kept_from = len(inputs)
         ctx.set_materialize_grads(False)
@@ -229,13 +226,13 @@ class _Recurrence(torch.autograd.Function):
         q, _, v = inputs[:3]
         if do is None:
             if dht is None:
-                return (None,) * (ctx.kept_from + 1)
+                return (None,) * (ctx.kept_from + 2)
             do = q.new_zeros([*q.shape[:2], *v.shape[2:]])
         gradients = backward_op(ctx.problem, *inputs, do, dht, kept)
         if torch.is_grad_enabled():  # create_graph=True, or torch.func
             count = len(gradients)
             gradients = _OnceDifferentiable.apply(ctx.problem, count, *gradients, *inputs, do, dht)
-        result: list[Tensor | None] = [None]
+        result: list[Tensor | None] = [None, None]
         at = 0
         for x, has_gradient in zip(inputs, _HAS_GRADIENT, strict=True):
             if x is None or not has_gradient:
@@ -252,16 +249,15 @@ class _Transformable(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(problem: str, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(problem: str, given: int, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         return tuple(forward_op(problem, *inputs))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        problem, *tensors = inputs
+        problem, given, *tensors = inputs
         ctx.problem = problem
         ctx.kept_from = len(tensors)
         ctx.set_materialize_grads(False)
-        given = _given(problem)
         ctx.mark_non_differentiable(*output[given:])
         ctx.save_for_backward(*tensors, *output[given:])
 
@@ -305,36 +301,45 @@ def _refuse_forward_mode(op: str) -> NoReturn:
     )
 
 
-def refuse_tangents(problem: str, *tensors: Tensor | None) -> None:
+def refuse_tangents(op: str, *tensors: Tensor | None) -> None:
     """Refuses derivatives that are carried forwards, which PyTorch would drop without a word."""
     if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
-        _refuse_forward_mode(fields_of(problem)["op"])
+        _refuse_forward_mode(op)
 
 
 is_transformed = torch._C._are_functorch_transforms_active
 
 
-def run(problem: Problem, inputs: Inputs, disable_recompute: bool = False) -> Sequence[Tensor]:
-    """o, with the final state where the problem wants it, with their gradients where they are asked.
+def run(
+    problem: Problem, text: str, inputs: Inputs, disable_recompute: bool = False
+) -> Sequence[Tensor]:
+    """o, with the final state where the problem asks for it, with their gradients where they are asked.
 
-    RuntimeErrors of it are for :func:`raise_as_python`.
+    text: the problem's. RuntimeErrors of it are for :func:`raise_as_python`.
     """
+    given = 1 + ("output_final_state" in problem)
     if is_transformed():
         # That a tensor requires a gradient or has a tangent shows at its own level alone.
         if disable_recompute and torch.is_grad_enabled():
-            problem = {**problem, "disable_recompute": 1}
-        outputs = _Transformable.apply(text_of(problem), *inputs)
-        return outputs[: 1 + ("output_final_state" in problem)]
-    if torch.is_grad_enabled() and any([x is not None and x.requires_grad for x in inputs]):
+            text = text_of({**problem, "disable_recompute": 1})
+        return _Transformable.apply(text, given, *inputs)[:given]
+    if torch.is_grad_enabled() and _requires_gradient(inputs):
         if "batch_invariant" in problem:
             raise ValueError("batch_invariant is true; it has no gradient, so call under torch.no_grad()")
         if disable_recompute:
-            problem = {**problem, "disable_recompute": 1}
-        return _Recurrence.apply(text_of(problem), *inputs)
-    return forward_op(text_of(problem), *inputs)
+            text = text_of({**problem, "disable_recompute": 1})
+        return _Recurrence.apply(text, given, *inputs)
+    return forward_op(text, *inputs)
 
 
-def update(problem: Problem, inputs: Inputs, beside: dict[str, Tensor]) -> Tensor:
+def _requires_gradient(inputs: Inputs) -> bool:
+    for x in inputs:  # a loop ends at the first, and makes no list
+        if x is not None and x.requires_grad:
+            return True
+    return False
+
+
+def update(problem: str, inputs: Inputs, beside: dict[str, Tensor]) -> Tensor:
     """o, which is out where that is given.
 
     beside: what wyvern::update takes beside the inputs, by the names of parameters.
@@ -353,7 +358,7 @@ def update(problem: Problem, inputs: Inputs, beside: dict[str, Tensor]) -> Tenso
                     f"{name} requires a gradient; with {first}, which is {how}, there is none: "
                     "call under torch.no_grad()"
                 )
-    o = update_op(text_of(problem), *tensors)
+    o = update_op(problem, *tensors)
     for x in written.values():
         # PyTorch counts the changes of tensors that it saves; of a trace it finds them by the schema.
         if not torch.compiler.is_compiling() and not x.is_inference():

@@ -10,47 +10,47 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._arguments import floating, tensor
-from ._call import fields_of, refuse_meta
+from ._call import Inputs, Problem, by_parameter, refuse_meta
 
 _LEAST_BOUND = -5.0
-_CHUNK_SIZES = ("16", "32", "64", "128")
+_CHUNK_SIZES = (16, 32, 64, 128)
 
 
-def run(
-    problem: str, cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None, **tensors: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """o and the final state, where the problem wants it, in float64.
+def run(problem: Problem, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+    """o and the final state, where the problem asks for it, in float64.
 
-    tensors: by the names of parameters ("b" and "w" of gdn2). All are on the CPU; q, k and v are
-    float64, the others of any floating-point dtype.
+    inputs: all on the CPU; q, k and v are float64, the others of any floating-point dtype.
 
     Raises TypeError or ValueError naming the argument, as the operators do in other dtypes.
     """
-    fields = fields_of(problem)
-    given = {name: x for name, x in tensors.items() if x is not None or name in ("q", "k", "v")}
-    steps = _check(fields, given, cu_seqlens, cu_seqlens_cpu)
-    scale, bound = (float(fields[x]) if x in fields else None for x in ("scale", "lower_bound"))
+    cu_seqlens = inputs.cu_seqlens
+    given = {
+        name: x
+        for name, x in by_parameter(problem, inputs).items()
+        if not name.startswith("cu_seqlens") and (x is not None or name in ("q", "k", "v"))
+    }
+    steps = _check(problem, given, cu_seqlens, inputs.cu_seqlens_cpu)
     exact = {name: x.double() for name, x in given.items()}
     o, state = recurrence(
         *(exact.get(name) for name in ("q", "k", "v", "g", "beta", "b", "w")),
-        scale=scale,
+        scale=problem.get("scale"),
         initial_state=exact.get("initial_state"),
         cu_seqlens=cu_seqlens,
         steps=steps,
-        l2norm="use_qk_l2norm" in fields,
-        beta_sigmoid="use_beta_sigmoid" in fields,
-        neg_eigval="allow_neg_eigval" in fields,
-        gate="use_gate_in_kernel" in fields,
-        lower_bound=bound,
+        l2norm="use_qk_l2norm" in problem,
+        beta_sigmoid="use_beta_sigmoid" in problem,
+        neg_eigval="allow_neg_eigval" in problem,
+        gate="use_gate_in_kernel" in problem,
+        lower_bound=problem.get("lower_bound"),
         A_log=exact.get("A_log"),
         dt_bias=exact.get("dt_bias"),
-        v_first="state_v_first" in fields,
+        v_first="state_v_first" in problem,
     )
-    return o, state if "output_final_state" in fields else None
+    return o, state if "output_final_state" in problem else None
 
 
 def _check(
-    fields: dict[str, str],
+    problem: Problem,
     given: dict[str, Tensor],
     cu_seqlens: Tensor | None,
     cu_seqlens_cpu: Tensor | None,
@@ -72,14 +72,14 @@ def _check(
             )
         if name in ("q", "v") and x.dim() != 4:
             raise ValueError(f"{name} has {x.dim()} dimensions; it must have 4")
-    op, steps = fields["op"], int(fields.get("num_householder", "1"))
+    op, steps = problem["op"], problem.get("num_householder", 1)
     if steps < 1:
         raise ValueError(f"num_householder is {steps}; it must be at least 1")
-    if fields.get("chunk_size", "64") not in _CHUNK_SIZES:
-        legal = ", ".join(_CHUNK_SIZES)
-        raise ValueError(f"chunk_size is {fields['chunk_size']}; it must be one of {legal}")
-    if not _LEAST_BOUND <= float(fields.get("lower_bound", "-1")) < 0:
-        bound = fields["lower_bound"]
+    if problem.get("chunk_size", 64) not in _CHUNK_SIZES:
+        legal = ", ".join(map(str, _CHUNK_SIZES))
+        raise ValueError(f"chunk_size is {problem['chunk_size']}; it must be one of {legal}")
+    if not _LEAST_BOUND <= problem.get("lower_bound", -1) < 0:
+        bound = problem["lower_bound"]
         raise ValueError(f"lower_bound is {bound}; it must be in [{_LEAST_BOUND:g}, 0)")
     (B, T, H, K), (HV, V) = given["q"].shape, given["v"].shape[2:]
     if H == 0 or HV % H != 0:
@@ -91,7 +91,7 @@ def _check(
             _check_boundaries("cu_seqlens_cpu", cu_seqlens_cpu, B, T)
             if not torch.equal(cu_seqlens_cpu, cu_seqlens.to(cu_seqlens_cpu.dtype)):
                 raise ValueError("cu_seqlens_cpu differs from cu_seqlens; it must be its copy")
-    state = (HV, V, K) if "state_v_first" in fields else (HV, K, V)
+    state = (HV, V, K) if "state_v_first" in problem else (HV, K, V)
     channels = (K,) if op in ("kda", "gdn2") else ()
     shapes = {
         "q": (B, T, H, K),
@@ -109,7 +109,7 @@ def _check(
         if x.shape != shapes[name]:
             raise ValueError(f"{name} has shape {list(x.shape)}; it must be {list(shapes[name])}")
     needed = ["b", "w"] if op == "gdn2" else ["beta"]
-    if op != "delta_rule" and "has_g" not in fields:
+    if op != "delta_rule" and "has_g" not in problem:
         needed.append("g")
     for name in needed:
         if name not in given:

@@ -44,7 +44,6 @@ from torch.autograd import forward_ad
 from . import _recurrence
 from ._arguments import floating, integer, real, tensor
 from ._call import (
-    INPUTS,
     VECTOR_GATED,
     Inputs,
     Problem,
@@ -82,7 +81,7 @@ _NORM_ACTIVATIONS = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}  # t
 _heads_first_told = False
 _LONGEST_KEYS = 2.0  # at a rate of 0.5 longer ones turn the state around and make it grow
 _keys_told = _gates_told = False
-_seen: set[tuple[tuple[str, object], ...]] = set()  # problems whose first keys and gates were looked at
+_seen: set[str] = set()  # texts of problems whose first keys and gates were looked at
 
 
 class _Pool(NamedTuple):
@@ -938,7 +937,7 @@ def _suspect_heads_first(q: Tensor) -> None:
     )
 
 
-def _suspect_values(problem: Problem, k: Tensor, g: Tensor | None) -> None:
+def _suspect_values(problem: Problem, text: str, k: Tensor, g: Tensor | None) -> None:
     """Warns, once in a process of each, of keys far longer than 1, by the first rows of a problem's first
     call, and of gates above 0, by all of that call."""
     global _keys_told, _gates_told
@@ -947,7 +946,7 @@ def _suspect_values(problem: Problem, k: Tensor, g: Tensor | None) -> None:
         return
     if not (k.is_cpu or (k.is_cuda and not torch.cuda.is_current_stream_capturing())):
         return
-    _seen.add(tuple(problem.items()))
+    _seen.add(text)
     if not _keys_told and "use_qk_l2norm" not in problem:
         length = float(k.detach()[0, :64].float().norm(dim=-1).mean())
         if length > _LONGEST_KEYS:
@@ -982,7 +981,7 @@ def _call(
 ) -> tuple[Any, ...]:
     """Casts what the operators do not take as it is, and calls them."""
     try:
-        q, k, v, g, beta = inputs[:5]
+        q, k, v, g, beta, erase, write, _, cu_seqlens, A_log, dt_bias, cu_seqlens_cpu = inputs
         if cp_context is None:
             cp_context = _context_around(problem)
         if pool is not None:
@@ -991,9 +990,12 @@ def _call(
         if not _heads_first_told and problem.get("pass") != "recurrent" and cp_context is None:
             # Decoding has few tokens, and so may a rank.
             _suspect_heads_first(q)
+        if dt_bias is not None:
+            problem["has_dt_bias"] = 1
+        text = text_of(problem)
         # What was seen would be a condition of what is compiled.
-        if not torch.compiler.is_compiling() and tuple(problem.items()) not in _seen:
-            _suspect_values(problem, k, g)
+        if not torch.compiler.is_compiling() and text not in _seen:
+            _suspect_values(problem, text, k, g)
         cast: dict[str, Tensor] = {}
         if _any_autocast():
             q, k, v = _autocast(q, k, v)
@@ -1008,28 +1010,26 @@ def _call(
             cast["g"] = _gate(problem, g)
         if beta is not None and beta.dtype is not dtype and beta.dtype is not torch.float32:
             cast["beta"] = floating("beta", beta).float()
-        erase, write = inputs.erase, inputs.write
         if erase is not None and write is not None:
             if erase.dtype is not write.dtype or erase.dtype is not dtype:
                 cast["erase"], cast["write"] = floating("b", erase).float(), floating("w", write).float()
-        if inputs.A_log is not None:
-            cast["A_log"] = floating("A_log", inputs.A_log).reshape(-1).float()
-        if inputs.dt_bias is not None:
-            problem["has_dt_bias"] = 1
-            cast["dt_bias"] = floating("dt_bias", inputs.dt_bias).float()
+        if A_log is not None:
+            cast["A_log"] = floating("A_log", A_log).reshape(-1).float()
+        if dt_bias is not None:
+            cast["dt_bias"] = floating("dt_bias", dt_bias).float()
         if cast:
             inputs = inputs._replace(**cast)
-        cu_seqlens, cu_seqlens_cpu = inputs.cu_seqlens, inputs.cu_seqlens_cpu
         if cu_seqlens_cpu is not None:
             _check_copy(cu_seqlens, cu_seqlens_cpu)
             if seqlens_hint is None and "batch_invariant" not in problem:
                 seqlens_hint = _longest_of_uneven(cu_seqlens_cpu)
         if seqlens_hint is not None:
             problem["seqlens_hint"] = integer("seqlens_hint", seqlens_hint)
+            text = text_of(problem)  # which `_seen` has without it: lengths change from call to call
         if cp_context is not None:
             return _over_ranks(problem, inputs, cp_context, return_intermediate_states, pool)
         if forward_ad._current_level >= 0:
-            refuse_tangents(text_of(problem), *inputs)
+            refuse_tangents(problem["op"], *inputs)
         if return_intermediate_states:
             return _with_states(problem, inputs)
         if pool is not None:
@@ -1040,8 +1040,8 @@ def _call(
                 KV = KV[::-1] if "state_v_first" in problem else KV
                 final_state = q.new_empty([N, *v.shape[2:3], *KV], dtype=torch.float32)
                 tensors = {**tensors, "final_state": final_state}
-            return update(problem, inputs, tensors), final_state
-        outputs = run(problem, inputs, disable_recompute)
+            return update(text, inputs, tensors), final_state
+        outputs = run(problem, text, inputs, disable_recompute)
         return outputs[0], outputs[1] if len(outputs) > 1 else None
     except (AttributeError, RuntimeError) as error:
         inside = {} if pool is None else pool.tensors
@@ -1076,8 +1076,7 @@ def _over_ranks(
         refused = "return_intermediate_states"
     elif pool is not None:
         refused = next(iter(pool.tensors))
-    tensors = [x for name, x in zip(INPUTS, inputs, strict=True) if not name.startswith("cu_seqlens")]
-    return _parallel.run(cp_context, refused, text_of(problem), *tensors)
+    return _parallel.run(cp_context, refused, problem, inputs)
 
 
 def _pool(
@@ -1262,7 +1261,7 @@ def _exact(
         _check_copy(inputs.cu_seqlens, inputs.cu_seqlens_cpu)
     if inputs.A_log is not None:
         inputs = inputs._replace(A_log=inputs.A_log.reshape(-1))
-    return _recurrence.run(text_of(problem), **by_parameter(problem, inputs))
+    return _recurrence.run(problem, inputs)
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,13 +17,16 @@ from torch.autograd import forward_ad
 
 from .. import _recurrence
 from .._call import (
+    Inputs,
+    Problem,
     _OnceDifferentiable,
     backward_op,
-    fields_of,
+    by_parameter,
     forward_op,
     is_transformed,
     raise_as_python,
     refuse_tangents,
+    text_of,
 )
 from .._extension import version
 from .._stage import dtype_name, validate
@@ -34,82 +37,52 @@ from ._exchange import agree, exchange, exchanging, is_agreed
 _TOKENS_OF_M = 2048
 _OF_A_RANK = ("output_final_state", "seqlens_hint")  # options that may differ between ranks
 _PER_STEP = ("k", "v", "beta")
-_PER_CALL = ("initial_state", "A_log", "dt_bias")
-_NAMES = {"erase": "b", "write": "w"}  # of gdn2's gates in Python
+_PER_CALL = ("initial_state", "cu_seqlens", "A_log", "dt_bias", "cu_seqlens_cpu")
 
 
-class Inputs(NamedTuple):
-    """What a pass reads, in the order of wyvern::forward; initial_state ``[N, HV, K, V]``."""
+def _rows(x: Inputs, start: int, stop: int, initial_state: Tensor) -> Inputs:
+    """Tokens start to stop of x, from these states."""
+    T = x.q.shape[1]
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    g: Tensor | None
-    beta: Tensor | None
-    erase: Tensor | None
-    write: Tensor | None
-    initial_state: Tensor | None
-    A_log: Tensor | None
-    dt_bias: Tensor | None
+    def cut(name: str, y: Tensor | None) -> Tensor | None:
+        if y is None or name in _PER_CALL:
+            return y
+        steps = y.shape[1] // T if T and name in _PER_STEP else 1
+        return y[:, start * steps : stop * steps]
 
-    def rows(self, start: int, stop: int, initial_state: Tensor) -> Inputs:
-        """Tokens start to stop, from these states."""
-        T = self.q.shape[1]
-
-        def cut(name: str, x: Tensor | None) -> Tensor | None:
-            if x is None or name in _PER_CALL:
-                return x
-            steps = x.shape[1] // T if T and name in _PER_STEP else 1
-            return x[:, start * steps : stop * steps]
-
-        cuts = (cut(*one) for one in self._asdict().items())
-        return Inputs(*cuts)._replace(initial_state=initial_state)
-
-    def named(self) -> dict[str, Tensor | None]:
-        """By the names of parameters in Python."""
-        return {_NAMES.get(name, name): x for name, x in self._asdict().items()}
+    return Inputs(*(cut(*one) for one in x._asdict().items()))._replace(initial_state=initial_state)
 
 
 class _Problem(NamedTuple):
     """An operator with its options, computed by its kernels or, of float64, by the recurrence."""
 
+    fields: Problem
     text: str
     exact: bool
 
-    def forward(
-        self, x: Inputs, cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """o and the final states."""
-        if self.exact:
-            return _recurrence.run(self.text, cu_seqlens, cu_seqlens_cpu, **x.named())
-        o, state = forward_op(self.text, *x[:8], cu_seqlens, *x[8:], cu_seqlens_cpu)
+    def forward(self, x: Inputs) -> tuple[Tensor, Tensor]:
+        """o and the final states ``[N, HV, K, V]``."""
+        o, state = _recurrence.run(self.fields, x) if self.exact else forward_op(self.text, *x)
         return o, state
 
-    def backward(
-        self,
-        x: Inputs,
-        do: Tensor,
-        dht: Tensor,
-        cu_seqlens: Tensor | None = None,
-        cu_seqlens_cpu: Tensor | None = None,
-    ) -> Inputs:
+    def backward(self, x: Inputs, do: Tensor, dht: Tensor) -> Inputs:
         """The gradients of x, whose initial_state is given."""
-        given = [one for one in x if one is not None]
+        given = {
+            name: y for name, y in x._asdict().items() if y is not None and not name.startswith("cu_seqlens")
+        }
         if self.exact:
-            leaves = [one.detach().requires_grad_() for one in given]
-            of = iter(leaves)
+            leaves = {name: y.detach().requires_grad_() for name, y in given.items()}
             with torch.enable_grad():
-                outputs = self.forward(
-                    Inputs(*(one if one is None else next(of) for one in x)), cu_seqlens, cu_seqlens_cpu
-                )
+                outputs = self.forward(x._replace(**leaves))
             pairs = [(y, dy) for y, dy in zip(outputs, (do, dht), strict=True) if y.requires_grad]
             gradients = torch.autograd.grad(
-                [y for y, _ in pairs], leaves, [dy for _, dy in pairs], allow_unused=True, materialize_grads=True
-            )
+                [y for y, _ in pairs], list(leaves.values()), [dy for _, dy in pairs],
+                allow_unused=True, materialize_grads=True,
+            )  # fmt: skip
         else:
-            gradients = backward_op(self.text, *x[:8], cu_seqlens, *x[8:], cu_seqlens_cpu, do, dht, [])
-        found = iter(gradients)
-        return Inputs(*(one if one is None else next(found) for one in x))
+            gradients = backward_op(self.text, *x, do, dht, [])
+        nothing = Inputs(*(None for _ in Inputs._fields))
+        return nothing._replace(**dict(zip(given, gradients, strict=True)))
 
 
 class _Part(NamedTuple):
@@ -118,11 +91,12 @@ class _Part(NamedTuple):
     range: Range
     tokens: slice  # of this rank's tensors
     sequences: slice  # of the caller's states
-    x: Inputs
+    x: Inputs  # without boundaries
 
     @property
-    def boundaries(self) -> tuple[Tensor | None, Tensor | None]:
-        return self.range.cu_seqlens, self.range.cu_seqlens_cpu
+    def packed(self) -> Inputs:
+        """x with the boundaries of the range's runs."""
+        return self.x._replace(cu_seqlens=self.range.cu_seqlens, cu_seqlens_cpu=self.range.cu_seqlens_cpu)
 
     def run(self, i: int) -> tuple[slice, slice]:
         """The first (0) or last (-1) run: its tokens of x, and its rows of the states (of a dense batch all)."""
@@ -134,7 +108,7 @@ class _Part(NamedTuple):
 
     def run_alone(self, i: int) -> Inputs:
         tokens, rows = self.run(i)
-        return self.x.rows(tokens.start, tokens.stop, self.x.initial_state[rows])
+        return _rows(self.x, tokens.start, tokens.stop, self.x.initial_state[rows])
 
 
 def _parts(context: CPContext, x: Inputs) -> list[_Part]:
@@ -151,7 +125,7 @@ def _parts(context: CPContext, x: Inputs) -> list[_Part]:
             states = x.q.new_zeros([count, HV, K, V], dtype=_state_dtype(x))
         else:
             states = x.initial_state[sequences].clone(memory_format=torch.contiguous_format)
-        part = _Part(one, tokens, sequences, x.rows(tokens.start, tokens.stop, states))
+        part = _Part(one, tokens, sequences, _rows(x, tokens.start, tokens.stop, states))
         if one.enters:
             states[part.run(0)[1]] = 0
         parts.append(part)
@@ -169,7 +143,7 @@ def _transition(problem: _Problem, x: Inputs) -> Tensor:
     identity = torch.eye(K, dtype=_state_dtype(x), device=x.q.device).repeat(B, HV, 1, 1)
     M = identity
     for n in range((T + _TOKENS_OF_M - 1) // _TOKENS_OF_M):  # in a trace no condition on T itself
-        part = x.rows(n * _TOKENS_OF_M, min((n + 1) * _TOKENS_OF_M, T), identity)
+        part = _rows(x, n * _TOKENS_OF_M, min((n + 1) * _TOKENS_OF_M, T), identity)
         v = part.v.new_zeros([*part.v.shape[:3], K])
         write = None if part.write is None else part.write.new_zeros(v.shape)
         one = problem.forward(part._replace(v=v, write=write))[1]
@@ -200,7 +174,7 @@ class _ContextParallel(torch.autograd.Function):
         for part, state in zip(parts, entering, strict=True):
             if part.range.enters:
                 part.x.initial_state[part.run(0)[1]] = state
-            o, final_states = problem.forward(part.x, *part.boundaries)
+            o, final_states = problem.forward(part.packed)
             outputs.append(o)
             states.append(final_states)
         ctx.of = context, problem
@@ -253,7 +227,7 @@ def _gradients(
     for part, dht, gradient in zip(parts, behind, leaving, strict=True):
         if part.range.leaves:
             dht[part.run(-1)[1]] += gradient
-        found.append(problem.backward(part.x, do[:, part.tokens], dht, *part.boundaries))
+        found.append(problem.backward(part.packed, do[:, part.tokens], dht))
         if part.range.enters:
             found[-1].initial_state[part.run(0)[1]] = 0
     gradients: list[Tensor | None] = []
@@ -288,7 +262,7 @@ def _ring(context: CPContext, problem: _Problem, x: Inputs) -> tuple[Tensor, Ten
             else:
                 dist.recv(state, group=context.group, group_src=owner)
             part.x.initial_state[rows] = state
-        o, final_states = problem.forward(part.x, *part.boundaries)
+        o, final_states = problem.forward(part.packed)
         outputs.append(o)
         states.append(final_states)
         if part.range.leaves and (owner := context.order[at + 1] // n) != rank:
@@ -297,34 +271,30 @@ def _ring(context: CPContext, problem: _Problem, x: Inputs) -> tuple[Tensor, Ten
 
 
 def run(
-    cp_context: object, refused: str | None, problem: str, *tensors: Tensor | None
+    cp_context: object, refused: str | None, problem: Problem, x: Inputs
 ) -> tuple[Tensor, Tensor | None]:
-    """o and, where the problem wants it, the states behind this rank's tokens, with their gradients.
+    """o and, where the problem asks for it, the states behind this rank's tokens, with their gradients.
 
     Collective: every rank of the group calls it, and every rank's backward pass has to run.
 
     Args:
         cp_context: as the operators of wyvern.ops have it.
         refused: the name of an argument that was given and cannot be with a context; None: there is none.
-        problem: as wyvern::forward has it.
-        tensors: those of :class:`Inputs`, states with V first where the problem says so.
+        x: states with V first where the problem says so; its boundaries are not looked at.
     """
     context = context_of(cp_context)
-    x = Inputs(*tensors)
-    fields = fields_of(problem)
+    x = x._replace(cu_seqlens=None, cu_seqlens_cpu=None)
     if is_transformed():
         raise ValueError("cp_context is given; torch.func cannot transform what several ranks compute")
     if forward_ad._current_level >= 0:
-        refuse_tangents(problem, *x)
+        refuse_tangents(problem["op"], *x)
     gradients = torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in x)
-    error = _error(context, x, fields, refused, gradients)
-    v_first = "state_v_first" in fields
-    wants_state = "output_final_state" in fields
-    for name in ("state_v_first", *_OF_A_RANK):
-        fields.pop(name, None)
+    error = _error(context, x, problem, refused, gradients)
+    v_first = "state_v_first" in problem
+    fields = {name: value for name, value in problem.items() if name not in ("state_v_first", *_OF_A_RANK)}
     exact = x.q.dtype is torch.float64
-    texts = [f"{name}={value}" for name, value in fields.items()]
-    one = _Problem(" ".join([*texts, "output_final_state=1"]), exact)
+    with_state = {**fields, "output_final_state": 1}
+    one = _Problem(with_state, text_of(with_state), exact)
     if exact:
         x = Inputs(*(y if y is None else y.double() for y in x))
         x = x if x.A_log is None else x._replace(A_log=x.A_log.reshape(-1))
@@ -341,7 +311,7 @@ def run(
         with exchanging():
             _agree(context, one, x, _call_of(context, x, fields, gradients), error)
             o, state = _compute(context, one, x)
-    if not wants_state:
+    if "output_final_state" not in problem:
         return o, None
     return o, state.mT.contiguous() if v_first else state
 
@@ -371,7 +341,7 @@ def _agree(
         raise error
 
 
-def _refuse(fields: dict[str, str], x: Inputs) -> None:
+def _refuse(fields: Problem, x: Inputs) -> None:
     """Raises what fields, dtypes, heads and dimensions alone say against a problem: the same in all ranks."""
     for name, y in (("q", x.q), ("k", x.k), ("v", x.v)):
         if y.dim() != 4:
@@ -381,21 +351,11 @@ def _refuse(fields: dict[str, str], x: Inputs) -> None:
     if x.q.dtype is not torch.float64 or not x.q.is_cpu:
         (H, K), (HV, V), dtype = x.q.shape[2:], x.v.shape[2:], dtype_name("q", x.q)
         dtypes = {"dtype": dtype, "beta_dtype": dtype}
-        given = {name: value if name == "op" else _number(value) for name, value in fields.items()}
-        validate(given | dtypes | {"B": 1, "N": 1, "T": 1, "H": H, "HV": HV, "K": K, "V": V})
-
-
-def _number(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text
+        validate(fields | dtypes | {"B": 1, "N": 1, "T": 1, "H": H, "HV": HV, "K": K, "V": V})
 
 
 def _error(
-    context: CPContext, x: Inputs, fields: dict[str, str], refused: str | None, gradients: bool
+    context: CPContext, x: Inputs, fields: Problem, refused: str | None, gradients: bool
 ) -> ValueError | None:
     """Why this rank cannot compute, by what can be seen without computing."""
     if refused is not None:
@@ -425,29 +385,30 @@ def _first_error(context: CPContext, problem: _Problem, x: Inputs) -> Exception 
     compiler."""
     try:
         with torch.no_grad():
-            problem.forward(x, context.cu_seqlens, context.cu_seqlens_cpu)
+            problem.forward(x._replace(cu_seqlens=context.cu_seqlens, cu_seqlens_cpu=context.cu_seqlens_cpu))
     except (TypeError, ValueError, RuntimeError) as error:
         try:
-            raise_as_python(error, **{name: y for name, y in x.named().items() if y is not None})
+            named = by_parameter(problem.fields, x)
+            raise_as_python(error, **{name: y for name, y in named.items() if y is not None})
         except (TypeError, ValueError, RuntimeError) as told:
             return told
     return None
 
 
 def _call_of(
-    context: CPContext, x: Inputs, fields: dict[str, str], gradients: bool
+    context: CPContext, x: Inputs, fields: Problem, gradients: bool
 ) -> dict[str, str]:
     """What must be the same in all ranks, by the names of arguments."""
-    call = {"the version of wyvern": version()} | fields
-    for name, y in x._asdict().items():
+    call = {"the version of wyvern": version()} | {name: str(value) for name, value in fields.items()}
+    for name, shown, y in zip(Inputs._fields, by_parameter(fields, x), x, strict=True):
         if y is None or name == "initial_state":
             continue
         shape: list[int | str] = list(y.shape)
         if name not in _PER_CALL and len(shape) > 1 and x.q.dim() == 4:
-            steps = int(fields.get("num_householder", "1")) if name in _PER_STEP else 1
+            steps = fields.get("num_householder", 1) if name in _PER_STEP else 1
             if shape[1] == x.q.shape[1] * steps:
                 shape[1] = "T"
-        call[_NAMES.get(name, name)] = f"{y.dtype} [{', '.join(map(str, shape))}]"
+        call[shown] = f"{y.dtype} [{', '.join(map(str, shape))}]"
     for name in ("boundaries", "tokens", "layout", "exchange"):
         value = repr(getattr(context, name))
         if len(value) > 200:
