@@ -107,7 +107,7 @@ TEST(Search, SweepsWhereTheBudgetHasRoom) {
 }
 
 // The best of 341 configs is among the first tenth that is measured, not the middle as by chance.
-TEST(Search, TheModelPutsPromisingConfigsFirst) {
+TEST(Search, PromisingConfigsComeFirst) {
   const SearchSpace space = coupled_space();
   double rank = 0;
   constexpr int kSeeds = 8;

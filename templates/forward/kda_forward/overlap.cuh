@@ -1,6 +1,7 @@
 // The overlap of splits and segments, by bounds on what tokens leave of a state.
 #pragma once
 
+#include "device/cuda/warp.cuh"
 #include "forward/kda_forward/prepare.cuh"
 
 /// log2 of bounds on how much longer a state can be after a run of tokens: the product of their
@@ -93,11 +94,8 @@ WYVERN_DEVICE RunBounds bounds_of_run(const Block& b, int64 last, const GateForm
     most = maximum(most, r[j]);
     all += r[j];
   }
-#pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) {
-    most = maximum(most, shuffle_xor(most, mask));
-    all += shuffle_xor(all, mask);
-  }
+  most = max_warp(most);
+  all = sum_warp(all);
   // Out of range r may be NaN, which maximum() passes over.
   return {spectral, all < 0x1p100f ? log2_bound(most) : 128.0f};
 }

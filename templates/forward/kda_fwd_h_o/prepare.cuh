@@ -31,7 +31,8 @@ using KeyTile = sm90::SwizzledTile<DTYPE, kChunk, K>;
 constexpr int kKeyBytes = KeyTile::kBytes;
 constexpr int kValueBytes = kChunk * BV * static_cast<int>(sizeof(DTYPE));
 constexpr int kScoreBytes = kChunk * kChunk * static_cast<int>(sizeof(DTYPE));
-/// What a chunk's TMA loads bring, with U; the ring brings keys tile by tile.
+/// Bytes of a chunk's TMA loads, but for its scores. With the state in shared memory tiles of keys
+/// are loaded one by one, each into a buffer of the ring.
 constexpr int kChunkBytes = (kQueries ? 3 : 2) * kKeyBytes + kValueBytes;
 static_assert((kLayout.shares_state ? kValueBytes : kChunkBytes) + (kQueries ? kScoreBytes : 0) ==
               kLayout.tiles);

@@ -1,4 +1,4 @@
-// What a block of fold keeps in shared memory, and how its threads share out the state.
+// What a block of fold keeps in shared memory, and how its threads divide the state.
 #pragma once
 
 #include "device/cuda/layout.hpp"
