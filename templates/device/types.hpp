@@ -7,6 +7,7 @@
 namespace wyvern {
 
 using int32 = int;
+using int64 = long long;
 using uint32 = unsigned int;
 using uint16 = unsigned short;
 using uint64 = unsigned long long;

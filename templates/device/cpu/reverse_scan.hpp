@@ -7,6 +7,7 @@
 #include "device/cpu/chunk.hpp"
 #include "device/cpu/product.hpp"
 #include "device/cpu/scan_layout.hpp"
+#include "device/scan_inputs.hpp"
 
 namespace wyvern::cpu {
 
@@ -15,47 +16,7 @@ struct ReverseScan {
   static constexpr int BT = S::BT, BV = S::BV, K = S::K, V = S::V;
   static constexpr bool kScaledKeys = S::QK_L2NORM && !S::VECTOR_GATE;
   using DTYPE = Element<S::DTYPE>;
-
-  /// Tensors that a walk reads, at its first token and its head; `q` and `k` are qg and kg with a
-  /// vector gate, and `dO` and `dv_local` start at the block's first column.
-  struct Inputs {
-    TokenRows<const DTYPE> q;
-    TokenRows<const DTYPE> k;
-    const DTYPE* w;
-    TokenRows<const DTYPE> dO;
-    const DTYPE* dv_local;
-    const float* G;
-    const float* Gk;
-    const float* q_rstd;
-    const float* k_rstd;
-    const Extents& e;
-    float dv_factor = 1.0F;  ///< of elements of dv_local, in the unit of the walk's gradients
-
-    /// The same for whole tensors: where a walk that starts at `token` finds them.
-    Inputs at(int64 token, int64 hv, int first_column) const {
-      const int64 row = token * e.HV + hv;
-      const int64 key = S::VECTOR_GATE ? hv : e.key_head(hv);
-      const int64 key_row = token * e.H + key;
-      return {.q = q.at(token, key * K),
-              .k = k.at(token, key * K),
-              .w = w + row * K,
-              .dO = dO.at(token, hv * V + first_column),
-              .dv_local = dv_local + row * V + first_column,
-              .G = G + row,
-              .Gk = Gk + row * K,
-              .q_rstd = q_rstd + key_row,
-              .k_rstd = k_rstd + key_row,
-              .e = e,
-              .dv_factor = dv_factor};
-    }
-  };
-
-  /// Rows of keys of a walk, or of queries: kg or qg, `decayed`, with a vector gate.
-  static TokenRows<const DTYPE> key_rows(const DTYPE* given, int64 stride, const DTYPE* decayed,
-                                         const Extents& e) {
-    if constexpr (S::VECTOR_GATE) return {decayed, int64{e.HV} * K};
-    return {given, stride};
-  }
+  using Inputs = ReverseScanInputs<S>;
 
   /// Factors of one chunk.
   struct Decays {
@@ -85,8 +46,8 @@ struct ReverseScan {
   /// dO and dv_local take part where there are `Values`. Where `Stored`, the gradient of the state
   /// that leaves each chunk goes to `dh` and dU to `du`, both at the first chunk's first element.
   template <bool Values, bool Stored>
-  static void run(const Work& work, const Inputs& in, int64 length, int columns, float scale,
-                  DTYPE* dh, DTYPE* du) {
+  static void run(const Work& work, const Inputs& in, int64 length, int columns, DTYPE* dh,
+                  DTYPE* du) {
     const Extents& e = in.e;
     for (int64 chunk = (length + BT - 1) / BT - 1; chunk >= 0; --chunk) {
       const int64 done = chunk * BT;
@@ -94,8 +55,8 @@ struct ReverseScan {
       const int64 at = done * e.HV, key_at = done * e.H;
       if constexpr (Stored)
         store_tile(work.state, K, columns, dh + chunk * (int64{e.HV} * K * V), V);
-      load_decays(e, in.G + at, in.Gk + at * K, in.q_rstd + key_at, in.k_rstd + key_at, rows, scale,
-                  work.decay);
+      load_decays(e, in.G + at, in.Gk + at * K, in.q_rstd + key_at, in.k_rstd + key_at, rows,
+                  in.scale, work.decay);
 
       load_tile(in.k.at(done, 0), rows, K, work.keys);
       multiply(rows, columns, K, work.keys, work.state, work.values);

@@ -7,6 +7,7 @@
 #include "device/cpu/chunk.hpp"
 #include "device/cpu/product.hpp"
 #include "device/cpu/scan_layout.hpp"
+#include "device/scan_inputs.hpp"
 
 namespace wyvern::cpu {
 
@@ -15,43 +16,7 @@ struct ForwardScan {
   static constexpr int BT = S::BT, BV = S::BV, K = S::K, V = S::V;
   using DTYPE = Element<S::DTYPE>;
   using U_DTYPE = Element<S::U_DTYPE>;
-
-  /// Tensors that a walk reads, at its first token and its head; `k` is kg with a vector gate, and
-  /// `u` starts at the block's first column. `own_k` is k, for checkpoints inside chunks with a
-  /// vector gate.
-  struct Inputs {
-    TokenRows<const DTYPE> k;
-    const DTYPE* w;
-    const U_DTYPE* u;
-    const float* G;
-    const float* Gk;
-    const float* k_rstd;
-    const Extents& e;
-    TokenRows<const DTYPE> own_k{};
-    float u_factor = 1.0F;  ///< of elements of u, in the unit of the walk's states
-
-    /// The same for whole tensors: where a walk that starts at `token` finds them.
-    Inputs at(int64 token, int64 hv, int first_column) const {
-      const int64 row = token * e.HV + hv;
-      const int64 key_head = e.key_head(hv);
-      return {.k = k.at(token, (S::VECTOR_GATE ? hv : key_head) * K),
-              .w = w + row * K,
-              .u = u + row * V + first_column,
-              .G = G + row,
-              .Gk = Gk + row * K,
-              .k_rstd = k_rstd + token * e.H + key_head,
-              .e = e,
-              .own_k = own_k.at(token, key_head * K),
-              .u_factor = u_factor};
-    }
-  };
-
-  /// Rows of keys of a walk, or of queries: kg or qg, `decayed`, with a vector gate.
-  static TokenRows<const DTYPE> key_rows(const DTYPE* given, int64 stride, const DTYPE* decayed,
-                                         const Extents& e) {
-    if constexpr (S::VECTOR_GATE) return {decayed, int64{e.HV} * K};
-    return {given, stride};
-  }
+  using Inputs = ForwardScanInputs<S>;
 
   /// Scratch of a walk.
   struct Work {

@@ -9,6 +9,7 @@
 
 #include "device/cpu/layout.hpp"
 #include "device/cpu/math.hpp"
+#include "device/token_rows.hpp"
 
 namespace wyvern::cpu {
 
@@ -120,17 +121,6 @@ static void load_tile(const T* src, int64 stride, int rows, int columns, Tile<C>
                       const float* scale) {
   detail::load_tile<Scaled>(src, stride, rows, columns, dst.data, dst.kStride, scale);
 }
-
-/// Rows of tokens, which may be strided.
-template <class T>
-struct TokenRows {
-  T* first;
-  int64 stride;  ///< elements from a row to the next one
-
-  T* row(int64 token) const { return first + token * stride; }
-  /// The rows from `token` on, each from `column` on.
-  TokenRows at(int64 token, int64 column) const { return {row(token) + column, stride}; }
-};
 
 /// load_tile of such rows.
 template <class T, int C>

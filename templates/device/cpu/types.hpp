@@ -3,10 +3,7 @@
 
 #include "device/types.hpp"
 
-namespace wyvern {
-using int64 = long;
-namespace cpu {}
-}  // namespace wyvern
+namespace wyvern::cpu {}
 
 /// Begins the definition of a block function: one call is one block of the grid, on one thread. It
 /// has the tensors and sizes that WYVERN_PARAMETERS declares, `block`, which of the grid's blocks

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "device/cuda/walk.cuh"
+#include "device/scan_inputs.hpp"
 
 namespace wyvern::cuda {
 
@@ -20,25 +21,10 @@ struct ReverseScan : ScanBlock<S> {
   using typename Block::State;
   using typename Block::T;
   using typename Block::Values;
+  using Inputs = ReverseScanInputs<S>;
   static constexpr int K = S::K, V = S::V;
   static constexpr int BT = S::BT;
   static constexpr ReverseScanLayout<S> kLayout{S{}};
-
-  /// Tensors that a walk reads; `q` and `k` are qg and kg with a vector gate.
-  struct Inputs {
-    TokenRows<const T> q;
-    TokenRows<const T> k;
-    const T* w;
-    TokenRows<const T> dO;
-    const T* dv_local;
-    const float* G;
-    const float* Gk;
-    const float* q_rstd;
-    const float* k_rstd;
-    const Extents& e;
-    float scale;             ///< factor on o, by the unit of the walk's gradients
-    float dv_factor = 1.0f;  ///< of elements of dv_local, in that unit
-  };
 
   /// Of enter_unit().
   WYVERN_DEVICE static float* unit_scratch(unsigned char* shared) {

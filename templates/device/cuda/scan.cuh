@@ -6,6 +6,7 @@
 #include "device/cuda/checkpoints.cuh"
 #include "device/cuda/walk.cuh"
 #include "device/cuda/warp.cuh"
+#include "device/scan_inputs.hpp"
 
 namespace wyvern::cuda {
 
@@ -24,6 +25,7 @@ struct ForwardScan : ScanBlock<S> {
   using typename Block::T;
   using typename Block::Values;
   using U = Element<S::U_DTYPE>;
+  using Inputs = ForwardScanInputs<S>;
   static constexpr int K = S::K, V = S::V;
   static constexpr int BT = S::BT, BV = S::BV;
   static constexpr ForwardScanLayout<S> kLayout{S{}};
@@ -34,20 +36,6 @@ struct ForwardScan : ScanBlock<S> {
   /// decay, and neither does what rounding V' does to it. With few keys, where U is fp32, most of
   /// what a chunk's rows add cancels, and what rounding does to them does not.
   static constexpr int kUpdateParts = kHalf<T> && (S::NEG_EIGVAL || !kHalf<U>) ? 2 : kExactParts;
-
-  /// Tensors that a walk reads; `k` is kg with a vector gate. `own_k` is k, for checkpoints inside
-  /// chunks with a vector gate.
-  struct Inputs {
-    TokenRows<const T> k;
-    const T* w;
-    const U* u;
-    const float* G;
-    const float* Gk;
-    const float* k_rstd;
-    const Extents& e;
-    TokenRows<const T> own_k{};
-    float u_factor = 1.0f;  ///< of elements of u, in the unit of the walk's states
-  };
 
   /// One of the buffers that chunks pass through; a gate or scale that there is none of has no
   /// place.

@@ -2,21 +2,9 @@
 #pragma once
 
 #include "device/cuda/tile.cuh"
+#include "device/token_rows.hpp"
 
 namespace wyvern::cuda {
-
-/// The rows of a strided tensor, a token each.
-template <class T>
-struct TokenRows {
-  T* first;
-  int64 stride;  ///< elements from a row to the next one
-
-  WYVERN_DEVICE T* row(int64 token) const { return first + token * stride; }
-  /// The rows from `token` on, each from `column` on.
-  WYVERN_DEVICE TokenRows at(int64 token, int64 column) const {
-    return {row(token) + column, stride};
-  }
-};
 
 /// load_tile of such rows.
 template <int Threads, int Align, class T, int Rows, int Cols>

@@ -4,7 +4,6 @@
 #include "device/types.hpp"
 
 namespace wyvern {
-using int64 = long long;
 struct TensorMap;
 namespace cuda {}
 }  // namespace wyvern

@@ -32,12 +32,6 @@ struct ScanBlock {
   /// The same columns of V' or dU of one chunk, transposed.
   using Values = Accumulator[kStrips][S::BT / 8];
 
-  /// Rows of keys of a walk, or of queries: kg or qg, `decayed`, with a vector gate.
-  WYVERN_DEVICE static TokenRows<const T> key_rows(const T* given, int64 stride, const T* decayed,
-                                                   const Extents& e) {
-    if constexpr (S::VECTOR_GATE) return {decayed, e.HV * S::K};
-    return {given, stride};
-  }
   /// The head of these rows that a value head reads.
   WYVERN_DEVICE static int key_head(int head, const Extents& e) {
     return S::VECTOR_GATE ? head : e.key_head(head);

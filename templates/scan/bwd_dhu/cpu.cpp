@@ -7,10 +7,10 @@ using State = CallerState<Spec>;
 constexpr ReverseScanLayout<Spec> kScratch{Spec{}};
 
 WYVERN_BLOCK {
-  const auto queries = Scan::key_rows(q, q_stride, qg, e),
-             keys = Scan::key_rows(k, k_stride, kg, e);
+  const auto queries = scanned_rows<Spec>(q, q_stride, qg, e),
+             keys = scanned_rows<Spec>(k, k_stride, kg, e);
   const TokenRows<const DTYPE> gradients{dO, dO_stride};
-  Scan::Inputs tensors{queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd, e};
+  Scan::Inputs tensors{queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd, e, e.scale};
   const int first_column = static_cast<int>(block[0]) * BV;
   const int columns = V - first_column < BV ? V - first_column : BV;
   const int64 hv = block[1], n = block[2];
@@ -29,8 +29,9 @@ WYVERN_BLOCK {
       State::enter_unit(FINAL_STATE ? dht + (n * e.HV + hv) * K * V : nullptr, 1.0F, work.state,
                         columns, (length + BT - 1) / BT, e,
                         first_column == 0 ? dstate_unit + slot * e.HV + hv : nullptr, least);
+  tensors.scale = e.scale / unit;
   tensors.dv_factor = least / unit;
-  Scan::run<true, true>(work, tensors.at(first, hv, first_column), length, columns, e.scale / unit,
+  Scan::run<true, true>(work, tensors.at(first, hv, first_column), length, columns,
                         dh + (slot * e.HV + hv) * K * V + first_column,
                         du + (first * e.HV + hv) * V + first_column);
   if constexpr (INITIAL_STATE)

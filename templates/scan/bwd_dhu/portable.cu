@@ -10,8 +10,8 @@ WYVERN_KERNEL(Scan::kThreads, 0) {
   const Sequence place = locate_sequence<VARLEN, BT>(sequence, e, seq_offsets, chunk_offsets);
   const int64 state_start = (int64{sequence} * e.HV + head) * K * V;
   const int first_v = tile_v + Scan::warp_column();
-  const auto queries = Scan::key_rows(q, q_stride, qg, e),
-             keys = Scan::key_rows(k, k_stride, kg, e);
+  const auto queries = scanned_rows<Spec>(q, q_stride, qg, e),
+             keys = scanned_rows<Spec>(k, k_stride, kg, e);
   const TokenRows<const DTYPE> gradients{dO, dO_stride};
   const Walk walk{place.token, place.tokens, head};
   Scan::Inputs in{queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd, e, e.scale};

@@ -14,8 +14,8 @@ WYVERN_KERNEL(Scan::kThreads, 0) {
   int64 first_chunk = int64{segment.sequence} * ceil_div(static_cast<int>(e.T), BT);
   if constexpr (VARLEN) first_chunk = chunk_offsets[segment.sequence];
   const float* const leaving = segment_dstate + (int64{slot} * e.HV + head) * K * V;
-  const auto queries = Scan::key_rows(q, q_stride, qg, e),
-             keys = Scan::key_rows(k, k_stride, kg, e);
+  const auto queries = scanned_rows<Spec>(q, q_stride, qg, e),
+             keys = scanned_rows<Spec>(k, k_stride, kg, e);
   const TokenRows<const DTYPE> gradients{dO, dO_stride};
   const Walk walk{segment.token, segment.tokens, head};
   const int64 chunk = first_chunk + segment.index * SEG;

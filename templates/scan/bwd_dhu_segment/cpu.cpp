@@ -9,10 +9,11 @@ using Scan = ReverseScan<Spec>;
 constexpr ReverseScanLayout<Spec> kScratch{Spec{}};
 
 WYVERN_BLOCK {
-  const auto queries = Scan::key_rows(q, q_stride, qg, e),
-             keys = Scan::key_rows(k, k_stride, kg, e);
+  const auto queries = scanned_rows<Spec>(q, q_stride, qg, e),
+             keys = scanned_rows<Spec>(k, k_stride, kg, e);
   const TokenRows<const DTYPE> gradients{dO, dO_stride};
-  const Scan::Inputs tensors{queries, keys, w, gradients, dv_local, G, Gk, q_rstd, k_rstd, e};
+  const Scan::Inputs tensors{queries, keys,   w,      gradients, dv_local, G,
+                             Gk,      q_rstd, k_rstd, e,         e.scale};
   constexpr int kTilesK = (K + BV - 1) / BV;
   const int64 hv = block[1];
   const Segment segment = find_segment<VARLEN, SEG * BT>(block[2], e, seq_offsets);
@@ -25,12 +26,13 @@ WYVERN_BLOCK {
   const float unit = unit_of_gradients<Spec>(e);
   const Scan::Work work = Scan::work_at<kScratch>(memory);
   clear_rows(work.state, 0, K, columns);
-  const Scan::Inputs inputs = tensors.at(segment.token, hv, finds_dM ? 0 : first);
+  Scan::Inputs inputs = tensors.at(segment.token, hv, finds_dM ? 0 : first);
   if (finds_dM) {
     for (int c = 0; c < columns; ++c) work.state.row(first + c)[c] = 1.0F;
-    Scan::run<false, false>(work, inputs, segment.tokens, columns, e.scale, nullptr, nullptr);
+    Scan::run<false, false>(work, inputs, segment.tokens, columns, nullptr, nullptr);
   } else {
-    Scan::run<true, false>(work, inputs, segment.tokens, columns, e.scale / unit, nullptr, nullptr);
+    inputs.scale = e.scale / unit;
+    Scan::run<true, false>(work, inputs, segment.tokens, columns, nullptr, nullptr);
   }
   store_tile(work.state, K, columns,
              (finds_dM ? segment_dM : segment_dR) + (block[2] * e.HV + hv) * K * width + first,

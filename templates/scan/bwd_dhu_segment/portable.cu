@@ -17,8 +17,8 @@ WYVERN_KERNEL(Scan::kThreads, 0) {
   if (!segment.used || segment.index == 0) return;
   const bool finds_dM = tile < kTilesK;
   const int first = (finds_dM ? tile : tile - kTilesK) * BV;
-  const auto queries = Scan::key_rows(q, q_stride, qg, e),
-             keys = Scan::key_rows(k, k_stride, kg, e);
+  const auto queries = scanned_rows<Spec>(q, q_stride, qg, e),
+             keys = scanned_rows<Spec>(k, k_stride, kg, e);
   const TokenRows<const DTYPE> gradients{dO, dO_stride};
   const float unit = unit_of_gradients<Spec>(e);
   Scan::State state;

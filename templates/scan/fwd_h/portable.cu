@@ -14,7 +14,7 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
       find_states<Spec>(sequence, head, e, state_stride, state_index, output_state_index);
   if (slots.null) return;  // its output is 0, whatever is in h and V'
   const int first_v = tile_v + Scan::warp_column();
-  Scan::Inputs in{Scan::key_rows(k, k_stride, kg, e), w, u, G, Gk, k_rstd, e, {k, k_stride}};
+  Scan::Inputs in{scanned_rows<Spec>(k, k_stride, kg, e), w, u, G, Gk, k_rstd, e, {k, k_stride}};
   Scan::State scanned;
   float unit = 1.0f;
   const auto begin = [&] {

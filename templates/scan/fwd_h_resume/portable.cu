@@ -17,7 +17,7 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
   int64 first_chunk = int64{segment.sequence} * ceil_div(static_cast<int>(e.T), BT);
   if constexpr (VARLEN) first_chunk = chunk_offsets[segment.sequence];
   const float* const entering = segment_state + (int64{slot} * e.HV + head) * K * V;
-  Scan::Inputs in{Scan::key_rows(k, k_stride, kg, e), w, u, G, Gk, k_rstd, e, {k, k_stride}};
+  Scan::Inputs in{scanned_rows<Spec>(k, k_stride, kg, e), w, u, G, Gk, k_rstd, e, {k, k_stride}};
   const Walk walk{segment.token, segment.tokens, head};
   const int64 chunk = first_chunk + segment.index * SEG;
   Scan::State scanned;

@@ -8,7 +8,7 @@ using Scan = ForwardScan<Spec>;
 constexpr ForwardScanLayout<Spec> kScratch{Spec{}};
 
 WYVERN_BLOCK {
-  const Scan::Inputs tensors{Scan::key_rows(k, k_stride, kg, e), w, u, G, Gk, k_rstd, e};
+  const Scan::Inputs tensors{scanned_rows<Spec>(k, k_stride, kg, e), w, u, G, Gk, k_rstd, e};
   constexpr int kTilesK = (K + BV - 1) / BV;
   const int64 hv = block[1];
   const Segment segment = find_segment<VARLEN, SEG * BT>(block[2], e, seq_offsets);

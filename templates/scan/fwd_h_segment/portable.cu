@@ -18,7 +18,7 @@ WYVERN_KERNEL(Scan::kThreads, min_blocks) {
   const int first = (finds_M ? tile : tile - kTilesK) * BV;
   Scan::State state;
   Scan::scan_chunks(
-      shared_memory(), state, {Scan::key_rows(k, k_stride, kg, e), w, u, G, Gk, k_rstd, e},
+      shared_memory(), state, {scanned_rows<Spec>(k, k_stride, kg, e), w, u, G, Gk, k_rstd, e},
       Walk{segment.token, segment.tokens, head}, StateColumns{first, !finds_M},
       [&] {
         if (finds_M)
