@@ -39,7 +39,8 @@ Constants Constants::with(const Values& values) const {
     if (found == kConstants.end())
       throw Error(
           ErrorKind::kBadInput,
-          fmt::format("'{}' is no constant of kernels; templates/constants.hpp lists them", name));
+          fmt::format("'{}' is not a constant of kernels; templates/constants.hpp lists them",
+                      name));
     std::visit([&, &value = value](const auto& c) { set(result, c, value); }, *found);
   }
   return result;

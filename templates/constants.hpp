@@ -24,7 +24,7 @@
   X(STATE_ROWS, "rows of a state as the caller has it: K, or V with STATE_V_FIRST")         \
   X(STATE_COLS, "columns of a state as the caller has it: V, or K with STATE_V_FIRST")      \
   X(STEPS, "Householder steps a token; rows of k, v and beta are tokens times steps")         \
-  X(CHECKPOINT_EVERY, "tokens of a sequence from one checkpoint to the next; 0: none so")     \
+  X(CHECKPOINT_EVERY, "tokens between a sequence's checkpoints; 0: none at fixed intervals") \
   X(SUMMARY_COLUMNS, "columns of a range's summary: V of R, and with TRANSITION K of M")
 #define WYVERN_TYPE_CONSTANTS(X)                                                            \
   X(DTYPE, "element type of q, k, v, o and of 16-bit intermediates")                        \
@@ -35,7 +35,7 @@
   X(STATE_DTYPE, "element type of the initial state and of a pool of states")               \
   X(CHECKPOINT_DTYPE, "element type of checkpoints: STATE_DTYPE, or fp32")                  \
   X(SEQLENS_DTYPE, "element type of cu_seqlens")                                            \
-  X(INDEX_DTYPE, "element type of state_index and of all that counts slots or tokens")
+  X(INDEX_DTYPE, "element type of state_index and other indices and counts")
 #define WYVERN_FLAG_CONSTANTS(X)                                                            \
   X(VARLEN, "a packed batch: sequences by cu_seqlens")                                      \
   X(SCALAR_GATE, "a decay per value head")                                                  \
@@ -46,12 +46,12 @@
   X(HAS_DT_BIAS, "dt_bias is given")                                                        \
   X(LOWER_BOUND, "the gate's form is the bounded one")                                      \
   X(SAFE_GATE, "g >= -5, promised or by the gate's form")                                   \
-  X(QK_L2NORM, "rows of q and k count times q_rstd and k_rstd")                             \
+  X(QK_L2NORM, "rows of q and k are multiplied by q_rstd and k_rstd")                       \
   X(BETA_SIGMOID, "beta is given as logits")                                                \
   X(NEG_EIGVAL, "with BETA_SIGMOID: twice the sigmoid")                                     \
-  X(ERASE_WRITE, "gates of one number an element, erase and write, in beta's place")        \
+  X(ERASE_WRITE, "elementwise gates, erase and write, replace beta")                        \
   X(INITIAL_STATE, "an initial state is given")                                             \
-  X(FINAL_STATE, "the final state is wanted; backward: its gradient is given")              \
+  X(FINAL_STATE, "the final state is written; backward: its gradient is given")             \
   X(STATE_V_FIRST, "the caller's states are V by K")                                        \
   X(KEEP_INVERSE, "fused templates that cover solve_tril also write Tinv")                  \
   X(KEEP_STATES, "slots of h that no chunk uses are written, as 0")                         \
@@ -65,24 +65,24 @@
   X(CHECKPOINT_OFFSETS, "checkpoint_offsets says after how many tokens")                    \
   X(INDEX_COLUMNS, "state_index has a slot for each token of a sequence")                     \
   X(INTERMEDIATE_STATES, "recurrent: the state after each token is written")                  \
-  X(PARENT, "parent says which token each token goes on from")                                \
-  X(STATE_SCALE, "elements of the pool count times state_scale")                              \
+  X(PARENT, "parent says from which token's state each token starts")                       \
+  X(STATE_SCALE, "elements of the pool are multiplied by state_scale")                      \
   X(KEEP_POOL, "the pool is read only")                                                       \
   X(OUTPUT_NORM, "recurrent: rows of o are normalized and gated")                             \
   X(NORM_SILU, "with OUTPUT_NORM: the gate is silu(norm_gate), else sigmoid(norm_gate)")      \
   X(TRANSITION, "summaries of ranges hold M beside R")                                        \
-  X(BACKWARDS, "gradients of states go from range to range, from the last one on")            \
-  X(FIRST_STEP, "what has a row a token belongs to its first step; else to its last")
+  X(BACKWARDS, "gradients of states go through ranges from last to first")                  \
+  X(FIRST_STEP, "a per-token row belongs to its first step; else to its last")
 #define WYVERN_INTEGER_TUNABLES(X)                                                          \
   X(BT, "tokens a chunk")                                                                   \
   X(BK, "columns of K a tile")                                                              \
   X(BV, "columns of V a tile or block")                                                     \
-  X(BC, "rows a block where chunks mean nothing")                                           \
-  X(ROWS, "rows a call on the CPU")                                                         \
+  X(BC, "columns a block, in templates without chunks")                                     \
+  X(ROWS, "rows a block, in templates without chunks")                                      \
   X(SEG, "chunks a segment of a split scan")                                                \
   X(num_warps, "warps a block")                                                             \
   X(num_stages, "pipeline stages: buffers that tiles pass through")                         \
-  X(min_blocks, "blocks a multiprocessor that registers must leave room for; 0: any")
+  X(min_blocks, "minimum of blocks a multiprocessor, which caps registers; 0: none")
 // clang-format on
 
 namespace wyvern {
@@ -99,8 +99,8 @@ struct Constants {
   WYVERN_FLAG_CONSTANTS(WYVERN_MEMBER)
 #undef WYVERN_MEMBER
 
-  /// These with the named values in the place of their own; throws Error(kBadInput) for a name or
-  /// kind that the table does not have.
+  /// A copy with the named values replaced; throws Error(kBadInput) for an unknown name or a value
+  /// of another kind.
   Constants with(const Values& values) const;
   /// All of them by name, for messages, JSON and artifacts.
   Values values() const;
@@ -121,7 +121,7 @@ struct Spec : Constants {
   explicit Spec(const Constants& constants) : Constants(constants) {}
   Spec(const Constants& constants, const Config& config) : Constants(constants) { set(config); }
 
-  /// Takes over the config's values; names that are no tunables are passed over.
+  /// Sets the config's values; names that are not tunables are ignored.
   void set(const Config& config);
 };
 

@@ -9,24 +9,24 @@ namespace {
 constexpr double real(std::int64_t x) { return static_cast<double>(x); }
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-/// Multiprocessors, or what stands for them: a CPU's threads share all there is to share.
+/// Multiprocessors; 1 on a CPU and where no device is present.
 double units(const Limits& limits) { return std::max(limits.multiprocessors, 1); }
 
-/// Microseconds until a kernel's first blocks have what they work on.
+/// Microseconds until a kernel's first blocks have loaded their tiles.
 constexpr double kFilled = 1.5;
 
 /// Of one multiprocessor or core.
 struct Rates {
-  double flops;  ///< a microsecond, where many blocks are on it
+  double flops;  ///< a microsecond, with many blocks on it
   double alone;  ///< the same, of one block that waits for its own results
   double bytes;  ///< a microsecond
-  double chunk;  ///< microseconds that a block waits for in each chunk of a walk
+  double chunk;  ///< microseconds that each chunk of a scan waits
 };
 
-/// As portable kernels and CPU templates reach them in recorded spaces (autotune/recordings).
+/// Measured with portable kernels and CPU templates in recorded spaces (autotune/recordings).
 Rates rates(const Template& t, const Spec& spec, std::int64_t BT, const Limits& limits) {
   if (t.device == DeviceKind::cpu) {
-    // Tiles of few rows keep vector units less busy.
+    // Tiles of few rows leave vector units idle.
     const double flops = 6e4 * real(BT) / real(BT + 15);
     return {flops, flops, 8e3, 0.3};
   }
@@ -48,17 +48,17 @@ double argument_bytes(const Template& t, const Spec& spec, const Workload& work)
   return bytes;
 }
 
-/// By what its stages multiply and its arguments weigh.
+/// The cost from the products of the template's stages and the bytes of its arguments.
 double derived(const Template& t, const Spec& spec, const Workload& work, const Limits& limits) {
   const bool split = t.tunable("SEG") != nullptr;
   Spec sizes = spec;
   sizes.BT = work.shape.BT;
   double flops = 0;  // of a chunk, or of a segment
-  Walk walk = Walk::none;
+  Scan scan = Scan::none;
   for (const Cover& cover : t.covers) {
     const StageDefinition& stage = *cover.stage;
-    if (!split && (stage.walk == Walk::segment || stage.walk == Walk::segments)) continue;
-    walk = std::max(walk, stage.walk);
+    if (!split && (stage.scan == Scan::segment || stage.scan == Scan::segments)) continue;
+    scan = std::max(scan, stage.scan);
     for (const Product& product : stage.products)
       flops += 2 * product.times * real(product.rows.value(sizes, work.extents)) *
                real(product.cols.value(sizes, work.extents)) *
@@ -66,22 +66,22 @@ double derived(const Template& t, const Spec& spec, const Workload& work, const 
   }
   const Extents& e = work.extents;
   const Rates rate = rates(t, spec, work.shape.BT, limits);
-  const double parts = real((walk == Walk::segments ? e.NS : e.NT) * spec.HV);
-  const double together = parts * flops / (rate.flops * units(limits));
+  const double items = real((scan == Scan::segments ? e.NS : e.NT) * spec.HV);
+  const double parallel = items * flops / (rate.flops * units(limits));
   const double moved = argument_bytes(t, spec, work) / (rate.bytes * units(limits));
-  double one_by_one = 0;
-  if (walk != Walk::none) {
+  double serial = 0;
+  if (scan != Scan::none) {
     const Geometry geometry = t.geometry(spec, e, limits);
     const double blocks = real(geometry.grid[0] * geometry.grid[1] * geometry.grid[2]);
-    const double chains = real((split && walk != Walk::segments ? e.NS : e.N) * spec.HV);
-    const double steps = walk == Walk::segments
+    const double scans = real((split && scan != Scan::segments ? e.NS : e.N) * spec.HV);
+    const double steps = scan == Scan::segments
                              ? real(ceil_div(work.longest, work.shape.BT * work.shape.SEG))
-                             : real(cost::longest_walk(work));
-    // States past segments come from memory, one after the other.
-    const double waits = walk == Walk::segments ? 4 * rate.chunk : rate.chunk;
-    one_by_one = steps * (waits + flops / (rate.alone * std::max(1.0, blocks / chains)));
+                             : real(cost::longest_scan(work));
+    // A step from segment to segment waits for memory.
+    const double waits = scan == Scan::segments ? 4 * rate.chunk : rate.chunk;
+    serial = steps * (waits + flops / (rate.alone * std::max(1.0, blocks / scans)));
   }
-  return cost::kLaunch + kFilled + moved + std::max(together, one_by_one);
+  return cost::kLaunch + kFilled + moved + std::max(parallel, serial);
 }
 
 }  // namespace
@@ -91,18 +91,18 @@ double cost_of(const Template& t, const Spec& spec, const Workload& work, const 
   return work.longest == 0 ? cost::kLaunch : derived(t, spec, work, limits);
 }
 
-double cost::walks(Pace pace, double longest, double chunks, const Limits& limits, double even) {
+double cost::scans(Pace pace, double longest, double chunks, const Limits& limits, double even) {
   if (longest == 0) return kLaunch;
   const double full = chunks / (longest * units(limits));
-  const double turns = full + even * (std::ceil(full) - full);
-  return kLaunch + (pace.start + pace.chunk * longest) * std::max(1.0, turns);
+  const double waves = full + even * (std::ceil(full) - full);
+  return kLaunch + (pace.start + pace.chunk * longest) * std::max(1.0, waves);
 }
 
 double cost::chunks(double item, const Spec& spec, const Workload& work, const Limits& limits) {
   return kLaunch + item * real(work.extents.NT * spec.HV) / units(limits);
 }
 
-std::int64_t cost::longest_walk(const Workload& work) {
+std::int64_t cost::longest_scan(const Workload& work) {
   if (work.longest == 0) return 0;
   const std::int64_t all = ceil_div(work.longest, work.shape.BT);
   return work.shape.SEG == 0 ? all : std::min(all, work.shape.SEG);

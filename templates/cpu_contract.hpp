@@ -1,4 +1,4 @@
-// What the contracts of CPU templates share.
+// Shared by the contracts of CPU templates.
 #pragma once
 
 #include <fmt/format.h>
@@ -13,32 +13,32 @@
 
 namespace wyvern {
 
-/// Chunk sizes of CPU templates, those to try first in front.
+/// Chunk sizes of CPU templates, in the order in which the tuner tries them.
 inline const std::vector<Value>& kCpuChunkSizes = *new std::vector<Value>{64, 32, 16, 128};
 
 /// Bytes of a block's scratch.
 using ScratchBytes = std::int64_t (*)(const Spec&);
 
-/// Those of a layout, which the template's cpu.cpp takes the places of its tiles from.
+/// The bytes of the layout by which the template's cpu.cpp places its tiles.
 template <template <class> class Layout>
 std::int64_t scratch_bytes(const Spec& s) {
   return Layout<Spec>(s).bytes;
 }
 
-/// Empty when a block may take this much scratch memory, else the reason why not.
+/// Empty when a block may have this much scratch, else the reason.
 inline std::string scratch_problem(std::int64_t bytes, const Limits& limits) {
   if (bytes <= limits.shared_bytes) return {};
   return fmt::format("a block needs {} bytes of scratch, more than {}", bytes, limits.shared_bytes);
 }
 
-/// The narrowest of the blocks 64, 128, ... that takes all of so many columns, or `widest`.
+/// The narrowest of the blocks 64, 128, ... that covers all columns, at most `widest`.
 constexpr std::int64_t column_block(std::int64_t columns, std::int64_t widest) {
   std::int64_t block = std::min<std::int64_t>(64, widest);
   while (block < columns && block < widest) block *= 2;
   return block;
 }
 
-/// Empty for a block no wider than the columns need, else the reason: wider ones only cost scratch.
+/// Empty for a block no wider than the columns need, else the reason: wider ones waste scratch.
 inline std::string column_block_problem(std::string_view name, std::int64_t block,
                                         std::int64_t columns) {
   if (block <= column_block(columns, block)) return {};
@@ -63,12 +63,12 @@ inline Template cpu_chunks(Template t, ScratchBytes bytes,
   return t;
 }
 
-/// What column tiles of a call are cut from.
+/// The columns that the column tiles of a call divide.
 inline std::int64_t key_columns(const Spec& s) { return s.K; }
 inline std::int64_t value_columns(const Spec& s) { return s.V; }
 inline std::int64_t all_columns(const Spec& s) { return std::max(s.K, s.V); }
 
-/// The same where a call takes `block`, BK or BV, columns at a time.
+/// The same where a call computes `block` (BK or BV) columns at a time.
 inline Template cpu_chunks_by_columns(Template t, ScratchBytes bytes, const TunableName& block,
                                       std::int64_t (*columns)(const Spec&),
                                       const Constant<std::int64_t>& heads = constant::HV) {

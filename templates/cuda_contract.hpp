@@ -1,4 +1,4 @@
-// What the contracts of CUDA templates have in common: judgements of configs, and launches.
+// Shared by the contracts of CUDA templates: which configs are legal, and launches.
 #pragma once
 
 #include <fmt/format.h>
@@ -16,8 +16,8 @@ constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_di
 
 inline bool is_half(const Spec& s) { return s.DTYPE != DType::fp32; }
 
-/// For templates whose products of 16-bit inputs are all 16-bit: `precision` then means nothing,
-/// and the most accurate name is kept, which every floor admits.
+/// For templates whose products of 16-bit inputs are all 16-bit: `precision` has no effect there,
+/// so only configs with the most accurate one, which every floor admits, are not redundant.
 inline bool repeats_precision(const Spec& s) {
   return is_half(s) && s.precision != Precision::ieee;
 }
@@ -39,16 +39,16 @@ inline std::string exceeds_shared(std::int64_t bytes, const Limits& limits) {
                      limits.shared_bytes);
 }
 
-/// Empty, or why a tile of `width` columns is a waste for a dimension: the first width (of 32, 64,
-/// ...) that covers it is the last that makes sense.
+/// Empty, or why a tile of `width` columns is too wide: wider than the first of 32, 64, ... that
+/// covers the dimension.
 inline std::string exceeds_dimension(const char* tunable, std::int64_t width, const char* name,
                                      std::int64_t dimension) {
   if (width <= 32 || width / 2 < dimension) return {};
   return fmt::format("{}={} is too wide for {}={}", tunable, width, name, dimension);
 }
 
-/// Empty, or why a minimum of blocks a multiprocessor, which caps a thread's registers at 128,
-/// means nothing with so many warps or cannot be met.
+/// Empty, or why min_blocks, which caps a thread's registers at 128, has no effect with this many
+/// warps or cannot be met.
 inline std::string min_blocks_problem(const Spec& s, std::int64_t bytes, const Limits& limits) {
   const std::int64_t blocks = s.min_blocks;
   if (blocks > 0 && blocks * s.num_warps != 16)
@@ -59,14 +59,14 @@ inline std::string min_blocks_problem(const Spec& s, std::int64_t bytes, const L
   return {};
 }
 
-/// A launch of that many blocks of the config's warps.
+/// A launch of `blocks` blocks of the config's warps.
 inline Geometry launch(std::int64_t blocks, const Spec& s, std::int64_t shared_bytes) {
   return Geometry{{blocks, 1, 1}, s.num_warps * 32, shared_bytes};
 }
 
-/// The same of `rows` rows of blocks each, in which a kernel finds its place, block_row() and
-/// block_index(), without a division. Each of a grid's last two figures is at most 65535, so that
-/// there may be a few rows more.
+/// A launch of `rows` rows of `blocks` blocks, so that kernels find block_row() and block_index()
+/// without a division. A grid's last two dimensions are at most 65535 each, so there may be a few
+/// rows more.
 inline Geometry launch_rows(std::int64_t rows, std::int64_t blocks, const Spec& s,
                             std::int64_t shared_bytes) {
   const std::int64_t layers = ceil_div(rows, 65535);
@@ -76,7 +76,7 @@ inline Geometry launch_rows(std::int64_t rows, std::int64_t blocks, const Spec& 
   return geometry;
 }
 
-/// The geometry of one block a chunk and value head.
+/// The geometry of one block for each chunk and value head.
 inline std::function<Geometry(const Spec&, const Extents&, const Limits&)> chunk_blocks(
     std::int64_t (*shared_bytes)(const Spec&)) {
   return [shared_bytes](const Spec& s, const Extents& e, const Limits&) {

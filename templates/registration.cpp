@@ -24,7 +24,7 @@ class Derivation {
   explicit Derivation(const Template& t) : t_(t) {}
 
   std::vector<Parameter> parameters() {
-    // A parameter is a kilobyte: none is moved, and each is copied to its place once.
+    // A parameter is a kilobyte, so the vector must not grow.
     std::size_t most = t_.additional.size();
     for (const Cover& cover : t_.covers) most += cover.stage->arguments.size();
     parameters_.reserve(most);
@@ -37,7 +37,7 @@ class Derivation {
     }
     for (const Keep& keep : t_.keeps)
       if (!inner_.contains(keep.name))
-        reject(t_, "it keeps {}, which no covered stage hands to a later one", keep.name);
+        reject(t_, "it keeps {}, which no later covered stage reads", keep.name);
     std::vector<Parameter> ordered;
     ordered.reserve(parameters_.size());
     for (const int wanted : {0, 1, 2, 3})
@@ -81,7 +81,7 @@ class Derivation {
       p.name = cover.local(argument.name);
       if (cover.only_when && !restrict(p, *cover.only_when)) continue;
       if (argument.access == Access::in) {
-        // What an optional stage makes comes from elsewhere where that stage is left out.
+        // Where an optional stage is left out, its output is an input of the kernel.
         const auto maker = made_.find(p.name);
         if (maker == made_.end())
           read(p);
@@ -111,7 +111,7 @@ class Derivation {
       made_.insert_or_assign(name, cover.only_when.value_or(Presence()));
   }
 
-  /// False when the parameter is then never there.
+  /// False when the parameter is then never present.
   static bool restrict(Parameter& p, const Presence& when) {
     const auto both = p.present.and_also(when);
     if (both) p.present = *both;
@@ -128,7 +128,7 @@ class Derivation {
     if (!(known->type == p.type))
       reject(t_, "{} is {} for {} and {} for {}", p.name, known->type.text(),
              t_.covers[known->cover].stage->name, p.type.text(), t_.covers[p.cover].stage->name);
-    // Where it is there for one of them alone, that one's name for it holds.
+    // A stage that always reads the tensor describes it better than one that does so at times.
     if (p.present.always() && !known->present.always()) {
       *known = p;
       return;
@@ -147,7 +147,7 @@ bool has_constant(const Template& t, std::string_view name) {
                      [&](const AnyConstant& c) { return name_of(c) == name; });
 }
 
-/// Adds what the source must know to declare and use its parameters: their types and flags.
+/// Adds the types and flags by which the source declares its parameters.
 void add_constants(Template& t) {
   const auto add = [&](const auto& constant) {
     if (!has_constant(t, constant.name)) t.constants.emplace_back(constant);
@@ -159,12 +159,12 @@ void add_constants(Template& t) {
   }
 }
 
-/// What stands between the kernel's tensors and the sizes of its launch.
+/// Finds the tensor of each map; rejects maps without one.
 void check_tensor_maps(Template& t) {
   if (t.tensor_maps.size() > kMaxTensorMaps)
     reject(t, "it has {} tensor maps; {} is the most", t.tensor_maps.size(), kMaxTensorMaps);
   if (!t.tensor_maps.empty() && !t.needs.tensor_copies)
-    reject(t, "it has tensor maps, so it needs tensor copies and must say so");
+    reject(t, "it has tensor maps, so needs.tensor_copies must be true");
   std::set<std::string_view> names;
   for (const Parameter& p : t.parameters) names.insert(p.name);
   for (TensorMapUse& map : t.tensor_maps) {
@@ -174,7 +174,7 @@ void check_tensor_maps(Template& t) {
     if (tensor == t.parameters.end())
       reject(t, "{} is a map of {}, which is not among its arguments", map.name, map.argument);
     if (const auto absent = tensor->present.negated(); absent && absent->and_also(map.when))
-      reject(t, "{} is a map of {}, which is there only with {}", map.name, map.argument,
+      reject(t, "{} is a map of {}, which is present only with {}", map.name, map.argument,
              tensor->present.text());
     if (!map.view) reject(t, "{} has no view", map.name);
     map.parameter = static_cast<std::size_t>(tensor - t.parameters.begin());

@@ -40,9 +40,9 @@ std::string_view ElementType::text() const {
 }
 
 bool Presence::holds(const Constants& constants) const {
-  const auto as_wanted = [&](const FlagIs& f) { return constants.*f.flag->member == f.wanted; };
+  const auto holds = [&](const FlagIs& f) { return constants.*f.flag->member == f.required; };
   return always() || std::any_of(alternatives_.begin(), alternatives_.end(), [&](const AllOf& all) {
-           return std::all_of(all.begin(), all.end(), as_wanted);
+           return std::all_of(all.begin(), all.end(), holds);
          });
 }
 
@@ -52,14 +52,14 @@ std::optional<Presence> Presence::and_also(const Presence& other) const {
   Presence result;
   for (const AllOf& a : alternatives_)
     for (const AllOf& b : other.alternatives_) {
-      AllOf joined = a;
+      AllOf both = a;
       bool possible = true;
       for (const FlagIs& flag : b) {
-        const FlagIs opposite(*flag.flag, !flag.wanted);
+        const FlagIs opposite(*flag.flag, !flag.required);
         possible &= std::find(a.begin(), a.end(), opposite) == a.end();
-        if (std::find(a.begin(), a.end(), flag) == a.end()) joined.push_back(flag);
+        if (std::find(a.begin(), a.end(), flag) == a.end()) both.push_back(flag);
       }
-      if (possible) result.alternatives_.push_back(joined);
+      if (possible) result.alternatives_.push_back(both);
     }
   if (result.always()) return {};
   return result;
@@ -79,9 +79,9 @@ std::optional<Presence> Presence::negated() const {
   if (always()) return {};
   std::optional<Presence> result = Presence();
   for (const AllOf& all : alternatives_) {
-    Presence none;  // one of the list's flags is not as wanted
+    Presence none;  // one of the list's flags does not hold
     for (const FlagIs& flag : all) {
-      const Presence opposite{FlagIs(*flag.flag, !flag.wanted)};
+      const Presence opposite{FlagIs(*flag.flag, !flag.required)};
       none = none.always() ? opposite : none.or_else(opposite);
     }
     if (result) result = result->and_also(none);
@@ -95,7 +95,7 @@ std::string Presence::text() const {
     if (!text.empty()) text += " or ";
     for (const FlagIs& f : all) {
       if (&f != all.begin()) text += ',';
-      if (!f.wanted) text += '!';
+      if (!f.required) text += '!';
       text += f.flag->name;
     }
   }

@@ -107,26 +107,26 @@ class ElementType {
 /// A flag that must, or must not, hold.
 struct FlagIs {
   const Constant<bool>* flag = nullptr;  ///< of namespace constant
-  bool wanted = true;
+  bool required = true;
   constexpr FlagIs() = default;
   constexpr FlagIs(const Constant<bool>& constant, bool value = true)
-      : flag(&constant), wanted(value) {}
-  FlagIs(const Constant<bool>&& constant, bool value = true) = delete;  // would not last
+      : flag(&constant), required(value) {}
+  FlagIs(const Constant<bool>&& constant, bool value = true) = delete;  // would dangle
   bool operator==(const FlagIs&) const = default;
 };
 constexpr FlagIs operator!(const Constant<bool>& flag) { return {flag, false}; }
 
-/// Flags that must all be as wanted.
+/// Flags that must all have the required values.
 using AllOf = FixedList<FlagIs, 6>;
 
-/// When a tensor is there: always, or where one of several lists of flags is as wanted.
+/// When a tensor is present: always, or when one of several lists of flags holds.
 class Presence {
  public:
   constexpr Presence() = default;  ///< always
   constexpr Presence(std::initializer_list<FlagIs> flags) {
     if (flags.size() != 0) alternatives_.push_back(AllOf(flags));
   }
-  /// Where one of two lists is as wanted.
+  /// When one of two lists holds.
   constexpr Presence(const AllOf& one, const AllOf& other) {
     alternatives_.push_back(one);
     alternatives_.push_back(other);
@@ -136,11 +136,11 @@ class Presence {
   bool holds(const Constants& constants) const;
   /// The lists, none for always.
   const FixedList<AllOf, 4>& alternatives() const { return alternatives_; }
-  /// Where both hold; nothing where they never do.
+  /// When both hold; nothing if they never do.
   std::optional<Presence> and_also(const Presence& other) const;
-  /// Where one of them holds.
+  /// When one of them holds.
   Presence or_else(const Presence& other) const;
-  /// Where this does not hold; nothing for always.
+  /// When this does not hold; nothing for always.
   std::optional<Presence> negated() const;
   /// "QK_L2NORM,!VECTOR_GATE or GATED"; empty: always.
   std::string text() const;
@@ -154,7 +154,7 @@ enum class Access : std::uint8_t {
   in,
   out,
   inout,
-  scratch,  ///< of one launch alone: zeros when the kernel starts, nobody's afterwards
+  scratch,  ///< of one launch: zeros when the kernel starts, undefined afterwards
 };
 
 /// One tensor of a signature. A kernel receives a null pointer for one that is absent.
@@ -167,7 +167,7 @@ struct Argument {
   /// Index tables of a packed batch: in a fused template they come after the other inputs.
   bool table = false;
 
-  /// The same tensor, there only where the flags are as wanted.
+  /// The same tensor, present only when the condition holds.
   constexpr Argument when(Presence condition) const {
     Argument result = *this;
     result.present = condition;
@@ -187,7 +187,7 @@ struct Argument {
   bool operator==(const Argument&) const = default;
 };
 
-/// Whether the argument is there for these constants.
+/// Whether the argument is present with these constants.
 inline bool is_present(const Argument& argument, const Constants& constants) {
   return argument.present.holds(constants);
 }
@@ -198,12 +198,12 @@ struct Product {
   int times = 1;
 };
 
-/// How what a stage does for a value head hangs together.
-enum class Walk : std::uint8_t {
-  none,      ///< each chunk by itself
-  sequence,  ///< chunk after chunk to the sequence's end, or to its segment's where it is split
-  segment,   ///< the same, in split sequences alone
-  segments,  ///< segment after segment
+/// Which chunks of a value head a stage computes one after another.
+enum class Scan : std::uint8_t {
+  none,      ///< none: chunks are independent
+  sequence,  ///< all of a sequence, or of a segment where sequences are split
+  segment,   ///< all of a segment; no work where sequences are not split
+  segments,  ///< segments, not chunks: one after another
 };
 
 /// A mathematical step and its signature: inputs, then index tables, then outputs. One object for
@@ -212,9 +212,9 @@ struct StageDefinition {
   std::string_view name;
   std::string_view summary;
   FixedList<Argument, 28> arguments;
-  /// Of a chunk (of a segment: Walk::segments) and value head, for costs; small ones are left out.
+  /// Of a chunk (of a segment: Scan::segments) and value head, for costs; small ones are left out.
   FixedList<Product, 10> products{};
-  Walk walk = Walk::none;
+  Scan scan = Scan::none;
 
   /// The argument of that name, or null.
   const Argument* find(std::string_view argument) const;

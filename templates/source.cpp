@@ -40,7 +40,7 @@ class Expansion {
   std::string text;
   std::vector<std::string> files;  ///< in the order in which they begin
 
-  /// Appends the file, each file that it includes in its place the first time it is named.
+  /// Appends the file. An #include is replaced by its file, the second time by nothing.
   void add(std::string_view path) {
     if (!seen_.emplace(path).second) return;
     files.emplace_back(path);
@@ -130,7 +130,7 @@ std::string definitions(const Template& t, const Constants& constants, const Con
   return plain + spec + "};\n}  // namespace\n";
 }
 
-/// What stands between the prelude and the template's file.
+/// The generated text between the prelude and the template's file.
 std::string generated(const Template& t, const Constants& constants, const Config& config,
                       const Dialect& dialect) {
   return fmt::format(
@@ -138,8 +138,7 @@ std::string generated(const Template& t, const Constants& constants, const Confi
       dialect.blocks, definitions(t, constants, config), dialect.parameters(t));
 }
 
-/// A line for each file that the template's source expands to. What a file includes is looked for
-/// once a process.
+/// A line for each file that the template's source expands to. Computed once a process.
 std::string file_digests(const Template& t, const Dialect& dialect) {
   static std::mutex mutex;
   // Guarded by `mutex`. Never shrinks and is never destroyed: the last threads may compile while

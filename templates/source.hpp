@@ -12,11 +12,11 @@ namespace wyvern {
 /// The embedded text of a file under templates/; throws Error(kBadInput) for an unknown name.
 std::string_view source_text(std::string_view path);
 
-/// A file named here has the text given instead of its own: this is how the emulator of
-/// tests/emulator puts itself in the place of the hardware.
+/// Files that are replaced by these texts: so the emulator of tests/emulator replaces instructions
+/// of the hardware.
 using SourceOverrides = std::map<std::string, std::string, std::less<>>;
 
-/// How sources for one kind of device are put together. Each back end has one (compiler/).
+/// How sources for one kind of device are assembled. Each back end has one (compiler/).
 struct Dialect {
   std::string_view prelude;  ///< the file that comes before everything else
   std::string_view blocks;   ///< the namespace of the device's building blocks: "wyvern::cuda"

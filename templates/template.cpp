@@ -22,7 +22,7 @@ bool within(const Config& config, Precision floor, PlanShape shape) {
   return agrees(config, "BT", shape.BT) && agrees(config, "SEG", shape.SEG);
 }
 
-/// Empty, or why the config does not have one of its values for each tunable, and nothing else.
+/// Empty, or why the config is not one value of each tunable.
 std::string values_problem(const Template& t, const Config& config) {
   for (const Tunable& tunable : t.tunables) {
     const Value* value = config.find(tunable.name);
@@ -39,8 +39,8 @@ std::string values_problem(const Template& t, const Config& config) {
   return {};
 }
 
-/// The value of the shape that the template is to start from; nothing where its tunable has no such
-/// value. A template without the tunable starts from the shape's too.
+/// The shape's value, or the tunable's first value where the shape leaves it open; nothing if the
+/// tunable lacks the value.
 std::optional<std::int64_t> start_value(const Template& t, std::string_view name,
                                         std::int64_t wanted) {
   const Tunable* tunable = t.tunable(name);
@@ -50,7 +50,8 @@ std::optional<std::int64_t> start_value(const Template& t, std::string_view name
   return wanted;
 }
 
-/// The value of a tunable in a spec, by the tunable's name; nothing for a name of a test's own.
+/// The value of a tunable in a spec, by the tunable's name; nothing for a name that only a test
+/// has.
 std::optional<Value> value_by_name(const Spec& spec, std::string_view name) {
   for (const TunableName& known : all_tunables())
     if (known.name == name) return value_of(known, spec);
@@ -72,10 +73,10 @@ std::string_view to_string(DeviceKind kind) noexcept {
 }
 
 std::string Needs::missing(const Limits& limits) const {
-  const char* what = wgmma && !limits.wgmma                   ? "wgmma, which sm_90a alone has"
-                     : tensor_copies && !limits.tensor_copies ? "tensor copies, which sm_90 brought"
+  const char* what = wgmma && !limits.wgmma                   ? "wgmma, which only sm_90a has"
+                     : tensor_copies && !limits.tensor_copies ? "TMA, which sm_90 and later have"
                      : clusters && limits.max_cluster == 1
-                         ? "thread block clusters, which sm_90 brought"
+                         ? "thread block clusters, which sm_90 and later have"
                          : nullptr;
   return what == nullptr ? std::string() : fmt::format("it needs {}", what);
 }

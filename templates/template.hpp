@@ -1,5 +1,5 @@
-// What a template is: the stages it covers, its configs, its launch, as data and functions; and the
-// registry of all of them.
+// Templates: the stages that each covers, its configs and its launch, as data and functions; and
+// the registry of all templates.
 //
 // A template is a folder of a family of templates/: contract.cpp, which defines the Template
 // objects below, and one source file for each kind of device. Adding a folder is all it takes: the
@@ -34,17 +34,17 @@ struct Limits {
   int multiprocessors = 0;        ///< of a GPU that is present; 0 for an architecture, and on a CPU
   double bytes_per_us = 0;        ///< of a GPU's memory at its peak; 0: unknown
   bool wgmma = false;             ///< warpgroup products: sm_90a alone
-  bool tensor_copies = false;     ///< copies through tensor maps: sm_90 and later
-  int max_cluster = 1;            ///< blocks that a cluster may have; 1: there are none
+  bool tensor_copies = false;     ///< TMA loads and stores by tensor maps: sm_90 and later
+  int max_cluster = 1;            ///< most blocks of a cluster; 1: no clusters
 };
 
-/// What a template cannot do without.
+/// Hardware that a template needs.
 struct Needs {
   bool wgmma = false;
   bool tensor_copies = false;
   bool clusters = false;
 
-  /// Empty where the target has it all, else one sentence that names what is missing.
+  /// Empty if the target has all of it, else one sentence that names what is missing.
   std::string missing(const Limits& limits) const;
 };
 
@@ -59,8 +59,7 @@ struct Cover {
   /// Names that the template gives the stage's tensors, where it covers several stages: an output
   /// under the name of a later stage's input is that input.
   std::map<std::string, std::string, std::less<>> rename{};
-  /// The operator may leave the stage out; it does so exactly where these flags are not as wanted,
-  /// and the stage's tensors are then absent.
+  /// Operators have the stage exactly when these flags hold; else the stage's tensors are absent.
   std::optional<Presence> only_when{};
 
   Cover(const StageDefinition& of) : stage(&of) {}
@@ -71,26 +70,27 @@ struct Cover {
   std::string_view local(std::string_view argument) const;
 };
 
-/// An output of a covered stage that a later one reads, but that is written all the same.
+/// An output that a later covered stage reads and that is also written to memory.
 struct Keep {
   std::string_view name;
   Presence when{};
-  /// Where this does not hold, the last row of each chunk alone: later stages read no other.
+  /// When this does not hold, only the last row of each chunk is written: later stages read no
+  /// other.
   Presence whole{};
 };
 
 /// One argument of a template's kernel, under the template's name for it, and where it comes from.
 struct Parameter : Argument {
   std::size_t cover = 0;  ///< the covered stage that has it; covers.size(): none, additional
-  /// The kernel takes its rows at a stride that each launch gives. Set by registration.
+  /// Its rows, or a pool's slots, have a stride that each launch gives. Set by registration.
   bool strided = false;
 };
 
-/// Elements from a row of [B, T, ...] to the next token's, or from a slot of a pool to the next
-/// one, where nothing lies between them.
+/// The stride of a contiguous tensor in elements: from a row of [B, T, ...] to the next token's, or
+/// from a slot of a pool to the next.
 std::int64_t dense_stride(const Argument& argument, const Spec& spec, const Extents& extents);
-/// How many dimensions count what a strided tensor has at a stride: rows of tokens by [B, T], slots
-/// of a pool by [S].
+/// How many outer dimensions share the stride: 2 for rows of tokens [B, T], 1 for a pool's slots
+/// [S].
 int outer_dims(const Argument& argument);
 
 /// A tensor map among a kernel's parameters: by it TMA loads and stores tiles of an argument. Where
@@ -98,9 +98,9 @@ int outer_dims(const Argument& argument);
 struct TensorMapUse {
   std::string_view name;      ///< of the parameter, a `wyvern::TensorMap`: "k_map"
   std::string_view argument;  ///< the tensor
-  /// The view; dimensions may be 0 where the kernel copies nothing.
+  /// The view; dimensions may be 0 where the kernel loads and stores nothing.
   std::function<TiledView(const Spec&, const Extents&)> view;
-  /// With these flags the tensor is there; the template has no legal config without them.
+  /// With these flags the tensor is present; the template has no legal config without them.
   Presence when{};
   std::size_t parameter = 0;  ///< which of the template's parameters it is; set by registration
 };
@@ -112,11 +112,12 @@ struct Geometry {
   std::array<std::int64_t, 3> grid{1, 1, 1};
   std::int64_t threads = 1;       ///< per block (CUDA); 1 on the CPU
   std::int64_t shared_bytes = 0;  ///< dynamic shared memory (CUDA); scratch per block (CPU)
-  /// Blocks that run together and see each other's shared memory; each divides the grid's figure.
+  /// Blocks that run together and see each other's shared memory; each dimension divides the
+  /// grid's.
   std::array<std::int64_t, 3> cluster{1, 1, 1};
-  /// The kernel may start before the one before it in the stream has ended, and waits for that one
-  /// itself before it reads anything (griddepcontrol.wait). A device that cannot overlap kernels
-  /// runs it after the other.
+  /// The kernel may start before the stream's previous kernel has ended; it waits for that one
+  /// itself (griddepcontrol.wait) before it reads anything. A device that cannot overlap kernels
+  /// runs it afterwards.
   bool programmatic = false;
 };
 
@@ -132,7 +133,7 @@ struct Tunable {
 
   Tunable(const TunableName& tunable, std::vector<Value> of)
       : name(tunable.name), values(std::move(of)) {}
-  /// For spaces that no kernel has, in tests of the search.
+  /// For tests of the search, with spaces of no kernel.
   Tunable(std::string tunable, std::vector<Value> of)
       : name(std::move(tunable)), values(std::move(of)) {}
 };
@@ -146,8 +147,8 @@ struct PlanShape {
   PlanShape(std::int64_t chunk = 0, std::int64_t segment = 0) : BT(chunk), SEG(segment) {}
 };
 
-/// How much there is to do, as far as it is known before a launch. Of no tokens where the device is
-/// not known: then launches alone count.
+/// A plan's work as far as it is known before a launch. Without tokens if the device is unknown:
+/// then only the number of launches counts.
 struct Workload {
   Extents extents{};         ///< of a plan of the shape
   PlanShape shape{};         ///< SEG 0: sequences are not split
@@ -159,20 +160,20 @@ struct Template {
   std::string variant;  ///< "portable" (CUDA, sm_80 and up), "hopper", "cpu"
   DeviceKind device = DeviceKind::cuda;
   std::vector<Cover> covers;         ///< the stages it carries out, in order
-  std::vector<Keep> keeps;           ///< of what its stages hand to each other
-  std::vector<Argument> additional;  ///< what it needs beside its stages' tensors
+  std::vector<Keep> keeps;           ///< outputs that later stages read and that are written too
+  std::vector<Argument> additional;  ///< arguments beside its stages' tensors
   std::string summary;               ///< one line for `wyvern stages`
   /// What its source is specialized on. Registration adds the types and flags of its parameters.
   std::vector<AnyConstant> constants;
   std::vector<Tunable> tunables;
-  std::vector<TensorMapUse> tensor_maps;  ///< needs.tensor_copies goes with them
+  std::vector<TensorMapUse> tensor_maps;  ///< they need needs.tensor_copies
   /// Tensors [B, T, ...] that may have strided rows: for each, in the order of the parameters, the
   /// kernel has an `int64 <name>_stride` after its tensor maps, elements from a row to the next
-  /// one. Rows start at multiples of 16 bytes where they do so in a dense tensor, a sequence of a
-  /// batch at T rows from the one before. A pool of states [S, ...] likewise, from slot to slot.
+  /// one. Rows start at multiples of 16 bytes if they do in a contiguous tensor; sequences of a
+  /// batch are T rows apart. For a pool of states [S, ...] it is the stride of slots.
   std::vector<std::string_view> strided{};
   Needs needs;
-  std::string source;  ///< file under templates/; a contract names it as in its own folder
+  std::string source;  ///< file under templates/; a contract gives its name in its own folder
 
   /// Empty when the config is legal for these constants on a target with these limits, else the
   /// reason. Needs are checked before; every tunable has a value when this is called.
@@ -180,24 +181,24 @@ struct Template {
   /// True when the config is legal but compiles to what another config of the space also compiles
   /// to (precision of a product that runs on 16-bit tensor cores): the tuner skips it.
   std::function<bool(const Spec&)> redundant;
-  /// What a launch takes, in microseconds (cost.hpp); empty: as it follows from the stages. With
-  /// it, the default config is the cheapest, of equals the first in the order of tunables' values.
+  /// Microseconds of a launch (cost.hpp); empty: derived from the stages. With it the default
+  /// config is the cheapest, among equals the first in the order of tunables' values.
   std::function<double(const Spec&, const Workload&, const Limits&)> cost;
-  /// Without a cost: sets every tunable but BT and SEG, which are set, to what is used when nothing
-  /// is tuned; may be illegal on a small target, then the first legal config with that BT is used.
+  /// Without a cost: sets every tunable but BT and SEG, which are already set, to the default. If
+  /// that is illegal on a small target, the first legal config with that BT is the default.
   std::function<void(Spec&, const Limits&)> fallback;
   /// The launch, from the sizes and the device's facts (`limits.multiprocessors` is 0 where no
   /// device is present).
   std::function<Geometry(const Spec&, const Extents&, const Limits&)> geometry;
 
-  /// The kernel's arguments in order: what the covered stages read and write and do not keep to
-  /// themselves, index tables after the other inputs, outputs last. Set by registration.
+  /// The kernel's arguments in order: the covered stages' tensors but for those that pass only
+  /// between them; index tables after the other inputs, outputs last. Set by registration.
   std::vector<Parameter> parameters;
 
-  /// "fwd_h.portable": unique, and what measurements and plans are stored under.
+  /// "fwd_h.portable": unique; names the template in stored measurements and plans.
   std::string id() const { return name + "." + variant; }
   bool carries_out(std::string_view stage) const;
-  /// Of a problem's constants, those that the source is specialized on.
+  /// The problem's constants that the source is specialized on.
   Values values_of(const Constants& problem) const;
   const Tunable* tunable(std::string_view name) const;
   /// Empty when the target has what the template needs and the config is legal, else the reason.
@@ -219,9 +220,9 @@ const Template* find_template(std::string_view id);
 /// Every stage that a template of the build carries out, by name.
 const std::vector<const StageDefinition*>& all_stages();
 
-/// All legal, non-redundant configs of `t` for these constants and limits, in tunable order; with
-/// `floor`, those whose `precision` is at least as accurate; those that have the shape's values.
-/// Empty on a target that lacks what the template needs.
+/// All legal, non-redundant configs of `t` for these constants and limits, in tunable order, with
+/// the shape's values and a `precision` at least as accurate as `floor`. Empty on a target that
+/// lacks what the template needs.
 std::vector<Config> space(const Template& t, const Constants& constants, const Limits& limits,
                           Precision floor = Precision::tf32, PlanShape shape = {});
 

@@ -163,7 +163,7 @@ TEST(Registration, TensorMapsAreOfArgumentsThatAreThere) {
   EXPECT_EQ(t.parameters[t.tensor_maps.front().parameter].name, "k");
   Template needless = with_map();
   needless.needs.tensor_copies = false;
-  expect_has(refusal(needless), "it needs tensor copies and must say so");
+  expect_has(refusal(needless), "needs.tensor_copies must be true");
   const auto refused = [](auto change) {
     Template changed = with_map();
     change(changed.tensor_maps.front());
@@ -172,7 +172,7 @@ TEST(Registration, TensorMapsAreOfArgumentsThatAreThere) {
   expect_has(refused([](TensorMapUse& map) { map.argument = "q"; }),
              "k_map is a map of q, which is not among its arguments");
   expect_has(refused([](TensorMapUse& map) { map.argument = "k_rstd"; }),
-             "a map of k_rstd, which is there only with QK_L2NORM");
+             "a map of k_rstd, which is present only with QK_L2NORM");
   expect_has(refused([](TensorMapUse& map) { map.name = "beta"; }),
              "two parameters are called beta");
   expect_has(refused([](TensorMapUse& map) { map.view = nullptr; }), "k_map has no view");

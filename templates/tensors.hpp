@@ -22,7 +22,7 @@ inline constexpr Argument beta{"beta", Access::in, BETA_DTYPE, {B, T, HV}};
 inline constexpr Argument erase{"erase", Access::in, BETA_DTYPE, {B, T, HV, K}, {ERASE_WRITE}};
 inline constexpr Argument write{"write", Access::in, BETA_DTYPE, {B, T, HV, V}, {ERASE_WRITE}};
 inline constexpr Argument initial_state{"initial_state", Access::in, STATE_DTYPE, {N, HV, STATE_ROWS, STATE_COLS}};
-// A pool of states in which sequences have slots, and what says which.
+// A pool of states in which sequences have slots, and the indices of their slots.
 inline constexpr Argument state{"state", Access::in, STATE_DTYPE, {S, HV, STATE_ROWS, STATE_COLS}, {INPLACE_STATE}};
 inline constexpr Argument state_index{"state_index", Access::in, INDEX_DTYPE, {N}, {STATE_INDEX}};
 inline constexpr Argument state_scale{"state_scale", Access::in, DType::fp32, {S, HV}, {STATE_SCALE}};
@@ -63,7 +63,7 @@ inline constexpr Argument kg{"kg", Access::in, DTYPE, {B, T, HV, K}};
 inline constexpr Argument decayed_rows{"decayed_rows", Access::in, DTYPE, {NT, HV, 3, BT, K}};
 inline constexpr Argument squares{"squares", Access::in, DTYPE, {NT, HV, 2, BT, BT}};
 inline constexpr Argument decay{"decay", Access::in, DType::fp32, {NT, HV, K}};
-// With ERASE_WRITE: values as they are written, write v, and the gradient of that.
+// With ERASE_WRITE: the values that are written, write v, and their gradient.
 inline constexpr Argument written{"written", Access::in, DTYPE, {B, T, HV, V}, {ERASE_WRITE}};
 inline constexpr Argument dwritten{"dwritten", Access::in, DTYPE, {B, T, HV, V}};
 inline constexpr Argument row_scales{"row_scales", Access::in, DType::fp32, {NT, HV, 2, BT}};
@@ -79,8 +79,8 @@ inline constexpr Argument final_state{"final_state", Access::out, DType::fp32, {
 inline constexpr Argument segment_M{"segment_M", Access::in, DType::fp32, {NS, HV, K, K}};
 inline constexpr Argument segment_R{"segment_R", Access::in, DType::fp32, {NS, HV, K, V}};
 inline constexpr Argument segment_state{"segment_state", Access::in, DType::fp32, {NS, HV, K, V}};
-// Of N ranges of tokens: what each does to a state, R and M side by side, their order, and the state
-// that enters each.
+// For N ranges of tokens: each one's map of states, R and M side by side, their order, and the
+// state that enters each.
 inline constexpr Argument summaries{"summaries", Access::in, DType::fp32, {N, HV, K, SUMMARY_COLUMNS}};
 inline constexpr Argument order{"order", Access::in, DType::int32, {N}};
 inline constexpr Argument range_states{"range_states", Access::out, DType::fp32, {N, HV, K, V}};

@@ -7,8 +7,8 @@
 
 namespace wyvern {
 
-/// How a tile's 16-byte pieces are permuted in shared memory, so that columns meet no bank twice:
-/// within so many bytes, which the tile's innermost dimension must not exceed.
+/// How a tile's 16-byte pieces are permuted in shared memory, against bank conflicts between rows:
+/// within this many bytes, which the tile's innermost dimension must not exceed.
 enum class Swizzle : std::uint8_t { none, bytes32, bytes64, bytes128 };
 
 /// A view of a tensor, and the box that one TMA load moves. Dimensions count from the innermost,
@@ -24,7 +24,7 @@ struct TiledView {
   Swizzle swizzle = Swizzle::none;
 };
 
-/// The view with so many bytes from an element of dimension 1 to the next.
+/// The view with a stride of `bytes` bytes in dimension 1.
 inline TiledView with_rows_apart(const TiledView& view, std::int64_t bytes) {
   TiledView apart{.dims = view.dims, .box = view.box, .swizzle = view.swizzle};
   for (std::size_t i = 0; i < view.strides.size(); ++i)

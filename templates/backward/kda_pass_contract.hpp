@@ -1,5 +1,5 @@
-// What the three kernels of kda's backward pass on Hopper have in common: they make up a plan
-// together, or not at all.
+// Shared by the three kernels of kda's backward pass on Hopper, which a plan uses together or not
+// at all.
 #pragma once
 
 #include "templates/cuda_contract.hpp"
@@ -8,7 +8,7 @@ namespace wyvern::kda_pass {
 
 constexpr int kRows = 64;  ///< of a chunk
 
-/// Empty for what all three of them take, else the reason.
+/// Empty for problems that all three support, else the reason.
 inline std::string unsupported(const Spec& s) {
   if (s.BT != kRows)
     return fmt::format("BT={} is not the {} rows of a warpgroup's product", s.BT, kRows);

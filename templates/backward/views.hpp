@@ -1,4 +1,4 @@
-// How templates of the backward pass on Hopper see tensors when they copy tiles of them.
+// Views of tensors for TMA, shared by Hopper templates of the backward pass.
 #pragma once
 
 #include "templates/hopper_contract.hpp"
@@ -20,8 +20,8 @@ inline TiledView slices(const Spec& s, const Extents& e) {
 inline TiledView values(const Spec& s, const Extents& e) {
   return hopper::panels(e, s.DTYPE, s.HV, s.V, kRows, s.V / 64);
 }
-/// Matrices of a chunk slot and value head, [NT, HV, rows, columns]; a copy takes `part` rows of
-/// `panels` panels of 64 columns.
+/// Matrices of a chunk slot and value head, [NT, HV, rows, columns]; a TMA load or store moves
+/// `part` rows of `panels` panels of 64 columns.
 inline TiledView matrices(const Spec& s, const Extents& e, std::int64_t rows, std::int64_t columns,
                           std::int64_t part, std::int64_t panels) {
   const auto size = static_cast<std::int64_t>(size_of(s.DTYPE));

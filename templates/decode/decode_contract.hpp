@@ -1,6 +1,6 @@
-// What the contracts of templates that walk token by token share: on CUDA, over
-// device/cuda/decode.cuh, how lanes share a state, which shares are legal, and the launch; the
-// CPU's.
+// Shared by the contracts of templates that go token by token: on CUDA, over
+// device/cuda/decode.cuh, how lanes divide a state, which divisions are legal, and the launch; and
+// the CPU's.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +18,8 @@ constexpr std::int64_t power_of_two(std::int64_t n) {
   return power;
 }
 
-/// Elements of the largest access of up to 16 bytes, and 8 elements, that divides `count` elements.
-/// More of a state's row in a lane would leave the other lanes of few keys without any.
+/// Elements of the largest access, of up to 16 bytes and 8 elements, that divides `count` elements.
+/// With longer accesses some lanes would have no keys when K is small.
 inline std::int64_t vector_elements(std::int64_t count, DType type) {
   const auto size = static_cast<std::int64_t>(size_of(type));
   std::int64_t bytes = std::min<std::int64_t>(16, 8 * size);
@@ -27,12 +27,12 @@ inline std::int64_t vector_elements(std::int64_t count, DType type) {
   return bytes / size;
 }
 
-/// How many keys and value columns a lane holds, as device/cuda/decode.cuh shares them out; none
-/// where so many columns a warp do not go round.
-struct Share {
+/// How many keys and value columns of the state a lane holds, as in device/cuda/decode.cuh; 0 if a
+/// warp's lanes cannot divide this many columns.
+struct LaneTile {
   std::int64_t keys = 0, values = 0;
 };
-inline Share share(const Spec& s, std::int64_t columns) {
+inline LaneTile lane_tile(const Spec& s, std::int64_t columns) {
   const std::int64_t K = s.K, V = s.V;
   const bool v_first = s.STATE_V_FIRST;
   const std::int64_t vector = vector_elements(v_first ? K : V, s.STATE_DTYPE);
@@ -52,7 +52,7 @@ inline Share share(const Spec& s, std::int64_t columns) {
 inline std::string illegal(const Spec& s) {
   const std::int64_t BV = s.BV, warps = s.num_warps;
   if (BV >= 2 * s.V && BV > 8) return fmt::format("BV={} is too wide for V={}", BV, s.V);
-  const Share lane = share(s, BV / warps);
+  const LaneTile lane = lane_tile(s, BV / warps);
   if (BV % warps != 0 || lane.keys == 0 || lane.values == 0)
     return fmt::format("BV={} does not divide among {} warps", BV, warps);
   if (lane.keys * (lane.values + (s.ERASE_WRITE ? 4 : 3)) > 136)
@@ -61,16 +61,16 @@ inline std::string illegal(const Spec& s) {
   return {};
 }
 
-/// Blocks of a sequence and value head: with OUTPUT_NORM one has all columns, in turn.
+/// Blocks of a sequence and value head: with OUTPUT_NORM one block has all columns, BV at a time.
 inline std::int64_t blocks_a_head(const Spec& s) {
   return s.OUTPUT_NORM ? 1 : cuda::ceil_div(s.V, s.BV);
 }
 
-/// Value columns of a block and of a warp. A warp moves 64 bytes of each row where its registers
-/// hold so much of the state, else 32, the least that memory moves (one H200, 2026-11-21, 128
-/// sequences, fp32 states of 128 x 128: 0.137 ms and 0.155). Of states with rows of K it has whole
-/// rows, in blocks of a warp (one H200, 2026-11-26, 64 and 256 sequences: 16 rows a warp 74 and 280
-/// us, 8 rows 75 and 290).
+/// Value columns of a block and of a warp. A warp moves 64 bytes of each row if its registers hold
+/// that much of the state, else 32, memory's smallest access (one H200, 2026-11-21, 128 sequences,
+/// fp32 states of 128 x 128: 0.137 ms and 0.155). With STATE_V_FIRST a block is one warp, with
+/// whole rows of K (one H200, 2026-11-26, 64 and 256 sequences: 16 rows a warp 74 and 280 us, 8
+/// rows 75 and 290).
 struct Columns {
   std::int64_t block, warp;
 };
@@ -87,14 +87,13 @@ inline Columns usual_columns(Spec s) {
   return {columns * (s.V > columns * 2 ? 4 : 1), columns};
 }
 
-/// Of the device's memory; of an H200's where nobody knows it.
+/// The device's memory bandwidth; an H200's where it is unknown.
 inline double bytes_per_us(const Limits& limits) {
   constexpr double kH200 = 4.8e6;
   return limits.bytes_per_us > 0 ? limits.bytes_per_us : kH200;
 }
 
-/// What moving the states of all sequences in and out takes at this part of memory's peak, in
-/// microseconds.
+/// Microseconds to load and store the states of all sequences at this part of peak bandwidth.
 inline double moved_states(double part, const Spec& s, const Workload& w, const Limits& limits) {
   const int times = (s.INPLACE_STATE || s.INITIAL_STATE ? 1 : 0) +
                     (s.FINAL_STATE || (s.INPLACE_STATE && !s.KEEP_POOL) ? 1 : 0);
@@ -103,8 +102,7 @@ inline double moved_states(double part, const Spec& s, const Workload& w, const 
          (part * bytes_per_us(limits));
 }
 
-/// What the norm of o takes beside the walk, in microseconds: its gate's bytes at this part of
-/// memory's peak.
+/// Microseconds that the norm of o adds: its gate's bytes at this part of peak bandwidth.
 inline double moved_gates(double part, const Spec& s, const Workload& w, const Limits& limits) {
   if (!s.OUTPUT_NORM) return 0;
   const auto elements = static_cast<double>(w.extents.B * w.extents.T * s.HV * s.V);
@@ -122,19 +120,18 @@ inline Template portable(Template t, std::int64_t (*shared_bytes)(const Spec&)) 
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
     const Columns best = usual_columns(s);
     constexpr double kFilled = 2.2;
-    // With OUTPUT_NORM the fewest turns decide; of several each is made twice.
+    // With OUTPUT_NORM only the number of turns matters; of several turns each runs twice.
     const bool usual = s.OUTPUT_NORM || (s.BV == best.block && s.BV == best.warp * s.num_warps);
-    // One H200, 2026-11-26: 64 sequences of 32 heads take 73 us; from slots in no order 81 us, as
-    // warps move pieces of rows, or 74 us of whole ones; in blocks of all columns 91 us. On
-    // 2026-11-25: of four tokens each 119 us, one of 64 tokens 76 us; with a gate a key channel 93,
-    // 204 and 132 us.
+    // One H200, 2026-11-26: 64 sequences of 32 heads take 73 us; with slots in random order 81 us
+    // if warps move pieces of rows, 74 us if they move whole rows; in blocks of all columns 91 us.
+    // On 2026-11-25: of four tokens each 119 us, one of 64 tokens 76 us; with a gate a key channel
+    // 93, 204 and 132 us.
     const auto later = static_cast<double>(std::max<std::int64_t>(w.longest * s.STEPS - 1, 0));
     const double states = 3.8e-7 * static_cast<double>(s.K * s.V * w.extents.N * s.HV);
-    // Of a block's columns that are walked one after the other each part waits for its first load;
-    // not measured.
+    // Each turn over BV of a block's columns waits for its first load; not measured.
     const std::int64_t count = cuda::ceil_div(s.V, s.BV) / blocks_a_head(s);
     const auto turns = static_cast<double>(count);
-    const double walks = turns > 1 ? 2 : 1;
+    const double passes = turns > 1 ? 2 : 1;
     const double steps = s.VECTOR_GATE ? 0.9 * states + later * std::max(3 * states, 2.0 * turns)
                                        : later * std::max(states, 1.1 * turns);
     const double part = s.OUTPUT_NORM     ? 0.65
@@ -142,7 +139,7 @@ inline Template portable(Template t, std::int64_t (*shared_bytes)(const Spec&)) 
                         : s.STATE_INDEX   ? 0.75
                                           : 0.835;
     const double norm = s.OUTPUT_NORM ? kFilled / 2 + moved_gates(part, s, w, limits) : 0;
-    return cost::kLaunch + walks * (turns * kFilled + moved_states(part, s, w, limits) + steps) +
+    return cost::kLaunch + passes * (turns * kFilled + moved_states(part, s, w, limits) + steps) +
            norm + (usual ? 0.0 : 1.0);
   };
   t.geometry = [shared_bytes](const Spec& s, const Extents& e, const Limits&) {

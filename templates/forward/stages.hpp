@@ -1,5 +1,5 @@
-// Stages of plans that have the whole forward pass in kernels of their own, and still carry states
-// from segment to segment. Operators have them in front of the others; a plan has both or neither.
+// Optional stages in front of an operator's others, for plans that split sequences into segments
+// and compute the rest of the forward pass in one kernel. A plan has both or neither.
 #pragma once
 
 #include "templates/tensors.hpp"
@@ -8,7 +8,7 @@ namespace wyvern::stages {
 
 // clang-format off
 inline constexpr StageDefinition delta_segment{
-    "delta_segment", "As fwd_h_segment, from what is given; M may be 0 below 2^-30.",
+    "delta_segment", "fwd_h_segment from the operator's inputs; M may be 0 below 2^-30.",
     {tensor::k,
      tensor::v,
      tensor::beta,
@@ -24,7 +24,7 @@ inline constexpr StageDefinition delta_resume{
     {tensor::segment_state}};
 
 inline constexpr StageDefinition kda_segment{
-    "kda_segment", "As fwd_h_segment, from what is given; M may be 0 below 2^-30.",
+    "kda_segment", "fwd_h_segment from the operator's inputs; M may be 0 below 2^-30.",
     {tensor::k,
      tensor::v,
      tensor::beta,

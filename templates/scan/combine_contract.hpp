@@ -1,4 +1,4 @@
-// What the templates share that carry states, or gradients of them, from segment to segment:
+// Shared by the templates that pass states, or gradients of them, from segment to segment:
 // fwd_h_combine, bwd_dhu_combine.
 #pragma once
 
@@ -27,7 +27,7 @@ inline Template portable(Template t) {
   t.redundant = [](const Spec&) { return false; };
   t.fallback = [](Spec& s, const Limits&) {
     s.BV = 16;
-    // All rows of a state at once, as far as eight warps can have them.
+    // All rows of a state at once, or the 128 that eight warps hold.
     s.num_warps = s.K > 64 ? 8 : s.K > 32 ? 4 : 2;
     s.BK = 16 * s.num_warps;
     s.precision = cuda::is_half(s) ? Precision::tf32 : Precision::tf32x3;

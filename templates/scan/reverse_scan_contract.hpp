@@ -1,11 +1,11 @@
-// What the templates of the reverse state scan share: bwd_dhu, bwd_dhu_segment, bwd_dhu_resume.
+// Shared by the templates of the reverse state scan: bwd_dhu, bwd_dhu_segment, bwd_dhu_resume.
 #pragma once
 
 #include "templates/scan/scan_contract.hpp"
 
 namespace wyvern::reverse_scan {
 
-/// What the sources of all walks are specialized on.
+/// Constants of the sources of all reverse scans.
 inline const std::vector<AnyConstant>& kConstants = *new std::vector<AnyConstant>{
     constant::DTYPE,       constant::K,           constant::V,         constant::VARLEN,
     constant::SCALAR_GATE, constant::VECTOR_GATE, constant::QK_L2NORM, constant::STATE_UNIT};

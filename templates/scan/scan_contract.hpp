@@ -1,5 +1,5 @@
-// What the templates of the forward state scan share: fwd_h, fwd_h_segment, fwd_h_resume; and what
-// those of the reverse one share with them (reverse_scan_contract.hpp).
+// Shared by the templates of the forward state scan, fwd_h, fwd_h_segment and fwd_h_resume, and in
+// part by those of the reverse scan (reverse_scan_contract.hpp).
 #pragma once
 
 #include "templates/cpu_contract.hpp"
@@ -11,7 +11,7 @@
 
 namespace wyvern::scan {
 
-/// What the sources of all walks are specialized on.
+/// Constants of the sources of all forward scans.
 inline const std::vector<AnyConstant>& kConstants = *new std::vector<AnyConstant>{
     constant::DTYPE,      constant::U_DTYPE,     constant::K,           constant::V,
     constant::VARLEN,     constant::SCALAR_GATE, constant::VECTOR_GATE, constant::QK_L2NORM,
@@ -28,7 +28,7 @@ inline std::vector<Value> segment_lengths() { return cuda::integers({16, 8, 32, 
 
 inline std::int64_t shared_bytes(const Spec& s) { return cuda::ForwardScanLayout(s).bytes; }
 
-/// A direction: what a block keeps on chip, in bytes, and what its CUDA templates may be tuned by.
+/// A scan's direction: bytes of a block's shared memory or scratch, and tunables of CUDA templates.
 struct Direction {
   std::int64_t (*shared_bytes)(const Spec&);
   ScratchBytes cpu_scratch;
@@ -40,18 +40,18 @@ inline const Direction& kForward =
                    {{tunable::num_stages, cuda::integers({2, 3, 1, 4})},
                     {tunable::min_blocks, cuda::integers({0, 2, 4})}}};
 
-/// What a block walks through: a sequence, a segment, or a segment for what it does to any state,
-/// of which a block has columns of M or of R.
-enum class Walk { sequence, segment, effect };
+/// What a block scans: a sequence; a segment from the state that enters it; or a segment for its
+/// map of states, whose columns of M or R the block has.
+enum class Scope { sequence, segment, segment_map };
 
-/// Blocks' columns and walks beside each other: BV columns of the state, or of M and of R.
-inline std::int64_t tiles(Walk walk, const Spec& s) {
+/// Blocks that divide a scan's columns, BV columns each: of the state, or of M and R.
+inline std::int64_t tiles(Scope scope, const Spec& s) {
   const std::int64_t BV = s.BV;
   const std::int64_t values = cuda::ceil_div(s.V, BV);
-  return walk == Walk::effect ? values + cuda::ceil_div(s.K, BV) : values;
+  return scope == Scope::segment_map ? values + cuda::ceil_div(s.K, BV) : values;
 }
-inline std::int64_t walks(Walk walk, const Extents& e) {
-  return walk == Walk::sequence ? e.N : e.NS;
+inline std::int64_t scans(Scope scope, const Extents& e) {
+  return scope == Scope::sequence ? e.N : e.NS;
 }
 
 /// Registers of a thread that hold the state and V'.
@@ -77,8 +77,8 @@ inline std::string strip_problem(const Spec& s) {
   return {};
 }
 
-/// Empty, or why a multiprocessor cannot hold so many blocks. The minimum caps registers at
-/// 128, at the cost of a few spills, where the compiler takes more.
+/// Empty, or why min_blocks cannot be met or has no effect. It caps registers at 128, at the cost
+/// of a few spills, where the compiler would use more.
 inline std::string min_blocks_problem(const Spec& s, std::int64_t bytes, const Limits& limits) {
   const std::int64_t blocks = s.min_blocks;
   if (blocks == 0) return {};
@@ -89,8 +89,8 @@ inline std::string min_blocks_problem(const Spec& s, std::int64_t bytes, const L
   return cuda::min_blocks_problem(s, bytes, limits);
 }
 
-/// CUDA, sm_80 and up: one block BV columns of a walk, for one value head.
-inline Template portable(Template t, const Direction& direction, Walk walk) {
+/// CUDA, sm_80 and up: one block BV columns of a scan, for one value head.
+inline Template portable(Template t, const Direction& direction, Scope scope) {
   t.variant = "portable";
   t.tunables = {{tunable::BT, cuda::integers({64, 32, 16, 128})},
                 {tunable::BV, cuda::integers({64, 32, 128, 16})},
@@ -113,14 +113,14 @@ inline Template portable(Template t, const Direction& direction, Walk walk) {
     s.precision = cuda::default_precision(s);
     if (bytes(s) > limits.shared_bytes) s.num_stages = 1;
   };
-  t.geometry = [bytes, walk](const Spec& s, const Extents& e, const Limits&) {
-    return cuda::launch(walks(walk, e) * s.HV * tiles(walk, s), s, bytes(s));
+  t.geometry = [bytes, scope](const Spec& s, const Extents& e, const Limits&) {
+    return cuda::launch(scans(scope, e) * s.HV * tiles(scope, s), s, bytes(s));
   };
   return t;
 }
 
 /// The same on the CPU: one call is a block.
-inline Template cpu(Template t, const Direction& direction, Walk walk) {
+inline Template cpu(Template t, const Direction& direction, Scope scope) {
   t.variant = "cpu";
   t.device = DeviceKind::cpu;
   t.source = "cpu.cpp";
@@ -135,8 +135,8 @@ inline Template cpu(Template t, const Direction& direction, Walk walk) {
     const std::int64_t widest = s.HV < 16 ? 64 : 128;
     s.BV = column_block(s.V, widest);
   };
-  t.geometry = [bytes, walk](const Spec& s, const Extents& e, const Limits&) {
-    return Geometry{.grid = {tiles(walk, s), s.HV, walks(walk, e)}, .shared_bytes = bytes(s)};
+  t.geometry = [bytes, scope](const Spec& s, const Extents& e, const Limits&) {
+    return Geometry{.grid = {tiles(scope, s), s.HV, scans(scope, e)}, .shared_bytes = bytes(s)};
   };
   return t;
 }
@@ -147,16 +147,16 @@ inline Template split(Template t, std::vector<Value> lengths = segment_lengths()
   return t;
 }
 
-/// The templates of a stage over these walks, for every device.
+/// A stage's templates with this scope, for every device.
 inline std::vector<Template> templates(const Template& stage, const Direction& direction,
-                                       Walk walk) {
-  std::vector<Template> all{portable(stage, direction, walk), cpu(stage, direction, walk)};
-  if (walk != Walk::sequence)
+                                       Scope scope) {
+  std::vector<Template> all{portable(stage, direction, scope), cpu(stage, direction, scope)};
+  if (scope != Scope::sequence)
     for (Template& t : all) t = split(std::move(t));
   return all;
 }
 
-/// The templates of a walk that writes checkpoints: its chunks must end at each.
+/// The templates of a scan that writes checkpoints: a chunk must end at each.
 inline std::vector<Template> with_checkpoints(std::vector<Template> all) {
   for (Template& t : all)
     t.illegal = [illegal = t.illegal](const Spec& s, const Limits& limits) {

@@ -1,5 +1,5 @@
-// The state scan and its reverse, whole and by segments. A template that walks a sequence from end
-// to end covers segment, combine and resume at once.
+// The state scan and its reverse, whole and by segments. A template that scans whole sequences
+// covers segment, combine and resume at once.
 #pragma once
 
 #include "templates/tensors.hpp"
@@ -20,7 +20,7 @@ inline constexpr StageDefinition fwd_h_segment{
      tensor::segment_M.out(),
      tensor::segment_R.out()},
     {{tunable::BT, constant::V, constant::K}, {constant::K, constant::V, tunable::BT}, {tunable::BT, constant::K, constant::K}, {constant::K, constant::K, tunable::BT}},
-    Walk::segment};
+    Scan::segment};
 
 inline constexpr StageDefinition fwd_h_combine{
     "fwd_h_combine", "The states that enter segments, from what each segment does to a state.",
@@ -35,7 +35,7 @@ inline constexpr StageDefinition fwd_h_combine{
      tensor::seq_offsets.when({constant::VARLEN}),
      tensor::segment_state.out()},
     {{constant::K, constant::V, constant::K}},
-    Walk::segments};
+    Scan::segments};
 
 inline constexpr StageDefinition fwd_h{
     "fwd_h", "The state scan of all segments at once, from the states that enter them.",
@@ -60,13 +60,13 @@ inline constexpr StageDefinition fwd_h{
      tensor::state.inout(),
      tensor::checkpoints},
     {{tunable::BT, constant::V, constant::K}, {constant::K, constant::V, tunable::BT}},
-    Walk::sequence};
+    Scan::sequence};
 
 inline constexpr StageDefinition fold{
     "fold", "The states that enter ranges of tokens, or the gradients that leave them, from what each does.",
     {tensor::summaries, tensor::order, tensor::range_states.out()},
     {{constant::K, constant::V, constant::K}},
-    Walk::segments};
+    Scan::segments};
 
 inline constexpr StageDefinition bwd_dhu_segment{
     "bwd_dhu_segment", "What each segment but a first one does to a state's gradient: dS -> dM dS + dR.",
@@ -85,7 +85,7 @@ inline constexpr StageDefinition bwd_dhu_segment{
      tensor::segment_dM.out(),
      tensor::segment_dR.out()},
     {{tunable::BT, constant::V, constant::K}, {constant::K, constant::V, tunable::BT}, {constant::K, constant::V, tunable::BT}, {tunable::BT, constant::K, constant::K}, {constant::K, constant::K, tunable::BT}, {constant::K, constant::K, tunable::BT}},
-    Walk::segment};
+    Scan::segment};
 
 inline constexpr StageDefinition bwd_dhu_combine{
     "bwd_dhu_combine", "The gradients of the states that leave segments, from what each does to them.",
@@ -95,7 +95,7 @@ inline constexpr StageDefinition bwd_dhu_combine{
      tensor::seq_offsets.when({constant::VARLEN}),
      tensor::segment_dstate.out()},
     {{constant::K, constant::V, constant::K}},
-    Walk::segments};
+    Scan::segments};
 
 inline constexpr StageDefinition bwd_dhu{
     "bwd_dhu", "The reverse state scan of all segments at once, from the gradients at their ends.",
@@ -118,7 +118,7 @@ inline constexpr StageDefinition bwd_dhu{
      tensor::dstate_unit.out(),
      tensor::dinitial_state.when({constant::INITIAL_STATE})},
     {{tunable::BT, constant::V, constant::K}, {constant::K, constant::V, tunable::BT}, {constant::K, constant::V, tunable::BT}},
-    Walk::sequence};
+    Scan::sequence};
 // clang-format on
 
 }  // namespace wyvern::stages

@@ -35,14 +35,14 @@ std::string illegal(const Spec& s, const Limits& limits) {
   return cuda::exceeds_shared(HopperLayout(s).bytes, limits);
 }
 
-/// Hopper: as many blocks as multiprocessors; each takes chunks of key heads in turn.
+/// Hopper: one persistent block per multiprocessor; it goes through chunks and key heads.
 Template hopper_template() {
   Template t;
   t.name = "delta_gradient";
   t.variant = "hopper";
   t.source = "hopper.cu";
   t.summary =
-      "All gradients of a chunk but v's, for a gate a head or none, from both walks' states.";
+      "All gradients of a chunk but v's, for a gate a head or none, from both scans' states.";
   t.covers = {stages::delta_gradient};
   t.constants = {constant::DTYPE,       constant::BETA_DTYPE,
                  constant::G_DTYPE,     constant::GROUP,

@@ -19,11 +19,11 @@ TiledView values(const Spec& s, const Extents& e) {
 TiledView rows(const Spec& s, const Extents& e) {
   return hopper::panels(e, s.DTYPE, s.HV, s.V, kRows, 1);
 }
-/// [NT, HV, V, K]: one copy takes 64 rows of one state.
+/// [NT, HV, V, K]: one TMA store moves 64 rows of one state.
 TiledView states(const Spec& s, const Extents& e) {
   return matrices(s, e, s.V, s.K, kColumns, s.K / 64);
 }
-/// [NT, HV, BT, V]: one copy takes 64 columns of a chunk and head.
+/// [NT, HV, BT, V]: one TMA store moves 64 columns of a chunk and head.
 TiledView chunks(const Spec& s, const Extents& e) {
   return {.dims = {64, e.NT * s.HV * kRows, s.V / 64, 1},
           .strides = {s.V * 2, 128, 128},
@@ -34,7 +34,7 @@ TiledView chunks(const Spec& s, const Extents& e) {
 std::string illegal(const Spec& s, const Limits& limits) {
   if (s.BT != kRows)
     return fmt::format("BT={} is not the {} rows of a warpgroup's product", s.BT, kRows);
-  if (s.DTYPE != DType::bf16) return "fp16 and fp32 have no room beside factors down to 2^-40";
+  if (s.DTYPE != DType::bf16) return "DTYPE must be bf16: products include factors down to 2^-40";
   if (s.K != 64 && s.K != 128 && s.K != 256)
     return fmt::format(
         "K={} is not one of 64, 128 and 256, whose states fit into a warpgroup's registers", s.K);
@@ -89,12 +89,12 @@ Geometry launch(const Spec& s, std::int64_t columns) {
                   .shared_bytes = layout.bytes};
 }
 
-/// Of a chunk in a block (one H200, 2026-11-26).
+/// Microseconds of a chunk in a block (one H200, 2026-11-26).
 double chunk_time(const Spec& s) {
   return s.K == 256 ? 4.1 : s.K == 64 ? 1.3 : s.BV > kColumns ? 3 : 2.3;
 }
 
-/// The same in a segment: maps of states that have faded are skipped.
+/// The same in a segment: maps that have decayed to 0 are skipped.
 cost::Pace segment_pace(const Spec& s) {
   const double part = (s.BV > kColumns ? 0.75 : 0.83) * (s.SCALAR_GATE ? 1.0 : 1.15);
   return {8, part * chunk_time(s)};
@@ -105,7 +105,7 @@ Template whole() {
   Template t = written_walks("delta_scans", "hopper.cu");
   t.covers = {stages::delta_scans};
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
-    return hopper::walk_cost({4, chunk_time(s)}, 2 * s.V, s, w, limits);
+    return hopper::scan_cost({4, chunk_time(s)}, 2 * s.V, s, w, limits);
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     return launch(s, 2 * e.N * s.HV * s.V);
@@ -136,7 +136,7 @@ Template resume() {
   t.summary = "Both walks over all segments at once, from the states and gradients at their ends.";
   t.covers = {stages::delta_scans_resume, stages::delta_scans};
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
-    return hopper::walk_cost(segment_pace(s), 2 * s.V, s, w, limits);
+    return hopper::scan_cost(segment_pace(s), 2 * s.V, s, w, limits);
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     return launch(s, 2 * e.NS * s.HV * s.V);

@@ -26,12 +26,12 @@ TiledView states(const Spec& s, const Extents& e) { return matrices(s, e, s.V, s
 std::string illegal(const Spec& s, const Limits& limits) {
   if (std::string reason = kda_pass::unsupported(s); !reason.empty()) return reason;
   if (s.ERASE_WRITE && s.BETA_DTYPE != s.DTYPE)
-    return fmt::format("erase and write are {}, not {} as what they are multiplied by",
+    return fmt::format("erase and write are {}; they must be {}, the type of q, k and v",
                        to_string(s.BETA_DTYPE), to_string(s.DTYPE));
   return cuda::exceeds_shared(HopperLayout(s).bytes, limits);
 }
 
-/// Hopper: as many blocks as multiprocessors; each takes chunks of heads in turn.
+/// Hopper: one persistent block per multiprocessor; it goes through chunks and heads.
 Template hopper_template() {
   Template t;
   t.name = "kda_gradient";

@@ -13,15 +13,15 @@ TiledView values(const Spec& s, const Extents& e) {
 TiledView rows(const Spec& s, const Extents& e) {
   return hopper::panels(e, s.DTYPE, s.HV, s.V, kRows, 1);
 }
-/// [NT, HV, V, K]: one TMA store takes 64 rows of one state.
+/// [NT, HV, V, K]: one TMA store moves 64 rows of one state.
 TiledView states(const Spec& s, const Extents& e) {
   return {.dims = {64, s.V, s.K / 64, e.NT * s.HV},
           .strides = {s.K * 2, 128, s.V * s.K * 2},
           .box = {64, kColumns, s.K / 64, 1},
           .swizzle = Swizzle::bytes128};
 }
-/// [NT, HV, count, BT, width]: a TMA load or store takes `panels` of 64 columns of one of a chunk's
-/// and head's matrices.
+/// [NT, HV, count, BT, width]: a TMA load or store moves `panels` panels of 64 columns of one
+/// matrix of a chunk and head.
 TiledView matrices(const Spec& s, const Extents& e, std::int64_t count, std::int64_t width,
                    std::int64_t panels) {
   return {.dims = {64, e.NT * s.HV * count * kRows, width / 64, 1},
@@ -48,7 +48,7 @@ Template walks() {
   t.covers = {stages::kda_scans};
   // Fitted to times of whole passes (one H200, 2026-11-25).
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
-    return hopper::walk_cost({4, s.BV > kColumns ? 1.95 : 1.4}, 2 * s.V, s, w, limits);
+    return hopper::scan_cost({4, s.BV > kColumns ? 1.95 : 1.4}, 2 * s.V, s, w, limits);
   };
   t.constants = {constant::DTYPE,       constant::K,
                  constant::V,           constant::VARLEN,

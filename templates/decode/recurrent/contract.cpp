@@ -50,23 +50,23 @@ Template stage() {
 }
 
 std::string hopper_illegal(const Spec& s, const Limits& limits) {
-  if (s.PARENT) return "trees of drafts go back to earlier states";
+  if (s.PARENT) return "parent (a tree of drafts) needs earlier states, which it has overwritten";
   if (s.FINAL_STATE && s.STATE_DTYPE != DType::fp32)
-    return fmt::format("final states are fp32, the {} they start from are copied as they are",
+    return fmt::format("final states are fp32, but it stores states as {}, the type that it loads",
                        to_string(s.STATE_DTYPE));
   if (s.K % 4 != 0 || s.V % kStateWarps != 0)
     return fmt::format("K={} is not a multiple of 4, or V={} not one of {}", s.K, s.V, kStateWarps);
   if (const std::int64_t columns = s.V / kStateWarps; decode::power_of_two(columns) != columns)
     return fmt::format("V={} leaves each of {} warps {} columns, which is no power of two", s.V,
                        kStateWarps, columns);
-  Spec walk = s;
-  walk.BV = s.V;
-  walk.num_warps = kStateWarps;
-  if (std::string reason = decode::illegal(walk); !reason.empty()) return reason;
+  Spec block = s;
+  block.BV = s.V;
+  block.num_warps = kStateWarps;
+  if (std::string reason = decode::illegal(block); !reason.empty()) return reason;
   return cuda::exceeds_shared(HopperLayout(s).bytes, limits);
 }
 
-/// Hopper: as many blocks as multiprocessors; each takes states of heads in turn.
+/// Hopper: one persistent block per multiprocessor; it goes through states of heads.
 Template hopper(Template t) {
   t.variant = "hopper";
   t.source = "hopper.cu";
@@ -74,8 +74,8 @@ Template hopper(Template t) {
   t.tunables = {{tunable::num_stages, cuda::integers({6, 4, 3, 2})}};
   t.illegal = hopper_illegal;
   // One H200, 2026-11-25: 64 sequences of 32 heads take 75 us, of four tokens each 83 us, of eight
-  // 124 us, by then as long as the rows are prepared; one of 64 tokens 50 us. Equal but for more
-  // states under way.
+  // 124 us, by then bound by the preparation of rows; one of 64 tokens 50 us. Among equals more
+  // states in flight are better.
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
     constexpr double kFilled = 4;
     const double row = s.OUTPUT_NORM ? 1.0 : 0.9;  // with the norm not measured

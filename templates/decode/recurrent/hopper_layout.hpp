@@ -1,4 +1,4 @@
-// What a block of recurrent.hopper keeps in shared memory, and who of it does what.
+// Shared memory and warps of a block of recurrent.hopper.
 #pragma once
 
 #include "device/cuda/sm90/layout.hpp"
@@ -10,10 +10,9 @@ constexpr int kRowWarps = 3;    ///< that prepare rows
 constexpr int kWarps = 2 + kRowWarps + kStateWarps;
 constexpr int kRowBuffers = 2 * kRowWarps;
 
-/// A row of k with what goes with it, in floats: normalized k, scaled q, the decays where each key
-/// has its own, the erasing key where it is another, v, and the decay of all keys, beta, k . q.
-/// With OUTPUT_NORM what elements of o are multiplied with, and the state warps' sums of squares of
-/// o.
+/// A row of k and its factors, in floats: normalized k, scaled q, a decay for each key with
+/// VECTOR_GATE, erase k with ERASE_WRITE, v, and the decay of all keys, beta, k . q. With
+/// OUTPUT_NORM the factors of o's elements, and the state warps' sums of squares of o.
 template <class S>
 struct RowLayout {
   int k = 0, q, decay, erasing, v, numbers, output_gate, squares, count;

@@ -11,8 +11,8 @@ constexpr bool all_columns_at_once(const S& s) {
   return s.OUTPUT_NORM && s.BV >= s.V;
 }
 
-/// Rows of o whose sums of squares a block keeps: one is read while the next one's are written, or
-/// as many as two walks are for.
+/// Rows of o whose sums of squares are in shared memory: two, one read while the next is written,
+/// or as many as a block goes through twice at a time.
 template <class S>
 constexpr int sum_rows(const S& s) {
   return all_columns_at_once(s) ? 2 : 256;

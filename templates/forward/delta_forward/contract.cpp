@@ -25,39 +25,38 @@ TiledView outputs(const Spec& s, const Extents& e) {
   return hopper::panels(e, s.DTYPE, s.HV, s.V, kRows, kColumns / 64);
 }
 
-/// Blocks that share a sequence's columns out: without a gate older states always count, and one
-/// walks through all of it.
-std::int64_t shares(const Spec& s, const Extents& e, const Limits& limits) {
+/// Splits of a sequence. Without a gate older states never decay, so a block scans all of it.
+std::int64_t splits(const Spec& s, const Extents& e, const Limits& limits) {
   if (!s.SCALAR_GATE) return 1;
-  return hopper::sequence_shares(s, e, 16, limits);
+  return hopper::sequence_splits(s, e, 16, limits);
 }
 
 std::int64_t blocks(const Spec& s, const Extents& e, const Limits& limits) {
-  return hopper::chains(s, e) * shares(s, e, limits);
+  return hopper::unsplit_blocks(s, e) * splits(s, e, limits);
 }
 
-/// A chunk in a block of 64 columns of a state, and of 128 (one H200, 2026-11-26; means of times
-/// with fast decay and with slow).
+/// Microseconds of a chunk in a block of 64 or 128 columns of V (one H200, 2026-11-26; means of
+/// fast and slow decay).
 double chunk_time(const Spec& s) {
   if (s.K == 256) return 3.4;
   if (s.K == 64) return 1.33;
   return s.BV > kColumns ? 2.6 : 1.83;
 }
 
-/// The same in a segment, which has states or outputs to make, not both, and skips maps of states
-/// that have faded.
+/// The same in a segment, which computes a map or outputs, not both, and skips maps that have
+/// decayed to 0.
 cost::Pace segment_pace(const Spec& s) {
   const double chunk = s.K == 256 ? 2.6 : s.K == 64 ? 0.84 : s.BV > kColumns ? 1.66 : 1.33;
   return {6, (s.GATED ? 1.0 : 1.25) * chunk};
 }
 
-/// Two blocks of 128 columns of a sequence split its columns where gates do not let them split its
-/// tokens.
+/// Two blocks of 128 columns split a sequence's columns where slow decay keeps them from splitting
+/// its tokens.
 double pass_cost(const Spec& s, const Workload& w, const Limits& limits) {
-  const std::int64_t parts = shares(s, w.extents, limits);
-  const bool pair = s.BV > kColumns && parts == 2;
+  const std::int64_t count = splits(s, w.extents, limits);
+  const bool pair = s.BV > kColumns && count == 2;
   return (pair ? 0.9 : 1.0) *
-         hopper::shared_walk_cost({0, chunk_time(s)}, parts, pair ? 8 : 16, s, w, limits);
+         hopper::split_scan_cost({0, chunk_time(s)}, count, pair ? 8 : 16, s, w, limits);
 }
 
 std::string illegal(const Spec& s, const Limits& limits) {
@@ -75,7 +74,7 @@ std::string illegal(const Spec& s, const Limits& limits) {
   if (s.BATCH_INVARIANT && s.BV != kColumns)
     return fmt::format("BV={} defers decay, so that bits depend on earlier chunks", s.BV);
   if (s.NEG_EIGVAL) return "allow_neg_eigval needs more digits than 16-bit products keep";
-  if (s.KEEP_STATES || s.KEEP_INVERSE) return "what is inside a chunk stays on chip";
+  if (s.KEEP_STATES || s.KEEP_INVERSE) return "it does not write chunks' states or inverses";
   if (std::string reason = pool::checkpoint_problem(s); !reason.empty()) return reason;
   if (std::string reason = pool::scale_problem(s); !reason.empty()) return reason;
   return cuda::exceeds_shared(HopperLayout(s, s.CHECKPOINTS).bytes, limits);
@@ -97,8 +96,8 @@ std::vector<Cover> whole_pass() {
       stages::fwd_o};
 }
 
-/// What all walks share.
-Template walk(std::string name, std::string source) {
+/// What all three kernels share.
+Template scan_kernel(std::string name, std::string source) {
   Template t;
   t.name = std::move(name);
   t.variant = "hopper";
@@ -119,9 +118,9 @@ Template walk(std::string name, std::string source) {
   return t;
 }
 
-/// The same where queries are asked too.
-Template whole_walk(std::string name, std::string source) {
-  Template t = walk(std::move(name), std::move(source));
+/// The same with queries and the output.
+Template output_kernel(std::string name, std::string source) {
+  Template t = scan_kernel(std::move(name), std::move(source));
   t.constants = scan::joined(pool::with_checkpoints(pool::with_slots(t.constants)),
                              {constant::FINAL_STATE, constant::STATE_V_FIRST});
   t.tensor_maps.insert(t.tensor_maps.begin(), {.name = "q_map", .argument = "q", .view = keys});
@@ -139,7 +138,7 @@ Geometry launch(const Spec& s, std::int64_t blocks) {
 
 /// Hopper: one block BV columns of V of a sequence and value head.
 Template one_kernel() {
-  Template t = whole_walk("delta_forward", "hopper.cu");
+  Template t = output_kernel("delta_forward", "hopper.cu");
   t.summary = "The forward pass in one kernel, for a gate a head or none: the state stays on chip.";
   t.cost = pass_cost;
   t.covers = whole_pass();
@@ -150,9 +149,9 @@ Template one_kernel() {
   return t;
 }
 
-/// Hopper: one block BV columns of M or of R of a segment that another follows and value head.
+/// Hopper: one block BV columns of M or R of a value head and segment, but a sequence's last.
 Template segment() {
-  Template t = scan::split(walk("delta_segment", "segment.cu"));
+  Template t = scan::split(scan_kernel("delta_segment", "segment.cu"));
   t.covers = {stages::delta_segment};
   t.illegal = [](const Spec& s, const Limits& limits) {
     if (s.K % s.BV != 0) return fmt::format("K={} is not a multiple of BV={}", s.K, s.BV);
@@ -169,10 +168,10 @@ Template segment() {
 
 /// Hopper: one block BV columns of V of a segment and value head.
 Template resume() {
-  Template t = scan::split(whole_walk("delta_resume", "resume.cu"));
+  Template t = scan::split(output_kernel("delta_resume", "resume.cu"));
   t.summary = "The forward pass over all segments at once, from the states that enter them.";
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
-    return hopper::walk_cost(segment_pace(s), s.V, s, w, limits);
+    return hopper::scan_cost(segment_pace(s), s.V, s, w, limits);
   };
   t.covers = scan::joined({stages::delta_resume}, whole_pass());
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {

@@ -27,42 +27,41 @@ TiledView gates(const Spec& s, const Extents& e) {
                         s.K * static_cast<std::int64_t>(size_of(s.G_DTYPE)) / 128);
 }
 
-/// Blocks that share a sequence's tokens out.
-std::int64_t shares(const Spec& s, const Extents& e, const Limits& limits) {
-  return hopper::sequence_shares(s, e, 4, limits);
+/// Splits of a sequence.
+std::int64_t splits(const Spec& s, const Extents& e, const Limits& limits) {
+  return hopper::sequence_splits(s, e, 4, limits);
 }
 
 std::string illegal(const Spec& s, const Limits& limits) {
-  if (s.BT != kChunk) return fmt::format("BT={} is not the {} of its plan", s.BT, kChunk);
-  // Decayed rows have the range of fp32, which of 16-bit types bf16 alone has; fp16's digits would
-  // be lost.
-  if (s.DTYPE != DType::bf16) return "its products are of bf16";
+  if (s.BT != kChunk) return fmt::format("BT={} must be {}", s.BT, kChunk);
+  // Decayed rows need fp32's range, which bf16 has and fp16 lacks.
+  if (s.DTYPE != DType::bf16) return "DTYPE must be bf16: decayed rows need its range";
   if (s.K != 64 && s.K != 128)
     return fmt::format("K={} is not one of 64 and 128, whose states a warpgroup can hold", s.K);
   if (s.V % s.BV != 0) return fmt::format("V={} is not a multiple of BV={}", s.V, s.BV);
   if (s.NEG_EIGVAL) return "allow_neg_eigval needs more digits than 16-bit products keep";
-  if (s.ERASE_WRITE) return "its rows have one rate each, beta";
-  if (s.KEEP_STATES || s.KEEP_INVERSE) return "what is inside a chunk stays on chip";
+  if (s.ERASE_WRITE) return "it has beta, no erase and write gates";
+  if (s.KEEP_STATES || s.KEEP_INVERSE) return "it does not write chunks' states or inverses";
   if (std::string reason = pool::checkpoint_problem(s); !reason.empty()) return reason;
   if (std::string reason = pool::scale_problem(s); !reason.empty()) return reason;
   return cuda::exceeds_shared(HopperLayout(s, s.CHECKPOINTS).bytes, limits);
 }
 
-/// A chunk in a block of 64 columns of a state, and of 128 (one H200, 2026-11-26; means of times
-/// with fast decay and with slow). A block waits for its helpers' first slices.
+/// A chunk in a block of 64 or 128 columns of V (one H200, 2026-11-26; means of fast and slow
+/// decay), after a start in which the load warpgroups prepare the first slices.
 cost::Pace pace(const Spec& s) {
   if (s.BV > kColumns) return {12, s.K == 64 ? 2.2 : 5};
   return {12, s.K == 64 ? 2.2 : load_warpgroups(s.BV, s.num_stages) > 2 ? 3.4 : 3.5};
 }
 
-/// The same where a segment is walked through for its map.
+/// The same in a segment, for its map.
 cost::Pace segment_pace(const Spec& s) {
   return {12, s.K == 64 ? 1.9 : s.BV > kColumns ? 4.3 : 3.2};
 }
-/// What maps of segments take that fade, however many.
-constexpr double kFading = 30;
-/// Chunks in front of a share, with gates that fade fast: one, and as long as two for the look.
-constexpr int kBefore = 3;
+/// Microseconds of all segment maps with fast decay, where they are 0.
+constexpr double kDecayed = 30;
+/// Chunks of a split's overlap with fast decay: one, and the time of two to find its length.
+constexpr int kOverlap = 3;
 
 /// The stages of the whole pass.
 std::vector<Cover> whole_pass() {
@@ -80,8 +79,8 @@ std::vector<Cover> whole_pass() {
       stages::kda_fwd_o};
 }
 
-/// What all walks share.
-Template walk(std::string name, std::string source) {
+/// What all three kernels share.
+Template scan_kernel(std::string name, std::string source) {
   Template t;
   t.name = std::move(name);
   t.variant = "hopper";
@@ -115,9 +114,9 @@ Template walk(std::string name, std::string source) {
   return t;
 }
 
-/// The same where queries are asked too.
-Template whole_walk(std::string name, std::string source) {
-  Template t = walk(std::move(name), std::move(source));
+/// The same with queries and the output.
+Template output_kernel(std::string name, std::string source) {
+  Template t = scan_kernel(std::move(name), std::move(source));
   t.constants = scan::joined(pool::with_checkpoints(pool::with_slots(t.constants)),
                              {constant::FINAL_STATE, constant::STATE_V_FIRST});
   t.tensor_maps.insert(t.tensor_maps.begin(), {.name = "q_map", .argument = "q", .view = keys});
@@ -133,30 +132,30 @@ Geometry launch(const Spec& s, std::int64_t blocks) {
 
 /// Hopper: one block BV columns of V of a sequence and value head.
 Template one_kernel() {
-  Template t = whole_walk("kda_forward", "hopper.cu");
+  Template t = output_kernel("kda_forward", "hopper.cu");
   t.summary = "The forward pass in one kernel, for a gate a key channel: the state stays on chip.";
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
-    return hopper::shared_walk_cost(pace(s), shares(s, w.extents, limits), kBefore, s, w, limits);
+    return hopper::split_scan_cost(pace(s), splits(s, w.extents, limits), kOverlap, s, w, limits);
   };
   t.covers = whole_pass();
   t.additional = {hopper::slots_read({constant::INPLACE_STATE})};
   t.geometry = [](const Spec& s, const Extents& e, const Limits& limits) {
-    return launch(s, hopper::chains(s, e) * shares(s, e, limits));
+    return launch(s, hopper::unsplit_blocks(s, e) * splits(s, e, limits));
   };
   return t;
 }
 
-/// Hopper: one block BV columns of M or of R of a segment that another follows and value head.
+/// Hopper: one block BV columns of M or R of a value head and segment, but a sequence's last.
 Template segment() {
-  Template t = scan::split(walk("kda_segment", "segment.cu"));
+  Template t = scan::split(scan_kernel("kda_segment", "segment.cu"));
   t.covers = {stages::kda_segment};
   t.illegal = [](const Spec& s, const Limits& limits) {
     if (s.K % s.BV != 0) return fmt::format("K={} is not a multiple of BV={}", s.K, s.BV);
     return illegal(s, limits);
   };
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
-    const double lasting = hopper::segment_cost(segment_pace(s), s.K + s.V, s, w, limits);
-    return 0.5 * (lasting + std::min(lasting, cost::kLaunch + kFading));
+    const double slow = hopper::segment_cost(segment_pace(s), s.K + s.V, s, w, limits);
+    return 0.5 * (slow + std::min(slow, cost::kLaunch + kDecayed));
   };
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {
     return launch(s, (e.NS - e.N) * s.HV * ((s.K + s.V) / s.BV));
@@ -166,10 +165,10 @@ Template segment() {
 
 /// Hopper: one block BV columns of V of a segment and value head.
 Template resume() {
-  Template t = scan::split(whole_walk("kda_resume", "resume.cu"));
+  Template t = scan::split(output_kernel("kda_resume", "resume.cu"));
   t.summary = "The forward pass over all segments at once, from the states that enter them.";
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
-    return hopper::walk_cost(pace(s), s.V, s, w, limits);
+    return hopper::scan_cost(pace(s), s.V, s, w, limits);
   };
   t.covers = scan::joined({stages::kda_resume}, whole_pass());
   t.geometry = [](const Spec& s, const Extents& e, const Limits&) {

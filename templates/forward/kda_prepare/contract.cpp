@@ -30,7 +30,8 @@ TiledView squares(const Spec& s, const Extents& e) {
 }
 
 std::string illegal(const Spec& s) {
-  if (s.BT != kChunk) return fmt::format("BT={} is not the {} of its products", s.BT, kChunk);
+  if (s.BT != kChunk)
+    return fmt::format("BT={} is not the {} rows of a warpgroup's product", s.BT, kChunk);
   if (s.K != 64 && s.K != 128 && s.K != 256)
     return fmt::format("K={} is not one of 64, 128 and 256, which warps divide into groups", s.K);
   if (s.num_warps * 8 > s.K)
@@ -38,7 +39,7 @@ std::string illegal(const Spec& s) {
   if (s.num_warps * 16 < s.K)
     return fmt::format("num_warps={} cannot hold the gates of K={}", s.num_warps, s.K);
   if (s.ERASE_WRITE && s.BETA_DTYPE != s.DTYPE)
-    return fmt::format("erase and write are {}, not {} as what they are multiplied by",
+    return fmt::format("erase and write are {}; they must be {}, the type of q, k and v",
                        to_string(s.BETA_DTYPE), to_string(s.DTYPE));
   if (s.NEG_EIGVAL) return "allow_neg_eigval needs more digits than 16-bit products keep";
   return {};
@@ -48,7 +49,7 @@ std::string forward_illegal(const Spec& s, const Limits& limits) {
   if (!cuda::is_half(s)) return "wgmma has no fp32 products";
   if (s.U_DTYPE != s.DTYPE) return "U is written in 16 bits";
   if (s.V % 64 != 0) return fmt::format("V={} is not a multiple of 64", s.V);
-  if (s.KEEP_STATES || s.KEEP_INVERSE) return "norms and the inverse stay on chip";
+  if (s.KEEP_STATES || s.KEEP_INVERSE) return "it does not write norms and the inverse";
   return cuda::exceeds_shared(HopperLayout(s, s.V).bytes, limits);
 }
 std::string backward_illegal(const Spec& s, const Limits& limits) {
@@ -57,7 +58,8 @@ std::string backward_illegal(const Spec& s, const Limits& limits) {
   return cuda::exceeds_shared(HopperLayout(s, 0).bytes, limits);
 }
 
-/// Of a chunk and head, on a multiprocessor to itself, in microseconds, and before and after it.
+/// Microseconds of a chunk and head on a multiprocessor of its own, and of a launch's start and
+/// end.
 constexpr double kBlock = 8, kStarted = 4;
 
 /// Hopper: one block a chunk and value head.
@@ -78,8 +80,8 @@ Template prepare(std::string name, std::string source, bool backward) {
                    {.name = "k_map", .argument = "k", .view = keys},
                    {.name = "g_map", .argument = "g", .view = gates}};
   t.strided = {"q", "k", "v", "beta", "erase", "write", "g"};
-  // Blocks of 8 warps go two to a multiprocessor; one alone is done sooner with 16. With K = 256 a
-  // block has a multiprocessor to itself.
+  // Two blocks of 8 warps share a multiprocessor; a block alone is faster with 16. With K = 256
+  // occupancy is one block.
   t.cost = [](const Spec& s, const Workload& w, const Limits& limits) {
     const bool alone = w.extents.NT * s.HV <= limits.multiprocessors;
     const double pace = s.K == 256 ? 2.6 : (s.num_warps == 16) == (alone && s.K == 128) ? 1.0 : 1.1;
@@ -91,9 +93,9 @@ Template prepare(std::string name, std::string source, bool backward) {
   return t;
 }
 
-Template for_a_forward_pass() {
+Template forward_pass() {
   Template t = prepare("kda_prepare", "hopper.cu", false);
-  t.summary = "All of a chunk that needs no state, for a gate a key channel, in one kernel.";
+  t.summary = "Everything of a chunk that needs no state, for a gate a key channel, in one kernel.";
   t.covers = {
       hopper::when({stages::l2norm_rstd, {{"x", "q"}, {"rstd", "q_rstd"}}}, {constant::QK_L2NORM}),
       hopper::when({stages::l2norm_rstd, {{"x", "k"}, {"rstd", "k_rstd"}}}, {constant::QK_L2NORM}),
@@ -111,7 +113,7 @@ Template for_a_forward_pass() {
   return t;
 }
 
-Template for_a_backward_pass() {
+Template backward_pass() {
   Template t = prepare("kda_bwd_prepare", "backward.cu", true);
   t.covers = {stages::kda_bwd_prepare};
   t.constants.push_back(constant::V);
@@ -122,6 +124,6 @@ Template for_a_backward_pass() {
 
 }  // namespace
 
-std::vector<Template> contract() { return {for_a_forward_pass(), for_a_backward_pass()}; }
+std::vector<Template> contract() { return {forward_pass(), backward_pass()}; }
 
 }  // namespace wyvern::kda_prepare

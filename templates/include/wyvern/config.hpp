@@ -41,7 +41,7 @@ class Values {
   DType dtype(std::string_view name) const;
   Precision precision(std::string_view name) const;
 
-  /// The values of `other` laid over these.
+  /// These values, with those of `other` in their place where both have the name.
   [[nodiscard]] Values merged(const Values& other) const;
 
   std::string to_string() const;

@@ -27,7 +27,7 @@ std::string_view to_string(Precision precision) noexcept;
 [[nodiscard]] float bf16_to_float(std::uint16_t bits) noexcept;
 [[nodiscard]] std::uint16_t float_to_fp16(float value) noexcept;
 [[nodiscard]] float fp16_to_float(std::uint16_t bits) noexcept;
-/// The same of the float8 types; what is beyond the largest finite number becomes that number.
+/// The same for the float8 types; numbers beyond the largest finite one become that one.
 [[nodiscard]] std::uint8_t float_to_e4m3(float value) noexcept;
 [[nodiscard]] float e4m3_to_float(std::uint8_t bits) noexcept;
 [[nodiscard]] std::uint8_t float_to_e5m2(float value) noexcept;

@@ -20,7 +20,7 @@ Template stage() {
 }  // namespace
 
 std::vector<Template> contract() {
-  return scan::templates(stage(), reverse_scan::kReverse, scan::Walk::sequence);
+  return scan::templates(stage(), reverse_scan::kReverse, scan::Scope::sequence);
 }
 
 }  // namespace wyvern::bwd_dhu

@@ -18,7 +18,7 @@ Template stage() {
 }  // namespace
 
 std::vector<Template> contract() {
-  return scan::templates(stage(), reverse_scan::kReverse, scan::Walk::segment);
+  return scan::templates(stage(), reverse_scan::kReverse, scan::Scope::segment);
 }
 
 }  // namespace wyvern::bwd_dhu_resume

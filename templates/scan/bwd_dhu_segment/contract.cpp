@@ -17,7 +17,7 @@ Template stage() {
 }  // namespace
 
 std::vector<Template> contract() {
-  return scan::templates(stage(), reverse_scan::kReverse, scan::Walk::effect);
+  return scan::templates(stage(), reverse_scan::kReverse, scan::Scope::segment_map);
 }
 
 }  // namespace wyvern::bwd_dhu_segment

@@ -21,7 +21,7 @@ Template stage() {
 }  // namespace
 
 std::vector<Template> contract() {
-  return scan::with_checkpoints(scan::templates(stage(), scan::kForward, scan::Walk::sequence));
+  return scan::with_checkpoints(scan::templates(stage(), scan::kForward, scan::Scope::sequence));
 }
 
 }  // namespace wyvern::fwd_h

@@ -20,7 +20,7 @@ Template stage() {
 }  // namespace
 
 std::vector<Template> contract() {
-  return scan::with_checkpoints(scan::templates(stage(), scan::kForward, scan::Walk::segment));
+  return scan::with_checkpoints(scan::templates(stage(), scan::kForward, scan::Scope::segment));
 }
 
 }  // namespace wyvern::fwd_h_resume

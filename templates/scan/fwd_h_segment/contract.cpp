@@ -17,7 +17,7 @@ Template stage() {
 }  // namespace
 
 std::vector<Template> contract() {
-  return scan::templates(stage(), scan::kForward, scan::Walk::effect);
+  return scan::templates(stage(), scan::kForward, scan::Scope::segment_map);
 }
 
 }  // namespace wyvern::fwd_h_segment
