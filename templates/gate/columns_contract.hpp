@@ -11,7 +11,7 @@
 
 namespace wyvern::columns {
 
-/// Columns that groups of blocks cover, and what vectors of them must divide.
+/// The columns that groups of blocks cover; vectors of columns divide `unit`.
 struct Cover {
   std::int64_t columns = 1;
   std::int64_t unit = 1;
@@ -40,7 +40,7 @@ inline Cover keys_of_a_head(const Spec& s) {
   return {K, K, s.HV};
 }
 
-/// How a block covers what it takes.
+/// How a block divides its rows and columns among its threads.
 inline cuda::ColumnSplit split(std::int64_t threads, std::int64_t size, const Cover& cover) {
   return {threads, size, cover.columns, cover.unit};
 }
@@ -69,7 +69,7 @@ inline Template portable(Template t, const TunableName& size, const CoverOf& cov
   };
   t.fallback = [size, cover](Spec& s, const Limits&) {
     if (!by_chunks(size)) s.*size.member = 64;
-    s.num_warps = 4;  // more where a thread would hold too much for others to run beside it
+    s.num_warps = 4;  // more where a thread's registers would lower occupancy
     for (; s.num_warps < 16; s.num_warps *= 2) {
       const cuda::ColumnSplit held = split(s.num_warps * 32, s.*size.member, cover(s));
       if (held.rows * held.vector <= 32) break;

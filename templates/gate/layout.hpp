@@ -1,4 +1,4 @@
-// What blocks of the gates' templates keep in shared memory; those that work column by column:
+// Shared memory of blocks of the gates' templates; of those that work column by column:
 // device/cuda/columns_layout.hpp.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace wyvern::cumsum {
 
-/// A sum of each thread, and what was lost of it.
+/// A sum of each thread, and its rounding error.
 template <class S>
 struct SharedLayout {
   cuda::ArrayPlace totals;

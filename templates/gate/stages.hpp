@@ -1,4 +1,4 @@
-// Stages that make gates, sum them inside chunks, and bring their gradients back.
+// Stages that compute gates, their sums inside chunks, and their gradients.
 #pragma once
 
 #include "templates/tensors.hpp"

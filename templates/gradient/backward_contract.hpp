@@ -1,4 +1,4 @@
-// What the contracts of the templates over device/cuda/backward.cuh share: bwd_dqkwg, wy_bwd,
+// Shared by the contracts of the templates over device/cuda/backward.cuh: bwd_dqkwg, wy_bwd,
 // wy_dqkg.
 #pragma once
 
@@ -9,8 +9,8 @@
 
 namespace wyvern::backward {
 
-/// What portable templates have in common: tunables, legality and launch; `shared_bytes` counts
-/// the template's own shared memory.
+/// Tunables, legality and launch of the portable templates; `shared_bytes` counts the template's
+/// own shared memory.
 inline Template portable(Template t, std::int64_t (*shared_bytes)(const Spec&)) {
   t.variant = "portable";
   t.tunables = {{tunable::BT, cuda::integers({64, 32, 16})},

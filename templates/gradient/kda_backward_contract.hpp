@@ -1,4 +1,4 @@
-// What the contracts of kda_bwd_dqkg, kda_intra_bwd and kda_wy_dqkg share: the CUDA templates of a
+// Shared by the contracts of kda_bwd_dqkg, kda_intra_bwd and kda_wy_dqkg, the CUDA templates of a
 // chunk's whole gradients.
 #pragma once
 

@@ -74,7 +74,7 @@ inline constexpr StageDefinition wy_bwd{
     {{tunable::BT, tunable::BT, constant::K}, {tunable::BT, tunable::BT, constant::V}, {tunable::BT, constant::K, tunable::BT}, {tunable::BT, constant::V, tunable::BT}, {tunable::BT, tunable::BT, tunable::BT}, {tunable::BT, tunable::BT, tunable::BT}, {tunable::BT, constant::K, tunable::BT}, {tunable::BT, tunable::BT, constant::K}}};
 
 inline constexpr StageDefinition kda_bwd_dqkg{
-    "kda_bwd_dqkg", "KDA: dv, dAqk and dA, and what goes through states of dq, dk, dbeta (derase) and dGk.",
+    "kda_bwd_dqkg", "KDA: dv, dAqk and dA, and the parts of dq, dk, dbeta (derase) and dGk through states.",
     {tensor::q,
      tensor::k,
      tensor::v,

@@ -1,6 +1,6 @@
-// What CUDA templates inside a chunk share whatever stands in beta's place: of the products of keys
-// with a gate per key channel (kda_intra), of W and U from the inverse (recompute_w_u
-// and its kin), and of both at once. `bytes` counts the template's own shared memory.
+// Shared by CUDA templates inside a chunk, with beta or with erase and write gates: the products of
+// keys with a gate per key channel (kda_intra), W and U from the inverse (recompute_w_u,
+// kda_recompute_w_u), and both at once. `bytes` counts the template's own shared memory.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace wyvern::intra {
 
-/// Empty, or why warps cannot share the strips of a chunk's products.
+/// Empty, or why warps cannot divide the strips of a chunk's products.
 inline std::string uneven_strips(const Spec& s) {
   if (s.num_warps >= s.BT / 16 && s.num_warps <= s.BT / 4) return {};
   return fmt::format("num_warps={} is not between BT/16={} and BT/4={}", s.num_warps, s.BT / 16,
@@ -46,7 +46,7 @@ inline Template products(Template t, std::int64_t (*bytes)(const Spec&)) {
   return t;
 }
 
-/// CUDA, sm_80 and up: one block a tile of columns of W (and of what goes with it), or of U.
+/// CUDA, sm_80 and up: one block a tile of columns of W (for kda of qg and kg too), or of U.
 inline Template from_inverse(Template t, std::int64_t (*bytes)(const Spec&)) {
   t.variant = "portable";
   t.tunables = {{tunable::BT, cuda::integers({64, 32, 16})},

@@ -52,7 +52,7 @@ inline constexpr StageDefinition kda_intra{
      tensor::chunk_index.when({constant::VARLEN}),
      tensor::Aqk.out(),
      tensor::A.out()},
-    // Each channel decays by itself: its rows are weighed again and again.
+    // Each channel has its own decay, so rows are scaled anew for each block of the product.
     {{tunable::BT, tunable::BT, constant::K, 12}}};
 
 inline constexpr StageDefinition kda_recompute_w_u{

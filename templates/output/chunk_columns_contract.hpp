@@ -1,5 +1,5 @@
-// What the CUDA templates share whose blocks have BV value columns of one chunk and value head,
-// their warps 16-row strips of it, with the chunk's BT by BT scores in registers beside the
+// Shared by CUDA templates whose blocks have BV value columns of one chunk and value head, and
+// whose warps have 16-row strips of it, with the chunk's BT by BT scores in registers beside the
 // columns: fwd_o, kda_fwd_o, bwd_dv_local.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace wyvern::chunk_columns {
 
-/// Empty, or why warps cannot share a BT by BV tile, or K cannot pass through the buffers.
+/// Empty, or why warps cannot divide a BT by BV tile, or K does not fill the pipeline's buffers.
 inline std::string problem(const Spec& s) {
   for (std::string reason : {cuda::exceeds_dimension("BK", s.BK, "K", s.K),
                              cuda::exceeds_dimension("BV", s.BV, "V", s.V)})
@@ -43,7 +43,7 @@ inline Template portable(Template t, std::initializer_list<std::int64_t> chunk_s
     return reason.empty() ? cuda::exceeds_shared(shared_bytes(s), limits) : reason;
   };
   t.redundant = cuda::repeats_precision;
-  // Too few warps for a chunk size that is not among these leave it without a default.
+  // A chunk size that is not among these has too few warps here, so no default.
   const std::int64_t largest = std::max(chunk_sizes);
   t.fallback = [largest](Spec& s, const Limits&) {
     s.BK = s.K > 32 ? 64 : 32;

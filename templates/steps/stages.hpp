@@ -1,4 +1,4 @@
-// Stages between what has a row a token and what has a row for each of a token's STEPS steps.
+// Stages between per-token rows and per-step rows, STEPS of them a token.
 #pragma once
 
 #include "templates/tensors.hpp"

@@ -10,7 +10,7 @@ namespace wyvern::steps {
 inline const std::vector<AnyConstant>& kRowConstants = *new std::vector<AnyConstant>{
     constant::DTYPE, constant::H, constant::K, constant::STEPS, constant::FIRST_STEP};
 
-/// Accesses of up to 16 bytes that a row takes.
+/// Accesses of up to 16 bytes in a row.
 inline std::int64_t vectors_of_row(const Spec& s) {
   const std::int64_t row = s.H * s.K * static_cast<std::int64_t>(size_of(s.DTYPE));
   std::int64_t bytes = 16;

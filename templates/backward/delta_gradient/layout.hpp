@@ -12,12 +12,12 @@ constexpr int kStages = 2;     ///< of factors; q and k, F, and sums have one
 template <class S>
 struct HopperLayout {
   int row_stages;   ///< of a value head's rows
-  int part_rows;    ///< of V, of S^T and dS'^T that come together
-  int part_stages;  ///< of those
+  int part_rows;    ///< rows of S^T and dS'^T (of V) that are loaded together
+  int part_stages;  ///< pipeline stages of such parts
   cuda::sm90::SwizzledPlace q, k;
-  /// The first stage of a value head's rows: one `tiles` bytes behind the other.
+  /// The first stage of a value head's rows: `tiles` bytes from one to the next.
   cuda::sm90::SwizzledPlace dO, z, dv;
-  /// The first stage of a part of a slice of S^T and of dS'^T: one `parts` bytes behind the other.
+  /// The first stage of a part of a slice of S^T and of dS'^T: `parts` bytes from one to the next.
   cuda::sm90::SwizzledPlace state, dstate;
   /// F and M of a value head. M's place is also where dk waits for its store, as dq does in
   /// `staging`.
@@ -33,7 +33,7 @@ struct HopperLayout {
   /// Sums over rows' channels: q dQ; k (R - C); k I, one a warp; and the diagonal of dV Z^T.
   cuda::ArrayPlace query_dots, key_dots, end_dots, values;
   cuda::ArrayPlace state_dots;  ///< <S, dS'>, a part a warp, two stages
-  cuda::ArrayPlace item;        ///< whose q and k are there
+  cuda::ArrayPlace item;        ///< whose q and k are loaded
   /// Full and empty barriers of the pipelines' stages.
   cuda::sm90::BarrierPlace keys, rows, states, scales, scores, sums;
   cuda::sm90::BarrierPlace landed;

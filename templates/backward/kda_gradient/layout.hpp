@@ -10,7 +10,7 @@ constexpr int kChannels = 64;  ///< of K in a slice
 constexpr int kKeyStages = 2;  ///< of slices of q and k
 constexpr int kFactorStages = 2;
 constexpr int kAnchors = 16;    ///< rows of the table of anchors: one for each four rows of a chunk
-constexpr int kRowFloats = 72;  ///< from a row of 64 floats to the next: in other banks
+constexpr int kRowFloats = 72;  ///< from a row of 64 floats to the next, against bank conflicts
 
 template <class S>
 struct HopperLayout {

@@ -35,7 +35,7 @@ struct HopperLayout {
   cuda::ArrayPlace decay, beta, erase, key, query;
   cuda::ArrayPlace bias;    ///< dt_bias in the gate's form
   cuda::ArrayPlace output;  ///< 16 x 16 elements a warp
-  /// With checkpoints, one a stage: 1 above the row of the checkpoint at the slice's end, or 0.
+  /// With checkpoints, one a stage: 1 + the row of the checkpoint at the slice's end, or 0.
   cuda::ArrayPlace checkpoint;
   cuda::ArrayPlace block;  ///< a copy of the `Block`, for warps with few registers
   /// One a stage: tiles loaded by TMA; the slice prepared; consumers done with the stage.

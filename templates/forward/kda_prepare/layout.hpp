@@ -10,18 +10,18 @@ constexpr int kChunk = 64;  ///< tokens
 constexpr int kSlices = 4;  ///< of 16 tokens
 constexpr int kTable = 7;   ///< numbers of a channel and slice
 
-/// What is needed only up to a block barrier lies where something else comes after it.
+/// Tiles that are not needed after a block barrier share memory with tiles of later phases.
 template <class S>
 struct HopperLayout {
-  /// q and k become their rows decayed from a slice's start; the first slice of k, which nothing is
-  /// before, its rows decayed to the middle of the chunk.
+  /// q and k become their rows decayed from a slice's start; the first slice of k, which no slice
+  /// precedes, its rows decayed to the middle of the chunk.
   cuda::sm90::SwizzledPlace q, k;
   /// With ERASE_WRITE, until rows are decayed; else where k is.
   cuda::sm90::SwizzledPlace erase;
   cuda::sm90::SwizzledPlace v;       ///< only forward; with ERASE_WRITE write v, where `erase` was
   cuda::sm90::SwizzledPlace scores;  ///< only backward, where `erase` was
   cuda::sm90::SwizzledPlace gates;   ///< in units of 16 bits: G_DTYPE may have 32
-  /// Where gates were: keys decayed to a slice's end; in the last slice, which nothing is after,
+  /// Where gates were: keys decayed to a slice's end; in the last slice, which no slice follows,
   /// from the middle of the chunk.
   cuda::sm90::SwizzledPlace right;
   cuda::sm90::SwizzledPlace
@@ -29,7 +29,7 @@ struct HopperLayout {
   cuda::sm90::SwizzledPlace late;  ///< the last slice of q, decayed from the middle of the chunk
   /// (I + A)^-1 - I, forward columns by beta, backward where `erasing` was.
   cuda::sm90::SwizzledPlace inverse;
-  cuda::ArrayPlace shares;  ///< of scores inside slices: 256 of each kind from each other warp
+  cuda::ArrayPlace shares;  ///< partial sums of scores inside slices: 256 of A and of P a warp
   cuda::ArrayPlace totals, middles;  ///< sums of gates over each slice, and over its first half
   cuda::ArrayPlace table;            ///< kTable numbers for each of 32 channels a warp
   cuda::sm90::InverseLayout solve;   ///< where those were

@@ -32,7 +32,7 @@ Template portable() {
                 {tunable::num_warps, cuda::integers({16, 8, 32, 4})}};
   t.source = "portable.cu";
   t.illegal = [](const Spec&, const Limits&) { return std::string(); };
-  // Few columns, as those of a scalar gate, give few blocks: narrow ones then.
+  // Few columns, as of a scalar gate, have narrow blocks, so that there are more of them.
   t.fallback = [](Spec& s, const Limits&) {
     const std::int64_t BC = s.GATE_HEADS >= 1024 ? 32 : 8;
     s.BC = BC;

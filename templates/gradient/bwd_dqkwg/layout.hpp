@@ -6,7 +6,7 @@
 
 namespace wyvern::bwd_dqkwg {
 
-/// The buffers; what stays behind them.
+/// The pipeline's buffers, then tiles and arrays of the whole kernel.
 template <class S>
 struct SharedLayout {
   cuda::TilePlace dO, v_new, du, P;

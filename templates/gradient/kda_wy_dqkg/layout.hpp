@@ -5,7 +5,7 @@
 
 namespace wyvern::kda_wy_dqkg {
 
-/// What the gradients through states need, and dAqk and dA with dAqk's diagonal.
+/// The layout of the gradients through states, then dAqk and dA with dAqk's diagonal.
 template <class S>
 struct SharedLayout {
   cuda::TilePlace dAqk, dA;

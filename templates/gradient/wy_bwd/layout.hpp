@@ -20,7 +20,8 @@ struct BufferLayout {
   }
 };
 
-/// The buffers, in whose place v is until the first is filled; what stays behind them.
+/// The pipeline's buffers, in whose place v is until the first is filled, then tiles and arrays of
+/// the whole kernel.
 template <class S>
 struct SharedLayout {
   cuda::TilePlace v, v_new, x, Tinv, N;

@@ -6,7 +6,8 @@
 
 namespace wyvern::wy_dqkg {
 
-/// The buffers, in whose place v is until the first is filled; what stays behind them.
+/// The pipeline's buffers, in whose place v is until the first is filled, then tiles and arrays of
+/// the whole kernel.
 template <class S>
 struct SharedLayout {
   cuda::TilePlace v, dO, v_new, x, P, N;

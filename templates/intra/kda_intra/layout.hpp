@@ -18,7 +18,7 @@ struct BufferLayout {
   }
 };
 
-/// The buffers, and in their place at the end what warps join their shares in; factors of rows.
+/// The pipeline's buffers, and at the end in their place the warps' partial sums; factors of rows.
 template <class S>
 struct SharedLayout {
   cuda::ArrayPlace shares;
@@ -26,10 +26,10 @@ struct SharedLayout {
   int bytes;
 
   constexpr explicit SharedLayout(const S& s) {
-    cuda::LayoutBuilder joined, at;
-    shares = joined.array(cuda::kda::share_floats(s.BT, s.num_warps / (s.BT / 16)));
+    cuda::LayoutBuilder sums, at;
+    shares = sums.array(cuda::kda::share_floats(s.BT, s.num_warps / (s.BT / 16)));
     at.take(s.num_stages * BufferLayout<S>(s).bytes);
-    at.cover(joined);
+    at.cover(sums);
     rows = cuda::kda::take_rows(at, s.BT, s.QK_L2NORM);
     bytes = at.bytes;
   }

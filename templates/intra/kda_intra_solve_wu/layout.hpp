@@ -6,7 +6,7 @@
 namespace wyvern::kda_intra_solve_wu {
 
 /// q, k and Gk of the chunk and factors of its rows; A, later its inverse, and BV columns of v, or
-/// in their place what warps join their shares of A in.
+/// in their place the warps' partial sums of A.
 template <class S>
 struct SharedLayout {
   cuda::kda::KeyPlace keys;
@@ -20,11 +20,11 @@ struct SharedLayout {
     cuda::LayoutBuilder at;
     keys = cuda::kda::take_keys(at, s, cuda::kda::padded(s.K));
     rows = cuda::kda::take_rows(at, s.BT, s.QK_L2NORM);
-    cuda::LayoutBuilder joined = at;
-    shares = joined.array(cuda::kda::share_floats(s.BT, s.num_warps / (s.BT / 16)));
+    cuda::LayoutBuilder sums = at;
+    shares = sums.array(cuda::kda::share_floats(s.BT, s.num_warps / (s.BT / 16)));
     A = at.tile(s.BT, s.BT, DType::fp32);
     values = cuda::kda::take_values(at, s);
-    at.cover(joined);
+    at.cover(sums);
     bytes = at.bytes;
   }
 };

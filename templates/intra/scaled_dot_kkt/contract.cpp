@@ -36,8 +36,8 @@ std::string illegal(const Spec& s, const Limits& limits) {
                        cuda::ceil_div(K, BK));
   if (s.num_warps * 16 > s.BT)
     return fmt::format("num_warps={} is more than BT/16={}", s.num_warps, s.BT / 16);
-  // Beyond, the product does not fit into registers, and in fp32, whose steps are many
-  // instructions, the compiler works for up to minutes.
+  // More do not fit into registers; in fp32, where a step is many instructions, compiling them
+  // takes up to minutes.
   const std::int64_t accumulators = cuda::ceil_div(s.BT / 16, s.num_warps) * (s.BT / 2);
   if (accumulators > (cuda::is_half(s) ? cuda::kMaxAccumulators : 64))
     return fmt::format("num_warps={} keeps too much of the product in each thread", s.num_warps);
@@ -66,8 +66,8 @@ Template portable() {
   return t;
 }
 
-/// k [tokens, H, K] as panels of 64 columns, whose rows fill the swizzle's 128 bytes; one copy
-/// brings all panels of a chunk's rows of one head.
+/// k [tokens, H, K] as panels of 64 columns, whose rows fill the swizzle's 128 bytes; one TMA load
+/// has all panels of a chunk's rows of one head.
 TiledView panels_of_k(const Spec& s, const Extents& e) {
   const auto size = static_cast<std::int64_t>(size_of(s.DTYPE));
   const std::int64_t panels = s.K / 64;

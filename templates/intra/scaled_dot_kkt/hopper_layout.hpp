@@ -5,8 +5,8 @@
 
 namespace wyvern::scaled_dot_kkt {
 
-/// The chunk's keys of one head, the mbarrier that says they are there; the summed gate, beta and
-/// the scales of the chunk's rows.
+/// The chunk's keys of one head and the mbarrier of their TMA load; the summed gate, beta and the
+/// scales of the chunk's rows.
 template <class S>
 struct HopperLayout {
   cuda::sm90::SwizzledPlace keys;

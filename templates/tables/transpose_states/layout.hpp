@@ -5,7 +5,7 @@
 
 namespace wyvern::transpose_states {
 
-/// Rows and columns that a block takes.
+/// Rows and columns of a block.
 inline constexpr int kSquare = 64;
 
 template <class S>
