@@ -1,44 +1,45 @@
-// Which states inside a sequence are kept, and in which rows. For kernels of every device.
+// Which states inside a sequence are written to checkpoints, and to which rows. For kernels of
+// every device.
 #pragma once
 
 #include "device/types.hpp"
 
 namespace wyvern {
 
-/// Those of a walk that writes none.
+/// For scans without checkpoints.
 struct NoCheckpoints {
   static constexpr bool kAny = false, kInside = false;
 };
 
-/// The checkpoints that a walk through a sequence comes to. S is the kernel's Spec.
+/// The next checkpoint of a scan through a sequence. S is the kernel's Spec.
 template <class S>
 struct Checkpoints {
   static constexpr bool kAny = S::CHECKPOINTS, kInside = S::CHECKPOINT_OFFSETS;
 
-  uint32 next = 0;  ///< tokens of the sequence in front of the next one; 0: there is none
-  uint32 row = 0;   ///< of checkpoints, where that goes
-  uint32 rows = 0;  ///< that checkpoints has
+  uint32 next = 0;  ///< tokens of the sequence before it; 0: there is none
+  uint32 row = 0;   ///< its row of checkpoints
+  uint32 rows = 0;  ///< rows of checkpoints
 
-  /// Of `count` tokens from `token` of the sequence on, a chunk's, those in front of a checkpoint
-  /// among them or at their end; 0 where there is none.
+  /// How many of a chunk's `count` tokens, which start at `token` of the sequence, are before a
+  /// checkpoint in the chunk or at its end; 0 if there is none.
   int reached(uint32 token, int count) const {
     return next > token && next <= token + count ? static_cast<int>(next - token) : 0;
   }
-  /// The same of one that is not at their end, a multiple of 16.
+  /// The same for a checkpoint before the chunk's end, a multiple of 16; else 0.
   int inside(uint32 token, int count) const {
     if constexpr (!kInside) return 0;
     const int rows = reached(token, count);
     return rows < count ? rows : 0;
   }
-  /// Where the state of head `head` goes, in elements from the start of checkpoints.
+  /// The place of the state of head `head`, in elements from the start of checkpoints.
   decltype(Extents::CP) element(int head, const Extents& e) const {
     return (decltype(Extents::CP){row} * e.HV + head) * S::K * S::V;
   }
-  /// The same with tokens counted from a later one, in front of the next checkpoint.
+  /// The same with tokens counted from `token`, which is before the next checkpoint.
   Checkpoints counted_from(uint32 token) const {
     return {.next = next == 0 ? 0 : next - token, .row = row, .rows = rows};
   }
-  /// Goes on to the one behind.
+  /// Goes on to the following checkpoint.
   void pass() {
     next = S::CHECKPOINT_OFFSETS || ++row >= rows ? 0 : next + uint32{S::CHECKPOINT_EVERY};
   }
@@ -55,8 +56,8 @@ uint32 count_checkpoints(int n, const Extents& e, const int32* seq_offsets, int 
   return count;
 }
 
-/// Those of sequence n behind its first `passed` tokens, a multiple of 16. Of a packed batch,
-/// sequences before n have `before` of them.
+/// The first checkpoint of sequence n after its first `passed` tokens, a multiple of 16. In a
+/// packed batch the sequences before n have `before` checkpoints.
 template <class S, class Index>
 Checkpoints<S> checkpoints_behind(uint32 passed, int n, uint32 before, const Extents& e,
                                   const Index* checkpoint_offsets) {

@@ -1,14 +1,14 @@
-// Which rows of a chunk belong to one token, that is to its STEPS steps. A gate acts before the
-// first of them only, so that what two rows of a token make of each other is no part of the gate's
-// gradient: terms of either sign cancel in its sums, and are left out, as gradients may be far
-// smaller. For kernels of every device; S is the kernel's Spec.
+// Which rows of a chunk are the STEPS steps of one token. A gate acts only before the first of
+// them, so products of two rows of one token are no part of the gate's gradient: they would cancel
+// in its sums, and are left out, since gradients may be far smaller. For kernels of every device; S
+// is the kernel's Spec.
 #pragma once
 
 #include "device/extents.hpp"
 
 namespace wyvern {
 
-/// Steps of a token as far as a gate tells tokens apart.
+/// Steps of a token with a scalar gate; else 1.
 template <class S>
 constexpr int gated_steps(const S& s) {
   return s.SCALAR_GATE && s.STEPS > 1 ? static_cast<int>(s.STEPS) : 1;
@@ -24,10 +24,10 @@ template <class S>
 struct ChunkTokens {
   static constexpr int kSteps = gated_steps(S{}), kEarlier = earlier_steps(S{});
 
-  int before;  ///< rows of the first row's token that the chunk before has
+  int before;  ///< rows of the first row's token in the previous chunk
   int rows;    ///< of the chunk
 
-  /// A chunk of `count` rows from `row` of the batch on, of whose sequences all begin with a token.
+  /// A chunk of `count` rows from `row` of the batch on; every sequence starts with a whole token.
   ChunkTokens(decltype(Extents::T) row, int count)
       : before(kSteps == 1 ? 0 : static_cast<int>(row % kSteps)), rows(count) {}
 
@@ -42,8 +42,8 @@ struct ChunkTokens {
     if constexpr (kSteps == 1) return s < r;
     return (before + s) / kSteps < (before + r) / kSteps;
   }
-  /// Whether row r belongs to the chunk's last token. What its rows tell the state that leaves the
-  /// chunk does not decay either.
+  /// Whether row r belongs to the chunk's last token. Its update of the state does not decay before
+  /// the chunk's end.
   bool is_last(int r) const { return !is_earlier(r, rows - 1); }
 };
 

@@ -1,18 +1,19 @@
-// The states of a sequence's tokens in the recurrent pass: which the first starts from, where each
-// token's goes, and of a tree of drafts which token each goes on from. For kernels of every device.
-// S is the kernel's Spec.
+// The states of a sequence's tokens in the recurrent pass: the state that the first token starts
+// from, where each token's state is written, and in a tree of drafts each token's parent. For
+// kernels of every device. S is the kernel's Spec.
 #pragma once
 
 #include "device/state_slots.hpp"
 
 namespace wyvern {
 
-/// No element of a tensor of states, no token of a sequence.
+/// Stand for no element of a tensor of states, and no token of a sequence.
 inline constexpr int kNoState = -1, kNoToken = -2;
 
 /// As find_states(), but with INDEX_COLUMNS: then a sequence starts from the slot in column
-/// num_accepted[n] - 1 of its row of state_index, and `to` says nothing. With PARENT a sequence
-/// without a row of intermediate_states, which its tokens would go on from, is a null one.
+/// num_accepted[n] - 1 of its row of state_index, and `to` has no meaning. With PARENT a sequence
+/// without a row of intermediate_states, where its tokens find their parents' states, is a null
+/// one.
 template <class S, class Index>
 StateSlots find_starting_state(decltype(Extents::N) n, int head, const Extents& e,
                                decltype(Extents::S) stride, const Index* state_index,
@@ -32,8 +33,8 @@ StateSlots find_starting_state(decltype(Extents::N) n, int head, const Extents& 
   }
 }
 
-/// Where head `head` of the state after token t of sequence n goes in the pool: a null one where
-/// its column is none or holds none of a slot.
+/// Where the pool has head `head` of the state after token t of sequence n; null if there is no
+/// such column of state_index or it holds no slot's index.
 template <class S, class Index>
 StateSlots token_slot(decltype(Extents::N) n, decltype(Extents::T) t, int head, const Extents& e,
                       decltype(Extents::S) stride, const Index* state_index) {
@@ -54,9 +55,9 @@ decltype(Extents::S) intermediate_state(decltype(Extents::N) n, decltype(Extents
   return ((row * e.D + t) * e.HV + head) * S::K * S::V;
 }
 
-/// The token whose state token t of sequence n goes on from, -1: the sequence's start. kNoToken
+/// The token whose state token t of sequence n starts from, -1: the sequence's start. kNoToken
 /// where parent[n,t] is neither -1 nor an earlier token that is in `live`, a bit for each: the
-/// token is a null one, and those that go on from it are.
+/// token is null, and so are its descendants.
 template <class Index>
 int parent_of(decltype(Extents::N) n, decltype(Extents::T) t, const Extents& e, const Index* parent,
               unsigned live) {

@@ -1,5 +1,5 @@
-// What a launch knows and a compilation does not. Compiled by the host and by every kernel, so that
-// both have one layout of it.
+// Sizes that are known at launch, not when a kernel is compiled. Compiled by the host and by every
+// kernel, so that both have the same layout.
 #pragma once
 
 namespace wyvern {

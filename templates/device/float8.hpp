@@ -1,5 +1,5 @@
-// The float8 types as bits, for the host and kernels of every device: of one number, or of a vector
-// of them. F is float or a vector of it, U the unsigned integers of 32 bits of as many lanes.
+// The float8 types as bits, for the host and kernels of every device: one number or a vector. F is
+// float or a vector of it, U the unsigned integers of 32 bits of as many lanes.
 #pragma once
 
 #include "include/wyvern/element.hpp"
@@ -13,7 +13,8 @@ template <>
 struct Float8<DType::float8_e4m3> {
   static constexpr int kMantissa = 3, kBias = 7;
   static constexpr float kLargest = 448.0F;
-  static constexpr unsigned int kFirstSpecial = 0x7F;  ///< code of the least that is not a number
+  static constexpr unsigned int kFirstSpecial =
+      0x7F;  ///< the least code that is not a finite number
   static constexpr unsigned int kSpecialBits = 0x7FC00000;  ///< added to its place in a float
 };
 template <>
@@ -24,7 +25,7 @@ struct Float8<DType::float8_e5m2> {
   static constexpr unsigned int kSpecialBits = 224U << 23;
 };
 
-/// The numbers that the lowest 8 bits of each lane of `code` are.
+/// The numbers encoded by the lowest 8 bits of each lane of `code`.
 template <DType type, class F, class U>
 inline F float8_value(U code) {
   using Format = Float8<type>;
@@ -40,8 +41,8 @@ inline F float8_value(U code) {
   return __builtin_bit_cast(F, __builtin_bit_cast(U, value) | (code & 0x80U) << 24);
 }
 
-/// The codes of numbers, rounded to nearest even; what is beyond the largest finite number becomes
-/// that number, a NaN stays one.
+/// The codes of numbers, rounded to nearest even; numbers beyond the largest finite one become that
+/// one, a NaN stays one.
 template <DType type, class U, class F>
 inline U float8_code(F value) {
   using Format = Float8<type>;

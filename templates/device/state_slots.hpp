@@ -9,7 +9,7 @@ namespace wyvern {
 struct StateSlots {
   decltype(Extents::S) from = 0;  ///< in the pool, or in initial_state
   decltype(Extents::S) to = 0;    ///< in the pool, or in final_state
-  bool null = false;              ///< an index is none of a slot: nothing may be read or written
+  bool null = false;              ///< an index is not a slot's: nothing may be read or written
   // The same in state_scale, in the pool alone.
   decltype(Extents::S) from_scale = 0, to_scale = 0;
 };
@@ -19,7 +19,7 @@ inline bool is_slot(decltype(Extents::S) index, const Extents& e) {
 }
 
 /// Whether sequence n is a null one: it computes nothing, and its rows of o are 0. S is the
-/// kernel's Spec; an index tensor that the problem has not is null and is not read.
+/// kernel's Spec; an index tensor that the problem lacks is null and is not read.
 template <class S, class Index>
 bool is_null_sequence(decltype(Extents::N) n, const Extents& e, const Index* state_index,
                       const Index* output_state_index) {
@@ -30,8 +30,8 @@ bool is_null_sequence(decltype(Extents::N) n, const Extents& e, const Index* sta
   return false;
 }
 
-/// The states of head `head` of sequence n. Slots of the pool are `stride` elements apart, states
-/// of other tensors dense.
+/// The states of head `head` of sequence n. Slots of the pool have a stride of `stride` elements;
+/// other tensors of states are contiguous.
 template <class S, class Index>
 StateSlots find_states(decltype(Extents::N) n, int head, const Extents& e,
                        decltype(Extents::S) stride, const Index* state_index,
@@ -49,14 +49,14 @@ StateSlots find_states(decltype(Extents::N) n, int head, const Extents& e,
           .to_scale = to * e.HV + head};
 }
 
-/// What elements of a state of the pool count times.
+/// The factor of elements of a state of the pool.
 template <class S>
 float scale_at(const float* state_scale, decltype(Extents::S) place) {
   if constexpr (S::STATE_SCALE) return state_scale[place];
   return 1.0F;
 }
 
-/// Whether sequence n starts from what its slot holds, not from zeros.
+/// Whether sequence n starts from its slot's state, not from zeros.
 template <class S>
 bool starts_from_slot(decltype(Extents::N) n, const boolean* has_initial_state) {
   if constexpr (S::HAS_INITIAL_STATE) return has_initial_state[n] != 0;

@@ -12,7 +12,7 @@ using uint32 = unsigned int;
 using uint16 = unsigned short;
 using uint64 = unsigned long long;
 
-/// Storage formats: 16 bits that only the conversions of this folder look into.
+/// Storage formats: 16 bits that only the conversions of this folder interpret.
 struct alignas(2) bf16 {
   uint16 bits;
 };

@@ -1,6 +1,6 @@
-// The recurrence token by token for one sequence, value head and BV columns of the state, with
-// OUTPUT_NORM all of them, which stay in scratch. Of a token's steps the first decays the state,
-// the last reads it with q: in the others the decay is 1 and q 0.
+// The recurrence token by token for one sequence, value head and BV columns of the state (all with
+// OUTPUT_NORM), which stay in scratch. The first of a token's steps decays the state, the last
+// reads it with q: in the others the decay is 1 and q is 0.
 #include "decode/recurrent/cpu_layout.hpp"
 #include "device/cpu/decode.hpp"
 #include "device/drafts.hpp"
@@ -47,8 +47,8 @@ WYVERN_BLOCK {
       decode::store_state<Spec>(tile, columns, final_state + (n * e.HV + head) * (K * V) + tile_at);
     return;
   }
-  // With PARENT: the tokens that have a state, a bit for each, and the one whose state the tile
-  // is.
+  // With PARENT: the tokens that have a state, a bit for each, and the token whose state is in the
+  // tile.
   [[maybe_unused]] unsigned live = 0;
   [[maybe_unused]] int held = -1;
   for (int64 i = begin * STEPS; i < end * STEPS; ++i) {

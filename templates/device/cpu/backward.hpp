@@ -1,9 +1,9 @@
-// The gradients of one chunk and value head once the state's are known: what bwd_dqkwg, wy_bwd and
-// wy_dqkg share. BT rows, all of V, BK columns of K at a time.
+// The gradients of one chunk and value head from the state's gradients, for bwd_dqkwg, wy_bwd and
+// wy_dqkg. BT rows, all of V, BK columns of K at a time.
 //
 // The gate's gradient comes from sums over rows of products that hold each pair of rows twice, with
-// opposite signs. Pairs of rows of one token cancel between them, the diagonal above all, and are
-// left out, as is what the last token's rows tell the state that leaves.
+// opposite signs. Pairs of rows of one token, the diagonal among them, cancel and are left out, and
+// so is the last token's update of the state.
 #pragma once
 
 #include "device/chunk_tokens.hpp"
@@ -20,7 +20,7 @@ struct ChunkBackward {
 
   using Tokens = ChunkTokens<S>;
 
-  /// What decays the rows of a chunk: all 1 without a gate.
+  /// Decay factors of the rows of a chunk: all 1 without a gate.
   struct Decay {
     float* G;
     float* since_start;  ///< exp(G_r)
@@ -56,8 +56,8 @@ struct ChunkBackward {
 
   // ---- pairs of rows of one token ---------------------------------------------------------------
 
-  /// Moves what `lower` holds below its diagonal of rows of one token to `pairs`, kEarlier for each
-  /// row, and leaves 0.
+  /// Moves the elements of `lower` for pairs of rows of one token, below the diagonal, to `pairs`,
+  /// kEarlier for each row, and sets them to 0.
   static void take_pairs(const Tokens& tokens, Tile<BT> lower, float* pairs) {
     for_each_pair(tokens, [&](int r, int s) {
       pair(pairs, r, s) = lower.row(r)[s];
@@ -65,7 +65,7 @@ struct ChunkBackward {
     });
   }
 
-  /// Adds what pairs of P make of q and k.
+  /// Adds the pairs of P to the gradients of q and k.
   static void add_attention_pairs(const Tokens& tokens, float* pairs, Tile<BK> queries,
                                   Tile<BK> keys, int columns, Tile<BK> dq, Tile<BK> dk) {
     for_each_pair(tokens, [&](int r, int s) {
@@ -74,8 +74,8 @@ struct ChunkBackward {
     });
   }
 
-  /// Adds what pairs of N make of k: to y their products with it, whose products with k it adds to
-  /// `of_beta`, to dk those of diag(beta) N from above.
+  /// Adds the pairs of N to the gradient of k: N K to y, rowsum((N K) K) to `of_beta`, and
+  /// (diag(beta) N)^T K to dk.
   static void add_inverse_pairs(const Tokens& tokens, float* pairs, const float* beta,
                                 Tile<BK> keys, int columns, Tile<BK> y, Tile<BK> dk,
                                 float* of_beta) {
@@ -88,8 +88,8 @@ struct ChunkBackward {
 
   // ---- attention's gradient ---------------------------------------------------------------------
 
-  /// What dO V'^T gives: scale dO V'^T exp(G_r - G_s) below the diagonal, pairs of rows of one
-  /// token apart, and the diagonal. `products` and `factor` are scratch.
+  /// scale dO V'^T exp(G_r - G_s) below the diagonal, with pairs of rows of one token in their own
+  /// array, and its diagonal. `products` and `factor` are scratch.
   static void attention_gradient(const Tokens& tokens, Tile<V> dO, Tile<BT> values_t,
                                  const Decay& decay, float scale, Tile<BT> products, float* factor,
                                  Tile<BT> P, float* pairs, float* diagonal) {
@@ -103,8 +103,8 @@ struct ChunkBackward {
 
   // ---- the inverse's gradient -------------------------------------------------------------------
 
-  /// N = dA exp(G_r - G_s), pairs of rows of one token apart, and M = diag(beta) N, dA =
-  /// -strict_tril(X V'^T). `products` and `factor` are scratch.
+  /// N = dA exp(G_r - G_s), with pairs of rows of one token in their own array, and M = diag(beta)
+  /// N, dA = -strict_tril(X V'^T). `products` and `factor` are scratch.
   static void inverse_gradient(const Tokens& tokens, Tile<V> x, Tile<BT> values_t,
                                const Decay& decay, const float* beta, Tile<BT> products,
                                float* factor, Tile<BT> N, float* pairs, Tile<BT> M) {
@@ -156,8 +156,9 @@ struct ChunkBackward {
     for (int r = 0; r < rows; ++r) add_row(src.row(r), factor[r], columns, dst.row(r));
   }
 
-  /// What a chunk's last row gets on top: sum over rows before the last token's of exp(G_C - G) K
-  /// (V' dS'^T), where dk is V' dS'^T, plus sum(exp(G_C) S dS'). `row_sums` is scratch.
+  /// The end term of the gate's gradient, added to a chunk's last row: the sum over rows before the
+  /// last token's of exp(G_C - G) K (V' dS'^T), where dk is V' dS'^T, plus sum(exp(G_C) S dS').
+  /// `row_sums` is scratch.
   static float end_of_chunk(const Tokens& tokens, Tile<BK> dk, Tile<BK> keys, Tile<BK> state_t,
                             Tile<BK> gradient_t, const Decay& decay, int columns, float* row_sums) {
     const int rows = tokens.first(tokens.rows - 1);

@@ -1,11 +1,11 @@
-// What ChunkBackward keeps in scratch.
+// Scratch of ChunkBackward.
 #pragma once
 
 #include "device/cpu/layout.hpp"
 
 namespace wyvern::cpu {
 
-/// Of ChunkBackward::Decay, for chunks of so many rows.
+/// Of ChunkBackward::Decay, for chunks of `rows` rows.
 struct DecayLayout {
   VectorPlace G, since_start, until_end;
   long bytes = 0;

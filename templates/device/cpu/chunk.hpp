@@ -31,7 +31,7 @@ inline Chunk find_chunk(int64 slot, int chunk_size, const Extents& e, const int3
   return {first, static_cast<int>(end - first < chunk_size ? end - first : chunk_size), sequence};
 }
 
-/// The chunk's rows of a tensor whose rows lie `stride` elements apart, each from `column` on.
+/// The chunk's rows of a tensor with a row stride of `stride` elements, each from `column` on.
 template <class T>
 inline TokenRows<T> rows_in(const Chunk& chunk, T* tensor, int64 stride, int64 column) {
   return TokenRows<T>{tensor, stride}.at(chunk.token, column);
@@ -85,9 +85,9 @@ inline void exp_of(const float* src, float from, int rows, float* dst) {
 }
 
 /// dst_rs = row_scale_r exp(G_r - G_s) column_scale_s src_rs at and below diagonal `Below` (0: the
-/// main one, 1: the one under it), 0 elsewhere in a square of `rows` rounded up to whole 16. What
-/// lies above the diagonal is selected away, so that no overflow there can reach the result.
-/// column_scale counts, and is read, where `Scaled`.
+/// main one, 1: the one under it), 0 elsewhere in a square of `rows` rounded up to whole 16.
+/// Elements above the diagonal are not read, so that no overflow there can reach the result.
+/// column_scale is read where `Scaled`, else 1.
 template <int Below, bool Scaled, int C>
 [[gnu::noinline]] static void decay_lower(Tile<C> src, int rows, const float* G,
                                           const float* row_scale, const float* column_scale,

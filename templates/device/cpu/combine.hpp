@@ -14,7 +14,7 @@ struct SegmentStates {
   static constexpr int BV = S::BV, K = S::K, V = S::V;
   static constexpr int kLength = S::SEG * S::BT;  ///< tokens a segment
 
-  /// Scratch of a walk.
+  /// Scratch of run().
   struct Work {
     Tile<BV> state, next;
     Tile<K> M;
@@ -28,8 +28,8 @@ struct SegmentStates {
             .ones = vector_at<Place.ones>(memory)};
   }
 
-  /// Walks the segments of sequence n, forwards or backwards, from what `work.state` holds: writes
-  /// the state at each one's near border and takes it through the segment.
+  /// Goes through the segments of sequence n, forwards or backwards, from `work.state`: writes the
+  /// state before each segment and applies the segment's map to it.
   template <bool Backwards>
   static void run(Work work, const float* segment_M, const float* segment_R,
                   const int32* seq_offsets, float* segment_state, const Extents& e, int64 n,

@@ -1,5 +1,5 @@
-// A state that stays in scratch while tokens pass, rows of K or of V as its tensor has it, and one
-// step of the recurrence on it. S is the kernel's Spec: BV value columns a call. State is the tile.
+// A state in scratch, with rows of K or of V as in its tensor, and one step of the recurrence on
+// it. S is the kernel's Spec: BV value columns a call. State is the tile.
 #pragma once
 
 #include "device/cpu/gate.hpp"
@@ -10,13 +10,13 @@ namespace wyvern::cpu::decode {
 template <class S>
 inline constexpr int kKeys = round_up(S::K, kLanes);
 
-/// What a token brings to a step, as fp32; 0 from K to the next whole vector.
+/// A token's operands of a step, as fp32; 0 from K to the next whole vector.
 struct Token {
   float* k;
-  float* erasing;  // what the state is multiplied by in k's place, where Step has Erases
+  float* erasing;  // erase k, which reads the state where Step has Erases
   float* q;
   float* decay;  // of every key
-  float* u;      // v times what weighs it, then u
+  float* u;      // v times its weight, then u
   float kq;      // k . q
   float rate;    // beta times k_rstd
   float k_rstd, q_rstd;
@@ -56,7 +56,7 @@ static float norm_scale(const float* x) {
   return S::QK_L2NORM ? 1.0F / __builtin_sqrtf(dot<S>(x, x) + 1e-6F) : 1.0F;
 }
 
-/// exp of the log decay of every key: of each its own where `PerKey`, else the head's.
+/// exp of the log decay of every key: its own where `PerKey`, else the head's.
 template <class S, bool PerKey, class T>
 static void load_decay(const T* g, const float* A_log, const float* dt_bias, int64 head,
                        float lower_bound, float* decay) {
@@ -82,16 +82,16 @@ static void load_decay(const T* g, const float* A_log, const float* dt_bias, int
   }
 }
 
-/// One step on a state of S~ = the decayed S: u = rate (v - k_rstd S~^T erasing), to be added times
-/// k as it is; o_t = scale (S~^T q + u k.q). `Decays` and `Erases` say whether the token brings a
-/// decay, and an erasing vector of its own.
+/// One step on a state of S~ = the decayed S: u = rate (v - k_rstd S~^T erasing), whose product
+/// with k is added to S~; o_t = scale (S~^T q + u k.q). `Decays` and `Erases` say whether the token
+/// has a decay and an erasing vector other than k.
 template <class S, class State, bool Decays, bool Erases>
 struct Step {
   static constexpr int kRow = State::kStride;
 
   static const float* erasing(const Token& t) { return Erases ? t.erasing : t.k; }
 
-  /// `with_k` and `with_q` are the decayed state's products with the erasing key and q as they are.
+  /// `with_k` and `with_q` are the decayed state's products with the erasing key and q, unscaled.
   static f32 solve(const Token& t, f32 v, f32 with_k, f32 with_q, float scale, f32& o) {
     const f32 u = (v - with_k * t.k_rstd) * t.rate;
     o = (with_q + u * t.kq) * (scale * t.q_rstd);
@@ -129,7 +129,7 @@ struct Step {
     }
   }
 
-  /// `count` rows of K; with_k and with_q are room for as many.
+  /// `count` rows of K; with_k and with_q have room for that many numbers.
   static void rows(float* state, const Token& t, int count, float* with_k, float* with_q,
                    float scale, float* o) {
     for (int v = 0; v < count; ++v) {
@@ -193,7 +193,7 @@ static void store_normalized(const float* o, const T* gate, const float* weight,
   });
 }
 
-/// Elements of 8 bits count times `scale`; others have none.
+/// Elements of 8 bits are multiplied by `scale`; others have no scale.
 template <class S, class T, class State>
 static void load_state(const T* from, int columns, State state, float scale = 1.0F) {
   constexpr bool kRows = S::STATE_V_FIRST;
@@ -208,7 +208,7 @@ static void store_state(State state, int columns, T* to, float scale = 1.0F) {
              1.0F / scale);
 }
 
-/// Entry i of cu_seqlens, or where sequence i of equal ones starts.
+/// Entry i of cu_seqlens, or the start of sequence i of equal lengths.
 template <bool Packed, class T>
 static int64 sequence_start(const T* cu_seqlens, int64 i, const Extents& e) {
   if constexpr (!Packed) return i * e.T;

@@ -25,7 +25,7 @@ inline void store_heads(T* p, f32 v, int count) {
     store_part(p, v, count);
 }
 
-/// exp(A_log), finite, so that times 0 it is 0: a bounded gate's input counts as 0 below 1e-28
+/// exp(A_log), kept finite so that its product with 0 is 0: a bounded gate's input below 1e-28 is 0
 /// then, and dt_bias may be large.
 template <bool Bounded>
 inline f32 gate_rate(f32 A_log) {
@@ -55,8 +55,7 @@ inline f32 log_decay(f32 x, f32 rate, float lower_bound) {
   return -rate * softplus(x);
 }
 
-/// The derivatives of log_decay. They are finite: where a decay erases all, its gradient is 0 times
-/// them.
+/// The derivatives of log_decay. They are finite: where a decay is 0, its gradient is 0 times them.
 struct GateSlopes {
   f32 by_x, by_A_log;
 };
@@ -78,7 +77,7 @@ struct GateColumns {
   f32 rate, bias;
 };
 
-/// Those of `count` keys of a vector gate's head, dt_bias from `column` on.
+/// For `count` keys of a vector gate's head, dt_bias from `column` on.
 template <bool Bounded, bool HasALog, bool HasBias>
 inline GateColumns load_columns(const float* A_log, int64 head, const float* dt_bias, int64 column,
                                 int count) {
@@ -88,9 +87,9 @@ inline GateColumns load_columns(const float* A_log, int64 head, const float* dt_
   return gate;
 }
 
-/// One chunk of a gate's backward pass, `count` columns of it; rows of dg_raw lie `stride` apart.
-/// dg_at(r) gives gradients of log decays, from the last row to the first. Sums up the gradients of
-/// A_log and dt_bias before anything is rounded.
+/// One chunk of a gate's backward pass, `count` columns of it; dg_raw has a row stride of `stride`.
+/// dg_at(r) gives gradients of log decays and is called from the last row to the first. The
+/// gradients of A_log and dt_bias are summed before rounding.
 template <bool Bounded, class T, class Gradient>
 inline GateSlopes gate_backward(const TokenRows<const T>& g, T* dg_raw, int64 stride, int rows,
                                 int count, const GateColumns& gate, float lower_bound,
@@ -108,7 +107,7 @@ inline GateSlopes gate_backward(const TokenRows<const T>& g, T* dg_raw, int64 st
   return sums;
 }
 
-/// A sum and what its roundings lost.
+/// A sum and its rounding error.
 struct ExactSum {
   f32 sum{}, lost{};
 
@@ -121,10 +120,9 @@ struct ExactSum {
   f32 value() const { return sum + lost; }
 };
 
-/// Gradients of log decays, asked for from a chunk's last row to its first: reverse sums of dG, and
-/// 0 where the floor took the place of the decay. A floor of -infinity never takes effect: nothing
-/// is below it. Where terms cancel, the sum is as good as the terms: g_log, which it is multiplied
-/// with, may be large.
+/// Gradients of log decays, from a chunk's last row to its first: reverse sums of dG, and 0 where
+/// the floor replaced the decay. A floor of -infinity never does. Sums keep their rounding errors,
+/// because g_log, a factor of the result, may be large.
 struct LogDecayGradient {
   const float* dG;
   const float* G;

@@ -1,4 +1,4 @@
-// What gdn2's block functions share: gates of keys and values that are one number an element.
+// Shared by gdn2's block functions: elementwise gates of keys and values.
 #pragma once
 
 #include "device/cpu/tile.hpp"

@@ -1,4 +1,4 @@
-// What invert_unit_lower needs beside the matrix and its inverse.
+// The scratch of invert_unit_lower.
 #pragma once
 
 #include "device/cpu/layout.hpp"

@@ -1,6 +1,6 @@
 // Products whose decay differs by key channel, sum over c of x_rc k_sc exp(G_rc - G_sc). As on CUDA
-// the decay is shared out around an anchor row n between s and r: x exp(G_r - G_n) and
-// k exp(G_n - G_s), both exponents <= 0. Bounded gates admit any n within eight rows of r.
+// the decay is divided at an anchor row n between s and r: x exp(G_r - G_n) and k exp(G_n - G_s),
+// both exponents <= 0. Bounded gates admit any n within eight rows of r.
 #pragma once
 
 #include "device/cpu/chunk.hpp"
@@ -15,7 +15,7 @@ inline int anchor_row(int first, int rows) {
   return !Bounded ? first : first + 8 < rows ? first + 8 : rows - 1;
 }
 
-/// exp(x), for an x that is 0 or less where `Bounded` is not set: elsewhere nobody looks.
+/// exp(x); without `Bounded` only results for x <= 0 are used.
 template <bool Bounded>
 inline f32 anchored_exp(f32 x) {
   return exp(Bounded ? x : at_most(x, f32{}));
@@ -77,8 +77,7 @@ template <class Gate, int Cols>
   }
 }
 
-/// beta of the rows of a kernel with the constants S; ones where gates an element stand in its
-/// place.
+/// beta of the rows of a kernel with the constants S; 1 where elementwise gates replace it.
 template <class S, class Beta>
 static void load_rates(const TokenRows<const Beta>& beta, int rows, float* rate) {
   if constexpr (S::ERASE_WRITE)
@@ -103,7 +102,7 @@ struct IntraProducts {
   static constexpr int kStrip = anchor_rows(kBounded);
 
   Tile<K> q, k, G;    ///< of the chunk's rows, q and k with their scales
-  Tile<K> erasing;    ///< what rows of A are made of: k, or with ERASE_WRITE erase k
+  Tile<K> erasing;    ///< left operand of A: k, or with ERASE_WRITE erase k
   Tile<BT> k_t, G_t;  ///< transposed
   Tile<K> left;       ///< 2 kStrip rows
   Tile<BT> right;     ///< K rows
@@ -122,8 +121,8 @@ struct IntraProducts {
             .products = tile_at<Place.products>(memory)};
   }
 
-  /// Fills in the tiles of a chunk, of whose rows `queries`, `keys` and `erase` are. `scale` is
-  /// scratch of a value a row.
+  /// Fills the tiles of a chunk from its rows of `queries`, `keys` and `erase`. `scale` is scratch
+  /// of a value a row.
   template <class T, class Gate>
   void load(const IntraRows& from, const TokenRows<const T>& queries,
             const TokenRows<const T>& keys, const TokenRows<const Gate>& erase, const float* Gk,
@@ -142,9 +141,9 @@ struct IntraProducts {
     transpose(G, rows, K, G_t);
   }
 
-  /// Products with the keys up to their own, for a strip of rows from `first`: rows of queries,
-  /// then as many of erasing keys, to `products`. Its rows number at most kStrip, and are returned.
-  /// What lies above the diagonal may be anything.
+  /// Products of a strip of rows from `first` with keys at or before them: rows of queries, then as
+  /// many of erasing keys, to `products`. Returns the strip's rows, at most kStrip. Elements above
+  /// the diagonal are undefined.
   int strip(int first, int chunk_rows) const {
     const int rows = chunk_rows - first < kStrip ? chunk_rows - first : kStrip;
     const int keys = kBounded ? first + rows : first;
@@ -165,7 +164,7 @@ struct IntraProducts {
   }
 };
 
-/// dst_s = factor x_s for the `keys` first of `columns`, else 0.
+/// dst_s = factor x_s for the first `keys` of `columns` columns, else 0.
 inline void masked_row(const float* x, float factor, int keys, int columns, float* dst) {
   const i32 lanes = lane_numbers();
   for (int s = 0; s < columns; s += kLanes)

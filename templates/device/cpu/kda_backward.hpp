@@ -4,11 +4,11 @@
 //   dk_r += beta_r p_r,  dbeta_r += k_r . p_r,  with p_r = sum_s dA_rs E_rs k_s
 //
 // by rectangles of rows r and s with an anchor row n: E_rs = exp(G_r - G_n) exp(G_n - G_s), so that
-// each factor rides on one operand of a product. What a pair adds to the gate's gradient in row r
-// it takes away in row s; both are made of the same operands, as the sum over later rows that
-// follows cancels most of it.
+// each operand of a product has one factor. A pair adds a term to the gate's gradient in row r and
+// subtracts it in row s; both use the same operands, since the sum over later rows that follows
+// cancels most of it.
 //
-// beta_r is what a class of rates says: one number a row, or one for each of the row's elements.
+// beta_r is from a class of rates: one number a row, or one for each of the row's elements.
 #pragma once
 
 #include "device/cpu/chunk.hpp"
@@ -33,7 +33,7 @@ inline KeyTiles<Place.q.cols> key_tiles_at(void* memory) {
           .dG = tile_at<Place.dG>(memory)};
 }
 
-/// What IntraBackward works in.
+/// Scratch of IntraBackward.
 template <int Cols>
 struct IntraScratch {
   Tile<Cols> after;           ///< 16 rows: exp(G_r - G_n)
@@ -70,7 +70,7 @@ inline ProductGradients<Place.dA.cols> product_gradients_at(void* memory) {
           .diagonal = vector_at<Place.diagonal>(memory)};
 }
 
-/// Makes `d` of tiles that hold dAqk and dA on and below the diagonal, and zeros above it.
+/// Fills `d` from tiles with dAqk and dA on and below the diagonal, and zeros above it.
 template <int Size>
 static void take_diagonal(const ProductGradients<Size>& d, int rows) {
   for (int r = 0; r < rows; ++r) {
@@ -81,7 +81,7 @@ static void take_diagonal(const ProductGradients<Size>& d, int rows) {
   clear_rows(d.dA, rows, round_up(rows, 16), Size);
 }
 
-/// The derivative of what load_beta applies to beta, from its result.
+/// The derivative of load_beta's activation, from its result.
 template <bool Sigmoid, bool Negative>
 inline float beta_slope(float beta) {
   return Sigmoid ? beta * (1.0F - (Negative ? 0.5F : 1.0F) * beta) : 1.0F;
@@ -104,7 +104,7 @@ struct RowRates {
   void end(int r, const Row& row) const { store(dbeta + r * kLanes, row.dbeta); }
 };
 
-/// Rates of one an element, and their gradients: tiles like those of the keys.
+/// One rate for each element, and their gradients: tiles like those of the keys.
 struct ElementRates {
   const float* rates;
   float* gradients;
@@ -132,7 +132,7 @@ struct RatesKind<true> {
 template <class S>
 using RatesOf = typename RatesKind<S::ERASE_WRITE>::Type;
 
-/// The walk over one chunk's pairs of rows, Cols columns at a time.
+/// Goes over one chunk's pairs of rows, Cols columns at a time.
 template <int Size, int Cols, bool Bounded, class Rates = RowRates>
 struct IntraBackward {
   KeyTiles<Cols> tiles;
@@ -221,7 +221,7 @@ struct IntraBackward {
       }
   }
 
-  /// A row's products with itself: none of their gradients goes to the gate.
+  /// A row's products with itself, which have no gradient of the gate.
   void add_diagonal() const {
     for (int r = 0; r < rows; ++r)
       for (int c = 0; c < columns; c += kLanes) {
@@ -247,7 +247,7 @@ struct IntraBackward {
   }
 
  private:
-  /// Of an element of any of the tiles of Cols columns.
+  /// The offset of an element of any tile of Cols columns.
   static int64 offset(int row, int column) { return row * Tile<Cols>::kStride + column; }
   static void add(Tile<Cols> to, int64 i, f32 x) { store(to.data + i, load(to.data + i) + x); }
   static void subtract(Tile<Cols> from, int64 i, f32 x) {

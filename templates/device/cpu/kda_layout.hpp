@@ -1,12 +1,12 @@
-// What kda's blocks keep in scratch.
+// Scratch of kda's blocks.
 #pragma once
 
 #include "device/cpu/layout.hpp"
 
 namespace wyvern::cpu {
 
-/// Rows that share an anchor: with a bounded gate one strip's rows with themselves too; without,
-/// with the rows before them only, and those among themselves have their own exponents each.
+/// Rows that share an anchor. With a bounded gate also their products with each other use it;
+/// without, each of these pairs has its own exponent.
 constexpr int anchor_rows(bool bounded) { return bounded ? 16 : 8; }
 
 /// Of IntraProducts.
@@ -30,7 +30,7 @@ struct IntraProductsLayout {
   }
 };
 
-/// Of KeyTiles, for chunks of so many rows and so many columns of K at a time.
+/// Of KeyTiles, for chunks of `rows` rows and `columns` columns of K at a time.
 struct KeyTilesLayout {
   TilePlace q, k, G, dq, dk, dG;
   long bytes = 0;
@@ -47,7 +47,7 @@ struct KeyTilesLayout {
   }
 };
 
-/// Of what IntraBackward works in, for such chunks.
+/// Of IntraBackward's scratch, for such chunks.
 struct IntraBackwardLayout {
   TilePlace after, late_q, late_k, sum_q, sum_k, before, early, sum;
   long bytes = 0;
@@ -66,7 +66,7 @@ struct IntraBackwardLayout {
   }
 };
 
-/// Of ProductGradients, for chunks of so many rows.
+/// Of ProductGradients, for chunks of `rows` rows.
 struct ProductGradientsLayout {
   TilePlace dAqk, dA;
   VectorPlace diagonal;
@@ -126,7 +126,7 @@ struct RateBackwardLayout {
   }
 };
 
-/// Partial sums of a vector for each of so many rows, on a processor with the widest vectors.
+/// Floats for a vector of partial sums a row, on a processor with the widest vectors.
 constexpr long row_sums(long rows) { return rows * 16; }
 
 }  // namespace wyvern::cpu

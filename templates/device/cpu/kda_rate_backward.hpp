@@ -1,5 +1,5 @@
-// StateBackward with its rates, beta or with ERASE_WRITE the gates in its place: what kda_bwd_dqkg
-// and kda_wy_dqkg share.
+// StateBackward with its rates, beta or with ERASE_WRITE the erase and write gates, for
+// kda_bwd_dqkg and kda_wy_dqkg.
 #pragma once
 
 #include "device/cpu/kda_state_backward.hpp"
@@ -30,8 +30,8 @@ struct RateBackward {
 
   State state;
   float* rate;   ///< beta of the chunk's rows
-  float* dbeta;  ///< its gradient as far as it goes through states
-  /// Of BK columns of the erase gate: itself, and its gradient as far as it goes through states.
+  float* dbeta;  ///< the part of its gradient through states
+  /// BK columns of the erase gate, and the part of its gradient through states.
   Tile<S::ERASE_WRITE ? S::BK : 0> rates, gradients;
 
   template <RateBackwardLayout<S> Place>
@@ -43,8 +43,8 @@ struct RateBackward {
             .gradients = tile_at<Place.gradients>(memory)};
   }
 
-  /// As StateBackward's, with dv, and dwrite or the first part of dbeta; tensors from the chunk's
-  /// first row on.
+  /// As StateBackward::begin(), and computes dv, and dwrite or the first part of dbeta. Tensors
+  /// start at the chunk's first row.
   void begin(const typename State::Inputs& in, const TokenRows<const DTYPE>& v,
              const TokenRows<const Gate>& beta, const TokenRows<const Gate>& write, DTYPE* dv,
              Gate* dwrite) const {

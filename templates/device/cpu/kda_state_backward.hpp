@@ -1,19 +1,19 @@
-// The gradients of kda through the state and the WY representation, for one chunk and value head;
-// X = Tinv^T dU is the gradient of diag(beta) (V - (exp(G) K) S), S the entering state, dS' the
-// gradient of the leaving one. What beta stands for is left to a class of rates (RowRates).
+// The gradients of kda through the state and the WY representation, for one chunk and value head; X
+// = Tinv^T dU is the gradient of diag(beta) (V - (exp(G) K) S), S the entering state, dS' the
+// gradient of the leaving one. A class of rates (RowRates) is used for beta.
 #pragma once
 
 #include "device/cpu/kda_backward.hpp"
 
 namespace wyvern::cpu {
 
-/// The walk over one chunk's K tiles.
+/// Goes over one chunk's tiles of K.
 template <class S>
 struct StateBackward {
   static constexpr int BT = S::BT, BK = S::BK, K = S::K, V = S::V;
   using DTYPE = Element<S::DTYPE>;
 
-  /// Tensors that the walk reads: whole, or those of a chunk and value head from its first row on.
+  /// Tensors that it reads: whole, or from the first row of a chunk and value head on.
   struct Inputs {
     TokenRows<const DTYPE> q, k, dO;
     const DTYPE *v_new, *Tinv;
@@ -74,7 +74,7 @@ struct StateBackward {
             .k_scale = vector_at<Place.k_scale>(memory)};
   }
 
-  /// X, and what the K tiles need.
+  /// Computes X and loads the other operands of the K tiles.
   void begin(const Inputs& in) const {
     if constexpr (S::QK_L2NORM) {
       load_column(in.q_rstd, in.e.H, in.rows, q_scale);
@@ -96,7 +96,8 @@ struct StateBackward {
     store_products<1>(X, values_t, rows, -1.0F, square, dA, stride);
   }
 
-  /// The gradients of `columns` of K from c, in the tiles; adds to those of the rates.
+  /// Computes the gradients of `columns` columns of K from c on in the tiles; adds to those of the
+  /// rates.
   template <class Rates>
   void tile(const Inputs& in, int c, int columns, float scale, const Rates& rates) const {
     transpose(in.h + int64{c} * V, V, columns, V, h_t);
@@ -137,8 +138,8 @@ struct StateBackward {
       }
   }
 
-  /// Of dO S^T, V' dS'^T and X S^T, in place, the gradients dq, dk and dG; of end[c], the sum of
-  /// dS' S over values, the chunk-end term.
+  /// Turns dO S^T, V' dS'^T and X S^T in place into the gradients dq, dk and dG; end[c], the sum of
+  /// dS' S over values, is the chunk-end term.
   template <class Rates>
   static void finish(const KeyTiles<BK>& tiles, float* end, int rows, int columns, float scale,
                      const Rates& rates) {
@@ -153,7 +154,7 @@ struct StateBackward {
         const f32 dw = -from_start * load(tiles.dG.data + i);  // gradient of beta k, through W
         const f32 dq = scale * from_start * load(tiles.dq.data + i);
         const f32 to_end = exp(load(G_end + c) - G) * load(tiles.dk.data + i);
-        // The last row gives to the chunk's end what it takes.
+        // The last row's term cancels with the chunk-end term.
         const f32 given = r == rows - 1 ? f32{} : k * to_end;
         row.add(i, k, dw);
         store(tiles.dq.data + i, dq);

@@ -1,5 +1,5 @@
-// What a block keeps in scratch memory, described once: the host compiles a layout for the bytes of
-// a launch, the kernel for the places of its tiles and vectors (tile_at, vector_at of tile.hpp).
+// A block's scratch memory, described once: the host compiles a layout for the bytes of a launch,
+// the kernel for the places of its tiles and vectors (tile_at, vector_at of tile.hpp).
 //
 //     template <class S>
 //     struct ScratchLayout {
@@ -35,9 +35,9 @@ struct VectorPlace {
   long offset = 0;
 };
 
-/// Hands out scratch from its start on, in whole cache lines.
+/// Allocates scratch from its start on, in whole cache lines.
 struct LayoutBuilder {
-  long bytes = 0;  ///< handed out so far
+  long bytes = 0;  ///< allocated so far
 
   /// A tile with its rows padded to whole 8, as products on any processor need them.
   constexpr TilePlace tile(long rows, long cols) {
@@ -51,8 +51,8 @@ struct LayoutBuilder {
     bytes = result.bytes;
     return result;
   }
-  /// Makes room for what another builder, begun as a copy of this one, handed out in the same
-  /// place.
+  /// Extends to the end of another builder that began as a copy of this one, so that both use the
+  /// same memory.
   constexpr void cover(const LayoutBuilder& other) {
     if (other.bytes > bytes) bytes = other.bytes;
   }

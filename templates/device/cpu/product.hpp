@@ -1,4 +1,4 @@
-// The tile product, where nearly all the time goes.
+// The tile product, which takes nearly all of the time.
 #pragma once
 
 #include "device/cpu/tile.hpp"
@@ -8,9 +8,9 @@ namespace wyvern::cpu {
 /// How A is laid out: element (i, p) at a[i * lda + p], or at a[p * lda + i].
 enum class Layout { rows, columns };
 
-/// What is known to be zero or not wanted above a diagonal: nothing, A's part (p > i), B's part
-/// (j > p), or the result's (j > i), which is then left unwritten outside the diagonal's blocks.
-/// a_transposed: A is a lower triangle's transpose, its part below the diagonal (p < i) is zero.
+/// What is zero or not needed above a diagonal: nothing, A's part (p > i), B's part (j > p), or the
+/// result's (j > i), which is then not written outside the diagonal's blocks. a_transposed: A is a
+/// lower triangle's transpose, its part below the diagonal (p < i) is zero.
 enum class Lower { none, a, a_transposed, b, c };
 
 namespace detail {

@@ -1,7 +1,7 @@
-// The reverse state scan's walk through chunks, from the last to the first, for the templates that
-// scan whole sequences, segments for their effect on a state's gradient, and segments from a known
-// one. A block has BV columns of the gradient of the state of one value head, which stays in
-// scratch from the last chunk to the first.
+// The reverse state scan of chunks, from the last to the first, for the templates that scan whole
+// sequences, segments for their map of gradients, and segments from a known gradient. A block has
+// BV columns of the gradient of the state of one value head, which stays in scratch from the last
+// chunk to the first.
 #pragma once
 
 #include "device/cpu/chunk.hpp"
@@ -25,7 +25,7 @@ struct ReverseScan {
     float* end;  ///< exp(G_end), of the head or of each key channel, for each row of the state
   };
 
-  /// Scratch of a walk.
+  /// Scratch of a scan.
   struct Work {
     Tile<BV> state;
     Tile<K> keys;
@@ -42,9 +42,9 @@ struct ReverseScan {
                       .end = vector_at<Place.end>(memory)}};
   }
 
-  /// Takes the state's gradient through `length` tokens that start at a chunk, last chunk to first;
-  /// dO and dv_local take part where there are `Values`. Where `Stored`, the gradient of the state
-  /// that leaves each chunk goes to `dh` and dU to `du`, both at the first chunk's first element.
+  /// Scans `length` tokens that start at a chunk, last chunk to first, and updates the state's
+  /// gradient; dO and dv_local are 0 without `Values`. Where `Stored`, writes the gradient of the
+  /// state that leaves each chunk to `dh` and dU to `du`, both at the first chunk's first element.
   template <bool Values, bool Stored>
   static void run(const Work& work, const Inputs& in, int64 length, int columns, DTYPE* dh,
                   DTYPE* du) {

@@ -1,6 +1,6 @@
-// The state scan's walk through chunks, for the templates that scan whole sequences, segments for
-// their effect on a state, and segments from a known state. A block has BV columns of the state of
-// one value head, which stays in scratch from the first chunk to the last.
+// The state scan of chunks, for the templates that scan whole sequences, segments for their map of
+// states, and segments from a known state. A block has BV columns of the state of one value head,
+// which stays in scratch from the first chunk to the last.
 #pragma once
 
 #include "device/checkpoints.hpp"
@@ -18,7 +18,7 @@ struct ForwardScan {
   using U_DTYPE = Element<S::U_DTYPE>;
   using Inputs = ForwardScanInputs<S>;
 
-  /// Scratch of a walk.
+  /// Scratch of a scan.
   struct Work {
     Tile<BV> state;
     Tile<K> keys;
@@ -34,19 +34,21 @@ struct ForwardScan {
             .end_decay = vector_at<Place.end_decay>(memory)};
   }
 
-  /// Takes the state through `length` tokens, from a chunk's first on. Where `Stored`, the state
-  /// that enters each chunk goes to `h` and V' to `v_new`, both at their first element.
-  /// write(kept) keeps the state at checkpoint `kept`; the walk has `passed` tokens of its sequence
-  /// behind. A chunk's V' does not depend on where a checkpoint divides it.
-  template <bool Values, bool Stored, class Kept = NoCheckpoints, class Write = NoCheckpoints>
+  /// Scans `length` tokens that start at a chunk and updates the state. Where `Stored`, writes the
+  /// state that enters each chunk to `h` and V' to `v_new`, both at their first element.
+  /// write(checkpoint) stores the state at `checkpoint`; `passed` tokens of the sequence are before
+  /// the scan. A chunk's V' does not depend on where a checkpoint divides it.
+  template <bool Values, bool Stored, class Checkpoint = NoCheckpoints, class Write = NoCheckpoints>
   static void run(const Work& work, const Inputs& in, int64 length, int columns, DTYPE* h,
-                  DTYPE* v_new, uint32 passed = 0, Kept kept = {}, const Write& write = {}) {
+                  DTYPE* v_new, uint32 passed = 0, Checkpoint checkpoint = {},
+                  const Write& write = {}) {
     const Extents& e = in.e;
     for (int64 done = 0; done < length; done += BT) {
       const int rows = static_cast<int>(length - done < BT ? length - done : BT);
       const int64 at = done * e.HV;
       int inside = 0;
-      if constexpr (Kept::kInside) inside = kept.inside(passed + static_cast<uint32>(done), rows);
+      if constexpr (Checkpoint::kInside)
+        inside = checkpoint.inside(passed + static_cast<uint32>(done), rows);
       if constexpr (Stored)
         store_tile(work.state, K, columns, h + done / BT * (int64{e.HV} * K * V), V);
       load_decays(e, in.G + at, in.Gk + at * K, in.k_rstd + done * e.H, rows, work.decay,
@@ -59,28 +61,28 @@ struct ForwardScan {
       new_values<Values, Stored>(in, in.u + at * V, v_new + at * V, rows, columns, work.decay,
                                  work.values);
       load_tile(in.k.at(done, 0), rows, K, work.keys);
-      if constexpr (Kept::kInside) {
+      if constexpr (Checkpoint::kInside) {
         if (inside != 0) {
           if constexpr (S::VECTOR_GATE)
             decay_keys(e, in.own_k.at(done, 0), in.Gk + at * K, inside, work.keys);
           multiply_add<Layout::columns>(K, columns, inside, work.keys, work.values, work.state,
                                         work.end_decay);
-          write(kept);
-          kept.pass();
+          write(checkpoint);
+          checkpoint.pass();
           load_end_decay(e, in.G + at, in.Gk + at * K, inside - 1, rows - 1, work.end_decay);
         }
       }
       multiply_add<Layout::columns>(K, columns, rows - inside, work.keys.from(inside),
                                     work.values.from(inside), work.state, work.end_decay);
-      if constexpr (Kept::kAny) {
-        if (kept.next != passed + done + rows) continue;
-        write(kept);
-        kept.pass();
+      if constexpr (Checkpoint::kAny) {
+        if (checkpoint.next != passed + done + rows) continue;
+        write(checkpoint);
+        checkpoint.pass();
       }
     }
   }
 
-  /// Of sequence n, behind its first `passed` tokens.
+  /// The first checkpoint of sequence n after its first `passed` tokens.
   template <class Index>
   static Checkpoints<S> find_checkpoints(uint32 passed, int64 n, const Extents& e,
                                          const int32* seq_offsets,
@@ -91,8 +93,8 @@ struct ForwardScan {
                                  checkpoint_offsets);
   }
 
-  /// Zeros in the block's columns of the chunk slots that no sequence has, which the sequences
-  /// share out.
+  /// Writes zeros to the block's columns of unused chunk slots, of which each sequence clears a
+  /// part.
   static void clear_unused_slots(DTYPE* h, int64 n, int64 hv, int columns,
                                  const int32* chunk_offsets, const Extents& e) {
     for (int64 slot = chunk_offsets[e.N] + n; slot < e.NT; slot += e.N) {
@@ -103,8 +105,8 @@ struct ForwardScan {
   }
 
  private:
-  /// The first `rows` rows of keys, at a chunk's first, decayed to the last of them, in the place
-  /// of kg's: what kg holds may be too little to go back from.
+  /// Replaces a chunk's first `rows` rows of kg by k decayed to the last of them; computed from k,
+  /// since kg may have decayed to 0.
   static void decay_keys(const Extents& e, const TokenRows<const DTYPE>& k, const float* Gk,
                          int rows, Tile<K> keys) {
     load_tile(k, rows, K, keys);
@@ -141,9 +143,8 @@ struct ForwardScan {
     }
   }
 
-  /// V' = U - W S for one chunk, or -W S without `Values`, to v_new where `Stored`; what its rows
-  /// add to the state at the chunk's end, exp(G_end - G_r) V'_r (times the key's scale), replaces
-  /// W S in `tile`.
+  /// V' = U - W S for one chunk, or -W S without `Values`, to v_new where `Stored`; the operand of
+  /// the state's update, exp(G_end - G_r) V'_r (times the key's scale), replaces W S in `tile`.
   template <bool Values, bool Stored>
   static void new_values(const Inputs& in, const U_DTYPE* u, DTYPE* v_new, int rows, int columns,
                          const float* decay, Tile<BV> tile) {
@@ -166,9 +167,9 @@ struct ForwardScan {
     }
   }
 
-  /// exp(G_end), of one gate or of each key channel, to `end_decay`, and what a row of V' takes
-  /// along to the chunk's end, exp(G_end - G_r) and its key's scale, to `decay`: 1 with kg, whose
-  /// rows have both.
+  /// exp(G_end), of one gate or of each key channel, to `end_decay`, and each row's factor in the
+  /// state's update, exp(G_end - G_r) times its key's scale, to `decay`: 1 with kg, whose rows
+  /// include both.
   static void load_decays(const Extents& e, const float* G, const float* Gk, const float* k_rstd,
                           int rows, float* decay, float* end_decay) {
     if constexpr (S::VECTOR_GATE) {

@@ -1,11 +1,11 @@
-// What the state scans' blocks keep in scratch.
+// Scratch of the state scans' blocks.
 #pragma once
 
 #include "device/cpu/layout.hpp"
 
 namespace wyvern::cpu {
 
-/// Of a walk from the first chunk to the last (ForwardScan).
+/// Of ForwardScan.
 template <class S>
 struct ForwardScanLayout {
   TilePlace state, keys, values;
@@ -22,7 +22,7 @@ struct ForwardScanLayout {
   }
 };
 
-/// Of a walk from the last chunk to the first (ReverseScan).
+/// Of ReverseScan.
 template <class S>
 struct ReverseScanLayout {
   TilePlace state, keys, values;
@@ -40,7 +40,7 @@ struct ReverseScanLayout {
   }
 };
 
-/// Of a walk from segment to segment (SegmentStates).
+/// Of SegmentStates.
 template <class S>
 struct SegmentStatesLayout {
   TilePlace state, next, M;

@@ -1,4 +1,4 @@
-// Segments of long sequences, which scans work on at once.
+// Segments of long sequences, which are scanned in parallel.
 #pragma once
 
 #include "device/cpu/types.hpp"

@@ -1,4 +1,4 @@
-// BV columns of a state in scratch, from and to the layout of the caller's states.
+// Loads and stores BV columns of a state in scratch in the layout of the caller's states.
 #pragma once
 
 #include "device/cpu/tile.hpp"
@@ -10,8 +10,8 @@ template <class S>
 struct CallerState {
   static constexpr int K = S::K, V = S::V;
 
-  /// Loads BV columns of a caller's state from where they start. Elements of 8 bits count times
-  /// `scale`; others have none.
+  /// Loads BV columns of a caller's state. Elements of 8 bits are multiplied by `scale`; others
+  /// have no scale.
   template <class T>
   static void load(const T* from, int columns, Tile<S::BV> state, float scale = 1.0F) {
     if constexpr (S::STATE_V_FIRST)
@@ -29,10 +29,10 @@ struct CallerState {
       store_tile(state, K, columns, to, V, 1.0F / scale);
   }
 
-  /// Takes the block's columns of a state into the unit of a walk's states, at least `least`, which
-  /// is chosen by the whole state of the head: the K V elements at `entering`, times `scale`; null:
-  /// zeros. Returns the unit, and writes it for each of `chunks` to `units`, at the first, unless
-  /// null.
+  /// Converts the block's columns of a state to the unit of a scan's states, at least `least`. The
+  /// unit depends on the head's whole state: the K V elements at `entering`, times `scale`; null:
+  /// zeros. Returns the unit, and writes it to `units` for each of `chunks` chunks from the first
+  /// on, unless null.
   template <class T>
   static float enter_unit(const T* entering, float scale, Tile<S::BV> state, int columns,
                           int64 chunks, const Extents& e, float* units, float least) {
@@ -56,7 +56,7 @@ struct CallerState {
   static int64 columns_at(int first_column) {
     return S::STATE_V_FIRST ? int64{first_column} * K : first_column;
   }
-  /// The same from the start of states [N, HV, ...], of sequence n.
+  /// The same for sequence n, from the start of states [N, HV, ...].
   static int64 start(int64 n, int64 hv, int first_column, const Extents& e) {
     return (n * e.HV + hv) * K * V + columns_at(first_column);
   }

@@ -1,10 +1,10 @@
-// Tiles of fp32 in scratch memory and their exchange with tensors.
+// Tiles of fp32 in scratch memory, loaded from tensors and stored to them.
 //
 // The columns of a tile from its last one to the next whole vector are 0. Rows that are loaded for
 // a product are padded with rows of 0 to whole kTileRows.
 //
-// What takes tiles is static, not inline: the compiler carries constants, a tile's stride above
-// all, from its calls into the functions of `detail`, which are compiled once for all their calls.
+// Functions of tiles are static, not inline: the compiler propagates constants, above all a tile's
+// stride, from their calls into the functions of `detail`, which are compiled once for all calls.
 #pragma once
 
 #include "device/cpu/layout.hpp"
@@ -140,7 +140,7 @@ static void store_tile(Tile<C> src, int rows, int columns, T* dst, int64 stride,
   detail::store_tile(src.data, src.kStride, rows, columns, dst, stride, factor);
 }
 
-/// Zeros in `columns` elements of rows that lie `stride` elements apart: the output of a null
+/// Zeros in `columns` elements of rows with a stride of `stride` elements: the output of a null
 /// sequence.
 template <class T>
 static void clear_output(int64 rows, int columns, T* to, int64 stride) {
@@ -183,8 +183,8 @@ inline void transpose_square(f32 (&m)[kLanes]) {
 }
 
 /// dst (columns x rows) = src^T (src is rows x columns), times `factor` where `Scaled`; strides
-/// count elements. `Pad`: dst is a tile, whose columns from `rows` to the next whole vector become
-/// 0; else nothing else is written.
+/// count elements. `Pad`: dst is a tile, whose columns from `rows` to the next whole vector are set
+/// to 0.
 template <bool Pad, bool Scaled = false, class From, class To>
 [[gnu::noinline]] static void transpose(const From* src, int64 stride, int rows, int columns,
                                         To* dst, int64 ld, float factor = 1.0F) {

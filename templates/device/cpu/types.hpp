@@ -1,4 +1,4 @@
-// What the generator puts before everything else in CPU templates.
+// The prelude that the generator puts before every CPU template.
 #pragma once
 
 #include "device/types.hpp"
@@ -7,7 +7,7 @@ namespace wyvern::cpu {}
 
 /// Begins the definition of a block function: one call is one block of the grid, on one thread. It
 /// has the tensors and sizes that WYVERN_PARAMETERS declares, `block`, which of the grid's blocks
-/// this is, and `memory`, scratch aligned to 64 bytes. What comes before it is the entry point.
+/// this is, and `memory`, scratch aligned to 64 bytes. The text before it is the entry point.
 #define WYVERN_BLOCK                                                                           \
   static void run_block(WYVERN_PARAMETERS, const wyvern::int64* block, void* memory);          \
   extern "C" void wyvern_kernel(void* const* tensors, const wyvern::Extents* extents,          \

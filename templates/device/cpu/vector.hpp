@@ -1,4 +1,4 @@
-// Vectors of fp32, as wide as the processor's registers, and their exchange with memory.
+// Vectors of fp32, as wide as the processor's registers, and their loads and stores.
 #pragma once
 
 #include "device/cpu/types.hpp"

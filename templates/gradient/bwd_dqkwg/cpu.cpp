@@ -1,5 +1,5 @@
-// dQ, the part of dK that attention and state make, dW and their part of the gate's gradient, of
-// one chunk and value head.
+// dQ, dW, and the parts of dK and of the gate's gradient through attention and the state, of one
+// chunk and value head.
 #include "device/cpu/backward.hpp"
 #include "gradient/bwd_dqkwg/cpu_layout.hpp"
 
@@ -43,7 +43,7 @@ WYVERN_BLOCK {
   load_tile(rows_in(chunk, dO, dO_stride, hv * V), rows, V, d_out);
   load_tile(du + at * V, int64{e.HV} * V, rows, V, d_values);
   transpose(v_new + at * V, int64{e.HV} * V, rows, V, values_t);
-  // Tiles of fp32 need no units.
+  // Tiles are fp32, so they need no units.
   const float unit = STATE_UNIT ? state_unit[slot * e.HV + hv] : 1.0F;
   const float d_unit = STATE_UNIT ? dstate_unit[slot * e.HV + hv] : 1.0F;
   if constexpr (STATE_UNIT) {

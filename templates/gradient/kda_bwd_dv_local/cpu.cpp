@@ -4,7 +4,7 @@
 #include "device/state_unit.hpp"
 #include "gradient/kda_bwd_dv_local/cpu_layout.hpp"
 
-/// Rows of a product that starts at the diagonal: what is left of it is zero.
+/// Rows of one product, which starts at the diagonal: elements left of it are zero.
 constexpr int kStrip = 16;
 
 constexpr kda_bwd_dv_local::ScratchLayout kScratch{Spec{}};

@@ -1,5 +1,5 @@
-// All gradients of one chunk and value head but the gate's sum, BK columns of K at a time: what
-// passes between the stages stays in scratch.
+// All gradients of one chunk and value head but the gate's sum, BK columns of K at a time: tensors
+// between the stages stay in scratch.
 #include "device/cpu/kda_rate_backward.hpp"
 #include "gradient/kda_wy_dqkg/cpu_layout.hpp"
 

@@ -1,4 +1,4 @@
-// The gradients behind W, U and A of one chunk and value head, added to what bwd_dqkwg made: dK,
+// The gradients through W, U and A of one chunk and value head, added to those of bwd_dqkwg: dK,
 // dV, dbeta and dG.
 #include "device/cpu/backward.hpp"
 #include "gradient/wy_bwd/cpu_layout.hpp"

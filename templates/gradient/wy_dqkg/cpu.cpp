@@ -53,7 +53,7 @@ WYVERN_BLOCK {
   load_tile(Tinv + at * BT, int64{e.HV} * BT, rows, BT, inverse);
   load_tile(du + at * V, int64{e.HV} * V, rows, V, d_out);
   transpose(v_new + at * V, int64{e.HV} * V, rows, V, values_t);
-  // Tiles of fp32 need no units.
+  // Tiles are fp32, so they need no units.
   const float unit = STATE_UNIT ? state_unit[slot * e.HV + hv] : 1.0F;
   const float d_unit = STATE_UNIT ? dstate_unit[slot * e.HV + hv] : 1.0F;
   if constexpr (STATE_UNIT) {

@@ -3,7 +3,7 @@
 #include "device/cpu/inverse.hpp"
 #include "intra/solve_tril/cpu_layout.hpp"
 
-/// dst = -A below the diagonal, 0 elsewhere; nothing else of A is looked at.
+/// dst = -A below the diagonal, 0 elsewhere; no other element of A is read.
 static void load_negated(const float* A, const Extents& e, int rows, Tile<BT> dst) {
   const i32 lanes = lane_numbers();
   for (int r = 0; r < rows; ++r)

@@ -1,6 +1,5 @@
-// What a segment does to the gradient of a state, dS -> dM dS + dR: dR is what the reverse scan
-// makes of zeros, and dM what it makes of the identity when there are no values. One call is BV
-// columns of dM or of dR.
+// A segment's map of a state's gradient, dS -> dM dS + dR: dR is the reverse scan from zeros, dM
+// the reverse scan from the identity without values. One call is BV columns of dM or of dR.
 #include "device/cpu/reverse_scan.hpp"
 #include "device/cpu/segment.hpp"
 #include "device/state_unit.hpp"

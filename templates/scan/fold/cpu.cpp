@@ -5,7 +5,8 @@
 
 constexpr fold::ScratchLayout<Spec> kScratch{Spec{}};
 
-/// Whether M is 0: no sequence goes through the range, and what is not finite stays on its side.
+/// Whether M is 0: no sequence continues through the range, and numbers that are not finite do not
+/// cross it.
 static bool is_zero(Tile<K> M) {
   bool zero = true;
   for (int r = 0; r < K; ++r)

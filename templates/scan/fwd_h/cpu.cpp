@@ -18,7 +18,7 @@ WYVERN_BLOCK {
   const int64 slot = VARLEN ? chunk_offsets[n] : n * ((e.T + BT - 1) / BT);
   const StateSlots slots =
       find_states<Spec>(n, static_cast<int>(hv), e, state_stride, state_index, output_state_index);
-  if (slots.null) return;  // its output is 0, whatever is in h and V'
+  if (slots.null) return;  // h and V' of a null sequence are not read
   const int64 columns_at = State::columns_at(first_column);
 
   const Scan::Work work = Scan::work_at<kScratch>(memory);
@@ -38,9 +38,11 @@ WYVERN_BLOCK {
   Scan::run<true, true>(
       work, tensors.at(first, hv, first_column), length, columns,
       h + (slot * e.HV + hv) * K * V + first_column, v_new + (first * e.HV + hv) * V + first_column,
-      0, Scan::find_checkpoints(0, n, e, seq_offsets, checkpoint_offsets), [&](const auto& kept) {
+      0, Scan::find_checkpoints(0, n, e, seq_offsets, checkpoint_offsets),
+      [&](const auto& checkpoint) {
         State::store(work.state, columns,
-                     checkpoints + kept.element(static_cast<int>(hv), e) + columns_at, 1.0F / unit);
+                     checkpoints + checkpoint.element(static_cast<int>(hv), e) + columns_at,
+                     1.0F / unit);
       });
   if constexpr (VARLEN && KEEP_STATES)
     Scan::clear_unused_slots(h + first_column, n, hv, columns, chunk_offsets, e);

@@ -15,7 +15,7 @@ WYVERN_BLOCK {
   const Segments::Work work = Segments::work_at<kScratch>(memory);
   const StateSlots slots =
       find_states<Spec>(n, static_cast<int>(hv), e, state_stride, state_index, output_state_index);
-  if (slots.null) return;  // nobody walks on from its states
+  if (slots.null) return;  // no kernel reads a null sequence's states
   if ((INPLACE_STATE || INITIAL_STATE) && starts_from_slot<Spec>(n, has_initial_state))
     State::load(
         (INPLACE_STATE ? state : initial_state) + slots.from + State::columns_at(first_column),

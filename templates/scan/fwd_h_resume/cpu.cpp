@@ -20,7 +20,7 @@ WYVERN_BLOCK {
   const int64 n = segment.sequence;
   const StateSlots slots =
       find_states<Spec>(n, static_cast<int>(hv), e, state_stride, state_index, output_state_index);
-  if (slots.null) return;  // its output is 0, whatever is in h and V'
+  if (slots.null) return;  // h and V' of a null sequence are not read
   const int64 slot = (VARLEN ? chunk_offsets[n] : n * ((e.T + BT - 1) / BT)) + segment.index * SEG;
 
   const Scan::Work work = Scan::work_at<kScratch>(memory);
@@ -35,9 +35,9 @@ WYVERN_BLOCK {
                         h + (slot * e.HV + hv) * K * V + first_column,
                         v_new + (segment.token * e.HV + hv) * V + first_column, passed,
                         Scan::find_checkpoints(passed, n, e, seq_offsets, checkpoint_offsets),
-                        [&](const auto& kept) {
+                        [&](const auto& checkpoint) {
                           State::store(work.state, columns,
-                                       checkpoints + kept.element(static_cast<int>(hv), e) +
+                                       checkpoints + checkpoint.element(static_cast<int>(hv), e) +
                                            State::columns_at(first_column),
                                        1.0F / unit);
                         });

@@ -1,5 +1,5 @@
-// What a segment does to a state, S -> M S + R: R is what the scan makes of a state of zeros, and M
-// what it makes of the identity when there are no values. One call is BV columns of M or of R.
+// A segment's map of a state, S -> M S + R: R is the scan from zeros, M the scan from the identity
+// without values. One call is BV columns of M or of R.
 #include "device/cpu/scan.hpp"
 #include "device/cpu/segment.hpp"
 #include "device/state_unit.hpp"

@@ -1,4 +1,4 @@
-// Rows of the steps of ROWS tokens as rows of tokens: that of one of a token's steps.
+// The rows of ROWS tokens from rows of their steps: each token's first or last step.
 #include "device/cpu/tile.hpp"
 
 constexpr int kRow = H * K;

@@ -1,4 +1,5 @@
-// Rows of ROWS tokens as rows of steps: a token's row at one of its steps, zeros at the others.
+// The rows of the steps of ROWS tokens: a token's row at its first or last step, zeros at the
+// others.
 #include "device/cpu/tile.hpp"
 
 constexpr int kRow = H * K;

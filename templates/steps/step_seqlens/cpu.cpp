@@ -1,5 +1,5 @@
-// The boundaries of sequences in steps, ROWS of them. What lies outside [0, T] is brought inside
-// first, so that a bad cu_seqlens cannot overflow.
+// The boundaries of sequences in steps, ROWS of them, clamped to [0, T] first, so that a bad
+// cu_seqlens cannot overflow.
 #include "device/cpu/vector.hpp"
 
 WYVERN_BLOCK {
