@@ -10,9 +10,9 @@
 namespace wyvern {
 namespace {
 
-// exp(-24) is 4e-11, far below fp32's resolution of 6e-8: what such a gate lets through is lost in
-// the rounding of what comes after it. A lower floor would cost the chunk's other gates digits, as
-// they are differences of sums that hold this one.
+// exp(-24) is 4e-11, far below fp32's resolution of 6e-8: a state after such a decay is lost in the
+// rounding of later updates. A lower floor would cost the chunk's other gates digits, since they
+// are differences of sums that include this one.
 constexpr float kGateFloor = -24.0F;
 
 constexpr std::size_t kWorkspaceAlignment = 256;
@@ -37,8 +37,8 @@ std::size_t buffer_bytes(const TensorSpec& tensor) {
   return (bytes_of(tensor) + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
 }
 
-/// A broken promise of g >= lower_bound costs accuracy, but no overflow: gates are kept a little
-/// below it.
+/// A broken promise of g >= lower_bound costs accuracy, but does not overflow: gates are clamped a
+/// little below it.
 float gate_floor_of(const Problem& problem) {
   return gate_is_bounded(problem) ? 1.2F * *problem.lower_bound : kGateFloor;
 }

@@ -412,7 +412,7 @@ wyvern_status wyvern_prepare(wyvern_runtime* runtime, const wyvern_device* devic
     const auto choice = read_options(options, "options");
     auto [prepared, outdated] = prepare(given(runtime, "runtime"), given(device, "device").device,
                                         given(problem, "problem").problem, choice);
-    // The default plan was given, but by nobody's choice.
+    // The default plan was passed, but not chosen by a user.
     const std::int32_t origin =
         choice.policy == WYVERN_POLICY_OFF ? WYVERN_ORIGIN_DEFAULT : origin_of(prepared.origin());
     std::string plan = plan_to_json(prepared.plan());

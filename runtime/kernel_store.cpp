@@ -142,8 +142,8 @@ ArtifactClaim KernelStore::claim_of(const Task& task, Time give_up) {
   return claim;
 }
 
-/// Compiles the kernel unless another process is compiling it; then waits and takes it from the
-/// cache. Holds one claim at most, and none while it waits, so that nobody waits in a circle.
+/// Compiles the kernel unless another process is compiling it; then waits and loads it from the
+/// cache. Holds at most one claim, and none while it waits, so that there is no deadlock.
 KernelStore::Entry KernelStore::compiled_once(DeviceImpl& device, const Task& task, Time give_up) {
   std::optional<ArtifactClaim> claim = claim_of(task, give_up);
   if (std::optional<Entry> entry = from_cache(device, task)) return std::move(*entry);
@@ -185,7 +185,7 @@ void KernelStore::load(OperatorImpl& op) {
     futures = futures_of(op, tasks);
     make(op.device.impl(), tasks);
   } catch (...) {
-    // No memory, no thread: nobody must wait for ever.
+    // Without memory or a thread, those who wait must still get an error.
     for (Task& task : tasks)
       if (!task.settled) fail(task, std::current_exception());
     throw;

@@ -18,7 +18,7 @@ class TunedFor {
   /// `device`: the device's key.
   TunedFor(std::string_view device, const ProblemKey& key);
 
-  /// What must be the same: other problems have no distance.
+  /// Fields that must be equal; other problems have no distance.
   const std::string& kernels() const noexcept { return kernels_; }
 
  private:
@@ -29,11 +29,11 @@ class TunedFor {
   double chains_ = 0, length_ = 0, group_ = 0, threads_ = 0;
 };
 
-/// The distance of the problem `wanted` from the tuned problem `found`; nothing where a plan of one
-/// may not serve the other. A plan's speed depends on the number of chains of chunks (sequences
-/// times value heads) and the length of the longest: each doubling of either counts 1, a doubling
-/// of threads 1, of value heads per key head 0.5; options count as ProblemField::distance says. All
-/// else in a family must be the same. Half of a model's heads at twice the batch has distance 0.
+/// The distance of the problem `wanted` from the tuned problem `found`; nothing if a plan of one
+/// may not be used for the other. A plan's speed depends on the number of scans (sequences times
+/// value heads) and the length of the longest: each doubling of either counts 1, a doubling of
+/// threads 1, of value heads per key head 0.5; options count as ProblemField::distance says. All
+/// else in a family must be equal. Half of a model's heads at twice the batch has distance 0.
 std::optional<double> tuning_distance(const TunedFor& wanted, const TunedFor& found);
 /// The same on one device.
 std::optional<double> tuning_distance(const ProblemKey& wanted, const ProblemKey& found);

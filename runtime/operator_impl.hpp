@@ -82,7 +82,7 @@ class OperatorImpl {
   /// complete bindings.
   void find_strided();
 
-  /// Whether check() accepts this tensor at index `place`, whatever the others are.
+  /// Whether check() accepts this tensor at index `place`, independent of the others.
   bool takes(std::size_t place, const TensorView& tensor) const;
   /// Throws Error(kBadInput) for the first of the caller's tensors that does not fit its spec, for
   /// a workspace that is not aligned, and where a tensor that the launch writes shares memory with

@@ -41,7 +41,7 @@ void extend(const Problem& problem, std::span<const StageUse> uses, std::size_t 
   }
 }
 
-/// One template's step of a plan, and what it takes.
+/// One template's step of a plan, and its cost.
 struct Priced {
   PlanStep step;
   double us = 0;
@@ -113,17 +113,17 @@ class Cheapest {
   const std::span<const StageUse> uses_;
   const Target& target_;
   std::vector<std::vector<Covering>> covers_;  ///< by first use
-  /// Steps of the chunk size looked at, whatever segments there are.
+  /// Steps of the current chunk size, for any segment length.
   std::map<std::pair<std::size_t, const Template*>, std::optional<Priced>> whole_;
   std::optional<Plan> plan_;
   double us_ = std::numeric_limits<double>::infinity();
 };
 
-/// How U is stored between kernels: as the inputs, or in fp32 where a chunk has at least twice as
-/// many rows as keys have elements. Rows of U are as large as values are, whatever K. A state of K
-/// rows has no room for what 64 of them add: without decay most of it is overwritten again inside
-/// the chunk. The sum over the chunk cancels, the errors of its terms do not, so that at K = 16
-/// each rounding to 16 bits counts about twice, and the state and o broke their bounds.
+/// How U is stored between kernels: as the inputs, or in fp32 if a chunk has at least twice as many
+/// rows as keys have elements. Rows of U are as large as values for any K. A state of K rows cannot
+/// hold the updates of 64 rows: without decay most of them are overwritten inside the chunk. The
+/// sum over the chunk cancels, the rounding errors of its terms do not: at K = 16 each rounding to
+/// 16 bits counts about twice, and the state and o exceeded their bounds.
 DType u_dtype(const Problem& problem) { return problem.K <= 32 ? DType::fp32 : problem.dtype; }
 
 }  // namespace
@@ -179,7 +179,7 @@ Constants problem_constants(const Problem& problem) {
   c.STATE_ROWS = problem.state_v_first ? problem.V : problem.K;
   c.STATE_COLS = problem.state_v_first ? problem.K : problem.V;
   c.U_DTYPE = u_dtype(problem);
-  // Of a fold as a stage on its own; bind_fold() has the options of a Fold in their place.
+  // Constants of a fold as a stage on its own; bind_fold() replaces them by the options of a Fold.
   c.TRANSITION = true;
   c.BACKWARDS = problem.pass == Pass::backward;
   c.SUMMARY_COLUMNS = problem.V + problem.K;
@@ -356,14 +356,14 @@ std::vector<Plan> enumerate_plans(const Problem& problem, const Target& target, 
   return plans;
 }
 
-/// Sequences and tokens of each that stand for every batch of decoding: a server decodes many
-/// sequences together, and there a template costs most or saves most; one token each, several where
-/// drafts are verified. And those that stand for every prefill, too short for segments.
+/// The sequences and tokens of each by which every decoding batch's plan is chosen: a server
+/// decodes many sequences together, and there templates differ most; one token each, several if
+/// drafts are verified. And those for every prefill, too short for segments.
 constexpr std::int64_t kDecodedSequences = 64, kDecodedTokens = 2;
 constexpr std::int64_t kPrefilledSequences = 8, kPrefilledTokens = 1023;
 
-/// The problem that stands for every batch of a batch_invariant one: what is left of it are heads,
-/// dimensions, dtypes and options.
+/// The problem by which all batches of a batch_invariant problem choose one plan: it has the same
+/// heads, dimensions, dtypes and options.
 static Problem representative(Problem problem) {
   if (problem.pass != Pass::recurrent) {
     problem.packed = false;  // whose chunks are counted more exactly than a pack's
@@ -374,7 +374,7 @@ static Problem representative(Problem problem) {
   problem.N = kDecodedSequences;
   problem.B = problem.packed ? 1 : problem.N;
   problem.T = kDecodedTokens * problem.N / problem.B;
-  // A sequence may go on from its final state: its pieces differ in which states they have.
+  // A sequence may continue from its final state: its pieces differ in which states they have.
   if (!problem.inplace_state) problem.initial_state = problem.output_final_state = true;
   problem.disable_state_update = false;
   return problem;
@@ -414,8 +414,8 @@ double plan_cost(const Problem& problem, const Plan& plan, const Target& target)
 }
 
 std::span<const std::int64_t> chunk_sizes(const Problem& problem, DeviceKind device) {
-  // Of each operator those that divide 64, so that chunks of a sequence that goes on after a
-  // multiple of 64 tokens begin where those of the whole do.
+  // Each operator's chunk sizes that divide 64, so that a sequence that continues after a multiple
+  // of 64 tokens has the same chunks as the whole sequence.
   static constexpr std::array<std::int64_t, 3> kDivide64{64, 32, 16};
   const std::span<const std::int64_t> all =
       problem.batch_invariant ? std::span<const std::int64_t>(kDivide64)

@@ -19,7 +19,7 @@
 
 namespace wyvern {
 
-/// How a tuned problem differs from the wanted one. Lesser values come first.
+/// How a tuned problem differs from the requested one. Lesser values come first.
 enum class Kinship : std::uint8_t {
   exact,    ///< the same problem, under any driver
   extents,  ///< other tokens or sequences only
@@ -27,7 +27,7 @@ enum class Kinship : std::uint8_t {
             ///< carry_over()
 };
 
-/// A winner whose plan may serve the wanted problem.
+/// A winner whose plan may serve the requested problem.
 struct Contender {
   std::string layer;  ///< "user", or the pack layer's name
   std::string file;   ///< the pack's file; empty for the user's cache
@@ -45,7 +45,7 @@ struct Contender {
 /// 2. Kinship::extents, by distance, then by layer
 /// 3. Kinship::kernels, by distance, then by layer, of those that carry_over()
 ///
-/// Of equals the one with the largest gain comes first; several winners of one problem keep the
+/// Among equals the one with the largest gain comes first; several winners of one problem keep the
 /// order of their cache or layer. Tries at most kMostTried different plans. Thread-safe; usable in
 /// a child of fork(). A null `cache` means packs only, a null `packs` the packs of this process.
 class CachePlanSource final : public PlanSource {

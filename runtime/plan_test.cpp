@@ -94,8 +94,8 @@ TEST(Plans, OptionsAddTheirStages) {
                                                    "fwd_h_combine", "fwd_h_resume", "fwd_o"}));
 }
 
-/// A kernel that makes norms and gates wherever the problem asks for them takes no inputs of which
-/// an earlier step has made them already.
+/// A kernel that computes norms and gates itself must not get inputs for which an earlier step has
+/// already computed them.
 TEST(Plans, MakeNormsAndGatesOnce) {
   for (const char* const op : {"gated_delta_rule", "kda"}) {
     Problem p = gated();
@@ -134,8 +134,7 @@ TEST(Plans, SplitEitherScanOfABackwardPassOrBoth) {
   EXPECT_EQ(split.size(), 4U);
 }
 
-/// Both walks at once, then all gradients; the gate's parameters are summed over chunks behind
-/// them.
+/// Both scans at once, then all gradients; then the gate's parameters are summed over chunks.
 TEST(Plans, HaveTwoKernelsForABackwardPassOnHopper) {
   Target target = cuda_target("sm_90a");
   Problem p = gated();
@@ -157,7 +156,7 @@ TEST(Plans, HaveTwoKernelsForABackwardPassOnHopper) {
   p.use_gate_in_kernel = p.has_A_log = true;
   EXPECT_EQ(steps(8192, 64),
             (std::vector<std::string>{"delta_scans", "delta_gradient", "gate_param_sum"}));
-  // One head's walk would last longer than portable kernels that split it.
+  // One head's scan would take longer than portable kernels that split it.
   EXPECT_GT(steps(131072, 1).size(), 3U);
   EXPECT_NE(shape_of(default_plan(p, target)).SEG, 0);
   p.dtype = DType::fp16;
@@ -182,7 +181,7 @@ TEST(Plans, HaveThreeKernelsForABackwardPassOfADecayAChannelOnHopper) {
     EXPECT_EQ(steps(64, 1), three) << op;
     EXPECT_EQ(steps(8192, 64), three) << op;
   }
-  // One head's walk would last longer than portable kernels that split it.
+  // One head's scan would take longer than portable kernels that split it.
   EXPECT_GT(steps(131072, 1).size(), 3U);
   EXPECT_NE(shape_of(default_plan(p, target)).SEG, 0);
   p.use_gate_in_kernel = p.has_A_log = true;
@@ -216,7 +215,7 @@ TEST(Plans, SplitScansByDefaultWhereFewChainsWouldLeaveAGpuIdle) {
   target.limits.multiprocessors = 132;
   for (const Pass pass : {Pass::forward, Pass::backward}) {
     p.pass = pass;
-    // Of which a backward pass has portable kernels alone.
+    // Its backward pass has only portable kernels.
     p.dtype = pass == Pass::backward ? DType::fp16 : DType::bf16;
     EXPECT_GE(segment(1, 8192, 8), 8);
     EXPECT_GE(segment(1, 32768, 4), segment(1, 8192, 4));
@@ -329,9 +328,9 @@ TEST(Plans, NormalizeRowsOfOInOneBlock) {
   EXPECT_EQ(step_of(1).template_id, "recurrent.portable");
 }
 
-/// Six sequences of 271 to 3063 tokens and 64 heads: more walks than multiprocessors, of which
-/// short ones fill what long ones leave, so that wide blocks stay the faster ones (one H200,
-/// 2026-11-25: 0.373 ms, narrow ones 0.516). Of 16 heads, the narrow ones are (0.194 ms, 0.255).
+/// Six sequences of 271 to 3063 tokens and 64 heads: more scans than multiprocessors; short ones
+/// fill the waves of long ones, so wide blocks are faster (one H200, 2026-11-25: 0.373 ms, narrow
+/// ones 0.516). With 16 heads narrow blocks are (0.194 ms, 0.255).
 TEST(Plans, ShortSequencesFillWhatLongOnesLeave) {
   Target target = cuda_target("sm_90a");
   target.limits.multiprocessors = 132;
@@ -419,7 +418,7 @@ TEST(Plans, PrepareChunksInAKernelOfTheirOwnForFewHeads) {
   EXPECT_EQ(last(8192, 4), "kda_fwd_h_o_resume.hopper");
   EXPECT_EQ(last(8192, 8), "kda_resume.hopper");
   EXPECT_EQ(last(32768, 8), "kda_resume.hopper");
-  // Whatever the number of heads: kda_forward would lose fp16's digits.
+  // For any number of heads: kda_forward would lose fp16's digits.
   p.dtype = DType::fp16;
   EXPECT_EQ(last(8192, 64), "kda_fwd_h_o.hopper");
   EXPECT_EQ(last(32768, 4), "kda_fwd_h_o_resume.hopper");

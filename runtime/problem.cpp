@@ -59,7 +59,7 @@ void check_scope(const Problem& p, const OperatorFacts& op) {
   }
 }
 
-/// Values of enumerations that are none of theirs: a cast, or memory that was never written.
+/// Enumeration values out of range, from a cast or uninitialized memory.
 void check_enumerations(const Problem& p) {
   if (p.pass > Pass::recurrent)
     bad("pass", static_cast<int>(p.pass), "forward (0), backward (1) or recurrent (2)");

@@ -428,7 +428,7 @@ constexpr std::array kFields{
                  .constant = constant::INDEX_DTYPE,
                  .illegal = {[](Problem& p) { p.index_dtype = DType::fp32; },
                              "index_dtype is fp32 .. int32 or int64"}},
-    // Counts of columns and rows are of a launch: the pieces say what there is.
+    // Counts of columns and rows belong to a launch; the pieces only say that there are some.
     ProblemField{.name = "index_columns",
                  .member = &Problem::index_columns,
                  .help = "columns of state_index: a slot for each token's state",

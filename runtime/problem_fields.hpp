@@ -52,7 +52,7 @@ struct FieldKey {
 struct FieldExample {
   /// Makes a valid problem (T = 8, all else at its default) one that is rejected for the field.
   void (*spoil)(Problem&) = nullptr;  ///< null: no value of the field is ever rejected
-  std::string_view words = {};        ///< what the message says, in this order, by " .. "
+  std::string_view words = {};        ///< parts of the message in this order, by " .. "
 };
 
 struct ProblemField {
@@ -63,7 +63,7 @@ struct ProblemField {
                    std::optional<std::int64_t> Problem::*>;
 
   std::string_view name;  ///< in Problem and in the worker's protocol
-  Member member;          ///< its default is that of a new Problem
+  Member member;          ///< its default is the one of a new Problem
   std::string_view help;  ///< one line, also the help of its option
   FieldScope scope = {};
   FieldOption option = {};

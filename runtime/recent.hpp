@@ -19,8 +19,8 @@ class RecentOperators {
                                                                 const DeviceImpl& device,
                                                                 const Problem& problem,
                                                                 std::uint64_t version) noexcept;
-  /// `runtime` is a number that no other runtime of the process has or had. The caller read
-  /// `version` before it looked for the operator's plan.
+  /// `runtime` is a number that no other runtime of the process has or had. The caller reads
+  /// `version` before it searches for the operator's plan.
   static void remember(std::uint64_t runtime, std::uint64_t version,
                        const std::shared_ptr<const OperatorImpl>& op);
 };

@@ -181,14 +181,14 @@ std::map<std::int64_t, std::int64_t> checkpoints_of(const Context& c, std::int64
   return rows;
 }
 
-/// The states of one head of a sequence's tokens in the recurrent pass: of a tree of drafts which
-/// each goes on from, and where they are left.
+/// The states of one head of a sequence's tokens in the recurrent pass: which state each token of a
+/// tree of drafts starts from, and where each state is written.
 class Drafts {
  public:
   Drafts(const Context& c, Task task, const Doubles& start)
       : c_(c), task_(task), row_(intermediate_row(c, task.n)), start_(start) {}
 
-  /// Turns S into the state that token t goes on from; false: it is a null token.
+  /// Sets S to the state that token t starts from; false: it is a null token.
   bool enter(std::int64_t t, Doubles& S) {
     if (!c_.p.parent) return true;
     after_.emplace_back();
@@ -321,7 +321,8 @@ class Gradients final : public GradientRows {
     for (std::size_t i = 0; i < specs.size(); ++i) {
       const TensorRule* rule = c.definition.rule(i);
       if (rule == nullptr || rule->role != TensorRole::output || !specs[i].present) continue;
-      if (rule->dims.at[0] == TensorDim::N) continue;  // a state, which the walk itself ends with
+      if (rule->dims.at[0] == TensorDim::N)
+        continue;  // a state, which the loop itself writes at the end
       add(specs[i], rule->dims);
     }
   }
@@ -513,7 +514,7 @@ double error_bound(const Problem& problem, std::string_view name) {
     const TensorRule& rule = definition_of(problem).rule(name);
     if (name == "state" && is_float8(rule.dtype(problem)))
       return row.bits16 + float8_rounding(rule.dtype(problem));
-    // An output stored in 16 bits has the bound of 16-bit problems, whatever the inputs are.
+    // An output stored in 16 bits has the bound of 16-bit problems, for any dtype of inputs.
     if (problem.dtype != DType::fp32 || size_of(rule.dtype(problem)) == 2) return row.bits16;
     return precision_floor(problem) == Precision::tf32 ? row.tf32 : row.fp32;
   }

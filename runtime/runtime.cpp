@@ -184,7 +184,7 @@ class Runtime::Impl {
   std::vector<std::shared_ptr<const OperatorImpl>> kept_ WYVERN_GUARDED_BY(mutex_);
   std::size_t next_kept_ WYVERN_GUARDED_BY(mutex_) = 0;
   std::unordered_map<std::string, Plan> refused_ WYVERN_GUARDED_BY(mutex_);
-  /// Of which families on which devices it was said that a plan cannot be used.
+  /// The families and devices for which a warning said that a plan cannot be used.
   std::unordered_set<std::string> told_ WYVERN_GUARDED_BY(mutex_);
 };
 

@@ -31,7 +31,7 @@ struct Tuning {
   const Device device;
   const Problem problem;
   const double budget_s;
-  bool ended = false;  ///< whatever came of it; guarded by the mutex of Impl
+  bool ended = false;  ///< with or without success; guarded by the mutex of Impl
   std::atomic<bool> tuned{false};
 };
 

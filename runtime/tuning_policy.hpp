@@ -16,7 +16,7 @@
 namespace wyvern {
 
 enum class TuningPolicy : std::uint8_t {
-  off,         ///< the default plan, whatever the cache holds
+  off,         ///< the default plan; the cache is not asked
   cached,      ///< the best known plan: Runtime::prepare() alone
   on_miss,     ///< tunes a problem that has no winner of its own first, for the budget
   background,  ///< tunes it on a background thread, and uses the best known plan meanwhile
@@ -56,8 +56,8 @@ class PolicyRuntime {
   PolicyRuntime(const PolicyRuntime&) = delete;
   PolicyRuntime& operator=(const PolicyRuntime&) = delete;
 
-  /// Throws what Runtime::prepare() throws. A tuning that fails is no error: the best known plan
-  /// serves then. Do not call it while a graph is captured.
+  /// Throws what Runtime::prepare() throws. A failed tuning is no error: the best known plan is
+  /// used then. Do not call it while a graph is captured.
   Prepared prepare(const Device& device, const Problem& problem, TuningPolicy policy,
                    double budget_s);
 

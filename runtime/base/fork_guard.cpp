@@ -64,7 +64,7 @@ void ForkGuard::leave() {
 void ForkGuard::hold() WYVERN_UNCHECKED_LOCKING {
   ++waiting_;
   gate_.lock();
-  // Where this thread is itself at work, what others do is not waited for: they may do the same.
+  // If this thread itself holds a guard, it does not wait for others, which may do the same.
   while (depth == 0 && working_ != 0) {
     gate_.unlock();
     std::this_thread::sleep_for(kNap);

@@ -1,6 +1,6 @@
-// fork() and threads. The child has the one thread that called it, and every lock, promise and
-// library as another thread's work left it: a lock that nobody unlocks, a result that nobody makes.
-// So fork() waits for the end of such work.
+// fork() and threads. The child has only the thread that called fork(), and every lock, promise and
+// library in the middle of another thread's work: a lock that is never unlocked, a result that
+// never comes. So fork() waits until such work has ended.
 #pragma once
 
 #include <atomic>
@@ -25,7 +25,7 @@ class ForkGuard {
  public:
   static ForkGuard& instance();
 
-  /// fork() holds `mutex` from now on. A thread that holds one of these takes none of the others.
+  /// fork() holds `mutex` from now on. A thread that holds one of these locks no other.
   void add(Mutex& mutex) WYVERN_EXCLUDES(members_mutex_);
   void remove(Mutex& mutex) WYVERN_EXCLUDES(members_mutex_);
 

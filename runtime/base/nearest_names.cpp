@@ -30,7 +30,8 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 std::string question(std::string_view wanted, const std::vector<std::string_view>& names) {
   constexpr std::size_t kShortest = 3;
   if (wanted.size() < kShortest) return "";
-  std::pair nearest{(wanted.size() + 2) / 3, true};  // edits, and whether it lacks what was written
+  std::pair nearest{(wanted.size() + 2) / 3,
+                    true};  // edits, and whether it does not contain the text
   std::string_view meant;
   for (const std::string_view name : names) {
     const std::pair this_one{edit_distance(wanted, name), name.find(wanted) == name.npos};

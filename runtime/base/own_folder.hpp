@@ -1,5 +1,5 @@
-// Where this build's files are, whatever they are linked into, and what the environment names
-// instead.
+// Where this build's files are, in whatever they are linked into, or where the environment says
+// they are.
 #pragma once
 
 #include <filesystem>

@@ -1,4 +1,4 @@
-// Text for people: names that may hold anything, such as those of files; counts; warnings.
+// Text for people: names with arbitrary bytes, such as file names; counts; warnings.
 #pragma once
 
 #include <cstdint>

@@ -59,7 +59,7 @@ struct Measuring {
   std::size_t samples = 1;  ///< most samples of one step
   double samples_us = 0;    ///< and most time for them
   double compare_s = 0;     ///< most time for comparing whole plans
-  bool cold = false;        ///< a step's samples are taken with the cache displaced
+  bool cold = false;        ///< samples of a step start from a flushed cache
   /// Compilers that run on the host meanwhile do not disturb it.
   bool beside_compilers = false;
 };

@@ -1,4 +1,4 @@
-// Prefill: the forward pass over a prompt, with the state that decoding goes on from.
+// Prefill: the forward pass over a prompt, with the state that decoding continues from.
 #include "tensors.hpp"
 
 namespace {

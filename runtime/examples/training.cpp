@@ -1,5 +1,5 @@
-// A training step: forward, then backward, which rebuilds what it needs of the forward pass or,
-// with disable_recompute, finds it kept: more memory, less time.
+// A training step: forward, then backward, which recomputes intermediates of the forward pass or,
+// with disable_recompute, reads them: more memory, less time.
 #include <algorithm>
 
 #include "tensors.hpp"

@@ -33,8 +33,8 @@ double real(std::int64_t count) { return static_cast<double>(count); }
 double tokens_of(const Problem& p) { return real(p.B) * real(p.T); }
 double steps_of(const Problem& p) { return tokens_of(p) * real(p.num_householder); }
 
-/// FLOPs of a token and value head as multiples of K V, C V, C K (of which some are shared by the
-/// value heads of a group where the gate is no vector) and C^2.
+/// FLOPs of a token and value head as multiples of K V, C V, C K (some shared by the value heads of
+/// a group unless the gate is a vector) and C^2.
 struct Products {
   double KV, CV, CK, shared_CK, CC;
 };

@@ -31,8 +31,8 @@ struct ChunkedStages {
   /// entering each one, `resume` runs the segments from these states. Null: no such group.
   const StageDefinition* segment = nullptr;
   const StageDefinition* resume = nullptr;
-  /// The optional group that is the whole backward pass, of whose stages the last one makes
-  /// gradients. Empty: no such group.
+  /// The optional group that is the whole backward pass; its last stage computes the gradients.
+  /// Empty: no such group.
   std::vector<StageUse> whole_pass{};
   /// As `segment` and `resume`, before that group. Null: no such group.
   const StageDefinition* scans_segment = nullptr;
@@ -82,7 +82,7 @@ std::string chunk_gradient(const Problem& problem, const std::string& x);
 void add_row_gradient(const Problem& problem, const std::string& x, Uses& uses);
 /// The gradient of the log decay from the gradient of the summed gates.
 void add_sums_gradient(const Problem& problem, const ChunkedStages& stages, Uses& uses);
-/// The gradients of the gate's raw input and its parameters from that of the log decay
+/// The gradients of the gate's raw input and its parameters from the gradient of the log decay
 /// (use_gate_in_kernel).
 void add_raw_gate_gradient(const Problem& problem, const ChunkedStages& stages, Uses& uses);
 /// Both of the above: from the gradient of the summed gates to the gradients of the gate's inputs.
@@ -93,27 +93,20 @@ Uses chunked_stages(const Problem& problem, const ChunkedStages& stages);
 
 /// Useful FLOPs, per token and value head, C the chunk size, 64 when the problem names none. A
 /// product of two matrices has 2, times n = num_householder where its rows are those of k, v or
-/// beta and not of q or o:
-///   forward, the W-free form
-///     (4 n + 2) K V             K S, the update K^T V', and Q S
-///     + (2 n + 2) C V           Tinv (V - K S), and P V'
-///     + (2 n + 2) C K / (HV/H)  K K^T, and Q K^T, shared by the value heads of a group (by none
-///                               where the gate is a vector)
-///     + 2 n C^2                 the triangular inverse
-///   backward
-///     (12 n + 4) K V            W S, K^T V'; K dS', W^T dV'; V' dS'^T, dV' S^T; and Q^T dO, dO S^T
-///     + (6 n + 4) C V           U; Tinv^T dU, X V'^T; and P^T dO, dO V'^T
-///     + (2 n + 2) C K / (HV/H)  K K^T, and Q K^T
-///     + (8 n + 4) C K           W; Tinv^T dW, M K, M^T K; and dP K, dP^T Q
-///     + 2 n C^2                 the inverse
-///     less W S, K^T V', U, W and the inverse where the forward pass kept them
+/// beta and not of q or o: forward, the W-free form (4 n + 2) K V K S, the update K^T V', and Q S +
+/// (2 n + 2) C V Tinv (V - K S), and P V' + (2 n + 2) C K / (HV/H) K K^T, and Q K^T, shared by the
+/// value heads of a group (by none where the gate is a vector) + 2 n C^2 the triangular inverse
+/// backward (12 n + 4) K V W S, K^T V'; K dS', W^T dV'; V' dS'^T, dV' S^T; and Q^T dO, dO S^T + (6
+/// n + 4) C V U; Tinv^T dU, X V'^T; and P^T dO, dO V'^T + (2 n + 2) C K / (HV/H) K K^T, and Q K^T +
+/// (8 n + 4) C K W; Tinv^T dW, M K, M^T K; and dP K, dP^T Q + 2 n C^2 the inverse less W S, K^T V',
+/// U, W and the inverse if the forward pass wrote them
 ///   recurrent
 ///     (4 n + 2) K V             S^T k, k u^T, and S^T q
 /// K = V = 128, bf16, n = 1, HV/H = 1, 2, 4: forward 172, 156 and 147 kFLOP and 1030, 774 and 646
 /// bytes, backward 483 kFLOP and 2828 bytes (HV = H).
 double chunked_flops(const Problem& problem);
 
-/// A backward pass that rebuilds the states writes and reads those of every chunk.
+/// A backward pass that recomputes the states writes and reads those of every chunk.
 double chunked_rebuilt_bytes(const Problem& problem);
 
 /// An operator that has exactly the parts above; only its data differ.

@@ -105,7 +105,7 @@ const OperatorDefinition& definition_of(const Problem& problem);
 /// The names of the operators for which `has` holds: "kda or gdn2".
 std::string operators_with(bool (*has)(const OperatorFacts&));
 
-/// The work of a pass, whatever the plan.
+/// The work of a pass, independent of the plan.
 struct Work {
   double bytes = 0;
   double flops = 0;

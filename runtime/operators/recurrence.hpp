@@ -35,7 +35,8 @@ class Recurrence {
   /// S becomes the state after the step; after a token's last step out [V] = S^T q, without the
   /// scale.
   virtual void step(std::int64_t at, std::span<double> S, std::span<double> out) = 0;
-  /// The same, remembering under `slot` (0, 1, ... in any order) what step_back() needs.
+  /// The same, and stores under `slot` (0, 1, ... in any order) the intermediates that step_back()
+  /// needs.
   virtual void record(std::int64_t at, std::size_t slot, std::span<double> S) = 0;
   /// The adjoint of the step recorded under `slot`: dS is the gradient of the state after the step
   /// and becomes the gradient of the state before it. d_o [V] is the gradient of S^T q, zero but

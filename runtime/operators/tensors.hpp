@@ -73,7 +73,7 @@ enum class Quantity : std::uint8_t {
   accepted,        ///< num_accepted: in 1 to index_columns
   rows,            ///< intermediate_index
   parents,         ///< parent
-  computed,        ///< written by a pass; no input but where a forward pass kept it
+  computed,        ///< written by a pass; an input only with disable_recompute
 };
 
 /// One tensor of an operator. A gradient's name is its input's after a "d".

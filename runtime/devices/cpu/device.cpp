@@ -52,9 +52,10 @@ std::int64_t last_level_cache_bytes() {
   return std::int64_t{32} << 20;
 }
 
-/// A path to an open descriptor that no other call returns, whatever the numbers: the loader knows
-/// libraries by name, and one under the number of a closed descriptor would be taken for the one
-/// that was loaded under it. The bits of a count become ways to write a slash.
+/// A path to an open descriptor that no other call returns, whatever the numbers: the loader
+/// identifies libraries by name, and would mistake a library under a reused descriptor number for
+/// the one that was loaded under it before. The bits of a count choose between "/./" and "//", so
+/// that paths to one number differ.
 std::string unique_path(int descriptor) {
   static std::atomic<std::uint64_t> loads{0};
   std::string path = "/proc/self/fd";

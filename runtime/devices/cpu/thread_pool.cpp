@@ -24,8 +24,7 @@ struct Scratch {
   std::size_t capacity = 0;
 };
 
-/// The calling thread's scratch, grown to the largest size it was ever asked for; null for want of
-/// memory.
+/// The calling thread's scratch, grown to the largest size requested so far; null without memory.
 void* thread_scratch(std::size_t bytes) {
   Scratch* scratch = ThreadOwned<Scratch>::find();
   if (scratch == nullptr) {
@@ -57,10 +56,10 @@ void pause() {
 }  // namespace
 
 // The loop's state is one word: a generation and how many blocks are not yet claimed. A thread
-// claims a block by decrementing the count of the generation it saw; a thread that comes late finds
-// nothing left and harms nobody, so the caller waits for blocks, never for threads. The job's
-// fields are read only after a claim, which keeps the job alive until that block is done. Scratch
-// is allocated before it, so that a thread that has no memory leaves the blocks to others.
+// claims a block by decrementing the count of the generation it saw; a late thread finds no block
+// left, so the caller waits for blocks, never for threads. The job's fields are read only after a
+// claim, which keeps the job alive until that block is done. Scratch is allocated before the claim,
+// so that a thread without memory leaves the blocks to others.
 class ThreadPool::Impl {
  public:
   explicit Impl(unsigned threads) {
@@ -113,7 +112,7 @@ class ThreadPool::Impl {
     std::uint64_t seen = state_.load(std::memory_order_acquire);
     do {
       if ((seen & kCount) == 0) return false;
-      // Set before the generation that was seen, and never lowered.
+      // Set before the generation that was seen, and never decreased.
       const std::size_t scratch = most_scratch_.load(std::memory_order_relaxed);
       if (!has_scratch && scratch > 0 && thread_scratch(scratch) == nullptr) return false;
     } while (!state_.compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel));
@@ -124,7 +123,8 @@ class ThreadPool::Impl {
   }
 
   void work() {
-    const DefaultFloatEnvironment plain;  // not that of whoever opened the device
+    const DefaultFloatEnvironment
+        plain;  // not the environment of the thread that opened the device
     std::uint64_t seen = 0;
     while (!stop_.load(std::memory_order_relaxed)) {
       while (claim_and_run(/*has_scratch=*/false)) {

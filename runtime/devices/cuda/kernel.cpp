@@ -106,7 +106,7 @@ class CudaKernel final : public Kernel {
           "cuLaunchKernelEx");
   }
 
-  /// Resolving the function loads the code now, whatever CUDA_MODULE_LOADING says.
+  /// Resolving the function loads the code now, even with lazy CUDA_MODULE_LOADING.
   void resolve(const Artifact& artifact, const Geometry& block) {
     const Driver& d = context_->driver;
     KernelHandle kernel = nullptr;

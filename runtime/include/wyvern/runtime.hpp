@@ -65,9 +65,9 @@ using PlanCheck = std::function<std::string(const Plan&)>;
 /// this problem with other counts of tokens or sequences; then for the nearest problem with other
 /// heads, options, or threads of a processor, or on another GPU of the architecture where packs
 /// name only that GPU. Differences in options count in this order, the least first: states that are
-/// given or output; norms, gate and beta in the kernel, dtypes of beta and g; chunk_size and kept
-/// intermediates; packed sequences. Operator, pass, dtype, K, V, steps per token and precision must
-/// be the same, and both problems or neither must have a gate, and a bounded one.
+/// given or output; norms, gate and beta in the kernel, dtypes of beta and g; chunk_size and
+/// written intermediates; packed sequences. Operator, pass, dtype, K, V, steps per token and
+/// precision must be the same, and both problems or neither must have a gate, and a bounded one.
 class PlanSource {
  public:
   virtual ~PlanSource() = default;
@@ -108,14 +108,14 @@ using ShownName = const char* (*)(const char* name);
 /// The tensors of a launch, named as in runtime/SPECIFICATION.md. A default-constructed view is an
 /// absent tensor; tensor_specs() says which must be present. All pointers are on the operator's
 /// device and stay valid until the work is done. A tensor that a launch writes (an output, `state`,
-/// a kept intermediate) must not share memory with another tensor or the workspace; inputs may
-/// share memory. Only `state`, with inplace_state, is updated in place.
+/// an intermediate of disable_recompute) must not share memory with another tensor or the
+/// workspace; inputs may share memory. Only `state`, with inplace_state, is updated in place.
 ///
 /// A state is [N,HV,K,V], or [N,HV,V,K] with state_v_first. C is the problem's chunk_size, 64 when
 /// unset. NT counts chunk slots: B ceil(T / C), or floor(T / C) + N for a packed batch, an upper
-/// bound for any cu_seqlens; slots that no chunk uses hold zeros. Where a token has num_householder
-/// = n steps, k, v, beta, the intermediates kept of them (Tinv, w, v_new) and their gradients have
-/// n T rows in place of T, and chunks count these rows.
+/// bound for any cu_seqlens; slots that no chunk uses hold zeros. With num_householder = n steps a
+/// token, k, v, beta, their intermediates (Tinv, w, v_new) and their gradients have n T rows
+/// instead of T, and chunks count these rows.
 struct Arguments {
   TensorView q, k;           ///< [B,T,H,K]
   TensorView v;              ///< [B,T,HV,V]
@@ -139,7 +139,7 @@ struct Arguments {
   /// [N], with output_state_index: the slot of each sequence's final state, of state_index's dtype.
   /// An index that names no slot, here or in state_index, makes a null sequence.
   TensorView output_state_index;
-  TensorView has_initial_state;  ///< [N] boolean: false starts from zero, whatever the slot holds
+  TensorView has_initial_state;  ///< [N] boolean: false starts from zeros, not from the slot
   /// [state_slots,HV] fp32 (without state_index [N,HV]), for a float8 `state`: each element is
   /// multiplied by the scale of its slot and head, which must be positive. A launch reads scales
   /// and never writes them: it divides a final state by the scale of its slot, and clamps it to the
@@ -210,7 +210,8 @@ class Operator {
   [[nodiscard]] const Problem& problem() const;
   [[nodiscard]] const Plan& plan() const;
   [[nodiscard]] Origin origin() const;
-  /// Bytes of workspace that a launch needs. Its content need not be set before or kept after.
+  /// Bytes of workspace that a launch needs. Its content need not be initialized before or
+  /// preserved after.
   [[nodiscard]] std::size_t workspace_bytes() const;
   /// tensor_specs() of the problem, `strided` set where this plan takes strided rows.
   [[nodiscard]] const std::vector<TensorSpec>& tensors() const;
@@ -251,8 +252,8 @@ class Stage {
   std::shared_ptr<const OperatorImpl> impl_;
 };
 
-/// A fold of what ranges of tokens do to a state (context parallelism, section 11 of
-/// runtime/SPECIFICATION.md).
+/// Computes the state that enters each range of tokens from the ranges' maps of states (context
+/// parallelism, section 11 of runtime/SPECIFICATION.md).
 struct FoldOptions {
   std::int64_t ranges = 0;  ///< of all ranks, 1 to 65535
   std::int64_t HV = 0;      ///< value heads, of a dense batch times B

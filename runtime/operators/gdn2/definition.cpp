@@ -18,8 +18,8 @@ TensorRules gate_pair_tensors() {
   };
 }
 
-/// The vector-gate stages, with the optional group that has the backward pass in three kernels:
-/// both walks are over values as they are written.
+/// The vector-gate stages, with the optional group that has the backward pass in three kernels: the
+/// values of both scans are `written`, write v.
 const ChunkedStages& own_stages() {
   static const ChunkedStages& all = *new ChunkedStages([] {
     ChunkedStages own = vector_gate_stages();
