@@ -40,8 +40,8 @@ std::string identity_of(const CompileRequest& request) {
                          detail::backend(request.target.device).dialect());
 }
 
-/// What a key is a digest of. Fields are named and their lengths written, so that no two requests
-/// give one text.
+/// The text whose digest is a key. It has each field's name and length, so that no two requests
+/// have the same text.
 class KeyText {
  public:
   explicit KeyText(std::string_view kind) : text_(fmt::format("{}\n", kind)) {}

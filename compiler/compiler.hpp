@@ -44,14 +44,14 @@ Target cuda_target(std::string_view arch);
 Target on_usual_gpu(Target target);
 
 /// The processor this program runs on, from /proc/cpuinfo; does not open the plugin. Arch and
-/// features are its identity: whatever LLVM detects when it compiles is a function of them, so code
-/// under a key made of them fits. The only CPU that compile() and emit() accept.
+/// features are its identity: everything that LLVM detects when it compiles follows from them, so a
+/// key of them identifies fitting code. The only CPU that compile() and emit() accept.
 const Target& host_target();
 
 /// Every kind of device that this build has a back end for, the CPU first.
 std::vector<DeviceKind> device_kinds();
 
-/// The target of a kind that stands for it where none is named: sm_90a, or the host.
+/// The default target of a kind of device: sm_90a, or the host.
 Target usual_target(DeviceKind device);
 
 /// Parses "sm_*" or "native-cpu"; throws Error(kBadInput) that lists the nearest names.
@@ -93,12 +93,12 @@ struct CompileRequest {
 
 /// The artifact key of a request: SHA-256 over the specialized source (its files by their digests,
 /// which the build took), the config, the target, the compiler's build, its options and the entry
-/// point. Compiles nothing. NVRTC is known by its file, or opened (5 ms, once) where that does not
-/// tell its build; Error(kUnavailable) is thrown where there is none. The CPU's compiler is known
-/// since the build and is not opened.
+/// point. Compiles nothing. NVRTC's build is read from its file, or NVRTC is opened (5 ms, once) if
+/// the file does not have it; throws Error(kUnavailable) without an NVRTC. The CPU's compiler is
+/// known since the build and is not opened.
 std::string artifact_key(const CompileRequest& request);
 
-/// The key of what the code does, whatever compiler made it: SHA-256 over the specialized source,
+/// The key of what the code does, independent of its compiler: SHA-256 over the specialized source,
 /// the config, the target and the entry point. Opens nothing.
 std::string code_key(const CompileRequest& request);
 

@@ -48,7 +48,7 @@ struct Nvrtc::Functions {
 
 namespace {
 
-/// What is known of a build by its file alone, so that it is the same before the file is opened.
+/// A build's identity from its file alone, so that it is the same before the file is opened.
 std::string build_of(const std::string& id) { return fmt::format("NVRTC of build {}", id); }
 
 /// The file a symbol was loaded from.

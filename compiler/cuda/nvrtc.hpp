@@ -9,7 +9,7 @@
 
 namespace wyvern::detail {
 
-/// What keys say of an NVRTC.
+/// The identity of an NVRTC in keys.
 struct NvrtcIdentity {
   int major = 0;
   std::string build;  ///< tells two builds apart
@@ -22,8 +22,8 @@ class Nvrtc {
   /// Opens the first of `names` that loads; throws Error(kUnavailable) when none does.
   explicit Nvrtc(std::span<const char* const> names);
 
-  /// The one of this process, opened on first use: that of nvrtc_file(), or what the loader finds.
-  /// An Error is thrown anew by each call.
+  /// The process's NVRTC, opened on first use: nvrtc_file(), else the one that the loader finds.
+  /// After a failure each call throws the Error again.
   static const Nvrtc& instance();
   /// Of instance(), which is opened only where its file does not tell. Should the file be replaced
   /// before it is opened, it is another one from then on.
@@ -55,8 +55,8 @@ std::vector<std::string> nvrtc_options(const Target& target, int major);
 Resources parse_ptxas(const std::string& log);
 
 /// The line in which ptxas says that it serializes wgmma or drops setmaxnreg (remarks C7507 to
-/// C7519), or nothing. compile() makes it an error: such a kernel is correct and slow, and nothing
-/// else would show it.
+/// C7519), or nothing. compile() makes it an error: such a kernel is correct but slow, and no test
+/// would notice.
 std::string find_serialization(const std::string& log);
 
 }  // namespace wyvern::detail

@@ -6,7 +6,8 @@
 
 namespace wyvern::detail {
 
-/// "sm_80, sm_86, ...": the names that cuda_target() takes, of many those nearest to `wanted`.
+/// "sm_80, sm_86, ...": the names that cuda_target() accepts; if there are many, those nearest to
+/// `wanted`.
 std::string nearest_archs(std::string_view wanted);
 
 }  // namespace wyvern::detail

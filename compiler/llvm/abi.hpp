@@ -35,8 +35,8 @@ struct WyvernLlvmInput {
 using WyvernLlvmSink = void (*)(void* context, const char* bytes, std::size_t size);
 
 /// Compiles for the processor this runs on, with every feature it has. `code_bytes` receives the
-/// size of the machine code (0 for IR and assembly). Thread-safe. Throws nothing. LLVM is not made
-/// to go on once it has met a lack of memory: from then on every call gives kWyvernLlvmNoMemory.
+/// size of the machine code (0 for IR and assembly). Thread-safe. Throws nothing. LLVM cannot
+/// continue once it has run out of memory: from then on every call returns kWyvernLlvmNoMemory.
 using WyvernLlvmCompile = WyvernLlvmStatus(const WyvernLlvmInput* input, WyvernLlvmSink sink,
                                            void* context, std::uint64_t* code_bytes);
 

@@ -12,8 +12,8 @@ namespace wyvern::llvm_plugin {
 std::uint64_t text_size(const std::string& object);
 
 /// Links with LLD. Rejected when the object lacks `entry`, or needs a symbol that a process may not
-/// have (memcpy, memmove and memset are taken from its C library). Thread-safe; links run one at a
-/// time, since LLD keeps its state in globals.
+/// have (memcpy, memmove and memset come from its C library). Thread-safe; links run one at a time,
+/// since LLD keeps its state in globals.
 Result link_shared(const std::string& object, const std::string& entry);
 
 }  // namespace wyvern::llvm_plugin

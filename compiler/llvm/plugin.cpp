@@ -33,9 +33,8 @@ WyvernLlvmStatus compile(const WyvernLlvmInput& input, WyvernLlvmSink sink, void
 extern "C" {
 
 // LLVM's and Clang's static objects are never destroyed, so that a process may end while its
-// threads compile: this takes the place of the C library's function for the plugin and what it
-// loads, by which they would ask for their destructors to be called. The plugin stays loaded, so
-// that no other time for them comes.
+// threads compile: this replaces the C library's function by which the plugin and its libraries
+// would register their destructors. The plugin stays loaded, so destructors are never needed.
 int destroy_never(void (*destroy)(void*), void* object, void* library) __asm__("__cxa_atexit");
 __attribute__((visibility("default"))) int destroy_never(void (* /*destroy*/)(void*),
                                                          void* /*object*/, void* /*library*/) {
