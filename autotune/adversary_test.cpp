@@ -86,7 +86,7 @@ class Adversary : public testing::Test {
   std::size_t measured = 0;
 };
 
-// Whatever two tunables change gains less than what is taken for a tie with the default.
+// Changes of two tunables gain less than a tie with the default.
 TEST_F(Adversary, ASlopeGentlerThanATie) {
   const Cost cost = by_digits([](const Digits& d) { return 100 - 0.15 * sum(d); });
   noise = drift = 0;
@@ -95,7 +95,7 @@ TEST_F(Adversary, ASlopeGentlerThanATie) {
   EXPECT_LE(taken, 1.0101 * best(cost));
 }
 
-// Level but for stairs, each of which needs two tunables at once.
+// Flat but for steps, each of which needs two tunables to change at once.
 TEST_F(Adversary, APlateauWithStairs) {
   const Cost cost = by_digits([](const Digits& d) {
     const bool first = d[0] == 3 && d[1] == 3, second = first && d[2] == 3 && d[3] == 3;

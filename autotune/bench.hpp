@@ -31,9 +31,9 @@ class Bench {
 
   /// Checks the plan on the reduced problem, then times its step `step` alone, unless clearly
   /// slower than `bar` us. The step's inputs are what the steps before it computed. A sample is
-  /// `repeats` launches with one displacement of the cache, the same for all configs that are
-  /// compared; 0: as many as repeats_for() says of the median. A window in which the device
-  /// changed its pace is thrown away and taken again.
+  /// `repeats` launches after one cache flush, the same for all configs that are compared; 0:
+  /// repeats_for() of the median. A window in which the device's speed changed is discarded and
+  /// measured again.
   Outcome measure(const Plan& plan, std::size_t step, double bar, int repeats);
 
   /// Times one step of plans that were measured before, in turn, for about `seconds`: equal indices

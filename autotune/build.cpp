@@ -46,7 +46,7 @@ Built CompilingBuilder::build(const KernelSpec& spec) {
       return built;
     }
   const Artifact artifact = compile(wanted);
-  // A cache that cannot store is no trouble here: the worker compiles what it does not find.
+  // A cache that cannot store does no harm here: the worker compiles kernels that it does not find.
   cache_.store_artifact(to_row(artifact));
   built.resources = artifact.resources;
   built.compile_ms = artifact.compile_ms;

@@ -78,9 +78,9 @@ BuildResult try_build(Builder& builder, const KernelSpec& spec);
 /// `overlap`, which are left to the measurements meanwhile.
 unsigned compile_threads(unsigned jobs, bool overlap);
 
-/// Builds queued specs on compile_threads(jobs, overlap) threads. With `overlap`, as fast as they
-/// can, whatever else goes on. Without, only inside wait(), a batch at a time: on a CPU a compile
-/// would take the cores that are being measured. All calls from one thread.
+/// Builds queued specs on compile_threads(jobs, overlap) threads. With `overlap`, at any time.
+/// Without, only inside wait(), a batch at a time: on a CPU a compile would use the cores that are
+/// being measured. All calls from one thread.
 class CompileAhead {
  public:
   CompileAhead(Builder& builder, unsigned jobs, bool overlap);
@@ -88,7 +88,7 @@ class CompileAhead {
   CompileAhead(const CompileAhead&) = delete;
   CompileAhead& operator=(const CompileAhead&) = delete;
 
-  /// The specs that will be wanted, soonest first; replaces the queued specs that were not begun.
+  /// The specs that will be needed, soonest first; replaces the queued specs that were not begun.
   void announce(std::span<const KernelSpec> specs) WYVERN_EXCLUDES(mutex_);
   /// Waits for the spec to be built; nothing when `interrupted` came true first.
   [[nodiscard]] std::optional<BuildResult> wait(const KernelSpec& spec,

@@ -1,4 +1,4 @@
-// The clock of a device beside the samples that are taken on it.
+// A device's clock at each sample.
 #pragma once
 
 #include <functional>

@@ -12,7 +12,7 @@ namespace {
 constexpr double kRaced = 1.06;
 constexpr double kMostDrift = 0.2;
 constexpr double kMostRaced = 24;  ///< within kRaced; in proportion where that is more
-/// In turn, what is left is noise.
+/// Measured in turn, remaining differences are noise.
 constexpr double kTied = 1.02;
 constexpr std::size_t kMostSwaps = 24;
 constexpr std::size_t kRanked = 3;
@@ -21,7 +21,7 @@ constexpr std::size_t kRanked = 3;
 constexpr double kNear = 1.25;
 /// A group below this share of the whole moves it by less than noise.
 constexpr double kNegligible = 1.0 / 200;
-/// Plans of the first round that go on to the second.
+/// Plans of the first round that enter the second.
 constexpr std::size_t kSecondRound = 6;
 
 Footprint footprint_of(const SearchSpace& space, const Results& results,

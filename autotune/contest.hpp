@@ -14,8 +14,8 @@ namespace wyvern {
 
 /// Candidates are measured one after the other, minutes apart, while a device's clocks drift: that
 /// cannot decide between configs a few percent apart. So the near-ties of each group run once more
-/// in turn, their samples neighbours in time; then whole operators do, with each config that is
-/// still tied in its place in the best plan.
+/// in turn, with samples close in time; then whole operators do, with each config that is still
+/// tied as replacement in the best plan.
 class Contest {
  public:
   /// All outlive it. `incumbent`: the plan in use, empty where there is none.
@@ -34,7 +34,7 @@ class Contest {
 
   /// Of the last round.
   const std::vector<PlanTiming>& timings() const { return timings_; }
-  /// A plan that the machine kept from contending, if any: nothing can be said of it.
+  /// A plan that could not be measured for want of the machine's resources, if any: it is unjudged.
   const PlanTiming* unjudged() const;
 
  private:

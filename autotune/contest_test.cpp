@@ -1,4 +1,4 @@
-// What a tuning chooses, on costs that are known, measured by a device whose clocks drift.
+// The plan that a tuning chooses, with known costs, measured on a device whose clocks drift.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -202,7 +202,7 @@ TEST(SteadyWindow, IsTakenAgainWhileThePaceChanges) {
   windows = 0;
   EXPECT_EQ(steady_window(take, pace), 1U);
   EXPECT_EQ(windows, 3);
-  // A pace that nothing tells is taken for steady.
+  // Without a clock the device's speed is assumed to be steady.
   windows = 0;
   EXPECT_EQ(steady_window(take, [] { return Timing{}; }), 0U);
   EXPECT_EQ(windows, 1);

@@ -1,8 +1,8 @@
-// For tests: a worker that speaks the protocol and does to its tuner what a config's tunables say.
-// x is the cost in us; y what becomes of it: 0 ok, 1 a crash, 2 a hang, 3 garbage, 4 wrong, 5 a
-// device lost, 6 an answer without samples, 7 a crash in comparisons only, 8 a kill as by a system
-// short of memory, 9 a lack of descriptors, 10 an end for want of memory, 11 a refusal, 12 a crash
-// and 13 a crash in comparisons that come once and not again.
+// For tests: a worker that speaks the protocol and behaves as a config's tunables say. x is the
+// cost in us; y the outcome: 0 ok, 1 a crash, 2 a hang, 3 garbage, 4 wrong, 5 a device lost, 6 an
+// answer without samples, 7 a crash in comparisons only, 8 a kill as by a system short of memory, 9
+// a lack of descriptors, 10 an end for want of memory, 11 a refusal, 12 a crash and 13 a crash in
+// comparisons that come once and not again.
 #include <nlohmann/json.hpp>
 
 #include <unistd.h>
@@ -34,7 +34,7 @@ json timed(const char* status, double us) {
 /// The worker's file, which outlives it.
 std::string log_file;
 
-/// True the first time, in whatever process.
+/// True the first time in any process.
 bool first_time(const std::string& what) {
   std::ifstream log(log_file);
   for (std::string line; std::getline(log, line);)
@@ -48,7 +48,7 @@ bool measure(const std::string& config) {
   switch (value_of(config, "y")) {
     case 1:
       std::fputs("about to crash\n", stderr);
-      std::signal(SIGSEGV, SIG_DFL);  // whatever a sanitizer would make of it
+      std::signal(SIGSEGV, SIG_DFL);  // not a sanitizer's handler
       std::raise(SIGSEGV);
       break;
     case 2:

@@ -18,8 +18,8 @@ double dtype_factor(const Problem& problem) {
   return 1;
 }
 
-/// Of a pass whose tensors are in the caches, as far as they fit: what the largest data that is no
-/// larger than they are is updated at.
+/// The bandwidth of a pass whose tensors are in the caches as far as they fit: the measured update
+/// rate of the largest data that is not larger than they are.
 double warm_rate(const Rates& rates, const Problem& problem) {
   // work_of() counts tensors that are updated in place twice.
   const double least_bytes = work_of(problem).bytes / 2;

@@ -164,7 +164,7 @@ std::vector<std::int64_t> in_columns(const std::vector<std::int64_t>& slots, std
   return all;
 }
 
-/// Two chains of drafts: every token goes on from the one before the one before it.
+/// Two chains of drafts: every token's parent is two tokens before it.
 std::vector<std::int64_t> parents(const Problem& p) {
   std::vector<std::int64_t> all;
   for (std::int64_t n = 0; n < p.N; ++n)
@@ -286,7 +286,7 @@ ProblemTensors::ProblemTensors(const Device& device, const Problem& problem, std
   const TensorBytes bytes = tensor_bytes(problem);
   const auto offsets =
       problem.packed ? (static_cast<std::uint64_t>(problem.N) + 1) * sizeof(std::int64_t) : 0;
-  // An input is made in host memory whatever the device.
+  // Inputs are generated in host memory for every device.
   check_memory(device, problem, (keep_host ? bytes.all : bytes.largest) + offsets, bytes.all);
   if (problem.packed && cu_seqlens_.empty()) cu_seqlens_ = uneven_offsets(problem, seed);
   std::erase_if(specs_, [](const TensorSpec& spec) { return !spec.present; });
@@ -314,7 +314,7 @@ Bytes ProblemTensors::content_of(const TensorSpec& spec, float gates, Source& so
   if (rule.holds == Quantity::parents) return integer_bytes(parents(problem_), spec.dtype);
   if (rule.holds == Quantity::offsets)
     return integer_bytes(checkpoint_offsets(problem_, cu_seqlens_), spec.dtype);
-  // Of a server most sequences go on.
+  // In a server most sequences continue from a state.
   if (rule.holds == Quantity::choices) return Bytes(bytes_of(spec), Bytes::value_type{1});
   const std::int64_t elements = shaped(spec).elements();
   const std::int64_t width = spec.shape[static_cast<std::size_t>(spec.rank - 1)];

@@ -39,7 +39,7 @@ TensorBytes tensor_bytes(const Problem& problem);
 
 /// Throws Error(kUnavailable), with the bytes that are needed and those that there are, unless
 /// `on_host` bytes are free in the host's memory and the device's is `on_device` bytes large; both
-/// together where they are one. To be asked before anything large is allocated.
+/// together if they are the same memory. Call it before anything large is allocated.
 void check_memory(const Device& device, const Problem& problem, std::uint64_t on_host,
                   std::uint64_t on_device);
 

@@ -26,9 +26,9 @@ class Laboratory {
   /// candidate's failure. `bar` is the best median of its group so far, 0 if none. Nothing when
   /// `interrupted` came true meanwhile.
   virtual std::optional<Outcome> measure(const Candidate& candidate, double bar) = 0;
-  /// Samples and clocks of candidates of one group that are known to be right, taken in turn for
-  /// about `seconds`: equal indices are neighbours. None of one that fails now. Nothing when
-  /// interrupted.
+  /// Samples and clocks of candidates of one group that are known to be correct, measured in turn
+  /// for about `seconds`: samples of equal index are close in time. A candidate that fails now has
+  /// none. Nothing when interrupted.
   virtual std::optional<std::vector<Series>> race(std::span<const Candidate> candidates,
                                                   double seconds) = 0;
   /// Stores a candidate's outcome, as measure() does.

@@ -13,7 +13,7 @@ namespace wyvern {
 
 /// Prepares operators by a policy. Thread-safe. Each problem key is tuned once at most on a device
 /// in the life of this object, also where that fails; several at the same time one after the other.
-/// With `background` tunings take the device and cores from the application: its own times rise
+/// With `background` tunings share the device and cores with the application: its own times rise
 /// meanwhile, and the measurements are those of a busy device.
 class TuningRuntime {
  public:
@@ -25,9 +25,8 @@ class TuningRuntime {
   TuningRuntime(const TuningRuntime&) = delete;
   TuningRuntime& operator=(const TuningRuntime&) = delete;
 
-  /// Throws what Runtime::prepare() throws. A tuning that fails is no error: the best plan known is
-  /// used then, and last_failure() says why. Not to be called while a graph is
-  /// captured.
+  /// Throws what Runtime::prepare() throws. A failed tuning is no error: the best plan known is
+  /// used then, and last_failure() says why. Do not call it while a graph is captured.
   Operator prepare(const Device& device, const Problem& problem);
 
   /// Waits until nothing is left to tune.

@@ -1,8 +1,8 @@
 // A space with all its measurements, as a file: searches are replayed on it without the device.
 //
 // JSON lines, plain or gzip: one of the problem and the covers of its stages, one for each group,
-// one for each config that has an outcome. Such a file stands for itself: it needs no template of
-// this build.
+// one for each config that has an outcome. Such a file is complete: it needs no template of this
+// build.
 #pragma once
 
 #include <wyvern/device.hpp>

@@ -16,7 +16,7 @@ struct ReplayOptions {
   /// The largest relative error that all samples of one measurement share, besides each sample's
   /// own recorded scatter.
   double drift = 0.01;
-  bool sweep = true;  ///< false: the local search alone, whatever the budget has room for
+  bool sweep = true;  ///< false: only the local search, for any budget
 };
 
 /// Figures of tunings that differ in their seed. Regrets are against the cheapest plan of the

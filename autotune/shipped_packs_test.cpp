@@ -54,7 +54,7 @@ TEST(ShippedPacks, HoldLegalPlansThatAreFound) {
   EXPECT_GT(rows, 0U);
 }
 
-// Nobody tuned the first prefill of a prompt: no state is given, the final one is wanted.
+// The first prefill of a prompt, without an initial state and with a final one, was never tuned.
 TEST(ShippedPacks, ServeAFirstPrefill) {
   const std::filesystem::path folder = WYVERN_SHIPPED_PACKS;
   const testing::TempDirectory directory;

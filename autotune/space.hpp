@@ -67,7 +67,7 @@ struct Candidate {
   auto operator<=>(const Candidate&) const = default;
 };
 
-/// The space of a problem on a target. Layers some stage of which has no legal config are left out;
+/// The space of a problem on a target. Layers with a stage that has no legal config are left out;
 /// throws Error(kUnavailable) when none is left.
 SearchSpace build_space(const Problem& problem, const Target& target);
 
@@ -75,7 +75,7 @@ SearchSpace build_space(const Problem& problem, const Target& target);
 Launch launch_of(const Template& t, const Spec& spec, const Problem& problem, Rows rows,
                  const Limits& limits);
 
-/// The group's context with default configs and the candidate in its place.
+/// The group's context with default configs, and the candidate for the group.
 Plan plan_of(const SearchSpace& space, const Candidate& candidate);
 
 /// The candidates that a plan's steps are; nothing when the space does not have the plan.

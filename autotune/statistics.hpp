@@ -23,14 +23,14 @@ Timing summarize(std::span<const double> samples);
 /// percent apart are never tied: on a machine that noisy, the lower one is still the better bet.
 bool tied(const Timing& a, const Timing& b);
 
-/// The same for samples taken in turn, one's i-th next to the other's i-th: slowdowns that hit both
+/// The same for samples measured in turn, one's i-th next to the other's i-th: slowdowns of both
 /// cancel. `fastest` is the one with the lower median.
 bool tied_in_turn(std::span<const double> other, std::span<const double> fastest);
 
 /// Whether samples taken in turn with `base`, one's i-th next to the other's i-th, are faster than
-/// it by more than the one percent that is always a tie, and 95% surely faster at all: by the order
-/// of their ratios, whatever these are distributed like (Conover, Practical Nonparametric
-/// Statistics, 3.2). Machines have hiccups of ten times a sample.
+/// it by more than the one percent that is always a tie, and faster with 95% confidence: by the
+/// order of their ratios, without assumptions on their distribution (Conover, Practical
+/// Nonparametric Statistics, 3.2). Machines have hiccups of ten times a sample.
 bool beats(std::span<const double> samples, std::span<const double> base);
 
 /// Median of the ratios to `base` of samples taken in turn with it; 0 without any.

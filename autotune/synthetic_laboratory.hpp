@@ -76,12 +76,12 @@ class SyntheticLaboratory : public Laboratory {
   std::map<Candidate, Outcome> rows;
   std::size_t measured = 0, announced = 0;
   double noise = 0;       ///< each sample is off by up to this share
-  double drift = 0;       ///< what is measured in one go is off by up to this share, all alike
+  double drift = 0;       ///< samples of one window are off by the same share, up to this
   double hiccups = 0;     ///< this share of the samples takes ten times as long
   double trend = 0;       ///< each go is slower than the one before by this share of the first
   double* now = nullptr;  ///< advanced by a second per measurement
 
-  /// What the whole operator takes: the sum of its steps.
+  /// The whole operator's time: the sum of its steps.
   double plan_cost(const Plan& plan) const {
     double sum = 0;
     for (const PlanStep& step : plan)

@@ -182,7 +182,7 @@ TEST_F(TuneTest, RowsSayWhatWasMeasured) {
     EXPECT_EQ(row.setting.regime.empty(), row.samples_us.empty());
   }
 
-  // Of other lengths in the same key nothing is taken over, and of the same everything.
+  // Rows of other lengths under the same key are not reused; rows of the same lengths are.
   brief.interrupted = [&] { return true; };
   EXPECT_GT(tune(own, device, problem, brief).counts.reused, 0);
   brief.cu_seqlens = {0, 30, 60, 100};
@@ -416,7 +416,7 @@ TEST_F(TuneTest, PlansAreComparedWithFastAndSlowDecay) {
   EXPECT_EQ(Bench(device, other, cache, 5).compared().size(), 1U);
 }
 
-/// Gates in every form: log decays, what a softplus is of, and what a bounded sigmoid is of.
+/// Gates in every form: log decays, inputs of a softplus, and inputs of a bounded sigmoid.
 TEST(Inputs, SlowDecayIsSlowForEveryKindOfGate) {
   const Device device = Device::open("cpu");
   for (const int form : {0, 1, 2}) {

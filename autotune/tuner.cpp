@@ -142,8 +142,8 @@ class Tuning {
     return run_search(space_, search, laboratory_, limits, results_);
   }
 
-  /// The plan in use for the problem, of whatever driver: of the first winner whose configs are in
-  /// the space; empty where there is none.
+  /// The plan in use for the problem, with any driver: the first winner whose configs are in the
+  /// space; empty if there is none.
   Plan incumbent() const {
     for (const WinnerRow& row :
          cache_.find_winners(info_.key, key_.family, key_.tokens, key_.sequences))
@@ -214,12 +214,12 @@ class Tuning {
       if (plan.plan == space_.default_plan) default_samples = plan.samples;
     result_.default_us = summarize(default_samples).median;
     result_.floor_us = floor_us();
-    // A winner ends the next tuning before it begins; one that a plan could not contend with is
-    // none.
+    // A stored winner ends the next tuning before it begins, so it is not stored if a plan was
+    // unjudged.
     if (result_.unjudged.empty()) store(timings[*winner], default_samples);
   }
 
-  /// How a winner's samples are taken. Stored rows are compared with it word for word: another
+  /// How a winner's samples are measured. Stored rows are compared with it word for word: another
   /// wording would tune every problem anew.
   std::string winners_regime() const {
     return fmt::format("whole operators in turn, {}{}",

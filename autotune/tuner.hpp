@@ -28,7 +28,7 @@ struct TuneProgress {
   };
   Phase phase = Phase::searching;
   std::int64_t done = 0;   ///< candidates decided so far
-  std::int64_t total = 0;  ///< candidates known to be of interest; grows as the search goes on
+  std::int64_t total = 0;  ///< candidates found so far; grows during the search
   double elapsed_s = 0;
   double remaining_s = 0;  ///< estimate, at most the rest of the budget
   double best_us = 0;      ///< sum of the best plan's steps so far; 0 before the first
@@ -60,8 +60,8 @@ struct TuneOptions {
 /// (template, config) pairs by outcome.
 struct TuneCounts {
   std::int64_t space = 0;     ///< legal configs of all templates that could take part
-  std::int64_t measured = 0;  ///< run by a worker in this tuning, whatever came of it
-  std::int64_t reused = 0;    ///< taken from stored rows
+  std::int64_t measured = 0;  ///< run by a worker in this tuning, with any outcome
+  std::int64_t reused = 0;    ///< found in stored rows
   std::int64_t compiled = 0;  ///< kernels compiled in this tuning
   // Outcomes of measured, reused and never-run configs:
   std::int64_t ok = 0, wrong = 0, crashed = 0, timeout = 0, rejected = 0, illegal = 0, failed = 0;

@@ -27,8 +27,8 @@
 
 namespace wyvern {
 
-/// Serves requests until `in_fd` ends; returns the process's exit code. To be called by a program
-/// that does nothing else: standard output is turned over to the protocol when out_fd is 1.
+/// Serves requests until `in_fd` ends; returns the process's exit code. For a program that does
+/// nothing else: if out_fd is 1, standard output belongs to the protocol.
 int worker_main(int in_fd, int out_fd);
 
 }  // namespace wyvern

@@ -16,7 +16,7 @@ namespace {
 
 using nlohmann::json;
 
-/// Spills below this are a few values kept aside outside the inner loops; they cost little.
+/// Spills below this are a few values outside the inner loops; they cost little.
 constexpr std::int64_t kBearableSpill = 512;
 /// Registers are given out to warps in steps of this many a thread.
 constexpr std::int64_t kRegisterStep = 8;

@@ -25,7 +25,7 @@ struct LaboratoryOptions {
   Setting setting;             ///< of the rows that are stored
   unsigned jobs = 0;
   bool overlap = false;                  ///< compile while measuring
-  bool cold = false;                     ///< samples are taken with the cache displaced
+  bool cold = false;                     ///< samples start from a flushed cache
   std::int64_t registers_per_block = 0;  ///< limit per block; 0: none
   std::function<bool()> interrupted;
   double open_timeout_s = 120;  ///< a driver's start and the oracle

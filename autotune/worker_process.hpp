@@ -17,7 +17,7 @@ struct Reply {
     ended,        ///< it ended instead; `detail` says how
     timeout,      ///< it said nothing in time; it has been killed
     garbage,      ///< its answer was no JSON; it has been killed
-    interrupted,  ///< the caller did not want to wait any longer; it has been killed
+    interrupted,  ///< the caller stopped waiting; it has been killed
   };
   Kind kind = Kind::ended;
   nlohmann::json value;
@@ -50,7 +50,7 @@ class WorkerProcess {
   std::vector<std::string> command_;
   pid_t pid_ = -1;
   int socket_ = -1;
-  int errors_ = -1;  ///< the child's standard error, kept to quote its last line
+  int errors_ = -1;  ///< the child's standard error, to quote its last line
   std::string pending_;
 };
 
