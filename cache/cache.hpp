@@ -48,7 +48,7 @@ struct Setting {
 /// them: of other extents, hosts, drivers, kernels, days.
 struct MeasurementRow {
   std::int64_t id = 0;  ///< filled in by the cache
-  std::string device;   ///< device key: model and the figures that make it what it is
+  std::string device;   ///< device key: model, multiprocessors, clocks, memory
   std::string problem;  ///< problem key
   std::string template_id;
   std::string config;
@@ -148,10 +148,10 @@ class Cache {
   [[nodiscard]] std::optional<ArtifactRow> find_artifact(std::string_view key) const;
   /// False when it was not stored. An existing row with the key is replaced.
   bool store_artifact(const ArtifactRow& row);
-  /// Waits while another holds the claim to this key, but not beyond `give_up`, then goes on
-  /// without: its holder may be stopped, and compiling twice is better than waiting for it. So it
-  /// does at once where there can be no lock. Look the artifact up (again) once it is yours. To
-  /// hold several at a time, claim in the order of the keys: nobody waits in a circle then.
+  /// Waits while another process holds the claim to this key, at most until `give_up`, then
+  /// continues without it: the holder may be stopped, and compiling twice is better than waiting.
+  /// Without locks it continues at once. Look the artifact up (again) once you hold the claim. To
+  /// hold several, claim in the order of the keys, so that there is no deadlock.
   [[nodiscard]] ArtifactClaim claim_artifact(std::string_view key,
                                              std::chrono::steady_clock::time_point give_up) const;
 
@@ -180,15 +180,15 @@ class Cache {
   [[nodiscard]] std::optional<WinnerRow> find_winner(std::string_view device,
                                                      std::string_view family, std::int64_t tokens,
                                                      std::int64_t sequences) const;
-  /// All rows with exactly these extents, the one that find_winner() returns in front: where its
-  /// plan is another build's, that of the next may still be of use.
+  /// All rows with exactly these extents, first the one that find_winner() returns: if its plan is
+  /// another build's, the next one's may still be usable.
   [[nodiscard]] std::vector<WinnerRow> find_winners(std::string_view device,
                                                     std::string_view family, std::int64_t tokens,
                                                     std::int64_t sequences) const;
   /// All rows of any device whose family begins so; by device, family, tokens and sequences, and
   /// where these are equal as find_winners() has them. Without the long members.
   [[nodiscard]] std::vector<WinnerRow> winners_of(std::string_view family_prefix) const;
-  /// Adds the row and makes it the answer. The row that answered before is kept and no longer
+  /// Adds the row and makes it the answer. The row that answered before stays stored and no longer
   /// answers.
   bool store_winner(const WinnerRow& row);
 

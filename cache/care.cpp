@@ -50,8 +50,8 @@ void compare(std::vector<Row> rows, const std::vector<std::string>& digests, cha
       damage.push_back(fmt::format("{}{} is not as it was stored", kind, rows[i].id));
 }
 
-/// Adds what SQLite finds wrong with the pages. It reports one that cannot be read, which the next
-/// attempt may read, among those that are damaged.
+/// Adds SQLite's findings about the pages. It reports pages that cannot be read, which the next
+/// attempt may read, as damaged.
 void check_pages(Database& database, std::vector<std::string>& damage) {
   Query check(database, "PRAGMA integrity_check(10)");
   while (check.step()) {
@@ -97,7 +97,7 @@ struct Candidate {
   std::int64_t id = 0, bytes = 0;
   std::string name;  ///< template and config
   std::string used;
-  bool wanted = false;  ///< by a winner's plan
+  bool wanted = false;  ///< a winner's plan has it
 };
 
 /// Template and config of every step of every plan that answers.

@@ -31,7 +31,7 @@ struct Collection {
 };
 /// Deletes artifacts until the file has at most `max_bytes`, and gives the space back: the least
 /// recently used first (to the day), artifacts of winners' plans after all others. Winners and
-/// measurements stay, whatever they take. Throws Error(kIo) where the cache cannot be written.
+/// measurements are never deleted. Throws Error(kIo) where the cache cannot be written.
 Collection collect(Cache& cache, std::int64_t max_bytes);
 
 /// Something about a cache that its user should know.
@@ -50,10 +50,10 @@ std::uint32_t file_system_type(const std::filesystem::path& path);
 /// Why this build cannot use a winner's plan; empty: it can.
 using WinnerCheck = std::function<std::string(const WinnerRow&)>;
 
-/// Looks at directory, owner, file system, room, version, damage, stale rows and winners that this
-/// build cannot use, in this order, and opens nothing that it would have to repair. `drivers`: of
-/// this machine's devices by their keys. `check` is asked of winners of these; null: of none.
-/// `type_of` stands in for the machine's mounts in tests.
+/// Checks directory, owner, file system, free space, version, damage, stale rows and winners that
+/// this build cannot use, in this order, and does not open a file that it would have to repair.
+/// `drivers`: of this machine's devices by their keys. `check` is asked of winners of these; null:
+/// of none. `type_of` stands in for the machine's mounts in tests.
 std::vector<Finding> diagnose(
     const std::filesystem::path& directory, const std::map<std::string, std::string>& drivers,
     const WinnerCheck& check = nullptr,

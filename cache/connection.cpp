@@ -48,7 +48,7 @@ std::filesystem::path database_file(const std::filesystem::path& directory) {
 std::error_code make_private_directory(const std::filesystem::path& directory) {
   std::error_code error;
   if (std::filesystem::is_directory(directory, error)) return {};
-  // So are all of its parents but a few, each looked at in a time that grows with its length.
+  // So are all but a few of its parents, and checking each takes time that grows with its length.
   if (error == std::errc::filename_too_long) return error;
   const std::filesystem::path parent = directory.parent_path();
   if (!parent.empty() && parent != directory) {
@@ -111,8 +111,8 @@ std::string explain(const DatabaseError& error, const std::filesystem::path& fil
 // at work when it is copied, SQLite's own records included.
 namespace {
 
-/// Connections of the parent process, kept for the life of this one. Its mutex is taken only by who
-/// holds a connection's, so that no fork() finds it locked.
+/// Connections of the parent process, kept for the life of this one. Its mutex is locked only while
+/// a connection's is held, so that no fork() finds it locked.
 struct Abandoned {
   void add(std::unique_ptr<Database> database) WYVERN_EXCLUDES(mutex) {
     const Lock lock(mutex);
@@ -225,9 +225,9 @@ void Connection::perform(Access access, const Work& work) {
   }
 }
 
-// Who deletes rows may do it because the disk is full, so that there is no room for the journal of
-// what is overwritten. Then it lies in memory: an error is undone as ever, but a process that is
-// killed in the middle of these writes leaves a damaged file, which the next one repairs.
+// Rows may be deleted because the disk is full, and then it has no room for the rollback journal.
+// Then the journal is in memory: errors are rolled back as usual, but a process that is killed in
+// the middle of these writes leaves a damaged file, which the next one repairs.
 void Connection::without_room(const std::function<void()>& step) {
   try {
     step();

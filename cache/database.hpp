@@ -63,9 +63,9 @@ class Database {
   /// True also when read and write were asked for and the file's mode allows reading only.
   bool read_only() const noexcept;
 
-  /// How long a call waits for a lock before it fails with SQLITE_BUSY, counted from the last time
-  /// that anybody wrote the file: many writers on a slow disk are a queue, a lock that nobody
-  /// writes under is not. At most kLongestWait times as long in all.
+  /// How long a call waits for a lock before it fails with SQLITE_BUSY, counted from the last write
+  /// to the file by any process: with many writers on a slow disk waiting helps, with a lock whose
+  /// holder does not write it does not. At most kLongestWait times as long in all.
   void set_patience(std::chrono::milliseconds patience) noexcept { patience_ = patience; }
 
   /// Runs statements that return nothing of interest.
@@ -141,8 +141,7 @@ class Transaction {
   Database& database_;
 };
 
-/// While it lives, what a transaction overwrites is kept in memory instead of in a journal on the
-/// disk.
+/// While it lives, the rollback journal is in memory instead of on the disk.
 class JournalInMemory {
  public:
   explicit JournalInMemory(Database& database);

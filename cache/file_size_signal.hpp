@@ -8,8 +8,8 @@
 namespace wyvern {
 
 /// While it lives, a write of this thread beyond RLIMIT_FSIZE fails with EFBIG and nothing else:
-/// the kernel sends SIGXFSZ to the thread that wrote, where it waits, blocked, and is taken back at
-/// the end. No handler is touched; a signal that was blocked or waiting before stays so.
+/// the kernel sends SIGXFSZ to the thread that wrote, where it is blocked, and the destructor
+/// removes it. No handler changes; a signal that was blocked or pending before stays so.
 class NoFileSizeSignal {
  public:
   NoFileSizeSignal() noexcept {

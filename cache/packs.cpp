@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The packs that a path stands for, in the order of their names.
+/// The packs of a path, a file or a folder, in the order of their names.
 std::vector<fs::path> packs_at(const fs::path& path) {
   std::error_code error;
   if (!fs::is_directory(path, error)) return {path};
@@ -36,7 +36,7 @@ std::vector<fs::path> packs_at(const fs::path& path) {
 
 std::string_view first_line(std::string_view text) { return text.substr(0, text.find('\n')); }
 
-/// Members of a winner's line that nobody chooses by, and most of its text.
+/// Members of a winner's line that are most of its text and that no choice depends on.
 constexpr std::array<std::string_view, 4> kPassedOver{
     R"("problem":)", R"("samples_us":)", R"("default_samples_us":)", R"("clocks_mhz":)"};
 

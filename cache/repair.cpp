@@ -206,7 +206,7 @@ void seize(Database& damaged, const fs::path& file) {
     // reads.
     damaged.execute("PRAGMA writable_schema = ON; BEGIN");
   }
-  // A header that was cut short does not say whose file it is; the file is kept aside.
+  // A truncated header does not say whose file it is; the file is moved aside.
   constexpr std::uintmax_t kHeaderBytes = 100;
   std::error_code unknown;
   if (fs::file_size(file, unknown) < kHeaderBytes) return;
@@ -219,7 +219,8 @@ void seize(Database& damaged, const fs::path& file) {
   });
 }
 
-/// Makes the new file. It is nobody's until it has its name, so it is synced once, when complete.
+/// Makes the new file. No process uses it until it has its name, so it is synced once, when
+/// complete.
 std::int64_t salvage(Database& damaged, const fs::path& into) {
   std::int64_t rows = 0;
   {
@@ -237,7 +238,7 @@ std::int64_t salvage(Database& damaged, const fs::path& into) {
   return rows;
 }
 
-/// A name for the damaged file that is not taken yet.
+/// An unused name for the damaged file.
 fs::path keeping_name(const fs::path& file) {
   const std::string base =
       fmt::format("{}.corrupt-{:%Y%m%dT%H%M%SZ}", file.string(), fmt::gmtime(std::time(nullptr)));

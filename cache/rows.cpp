@@ -23,7 +23,7 @@ using nlohmann::json;
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-/// JSON knows neither NaN nor infinity: null and "inf", "-inf" stand for them.
+/// JSON has neither NaN nor infinity: they are null and "inf", "-inf".
 json number(double value) {
   if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
   return std::isnan(value) ? json(nullptr) : json(value);

@@ -20,11 +20,11 @@ std::string to_line(const WinnerRow& row);
 
 using TextRow = std::variant<MeasurementRow, WinnerRow>;
 
-/// The row of a line; nothing where it is none, with one clause of why in `problem`. Members that
-/// are not known are passed over.
+/// The row of a line; nothing if it is not a row, with the reason as one clause in `problem`.
+/// Unknown members are ignored.
 std::optional<TextRow> from_line(std::string_view line, std::string& problem);
 
-/// SHA-256 of the row's line: equal for equal rows, whatever cache they lie in.
+/// SHA-256 of the row's line: equal for equal rows of any cache.
 std::string digest_of(const MeasurementRow& row);
 std::string digest_of(const WinnerRow& row);
 
@@ -32,8 +32,8 @@ std::string digest_of(const WinnerRow& row);
 /// many counts one more, so that it answers.
 inline constexpr std::int64_t kMostRounds = 1'000'000;
 
-/// Median of plan / default over samples taken in turn, of which equal indices are neighbours; 0
-/// where there are none.
+/// Median of plan / default over samples measured in turn, where equal indices are close in time; 0
+/// without samples.
 double paired_ratio(const WinnerRow& row);
 /// The ratio that winners are ranked by: `ratio` where it was measured, else the ratio of the
 /// medians; 1 where neither is known.

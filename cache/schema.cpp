@@ -11,13 +11,14 @@ namespace wyvern {
 namespace {
 
 // STRICT: SQLite's types bind. NULL in a REAL column is a NaN, which SQLite cannot store. Code, and
-// the JSON of what no look-up needs, stand last: a look-up and a list never walk their pages, and a
-// new fact needs no new schema. An artifact's digest covers its row and not the code alone, so that
-// no row is taken for another one; `uses` is a table of its own, because a row of artifacts is
-// written as a whole, with its code. Measurements of other extents, hosts and drivers stand beside
-// that of a config, known by the digest of all that they say. So do winners; the first of a problem
-// in the order of their index answers. The statements are short because all of them must fit into
-// the first page: where sqlite_schema has more, damage to one of them costs every table.
+// the JSON of values that no look-up needs, are the last columns: a look-up and a list never read
+// their pages, and a new value needs no new schema. An artifact's digest covers its whole row, so
+// that no row can be mistaken for another one; `uses` is a table of its own, because a row of
+// artifacts is written as a whole, with its code. A config has several measurements, of other
+// extents, hosts and drivers, each identified by the digest of its content. So do winners; the
+// first of a problem in the order of their index answers. The statements are short because all of
+// them must fit into the first page: where sqlite_schema has more, damage to one of them costs
+// every table.
 constexpr const char* kTables = R"sql(
 CREATE TABLE artifacts (
       id          INTEGER PRIMARY KEY,
@@ -118,7 +119,7 @@ Identity identify(Database& database) {
     if (version == kSchemaVersion) return Identity::current;
     return Identity::older;
   }
-  // Of a damaged file this throws: what was cut off may have said that it is ours.
+  // Throws for a damaged file: the part that was cut off may have said that it is ours.
   const bool has_tables = database.integer("SELECT count(*) FROM sqlite_schema") != 0;
   return application == 0 && version == 0 && !has_tables ? Identity::empty : Identity::foreign;
 }

@@ -16,7 +16,7 @@ struct ArtifactRow;
 
 /// Marks the file as Wyvern's in SQLite's header ("WYVN").
 inline constexpr std::int64_t kApplicationId = 0x5759564e;
-/// Kept in SQLite's user_version.
+/// Stored as SQLite's user_version.
 inline constexpr std::int64_t kSchemaVersion = 3;
 
 enum class Identity { empty, current, older, newer, foreign };
@@ -38,8 +38,8 @@ bool has_current_tables(Database& database);
 std::unique_ptr<Database> open_wyvern(const std::filesystem::path& file, Database::Mode mode,
                                       std::chrono::milliseconds patience);
 
-/// SHA-256 over all that decides which code an artifact runs: its key, template, target, config and
-/// metadata, and its code, of which `code_digest` is the SHA-256.
+/// SHA-256 over everything that decides which code an artifact runs: its key, template, target,
+/// config and metadata, and its code, of which `code_digest` is the SHA-256.
 std::string artifact_digest(const ArtifactRow& row, std::string_view code_digest);
 
 /// Throws the ForeignDatabase error of an identity that must be left alone.

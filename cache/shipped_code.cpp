@@ -29,7 +29,7 @@ fs::path path_of(const fs::path& folder, std::string_view target, std::string_vi
   return folder / target / fmt::format("{}.kernel", key);
 }
 
-/// The row of a file's text, or why it is none.
+/// The row of a file's text, or why it is not a row.
 ArtifactRow row_of(std::string_view text) {
   const std::size_t end = text.find('\n');
   const auto head = parse_json(text.substr(0, end));

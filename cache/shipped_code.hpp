@@ -1,8 +1,9 @@
-// Kernels that were compiled before anybody asked for them, and came with the library or beside it.
+// Kernels that were compiled in advance and are shipped with the library or beside it.
 //
 // FOLDER/sm_90a/KEY.kernel is one kernel: a line of JSON, and its code behind it. KEY is the digest
-// of what the kernel is made of but for its compiler (code_key() of the compiler room), so that it
-// is found where no compiler is. Files are only read, and as trusted as the library itself.
+// of the kernel's source, config and target without its compiler (code_key() of the compiler room),
+// so that it is found without a compiler. Files are only read, and as trusted as the library
+// itself.
 #pragma once
 
 #include <filesystem>
@@ -34,8 +35,8 @@ class ShippedCode {
                        std::function<void(const std::string&)> report = nullptr);
 
   [[nodiscard]] bool empty() const noexcept { return folders_.empty(); }
-  /// The kernel of this key for a target ("sm_90a"), from the first folder that has it whole; its
-  /// row's key is the artifact's, which its compiler is part of. Nothing where there is none.
+  /// The kernel of this key for a target ("sm_90a"), from the first folder with a complete one; its
+  /// row's key is the artifact's, which includes its compiler. Nothing if there is none.
   [[nodiscard]] std::optional<ArtifactRow> find(std::string_view target,
                                                 std::string_view code_key) const;
 

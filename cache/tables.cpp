@@ -33,8 +33,8 @@ constexpr const char* kAddWinner =
     "INSERT INTO winners (digest, rank, device, family, tokens, sequences, plan, median_us,"
     " default_us, ratio, floor_us, driver, round, created, more) VALUES (" WYVERN_MARKS_8
     ", ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING";
-// The first of a problem answers, by what the rows hold alone, so that it is the same in whatever
-// order they came. winners_by_rank has this order, so that nothing is sorted.
+// The first row of a problem answers. The order depends only on the rows' contents, not on the
+// order in which they were stored. winners_by_rank has this order, so that nothing is sorted.
 #define WYVERN_BY_RANK "round DESC, rank, created DESC, digest"
 // Columns that a look-up does not need are not read: they cost ten times the rest.
 constexpr const char* kWinnersOf = "SELECT " WYVERN_ANSWER " FROM winners " WYVERN_OF_PROBLEM

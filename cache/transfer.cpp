@@ -143,8 +143,8 @@ void store(Cache& cache, const Connection::Work& work) {
     reject(ErrorKind::kIo, "nothing was added: {}", cache.status());
 }
 
-/// A cache that is merged into another, in a snapshot that lasts as long as this. Its own errors
-/// are not taken for those of the other: they are Error(kIo) that names it.
+/// A cache that is merged into another, in a snapshot that lasts as long as this object. Its errors
+/// are Error(kIo) that names it, so that they are not mistaken for the other's.
 class OtherCache {
  public:
   OtherCache(fs::path file, std::size_t place) : file_(std::move(file)), place_(place) {

@@ -26,11 +26,11 @@ struct Added {
 };
 
 /// Adds every row of other databases, files or the directories of them, which are only read: all of
-/// them or, where one cannot be read, none; counts for each, in their order. Merging is a union: in
-/// whatever order and however often caches are merged, the rows and the answers are the same. Of
-/// two artifacts of one key, which are interchangeable, the one of the smaller digest stays, then
-/// the older. Since code of artifacts is run, a database that others may have written is refused,
-/// and so is one of another version.
+/// them or, where one cannot be read, none; counts for each, in their order. Merging is a union:
+/// rows and answers do not depend on the order and number of merges. Of two artifacts of one key,
+/// which are interchangeable, the one with the smaller digest stays, then the older. Since code of
+/// artifacts is run, a database that others may have written is refused, and so is one of another
+/// version.
 std::vector<Added> merge(Cache& into, const std::vector<std::filesystem::path>& others);
 Added merge(Cache& into, const std::filesystem::path& other);
 

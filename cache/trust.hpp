@@ -14,11 +14,11 @@ struct Trust {
   bool read_only = false;
 };
 
-/// Looks at `file` (wyvern.db), the files beside it that begin with its name, and its directory.
-/// They may be used when only this user, root and the user named by $WYVERN_CACHE_OWNER (a name or
-/// a number) can have written them. Refused are a directory or file of another user or one that
-/// group or others may write, a symbolic link in place of either, and a directory above that
-/// anybody may change. A missing file is no reason to refuse.
+/// Checks `file` (wyvern.db), the files beside it that begin with its name, and its directory. They
+/// may be used if only this user, root and the user named by $WYVERN_CACHE_OWNER (a name or a
+/// number) can have written them. Refused are a directory or file of another user, one that group
+/// or others may write, a symbolic link instead of either, and a directory above that everybody may
+/// change. A missing file is not refused.
 [[nodiscard]] Trust trust_in(const std::filesystem::path& file);
 
 }  // namespace wyvern
