@@ -139,7 +139,7 @@ set_up_python() {
 }
 
 # What the tests of wyvern.fla and wyvern.transformers need beside PyTorch, in the environment of a
-# Python of ours. Where it cannot be had they say that they are skipped.
+# Python of ours. If it cannot be installed they are skipped and say so.
 set_up_peers() {
   local peers=(flash-linear-attention==0.6.0 transformers==5.23.0) missing=() peer
   for peer in "${peers[@]}"; do

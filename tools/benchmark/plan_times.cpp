@@ -1,12 +1,12 @@
-// What whole plans take on a device, beside what their costs say: data for the constants of costs
-// and for their test.
+// Times of whole plans on a device, beside their costs: data for the constants of costs and for
+// their test.
 //
 //   plan_times DEVICE PROBLEMS SECONDS CACHE [I/N]
 //
 // For each problem of the manifest (one of `wyvern tune`; the I-th of N parts), of every cover of
 // its stages and length of segments the cheapest plans by cost, with other columns in turn, are
 // checked and timed in turn for so many seconds each. Prints a line of JSON for the device and one
-// for each problem. Kernels are kept in CACHE: with 0 seconds several processes fill it first.
+// for each problem. Kernels are stored in CACHE: with 0 seconds several processes fill it first.
 #include <wyvern/device.hpp>
 
 #include <fmt/format.h>

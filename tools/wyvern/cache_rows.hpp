@@ -20,8 +20,8 @@ Json parsed(const std::string& text);
 /// "family/tokens=8192/sequences=1".
 std::string problem_of(const WinnerRow& row);
 
-/// Runs work(cache) on the user's cache. What the cache says of itself is noted where the work
-/// succeeds; where it throws the error says it, alone.
+/// Runs work(cache) on the user's cache. If the work succeeds, the cache's own warnings are printed
+/// as notes; if it throws, the error alone has them.
 template <class Work>
 auto with_cache(const Work& work) {
   std::string said;

@@ -51,7 +51,7 @@ Doubts doubts_about(const Problem& problem, const Arguments& host) {
       doubts.others.push_back(fmt::format(
           "{} is up to {:.3g}, and gates must be at most 0: what is computed with it is undefined",
           spec.name, most));
-    // The sum of squares of a row is taken in fp32.
+    // The sum of squares of a row is computed in fp32.
     if (rule.holds == Quantity::directions && problem.use_qk_l2norm &&
         std::max(-least, most) > std::sqrt(std::numeric_limits<float>::max()))
       doubts.others.push_back(fmt::format(

@@ -107,8 +107,8 @@ HostTensor unit_rows(DType dtype, Shape shape, std::uint64_t seed, std::string_v
   return tensor;
 }
 
-/// Log decay: every head, or key channel of a head, reaches down to a depth of its own, at most log
-/// 2, most tokens far above it. A promised bound is kept.
+/// Log decay: every head, or key channel of a head, has a lowest decay of its own, at most log 2
+/// below 0, and most tokens are far above it. A promised bound holds.
 HostTensor log_decay(const Problem& p, const Shape& shape, std::uint64_t seed) {
   constexpr double kLeast = 0.0010005;  // exp(-kLeast) is 0.999
   constexpr double kMost = 0.6931;
@@ -171,7 +171,7 @@ HostTensor rows(const Problem& p) {
   return integer_tensor(p.index_dtype, all);
 }
 
-/// Trees: each token goes on from the one before it or, one in three, from any other before it.
+/// Trees: each token's parent is the token before it or, one in three times, any other before it.
 HostTensor parents(const Problem& p, const Shape& shape, std::uint64_t seed) {
   return filled(p.index_dtype, shape, seed, "parent", [&](Random& random, std::int64_t i) {
     const std::int64_t t = i % shape[1];
@@ -231,7 +231,7 @@ HostTensor make_input(const TensorRule& rule, DType dtype, const Shape& shape,
 Tensors make_example(const Selection& selection, std::uint64_t seed) {
   // The parameters of a gate in the kernel are there for whoever runs the file with that option.
   Problem problem = selection.problem;
-  problem.disable_recompute = false;  // kept intermediates are no input of a user's
+  problem.disable_recompute = false;  // a user's file has no intermediates of a forward pass
   if (gate_kind(problem) != GateKind::none && !problem.use_gate_in_kernel)
     problem.use_gate_in_kernel = problem.has_dt_bias = true;
   const OperatorDefinition& definition = definition_of(problem);

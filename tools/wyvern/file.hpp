@@ -47,8 +47,8 @@ class InputFile {
 /// Makes `path` a file of these pieces, one after the other. A file of that name stays whole until
 /// the new one is on the disk: the pieces go to a file beside it, which takes the name at the end,
 /// with the old one's permissions and, where that is allowed, its owner. A link is followed. A path
-/// that is no regular file, and the file that stdout is, are written in place; a FIFO that nobody
-/// reads is an error at once. Throws Error(kIo); the file beside is removed then, and stays behind
+/// that is not a regular file, and the file that stdout is, are written in place; a FIFO without a
+/// reader is an error at once. Throws Error(kIo); the file beside is removed then, and stays behind
 /// only where the process is killed.
 void write_file(const std::string& path, std::span<const std::string_view> pieces);
 

@@ -13,9 +13,9 @@
 namespace {
 
 /// A standard descriptor that the caller closed would be given to the next file that is opened, and
-/// printed text would go into that file. Its place is taken by a descriptor that fails as a closed
-/// one does: /dev/null opened for the opposite direction. Where even that cannot be opened nothing
-/// else can.
+/// printed text would go into that file. So it is replaced by a descriptor that fails like a closed
+/// one: /dev/null opened for the opposite direction. If even that cannot be opened nothing else
+/// can.
 void hold_standard_descriptors() {
   for (const int number : {0, 1, 2})
     if (fcntl(number, F_GETFD) < 0) open("/dev/null", number == 0 ? O_WRONLY : O_RDONLY);

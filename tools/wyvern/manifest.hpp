@@ -48,7 +48,7 @@ Shard find_shard(const std::optional<std::string>& text,
                  const std::function<const char*(const char*)>& variable);
 
 /// Which shard of `count` a problem belongs to: by a hash of the problem, so that every machine
-/// says the same, whatever else is in its manifest.
+/// agrees, even with other problems in its manifest.
 std::size_t shard_of(const Problem& problem, std::size_t count);
 
 }  // namespace wyvern::cli

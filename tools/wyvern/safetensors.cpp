@@ -70,7 +70,7 @@ struct Entry {
 };
 
 /// Stops at values nested deeper than a header's can be, and finds a name that comes twice in one
-/// object, of which readers take either.
+/// object, where readers differ on which value they use.
 class HeaderWatch final : public nlohmann::json_sax<nlohmann::json> {
  public:
   std::optional<std::string> duplicate;        ///< a tensor's name that comes twice
@@ -246,8 +246,8 @@ class Reader {
 
 HostTensor HostTensor::make(DType dtype, std::vector<std::int64_t> shape) {
   constexpr std::uint64_t kAlignment = 64;
-  // Memory is promised freely and taken on first touch, so the memory of all tensors is checked
-  // before the first.
+  // Linux overcommits, and touching pages may run out of memory, so the memory of all tensors is
+  // checked before the first is read.
   static const std::uint64_t most = available_memory();
   static std::atomic<std::uint64_t> taken{0};
   const std::optional<std::uint64_t> bytes = byte_size(dtype, shape);

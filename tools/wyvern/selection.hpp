@@ -74,12 +74,12 @@ void add_device(CLI::App& verb, std::optional<std::string>& device);
 /// file: beta has the dtype of q, cu_seqlens is int64, and A_log and dt_bias are there where the
 /// gate is computed in the kernel. Of a shape an initial state is given (fp32) and the final state
 /// wanted, or updated in place, and g is fp32 unless --g-dtype says otherwise; a preset is the call
-/// of its model's first prefill, or the first one of --pass, and the options lie over it. So the
-/// same selection and options name the same problem key for tune, bench and run. Throws
+/// of its model's first prefill, or the first one of --pass, and the options are applied to it. So
+/// the same selection and options name the same problem key for tune, bench and run. Throws
 /// Error(kBadInput).
 Selection select(const SelectionFlags& flags, const OptionFlags& options);
 
-/// Every call of the preset's models, each with the options laid over it; only those of --pass
+/// Every call of the preset's models, each with the options applied to it; only those of --pass
 /// where that is given, and none twice. Those that the options do not go with (decoding with
 /// --seqlens) are appended to `left_out` instead. Without a preset the one problem of select().
 /// Throws Error(kBadInput) where nothing is left.

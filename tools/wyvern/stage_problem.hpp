@@ -1,4 +1,4 @@
-// The problem whose constants a template is shown and compiled for when nobody names another.
+// The default problem, for whose constants a template is shown and compiled.
 #pragma once
 
 #include <wyvern/problem.hpp>

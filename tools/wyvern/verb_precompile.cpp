@@ -38,7 +38,7 @@ struct Flags {
   unsigned jobs = 0;
 };
 
-/// The kernels that are wanted, each once, by code_key().
+/// The kernels to compile, each once, by code_key().
 class Kernels {
  public:
   explicit Kernels(Target target) : target_(std::move(target)) {}
@@ -72,7 +72,7 @@ class Kernels {
   std::vector<std::pair<std::string, CompileRequest>> wanted_;
 };
 
-/// The calls of a preset's models, with their heads shared out over so many devices.
+/// The calls of a preset's models, with their heads split over `split` devices.
 void add_preset(const Flags& flags, const Preset& preset, std::int64_t split, Kernels& kernels) {
   if (preset.H % split != 0 || preset.HV % split != 0) return;
   for (const PresetCall& call :
@@ -84,7 +84,7 @@ void add_preset(const Flags& flags, const Preset& preset, std::int64_t split, Ke
       if (!own_tokens) problem.T = problem.pass == Pass::recurrent ? 1 : tokens;
       if (call.finish != nullptr) call.finish(problem);
       kernels.add_default(problem);
-      if (own_tokens || problem.pass == Pass::recurrent) break;  // whatever the number
+      if (own_tokens || problem.pass == Pass::recurrent) break;  // for any number of tokens
     }
 }
 
@@ -116,7 +116,7 @@ void check(const Flags& flags) {
     if (tokens < 1) reject("--tokens has {}; it must be at least 1", tokens);
 }
 
-/// What the kernels of each operator and pass take, each figure of the one that takes most.
+/// Registers, memory and spills of each operator's and pass's kernels: the maximum of each figure.
 Json passes(const Kernels& kernels, std::span<const Artifact> artifacts) {
   Json rows = Json::array();
   for (const auto& [of, places] : kernels.of_pass()) {
@@ -196,8 +196,7 @@ void add_precompile(Command& command) {
   verb.add_option("--preset", flags->presets, "of these presets, separated by commas; all")
       ->delimiter(',');
   verb.add_option("--pack", flags->packs, "tuned plans of these packs too")->delimiter(',');
-  verb.add_option("--splits", flags->splits,
-                  "devices that a model's heads are shared out over, 1,2,4,8")
+  verb.add_option("--splits", flags->splits, "devices that a model's heads are split over, 1,2,4,8")
       ->delimiter(',')
       ->type_name("TEXT")
       ->default_str("1");

@@ -41,8 +41,8 @@ Json template_json(const Template& t) {
           {"space_size", space(t, constants, usual_target(t.device).limits).size()}};
 }
 
-/// Stages in the order an operator uses them, then the other stages by name. A fused group stands
-/// under its own name and under that of each stage it covers.
+/// Stages in the order an operator uses them, then the other stages by name. A fused group is
+/// listed under its own name and under each stage it covers.
 Json collect() {
   std::vector<std::string> names;
   const auto add = [&](const std::string& name) {

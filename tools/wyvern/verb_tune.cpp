@@ -40,7 +40,7 @@ namespace {
 
 volatile std::sig_atomic_t stop_asked = 0;
 
-/// Of all calls that are left, when the earlier ones have taken the whole budget.
+/// For all remaining calls, when the earlier ones have used the whole budget.
 constexpr std::chrono::duration<double> kLeastBudget{0.1};
 
 constexpr std::int64_t kMostProcesses = std::numeric_limits<::pid_t>::max();
@@ -113,7 +113,7 @@ void print_text(const Device& device, const Problem& problem, const TuneResult& 
     say("the machine failed meanwhile ({}); the same command tries the unjudged configs again",
         r.unjudged);
   else if (!r.complete)
-    say("the budget ended before the search did; the same command goes on from here");
+    say("the budget ended before the search did; the same command continues from here");
   if (!r.stored && r.unjudged.empty())
     say("the winner could not be stored; the cache says why above");
 }
@@ -182,14 +182,15 @@ Json tune_one(const TuneFlags& flags, const SelectedCall& call, const std::strin
     };
   const TuneResult result = tune_with_progress(runtime, device, problem, title, std::move(options));
   if (result.interrupted)
-    throw Error(ErrorKind::kUnavailable,
-                "tuning was interrupted; its measurements are kept and the same command goes on "
-                "from there");
+    throw Error(
+        ErrorKind::kUnavailable,
+        "tuning was interrupted; its measurements are stored and the same command continues "
+        "from there");
   if (flags.record) {
     if (!result.complete)
       throw Error(ErrorKind::kUnavailable,
                   "the budget ended before every config was measured, so nothing was recorded; "
-                  "the same command with a longer --budget goes on from there");
+                  "the same command with a longer --budget continues from there");
     recorder.write(*flags.record);
   }
   if (!json) {
