@@ -56,7 +56,7 @@ class Line {
     add(digits.data() + at);
   }
   void print() const {
-    if (write(STDERR_FILENO, text_.data(), used_) < 0) return;  // there is nobody to tell
+    if (write(STDERR_FILENO, text_.data(), used_) < 0) return;  // no other place to report it
   }
 
  private:

@@ -1,4 +1,4 @@
-// Memory of the host between pages that nobody may touch.
+// Host memory between inaccessible pages.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace wyvern::testing {
 
-/// `size` bytes, aligned as asked for, of which the first or the last lies against an inaccessible
+/// `size` bytes with the given alignment; the first or the last one borders on an inaccessible
 /// page; on the other side are at least `slack` bytes, and then such a page too. An access to
 /// either page ends the process with a line on stderr that has the name: "q was touched 8 bytes
 /// past its end". Not thread-safe; two objects may be used in two threads.

@@ -84,7 +84,7 @@ HostTensor unit_rows(Engine& engine, DType dtype, Shape shape);
 enum class Gate : std::uint8_t {
   zero,           ///< no decay at all
   typical,        ///< log-uniform around -0.05, as trained models have
-  fast,           ///< near -16: what a token leaves of a state is as small as fp32's resolution
+  fast,           ///< near -16: a token decays a state to fp32's resolution
   very_negative,  ///< -1000 everywhere
   mixed,          ///< typical, with one in eight at -1000
 };

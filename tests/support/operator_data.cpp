@@ -76,9 +76,9 @@ class Maker {
     return tensor;
   }
 
-  /// Slots in no order, each of one sequence alone; a quarter of the sequences, and sequences past
-  /// the pool's size, get an index that is none of a slot. A final state goes to the slot that its
-  /// sequence starts from more often than not.
+  /// Slots in random order, none of two sequences; a quarter of the sequences, and sequences past
+  /// the pool's size, get an index that is not a slot's. Most final states are written to the slot
+  /// that their sequence starts from.
   HostTensor slots(const TensorSpec& spec) {
     if (spec.name == "state_index") {
       free_slots_.resize(static_cast<std::size_t>(p_.state_slots));
@@ -104,7 +104,7 @@ class Maker {
     return static_cast<double>(slot);
   }
 
-  /// An index that is none of a slot, near the pool or as far from it as its type has room.
+  /// An index that is not a slot's, next to the pool's or at the limits of its type.
   double no_slot(DType dtype) {
     constexpr double kFar32 = 2147483647, kFar64 = 1LL << 52;
     const double far = dtype == DType::int64 ? kFar64 : kFar32;

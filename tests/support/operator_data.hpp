@@ -35,24 +35,24 @@ Problem packed(Problem problem, const std::vector<std::int64_t>& lengths);
 /// Whether the tensor is one that disable_recompute hands from the forward to the backward pass.
 bool is_kept(const Problem& problem, std::string_view name);
 
-/// A tensor of zeros as the spec wants it.
+/// A tensor of zeros with the spec's shape and dtype.
 HostTensor host_tensor(const TensorSpec& spec);
 
-/// Every input in the range of trained models but the kept ones: k rows of length 1 (unless
-/// use_qk_l2norm makes them so), beta in (0, 1), gates as `gate` says (through the raw gate input
-/// with use_gate_in_kernel, at the bound and not below it where one is promised), gradients and
-/// states normal, state indices distinct with some sequences skipped. For a packed problem
-/// `lengths` are its sequences; their sum is T and their count N.
+/// Every input but intermediates of a forward pass, in the range of trained models: k rows of
+/// length 1 (unless use_qk_l2norm makes them so), beta in (0, 1), gates as `gate` says (through the
+/// raw gate input with use_gate_in_kernel, at the bound and not below it where one is promised),
+/// gradients and states normal, state indices distinct with some sequences skipped. For a packed
+/// problem `lengths` are its sequences; their sum is T and their count N.
 OperatorData make_data(const Problem& problem, Gate gate, std::uint64_t seed,
                        const std::vector<std::int64_t>& lengths = {});
 
-/// The slots of a sequence's states (with index_columns `to` says nothing), and whether it starts
-/// from what the first holds.
+/// The slots of a sequence's states (with index_columns `to` has no meaning), and whether it starts
+/// from the first one's state.
 struct Slots {
   std::int64_t from = 0, to = 0;
   bool reads = true;
 };
-/// Those of every sequence; nothing for a null one.
+/// The same for every sequence; nothing for a null one.
 std::vector<std::optional<Slots>> slots_of(const OperatorData& data);
 
 /// Which states of a tensor that is in and out, `state`, `checkpoints` or `intermediate_states`,

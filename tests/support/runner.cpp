@@ -211,7 +211,7 @@ std::string DeviceTensor::guard_damage() const {
 
 namespace {
 
-/// The same memory with its last dimensions taken together, where the contract counts them so.
+/// The same memory with its last dimensions merged, if the contract counts them so.
 TensorView with_rank(TensorView view, int rank) {
   for (; view.rank < rank; ++view.rank) {
     const auto last = static_cast<std::size_t>(view.rank);

@@ -130,8 +130,7 @@ class Chain {
     if (p_.pass == Pass::backward) row_gradients();
   }
 
-  /// What ranges of tokens do to a state, as many as there are sequences, in any order; of a few M
-  /// is 0.
+  /// Maps of states of ranges of tokens, one for each sequence, in random order; for a few M is 0.
   void ranges() {
     Engine engine(static_cast<std::uint64_t>(p_.N + p_.K));
     std::vector<double> order(static_cast<std::size_t>(p_.N));
@@ -595,7 +594,7 @@ Written written_elements(const StageData& data, const Template* t) {
   const ChunkLayout& layout = data.context.layout;
   const std::int64_t square = p.HV * p.K * p.K;
   const std::int64_t BT = layout.BT;
-  // What a chunk slot has of a tensor [NT, ...].
+  // A chunk slot's part of a tensor [NT, ...].
   const std::map<std::string, std::int64_t> chunk_sizes{{"z", p.HV * BT * p.V},
                                                         {"decayed_rows", p.HV * 3 * BT * p.K},
                                                         {"squares", p.HV * 2 * BT * BT},
@@ -673,9 +672,9 @@ bool is_computed_in_fp32(const StageData& data, std::string_view output) {
   return false;
 }
 
-/// The error of fp16 operands where gates leave next to nothing of a segment's product of chunks:
-/// they are multiples of 2^-24, so that each chunk rounds it and its product with a factor by up to
-/// 2^-25, whatever its size. As a share of the output's size.
+/// The error of fp16 operands where fast decay makes a segment's product of chunks tiny: fp16
+/// numbers are multiples of 2^-24, so each chunk rounds the product and its product with a factor
+/// by up to 2^-25, for any size. Relative to the output's size.
 double fp16_resolution(const StageData& data, std::string_view output) {
   if (data.problem.dtype != DType::fp16) return 0;
   const std::string name(output);
@@ -731,8 +730,8 @@ double stage_bound(const StageData& data, const Config& config, std::string_view
   const auto bound = [&](double narrow_bound, double fp32, double fp32_by_tf32) {
     return narrow ? narrow_bound : tf32 && !is_scalar(output) ? fp32_by_tf32 : fp32;
   };
-  // A product of the chunks of a segment, to which no chunk adds anything fresh: their rounding
-  // errors, each at most half of what a chunk's result may have, add up as a random walk.
+  // A product of a segment's chunks, without a new term in any chunk: their rounding errors, each
+  // at most half of the bound of a chunk's result, add up as a random walk.
   const double walk = std::sqrt(data.context.SEG) / 2;
   if (output == "segment_M") return walk * bound(5e-3, 1e-5, 1e-3) + fp16_resolution(data, output);
   if (output == "share_M")

@@ -23,10 +23,10 @@ struct StageData {
 };
 
 /// The tensors of the problem's operator and pass; a backward problem has those of the forward
-/// stages too. `lengths` are the sequences of a packed problem. q and k are taken as they are; x
-/// and dy_heads are tensors of their own, and so are tensors computed from them. state_slots of 0
-/// with state_index become N + 3. With `user` only the stages that lead to that template's tensors
-/// are computed, with the same results.
+/// stages too. `lengths` are the sequences of a packed problem. q and k are used as they are; x and
+/// dy_heads are tensors of their own, and so are tensors computed from them. state_slots of 0 with
+/// state_index become N + 3. With `user` only the stages that lead to that template's tensors are
+/// computed, with the same results.
 StageData make_stage_data(const Problem& problem, std::int64_t BT, Gate gate, std::uint64_t seed,
                           const std::vector<std::int64_t>& lengths = {},
                           const Template* user = nullptr);
@@ -48,7 +48,7 @@ bool takes(const Template& t, const Limits& limits, const Problem& problem);
 Problem within_reach(const Template& t, const Limits& limits, const Problem& problem);
 
 /// False for elements that contracts leave unwritten: h and dh in unused chunk slots; with a
-/// template, rows of which it keeps none but each chunk's last.
+/// template, rows of tensors of which it writes only each chunk's last.
 Written written_elements(const StageData& data, const Template* t = nullptr);
 
 /// The bound that holds for an output: exact (0) for tables and copies; else SPECIFICATION.md's

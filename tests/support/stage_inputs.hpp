@@ -30,7 +30,7 @@ const Vector& either(const TensorMap& tensors, std::string_view name, std::strin
 /// Queries and keys with the scales of their rows, [tokens, H, K].
 Vector queries(const TensorMap& tensors);
 Vector keys(const TensorMap& tensors);
-/// The factor that each beta stands for, [tokens, HV], and its derivative by beta as given.
+/// Each beta's activation, [tokens, HV], and its derivative by beta as given.
 Vector beta_factors(const StageContext& context, const TensorMap& tensors);
 Vector beta_slopes(const StageContext& context, const TensorMap& tensors);
 /// Gradients of the gates per key channel from K and from the state that leave the chunk, given

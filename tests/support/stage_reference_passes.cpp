@@ -35,7 +35,7 @@ Vector divisors(Vector beta) {
   return beta;
 }
 
-/// What rows are weighed by: beta; 1 where gates of one number an element stand in its place.
+/// The weights of rows: beta; 1 where elementwise gates replace it.
 Vector row_rates(const StageContext& c, const TensorMap& own) {
   if (own.contains("erase")) return Vector(zeros(c, 1).size(), 1.0);
   return divisors(beta_factors(c, own));
@@ -95,7 +95,7 @@ void put(Vector& tensor, std::int64_t at, std::int64_t rows, const Matrix& m) {
   std::copy_n(m[0], m.rows() * m.cols(), tensor.begin() + at * rows * m.cols());
 }
 
-/// The same of square matrices, of which the first rows and columns are used.
+/// The same for square matrices, whose first rows and columns are used.
 Matrix get_corner(const Vector& tensor, std::int64_t at, std::int64_t rows, std::int64_t used) {
   Matrix m(used, used);
   for (std::int64_t r = 0; r < used; ++r)

@@ -156,8 +156,8 @@ void bwd_dhu_combine(const StageContext& c, TensorMap& t) {
   t["segment_dstate"] = gradients;
 }
 
-/// What segments do from the operator's inputs, with a gate per key channel, per head or none: to a
-/// state, and where there is `do` to its gradient too.
+/// Segments' maps of states from the operator's inputs, with a gate per key channel, per head or
+/// none, and if there is `do` their maps of gradients too.
 void segment_from_inputs(const StageContext& c, TensorMap& t, bool channels) {
   TensorMap own;
   for (const char* const name : {"q", "k", "v", "beta", "g", "A_log", "dt_bias", "do"})

@@ -32,8 +32,8 @@ class StridedRows {
 
 /// The names of the tensors that the operator's plan takes strided, in binding order.
 std::vector<std::string> strided_tensors(const Operator& op);
-/// The tensors it should take strided, whatever the plan: the inputs with a row for each token,
-/// `do` too, o where one kernel computes it from them, and a pool of states.
+/// The tensors that every plan should take strided: the inputs with a row for each token, `do` too,
+/// o where one kernel computes it from them, and a pool of states.
 std::vector<std::string> rows_of_tokens(const Operator& op);
 
 /// For run_operator: launches `op` on copies of its strided tensors with NaNs before, between and
