@@ -1,5 +1,5 @@
-// A back end: everything the compiler room knows of one kind of device. Source text in, code out,
-// no templates. A folder of compiler/ implements it; backend.cpp lists them.
+// A back end compiles source text for one kind of device; it knows no templates. A folder of
+// compiler/ implements it; backend.cpp lists them.
 #pragma once
 
 #include <optional>
@@ -22,7 +22,7 @@ enum class Output : std::uint8_t {
   object,  ///< relocatable
 };
 
-/// A form that emit() can give, besides the source, and the output that is it.
+/// A form that emit() can give, besides the source, and the output that has it.
 struct Form {
   Emit emit;
   Output output;
@@ -42,7 +42,7 @@ class Backend {
   virtual DeviceKind kind() const = 0;
 
   /// The target of this name, or nothing when it is not a name of this kind. Throws
-  /// Error(kBadInput) for one that is of this kind and not known.
+  /// Error(kBadInput) for an unknown target of this kind.
   virtual std::optional<Target> find_target(std::string_view name) const = 0;
   /// The legal names for a message about `wanted`: "native-cpu", "one of sm_80, sm_86, ...".
   virtual std::string target_names(std::string_view wanted) const = 0;
@@ -51,7 +51,7 @@ class Backend {
   /// See wyvern::usual_target().
   virtual Target usual_target() const = 0;
 
-  /// How sources for this kind are put together.
+  /// How sources for this kind are assembled.
   virtual const Dialect& dialect() const = 0;
 
   /// Opens the compiler; throws Error(kUnavailable) with what is missing and how to fix it.
@@ -67,7 +67,7 @@ class Backend {
   virtual std::span<const Form> forms() const = 0;
   /// Compiles `source`, which defines kEntryPoint. `label` names it in errors. Throws
   /// Error(kCompile) with the compiler's message, Error(kUnavailable) when the compiler cannot be
-  /// opened, Error(kBadInput) for a target that it does not compile for here.
+  /// opened, Error(kBadInput) for a target that it cannot compile for here.
   virtual Code compile(const std::string& source, const std::string& label, const Target& target,
                        Output output) const = 0;
 
@@ -80,7 +80,7 @@ class Backend {
 std::span<const Backend* const> backends();
 const Backend& backend(DeviceKind kind);
 
-/// The one that each folder gives.
+/// The back end that each folder defines.
 const Backend& cpu_backend();
 const Backend& cuda_backend();
 
@@ -88,8 +88,8 @@ const Backend& cuda_backend();
 Code compile_source(const std::string& source, const std::string& label, const Target& target,
                     Output output = Output::loadable);
 
-/// The artifact key of `source` as `config` specialized it. Stored artifacts are found by it: it
-/// changes only when the code may.
+/// The artifact key of `source` as `config` specialized it. Stored artifacts are found by it, so it
+/// changes only when the code may change.
 std::string source_key(const Backend& backend, const std::string& source, const Config& config,
                        const Target& target);
 

@@ -34,7 +34,7 @@ std::string specialized(const CompileRequest& request) {
                     detail::backend(request.target.device).dialect());
 }
 
-/// The specialized source as a key has it.
+/// The specialized source's part of a key.
 std::string identity_of(const CompileRequest& request) {
   return source_identity(checked_template(request), request.constants, request.config,
                          detail::backend(request.target.device).dialect());
@@ -71,7 +71,7 @@ std::string label(const CompileRequest& request) {
                      request.target.name());
 }
 
-/// The output that is `what`; the source is none.
+/// The output for `what`, which is not Emit::source.
 Output output_for(DeviceKind device, Emit what) {
   std::vector<std::string_view> names{to_string(Emit::source)};
   for (const detail::Form& form : detail::backend(device).forms()) {

@@ -40,7 +40,7 @@ struct Target {
 Target cuda_target(std::string_view arch);
 
 /// The target with the multiprocessors and the memory rate of the largest GPU of its compute
-/// capability that models are trained and served on; as it is where none is known.
+/// capability that models are trained and served on; unchanged if none is known.
 Target on_usual_gpu(Target target);
 
 /// The processor this program runs on, from /proc/cpuinfo; does not open the plugin. Arch and
@@ -92,10 +92,10 @@ struct CompileRequest {
 };
 
 /// The artifact key of a request: SHA-256 over the specialized source (its files by their digests,
-/// which the build took), the config, the target, the compiler's build, its options and the entry
-/// point. Compiles nothing. NVRTC's build is read from its file, or NVRTC is opened (5 ms, once) if
-/// the file does not have it; throws Error(kUnavailable) without an NVRTC. The CPU's compiler is
-/// known since the build and is not opened.
+/// which the build computed), the config, the target, the compiler's build, its options and the
+/// entry point. Compiles nothing. NVRTC's build is read from its file, or NVRTC is opened (5 ms,
+/// once) if the file does not have it; throws Error(kUnavailable) without an NVRTC. The CPU's
+/// compiler is known since the build and is not opened.
 std::string artifact_key(const CompileRequest& request);
 
 /// The key of what the code does, independent of its compiler: SHA-256 over the specialized source,

@@ -22,8 +22,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Sanitizers forbid RTLD_DEEPBIND; without it a second Clang in the process would be met by this
-// one's symbols.
+// Sanitizers forbid RTLD_DEEPBIND; without it a second Clang in the process would use this one's
+// symbols.
 constexpr int kOpenFlags = RTLD_NOW | RTLD_LOCAL | (kSanitized ? 0 : RTLD_DEEPBIND);
 
 WyvernLlvmOutput to_abi(Output output) {
@@ -56,7 +56,8 @@ void take(void* taken, const char* bytes, std::size_t size) {
   throw Error(ErrorKind::kUnavailable, what);
 }
 
-/// Said first, since without it the plugin is not found, which would be blamed instead.
+/// Checked first, since without /proc the plugin is not found, and the message would name that
+/// instead.
 void require_proc() {
   if (access("/proc/self/fd", F_OK) != 0)
     unavailable(
@@ -64,8 +65,8 @@ void require_proc() {
         "(`mount -t proc proc /proc`)");
 }
 
-/// LLVM's libraries make objects while they are loaded, and end the process when there is no memory
-/// for one; so the memory of both the libraries and a compile is checked before.
+/// LLVM's libraries allocate objects while they are loaded, and end the process without memory for
+/// one; so the memory of both the libraries and a compile is checked before.
 void require_memory() {
   constexpr std::size_t kTaken = std::size_t{272} << 20;
   void* const memory =
@@ -169,7 +170,7 @@ std::vector<std::string> cpu_options(const Target& target) {
       "-O3",
       "-vectorize-loops",
       "-vectorize-slp",
-      // Templates say which loops to unroll; unrolling the others makes a third more to compile.
+      // Templates say which loops to unroll; unrolling the others makes compilation a third longer.
       "-fno-unroll-loops",
       // Clang prefers 256-bit vectors on AVX-512 machines, which halves a tile product.
       fmt::format("-mprefer-vector-width={}", target.limits.vector_bits),

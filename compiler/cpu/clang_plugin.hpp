@@ -19,7 +19,7 @@ class ClangPlugin {
   /// does not load.
   explicit ClangPlugin(std::span<const std::filesystem::path> paths);
 
-  /// The one of this process, opened on first use; an Error is thrown anew by each call.
+  /// The process's plugin, opened on first use. After a failure each call throws the Error again.
   static const ClangPlugin& instance();
 
   /// Throws like compile_source; Output::loadable gives a shared object.
@@ -37,7 +37,7 @@ std::string llvm_version();
 /// The options that Clang is given for a target.
 std::vector<std::string> cpu_options(const Target& target);
 
-/// Where the plugin may lie, seen from the executable or library that holds this code.
+/// Where the plugin may be, relative to the executable or library with this code.
 std::vector<std::filesystem::path> plugin_paths();
 
 }  // namespace wyvern::detail

@@ -32,7 +32,7 @@ std::map<std::string, std::string> first_processor() {
   return fields;
 }
 
-/// Whether a flag of /proc/cpuinfo is an instruction set that a compiler uses; the others tell of
+/// Whether a flag of /proc/cpuinfo is an instruction set that a compiler uses; the others are about
 /// power, virtualization and mitigations, and change with microcode and kernel.
 bool is_instruction_set(std::string_view flag) {
   constexpr std::array<std::string_view, 24> kPrefixes{
@@ -44,7 +44,7 @@ bool is_instruction_set(std::string_view flag) {
                      [flag](std::string_view prefix) { return flag.starts_with(prefix); });
 }
 
-/// Sorted, so that a kernel that lists them otherwise gives the same identity.
+/// Sorted, so that the identity does not depend on the kernel's order.
 std::string instruction_sets(const std::string& flags, bool every) {
   std::vector<std::string> names;
   std::istringstream words(flags);

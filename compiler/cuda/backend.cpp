@@ -11,8 +11,8 @@ namespace wyvern::detail {
 namespace {
 
 /// Tensors, tensor maps, strides, then the sizes of the launch: WYVERN_PARAMETERS, the entry
-/// point's list, and `Params`, a struct of the same, made of WYVERN_ARGUMENTS. Maps and sizes stay
-/// where they are: the address of a copy would be no descriptor.
+/// point's list, and `Params`, a struct of the same, initialized by WYVERN_ARGUMENTS. Maps and
+/// sizes are references: the address of a copy would not be a valid descriptor.
 std::string parameters(const Template& t) {
   std::string list, members, names;
   const auto add = [&](std::string_view parameter, std::string_view member) {

@@ -183,7 +183,7 @@ Nvrtc::Nvrtc(std::span<const char* const> names) {
   functions_ = functions.release();
 }
 
-/// instance() where it has been asked for.
+/// instance(), once it has been called.
 static constinit std::atomic<const Nvrtc*> opened = nullptr;
 
 const Nvrtc& Nvrtc::instance() {

@@ -25,8 +25,8 @@ class Nvrtc {
   /// The process's NVRTC, opened on first use: nvrtc_file(), else the one that the loader finds.
   /// After a failure each call throws the Error again.
   static const Nvrtc& instance();
-  /// Of instance(), which is opened only where its file does not tell. Should the file be replaced
-  /// before it is opened, it is another one from then on.
+  /// Of instance(), which is opened only if its file does not have it. If the file is replaced
+  /// before it is opened, the identity changes then.
   static NvrtcIdentity identity();
 
   /// "NVRTC 13.0"

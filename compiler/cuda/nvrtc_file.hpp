@@ -1,6 +1,6 @@
-// Which NVRTC a process is to open, told from its file: opening it takes milliseconds, most of them
-// for the relocation of its 9 MB of pointers, and a process whose kernels are all cached never
-// compiles.
+// Finds the NVRTC that a process should open and reads its build from its file: opening it takes
+// milliseconds, most of them for the relocation of its 9 MB of pointers, and a process whose
+// kernels are all cached never compiles.
 #pragma once
 
 #include <filesystem>
@@ -19,17 +19,17 @@ struct NvrtcFile {
   std::string build_id;  ///< build_id(path)
 };
 
-/// The ID that the linker gave a program or library (`readelf -n`), in hexadecimal. Empty where the
-/// file has none, is no such file or cannot be read.
+/// The ID that the linker gave a program or library (`readelf -n`), in hexadecimal. Empty if the
+/// file has none, is not such a file or cannot be read.
 std::string build_id(const std::filesystem::path& path);
 
-/// The newest of kNvrtcNames in the folders, the first of equals. Nothing where this process has
-/// NVRTC open already, or where the loader knows a newer one by its name, which is open from then
+/// The newest of kNvrtcNames in the folders, the first among equals. Nothing if this process has
+/// already opened NVRTC, or if the loader finds a newer one by its name, which is open from then
 /// on.
 std::optional<NvrtcFile> find_nvrtc(std::span<const std::filesystem::path> folders);
 
 /// find_nvrtc() in the folders of LD_LIBRARY_PATH and in the CUDA toolkit's, which is not always
-/// among the loader's. Looked for once a process.
+/// among the loader's. Searched once a process.
 const std::optional<NvrtcFile>& nvrtc_file();
 
 }  // namespace wyvern::detail

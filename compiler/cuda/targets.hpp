@@ -1,4 +1,4 @@
-// The CUDA architectures that code can be made for.
+// The CUDA architectures that code can be compiled for.
 #pragma once
 
 #include <string>

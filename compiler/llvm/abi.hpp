@@ -16,8 +16,8 @@ enum WyvernLlvmOutput : int {
 
 enum WyvernLlvmStatus : int {
   kWyvernLlvmOk = 0,
-  kWyvernLlvmRejected = 1,  ///< the source is at fault; the bytes are the diagnostics
-  kWyvernLlvmFailed = 2,    ///< the machine is at fault (descriptors, a pipe); the bytes say how
+  kWyvernLlvmRejected = 1,  ///< the source has errors; the bytes are the diagnostics
+  kWyvernLlvmFailed = 2,    ///< the machine failed (descriptors, a pipe); the bytes say how
   kWyvernLlvmNoMemory = 3,  ///< there are no bytes
 };
 
@@ -25,7 +25,7 @@ struct WyvernLlvmInput {
   const char* source;  ///< C++ text, `source_size` bytes; a zero byte follows it
   std::size_t source_size;
   const char* file_name;       ///< the source's name in diagnostics
-  const char* entry;           ///< the function that must be there, with C linkage
+  const char* entry;           ///< the function that must be defined, with C linkage
   const char* const* options;  ///< arguments of `clang -cc1`, less target, CPU, input and output
   std::size_t option_count;
   WyvernLlvmOutput output;

@@ -88,8 +88,8 @@ const char* action_option(WyvernLlvmOutput output) {
 
 namespace {
 
-/// All that a compile makes. Left as it is, and never destroyed, where an exception has passed
-/// through Clang, which is not made for any.
+/// All objects of a compile. Not destroyed if an exception has passed through Clang, which is not
+/// exception-safe.
 struct Session {
   std::string log;
   llvm::raw_string_ostream log_stream{log};
@@ -116,7 +116,8 @@ Result run(Session& session, const WyvernLlvmInput& input) {
   if (!clang::CompilerInvocation::CreateFromArgs(instance.getInvocation(), arguments,
                                                  instance.getDiagnostics(), "wyvern"))
     return {kWyvernLlvmRejected, "the compiler does not know an option: " + log};
-  // Templates come expanded; a file system of nothing makes a stray #include an error everywhere.
+  // Templates are already expanded; an empty file system makes a stray #include an error
+  // everywhere.
   instance.createFileManager(llvm::makeIntrusiveRefCnt<llvm::vfs::InMemoryFileSystem>());
   const std::unique_ptr<llvm::MemoryBuffer> text =
       llvm::MemoryBuffer::getMemBuffer({input.source, input.source_size}, input.file_name);

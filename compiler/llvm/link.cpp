@@ -149,7 +149,7 @@ Result link_shared(const std::string& object, const std::string& entry) {
   if (const std::string problem = symbol_problem(object, entry); !problem.empty())
     return {kWyvernLlvmRejected, problem};
   // No file is made: for an output file on a disk LLVM would install signal handlers in the
-  // process, to remove it when one arrives. A pipe it writes at the end and in one go.
+  // process, to remove it when one arrives. It writes a pipe at the end and at once.
   const Descriptor in(memfd_create("kernel.o", MFD_CLOEXEC));
   if (in.number() < 0 || !write_all(in, object)) return system_failure("memory for the object");
   std::array<int, 2> ends{};
@@ -168,7 +168,7 @@ Result link_shared(const std::string& object, const std::string& entry) {
       } catch (const std::bad_alloc&) {
       }
     });
-  } catch (const std::system_error& error) {  // the user's processes are as many as may be
+  } catch (const std::system_error& error) {  // the user has reached the limit of processes
     errno = error.code().value();
     return system_failure("thread to read from the linker");
   }

@@ -1,7 +1,7 @@
 # wyvern_llvm_static: the same plugin with LLVM, Clang and LLD inside, for machines without them. It
 # is made when it is asked for (Python's wheel wyvern-kernels-cpu), where their archives are installed.
 
-# The packages' targets lead to the shared libraries; their archives are taken as files. All of them
+# The packages' targets lead to the shared libraries; their archives are linked by path. All of them
 # are offered, and the linker takes what is needed.
 set(archives "")
 foreach(target ${LLVM_AVAILABLE_LIBS} ${CLANG_EXPORTED_TARGETS} lldELF lldCommon)
